@@ -1,0 +1,262 @@
+"""A TokenFormer language model and its training step in PyTorch, to measure ours against.
+
+Written as PyTorch users write for speed and independent of the package: query, key and value are
+one pair of matrix products, attention is `scaled_dot_product_attention`, AdamW is fused, and the
+forward and backward passes can be compiled. With `bf16`, parameters and moments stay in float32
+and matrix products run in bfloat16, as in the step that it is compared with.
+
+  sizes = Sizes(layers=12, width=768, heads=12, vocab_size=50304, qkv=768, proj=768, ffn=3072)
+  model = TokenFormer(sizes).to('cuda')
+  train_step = build_train_step(model, build_optimizer(model), bf16=True, compile=True)
+  loss, grad_norm = train_step(input_ids, targets)  # [B, T] each; both results stay on the device
+
+The model is the one released for the Pile (Wang et al. 2024, arXiv 2410.23168): pre-norm blocks of
+Pattentions with `l2_norm_gelu` scores, norms in the blocks without parameters, rotary positions on
+a part of every head, an affine final norm and a tied head.
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+NORM_EPSILON = 1e-5
+# Keeps a row of zero scores finite; far below the rounding of any row that is not.
+SCORE_EPSILON = 1e-14
+
+TrainStep = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+  """The sizes of a model.
+
+  Attributes:
+    layers: number of blocks.
+    width: of the residual stream.
+    heads: attention heads; they divide the width.
+    vocab_size: rows of the embedding, which is the head's matrix too.
+    qkv: parameter tokens of the query, the key and the value projection, each.
+    proj: parameter tokens of the attention's output projection.
+    ffn: parameter tokens of the Pattention that is the feed-forward layer.
+    rotary_fraction: the part of every head that carries rotary positions.
+    max_length: the longest sequence.
+  """
+
+  layers: int
+  width: int
+  heads: int
+  vocab_size: int
+  qkv: int
+  proj: int
+  ffn: int
+  rotary_fraction: float = 0.25
+  max_length: int = 2048
+
+  def __post_init__(self) -> None:
+    if self.width % self.heads:
+      raise ValueError(f'heads={self.heads} does not divide width={self.width}.')
+    if self.rotary_size % 2 or not 0 <= self.rotary_size <= self.head_size:
+      raise ValueError(
+        f'rotary_fraction={self.rotary_fraction} of a head of {self.head_size} is '
+        f'{self.rotary_size} features; it has to be an even number within the head.'
+      )
+
+  @property
+  def head_size(self) -> int:
+    """Features of a head."""
+    return self.width // self.heads
+
+  @property
+  def rotary_size(self) -> int:
+    """Features of a head that are rotated."""
+    return int(self.head_size * self.rotary_fraction)
+
+
+def parameter_weights(scores_xN: Tensor) -> Tensor:
+  """GELU(√N A / ‖A‖₂) over the last axis, which is GELU after a norm by the root mean square."""
+  return F.gelu(F.rms_norm(scores_xN, scores_xN.shape[-1:], eps=SCORE_EPSILON))
+
+
+class Pattention(nn.Module):
+  """Attention to parameter tokens: `keys` [N, I] and `values` [N, O] (eq. 3-5 of the paper)."""
+
+  def __init__(self, width: int, tokens: int):
+    super().__init__()
+    self.keys = nn.Parameter(torch.empty(tokens, width))
+    self.values = nn.Parameter(torch.empty(tokens, width))
+
+  def forward(self, x_BxTxD: Tensor) -> Tensor:
+    """[B, T, D] → [B, T, D]."""
+    return parameter_weights(F.linear(x_BxTxD, self.keys)) @ self.values
+
+
+class QKVPattention(nn.Module):
+  """The query's, the key's and the value's Pattention: `keys` and `values` [3, N, D]."""
+
+  def __init__(self, width: int, tokens: int):
+    super().__init__()
+    self.keys = nn.Parameter(torch.empty(3, tokens, width))
+    self.values = nn.Parameter(torch.empty(3, tokens, width))
+
+  def forward(self, x_BxTxD: Tensor) -> Tensor:
+    """[B, T, D] → [3, B, T, D]."""
+    batch, length, width = x_BxTxD.shape
+    scores_Mx3N = F.linear(x_BxTxD.reshape(-1, width), self.keys.flatten(0, 1))
+    weights_Mx3xN = parameter_weights(scores_Mx3N.unflatten(-1, (3, -1)))
+    return torch.bmm(weights_Mx3xN.transpose(0, 1), self.values).view(3, batch, length, width)
+
+
+class Rotary(nn.Module):
+  """Cached rotations of a head's first features, in the half-split layout with base 10000."""
+
+  def __init__(self, size: int, max_length: int):
+    super().__init__()
+    exponents_R = torch.arange(0, size, 2, dtype=torch.float32) / max(size, 1)
+    positions_T = torch.arange(max_length, dtype=torch.float32)
+    angles_TxR = torch.outer(positions_T, 10000.0**-exponents_R)
+    self.register_buffer('cos', angles_TxR.cos(), persistent=False)
+    self.register_buffer('sin', angles_TxR.sin(), persistent=False)
+
+  def forward(self, x_xTxK: Tensor) -> Tensor:
+    """Rotates [..., T, K] by the positions 0 … T − 1, in float32; the dtype is kept."""
+    length, half = x_xTxK.shape[-2], self.cos.shape[-1]
+    if not half:
+      return x_xTxK
+    cos_TxR, sin_TxR = self.cos[:length], self.sin[:length]
+    first, second, rest = x_xTxK.split((half, half, x_xTxK.shape[-1] - 2 * half), dim=-1)
+    rotated = (first * cos_TxR - second * sin_TxR, second * cos_TxR + first * sin_TxR)
+    return torch.cat((*(part.to(x_xTxK.dtype) for part in rotated), rest), dim=-1)
+
+
+class Block(nn.Module):
+  """A pre-norm block: causal attention between tokens, then a Pattention as feed-forward layer."""
+
+  def __init__(self, sizes: Sizes):
+    super().__init__()
+    self.heads = sizes.heads
+    self.qkv = QKVPattention(sizes.width, sizes.qkv)
+    self.proj = Pattention(sizes.width, sizes.proj)
+    self.ffn = Pattention(sizes.width, sizes.ffn)
+
+  def forward(self, x_BxTxD: Tensor, rotary: Rotary) -> Tensor:
+    """[B, T, D] → [B, T, D], in the dtype of the input."""
+    dtype = x_BxTxD.dtype
+    qkv_3xBxHxTxK = self.qkv(_norm(x_BxTxD)).unflatten(-1, (self.heads, -1)).transpose(2, 3)
+    query_BxHxTxK, key_BxHxTxK = rotary(qkv_3xBxHxTxK[:2])
+    mixed_BxHxTxK = F.scaled_dot_product_attention(
+      query_BxHxTxK, key_BxHxTxK, qkv_3xBxHxTxK[2], is_causal=True
+    )
+    x_BxTxD = x_BxTxD + self.proj(mixed_BxHxTxK.transpose(1, 2).flatten(2)).to(dtype)
+    return x_BxTxD + self.ffn(_norm(x_BxTxD)).to(dtype)
+
+
+class TokenFormer(nn.Module):
+  """The language model, with freshly drawn parameters.
+
+  Keys and the embedding are normal with standard deviation 0.02, values with 2 / (L √D), as
+  released.
+  """
+
+  def __init__(self, sizes: Sizes, *, checkpointing: bool = False):
+    """Args: the model's sizes; whether the backward pass computes the blocks again."""
+    super().__init__()
+    self.sizes = sizes
+    self.checkpointing = checkpointing
+    self.embedding = nn.Embedding(sizes.vocab_size, sizes.width)
+    self.rotary = Rotary(sizes.rotary_size, sizes.max_length)
+    self.blocks = nn.ModuleList(Block(sizes) for _ in range(sizes.layers))
+    self.final_norm = nn.LayerNorm(sizes.width, eps=NORM_EPSILON)
+    value_std = 2 / (sizes.layers * math.sqrt(sizes.width))
+    nn.init.normal_(self.embedding.weight, std=0.02)
+    for module in self.modules():
+      if isinstance(module, Pattention | QKVPattention):
+        nn.init.normal_(module.keys, std=0.02)
+        nn.init.normal_(module.values, std=value_std)
+
+  def forward(self, input_ids_BxT: Tensor) -> Tensor:
+    """Logits [B, T, V] of the next token at every position."""
+    x_BxTxD = self.embedding(input_ids_BxT)
+    if torch.is_autocast_enabled(x_BxTxD.device.type):
+      # Autocast leaves the embedding in float32, and with it every addition to the stream.
+      x_BxTxD = x_BxTxD.to(torch.get_autocast_dtype(x_BxTxD.device.type))
+    for block in self.blocks:
+      if self.checkpointing and self.training:
+        x_BxTxD = checkpoint(block, x_BxTxD, self.rotary, use_reentrant=False)
+      else:
+        x_BxTxD = block(x_BxTxD, self.rotary)
+    return F.linear(self.final_norm(x_BxTxD), self.embedding.weight)
+
+  def loss(self, input_ids_BxT: Tensor, targets_BxT: Tensor) -> Tensor:
+    """Mean cross entropy in float32; positions with target -100 do not count."""
+    logits_BxTxV = self(input_ids_BxT)
+    return F.cross_entropy(logits_BxTxV.flatten(0, 1).float(), targets_BxT.flatten())
+
+
+def build_optimizer(
+  model: nn.Module,
+  *,
+  learning_rate: float = 6e-4,
+  betas: tuple[float, float] = (0.9, 0.95),
+  epsilon: float = 1e-8,
+  weight_decay: float = 0.1,
+) -> torch.optim.AdamW:
+  """AdamW with decoupled decay of the matrices; norm scales and biases do not decay."""
+  parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+  groups = [
+    {'params': [p for p in parameters if p.ndim >= 2], 'weight_decay': weight_decay},
+    {'params': [p for p in parameters if p.ndim < 2], 'weight_decay': 0.0},
+  ]
+  fused = all(parameter.device.type in ('cpu', 'cuda') for parameter in parameters)
+  return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=fused)
+
+
+def build_train_step(
+  model: TokenFormer,
+  optimizer: torch.optim.Optimizer,
+  *,
+  clip_norm: float = 1.0,
+  bf16: bool = False,
+  compile: bool = False,
+  compile_mode: str | None = None,
+) -> TrainStep:
+  """A function that updates the model in place by one step.
+
+  Args:
+    model: on the device of the batches.
+    optimizer: of the model's parameters; its learning rate is read at every step.
+    clip_norm: gradients are scaled to at most this global norm.
+    bf16: matrix products and the residual stream in bfloat16, by autocast.
+    compile: compile the loss and its gradient (the first step of a shape then takes longer).
+    compile_mode: a mode of `torch.compile`, such as `max-autotune`.
+
+  Returns:
+    (input_ids [B, T], targets [B, T]), int64 → the loss and the gradient's norm before clipping,
+    as scalars on the device: the step does not wait for them.
+  """
+  parameters = list(model.parameters())
+  device_type = parameters[0].device.type
+  loss_fn = model.loss
+  if compile:
+    loss_fn = torch.compile(loss_fn, fullgraph=True, dynamic=False, mode=compile_mode)
+
+  def train_step(input_ids_BxT: Tensor, targets_BxT: Tensor) -> tuple[Tensor, Tensor]:
+    optimizer.zero_grad(set_to_none=True)
+    cast = torch.autocast(device_type, torch.bfloat16) if bf16 else contextlib.nullcontext()
+    with cast:
+      loss = loss_fn(input_ids_BxT, targets_BxT)
+    loss.backward()
+    grad_norm = nn.utils.clip_grad_norm_(parameters, clip_norm)
+    optimizer.step()
+    return loss.detach(), grad_norm
+
+  return train_step
+
+
+def _norm(x_BxTxD: Tensor) -> Tensor:
+  return F.layer_norm(x_BxTxD, x_BxTxD.shape[-1:], eps=NORM_EPSILON)

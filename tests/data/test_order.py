@@ -1,0 +1,216 @@
+"""A batch is a pure function of the config and the step, on any number of hosts."""
+
+import dataclasses
+import itertools
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenformer_jax.config import DataConfig
+from tokenformer_jax.data import order
+from tokenformer_jax.data.order import sample_index, train_batches, train_rows, validation_batches
+from tokenformer_jax.data.store import Store, prepare, window_count
+from tokenformer_jax.errors import UserError
+
+BATCH, LENGTH, SEED = 8, 16, 3
+
+
+@pytest.fixture(scope='module')
+def config(tmp_path_factory) -> DataConfig:
+  folder = tmp_path_factory.mktemp('order')
+  with (folder / 'corpus.jsonl').open('w') as file:
+    for i in range(100):
+      file.write(json.dumps({'text': f'{i} is the number of this document'}) + '\n')
+  return DataConfig(
+    source=f'files:{folder}/corpus.jsonl',
+    tokenizer='bytes',
+    validation_fraction=0.3,
+    batch_size=BATCH,
+    sequence_length=LENGTH,
+    cache_dir=str(folder),
+  )
+
+
+@pytest.fixture(scope='module')
+def store(config) -> Store:
+  return prepare(config)
+
+
+def _train(
+  store: Store, config: DataConfig, first: int, count: int, rows=range(BATCH)
+) -> np.ndarray:
+  batches = train_batches(store, config, SEED, rows, first)
+  try:
+    return np.stack(list(itertools.islice(batches, count)))
+  finally:
+    batches.close()
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**40), epoch=st.integers(0, 10**9), n=st.integers(1, 200))
+def test_an_epoch_visits_each_sample_once(seed, epoch, n):
+  visited = [sample_index(seed, epoch * n + i, n) for i in range(n)]
+  assert sorted(visited) == list(range(n)), 'samples are repeated or left out within an epoch'
+
+
+def test_epochs_and_seeds_have_orders_of_their_own():
+  n = 1000
+  orders = [
+    tuple(sample_index(seed, epoch * n + i, n) for i in range(n))
+    for seed in range(3)
+    for epoch in range(3)
+  ]
+  assert len(set(orders)) == 9, 'an epoch repeats the order of another epoch or seed'
+
+
+def test_the_order_is_what_it_always_was():
+  # Of grain 0.2.18, on x86-64.
+  order = [sample_index(0, i, 10) for i in range(20)]
+  expected = [9, 6, 0, 4, 5, 2, 7, 1, 8, 3, 6, 2, 5, 3, 4, 8, 9, 7, 0, 1]
+  assert order == expected, 'resumed runs see other data: the shuffle of Grain or its seed changed'
+
+
+def test_a_row_holds_inputs_and_targets():
+  tokens = np.arange(100, dtype=np.uint16)
+  rows = train_rows(tokens, 0, range(6), batch_size=6, sequence_length=16, seed=0)
+  assert (rows.shape, rows.dtype) == ((6, 17), np.int32), 'the model expects int32 [rows, T + 1]'
+  starts = np.sort(rows[:, 0])
+  np.testing.assert_array_equal(starts, np.arange(0, 96, 16), 'windows overlap or leave gaps')
+  np.testing.assert_array_equal(np.diff(rows, axis=1), 1, 'a window is not contiguous')
+
+
+@pytest.mark.parametrize('hosts', [1, 2, 8])
+def test_hosts_share_the_global_batch(store, config, hosts):
+  share = BATCH // hosts
+  parts = [
+    _train(store, config, 5, 4, range(host * share, (host + 1) * share)) for host in range(hosts)
+  ]
+  expected = _train(store, config, 5, 4)
+  np.testing.assert_array_equal(
+    np.concatenate(parts, axis=1), expected, f'{hosts} hosts train on other data than one'
+  )
+
+
+def test_batches_are_the_rows_of_their_steps(store, config):
+  batches = _train(store, config, 7, 30)
+  for step, batch in enumerate(batches, start=7):
+    expected = train_rows(
+      store.train, step, range(BATCH), batch_size=BATCH, sequence_length=LENGTH, seed=SEED
+    )
+    np.testing.assert_array_equal(batch, expected, f'reading ahead changes step {step}')
+
+
+def test_resuming_continues_the_order(store, config):
+  np.testing.assert_array_equal(
+    _train(store, config, 40, 10),
+    _train(store, config, 0, 50)[40:],
+    'a resumed run sees other data',
+  )
+
+
+def test_the_last_step_ends_the_batches(store, config):
+  batches = list(train_batches(store, config, SEED, range(BATCH), 5, 7))
+  np.testing.assert_array_equal(batches, _train(store, config, 5, 2), 'these are not steps 5 and 6')
+  assert not list(train_batches(store, config, SEED, [0], 7, 7)), 'a finished run has more batches'
+
+
+def test_seeking_reads_nothing_before_the_step(store, config, monkeypatch):
+  steps = []
+
+  def spy(tokens, step, *args, **kwargs):
+    steps.append(step)
+    return train_rows(tokens, step, *args, **kwargs)
+
+  monkeypatch.setattr(order, 'train_rows', spy)
+  _train(store, config, 1_000_000, 1)
+  assert min(steps) == 1_000_000, 'resuming reads the batches of earlier steps'
+  assert len(steps) <= config.prefetch + 1, 'more is read ahead than config.data.prefetch'
+
+
+def test_a_worker_maps_the_tokens_again(store):
+  steps = order._TrainSteps(store.train, (0, 1), BATCH, LENGTH, SEED, 10)
+  data = pickle.dumps(steps)
+  assert len(data) < 1000, 'the whole corpus is sent to each worker'
+  np.testing.assert_array_equal(pickle.loads(data)[3], steps[3], 'a worker reads other tokens')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('workers', [1, 2])
+def test_worker_processes_give_the_same_batches(store, config, workers):
+  parallel = dataclasses.replace(config, workers=workers)
+  np.testing.assert_array_equal(
+    _train(store, parallel, 1_000_000, 20),
+    _train(store, config, 1_000_000, 20),
+    'the batches depend on config.data.workers',
+  )
+
+
+def test_unfinished_batches_do_not_keep_the_process_alive(config):
+  script = f"""
+from tokenformer_jax.config import DataConfig
+from tokenformer_jax.data import order, store
+config = {config!r}
+batches = order.train_batches(store.prepare(config), config, 0, range(8), 0)
+print(next(batches).shape)
+"""
+  result = subprocess.run(
+    [sys.executable, '-c', script],
+    env=os.environ | {'PYTHONPATH': str(Path(__file__).parents[2])},
+    check=False,
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
+  assert result.stdout == f'({BATCH}, {LENGTH + 1})\n', 'no batch was read'
+  assert (result.returncode, result.stderr) == (0, ''), 'leaving the loop early is not clean'
+
+
+@pytest.mark.parametrize('batch_size', [1, 7, 8, 1000])
+def test_validation_visits_every_window_once(store, config, batch_size):
+  config = dataclasses.replace(config, batch_size=batch_size)
+  rows = np.concatenate(list(validation_batches(store, config, range(batch_size))))
+  n = window_count(store.validation, LENGTH)
+  assert (rows[n:] == order.NO_TOKEN).all(), 'rows beyond the end count in the evaluation'
+  expected = [store.validation[i * LENGTH : (i + 1) * LENGTH + 1] for i in range(n)]
+  np.testing.assert_array_equal(rows[:n], expected, 'the evaluation is not of the whole split')
+
+
+def test_validation_rows_are_shared_by_hosts(store, config):
+  whole = list(validation_batches(store, config, range(BATCH)))
+  parts = [list(validation_batches(store, config, range(i, BATCH, 2))) for i in range(2)]
+  for even, odd, batch in zip(*parts, whole, strict=True):
+    np.testing.assert_array_equal(even, batch[::2], 'host 0 evaluates other windows')
+    np.testing.assert_array_equal(odd, batch[1::2], 'host 1 evaluates other windows')
+
+
+def test_fewer_validation_batches_are_spread_over_the_split(store, config):
+  config = dataclasses.replace(config, batch_size=4)
+  whole = list(validation_batches(store, config, range(4)))
+  chosen = list(validation_batches(store, config, range(4), batches=3))
+  expected = [whole[i * len(whole) // 3] for i in range(3)]
+  np.testing.assert_array_equal(chosen, expected, 'the batches are not spread evenly')
+
+
+def test_validation_batches_are_at_most_the_split(store, config):
+  whole = list(validation_batches(store, config, range(BATCH)))
+  more = list(validation_batches(store, config, range(BATCH), batches=10**6))
+  np.testing.assert_array_equal(more, whole, 'windows are evaluated more than once')
+
+
+@pytest.mark.parametrize('split', ['training', 'validation'])
+def test_a_split_shorter_than_a_sequence_is_an_error(store, config, split):
+  config = dataclasses.replace(config, sequence_length=10**6)
+  batches = {
+    'training': lambda: train_batches(store, config, 0, range(BATCH), 0),
+    'validation': lambda: validation_batches(store, config, range(BATCH)),
+  }
+  with pytest.raises(UserError, match=f'the {split} split has .* tokens, too few'):
+    batches[split]()

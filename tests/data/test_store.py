@@ -1,0 +1,247 @@
+"""A store holds the corpus exactly once, or it is not there."""
+
+import dataclasses
+import errno
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tokenformer_jax.config import DataConfig
+from tokenformer_jax.data import store as store_lib
+from tokenformer_jax.data import tokenizers
+from tokenformer_jax.data.store import Store, prepare
+from tokenformer_jax.errors import UserError
+
+TEXTS = [f'document {i}: naïve {i * i}' for i in range(200)]
+
+
+def _config(folder: Path, texts: list[str] = TEXTS, **changes) -> DataConfig:
+  path = folder / 'corpus.jsonl'
+  if not path.exists():
+    path.write_text(
+      ''.join(json.dumps({'text': text, 'other': text.upper()}) + '\n' for text in texts)
+    )
+  config = DataConfig(
+    source=f'files:{path}',
+    tokenizer='bytes',
+    validation_fraction=0.2,
+    cache_dir=str(folder / 'cache'),
+  )
+  return dataclasses.replace(config, **changes)
+
+
+def _documents(store: Store, split: str) -> list[str]:
+  tokens = getattr(store, split)
+  ends = np.flatnonzero(tokens == store.tokenizer.end_of_document)
+  assert ends[-1] == len(tokens) - 1, f'the last document of {split} has no end'
+  starts = [0, *(ends[:-1] + 1)]
+  return [store.tokenizer.decode(tokens[i:j]) for i, j in zip(starts, ends, strict=True)]
+
+
+def _temporaries(folder: Path) -> list[Path]:
+  return list((folder / 'cache' / 'stores').glob('*.tmp-*'))
+
+
+@pytest.mark.parametrize('tokenizer', ['bytes', 'bpe:300'])
+def test_every_document_is_in_one_split(tmp_path, tokenizer):
+  store = prepare(_config(tmp_path, tokenizer=tokenizer))
+  found = _documents(store, 'train') + _documents(store, 'validation')
+  assert sorted(found) == sorted(TEXTS), 'the store lost, repeated or changed documents'
+
+
+@pytest.mark.parametrize('characters', [1, 100])
+def test_the_store_does_not_depend_on_the_batches(tmp_path, monkeypatch, characters):
+  whole = prepare(_config(tmp_path))
+  monkeypatch.setattr(store_lib, '_BATCH_CHARACTERS', characters)
+  batched = prepare(_config(tmp_path, cache_dir=str(tmp_path / 'other')))
+  assert batched.digest == whole.digest, 'tokens depend on what is encoded together'
+
+
+def test_counts_describe_the_files(tmp_path):
+  store = prepare(_config(tmp_path))
+  for split in store_lib.SPLITS:
+    texts = _documents(store, split)
+    assert getattr(store, f'{split}_documents') == len(texts), f'{split}_documents is wrong'
+    size = sum(len(text.encode()) for text in texts)
+    assert getattr(store, f'{split}_bytes') == size, f'{split}_bytes is wrong'
+    expected = size / (size + len(texts))
+    assert store.bytes_per_token(split) == expected, 'bits per byte will be wrong'
+
+
+def test_splits_do_not_depend_on_other_documents(tmp_path):
+  (tmp_path / 'part').mkdir()
+  all_texts = prepare(_config(tmp_path))
+  part = prepare(_config(tmp_path / 'part', texts=TEXTS[::-3]))
+  expected = [text for text in _documents(all_texts, 'validation') if text in TEXTS[::-3]]
+  assert sorted(_documents(part, 'validation')) == sorted(expected), (
+    'adding or reordering documents moves others between training and validation'
+  )
+
+
+def test_the_split_is_the_same_on_every_machine():
+  chosen = [i for i in range(40) if store_lib._is_validation(TEXTS[i], 0.2)]
+  assert chosen == [12, 14, 15, 18, 20, 30, 33, 34, 38], (
+    'the hash of the split changed: validation text of old runs is trained on'
+  )
+
+
+def test_tokens_are_16_bits_wide_where_that_is_enough(tmp_path, monkeypatch):
+  assert prepare(_config(tmp_path)).train.dtype == np.uint16, 'the store is larger than needed'
+
+  class Large(tokenizers.ByteTokenizer):
+    size = 2**16 + 1
+
+  monkeypatch.setattr(tokenizers, 'load', lambda spec: Large())
+  wide = prepare(_config(tmp_path, cache_dir=str(tmp_path / 'other')))
+  assert wide.train.dtype == np.uint32, 'large ids are cut to 16 bits'
+
+
+def test_an_unchanged_store_is_reused(tmp_path, monkeypatch):
+  built = prepare(_config(tmp_path))
+  monkeypatch.setattr(store_lib._Builder, 'build', lambda self: pytest.fail('built again'))
+  assert prepare(_config(tmp_path)).digest == built.digest, 'another store was opened'
+
+
+@pytest.mark.parametrize(
+  'change',
+  [{'tokenizer': 'bpe:300'}, {'validation_fraction': 0.3}, {'text_field': 'other'}, {}],
+  ids=['tokenizer', 'validation_fraction', 'text_field', 'content'],
+)
+def test_a_change_leads_to_another_store(tmp_path, change):
+  built = prepare(_config(tmp_path))
+  if not change:
+    with (tmp_path / 'corpus.jsonl').open('a') as file:
+      file.write('{"text": "one more"}')
+  changed = prepare(_config(tmp_path, **change))
+  assert changed.path != built.path, 'a run trains on the tokens of another config'
+
+
+@pytest.mark.parametrize('file', ['train.tokens', 'validation.tokens', 'meta.json'])
+@pytest.mark.parametrize('missing', [False, True], ids=['cut', 'missing'])
+def test_a_damaged_store_is_built_again(tmp_path, file, missing):
+  built = prepare(_config(tmp_path))
+  path, tokens = built.path / file, built.train.tolist()
+  path.unlink() if missing else path.write_bytes(path.read_bytes()[:-2])
+  assert prepare(_config(tmp_path)).train.tolist() == tokens, 'a run trains on a damaged store'
+
+
+@pytest.mark.parametrize(
+  ('texts', 'message'),
+  [([], 'holds no text'), ([''], 'holds no text'), (['a'], 'the train split .* is empty')],
+)
+def test_too_little_text_is_an_error(tmp_path, texts, message):
+  with pytest.raises(UserError, match=message):
+    prepare(_config(tmp_path, texts=texts))
+  assert not _temporaries(tmp_path), 'a failed build leaves a folder behind'
+
+
+def test_a_cache_that_cannot_be_written_is_an_error(tmp_path):
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(UserError, match=r'cannot be written .*config\.data\.cache_dir'):
+    prepare(_config(tmp_path, cache_dir=str(tmp_path / 'file')))
+
+
+def test_a_full_disk_is_an_error(tmp_path, monkeypatch):
+  def full(self) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  monkeypatch.setattr(store_lib._SplitWriter, 'flush', full)
+  with pytest.raises(UserError, match=r'the disk is full.*config\.data\.cache_dir'):
+    prepare(_config(tmp_path))
+  assert not _temporaries(tmp_path), 'a failed build keeps the disk full'
+
+
+def test_an_id_beyond_the_vocabulary_is_an_error(tmp_path, monkeypatch):
+  class Small(tokenizers.ByteTokenizer):
+    size = 100
+
+  monkeypatch.setattr(tokenizers, 'load', lambda spec: Small())
+  with pytest.raises(UserError, match='gave the id 255, but it says that it has 100 ids'):
+    prepare(_config(tmp_path))
+
+
+def test_the_default_cache_follows_xdg(tmp_path, monkeypatch):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'xdg'))
+  store = prepare(_config(tmp_path, cache_dir=''))
+  parent = tmp_path / 'xdg' / 'tokenformer_jax' / 'stores'
+  assert store.path.parent == parent, 'the cache is not where the documentation says'
+
+
+def test_the_winner_of_a_race_without_locks_stays(tmp_path, monkeypatch):
+  def no_locks(*_) -> None:
+    raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+  write = store_lib._Builder._write
+
+  def write_slowly(self, folder: Path) -> None:
+    write(self, folder)
+    shutil.copytree(folder, self.path)  # Another process is faster.
+
+  monkeypatch.setattr(fcntl, 'flock', no_locks)
+  monkeypatch.setattr(store_lib._Builder, '_write', write_slowly)
+  store = prepare(_config(tmp_path))
+  assert sorted(_documents(store, 'train') + _documents(store, 'validation')) == sorted(TEXTS), (
+    'the loser of the race has no whole store'
+  )
+  assert not _temporaries(tmp_path), 'the loser leaves its folder behind'
+
+
+# A process that prepares the store of the config in its argument; `hang` makes it stop half-way.
+_SCRIPT = """
+import json, sys, time
+from tokenformer_jax.config import DataConfig
+from tokenformer_jax.data import store, text
+
+def hang(self, texts=text.Files._texts):
+  for i, document in enumerate(texts(self)):
+    yield document
+    if i == 100:
+      print('half-way', flush=True)
+      time.sleep(100)
+
+if sys.argv[2] == 'hang':
+  text.Files._texts = hang
+  store._BATCH_CHARACTERS = 100
+print(store.prepare(DataConfig(**json.loads(sys.argv[1]))).digest)
+"""
+
+
+def _start(config: DataConfig, mode: str) -> subprocess.Popen:
+  return subprocess.Popen(
+    [sys.executable, '-c', _SCRIPT, json.dumps(dataclasses.asdict(config)), mode],
+    env=os.environ | {'PYTHONPATH': str(Path(__file__).parents[2])},
+    stdout=subprocess.PIPE,
+    text=True,
+  )
+
+
+def test_a_killed_build_leaves_nothing_that_counts(tmp_path):
+  config = _config(tmp_path)
+  with _start(config, 'hang') as process:
+    assert process.stdout.readline() == 'half-way\n'
+    other = dataclasses.replace(config, tokenizer='bpe:300')
+    prepare(other)
+    assert len(_temporaries(tmp_path)) == 1, 'the folder of a process that is alive was removed'
+    process.send_signal(signal.SIGKILL)
+  assert len(_temporaries(tmp_path)) == 1, 'the test did not kill the process in the middle'
+  store = prepare(config)
+  found = _documents(store, 'train') + _documents(store, 'validation')
+  assert sorted(found) == sorted(TEXTS), 'half of a store was taken for a whole one'
+  assert not _temporaries(tmp_path), 'the folder of the dead process is still there'
+
+
+def test_processes_that_build_the_same_store_agree(tmp_path):
+  config = _config(tmp_path)
+  processes = [_start(config, 'run') for _ in range(2)]
+  outputs = [process.communicate(timeout=60)[0] for process in processes]
+  assert [process.returncode for process in processes] == [0, 0], 'one of the builders failed'
+  assert outputs == [prepare(config).digest + '\n'] * 2, 'the builders have different stores'
+  assert not _temporaries(tmp_path), 'a builder leaves its folder behind'

@@ -1,0 +1,140 @@
+"""Tokenizers lose no text, keep documents apart, and survive being stored."""
+
+import json
+
+import numpy as np
+import pytest
+import tokenizers as hf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenformer_jax.data import tokenizers
+from tokenformer_jax.errors import UserError
+
+TEXTS = ['the cat sat on the mat', 'def f(x):\n  return x + 1\n', 'naïve 日本語 🙂'] * 20
+# Any code points but surrogates. Not st.text(), which first builds tables for seconds.
+CODE_POINTS = st.integers(0, 127) | st.integers(0, 0xD7FF) | st.integers(0xE000, 0x10FFFF)
+ANY_TEXT = st.lists(CODE_POINTS.map(chr)).map(''.join)
+BPE = tokenizers.train_bpe(TEXTS, 300)
+BOTH = pytest.mark.parametrize('tokenizer', [tokenizers.ByteTokenizer(), BPE], ids=['bytes', 'bpe'])
+
+
+def _save(tokenizer: hf.Tokenizer, tmp_path) -> str:
+  path = tmp_path / 'tokenizer.json'
+  tokenizer.save(str(path))
+  return str(path)
+
+
+def _words(*extra: str) -> hf.Tokenizer:
+  vocabulary = {word: i for i, word in enumerate(['[UNK]', 'a', 'b', *extra])}
+  tokenizer = hf.Tokenizer(hf.models.WordLevel(vocabulary, unk_token='[UNK]'))
+  tokenizer.pre_tokenizer = hf.pre_tokenizers.Whitespace()
+  tokenizer.add_special_tokens(list(extra))
+  return tokenizer
+
+
+@BOTH
+@given(text=ANY_TEXT)
+def test_decoding_undoes_encoding(tokenizer, text):
+  assert tokenizer.decode(tokenizer.encode(text)) == text, 'the tokenizer changes text'
+
+
+@BOTH
+@given(ids=st.lists(st.integers(-1, 400)))
+def test_any_ids_decode(tokenizer, ids):
+  assert isinstance(tokenizer.decode(ids), str), 'a sample of an untrained model has no text'
+
+
+@BOTH
+@given(text=ANY_TEXT)
+def test_text_never_contains_the_end_of_document(tokenizer, text):
+  assert tokenizer.end_of_document not in tokenizer.encode(text), 'a document looks like two'
+
+
+def test_a_spelled_out_end_of_document_is_text():
+  ids = BPE.encode('a<|endoftext|>b')
+  assert BPE.end_of_document not in ids, 'text can end a document'
+  assert BPE.decode(ids) == 'a<|endoftext|>b', 'the spelling of a special token is lost'
+
+
+@BOTH
+def test_batches_encode_like_single_texts(tokenizer):
+  for text, ids in zip(TEXTS, tokenizer.encode_batch(TEXTS), strict=True):
+    np.testing.assert_array_equal(ids, tokenizer.encode(text), 'a text depends on its batch')
+
+
+@BOTH
+def test_json_rebuilds_the_tokenizer(tokenizer):
+  rebuilt = tokenizers.from_json(json.loads(json.dumps(tokenizer.to_json())))
+  assert rebuilt.fingerprint == tokenizer.fingerprint, 'the rebuilt tokenizer has other content'
+  assert rebuilt.size == tokenizer.size, 'the rebuilt tokenizer has another size'
+  np.testing.assert_array_equal(
+    rebuilt.encode(TEXTS[1] + '<|endoftext|>'),
+    tokenizer.encode(TEXTS[1] + '<|endoftext|>'),
+    'a tokenizer from a checkpoint encodes differently',
+  )
+
+
+def test_bytes_have_256_ids():
+  tokenizer = tokenizers.load('bytes')
+  assert (tokenizer.size, tokenizer.end_of_document) == (256, 255), 'byte checkpoints do not fit'
+
+
+def test_bpe_training_is_deterministic():
+  assert tokenizers.train_bpe(TEXTS, 300).to_json() == BPE.to_json(), 'hosts train other tokenizers'
+
+
+def test_bpe_learns_merges_within_its_size():
+  assert (BPE.size, BPE.end_of_document) == (300, 0), 'the vocabulary is not what was asked for'
+
+
+def test_bpe_training_reads_a_bounded_part_of_the_text(monkeypatch):
+  monkeypatch.setattr(tokenizers, 'BPE_TRAINING_BYTES', 100)
+  read = []
+  tokenizers.train_bpe((read.append(i) or 'x' * 40 for i in range(1000)), 257)
+  assert len(read) == 3, 'training a tokenizer reads all of a large corpus'
+
+
+def test_a_file_is_loaded_without_truncation_and_padding(tmp_path):
+  tokenizer = _words('[SEP]')
+  tokenizer.enable_truncation(2)
+  tokenizer.enable_padding(length=8)
+  ids = tokenizers.load(_save(tokenizer, tmp_path)).encode('a b a b a')
+  assert ids.tolist() == [1, 2, 1, 2, 1], 'documents are cut or padded as the file asks'
+
+
+def test_the_size_covers_gaps_in_the_vocabulary(tmp_path):
+  tokenizer = hf.Tokenizer(hf.models.WordLevel({'[UNK]': 0, '</s>': 90}, unk_token='[UNK]'))
+  loaded = tokenizers.load(_save(tokenizer, tmp_path))
+  assert (loaded.size, loaded.end_of_document) == (91, 90), 'an id lies beyond the embedding'
+
+
+def test_no_end_of_document_is_an_error(tmp_path):
+  with pytest.raises(UserError, match='no token that ends a document'):
+    tokenizers.load(_save(_words(), tmp_path))
+
+
+@pytest.mark.parametrize('content', ['', '{', '{"model": 1}'])
+def test_a_broken_file_is_an_error(tmp_path, content):
+  path = tmp_path / 'tokenizer.json'
+  path.write_text(content)
+  with pytest.raises(UserError, match=r'tokenizer\.json'):
+    tokenizers.load(str(path))
+
+
+def test_a_missing_file_is_an_error():
+  with pytest.raises(UserError, match='not a file'):
+    tokenizers.load('nowhere/tokenizer.json')
+
+
+@pytest.mark.parametrize(
+  ('spec', 'size'), [('bytes', None), ('x.json', None), ('bpe:257', 257), ('bpe:65536', 65536)]
+)
+def test_bpe_size(spec, size):
+  assert tokenizers.bpe_size(spec) == size, f'{spec} is misread'
+
+
+@pytest.mark.parametrize('spec', ['bpe:', 'bpe:x', 'bpe:256', 'bpe:65537', 'bpe:-300', 'bpe:4e3'])
+def test_a_bad_bpe_size_is_an_error(spec):
+  with pytest.raises(UserError, match='from 257 to 65536'):
+    tokenizers.bpe_size(spec)

@@ -1,0 +1,33 @@
+"""The pre-norm block."""
+
+import jax
+from flax import nnx
+
+from tokenformer_jax.attention import Attention, Cache
+from tokenformer_jax.config import ModelConfig
+from tokenformer_jax.layers import LayerNorm, feed_forward
+from tokenformer_jax.sharding import constrain
+
+
+class Block(nnx.Module):
+  """x + Attention(Norm(x)), then x + FeedForward(Norm(x)) (TokenFormer, eq. 6-7)."""
+
+  def __init__(self, config: ModelConfig, *, implementation: str, recompute: bool, rngs: nnx.Rngs):
+    def norm():
+      affine = config.block_norm == 'affine'
+      return LayerNorm(config.width, affine=affine, epsilon=config.norm_epsilon, rngs=rngs)
+
+    self.attention_norm, self.ffn_norm = norm(), norm()
+    self.attention = Attention(
+      config, implementation=implementation, recompute=recompute, rngs=rngs
+    )
+    self.ffn = feed_forward(config, recompute=recompute, rngs=rngs)
+
+  def __call__(
+    self, x_BxTxD: jax.Array, start: jax.Array | int = 0, cache: Cache | None = None
+  ) -> tuple[jax.Array, Cache | None]:
+    """The block's output [B, T, D], and the cache that `Attention` returns."""
+    attended, cache = self.attention(self.attention_norm(x_BxTxD), start, cache)
+    x_BxTxD = constrain(x_BxTxD + attended, 'batch', None, None)
+    x_BxTxD = x_BxTxD + self.ffn(self.ffn_norm(x_BxTxD))
+    return constrain(x_BxTxD, 'batch', None, None), cache

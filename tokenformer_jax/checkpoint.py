@@ -1,0 +1,298 @@
+"""Checkpoints by Orbax: asynchronous, complete in themselves, checked bit by bit when read.
+
+A checkpoint holds three items: `state` (a nested dict of arrays), `meta` (JSON: format version, step,
+the whole config, package versions, and a checksum of every array) and `tokenizer` (JSON). Nothing
+else is needed to resume, grow, evaluate or generate. Everything that knows Orbax is in this file.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import json
+import logging as std_logging
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+from absl import logging
+from orbax.checkpoint import checkpoint_managers
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.errors import UserError
+
+FORMAT = 1
+_PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'tokenformer_jax')
+
+
+class DamagedError(Exception):
+  """A checkpoint that cannot be read, or whose contents are not those that were written."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Meta:
+  """What a checkpoint says of itself."""
+
+  step: int
+  config: config_lib.Config  # of the run that wrote it, with every size filled in
+  checksums: dict[str, int]  # by path in the state
+  tokenizer: dict[str, Any]
+
+
+class Checkpoints:
+  """The checkpoints of one work directory, `WORKDIR/checkpoints/STEP`."""
+
+  def __init__(self, workdir: str | os.PathLike[str], *, keep: int | None = None):
+    """Opens the directory for reading or, with `keep`, for writing.
+
+    Args:
+      workdir: the run's work directory.
+      keep: how many of the newest checkpoints stay; the one of the lowest loss stays besides.
+    """
+    std_logging.getLogger('orbax').setLevel(std_logging.WARNING)
+    self.directory = Path(workdir).absolute() / 'checkpoints'
+    policies = checkpoint_managers.AnyPreservationPolicy(
+      [
+        checkpoint_managers.LatestN(keep),
+        checkpoint_managers.BestN(
+          get_metric_fn=lambda metrics: metrics['loss'],
+          reverse=True,  # the last in the order is the best
+          n=1,
+          keep_checkpoints_without_metrics=False,
+        ),
+      ]
+    )
+    handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
+    handlers.add('state', ocp.args.StandardSave, ocp.StandardCheckpointHandler)
+    handlers.add('state', ocp.args.StandardRestore, ocp.StandardCheckpointHandler)
+    handlers.add('state', ocp.args.PyTreeRestore, ocp.PyTreeCheckpointHandler)
+    for item in ('meta', 'tokenizer'):
+      handlers.add(item, ocp.args.JsonSave, ocp.JsonCheckpointHandler)
+      handlers.add(item, ocp.args.JsonRestore, ocp.JsonCheckpointHandler)
+    self._manager = ocp.CheckpointManager(
+      self.directory,
+      options=ocp.CheckpointManagerOptions(
+        preservation_policy=policies,
+        create=keep is not None,
+        read_only=keep is None,
+        cleanup_tmp_directories=keep is not None,
+      ),
+      handler_registry=handlers,
+    )
+
+  def steps(self) -> list[int]:
+    """The steps of all complete checkpoints, ascending."""
+    return sorted(self._manager.all_steps())
+
+  def save(
+    self,
+    step: int,
+    state: Any,
+    config: config_lib.Config,
+    tokenizer: dict[str, Any],
+    loss: float | None,
+  ) -> None:
+    """Starts to write a checkpoint; `state` may be donated when this returns.
+
+    Raises:
+      UserError: an earlier checkpoint could not be written.
+    """
+    meta = {
+      'format': FORMAT,
+      'step': step,
+      'config': dataclasses.asdict(config),
+      'packages': _package_versions(),
+      'checksums': {path: int(value) for path, value in _flat(_checksums(state))},
+    }
+    args = ocp.args.Composite(
+      state=ocp.args.StandardSave(state),
+      meta=ocp.args.JsonSave({**meta, 'digest': _digest(meta)}),
+      tokenizer=ocp.args.JsonSave({**tokenizer, 'digest': _digest(tokenizer)}),
+    )
+    metrics = None if loss is None else {'loss': loss}
+    self._guarded(functools.partial(self._manager.save, step, args=args, metrics=metrics))
+
+  def wait(self) -> None:
+    """Waits until what `save` started is on disk.
+
+    Raises:
+      UserError: it could not be written.
+    """
+    self._guarded(self._manager.wait_until_finished)
+
+  def check(self) -> None:
+    """Raises what went wrong in the background so far, without waiting."""
+    self._guarded(self._manager.check_for_errors)
+
+  def close(self) -> None:
+    """Ends the background threads; errors have been reported by `wait`."""
+    self._manager.close()
+
+  def meta(self, step: int) -> Meta:
+    """What the checkpoint says of itself.
+
+    Raises:
+      DamagedError: it cannot be read.
+      UserError: it was written by a later version of this package.
+    """
+    try:
+      args = ocp.args.Composite(meta=ocp.args.JsonRestore(), tokenizer=ocp.args.JsonRestore())
+      restored = self._manager.restore(step, args=args)
+      meta, tokenizer = _checked(restored['meta']), _checked(restored['tokenizer'])
+      if meta['format'] > FORMAT:
+        raise UserError(
+          f'{self.directory / str(step)} has the format {meta["format"]}, which this version of '
+          f'tokenformer_jax (format {FORMAT}) does not know; install a newer one'
+        )
+      return Meta(
+        step=meta['step'],
+        config=config_lib.from_dict(config_lib.Config, meta['config']),
+        checksums=meta['checksums'],
+        tokenizer=tokenizer,
+      )
+    except UserError:
+      raise
+    except Exception as error:
+      raise DamagedError(_one_line(error)) from error
+
+  def restore(self, meta: Meta, abstract: Any) -> Any:
+    """Reads the state, or a part of it, straight into the shardings of `abstract`.
+
+    Args:
+      meta: of the checkpoint to read, from `Checkpoints.meta`.
+      abstract: `jax.ShapeDtypeStruct`s with shardings: the whole state, or some of its entries.
+
+    Returns:
+      Arrays in the structure of `abstract`.
+
+    Raises:
+      DamagedError: it cannot be read, or an array differs from what was written.
+    """
+    whole = len(_flat(abstract)) == len(meta.checksums)
+    try:
+      if whole:
+        args = ocp.args.StandardRestore(abstract)
+      else:
+        restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
+        args = ocp.args.PyTreeRestore(abstract, restore_args=restore_args, partial_restore=True)
+      state = self._manager.restore(meta.step, args=ocp.args.Composite(state=args))['state']
+    except Exception as error:
+      raise DamagedError(_one_line(error)) from error
+    for path, value in _flat(_checksums(state)):
+      if meta.checksums.get(path) != int(value):
+        raise DamagedError(f'the array {path} is not the one that was written')
+    return state
+
+  def set_aside(self, step: int) -> Path:
+    """Moves a damaged checkpoint out of the way, to `WORKDIR/damaged/STEP`."""
+    target = self.directory.parent / 'damaged' / str(step)
+    while target.exists():
+      target = target.with_name(f'{target.name}_again')
+    if jax.process_index() == 0:
+      target.parent.mkdir(exist_ok=True)
+      os.rename(self.directory / str(step), target)
+    self._manager.reload()
+    return target
+
+  def _guarded(self, action: Any) -> None:
+    """Runs a part of saving; what fails in it becomes a sentence."""
+    try:
+      action()
+    except Exception as error:
+      complete = [s for s in self.steps() if (self.directory / str(s) / 'meta').exists()]
+      last = f'the last good checkpoint is step {complete[-1]}' if complete else 'none is saved yet'
+      raise UserError(
+        f'a checkpoint could not be written to {self.directory} ({_one_line(error)}); {last}; '
+        'make room or choose another --workdir, then run the same command to go on from there'
+      ) from error
+
+
+def open_source(directory: Path, step: int | None) -> tuple[Checkpoints, Meta]:
+  """The checkpoint that `DIR@STEP` names (None: the newest that can be read).
+
+  Raises:
+    UserError: there is none, or the one that was asked for is damaged.
+  """
+  if not (directory / 'checkpoints').is_dir():
+    raise UserError(f'{directory} is not the work directory of a run: it has no checkpoints/')
+  checkpoints = Checkpoints(directory)
+  steps = checkpoints.steps()
+  if step is not None and step not in steps:
+    raise UserError(f'{directory} has no checkpoint of step {step}; it has {_listed(steps)}')
+  for candidate in [step] if step is not None else reversed(steps):
+    try:
+      return checkpoints, checkpoints.meta(candidate)
+    except DamagedError as error:
+      logging.warning('checkpoint %s of %s is damaged: %s', candidate, directory, error)
+  raise UserError(f'no checkpoint of {directory} can be read; it has {_listed(steps)}')
+
+
+def differences(ours: Any, theirs: Any, prefix: str = '') -> list[str]:
+  """What differs between two configs, as `name: theirs, not ours`."""
+  found = []
+  for field in dataclasses.fields(ours):
+    a, b, name = getattr(ours, field.name), getattr(theirs, field.name), f'{prefix}{field.name}'
+    if dataclasses.is_dataclass(a):
+      found += differences(a, b, f'{name}.')
+    elif a != b:
+      found.append(f'{name} is {b!r} there and {a!r} in the config')
+  return found
+
+
+def _listed(steps: list[int]) -> str:
+  return f'the steps {", ".join(map(str, steps))}' if steps else 'none'
+
+
+def _checksum(array: jax.Array) -> jax.Array:
+  """Σ bits · (2 · index + 1) mod 2³²: the same on every mesh, changed by any single flipped bit."""
+  bits = array
+  if not jnp.issubdtype(array.dtype, jnp.integer):
+    width = array.dtype.itemsize * 8
+    bits = jax.lax.bitcast_convert_type(array, jnp.dtype(f'uint{width}'))
+  index = jnp.zeros(array.shape, jnp.uint32)
+  stride = 1
+  for axis in reversed(range(array.ndim)):
+    index += jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis) * jnp.uint32(stride % 2**32)
+    stride *= array.shape[axis]
+  return jnp.sum(bits.astype(jnp.uint32) * (2 * index + 1), dtype=jnp.uint32)
+
+
+@jax.jit
+def _checksums(state: Any) -> Any:
+  return jax.tree.map(_checksum, state)
+
+
+def _flat(tree: Any) -> list[tuple[str, Any]]:
+  """Leaves with paths such as `params/blocks/ffn/keys`."""
+  leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+  return [(jax.tree_util.keystr(path, simple=True, separator='/'), leaf) for path, leaf in leaves]
+
+
+def _digest(content: dict[str, Any]) -> str:
+  return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _checked(content: dict[str, Any]) -> dict[str, Any]:
+  content = dict(content)
+  if content.pop('digest', None) != _digest(content):
+    raise DamagedError('its description is not the one that was written')
+  return content
+
+
+def _package_versions() -> dict[str, str]:
+  versions = {}
+  for package in _PACKAGES:
+    try:
+      versions[package] = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+      versions[package] = 'not installed'
+  return versions
+
+
+def _one_line(error: BaseException) -> str:
+  lines = str(error).strip().splitlines() or ['']
+  text = f'{type(error).__name__}: {lines[0]}'
+  return text if len(text) <= 300 else f'{text[:300]}…'

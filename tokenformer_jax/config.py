@@ -1,0 +1,294 @@
+"""The configuration: frozen dataclasses that the library works with, and their ml_collections form.
+
+A file in `configs/` starts from `defaults()`, a `ConfigDict` with every key, and changes some of them.
+`resolve` turns the result into a `Config` and validates everything that can be known before data is
+read or a device is touched. `checkpoint.py` and `train.py` store the dataclasses as JSON.
+"""
+
+import dataclasses
+import typing
+from typing import Any
+
+import ml_collections
+
+from tokenformer_jax.errors import UserError, nearest
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenCounts:
+  """Numbers of parameter tokens of one Pattention, by kind of projection."""
+
+  qkv: int = 0  # query, key and value, each
+  proj: int = 0  # output projection of the attention
+  ffn: int = 0  # the feed-forward Pattention
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+  """What a model computes. Stored in every checkpoint; two models are the same if these are equal."""
+
+  kind: str = 'lm'
+  projection: str = 'pattention'  # or 'dense': the Transformer baseline
+  layers: int = 4
+  width: int = 128  # D
+  heads: int = 4  # H
+  vocab_size: int = 0  # 0: the tokenizer's, rounded up to a multiple of 128
+  param_tokens: TokenCounts = TokenCounts(qkv=128, proj=128, ffn=512)
+  # τ = √reference_tokens. 0: equal to param_tokens. Stays what it was when a model grows.
+  reference_tokens: TokenCounts = TokenCounts()
+  score: str = 'l2_norm_gelu'  # see pattention.py
+  gelu: str = 'exact'  # or 'tanh'
+  ffn_width: int = 0  # dense projections only. 0: 4 · width
+  bias: bool = False  # dense projections only
+  block_norm: str = 'plain'  # LayerNorm without parameters, or 'affine'
+  final_norm: str = 'affine'  # or 'plain', 'none'
+  norm_epsilon: float = 1e-5
+  positions: str = 'rotary'  # or 'learned', 'none'
+  rotary_fraction: float = 0.25  # of each head's width
+  rotary_base: float = 10000.0
+  max_length: int = 0  # learned positions only. 0: data.sequence_length
+  tied_head: bool = True
+  init_std: float = 0.02  # of keys, embeddings and dense kernels
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+  """Where the text comes from and how it is cut into batches."""
+
+  source: str = 'stdlib'  # or 'files:GLOB', 'tfds:NAME'
+  text_field: str = 'text'  # of a jsonl line or a TFDS example
+  tokenizer: str = 'bpe:4096'  # or 'bytes', or a path to a Hugging Face tokenizer.json
+  sequence_length: int = 256  # T
+  batch_size: int = 16  # sequences in one optimizer update, over all devices
+  validation_fraction: float = 0.05  # of the documents, chosen by a hash of the text
+  cache_dir: str = ''  # of the token stores. '': $XDG_CACHE_HOME/tokenformer_jax or ~/.cache/…
+  workers: int = 0  # processes that read ahead. 0: threads of this process
+  prefetch: int = 8  # batches read ahead
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimConfig:
+  """AdamW with a warm-up and a cosine decay to a floor."""
+
+  learning_rate: float = 1e-3  # the peak
+  warmup_steps: int = 100
+  final_fraction: float = 0.1  # the floor of the decay, as a fraction of the peak
+  schedule: str = 'cosine'  # or 'constant'
+  beta1: float = 0.9
+  beta2: float = 0.95
+  epsilon: float = 1e-8
+  weight_decay: float = 0.1  # of matrices; norms and biases have none
+  clip_norm: float = 1.0  # of the global gradient norm. 0: no clipping
+  accumulation_steps: int = 1  # parts that a batch is computed in, one after the other
+  z_loss: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+  """The length of the run, what it writes, and how the step is computed."""
+
+  steps: int = 1000
+  seed: int = 0
+  log_every: int = 10
+  eval_every: int = 250  # also at the end. 0: only at the end
+  eval_batches: int = 0  # 0: the whole validation split
+  checkpoint_every: int = 250  # also at the end
+  keep_checkpoints: int = 2  # the newest ones; the best by eval/loss is kept besides
+  max_skipped_steps: int = 20  # non-finite steps in a row after which the run stops
+  sample_tokens: int = 64  # length of the text written at each evaluation. 0: none
+  sample_prompt: str = ''  # '': a new document
+  remat: str = 'none'  # or 'pattention', 'dots', 'full': see stack.py
+  attention: str = 'auto'  # or 'xla', 'cudnn': see attention.py
+  loss_chunk: int = 256  # positions of each sequence whose logits are alive at once
+  profile_steps: str = ''  # 'FIRST:LAST' writes a profile of these steps into the work directory
+  tensorboard: bool = True
+  compilation_cache: str = ''  # directory of compiled programs. '': none
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+  """Sizes of the mesh axes; one of them may be -1, the rest of the devices."""
+
+  replica: int = 1
+  fsdp: int = -1
+  tokens: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """A whole run."""
+
+  model: ModelConfig = ModelConfig()
+  data: DataConfig = DataConfig()
+  optim: OptimConfig = OptimConfig()
+  train: TrainConfig = TrainConfig()
+  mesh: MeshConfig = MeshConfig()
+  dtype: str = 'auto'  # of activations: bfloat16 on TPU and GPU, float32 on CPU
+  init_from: str = ''  # another run's directory, DIR or DIR@STEP
+
+
+def defaults() -> ml_collections.ConfigDict:
+  """Every key with its default value, as the `ConfigDict` that a config file starts from."""
+  return ml_collections.ConfigDict(dataclasses.asdict(Config()))
+
+
+def resolve(config: ml_collections.ConfigDict) -> Config:
+  """Validates a `ConfigDict` and freezes it.
+
+  Raises:
+    UserError: an unknown key, a value of the wrong type, or values that do not fit together.
+  """
+  resolved = from_dict(Config, config.to_dict())
+  _validate(resolved)
+  return resolved
+
+
+def from_dict(cls: type, values: dict[str, Any], prefix: str = '') -> Any:
+  """Builds the dataclass `cls` from nested dicts; keys that are left out have their defaults."""
+  types = typing.get_type_hints(cls)
+  kwargs = {}
+  for key, value in values.items():
+    path = f'{prefix}{key}'
+    if key not in types:
+      raise UserError(f'config key {path!r} is unknown{nearest(key, types)}')
+    kwargs[key] = _convert(types[key], value, path)
+  return cls(**kwargs)
+
+
+def _convert(expected: type, value: Any, path: str) -> Any:
+  if dataclasses.is_dataclass(expected):
+    if not isinstance(value, dict):
+      raise UserError(f'config.{path} is {value!r}; it is a group of keys')
+    return from_dict(expected, value, f'{path}.')
+  if expected is float and isinstance(value, int) and not isinstance(value, bool):
+    return float(value)
+  if type(value) is not expected:
+    raise UserError(
+      f'config.{path} is {value!r}, of type {type(value).__name__}; it must be {expected.__name__}'
+    )
+  return value
+
+
+_CHOICES = {
+  'model.kind': ('lm',),
+  'model.projection': ('pattention', 'dense'),
+  'model.score': ('l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm', 'softmax', 'exp_l2_norm'),
+  'model.gelu': ('exact', 'tanh'),
+  'model.block_norm': ('plain', 'affine'),
+  'model.final_norm': ('none', 'plain', 'affine'),
+  'model.positions': ('rotary', 'learned', 'none'),
+  'optim.schedule': ('cosine', 'constant'),
+  'train.remat': ('none', 'pattention', 'dots', 'full'),
+  'train.attention': ('auto', 'xla', 'cudnn'),
+  'dtype': ('auto', 'float32', 'bfloat16'),
+}
+
+_POSITIVE = (
+  'model.layers',
+  'model.width',
+  'model.heads',
+  'model.init_std',
+  'model.norm_epsilon',
+  'model.rotary_base',
+  'data.sequence_length',
+  'data.batch_size',
+  'data.prefetch',
+  'optim.learning_rate',
+  'optim.epsilon',
+  'optim.accumulation_steps',
+  'train.steps',
+  'train.log_every',
+  'train.checkpoint_every',
+  'train.keep_checkpoints',
+  'train.max_skipped_steps',
+  'train.loss_chunk',
+)
+
+_NOT_NEGATIVE = (
+  'model.vocab_size',
+  'model.ffn_width',
+  'model.max_length',
+  'data.workers',
+  'optim.warmup_steps',
+  'optim.weight_decay',
+  'optim.clip_norm',
+  'optim.z_loss',
+  'train.seed',
+  'train.eval_every',
+  'train.eval_batches',
+  'train.sample_tokens',
+)
+
+_FRACTIONS = ('model.rotary_fraction', 'optim.final_fraction', 'optim.beta1', 'optim.beta2')
+
+
+def lookup(config: Any, path: str) -> Any:
+  """The value at a dotted path such as `model.param_tokens.qkv`."""
+  for name in path.split('.'):
+    config = getattr(config, name)
+  return config
+
+
+def _validate(config: Config) -> None:
+  for path, allowed in _CHOICES.items():
+    value = lookup(config, path)
+    if value not in allowed:
+      raise UserError(f'config.{path} is {value!r}; it must be one of {", ".join(allowed)}')
+  for path in _POSITIVE:
+    if lookup(config, path) <= 0:
+      raise UserError(f'config.{path} is {lookup(config, path)}; it must be greater than 0')
+  for path in _NOT_NEGATIVE:
+    if lookup(config, path) < 0:
+      raise UserError(f'config.{path} is {lookup(config, path)}; it must not be negative')
+  for path in _FRACTIONS:
+    if not 0 <= lookup(config, path) <= 1:
+      raise UserError(f'config.{path} is {lookup(config, path)}; it must lie between 0 and 1')
+  if not 0 < config.data.validation_fraction < 1:
+    raise UserError(
+      f'config.data.validation_fraction is {config.data.validation_fraction}; it must lie between '
+      '0 and 1, both excluded'
+    )
+  _validate_model(config.model, config.data)
+  if config.data.batch_size % config.optim.accumulation_steps:
+    raise UserError(
+      f'config.data.batch_size is {config.data.batch_size}, which optim.accumulation_steps='
+      f'{config.optim.accumulation_steps} does not divide'
+    )
+  profile_range(config.train)
+
+
+def _validate_model(model: ModelConfig, data: DataConfig) -> None:
+  if model.width % model.heads:
+    raise UserError(
+      f'config.model.width is {model.width}, which model.heads={model.heads} does not divide'
+    )
+  if model.projection == 'pattention':
+    for kind in ('qkv', 'proj', 'ffn'):
+      count, reference = getattr(model.param_tokens, kind), getattr(model.reference_tokens, kind)
+      if count <= 0:
+        raise UserError(f'config.model.param_tokens.{kind} is {count}; it must be greater than 0')
+      if reference < 0:
+        raise UserError(
+          f'config.model.reference_tokens.{kind} is {reference}; it must be 0 (equal to '
+          'param_tokens) or the count that sets the scale'
+        )
+    if model.bias:
+      raise UserError('config.model.bias is for projection=dense; Pattention has no bias')
+  if model.positions == 'learned' and 0 < model.max_length < data.sequence_length:
+    raise UserError(
+      f'config.model.max_length is {model.max_length}, less than data.sequence_length='
+      f'{data.sequence_length}; learned positions must reach that far'
+    )
+
+
+def profile_range(train: TrainConfig) -> tuple[int, int] | None:
+  """The first and the last step to profile, or None."""
+  if not train.profile_steps:
+    return None
+  first, _, last = train.profile_steps.partition(':')
+  if not (first.isdigit() and last.isdigit() and 0 < int(first) <= int(last)):
+    raise UserError(
+      f'config.train.profile_steps is {train.profile_steps!r}; it must be FIRST:LAST, two step '
+      'numbers, for example 10:13'
+    )
+  return int(first), int(last)

@@ -1,0 +1,114 @@
+"""The parts that blocks are made of: LayerNorm, projections and the feed-forward layer.
+
+A projection is a Pattention or, in the Transformer baseline (`projection='dense'`), a matrix.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from tokenformer_jax.config import ModelConfig
+from tokenformer_jax.params import Axes, param
+from tokenformer_jax.pattention import Pattention
+from tokenformer_jax.sharding import constrain
+
+
+class LayerNorm(nnx.Module):
+  """LayerNorm over the last axis in float32: without parameters, or with scale and bias."""
+
+  def __init__(self, width: int, *, affine: bool, epsilon: float, rngs: nnx.Rngs):
+    self.affine, self.epsilon = affine, epsilon
+    if affine:
+      self.scale = param(rngs, nnx.initializers.ones, (width,), ('norm',))
+      self.bias = param(rngs, nnx.initializers.zeros, (width,), ('norm',))
+
+  def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
+    x = x_BxTxD.astype(jnp.float32)
+    x = x - jnp.mean(x, axis=-1, keepdims=True)
+    x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.epsilon)
+    if self.affine:
+      x = x * self.scale[...][None, None] + self.bias[...][None, None]
+    return x.astype(x_BxTxD.dtype)
+
+
+class Dense(nnx.Module):
+  """x W, with a bias if the model has them."""
+
+  def __init__(self, d_in: int, d_out: int, axes: Axes, *, std: float, bias: bool, rngs: nnx.Rngs):
+    self.kernel = param(rngs, nnx.initializers.normal(std), (d_in, d_out), axes)
+    self.bias = param(rngs, nnx.initializers.zeros, (d_out,), ('norm',)) if bias else None
+
+  def __call__(self, x_BxTxI: jax.Array) -> jax.Array:
+    out = jnp.einsum('BTI,IO->BTO', x_BxTxI, self.kernel[...].astype(x_BxTxI.dtype))
+    if self.bias is not None:
+      out = out + self.bias[...].astype(out.dtype)[None, None]
+    return out
+
+
+class MLP(nnx.Module):
+  """The Transformer baseline's feed-forward layer: GELU(x W₁) W₂."""
+
+  def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+    hidden = config.ffn_width or 4 * config.width
+    self.up = Dense(
+      config.width,
+      hidden,
+      ('width', 'hidden'),
+      std=config.init_std,
+      bias=config.bias,
+      rngs=rngs,
+    )
+    self.down = Dense(
+      hidden,
+      config.width,
+      ('hidden', 'width'),
+      std=_output_std(config),
+      bias=config.bias,
+      rngs=rngs,
+    )
+    self.gelu = config.gelu
+
+  def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
+    hidden_BxTxF = constrain(self.up(x_BxTxD), 'batch', None, 'hidden')
+    return self.down(jax.nn.gelu(hidden_BxTxF, approximate=self.gelu == 'tanh'))
+
+
+def _output_std(config: ModelConfig) -> float:
+  """Standard deviation 2 / (L √D) of what is added to the residual (released initialisation)."""
+  return 2 / (config.layers * math.sqrt(config.width))
+
+
+def _pattention(config: ModelConfig, kind: str, *, recompute: bool, rngs: nnx.Rngs) -> Pattention:
+  count = getattr(config.param_tokens, kind)
+  return Pattention(
+    config.width,
+    config.width,
+    param_tokens=count,
+    reference_tokens=getattr(config.reference_tokens, kind) or count,
+    score=config.score,
+    gelu=config.gelu,
+    key_std=config.init_std,
+    value_std=_output_std(config),
+    recompute=recompute,
+    rngs=rngs,
+  )
+
+
+def projection(
+  config: ModelConfig, kind: str, *, recompute: bool, rngs: nnx.Rngs
+) -> Pattention | Dense:
+  """One of the attention's projections [B, T, D] → [B, T, D]; `kind` is `qkv` or `proj`."""
+  if config.projection == 'pattention':
+    return _pattention(config, kind, recompute=recompute, rngs=rngs)
+  std = config.init_std if kind == 'qkv' else _output_std(config)
+  axes = ('width', 'heads') if kind == 'qkv' else ('heads', 'width')
+  return Dense(config.width, config.width, axes, std=std, bias=config.bias, rngs=rngs)
+
+
+def feed_forward(config: ModelConfig, *, recompute: bool, rngs: nnx.Rngs) -> Pattention | MLP:
+  """The second half of a block. One Pattention is the whole of it: both matrices and the GELU."""
+  if config.projection == 'pattention':
+    return _pattention(config, 'ffn', recompute=recompute, rngs=rngs)
+  return MLP(config, rngs=rngs)

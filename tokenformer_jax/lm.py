@@ -1,0 +1,99 @@
+"""The language model: embedding, stacked blocks, final norm, head.
+
+TokenFormer with `projection='pattention'`; with `dense`, `bias` and affine norms the same code is
+the Transformer of GPT-2 and Pythia, the baseline.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from tokenformer_jax.attention import Cache
+from tokenformer_jax.blocks import Block
+from tokenformer_jax.config import Config, ModelConfig
+from tokenformer_jax.layers import LayerNorm
+from tokenformer_jax.loss import logits
+from tokenformer_jax.params import Definition, define, param, stack
+from tokenformer_jax.sharding import constrain
+from tokenformer_jax.stack import scan
+
+
+@dataclasses.dataclass(frozen=True)
+class Compute:
+  """How a model is computed; nothing of it changes what the parameters are."""
+
+  dtype: jnp.dtype = jnp.float32  # of activations
+  remat: str = 'none'  # see stack.py
+  attention: str = 'auto'  # see attention.kernel
+
+  @classmethod
+  def of(cls, config: Config) -> 'Compute':
+    """The choices of a run; `dtype=auto` is float32 on the CPU and bfloat16 elsewhere."""
+    name = config.dtype
+    if name == 'auto':
+      name = 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
+    return cls(jnp.dtype(name), config.train.remat, config.train.attention)
+
+
+class LM(nnx.Module):
+  """A causal language model over token ids [B, T]."""
+
+  def __init__(self, config: ModelConfig, compute: Compute, *, rngs: nnx.Rngs):
+    self.compute = compute
+
+    def table(rows: int, axis: str) -> nnx.Param:
+      normal = nnx.initializers.normal(config.init_std)
+      return param(rngs, normal, (rows, config.width), (axis, 'width'))
+
+    def block(rngs: nnx.Rngs) -> Block:
+      recompute = compute.remat == 'pattention'
+      return Block(config, implementation=compute.attention, recompute=recompute, rngs=rngs)
+
+    learned = config.positions == 'learned'
+    affine = config.final_norm == 'affine'
+    self.embedding = table(config.vocab_size, 'vocab')
+    self.positions = table(config.max_length, 'position') if learned else None
+    self.blocks = stack(block, config.layers, rngs=rngs)
+    self.final_norm = (
+      LayerNorm(config.width, affine=affine, epsilon=config.norm_epsilon, rngs=rngs)
+      if config.final_norm != 'none'
+      else None
+    )
+    self.head = None if config.tied_head else table(config.vocab_size, 'vocab')
+
+  def hidden(
+    self, ids_BxT: jax.Array, start: jax.Array | int = 0, cache: Cache | None = None
+  ) -> tuple[jax.Array, Cache | None]:
+    """What the head reads [B, T, D], and the cache with the positions start … start + T − 1."""
+    x_BxTxD = jnp.take(self.embedding[...].astype(self.compute.dtype), ids_BxT, axis=0)
+    if self.positions is not None:
+      rows_TxD = jax.lax.dynamic_slice_in_dim(self.positions[...], start, ids_BxT.shape[1])
+      x_BxTxD = x_BxTxD + rows_TxD.astype(x_BxTxD.dtype)[None]
+    x_BxTxD = constrain(x_BxTxD, 'batch', None, None)
+    x_BxTxD, cache = scan(
+      self.blocks,
+      lambda block, x, cache: block(x, start, cache),
+      x_BxTxD,
+      cache,
+      remat=self.compute.remat,
+    )
+    return x_BxTxD if self.final_norm is None else self.final_norm(x_BxTxD), cache
+
+  def __call__(
+    self, ids_BxT: jax.Array, start: jax.Array | int = 0, cache: Cache | None = None
+  ) -> tuple[jax.Array, Cache | None]:
+    """Float32 logits [B, T, V] of the next token at every position, and the cache."""
+    hidden_BxTxD, cache = self.hidden(ids_BxT, start, cache)
+    return logits(hidden_BxTxD, self.output_embedding), cache
+
+  @property
+  def output_embedding(self) -> jax.Array:
+    """The head's matrix [V, D]."""
+    return (self.embedding if self.head is None else self.head)[...]
+
+
+def define_lm(config: ModelConfig, compute: Compute = Compute()) -> Definition:
+  """The model's parameters and functions; `config` has every size filled in (no zeros left)."""
+  return define(lambda rngs: LM(config, compute, rngs=rngs))

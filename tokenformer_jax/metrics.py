@@ -1,0 +1,136 @@
+"""Where figures go: metrics.jsonl, TensorBoard event files, and the terminal."""
+
+import json
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+
+import jax
+import tensorboardX
+import tqdm
+
+_GIB = 2**30
+
+
+class Metrics:
+  """The figures of one run. Only the first process writes."""
+
+  def __init__(self, workdir: Path, *, first_step: int, steps: int, tensorboard: bool):
+    """Opens the files of a run that starts, or goes on, after `first_step` steps.
+
+    Lines of `metrics.jsonl` beyond that step are from work that a crash lost; they are dropped.
+    """
+    self._active = jax.process_index() == 0
+    if not self._active:
+      return
+    self._steps = steps
+    self._events = None
+    if tensorboard:
+      self._events = tensorboardX.SummaryWriter(
+        str(workdir / 'tensorboard'), purge_step=first_step + 1
+      )
+    path = workdir / 'metrics.jsonl'
+    _drop_after(path, first_step)
+    self._lines = path.open('a')
+    self._bar = None
+    if sys.stderr.isatty():
+      self._bar = tqdm.tqdm(total=steps, initial=first_step, unit='step', dynamic_ncols=True)
+    self._started, self._first_step = time.monotonic(), first_step
+
+  def write(self, step: int, figures: dict[str, float]) -> None:
+    """Adds figures under flat names such as `train/loss`; shows the ones that a reader wants."""
+    if not self._active:
+      return
+    self._lines.write(json.dumps({'step': step, **figures}) + '\n')
+    self._lines.flush()
+    if self._events:
+      for name, value in figures.items():
+        self._events.add_scalar(name, value, step)
+      self._events.flush()
+    self._show(step, figures)
+
+  def say(self, text: str) -> None:
+    """A line for the reader of the terminal, beside the progress bar if there is one."""
+    if not self._active:
+      return
+    if self._bar is not None:
+      self._bar.write(text, file=sys.stderr)
+    else:
+      print(text, file=sys.stderr, flush=True)
+
+  def text(self, step: int, name: str, text: str) -> None:
+    """A sample of text, for TensorBoard and the terminal."""
+    if not self._active:
+      return
+    if self._events:
+      self._events.add_text(name, f'```\n{text}\n```', step)
+    self.say('\n'.join(f'  | {line}' for line in text.splitlines()))
+
+  def close(self) -> None:
+    """Flushes and closes the files; the terminal's bar stays as it is."""
+    if not self._active:
+      return
+    self._lines.close()
+    if self._events:
+      self._events.close()
+    if self._bar is not None:
+      self._bar.close()
+
+  def _show(self, step: int, figures: dict[str, float]) -> None:
+    names = {
+      'train/loss': 'loss {:.4f}',
+      'train/bits_per_byte': 'bits/byte {:.3f}',
+      'train/grad_norm': 'grad {:.2f}',
+      'train/learning_rate': 'lr {:.2e}',
+      'perf/tokens_per_second': '{:,.0f} tok/s',
+      'perf/mfu': 'MFU {:.1%}',
+      'eval/loss': 'eval loss {:.4f}',
+      'eval/perplexity': 'perplexity {:.2f}',
+      'eval/bits_per_byte': 'eval bits/byte {:.3f}',
+      'eval/accuracy': 'accuracy {:.3f}',
+    }
+    shown = '  '.join(form.format(figures[n]) for n, form in names.items() if n in figures)
+    if self._bar is not None:
+      self._bar.update(step - self._bar.n)
+      if 'eval/loss' not in figures:
+        self._bar.set_postfix_str(shown)
+        return
+    self.say(f'step {step}/{self._steps}  {shown}{self._remaining(step)}')
+
+  def _remaining(self, step: int) -> str:
+    if self._bar is not None or step == self._first_step:
+      return ''
+    per_step = (time.monotonic() - self._started) / (step - self._first_step)
+    left = round(per_step * (self._steps - step))
+    return f'  {left // 3600}:{left // 60 % 60:02}:{left % 60:02} left'
+
+
+def memory_figures() -> dict[str, float]:
+  """Peak memory in GiB: of the first local device if it tells, and of this process."""
+  figures = {'perf/host_peak_gib': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _GIB}
+  stats = jax.local_devices()[0].memory_stats() or {}
+  if 'peak_bytes_in_use' in stats:
+    figures['perf/device_peak_gib'] = stats['peak_bytes_in_use'] / _GIB
+  return figures
+
+
+def read(workdir: str | Path) -> list[dict[str, float]]:
+  """The lines of a run's metrics.jsonl; a last line that a crash cut short is left out."""
+  lines = []
+  for line in (Path(workdir) / 'metrics.jsonl').read_text().splitlines():
+    try:
+      lines.append(json.loads(line))
+    except json.JSONDecodeError:
+      break
+  return lines
+
+
+def _drop_after(path: Path, step: int) -> None:
+  if not path.exists():
+    return
+  kept = [json.dumps(line) for line in read(path.parent) if line['step'] <= step]
+  rewritten = path.with_suffix('.tmp')
+  rewritten.write_text(''.join(f'{line}\n' for line in kept))
+  os.replace(rewritten, path)

@@ -1,0 +1,147 @@
+"""Pattention: attention between the input and learnable parameter tokens.
+
+A TokenFormer has one wherever a Transformer has a linear projection (Wang et al. 2024,
+arXiv 2410.23168, eq. 3-5). With keys K [N, D_in] and values V [N, D_out],
+
+  Pattention(x) = Θ(x Kᵀ) V
+
+where Θ is one of the score functions below. The number N of parameter tokens is free: it changes
+neither the input's nor the output's width, which is how a trained model grows.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from tokenformer_jax.params import param
+from tokenformer_jax.sharding import constrain
+
+# Keeps a row of zeros finite; far below the rounding of any row that is not.
+EPSILON = 1e-12
+
+
+def parameter_weights(
+  scores_BxTxN: jax.Array, *, score: str, gelu: str, reference_tokens: int
+) -> jax.Array:
+  """Θ: the weight of every parameter token, from its score A.
+
+  With τ² = `reference_tokens`, the number of tokens that the model was first trained with:
+
+    l2_norm_gelu   GELU(τ A / ‖A‖₂)             TokenFormer (as released)
+    gelu_l2_norm   τ GELU(A) / ‖GELU(A)‖₂       Table 4, GELU + L2 (as released)
+    gelu_l1_norm   τ² GELU(A) / ‖GELU(A)‖₁      Table 4, GELU + L1
+    softmax        τ² exp(A) / ‖exp(A)‖₁        Table 4, exp + L1 (as released)
+    exp_l2_norm    τ exp(A) / ‖exp(A)‖₂         exp + L2
+
+  τ is data and not the array's shape, so that tokens of score 0 can be added without changing the
+  weights of the others (exactly so for the forms with GELU, for which a zero score has weight 0).
+
+  Args:
+    scores_BxTxN: x Kᵀ, in the dtype of the activations. Norms are summed in float32.
+    score: the name of a form above.
+    gelu: `exact` (by the error function) or `tanh`.
+    reference_tokens: τ².
+
+  Returns:
+    Weights of the shape and dtype of the scores.
+  """
+  dtype = scores_BxTxN.dtype
+  activation = functools.partial(jax.nn.gelu, approximate=gelu == 'tanh')
+  if score == 'l2_norm_gelu':
+    return activation(scores_BxTxN * _inverse_l2(scores_BxTxN, reference_tokens).astype(dtype))
+  if score in ('gelu_l2_norm', 'gelu_l1_norm'):
+    weights = activation(scores_BxTxN)
+  else:
+    # A shift of a whole row cancels in the norm and keeps exp from overflowing.
+    row_max = jax.lax.stop_gradient(jnp.max(scores_BxTxN, axis=-1, keepdims=True))
+    weights = jnp.exp((scores_BxTxN - row_max).astype(jnp.float32))
+  inverse = _inverse_l1 if score in ('gelu_l1_norm', 'softmax') else _inverse_l2
+  return (weights * inverse(weights, reference_tokens)).astype(dtype)
+
+
+def _inverse_l2(rows: jax.Array, reference_tokens: int) -> jax.Array:
+  """τ / ‖row‖₂, in float32, with a last axis of 1."""
+  square = jnp.sum(jnp.square(rows.astype(jnp.float32)), axis=-1, keepdims=True)
+  inverse = jax.lax.rsqrt(square + EPSILON) * jnp.sqrt(jnp.float32(reference_tokens))
+  return checkpoint_name(inverse, 'pattention_norm')
+
+
+def _inverse_l1(rows: jax.Array, reference_tokens: int) -> jax.Array:
+  """τ² / ‖row‖₁, in float32, with a last axis of 1."""
+  total = jnp.sum(jnp.abs(rows.astype(jnp.float32)), axis=-1, keepdims=True)
+  return checkpoint_name(reference_tokens / (total + EPSILON), 'pattention_norm')
+
+
+def pattention(
+  x_BxTxI: jax.Array,
+  keys_NxI: jax.Array,
+  values_NxO: jax.Array,
+  *,
+  score: str = 'l2_norm_gelu',
+  gelu: str = 'exact',
+  reference_tokens: int,
+) -> jax.Array:
+  """Θ(x Kᵀ) V in the dtype of x; returns [B, T, O]. The arguments are those of `parameter_weights`."""
+  dtype = x_BxTxI.dtype
+  scores_BxTxN = constrain(
+    jnp.einsum('BTI,NI->BTN', x_BxTxI, keys_NxI.astype(dtype)), 'batch', None, 'param_tokens'
+  )
+  weights_BxTxN = parameter_weights(
+    scores_BxTxN, score=score, gelu=gelu, reference_tokens=reference_tokens
+  )
+  return jnp.einsum('BTN,NO->BTO', weights_BxTxN, values_NxO.astype(dtype))
+
+
+class Pattention(nnx.Module):
+  """Pattention with its parameters: `keys` [N, D_in] and `values` [N, D_out]."""
+
+  def __init__(
+    self,
+    d_in: int,
+    d_out: int,
+    *,
+    param_tokens: int,
+    reference_tokens: int,
+    score: str,
+    gelu: str,
+    key_std: float,
+    value_std: float,
+    recompute: bool,
+    rngs: nnx.Rngs,
+  ):
+    """Draws keys and values from normal distributions of the given standard deviations.
+
+    Args:
+      d_in: width of the input.
+      d_out: width of the output.
+      param_tokens: N, the number of parameter tokens.
+      reference_tokens: τ², see `parameter_weights`.
+      score: the score function's name.
+      gelu: `exact` or `tanh`.
+      key_std: standard deviation of the keys.
+      value_std: standard deviation of the values.
+      recompute: keep only the row norms for the backward pass, and compute the scores again.
+      rngs: the stream `params` is used.
+    """
+    self.keys = param(
+      rngs, nnx.initializers.normal(key_std), (param_tokens, d_in), ('param_tokens', 'width')
+    )
+    self.values = param(
+      rngs, nnx.initializers.normal(value_std), (param_tokens, d_out), ('param_tokens', 'width')
+    )
+    self.score, self.gelu = score, gelu
+    self.reference_tokens = reference_tokens
+    self.recompute = recompute
+
+  def __call__(self, x_BxTxI: jax.Array) -> jax.Array:
+    """[B, T, D_in] → [B, T, D_out]."""
+    apply = functools.partial(
+      pattention, score=self.score, gelu=self.gelu, reference_tokens=self.reference_tokens
+    )
+    if self.recompute:
+      policy = jax.checkpoint_policies.save_only_these_names('pattention_norm')
+      apply = jax.checkpoint(apply, prevent_cse=False, policy=policy)
+    return apply(x_BxTxI, self.keys[...], self.values[...])

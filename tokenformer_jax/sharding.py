@@ -1,0 +1,126 @@
+"""Where every array lives: the mesh, the one table of sharding rules, and shardings of any pytree.
+
+Mesh axes: `replica` (copies of the model, between slices), `fsdp` (parameters and optimizer state
+split by width, and the batch), `tokens` (parameter tokens, heads and vocabulary).
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from tokenformer_jax.config import MeshConfig
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.params import Axes, Params, is_axes
+
+MESH_AXES = ('replica', 'fsdp', 'tokens')
+
+# Logical axis → mesh axis or axes. None: not split.
+RULES = {
+  'batch': ('replica', 'fsdp'),
+  'width': 'fsdp',
+  'param_tokens': 'tokens',  # the axis that grows
+  'heads': 'tokens',
+  'hidden': 'tokens',  # of the Transformer baseline's feed-forward layer
+  'vocab': 'tokens',
+  'layers': None,
+  'position': None,
+  'norm': None,
+}
+
+
+def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
+  """The mesh `replica × fsdp × tokens` over all devices, or over those given.
+
+  Raises:
+    UserError: the sizes do not multiply to the number of devices.
+  """
+  devices = jax.devices() if devices is None else devices
+  sizes = [config.replica, config.fsdp, config.tokens]
+  named = ', '.join(f'{axis}={size}' for axis, size in zip(MESH_AXES, sizes, strict=True))
+  if sizes.count(-1) > 1 or any(size < 1 and size != -1 for size in sizes):
+    raise UserError(
+      f'config.mesh has {named}; sizes are positive, and at most one is -1 (the rest)'
+    )
+  known = int(np.prod([size for size in sizes if size != -1]))
+  if -1 in sizes and len(devices) % known == 0:
+    sizes[sizes.index(-1)] = len(devices) // known
+  if int(np.prod(sizes)) != len(devices):
+    raise UserError(
+      f'config.mesh has {named}, which does not make up the {len(devices)} devices here; '
+      'the product of the sizes must be that number'
+    )
+  return jax.make_mesh(tuple(sizes), MESH_AXES, (AxisType.Auto,) * 3, devices=devices)
+
+
+def spec(axes: Axes | tuple[str | None, ...]) -> PartitionSpec:
+  """The partition of an array with these logical axes."""
+  return PartitionSpec(*[None if axis is None else RULES[axis] for axis in axes])
+
+
+def of_axes(mesh: Mesh, axes: Params) -> Params:
+  """Shardings of a tree of logical axes, such as `Definition.axes`."""
+  return jax.tree.map(lambda a: NamedSharding(mesh, spec(a)), axes, is_leaf=is_axes)
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+  """The sharding of an array that every device holds whole."""
+  return NamedSharding(mesh, PartitionSpec())
+
+
+def of_batch(mesh: Mesh) -> NamedSharding:
+  """The sharding of a batch [B, …]."""
+  return NamedSharding(mesh, spec(('batch',)))
+
+
+def of_optimizer_state(
+  mesh: Mesh, tx: optax.GradientTransformation, abstract_params: Params, axes: Params
+) -> Any:
+  """Shardings of the state of `tx`: what is shaped like a parameter is placed like that parameter."""
+  return optax.tree.map_params(
+    tx,
+    lambda _, sharding: sharding,
+    jax.eval_shape(tx.init, abstract_params),
+    of_axes(mesh, axes),
+    transform_non_params=lambda _: replicated(mesh),
+  )
+
+
+def with_shardings(abstract: Any, shardings: Any) -> Any:
+  """Shapes and dtypes of `abstract` with the given shardings, as restoring a checkpoint needs them."""
+  return jax.tree.map(
+    lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), abstract, shardings
+  )
+
+
+def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
+  """Fixes the partition of an activation, if a mesh is set (`jax.set_mesh`)."""
+  if jax.sharding.get_abstract_mesh().empty:
+    return x
+  return jax.lax.with_sharding_constraint(x, spec(axes))
+
+
+def check_divides(mesh: Mesh, abstract: Params, axes: Params) -> None:
+  """Checks that every parameter can be split evenly over the mesh.
+
+  Raises:
+    UserError: an axis is not a multiple of the mesh axes that it is split over.
+  """
+  paths = jax.tree_util.tree_flatten_with_path(abstract)[0]
+  for (path, leaf), names in zip(paths, jax.tree.leaves(axes, is_leaf=is_axes), strict=True):
+    for size, name in zip(leaf.shape, names, strict=True):
+      check_divisible(mesh, name, size, f'of parameter {"/".join(key.key for key in path)}')
+
+
+def check_divisible(mesh: Mesh, name: str, size: int, of_what: str) -> None:
+  """Checks that a logical axis of this size can be split evenly over the mesh."""
+  mesh_axes = RULES[name] or ()
+  mesh_axes = (mesh_axes,) if isinstance(mesh_axes, str) else mesh_axes
+  parts = int(np.prod([mesh.shape[axis] for axis in mesh_axes]))
+  if size % parts:
+    raise UserError(
+      f'the axis {name!r} {of_what} has the size {size}, which the mesh ({" × ".join(mesh_axes)} = '
+      f'{parts}) does not divide; change that size or config.mesh'
+    )

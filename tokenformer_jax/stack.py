@@ -1,0 +1,52 @@
+"""Scanning over stacked layers, and what the backward pass recomputes.
+
+`params.stack` makes L layers one module whose parameters have a leading axis; `scan` runs it. One
+layer is traced and compiled however many there are.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import nnx
+
+# What a layer keeps for its backward pass; everything else is computed again.
+#   none        everything is kept
+#   pattention  all but the scores [B, T, N] and what is made of them (pattention.py)
+#   dots        the results of matrix products with parameters, the scores among them
+#   full        nothing but the layer's input
+_POLICIES = {
+  'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+  'full': jax.checkpoint_policies.nothing_saveable,
+}
+
+
+def scan(
+  layers: nnx.Module,
+  apply: Callable[[Any, jax.Array, Any], tuple[jax.Array, Any]],
+  x: jax.Array,
+  per_layer: Any = None,
+  *,
+  remat: str = 'none',
+) -> tuple[jax.Array, Any]:
+  """Applies L stacked layers one after the other.
+
+  Args:
+    layers: a module from `params.stack`.
+    apply: `(layer, x, per_layer_i) -> (x, output_i)`.
+    x: what goes from layer to layer.
+    per_layer: a pytree with a leading axis L, such as a key-value cache, or None.
+    remat: `none`, `pattention`, `dots` or `full`.
+
+  Returns:
+    The last x, and the outputs of all layers stacked along a leading axis.
+  """
+  graphdef, state = nnx.split(layers)
+
+  def body(x, layer_inputs):
+    layer_state, extra = layer_inputs
+    return apply(nnx.merge(graphdef, layer_state), x, extra)
+
+  if remat in _POLICIES:
+    body = jax.checkpoint(body, prevent_cse=False, policy=_POLICIES[remat])
+  return jax.lax.scan(body, x, (state, per_layer))
