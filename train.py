@@ -6,16 +6,18 @@ python train.py --config.optim.learning_rate=3e-4 another value for any key
 """
 
 import os
+import sys
 from collections.abc import Sequence
 
 from absl import flags
 from ml_collections import config_flags
 
 from tokenformer_jax import cli, config, train
+from tokenformer_jax.errors import UserError
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _CONFIG = config_flags.DEFINE_config_file(
-  'config', os.path.join(_HERE, 'configs/lm_stdlib.py'), 'The configuration: FILE or FILE:VARIANT.'
+  'config', None, 'The configuration, FILE or FILE:VARIANT (default: configs/lm_stdlib.py).'
 )
 _WORKDIR = flags.DEFINE_string(
   'workdir', None, 'Where checkpoints and figures go (default: runs/NAME_OF_THE_CONFIG).'
@@ -27,8 +29,16 @@ def main(argv: Sequence[str]) -> None:
   del argv
   file, _, variant = config_flags.get_config_filename(flags.FLAGS['config']).partition(':')
   name = os.path.splitext(os.path.basename(file))[0] + (f'_{variant}' if variant else '')
-  train.train(config.resolve(_CONFIG.value), _WORKDIR.value or os.path.join('runs', name))
+  try:
+    values = _CONFIG.value.copy_and_resolve_references()
+  except OSError as error:  # ml_collections keeps what went wrong until the values are asked for.
+    reason = ' '.join(str(error.__cause__ or error).split())
+    raise UserError(f'the file --config={file} cannot be loaded ({reason})') from error
+  train.train(config.resolve(values), _WORKDIR.value or os.path.join('runs', name))
 
 
 if __name__ == '__main__':
+  # Not as the flag's default, which would be loaded, and given the overrides, beside any other.
+  if not any(argument.split('=')[0].lstrip('-') == 'config' for argument in sys.argv):
+    sys.argv.insert(1, f'--config={_HERE}/configs/lm_stdlib.py')
   cli.run(main)

@@ -1,0 +1,9 @@
+"""Train TokenFormer models and grow them without changing what they compute.
+
+The modules are the interface; importing the package imports none of them, so it is fast:
+
+  config      what a run is                    lm           the language model
+  train       training runs                    pattention   attention to parameter tokens
+  generate    text from a trained model        sharding     meshes and where arrays live
+  plot        loss curves                      checkpoint   reading and writing checkpoints
+"""

@@ -1,4 +1,4 @@
-"""Token-token attention: rotary positions, the causal mask, the key-value cache, the kernel choice."""
+"""Token-token attention: rotary positions, the causal mask, the key-value cache, the kernel."""
 
 import functools
 from typing import NamedTuple
@@ -57,7 +57,7 @@ def kernel(name: str, dtype: jnp.dtype) -> str:
 
 
 class Attention(nnx.Module):
-  """Causal multi-head attention; query, key, value and output are projections of the model's kind."""
+  """Causal multi-head attention whose query, key, value and output are projections."""
 
   def __init__(self, config: ModelConfig, *, implementation: str, recompute: bool, rngs: nnx.Rngs):
     make = functools.partial(projection, config, recompute=recompute, rngs=rngs)

@@ -1,7 +1,7 @@
 """Checkpoints by Orbax: asynchronous, complete in themselves, checked bit by bit when read.
 
-A checkpoint holds three items: `state` (a nested dict of arrays), `meta` (JSON: format version, step,
-the whole config, package versions, and a checksum of every array) and `tokenizer` (JSON). Nothing
+A checkpoint holds three items: `state` (a nested dict of arrays), `meta` (JSON: format version,
+step, the whole config, package versions, a checksum of every array) and `tokenizer` (JSON). Nothing
 else is needed to resume, grow, evaluate or generate. Everything that knows Orbax is in this file.
 """
 

@@ -6,23 +6,42 @@ from pathlib import Path
 
 from absl import app, flags, logging
 
+from tokenformer_jax import config
 from tokenformer_jax.errors import UserError
 
 
-def run(main: Callable[[Sequence[str]], None]) -> None:
-  """Parses flags and runs `main`; a `UserError` becomes one line and exit status 2."""
+def run(main: Callable[[Sequence[str]], None], *, positional: bool = False) -> None:
+  """Parses flags and runs `main`; a `UserError` becomes one line and exit status 2.
+
+  Args:
+    main: gets the program's name and, if they are allowed, the arguments that are no flags.
+    positional: whether such arguments are allowed; then flags may also stand after them.
+  """
 
   def guarded(argv: Sequence[str]) -> None:
-    if len(argv) > 1:
+    if len(argv) > 1 and not positional:
       raise app.UsageError(f'unexpected argument {argv[1]!r}; flags look like --name=value')
+    if not flags.FLAGS['verbosity'].present:  # --verbosity=0 shows the lines of Orbax, too.
+      logging.set_verbosity(logging.WARNING)
     main(argv)
 
-  flags.FLAGS.set_default('verbosity', logging.WARNING)  # --verbosity=0 shows Orbax's lines, too
+  flags.FLAGS.set_gnu_getopt(positional)
   try:
-    app.run(guarded)
+    app.run(guarded, flags_parser=_parse_flags)
   except UserError as error:
     print(f'error: {error}', file=sys.stderr)
     sys.exit(2)
+
+
+def _parse_flags(argv: Sequence[str]) -> list[str]:
+  """Parses flags; turns what ml_collections raises for a config into sentences."""
+  try:
+    return app.parse_flags_with_usage(argv)
+  except AttributeError:  # from ml_collections, for an unknown key in --config.KEY=VALUE
+    for argument in argv:
+      if argument.lstrip('-').startswith('config.'):
+        config.check_key(argument.partition('=')[0].partition('.')[2])
+    raise
 
 
 def split_source(source: str) -> tuple[Path, int | None]:

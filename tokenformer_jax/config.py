@@ -1,6 +1,6 @@
 """The configuration: frozen dataclasses that the library works with, and their ml_collections form.
 
-A file in `configs/` starts from `defaults()`, a `ConfigDict` with every key, and changes some of them.
+A file in `configs/` starts from `defaults()`, a `ConfigDict` with every key, and changes some.
 `resolve` turns the result into a `Config` and validates everything that can be known before data is
 read or a device is touched. `checkpoint.py` and `train.py` store the dataclasses as JSON.
 """
@@ -25,7 +25,7 @@ class TokenCounts:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-  """What a model computes. Stored in every checkpoint; two models are the same if these are equal."""
+  """What a model computes. Two models are the same if these are equal."""
 
   kind: str = 'lm'
   projection: str = 'pattention'  # or 'dense': the Transformer baseline
@@ -227,6 +227,21 @@ def lookup(config: Any, path: str) -> Any:
   for name in path.split('.'):
     config = getattr(config, name)
   return config
+
+
+def check_key(path: str) -> None:
+  """Checks that a dotted path such as `model.param_tokens.qkv` names a key.
+
+  Raises:
+    UserError: it does not; the message has the nearest name.
+  """
+  cls = Config
+  for i, name in enumerate(names := path.split('.')):
+    types = typing.get_type_hints(cls) if dataclasses.is_dataclass(cls) else {}
+    if name not in types:
+      known = ('.'.join([*names[:i], key]) for key in types)
+      raise UserError(f'config key {".".join(names[: i + 1])!r} is unknown{nearest(path, known)}')
+    cls = types[name]
 
 
 def _validate(config: Config) -> None:

@@ -13,7 +13,7 @@ class UserError(Exception):
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
-  """A hint `; did you mean X?` for the allowed name closest to `name`, or the list of allowed names."""
+  """A hint `; did you mean X?` with the allowed name closest to `name`, or all of them."""
   allowed = sorted(allowed)
   close = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
   return f'; did you mean {close[0]!r}?' if close else f'; known names: {", ".join(allowed)}'

@@ -4,7 +4,7 @@ import jax
 
 from tokenformer_jax.config import ModelConfig
 
-# Dense bf16 peak of one chip in TFLOP/s, by what `device_kind` starts with. The longest match counts.
+# Dense bf16 peak of one chip in TFLOP/s, by the start of `device_kind`; the longest match counts.
 PEAK_TFLOPS = {
   'TPU v3': 123,
   'TPU v4': 275,
@@ -52,5 +52,5 @@ def forward_flops(model: ModelConfig, length: int) -> float:
 
 
 def train_flops(model: ModelConfig, length: int) -> float:
-  """FLOPs of a training step for one token: backward is twice forward; recomputation is not counted."""
+  """FLOPs of a training step for one token: backward is twice forward, recomputing not counted."""
   return 3 * forward_flops(model, length)

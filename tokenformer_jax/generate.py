@@ -165,8 +165,8 @@ def main(argv: Sequence[str]) -> None:
     params = checkpoints.restore(meta, abstract)['params']
   except checkpoint.DamagedError as error:
     raise UserError(
-      f'the checkpoint of step {meta.step} in {values.source} is damaged ({error}); name an earlier '
-      'one as DIR@STEP'
+      f'the checkpoint of step {meta.step} in {values.source} is damaged ({error}); name an '
+      'earlier one as DIR@STEP'
     ) from error
   tokenizer = tokenizers.from_json(meta.tokenizer)
   ids = np.append(tokenizer.end_of_document, tokenizer.encode(values.prompt)).astype(np.int32)

@@ -25,6 +25,7 @@ class LayerNorm(nnx.Module):
       self.bias = param(rngs, nnx.initializers.zeros, (width,), ('norm',))
 
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
+    """[B, T, D] → [B, T, D]."""
     x = x_BxTxD.astype(jnp.float32)
     x = x - jnp.mean(x, axis=-1, keepdims=True)
     x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.epsilon)
@@ -41,6 +42,7 @@ class Dense(nnx.Module):
     self.bias = param(rngs, nnx.initializers.zeros, (d_out,), ('norm',)) if bias else None
 
   def __call__(self, x_BxTxI: jax.Array) -> jax.Array:
+    """[B, T, D_in] → [B, T, D_out]."""
     out = jnp.einsum('BTI,IO->BTO', x_BxTxI, self.kernel[...].astype(x_BxTxI.dtype))
     if self.bias is not None:
       out = out + self.bias[...].astype(out.dtype)[None, None]
@@ -71,6 +73,7 @@ class MLP(nnx.Module):
     self.gelu = config.gelu
 
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
+    """[B, T, D] → [B, T, D]."""
     hidden_BxTxF = constrain(self.up(x_BxTxD), 'batch', None, 'hidden')
     return self.down(jax.nn.gelu(hidden_BxTxF, approximate=self.gelu == 'tanh'))
 

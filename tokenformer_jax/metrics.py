@@ -1,13 +1,17 @@
 """Where figures go: metrics.jsonl, TensorBoard event files, and the terminal."""
 
+import contextlib
 import json
+import math
 import os
 import resource
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import numpy as np
 import tensorboardX
 import tqdm
 
@@ -43,7 +47,9 @@ class Metrics:
     """Adds figures under flat names such as `train/loss`; shows the ones that a reader wants."""
     if not self._active:
       return
-    self._lines.write(json.dumps({'step': step, **figures}) + '\n')
+    # JSON knows no NaN and no infinity.
+    finite = {name: value if math.isfinite(value) else None for name, value in figures.items()}
+    self._lines.write(json.dumps({'step': step, **finite}) + '\n')
     self._lines.flush()
     if self._events:
       for name, value in figures.items():
@@ -67,6 +73,14 @@ class Metrics:
     if self._events:
       self._events.add_text(name, f'```\n{text}\n```', step)
     self.say('\n'.join(f'  | {line}' for line in text.splitlines()))
+
+  @contextlib.contextmanager
+  def pause(self) -> Iterator[None]:
+    """Leaves the time spent inside, evaluating say, out of the estimate of the time left."""
+    before = time.monotonic()
+    yield
+    if self._active:
+      self._started += time.monotonic() - before
 
   def close(self) -> None:
     """Flushes and closes the files; the terminal's bar stays as it is."""
@@ -107,7 +121,65 @@ class Metrics:
     return f'  {left // 3600}:{left // 60 % 60:02}:{left % 60:02} left'
 
 
-def memory_figures() -> dict[str, float]:
+class Window:
+  """The figures since the last log point, left on the device until they are asked for."""
+
+  def __init__(
+    self, *, tokens: int, flops: float, peak_flops: float | None, bytes_per_token: float
+  ):
+    """Starts the clock.
+
+    Args:
+      tokens: predicted in one step, over all devices.
+      flops: model FLOPs of one step.
+      peak_flops: of all devices together in FLOP/s, or None if their peak is not published.
+      bytes_per_token: of the training text.
+    """
+    self._tokens, self._flops, self._peak_flops = tokens, flops, peak_flops
+    self._bytes_per_token = bytes_per_token
+    self._pending: list[dict[str, jax.Array]] = []
+    self.skipped_in_a_row = 0
+    self.restart_clock()
+
+  def add(self, figures: dict[str, jax.Array]) -> None:
+    """Takes the figures of a step, without waiting for it."""
+    self._pending.append(figures)
+    self._timed_steps += 1
+
+  def restart_clock(self) -> None:
+    """Leaves out of the speed what was not training."""
+    self._clock, self._timed_steps = time.monotonic(), 0
+
+  def figures(self) -> dict[str, float]:
+    """Waits for the device. The loss is the mean over the window, the rest is of its last step."""
+    fetched = jax.device_get(self._pending)
+    seconds = (time.monotonic() - self._clock) / self._timed_steps
+    self._pending = []
+    self.restart_clock()
+    last = {name: float(value) for name, value in fetched[-1].items()}
+    self.skipped_in_a_row = int(last.pop('skipped_in_a_row'))
+    losses = [step['loss'] for step in fetched if math.isfinite(step['loss'])]
+    last['loss'] = float(np.mean(losses)) if losses else math.nan
+    figures = {
+      **{f'train/{name}': value for name, value in last.items()},
+      'train/perplexity': perplexity(last['loss']),
+      'train/bits_per_byte': last['loss'] / math.log(2) / self._bytes_per_token,
+      'perf/step_seconds': seconds,
+      'perf/tokens_per_second': self._tokens / seconds,
+      'perf/model_tflops_per_second': self._flops / seconds / 1e12,
+      **_memory(),
+    }
+    if self._peak_flops:
+      figures['perf/mfu'] = self._flops / seconds / self._peak_flops
+    return figures
+
+
+def perplexity(loss: float) -> float:
+  """exp(loss), large instead of an overflow where a run diverges."""
+  return math.exp(min(loss, 700.0))
+
+
+def _memory() -> dict[str, float]:
   """Peak memory in GiB: of the first local device if it tells, and of this process."""
   figures = {'perf/host_peak_gib': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _GIB}
   stats = jax.local_devices()[0].memory_stats() or {}

@@ -10,7 +10,7 @@ from tokenformer_jax.params import Params, is_axes
 def learning_rate(config: OptimConfig, steps: int) -> optax.Schedule:
   """From the number of updates made to the learning rate of the next one.
 
-  A linear warm-up to the peak, then a cosine (or nothing) down to `final_fraction` of it at `steps`.
+  A linear warm-up to the peak, then a cosine (or nothing) down to `final_fraction` of it.
   """
   if config.schedule == 'constant':
     decay = optax.schedules.constant_schedule(config.learning_rate)
@@ -28,7 +28,7 @@ def learning_rate(config: OptimConfig, steps: int) -> optax.Schedule:
 
 
 def decay_mask(axes: Params) -> Params:
-  """Which parameters decay: matrices (parameter tokens, embeddings, kernels), not norms and biases."""
+  """Which parameters decay: parameter tokens, embeddings and kernels, not norms and biases."""
   return jax.tree.map(lambda names: 'norm' not in names, axes, is_leaf=is_axes)
 
 

@@ -1,8 +1,8 @@
 """Parameters as a plain nested dict of arrays, taken out of Flax NNX modules.
 
-NNX modules say what the parameters are; they exist only while a function is traced. What is trained,
-stored and grown is a nested dict `{'blocks': {'ffn': {'keys': Array, …}, …}, …}`, so the transforms
-are plain JAX and the files on disk do not depend on the module library.
+NNX modules say what the parameters are; they exist only while a function is traced. What is
+trained, stored and grown is a nested dict `{'blocks': {'ffn': {'keys': Array, …}, …}, …}`, so the
+transforms are plain JAX and the files on disk do not depend on the module library.
 """
 
 import dataclasses

@@ -84,7 +84,7 @@ def pattention(
   gelu: str = 'exact',
   reference_tokens: int,
 ) -> jax.Array:
-  """Θ(x Kᵀ) V in the dtype of x; returns [B, T, O]. The arguments are those of `parameter_weights`."""
+  """Θ(x Kᵀ) V, [B, T, O] in the dtype of x; for the other arguments see `parameter_weights`."""
   dtype = x_BxTxI.dtype
   scores_BxTxN = constrain(
     jnp.einsum('BTI,NI->BTN', x_BxTxI, keys_NxI.astype(dtype)), 'batch', None, 'param_tokens'

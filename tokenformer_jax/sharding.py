@@ -78,7 +78,7 @@ def of_batch(mesh: Mesh) -> NamedSharding:
 def of_optimizer_state(
   mesh: Mesh, tx: optax.GradientTransformation, abstract_params: Params, axes: Params
 ) -> Any:
-  """Shardings of the state of `tx`: what is shaped like a parameter is placed like that parameter."""
+  """Shardings of the state of `tx`: what belongs to a parameter lives where the parameter does."""
   return optax.tree.map_params(
     tx,
     lambda _, sharding: sharding,
@@ -89,7 +89,7 @@ def of_optimizer_state(
 
 
 def with_shardings(abstract: Any, shardings: Any) -> Any:
-  """Shapes and dtypes of `abstract` with the given shardings, as restoring a checkpoint needs them."""
+  """Shapes and dtypes of `abstract` with shardings, as restoring a checkpoint needs them."""
   return jax.tree.map(
     lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), abstract, shardings
   )

@@ -1,4 +1,4 @@
-"""The state of a run, and the two compiled functions over it: the training and the evaluation step."""
+"""The state of a run and the compiled functions over it: the training and the evaluation step."""
 
 import functools
 from collections.abc import Callable
@@ -49,8 +49,8 @@ def make_train_step(
 ) -> Step:
   """The compiled training step: `(state, batch) → (state, figures)`; the old state is donated.
 
-  The batch is int32 [B, T + 1], inputs and targets, split over the devices by rows. A step whose loss
-  or gradient is not finite changes neither parameters nor optimizer state.
+  The batch is int32 [B, T + 1], inputs and targets, split over the devices by rows. A step whose
+  loss or gradient is not finite changes neither parameters nor optimizer state.
   """
   rate = optim.learning_rate(config.optim, config.train.steps)
   parts = config.optim.accumulation_steps

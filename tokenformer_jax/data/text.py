@@ -239,7 +239,7 @@ class Tfds(Source):
 
   @functools.cached_property
   def _examples(self) -> Any:
-    import tensorflow_datasets as tfds  # Slow to import.
+    import tensorflow_datasets as tfds  # noqa: PLC0415 (slow, and only needed here)
 
     try:
       return tfds.data_source(self.name, split='train', download=False)

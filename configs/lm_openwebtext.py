@@ -1,0 +1,76 @@
+r"""Growing a TokenFormer on OpenWebText: 124M parameters from scratch, then three stages of growth.
+
+  python train.py --config=configs/lm_openwebtext.py:124m
+  python train.py --config=configs/lm_openwebtext.py:354m   grows runs/lm_openwebtext_124m
+  python train.py --config=configs/lm_openwebtext.py:757m   grows runs/lm_openwebtext_354m
+  python train.py --config=configs/lm_openwebtext.py:1_4b   grows runs/lm_openwebtext_757m
+
+Every model has 12 layers of width 768; they differ in their parameter tokens alone. If the smaller
+run is elsewhere, name it with --config.init_from=DIR; with --config.init_from= a model starts from
+scratch (for the paper's 300 billion tokens add --config.train.steps=600000).
+
+Wants data/openwebtext/*.jsonl.zst (a document a line, under `text`) and the tokenizer of GPT-2,
+data/gpt2/tokenizer.json. Meant for 64 TPU chips of 32 GB or more (v4, v5p, v6e). The batch is that
+of all chips together; for fewer of them raise --config.optim.accumulation_steps.
+
+Not run to the end with this code yet. The perplexities are the paper's (Section 4.1), on the 5 %
+of the documents that are held out, from training on TPU v4: 300 billion tokens for the first
+model, 30 billion for each stage. The times are an estimate: the run's model FLOPs at 40 % MFU on
+64 chips of v5p.
+
+  variant     parameters  qkv, proj    ffn  model FLOPs  time  perplexity in the paper
+  124m       123,569,664        576   2304       2.5e20   6 h                    16.41
+  354m       354,190,848       2140   8560       6.9e19   2 h                    14.02
+  757m       753,796,608       4850  19400       1.4e20   3 h                    12.59
+  1_4b     1,309,705,728       8620  34480       2.5e20   6 h                    11.77
+
+The counts are the paper's. Multiples of 128 fill the matrix unit of a TPU: 640, 2176, 4864 and
+8704, four times that for ffn. They can be set by flags, --config.model.param_tokens.qkv=2176 and
+so on; if the first model has other counts, every later one needs these as its
+model.reference_tokens. The paper's released TPU code trains without positions
+(--config.model.positions=none); here they are rotary, as on the Pile.
+"""
+
+from tokenformer_jax import config
+from tokenformer_jax.errors import UserError
+
+VARIANTS = {  # parameter tokens of qkv and proj (ffn has four times as many), the run to grow
+  '124m': (576, ''),
+  '354m': (2140, 'runs/lm_openwebtext_124m'),
+  '757m': (4850, 'runs/lm_openwebtext_354m'),
+  '1_4b': (8620, 'runs/lm_openwebtext_757m'),
+}
+
+
+def get_config(variant='124m'):
+  if variant not in VARIANTS:
+    raise UserError(f'config variant is {variant!r}; it must be one of {", ".join(VARIANTS)}')
+  c = config.defaults()
+
+  count, c.init_from = VARIANTS[variant]
+  c.model.layers, c.model.width, c.model.heads = 12, 768, 12
+  c.model.vocab_size = 50304  # of GPT-2's tokenizer, 50257, rounded up
+  c.model.param_tokens.update(qkv=count, proj=count, ffn=4 * count)
+  # The scale τ = √576 (√2304) is part of the function that the first model learned. It stays when
+  # parameter tokens are added; with τ = √count, growth would multiply all scores of the old ones.
+  first, _ = VARIANTS['124m']
+  c.model.reference_tokens.update(qkv=first, proj=first, ffn=4 * first)
+
+  c.data.source = 'files:data/openwebtext/*.jsonl.zst'
+  c.data.tokenizer = 'data/gpt2/tokenizer.json'
+  c.data.sequence_length = 1024
+  c.data.batch_size = 512
+  c.data.validation_fraction = 0.05
+
+  c.optim.learning_rate = 6e-4
+  c.optim.warmup_steps = 2000
+  c.optim.final_fraction = 0.0
+
+  c.train.steps = 60_000 if c.init_from else 600_000
+  c.train.log_every = 100
+  c.train.eval_every = 2000
+  c.train.eval_batches = 64  # 33.6 million tokens
+  c.train.checkpoint_every = 2000
+  c.train.remat = 'full'
+  c.train.loss_chunk = 512
+  return c

@@ -1,0 +1,28 @@
+"""Eight CPU devices for every test, and a cache directory that is not the user's."""
+
+import os
+
+import pytest
+
+os.environ['JAX_PLATFORMS'] = 'cpu'
+os.environ['XLA_FLAGS'] = ' '.join(
+  [
+    os.environ.get('XLA_FLAGS', ''),
+    '--xla_force_host_platform_device_count=8',
+    # The tests spend their time in compiling, which takes a third of the time so.
+    '--xla_backend_optimization_level=0',
+  ]
+)
+
+import jax  # noqa: E402 (reads the environment above)
+
+jax.config.update('jax_numpy_rank_promotion', 'raise')
+
+
+@pytest.fixture(scope='session', autouse=True)
+def shared_cache(tmp_path_factory):
+  """Token stores are shared by the tests of a session, and only by them."""
+  with pytest.MonkeyPatch.context() as patch:
+    if 'XDG_CACHE_HOME' not in os.environ:
+      patch.setenv('XDG_CACHE_HOME', str(tmp_path_factory.mktemp('cache')))
+    yield

@@ -1,0 +1,396 @@
+"""The language model against golden values, published sizes, and itself computed in other ways."""
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import tiny_model
+
+from tokenformer_jax import sharding
+from tokenformer_jax.attention import init_cache
+from tokenformer_jax.config import MeshConfig, ModelConfig, TokenCounts
+from tokenformer_jax.lm import Compute, define_lm
+from tokenformer_jax.loss import loss_sums
+from tokenformer_jax.params import Params
+
+# Computed in float32 by the authors' PyTorch layers on random weights; the model is below.
+GOLDEN = dict(np.load(Path(__file__).parent / 'golden' / 'tokenformer_lm.npz'))
+GOLDEN_MODEL = tiny_model(heads=2, param_tokens=TokenCounts(qkv=32, proj=32, ffn=128))
+GOLDEN_PROJECTIONS = {
+  ('attention', 'query'): 'attention.query',
+  ('attention', 'key'): 'attention.key',
+  ('attention', 'value'): 'attention.value',
+  ('attention', 'proj'): 'attention.proj',
+  ('ffn',): 'mlp',
+}
+REMATS = ['none', 'pattention', 'dots', 'full']
+DENSE = {'projection': 'dense', 'bias': True, 'block_norm': 'affine'}
+VARIANTS = {
+  'rotary': tiny_model(),
+  'learned': tiny_model(positions='learned', tied_head=False),
+  'none': tiny_model(positions='none'),
+  'dense': tiny_model(**DENSE),
+}
+EACH_VARIANT = pytest.mark.parametrize('model', VARIANTS.values(), ids=VARIANTS)
+
+
+def _from_golden(kind: str) -> Params:
+  """The golden arrays `kind/…` as a tree of parameters; numbers per layer stay numbers per layer."""
+
+  def stacked(name: str) -> np.ndarray:
+    return np.stack([GOLDEN[f'{kind}/sequential.{2 + i}.{name}'] for i in range(2)])
+
+  blocks = {'attention': {}}
+  for (*parents, last), name in GOLDEN_PROJECTIONS.items():
+    parent = blocks[parents[0]] if parents else blocks
+    parent[last] = {
+      'keys': stacked(f'{name}.key_param_tokens'),
+      'values': stacked(f'{name}.value_param_tokens'),
+    }
+  return {
+    'embedding': GOLDEN[f'{kind}/sequential.0.word_embeddings.weight'],
+    'blocks': blocks,
+    'final_norm': {
+      'scale': GOLDEN[f'{kind}/sequential.5.norm.weight'],
+      'bias': GOLDEN[f'{kind}/sequential.5.norm.bias'],
+    },
+  }
+
+
+@functools.cache
+def _golden_gradient(remat: str, chunk: int) -> tuple[float, Params]:
+  definition = define_lm(GOLDEN_MODEL, Compute(remat=remat))
+  ids = jnp.asarray(GOLDEN['input_ids'])
+  targets = jnp.concatenate([ids[:, 1:], jnp.full((2, 1), -1)], axis=1)
+
+  def loss(params):
+    model = definition.bind(params)
+    sums = loss_sums(model.hidden(ids)[0], model.output_embedding, targets, chunk=chunk)
+    return sums.nats / sums.tokens
+
+  value, gradient = jax.jit(jax.value_and_grad(loss))(_from_golden('weights'))
+  return float(value), gradient
+
+
+def _ids(batch: int, length: int) -> np.ndarray:
+  return np.random.default_rng(0).integers(0, 64, (batch, length), np.int32)
+
+
+@functools.cache
+def _forward(model: ModelConfig, compute: Compute = Compute()):
+  definition = define_lm(model, compute)
+  return jax.jit(lambda params, ids: definition.bind(params)(ids)[0])
+
+
+@functools.cache
+def _params(model: ModelConfig) -> Params:
+  """Parameters large enough that every part of the model matters; faster than `init`."""
+  rng = np.random.default_rng(0)
+  return jax.tree.map(
+    lambda p: jnp.asarray(rng.normal(size=p.shape) * p.shape[-1] ** -0.5, p.dtype),
+    define_lm(model).abstract,
+  )
+
+
+def _paths(tree: Params) -> dict[str, jax.Array]:
+  leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+  return {'/'.join(key.key for key in path): leaf for path, leaf in leaves}
+
+
+def test_golden_logits():
+  got = _forward(GOLDEN_MODEL)(_from_golden('weights'), GOLDEN['input_ids'])
+  np.testing.assert_allclose(
+    got, GOLDEN['logits'], atol=1e-5, err_msg='the model is not the one that was released'
+  )
+
+
+# 32 positions: 8 divides them, 7 does not, 256 is more than there are.
+EACH_WAY = pytest.mark.parametrize(
+  ('remat', 'chunk'), [('none', 256), ('pattention', 8), ('dots', 7), ('full', 7)]
+)
+
+
+@EACH_WAY
+def test_golden_loss(remat, chunk):
+  got = _golden_gradient(remat, chunk)[0]
+  assert abs(got - GOLDEN['loss']) < 1e-5, 'the loss is not the mean over the predicted tokens'
+
+
+@EACH_WAY
+def test_golden_gradients(remat, chunk):
+  gradient = _golden_gradient(remat, chunk)[1]
+  norms = {
+    path: jnp.sqrt(jnp.sum(g**2, axis=tuple(range(path.startswith('blocks'), g.ndim))))
+    for path, g in _paths(gradient).items()
+  }
+  for path, want in _paths(_from_golden('grad_norm')).items():
+    np.testing.assert_allclose(
+      norms[path], want, rtol=1e-4, err_msg=f'the gradient of {path} is wrong'
+    )
+
+
+def _tokenformer(layers: int, width: int, heads: int, attention: int, ffn: int) -> ModelConfig:
+  counts = TokenCounts(qkv=attention, proj=attention, ffn=ffn)
+  return ModelConfig(
+    layers=layers,
+    width=width,
+    heads=heads,
+    vocab_size=50304,
+    param_tokens=counts,
+    reference_tokens=counts,
+  )
+
+
+# TokenFormer, Table 9. The paper rounds those trained on OpenWebText: 123.6M, 354.2M, 753.8M and
+# 1309.7M.
+@pytest.mark.parametrize(
+  ('sizes', 'count'),
+  [
+    pytest.param((12, 768, 12, 768, 3072), 151_881_216, id='pile-150M'),
+    pytest.param((24, 1024, 16, 1024, 4096), 454_166_528, id='pile-450M'),
+    pytest.param((32, 1280, 16, 1280, 5120), 903_252_480, id='pile-900M'),
+    pytest.param((40, 1536, 16, 1536, 6144), 1_587_219_456, id='pile-1.5B'),
+    pytest.param((12, 768, 12, 576, 2304), 123_569_664, id='openwebtext-124M'),
+    pytest.param((12, 768, 12, 2140, 8560), 354_190_848, id='openwebtext-354M'),
+    pytest.param((12, 768, 12, 4850, 19400), 753_796_608, id='openwebtext-757M'),
+    pytest.param((12, 768, 12, 8620, 34480), 1_309_705_728, id='openwebtext-1.4B'),
+  ],
+)
+def test_published_sizes_of_tokenformer(sizes, count):
+  assert define_lm(_tokenformer(*sizes)).count == count, 'a published size has other parameters'
+
+
+@pytest.mark.parametrize(
+  ('changes', 'count'),
+  [
+    pytest.param(
+      {'vocab_size': 50257, 'positions': 'learned', 'max_length': 1024}, 124_439_808, id='gpt2-124M'
+    ),
+    pytest.param({'vocab_size': 50304, 'tied_head': False}, 162_322_944, id='pythia-160M'),
+  ],
+)
+def test_published_sizes_of_transformers(changes, count):
+  model = ModelConfig(**DENSE, layers=12, width=768, heads=12, **changes)
+  assert define_lm(model).count == count, 'the baseline is not the published Transformer'
+
+
+def _logits_with_another_token(model: ModelConfig, j: int) -> tuple[jax.Array, jax.Array]:
+  """Logits [B, T, V] before and after the token at position j is changed."""
+  ids = _ids(2, 16)
+  changed = ids.copy()
+  changed[:, j] = (ids[:, j] + 1) % 64
+  return tuple(_forward(model)(_params(model), each) for each in (ids, changed))
+
+
+@pytest.mark.parametrize('j', [1, 7, 15])
+@EACH_VARIANT
+def test_a_logit_sees_no_later_token(model, j):
+  before, after = _logits_with_another_token(model, j)
+  same = before[:, :j] == after[:, :j]  # False for NaN, too
+  assert jnp.all(same), f'a logit before position {j} depends on the token there'
+
+
+@pytest.mark.parametrize('j', [0, 7])
+@EACH_VARIANT
+def test_a_logit_sees_every_earlier_token(model, j):
+  before, after = _logits_with_another_token(model, j)
+  moved = jnp.max(jnp.abs(after - before), axis=-1)[:, j:]
+  assert jnp.all(moved > 1e-4), f'a logit from position {j} on ignores the token there'
+
+
+@functools.cache
+def _decode(model: ModelConfig):
+  definition = define_lm(model)
+  return jax.jit(lambda params, *arguments: definition.bind(params)(*arguments))
+
+
+@pytest.mark.parametrize('prefill', [1, 7])
+@EACH_VARIANT
+def test_decoding_with_a_cache_is_the_forward_pass(model, prefill):
+  ids, cache, logits = _ids(2, 16), init_cache(model, 2, 24, jnp.float32), []
+  for start, stop in [(0, prefill), *((i, i + 1) for i in range(prefill, 16))]:
+    part, cache = _decode(model)(_params(model), ids[:, start:stop], start, cache)
+    logits.append(part)
+  np.testing.assert_allclose(
+    jnp.concatenate(logits, axis=1),
+    _forward(model)(_params(model), ids),
+    atol=1e-5,
+    err_msg='what is generated is not what was trained',
+  )
+
+
+def _sums(hidden, embedding, targets, chunk):
+  return loss_sums(hidden, embedding, jnp.asarray(targets), chunk=chunk)
+
+
+@pytest.mark.parametrize('chunk', [3, 12])
+def test_positions_without_a_target_do_not_count(chunk):
+  hidden = jax.random.normal(jax.random.key(0), (2, 12, 8))
+  embedding = jax.random.normal(jax.random.key(1), (64, 8))
+  targets = _ids(2, 12)
+  targets[:, 9:] = -1
+  got = _sums(hidden, embedding, targets, chunk)
+  want = _sums(hidden[:, :9], embedding, targets[:, :9], 9)
+  for name in want._fields:
+    np.testing.assert_allclose(
+      getattr(got, name),
+      getattr(want, name),
+      rtol=1e-5,
+      err_msg=f'{name} counts positions whose target is -1',
+    )
+
+
+def test_loss_sums_are_those_of_the_logits():
+  rng = np.random.default_rng(0)
+  hidden, embedding = rng.normal(size=(2, 5, 8)), rng.normal(size=(64, 8))
+  targets = _ids(2, 5)
+  targets[0, 0] = np.argmax(hidden[0, 0] @ embedding.T)  # so that one of them is right
+  logits = hidden @ embedding.T
+  log_z = np.log(np.sum(np.exp(logits), axis=-1))
+  at_target = np.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+  want = {
+    'nats': np.sum(log_z - at_target),
+    'log_z_squared': np.sum(log_z**2),
+    'tokens': 10,
+    'correct': np.sum(np.argmax(logits, axis=-1) == targets),
+  }
+  got = _sums(jnp.float32(hidden), jnp.float32(embedding), targets, 2)
+  for name, value in want.items():
+    np.testing.assert_allclose(getattr(got, name), value, rtol=1e-5, err_msg=f'{name} is wrong')
+
+
+# So large that chance moves no standard deviation by 5 %.
+LARGER = {'layers': 3, 'width': 64, 'vocab_size': 512, 'init_std': 0.03}
+
+
+@functools.cache
+def _initial(kind: str) -> dict[str, jax.Array]:
+  changes = {
+    'tokenformer': {},
+    'transformer': {**DENSE, 'positions': 'learned', 'tied_head': False},
+  }
+  definition = define_lm(tiny_model(**LARGER, **changes[kind]))
+  return _paths(jax.jit(definition.init)(jax.random.key(0)))
+
+
+TO_RESIDUAL = 2 / (3 * 64**0.5)
+
+
+@pytest.mark.parametrize(
+  ('kind', 'name', 'std'),
+  [
+    ('tokenformer', 'embedding', 0.03),
+    ('tokenformer', 'attention/query/keys', 0.03),
+    ('tokenformer', 'attention/query/values', TO_RESIDUAL),
+    ('tokenformer', 'attention/proj/keys', 0.03),
+    ('tokenformer', 'attention/proj/values', TO_RESIDUAL),
+    ('tokenformer', 'ffn/keys', 0.03),
+    ('tokenformer', 'ffn/values', TO_RESIDUAL),
+    ('transformer', 'positions', 0.03),
+    ('transformer', 'head', 0.03),
+    ('transformer', 'attention/query/kernel', 0.03),
+    ('transformer', 'attention/proj/kernel', TO_RESIDUAL),
+    ('transformer', 'ffn/up/kernel', 0.03),
+    ('transformer', 'ffn/down/kernel', TO_RESIDUAL),
+  ],
+)
+def test_initial_spread(kind, name, std):
+  path = f'blocks/{name}' if '/' in name else name
+  got = float(jnp.std(_initial(kind)[path]))
+  np.testing.assert_allclose(got, std, rtol=0.05, err_msg=f'{path} does not start as released')
+
+
+@pytest.mark.parametrize('kind', ['tokenformer', 'transformer'])
+def test_norms_and_biases_start_as_no_change(kind):
+  for path, leaf in _initial(kind).items():
+    if path.endswith(('scale', 'bias')):
+      assert jnp.all(leaf == path.endswith('scale')), f'{path} changes what it gets'
+
+
+@pytest.mark.parametrize('kind', ['tokenformer', 'transformer'])
+def test_no_two_matrices_start_alike(kind):
+  matrices = []
+  for path, leaf in _initial(kind).items():
+    if not path.endswith(('scale', 'bias')):
+      matrices += list(np.asarray(leaf)) if path.startswith('blocks') else [np.asarray(leaf)]
+  firsts = {round(float(matrix[0, 0] / matrix.std()), 3) for matrix in matrices}
+  assert len(firsts) == len(matrices), 'two matrices are drawn from the same random numbers'
+
+
+def test_init_does_not_depend_on_the_devices():
+  definition = define_lm(tiny_model())
+  mesh = sharding.make_mesh(MeshConfig(fsdp=2, tokens=4))
+  shardings = sharding.of_axes(mesh, definition.axes)
+  one = jax.jit(definition.init)(jax.random.key(0))
+  eight = jax.jit(definition.init, out_shardings=shardings)(jax.random.key(0))
+  for path, leaf in _paths(eight).items():
+    np.testing.assert_allclose(
+      leaf, _paths(one)[path], rtol=1e-6, err_msg=f'{path} starts elsewhere on 8 devices'
+    )
+
+
+def test_bfloat16_is_close_to_float32():
+  model = tiny_model()
+  want = _forward(model)(_params(model), _ids(2, 16))
+  got = _forward(model, Compute(dtype=jnp.bfloat16))(_params(model), _ids(2, 16))
+  error = jnp.sqrt(jnp.mean((got - want) ** 2)) / jnp.std(want)
+  assert error < 0.03, 'something other than the activations has lost its precision'
+
+
+@pytest.mark.parametrize('tied_head', [True, False])
+def test_logits_are_float32(tied_head):
+  definition = define_lm(tiny_model(tied_head=tied_head), Compute(dtype=jnp.bfloat16))
+  ids = jax.ShapeDtypeStruct((1, 4), jnp.int32)
+  logits = jax.eval_shape(
+    lambda params, ids: definition.bind(params)(ids)[0], definition.abstract, ids
+  )
+  assert logits.dtype == jnp.float32, 'the loss of a large vocabulary needs float32 logits'
+
+
+def test_parameters_are_float32_whatever_the_activations_are():
+  definition = define_lm(tiny_model(), Compute(dtype=jnp.bfloat16))
+  dtypes = {leaf.dtype for leaf in jax.tree.leaves(definition.abstract)}
+  assert dtypes == {jnp.dtype('float32')}, 'small updates are lost in bfloat16 parameters'
+
+
+@pytest.mark.parametrize('remat', REMATS)
+def test_a_layer_is_traced_once_however_many_there_are(remat):
+  def products(layers: int) -> int:
+    definition = define_lm(tiny_model(layers=layers), Compute(remat=remat))
+    ids = jax.ShapeDtypeStruct((1, 8), jnp.int32)
+
+    def loss(params, ids):
+      return jnp.sum(definition.bind(params)(ids)[0])
+
+    return str(jax.make_jaxpr(jax.grad(loss))(definition.abstract, ids)).count('dot_general')
+
+  assert products(2) == products(6), 'the time to compile grows with the number of layers'
+
+
+def _kept_for_backward(remat: str, model: ModelConfig) -> list[tuple[int, ...]]:
+  """Shapes of what the forward pass leaves for the backward pass."""
+  definition = define_lm(model, Compute(remat=remat))
+  backward = jax.eval_shape(
+    lambda params, ids: jax.vjp(lambda p: definition.bind(p)(ids)[0], params)[1],
+    definition.abstract,
+    jax.ShapeDtypeStruct((2, 8), jnp.int32),
+  )
+  return [leaf.shape for leaf in jax.tree.leaves(backward)]
+
+
+@pytest.mark.parametrize(('remat', 'kept'), [('none', True), ('pattention', False)])
+def test_the_scores_are_kept_for_the_backward_pass_only_without_remat(remat, kept):
+  model = tiny_model()
+  scores = {(2, 2, 8, n) for n in dataclasses.astuple(model.param_tokens)}  # [L, B, T, N]
+  found = scores.intersection(_kept_for_backward(remat, model))
+  assert bool(found) == kept, f'remat={remat} keeps the scores {found} [L, B, T, N]'
+
+
+def test_full_remat_keeps_the_input_of_each_layer():
+  shapes = _kept_for_backward('full', tiny_model())
+  activations = [shape for shape in shapes if shape[:3] == (2, 2, 8)]
+  assert activations == [(2, 2, 8, 32)], 'remat=full keeps more than [L, B, T, D]'

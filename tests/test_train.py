@@ -1,0 +1,298 @@
+"""Training runs: the same on every mesh, the same after a resume, and never waiting for the device."""
+
+import dataclasses
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from tests import tiny_run
+from tokenformer_jax import checkpoint, metrics, optim, sharding, start, train
+from tokenformer_jax import step as step_lib
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.lm import Compute, define_lm
+
+
+@pytest.fixture(scope='module')
+def source(tmp_path_factory):
+  return tiny_run.write_corpus(tmp_path_factory.mktemp('corpus') / 'text')
+
+
+@pytest.fixture
+def make(source, tmp_path):
+  """Builds configs that share the corpus and a cache."""
+  return lambda **changes: tiny_run.config(source, tmp_path / 'cache', **changes)
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+  """Runs see one device, so that they compile faster."""
+  monkeypatch.setattr(start, 'devices', lambda: jax.devices()[:1])
+
+
+def losses(workdir, name='train/loss'):
+  return {line['step']: line[name] for line in metrics.read(workdir) if name in line}
+
+
+def assert_same(a, b, what):
+  for (path, x), (_, y) in zip(
+    jax.tree_util.tree_leaves_with_path(a), jax.tree_util.tree_leaves_with_path(b), strict=True
+  ):
+    name = jax.tree_util.keystr(path)
+    np.testing.assert_array_equal(np.asarray(x), np.asarray(y), err_msg=f'{what}: {name} differs')
+
+
+def test_a_run_learns_and_leaves_what_the_docs_promise(make, tmp_path, one_device):
+  train.train(make(train__steps=60, train__tensorboard=True), tmp_path / 'run')
+  lines = metrics.read(tmp_path / 'run')
+  names = set().union(*lines)
+  assert names >= {
+    'train/loss',
+    'train/perplexity',
+    'train/bits_per_byte',
+    'train/grad_norm',
+    'train/update_norm',
+    'train/learning_rate',
+    'train/skipped_steps',
+    'eval/loss',
+    'eval/perplexity',
+    'eval/bits_per_byte',
+    'eval/accuracy',
+    'perf/tokens_per_second',
+    'perf/step_seconds',
+    'perf/model_tflops_per_second',
+    'perf/host_peak_gib',
+  }, 'metrics.jsonl lacks figures'
+  by_step = losses(tmp_path / 'run', 'eval/loss')
+  assert by_step[60] < by_step[10] - 0.3, 'the model does not learn'
+  stored = json.loads((tmp_path / 'run/config.json').read_text())
+  assert stored['model']['reference_tokens']['ffn'] == 64, 'config.json is not filled in'
+  assert list((tmp_path / 'run/tensorboard').iterdir()), 'no TensorBoard events'
+
+
+def test_bits_per_byte_follows_from_the_loss(make, tmp_path, one_device):
+  train.train(make(), tmp_path / 'run')
+  last = [line for line in metrics.read(tmp_path / 'run') if 'eval/loss' in line][-1]
+  # The bytes tokenizer has one token for a byte and one more for the end of each document.
+  expected = last['eval/loss'] / math.log(2)
+  assert expected < last['eval/bits_per_byte'] < 1.02 * expected, (
+    'bits per byte do not fit the loss'
+  )
+
+
+@pytest.mark.parametrize('mesh', [(8, 1), (4, 2), (2, 4)])
+def test_losses_are_the_same_on_every_mesh(make, tmp_path, mesh, monkeypatch):
+  config = make(train__log_every=1, train__eval_every=0)
+  with monkeypatch.context() as patch:
+    patch.setattr(start, 'devices', lambda: jax.devices()[:1])
+    train.train(config, tmp_path / 'one')
+  sizes = dataclasses.replace(config.mesh, fsdp=mesh[0], tokens=mesh[1])
+  train.train(dataclasses.replace(config, mesh=sizes), tmp_path / 'many')
+  one, many = losses(tmp_path / 'one'), losses(tmp_path / 'many')
+  np.testing.assert_allclose(
+    list(many.values()), list(one.values()), rtol=1e-4, err_msg=f'mesh {mesh} changes the losses'
+  )
+  assert len(one) == 20
+
+
+@pytest.mark.parametrize('checkpoint_every', [5, 7])
+def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(
+  make, tmp_path, one_device, checkpoint_every
+):
+  whole = train.train(make(), tmp_path / 'whole')
+  broken = make(train__checkpoint_every=checkpoint_every, train__keep_checkpoints=9)
+  train.train(broken, tmp_path / 'broken')
+  for step in (10, 14, 15, 20):  # forget the last ones, as a crash would
+    path = tmp_path / f'broken/checkpoints/{step}'
+    if path.exists():
+      path.rename(tmp_path / f'broken/{step}.lost')
+  resumed = train.train(broken, tmp_path / 'broken')
+  assert_same(whole, resumed, 'after a resume')
+  steps = [line['step'] for line in metrics.read(tmp_path / 'broken') if 'train/loss' in line]
+  assert steps == [5, 10, 15, 20], 'metrics.jsonl repeats or lacks lines after a resume'
+
+
+def test_a_checkpoint_of_one_mesh_goes_on_on_another(make, tmp_path, monkeypatch):
+  config = make(train__log_every=1)
+  short = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=20))
+  train.train(short, tmp_path / 'straight')
+  for line_up in ('moved',):
+    mesh = dataclasses.replace(config.mesh, fsdp=2, tokens=4)
+    train.train(dataclasses.replace(config, mesh=mesh), tmp_path / line_up)
+    for step in (15, 20):
+      (tmp_path / f'{line_up}/checkpoints/{step}').rename(tmp_path / f'{line_up}/{step}.lost')
+    monkeypatch.setattr(start, 'devices', lambda: jax.devices()[:1])
+    train.train(config, tmp_path / line_up)
+  straight, moved = losses(tmp_path / 'straight'), losses(tmp_path / 'moved')
+  np.testing.assert_allclose(
+    list(moved.values()), list(straight.values()), rtol=1e-4, err_msg='the mesh changes the losses'
+  )
+
+
+def one_device_mesh() -> Mesh:
+  return sharding.make_mesh(tiny_run.config_lib.MeshConfig(), jax.devices()[:1])
+
+
+def build(config):
+  """The model, its optimizer, and the compiled step on one device with a first state."""
+  config, mesh = start.fill_in(config), one_device_mesh()
+  definition = define_lm(config.model, Compute.of(config))
+  tx = optim.make_optimizer(config.optim, config.train.steps, definition.axes)
+  step = step_lib.make_train_step(definition, tx, config, mesh)
+  return step, step_lib.initial_state(definition, tx, 0)
+
+
+def random_batch(config):
+  shape = (config.data.batch_size, config.data.sequence_length + 1)
+  return jnp.asarray(np.random.default_rng(1).integers(0, 256, shape, np.int32))
+
+
+def test_the_step_compiles_once_and_the_host_never_waits(make, tmp_path, one_device):
+  run = train.Run(make(), tmp_path / 'run')
+  with jax.set_mesh(run.mesh):
+    run.train()
+  assert run.train_step._cache_size() == 1, 'the training step was compiled more than once'
+
+
+def test_steps_move_nothing_between_host_and_device(make):
+  config = make()
+  step, state = build(config)
+  batch = random_batch(config)
+  state, _ = step(state, batch)
+  with jax.transfer_guard('disallow'):
+    for _ in range(3):
+      state, figures = step(state, batch)
+  assert int(state['step']) == 4, 'steps are not counted'
+  assert np.isfinite(figures['loss']), 'the loss is not finite'
+
+
+def test_the_state_is_donated(make):
+  config = make()
+  step, state = build(config)
+  step(state, random_batch(config))
+  kept = [leaf for leaf in jax.tree.leaves(state) if not leaf.is_deleted()]
+  assert not kept, 'the old state stays alive, so a step needs twice the memory'
+
+
+def test_accumulation_changes_the_order_of_sums_only(make):
+  whole, parts = make(), make(optim__accumulation_steps=4)
+  (step_1, state_1), (step_4, state_4) = build(whole), build(parts)
+  batch = random_batch(whole)
+  for _ in range(3):
+    (state_1, one), (state_4, four) = step_1(state_1, batch), step_4(state_4, batch)
+  np.testing.assert_allclose(four['loss'], one['loss'], rtol=1e-5, err_msg='the losses differ')
+  np.testing.assert_allclose(
+    four['grad_norm'], one['grad_norm'], rtol=1e-4, err_msg='the gradients differ'
+  )
+
+
+def test_z_loss_pulls_the_normaliser_to_one(make):
+  config = make(optim__z_loss=1.0, train__steps=200)
+  step, state = build(config)
+  plain_step, plain_state = build(make(train__steps=200))
+  batch = random_batch(config)
+  for _ in range(30):
+    state, figures = step(state, batch)
+    plain_state, plain = plain_step(plain_state, batch)
+  assert figures['grad_norm'] != plain['grad_norm'], 'z_loss is accepted and ignored'
+  assert figures['loss'] > plain['loss'], 'the figure called loss is not the cross-entropy alone'
+
+
+def test_a_step_without_a_finite_gradient_changes_nothing(make):
+  config = make()
+  step, state = build(config)
+  batch = random_batch(config)
+  state, _ = step(state, batch)
+  broken = jax.tree.map(jnp.copy, state)
+  broken['params']['embedding'] = broken['params']['embedding'].at[:, 0].set(jnp.inf)
+  expected = jax.tree.map(np.asarray, (broken['params'], broken['opt_state']))
+  broken, figures = step(broken, batch)
+  assert_same((broken['params'], broken['opt_state']), expected, 'a step that is skipped')
+  assert int(figures['skipped_steps']) == 1 and int(broken['skipped_in_a_row']) == 1
+  state['skipped'], state['skipped_in_a_row'] = broken['skipped'], broken['skipped_in_a_row']
+  state, _ = step(state, batch)
+  assert int(state['skipped_in_a_row']) == 0, 'a good step does not end the row'
+  assert int(state['skipped']) == 1, 'skipped steps are forgotten'
+
+
+def test_a_run_that_diverges_stops_and_says_what_to_do(make, tmp_path, one_device):
+  config = make(
+    optim__learning_rate=1e38,
+    optim__warmup_steps=0,
+    optim__clip_norm=0.0,
+    train__steps=100,
+    train__max_skipped_steps=10,
+  )
+  with pytest.raises(UserError, match=r'not finite in \d+ steps in a row.*learning_rate'):
+    train.train(config, tmp_path / 'run')
+  assert max(losses(tmp_path / 'run')) < 40, 'the run went on for long after it had diverged'
+
+
+def test_a_finished_run_says_so(make, tmp_path, one_device, capsys):
+  train.train(make(), tmp_path / 'run')
+  train.train(make(), tmp_path / 'run')
+  assert 'trained to step 20 already' in capsys.readouterr().err
+
+
+def test_a_work_directory_of_another_model_is_refused(make, tmp_path, one_device):
+  train.train(make(), tmp_path / 'run')
+  with pytest.raises(
+    UserError, match=r'model\.param_tokens\.ffn is 64 there and 128 in the config'
+  ):
+    train.train(make(model__param_tokens__ffn=128), tmp_path / 'run')
+
+
+def test_init_from_starts_with_the_parameters_of_another_run(make, tmp_path, one_device):
+  source = train.train(make(), tmp_path / 'source')
+  config = make(optim__learning_rate=1e-30, optim__weight_decay=0.0, train__steps=1)
+  started = train.train(
+    dataclasses.replace(config, init_from=str(tmp_path / 'source')), tmp_path / 'target'
+  )
+  assert_same(started['params'], source['params'], 'init_from')
+  assert int(started['step']) == 1, 'the step of the source was taken over'
+
+
+def test_init_from_refuses_another_model_and_a_missing_run(make, tmp_path, one_device):
+  train.train(make(), tmp_path / 'source')
+  other = dataclasses.replace(make(model__width=16), init_from=str(tmp_path / 'source'))
+  with pytest.raises(UserError, match=r'model\.width is 32 there and 16 in the config'):
+    train.train(other, tmp_path / 'target')
+  missing = dataclasses.replace(make(), init_from=str(tmp_path / 'nothing'))
+  with pytest.raises(UserError, match='is not the work directory of a run'):
+    train.train(missing, tmp_path / 'target')
+
+
+def test_what_does_not_fit_the_mesh_is_named_before_the_text_is_read(make, tmp_path, monkeypatch):
+  monkeypatch.setattr(start, 'prepare_text', lambda config: pytest.fail('the text was read'))
+  for changes, sentence in (
+    ({'mesh__tokens': 8, 'mesh__fsdp': 1}, r"the axis 'heads' .* has the size 4"),
+    (
+      {'model__param_tokens__ffn': 63, 'mesh__tokens': 2},
+      r"'param_tokens' of parameter .*ffn/keys",
+    ),
+    ({'data__batch_size': 12}, r"the axis 'batch' of config.data.batch_size"),
+    ({'mesh__fsdp': 3}, r'does not make up the 8 devices'),
+    ({'model__vocab_size': 100}, r'has 256 token ids; make it at least that'),
+  ):
+    with pytest.raises(UserError, match=sentence):
+      train.train(make(**changes), tmp_path / 'run')
+
+
+def test_the_best_checkpoint_stays_beside_the_newest(make, tmp_path, one_device):
+  config = make(
+    train__steps=60,
+    train__eval_every=5,
+    train__keep_checkpoints=2,
+    optim__learning_rate=0.3,
+    optim__schedule='constant',
+    optim__warmup_steps=1,
+  )
+  train.train(config, tmp_path / 'run')
+  by_step = losses(tmp_path / 'run', 'eval/loss')
+  best = min(by_step, key=by_step.get)
+  kept = checkpoint.Checkpoints(tmp_path / 'run').steps()
+  assert set(kept) == {best, 55, 60}, f'kept {kept}, but the best is {best}'

@@ -1,0 +1,25 @@
+"""A model small enough to be compiled in a second."""
+
+from typing import Any
+
+from tokenformer_jax.config import ModelConfig, TokenCounts
+
+
+def tiny_model(**changes: Any) -> ModelConfig:
+  """Two layers of width 32 over 64 tokens; every size is filled in and divides by 4.
+
+  The numbers of parameter tokens differ from each other and from every other size, so that no axis
+  passes for another. The reference counts are the numbers of parameter tokens unless given.
+  """
+  counts = changes.get('param_tokens', TokenCounts(qkv=24, proj=40, ffn=48))
+  sizes = {
+    'layers': 2,
+    'width': 32,
+    'heads': 4,
+    'vocab_size': 64,
+    'param_tokens': counts,
+    'reference_tokens': counts,
+    'rotary_fraction': 0.5,
+    'max_length': 128,
+  }
+  return ModelConfig(**{**sizes, **changes})

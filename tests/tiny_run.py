@@ -1,0 +1,73 @@
+"""A run of a few seconds on a tiny corpus, as a config, as flags and as a process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from tokenformer_jax import config as config_lib
+
+ROOT = Path(__file__).parent.parent
+
+CHANGES = {
+  'model.layers': 2,
+  'model.width': 32,
+  'model.heads': 4,
+  'model.param_tokens.qkv': 32,
+  'model.param_tokens.proj': 32,
+  'model.param_tokens.ffn': 64,
+  'data.tokenizer': 'bytes',
+  'data.sequence_length': 32,
+  'data.batch_size': 8,
+  'data.validation_fraction': 0.3,
+  'optim.learning_rate': 3e-3,
+  'optim.warmup_steps': 5,
+  'train.steps': 20,
+  'train.log_every': 5,
+  'train.eval_every': 10,
+  'train.checkpoint_every': 5,
+  'train.sample_tokens': 8,
+  'train.tensorboard': False,
+}
+
+
+def write_corpus(directory: Path) -> str:
+  """Writes 60 documents of random words; returns the source that names them."""
+  rng = np.random.default_rng(0)
+  words = ['def', 'return', 'self', 'token', 'grow', 'key', 'value', 'naïve', '(x)', '\n']
+  directory.mkdir(parents=True, exist_ok=True)
+  for i in range(60):
+    (directory / f'{i}.txt').write_text(' '.join(rng.choice(words, 80)))
+  return f'files:{directory}/*.txt'
+
+
+def config(source: str, cache: Path, **changes) -> config_lib.Config:
+  """The resolved config; keys of `changes` have two underscores for a dot."""
+  values = config_lib.defaults()
+  dotted = {name.replace('__', '.'): value for name, value in changes.items()}
+  everything = {'data.source': source, 'data.cache_dir': str(cache), **CHANGES, **dotted}
+  values.update_from_flattened_dict(everything)
+  return config_lib.resolve(values)
+
+
+def command(source: str, cache: Path, workdir: Path, **changes) -> list[str]:
+  """The command line that trains the same config."""
+  dotted = {name.replace('__', '.'): value for name, value in changes.items()}
+  everything = {'data.source': source, 'data.cache_dir': str(cache), **CHANGES, **dotted}
+  flags = [f'--config.{name}={value}' for name, value in everything.items()]
+  return [sys.executable, str(ROOT / 'train.py'), f'--workdir={workdir}', *flags]
+
+
+def environment(devices: int = 1) -> dict[str, str]:
+  """The environment of a process with so many fake CPU devices."""
+  flags = f'--xla_force_host_platform_device_count={devices}'
+  return {**os.environ, 'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': flags}
+
+
+def run(arguments: list[str], **kwargs) -> subprocess.CompletedProcess:
+  """Runs a command to its end, with its output as text."""
+  return subprocess.run(
+    arguments, capture_output=True, text=True, env=environment(), timeout=300, **kwargs
+  )

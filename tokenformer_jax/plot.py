@@ -1,0 +1,203 @@
+r"""Draws the curves of one or more runs.
+
+python -m tokenformer_jax.plot runs/lm_stdlib runs/transformer_stdlib --x=flops --out=loss.png
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from absl import flags
+
+from tokenformer_jax import cli, config, flops, metrics
+from tokenformer_jax.errors import UserError
+
+if TYPE_CHECKING:
+  from matplotlib.axes import Axes
+  from matplotlib.figure import Figure
+
+X_AXES = ('steps', 'tokens', 'flops')
+
+_COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
+_UNITS = {
+  'loss': 'loss (nats per token)',
+  'bits_per_byte': 'bits per byte',
+  'accuracy': 'accuracy (fraction of tokens)',
+  'learning_rate': 'learning rate',
+  'grad_norm': 'gradient norm',
+  'tokens_per_second': 'tokens per second',
+  'step_seconds': 'seconds per step',
+  'mfu': 'MFU (fraction of peak)',
+}
+_FALLING = ('loss', 'perplexity', 'bits_per_byte')  # steeply at first
+_SUFFIXES = ('.png', '.pdf', '.svg')
+
+
+def curves(run: str | Path, x: str, y: str) -> dict[str, tuple[list[float], list[float]]]:
+  """The points of a metric, and of its twin on the validation text.
+
+  Args:
+    run: a work directory.
+    x: `steps`, or the `tokens` or model `flops` trained since the run's own start.
+    y: the metric's name. With `train/NAME` comes `eval/NAME`, if the run has it.
+
+  Returns:
+    From metric names to values along x and y; a value that was not finite is NaN.
+
+  Raises:
+    UserError: that is not a run, or it has no such metric.
+  """
+  lines, scale = _lines(run), _per_step(run, x)
+  names = {name for line in lines for name in line if name != 'step'}
+  if y not in names:
+    raise UserError(f'{run} has no metric {y!r}; it has {", ".join(sorted(names))}')
+  found = {}
+  for name in (y, y.replace('train/', 'eval/')):
+    points = [(line['step'] * scale, line[name]) for line in lines if name in line]
+    if points:
+      xs, ys = zip(*points, strict=True)
+      found[name] = [*xs], [math.nan if value is None else value for value in ys]
+  return found
+
+
+def _lines(run: str | Path) -> list[dict[str, float]]:
+  try:
+    lines = metrics.read(run)
+  except OSError as error:
+    raise UserError(
+      f'{run} is not a run: {error.filename} cannot be read ({error.strerror}); give the --workdir '
+      'of a training run'
+    ) from error
+  if not lines:
+    raise UserError(f'{run} has no figures yet; the first come after config.train.log_every steps')
+  return lines
+
+
+def _per_step(run: str | Path, x: str) -> float:
+  """What one step adds to the x axis."""
+  if x == 'steps':
+    return 1
+  path = Path(run) / 'config.json'
+  try:
+    resolved = config.from_dict(config.Config, json.loads(path.read_text()))
+  except (OSError, json.JSONDecodeError) as error:
+    raise UserError(
+      f'{path}, which --x={x} needs, cannot be read ({error}); use --x=steps'
+    ) from error
+  tokens = resolved.data.batch_size * resolved.data.sequence_length
+  if x == 'tokens':
+    return tokens
+  return tokens * flops.train_flops(resolved.model, resolved.data.sequence_length)
+
+
+def draw(runs: Sequence[str | Path], x: str, y: str) -> 'Figure':
+  """A figure with one colour for each run: `train/…` as a line, `eval/…` beside it as points.
+
+  Raises:
+    UserError: see `curves`; or matplotlib is not installed.
+  """
+  try:
+    from matplotlib.figure import Figure  # noqa: PLC0415
+  except ImportError as error:
+    raise UserError(
+      'matplotlib, which draws the curves, is not installed; run pip install -e ".[plot]"'
+    ) from error
+  runs = [*dict.fromkeys(runs)]
+  drawn = {name: curves(run, x, y) for name, run in zip(_names(runs), runs, strict=True)}
+  figure = Figure(figsize=(8, 4.5), dpi=150, layout='constrained')
+  axes = figure.add_subplot()
+  for i, (name, found) in enumerate(drawn.items()):
+    colour = _COLOURS[i % len(_COLOURS)]
+    for metric, (xs, ys) in found.items():
+      if metric == y:
+        marker = 'o' if metric.startswith('eval/') or len(xs) == 1 else None
+        axes.plot(xs, ys, color=colour, linewidth=1.6, marker=marker, markersize=4, label=name)
+      else:
+        axes.plot(xs, ys, 'o', color=colour, markersize=5, markeredgecolor='white')
+  if any(len(found) > 1 for found in drawn.values()):
+    axes.plot([], [], 'o', color='grey', markersize=5, label='validation')
+  _finish(axes, x, y)
+  return figure
+
+
+def _names(runs: Sequence[str | Path]) -> list[str]:
+  """The directories' names, or whole paths where two runs would have the same."""
+  names = [Path(run).resolve().name for run in runs]
+  return names if len(set(names)) == len(names) else [str(run) for run in runs]
+
+
+def _finish(axes: 'Axes', x: str, y: str) -> None:
+  """Labels, scales and limits."""
+  if x == 'flops':
+    axes.set_xscale('log')
+    axes.set_xlabel('model FLOPs of training')
+  else:
+    power, unit = _unit(max(max(line.get_xdata(), default=0) for line in axes.lines))
+    axes.xaxis.set_major_formatter(lambda value, position: f'{value / power:,g}')
+    axes.set_xlabel(f'training {x}{unit}')
+    axes.set_xlim(left=0)
+  split, _, name = y.rpartition('/')
+  if name in _FALLING:
+    _cut_first_fall(axes)
+  label = _UNITS.get(name, name.replace('_', ' '))
+  axes.set_ylabel(f'validation {label}' if split == 'eval' else label)
+  axes.grid(color='0.9', linewidth=0.8)
+  axes.set_axisbelow(True)
+  axes.spines[['top', 'right']].set_visible(False)
+  axes.legend(frameon=False)
+
+
+def _unit(largest: float) -> tuple[float, str]:
+  """The power of ten that keeps tick labels short, and its name."""
+  for power, name in ((1e12, 'trillions'), (1e9, 'billions'), (1e6, 'millions')):
+    if largest >= power:
+      return power, f' ({name})'
+  return 1, ''
+
+
+def _cut_first_fall(axes: 'Axes') -> None:
+  """Fits the picture to what comes after the first 5 % of each curve, which falls far and fast."""
+  later = [
+    (at, value)
+    for line in axes.lines
+    if len(line.get_xdata())
+    for at, value in line.get_xydata()[line.get_xdata() >= 0.05 * line.get_xdata()[-1]]
+    if math.isfinite(value)
+  ]
+  if len(later) < 10:
+    return
+  xs, ys = zip(*later, strict=True)
+  margin = 0.05 * (max(ys) - min(ys))
+  axes.set_ylim(min(ys) - margin, max(ys) + margin)
+  if axes.get_xscale() == 'log':
+    axes.set_xlim(left=min(xs))
+
+
+def _define_flags() -> None:
+  flags.DEFINE_enum('x', 'steps', X_AXES, 'What the x axis counts.')
+  flags.DEFINE_string('y', 'train/loss', 'A metric; eval/NAME is drawn beside train/NAME.')
+  flags.DEFINE_string('out', 'curves.png', 'The file to write: .png, .pdf or .svg.')
+
+
+def main(argv: Sequence[str]) -> None:
+  """Draws the runs in `argv` and writes the file."""
+  values, runs = flags.FLAGS, argv[1:]
+  if not runs:
+    raise UserError(
+      'no run is given; name one or more work directories, for example runs/lm_stdlib'
+    )
+  if Path(values.out).suffix not in _SUFFIXES:
+    raise UserError(f'--out={values.out} must end in one of {", ".join(_SUFFIXES)}')
+  figure = draw(runs, values.x, values.y)
+  try:
+    figure.savefig(values.out)
+  except OSError as error:
+    raise UserError(f'--out={values.out} cannot be written: {error.strerror}') from error
+  print(values.out)
+
+
+if __name__ == '__main__':
+  _define_flags()
+  cli.run(main, positional=True)

@@ -1,0 +1,186 @@
+"""What happens before the first step: checks, the text, and the state that a run starts from."""
+
+import dataclasses
+import os
+import sys
+from pathlib import Path
+
+import jax
+from absl import logging
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from tokenformer_jax import checkpoint, cli, sharding
+from tokenformer_jax.config import Config
+from tokenformer_jax.data import order, store, tokenizers
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.params import Definition, Params
+from tokenformer_jax.step import State
+
+
+def devices() -> list[jax.Device]:
+  """All devices.
+
+  Raises:
+    UserError: there are none of the kind that JAX_PLATFORMS asks for.
+  """
+  try:
+    return jax.devices()
+  except RuntimeError as error:
+    asked = os.environ.get('JAX_PLATFORMS', '')
+    raise UserError(
+      f'no device of the kind JAX_PLATFORMS={asked!r} was found ({str(error).splitlines()[0]}); '
+      'unset it, or install jax for that device (pip install -e ".[tpu]" or ".[cuda]")'
+    ) from error
+
+
+def fill_in(config: Config) -> Config:
+  """Replaces the zeros that stand for "what fits": vocabulary, reference counts, positions.
+
+  Raises:
+    UserError: the tokenizer has more ids than the vocabulary.
+  """
+  model, ids = config.model, tokenizers.size_of(config.data.tokenizer)
+  vocab_size = model.vocab_size or -(-ids // 128) * 128
+  if vocab_size < ids:
+    raise UserError(
+      f'config.model.vocab_size is {vocab_size}, but the tokenizer {config.data.tokenizer!r} has '
+      f'{ids} token ids; make it at least that, or 0 to have it fit'
+    )
+  counts = dataclasses.asdict(model.param_tokens)
+  given = dataclasses.asdict(model.reference_tokens)
+  reference = {kind: given[kind] or counts[kind] for kind in counts}
+  model = dataclasses.replace(
+    model,
+    vocab_size=vocab_size,
+    reference_tokens=dataclasses.replace(model.reference_tokens, **reference),
+    max_length=model.max_length or config.data.sequence_length,
+  )
+  return dataclasses.replace(config, model=model)
+
+
+def check_fits(config: Config, definition: Definition, mesh: Mesh) -> None:
+  """Checks that parameters, heads and batch can be split over the mesh.
+
+  Raises:
+    UserError: something does not divide; the message says what.
+  """
+  sharding.check_divides(mesh, definition.abstract, definition.axes)
+  sharding.check_divisible(mesh, 'heads', config.model.heads, 'of config.model.heads')
+  parts = config.optim.accumulation_steps
+  rows = f'of config.data.batch_size / optim.accumulation_steps = {config.data.batch_size}/{parts}'
+  sharding.check_divisible(mesh, 'batch', config.data.batch_size // parts, rows)
+
+
+def make_writable(workdir: Path) -> None:
+  """Makes the work directory.
+
+  Raises:
+    UserError: it cannot be made or written.
+  """
+  try:
+    workdir.mkdir(parents=True, exist_ok=True)
+    probe = workdir / f'.probe-{os.getpid()}'
+    probe.touch()
+    probe.unlink()
+  except OSError as error:
+    raise UserError(
+      f'the work directory {workdir} cannot be written ({error.strerror}); choose another --workdir'
+    ) from error
+
+
+def prepare_text(config: Config) -> store.Store:
+  """The token store: made by the first process, then by those that do not share its disk.
+
+  Raises:
+    UserError: the text cannot be read, is too short, or is another one on another host.
+  """
+  first = jax.process_index() == 0
+  text = store.prepare(config.data) if first else None
+  if jax.process_count() > 1:
+    multihost_utils.sync_global_devices('the token store is made')
+    text = text or store.prepare(config.data)
+    multihost_utils.assert_equal(
+      int(text.digest[:7], 16), 'the hosts read different text; config.data must find the same'
+    )
+  # Finds out that a split is too short for one sequence before anything is compiled.
+  order.validation_batches(text, config.data, [0], 1)
+  order.train_rows(
+    text.train,
+    0,
+    [0],
+    batch_size=1,
+    sequence_length=config.data.sequence_length,
+    seed=config.train.seed,
+  )
+  return text
+
+
+def resume(
+  checkpoints: checkpoint.Checkpoints, config: Config, abstract: State
+) -> tuple[State, int] | None:
+  """The newest state that can be read and its step, or None in a new work directory.
+
+  A damaged checkpoint is named and moved to `damaged/`, and the one before it is taken.
+
+  Args:
+    checkpoints: of the work directory.
+    config: with every size filled in.
+    abstract: shapes and shardings of the state.
+
+  Raises:
+    UserError: the checkpoint is of another model, or all of them are damaged.
+  """
+  damaged = {}
+  for step in reversed(checkpoints.steps()):
+    try:
+      meta = checkpoints.meta(step)
+      _check_same_model(
+        config, meta.config, f'the checkpoint of step {step} in this work directory'
+      )
+      state = checkpoints.restore(meta, abstract)
+    except checkpoint.DamagedError as error:
+      logging.warning('the checkpoint of step %d is damaged: %s', step, error)
+      damaged[step] = error
+      continue
+    for bad, error in damaged.items():
+      moved = checkpoints.set_aside(bad)
+      print(
+        f'the checkpoint of step {bad} is damaged ({error}); it was moved to {moved}; going on '
+        f'from step {step}',
+        file=sys.stderr,
+      )
+    return state, step
+  if damaged:
+    reasons = '; '.join(f'step {step}: {error}' for step, error in damaged.items())
+    raise UserError(
+      f'no checkpoint in {checkpoints.directory} can be read ({reasons}); move that directory away '
+      'to start afresh'
+    )
+  return None
+
+
+def load_params(config: Config, abstract: Params) -> Params:
+  """The parameters of the run `config.init_from`.
+
+  Raises:
+    UserError: there is no such run, or its model is another one.
+  """
+  checkpoints, meta = checkpoint.open_source(*cli.split_source(config.init_from))
+  _check_same_model(config, meta.config, f'config.init_from={config.init_from}')
+  try:
+    return checkpoints.restore(meta, {'params': abstract})['params']
+  except checkpoint.DamagedError as error:
+    raise UserError(
+      f'step {meta.step} of config.init_from={config.init_from} is damaged: {error}; name an '
+      'earlier one as DIR@STEP'
+    ) from error
+
+
+def _check_same_model(config: Config, theirs: Config, where: str) -> None:
+  found = checkpoint.differences(config.model, theirs.model, 'model.')
+  if found:
+    raise UserError(
+      f'{where} is of another model: {"; ".join(found)}; set these keys to its values, or choose '
+      'another one'
+    )
