@@ -14,7 +14,7 @@ os.environ['XLA_FLAGS'] = ' '.join(
   ]
 )
 
-import jax  # noqa: E402 (reads the environment above)
+import jax
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 

@@ -12,6 +12,11 @@ from tokenformer_jax.layers import projection
 from tokenformer_jax.sharding import constrain
 
 
+_QUERY_BLOCK = 128  # positions, or more so that there are at most …
+_MOST_BLOCKS = 16
+_MASKED = -1e30  # a score that softmax turns into 0
+
+
 class Cache(NamedTuple):
   """Keys and values of the positions seen so far, [B, S, H, K]; in a model [L, B, S, H, K]."""
 
@@ -46,10 +51,45 @@ def rotate(x_BxTxHxK: jax.Array, positions_T: jax.Array, *, width: int, base: fl
   return jnp.concatenate([part.astype(x_BxTxHxK.dtype) for part in rotated] + [rest], axis=-1)
 
 
-def kernel(name: str, dtype: jnp.dtype) -> str:
-  """The implementation of `jax.nn.dot_product_attention` for `config.train.attention`.
+def causal_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+  """Causal softmax attention by XLA's own operations, on [B, T, H, K] each.
 
-  `auto` is cuDNN's flash attention on a GPU in bfloat16, and XLA's own operations elsewhere.
+  Blocks of queries leave out the keys that none of them sees, and scores are computed again in the
+  backward pass instead of being kept: on a CPU this takes half the time of
+  `jax.nn.dot_product_attention` (benchmarks/attention.py). Softmax is in float32.
+  """
+  length = query.shape[1]
+  block = max(_QUERY_BLOCK, -(-length // _MOST_BLOCKS))
+  query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
+  blocks = []
+  for first in range(0, length, block):
+    last = min(first + block, length)
+    blocks.append(
+      _attend_block(query[:, :, first:last], key[:, :, :last], value[:, :, :last], first)
+    )
+  return jnp.concatenate(blocks, axis=2).swapaxes(1, 2)
+
+
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=3)
+def _attend_block(query: jax.Array, key: jax.Array, value: jax.Array, first: int) -> jax.Array:
+  """Attention of C queries from position `first` on to the keys of positions 0 … first + C − 1."""
+  scores_BxHxCxS = jnp.einsum(
+    'BHCK,BHSK->BHCS',
+    query / jnp.sqrt(query.shape[-1]).astype(query.dtype),
+    key,
+    preferred_element_type=jnp.float32,
+  )
+  positions_C = first + jnp.arange(query.shape[2])
+  seen_CxS = jnp.arange(key.shape[2])[None, :] <= positions_C[:, None]
+  weights_BxHxCxS = jax.nn.softmax(jnp.where(seen_CxS[None, None], scores_BxHxCxS, _MASKED))
+  return jnp.einsum('BHCS,BHSK->BHCK', weights_BxHxCxS.astype(value.dtype), value)
+
+
+def kernel(name: str, dtype: jnp.dtype) -> str:
+  """The kernel for `config.train.attention`.
+
+  `auto` is `cudnn`, cuDNN's flash attention, on a GPU in bfloat16; elsewhere it is `xla`,
+  `causal_attention`.
   """
   if name != 'auto':
     return name
@@ -87,13 +127,12 @@ class Attention(nnx.Module):
       turn = functools.partial(rotate, width=self.rotary_width, base=self.rotary_base)
       query, key = turn(query, positions_T), turn(key, positions_T)
     if cache is None:
-      out_BxTxHxK = jax.nn.dot_product_attention(
-        query,
-        key,
-        value,
-        is_causal=True,
-        implementation=kernel(self.implementation, query.dtype),
-      )
+      if kernel(self.implementation, query.dtype) == 'cudnn':
+        out_BxTxHxK = jax.nn.dot_product_attention(
+          query, key, value, is_causal=True, implementation='cudnn'
+        )
+      else:
+        out_BxTxHxK = causal_attention(query, key, value)
     else:
       cache = Cache(
         keys=jax.lax.dynamic_update_slice_in_dim(cache.keys, key, start, axis=1),

@@ -83,7 +83,8 @@ class Generator:
     @functools.partial(jax.jit, static_argnames='sampling', donate_argnames='cache')
     def step(params, cache, logits_BxV, position, sampling):
       key = jax.random.fold_in(jax.random.key(sampling.seed), position)
-      ids_B = sample(logits_BxV, key, sampling)
+      # One draw for all copies of the prompt, so that every host stops at the same token.
+      ids_B = jnp.broadcast_to(sample(logits_BxV[:1], key, sampling), logits_BxV.shape[:1])
       logits_Bx1xV, cache = definition.bind(params)(ids_B[:, None], position, cache)
       return ids_B, logits_Bx1xV[:, 0], cache
 

@@ -22,6 +22,9 @@ from tokenformer_jax.sharding import constrain
 # Keeps a row of zeros finite; far below the rounding of any row that is not.
 EPSILON = 1e-12
 
+# Names of what the backward pass may find kept.
+_SCORES, _ROW_NORM = 'pattention_scores', 'pattention_row_norm'
+
 
 def parameter_weights(
   scores_BxTxN: jax.Array, *, score: str, gelu: str, reference_tokens: int
@@ -66,13 +69,13 @@ def _inverse_l2(rows: jax.Array, reference_tokens: int) -> jax.Array:
   """τ / ‖row‖₂, in float32, with a last axis of 1."""
   square = jnp.sum(jnp.square(rows.astype(jnp.float32)), axis=-1, keepdims=True)
   inverse = jax.lax.rsqrt(square + EPSILON) * jnp.sqrt(jnp.float32(reference_tokens))
-  return checkpoint_name(inverse, 'pattention_norm')
+  return checkpoint_name(inverse, _ROW_NORM)
 
 
 def _inverse_l1(rows: jax.Array, reference_tokens: int) -> jax.Array:
   """τ² / ‖row‖₁, in float32, with a last axis of 1."""
   total = jnp.sum(jnp.abs(rows.astype(jnp.float32)), axis=-1, keepdims=True)
-  return checkpoint_name(reference_tokens / (total + EPSILON), 'pattention_norm')
+  return checkpoint_name(reference_tokens / (total + EPSILON), _ROW_NORM)
 
 
 def pattention(
@@ -86,8 +89,11 @@ def pattention(
 ) -> jax.Array:
   """Θ(x Kᵀ) V, [B, T, O] in the dtype of x; for the other arguments see `parameter_weights`."""
   dtype = x_BxTxI.dtype
-  scores_BxTxN = constrain(
-    jnp.einsum('BTI,NI->BTN', x_BxTxI, keys_NxI.astype(dtype)), 'batch', None, 'param_tokens'
+  scores_BxTxN = checkpoint_name(
+    constrain(
+      jnp.einsum('BTI,NI->BTN', x_BxTxI, keys_NxI.astype(dtype)), 'batch', None, 'param_tokens'
+    ),
+    _SCORES,
   )
   weights_BxTxN = parameter_weights(
     scores_BxTxN, score=score, gelu=gelu, reference_tokens=reference_tokens
@@ -123,7 +129,8 @@ class Pattention(nnx.Module):
       gelu: `exact` or `tanh`.
       key_std: standard deviation of the keys.
       value_std: standard deviation of the values.
-      recompute: keep only the row norms for the backward pass, and compute the scores again.
+      recompute: compute the scores again in the backward pass, instead of keeping them. What is
+        made of the scores is never kept.
       rngs: the stream `params` is used.
     """
     self.keys = param(
@@ -141,7 +148,7 @@ class Pattention(nnx.Module):
     apply = functools.partial(
       pattention, score=self.score, gelu=self.gelu, reference_tokens=self.reference_tokens
     )
-    if self.recompute:
-      policy = jax.checkpoint_policies.save_only_these_names('pattention_norm')
-      apply = jax.checkpoint(apply, prevent_cse=False, policy=policy)
+    kept = (_ROW_NORM,) if self.recompute else (_ROW_NORM, _SCORES)
+    policy = jax.checkpoint_policies.save_only_these_names(*kept)
+    apply = jax.checkpoint(apply, prevent_cse=False, policy=policy)
     return apply(x_BxTxI, self.keys[...], self.values[...])

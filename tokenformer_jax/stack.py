@@ -11,8 +11,8 @@ import jax
 from flax import nnx
 
 # What a layer keeps for its backward pass; everything else is computed again.
-#   none        everything is kept
-#   pattention  all but the scores [B, T, N] and what is made of them (pattention.py)
+#   none        all but what is made of the scores of Pattention and of attention, element by element
+#   pattention  the scores [B, T, N] of Pattention are not kept either (pattention.py)
 #   dots        the results of matrix products with parameters, the scores among them
 #   full        nothing but the layer's input
 _POLICIES = {

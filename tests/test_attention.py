@@ -1,0 +1,164 @@
+"""Rotary positions and the causal mask."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import tiny_model
+
+from tokenformer_jax.attention import Attention, init_cache, kernel, rotary_width, rotate
+from tokenformer_jax.params import define
+
+BASE = 10000.0
+
+
+@functools.partial(jax.jit, static_argnames='width')
+def _rotate(x, positions, width=8):
+  return rotate(x, positions, width=width, base=BASE)
+
+
+def _heads(seed: int, length: int = 6, dtype=np.float32) -> np.ndarray:
+  """[B, T, H, K] with K = 8."""
+  return np.random.default_rng(seed).normal(size=(2, length, 3, 8)).astype(dtype)
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 2**32 - 1), shift=st.integers(0, 2000))
+def test_scores_depend_on_distances_only(seed, shift):
+  query, key, positions = _heads(seed), _heads(seed + 1), np.arange(6)
+
+  def scores(positions):
+    return jnp.einsum('BTHK,BSHK->BHTS', _rotate(query, positions), _rotate(key, positions))
+
+  np.testing.assert_allclose(
+    scores(positions + shift),
+    scores(positions),
+    atol=5e-3,  # float32 angles of 2000 radians are good to 1e-4
+    err_msg='a text that starts later is attended to differently',
+  )
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 2**32 - 1), start=st.integers(0, 10**6))
+def test_rotation_keeps_lengths(seed, start):
+  x = _heads(seed)
+  np.testing.assert_allclose(
+    jnp.linalg.norm(_rotate(x, start + np.arange(6)), axis=-1),
+    np.linalg.norm(x, axis=-1),
+    rtol=1e-5,
+    err_msg='a rotation changes the length of a vector',
+  )
+
+
+@pytest.mark.parametrize('width', [2, 4, 6])
+def test_partial_rotation_leaves_the_rest(width):
+  x = _heads(0)
+  np.testing.assert_array_equal(
+    _rotate(x, 1 + np.arange(6), width)[..., width:],
+    x[..., width:],
+    err_msg=f'entries after the first {width} are rotated',
+  )
+
+
+def test_position_0_is_not_rotated():
+  x = _heads(0, length=1)
+  np.testing.assert_array_equal(_rotate(x, np.arange(1)), x, err_msg='R₀ is not the identity')
+
+
+def _rotation(position: int, width: int) -> np.ndarray:
+  """R as an 8 × 8 matrix in float64: entries i and i + width/2 form a plane."""
+  matrix = np.eye(8)
+  for i in range(width // 2):
+    angle = position * BASE ** (-2 * i / width)
+    plane = np.ix_([i, i + width // 2], [i, i + width // 2])
+    matrix[plane] = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
+  return matrix
+
+
+@pytest.mark.parametrize('width', [4, 8])
+def test_rotation_is_a_block_diagonal_matrix(width):
+  x, positions = _heads(0), np.array([0, 1, 2, 30, 100, 500])
+  rotations = np.stack([_rotation(position, width) for position in positions])
+  np.testing.assert_allclose(
+    _rotate(x, positions, width),
+    np.einsum('TJK,BTHK->BTHJ', rotations, np.float64(x)),
+    atol=2e-4,
+    err_msg='planes or angles are not those of GPT-NeoX (half-split)',
+  )
+
+
+def test_the_two_halves_form_the_planes():
+  unit = np.zeros((1, 1, 1, 8), np.float32)
+  unit[..., 0] = 1
+  rotated = _rotate(unit, np.ones(1))[0, 0, 0]
+  assert np.flatnonzero(rotated).tolist() == [0, 4], 'entry i is not paired with entry i + width/2'
+
+
+def test_bfloat16_keeps_the_angles():
+  x, positions = _heads(0, dtype=jnp.bfloat16), 5000 + np.arange(6)
+  rotations = np.stack([_rotation(position, 8) for position in positions])
+  want = np.einsum('TJK,BTHK->BTHJ', rotations, np.float64(x))
+  error = np.abs(np.float64(_rotate(x, positions)) - want)
+  bound = 2**-8 * np.abs(want) + 2e-3  # rounding to bfloat16, and of float32 angles of 5000
+  assert np.all(error < bound), 'angles of far positions are rounded to bfloat16'
+
+
+# TokenFormer's four sizes have heads of 64, 64, 80 and 96 entries.
+@pytest.mark.parametrize(('head', 'rotated'), [(64, 16), (80, 20), (96, 24), (8, 2), (12, 2)])
+def test_rotary_width(head, rotated):
+  model = tiny_model(width=2 * head, heads=2, rotary_fraction=0.25)
+  assert rotary_width(model) == rotated, 'a quarter of each head, in whole planes, is rotated'
+
+
+def _attend(x_TxD: jax.Array, start: int = 0, cached: float | None = None) -> jax.Array:
+  """Attention with random parameters; `cached` fills all 12 positions of a cache."""
+  model = tiny_model()
+  definition = define(
+    lambda rngs: Attention(model, implementation='auto', recompute=False, rngs=rngs)
+  )
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda p: jnp.asarray(rng.normal(size=p.shape), p.dtype), definition.abstract
+  )
+  cache = None
+  if cached is not None:
+    cache = jax.tree.map(lambda c: c[0] + cached, init_cache(model, 1, 12, jnp.float32))
+  return definition.bind(params)(x_TxD[None], start, cache)[0][0]
+
+
+X_TxD = np.random.default_rng(1).normal(size=(6, 32)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+  'options', [{}, {'start': 3, 'cached': 1.0}], ids=['alone', 'with a cache']
+)
+def test_attention_sees_itself_and_what_is_before(options):
+  derivative = jax.jit(jax.jacobian(functools.partial(_attend, **options)))(X_TxD)
+  seen_TxS = np.abs(derivative).max(axis=(1, 3)) > 0
+  np.testing.assert_array_equal(
+    seen_TxS, np.tri(6, dtype=bool), err_msg='the mask is not the causal one'
+  )
+
+
+def test_attention_with_a_cache_sees_what_is_cached():
+  attend = jax.jit(functools.partial(_attend, start=3))
+  changed = jnp.any(attend(X_TxD, cached=1.0) != attend(X_TxD, cached=-5.0), axis=-1)
+  assert jnp.all(changed), 'attention ignores the positions before `start`'
+
+
+def test_attention_with_a_cache_sees_no_empty_position():
+  attend = jax.jit(functools.partial(_attend, start=0))
+  np.testing.assert_array_equal(
+    attend(X_TxD, cached=1.0),
+    attend(X_TxD, cached=-5.0),
+    err_msg='attention looks at positions that are not written yet',
+  )
+
+
+@pytest.mark.parametrize('name', ['auto', 'xla'])
+def test_a_cpu_uses_xla(name):
+  assert kernel(name, jnp.bfloat16) == 'xla', 'there is no cuDNN on a CPU'

@@ -1,0 +1,253 @@
+"""Checkpoints: what is read is what was written, or it is refused by name."""
+
+import dataclasses
+import os
+import random
+import resource
+import signal
+import subprocess
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from tests import tiny_run
+from tokenformer_jax import checkpoint, sharding, start, train
+from tokenformer_jax.config import Config, MeshConfig, ModelConfig, TokenCounts
+from tokenformer_jax.errors import UserError
+
+TOKENIZER = {'kind': 'bytes'}
+
+
+def state(seed=0):
+  rng = np.random.default_rng(seed)
+  return {
+    'params': {'keys': jnp.asarray(rng.normal(size=(8, 16)), jnp.float32)},
+    'opt_state': {'count': jnp.asarray(3), 'mu': jnp.asarray(rng.normal(size=64), jnp.bfloat16)},
+    'step': jnp.asarray(7, jnp.int32),
+  }
+
+
+def abstract(tree, shardings=None):
+  single = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  shardings = jax.tree.map(lambda _: single, tree) if shardings is None else shardings
+  return sharding.with_shardings(tree, shardings)
+
+
+def save(workdir, steps=(1, 2), loss=None, keep=10):
+  checkpoints = checkpoint.Checkpoints(workdir, keep=keep)
+  for step in steps:
+    checkpoints.save(step, state(step), Config(), TOKENIZER, loss)
+  checkpoints.wait()
+  checkpoints.close()
+
+
+def read(workdir, step):
+  checkpoints = checkpoint.Checkpoints(workdir)
+  return checkpoints.restore(checkpoints.meta(step), abstract(state()))
+
+
+def test_a_checkpoint_is_read_as_it_was_written(tmp_path):
+  save(tmp_path)
+  restored = read(tmp_path, 2)
+  for a, b in zip(jax.tree.leaves(restored), jax.tree.leaves(state(2)), strict=True):
+    assert a.dtype == b.dtype, 'a dtype changed on the way'
+    np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg='a value changed')
+
+
+def test_a_checkpoint_says_what_it_is(tmp_path):
+  save(tmp_path)
+  meta = checkpoint.Checkpoints(tmp_path).meta(2)
+  assert (meta.step, meta.config, meta.tokenizer) == (2, Config(), TOKENIZER)
+
+
+def test_what_is_donated_after_save_is_still_written(tmp_path):
+  checkpoints = checkpoint.Checkpoints(tmp_path, keep=1)
+  big = {'params': jnp.arange(2**20, dtype=jnp.float32)}
+  overwrite = jax.jit(lambda tree: jax.tree.map(lambda x: x * 0 - 1, tree), donate_argnums=0)
+  expected = np.asarray(big['params']).copy()
+  checkpoints.save(1, big, Config(), TOKENIZER, None)
+  for _ in range(3):
+    big = overwrite(big)
+  checkpoints.wait()
+  single = abstract({'params': jnp.zeros(2**20)})
+  restored = checkpoints.restore(checkpoints.meta(1), single)
+  np.testing.assert_array_equal(
+    np.asarray(restored['params']), expected, err_msg='the next step wrote into the checkpoint'
+  )
+
+
+def test_parameters_can_be_read_without_the_rest(tmp_path):
+  save(tmp_path)
+  checkpoints = checkpoint.Checkpoints(tmp_path)
+  params = {'params': abstract(state())['params']}
+  restored = checkpoints.restore(checkpoints.meta(2), params)
+  assert set(restored) == {'params'}
+  np.testing.assert_array_equal(restored['params']['keys'], state(2)['params']['keys'])
+
+
+def test_arrays_go_straight_to_their_place_on_another_mesh(tmp_path):
+  save(tmp_path)
+  mesh = sharding.make_mesh(MeshConfig(fsdp=4, tokens=2))
+  everywhere = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), state())
+  everywhere['params']['keys'] = NamedSharding(mesh, PartitionSpec('tokens', 'fsdp'))
+  checkpoints = checkpoint.Checkpoints(tmp_path)
+  restored = checkpoints.restore(checkpoints.meta(2), abstract(state(), everywhere))
+  keys = restored['params']['keys']
+  assert {shard.data.shape for shard in keys.addressable_shards} == {(4, 4)}, 'not split'
+  np.testing.assert_array_equal(np.asarray(keys), np.asarray(state(2)['params']['keys']))
+
+
+def test_another_shape_is_refused_and_not_padded(tmp_path):
+  save(tmp_path)
+  wanted = state()
+  wanted['params']['keys'] = jnp.zeros((10, 16))
+  checkpoints = checkpoint.Checkpoints(tmp_path)
+  with pytest.raises(checkpoint.DamagedError):
+    checkpoints.restore(checkpoints.meta(2), abstract(wanted))
+
+
+def data_files(workdir, step):
+  files = [p for p in Path(workdir, 'checkpoints', str(step)).rglob('*') if p.is_file()]
+  return sorted(p for p in files if p.stat().st_size > 0)
+
+
+@pytest.mark.parametrize('seed', range(12))
+def test_a_flipped_byte_is_noticed_wherever_it_matters(tmp_path, seed):
+  """Any one byte of any file: the arrays are refused, or they are bit for bit right."""
+  save(tmp_path, steps=(2,))
+  rng = random.Random(seed)
+  victim = rng.choice(data_files(tmp_path, 2))
+  content = bytearray(victim.read_bytes())
+  position = rng.randrange(len(content))
+  content[position] ^= 1 << rng.randrange(8)
+  victim.write_bytes(content)
+  try:
+    restored = read(tmp_path, 2)
+  except checkpoint.DamagedError:
+    return
+  for a, b in zip(jax.tree.leaves(restored), jax.tree.leaves(state(2)), strict=True):
+    np.testing.assert_array_equal(
+      np.asarray(a), np.asarray(b), err_msg=f'byte {position} of {victim.name} went unnoticed'
+    )
+
+
+def test_the_checksum_sees_every_bit(tmp_path):
+  values = np.random.default_rng(0).normal(size=(7, 5)).astype(np.float32)
+  reference = int(checkpoint._checksum(jnp.asarray(values)))
+  for index in np.ndindex(values.shape):
+    for bit in range(32):
+      flipped = values.copy()
+      flipped.view(np.uint32)[index] ^= np.uint32(1 << bit)
+      assert int(checkpoint._checksum(jnp.asarray(flipped))) != reference, (index, bit)
+
+
+def test_the_checksum_is_the_same_on_every_mesh():
+  values = jnp.asarray(np.random.default_rng(0).normal(size=(8, 16)), jnp.float32)
+  mesh = sharding.make_mesh(MeshConfig(fsdp=4, tokens=2))
+  split = jax.device_put(values, NamedSharding(mesh, PartitionSpec('tokens', 'fsdp')))
+  assert int(jax.jit(checkpoint._checksum)(split)) == int(checkpoint._checksum(values))
+
+
+@pytest.fixture
+def finished(tmp_path, monkeypatch):
+  """A run with checkpoints of the steps 5, 10, 15 and 20, and its config."""
+  monkeypatch.setattr(start, 'devices', lambda: jax.devices()[:1])
+  source = tiny_run.write_corpus(tmp_path / 'corpus')
+  config = tiny_run.config(source, tmp_path / 'cache', train__keep_checkpoints=9)
+  return config, tmp_path / 'run', train.train(config, tmp_path / 'run')
+
+
+def truncate(workdir, step):
+  for path in data_files(workdir, step):
+    if path.parent.name == 'd':
+      os.truncate(path, path.stat().st_size // 2)
+
+
+def test_the_checkpoint_before_a_damaged_one_is_used_and_nothing_is_lost(finished, capsys):
+  config, workdir, whole = finished
+  truncate(workdir, 20)
+  resumed = train.train(config, workdir)
+  said = capsys.readouterr().err
+  assert 'the checkpoint of step 20 is damaged' in said and 'going on from step 15' in said, said
+  for a, b in zip(jax.tree.leaves(resumed), jax.tree.leaves(whole), strict=True):
+    np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg='not the same end')
+  assert (workdir / 'damaged/20').is_dir(), 'the damaged checkpoint was deleted'
+  assert checkpoint.Checkpoints(workdir).steps()[-1] == 20, 'step 20 was not written again'
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_afresh(finished):
+  config, workdir, _ = finished
+  for step in (5, 10, 15, 20):
+    truncate(workdir, step)
+  with pytest.raises(UserError, match=r'no checkpoint in .* can be read \(step 20: .*step 5: '):
+    train.train(config, workdir)
+  assert not (workdir / 'damaged').exists(), 'checkpoints were moved although none was usable'
+
+
+def test_a_later_format_is_refused_by_name(tmp_path, monkeypatch):
+  monkeypatch.setattr(checkpoint, 'FORMAT', 2)
+  save(tmp_path)
+  monkeypatch.setattr(checkpoint, 'FORMAT', 1)
+  with pytest.raises(UserError, match='format 2, which this version'):
+    checkpoint.Checkpoints(tmp_path).meta(2)
+
+
+def test_sources_that_are_none_are_named(tmp_path):
+  with pytest.raises(UserError, match='is not the work directory of a run'):
+    checkpoint.open_source(tmp_path / 'nothing', None)
+  save(tmp_path)
+  with pytest.raises(UserError, match='has no checkpoint of step 3; it has the steps 1, 2'):
+    checkpoint.open_source(tmp_path, 3)
+
+
+def test_differences_name_every_key():
+  a = ModelConfig(width=64, param_tokens=TokenCounts(qkv=8))
+  found = checkpoint.differences(a, dataclasses.replace(a, width=32, param_tokens=TokenCounts(9)))
+  assert found == [
+    'width is 32 there and 64 in the config',
+    'param_tokens.qkv is 9 there and 8 in the config',
+  ]
+
+
+def test_a_full_disk_is_told_and_the_last_good_checkpoint_stays(tmp_path):
+  """A limit on the size of files stands for a disk without room: a write fails half way."""
+  source = tiny_run.write_corpus(tmp_path / 'corpus')
+  arguments = (source, tmp_path / 'cache', tmp_path / 'run')
+  assert tiny_run.run(tiny_run.command(*arguments, train__steps=5)).returncode == 0
+
+  def limit():
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+  full = tiny_run.run(tiny_run.command(*arguments), preexec_fn=limit)
+  assert full.returncode == 2, full.stderr[-2000:]
+  assert 'a checkpoint could not be written' in full.stderr, full.stderr[-2000:]
+  assert 'the last good checkpoint is step 5' in full.stderr, full.stderr[-2000:]
+  assert 'Traceback' not in full.stderr, full.stderr[-2000:]
+  again = tiny_run.run(tiny_run.command(*arguments))
+  assert 'going on after step 5' in again.stderr and again.returncode == 0, again.stderr[-2000:]
+
+
+def test_sigterm_saves_and_says_how_to_go_on(tmp_path):
+  source = tiny_run.write_corpus(tmp_path / 'corpus')
+  command = tiny_run.command(
+    source, tmp_path / 'cache', tmp_path / 'run', train__steps=100_000, train__log_every=10
+  )
+  process = subprocess.Popen(
+    command, stderr=subprocess.PIPE, text=True, env=tiny_run.environment()
+  )
+  said = ''
+  for line in process.stderr:
+    said += line
+    if line.startswith('step 20/'):
+      process.send_signal(signal.SIGTERM)
+      break
+  said += process.communicate(timeout=120)[1]
+  assert process.returncode == 0, said
+  assert 'to go on: python ' in said, said
+  saved = checkpoint.Checkpoints(tmp_path / 'run').steps()
+  assert f'saving step {saved[-1]}' in said and saved[-1] >= 20, said

@@ -1,0 +1,307 @@
+"""What a config may be, and the sentence for what it may not."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import Config, MeshConfig, TokenCounts
+from tokenformer_jax.errors import UserError
+
+
+def _with(**changes) -> config_lib.Config:
+  """The defaults with changes, two underscores for a dot, resolved."""
+  values = config_lib.defaults()
+  with values.ignore_type():
+    for path, value in changes.items():
+      *groups, last = path.split('__')
+      group = values
+      for name in groups:
+        group = group[name]
+      group[last] = value
+  return config_lib.resolve(values)
+
+
+def _sentence(**changes) -> str:
+  with pytest.raises(UserError) as error:
+    _with(**changes)
+  return str(error.value)
+
+
+def test_the_defaults_are_a_config():
+  assert _with() == Config(), 'the defaults are not what the dataclasses say'
+
+
+def test_a_change_is_kept():
+  assert _with(model__param_tokens__ffn=96).model.param_tokens == TokenCounts(128, 128, 96)
+
+
+@pytest.mark.parametrize('value', [1, 0])
+def test_an_integer_passes_for_a_float(value):
+  got = _with(optim__weight_decay=value).optim.weight_decay
+  assert (got, type(got)) == (value, float), '--config.optim.weight_decay=0 is refused'
+
+
+NUMBERS = st.floats(1e-9, 1e9)
+
+
+@given(
+  layers=st.integers(1, 100),
+  rate=NUMBERS,
+  counts=st.tuples(*[st.integers(1, 10**6)] * 3),
+  mesh=st.tuples(*[st.sampled_from([-1, 1, 2, 8])] * 3),
+  tied=st.booleans(),
+  text=st.text('abc/:*.', max_size=8),
+)
+def test_a_config_survives_being_stored(layers, rate, counts, mesh, tied, text):
+  config = Config(
+    model=dataclasses.replace(
+      Config().model, layers=layers, tied_head=tied, param_tokens=TokenCounts(*counts)
+    ),
+    optim=dataclasses.replace(Config().optim, learning_rate=rate),
+    mesh=MeshConfig(*mesh),
+    init_from=text,
+  )
+  stored = config_lib.from_dict(Config, dataclasses.asdict(config))
+  assert stored == config, 'a checkpoint describes another run'
+
+
+def test_what_is_left_out_of_a_stored_config_has_its_default():
+  config = config_lib.from_dict(Config, {'model': {'layers': 7}})
+  assert config.model == dataclasses.replace(Config().model, layers=7)
+
+
+# Unknown keys
+
+
+@pytest.mark.parametrize(
+  ('path', 'sentence'),
+  [
+    ('optimizer', "config key 'optimizer' is unknown; did you mean 'optim'?"),
+    ('model__layer', "config key 'model.layer' is unknown; did you mean 'layers'?"),
+    (
+      'model__param_tokens__fnn',
+      "config key 'model.param_tokens.fnn' is unknown; did you mean 'ffn'?",
+    ),
+    (
+      'mesh__xyz',
+      "config key 'mesh.xyz' is unknown; known names: fsdp, replica, tokens",
+    ),
+  ],
+)
+def test_an_unknown_key_is_told_the_nearest(path, sentence):
+  assert _sentence(**{path: 1}) == sentence, 'a mistyped key is not put right'
+
+
+@pytest.mark.parametrize('path', ['model.layers', 'model.param_tokens.qkv', 'dtype', 'model'])
+def test_check_key_knows_the_keys(path):
+  assert config_lib.check_key(path) is None, f'{path} is a key'
+
+
+@pytest.mark.parametrize(
+  ('path', 'sentence'),
+  [
+    ('model.layer', "config key 'model.layer' is unknown; did you mean 'model.layers'?"),
+    ('modell.layers', "config key 'modell' is unknown; did you mean 'model'?"),
+  ],
+)
+def test_check_key_tells_the_nearest(path, sentence):
+  with pytest.raises(UserError) as error:
+    config_lib.check_key(path)
+  assert str(error.value) == sentence, 'a mistyped flag is not put right'
+
+
+# Wrong types
+
+
+@pytest.mark.parametrize(
+  ('path', 'value', 'sentence'),
+  [
+    ('model.layers', 2.0, 'config.model.layers is 2.0, of type float; it must be int'),
+    ('model.layers', True, 'config.model.layers is True, of type bool; it must be int'),
+    ('model.kind', 3, 'config.model.kind is 3, of type int; it must be str'),
+    ('model.tied_head', 1, 'config.model.tied_head is 1, of type int; it must be bool'),
+    (
+      'optim.learning_rate',
+      '1e-3',
+      "config.optim.learning_rate is '1e-3', of type str; it must be float",
+    ),
+    ('optim.beta1', True, 'config.optim.beta1 is True, of type bool; it must be float'),
+    ('train.seed', None, 'config.train.seed is None, of type NoneType; it must be int'),
+    ('model.param_tokens', 8, 'config.model.param_tokens is 8; it is a group of keys'),
+  ],
+)
+def test_a_value_of_the_wrong_type(path, value, sentence):
+  # Not by way of a ConfigDict, which converts or refuses some values itself.
+  for name in reversed(path.split('.')):
+    value = {name: value}
+  with pytest.raises(UserError) as error:
+    config_lib.from_dict(Config, value)
+  assert str(error.value) == sentence, 'the sentence does not say what is allowed'
+
+
+# Values that cannot be
+
+
+@pytest.mark.parametrize(
+  ('path', 'value', 'allowed'),
+  [
+    ('model.kind', 'lstm', 'lm'),
+    ('model.projection', 'linear', 'pattention, dense'),
+    (
+      'model.score',
+      'relu',
+      'l2_norm_gelu, gelu_l2_norm, gelu_l1_norm, softmax, exp_l2_norm',
+    ),
+    ('model.gelu', 'erf', 'exact, tanh'),
+    ('model.block_norm', 'none', 'plain, affine'),
+    ('model.final_norm', 'rms', 'none, plain, affine'),
+    ('model.positions', 'alibi', 'rotary, learned, none'),
+    ('optim.schedule', 'linear', 'cosine, constant'),
+    ('train.remat', 'yes', 'none, pattention, dots, full'),
+    ('train.attention', 'flash', 'auto, xla, cudnn'),
+    ('dtype', 'float16', 'auto, float32, bfloat16'),
+  ],
+)
+def test_a_choice_that_there_is_not(path, value, allowed):
+  want = f'config.{path} is {value!r}; it must be one of {allowed}'
+  assert _sentence(**{path.replace('.', '__'): value}) == want, 'the choices are not named'
+
+
+INTEGERS = [
+  'model.layers',
+  'model.width',
+  'model.heads',
+  'data.sequence_length',
+  'data.batch_size',
+  'data.prefetch',
+  'optim.accumulation_steps',
+  'train.steps',
+  'train.log_every',
+  'train.checkpoint_every',
+  'train.keep_checkpoints',
+  'train.max_skipped_steps',
+  'train.loss_chunk',
+]
+FLOATS = [
+  'model.init_std',
+  'model.norm_epsilon',
+  'model.rotary_base',
+  'optim.learning_rate',
+  'optim.epsilon',
+]
+
+
+@pytest.mark.parametrize(
+  ('path', 'value'), [*((path, 0) for path in INTEGERS), *((path, 0.0) for path in FLOATS)]
+)
+def test_what_must_be_positive(path, value):
+  want = f'config.{path} is {value}; it must be greater than 0'
+  assert _sentence(**{path.replace('.', '__'): value}) == want, f'a {path} of 0 makes no run'
+
+
+@pytest.mark.parametrize(
+  ('path', 'value'),
+  [
+    ('model.vocab_size', -1),
+    ('model.ffn_width', -1),
+    ('model.max_length', -1),
+    ('data.workers', -1),
+    ('optim.warmup_steps', -1),
+    ('optim.weight_decay', -0.1),
+    ('optim.clip_norm', -1.0),
+    ('optim.z_loss', -1e-4),
+    ('train.seed', -1),
+    ('train.eval_every', -1),
+    ('train.eval_batches', -1),
+    ('train.sample_tokens', -1),
+  ],
+)
+def test_what_must_not_be_negative(path, value):
+  want = f'config.{path} is {value}; it must not be negative'
+  assert _sentence(**{path.replace('.', '__'): value}) == want, f'{path} cannot be {value}'
+
+
+@pytest.mark.parametrize('value', [-0.1, 1.5, float('nan')])
+@pytest.mark.parametrize(
+  'path', ['model.rotary_fraction', 'optim.final_fraction', 'optim.beta1', 'optim.beta2']
+)
+def test_what_must_be_a_fraction(path, value):
+  want = f'config.{path} is {value}; it must lie between 0 and 1'
+  assert _sentence(**{path.replace('.', '__'): value}) == want, f'{path} cannot be {value}'
+
+
+@pytest.mark.parametrize('value', [0.0, 1.0])
+def test_no_split_may_be_empty(value):
+  assert _sentence(data__validation_fraction=value) == (
+    f'config.data.validation_fraction is {value}; it must lie between 0 and 1, both excluded'
+  ), 'one of the two splits has no document'
+
+
+# Values that do not fit together
+
+
+@pytest.mark.parametrize(
+  ('changes', 'sentence'),
+  [
+    (
+      {'model__width': 30, 'model__heads': 4},
+      'config.model.width is 30, which model.heads=4 does not divide',
+    ),
+    (
+      {'data__batch_size': 6, 'optim__accumulation_steps': 4},
+      'config.data.batch_size is 6, which optim.accumulation_steps=4 does not divide',
+    ),
+    (
+      {'model__bias': True},
+      'config.model.bias is for projection=dense; Pattention has no bias',
+    ),
+    (
+      {'model__positions': 'learned', 'model__max_length': 128, 'data__sequence_length': 256},
+      'config.model.max_length is 128, less than data.sequence_length=256; learned positions must '
+      'reach that far',
+    ),
+    (
+      {'model__param_tokens__proj': 0},
+      'config.model.param_tokens.proj is 0; it must be greater than 0',
+    ),
+    (
+      {'model__reference_tokens__ffn': -1},
+      'config.model.reference_tokens.ffn is -1; it must be 0 (equal to param_tokens) or the count '
+      'that sets the scale',
+    ),
+  ],
+)
+def test_values_that_do_not_fit_together(changes, sentence):
+  assert _sentence(**changes) == sentence, 'the sentence does not name both values'
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {'model__projection': 'dense', 'model__bias': True},
+    {'model__projection': 'dense', 'model__param_tokens__qkv': 0},
+    {'model__positions': 'learned', 'model__max_length': 0},
+    {'model__positions': 'learned', 'model__max_length': 256},
+    {'model__positions': 'rotary', 'model__max_length': 1},
+    {'model__reference_tokens__ffn': 64},
+  ],
+)
+def test_values_that_do_fit_together(changes):
+  assert isinstance(_with(**changes), Config), 'a config that means something is refused'
+
+
+@pytest.mark.parametrize('value', ['10', '10:', ':10', 'a:b', '0:3', '5:4', '-1:3'])
+def test_profile_steps_that_cannot_be(value):
+  assert _sentence(train__profile_steps=value) == (
+    f'config.train.profile_steps is {value!r}; it must be FIRST:LAST, two step numbers, for '
+    'example 10:13'
+  ), 'the sentence does not show the form'
+
+
+@pytest.mark.parametrize(('value', 'steps'), [('', None), ('10:13', (10, 13)), ('3:3', (3, 3))])
+def test_profile_steps(value, steps):
+  got = config_lib.profile_range(_with(train__profile_steps=value).train)
+  assert got == steps, 'other steps are profiled'

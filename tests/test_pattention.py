@@ -1,0 +1,284 @@
+"""Pattention against its formulas, and the properties that growth relies on."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenformer_jax.params import define
+from tokenformer_jax.pattention import Pattention, parameter_weights, pattention
+
+SCORES = ['l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm', 'softmax', 'exp_l2_norm']
+WITH_GELU = SCORES[:3]
+EACH_SCORE = pytest.mark.parametrize('score', SCORES)
+EACH_WITH_GELU = pytest.mark.parametrize('score', WITH_GELU)
+SEEDS = st.integers(0, 2**32 - 1)
+
+_erf = np.vectorize(math.erf)
+
+
+def _gelu(x: np.ndarray, form: str = 'exact') -> np.ndarray:
+  if form == 'tanh':
+    return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+  return x / 2 * (1 + _erf(x / math.sqrt(2)))
+
+
+def _reference(scores: np.ndarray, score: str, gelu: str, reference_tokens: int) -> np.ndarray:
+  """Θ in float64, as the papers write it."""
+  tau = math.sqrt(reference_tokens)
+  if score == 'l2_norm_gelu':
+    return _gelu(tau * scores / np.linalg.norm(scores, axis=-1, keepdims=True), gelu)
+  activated = np.exp(scores) if score in ('softmax', 'exp_l2_norm') else _gelu(scores, gelu)
+  if score in ('gelu_l1_norm', 'softmax'):
+    return tau**2 * activated / np.abs(activated).sum(axis=-1, keepdims=True)
+  return tau * activated / np.linalg.norm(activated, axis=-1, keepdims=True)
+
+
+@functools.partial(jax.jit, static_argnames=('score', 'gelu', 'reference_tokens'))
+def _weights(scores, score='l2_norm_gelu', gelu='exact', reference_tokens=None):
+  reference_tokens = reference_tokens or scores.shape[-1]
+  return parameter_weights(scores, score=score, gelu=gelu, reference_tokens=reference_tokens)
+
+
+@functools.partial(jax.jit, static_argnames=('score', 'reference_tokens'))
+def _pattention(x, keys, values, score='l2_norm_gelu', reference_tokens=12):
+  return pattention(x, keys, values, score=score, reference_tokens=reference_tokens)
+
+
+def _normal(seed: int, *shapes: tuple[int, ...]) -> list[np.ndarray]:
+  rng = np.random.default_rng(seed)
+  return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+
+
+def _example(seed: int, tokens: int = 12) -> list[np.ndarray]:
+  """x [B, T, D_in], keys and values, of different sizes everywhere."""
+  return _normal(seed, (2, 3, 8), (tokens, 8), (tokens, 5))
+
+
+@pytest.mark.parametrize('gelu', ['exact', 'tanh'])
+@EACH_SCORE
+def test_weights_are_the_formula(score, gelu):
+  (scores,) = _normal(0, (2, 3, 12))
+  np.testing.assert_allclose(
+    _weights(scores, score, gelu, 7),
+    _reference(np.float64(scores), score, gelu, 7),
+    rtol=2e-5,
+    atol=1e-6,
+    err_msg=f'{score} is not Θ of the paper',
+  )
+
+
+def test_pattention_is_weights_times_values():
+  x, keys, values = (np.float64(a) for a in _example(0))
+  want = _reference(x @ keys.T, 'l2_norm_gelu', 'exact', 12) @ values
+  np.testing.assert_allclose(
+    _pattention(*_example(0)), want, rtol=1e-5, atol=1e-5, err_msg='Pattention is not Θ(x Kᵀ) V'
+  )
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=SEEDS, factor=st.floats(1e-2, 1e3))
+def test_the_length_of_the_input_does_not_matter(seed, factor):
+  x, keys, values = _example(seed)
+  np.testing.assert_allclose(
+    _pattention(np.float32(factor) * x, keys, values),
+    _pattention(x, keys, values),
+    rtol=1e-3,
+    atol=1e-4,
+    err_msg='Pattention(cx) is not Pattention(x)',
+  )
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=SEEDS, factor=st.floats(1e-2, 1e3))
+def test_the_scale_of_all_keys_does_not_matter(seed, factor):
+  x, keys, values = _example(seed)
+  np.testing.assert_allclose(
+    _pattention(x, np.float32(factor) * keys, values),
+    _pattention(x, keys, values),
+    rtol=1e-3,
+    atol=1e-4,
+    err_msg='Pattention changes with the scale of all keys',
+  )
+
+
+@EACH_SCORE
+@settings(deadline=None, max_examples=10)
+@given(seed=SEEDS)
+def test_the_order_of_the_tokens_does_not_matter(score, seed):
+  x, keys, values = _example(seed)
+  order = np.random.default_rng(seed).permutation(12)
+  np.testing.assert_allclose(
+    _pattention(x, keys[order], values[order], score),
+    _pattention(x, keys, values, score),
+    rtol=1e-3,
+    atol=1e-4,
+    err_msg='a parameter token has a place that matters',
+  )
+
+
+def _inside_gelu(scores: np.ndarray, **options) -> jax.Array:
+  """Z = τ A / ‖A‖₂, because GELU(z) − GELU(−z) = z."""
+  return _weights(scores, **options) - _weights(-scores, **options)
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=SEEDS, factor=st.floats(1e-2, 1e3))
+def test_what_gelu_sees_has_mean_square_one(seed, factor):
+  (scores,) = _normal(seed, (2, 3, 12))
+  z = _inside_gelu(np.float32(factor) * scores)
+  np.testing.assert_allclose(
+    jnp.mean(z**2, axis=-1), 1, rtol=1e-4, err_msg='a row of scores is not normalised to rms 1'
+  )
+
+
+def test_derivative_of_the_weights():
+  (scores,) = _normal(0, (1, 1, 12))
+  got = jax.jit(jax.jacobian(_weights))(scores)[0, 0, :, 0, 0]
+  a = np.float64(scores[0, 0])
+  z = _inside_gelu(scores)[0, 0]
+  slope = (1 + _erf(z / math.sqrt(2))) / 2 + z * np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
+  inner = math.sqrt(12) / np.linalg.norm(a) * (np.eye(12) - np.outer(z, z) / 12)
+  np.testing.assert_allclose(
+    got, slope[:, None] * inner, atol=1e-5, err_msg='not f′(Z) (τ/‖A‖) (1 − Z Zᵀ/n), eq. 25'
+  )
+
+
+def _zero_inputs() -> dict[str, list[np.ndarray]]:
+  x, keys, values = _example(0)
+  row = x.copy()
+  row[0, 1] = 0
+  return {'a zero row': [row, keys, values], 'zero keys': [x, 0 * keys, values]}
+
+
+@functools.cache
+def _value_and_gradients(score: str):
+  def total(*arguments):
+    return jnp.sum(_pattention(*arguments, score) ** 2)
+
+  return jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2)))
+
+
+@pytest.mark.parametrize('zero', _zero_inputs())
+@EACH_SCORE
+def test_zero_scores_have_finite_values_and_gradients(score, zero):
+  value, gradients = _value_and_gradients(score)(*_zero_inputs()[zero])
+  finite = [bool(jnp.all(jnp.isfinite(leaf))) for leaf in (value, *gradients)]
+  assert all(finite), f'{zero} gives NaN or infinity (value, d/dx, d/dkeys, d/dvalues: {finite})'
+
+
+def _with_zero_keys(seed: int, more: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+  """Arguments before and after `more` tokens with zero keys and random values are added."""
+  x, keys, values = _example(seed)
+  (new_values,) = _normal(seed + 1, (more, 5))
+  new_keys = np.zeros((more, 8), np.float32)
+  return [x, keys, values], [x, np.append(keys, new_keys, 0), np.append(values, new_values, 0)]
+
+
+@EACH_WITH_GELU
+@settings(deadline=None, max_examples=10)
+@given(seed=SEEDS, more=st.sampled_from([1, 12, 20]))
+def test_tokens_with_zero_keys_change_nothing(score, seed, more):
+  before, after = _with_zero_keys(seed, more)
+  np.testing.assert_allclose(
+    _pattention(*after, score, 12),
+    _pattention(*before, score, 12),
+    rtol=1e-4,
+    atol=1e-5,
+    err_msg='a model does not compute the same after it has grown',
+  )
+
+
+def test_a_larger_reference_stretches_what_gelu_sees():
+  """Growing with τ² = n + m, as the released code does, is no growth that changes nothing."""
+  (scores,) = _normal(0, (2, 3, 12))
+  grown = np.concatenate([scores, np.zeros((2, 3, 20), np.float32)], axis=-1)
+  np.testing.assert_allclose(
+    _inside_gelu(grown, reference_tokens=32)[..., :12],
+    math.sqrt(32 / 12) * _inside_gelu(scores, reference_tokens=12),
+    rtol=1e-4,
+    atol=1e-6,
+    err_msg='the factor inside GELU is not √((n + m)/n)',
+  )
+
+
+def _layer(recompute: bool):
+  """A function of (parameters, x), and its arguments. Only the parameter tokens are 12."""
+  definition = define(
+    lambda rngs: Pattention(
+      8,
+      5,
+      param_tokens=12,
+      reference_tokens=12,
+      score='l2_norm_gelu',
+      gelu='exact',
+      key_std=1.0,
+      value_std=1.0,
+      recompute=recompute,
+      rngs=rngs,
+    )
+  )
+  x, keys, values = _example(0)
+  return (lambda params, x: definition.bind(params)(x)), ({'keys': keys, 'values': values}, x)
+
+
+@pytest.mark.parametrize('recompute', [False, True])
+def test_recompute_keeps_no_scores(recompute):
+  apply, arguments = _layer(recompute)
+  backward = jax.eval_shape(lambda *arguments: jax.vjp(apply, *arguments)[1], *arguments)
+  kept = [leaf.shape for leaf in jax.tree.leaves(backward)]
+  has_scores = (2, 3, 12) in kept
+  assert has_scores != recompute, f'recompute={recompute} keeps arrays of the shapes {kept}'
+
+
+def test_recompute_keeps_the_row_norms():
+  apply, arguments = _layer(recompute=True)
+  backward = jax.eval_shape(lambda *arguments: jax.vjp(apply, *arguments)[1], *arguments)
+  kept = [leaf.shape for leaf in jax.tree.leaves(backward)]
+  assert (2, 3, 1) in kept, 'with split tokens, the backward pass reduces over the devices again'
+
+
+def test_recompute_changes_no_gradient():
+  def gradient(recompute):
+    apply, arguments = _layer(recompute)
+    return jax.jit(jax.grad(lambda *arguments: jnp.sum(apply(*arguments) ** 2)))(*arguments)
+
+  want, got = gradient(False), gradient(True)
+  for name in ('keys', 'values'):
+    np.testing.assert_allclose(
+      got[name], want[name], rtol=1e-4, atol=1e-4, err_msg=f'remat changes the gradient of {name}'
+    )
+
+
+@pytest.mark.parametrize('score', ['softmax', 'exp_l2_norm'])
+def test_large_scores_do_not_overflow(score):
+  scores = np.array([[[1e4, 1e4 - 1, -1e4, 0]]], np.float32)
+  want = _reference(np.float64(scores) - 1e4, score, 'exact', 4)
+  np.testing.assert_allclose(
+    _weights(scores, score), want, rtol=1e-3, atol=1e-6, err_msg='exp overflows'
+  )
+
+
+@pytest.mark.parametrize(
+  ('score', 'weight'),
+  [('l2_norm_gelu', 0.8413), ('gelu_l2_norm', 1), ('gelu_l1_norm', 1), ('softmax', 1)],
+)
+def test_norms_of_many_bfloat16_scores_are_exact(score, weight):
+  scores = jnp.ones((1, 1, 40_000), jnp.bfloat16)  # A sum in bfloat16 stops at 256.
+  np.testing.assert_allclose(
+    np.float32(_weights(scores, score)),
+    weight,
+    rtol=0.005,
+    err_msg='the norm of a long row is not summed in float32',
+  )
+
+
+@EACH_SCORE
+def test_weights_have_the_dtype_of_the_scores(score):
+  weights = jax.eval_shape(lambda a: _weights(a, score), jnp.ones((1, 1, 4), jnp.bfloat16))
+  assert weights.dtype == jnp.bfloat16, 'the product with the values leaves bfloat16'
