@@ -237,9 +237,7 @@ def test_sigterm_saves_and_says_how_to_go_on(tmp_path):
   command = tiny_run.command(
     source, tmp_path / 'cache', tmp_path / 'run', train__steps=100_000, train__log_every=10
   )
-  process = subprocess.Popen(
-    command, stderr=subprocess.PIPE, text=True, env=tiny_run.environment()
-  )
+  process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=tiny_run.environment())
   said = ''
   for line in process.stderr:
     said += line

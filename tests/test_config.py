@@ -195,11 +195,15 @@ FLOATS = [
 
 
 @pytest.mark.parametrize(
-  ('path', 'value'), [*((path, 0) for path in INTEGERS), *((path, 0.0) for path in FLOATS)]
+  ('path', 'value'),
+  [
+    *((path, 0) for path in INTEGERS),
+    *((path, value) for path in FLOATS for value in (0.0, -1.0, float('nan'))),
+  ],
 )
 def test_what_must_be_positive(path, value):
   want = f'config.{path} is {value}; it must be greater than 0'
-  assert _sentence(**{path.replace('.', '__'): value}) == want, f'a {path} of 0 makes no run'
+  assert _sentence(**{path.replace('.', '__'): value}) == want, f'{path} cannot be {value}'
 
 
 @pytest.mark.parametrize(
@@ -211,6 +215,7 @@ def test_what_must_be_positive(path, value):
     ('data.workers', -1),
     ('optim.warmup_steps', -1),
     ('optim.weight_decay', -0.1),
+    ('optim.weight_decay', float('nan')),
     ('optim.clip_norm', -1.0),
     ('optim.z_loss', -1e-4),
     ('train.seed', -1),
@@ -225,12 +230,23 @@ def test_what_must_not_be_negative(path, value):
 
 
 @pytest.mark.parametrize('value', [-0.1, 1.5, float('nan')])
-@pytest.mark.parametrize(
-  'path', ['model.rotary_fraction', 'optim.final_fraction', 'optim.beta1', 'optim.beta2']
-)
+@pytest.mark.parametrize('path', ['model.rotary_fraction', 'optim.final_fraction'])
 def test_what_must_be_a_fraction(path, value):
   want = f'config.{path} is {value}; it must lie between 0 and 1'
   assert _sentence(**{path.replace('.', '__'): value}) == want, f'{path} cannot be {value}'
+
+
+@pytest.mark.parametrize('value', [-0.1, 1.0, float('nan')])
+@pytest.mark.parametrize('path', ['optim.beta1', 'optim.beta2'])
+def test_the_betas_are_less_than_one(path, value):
+  want = f'config.{path} is {value}; it must lie between 0 and 1 (excluded)'
+  assert _sentence(**{path.replace('.', '__'): value}) == want, 'Adam divides by 1 − β'
+
+
+def test_a_seed_fits_in_32_bits():
+  assert _sentence(train__seed=2**31) == (
+    'config.train.seed is 2147483648; it must be less than 2147483648'
+  ), 'the run ends with a traceback'
 
 
 @pytest.mark.parametrize('value', [0.0, 1.0])

@@ -86,22 +86,27 @@ def test_token_token_flops_do_not_grow_with_the_parameter_tokens():
   assert _attention(grown, 512) == _attention(model, 512), 'growth is charged for token-token work'
 
 
-# Published: cloud.google.com/tpu/docs/system-architecture-tpu-vm and NVIDIA's data sheets.
+# Published: cloud.google.com/tpu/docs and NVIDIA's data sheets (dense). A chip of TPU v3 (123) and
+# of TPU7x (2307) has two TensorCores that do not work as one, and so is two devices to JAX.
 @pytest.mark.parametrize(
   ('kind', 'tera'),
   [
+    ('TPU v3', 123 / 2),
     ('TPU v4', 275),
     ('TPU v5 lite', 197),
     ('TPU v5e', 197),
     ('TPU v5', 459),
     ('TPU v5p', 459),
     ('TPU v6 lite', 918),
+    ('TPU7x', 2307 / 2),
     ('NVIDIA A100-SXM4-80GB', 312),
     ('NVIDIA H100 80GB HBM3', 989),
+    ('NVIDIA H100 PCIe', 756),
     ('NVIDIA H200', 989),
     ('Tesla V100-SXM2-16GB', 125),
     ('Tesla T4', 65),
     ('NVIDIA L4', 121),
+    ('NVIDIA L40S', 362),
   ],
 )
 def test_peak_of_known_chips(kind, tera):

@@ -1,9 +1,13 @@
 """Generated text is what the model says: with a cache, in buckets, on any number of devices."""
 
-import collections
+import contextlib
 import dataclasses
 import functools
 import itertools
+import logging
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,91 +63,131 @@ def _likeliest(model: ModelConfig):
   return jax.jit(lambda params, ids: jnp.argmax(definition.bind(params)(ids)[0], axis=-1))
 
 
-# Prompts are padded to multiples of 64; 60 + 12 tokens need more room than the padded prompt has.
-@pytest.mark.parametrize(
-  ('model', 'prompt', 'length'),
-  [
-    *(pytest.param(MODEL, *sizes) for sizes in [(1, 8), (60, 12), (63, 4), (64, 4), (65, 4)]),
-    pytest.param(LEARNED, 65, 4, id='learned'),
-  ],
-)
-def test_greedy_text_is_the_argmax_of_the_forward_pass(model, prompt, length):
-  got = _generate(prompt, length, GREEDY, model)
-  ids = np.append(_prompt(prompt), got)
-  padded = np.zeros((1, 80), np.int32)
-  padded[0, : len(ids)] = ids
-  want = _likeliest(model)(_params(model), padded)[0, prompt - 1 : prompt - 1 + length]
-  assert got == want.tolist(), 'the cache or the padding changes what the model says'
+@contextlib.contextmanager
+def _compilations() -> Iterator[list[str]]:
+  """The names of the functions that JAX compiles meanwhile."""
+  names = []
 
+  class Handler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+      names.extend(re.findall(r'^Compiling jit\((\w+)\)', record.getMessage()))
 
-def test_the_prompt_matters():
-  assert _generate(64, 8, GREEDY) != _generate(63, 8, GREEDY), 'the prompt is not read'
-
-
-def _compilations(caplog, generator: Generator, params: Params, prompts: list[int]) -> int:
-  caplog.clear()
+  handler = Handler()
+  logging.getLogger('jax').addHandler(handler)
   with jax.log_compiles():
-    for prompt in prompts:
-      list(generator(params, _prompt(prompt), length=4, sampling=GREEDY))
-  names = [r.getMessage() for r in caplog.records if r.getMessage().startswith('Compiling jit(')]
-  counts = collections.Counter(name.split('jit(')[1].split(')')[0] for name in names)
-  return counts['prefill'] + counts['step']
+    yield names
+  logging.getLogger('jax').removeHandler(handler)
 
 
-def test_a_bucket_of_lengths_is_compiled_once(caplog):
-  generator = Generator(define_lm(MODEL), MODEL, jnp.float32)
-  counts = [_compilations(caplog, generator, _params(MODEL), [n]) for n in (3, 40, 60, 70, 100)]
-  assert counts == [2, 0, 0, 2, 0], 'compilations for prompts of 3, 40, 60 | 70, 100 tokens'
-
-
-MESH = MeshConfig(fsdp=4, tokens=2)
+# Prompts are padded to a multiple of 64 tokens, and so is the room for all tokens. In this order,
+# so many functions (for the prompt and for a token) have to be compiled.
+NEW_FUNCTIONS = {(1, 8): 2, (40, 4): 0, (60, 4): 0, (60, 12): 2, (63, 4): 0, (64, 4): 0, (65, 4): 1}
+EACH_LENGTH = pytest.mark.parametrize(('prompt', 'length'), NEW_FUNCTIONS)
 
 
 @functools.cache
-def _on_a_mesh() -> tuple[Generator, Params]:
-  definition = define_lm(MODEL)
-  shardings = sharding.of_axes(sharding.make_mesh(MESH), definition.axes)
-  return Generator(definition, MODEL, jnp.float32), jax.device_put(_params(MODEL), shardings)
+def _greedy() -> dict[tuple[int, int], tuple[list[int], int]]:
+  """For each (prompt, length), the text and the number of functions that were compiled for it."""
+  found = {}
+  for sizes in NEW_FUNCTIONS:
+    with _compilations() as names:
+      text = _generate(*sizes, GREEDY)
+    found[sizes] = text, names.count('prefill') + names.count('step')
+  return found
 
 
-@pytest.mark.parametrize(
-  'sampling',
-  [GREEDY, Sampling(temperature=1.0, top_k=20, top_p=0.9, seed=3)],
-  ids=['greedy', 'drawn'],
-)
-def test_text_does_not_depend_on_the_devices(sampling):
-  generator, params = _on_a_mesh()
-  with jax.set_mesh(sharding.make_mesh(MESH)):
-    got = list(generator(params, _prompt(60), length=8, sampling=sampling))
-  assert got == _generate(60, 8, sampling), '8 devices write another text than one'
+def _greedy_without_cache(model: ModelConfig, prompt: int, text: list[int]) -> list[int]:
+  """The likeliest token after each prefix of a prompt and text."""
+  ids = np.zeros((1, 80), np.int32)
+  ids[0, : prompt + len(text)] = np.append(_prompt(prompt), text)
+  return _likeliest(model)(_params(model), ids)[0, prompt - 1 :][: len(text)].tolist()
 
 
-def test_a_bucket_is_compiled_once_on_a_mesh(caplog):
-  definition = define_lm(MODEL)
-  generator, params = Generator(definition, MODEL, jnp.float32), _on_a_mesh()[1]
-  with jax.set_mesh(sharding.make_mesh(MESH)):
-    counts = [_compilations(caplog, generator, params, [n]) for n in (3, 40)]
-  assert counts == [2, 0], 'the state of a step comes out otherwise than it went in'
+@EACH_LENGTH
+def test_greedy_text_is_the_argmax_of_the_forward_pass(prompt, length):
+  text, _ = _greedy()[prompt, length]
+  want = _greedy_without_cache(MODEL, prompt, text)
+  assert text == want, 'the cache or the padding changes what the model says'
 
 
-def test_copies_of_the_prompt_stay_the_same():
-  """Hosts read different copies, and must stop at the same token."""
-  seen, definition = [], define_lm(MODEL)
+@EACH_LENGTH
+def test_the_text_has_the_length_asked_for(prompt, length):
+  assert len(_greedy()[prompt, length][0]) == length, 'the text is shorter or longer'
+
+
+@EACH_LENGTH
+def test_a_bucket_of_lengths_is_compiled_once(prompt, length):
+  _, compiled = _greedy()[prompt, length]
+  assert compiled == NEW_FUNCTIONS[prompt, length], 'every length of prompt is compiled again'
+
+
+def test_the_prompt_matters():
+  assert _greedy()[63, 4][0] != _greedy()[64, 4][0], 'the prompt is not read'
+
+
+def test_greedy_text_with_learned_positions():
+  text = _generate(65, 4, GREEDY, LEARNED)  # The prompt is padded to 100, all there are.
+  want = _greedy_without_cache(LEARNED, 65, text)
+  assert text == want, 'the cache or the padding changes what the model says'
+
+
+# On several devices
+
+DRAWN = Sampling(temperature=2.0, top_k=20, top_p=0.9, seed=1)
+
+
+class OnAMesh(NamedTuple):
+  greedy: list[int]
+  drawn: list[int]
+  compiled: list[str]
+  ids: list[np.ndarray]  # what the model was given, for all copies of the prompt
+
+
+@functools.cache
+def _on_a_mesh() -> OnAMesh:
+  definition, ids = define_lm(MODEL), []
 
   def bind(params):
     model = definition.bind(params)
 
     def watched(ids_BxT, start, cache):
-      jax.debug.callback(lambda ids: seen.append(np.array(ids)), ids_BxT)
+      jax.debug.callback(lambda values: ids.append(np.array(values)), ids_BxT)
       return model(ids_BxT, start, cache)
 
     return watched
 
   generator = Generator(dataclasses.replace(definition, bind=bind), MODEL, jnp.float32)
-  with jax.set_mesh(sharding.make_mesh(MESH)):
-    list(generator(_on_a_mesh()[1], _prompt(3), length=4, sampling=Sampling(temperature=2.0)))
+  mesh = sharding.make_mesh(MeshConfig(fsdp=4, tokens=2))
+  params = jax.device_put(_params(MODEL), sharding.of_axes(mesh, definition.axes))
+
+  def generate(prompt: int, sampling: Sampling) -> list[int]:
+    return list(generator(params, _prompt(prompt), length=4, sampling=sampling))
+
+  with jax.set_mesh(mesh):
+    with _compilations() as compiled:
+      greedy = [*generate(40, GREEDY), *generate(60, GREEDY)]
+    drawn = generate(60, DRAWN)
     jax.effects_barrier()
-  alike = [bool(np.all(ids == ids[:1])) for ids in seen]
+  return OnAMesh(greedy, drawn, compiled, ids)
+
+
+def test_likeliest_text_does_not_depend_on_the_devices():
+  want = _greedy()[40, 4][0] + _greedy()[60, 4][0]
+  assert _on_a_mesh().greedy == want, '8 devices write another text than one'
+
+
+def test_drawn_text_does_not_depend_on_the_devices():
+  assert _on_a_mesh().drawn == _generate(60, 4, DRAWN), '8 devices draw otherwise than one'
+
+
+def test_a_bucket_is_compiled_once_on_a_mesh():
+  compiled = [name for name in _on_a_mesh().compiled if name in ('prefill', 'step')]
+  assert compiled == ['prefill', 'step'], 'the state of a step comes out otherwise than it went in'
+
+
+def test_copies_of_the_prompt_stay_the_same():
+  """Hosts read different copies, and must stop at the same token."""
+  alike = [bool(np.all(ids == ids[:1])) for ids in _on_a_mesh().ids]
   assert all(alike), 'copies of the prompt go on differently on different devices'
 
 
@@ -200,9 +244,6 @@ def test_temperature_0_takes_the_likeliest():
   logits = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
   got = sample(jnp.asarray(logits), jax.random.key(0), Sampling(0, top_k=3, top_p=0.5))
   assert got.tolist() == logits.argmax(axis=-1).tolist(), 'temperature 0 is not greedy'
-
-
-DRAWN = Sampling(temperature=2.0, top_p=1.0, seed=1)
 
 
 def test_a_seed_gives_one_text():

@@ -1,4 +1,4 @@
-"""Training runs: the same on every mesh, the same after a resume, and never waiting for the device."""
+"""Training runs: the same on every mesh, after a resume, and never waiting for the device."""
 
 import dataclasses
 import json

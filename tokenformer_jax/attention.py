@@ -11,7 +11,6 @@ from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.layers import projection
 from tokenformer_jax.sharding import constrain
 
-
 _QUERY_BLOCK = 128  # positions, or more so that there are at most …
 _MOST_BLOCKS = 16
 _MASKED = -1e30  # a score that softmax turns into 0

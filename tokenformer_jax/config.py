@@ -219,7 +219,9 @@ _NOT_NEGATIVE = (
   'train.sample_tokens',
 )
 
-_FRACTIONS = ('model.rotary_fraction', 'optim.final_fraction', 'optim.beta1', 'optim.beta2')
+_FRACTIONS = ('model.rotary_fraction', 'optim.final_fraction')
+
+_BELOW_ONE = ('optim.beta1', 'optim.beta2')  # Adam divides by 1 − β.
 
 
 def lookup(config: Any, path: str) -> Any:
@@ -250,14 +252,21 @@ def _validate(config: Config) -> None:
     if value not in allowed:
       raise UserError(f'config.{path} is {value!r}; it must be one of {", ".join(allowed)}')
   for path in _POSITIVE:
-    if lookup(config, path) <= 0:
+    if not lookup(config, path) > 0:  # NaN, too
       raise UserError(f'config.{path} is {lookup(config, path)}; it must be greater than 0')
   for path in _NOT_NEGATIVE:
-    if lookup(config, path) < 0:
+    if not lookup(config, path) >= 0:
       raise UserError(f'config.{path} is {lookup(config, path)}; it must not be negative')
   for path in _FRACTIONS:
     if not 0 <= lookup(config, path) <= 1:
       raise UserError(f'config.{path} is {lookup(config, path)}; it must lie between 0 and 1')
+  for path in _BELOW_ONE:
+    if not 0 <= lookup(config, path) < 1:
+      raise UserError(
+        f'config.{path} is {lookup(config, path)}; it must lie between 0 and 1 (excluded)'
+      )
+  if config.train.seed >= 2**31:
+    raise UserError(f'config.train.seed is {config.train.seed}; it must be less than {2**31}')
   if not 0 < config.data.validation_fraction < 1:
     raise UserError(
       f'config.data.validation_fraction is {config.data.validation_fraction}; it must lie between '

@@ -4,21 +4,26 @@ import jax
 
 from tokenformer_jax.config import ModelConfig
 
-# Dense bf16 peak of one chip in TFLOP/s, by the start of `device_kind`; the longest match counts.
+# Dense bf16 peak of one device in TFLOP/s, by the start of `device_kind`; the longest match counts.
+# A device is a chip, but for TPU v3 and TPU7x, whose chips are two devices.
 PEAK_TFLOPS = {
-  'TPU v3': 123,
+  'TPU v3': 61.5,
   'TPU v4': 275,
   'TPU v5 lite': 197,
   'TPU v5e': 197,
   'TPU v5': 459,
   'TPU v6 lite': 918,
   'TPU v6e': 918,
-  'TPU7x': 2307,
+  'TPU7x': 1153.5,
   'Tesla V100': 125,
   'Tesla T4': 65,
   'NVIDIA L4': 121,
+  'NVIDIA L40': 181,
+  'NVIDIA L40S': 362,
   'NVIDIA A100': 312,
   'NVIDIA H100': 989,
+  'NVIDIA H100 NVL': 835,
+  'NVIDIA H100 PCIe': 756,
   'NVIDIA H200': 989,
   'NVIDIA B200': 2250,
 }

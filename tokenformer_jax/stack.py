@@ -11,7 +11,7 @@ import jax
 from flax import nnx
 
 # What a layer keeps for its backward pass; everything else is computed again.
-#   none        all but what is made of the scores of Pattention and of attention, element by element
+#   none        all but what follows from scores, of Pattention or attention, element by element
 #   pattention  the scores [B, T, N] of Pattention are not kept either (pattention.py)
 #   dots        the results of matrix products with parameters, the scores among them
 #   full        nothing but the layer's input

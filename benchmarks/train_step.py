@@ -1,0 +1,235 @@
+r"""Time of one training step: ours, and the same model in PyTorch, eager and compiled.
+
+  python benchmarks/train_step.py                              a 22M model on the CPU
+  python benchmarks/train_step.py --size=150m --batch=16       on one GPU, bfloat16
+
+Needs `pip install -e ".[benchmark]"`. Every contender lives in a process of its own; they take
+turns, one step each, so that whatever else the machine does hits all of them. The first steps
+(compilation, memory) are not counted. Prints seconds (median, least, most), model TFLOP/s and MFU,
+and writes the seconds as JSON with `--out`.
+"""
+
+import argparse
+import dataclasses
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+WARM_UP = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+  """A TokenFormer language model and the batch it is trained on."""
+
+  layers: int
+  width: int
+  heads: int
+  vocab_size: int
+  qkv: int
+  proj: int
+  ffn: int
+  reference_qkv: int
+  length: int
+  batch: int
+
+
+SIZES = {
+  'cpu_22m': Size(8, 384, 6, 8192, 384, 384, 1536, 384, length=512, batch=4),
+  '150m': Size(12, 768, 12, 50304, 768, 768, 3072, 768, length=2048, batch=16),
+  '1_5b': Size(40, 1536, 16, 50304, 1536, 1536, 6144, 1536, length=2048, batch=8),
+  'grown_1_4b': Size(12, 768, 12, 50304, 8620, 8620, 34480, 576, length=1024, batch=16),
+}
+CONTENDERS = ('jax', 'torch_eager', 'torch_compiled')
+
+
+def jax_step(size: Size, remat: str) -> Callable[[], None]:
+  """Our step, as `tokenformer_jax.train` builds it; a call makes one step and waits for it."""
+  import jax  # noqa: PLC0415 (each process loads one of the two frameworks)
+  import numpy as np  # noqa: PLC0415
+
+  from tokenformer_jax import config, optim, sharding, step  # noqa: PLC0415
+  from tokenformer_jax.lm import Compute, define_lm  # noqa: PLC0415
+
+  values = config.defaults()
+  values.model.update(
+    layers=size.layers,
+    width=size.width,
+    heads=size.heads,
+    vocab_size=size.vocab_size,
+    param_tokens={'qkv': size.qkv, 'proj': size.proj, 'ffn': size.ffn},
+    reference_tokens={
+      'qkv': size.reference_qkv,
+      'proj': size.reference_qkv,
+      'ffn': 4 * size.reference_qkv,
+    },
+  )
+  values.data.update(batch_size=size.batch, sequence_length=size.length)
+  values.train.update(remat=remat, loss_chunk=min(512, size.length))
+  resolved = config.resolve(values)
+  mesh = sharding.make_mesh(resolved.mesh)
+  definition = define_lm(resolved.model, Compute.of(resolved))
+  tx = optim.make_optimizer(resolved.optim, resolved.train.steps, definition.axes)
+  train_step = step.make_train_step(definition, tx, resolved, mesh)
+  shardings = step.state_shardings(mesh, definition, tx)
+  state = jax.jit(lambda seed: step.initial_state(definition, tx, seed), out_shardings=shardings)(0)
+  rng = np.random.default_rng(0)
+  ids = rng.integers(0, size.vocab_size, (size.batch, size.length + 1), np.int32)
+  batch = jax.device_put(ids, sharding.of_batch(mesh))
+
+  def run() -> None:
+    nonlocal state
+    with jax.set_mesh(mesh):
+      state, figures = train_step(state, batch)
+    jax.block_until_ready((state, figures))
+
+  return run
+
+
+def torch_step(size: Size, *, compiled: bool, checkpointing: bool) -> Callable[[], None]:
+  """The same model and optimizer in PyTorch; a call makes one step and waits for it."""
+  import torch  # noqa: PLC0415
+  from torch_tokenformer import (  # noqa: PLC0415
+    Sizes,
+    TokenFormer,
+    build_optimizer,
+    build_train_step,
+  )
+
+  cuda = torch.cuda.is_available()
+  device = 'cuda' if cuda else 'cpu'
+  names = ('layers', 'width', 'heads', 'vocab_size', 'qkv', 'proj', 'ffn')
+  model = TokenFormer(
+    Sizes(**{name: getattr(size, name) for name in names}, max_length=size.length),
+    checkpointing=checkpointing,
+  ).to(device)
+  train_step = build_train_step(model, build_optimizer(model), bf16=cuda, compile=compiled)
+  ids = torch.randint(0, size.vocab_size, (size.batch, size.length + 1), device=device)
+  inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+  def run() -> None:
+    loss, _ = train_step(inputs, targets)
+    float(loss)
+    if cuda:
+      torch.cuda.synchronize()
+
+  return run
+
+
+def serve(contender: str, size: Size, remat: str) -> None:
+  """Makes a step for every line of the standard input, and prints its seconds."""
+  if contender == 'jax':
+    run = jax_step(size, remat)
+  else:
+    run = torch_step(
+      size,
+      compiled=contender == 'torch_compiled',
+      checkpointing=remat not in ('none', 'pattention'),
+    )
+  for _ in sys.stdin:
+    start = time.perf_counter()
+    run()
+    print(time.perf_counter() - start, flush=True)
+
+
+class Contender:
+  """A process that makes steps when it is told to."""
+
+  def __init__(self, name: str, arguments: list[str]):
+    self.name, self.seconds = name, []
+    self._process = subprocess.Popen(
+      [sys.executable, __file__, f'--serve={name}', *arguments],
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      text=True,
+    )
+
+  def step(self) -> float:
+    """Has it make one step; returns the seconds."""
+    self._process.stdin.write('step\n')
+    self._process.stdin.flush()
+    line = self._process.stdout.readline()
+    if not line:
+      sys.exit(f'{self.name} failed; see its message above')
+    return float(line)
+
+  def close(self) -> None:
+    """Ends the process."""
+    self._process.stdin.close()
+    self._process.wait()
+
+
+def main() -> None:
+  """Runs the contenders in turns and prints a table."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--size', choices=SIZES, default='cpu_22m')
+  parser.add_argument('--batch', type=int, help='sequences in a step')
+  parser.add_argument('--remat', default='none', help='see tokenformer_jax/stack.py')
+  parser.add_argument('--rounds', type=int, default=15)
+  parser.add_argument('--contenders', default=','.join(CONTENDERS), help='of them, by comma')
+  parser.add_argument('--out', help='a JSON file for the figures')
+  parser.add_argument('--serve', choices=CONTENDERS, help=argparse.SUPPRESS)
+  args = parser.parse_args()
+  size = SIZES[args.size]
+  if args.batch:
+    size = dataclasses.replace(size, batch=args.batch)
+  if args.serve:
+    serve(args.serve, size, args.remat)
+    return
+  arguments = [f'--size={args.size}', f'--batch={size.batch}', f'--remat={args.remat}']
+  contenders = []
+  for name in args.contenders.split(','):
+    contender = Contender(name, arguments)
+    warm_up = [contender.step() for _ in range(WARM_UP)]
+    print(f'{name}: first step {warm_up[0]:.1f} s', file=sys.stderr)
+    contenders.append(contender)
+  for _ in range(args.rounds):
+    for contender in contenders:
+      contender.seconds.append(contender.step())
+  for contender in contenders:
+    contender.close()
+  report(contenders, args.size, size, args.out)
+
+
+def report(contenders: list[Contender], name: str, size: Size, out: str | None) -> None:
+  """Prints the table, and writes the figures if asked to."""
+  import jax  # noqa: PLC0415 (not before the measurements)
+
+  from tokenformer_jax import flops  # noqa: PLC0415
+  from tokenformer_jax.config import ModelConfig, TokenCounts  # noqa: PLC0415
+
+  model = ModelConfig(
+    layers=size.layers,
+    width=size.width,
+    heads=size.heads,
+    vocab_size=size.vocab_size,
+    param_tokens=TokenCounts(size.qkv, size.proj, size.ffn),
+  )
+  step_flops = size.batch * size.length * flops.train_flops(model, size.length)
+  peak = flops.peak_flops(jax.devices()[0])
+  parameters = flops.matrix_parameters(model) + size.vocab_size * size.width
+  print(
+    f'{name}: {parameters / 1e6:.1f}M parameters, {size.batch} × {size.length} tokens, '
+    f'{step_flops / 1e9:.0f} GFLOP a step, on {jax.devices()[0].device_kind}'
+  )
+  print(f'{"":16}{"median s":>10}{"least":>9}{"most":>9}{"TFLOP/s":>10}{"MFU":>8}')
+  figures = {}
+  for contender in contenders:
+    seconds = sorted(contender.seconds)
+    median = statistics.median(seconds)
+    mfu = f'{step_flops / median / peak:.1%}' if peak else '–'
+    print(
+      f'{contender.name:16}{median:10.3f}{seconds[0]:9.3f}{seconds[-1]:9.3f}'
+      f'{step_flops / median / 1e12:10.3f}{mfu:>8}'
+    )
+    figures[contender.name] = {'median': median, 'least': seconds[0], 'most': seconds[-1]}
+  if out:
+    Path(out).write_text(json.dumps({'size': dataclasses.asdict(size), **figures}, indent=2) + '\n')
+
+
+if __name__ == '__main__':
+  main()
