@@ -1,6 +1,24 @@
+"""The default: a small TokenFormer on the text of the Python standard library."""
+
 from tokenformer_jax import config
 
 
 def get_config():
   c = config.defaults()
+  c.model.layers = 3
+  c.model.width = 192
+  c.model.heads = 3
+  c.model.param_tokens = {'qkv': 192, 'proj': 192, 'ffn': 768}
+  c.data.source = 'stdlib'
+  c.data.tokenizer = 'bpe:2048'
+  c.data.sequence_length = 128
+  c.data.batch_size = 8
+  c.optim.learning_rate = 1e-3
+  c.optim.warmup_steps = 40
+  c.train.steps = 900
+  c.train.log_every = 25
+  c.train.eval_every = 450
+  c.train.checkpoint_every = 450
+  c.train.sample_tokens = 96
+  c.train.sample_prompt = 'class '
   return c

@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import tiny_model
 
-from tokenformer_jax.attention import Attention, init_cache, kernel, rotary_width, rotate
+from tokenformer_jax.attention import (
+  Attention,
+  causal_attention,
+  init_cache,
+  kernel,
+  rotary_width,
+  rotate,
+)
 from tokenformer_jax.params import define
 
 BASE = 10000.0
@@ -112,6 +119,40 @@ def test_bfloat16_keeps_the_angles():
 def test_rotary_width(head, rotated):
   model = tiny_model(width=2 * head, heads=2, rotary_fraction=0.25)
   assert rotary_width(model) == rotated, 'a quarter of each head, in whole planes, is rotated'
+
+
+def _softmax_attention(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
+  """Causal attention in float64, all scores at once."""
+  scores = np.einsum('BTHK,BSHK->BHTS', query, key) / np.sqrt(query.shape[-1])
+  weights = np.exp(scores) * np.tri(query.shape[1])
+  return np.einsum('BHTS,BSHK->BTHK', weights / weights.sum(axis=-1, keepdims=True), value)
+
+
+# Queries come in blocks of 128.
+@pytest.mark.parametrize('length', [1, 128, 129, 300])
+def test_attention_is_the_formula(length):
+  arguments = [_heads(seed, length) for seed in range(3)]
+  np.testing.assert_allclose(
+    jax.jit(causal_attention)(*arguments),
+    _softmax_attention(*(np.float64(a) for a in arguments)),
+    atol=1e-5,
+    err_msg='not softmax(Q Kᵀ / √K) V with the causal mask',
+  )
+
+
+def test_attention_is_compiled_in_few_blocks():
+  shape = jax.ShapeDtypeStruct((1, 100_000, 1, 8), jnp.float32)
+  jaxpr = str(jax.make_jaxpr(causal_attention)(shape, shape, shape))
+  assert jaxpr.count('dot_general') <= 2 * 16, 'the time to compile grows with the length'
+
+
+def test_scores_of_attention_are_float32():
+  query, key, value = (_heads(seed, 200, jnp.bfloat16) for seed in range(3))
+  query = 8 * query  # Scores up to 50, of which bfloat16 would keep no decimal.
+  want = _softmax_attention(*(np.float64(a) for a in (query, key, value)))
+  error = np.float64(jax.jit(causal_attention)(query, key, value)) - want
+  rms = np.sqrt(np.mean(error**2))
+  assert rms < 0.005, 'scores are rounded to bfloat16 before the softmax'
 
 
 def _attend(x_TxD: jax.Array, start: int = 0, cached: float | None = None) -> jax.Array:

@@ -30,9 +30,8 @@ GOLDEN_PROJECTIONS = {
 DENSE = {'projection': 'dense', 'bias': True, 'block_norm': 'affine'}
 VARIANTS = {
   'rotary': tiny_model(),
-  'learned': tiny_model(positions='learned', tied_head=False),
   'none': tiny_model(positions='none'),
-  'dense': tiny_model(**DENSE),
+  'dense, learned': tiny_model(**DENSE, positions='learned', tied_head=False),
 }
 EACH_VARIANT = pytest.mark.parametrize('model', VARIANTS.values(), ids=VARIANTS)
 
@@ -322,14 +321,13 @@ def test_no_two_matrices_start_alike(kind):
 
 
 def test_init_does_not_depend_on_the_devices():
-  definition = define_lm(tiny_model())
+  definition = define_lm(tiny_model(**LARGER))
   mesh = sharding.make_mesh(MeshConfig(fsdp=2, tokens=4))
   shardings = sharding.of_axes(mesh, definition.axes)
-  one = jax.jit(definition.init)(jax.random.key(0))
-  eight = jax.jit(definition.init, out_shardings=shardings)(jax.random.key(0))
-  for path, leaf in _paths(eight).items():
+  got = _paths(jax.jit(definition.init, out_shardings=shardings)(jax.random.key(0)))
+  for path, want in _initial('tokenformer').items():
     np.testing.assert_allclose(
-      leaf, _paths(one)[path], rtol=1e-6, err_msg=f'{path} starts elsewhere on 8 devices'
+      got[path], want, rtol=1e-6, err_msg=f'{path} starts elsewhere on 8 devices'
     )
 
 

@@ -44,6 +44,11 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
     raise
 
 
+def say(text: str) -> None:
+  """A line for the person at the terminal, on standard error."""
+  print(text, file=sys.stderr, flush=True)
+
+
 def split_source(source: str) -> tuple[Path, int | None]:
   """`DIR` or `DIR@STEP` as a path and a step (None: the newest)."""
   directory, at, step = source.rpartition('@')

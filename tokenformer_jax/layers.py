@@ -11,7 +11,7 @@ from flax import nnx
 
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.params import Axes, param
-from tokenformer_jax.pattention import Pattention
+from tokenformer_jax.pattention import Pattention, activate
 from tokenformer_jax.sharding import constrain
 
 
@@ -75,7 +75,7 @@ class MLP(nnx.Module):
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
     """[B, T, D] → [B, T, D]."""
     hidden_BxTxF = constrain(self.up(x_BxTxD), 'batch', None, 'hidden')
-    return self.down(jax.nn.gelu(hidden_BxTxF, approximate=self.gelu == 'tanh'))
+    return self.down(activate(hidden_BxTxF, self.gelu))
 
 
 def _output_std(config: ModelConfig) -> float:

@@ -26,6 +26,18 @@ EPSILON = 1e-12
 _SCORES, _ROW_NORM = 'pattention_scores', 'pattention_row_norm'
 
 
+def activate(x: jax.Array, gelu: str) -> jax.Array:
+  """GELU by the error function (`exact`) or by its `tanh` approximation, of the shape of x.
+
+  In float32, `exact` is written with erf: on a CPU that takes a third of the time of
+  `jax.nn.gelu`, which goes through erfc to keep the relative error of results near 0 that bfloat16
+  would lose. The absolute error is one rounding of x.
+  """
+  if gelu == 'exact' and x.dtype == jnp.float32:
+    return 0.5 * x * (1 + jax.lax.erf(x * jnp.sqrt(jnp.float32(0.5))))
+  return jax.nn.gelu(x, approximate=gelu == 'tanh')
+
+
 def parameter_weights(
   scores_BxTxN: jax.Array, *, score: str, gelu: str, reference_tokens: int
 ) -> jax.Array:
@@ -52,11 +64,10 @@ def parameter_weights(
     Weights of the shape and dtype of the scores.
   """
   dtype = scores_BxTxN.dtype
-  activation = functools.partial(jax.nn.gelu, approximate=gelu == 'tanh')
   if score == 'l2_norm_gelu':
-    return activation(scores_BxTxN * _inverse_l2(scores_BxTxN, reference_tokens).astype(dtype))
+    return activate(scores_BxTxN * _inverse_l2(scores_BxTxN, reference_tokens).astype(dtype), gelu)
   if score in ('gelu_l2_norm', 'gelu_l1_norm'):
-    weights = activation(scores_BxTxN)
+    weights = activate(scores_BxTxN, gelu)
   else:
     # A shift of a whole row cancels in the norm and keeps exp from overflowing.
     row_max = jax.lax.stop_gradient(jnp.max(scores_BxTxN, axis=-1, keepdims=True))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import sys
 from pathlib import Path
 
 import jax
@@ -145,10 +144,9 @@ def resume(
       continue
     for bad, error in damaged.items():
       moved = checkpoints.set_aside(bad)
-      print(
+      cli.say(
         f'the checkpoint of step {bad} is damaged ({error}); it was moved to {moved}; going on '
-        f'from step {step}',
-        file=sys.stderr,
+        f'from step {step}'
       )
     return state, step
   if damaged:

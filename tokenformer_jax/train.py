@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from tokenformer_jax import checkpoint, flops, generate, optim, sharding, start
+from tokenformer_jax import checkpoint, cli, flops, generate, optim, sharding, start
 from tokenformer_jax import step as step_lib
 from tokenformer_jax.config import Config, profile_range
 from tokenformer_jax.data import order
@@ -68,9 +68,8 @@ class Run:
     state, first = self.first_state()
     steps = self.config.train.steps
     if first >= steps:
-      print(
-        f'{self.workdir} is trained to step {first} already; raise --config.train.steps to go on',
-        file=sys.stderr,
+      cli.say(
+        f'{self.workdir} is trained to step {first} already; raise --config.train.steps to go on'
       )
       return state
     if jax.process_index() == 0:

@@ -25,6 +25,7 @@ import numpy as np
 import tqdm
 from absl import logging
 
+from tokenformer_jax.cli import say
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.data.text import Source, open_source
@@ -163,7 +164,7 @@ class _Builder:
       if (store := _open(self.path)) is not None:
         return store
       if self.path.exists():
-        logging.warning('the token store %s is damaged; it is built again', self.path)
+        say(f'the token store {self.path} is damaged; it is built again')
       temporary = self.path.with_name(f'{self.path.name}.tmp-{uuid.uuid4().hex[:8]}')
       temporary.mkdir()
       try:
@@ -174,17 +175,11 @@ class _Builder:
     store = _open(self.path)
     if store is None:
       raise UserError(f'the token store {self.path} changed while it was opened; run again')
-    logging.info(
-      'built the token store %s: %d training and %d validation tokens',
-      store.path,
-      len(store.train),
-      len(store.validation),
-    )
     return store
 
   def _write(self, folder: Path) -> None:
-    logging.info('tokenizing %s into the token store %s', self.config.source, self.path)
     tokenizer = self.tokenizer or self._train_tokenizer()
+    say(f'tokenizing {self.config.source} into the token store {self.path}')
     dtype = np.dtype(np.uint16 if tokenizer.size <= 2**16 else np.uint32)
     with contextlib.ExitStack() as stack:
       writers = {}
@@ -219,7 +214,7 @@ class _Builder:
         bar.update(sum(writer.bytes for writer in written) - bar.n)
 
   def _train_tokenizer(self) -> Tokenizer:
-    logging.info('training the tokenizer %s', self.config.tokenizer)
+    say(f'training the tokenizer {self.config.tokenizer}')
     texts = (text for text in self.source.documents() if self._split(text) == 'train')
     return tokenizers.train_bpe(texts, self.bpe_size)
 
@@ -314,7 +309,7 @@ def _lock(store: Path) -> Iterator[None]:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-      logging.info('waiting for the process that is building the token store %s', store)
+      say(f'waiting for the process that is building the token store {store}')
       fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:  # Not needed for a right result, only against repeated work.
       logging.warning('%s cannot be locked (%s)', store, error)

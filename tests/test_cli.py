@@ -1,0 +1,100 @@
+"""The commands as a user types them: one sentence for a mistake, and help that helps."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests import tiny_run
+from tokenformer_jax import cli
+from tokenformer_jax.errors import UserError
+
+TRAIN = [sys.executable, str(tiny_run.ROOT / 'train.py')]
+GENERATE = [sys.executable, '-m', 'tokenformer_jax.generate']
+
+MISTAKES = {
+  'unknown key': (
+    [*TRAIN, '--config.model.widht=64'],
+    "config key 'model.widht' is unknown; did you mean 'model.width'?",
+  ),
+  'missing config file': (
+    [*TRAIN, '--config=configs/nothing.py'],
+    'the file --config=configs/nothing.py cannot be loaded',
+  ),
+  'unknown variant': (
+    [*TRAIN, f'--config={tiny_run.ROOT}/configs/lm_pile.py:151m'],
+    '150m',
+  ),
+  'wrong value': (
+    [*TRAIN, '--config.model.score=softmx'],
+    "config.model.score is 'softmx'; it must be one of l2_norm_gelu,",
+  ),
+  'mesh that does not fit': (
+    [*TRAIN, '--config.mesh.fsdp=3'],
+    'config.mesh has replica=1, fsdp=3, tokens=1, which does not make up the 1 devices here',
+  ),
+  'no such device': (
+    ['env', 'JAX_PLATFORMS=tpu', *TRAIN],
+    "no device of the kind JAX_PLATFORMS='tpu' was found",
+  ),
+  'unwritable work directory': (
+    [*TRAIN, f'--workdir={__file__}/run'],
+    'cannot be written (Not a directory); choose another --workdir',
+  ),
+  'no text': (
+    [*TRAIN, '--config.data.source=files:/nothing/*.txt'],
+    '/nothing/*.txt',
+  ),
+  'no run': (
+    [*GENERATE, '--source=/nothing'],
+    '/nothing is not the work directory of a run',
+  ),
+}
+
+
+@pytest.fixture(scope='module')
+def answers(tmp_path_factory):
+  """What every command says, all of them run at once."""
+  directory = tmp_path_factory.mktemp('cwd')
+  processes = {
+    name: subprocess.Popen(
+      command,
+      stderr=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      text=True,
+      cwd=directory,
+      env=tiny_run.environment(),
+    )
+    for name, (command, _) in MISTAKES.items()
+  }
+  return {
+    name: (*process.communicate(timeout=300), process.returncode)
+    for name, process in processes.items()
+  }
+
+
+@pytest.mark.parametrize('name', MISTAKES)
+def test_a_mistake_gets_one_sentence(answers, name):
+  _, said, status = answers[name]
+  lines = [line for line in said.splitlines() if line.startswith('error: ')]
+  assert len(lines) == 1 and MISTAKES[name][1] in lines[0], said
+  assert 'Traceback' not in said, said
+  assert status == 2, f'exit status {status}'
+
+
+def test_source_and_step_are_told_apart():
+  assert [str(cli.split_source('a/b')[0]), cli.split_source('a/b')[1]] == ['a/b', None]
+  assert [str(cli.split_source('a@b/c@7')[0]), cli.split_source('a@b/c@7')[1]] == ['a@b/c', 7]
+  with pytest.raises(UserError, match='it is DIR or DIR@STEP'):
+    cli.split_source('a@last')
+
+
+def test_a_trained_run_writes_text_and_curves(tmp_path):
+  source = tiny_run.write_corpus(tmp_path / 'corpus')
+  command = tiny_run.command(source, tmp_path / 'cache', tmp_path / 'run', train__steps=10)
+  assert tiny_run.run(command).returncode == 0
+  asked = [f'--source={tmp_path}/run@10', '--prompt=def', '--length=5', '--temperature=0']
+  written = [tiny_run.run([*GENERATE, *asked]) for _ in range(2)]
+  assert written[0].returncode == 0, written[0].stderr
+  assert written[0].stdout.startswith('def') and len(written[0].stdout) > 4
+  assert written[0].stdout == written[1].stdout, 'greedy text is not the same twice'
