@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_run
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tests import tiny_run
 from tokenformer_jax import checkpoint, sharding, start, train
 from tokenformer_jax.config import Config, MeshConfig, ModelConfig, TokenCounts
 from tokenformer_jax.errors import UserError

@@ -4,8 +4,8 @@ import subprocess
 import sys
 
 import pytest
+import tiny_run
 
-from tests import tiny_run
 from tokenformer_jax import cli
 from tokenformer_jax.errors import UserError
 

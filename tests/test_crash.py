@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny_run
 
-from tests import tiny_run
 from tokenformer_jax import checkpoint
 from tokenformer_jax.data import store
 

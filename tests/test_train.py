@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_run
 from jax.sharding import Mesh
 
-from tests import tiny_run
 from tokenformer_jax import checkpoint, metrics, optim, sharding, start, train
 from tokenformer_jax import step as step_lib
 from tokenformer_jax.errors import UserError
@@ -117,16 +117,14 @@ def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(
 
 
 def test_a_checkpoint_of_one_mesh_goes_on_on_another(make, tmp_path, monkeypatch):
-  config = make(train__log_every=1)
-  short = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=20))
-  train.train(short, tmp_path / 'straight')
-  for line_up in ('moved',):
-    mesh = dataclasses.replace(config.mesh, fsdp=2, tokens=4)
-    train.train(dataclasses.replace(config, mesh=mesh), tmp_path / line_up)
-    for step in (15, 20):
-      (tmp_path / f'{line_up}/checkpoints/{step}').rename(tmp_path / f'{line_up}/{step}.lost')
-    monkeypatch.setattr(start, 'devices', lambda: jax.devices()[:1])
-    train.train(config, tmp_path / line_up)
+  config = make(train__log_every=1, train__keep_checkpoints=4)
+  train.train(config, tmp_path / 'straight')
+  mesh = dataclasses.replace(config.mesh, fsdp=2, tokens=4)
+  train.train(dataclasses.replace(config, mesh=mesh), tmp_path / 'moved')
+  for step in (15, 20):
+    (tmp_path / f'moved/checkpoints/{step}').rename(tmp_path / f'{step}.lost')
+  monkeypatch.setattr(start, 'devices', lambda: jax.devices()[:1])
+  train.train(config, tmp_path / 'moved')
   straight, moved = losses(tmp_path / 'straight'), losses(tmp_path / 'moved')
   np.testing.assert_allclose(
     list(moved.values()), list(straight.values()), rtol=1e-4, err_msg='the mesh changes the losses'
@@ -230,6 +228,28 @@ def test_a_run_that_diverges_stops_and_says_what_to_do(make, tmp_path, one_devic
   with pytest.raises(UserError, match=r'not finite in \d+ steps in a row.*learning_rate'):
     train.train(config, tmp_path / 'run')
   assert max(losses(tmp_path / 'run')) < 40, 'the run went on for long after it had diverged'
+
+
+def test_chosen_steps_are_profiled_and_programs_are_kept(make, tmp_path, one_device):
+  cache = tmp_path / 'programs'
+  config = make(train__profile_steps='2:3', train__compilation_cache=str(cache), train__steps=4)
+  try:
+    train.train(config, tmp_path / 'run')
+  finally:
+    jax.config.update('jax_compilation_cache_dir', None)
+  assert list((tmp_path / 'run/profile').rglob('*.xplane.pb')), 'no profile was written'
+  assert list(cache.iterdir()), 'no compiled program was kept'
+
+
+def test_bfloat16_activations_train_as_float32_ones_do(make, tmp_path, one_device):
+  for dtype in ('float32', 'bfloat16'):
+    config = dataclasses.replace(make(train__log_every=1), dtype=dtype)
+    state = train.train(config, tmp_path / dtype)
+  single, half = losses(tmp_path / 'float32'), losses(tmp_path / 'bfloat16')
+  np.testing.assert_allclose(
+    list(half.values()), list(single.values()), rtol=0.02, err_msg='bfloat16 trains otherwise'
+  )
+  assert {leaf.dtype for leaf in jax.tree.leaves(state['params'])} == {jnp.dtype('float32')}
 
 
 def test_a_finished_run_says_so(make, tmp_path, one_device, capsys):

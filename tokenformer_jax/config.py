@@ -6,6 +6,7 @@ read or a device is touched. `checkpoint.py` and `train.py` store the dataclasse
 """
 
 import dataclasses
+import math
 import typing
 from typing import Any
 
@@ -252,10 +253,10 @@ def _validate(config: Config) -> None:
     if value not in allowed:
       raise UserError(f'config.{path} is {value!r}; it must be one of {", ".join(allowed)}')
   for path in _POSITIVE:
-    if not lookup(config, path) > 0:  # NaN, too
+    if not 0 < lookup(config, path) < math.inf:  # NaN, too
       raise UserError(f'config.{path} is {lookup(config, path)}; it must be greater than 0')
   for path in _NOT_NEGATIVE:
-    if not lookup(config, path) >= 0:
+    if not 0 <= lookup(config, path) < math.inf:
       raise UserError(f'config.{path} is {lookup(config, path)}; it must not be negative')
   for path in _FRACTIONS:
     if not 0 <= lookup(config, path) <= 1:
@@ -285,6 +286,12 @@ def _validate_model(model: ModelConfig, data: DataConfig) -> None:
   if model.width % model.heads:
     raise UserError(
       f'config.model.width is {model.width}, which model.heads={model.heads} does not divide'
+    )
+  head_width = model.width // model.heads
+  if model.positions == 'rotary' and head_width * model.rotary_fraction < 2:
+    raise UserError(
+      f'config.model.rotary_fraction is {model.rotary_fraction} of heads {head_width} wide, which '
+      'rotates nothing; at least two entries must turn, or set model.positions=none'
     )
   if model.projection == 'pattention':
     for kind in ('qkv', 'proj', 'ffn'):

@@ -70,8 +70,9 @@ def parameter_weights(
     weights = activate(scores_BxTxN, gelu)
   else:
     # A shift of a whole row cancels in the norm and keeps exp from overflowing.
+    scores_BxTxN = scores_BxTxN.astype(jnp.float32)
     row_max = jax.lax.stop_gradient(jnp.max(scores_BxTxN, axis=-1, keepdims=True))
-    weights = jnp.exp((scores_BxTxN - row_max).astype(jnp.float32))
+    weights = jnp.exp(scores_BxTxN - row_max)
   inverse = _inverse_l1 if score in ('gelu_l1_norm', 'softmax') else _inverse_l2
   return (weights * inverse(weights, reference_tokens)).astype(dtype)
 
