@@ -9,16 +9,18 @@ def get_config():
   c.model.width = 192
   c.model.heads = 3
   c.model.param_tokens = {'qkv': 192, 'proj': 192, 'ffn': 768}
+  c.model.rotary_fraction = 1.0
+  c.model.init_std = 0.1  # steadier than the released 0.02 at a rate as high as this
   c.data.source = 'stdlib'
   c.data.tokenizer = 'bpe:2048'
   c.data.sequence_length = 128
   c.data.batch_size = 8
-  c.optim.learning_rate = 1e-3
-  c.optim.warmup_steps = 40
-  c.train.steps = 900
+  c.optim.learning_rate = 4e-3
+  c.optim.warmup_steps = 50
+  c.train.steps = 1000
   c.train.log_every = 25
-  c.train.eval_every = 450
-  c.train.checkpoint_every = 450
+  c.train.eval_every = 500
+  c.train.checkpoint_every = 500
   c.train.sample_tokens = 96
   c.train.sample_prompt = 'class '
   return c

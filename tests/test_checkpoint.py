@@ -213,6 +213,7 @@ def test_differences_name_every_key():
   ]
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_and_the_last_good_checkpoint_stays(tmp_path):
   """A limit on the size of files stands for a disk without room: a write fails half way."""
   source = tiny_run.write_corpus(tmp_path / 'corpus')
@@ -232,6 +233,7 @@ def test_a_full_disk_is_told_and_the_last_good_checkpoint_stays(tmp_path):
   assert 'going on after step 5' in again.stderr and again.returncode == 0, again.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_says_how_to_go_on(tmp_path):
   source = tiny_run.write_corpus(tmp_path / 'corpus')
   command = tiny_run.command(

@@ -1,4 +1,4 @@
-"""The commands as a user types them: one sentence for a mistake, and help that helps."""
+"""The commands as a user types them: what they write, and one sentence for a mistake."""
 
 import subprocess
 import sys
@@ -52,34 +52,25 @@ MISTAKES = {
 }
 
 
-@pytest.fixture(scope='module')
-def answers(tmp_path_factory):
-  """What every command says, all of them run at once."""
-  directory = tmp_path_factory.mktemp('cwd')
+def test_mistakes_get_one_sentence_each(tmp_path):
+  """All commands at once, because each of them takes seconds to start."""
   processes = {
     name: subprocess.Popen(
       command,
       stderr=subprocess.PIPE,
       stdout=subprocess.PIPE,
       text=True,
-      cwd=directory,
+      cwd=tmp_path,
       env=tiny_run.environment(),
     )
     for name, (command, _) in MISTAKES.items()
   }
-  return {
-    name: (*process.communicate(timeout=300), process.returncode)
-    for name, process in processes.items()
-  }
-
-
-@pytest.mark.parametrize('name', MISTAKES)
-def test_a_mistake_gets_one_sentence(answers, name):
-  _, said, status = answers[name]
-  lines = [line for line in said.splitlines() if line.startswith('error: ')]
-  assert len(lines) == 1 and MISTAKES[name][1] in lines[0], said
-  assert 'Traceback' not in said, said
-  assert status == 2, f'exit status {status}'
+  for name, process in processes.items():
+    said = process.communicate(timeout=300)[1]
+    lines = [line for line in said.splitlines() if line.startswith('error: ')]
+    assert len(lines) == 1 and MISTAKES[name][1] in lines[0], f'{name}: {said}'
+    assert 'Traceback' not in said, f'{name}: {said}'
+    assert process.returncode == 2, f'{name}: exit status {process.returncode}'
 
 
 def test_source_and_step_are_told_apart():
@@ -89,11 +80,15 @@ def test_source_and_step_are_told_apart():
     cli.split_source('a@last')
 
 
+@pytest.mark.slow
 def test_a_trained_run_writes_text_and_curves(tmp_path):
   source = tiny_run.write_corpus(tmp_path / 'corpus')
   command = tiny_run.command(source, tmp_path / 'cache', tmp_path / 'run', train__steps=10)
   assert tiny_run.run(command).returncode == 0
   asked = [f'--source={tmp_path}/run@10', '--prompt=def', '--length=5', '--temperature=0']
+  drawn = [sys.executable, '-m', 'tokenformer_jax.plot', f'{tmp_path}/run', '--out=curves.png']
+  assert tiny_run.run(drawn, cwd=tmp_path).returncode == 0
+  assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG'), 'no picture'
   written = [tiny_run.run([*GENERATE, *asked]) for _ in range(2)]
   assert written[0].returncode == 0, written[0].stderr
   assert written[0].stdout.startswith('def') and len(written[0].stdout) > 4

@@ -47,7 +47,8 @@ def assert_same(a, b, what):
 
 
 def test_a_run_learns_and_leaves_what_the_docs_promise(make, tmp_path, one_device):
-  train.train(make(train__steps=60, train__tensorboard=True), tmp_path / 'run')
+  changes = {'train__tensorboard': True, 'train__eval_every': 10, 'train__sample_tokens': 8}
+  train.train(make(train__steps=60, **changes), tmp_path / 'run')
   lines = metrics.read(tmp_path / 'run')
   names = set().union(*lines)
   assert names >= {
@@ -84,7 +85,12 @@ def test_bits_per_byte_follows_from_the_loss(make, tmp_path, one_device):
   )
 
 
-@pytest.mark.parametrize('mesh', [(8, 1), (4, 2), (2, 4)])
+_SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+  'mesh', [pytest.param((8, 1), marks=_SLOW), (4, 2), pytest.param((2, 4), marks=_SLOW)]
+)
 def test_losses_are_the_same_on_every_mesh(make, tmp_path, mesh, monkeypatch):
   config = make(train__log_every=1, train__eval_every=0)
   with monkeypatch.context() as patch:
@@ -99,7 +105,7 @@ def test_losses_are_the_same_on_every_mesh(make, tmp_path, mesh, monkeypatch):
   assert len(one) == 20
 
 
-@pytest.mark.parametrize('checkpoint_every', [5, 7])
+@pytest.mark.parametrize('checkpoint_every', [5, pytest.param(7, marks=_SLOW)])
 def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(
   make, tmp_path, one_device, checkpoint_every
 ):
@@ -116,6 +122,7 @@ def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(
   assert steps == [5, 10, 15, 20], 'metrics.jsonl repeats or lacks lines after a resume'
 
 
+@_SLOW
 def test_a_checkpoint_of_one_mesh_goes_on_on_another(make, tmp_path, monkeypatch):
   config = make(train__log_every=1, train__keep_checkpoints=4)
   train.train(config, tmp_path / 'straight')
@@ -141,7 +148,7 @@ def build(config):
   definition = define_lm(config.model, Compute.of(config))
   tx = optim.make_optimizer(config.optim, config.train.steps, definition.axes)
   step = step_lib.make_train_step(definition, tx, config, mesh)
-  return step, step_lib.initial_state(definition, tx, 0)
+  return step, jax.jit(lambda: step_lib.initial_state(definition, tx, 0))()
 
 
 def random_batch(config):
@@ -241,6 +248,7 @@ def test_chosen_steps_are_profiled_and_programs_are_kept(make, tmp_path, one_dev
   assert list(cache.iterdir()), 'no compiled program was kept'
 
 
+@_SLOW
 def test_bfloat16_activations_train_as_float32_ones_do(make, tmp_path, one_device):
   for dtype in ('float32', 'bfloat16'):
     config = dataclasses.replace(make(train__log_every=1), dtype=dtype)
@@ -278,8 +286,8 @@ def test_init_from_starts_with_the_parameters_of_another_run(make, tmp_path, one
 
 def test_init_from_refuses_another_model_and_a_missing_run(make, tmp_path, one_device):
   train.train(make(), tmp_path / 'source')
-  other = dataclasses.replace(make(model__width=16), init_from=str(tmp_path / 'source'))
-  with pytest.raises(UserError, match=r'model\.width is 32 there and 16 in the config'):
+  other = dataclasses.replace(make(model__width=64), init_from=str(tmp_path / 'source'))
+  with pytest.raises(UserError, match=r'model\.width is 32 there and 64 in the config'):
     train.train(other, tmp_path / 'target')
   missing = dataclasses.replace(make(), init_from=str(tmp_path / 'nothing'))
   with pytest.raises(UserError, match='is not the work directory of a run'):
@@ -302,6 +310,7 @@ def test_what_does_not_fit_the_mesh_is_named_before_the_text_is_read(make, tmp_p
       train.train(make(**changes), tmp_path / 'run')
 
 
+@_SLOW
 def test_the_best_checkpoint_stays_beside_the_newest(make, tmp_path, one_device):
   config = make(
     train__steps=60,

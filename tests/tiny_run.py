@@ -26,9 +26,9 @@ CHANGES = {
   'optim.warmup_steps': 5,
   'train.steps': 20,
   'train.log_every': 5,
-  'train.eval_every': 10,
+  'train.eval_every': 0,
   'train.checkpoint_every': 5,
-  'train.sample_tokens': 8,
+  'train.sample_tokens': 0,
   'train.tensorboard': False,
 }
 
