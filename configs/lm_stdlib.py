@@ -17,10 +17,10 @@ def get_config():
   c.data.batch_size = 8
   c.optim.learning_rate = 4e-3
   c.optim.warmup_steps = 50
-  c.train.steps = 1000
+  c.train.steps = 750
   c.train.log_every = 25
-  c.train.eval_every = 500
-  c.train.checkpoint_every = 500
+  c.train.eval_every = 375
+  c.train.checkpoint_every = 375
   c.train.sample_tokens = 96
   c.train.sample_prompt = 'class '
   return c

@@ -159,6 +159,7 @@ class Run:
         loss = None
         if step == steps or (_due(step, config.eval_every) and not stop.requested):
           loss = self._evaluate(state, step, metrics)
+          window.restart_clock()
         if _due(step, config.checkpoint_every) or last:
           self.checkpoints.save(step, state, self.config, self.text.tokenizer.to_json(), loss)
           window.restart_clock()
