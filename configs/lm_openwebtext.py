@@ -1,13 +1,10 @@
-r"""Growing a TokenFormer on OpenWebText: 124M parameters from scratch, then three stages of growth.
+r"""The growth family on OpenWebText: 12 layers of width 768, more and more parameter tokens.
 
-  python train.py --config=configs/lm_openwebtext.py:124m
-  python train.py --config=configs/lm_openwebtext.py:354m   grows runs/lm_openwebtext_124m
-  python train.py --config=configs/lm_openwebtext.py:757m   grows runs/lm_openwebtext_354m
-  python train.py --config=configs/lm_openwebtext.py:1_4b   grows runs/lm_openwebtext_757m
+  python train.py --config=configs/lm_openwebtext.py:{124m,354m,757m,1_4b}
 
-Every model has 12 layers of width 768; they differ in their parameter tokens alone. If the smaller
-run is elsewhere, name it with --config.init_from=DIR; with --config.init_from= a model starts from
-scratch (for the paper's 300 billion tokens add --config.train.steps=600000).
+The models differ in their parameter tokens alone, and keep the scale of the first. The paper grows
+each from the one before it; this version does not grow runs yet, so each starts from scratch, with
+the number of steps that the paper gives to that stage (--config.train.steps sets another).
 
 Wants data/openwebtext/*.jsonl.zst (a document a line, under `text`) and the tokenizer of GPT-2,
 data/gpt2/tokenizer.json. Meant for 64 TPU chips of 32 GB or more (v4, v5p, v6e). The batch is that
@@ -34,12 +31,8 @@ model.reference_tokens. The paper's released TPU code trains without positions
 from tokenformer_jax import config
 from tokenformer_jax.errors import UserError
 
-VARIANTS = {  # parameter tokens of qkv and proj (ffn has four times as many), the run to grow
-  '124m': (576, ''),
-  '354m': (2140, 'runs/lm_openwebtext_124m'),
-  '757m': (4850, 'runs/lm_openwebtext_354m'),
-  '1_4b': (8620, 'runs/lm_openwebtext_757m'),
-}
+# Parameter tokens of qkv and proj; ffn has four times as many.
+VARIANTS = {'124m': 576, '354m': 2140, '757m': 4850, '1_4b': 8620}
 
 
 def get_config(variant='124m'):
@@ -47,13 +40,13 @@ def get_config(variant='124m'):
     raise UserError(f'config variant is {variant!r}; it must be one of {", ".join(VARIANTS)}')
   c = config.defaults()
 
-  count, c.init_from = VARIANTS[variant]
+  count = VARIANTS[variant]
   c.model.layers, c.model.width, c.model.heads = 12, 768, 12
   c.model.vocab_size = 50304  # of GPT-2's tokenizer, 50257, rounded up
   c.model.param_tokens.update(qkv=count, proj=count, ffn=4 * count)
   # The scale τ = √576 (√2304) is part of the function that the first model learned. It stays when
   # parameter tokens are added; with τ = √count, growth would multiply all scores of the old ones.
-  first, _ = VARIANTS['124m']
+  first = VARIANTS['124m']
   c.model.reference_tokens.update(qkv=first, proj=first, ffn=4 * first)
 
   c.data.source = 'files:data/openwebtext/*.jsonl.zst'
@@ -66,7 +59,7 @@ def get_config(variant='124m'):
   c.optim.warmup_steps = 2000
   c.optim.final_fraction = 0.0
 
-  c.train.steps = 60_000 if c.init_from else 600_000
+  c.train.steps = 600_000 if variant == '124m' else 60_000
   c.train.log_every = 100
   c.train.eval_every = 2000
   c.train.eval_batches = 64  # 33.6 million tokens

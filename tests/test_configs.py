@@ -119,13 +119,10 @@ def test_growth_changes_only_the_parameter_tokens(variant):
   assert (grown.data, grown.optim) == (first.data, first.optim)
 
 
-def test_growth_stages_follow_each_other():
-  previous = ''
-  for variant in COUNTS['lm_openwebtext']:
-    resolved = _resolve('lm_openwebtext', variant)
-    assert resolved.init_from == previous
-    assert resolved.train.steps == (60_000 if previous else 600_000)
-    previous = f'runs/lm_openwebtext_{variant}'  # where train.py puts it
+@pytest.mark.parametrize('variant', COUNTS['lm_openwebtext'])
+def test_stages_are_as_long_as_in_the_paper(variant):
+  steps = _resolve('lm_openwebtext', variant).train.steps
+  assert steps == (600_000 if variant == '124m' else 60_000)
 
 
 @pytest.mark.parametrize('variant', COUNTS['transformer_openwebtext'])

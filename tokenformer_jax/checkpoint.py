@@ -42,6 +42,19 @@ class Meta:
   tokenizer: dict[str, Any]
 
 
+class _ToldElsewhere(std_logging.Filter):
+  """Drops tracebacks of Orbax and its tasks: they are raised, too, and `Checkpoints` tells them."""
+
+  def filter(self, record: std_logging.LogRecord) -> bool:
+    of_orbax = 'orbax' in record.pathname or record.name == 'asyncio'
+    return not (record.exc_info and of_orbax)
+
+
+_TOLD_ELSEWHERE = (
+  _ToldElsewhere()
+)  # one object, which a handler takes once however often it is given
+
+
 class Checkpoints:
   """The checkpoints of one work directory, `WORKDIR/checkpoints/STEP`."""
 
@@ -53,6 +66,7 @@ class Checkpoints:
       keep: how many of the newest checkpoints stay; the one of the lowest loss stays besides.
     """
     std_logging.getLogger('orbax').setLevel(std_logging.WARNING)
+    logging.get_absl_handler().addFilter(_TOLD_ELSEWHERE)
     self.directory = Path(workdir).absolute() / 'checkpoints'
     policies = checkpoint_managers.AnyPreservationPolicy(
       [

@@ -25,12 +25,22 @@ def run(main: Callable[[Sequence[str]], None], *, positional: bool = False) -> N
       logging.set_verbosity(logging.WARNING)
     main(argv)
 
+  sys.unraisablehook = _report_unraisable
   flags.FLAGS.set_gnu_getopt(positional)
   try:
     app.run(guarded, flags_parser=_parse_flags)
   except UserError as error:
     print(f'error: {error}', file=sys.stderr)
     sys.exit(2)
+
+
+def _report_unraisable(unraisable: 'sys.UnraisableHookArgs') -> None:
+  """Reports what cannot be raised, but not the writes that TensorStore gives up after a failed one.
+
+  They find the loop of their save closed; the failure itself has been raised.
+  """
+  if 'Event loop is closed' not in str(unraisable.exc_value):
+    sys.__unraisablehook__(unraisable)
 
 
 def _parse_flags(argv: Sequence[str]) -> list[str]:
