@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from tokenformer_jax.attention import causal_attention, kernel
 
-SHAPES = ((16, 256, 4, 32), (4, 512, 6, 64), (2, 2048, 12, 64))  # B, T, H, K
+SHAPES = ((16, 256, 4, 32), (4, 512, 6, 64), (2, 1024, 12, 64))  # B, T, H, K
 ROUNDS = 9
 
 
