@@ -50,9 +50,7 @@ class _ToldElsewhere(std_logging.Filter):
     return not (record.exc_info and of_orbax)
 
 
-_TOLD_ELSEWHERE = (
-  _ToldElsewhere()
-)  # one object, which a handler takes once however often it is given
+_TOLD_ELSEWHERE = _ToldElsewhere()  # one object: a handler takes it once, however often given
 
 
 class Checkpoints:
@@ -65,7 +63,6 @@ class Checkpoints:
       workdir: the run's work directory.
       keep: how many of the newest checkpoints stay; the one of the lowest loss stays besides.
     """
-    std_logging.getLogger('orbax').setLevel(std_logging.WARNING)
     logging.get_absl_handler().addFilter(_TOLD_ELSEWHERE)
     self.directory = Path(workdir).absolute() / 'checkpoints'
     policies = checkpoint_managers.AnyPreservationPolicy(

@@ -30,7 +30,7 @@ def run(main: Callable[[Sequence[str]], None], *, positional: bool = False) -> N
   try:
     app.run(guarded, flags_parser=_parse_flags)
   except UserError as error:
-    print(f'error: {error}', file=sys.stderr)
+    say(f'error: {error}')
     sys.exit(2)
 
 

@@ -5,7 +5,6 @@ import os
 from pathlib import Path
 
 import jax
-from absl import logging
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
@@ -139,7 +138,6 @@ def resume(
       )
       state = checkpoints.restore(meta, abstract)
     except checkpoint.DamagedError as error:
-      logging.warning('the checkpoint of step %d is damaged: %s', step, error)
       damaged[step] = error
       continue
     for bad, error in damaged.items():

@@ -151,19 +151,20 @@ class Run:
         state, figures = self.train_step(state, self.to_devices(rows))
         window.add(figures)
         profile.after(step, figures)
-        last = step == steps or stop.requested
+        stopping = stop.requested  # read once: a signal during the rest waits for the next step
+        last = step == steps or stopping
         if step % config.log_every == 0 or last:
           metrics.write(step, window.figures())
           self.checkpoints.check()
           self._stop_if_diverged(step, window.skipped_in_a_row)
         loss = None
-        if step == steps or (_due(step, config.eval_every) and not stop.requested):
+        if step == steps or (_due(step, config.eval_every) and not stopping):
           loss = self._evaluate(state, step, metrics)
           window.restart_clock()
         if _due(step, config.checkpoint_every) or last:
           self.checkpoints.save(step, state, self.config, self.text.tokenizer.to_json(), loss)
           window.restart_clock()
-        if stop.requested and step < steps:
+        if stopping and step < steps:
           metrics.say(f'asked to stop: saving step {step}')
           break
     profile.close()
