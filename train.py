@@ -3,6 +3,7 @@ r"""Trains a model.
 python train.py                                   the default language model, on a CPU in minutes
 python train.py --config=configs/lm_pile.py:150m  another one
 python train.py --config.optim.learning_rate=3e-4 another value for any key
+python train.py --workdir=DIR                     an earlier run, with the config it has
 """
 
 import os
@@ -17,7 +18,10 @@ from tokenformer_jax.errors import UserError
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _CONFIG = config_flags.DEFINE_config_file(
-  'config', None, 'The configuration, FILE or FILE:VARIANT (default: configs/lm_stdlib.py).'
+  'config',
+  None,
+  'The configuration, FILE or FILE:VARIANT (default: that of the run in --workdir, if there is '
+  'one, or configs/lm_stdlib.py).',
 )
 _WORKDIR = flags.DEFINE_string(
   'workdir', None, 'Where checkpoints and figures go (default: runs/NAME_OF_THE_CONFIG).'
@@ -37,8 +41,19 @@ def main(argv: Sequence[str]) -> None:
   train.train(config.resolve(values), _WORKDIR.value or os.path.join('runs', name))
 
 
+def _with_config(arguments: list[str]) -> list[str]:
+  """The arguments, with a --config if there is none.
+
+  Not as the flag's default, which would be loaded, and given the overrides, beside any other.
+  """
+  given = dict(a.lstrip('-').partition('=')[::2] for a in arguments if a.startswith('-'))
+  if 'config' in given:
+    return arguments
+  if os.path.exists(os.path.join(given.get('workdir', ''), 'config.json')):
+    return [f'--config={_HERE}/configs/saved.py:{given["workdir"]}', *arguments]
+  return [f'--config={_HERE}/configs/lm_stdlib.py', *arguments]
+
+
 if __name__ == '__main__':
-  # Not as the flag's default, which would be loaded, and given the overrides, beside any other.
-  if not any(argument.split('=')[0].lstrip('-') == 'config' for argument in sys.argv):
-    sys.argv.insert(1, f'--config={_HERE}/configs/lm_stdlib.py')
+  sys.argv[1:] = _with_config(sys.argv[1:])
   cli.run(main)

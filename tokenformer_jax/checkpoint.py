@@ -33,21 +33,39 @@ class DamagedError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
+class Ancestor:
+  """What a model was made of, other than by training: one entry of a lineage."""
+
+  action: str  # grow, shrink, merge or remove
+  source: str  # its work directory
+  step: int  # of the source
+  model: config_lib.ModelConfig  # the source's
+  grow: config_lib.GrowConfig  # how
+  updates: int  # the new model's count of optimizer updates at birth
+
+
+Lineage = tuple[Ancestor, ...]  # the oldest first
+
+
+@dataclasses.dataclass(frozen=True)
 class Meta:
   """What a checkpoint says of itself."""
 
   step: int
+  updates: int  # made by the optimizer: `step` less those that were skipped
   config: config_lib.Config  # of the run that wrote it, with every size filled in
+  lineage: Lineage
+  contents: str  # `model`, or `added_tokens` if it holds nothing but those of the last growth
   checksums: dict[str, int]  # by path in the state
   tokenizer: dict[str, Any]
 
 
 class _ToldElsewhere(std_logging.Filter):
-  """Drops tracebacks of Orbax and its tasks: they are raised, too, and `Checkpoints` tells them."""
+  """Drops tracebacks of Orbax and its tasks, which `Checkpoints` raises, too, and what we know."""
 
   def filter(self, record: std_logging.LogRecord) -> bool:
     of_orbax = 'orbax' in record.pathname or record.name == 'asyncio'
-    return not (record.exc_info and of_orbax)
+    return not (of_orbax and (record.exc_info or 'read only' in record.getMessage()))
 
 
 _TOLD_ELSEWHERE = _ToldElsewhere()  # one object: a handler takes it once, however often given
@@ -89,6 +107,7 @@ class Checkpoints:
         preservation_policy=policies,
         create=keep is not None,
         read_only=keep is None,
+        save_interval_steps=0 if keep is None else 1,
         cleanup_tmp_directories=keep is not None,
       ),
       handler_registry=handlers,
@@ -104,9 +123,21 @@ class Checkpoints:
     state: Any,
     config: config_lib.Config,
     tokenizer: dict[str, Any],
-    loss: float | None,
+    loss: float | None = None,
+    *,
+    lineage: Lineage = (),
+    contents: str = 'model',
   ) -> None:
     """Starts to write a checkpoint; `state` may be donated when this returns.
+
+    Args:
+      step: its name.
+      state: as in `step.initial_state`; for `contents` other than `model` any nested dict.
+      config: of the run, with every size filled in.
+      tokenizer: of the run, from `Tokenizer.to_json`.
+      loss: on the validation split, if it was measured.
+      lineage: how the model came to be.
+      contents: see `Meta`.
 
     Raises:
       UserError: an earlier checkpoint could not be written.
@@ -114,7 +145,10 @@ class Checkpoints:
     meta = {
       'format': FORMAT,
       'step': step,
+      'updates': step - int(state.get('skipped', 0)),
       'config': dataclasses.asdict(config),
+      'lineage': [dataclasses.asdict(ancestor) for ancestor in lineage],
+      'contents': contents,
       'packages': _package_versions(),
       'checksums': {path: int(value) for path, value in _flat(_checksums(state))},
     }
@@ -160,14 +194,17 @@ class Checkpoints:
         )
       return Meta(
         step=meta['step'],
+        updates=meta['updates'],
         config=config_lib.from_dict(config_lib.Config, meta['config']),
+        lineage=tuple(config_lib.from_dict(Ancestor, entry) for entry in meta['lineage']),
+        contents=meta['contents'],
         checksums=meta['checksums'],
         tokenizer=tokenizer,
       )
     except UserError:
       raise
     except Exception as error:
-      raise DamagedError(_one_line(error)) from error
+      raise DamagedError(one_line(error)) from error
 
   def restore(self, meta: Meta, abstract: Any) -> Any:
     """Reads the state, or a part of it, straight into the shardings of `abstract`.
@@ -191,7 +228,7 @@ class Checkpoints:
         args = ocp.args.PyTreeRestore(abstract, restore_args=restore_args, partial_restore=True)
       state = self._manager.restore(meta.step, args=ocp.args.Composite(state=args))['state']
     except Exception as error:
-      raise DamagedError(_one_line(error)) from error
+      raise DamagedError(one_line(error)) from error
     for path, value in _flat(_checksums(state)):
       if meta.checksums.get(path) != int(value):
         raise DamagedError(f'the array {path} is not the one that was written')
@@ -216,7 +253,7 @@ class Checkpoints:
       complete = [s for s in self.steps() if (self.directory / str(s) / 'meta').exists()]
       last = f'the last good checkpoint is step {complete[-1]}' if complete else 'none is saved yet'
       raise UserError(
-        f'a checkpoint could not be written to {self.directory} ({_one_line(error)}); {last}; '
+        f'a checkpoint could not be written to {self.directory} ({one_line(error)}); {last}; '
         'make room or choose another --workdir, then run the same command to go on from there'
       ) from error
 
@@ -303,7 +340,8 @@ def _package_versions() -> dict[str, str]:
   return versions
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+  """The type and the first line of what an exception says."""
   lines = str(error).strip().splitlines() or ['']
   text = f'{type(error).__name__}: {lines[0]}'
   return text if len(text) <= 300 else f'{text[:300]}…'

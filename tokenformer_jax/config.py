@@ -82,6 +82,11 @@ class OptimConfig:
   clip_norm: float = 1.0  # of the global gradient norm. 0: no clipping
   accumulation_steps: int = 1  # parts that a batch is computed in, one after the other
   z_loss: float = 0.0
+  # The rest is for a model that has grown.
+  restart_schedule: bool = True  # warm up and decay anew from the last growth on
+  old_tokens: str = 'train'  # or 'freeze', 'scale:X': everything that was there before it grew
+  new_token_warmup: int = 0  # updates in which the rate of the new tokens rises to that of the old
+  new_token_correction: bool = False  # Adam's bias correction counts from the growth for new tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +121,20 @@ class MeshConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class GrowConfig:
+  """How `init_from`, or the grow command, makes a larger model of a trained one: see grow/."""
+
+  # zero_keys, duplicate or random; for a Transformer net2net, net2net_fill or hypercloning.
+  method: str = 'zero_keys'
+  scale: str = ''  # keep or resize the reference counts. '': as it is exact for the method
+  new_values: str = 'init'  # or 'zero': the values of new tokens
+  moments: str = 'pad'  # or 'drop': the optimizer's moments
+  step: str = 'keep'  # or 'restart': the number of steps, which the data and the schedule go by
+  noise: float = 0.0  # of what is copied, as a fraction of each array's root mean square
+  seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
   """A whole run."""
 
@@ -125,7 +144,8 @@ class Config:
   train: TrainConfig = TrainConfig()
   mesh: MeshConfig = MeshConfig()
   dtype: str = 'auto'  # of activations: bfloat16 on TPU and GPU, float32 on CPU
-  init_from: str = ''  # another run's directory, DIR or DIR@STEP
+  init_from: str = ''  # another run's directory, DIR or DIR@STEP, grown to this model
+  grow: GrowConfig = GrowConfig()
 
 
 def defaults() -> ml_collections.ConfigDict:
@@ -181,6 +201,18 @@ _CHOICES = {
   'optim.schedule': ('cosine', 'constant'),
   'train.remat': ('none', 'pattention', 'dots', 'full'),
   'train.attention': ('auto', 'xla', 'cudnn'),
+  'grow.method': (
+    'zero_keys',
+    'duplicate',
+    'random',
+    'net2net',
+    'net2net_fill',
+    'hypercloning',
+  ),
+  'grow.scale': ('', 'keep', 'resize'),
+  'grow.new_values': ('init', 'zero'),
+  'grow.moments': ('pad', 'drop'),
+  'grow.step': ('keep', 'restart'),
   'dtype': ('auto', 'float32', 'bfloat16'),
 }
 
@@ -214,15 +246,23 @@ _NOT_NEGATIVE = (
   'optim.weight_decay',
   'optim.clip_norm',
   'optim.z_loss',
+  'optim.new_token_warmup',
   'train.seed',
   'train.eval_every',
   'train.eval_batches',
   'train.sample_tokens',
+  'grow.noise',
+  'grow.seed',
 )
 
 _FRACTIONS = ('model.rotary_fraction', 'optim.final_fraction')
 
 _BELOW_ONE = ('optim.beta1', 'optim.beta2')  # Adam divides by 1 − β.
+
+
+def choices(path: str) -> tuple[str, ...]:
+  """The values that a key allows, such as `grow.method`."""
+  return _CHOICES[path]
 
 
 def lookup(config: Any, path: str) -> Any:
@@ -266,8 +306,9 @@ def _validate(config: Config) -> None:
       raise UserError(
         f'config.{path} is {lookup(config, path)}; it must lie between 0 and 1 (excluded)'
       )
-  if config.train.seed >= 2**31:
-    raise UserError(f'config.train.seed is {config.train.seed}; it must be less than {2**31}')
+  for path in ('train.seed', 'grow.seed'):
+    if lookup(config, path) >= 2**31:
+      raise UserError(f'config.{path} is {lookup(config, path)}; it must be less than {2**31}')
   if not 0 < config.data.validation_fraction < 1:
     raise UserError(
       f'config.data.validation_fraction is {config.data.validation_fraction}; it must lie between '
@@ -280,6 +321,7 @@ def _validate(config: Config) -> None:
       f'{config.optim.accumulation_steps} does not divide'
     )
   profile_range(config.train)
+  old_token_rate(config.optim)
 
 
 def _validate_model(model: ModelConfig, data: DataConfig) -> None:
@@ -323,3 +365,20 @@ def profile_range(train: TrainConfig) -> tuple[int, int] | None:
       'numbers, for example 10:13'
     )
   return int(first), int(last)
+
+
+def old_token_rate(optim: OptimConfig) -> float:
+  """The factor of `optim.old_tokens` on the updates of what was there before the model grew."""
+  if optim.old_tokens in ('train', 'freeze'):
+    return float(optim.old_tokens == 'train')
+  name, _, factor = optim.old_tokens.partition(':')
+  try:
+    rate = float(factor)
+  except ValueError:
+    rate = math.nan
+  if name != 'scale' or not 0 < rate < math.inf:
+    raise UserError(
+      f"config.optim.old_tokens is {optim.old_tokens!r}; it must be 'train', 'freeze' or 'scale:X' "
+      'with a factor X greater than 0, for example scale:0.1'
+    )
+  return rate

@@ -39,7 +39,9 @@ class Dense(nnx.Module):
 
   def __init__(self, d_in: int, d_out: int, axes: Axes, *, std: float, bias: bool, rngs: nnx.Rngs):
     self.kernel = param(rngs, nnx.initializers.normal(std), (d_in, d_out), axes)
-    self.bias = param(rngs, nnx.initializers.zeros, (d_out,), ('norm',)) if bias else None
+    # Split and widened as the kernel's columns are; like a norm where these are not split.
+    out_axis = 'norm' if axes[-1] == 'width' else axes[-1]
+    self.bias = param(rngs, nnx.initializers.zeros, (d_out,), (out_axis,)) if bias else None
 
   def __call__(self, x_BxTxI: jax.Array) -> jax.Array:
     """[B, T, D_in] → [B, T, D_out]."""

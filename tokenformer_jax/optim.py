@@ -1,22 +1,51 @@
-"""The optimizer: AdamW with clipping, a warm-up and a cosine decay to a floor."""
+"""The optimizer: AdamW with clipping, a warm-up and a cosine decay to a floor.
+
+In a model that has grown, the tokens of one array may move at different rates: see `LastGrowth`.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
-from tokenformer_jax.config import OptimConfig
-from tokenformer_jax.params import Params, is_axes
+from tokenformer_jax.config import OptimConfig, old_token_rate
+from tokenformer_jax.params import Params, is_axes, token_axis
 
 
-def learning_rate(config: OptimConfig, steps: int) -> optax.Schedule:
+@dataclasses.dataclass(frozen=True)
+class LastGrowth:
+  """What the optimizer has to know of the last growth of a model.
+
+  Attributes:
+    updates: the count of updates at which it took place.
+    old_tokens: a tree like the parameters: how many of an array's parameter tokens are older. An
+      array without parameter tokens is old as a whole, whatever is said here.
+    moments_kept: whether the old tokens have their moments, and Adam its count, from before.
+  """
+
+  updates: int
+  old_tokens: Params
+  moments_kept: bool = True
+
+
+def learning_rate(config: OptimConfig, steps: int, start: int = 0) -> optax.Schedule:
   """From the number of updates made to the learning rate of the next one.
 
   A linear warm-up to the peak, then a cosine (or nothing) down to `final_fraction` of it.
+
+  Args:
+    config: the peak, the length of the warm-up, and the floor.
+    steps: the number of updates at which the decay ends.
+    start: the number of updates at which the warm-up starts.
   """
   if config.schedule == 'constant':
     decay = optax.schedules.constant_schedule(config.learning_rate)
   else:
     decay = optax.schedules.cosine_decay_schedule(
-      config.learning_rate, max(1, steps - config.warmup_steps), alpha=config.final_fraction
+      config.learning_rate, max(1, steps - start - config.warmup_steps), alpha=config.final_fraction
     )
   # The first update of a warm-up of W steps has the rate peak/W, the last one the peak.
   warmup = optax.schedules.linear_schedule(
@@ -24,19 +53,115 @@ def learning_rate(config: OptimConfig, steps: int) -> optax.Schedule:
     config.learning_rate,
     max(1, config.warmup_steps - 1),
   )
-  return optax.schedules.join_schedules([warmup, decay], [config.warmup_steps])
+  from_zero = optax.schedules.join_schedules([warmup, decay], [config.warmup_steps])
+  return lambda count: from_zero(count - start)
+
+
+def schedule(config: OptimConfig, steps: int, growth: LastGrowth | None = None) -> optax.Schedule:
+  """The learning rate of a run, which after a growth starts anew if the config says so."""
+  start = growth.updates if growth and config.restart_schedule else 0
+  return learning_rate(config, steps, start)
 
 
 def decay_mask(axes: Params) -> Params:
   """Which parameters decay: parameter tokens, embeddings and kernels, not norms and biases."""
-  return jax.tree.map(lambda names: 'norm' not in names, axes, is_leaf=is_axes)
-
-
-def make_optimizer(config: OptimConfig, steps: int, axes: Params) -> optax.GradientTransformation:
-  """AdamW (Loshchilov & Hutter 2019) with decoupled decay, on gradients clipped by global norm."""
-  return optax.chain(
-    optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
-    optax.scale_by_adam(config.beta1, config.beta2, config.epsilon),
-    optax.add_decayed_weights(config.weight_decay, mask=decay_mask(axes)),
-    optax.scale_by_learning_rate(learning_rate(config, steps)),
+  return jax.tree.map(
+    lambda names: len([name for name in names if name != 'layers']) > 1, axes, is_leaf=is_axes
   )
+
+
+def make_optimizer(
+  config: OptimConfig, steps: int, axes: Params, growth: LastGrowth | None = None
+) -> optax.GradientTransformation:
+  """AdamW (Loshchilov & Hutter 2019) with decoupled decay, on gradients clipped by global norm.
+
+  Its state has the same structure whatever the config says and whether a model has grown or not.
+
+  Args:
+    config: rates, moments, decay, and how old and new tokens differ.
+    steps: the length of the run, at which the learning rate reaches its floor.
+    axes: logical axes of the parameters.
+    growth: the last growth, or None for a model that never grew.
+  """
+  adam = optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
+  clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
+  clipped_adam = optax.chain(clip, adam)
+  if growth is not None and old_token_rate(config) == 0:
+    clipped_adam = _without_old(clipped_adam, axes, growth)
+  return optax.chain(
+    clipped_adam,
+    optax.add_decayed_weights(config.weight_decay, mask=decay_mask(axes)),
+    _scale_by_rates(config, schedule(config, steps, growth), axes, growth),
+  )
+
+
+def _by_age(
+  f: Callable[..., jax.Array], axes: Params, growth: LastGrowth, *trees: Params
+) -> Params:
+  """Maps `f(old, *arrays)`; `old` is true for old entries and of a shape that broadcasts."""
+
+  def on_array(names, count, *arrays):
+    if (axis := token_axis(names)) is None:
+      return f(True, *arrays)
+    shape = arrays[0].shape
+    old = jnp.arange(shape[axis]) < count
+    return f(old.reshape([shape[axis] if i == axis else 1 for i in range(len(shape))]), *arrays)
+
+  return jax.tree.map(on_array, axes, growth.old_tokens, *trees, is_leaf=is_axes)
+
+
+def _without_old(
+  inner: optax.GradientTransformation, axes: Params, growth: LastGrowth
+) -> optax.GradientTransformation:
+  """Lets `inner`, which has Adam's state, see no gradient of what is old, nor change its moments.
+
+  The gradient's norm, by which it is clipped, is that of the new tokens, too.
+  """
+
+  def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
+    masked = _by_age(lambda old, u: jnp.where(old, 0, u), axes, growth, updates)
+    updates, new = inner.update(masked, state, params)
+
+    def keep(old_tree: Params, new_tree: Params) -> Params:
+      return _by_age(lambda old, a, b: jnp.where(old, a, b), axes, growth, old_tree, new_tree)
+
+    (clip, before), (_, after) = state, new
+    return updates, (
+      clip,
+      after._replace(mu=keep(before.mu, after.mu), nu=keep(before.nu, after.nu)),
+    )
+
+  return optax.GradientTransformation(inner.init, update)
+
+
+def _scale_by_rates(
+  config: OptimConfig, rate: optax.Schedule, axes: Params, growth: LastGrowth | None
+) -> optax.GradientTransformation:
+  """Multiplies updates by −rate, and by the factors of old and new tokens after a growth."""
+
+  def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
+    del params
+    step = -rate(state.count)
+    if growth is None:
+      updates = jax.tree.map(lambda u: step * u, updates)
+    else:
+      factor_old = step * old_token_rate(config)
+      factor_new = step * _new_token_factor(config, state.count - growth.updates + 1, growth)
+      updates = _by_age(
+        lambda old, u: u * jnp.where(old, factor_old, factor_new), axes, growth, updates
+      )
+    return updates, optax.ScaleByScheduleState(optax.safe_increment(state.count))
+
+  return optax.GradientTransformation(
+    lambda params: optax.ScaleByScheduleState(jnp.zeros((), jnp.int32)), update
+  )
+
+
+def _new_token_factor(config: OptimConfig, update: jax.Array, growth: LastGrowth) -> jax.Array:
+  """The factor on the new tokens' updates; `update` counts from 1 at the growth."""
+  update = jnp.maximum(update, 1).astype(jnp.float32)
+  factor = jnp.minimum(1.0, update / (config.new_token_warmup + 1))
+  if config.new_token_correction and growth.moments_kept:
+    # Adam's own correction has come to 1 by then.
+    factor *= jnp.sqrt(1 - config.beta2**update) / (1 - config.beta1**update)
+  return factor

@@ -30,6 +30,11 @@ def is_axes(node: Any) -> bool:
   return isinstance(node, tuple)
 
 
+def token_axis(axes: Axes) -> int | None:
+  """The position of the axis that grows, or None for an array that has none."""
+  return axes.index('param_tokens') if 'param_tokens' in axes else None
+
+
 @dataclasses.dataclass(frozen=True)
 class Definition:
   """A module taken apart into functions of a nested dict.

@@ -95,6 +95,21 @@ def with_shardings(abstract: Any, shardings: Any) -> Any:
   )
 
 
+def with_even_shardings(abstract: Any, shardings: Any) -> Any:
+  """Like `with_shardings`, but an axis that its mesh axes do not divide is not split."""
+
+  def placed(array: Any, place: NamedSharding) -> jax.ShapeDtypeStruct:
+    parts = []
+    for size, axes in zip(array.shape, place.spec, strict=False):
+      names = () if axes is None else (axes,) if isinstance(axes, str) else axes
+      divides = size % int(np.prod([place.mesh.shape[name] for name in names])) == 0
+      parts.append(axes if divides else None)
+    even = NamedSharding(place.mesh, PartitionSpec(*parts))
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=even)
+
+  return jax.tree.map(placed, abstract, shardings)
+
+
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
   """Fixes the partition of an activation, if a mesh is set (`jax.set_mesh`)."""
   if jax.sharding.get_abstract_mesh().empty:

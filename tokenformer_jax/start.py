@@ -1,5 +1,6 @@
 """What happens before the first step: checks, the text, and the state that a run starts from."""
 
+import contextlib
 import dataclasses
 import os
 from pathlib import Path
@@ -9,10 +10,13 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from tokenformer_jax import checkpoint, cli, sharding
-from tokenformer_jax.config import Config
+from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.data import order, store, tokenizers
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.params import Definition, Params
+from tokenformer_jax.grow import files, state, tokens
+from tokenformer_jax.lm import define_lm
+from tokenformer_jax.optim import LastGrowth
+from tokenformer_jax.params import Definition
 from tokenformer_jax.step import State
 
 
@@ -32,8 +36,46 @@ def devices() -> list[jax.Device]:
     ) from error
 
 
-def fill_in(config: Config) -> Config:
+@dataclasses.dataclass(frozen=True)
+class Origin:
+  """What a run starts from: its own checkpoints, another run to grow, or nothing.
+
+  Attributes:
+    model: the model of that checkpoint, or None.
+    lineage: how the run's model came to be.
+    source: the checkpoint of another run, or None.
+  """
+
+  model: ModelConfig | None = None
+  lineage: checkpoint.Lineage = ()
+  source: tuple[checkpoint.Checkpoints, checkpoint.Meta] | None = None
+
+
+def find_origin(config: Config, workdir: Path) -> Origin:
+  """Finds it: a checkpoint in the work directory, else `config.init_from`.
+
+  Raises:
+    UserError: `config.init_from` is not a run, or cannot be read.
+  """
+  if (workdir / 'checkpoints').is_dir():
+    checkpoints = checkpoint.Checkpoints(workdir)
+    with contextlib.closing(checkpoints):
+      for step in reversed(checkpoints.steps()):
+        with contextlib.suppress(checkpoint.DamagedError):  # `resume` reports it.
+          meta = checkpoints.meta(step)
+          return Origin(meta.config.model, meta.lineage)
+  if not config.init_from:
+    return Origin()
+  directory, step = cli.split_source(config.init_from)
+  checkpoints, meta = checkpoint.open_source(directory, step)
+  lineage = files.descend(meta, directory, 'grow', config.grow)
+  return Origin(meta.config.model, lineage, (checkpoints, meta))
+
+
+def fill_in(config: Config, origin: Origin = Origin()) -> Config:
   """Replaces the zeros that stand for "what fits": vocabulary, reference counts, positions.
+
+  Reference counts are those of the origin, grown if `config.grow` says so.
 
   Raises:
     UserError: the tokenizer has more ids than the vocabulary.
@@ -45,9 +87,10 @@ def fill_in(config: Config) -> Config:
       f'config.model.vocab_size is {vocab_size}, but the tokenizer {config.data.tokenizer!r} has '
       f'{ids} token ids; make it at least that, or 0 to have it fit'
     )
-  counts = dataclasses.asdict(model.param_tokens)
-  given = dataclasses.asdict(model.reference_tokens)
-  reference = {kind: given[kind] or counts[kind] for kind in counts}
+  fitting, given = model.param_tokens, model.reference_tokens
+  if origin.model is not None and origin.model.projection == model.projection == 'pattention':
+    fitting = state.grown_model(origin.model, model.param_tokens, config.grow).reference_tokens
+  reference = {k: getattr(given, k) or getattr(fitting, k) for k in state.KINDS}
   model = dataclasses.replace(
     model,
     vocab_size=vocab_size,
@@ -136,7 +179,7 @@ def resume(
       _check_same_model(
         config, meta.config, f'the checkpoint of step {step} in this work directory'
       )
-      state = checkpoints.restore(meta, abstract)
+      restored = checkpoints.restore(meta, abstract)
     except checkpoint.DamagedError as error:
       damaged[step] = error
       continue
@@ -146,7 +189,7 @@ def resume(
         f'the checkpoint of step {bad} is damaged ({error}); it was moved to {moved}; going on '
         f'from step {step}'
       )
-    return state, step
+    return restored, step
   if damaged:
     reasons = '; '.join(f'step {step}: {error}' for step, error in damaged.items())
     raise UserError(
@@ -156,27 +199,50 @@ def resume(
   return None
 
 
-def load_params(config: Config, abstract: Params) -> Params:
-  """The parameters of the run `config.init_from`.
+def grown(config: Config, origin: Origin, mesh: Mesh) -> State:
+  """The state of the run `config.init_from`, grown to this run's model.
 
   Raises:
-    UserError: there is no such run, or its model is another one.
+    UserError: it is damaged, or cannot be grown to that.
   """
-  checkpoints, meta = checkpoint.open_source(*cli.split_source(config.init_from))
-  _check_same_model(config, meta.config, f'config.init_from={config.init_from}')
+  checkpoints, meta = origin.source
+  source, target = meta.config.model, config.model
   try:
-    return checkpoints.restore(meta, {'params': abstract})['params']
-  except checkpoint.DamagedError as error:
+    state.check(source, target, config.grow)
+  except UserError as error:
+    raise UserError(f'config.init_from={config.init_from}: {error}') from error
+  if reason := state.inexact(source, target, config.grow):
+    cli.say(f'the grown model will not compute what {config.init_from} does: {reason}')
+  old = files.read(checkpoints, meta, mesh)
+  axes = define_lm(target).axes
+  return state.grow(old, source, target, config.grow, files.one_by_one(mesh, axes))
+
+
+def check_old_tokens(config: Config, growth: LastGrowth | None, definition: Definition) -> None:
+  """Checks that there is something old, and something new, for `optim.old_tokens` to tell apart.
+
+  Raises:
+    UserError: there is not.
+  """
+  if config.optim.old_tokens == 'train':
+    return
+  now = tokens.counts(definition.abstract, definition.axes)
+  if growth is None or growth.old_tokens == now:
     raise UserError(
-      f'step {meta.step} of config.init_from={config.init_from} is damaged: {error}; name an '
-      'earlier one as DIR@STEP'
-    ) from error
+      f'config.optim.old_tokens is {config.optim.old_tokens!r}, but this model has no tokens newer '
+      'than the others; grow it first, or set it to train'
+    )
 
 
 def _check_same_model(config: Config, theirs: Config, where: str) -> None:
   found = checkpoint.differences(config.model, theirs.model, 'model.')
-  if found:
-    raise UserError(
-      f'{where} is of another model: {"; ".join(found)}; set these keys to its values, or choose '
-      'another one'
+  if not found:
+    return
+  advice = 'set these keys to its values, or choose another one'
+  if all('_tokens.' in line for line in found):
+    counts = ','.join(f'{k}={getattr(config.model.param_tokens, k)}' for k in state.KINDS)
+    advice += (
+      ' (to have it grow: python -m tokenformer_jax.grow --source=DIR --target=NEW_DIR '
+      f'--param_tokens={counts})'
     )
+  raise UserError(f'{where} is of another model: {"; ".join(found)}; {advice}')

@@ -45,14 +45,19 @@ def _counters() -> dict[str, jax.Array]:
 
 
 def make_train_step(
-  definition: Definition, tx: optax.GradientTransformation, config: Config, mesh: Mesh
+  definition: Definition,
+  tx: optax.GradientTransformation,
+  config: Config,
+  mesh: Mesh,
+  growth: optim.LastGrowth | None = None,
 ) -> Step:
   """The compiled training step: `(state, batch) → (state, figures)`; the old state is donated.
 
   The batch is int32 [B, T + 1], inputs and targets, split over the devices by rows. A step whose
-  loss or gradient is not finite changes neither parameters nor optimizer state.
+  loss or gradient is not finite changes neither parameters nor optimizer state. `growth` is what
+  `tx` was made with.
   """
-  rate = optim.learning_rate(config.optim, config.train.steps)
+  rate = optim.schedule(config.optim, config.train.steps, growth)
   parts = config.optim.accumulation_steps
 
   def loss(params: Params, batch: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from tokenformer_jax import checkpoint, cli, flops, generate, optim, sharding, start
+from tokenformer_jax import checkpoint, cli, flops, generate, grow, optim, sharding, start
 from tokenformer_jax import step as step_lib
 from tokenformer_jax.config import Config, profile_range
 from tokenformer_jax.data import order
@@ -49,16 +49,19 @@ class Run:
     if config.train.compilation_cache:
       jax.config.update('jax_compilation_cache_dir', config.train.compilation_cache)
     self.mesh = sharding.make_mesh(config.mesh, start.devices())
-    self.config = config = start.fill_in(config)
+    self.origin = start.find_origin(config, workdir)
+    self.config = config = start.fill_in(config, self.origin)
     compute = Compute.of(config)
     self.definition = define_lm(config.model, compute)
     start.check_fits(config, self.definition, self.mesh)
+    growth = grow.last_growth(self.origin.lineage, config.model)
+    start.check_old_tokens(config, growth, self.definition)
     start.make_writable(workdir)
     self.workdir = workdir
     self.checkpoints = checkpoint.Checkpoints(workdir, keep=config.train.keep_checkpoints)
     self.text = start.prepare_text(config)
-    self.tx = optim.make_optimizer(config.optim, config.train.steps, self.definition.axes)
-    self.train_step = step_lib.make_train_step(self.definition, self.tx, config, self.mesh)
+    self.tx = optim.make_optimizer(config.optim, config.train.steps, self.definition.axes, growth)
+    self.train_step = step_lib.make_train_step(self.definition, self.tx, config, self.mesh, growth)
     self.eval_step = step_lib.make_eval_step(self.definition, config, self.mesh)
     self.generator = generate.Generator(self.definition, config.model, compute.dtype)
     self.rows = local_rows(sharding.of_batch(self.mesh), config.data.batch_size)
@@ -86,7 +89,8 @@ class Run:
   def first_state(self) -> tuple[State, int]:
     """The state to start from, and the number of steps it has made.
 
-    A checkpoint in the work directory comes first, then `config.init_from`, then new parameters.
+    A checkpoint in the work directory comes first, then the run `config.init_from`, grown if this
+    model is larger, then new parameters.
     """
     shardings = step_lib.state_shardings(self.mesh, self.definition, self.tx)
 
@@ -97,11 +101,10 @@ class Run:
     resumed = start.resume(self.checkpoints, self.config, abstract)
     if resumed is not None:
       return resumed
-    state = jax.jit(new, out_shardings=shardings)(self.config.train.seed)
-    if self.config.init_from:
-      del state['params']  # makes room for the others
-      state['params'] = start.load_params(self.config, abstract['params'])
-    return state, 0
+    if self.origin.source is not None:
+      state = start.grown(self.config, self.origin, self.mesh)
+      return state, int(state['step'])
+    return jax.jit(new, out_shardings=shardings)(self.config.train.seed), 0
 
   def to_devices(self, local: np.ndarray) -> jax.Array:
     """The global batch [B, T + 1], of which this process holds the rows `self.rows`."""
@@ -162,7 +165,10 @@ class Run:
           loss = self._evaluate(state, step, metrics)
           window.restart_clock()
         if _due(step, config.checkpoint_every) or last:
-          self.checkpoints.save(step, state, self.config, self.text.tokenizer.to_json(), loss)
+          tokenizer = self.text.tokenizer.to_json()
+          self.checkpoints.save(
+            step, state, self.config, tokenizer, loss, lineage=self.origin.lineage
+          )
           window.restart_clock()
         if stopping and step < steps:
           metrics.say(f'asked to stop: saving step {step}')

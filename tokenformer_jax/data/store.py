@@ -102,6 +102,16 @@ def prepare(config: DataConfig, *, progress: bool = True) -> Store:
     ) from error
 
 
+def find(config: DataConfig) -> Store | None:
+  """The token store of a corpus if it is made already, or None.
+
+  Raises:
+    UserError: the text or the tokenizer cannot be read.
+  """
+  source = open_source(config.source, config.text_field)
+  return _open(_Builder(config, source, progress=False).path)
+
+
 def _open(path: Path) -> Store | None:
   """The store in a folder; None if there is none, or if its files are not what they should be."""
   try:

@@ -1,0 +1,338 @@
+r"""Makes a trained model larger without changing what it computes.
+
+  python -m tokenformer_jax.grow --source=DIR[@STEP] --target=DIR --param_tokens=qkv=N,proj=N,ffn=N
+  python -m tokenformer_jax.grow --source=DIR --target=DIR --method=net2net --width=N
+
+The second widens a Transformer. A word before the flags names something else to do:
+
+  extract  write the tokens that the last growth added, alone
+  merge    append the tokens of --added, from extract or another run, to those of --source
+  remove   take out what the last growth or merge added
+  shrink   keep only the most important tokens, to the counts of --param_tokens
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+from absl import flags
+from jax.sharding import Mesh
+
+from tokenformer_jax import checkpoint, cli, sharding, start
+from tokenformer_jax.config import (
+  Config,
+  GrowConfig,
+  MeshConfig,
+  ModelConfig,
+  TokenCounts,
+  choices,
+)
+from tokenformer_jax.data import tokenizers
+from tokenformer_jax.errors import UserError, nearest
+from tokenformer_jax.grow import files, parts, state, table, verify
+from tokenformer_jax.lm import define_lm
+
+_SEQUENCES = 2  # of the batch that compares two models, or the least number that the mesh can split
+
+# The flags that not every action takes, and those that each one does.
+_OPTIONS = (
+  *('param_tokens', 'width', 'heads', 'ffn_width', 'method', 'scale', 'new_values', 'moments'),
+  *('step', 'noise', 'seed', 'added', 'sequences', 'dry_run'),
+)
+_TAKEN = {
+  'grow': set(_OPTIONS) - {'added', 'sequences'},
+  'extract': set(),
+  'merge': {'added', 'scale', 'moments', 'step', 'dry_run'},
+  'remove': {'moments', 'step', 'dry_run'},
+  'shrink': {'param_tokens', 'scale', 'moments', 'step', 'sequences', 'dry_run'},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """A checkpoint that something is to be made of, and the mesh to do it on."""
+
+  directory: Path
+  checkpoints: checkpoint.Checkpoints
+  meta: checkpoint.Meta
+  mesh: Mesh
+  mesh_config: MeshConfig
+
+  @property
+  def model(self) -> ModelConfig:
+    return self.meta.config.model
+
+
+def define_flags() -> None:
+  """Defines the command's flags."""
+  values = GrowConfig()
+  flags.DEFINE_string('source', None, 'The run to start from: DIR, or DIR@STEP.', required=True)
+  flags.DEFINE_string('target', None, 'The new work directory.', required=True)
+  flags.DEFINE_string(
+    'param_tokens', None, 'Counts: qkv=N,proj=N,ffn=N; a kind that is left out keeps its count.'
+  )
+  flags.DEFINE_integer('width', None, 'For a Transformer: the new width.')
+  flags.DEFINE_integer('heads', None, 'For a Transformer: the new number of heads.')
+  flags.DEFINE_integer('ffn_width', None, 'For a Transformer: the new feed-forward width.')
+  flags.DEFINE_enum('method', values.method, choices('grow.method'), 'How new weights are made.')
+  flags.DEFINE_enum(
+    'scale', values.scale, choices('grow.scale'), 'The reference counts; empty: what is exact.'
+  )
+  flags.DEFINE_enum(
+    'new_values', values.new_values, choices('grow.new_values'), 'The values of new tokens.'
+  )
+  flags.DEFINE_enum('moments', values.moments, choices('grow.moments'), "The optimizer's moments.")
+  flags.DEFINE_enum('step', values.step, choices('grow.step'), 'The number of steps made.')
+  flags.DEFINE_float('noise', values.noise, 'On copies, of their root mean square.', lower_bound=0)
+  flags.DEFINE_integer('seed', values.seed, 'Seed of what is drawn.', lower_bound=0)
+  flags.DEFINE_string('mesh', None, 'replica=N,fsdp=N,tokens=N; default: as the source.')
+  flags.DEFINE_string('added', None, 'For merge: the run whose tokens are appended, DIR[@STEP].')
+  flags.DEFINE_integer('sequences', 16, 'For shrink: calibration sequences.', lower_bound=1)
+  flags.DEFINE_bool('dry_run', False, 'Print the table and stop.')
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the command."""
+  actions: dict[str, Callable[[Source, GrowConfig], None]] = {
+    'grow': _grow,
+    'extract': _extract,
+    'merge': _merge,
+    'remove': _remove,
+    'shrink': _shrink,
+  }
+  action = argv[1] if len(argv) > 1 else 'grow'
+  if len(argv) > 2 or action not in actions:
+    wrong = argv[2] if action in actions else action
+    raise UserError(f'{wrong!r} is not something to do{nearest(wrong, actions)}')
+  values = flags.FLAGS
+  for name in _OPTIONS:
+    if values[name].present and name not in _TAKEN[action]:
+      raise UserError(f'--{name} has no meaning for {action}; leave it out')
+  if not values.dry_run:
+    files.check_target(Path(values.target))
+  directory, step = cli.split_source(values.source)
+  mesh_devices = start.devices()
+  checkpoints, meta = checkpoint.open_source(directory, step)
+  names = [field.name for field in dataclasses.fields(GrowConfig)]
+  with contextlib.closing(checkpoints):
+    mesh, mesh_config = _mesh(meta.config.mesh, mesh_devices)
+    source = Source(directory, checkpoints, meta, mesh, mesh_config)
+    actions[action](source, GrowConfig(**{name: getattr(values, name) for name in names}))
+
+
+def _grow(source: Source, config: GrowConfig) -> None:
+  values, before = flags.FLAGS, source.model
+  after = _wanted_model(before, config)
+  if after == before:
+    raise UserError(
+      'nothing would grow; say what is to be larger, by --param_tokens=qkv=N,proj=N,ffn=N, or by '
+      '--width=N for a Transformer'
+    )
+  state.check(before, after, config)
+  _print_table(source, after)
+  reason = state.inexact(before, after, config)
+  cli.say(
+    f'not exact: the grown model will not compute what the source does, for {reason}'
+    if reason
+    else 'exact: the grown model computes what the source does'
+  )
+  if values.dry_run:
+    return
+  old = files.read(source.checkpoints, source.meta, source.mesh)
+  rows, text = _batch(source, _SEQUENCES)
+  computed = verify.outputs(before, old['params'], rows, source.mesh)
+  place = files.one_by_one(source.mesh, define_lm(after).axes)
+  new = state.grow(old, before, after, config, place)
+  _verify(
+    computed, verify.outputs(after, new['params'], rows, source.mesh), text, exact=reason is None
+  )
+  _write(source, new, after, config, 'grow')
+
+
+def _extract(source: Source, config: GrowConfig) -> None:
+  del config
+  last = parts.last_addition(source.meta, source.directory)
+  whole = files.read(source.checkpoints, source.meta, source.mesh)
+  files.write(
+    Path(flags.FLAGS.target),
+    parts.extract(whole, source.model, last),
+    _new_config(source, source.model, source.meta.config.grow),
+    source.meta.tokenizer,
+    lineage=source.meta.lineage,
+    contents='added_tokens',
+    step=source.meta.step,
+  )
+  cli.say(f'wrote {flags.FLAGS.target}: the added tokens of {source.directory}')
+
+
+def _merge(source: Source, config: GrowConfig) -> None:
+  values = flags.FLAGS
+  if values.added is None:
+    raise UserError('merge needs --added=DIR, the run or the extracted tokens to append')
+  directory, step = cli.split_source(values.added)
+  checkpoints, meta = checkpoint.open_source(directory, step)
+  with contextlib.closing(checkpoints):
+    counts, added = parts.read_added(checkpoints, meta, source.mesh)
+  parts.check_mergeable(source.model, meta.config.model)
+  total = TokenCounts(
+    *(getattr(source.model.param_tokens, k) + getattr(counts, k) for k in state.KINDS)
+  )
+  after = state.grown_model(source.model, total, config)
+  _print_table(source, after)
+  if values.dry_run:
+    return
+  old = files.read(source.checkpoints, source.meta, source.mesh)
+  rows, text = _batch(source, _SEQUENCES)
+  computed = verify.outputs(source.model, old['params'], rows, source.mesh)
+  new = parts.merge(old, added, source.model, config)
+  _verify(computed, verify.outputs(after, new['params'], rows, source.mesh), text, exact=False)
+  _write(source, new, after, config, 'merge')
+
+
+def _remove(source: Source, config: GrowConfig) -> None:
+  last = parts.last_addition(source.meta, source.directory)
+  if last.grow.method == 'duplicate' and last.action == 'grow':
+    raise UserError(
+      'the last growth duplicated the tokens and divided the values of the old ones; taking the '
+      'copies out would not give back what was there'
+    )
+  _print_table(source, last.model)
+  if flags.FLAGS.dry_run:
+    return
+  old = files.read(source.checkpoints, source.meta, source.mesh)
+  _write(source, parts.remove(old, source.model, last.model, config), last.model, config, 'remove')
+
+
+def _shrink(source: Source, config: GrowConfig) -> None:
+  values, before = flags.FLAGS, source.model
+  after = state.grown_model(before, _counts(before.param_tokens), config)
+  parts.check_smaller(before, after)
+  _print_table(source, after)
+  if values.dry_run:
+    return
+  old = files.read(source.checkpoints, source.meta, source.mesh)
+  calibration, text = _batch(source, values.sequences)
+  rows, _ = _batch(source, values.sequences, first=len(calibration))
+  computed = verify.outputs(before, old['params'], rows, source.mesh)
+  new = parts.shrink(old, before, after, calibration, config)
+  cli.say(
+    'importance of a token: mean over sequences of |⟨value, ∂loss/∂value⟩|, on '
+    f'{len(calibration)} sequences of {text}'
+  )
+  _verify(computed, verify.outputs(after, new['params'], rows, source.mesh), text, exact=False)
+  _write(source, new, after, config, 'shrink')
+
+
+def _wanted_model(model: ModelConfig, config: GrowConfig) -> ModelConfig:
+  """The model that the flags ask for."""
+  values = flags.FLAGS
+  wide = {name: getattr(values, name) for name in ('width', 'heads', 'ffn_width')}
+  wide = {name: value for name, value in wide.items() if value is not None}
+  if config.method in state.TOKEN_METHODS:
+    if wide:
+      raise UserError(
+        f'--{next(iter(wide))} is for the methods that widen a Transformer; method='
+        f'{config.method} adds parameter tokens: --param_tokens=qkv=N,proj=N,ffn=N'
+      )
+    return state.grown_model(model, _counts(model.param_tokens), config)
+  if values.param_tokens is not None:
+    raise UserError(f'--param_tokens is not for method={config.method}, which takes --width=N')
+  if 'width' in wide and 'heads' not in wide:
+    wide['heads'] = max(1, round(model.heads * wide['width'] / model.width))
+  new = dataclasses.replace(model, **wide)
+  if new.width % new.heads:
+    raise UserError(f'width {new.width} is no multiple of {new.heads} heads; give --heads=N, too')
+  return new
+
+
+def _counts(old: TokenCounts) -> TokenCounts:
+  """The counts of --param_tokens."""
+  counts = {}
+  for part in filter(None, (flags.FLAGS.param_tokens or '').split(',')):
+    kind, _, number = part.partition('=')
+    if kind not in state.KINDS:
+      raise UserError(f'--param_tokens names the kind {kind!r}{nearest(kind, state.KINDS)}')
+    if not number.isdigit() or int(number) == 0:
+      raise UserError(f'--param_tokens has {part!r}; it must be {kind}=N, with N greater than 0')
+    counts[kind] = int(number)
+  return dataclasses.replace(old, **counts)
+
+
+def _mesh(of_source: MeshConfig, devices: list[jax.Device]) -> tuple[Mesh, MeshConfig]:
+  """The mesh of --mesh, or that of the source if it makes up the devices here, or all of them."""
+  if flags.FLAGS.mesh is not None:
+    sizes = {}
+    for part in flags.FLAGS.mesh.split(','):
+      axis, _, number = part.partition('=')
+      if axis not in sharding.MESH_AXES or not number.removeprefix('-').isdigit():
+        allowed = ','.join(f'{name}=N' for name in sharding.MESH_AXES)
+        raise UserError(f'--mesh has {part!r}; it is {allowed}')
+      sizes[axis] = int(number)
+    mesh_config = MeshConfig(**{'fsdp': 1, **sizes})
+    return sharding.make_mesh(mesh_config, devices), mesh_config
+  try:
+    return sharding.make_mesh(of_source, devices), of_source
+  except UserError:
+    return sharding.make_mesh(MeshConfig(), devices), of_source
+
+
+def _print_table(source: Source, after: ModelConfig) -> None:
+  length = source.meta.config.data.sequence_length
+  print(table.render(source.model, after, length), flush=True)
+  for line in table.advice(after):
+    cli.say(line)
+  definition = define_lm(after)
+  sharding.check_divides(source.mesh, definition.abstract, definition.axes)
+  if -1 not in dataclasses.astuple(source.mesh_config):
+    sizes = dataclasses.astuple(source.mesh_config)
+    planned = jax.sharding.AbstractMesh(sizes, sharding.MESH_AXES)
+    sharding.check_divides(planned, definition.abstract, definition.axes)
+
+
+def _batch(source: Source, sequences: int, first: int = 0) -> tuple[np.ndarray, str]:
+  """Held-out rows [B, T + 1], B rounded up to what the mesh can split, and what text they are."""
+  multiple = source.mesh.shape['replica'] * source.mesh.shape['fsdp']
+  sequences = -(-sequences // multiple) * multiple
+  tokenizer = tokenizers.from_json(source.meta.tokenizer)
+  return verify.held_out(source.meta.config, tokenizer, sequences, first)
+
+
+def _verify(before: verify.Outputs, after: verify.Outputs, text: str, *, exact: bool) -> None:
+  different, allowed = verify.largest_difference(before, after)
+  batch, length, _ = before.logits.shape
+  cli.say(
+    f'{batch} × {length} tokens of {text}: the logits differ by at most {different:.2g}, the loss '
+    f'is {before.loss:.6f} before and {after.loss:.6f} after'
+  )
+  if exact and not different <= allowed:
+    raise UserError(
+      f'the grown model is not what it should be: its logits differ by {different:.2g}, and '
+      f'{allowed:.2g} is what float32 explains; nothing was written'
+    )
+
+
+def _new_config(source: Source, model: ModelConfig, config: GrowConfig) -> Config:
+  return dataclasses.replace(
+    source.meta.config, model=model, grow=config, mesh=source.mesh_config, init_from=''
+  )
+
+
+def _write(
+  source: Source, new: state.State, model: ModelConfig, config: GrowConfig, action: str
+) -> None:
+  target = flags.FLAGS.target
+  step = int(new['step'])
+  files.write(
+    Path(target),
+    new,
+    _new_config(source, model, config),
+    source.meta.tokenizer,
+    lineage=files.descend(source.meta, source.directory, action, config),
+    step=step,
+  )
+  steps = max(source.meta.config.train.steps, step) + source.meta.config.train.steps
+  cli.say(f'wrote {target}, step {step}; to go on training it:')
+  print(f'python train.py --workdir={target} --config.train.steps={steps}')

@@ -1,0 +1,169 @@
+"""Growth from one work directory to another: read, grow array by array, write all or nothing."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
+
+from tokenformer_jax import checkpoint, optim, sharding
+from tokenformer_jax import step as step_lib
+from tokenformer_jax.checkpoint import Ancestor, Checkpoints, Lineage, Meta
+from tokenformer_jax.config import Config, GrowConfig
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow.state import ToArray
+from tokenformer_jax.grow.tokens import lookup
+from tokenformer_jax.lm import define_lm
+from tokenformer_jax.params import Params
+from tokenformer_jax.step import State
+
+
+def read(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> State:
+  """The state of a run, straight into its place on the mesh.
+
+  What the mesh does not divide is not split: the source need not fit where the target is to go.
+
+  Raises:
+    UserError: the checkpoint is damaged, or holds something else than a model.
+  """
+  if meta.contents != 'model':
+    raise UserError(
+      f'{checkpoints.directory.parent} holds added tokens only; put them into a model first '
+      '(python -m tokenformer_jax.grow merge)'
+    )
+  definition = define_lm(meta.config.model)
+  tx = optim.make_optimizer(meta.config.optim, meta.config.train.steps, definition.axes)
+  abstract = jax.eval_shape(lambda: step_lib.initial_state(definition, tx, 0))
+  shardings = step_lib.state_shardings(mesh, definition, tx)
+  return _restore(checkpoints, meta, sharding.with_even_shardings(abstract, shardings))
+
+
+def read_params(checkpoints: Checkpoints, meta: Meta, mesh: Mesh, abstract: Params) -> Params:
+  """Some of the parameters of a checkpoint, those of `abstract`, each whole on every device."""
+  placed = jax.tree.map(
+    lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding.replicated(mesh)), abstract
+  )
+  return _restore(checkpoints, meta, {'params': placed})['params']
+
+
+def _restore(checkpoints: Checkpoints, meta: Meta, abstract: Any) -> Any:
+  try:
+    return checkpoints.restore(meta, abstract)
+  except checkpoint.DamagedError as error:
+    raise UserError(
+      f'the checkpoint of step {meta.step} in {checkpoints.directory.parent} is damaged ({error}); '
+      'name an earlier one as DIR@STEP'
+    ) from error
+
+
+def one_by_one(mesh: Mesh, axes: Params) -> Callable[[ToArray, Params], Params]:
+  """Maps over parameters for `state.grow`, freeing each old array when the new one is there.
+
+  Both models are never in memory at once; every new array is made in its place on the mesh.
+  """
+
+  def map_arrays(f: ToArray, tree: Params) -> Params:
+    def one(path: Any, old: jax.Array) -> jax.Array:
+      place = NamedSharding(mesh, sharding.spec(lookup(axes, path)))
+      new = jax.jit(functools.partial(f, path), out_shardings=place)(old)
+      jax.block_until_ready(new)
+      old.delete()
+      return new
+
+    return jax.tree.map_with_path(one, tree)
+
+  return map_arrays
+
+
+def descend(meta: Meta, source: Path, action: str, config: GrowConfig) -> Lineage:
+  """The lineage of what is made of a checkpoint."""
+  updates = 0 if config.step == 'restart' else meta.updates
+  born = Ancestor(
+    action=action,
+    source=str(source.absolute()),
+    step=meta.step,
+    model=meta.config.model,
+    grow=config,
+    updates=updates,
+  )
+  return (*meta.lineage, born)
+
+
+def check_target(target: Path) -> None:
+  """Checks that a work directory can be made.
+
+  Raises:
+    UserError: it exists, or the directory it is to lie in cannot be written.
+  """
+  if target.exists():
+    raise UserError(f'the target {target} exists; name a new directory, nothing is overwritten')
+  parent = target.absolute().parent
+  try:
+    parent.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise UserError(
+      f'{parent} cannot be made ({error.strerror}); choose another --target'
+    ) from error
+  if not os.access(parent, os.W_OK):
+    raise UserError(f'{parent} cannot be written; choose another --target')
+
+
+def write(
+  target: Path,
+  state: Any,
+  config: Config,
+  tokenizer: dict[str, Any],
+  *,
+  lineage: Lineage,
+  contents: str = 'model',
+  step: int,
+) -> None:
+  """Writes a work directory with one checkpoint under another name, and renames it at the end.
+
+  Raises:
+    UserError: it cannot be written; nothing is left of it.
+  """
+  with _whole_or_nothing(target) as partial:
+    checkpoints = Checkpoints(partial, keep=1)
+    with contextlib.closing(checkpoints):
+      checkpoints.save(step, state, config, tokenizer, lineage=lineage, contents=contents)
+      checkpoints.wait()
+    if jax.process_index() == 0:
+      (partial / 'config.json').write_text(json.dumps(dataclasses.asdict(config), indent=2) + '\n')
+
+
+@contextlib.contextmanager
+def _whole_or_nothing(target: Path) -> Iterator[Path]:
+  """Gives a directory beside the target that becomes it, or is removed if something goes wrong."""
+  partial = target.with_name(f'.{target.name}.partial')
+  first = jax.process_index() == 0
+  if first:
+    shutil.rmtree(partial, ignore_errors=True)  # of a growth that was killed
+  _meet('the old partial target is gone')
+  try:
+    yield partial
+    _meet('the target is written')
+    if first:
+      os.rename(partial, target)
+  except (OSError, UserError) as error:
+    reason = checkpoint.one_line(error.__cause__ or error)
+    raise UserError(
+      f'{target} could not be written ({reason}); nothing is left of it; make room or choose '
+      'another --target'
+    ) from error
+  finally:
+    if first:
+      shutil.rmtree(partial, ignore_errors=True)
+
+
+def _meet(name: str) -> None:
+  if jax.process_count() > 1:
+    multihost_utils.sync_global_devices(name)

@@ -1,0 +1,55 @@
+"""The table that the grow command prints: what a growth changes."""
+
+from tokenformer_jax import flops
+from tokenformer_jax.config import ModelConfig
+from tokenformer_jax.grow.state import KINDS
+from tokenformer_jax.grow.widen import hidden_width
+from tokenformer_jax.lm import define_lm
+
+_BYTES = 12  # of a parameter in training: itself and Adam's two moments, in float32
+_TILE = 128  # the width of a TPU's matrix unit
+
+
+def render(before: ModelConfig, after: ModelConfig, length: int) -> str:
+  """A row for each quantity, before and after; FLOPs are for sequences of `length` tokens."""
+  rows = [('', 'before', 'after', '')]
+  if after.projection == 'pattention':
+    for kind in KINDS:
+      rows.append(_row(f'{kind} tokens', *(getattr(m.param_tokens, kind) for m in (before, after))))
+    for kind in KINDS:
+      name = f'{kind} reference count (τ²)'
+      rows.append(_row(name, *(getattr(m.reference_tokens, kind) for m in (before, after))))
+  else:
+    rows.append(_row('width', before.width, after.width))
+    rows.append(_row('heads', before.heads, after.heads))
+    rows.append(_row('feed-forward width', hidden_width(before), hidden_width(after)))
+  counts = [define_lm(model).count for model in (before, after)]
+  rows.append(_row('parameters', *counts))
+  rows.append(_row('MiB with Adam moments', *(count * _BYTES / 2**20 for count in counts)))
+  rows.append(
+    _row('training MFLOP a token', *(flops.train_flops(m, length) / 1e6 for m in (before, after)))
+  )
+  widths = [max(len(row[i]) for row in rows) for i in range(4)]
+  return '\n'.join(
+    '  '.join([row[0].ljust(widths[0]), *(row[i].rjust(widths[i]) for i in (1, 2, 3))]).rstrip()
+    for row in rows
+  )
+
+
+def advice(model: ModelConfig) -> list[str]:
+  """A sentence for every count of parameter tokens that does not fill a TPU's matrix unit."""
+  if model.projection != 'pattention':
+    return []
+  counts = {kind: getattr(model.param_tokens, kind) for kind in KINDS}
+  return [
+    f"{kind}={count} is no multiple of {_TILE}, the width of a TPU's matrix unit; "
+    f'{-(-count // _TILE) * _TILE} costs it the same time'
+    for kind, count in counts.items()
+    if count % _TILE
+  ]
+
+
+def _row(name: str, before: float, after: float) -> tuple[str, str, str, str]:
+  factor = '' if before == after else f'× {after / before:.2f}'
+  texts = (f'{x:,}' if isinstance(x, int) else f'{x:,.1f}' for x in (before, after))
+  return (name, *texts, factor)

@@ -1,0 +1,164 @@
+"""Parameter tokens added to a model, and taken out of it.
+
+Everything goes by the logical axis `param_tokens`; new tokens stand behind the old ones. Functions
+work on trees of arrays and on single arrays alike, are pure, and can be traced under jit.
+"""
+
+import zlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tokenformer_jax.config import GrowConfig
+from tokenformer_jax.params import Axes, Definition, Params, is_axes, token_axis
+
+Path = tuple[Any, ...]
+
+
+def lookup(tree: Any, path: Path) -> Any:
+  """The entry of nested dicts at a path of `jax.tree_util`."""
+  for key in path:
+    tree = tree[key.key]
+  return tree
+
+
+def counts(abstract: Params, axes: Params) -> Params:
+  """The number of parameter tokens of every array; 0 for those that have none."""
+
+  def count(names: Axes, array: Any) -> int:
+    axis = token_axis(names)
+    return 0 if axis is None else array.shape[axis]
+
+  return jax.tree.map(count, axes, abstract, is_leaf=is_axes)
+
+
+class MoreTokens:
+  """How every array of a model with more parameter tokens is made of the old one.
+
+  Args:
+    axes: logical axes of the parameters.
+    added: a model with the new tokens and no others, which says how they are drawn.
+    copies: of the tokens, for the method `duplicate`.
+    config: method, values, noise and seed.
+  """
+
+  def __init__(self, axes: Params, added: Definition, copies: dict[Path, int], config: GrowConfig):
+    self._axes, self._added, self._copies, self._config = axes, added, copies, config
+
+  def param(self, path: Path, old: jax.Array) -> jax.Array:
+    """The parameter at `path` after growth."""
+    axis = token_axis(lookup(self._axes, path))
+    if axis is None or not self._new(path, axis):
+      return old
+    config, of_keys = self._config, path[-1].key == 'keys'
+    if config.method == 'duplicate':
+      return self._duplicate(path, old if of_keys else old / self._copies[path], axis)
+    zero = config.method == 'zero_keys' if of_keys else config.new_values == 'zero'
+    if zero:
+      fresh = jnp.zeros(lookup(self._added.abstract, path).shape, old.dtype)
+    else:
+      fresh = lookup(self._added.init(jax.random.key(config.seed)), path)
+    return jnp.concatenate([old, fresh], axis)
+
+  def moment(self, path: Path, old: jax.Array, order: int) -> jax.Array:
+    """Adam's moment of the given order; new tokens start at zero.
+
+    A copy has the moments that it would have had, had it been there: of c copies, each key has the
+    c-th part of the old one's gradient, each value the whole of it.
+    """
+    axis = token_axis(lookup(self._axes, path))
+    if axis is None or not (new := self._new(path, axis)):
+      return old
+    if self._config.method == 'duplicate':
+      part = self._copies[path] ** order if path[-1].key == 'keys' else 1
+      return jnp.concatenate([old / part] * self._copies[path], axis)
+    shape = (*old.shape[:axis], new, *old.shape[axis + 1 :])
+    return jnp.concatenate([old, jnp.zeros(shape, old.dtype)], axis)
+
+  def _new(self, path: Path, axis: int) -> int:
+    return lookup(self._added.abstract, path).shape[axis]
+
+  def _duplicate(self, path: Path, old: jax.Array, axis: int) -> jax.Array:
+    copies = jnp.concatenate([old] * (self._copies[path] - 1), axis)
+    key = jax.random.fold_in(jax.random.key(self._config.seed), name_hash(path))
+    return jnp.concatenate([old, with_noise(copies, self._config.noise, key)], axis)
+
+
+def name_hash(path: Path) -> int:
+  """A number for a path, the same in every process."""
+  return zlib.crc32(jax.tree_util.keystr(path, simple=True, separator='/').encode())
+
+
+def with_noise(array: jax.Array, noise: float, key: jax.Array) -> jax.Array:
+  """Adds normal noise of `noise` times the array's root mean square."""
+  if not noise:
+    return array
+  scale = noise * jnp.sqrt(jnp.mean(jnp.square(array)))
+  return array + scale * jax.random.normal(key, array.shape, array.dtype)
+
+
+def merge(params: Params, added: Params, axes: Params) -> Params:
+  """Appends the parameter tokens of another model, or those from `extract`, to a model's own.
+
+  Args:
+    params: the model; what has no parameter tokens is taken from it.
+    added: a model of the same width and depth, or the part of one that has parameter tokens.
+    axes: logical axes of `params`.
+  """
+
+  def append(path: Path, names: Axes, array: jax.Array) -> jax.Array:
+    axis = token_axis(names)
+    return array if axis is None else jnp.concatenate([array, lookup(added, path)], axis)
+
+  return jax.tree.map_with_path(append, axes, params, is_leaf=is_axes)
+
+
+def extract(params: Params, axes: Params, old_tokens: Params) -> Params:
+  """The parameter tokens behind the first `old_tokens` (as from `counts`) of each array, alone."""
+
+  def behind(names: Axes, array: jax.Array, old: int) -> jax.Array | None:
+    axis = token_axis(names)
+    if axis is None:
+      return None
+    return jax.lax.slice_in_dim(array, old, None, axis=axis)
+
+  return _without_none(jax.tree.map(behind, axes, params, old_tokens, is_leaf=is_axes))
+
+
+def remove(params: Params, axes: Params, old_tokens: Params) -> Params:
+  """The model without the tokens that `extract` gives; bit for bit what it was if nothing moved."""
+
+  def first(names: Axes, array: jax.Array, old: int) -> jax.Array:
+    axis = token_axis(names)
+    return array if axis is None else jax.lax.slice_in_dim(array, 0, old, axis=axis)
+
+  return jax.tree.map(first, axes, params, old_tokens, is_leaf=is_axes)
+
+
+def shrink(params: Params, axes: Params, importance: Params, target_counts: Params) -> Params:
+  """Keeps the most important tokens of each layer, in their order.
+
+  Args:
+    params: the parameters, or a moment of them.
+    axes: their logical axes.
+    importance: for each array with parameter tokens [..., N], equal for the keys and the values
+      that belong together; as from `importance.of_tokens`.
+    target_counts: how many to keep, a tree as from `counts`.
+  """
+
+  def keep(names: Axes, array: jax.Array, score: jax.Array, count: int) -> jax.Array:
+    axis = token_axis(names)
+    if axis is None or count == array.shape[axis]:
+      return array
+    kept = jnp.sort(jax.lax.top_k(score, count)[1], axis=-1)
+    return jnp.take_along_axis(array, kept[..., None], axis=axis)
+
+  return jax.tree.map(keep, axes, params, importance, target_counts, is_leaf=is_axes)
+
+
+def _without_none(tree: Params) -> Params:
+  if not isinstance(tree, dict):
+    return tree
+  kept = {key: _without_none(value) for key, value in tree.items()}
+  return {k: v for k, v in kept.items() if not (v is None or (isinstance(v, dict) and not v))}

@@ -1,0 +1,150 @@
+"""A wider Transformer from a trained one: the baselines that growth of parameter tokens is held to.
+
+  hypercloning  every unit c times, in order (Samragh et al. 2024, arXiv 2409.12903, symmetric)
+  net2net       copies of units drawn at random (Chen et al. 2016, arXiv 1511.05641, Net2WiderNet)
+  net2net_fill  [[W, new], [new, new]], the form of the TokenFormer paper (eq. 13); not exact
+
+The first two keep the function: what reads a unit with c copies divides by c. LayerNorm sees the
+same mean and variance only if every unit of the residual stream has as many copies as the others,
+so the width must be a multiple of the old one; heads keep their width. The units inside the
+feed-forward layer may become any number with net2net.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tokenformer_jax.config import GrowConfig, ModelConfig
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow.tokens import Path, lookup, name_hash, with_noise
+from tokenformer_jax.params import Definition, Params
+
+
+def hidden_width(model: ModelConfig) -> int:
+  """The number of units inside the feed-forward layer."""
+  return model.ffn_width or 4 * model.width
+
+
+def check(source: ModelConfig, target: ModelConfig, method: str) -> None:
+  """Checks that the method can make `target` of `source`.
+
+  Raises:
+    UserError: it cannot; the message says why.
+  """
+  for name, old, new in (
+    ('width', source.width, target.width),
+    ('ffn_width', hidden_width(source), hidden_width(target)),
+    ('heads', source.heads, target.heads),
+  ):
+    if new < old:
+      raise UserError(f'the model has {name}={old}, and {new} is smaller; it can only grow')
+  if method == 'net2net_fill':
+    return
+  if target.width % source.width:
+    raise UserError(
+      f'width {target.width} is no multiple of the {source.width} that the model has, so {method} '
+      'would change what LayerNorm computes; take a multiple, or method=net2net_fill, which is '
+      'not exact'
+    )
+  if source.width * target.heads != target.width * source.heads:
+    raise UserError(
+      f'{target.heads} heads of width {target.width // target.heads} were asked for; {method} '
+      f'keeps the width of heads, {source.width // source.heads}, so width {target.width} has '
+      f'{target.width * source.heads // source.width} heads'
+    )
+  if method == 'hypercloning' and hidden_width(target) % hidden_width(source):
+    raise UserError(
+      f'ffn_width {hidden_width(target)} is no multiple of the {hidden_width(source)} that the '
+      'model has, which hypercloning needs; take a multiple, or method=net2net'
+    )
+  if target.width > source.width and source.tied_head and source.final_norm != 'affine':
+    raise UserError(
+      f'a tied head under final_norm={source.final_norm} cannot be widened exactly: only a final '
+      'norm with parameters can divide by the number of copies; use method=net2net_fill'
+    )
+
+
+class CopiedUnits:
+  """How every array of the wider model is made of the old one, for net2net and hypercloning."""
+
+  def __init__(self, axes: Params, source: ModelConfig, target: ModelConfig, config: GrowConfig):
+    self._axes, self._config, self._tied = axes, config, source.tied_head
+    rng = np.random.default_rng(config.seed)
+    tile = config.method == 'hypercloning'
+    head_width = source.width // source.heads
+    width = _balanced(rng, source.width, target.width, tile=tile)
+    heads = _balanced(rng, source.heads, target.heads, tile=tile)
+    hidden = np.arange(hidden_width(target)) % hidden_width(source)
+    if not tile:
+      hidden[hidden_width(source) :] = rng.integers(
+        hidden_width(source), size=len(hidden) - hidden_width(source)
+      )
+    entries = (heads[:, None] * head_width + np.arange(head_width)).ravel()
+    # For every new unit of an axis the old one that it copies.
+    self._units = {'width': width, 'norm': width, 'heads': entries, 'hidden': hidden}
+
+  def param(self, path: Path, old: jax.Array) -> jax.Array:
+    """The parameter at `path` of the wider model."""
+    names = lookup(self._axes, path)
+    new = self._gather(path, old)
+    for axis, name in enumerate(names):
+      if self._divides(path, axis) and name in self._units:
+        new = new / self._copies(name, axis, new.ndim)
+    if old.shape == new.shape:
+      return new
+    key = jax.random.fold_in(jax.random.key(self._config.seed), name_hash(path))
+    return with_noise(new, self._config.noise, key)
+
+  def moment(self, path: Path, old: jax.Array, order: int) -> jax.Array:
+    """Adam's moment: that of the gradient the wider model has, which its copies share."""
+    names = lookup(self._axes, path)
+    new, last = self._gather(path, old), len(names) - 1
+    if names[last] in self._units and not self._reads_whole_gradient(path):
+      new = new / self._copies(names[last], last, new.ndim) ** order
+    return new
+
+  def _gather(self, path: Path, old: jax.Array) -> jax.Array:
+    for axis, name in enumerate(lookup(self._axes, path)):
+      if name in self._units:
+        old = jnp.take(old, self._units[name], axis=axis)
+    return old
+
+  def _divides(self, path: Path, axis: int) -> bool:
+    """Whether an axis of a parameter reads units that have copies."""
+    if path[0].key == 'head' or (path[0].key == 'final_norm' and self._tied):
+      return True  # for the final norm: in place of the tied head, which is the embedding, too
+    names = lookup(self._axes, path)
+    return path[-1].key == 'kernel' and axis == len(names) - 2
+
+  def _reads_whole_gradient(self, path: Path) -> bool:
+    return path[0].key == 'head' or (path[0].key == 'final_norm' and self._tied)
+
+  def _copies(self, name: str, axis: int, ndim: int) -> jax.Array:
+    units = self._units[name]
+    copies = np.bincount(units)[units].astype(np.float32)
+    return jnp.asarray(copies.reshape([-1 if i == axis else 1 for i in range(ndim)]))
+
+
+class FilledBlocks:
+  """How every array of the wider model is made of the old one, for net2net_fill."""
+
+  def __init__(self, target: Definition, config: GrowConfig):
+    self._target, self._config = target, config
+
+  def param(self, path: Path, old: jax.Array) -> jax.Array:
+    """The parameter at `path` of the wider model: new, with the old one in its first corner."""
+    fresh = lookup(self._target.init(jax.random.key(self._config.seed)), path)
+    return fresh.at[tuple(slice(size) for size in old.shape)].set(old)
+
+  def moment(self, path: Path, old: jax.Array, order: int) -> jax.Array:
+    """Adam's moment, zero for what is new."""
+    del order
+    shape = lookup(self._target.abstract, path).shape
+    return jnp.zeros(shape, old.dtype).at[tuple(slice(size) for size in old.shape)].set(old)
+
+
+def _balanced(rng: np.random.Generator, old: int, new: int, *, tile: bool) -> np.ndarray:
+  """For each of `new` units the old one that it copies; each as often, the first ones in order."""
+  rounds = [np.arange(old)]
+  rounds += [np.arange(old) if tile else rng.permutation(old) for _ in range(new // old - 1)]
+  return np.concatenate(rounds)
