@@ -16,7 +16,7 @@ import tiny_run
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tokenformer_jax import checkpoint, sharding, start, train
-from tokenformer_jax.config import Config, MeshConfig, ModelConfig, TokenCounts
+from tokenformer_jax.config import Config, GrowConfig, MeshConfig, ModelConfig, TokenCounts
 from tokenformer_jax.errors import UserError
 
 TOKENIZER = {'kind': 'bytes'}
@@ -62,6 +62,33 @@ def test_a_checkpoint_says_what_it_is(tmp_path):
   save(tmp_path)
   meta = checkpoint.Checkpoints(tmp_path).meta(2)
   assert (meta.step, meta.config, meta.tokenizer) == (2, Config(), TOKENIZER)
+
+
+def test_a_checkpoint_says_how_its_model_came_to_be(tmp_path):
+  first = checkpoint.Ancestor('grow', '/runs/a', 10, ModelConfig(width=64), GrowConfig(), 9)
+  second = dataclasses.replace(
+    first, action='merge', source='/runs/b', grow=GrowConfig(method='duplicate', noise=0.5)
+  )
+  checkpoints = checkpoint.Checkpoints(tmp_path, keep=1)
+  checkpoints.save(
+    7,
+    {**state(), 'skipped': jnp.asarray(3)},
+    Config(),
+    TOKENIZER,
+    lineage=(first, second),
+    contents='added_tokens',
+  )
+  checkpoints.wait()
+  _, meta = checkpoint.open_source(tmp_path, None)
+  assert meta.lineage == (first, second), 'the lineage is another one after reading'
+  assert meta.contents == 'added_tokens'
+  assert meta.updates == 4, 'skipped steps count as updates'
+
+
+def test_a_checkpoint_is_of_a_model_that_never_grew_unless_it_says_so(tmp_path):
+  save(tmp_path)
+  meta = checkpoint.Checkpoints(tmp_path).meta(2)
+  assert (meta.lineage, meta.contents, meta.updates) == ((), 'model', 2)
 
 
 def test_what_is_donated_after_save_is_still_written(tmp_path):

@@ -163,6 +163,15 @@ def test_a_value_of_the_wrong_type(path, value, sentence):
     ('train.remat', 'yes', 'none, pattention, dots, full'),
     ('train.attention', 'flash', 'auto, xla, cudnn'),
     ('dtype', 'float16', 'auto, float32, bfloat16'),
+    (
+      'grow.method',
+      'copy',
+      'zero_keys, duplicate, random, net2net, net2net_fill, hypercloning',
+    ),
+    ('grow.scale', 'kept', ', keep, resize'),
+    ('grow.new_values', 'normal', 'init, zero'),
+    ('grow.moments', 'keep', 'pad, drop'),
+    ('grow.step', '0', 'keep, restart'),
   ],
 )
 def test_a_choice_that_there_is_not(path, value, allowed):
@@ -222,6 +231,9 @@ def test_what_must_be_positive(path, value):
     ('train.eval_every', -1),
     ('train.eval_batches', -1),
     ('train.sample_tokens', -1),
+    ('optim.new_token_warmup', -1),
+    ('grow.noise', -0.1),
+    ('grow.seed', -1),
   ],
 )
 def test_what_must_not_be_negative(path, value):
@@ -243,9 +255,10 @@ def test_the_betas_are_less_than_one(path, value):
   assert _sentence(**{path.replace('.', '__'): value}) == want, 'Adam divides by 1 − β'
 
 
-def test_a_seed_fits_in_32_bits():
-  assert _sentence(train__seed=2**31) == (
-    'config.train.seed is 2147483648; it must be less than 2147483648'
+@pytest.mark.parametrize('path', ['train.seed', 'grow.seed'])
+def test_a_seed_fits_in_32_bits(path):
+  assert _sentence(**{path.replace('.', '__'): 2**31}) == (
+    f'config.{path} is 2147483648; it must be less than 2147483648'
   ), 'the run ends with a traceback'
 
 
@@ -321,3 +334,21 @@ def test_profile_steps_that_cannot_be(value):
 def test_profile_steps(value, steps):
   got = config_lib.profile_range(_with(train__profile_steps=value).train)
   assert got == steps, 'other steps are profiled'
+
+
+@pytest.mark.parametrize(
+  ('value', 'rate'), [('train', 1), ('freeze', 0), ('scale:0.1', 0.1), ('scale:2', 2)]
+)
+def test_the_rate_of_old_tokens(value, rate):
+  got = config_lib.old_token_rate(_with(optim__old_tokens=value).optim)
+  assert got == rate, 'old tokens move at another rate'
+
+
+@pytest.mark.parametrize(
+  'value', ['half', 'scale', 'scale:x', 'scale:-1', 'scale:0', 'scale:inf', 'scale:nan', '0.1', '']
+)
+def test_rates_of_old_tokens_that_cannot_be(value):
+  assert _sentence(optim__old_tokens=value) == (
+    f"config.optim.old_tokens is {value!r}; it must be 'train', 'freeze' or 'scale:X' with a "
+    'factor X greater than 0, for example scale:0.1'
+  ), 'the sentence does not show the form'

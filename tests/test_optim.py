@@ -1,14 +1,23 @@
-"""The learning rate and AdamW against their formulas."""
+"""The learning rate and AdamW against their formulas; old and new tokens after a growth."""
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from tiny import tiny_model
 
 from tokenformer_jax.config import OptimConfig
 from tokenformer_jax.lm import define_lm
-from tokenformer_jax.optim import decay_mask, learning_rate, make_optimizer
+from tokenformer_jax.optim import (
+  LastGrowth,
+  decay_mask,
+  learning_rate,
+  make_optimizer,
+  schedule,
+)
 
 PEAK, WARMUP, STEPS = 6e-4, 10, 110
 
@@ -45,10 +54,10 @@ def test_constant(update, rate):
   np.testing.assert_allclose(got, rate, rtol=1e-5, err_msg='not constant after the warm-up')
 
 
-@pytest.mark.parametrize('schedule', ['cosine', 'constant'])
+@pytest.mark.parametrize('kind', ['cosine', 'constant'])
 @pytest.mark.parametrize('warmup', [0, 1])
-def test_without_a_warmup_the_first_update_has_the_peak(schedule, warmup):
-  config = OptimConfig(learning_rate=PEAK, warmup_steps=warmup, schedule=schedule)
+def test_without_a_warmup_the_first_update_has_the_peak(kind, warmup):
+  config = OptimConfig(learning_rate=PEAK, warmup_steps=warmup, schedule=kind)
   got = float(learning_rate(config, STEPS)(0))
   np.testing.assert_allclose(got, PEAK, rtol=1e-5, err_msg='something is warmed up')
 
@@ -127,3 +136,201 @@ def test_updates_are_those_of_adamw(changes):
     np.testing.assert_allclose(
       params[name], value, rtol=1e-5, atol=1e-6, err_msg=f'{name} is not updated as by AdamW'
     )
+
+
+# After a growth
+
+
+GROWN_AXES = {'keys': ('layers', 'param_tokens', 'width'), **AXES}
+OLD = 3  # of 5 tokens
+GROWTH = LastGrowth(updates=1000, old_tokens={'keys': OLD, 'kernel': 0, 'bias': 0})
+STEADY = {'learning_rate': 0.01, 'warmup_steps': 0, 'schedule': 'constant'}
+
+
+def _normal(seed: int) -> dict:
+  rng = np.random.default_rng(seed)
+  shapes = {'keys': (2, 5, 3), 'kernel': (3, 4), 'bias': (4,)}
+  return {name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
+
+
+def _counted(part, updates: int):
+  """Adam's part and the schedule's after so many updates, as a growth leaves them."""
+  if isinstance(part, optax.ScaleByAdamState):
+    mu = jax.tree.map(lambda a: 0.1 * a, _normal(7))
+    mu['keys'] = mu['keys'].at[:, OLD:].set(0)
+    return optax.ScaleByAdamState(jnp.asarray(updates), mu, jax.tree.map(jnp.square, mu))
+  if isinstance(part, optax.ScaleByScheduleState):
+    return optax.ScaleByScheduleState(jnp.asarray(updates))
+  return part
+
+
+def _after(tx, params: dict, updates: int):
+  known = (optax.ScaleByAdamState, optax.ScaleByScheduleState)
+  return jax.tree.map(
+    lambda part: _counted(part, updates), tx.init(params), is_leaf=lambda p: isinstance(p, known)
+  )
+
+
+def _updates(growth: LastGrowth | None = GROWTH, update: int = 1, **changes) -> dict:
+  """The update that comes as number `update` after the growth, from the same moments."""
+  tx = make_optimizer(OptimConfig(**{**STEADY, **changes}), 10**6, GROWN_AXES, growth)
+  params = _normal(0)
+  updates, _ = tx.update(_normal(1), _after(tx, params, GROWTH.updates + update - 1), params)
+  return updates
+
+
+def _assert_factors(got: dict, want: dict, old: float, new: float, meaning: str) -> None:
+  """`got` is `want` times one factor for what is old and another for the new tokens."""
+  factors = {'keys': jnp.where(jnp.arange(5)[:, None] < OLD, old, new), 'kernel': old, 'bias': old}
+  for name, factor in factors.items():
+    np.testing.assert_allclose(
+      got[name], np.asarray(factor) * want[name], rtol=1e-5, err_msg=f'{meaning}: {name}'
+    )
+
+
+def test_without_a_growth_its_settings_mean_nothing():
+  settings = {'old_tokens': 'scale:0.1', 'new_token_warmup': 9, 'new_token_correction': True}
+  _assert_factors(_updates(None, **settings), _updates(None), 1, 1, 'a model that never grew')
+
+
+def test_by_default_a_growth_changes_no_rate():
+  _assert_factors(_updates(), _updates(None), 1, 1, 'old and new tokens are told apart')
+
+
+def test_old_tokens_scaled():
+  got = _updates(old_tokens='scale:0.1')
+  _assert_factors(got, _updates(), 0.1, 1, 'old_tokens=scale:0.1')
+
+
+@pytest.mark.parametrize(
+  ('update', 'factor'), [(1, 1 / 5), (2, 2 / 5), (4, 4 / 5), (5, 1), (6, 1), (500, 1)]
+)
+def test_new_tokens_warm_up(update, factor):
+  got = _updates(update=update, new_token_warmup=4)
+  want = _updates(update=update)
+  _assert_factors(got, want, 1, factor, f'update {update} of a warm-up over 4')
+
+
+def test_new_tokens_are_corrected_as_by_a_fresh_adam():
+  """Old moments are those of Adam after 1000 updates; new ones are zero."""
+  got = _updates(new_token_correction=True, weight_decay=0.0, clip_norm=0.0)
+  fresh = make_optimizer(OptimConfig(**STEADY, weight_decay=0.0, clip_norm=0.0), 10**6, GROWN_AXES)
+  want, _ = fresh.update(_normal(1), fresh.init(_normal(0)), _normal(0))
+  np.testing.assert_allclose(
+    got['keys'][:, OLD:], want['keys'][:, OLD:], rtol=1e-4, err_msg='not the first step of Adam'
+  )
+  plain = _updates(weight_decay=0.0, clip_norm=0.0)
+  np.testing.assert_allclose(
+    got['keys'][:, :OLD], plain['keys'][:, :OLD], rtol=1e-6, err_msg='old tokens are corrected, too'
+  )
+
+
+def test_the_correction_goes_away():
+  got = _updates(update=2000, new_token_correction=True)
+  _assert_factors(got, _updates(update=2000), 1, 1, 'the correction after 2000 updates')
+
+
+def test_no_correction_when_adams_count_starts_anew():
+  growth = dataclasses.replace(GROWTH, moments_kept=False)
+  got = _updates(growth, new_token_correction=True)
+  _assert_factors(got, _updates(growth), 1, 1, 'corrected twice')
+
+
+def _frozen(steps: int = 3, **changes):
+  """Parameters and optimizer state before and after some steps with old tokens frozen."""
+  tx = make_optimizer(
+    OptimConfig(**{**STEADY, **changes}, old_tokens='freeze'), 10**6, GROWN_AXES, GROWTH
+  )
+  params = _normal(0)
+  state = _after(tx, params, GROWTH.updates)
+  before = (params, state)
+  update = jax.jit(tx.update)
+  for i in range(steps):
+    updates, state = update(_normal(i + 1), state, params)
+    params = jax.tree.map(jnp.add, params, updates)
+  return before, (params, state)
+
+
+def _moments(state) -> dict:
+  (adam,) = [
+    part
+    for part in jax.tree.leaves(state, is_leaf=lambda p: isinstance(p, optax.ScaleByAdamState))
+    if isinstance(part, optax.ScaleByAdamState)
+  ]
+  return {'mu': adam.mu, 'nu': adam.nu}
+
+
+def test_frozen_is_frozen_bit_for_bit():
+  (params, state), (new_params, new_state) = _frozen()
+  trees = {'params': (params, new_params)}
+  trees |= {name: (tree, _moments(new_state)[name]) for name, tree in _moments(state).items()}
+  for kind, (old, new) in trees.items():
+    for name in ('kernel', 'bias'):
+      assert np.asarray(old[name]).tobytes() == np.asarray(new[name]).tobytes(), f'{kind}/{name}'
+    kept = [np.asarray(tree['keys'][:, :OLD]).tobytes() for tree in (old, new)]
+    assert kept[0] == kept[1], f'{kind} of old tokens moved'
+    assert np.all(old['keys'][:, OLD:] != new['keys'][:, OLD:]), f'{kind} of new tokens stands'
+
+
+@pytest.mark.parametrize('clip_norm', [1.0, 1e3])
+def test_clipping_sees_new_tokens_only_when_the_others_are_frozen(clip_norm):
+  """New tokens move as in an optimizer that has nothing else."""
+  (params, _), (got, _) = _frozen(clip_norm=clip_norm)
+  tx = make_optimizer(
+    OptimConfig(**STEADY, clip_norm=clip_norm), 10**6, {'keys': GROWN_AXES['keys']}
+  )
+  alone = {'keys': params['keys'][:, OLD:]}
+  zero = jax.tree.map(jnp.zeros_like, alone)
+  known = (optax.ScaleByAdamState, optax.ScaleByScheduleState)
+
+  def counted(part):
+    if isinstance(part, optax.ScaleByAdamState):
+      return optax.ScaleByAdamState(jnp.asarray(GROWTH.updates), zero, zero)
+    return part
+
+  state = jax.tree.map(counted, tx.init(alone), is_leaf=lambda p: isinstance(p, known))
+  for i in range(3):
+    updates, state = tx.update({'keys': _normal(i + 1)['keys'][:, OLD:]}, state, alone)
+    alone = jax.tree.map(jnp.add, alone, updates)
+  np.testing.assert_allclose(
+    got['keys'][:, OLD:], alone['keys'], rtol=1e-5, err_msg='gradients of frozen tokens count'
+  )
+
+
+@pytest.mark.parametrize('setting', [{}, {'old_tokens': 'freeze'}, {'new_token_correction': True}])
+def test_the_state_has_one_structure(setting):
+  plain = make_optimizer(OptimConfig(), 10, GROWN_AXES).init(_normal(0))
+  grown = make_optimizer(OptimConfig(**setting), 10, GROWN_AXES, GROWTH)
+  state = grown.init(_normal(0))
+  _, after = grown.update(_normal(1), state, _normal(0))
+  assert jax.tree.structure(state) == jax.tree.structure(plain), 'a checkpoint cannot be read'
+  assert jax.tree.structure(after) == jax.tree.structure(plain), 'the second step fails'
+
+
+@pytest.mark.parametrize('update', [0, 4, WARMUP, 60, STEPS])
+def test_a_schedule_that_starts_later_is_shifted(update):
+  config = OptimConfig(learning_rate=PEAK, warmup_steps=WARMUP)
+  later = learning_rate(config, STEPS + 1000, start=1000)
+  np.testing.assert_allclose(
+    later(update + 1000), learning_rate(config, STEPS)(update), rtol=1e-5, err_msg='not shifted'
+  )
+
+
+@pytest.mark.parametrize(('restart', 'start'), [(True, GROWTH.updates), (False, 0)])
+def test_the_schedule_restarts_at_the_growth_if_asked(restart, start):
+  config = OptimConfig(learning_rate=PEAK, warmup_steps=WARMUP, restart_schedule=restart)
+  got, want = schedule(config, 2000, GROWTH), learning_rate(config, 2000, start)
+  for update in (1000, 1005, 1500, 2000):
+    assert float(got(update)) == float(want(update)), f'the rate of update {update}'
+  assert float(schedule(config, 2000)(1000)) == float(learning_rate(config, 2000)(1000)), (
+    'a schedule restarts without a growth'
+  )
+
+
+def test_the_rate_of_updates_follows_the_restarted_schedule():
+  changes = {'warmup_steps': 10, 'learning_rate': 0.01}
+  first, plain = _updates(**changes), _updates()
+  _assert_factors(first, plain, 0.1, 0.1, 'the first update of a warm-up over 10')
+  _assert_factors(
+    _updates(**changes, restart_schedule=False), plain, 1, 1, 'a warm-up that was over'
+  )

@@ -25,6 +25,9 @@ from tokenformer_jax import config as config_lib
 from tokenformer_jax.errors import UserError
 
 FORMAT = 1
+# Arrays are stored in pieces, so that neither writing nor reading needs much more memory than they.
+_SAVE_ARGS = ocp.SaveArgs(chunk_byte_size=64 * 2**20)
+_RESTORE_GB = 1  # read at a time
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'tokenformer_jax')
 
 
@@ -74,12 +77,16 @@ _TOLD_ELSEWHERE = _ToldElsewhere()  # one object: a handler takes it once, howev
 class Checkpoints:
   """The checkpoints of one work directory, `WORKDIR/checkpoints/STEP`."""
 
-  def __init__(self, workdir: str | os.PathLike[str], *, keep: int | None = None):
+  def __init__(
+    self, workdir: str | os.PathLike[str], *, keep: int | None = None, save_gb: int | None = None
+  ):
     """Opens the directory for reading or, with `keep`, for writing.
 
     Args:
       workdir: the run's work directory.
       keep: how many of the newest checkpoints stay; the one of the lowest loss stays besides.
+      save_gb: how much of a state is copied for writing at a time. The state must then stay as it
+        is until `wait` returns. None: all of it, before `save` returns.
     """
     logging.get_absl_handler().addFilter(_TOLD_ELSEWHERE)
     self.directory = Path(workdir).absolute() / 'checkpoints'
@@ -95,9 +102,16 @@ class Checkpoints:
       ]
     )
     handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
-    handlers.add('state', ocp.args.StandardSave, ocp.StandardCheckpointHandler)
-    handlers.add('state', ocp.args.StandardRestore, ocp.StandardCheckpointHandler)
-    handlers.add('state', ocp.args.PyTreeRestore, ocp.PyTreeCheckpointHandler)
+    arrays = ocp.PyTreeCheckpointHandler(
+      restore_concurrent_gb=_RESTORE_GB,
+      save_device_host_concurrent_gb=save_gb,
+      # Arrays that are not to be copied at once, before `save` returns.
+      is_prioritized_key_fn=None if save_gb is None else lambda path: False,
+    )
+    strict = ocp.StandardCheckpointHandler(restore_concurrent_gb=_RESTORE_GB)
+    handlers.add('state', ocp.args.PyTreeSave, arrays)
+    handlers.add('state', ocp.args.PyTreeRestore, arrays)
+    handlers.add('state', ocp.args.StandardRestore, strict)
     for item in ('meta', 'tokenizer'):
       handlers.add(item, ocp.args.JsonSave, ocp.JsonCheckpointHandler)
       handlers.add(item, ocp.args.JsonRestore, ocp.JsonCheckpointHandler)
@@ -153,7 +167,7 @@ class Checkpoints:
       'checksums': {path: int(value) for path, value in _flat(_checksums(state))},
     }
     args = ocp.args.Composite(
-      state=ocp.args.StandardSave(state),
+      state=ocp.args.PyTreeSave(state, save_args=jax.tree.map(lambda _: _SAVE_ARGS, state)),
       meta=ocp.args.JsonSave({**meta, 'digest': _digest(meta)}),
       tokenizer=ocp.args.JsonSave({**tokenizer, 'digest': _digest(tokenizer)}),
     )
@@ -294,13 +308,26 @@ def _listed(steps: list[int]) -> str:
   return f'the steps {", ".join(map(str, steps))}' if steps else 'none'
 
 
+@jax.jit
 def _checksum(array: jax.Array) -> jax.Array:
   """Σ bits · (2 · index + 1) mod 2³²: the same on every mesh, changed by any single flipped bit."""
+  if array.ndim < 3:
+    return _sum_of_bits(array, jnp.uint32(0))
+
+  # Layer by layer: on a CPU the products are written to memory before they are summed.
+  def add(i: jax.Array, total: jax.Array) -> jax.Array:
+    layer = jax.lax.dynamic_index_in_dim(array, i, keepdims=False)
+    return total + _sum_of_bits(layer, i.astype(jnp.uint32) * jnp.uint32(layer.size % 2**32))
+
+  return jax.lax.fori_loop(0, array.shape[0], add, jnp.uint32(0))
+
+
+def _sum_of_bits(array: jax.Array, first: jax.Array) -> jax.Array:
   bits = array
   if not jnp.issubdtype(array.dtype, jnp.integer):
     width = array.dtype.itemsize * 8
     bits = jax.lax.bitcast_convert_type(array, jnp.dtype(f'uint{width}'))
-  index = jnp.zeros(array.shape, jnp.uint32)
+  index = jnp.full(array.shape, first)
   stride = 1
   for axis in reversed(range(array.ndim)):
     index += jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis) * jnp.uint32(stride % 2**32)
@@ -308,8 +335,8 @@ def _checksum(array: jax.Array) -> jax.Array:
   return jnp.sum(bits.astype(jnp.uint32) * (2 * index + 1), dtype=jnp.uint32)
 
 
-@jax.jit
 def _checksums(state: Any) -> Any:
+  """Of each array by itself, which takes less memory than all in one program."""
   return jax.tree.map(_checksum, state)
 
 

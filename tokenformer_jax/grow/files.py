@@ -132,7 +132,7 @@ def write(
     UserError: it cannot be written; nothing is left of it.
   """
   with _whole_or_nothing(target) as partial:
-    checkpoints = Checkpoints(partial, keep=1)
+    checkpoints = Checkpoints(partial, keep=1, save_gb=1)
     with contextlib.closing(checkpoints):
       checkpoints.save(step, state, config, tokenizer, lineage=lineage, contents=contents)
       checkpoints.wait()

@@ -1,0 +1,142 @@
+r"""Time and memory of growing a model at full size, against reading and writing it.
+
+  python benchmarks/grow.py                            124M → 354M → 757M on this machine
+  python benchmarks/grow.py --chain=124m,354m --keep   leaves the runs in --directory
+
+The models are those of configs/lm_openwebtext.py, with random weights and Adam's moments; nothing
+is trained. Each stage is one call of `python -m tokenformer_jax.grow`, with its verification. Prints
+the seconds of the whole command, of reading the source and of writing the target in a process of
+its own, and the peak of resident memory against the size of the target's state.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+BYTES = 12  # of a parameter with its two moments
+
+
+def model_config(variant: str):
+  """The resolved config of a variant, whose text is only needed to train."""
+  sys.path.insert(0, str(ROOT / 'configs'))
+  import lm_openwebtext  # noqa: PLC0415 (each process loads what it times)
+
+  from tokenformer_jax import config  # noqa: PLC0415
+
+  values = lm_openwebtext.get_config(variant)
+  values.data.tokenizer = 'bytes'
+  return dataclasses.replace(config.resolve(values), init_from='')
+
+
+def make_first(variant: str, directory: Path) -> None:
+  """Writes a run with random weights and random moments."""
+  import jax  # noqa: PLC0415
+  import jax.numpy as jnp  # noqa: PLC0415
+
+  from tokenformer_jax import optim, sharding, step  # noqa: PLC0415
+  from tokenformer_jax.data.tokenizers import ByteTokenizer  # noqa: PLC0415
+  from tokenformer_jax.grow import files  # noqa: PLC0415
+  from tokenformer_jax.lm import define_lm  # noqa: PLC0415
+
+  config = model_config(variant)
+  definition = define_lm(config.model)
+  tx = optim.make_optimizer(config.optim, config.train.steps, definition.axes)
+  mesh = sharding.make_mesh(config.mesh)
+
+  @jax.jit
+  def new():
+    state = step.initial_state(definition, tx, 0)
+    key = jax.random.key(1)
+    noise = lambda x: jax.random.normal(key, x.shape) if x.dtype == jnp.float32 else x  # noqa: E731
+    return {**state, 'opt_state': jax.tree.map(noise, state['opt_state'])}
+
+  state = jax.device_put(new(), step.state_shardings(mesh, definition, tx))
+  files.write(directory, state, config, ByteTokenizer().to_json(), lineage=(), step=0)
+
+
+def time_reading_and_writing(source: Path, target: Path) -> tuple[float, float]:
+  """Seconds to read the state of `source`, and to write that of `target` anew."""
+  import jax  # noqa: PLC0415
+
+  from tokenformer_jax import checkpoint, sharding  # noqa: PLC0415
+  from tokenformer_jax.config import MeshConfig  # noqa: PLC0415
+  from tokenformer_jax.grow import files  # noqa: PLC0415
+
+  mesh = sharding.make_mesh(MeshConfig())
+  start = time.perf_counter()
+  checkpoints, meta = checkpoint.open_source(source, None)
+  jax.block_until_ready(files.read(checkpoints, meta, mesh))
+  reading = time.perf_counter() - start
+  checkpoints, meta = checkpoint.open_source(target, None)
+  state = files.read(checkpoints, meta, mesh)
+  again = target.with_name(f'{target.name}_again')
+  start = time.perf_counter()
+  files.write(again, state, meta.config, meta.tokenizer, lineage=(), step=0)
+  writing = time.perf_counter() - start
+  shutil.rmtree(again)
+  return reading, writing
+
+
+def run(arguments: list[str]) -> tuple[float, float, str]:
+  """Seconds, peak resident GB, and the standard output of a command."""
+  start = time.perf_counter()
+  process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+  output = process.stdout.read()
+  _, status, usage = os.wait4(process.pid, 0)
+  if status:
+    sys.exit(f'failed: {" ".join(arguments)}')
+  return time.perf_counter() - start, usage.ru_maxrss * 1024 / 1e9, output
+
+
+def main() -> None:
+  """Runs the chain and prints a row for each stage."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--chain', default='124m,354m,757m')
+  parser.add_argument('--directory', help='for the runs; default: a temporary one')
+  parser.add_argument('--keep', action='store_true', help='do not remove the runs')
+  parser.add_argument('--make', nargs=2, help=argparse.SUPPRESS)
+  parser.add_argument('--time', nargs=2, help=argparse.SUPPRESS)
+  args = parser.parse_args()
+  if args.make:
+    make_first(args.make[0], Path(args.make[1]))
+    return
+  if args.time:
+    print(json.dumps(time_reading_and_writing(*map(Path, args.time))))
+    return
+  chain = args.chain.split(',')
+  directory = Path(args.directory or tempfile.mkdtemp())
+  directory.mkdir(parents=True, exist_ok=True)
+  this = [sys.executable, __file__]
+  run([*this, '--make', chain[0], str(directory / chain[0])])
+  print('| stage | s | s, read + write | factor | target GB | peak GB | factor |')
+  print('|---|---|---|---|---|---|---|')
+  for old, new in zip(chain, chain[1:], strict=False):
+    model = model_config(new).model
+    counts = ','.join(f'{k}={v}' for k, v in dataclasses.asdict(model.param_tokens).items())
+    source, target = directory / old, directory / new
+    grow = [sys.executable, '-m', 'tokenformer_jax.grow', f'--param_tokens={counts}']
+    seconds, peak, _ = run([*grow, f'--source={source}', f'--target={target}'])
+    reading, writing = json.loads(run([*this, '--time', str(source), str(target)])[2])
+    from tokenformer_jax.lm import define_lm  # noqa: PLC0415
+
+    size = define_lm(model).count * BYTES / 1e9
+    print(
+      f'| {old} → {new} | {seconds:.1f} | {reading:.1f} + {writing:.1f} '
+      f'| {seconds / (reading + writing):.2f} | {size:.2f} | {peak:.2f} | {peak / size:.2f} |',
+      flush=True,
+    )
+  if not args.keep:
+    for variant in chain:
+      shutil.rmtree(directory / variant)
+
+
+if __name__ == '__main__':
+  main()

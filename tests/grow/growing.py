@@ -1,0 +1,143 @@
+"""Tiny models whose every parameter matters, what they compute, and how they grow."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from tiny import tiny_model
+
+from tokenformer_jax import optim, sharding
+from tokenformer_jax.config import GrowConfig, MeshConfig, ModelConfig, OptimConfig, TokenCounts
+from tokenformer_jax.grow import state as state_lib
+from tokenformer_jax.lm import Compute, define_lm
+from tokenformer_jax.params import Params
+from tokenformer_jax.step import State
+
+IDS = np.random.default_rng(0).integers(0, 64, (2, 13), np.int32)
+DENSE = {'projection': 'dense', 'bias': True, 'block_norm': 'affine'}
+SMALL = tiny_model().param_tokens
+DOUBLE = TokenCounts(*(2 * count for count in (SMALL.qkv, SMALL.proj, SMALL.ffn)))
+# The counters of state_of: two steps were skipped.
+STEP, UPDATES = 20, 18
+PLAIN = OptimConfig()
+
+
+def params_of(model: ModelConfig, seed: int = 0) -> Params:
+  """Normal parameters of standard deviation 0.3, so that scores, weights and norms differ."""
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(
+    lambda p: jnp.asarray(rng.normal(size=p.shape) * 0.3, p.dtype), define_lm(model).abstract
+  )
+
+
+def optimizer(model: ModelConfig, config: OptimConfig = PLAIN, growth=None):
+  """The optimizer of a run of 1000 steps."""
+  return optim.make_optimizer(config, 1000, define_lm(model).axes, growth)
+
+
+def state_of(model: ModelConfig, seed: int = 0) -> State:
+  """A state as after some training: no moment is zero and no counter fresh."""
+  params = params_of(model, seed)
+  moments = params_of(model, seed + 1)
+  counts = {optax.ScaleByAdamState: None, optax.ScaleByScheduleState: None}
+
+  def trained(part: Any) -> Any:
+    count = jnp.asarray(UPDATES, jnp.int32)
+    if isinstance(part, optax.ScaleByAdamState):
+      return optax.ScaleByAdamState(count, moments, jax.tree.map(jnp.square, moments))
+    return optax.ScaleByScheduleState(count) if type(part) in counts else part
+
+  opt_state = jax.tree.map(
+    trained, optimizer(model).init(params), is_leaf=lambda part: type(part) in counts
+  )
+  counters = {'step': STEP, 'skipped': STEP - UPDATES, 'skipped_in_a_row': 0}
+  return {
+    'params': params,
+    'opt_state': opt_state,
+    **{name: jnp.asarray(value, jnp.int32) for name, value in counters.items()},
+  }
+
+
+def adam(state: State) -> optax.ScaleByAdamState:
+  """Adam's part of the optimizer's state."""
+  is_adam = lambda part: isinstance(part, optax.ScaleByAdamState)  # noqa: E731
+  (part,) = filter(is_adam, jax.tree.leaves(state['opt_state'], is_leaf=is_adam))
+  return part
+
+
+def schedule_count(state: State) -> int:
+  """The count that the learning rate goes by."""
+  is_it = lambda part: isinstance(part, optax.ScaleByScheduleState)  # noqa: E731
+  (part,) = filter(is_it, jax.tree.leaves(state['opt_state'], is_leaf=is_it))
+  return int(part.count)
+
+
+@functools.cache
+def forward(model: ModelConfig, dtype: str = 'float32') -> Callable[[Params, Any], jax.Array]:
+  """The compiled model, from parameters and ids [B, T] to logits."""
+  definition = define_lm(model, Compute(jnp.dtype(dtype), attention='xla'))
+  return jax.jit(lambda params, ids: definition.bind(params)(ids)[0])
+
+
+def logits(model: ModelConfig, params: Params, dtype: str = 'float32') -> np.ndarray:
+  """What the model computes of `IDS`."""
+  return np.asarray(forward(model, dtype)(params, IDS[:, :-1]))
+
+
+@functools.cache
+def loss_and_gradient(model: ModelConfig) -> Callable[[Params], tuple[jax.Array, Params]]:
+  """The compiled mean cross-entropy on `IDS`, and its gradient."""
+  definition = define_lm(model, Compute(attention='xla'))
+
+  def loss(params: Params) -> jax.Array:
+    scores, _ = definition.bind(params)(IDS[:, :-1])
+    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(scores, IDS[:, 1:]))
+
+  return jax.jit(jax.value_and_grad(loss))
+
+
+def difference(got: np.ndarray, want: np.ndarray) -> float:
+  """The largest difference of two logits, as a part of max(1, the largest logit)."""
+  assert np.all(np.isfinite(got)), 'the logits are not finite'
+  return float(np.max(np.abs(got - want)) / max(1.0, np.max(np.abs(want))))
+
+
+def grow_params(
+  params: Params, source: ModelConfig, target: ModelConfig, config: GrowConfig
+) -> Params:
+  """Parameters alone, grown by one compiled function."""
+  return jax.jit(
+    lambda params: state_lib.grow({'params': params, 'opt_state': ()}, source, target, config)
+  )(params)['params']
+
+
+def grow(state: State, source: ModelConfig, target: ModelConfig, config: GrowConfig) -> State:
+  """A whole state, grown by one compiled function."""
+  return jax.jit(lambda state: state_lib.grow(state, source, target, config))(state)
+
+
+def paths(tree: Any) -> dict[str, np.ndarray]:
+  """Arrays by path, such as blocks/ffn/keys."""
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  return {
+    jax.tree_util.keystr(path, simple=True, separator='/'): np.asarray(leaf)
+    for path, leaf in leaves
+  }
+
+
+def assert_same(got: Any, want: Any, meaning: str) -> None:
+  """Two trees are bit for bit the same."""
+  got, want = paths(got), paths(want)
+  assert got.keys() == want.keys(), f'{meaning}: {got.keys() ^ want.keys()} are not in both'
+  for path, array in want.items():
+    np.testing.assert_array_equal(got[path], array, err_msg=f'{meaning}: {path} differs')
+
+
+def mesh_of(fsdp: int = 1, tokens: int = 1) -> Mesh:
+  """A mesh over the first devices."""
+  return sharding.make_mesh(MeshConfig(fsdp=fsdp, tokens=tokens), jax.devices()[: fsdp * tokens])

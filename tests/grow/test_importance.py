@@ -1,0 +1,76 @@
+"""The importance of a token is what the loss of a sequence changes by, to first order."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from growing import IDS, params_of, paths
+from tiny import tiny_model
+
+from tokenformer_jax.grow import importance
+from tokenformer_jax.lm import define_lm
+
+MODEL = tiny_model()
+
+
+def _loss(params, rows):
+  scores, _ = define_lm(MODEL).bind(params)(rows[:, :-1])
+  return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(scores, rows[:, 1:]))
+
+
+@functools.cache
+def _scores():
+  of_tokens = functools.partial(importance.of_tokens, _loss, axes=define_lm(MODEL).axes)
+  return jax.jit(of_tokens)(params_of(MODEL), batch=IDS)
+
+
+def test_keys_have_the_importance_of_their_values():
+  scores = paths(_scores())
+  for path, array in scores.items():
+    if path.endswith('keys'):
+      np.testing.assert_array_equal(array, scores[path.replace('keys', 'values')], err_msg=path)
+  assert scores['blocks/attention/proj/keys'].shape == (2, 40)
+
+
+def test_importance_is_the_gradient_against_the_value_sequence_by_sequence():
+  params = params_of(MODEL)
+  gradient = jax.jit(jax.grad(_loss))
+  want = np.mean(
+    [
+      np.abs(np.sum(params['blocks']['ffn']['values'] * g['blocks']['ffn']['values'], axis=-1))
+      for g in (gradient(params, IDS[i : i + 1]) for i in range(len(IDS)))
+    ],
+    axis=0,
+  )
+  got = paths(_scores())['blocks/ffn/values']
+  np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-6, err_msg='another importance')
+
+
+def test_importance_predicts_what_a_token_adds_to_the_loss():
+  """By differences: a value scaled by 1 ± ε."""
+  params, rows, step = params_of(MODEL), IDS[:1], 0.05
+  of_tokens = functools.partial(importance.of_tokens, _loss, axes=define_lm(MODEL).axes)
+  scores = np.asarray(
+    jax.jit(of_tokens)(params, batch=rows)['blocks']['attention']['proj']['values'][0]
+  )
+  values = params['blocks']['attention']['proj']['values']
+
+  def loss_with(token, factor):
+    scaled = values.at[0, token].multiply(factor)
+    proj = {**params['blocks']['attention']['proj'], 'values': scaled}
+    blocks = {**params['blocks'], 'attention': {**params['blocks']['attention'], 'proj': proj}}
+    return _loss({**params, 'blocks': blocks}, rows)
+
+  many = jax.jit(jax.vmap(loss_with, in_axes=(0, None)))
+  chosen = np.argsort(scores)[[0, 10, 20, 30, -2, -1]]
+  slopes = np.abs(np.asarray(many(chosen, 1 + step)) - np.asarray(many(chosen, 1 - step)))
+  np.testing.assert_allclose(
+    slopes / (2 * step), scores[chosen], rtol=0.05, atol=2e-5, err_msg='not the slope of the loss'
+  )
+
+
+def test_what_has_no_tokens_has_no_importance():
+  scores = _scores()
+  assert scores['embedding'].shape == () and not scores['embedding'].any()

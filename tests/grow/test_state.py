@@ -1,0 +1,548 @@
+"""Growth is exact, or said not to be; and the state goes on as if the tokens had always been."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from growing import (
+  DENSE,
+  DOUBLE,
+  IDS,
+  SMALL,
+  STEP,
+  UPDATES,
+  adam,
+  assert_same,
+  difference,
+  forward,
+  grow,
+  grow_params,
+  logits,
+  loss_and_gradient,
+  mesh_of,
+  optimizer,
+  params_of,
+  paths,
+  schedule_count,
+  state_of,
+)
+from tiny import tiny_model
+
+from tokenformer_jax import checkpoint, optim, pattention
+from tokenformer_jax import step as step_lib
+from tokenformer_jax.config import Config, GrowConfig, OptimConfig, TokenCounts, TrainConfig
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import grown_model, inexact, last_growth
+from tokenformer_jax.grow import state as state_lib
+from tokenformer_jax.lm import define_lm
+
+ZERO_KEYS, DUPLICATE = GrowConfig(), GrowConfig(method='duplicate')
+SCORES = ('l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm', 'softmax', 'exp_l2_norm')
+WITH_GELU = SCORES[:3]
+LARGER = TokenCounts(32, 48, 64)
+CHAINS = {
+  'zero_keys': [
+    (ZERO_KEYS, LARGER),
+    (ZERO_KEYS, TokenCounts(40, 48, 96)),
+    (ZERO_KEYS, TokenCounts(48, 64, 100)),
+  ],
+  'duplicate': [
+    (DUPLICATE, DOUBLE),
+    (DUPLICATE, dataclasses.replace(DOUBLE, proj=160)),
+    (DUPLICATE, TokenCounts(144, 160, 192)),
+  ],
+  'mixed': [
+    (ZERO_KEYS, LARGER),
+    (DUPLICATE, TokenCounts(64, 96, 128)),
+    (ZERO_KEYS, TokenCounts(70, 100, 140)),
+  ],
+}
+
+
+def _chain(name, model):
+  """The last model, and the function from the parameters of the first to those of the last."""
+  steps = []
+  for config, counts in CHAINS[name]:
+    target = grown_model(model, counts, config)
+    state_lib.check(model, target, config)
+    assert inexact(model, target, config) is None, f'{config.method} is exact and said not to be'
+    steps.append((model, target, config))
+    model = target
+
+  def run(state):
+    for source, target, config in steps:
+      state = state_lib.grow(state, source, target, config)
+    return state
+
+  return model, run
+
+
+@pytest.mark.parametrize(
+  ('chain', 'score', 'tied'),
+  [
+    *(('zero_keys', score, True) for score in WITH_GELU),
+    *(('duplicate', score, True) for score in SCORES),
+    ('zero_keys', 'l2_norm_gelu', False),
+    ('duplicate', 'softmax', False),
+    ('mixed', 'l2_norm_gelu', True),
+    ('mixed', 'gelu_l1_norm', False),
+  ],
+)
+def test_a_chain_of_three_growths_changes_no_logit(chain, score, tied):
+  source = tiny_model(score=score, tied_head=tied)
+  target, run = _chain(chain, source)
+  params = params_of(source)
+  grown = jax.jit(lambda p: run({'params': p, 'opt_state': ()})['params'])(params)
+  assert jax.tree.map(jnp.shape, grown) == jax.tree.map(
+    lambda a: a.shape, define_lm(target).abstract
+  ), 'the arrays are not those of the target'
+  got = difference(logits(target, grown), logits(source, params))
+  assert got <= 1e-5, f'three growths by {chain} change the logits by {got}'
+
+
+@pytest.mark.parametrize('chain', ['zero_keys', 'duplicate'])
+def test_bfloat16_activations_add_at_most_one_rounding(chain):
+  source = tiny_model()
+  target, run = _chain(chain, source)
+  params = params_of(source)
+  grown = jax.jit(lambda p: run({'params': p, 'opt_state': ()})['params'])(params)
+  want = logits(source, params, 'bfloat16')
+  got = np.max(np.abs(logits(target, grown, 'bfloat16') - want)) / np.max(np.abs(want))
+  assert got <= 2**-8, f'growth changes logits in bfloat16 by {got}, more than a rounding'
+
+
+def test_growth_on_a_mesh_is_growth():
+  """Under jit, straight into the target's shardings, of parameters and moments."""
+  source = tiny_model()
+  target, run = _chain('mixed', source)
+  old = state_of(source)
+  alone = jax.jit(run)(old)
+  mesh = mesh_of(fsdp=4, tokens=2)
+  places = [
+    step_lib.state_shardings(mesh, define_lm(model), optimizer(model)) for model in (source, target)
+  ]
+  with jax.set_mesh(mesh):
+    new = jax.jit(run, out_shardings=places[1])(jax.device_put(old, places[0]))
+    got = np.asarray(forward(target)(new['params'], np.repeat(IDS[:, :-1], 2, axis=0)))[::2]
+  assert_same(new, alone, 'on a mesh other tokens are drawn')
+  assert difference(got, logits(source, old['params'])) <= 1e-5, 'not exact on a mesh'
+  elsewhere = [
+    path
+    for (path, a), s in zip(
+      jax.tree_util.tree_leaves_with_path(new), jax.tree.leaves(places[1]), strict=True
+    )
+    if not a.sharding.is_equivalent_to(s, a.ndim)
+  ]
+  assert not elsewhere, f'{elsewhere} do not live where the target has them'
+
+
+@pytest.mark.parametrize(
+  ('model', 'counts', 'config'),
+  [
+    *(
+      ({'score': score}, LARGER, GrowConfig(scale=scale))
+      for score in SCORES
+      for scale in ('keep', 'resize')
+    ),
+    *(
+      ({'score': score}, DOUBLE, GrowConfig(method='duplicate', scale=scale, noise=noise))
+      for score in ('l2_norm_gelu', 'softmax')
+      for scale in ('keep', 'resize')
+      for noise in (0.0, 0.1)
+    ),
+    ({}, LARGER, GrowConfig(noise=0.1)),
+    ({}, LARGER, GrowConfig(method='random', scale='keep')),
+    ({}, LARGER, GrowConfig(method='random')),
+    ({}, LARGER, GrowConfig(method='random', new_values='zero')),
+    ({}, dataclasses.replace(SMALL, ffn=64), GrowConfig(scale='resize')),
+    ({}, SMALL, GrowConfig(scale='resize')),
+    # A rescaled source: the reference count is not the number of tokens.
+    ({'reference_tokens': TokenCounts(20, 30, 40)}, LARGER, ZERO_KEYS),
+    ({'reference_tokens': TokenCounts(20, 30, 40)}, DOUBLE, DUPLICATE),
+  ],
+)
+def test_a_reason_is_given_exactly_when_logits_differ(model, counts, config):
+  source = tiny_model(**model)
+  target = grown_model(source, counts, config)
+  params = params_of(source)
+  grown = grow_params(params, source, target, config)
+  different = difference(logits(target, grown), logits(source, params))
+  reason = inexact(source, target, config)
+  if reason is None:
+    assert different <= 1e-5, f'said to be exact, but the logits differ by {different}'
+  else:
+    assert different > 1e-4, f'said not to be exact ({reason}), but the logits are the same'
+
+
+@pytest.mark.parametrize(
+  ('score', 'counts', 'config', 'sentence'),
+  [
+    ('softmax', LARGER, ZERO_KEYS, r'score=softmax .* exp\(0\).*method=duplicate'),
+    ('l2_norm_gelu', LARGER, GrowConfig(scale='resize'), r'from 24 to 32.*use scale=keep'),
+    ('l2_norm_gelu', DOUBLE, GrowConfig('duplicate', 'keep'), r'2 times.*use scale=resize'),
+    ('l2_norm_gelu', DOUBLE, GrowConfig('duplicate', noise=0.1), r'noise=0\.1'),
+    ('l2_norm_gelu', LARGER, GrowConfig('random'), 'random keys'),
+  ],
+)
+def test_the_reason_says_what_to_do(score, counts, config, sentence):
+  source = tiny_model(score=score)
+  with pytest.raises(AssertionError, match=sentence):  # re.search with a message
+    raise AssertionError(inexact(source, grown_model(source, counts, config), config))
+
+
+@pytest.mark.parametrize(
+  ('counts', 'config', 'references'),
+  [
+    (LARGER, ZERO_KEYS, SMALL),
+    (LARGER, GrowConfig(scale='resize'), LARGER),
+    (DOUBLE, DUPLICATE, DOUBLE),
+    (DOUBLE, GrowConfig(method='duplicate', scale='keep'), SMALL),
+    (LARGER, GrowConfig(method='random'), LARGER),
+    (LARGER, GrowConfig(method='random', scale='keep'), SMALL),
+  ],
+)
+def test_reference_counts_after_a_growth(counts, config, references):
+  target = grown_model(tiny_model(), counts, config)
+  assert target.param_tokens == counts
+  assert target.reference_tokens == references, 'the scale τ is not the one asked for'
+
+
+# Refusals
+
+
+DENSE_MODEL = tiny_model(**DENSE)
+
+
+@pytest.mark.parametrize(
+  ('source', 'changes', 'config', 'sentence'),
+  [
+    (
+      tiny_model(),
+      {'param_tokens': TokenCounts(24, 32, 48)},
+      ZERO_KEYS,
+      'proj is 40.*32 is smaller',
+    ),
+    (
+      tiny_model(),
+      {'param_tokens': LARGER},
+      DUPLICATE,
+      'qkv=32 is no multiple.*take 48',
+    ),
+    (
+      tiny_model(),
+      {'param_tokens': LARGER},
+      GrowConfig(new_values='zero'),
+      'keys and values are both zero are dead.*use new_values=init',
+    ),
+    (tiny_model(), {'width': 64}, ZERO_KEYS, r'model\.width is 32 in the source and 64'),
+    (tiny_model(), {'score': 'softmax'}, ZERO_KEYS, r"model\.score is 'l2_norm_gelu' in the"),
+    (
+      tiny_model(),
+      {'width': 64, 'heads': 8},
+      GrowConfig(method='net2net'),
+      'method net2net is for models with projection=dense.*choose zero_keys, duplicate, random',
+    ),
+    (
+      DENSE_MODEL,
+      {'param_tokens': LARGER},
+      ZERO_KEYS,
+      'method zero_keys is for models with projection=pattention.*choose net2net,',
+    ),
+    (
+      DENSE_MODEL,
+      {'param_tokens': LARGER},
+      GrowConfig(method='hypercloning'),
+      r'model\.param_tokens is .* growth by hypercloning changes width and heads and ffn_width',
+    ),
+  ],
+)
+def test_what_cannot_grow_is_told_in_a_sentence(source, changes, config, sentence):
+  with pytest.raises(UserError, match=sentence):
+    state_lib.check(source, dataclasses.replace(source, **changes), config)
+
+
+def test_the_same_model_is_no_growth():
+  assert state_lib.check(DENSE_MODEL, DENSE_MODEL, ZERO_KEYS) is None
+  assert inexact(DENSE_MODEL, DENSE_MODEL, GrowConfig(noise=0.1)) is None
+
+
+# The optimizer's state and the counters
+
+
+TARGET = grown_model(tiny_model(), LARGER, ZERO_KEYS)
+
+
+@functools.cache
+def _grown(**changes):
+  return grow(state_of(tiny_model()), tiny_model(), TARGET, GrowConfig(**changes))
+
+
+def test_old_tokens_keep_their_moments_and_new_ones_start_at_zero():
+  before, after = adam(state_of(tiny_model())), adam(_grown())
+  assert int(after.count) == UPDATES, "Adam's count is not kept"
+  for name in ('mu', 'nu'):
+    new = paths(getattr(after, name))
+    for path, old in paths(getattr(before, name)).items():
+      rows = tuple(slice(size) for size in old.shape)
+      np.testing.assert_array_equal(new[path][rows], old, err_msg=f'{name} of {path} changed')
+      rest = new[path].copy()
+      rest[rows] = 0
+      assert not rest.any(), f'{name} of new tokens in {path} is not zero'
+
+
+def test_old_parameters_are_kept_bit_for_bit():
+  old = paths(state_of(tiny_model())['params'])
+  for path, new in paths(_grown()['params']).items():
+    rows = tuple(slice(size) for size in old[path].shape)
+    np.testing.assert_array_equal(new[rows], old[path], err_msg=f'{path} changed')
+
+
+def test_new_keys_are_zero_and_new_values_are_as_in_a_new_model():
+  new = paths(_grown()['params'])
+  keys, values = new['blocks/ffn/keys'][:, 48:], new['blocks/ffn/values'][:, 48:]
+  assert not keys.any(), 'new keys are not zero'
+  expected = 2 / (2 * np.sqrt(32))  # 2 / (L √D)
+  assert abs(values.std() / expected - 1) < 0.1, 'new values are not drawn as in a new model'
+  first, second = values
+  assert not np.allclose(first, second), 'both layers have the same new values'
+  other = paths(_grown(seed=1)['params'])['blocks/ffn/values'][:, 48:]
+  assert not np.allclose(other, values), 'the seed has no effect'
+
+
+def test_moments_can_be_dropped():
+  part = adam(_grown(moments='drop'))
+  assert int(part.count) == 0, 'Adam corrects for moments that it has lost'
+  assert not any(array.any() for array in paths((part.mu, part.nu)).values()), 'moments are kept'
+  assert schedule_count(_grown(moments='drop')) == UPDATES, 'the schedule starts anew'
+
+
+def test_the_count_of_steps_goes_on():
+  new = _grown()
+  assert (int(new['step']), int(new['skipped'])) == (STEP, STEP - UPDATES), 'steps are forgotten'
+  assert schedule_count(new) == UPDATES, 'the learning rate does not go on'
+
+
+def test_the_count_of_steps_can_restart():
+  new = _grown(step='restart')
+  assert (int(new['step']), int(new['skipped'])) == (0, 0), 'the step does not restart'
+  assert schedule_count(new) == 0, 'the schedule does not restart'
+  assert int(adam(new).count) == UPDATES, "Adam's moments are kept, but not their count"
+
+
+@pytest.mark.parametrize('config', [ZERO_KEYS, DUPLICATE], ids=['zero_keys', 'duplicate'])
+def test_the_state_is_that_of_a_new_run_of_the_target(config):
+  source = tiny_model()
+  target = grown_model(source, DOUBLE, config)
+  got = jax.eval_shape(lambda: state_lib.grow(state_of(source), source, target, config))
+  definition = define_lm(target)
+  want = jax.eval_shape(lambda: step_lib.initial_state(definition, optimizer(target), 0))
+  assert jax.tree.structure(got) == jax.tree.structure(want), 'the optimizer cannot go on with it'
+  assert jax.tree.leaves(got) == jax.tree.leaves(want), 'shapes or dtypes are others'
+
+
+@pytest.mark.parametrize('order', [1, 2])
+def test_a_copy_has_the_moments_that_it_would_have_had(order):
+  """The gradient of the duplicated model is what the rule for moments makes of the old one's."""
+  source = tiny_model()
+  target = grown_model(source, dataclasses.replace(SMALL, ffn=144, qkv=48), DUPLICATE)
+  params = params_of(source)
+  _, small = loss_and_gradient(source)(params)
+  _, large = loss_and_gradient(target)(grow_params(params, source, target, DUPLICATE))
+  arrays = state_lib.by_array(source, target, DUPLICATE)
+  mapped = jax.tree.map_with_path(lambda path, g: arrays.moment(path, g**order, order), small)
+  want = paths(jax.tree.map(lambda g: g**order, large))
+  for path, got in paths(mapped).items():
+    np.testing.assert_allclose(
+      got, want[path], rtol=1e-3, atol=1e-4 * np.max(np.abs(want[path])), err_msg=path
+    )
+
+
+def test_arrays_grown_one_by_one_are_those_grown_at_once():
+  source = tiny_model()
+
+  def in_reverse(f, tree):
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    done = [f(path, leaf) for path, leaf in reversed(leaves)]
+    return jax.tree.unflatten(structure, done[::-1])
+
+  new = jax.jit(lambda s: state_lib.grow(s, source, TARGET, ZERO_KEYS, in_reverse))(
+    state_of(source)
+  )
+  assert_same(new, _grown(), 'the order of the arrays matters')
+
+
+# Gradients right after a growth
+
+
+@functools.cache
+def _gradients():
+  source = tiny_model()
+  params = params_of(source)
+  small = loss_and_gradient(source)(params)
+  return small, loss_and_gradient(TARGET)(grow_params(params, source, TARGET, ZERO_KEYS))
+
+
+def test_the_loss_is_that_of_the_small_model():
+  (small, _), (large, _) = _gradients()
+  assert abs(float(large) - float(small)) <= 1e-6, 'the growth changes the loss'
+
+
+def test_old_parameters_have_the_gradient_of_the_small_model():
+  (_, small), (_, large) = _gradients()
+  large = paths(large)
+  for path, want in paths(small).items():
+    got = large[path][tuple(slice(size) for size in want.shape)]
+    np.testing.assert_allclose(
+      got, want, rtol=1e-5, atol=1e-6, err_msg=f'new tokens change the gradient of {path}'
+    )
+
+
+def test_new_values_have_no_gradient_at_first_and_new_keys_do():
+  (_, small), (_, large) = _gradients()
+  small = paths(small)
+  for path, gradient in paths(large).items():
+    new = gradient[:, small[path].shape[1] :]
+    if path.endswith('values'):
+      assert not new.any(), f'the new tokens of {path} have a weight before the first update'
+    elif path.endswith('keys'):
+      assert np.abs(new).max(axis=-1).min() > 0, f'a new token of {path} does not learn'
+
+
+def _one_layer(new_values):
+  """Gradients of Σ G ∘ Pattention(x) by keys and values, with 3 new tokens of key zero."""
+  rng = np.random.default_rng(0)
+  x, g = rng.normal(size=(2, 2, 5, 8))
+  keys, values = rng.normal(size=(2, 6, 8))
+  reference = 6
+  all_keys, all_values = np.vstack([keys, np.zeros((3, 8))]), np.vstack([values, new_values])
+
+  def output(keys, values):
+    out = pattention.pattention(jnp.float32(x), keys, values, reference_tokens=reference)
+    return jnp.sum(out * jnp.float32(g))
+
+  gradients = jax.jit(jax.grad(output, argnums=(0, 1)))(
+    jnp.float32(all_keys), jnp.float32(all_values)
+  )
+  norms = np.linalg.norm(x @ keys.T, axis=-1)
+  return x, g, norms, reference, [np.asarray(gradient)[6:] for gradient in gradients]
+
+
+def test_the_gradient_of_new_keys_has_the_closed_form():
+  """∂L/∂k_j = ½ τ Σ_t (g_t·v_j) / ‖A_t‖ · x_t."""
+  new_values = np.random.default_rng(1).normal(size=(3, 8))
+  x, g, norms, reference, (of_keys, of_values) = _one_layer(new_values)
+  weights = np.einsum('BTO,NO->BTN', g, new_values) / norms[..., None]
+  want = 0.5 * np.sqrt(reference) * np.einsum('BTN,BTI->NI', weights, x)
+  np.testing.assert_allclose(of_keys, want, rtol=1e-4, err_msg='new keys learn something else')
+  assert not of_values.any(), 'new values have a gradient though their weight is zero'
+
+
+def test_tokens_whose_keys_and_values_are_zero_are_dead():
+  """Why `check` refuses them."""
+  *_, (of_keys, of_values) = _one_layer(np.zeros((3, 8)))
+  assert not of_keys.any() and not of_values.any(), 'a zero token learns after all'
+
+
+# Training after a growth
+
+
+def _train(state, model, config, steps, growth=None):
+  """Trains on random batches on one device."""
+  mesh = mesh_of()
+  config = dataclasses.replace(config, model=model)
+  tx = optim.make_optimizer(config.optim, config.train.steps, define_lm(model).axes, growth)
+  with jax.set_mesh(mesh):
+    step = step_lib.make_train_step(define_lm(model), tx, config, mesh, growth)
+    rng = np.random.default_rng(0)
+    for _ in range(steps):
+      state, figures = step(state, jnp.asarray(rng.integers(0, 64, (4, 17), np.int32)))
+  assert int(figures['skipped_steps']) == STEP - UPDATES, 'a step was not finite'
+  return state
+
+
+def test_no_new_token_is_dead():
+  config = Config(
+    optim=OptimConfig(warmup_steps=0, weight_decay=0.0), train=TrainConfig(steps=1000)
+  )
+  before = jax.tree.map(jnp.copy, _grown())
+  start = paths(before['params'])
+  after = paths(_train(before, TARGET, config, 100)['params'])
+  for path, first in start.items():
+    if not path.endswith(('keys', 'values')):
+      continue
+    old = {'ffn': 48, 'proj': 40}.get(path.split('/')[-2], 24)
+    moved = np.abs(after[path] - first)[:, old:].max(axis=-1)
+    assert moved.min() > 1e-4, f'a new token of {path} did not move in 100 steps'
+    if path.endswith('keys'):
+      x = np.random.default_rng(2).normal(size=(64, 32))
+      for layer in range(2):
+        scores = jnp.asarray(x @ after[path][layer].T, jnp.float32)
+        weights = pattention.parameter_weights(
+          scores, score='l2_norm_gelu', gelu='exact', reference_tokens=old
+        )
+        largest = np.abs(weights)[:, old:].max(axis=0)
+        assert largest.min() > 1e-4, f'a new token of {path} has no weight after 100 steps'
+
+
+def _born(action, updates=UPDATES, model=None, **changes):
+  return checkpoint.Ancestor(
+    action=action,
+    source='somewhere',
+    step=STEP,
+    model=model or tiny_model(),
+    grow=GrowConfig(**changes),
+    updates=updates,
+  )
+
+
+def test_the_optimizer_is_told_of_the_last_growth():
+  assert last_growth((), TARGET) is None, 'a model that never grew has a growth'
+  growth = last_growth((_born('grow', 3), _born('grow', 7, moments='drop')), TARGET)
+  assert (growth.updates, growth.moments_kept) == (7, False), 'not the last growth counts'
+  assert growth.old_tokens['blocks']['attention']['proj'] == {'keys': 40, 'values': 40}
+  assert growth.old_tokens['blocks']['ffn'] == {'keys': 48, 'values': 48}
+  assert growth.old_tokens['embedding'] == 0
+
+
+def test_after_a_shrink_every_token_is_old():
+  growth = last_growth((_born('grow', 3), _born('shrink', 7, TARGET)), tiny_model())
+  assert growth.old_tokens['blocks']['ffn'] == {'keys': 48, 'values': 48}
+
+
+def test_frozen_training_moves_new_tokens_only():
+  """Parameters and moments of everything old, bit for bit over three steps of real gradients."""
+  growth = last_growth((_born('grow'),), TARGET)
+  config = Config(
+    optim=OptimConfig(warmup_steps=0, old_tokens='freeze'), train=TrainConfig(steps=1000)
+  )
+  start = jax.tree.map(np.asarray, _grown())
+  after = _train(jax.tree.map(jnp.asarray, start), TARGET, config, 3, growth)
+  small = define_lm(tiny_model()).abstract
+  for name, first, last in (
+    ('parameter', start['params'], after['params']),
+    ('first moment', adam(start).mu, adam(after).mu),
+    ('second moment', adam(start).nu, adam(after).nu),
+  ):
+    last = paths(last)
+    shapes = {path: array.shape for path, array in paths(first).items()}
+    olds = {
+      jax.tree_util.keystr(path, simple=True, separator='/'): leaf.shape
+      for path, leaf in jax.tree_util.tree_leaves_with_path(small)
+    }
+    for path, array in paths(first).items():
+      rows = tuple(slice(size) for size in olds[path])
+      assert array[rows].tobytes() == last[path][rows].tobytes(), f'frozen {name} {path} moved'
+      if shapes[path] != olds[path]:
+        new = (last[path] != array)[:, olds[path][1] :]
+        assert new.any(axis=-1).all(), f'a new {name} of {path} did not move'
+
+
+def test_the_structure_of_the_optimizer_does_not_depend_on_what_is_frozen():
+  tx = optimizer(TARGET, OptimConfig(old_tokens='freeze'), last_growth((_born('grow'),), TARGET))
+  fresh = jax.eval_shape(tx.init, define_lm(TARGET).abstract)
+  assert jax.tree.structure(fresh) == jax.tree.structure(_grown()['opt_state']), (
+    'a run cannot be frozen, or freed, in the middle'
+  )

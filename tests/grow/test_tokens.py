@@ -1,0 +1,103 @@
+"""Parameter tokens taken out and put back, array by array."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from growing import SMALL, assert_same, grow_params, params_of, paths
+from tiny import tiny_model
+
+from tokenformer_jax.config import GrowConfig, TokenCounts
+from tokenformer_jax.grow import grown_model, tokens
+from tokenformer_jax.lm import define_lm
+
+SOURCE = tiny_model()
+LARGER = TokenCounts(32, 48, 64)
+TARGET = grown_model(SOURCE, LARGER, GrowConfig())
+
+
+def _counts(model):
+  definition = define_lm(model)
+  return tokens.counts(definition.abstract, definition.axes)
+
+
+def test_counts_are_those_of_every_kind():
+  got = _counts(TARGET)
+  qkv, proj, ffn = ({'keys': n, 'values': n} for n in (32, 48, 64))
+  attention = {'query': qkv, 'key': qkv, 'value': qkv, 'proj': proj}
+  assert got['blocks']['attention'] == attention
+  assert got['blocks']['ffn'] == ffn
+  assert got['embedding'] == 0, 'an embedding has no parameter tokens'
+
+
+def test_extract_gives_the_tokens_behind_the_old_ones_and_nothing_else():
+  params, axes = params_of(TARGET), define_lm(TARGET).axes
+  got = paths(tokens.extract(params, axes, _counts(SOURCE)))
+  whole = paths(params)
+  assert set(got) == {path for path in whole if path.endswith(('keys', 'values'))}, (
+    'something else than parameter tokens is in it'
+  )
+  for path, old in paths(_counts(SOURCE)).items():
+    if old:
+      np.testing.assert_array_equal(got[path], whole[path][:, int(old) :], err_msg=path)
+
+
+def test_remove_and_extract_and_merge_are_inverse():
+  params, axes = params_of(TARGET), define_lm(TARGET).axes
+  base = tokens.remove(params, axes, _counts(SOURCE))
+  assert jax.tree.map(jnp.shape, base) == jax.tree.map(
+    lambda a: a.shape, define_lm(SOURCE).abstract
+  ), 'what remains is not the model before'
+  added = tokens.extract(params, axes, _counts(SOURCE))
+  assert_same(tokens.merge(base, added, axes), params, 'put together again')
+
+
+def test_remove_undoes_a_growth():
+  params = params_of(SOURCE)
+  grown = grow_params(params, SOURCE, TARGET, GrowConfig(method='random'))
+  base = tokens.remove(grown, define_lm(TARGET).axes, _counts(SOURCE))
+  assert_same(base, params, 'after growth and removal')
+
+
+def test_shrink_keeps_the_most_important_tokens_of_each_layer_in_their_order():
+  axes = {'ffn': {'keys': ('layers', 'param_tokens', 'width')}, 'norm': ('layers', 'norm')}
+  keys = np.arange(2 * 5 * 3, dtype=np.float32).reshape(2, 5, 3)
+  params = {'ffn': {'keys': jnp.asarray(keys)}, 'norm': jnp.ones((2, 3))}
+  importance = {
+    'ffn': {'keys': jnp.asarray([[5.0, 1.0, 4.0, 2.0, 6.0], [0.0, 0.0, 0.0, 1.0, 0.0]])},
+    'norm': jnp.zeros(()),
+  }
+  got = tokens.shrink(params, axes, importance, {'ffn': {'keys': 3}, 'norm': 0})
+  np.testing.assert_array_equal(got['ffn']['keys'][0], keys[0, [0, 2, 4]], err_msg='not the best')
+  np.testing.assert_array_equal(
+    got['ffn']['keys'][1], keys[1, [0, 1, 3]], err_msg='of equal tokens, not the first ones stay'
+  )
+  assert_same(got['norm'], params['norm'], 'an array without tokens')
+
+
+def test_duplicates_are_whole_copies_with_their_share_of_the_values():
+  config = GrowConfig(method='duplicate')
+  target = grown_model(SOURCE, TokenCounts(SMALL.qkv * 3, SMALL.proj, SMALL.ffn), config)
+  params = params_of(SOURCE)
+  old, new = paths(params), paths(grow_params(params, SOURCE, target, config))
+  query = 'blocks/attention/query'
+  np.testing.assert_array_equal(new[f'{query}/keys'], np.tile(old[f'{query}/keys'], (1, 3, 1)))
+  np.testing.assert_allclose(
+    new[f'{query}/values'], np.tile(old[f'{query}/values'] / 3, (1, 3, 1)), rtol=1e-6
+  )
+  np.testing.assert_array_equal(
+    new['blocks/ffn/values'], old['blocks/ffn/values'], err_msg='a kind that does not grow changed'
+  )
+
+
+def test_noise_is_relative_and_on_the_copies_only():
+  config = GrowConfig(method='duplicate', noise=0.1)
+  target = grown_model(SOURCE, TokenCounts(48, 80, 96), config)
+  params = params_of(SOURCE)
+  old, new = paths(params), paths(grow_params(params, SOURCE, target, config))
+  keys = new['blocks/ffn/keys']
+  np.testing.assert_array_equal(keys[:, :48], old['blocks/ffn/keys'], err_msg='old ones are noisy')
+  noise = keys[:, 48:] - old['blocks/ffn/keys']
+  ratio = noise.std() / np.sqrt(np.mean(old['blocks/ffn/keys'] ** 2))
+  assert abs(ratio - 0.1) < 0.01, f'the noise is {ratio} of the root mean square, not 0.1'
+  other = new['blocks/attention/proj/keys'][:, 40:] - old['blocks/attention/proj/keys']
+  assert not np.allclose(other[:, :40], noise[:, :40]), 'two arrays have the same noise'

@@ -1,0 +1,172 @@
+"""A wider Transformer computes what the narrow one did, and its moments are those it would have."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from growing import (
+  DENSE,
+  adam,
+  difference,
+  grow,
+  grow_params,
+  logits,
+  loss_and_gradient,
+  optimizer,
+  params_of,
+  paths,
+  state_of,
+)
+from tiny import tiny_model
+
+from tokenformer_jax import step as step_lib
+from tokenformer_jax.config import GrowConfig
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import inexact
+from tokenformer_jax.grow import state as state_lib
+from tokenformer_jax.lm import define_lm
+
+HYPER, NET2NET = GrowConfig(method='hypercloning'), GrowConfig(method='net2net')
+FILL = GrowConfig(method='net2net_fill')
+TWICE = {'width': 64, 'heads': 8}
+ODD = {**TWICE, 'ffn_width': 300}  # no multiple of the 128 units there are
+
+PLAIN = {'projection': 'dense', 'final_norm': 'plain', 'tied_head': False}
+CASES = {
+  'plain': (PLAIN, TWICE),
+  'gpt': ({**DENSE, 'positions': 'learned'}, TWICE),
+  'pythia': ({**DENSE, 'tied_head': False}, TWICE),
+  'no norm at the end': ({**PLAIN, 'bias': True, 'final_norm': 'none'}, TWICE),
+  'three times': ({**DENSE, 'positions': 'none'}, {'width': 96, 'heads': 12}),
+}
+
+
+def _models(changes, wider):
+  source = tiny_model(**changes)
+  return source, dataclasses.replace(source, **wider)
+
+
+@pytest.mark.parametrize('case', CASES)
+@pytest.mark.parametrize('config', [HYPER, NET2NET], ids=['hypercloning', 'net2net'])
+def test_a_wider_model_computes_the_same(case, config):
+  source, target = _models(*CASES[case])
+  if config.method == 'net2net':
+    target = dataclasses.replace(target, ffn_width=300)
+  state_lib.check(source, target, config)
+  assert inexact(source, target, config) is None, 'an exact method is said not to be'
+  params = params_of(source)
+  wide = grow_params(params, source, target, config)
+  got = difference(logits(target, wide), logits(source, params))
+  assert got <= 1e-5, f'{config.method} changes the logits by {got}'
+
+
+def test_more_units_inside_the_feed_forward_layer_alone():
+  source, target = _models(DENSE, {'ffn_width': 150})
+  params = params_of(source)
+  wide = grow_params(params, source, target, NET2NET)
+  assert difference(logits(target, wide), logits(source, params)) <= 1e-5
+  old, new = paths(params), paths(wide)
+  np.testing.assert_array_equal(
+    new['blocks/attention/query/kernel'], old['blocks/attention/query/kernel']
+  )
+  assert new['blocks/ffn/up/kernel'].shape == (2, 32, 150)
+
+
+@pytest.mark.parametrize('order', [1, 2])
+@pytest.mark.parametrize(
+  ('changes', 'wider', 'config'),
+  [
+    (DENSE, TWICE, HYPER),
+    ({**DENSE, 'tied_head': False}, ODD, NET2NET),
+    ({**DENSE, 'positions': 'learned'}, ODD, NET2NET),
+  ],
+  ids=['hypercloning', 'net2net', 'net2net, tied'],
+)
+def test_moments_are_those_of_the_wide_models_gradient(changes, wider, config, order):
+  source, target = _models(changes, wider)
+  params = params_of(source)
+  _, small = loss_and_gradient(source)(params)
+  _, wide = loss_and_gradient(target)(grow_params(params, source, target, config))
+  arrays = state_lib.by_array(source, target, config)
+  mapped = jax.tree.map_with_path(lambda path, g: arrays.moment(path, g**order, order), small)
+  want = paths(jax.tree.map(lambda g: g**order, wide))
+  for path, got in paths(mapped).items():
+    # What is zero but for rounding, such as the gradient of a key's bias, is compared as zero.
+    np.testing.assert_allclose(
+      got,
+      want[path],
+      rtol=2e-3,
+      atol=(1e-7 if order == 1 else 1e-12) + 1e-3 * np.max(np.abs(want[path])),
+      err_msg=f'the moment of {path} is not that of its gradient',
+    )
+
+
+def test_the_state_is_that_of_a_new_run():
+  source, target = _models(DENSE, TWICE)
+  got = jax.eval_shape(lambda: state_lib.grow(state_of(source), source, target, NET2NET))
+  definition = define_lm(target)
+  want = jax.eval_shape(lambda: step_lib.initial_state(definition, optimizer(target), 0))
+  assert jax.tree.structure(got) == jax.tree.structure(want)
+  assert jax.tree.leaves(got) == jax.tree.leaves(want), 'shapes or dtypes are others'
+
+
+def test_net2net_fill_puts_the_old_matrix_into_the_corner():
+  source, target = _models(DENSE, {'width': 48, 'heads': 4})
+  state = state_of(source)
+  wide = grow(state, source, target, FILL)
+  new, mu = paths(wide['params']), paths(adam(wide).mu)
+  old_mu = paths(adam(state).mu)
+  for path, old in paths(state['params']).items():
+    corner = tuple(slice(size) for size in old.shape)
+    np.testing.assert_array_equal(new[path][corner], old, err_msg=f'{path} is not in the corner')
+    np.testing.assert_array_equal(mu[path][corner], old_mu[path], err_msg=f'moment of {path}')
+    rest = mu[path].copy()
+    rest[corner] = 0
+    assert not rest.any(), f'{path} has moments for what is new'
+  assert new['blocks/ffn/up/kernel'][:, 32:].any(), 'the new blocks are zero'
+
+
+@pytest.mark.parametrize(
+  'config',
+  [
+    FILL,
+    dataclasses.replace(HYPER, noise=0.05),
+    dataclasses.replace(NET2NET, noise=0.05),
+  ],
+  ids=['net2net_fill', 'hypercloning with noise', 'net2net with noise'],
+)
+def test_what_is_not_exact_says_so(config):
+  source, target = _models(DENSE, TWICE)
+  params = params_of(source)
+  wide = grow_params(params, source, target, config)
+  assert inexact(source, target, config), 'the logits change and no reason is given'
+  assert difference(logits(target, wide), logits(source, params)) > 1e-3, 'exact after all'
+
+
+@pytest.mark.parametrize(
+  ('changes', 'wider', 'config', 'sentence'),
+  [
+    (DENSE, {'width': 48, 'heads': 6}, NET2NET, 'width 48 is no multiple of the 32.*net2net_fill'),
+    (DENSE, {'width': 64, 'heads': 4}, HYPER, '4 heads of width 16.*so width 64 has 8 heads'),
+    (DENSE, {'width': 16, 'heads': 4}, FILL, 'width=32, and 16 is smaller'),
+    (DENSE, {'ffn_width': 64}, NET2NET, 'ffn_width=128, and 64 is smaller'),
+    (DENSE, {'ffn_width': 150}, HYPER, 'ffn_width 150 is no multiple of the 128.*method=net2net'),
+    (
+      {**DENSE, 'final_norm': 'plain'},
+      TWICE,
+      NET2NET,
+      'tied head under final_norm=plain cannot be widened exactly.*net2net_fill',
+    ),
+    ({**DENSE, 'final_norm': 'none'}, TWICE, HYPER, 'tied head under final_norm=none'),
+  ],
+)
+def test_what_cannot_be_widened_is_told(changes, wider, config, sentence):
+  source, target = _models(changes, wider)
+  with pytest.raises(UserError, match=sentence):
+    state_lib.check(source, target, config)
+
+
+def test_what_net2net_fill_may():
+  source, target = _models({**DENSE, 'final_norm': 'plain'}, {'width': 40, 'heads': 4})
+  assert state_lib.check(source, target, FILL) is None
