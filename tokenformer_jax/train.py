@@ -84,6 +84,8 @@ class Run:
     )
     with contextlib.closing(metrics), _StopSignals() as stop:
       metrics.say(self._description(first))
+      if self._is_new_born(first):
+        self._evaluate(state, first, metrics)
       return self._loop(state, first, metrics, stop)
 
   def first_state(self) -> tuple[State, int]:
@@ -105,6 +107,13 @@ class Run:
       state = start.grown(self.config, self.origin, self.mesh)
       return state, int(state['step'])
     return jax.jit(new, out_shardings=shardings)(self.config.train.seed), 0
+
+  def _is_new_born(self, first: int) -> bool:
+    """Whether the model was made of another one, and not trained since."""
+    if not self.origin.lineage:
+      return False
+    last = self.origin.lineage[-1]
+    return first == (0 if last.grow.step == 'restart' else last.step)
 
   def to_devices(self, local: np.ndarray) -> jax.Array:
     """The global batch [B, T + 1], of which this process holds the rows `self.rows`."""

@@ -1,0 +1,262 @@
+r"""Is growing a trained TokenFormer worth it? Small models on a CPU, several seeds, one command.
+
+  python experiments/growth.py --out=runs/growth              everything; goes on where it stopped
+  python experiments/growth.py --out=runs/growth --parts=handover --seeds=0,1
+  python experiments/growth_report.py runs/growth docs        tables and pictures of what is there
+
+Parts, after the TokenFormer paper (arXiv 2410.23168):
+
+  rates       the peak learning rate of each kind of model, for the other parts (seed 0)
+  scaling     a model grown twice, against models from scratch at each size (Figures 3, 4 and 7)
+  handover    the first steps after growth, by method, moments and learning rate (Figure 7, Table 8)
+  taming      how new tokens should start
+  forgetting  growth for another corpus, with old tokens trained, scaled or frozen (Figure 6)
+
+Every run is `tokenformer_jax.train` with a config, every growth its `config.init_from`.
+"""
+
+import argparse
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax import flops, start, train
+from tokenformer_jax.config import Config
+
+BASE_STEPS, STAGE_STEPS, HANDOVER_STEPS, FORGETTING_STEPS = 1000, 500, 200, 300
+# Widths at which a Transformer has as many parameters in its blocks as the TokenFormer of that size
+# (in units of the base model); its heads are 8 wide, as the TokenFormer's.
+TRANSFORMER_WIDTHS = {1: 72, 2: 104, 4: 144}
+RATES = (1e-3, 2e-3, 4e-3, 8e-3)
+KINDS = ('tokenformer', 'transformer')
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """Where runs go, and the peak rates that were found."""
+
+  out: Path
+  rates: dict[str, float]
+
+  def config(self, kind: str, size: int, seed: int, steps: int, **changes) -> Config:
+    """A run's config; in the names of changes two underscores stand for a dot."""
+    c = config_lib.defaults()
+    c.model.layers, c.model.width, c.model.heads = 2, 64, 8
+    c.model.param_tokens.update(qkv=64 * size, proj=64 * size, ffn=256 * size)
+    if kind == 'transformer':
+      width = TRANSFORMER_WIDTHS[size]
+      c.model.update(projection='dense', width=width, heads=width // 8, block_norm='affine')
+    c.model.rotary_fraction, c.model.init_std = 1.0, 0.1
+    c.data.update(source='stdlib', tokenizer='bytes', sequence_length=64, batch_size=16)
+    c.optim.update(learning_rate=self.rates[kind], warmup_steps=30, final_fraction=0.1)
+    c.train.update(
+      steps=steps,
+      seed=seed,
+      log_every=100,
+      eval_every=50,
+      eval_batches=32,
+      checkpoint_every=10**9,
+      keep_checkpoints=1,
+      sample_tokens=0,
+      loss_chunk=64,
+      tensorboard=False,
+    )
+    c.update_from_flattened_dict({k.replace('__', '.'): v for k, v in changes.items()})
+    return config_lib.resolve(c)
+
+  def run(self, name: str, config: Config) -> Path:
+    """Trains, unless that is done; returns the work directory."""
+    workdir = self.out / name
+    if not (workdir / 'done').exists():
+      print(f'== {name}', flush=True)
+      train.train(config, workdir)
+      (workdir / 'done').touch()
+    return workdir
+
+  def base(self, kind: str, seed: int) -> Path:
+    """The model that grows."""
+    config = self.config(kind, 1, seed, BASE_STEPS)
+    return self.run(f'base/{kind}/{seed}', config)
+
+
+def rates(plan: Plan) -> None:
+  """Runs a short training at each rate."""
+  for kind in KINDS:
+    for rate in RATES:
+      config = plan.config(kind, 1, 0, 300, optim__learning_rate=rate)
+      plan.run(f'rates/{kind}/{rate:g}', config)
+
+
+def best_rates(out: Path) -> dict[str, float]:
+  """The rate with the least loss at the end, of those that `rates` tried."""
+
+  def loss(kind: str, rate: float) -> float:
+    lines = (out / f'rates/{kind}/{rate:g}/metrics.jsonl').read_text().splitlines()
+    return [json.loads(line)['eval/loss'] for line in lines if 'eval/loss' in line][-1]
+
+  return {kind: min(RATES, key=lambda rate: loss(kind, rate)) for kind in KINDS}
+
+
+def step_flops(config: Config) -> float:
+  """Model FLOPs of one step of a run."""
+  data = config.data
+  model = start.fill_in(config).model
+  return data.batch_size * data.sequence_length * flops.train_flops(model, data.sequence_length)
+
+
+def scaling(plan: Plan, seed: int) -> None:
+  """Growth ×2 and ×2 again, against each size from scratch with as many FLOPs."""
+  stages = {
+    'zero_keys': ('tokenformer', {}),
+    'duplicate': ('tokenformer', {'grow__method': 'duplicate', 'grow__noise': 0.1}),
+    'released': ('tokenformer', {'grow__method': 'random', 'grow__moments': 'drop'}),
+    'net2net_fill': ('transformer', {'grow__method': 'net2net_fill', 'grow__moments': 'drop'}),
+  }
+  spent = {}
+  for name, (kind, changes) in stages.items():
+    source, total = plan.base(kind, seed), BASE_STEPS * step_flops(plan.config(kind, 1, 0, 1))
+    spent[kind, 1] = total
+    for stage, size in enumerate((2, 4), start=1):
+      steps = BASE_STEPS + stage * STAGE_STEPS
+      config = plan.config(kind, size, seed, steps, init_from=str(source), **changes)
+      source = plan.run(f'scaling/{name}/{size}/{seed}', config)
+      total += STAGE_STEPS * step_flops(config)
+      spent[kind, size] = total
+  for kind in KINDS:
+    for size in (2, 4):
+      steps = round(spent[kind, size] / step_flops(plan.config(kind, size, 0, 1)))
+      plan.run(f'scaling/scratch_{kind}/{size}/{seed}', plan.config(kind, size, seed, steps))
+
+
+TWICE_THE_SCALE = {
+  'model__reference_tokens__qkv': 128,
+  'model__reference_tokens__proj': 128,
+  'model__reference_tokens__ffn': 512,
+}
+HANDOVER = {
+  'not grown': ('tokenformer', 1, {}),
+  'scale only': ('tokenformer', 1, TWICE_THE_SCALE),  # τ as if the model had grown
+  'zero_keys': ('tokenformer', 2, {'grow__method': 'zero_keys'}),
+  'duplicate': ('tokenformer', 2, {'grow__method': 'duplicate', 'grow__noise': 0.01}),
+  'random': ('tokenformer', 2, {'grow__method': 'random'}),
+  'Transformer, not grown': ('transformer', 1, {}),
+  'net2net': ('transformer', 4, {'grow__method': 'net2net', 'grow__noise': 0.01}),
+  'net2net_fill': ('transformer', 4, {'grow__method': 'net2net_fill'}),
+  'hypercloning': ('transformer', 4, {'grow__method': 'hypercloning', 'grow__noise': 0.01}),
+}
+
+
+def handover(plan: Plan, seed: int) -> None:
+  """The first steps after growth."""
+  for name, (kind, size, changes) in HANDOVER.items():
+    for moments in ('pad', 'drop'):
+      for level, factor in (('low', 0.1), ('peak', 1.0)):
+        config = plan.config(
+          kind,
+          size,
+          seed,
+          BASE_STEPS + HANDOVER_STEPS,
+          init_from=str(plan.base(kind, seed)),
+          grow__moments=moments,
+          optim__learning_rate=plan.rates[kind] * factor,
+          optim__schedule='constant',
+          optim__warmup_steps=0,
+          train__eval_every=5,
+          **changes,
+        )
+        plan.run(f'handover/{name}/{moments}/{level}/{seed}', config)
+
+
+TAMING = {
+  'as it is': {},
+  'bias correction': {'optim__new_token_correction': True},
+  'warm-up 20': {'optim__new_token_warmup': 20},
+  'warm-up 100': {'optim__new_token_warmup': 100},
+}
+
+
+def taming(plan: Plan, seed: int) -> None:
+  """How the first updates of new tokens are held back, with zero keys and kept moments."""
+  for name, changes in TAMING.items():
+    for level, factor in (('low', 0.1), ('peak', 1.0)):
+      config = plan.config(
+        'tokenformer',
+        2,
+        seed,
+        BASE_STEPS + HANDOVER_STEPS,
+        init_from=str(plan.base('tokenformer', seed)),
+        optim__learning_rate=plan.rates['tokenformer'] * factor,
+        optim__schedule='constant',
+        optim__warmup_steps=0,
+        train__eval_every=5,
+        **changes,
+      )
+      plan.run(f'taming/{name}/{level}/{seed}', config)
+
+
+def forgetting(plan: Plan, seed: int) -> None:
+  """Training on other text, and the loss on the old text before and after."""
+  source = f'files:{write_second_corpus(plan.out)}/*.txt'
+  base = plan.base('tokenformer', seed)
+  arms = {'not grown': (1, 'train'), 'train': (2, 'train'), 'scale:0.1': (2, 'scale:0.1')}
+  arms['freeze'] = (2, 'freeze')
+  for name, (size, old_tokens) in arms.items():
+    steps = BASE_STEPS + FORGETTING_STEPS
+    changes = {'init_from': str(base), 'optim__old_tokens': old_tokens}
+    config = plan.config('tokenformer', size, seed, steps, data__source=source, **changes)
+    new = plan.run(f'forgetting/{name}/{seed}', config)
+    # One step at a rate of nothing, on the old text: its evaluation is what is wanted.
+    back = plan.config(
+      'tokenformer',
+      size,
+      seed,
+      steps + 1,
+      init_from=str(new),
+      optim__learning_rate=1e-30,
+      optim__weight_decay=0.0,
+    )
+    plan.run(f'forgetting/{name} on the old text/{seed}', back)
+
+
+def write_second_corpus(out: Path) -> Path:
+  """English prose: the language reference that Python carries for `help`, a file a topic."""
+  from pydoc_data import topics  # noqa: PLC0415 (needed for this part only)
+
+  folder = out / 'corpus'
+  if not folder.exists():
+    temporary = out / 'corpus.partial'
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    for name, text in topics.topics.items():
+      (temporary / f'{name}.txt').write_text(text)
+    temporary.rename(folder)
+  return folder
+
+
+def main() -> None:
+  """Runs the parts."""
+  names = ('rates', 'scaling', 'handover', 'taming', 'forgetting')
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--out', required=True)
+  parser.add_argument('--parts', default=','.join(names))
+  parser.add_argument('--seeds', default='0,1,2')
+  args = parser.parse_args()
+  parts = args.parts.split(',')
+  if unknown := set(parts) - set(names):
+    parser.error(f'unknown parts {", ".join(unknown)}; there are {", ".join(names)}')
+  out = Path(args.out)
+  rates(Plan(out, dict.fromkeys(KINDS, RATES[0])))
+  plan = Plan(out, best_rates(out))
+  (out / 'rates.json').write_text(json.dumps(plan.rates))
+  by_name = {f.__name__: f for f in (scaling, handover, taming, forgetting)}
+  # A seed at a time, so that what is there is whole when it is stopped.
+  for seed in args.seeds.split(','):
+    for part in parts:
+      if part in by_name:
+        by_name[part](plan, int(seed))
+
+
+if __name__ == '__main__':
+  main()
