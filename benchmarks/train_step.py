@@ -6,7 +6,7 @@ r"""Time of one training step: ours, and the same model in PyTorch, eager and co
 Needs `pip install -e ".[benchmark]"`. Every contender lives in a process of its own; they take
 turns, one step each, so that whatever else the machine does hits all of them. The first steps
 (compilation, memory) are not counted. Prints seconds (median, least, most), model TFLOP/s and MFU,
-and writes the seconds as JSON with `--out`.
+and writes the seconds as JSON with `--out`. On a CPU also the speed of its matrix products alone.
 """
 
 import argparse
@@ -120,6 +120,26 @@ def torch_step(size: Size, *, compiled: bool, checkpointing: bool) -> Callable[[
   return run
 
 
+def matmul_flops(size: Size) -> float:
+  """FLOP/s of the CPU: the fastest of PyTorch's float32 products at the model's shapes."""
+  import torch  # noqa: PLC0415
+
+  rows, fastest = size.batch * size.length, 0.0
+  for columns in (size.qkv, size.ffn, size.vocab_size):
+    for shapes in (
+      ((rows, size.width), (size.width, columns)),
+      ((rows, columns), (columns, size.width)),
+      ((columns, rows), (rows, size.width)),
+    ):
+      left, right = (torch.randn(shape) for shape in shapes)
+      flops = 2 * rows * size.width * columns
+      for _ in range(5):
+        start = time.perf_counter()
+        torch.matmul(left, right)
+        fastest = max(fastest, flops / (time.perf_counter() - start))
+  return fastest
+
+
 def serve(contender: str, size: Size, remat: str) -> None:
   """Makes a step for every line of the standard input, and prints its seconds."""
   if contender == 'jax':
@@ -216,6 +236,12 @@ def report(contenders: list[Contender], name: str, size: Size, out: str | None) 
     f'{name}: {parameters / 1e6:.1f}M parameters, {size.batch} × {size.length} tokens, '
     f'{step_flops / 1e9:.0f} GFLOP a step, on {jax.devices()[0].device_kind}'
   )
+  if jax.default_backend() == 'cpu':
+    bound = matmul_flops(size)
+    print(
+      f'machine: float32 matrix products at {bound / 1e9:.0f} GFLOP/s (torch.matmul), at which the '
+      f'FLOPs of a step take {step_flops / bound:.3f} s'
+    )
   print(f'{"":16}{"median s":>10}{"least":>9}{"most":>9}{"TFLOP/s":>10}{"MFU":>8}')
   figures = {}
   for contender in contenders:

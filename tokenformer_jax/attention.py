@@ -63,15 +63,19 @@ def causal_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.
   blocks = []
   for first in range(0, length, block):
     last = min(first + block, length)
-    blocks.append(
-      _attend_block(query[:, :, first:last], key[:, :, :last], value[:, :, :last], first)
-    )
+    blocks.append(_attend_block(query, key, value, first, last))
   return jnp.concatenate(blocks, axis=2).swapaxes(1, 2)
 
 
-@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=3)
-def _attend_block(query: jax.Array, key: jax.Array, value: jax.Array, first: int) -> jax.Array:
-  """Attention of C queries from position `first` on to the keys of positions 0 … first + C − 1."""
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=(3, 4))
+def _attend_block(
+  query: jax.Array, key: jax.Array, value: jax.Array, first: int, last: int
+) -> jax.Array:
+  """Attention of the queries from `first` to before `last` to the keys before `last`.
+
+  The whole arrays come in, so that the blocks keep the same three for their backward passes.
+  """
+  query, key, value = query[:, :, first:last], key[:, :, :last], value[:, :, :last]
   scores_BxHxCxS = jnp.einsum(
     'BHCK,BHSK->BHCS',
     query / jnp.sqrt(query.shape[-1]).astype(query.dtype),

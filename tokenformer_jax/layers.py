@@ -12,6 +12,7 @@ from flax import nnx
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.params import Axes, param
 from tokenformer_jax.pattention import Pattention, activate
+from tokenformer_jax.products import product
 from tokenformer_jax.sharding import constrain
 
 
@@ -45,7 +46,7 @@ class Dense(nnx.Module):
 
   def __call__(self, x_BxTxI: jax.Array) -> jax.Array:
     """[B, T, D_in] → [B, T, D_out]."""
-    out = jnp.einsum('BTI,IO->BTO', x_BxTxI, self.kernel[...].astype(x_BxTxI.dtype))
+    out = product('MI,IO->MO', x_BxTxI, self.kernel[...])
     if self.bias is not None:
       out = out + self.bias[...].astype(out.dtype)[None, None]
     return out

@@ -6,16 +6,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from tokenformer_jax.products import product
 from tokenformer_jax.sharding import constrain
 
 
 def logits(hidden_BxTxD: jax.Array, embedding_VxD: jax.Array) -> jax.Array:
   """Scores of all tokens [B, T, V], in float32."""
-  logits_BxTxV = jnp.einsum(
-    'BTD,VD->BTV',
-    hidden_BxTxD,
-    embedding_VxD.astype(hidden_BxTxD.dtype),
-    preferred_element_type=jnp.float32,
+  logits_BxTxV = product(
+    'MD,VD->MV', hidden_BxTxD, embedding_VxD, preferred_element_type=jnp.float32
   )
   return constrain(logits_BxTxV, 'batch', None, 'vocab')
 

@@ -17,6 +17,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from tokenformer_jax.params import param
+from tokenformer_jax.products import product
 from tokenformer_jax.sharding import constrain
 
 # Keeps a row of zeros finite; far below the rounding of any row that is not.
@@ -100,17 +101,14 @@ def pattention(
   reference_tokens: int,
 ) -> jax.Array:
   """Θ(x Kᵀ) V, [B, T, O] in the dtype of x; for the other arguments see `parameter_weights`."""
-  dtype = x_BxTxI.dtype
   scores_BxTxN = checkpoint_name(
-    constrain(
-      jnp.einsum('BTI,NI->BTN', x_BxTxI, keys_NxI.astype(dtype)), 'batch', None, 'param_tokens'
-    ),
+    constrain(product('MI,NI->MN', x_BxTxI, keys_NxI), 'batch', None, 'param_tokens'),
     _SCORES,
   )
   weights_BxTxN = parameter_weights(
     scores_BxTxN, score=score, gelu=gelu, reference_tokens=reference_tokens
   )
-  return jnp.einsum('BTN,NO->BTO', weights_BxTxN, values_NxO.astype(dtype))
+  return product('MN,NO->MO', weights_BxTxN, values_NxO)
 
 
 class Pattention(nnx.Module):
