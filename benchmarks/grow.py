@@ -3,14 +3,15 @@ r"""Time and memory of growing a model at full size, against reading and writing
   python benchmarks/grow.py                            124M → 354M → 757M on this machine
   python benchmarks/grow.py --chain=124m,354m --keep   leaves the runs in --directory
 
-The models are those of configs/lm_openwebtext.py, with random weights and Adam's moments; nothing
-is trained. Each stage is one call of `python -m tokenformer_jax.grow`, with its verification. Prints
-the seconds of the whole command, of reading the source and of writing the target in a process of
-its own, and the peak of resident memory against the size of the target's state.
+The models are those of configs/lm_openwebtext.py, with random weights and moments; nothing is
+trained. Each stage is one call of `python -m tokenformer_jax.grow`, with its verification. Prints
+the seconds of the whole command, those of reading the source and of writing the target in another
+process, and the peak of resident memory against the size of the target's state.
 """
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import shutil
@@ -118,7 +119,7 @@ def main() -> None:
   run([*this, '--make', chain[0], str(directory / chain[0])])
   print('| stage | s | s, read + write | factor | target GB | peak GB | factor |')
   print('|---|---|---|---|---|---|---|')
-  for old, new in zip(chain, chain[1:], strict=False):
+  for old, new in itertools.pairwise(chain):
     model = model_config(new).model
     counts = ','.join(f'{k}={v}' for k, v in dataclasses.asdict(model.param_tokens).items())
     source, target = directory / old, directory / new

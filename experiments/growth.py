@@ -49,14 +49,14 @@ class Plan:
       width = TRANSFORMER_WIDTHS[size]
       c.model.update(projection='dense', width=width, heads=width // 8, block_norm='affine')
     c.model.rotary_fraction, c.model.init_std = 1.0, 0.1
-    c.data.update(source='stdlib', tokenizer='bytes', sequence_length=64, batch_size=16)
+    c.data.update(source='stdlib', tokenizer='bytes', sequence_length=64, batch_size=8)
     c.optim.update(learning_rate=self.rates[kind], warmup_steps=30, final_fraction=0.1)
     c.train.update(
       steps=steps,
       seed=seed,
       log_every=100,
-      eval_every=50,
-      eval_batches=32,
+      eval_every=100,
+      eval_batches=16,
       checkpoint_every=10**9,
       keep_checkpoints=1,
       sample_tokens=0,
@@ -163,7 +163,7 @@ def handover(plan: Plan, seed: int) -> None:
           optim__learning_rate=plan.rates[kind] * factor,
           optim__schedule='constant',
           optim__warmup_steps=0,
-          train__eval_every=5,
+          train__eval_every=10,
           **changes,
         )
         plan.run(f'handover/{name}/{moments}/{level}/{seed}', config)
@@ -190,7 +190,7 @@ def taming(plan: Plan, seed: int) -> None:
         optim__learning_rate=plan.rates['tokenformer'] * factor,
         optim__schedule='constant',
         optim__warmup_steps=0,
-        train__eval_every=5,
+        train__eval_every=10,
         **changes,
       )
       plan.run(f'taming/{name}/{level}/{seed}', config)

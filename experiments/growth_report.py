@@ -125,7 +125,7 @@ def scaling(out: Path, pictures: Path) -> None:
 def handover(out: Path, pictures: Path, part: str) -> None:
   """The loss right after growth and later, by arm."""
   print(f'## {part}\n')
-  points = (0, 5, 20, 50, 100, 200)
+  points = (0, 10, 20, 50, 100, 200)
   rows = [['', '', *(f'after {point}' for point in points), 'seeds']]
   arms = {}
   for folder in sorted({done.parent.parent for done in (out / part).glob('**/done')}):
