@@ -71,7 +71,7 @@ class _ToldElsewhere(std_logging.Filter):
     return not (of_orbax and (record.exc_info or 'read only' in record.getMessage()))
 
 
-_TOLD_ELSEWHERE = _ToldElsewhere()  # one object: a handler takes it once, however often given
+_TOLD_ELSEWHERE = _ToldElsewhere()  # one object: a logger takes it once, however often given
 
 
 class Checkpoints:
@@ -88,7 +88,8 @@ class Checkpoints:
       save_gb: how much of a state is copied for writing at a time. The state must then stay as it
         is until `wait` returns. None: all of it, before `save` returns.
     """
-    logging.get_absl_handler().addFilter(_TOLD_ELSEWHERE)
+    for logger in (logging.get_absl_logger(), std_logging.getLogger('asyncio')):
+      logger.addFilter(_TOLD_ELSEWHERE)
     self.directory = Path(workdir).absolute() / 'checkpoints'
     policies = checkpoint_managers.AnyPreservationPolicy(
       [

@@ -10,7 +10,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from tokenformer_jax import checkpoint, cli, sharding
-from tokenformer_jax.config import Config, ModelConfig
+from tokenformer_jax.config import Config, ModelConfig, TokenCounts
 from tokenformer_jax.data import order, store, tokenizers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files, state, tokens
@@ -91,10 +91,12 @@ def fill_in(config: Config, origin: Origin = Origin()) -> Config:
   if origin.model is not None and origin.model.projection == model.projection == 'pattention':
     fitting = state.grown_model(origin.model, model.param_tokens, config.grow).reference_tokens
   reference = {k: getattr(given, k) or getattr(fitting, k) for k in state.KINDS}
+  if model.projection == 'dense':  # It has none, so none can differ from those of another one.
+    model, reference = dataclasses.replace(model, param_tokens=TokenCounts()), {}
   model = dataclasses.replace(
     model,
     vocab_size=vocab_size,
-    reference_tokens=dataclasses.replace(model.reference_tokens, **reference),
+    reference_tokens=TokenCounts(**reference),
     max_length=model.max_length or config.data.sequence_length,
   )
   return dataclasses.replace(config, model=model)

@@ -174,9 +174,9 @@ def _merge(source: Source, config: GrowConfig) -> None:
     raise UserError('merge needs --added=DIR, the run or the extracted tokens to append')
   directory, step = cli.split_source(values.added)
   checkpoints, meta = checkpoint.open_source(directory, step)
+  parts.check_mergeable(source.model, meta.config.model)
   with contextlib.closing(checkpoints):
     counts, added = parts.read_added(checkpoints, meta, source.mesh)
-  parts.check_mergeable(source.model, meta.config.model)
   total = TokenCounts(
     *(getattr(source.model.param_tokens, k) + getattr(counts, k) for k in state.KINDS)
   )

@@ -102,7 +102,7 @@ def inexact(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> str
   """Why the grown model will not compute what the source did, or None if it will."""
   if source == target:
     return None
-  if config.noise:
+  if config.noise and config.method in ('duplicate', 'net2net', 'hypercloning'):
     return f'noise={config.noise} is added to what is copied'
   if config.method == 'net2net_fill':
     return 'the new blocks add to every output'

@@ -107,19 +107,24 @@ def merge(params: Params, added: Params, axes: Params) -> Params:
     axes: logical axes of `params`.
   """
 
+  more = dict(jax.tree_util.tree_flatten_with_path(added)[0])
+
   def append(path: Path, names: Axes, array: jax.Array) -> jax.Array:
     axis = token_axis(names)
-    return array if axis is None else jnp.concatenate([array, lookup(added, path)], axis)
+    return array if axis is None or path not in more else jnp.concatenate([array, more[path]], axis)
 
   return jax.tree.map_with_path(append, axes, params, is_leaf=is_axes)
 
 
 def extract(params: Params, axes: Params, old_tokens: Params) -> Params:
-  """The parameter tokens behind the first `old_tokens` (as from `counts`) of each array, alone."""
+  """The parameter tokens behind the first `old_tokens` (as from `counts`) of each array, alone.
+
+  Arrays that have none of them are left out: files hold no empty arrays.
+  """
 
   def behind(names: Axes, array: jax.Array, old: int) -> jax.Array | None:
     axis = token_axis(names)
-    if axis is None:
+    if axis is None or old == array.shape[axis]:
       return None
     return jax.lax.slice_in_dim(array, old, None, axis=axis)
 
@@ -155,6 +160,14 @@ def shrink(params: Params, axes: Params, importance: Params, target_counts: Para
     return jnp.take_along_axis(array, kept[..., None], axis=axis)
 
   return jax.tree.map(keep, axes, params, importance, target_counts, is_leaf=is_axes)
+
+
+def _has(tree: Params, path: Path) -> bool:
+  for key in path:
+    if key.key not in tree:
+      return False
+    tree = tree[key.key]
+  return True
 
 
 def _without_none(tree: Params) -> Params:
