@@ -6,6 +6,7 @@ python train.py --config.optim.learning_rate=3e-4 another value for any key
 python train.py --workdir=DIR                     an earlier run, with the config it has
 """
 
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -46,11 +47,16 @@ def _with_config(arguments: list[str]) -> list[str]:
 
   Not as the flag's default, which would be loaded, and given the overrides, beside any other.
   """
-  given = dict(a.lstrip('-').partition('=')[::2] for a in arguments if a.startswith('-'))
+  given = {}
+  for argument, following in itertools.zip_longest(arguments, arguments[1:]):
+    if argument.startswith('-'):
+      name, equals, value = argument.lstrip('-').partition('=')
+      given[name] = value if equals else following
   if 'config' in given:
     return arguments
-  if os.path.exists(os.path.join(given.get('workdir', ''), 'config.json')):
-    return [f'--config={_HERE}/configs/saved.py:{given["workdir"]}', *arguments]
+  workdir = given.get('workdir')
+  if workdir and os.path.exists(os.path.join(workdir, 'config.json')):
+    return [f'--config={_HERE}/configs/saved.py:{workdir}', *arguments]
   return [f'--config={_HERE}/configs/lm_stdlib.py', *arguments]
 
 

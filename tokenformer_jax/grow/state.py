@@ -19,6 +19,7 @@ from tokenformer_jax.params import Params
 from tokenformer_jax.step import State
 
 TOKEN_METHODS = ('zero_keys', 'duplicate', 'random')
+_COPYING = ('duplicate', 'net2net', 'hypercloning')
 KINDS = tuple(field.name for field in dataclasses.fields(TokenCounts))
 
 # Score functions under which a score of 0 has weight 0, so that a zero key takes no part.
@@ -75,6 +76,15 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
       f'{"pattention" if by_tokens else "dense"}, and this one has {source.projection}; choose '
       f'{"net2net, net2net_fill or hypercloning" if by_tokens else ", ".join(TOKEN_METHODS)}'
     )
+  if config.noise and config.method not in _COPYING:
+    raise UserError(
+      f'noise is for the methods that copy ({", ".join(_COPYING)}), and {config.method} does not; '
+      'set it to 0'
+    )
+  if config.new_values == 'zero' and config.method not in ('zero_keys', 'random'):
+    raise UserError(
+      f'new_values=zero is for new tokens, which {config.method} does not draw; set it to init'
+    )
   if not by_tokens:
     widen.check(source, target, config.method)
     return
@@ -102,7 +112,7 @@ def inexact(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> str
   """Why the grown model will not compute what the source did, or None if it will."""
   if source == target:
     return None
-  if config.noise and config.method in ('duplicate', 'net2net', 'hypercloning'):
+  if config.noise:
     return f'noise={config.noise} is added to what is copied'
   if config.method == 'net2net_fill':
     return 'the new blocks add to every output'

@@ -106,7 +106,6 @@ def merge(params: Params, added: Params, axes: Params) -> Params:
     added: a model of the same width and depth, or the part of one that has parameter tokens.
     axes: logical axes of `params`.
   """
-
   more = dict(jax.tree_util.tree_flatten_with_path(added)[0])
 
   def append(path: Path, names: Axes, array: jax.Array) -> jax.Array:
@@ -160,14 +159,6 @@ def shrink(params: Params, axes: Params, importance: Params, target_counts: Para
     return jnp.take_along_axis(array, kept[..., None], axis=axis)
 
   return jax.tree.map(keep, axes, params, importance, target_counts, is_leaf=is_axes)
-
-
-def _has(tree: Params, path: Path) -> bool:
-  for key in path:
-    if key.key not in tree:
-      return False
-    tree = tree[key.key]
-  return True
 
 
 def _without_none(tree: Params) -> Params:
