@@ -2,9 +2,11 @@ r"""The growth family on OpenWebText: 12 layers of width 768, more and more para
 
   python train.py --config=configs/lm_openwebtext.py:{124m,354m,757m,1_4b}
 
-The models differ in their parameter tokens alone, and keep the scale of the first. The paper grows
-each from the one before it; this version does not grow runs yet, so each starts from scratch, with
-the number of steps that the paper gives to that stage (--config.train.steps sets another).
+The models differ in their parameter tokens alone, and keep the scale of the first. As in the paper,
+each is grown from the one before it: runs/lm_openwebtext_124m and so on, the work directories that
+these commands have by default (--config.init_from=DIR names another). Growth is exact, keeps the
+optimizer's moments and counts the steps on, so a stage sees text that the one before it did not.
+With --config.init_from= (empty) and --config.train.steps a size is trained from scratch.
 
 Wants data/openwebtext/*.jsonl.zst (a document a line, under `text`) and the tokenizer of GPT-2,
 data/gpt2/tokenizer.json. Meant for 64 TPU chips of 32 GB or more (v4, v5p, v6e). The batch is that
@@ -59,7 +61,11 @@ def get_config(variant='124m'):
   c.optim.warmup_steps = 2000
   c.optim.final_fraction = 0.0
 
-  c.train.steps = 600_000 if variant == '124m' else 60_000
+  # 600,000 steps, then 60,000 for each stage, counted on.
+  stage = list(VARIANTS).index(variant)
+  c.train.steps = 600_000 + 60_000 * stage
+  if stage:
+    c.init_from = f'runs/lm_openwebtext_{list(VARIANTS)[stage - 1]}'
   c.train.log_every = 100
   c.train.eval_every = 2000
   c.train.eval_batches = 64  # 33.6 million tokens
