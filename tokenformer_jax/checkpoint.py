@@ -293,6 +293,19 @@ def open_source(directory: Path, step: int | None) -> tuple[Checkpoints, Meta]:
   raise UserError(f'no checkpoint of {directory} can be read; it has {_listed(steps)}')
 
 
+def check_is_model(meta: Meta, directory: Path) -> None:
+  """Checks that a checkpoint can be run.
+
+  Raises:
+    UserError: it holds something else than a model.
+  """
+  if meta.contents != 'model':
+    raise UserError(
+      f'{directory} holds added tokens only; put them into a model first '
+      '(python -m tokenformer_jax.grow merge)'
+    )
+
+
 def differences(ours: Any, theirs: Any, prefix: str = '') -> list[str]:
   """What differs between two configs, as `name: theirs, not ours`."""
   found = []

@@ -156,7 +156,9 @@ def main(argv: Sequence[str]) -> None:
   del argv
   values = flags.FLAGS
   sampling = Sampling(values.temperature, values.top_k, values.top_p, values.seed)
-  checkpoints, meta = checkpoint.open_source(*cli.split_source(values.source))
+  directory, step = cli.split_source(values.source)
+  checkpoints, meta = checkpoint.open_source(directory, step)
+  checkpoint.check_is_model(meta, directory)
   model, compute = meta.config.model, Compute.of(meta.config)
   definition = define_lm(model, compute)
   mesh = sharding.make_mesh(MeshConfig())

@@ -63,11 +63,13 @@ def find_origin(config: Config, workdir: Path) -> Origin:
       for step in reversed(checkpoints.steps()):
         with contextlib.suppress(checkpoint.DamagedError):  # `resume` reports it.
           meta = checkpoints.meta(step)
+          checkpoint.check_is_model(meta, workdir)
           return Origin(meta.config.model, meta.lineage)
   if not config.init_from:
     return Origin()
   directory, step = cli.split_source(config.init_from)
   checkpoints, meta = checkpoint.open_source(directory, step)
+  checkpoint.check_is_model(meta, directory)
   lineage = files.descend(meta, directory, 'grow', config.grow)
   return Origin(meta.config.model, lineage, (checkpoints, meta))
 

@@ -70,6 +70,11 @@ class Run:
     """Trains, and returns the last state."""
     state, first = self.first_state()
     steps = self.config.train.steps
+    if first >= steps and self.origin.source is not None:
+      raise UserError(
+        f'config.init_from={self.config.init_from} has made {first} steps, which are counted on, '
+        f'and config.train.steps is {steps}; raise it, or set config.grow.step=restart'
+      )
     if first >= steps:
       cli.say(
         f'{self.workdir} is trained to step {first} already; raise --config.train.steps to go on'

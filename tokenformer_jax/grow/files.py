@@ -34,11 +34,7 @@ def read(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> State:
   Raises:
     UserError: the checkpoint is damaged, or holds something else than a model.
   """
-  if meta.contents != 'model':
-    raise UserError(
-      f'{checkpoints.directory.parent} holds added tokens only; put them into a model first '
-      '(python -m tokenformer_jax.grow merge)'
-    )
+  checkpoint.check_is_model(meta, checkpoints.directory.parent)
   definition = define_lm(meta.config.model)
   tx = optim.make_optimizer(meta.config.optim, meta.config.train.steps, definition.axes)
   abstract = jax.eval_shape(lambda: step_lib.initial_state(definition, tx, 0))
