@@ -162,8 +162,9 @@ def test_a_flipped_byte_is_noticed_wherever_it_matters(tmp_path, seed):
     )
 
 
-def test_the_checksum_sees_every_bit(tmp_path):
-  values = np.random.default_rng(0).normal(size=(7, 5)).astype(np.float32)
+@pytest.mark.parametrize('shape', [(7, 5), (2, 3, 4)])
+def test_the_checksum_sees_every_bit(shape):
+  values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
   reference = int(checkpoint._checksum(jnp.asarray(values)))
   for index in np.ndindex(values.shape):
     for bit in range(32):
@@ -172,10 +173,12 @@ def test_the_checksum_sees_every_bit(tmp_path):
       assert int(checkpoint._checksum(jnp.asarray(flipped))) != reference, (index, bit)
 
 
-def test_the_checksum_is_the_same_on_every_mesh():
-  values = jnp.asarray(np.random.default_rng(0).normal(size=(8, 16)), jnp.float32)
+@pytest.mark.parametrize('layers', [(), (3,)])
+def test_the_checksum_is_the_same_on_every_mesh(layers):
+  values = jnp.asarray(np.random.default_rng(0).normal(size=(*layers, 8, 16)), jnp.float32)
   mesh = sharding.make_mesh(MeshConfig(fsdp=4, tokens=2))
-  split = jax.device_put(values, NamedSharding(mesh, PartitionSpec('tokens', 'fsdp')))
+  spec = PartitionSpec(*[None for _ in layers], 'tokens', 'fsdp')
+  split = jax.device_put(values, NamedSharding(mesh, spec))
   assert int(jax.jit(checkpoint._checksum)(split)) == int(checkpoint._checksum(values))
 
 

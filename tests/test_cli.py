@@ -1,16 +1,21 @@
 """The commands as a user types them: what they write, and one sentence for a mistake."""
 
+import dataclasses
+import json
+import runpy
 import subprocess
 import sys
 
 import pytest
 import tiny_run
+from absl import flags
 
-from tokenformer_jax import cli
+from tokenformer_jax import cli, config
 from tokenformer_jax.errors import UserError
 
 TRAIN = [sys.executable, str(tiny_run.ROOT / 'train.py')]
 GENERATE = [sys.executable, '-m', 'tokenformer_jax.generate']
+GROW = [sys.executable, '-m', 'tokenformer_jax.grow']
 
 MISTAKES = {
   'unknown key': (
@@ -49,6 +54,14 @@ MISTAKES = {
     [*GENERATE, '--source=/nothing'],
     '/nothing is not the work directory of a run',
   ),
+  'no run to grow': (
+    [*GROW, '--source=/nothing', '--target=new', '--param_tokens=ffn=128'],
+    '/nothing is not the work directory of a run',
+  ),
+  'nothing to do': (
+    [*GROW, 'shrnk', '--source=/nothing', '--target=new'],
+    "'shrnk' is not something to do; did you mean 'shrink'?",
+  ),
 }
 
 
@@ -78,6 +91,64 @@ def test_source_and_step_are_told_apart():
   assert [str(cli.split_source('a@b/c@7')[0]), cli.split_source('a@b/c@7')[1]] == ['a@b/c', 7]
   with pytest.raises(UserError, match='it is DIR or DIR@STEP'):
     cli.split_source('a@last')
+
+
+@pytest.fixture
+def script():
+  """The names of train.py; the flags that it defines are taken back."""
+  known = set(flags.FLAGS)
+  yield runpy.run_path(str(tiny_run.ROOT / 'train.py'))
+  for name in set(flags.FLAGS) - known:
+    delattr(flags.FLAGS, name)
+
+
+def test_train_takes_the_config_of_its_work_directory(script, tmp_path, monkeypatch):
+  with_config = script['_with_config']
+  default = f'--config={tiny_run.ROOT}/configs/lm_stdlib.py'
+  saved = f'--config={tiny_run.ROOT}/configs/saved.py:{tmp_path}'
+  here, steps = f'--workdir={tmp_path}', '--config.train.steps=30'
+  assert with_config([here, steps]) == [default, here, steps], 'there is no config there yet'
+  (tmp_path / 'config.json').write_text('{}')
+  assert with_config([here, steps]) == [saved, here, steps], 'the run has a config'
+  assert with_config(['-workdir', str(tmp_path)])[0] == saved, 'a flag in two words is a flag'
+  other = '--config=configs/other.py'
+  assert with_config([here, other]) == [here, other], 'a config that is given counts'
+  monkeypatch.chdir(tmp_path)
+  assert with_config([steps]) == [default, steps], 'a config.json that nobody named was taken'
+
+
+def test_a_saved_config_is_what_was_saved(tmp_path):
+  get_config = runpy.run_path(str(tiny_run.ROOT / 'configs/saved.py'))['get_config']
+  values = config.defaults()
+  values.model.layers, values.optim.old_tokens = 7, 'scale:0.5'
+  wanted = config.resolve(values)
+  (tmp_path / 'config.json').write_text(json.dumps(dataclasses.asdict(wanted)))
+  assert config.resolve(get_config(str(tmp_path))) == wanted
+  older = dataclasses.asdict(wanted)
+  del older['grow'], older['optim']['old_tokens']
+  (tmp_path / 'config.json').write_text(json.dumps(older))
+  got = config.resolve(get_config(str(tmp_path)))
+  assert got.model == wanted.model and got.grow == config.Config().grow, 'an older run is lost'
+  (tmp_path / 'config.json').write_text('{"model"')
+  with pytest.raises(UserError, match='is not the config of a run'):
+    get_config(str(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_run_grows_and_goes_on_as_the_command_says(tmp_path):
+  source = tiny_run.write_corpus(tmp_path / 'corpus')
+  command = tiny_run.command(source, tmp_path / 'cache', tmp_path / 'run')
+  assert tiny_run.run(command).returncode == 0
+  asked = [f'--source={tmp_path}/run', f'--target={tmp_path}/grown', '--param_tokens=ffn=128']
+  grown = tiny_run.run([*GROW, *asked], cwd=tiny_run.ROOT)
+  assert grown.returncode == 0, grown.stderr
+  to_go_on = grown.stdout.splitlines()[-1]
+  assert to_go_on == f'python train.py --workdir={tmp_path}/grown --config.train.steps=40'
+  done = tiny_run.run([sys.executable, *to_go_on.split()[1:]], cwd=tiny_run.ROOT)
+  assert done.returncode == 0, done.stderr
+  assert 'going on after step 20' in done.stderr, done.stderr
+  stored = json.loads((tmp_path / 'grown/config.json').read_text())
+  assert stored['train']['steps'] == 40 and stored['model']['param_tokens']['ffn'] == 128
 
 
 @pytest.mark.slow

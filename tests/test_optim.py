@@ -181,10 +181,10 @@ def _updates(growth: LastGrowth | None = GROWTH, update: int = 1, **changes) -> 
 
 def _assert_factors(got: dict, want: dict, old: float, new: float, meaning: str) -> None:
   """`got` is `want` times one factor for what is old and another for the new tokens."""
-  factors = {'keys': jnp.where(jnp.arange(5)[:, None] < OLD, old, new), 'kernel': old, 'bias': old}
+  factors = {'keys': np.where(np.arange(5)[:, None] < OLD, old, new), 'kernel': old, 'bias': old}
   for name, factor in factors.items():
     np.testing.assert_allclose(
-      got[name], np.asarray(factor) * want[name], rtol=1e-5, err_msg=f'{meaning}: {name}'
+      got[name], factor * np.asarray(want[name]), rtol=1e-5, err_msg=f'{meaning}: {name}'
     )
 
 

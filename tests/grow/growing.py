@@ -28,10 +28,10 @@ PLAIN = OptimConfig()
 
 
 def params_of(model: ModelConfig, seed: int = 0) -> Params:
-  """Normal parameters of standard deviation 0.3, so that scores, weights and norms differ."""
+  """Normal parameters of standard deviation 0.2, so that scores, weights and norms differ."""
   rng = np.random.default_rng(seed)
   return jax.tree.map(
-    lambda p: jnp.asarray(rng.normal(size=p.shape) * 0.3, p.dtype), define_lm(model).abstract
+    lambda p: jnp.asarray(rng.normal(size=p.shape) * 0.2, p.dtype), define_lm(model).abstract
   )
 
 

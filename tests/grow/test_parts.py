@@ -33,6 +33,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import grown_model, last_growth, parts
 from tokenformer_jax.lm import define_lm
 
+SLOW = pytest.mark.slow  # because of what is compiled
 SOURCE = tiny_model()
 LARGER = TokenCounts(32, 48, 64)
 KEEP = GrowConfig()
@@ -63,6 +64,7 @@ def _trained():
   return state
 
 
+@SLOW
 def test_frozen_training_then_extract_and_merge_gives_the_trained_model():
   added = parts.extract(_trained(), TARGET, BORN)['params']
   merged = parts.merge(state_of(SOURCE), added, SOURCE, KEEP)
@@ -71,6 +73,7 @@ def test_frozen_training_then_extract_and_merge_gives_the_trained_model():
   assert keys.shape == (2, 16, 32) and keys.any(axis=-1).all(), 'the added tokens did not train'
 
 
+@SLOW
 def test_merged_tokens_have_no_moments_and_the_others_keep_theirs():
   added = parts.extract(_trained(), TARGET, BORN)['params']
   merged = adam(parts.merge(state_of(SOURCE), added, SOURCE, KEEP))
@@ -80,6 +83,7 @@ def test_merged_tokens_have_no_moments_and_the_others_keep_theirs():
   assert int(merged.count) == UPDATES
 
 
+@SLOW
 def test_remove_after_frozen_training_gives_the_base():
   removed = parts.remove(_trained(), TARGET, SOURCE, KEEP)
   base = state_of(SOURCE)
@@ -158,6 +162,7 @@ def _shrunken(state, before, counts):
   return after, parts.shrink(state, before, after, IDS, KEEP)
 
 
+@SLOW
 def test_shrinking_right_after_a_growth_drops_what_it_added():
   after, shrunken = _shrunken(_grown(), TARGET, SOURCE.param_tokens)
   assert after == SOURCE, 'the model is not the one before the growth'

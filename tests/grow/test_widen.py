@@ -27,6 +27,7 @@ from tokenformer_jax.grow import inexact
 from tokenformer_jax.grow import state as state_lib
 from tokenformer_jax.lm import define_lm
 
+SLOW = pytest.mark.slow  # because each case compiles two models
 HYPER, NET2NET = GrowConfig(method='hypercloning'), GrowConfig(method='net2net')
 FILL = GrowConfig(method='net2net_fill')
 TWICE = {'width': 64, 'heads': 8}
@@ -47,8 +48,16 @@ def _models(changes, wider):
   return source, dataclasses.replace(source, **wider)
 
 
-@pytest.mark.parametrize('case', CASES)
-@pytest.mark.parametrize('config', [HYPER, NET2NET], ids=['hypercloning', 'net2net'])
+@pytest.mark.parametrize(
+  ('case', 'config'),
+  [
+    ('gpt', HYPER),
+    ('pythia', NET2NET),
+    *(pytest.param(case, HYPER, marks=SLOW) for case in CASES if case != 'gpt'),
+    *(pytest.param(case, NET2NET, marks=SLOW) for case in CASES if case != 'pythia'),
+  ],
+  ids=lambda value: getattr(value, 'method', value),
+)
 def test_a_wider_model_computes_the_same(case, config):
   source, target = _models(*CASES[case])
   if config.method == 'net2net':
@@ -61,6 +70,7 @@ def test_a_wider_model_computes_the_same(case, config):
   assert got <= 1e-5, f'{config.method} changes the logits by {got}'
 
 
+@SLOW
 def test_more_units_inside_the_feed_forward_layer_alone():
   source, target = _models(DENSE, {'ffn_width': 150})
   params = params_of(source)
@@ -73,6 +83,7 @@ def test_more_units_inside_the_feed_forward_layer_alone():
   assert new['blocks/ffn/up/kernel'].shape == (2, 32, 150)
 
 
+@SLOW
 @pytest.mark.parametrize('order', [1, 2])
 @pytest.mark.parametrize(
   ('changes', 'wider', 'config'),
@@ -111,6 +122,7 @@ def test_the_state_is_that_of_a_new_run():
   assert jax.tree.leaves(got) == jax.tree.leaves(want), 'shapes or dtypes are others'
 
 
+@SLOW
 def test_net2net_fill_puts_the_old_matrix_into_the_corner():
   source, target = _models(DENSE, {'width': 48, 'heads': 4})
   state = state_of(source)
@@ -130,9 +142,9 @@ def test_net2net_fill_puts_the_old_matrix_into_the_corner():
 @pytest.mark.parametrize(
   'config',
   [
-    FILL,
+    pytest.param(FILL, marks=SLOW),
     dataclasses.replace(HYPER, noise=0.05),
-    dataclasses.replace(NET2NET, noise=0.05),
+    pytest.param(dataclasses.replace(NET2NET, noise=0.05), marks=SLOW),
   ],
   ids=['net2net_fill', 'hypercloning with noise', 'net2net with noise'],
 )

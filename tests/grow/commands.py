@@ -1,0 +1,77 @@
+"""Runs to grow, and the command that grows them, within this process or as one of its own."""
+
+import contextlib
+import sys
+from pathlib import Path
+
+import jax
+import tiny_run
+from absl import flags
+from growing import STEP, mesh_of, state_of
+
+from tokenformer_jax import checkpoint, start, train
+from tokenformer_jax.config import Config
+from tokenformer_jax.data import tokenizers
+from tokenformer_jax.grow import command, files
+from tokenformer_jax.step import State
+
+LARGER = '--param_tokens=qkv=48,ffn=96'
+
+
+def write_run(workdir: Path, text: str, cache: Path, *, seed: int = 0, **changes) -> Config:
+  """Writes a work directory as a run leaves it, with a state as after training."""
+  config = start.fill_in(tiny_run.config(text, cache, **changes))
+  tokenizer = tokenizers.load(config.data.tokenizer)
+  checkpoints = checkpoint.Checkpoints(workdir, keep=1)
+  with contextlib.closing(checkpoints):
+    checkpoints.save(STEP, state_of(config.model, seed), config, tokenizer.to_json())
+    checkpoints.wait()
+  return config
+
+
+def grow(*arguments: object) -> None:
+  """`python -m tokenformer_jax.grow` with these arguments, within this process."""
+  known = set(flags.FLAGS)
+  command.define_flags()
+  try:
+    flags.FLAGS.set_gnu_getopt(True)
+    command.main(flags.FLAGS(['grow', *map(str, arguments)]))
+  finally:
+    for name in set(flags.FLAGS) - known:
+      delattr(flags.FLAGS, name)
+    flags.FLAGS.set_gnu_getopt(False)
+
+
+def command_line(*arguments: object) -> list[str]:
+  """The same as a command for a process."""
+  return [sys.executable, '-m', 'tokenformer_jax.grow', *map(str, arguments)]
+
+
+def meta_of(workdir: Path) -> checkpoint.Meta:
+  """What the newest checkpoint says of itself."""
+  checkpoints, meta = checkpoint.open_source(workdir, None)
+  checkpoints.close()
+  return meta
+
+
+def read(workdir: Path) -> State:
+  """The whole state of the newest checkpoint, its checksums compared."""
+  checkpoints, meta = checkpoint.open_source(workdir, None)
+  with contextlib.closing(checkpoints):
+    return files.read(checkpoints, meta, mesh_of())
+
+
+def first_state(config: Config, workdir: Path) -> tuple[State, int]:
+  """What a training run of this config starts from, and its step."""
+  run = train.Run(config, workdir)
+  with jax.set_mesh(run.mesh), contextlib.closing(run.checkpoints):
+    return run.first_state()
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+  """Every file below a directory."""
+  return {
+    str(path.relative_to(directory)): path.read_bytes()
+    for path in sorted(directory.rglob('*'))
+    if path.is_file()
+  }

@@ -1,0 +1,385 @@
+"""The grow command: what it writes is whole, is what the functions make, and leaves the source."""
+
+import dataclasses
+import json
+import resource
+import signal
+
+import jax
+import numpy as np
+import pytest
+import tiny_run
+from commands import LARGER, command_line, contents, first_state, grow, meta_of, read, write_run
+from growing import STEP, UPDATES, adam, assert_same, mesh_of, paths
+
+from tokenformer_jax import checkpoint, start
+from tokenformer_jax import grow as grow_lib
+from tokenformer_jax.config import GrowConfig, TokenCounts, from_dict
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import files
+from tokenformer_jax.lm import define_lm
+
+SLOW = pytest.mark.slow  # each of them runs the command, two models of which are compiled
+COUNTS = TokenCounts(48, 32, 96)
+DENSE = {
+  'model__projection': 'dense',
+  'model__bias': True,
+  'model__block_norm': 'affine',
+}
+
+
+@pytest.fixture(scope='module')
+def home(tmp_path_factory):
+  """A directory with the runs `run` and `dense`, of 32, 32 and 64 tokens and of width 32."""
+  root = tmp_path_factory.mktemp('grow')
+  text = tiny_run.write_corpus(root / 'corpus')
+  write_run(root / 'run', text, root / 'cache')
+  write_run(root / 'other', text, root / 'cache', seed=3)
+  write_run(root / 'dense', text, root / 'cache', **DENSE)
+  return root
+
+
+@pytest.fixture(scope='module')
+def grown(home):
+  """The run, grown to 48, 32 and 96 tokens by the command, and what it said."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(start, 'devices', lambda: jax.devices()[:1])
+    grow(f'--source={home}/run', f'--target={home}/grown', LARGER)
+  return home / 'grown'
+
+
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+  monkeypatch.setattr(start, 'devices', lambda: jax.devices()[:1])
+
+
+def _config(home, **changes):
+  text = f'files:{home}/corpus/*.txt'
+  return tiny_run.config(text, home / 'cache', **changes)
+
+
+def test_it_writes_what_the_function_makes(home, grown):
+  source, meta = read(home / 'run'), meta_of(grown)
+  before = meta_of(home / 'run').config.model
+  target = grow_lib.grown_model(before, COUNTS, GrowConfig())
+  assert meta.config.model == target, 'another model was written'
+  want = jax.jit(lambda s: grow_lib.grow(s, before, target, GrowConfig()))(source)
+  assert_same(read(grown), want, 'written by the command')
+
+
+def test_the_target_says_where_it_came_from(home, grown):
+  meta, before = meta_of(grown), meta_of(home / 'run')
+  assert (meta.step, meta.updates, meta.contents) == (STEP, UPDATES, 'model')
+  assert meta.lineage == (
+    checkpoint.Ancestor(
+      'grow', str(home / 'run'), STEP, before.config.model, GrowConfig(), UPDATES
+    ),
+  )
+  assert meta.tokenizer == before.tokenizer
+
+
+def test_the_target_has_a_config_to_go_on_with(home, grown):
+  values = json.loads((grown / 'config.json').read_text())
+  config = from_dict(type(meta_of(grown).config), values)
+  assert config == meta_of(grown).config, 'config.json and the checkpoint disagree'
+  assert config.model.param_tokens == COUNTS and not config.init_from
+  _, step = first_state(dataclasses.replace(config), grown)
+  assert step == STEP, 'training does not go on from the growth'
+
+
+def test_nothing_else_is_left(home, grown):
+  assert not list(home.glob('.*')), 'a partial target was left'
+  assert {path.name for path in grown.iterdir()} == {'checkpoints', 'config.json'}
+
+
+@SLOW
+def test_what_it_says(home, tmp_path, capsys):
+  source = contents(home / 'run')
+  grow(f'--source={home}/run@{STEP}', f'--target={tmp_path}/new', LARGER, '--step=restart')
+  output = capsys.readouterr()
+  assert 'exact: the grown model computes what the source does' in output.err
+  assert 'the logits differ by at most' in output.err, output.err
+  assert f'python train.py --workdir={tmp_path}/new --config.train.steps=' in output.out
+  assert 'ffn tokens' in output.out and '× 1.50' in output.out, 'no table'
+  assert contents(home / 'run') == source, 'the source was touched'
+  assert meta_of(tmp_path / 'new').step == 0, '--step=restart has no effect'
+  assert meta_of(tmp_path / 'new').lineage[-1].updates == 0
+
+
+@SLOW
+def test_what_is_not_exact_is_said_and_written(home, tmp_path, capsys):
+  grow(f'--source={home}/run', f'--target={tmp_path}/new', LARGER, '--method=random')
+  said = capsys.readouterr().err
+  assert 'not exact: the grown model will not compute what the source does, for the sc' in said
+  assert (tmp_path / 'new').is_dir()
+
+
+@SLOW
+def test_a_growth_that_is_not_what_it_should_be_is_not_written(home, tmp_path, monkeypatch):
+  """The check is of what was computed: here the new keys are not zero."""
+  right = grow_lib.tokens.MoreTokens.param
+  monkeypatch.setattr(
+    grow_lib.tokens.MoreTokens, 'param', lambda self, path, old: right(self, path, old) + 0.01
+  )
+  with pytest.raises(UserError, match=r'not what it should be.*nothing was written'):
+    grow(f'--source={home}/run', f'--target={tmp_path}/new', LARGER)
+  assert not list(tmp_path.iterdir()), 'it was written'
+
+
+def test_a_dry_run_writes_nothing(home, tmp_path, capsys):
+  grow(f'--source={home}/run', f'--target={tmp_path}/new', LARGER, '--dry_run')
+  assert 'ffn tokens' in capsys.readouterr().out
+  assert not list(tmp_path.iterdir()), 'a dry run wrote something'
+
+
+@SLOW
+def test_a_transformer_grows_wider(home, tmp_path, capsys):
+  target = tmp_path / 'wide'
+  grow(f'--source={home}/dense', f'--target={target}', '--method=hypercloning', '--width=64')
+  assert 'exact: ' in capsys.readouterr().err
+  model = meta_of(target).config.model
+  assert (model.width, model.heads) == (64, 8), 'the width of heads is not kept'
+
+
+REFUSALS = {
+  'an existing target': (
+    ['--target={home}/dense', LARGER],
+    'the target .* exists; name a new directory, nothing is overwritten',
+  ),
+  'a target that cannot be made': (['--target={home}/corpus/0.txt/x/y', LARGER], 'choose anoth'),
+  'no run': (['--source={home}/nothing', LARGER], 'is not the work directory of a run'),
+  'no such step': (['--source={home}/run@7', LARGER], 'has no checkpoint of step 7; it has the st'),
+  'a source that ends oddly': (['--source={home}/run@new', LARGER], 'it is DIR or DIR@STEP'),
+  'an unknown kind': (['--param_tokens=fnn=128'], "the kind 'fnn'; did you mean 'ffn'"),
+  'no number': (['--param_tokens=ffn=many'], "has 'ffn=many'; it must be ffn=N"),
+  'a count of zero': (['--param_tokens=ffn=0'], "has 'ffn=0'; it must be ffn=N"),
+  'nothing': ([], 'nothing would grow; say what is to be larger'),
+  'the same counts': (['--param_tokens=qkv=32,ffn=64'], 'nothing would grow'),
+  'a smaller count': (['--param_tokens=ffn=32'], r'ffn is 64 in the source, and 32 is smaller'),
+  'no multiple': (['--param_tokens=ffn=96', '--method=duplicate'], 'ffn=96 is no multiple of the'),
+  'dead tokens': ([LARGER, '--new_values=zero'], 'are dead'),
+  'width by tokens': (['--width=64'], '--width is for the methods that widen a Transformer'),
+  'tokens by width': ([LARGER, '--method=net2net'], '--param_tokens is not for method=net2net'),
+  'the wrong model': (['--width=64', '--method=net2net'], 'for models with projection=dense'),
+  'the wrong model, too': (
+    ['--source={home}/dense', '--param_tokens=ffn=96'],
+    'for models with projection=pattention',
+  ),
+  'a width that heads do not divide': (
+    ['--source={home}/dense', '--width=65', '--method=net2net_fill'],
+    'give --heads=N, too',
+  ),
+  'an unknown action': (['grwo', LARGER], "'grwo' is not something to do; did you mean 'grow'"),
+  'two actions': (['extract', 'remove'], "'remove' is not something to do"),
+  'a flag of another action': (['extract', LARGER], '--param_tokens has no meaning for extract'),
+  'sequences to grow by': ([LARGER, '--sequences=4'], '--sequences has no meaning for grow'),
+  'a seed to remove by': (['remove', '--seed=4'], '--seed has no meaning for remove'),
+  'nothing to remove': (['remove'], 'nothing was added to'),
+  'nothing to extract': (['extract'], 'nothing was added to'),
+  'nothing to append': (['merge'], 'merge needs --added=DIR'),
+  'another width': (['merge', '--added={home}/dense'], r"model\.projection is 'pattention' in the"),
+  'no shrinking': (['shrink', '--param_tokens=ffn=96'], 'shrink cannot make 96 of it'),
+  'shrinking to the same': (['shrink'], 'nothing would shrink'),
+  'an odd mesh': ([LARGER, '--mesh=fsdp=2'], 'which does not make up the 1 devices'),
+  'an unknown axis': ([LARGER, '--mesh=data=1'], "--mesh has 'data=1'; it is replica=N,fsdp=N,tok"),
+}
+
+
+@pytest.mark.parametrize('name', REFUSALS)
+def test_mistakes_get_a_sentence_and_nothing_is_written(home, tmp_path, name):
+  arguments, sentence = REFUSALS[name]
+  arguments = [argument.format(home=home) for argument in arguments]
+  defaults = {'source': home / 'run', 'target': tmp_path / 'new'}
+  for flag, value in defaults.items():
+    if not any(argument.startswith(f'--{flag}=') for argument in arguments):
+      arguments.append(f'--{flag}={value}')
+  before = {name: contents(home / name) for name in ('run', 'dense')}
+  with pytest.raises(UserError, match=sentence) as error:
+    grow(*arguments)
+  assert '\n' not in str(error.value), 'more than a line'
+  assert not list(tmp_path.iterdir()), 'something was written'
+  assert {name: contents(home / name) for name in before} == before, 'the source was touched'
+
+
+def test_counts_that_the_mesh_does_not_divide_are_refused(home, tmp_path, monkeypatch):
+  monkeypatch.setattr(start, 'devices', jax.devices)
+  with pytest.raises(UserError, match=r"'param_tokens' of parameter blocks/ffn/keys has"):
+    grow(
+      f'--source={home}/run',
+      f'--target={tmp_path}/new',
+      '--param_tokens=ffn=97',
+      '--mesh=fsdp=4,tokens=2',
+    )
+  assert not list(tmp_path.iterdir())
+
+
+@SLOW
+def test_a_source_that_the_mesh_does_not_divide_can_grow(home, tmp_path, monkeypatch):
+  counts = {'model__param_tokens__qkv': 33, 'model__param_tokens__ffn': 65}
+  write_run(tmp_path / 'odd', f'files:{home}/corpus/*.txt', home / 'cache', **counts)
+  arguments = [f'--source={tmp_path}/odd', '--param_tokens=qkv=40,ffn=96']
+  grow(*arguments, f'--target={tmp_path}/one')
+  monkeypatch.setattr(start, 'devices', jax.devices)
+  grow(*arguments, f'--target={tmp_path}/many', '--mesh=fsdp=4,tokens=2')
+  assert_same(read(tmp_path / 'many'), read(tmp_path / 'one'), 'on 4 × 2 devices')
+  assert meta_of(tmp_path / 'many').config.mesh.tokens == 2, 'the run does not go on on that mesh'
+
+
+# What is added, by itself
+
+
+@pytest.fixture(scope='module')
+def extracted(home, grown):
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(start, 'devices', lambda: jax.devices()[:1])
+    grow('extract', f'--source={grown}', f'--target={home}/added')
+  return home / 'added'
+
+
+@SLOW
+def test_added_tokens_are_written_alone_and_can_be_put_back(home, grown, extracted, tmp_path):
+  """With one kind that has none: proj stays at 32."""
+  assert meta_of(extracted).contents == 'added_tokens'
+  assert not any('embedding' in path for path in meta_of(extracted).checksums)
+  target = tmp_path / 'merged'
+  grow('merge', f'--source={home}/run', f'--added={extracted}', f'--target={target}')
+  assert meta_of(target).config.model == meta_of(grown).config.model
+  assert meta_of(target).lineage[-1].action == 'merge'
+  assert_same(read(target)['params'], read(grown)['params'], 'extracted and merged')
+
+
+@SLOW
+def test_added_tokens_alone_are_no_model(home, extracted, tmp_path):
+  with pytest.raises(UserError, match=r'holds added tokens only; put them into a model first'):
+    grow(f'--source={extracted}', f'--target={tmp_path}/new', '--param_tokens=ffn=128')
+  assert not list(tmp_path.iterdir())
+  config = dataclasses.replace(
+    _config(home, model__param_tokens__ffn=128, model__param_tokens__qkv=48),
+    init_from=str(extracted),
+  )
+  with pytest.raises(UserError, match=r'holds added tokens only'):
+    first_state(config, tmp_path / 'run')
+
+
+@SLOW
+def test_remove_gives_the_source_back(home, grown, tmp_path):
+  grow('remove', f'--source={grown}', f'--target={tmp_path}/base')
+  base = meta_of(tmp_path / 'base')
+  assert base.config.model == meta_of(home / 'run').config.model
+  assert [ancestor.action for ancestor in base.lineage] == ['grow', 'remove']
+  assert_same(read(tmp_path / 'base'), read(home / 'run'), 'grown and removed')
+
+
+@SLOW
+def test_copies_cannot_be_removed(home, tmp_path):
+  grow(
+    f'--source={home}/run',
+    f'--target={tmp_path}/twice',
+    '--param_tokens=ffn=128',
+    '--method=duplicate',
+  )
+  with pytest.raises(UserError, match='taking the copies out would not give back'):
+    grow('remove', f'--source={tmp_path}/twice', f'--target={tmp_path}/base')
+
+
+@SLOW
+def test_two_runs_merge(home, tmp_path, capsys):
+  grow('merge', f'--source={home}/run', f'--added={home}/other', f'--target={tmp_path}/both')
+  assert meta_of(tmp_path / 'both').config.model.param_tokens == TokenCounts(64, 64, 128)
+  assert 'the logits differ by at most' in capsys.readouterr().err
+  keys = paths(read(tmp_path / 'both')['params'])['blocks/ffn/keys']
+  for name, half in (('run', keys[:, :64]), ('other', keys[:, 64:])):
+    want = paths(read(home / name)['params'])['blocks/ffn/keys']
+    np.testing.assert_array_equal(half, want, err_msg=f'not the tokens of {name}')
+
+
+@SLOW
+def test_shrink_writes_a_smaller_run(home, grown, tmp_path, capsys):
+  counts = '--param_tokens=qkv=32,ffn=64'
+  grow('shrink', f'--source={grown}', f'--target={tmp_path}/s', counts, '--sequences=4')
+  assert 'importance of a token' in capsys.readouterr().err
+  assert meta_of(tmp_path / 's').config.model == meta_of(home / 'run').config.model
+  new = read(tmp_path / 's')
+  assert_same(new['params'], read(home / 'run')['params'], 'unused tokens were kept')
+  assert_same(adam(new).nu, adam(read(home / 'run')).nu, 'moments of the tokens that stay')
+
+
+@SLOW
+def test_moments_can_be_dropped_by_every_action(home, grown, tmp_path):
+  grow('remove', f'--source={grown}', f'--target={tmp_path}/base', '--moments=drop')
+  part = adam(read(tmp_path / 'base'))
+  assert int(part.count) == 0 and not paths(part.mu)['embedding'].any()
+
+
+# By config.init_from
+
+
+def test_init_from_grows_as_the_command_does(home, grown, tmp_path):
+  config = _config(home, model__param_tokens__qkv=48, model__param_tokens__ffn=96)
+  config = dataclasses.replace(config, init_from=f'{home}/run')
+  state, step = first_state(config, tmp_path / 'run')
+  assert step == STEP, 'steps are forgotten'
+  assert_same(state, read(grown), 'grown by config.init_from')
+
+
+# What goes wrong while writing
+
+
+def test_a_write_that_fails_leaves_nothing(home, tmp_path, monkeypatch):
+  def fail(self):
+    raise UserError('a checkpoint could not be written') from OSError('no room')
+
+  monkeypatch.setattr(checkpoint.Checkpoints, 'wait', fail)
+  before = contents(home / 'run')
+  with pytest.raises(UserError, match=r'could not be written \(OSError: no room\); nothing is lef'):
+    grow(f'--source={home}/run', f'--target={tmp_path}/new', LARGER)
+  assert not list(tmp_path.iterdir()), 'a part of the target is left'
+  assert contents(home / 'run') == before, 'the source was touched'
+
+
+@SLOW
+def test_what_a_killed_growth_left_is_removed(home, tmp_path):
+  (tmp_path / '.new.partial/checkpoints').mkdir(parents=True)
+  grow(f'--source={home}/run', f'--target={tmp_path}/new', LARGER)
+  assert [path.name for path in tmp_path.iterdir()] == ['new']
+
+
+def test_a_damaged_source_is_named(home, tmp_path):
+  write_run(tmp_path / 'run', f'files:{home}/corpus/*.txt', home / 'cache')
+  for path in (tmp_path / 'run').rglob('d/*'):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+  with pytest.raises(UserError, match=r'the checkpoint of step 20 in .* is damaged'):
+    grow(f'--source={tmp_path}/run', f'--target={tmp_path}/new', LARGER)
+  assert not (tmp_path / 'new').exists()
+
+
+@SLOW
+def test_a_full_disk_leaves_no_target(home, tmp_path):
+  """A limit on the size of files stands for a disk without room: a write fails half way."""
+
+  def limit():
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+  before = contents(home / 'run')
+  command = command_line(f'--source={home}/run', f'--target={tmp_path}/new', LARGER)
+  full = tiny_run.run(command, preexec_fn=limit)
+  assert full.returncode == 2, full.stderr[-2000:]
+  assert 'nothing is left of it; make room or choose another --target' in full.stderr
+  assert 'Traceback' not in full.stderr, full.stderr[-2000:]
+  assert not list(tmp_path.iterdir()), 'a part of the target is left'
+  assert contents(home / 'run') == before, 'the source was touched'
+  again = tiny_run.run(command)
+  assert again.returncode == 0, again.stderr[-2000:]
+  assert meta_of(tmp_path / 'new').step == STEP
+
+
+def test_a_target_holds_arrays_of_the_target_on_every_device(home, grown):
+  """`files.read` puts arrays straight into their places on another mesh."""
+  checkpoints, meta = checkpoint.open_source(grown, None)
+  state = files.read(checkpoints, meta, mesh_of(fsdp=2, tokens=4))
+  keys = state['params']['blocks']['ffn']['keys']
+  assert {s.data.shape for s in keys.addressable_shards} == {(2, 96 // 4, 32 // 2)}
+  assert jax.tree.map(lambda a: a.shape, state['params']) == jax.tree.map(
+    lambda a: a.shape, define_lm(meta.config.model).abstract
+  )
