@@ -21,6 +21,8 @@ import json
 import shutil
 from pathlib import Path
 
+import jax
+
 from tokenformer_jax import config as config_lib
 from tokenformer_jax import flops, start, train
 from tokenformer_jax.config import Config
@@ -163,7 +165,7 @@ def handover(plan: Plan, seed: int) -> None:
           optim__learning_rate=plan.rates[kind] * factor,
           optim__schedule='constant',
           optim__warmup_steps=0,
-          train__eval_every=10,
+          train__eval_every=20,
           **changes,
         )
         plan.run(f'handover/{name}/{moments}/{level}/{seed}', config)
@@ -190,7 +192,7 @@ def taming(plan: Plan, seed: int) -> None:
         optim__learning_rate=plan.rates['tokenformer'] * factor,
         optim__schedule='constant',
         optim__warmup_steps=0,
-        train__eval_every=10,
+        train__eval_every=20,
         **changes,
       )
       plan.run(f'taming/{name}/{level}/{seed}', config)
@@ -247,6 +249,9 @@ def main() -> None:
   if unknown := set(parts) - set(names):
     parser.error(f'unknown parts {", ".join(unknown)}; there are {", ".join(names)}')
   out = Path(args.out)
+  # Most runs share their programs with those of another seed or method.
+  jax.config.update('jax_compilation_cache_dir', str((out / 'compiled').absolute()))
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
   rates(Plan(out, dict.fromkeys(KINDS, RATES[0])))
   plan = Plan(out, best_rates(out))
   (out / 'rates.json').write_text(json.dumps(plan.rates))

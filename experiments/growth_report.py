@@ -81,12 +81,12 @@ def scaling(out: Path, pictures: Path) -> None:
   """Loss against cumulative FLOPs, and at the end of each stage."""
   print('## scaling\n')
   figure, axes = plt.subplots(figsize=(8, 5))
-  rows = [['', 'size', 'PFLOP, all stages', 'bits per byte', 'seeds']]
+  rows = [['', 'size', 'TFLOP, all stages', 'bits per byte', 'seeds']]
   base = {kind: out / f'base/{kind}' for kind in growth.KINDS}
   spent = {k: growth.BASE_STEPS * growth.step_flops(config_of(base[k])) for k in growth.KINDS}
   for kind in growth.KINDS:
     ends = [c[max(c)] for c in curves(base[kind])]
-    rows.append([kind, '×1', f'{spent[kind] / 1e15:.2f}', spread(ends), str(len(ends))])
+    rows.append([kind, '×1', f'{spent[kind] / 1e12:.1f}', spread(ends), str(len(ends))])
   for folder in sorted((out / 'scaling').iterdir()):
     name = folder.name
     scratch = name.startswith('scratch_')
@@ -108,7 +108,7 @@ def scaling(out: Path, pictures: Path) -> None:
       x = [start + (step - first) * per_step for step in line]
       total = x[-1]
       ends = [c[max(c)] for c in found]
-      rows.append([name, f'×{size}', f'{total / 1e15:.2f}', spread(ends), str(len(ends))])
+      rows.append([name, f'×{size}', f'{total / 1e12:.1f}', spread(ends), str(len(ends))])
       if scratch:
         axes.plot(x, line.values(), style, label=f'{name} ×{size}', lw=1)
       else:
@@ -125,7 +125,7 @@ def scaling(out: Path, pictures: Path) -> None:
 def handover(out: Path, pictures: Path, part: str) -> None:
   """The loss right after growth and later, by arm."""
   print(f'## {part}\n')
-  points = (0, 10, 20, 50, 100, 200)
+  points = (0, 20, 40, 100, 200)
   rows = [['', '', *(f'after {point}' for point in points), 'seeds']]
   arms = {}
   for folder in sorted({done.parent.parent for done in (out / part).glob('**/done')}):

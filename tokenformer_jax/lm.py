@@ -5,6 +5,7 @@ the Transformer of GPT-2 and Pythia, the baseline.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -94,6 +95,7 @@ class LM(nnx.Module):
     return (self.embedding if self.head is None else self.head)[...]
 
 
+@functools.cache
 def define_lm(config: ModelConfig, compute: Compute = Compute()) -> Definition:
   """The model's parameters and functions; `config` has every size filled in (no zeros left)."""
   return define(lambda rngs: LM(config, compute, rngs=rngs))
