@@ -350,8 +350,11 @@ def _sum_of_bits(array: jax.Array, first: jax.Array) -> jax.Array:
 
 
 def _checksums(state: Any) -> Any:
-  """Of each array by itself, which takes less memory than all in one program."""
-  return jax.tree.map(_checksum, state)
+  """Of one array after the other, which takes less memory than all in one program.
+
+  Each is waited for: programs that run at once can wait for each other's sums for ever on a CPU.
+  """
+  return jax.tree.map(lambda array: jax.block_until_ready(_checksum(array)), state)
 
 
 def _flat(tree: Any) -> list[tuple[str, Any]]:
