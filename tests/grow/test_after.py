@@ -1,0 +1,216 @@
+"""Training goes on after growth: gradients at once, no dead token, and frozen old ones."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from growing import (
+  STEP,
+  UPDATES,
+  adam,
+  grow,
+  grow_params,
+  loss_and_gradient,
+  mesh_of,
+  optimizer,
+  params_of,
+  paths,
+  state_of,
+)
+from tiny import tiny_model
+
+from tokenformer_jax import checkpoint, optim, pattention
+from tokenformer_jax import step as step_lib
+from tokenformer_jax.config import Config, GrowConfig, OptimConfig, TokenCounts, TrainConfig
+from tokenformer_jax.grow import grown_model, last_growth
+from tokenformer_jax.lm import define_lm
+
+SLOW = pytest.mark.slow  # because each case compiles two models
+ZERO_KEYS = GrowConfig()
+TARGET = grown_model(tiny_model(), TokenCounts(32, 48, 64), ZERO_KEYS)
+
+
+@functools.cache
+def _grown():
+  return grow(state_of(tiny_model()), tiny_model(), TARGET, ZERO_KEYS)
+
+
+# Gradients right after a growth
+
+
+@functools.cache
+def _gradients():
+  source = tiny_model()
+  params = params_of(source)
+  small = loss_and_gradient(source)(params)
+  return small, loss_and_gradient(TARGET)(grow_params(params, source, TARGET, ZERO_KEYS))
+
+
+def test_the_loss_is_that_of_the_small_model():
+  (small, _), (large, _) = _gradients()
+  assert abs(float(large) - float(small)) <= 1e-6, 'the growth changes the loss'
+
+
+def test_old_parameters_have_the_gradient_of_the_small_model():
+  (_, small), (_, large) = _gradients()
+  large = paths(large)
+  for path, want in paths(small).items():
+    got = large[path][tuple(slice(size) for size in want.shape)]
+    np.testing.assert_allclose(
+      got, want, rtol=1e-5, atol=1e-6, err_msg=f'new tokens change the gradient of {path}'
+    )
+
+
+def test_new_values_have_no_gradient_at_first_and_new_keys_do():
+  (_, small), (_, large) = _gradients()
+  small = paths(small)
+  for path, gradient in paths(large).items():
+    if not path.endswith(('keys', 'values')):
+      continue
+    new = gradient[:, small[path].shape[1] :]
+    if path.endswith('values'):
+      assert not new.any(), f'the new tokens of {path} have a weight before the first update'
+    else:
+      assert np.abs(new).max(axis=-1).min() > 0, f'a new token of {path} does not learn'
+
+
+def _one_layer(new_values):
+  """Gradients of Σ G ∘ Pattention(x) by keys and values, with 3 new tokens of key zero."""
+  rng = np.random.default_rng(0)
+  x, g = rng.normal(size=(2, 2, 5, 8))
+  keys, values = rng.normal(size=(2, 6, 8))
+  reference = 6
+  all_keys, all_values = np.vstack([keys, np.zeros((3, 8))]), np.vstack([values, new_values])
+
+  def output(keys, values):
+    out = pattention.pattention(jnp.float32(x), keys, values, reference_tokens=reference)
+    return jnp.sum(out * jnp.float32(g))
+
+  gradients = jax.jit(jax.grad(output, argnums=(0, 1)))(
+    jnp.float32(all_keys), jnp.float32(all_values)
+  )
+  norms = np.linalg.norm(x @ keys.T, axis=-1)
+  return x, g, norms, reference, [np.asarray(gradient)[6:] for gradient in gradients]
+
+
+def test_the_gradient_of_new_keys_has_the_closed_form():
+  """∂L/∂k_j = ½ τ Σ_t (g_t·v_j) / ‖A_t‖ · x_t."""
+  new_values = np.random.default_rng(1).normal(size=(3, 8))
+  x, g, norms, reference, (of_keys, of_values) = _one_layer(new_values)
+  weights = np.einsum('BTO,NO->BTN', g, new_values) / norms[..., None]
+  want = 0.5 * np.sqrt(reference) * np.einsum('BTN,BTI->NI', weights, x)
+  np.testing.assert_allclose(of_keys, want, rtol=1e-4, err_msg='new keys learn something else')
+  assert not of_values.any(), 'new values have a gradient though their weight is zero'
+
+
+def test_tokens_whose_keys_and_values_are_zero_are_dead():
+  """Why `check` refuses them."""
+  *_, (of_keys, of_values) = _one_layer(np.zeros((3, 8)))
+  assert not of_keys.any() and not of_values.any(), 'a zero token learns after all'
+
+
+# Training after a growth
+
+
+def _train(state, model, config, steps, growth=None):
+  """Trains on random batches on one device."""
+  mesh = mesh_of()
+  config = dataclasses.replace(config, model=model)
+  tx = optim.make_optimizer(config.optim, config.train.steps, define_lm(model).axes, growth)
+  with jax.set_mesh(mesh):
+    step = step_lib.make_train_step(define_lm(model), tx, config, mesh, growth)
+    rng = np.random.default_rng(0)
+    for _ in range(steps):
+      state, figures = step(state, jnp.asarray(rng.integers(0, 64, (4, 17), np.int32)))
+  assert int(figures['skipped_steps']) == STEP - UPDATES, 'a step was not finite'
+  return state
+
+
+@SLOW
+def test_no_new_token_is_dead():
+  config = Config(
+    optim=OptimConfig(warmup_steps=0, weight_decay=0.0), train=TrainConfig(steps=1000)
+  )
+  before = jax.tree.map(jnp.copy, _grown())
+  start = paths(before['params'])
+  after = paths(_train(before, TARGET, config, 100)['params'])
+  for path, first in start.items():
+    if not path.endswith(('keys', 'values')):
+      continue
+    old = {'ffn': 48, 'proj': 40}.get(path.split('/')[-2], 24)
+    moved = np.abs(after[path] - first)[:, old:].max(axis=-1)
+    assert moved.min() > 1e-4, f'a new token of {path} did not move in 100 steps'
+    if path.endswith('keys'):
+      x = np.random.default_rng(2).normal(size=(64, 32))
+      for layer in range(2):
+        scores = jnp.asarray(x @ after[path][layer].T, jnp.float32)
+        weights = pattention.parameter_weights(
+          scores, score='l2_norm_gelu', gelu='exact', reference_tokens=old
+        )
+        largest = np.abs(weights)[:, old:].max(axis=0)
+        assert largest.min() > 1e-4, f'a new token of {path} has no weight after 100 steps'
+
+
+def _born(action, updates=UPDATES, model=None, **changes):
+  return checkpoint.Ancestor(
+    action=action,
+    source='somewhere',
+    step=STEP,
+    model=model or tiny_model(),
+    grow=GrowConfig(**changes),
+    updates=updates,
+  )
+
+
+def test_the_optimizer_is_told_of_the_last_growth():
+  assert last_growth((), TARGET) is None, 'a model that never grew has a growth'
+  growth = last_growth((_born('grow', 3), _born('grow', 7, moments='drop')), TARGET)
+  assert (growth.updates, growth.moments_kept) == (7, False), 'not the last growth counts'
+  assert growth.old_tokens['blocks']['attention']['proj'] == {'keys': 40, 'values': 40}
+  assert growth.old_tokens['blocks']['ffn'] == {'keys': 48, 'values': 48}
+  assert growth.old_tokens['embedding'] == 0
+
+
+def test_after_a_shrink_every_token_is_old():
+  growth = last_growth((_born('grow', 3), _born('shrink', 7, TARGET)), tiny_model())
+  assert growth.old_tokens['blocks']['ffn'] == {'keys': 48, 'values': 48}
+
+
+@SLOW
+def test_frozen_training_moves_new_tokens_only():
+  """Parameters and moments of everything old, bit for bit over three steps of real gradients."""
+  growth = last_growth((_born('grow'),), TARGET)
+  config = Config(
+    optim=OptimConfig(warmup_steps=0, old_tokens='freeze'), train=TrainConfig(steps=1000)
+  )
+  start = jax.tree.map(np.asarray, _grown())
+  after = _train(jax.tree.map(jnp.asarray, start), TARGET, config, 3, growth)
+  small = define_lm(tiny_model()).abstract
+  for name, first, last in (
+    ('parameter', start['params'], after['params']),
+    ('first moment', adam(start).mu, adam(after).mu),
+    ('second moment', adam(start).nu, adam(after).nu),
+  ):
+    last = paths(last)
+    shapes = {path: array.shape for path, array in paths(first).items()}
+    olds = {
+      jax.tree_util.keystr(path, simple=True, separator='/'): leaf.shape
+      for path, leaf in jax.tree_util.tree_leaves_with_path(small)
+    }
+    for path, array in paths(first).items():
+      rows = tuple(slice(size) for size in olds[path])
+      assert array[rows].tobytes() == last[path][rows].tobytes(), f'frozen {name} {path} moved'
+      if shapes[path] != olds[path]:
+        new = (last[path] != array)[:, olds[path][1] :]
+        assert new.any(axis=-1).all(), f'a new {name} of {path} did not move'
+
+
+def test_the_structure_of_the_optimizer_does_not_depend_on_what_is_frozen():
+  tx = optimizer(TARGET, OptimConfig(old_tokens='freeze'), last_growth((_born('grow'),), TARGET))
+  fresh = jax.eval_shape(tx.init, define_lm(TARGET).abstract)
+  assert jax.tree.structure(fresh) == jax.tree.structure(_grown()['opt_state']), (
+    'a run cannot be frozen, or freed, in the middle'
+  )
