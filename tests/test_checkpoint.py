@@ -116,6 +116,44 @@ def test_parameters_can_be_read_without_the_rest(tmp_path):
   np.testing.assert_array_equal(restored['params']['keys'], state(2)['params']['keys'])
 
 
+def test_arrays_made_when_they_are_written_are_as_others(tmp_path):
+  """Their checksums, too, which numpy makes of them: three axes, two, and one."""
+  rng = np.random.default_rng(0)
+  shapes = {'a': (3, 5, 7), 'b': (2049, 513), 'c': (3,)}
+  arrays = {n: rng.normal(size=shape).astype(np.float32) for n, shape in shapes.items()}
+  arrays['half'] = arrays['c'].astype(jnp.bfloat16)
+  deferred = {n: checkpoint.Deferred(a.shape, a.dtype, lambda a=a: a) for n, a in arrays.items()}
+  checkpoints = checkpoint.Checkpoints(tmp_path, keep=2)
+  checkpoints.save(1, {'params': jax.tree.map(jnp.asarray, arrays)}, Config(), TOKENIZER)
+  checkpoints.save(2, {'params': deferred}, Config(), TOKENIZER)
+  checkpoints.wait()
+  first, second = checkpoints.meta(1), checkpoints.meta(2)
+  assert first.checksums == second.checksums, 'another checksum than that of a jax array'
+  restored = checkpoints.restore(second, {'params': abstract(arrays)})['params']
+  for name, array in arrays.items():
+    np.testing.assert_array_equal(np.asarray(restored[name]), array, err_msg=name)
+
+
+def test_of_parameters_alone_the_rest_is_read_as_zeros(tmp_path):
+  checkpoints = checkpoint.Checkpoints(tmp_path, keep=1)
+  alone = {'params': state()['params']}
+  checkpoints.save(0, alone, Config(), TOKENIZER, contents='params')
+  checkpoints.wait()
+  _, meta = checkpoint.open_source(tmp_path, None)
+  checkpoint.check_is_model(meta, tmp_path)
+  restored = checkpoints.restore(meta, abstract(state()))
+  np.testing.assert_array_equal(restored['params']['keys'], state()['params']['keys'])
+  rest = {name: part for name, part in restored.items() if name != 'params'}
+  wanted = jax.tree.map(jnp.zeros_like, {name: state()[name] for name in rest})
+  assert set(restored) == set(state())
+  for a, b in zip(jax.tree.leaves(rest), jax.tree.leaves(wanted), strict=True):
+    assert a.dtype == b.dtype and np.array_equal(a, b), 'not a fresh state'
+  checkpoints.save(1, alone, Config(), TOKENIZER)
+  checkpoints.wait()
+  with pytest.raises(checkpoint.DamagedError):
+    checkpoints.restore(checkpoints.meta(1), abstract(state()))
+
+
 def test_arrays_go_straight_to_their_place_on_another_mesh(tmp_path):
   save(tmp_path)
   mesh = sharding.make_mesh(MeshConfig(fsdp=4, tokens=2))

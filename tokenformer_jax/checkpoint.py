@@ -11,12 +11,15 @@ import hashlib
 import importlib.metadata
 import json
 import logging as std_logging
+import math
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
 from orbax.checkpoint import checkpoint_managers
@@ -58,9 +61,44 @@ class Meta:
   updates: int  # made by the optimizer: `step` less those that were skipped
   config: config_lib.Config  # of the run that wrote it, with every size filled in
   lineage: Lineage
-  contents: str  # `model`, or `added_tokens` if it holds nothing but those of the last growth
+  # `model`; `params`, a model whose training has not begun, so that the rest of its state is zero;
+  # or `added_tokens` if it holds nothing but those of the last growth.
+  contents: str
   checksums: dict[str, int]  # by path in the state
   tokenizer: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Deferred:
+  """An array of a state to save that is made when it is written, so that one is there at a time."""
+
+  shape: tuple[int, ...]
+  dtype: np.dtype
+  read: Callable[[], np.ndarray]  # gives the same array each time
+
+  @property
+  def size(self) -> int:
+    return math.prod(self.shape)
+
+  @property
+  def nbytes(self) -> int:
+    return self.size * self.dtype.itemsize
+
+
+class _OneByOne(ocp.type_handlers.NumpyHandler):
+  """Writes deferred arrays one after the other, each as an array of numpy."""
+
+  async def serialize(
+    self, values: Sequence[Deferred], infos: Sequence[Any], args: Sequence[Any] | None = None
+  ) -> Sequence[ocp.future.Future]:
+    write = super().serialize
+
+    async def one_by_one() -> None:
+      for value, info, arg in zip(values, infos, args, strict=True):
+        for written in await write([value.read()], [info], [arg]):
+          written.result()
+
+    return [ocp.future.CommitFutureAwaitingContractedSignals(one_by_one(), name='one_by_one')]
 
 
 class _ToldElsewhere(std_logging.Filter):
@@ -103,7 +141,12 @@ class Checkpoints:
       ]
     )
     handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
+    kinds = ocp.type_handlers.create_type_handler_registry(
+      (jax.Array, ocp.type_handlers.get_type_handler(jax.Array)),
+      (Deferred, _OneByOne(deepcopy_host_arrays=False)),
+    )
     arrays = ocp.PyTreeCheckpointHandler(
+      type_handler_registry=kinds,
       restore_concurrent_gb=_RESTORE_GB,
       save_device_host_concurrent_gb=save_gb,
       # Arrays that are not to be copied at once, before `save` returns.
@@ -147,7 +190,8 @@ class Checkpoints:
 
     Args:
       step: its name.
-      state: as in `step.initial_state`; for `contents` other than `model` any nested dict.
+      state: as in `step.initial_state`; for `contents` other than `model` any nested dict. Its
+        arrays may be `Deferred`.
       config: of the run, with every size filled in.
       tokenizer: of the run, from `Tokenizer.to_json`.
       loss: on the validation split, if it was measured.
@@ -234,6 +278,13 @@ class Checkpoints:
     Raises:
       DamagedError: it cannot be read, or an array differs from what was written.
     """
+    fresh = {}
+    if meta.contents == 'params':
+      fresh = {name: part for name, part in abstract.items() if name != 'params'}
+      abstract = {'params': abstract['params']}
+    for path, _ in _flat(abstract):
+      if path not in meta.checksums:
+        raise DamagedError(f'the array {path} is not in it')
     whole = len(_flat(abstract)) == len(meta.checksums)
     try:
       if whole:
@@ -245,9 +296,10 @@ class Checkpoints:
     except Exception as error:
       raise DamagedError(one_line(error)) from error
     for path, value in _flat(_checksums(state)):
-      if meta.checksums.get(path) != int(value):
+      if meta.checksums[path] != int(value):
         raise DamagedError(f'the array {path} is not the one that was written')
-    return state
+    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype, device=a.sharding), fresh)
+    return {**state, **zeros}
 
   def set_aside(self, step: int) -> Path:
     """Moves a damaged checkpoint out of the way, to `WORKDIR/damaged/STEP`."""
@@ -299,7 +351,7 @@ def check_is_model(meta: Meta, directory: Path) -> None:
   Raises:
     UserError: it holds something else than a model.
   """
-  if meta.contents != 'model':
+  if meta.contents not in ('model', 'params'):
     raise UserError(
       f'{directory} holds added tokens only; put them into a model first '
       '(python -m tokenformer_jax.grow merge)'
@@ -354,7 +406,23 @@ def _checksums(state: Any) -> Any:
 
   Each is waited for: programs that run at once can wait for each other's sums for ever on a CPU.
   """
-  return jax.tree.map(lambda array: jax.block_until_ready(_checksum(array)), state)
+
+  def of(array: Any) -> Any:
+    if isinstance(array, Deferred):
+      return _checksum_on_host(array.read())
+    return jax.block_until_ready(_checksum(array))
+
+  return jax.tree.map(of, state)
+
+
+def _checksum_on_host(array: np.ndarray) -> int:
+  """`_checksum` by numpy, a piece at a time."""
+  bits, piece, total = array.reshape(-1).view(f'uint{array.itemsize * 8}'), 2**20, 0
+  for first in range(0, bits.size, piece):
+    part = bits[first : first + piece].astype(np.uint32)
+    weights = np.arange(2 * first + 1, 2 * (first + part.size), 2, dtype=np.uint64)
+    total += int(np.sum(part * weights.astype(np.uint32), dtype=np.uint32))
+  return total % 2**32
 
 
 def _flat(tree: Any) -> list[tuple[str, Any]]:

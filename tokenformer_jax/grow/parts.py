@@ -37,7 +37,7 @@ def last_addition(meta: Meta, directory: Path) -> Ancestor:
 def added_counts(meta: Meta) -> TokenCounts:
   """How many tokens a checkpoint has to give: the added ones, or all of a model."""
   counts = meta.config.model.param_tokens
-  if meta.contents == 'model':
+  if meta.contents != 'added_tokens':
     return counts
   old = meta.lineage[-1].model.param_tokens
   return TokenCounts(*(getattr(counts, k) - getattr(old, k) for k in KINDS))
