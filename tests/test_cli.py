@@ -16,6 +16,7 @@ from tokenformer_jax.errors import UserError
 TRAIN = [sys.executable, str(tiny_run.ROOT / 'train.py')]
 GENERATE = [sys.executable, '-m', 'tokenformer_jax.generate']
 GROW = [sys.executable, '-m', 'tokenformer_jax.grow']
+CONVERT = [sys.executable, '-m', 'tokenformer_jax.convert']
 
 MISTAKES = {
   'unknown key': (
@@ -61,6 +62,14 @@ MISTAKES = {
   'nothing to do': (
     [*GROW, 'shrnk', '--source=/nothing', '--target=new'],
     "'shrnk' is not something to do; did you mean 'shrink'?",
+  ),
+  'no weights to convert': (
+    [*CONVERT, 'to-jax', '--source=/nothing.bin', '--target=new'],
+    '/nothing.bin is not a file or directory',
+  ),
+  'option of the other conversion': (
+    [*CONVERT, 'to-torch', '--source=/nothing', '--target=new.bin', '--heads=4'],
+    '--heads has no meaning for to-torch',
   ),
 }
 

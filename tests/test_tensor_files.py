@@ -249,6 +249,9 @@ def test_sharded_sets(tmp_path, suffix):
   index.unlink()
   with pytest.raises(UserError, match='no index of them'):
     tensor_files.find(tmp_path)
+  usual = 'pytorch_model.bin' if suffix == '.bin' else 'model.safetensors'
+  _write(tmp_path / usual)
+  _assert_same(_read(tmp_path), weights)
 
 
 @EACH_FORMAT

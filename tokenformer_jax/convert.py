@@ -230,11 +230,12 @@ def _deferred(model: ModelConfig, tensors: Mapping[str, Tensor]) -> Params:
     sources = parts[tuple(key.key for key in path)]
 
     def read() -> np.ndarray:
-      whole = np.empty(abstract.shape, np.float32)
-      rows = whole if path[0].key == 'blocks' else whole[None]
-      for row, tensor in zip(rows, sources, strict=True):
-        row[...] = tensor.read()
-      return whole
+      if path[0].key != 'blocks':
+        return sources[0].read().astype(np.float32, copy=False)
+      layers = np.empty(abstract.shape, np.float32)
+      for layer, tensor in zip(layers, sources, strict=True):
+        layer[...] = tensor.read()
+      return layers
 
     return checkpoint.Deferred(abstract.shape, np.dtype(np.float32), read)
 
@@ -298,11 +299,12 @@ def _tensors(
     alone = _at(abstract, path)
     for key in reversed(path):
       alone = {key: alone}
-    read = files.read_params(checkpoints, meta, mesh, alone)
-    array = np.asarray(_at(read, path))
+    array = np.asarray(_at(files.read_params(checkpoints, meta, mesh, alone), path))
     for name in of_layers:
       layer = places[name].layer
-      yield name, array if layer is None else array[layer]
+      # A copy of a layer, so that whoever still holds the last one does not hold all of them.
+      yield name, array if layer is None else array[layer].copy()
+    del array  # before the next one is read
 
 
 def _at(tree: Params, path: Sequence[str]) -> jax.Array | jax.ShapeDtypeStruct:

@@ -87,13 +87,15 @@ def find(source: Path) -> dict[str, Tensor]:
     raise UserError(f'{source} is not a file or directory; name a .bin or .safetensors file')
   if source.name.endswith('.index.json'):
     return _sharded(source)
-  if source.suffix == '.safetensors':
-    return _safetensors(source)
-  return _pytorch(source)
+  try:
+    return _safetensors(source) if source.suffix == '.safetensors' else _pytorch(source)
+  except OSError as error:
+    raise UserError(f'{source} cannot be read ({error.strerror or error})') from error
 
 
 def _in_directory(directory: Path) -> Path:
-  for pattern in ('*.safetensors.index.json', '*.bin.index.json', '*.safetensors', '*.bin'):
+  usual = ('model.safetensors', '*.safetensors', 'pytorch_model.bin', '*.bin')
+  for pattern in ('*.safetensors.index.json', '*.bin.index.json', *usual):
     found = sorted(directory.glob(pattern))
     if len(found) > 1:
       names = ', '.join(path.name for path in found[:4])
@@ -228,7 +230,7 @@ def _pytorch(path: Path) -> dict[str, Tensor]:
       with archive.open(table) as pickled:
         named = _TableUnpickler(pickled).load()
       return _placed(path, file, {k.removeprefix(root): r for k, r in records.items()}, named)
-  except UserError:
+  except (UserError, OSError):
     raise
   except _RefusedError as error:
     raise UserError(
@@ -256,6 +258,7 @@ def _placed(
 ) -> dict[str, Tensor]:
   """The tensors of a table, found in the archive."""
   tensors: dict[str, Tensor] = {}
+  file_size = path.stat().st_size  # The directory may say anything of the sizes in it.
   if not isinstance(named, dict):
     raise UserError(f'{path} holds a {type(named).__name__}, not tensors by name')
   for name, view in named.items():
@@ -269,7 +272,7 @@ def _placed(
       raise UserError(f'{path}: the tensor {name} is not stored row by row; save it contiguous')
     dtype, record = DTYPES[storage.dtype], records.get(f'data/{storage.key}')
     end = (_whole(view.offset) + math.prod(shape)) * dtype.itemsize
-    if record is None or view.offset < 0 or end > record.file_size:
+    if record is None or view.offset < 0 or end > min(record.file_size, file_size):
       raise UserError(f'{path} is cut short: it does not hold the whole tensor {name}')
     if record.compress_type != zipfile.ZIP_STORED:
       raise UserError(f'{path} is compressed; save it with torch.save')
@@ -309,8 +312,8 @@ def write(
     os.rename(partial, target)
   except OSError as error:
     raise UserError(
-      f'{target} could not be written ({error.strerror}); nothing is left of it; make room or '
-      'choose another --target'
+      f'{target} could not be written ({error.strerror or error}); nothing is left of it; make '
+      'room or choose another --target'
     ) from error
   finally:
     with contextlib.suppress(OSError):
