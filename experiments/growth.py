@@ -53,6 +53,7 @@ class Plan:
     c.model.rotary_fraction, c.model.init_std = 1.0, 0.1
     c.data.update(source='stdlib', tokenizer='bytes', sequence_length=64, batch_size=8)
     c.optim.update(learning_rate=self.rates[kind], warmup_steps=30, final_fraction=0.1)
+    c.optim.new_token_warmup = 0  # but in `taming`, which decides about it
     c.train.update(
       steps=steps,
       seed=seed,

@@ -144,7 +144,12 @@ def test_updates_are_those_of_adamw(changes):
 GROWN_AXES = {'keys': ('layers', 'param_tokens', 'width'), **AXES}
 OLD = 3  # of 5 tokens
 GROWTH = LastGrowth(updates=1000, old_tokens={'keys': OLD, 'kernel': 0, 'bias': 0})
-STEADY = {'learning_rate': 0.01, 'warmup_steps': 0, 'schedule': 'constant'}
+STEADY = {
+  'learning_rate': 0.01,
+  'warmup_steps': 0,
+  'schedule': 'constant',
+  'new_token_warmup': 0,
+}
 
 
 def _normal(seed: int) -> dict:
@@ -193,7 +198,7 @@ def test_without_a_growth_its_settings_mean_nothing():
   _assert_factors(_updates(None, **settings), _updates(None), 1, 1, 'a model that never grew')
 
 
-def test_by_default_a_growth_changes_no_rate():
+def test_without_a_warmup_a_growth_changes_no_rate():
   _assert_factors(_updates(), _updates(None), 1, 1, 'old and new tokens are told apart')
 
 

@@ -131,7 +131,11 @@ WHEN = pytest.mark.parametrize('when', ['before', 'after'])
 @pytest.mark.parametrize('moment', ['mu', 'nu'])
 def test_moments_live_where_their_parameters_do(when, moment):
   state = _states()[when]
-  (adam,) = [part for part in state['opt_state'] if isinstance(part, optax.ScaleByAdamState)]
+
+  def is_adam(part):
+    return isinstance(part, optax.ScaleByAdamState)
+
+  (adam,) = filter(is_adam, jax.tree.leaves(state['opt_state'], is_leaf=is_adam))
   together = jax.tree.map(
     lambda m, p: m.sharding.is_equivalent_to(p.sharding, p.ndim),
     getattr(adam, moment),

@@ -30,6 +30,7 @@ from tokenformer_jax.errors import UserError
 FORMAT = 1
 # Arrays are stored in pieces, so that neither writing nor reading needs much more memory than they.
 _SAVE_ARGS = ocp.SaveArgs(chunk_byte_size=64 * 2**20)
+_FILE_BYTES = 256 * 2**20  # of a file of pieces, which is in memory until it is full
 _RESTORE_GB = 1  # read at a time
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'tokenformer_jax')
 
@@ -212,7 +213,11 @@ class Checkpoints:
       'checksums': {path: int(value) for path, value in _flat(_checksums(state))},
     }
     args = ocp.args.Composite(
-      state=ocp.args.PyTreeSave(state, save_args=jax.tree.map(lambda _: _SAVE_ARGS, state)),
+      state=ocp.args.PyTreeSave(
+        state,
+        save_args=jax.tree.map(lambda _: _SAVE_ARGS, state),
+        ocdbt_target_data_file_size=_FILE_BYTES,
+      ),
       meta=ocp.args.JsonSave({**meta, 'digest': _digest(meta)}),
       tokenizer=ocp.args.JsonSave({**tokenizer, 'digest': _digest(tokenizer)}),
     )

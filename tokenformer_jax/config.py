@@ -85,7 +85,7 @@ class OptimConfig:
   # The rest is for a model that has grown.
   restart_schedule: bool = True  # warm up and decay anew from the last growth on
   old_tokens: str = 'train'  # or 'freeze', 'scale:X': everything that was there before it grew
-  new_token_warmup: int = 0  # updates in which the rate of the new tokens rises to that of the old
+  new_token_warmup: int = 100  # updates in which the new tokens' rate rises to that of the old ones
   new_token_correction: bool = False  # Adam's bias correction counts from the growth for new tokens
 
 

@@ -18,7 +18,7 @@ from tokenformer_jax.params import Params
 
 # Of the largest logit; what float32 sums of another order may come to over many layers.
 TOLERANCE = 1e-5
-_LONGEST = 128  # tokens of a sequence
+_LONGEST = 64  # tokens of a sequence
 
 
 @dataclasses.dataclass(frozen=True)
