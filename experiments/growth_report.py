@@ -2,7 +2,7 @@ r"""Tables and pictures of what `growth.py` has run.
 
   python experiments/growth_report.py runs/growth docs
 
-Writes growth_scaling.png, growth_handover.png and growth_forgetting.png into the directory and
+Writes growth_scaling.png, growth_handover.png and growth_taming.png into the directory and
 prints the tables of docs/growth.md. Losses are bits per byte on held-out text, as mean ± standard
 deviation over the seeds that are there.
 """

@@ -74,6 +74,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.slow
 def test_mistakes_get_one_sentence_each(tmp_path):
   """All commands at once, because each of them takes seconds to start."""
   processes = {

@@ -250,6 +250,7 @@ def test_a_seed_gives_one_text():
   assert _generate(5, 16, DRAWN) == _generate(5, 16, DRAWN), 'a text cannot be written again'
 
 
+@pytest.mark.slow
 def test_another_seed_gives_another_text():
   other = dataclasses.replace(DRAWN, seed=2)
   assert _generate(5, 16, DRAWN) != _generate(5, 16, other), 'the seed has no effect'

@@ -78,6 +78,7 @@ def test_a_run_learns_and_leaves_what_the_docs_promise(make, tmp_path, one_devic
   assert list((tmp_path / 'run/tensorboard').iterdir()), 'no TensorBoard events'
 
 
+@pytest.mark.slow
 def test_bits_per_byte_follows_from_the_loss(make, tmp_path, one_device):
   train.train(make(), tmp_path / 'run')
   last = [line for line in metrics.read(tmp_path / 'run') if 'eval/loss' in line][-1]
@@ -186,6 +187,7 @@ def test_the_state_is_donated(make):
   assert not kept, 'the old state stays alive, so a step needs twice the memory'
 
 
+@pytest.mark.slow
 def test_accumulation_changes_the_order_of_sums_only(make):
   whole, parts = make(), make(optim__accumulation_steps=4)
   (step_1, state_1), (step_4, state_4) = build(whole), build(parts)
@@ -198,6 +200,7 @@ def test_accumulation_changes_the_order_of_sums_only(make):
   )
 
 
+@pytest.mark.slow
 def test_z_loss_pulls_the_normaliser_to_one(make):
   config = make(optim__z_loss=1.0, train__steps=200)
   step, state = build(config)
@@ -240,6 +243,7 @@ def test_a_run_that_diverges_stops_and_says_what_to_do(make, tmp_path, one_devic
   assert max(losses(tmp_path / 'run')) < 40, 'the run went on for long after it had diverged'
 
 
+@pytest.mark.slow
 def test_chosen_steps_are_profiled_and_programs_are_kept(make, tmp_path, one_device):
   cache = tmp_path / 'programs'
   config = make(train__profile_steps='2:3', train__compilation_cache=str(cache), train__steps=4)
@@ -263,6 +267,7 @@ def test_bfloat16_activations_train_as_float32_ones_do(make, tmp_path, one_devic
   assert {leaf.dtype for leaf in jax.tree.leaves(state['params'])} == {jnp.dtype('float32')}
 
 
+@pytest.mark.slow
 def test_a_finished_run_says_so(make, tmp_path, one_device, capsys):
   train.train(make(), tmp_path / 'run')
   train.train(make(), tmp_path / 'run')
@@ -304,6 +309,7 @@ def test_init_from_goes_on_with_the_state_of_another_run(make, tmp_path, one_dev
   assert step == 20, 'the steps of the source are forgotten'
 
 
+@pytest.mark.slow
 def test_init_from_can_start_at_step_0(make, tmp_path, one_device, ancestor):
   config = make(optim__learning_rate=1e-30, optim__weight_decay=0.0, train__steps=1)
   grow = dataclasses.replace(config.grow, step='restart')
@@ -331,6 +337,7 @@ def test_init_from_refuses_another_model_and_a_missing_run(make, tmp_path, one_d
     train.train(config, tmp_path / 'target')
 
 
+@pytest.mark.slow
 def test_a_run_that_grew_goes_on_without_its_source(make, tmp_path, one_device, ancestor):
   """With init_from still in its config; and it says how its model came to be."""
   shutil.copytree(ancestor[0], tmp_path / 'source')
@@ -356,6 +363,7 @@ def test_a_run_that_grew_goes_on_without_its_source(make, tmp_path, one_device, 
   assert meta.config.model.reference_tokens == born.model.param_tokens, 'τ is not kept'
 
 
+@pytest.mark.slow
 def test_a_growth_on_the_way_says_that_it_is_not_exact(
   make, tmp_path, one_device, ancestor, capsys
 ):
