@@ -350,6 +350,21 @@ def open_source(directory: Path, step: int | None) -> tuple[Checkpoints, Meta]:
   raise UserError(f'no checkpoint of {directory} can be read; it has {_listed(steps)}')
 
 
+def restore_source(checkpoints: Checkpoints, meta: Meta, abstract: Any) -> Any:
+  """`Checkpoints.restore` for what `open_source` found, where damage is for the user to mend.
+
+  Raises:
+    UserError: the checkpoint is damaged.
+  """
+  try:
+    return checkpoints.restore(meta, abstract)
+  except DamagedError as error:
+    raise UserError(
+      f'the checkpoint of step {meta.step} in {checkpoints.directory.parent} is damaged ({error}); '
+      'name an earlier one as DIR@STEP'
+    ) from error
+
+
 def check_is_model(meta: Meta, directory: Path) -> None:
   """Checks that a checkpoint can be run.
 

@@ -164,13 +164,7 @@ def main(argv: Sequence[str]) -> None:
   mesh = sharding.make_mesh(MeshConfig())
   shardings = sharding.of_axes(mesh, definition.axes)
   abstract = {'params': sharding.with_shardings(definition.abstract, shardings)}
-  try:
-    params = checkpoints.restore(meta, abstract)['params']
-  except checkpoint.DamagedError as error:
-    raise UserError(
-      f'the checkpoint of step {meta.step} in {values.source} is damaged ({error}); name an '
-      'earlier one as DIR@STEP'
-    ) from error
+  params = checkpoint.restore_source(checkpoints, meta, abstract)['params']
   tokenizer = tokenizers.from_json(meta.tokenizer)
   ids = np.append(tokenizer.end_of_document, tokenizer.encode(values.prompt)).astype(np.int32)
   sys.stdout.write(values.prompt)

@@ -39,7 +39,8 @@ def read(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> State:
   tx = optim.make_optimizer(meta.config.optim, meta.config.train.steps, definition.axes)
   abstract = jax.eval_shape(lambda: step_lib.initial_state(definition, tx, 0))
   shardings = step_lib.state_shardings(mesh, definition, tx)
-  return _restore(checkpoints, meta, sharding.with_even_shardings(abstract, shardings))
+  placed = sharding.with_even_shardings(abstract, shardings)
+  return checkpoint.restore_source(checkpoints, meta, placed)
 
 
 def read_params(checkpoints: Checkpoints, meta: Meta, mesh: Mesh, abstract: Params) -> Params:
@@ -47,17 +48,7 @@ def read_params(checkpoints: Checkpoints, meta: Meta, mesh: Mesh, abstract: Para
   placed = jax.tree.map(
     lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding.replicated(mesh)), abstract
   )
-  return _restore(checkpoints, meta, {'params': placed})['params']
-
-
-def _restore(checkpoints: Checkpoints, meta: Meta, abstract: Any) -> Any:
-  try:
-    return checkpoints.restore(meta, abstract)
-  except checkpoint.DamagedError as error:
-    raise UserError(
-      f'the checkpoint of step {meta.step} in {checkpoints.directory.parent} is damaged ({error}); '
-      'name an earlier one as DIR@STEP'
-    ) from error
+  return checkpoint.restore_source(checkpoints, meta, {'params': placed})['params']
 
 
 def one_by_one(mesh: Mesh, axes: Params) -> Callable[[ToArray, Params], Params]:
