@@ -24,10 +24,14 @@ class Block(nnx.Module):
     self.ffn = feed_forward(config, recompute=recompute, rngs=rngs)
 
   def __call__(
-    self, x_BxTxD: jax.Array, start: jax.Array | int = 0, cache: Cache | None = None
+    self,
+    x_BxTxD: jax.Array,
+    start: jax.Array | int = 0,
+    cache: Cache | None = None,
+    padding_B: jax.Array | None = None,
   ) -> tuple[jax.Array, Cache | None]:
-    """The block's output [B, T, D], and the cache that `Attention` returns."""
-    attended, cache = self.attention(self.attention_norm(x_BxTxD), start, cache)
+    """The block's output [B, T, D], and the cache; for the arguments see `Attention`."""
+    attended, cache = self.attention(self.attention_norm(x_BxTxD), start, cache, padding_B)
     x_BxTxD = constrain(x_BxTxD + attended, 'batch', None, None)
     x_BxTxD = x_BxTxD + self.ffn(self.ffn_norm(x_BxTxD))
     return constrain(x_BxTxD, 'batch', None, None), cache

@@ -39,6 +39,7 @@ class ModelConfig:
   reference_tokens: TokenCounts = TokenCounts()
   score: str = 'l2_norm_gelu'  # see pattention.py
   gelu: str = 'exact'  # or 'tanh'
+  row_epsilon: float = 0.0  # added to the norm of scores; the released TPU code has 1e-5
   ffn_width: int = 0  # dense projections only. 0: 4 · width
   bias: bool = False  # dense projections only
   block_norm: str = 'plain'  # LayerNorm without parameters, or 'affine'
@@ -49,7 +50,9 @@ class ModelConfig:
   rotary_base: float = 10000.0
   max_length: int = 0  # learned positions only. 0: data.sequence_length
   tied_head: bool = True
+  scaled_logits: bool = False  # logits / √width, as in the released TPU code
   init_std: float = 0.02  # of keys, embeddings and dense kernels
+  embedding_std: float = 0.0  # 0: init_std. The released TPU code has 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,6 +244,8 @@ _NOT_NEGATIVE = (
   'model.vocab_size',
   'model.ffn_width',
   'model.max_length',
+  'model.row_epsilon',
+  'model.embedding_std',
   'data.workers',
   'optim.warmup_steps',
   'optim.weight_decay',

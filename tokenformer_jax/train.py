@@ -17,9 +17,11 @@ from tokenformer_jax import checkpoint, cli, flops, generate, grow, optim, shard
 from tokenformer_jax import step as step_lib
 from tokenformer_jax.config import Config, profile_range
 from tokenformer_jax.data import order
+from tokenformer_jax.decode import Decoder
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.lm import Compute, define_lm
 from tokenformer_jax.metrics import Metrics, Window, perplexity
+from tokenformer_jax.sampling import Sampling
 from tokenformer_jax.step import State
 
 
@@ -63,7 +65,7 @@ class Run:
     self.tx = optim.make_optimizer(config.optim, config.train.steps, self.definition.axes, growth)
     self.train_step = step_lib.make_train_step(self.definition, self.tx, config, self.mesh, growth)
     self.eval_step = step_lib.make_eval_step(self.definition, config, self.mesh)
-    self.generator = generate.Generator(self.definition, config.model, compute.dtype)
+    self.decoder = Decoder(self.definition, config.model, compute.dtype)
     self.rows = local_rows(sharding.of_batch(self.mesh), config.data.batch_size)
 
   def train(self) -> State:
@@ -149,13 +151,14 @@ class Run:
   def sample_text(self, state: State) -> str:
     """What the model writes after `config.train.sample_prompt`."""
     config, tokenizer = self.config.train, self.text.tokenizer
-    prompt = np.append(tokenizer.end_of_document, tokenizer.encode(config.sample_prompt))
-    length = config.sample_tokens
+    request = generate.TextRequest(
+      config.sample_prompt, config.sample_tokens, Sampling(seed=config.seed)
+    ).tokens(tokenizer)
     if self.config.model.positions == 'learned':
-      length = min(length, self.config.model.max_length - len(prompt))
-    sampling = generate.Sampling(seed=config.seed)
-    ids = self.generator(state['params'], prompt, length=length, sampling=sampling)
-    return config.sample_prompt + ''.join(generate.stream_text(tokenizer, ids))
+      room = self.config.model.max_length - len(request.prompt)
+      request = dataclasses.replace(request, length=min(request.length, room))
+    (ids,) = self.decoder(state['params'], [request])
+    return config.sample_prompt + generate.text_of(tokenizer, ids.tolist())
 
   def _loop(self, state: State, first: int, metrics: Metrics, stop: '_StopSignals') -> State:
     config, steps = self.config.train, self.config.train.steps
