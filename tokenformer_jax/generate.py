@@ -203,7 +203,7 @@ def main(argv: Sequence[str]) -> None:
 def load(
   checkpoints: checkpoint.Checkpoints, meta: checkpoint.Meta, mesh: jax.sharding.Mesh
 ) -> tuple[Decoder, Params]:
-  """The decoder of a checkpoint and its parameters, in the dtype they are computed in.
+  """The decoder of a checkpoint, and its parameters as the decoder wants them.
 
   Raises:
     UserError: the checkpoint is damaged, or the mesh does not divide the model.
@@ -215,8 +215,8 @@ def load(
   shardings = sharding.of_axes(mesh, definition.axes)
   abstract = {'params': sharding.with_shardings(definition.abstract, shardings)}
   params = checkpoint.restore_source(checkpoints, meta, abstract)['params']
-  params = decode.cast(params, definition.axes, compute.dtype)
-  return Decoder(definition, model, compute.dtype), params
+  decoder = Decoder(model, compute)
+  return decoder, decoder.prepare(params)
 
 
 def _write_one(

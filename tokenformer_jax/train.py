@@ -65,7 +65,7 @@ class Run:
     self.tx = optim.make_optimizer(config.optim, config.train.steps, self.definition.axes, growth)
     self.train_step = step_lib.make_train_step(self.definition, self.tx, config, self.mesh, growth)
     self.eval_step = step_lib.make_eval_step(self.definition, config, self.mesh)
-    self.decoder = Decoder(self.definition, config.model, compute.dtype)
+    self.decoder = Decoder(config.model, compute)
     self.rows = local_rows(sharding.of_batch(self.mesh), config.data.batch_size)
 
   def train(self) -> State:
@@ -157,7 +157,7 @@ class Run:
     if self.config.model.positions == 'learned':
       room = self.config.model.max_length - len(request.prompt)
       request = dataclasses.replace(request, length=min(request.length, room))
-    (ids,) = self.decoder(state['params'], [request])
+    (ids,) = self.decoder(self.decoder.prepare(state['params']), [request])
     return config.sample_prompt + generate.text_of(tokenizer, ids.tolist())
 
   def _loop(self, state: State, first: int, metrics: Metrics, stop: '_StopSignals') -> State:
