@@ -64,19 +64,22 @@ class LM(nnx.Module):
     )
     self.head = None if config.tied_head else table(config.vocab_size, 'vocab')
 
-  def hidden(
-    self, ids_BxT: jax.Array, start: jax.Array | int = 0, cache: Cache | None = None
-  ) -> tuple[jax.Array, Cache | None]:
-    """What the head reads [B, T, D], and the cache with the positions start … start + T − 1."""
+  def embed(self, ids_BxT: jax.Array, start: jax.Array | int = 0) -> jax.Array:
+    """What the first block reads [B, T, D], for the positions start … start + T − 1."""
     x_BxTxD = jnp.take(self.embedding[...].astype(self.compute.dtype), ids_BxT, axis=0)
     if self.positions is not None:
       rows_TxD = jax.lax.dynamic_slice_in_dim(self.positions[...], start, ids_BxT.shape[1])
       x_BxTxD = x_BxTxD + rows_TxD.astype(x_BxTxD.dtype)[None]
-    x_BxTxD = constrain(x_BxTxD, 'batch', None, None)
+    return constrain(x_BxTxD, 'batch', None, None)
+
+  def hidden(
+    self, ids_BxT: jax.Array, start: jax.Array | int = 0, cache: Cache | None = None
+  ) -> tuple[jax.Array, Cache | None]:
+    """What the head reads [B, T, D], and the cache with the positions start … start + T − 1."""
     x_BxTxD, cache = scan(
       self.blocks,
       lambda block, x, cache: block(x, start, cache),
-      x_BxTxD,
+      self.embed(ids_BxT, start),
       cache,
       remat=self.compute.remat,
     )

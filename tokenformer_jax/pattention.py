@@ -91,6 +91,17 @@ def _inverse_l1(rows: jax.Array, reference_tokens: int) -> jax.Array:
   return checkpoint_name(reference_tokens / (total + EPSILON), _ROW_NORM)
 
 
+def token_weights(
+  x_BxTxI: jax.Array, keys_NxI: jax.Array, *, score: str, gelu: str, reference_tokens: int
+) -> jax.Array:
+  """Θ(x Kᵀ), [B, T, N] in the dtype of x; for the other arguments see `parameter_weights`."""
+  scores_BxTxN = checkpoint_name(
+    constrain(product('MI,NI->MN', x_BxTxI, keys_NxI), 'batch', None, 'param_tokens'),
+    _SCORES,
+  )
+  return parameter_weights(scores_BxTxN, score=score, gelu=gelu, reference_tokens=reference_tokens)
+
+
 def pattention(
   x_BxTxI: jax.Array,
   keys_NxI: jax.Array,
@@ -101,12 +112,8 @@ def pattention(
   reference_tokens: int,
 ) -> jax.Array:
   """Θ(x Kᵀ) V, [B, T, O] in the dtype of x; for the other arguments see `parameter_weights`."""
-  scores_BxTxN = checkpoint_name(
-    constrain(product('MI,NI->MN', x_BxTxI, keys_NxI), 'batch', None, 'param_tokens'),
-    _SCORES,
-  )
-  weights_BxTxN = parameter_weights(
-    scores_BxTxN, score=score, gelu=gelu, reference_tokens=reference_tokens
+  weights_BxTxN = token_weights(
+    x_BxTxI, keys_NxI, score=score, gelu=gelu, reference_tokens=reference_tokens
   )
   return product('MN,NO->MO', weights_BxTxN, values_NxO)
 
@@ -153,12 +160,17 @@ class Pattention(nnx.Module):
     self.reference_tokens = reference_tokens
     self.recompute = recompute
 
+  def weights(self, x_BxTxI: jax.Array) -> jax.Array:
+    """[B, T, D_in] → the weight of every parameter token [B, T, N]."""
+    return token_weights(x_BxTxI, self.keys[...], **self._options())
+
   def __call__(self, x_BxTxI: jax.Array) -> jax.Array:
     """[B, T, D_in] → [B, T, D_out]."""
-    apply = functools.partial(
-      pattention, score=self.score, gelu=self.gelu, reference_tokens=self.reference_tokens
-    )
+    apply = functools.partial(pattention, **self._options())
     kept = (_ROW_NORM,) if self.recompute else (_ROW_NORM, _SCORES)
     policy = jax.checkpoint_policies.save_only_these_names(*kept)
     apply = jax.checkpoint(apply, prevent_cse=False, policy=policy)
     return apply(x_BxTxI, self.keys[...], self.values[...])
+
+  def _options(self) -> dict[str, str | int]:
+    return {'score': self.score, 'gelu': self.gelu, 'reference_tokens': self.reference_tokens}
