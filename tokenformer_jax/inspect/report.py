@@ -28,20 +28,21 @@ def labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
   ]
 
 
-def strongest(map_TxN: np.ndarray, top_k: int) -> list[Row]:
+def strongest_rows(maps: Mapping[int, Mapping[str, np.ndarray]], top_k: int) -> list[Row]:
   """The parameter tokens with the largest weights, and the positions that they have them for.
 
   Args:
-    map_TxN: the weights of one Pattention. Their size counts: a weight may be negative.
-    top_k: how many parameter tokens, and how many positions of each.
+    maps: by layer and kind, weights [T, N]. Their size counts: a weight may be negative.
+    top_k: how many parameter tokens of each Pattention, and how many positions of each.
   """
-  sizes_TxN = np.abs(map_TxN)
-  tokens = np.argsort(-sizes_TxN.max(axis=0), kind='stable')[:top_k]
   rows = []
-  for token in tokens.tolist():
-    positions = np.argsort(-sizes_TxN[:, token], kind='stable')[:top_k].tolist()
-    inputs = [{'position': t, 'weight': float(map_TxN[t, token])} for t in positions]
-    rows.append({'token': token, 'inputs': inputs})
+  for layer, of_layer in maps.items():
+    for kind, map_TxN in of_layer.items():
+      sizes_TxN = np.abs(map_TxN)
+      for token in np.argsort(-sizes_TxN.max(axis=0), kind='stable')[:top_k].tolist():
+        positions = np.argsort(-sizes_TxN[:, token], kind='stable')[:top_k].tolist()
+        inputs = [{'position': t, 'weight': float(map_TxN[t, token])} for t in positions]
+        rows.append({'layer': layer, 'kind': kind, 'token': token, 'inputs': inputs})
   return rows
 
 
@@ -65,7 +66,7 @@ def usage_rows(usage: Mapping[str, Usage], layers: Sequence[int]) -> list[Row]:
 def age_rows(
   usage: Mapping[str, Usage], old: Mapping[str, int], layers: Sequence[int]
 ) -> list[Row]:
-  """The old tokens of each layer and kind against the new ones; kinds that did not grow are left out.
+  """The old tokens of each layer and kind against the new ones, where there are new ones.
 
   Args:
     usage: by kind.
@@ -116,7 +117,7 @@ def token_rows(usage: Mapping[str, Usage], layers: Sequence[int]) -> list[Row]:
 
 
 def strongest_table(rows: Sequence[Row], names: Sequence[str]) -> str:
-  """A line for each parameter token of `strongest`, with layer and kind; `names` are labels."""
+  """The rows of `strongest_rows`; `names` are the labels of the input tokens."""
   lines = [('layer', 'kind', 'token', 'input tokens (position) and its weights for them')]
   for row in rows:
     inputs = (f'{names[i["position"]]} ({i["position"]}) {i["weight"]:.2f}' for i in row['inputs'])

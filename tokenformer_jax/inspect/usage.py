@@ -11,9 +11,9 @@ its parameter tokens as the measure, a token is
 
 A token with a zero key and a value, as growth adds them, is unused and not dead: it learns.
 
-This is not the importance that `grow shrink` goes by (grow/importance.py): |⟨v, ∂loss/∂v⟩| asks what
-the loss would lose, and needs targets and a backward pass. Usage asks what the token adds, to
-whatever end: what it adds may be cancelled by others, or not matter for the loss.
+This is not the importance that `grow shrink` goes by (grow/importance.py). |⟨v, ∂loss/∂v⟩| says
+what the loss would change by, to first order, and takes targets and a backward pass. Usage says how
+much the token adds to the output, which others may cancel, or the loss may not notice.
 """
 
 import dataclasses
