@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import inspect
+import io
 import json
 import subprocess
 import sys
@@ -25,6 +26,13 @@ from tokenformer_jax.lm import define_lm
 from tokenformer_jax.optim import make_optimizer
 
 KINDS = ['query', 'key', 'value', 'proj', 'ffn']
+
+
+@pytest.fixture(scope='module', autouse=True)
+def one_device():
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(start, 'devices', lambda: jax.devices()[:1])
+    yield
 
 
 def _save(workdir, config, state, lineage=()):
@@ -69,12 +77,10 @@ def _inspect(*arguments: object) -> None:
 @pytest.fixture(scope='module')
 def seen(home):
   """What the command printed of the grown run, and its JSON."""
-  with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(None):
-    printed = []
-    patch.setattr('builtins.print', lambda *a, **k: 'file' in k or printed.append(*a))
-    options = ['--text=def grow(x)', f'--out={home}/heat.png', f'--json={home}/all.json']
+  options = ['--text=def grow(x)', f'--out={home}/heat.png', f'--json={home}/all.json']
+  with contextlib.redirect_stdout(io.StringIO()) as printed:
     _inspect(f'--source={home}/grown', *options, '--corpus_tokens=500', '--top_k=2')
-  return '\n'.join(printed), json.loads((home / 'all.json').read_text())
+  return printed.getvalue(), json.loads((home / 'all.json').read_text())
 
 
 def test_the_picture_is_not_blank(home, seen):
