@@ -10,7 +10,6 @@ for a model that has grown sets the new ones against the old ones.
 
 import dataclasses
 import json
-import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,7 +80,7 @@ def main(argv: Sequence[str]) -> None:
     last = model.meta.lineage[-1]
     print(f'\nold and new tokens: {last.action} at step {last.step} of {last.source}\n')
     print(report.age_table(aged))
-  print('\n' + textwrap.fill(report.DEFINITIONS, 100))
+  print(f'\n{report.DEFINITIONS}')
   if values.json:
     content = {
       'source': values.source,

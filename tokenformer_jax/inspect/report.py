@@ -8,13 +8,12 @@ import numpy as np
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.inspect.usage import Usage
 
-DEFINITIONS = (
-  "A parameter token's contribution is |weight| · ‖value‖₂, averaged over the positions of a text. "
-  'nearly unused: less than 1/100 of the mean contribution in its Pattention; unused: at no '
-  'position more than 1/1000 of that mean (these are counted as nearly unused, too); dead: key and '
-  'value are zero, so that it has no gradient and stays so. for 90 %: how many tokens, the '
-  'strongest first, make 90 % of the contribution.'
-)
+DEFINITIONS = """\
+contribution   of a parameter token: |weight| · ‖value‖₂, averaged over the positions of the text
+nearly unused  less than 1/100 of the mean contribution in its Pattention
+unused         at no position more than 1/1000 of that mean; counted as nearly unused, too
+dead           key and value are zero, so that it has no gradient and stays so
+for 90 %       how many tokens, the strongest first, make 90 % of the contribution"""
 
 _VISIBLE = str.maketrans({' ': '·', '\n': '⏎', '\t': '⇥', '\r': '␍'})
 Row = dict[str, Any]
