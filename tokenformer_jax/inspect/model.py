@@ -83,7 +83,10 @@ def maps(model: Model, ids: np.ndarray, layers: Sequence[int]) -> dict[int, dict
   run = compiled_maps(model.definition, model.mesh)
   with jax.set_mesh(model.mesh):
     (batch,) = usage.batches(np.asarray(ids)[None], 1, model.mesh)
-    return {layer: jax.tree.map(np.asarray, run(model.params, batch, layer)) for layer in layers}
+    found = {layer: run(model.params, batch, layer) for layer in layers}
+  return {
+    layer: {kind: np.asarray(of_layer[kind]) for kind in KINDS} for layer, of_layer in found.items()
+  }
 
 
 def measure(model: Model, ids: np.ndarray) -> dict[str, usage.Usage]:

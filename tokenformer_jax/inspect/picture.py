@@ -27,9 +27,10 @@ def draw(
 ) -> 'Figure':
   """A row of panels for each layer, a column for each kind.
 
-  All panels of a kind have the same colours. They end where 1 of 1000 weights is larger, so that
-  a few do not hide the others. Where there are more parameter tokens than can be told apart, a
-  column is several neighbours, and shows the largest weight of them.
+  All panels of a kind have the same colours. They end where 1 of 1000 weights is larger, and are
+  finer for small weights (arsinh), so that a few large ones do not hide the others. Where there are
+  more parameter tokens than can be told apart, a column is several neighbours, and shows the
+  largest weight of them.
 
   Args:
     maps: by layer and kind, weights [T, N].
@@ -41,6 +42,7 @@ def draw(
   """
   try:
     from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
   except ImportError as error:
     raise UserError(
       'matplotlib, which draws the heat map, is not installed; run pip install -e ".[plot]"'
@@ -66,7 +68,8 @@ def draw(
         axes.axvline(old[kind] - 0.5, color='black', linewidth=0.8)
         label = 'parameter token: old | new'
     column[-1].set_xlabel(label, fontsize=8)
-    figure.colorbar(image, cax=bar, orientation='horizontal', extend='both')
+    bar_options = {'orientation': 'horizontal', 'extend': 'both', 'format': '{x:g}'}
+    figure.colorbar(image, cax=bar, ticks=MaxNLocator(5), **bar_options)
     bar.tick_params(labelsize=7)
     bar.set_xlabel('weight', fontsize=8)
   for axes in panels[:-1, 0]:
@@ -76,12 +79,13 @@ def draw(
 
 
 def _panel(axes: 'Axes', map_TxN: np.ndarray, limit: float, columns: int) -> 'AxesImage':
+  from matplotlib.colors import AsinhNorm  # noqa: PLC0415
+
   pooled, count = _pooled(map_TxN, columns)
   image = axes.imshow(
     pooled,
     cmap='RdBu_r',
-    vmin=-limit,
-    vmax=limit,
+    norm=AsinhNorm(limit / 5, vmin=-limit, vmax=limit),
     aspect='auto',
     interpolation='nearest',
     extent=(-0.5, count - 0.5, len(map_TxN) - 0.5, -0.5),
