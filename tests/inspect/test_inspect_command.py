@@ -99,9 +99,11 @@ def test_everything_is_in_the_json(home, seen):
   assert [(r['layer'], r['kind']) for r in found['tokens']] == both
   assert [len(r['contribution']) for r in found['tokens']] == 2 * [48, 48, 48, 32, 96]
   assert len(found['strongest']) == 2 * 5 * 2 and found['definitions']
-  grew = [(r['kind'], r['old'], r['new']) for r in found['growth'] if r['layer'] == 0]
+  growth = found['growth']
+  assert (growth['action'], growth['source'], growth['step']) == ('grow', f'{home}/run', 7)
+  grew = [(r['kind'], r['old'], r['new']) for r in growth['layers'] if r['layer'] == 0]
   assert grew == [('query', 32, 16), ('key', 32, 16), ('value', 32, 16), ('ffn', 64, 32)]
-  assert all(r['new_share_of_contribution'] == 0 for r in found['growth'])
+  assert all(r['new_share_of_contribution'] == 0 for r in growth['layers'])
 
 
 def test_the_tables_say_what_they_are_about(home, seen):
@@ -138,7 +140,7 @@ def test_text_of_files_is_shown_and_measured(home, capsys):
   assert found['text']['labels'] == ['⟨end⟩', 'a', '·', 't']
   assert found['usage']['positions'] == 8, 'the file and the end of its document'
   assert [(r['layer'], r['kind']) for r in found['usage']['layers']] == [(1, 'ffn')]
-  assert found['growth'] == [] and 'old and new' not in capsys.readouterr().out
+  assert found['growth'] is None and 'old and new' not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -149,6 +151,7 @@ def test_text_of_files_is_shown_and_measured(home, capsys):
     (['--source={home}/run@3'], r'has no checkpoint of step 3; it has the steps 7'),
     (['--source={home}/run', '--layer=2'], r"--layer is '2'; this model has the layers 0 to 1"),
     (['--source={home}/run', '--kinds=querry'], r"--kinds names 'querry'; did you mean 'query'"),
+    (['--source={home}/run', '--kinds='], r"--kinds names ''; known names: ffn, key"),
     (['--source={home}/run', '--out=a.jpg'], r'--out=a.jpg must end in one of \.png'),
     (['--source={home}/run', '--text=files:none*'], r'--text is files:none\*, which matches no'),
     (['--source={home}/run', '--text=files:{home}/empty.txt'], r'there is no text in files:'),
@@ -168,6 +171,13 @@ def test_a_damaged_source_is_named(home, tmp_path):
   (tmp_path / 'run' / 'checkpoints').mkdir(parents=True)
   with pytest.raises(UserError, match=r'no checkpoint of .*run can be read'):
     _inspect(f'--source={tmp_path}/run')
+
+
+@pytest.mark.parametrize('module', ['inspect', 'grow'])
+def test_help_lists_the_flags(module):
+  command = [sys.executable, '-m', f'tokenformer_jax.{module}', '--help']
+  done = subprocess.run(command, capture_output=True, text=True)
+  assert '--source' in done.stdout and f'-m tokenformer_jax.{module} --source=' in done.stdout
 
 
 def test_it_does_not_hide_pythons_own_inspect():

@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   del argv
   values = flags.FLAGS
-  for kind in values.kinds:
+  for kind in values.kinds or ['']:
     if kind not in KINDS:
       raise UserError(f'--kinds names {kind!r}{nearest(kind, KINDS)}')
   if values.out and Path(values.out).suffix not in picture.SUFFIXES:
@@ -75,9 +75,10 @@ def main(argv: Sequence[str]) -> None:
   counted = report.usage_rows(used, layers)
   print(f'\nusage on {len(corpus):,} tokens of {corpus_name}\n')
   print(report.usage_table(counted))
-  aged = [] if model.old is None else report.age_rows(used, model.old, layers)
-  if aged:
+  growth = None
+  if model.old is not None and (aged := report.age_rows(used, model.old, layers)):
     last = model.meta.lineage[-1]
+    growth = {'action': last.action, 'source': last.source, 'step': last.step, 'layers': aged}
     print(f'\nold and new tokens: {last.action} at step {last.step} of {last.source}\n')
     print(report.age_table(aged))
   print(f'\n{report.DEFINITIONS}')
@@ -89,7 +90,7 @@ def main(argv: Sequence[str]) -> None:
       'text': {'name': name, 'ids': shown.tolist(), 'labels': names},
       'strongest': strongest,
       'usage': {'text': corpus_name, 'positions': len(corpus), 'layers': counted},
-      'growth': aged,
+      'growth': growth,
       'tokens': report.token_rows(used, layers),
       'definitions': report.DEFINITIONS,
     }

@@ -1,9 +1,11 @@
 """A run opened to look into it: the library behind the command, for notebooks and scripts.
 
-model = load('runs/lm_stdlib')
-ids = model.tokenizer.encode('def main(')
-maps(model, ids, [0])[0]['ffn']        # weights [T, N] of the feed-forward Pattention of layer 0
-measure(model, ids)['ffn'].unused      # [L, N]
+  model = load('runs/lm_stdlib')
+  ids = model.tokenizer.encode('def main(')
+  maps(model, ids, [0])[0]['ffn']     the weights [T, N] of the feed-forward Pattention of layer 0
+  measure(model, ids)['ffn'].unused   which of its parameter tokens are unused, [L, N]
+
+The results are numpy; `weights.py` has the functions to trace in a jit of one's own.
 """
 
 import contextlib
@@ -71,7 +73,8 @@ def load(source: str) -> Model:
         f'{directory} is a Transformer (model.projection=dense): it has no parameter tokens to '
         'look into'
       )
-    definition = define_lm(meta.config.model, Compute.of(meta.config))
+    # Not the run's kernel of attention, which this device may not have.
+    definition = define_lm(meta.config.model, Compute(Compute.of(meta.config).dtype))
     shardings = sharding.of_axes(mesh, definition.axes)
     abstract = {'params': sharding.with_even_shardings(definition.abstract, shardings)}
     params = checkpoint.restore_source(checkpoints, meta, abstract)['params']

@@ -12,7 +12,7 @@ DEFINITIONS = """\
 contribution   of a parameter token: |weight| · ‖value‖₂, averaged over the positions of the text
 nearly unused  less than 1/100 of the mean contribution in its Pattention
 unused         at no position more than 1/1000 of that mean; counted as nearly unused, too
-dead           key and value are zero, so that it has no gradient and stays so
+dead           key and value are zero, and so is its weight: it has no gradient and stays so
 for 90 %       how many tokens, the strongest first, make 90 % of the contribution"""
 
 _VISIBLE = str.maketrans({' ': '·', '\n': '⏎', '\t': '⇥', '\r': '␍'})
