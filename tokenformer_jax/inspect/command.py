@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> None:
   if values.out:  # Before what takes longer, so that a missing library is told at once.
     _write(values.out, '--out', picture.draw(found, names, model.old).savefig)
   strongest = report.strongest_rows(found, values.top_k)
-  print(f'{values.source}, step {model.meta.step}: {len(shown)} tokens of {name}\n')
+  print(f'{values.source}, step {model.meta.step}: the first {len(shown)} tokens of {name}\n')
   print(report.strongest_table(strongest, names), flush=True)
   used = measure(model, corpus)
   used = {kind: used[kind] for kind in values.kinds}
