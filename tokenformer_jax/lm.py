@@ -70,6 +70,17 @@ class LM(nnx.Module):
     )
     self.head = None if config.tied_head else table(config.vocab_size, 'vocab')
 
+  def embed(
+    self, ids_BxT: jax.Array, start: jax.Array | int = 0, padding_B: jax.Array | None = None
+  ) -> jax.Array:
+    """What the first block reads [B, T, D]; for the arguments see `Attention`."""
+    x_BxTxD = jnp.take(self.embedding[...].astype(self.compute.dtype), ids_BxT, axis=0)
+    if self.positions is not None:
+      positions_BxT = positions(start, ids_BxT.shape[1], padding_B)
+      rows_BxTxD = jnp.take(self.positions[...], positions_BxT, axis=0, mode='clip')
+      x_BxTxD = x_BxTxD + rows_BxTxD.astype(x_BxTxD.dtype)
+    return constrain(x_BxTxD, 'batch', None, None)
+
   def hidden(
     self,
     ids_BxT: jax.Array,
@@ -81,17 +92,11 @@ class LM(nnx.Module):
 
     A cache, which has an entry for each layer, needs `Compute.unroll`.
     """
-    x_BxTxD = jnp.take(self.embedding[...].astype(self.compute.dtype), ids_BxT, axis=0)
-    if self.positions is not None:
-      positions_BxT = positions(start, ids_BxT.shape[1], padding_B)
-      x_BxTxD = x_BxTxD + jnp.take(self.positions[...], positions_BxT, axis=0, mode='clip').astype(
-        x_BxTxD.dtype
-      )
-    x_BxTxD = constrain(x_BxTxD, 'batch', None, None)
 
     def apply(block: Block, x: jax.Array, cache: Cache | None) -> tuple[jax.Array, Cache | None]:
       return block(x, start, cache, padding_B)
 
+    x_BxTxD = self.embed(ids_BxT, start, padding_B)
     if self.compute.unroll:
       x_BxTxD, cache = unroll(self.blocks, apply, x_BxTxD, cache)
     else:

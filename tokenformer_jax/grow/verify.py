@@ -1,7 +1,7 @@
 """Whether two models compute the same: the same held-out batch through both."""
 
 import dataclasses
-import itertools
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
@@ -45,24 +45,36 @@ def held_out(
   """
   length = min(config.data.sequence_length, _LONGEST) + 1
   needed = (first + sequences) * length
-  tokens = None
+  tokens, name = held_out_tokens(config, tokenizer, needed)
+  rows = np.resize(tokens, needed).reshape(-1, length)
+  return rows[first:], name
+
+
+def held_out_tokens(
+  config: Config, tokenizer: tokenizers.Tokenizer, needed: int
+) -> tuple[np.ndarray, str]:
+  """As `held_out`, but the text as it is: int32 [at most `needed`], and its name."""
   try:
     existing = store.find(config.data)
   except UserError:  # The text itself is not here.
     existing = None
   if existing is not None:
-    tokens, name = existing.validation[:needed], 'held-out text of the run'
-  else:
-    documents = text.open_source('stdlib', '').documents()
-    pieces, count = [], 0
-    for document in itertools.islice(documents, 1000):
-      pieces.append(tokenizer.encode(document))
-      count += len(pieces[-1])
-      if count >= needed:
-        break
-    tokens, name = np.concatenate(pieces), 'text of the Python standard library'
-  rows = np.resize(np.asarray(tokens, np.int32), needed).reshape(-1, length)
-  return rows[first:], name
+    return np.asarray(existing.validation[:needed], np.int32), 'held-out text of the run'
+  documents = text.open_source('stdlib', '').documents()
+  return first_tokens(documents, tokenizer, needed), 'text of the Python standard library'
+
+
+def first_tokens(
+  documents: Iterable[str], tokenizer: tokenizers.Tokenizer, needed: int
+) -> np.ndarray:
+  """The first tokens of documents, int32 [at most `needed`]; what comes later is not read."""
+  pieces, count = [np.zeros(0, np.int32)], 0
+  for document in documents:
+    pieces.append(np.append(tokenizer.encode(document), np.int32(tokenizer.end_of_document)))
+    count += len(pieces[-1])
+    if count >= needed:
+      break
+  return np.concatenate(pieces)[:needed]
 
 
 def outputs(model: ModelConfig, params: Params, batch: np.ndarray, mesh: Mesh) -> Outputs:
