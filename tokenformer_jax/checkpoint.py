@@ -2,7 +2,8 @@
 
 A checkpoint holds three items: `state` (a nested dict of arrays), `meta` (JSON: format version,
 step, the whole config, package versions, a checksum of every array) and `tokenizer` (JSON). Nothing
-else is needed to resume, grow, evaluate or generate. Everything that knows Orbax is in this file.
+else is needed to resume, grow, evaluate or generate. What knows Orbax is in this file, and, for
+checkpoints that are not ours, in released_tpu.py.
 """
 
 import dataclasses

@@ -128,6 +128,11 @@ def inexact(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> str
         f'the tokens of {kind} are there {new // old} times, and so must the reference count be: '
         f'it is {before}, then {after}; use scale=resize'
       )
+    if config.method == 'duplicate' and new > old and source.row_epsilon:
+      return (
+        f'model.row_epsilon={source.row_epsilon} counts for less beside the norm of {new // old} '
+        'times as many scores; use method=zero_keys, which is exact with it'
+      )
     if config.method == 'zero_keys' and before != after:
       return (
         f'the reference count of {kind} changes from {before} to {after}, and with it the scale of '
