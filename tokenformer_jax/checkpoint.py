@@ -31,7 +31,7 @@ from tokenformer_jax.errors import UserError
 FORMAT = 1
 # Arrays are stored in pieces, so that neither writing nor reading needs much more memory than they.
 _SAVE_ARGS = ocp.SaveArgs(chunk_byte_size=64 * 2**20)
-_FILE_BYTES = 256 * 2**20  # of a file of pieces, which is in memory until it is full
+_FILE_BYTES = 64 * 2**20  # of a file of pieces, which is in memory until it is full
 _RESTORE_GB = 1  # read at a time
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'tokenformer_jax')
 

@@ -14,7 +14,6 @@ from tokenformer_jax.config import Config, ModelConfig, TokenCounts
 from tokenformer_jax.data import order, store, tokenizers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files, state, tokens
-from tokenformer_jax.lm import define_lm
 from tokenformer_jax.optim import LastGrowth
 from tokenformer_jax.params import Definition
 from tokenformer_jax.step import State
@@ -217,9 +216,8 @@ def grown(config: Config, origin: Origin, mesh: Mesh) -> State:
     raise UserError(f'config.init_from={config.init_from}: {error}') from error
   if reason := state.inexact(source, target, config.grow):
     cli.say(f'the grown model will not compute what {config.init_from} does: {reason}')
-  old = files.read(checkpoints, meta, mesh)
-  axes = define_lm(target).axes
-  return state.grow(old, source, target, config.grow, files.one_by_one(mesh, axes))
+  _, grow = files.read_and_grow(checkpoints, meta, mesh, target, config.grow)
+  return grow()
 
 
 def check_old_tokens(config: Config, growth: LastGrowth | None, definition: Definition) -> None:

@@ -141,11 +141,10 @@ def _grow(source: Source, config: GrowConfig) -> None:
   )
   if values.dry_run:
     return
-  old = files.read(source.checkpoints, source.meta, source.mesh)
+  old, grow = files.read_and_grow(source.checkpoints, source.meta, source.mesh, after, config)
   rows, text = _batch(source, _SEQUENCES)
   computed = verify.outputs(before, old['params'], rows, source.mesh)
-  place = files.one_by_one(source.mesh, define_lm(after).axes)
-  new = state.grow(old, before, after, config, place)
+  new = grow()
   _verify(
     computed, verify.outputs(after, new['params'], rows, source.mesh), text, exact=reason is None
   )
