@@ -24,6 +24,7 @@ import tqdm
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import model_registry
+from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import (
   get_rolling_token_windows,
@@ -31,12 +32,16 @@ from lm_eval.utils import (
   simple_parse_args_string,
 )
 
-from tokenformer_jax import checkpoint, cli, trained
+from tokenformer_jax import checkpoint, cli, generate, trained
+from tokenformer_jax.decode import Decoder
 from tokenformer_jax.errors import UserError, nearest
+from tokenformer_jax.sampling import GREEDY, Sampling
 from tokenformer_jax.score import Row, Score, Scorer
 
 NAME = 'tokenformer_jax'
 _RESAMPLES = 1000  # for the errors of what is no mean, such as a perplexity
+_TEXTS = 16  # written at a time, unless the batch size is given
+_SETTINGS = ('until', 'max_gen_toks', 'do_sample', 'temperature', 'top_k', 'top_p')
 _ARGUMENTS = ('source', 'max_length', 'tokens', 'batch_size')
 
 # A name of the class and not the class: run as a command, this module is imported a second time.
@@ -53,7 +58,8 @@ class TokenFormerLM(TemplateLM):
   def __init__(self, model: trained.Trained, scorer: Scorer):
     """Takes the model, and what scores its rows."""
     super().__init__()
-    self._model, self._scorer = model, scorer
+    self._model, self._scorer, self._tokenizer = model, scorer, model.tokenizer
+    self._decoder = Decoder(model.definition, model.config.model, model.compute.dtype)
 
   @classmethod
   def create_from_arg_string(
@@ -91,7 +97,7 @@ class TokenFormerLM(TemplateLM):
 
   @property
   def eot_token_id(self) -> int:
-    return self._model.tokenizer.end_of_document
+    return self._tokenizer.end_of_document
 
   @property
   def max_length(self) -> int:
@@ -100,12 +106,12 @@ class TokenFormerLM(TemplateLM):
 
   @property
   def tokenizer_name(self) -> str:
-    return self._model.tokenizer.fingerprint
+    return self._tokenizer.fingerprint
 
   def tok_encode(self, string: str, add_special_tokens: bool | None = None) -> list[int]:
     """Token ids; whatever is asked for, no special token is among them."""
     del add_special_tokens
-    return self._model.tokenizer.encode(string).tolist()
+    return self._tokenizer.encode(string).tolist()
 
   def loglikelihood_rolling(
     self, requests: Sequence[Instance], disable_tqdm: bool = False
@@ -142,7 +148,33 @@ class TokenFormerLM(TemplateLM):
     return scores
 
   def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-    raise UserError('tasks that generate text cannot be evaluated yet')
+    """Texts after contexts, up to the first of the strings `until`.
+
+    Raises:
+      UserError: a setting is unknown, or the model's context has no room for so many tokens.
+    """
+    asked, stops = [], []
+    for i, (context, settings) in enumerate(request.args for request in requests):
+      settings = normalize_gen_kwargs(settings)
+      stop = [string for string in settings.pop('until', []) if string]
+      length = settings.pop('max_gen_toks')
+      if length >= self.max_length:
+        raise UserError(
+          f'a task asks for {length} tokens of text, but the model is evaluated on {self.max_length} '
+          'with the context; ask for fewer (max_gen_toks), or raise max_length if its positions '
+          'allow it'
+        )
+      ids = self.tok_encode(context)[length - self.max_length :] or [self.eot_token_id]
+      asked.append(generate.request_of(self._tokenizer, ids, length, _sampling(settings, i), stop))
+      stops.append(stop)
+    with jax.set_mesh(self._model.mesh):
+      size = self._scorer.batch_size or _TEXTS
+      written = self._decoder(self._model.params, asked, batch_size=size)
+    texts = []
+    for request, ids, stop in zip(requests, written, stops, strict=True):
+      texts.append(generate.text_of(self._tokenizer, ids.tolist(), stop))
+      self.cache_hook.add_partial('generate_until', request.args, texts[-1])
+    return texts
 
   def _score(self, rows: Sequence[Row], disable_tqdm: bool) -> list[Score]:
     first = jax.process_index() == 0
@@ -245,6 +277,18 @@ def _metrics(result: dict[str, Any]) -> dict[str, Any]:
       'stderr': float(error) if isinstance(error, (int, float)) else None,
     }
   return metrics
+
+
+def _sampling(settings: dict[str, Any], i: int) -> Sampling:
+  """How the text of request `i` is drawn, of what its task says."""
+  for name in settings:
+    if name not in _SETTINGS:
+      raise UserError(f'a task sets {name!r} for the text to write{nearest(name, _SETTINGS)}')
+  if not settings['do_sample']:
+    return GREEDY
+  given = {name: settings[name] for name in ('temperature', 'top_k', 'top_p') if name in settings}
+  # A seed each, because a task may ask for several texts of the same request.
+  return Sampling(**{'temperature': 1.0, 'top_p': 1.0, 'seed': i, **given})
 
 
 def _count(name: str, value: Any) -> int:

@@ -53,8 +53,8 @@ class Scorer:
       batch_size: rows of a batch, rounded up to what the mesh can split. None: as many as make
         some thousand tokens.
     """
-    self.mesh, self.max_length = mesh, max_length
-    self._params, self._batch_size = params, batch_size
+    self.mesh, self.max_length, self.batch_size = mesh, max_length, batch_size
+    self._params = params
 
     def sums(params: Params, batch_Bx2xT: jax.Array) -> LossSums:
       model = definition.bind(params)
@@ -110,7 +110,7 @@ class Scorer:
     while first < len(order):
       length = min(buckets.bucket(lengths[order[first]]), self.max_length)
       fitting = max(1, _BATCH_TOKENS // length) * buckets.rows(1)
-      size = buckets.rows(self._batch_size or fitting)
+      size = buckets.rows(self.batch_size or fitting)
       yield order[first : first + size], size, length
       first += size
 

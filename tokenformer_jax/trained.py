@@ -5,7 +5,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from tokenformer_jax import checkpoint, cli, sharding, start
+from tokenformer_jax import checkpoint, cli, decode, sharding, start
 from tokenformer_jax.config import Config, MeshConfig
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
@@ -22,7 +22,7 @@ class Trained:
     step: of the checkpoint.
     config: of the run, with every size filled in.
     definition, compute: of the model and of how it is computed here.
-    params: on the mesh.
+    params: on the mesh, in the dtype that they are computed in.
     tokenizer: of the run.
     mesh: all devices.
   """
@@ -76,5 +76,6 @@ def load(source: str, tokens: int = 1) -> Trained:
   shardings = sharding.of_axes(mesh, definition.axes)
   abstract: dict[str, Any] = {'params': sharding.with_shardings(definition.abstract, shardings)}
   params = checkpoint.restore_source(checkpoints, meta, abstract)['params']
+  params = decode.cast(params, definition.axes, compute.dtype)
   tokenizer = tokenizers.from_json(meta.tokenizer)
   return Trained(source, meta.step, config, definition, compute, params, tokenizer, mesh)
