@@ -12,6 +12,7 @@ from tiny import tiny_model
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax import sharding
+from tokenformer_jax.checkpoint import Meta
 from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.data.tokenizers import ByteTokenizer
 from tokenformer_jax.lm import Compute, define_lm
@@ -48,8 +49,9 @@ def trained(devices: int = 1, **changes: Any) -> Trained:
   mesh = sharding.make_mesh(MESHES[devices], jax.devices()[:devices])
   return Trained(
     source='nowhere',
-    step=0,
-    config=whole,
+    meta=Meta(
+      step=0, updates=0, config=whole, lineage=(), contents='model', checksums={}, tokenizer={}
+    ),
     definition=definition,
     compute=compute,
     params=jax.device_put(params(whole.model), sharding.of_axes(mesh, definition.axes)),

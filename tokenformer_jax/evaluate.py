@@ -160,7 +160,7 @@ def main(argv: Sequence[str]) -> None:
   )
   report = {
     'source': model.source,
-    'step': model.step,
+    'step': model.meta.step,
     'model': dataclasses.asdict(model.config.model),
     'dtype': str(model.compute.dtype),
     'max_length': length,

@@ -160,9 +160,9 @@ class TokenFormerLM(TemplateLM):
       length = settings.pop('max_gen_toks')
       if length >= self.max_length:
         raise UserError(
-          f'a task asks for {length} tokens of text, but the model is evaluated on {self.max_length} '
-          'with the context; ask for fewer (max_gen_toks), or raise max_length if its positions '
-          'allow it'
+          f'a task asks for {length} tokens of text, but the model is evaluated on '
+          f'{self.max_length} with the context; ask for fewer (max_gen_toks), or raise max_length '
+          'if its positions allow it'
         )
       ids = self.tok_encode(context)[length - self.max_length :] or [self.eot_token_id]
       asked.append(generate.request_of(self._tokenizer, ids, length, _sampling(settings, i), stop))

@@ -1,7 +1,7 @@
 """A trained model, read for use from the run that `DIR` or `DIR@STEP` names."""
 
+import contextlib
 import dataclasses
-from typing import Any
 
 from jax.sharding import Mesh
 
@@ -19,8 +19,7 @@ class Trained:
 
   Attributes:
     source: as it was named.
-    step: of the checkpoint.
-    config: of the run, with every size filled in.
+    meta: what the checkpoint says of itself.
     definition, compute: of the model and of how it is computed here.
     params: on the mesh, in the dtype that they are computed in.
     tokenizer: of the run.
@@ -28,13 +27,17 @@ class Trained:
   """
 
   source: str
-  step: int
-  config: Config
+  meta: checkpoint.Meta
   definition: Definition
   compute: Compute
   params: Params
   tokenizer: tokenizers.Tokenizer
   mesh: Mesh
+
+  @property
+  def config(self) -> Config:
+    """Of the run, with every size filled in."""
+    return self.meta.config
 
   def context_length(self, asked: int | None = None) -> int:
     """The most tokens of input that the model is to be given.
@@ -66,16 +69,17 @@ def load(source: str, tokens: int = 1) -> Trained:
     UserError: there is no such run, it is damaged, or the mesh does not divide the model.
   """
   directory, step = cli.split_source(source)
-  checkpoints, meta = checkpoint.open_source(directory, step)
-  checkpoint.check_is_model(meta, directory)
-  config, compute = meta.config, Compute.of(meta.config)
-  definition = define_lm(config.model, compute)
   mesh = sharding.make_mesh(MeshConfig(tokens=tokens), start.devices())
-  sharding.check_divides(mesh, definition.abstract, definition.axes)
-  sharding.check_divisible(mesh, 'heads', config.model.heads, 'of model.heads')
-  shardings = sharding.of_axes(mesh, definition.axes)
-  abstract: dict[str, Any] = {'params': sharding.with_shardings(definition.abstract, shardings)}
-  params = checkpoint.restore_source(checkpoints, meta, abstract)['params']
+  checkpoints, meta = checkpoint.open_source(directory, step)
+  with contextlib.closing(checkpoints):
+    checkpoint.check_is_model(meta, directory)
+    model, compute = meta.config.model, Compute.of(meta.config)
+    definition = define_lm(model, compute)
+    sharding.check_divides(mesh, definition.abstract, definition.axes)
+    sharding.check_divisible(mesh, 'heads', model.heads, 'of model.heads')
+    shardings = sharding.of_axes(mesh, definition.axes)
+    abstract = {'params': sharding.with_shardings(definition.abstract, shardings)}
+    params = checkpoint.restore_source(checkpoints, meta, abstract)['params']
   params = decode.cast(params, definition.axes, compute.dtype)
   tokenizer = tokenizers.from_json(meta.tokenizer)
-  return Trained(source, meta.step, config, definition, compute, params, tokenizer, mesh)
+  return Trained(source, meta, definition, compute, params, tokenizer, mesh)
