@@ -24,6 +24,7 @@ from tokenformer_jax.score import Scorer
 TASKS = ('last_word', 'choices', 'options', 'rolling', 'generation')
 TOLERANCE = 1e-4
 END = 0xFF  # of a document, in bytes
+BATCH = 5  # rows; requests for text come in multiples of it, so that they share programs
 
 
 class BruteForce(LM):
@@ -69,7 +70,7 @@ def _written(context: str, settings: dict[str, Any]) -> str:
 @functools.cache
 def _model(devices: int = 1, **changes: Any) -> TokenFormerLM:
   model = trained(devices, **changes)
-  scorer = Scorer(model.definition, model.params, model.mesh, max_length=LENGTH, batch_size=8)
+  scorer = Scorer(model.definition, model.params, model.mesh, max_length=LENGTH, batch_size=BATCH)
   return TokenFormerLM(model, scorer)
 
 
@@ -165,10 +166,10 @@ def test_spaces_that_end_a_context_belong_to_the_continuation():
 
 
 def test_what_generation_writes_is_called_greedy():
-  """One token after each of 12 contexts, where that token is a text by itself."""
+  """One token after each of 10 contexts, where that token is a text by itself."""
   contexts = [sample['arguments'][0][0] for sample in _results(1)['samples']['local_last_word']]
-  texts = _texts({'until': [], 'max_gen_toks': 1}, contexts)
-  pairs = [pair for pair in zip(contexts, texts, strict=True) if pair[1].isascii() and pair[1]]
+  texts = _texts({'until': [], 'max_gen_toks': 1}, contexts[: 2 * BATCH])
+  pairs = [pair for pair in zip(contexts, texts, strict=False) if pair[1].isascii() and pair[1]]
   assert len(pairs) > 3, 'random bytes should be ASCII half of the time'
   for context, text in pairs:
     other = chr((ord(text) + 1) % 128)
@@ -196,17 +197,17 @@ def test_a_context_leaves_room_for_the_text():
   """Of a context that is too long, the end counts: all but 12 of the 48 tokens."""
   settings = {'until': [], 'max_gen_toks': 12}
   end = 'b' * (LENGTH - 12)
-  first, second = _texts(settings, ['a' * 99 + end, end])
-  assert first == second and first
+  first, *others = _texts(settings, ['a' * 99 + end, *[end] * (BATCH - 1)])
+  assert others == [first] * (BATCH - 1) and first
 
 
 def test_repeated_requests_are_drawn_anew():
   settings = {'until': [], 'max_gen_toks': 12, 'do_sample': True, 'temperature': 1.0}
-  assert len(set(_texts(settings, ['Beautiful is'] * 4))) == 4
+  assert len(set(_texts(settings, ['Beautiful is'] * BATCH))) == BATCH
 
 
 def test_an_empty_context_is_written_on():
-  assert len(_texts({'until': [], 'max_gen_toks': 3}, [''])) == 1
+  assert len(_texts({'until': [], 'max_gen_toks': 3}, [''] * BATCH)) == BATCH
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ class TokenFormerLM(TemplateLM):
     """Takes the model, and what scores its rows."""
     super().__init__()
     self._model, self._scorer, self._tokenizer = model, scorer, model.tokenizer
-    self._decoder = Decoder(model.definition, model.config.model, model.compute.dtype)
+    self._decoder = Decoder(model.config.model, model.compute)
 
   @classmethod
   def create_from_arg_string(
@@ -169,7 +169,8 @@ class TokenFormerLM(TemplateLM):
       stops.append(stop)
     with jax.set_mesh(self._model.mesh):
       size = self._scorer.batch_size or _TEXTS
-      written = self._decoder(self._model.params, asked, batch_size=size)
+      params = self._decoder.prepare(self._model.params)
+      written = self._decoder(params, asked, batch_size=size)
     texts = []
     for request, ids, stop in zip(requests, written, stops, strict=True):
       texts.append(generate.text_of(self._tokenizer, ids.tolist(), stop))

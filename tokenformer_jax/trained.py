@@ -5,7 +5,7 @@ import dataclasses
 
 from jax.sharding import Mesh
 
-from tokenformer_jax import checkpoint, cli, decode, sharding, start
+from tokenformer_jax import checkpoint, cli, sharding, start
 from tokenformer_jax.config import Config, MeshConfig
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
@@ -21,7 +21,7 @@ class Trained:
     source: as it was named.
     meta: what the checkpoint says of itself.
     definition, compute: of the model and of how it is computed here.
-    params: on the mesh, in the dtype that they are computed in.
+    params: on the mesh.
     tokenizer: of the run.
     mesh: all devices.
   """
@@ -80,6 +80,5 @@ def load(source: str, tokens: int = 1) -> Trained:
     shardings = sharding.of_axes(mesh, definition.axes)
     abstract = {'params': sharding.with_shardings(definition.abstract, shardings)}
     params = checkpoint.restore_source(checkpoints, meta, abstract)['params']
-  params = decode.cast(params, definition.axes, compute.dtype)
   tokenizer = tokenizers.from_json(meta.tokenizer)
   return Trained(source, meta, definition, compute, params, tokenizer, mesh)
