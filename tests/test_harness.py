@@ -165,6 +165,10 @@ def test_spaces_that_end_a_context_belong_to_the_continuation():
   assert _log_prob('Simple is ', 'better') == _log_prob('Simple is', ' better')
 
 
+def test_a_context_of_spaces_is_the_end_of_a_document_before_them():
+  assert _log_prob(' ', 'Now is better') == _log_prob('', ' Now is better')
+
+
 def test_what_generation_writes_is_called_greedy():
   """One token after each of 10 contexts, where that token is a text by itself."""
   contexts = [sample['arguments'][0][0] for sample in _results(1)['samples']['local_last_word']]

@@ -78,6 +78,7 @@ def test_a_text_in_parts_is_the_same_text(monkeypatch):
   ('documents', 'stride', 'sentence'),
   [
     ([], None, 'the text has no documents'),
+    ([''], None, 'the text has no documents, or only empty ones'),
     (DOCUMENTS, LENGTH + 1, f'the stride is {LENGTH + 1}; .* at most the window, {LENGTH} tokens'),
     (DOCUMENTS, 0, 'the stride is 0; it must be at least 1'),
   ],

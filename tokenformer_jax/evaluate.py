@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import tqdm
 from absl import flags
 
 from tokenformer_jax import checkpoint, cli, perplexity, trained
@@ -171,7 +172,9 @@ def main(argv: Sequence[str]) -> None:
     report['tasks'] = harness.evaluate(adapter, tasks, values.num_fewshot, values.limit)
     report['limit'] = values.limit
   if source:
-    figures = perplexity.measure(scorer, model.tokenizer, source.documents(), values.stride)
+    documents = source.documents()
+    with tqdm.tqdm(desc='windows', disable=jax.process_index() != 0) as bar:
+      figures = perplexity.measure(scorer, model.tokenizer, documents, values.stride, bar.update)
     report['text'] = {'source': values.text, **dataclasses.asdict(figures)}
   report['seconds'] = round(time.monotonic() - start, 3)
   if jax.process_index() == 0:

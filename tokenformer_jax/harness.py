@@ -141,7 +141,8 @@ class TokenFormerLM(TemplateLM):
     requests: Sequence[tuple[tuple[str, str], list[int], list[int]]],
     disable_tqdm: bool = False,
   ) -> list[tuple[float, bool]]:
-    rows = [Row(context, continuation) for _, context, continuation in requests]
+    # A context of nothing but spaces has given them to the continuation.
+    rows = [Row(context or [self.prefix_token_id], new) for _, context, new in requests]
     scores = [tuple(score) for score in self._score(rows, disable_tqdm)]
     for (texts, _, _), score in zip(requests, scores, strict=True):
       self.cache_hook.add_partial('loglikelihood', texts, score)

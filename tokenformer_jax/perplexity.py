@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -68,7 +68,11 @@ def windows(
 
 
 def measure(
-  scorer: Scorer, tokenizer: Tokenizer, documents: Iterable[str], stride: int | None = None
+  scorer: Scorer,
+  tokenizer: Tokenizer,
+  documents: Iterable[str],
+  stride: int | None = None,
+  progress: Callable[[int], None] = lambda done: None,
 ) -> Figures:
   """Scores a text in windows as long as the scorer allows.
 
@@ -77,6 +81,7 @@ def measure(
     tokenizer: of the model.
     documents: the text.
     stride: see `windows`. None: windows that do not overlap, as in training.
+    progress: called with the number of windows done since the last call.
 
   Raises:
     UserError: the stride is longer than a window, or there is no text.
@@ -99,9 +104,9 @@ def measure(
   nats, tokens = 0.0, 0
   rows = windows(encoded(), tokenizer.end_of_document, length, stride)
   while part := list(itertools.islice(rows, _ROWS)):
-    nats -= math.fsum(score.log_prob for score in scorer(part))
+    nats -= math.fsum(score.log_prob for score in scorer(part, progress))
     tokens += sum(len(row.continuation) for row in part)
-  if not tokens:
+  if not counts['bytes']:
     raise UserError('the text has no documents, or only empty ones')
   return Figures(
     **counts,
