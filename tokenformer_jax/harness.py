@@ -195,7 +195,7 @@ def find_tasks(names: Sequence[str], include_path: str | None = None) -> list[An
   """The tasks and groups of these names, with their data.
 
   Args:
-    names: as `python -m tokenformer_jax.harness ls tasks` lists them.
+    names: as `lm_eval ls tasks` lists them.
     include_path: a directory of more of them.
 
   Raises:
@@ -254,6 +254,7 @@ def evaluate(
       limit=limit,
       log_samples=False,
       bootstrap_iters=_RESAMPLES,
+      task_manager=TaskManager(include_defaults=False),  # The tasks are there already.
     )
   return {
     name: {
