@@ -210,7 +210,7 @@ class Checkpoints:
       'config': dataclasses.asdict(config),
       'lineage': [dataclasses.asdict(ancestor) for ancestor in lineage],
       'contents': contents,
-      'packages': _package_versions(),
+      'packages': package_versions(),
       'checksums': {path: int(value) for path, value in _flat(_checksums(state))},
     }
     args = ocp.args.Composite(
@@ -463,9 +463,10 @@ def _checked(content: dict[str, Any]) -> dict[str, Any]:
   return content
 
 
-def _package_versions() -> dict[str, str]:
+def package_versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
+  """The installed version of each package, or `not installed`."""
   versions = {}
-  for package in _PACKAGES:
+  for package in packages:
     try:
       versions[package] = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
