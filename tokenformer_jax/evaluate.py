@@ -173,7 +173,8 @@ def main(argv: Sequence[str]) -> None:
     report['limit'] = values.limit
   if source:
     documents = source.documents()
-    with tqdm.tqdm(desc='windows', disable=jax.process_index() != 0) as bar:
+    no_bar = True if jax.process_index() else None  # None: no bar unless on a terminal
+    with tqdm.tqdm(desc='windows', disable=no_bar) as bar:
       figures = perplexity.measure(scorer, model.tokenizer, documents, values.stride, bar.update)
     report['text'] = {'source': values.text, **dataclasses.asdict(figures)}
   report['seconds'] = round(time.monotonic() - start, 3)

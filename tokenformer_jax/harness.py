@@ -186,8 +186,8 @@ class TokenFormerLM(TemplateLM):
         f'{cut} of {len(rows)} texts are longer than {self.max_length} tokens; they lost the '
         'beginnings of their contexts'
       )
-    silent = disable_tqdm or not first
-    with tqdm.tqdm(total=len(rows), desc='rows', disable=silent) as bar:
+    no_bar = True if disable_tqdm or not first else None  # None: no bar unless on a terminal
+    with tqdm.tqdm(total=len(rows), desc='rows', disable=no_bar) as bar:
       return self._scorer(rows, bar.update)
 
 
