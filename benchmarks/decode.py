@@ -1,6 +1,6 @@
 r"""Time of one token of decoding: ours, and the same model in a plain PyTorch loop with a cache.
 
-  python benchmarks/decode.py                                   124M parameters on the CPU
+  python benchmarks/decode.py                                   152M parameters on the CPU
   python benchmarks/decode.py --size=1_5b --batches=1,8,64      on one GPU, bfloat16
 
 Needs `pip install -e ".[benchmark]"`. Greedy text after prompts of `--prompt` tokens, all of the
