@@ -2,7 +2,7 @@
 
 import jax
 
-from tokenformer_jax.config import ModelConfig
+from tokenformer_jax.config import Config, ModelConfig
 
 # Dense bf16 peak of one device in TFLOP/s, by the start of `device_kind`; the longest match counts.
 # A device is a chip, but for TPU v3 and TPU7x, whose chips are two devices.
@@ -59,3 +59,19 @@ def forward_flops(model: ModelConfig, length: int) -> float:
 def train_flops(model: ModelConfig, length: int) -> float:
   """FLOPs of a training step for one token: backward is twice forward, recomputing not counted."""
   return 3 * forward_flops(model, length)
+
+
+def unit(model: ModelConfig) -> str:
+  """What the functions above count the FLOPs of."""
+  del model
+  return 'a token'
+
+
+def length(config: Config) -> int:
+  """Positions of an example of a run, which the functions above ask for."""
+  return config.data.sequence_length
+
+
+def of_step(config: Config) -> float:
+  """FLOPs of a training step over all devices."""
+  return config.data.batch_size * length(config) * train_flops(config.model, length(config))

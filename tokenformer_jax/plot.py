@@ -89,7 +89,7 @@ def _per_step(run: str | Path, x: str) -> float:
   tokens = resolved.data.batch_size * resolved.data.sequence_length
   if x == 'tokens':
     return tokens
-  return tokens * flops.train_flops(resolved.model, resolved.data.sequence_length)
+  return flops.of_step(resolved)
 
 
 def draw(runs: Sequence[str | Path], x: str, y: str) -> 'Figure':

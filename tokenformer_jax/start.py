@@ -1,4 +1,4 @@
-"""What happens before the first step: checks, the text, and the state that a run starts from."""
+"""What happens before the first step: checks, sizes, and the state that a run starts from."""
 
 import contextlib
 import dataclasses
@@ -6,15 +6,12 @@ import os
 from pathlib import Path
 
 import jax
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from tokenformer_jax import checkpoint, cli, sharding
+from tokenformer_jax import checkpoint, cli, models, sharding, tasks
 from tokenformer_jax.config import Config, ModelConfig, TokenCounts
-from tokenformer_jax.data import order, store, tokenizers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files, state, tokens
-from tokenformer_jax.lm import define_lm
 from tokenformer_jax.optim import LastGrowth
 from tokenformer_jax.params import Definition
 from tokenformer_jax.step import State
@@ -75,32 +72,22 @@ def find_origin(config: Config, workdir: Path) -> Origin:
 
 
 def fill_in(config: Config, origin: Origin = Origin()) -> Config:
-  """Replaces the zeros that stand for "what fits": vocabulary, reference counts, positions.
+  """Replaces the zeros that stand for "what fits": reference counts, and what the task knows.
 
   Reference counts are those of the origin, grown if `config.grow` says so.
 
   Raises:
-    UserError: the tokenizer has more ids than the vocabulary.
+    UserError: see `tasks.fill_in`.
   """
-  model, ids = config.model, tokenizers.size_of(config.data.tokenizer)
-  vocab_size = model.vocab_size or -(-ids // 128) * 128
-  if vocab_size < ids:
-    raise UserError(
-      f'config.model.vocab_size is {vocab_size}, but the tokenizer {config.data.tokenizer!r} has '
-      f'{ids} token ids; make it at least that, or 0 to have it fit'
-    )
+  config = tasks.fill_in(config)
+  model = config.model
   fitting, given = model.param_tokens, model.reference_tokens
   if origin.model is not None and origin.model.projection == model.projection == 'pattention':
     fitting = state.grown_model(origin.model, model.param_tokens, config.grow).reference_tokens
   reference = {k: getattr(given, k) or getattr(fitting, k) for k in state.KINDS}
   if model.projection == 'dense':  # It has none, so none can differ from those of another one.
     model, reference = dataclasses.replace(model, param_tokens=TokenCounts()), {}
-  model = dataclasses.replace(
-    model,
-    vocab_size=vocab_size,
-    reference_tokens=TokenCounts(**reference),
-    max_length=model.max_length or config.data.sequence_length,
-  )
+  model = dataclasses.replace(model, reference_tokens=TokenCounts(**reference))
   return dataclasses.replace(config, model=model)
 
 
@@ -132,33 +119,6 @@ def make_writable(workdir: Path) -> None:
     raise UserError(
       f'the work directory {workdir} cannot be written ({error.strerror}); choose another --workdir'
     ) from error
-
-
-def prepare_text(config: Config) -> store.Store:
-  """The token store: made by the first process, then by those that do not share its disk.
-
-  Raises:
-    UserError: the text cannot be read, is too short, or is another one on another host.
-  """
-  first = jax.process_index() == 0
-  text = store.prepare(config.data) if first else None
-  if jax.process_count() > 1:
-    multihost_utils.sync_global_devices('the token store is made')
-    text = text or store.prepare(config.data)
-    multihost_utils.assert_equal(
-      int(text.digest[:7], 16), 'the hosts read different text; config.data must find the same'
-    )
-  # Finds out that a split is too short for one sequence before anything is compiled.
-  order.validation_batches(text, config.data, [0], 1)
-  order.train_rows(
-    text.train,
-    0,
-    [0],
-    batch_size=1,
-    sequence_length=config.data.sequence_length,
-    seed=config.train.seed,
-  )
-  return text
 
 
 def resume(
@@ -218,7 +178,7 @@ def grown(config: Config, origin: Origin, mesh: Mesh) -> State:
   if reason := state.inexact(source, target, config.grow):
     cli.say(f'the grown model will not compute what {config.init_from} does: {reason}')
   old = files.read(checkpoints, meta, mesh)
-  axes = define_lm(target).axes
+  axes = models.define(target).axes
   return state.grow(old, source, target, config.grow, files.one_by_one(mesh, axes))
 
 

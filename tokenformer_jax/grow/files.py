@@ -14,14 +14,13 @@ import jax
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 
-from tokenformer_jax import checkpoint, optim, sharding
+from tokenformer_jax import checkpoint, models, optim, sharding
 from tokenformer_jax import step as step_lib
 from tokenformer_jax.checkpoint import Ancestor, Checkpoints, Lineage, Meta
 from tokenformer_jax.config import Config, GrowConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow.state import ToArray
 from tokenformer_jax.grow.tokens import lookup
-from tokenformer_jax.lm import define_lm
 from tokenformer_jax.params import Params
 from tokenformer_jax.step import State
 
@@ -35,7 +34,7 @@ def read(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> State:
     UserError: the checkpoint is damaged, or holds something else than a model.
   """
   checkpoint.check_is_model(meta, checkpoints.directory.parent)
-  definition = define_lm(meta.config.model)
+  definition = models.define(meta.config.model)
   tx = optim.make_optimizer(meta.config.optim, meta.config.train.steps, definition.axes)
   abstract = jax.eval_shape(lambda: step_lib.initial_state(definition, tx, 0))
   shardings = step_lib.state_shardings(mesh, definition, tx)

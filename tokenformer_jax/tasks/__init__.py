@@ -1,0 +1,27 @@
+"""Tasks: what of a run depends on its kind of model. `make` picks by `config.model.kind`.
+
+task.py   the interface that the loop, the step and growth work with
+text.py   language models on text
+"""
+
+from tokenformer_jax.config import Config
+from tokenformer_jax.tasks.task import Batch, Task
+from tokenformer_jax.tasks.text import TextTask
+
+__all__ = ['Batch', 'Task', 'fill_in', 'make']
+
+_TASKS: dict[str, type[Task]] = {'lm': TextTask}
+
+
+def fill_in(config: Config) -> Config:
+  """Replaces the zeros that stand for what the data asks for, such as the vocabulary's size.
+
+  Raises:
+    UserError: a size that was given does not fit the data, or the data cannot be found.
+  """
+  return _TASKS[config.model.kind].fill_in(config)
+
+
+def make(config: Config) -> Task:
+  """The task of a run; `config` has every size filled in."""
+  return _TASKS[config.model.kind](config)
