@@ -63,13 +63,19 @@ def causal_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.
   blocks = []
   for first in range(0, length, block):
     last = min(first + block, length)
-    blocks.append(_attend_block(query, key, value, first, last))
+    blocks.append(_attend_block(query, key, value, first, last, True))
   return jnp.concatenate(blocks, axis=2).swapaxes(1, 2)
 
 
-@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=(3, 4))
+def full_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+  """Softmax attention of every position to all of them, computed in the same way."""
+  query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
+  return _attend_block(query, key, value, 0, query.shape[2], False).swapaxes(1, 2)
+
+
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=(3, 4, 5))
 def _attend_block(
-  query: jax.Array, key: jax.Array, value: jax.Array, first: int, last: int
+  query: jax.Array, key: jax.Array, value: jax.Array, first: int, last: int, causal: bool
 ) -> jax.Array:
   """Attention of the queries from `first` to before `last` to the keys before `last`.
 
@@ -82,9 +88,11 @@ def _attend_block(
     key,
     preferred_element_type=jnp.float32,
   )
-  positions_C = first + jnp.arange(query.shape[2])
-  seen_CxS = jnp.arange(key.shape[2])[None, :] <= positions_C[:, None]
-  weights_BxHxCxS = jax.nn.softmax(jnp.where(seen_CxS[None, None], scores_BxHxCxS, _MASKED))
+  if causal:
+    positions_C = first + jnp.arange(query.shape[2])
+    seen_CxS = jnp.arange(key.shape[2])[None, :] <= positions_C[:, None]
+    scores_BxHxCxS = jnp.where(seen_CxS[None, None], scores_BxHxCxS, _MASKED)
+  weights_BxHxCxS = jax.nn.softmax(scores_BxHxCxS)
   return jnp.einsum('BHCS,BHSK->BHCK', weights_BxHxCxS.astype(value.dtype), value)
 
 
@@ -100,13 +108,21 @@ def kernel(name: str, dtype: jnp.dtype) -> str:
 
 
 class Attention(nnx.Module):
-  """Causal multi-head attention whose query, key, value and output are projections."""
+  """Multi-head attention whose query, key, value and output are projections."""
 
-  def __init__(self, config: ModelConfig, *, implementation: str, recompute: bool, rngs: nnx.Rngs):
+  def __init__(
+    self,
+    config: ModelConfig,
+    *,
+    causal: bool = True,
+    implementation: str,
+    recompute: bool,
+    rngs: nnx.Rngs,
+  ):
     make = functools.partial(projection, config, recompute=recompute, rngs=rngs)
     self.query, self.key, self.value = make('qkv'), make('qkv'), make('qkv')
     self.proj = make('proj')
-    self.heads = config.heads
+    self.heads, self.causal = config.heads, causal
     self.rotary_width = rotary_width(config) if config.positions == 'rotary' else 0
     self.rotary_base = config.rotary_base
     self.implementation = implementation
@@ -132,10 +148,11 @@ class Attention(nnx.Module):
     if cache is None:
       if kernel(self.implementation, query.dtype) == 'cudnn':
         out_BxTxHxK = jax.nn.dot_product_attention(
-          query, key, value, is_causal=True, implementation='cudnn'
+          query, key, value, is_causal=self.causal, implementation='cudnn'
         )
       else:
-        out_BxTxHxK = causal_attention(query, key, value)
+        attend = causal_attention if self.causal else full_attention
+        out_BxTxHxK = attend(query, key, value)
     else:
       cache = Cache(
         keys=jax.lax.dynamic_update_slice_in_dim(cache.keys, key, start, axis=1),

@@ -28,7 +28,7 @@ class TokenCounts:
 class ModelConfig:
   """What a model computes. Two models are the same if these are equal."""
 
-  kind: str = 'lm'
+  kind: str = 'lm'  # or 'vit'
   projection: str = 'pattention'  # or 'dense': the Transformer baseline
   layers: int = 4
   width: int = 128  # D
@@ -44,12 +44,18 @@ class ModelConfig:
   block_norm: str = 'plain'  # LayerNorm without parameters, or 'affine'
   final_norm: str = 'affine'  # or 'plain', 'none'
   norm_epsilon: float = 1e-5
-  positions: str = 'rotary'  # or 'learned', 'none'
+  positions: str = 'rotary'  # or 'learned', 'none'; of a ViT 'sincos', 'learned', 'none'
   rotary_fraction: float = 0.25  # of each head's width
   rotary_base: float = 10000.0
-  max_length: int = 0  # learned positions only. 0: data.sequence_length
-  tied_head: bool = True
+  # Learned positions only. 0: data.sequence_length, or the number of patches.
+  max_length: int = 0
+  tied_head: bool = True  # never of a ViT
   init_std: float = 0.02  # of keys, embeddings and dense kernels
+  # The rest is for kind='vit'.
+  patch: int = 16  # pixels of a patch's side
+  channels: int = 0  # of the images. 0: those of the data
+  classes: int = 0  # 0: those of the data
+  pool: str = 'mean'  # or 'token': a class token; 'attention': a learned query
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,13 +197,14 @@ def _convert(expected: type, value: Any, path: str) -> Any:
 
 
 _CHOICES = {
-  'model.kind': ('lm',),
+  'model.kind': ('lm', 'vit'),
   'model.projection': ('pattention', 'dense'),
   'model.score': ('l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm', 'softmax', 'exp_l2_norm'),
   'model.gelu': ('exact', 'tanh'),
   'model.block_norm': ('plain', 'affine'),
   'model.final_norm': ('none', 'plain', 'affine'),
-  'model.positions': ('rotary', 'learned', 'none'),
+  'model.positions': ('rotary', 'sincos', 'learned', 'none'),
+  'model.pool': ('mean', 'token', 'attention'),
   'optim.schedule': ('cosine', 'constant'),
   'train.remat': ('none', 'pattention', 'dots', 'full'),
   'train.attention': ('auto', 'xla', 'cudnn'),
