@@ -25,7 +25,7 @@ BASE = 10000.0
 
 @functools.partial(jax.jit, static_argnames='width')
 def _rotate(x, positions, width=8):
-  return rotate(x, positions, width=width, base=BASE)
+  return rotate(x, positions[None], width=width, base=BASE)
 
 
 def _heads(seed: int, length: int = 6, dtype=np.float32) -> np.ndarray:

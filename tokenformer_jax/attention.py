@@ -17,16 +17,27 @@ _MASKED = -1e30  # a score that softmax turns into 0
 
 
 class Cache(NamedTuple):
-  """Keys and values of the positions seen so far, [B, S, H, K]; in a model [L, B, S, H, K]."""
+  """Keys and values of the slots filled so far, [B, H, S, K]; in a model [L, B, H, S, K]."""
 
   keys: jax.Array
   values: jax.Array
 
 
 def init_cache(config: ModelConfig, batch: int, length: int, dtype: jnp.dtype) -> Cache:
-  """An empty cache for `length` positions of every layer."""
-  shape = (config.layers, batch, length, config.heads, config.width // config.heads)
-  return Cache(keys=jnp.zeros(shape, dtype), values=jnp.zeros(shape, dtype))
+  """An empty cache of `length` slots in every layer, split over the mesh as the heads are."""
+  shape = (config.layers, batch, config.heads, length, config.width // config.heads)
+  empty = constrain(jnp.zeros(shape, dtype), None, 'batch', 'heads', None, None)
+  return Cache(keys=empty, values=empty)
+
+
+def positions(start: jax.Array | int, length: int, padding_B: jax.Array | None) -> jax.Array:
+  """The positions of the tokens in `length` slots from `start` on, [B, T], or [1, T] for all rows.
+
+  The tokens of a padded row stand at the end; the first of them has position 0, and what is before
+  it negative ones.
+  """
+  slots_1xT = start + jnp.arange(length)[None]
+  return slots_1xT if padding_B is None else slots_1xT - padding_B[:, None]
 
 
 def rotary_width(config: ModelConfig) -> int:
@@ -34,28 +45,32 @@ def rotary_width(config: ModelConfig) -> int:
   return int(config.width // config.heads * config.rotary_fraction) // 2 * 2
 
 
-def rotate(x_BxTxHxK: jax.Array, positions_T: jax.Array, *, width: int, base: float) -> jax.Array:
+def rotate(x_BxTxHxK: jax.Array, positions_BxT: jax.Array, *, width: int, base: float) -> jax.Array:
   """Rotary position embedding of the first `width` entries of each head.
 
   Entries i and i + width/2 form a plane, rotated by position · base^(−2i/width): the half-split
   layout of GPT-NeoX (RoFormer, arXiv 2104.09864, eq. 15, with rotated entries as the exponent's
-  denominator). Angles are float32 whatever the activations are.
+  denominator). Angles are float32 whatever the activations are. Positions may be [1, T].
   """
   frequencies = base ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
-  angles_Tx1xR = jnp.outer(positions_T.astype(jnp.float32), frequencies)[:, None, :]
-  cos, sin = jnp.cos(angles_Tx1xR)[None], jnp.sin(angles_Tx1xR)[None]
+  positions_BxTx1x1 = positions_BxT.astype(jnp.float32)[:, :, None, None]
+  angles_BxTx1xR = positions_BxTx1x1 * frequencies[None, None, None]
+  cos, sin = jnp.cos(angles_BxTx1xR), jnp.sin(angles_BxTx1xR)
   first, second, rest = jnp.split(x_BxTxHxK, [width // 2, width], axis=-1)
   first32, second32 = first.astype(jnp.float32), second.astype(jnp.float32)
   rotated = (first32 * cos - second32 * sin, second32 * cos + first32 * sin)
   return jnp.concatenate([part.astype(x_BxTxHxK.dtype) for part in rotated] + [rest], axis=-1)
 
 
-def causal_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+def causal_attention(
+  query: jax.Array, key: jax.Array, value: jax.Array, padding_B: jax.Array | None = None
+) -> jax.Array:
   """Causal softmax attention by XLA's own operations, on [B, T, H, K] each.
 
   Blocks of queries leave out the keys that none of them sees, and scores are computed again in the
   backward pass instead of being kept: on a CPU this takes half the time of
-  `jax.nn.dot_product_attention` (benchmarks/attention.py). Softmax is in float32.
+  `jax.nn.dot_product_attention` (benchmarks/attention.py). Softmax is in float32. The first
+  `padding_B` keys of each row are not seen.
   """
   length = query.shape[1]
   block = max(_QUERY_BLOCK, -(-length // _MOST_BLOCKS))
@@ -63,19 +78,25 @@ def causal_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.
   blocks = []
   for first in range(0, length, block):
     last = min(first + block, length)
-    blocks.append(_attend_block(query, key, value, first, last, True))
+    blocks.append(_attend_block(query, key, value, first, last, True, padding_B))
   return jnp.concatenate(blocks, axis=2).swapaxes(1, 2)
 
 
 def full_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
   """Softmax attention of every position to all of them, computed in the same way."""
   query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
-  return _attend_block(query, key, value, 0, query.shape[2], False).swapaxes(1, 2)
+  return _attend_block(query, key, value, 0, query.shape[2], False, None).swapaxes(1, 2)
 
 
 @functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=(3, 4, 5))
 def _attend_block(
-  query: jax.Array, key: jax.Array, value: jax.Array, first: int, last: int, causal: bool
+  query: jax.Array,
+  key: jax.Array,
+  value: jax.Array,
+  first: int,
+  last: int,
+  causal: bool,
+  padding_B: jax.Array | None,
 ) -> jax.Array:
   """Attention of the queries from `first` to before `last` to the keys before `last`.
 
@@ -90,8 +111,11 @@ def _attend_block(
   )
   if causal:
     positions_C = first + jnp.arange(query.shape[2])
-    seen_CxS = jnp.arange(key.shape[2])[None, :] <= positions_C[:, None]
-    scores_BxHxCxS = jnp.where(seen_CxS[None, None], scores_BxHxCxS, _MASKED)
+    keys_S = jnp.arange(key.shape[2])
+    seen = (keys_S[None, :] <= positions_C[:, None])[None, None]
+    if padding_B is not None:
+      seen = seen & (keys_S[None, :] >= padding_B[:, None])[:, None, None]
+    scores_BxHxCxS = jnp.where(seen, scores_BxHxCxS, _MASKED)
   weights_BxHxCxS = jax.nn.softmax(scores_BxHxCxS)
   return jnp.einsum('BHCS,BHSK->BHCK', weights_BxHxCxS.astype(value.dtype), value)
 
@@ -105,6 +129,24 @@ def kernel(name: str, dtype: jnp.dtype) -> str:
   if name != 'auto':
     return name
   return 'cudnn' if jax.default_backend() == 'gpu' and dtype == jnp.bfloat16 else 'xla'
+
+
+def _attend_cache(
+  query_BxTxHxK: jax.Array, cache: Cache, start: jax.Array, padding_B: jax.Array | None
+) -> jax.Array:
+  """Attention of the queries in the slots from `start` on to a cache that has theirs, too."""
+  scores_BxHxTxS = jnp.einsum(
+    'BTHK,BHSK->BHTS',
+    query_BxTxHxK / jnp.sqrt(query_BxTxHxK.shape[-1]).astype(query_BxTxHxK.dtype),
+    cache.keys,
+    preferred_element_type=jnp.float32,
+  )
+  slots_S = jnp.arange(cache.keys.shape[2])
+  seen = (slots_S[None, :] <= start + jnp.arange(query_BxTxHxK.shape[1])[:, None])[None, None]
+  if padding_B is not None:
+    seen = seen & (slots_S[None, :] >= padding_B[:, None])[:, None, None]
+  weights_BxHxTxS = jax.nn.softmax(jnp.where(seen, scores_BxHxTxS, _MASKED))
+  return jnp.einsum('BHTS,BHSK->BTHK', weights_BxHxTxS.astype(cache.values.dtype), cache.values)
 
 
 class Attention(nnx.Module):
@@ -128,40 +170,48 @@ class Attention(nnx.Module):
     self.implementation = implementation
 
   def __call__(
-    self, x_BxTxD: jax.Array, start: jax.Array | int = 0, cache: Cache | None = None
+    self,
+    x_BxTxD: jax.Array,
+    start: jax.Array | int = 0,
+    cache: Cache | None = None,
+    padding_B: jax.Array | None = None,
   ) -> tuple[jax.Array, Cache | None]:
-    """Attends from positions start … start + T − 1.
+    """Attends from the slots start … start + T − 1 to all up to them.
 
     Args:
       x_BxTxD: the input.
-      start: position of the first token; 0 without a cache.
-      cache: keys and values of positions before `start`, or None if there are none.
+      start: slot of the first token; the number 0 if none is before it.
+      cache: keys and values of the slots before `start`; None if nothing will go on from here.
+      padding_B: how many of the first slots of each row hold no token, so that rows of unequal
+        lengths end together; None: none in any row. What comes out of these slots means nothing.
 
     Returns:
-      The output [B, T, D], and the cache with the new positions in it.
+      The output [B, T, D], and the cache with the new slots in it.
     """
-    positions_T = start + jnp.arange(x_BxTxD.shape[1])
     query, key, value = (self._heads(p(x_BxTxD)) for p in (self.query, self.key, self.value))
     if self.rotary_width:
+      positions_BxT = positions(start, x_BxTxD.shape[1], padding_B)
       turn = functools.partial(rotate, width=self.rotary_width, base=self.rotary_base)
-      query, key = turn(query, positions_T), turn(key, positions_T)
-    if cache is None:
-      if kernel(self.implementation, query.dtype) == 'cudnn':
-        out_BxTxHxK = jax.nn.dot_product_attention(
-          query, key, value, is_causal=self.causal, implementation='cudnn'
-        )
-      else:
-        attend = causal_attention if self.causal else full_attention
-        out_BxTxHxK = attend(query, key, value)
-    else:
-      cache = Cache(
-        keys=jax.lax.dynamic_update_slice_in_dim(cache.keys, key, start, axis=1),
-        values=jax.lax.dynamic_update_slice_in_dim(cache.values, value, start, axis=1),
+      query, key = turn(query, positions_BxT), turn(key, positions_BxT)
+    if cache is not None:
+      cache = jax.tree.map(
+        lambda old, new: constrain(
+          jax.lax.dynamic_update_slice_in_dim(old, new.swapaxes(1, 2), start, axis=2),
+          *('batch', 'heads', None, None),
+        ),
+        cache,
+        Cache(key, value),
       )
-      seen_TxS = jnp.arange(cache.keys.shape[1])[None, :] <= positions_T[:, None]
+    if cache is not None and not (isinstance(start, int) and start == 0):
+      out_BxTxHxK = _attend_cache(query, cache, start, padding_B)
+    elif padding_B is None and kernel(self.implementation, query.dtype) == 'cudnn':
       out_BxTxHxK = jax.nn.dot_product_attention(
-        query, cache.keys, cache.values, mask=seen_TxS[None, None], implementation='xla'
+        query, key, value, is_causal=self.causal, implementation='cudnn'
       )
+    elif self.causal:
+      out_BxTxHxK = causal_attention(query, key, value, padding_B)
+    else:
+      out_BxTxHxK = full_attention(query, key, value)
     out_BxTxHxK = constrain(out_BxTxHxK, 'batch', None, 'heads', None)
     return self.proj(out_BxTxHxK.reshape(x_BxTxD.shape)), cache
 

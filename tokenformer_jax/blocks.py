@@ -36,9 +36,10 @@ class Block(nnx.Module):
     x_BxTxD: jax.Array,
     start: jax.Array | int = 0,
     cache: Cache | None = None,
+    padding_B: jax.Array | None = None,
     branch_scales_Bx2: jax.Array | None = None,
   ) -> tuple[jax.Array, Cache | None]:
-    """The block's output [B, T, D], and the cache that `Attention` returns.
+    """The block's output [B, T, D], and the cache; for the other arguments see `Attention`.
 
     `branch_scales` are factors of what its two halves add, for each row: see `vit.branch_scales`.
     """
@@ -48,7 +49,7 @@ class Block(nnx.Module):
         return added_BxTxD
       return added_BxTxD * branch_scales_Bx2[:, branch, None, None].astype(added_BxTxD.dtype)
 
-    attended, cache = self.attention(self.attention_norm(x_BxTxD), start, cache)
+    attended, cache = self.attention(self.attention_norm(x_BxTxD), start, cache, padding_B)
     x_BxTxD = constrain(x_BxTxD + scaled(attended, 0), 'batch', None, None)
     x_BxTxD = x_BxTxD + scaled(self.ffn(self.ffn_norm(x_BxTxD)), 1)
     return constrain(x_BxTxD, 'batch', None, None), cache

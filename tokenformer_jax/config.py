@@ -39,6 +39,7 @@ class ModelConfig:
   reference_tokens: TokenCounts = TokenCounts()
   score: str = 'l2_norm_gelu'  # see pattention.py
   gelu: str = 'exact'  # or 'tanh'
+  row_epsilon: float = 0.0  # added to the norm of scores; the released TPU code has 1e-5
   ffn_width: int = 0  # dense projections only. 0: 4 · width
   bias: bool = False  # dense projections only
   block_norm: str = 'plain'  # LayerNorm without parameters, or 'affine'
@@ -50,7 +51,9 @@ class ModelConfig:
   # Learned positions only. 0: data.sequence_length, or the number of patches.
   max_length: int = 0
   tied_head: bool = True  # never of a ViT
+  scaled_logits: bool = False  # logits / √width, as in the released TPU code
   init_std: float = 0.02  # of keys, embeddings and dense kernels
+  embedding_std: float = 0.0  # 0: init_std. The released TPU code has 1
   # The rest is for kind='vit'.
   patch: int = 16  # pixels of a patch's side
   channels: int = 0  # of the images. 0: those of the data
@@ -248,6 +251,8 @@ _NOT_NEGATIVE = (
   'model.vocab_size',
   'model.ffn_width',
   'model.max_length',
+  'model.row_epsilon',
+  'model.embedding_std',
   'data.workers',
   'optim.warmup_steps',
   'optim.weight_decay',

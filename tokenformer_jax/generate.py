@@ -1,129 +1,105 @@
 r"""Writes text with a trained language model.
 
-python -m tokenformer_jax.generate --source=runs/lm_stdlib --prompt='def main('
+  python -m tokenformer_jax.generate --source=runs/lm_stdlib --prompt='def main('
+  python -m tokenformer_jax.generate --source=runs/lm_stdlib --requests=prompts.jsonl
+
+The first writes one text as it is drawn. The second takes a JSON object a line with a `prompt` and,
+if they are to differ from the flags, `length`, `temperature`, `top_k`, `top_p`, `seed` and `stop`
+(a list of strings); the texts are written in batches, and come out as JSON in the same order.
 """
 
 import dataclasses
-import functools
+import json
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from tokenformer_jax import checkpoint, cli, sharding
-from tokenformer_jax.attention import Cache, init_cache
-from tokenformer_jax.config import MeshConfig, ModelConfig
+from tokenformer_jax import checkpoint, cli, decode, sharding
+from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.data import tokenizers
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.decode import Decoder, Request
+from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.lm import Compute, define_lm
-from tokenformer_jax.params import Definition, Params
-
-_PROMPT_BUCKET = 64  # prompts are padded to a multiple of this, so that few lengths are compiled
+from tokenformer_jax.params import Params
+from tokenformer_jax.sampling import DEFAULT, Sampling
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampling:
-  """How the next token is drawn from the logits.
+class TextRequest:
+  """A text to write after a prompt: at most `length` tokens, none from a stop string on."""
 
-  Attributes:
-    temperature: divides the logits; 0 takes the likeliest token.
-    top_k: only the k likeliest tokens may be drawn; 0: all.
-    top_p: only the likeliest tokens whose probabilities just reach p together; 1: all.
-    seed: of the draws. The same seed gives the same text.
+  prompt: str
+  length: int = 256
+  sampling: Sampling = DEFAULT
+  stop: tuple[str, ...] = ()
+
+  def tokens(self, tokenizer: tokenizers.Tokenizer) -> Request:
+    """The request in tokens, the prompt as the beginning of a document."""
+    ids = np.append(tokenizer.end_of_document, tokenizer.encode(self.prompt))
+    return request_of(tokenizer, ids.tolist(), self.length, self.sampling, self.stop)
+
+
+def request_of(
+  tokenizer: tokenizers.Tokenizer,
+  ids: Sequence[int],
+  length: int,
+  sampling: Sampling,
+  stop: Sequence[str],
+) -> Request:
+  """A request that ends with the document, or once its text has one of the stop strings."""
+
+  def ended(written: list[int]) -> bool:
+    text = tokenizer.decode(written)
+    return any(string in text for string in stop)
+
+  end = (tokenizer.end_of_document,)
+  return Request(ids, length, sampling, stop=end, ended=ended if stop else None)
+
+
+def until(pieces: Iterable[str], stop: Sequence[str]) -> Iterator[str]:
+  """The text of the pieces, up to the stop string that is complete first; none is empty."""
+  waiting = max(map(len, stop), default=1) - 1  # characters that may begin one
+  text, written = '', 0
+  for piece in pieces:
+    text += piece
+    starts = [(text.find(string), string) for string in stop if string in text]
+    if starts:
+      _, start = min((start + len(string), start) for start, string in starts)
+      yield text[written:start]
+      return
+    end = max(written, len(text) - waiting)
+    yield text[written:end]
+    written = end
+  yield text[written:]
+
+
+def text_of(tokenizer: tokenizers.Tokenizer, ids: Sequence[int], stop: Sequence[str] = ()) -> str:
+  """The text of written tokens, up to the end of the document or a stop string."""
+  return ''.join(until(stream_text(tokenizer, iter(ids)), stop))
+
+
+def complete(
+  decoder: Decoder,
+  params: Params,
+  tokenizer: tokenizers.Tokenizer,
+  requests: Sequence[TextRequest],
+  *,
+  batch_size: int = 8,
+) -> Iterator[tuple[str, int]]:
+  """What follows each prompt, and of how many tokens it is, in the order of the requests.
+
+  Raises:
+    UserError: the model has learned positions that do not reach so far.
   """
-
-  temperature: float = 0.8
-  top_k: int = 0
-  top_p: float = 0.95
-  seed: int = 0
-
-  def __post_init__(self):
-    if self.temperature < 0:
-      raise UserError(f'temperature is {self.temperature}; it must not be negative')
-    if self.top_k < 0:
-      raise UserError(f'top_k is {self.top_k}; it must not be negative')
-    if not 0 < self.top_p <= 1:
-      raise UserError(f'top_p is {self.top_p}; it must lie between 0 (excluded) and 1')
-
-
-def sample(logits_BxV: jax.Array, key: jax.Array, sampling: Sampling) -> jax.Array:
-  """Draws one token id for each row; returns [B]."""
-  if sampling.temperature == 0:
-    return jnp.argmax(logits_BxV, axis=-1)
-  logits_BxV = logits_BxV / sampling.temperature
-  if sampling.top_k:
-    kept = min(sampling.top_k, logits_BxV.shape[-1])
-    lowest = jax.lax.top_k(logits_BxV, kept)[0][:, -1:]
-    logits_BxV = jnp.where(logits_BxV < lowest, -jnp.inf, logits_BxV)
-  if sampling.top_p < 1:
-    ordered = jnp.sort(logits_BxV, axis=-1, descending=True)
-    probabilities = jax.nn.softmax(ordered, axis=-1)
-    # A token stays if those before it do not reach p yet; so the likeliest one always does.
-    before = jnp.cumsum(probabilities, axis=-1) - probabilities
-    lowest = jnp.min(jnp.where(before < sampling.top_p, ordered, jnp.inf), axis=-1, keepdims=True)
-    logits_BxV = jnp.where(logits_BxV < lowest, -jnp.inf, logits_BxV)
-  return jax.random.categorical(key, logits_BxV, axis=-1)
-
-
-class Generator:
-  """Token by token generation for one prompt, compiled once for each bucket of lengths."""
-
-  def __init__(self, definition: Definition, model: ModelConfig, dtype: jnp.dtype):
-    self._model, self._dtype = model, dtype
-
-    @functools.partial(jax.jit, static_argnames='length')
-    def prefill(params: Params, ids_BxT: jax.Array, length: int) -> tuple[jax.Array, Cache]:
-      cache = init_cache(model, ids_BxT.shape[0], length, dtype)
-      return definition.bind(params)(ids_BxT, 0, cache)
-
-    @functools.partial(jax.jit, static_argnames='sampling', donate_argnames='cache')
-    def step(params, cache, logits_BxV, position, sampling):
-      key = jax.random.fold_in(jax.random.key(sampling.seed), position)
-      # One draw for all copies of the prompt, so that every host stops at the same token.
-      ids_B = jnp.broadcast_to(sample(logits_BxV[:1], key, sampling), logits_BxV.shape[:1])
-      logits_Bx1xV, cache = definition.bind(params)(ids_B[:, None], position, cache)
-      return ids_B, logits_Bx1xV[:, 0], cache
-
-    self._prefill, self._step = prefill, step
-
-  def __call__(
-    self, params: Params, prompt: np.ndarray, *, length: int, sampling: Sampling
-  ) -> Iterator[int]:
-    """Yields `length` token ids that follow the prompt [T ≥ 1].
-
-    Raises:
-      UserError: the model has learned positions that do not reach so far.
-    """
-    total = len(prompt) + length
-    if self._model.positions == 'learned' and total > self._model.max_length:
-      raise UserError(
-        f'the prompt and the text to write are {total} tokens; this model has learned positions '
-        f'for {self._model.max_length}; ask for fewer'
-      )
-    # Positions after the prompt are padding. They are overwritten before anything attends to them.
-    padded = -(-len(prompt) // _PROMPT_BUCKET) * _PROMPT_BUCKET
-    space = -(-max(total, padded) // _PROMPT_BUCKET) * _PROMPT_BUCKET
-    if self._model.positions == 'learned':
-      padded, space = min(padded, self._model.max_length), min(space, self._model.max_length)
-    ids_BxT = np.zeros((_batch_multiple(), padded), np.int32)
-    ids_BxT[:, : len(prompt)] = prompt
-    logits_BxTxV, cache = self._prefill(params, ids_BxT, length=space)
-    logits_BxV = logits_BxTxV[:, len(prompt) - 1]
-    for position in range(len(prompt), total):
-      ids_B, logits_BxV, cache = self._step(
-        params, cache, logits_BxV, jnp.int32(position), sampling=sampling
-      )
-      yield int(np.asarray(ids_B.addressable_data(0))[0])
-
-
-def _batch_multiple() -> int:
-  """The least number of sequences that the mesh in force can split: copies of the one prompt."""
-  mesh = jax.sharding.get_abstract_mesh()
-  return 1 if mesh.empty else mesh.shape['replica'] * mesh.shape['fsdp']
+  asked = [request.tokens(tokenizer) for request in requests]
+  for request, ids in zip(requests, decoder(params, asked, batch_size=batch_size), strict=True):
+    yield text_of(tokenizer, ids.tolist(), request.stop), len(ids)
 
 
 def stream_text(tokenizer: Any, ids: Iterator[int]) -> Iterator[str]:
@@ -141,40 +117,155 @@ def stream_text(tokenizer: Any, ids: Iterator[int]) -> Iterator[str]:
   yield tokenizer.decode(np.array(seen, np.int32))[len(written) :]
 
 
+def read_requests(path: Path, default: TextRequest) -> list[TextRequest]:
+  """The requests of a JSON-lines file; what a line does not say is as in `default`.
+
+  Raises:
+    UserError: the file cannot be read, or a line is no request; the message has its number.
+  """
+  try:
+    lines = path.read_text().splitlines()
+  except (OSError, UnicodeDecodeError) as error:
+    raise UserError(f'--requests={path} cannot be read ({error})') from error
+  requests = []
+  for number, line in enumerate(lines, start=1):
+    if not line.strip():
+      continue
+    try:
+      requests.append(_request(json.loads(line), default))
+    except (json.JSONDecodeError, UserError) as error:
+      raise UserError(f'line {number} of {path} is no request: {error}') from error
+  if not requests:
+    raise UserError(f'{path} has no requests; each line is like {{"prompt": "Once upon a time"}}')
+  return requests
+
+
+def _request(values: Any, default: TextRequest) -> TextRequest:
+  of_sampling = {field.name: field.type for field in dataclasses.fields(Sampling)}
+  kinds = {'prompt': str, 'length': int, 'stop': list, **of_sampling}
+  if not isinstance(values, dict) or 'prompt' not in values:
+    raise UserError('it must be an object with a "prompt"')
+  for key, value in values.items():
+    if key not in kinds:
+      raise UserError(f'the key {key!r} is unknown{nearest(key, kinds)}')
+    fits = isinstance(value, (int, float) if kinds[key] is float else kinds[key])
+    if not fits or isinstance(value, bool):
+      raise UserError(f'{key} is {value!r}; it must be of type {kinds[key].__name__}')
+  if not all(isinstance(string, str) and string for string in values.get('stop', [])):
+    raise UserError(f'stop is {values["stop"]!r}; it must be a list of strings that are not empty')
+  if values.get('length', 1) < 1:
+    raise UserError(f'length is {values["length"]}; it must be at least 1')
+  drawn = {key: values[key] for key in of_sampling if key in values}
+  return TextRequest(
+    prompt=values['prompt'],
+    length=values.get('length', default.length),
+    sampling=dataclasses.replace(default.sampling, **drawn),
+    stop=tuple(values.get('stop', default.stop)),
+  )
+
+
 def _define_flags() -> None:
   flags.DEFINE_string('source', None, 'A run: DIR, or DIR@STEP.', required=True)
   flags.DEFINE_string('prompt', '', 'The text to go on from; empty: a new document.')
+  flags.DEFINE_string('requests', '', 'A file of requests, a JSON object a line; see above.')
   flags.DEFINE_integer('length', 256, 'Tokens to write.', lower_bound=1)
   flags.DEFINE_float('temperature', 0.8, '0 takes the likeliest token.')
   flags.DEFINE_integer('top_k', 0, 'Draw from the k likeliest tokens; 0: from all.')
   flags.DEFINE_float('top_p', 0.95, 'Draw from the likeliest tokens that reach p together; 1: all.')
   flags.DEFINE_integer('seed', 0, 'Seed of the draws.')
+  flags.DEFINE_multi_string('stop', [], 'End before this string; can be given several times.')
+  flags.DEFINE_integer('batch_size', 8, 'Texts of --requests at a time.', lower_bound=1)
+  flags.DEFINE_integer('tokens', 1, 'Devices to split parameter tokens and heads over.')
 
 
 def main(argv: Sequence[str]) -> None:
-  """Prints the prompt and what follows it, as it is drawn."""
+  """Prints the prompt and what follows it, or a JSON object for each request."""
   del argv
   values = flags.FLAGS
+  if values.requests and values['prompt'].present:
+    raise UserError('--prompt and --requests are both there; put the prompt into the file')
   sampling = Sampling(values.temperature, values.top_k, values.top_p, values.seed)
+  default = TextRequest(values.prompt, values.length, sampling, tuple(filter(None, values.stop)))
+  requests = read_requests(Path(values.requests), default) if values.requests else [default]
   directory, step = cli.split_source(values.source)
   checkpoints, meta = checkpoint.open_source(directory, step)
   checkpoint.check_is_model(meta, directory)
+  mesh = sharding.make_mesh(MeshConfig(tokens=values.tokens))
+  with jax.set_mesh(mesh):
+    decoder, params = load(checkpoints, meta, mesh)
+    tokenizer = tokenizers.from_json(meta.tokenizer)
+    if values.requests:
+      _write_all(decoder, params, tokenizer, requests, values.batch_size)
+    else:
+      _write_one(decoder, params, tokenizer, default)
+
+
+def load(
+  checkpoints: checkpoint.Checkpoints, meta: checkpoint.Meta, mesh: jax.sharding.Mesh
+) -> tuple[Decoder, Params]:
+  """The decoder of a checkpoint and its parameters, in the dtype they are computed in.
+
+  Raises:
+    UserError: the checkpoint is damaged, or the mesh does not divide the model.
+  """
   model, compute = meta.config.model, Compute.of(meta.config)
   definition = define_lm(model, compute)
-  mesh = sharding.make_mesh(MeshConfig())
+  sharding.check_divides(mesh, definition.abstract, definition.axes)
+  sharding.check_divisible(mesh, 'heads', model.heads, 'of model.heads')
   shardings = sharding.of_axes(mesh, definition.axes)
   abstract = {'params': sharding.with_shardings(definition.abstract, shardings)}
   params = checkpoint.restore_source(checkpoints, meta, abstract)['params']
-  tokenizer = tokenizers.from_json(meta.tokenizer)
-  ids = np.append(tokenizer.end_of_document, tokenizer.encode(values.prompt)).astype(np.int32)
-  sys.stdout.write(values.prompt)
-  with jax.set_mesh(mesh):
-    generator = Generator(definition, model, compute.dtype)
-    tokens = generator(params, ids, length=values.length, sampling=sampling)
-    for text in stream_text(tokenizer, tokens):
-      sys.stdout.write(text)
-      sys.stdout.flush()
-  print()
+  params = decode.cast(params, definition.axes, compute.dtype)
+  return Decoder(definition, model, compute.dtype), params
+
+
+def _write_one(
+  decoder: Decoder, params: Params, tokenizer: tokenizers.Tokenizer, request: TextRequest
+) -> None:
+  """Streams one text to standard output."""
+  times = [time.perf_counter()]
+
+  def timed(ids: Iterator[int]) -> Iterator[int]:
+    for token in ids:
+      times.append(time.perf_counter())
+      yield token
+
+  _print(request.prompt)
+  ids = timed(decoder.stream(params, request.tokens(tokenizer)))
+  for piece in until(stream_text(tokenizer, ids), request.stop):
+    _print(piece)
+  _print('\n')
+  # Tokens come in chunks, the first of them with everything that had to be compiled.
+  rest = len(times) - 1 - decode.STREAM_CHUNK
+  rate = f', then {rest / (times[-1] - times[1]):.1f} tokens/s' if rest > 0 else ''
+  cli.say(f'{len(times) - 1} tokens, the first after {times[1] - times[0]:.1f} s{rate}')
+
+
+def _write_all(
+  decoder: Decoder,
+  params: Params,
+  tokenizer: tokenizers.Tokenizer,
+  requests: Sequence[TextRequest],
+  batch_size: int,
+) -> None:
+  """Writes a JSON object for each request to standard output."""
+  start, total = time.perf_counter(), 0
+  written = complete(decoder, params, tokenizer, requests, batch_size=batch_size)
+  for request, (text, tokens) in zip(requests, written, strict=True):
+    _print(json.dumps({'prompt': request.prompt, 'text': text, 'tokens': tokens}) + '\n')
+    total += tokens
+  seconds = time.perf_counter() - start
+  cli.say(
+    f'{total} tokens of {len(requests)} texts in {seconds:.1f} s, compiling included: '
+    f'{total / seconds:.1f} tokens/s'
+  )
+
+
+def _print(text: str) -> None:
+  """Text on the standard output of the first host; all write the same."""
+  if jax.process_index() == 0:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 if __name__ == '__main__':

@@ -95,6 +95,7 @@ def _pattention(config: ModelConfig, kind: str, *, recompute: bool, rngs: nnx.Rn
     reference_tokens=getattr(config.reference_tokens, kind) or count,
     score=config.score,
     gelu=config.gelu,
+    row_epsilon=config.row_epsilon,
     key_std=config.init_std,
     value_std=_output_std(config),
     recompute=recompute,

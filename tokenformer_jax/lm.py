@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from tokenformer_jax.attention import Cache
+from tokenformer_jax.attention import Cache, positions
 from tokenformer_jax.blocks import Block
 from tokenformer_jax.compute import DEFAULT, Compute
 from tokenformer_jax.config import ModelConfig
@@ -26,9 +26,10 @@ class LM(nnx.Module):
 
   def __init__(self, config: ModelConfig, compute: Compute, *, rngs: nnx.Rngs):
     self.compute = compute
+    self.head_scale = config.width**-0.5 if config.scaled_logits else None
 
     def table(rows: int, axis: str) -> nnx.Param:
-      normal = nnx.initializers.normal(config.init_std)
+      normal = nnx.initializers.normal(config.embedding_std or config.init_std)
       return param(rngs, normal, (rows, config.width), (axis, 'width'))
 
     def block(rngs: nnx.Rngs) -> Block:
@@ -48,28 +49,40 @@ class LM(nnx.Module):
     self.head = None if config.tied_head else table(config.vocab_size, 'vocab')
 
   def hidden(
-    self, ids_BxT: jax.Array, start: jax.Array | int = 0, cache: Cache | None = None
+    self,
+    ids_BxT: jax.Array,
+    start: jax.Array | int = 0,
+    cache: Cache | None = None,
+    padding_B: jax.Array | None = None,
   ) -> tuple[jax.Array, Cache | None]:
-    """What the head reads [B, T, D], and the cache with the positions start … start + T − 1."""
+    """What the head reads [B, T, D], and the cache; for the arguments see `Attention`."""
     x_BxTxD = jnp.take(self.embedding[...].astype(self.compute.dtype), ids_BxT, axis=0)
     if self.positions is not None:
-      rows_TxD = jax.lax.dynamic_slice_in_dim(self.positions[...], start, ids_BxT.shape[1])
-      x_BxTxD = x_BxTxD + rows_TxD.astype(x_BxTxD.dtype)[None]
+      positions_BxT = positions(start, ids_BxT.shape[1], padding_B)
+      x_BxTxD = x_BxTxD + jnp.take(self.positions[...], positions_BxT, axis=0, mode='clip').astype(
+        x_BxTxD.dtype
+      )
     x_BxTxD = constrain(x_BxTxD, 'batch', None, None)
     x_BxTxD, cache = scan(
       self.blocks,
-      lambda block, x, cache: block(x, start, cache),
+      lambda block, x, cache: block(x, start, cache, padding_B),
       x_BxTxD,
       cache,
       remat=self.compute.remat,
     )
-    return x_BxTxD if self.final_norm is None else self.final_norm(x_BxTxD), cache
+    if self.final_norm is not None:
+      x_BxTxD = self.final_norm(x_BxTxD)
+    return x_BxTxD if self.head_scale is None else x_BxTxD * self.head_scale, cache
 
   def __call__(
-    self, ids_BxT: jax.Array, start: jax.Array | int = 0, cache: Cache | None = None
+    self,
+    ids_BxT: jax.Array,
+    start: jax.Array | int = 0,
+    cache: Cache | None = None,
+    padding_B: jax.Array | None = None,
   ) -> tuple[jax.Array, Cache | None]:
     """Float32 logits [B, T, V] of the next token at every position, and the cache."""
-    hidden_BxTxD, cache = self.hidden(ids_BxT, start, cache)
+    hidden_BxTxD, cache = self.hidden(ids_BxT, start, cache, padding_B)
     return logits(hidden_BxTxD, self.output_embedding), cache
 
   @property

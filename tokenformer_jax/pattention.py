@@ -40,7 +40,12 @@ def activate(x: jax.Array, gelu: str) -> jax.Array:
 
 
 def parameter_weights(
-  scores_BxTxN: jax.Array, *, score: str, gelu: str, reference_tokens: int
+  scores_BxTxN: jax.Array,
+  *,
+  score: str,
+  gelu: str,
+  reference_tokens: int,
+  row_epsilon: float = 0.0,
 ) -> jax.Array:
   """Θ: the weight of every parameter token, from its score A.
 
@@ -60,13 +65,15 @@ def parameter_weights(
     score: the name of a form above.
     gelu: `exact` (by the error function) or `tanh`.
     reference_tokens: τ².
+    row_epsilon: added to every norm, as the released TPU code does (1e-5).
 
   Returns:
     Weights of the shape and dtype of the scores.
   """
   dtype = scores_BxTxN.dtype
   if score == 'l2_norm_gelu':
-    return activate(scores_BxTxN * _inverse_l2(scores_BxTxN, reference_tokens).astype(dtype), gelu)
+    inverse = _inverse_l2(scores_BxTxN, reference_tokens, row_epsilon)
+    return activate(scores_BxTxN * inverse.astype(dtype), gelu)
   if score in ('gelu_l2_norm', 'gelu_l1_norm'):
     weights = activate(scores_BxTxN, gelu)
   else:
@@ -75,20 +82,21 @@ def parameter_weights(
     row_max = jax.lax.stop_gradient(jnp.max(scores_BxTxN, axis=-1, keepdims=True))
     weights = jnp.exp(scores_BxTxN - row_max)
   inverse = _inverse_l1 if score in ('gelu_l1_norm', 'softmax') else _inverse_l2
-  return (weights * inverse(weights, reference_tokens)).astype(dtype)
+  return (weights * inverse(weights, reference_tokens, row_epsilon)).astype(dtype)
 
 
-def _inverse_l2(rows: jax.Array, reference_tokens: int) -> jax.Array:
-  """τ / ‖row‖₂, in float32, with a last axis of 1."""
-  square = jnp.sum(jnp.square(rows.astype(jnp.float32)), axis=-1, keepdims=True)
-  inverse = jax.lax.rsqrt(square + EPSILON) * jnp.sqrt(jnp.float32(reference_tokens))
+def _inverse_l2(rows: jax.Array, reference_tokens: int, epsilon: float) -> jax.Array:
+  """τ / (‖row‖₂ + ε), in float32, with a last axis of 1."""
+  square = jnp.sum(jnp.square(rows.astype(jnp.float32)), axis=-1, keepdims=True) + EPSILON
+  inverse = 1 / (jnp.sqrt(square) + epsilon) if epsilon else jax.lax.rsqrt(square)
+  inverse = inverse * jnp.sqrt(jnp.float32(reference_tokens))
   return checkpoint_name(inverse, _ROW_NORM)
 
 
-def _inverse_l1(rows: jax.Array, reference_tokens: int) -> jax.Array:
-  """τ² / ‖row‖₁, in float32, with a last axis of 1."""
+def _inverse_l1(rows: jax.Array, reference_tokens: int, epsilon: float) -> jax.Array:
+  """τ² / (‖row‖₁ + ε), in float32, with a last axis of 1."""
   total = jnp.sum(jnp.abs(rows.astype(jnp.float32)), axis=-1, keepdims=True)
-  return checkpoint_name(reference_tokens / (total + EPSILON), _ROW_NORM)
+  return checkpoint_name(reference_tokens / (total + (epsilon or EPSILON)), _ROW_NORM)
 
 
 def pattention(
@@ -99,6 +107,7 @@ def pattention(
   score: str = 'l2_norm_gelu',
   gelu: str = 'exact',
   reference_tokens: int,
+  row_epsilon: float = 0.0,
 ) -> jax.Array:
   """Θ(x Kᵀ) V, [B, T, O] in the dtype of x; for the other arguments see `parameter_weights`."""
   scores_BxTxN = checkpoint_name(
@@ -106,7 +115,11 @@ def pattention(
     _SCORES,
   )
   weights_BxTxN = parameter_weights(
-    scores_BxTxN, score=score, gelu=gelu, reference_tokens=reference_tokens
+    scores_BxTxN,
+    score=score,
+    gelu=gelu,
+    reference_tokens=reference_tokens,
+    row_epsilon=row_epsilon,
   )
   return product('MN,NO->MO', weights_BxTxN, values_NxO)
 
@@ -123,6 +136,7 @@ class Pattention(nnx.Module):
     reference_tokens: int,
     score: str,
     gelu: str,
+    row_epsilon: float = 0.0,
     key_std: float,
     value_std: float,
     recompute: bool,
@@ -137,6 +151,7 @@ class Pattention(nnx.Module):
       reference_tokens: τ², see `parameter_weights`.
       score: the score function's name.
       gelu: `exact` or `tanh`.
+      row_epsilon: see `parameter_weights`.
       key_std: standard deviation of the keys.
       value_std: standard deviation of the values.
       recompute: compute the scores again in the backward pass, instead of keeping them. What is
@@ -150,13 +165,17 @@ class Pattention(nnx.Module):
       rngs, nnx.initializers.normal(value_std), (param_tokens, d_out), ('param_tokens', 'width')
     )
     self.score, self.gelu = score, gelu
-    self.reference_tokens = reference_tokens
+    self.reference_tokens, self.row_epsilon = reference_tokens, row_epsilon
     self.recompute = recompute
 
   def __call__(self, x_BxTxI: jax.Array) -> jax.Array:
     """[B, T, D_in] → [B, T, D_out]."""
     apply = functools.partial(
-      pattention, score=self.score, gelu=self.gelu, reference_tokens=self.reference_tokens
+      pattention,
+      score=self.score,
+      gelu=self.gelu,
+      reference_tokens=self.reference_tokens,
+      row_epsilon=self.row_epsilon,
     )
     kept = (_ROW_NORM,) if self.recompute else (_ROW_NORM, _SCORES)
     policy = jax.checkpoint_policies.save_only_these_names(*kept)

@@ -168,9 +168,7 @@ class ViT(nnx.Module):
       rows, columns = (size // self.patch for size in images_BxHxWxC.shape[1:3])
       x_BxTxD = x_BxTxD + sincos_positions(rows, columns, width).astype(x_BxTxD.dtype)[None]
     if self.class_token is not None:
-      token_Bx1xD = jnp.broadcast_to(
-        self.class_token[...].astype(x_BxTxD.dtype), (batch, 1, width)
-      )
+      token_Bx1xD = jnp.broadcast_to(self.class_token[...].astype(x_BxTxD.dtype), (batch, 1, width))
       x_BxTxD = jnp.concatenate([token_Bx1xD, x_BxTxD], axis=1)
     return x_BxTxD
 

@@ -16,10 +16,12 @@ from tokenformer_jax import generate
 from tokenformer_jax.compute import Compute
 from tokenformer_jax.config import Config
 from tokenformer_jax.data import order, store, text, tokenizers
+from tokenformer_jax.decode import Decoder
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.loss import LossSums, loss_sums
 from tokenformer_jax.metrics import perplexity
 from tokenformer_jax.params import Params
+from tokenformer_jax.sampling import Sampling
 from tokenformer_jax.tasks.task import Task
 
 _LONGEST_COMPARED = 64  # tokens of a sequence that two models are compared on
@@ -155,18 +157,19 @@ class TextTask(Task):
     train, model, tokenizer = self.config.train, self.config.model, self._store.tokenizer
     if not train.sample_tokens:
       return ''
-    prompt = np.append(tokenizer.end_of_document, tokenizer.encode(train.sample_prompt))
-    length = train.sample_tokens
+    request = generate.TextRequest(
+      train.sample_prompt, train.sample_tokens, Sampling(seed=train.seed)
+    ).tokens(tokenizer)
     if model.positions == 'learned':
-      length = min(length, model.max_length - len(prompt))
-    sampling = generate.Sampling(seed=train.seed)
-    ids = self._generator(params, prompt, length=length, sampling=sampling)
-    return train.sample_prompt + ''.join(generate.stream_text(tokenizer, ids))
+      room = model.max_length - len(request.prompt)
+      request = dataclasses.replace(request, length=min(request.length, room))
+    (ids,) = self._decoder(params, [request])
+    return train.sample_prompt + generate.text_of(tokenizer, ids.tolist())
 
   @functools.cached_property
-  def _generator(self) -> generate.Generator:
+  def _decoder(self) -> Decoder:
     dtype = Compute.of(self.config).dtype
-    return generate.Generator(self.definition, self.config.model, dtype)
+    return Decoder(self.definition, self.config.model, dtype)
 
   def _bits_per_byte(self, loss: float, split: str) -> float:
     return loss / math.log(2) / self._store.bytes_per_token(split)
