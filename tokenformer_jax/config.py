@@ -12,6 +12,7 @@ from typing import Any
 
 import ml_collections
 
+from tokenformer_jax import kinds
 from tokenformer_jax.errors import UserError, nearest
 
 
@@ -63,17 +64,29 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-  """Where the text comes from and how it is cut into batches."""
+  """Where text or images come from, and how they become batches."""
 
-  source: str = 'stdlib'  # or 'files:GLOB', 'tfds:NAME'
+  # stdlib, files:GLOB or tfds:NAME; of images digits, tfds:NAME or folder:DIR.
+  source: str = 'stdlib'
   text_field: str = 'text'  # of a jsonl line or a TFDS example
   tokenizer: str = 'bpe:4096'  # or 'bytes', or a path to a Hugging Face tokenizer.json
   sequence_length: int = 256  # T
-  batch_size: int = 16  # sequences in one optimizer update, over all devices
-  validation_fraction: float = 0.05  # of the documents, chosen by a hash of the text
+  batch_size: int = 16  # sequences or images in one optimizer update, over all devices
+  # Of the documents, chosen by a hash of the text; of images that come without a validation split.
+  validation_fraction: float = 0.05
   cache_dir: str = ''  # of the token stores. '': $XDG_CACHE_HOME/tokenformer_jax or ~/.cache/…
   workers: int = 0  # processes that read ahead. 0: threads of this process
   prefetch: int = 8  # batches read ahead
+  # The rest is for kind='vit'.
+  image_size: int = 224  # pixels of a side
+  crop_area: float = 1.0  # the least part of an image that a random crop keeps. 1: no crops
+  flip: bool = False  # mirrors every other image
+  rand_augment: float = 0.0  # magnitude of RandAugment, up to 10. 0: none
+  rand_augment_std: float = 0.5  # of the magnitude
+  color_jitter: float = 0.0  # most that brightness, contrast and saturation change by
+  erase: float = 0.0  # probability that a rectangle of an image is filled with noise
+  eval_crop: float = 1.0  # the part of the shorter side that evaluation sees
+  on_bad_image: str = 'skip'  # or 'fail': what cannot be read, or has no valid label
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +104,11 @@ class OptimConfig:
   clip_norm: float = 1.0  # of the global gradient norm. 0: no clipping
   accumulation_steps: int = 1  # parts that a batch is computed in, one after the other
   z_loss: float = 0.0
+  # These four are for kind='vit'.
+  mixup: float = 0.0  # α of the Beta distribution of the weights of two images. 0: none
+  cutmix: float = 0.0  # α of the same of the areas; with both, half of the batches each
+  label_smoothing: float = 0.0
+  drop_path: float = 0.0  # probability that a branch of the last block is left out
   # The rest is for a model that has grown.
   restart_schedule: bool = True  # warm up and decay anew from the last growth on
   old_tokens: str = 'train'  # or 'freeze', 'scale:X': everything that was there before it grew
@@ -207,6 +225,7 @@ _CHOICES = {
   'model.block_norm': ('plain', 'affine'),
   'model.final_norm': ('none', 'plain', 'affine'),
   'model.positions': ('rotary', 'sincos', 'learned', 'none'),
+  'data.on_bad_image': ('skip', 'fail'),
   'model.pool': ('mean', 'token', 'attention'),
   'optim.schedule': ('cosine', 'constant'),
   'train.remat': ('none', 'pattention', 'dots', 'full'),
@@ -233,6 +252,10 @@ _POSITIVE = (
   'model.init_std',
   'model.norm_epsilon',
   'model.rotary_base',
+  'model.patch',
+  'data.image_size',
+  'data.crop_area',
+  'data.eval_crop',
   'data.sequence_length',
   'data.batch_size',
   'data.prefetch',
@@ -253,7 +276,13 @@ _NOT_NEGATIVE = (
   'model.max_length',
   'model.row_epsilon',
   'model.embedding_std',
+  'model.channels',
+  'model.classes',
   'data.workers',
+  'data.rand_augment',
+  'data.rand_augment_std',
+  'optim.mixup',
+  'optim.cutmix',
   'optim.warmup_steps',
   'optim.weight_decay',
   'optim.clip_norm',
@@ -267,9 +296,21 @@ _NOT_NEGATIVE = (
   'grow.seed',
 )
 
-_FRACTIONS = ('model.rotary_fraction', 'optim.final_fraction')
+_FRACTIONS = (
+  'model.rotary_fraction',
+  'optim.final_fraction',
+  'data.crop_area',
+  'data.eval_crop',
+  'data.color_jitter',
+  'data.erase',
+)
 
-_BELOW_ONE = ('optim.beta1', 'optim.beta2')  # Adam divides by 1 − β.
+_BELOW_ONE = (
+  'optim.beta1',  # Adam divides by 1 − β.
+  'optim.beta2',
+  'optim.label_smoothing',
+  'optim.drop_path',
+)
 
 
 def choices(path: str) -> tuple[str, ...]:
@@ -326,6 +367,7 @@ def _validate(config: Config) -> None:
       f'config.data.validation_fraction is {config.data.validation_fraction}; it must lie between '
       '0 and 1, both excluded'
     )
+  kinds.check(config, Config())
   _validate_model(config.model, config.data)
   if config.data.batch_size % config.optim.accumulation_steps:
     raise UserError(
@@ -359,7 +401,11 @@ def _validate_model(model: ModelConfig, data: DataConfig) -> None:
         )
     if model.bias:
       raise UserError('config.model.bias is for projection=dense; Pattention has no bias')
-  if model.positions == 'learned' and 0 < model.max_length < data.sequence_length:
+  if (
+    model.kind == 'lm'
+    and model.positions == 'learned'
+    and 0 < model.max_length < data.sequence_length
+  ):
     raise UserError(
       f'config.model.max_length is {model.max_length}, less than data.sequence_length='
       f'{data.sequence_length}; learned positions must reach that far'

@@ -99,11 +99,13 @@ class Metrics:
       'train/grad_norm': 'grad {:.2f}',
       'train/learning_rate': 'lr {:.2e}',
       'perf/tokens_per_second': '{:,.0f} tok/s',
+      'perf/images_per_second': '{:,.0f} img/s',
       'perf/mfu': 'MFU {:.1%}',
       'eval/loss': 'eval loss {:.4f}',
       'eval/perplexity': 'perplexity {:.2f}',
       'eval/bits_per_byte': 'eval bits/byte {:.3f}',
       'eval/accuracy': 'accuracy {:.3f}',
+      'eval/calibration_error': 'calibration error {:.3f}',
     }
     shown = '  '.join(form.format(figures[n]) for n, form in names.items() if n in figures)
     if self._bar is not None:

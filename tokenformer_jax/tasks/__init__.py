@@ -1,16 +1,18 @@
 """Tasks: what of a run depends on its kind of model. `make` picks by `config.model.kind`.
 
-task.py   the interface that the loop, the step and growth work with
-text.py   language models on text
+task.py    the interface that the loop, the step and growth work with
+text.py    language models on text
+images.py  vision transformers on images
 """
 
 from tokenformer_jax.config import Config
+from tokenformer_jax.tasks.images import ImageTask
 from tokenformer_jax.tasks.task import Batch, Task
 from tokenformer_jax.tasks.text import TextTask
 
 __all__ = ['Batch', 'Task', 'fill_in', 'make']
 
-_TASKS: dict[str, type[Task]] = {'lm': TextTask}
+_TASKS: dict[str, type[Task]] = {'lm': TextTask, 'vit': ImageTask}
 
 
 def fill_in(config: Config) -> Config:
