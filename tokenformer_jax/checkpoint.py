@@ -365,6 +365,11 @@ def restore_source(checkpoints: Checkpoints, meta: Meta, abstract: Any) -> Any:
     ) from error
 
 
+def has(meta: Meta, entry: str) -> bool:
+  """Whether the state in a checkpoint has an entry such as `params`."""
+  return any(path.startswith(f'{entry}/') for path in meta.checksums)
+
+
 def check_is_model(meta: Meta, directory: Path) -> None:
   """Checks that a checkpoint can be run.
 

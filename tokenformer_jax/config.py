@@ -95,6 +95,8 @@ class OptimConfig:
 
   learning_rate: float = 1e-3  # the peak
   warmup_steps: int = 100
+  warmup_epochs: float = 0.0  # in the place of warmup_steps, if greater than 0
+  warmup_examples: int = 0
   final_fraction: float = 0.1  # the floor of the decay, as a fraction of the peak
   schedule: str = 'cosine'  # or 'constant'
   beta1: float = 0.9
@@ -104,6 +106,8 @@ class OptimConfig:
   clip_norm: float = 1.0  # of the global gradient norm. 0: no clipping
   accumulation_steps: int = 1  # parts that a batch is computed in, one after the other
   z_loss: float = 0.0
+  # Factor on a block's rate for each block above it (arXiv 2106.08254). 1: all rates are equal.
+  layer_decay: float = 1.0
   # These four are for kind='vit'.
   mixup: float = 0.0  # α of the Beta distribution of the weights of two images. 0: none
   cutmix: float = 0.0  # α of the same of the areas; with both, half of the batches each
@@ -121,12 +125,16 @@ class TrainConfig:
   """The length of the run, what it writes, and how the step is computed."""
 
   steps: int = 1000
+  epochs: float = 0.0  # passes over the training data, in the place of steps, if greater than 0
+  examples: int = 0  # sequences or images, in the place of steps
   seed: int = 0
   log_every: int = 10
   eval_every: int = 250  # also at the end. 0: only at the end
   eval_batches: int = 0  # 0: the whole validation split
   checkpoint_every: int = 250  # also at the end
   keep_checkpoints: int = 2  # the newest ones; the best by eval/loss is kept besides
+  # Decay of a moving average of the parameters, evaluated beside them as eval/ema_…. 0: none.
+  ema: float = 0.0
   max_skipped_steps: int = 20  # non-finite steps in a row after which the run stops
   sample_tokens: int = 64  # length of the text written at each evaluation. 0: none
   sample_prompt: str = ''  # '': a new document
@@ -261,6 +269,7 @@ _POSITIVE = (
   'data.prefetch',
   'optim.learning_rate',
   'optim.epsilon',
+  'optim.layer_decay',
   'optim.accumulation_steps',
   'train.steps',
   'train.log_every',
@@ -285,6 +294,10 @@ _NOT_NEGATIVE = (
   'optim.cutmix',
   'optim.warmup_steps',
   'optim.weight_decay',
+  'optim.warmup_epochs',
+  'optim.warmup_examples',
+  'train.epochs',
+  'train.examples',
   'optim.clip_norm',
   'optim.z_loss',
   'optim.new_token_warmup',
@@ -303,6 +316,7 @@ _FRACTIONS = (
   'data.eval_crop',
   'data.color_jitter',
   'data.erase',
+  'optim.layer_decay',
 )
 
 _BELOW_ONE = (
@@ -310,6 +324,7 @@ _BELOW_ONE = (
   'optim.beta2',
   'optim.label_smoothing',
   'optim.drop_path',
+  'train.ema',
 )
 
 
@@ -368,6 +383,7 @@ def _validate(config: Config) -> None:
       '0 and 1, both excluded'
     )
   kinds.check(config, Config())
+  _validate_lengths(config)
   _validate_model(config.model, config.data)
   if config.data.batch_size % config.optim.accumulation_steps:
     raise UserError(
@@ -376,6 +392,17 @@ def _validate(config: Config) -> None:
     )
   profile_range(config.train)
   old_token_rate(config.optim)
+
+
+def _validate_lengths(config: Config) -> None:
+  """A length is given in one unit."""
+  for group, name in (('train', ''), ('optim', 'warmup_')):
+    values, defaults = getattr(config, group), getattr(Config(), group)
+    names = [f'{name}{unit}' for unit in ('steps', 'epochs', 'examples')]
+    given = [n for n in names if getattr(values, n) != getattr(defaults, n)]
+    if len(given) > 1:
+      said = ' and '.join(f'config.{group}.{n}={getattr(values, n)}' for n in given)
+      raise UserError(f'{said} say the same in several units; give one of them')
 
 
 def _validate_model(model: ModelConfig, data: DataConfig) -> None:

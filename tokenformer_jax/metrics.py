@@ -105,6 +105,7 @@ class Metrics:
       'eval/perplexity': 'perplexity {:.2f}',
       'eval/bits_per_byte': 'eval bits/byte {:.3f}',
       'eval/accuracy': 'accuracy {:.3f}',
+      'eval/ema_accuracy': 'with EMA {:.3f}',
       'eval/calibration_error': 'calibration error {:.3f}',
     }
     shown = '  '.join(form.format(figures[n]) for n, form in names.items() if n in figures)

@@ -2,10 +2,13 @@
 
 import contextlib
 import dataclasses
+import math
 import os
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from tokenformer_jax import checkpoint, cli, models, sharding, tasks
@@ -13,7 +16,7 @@ from tokenformer_jax.config import Config, ModelConfig, TokenCounts
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files, state, tokens
 from tokenformer_jax.optim import LastGrowth
-from tokenformer_jax.params import Definition
+from tokenformer_jax.params import Definition, Params
 from tokenformer_jax.step import State
 
 
@@ -91,6 +94,30 @@ def fill_in(config: Config, origin: Origin = Origin()) -> Config:
   return dataclasses.replace(config, model=model)
 
 
+def in_steps(config: Config, examples: int) -> Config:
+  """The config with lengths in steps that were given in epochs or examples.
+
+  Args:
+    config: of the run.
+    examples: of an epoch.
+  """
+
+  def steps(group: Any, prefix: str) -> int:
+    epochs, count = getattr(group, f'{prefix}epochs'), getattr(group, f'{prefix}examples')
+    if not (epochs or count):
+      return getattr(group, f'{prefix}steps')
+    return math.ceil((count or epochs * examples) / config.data.batch_size)
+
+  train, optim = config.train, config.optim
+  return dataclasses.replace(
+    config,
+    train=dataclasses.replace(train, steps=steps(train, ''), epochs=0.0, examples=0),
+    optim=dataclasses.replace(
+      optim, warmup_steps=steps(optim, 'warmup_'), warmup_epochs=0.0, warmup_examples=0
+    ),
+  )
+
+
 def check_fits(config: Config, definition: Definition, mesh: Mesh) -> None:
   """Checks that parameters, heads and batch can be split over the mesh.
 
@@ -143,7 +170,7 @@ def resume(
       _check_same_model(
         config, meta.config, f'the checkpoint of step {step} in this work directory'
       )
-      restored = checkpoints.restore(meta, abstract)
+      restored = _restored(checkpoints, meta, config, abstract)
     except checkpoint.DamagedError as error:
       damaged[step] = error
       continue
@@ -163,14 +190,35 @@ def resume(
   return None
 
 
+def _restored(
+  checkpoints: checkpoint.Checkpoints, meta: checkpoint.Meta, config: Config, abstract: State
+) -> State:
+  if 'ema' in abstract and not checkpoint.has(meta, 'ema'):
+    abstract = {name: part for name, part in abstract.items() if name != 'ema'}
+  return _with_average(config, checkpoints.restore(meta, abstract))
+
+
+def _with_average(config: Config, state: State) -> State:
+  """The state with a moving average of the parameters if the config asks for one, or without.
+
+  An average that was not kept so far starts from the parameters.
+  """
+  if not config.train.ema:
+    return {name: part for name, part in state.items() if name != 'ema'}
+  return state if 'ema' in state else {**state, 'ema': jax.tree.map(jnp.copy, state['params'])}
+
+
 def grown(config: Config, origin: Origin, mesh: Mesh) -> State:
   """The state of the run `config.init_from`, grown to this run's model.
+
+  What the task can change on the way, such as the head for other classes, is changed first.
 
   Raises:
     UserError: it is damaged, or cannot be grown to that.
   """
   checkpoints, meta = origin.source
-  source, target = meta.config.model, config.model
+  target = config.model
+  source = tasks.adapted(meta.config.model, target)
   try:
     state.check(source, target, config.grow)
   except UserError as error:
@@ -178,8 +226,26 @@ def grown(config: Config, origin: Origin, mesh: Mesh) -> State:
   if reason := state.inexact(source, target, config.grow):
     cli.say(f'the grown model will not compute what {config.init_from} does: {reason}')
   old = files.read(checkpoints, meta, mesh)
+  if source != meta.config.model:
+    changed = ', '.join(checkpoint.differences(source, meta.config.model, 'model.'))
+    cli.say(f'adapting {config.init_from}: {changed}')
+    old = _adapted(old, source, config)
   axes = models.define(target).axes
-  return state.grow(old, source, target, config.grow, files.one_by_one(mesh, axes))
+  new = state.grow(old, source, target, config.grow, files.one_by_one(mesh, axes))
+  return _with_average(config, new)
+
+
+def _adapted(old: State, model: ModelConfig, config: Config) -> State:
+  """A state whose parameters, average and moments have the shapes of the adapted model."""
+
+  def params(tree: Params) -> Params:
+    return tasks.adapt(tree, model, config.grow.seed)
+
+  def moments(order: int, tree: Params) -> Params:
+    del order
+    return tasks.adapt(tree, model, None)
+
+  return state.map_trees(old, config.grow, params, moments)
 
 
 def check_old_tokens(config: Config, growth: LastGrowth | None, definition: Definition) -> None:

@@ -18,22 +18,27 @@ Step = Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]
 
 
 def initial_state(
-  definition: Definition, tx: optax.GradientTransformation, seed: jax.Array
+  definition: Definition, tx: optax.GradientTransformation, seed: jax.Array, *, ema: bool = False
 ) -> State:
   """New parameters, with the optimizer's state and the counters of the run.
 
   `step` counts batches, `skipped` the steps whose gradient was not finite, `skipped_in_a_row` those
-  of them since the last good step. Traced under jit with `state_shardings`, no host or device ever
-  holds more than its part.
+  of them since the last good step; `ema`, if it is asked for, is a moving average of `params`.
+  Traced under jit with `state_shardings`, no host or device ever holds more than its part.
   """
   params = definition.init(jax.random.key(seed))
-  return {'params': params, 'opt_state': tx.init(params), **_counters()}
+  average = {'ema': params} if ema else {}
+  return {'params': params, **average, 'opt_state': tx.init(params), **_counters()}
 
 
-def state_shardings(mesh: Mesh, definition: Definition, tx: optax.GradientTransformation) -> State:
+def state_shardings(
+  mesh: Mesh, definition: Definition, tx: optax.GradientTransformation, *, ema: bool = False
+) -> State:
   """Where every array of the state lives."""
+  of_params = sharding.of_axes(mesh, definition.axes)
   return {
-    'params': sharding.of_axes(mesh, definition.axes),
+    'params': of_params,
+    **({'ema': of_params} if ema else {}),
     'opt_state': sharding.of_optimizer_state(mesh, tx, definition.abstract, definition.axes),
     **jax.tree.map(lambda _: sharding.replicated(mesh), _counters()),
   }
@@ -94,14 +99,17 @@ def make_train_step(
     params, opt_state = jax.tree.map(
       lambda new, old: jnp.where(good, new, old), new, (params, opt_state)
     )
-    state = {
-      'params': params,
-      'opt_state': opt_state,
+    counters = {
       'step': state['step'] + 1,
       'skipped': state['skipped'] + ~good,
       'skipped_in_a_row': jnp.where(good, 0, state['skipped_in_a_row'] + 1),
     }
-    updates_made = state['step'] - state['skipped']
+    updates_made = counters['step'] - counters['skipped']
+    average = {}
+    if config.train.ema:
+      rate_of_old = jnp.where(good, _ema_decay(config.train.ema, updates_made), 1)
+      average = {'ema': optax.incremental_update(params, state['ema'], 1 - rate_of_old)}
+    state = {'params': params, **average, 'opt_state': opt_state, **counters}
     figures |= {
       'grad_norm': grad_norm,
       'update_norm': optax.tree.norm(updates),
@@ -111,13 +119,18 @@ def make_train_step(
     }
     return state, figures
 
-  shardings = state_shardings(mesh, task.definition, tx)
+  shardings = state_shardings(mesh, task.definition, tx, ema=config.train.ema > 0)
   return jax.jit(
     step,
     donate_argnums=0,
     in_shardings=(shardings, sharding.of_batch(mesh)),
     out_shardings=(shardings, sharding.replicated(mesh)),
   )
+
+
+def _ema_decay(decay: float, updates: jax.Array) -> jax.Array:
+  """The decay, at first less, so that a short run's average is not that of its beginning."""
+  return jnp.minimum(decay, (1 + updates) / (10 + updates))
 
 
 def make_eval_step(task: Task, mesh: Mesh) -> Callable[[Params, Batch], Any]:

@@ -19,6 +19,8 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.metrics import Metrics, Window
 from tokenformer_jax.step import State
 
+_EVALUATED = {'': 'params', 'ema_': 'ema'}  # prefix of figures → entry of the state
+
 
 def train(config: Config, workdir: str | os.PathLike[str]) -> State:
   """Trains to `config.train.steps`, from the newest checkpoint in `workdir` if there is one.
@@ -57,6 +59,7 @@ class Run:
     self.workdir = workdir
     self.checkpoints = checkpoint.Checkpoints(workdir, keep=config.train.keep_checkpoints)
     self.task.prepare()
+    self.config = config = start.in_steps(config, self.task.examples)
     self.tx = optim.make_optimizer(config.optim, config.train.steps, definition.axes, growth)
     self.train_step = step_lib.make_train_step(self.task, self.tx, config, self.mesh, growth)
     self.eval_step = step_lib.make_eval_step(self.task, self.mesh)
@@ -96,10 +99,11 @@ class Run:
     model is larger, then new parameters.
     """
     definition = self.task.definition
-    shardings = step_lib.state_shardings(self.mesh, definition, self.tx)
+    ema = self.config.train.ema > 0
+    shardings = step_lib.state_shardings(self.mesh, definition, self.tx, ema=ema)
 
     def new(seed: jax.Array) -> State:
-      return step_lib.initial_state(definition, self.tx, seed)
+      return step_lib.initial_state(definition, self.tx, seed, ema=ema)
 
     abstract = sharding.with_shardings(jax.eval_shape(new, 0), shardings)
     resumed = start.resume(self.checkpoints, self.config, abstract)
@@ -133,13 +137,23 @@ class Run:
     return jax.tree.map(whole, local)
 
   def evaluate(self, state: State) -> dict[str, float]:
-    """The task's figures on the validation split, under names such as `eval/loss`."""
-    batches = self.task.validation_batches(self.rows)
-    parts = [self.eval_step(state['params'], self.to_devices(batch)) for batch in batches]
+    """The task's figures on the validation split, under names such as `eval/loss`.
+
+    Those of the parameters' average, if the run keeps one, are under `eval/ema_loss` and so on.
+    """
+    versions = {prefix: state[name] for prefix, name in _EVALUATED.items() if name in state}
+    parts = []
+    for batch in self.task.validation_batches(self.rows):
+      on_devices = self.to_devices(batch)
+      parts.append({p: self.eval_step(params, on_devices) for p, params in versions.items()})
     sums = jax.tree.map(
       lambda *values: np.sum(values, axis=0, dtype=np.float64), *jax.device_get(parts)
     )
-    return {f'eval/{name}': float(x) for name, x in self.task.eval_figures(sums).items()}
+    return {
+      f'eval/{prefix}{name}': float(value)
+      for prefix, of_version in sums.items()
+      for name, value in self.task.eval_figures(of_version).items()
+    }
 
   def _loop(self, state: State, first: int, metrics: Metrics, stop: '_StopSignals') -> State:
     config, steps = self.config.train, self.config.train.steps

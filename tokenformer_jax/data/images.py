@@ -5,9 +5,11 @@ decoded here (see `augment.py`), and no TensorFlow is needed.
 """
 
 import abc
+import contextlib
 import dataclasses
 import functools
 import hashlib
+import io
 import os
 from pathlib import Path
 from typing import Any
@@ -150,13 +152,16 @@ def open_images(data: DataConfig) -> ImageSet:
 
 def _digits(data: DataConfig) -> Any:
   """The builder of the built-in digits, which are made if they are not there yet."""
-  from tokenformer_jax.data.digits import digits  # noqa: PLC0415 (TFDS is slow to load)
+  import tensorflow_datasets as tfds  # noqa: PLC0415 (slow, and only needed here)
 
+  from tokenformer_jax.data.digits import digits  # noqa: PLC0415
+
+  tfds.disable_progress_bar()
   folder = store.cache_folder(data) / 'tfds'
   try:
     folder.mkdir(parents=True, exist_ok=True)
     builder = digits.Digits(data_dir=folder, file_format='array_record')
-    with store.lock(folder / 'digits'):
+    with store.lock(folder / 'digits'), contextlib.redirect_stdout(io.StringIO()):
       builder.download_and_prepare()
   except OSError as error:
     raise UserError(

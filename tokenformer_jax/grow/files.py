@@ -36,8 +36,9 @@ def read(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> State:
   checkpoint.check_is_model(meta, checkpoints.directory.parent)
   definition = models.define(meta.config.model)
   tx = optim.make_optimizer(meta.config.optim, meta.config.train.steps, definition.axes)
-  abstract = jax.eval_shape(lambda: step_lib.initial_state(definition, tx, 0))
-  shardings = step_lib.state_shardings(mesh, definition, tx)
+  ema = checkpoint.has(meta, 'ema')
+  abstract = jax.eval_shape(lambda: step_lib.initial_state(definition, tx, 0, ema=ema))
+  shardings = step_lib.state_shardings(mesh, definition, tx, ema=ema)
   placed = sharding.with_even_shardings(abstract, shardings)
   return checkpoint.restore_source(checkpoints, meta, placed)
 

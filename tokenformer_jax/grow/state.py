@@ -216,12 +216,12 @@ def map_trees(
       )
     return jax.tree.map(jnp.zeros_like, part) if restart else part  # the count of the schedule
 
-  params, opt_state = state['params'], state['opt_state']
-  counters = {name: value for name, value in state.items() if name not in ('params', 'opt_state')}
+  of_models = ('params', 'ema')  # the parameters, and their average if the run keeps one
+  counters = {k: value for k, value in state.items() if k not in (*of_models, 'opt_state')}
   return {
-    'params': of_params(params),
+    **{name: of_params(state[name]) for name in of_models if name in state},
     'opt_state': jax.tree.map(
-      optimizer_part, opt_state, is_leaf=lambda part: isinstance(part, known)
+      optimizer_part, state['opt_state'], is_leaf=lambda part: isinstance(part, known)
     ),
     **(jax.tree.map(jnp.zeros_like, counters) if restart else counters),
   }

@@ -10,9 +10,9 @@ import numpy as np
 import optax
 from jax.experimental import multihost_utils
 
-from tokenformer_jax import vit
+from tokenformer_jax import models, vit
 from tokenformer_jax.cli import say
-from tokenformer_jax.config import Config
+from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.data import image_order, images
 from tokenformer_jax.data.augment import Views
 from tokenformer_jax.errors import UserError
@@ -46,7 +46,7 @@ class ImageTask(Task):
   def __init__(self, config: Config):
     super().__init__(config)
     self._views = Views(config.data, config.model.channels)
-    self._bad: dict[str, set[int]] = {'train': set(), 'eval': set()}
+    self._bad: dict[str, set[int]] = {'train': set(), 'validation': set()}
 
   @staticmethod
   def fill_in(config: Config) -> Config:
@@ -65,6 +65,27 @@ class ImageTask(Task):
       max_length=patches if model.positions == 'learned' else 0,
     )
     return dataclasses.replace(config, model=model)
+
+  @staticmethod
+  def adapted(source: ModelConfig, target: ModelConfig) -> ModelConfig:
+    """Another number of classes, and learned positions for another resolution."""
+    changes = {'classes': target.classes}
+    if source.positions == target.positions == 'learned':
+      changes['max_length'] = target.max_length
+    return dataclasses.replace(source, **changes)
+
+  @staticmethod
+  def adapt(params: Params, target: ModelConfig, seed: int | None) -> Params:
+    """A new head if there are other classes; positions resampled."""
+    definition = models.define(target)
+    if params['head']['bias'].shape != definition.abstract['head']['bias'].shape:
+      head = definition.init(jax.random.key(seed or 0))['head']
+      params = {**params, 'head': jax.tree.map(jnp.zeros_like, head) if seed is None else head}
+    if 'positions' in params and len(params['positions']) != target.max_length:
+      positions = vit.resample_positions(params['positions'], target.max_length)
+      # Moments start anew: resampling could make a second moment negative.
+      params = {**params, 'positions': positions if seed is not None else 0 * positions}
+    return params
 
   def loss(
     self, params: Params, batch: Batch, key: jax.Array
@@ -145,7 +166,7 @@ class ImageTask(Task):
     batches = image_order.validation_batches(
       split, self._views, classes, rows, self.config.train.eval_batches
     )
-    return self._told('eval', split, batches)
+    return self._told('validation', split, batches)
 
   def held_out(self, vocabulary: dict[str, Any], count: int, first: int = 0) -> tuple[Batch, str]:
     """Validation images of the run, if they are here, or noise."""
@@ -176,8 +197,9 @@ class ImageTask(Task):
     return f'{len(self._set.train):,} images of {len(self._set.classes)} classes'
 
   def train_figures(self, loss: float) -> dict[str, float]:
+    """How many different images this host could not use so far, if there were any."""
     del loss
-    return self._bad_figures('train', 'train/')
+    return {f'data/bad_{name}_images': float(len(bad)) for name, bad in self._bad.items() if bad}
 
   def eval_figures(self, sums: ImageSums) -> dict[str, float]:
     n = sums.images
@@ -189,16 +211,11 @@ class ImageTask(Task):
     }
     if self.config.model.classes > _TOP:
       figures['top5_accuracy'] = sums.correct_top5 / n
-    return figures | self._bad_figures('eval')
+    return figures
 
   def sample(self, params: Params) -> str:
     del params
     return ''
-
-  def _bad_figures(self, split: str, prefix: str = '') -> dict[str, float]:
-    """How many different images this host could not use so far, if there were any."""
-    count = len(self._bad[split])
-    return {f'{prefix}bad_images': float(count)} if count else {}
 
   def _told(
     self, name: str, split: images.Split, batches: Iterable[image_order.Batch]

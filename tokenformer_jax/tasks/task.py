@@ -8,7 +8,7 @@ import jax
 
 from tokenformer_jax import models
 from tokenformer_jax.compute import Compute
-from tokenformer_jax.config import Config
+from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.params import Params
 
 Batch = Any  # arrays with the leading axis B, alone or in a pytree
@@ -33,6 +33,18 @@ class Task(abc.ABC):
   @abc.abstractmethod
   def fill_in(config: Config) -> Config:
     """See `tasks.fill_in`."""
+
+  @staticmethod
+  def adapted(source: ModelConfig, target: ModelConfig) -> ModelConfig:
+    """See `tasks.adapted`. Of a model that nothing can be changed of: the source."""
+    del target
+    return source
+
+  @staticmethod
+  def adapt(params: Params, target: ModelConfig, seed: int | None) -> Params:
+    """See `tasks.adapt`."""
+    del target, seed
+    return params
 
   # Functions of arrays, traced under jit.
 
