@@ -17,12 +17,12 @@ def get_config():
   c.data.source = 'digits'
   c.data.image_size = 16
   c.data.batch_size = 64
-  c.data.crop_area = 0.6
+  c.data.crop_area = 0.75
   c.optim.learning_rate = 2e-3
   c.optim.warmup_steps = 50
   c.optim.final_fraction = 0.0
-  c.train.steps = 600
+  c.train.steps = 800
   c.train.log_every = 20
-  c.train.eval_every = 100
-  c.train.checkpoint_every = 300
+  c.train.eval_every = 200
+  c.train.checkpoint_every = 400
   return c

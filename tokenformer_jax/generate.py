@@ -190,6 +190,8 @@ def main(argv: Sequence[str]) -> None:
   directory, step = cli.split_source(values.source)
   checkpoints, meta = checkpoint.open_source(directory, step)
   checkpoint.check_is_model(meta, directory)
+  if meta.config.model.kind != 'lm':
+    raise UserError(f'{directory} holds no language model but a {meta.config.model.kind}')
   mesh = sharding.make_mesh(MeshConfig(tokens=values.tokens))
   with jax.set_mesh(mesh):
     decoder, params = load(checkpoints, meta, mesh)

@@ -61,7 +61,8 @@ class Views:
       image.draft(mode, (math.ceil(width / shrink), math.ceil(height / shrink)))
     x, y = image.size[0] / width, image.size[1] / height
     box = (box[0] * x, box[1] * y, min(box[2] * x, image.size[0]), min(box[3] * y, image.size[1]))
-    return image.convert(mode).resize((size, size), Image.Resampling.BICUBIC, box=box)
+    image = image if image.mode == mode else image.convert(mode)
+    return image.resize((size, size), Image.Resampling.BICUBIC, box=box)
 
   def _pixels(self, image: Image.Image) -> np.ndarray:
     size = self.data.image_size
