@@ -175,7 +175,7 @@ def _tfds(name: str, data: DataConfig) -> ImageSet:
   import tensorflow_datasets as tfds  # noqa: PLC0415 (slow, and only needed here)
 
   try:
-    return _records(tfds.builder(name), f'tfds:{name}', data)
+    return _records(tfds.builder(name, file_format='array_record'), f'tfds:{name}', data)
   except UserError:
     raise
   except Exception as error:  # TFDS raises many kinds.

@@ -24,9 +24,12 @@ class TinyImagenet(tfds.core.GeneratorBasedBuilder):
     )
 
   def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict:
-    return {'train': self._examples(0, TRAIN), 'validation': self._examples(1, VALIDATION)}
+    return {
+      'train': self._generate_examples(0, TRAIN),
+      'validation': self._generate_examples(1, VALIDATION),
+    }
 
-  def _examples(self, seed: int, count: int) -> Iterator[tuple]:
+  def _generate_examples(self, seed: int, count: int) -> Iterator[tuple]:
     rng = np.random.default_rng(seed)
     for i in range(count):
       width, height = rng.integers(40, 500, 2)
