@@ -123,12 +123,12 @@ class Rotary(nn.Module):
     self.register_buffer('cos', angles_TxR.cos(), persistent=False)
     self.register_buffer('sin', angles_TxR.sin(), persistent=False)
 
-  def forward(self, x_xTxK: Tensor) -> Tensor:
-    """Rotates [..., T, K] by the positions 0 … T − 1, in float32; the dtype is kept."""
-    length, half = x_xTxK.shape[-2], self.cos.shape[-1]
+  def forward(self, x_xTxK: Tensor, start: int = 0) -> Tensor:
+    """Rotates [..., T, K] by the positions from `start` on, in float32; the dtype is kept."""
+    end, half = start + x_xTxK.shape[-2], self.cos.shape[-1]
     if not half:
       return x_xTxK
-    cos_TxR, sin_TxR = self.cos[:length], self.sin[:length]
+    cos_TxR, sin_TxR = self.cos[start:end], self.sin[start:end]
     first, second, rest = x_xTxK.split((half, half, x_xTxK.shape[-1] - 2 * half), dim=-1)
     rotated = (first * cos_TxR - second * sin_TxR, second * cos_TxR + first * sin_TxR)
     return torch.cat((*(part.to(x_xTxK.dtype) for part in rotated), rest), dim=-1)
@@ -144,13 +144,23 @@ class Block(nn.Module):
     self.proj = Pattention(sizes.width, sizes.proj)
     self.ffn = Pattention(sizes.width, sizes.ffn)
 
-  def forward(self, x_BxTxD: Tensor, rotary: Rotary) -> Tensor:
-    """[B, T, D] → [B, T, D], in the dtype of the input."""
-    dtype = x_BxTxD.dtype
+  def forward(
+    self, x_BxTxD: Tensor, rotary: Rotary, start: int = 0, cache_2xBxHxSxK: Tensor | None = None
+  ) -> Tensor:
+    """[B, T, D] → [B, T, D], in the dtype of the input.
+
+    With a cache, its positions from `start` on are filled, and those before are attended to.
+    """
+    dtype, end = x_BxTxD.dtype, start + x_BxTxD.shape[1]
     qkv_3xBxHxTxK = self.qkv(_norm(x_BxTxD)).unflatten(-1, (self.heads, -1)).transpose(2, 3)
-    query_BxHxTxK, key_BxHxTxK = rotary(qkv_3xBxHxTxK[:2])
+    query_BxHxTxK, key_BxHxTxK = rotary(qkv_3xBxHxTxK[:2], start)
+    value_BxHxTxK = qkv_3xBxHxTxK[2]
+    if cache_2xBxHxSxK is not None:
+      cache_2xBxHxSxK[0, :, :, start:end] = key_BxHxTxK
+      cache_2xBxHxSxK[1, :, :, start:end] = value_BxHxTxK
+      key_BxHxTxK, value_BxHxTxK = cache_2xBxHxSxK[:, :, :, :end]
     mixed_BxHxTxK = F.scaled_dot_product_attention(
-      query_BxHxTxK, key_BxHxTxK, qkv_3xBxHxTxK[2], is_causal=True
+      query_BxHxTxK, key_BxHxTxK, value_BxHxTxK, is_causal=start == 0
     )
     x_BxTxD = x_BxTxD + self.proj(mixed_BxHxTxK.transpose(1, 2).flatten(2)).to(dtype)
     return x_BxTxD + self.ffn(_norm(x_BxTxD)).to(dtype)
@@ -191,6 +201,29 @@ class TokenFormer(nn.Module):
       else:
         x_BxTxD = block(x_BxTxD, self.rotary)
     return F.linear(self.final_norm(x_BxTxD), self.embedding.weight)
+
+  @torch.inference_mode()
+  def decode(self, prompts_BxT: Tensor, length: int, written: Callable[[], None]) -> Tensor:
+    """The likeliest tokens [B, length] after prompts of equal lengths, with a key-value cache.
+
+    Calls `written` after every token, with the work on the device done.
+    """
+    batch, start = prompts_BxT.shape
+    sizes, weight = self.sizes, self.embedding.weight
+    shape = (sizes.layers, 2, batch, sizes.heads, start + length, sizes.head_size)
+    cache = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
+    ids_BxT, start, tokens = prompts_BxT, 0, []
+    for _ in range(length):
+      x_BxTxD = self.embedding(ids_BxT)
+      for block, of_layer in zip(self.blocks, cache, strict=True):
+        x_BxTxD = block(x_BxTxD, self.rotary, start, of_layer)
+      start += ids_BxT.shape[1]
+      ids_BxT = F.linear(self.final_norm(x_BxTxD[:, -1:]), weight).argmax(dim=-1)
+      tokens.append(ids_BxT)
+      if weight.is_cuda:
+        torch.cuda.synchronize()
+      written()
+    return torch.cat(tokens, dim=1)
 
   def loss(self, input_ids_BxT: Tensor, targets_BxT: Tensor) -> Tensor:
     """Mean cross entropy in float32; positions with target -100 do not count."""

@@ -13,37 +13,16 @@ import argparse
 import dataclasses
 import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from contenders import SIZES, Contender, Size, model_config, torch_model
+
 WARM_UP = 3
 
 
-@dataclasses.dataclass(frozen=True)
-class Size:
-  """A TokenFormer language model and the batch it is trained on."""
-
-  layers: int
-  width: int
-  heads: int
-  vocab_size: int
-  qkv: int
-  proj: int
-  ffn: int
-  reference_qkv: int
-  length: int
-  batch: int
-
-
-SIZES = {
-  'cpu_22m': Size(8, 384, 6, 8192, 384, 384, 1536, 384, length=512, batch=4),
-  '150m': Size(12, 768, 12, 50304, 768, 768, 3072, 768, length=2048, batch=16),
-  '1_5b': Size(40, 1536, 16, 50304, 1536, 1536, 6144, 1536, length=2048, batch=8),
-  'grown_1_4b': Size(12, 768, 12, 50304, 8620, 8620, 34480, 576, length=1024, batch=16),
-}
 CONTENDERS = ('jax', 'torch_eager', 'torch_compiled')
 
 
@@ -55,18 +34,7 @@ def jax_step(size: Size, remat: str) -> Callable[[], None]:
   from tokenformer_jax import config, optim, sharding, step, tasks  # noqa: PLC0415
 
   values = config.defaults()
-  values.model.update(
-    layers=size.layers,
-    width=size.width,
-    heads=size.heads,
-    vocab_size=size.vocab_size,
-    param_tokens={'qkv': size.qkv, 'proj': size.proj, 'ffn': size.ffn},
-    reference_tokens={
-      'qkv': size.reference_qkv,
-      'proj': size.reference_qkv,
-      'ffn': 4 * size.reference_qkv,
-    },
-  )
+  values.model.update(dataclasses.asdict(model_config(size)))
   values.data.update(batch_size=size.batch, sequence_length=size.length)
   values.train.update(remat=remat, loss_chunk=min(512, size.length))
   resolved = config.resolve(values)
@@ -93,20 +61,11 @@ def jax_step(size: Size, remat: str) -> Callable[[], None]:
 def torch_step(size: Size, *, compiled: bool, checkpointing: bool) -> Callable[[], None]:
   """The same model and optimizer in PyTorch; a call makes one step and waits for it."""
   import torch  # noqa: PLC0415
-  from torch_tokenformer import (  # noqa: PLC0415
-    Sizes,
-    TokenFormer,
-    build_optimizer,
-    build_train_step,
-  )
+  from torch_tokenformer import build_optimizer, build_train_step  # noqa: PLC0415
 
   cuda = torch.cuda.is_available()
   device = 'cuda' if cuda else 'cpu'
-  names = ('layers', 'width', 'heads', 'vocab_size', 'qkv', 'proj', 'ffn')
-  model = TokenFormer(
-    Sizes(**{name: getattr(size, name) for name in names}, max_length=size.length),
-    checkpointing=checkpointing,
-  ).to(device)
+  model = torch_model(size, checkpointing=checkpointing)
   train_step = build_train_step(model, build_optimizer(model), bf16=cuda, compile=compiled)
   ids = torch.randint(0, size.vocab_size, (size.batch, size.length + 1), device=device)
   inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
@@ -156,33 +115,6 @@ def serve(contender: str, size: Size, remat: str) -> None:
     print(time.perf_counter() - start, flush=True)
 
 
-class Contender:
-  """A process that makes steps when it is told to."""
-
-  def __init__(self, name: str, arguments: list[str]):
-    self.name, self.seconds = name, []
-    self._process = subprocess.Popen(
-      [sys.executable, __file__, f'--serve={name}', *arguments],
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      text=True,
-    )
-
-  def step(self) -> float:
-    """Has it make one step; returns the seconds."""
-    self._process.stdin.write('step\n')
-    self._process.stdin.flush()
-    line = self._process.stdout.readline()
-    if not line:
-      sys.exit(f'{self.name} failed; see its message above')
-    return float(line)
-
-  def close(self) -> None:
-    """Ends the process."""
-    self._process.stdin.close()
-    self._process.wait()
-
-
 def main() -> None:
   """Runs the contenders in turns and prints a table."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -203,7 +135,7 @@ def main() -> None:
   arguments = [f'--size={args.size}', f'--batch={size.batch}', f'--remat={args.remat}']
   contenders = []
   for name in args.contenders.split(','):
-    contender = Contender(name, arguments)
+    contender = Contender(__file__, name, arguments)
     warm_up = [contender.step() for _ in range(WARM_UP)]
     print(f'{name}: first step {warm_up[0]:.1f} s', file=sys.stderr)
     contenders.append(contender)
@@ -220,15 +152,8 @@ def report(contenders: list[Contender], name: str, size: Size, out: str | None) 
   import jax  # noqa: PLC0415 (not before the measurements)
 
   from tokenformer_jax import flops  # noqa: PLC0415
-  from tokenformer_jax.config import ModelConfig, TokenCounts  # noqa: PLC0415
 
-  model = ModelConfig(
-    layers=size.layers,
-    width=size.width,
-    heads=size.heads,
-    vocab_size=size.vocab_size,
-    param_tokens=TokenCounts(size.qkv, size.proj, size.ffn),
-  )
+  model = model_config(size)
   step_flops = size.batch * size.length * flops.train_flops(model, size.length)
   peak = flops.peak_flops(jax.devices()[0])
   parameters = flops.matrix_parameters(model) + size.vocab_size * size.width

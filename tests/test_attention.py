@@ -167,7 +167,7 @@ def _attend(x_TxD: jax.Array, start: int = 0, cached: float | None = None) -> ja
   )
   cache = None
   if cached is not None:
-    cache = jax.tree.map(lambda c: c[0] + cached, init_cache(model, 1, 12, jnp.float32))
+    cache = jax.tree.map(lambda c: c + cached, init_cache(model, 1, 12, jnp.float32)[0])
   return definition.bind(params)(x_TxD[None], start, cache)[0][0]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tiny import tiny_model
 
-from tokenformer_jax import decode, sharding
+from tokenformer_jax import sharding
 from tokenformer_jax.attention import init_cache
 from tokenformer_jax.buckets import batches, bucket
 from tokenformer_jax.config import MeshConfig, ModelConfig
@@ -43,8 +43,13 @@ def _params(model: ModelConfig) -> Params:
 
 
 @functools.cache
+def _prepared(model: ModelConfig) -> Params:
+  return _decoder(model).prepare(_params(model))
+
+
+@functools.cache
 def _decoder(model: ModelConfig) -> Decoder:
-  return Decoder(define_lm(model), model, jnp.float32)
+  return Decoder(model, Compute())
 
 
 def _prompt(length: int) -> list[int]:
@@ -52,7 +57,7 @@ def _prompt(length: int) -> list[int]:
 
 
 def _write(requests: list[Request], model: ModelConfig = MODEL, **options) -> list[list[int]]:
-  texts = _decoder(model)(_params(model), requests, **options)
+  texts = _decoder(model)(_prepared(model), requests, **options)
   return [text.tolist() for text in texts]
 
 
@@ -72,7 +77,7 @@ def _logits(model: ModelConfig, ids: list[int]) -> np.ndarray:
 @pytest.mark.parametrize('model', [MODEL, LEARNED, DENSE], ids=['rotary', 'learned', 'dense'])
 def test_cached_logits_of_unequal_prompts_are_those_of_each_alone(model):
   """The prompts in one batch, left-padded, then three tokens one by one."""
-  definition, params = define_lm(model), _params(model)
+  definition, params = define_lm(model, Compute(unroll=True)), _prepared(model)
   rows = [_prompt(length + 3) for length in UNEQUAL]
   padding = jnp.array([64 - length for length in UNEQUAL])
   ids = np.zeros((len(rows), 64 + 3), np.int32)
@@ -138,7 +143,7 @@ def test_a_text_goes_on_as_it_began():
 
 def test_streaming_writes_the_same_text():
   request = Request(_prompt(5), 10, DRAWN)
-  streamed = list(_decoder(MODEL).stream(_params(MODEL), request))
+  streamed = list(_decoder(MODEL).stream(_prepared(MODEL), request))
   assert streamed == _write([request])[0], 'a streamed text is another one'
 
 
@@ -183,7 +188,7 @@ def _compilations() -> Iterator[list[str]]:
 
 
 def test_a_bucket_of_lengths_is_compiled_once():
-  decoder, params = Decoder(define_lm(MODEL), MODEL, jnp.float32), _params(MODEL)
+  decoder, params = Decoder(MODEL, Compute()), _prepared(MODEL)
 
   def compiled(prompt: int, length: int) -> list[str]:
     with _compilations() as names:
@@ -217,10 +222,11 @@ def test_every_request_is_in_one_batch_the_longest_first():
 @functools.cache
 def _on_a_mesh() -> tuple[list[list[int]], list[str]]:
   definition = define_lm(MODEL)
-  decoder = Decoder(definition, MODEL, jnp.float32)
+  decoder = Decoder(MODEL, Compute())
   mesh = sharding.make_mesh(MeshConfig(fsdp=4, tokens=2))
   params = jax.device_put(_params(MODEL), sharding.of_axes(mesh, definition.axes))
   with jax.set_mesh(mesh), _compilations() as names:
+    params = decoder.prepare(params)
     decoder(params, _mixed())
     texts = decoder(params, _mixed())
   return [text.tolist() for text in texts], [n for n in names if n in ('prefill', 'advance')]
@@ -243,8 +249,9 @@ def test_the_cache_is_split_as_the_heads_are():
   mesh = sharding.make_mesh(MeshConfig(fsdp=4, tokens=2))
   with jax.set_mesh(mesh):
     cache = jax.jit(lambda: init_cache(MODEL, 4, 64, jnp.float32))()
-  local = cache.keys.addressable_shards[0].data.shape
-  want = (MODEL.layers, 1, MODEL.heads // 2, 64, MODEL.width // MODEL.heads)
+  assert len(cache) == MODEL.layers
+  local = cache[0].keys.addressable_shards[0].data.shape
+  want = (1, MODEL.heads // 2, 64, MODEL.width // MODEL.heads)
   assert local == want, 'devices hold more of the cache than their heads and rows'
 
 
@@ -266,13 +273,16 @@ def test_learned_positions_have_an_end():
 
 
 @pytest.mark.parametrize('model', [LEARNED, DENSE], ids=['pattention', 'dense'])
-def test_cast_parameters_compute_the_same(model):
-  definition = define_lm(model, Compute(dtype=jnp.dtype('bfloat16')))
-  ids = np.array([_prompt(20)])
-  apply = jax.jit(lambda params: definition.bind(params)(ids)[0])
-  small = decode.cast(_params(model), definition.axes, jnp.bfloat16)
-  stored = {a.dtype.name for a in jax.tree.leaves(small)}
-  assert 'bfloat16' in stored, 'nothing was cast'
-  np.testing.assert_array_equal(
-    apply(small), apply(_params(model)), err_msg='casting changes logits'
-  )
+def test_prepared_parameters_compute_what_the_model_does(model):
+  """Those of the embedding, the matrices and the biases are rounded once, and not each time."""
+  compute = Compute(dtype=jnp.dtype('bfloat16'))
+  prepared = Decoder(model, compute).prepare(_params(model))
+  assert {a.dtype.name for a in jax.tree.leaves(prepared)} == {'bfloat16', 'float32'}
+
+  def logits(compute: Compute, params: Params) -> np.ndarray:
+    definition = define_lm(model, compute)
+    return jax.jit(lambda params: definition.bind(params)(np.array([_prompt(20)]))[0])(params)
+
+  want = logits(compute, _params(model))
+  got = logits(dataclasses.replace(compute, unroll=True), prepared)
+  np.testing.assert_allclose(got, want, atol=0.02 * np.abs(want).max(), err_msg='another model')

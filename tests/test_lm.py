@@ -13,6 +13,7 @@ from tiny import tiny_model
 from tokenformer_jax import sharding
 from tokenformer_jax.attention import init_cache
 from tokenformer_jax.config import MeshConfig, ModelConfig, TokenCounts
+from tokenformer_jax.decode import Decoder
 from tokenformer_jax.lm import Compute, define_lm
 from tokenformer_jax.loss import loss_sums
 from tokenformer_jax.params import Params
@@ -202,7 +203,7 @@ def test_a_logit_sees_every_earlier_token(model, j):
 
 @functools.cache
 def _decode(model: ModelConfig):
-  definition = define_lm(model)
+  definition = define_lm(model, Compute(unroll=True))
   return jax.jit(lambda params, *arguments: definition.bind(params)(*arguments))
 
 
@@ -210,8 +211,9 @@ def _decode(model: ModelConfig):
 @EACH_VARIANT
 def test_decoding_with_a_cache_is_the_forward_pass(model, prefill):
   ids, cache, logits = _ids(2, 16), init_cache(model, 2, 24, jnp.float32), []
+  params = Decoder(model, Compute()).prepare(_params(model))
   for start, stop in [(0, prefill), *((i, i + 1) for i in range(prefill, 16))]:
-    part, cache = _decode(model)(_params(model), ids[:, start:stop], start, cache)
+    part, cache = _decode(model)(params, ids[:, start:stop], start, cache)
     logits.append(part)
   np.testing.assert_allclose(
     jnp.concatenate(logits, axis=1),

@@ -6,4 +6,5 @@ The modules are the interface; importing the package imports none of them, so it
   train       training runs                    pattention   attention to parameter tokens
   generate    text from a trained model        sharding     meshes and where arrays live
   plot        loss curves                      checkpoint   reading and writing checkpoints
+  grow        larger models from trained ones  inspect      what parameter tokens answer to
 """

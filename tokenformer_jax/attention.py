@@ -17,17 +17,17 @@ _MASKED = -1e30  # a score that softmax turns into 0
 
 
 class Cache(NamedTuple):
-  """Keys and values of the slots filled so far, [B, H, S, K]; in a model [L, B, H, S, K]."""
+  """Keys and values of the slots of one layer that are filled so far, [B, H, S, K]."""
 
   keys: jax.Array
   values: jax.Array
 
 
-def init_cache(config: ModelConfig, batch: int, length: int, dtype: jnp.dtype) -> Cache:
-  """An empty cache of `length` slots in every layer, split over the mesh as the heads are."""
-  shape = (config.layers, batch, config.heads, length, config.width // config.heads)
-  empty = constrain(jnp.zeros(shape, dtype), None, 'batch', 'heads', None, None)
-  return Cache(keys=empty, values=empty)
+def init_cache(config: ModelConfig, batch: int, length: int, dtype: jnp.dtype) -> tuple[Cache, ...]:
+  """An empty cache of `length` slots for every layer, split over the mesh as the heads are."""
+  shape = (batch, config.heads, length, config.width // config.heads)
+  empty = constrain(jnp.zeros(shape, dtype), 'batch', 'heads', None, None)
+  return (Cache(keys=empty, values=empty),) * config.layers
 
 
 def positions(start: jax.Array | int, length: int, padding_B: jax.Array | None) -> jax.Array:

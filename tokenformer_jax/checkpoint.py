@@ -2,7 +2,8 @@
 
 A checkpoint holds three items: `state` (a nested dict of arrays), `meta` (JSON: format version,
 step, the whole config, package versions, a checksum of every array) and `tokenizer` (JSON). Nothing
-else is needed to resume, grow, evaluate or generate. Everything that knows Orbax is in this file.
+else is needed to resume, grow, evaluate or generate. What knows Orbax is in this file, and, for
+checkpoints that are not ours, in released_tpu.py.
 """
 
 import dataclasses
@@ -381,6 +382,17 @@ def check_is_model(meta: Meta, directory: Path) -> None:
       f'{directory} holds added tokens only; put them into a model first '
       '(python -m tokenformer_jax.grow merge)'
     )
+
+
+def check_is_language_model(meta: Meta, directory: Path) -> None:
+  """Checks that a checkpoint can be run on text.
+
+  Raises:
+    UserError: it holds something else than a language model.
+  """
+  check_is_model(meta, directory)
+  if meta.config.model.kind != 'lm':
+    raise UserError(f'{directory} is no language model: its model.kind is {meta.config.model.kind}')
 
 
 def differences(ours: Any, theirs: Any, prefix: str = '') -> list[str]:

@@ -15,6 +15,7 @@ class Compute:
   dtype: jnp.dtype = jnp.float32  # of activations
   remat: str = 'none'  # see stack.py
   attention: str = 'auto'  # see attention.kernel
+  unroll: bool = False  # layers from a list and not stacked: see stack.py
 
   @classmethod
   def of(cls, config: Config) -> 'Compute':

@@ -2,13 +2,15 @@ r"""Turns released TokenFormer weights into a run of ours, and back, tensor by t
 
   python -m tokenformer_jax.convert to-jax --source=pytorch_model.bin --target=RUN
       [--tokenizer=tokenizer.json] [--heads=N] [--rotary_fraction=F] [--sequence_length=N]
+  python -m tokenformer_jax.convert to-jax --source=CHECKPOINT --target=RUN [--zoom_dim=N] …
   python -m tokenformer_jax.convert to-torch --source=RUN[@STEP] --target=pytorch_model.bin
       [--dtype=float32|float16|bfloat16]
 
 The source of to-jax is a .bin or .safetensors file, the .index.json of a sharded set, or a
-directory with one of them. The work directory that it makes can be generated from, grown, trained
-on and evaluated. It holds the parameters alone, since the optimizer's moments of a model whose
-training begins are zero. The suffix of to-torch's target, .bin or .safetensors, is its format.
+directory with one of them; or an Orbax checkpoint of the released TPU code. The work directory that
+it makes can be generated from, grown, trained on and evaluated. It holds the parameters alone,
+since the optimizer's moments of a model whose training begins are zero. The suffix of to-torch's
+target, .bin or .safetensors, is its format.
 """
 
 import contextlib
@@ -22,7 +24,7 @@ import ml_collections
 import numpy as np
 from absl import flags
 
-from tokenformer_jax import checkpoint, cli, sharding, tensor_files
+from tokenformer_jax import checkpoint, cli, released_tpu, sharding, tensor_files
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config, DataConfig, MeshConfig, ModelConfig, TokenCounts
 from tokenformer_jax.data import tokenizers
@@ -50,7 +52,7 @@ _HEADS = {768: 12, 1024: 16, 1280: 16, 1536: 16}  # by width, in the released mo
 _RELEASED = ModelConfig()  # what all of them compute: its keys other than the sizes
 
 _TAKEN = {
-  'to-jax': ('heads', 'rotary_fraction', 'tokenizer', 'sequence_length'),
+  'to-jax': ('heads', 'rotary_fraction', 'zoom_dim', 'tokenizer', 'sequence_length'),
   'to-torch': ('dtype',),
 }
 
@@ -159,16 +161,18 @@ def to_jax(
   tokenizer: str = '',
   heads: int | None = None,
   rotary_fraction: float | None = None,
+  zoom_dim: int | None = None,
   sequence_length: int = 2048,
 ) -> Config:
   """Makes a work directory, with a checkpoint of step 0, of released weights.
 
   Args:
-    source: see `tensor_files.find`.
+    source: see `tensor_files.find`; or an Orbax checkpoint, see `released_tpu`.
     target: the new work directory.
     tokenizer: the path of a `tokenizer.json`, or `bytes`; empty: the one beside the source.
-    heads: see `model_of`.
-    rotary_fraction: see `model_of`.
+    heads: see `model_of`, or `released_tpu.model_of`.
+    rotary_fraction: see `model_of`; an Orbax checkpoint has none.
+    zoom_dim: see `released_tpu.model_of`; only an Orbax checkpoint has one.
     sequence_length: for what is trained or evaluated later; nothing of the model depends on it.
 
   Returns:
@@ -179,9 +183,7 @@ def to_jax(
       not fit, or the target exists or cannot be written. Nothing is left of the target then.
   """
   files.check_target(target)
-  tensors = tensor_files.find(source)
-  shapes = {name: tensor.shape for name, tensor in tensors.items()}
-  model = model_of(shapes, heads=heads, rotary_fraction=rotary_fraction)
+  model, params = _read(source, heads, rotary_fraction, zoom_dim)
   spec = tokenizer or _tokenizer_beside(source)
   loaded = _load_tokenizer(spec)
   if loaded.size > model.vocab_size:
@@ -197,9 +199,33 @@ def to_jax(
     ),
   )
   config_lib.resolve(ml_collections.ConfigDict(dataclasses.asdict(config)))
-  state = {'params': _deferred(config.model, tensors)}
+  state = {'params': params}
   files.write(target, state, config, loaded.to_json(), lineage=(), contents='params', step=0)
   return config
+
+
+def _read(
+  source: Path, heads: int | None, rotary_fraction: float | None, zoom_dim: int | None
+) -> tuple[ModelConfig, Params]:
+  """The model of a source, and its parameters, none of which is read yet."""
+  if directory := released_tpu.directory_of(source):
+    if rotary_fraction is not None:
+      raise UserError(
+        f'--rotary_fraction has no meaning for {source}, a checkpoint of the released TPU code, '
+        'whose models have no positions; leave it out'
+      )
+    arrays = released_tpu.find(directory)
+    model = released_tpu.model_of(arrays, heads=heads, zoom_dim=zoom_dim or 0)
+    return model, released_tpu.deferred(model, arrays)
+  if zoom_dim is not None:
+    raise UserError(
+      f'--zoom_dim has no meaning for {source}, which is no checkpoint of the released TPU code; '
+      'leave it out'
+    )
+  tensors = tensor_files.find(source)
+  shapes = {name: tensor.shape for name, tensor in tensors.items()}
+  model = model_of(shapes, heads=heads, rotary_fraction=rotary_fraction)
+  return model, _deferred(model, tensors)
 
 
 def _tokenizer_beside(source: Path) -> str:
@@ -322,6 +348,9 @@ def _define_flags() -> None:
   flags.DEFINE_float(
     'rotary_fraction', None, 'Of each head, how much is rotated. Default: 0.25, as released.'
   )
+  flags.DEFINE_integer(
+    'zoom_dim', None, 'Of the config of a TPU checkpoint, if it was not 0.', lower_bound=0
+  )
   flags.DEFINE_string(
     'tokenizer', '', 'A tokenizer.json, or bytes. Default: the tokenizer.json beside the source.'
   )
@@ -347,8 +376,9 @@ def main(argv: Sequence[str]) -> None:
     model = to_jax(Path(values.source), target, **options).model
   else:
     model = to_torch(values.source, target, **options)
-  rotary = f'{model.heads} heads, of each of which {model.rotary_fraction:g} is rotated'
-  cli.say(f'{model.layers} layers, width {model.width}, {rotary}, {model.param_tokens}')
+  rotated = model.rotary_fraction if model.positions == 'rotary' else 0
+  heads = f'{model.heads} heads, of each of which {rotated:g} is rotated'
+  cli.say(f'{model.layers} layers, width {model.width}, {heads}, {model.param_tokens}')
   if action == 'to-jax':
     cli.say(f'wrote {target}; to try it:')
     print(f"python -m tokenformer_jax.generate --source={target} --prompt='Once upon a time'")

@@ -19,8 +19,9 @@ from tokenformer_jax import buckets, sampling
 from tokenformer_jax.attention import Cache, init_cache
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.lm import Compute, define_lm
 from tokenformer_jax.loss import logits
-from tokenformer_jax.params import Axes, Definition, Params, is_axes
+from tokenformer_jax.params import Axes, Params, is_axes
 from tokenformer_jax.sampling import Draws, Sampling
 from tokenformer_jax.sharding import constrain
 
@@ -52,7 +53,7 @@ class Request:
 class _State(NamedTuple):
   """Between two chunks, with `slot` the one that the next token goes to."""
 
-  cache: Cache
+  cache: tuple[Cache, ...]
   logits_BxV: jax.Array
   slot: jax.Array
   left_B: jax.Array  # tokens that each row may still write
@@ -60,7 +61,7 @@ class _State(NamedTuple):
   def placed(self) -> '_State':
     """With the partition that every chunk begins with, so that it is compiled once."""
     return _State(
-      cache=jax.tree.map(lambda c: constrain(c, None, 'batch', 'heads', None, None), self.cache),
+      cache=jax.tree.map(lambda c: constrain(c, 'batch', 'heads', None, None), self.cache),
       logits_BxV=constrain(self.logits_BxV, 'batch', 'vocab'),
       slot=constrain(self.slot),
       left_B=constrain(self.left_B, None),
@@ -78,14 +79,27 @@ class _Rows(NamedTuple):
 class Decoder:
   """Writes texts with one model; programs that were compiled once are kept."""
 
-  def __init__(self, definition: Definition, model: ModelConfig, dtype: jnp.dtype):
-    """Takes a model apart: `dtype` is that of its activations, and so of the cache."""
+  def __init__(self, model: ModelConfig, compute: Compute):
+    """Defines the model; the cache has the dtype of its activations."""
     self._model = model
+    definition = define_lm(model, dataclasses.replace(compute, remat='none', unroll=True))
+
+    @jax.jit
+    def prepare(params: Params) -> Params:
+      def layer(i: int) -> Params:
+        return jax.tree.map(lambda array: array[i], params['blocks'])
+
+      def placed(names: Axes, array: jax.Array) -> jax.Array:
+        # Norms are computed in float32.
+        return constrain(array if 'norm' in names else array.astype(compute.dtype), *names)
+
+      unrolled = {**params, 'blocks': {i: layer(i) for i in range(model.layers)}}
+      return jax.tree.map(placed, definition.axes, unrolled, is_leaf=is_axes)
 
     @functools.partial(jax.jit, static_argnames='space')
     def prefill(params: Params, ids_BxT: jax.Array, rows: _Rows, left_B: jax.Array, space: int):
       module = definition.bind(params)
-      cache = init_cache(model, ids_BxT.shape[0], space, dtype)
+      cache = init_cache(model, ids_BxT.shape[0], space, compute.dtype)
       hidden_BxTxD, cache = module.hidden(ids_BxT, 0, cache, rows.padding_B)
       last_BxV = logits(hidden_BxTxD[:, -1:], module.output_embedding)[:, 0]
       return _State(cache, last_BxV, jnp.int32(ids_BxT.shape[1]), left_B).placed()
@@ -114,7 +128,15 @@ class Decoder:
       # Every host reads all rows, to stop at the same token.
       return constrain(written_CxB, None, None), state.placed()
 
-    self._prefill, self._advance = prefill, advance
+    self._prepare, self._prefill, self._advance = prepare, prefill, advance
+
+  def prepare(self, params: Params) -> Params:
+    """A model's parameters as the other functions want them, for many calls.
+
+    Every layer has its own arrays, and those that are cast for every product are cast already; so a
+    token is written without copying parameters. The model computes the same.
+    """
+    return self._prepare(params)
 
   def __call__(
     self, params: Params, requests: Sequence[Request], *, batch_size: int = 8
@@ -124,7 +146,7 @@ class Decoder:
     A text depends on its own request only, not on what it is batched with.
 
     Args:
-      params: of the model.
+      params: from `prepare`.
       requests: the same ones on every host.
       batch_size: rows at a time; on a mesh rounded up to what it can split.
 
@@ -196,15 +218,3 @@ def _stops(requests: Sequence[Request]) -> np.ndarray:
   for row, request in zip(stops, requests, strict=True):
     row[: len(request.stop)] = request.stop
   return stops
-
-
-def cast(params: Params, axes: Params, dtype: jnp.dtype) -> Params:
-  """Parameters in the dtype that a model computes with, so that they are not cast for every token.
-
-  Norms, which are computed in float32, stay as they are; so the model computes the same.
-  """
-
-  def one(names: Axes, array: jax.Array) -> jax.Array:
-    return array if 'norm' in names else array.astype(dtype)
-
-  return jax.tree.map(one, axes, params, is_leaf=is_axes)

@@ -189,9 +189,7 @@ def main(argv: Sequence[str]) -> None:
   requests = read_requests(Path(values.requests), default) if values.requests else [default]
   directory, step = cli.split_source(values.source)
   checkpoints, meta = checkpoint.open_source(directory, step)
-  checkpoint.check_is_model(meta, directory)
-  if meta.config.model.kind != 'lm':
-    raise UserError(f'{directory} holds no language model but a {meta.config.model.kind}')
+  checkpoint.check_is_language_model(meta, directory)
   mesh = sharding.make_mesh(MeshConfig(tokens=values.tokens))
   with jax.set_mesh(mesh):
     decoder, params = load(checkpoints, meta, mesh)
@@ -205,7 +203,7 @@ def main(argv: Sequence[str]) -> None:
 def load(
   checkpoints: checkpoint.Checkpoints, meta: checkpoint.Meta, mesh: jax.sharding.Mesh
 ) -> tuple[Decoder, Params]:
-  """The decoder of a checkpoint and its parameters, in the dtype they are computed in.
+  """The decoder of a checkpoint, and its parameters as the decoder wants them.
 
   Raises:
     UserError: the checkpoint is damaged, or the mesh does not divide the model.
@@ -217,8 +215,8 @@ def load(
   shardings = sharding.of_axes(mesh, definition.axes)
   abstract = {'params': sharding.with_shardings(definition.abstract, shardings)}
   params = checkpoint.restore_source(checkpoints, meta, abstract)['params']
-  params = decode.cast(params, definition.axes, compute.dtype)
-  return Decoder(definition, model, compute.dtype), params
+  decoder = Decoder(model, compute)
+  return decoder, decoder.prepare(params)
 
 
 def _write_one(

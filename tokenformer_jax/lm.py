@@ -18,7 +18,7 @@ from tokenformer_jax.layers import LayerNorm
 from tokenformer_jax.loss import logits
 from tokenformer_jax.params import Definition, define, param, stack
 from tokenformer_jax.sharding import constrain
-from tokenformer_jax.stack import scan
+from tokenformer_jax.stack import scan, unroll
 
 
 class LM(nnx.Module):
@@ -40,7 +40,11 @@ class LM(nnx.Module):
     affine = config.final_norm == 'affine'
     self.embedding = table(config.vocab_size, 'vocab')
     self.positions = table(config.max_length, 'position') if learned else None
-    self.blocks = stack(block, config.layers, rngs=rngs)
+    self.blocks = (
+      nnx.List([block(rngs) for _ in range(config.layers)])
+      if compute.unroll
+      else stack(block, config.layers, rngs=rngs)
+    )
     self.final_norm = (
       LayerNorm(config.width, affine=affine, epsilon=config.norm_epsilon, rngs=rngs)
       if config.final_norm != 'none'
@@ -48,28 +52,37 @@ class LM(nnx.Module):
     )
     self.head = None if config.tied_head else table(config.vocab_size, 'vocab')
 
+  def embed(
+    self, ids_BxT: jax.Array, start: jax.Array | int = 0, padding_B: jax.Array | None = None
+  ) -> jax.Array:
+    """What the first block reads [B, T, D]; for the arguments see `Attention`."""
+    x_BxTxD = jnp.take(self.embedding[...].astype(self.compute.dtype), ids_BxT, axis=0)
+    if self.positions is not None:
+      positions_BxT = positions(start, ids_BxT.shape[1], padding_B)
+      rows_BxTxD = jnp.take(self.positions[...], positions_BxT, axis=0, mode='clip')
+      x_BxTxD = x_BxTxD + rows_BxTxD.astype(x_BxTxD.dtype)
+    return constrain(x_BxTxD, 'batch', None, None)
+
   def hidden(
     self,
     ids_BxT: jax.Array,
     start: jax.Array | int = 0,
-    cache: Cache | None = None,
+    cache: tuple[Cache, ...] | None = None,
     padding_B: jax.Array | None = None,
-  ) -> tuple[jax.Array, Cache | None]:
-    """What the head reads [B, T, D], and the cache; for the arguments see `Attention`."""
-    x_BxTxD = jnp.take(self.embedding[...].astype(self.compute.dtype), ids_BxT, axis=0)
-    if self.positions is not None:
-      positions_BxT = positions(start, ids_BxT.shape[1], padding_B)
-      x_BxTxD = x_BxTxD + jnp.take(self.positions[...], positions_BxT, axis=0, mode='clip').astype(
-        x_BxTxD.dtype
-      )
-    x_BxTxD = constrain(x_BxTxD, 'batch', None, None)
-    x_BxTxD, cache = scan(
-      self.blocks,
-      lambda block, x, cache: block(x, start, cache, padding_B),
-      x_BxTxD,
-      cache,
-      remat=self.compute.remat,
-    )
+  ) -> tuple[jax.Array, tuple[Cache, ...] | None]:
+    """What the head reads [B, T, D], and the cache; for the arguments see `Attention`.
+
+    A cache, which has an entry for each layer, needs `Compute.unroll`.
+    """
+
+    def apply(block: Block, x: jax.Array, cache: Cache | None) -> tuple[jax.Array, Cache | None]:
+      return block(x, start, cache, padding_B)
+
+    x_BxTxD = self.embed(ids_BxT, start, padding_B)
+    if self.compute.unroll:
+      x_BxTxD, cache = unroll(self.blocks, apply, x_BxTxD, cache)
+    else:
+      x_BxTxD, cache = scan(self.blocks, apply, x_BxTxD, cache, remat=self.compute.remat)
     if self.final_norm is not None:
       x_BxTxD = self.final_norm(x_BxTxD)
     return x_BxTxD if self.head_scale is None else x_BxTxD * self.head_scale, cache
@@ -78,9 +91,9 @@ class LM(nnx.Module):
     self,
     ids_BxT: jax.Array,
     start: jax.Array | int = 0,
-    cache: Cache | None = None,
+    cache: tuple[Cache, ...] | None = None,
     padding_B: jax.Array | None = None,
-  ) -> tuple[jax.Array, Cache | None]:
+  ) -> tuple[jax.Array, tuple[Cache, ...] | None]:
     """Float32 logits [B, T, V] of the next token at every position, and the cache."""
     hidden_BxTxD, cache = self.hidden(ids_BxT, start, cache, padding_B)
     return logits(hidden_BxTxD, self.output_embedding), cache

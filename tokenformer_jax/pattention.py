@@ -10,6 +10,7 @@ neither the input's nor the output's width, which is how a trained model grows.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,8 +43,8 @@ def activate(x: jax.Array, gelu: str) -> jax.Array:
 def parameter_weights(
   scores_BxTxN: jax.Array,
   *,
-  score: str,
-  gelu: str,
+  score: str = 'l2_norm_gelu',
+  gelu: str = 'exact',
   reference_tokens: int,
   row_epsilon: float = 0.0,
 ) -> jax.Array:
@@ -99,29 +100,20 @@ def _inverse_l1(rows: jax.Array, reference_tokens: int, epsilon: float) -> jax.A
   return checkpoint_name(reference_tokens / (total + (epsilon or EPSILON)), _ROW_NORM)
 
 
-def pattention(
-  x_BxTxI: jax.Array,
-  keys_NxI: jax.Array,
-  values_NxO: jax.Array,
-  *,
-  score: str = 'l2_norm_gelu',
-  gelu: str = 'exact',
-  reference_tokens: int,
-  row_epsilon: float = 0.0,
-) -> jax.Array:
-  """Θ(x Kᵀ) V, [B, T, O] in the dtype of x; for the other arguments see `parameter_weights`."""
+def token_weights(x_BxTxI: jax.Array, keys_NxI: jax.Array, **how: Any) -> jax.Array:
+  """Θ(x Kᵀ), [B, T, N] in the dtype of x; `how` is of `parameter_weights`."""
   scores_BxTxN = checkpoint_name(
     constrain(product('MI,NI->MN', x_BxTxI, keys_NxI), 'batch', None, 'param_tokens'),
     _SCORES,
   )
-  weights_BxTxN = parameter_weights(
-    scores_BxTxN,
-    score=score,
-    gelu=gelu,
-    reference_tokens=reference_tokens,
-    row_epsilon=row_epsilon,
-  )
-  return product('MN,NO->MO', weights_BxTxN, values_NxO)
+  return parameter_weights(scores_BxTxN, **how)
+
+
+def pattention(
+  x_BxTxI: jax.Array, keys_NxI: jax.Array, values_NxO: jax.Array, **how: Any
+) -> jax.Array:
+  """Θ(x Kᵀ) V, [B, T, O] in the dtype of x; `how` is of `parameter_weights`."""
+  return product('MN,NO->MO', token_weights(x_BxTxI, keys_NxI, **how), values_NxO)
 
 
 class Pattention(nnx.Module):
@@ -164,19 +156,21 @@ class Pattention(nnx.Module):
     self.values = param(
       rngs, nnx.initializers.normal(value_std), (param_tokens, d_out), ('param_tokens', 'width')
     )
-    self.score, self.gelu = score, gelu
-    self.reference_tokens, self.row_epsilon = reference_tokens, row_epsilon
+    self.how = {
+      'score': score,
+      'gelu': gelu,
+      'reference_tokens': reference_tokens,
+      'row_epsilon': row_epsilon,
+    }
     self.recompute = recompute
+
+  def weights(self, x_BxTxI: jax.Array) -> jax.Array:
+    """[B, T, D_in] → the weight of every parameter token [B, T, N]."""
+    return token_weights(x_BxTxI, self.keys[...], **self.how)
 
   def __call__(self, x_BxTxI: jax.Array) -> jax.Array:
     """[B, T, D_in] → [B, T, D_out]."""
-    apply = functools.partial(
-      pattention,
-      score=self.score,
-      gelu=self.gelu,
-      reference_tokens=self.reference_tokens,
-      row_epsilon=self.row_epsilon,
-    )
+    apply = functools.partial(pattention, **self.how)
     kept = (_ROW_NORM,) if self.recompute else (_ROW_NORM, _SCORES)
     policy = jax.checkpoint_policies.save_only_these_names(*kept)
     apply = jax.checkpoint(apply, prevent_cse=False, policy=policy)

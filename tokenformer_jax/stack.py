@@ -1,10 +1,11 @@
-"""Scanning over stacked layers, and what the backward pass recomputes.
+"""Running layers one after the other, and what the backward pass recomputes.
 
 `params.stack` makes L layers one module whose parameters have a leading axis; `scan` runs it. One
-layer is traced and compiled however many there are.
+layer is traced and compiled however many there are. For decoding, which reads every parameter to
+write one token, `unroll` runs them from a list: nothing is copied out of stacked arrays then.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -50,3 +51,17 @@ def scan(
   if remat in _POLICIES:
     body = jax.checkpoint(body, prevent_cse=False, policy=_POLICIES[remat])
   return jax.lax.scan(body, x, (state, per_layer))
+
+
+def unroll(
+  layers: nnx.List,
+  apply: Callable[[Any, jax.Array, Any], tuple[jax.Array, Any]],
+  x: jax.Array,
+  per_layer: Sequence[Any] | None = None,
+) -> tuple[jax.Array, tuple[Any, ...]]:
+  """Like `scan`, for a list of layers, what belongs to a layer, and the outputs, in sequences."""
+  outputs = []
+  for i, layer in enumerate(layers):
+    x, output = apply(layer, x, None if per_layer is None else per_layer[i])
+    outputs.append(output)
+  return x, tuple(outputs)

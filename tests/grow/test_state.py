@@ -206,6 +206,20 @@ def test_the_reason_says_what_to_do(score, counts, config, sentence):
     raise AssertionError(inexact(source, grown_model(source, counts, config), config))
 
 
+@pytest.mark.parametrize('config', [ZERO_KEYS, DUPLICATE], ids=['zero_keys', 'duplicate'])
+def test_beside_an_epsilon_copies_count_otherwise_and_zero_keys_do_not(config):
+  source = tiny_model(row_epsilon=0.5)
+  target = grown_model(source, DOUBLE, config)
+  params = params_of(source)
+  grown = grow_params(params, source, target, config)
+  different = difference(logits(target, grown), logits(source, params))
+  reason = inexact(source, target, config)
+  if config is ZERO_KEYS:
+    assert reason is None and different <= 1e-5
+  else:
+    assert 'row_epsilon=0.5' in reason and different > 1e-4
+
+
 @pytest.mark.parametrize(
   ('counts', 'config', 'references'),
   [

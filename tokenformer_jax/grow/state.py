@@ -22,7 +22,7 @@ _COPYING = ('duplicate', 'net2net', 'hypercloning')
 KINDS = tuple(field.name for field in dataclasses.fields(TokenCounts))
 
 # Score functions under which a score of 0 has weight 0, so that a zero key takes no part.
-_ZERO_AT_ZERO = ('l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm')
+ZERO_AT_ZERO = ('l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm')
 
 
 class ByArray(Protocol):
@@ -127,12 +127,17 @@ def inexact(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> str
         f'the tokens of {kind} are there {new // old} times, and so must the reference count be: '
         f'it is {before}, then {after}; use scale=resize'
       )
+    if config.method == 'duplicate' and new > old and source.row_epsilon:
+      return (
+        f'model.row_epsilon={source.row_epsilon} counts for less beside the norm of {new // old} '
+        'times as many scores; use method=zero_keys, which is exact with it'
+      )
     if config.method == 'zero_keys' and before != after:
       return (
         f'the reference count of {kind} changes from {before} to {after}, and with it the scale of '
         'every old token; use scale=keep'
       )
-    if config.method == 'zero_keys' and new > old and source.score not in _ZERO_AT_ZERO:
+    if config.method == 'zero_keys' and new > old and source.score not in ZERO_AT_ZERO:
       return (
         f'with score={source.score} a token of score 0 has the weight of exp(0), not 0; use '
         'method=duplicate, which is exact for it'

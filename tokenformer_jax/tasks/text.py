@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
@@ -15,7 +14,8 @@ from jax.experimental import multihost_utils
 from tokenformer_jax import generate
 from tokenformer_jax.compute import Compute
 from tokenformer_jax.config import Config
-from tokenformer_jax.data import order, store, text, tokenizers
+from tokenformer_jax.data import order, store, tokenizers
+from tokenformer_jax.data.held_out import held_out_tokens
 from tokenformer_jax.decode import Decoder
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.loss import LossSums, loss_sums
@@ -107,23 +107,8 @@ class TextTask(Task):
     """
     length = min(self.config.data.sequence_length, _LONGEST_COMPARED) + 1
     needed = (first + count) * length
-    try:
-      existing = store.find(self.config.data)
-    except UserError:  # The text itself is not here.
-      existing = None
-    if existing is not None:
-      tokens, name = existing.validation[:needed], 'held-out text of the run'
-    else:
-      tokenizer = tokenizers.from_json(vocabulary)
-      documents = text.open_source('stdlib', '').documents()
-      pieces, found = [], 0
-      for document in itertools.islice(documents, 1000):
-        pieces.append(tokenizer.encode(document))
-        found += len(pieces[-1])
-        if found >= needed:
-          break
-      tokens, name = np.concatenate(pieces), 'text of the Python standard library'
-    rows = np.resize(np.asarray(tokens, np.int32), needed).reshape(-1, length)[first:]
+    tokens, name = held_out_tokens(self.config.data, tokenizers.from_json(vocabulary), needed)
+    rows = np.resize(tokens, needed).reshape(-1, length)[first:]
     return rows, f'{count} × {length - 1} tokens of {name}'
 
   def vocabulary(self) -> dict[str, Any]:
@@ -163,13 +148,12 @@ class TextTask(Task):
     if model.positions == 'learned':
       room = model.max_length - len(request.prompt)
       request = dataclasses.replace(request, length=min(request.length, room))
-    (ids,) = self._decoder(params, [request])
+    (ids,) = self._decoder(self._decoder.prepare(params), [request])
     return train.sample_prompt + generate.text_of(tokenizer, ids.tolist())
 
   @functools.cached_property
   def _decoder(self) -> Decoder:
-    dtype = Compute.of(self.config).dtype
-    return Decoder(self.definition, self.config.model, dtype)
+    return Decoder(self.config.model, Compute.of(self.config))
 
   def _bits_per_byte(self, loss: float, split: str) -> float:
     return loss / math.log(2) / self._store.bytes_per_token(split)

@@ -1,0 +1,87 @@
+"""What benchmarks share: sizes of models, and contenders that take turns in own processes."""
+
+import dataclasses
+import subprocess
+import sys
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+  """A TokenFormer language model and the batch it is trained on."""
+
+  layers: int
+  width: int
+  heads: int
+  vocab_size: int
+  qkv: int
+  proj: int
+  ffn: int
+  reference_qkv: int
+  length: int
+  batch: int
+
+
+SIZES = {
+  'cpu_22m': Size(8, 384, 6, 8192, 384, 384, 1536, 384, length=512, batch=4),
+  '150m': Size(12, 768, 12, 50304, 768, 768, 3072, 768, length=2048, batch=16),
+  '1_5b': Size(40, 1536, 16, 50304, 1536, 1536, 6144, 1536, length=2048, batch=8),
+  'grown_1_4b': Size(12, 768, 12, 50304, 8620, 8620, 34480, 576, length=1024, batch=16),
+}
+
+
+def model_config(size: Size) -> Any:
+  """The model of a size for ours: a `ModelConfig`."""
+  from tokenformer_jax.config import ModelConfig, TokenCounts  # noqa: PLC0415
+
+  return ModelConfig(
+    layers=size.layers,
+    width=size.width,
+    heads=size.heads,
+    vocab_size=size.vocab_size,
+    param_tokens=TokenCounts(size.qkv, size.proj, size.ffn),
+    reference_tokens=TokenCounts(size.reference_qkv, size.reference_qkv, 4 * size.reference_qkv),
+  )
+
+
+def torch_model(size: Size, **options: Any) -> Any:
+  """The same model in PyTorch, on the GPU if there is one."""
+  import torch  # noqa: PLC0415
+  from torch_tokenformer import Sizes, TokenFormer  # noqa: PLC0415
+
+  names = ('layers', 'width', 'heads', 'vocab_size', 'qkv', 'proj', 'ffn')
+  sizes = Sizes(**{name: getattr(size, name) for name in names}, max_length=size.length)
+  return TokenFormer(sizes, **options).to('cuda' if torch.cuda.is_available() else 'cpu')
+
+
+class Contender:
+  """A process that makes steps when it is told to.
+
+  Args:
+    script: run with `--serve=name` and the arguments, prints seconds for every line that it reads.
+    name: of the contender.
+    arguments: of the script.
+  """
+
+  def __init__(self, script: str, name: str, arguments: list[str]):
+    self.name, self.seconds = name, []
+    self._process = subprocess.Popen(
+      [sys.executable, script, f'--serve={name}', *arguments],
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      text=True,
+    )
+
+  def step(self) -> float:
+    """Has it make one step; returns the seconds."""
+    self._process.stdin.write('step\n')
+    self._process.stdin.flush()
+    line = self._process.stdout.readline()
+    if not line:
+      sys.exit(f'{self.name} failed; see its message above')
+    return float(line)
+
+  def close(self) -> None:
+    """Ends the process."""
+    self._process.stdin.close()
+    self._process.wait()

@@ -1,0 +1,110 @@
+r"""Time of one token of decoding: ours, and the same model in a plain PyTorch loop with a cache.
+
+  python benchmarks/decode.py                                   124M parameters on the CPU
+  python benchmarks/decode.py --size=1_5b --batches=1,8,64      on one GPU, bfloat16
+
+Needs `pip install -e ".[benchmark]"`. Greedy text after prompts of `--prompt` tokens, all of the
+same length, since the loop in PyTorch knows no others. Each contender lives in a process of its
+own; they take turns, one text each, and only tokens after the first 16 count: neither reading the
+prompts nor compiling. Prints milliseconds a token (median, least, most) and tokens/s of the batch.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from contenders import SIZES, Contender, Size, model_config, torch_model
+
+CONTENDERS = ('jax', 'torch')
+CHUNK = 16
+
+
+def jax_text(size: Size, batch: int, prompt: int, length: int) -> Callable[[], float]:
+  """Writes a batch of texts with ours; returns the seconds of one token."""
+  import jax  # noqa: PLC0415 (each process loads one of the two frameworks)
+  import numpy as np  # noqa: PLC0415
+
+  from tokenformer_jax.config import Config  # noqa: PLC0415
+  from tokenformer_jax.decode import Decoder, Request  # noqa: PLC0415
+  from tokenformer_jax.lm import Compute, define_lm  # noqa: PLC0415
+  from tokenformer_jax.sampling import GREEDY  # noqa: PLC0415
+
+  model = model_config(size)
+  decoder = Decoder(model, Compute.of(Config(model=model)))
+  params = decoder.prepare(jax.jit(define_lm(model).init)(jax.random.key(0)))
+  prompts = np.random.default_rng(0).integers(0, size.vocab_size, (batch, prompt))
+  requests = [Request(ids.tolist(), length, GREEDY) for ids in prompts]
+
+  def run() -> float:
+    times = [time.perf_counter() for _ in decoder.chunks(params, requests, chunk=CHUNK)]
+    return (times[-1] - times[0]) / (length - CHUNK)
+
+  return run
+
+
+def torch_text(size: Size, batch: int, prompt: int, length: int) -> Callable[[], float]:
+  """The same in PyTorch."""
+  import torch  # noqa: PLC0415
+
+  model = torch_model(size)
+  model = model.bfloat16() if torch.cuda.is_available() else model
+  prompts = torch.randint(size.vocab_size, (batch, prompt), device=model.embedding.weight.device)
+
+  def run() -> float:
+    times = []
+    model.decode(prompts, length, lambda: times.append(time.perf_counter()))
+    return (times[-1] - times[CHUNK - 1]) / (length - CHUNK)
+
+  return run
+
+
+def main() -> None:
+  """Runs the contenders in turns and prints a table."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--size', choices=SIZES, default='150m')
+  parser.add_argument('--batches', default='1,8', help='sizes of batches, by comma')
+  parser.add_argument('--prompt', type=int, default=128, help='tokens of each prompt')
+  parser.add_argument('--length', type=int, default=64, help='tokens to write; a multiple of 16')
+  parser.add_argument('--rounds', type=int, default=5)
+  parser.add_argument('--out', help='a JSON file for the figures')
+  parser.add_argument('--serve', choices=CONTENDERS, help=argparse.SUPPRESS)
+  args = parser.parse_args()
+  if args.length % CHUNK or args.length < 2 * CHUNK:
+    sys.exit(f'--length={args.length} is no multiple of {CHUNK} from {2 * CHUNK} on')
+  if args.serve:
+    make = jax_text if args.serve == 'jax' else torch_text
+    run = make(SIZES[args.size], int(args.batches), args.prompt, args.length)
+    for _ in sys.stdin:
+      print(run(), flush=True)
+    return
+  print(f'{args.size}, prompts of {args.prompt} tokens, {args.length} written')
+  print(f'{"batch":>5} {"":8}{"median ms":>10}{"least":>8}{"most":>8}{"tokens/s":>10}')
+  figures = {}
+  for batch in map(int, args.batches.split(',')):
+    options = {'size': args.size, 'batches': batch, 'prompt': args.prompt, 'length': args.length}
+    arguments = [f'--{name}={value}' for name, value in options.items()]
+    contenders = [Contender(__file__, name, arguments) for name in CONTENDERS]
+    for contender in contenders:
+      contender.step()  # compiles
+    for _ in range(args.rounds):
+      for contender in contenders:
+        contender.seconds.append(contender.step())
+    for contender in contenders:
+      contender.close()
+      low, *_, high = sorted(contender.seconds)
+      median = statistics.median(contender.seconds)
+      print(
+        f'{batch:5} {contender.name:8}{median * 1e3:10.1f}{low * 1e3:8.1f}{high * 1e3:8.1f}'
+        f'{batch / median:10.1f}'
+      )
+      figures[f'{contender.name}/{batch}'] = contender.seconds
+  if args.out:
+    Path(args.out).write_text(json.dumps(figures, indent=2) + '\n')
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,138 @@
+r"""Shows what the parameter tokens of a trained model answer to, and which of them are used.
+
+  python -m tokenformer_jax.inspect --source=runs/lm_stdlib --text='def main(' --out=heat.png
+
+The weights of a Pattention are an attention map of the tokens of a text over parameter tokens. For
+the text, this prints the parameter tokens with the largest weights and the input tokens that they
+have them for, and draws the maps. On more text it counts how many parameter tokens are in use, and
+for a model that has grown sets the new ones against the old ones.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+from tokenformer_jax import cli
+from tokenformer_jax.data import held_out, text
+from tokenformer_jax.errors import UserError, nearest
+from tokenformer_jax.inspect import picture, report
+from tokenformer_jax.inspect.model import Model, load, maps, measure
+from tokenformer_jax.inspect.weights import KINDS
+
+
+def define_flags() -> None:
+  """Defines the command's flags."""
+  flags.DEFINE_string('source', None, 'A run: DIR, or DIR@STEP.', required=True)
+  flags.DEFINE_string(
+    'text', '', "A text, or files:GLOB for that of files; empty: the run's held-out text."
+  )
+  flags.DEFINE_integer('length', 64, 'So many tokens of the text are shown.', lower_bound=1)
+  flags.DEFINE_integer(
+    'corpus_tokens',
+    32768,
+    "Usage is measured on so many tokens: of the files of --text, else of the run's held-out text.",
+    lower_bound=1,
+  )
+  flags.DEFINE_string('layer', 'all', 'The index of a layer, the first is 0; or all.')
+  flags.DEFINE_list('kinds', list(KINDS), 'Which Pattentions of a layer.')
+  flags.DEFINE_integer(
+    'top_k', 5, 'Parameter tokens of each Pattention, and input tokens of each.', lower_bound=1
+  )
+  flags.DEFINE_string('out', None, 'The heat map to write: .png, .pdf or .svg.')
+  flags.DEFINE_string('json', None, 'A file to write everything to, with figures for every token.')
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the command."""
+  del argv
+  values = flags.FLAGS
+  for kind in values.kinds or ['']:
+    if kind not in KINDS:
+      raise UserError(f'--kinds names {kind!r}{nearest(kind, KINDS)}')
+  if values.out and Path(values.out).suffix not in picture.SUFFIXES:
+    raise UserError(f'--out={values.out} must end in one of {", ".join(picture.SUFFIXES)}')
+  model = load(values.source)
+  layers = _layers(values.layer, model.meta.config.model.layers)
+  shown, name, corpus, corpus_name = _read_text(model)
+  names = report.labels(model.tokenizer, shown.tolist())
+  found = {
+    layer: {kind: of_layer[kind] for kind in values.kinds}
+    for layer, of_layer in maps(model, shown, layers).items()
+  }
+  if values.out:  # Before what takes longer, so that a missing library is told at once.
+    _write(values.out, '--out', picture.draw(found, names, model.old).savefig)
+  strongest = report.strongest_rows(found, values.top_k)
+  print(f'{values.source}, step {model.meta.step}: the first {len(shown)} tokens of {name}\n')
+  print(report.strongest_table(strongest, names), flush=True)
+  used = measure(model, corpus)
+  used = {kind: used[kind] for kind in values.kinds}
+  counted = report.usage_rows(used, layers)
+  print(f'\nusage on {len(corpus):,} tokens of {corpus_name}\n')
+  print(report.usage_table(counted))
+  growth = None
+  if model.old is not None and (aged := report.age_rows(used, model.old, layers)):
+    last = model.meta.lineage[-1]
+    growth = {'action': last.action, 'source': last.source, 'step': last.step, 'layers': aged}
+    print(f'\nold and new tokens: {last.action} at step {last.step} of {last.source}\n')
+    print(report.age_table(aged))
+  print(f'\n{report.DEFINITIONS}')
+  if values.json:
+    content = {
+      'source': values.source,
+      'step': model.meta.step,
+      'model': dataclasses.asdict(model.meta.config.model),
+      'text': {'name': name, 'ids': shown.tolist(), 'labels': names},
+      'strongest': strongest,
+      'usage': {'text': corpus_name, 'positions': len(corpus), 'layers': counted},
+      'growth': growth,
+      'tokens': report.token_rows(used, layers),
+      'definitions': report.DEFINITIONS,
+    }
+    written = json.dumps(content, ensure_ascii=False) + '\n'
+    _write(values.json, '--json', lambda path: Path(path).write_text(written, 'utf-8'))
+
+
+def _read_text(model: Model) -> tuple[np.ndarray, str, np.ndarray, str]:
+  """The ids to show and the name of their text, and those to measure usage on and theirs."""
+  values, config, tokenizer = flags.FLAGS, model.meta.config, model.tokenizer
+  if values.text.startswith('files:'):
+    try:
+      documents = text.open_source(values.text, config.data.text_field).documents()
+      corpus = held_out.first_tokens(documents, tokenizer, values.corpus_tokens)
+    except UserError as error:
+      raise UserError(str(error).replace('config.data.source', '--text')) from error
+    corpus_name = values.text
+  else:
+    corpus, corpus_name = held_out.held_out_tokens(config.data, tokenizer, values.corpus_tokens)
+  if not len(corpus):
+    raise UserError(f'there is no text in {corpus_name}')
+  as_given = values.text and not values.text.startswith('files:')
+  ids = tokenizer.encode(values.text) if as_given else corpus
+  name = 'the text given' if as_given else corpus_name
+  # As at the start of a document, which is what the model saw in training.
+  ids = np.append(tokenizer.end_of_document, ids).astype(np.int32)
+  length = values.length
+  if config.model.positions == 'learned':
+    length = min(length, config.model.max_length)
+  return ids[:length], name, corpus, corpus_name
+
+
+def _layers(asked: str, layers: int) -> list[int]:
+  if asked == 'all':
+    return list(range(layers))
+  if not asked.isdigit() or int(asked) >= layers:
+    raise UserError(f'--layer is {asked!r}; this model has the layers 0 to {layers - 1}, or all')
+  return [int(asked)]
+
+
+def _write(path: str, flag: str, write: Callable[[str], Any]) -> None:
+  try:
+    write(path)
+  except OSError as error:
+    raise UserError(f'{flag}={path} cannot be written: {error.strerror}') from error
+  cli.say(f'wrote {path}')
