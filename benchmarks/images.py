@@ -1,13 +1,12 @@
 r"""Images a second of the input pipeline on one core, and what a training step asks for.
 
-  python benchmarks/images.py                 our views, decoders, torchvision if it is installed
+  python benchmarks/images.py                 our views, decoders, tf.data
   python benchmarks/images.py --workers=2     Grain's worker processes, whole batches
 
 The images are scikit-learn's two photographs at ImageNet's average size, 500 × 375, as JPEG. The
 views are those of configs/vit_imagenet.py: a random crop, a flip, RandAugment. Contenders take
-turns, so that whatever else the machine does hits all of them. Other decoders are measured where
-they are installed (`pip install opencv-python-headless simplejpeg`), torchvision by
-`pip install torchvision`; none of them is needed for anything else.
+turns, so that whatever else the machine does hits all of them. Those that are not installed are
+left out (`pip install opencv-python-headless simplejpeg tensorflow-cpu`); nothing else needs them.
 """
 
 import argparse
@@ -75,30 +74,39 @@ def decoders() -> dict[str, Callable[[bytes], object]]:
 
 
 def pipelines() -> dict[str, Callable[[bytes], object]]:
-  """The whole view of a training image: ours, and torchvision's usual one."""
+  """The whole view of a training image: ours, and what tf.data has of it."""
   rng, data = np.random.default_rng(0), recipe().data
   found: dict[str, Callable[[bytes], object]] = {
     'training view, ours': lambda file: Views(data, 3).train(file, rng),
     'evaluation view, ours': lambda file: Views(data, 3).evaluation(file),
   }
+  return found | tf_data()
+
+
+def tf_data() -> dict[str, Callable[[bytes], object]]:
+  """A random crop and a flip by TensorFlow, which has no RandAugment."""
   try:
-    import torch  # noqa: PLC0415
-    from torchvision import transforms  # noqa: PLC0415
+    import tensorflow as tf  # noqa: PLC0415
   except ImportError:
-    return found
-  torch.set_num_threads(1)
-  theirs = transforms.Compose(
-    [
-      transforms.RandomResizedCrop(224, interpolation=transforms.InterpolationMode.BICUBIC),
-      transforms.RandomHorizontalFlip(),
-      transforms.RandAugment(2, 9, interpolation=transforms.InterpolationMode.BICUBIC),
-      transforms.PILToTensor(),
-    ]
-  )
-  found['training view, torchvision'] = lambda file: theirs(
-    Image.open(io.BytesIO(file)).convert('RGB')
-  )
-  return found
+    return {}
+  tf.config.threading.set_intra_op_parallelism_threads(1)
+  tf.config.threading.set_inter_op_parallelism_threads(1)
+  whole = tf.zeros((0, 0, 4))
+
+  @tf.function(input_signature=[tf.TensorSpec((), tf.string)])
+  def view(file):
+    begin, size, _ = tf.image.sample_distorted_bounding_box(
+      tf.image.extract_jpeg_shape(file),
+      whole,
+      area_range=(0.08, 1),
+      use_image_if_no_bounding_boxes=True,
+    )
+    window = tf.stack([begin[0], begin[1], size[0], size[1]])
+    part = tf.image.decode_and_crop_jpeg(file, window, channels=3)
+    resized = tf.image.resize(part[None], (224, 224), 'bicubic')[0]
+    return tf.cast(tf.image.random_flip_left_right(resized), tf.uint8)
+
+  return {'decode + crop + flip, tf.data': lambda file: view(file).numpy()}
 
 
 def recipe() -> config_lib.Config:

@@ -77,13 +77,14 @@ def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(whole, tmp_pa
 
 
 def test_losses_are_the_same_on_4_x_2_devices(whole, tmp_path):
-  config = _make(mesh__fsdp=4, mesh__tokens=2, train__log_every=1)
+  config = _make(mesh__fsdp=4, mesh__tokens=2, train__log_every=1, train__eval_batches=0)
   train.train(config, tmp_path / 'many')
   one, many = _losses(whole[0]), _losses(tmp_path / 'many')
   assert len(many) == 20
   np.testing.assert_allclose(
     list(many.values()), list(one.values()), rtol=1e-4, err_msg='the mesh changes the losses'
   )
+  assert metrics.read(tmp_path / 'many')[-1]['eval/images'] == 359, 'not every image counts once'
 
 
 def test_the_average_follows_the_parameters(whole):

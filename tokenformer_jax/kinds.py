@@ -95,6 +95,10 @@ def _check_vit(model: Any, data: Any) -> None:
       f'config.model.channels is {model.channels}; it must be 1 (grey), 3 (colour) or 0 (as the '
       'data)'
     )
+  if data.rand_augment > 10:
+    raise UserError(
+      f'config.data.rand_augment is {data.rand_augment}; it must lie between 0 and 10'
+    )
   patches = (data.image_size // model.patch) ** 2
   if model.positions == 'learned' and model.max_length not in (0, patches):
     raise UserError(

@@ -6,6 +6,7 @@ at any step costs nothing. An image that cannot be used has the label `NOTHING`,
 stands in `bad` for the host to tell.
 """
 
+import abc
 import dataclasses
 import math
 from collections.abc import Generator, Sequence
@@ -44,7 +45,7 @@ def load(
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Steps:
+class Steps(abc.ABC):
   """Batches by number, as the random-access source that Grain reads."""
 
   split: Split
@@ -76,9 +77,9 @@ class Steps:
         result['bad'][i] = number
     return result
 
+  @abc.abstractmethod
   def _image(self, batch: int, row: int) -> tuple[int | None, np.random.Generator | None]:
     """The number of an image, None where there is none, and what its view is drawn with."""
-    raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """Classifiers: the class of an image."""
 
 import dataclasses
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -137,12 +137,8 @@ class ImageTask(Task):
     return self.definition.bind(params)(_around_zero(batch['images'])), batch['labels']
 
   def prepare(self) -> None:
-    """Opens the images: the first process makes what has to be made."""
-    if jax.process_index() == 0:
-      self._set = images.open_images(self.config.data)
+    self._set = images.open_images(self.config.data)
     if jax.process_count() > 1:
-      multihost_utils.sync_global_devices('the images are there')
-      self._set = images.open_images(self.config.data)
       sizes = np.array([len(self._set.train), len(self._set.validation), len(self._set.classes)])
       multihost_utils.assert_equal(
         sizes, 'the hosts find different images; config.data must find the same'
@@ -218,7 +214,7 @@ class ImageTask(Task):
     return ''
 
   def _told(
-    self, name: str, split: images.Split, batches: Iterable[image_order.Batch]
+    self, name: str, split: images.Split, batches: Generator[image_order.Batch, None, None]
   ) -> Generator[Batch, None, None]:
     """The batches; whatever is bad in them is named or, if the config says so, fatal."""
     try:
