@@ -62,36 +62,12 @@ def make_train_step(
   function of `config.train.seed` and the step. `growth` is what `tx` was made with.
   """
   rate = optim.schedule(config.optim, config.train.steps, growth)
-  parts = config.optim.accumulation_steps
-
-  gradient = jax.grad(task.loss, has_aux=True)
-
-  def whole_gradient(
-    params: Params, batch: Batch, key: jax.Array
-  ) -> tuple[Params, dict[str, jax.Array]]:
-    if parts == 1:
-      return gradient(params, batch, key)
-
-    # Every device's rows are dealt out to the parts, so that no row moves to another device. Every
-    # part counts as many examples, so the mean over the batch is that of the parts.
-    def deal(x_Bx: jax.Array) -> jax.Array:
-      return x_Bx.reshape(x_Bx.shape[0] // parts, parts, *x_Bx.shape[1:]).swapaxes(0, 1)
-
-    def add(total, numbered_part):
-      number, part = numbered_part
-      part = jax.tree.map(lambda x: sharding.constrain(x, 'batch', *[None] * (x.ndim - 1)), part)
-      new = gradient(params, part, jax.random.fold_in(key, number))
-      return jax.tree.map(lambda t, new: t + new / parts, total, new), None
-
-    batch_P = jax.tree.map(deal, batch)
-    like = jax.eval_shape(gradient, params, jax.tree.map(lambda x: x[0], batch_P), key)
-    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
-    return jax.lax.scan(add, zero, (jnp.arange(parts), batch_P))[0]
+  gradient = _gradient(task, config.optim.accumulation_steps)
 
   def step(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
     params, opt_state = state['params'], state['opt_state']
     key = jax.random.fold_in(jax.random.key(config.train.seed), state['step'])
-    grads, figures = whole_gradient(params, batch, key)
+    grads, figures = gradient(params, batch, key)
     grad_norm = optax.tree.norm(grads)
     updates, new_opt_state = tx.update(grads, opt_state, params)
     new = (optax.apply_updates(params, updates), new_opt_state)
@@ -126,6 +102,34 @@ def make_train_step(
     in_shardings=(shardings, sharding.of_batch(mesh)),
     out_shardings=(shardings, sharding.replicated(mesh)),
   )
+
+
+def _gradient(
+  task: Task, parts: int
+) -> Callable[[Params, Batch, jax.Array], tuple[Params, dict[str, jax.Array]]]:
+  """The gradient of the loss of a batch and its figures, computed in so many parts."""
+  gradient = jax.grad(task.loss, has_aux=True)
+  if parts == 1:
+    return gradient
+
+  # Every device's rows are dealt out to the parts, so that no row moves to another device. Every
+  # part has the same number of rows, so the mean over the batch is that of the parts.
+  def deal(x_Bx: jax.Array) -> jax.Array:
+    return x_Bx.reshape(x_Bx.shape[0] // parts, parts, *x_Bx.shape[1:]).swapaxes(0, 1)
+
+  def whole(params: Params, batch: Batch, key: jax.Array) -> tuple[Params, dict[str, jax.Array]]:
+    def add(total, numbered_part):
+      number, part = numbered_part
+      part = jax.tree.map(lambda x: sharding.constrain(x, 'batch', *[None] * (x.ndim - 1)), part)
+      new = gradient(params, part, jax.random.fold_in(key, number))
+      return jax.tree.map(lambda t, new: t + new / parts, total, new), None
+
+    batch_P = jax.tree.map(deal, batch)
+    like = jax.eval_shape(gradient, params, jax.tree.map(lambda x: x[0], batch_P), key)
+    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+    return jax.lax.scan(add, zero, (jnp.arange(parts), batch_P))[0]
+
+  return whole
 
 
 def _ema_decay(decay: float, updates: jax.Array) -> jax.Array:
