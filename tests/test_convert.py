@@ -250,7 +250,7 @@ def test_targets_are_checked_before_anything_is_read(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_converted_model_generates_grows_trains_and_converts_back(tmp_path):
+def test_a_converted_model_generates_trains_grows_evaluates_and_converts_back(tmp_path):
   """As a user types it; the model is one of bytes, so that there is a tokenizer."""
   rng = np.random.default_rng(0)
   shapes = convert.layout(tiny_model(vocab_size=256))
@@ -280,6 +280,12 @@ def test_a_converted_model_generates_grows_trains_and_converts_back(tmp_path):
   grown = [f'--source={tmp_path}/run', f'--target={tmp_path}/grown', '--param_tokens=ffn=96']
   said = python('-m', 'tokenformer_jax.grow', *grown)
   assert 'exact: the grown model computes what the source does' in said.stderr
+  losses = []
+  for name in ('run', 'grown'):
+    what = [f'--source={tmp_path / name}', f'--text={corpus}']
+    python('-m', 'tokenformer_jax.evaluate', *what, f'--output={tmp_path}/{name}.json')
+    losses.append(json.loads((tmp_path / f'{name}.json').read_text())['text']['loss'])
+  assert losses[0] == pytest.approx(losses[1], rel=1e-5), 'the grown model is another one'
   back = [f'--source={tmp_path}/grown', f'--target={tmp_path}/back.bin']
   said = python('-m', 'tokenformer_jax.convert', 'to-torch', *back)
   assert 'takes the scale from the number of tokens' in said.stderr, 'a silent change of function'

@@ -1,16 +1,13 @@
 """Written tokens are what the model says: with a cache, in batches, on any number of devices."""
 
-import contextlib
 import dataclasses
 import functools
-import logging
-import re
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compilations import compilations
 from tiny import tiny_model
 
 from tokenformer_jax import sharding
@@ -171,27 +168,11 @@ def test_a_text_that_is_long_enough_for_its_caller_ends():
   assert asked == sorted(asked) and asked[-1] == len(ending), 'not asked about the text so far'
 
 
-@contextlib.contextmanager
-def _compilations() -> Iterator[list[str]]:
-  """The names of the functions that JAX compiles meanwhile."""
-  names = []
-
-  class Handler(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-      names.extend(re.findall(r'^Compiling jit\((\w+)\)', record.getMessage()))
-
-  handler = Handler()
-  logging.getLogger('jax').addHandler(handler)
-  with jax.log_compiles():
-    yield names
-  logging.getLogger('jax').removeHandler(handler)
-
-
 def test_a_bucket_of_lengths_is_compiled_once():
   decoder, params = Decoder(MODEL, Compute()), _prepared(MODEL)
 
   def compiled(prompt: int, length: int) -> list[str]:
-    with _compilations() as names:
+    with compilations() as names:
       decoder(params, [Request(_prompt(prompt), length, DRAWN, stop=(1,))])
     return [name for name in names if name in ('prefill', 'advance')]
 
@@ -225,7 +206,7 @@ def _on_a_mesh() -> tuple[list[list[int]], list[str]]:
   decoder = Decoder(MODEL, Compute())
   mesh = sharding.make_mesh(MeshConfig(fsdp=4, tokens=2))
   params = jax.device_put(_params(MODEL), sharding.of_axes(mesh, definition.axes))
-  with jax.set_mesh(mesh), _compilations() as names:
+  with jax.set_mesh(mesh), compilations() as names:
     params = decoder.prepare(params)
     decoder(params, _mixed())
     texts = decoder(params, _mixed())

@@ -31,7 +31,7 @@ from tokenformer_jax.errors import UserError
 FORMAT = 1
 # Arrays are stored in pieces, so that neither writing nor reading needs much more memory than they.
 _SAVE_ARGS = ocp.SaveArgs(chunk_byte_size=64 * 2**20)
-_FILE_BYTES = 256 * 2**20  # of a file of pieces, which is in memory until it is full
+_FILE_BYTES = 64 * 2**20  # of a file of pieces, which is in memory until it is full
 _RESTORE_GB = 1  # read at a time
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'tokenformer_jax')
 
@@ -210,7 +210,7 @@ class Checkpoints:
       'config': dataclasses.asdict(config),
       'lineage': [dataclasses.asdict(ancestor) for ancestor in lineage],
       'contents': contents,
-      'packages': _package_versions(),
+      'packages': package_versions(),
       'checksums': {path: int(value) for path, value in _flat(_checksums(state))},
     }
     args = ocp.args.Composite(
@@ -479,9 +479,10 @@ def _checked(content: dict[str, Any]) -> dict[str, Any]:
   return content
 
 
-def _package_versions() -> dict[str, str]:
+def package_versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
+  """The installed version of each package, or `not installed`."""
   versions = {}
-  for package in _PACKAGES:
+  for package in packages:
     try:
       versions[package] = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -19,13 +19,12 @@ from typing import Any
 import jax
 import numpy as np
 from absl import flags
+from jax.sharding import Mesh
 
-from tokenformer_jax import checkpoint, cli, decode, sharding
-from tokenformer_jax.config import MeshConfig
+from tokenformer_jax import cli, decode, trained
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.decode import Decoder, Request
 from tokenformer_jax.errors import UserError, nearest
-from tokenformer_jax.lm import Compute, define_lm
 from tokenformer_jax.params import Params
 from tokenformer_jax.sampling import DEFAULT, Sampling
 
@@ -187,36 +186,20 @@ def main(argv: Sequence[str]) -> None:
   sampling = Sampling(values.temperature, values.top_k, values.top_p, values.seed)
   default = TextRequest(values.prompt, values.length, sampling, tuple(filter(None, values.stop)))
   requests = read_requests(Path(values.requests), default) if values.requests else [default]
-  directory, step = cli.split_source(values.source)
-  checkpoints, meta = checkpoint.open_source(directory, step)
-  checkpoint.check_is_language_model(meta, directory)
-  mesh = sharding.make_mesh(MeshConfig(tokens=values.tokens))
+  decoder, params, tokenizer, mesh = _load(values.source, values.tokens)
   with jax.set_mesh(mesh):
-    decoder, params = load(checkpoints, meta, mesh)
-    tokenizer = tokenizers.from_json(meta.tokenizer)
     if values.requests:
       _write_all(decoder, params, tokenizer, requests, values.batch_size)
     else:
       _write_one(decoder, params, tokenizer, default)
 
 
-def load(
-  checkpoints: checkpoint.Checkpoints, meta: checkpoint.Meta, mesh: jax.sharding.Mesh
-) -> tuple[Decoder, Params]:
-  """The decoder of a checkpoint, and its parameters as the decoder wants them.
-
-  Raises:
-    UserError: the checkpoint is damaged, or the mesh does not divide the model.
-  """
-  model, compute = meta.config.model, Compute.of(meta.config)
-  definition = define_lm(model, compute)
-  sharding.check_divides(mesh, definition.abstract, definition.axes)
-  sharding.check_divisible(mesh, 'heads', model.heads, 'of model.heads')
-  shardings = sharding.of_axes(mesh, definition.axes)
-  abstract = {'params': sharding.with_shardings(definition.abstract, shardings)}
-  params = checkpoint.restore_source(checkpoints, meta, abstract)['params']
-  decoder = Decoder(model, compute)
-  return decoder, decoder.prepare(params)
+def _load(source: str, tokens: int) -> tuple[Decoder, Params, tokenizers.Tokenizer, Mesh]:
+  """A run to write with; only the decoder's own form of the parameters stays in memory."""
+  model = trained.load(source, tokens)
+  decoder = Decoder(model.config.model, model.compute)
+  with jax.set_mesh(model.mesh):
+    return decoder, decoder.prepare(model.params), model.tokenizer, model.mesh
 
 
 def _write_one(

@@ -19,7 +19,7 @@ def logits(hidden_BxTxD: jax.Array, embedding_VxD: jax.Array) -> jax.Array:
 
 
 class LossSums(NamedTuple):
-  """Sums over predicted tokens, so that parts of a batch add up."""
+  """Sums over predicted tokens, so that parts add up: one number each, or one for every row."""
 
   nats: jax.Array  # Σ −log p(target)
   log_z_squared: jax.Array  # Σ (log Σ exp logits)², for the z-loss
@@ -30,7 +30,15 @@ class LossSums(NamedTuple):
 def loss_sums(
   hidden_BxTxD: jax.Array, embedding_VxD: jax.Array, targets_BxT: jax.Array, *, chunk: int
 ) -> LossSums:
-  """Cross-entropy in nats, a chunk of positions at a time.
+  """Cross-entropy in nats of a whole batch; for the arguments see `row_loss_sums`."""
+  rows = row_loss_sums(hidden_BxTxD, embedding_VxD, targets_BxT, chunk=chunk)
+  return jax.tree.map(jnp.sum, rows)
+
+
+def row_loss_sums(
+  hidden_BxTxD: jax.Array, embedding_VxD: jax.Array, targets_BxT: jax.Array, *, chunk: int
+) -> LossSums:
+  """Cross-entropy in nats of every sequence, a chunk of positions at a time.
 
   Only [B, chunk, V] logits are alive at once, in the backward pass too, which computes them again.
 
@@ -41,7 +49,7 @@ def loss_sums(
     chunk: positions of each sequence in a part; the last part may be shorter.
 
   Returns:
-    Float32 sums over the positions that count.
+    Float32 sums [B] over the positions that count.
   """
   batch, length, width = hidden_BxTxD.shape
   chunk = min(chunk, length)
@@ -58,7 +66,7 @@ def loss_sums(
   def body(sums, part):
     return jax.tree.map(jnp.add, sums, _part_sums(embedding_VxD, *part)), None
 
-  zero = LossSums(*(jnp.zeros((), jnp.float32),) * 4)
+  zero = LossSums(*(jnp.zeros(batch, jnp.float32),) * 4)
   return jax.lax.scan(body, zero, (hidden_PxBxCxD, targets_PxBxC))[0]
 
 
@@ -72,8 +80,8 @@ def _part_sums(embedding_VxD: jax.Array, hidden_BxCxD: jax.Array, targets_BxC: j
   # The target has the largest logit; no argmax over a vocabulary that may be split over devices.
   correct = (at_target >= jnp.max(logits_BxCxV, axis=-1)).astype(jnp.float32)
   return LossSums(
-    nats=jnp.sum(counts * (log_z - at_target)),
-    log_z_squared=jnp.sum(counts * jnp.square(log_z)),
-    tokens=jnp.sum(counts),
-    correct=jnp.sum(counts * jax.lax.stop_gradient(correct)),
+    nats=jnp.sum(counts * (log_z - at_target), axis=-1),
+    log_z_squared=jnp.sum(counts * jnp.square(log_z), axis=-1),
+    tokens=jnp.sum(counts, axis=-1),
+    correct=jnp.sum(counts * jax.lax.stop_gradient(correct), axis=-1),
   )

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from tokenformer_jax import checkpoint, cli, models, sharding, tasks
+from tokenformer_jax import checkpoint, cli, models, optim, sharding, tasks
+from tokenformer_jax import step as step_lib
 from tokenformer_jax.config import Config, ModelConfig, TokenCounts
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files, state, tokens
@@ -225,14 +226,19 @@ def grown(config: Config, origin: Origin, mesh: Mesh) -> State:
     raise UserError(f'config.init_from={config.init_from}: {error}') from error
   if reason := state.inexact(source, target, config.grow):
     cli.say(f'the grown model will not compute what {config.init_from} does: {reason}')
-  old = files.read(checkpoints, meta, mesh)
-  if source != meta.config.model:
-    changed = ', '.join(checkpoint.differences(source, meta.config.model, 'model.'))
-    cli.say(f'adapting {config.init_from}: {changed}')
-    old = _adapted(old, source, config)
-  axes = models.define(target).axes
-  new = state.grow(old, source, target, config.grow, files.one_by_one(mesh, axes))
-  return _with_average(config, new)
+  if source == meta.config.model:
+    _, grow = files.read_and_grow(checkpoints, meta, mesh, target, config.grow)
+    return _with_average(config, grow())
+  changed = ', '.join(checkpoint.differences(source, meta.config.model, 'model.'))
+  cli.say(f'adapting {config.init_from}: {changed}')
+  old, definition = files.read(checkpoints, meta, mesh), models.define(target)
+  tx = optim.make_optimizer(config.optim, config.train.steps, definition.axes)
+  shardings = step_lib.state_shardings(mesh, definition, tx, ema='ema' in old)
+
+  def adapt_and_grow(old: State) -> State:
+    return state.grow(_adapted(old, source, config), source, target, config.grow)
+
+  return _with_average(config, jax.jit(adapt_and_grow, out_shardings=shardings)(old))
 
 
 def _adapted(old: State, model: ModelConfig, config: Config) -> State:

@@ -49,12 +49,13 @@ class Source(abc.ABC):
     return (text for text in self._texts() if text)
 
 
-def open_source(spec: str, text_field: str) -> Source:
-  """The source that `config.data.source` names.
+def open_source(spec: str, text_field: str, setting: str = 'config.data.source') -> Source:
+  """The source that `config.data.source`, or another setting, names.
 
   Args:
     spec: `stdlib`, `files:GLOB` or `tfds:NAME`, where NAME may be `NAME/CONFIG:VERSION`.
     text_field: the field of a jsonl line or a TFDS example that is the document.
+    setting: what the messages of errors call the spec.
 
   Raises:
     UserError: the spec is of another form, or there is nothing that it names.
@@ -63,10 +64,10 @@ def open_source(spec: str, text_field: str) -> Source:
   if spec == 'stdlib':
     return _standard_library()
   if kind == 'files' and name:
-    return Files(_matches(name), text_field)
+    return Files(_matches(name, setting), text_field)
   if kind == 'tfds' and name:
     return Tfds(name, text_field)
-  raise UserError(f'config.data.source is {spec!r}; it must be stdlib, files:GLOB or tfds:NAME')
+  raise UserError(f'{setting} is {spec!r}; it must be stdlib, files:GLOB or tfds:NAME')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,12 +122,12 @@ def _standard_library() -> PythonFiles:
   return PythonFiles(tuple(sorted(paths)))
 
 
-def _matches(pattern: str) -> tuple[str, ...]:
+def _matches(pattern: str, setting: str) -> tuple[str, ...]:
   matches = glob.glob(os.path.expanduser(pattern), recursive=True)
   paths = sorted({os.path.abspath(path) for path in matches if os.path.isfile(path)})
   if not paths:
     raise UserError(
-      f'config.data.source is files:{pattern}, which matches no file below {os.getcwd()}; '
+      f'{setting} is files:{pattern}, which matches no file below {os.getcwd()}; '
       'check the path, and use ** to reach into folders'
     )
   return tuple(paths)

@@ -141,12 +141,11 @@ def _grow(source: Source, config: GrowConfig) -> None:
   )
   if values.dry_run:
     return
-  old = files.read(source.checkpoints, source.meta, source.mesh)
+  old, grow = files.read_and_grow(source.checkpoints, source.meta, source.mesh, after, config)
   old_task, new_task = (verify.exact_task(source.meta.config, m) for m in (before, after))
   batch, name = _batch(source, old_task, _EXAMPLES)
   computed = verify.outputs(old_task, old['params'], batch, source.mesh)
-  place = files.one_by_one(source.mesh, models.define(after).axes)
-  new = state.grow(old, before, after, config, place)
+  new = grow()
   recomputed = verify.outputs(new_task, new['params'], batch, source.mesh)
   _verify(computed, recomputed, name, exact=reason is None)
   _write(source, new, after, config, 'grow')

@@ -1,6 +1,9 @@
 """Growth from one work directory to another: read, grow array by array, write all or nothing."""
 
+import collections
+import concurrent.futures
 import contextlib
+import ctypes
 import dataclasses
 import functools
 import json
@@ -17,10 +20,10 @@ from jax.sharding import Mesh, NamedSharding
 from tokenformer_jax import checkpoint, models, optim, sharding
 from tokenformer_jax import step as step_lib
 from tokenformer_jax.checkpoint import Ancestor, Checkpoints, Lineage, Meta
-from tokenformer_jax.config import Config, GrowConfig
+from tokenformer_jax.config import Config, GrowConfig, ModelConfig
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import state, tokens
 from tokenformer_jax.grow.state import ToArray
-from tokenformer_jax.grow.tokens import lookup
 from tokenformer_jax.params import Params
 from tokenformer_jax.step import State
 
@@ -34,13 +37,67 @@ def read(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> State:
     UserError: the checkpoint is damaged, or holds something else than a model.
   """
   checkpoint.check_is_model(meta, checkpoints.directory.parent)
-  definition = models.define(meta.config.model)
+  return checkpoint.restore_source(checkpoints, meta, abstract_state(meta, mesh))
+
+
+def abstract_state(meta: Meta, mesh: Mesh) -> State:
+  """Shapes and shardings of what `read` reads."""
+  definition, ema = models.define(meta.config.model), checkpoint.has(meta, 'ema')
   tx = optim.make_optimizer(meta.config.optim, meta.config.train.steps, definition.axes)
-  ema = checkpoint.has(meta, 'ema')
   abstract = jax.eval_shape(lambda: step_lib.initial_state(definition, tx, 0, ema=ema))
   shardings = step_lib.state_shardings(mesh, definition, tx, ema=ema)
-  placed = sharding.with_even_shardings(abstract, shardings)
-  return checkpoint.restore_source(checkpoints, meta, placed)
+  return sharding.with_even_shardings(abstract, shardings)
+
+
+def read_and_grow(
+  checkpoints: Checkpoints, meta: Meta, mesh: Mesh, target: ModelConfig, config: GrowConfig
+) -> tuple[State, Callable[[], State]]:
+  """The state of a run, and the function that grows it, whose programs compile meanwhile.
+
+  The function makes one array after the other in its place on the mesh and frees the old one, so
+  that both models are never in memory at once.
+
+  Raises:
+    UserError: as `read`.
+  """
+  source, axes = meta.config.model, models.define(target).axes
+  with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    programs, compiled = collections.deque(), {}
+
+    def compile_(f: ToArray, tree: Params) -> Params:
+      def one(path: tokens.Path, old: jax.ShapeDtypeStruct) -> concurrent.futures.Future:
+        place = NamedSharding(mesh, sharding.spec(tokens.lookup(axes, path)))
+        lowered = jax.jit(functools.partial(f, path), out_shardings=place).lower(old)
+        program = lowered.as_text()  # the same one for many arrays
+        if program not in compiled:
+          compiled[program] = pool.submit(lowered.compile)
+        return compiled[program]
+
+      programs.append(jax.tree.map_with_path(one, tree))
+      return tree
+
+    def run(f: ToArray, tree: Params) -> Params:
+      del f  # compiled in the same order
+
+      def one(program: concurrent.futures.Future, old: jax.Array) -> jax.Array:
+        new = jax.block_until_ready(program.result()(old))
+        old.delete()
+        return new
+
+      new = jax.tree.map(one, programs.popleft(), tree)
+      _return_freed_memory()
+      return new
+
+    state.grow(abstract_state(meta, mesh), source, target, config, compile_)
+    old = read(checkpoints, meta, mesh)
+    _return_freed_memory()
+  return old, functools.partial(state.grow, old, source, target, config, run)
+
+
+def _return_freed_memory() -> None:
+  """Gives the system what glibc's allocator keeps for later, a tenth of the state on a CPU."""
+  with contextlib.suppress(OSError, AttributeError):  # another C library
+    ctypes.CDLL('libc.so.6').malloc_trim(0)
 
 
 def read_params(checkpoints: Checkpoints, meta: Meta, mesh: Mesh, abstract: Params) -> Params:
@@ -49,25 +106,6 @@ def read_params(checkpoints: Checkpoints, meta: Meta, mesh: Mesh, abstract: Para
     lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding.replicated(mesh)), abstract
   )
   return checkpoint.restore_source(checkpoints, meta, {'params': placed})['params']
-
-
-def one_by_one(mesh: Mesh, axes: Params) -> Callable[[ToArray, Params], Params]:
-  """Maps over parameters for `state.grow`, freeing each old array when the new one is there.
-
-  Both models are never in memory at once; every new array is made in its place on the mesh.
-  """
-
-  def map_arrays(f: ToArray, tree: Params) -> Params:
-    def one(path: Any, old: jax.Array) -> jax.Array:
-      place = NamedSharding(mesh, sharding.spec(lookup(axes, path)))
-      new = jax.jit(functools.partial(f, path), out_shardings=place)(old)
-      jax.block_until_ready(new)
-      old.delete()
-      return new
-
-    return jax.tree.map_with_path(one, tree)
-
-  return map_arrays
 
 
 def descend(meta: Meta, source: Path, action: str, config: GrowConfig) -> Lineage:

@@ -177,7 +177,7 @@ def grow(
 
   A pure function: traced under jit with the target's shardings (`step.state_shardings`), no host or
   device ever holds more than its part. Its arrays do not depend on each other, so they can be made
-  one after the other, too (`files.one_by_one`).
+  one after the other, too (`files.read_and_grow`).
 
   Args:
     state: of a run of the source model (see `step.initial_state`), whatever the settings of its

@@ -1,0 +1,181 @@
+"""The command: what it prints and writes, and one sentence for a mistake."""
+
+import dataclasses
+import functools
+import json
+import sys
+from typing import Any
+
+import datasets
+import jax
+import jax.numpy as jnp
+import pytest
+import tiny_run
+import tiny_trained
+from absl import flags
+from lm_eval.tasks import TaskManager
+
+from tokenformer_jax import config, evaluate, harness
+from tokenformer_jax.config import TokenCounts
+from tokenformer_jax.data.tokenizers import ByteTokenizer
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import files
+
+# Table 1 of the paper from what the harness would say, one task left out in the tests below.
+RESULTS = {
+  'lambada_openai': {'perplexity': 16.5, 'acc': 0.45},
+  'hellaswag': {'acc': 0.3, 'acc_norm': 0.36},
+  'piqa': {'acc': 0.65, 'acc_norm': 0.1},
+  'arc_easy': {'acc': 0.47, 'acc_norm': 0.2},
+  'arc_challenge': {'acc': 0.2, 'acc_norm': 0.25},
+  'winogrande': {'acc': 0.51},
+}
+
+
+@pytest.fixture(scope='module')
+def source(tmp_path_factory) -> str:
+  """A run that has only parameters."""
+  whole, target = tiny_trained.config(), tmp_path_factory.mktemp('runs') / 'tiny'
+  state = {'params': jax.tree.map(jnp.asarray, tiny_trained.params(whole.model))}
+  files.write(
+    target, state, whole, ByteTokenizer().to_json(), lineage=(), contents='params', step=7
+  )
+  return str(target)
+
+
+@pytest.fixture
+def command(source, tmp_path, monkeypatch, capsys):
+  """Runs the command on all 8 devices; returns what it printed, and what it wrote."""
+  known = set(flags.FLAGS)
+  evaluate._define_flags()
+  monkeypatch.setattr(datasets.config, 'HF_DATASETS_CACHE', tmp_path / 'datasets')
+  # Without the harness's own tasks, which take seconds to list.
+  monkeypatch.setattr(
+    harness, 'TaskManager', functools.partial(TaskManager, include_defaults=False)
+  )
+  monkeypatch.chdir(tiny_run.ROOT)
+  output = tmp_path / 'report.json'
+
+  def run(*arguments: str) -> tuple[str, dict[str, Any]]:
+    flags.FLAGS(['evaluate', f'--source={source}', f'--output={output}', *arguments])
+    evaluate.main(['evaluate'])
+    return capsys.readouterr().out, json.loads(output.read_text())
+
+  yield run
+  for name in set(flags.FLAGS) - known:
+    delattr(flags.FLAGS, name)
+
+
+def _tasks(results: dict[str, dict[str, float]]) -> dict[str, Any]:
+  return {
+    task: {'metrics': {k: {'value': v, 'stderr': 0.01} for k, v in metrics.items()}, 'samples': 9}
+    for task, metrics in results.items()
+  }
+
+
+def _released() -> config.ModelConfig:
+  counts = TokenCounts(qkv=768, proj=768, ffn=3072)
+  return config.ModelConfig(layers=12, width=768, heads=12, param_tokens=counts)
+
+
+def test_tasks_and_text_in_one_report(command, source, tmp_path):
+  (tmp_path / 'a.txt').write_text('Readability counts.')
+  printed, report = command(
+    '--include_path=tests/tasks',
+    '--tasks=local_last_word,local_rolling',
+    f'--text=files:{tmp_path}/*.txt',
+    '--stride=8',
+    '--limit=2',
+    '--batch_size=8',
+  )
+  assert (report['source'], report['step'], report['limit']) == (source, 7, 2)
+  assert report['model'] == dataclasses.asdict(tiny_trained.config().model)
+  assert set(report['versions']) == {'tokenformer_jax', 'jax', 'lm_eval'}
+  assert report['seconds'] > 0
+  last_word = report['tasks']['local_last_word']
+  assert set(last_word['metrics']) == {'perplexity', 'acc'}
+  assert last_word['metrics']['perplexity']['stderr'] > 0
+  assert (last_word['samples'], last_word['num_fewshot'], last_word['version']) == (2, 0, 1.0)
+  assert report['tasks']['local_rolling']['metrics']['bits_per_byte']['stderr'] is None
+  assert (report['text']['bytes'], report['text']['stride']) == (19, 8)
+  figure = last_word['metrics']['perplexity']['value']
+  assert f'{figure:.4f}' in printed and f'{report["text"]["loss"]:,.4f}' in printed
+  assert 'bootstrapping' not in printed, 'the standard output has more than the results'
+
+
+MISTAKES = {
+  'nothing to do': ([], 'nothing to evaluate on; give --tasks=NAME,…, --text=files:GLOB, or both'),
+  'no text': (['--text=files:/nothing/*'], '--text is files:/nothing/*, which matches no file'),
+  'no folder': (['--text=stdlib', '--output=/nothing/x.json'], '--output=/nothing/x.json cannot'),
+}
+
+
+@pytest.mark.parametrize('mistake', MISTAKES)
+def test_a_mistake_is_one_sentence(command, mistake):
+  arguments, sentence = MISTAKES[mistake]
+  with pytest.raises(UserError) as error:
+    command(*arguments)
+  assert str(error.value).startswith(sentence)
+
+
+def test_without_the_harness_the_extra_is_named(command, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'lm_eval', None)
+  monkeypatch.delitem(sys.modules, 'tokenformer_jax.harness', raising=False)
+  monkeypatch.delattr('tokenformer_jax.harness', raising=False)
+  with pytest.raises(UserError, match=r'install it: pip install -e "\.\[eval\]"'):
+    command('--tasks=piqa')
+
+
+def test_learned_positions_bound_the_length():
+  model = tiny_trained.trained(positions='learned')
+  with pytest.raises(UserError, match=r'max_length is 49, but this model has learned .* for 48'):
+    model.context_length(49)
+
+
+def test_rotary_positions_do_not():
+  assert tiny_trained.trained().context_length(49) == 49
+
+
+# The table of the paper
+
+
+def test_columns_are_the_paper_s():
+  found = evaluate.table_1(_tasks(RESULTS))
+  assert list(found.values()) == pytest.approx([16.5, 45, 36, 65, 47, 25, 51, 269 / 6])
+
+
+@pytest.mark.parametrize('task', RESULTS)
+def test_there_is_no_average_of_some(task):
+  found = evaluate.table_1(_tasks({k: v for k, v in RESULTS.items() if k != task}))
+  assert 'average' not in found and len(found) == (5 if task == 'lambada_openai' else 6)
+
+
+def test_the_published_row_is_beside_a_model_of_that_size():
+  report = {'source': 'runs/150m', 'step': 0, 'tasks': _tasks(RESULTS)}
+  ours, theirs = evaluate.render(report, _released()).splitlines()[-2:]
+  assert ours.startswith('runs/150m, step 0 ')
+  assert _numbers(ours)[-8:] == [16.5, 45, 36, 65, 47, 25, 51, 44.83]
+  assert theirs.startswith('TokenFormer-150M, as published ')
+  assert _numbers(theirs)[-8:] == [16.38, 45, 35.5, 64.9, 47.3, 24.9, 50.4, 44.7]
+
+
+def _numbers(line: str) -> list[float]:
+  return [float(cell) for cell in line.split() if cell.replace('.', '').isdecimal()]
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {'param_tokens': TokenCounts(qkv=768, proj=768, ffn=3200)},
+    {'layers': 13},
+    {'projection': 'dense'},
+  ],
+)
+def test_no_row_is_beside_a_model_of_another_size(changes):
+  assert evaluate.published(dataclasses.replace(_released(), **changes)) is None
+
+
+@pytest.mark.parametrize('size', evaluate._PUBLISHED)
+def test_a_published_average_is_that_of_its_row(size):
+  _, (_, *accuracies, average) = evaluate._PUBLISHED[size]
+  assert sum(accuracies) / 6 == pytest.approx(average, abs=0.1)

@@ -1,0 +1,84 @@
+"""A trained model, read for use from the run that `DIR` or `DIR@STEP` names."""
+
+import contextlib
+import dataclasses
+
+from jax.sharding import Mesh
+
+from tokenformer_jax import checkpoint, cli, sharding, start
+from tokenformer_jax.config import Config, MeshConfig
+from tokenformer_jax.data import tokenizers
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.lm import Compute, define_lm
+from tokenformer_jax.params import Definition, Params
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trained:
+  """What a checkpoint holds, on a mesh.
+
+  Attributes:
+    source: as it was named.
+    meta: what the checkpoint says of itself.
+    definition, compute: of the model and of how it is computed here.
+    params: on the mesh.
+    tokenizer: of the run.
+    mesh: all devices.
+  """
+
+  source: str
+  meta: checkpoint.Meta
+  definition: Definition
+  compute: Compute
+  params: Params
+  tokenizer: tokenizers.Tokenizer
+  mesh: Mesh
+
+  @property
+  def config(self) -> Config:
+    """Of the run, with every size filled in."""
+    return self.meta.config
+
+  def context_length(self, asked: int | None = None) -> int:
+    """The most tokens of input that the model is to be given.
+
+    Args:
+      asked: None: the length it was trained with.
+
+    Raises:
+      UserError: the model has learned positions that do not reach so far.
+    """
+    model, length = self.config.model, asked or self.config.data.sequence_length
+    if model.positions == 'learned' and length > model.max_length:
+      raise UserError(
+        f'max_length is {length}, but this model has learned positions for {model.max_length} '
+        'tokens; ask for at most that'
+      )
+    return length
+
+
+def load(source: str, tokens: int = 1) -> Trained:
+  """Reads a checkpoint onto all devices.
+
+  Args:
+    source: `DIR`, or `DIR@STEP`.
+    tokens: the number of devices that parameter tokens, heads and vocabulary are split over; width
+      and batch are split over the rest.
+
+  Raises:
+    UserError: there is no such run, it is damaged, or the mesh does not divide the model.
+  """
+  directory, step = cli.split_source(source)
+  mesh = sharding.make_mesh(MeshConfig(tokens=tokens), start.devices())
+  checkpoints, meta = checkpoint.open_source(directory, step)
+  with contextlib.closing(checkpoints):
+    checkpoint.check_is_language_model(meta, directory)
+    model, compute = meta.config.model, Compute.of(meta.config)
+    definition = define_lm(model, compute)
+    sharding.check_divides(mesh, definition.abstract, definition.axes)
+    sharding.check_divisible(mesh, 'heads', model.heads, 'of model.heads')
+    shardings = sharding.of_axes(mesh, definition.axes)
+    abstract = {'params': sharding.with_shardings(definition.abstract, shardings)}
+    params = checkpoint.restore_source(checkpoints, meta, abstract)['params']
+  tokenizer = tokenizers.from_json(meta.tokenizer)
+  return Trained(source, meta, definition, compute, params, tokenizer, mesh)
