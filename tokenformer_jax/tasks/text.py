@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from tokenformer_jax import generate
 from tokenformer_jax.compute import Compute
 from tokenformer_jax.config import Config
 from tokenformer_jax.data import order, store, tokenizers
@@ -23,6 +22,7 @@ from tokenformer_jax.metrics import perplexity
 from tokenformer_jax.params import Params
 from tokenformer_jax.sampling import Sampling
 from tokenformer_jax.tasks.task import Task
+from tokenformer_jax.texts import TextRequest, text_of
 
 _LONGEST_COMPARED = 64  # tokens of a sequence that two models are compared on
 
@@ -142,14 +142,14 @@ class TextTask(Task):
     train, model, tokenizer = self.config.train, self.config.model, self._store.tokenizer
     if not train.sample_tokens:
       return ''
-    request = generate.TextRequest(
+    request = TextRequest(
       train.sample_prompt, train.sample_tokens, Sampling(seed=train.seed)
     ).tokens(tokenizer)
     if model.positions == 'learned':
       room = model.max_length - len(request.prompt)
       request = dataclasses.replace(request, length=min(request.length, room))
     (ids,) = self._decoder(self._decoder.prepare(params), [request])
-    return train.sample_prompt + generate.text_of(tokenizer, ids.tolist())
+    return train.sample_prompt + text_of(tokenizer, ids.tolist())
 
   @functools.cached_property
   def _decoder(self) -> Decoder:
