@@ -133,6 +133,15 @@ def test_bad_images_are_named_once_and_counted(folder, capsys):
   assert task.train_figures(1.0) == want
 
 
+def test_a_batch_of_nothing_but_bad_images_is_fatal(folder, tmp_path):
+  for path in (tmp_path / 'sets/val').rglob('*.*'):
+    path.write_bytes(b'no image')
+  with pytest.raises(
+    UserError, match=r'none of the 12 images of a batch can be used.*UnidentifiedI'
+  ):
+    list(folder().validation_batches(range(12)))
+
+
 def test_bad_images_are_fatal_if_they_are_to_be(folder):
   task = folder(on_bad_image='fail')
   with pytest.raises(UserError, match=r'bee/1\.JPG cannot be used .*on_bad_image=skip'):

@@ -84,7 +84,7 @@ class ImageTask(Task):
     if 'positions' in params and len(params['positions']) != target.max_length:
       positions = vit.resample_positions(params['positions'], target.max_length)
       # Moments start anew: resampling could make a second moment negative.
-      params = {**params, 'positions': positions if seed is not None else 0 * positions}
+      params = {**params, 'positions': positions if seed is not None else jnp.zeros_like(positions)}
     return params
 
   def loss(
@@ -219,22 +219,23 @@ class ImageTask(Task):
     """The batches; whatever is bad in them is named or, if the config says so, fatal."""
     try:
       for batch in batches:
-        for number in batch.pop('bad'):
+        bad = batch.pop('bad')
+        for number in bad:
           if number >= 0 and int(number) not in self._bad[name]:
             self._tell(name, split, int(number))
+        if len(bad) > 1 and np.all(bad >= 0):
+          raise UserError(
+            f'none of the {len(bad)} images of a batch can be used, of which the first is '
+            f'{split.name(int(bad[0]))} ({self._reason(split, int(bad[0]))}); something is wrong '
+            'with all of them'
+          )
         yield batch
     finally:
       batches.close()
 
   def _tell(self, name: str, split: images.Split, number: int) -> None:
-    seen = self._bad[name]
+    seen, reason = self._bad[name], self._reason(split, number)
     seen.add(number)
-    try:
-      classes, rng = self.config.model.classes, np.random.default_rng(0)
-      image_order.load(split, number, self._views, classes, rng)
-      reason = 'it could not be read just now'
-    except image_order.BadImageError as error:
-      reason = str(error)
     if self.config.data.on_bad_image == 'fail':
       raise UserError(
         f'the image {split.name(number)} cannot be used ({reason}); mend it, take it away, or set '
@@ -243,6 +244,15 @@ class ImageTask(Task):
     if len(seen) <= _MOST_NAMED:
       more = '; further ones are only counted' if len(seen) == _MOST_NAMED else ''
       say(f'the image {split.name(number)} is left out ({reason}){more}')
+
+  def _reason(self, split: images.Split, number: int) -> str:
+    """Why an image cannot be used, found out by reading it again."""
+    try:
+      classes, rng = self.config.model.classes, np.random.default_rng(0)
+      image_order.load(split, number, self._views, classes, rng)
+      return 'it could not be read just now'
+    except image_order.BadImageError as error:
+      return str(error)
 
 
 def _around_zero(images_BxHxWxC: jax.Array) -> jax.Array:
