@@ -2,6 +2,7 @@ r"""Trains a model.
 
 python train.py                                   the default language model, on a CPU in minutes
 python train.py --config=configs/lm_pile.py:150m  another one
+python train.py --config=configs/vit_digits.py    a vision transformer, in minutes, too
 python train.py --config.optim.learning_rate=3e-4 another value for any key
 python train.py --workdir=DIR                     an earlier run, with the config it has
 """

@@ -31,8 +31,7 @@ def jax_step(size: Size, remat: str) -> Callable[[], None]:
   import jax  # noqa: PLC0415 (each process loads one of the two frameworks)
   import numpy as np  # noqa: PLC0415
 
-  from tokenformer_jax import config, optim, sharding, step  # noqa: PLC0415
-  from tokenformer_jax.lm import Compute, define_lm  # noqa: PLC0415
+  from tokenformer_jax import config, optim, sharding, step, tasks  # noqa: PLC0415
 
   values = config.defaults()
   values.model.update(dataclasses.asdict(model_config(size)))
@@ -40,9 +39,10 @@ def jax_step(size: Size, remat: str) -> Callable[[], None]:
   values.train.update(remat=remat, loss_chunk=min(512, size.length))
   resolved = config.resolve(values)
   mesh = sharding.make_mesh(resolved.mesh)
-  definition = define_lm(resolved.model, Compute.of(resolved))
+  task = tasks.make(resolved)
+  definition = task.definition
   tx = optim.make_optimizer(resolved.optim, resolved.train.steps, definition.axes)
-  train_step = step.make_train_step(definition, tx, resolved, mesh)
+  train_step = step.make_train_step(task, tx, resolved, mesh)
   shardings = step.state_shardings(mesh, definition, tx)
   state = jax.jit(lambda seed: step.initial_state(definition, tx, seed), out_shardings=shardings)(0)
   rng = np.random.default_rng(0)

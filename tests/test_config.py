@@ -148,7 +148,7 @@ def test_a_value_of_the_wrong_type(path, value, sentence):
 @pytest.mark.parametrize(
   ('path', 'value', 'allowed'),
   [
-    ('model.kind', 'lstm', 'lm'),
+    ('model.kind', 'lstm', 'lm, vit'),
     ('model.projection', 'linear', 'pattention, dense'),
     (
       'model.score',
@@ -158,7 +158,7 @@ def test_a_value_of_the_wrong_type(path, value, sentence):
     ('model.gelu', 'erf', 'exact, tanh'),
     ('model.block_norm', 'none', 'plain, affine'),
     ('model.final_norm', 'rms', 'none, plain, affine'),
-    ('model.positions', 'alibi', 'rotary, learned, none'),
+    ('model.positions', 'alibi', 'rotary, sincos, learned, none'),
     ('optim.schedule', 'linear', 'cosine, constant'),
     ('train.remat', 'yes', 'none, pattention, dots, full'),
     ('train.attention', 'flash', 'auto, xla, cudnn'),

@@ -12,7 +12,7 @@ import pytest
 
 from tokenformer_jax import config, sharding
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.lm import define_lm
+from tokenformer_jax.models import define
 from tokenformer_jax.params import Definition
 
 ROOT = Path(__file__).parents[1]
@@ -45,6 +45,24 @@ COUNTS = {
     '757m': 751_056_768,
     '1_4b': 1_399_642_368,
   },
+  # Blocks of L·2D·(3·qkv + proj + ffn); beside them 769 D for the patches, 1001 for each column of
+  # the head's matrix, 2 D for the final norm. Of the paper's 86, 109, 307 and 407 million only the
+  # first fits its own numbers of tokens. The Transformers are the usual ViTs, 86,567,656 parameters
+  # for b16, without the class token and the learned positions: 768 + 197 · 768 less.
+  'vit_imagenet': {
+    'ti16': 7_418_920,
+    's16': 28_992_616,
+    'b16_576': 86_295_784,
+    'b16': 114_607_336,
+    'l16_768': 303_804_392,
+    'l16': 404_467_688,
+  },
+  'transformer_vit_imagenet': {
+    'ti16': 5_679_400,
+    's16': 21_974_632,
+    'b16': 86_415_592,
+    'l16': 304_123_880,
+  },
 }
 VARIANTS = [(name, variant) for name, counts in COUNTS.items() for variant in counts]
 
@@ -55,8 +73,11 @@ def _resolve(name: str, *variant: str) -> config.Config:
 
 
 def _define(resolved: config.Config, **changes: int) -> Definition:
-  length = resolved.model.max_length or resolved.data.sequence_length
-  return define_lm(dataclasses.replace(resolved.model, max_length=length, **changes))
+  model = resolved.model
+  if model.kind == 'vit':
+    return define(dataclasses.replace(model, classes=1000, channels=3, **changes))
+  length = model.max_length or resolved.data.sequence_length
+  return define(dataclasses.replace(model, max_length=length, **changes))
 
 
 @pytest.mark.parametrize(
@@ -158,3 +179,43 @@ def test_the_dense_twin_of_the_default_has_as_many_parameters():
     _define(_resolve(name), vocab_size=4096).count for name in ('lm_stdlib', 'transformer_stdlib')
   ]
   assert math.isclose(*counts, rel_tol=0.02)
+
+
+@pytest.mark.parametrize('variant', COUNTS['vit_imagenet'])
+def test_vits_train_as_in_the_recipe(variant):
+  resolved = _resolve('vit_imagenet', variant)
+  model, data, optim, train = resolved.model, resolved.data, resolved.optim, resolved.train
+  tokens = model.param_tokens
+  assert tokens.qkv == tokens.proj == tokens.ffn // 4
+  assert (data.image_size, model.patch, data.batch_size, data.rand_augment) == (224, 16, 4096, 9)
+  assert (optim.beta1, optim.beta2, optim.weight_decay, optim.clip_norm) == (0.9, 0.95, 0.3, 0)
+  assert (optim.mixup, optim.cutmix, optim.label_smoothing) == (0.8, 1.0, 0.1)
+  assert (optim.learning_rate, optim.warmup_epochs, train.ema) == (1.6e-3, 20, 0.9999)
+  large = variant.startswith('l')
+  assert (train.epochs, optim.drop_path) == ((200, 0.2) if large else (300, 0.1))
+
+
+def test_the_rate_of_a_vit_follows_the_batch():
+  get_config = runpy.run_path(str(ROOT / 'configs/vit_imagenet.py'))['get_config']
+  values = get_config()
+  values.data.batch_size = 512
+  assert config.resolve(values).optim.learning_rate == pytest.approx(2e-4)
+
+
+@pytest.mark.parametrize('variant', COUNTS['transformer_vit_imagenet'])
+def test_the_usual_vit_is_a_twin_of_the_tokenformer(variant):
+  ours = _resolve('vit_imagenet', variant)
+  dense = {'projection': 'dense', 'bias': True, 'block_norm': 'affine'}
+  want = dataclasses.replace(ours, model=dataclasses.replace(ours.model, **dense))
+  assert _resolve('transformer_vit_imagenet', variant) == want
+
+
+def test_the_dense_twin_of_the_digits_has_as_many_parameters():
+  counts = [_define(_resolve(name)).count for name in ('vit_digits', 'transformer_vit_digits')]
+  assert math.isclose(*counts, rel_tol=0.001)
+
+
+def test_fine_tuning_starts_from_the_model_of_the_first_run():
+  resolved, first = _resolve('vit_finetune'), _resolve('vit_imagenet', 'b16')
+  assert resolved.model == first.model and resolved.init_from == 'runs/vit_imagenet_b16'
+  assert resolved.data.image_size != first.data.image_size and resolved.optim.layer_decay < 1

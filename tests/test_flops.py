@@ -6,11 +6,12 @@ import types
 import jax
 import jax.numpy as jnp
 import pytest
-from tiny import tiny_model
+from tiny import tiny_model, tiny_vit
 
 from tokenformer_jax import flops
-from tokenformer_jax.config import ModelConfig, TokenCounts
+from tokenformer_jax.config import Config, DataConfig, ModelConfig, TokenCounts, TrainConfig
 from tokenformer_jax.lm import define_lm
+from tokenformer_jax.models import define
 
 # So wide that little of the work is outside of matrix products.
 WIDE = {'layers': 1, 'width': 512, 'vocab_size': 512, 'gelu': 'tanh', 'rotary_fraction': 0.25}
@@ -118,3 +119,23 @@ def test_peak_of_known_chips(kind, tera):
 def test_no_peak_of_unknown_chips(kind):
   device = types.SimpleNamespace(device_kind=kind)
   assert flops.peak_flops(device) is None, f'MFU on {kind} is made up'
+
+
+@pytest.mark.parametrize('pool', ['mean', 'token', 'attention'])
+def test_flops_of_an_image_are_those_the_compiler_counts(pool):
+  sizes = {'layers': 1, 'width': 256, 'gelu': 'tanh', 'patch': 8, 'channels': 3, 'pool': pool}
+  model = tiny_vit(**sizes, param_tokens=TokenCounts(256, 384, 1024))
+  definition = define(model)
+  images = jax.ShapeDtypeStruct((1, 96, 96, 3), jnp.float32)
+  lowered = jax.jit(lambda params, x: definition.bind(params)(x)).lower(definition.abstract, images)
+  counted = lowered.compile().cost_analysis()['flops']
+  got = flops.forward_flops(model, 144)
+  assert got == pytest.approx(counted, rel=0.03), 'MFU is off by the ratio of these two'
+
+
+def test_a_step_of_images_counts_every_image_once():
+  config = Config(
+    model=tiny_vit(), data=DataConfig(image_size=16, batch_size=6), train=TrainConfig()
+  )
+  assert flops.length(config) == 16
+  assert flops.of_step(config) == 6 * 3 * flops.forward_flops(config.model, 16)

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from tokenformer_jax.data.tokenizers import ByteTokenizer
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.generate import TextRequest, read_requests, stream_text, text_of, until
+from tokenformer_jax.generate import read_requests
 from tokenformer_jax.sampling import Sampling
+from tokenformer_jax.texts import TextRequest, stream_text, text_of, until
 
 BYTES = ByteTokenizer()
 # Not st.text(), which first builds tables for seconds.

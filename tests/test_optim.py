@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tiny import tiny_model
+from tiny import tiny_model, tiny_vit
 
 from tokenformer_jax.config import OptimConfig
 from tokenformer_jax.lm import define_lm
+from tokenformer_jax.models import define
 from tokenformer_jax.optim import (
   LastGrowth,
   decay_mask,
@@ -339,3 +340,22 @@ def test_the_rate_of_updates_follows_the_restarted_schedule():
   _assert_factors(
     _updates(**changes, restart_schedule=False), plain, 1, 1, 'a warm-up that was over'
   )
+
+
+@pytest.mark.parametrize('model', [tiny_vit(pool='token', positions='learned'), tiny_model()])
+def test_lower_blocks_learn_slower_by_one_factor_each(model):
+  axes, abstract = define(model).axes, define(model).abstract
+  params = jax.tree.map(lambda p: jnp.ones(p.shape), abstract)
+  plain, decayed = (
+    make_optimizer(OptimConfig(layer_decay=decay), STEPS, axes) for decay in (1.0, 0.5)
+  )
+  want, got = (tx.update(params, tx.init(params), params)[0] for tx in (plain, decayed))
+  factors = jax.tree.map(lambda a, b: np.asarray(a / b), got, want)
+  for leaf in jax.tree.leaves(factors['blocks']):
+    np.testing.assert_allclose(leaf[0], 0.25, rtol=1e-5, err_msg='of the lower of two blocks')
+    np.testing.assert_allclose(leaf[1], 0.5, rtol=1e-5, err_msg='of the upper of two blocks')
+  before = {'embedding', 'positions', 'patch_embedding', 'class_token'}
+  for name in factors.keys() - {'blocks'}:
+    for leaf in jax.tree.leaves(factors[name]):
+      want_factor = 0.125 if name in before else 1
+      np.testing.assert_allclose(leaf, want_factor, rtol=1e-5, err_msg=f'of {name}')

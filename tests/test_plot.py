@@ -37,6 +37,7 @@ def run(tmp_path):
   ('x', 'per_step'),
   [
     ('steps', 1),
+    ('examples', 16),
     ('tokens', 16 * 256),
     ('flops', 16 * 256 * flops.train_flops(CONFIG.model, 256)),
   ],
@@ -133,3 +134,11 @@ def test_mistakes_on_the_command_line(run, tmp_path, monkeypatch, given, out, me
   monkeypatch.setattr(plot.flags, 'FLAGS', values)
   with pytest.raises(UserError, match=message):
     plot.main(['plot', *([str(run)] if given else [])])
+
+
+def test_images_are_counted_as_examples_and_not_as_tokens(run):
+  config = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, kind='vit'))
+  (run / 'config.json').write_text(json.dumps(dataclasses.asdict(config)))
+  assert plot.curves(run, 'examples', 'train/loss')['train/loss'][0] == [160, 320, 480]
+  with pytest.raises(UserError, match='images, which are no tokens; use --x=examples'):
+    plot.curves(run, 'tokens', 'train/loss')

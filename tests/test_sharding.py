@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh
 from tiny import tiny_model
 
-from tokenformer_jax import optim, sharding
+from tokenformer_jax import optim, sharding, tasks
 from tokenformer_jax import step as step_lib
 from tokenformer_jax.config import Config, MeshConfig, TokenCounts, TrainConfig
 from tokenformer_jax.errors import UserError
@@ -109,8 +109,9 @@ def _mesh() -> Mesh:
 @functools.cache
 def _states() -> dict[str, step_lib.State]:
   """The state of a run on 4 × 2 devices before and after a step."""
-  mesh, definition = _mesh(), define_lm(tiny_model())
   config = Config(model=tiny_model(), train=TrainConfig(steps=10))
+  mesh, task = _mesh(), tasks.make(config)
+  definition = task.definition
   tx = optim.make_optimizer(config.optim, config.train.steps, definition.axes)
   rows = np.random.default_rng(0).integers(0, 64, (8, 13), np.int32)
   with jax.set_mesh(mesh):
@@ -118,7 +119,7 @@ def _states() -> dict[str, step_lib.State]:
       functools.partial(step_lib.initial_state, definition, tx),
       out_shardings=step_lib.state_shardings(mesh, definition, tx),
     )
-    step = step_lib.make_train_step(definition, tx, config, mesh)
+    step = step_lib.make_train_step(task, tx, config, mesh)
     before = new(0)
     after, _ = step(jax.tree.map(jnp.copy, before), jax.device_put(rows, sharding.of_batch(mesh)))
   return {'before': before, 'after': after}

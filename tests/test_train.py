@@ -13,11 +13,11 @@ import pytest
 import tiny_run
 from jax.sharding import Mesh
 
-from tokenformer_jax import checkpoint, metrics, optim, sharding, start, train
+from tokenformer_jax import checkpoint, metrics, optim, sharding, start, tasks, train
 from tokenformer_jax import config as config_lib
 from tokenformer_jax import step as step_lib
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.lm import Compute, define_lm
+from tokenformer_jax.tasks.text import TextTask
 
 
 @pytest.fixture(scope='module')
@@ -149,9 +149,10 @@ def one_device_mesh() -> Mesh:
 def build(config):
   """The model, its optimizer, and the compiled step on one device with a first state."""
   config, mesh = start.fill_in(config), one_device_mesh()
-  definition = define_lm(config.model, Compute.of(config))
+  task = tasks.make(config)
+  definition = task.definition
   tx = optim.make_optimizer(config.optim, config.train.steps, definition.axes)
-  step = step_lib.make_train_step(definition, tx, config, mesh)
+  step = step_lib.make_train_step(task, tx, config, mesh)
   return step, jax.jit(lambda: step_lib.initial_state(definition, tx, 0))()
 
 
@@ -428,7 +429,7 @@ def test_a_growth_on_one_mesh_goes_on_on_another(make, tmp_path, monkeypatch, an
 
 
 def test_what_does_not_fit_the_mesh_is_named_before_the_text_is_read(make, tmp_path, monkeypatch):
-  monkeypatch.setattr(start, 'prepare_text', lambda config: pytest.fail('the text was read'))
+  monkeypatch.setattr(TextTask, 'prepare', lambda self: pytest.fail('the text was read'))
   for changes, sentence in (
     ({'mesh__tokens': 8, 'mesh__fsdp': 1}, r"the axis 'heads' .* has the size 4"),
     (

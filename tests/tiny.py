@@ -1,4 +1,4 @@
-"""A model small enough to be compiled in a second."""
+"""Models small enough to be compiled in a second."""
 
 from typing import Any
 
@@ -23,3 +23,19 @@ def tiny_model(**changes: Any) -> ModelConfig:
     'max_length': 128,
   }
   return ModelConfig(**{**sizes, **changes})
+
+
+def tiny_vit(**changes: Any) -> ModelConfig:
+  """Two layers of width 32 for grey images of 8 × 8 pixels, four patches, and ten classes."""
+  sizes = {
+    'kind': 'vit',
+    'positions': 'sincos',
+    'patch': 4,
+    'channels': 1,
+    'classes': 10,
+    'tied_head': False,
+    'vocab_size': 0,
+    'rotary_fraction': 0.25,
+    'max_length': 4 if changes.get('positions') == 'learned' else 0,
+  }
+  return tiny_model(**{**sizes, **changes})

@@ -1,4 +1,4 @@
-"""A run of a few seconds on a tiny corpus, as a config, as flags and as a process."""
+"""Runs of a few seconds on a tiny corpus or on digits: configs, flags, a process."""
 
 import os
 import subprocess
@@ -49,6 +49,40 @@ def config(source: str, cache: Path, **changes) -> config_lib.Config:
   dotted = {name.replace('__', '.'): value for name, value in changes.items()}
   everything = {'data.source': source, 'data.cache_dir': str(cache), **CHANGES, **dotted}
   values.update_from_flattened_dict(everything)
+  return config_lib.resolve(values)
+
+
+VIT = {
+  'model.kind': 'vit',
+  'model.positions': 'sincos',
+  'model.tied_head': False,
+  'model.patch': 4,
+  'model.layers': 2,
+  'model.width': 32,
+  'model.heads': 4,
+  'model.param_tokens.qkv': 32,
+  'model.param_tokens.proj': 32,
+  'model.param_tokens.ffn': 64,
+  'data.source': 'digits',
+  'data.image_size': 8,
+  'data.batch_size': 16,
+  'data.prefetch': 2,
+  'optim.learning_rate': 3e-3,
+  'optim.warmup_steps': 5,
+  'train.steps': 20,
+  'train.log_every': 5,
+  'train.eval_every': 0,
+  'train.eval_batches': 2,
+  'train.checkpoint_every': 5,
+  'train.tensorboard': False,
+}
+
+
+def vit_config(**changes) -> config_lib.Config:
+  """The resolved config of a run of a few seconds on the digits."""
+  values = config_lib.defaults()
+  dotted = {name.replace('__', '.'): value for name, value in changes.items()}
+  values.update_from_flattened_dict({**VIT, **dotted})
   return config_lib.resolve(values)
 
 

@@ -7,5 +7,6 @@ The modules are the interface; importing the package imports none of them, so it
   generate    text from a trained model        sharding     meshes and where arrays live
   plot        loss curves                      checkpoint   reading and writing checkpoints
   grow        larger models from trained ones  inspect      what parameter tokens answer to
+  tasks       text and images in a run         vit          the vision transformer
   evaluate    tasks, and perplexity of texts   trained      a run, read for use
 """

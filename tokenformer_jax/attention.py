@@ -78,17 +78,24 @@ def causal_attention(
   blocks = []
   for first in range(0, length, block):
     last = min(first + block, length)
-    blocks.append(_attend_block(query, key, value, first, last, padding_B))
+    blocks.append(_attend_block(query, key, value, first, last, True, padding_B))
   return jnp.concatenate(blocks, axis=2).swapaxes(1, 2)
 
 
-@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=(3, 4))
+def full_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+  """Softmax attention of every position to all of them, computed in the same way."""
+  query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
+  return _attend_block(query, key, value, 0, query.shape[2], False, None).swapaxes(1, 2)
+
+
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=(3, 4, 5))
 def _attend_block(
   query: jax.Array,
   key: jax.Array,
   value: jax.Array,
   first: int,
   last: int,
+  causal: bool,
   padding_B: jax.Array | None,
 ) -> jax.Array:
   """Attention of the queries from `first` to before `last` to the keys before `last`.
@@ -102,12 +109,14 @@ def _attend_block(
     key,
     preferred_element_type=jnp.float32,
   )
-  positions_C = first + jnp.arange(query.shape[2])
-  keys_S = jnp.arange(key.shape[2])
-  seen = (keys_S[None, :] <= positions_C[:, None])[None, None]
-  if padding_B is not None:
-    seen = seen & (keys_S[None, :] >= padding_B[:, None])[:, None, None]
-  weights_BxHxCxS = jax.nn.softmax(jnp.where(seen, scores_BxHxCxS, _MASKED))
+  if causal:
+    positions_C = first + jnp.arange(query.shape[2])
+    keys_S = jnp.arange(key.shape[2])
+    seen = (keys_S[None, :] <= positions_C[:, None])[None, None]
+    if padding_B is not None:
+      seen = seen & (keys_S[None, :] >= padding_B[:, None])[:, None, None]
+    scores_BxHxCxS = jnp.where(seen, scores_BxHxCxS, _MASKED)
+  weights_BxHxCxS = jax.nn.softmax(scores_BxHxCxS)
   return jnp.einsum('BHCS,BHSK->BHCK', weights_BxHxCxS.astype(value.dtype), value)
 
 
@@ -141,13 +150,21 @@ def _attend_cache(
 
 
 class Attention(nnx.Module):
-  """Causal multi-head attention whose query, key, value and output are projections."""
+  """Multi-head attention whose query, key, value and output are projections."""
 
-  def __init__(self, config: ModelConfig, *, implementation: str, recompute: bool, rngs: nnx.Rngs):
+  def __init__(
+    self,
+    config: ModelConfig,
+    *,
+    causal: bool = True,
+    implementation: str,
+    recompute: bool,
+    rngs: nnx.Rngs,
+  ):
     make = functools.partial(projection, config, recompute=recompute, rngs=rngs)
     self.query, self.key, self.value = make('qkv'), make('qkv'), make('qkv')
     self.proj = make('proj')
-    self.heads = config.heads
+    self.heads, self.causal = config.heads, causal
     self.rotary_width = rotary_width(config) if config.positions == 'rotary' else 0
     self.rotary_base = config.rotary_base
     self.implementation = implementation
@@ -189,10 +206,12 @@ class Attention(nnx.Module):
       out_BxTxHxK = _attend_cache(query, cache, start, padding_B)
     elif padding_B is None and kernel(self.implementation, query.dtype) == 'cudnn':
       out_BxTxHxK = jax.nn.dot_product_attention(
-        query, key, value, is_causal=True, implementation='cudnn'
+        query, key, value, is_causal=self.causal, implementation='cudnn'
       )
-    else:
+    elif self.causal:
       out_BxTxHxK = causal_attention(query, key, value, padding_B)
+    else:
+      out_BxTxHxK = full_attention(query, key, value)
     out_BxTxHxK = constrain(out_BxTxHxK, 'batch', None, 'heads', None)
     return self.proj(out_BxTxHxK.reshape(x_BxTxD.shape)), cache
 

@@ -1,9 +1,9 @@
 """Checkpoints by Orbax: asynchronous, complete in themselves, checked bit by bit when read.
 
 A checkpoint holds three items: `state` (a nested dict of arrays), `meta` (JSON: format version,
-step, the whole config, package versions, a checksum of every array) and `tokenizer` (JSON). Nothing
-else is needed to resume, grow, evaluate or generate. What knows Orbax is in this file, and, for
-checkpoints that are not ours, in released_tpu.py.
+step, the whole config, package versions, a checksum of every array) and `tokenizer` (JSON; of a
+classifier the names of its classes). Nothing else is needed to resume, grow, evaluate or generate.
+What knows Orbax is in this file, and, for checkpoints that are not ours, in released_tpu.py.
 """
 
 import dataclasses
@@ -195,7 +195,7 @@ class Checkpoints:
       state: as in `step.initial_state`; for `contents` other than `model` any nested dict. Its
         arrays may be `Deferred`.
       config: of the run, with every size filled in.
-      tokenizer: of the run, from `Tokenizer.to_json`.
+      tokenizer: what the model's ids stand for, from `Task.vocabulary`.
       loss: on the validation split, if it was measured.
       lineage: how the model came to be.
       contents: see `Meta`.
@@ -366,6 +366,11 @@ def restore_source(checkpoints: Checkpoints, meta: Meta, abstract: Any) -> Any:
     ) from error
 
 
+def has(meta: Meta, entry: str) -> bool:
+  """Whether the state in a checkpoint has an entry such as `params`."""
+  return any(path.startswith(f'{entry}/') for path in meta.checksums)
+
+
 def check_is_model(meta: Meta, directory: Path) -> None:
   """Checks that a checkpoint can be run.
 
@@ -377,6 +382,17 @@ def check_is_model(meta: Meta, directory: Path) -> None:
       f'{directory} holds added tokens only; put them into a model first '
       '(python -m tokenformer_jax.grow merge)'
     )
+
+
+def check_is_language_model(meta: Meta, directory: Path) -> None:
+  """Checks that a checkpoint can be run on text.
+
+  Raises:
+    UserError: it holds something else than a language model.
+  """
+  check_is_model(meta, directory)
+  if meta.config.model.kind != 'lm':
+    raise UserError(f'{directory} is no language model: its model.kind is {meta.config.model.kind}')
 
 
 def differences(ours: Any, theirs: Any, prefix: str = '') -> list[str]:

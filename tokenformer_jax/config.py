@@ -12,6 +12,7 @@ from typing import Any
 
 import ml_collections
 
+from tokenformer_jax import kinds
 from tokenformer_jax.errors import UserError, nearest
 
 
@@ -28,7 +29,7 @@ class TokenCounts:
 class ModelConfig:
   """What a model computes. Two models are the same if these are equal."""
 
-  kind: str = 'lm'
+  kind: str = 'lm'  # or 'vit'
   projection: str = 'pattention'  # or 'dense': the Transformer baseline
   layers: int = 4
   width: int = 128  # D
@@ -45,29 +46,47 @@ class ModelConfig:
   block_norm: str = 'plain'  # LayerNorm without parameters, or 'affine'
   final_norm: str = 'affine'  # or 'plain', 'none'
   norm_epsilon: float = 1e-5
-  positions: str = 'rotary'  # or 'learned', 'none'
+  positions: str = 'rotary'  # or 'learned', 'none'; of a ViT 'sincos', 'learned', 'none'
   rotary_fraction: float = 0.25  # of each head's width
   rotary_base: float = 10000.0
-  max_length: int = 0  # learned positions only. 0: data.sequence_length
-  tied_head: bool = True
+  # Learned positions only. 0: data.sequence_length, or the number of patches.
+  max_length: int = 0
+  tied_head: bool = True  # never of a ViT
   scaled_logits: bool = False  # logits / √width, as in the released TPU code
   init_std: float = 0.02  # of keys, embeddings and dense kernels
   embedding_std: float = 0.0  # 0: init_std. The released TPU code has 1
+  # The rest is for kind='vit'.
+  patch: int = 16  # pixels of a patch's side
+  channels: int = 0  # of the images. 0: those of the data
+  classes: int = 0  # 0: those of the data
+  pool: str = 'mean'  # or 'token': a class token; 'attention': a learned query
 
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-  """Where the text comes from and how it is cut into batches."""
+  """Where text or images come from, and how they become batches."""
 
-  source: str = 'stdlib'  # or 'files:GLOB', 'tfds:NAME'
+  # stdlib, files:GLOB or tfds:NAME; of images digits, tfds:NAME or folder:DIR.
+  source: str = 'stdlib'
   text_field: str = 'text'  # of a jsonl line or a TFDS example
   tokenizer: str = 'bpe:4096'  # or 'bytes', or a path to a Hugging Face tokenizer.json
   sequence_length: int = 256  # T
-  batch_size: int = 16  # sequences in one optimizer update, over all devices
-  validation_fraction: float = 0.05  # of the documents, chosen by a hash of the text
+  batch_size: int = 16  # sequences or images in one optimizer update, over all devices
+  # Of the documents, chosen by a hash of the text; of images that come without a validation split.
+  validation_fraction: float = 0.05
   cache_dir: str = ''  # of the token stores. '': $XDG_CACHE_HOME/tokenformer_jax or ~/.cache/…
   workers: int = 0  # processes that read ahead. 0: threads of this process
   prefetch: int = 8  # batches read ahead
+  # The rest is for kind='vit'.
+  image_size: int = 224  # pixels of a side
+  crop_area: float = 1.0  # the least part of an image that a random crop keeps. 1: no crops
+  flip: bool = False  # mirrors every other image
+  rand_augment: float = 0.0  # magnitude of RandAugment, up to 10. 0: none
+  rand_augment_std: float = 0.5  # of the magnitude
+  color_jitter: float = 0.0  # most that brightness, contrast and saturation change by
+  erase: float = 0.0  # probability that a rectangle of an image is filled with noise
+  eval_crop: float = 1.0  # the part of the shorter side that evaluation sees
+  on_bad_image: str = 'skip'  # or 'fail': what cannot be read, or has no valid label
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +95,8 @@ class OptimConfig:
 
   learning_rate: float = 1e-3  # the peak
   warmup_steps: int = 100
+  warmup_epochs: float = 0.0  # in the place of warmup_steps, if greater than 0
+  warmup_examples: int = 0
   final_fraction: float = 0.1  # the floor of the decay, as a fraction of the peak
   schedule: str = 'cosine'  # or 'constant'
   beta1: float = 0.9
@@ -85,6 +106,13 @@ class OptimConfig:
   clip_norm: float = 1.0  # of the global gradient norm. 0: no clipping
   accumulation_steps: int = 1  # parts that a batch is computed in, one after the other
   z_loss: float = 0.0
+  # Factor on a block's rate for each block above it (arXiv 2106.08254). 1: all rates are equal.
+  layer_decay: float = 1.0
+  # These four are for kind='vit'.
+  mixup: float = 0.0  # α of the Beta distribution of the weights of two images. 0: none
+  cutmix: float = 0.0  # α of the same of the areas; with both, half of the batches each
+  label_smoothing: float = 0.0
+  drop_path: float = 0.0  # probability that a branch of the last block is left out
   # The rest is for a model that has grown.
   restart_schedule: bool = True  # warm up and decay anew from the last growth on
   old_tokens: str = 'train'  # or 'freeze', 'scale:X': everything that was there before it grew
@@ -97,12 +125,16 @@ class TrainConfig:
   """The length of the run, what it writes, and how the step is computed."""
 
   steps: int = 1000
+  epochs: float = 0.0  # passes over the training data, in the place of steps, if greater than 0
+  examples: int = 0  # sequences or images, in the place of steps
   seed: int = 0
   log_every: int = 10
   eval_every: int = 250  # also at the end. 0: only at the end
   eval_batches: int = 0  # 0: the whole validation split
   checkpoint_every: int = 250  # also at the end
   keep_checkpoints: int = 2  # the newest ones; the best by eval/loss is kept besides
+  # Decay of a moving average of the parameters, evaluated beside them as eval/ema_…. 0: none.
+  ema: float = 0.0
   max_skipped_steps: int = 20  # non-finite steps in a row after which the run stops
   sample_tokens: int = 64  # length of the text written at each evaluation. 0: none
   sample_prompt: str = ''  # '': a new document
@@ -194,13 +226,15 @@ def _convert(expected: type, value: Any, path: str) -> Any:
 
 
 _CHOICES = {
-  'model.kind': ('lm',),
+  'model.kind': ('lm', 'vit'),
   'model.projection': ('pattention', 'dense'),
   'model.score': ('l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm', 'softmax', 'exp_l2_norm'),
   'model.gelu': ('exact', 'tanh'),
   'model.block_norm': ('plain', 'affine'),
   'model.final_norm': ('none', 'plain', 'affine'),
-  'model.positions': ('rotary', 'learned', 'none'),
+  'model.positions': ('rotary', 'sincos', 'learned', 'none'),
+  'data.on_bad_image': ('skip', 'fail'),
+  'model.pool': ('mean', 'token', 'attention'),
   'optim.schedule': ('cosine', 'constant'),
   'train.remat': ('none', 'pattention', 'dots', 'full'),
   'train.attention': ('auto', 'xla', 'cudnn'),
@@ -226,11 +260,16 @@ _POSITIVE = (
   'model.init_std',
   'model.norm_epsilon',
   'model.rotary_base',
+  'model.patch',
+  'data.image_size',
+  'data.crop_area',
+  'data.eval_crop',
   'data.sequence_length',
   'data.batch_size',
   'data.prefetch',
   'optim.learning_rate',
   'optim.epsilon',
+  'optim.layer_decay',
   'optim.accumulation_steps',
   'train.steps',
   'train.log_every',
@@ -246,9 +285,19 @@ _NOT_NEGATIVE = (
   'model.max_length',
   'model.row_epsilon',
   'model.embedding_std',
+  'model.channels',
+  'model.classes',
   'data.workers',
+  'data.rand_augment',
+  'data.rand_augment_std',
+  'optim.mixup',
+  'optim.cutmix',
   'optim.warmup_steps',
   'optim.weight_decay',
+  'optim.warmup_epochs',
+  'optim.warmup_examples',
+  'train.epochs',
+  'train.examples',
   'optim.clip_norm',
   'optim.z_loss',
   'optim.new_token_warmup',
@@ -260,9 +309,23 @@ _NOT_NEGATIVE = (
   'grow.seed',
 )
 
-_FRACTIONS = ('model.rotary_fraction', 'optim.final_fraction')
+_FRACTIONS = (
+  'model.rotary_fraction',
+  'optim.final_fraction',
+  'data.crop_area',
+  'data.eval_crop',
+  'data.color_jitter',
+  'data.erase',
+  'optim.layer_decay',
+)
 
-_BELOW_ONE = ('optim.beta1', 'optim.beta2')  # Adam divides by 1 − β.
+_BELOW_ONE = (
+  'optim.beta1',  # Adam divides by 1 − β.
+  'optim.beta2',
+  'optim.label_smoothing',
+  'optim.drop_path',
+  'train.ema',
+)
 
 
 def choices(path: str) -> tuple[str, ...]:
@@ -319,6 +382,8 @@ def _validate(config: Config) -> None:
       f'config.data.validation_fraction is {config.data.validation_fraction}; it must lie between '
       '0 and 1, both excluded'
     )
+  kinds.check(config, Config())
+  _validate_lengths(config)
   _validate_model(config.model, config.data)
   if config.data.batch_size % config.optim.accumulation_steps:
     raise UserError(
@@ -327,6 +392,17 @@ def _validate(config: Config) -> None:
     )
   profile_range(config.train)
   old_token_rate(config.optim)
+
+
+def _validate_lengths(config: Config) -> None:
+  """A length is given in one unit."""
+  for group, name in (('train', ''), ('optim', 'warmup_')):
+    values, defaults = getattr(config, group), getattr(Config(), group)
+    names = [f'{name}{unit}' for unit in ('steps', 'epochs', 'examples')]
+    given = [n for n in names if getattr(values, n) != getattr(defaults, n)]
+    if len(given) > 1:
+      said = ' and '.join(f'config.{group}.{n}={getattr(values, n)}' for n in given)
+      raise UserError(f'{said} say the same in several units; give one of them')
 
 
 def _validate_model(model: ModelConfig, data: DataConfig) -> None:
@@ -352,7 +428,11 @@ def _validate_model(model: ModelConfig, data: DataConfig) -> None:
         )
     if model.bias:
       raise UserError('config.model.bias is for projection=dense; Pattention has no bias')
-  if model.positions == 'learned' and 0 < model.max_length < data.sequence_length:
+  if (
+    model.kind == 'lm'
+    and model.positions == 'learned'
+    and 0 < model.max_length < data.sequence_length
+  ):
     raise UserError(
       f'config.model.max_length is {model.max_length}, less than data.sequence_length='
       f'{data.sequence_length}; learned positions must reach that far'

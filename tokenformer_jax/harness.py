@@ -32,11 +32,12 @@ from lm_eval.utils import (
   simple_parse_args_string,
 )
 
-from tokenformer_jax import checkpoint, cli, generate, trained
+from tokenformer_jax import checkpoint, cli, trained
 from tokenformer_jax.decode import Decoder
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.sampling import GREEDY, Sampling
 from tokenformer_jax.score import Row, Score, Scorer
+from tokenformer_jax.texts import request_of, text_of
 
 NAME = 'tokenformer_jax'
 _RESAMPLES = 1000  # for the errors of what is no mean, such as a perplexity
@@ -166,7 +167,7 @@ class TokenFormerLM(TemplateLM):
           'if its positions allow it'
         )
       ids = self.tok_encode(context)[length - self.max_length :] or [self.eot_token_id]
-      asked.append(generate.request_of(self._tokenizer, ids, length, _sampling(settings, i), stop))
+      asked.append(request_of(self._tokenizer, ids, length, _sampling(settings, i), stop))
       stops.append(stop)
     with jax.set_mesh(self._model.mesh):
       size = self._scorer.batch_size or _TEXTS
@@ -174,7 +175,7 @@ class TokenFormerLM(TemplateLM):
       written = self._decoder(params, asked, batch_size=size)
     texts = []
     for request, ids, stop in zip(requests, written, stops, strict=True):
-      texts.append(generate.text_of(self._tokenizer, ids.tolist(), stop))
+      texts.append(text_of(self._tokenizer, ids.tolist(), stop))
       self.cache_hook.add_partial('generate_until', request.args, texts[-1])
     return texts
 

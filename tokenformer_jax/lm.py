@@ -4,7 +4,6 @@ TokenFormer with `projection='pattention'`; with `dense`, `bias` and affine norm
 the Transformer of GPT-2 and Pythia, the baseline.
 """
 
-import dataclasses
 import functools
 
 import jax
@@ -13,30 +12,13 @@ from flax import nnx
 
 from tokenformer_jax.attention import Cache, positions
 from tokenformer_jax.blocks import Block
-from tokenformer_jax.config import Config, ModelConfig
+from tokenformer_jax.compute import DEFAULT, Compute
+from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.layers import LayerNorm
 from tokenformer_jax.loss import logits
 from tokenformer_jax.params import Definition, define, param, stack
 from tokenformer_jax.sharding import constrain
 from tokenformer_jax.stack import scan, unroll
-
-
-@dataclasses.dataclass(frozen=True)
-class Compute:
-  """How a model is computed; nothing of it changes what the parameters are."""
-
-  dtype: jnp.dtype = jnp.float32  # of activations
-  remat: str = 'none'  # see stack.py
-  attention: str = 'auto'  # see attention.kernel
-  unroll: bool = False  # layers from a list and not stacked: see stack.py
-
-  @classmethod
-  def of(cls, config: Config) -> 'Compute':
-    """The choices of a run; `dtype=auto` is float32 on the CPU and bfloat16 elsewhere."""
-    name = config.dtype
-    if name == 'auto':
-      name = 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
-    return cls(jnp.dtype(name), config.train.remat, config.train.attention)
 
 
 class LM(nnx.Module):
@@ -123,6 +105,6 @@ class LM(nnx.Module):
 
 
 @functools.cache
-def define_lm(config: ModelConfig, compute: Compute = Compute()) -> Definition:
+def define_lm(config: ModelConfig, compute: Compute = DEFAULT) -> Definition:
   """The model's parameters and functions; `config` has every size filled in (no zeros left)."""
   return define(lambda rngs: LM(config, compute, rngs=rngs))

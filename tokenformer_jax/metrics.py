@@ -7,7 +7,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -99,11 +99,14 @@ class Metrics:
       'train/grad_norm': 'grad {:.2f}',
       'train/learning_rate': 'lr {:.2e}',
       'perf/tokens_per_second': '{:,.0f} tok/s',
+      'perf/images_per_second': '{:,.0f} img/s',
       'perf/mfu': 'MFU {:.1%}',
       'eval/loss': 'eval loss {:.4f}',
       'eval/perplexity': 'perplexity {:.2f}',
       'eval/bits_per_byte': 'eval bits/byte {:.3f}',
       'eval/accuracy': 'accuracy {:.3f}',
+      'eval/ema_accuracy': 'with EMA {:.3f}',
+      'eval/calibration_error': 'calibration error {:.3f}',
     }
     shown = '  '.join(form.format(figures[n]) for n, form in names.items() if n in figures)
     if self._bar is not None:
@@ -125,18 +128,25 @@ class Window:
   """The figures since the last log point, left on the device until they are asked for."""
 
   def __init__(
-    self, *, tokens: int, flops: float, peak_flops: float | None, bytes_per_token: float
+    self,
+    *,
+    units: int,
+    unit: str,
+    flops: float,
+    peak_flops: float | None,
+    derived: Callable[[float], dict[str, float]],
   ):
     """Starts the clock.
 
     Args:
-      tokens: predicted in one step, over all devices.
+      units: of what speed is counted in, in one step over all devices.
+      unit: their name, such as tokens.
       flops: model FLOPs of one step.
       peak_flops: of all devices together in FLOP/s, or None if their peak is not published.
-      bytes_per_token: of the training text.
+      derived: from the mean loss of a window to figures that follow from it.
     """
-    self._tokens, self._flops, self._peak_flops = tokens, flops, peak_flops
-    self._bytes_per_token = bytes_per_token
+    self._units, self._unit, self._flops, self._peak_flops = units, unit, flops, peak_flops
+    self._derived = derived
     self._pending: list[dict[str, jax.Array]] = []
     self.skipped_in_a_row = 0
     self.restart_clock()
@@ -162,10 +172,9 @@ class Window:
     last['loss'] = float(np.mean(losses)) if losses else math.nan
     figures = {
       **{f'train/{name}': value for name, value in last.items()},
-      'train/perplexity': perplexity(last['loss']),
-      'train/bits_per_byte': last['loss'] / math.log(2) / self._bytes_per_token,
+      **self._derived(last['loss']),
       'perf/step_seconds': seconds,
-      'perf/tokens_per_second': self._tokens / seconds,
+      f'perf/{self._unit}_per_second': self._units / seconds,
       'perf/model_tflops_per_second': self._flops / seconds / 1e12,
       **_memory(),
     }

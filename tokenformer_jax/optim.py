@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import optax
 
 from tokenformer_jax.config import OptimConfig, old_token_rate
-from tokenformer_jax.params import Params, is_axes, token_axis
+from tokenformer_jax.params import Axes, Params, is_axes, token_axis
+
+_BEFORE_BLOCKS = ('embedding', 'positions', 'patch_embedding', 'class_token')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,6 +144,8 @@ def _scale_by_rates(
   def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
     del params
     step = -rate(state.count)
+    if config.layer_decay != 1:
+      updates = _by_depth(config.layer_decay, axes, updates)
     if growth is None:
       updates = jax.tree.map(lambda u: step * u, updates)
     else:
@@ -155,6 +159,22 @@ def _scale_by_rates(
   return optax.GradientTransformation(
     lambda params: optax.ScaleByScheduleState(jnp.zeros((), jnp.int32)), update
   )
+
+
+def _by_depth(decay: float, axes: Params, updates: Params) -> Params:
+  """Multiplies updates by `decay` once for every block above, for what is before the blocks, too.
+
+  The head and what else comes after the blocks keep theirs.
+  """
+  stacked = jax.tree.leaves(updates['blocks'])[0].shape[0]  # 'layers' is the first axis.
+
+  def scaled(path: Any, names: Axes, update: jax.Array) -> jax.Array:
+    if names[0] == 'layers':
+      above = jnp.arange(stacked, 0, -1).reshape(-1, *[1] * (update.ndim - 1))
+      return update * decay**above
+    return update * decay ** (stacked + 1) if path[0].key in _BEFORE_BLOCKS else update
+
+  return jax.tree.map_with_path(scaled, axes, updates, is_leaf=is_axes)
 
 
 def _new_token_factor(config: OptimConfig, update: jax.Array, growth: LastGrowth) -> jax.Array:

@@ -18,16 +18,19 @@ if TYPE_CHECKING:
   from matplotlib.axes import Axes
   from matplotlib.figure import Figure
 
-X_AXES = ('steps', 'tokens', 'flops')
+X_AXES = ('steps', 'examples', 'tokens', 'flops')
 
 _COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
 _UNITS = {
   'loss': 'loss (nats per token)',
   'bits_per_byte': 'bits per byte',
-  'accuracy': 'accuracy (fraction of tokens)',
+  'accuracy': 'accuracy (fraction of tokens or images)',
+  'top5_accuracy': 'top-5 accuracy (fraction of images)',
+  'calibration_error': 'expected calibration error',
   'learning_rate': 'learning rate',
   'grad_norm': 'gradient norm',
   'tokens_per_second': 'tokens per second',
+  'images_per_second': 'images per second',
   'step_seconds': 'seconds per step',
   'mfu': 'MFU (fraction of peak)',
 }
@@ -40,7 +43,7 @@ def curves(run: str | Path, x: str, y: str) -> dict[str, tuple[list[float], list
 
   Args:
     run: a work directory.
-    x: `steps`, or the `tokens` or model `flops` trained since the run's own start.
+    x: `steps`, or the `examples` (sequences or images), `tokens` or model `flops` of training.
     y: the metric's name. With `train/NAME` comes `eval/NAME`, if the run has it.
 
   Returns:
@@ -86,10 +89,13 @@ def _per_step(run: str | Path, x: str) -> float:
     raise UserError(
       f'{path}, which --x={x} needs, cannot be read ({error}); use --x=steps'
     ) from error
-  tokens = resolved.data.batch_size * resolved.data.sequence_length
+  if x == 'examples':
+    return resolved.data.batch_size
   if x == 'tokens':
-    return tokens
-  return tokens * flops.train_flops(resolved.model, resolved.data.sequence_length)
+    if resolved.model.kind != 'lm':
+      raise UserError(f'{run} trains on images, which are no tokens; use --x=examples')
+    return resolved.data.batch_size * resolved.data.sequence_length
+  return flops.of_step(resolved)
 
 
 def draw(runs: Sequence[str | Path], x: str, y: str) -> 'Figure':

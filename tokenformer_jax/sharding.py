@@ -27,6 +27,8 @@ RULES = {
   'vocab': 'tokens',
   'layers': None,
   'position': None,
+  'patch': None,
+  'classes': None,
   'norm': None,
 }
 

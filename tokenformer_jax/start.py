@@ -1,21 +1,23 @@
-"""What happens before the first step: checks, the text, and the state that a run starts from."""
+"""What happens before the first step: checks, sizes, and the state that a run starts from."""
 
 import contextlib
 import dataclasses
+import math
 import os
 from pathlib import Path
+from typing import Any
 
 import jax
-from jax.experimental import multihost_utils
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from tokenformer_jax import checkpoint, cli, sharding
+from tokenformer_jax import checkpoint, cli, models, optim, sharding, tasks
+from tokenformer_jax import step as step_lib
 from tokenformer_jax.config import Config, ModelConfig, TokenCounts
-from tokenformer_jax.data import order, store, tokenizers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files, state, tokens
 from tokenformer_jax.optim import LastGrowth
-from tokenformer_jax.params import Definition
+from tokenformer_jax.params import Definition, Params
 from tokenformer_jax.step import State
 
 
@@ -74,33 +76,47 @@ def find_origin(config: Config, workdir: Path) -> Origin:
 
 
 def fill_in(config: Config, origin: Origin = Origin()) -> Config:
-  """Replaces the zeros that stand for "what fits": vocabulary, reference counts, positions.
+  """Replaces the zeros that stand for "what fits": reference counts, and what the task knows.
 
   Reference counts are those of the origin, grown if `config.grow` says so.
 
   Raises:
-    UserError: the tokenizer has more ids than the vocabulary.
+    UserError: see `tasks.fill_in`.
   """
-  model, ids = config.model, tokenizers.size_of(config.data.tokenizer)
-  vocab_size = model.vocab_size or -(-ids // 128) * 128
-  if vocab_size < ids:
-    raise UserError(
-      f'config.model.vocab_size is {vocab_size}, but the tokenizer {config.data.tokenizer!r} has '
-      f'{ids} token ids; make it at least that, or 0 to have it fit'
-    )
+  config = tasks.fill_in(config)
+  model = config.model
   fitting, given = model.param_tokens, model.reference_tokens
   if origin.model is not None and origin.model.projection == model.projection == 'pattention':
     fitting = state.grown_model(origin.model, model.param_tokens, config.grow).reference_tokens
   reference = {k: getattr(given, k) or getattr(fitting, k) for k in state.KINDS}
   if model.projection == 'dense':  # It has none, so none can differ from those of another one.
     model, reference = dataclasses.replace(model, param_tokens=TokenCounts()), {}
-  model = dataclasses.replace(
-    model,
-    vocab_size=vocab_size,
-    reference_tokens=TokenCounts(**reference),
-    max_length=model.max_length or config.data.sequence_length,
-  )
+  model = dataclasses.replace(model, reference_tokens=TokenCounts(**reference))
   return dataclasses.replace(config, model=model)
+
+
+def in_steps(config: Config, examples: int) -> Config:
+  """The config with lengths in steps that were given in epochs or examples.
+
+  Args:
+    config: of the run.
+    examples: of an epoch.
+  """
+
+  def steps(group: Any, prefix: str) -> int:
+    epochs, count = getattr(group, f'{prefix}epochs'), getattr(group, f'{prefix}examples')
+    if not (epochs or count):
+      return getattr(group, f'{prefix}steps')
+    return math.ceil((count or epochs * examples) / config.data.batch_size)
+
+  train, optim = config.train, config.optim
+  return dataclasses.replace(
+    config,
+    train=dataclasses.replace(train, steps=steps(train, ''), epochs=0.0, examples=0),
+    optim=dataclasses.replace(
+      optim, warmup_steps=steps(optim, 'warmup_'), warmup_epochs=0.0, warmup_examples=0
+    ),
+  )
 
 
 def check_fits(config: Config, definition: Definition, mesh: Mesh) -> None:
@@ -133,33 +149,6 @@ def make_writable(workdir: Path) -> None:
     ) from error
 
 
-def prepare_text(config: Config) -> store.Store:
-  """The token store: made by the first process, then by those that do not share its disk.
-
-  Raises:
-    UserError: the text cannot be read, is too short, or is another one on another host.
-  """
-  first = jax.process_index() == 0
-  text = store.prepare(config.data) if first else None
-  if jax.process_count() > 1:
-    multihost_utils.sync_global_devices('the token store is made')
-    text = text or store.prepare(config.data)
-    multihost_utils.assert_equal(
-      int(text.digest[:7], 16), 'the hosts read different text; config.data must find the same'
-    )
-  # Finds out that a split is too short for one sequence before anything is compiled.
-  order.validation_batches(text, config.data, [0], 1)
-  order.train_rows(
-    text.train,
-    0,
-    [0],
-    batch_size=1,
-    sequence_length=config.data.sequence_length,
-    seed=config.train.seed,
-  )
-  return text
-
-
 def resume(
   checkpoints: checkpoint.Checkpoints, config: Config, abstract: State
 ) -> tuple[State, int] | None:
@@ -182,7 +171,7 @@ def resume(
       _check_same_model(
         config, meta.config, f'the checkpoint of step {step} in this work directory'
       )
-      restored = checkpoints.restore(meta, abstract)
+      restored = _restored(checkpoints, meta, config, abstract)
     except checkpoint.DamagedError as error:
       damaged[step] = error
       continue
@@ -202,22 +191,67 @@ def resume(
   return None
 
 
+def _restored(
+  checkpoints: checkpoint.Checkpoints, meta: checkpoint.Meta, config: Config, abstract: State
+) -> State:
+  if 'ema' in abstract and not checkpoint.has(meta, 'ema'):
+    abstract = {name: part for name, part in abstract.items() if name != 'ema'}
+  return _with_average(config, checkpoints.restore(meta, abstract))
+
+
+def _with_average(config: Config, state: State) -> State:
+  """The state with a moving average of the parameters if the config asks for one, or without.
+
+  An average that was not kept so far starts from the parameters.
+  """
+  if not config.train.ema:
+    return {name: part for name, part in state.items() if name != 'ema'}
+  return state if 'ema' in state else {**state, 'ema': jax.tree.map(jnp.copy, state['params'])}
+
+
 def grown(config: Config, origin: Origin, mesh: Mesh) -> State:
   """The state of the run `config.init_from`, grown to this run's model.
+
+  What the task can change on the way, such as the head for other classes, is changed first.
 
   Raises:
     UserError: it is damaged, or cannot be grown to that.
   """
   checkpoints, meta = origin.source
-  source, target = meta.config.model, config.model
+  target = config.model
+  source = tasks.adapted(meta.config.model, target)
   try:
     state.check(source, target, config.grow)
   except UserError as error:
     raise UserError(f'config.init_from={config.init_from}: {error}') from error
   if reason := state.inexact(source, target, config.grow):
     cli.say(f'the grown model will not compute what {config.init_from} does: {reason}')
-  _, grow = files.read_and_grow(checkpoints, meta, mesh, target, config.grow)
-  return grow()
+  if source == meta.config.model:
+    _, grow = files.read_and_grow(checkpoints, meta, mesh, target, config.grow)
+    return _with_average(config, grow())
+  changed = ', '.join(checkpoint.differences(source, meta.config.model, 'model.'))
+  cli.say(f'adapting {config.init_from}: {changed}')
+  old, definition = files.read(checkpoints, meta, mesh), models.define(target)
+  tx = optim.make_optimizer(config.optim, config.train.steps, definition.axes)
+  shardings = step_lib.state_shardings(mesh, definition, tx, ema='ema' in old)
+
+  def adapt_and_grow(old: State) -> State:
+    return state.grow(_adapted(old, source, config), source, target, config.grow)
+
+  return _with_average(config, jax.jit(adapt_and_grow, out_shardings=shardings)(old))
+
+
+def _adapted(old: State, model: ModelConfig, config: Config) -> State:
+  """A state whose parameters, average and moments have the shapes of the adapted model."""
+
+  def params(tree: Params) -> Params:
+    return tasks.adapt(tree, model, config.grow.seed)
+
+  def moments(order: int, tree: Params) -> Params:
+    del order
+    return tasks.adapt(tree, model, None)
+
+  return state.map_trees(old, config.grow, params, moments)
 
 
 def check_old_tokens(config: Config, growth: LastGrowth | None, definition: Definition) -> None:

@@ -1,6 +1,5 @@
 """The state of a run and the compiled functions over it: the training and the evaluation step."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,30 +10,35 @@ from jax.sharding import Mesh
 
 from tokenformer_jax import optim, sharding
 from tokenformer_jax.config import Config
-from tokenformer_jax.loss import LossSums, loss_sums
 from tokenformer_jax.params import Definition, Params
+from tokenformer_jax.tasks import Batch, Task
 
 State = dict[str, Any]
-Step = Callable[[State, jax.Array], tuple[State, dict[str, jax.Array]]]
+Step = Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]
 
 
 def initial_state(
-  definition: Definition, tx: optax.GradientTransformation, seed: jax.Array
+  definition: Definition, tx: optax.GradientTransformation, seed: jax.Array, *, ema: bool = False
 ) -> State:
   """New parameters, with the optimizer's state and the counters of the run.
 
   `step` counts batches, `skipped` the steps whose gradient was not finite, `skipped_in_a_row` those
-  of them since the last good step. Traced under jit with `state_shardings`, no host or device ever
-  holds more than its part.
+  of them since the last good step; `ema`, if it is asked for, is a moving average of `params`.
+  Traced under jit with `state_shardings`, no host or device ever holds more than its part.
   """
   params = definition.init(jax.random.key(seed))
-  return {'params': params, 'opt_state': tx.init(params), **_counters()}
+  average = {'ema': params} if ema else {}
+  return {'params': params, **average, 'opt_state': tx.init(params), **_counters()}
 
 
-def state_shardings(mesh: Mesh, definition: Definition, tx: optax.GradientTransformation) -> State:
+def state_shardings(
+  mesh: Mesh, definition: Definition, tx: optax.GradientTransformation, *, ema: bool = False
+) -> State:
   """Where every array of the state lives."""
+  of_params = sharding.of_axes(mesh, definition.axes)
   return {
-    'params': sharding.of_axes(mesh, definition.axes),
+    'params': of_params,
+    **({'ema': of_params} if ema else {}),
     'opt_state': sharding.of_optimizer_state(mesh, tx, definition.abstract, definition.axes),
     **jax.tree.map(lambda _: sharding.replicated(mesh), _counters()),
   }
@@ -45,7 +49,7 @@ def _counters() -> dict[str, jax.Array]:
 
 
 def make_train_step(
-  definition: Definition,
+  task: Task,
   tx: optax.GradientTransformation,
   config: Config,
   mesh: Mesh,
@@ -53,54 +57,36 @@ def make_train_step(
 ) -> Step:
   """The compiled training step: `(state, batch) → (state, figures)`; the old state is donated.
 
-  The batch is int32 [B, T + 1], inputs and targets, split over the devices by rows. A step whose
-  loss or gradient is not finite changes neither parameters nor optimizer state. `growth` is what
-  `tx` was made with.
+  The batch is the task's, split over the devices by rows. A step whose loss or gradient is not
+  finite changes neither parameters nor optimizer state. What is drawn at random in a step is a
+  function of `config.train.seed` and the step. `growth` is what `tx` was made with.
   """
   rate = optim.schedule(config.optim, config.train.steps, growth)
-  parts = config.optim.accumulation_steps
+  gradient = _gradient(task, config.optim.accumulation_steps)
 
-  def loss(params: Params, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
-    sums = _sums(definition, params, batch, config.train.loss_chunk)
-    # Every part has the same number of targets, so the mean over the batch is that of the parts.
-    nats = sums.nats / sums.tokens
-    return nats + config.optim.z_loss * sums.log_z_squared / sums.tokens, nats
-
-  gradient = jax.grad(loss, has_aux=True)
-
-  def whole_gradient(params: Params, batch: jax.Array) -> tuple[Params, jax.Array]:
-    if parts == 1:
-      return gradient(params, batch)
-    # Every device's rows are dealt out to the parts, so that no row moves to another device.
-    batch_PxBxT = batch.reshape(batch.shape[0] // parts, parts, -1).swapaxes(0, 1)
-
-    def add(total, part):
-      part = sharding.constrain(part, 'batch', None)
-      return jax.tree.map(lambda t, new: t + new / parts, total, gradient(params, part)), None
-
-    zero = jax.tree.map(jnp.zeros_like, (params, jnp.zeros(())))
-    return jax.lax.scan(add, zero, batch_PxBxT)[0]
-
-  def step(state: State, batch: jax.Array) -> tuple[State, dict[str, jax.Array]]:
+  def step(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
     params, opt_state = state['params'], state['opt_state']
-    grads, nats = whole_gradient(params, batch)
+    key = jax.random.fold_in(jax.random.key(config.train.seed), state['step'])
+    grads, figures = gradient(params, batch, key)
     grad_norm = optax.tree.norm(grads)
     updates, new_opt_state = tx.update(grads, opt_state, params)
     new = (optax.apply_updates(params, updates), new_opt_state)
-    good = jnp.isfinite(nats) & jnp.isfinite(grad_norm)
+    good = jnp.isfinite(figures['loss']) & jnp.isfinite(grad_norm)
     params, opt_state = jax.tree.map(
       lambda new, old: jnp.where(good, new, old), new, (params, opt_state)
     )
-    state = {
-      'params': params,
-      'opt_state': opt_state,
+    counters = {
       'step': state['step'] + 1,
       'skipped': state['skipped'] + ~good,
       'skipped_in_a_row': jnp.where(good, 0, state['skipped_in_a_row'] + 1),
     }
-    updates_made = state['step'] - state['skipped']
-    figures = {
-      'loss': nats,
+    updates_made = counters['step'] - counters['skipped']
+    average = {}
+    if config.train.ema:
+      rate_of_old = jnp.where(good, _ema_decay(config.train.ema, updates_made), 1)
+      average = {'ema': optax.incremental_update(params, state['ema'], 1 - rate_of_old)}
+    state = {'params': params, **average, 'opt_state': opt_state, **counters}
+    figures |= {
       'grad_norm': grad_norm,
       'update_norm': optax.tree.norm(updates),
       'learning_rate': rate(jnp.maximum(updates_made - 1, 0)),
@@ -109,7 +95,7 @@ def make_train_step(
     }
     return state, figures
 
-  shardings = state_shardings(mesh, definition, tx)
+  shardings = state_shardings(mesh, task.definition, tx, ema=config.train.ema > 0)
   return jax.jit(
     step,
     donate_argnums=0,
@@ -118,17 +104,39 @@ def make_train_step(
   )
 
 
-def make_eval_step(
-  definition: Definition, config: Config, mesh: Mesh
-) -> Callable[[Params, jax.Array], LossSums]:
-  """The compiled evaluation step: sums over the targets of a batch [B, T + 1] that are not −1."""
-  return jax.jit(
-    functools.partial(_sums, definition, chunk=config.train.loss_chunk),
-    out_shardings=sharding.replicated(mesh),
-  )
+def _gradient(
+  task: Task, parts: int
+) -> Callable[[Params, Batch, jax.Array], tuple[Params, dict[str, jax.Array]]]:
+  """The gradient of the loss of a batch and its figures, computed in so many parts."""
+  gradient = jax.grad(task.loss, has_aux=True)
+  if parts == 1:
+    return gradient
+
+  # Every device's rows are dealt out to the parts, so that no row moves to another device. Every
+  # part has the same number of rows, so the mean over the batch is that of the parts.
+  def deal(x_Bx: jax.Array) -> jax.Array:
+    return x_Bx.reshape(x_Bx.shape[0] // parts, parts, *x_Bx.shape[1:]).swapaxes(0, 1)
+
+  def whole(params: Params, batch: Batch, key: jax.Array) -> tuple[Params, dict[str, jax.Array]]:
+    def add(total, numbered_part):
+      number, part = numbered_part
+      part = jax.tree.map(lambda x: sharding.constrain(x, 'batch', *[None] * (x.ndim - 1)), part)
+      new = gradient(params, part, jax.random.fold_in(key, number))
+      return jax.tree.map(lambda t, new: t + new / parts, total, new), None
+
+    batch_P = jax.tree.map(deal, batch)
+    like = jax.eval_shape(gradient, params, jax.tree.map(lambda x: x[0], batch_P), key)
+    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+    return jax.lax.scan(add, zero, (jnp.arange(parts), batch_P))[0]
+
+  return whole
 
 
-def _sums(definition: Definition, params: Params, batch: jax.Array, chunk: int) -> LossSums:
-  model = definition.bind(params)
-  hidden_BxTxD, _ = model.hidden(jnp.maximum(batch[:, :-1], 0))
-  return loss_sums(hidden_BxTxD, model.output_embedding, batch[:, 1:], chunk=chunk)
+def _ema_decay(decay: float, updates: jax.Array) -> jax.Array:
+  """The decay, at first less, so that a short run's average is not that of its beginning."""
+  return jnp.minimum(decay, (1 + updates) / (10 + updates))
+
+
+def make_eval_step(task: Task, mesh: Mesh) -> Callable[[Params, Batch], Any]:
+  """The compiled evaluation step: the task's sums over a validation batch."""
+  return jax.jit(task.sums, out_shardings=sharding.replicated(mesh))

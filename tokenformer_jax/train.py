@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import shlex
 import signal
@@ -13,16 +12,14 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from tokenformer_jax import checkpoint, cli, flops, generate, grow, optim, sharding, start
+from tokenformer_jax import checkpoint, cli, flops, grow, optim, sharding, start, tasks
 from tokenformer_jax import step as step_lib
 from tokenformer_jax.config import Config, profile_range
-from tokenformer_jax.data import order
-from tokenformer_jax.decode import Decoder
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.lm import Compute, define_lm
-from tokenformer_jax.metrics import Metrics, Window, perplexity
-from tokenformer_jax.sampling import Sampling
+from tokenformer_jax.metrics import Metrics, Window
 from tokenformer_jax.step import State
+
+_EVALUATED = {'': 'params', 'ema_': 'ema'}  # prefix of figures → entry of the state
 
 
 def train(config: Config, workdir: str | os.PathLike[str]) -> State:
@@ -47,25 +44,25 @@ class Run:
   """One process of a run: what is built once, and the loop over it."""
 
   def __init__(self, config: Config, workdir: Path):
-    """Validates everything, then prepares the text, the work directory and the compiled steps."""
+    """Validates everything, then prepares the data, the work directory and the compiled steps."""
     if config.train.compilation_cache:
       jax.config.update('jax_compilation_cache_dir', config.train.compilation_cache)
     self.mesh = sharding.make_mesh(config.mesh, start.devices())
     self.origin = start.find_origin(config, workdir)
     self.config = config = start.fill_in(config, self.origin)
-    compute = Compute.of(config)
-    self.definition = define_lm(config.model, compute)
-    start.check_fits(config, self.definition, self.mesh)
+    self.task = tasks.make(config)
+    definition = self.task.definition
+    start.check_fits(config, definition, self.mesh)
     growth = grow.last_growth(self.origin.lineage, config.model)
-    start.check_old_tokens(config, growth, self.definition)
+    start.check_old_tokens(config, growth, definition)
     start.make_writable(workdir)
     self.workdir = workdir
     self.checkpoints = checkpoint.Checkpoints(workdir, keep=config.train.keep_checkpoints)
-    self.text = start.prepare_text(config)
-    self.tx = optim.make_optimizer(config.optim, config.train.steps, self.definition.axes, growth)
-    self.train_step = step_lib.make_train_step(self.definition, self.tx, config, self.mesh, growth)
-    self.eval_step = step_lib.make_eval_step(self.definition, config, self.mesh)
-    self.decoder = Decoder(config.model, compute)
+    self.task.prepare()
+    self.config = config = start.in_steps(config, self.task.examples)
+    self.tx = optim.make_optimizer(config.optim, config.train.steps, definition.axes, growth)
+    self.train_step = step_lib.make_train_step(self.task, self.tx, config, self.mesh, growth)
+    self.eval_step = step_lib.make_eval_step(self.task, self.mesh)
     self.rows = local_rows(sharding.of_batch(self.mesh), config.data.batch_size)
 
   def train(self) -> State:
@@ -101,10 +98,12 @@ class Run:
     A checkpoint in the work directory comes first, then the run `config.init_from`, grown if this
     model is larger, then new parameters.
     """
-    shardings = step_lib.state_shardings(self.mesh, self.definition, self.tx)
+    definition = self.task.definition
+    ema = self.config.train.ema > 0
+    shardings = step_lib.state_shardings(self.mesh, definition, self.tx, ema=ema)
 
     def new(seed: jax.Array) -> State:
-      return step_lib.initial_state(self.definition, self.tx, seed)
+      return step_lib.initial_state(definition, self.tx, seed, ema=ema)
 
     abstract = sharding.with_shardings(jax.eval_shape(new, 0), shardings)
     resumed = start.resume(self.checkpoints, self.config, abstract)
@@ -122,49 +121,45 @@ class Run:
     last = self.origin.lineage[-1]
     return first == (0 if last.grow.step == 'restart' else last.step)
 
-  def to_devices(self, local: np.ndarray) -> jax.Array:
-    """The global batch [B, T + 1], of which this process holds the rows `self.rows`."""
+  def to_devices(self, local: tasks.Batch) -> tasks.Batch:
+    """The global batch, of whose arrays this process holds the rows `self.rows`."""
     position = {row: i for i, row in enumerate(self.rows)}
-    shape = (self.config.data.batch_size, local.shape[1])
 
-    def part(index: tuple[slice, ...]) -> np.ndarray:
-      first, stop, _ = index[0].indices(shape[0])
-      return local[position[first] : position[stop - 1] + 1]
+    def whole(array: np.ndarray) -> jax.Array:
+      shape = (self.config.data.batch_size, *array.shape[1:])
 
-    return jax.make_array_from_callback(shape, sharding.of_batch(self.mesh), part)
+      def part(index: tuple[slice, ...]) -> np.ndarray:
+        first, stop, _ = index[0].indices(shape[0])
+        return array[position[first] : position[stop - 1] + 1]
+
+      return jax.make_array_from_callback(shape, sharding.of_batch(self.mesh), part)
+
+    return jax.tree.map(whole, local)
 
   def evaluate(self, state: State) -> dict[str, float]:
-    """Loss on the validation split in nats a token, and what follows from it."""
-    batches = order.validation_batches(
-      self.text, self.config.data, self.rows, self.config.train.eval_batches
-    )
-    parts = [self.eval_step(state['params'], self.to_devices(rows)) for rows in batches]
-    sums = jax.tree.map(lambda *values: float(np.sum(values)), *jax.device_get(parts))
-    loss = sums.nats / sums.tokens
-    return {
-      'eval/loss': loss,
-      'eval/perplexity': perplexity(loss),
-      'eval/bits_per_byte': loss / math.log(2) / self.text.bytes_per_token('validation'),
-      'eval/accuracy': sums.correct / sums.tokens,
-    }
+    """The task's figures on the validation split, under names such as `eval/loss`.
 
-  def sample_text(self, state: State) -> str:
-    """What the model writes after `config.train.sample_prompt`."""
-    config, tokenizer = self.config.train, self.text.tokenizer
-    request = generate.TextRequest(
-      config.sample_prompt, config.sample_tokens, Sampling(seed=config.seed)
-    ).tokens(tokenizer)
-    if self.config.model.positions == 'learned':
-      room = self.config.model.max_length - len(request.prompt)
-      request = dataclasses.replace(request, length=min(request.length, room))
-    (ids,) = self.decoder(self.decoder.prepare(state['params']), [request])
-    return config.sample_prompt + generate.text_of(tokenizer, ids.tolist())
+    Those of the parameters' average, if the run keeps one, are under `eval/ema_loss` and so on.
+    """
+    versions = {prefix: state[name] for prefix, name in _EVALUATED.items() if name in state}
+    parts = []
+    for batch in self.task.validation_batches(self.rows):
+      on_devices = self.to_devices(batch)
+      parts.append({p: self.eval_step(params, on_devices) for p, params in versions.items()})
+    sums = jax.tree.map(
+      lambda *values: np.sum(values, axis=0, dtype=np.float64), *jax.device_get(parts)
+    )
+    return {
+      f'eval/{prefix}{name}': float(value)
+      for prefix, of_version in sums.items()
+      for name, value in self.task.eval_figures(of_version).items()
+    }
 
   def _loop(self, state: State, first: int, metrics: Metrics, stop: '_StopSignals') -> State:
     config, steps = self.config.train, self.config.train.steps
     profile = _Profile(self.workdir, profile_range(config))
     window = self._window()
-    batches = order.train_batches(self.text, self.config.data, config.seed, self.rows, first, steps)
+    batches = self.task.train_batches(self.rows, first, steps)
     with contextlib.closing(batches):
       for step, rows in enumerate(batches, start=first + 1):
         profile.before(step)
@@ -182,9 +177,9 @@ class Run:
           loss = self._evaluate(state, step, metrics)
           window.restart_clock()
         if _due(step, config.checkpoint_every) or last:
-          tokenizer = self.text.tokenizer.to_json()
+          vocabulary = self.task.vocabulary()
           self.checkpoints.save(
-            step, state, self.config, tokenizer, loss, lineage=self.origin.lineage
+            step, state, self.config, vocabulary, loss, lineage=self.origin.lineage
           )
           window.restart_clock()
         if stopping and step < steps:
@@ -201,8 +196,8 @@ class Run:
     with metrics.pause():
       figures = self.evaluate(state)
       metrics.write(step, figures)
-      if self.config.train.sample_tokens:
-        metrics.text(step, 'sample', self.sample_text(state))
+      if sample := self.task.sample(state['params']):
+        metrics.text(step, 'sample', sample)
     return figures['eval/loss']
 
   def _stop_if_diverged(self, step: int, in_a_row: int) -> None:
@@ -218,14 +213,13 @@ class Run:
     )
 
   def _window(self) -> Window:
-    data, model = self.config.data, self.config.model
-    tokens = data.batch_size * data.sequence_length
     peak = flops.peak_flops(self.mesh.devices.flat[0])
     return Window(
-      tokens=tokens,
-      flops=tokens * flops.train_flops(model, data.sequence_length),
+      units=self.task.units_per_step,
+      unit=self.task.unit,
+      flops=flops.of_step(self.config),
       peak_flops=peak and peak * self.mesh.size,
-      bytes_per_token=self.text.bytes_per_token('train'),
+      derived=self.task.train_figures,
     )
 
   def _description(self, first: int) -> str:
@@ -233,8 +227,7 @@ class Run:
     kind = self.mesh.devices.flat[0].device_kind
     return (
       f'{f"going on after step {first}" if first else "training"} in {self.workdir}: '
-      f'{self.definition.count:,} parameters, {len(self.text.train):,} tokens of '
-      f'{self.text.bytes_per_token("train"):.2f} bytes, {mesh} of {kind}'
+      f'{self.task.definition.count:,} parameters, {self.task.describe_data()}, {mesh} of {kind}'
     )
 
 

@@ -72,7 +72,7 @@ def load(source: str, tokens: int = 1) -> Trained:
   mesh = sharding.make_mesh(MeshConfig(tokens=tokens), start.devices())
   checkpoints, meta = checkpoint.open_source(directory, step)
   with contextlib.closing(checkpoints):
-    checkpoint.check_is_model(meta, directory)
+    checkpoint.check_is_language_model(meta, directory)
     model, compute = meta.config.model, Compute.of(meta.config)
     definition = define_lm(model, compute)
     sharding.check_divides(mesh, definition.abstract, definition.axes)

@@ -172,7 +172,7 @@ REFUSALS = {
   'an unknown action': (['grwo', LARGER], "'grwo' is not something to do; did you mean 'grow'"),
   'two actions': (['extract', 'remove'], "'remove' is not something to do"),
   'a flag of another action': (['extract', LARGER], '--param_tokens has no meaning for extract'),
-  'sequences to grow by': ([LARGER, '--sequences=4'], '--sequences has no meaning for grow'),
+  'examples to grow by': ([LARGER, '--examples=4'], '--examples has no meaning for grow'),
   'a seed to remove by': (['remove', '--seed=4'], '--seed has no meaning for remove'),
   'nothing to remove': (['remove'], 'nothing was added to'),
   'nothing to extract': (['extract'], 'nothing was added to'),
@@ -296,7 +296,7 @@ def test_two_runs_merge(home, tmp_path, capsys):
 @SLOW
 def test_shrink_writes_a_smaller_run(home, grown, tmp_path, capsys):
   counts = '--param_tokens=qkv=32,ffn=64'
-  grow('shrink', f'--source={grown}', f'--target={tmp_path}/s', counts, '--sequences=4')
+  grow('shrink', f'--source={grown}', f'--target={tmp_path}/s', counts, '--examples=4')
   assert 'importance of a token' in capsys.readouterr().err
   assert meta_of(tmp_path / 's').config.model == meta_of(home / 'run').config.model
   new = read(tmp_path / 's')

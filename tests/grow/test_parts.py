@@ -26,11 +26,11 @@ from growing import (
 )
 from tiny import tiny_model
 
-from tokenformer_jax import checkpoint
+from tokenformer_jax import checkpoint, tasks
 from tokenformer_jax import step as step_lib
 from tokenformer_jax.config import Config, GrowConfig, OptimConfig, TokenCounts, TrainConfig
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import grown_model, last_growth, parts
+from tokenformer_jax.grow import grown_model, last_growth, parts, verify
 from tokenformer_jax.lm import define_lm
 
 SLOW = pytest.mark.slow  # because of what is compiled
@@ -58,7 +58,7 @@ def _trained():
   mesh, tx = mesh_of(), optimizer(TARGET, config.optim, growth)
   state = jax.tree.map(jnp.copy, _grown())
   with jax.set_mesh(mesh):
-    step = step_lib.make_train_step(define_lm(TARGET), tx, config, mesh, growth)
+    step = step_lib.make_train_step(tasks.make(config), tx, config, mesh, growth)
     for _ in range(3):
       state, _ = step(state, jnp.asarray(np.tile(IDS, (2, 1))))
   return state
@@ -159,7 +159,7 @@ def test_nothing_was_added(tmp_path, model, lineage):
 
 def _shrunken(state, before, counts):
   after = grown_model(before, counts, KEEP)
-  return after, parts.shrink(state, before, after, IDS, KEEP)
+  return after, parts.shrink(state, verify.exact_task(Config(), before), after, IDS, KEEP)
 
 
 @SLOW

@@ -5,6 +5,7 @@ import pytest
 from growing import mesh_of, params_of
 from tiny import tiny_model
 
+from tokenformer_jax import start, tasks
 from tokenformer_jax.config import Config, DataConfig
 from tokenformer_jax.data import store, tokenizers
 from tokenformer_jax.grow import verify
@@ -24,32 +25,40 @@ def config(tmp_path):
   return Config(data=data)
 
 
+def _held_out(config, tokenizer, count, first=0):
+  return tasks.make(start.fill_in(config)).held_out(tokenizer.to_json(), count, first)
+
+
 def test_rows_are_of_the_text_that_was_held_out(config):
   text = store.prepare(config.data)
-  rows, name = verify.held_out(config, text.tokenizer, 4)
-  assert (rows.shape, rows.dtype, name) == ((4, 17), np.int32, 'held-out text of the run')
+  rows, name = _held_out(config, text.tokenizer, 4)
+  assert (rows.shape, rows.dtype, name) == (
+    (4, 17),
+    np.int32,
+    '4 × 16 tokens of held-out text of the run',
+  )
   np.testing.assert_array_equal(rows.ravel(), text.validation[: 4 * 17])
-  others, _ = verify.held_out(config, text.tokenizer, 2, first=2)
+  others, _ = _held_out(config, text.tokenizer, 2, first=2)
   np.testing.assert_array_equal(others, rows[2:], err_msg='calibration and check overlap')
 
 
 def test_a_short_text_is_repeated(config):
   text = store.prepare(config.data)
   many = len(text.validation) // 17 + 5
-  rows, _ = verify.held_out(config, text.tokenizer, many)
+  rows, _ = _held_out(config, text.tokenizer, many)
   assert rows.shape == (many, 17)
 
 
 def test_other_text_when_the_runs_is_not_here(config, tmp_path):
   for path in tmp_path.glob('*.txt'):
     path.unlink()
-  rows, name = verify.held_out(config, tokenizers.load('bytes'), 4)
-  assert rows.shape == (4, 17) and name == 'text of the Python standard library'
+  rows, name = _held_out(config, tokenizers.load('bytes'), 4)
+  assert rows.shape == (4, 17) and name == '4 × 16 tokens of text of the Python standard library'
 
 
 def test_no_store_is_built_to_compare(config, tmp_path):
-  _, name = verify.held_out(config, tokenizers.load('bytes'), 4)
-  assert name == 'text of the Python standard library'
+  _, name = _held_out(config, tokenizers.load('bytes'), 4)
+  assert name == '4 × 16 tokens of text of the Python standard library'
   assert not list(tmp_path.rglob('*.tokens')), 'a token store was made for two sequences'
 
 
@@ -58,7 +67,8 @@ def test_a_difference_is_seen():
   rows = np.random.default_rng(0).integers(0, 64, (2, 9), np.int32)
   params = params_of(model)
   other = {**params, 'embedding': params['embedding'].at[3].multiply(1.01)}
-  same, changed = (verify.outputs(model, p, rows, mesh) for p in (params, other))
+  task = verify.exact_task(Config(), model)
+  same, changed = (verify.outputs(task, p, rows, mesh) for p in (params, other))
   different, allowed = verify.largest_difference(same, same)
   assert different == 0 < allowed
   different, allowed = verify.largest_difference(same, changed)

@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import grain
+import jax
 import numpy as np
 from absl import flags
 from grain.experimental import index_shuffle
@@ -106,7 +107,7 @@ def train_batches(
     seed=seed,
     last_step=_ENDLESS if last_step is None else last_step,
   )
-  return _read_ahead(steps, first_step, config)
+  return read_ahead(steps, first_step, config)
 
 
 def validation_batches(
@@ -189,10 +190,13 @@ class _TrainSteps:
     self.__dict__.update(state, tokens=np.memmap(*state['tokens'], mode='r'))
 
 
-def _read_ahead(
-  steps: _TrainSteps, first_step: int, config: DataConfig
-) -> Generator[np.ndarray, None, None]:
-  """Yields `steps[first_step:]`, of which `config.prefetch` batches are read ahead."""
+def read_ahead(
+  steps: Sequence[Any], first_step: int, config: DataConfig
+) -> Generator[Any, None, None]:
+  """Yields `steps[first_step:]`, of which `config.prefetch` batches are read ahead.
+
+  Batches are arrays, or dicts of them, of numpy. Close the generator to stop what reads.
+  """
   dataset = grain.MapDataset.source(steps)[first_step:]
   if config.workers:
     if (
@@ -213,6 +217,7 @@ def _read_ahead(
     )
   iterator = iter(batches)
   try:
-    yield from map(np.array, iterator)  # A copy, because a worker's array is shared memory.
+    for batch in iterator:  # Copied, because a worker's arrays are shared memory.
+      yield jax.tree.map(np.array, batch)
   finally:
     iterator.close()

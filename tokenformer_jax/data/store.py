@@ -102,6 +102,14 @@ def prepare(config: DataConfig, *, progress: bool = True) -> Store:
     ) from error
 
 
+def cache_folder(config: DataConfig) -> Path:
+  """Where what is made once of data is kept."""
+  cache = config.cache_dir or Path(
+    os.environ.get('XDG_CACHE_HOME') or '~/.cache', 'tokenformer_jax'
+  )
+  return Path(cache).expanduser().absolute()
+
+
 def find(config: DataConfig) -> Store | None:
   """The token store of a corpus if it is made already, or None.
 
@@ -152,9 +160,6 @@ class _Builder:
 
   def _path(self) -> Path:
     config = self.config
-    cache = config.cache_dir or Path(
-      os.environ.get('XDG_CACHE_HOME') or '~/.cache', 'tokenformer_jax'
-    )
     identity = (
       _FORMAT,
       self.source.fingerprint(),
@@ -164,13 +169,13 @@ class _Builder:
     )
     digest = hashlib.blake2b(repr(identity).encode(), digest_size=8).hexdigest()
     name = re.sub(r'[^A-Za-z0-9]+', '-', config.source).strip('-')[:40]
-    return Path(cache).expanduser().absolute() / 'stores' / f'{name}-{digest}'
+    return cache_folder(config) / 'stores' / f'{name}-{digest}'
 
   def build(self) -> Store:
     """Builds the store, or waits for the process that is building it."""
     self.path.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(self.path.parent)
-    with _lock(self.path):
+    with lock(self.path):
       if (store := _open(self.path)) is not None:
         return store
       if self.path.exists():
@@ -313,13 +318,13 @@ def _publish(temporary: Path, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _lock(store: Path) -> Iterator[None]:
-  """Lets one process at a time build a store. The lock ends with the process, however that ends."""
+def lock(store: Path) -> Iterator[None]:
+  """Lets one process at a time build what is to be at a path. It ends with the process, too."""
   with open(_lock_path(store), 'a') as file:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-      say(f'waiting for the process that is building the token store {store}')
+      say(f'waiting for the process that is building {store}')
       fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:  # Not needed for a right result, only against repeated work.
       logging.warning('%s cannot be locked (%s)', store, error)

@@ -17,11 +17,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
-import numpy as np
 from absl import flags
 from jax.sharding import Mesh
 
-from tokenformer_jax import checkpoint, cli, sharding, start
+from tokenformer_jax import checkpoint, cli, flops, models, sharding, start
 from tokenformer_jax.config import (
   Config,
   GrowConfig,
@@ -30,24 +29,23 @@ from tokenformer_jax.config import (
   TokenCounts,
   choices,
 )
-from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow import files, parts, state, table, verify
-from tokenformer_jax.lm import define_lm
+from tokenformer_jax.tasks import Batch, Task
 
-_SEQUENCES = 2  # of the batch that compares two models, or the least number that the mesh can split
+_EXAMPLES = 2  # of the batch that compares two models, or the least number that the mesh can split
 
 # The flags that not every action takes, and those that each one does.
 _OPTIONS = (
   *('param_tokens', 'width', 'heads', 'ffn_width', 'method', 'scale', 'new_values', 'moments'),
-  *('step', 'noise', 'seed', 'added', 'sequences', 'dry_run'),
+  *('step', 'noise', 'seed', 'added', 'examples', 'dry_run'),
 )
 _TAKEN = {
-  'grow': set(_OPTIONS) - {'added', 'sequences'},
+  'grow': set(_OPTIONS) - {'added', 'examples'},
   'extract': set(),
   'merge': {'added', 'scale', 'moments', 'step', 'dry_run'},
   'remove': {'moments', 'step', 'dry_run'},
-  'shrink': {'param_tokens', 'scale', 'moments', 'step', 'sequences', 'dry_run'},
+  'shrink': {'param_tokens', 'scale', 'moments', 'step', 'examples', 'dry_run'},
 }
 
 
@@ -90,7 +88,9 @@ def define_flags() -> None:
   flags.DEFINE_integer('seed', values.seed, 'Seed of what is drawn.', lower_bound=0)
   flags.DEFINE_string('mesh', None, 'replica=N,fsdp=N,tokens=N; default: as the source.')
   flags.DEFINE_string('added', None, 'For merge: the run whose tokens are appended, DIR[@STEP].')
-  flags.DEFINE_integer('sequences', 16, 'For shrink: calibration sequences.', lower_bound=1)
+  flags.DEFINE_integer(
+    'examples', 16, 'For shrink: calibration sequences or images.', lower_bound=1
+  )
   flags.DEFINE_bool('dry_run', False, 'Print the table and stop.')
 
 
@@ -142,12 +142,12 @@ def _grow(source: Source, config: GrowConfig) -> None:
   if values.dry_run:
     return
   old, grow = files.read_and_grow(source.checkpoints, source.meta, source.mesh, after, config)
-  rows, text = _batch(source, _SEQUENCES)
-  computed = verify.outputs(before, old['params'], rows, source.mesh)
+  old_task, new_task = (verify.exact_task(source.meta.config, m) for m in (before, after))
+  batch, name = _batch(source, old_task, _EXAMPLES)
+  computed = verify.outputs(old_task, old['params'], batch, source.mesh)
   new = grow()
-  _verify(
-    computed, verify.outputs(after, new['params'], rows, source.mesh), text, exact=reason is None
-  )
+  recomputed = verify.outputs(new_task, new['params'], batch, source.mesh)
+  _verify(computed, recomputed, name, exact=reason is None)
   _write(source, new, after, config, 'grow')
 
 
@@ -184,10 +184,12 @@ def _merge(source: Source, config: GrowConfig) -> None:
   if values.dry_run:
     return
   old = files.read(source.checkpoints, source.meta, source.mesh)
-  rows, text = _batch(source, _SEQUENCES)
-  computed = verify.outputs(source.model, old['params'], rows, source.mesh)
+  old_task, new_task = (verify.exact_task(source.meta.config, m) for m in (source.model, after))
+  batch, name = _batch(source, old_task, _EXAMPLES)
+  computed = verify.outputs(old_task, old['params'], batch, source.mesh)
   new = parts.merge(old, added, source.model, config)
-  _verify(computed, verify.outputs(after, new['params'], rows, source.mesh), text, exact=False)
+  recomputed = verify.outputs(new_task, new['params'], batch, source.mesh)
+  _verify(computed, recomputed, name, exact=False)
   _write(source, new, after, config, 'merge')
 
 
@@ -213,15 +215,16 @@ def _shrink(source: Source, config: GrowConfig) -> None:
   if values.dry_run:
     return
   old = files.read(source.checkpoints, source.meta, source.mesh)
-  calibration, text = _batch(source, values.sequences)
-  rows, _ = _batch(source, values.sequences, first=len(calibration))
-  computed = verify.outputs(before, old['params'], rows, source.mesh)
-  new = parts.shrink(old, before, after, calibration, config)
+  old_task, new_task = (verify.exact_task(source.meta.config, m) for m in (before, after))
+  calibration, calibration_name = _batch(source, old_task, values.examples)
+  batch, name = _batch(source, old_task, values.examples, first=values.examples)
+  computed = verify.outputs(old_task, old['params'], batch, source.mesh)
+  new = parts.shrink(old, old_task, after, calibration, config)
   cli.say(
-    'importance of a token: mean over sequences of |⟨value, ∂loss/∂value⟩|, on '
-    f'{len(calibration)} sequences of {text}'
+    f'importance of a token: mean over examples of |⟨value, ∂loss/∂value⟩|, on {calibration_name}'
   )
-  _verify(computed, verify.outputs(after, new['params'], rows, source.mesh), text, exact=False)
+  recomputed = verify.outputs(new_task, new['params'], batch, source.mesh)
+  _verify(computed, recomputed, name, exact=False)
   _write(source, new, after, config, 'shrink')
 
 
@@ -279,11 +282,10 @@ def _mesh(of_source: MeshConfig, devices: list[jax.Device]) -> tuple[Mesh, MeshC
 
 
 def _print_table(source: Source, after: ModelConfig) -> None:
-  length = source.meta.config.data.sequence_length
-  print(table.render(source.model, after, length), flush=True)
+  print(table.render(source.model, after, flops.length(source.meta.config)), flush=True)
   for line in table.advice(after):
     cli.say(line)
-  definition = define_lm(after)
+  definition = models.define(after)
   sharding.check_divides(source.mesh, definition.abstract, definition.axes)
   if -1 not in dataclasses.astuple(source.mesh_config):
     sizes = dataclasses.astuple(source.mesh_config)
@@ -291,20 +293,18 @@ def _print_table(source: Source, after: ModelConfig) -> None:
     sharding.check_divides(planned, definition.abstract, definition.axes)
 
 
-def _batch(source: Source, sequences: int, first: int = 0) -> tuple[np.ndarray, str]:
-  """Held-out rows [B, T + 1], B rounded up to what the mesh can split, and what text they are."""
+def _batch(source: Source, task: Task, examples: int, first: int = 0) -> tuple[Batch, str]:
+  """Held-out examples, their number rounded up to what the mesh can split, and what they are."""
   multiple = source.mesh.shape['replica'] * source.mesh.shape['fsdp']
-  sequences = -(-sequences // multiple) * multiple
-  tokenizer = tokenizers.from_json(source.meta.tokenizer)
-  return verify.held_out(source.meta.config, tokenizer, sequences, first)
+  rounded = [-(-count // multiple) * multiple for count in (examples, first)]
+  return task.held_out(source.meta.tokenizer, *rounded)
 
 
-def _verify(before: verify.Outputs, after: verify.Outputs, text: str, *, exact: bool) -> None:
+def _verify(before: verify.Outputs, after: verify.Outputs, name: str, *, exact: bool) -> None:
   different, allowed = verify.largest_difference(before, after)
-  batch, length, _ = before.logits.shape
   cli.say(
-    f'{batch} × {length} tokens of {text}: the logits differ by at most {different:.2g}, the loss '
-    f'is {before.loss:.6f} before and {after.loss:.6f} after'
+    f'{name}: the logits differ by at most {different:.2g}, the loss is {before.loss:.6f} before '
+    f'and {after.loss:.6f} after'
   )
   if exact and not different <= allowed:
     raise UserError(

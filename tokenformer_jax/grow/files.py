@@ -17,14 +17,13 @@ import jax
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 
-from tokenformer_jax import checkpoint, optim, sharding
+from tokenformer_jax import checkpoint, models, optim, sharding
 from tokenformer_jax import step as step_lib
 from tokenformer_jax.checkpoint import Ancestor, Checkpoints, Lineage, Meta
 from tokenformer_jax.config import Config, GrowConfig, ModelConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import state, tokens
 from tokenformer_jax.grow.state import ToArray
-from tokenformer_jax.lm import define_lm
 from tokenformer_jax.params import Params
 from tokenformer_jax.step import State
 
@@ -43,10 +42,11 @@ def read(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> State:
 
 def abstract_state(meta: Meta, mesh: Mesh) -> State:
   """Shapes and shardings of what `read` reads."""
-  definition = define_lm(meta.config.model)
+  definition, ema = models.define(meta.config.model), checkpoint.has(meta, 'ema')
   tx = optim.make_optimizer(meta.config.optim, meta.config.train.steps, definition.axes)
-  abstract = jax.eval_shape(lambda: step_lib.initial_state(definition, tx, 0))
-  return sharding.with_even_shardings(abstract, step_lib.state_shardings(mesh, definition, tx))
+  abstract = jax.eval_shape(lambda: step_lib.initial_state(definition, tx, 0, ema=ema))
+  shardings = step_lib.state_shardings(mesh, definition, tx, ema=ema)
+  return sharding.with_even_shardings(abstract, shardings)
 
 
 def read_and_grow(
@@ -60,7 +60,7 @@ def read_and_grow(
   Raises:
     UserError: as `read`.
   """
-  source, axes = meta.config.model, define_lm(target).axes
+  source, axes = meta.config.model, models.define(target).axes
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     programs, compiled = collections.deque(), {}
 

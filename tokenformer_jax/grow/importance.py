@@ -1,6 +1,7 @@
 """How much each parameter token does for the loss, by which tokens are dropped."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,27 +10,27 @@ from tokenformer_jax.params import Axes, Params, is_axes, token_axis
 
 
 def of_tokens(
-  loss: Callable[[Params, jax.Array], jax.Array], params: Params, axes: Params, batch: jax.Array
+  loss: Callable[[Params, Any], jax.Array], params: Params, axes: Params, batch: Any
 ) -> Params:
-  """The mean over sequences of |⟨v, ∂loss/∂v⟩|, for the value v of every parameter token.
+  """The mean over examples of |⟨v, ∂loss/∂v⟩|, for the value v of every parameter token.
 
-  To first order that is what the loss of a sequence changes by when the token's contribution to the
+  To first order that is what the loss of an example changes by when the token's contribution to the
   output is taken away (Molchanov et al. 2019, arXiv 1906.10771, eq. 7, which squares it). A token
   whose key is zero has weight zero and importance zero.
 
   Args:
-    loss: from parameters and a batch [1, T + 1] to the mean loss of its tokens.
+    loss: from parameters and a batch of one example to its mean loss.
     params: the model's.
     axes: their logical axes.
-    batch: the calibration sequences [B, T + 1].
+    batch: the calibration examples, a pytree of arrays [B, …].
 
   Returns:
     A tree like the parameters. For an array with parameter tokens, float32 [..., N], of a key that
     of its value; for another one a zero.
   """
 
-  def add(total: Params, sequence: jax.Array) -> tuple[Params, None]:
-    gradient = jax.grad(loss)(params, sequence[None])
+  def add(total: Params, example: Any) -> tuple[Params, None]:
+    gradient = jax.grad(loss)(params, jax.tree.map(lambda x: x[None], example))
     scores = jax.tree.map(score, axes, params, gradient, is_leaf=is_axes)
     return jax.tree.map(jnp.add, total, scores), None
 
@@ -43,7 +44,8 @@ def of_tokens(
 
   start = jax.tree.map(zero, axes, params, is_leaf=is_axes)
   total, _ = jax.lax.scan(add, start, batch)
-  return _of_values(jax.tree.map(lambda t: t / batch.shape[0], total))
+  count = len(jax.tree.leaves(batch)[0])
+  return _of_values(jax.tree.map(lambda t: t / count, total))
 
 
 def _of_values(tree: Params) -> Params:

@@ -7,18 +7,17 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
+from tokenformer_jax import models
 from tokenformer_jax.checkpoint import Ancestor, Checkpoints, Meta
 from tokenformer_jax.config import GrowConfig, ModelConfig, TokenCounts
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import files, importance, tokens
+from tokenformer_jax.grow import files, importance, tokens, verify
 from tokenformer_jax.grow.state import KINDS, map_trees
-from tokenformer_jax.lm import define_lm
-from tokenformer_jax.loss import loss_sums
 from tokenformer_jax.params import Params
 from tokenformer_jax.step import State
+from tokenformer_jax.tasks import Batch, Task
 
 
 def last_addition(meta: Meta, directory: Path) -> Ancestor:
@@ -75,16 +74,16 @@ def check_smaller(before: ModelConfig, after: ModelConfig) -> None:
 
 def extract(state: State, model: ModelConfig, last: Ancestor) -> State:
   """The added tokens of a state, and nothing else."""
-  old = define_lm(last.model)
+  old = models.define(last.model)
   sizes = tokens.counts(old.abstract, old.axes)
-  cut = jax.jit(lambda params: tokens.extract(params, define_lm(model).axes, sizes))
+  cut = jax.jit(lambda params: tokens.extract(params, models.define(model).axes, sizes))
   return {'params': cut(state['params'])}
 
 
 def read_added(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> tuple[TokenCounts, Params]:
   """The tokens of a checkpoint from `extract`, or all those of a model, and how many they are."""
   counts = added_counts(meta)
-  definition = define_lm(dataclasses.replace(meta.config.model, param_tokens=counts))
+  definition = models.define(dataclasses.replace(meta.config.model, param_tokens=counts))
   none = jax.tree.map(lambda _: 0, definition.abstract)
   abstract = jax.eval_shape(
     lambda: tokens.extract(definition.init(jax.random.key(0)), definition.axes, none)
@@ -94,7 +93,7 @@ def read_added(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> tuple[TokenC
 
 def merge(state: State, added: Params, model: ModelConfig, config: GrowConfig) -> State:
   """Appends tokens to those of a state; their moments are zero."""
-  axes = define_lm(model).axes
+  axes = models.define(model).axes
 
   def append(more: Params, params: Params) -> Params:
     return tokens.merge(params, more, axes)
@@ -105,7 +104,7 @@ def merge(state: State, added: Params, model: ModelConfig, config: GrowConfig) -
 
 def remove(state: State, model: ModelConfig, before: ModelConfig, config: GrowConfig) -> State:
   """Takes the tokens out that are not in `before`."""
-  axes, old = define_lm(model).axes, define_lm(before)
+  axes, old = models.define(model).axes, models.define(before)
   sizes = tokens.counts(old.abstract, old.axes)
 
   def first(params: Params) -> Params:
@@ -114,17 +113,12 @@ def remove(state: State, model: ModelConfig, before: ModelConfig, config: GrowCo
   return _map(state, config, first, first)
 
 
-def shrink(
-  state: State, before: ModelConfig, after: ModelConfig, batch: np.ndarray, config: GrowConfig
-) -> State:
-  """Keeps the tokens that are most important for a batch [B, T + 1]."""
-  definition, target = define_lm(before), define_lm(after)
+def shrink(state: State, task: Task, after: ModelConfig, batch: Batch, config: GrowConfig) -> State:
+  """Keeps the tokens that are most important for a batch, of the task of the old model."""
+  definition, target = task.definition, models.define(after)
 
-  def loss(params: Params, rows: jax.Array) -> jax.Array:
-    bound = definition.bind(params)
-    hidden, _ = bound.hidden(rows[:, :-1])
-    sums = loss_sums(hidden, bound.output_embedding, rows[:, 1:], chunk=rows.shape[1])
-    return sums.nats / sums.tokens
+  def loss(params: Params, examples: Batch) -> jax.Array:
+    return verify.loss(task, params, examples)[0]
 
   score = jax.jit(functools.partial(importance.of_tokens, loss, axes=definition.axes))
   scores = score(state['params'], batch=batch)

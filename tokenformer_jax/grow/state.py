@@ -9,12 +9,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from tokenformer_jax import optim
+from tokenformer_jax import models, optim
 from tokenformer_jax.checkpoint import Lineage
 from tokenformer_jax.config import GrowConfig, ModelConfig, TokenCounts
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import tokens, widen
-from tokenformer_jax.lm import define_lm
 from tokenformer_jax.params import Params
 from tokenformer_jax.step import State
 
@@ -148,20 +147,20 @@ def inexact(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> str
 
 def by_array(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> ByArray:
   """The growth from one model to another, array by array; `check` has passed."""
-  definition = define_lm(source)
+  definition = models.define(source)
   if config.method == 'net2net_fill':
-    return widen.FilledBlocks(define_lm(target), config)
+    return widen.FilledBlocks(models.define(target), config)
   if config.method not in TOKEN_METHODS:
     return widen.CopiedUnits(definition.axes, source, target, config)
   new = {k: getattr(target.param_tokens, k) - getattr(source.param_tokens, k) for k in KINDS}
   added = dataclasses.replace(target, param_tokens=TokenCounts(**new))
   old = tokens.counts(definition.abstract, definition.axes)
-  all_ = tokens.counts(define_lm(target).abstract, definition.axes)
+  all_ = tokens.counts(models.define(target).abstract, definition.axes)
   copies = {
     path: tokens.lookup(all_, path) // max(1, count)
     for path, count in jax.tree_util.tree_flatten_with_path(old)[0]
   }
-  return tokens.MoreTokens(definition.axes, define_lm(added), copies, config)
+  return tokens.MoreTokens(definition.axes, models.define(added), copies, config)
 
 
 ToArray = Callable[[tokens.Path, jax.Array], jax.Array]
@@ -222,12 +221,12 @@ def map_trees(
       )
     return jax.tree.map(jnp.zeros_like, part) if restart else part  # the count of the schedule
 
-  params, opt_state = state['params'], state['opt_state']
-  counters = {name: value for name, value in state.items() if name not in ('params', 'opt_state')}
+  of_models = ('params', 'ema')  # the parameters, and their average if the run keeps one
+  counters = {k: value for k, value in state.items() if k not in (*of_models, 'opt_state')}
   return {
-    'params': of_params(params),
+    **{name: of_params(state[name]) for name in of_models if name in state},
     'opt_state': jax.tree.map(
-      optimizer_part, opt_state, is_leaf=lambda part: isinstance(part, known)
+      optimizer_part, state['opt_state'], is_leaf=lambda part: isinstance(part, known)
     ),
     **(jax.tree.map(jnp.zeros_like, counters) if restart else counters),
   }
@@ -238,7 +237,7 @@ def last_growth(lineage: Lineage, model: ModelConfig) -> optim.LastGrowth | None
   if not lineage:
     return None
   last = lineage[-1]
-  old = define_lm(last.model if last.action in ('grow', 'merge') else model)
+  old = models.define(last.model if last.action in ('grow', 'merge') else model)
   return optim.LastGrowth(
     updates=last.updates,
     old_tokens=tokens.counts(old.abstract, old.axes),

@@ -1,17 +1,16 @@
 """The table that the grow command prints: what a growth changes."""
 
-from tokenformer_jax import flops
+from tokenformer_jax import flops, models
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.grow.state import KINDS
 from tokenformer_jax.grow.widen import hidden_width
-from tokenformer_jax.lm import define_lm
 
 _BYTES = 12  # of a parameter in training: itself and Adam's two moments, in float32
 _TILE = 128  # the width of a TPU's matrix unit
 
 
 def render(before: ModelConfig, after: ModelConfig, length: int) -> str:
-  """A row for each quantity, before and after; FLOPs are for sequences of `length` tokens."""
+  """A row for each quantity, before and after; FLOPs are for examples of `length` positions."""
   rows = [('', 'before', 'after', '')]
   if after.projection == 'pattention':
     for kind in KINDS:
@@ -23,12 +22,11 @@ def render(before: ModelConfig, after: ModelConfig, length: int) -> str:
     rows.append(_row('width', before.width, after.width))
     rows.append(_row('heads', before.heads, after.heads))
     rows.append(_row('feed-forward width', hidden_width(before), hidden_width(after)))
-  counts = [define_lm(model).count for model in (before, after)]
+  counts = [models.define(model).count for model in (before, after)]
   rows.append(_row('parameters', *counts))
   rows.append(_row('MiB with Adam moments', *(count * _BYTES / 2**20 for count in counts)))
-  rows.append(
-    _row('training MFLOP a token', *(flops.train_flops(m, length) / 1e6 for m in (before, after)))
-  )
+  work = (flops.train_flops(model, length) / 1e6 for model in (before, after))
+  rows.append(_row(f'training MFLOP {flops.unit(before)}', *work))
   widths = [max(len(row[i]) for row in rows) for i in range(4)]
   return '\n'.join(
     '  '.join([row[0].ljust(widths[0]), *(row[i].rjust(widths[i]) for i in (1, 2, 3))]).rstrip()

@@ -18,9 +18,8 @@ import numpy as np
 from absl import flags
 
 from tokenformer_jax import cli
-from tokenformer_jax.data import text
+from tokenformer_jax.data import held_out, text
 from tokenformer_jax.errors import UserError, nearest
-from tokenformer_jax.grow import verify
 from tokenformer_jax.inspect import picture, report
 from tokenformer_jax.inspect.model import Model, load, maps, measure
 from tokenformer_jax.inspect.weights import KINDS
@@ -104,12 +103,12 @@ def _read_text(model: Model) -> tuple[np.ndarray, str, np.ndarray, str]:
   if values.text.startswith('files:'):
     try:
       documents = text.open_source(values.text, config.data.text_field).documents()
-      corpus = verify.first_tokens(documents, tokenizer, values.corpus_tokens)
+      corpus = held_out.first_tokens(documents, tokenizer, values.corpus_tokens)
     except UserError as error:
       raise UserError(str(error).replace('config.data.source', '--text')) from error
     corpus_name = values.text
   else:
-    corpus, corpus_name = verify.held_out_tokens(config, tokenizer, values.corpus_tokens)
+    corpus, corpus_name = held_out.held_out_tokens(config.data, tokenizer, values.corpus_tokens)
   if not len(corpus):
     raise UserError(f'there is no text in {corpus_name}')
   as_given = values.text and not values.text.startswith('files:')

@@ -67,7 +67,7 @@ def load(source: str) -> Model:
   mesh = sharding.make_mesh(MeshConfig(), start.devices())
   checkpoints, meta = checkpoint.open_source(directory, step)
   with contextlib.closing(checkpoints):
-    checkpoint.check_is_model(meta, directory)
+    checkpoint.check_is_language_model(meta, directory)
     if meta.config.model.projection != 'pattention':
       raise UserError(
         f'{directory} is a Transformer (model.projection=dense): it has no parameter tokens to '

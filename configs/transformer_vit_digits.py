@@ -1,0 +1,22 @@
+r"""The usual vision transformer in the place of the TokenFormer of vit_digits.py.
+
+  python train.py --config=configs/transformer_vit_digits.py
+
+Its blocks have as many matrix entries. Everything else, and so the hardware and about the time, is
+as in vit_digits.py.
+"""
+
+import runpy
+from pathlib import Path
+
+# A config file is loaded by its path, from any directory; so it finds its neighbour by path, too.
+_TOKENFORMER = runpy.run_path(str(Path(__file__).with_name('vit_digits.py')))
+
+
+def get_config():
+  c = _TOKENFORMER['get_config']()
+  c.model.projection = 'dense'
+  # A block has 2 D (3 qkv + proj + ffn) matrix entries there, 4 D² + 2 D F here.
+  counts = c.model.param_tokens
+  c.model.ffn_width = 3 * counts.qkv + counts.proj + counts.ffn - 2 * c.model.width
+  return c

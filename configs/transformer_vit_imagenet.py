@@ -1,0 +1,34 @@
+r"""The usual vision transformers on ImageNet-1k: vit_imagenet.py with dense projections.
+
+  python train.py --config=configs/transformer_vit_imagenet.py:b16
+
+Layers, widths, heads, data, hardware and recipe are those of vit_imagenet.py. As usual, projections
+have biases and norms are affine. The times are an estimate as there; the accuracies are those of
+the ViTs of this recipe that the paper compares with (Table 2).
+
+  variant   parameters  layers  width  model FLOPs    time  top-1 in the paper
+  ti16       5,679,400      12    192       2.9e18   4 min                   –
+  s16       21,974,632      12    384       1.1e19  15 min                   –
+  b16       86,415,592      12    768       4.0e19  57 min              82.3 %
+  l16      304,123,880      24   1024       9.4e19   2.2 h              82.6 %
+"""
+
+import runpy
+from pathlib import Path
+
+from tokenformer_jax.errors import UserError
+
+# A config file is loaded by its path, from any directory; so it finds its neighbour by path, too.
+_TOKENFORMER = runpy.run_path(str(Path(__file__).with_name('vit_imagenet.py')))
+
+VARIANTS = ('ti16', 's16', 'b16', 'l16')
+
+
+def get_config(variant='b16'):
+  if variant not in VARIANTS:
+    raise UserError(f'config variant is {variant!r}; it must be one of {", ".join(VARIANTS)}')
+  c = _TOKENFORMER['get_config'](variant)
+  c.model.projection = 'dense'
+  c.model.bias = True
+  c.model.block_norm = 'affine'
+  return c

@@ -1,0 +1,37 @@
+r"""A small TokenFormer ViT on scikit-learn's handwritten digits. No download.
+
+  python train.py --config=configs/vit_digits.py
+
+Wants `pip install -e ".[images]"` for scikit-learn, which brings the 1,797 images of 8 × 8 pixels;
+359 of them are held out. They are made 16 × 16, so that 16 patches of 4 × 4 are the sequence.
+
+Two CPU cores (Xeon, 2.5 GHz): 1:47 minutes, 106 seconds of CPU time.
+Reached: 98.9 % top-1 on the held-out images, the median of seeds 0 to 4 (98.6 to 98.9 %).
+"""
+
+from tokenformer_jax import config
+
+
+def get_config():
+  c = config.defaults()
+  c.model.kind = 'vit'
+  c.model.layers = 4
+  c.model.width = 96
+  c.model.heads = 4
+  c.model.param_tokens = {'qkv': 96, 'proj': 96, 'ffn': 384}
+  c.model.positions = 'sincos'
+  c.model.patch = 4
+  c.model.tied_head = False
+  c.model.init_std = 0.1
+  c.data.source = 'digits'
+  c.data.image_size = 16
+  c.data.batch_size = 64
+  c.data.crop_area = 0.75
+  c.optim.learning_rate = 2e-3
+  c.optim.warmup_steps = 50
+  c.optim.final_fraction = 0.0
+  c.train.steps = 800
+  c.train.log_every = 20
+  c.train.eval_every = 200
+  c.train.checkpoint_every = 400
+  return c

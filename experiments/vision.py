@@ -1,0 +1,192 @@
+r"""Vision transformers on digits: TokenFormer and ViT, score functions, norms, growth; five seeds.
+
+  python experiments/vision.py --out=runs/vision             everything; goes on where it stopped
+  python experiments/vision.py --out=runs/vision --parts=scores --data=digits --seeds=0,1
+  python experiments/vision.py --out=runs/vision --report    Markdown tables of what is there
+
+Parts, after the TokenFormer paper (arXiv 2410.23168):
+
+  models  TokenFormer against a ViT of as many parameters (Table 2)
+  scores  the score functions of Pattention (Table 4)
+  norms   norms with and without parameters (Table 5)
+  growth  a trained model grown to twice its tokens, against that size from scratch with as many
+          FLOPs
+
+Every model has a peak learning rate of its own, the best of RATES by the loss of seed 0. The sets
+are scikit-learn's digits, and 22,000 compositions of them with clutter (cluttered_digits/). Every
+run is `tokenformer_jax.train` with a config.
+"""
+
+import argparse
+import dataclasses
+import runpy
+import statistics
+from pathlib import Path
+
+import jax
+import tensorflow_datasets as tfds
+from cluttered_digits import cluttered_digits
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax import flops, metrics, start, train
+from tokenformer_jax.config import Config
+
+CONFIGS = Path(__file__).parents[1] / 'configs'
+RATES = (1e-3, 2e-3, 4e-3)
+STEPS = {'digits': 800, 'cluttered': 2000}
+DATA = {
+  'digits': {},
+  'cluttered': {
+    'data__source': 'tfds:cluttered',
+    'data__image_size': 32,
+    'data__crop_area': 1.0,
+  },
+}
+# Name → config file and changes. The first of a part is what the others are held to.
+PARTS = {
+  'models': {
+    'TokenFormer': ('vit_digits', {}),
+    'ViT': ('transformer_vit_digits', {}),
+    'ViT, biases and affine norms': (
+      'transformer_vit_digits',
+      {'model__bias': True, 'model__block_norm': 'affine'},
+    ),
+  },
+  'scores': {
+    'GELU, L2 norm before it (l2_norm_gelu)': ('vit_digits', {}),
+    'GELU, L2 norm after it (gelu_l2_norm)': ('vit_digits', {'model__score': 'gelu_l2_norm'}),
+    'GELU, L1 norm (gelu_l1_norm)': ('vit_digits', {'model__score': 'gelu_l1_norm'}),
+    'exp, L1 norm (softmax)': ('vit_digits', {'model__score': 'softmax'}),
+  },
+  'norms': {
+    'none': ('vit_digits', {}),
+    'scale and bias': ('vit_digits', {'model__block_norm': 'affine'}),
+  },
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """Where the runs on one set of images go."""
+
+  out: Path
+  data: str
+
+  def config(self, arm: tuple[str, dict], seed: int, steps: int, rate: float, **more) -> Config:
+    """A run's config; in the names of changes two underscores stand for a dot."""
+    name, changes = arm
+    values = runpy.run_path(str(CONFIGS / f'{name}.py'))['get_config']()
+    values.optim.learning_rate = rate
+    values.train.update(
+      steps=steps, seed=seed, eval_every=0, checkpoint_every=10**9, keep_checkpoints=1
+    )
+    values.train.tensorboard = False
+    together = {**DATA[self.data], **changes, **more}
+    values.update_from_flattened_dict({k.replace('__', '.'): v for k, v in together.items()})
+    return config_lib.resolve(values)
+
+  def run(self, name: str, config: Config) -> Path:
+    """Trains, unless that is done; returns the work directory."""
+    workdir = self.out / self.data / name
+    if not (workdir / 'done').exists():
+      print(f'== {self.data}/{name}', flush=True)
+      train.train(config, workdir)
+      (workdir / 'done').touch()
+    return workdir
+
+  def rate(self, part: str, name: str) -> float:
+    """The best of the rates for an arm, by a run of seed 0 of half the length."""
+    losses = {}
+    for rate in RATES:
+      config = self.config(PARTS[part][name], 0, STEPS[self.data] // 2, rate)
+      losses[rate] = last(self.run(f'rates/{part}/{name}/{rate:g}', config))['eval/loss']
+    return min(losses, key=losses.get)
+
+  def arms(self, part: str, seed: int) -> None:
+    """The runs of a part that compares models."""
+    for name, arm in PARTS[part].items():
+      config = self.config(arm, seed, STEPS[self.data], self.rate(part, name))
+      self.run(f'{part}/{name}/{seed}', config)
+
+  def growth(self, seed: int) -> None:
+    """A growth in the middle, and the larger model from scratch with as many FLOPs."""
+    arm, rate = PARTS['models']['TokenFormer'], self.rate('models', 'TokenFormer')
+    steps = STEPS[self.data]
+    small = self.config(arm, seed, steps, rate)
+    counts = small.model.param_tokens
+    twice = {f'model__param_tokens__{k}': 2 * getattr(counts, k) for k in ('qkv', 'proj', 'ffn')}
+    base = self.run(f'growth/before it/{seed}', small)
+    grown = self.config(arm, seed, steps + steps // 2, rate, init_from=str(base), **twice)
+    self.run(f'growth/grown/{seed}', grown)
+    of_small, of_large = (flops.of_step(start.fill_in(c)) for c in (small, grown))
+    equal = round((steps * of_small + steps // 2 * of_large) / of_large)
+    self.run(f'growth/from scratch/{seed}', self.config(arm, seed, equal, rate, **twice))
+
+
+def last(workdir: Path) -> dict[str, float]:
+  """The figures of the last evaluation."""
+  return [line for line in metrics.read(workdir) if 'eval/loss' in line][-1]
+
+
+def report(out: Path) -> None:
+  """Prints a table for each part and set of images that there are runs of."""
+  names = {part: list(arms) for part, arms in PARTS.items()}
+  names['growth'] = ['before it', 'grown', 'from scratch']
+  for data in DATA:
+    for part, arms in names.items():
+      found = {
+        name: [last(path.parent) for path in sorted((out / data / part / name).glob('*/done'))]
+        for name in arms
+      }
+      if not any(found.values()):
+        continue
+      print(f'\n{part}, {data}:\n')
+      print('| | seeds | top-1 % | loss | calibration error |\n|---|---|---|---|---|')
+      for name, lines in found.items():
+        if lines:
+          accuracy = _spread(lines, 'eval/accuracy', 100)
+          others = [_spread(lines, f'eval/{figure}') for figure in ('loss', 'calibration_error')]
+          print(f'| {name} | {len(lines)} | {accuracy} | {" | ".join(others)} |')
+
+
+def _spread(lines: list[dict[str, float]], name: str, scale: float = 1) -> str:
+  """Mean ± standard deviation over seeds."""
+  values = [scale * line[name] for line in lines]
+  digits = 2 if scale > 1 else 3
+  deviation = statistics.stdev(values) if len(values) > 1 else 0
+  return f'{statistics.mean(values):.{digits}f} ± {deviation:.{digits}f}'
+
+
+def main() -> None:
+  """Runs the parts, or reports them."""
+  parts = (*PARTS, 'growth')
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--out', required=True)
+  parser.add_argument('--parts', default=','.join(parts))
+  parser.add_argument('--data', default=','.join(DATA))
+  parser.add_argument('--seeds', default='0,1,2,3,4')
+  parser.add_argument('--report', action='store_true')
+  args = parser.parse_args()
+  out, chosen = Path(args.out), args.parts.split(',')
+  if unknown := (set(chosen) - set(parts)) | (set(args.data.split(',')) - set(DATA)):
+    parser.error(f'unknown: {", ".join(unknown)}; there are {", ".join((*parts, *DATA))}')
+  if args.report:
+    report(out)
+    return
+  # Most runs share their programs with those of another seed or rate.
+  jax.config.update('jax_compilation_cache_dir', str((out / 'compiled').absolute()))
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+  tfds.disable_progress_bar()
+  tfds.core.add_data_dir(out.absolute() / 'tfds')
+  builder = cluttered_digits.Cluttered(data_dir=out.absolute() / 'tfds', file_format='array_record')
+  builder.download_and_prepare()
+  # A seed at a time, so that what is there is whole when it is stopped.
+  for seed in map(int, args.seeds.split(',')):
+    for data in args.data.split(','):
+      for part in chosen:
+        plan = Plan(out, data)
+        plan.growth(seed) if part == 'growth' else plan.arms(part, seed)
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,129 @@
+"""Views of images: their shapes, what stays the same, and that each change is one."""
+
+import io
+
+import numpy as np
+import pytest
+from image_files import encoded
+from PIL import Image
+
+from tokenformer_jax.config import DataConfig
+from tokenformer_jax.data import augment, rand_augment
+from tokenformer_jax.data.augment import Views
+
+PHOTO = encoded(3, 'jpeg', (90, 60))
+CHANGES = {
+  'crop_area': 0.2,
+  'flip': True,
+  'rand_augment': 9.0,
+  'color_jitter': 0.4,
+  'erase': 1.0,
+}
+
+
+def _rng(seed: int = 0) -> np.random.Generator:
+  return np.random.default_rng(seed)
+
+
+def _gradient(mode: str) -> Image.Image:
+  ramp = np.linspace(20, 200, 24 * 24).reshape(24, 24) + 20 * (np.indices((24, 24)).sum(0) % 5 == 0)
+  channels = [ramp, ramp.T, 255 - ramp]
+  pixels = ramp if mode == 'L' else np.stack(channels, axis=-1)
+  return Image.fromarray(pixels.astype(np.uint8))
+
+
+@pytest.mark.parametrize('channels', [1, 3])
+@pytest.mark.parametrize('kind', ['png', 'jpeg'])
+def test_views_have_the_size_of_the_model(channels, kind):
+  views = Views(DataConfig(image_size=24, **CHANGES), channels)
+  file = encoded(2, kind, (500, 300))
+  for pixels in (views.train(file, _rng()), views.evaluation(file)):
+    assert pixels.shape == (24, 24, channels) and pixels.dtype == np.uint8
+
+
+@pytest.mark.parametrize('name', [*CHANGES, 'nothing'])
+def test_each_key_changes_the_view_and_the_seed_decides_how(name):
+  views = Views(DataConfig(image_size=24, **{k: v for k, v in CHANGES.items() if k == name}), 3)
+  drawn = [views.train(PHOTO, _rng(seed)) for seed in range(12)]
+  again = [views.train(PHOTO, _rng(seed)) for seed in range(12)]
+  np.testing.assert_array_equal(drawn, again, 'a view does not follow from its seed')
+  differ = sum(np.any(view != views.evaluation(PHOTO)) for view in drawn)
+  assert (differ == 0) if name == 'nothing' else (differ >= 3)
+
+
+def test_evaluation_sees_the_middle():
+  pixels = np.zeros((40, 60, 3), np.uint8)
+  pixels[10:30, 20:40] = 200  # half of the shorter side
+  file = _png(pixels)
+  half = Views(DataConfig(image_size=10, eval_crop=0.5), 3).evaluation(file)
+  whole = Views(DataConfig(image_size=10), 3).evaluation(file)
+  assert half.min() > 150 and whole[0].max() < 20 and whole[5, 5].min() == 200
+
+
+def _png(pixels: np.ndarray) -> bytes:
+  file = io.BytesIO()
+  Image.fromarray(pixels).save(file, 'png')
+  return file.getvalue()
+
+
+def test_a_large_jpeg_decoded_at_a_part_of_its_size_looks_the_same():
+  smooth = Image.fromarray(_rng().integers(0, 256, (6, 8, 3), np.uint8)).resize((1600, 1200))
+  jpeg, png = io.BytesIO(), io.BytesIO()
+  smooth.save(jpeg, 'jpeg', quality=95)
+  smooth.save(png, 'png')
+  views = Views(DataConfig(image_size=32, crop_area=0.5), 3)
+  for seed in range(3):
+    got, want = (views.train(f.getvalue(), _rng(seed)).astype(int) for f in (jpeg, png))
+    assert np.abs(got - want).mean() < 3, 'the crop is of another part of the image'
+
+
+def test_crops_lie_in_the_image_and_have_the_area_asked_for():
+  areas = []
+  for seed in range(300):
+    left, top, right, bottom = augment.random_crop((90, 60), 0.2, _rng(seed))
+    assert 0 <= left < right <= 90 and 0 <= top < bottom <= 60
+    assert 0.74 < (right - left) / (bottom - top) < 1.34
+    areas.append((right - left) * (bottom - top) / 5400)
+  assert min(areas) >= 0.199 and max(areas) > 0.8
+
+
+def test_a_crop_of_an_image_of_no_shape_to_crop_is_its_middle():
+  assert augment.random_crop((1000, 10), 1.0, _rng()) == (495, 0, 505, 10)
+
+
+def test_erasing_leaves_most_of_the_image():
+  for seed in range(20):
+    pixels = np.full((32, 32, 3), 77, np.uint8)
+    augment.erase(pixels, _rng(seed))
+    erased = np.any(pixels != 77, axis=-1)
+    assert 0.01 < erased.mean() < 0.4
+    rows, columns = erased.any(axis=1), erased.any(axis=0)
+    assert erased.sum() > 0.95 * rows.sum() * columns.sum(), 'it is no rectangle'
+
+
+@pytest.mark.parametrize('mode', ['L', 'RGB'])
+@pytest.mark.parametrize('name', sorted(rand_augment.OPERATIONS))
+def test_operations_keep_the_shape_and_change_more_the_stronger_they_are(name, mode):
+  image = _gradient(mode)
+  operation = rand_augment.OPERATIONS[name]
+  changed = []
+  for strength in (0.1, 0.9):
+    result = operation(image, strength)
+    assert (result.size, result.mode) == (image.size, mode)
+    changed.append(np.abs(np.asarray(result, int) - np.asarray(image, int)).mean())
+  without_strength = ('autocontrast', 'equalize', 'invert')
+  if name == 'color' and mode == 'L':
+    assert changed == [0, 0], 'grey has no saturation'
+  elif name not in without_strength:
+    assert changed[1] > changed[0], 'a larger magnitude is no larger change'
+
+
+def test_two_operations_each_every_other_time(monkeypatch):
+  calls = []
+  counted = {name: lambda image, s: calls.append(s) or image for name in rand_augment.OPERATIONS}
+  monkeypatch.setattr(rand_augment, 'OPERATIONS', counted)
+  for seed in range(400):
+    rand_augment.apply(_gradient('L'), 9, 0.5, _rng(seed))
+  assert 330 < len(calls) < 470
+  np.testing.assert_allclose(np.mean(np.abs(calls)), 0.9, atol=0.01)
+  assert 0.01 < np.std(np.abs(calls)) < 0.06 and min(calls) < 0 < max(calls)

@@ -1,0 +1,122 @@
+"""Batches of images: pure functions of the step, the same on any hosts, every image once."""
+
+import dataclasses
+import math
+
+import image_files
+import numpy as np
+import pytest
+
+from tokenformer_jax.config import DataConfig
+from tokenformer_jax.data import image_order, images
+from tokenformer_jax.data.augment import Views
+
+SIZE, BATCH = 12, 8
+DATA = DataConfig(image_size=SIZE, batch_size=BATCH, crop_area=0.3, flip=True, prefetch=2)
+VIEWS = Views(DATA, 3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbered(images.Split):
+  """Images whose label is their number, some of them broken."""
+
+  count: int
+  broken: tuple[int, ...] = ()
+
+  def __len__(self):
+    return self.count
+
+  def read(self, number):
+    data = image_files.encoded(number % 5)
+    return data[: len(data) // 2] if number in self.broken else data, number
+
+  def name(self, number):
+    return str(number)
+
+
+def _train(split, rows=range(BATCH), first=0, last=9, seed=0, views=VIEWS, classes=1000):
+  batches = image_order.train_batches(split, views, classes, seed, rows, first, last)
+  return list(batches)
+
+
+def _joined(batches, name):
+  return np.concatenate([batch[name] for batch in batches])
+
+
+def test_an_epoch_has_every_image_once_and_the_next_one_in_another_order():
+  labels = _joined(_train(Numbered(24)), 'labels').reshape(3, 24)
+  for epoch in labels:
+    assert sorted(epoch) == list(range(24))
+  assert np.any(labels[0] != labels[1])
+
+
+def test_a_batch_does_not_depend_on_hosts_or_on_where_training_began():
+  split = Numbered(20)
+  whole = _train(split)
+  parts = [_train(split, rows) for rows in (range(4), range(4, BATCH))]
+  resumed = _train(split, first=5)
+  for name in ('images', 'labels'):
+    np.testing.assert_array_equal(
+      [batch[name] for batch in whole],
+      [np.concatenate([a[name], b[name]]) for a, b in zip(*parts, strict=True)],
+      err_msg=f'two hosts read other {name}',
+    )
+    np.testing.assert_array_equal(_joined(whole[5:], name), _joined(resumed, name))
+
+
+def test_views_of_an_image_differ_from_epoch_to_epoch_and_by_seed():
+  split = Numbered(BATCH)
+  first, second = _train(split, last=2)
+  other, _ = _train(split, last=2, seed=1)
+  same = np.argsort(first['labels'])
+  for batch in (second, other):
+    there = np.argsort(batch['labels'])
+    assert np.any(first['images'][same] != batch['images'][there])
+
+
+def test_worker_processes_read_the_same():
+  views = Views(dataclasses.replace(DATA, workers=2), 3)
+  split = Numbered(20)
+  for mine, theirs in zip(_train(split, last=4), _train(split, last=4, views=views), strict=True):
+    for name, array in mine.items():
+      np.testing.assert_array_equal(theirs[name], array)
+
+
+@pytest.mark.parametrize('count', [1, 8, 21])
+@pytest.mark.parametrize('hosts', [1, 2])
+def test_validation_has_every_image_once(count, hosts):
+  seen = []
+  for host in range(hosts):
+    rows = range(host * BATCH // hosts, (host + 1) * BATCH // hosts)
+    batches = list(image_order.validation_batches(Numbered(count), VIEWS, 1000, rows))
+    assert len(batches) == math.ceil(count / BATCH), 'hosts have unequal numbers of batches'
+    seen += [label for label in _joined(batches, 'labels') if label != image_order.NOTHING]
+  assert sorted(seen) == list(range(count))
+
+
+def test_some_validation_batches_are_spread_over_the_split():
+  batches = list(image_order.validation_batches(Numbered(80), VIEWS, 1000, range(BATCH), 2))
+  assert [batch['labels'][0] for batch in batches] == [0, 40]
+
+
+@pytest.mark.parametrize('classes', [1000, 13])
+def test_what_cannot_be_used_does_not_count_and_is_told(classes):
+  split = Numbered(16, broken=(3, 9))
+  bad = {3, 9} if classes == 1000 else {3, 9, 13, 14, 15}
+  batches = _train(split, last=2, classes=classes)
+  labels, told = _joined(batches, 'labels'), _joined(batches, 'bad')
+  assert set(labels) - {-1} == set(range(16)) - bad and np.sum(labels == -1) == len(bad)
+  assert set(told) - {-1} == bad
+  assert not _joined(batches, 'images')[labels == -1].any()
+
+
+@pytest.mark.parametrize(
+  ('split', 'classes', 'reason'),
+  [
+    (Numbered(4, broken=(2,)), 10, 'truncated|broken'),
+    (Numbered(4), 2, 'label is 2, .* 2 classes'),
+  ],
+)
+def test_the_reason_is_told(split, classes, reason):
+  with pytest.raises(image_order.BadImageError, match=reason):
+    image_order.load(split, 2, VIEWS, classes, None)

@@ -1,0 +1,109 @@
+"""Sources of images: what they find, and what they say of what is wrong."""
+
+import io
+import pickle
+import shutil
+from pathlib import Path
+
+import image_files
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn import datasets
+
+from tokenformer_jax.config import DataConfig
+from tokenformer_jax.data import images
+from tokenformer_jax.errors import UserError
+
+
+def _open(source: str, **changes) -> images.ImageSet:
+  images.open_images.cache_clear()
+  return images.open_images(DataConfig(source=source, **changes))
+
+
+def test_the_digits_are_split_and_every_class_is_held_out():
+  found = _open('digits')
+  assert (len(found.train), len(found.validation)) == (1438, 359)
+  assert (len(found.classes), found.channels) == (10, 1)
+  labels = [found.validation.read(i)[1] for i in range(359)]
+  assert np.bincount(labels).min() > 25, 'a class is nearly missing in the validation split'
+
+
+def test_the_digits_are_scikit_learns():
+  split, theirs = _open('digits').train, datasets.load_digits()
+  pixels = np.round(theirs.images * 255 / 16).astype(np.uint8)
+  labels = {image.tobytes(): label for image, label in zip(pixels, theirs.target, strict=True)}
+  for number in range(0, len(split), 50):
+    encoded, label = split.read(number)
+    assert labels[np.array(Image.open(io.BytesIO(encoded))).tobytes()] == label
+
+
+@pytest.mark.parametrize('source', ['digits', 'folder'])
+def test_a_split_reads_the_same_in_another_process(source, tmp_path):
+  found = _open(image_files.write_sets(tmp_path) if source == 'folder' else source)
+  there = pickle.loads(pickle.dumps(found.train))
+  assert there.read(7) == found.train.read(7) and there.name(7) == found.train.name(7)
+
+
+def test_a_folder_has_its_classes_in_the_order_of_their_names(tmp_path):
+  found = _open(image_files.write_sets(tmp_path))
+  assert found.classes == ('ant', 'bee', 'cat') and found.channels == 3
+  assert (len(found.train), len(found.validation)) == (36, 21)
+  for split in (found.train, found.validation):
+    for i in range(len(split)):
+      assert Path(split.name(i)).parent.name == found.classes[split.read(i)[1]]
+
+
+def test_labels_of_validation_go_by_the_classes_of_training(tmp_path):
+  source = image_files.write_sets(tmp_path)
+  shutil.rmtree(tmp_path / 'val/ant')
+  validation = _open(source).validation
+  assert {validation.read(i)[1] for i in range(len(validation))} == {1, 2}
+
+
+def test_a_folder_without_splits_holds_images_out_by_their_names(tmp_path):
+  image_files.write_classes(tmp_path, ('ant', 'bee'), 60)
+  found = _open(f'folder:{tmp_path}', validation_fraction=0.3)
+  names = [{s.name(i) for i in range(len(s))} for s in (found.train, found.validation)]
+  assert not names[0] & names[1] and len(names[0] | names[1]) == 120
+  assert 20 <= len(names[1]) <= 52
+  again = _open(f'folder:{tmp_path}', validation_fraction=0.3).validation
+  assert names[1] == {again.name(i) for i in range(len(again))}
+
+
+def test_a_class_without_images_is_named_and_left_out_or_fatal(tmp_path, capsys):
+  source = image_files.write_sets(tmp_path)
+  (tmp_path / 'train/bat').mkdir()
+  (tmp_path / 'train/bat/notes.txt').write_text('none yet')
+  assert _open(source).classes == ('ant', 'bee', 'cat')
+  said = capsys.readouterr().err
+  assert '1 class folders' in said and 'bat' in said and '1 files' in said
+  with pytest.raises(UserError, match=r'1 class folders of .*train have no images: bat'):
+    _open(source, on_bad_image='fail')
+
+
+@pytest.mark.parametrize(
+  ('source', 'sentence'),
+  [
+    ('stdlib', r"is 'stdlib'; for images it must be digits, tfds:NAME or folder:DIR"),
+    ('folder:/nowhere', 'is folder:/nowhere, which is not a folder'),
+    ('tfds:no_such_set', r'tfds:no_such_set, which cannot be opened.*tfds build no_such_set'),
+  ],
+)
+def test_what_is_no_source_of_images(source, sentence):
+  with pytest.raises(UserError, match=sentence):
+    _open(source)
+
+
+def test_folders_that_do_not_fit(tmp_path):
+  source = image_files.write_sets(tmp_path)
+  (tmp_path / 'val/cat').rename(tmp_path / 'val/dog')
+  with pytest.raises(UserError, match='has the classes dog, which'):
+    _open(source)
+  shutil.rmtree(tmp_path / 'val')
+  with pytest.raises(UserError, match='no counterpart'):
+    _open(source)
+  empty = tmp_path / 'empty'
+  empty.mkdir()
+  with pytest.raises(UserError, match=r'the train split .* has no images'):
+    _open(f'folder:{empty}')

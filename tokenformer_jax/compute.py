@@ -1,0 +1,29 @@
+"""How a model is computed, apart from what it computes."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from tokenformer_jax.config import Config
+
+
+@dataclasses.dataclass(frozen=True)
+class Compute:
+  """How a model is computed; nothing of it changes what the parameters are."""
+
+  dtype: jnp.dtype = jnp.float32  # of activations
+  remat: str = 'none'  # see stack.py
+  attention: str = 'auto'  # see attention.kernel
+  unroll: bool = False  # layers from a list and not stacked: see stack.py
+
+  @classmethod
+  def of(cls, config: Config) -> 'Compute':
+    """The choices of a run; `dtype=auto` is float32 on the CPU and bfloat16 elsewhere."""
+    name = config.dtype
+    if name == 'auto':
+      name = 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
+    return cls(jnp.dtype(name), config.train.remat, config.train.attention)
+
+
+DEFAULT = Compute()

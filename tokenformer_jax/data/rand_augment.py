@@ -1,0 +1,94 @@
+"""RandAugment (Cubuk et al. 2019, arXiv 1909.13719) with the operations and ranges that ViTs use.
+
+Two operations of fifteen, each carried out every other time, of a magnitude that is drawn around
+the one given; a larger magnitude is always a larger change (Touvron et al. 2020, arXiv 2012.12877,
+and He et al. 2021, arXiv 2111.06377, train so). No maintained library has it without PyTorch or
+TensorFlow.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from PIL import Image, ImageEnhance, ImageOps
+
+LARGEST = 10.0  # magnitude
+_OPERATIONS_PER_IMAGE, _PROBABILITY = 2, 0.5
+_GREY = 128  # where an operation moves in what lies outside of the image
+
+# From an image and a strength between 0 and 1 to the changed image.
+Operation = Callable[[Image.Image, float], Image.Image]
+
+
+def _affine(image: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
+  fill = (_GREY,) * len(image.getbands())
+  return image.transform(
+    image.size,
+    Image.Transform.AFFINE,
+    matrix,
+    Image.Resampling.BICUBIC,
+    fillcolor=fill if len(fill) > 1 else _GREY,
+  )
+
+
+def _rotate(image: Image.Image, strength: float) -> Image.Image:
+  fill = (_GREY,) * len(image.getbands())
+  return image.rotate(
+    30 * strength, Image.Resampling.BICUBIC, fillcolor=fill if len(fill) > 1 else _GREY
+  )
+
+
+def _enhance(enhancer: type) -> Operation:
+  return lambda image, strength: enhancer(image).enhance(1 + 0.9 * strength)
+
+
+def _solarize_add(image: Image.Image, strength: float) -> Image.Image:
+  added = round(110 * strength)
+  table = [min(255, value + added) if value < 128 else value for value in range(256)]
+  return image.point(table * len(image.getbands()))
+
+
+# The strength of these lies between −1 and 1, both signs equally likely.
+_SIGNED: dict[str, Operation] = {
+  'rotate': _rotate,
+  'shear_x': lambda image, s: _affine(image, (1, 0.3 * s, 0, 0, 1, 0)),
+  'shear_y': lambda image, s: _affine(image, (1, 0, 0, 0.3 * s, 1, 0)),
+  'translate_x': lambda image, s: _affine(image, (1, 0, 0.45 * s * image.width, 0, 1, 0)),
+  'translate_y': lambda image, s: _affine(image, (1, 0, 0, 0, 1, 0.45 * s * image.height)),
+  'color': _enhance(ImageEnhance.Color),
+  'contrast': _enhance(ImageEnhance.Contrast),
+  'brightness': _enhance(ImageEnhance.Brightness),
+  'sharpness': _enhance(ImageEnhance.Sharpness),
+}
+
+_UNSIGNED: dict[str, Operation] = {
+  'autocontrast': lambda image, s: ImageOps.autocontrast(image),
+  'equalize': lambda image, s: ImageOps.equalize(image),
+  'invert': lambda image, s: ImageOps.invert(image),
+  'posterize': lambda image, s: ImageOps.posterize(image, max(1, 4 - round(4 * s))),
+  'solarize': lambda image, s: ImageOps.solarize(image, 256 - round(256 * s)),
+  'solarize_add': _solarize_add,
+}
+
+OPERATIONS = {**_SIGNED, **_UNSIGNED}
+
+
+def apply(
+  image: Image.Image, magnitude: float, std: float, rng: np.random.Generator
+) -> Image.Image:
+  """Changes a grey or RGB image.
+
+  Args:
+    image: what to change.
+    magnitude: between 0 and `LARGEST`.
+    std: of the normal distribution around it that each operation's magnitude is drawn from.
+    rng: the source of all draws.
+  """
+  names = sorted(OPERATIONS)
+  for _ in range(_OPERATIONS_PER_IMAGE):
+    name = names[rng.integers(len(names))]
+    carried_out, positive = rng.random(2) < _PROBABILITY
+    strength = np.clip(rng.normal(magnitude, std), 0, LARGEST) / LARGEST
+    if carried_out:
+      sign = -1 if name in _SIGNED and not positive else 1
+      image = OPERATIONS[name](image, float(sign * strength))
+  return image

@@ -1,0 +1,260 @@
+"""Classifiers: the class of an image."""
+
+import dataclasses
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.experimental import multihost_utils
+
+from tokenformer_jax import models, vit
+from tokenformer_jax.cli import say
+from tokenformer_jax.config import Config, ModelConfig
+from tokenformer_jax.data import image_order, images
+from tokenformer_jax.data.augment import Views
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.mixing import mix
+from tokenformer_jax.params import Params
+from tokenformer_jax.tasks.task import Batch, Task
+
+_TOP = 5
+_BINS = 15  # of confidence, for the calibration error
+_MOST_NAMED = 20  # bad images; further ones are only counted
+
+
+class ImageSums(NamedTuple):
+  """Sums over images that count, so that batches add up; `bin_…` [15] by confidence."""
+
+  nats: jax.Array  # Σ −log p(label)
+  images: jax.Array
+  correct: jax.Array  # the label has the largest logit
+  correct_top5: jax.Array  # it has one of the five largest
+  bin_images: jax.Array
+  bin_confidence: jax.Array  # Σ of the largest probability
+  bin_correct: jax.Array
+
+
+class ImageTask(Task):
+  """Batches are a dict: images uint8 [B, S, S, C], labels int32 [B], −1 for what does not count."""
+
+  unit = 'images'
+  _set: images.ImageSet  # from `prepare` on
+
+  def __init__(self, config: Config):
+    super().__init__(config)
+    self._views = Views(config.data, config.model.channels)
+    self._bad: dict[str, set[int]] = {'train': set(), 'validation': set()}
+
+  @staticmethod
+  def fill_in(config: Config) -> Config:
+    found, model = images.open_images(config.data), config.model
+    classes = model.classes or len(found.classes)
+    if classes < len(found.classes):
+      raise UserError(
+        f'config.model.classes is {classes}, but {config.data.source} has {len(found.classes)}; '
+        'make it at least that, or 0 to have it fit'
+      )
+    patches = (config.data.image_size // model.patch) ** 2
+    model = dataclasses.replace(
+      model,
+      classes=classes,
+      channels=model.channels or found.channels,
+      max_length=patches if model.positions == 'learned' else 0,
+    )
+    return dataclasses.replace(config, model=model)
+
+  @staticmethod
+  def adapted(source: ModelConfig, target: ModelConfig) -> ModelConfig:
+    """Another number of classes, and learned positions for another resolution."""
+    changes = {'classes': target.classes}
+    if source.positions == target.positions == 'learned':
+      changes['max_length'] = target.max_length
+    return dataclasses.replace(source, **changes)
+
+  @staticmethod
+  def adapt(params: Params, target: ModelConfig, seed: int | None) -> Params:
+    """A new head if there are other classes; positions resampled."""
+    definition = models.define(target)
+    if params['head']['bias'].shape != definition.abstract['head']['bias'].shape:
+      head = definition.init(jax.random.key(seed or 0))['head']
+      params = {**params, 'head': jax.tree.map(jnp.zeros_like, head) if seed is None else head}
+    if 'positions' in params and len(params['positions']) != target.max_length:
+      positions = vit.resample_positions(params['positions'], target.max_length)
+      # Moments start anew: resampling could make a second moment negative.
+      params = {**params, 'positions': positions if seed is not None else jnp.zeros_like(positions)}
+    return params
+
+  def loss(
+    self, params: Params, batch: Batch, key: jax.Array
+  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    model, optim = self.config.model, self.config.optim
+    mix_key, path_key = jax.random.split(key)
+    pixels = _around_zero(batch['images'])
+    pixels, own = mix(mix_key, pixels, mixup=optim.mixup, cutmix=optim.cutmix)
+    labels_B, counts_B = batch['labels'], batch['labels'] >= 0
+    targets_BxC = optax.smooth_labels(
+      jax.nn.one_hot(labels_B, model.classes), optim.label_smoothing
+    )
+    if optim.mixup or optim.cutmix:
+      targets_BxC = own * targets_BxC + (1 - own) * targets_BxC[::-1]
+      counts_B &= counts_B[::-1]
+    scales = None
+    if optim.drop_path:
+      scales = vit.branch_scales(path_key, model.layers, len(labels_B), optim.drop_path)
+    logits_BxC = self.definition.bind(params)(pixels, scales)
+    losses_B = optax.softmax_cross_entropy(logits_BxC, targets_BxC)
+    loss = jnp.sum(losses_B * counts_B) / jnp.maximum(1, jnp.sum(counts_B))
+    return loss, {'loss': loss}
+
+  def sums(self, params: Params, batch: Batch) -> ImageSums:
+    logits_BxC, labels_B = self.logits(params, batch)
+    counts_B = (labels_B >= 0).astype(jnp.float32)
+    labels_B = jnp.maximum(labels_B, 0)
+    at_label_Bx1 = jnp.take_along_axis(logits_BxC, labels_B[:, None], axis=1)
+    # Of equal logits the first one is the larger, so that a constant model is right by chance only.
+    first = jnp.arange(logits_BxC.shape[1])[None] < labels_B[:, None]
+    larger = (logits_BxC > at_label_Bx1) | ((logits_BxC == at_label_Bx1) & first)
+    rank_B = jnp.sum(larger, axis=1)
+    correct_B = counts_B * (rank_B == 0)
+    confidence_B = jnp.max(jax.nn.softmax(logits_BxC), axis=1)
+    bins_B = jnp.minimum(_BINS - 1, (confidence_B * _BINS).astype(jnp.int32))
+    in_bin_BxN = jax.nn.one_hot(bins_B, _BINS) * counts_B[:, None]
+    losses_B = jax.nn.logsumexp(logits_BxC, axis=1) - at_label_Bx1[:, 0]
+    return ImageSums(
+      nats=jnp.sum(counts_B * losses_B),
+      images=jnp.sum(counts_B),
+      correct=jnp.sum(correct_B),
+      correct_top5=jnp.sum(counts_B * (rank_B < _TOP)),
+      bin_images=jnp.sum(in_bin_BxN, axis=0),
+      bin_confidence=confidence_B @ in_bin_BxN,
+      bin_correct=correct_B @ in_bin_BxN,
+    )
+
+  def logits(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    return self.definition.bind(params)(_around_zero(batch['images'])), batch['labels']
+
+  def prepare(self) -> None:
+    self._set = images.open_images(self.config.data)
+    if jax.process_count() > 1:
+      sizes = np.array([len(self._set.train), len(self._set.validation), len(self._set.classes)])
+      multihost_utils.assert_equal(
+        sizes, 'the hosts find different images; config.data must find the same'
+      )
+
+  @property
+  def examples(self) -> int:
+    return len(self._set.train)
+
+  def train_batches(
+    self, rows: Sequence[int], first_step: int, last_step: int
+  ) -> Generator[Batch, None, None]:
+    classes, seed = self.config.model.classes, self.config.train.seed
+    batches = image_order.train_batches(
+      self._set.train, self._views, classes, seed, rows, first_step, last_step
+    )
+    return self._told('train', self._set.train, batches)
+
+  def validation_batches(self, rows: Sequence[int]) -> Iterator[Batch]:
+    classes, split = self.config.model.classes, self._set.validation
+    batches = image_order.validation_batches(
+      split, self._views, classes, rows, self.config.train.eval_batches
+    )
+    return self._told('validation', split, batches)
+
+  def held_out(self, vocabulary: dict[str, Any], count: int, first: int = 0) -> tuple[Batch, str]:
+    """Validation images of the run, if they are here, or noise."""
+    del vocabulary
+    classes, numbers = self.config.model.classes, np.arange(first, first + count)
+    try:
+      split = images.open_images(self.config.data).validation
+      loaded = [
+        image_order.load(split, int(i) % len(split), self._views, classes, None) for i in numbers
+      ]
+    except (UserError, image_order.BadImageError):
+      size, channels = self.config.data.image_size, self.config.model.channels
+      rng = np.random.default_rng(first)
+      pixels = rng.integers(0, 256, (count, size, size, channels), np.uint8)
+      return {'images': pixels, 'labels': np.int32(numbers % classes)}, f'{count} images of noise'
+    pixels, labels = zip(*loaded, strict=True)
+    batch = {'images': np.stack(pixels), 'labels': np.array(labels, np.int32)}
+    return batch, f'{count} held-out images of the run'
+
+  def vocabulary(self) -> dict[str, Any]:
+    return {'classes': list(self._set.classes)}
+
+  @property
+  def units_per_step(self) -> int:
+    return self.config.data.batch_size
+
+  def describe_data(self) -> str:
+    return f'{len(self._set.train):,} images of {len(self._set.classes)} classes'
+
+  def train_figures(self, loss: float) -> dict[str, float]:
+    """How many different images this host could not use so far, if there were any."""
+    del loss
+    return {f'data/bad_{name}_images': float(len(bad)) for name, bad in self._bad.items() if bad}
+
+  def eval_figures(self, sums: ImageSums) -> dict[str, float]:
+    n = sums.images
+    figures = {
+      'loss': sums.nats / n,
+      'accuracy': sums.correct / n,
+      'calibration_error': np.sum(np.abs(sums.bin_correct - sums.bin_confidence)) / n,
+      'images': n,
+    }
+    if self.config.model.classes > _TOP:
+      figures['top5_accuracy'] = sums.correct_top5 / n
+    return figures
+
+  def sample(self, params: Params) -> str:
+    del params
+    return ''
+
+  def _told(
+    self, name: str, split: images.Split, batches: Generator[image_order.Batch, None, None]
+  ) -> Generator[Batch, None, None]:
+    """The batches; whatever is bad in them is named or, if the config says so, fatal."""
+    try:
+      for batch in batches:
+        bad = batch.pop('bad')
+        for number in bad:
+          if number >= 0 and int(number) not in self._bad[name]:
+            self._tell(name, split, int(number))
+        if len(bad) > 1 and np.all(bad >= 0):
+          raise UserError(
+            f'none of the {len(bad)} images of a batch can be used, of which the first is '
+            f'{split.name(int(bad[0]))} ({self._reason(split, int(bad[0]))}); something is wrong '
+            'with all of them'
+          )
+        yield batch
+    finally:
+      batches.close()
+
+  def _tell(self, name: str, split: images.Split, number: int) -> None:
+    seen, reason = self._bad[name], self._reason(split, number)
+    seen.add(number)
+    if self.config.data.on_bad_image == 'fail':
+      raise UserError(
+        f'the image {split.name(number)} cannot be used ({reason}); mend it, take it away, or set '
+        'config.data.on_bad_image=skip'
+      )
+    if len(seen) <= _MOST_NAMED:
+      more = '; further ones are only counted' if len(seen) == _MOST_NAMED else ''
+      say(f'the image {split.name(number)} is left out ({reason}){more}')
+
+  def _reason(self, split: images.Split, number: int) -> str:
+    """Why an image cannot be used, found out by reading it again."""
+    try:
+      classes, rng = self.config.model.classes, np.random.default_rng(0)
+      image_order.load(split, number, self._views, classes, rng)
+      return 'it could not be read just now'
+    except image_order.BadImageError as error:
+      return str(error)
+
+
+def _around_zero(images_BxHxWxC: jax.Array) -> jax.Array:
+  """Pixels from −1 to 1."""
+  return images_BxHxWxC.astype(jnp.float32) / 127.5 - 1

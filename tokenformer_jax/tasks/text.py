@@ -1,0 +1,159 @@
+"""Language models: the next token of text."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+
+from tokenformer_jax.compute import Compute
+from tokenformer_jax.config import Config
+from tokenformer_jax.data import order, store, tokenizers
+from tokenformer_jax.data.held_out import held_out_tokens
+from tokenformer_jax.decode import Decoder
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.loss import LossSums, loss_sums
+from tokenformer_jax.metrics import perplexity
+from tokenformer_jax.params import Params
+from tokenformer_jax.sampling import Sampling
+from tokenformer_jax.tasks.task import Task
+from tokenformer_jax.texts import TextRequest, text_of
+
+_LONGEST_COMPARED = 64  # tokens of a sequence that two models are compared on
+
+
+class TextTask(Task):
+  """Batches are int32 [B, T + 1], inputs and targets; −1 marks what does not count."""
+
+  unit = 'tokens'
+  _store: store.Store  # from `prepare` on
+
+  @staticmethod
+  def fill_in(config: Config) -> Config:
+    ids = tokenizers.size_of(config.data.tokenizer)
+    vocab_size = config.model.vocab_size or -(-ids // 128) * 128
+    if vocab_size < ids:
+      raise UserError(
+        f'config.model.vocab_size is {vocab_size}, but the tokenizer {config.data.tokenizer!r} has '
+        f'{ids} token ids; make it at least that, or 0 to have it fit'
+      )
+    model = dataclasses.replace(
+      config.model,
+      vocab_size=vocab_size,
+      max_length=config.model.max_length or config.data.sequence_length,
+    )
+    return dataclasses.replace(config, model=model)
+
+  def loss(
+    self, params: Params, batch: jax.Array, key: jax.Array
+  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    del key
+    sums = self.sums(params, batch)
+    nats = sums.nats / sums.tokens
+    objective = nats + self.config.optim.z_loss * sums.log_z_squared / sums.tokens
+    return objective, {'loss': nats}
+
+  def sums(self, params: Params, batch: jax.Array) -> LossSums:
+    model = self.definition.bind(params)
+    hidden_BxTxD, _ = model.hidden(jnp.maximum(batch[:, :-1], 0))
+    chunk = self.config.train.loss_chunk
+    return loss_sums(hidden_BxTxD, model.output_embedding, batch[:, 1:], chunk=chunk)
+
+  def logits(self, params: Params, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
+    logits_BxTxV, _ = self.definition.bind(params)(batch[:, :-1])
+    return logits_BxTxV, batch[:, 1:]
+
+  def prepare(self) -> None:
+    """Opens the token store: made by the first process, then by those not sharing its disk."""
+    data = self.config.data
+    first = jax.process_index() == 0
+    made = store.prepare(data) if first else None
+    if jax.process_count() > 1:
+      multihost_utils.sync_global_devices('the token store is made')
+      made = made or store.prepare(data)
+      multihost_utils.assert_equal(
+        int(made.digest[:7], 16), 'the hosts read different text; config.data must find the same'
+      )
+    # Finds out that a split is too short for one sequence before anything is compiled.
+    order.validation_batches(made, data, [0], 1)
+    order.train_rows(made.train, 0, [0], batch_size=1, sequence_length=data.sequence_length, seed=0)
+    self._store = made
+
+  @property
+  def examples(self) -> int:
+    return store.window_count(self._store.train, self.config.data.sequence_length)
+
+  def train_batches(
+    self, rows: Sequence[int], first_step: int, last_step: int
+  ) -> Generator[np.ndarray, None, None]:
+    seed = self.config.train.seed
+    return order.train_batches(self._store, self.config.data, seed, rows, first_step, last_step)
+
+  def validation_batches(self, rows: Sequence[int]) -> Iterator[np.ndarray]:
+    batches = self.config.train.eval_batches
+    return order.validation_batches(self._store, self.config.data, rows, batches)
+
+  def held_out(
+    self, vocabulary: dict[str, Any], count: int, first: int = 0
+  ) -> tuple[np.ndarray, str]:
+    """Rows of the run's token store, if it is here, or of the standard library.
+
+    A text that is too short is repeated. No store is built for it.
+    """
+    length = min(self.config.data.sequence_length, _LONGEST_COMPARED) + 1
+    needed = (first + count) * length
+    tokens, name = held_out_tokens(self.config.data, tokenizers.from_json(vocabulary), needed)
+    rows = np.resize(tokens, needed).reshape(-1, length)[first:]
+    return rows, f'{count} × {length - 1} tokens of {name}'
+
+  def vocabulary(self) -> dict[str, Any]:
+    return self._store.tokenizer.to_json()
+
+  @property
+  def units_per_step(self) -> int:
+    return self.config.data.batch_size * self.config.data.sequence_length
+
+  def describe_data(self) -> str:
+    bytes_per_token = self._store.bytes_per_token('train')
+    return f'{len(self._store.train):,} tokens of {bytes_per_token:.2f} bytes'
+
+  def train_figures(self, loss: float) -> dict[str, float]:
+    return {
+      'train/perplexity': perplexity(loss),
+      'train/bits_per_byte': self._bits_per_byte(loss, 'train'),
+    }
+
+  def eval_figures(self, sums: LossSums) -> dict[str, float]:
+    loss = sums.nats / sums.tokens
+    return {
+      'loss': loss,
+      'perplexity': perplexity(loss),
+      'bits_per_byte': self._bits_per_byte(loss, 'validation'),
+      'accuracy': sums.correct / sums.tokens,
+    }
+
+  def sample(self, params: Params) -> str:
+    """What the model writes after `config.train.sample_prompt`."""
+    train, model, tokenizer = self.config.train, self.config.model, self._store.tokenizer
+    if not train.sample_tokens:
+      return ''
+    request = TextRequest(
+      train.sample_prompt, train.sample_tokens, Sampling(seed=train.seed)
+    ).tokens(tokenizer)
+    if model.positions == 'learned':
+      room = model.max_length - len(request.prompt)
+      request = dataclasses.replace(request, length=min(request.length, room))
+    (ids,) = self._decoder(self._decoder.prepare(params), [request])
+    return train.sample_prompt + text_of(tokenizer, ids.tolist())
+
+  @functools.cached_property
+  def _decoder(self) -> Decoder:
+    return Decoder(self.config.model, Compute.of(self.config))
+
+  def _bits_per_byte(self, loss: float, split: str) -> float:
+    return loss / math.log(2) / self._store.bytes_per_token(split)

@@ -1,0 +1,99 @@
+"""Text around the decoder, which knows tokens only: requests in, and what was written out."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tokenformer_jax.data import tokenizers
+from tokenformer_jax.decode import Decoder, Request
+from tokenformer_jax.params import Params
+from tokenformer_jax.sampling import DEFAULT, Sampling
+
+
+@dataclasses.dataclass(frozen=True)
+class TextRequest:
+  """A text to write after a prompt: at most `length` tokens, none from a stop string on."""
+
+  prompt: str
+  length: int = 256
+  sampling: Sampling = DEFAULT
+  stop: tuple[str, ...] = ()
+
+  def tokens(self, tokenizer: tokenizers.Tokenizer) -> Request:
+    """The request in tokens, the prompt as the beginning of a document."""
+    ids = np.append(tokenizer.end_of_document, tokenizer.encode(self.prompt))
+    return request_of(tokenizer, ids.tolist(), self.length, self.sampling, self.stop)
+
+
+def request_of(
+  tokenizer: tokenizers.Tokenizer,
+  ids: Sequence[int],
+  length: int,
+  sampling: Sampling,
+  stop: Sequence[str],
+) -> Request:
+  """A request that ends with the document, or once its text has one of the stop strings."""
+
+  def ended(written: list[int]) -> bool:
+    text = tokenizer.decode(written)
+    return any(string in text for string in stop)
+
+  end = (tokenizer.end_of_document,)
+  return Request(ids, length, sampling, stop=end, ended=ended if stop else None)
+
+
+def until(pieces: Iterable[str], stop: Sequence[str]) -> Iterator[str]:
+  """The text of the pieces, up to the stop string that is complete first; none is empty."""
+  waiting = max(map(len, stop), default=1) - 1  # characters that may begin one
+  text, written = '', 0
+  for piece in pieces:
+    text += piece
+    starts = [(text.find(string), string) for string in stop if string in text]
+    if starts:
+      _, start = min((start + len(string), start) for start, string in starts)
+      yield text[written:start]
+      return
+    end = max(written, len(text) - waiting)
+    yield text[written:end]
+    written = end
+  yield text[written:]
+
+
+def text_of(tokenizer: tokenizers.Tokenizer, ids: Sequence[int], stop: Sequence[str] = ()) -> str:
+  """The text of written tokens, up to the end of the document or a stop string."""
+  return ''.join(until(stream_text(tokenizer, iter(ids)), stop))
+
+
+def complete(
+  decoder: Decoder,
+  params: Params,
+  tokenizer: tokenizers.Tokenizer,
+  requests: Sequence[TextRequest],
+  *,
+  batch_size: int = 8,
+) -> Iterator[tuple[str, int]]:
+  """What follows each prompt, and of how many tokens it is, in the order of the requests.
+
+  Raises:
+    UserError: the model has learned positions that do not reach so far.
+  """
+  asked = [request.tokens(tokenizer) for request in requests]
+  for request, ids in zip(requests, decoder(params, asked, batch_size=batch_size), strict=True):
+    yield text_of(tokenizer, ids.tolist(), request.stop), len(ids)
+
+
+def stream_text(tokenizer: Any, ids: Iterator[int]) -> Iterator[str]:
+  """Pieces of text as tokens come, cut where no character is split; ends at an end of document."""
+  seen, written = [], ''
+  for token in ids:
+    if token == tokenizer.end_of_document:
+      break
+    seen.append(token)
+    text = tokenizer.decode(np.array(seen))
+    if text.endswith('\N{REPLACEMENT CHARACTER}'):
+      continue  # the rest of the character has not come yet
+    yield text[len(written) :]
+    written = text
+  yield tokenizer.decode(np.array(seen, np.int32))[len(written) :]
