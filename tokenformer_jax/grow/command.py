@@ -31,7 +31,8 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow import files, parts, state, table, verify
-from tokenformer_jax.tasks import Batch, Task
+from tokenformer_jax.params import Params
+from tokenformer_jax.tasks import Batch
 
 _EXAMPLES = 2  # of the batch that compares two models, or the least number that the mesh can split
 
@@ -141,13 +142,12 @@ def _grow(source: Source, config: GrowConfig) -> None:
   )
   if values.dry_run:
     return
+  batch, name = _batch(source, _EXAMPLES)
+  compute, recompute = (_program(source, model, batch) for model in (before, after))
   old, grow = files.read_and_grow(source.checkpoints, source.meta, source.mesh, after, config)
-  old_task, new_task = (verify.exact_task(source.meta.config, m) for m in (before, after))
-  batch, name = _batch(source, old_task, _EXAMPLES)
-  computed = verify.outputs(old_task, old['params'], batch, source.mesh)
+  computed = compute(old['params'])
   new = grow()
-  recomputed = verify.outputs(new_task, new['params'], batch, source.mesh)
-  _verify(computed, recomputed, name, exact=reason is None)
+  _verify(computed, recompute(new['params']), name, exact=reason is None)
   _write(source, new, after, config, 'grow')
 
 
@@ -183,13 +183,12 @@ def _merge(source: Source, config: GrowConfig) -> None:
   _print_table(source, after)
   if values.dry_run:
     return
+  batch, name = _batch(source, _EXAMPLES)
+  compute, recompute = (_program(source, model, batch) for model in (source.model, after))
   old = files.read(source.checkpoints, source.meta, source.mesh)
-  old_task, new_task = (verify.exact_task(source.meta.config, m) for m in (source.model, after))
-  batch, name = _batch(source, old_task, _EXAMPLES)
-  computed = verify.outputs(old_task, old['params'], batch, source.mesh)
+  computed = compute(old['params'])
   new = parts.merge(old, added, source.model, config)
-  recomputed = verify.outputs(new_task, new['params'], batch, source.mesh)
-  _verify(computed, recomputed, name, exact=False)
+  _verify(computed, recompute(new['params']), name, exact=False)
   _write(source, new, after, config, 'merge')
 
 
@@ -214,17 +213,17 @@ def _shrink(source: Source, config: GrowConfig) -> None:
   _print_table(source, after)
   if values.dry_run:
     return
+  calibration, calibration_name = _batch(source, values.examples)
+  batch, name = _batch(source, values.examples, first=values.examples)
+  compute, recompute = (_program(source, model, batch) for model in (before, after))
   old = files.read(source.checkpoints, source.meta, source.mesh)
-  old_task, new_task = (verify.exact_task(source.meta.config, m) for m in (before, after))
-  calibration, calibration_name = _batch(source, old_task, values.examples)
-  batch, name = _batch(source, old_task, values.examples, first=values.examples)
-  computed = verify.outputs(old_task, old['params'], batch, source.mesh)
-  new = parts.shrink(old, old_task, after, calibration, config)
+  computed = compute(old['params'])
+  task = verify.exact_task(source.meta.config, before)
+  new = parts.shrink(old, task, after, calibration, config)
   cli.say(
     f'importance of a token: mean over examples of |⟨value, ∂loss/∂value⟩|, on {calibration_name}'
   )
-  recomputed = verify.outputs(new_task, new['params'], batch, source.mesh)
-  _verify(computed, recomputed, name, exact=False)
+  _verify(computed, recompute(new['params']), name, exact=False)
   _write(source, new, after, config, 'shrink')
 
 
@@ -293,11 +292,18 @@ def _print_table(source: Source, after: ModelConfig) -> None:
     sharding.check_divides(planned, definition.abstract, definition.axes)
 
 
-def _batch(source: Source, task: Task, examples: int, first: int = 0) -> tuple[Batch, str]:
+def _batch(source: Source, examples: int, first: int = 0) -> tuple[Batch, str]:
   """Held-out examples, their number rounded up to what the mesh can split, and what they are."""
   multiple = source.mesh.shape['replica'] * source.mesh.shape['fsdp']
   rounded = [-(-count // multiple) * multiple for count in (examples, first)]
+  task = verify.exact_task(source.meta.config, source.model)
   return task.held_out(source.meta.tokenizer, *rounded)
+
+
+def _program(
+  source: Source, model: ModelConfig, batch: Batch
+) -> Callable[[Params], verify.Outputs]:
+  return verify.program(verify.exact_task(source.meta.config, model), batch, source.mesh)
 
 
 def _verify(before: verify.Outputs, after: verify.Outputs, name: str, *, exact: bool) -> None:

@@ -1,6 +1,8 @@
 """Whether two models compute the same: the same held-out batch through both."""
 
+import concurrent.futures
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -36,12 +38,26 @@ def loss(task: Task, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array
   return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, targets)), logits
 
 
-def outputs(task: Task, params: Params, batch: Batch, mesh: Mesh) -> Outputs:
-  """Runs a batch through the model, products in full precision."""
-  run = jax.jit(lambda params, batch: loss(task, params, batch))
-  with jax.set_mesh(mesh), jax.default_matmul_precision('highest'):
-    mean, logits = run(params, jax.device_put(batch, sharding.of_batch(mesh)))
+def program(task: Task, batch: Batch, mesh: Mesh) -> Callable[[Params], Outputs]:
+  """What runs a batch through the model, products in full precision; it compiles meanwhile."""
+  batch = jax.device_put(batch, sharding.of_batch(mesh))
+  places = sharding.of_axes(mesh, task.definition.axes)
+  abstract = sharding.with_even_shardings(task.definition.abstract, places)
+
+  def compile_() -> Callable[[Params, Batch], tuple[jax.Array, jax.Array]]:
+    run = jax.jit(lambda params, batch: loss(task, params, batch))
+    with jax.set_mesh(mesh), jax.default_matmul_precision('highest'):
+      return run.lower(abstract, batch).compile()
+
+  pool = concurrent.futures.ThreadPoolExecutor(1)
+  compiled = pool.submit(compile_)
+  pool.shutdown(wait=False)
+
+  def run(params: Params) -> Outputs:
+    mean, logits = compiled.result()(params, batch)
     return Outputs(logits, float(mean))
+
+  return run
 
 
 def largest_difference(before: Outputs, after: Outputs) -> tuple[float, float]:
