@@ -22,7 +22,7 @@ from growing import (
 )
 from tiny import tiny_model
 
-from tokenformer_jax import checkpoint, optim, pattention
+from tokenformer_jax import checkpoint, optim, pattention, tasks
 from tokenformer_jax import step as step_lib
 from tokenformer_jax.config import Config, GrowConfig, OptimConfig, TokenCounts, TrainConfig
 from tokenformer_jax.grow import grown_model, last_growth
@@ -121,7 +121,7 @@ def _train(state, model, config, steps, growth=None):
   config = dataclasses.replace(config, model=model)
   tx = optim.make_optimizer(config.optim, config.train.steps, define_lm(model).axes, growth)
   with jax.set_mesh(mesh):
-    step = step_lib.make_train_step(define_lm(model), tx, config, mesh, growth)
+    step = step_lib.make_train_step(tasks.make(config), tx, config, mesh, growth)
     rng = np.random.default_rng(0)
     for _ in range(steps):
       state, figures = step(state, jnp.asarray(rng.integers(0, 64, (4, 17), np.int32)))
