@@ -12,7 +12,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import tensorboardX
 import tqdm
 
 _GIB = 2**30
@@ -32,6 +31,8 @@ class Metrics:
     self._steps = steps
     self._events = None
     if tensorboard:
+      import tensorboardX  # noqa: PLC0415 (it imports PyTorch where that is installed)
+
       self._events = tensorboardX.SummaryWriter(
         str(workdir / 'tensorboard'), purge_step=first_step + 1
       )

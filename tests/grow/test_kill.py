@@ -50,7 +50,7 @@ def test_kills_at_random_moments(tmp_path):
     if i % 2:
       while process.poll() is None and not (home / f'.{i}.partial').exists():
         time.sleep(0.001)
-      time.sleep(rng.uniform(0, 1.2 * (duration - writing)))
+      time.sleep(rng.uniform(0, 0.6 * (duration - writing)))  # the end of the process is in it
     else:
       time.sleep(duration * (i + 2 * rng.random()) / KILLS)
     process.send_signal(signal.SIGKILL)

@@ -39,7 +39,7 @@ def loss(task: Task, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array
 
 
 def program(task: Task, batch: Batch, mesh: Mesh) -> Callable[[Params], Outputs]:
-  """What runs a batch through the model, products in full precision; it compiles meanwhile."""
+  """What `outputs` runs, for a batch; it compiles while the caller does something else."""
   batch = jax.device_put(batch, sharding.of_batch(mesh))
   places = sharding.of_axes(mesh, task.definition.axes)
   abstract = sharding.with_even_shardings(task.definition.abstract, places)
@@ -58,6 +58,11 @@ def program(task: Task, batch: Batch, mesh: Mesh) -> Callable[[Params], Outputs]
     return Outputs(logits, float(mean))
 
   return run
+
+
+def outputs(task: Task, params: Params, batch: Batch, mesh: Mesh) -> Outputs:
+  """Runs a batch through the model, products in full precision."""
+  return program(task, batch, mesh)(params)
 
 
 def largest_difference(before: Outputs, after: Outputs) -> tuple[float, float]:
