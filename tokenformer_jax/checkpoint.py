@@ -108,7 +108,8 @@ class _ToldElsewhere(std_logging.Filter):
 
   def filter(self, record: std_logging.LogRecord) -> bool:
     of_orbax = 'orbax' in record.pathname or record.name == 'asyncio'
-    return not (of_orbax and (record.exc_info or 'read only' in record.getMessage()))
+    known = ('read only', 'preemption')
+    return not (of_orbax and (record.exc_info or any(k in record.getMessage() for k in known)))
 
 
 _TOLD_ELSEWHERE = _ToldElsewhere()  # one object: a logger takes it once, however often given
