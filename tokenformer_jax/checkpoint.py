@@ -26,6 +26,7 @@ from absl import logging
 from orbax.checkpoint import checkpoint_managers
 
 from tokenformer_jax import config as config_lib
+from tokenformer_jax import hosts
 from tokenformer_jax.errors import UserError
 
 FORMAT = 1
@@ -249,9 +250,9 @@ class Checkpoints:
       DamagedError: it cannot be read.
       UserError: it was written by a later version of this package.
     """
+    args = ocp.args.Composite(meta=ocp.args.JsonRestore(), tokenizer=ocp.args.JsonRestore())
+    restored = self._read(step, args)
     try:
-      args = ocp.args.Composite(meta=ocp.args.JsonRestore(), tokenizer=ocp.args.JsonRestore())
-      restored = self._manager.restore(step, args=args)
       meta, tokenizer = _checked(restored['meta']), _checked(restored['tokenizer'])
       if meta['format'] > FORMAT:
         raise UserError(
@@ -293,20 +294,32 @@ class Checkpoints:
       if path not in meta.checksums:
         raise DamagedError(f'the array {path} is not in it')
     whole = len(_flat(abstract)) == len(meta.checksums)
-    try:
-      if whole:
-        args = ocp.args.StandardRestore(abstract)
-      else:
-        restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
-        args = ocp.args.PyTreeRestore(abstract, restore_args=restore_args, partial_restore=True)
-      state = self._manager.restore(meta.step, args=ocp.args.Composite(state=args))['state']
-    except Exception as error:
-      raise DamagedError(one_line(error)) from error
+    if whole:
+      args = ocp.args.StandardRestore(abstract)
+    else:
+      restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
+      args = ocp.args.PyTreeRestore(abstract, restore_args=restore_args, partial_restore=True)
+    state = self._read(meta.step, ocp.args.Composite(state=args))['state']
     for path, value in _flat(_checksums(state)):
       if meta.checksums[path] != int(value):
         raise DamagedError(f'the array {path} is not the one that was written')
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype, device=a.sharding), fresh)
     return {**state, **zeros}
+
+  def _read(self, step: int, args: ocp.args.Composite) -> Any:
+    """Items of a checkpoint, or a DamagedError in all processes if one cannot read them."""
+    read, failure = None, None
+    try:
+      read = self._manager.restore(step, args=args)
+    except Exception as error:
+      if hosts.is_loss(error):
+        raise
+      failure = error
+    if hosts.in_any(failure is not None):
+      raise DamagedError(
+        one_line(failure) if failure else 'another process could not read it'
+      ) from failure
+    return read
 
   def set_aside(self, step: int) -> Path:
     """Moves a damaged checkpoint out of the way, to `WORKDIR/damaged/STEP`."""
@@ -316,6 +329,7 @@ class Checkpoints:
     if jax.process_index() == 0:
       target.parent.mkdir(exist_ok=True)
       os.rename(self.directory / str(step), target)
+    hosts.meet('the damaged checkpoint is out of the way')
     self._manager.reload()
     return target
 
@@ -324,6 +338,8 @@ class Checkpoints:
     try:
       action()
     except Exception as error:
+      if hosts.is_loss(error):
+        raise
       complete = [s for s in self.steps() if (self.directory / str(s) / 'meta').exists()]
       last = f'the last good checkpoint is step {complete[-1]}' if complete else 'none is saved yet'
       raise UserError(

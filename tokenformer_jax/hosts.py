@@ -19,14 +19,18 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import jax
+import numpy as np
 from absl import flags
 from jax._src import distributed  # Only for the address that JAX found, which a message names.
 from jax.experimental import multihost_utils
 
 from tokenformer_jax.errors import UserError
+
+_T = TypeVar('_T')
 
 _EVERY_HOST = (
   'start the same command on every host (TPU VMs: gcloud compute tpus tpu-vm ssh NAME '
@@ -36,6 +40,9 @@ _EVERY_HOST = (
 _LOSS = re.compile(
   r'Gloo|NCCL|coordination|heartbeat|barrier|closed by peer|reset by peer|UNAVAILABLE|ABORTED',
   re.IGNORECASE,
+)
+_AGAIN = (
+  'start the same command on every host again: a training run goes on from its last checkpoint'
 )
 _GRACE = 3  # seconds for which the coordinator, without which all are ended, outlives its own error
 
@@ -78,7 +85,12 @@ def joined(*, stops: bool = False) -> Iterator[None]:
   if not jax.distributed.is_initialized() or jax.process_count() == 1:
     yield
     return
-  last_words = _LastWords(_lost())
+  ended = (
+    f'error: process {jax.process_index()} of {jax.process_count()} was killed, or ended by JAX '
+    'because another process of this program had ended, whose output says why (JAX says so above, '
+    f'then); {_AGAIN}'
+  )
+  last_words = _LastWords(ended)
   if not is_first():
     sys.stdout = open(os.devnull, 'w')  # noqa: SIM115 (for the life of the process)
   try:
@@ -99,6 +111,54 @@ def is_loss(error: BaseException | None) -> bool:
       return True
     error = error.__cause__ or error.__context__
   return False
+
+
+def meet(name: str) -> None:
+  """Waits until all processes are here."""
+  if jax.process_count() > 1:
+    multihost_utils.sync_global_devices(name)
+
+
+def in_any(flag: bool) -> bool:
+  """Whether a flag is true in any process; all have to ask."""
+  if jax.process_count() == 1:
+    return flag
+  return bool(multihost_utils.process_allgather(np.int32(flag)).any())
+
+
+def first_then_others(make: Callable[[], _T]) -> _T:
+  """What `make` gives, called in the first process, then in the others, who may find its files.
+
+  Raises:
+    UserError: what `make` raises; in the others, that it did so in the first.
+  """
+  if jax.process_count() == 1:
+    return make()
+  made, error = None, None
+  if is_first():
+    try:
+      made = make()
+    except UserError as raised:
+      error = raised
+  failed = in_any(error is not None)
+  if error is not None:
+    raise error
+  if failed:
+    raise UserError('process 0 could not go on; its output says why')
+  return make() if made is None else made
+
+
+def check_same(values: Sequence[int], message: str) -> None:
+  """Checks that all processes have the same numbers, each less than 2³¹.
+
+  Raises:
+    UserError: they do not, with the message; in all processes.
+  """
+  if jax.process_count() == 1:
+    return
+  of_all = multihost_utils.process_allgather(np.array(values, np.int32))
+  if (of_all != of_all[0]).any():
+    raise UserError(message)
 
 
 class StopRequest:
@@ -210,25 +270,21 @@ def _alone() -> None:
   os._exit(2)
 
 
-def _lost(reason: str = '') -> str:
-  return (
-    f'error: another process of this program has ended, so process {jax.process_index()} of '
-    f'{jax.process_count()} ends, too{reason}; its own output says why; start the same command on '
-    'every host again: a training run goes on from its last checkpoint'
-  )
-
-
 def _end(error: BaseException) -> None:
   """Says what happened and ends the process."""
   status = 1
+  this = f'process {jax.process_index()} of {jax.process_count()}'
   if isinstance(error, SystemExit):
     status = error.code if isinstance(error.code, int) else 1
   elif is_loss(error):
-    _say(_lost(f' ({" ".join(str(error).split())[:200]})'))
+    reason = ' '.join(str(error).split())[:200]
+    _say(
+      f'error: another process of this program has ended, so {this} ends, too ({reason}); the '
+      f"other one's output says why; {_AGAIN}"
+    )
   elif isinstance(error, UserError):
     status = 2
-    host = '' if is_first() else f' (process {jax.process_index()} of {jax.process_count()})'
-    _say(f'error{host}: {error}')
+    _say(f'error: {error}' if is_first() else f'error ({this}): {error}')
   else:
     traceback.print_exception(error)
   sys.stdout.flush()

@@ -50,6 +50,7 @@ class Run:
       jax.config.update('jax_compilation_cache_dir', config.train.compilation_cache)
     self.mesh = sharding.make_mesh(config.mesh, start.devices())
     self.origin = start.find_origin(config, workdir)
+    hosts.meet('the work directory is as an earlier run left it')
     self.config = config = start.fill_in(config, self.origin)
     self.task = tasks.make(config)
     definition = self.task.definition
