@@ -275,7 +275,7 @@ def _end(error: BaseException) -> None:
   status = 1
   this = f'process {jax.process_index()} of {jax.process_count()}'
   if isinstance(error, SystemExit):
-    status = error.code if isinstance(error.code, int) else 1
+    status = int(error.code or 0)
   elif is_loss(error):
     reason = ' '.join(str(error).split())[:200]
     _say(
