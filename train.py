@@ -63,4 +63,4 @@ def _with_config(arguments: list[str]) -> list[str]:
 
 if __name__ == '__main__':
   sys.argv[1:] = _with_config(sys.argv[1:])
-  cli.run(main)
+  cli.run(main, stops=True)

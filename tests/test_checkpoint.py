@@ -15,7 +15,7 @@ import pytest
 import tiny_run
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tokenformer_jax import checkpoint, sharding, start, train
+from tokenformer_jax import checkpoint, checksum, sharding, start, train
 from tokenformer_jax.config import Config, GrowConfig, MeshConfig, ModelConfig, TokenCounts
 from tokenformer_jax.errors import UserError
 
@@ -203,12 +203,12 @@ def test_a_flipped_byte_is_noticed_wherever_it_matters(tmp_path, seed):
 @pytest.mark.parametrize('shape', [(7, 5), (2, 3, 4)])
 def test_the_checksum_sees_every_bit(shape):
   values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-  reference = int(checkpoint._checksum(jnp.asarray(values)))
+  reference = int(checksum.on_devices(jnp.asarray(values)))
   for index in np.ndindex(values.shape):
     for bit in range(32):
       flipped = values.copy()
       flipped.view(np.uint32)[index] ^= np.uint32(1 << bit)
-      assert int(checkpoint._checksum(jnp.asarray(flipped))) != reference, (index, bit)
+      assert int(checksum.on_devices(jnp.asarray(flipped))) != reference, (index, bit)
 
 
 @pytest.mark.parametrize('layers', [(), (3,)])
@@ -217,7 +217,7 @@ def test_the_checksum_is_the_same_on_every_mesh(layers):
   mesh = sharding.make_mesh(MeshConfig(fsdp=4, tokens=2))
   spec = PartitionSpec(*[None for _ in layers], 'tokens', 'fsdp')
   split = jax.device_put(values, NamedSharding(mesh, spec))
-  assert int(jax.jit(checkpoint._checksum)(split)) == int(checkpoint._checksum(values))
+  assert int(jax.jit(checksum.on_devices)(split)) == int(checksum.on_devices(values))
 
 
 @pytest.fixture

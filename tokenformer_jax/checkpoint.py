@@ -25,6 +25,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 from orbax.checkpoint import checkpoint_managers
 
+from tokenformer_jax import checksum, hosts
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.errors import UserError
 
@@ -108,7 +109,8 @@ class _ToldElsewhere(std_logging.Filter):
 
   def filter(self, record: std_logging.LogRecord) -> bool:
     of_orbax = 'orbax' in record.pathname or record.name == 'asyncio'
-    return not (of_orbax and (record.exc_info or 'read only' in record.getMessage()))
+    known = ('read only', 'preemption')
+    return not (of_orbax and (record.exc_info or any(k in record.getMessage() for k in known)))
 
 
 _TOLD_ELSEWHERE = _ToldElsewhere()  # one object: a logger takes it once, however often given
@@ -248,9 +250,9 @@ class Checkpoints:
       DamagedError: it cannot be read.
       UserError: it was written by a later version of this package.
     """
+    args = ocp.args.Composite(meta=ocp.args.JsonRestore(), tokenizer=ocp.args.JsonRestore())
+    restored = self._read(step, args)
     try:
-      args = ocp.args.Composite(meta=ocp.args.JsonRestore(), tokenizer=ocp.args.JsonRestore())
-      restored = self._manager.restore(step, args=args)
       meta, tokenizer = _checked(restored['meta']), _checked(restored['tokenizer'])
       if meta['format'] > FORMAT:
         raise UserError(
@@ -292,20 +294,32 @@ class Checkpoints:
       if path not in meta.checksums:
         raise DamagedError(f'the array {path} is not in it')
     whole = len(_flat(abstract)) == len(meta.checksums)
-    try:
-      if whole:
-        args = ocp.args.StandardRestore(abstract)
-      else:
-        restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
-        args = ocp.args.PyTreeRestore(abstract, restore_args=restore_args, partial_restore=True)
-      state = self._manager.restore(meta.step, args=ocp.args.Composite(state=args))['state']
-    except Exception as error:
-      raise DamagedError(one_line(error)) from error
+    if whole:
+      args = ocp.args.StandardRestore(abstract)
+    else:
+      restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
+      args = ocp.args.PyTreeRestore(abstract, restore_args=restore_args, partial_restore=True)
+    state = self._read(meta.step, ocp.args.Composite(state=args))['state']
     for path, value in _flat(_checksums(state)):
       if meta.checksums[path] != int(value):
         raise DamagedError(f'the array {path} is not the one that was written')
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype, device=a.sharding), fresh)
     return {**state, **zeros}
+
+  def _read(self, step: int, args: ocp.args.Composite) -> Any:
+    """Items of a checkpoint, or a DamagedError in all processes if one cannot read them."""
+    read, failure = None, None
+    try:
+      read = self._manager.restore(step, args=args)
+    except Exception as error:
+      if hosts.is_loss(error):
+        raise
+      failure = error
+    if hosts.in_any(failure is not None):
+      raise DamagedError(
+        one_line(failure) if failure else 'another process could not read it'
+      ) from failure
+    return read
 
   def set_aside(self, step: int) -> Path:
     """Moves a damaged checkpoint out of the way, to `WORKDIR/damaged/STEP`."""
@@ -315,6 +329,7 @@ class Checkpoints:
     if jax.process_index() == 0:
       target.parent.mkdir(exist_ok=True)
       os.rename(self.directory / str(step), target)
+    hosts.meet('the damaged checkpoint is out of the way')
     self._manager.reload()
     return target
 
@@ -323,6 +338,8 @@ class Checkpoints:
     try:
       action()
     except Exception as error:
+      if hosts.is_loss(error):
+        raise
       complete = [s for s in self.steps() if (self.directory / str(s) / 'meta').exists()]
       last = f'the last good checkpoint is step {complete[-1]}' if complete else 'none is saved yet'
       raise UserError(
@@ -411,33 +428,6 @@ def _listed(steps: list[int]) -> str:
   return f'the steps {", ".join(map(str, steps))}' if steps else 'none'
 
 
-@jax.jit
-def _checksum(array: jax.Array) -> jax.Array:
-  """Σ bits · (2 · index + 1) mod 2³²: the same on every mesh, changed by any single flipped bit."""
-  if array.ndim < 3:
-    return _sum_of_bits(array, jnp.uint32(0))
-
-  # Layer by layer: on a CPU the products are written to memory before they are summed.
-  def add(i: jax.Array, total: jax.Array) -> jax.Array:
-    layer = jax.lax.dynamic_index_in_dim(array, i, keepdims=False)
-    return total + _sum_of_bits(layer, i.astype(jnp.uint32) * jnp.uint32(layer.size % 2**32))
-
-  return jax.lax.fori_loop(0, array.shape[0], add, jnp.uint32(0))
-
-
-def _sum_of_bits(array: jax.Array, first: jax.Array) -> jax.Array:
-  bits = array
-  if not jnp.issubdtype(array.dtype, jnp.integer):
-    width = array.dtype.itemsize * 8
-    bits = jax.lax.bitcast_convert_type(array, jnp.dtype(f'uint{width}'))
-  index = jnp.full(array.shape, first)
-  stride = 1
-  for axis in reversed(range(array.ndim)):
-    index += jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis) * jnp.uint32(stride % 2**32)
-    stride *= array.shape[axis]
-  return jnp.sum(bits.astype(jnp.uint32) * (2 * index + 1), dtype=jnp.uint32)
-
-
 def _checksums(state: Any) -> Any:
   """Of one array after the other, which takes less memory than all in one program.
 
@@ -446,20 +436,10 @@ def _checksums(state: Any) -> Any:
 
   def of(array: Any) -> Any:
     if isinstance(array, Deferred):
-      return _checksum_on_host(array.read())
-    return jax.block_until_ready(_checksum(array))
+      return checksum.on_host(array.read())
+    return jax.block_until_ready(checksum.on_devices(array))
 
   return jax.tree.map(of, state)
-
-
-def _checksum_on_host(array: np.ndarray) -> int:
-  """`_checksum` by numpy, a piece at a time."""
-  bits, piece, total = array.reshape(-1).view(f'uint{array.itemsize * 8}'), 2**20, 0
-  for first in range(0, bits.size, piece):
-    part = bits[first : first + piece].astype(np.uint32)
-    weights = np.arange(2 * first + 1, 2 * (first + part.size), 2, dtype=np.uint64)
-    total += int(np.sum(part * weights.astype(np.uint32), dtype=np.uint32))
-  return total % 2**32
 
 
 def _flat(tree: Any) -> list[tuple[str, Any]]:

@@ -1,29 +1,46 @@
 """What the command-line entries share: running `main`, and naming a checkpoint."""
 
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from absl import app, flags, logging
 
-from tokenformer_jax import config
+from tokenformer_jax import config, hosts
 from tokenformer_jax.errors import UserError
 
 
-def run(main: Callable[[Sequence[str]], None], *, positional: bool = False) -> None:
+def run(
+  main: Callable[[Sequence[str]], None],
+  *,
+  positional: bool = False,
+  on_all_hosts: bool = True,
+  stops: bool = False,
+) -> None:
   """Parses flags and runs `main`; a `UserError` becomes one line and exit status 2.
 
   Args:
     main: gets the program's name and, if they are allowed, the arguments that are no flags.
     positional: whether such arguments are allowed; then flags may also stand after them.
+    on_all_hosts: whether the command computes on the devices of all hosts together.
+    stops: whether it saves and ends in good order on SIGTERM (`hosts.StopRequest`).
   """
+  join = contextlib.nullcontext()
+  if on_all_hosts:
+    hosts.define_flags()
+    join = hosts.joined(stops=stops)
 
   def guarded(argv: Sequence[str]) -> None:
     if len(argv) > 1 and not positional:
       raise app.UsageError(f'unexpected argument {argv[1]!r}; flags look like --name=value')
-    if not flags.FLAGS['verbosity'].present:  # --verbosity=0 shows the lines of Orbax, too.
+    quiet = not flags.FLAGS['verbosity'].present  # --verbosity=0 shows the lines of Orbax, too.
+    if quiet:
       logging.set_verbosity(logging.WARNING)
-    main(argv)
+    with join:
+      if quiet and not hosts.is_first():
+        logging.set_verbosity(logging.ERROR)
+      main(argv)
 
   sys.unraisablehook = _report_unraisable
   flags.FLAGS.set_gnu_getopt(positional)
@@ -55,8 +72,9 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
 
 
 def say(text: str) -> None:
-  """A line for the person at the terminal, on standard error."""
-  print(text, file=sys.stderr, flush=True)
+  """A line for the person at the terminal, on the standard error of the first process."""
+  if hosts.is_first():
+    print(text, file=sys.stderr, flush=True)
 
 
 def split_source(source: str) -> tuple[Path, int | None]:

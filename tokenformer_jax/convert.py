@@ -394,4 +394,4 @@ def main(argv: Sequence[str]) -> None:
 
 if __name__ == '__main__':
   _define_flags()
-  cli.run(main, positional=True)
+  cli.run(main, positional=True, on_all_hosts=False)

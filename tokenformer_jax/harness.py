@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import lm_eval.models  # Without it the harness would know no model but this one.
 import tqdm
+from absl import flags
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import model_registry
@@ -32,7 +33,7 @@ from lm_eval.utils import (
   simple_parse_args_string,
 )
 
-from tokenformer_jax import checkpoint, cli, trained
+from tokenformer_jax import checkpoint, cli, hosts, trained
 from tokenformer_jax.decode import Decoder
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.sampling import GREEDY, Sampling
@@ -307,11 +308,14 @@ def main() -> None:
 
   # The harness estimates errors in processes, which must not be forks of one with JAX's threads.
   multiprocessing.set_start_method('spawn')
-  if jax.process_count() > 1:  # How the harness finds out which of several processes prints.
-    os.environ['LOCAL_RANK'] = str(jax.process_index())
   logging.getLogger('absl').setLevel(logging.WARNING)
+  hosts.define_flags()
+  flags.FLAGS(sys.argv[:1])  # The command line is the harness's, so JAX has to find other hosts.
   try:
-    cli_evaluate()
+    with hosts.joined():
+      if jax.process_count() > 1:  # How the harness finds out which of several processes prints.
+        os.environ['LOCAL_RANK'] = str(jax.process_index())
+      cli_evaluate()
   except UserError as error:
     cli.say(f'error: {error}')
     sys.exit(2)

@@ -5,18 +5,19 @@ import dataclasses
 import json
 import os
 import shlex
-import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
-from tokenformer_jax import checkpoint, cli, flops, grow, optim, sharding, start, tasks
+from tokenformer_jax import checkpoint, cli, flops, grow, hosts, optim, sharding, start, tasks
 from tokenformer_jax import step as step_lib
 from tokenformer_jax.config import Config, profile_range
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.metrics import Metrics, Window
+from tokenformer_jax.params import Params
 from tokenformer_jax.step import State
 
 _EVALUATED = {'': 'params', 'ema_': 'ema'}  # prefix of figures → entry of the state
@@ -49,6 +50,7 @@ class Run:
       jax.config.update('jax_compilation_cache_dir', config.train.compilation_cache)
     self.mesh = sharding.make_mesh(config.mesh, start.devices())
     self.origin = start.find_origin(config, workdir)
+    hosts.meet('the work directory is as an earlier run left it')
     self.config = config = start.fill_in(config, self.origin)
     self.task = tasks.make(config)
     definition = self.task.definition
@@ -86,7 +88,7 @@ class Run:
     metrics = Metrics(
       self.workdir, first_step=first, steps=steps, tensorboard=self.config.train.tensorboard
     )
-    with contextlib.closing(metrics), _StopSignals() as stop:
+    with contextlib.closing(metrics), hosts.StopRequest() as stop:
       metrics.say(self._description(first))
       if self._is_new_born(first):
         self._evaluate(state, first, metrics)
@@ -142,10 +144,16 @@ class Run:
     Those of the parameters' average, if the run keeps one, are under `eval/ema_loss` and so on.
     """
     versions = {prefix: state[name] for prefix, name in _EVALUATED.items() if name in state}
+
+    def sums_of(params: Params, batch: tasks.Batch) -> Any:
+      sums = self.eval_step(params, batch)
+      # On a CPU, programs that run at once can wait for each other's collectives for ever.
+      return jax.block_until_ready(sums) if jax.default_backend() == 'cpu' else sums
+
     parts = []
     for batch in self.task.validation_batches(self.rows):
       on_devices = self.to_devices(batch)
-      parts.append({p: self.eval_step(params, on_devices) for p, params in versions.items()})
+      parts.append({p: sums_of(params, on_devices) for p, params in versions.items()})
     sums = jax.tree.map(
       lambda *values: np.sum(values, axis=0, dtype=np.float64), *jax.device_get(parts)
     )
@@ -155,7 +163,7 @@ class Run:
       for name, value in self.task.eval_figures(of_version).items()
     }
 
-  def _loop(self, state: State, first: int, metrics: Metrics, stop: '_StopSignals') -> State:
+  def _loop(self, state: State, first: int, metrics: Metrics, stop: hosts.StopRequest) -> State:
     config, steps = self.config.train, self.config.train.steps
     profile = _Profile(self.workdir, profile_range(config))
     window = self._window()
@@ -166,7 +174,7 @@ class Run:
         state, figures = self.train_step(state, self.to_devices(rows))
         window.add(figures)
         profile.after(step, figures)
-        stopping = stop.requested  # read once: a signal during the rest waits for the next step
+        stopping = stop.after(step)  # once: a signal during the rest waits for the next step
         last = step == steps or stopping
         if step % config.log_every == 0 or last:
           metrics.write(step, window.figures())
@@ -248,30 +256,6 @@ def write_atomically(path: Path, text: str) -> None:
 
 def _due(step: int, every: int) -> bool:
   return every > 0 and step % every == 0
-
-
-class _StopSignals:
-  """SIGTERM and Ctrl-C ask the loop to stop after the step at hand; a second Ctrl-C stops now."""
-
-  def __init__(self):
-    self.requested = False
-    self._before = {}
-
-  def __enter__(self) -> '_StopSignals':
-    with contextlib.suppress(ValueError):  # Not in the main thread: nothing to catch.
-      for number in (signal.SIGTERM, signal.SIGINT):
-        self._before[number] = signal.signal(number, self._handle)
-    return self
-
-  def __exit__(self, *exception: object) -> None:
-    for number, handler in self._before.items():
-      signal.signal(number, handler)
-
-  def _handle(self, number: int, frame: object) -> None:
-    del frame
-    if self.requested and number == signal.SIGINT:
-      raise KeyboardInterrupt
-    self.requested = True
 
 
 class _Profile:

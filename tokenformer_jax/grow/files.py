@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 
-from tokenformer_jax import checkpoint, models, optim, sharding
+from tokenformer_jax import checkpoint, hosts, models, optim, sharding
 from tokenformer_jax import step as step_lib
 from tokenformer_jax.checkpoint import Ancestor, Checkpoints, Lineage, Meta
 from tokenformer_jax.config import Config, GrowConfig, ModelConfig
@@ -172,10 +171,10 @@ def _whole_or_nothing(target: Path) -> Iterator[Path]:
   first = jax.process_index() == 0
   if first:
     shutil.rmtree(partial, ignore_errors=True)  # of a growth that was killed
-  _meet('the old partial target is gone')
+  hosts.meet('the old partial target is gone')
   try:
     yield partial
-    _meet('the target is written')
+    hosts.meet('the target is written')
     if first:
       os.rename(partial, target)
   except (OSError, UserError) as error:
@@ -187,8 +186,3 @@ def _whole_or_nothing(target: Path) -> Iterator[Path]:
   finally:
     if first:
       shutil.rmtree(partial, ignore_errors=True)
-
-
-def _meet(name: str) -> None:
-  if jax.process_count() > 1:
-    multihost_utils.sync_global_devices(name)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from tokenformer_jax import cli
+from tokenformer_jax import cli, hosts
 from tokenformer_jax.data import held_out, text
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.inspect import picture, report
@@ -131,6 +131,8 @@ def _layers(asked: str, layers: int) -> list[int]:
 
 
 def _write(path: str, flag: str, write: Callable[[str], Any]) -> None:
+  if not hosts.is_first():
+    return
   try:
     write(path)
   except OSError as error:

@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.experimental import multihost_utils
 
-from tokenformer_jax import models, vit
+from tokenformer_jax import hosts, models, vit
 from tokenformer_jax.cli import say
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.data import image_order, images
@@ -137,12 +136,9 @@ class ImageTask(Task):
     return self.definition.bind(params)(_around_zero(batch['images'])), batch['labels']
 
   def prepare(self) -> None:
-    self._set = images.open_images(self.config.data)
-    if jax.process_count() > 1:
-      sizes = np.array([len(self._set.train), len(self._set.validation), len(self._set.classes)])
-      multihost_utils.assert_equal(
-        sizes, 'the hosts find different images; config.data must find the same'
-      )
+    self._set = hosts.first_then_others(lambda: images.open_images(self.config.data))
+    sizes = [len(self._set.train), len(self._set.validation), len(self._set.classes)]
+    hosts.check_same(sizes, 'the hosts find different images; config.data must find the same')
 
   @property
   def examples(self) -> int:

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 
+from tokenformer_jax import hosts
 from tokenformer_jax.compute import Compute
 from tokenformer_jax.config import Config
 from tokenformer_jax.data import order, store, tokenizers
@@ -71,14 +71,10 @@ class TextTask(Task):
   def prepare(self) -> None:
     """Opens the token store: made by the first process, then by those not sharing its disk."""
     data = self.config.data
-    first = jax.process_index() == 0
-    made = store.prepare(data) if first else None
-    if jax.process_count() > 1:
-      multihost_utils.sync_global_devices('the token store is made')
-      made = made or store.prepare(data)
-      multihost_utils.assert_equal(
-        int(made.digest[:7], 16), 'the hosts read different text; config.data must find the same'
-      )
+    made = hosts.first_then_others(lambda: store.prepare(data))
+    hosts.check_same(
+      [int(made.digest[:7], 16)], 'the hosts read different text; config.data must find the same'
+    )
     # Finds out that a split is too short for one sequence before anything is compiled.
     order.validation_batches(made, data, [0], 1)
     order.train_rows(made.train, 0, [0], batch_size=1, sequence_length=data.sequence_length, seed=0)

@@ -1,0 +1,305 @@
+"""Several processes joined by JAX, as on a pod: they do what one does, and end together."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tiny_hosts
+import tiny_run
+
+from tokenformer_jax import checkpoint, hosts, metrics
+from tokenformer_jax.data import order, store
+
+MESH = {'mesh__fsdp': 2, 'mesh__tokens': 2}  # both axes cross processes where each has one device
+CHANGES = {**MESH, 'train__checkpoint_every': 10, 'train__eval_every': 10}
+ENDLESS = {**MESH, 'train__steps': 10**6, 'train__checkpoint_every': 20}
+
+slow = pytest.mark.slow
+
+
+@pytest.fixture(scope='module')
+def corpus(tmp_path_factory):
+  root = tmp_path_factory.mktemp('hosts')
+  return root, tiny_run.write_corpus(root / 'corpus')
+
+
+def train(corpus, name, **changes):
+  """The command, and the work directory."""
+  root, source = corpus
+  return tiny_run.command(source, root / 'cache', root / name, **changes), root / name
+
+
+def run_alone(arguments):
+  done = subprocess.run(
+    arguments, capture_output=True, text=True, env=tiny_hosts.environment(4), timeout=300
+  )
+  assert done.returncode == 0, done.stderr
+  return done.stdout
+
+
+@pytest.fixture(scope='module')
+def one(corpus):
+  """The work directory of a run in one process."""
+  command, workdir = train(corpus, 'one', **CHANGES)
+  run_alone(command)
+  return workdir
+
+
+@pytest.fixture(scope='module')
+def two(corpus):
+  """The work directory of a run in two processes, and how they ended."""
+  command, workdir = train(corpus, 'two', **CHANGES)
+  return workdir, tiny_hosts.run(command, 2, devices=2)
+
+
+def losses(workdir):
+  """By step and name; each step once."""
+  lines = metrics.read(workdir)
+  names = ('train/loss', 'eval/loss')
+  found = [(line['step'], name, line[name]) for line in lines for name in names if name in line]
+  assert len({row[:2] for row in found}) == len(found), 'a step is there twice: two wrote figures'
+  return {row[:2]: row[2] for row in found}
+
+
+def assert_same_losses(ours, theirs):
+  assert ours.keys() == theirs.keys()
+  np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=1e-4)
+
+
+@slow
+def test_losses_are_those_of_one_process(one, two):
+  assert_same_losses(losses(two[0]), losses(one))
+
+
+@slow
+def test_only_the_first_process_speaks(two):
+  first, second = two[1]
+  assert 'saved' in first.err
+  assert second.out + second.err == ''
+
+
+@slow
+def test_resuming_with_other_processes_ends_with_the_same_losses(corpus, one, two):
+  command, workdir = train(corpus, 'resumed', **CHANGES)
+  shutil.copytree(two[0], workdir)
+  shutil.rmtree(workdir / 'checkpoints' / '20')
+  first = tiny_hosts.run(command, 4, devices=1)[0]
+  assert 'going on after step 10' in first.err
+  assert_same_losses(losses(workdir), losses(one))
+
+
+BATCHES = """
+import sys
+from pathlib import Path
+import numpy as np
+from jax.experimental import multihost_utils
+import tiny_run
+from tokenformer_jax import cli, hosts, train
+
+def main(argv):
+  _, source, cache, workdir, out = argv
+  config = tiny_run.config(source, Path(cache), mesh__fsdp=4)
+  run = train.Run(config, Path(workdir))
+  batches = run.task.train_batches(run.rows, 3, 6)
+  found = [multihost_utils.process_allgather(run.to_devices(b), tiled=True) for b in batches]
+  if hosts.is_first():
+    np.save(out, found)
+
+cli.run(main, positional=True)
+"""
+
+
+@slow
+def test_batches_are_exactly_those_of_one_process(corpus, tmp_path):
+  root, source = corpus
+  out = tmp_path / 'batches.npy'
+  paths = [source, str(root / 'cache'), str(tmp_path / 'run'), str(out)]
+  tiny_hosts.run([sys.executable, '-c', BATCHES, *paths], 2, devices=2)
+  data = tiny_run.config(source, root / 'cache').data
+  tokens = store.prepare(data).train
+  length, size = data.sequence_length, data.batch_size
+  expected = [
+    order.train_rows(tokens, step, range(size), batch_size=size, sequence_length=length, seed=0)
+    for step in range(3, 6)
+  ]
+  np.testing.assert_array_equal(np.load(out), expected)
+
+
+def wait_for_steps(workdir, running, count):
+  """Waits until so many lines of figures are written."""
+  path = workdir / 'metrics.jsonl'
+  deadline = time.monotonic() + 200
+  while not path.exists() or len(path.read_text().splitlines()) < count:
+    assert all(process.poll() is None for process in running), tiny_hosts.ends(running)
+    assert time.monotonic() < deadline, 'the run makes no progress'
+    time.sleep(0.05)
+
+
+@pytest.fixture(scope='module')
+def killed(corpus):
+  """A work directory with a checkpoint, and how two processes ended when the second was killed."""
+  command, workdir = train(corpus, 'killed', **ENDLESS)
+  with tiny_hosts.started(command, 2, devices=2) as running:
+    wait_for_steps(workdir, running, 6)
+    running[1].kill()
+    started = time.monotonic()
+    ended = tiny_hosts.ends(running, timeout=2 * tiny_hosts.HEARTBEAT)
+    seconds = time.monotonic() - started
+  return workdir, ended, seconds
+
+
+def assert_told_of_a_loss(process):
+  assert process.status != 0
+  assert 'another process of this program ha' in process.err
+  assert 'start the same command on every host again' in process.err.splitlines()[-1]
+
+
+@slow
+def test_a_killed_process_ends_the_other_with_a_sentence(killed):
+  _, (first, _), seconds = killed
+  assert_told_of_a_loss(first)
+  assert 'Traceback' not in first.err
+  assert seconds < tiny_hosts.HEARTBEAT
+
+
+@slow
+def test_a_killed_coordinator_ends_the_other_with_a_sentence(corpus):
+  command, workdir = train(corpus, 'killed_first', **ENDLESS)
+  with tiny_hosts.started(command, 2, devices=2) as running:
+    wait_for_steps(workdir, running, 1)
+    running[0].kill()
+    assert_told_of_a_loss(tiny_hosts.ends(running, timeout=tiny_hosts.HEARTBEAT)[1])
+
+
+@slow
+def test_sigterm_to_one_makes_all_save_the_same_step(corpus, killed):
+  """The run goes on where the one that lost a process left a checkpoint."""
+  workdir = killed[0]
+  command, _ = train(corpus, 'killed', **ENDLESS)
+  before = checkpoint.Checkpoints(workdir).steps()[-1]
+  (workdir / 'metrics.jsonl').unlink()  # so that a line is one of this start
+  with tiny_hosts.started(command, 2, devices=2) as running:
+    wait_for_steps(workdir, running, 2)
+    running[1].send_signal(signal.SIGTERM)
+    first, second = tiny_hosts.ends(running)
+  assert (first.status, second.status) == (0, 0), first.err + second.err
+  assert f'going on after step {before}' in first.err
+  last = checkpoint.Checkpoints(workdir).steps()[-1]
+  assert last > before
+  assert f'asked to stop: saving step {last}' in first.err
+
+
+@slow
+def test_growing_by_two_processes_is_growing_by_one(two, tmp_path):
+  command = [sys.executable, '-m', 'tokenformer_jax.grow', f'--source={two[0]}@20']
+  command.append('--param_tokens=qkv=48,ffn=96')
+  printed = run_alone([*command, f'--target={tmp_path}/alone'])
+  first, second = tiny_hosts.run([*command, f'--target={tmp_path}/both'], 2, devices=2)
+  assert first.out == printed.replace('/alone', '/both')
+  assert second.out == ''
+  metas = [checkpoint.Checkpoints(tmp_path / name).meta(20) for name in ('alone', 'both')]
+  assert metas[0].checksums == metas[1].checksums
+
+
+@slow
+def test_evaluating_by_two_processes_is_evaluating_by_one(corpus, two, tmp_path):
+  command = [sys.executable, '-m', 'tokenformer_jax.evaluate', f'--source={two[0]}']
+  command.append(f'--text={corpus[1].replace("*", "1*")}')
+  run_alone([*command, f'--output={tmp_path}/alone.json'])
+  tiny_hosts.run([*command, f'--output={tmp_path}/both.json'], 2, devices=2)
+  texts = [
+    json.loads((tmp_path / f'{name}.json').read_text())['text'] for name in ('alone', 'both')
+  ]
+  assert texts[0].pop('source') == texts[1].pop('source')
+  assert texts[1] == pytest.approx(texts[0], rel=1e-5)
+
+
+@slow
+def test_slurm_is_found_and_two_processes_generate_what_one_does(two):
+  command = [sys.executable, '-m', 'tokenformer_jax.generate', f'--source={two[0]}']
+  command += ['--prompt=def ', '--length=20', '--temperature=0']
+  port = tiny_hosts.free_port()
+  slurm = {
+    'SLURM_JOB_ID': '1',
+    'SLURM_STEP_NODELIST': 'localhost',
+    'SLURM_NTASKS': '2',
+    'JAX_COORDINATOR_PORT': str(port),
+  }
+  running = [
+    subprocess.Popen(
+      command,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+      env={**tiny_hosts.environment(2), **slurm, 'SLURM_PROCID': str(i), 'SLURM_LOCALID': str(i)},
+    )
+    for i in range(2)
+  ]
+  first, second = tiny_hosts.ends(running)
+  assert (first.status, second.status) == (0, 0), first.err + second.err
+  assert first.out == run_alone(command)
+  assert second.out == ''
+
+
+@slow
+@pytest.mark.parametrize('i', [0, 1])
+def test_who_starts_alone_gives_up_with_a_sentence(corpus, i):
+  command, _ = train(corpus, 'alone', **CHANGES)
+  port = tiny_hosts.free_port()
+  done = subprocess.run(
+    [*command, *tiny_hosts.flags(2, i, port, start_timeout=3)],
+    capture_output=True,
+    text=True,
+    env=tiny_hosts.environment(1),
+    timeout=60,
+  )
+  assert done.returncode == 2
+  (line,) = done.stderr.splitlines()
+  assert f'waited 3 s (--start_timeout) at localhost:{port} as process {i} of 2' in line
+  assert 'start the same command on every host' in line
+  assert '--worker=all' in line
+
+
+@slow
+def test_a_mistake_is_told_by_every_process(corpus):
+  command, _ = train(corpus, 'mistake', mesh__fsdp=3)
+  with tiny_hosts.started(command, 2, devices=2) as running:
+    first, second = tiny_hosts.ends(running, timeout=60)
+  assert (first.status, second.status) == (2, 2)
+  assert first.err.startswith('error: config.mesh has')
+  assert second.err.startswith('error (process 1 of 2): config.mesh has')
+
+
+def test_flags_that_join_go_together():
+  command = [sys.executable, '-m', 'tokenformer_jax.generate', '--source=x', '--process_id=1']
+  done = tiny_run.run(command)
+  assert done.returncode == 2
+  assert '--coordinator=HOST:PORT, --num_processes=N and --process_id=I go together' in done.stderr
+
+
+ENVIRONMENTS = {
+  'nothing': ({'TPU_SKIP_MDS_QUERY': '1'}, False),
+  'slurm step': ({'SLURM_STEP_NODELIST': 'n[1-2]', 'SLURM_NTASKS': '2'}, True),
+  'slurm step of one': ({'SLURM_STEP_NODELIST': 'n1', 'SLURM_NTASKS': '1'}, False),
+  'slurm allocation': ({'TPU_SKIP_MDS_QUERY': '1', 'SLURM_NTASKS': '2'}, False),
+  'indexed job': ({'KUBERNETES_SERVICE_HOST': 'k', 'JOB_COMPLETION_INDEX': '0'}, True),
+  'pod': ({'KUBERNETES_SERVICE_HOST': 'k'}, False),
+  'gke slice': ({'KUBERNETES_SERVICE_HOST': 'k', 'TPU_WORKER_HOSTNAMES': 'a,b'}, True),
+  'gke slices of one host': ({'TPU_WORKER_HOSTNAMES': 'a', 'MEGASCALE_NUM_SLICES': '2'}, True),
+  'gke host': (
+    {'KUBERNETES_SERVICE_HOST': 'k', 'JOB_COMPLETION_INDEX': '0', 'TPU_WORKER_HOSTNAMES': 'a'},
+    False,
+  ),
+  'tpu vm, of which its metadata will tell': ({}, True),
+}
+
+
+@pytest.mark.parametrize('name', ENVIRONMENTS)
+def test_jax_is_asked_only_where_there_may_be_others(name):
+  environment, expected = ENVIRONMENTS[name]
+  assert hosts._may_have_others(environment) == expected

@@ -1,0 +1,95 @@
+"""The same command in several processes, each with some fake CPU devices, joined as on a pod."""
+
+import contextlib
+import dataclasses
+import os
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+
+import tiny_run
+
+_PATHS = (tiny_run.ROOT, tiny_run.ROOT / 'tests')
+HEARTBEAT = 30  # seconds after which a process that says nothing is lost
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+  """What a process left."""
+
+  status: int
+  out: str
+  err: str
+
+
+def flags(count: int, i: int, port: int, **more: int) -> list[str]:
+  """Those that join process `i` of `count` on this machine."""
+  values = {
+    'coordinator': f'localhost:{port}',
+    'num_processes': count,
+    'process_id': i,
+    'heartbeat_timeout': HEARTBEAT,
+    **more,
+  }
+  return [f'--{name}={value}' for name, value in values.items()]
+
+
+def environment(devices: int) -> dict[str, str]:
+  """Of a process with so many devices, that compiles fast."""
+  base = tiny_run.environment(devices)
+  path = os.pathsep.join(filter(None, [*map(str, _PATHS), os.environ.get('PYTHONPATH', '')]))
+  flags = f'{base["XLA_FLAGS"]} --xla_backend_optimization_level=0'
+  return {**base, 'XLA_FLAGS': flags, 'PYTHONPATH': path}
+
+
+@contextlib.contextmanager
+def started(
+  arguments: Sequence[str], processes: int, devices: int
+) -> Iterator[list[subprocess.Popen]]:
+  """Starts them; those that are left at the end are killed."""
+  port, running = free_port(), []
+  try:
+    for i in range(processes):
+      running.append(
+        subprocess.Popen(
+          [*arguments, *flags(processes, i, port)],
+          stdout=subprocess.PIPE,
+          stderr=subprocess.PIPE,
+          text=True,
+          env=environment(devices),
+        )
+      )
+    yield running
+  finally:
+    for process in running:
+      process.kill()
+      process.wait()
+
+
+def ends(running: Sequence[subprocess.Popen], timeout: float = 120) -> list[Ended]:
+  """Waits for all of them."""
+  ended = []
+  for process in running:
+    out, err = process.communicate(timeout=timeout)
+    ended.append(Ended(process.returncode, without_gloo(out), err))
+  return ended
+
+
+def run(arguments: Sequence[str], processes: int, devices: int) -> list[Ended]:
+  """Runs a command in several processes and checks that all of them end well."""
+  with started(arguments, processes, devices) as running:
+    ended = ends(running)
+  assert [process.status for process in ended] == [0] * processes, [p.err for p in ended]
+  return ended
+
+
+def without_gloo(out: str) -> str:
+  """Output without the lines that the collectives of the CPU write there when they connect."""
+  return ''.join(line for line in out.splitlines(True) if not line.startswith('[Gloo]'))
+
+
+def free_port() -> int:
+  """A port that nothing listens on."""
+  with socket.socket() as free:
+    free.bind(('localhost', 0))
+    return free.getsockname()[1]
