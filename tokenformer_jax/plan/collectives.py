@@ -1,0 +1,171 @@
+"""What a collective moves and how long that takes: groups of devices, axes of the mesh, networks."""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from tokenformer_jax.plan.chips import Chip
+from tokenformer_jax.plan.hlo import Instruction
+
+KINDS = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'collective-permute')
+
+_IOTA = re.compile(r'\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?')
+_MESH = re.compile(r'replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}')
+_LISTS = re.compile(r'(?:replica_groups|source_target_pairs)=\{((?:\{[\d,]*\},?)*)\}')
+_DIE_TO_DIE = 6  # links of ICI that the one between the two devices of a TPU7x is worth (Google)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+  """One run of a collective.
+
+  Attributes:
+    axis: of the mesh, several joined by +; `all` if the groups are all devices of a larger mesh.
+    moved: bytes that a device receives.
+    seconds: that its network takes for it.
+    network: `ICI` or `DCN`.
+  """
+
+  axis: str
+  moved: float
+  seconds: float
+  network: str
+
+
+def kind_of(opcode: str) -> str | None:
+  """Which collective an opcode, `…-start` included, is."""
+  opcode = opcode.removesuffix('-start')
+  return opcode if opcode in KINDS else None
+
+
+def groups_of(instruction: Instruction, devices: int) -> np.ndarray:
+  """The groups of device numbers that exchange data, [groups, size]; pairs for a permute.
+
+  Raises:
+    ValueError: they are written in a way that is not known here.
+  """
+  text = instruction.attributes
+  if match := _MESH.search(text):
+    sizes = re.findall(r"'(\w+)'=(\d+)", match.group(1))
+    names = [name for name, _ in sizes]
+    ids = np.arange(devices).reshape([int(size) for _, size in sizes])
+    inside = [names.index(name) for name in re.findall(r"'(\w+)'", match.group(2))]
+    if ':' not in match.group(2) and 'device_ids' not in match.group(0):
+      moved = np.moveaxis(ids, inside, range(ids.ndim - len(inside), ids.ndim))
+      return moved.reshape(-1, int(np.prod([ids.shape[i] for i in inside])))
+  elif match := _IOTA.search(text):
+    shape, sizes, order = (
+      [int(x) for x in part.split(',')] if part else None for part in match.groups()
+    )
+    ids = np.arange(int(np.prod(sizes))).reshape(sizes)
+    return (ids if order is None else ids.transpose(order)).reshape(shape)
+  elif match := _LISTS.search(text):
+    lists = re.findall(r'\{([\d,]*)\}', match.group(1))
+    return (
+      np.array([[int(x) for x in part.split(',')] for part in lists if part])
+      if lists
+      else (np.arange(devices)[None])
+    )
+  elif 'replica_groups={}' in text:
+    return np.arange(devices)[None]
+  raise ValueError(f'the groups of {instruction.name} cannot be read from {text[:300]!r}')
+
+
+def cost(kind: str, operand_bytes: int, groups: np.ndarray, mesh: Mesh, chip: Chip) -> Cost:
+  """One run of a collective over groups of the mesh's devices.
+
+  Bandwidth bounds: every device sends what it has to on all links along the sides of the torus that
+  its group spans, both ways where the side is a ring. Latency is left out.
+
+  Args:
+    kind: one of `KINDS`.
+    operand_bytes: that every device puts in.
+    groups: from `groups_of`.
+    mesh: of the program.
+    chip: of its devices.
+  """
+  axis = _axis(groups, mesh)
+  if kind == 'collective-permute':
+    return _permute(axis, operand_bytes, groups, mesh, chip)
+  places = _places(mesh)[groups[0]]
+  slices = len(np.unique(places[:, 0]))
+  inside = len(places) // slices
+  sides = _sides(chip, places, _torus(mesh))
+  moved = _received(kind, operand_bytes, len(places))
+  # Inside a slice everything is exchanged, then every device's part of it between the slices; what
+  # is gathered comes from the other slices first.
+  from_all = operand_bytes * (slices if kind == 'all-gather' else 1)
+  part = operand_bytes / (inside if kind in ('all-reduce', 'reduce-scatter') else 1)
+  if kind == 'all-to-all' and inside > 1:  # It crosses a quarter of a ring, half of a line.
+    length, bandwidth, ring = max(sides)
+    within = operand_bytes * length / (4 if ring else 2) / bandwidth
+  elif inside > 1:
+    within = _received(kind, from_all, inside) / sum(bandwidth for _, bandwidth, _ in sides)
+  else:
+    within = 0.0
+  between = _received(kind, part, slices) / chip.dcn
+  return Cost(axis, moved, within + between, 'DCN' if slices > 1 else 'ICI')
+
+
+def _received(kind: str, operand_bytes: float, size: int) -> float:
+  """Bytes that a device receives in a group of this size, by the best known algorithms."""
+  factor = {
+    'all-gather': size - 1,
+    'reduce-scatter': (size - 1) / size,
+    'all-reduce': 2 * (size - 1) / size,
+    'all-to-all': (size - 1) / size,
+  }
+  return operand_bytes * factor[kind]
+
+
+def _permute(axis: str, operand_bytes: int, pairs: np.ndarray, mesh: Mesh, chip: Chip) -> Cost:
+  places, torus = _places(mesh), _torus(mesh)
+  source, target = places[pairs[:, 0]], places[pairs[:, 1]]
+  if np.any(source[:, 0] != target[:, 0]):
+    return Cost(axis, operand_bytes, operand_bytes / chip.dcn, 'DCN')
+  apart = np.abs(source - target)[:, 1:]
+  rings = np.array([side % chip.wraps_at == 0 for side in torus])
+  hops = np.where(rings, np.minimum(apart[:, :3], torus - apart[:, :3]), apart[:, :3]).sum(axis=1)
+  # Only the furthest is waited for; what shares its links with others is not seen here.
+  return Cost(axis, operand_bytes, operand_bytes * max(1, hops.max()) / chip.link, 'ICI')
+
+
+def _axis(groups: np.ndarray, mesh: Mesh) -> str:
+  """The axes of the mesh along which the members of a group differ."""
+  places = np.stack(np.unravel_index(groups, mesh.devices.shape), axis=-1)
+  differ = np.any(places != places[:, :1], axis=(0, 1))
+  return '+'.join(name for name, varies in zip(mesh.axis_names, differ, strict=True) if varies)
+
+
+@functools.cache
+def _places(mesh: Mesh) -> np.ndarray:
+  """Slice, three coordinates and core of every device, in the mesh's order."""
+
+  def place(device: jax.Device) -> list[int]:
+    coords = [*device.coords, 0, 0, 0][:3]
+    return [getattr(device, 'slice_index', None) or 0, *coords, device.core_on_chip]
+
+  return np.array([place(device) for device in mesh.devices.flat])
+
+
+@functools.cache
+def _torus(mesh: Mesh) -> np.ndarray:
+  """The sides of a slice."""
+  return np.array([len(np.unique(_places(mesh)[:, i])) for i in (1, 2, 3)])
+
+
+def _sides(chip: Chip, places: np.ndarray, torus: np.ndarray) -> list[tuple[int, float, bool]]:
+  """Length, bytes a second and whether it is a ring, of every side of the torus that is spanned."""
+  sides = []
+  for i, whole in enumerate(torus):
+    length = len(np.unique(places[:, i + 1]))
+    ring = bool(length == whole and whole % chip.wraps_at == 0)
+    if length > 1:
+      sides.append((length, chip.link * (2 if ring else 1), ring))
+  if len(np.unique(places[:, 4])) > 1 and not sides:
+    sides.append((2, _DIE_TO_DIE * chip.link, False))
+  return sides
