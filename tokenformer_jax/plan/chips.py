@@ -5,12 +5,13 @@ Sources, by the name in `Chip.source`:
   Google   cloud.google.com/tpu/docs, the page of each generation: HBM, ICI and DCN of a chip. The
            pages of v5p, v6e and TPU7x give ICI for both directions together; those of v4 and v5e
            give 2400 and 1600 Gbit/s, taken as one direction of all links, as v5p's 4800 is there.
-  NVIDIA   data sheets of A100 80GB SXM, H100 SXM and H200 SXM (memory, NVLink of both directions, halved); network cards a GPU
-           as in DGX A100 (200 Gbit/s) and DGX H100 and H200 (400 Gbit/s).
+  NVIDIA   data sheets of A100 80GB SXM, H100 SXM and H200 SXM: memory, NVLink (half of what they
+           give for both directions); network cards a GPU as in DGX A100 (200 Gbit/s), DGX H100 and
+           DGX H200 (400 Gbit/s).
 
-Clocks are the peak over two FLOPs for every cell of the matrix units (v4, v5p: 8 units of 128 × 128;
-v5e: 4; v6e: 2^18 cells). No number of cells is published for TPU7x: its clock here supposes v6e's
-for each of its two devices, and is not sure. Nor is a DCN of v4: that of v5p is taken.
+Clocks are the peak over two FLOPs for every cell of the matrix units: 8 of 128 × 128 in v4 and v5p,
+4 in v5e, in v6e four times as many cells as that. For TPU7x nothing was found: its clock supposes
+v6e's cells in each of its two devices, and is not sure. Nor is the DCN of v4, which is v5p's here.
 """
 
 import dataclasses

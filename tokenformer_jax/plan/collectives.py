@@ -1,4 +1,4 @@
-"""What a collective moves and how long that takes: groups of devices, axes of the mesh, networks."""
+"""What a collective moves and how long that takes: groups of devices, mesh axes, networks."""
 
 import dataclasses
 import functools
@@ -16,6 +16,7 @@ KINDS = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'collective
 _IOTA = re.compile(r'\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?')
 _MESH = re.compile(r'replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}')
 _LISTS = re.compile(r'(?:replica_groups|source_target_pairs)=\{((?:\{[\d,]*\},?)*)\}')
+_MEGASCALE = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _DIE_TO_DIE = 6  # links of ICI that the one between the two devices of a TPU7x is worth (Google)
 
 
@@ -24,7 +25,7 @@ class Cost:
   """One run of a collective.
 
   Attributes:
-    axis: of the mesh, several joined by +; `all` if the groups are all devices of a larger mesh.
+    axis: of the mesh, several joined by +.
     moved: bytes that a device receives.
     seconds: that its network takes for it.
     network: `ICI` or `DCN`.
@@ -52,7 +53,8 @@ def groups_of(instruction: Instruction, devices: int) -> np.ndarray:
   if match := _MESH.search(text):
     sizes = re.findall(r"'(\w+)'=(\d+)", match.group(1))
     names = [name for name, _ in sizes]
-    ids = np.arange(devices).reshape([int(size) for _, size in sizes])
+    shape = [int(size) for _, size in sizes]
+    ids = np.arange(np.prod(shape)).reshape(shape)
     inside = [names.index(name) for name in re.findall(r"'(\w+)'", match.group(2))]
     if ':' not in match.group(2) and 'device_ids' not in match.group(0):
       moved = np.moveaxis(ids, inside, range(ids.ndim - len(inside), ids.ndim))
@@ -76,7 +78,7 @@ def groups_of(instruction: Instruction, devices: int) -> np.ndarray:
 
 
 def cost(kind: str, operand_bytes: int, groups: np.ndarray, mesh: Mesh, chip: Chip) -> Cost:
-  """One run of a collective over groups of the mesh's devices.
+  """One run of a collective over groups of devices, all in one slice.
 
   Bandwidth bounds: every device sends what it has to on all links along the sides of the torus that
   its group spans, both ways where the side is a ring. Latency is left out.
@@ -91,24 +93,40 @@ def cost(kind: str, operand_bytes: int, groups: np.ndarray, mesh: Mesh, chip: Ch
   axis = _axis(groups, mesh)
   if kind == 'collective-permute':
     return _permute(axis, operand_bytes, groups, mesh, chip)
-  places = _places(mesh)[groups[0]]
-  slices = len(np.unique(places[:, 0]))
-  inside = len(places) // slices
-  sides = _sides(chip, places, _torus(mesh))
-  moved = _received(kind, operand_bytes, len(places))
-  # Inside a slice everything is exchanged, then every device's part of it between the slices; what
-  # is gathered comes from the other slices first.
-  from_all = operand_bytes * (slices if kind == 'all-gather' else 1)
-  part = operand_bytes / (inside if kind in ('all-reduce', 'reduce-scatter') else 1)
-  if kind == 'all-to-all' and inside > 1:  # It crosses a quarter of a ring, half of a line.
+  sides = _sides(chip, _places(mesh)[groups[0]], _torus(mesh))
+  moved = _received(kind, operand_bytes, groups.shape[1])
+  if kind == 'all-to-all':  # It crosses a quarter of a ring, half of a line.
     length, bandwidth, ring = max(sides)
-    within = operand_bytes * length / (4 if ring else 2) / bandwidth
-  elif inside > 1:
-    within = _received(kind, from_all, inside) / sum(bandwidth for _, bandwidth, _ in sides)
+    seconds = operand_bytes * length / (4 if ring else 2) / bandwidth
   else:
-    within = 0.0
-  between = _received(kind, part, slices) / chip.dcn
-  return Cost(axis, moved, within + between, 'DCN' if slices > 1 else 'ICI')
+    seconds = moved / sum(bandwidth for _, bandwidth, _ in sides)
+  return Cost(axis, moved, seconds, 'ICI')
+
+
+def between_slices(kind: str, sent: int, mesh: Mesh, chip: Chip) -> Cost:
+  """The part of a collective that crosses slices, over DCN.
+
+  Args:
+    kind: from `transfer_kind`.
+    sent: bytes that every device puts in.
+    mesh: of the program, whose slices are different replicas.
+    chip: of its devices.
+  """
+  slices = len(np.unique(_places(mesh)[:, 0]))
+  moved = _received(kind, sent, slices)
+  return Cost('replica', moved, moved / chip.dcn, 'DCN')
+
+
+def transfer_kind(instruction: Instruction) -> str | None:
+  """Which collective a `send` is the part between slices of, or None.
+
+  XLA makes a collective over several slices out of one inside each and of a `send` to and a `recv`
+  from the others, which the hosts carry.
+  """
+  found = _MEGASCALE.search(instruction.attributes)
+  if instruction.opcode != 'send' or not found:
+    return None
+  return found.group(1).lower().replace('_', '-')
 
 
 def _received(kind: str, operand_bytes: float, size: int) -> float:
@@ -118,6 +136,7 @@ def _received(kind: str, operand_bytes: float, size: int) -> float:
     'reduce-scatter': (size - 1) / size,
     'all-reduce': 2 * (size - 1) / size,
     'all-to-all': (size - 1) / size,
+    'collective-permute': 1,
   }
   return operand_bytes * factor[kind]
 
@@ -125,8 +144,6 @@ def _received(kind: str, operand_bytes: float, size: int) -> float:
 def _permute(axis: str, operand_bytes: int, pairs: np.ndarray, mesh: Mesh, chip: Chip) -> Cost:
   places, torus = _places(mesh), _torus(mesh)
   source, target = places[pairs[:, 0]], places[pairs[:, 1]]
-  if np.any(source[:, 0] != target[:, 0]):
-    return Cost(axis, operand_bytes, operand_bytes / chip.dcn, 'DCN')
   apart = np.abs(source - target)[:, 1:]
   rings = np.array([side % chip.wraps_at == 0 for side in torus])
   hops = np.where(rings, np.minimum(apart[:, :3], torus - apart[:, :3]), apart[:, :3]).sum(axis=1)

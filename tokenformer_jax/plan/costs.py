@@ -1,7 +1,8 @@
-"""What one call of a compiled program costs, by the compiler's own estimates, with loops multiplied.
+"""What one call of a compiled program costs, by the compiler's own estimates.
 
 Every operation of a TPU program carries an estimate of its cycles, but for kernels, collectives and
-a few others. XLA's own `cost_analysis` counts a loop's body once; this does not.
+a few others. Loops are multiplied by how often they run: XLA's own `cost_analysis` counts
+a body once.
 """
 
 import dataclasses
@@ -13,7 +14,7 @@ from jax.sharding import Mesh
 
 from tokenformer_jax.plan import collectives
 from tokenformer_jax.plan.chips import Chip
-from tokenformer_jax.plan.hlo import Instruction, parse
+from tokenformer_jax.plan.hlo import Instruction, Program, parse, shape_bytes
 from tokenformer_jax.plan.matmuls import matmul_flops
 from tokenformer_jax.plan.walk import Visit, trip_count, visit
 
@@ -75,7 +76,7 @@ def read(text: str, mesh: Mesh, chip: Chip) -> Costs:
   """
   program = parse(text)
   visits = list(visit(program))
-  cycles = sum(v.times * _cycles(v.instruction) for v in visits if v.fused is None)
+  cycles = sum(v.times * _cycles(v.instruction) for v in visits if v.inside is None)
   kernels = [v for v in visits if _KERNEL in v.instruction.attributes]
   estimates = [_kernel_estimate(v.instruction) for v in kernels]
   known = [(v, e) for v, e in zip(kernels, estimates, strict=True) if e]
@@ -106,18 +107,23 @@ def _kernel_estimate(instruction: Instruction) -> dict[str, float] | None:
 
 def _traffic(visits: list[Visit], mesh: Mesh, chip: Chip) -> tuple[Traffic, ...]:
   totals: dict[tuple[str, str, str], list[float]] = {}
-  for v in _that_start(visits):
-    instruction = v.instruction
-    kind = collectives.kind_of(instruction.opcode)
-    groups = collectives.groups_of(instruction, mesh.size)
-    if groups.shape[1] == 1:
-      continue
-    operand_bytes = v.computation.bytes_of_operands(instruction)
-    cost = collectives.cost(kind, operand_bytes, groups, mesh, chip)
+
+  def add(v: Visit, kind: str, cost: collectives.Cost) -> None:
     total = totals.setdefault((cost.axis, kind, cost.network), [0, 0.0, 0.0])
     total[0] += v.times
     total[1] += v.times * cost.moved / 1e9
     total[2] += v.times * cost.seconds
+
+  for v in _that_start(visits):
+    kind = collectives.kind_of(v.instruction.opcode)
+    groups = collectives.groups_of(v.instruction, mesh.size)
+    if groups.shape[1] > 1:
+      operand_bytes = v.computation.bytes_of_operands(v.instruction)
+      add(v, kind, collectives.cost(kind, operand_bytes, groups, mesh, chip))
+  for v in visits:
+    if kind := collectives.transfer_kind(v.instruction):
+      sent = shape_bytes(v.computation.instructions[v.instruction.operands[0]].shape)
+      add(v, kind, collectives.between_slices(kind, sent, mesh, chip))
   rows = [Traffic(*key, *total) for key, total in totals.items()]
   return tuple(sorted(rows, key=lambda row: -row.seconds))
 
@@ -132,7 +138,7 @@ def _that_start(visits: list[Visit]) -> Iterator[Visit]:
   starts = {id(v.computation) for v in visits if _ASYNC_START in v.instruction.attributes}
   started = {_channel(v.instruction) for v in found if id(v.computation) in starts}
   for v in found:
-    if v.fused is None or id(v.computation) in starts or _channel(v.instruction) not in started:
+    if v.inside is None or id(v.computation) in starts or _channel(v.instruction) not in started:
       yield v
 
 
@@ -141,7 +147,7 @@ def _channel(instruction: Instruction) -> str | None:
   return found.group(1) if found else None
 
 
-def _notes(program, visits: list[Visit], silent_kernels: int) -> Iterator[str]:
+def _notes(program: Program, visits: list[Visit], silent_kernels: int) -> Iterator[str]:
   endless = [
     v.instruction.name
     for v in visits
@@ -149,5 +155,14 @@ def _notes(program, visits: list[Visit], silent_kernels: int) -> Iterator[str]:
   ]
   if endless:
     yield f'{len(endless)} loops of unknown length are counted once: {", ".join(endless[:5])}'
+  reached = {id(v.computation) for v in visits}
+  hidden = sum(
+    collectives.kind_of(instruction.opcode) is not None
+    for computation in program.computations.values()
+    if id(computation) not in reached
+    for instruction in computation.instructions.values()
+  )
+  if hidden:
+    yield f'{hidden} collectives are in parts of the program that nothing is known to call'
   if silent_kernels:
     yield f'{silent_kernels} kernels say nothing of their cost and are not in the time'

@@ -9,6 +9,7 @@ from typing import Any
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from tokenformer_jax import flops, sharding
+from tokenformer_jax.cli import say
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.plan import costs, formulas, program, topology
@@ -140,6 +141,7 @@ def plan(config: Config, on: Topology, before: ModelConfig | None = None) -> Pla
   if not on.has_compiler:
     return _by_formula(step, on)
   mesh = make_mesh(config, on)
+  say(f'compiling for {on.name}, which takes from seconds to minutes')
   first = time.monotonic()
   compiled, text = program.compile_step(step, mesh)
   seconds = time.monotonic() - first

@@ -16,6 +16,10 @@ from tokenformer_jax.grow import tokens
 from tokenformer_jax.models import define
 from tokenformer_jax.plan.topology import quiet
 
+# Of temporaries, before memory is laid out, or of everything, afterwards.
+_TOO_LARGE = re.compile(
+  r'([\d.]+)([KMGT])(?:\) exceeds available HBM \(| of )([\d.]+)([KMGT])(?:\)| hbm)'
+)
 _GIB = {'K': 2**-20, 'M': 2**-10, 'G': 1.0, 'T': 2**10}
 
 
@@ -29,7 +33,7 @@ class DoesNotFitError(Exception):
   """
 
   def __init__(self, message: str):
-    found = re.search(r'Used ([\d.]+)([KMGT])i?B? of ([\d.]+)([KMGT])i?B? hbm', message)
+    found = _TOO_LARGE.search(message)
     self.needed = float(found[1]) * _GIB[found[2]] if found else None
     self.capacity = float(found[3]) * _GIB[found[4]] if found else None
     self.reason = message.splitlines()[0] if message else 'the compiler ran out of memory'
@@ -44,9 +48,10 @@ class Memory:
     parameters: themselves.
     optimizer: what else of the state there is: the moments, and an average if there is one.
     batch: what the step reads.
-    temporaries: activations, gradients and buffers.
+    temporaries: activations, gradients and buffers, when there are most of them.
     code: the program.
-    capacity: of the device, as published.
+    capacity: of the device, as published; the compiler may use a little less.
+    allocated: bytes that the compiler lays temporaries out in, gaps included, or None.
   """
 
   parameters: float
@@ -55,6 +60,7 @@ class Memory:
   temporaries: float
   code: float
   capacity: float
+  allocated: float | None = None
 
   @property
   def peak(self) -> float:
@@ -181,14 +187,12 @@ def memory(step: Step, mesh: Mesh, compiled: jax.stages.Compiled, capacity: floa
   """Where the memory of a device goes."""
   parameters, optimizer, batch = state_bytes(step, mesh)
   found = compiled.memory_analysis()
-  # What comes out and takes the place of nothing that went in is for temporary, too.
-  new = found.output_size_in_bytes - found.alias_size_in_bytes
-  padding = found.argument_size_in_bytes - parameters - optimizer - batch
   return Memory(
     parameters=parameters,
     optimizer=optimizer,
     batch=batch,
-    temporaries=found.temp_size_in_bytes + max(0, new) + max(0, padding),
+    temporaries=found.peak_memory_in_bytes - parameters - optimizer - batch,
     code=found.generated_code_size_in_bytes,
     capacity=capacity,
+    allocated=found.temp_size_in_bytes,
   )

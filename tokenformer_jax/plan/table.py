@@ -10,7 +10,6 @@ Row = tuple[str, ...]
 def render(plan: Plan) -> str:
   """The whole table of a plan."""
   on, costs = plan.topology, plan.costs
-  unit, units = plan.units
   mesh = ' × '.join(f'{size} {axis}' for axis, size in plan.mesh.items())
   slices = f'{on.slices} × ' if on.slices > 1 else ''
   how = (
@@ -27,9 +26,14 @@ def render(plan: Plan) -> str:
     align(_run(plan)),
     *(f'note: {note}' for note in costs.notes),
   ]
-  if plan.memory.left < 0:
-    sections.append('note: the sum of the parts is more than the device has')
-  return '\n\n'.join(sections).replace('{unit}', unit).replace('{units}', f'{units:,}')
+  memory = plan.memory
+  gaps = (memory.allocated or 0) - memory.temporaries
+  if memory.left < gaps:
+    sections.append(
+      f'note: with the gaps between them, temporaries are laid out in {gib(memory.allocated)} GiB, '
+      'which leaves nothing of the device; the compiler takes it, but it is not sure to fit'
+    )
+  return '\n\n'.join(sections)
 
 
 def _memory(plan: Plan) -> list[Row]:

@@ -75,13 +75,15 @@ def devices(topology: Topology) -> list[jax.Device]:
   """
   if importlib.util.find_spec('libtpu') is None:
     raise UserError('planning for TPUs needs their compiler, libtpu: pip install -e ".[tpu]"')
-  os.environ['TPU_SKIP_MDS_QUERY'] = '1'  # Without it, a server is asked that is on Google's VMs.
+  os.environ['TPU_SKIP_MDS_QUERY'] = '1'  # Else it asks a server that only Google's VMs have, and
+  os.environ['ALLOW_MULTIPLE_LIBTPU_LOAD'] = '1'  # takes a lock against what else uses the TPU.
+  options = {'num_slices': topology.slices}
+  if topology.chip.name == 'v4':
+    options['chip_config_name'] = 'megacore'  # a chip is one device
   try:
     with quiet():
-      found = topologies.get_topology_desc(
-        platform='tpu', topology_name=topology.name, num_slices=topology.slices
-      ).devices
-  except Exception as error:  # libtpu raises a JaxRuntimeError, older ones others
+      found = topologies.get_topology_desc(topology.name, 'tpu', **options).devices
+  except jax.errors.JaxRuntimeError as error:
     raise UserError(
       f'--topology={topology.name} is not one that libtpu can make '
       f'({" ".join(str(error).split())[:300]}); the shapes of slices are on '

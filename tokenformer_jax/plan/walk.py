@@ -9,6 +9,8 @@ from tokenformer_jax.plan.hlo import Computation, Instruction, Program
 _BRANCHES = re.compile(
   r'(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=%?([\w.\-]+))'
 )
+_ASYNC = ('async-start', 'call-start')  # the second runs on a SparseCore
+_INSIDE = ('fusion', *_ASYNC)
 # What passes a number on unchanged.
 _SEE_THROUGH = ('copy', 'bitcast', 'copy-done', 'copy-start', 'convert')
 
@@ -17,13 +19,13 @@ _SEE_THROUGH = ('copy', 'bitcast', 'copy-done', 'copy-start', 'convert')
 class Visit:
   """An instruction, where it stands, and how often it runs in one call of the program.
 
-  `fused` is the fusion that it is a part of, if it is of one.
+  `inside` is the fusion that it is a part of, or the asynchronous call, if it is of one.
   """
 
   instruction: Instruction
   computation: Computation
   times: int
-  fused: Instruction | None
+  inside: Instruction | None
 
 
 def visit(program: Program) -> Iterator[Visit]:
@@ -36,12 +38,12 @@ def visit(program: Program) -> Iterator[Visit]:
 
 
 def _visit(
-  program: Program, computation: Computation, times: int, fused: Instruction | None
+  program: Program, computation: Computation, times: int, inside: Instruction | None
 ) -> Iterator[Visit]:
   for instruction in computation.instructions.values():
-    yield Visit(instruction, computation, times, fused)
+    yield Visit(instruction, computation, times, inside)
     for name, count in _callees(program, computation, instruction):
-      inner = instruction if instruction.opcode == 'fusion' else fused
+      inner = instruction if instruction.opcode in _INSIDE else inside
       yield from _visit(program, program.computations[name], times * count, inner)
 
 
@@ -51,7 +53,7 @@ def _callees(
   if instruction.opcode == 'while':
     count = trip_count(program, computation, instruction)
     return [(instruction.attribute('body'), 1 if count is None else count)]
-  if instruction.opcode in ('fusion', 'call', 'async-start'):
+  if instruction.opcode in ('fusion', 'call', *_ASYNC):
     name = instruction.attribute('calls') or instruction.attribute('to_apply')
     return [(name, 1)]
   if instruction.opcode == 'conditional':
