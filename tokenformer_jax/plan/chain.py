@@ -6,7 +6,7 @@ from tokenformer_jax.cli import say
 from tokenformer_jax.config import Config, TokenCounts
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow.state import KINDS
-from tokenformer_jax.plan.estimate import Plan, plan
+from tokenformer_jax.plan.estimate import Plan, plan, steps_of
 from tokenformer_jax.plan.table import Row, align, gib, ms, percent
 from tokenformer_jax.plan.topology import Topology
 
@@ -38,7 +38,7 @@ def stage(config: Config, text: str) -> Config:
   model, old = config.model, config.model.param_tokens
   if model.projection != 'pattention':
     raise UserError(f'--grow={text} adds parameter tokens, and a Transformer has none')
-  steps = numbers.pop('steps', config.train.steps)
+  steps = numbers.pop('steps', steps_of(config))
   new = dataclasses.replace(old, **numbers)
   sizes = [(getattr(old, kind), getattr(new, kind)) for kind in KINDS]
   if new == old or any(after < before for before, after in sizes):

@@ -35,7 +35,7 @@ class Chip:
     dcn: bytes a second to other slices, or hosts, of GPUs, in one direction.
     clock: cycles a second, or None for a GPU, for which nothing is compiled.
     devices: that make up what is sold as a chip.
-    torus: how many sides a slice has.
+    torus: how many sides a slice has; of GPUs, which are given by their number, 1.
     wraps_at: the sides of a slice whose last chip is linked to the first: multiples of this.
     source: see above.
   """
@@ -66,8 +66,38 @@ _ALL = (
     'v6e', 'TPU v6e', 32 * GIB, 1600 * _GB, 100 * _GB, 100 * _GBIT, 1.75e9, torus=2, wraps_at=16
   ),
   Chip('tpu7x', 'TPU7x', 96 * GIB, 3690 * _GB, 100 * _GB, 50 * _GBIT, 2.2e9, devices=2),
-  Chip('gpu-a100', 'NVIDIA A100', 80e9, 2039 * _GB, 300 * _GB, 200 * _GBIT, None, source='NVIDIA'),
-  Chip('gpu-h100', 'NVIDIA H100', 80e9, 3350 * _GB, 450 * _GB, 400 * _GBIT, None, source='NVIDIA'),
-  Chip('gpu-h200', 'NVIDIA H200', 141e9, 4800 * _GB, 450 * _GB, 400 * _GBIT, None, source='NVIDIA'),
+  Chip(
+    'gpu-a100',
+    'NVIDIA A100',
+    80e9,
+    2039 * _GB,
+    300 * _GB,
+    200 * _GBIT,
+    None,
+    torus=1,
+    source='NVIDIA',
+  ),
+  Chip(
+    'gpu-h100',
+    'NVIDIA H100',
+    80e9,
+    3350 * _GB,
+    450 * _GB,
+    400 * _GBIT,
+    None,
+    torus=1,
+    source='NVIDIA',
+  ),
+  Chip(
+    'gpu-h200',
+    'NVIDIA H200',
+    141e9,
+    4800 * _GB,
+    450 * _GB,
+    400 * _GBIT,
+    None,
+    torus=1,
+    source='NVIDIA',
+  ),
 )
 CHIPS = {chip.name: chip for chip in _ALL}

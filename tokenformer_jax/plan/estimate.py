@@ -82,11 +82,8 @@ class Plan:
 
   @property
   def steps(self) -> int | None:
-    """Of the run; None if they are given in epochs, whose length only the data says."""
-    train = self.config.train
-    if train.epochs:
-      return None
-    return math.ceil(train.examples / self.config.data.batch_size) or train.steps
+    """Of the run: see `steps_of`."""
+    return steps_of(self.config)
 
   @property
   def hours(self) -> tuple[float, float] | None:
@@ -123,6 +120,13 @@ class Plan:
       'chip_hours': self.hours and [hours * self.topology.chips for hours in self.hours],
       'config': dataclasses.asdict(self.config),
     }
+
+
+def steps_of(config: Config) -> int | None:
+  """The length of a run; None if it is given in epochs, whose length only the data says."""
+  if config.train.epochs:
+    return None
+  return math.ceil(config.train.examples / config.data.batch_size) or config.train.steps
 
 
 def plan(config: Config, on: Topology, before: ModelConfig | None = None) -> Plan:

@@ -8,6 +8,7 @@ from tokenformer_jax.plan.costs import Costs, Traffic
 from tokenformer_jax.plan.program import Memory, Step
 
 _ACTIVATION = 2  # bytes of bfloat16
+_PROJECTIONS = 5  # of a layer: query, key, value, output, feed-forward
 _NODE = 8  # GPUs that NVLink connects
 # Forward passes that a step computes, the backward pass counted as two.
 _PASSES = {'none': 3.0, 'dots': 3.0, 'pattention': 3.5, 'full': 4.0}
@@ -21,7 +22,8 @@ def of_step(
   Activations are those that recomputation keeps (`full`: the input of every layer and all of one
   layer; otherwise 12 times the width and every score, of all layers), the logits of a chunk of the
   loss, and gradients in float32. FLOPs are the model's, with what is recomputed. Collectives are
-  the gathers of the weights, in the forward and the backward pass, and the reduction of gradients.
+  the gathers of the weights, in the forward and the backward pass, the reduction of gradients, and
+  over `tokens` the sum of the output of every projection, and of its input's gradient.
 
   Args:
     step: to be computed.
@@ -46,12 +48,29 @@ def of_step(
   memory = Memory(parameters, optimizer, batch, temporaries, 0.0, chip.hbm)
   devices = mesh['replica'] * mesh['fsdp'] * mesh['tokens']
   executed = flops.of_step(config) / 3 * _PASSES[config.train.remat] / devices
-  traffic = tuple(_traffic(mesh, parameters, parts, chip))
+  activations = rows * length * model.width * _ACTIVATION * model.layers * parts
+  traffic = tuple(_traffic(mesh, parameters, activations, model.layers, parts, chip))
   return memory, Costs(0, 0.0, executed, traffic, ())
 
 
-def _traffic(mesh: Mapping[str, int], parameters: float, parts: int, chip: Chip) -> list[Traffic]:
-  """Gathers and reductions of the weights; `parameters` are bytes in float32 on a device."""
+def _traffic(
+  mesh: Mapping[str, int],
+  parameters: float,
+  activations: float,
+  layers: int,
+  parts: int,
+  chip: Chip,
+) -> list[Traffic]:
+  """The collectives of a step.
+
+  Args:
+    mesh: sizes of its axes.
+    parameters: bytes in float32 on a device.
+    activations: bytes of the outputs of one projection in each layer, on a device.
+    layers: of the model.
+    parts: that the batch is computed in.
+    chip: the device.
+  """
   rows, inside = [], mesh['tokens'] * mesh['fsdp'] <= _NODE
   bandwidth, network = (chip.link, 'NVLink') if inside else (chip.dcn, 'network')
   if (size := mesh['fsdp']) > 1:
@@ -62,6 +81,18 @@ def _traffic(mesh: Mapping[str, int], parameters: float, parts: int, chip: Chip)
     )
     rows.append(
       Traffic('fsdp', 'reduce-scatter', network, parts, reduced / 1e9, reduced / bandwidth)
+    )
+  if (size := mesh['tokens']) > 1:
+    moved = 2 * (size - 1) / size * activations * 2 * _PROJECTIONS
+    rows.append(
+      Traffic(
+        'tokens',
+        'all-reduce',
+        network,
+        2 * _PROJECTIONS * layers * parts,
+        moved / 1e9,
+        moved / bandwidth,
+      )
     )
   if (size := mesh['replica']) > 1:
     moved = 2 * parameters * (size - 1) / size

@@ -58,10 +58,13 @@ def parse(name: str, slices: int = 1) -> Topology:
   if kind not in CHIPS:
     raise UserError(f'--topology={name}: {kind!r} is not a known chip{nearest(kind, CHIPS)}')
   chip = CHIPS[kind]
-  pattern, example = (r'\d+', '8') if kind.startswith('gpu') else (r'\d+(x\d+){1,2}', '4x4')
-  example = f'{kind}:4x4x4' if chip.torus == 3 else f'{kind}:{example}'
+  pattern, example = {
+    1: (r'\d+', '8'),
+    2: (r'\d+x\d+', '4x4'),
+    3: (r'\d+x\d+x\d+', '4x4x4'),
+  }[chip.torus]
   if not re.fullmatch(pattern, shape) or '0' in shape.split('x'):
-    raise UserError(f'--topology={name} has the shape {shape!r}; it looks like {example}')
+    raise UserError(f'--topology={name} has the shape {shape!r}; it looks like {kind}:{example}')
   if kind.startswith('gpu') and slices > 1:
     raise UserError(f'--slices={slices} is for TPUs; give all GPUs in --topology={kind}:N')
   return Topology(chip, name, slices)
