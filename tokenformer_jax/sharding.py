@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from tokenformer_jax.config import MeshConfig
@@ -36,10 +37,34 @@ RULES = {
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
   """The mesh `replica × fsdp × tokens` over all devices, or over those given.
 
+  TPUs of several slices, which are linked by the data centre's network, are different replicas.
+
   Raises:
-    UserError: the sizes do not multiply to the number of devices.
+    UserError: the sizes do not multiply to the number of devices, or slices would have to share a
+      replica.
   """
   devices = jax.devices() if devices is None else devices
+  sizes = mesh_sizes(config, len(devices))
+  slices = len({getattr(device, 'slice_index', None) for device in devices})
+  types = (AxisType.Auto,) * len(sizes)
+  if slices == 1:
+    return jax.make_mesh(sizes, MESH_AXES, types, devices=devices)
+  replica, *within = sizes
+  if replica % slices:
+    raise UserError(
+      f'config.mesh.replica is {replica}, and the devices are in {slices} slices; it must be a '
+      'multiple of that, because only replicas may be in different slices'
+    )
+  grid = mesh_utils.create_hybrid_device_mesh((replica // slices, *within), (slices, 1, 1), devices)
+  return Mesh(grid, MESH_AXES, types)
+
+
+def mesh_sizes(config: MeshConfig, devices: int) -> tuple[int, int, int]:
+  """The sizes of the mesh's axes over so many devices, the −1 filled in.
+
+  Raises:
+    UserError: they do not multiply to that number.
+  """
   sizes = [config.replica, config.fsdp, config.tokens]
   named = ', '.join(f'{axis}={size}' for axis, size in zip(MESH_AXES, sizes, strict=True))
   if sizes.count(-1) > 1 or any(size < 1 and size != -1 for size in sizes):
@@ -47,14 +72,14 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
       f'config.mesh has {named}; sizes are positive, and at most one is -1 (the rest)'
     )
   known = int(np.prod([size for size in sizes if size != -1]))
-  if -1 in sizes and len(devices) % known == 0:
-    sizes[sizes.index(-1)] = len(devices) // known
-  if int(np.prod(sizes)) != len(devices):
+  if -1 in sizes and devices % known == 0:
+    sizes[sizes.index(-1)] = devices // known
+  if int(np.prod(sizes)) != devices:
     raise UserError(
-      f'config.mesh has {named}, which does not make up the {len(devices)} devices here; '
+      f'config.mesh has {named}, which does not make up the {devices} devices here; '
       'the product of the sizes must be that number'
     )
-  return jax.make_mesh(tuple(sizes), MESH_AXES, (AxisType.Auto,) * 3, devices=devices)
+  return tuple(sizes)
 
 
 def spec(axes: Axes | tuple[str | None, ...]) -> PartitionSpec:

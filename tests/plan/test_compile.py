@@ -1,0 +1,135 @@
+"""The real training step, compiled for real topologies by the TPU's compiler. Needs libtpu."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import tiny_run
+
+from tokenformer_jax.config import MeshConfig
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.plan import estimate, topology
+from tokenformer_jax.plan.program import DoesNotFitError
+
+pytest.importorskip('libtpu', reason='pip install -e ".[tpu]" brings the compiler')
+pytestmark = pytest.mark.slow
+
+SMALL = {
+  'model.layers': 2,
+  'model.width': 256,
+  'model.heads': 4,
+  'model.vocab_size': 512,
+  'model.param_tokens.qkv': 256,
+  'model.param_tokens.proj': 256,
+  'model.param_tokens.ffn': 512,
+  'data.sequence_length': 128,
+  'data.batch_size': 256,
+  'data.tokenizer': 'nothing/tokenizer.json',
+  'train.remat': 'full',
+}
+
+
+def _config(**changes):
+  everything = {name.replace('.', '__'): value for name, value in SMALL.items()} | changes
+  return tiny_run.config('files:/nothing/*.txt', '/nothing', **everything)
+
+
+def _plan(name, slices=1, **changes):
+  on = topology.parse(name, slices)
+  return estimate.plan(_config(**changes), on)
+
+
+@pytest.mark.parametrize('name', ['v4:2x2x1', 'v5e:4x4', 'v5p:4x4x4', 'v6e:4x4', 'tpu7x:2x2x1'])
+def test_the_step_compiles(name):
+  found = _plan(name)
+  assert found.mesh['fsdp'] == found.topology.devices
+  assert found.costs.cycles > 0
+  assert not found.costs.notes, 'there is something in the program that is not understood'
+  assert found.memory.temporaries > 0
+  assert 1 < found.costs.flops * found.topology.devices / found.model_flops < 1.5, (
+    'full recomputation adds at most one of three forward passes, and attention that is masked'
+  )
+  kinds = {row.kind for row in found.costs.traffic if row.axis == 'fsdp'}
+  assert kinds & {'all-gather', 'all-reduce'}, 'weights are split, and never put together'
+
+
+def test_tokens_are_split():
+  found = _plan('v5e:4x4', mesh__tokens=4)
+  assert found.mesh == {'replica': 1, 'fsdp': 4, 'tokens': 4}
+  assert any('tokens' in row.axis for row in found.costs.traffic)
+
+
+def test_replicas_in_two_slices_speak_over_dcn():
+  found = _plan('v5e:4x4', 2, mesh__replica=2)
+  between = [row for row in found.costs.traffic if row.network == 'DCN']
+  assert {row.axis for row in between} == {'replica'}
+  gradients = found.memory.parameters * 16  # of a slice; all of it crosses once, in 16 parts
+  assert sum(row.gigabytes for row in between) * 1e9 * 16 == pytest.approx(gradients, rel=0.1)
+
+
+def test_slices_do_not_share_a_replica():
+  with pytest.raises(
+    UserError, match=r'config\.mesh\.replica is 1, and the devices are in 2 slice'
+  ):
+    _plan('v5e:4x4', 2)
+
+
+def test_more_layers_cost_what_a_layer_costs():
+  two, four, six = (_plan('v5p:2x2x1', model__layers=n).costs for n in (2, 4, 6))
+  assert four.flops - two.flops == six.flops - four.flops, 'the scan is not multiplied out'
+  assert six.cycles - four.cycles == pytest.approx(four.cycles - two.cycles, rel=0.05)
+
+
+def test_what_does_not_fit():
+  config = _config(data__batch_size=2**20, train__remat='none')
+  with pytest.raises(DoesNotFitError) as raised:
+    estimate.plan(config, topology.parse('v5e:4x4'))
+  assert raised.value.needed > raised.value.capacity, 'the message of the compiler is not read'
+
+
+@pytest.mark.parametrize('name', ['v5e:7x9', 'v5p:3x5x7'])
+def test_a_shape_that_there_is_not(name):
+  with pytest.raises(UserError, match='is not one that libtpu can make'):
+    topology.devices(topology.parse(name))
+
+
+def test_a_mesh_that_does_not_fit():
+  config = dataclasses.replace(_config(), mesh=MeshConfig(tokens=3))
+  with pytest.raises(UserError, match='does not make up the 16 devices'):
+    estimate.plan(config, topology.parse('v5e:4x4'))
+
+
+def _command(*arguments):
+  """What the command writes, and its exit status."""
+  environment = {k: v for k, v in os.environ.items() if k not in ('JAX_PLATFORMS', 'XLA_FLAGS')}
+  config = tiny_run.ROOT / 'configs' / 'lm_pile.py'
+  return subprocess.run(
+    [sys.executable, '-m', 'tokenformer_jax.plan', f'--config={config}:{arguments[0]}',
+     *arguments[1:]],
+    cwd=tiny_run.ROOT, env=environment, capture_output=True, text=True, check=False,
+  )  # fmt: skip
+
+
+def test_the_command_at_full_size(tmp_path):
+  file = tmp_path / 'plan.json'
+  done = _command('1_5b', '--topology=v5p:4x4x4', f'--json={file}')
+  assert done.returncode == 0, done.stderr
+  assert done.stderr.count('\n') == 1, f'libtpu speaks to the user:\n{done.stderr}'
+  assert '1,587,219,456 parameters' in done.stdout
+  figures = json.loads(file.read_text())
+  assert figures['memory']['left'] > 0
+  assert 0.1 < figures['mfu'][0] < 1
+  assert figures['notes'] == []
+
+
+def test_the_command_says_what_does_not_fit():
+  done = _command(
+    '150m', '--topology=v5e:2x2', '--config.train.remat=none', '--config.data.batch_size=4096'
+  )
+  assert done.returncode == 2, done.stderr
+  last = done.stderr.splitlines()[-1]
+  assert last.startswith('error: the step needs ')
+  assert 'GiB of HBM a device and may use 15.75 on v5e:2x2; what may make it fit: ' in last

@@ -1,0 +1,160 @@
+"""Costs read from the text of programs: written by hand, and compiled ones with known counts."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+from programs import ASYNC, NESTED, grid, with_line
+
+from tokenformer_jax.plan import costs, hlo
+from tokenformer_jax.plan.chips import CHIPS
+from tokenformer_jax.plan.walk import visit
+
+V5P = CHIPS['v5p']
+
+
+def _read(text, mesh=None):
+  return costs.read(text, mesh or grid(2, 2, fsdp=4), V5P)
+
+
+def test_cycles_of_nested_loops_are_multiplied_by_their_trips():
+  # From 5 to 17 by 2 · 2 are 3 trips, of 4 each; what is inside of a fusion is a part of its 7.
+  assert _read(NESTED).cycles == 100 + 3 * 4 * 7, 'a loop is not multiplied by what it runs'
+
+
+def test_a_loop_whose_length_is_unknown_is_told():
+  text = NESTED.replace('constant(17)', 'parameter(1)')
+  found = _read(text)
+  assert found.cycles == 100 + 4 * 7, 'the body of a loop of unknown length counts once'
+  assert '1 loops of unknown length are counted once: outer' in found.notes[0]
+
+
+def test_a_count_that_the_compiler_gives_is_taken():
+  text = NESTED.replace('body=%outer_body', 'body=%outer_body, "known_trip_count":{"n":"6"}')
+  assert _read(text).cycles == 100 + 6 * 4 * 7
+
+
+def test_loops_of_a_compiled_program():
+  def step(x, _):
+    return jax.lax.scan(lambda y, _: (jnp.tanh(y @ w), None), x, None, length=3)[0], None
+
+  w = jnp.ones((16, 16))
+  program = jax.jit(lambda x: jax.lax.scan(step, x, None, length=5)[0])
+  found = _read(program.lower(jnp.ones((8, 16))).compile().as_text())
+  assert not found.notes
+  assert found.flops == 15 * 2 * 8 * 16 * 16, 'the product runs 3 · 5 times'
+
+
+@pytest.mark.parametrize(('axis', 'size'), [('fsdp', 4), ('tokens', 2)])
+def test_collectives_of_a_compiled_program(axis, size):
+  mesh = jax.make_mesh((4, 2), ('fsdp', 'tokens'), (AxisType.Auto,) * 2)
+
+  def total(x):
+    def body(y, _):
+      return jax.lax.psum(y, axis) / size, None
+
+    return jax.lax.scan(body, x, None, length=7)[0]
+
+  program = jax.jit(
+    jax.shard_map(total, mesh=mesh, in_specs=P(axis), out_specs=P(axis), check_vma=False)
+  )
+  text = program.lower(jnp.ones((64 * size, 256))).compile().as_text()
+  (row,) = _read(text, grid(4, 2, fsdp=4, tokens=2)).traffic
+  assert (row.axis, row.kind, row.count) == (axis, 'all-reduce', 7)
+  moved = 7 * 2 * 64 * 256 * 4 * (size - 1) / size
+  assert row.gigabytes == pytest.approx(moved / 1e9), 'a ring moves 2 (n − 1)/n of the array'
+
+
+def test_one_collective_in_several_fusions_counts_once():
+  (row,) = _read(ASYNC).traffic
+  assert row.count == 2, 'channel 3 is spread over two fusions, channel 4 is in one'
+  assert row.gigabytes == pytest.approx(2 * 3 * 64 / 1e9), 'three of four parts of 64 bytes come'
+
+
+def test_what_a_sparse_core_does_is_traffic_and_no_cycles():
+  text = ASYNC.replace('fusion(%a), kind=kCustom, calls=%alone', 'call-start(%a), to_apply=%alone')
+  text = text.replace('channel_id=4', 'channel_id=4, "estimated_cycles":"50"')
+  found = _read(text)
+  assert found.traffic[0].count == 2
+  assert found.cycles == 0, 'the matrix unit does not wait for it'
+
+
+def test_collectives_that_nothing_calls_are_told():
+  text = ASYNC.replace('kind=kCustom, calls=%alone', 'kind=kCustom, sleeps=%alone')
+  text = text.replace('%f.3 = bf16[16,8]{1,0} fusion', '%f.3 = bf16[16,8]{1,0} new-kind')
+  assert '1 collectives are in parts of the program' in _read(text).notes[0]
+
+
+def test_a_collective_between_slices_goes_over_dcn():
+  line = (
+    '(f32[256], u32[], token[]) send(%a, %t), channel_id=2, is_host_transfer=true, '
+    'frontend_attributes={_xla_megascale_transfer_type="ALL_REDUCE"}'
+  )
+  mesh = grid(2, 2, replica=2, fsdp=2)
+  for device in mesh.devices[1]:
+    device.slice_index = 1
+  (row,) = _read(with_line(line), mesh).traffic
+  assert (row.axis, row.kind, row.network) == ('replica', 'all-reduce', 'DCN')
+  assert row.seconds == pytest.approx(1024 / V5P.dcn), 'two slices: half out and half back'
+
+
+def test_kernels_cost_what_they_say():
+  line = (
+    'f32[256] custom-call(%a), custom_call_target="tpu_custom_call", backend_config='
+    '{"custom_call_config":{"cost_estimate":{"flops":"4590000000","transcendentals":"0",'
+    '"bytes_accessed":"10"}}}'
+  )
+  found = _read(with_line(line))
+  assert found.flops == 4.59e9
+  assert found.kernel_seconds == pytest.approx(1e-5), '4.59 GFLOP at 459 TFLOP/s'
+
+
+def test_kernels_that_say_nothing_are_told():
+  line = 'f32[256] custom-call(%a), custom_call_target="tpu_custom_call"'
+  assert '1 kernels say nothing' in _read(with_line(line)).notes[0]
+
+
+@pytest.mark.parametrize(
+  ('attributes', 'left', 'right', 'out', 'flops'),
+  [
+    ('dim_labels=bf_io->bf', '8,16', '16,32', '8,32', 2 * 8 * 16 * 32),
+    # A batch of 4 products as one convolution: every output meets one entry of the kernel.
+    (
+      'window={size=4 stride=3 lhs_dilate=4}, dim_labels=0bf_0io->0bf',
+      *('4,8,16', '4,16,32', '4,8,32'),
+      4 * 2 * 8 * 16 * 32,
+    ),
+    # One that is spread: 4 places of the output each from one of the kernel.
+    (
+      'window={size=4 pad=3_3 rhs_reversal=1}, dim_labels=bf0_0oi->0fb',
+      *('8,16,1', '4,32,16', '4,32,8'),
+      4 * 2 * 8 * 16 * 32,
+    ),
+  ],
+  ids=['one', 'a batch', 'spread'],
+)
+def test_flops_of_the_convolutions_that_products_become(attributes, left, right, out, flops):
+  text = (
+    f'ENTRY %main (a: f32[{left}], b: f32[{right}]) -> f32[{out}] {{\n'
+    f'  %a = f32[{left}]{{1,0}} parameter(0)\n  %b = f32[{right}]{{1,0}} parameter(1)\n'
+    f'  ROOT %c = f32[{out}]{{1,0}} convolution(%a, %b), {attributes}\n}}\n'
+  )
+  assert _read(text).flops == flops
+
+
+def test_every_instruction_of_the_text_is_read():
+  program = hlo.parse(NESTED)
+  assert sum(len(c.instructions) for c in program.computations.values()) == NESTED.count(' = ')
+  (start,) = [v.instruction for v in visit(program) if v.instruction.name == 'start']
+  assert start.operands == ('zero', 'x.4'), 'comments and layouts are no operands'
+
+
+def test_bytes_of_shapes():
+  shape = '(bf16[4,2048]{1,0:T(8,128)(2,1)S(1)}, s4[3], pred[], token[])'
+  assert hlo.shape_bytes(shape) == 2 * 4 * 2048 + 2 + 1
+
+
+def test_a_text_that_is_no_program():
+  with pytest.raises(ValueError, match='no entry computation'):
+    hlo.parse('HloModule nothing')

@@ -1,0 +1,198 @@
+"""Plans by formula, tables, chains and mistakes: what needs no TPU compiler."""
+
+import dataclasses
+import importlib.util
+
+import pytest
+import tiny_run
+
+from tokenformer_jax import flops
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.plan import chain, chips, estimate, sweep, table, topology
+from tokenformer_jax.plan.costs import Costs, Traffic
+from tokenformer_jax.plan.program import DoesNotFitError, Memory
+
+
+def _config(**changes):
+  return tiny_run.config('files:/nothing/*.txt', '/nothing', **changes)
+
+
+def _plan(on='gpu-h100:4', **changes):
+  return estimate.plan(_config(**changes), topology.parse(on))
+
+
+def _compiled(compute=2.0, network=0.5, **changes):
+  """A plan as the compiler would give it, of a step of these seconds."""
+  on = topology.parse('v5p:4x4x4')
+  traffic = (Traffic('fsdp', 'all-gather', 'ICI', 3, 1.5, network),)
+  found = Costs(int(compute * on.chip.clock), 0.0, 2e12, traffic, ())
+  memory = Memory(2**30, 2**31, 0, 2**32, 0, on.chip.hbm)
+  return dataclasses.replace(
+    _plan(**changes), topology=on, costs=found, memory=memory, compiled=True
+  )
+
+
+def test_overlap_bounds_the_step():
+  plan = _compiled()
+  assert plan.step_seconds == pytest.approx((2.0, 2.5)), 'the longer of the two, and their sum'
+  peak = 459e12 * 64
+  assert plan.mfu == pytest.approx([plan.model_flops / peak / s for s in (2.0, 2.5)])
+
+
+def test_hours_are_those_of_all_steps():
+  plan = _compiled(train__steps=3600)
+  assert plan.hours == pytest.approx((2.0, 2.5))
+  assert plan.to_json()['chip_hours'] == pytest.approx([128, 160])
+
+
+def test_a_run_in_examples_has_steps_and_one_in_epochs_has_none():
+  assert _compiled(train__steps=1000, train__examples=100).steps == 13, '100 rows in batches of 8'
+  plan = _compiled(train__steps=1000, train__epochs=2.0)
+  assert plan.steps is None
+  assert 'its length is in epochs' in table.render(plan)
+
+
+def test_the_table_has_what_the_plan_has():
+  text = table.render(_compiled(train__steps=3600))
+  rows = {line.split('  ')[0]: line.split() for line in text.splitlines()}
+  assert rows['peak'][1] == '7.00', '1 GiB of parameters, 2 of moments, 4 of the rest'
+  assert rows['left'][1] == '88.00'
+  assert rows['fsdp: all-gather'][2:] == ['3', 'ICI', '1.500', '500.00']
+  assert rows['ms a step'][-2:] == ['2,000.00', '2,500.00']
+  assert rows['chip-hours'][-2:] == ['128', '160']
+
+
+def test_memory_that_is_full_of_gaps_is_told():
+  plan = _compiled()
+  assert 'not sure to fit' not in table.render(plan)
+  full = dataclasses.replace(plan.memory, allocated=100 * 2**30)
+  assert 'not sure to fit' in table.render(dataclasses.replace(plan, memory=full))
+
+
+def test_gpus_are_by_formula_and_it_says_so():
+  plan = _plan()
+  assert 'by formula: nothing was compiled' in table.render(plan)
+  assert plan.compute_seconds * 4 * 989e12 == pytest.approx(plan.model_flops), 'remat=none'
+  full = _plan(train__remat='full')
+  assert full.costs.flops == pytest.approx(plan.costs.flops * 4 / 3), 'one more forward pass'
+
+
+def test_state_is_split_over_the_mesh():
+  whole, split = (_plan(on, data__batch_size=8) for on in ('gpu-h100:1', 'gpu-h100:4'))
+  assert whole.memory.parameters == 4 * whole.parameters
+  assert split.memory.parameters == pytest.approx(whole.memory.parameters / 4, rel=0.05)
+  assert whole.memory.optimizer == pytest.approx(2 * whole.memory.parameters, rel=1e-3)
+
+
+def test_what_does_not_fit_says_by_how_much_and_what_to_do():
+  config = _config(data__batch_size=2**22)
+  on = topology.parse('gpu-h100:4')
+  with pytest.raises(DoesNotFitError) as raised:
+    estimate.plan(config, on)
+  text = str(estimate.advice(config, raised.value, on))
+  assert 'GiB of HBM a device and may use 74.51 on gpu-h100:4' in text
+  assert '--config.train.remat=full' in text
+  assert '--config.optim.accumulation_steps=2 (or a smaller batch: it is 1048576 a device)' in text
+
+
+@pytest.mark.parametrize(
+  ('message', 'needed', 'capacity'),
+  [
+    ('the total memory required for HLO temporaries (81.98G) exceeds available HBM (15.75G).',
+     81.98, 15.75),
+    ('Ran out of memory in memory space hbm. Used 512.50M of 0.25G hbm. Exceeded', 0.5005, 0.25),
+    ('something new', None, None),
+  ],
+)  # fmt: skip
+def test_what_the_compiler_says_of_memory(message, needed, capacity):
+  error = DoesNotFitError(f'RESOURCE_EXHAUSTED: {message}')
+  assert error.needed == (needed and pytest.approx(needed, rel=1e-3))
+  assert error.capacity == capacity
+
+
+@pytest.mark.parametrize(
+  ('name', 'says'),
+  [
+    ('v5q:4x4', "'v5q' is not a known chip; did you mean 'v5p'?"),
+    ('v5p', "has the shape ''; it looks like v5p:4x4x4"),
+    ('v5e:4x0', "has the shape '4x0'; it looks like v5e:4x4"),
+    ('gpu-h100:2x4', "has the shape '2x4'; it looks like gpu-h100:8"),
+  ],
+)
+def test_unknown_topologies(name, says):
+  with pytest.raises(UserError, match='--topology=') as raised:
+    topology.parse(name)
+  assert says in str(raised.value)
+
+
+def test_slices_of_gpus_are_refused():
+  with pytest.raises(UserError, match='--slices=2 is for TPUs'):
+    topology.parse('gpu-h100:8', 2)
+
+
+def test_without_libtpu_one_sentence(monkeypatch):
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+  with pytest.raises(UserError, match=r'pip install -e "\.\[tpu\]"'):
+    topology.devices(topology.parse('v5e:4x4'))
+
+
+@pytest.mark.parametrize(('name', 'devices'), [('v5p:4x4x4', 64), ('tpu7x:2x2x1', 8)])
+def test_devices_of_a_topology(name, devices):
+  on = topology.parse(name, 2)
+  assert on.devices == 2 * devices
+  assert on.chips == (128 if name.startswith('v5p') else 8), 'a chip of TPU7x is two devices'
+
+
+def test_every_chip_has_a_published_peak():
+  assert all(chip.kind in flops.PEAK_TFLOPS for chip in chips.CHIPS.values())
+
+
+def test_stages_of_a_chain():
+  config = _config(train__steps=50)
+  grown = chain.stage(chain.stage(config, 'qkv=64,ffn=128,steps=10'), 'proj=64')
+  assert dataclasses.astuple(grown.model.param_tokens) == (64, 64, 128)
+  assert dataclasses.astuple(grown.model.reference_tokens) == (32, 32, 64), 'the scale changed'
+  assert grown.train.steps == 10, 'a stage is as long as the one before, if nothing is said'
+
+
+@pytest.mark.parametrize(
+  ('text', 'says'),
+  [
+    ('qvk=64', "names 'qvk'; did you mean 'qkv'?"),
+    ('qkv=x', "has 'qkv=x'; it must be qkv=N"),
+    ('qkv=16', 'must make no count smaller'),
+    ('steps=5', 'must make no count smaller and one larger'),
+  ],
+)
+def test_stages_that_are_none(text, says):
+  with pytest.raises(UserError) as raised:
+    chain.stage(_config(), text)
+  assert says in str(raised.value)
+
+
+def test_a_chain_against_the_largest_from_scratch():
+  on = topology.parse('gpu-h100:4')
+  found = chain.plan_chain(_config(train__steps=100), ['qkv=256,proj=256,ffn=512,steps=50'], on)
+  assert [one.steps for one in found.stages] == [100, 50]
+  assert found.scratch.steps == 150, 'as many tokens as the chain'
+  assert found.stages[0].model_flops < found.stages[1].model_flops
+  text = chain.render(found)
+  spent, whole = (sum(one.hours[1] for one in part) for part in (found.stages, [found.scratch]))
+  assert f'{spent / whole:.1%}' in text.splitlines()[-1]
+
+
+def test_a_sweep_starts_with_the_config_and_ends_with_the_fastest():
+  on = topology.parse('gpu-h100:4')
+  config = _config(train__remat='full')
+  first = next(sweep.candidates(config, on))
+  assert (first.train.remat, first.data.batch_size, first.mesh.fsdp) == ('full', 8, 4)
+  tried = sweep.sweep(config, on, 6)
+  assert len(tried) == 6
+  speeds = [one.plan.units[1] / sum(one.plan.step_seconds) for one in tried if one.plan]
+  assert speeds == sorted(speeds, reverse=True)
+  assert tried[0].config.train.remat != 'full', 'recomputing costs time, and everything fits'
+
+
+def test_a_sweep_in_which_nothing_fits():
+  with pytest.raises(UserError, match='nothing that was tried fits on gpu-h100:4'):
+    sweep.sweep(_config(data__batch_size=2**24), topology.parse('gpu-h100:4'), 3)

@@ -1,0 +1,123 @@
+"""Growth chains: every stage planned, and the whole against the largest model from scratch."""
+
+import dataclasses
+
+from tokenformer_jax.cli import say
+from tokenformer_jax.config import Config, TokenCounts
+from tokenformer_jax.errors import UserError, nearest
+from tokenformer_jax.grow.state import KINDS
+from tokenformer_jax.plan.estimate import Plan, plan, steps_of
+from tokenformer_jax.plan.table import Row, align, gib, ms, percent
+from tokenformer_jax.plan.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+  """The stages of a chain, and the last one's model trained alone on as many tokens."""
+
+  stages: tuple[Plan, ...]
+  scratch: Plan
+
+
+def stage(config: Config, text: str) -> Config:
+  """The config grown as `--grow=qkv=N,proj=N,ffn=N[,steps=N]` says.
+
+  Reference counts stay, and steps are the stage's own, by default as many as the config has.
+
+  Raises:
+    UserError: the text is not of that form, or nothing grows.
+  """
+  numbers = {}
+  for part in text.split(','):
+    name, _, number = part.partition('=')
+    if name not in (*KINDS, 'steps'):
+      raise UserError(f'--grow={text} names {name!r}{nearest(name, (*KINDS, "steps"))}')
+    if not number.isdigit() or int(number) == 0:
+      raise UserError(f'--grow={text} has {part!r}; it must be {name}=N, with N greater than 0')
+    numbers[name] = int(number)
+  model, old = config.model, config.model.param_tokens
+  if model.projection != 'pattention':
+    raise UserError(f'--grow={text} adds parameter tokens, and a Transformer has none')
+  steps = numbers.pop('steps', steps_of(config))
+  new = dataclasses.replace(old, **numbers)
+  sizes = [(getattr(old, kind), getattr(new, kind)) for kind in KINDS]
+  if new == old or any(after < before for before, after in sizes):
+    raise UserError(
+      f'--grow={text} must make no count smaller and one larger than {_counts(old)} of the stage '
+      'before it'
+    )
+  reference = {kind: getattr(model.reference_tokens, kind) or getattr(old, kind) for kind in KINDS}
+  return dataclasses.replace(
+    config,
+    model=dataclasses.replace(model, param_tokens=new, reference_tokens=TokenCounts(**reference)),
+    train=dataclasses.replace(config.train, steps=steps, epochs=0.0, examples=0),
+  )
+
+
+def plan_chain(config: Config, grow: list[str], on: Topology) -> Chain:
+  """Plans the config and every stage that grows out of it.
+
+  Raises:
+    UserError: a stage is not one, or does not divide by the mesh.
+    DoesNotFitError: a stage does not fit.
+  """
+  if config.train.epochs:
+    raise UserError('--grow compares tokens, and config.train.epochs is set; set train.steps')
+  configs = [config]
+  for text in grow:
+    configs.append(stage(configs[-1], text))
+  plans: list[Plan] = []
+  for i, one in enumerate(configs):
+    say(f'stage {i + 1} of {len(configs)}: {_counts(one.model.param_tokens)}')
+    plans.append(plan(one, on, before=plans[-1].config.model if plans else None))
+  last = plans[-1]
+  # Its step is that of the last stage, but for the factors on old and new tokens.
+  train = dataclasses.replace(last.config.train, steps=sum(one.steps for one in plans))
+  alone = dataclasses.replace(last, config=dataclasses.replace(last.config, train=train))
+  return Chain(tuple(plans), alone)
+
+
+def render(chain: Chain) -> str:
+  """A row for each stage, the total, and the largest model alone."""
+  rows: list[Row] = [
+    ('', 'parameters', 'HBM GiB', 'ms a step', 'MFU', 'steps', 'FLOPs', 'chip-hours')
+  ]
+  for i, one in enumerate(chain.stages):
+    rows.append(_row(f'{i + 1}: {_counts(one.config.model.param_tokens)}', one))
+  flops = sum(one.steps * one.model_flops for one in chain.stages)
+  hours = [sum(part) for part in zip(*(_chip_hours(one) for one in chain.stages), strict=True)]
+  steps = f'{chain.scratch.steps:,}'
+  rows.append(('the chain', '', '', '', '', steps, f'{flops:.3g}', _range(hours)))
+  rows.append(_row('the last one from scratch', chain.scratch))
+  whole = _chip_hours(chain.scratch)
+  saved = [1 - part / all_of_it for part, all_of_it in zip(hours, whole, strict=True)]
+  return (
+    f'{align(rows)}\n\nthe chain costs {percent(1 - max(saved))} to {percent(1 - min(saved))} of '
+    'the chip-hours of the largest model trained from scratch on as many tokens'
+  )
+
+
+def _row(name: str, one: Plan) -> Row:
+  (fast, slow), (high, low) = one.step_seconds, one.mfu
+  return (
+    name,
+    f'{one.parameters:,}',
+    gib(one.memory.peak),
+    f'{ms(fast)} … {ms(slow)}',
+    f'{percent(low)} … {percent(high)}',
+    f'{one.steps:,}',
+    f'{one.steps * one.model_flops:.3g}',
+    _range(_chip_hours(one)),
+  )
+
+
+def _chip_hours(one: Plan) -> list[float]:
+  return [hours * one.topology.chips for hours in one.hours]
+
+
+def _range(values: list[float]) -> str:
+  return ' … '.join(f'{value:,.0f}' for value in values)
+
+
+def _counts(counts: TokenCounts) -> str:
+  return ','.join(f'{kind}={getattr(counts, kind)}' for kind in KINDS)

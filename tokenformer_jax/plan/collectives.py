@@ -1,0 +1,188 @@
+"""What a collective moves and how long that takes: groups of devices, mesh axes, networks."""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from tokenformer_jax.plan.chips import Chip
+from tokenformer_jax.plan.hlo import Instruction
+
+KINDS = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'collective-permute')
+
+_IOTA = re.compile(r'\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?')
+_MESH = re.compile(r'replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}')
+_LISTS = re.compile(r'(?:replica_groups|source_target_pairs)=\{((?:\{[\d,]*\},?)*)\}')
+_MEGASCALE = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
+_DIE_TO_DIE = 6  # links of ICI that the one between the two devices of a TPU7x is worth (Google)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+  """One run of a collective.
+
+  Attributes:
+    axis: of the mesh, several joined by +.
+    moved: bytes that a device receives.
+    seconds: that its network takes for it.
+    network: `ICI` or `DCN`.
+  """
+
+  axis: str
+  moved: float
+  seconds: float
+  network: str
+
+
+def kind_of(opcode: str) -> str | None:
+  """Which collective an opcode, `…-start` included, is."""
+  opcode = opcode.removesuffix('-start')
+  return opcode if opcode in KINDS else None
+
+
+def groups_of(instruction: Instruction, devices: int) -> np.ndarray:
+  """The groups of device numbers that exchange data, [groups, size]; pairs for a permute.
+
+  Raises:
+    ValueError: they are written in a way that is not known here.
+  """
+  text = instruction.attributes
+  if match := _MESH.search(text):
+    sizes = re.findall(r"'(\w+)'=(\d+)", match.group(1))
+    names = [name for name, _ in sizes]
+    shape = [int(size) for _, size in sizes]
+    ids = np.arange(np.prod(shape)).reshape(shape)
+    inside = [names.index(name) for name in re.findall(r"'(\w+)'", match.group(2))]
+    if ':' not in match.group(2) and 'device_ids' not in match.group(0):
+      moved = np.moveaxis(ids, inside, range(ids.ndim - len(inside), ids.ndim))
+      return moved.reshape(-1, int(np.prod([ids.shape[i] for i in inside])))
+  elif match := _IOTA.search(text):
+    shape, sizes, order = (
+      [int(x) for x in part.split(',')] if part else None for part in match.groups()
+    )
+    ids = np.arange(int(np.prod(sizes))).reshape(sizes)
+    return (ids if order is None else ids.transpose(order)).reshape(shape)
+  elif match := _LISTS.search(text):
+    lists = re.findall(r'\{([\d,]*)\}', match.group(1))
+    return (
+      np.array([[int(x) for x in part.split(',')] for part in lists if part])
+      if lists
+      else (np.arange(devices)[None])
+    )
+  elif 'replica_groups={}' in text:
+    return np.arange(devices)[None]
+  raise ValueError(f'the groups of {instruction.name} cannot be read from {text[:300]!r}')
+
+
+def cost(kind: str, operand_bytes: int, groups: np.ndarray, mesh: Mesh, chip: Chip) -> Cost:
+  """One run of a collective over groups of devices, all in one slice.
+
+  Bandwidth bounds: every device sends what it has to on all links along the sides of the torus that
+  its group spans, both ways where the side is a ring. Latency is left out.
+
+  Args:
+    kind: one of `KINDS`.
+    operand_bytes: that every device puts in.
+    groups: from `groups_of`.
+    mesh: of the program.
+    chip: of its devices.
+  """
+  axis = _axis(groups, mesh)
+  if kind == 'collective-permute':
+    return _permute(axis, operand_bytes, groups, mesh, chip)
+  sides = _sides(chip, _places(mesh)[groups[0]], _torus(mesh))
+  moved = _received(kind, operand_bytes, groups.shape[1])
+  if kind == 'all-to-all':  # It crosses a quarter of a ring, half of a line.
+    length, bandwidth, ring = max(sides)
+    seconds = operand_bytes * length / (4 if ring else 2) / bandwidth
+  else:
+    seconds = moved / sum(bandwidth for _, bandwidth, _ in sides)
+  return Cost(axis, moved, seconds, 'ICI')
+
+
+def between_slices(kind: str, sent: int, mesh: Mesh, chip: Chip) -> Cost:
+  """The part of a collective that crosses slices, over DCN.
+
+  Args:
+    kind: from `transfer_kind`.
+    sent: bytes that every device puts in.
+    mesh: of the program, whose slices are different replicas.
+    chip: of its devices.
+  """
+  slices = len(np.unique(_places(mesh)[:, 0]))
+  moved = _received(kind, sent, slices)
+  return Cost('replica', moved, moved / chip.dcn, 'DCN')
+
+
+def transfer_kind(instruction: Instruction) -> str | None:
+  """Which collective a `send` is the part between slices of, or None.
+
+  XLA makes a collective over several slices out of one inside each and of a `send` to and a `recv`
+  from the others, which the hosts carry.
+  """
+  found = _MEGASCALE.search(instruction.attributes)
+  if instruction.opcode != 'send' or not found:
+    return None
+  return found.group(1).lower().replace('_', '-')
+
+
+def _received(kind: str, operand_bytes: float, size: int) -> float:
+  """Bytes that a device receives in a group of this size, by the best known algorithms."""
+  factor = {
+    'all-gather': size - 1,
+    'reduce-scatter': (size - 1) / size,
+    'all-reduce': 2 * (size - 1) / size,
+    'all-to-all': (size - 1) / size,
+    'collective-permute': 1,
+  }
+  return operand_bytes * factor[kind]
+
+
+def _permute(axis: str, operand_bytes: int, pairs: np.ndarray, mesh: Mesh, chip: Chip) -> Cost:
+  places, torus = _places(mesh), _torus(mesh)
+  source, target = places[pairs[:, 0]], places[pairs[:, 1]]
+  apart = np.abs(source - target)[:, 1:]
+  rings = np.array([side % chip.wraps_at == 0 for side in torus])
+  hops = np.where(rings, np.minimum(apart[:, :3], torus - apart[:, :3]), apart[:, :3]).sum(axis=1)
+  # Only the furthest is waited for; what shares its links with others is not seen here.
+  return Cost(axis, operand_bytes, operand_bytes * max(1, hops.max()) / chip.link, 'ICI')
+
+
+def _axis(groups: np.ndarray, mesh: Mesh) -> str:
+  """The axes of the mesh along which the members of a group differ."""
+  places = np.stack(np.unravel_index(groups, mesh.devices.shape), axis=-1)
+  differ = np.any(places != places[:, :1], axis=(0, 1))
+  return '+'.join(name for name, varies in zip(mesh.axis_names, differ, strict=True) if varies)
+
+
+@functools.cache
+def _places(mesh: Mesh) -> np.ndarray:
+  """Slice, three coordinates and core of every device, in the mesh's order."""
+
+  def place(device: jax.Device) -> list[int]:
+    coords = [*device.coords, 0, 0, 0][:3]
+    return [getattr(device, 'slice_index', None) or 0, *coords, device.core_on_chip]
+
+  return np.array([place(device) for device in mesh.devices.flat])
+
+
+@functools.cache
+def _torus(mesh: Mesh) -> np.ndarray:
+  """The sides of a slice."""
+  return np.array([len(np.unique(_places(mesh)[:, i])) for i in (1, 2, 3)])
+
+
+def _sides(chip: Chip, places: np.ndarray, torus: np.ndarray) -> list[tuple[int, float, bool]]:
+  """Length, bytes a second and whether it is a ring, of every side of the torus that is spanned."""
+  sides = []
+  for i, whole in enumerate(torus):
+    length = len(np.unique(places[:, i + 1]))
+    ring = bool(length == whole and whole % chip.wraps_at == 0)
+    if length > 1:
+      sides.append((length, chip.link * (2 if ring else 1), ring))
+  if len(np.unique(places[:, 4])) > 1 and not sides:
+    sides.append((2, _DIE_TO_DIE * chip.link, False))
+  return sides

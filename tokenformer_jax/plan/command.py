@@ -1,0 +1,91 @@
+r"""Says whether a run fits on a TPU topology and how fast it will be, without a TPU.
+
+  python -m tokenformer_jax.plan --config=configs/lm_pile.py:1_5b --topology=v5p:4x4x4
+
+compiles the real training step with the TPU's own compiler and prints its memory, its time and what
+the chips exchange. `--topology=gpu-h100:8` goes by formula only. docs/plan.md says how to read it.
+
+  --sweep=12                            the fastest of up to 12 meshes, batches and recomputations
+  --grow=qkv=2176,proj=2176,ffn=8704    a growth chain; once for each stage
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from absl import flags
+from ml_collections import config_flags
+
+from tokenformer_jax import config
+from tokenformer_jax.config import Config
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.plan import chain, estimate, sweep, table, topology
+from tokenformer_jax.plan.program import DoesNotFitError
+from tokenformer_jax.plan.topology import Topology
+
+_CONFIG: Any = None
+
+
+def define_flags() -> None:
+  """Defines the command's flags."""
+  global _CONFIG
+  _CONFIG = config_flags.DEFINE_config_file(
+    'config', None, 'The configuration, FILE or FILE:VARIANT.'
+  )
+  flags.mark_flag_as_required('config')
+  flags.DEFINE_string('topology', None, 'CHIP:SHAPE, such as v5e:4x4 or v5p:4x4x4.', required=True)
+  flags.DEFINE_integer('slices', 1, 'How many of them.', lower_bound=1)
+  flags.DEFINE_integer('sweep', 0, 'The most programs to compile in a search.', lower_bound=0)
+  flags.DEFINE_multi_string('grow', [], 'A stage: qkv=N,proj=N,ffn=N[,steps=N]; may be repeated.')
+  flags.DEFINE_string('json', None, 'A file for the figures.')
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the command."""
+  del argv
+  values = flags.FLAGS
+  if values.sweep and values.grow:
+    raise UserError('--sweep and --grow are two questions; ask one after the other')
+  jax.config.update('jax_platforms', 'cpu')  # What is planned for is not here.
+  on = topology.parse(values.topology, values.slices)
+  run = _read_config()
+  try:
+    text, figures = _answer(run, on)
+  except DoesNotFitError as error:
+    raise estimate.advice(run, error, on) from error
+  print(text)
+  if values.json:
+    estimate.write_json(values.json, figures)
+
+
+def _read_config() -> Config:
+  try:
+    values = _CONFIG.value.copy_and_resolve_references()
+  except OSError as error:  # ml_collections keeps what went wrong until the values are asked for.
+    file = config_flags.get_config_filename(flags.FLAGS['config'])
+    reason = ' '.join(str(error.__cause__ or error).split())
+    raise UserError(f'the file --config={file} cannot be loaded ({reason})') from error
+  return config.resolve(values)
+
+
+def _answer(run: Config, on: Topology) -> tuple[str, Any]:
+  """What to print, and the figures for --json."""
+  if flags.FLAGS.grow:
+    found = chain.plan_chain(run, flags.FLAGS.grow, on)
+    return chain.render(found), {
+      'stages': [one.to_json() for one in found.stages],
+      'scratch': found.scratch.to_json(),
+    }
+  if flags.FLAGS.sweep:
+    tried = sweep.sweep(run, on, flags.FLAGS.sweep)
+    best = tried[0].plan
+    text = f'{sweep.render(tried)}\n\nthe fastest that fits:\n\n{table.render(best)}'
+    return text, [
+      one.plan.to_json()
+      if one.plan
+      else {'reason': one.reason, 'config': dataclasses.asdict(one.config)}
+      for one in tried
+    ]
+  found = estimate.plan(run, on)
+  return table.render(found), found.to_json()

@@ -1,0 +1,168 @@
+"""What one call of a compiled program costs, by the compiler's own estimates.
+
+Every operation of a TPU program carries an estimate of its cycles, but for kernels, collectives and
+a few others. Loops are multiplied by how often they run: XLA's own `cost_analysis` counts
+a body once.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+
+from jax.sharding import Mesh
+
+from tokenformer_jax.plan import collectives
+from tokenformer_jax.plan.chips import Chip
+from tokenformer_jax.plan.hlo import Instruction, Program, parse, shape_bytes
+from tokenformer_jax.plan.matmuls import matmul_flops
+from tokenformer_jax.plan.walk import Visit, trip_count, visit
+
+_CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
+_KERNEL = '"tpu_custom_call"'
+_COST_ESTIMATE = re.compile(r'"cost_estimate":(\{[^}]*\})')
+_ASYNC_START = '"AsyncCollectiveStart"'
+_CHANNEL = re.compile(r'channel_id=(\d+)')
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+  """All collectives of one kind along one axis of the mesh, in one step.
+
+  Attributes:
+    axis: of the mesh; several are joined by +.
+    kind: such as `all-gather`.
+    network: `ICI`, or `DCN` between slices.
+    count: how many run.
+    gigabytes: that a device receives (10⁹ bytes).
+    seconds: at the network's published bandwidth.
+  """
+
+  axis: str
+  kind: str
+  network: str
+  count: int
+  gigabytes: float
+  seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+  """One step of one device.
+
+  Attributes:
+    cycles: of everything that has an estimate.
+    kernel_seconds: of kernels, by what they say of themselves or at the chip's peak.
+    flops: of matrix products and kernels, recomputation included.
+    traffic: the collectives.
+    loops: how often the bodies of the outermost loops run.
+    notes: what could not be counted, in sentences.
+  """
+
+  cycles: int
+  kernel_seconds: float
+  flops: float
+  traffic: tuple[Traffic, ...]
+  notes: tuple[str, ...]
+
+
+def read(text: str, mesh: Mesh, chip: Chip) -> Costs:
+  """The costs of a program from its text (`Compiled.as_text()`).
+
+  Args:
+    text: of the optimised program.
+    mesh: over whose devices it was compiled.
+    chip: what they are.
+  """
+  program = parse(text)
+  visits = list(visit(program))
+  cycles = sum(v.times * _cycles(v.instruction) for v in visits if v.inside is None)
+  kernels = [v for v in visits if _KERNEL in v.instruction.attributes]
+  estimates = [_kernel_estimate(v.instruction) for v in kernels]
+  known = [(v, e) for v, e in zip(kernels, estimates, strict=True) if e]
+  matrix = sum(v.times * matmul_flops(v.computation, v.instruction) for v in visits)
+  return Costs(
+    cycles=cycles,
+    kernel_seconds=sum(
+      v.times * max(e['flops'] / chip.peak, e['bytes_accessed'] / chip.hbm_rate) for v, e in known
+    ),
+    flops=matrix + sum(v.times * e['flops'] for v, e in known),
+    traffic=_traffic(visits, mesh, chip),
+    notes=tuple(_notes(program, visits, len(kernels) - len(known))),
+  )
+
+
+def _cycles(instruction: Instruction) -> int:
+  found = _CYCLES.search(instruction.attributes)
+  return int(found.group(1)) if found else 0
+
+
+def _kernel_estimate(instruction: Instruction) -> dict[str, float] | None:
+  """What a Pallas kernel says that it costs, if it does."""
+  found = _COST_ESTIMATE.search(instruction.attributes)
+  if not found:
+    return None
+  return {key: float(value) for key, value in json.loads(found.group(1)).items()}
+
+
+def _traffic(visits: list[Visit], mesh: Mesh, chip: Chip) -> tuple[Traffic, ...]:
+  totals: dict[tuple[str, str, str], list[float]] = {}
+
+  def add(v: Visit, kind: str, cost: collectives.Cost) -> None:
+    total = totals.setdefault((cost.axis, kind, cost.network), [0, 0.0, 0.0])
+    total[0] += v.times
+    total[1] += v.times * cost.moved / 1e9
+    total[2] += v.times * cost.seconds
+
+  for v in _that_start(visits):
+    kind = collectives.kind_of(v.instruction.opcode)
+    groups = collectives.groups_of(v.instruction, mesh.size)
+    if groups.shape[1] > 1:
+      operand_bytes = v.computation.bytes_of_operands(v.instruction)
+      add(v, kind, collectives.cost(kind, operand_bytes, groups, mesh, chip))
+  for v in visits:
+    if kind := collectives.transfer_kind(v.instruction):
+      sent = shape_bytes(v.computation.instructions[v.instruction.operands[0]].shape)
+      add(v, kind, collectives.between_slices(kind, sent, mesh, chip))
+  rows = [Traffic(*key, *total) for key, total in totals.items()]
+  return tuple(sorted(rows, key=lambda row: -row.seconds))
+
+
+def _that_start(visits: list[Visit]) -> Iterator[Visit]:
+  """Collectives, each once.
+
+  A TPU spreads an asynchronous one over several fusions, each with a copy of it under the same
+  channel; the first of them has the custom call that starts it.
+  """
+  found = [v for v in visits if collectives.kind_of(v.instruction.opcode)]
+  starts = {id(v.computation) for v in visits if _ASYNC_START in v.instruction.attributes}
+  started = {_channel(v.instruction) for v in found if id(v.computation) in starts}
+  for v in found:
+    if v.inside is None or id(v.computation) in starts or _channel(v.instruction) not in started:
+      yield v
+
+
+def _channel(instruction: Instruction) -> str | None:
+  found = _CHANNEL.search(instruction.attributes)
+  return found.group(1) if found else None
+
+
+def _notes(program: Program, visits: list[Visit], silent_kernels: int) -> Iterator[str]:
+  endless = [
+    v.instruction.name
+    for v in visits
+    if v.instruction.opcode == 'while' and trip_count(program, v.computation, v.instruction) is None
+  ]
+  if endless:
+    yield f'{len(endless)} loops of unknown length are counted once: {", ".join(endless[:5])}'
+  reached = {id(v.computation) for v in visits}
+  hidden = sum(
+    collectives.kind_of(instruction.opcode) is not None
+    for computation in program.computations.values()
+    if id(computation) not in reached
+    for instruction in computation.instructions.values()
+  )
+  if hidden:
+    yield f'{hidden} collectives are in parts of the program that nothing is known to call'
+  if silent_kernels:
+    yield f'{silent_kernels} kernels say nothing of their cost and are not in the time'

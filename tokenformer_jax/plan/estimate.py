@@ -1,0 +1,210 @@
+"""A plan: what a config's training step needs and takes on a topology, and what the run costs."""
+
+import dataclasses
+import json
+import math
+import time
+from typing import Any
+
+from jax.sharding import AbstractMesh, AxisType, Mesh
+
+from tokenformer_jax import flops, sharding
+from tokenformer_jax.cli import say
+from tokenformer_jax.config import Config, ModelConfig
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.plan import costs, formulas, program, topology
+from tokenformer_jax.plan.costs import Costs
+from tokenformer_jax.plan.program import DoesNotFitError, Memory, Step
+from tokenformer_jax.plan.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """A training step on a topology, and the run it is of.
+
+  Attributes:
+    config: with every size filled in.
+    topology: of the devices.
+    mesh: sizes of its axes.
+    parameters: of the model.
+    memory: of a device.
+    costs: of a step, of a device.
+    compiled: whether memory and costs are the compiler's, or by formula.
+    compile_seconds: how long that took here.
+  """
+
+  config: Config
+  topology: Topology
+  mesh: dict[str, int]
+  parameters: int
+  memory: Memory
+  costs: Costs
+  compiled: bool
+  compile_seconds: float
+
+  @property
+  def model_flops(self) -> float:
+    """Of a step over all devices, by formula (`flops.of_step`)."""
+    return flops.of_step(self.config)
+
+  @property
+  def compute_seconds(self) -> float:
+    """Of a step: the compiler's cycles and the kernels, or all FLOPs at the peak."""
+    chip = self.topology.chip
+    if not self.compiled:
+      return self.costs.flops / chip.peak
+    return self.costs.cycles / chip.clock + self.costs.kernel_seconds
+
+  @property
+  def network_seconds(self) -> float:
+    """Of a step: all collectives, one after the other."""
+    return sum(row.seconds for row in self.costs.traffic)
+
+  @property
+  def step_seconds(self) -> tuple[float, float]:
+    """With all collectives behind computation, and with none."""
+    compute, network = self.compute_seconds, self.network_seconds
+    return max(compute, network), compute + network
+
+  @property
+  def mfu(self) -> tuple[float, float]:
+    """Model FLOPs over what the devices' peak allows, for `step_seconds`."""
+    peak = self.topology.chip.peak * self.topology.devices
+    return tuple(self.model_flops / peak / seconds for seconds in self.step_seconds)
+
+  @property
+  def units(self) -> tuple[str, int]:
+    """What a step is counted in, and how many."""
+    data = self.config.data
+    if self.config.model.kind == 'vit':
+      return 'images', data.batch_size
+    return 'tokens', data.batch_size * data.sequence_length
+
+  @property
+  def steps(self) -> int | None:
+    """Of the run: see `steps_of`."""
+    return steps_of(self.config)
+
+  @property
+  def hours(self) -> tuple[float, float] | None:
+    """Of all steps, for `step_seconds`: no evaluation, checkpoint or interruption is in it."""
+    if self.steps is None:
+      return None
+    return tuple(self.steps * seconds / 3600 for seconds in self.step_seconds)
+
+  def to_json(self) -> dict[str, Any]:
+    """Every figure of the table, in bytes, seconds and FLOPs, and the config."""
+    unit, units = self.units
+    chip = dataclasses.asdict(self.topology.chip)
+    return {
+      'topology': self.topology.name,
+      'slices': self.topology.slices,
+      'devices': self.topology.devices,
+      'chips': self.topology.chips,
+      'chip': chip | {'peak': self.topology.chip.peak},
+      'mesh': self.mesh,
+      'compiled': self.compiled,
+      'compile_seconds': self.compile_seconds,
+      'parameters': self.parameters,
+      'memory': dataclasses.asdict(self.memory)
+      | {'peak': self.memory.peak, 'left': self.memory.left},
+      'model_flops': self.model_flops,
+      **dataclasses.asdict(self.costs),
+      'compute_seconds': self.compute_seconds,
+      'network_seconds': self.network_seconds,
+      'step_seconds': self.step_seconds,
+      'mfu': self.mfu,
+      f'{unit}_per_second': [units / seconds for seconds in self.step_seconds],
+      'steps': self.steps,
+      'hours': self.hours,
+      'chip_hours': self.hours and [hours * self.topology.chips for hours in self.hours],
+      'config': dataclasses.asdict(self.config),
+    }
+
+
+def steps_of(config: Config) -> int | None:
+  """The length of a run; None if it is given in epochs, whose length only the data says."""
+  if config.train.epochs:
+    return None
+  return math.ceil(config.train.examples / config.data.batch_size) or config.train.steps
+
+
+def plan(config: Config, on: Topology, before: ModelConfig | None = None) -> Plan:
+  """Compiles the training step for the topology and says what it costs.
+
+  Args:
+    config: from `config.resolve`.
+    on: the devices; for GPUs nothing is compiled, and `compiled` is false.
+    before: the model that the config's is grown from, or None.
+
+  Raises:
+    UserError: sizes do not divide by the mesh, or libtpu is missing.
+    DoesNotFitError: the step needs more memory than a device has.
+  """
+  step = program.make_step(config, before)
+  if not on.has_compiler:
+    return _by_formula(step, on)
+  mesh = make_mesh(config, on)
+  say(f'compiling for {on.name}, which takes from seconds to minutes')
+  first = time.monotonic()
+  compiled, text = program.compile_step(step, mesh)
+  seconds = time.monotonic() - first
+  memory = program.memory(step, mesh, compiled, on.chip.hbm)
+  found = costs.read(text, mesh, on.chip)
+  return Plan(step.config, on, dict(mesh.shape), step.parameters, memory, found, True, seconds)
+
+
+def make_mesh(config: Config, on: Topology) -> Mesh:
+  """The mesh of the config over the devices of the topology."""
+  return sharding.make_mesh(config.mesh, topology.devices(on))
+
+
+def _by_formula(step: Step, on: Topology) -> Plan:
+  sizes = sharding.mesh_sizes(step.config.mesh, on.devices)
+  mesh = AbstractMesh(sizes, sharding.MESH_AXES, (AxisType.Auto,) * len(sizes))
+  state = program.state_bytes(step, mesh)
+  memory, found = formulas.of_step(step, mesh.shape, state, on.chip)
+  if memory.left < 0:
+    error = DoesNotFitError('by formula')
+    error.needed, error.capacity = memory.peak / 2**30, memory.capacity / 2**30
+    raise error
+  return Plan(step.config, on, dict(mesh.shape), step.parameters, memory, found, False, 0.0)
+
+
+def advice(config: Config, error: DoesNotFitError, on: Topology) -> UserError:
+  """The sentence for a step that does not fit: by how much, and what would make it fit."""
+  ways = []
+  if config.train.remat != 'full':
+    ways.append('--config.train.remat=full')
+  parts = 2 * config.optim.accumulation_steps
+  sizes = sharding.mesh_sizes(config.mesh, on.devices)
+  rows = config.data.batch_size // (sizes[0] * sizes[1])
+  if rows % parts == 0:
+    ways.append(
+      f'--config.optim.accumulation_steps={parts} (or a smaller batch: it is {rows} a device)'
+    )
+  if config.model.kind == 'lm' and config.train.loss_chunk > 128:
+    ways.append(f'--config.train.loss_chunk={config.train.loss_chunk // 2}')
+  if sizes[0] > on.slices:
+    ways.append('more of the mesh in config.mesh.fsdp or tokens, and less in replica')
+  ways.append('more devices')
+  size = (
+    f'needs {error.needed:.2f} GiB of HBM a device and may use {error.capacity:.2f}'
+    if error.needed
+    else f'does not fit ({error.reason})'
+  )
+  return UserError(f'the step {size} on {on.name}; what may make it fit: {"; ".join(ways)}')
+
+
+def write_json(path: str, content: Any) -> None:
+  """Writes a file of the figures.
+
+  Raises:
+    UserError: it cannot be written.
+  """
+  try:
+    with open(path, 'w', encoding='utf-8') as file:
+      json.dump(content, file, indent=2)
+      file.write('\n')
+  except OSError as error:
+    raise UserError(f'--json={path} cannot be written ({error.strerror})') from error

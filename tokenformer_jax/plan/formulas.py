@@ -1,0 +1,102 @@
+"""A training step by formula, where no compiler is at hand: GPUs. Bounds, and no more than that."""
+
+from collections.abc import Mapping
+
+from tokenformer_jax import flops
+from tokenformer_jax.plan.chips import Chip
+from tokenformer_jax.plan.costs import Costs, Traffic
+from tokenformer_jax.plan.program import Memory, Step
+
+_ACTIVATION = 2  # bytes of bfloat16
+_PROJECTIONS = 5  # of a layer: query, key, value, output, feed-forward
+_NODE = 8  # GPUs that NVLink connects
+# Forward passes that a step computes, the backward pass counted as two.
+_PASSES = {'none': 3.0, 'dots': 3.0, 'pattention': 3.5, 'full': 4.0}
+
+
+def of_step(
+  step: Step, mesh: Mapping[str, int], state: tuple[float, float, float], chip: Chip
+) -> tuple[Memory, Costs]:
+  """Memory and costs of a device.
+
+  Activations are those that recomputation keeps (`full`: the input of every layer and all of one
+  layer; otherwise 12 times the width and every score, of all layers), the logits of a chunk of the
+  loss, and gradients in float32. FLOPs are the model's, with what is recomputed. Collectives are
+  the gathers of the weights, in the forward and the backward pass, the reduction of gradients, and
+  over `tokens` the sum of the output of every projection, and of its input's gradient.
+
+  Args:
+    step: to be computed.
+    mesh: sizes of its axes.
+    state: bytes of parameters, of the rest of the state, and of a batch, on a device.
+    chip: the device.
+  """
+  config = step.config
+  model, parts = config.model, config.optim.accumulation_steps
+  rows = config.data.batch_size / parts / (mesh['replica'] * mesh['fsdp'])
+  length = flops.length(config)
+  counts = model.param_tokens
+  wide = model.ffn_width or 4 * model.width
+  scores = 3 * counts.qkv + counts.proj + counts.ffn if counts.qkv else 4 * model.width + wide
+  layer = (12 * model.width + scores / mesh['tokens']) * _ACTIVATION
+  full = config.train.remat == 'full'
+  kept = model.layers * model.width * _ACTIVATION + layer if full else model.layers * layer
+  chunk = min(config.train.loss_chunk, length) if model.kind == 'lm' else 1
+  head = 2 * 4 * chunk * (model.vocab_size or model.classes) / mesh['tokens']
+  parameters, optimizer, batch = state
+  temporaries = rows * (length * kept + head) + parameters
+  memory = Memory(parameters, optimizer, batch, temporaries, 0.0, chip.hbm)
+  devices = mesh['replica'] * mesh['fsdp'] * mesh['tokens']
+  executed = flops.of_step(config) / 3 * _PASSES[config.train.remat] / devices
+  activations = rows * length * model.width * _ACTIVATION * model.layers * parts
+  traffic = tuple(_traffic(mesh, parameters, activations, model.layers, parts, chip))
+  return memory, Costs(0, 0.0, executed, traffic, ())
+
+
+def _traffic(
+  mesh: Mapping[str, int],
+  parameters: float,
+  activations: float,
+  layers: int,
+  parts: int,
+  chip: Chip,
+) -> list[Traffic]:
+  """The collectives of a step.
+
+  Args:
+    mesh: sizes of its axes.
+    parameters: bytes in float32 on a device.
+    activations: bytes of the outputs of one projection in each layer, on a device.
+    layers: of the model.
+    parts: that the batch is computed in.
+    chip: the device.
+  """
+  rows, inside = [], mesh['tokens'] * mesh['fsdp'] <= _NODE
+  bandwidth, network = (chip.link, 'NVLink') if inside else (chip.dcn, 'network')
+  if (size := mesh['fsdp']) > 1:
+    gathered = parameters / 2 * (size - 1) * 2 * parts  # in bfloat16, forward and backward
+    reduced = parameters * (size - 1) * parts
+    rows.append(
+      Traffic('fsdp', 'all-gather', network, 2 * parts, gathered / 1e9, gathered / bandwidth)
+    )
+    rows.append(
+      Traffic('fsdp', 'reduce-scatter', network, parts, reduced / 1e9, reduced / bandwidth)
+    )
+  if (size := mesh['tokens']) > 1:
+    moved = 2 * (size - 1) / size * activations * 2 * _PROJECTIONS
+    rows.append(
+      Traffic(
+        'tokens',
+        'all-reduce',
+        network,
+        2 * _PROJECTIONS * layers * parts,
+        moved / 1e9,
+        moved / bandwidth,
+      )
+    )
+  if (size := mesh['replica']) > 1:
+    moved = 2 * parameters * (size - 1) / size
+    whole = mesh['replica'] * mesh['fsdp'] * mesh['tokens'] <= _NODE
+    bandwidth, network = (chip.link, 'NVLink') if whole else (chip.dcn, 'network')
+    rows.append(Traffic('replica', 'all-reduce', network, 1, moved / 1e9, moved / bandwidth))
+  return rows

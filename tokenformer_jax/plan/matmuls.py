@@ -1,0 +1,62 @@
+"""FLOPs of the matrix products in a compiled program."""
+
+import functools
+import math
+import re
+
+from tokenformer_jax.plan.hlo import Computation, Instruction, arrays
+
+
+@functools.cache
+def _spatial_pairs(
+  size: int, out: int, kernel: int, stride: int, low: int, dilation: int, kernel_dilation: int
+) -> int:
+  """How many pairs of a place of the output and of the kernel meet an entry of the input."""
+  pairs = 0
+  for k in range(kernel):
+    for o in range(out):
+      place = o * stride + k * kernel_dilation - low
+      pairs += 0 <= place <= (size - 1) * dilation and place % dilation == 0
+  return pairs
+
+
+def matmul_flops(computation: Computation, instruction: Instruction) -> float:
+  """FLOPs of a `dot` or a `convolution`, which a TPU's matrix products become; of others 0.
+
+  Padding and dilation, by which batches of matrices become one convolution, cost nothing.
+  """
+  if instruction.opcode == 'dot':
+    left = arrays(computation.instructions[instruction.operands[0]].shape)[0][1]
+    contracted = re.search(r'lhs_contracting_dims=\{([\d,]*)\}', instruction.attributes)
+    summed = [left[int(i)] for i in contracted.group(1).split(',') if i] if contracted else []
+    return 2.0 * math.prod(arrays(instruction.shape)[0][1]) * math.prod(summed)
+  if instruction.opcode != 'convolution':
+    return 0.0
+  labels = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', instruction.attributes).groups()
+  shapes = [arrays(computation.instructions[name].shape)[0][1] for name in instruction.operands]
+  shapes.append(arrays(instruction.shape)[0][1])
+  left, kernel, out = (
+    dict(zip(names, sizes, strict=True)) for names, sizes in zip(labels, shapes, strict=True)
+  )
+  groups = re.search(r'batch_group_count=(\d+)', instruction.attributes)
+  total = 2.0 * out['b'] * out['f'] * kernel['i'] / (int(groups.group(1)) if groups else 1)
+  window = _window(instruction.attributes)
+  for i, name in enumerate(sorted(name for name in out if name.isdigit())):
+    axis = [window[key][i] if key in window else None for key in ('stride', 'pad', 'lhs_dilate')]
+    stride, pad, dilation = (
+      int((value or default).split('_')[0])
+      for value, default in zip(axis, ('1', '0', '1'), strict=True)
+    )
+    kernel_dilation = int(window['rhs_dilate'][i]) if 'rhs_dilate' in window else 1
+    total *= _spatial_pairs(
+      left[name], out[name], kernel[name], stride, pad, dilation, kernel_dilation
+    )
+  return total
+
+
+def _window(attributes: str) -> dict[str, list[str]]:
+  """`window={size=3x4 stride=1x2}` as lists of texts."""
+  found = re.search(r'window=\{([^}]*)\}', attributes)
+  if not found:
+    return {}
+  return {key: value.split('x') for key, value in re.findall(r'(\w+)=(\S+)', found.group(1))}

@@ -1,0 +1,198 @@
+"""The training step of a config, compiled for devices that are not here."""
+
+import dataclasses
+import math
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh
+
+from tokenformer_jax import optim, sharding, start, tasks
+from tokenformer_jax import step as step_lib
+from tokenformer_jax.config import Config, ModelConfig
+from tokenformer_jax.grow import tokens
+from tokenformer_jax.models import define
+from tokenformer_jax.plan.topology import quiet
+
+# Of temporaries, before memory is laid out, or of everything, afterwards.
+_TOO_LARGE = re.compile(
+  r'([\d.]+)([KMGT])(?:\) exceeds available HBM \(| of )([\d.]+)([KMGT])(?:\)| hbm)'
+)
+_GIB = {'K': 2**-20, 'M': 2**-10, 'G': 1.0, 'T': 2**10}
+
+
+class DoesNotFitError(Exception):
+  """The compiler gave up: the program needs more memory than a device has.
+
+  Attributes:
+    needed: GiB of HBM, or None if the compiler does not say.
+    capacity: GiB that the compiler may use, or None.
+    reason: the compiler's first line.
+  """
+
+  def __init__(self, message: str):
+    found = _TOO_LARGE.search(message)
+    self.needed = float(found[1]) * _GIB[found[2]] if found else None
+    self.capacity = float(found[3]) * _GIB[found[4]] if found else None
+    self.reason = message.splitlines()[0] if message else 'the compiler ran out of memory'
+    super().__init__(self.reason)
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+  """Bytes of a device's HBM in a training step.
+
+  Attributes:
+    parameters: themselves.
+    optimizer: what else of the state there is: the moments, and an average if there is one.
+    batch: what the step reads.
+    temporaries: activations, gradients and buffers, when there are most of them.
+    code: the program.
+    capacity: of the device, as published; the compiler may use a little less.
+    allocated: bytes that the compiler lays temporaries out in, gaps included, or None.
+  """
+
+  parameters: float
+  optimizer: float
+  batch: float
+  temporaries: float
+  code: float
+  capacity: float
+  allocated: float | None = None
+
+  @property
+  def peak(self) -> float:
+    return self.parameters + self.optimizer + self.batch + self.temporaries + self.code
+
+  @property
+  def left(self) -> float:
+    return self.capacity - self.peak
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+  """A training step that can be lowered.
+
+  Attributes:
+    config: with every size filled in.
+    task: of the config.
+    tx: the optimizer.
+    growth: the last growth of the model, or None.
+  """
+
+  config: Config
+  task: tasks.Task
+  tx: Any
+  growth: optim.LastGrowth | None
+
+  @property
+  def parameters(self) -> int:
+    return self.task.definition.count
+
+  def abstract(self, mesh: Mesh | AbstractMesh) -> tuple[Any, Any]:
+    """Shapes and shardings of the state and of a batch."""
+    definition, ema = self.task.definition, self.config.train.ema > 0
+    state = jax.eval_shape(
+      lambda seed: step_lib.initial_state(definition, self.tx, seed, ema=ema), 0
+    )
+    places = step_lib.state_shardings(mesh, definition, self.tx, ema=ema)
+    of_batch = sharding.of_batch(mesh)
+    batch = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=of_batch), _batch(self.config)
+    )
+    return sharding.with_shardings(state, places), batch
+
+
+def make_step(config: Config, before: ModelConfig | None = None) -> Step:
+  """The step of a config as it runs on an accelerator, in bfloat16 if the config leaves it open.
+
+  Args:
+    config: from `config.resolve`. Nothing that it names is read, if it has every size.
+    before: the model that it is grown from, or None.
+  """
+  config = _filled_in(config)
+  if config.dtype == 'auto':  # The library would take it from the devices here.
+    config = dataclasses.replace(config, dtype='bfloat16')
+  task = tasks.make(config)
+  growth = None
+  if before is not None:
+    old = define(before)
+    growth = optim.LastGrowth(updates=0, old_tokens=tokens.counts(old.abstract, old.axes))
+  tx = optim.make_optimizer(config.optim, config.train.steps, task.definition.axes, growth)
+  return Step(config, task, tx, growth)
+
+
+def _filled_in(config: Config) -> Config:
+  """Like `start.fill_in`, which looks at the data even if no size depends on it."""
+  model, data = config.model, config.data
+  if model.kind == 'lm' and model.vocab_size:
+    filled = start.fill_in(
+      dataclasses.replace(config, data=dataclasses.replace(data, tokenizer='bytes'))
+    )
+    return dataclasses.replace(filled, data=data)
+  return start.fill_in(config)
+
+
+def _batch(config: Config) -> Any:
+  """Shapes of a batch of the task."""
+  data, size = config.data, config.data.batch_size
+  if config.model.kind == 'lm':
+    return jax.ShapeDtypeStruct((size, data.sequence_length + 1), jnp.int32)
+  image = (size, data.image_size, data.image_size, config.model.channels)
+  return {
+    'images': jax.ShapeDtypeStruct(image, jnp.uint8),
+    'labels': jax.ShapeDtypeStruct((size,), jnp.int32),
+  }
+
+
+def state_bytes(step: Step, mesh: Mesh | AbstractMesh) -> tuple[float, float, float]:
+  """Bytes on a device of the parameters, of the rest of the state, and of a batch."""
+  state, batch = step.abstract(mesh)
+  parameters = _bytes(state['params'])
+  return parameters, _bytes(state) - parameters, _bytes(batch)
+
+
+def _bytes(tree: Any) -> float:
+  return sum(
+    math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+    for leaf in jax.tree.leaves(tree)
+  )
+
+
+def compile_step(step: Step, mesh: Mesh) -> tuple[jax.stages.Compiled, str]:
+  """Compiles the training step for the mesh's devices; also returns the program's text.
+
+  Raises:
+    UserError: something does not divide by the mesh.
+    DoesNotFitError: it needs more memory than they have.
+  """
+  start.check_fits(step.config, step.task.definition, mesh)
+  function = step_lib.make_train_step(step.task, step.tx, step.config, mesh, step.growth)
+  arguments = step.abstract(mesh)
+  with jax.set_mesh(mesh):  # Nothing may run inside: the devices are not here.
+    lowered = function.lower(*arguments)
+  try:
+    with quiet():
+      compiled = lowered.compile()
+      return compiled, compiled.as_text()
+  except jax.errors.JaxRuntimeError as error:
+    if 'RESOURCE_EXHAUSTED' not in str(error):
+      raise
+    raise DoesNotFitError(str(error)) from error
+
+
+def memory(step: Step, mesh: Mesh, compiled: jax.stages.Compiled, capacity: float) -> Memory:
+  """Where the memory of a device goes."""
+  parameters, optimizer, batch = state_bytes(step, mesh)
+  found = compiled.memory_analysis()
+  return Memory(
+    parameters=parameters,
+    optimizer=optimizer,
+    batch=batch,
+    temporaries=found.peak_memory_in_bytes - parameters - optimizer - batch,
+    code=found.generated_code_size_in_bytes,
+    capacity=capacity,
+    allocated=found.temp_size_in_bytes,
+  )

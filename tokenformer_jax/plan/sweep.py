@@ -1,0 +1,122 @@
+"""The fastest of several meshes, batches and ways of recomputing that fits."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+from tokenformer_jax import sharding
+from tokenformer_jax.cli import say
+from tokenformer_jax.config import Config, choices
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.plan.estimate import Plan, plan
+from tokenformer_jax.plan.program import DoesNotFitError
+from tokenformer_jax.plan.table import Row, align, gib, ms, percent
+from tokenformer_jax.plan.topology import Topology
+
+_BATCHES = (1, 2, 0.5)  # times the config's
+_MOST_TOKENS = 8  # devices that parameter tokens are split over
+# From the least recomputation, which needs the most memory.
+_REMATS = ('none', 'pattention', 'dots', 'full')
+
+
+@dataclasses.dataclass(frozen=True)
+class Tried:
+  """A candidate, and what came of it: a plan, or why there is none."""
+
+  config: Config
+  plan: Plan | None
+  reason: str = ''
+
+
+def candidates(config: Config, on: Topology) -> Iterator[Config]:
+  """The config with other meshes, batches and recomputation: itself, then the most like it."""
+  replica, _, own_tokens = sharding.mesh_sizes(config.mesh, on.devices)
+  rest = on.devices // replica
+  tokens = [t for t in (1, 2, 4, _MOST_TOKENS) if rest % t == 0 and config.model.heads % t == 0]
+  remats = [r for r in _REMATS if r in choices('train.remat')]
+  # The config's own choice first, then in the order given.
+  tokens, remats = (
+    sorted(values, key=lambda value, own=own: value != own)
+    for values, own in ((tokens, own_tokens), (remats, config.train.remat))
+  )
+  options = list(itertools.product(_BATCHES, tokens, remats))
+  first = options[0]
+  options.sort(key=lambda option: sum(a != b for a, b in zip(option, first, strict=True)))
+  for factor, split, remat in options:
+    batch = int(config.data.batch_size * factor)
+    mesh = dataclasses.replace(config.mesh, replica=replica, fsdp=rest // split, tokens=split)
+    if batch % config.optim.accumulation_steps == 0:
+      yield dataclasses.replace(
+        config,
+        mesh=mesh,
+        data=dataclasses.replace(config.data, batch_size=batch),
+        train=dataclasses.replace(config.train, remat=remat),
+      )
+
+
+def sweep(config: Config, on: Topology, most: int) -> list[Tried]:
+  """Compiles up to `most` candidates; the fastest that fits comes first.
+
+  Says on standard error how far it is. A candidate that is sure not to fit, because the same with
+  full recomputation does not, is left out.
+
+  Raises:
+    UserError: none of them fits.
+  """
+  tried, hopeless = [], set()
+  for candidate in candidates(config, on):
+    if len(tried) == most:
+      break
+    size = (candidate.mesh, candidate.data.batch_size)
+    if size in hopeless:
+      continue
+    say(f'{len(tried) + 1} of at most {most}: {_name(candidate)}')
+    tried.append(_try(candidate, on))
+    if tried[-1].plan is None and candidate.train.remat == 'full':
+      hopeless.add(size)
+  if not any(one.plan for one in tried):
+    reasons = '; '.join(f'{_name(one.config)}: {one.reason}' for one in tried)
+    raise UserError(f'nothing that was tried fits on {on.name} ({reasons})')
+  return sorted(tried, key=lambda one: -_speed(one))
+
+
+def _try(config: Config, on: Topology) -> Tried:
+  try:
+    return Tried(config, plan(config, on))
+  except DoesNotFitError as error:
+    needed = (
+      f'needs {error.needed:.1f} of {error.capacity:.1f} GiB' if error.needed else 'too large'
+    )
+    return Tried(config, None, needed)
+  except UserError as error:
+    return Tried(config, None, str(error))
+
+
+def _speed(one: Tried) -> float:
+  """Tokens or images a second, halfway between the bounds; of what does not fit less than any."""
+  return one.plan.units[1] * 2 / sum(one.plan.step_seconds) if one.plan else -1.0
+
+
+def _name(config: Config) -> str:
+  mesh = ' '.join(f'{axis}={getattr(config.mesh, axis)}' for axis in sharding.MESH_AXES)
+  return f'batch_size={config.data.batch_size} {mesh} remat={config.train.remat}'
+
+
+def render(tried: list[Tried]) -> str:
+  """A row for each candidate."""
+  rows: list[Row] = [('', 'HBM GiB', 'ms a step', 'MFU', 'a second')]
+  for one in tried:
+    if one.plan is None:
+      rows.append((_name(one.config), 'does not fit', '', '', one.reason[:60]))
+      continue
+    (fast, slow), (high, low), (_, units) = one.plan.step_seconds, one.plan.mfu, one.plan.units
+    rows.append(
+      (
+        _name(one.config),
+        gib(one.plan.memory.peak),
+        f'{ms(fast)} … {ms(slow)}',
+        f'{percent(low)} … {percent(high)}',
+        f'{units / slow:,.0f} … {units / fast:,.0f}',
+      )
+    )
+  return align(rows)

@@ -1,0 +1,135 @@
+"""What the plan command prints."""
+
+from collections.abc import Sequence
+
+from tokenformer_jax.plan.estimate import Plan
+
+Row = tuple[str, ...]
+
+
+def render(plan: Plan) -> str:
+  """The whole table of a plan."""
+  on, costs = plan.topology, plan.costs
+  mesh = ' × '.join(f'{size} {axis}' for axis, size in plan.mesh.items())
+  slices = f'{on.slices} × ' if on.slices > 1 else ''
+  how = (
+    f'compiled in {plan.compile_seconds:.0f} s'
+    if plan.compiled
+    else 'by formula: nothing was compiled, and every time is a bound that no run reaches'
+  )
+  sections = [
+    f'{slices}{on.name}: {on.chips} chips, {on.devices} devices, {mesh}; {how}',
+    f'{plan.parameters:,} parameters',
+    align(_memory(plan)),
+    align(_compute(plan)),
+    align(_traffic(plan)) if costs.traffic else 'no collectives',
+    align(_run(plan)),
+    *(f'note: {note}' for note in costs.notes),
+  ]
+  memory = plan.memory
+  gaps = (memory.allocated or 0) - memory.temporaries
+  if memory.left < gaps:
+    sections.append(
+      f'note: with the gaps between them, temporaries are laid out in {gib(memory.allocated)} GiB, '
+      'which leaves nothing of the device; the compiler takes it, but it is not sure to fit'
+    )
+  return '\n\n'.join(sections)
+
+
+def _memory(plan: Plan) -> list[Row]:
+  memory = plan.memory
+  parts = {
+    'parameters': memory.parameters,
+    'moments': memory.optimizer,
+    'batch': memory.batch,
+    'activations, gradients, buffers': memory.temporaries,
+    'program': memory.code,
+    'peak': memory.peak,
+    'capacity': memory.capacity,
+    'left': memory.left,
+  }
+  rows = [(name, gib(size), percent(size / memory.capacity)) for name, size in parts.items()]
+  return [('HBM of a device', 'GiB', ''), *rows]
+
+
+def _compute(plan: Plan) -> list[Row]:
+  chip, costs, devices = plan.topology.chip, plan.costs, plan.topology.devices
+  model = plan.model_flops / devices
+  rows = [
+    ('of a step, on a device', 'TFLOP', 'ms', ''),
+    ('model FLOPs, at the peak', f'{model / 1e12:,.1f}', ms(model / chip.peak), ''),
+    (
+      'compiled matrix products, at the peak',
+      f'{costs.flops / 1e12:,.1f}',
+      ms(costs.flops / chip.peak),
+      f'{costs.flops / model:.2f} × model',
+    ),
+  ]
+  if plan.compiled:
+    cycles = f'{costs.cycles / 1e9:,.3f} G cycles at {chip.clock / 1e9:.2f} GHz'
+    rows.append(
+      ("all operations, by the compiler's cycles", '', ms(costs.cycles / chip.clock), cycles)
+    )
+    if costs.kernel_seconds:
+      rows.append(('kernels, by what they say they cost', '', ms(costs.kernel_seconds), ''))
+  return rows
+
+
+def _traffic(plan: Plan) -> list[Row]:
+  rows = [
+    (
+      f'{row.axis}: {row.kind}',
+      f'{row.count:,}',
+      row.network,
+      f'{row.gigabytes:,.3f}',
+      ms(row.seconds),
+    )
+    for row in plan.costs.traffic
+  ]
+  total = sum(row.gigabytes for row in plan.costs.traffic)
+  head = ('collectives of a step', 'number', 'over', 'GB in', 'ms')
+  return [head, *rows, ('all', '', '', f'{total:,.3f}', ms(plan.network_seconds))]
+
+
+def _run(plan: Plan) -> list[Row]:
+  (fast, slow), (high, low) = plan.step_seconds, plan.mfu
+  unit, units = plan.units
+  rows = [
+    ('', 'all overlapped', 'nothing overlapped'),
+    ('ms a step', ms(fast), ms(slow)),
+    ('MFU', percent(high), percent(low)),
+    (f'{unit} a second', f'{units / fast:,.0f}', f'{units / slow:,.0f}'),
+  ]
+  if plan.hours is None:
+    return [*rows, ('the run', 'its length is in epochs', 'of data that is not read here')]
+  hours = [f'{value:,.1f}' for value in plan.hours]
+  chip_hours = [f'{value * plan.topology.chips:,.0f}' for value in plan.hours]
+  run = f'{plan.steps:,} steps, {plan.steps * units:,} {unit}'
+  return [*rows, (f'hours of {run}', *hours), ('chip-hours', *chip_hours)]
+
+
+def align(rows: Sequence[Row]) -> str:
+  """Rows as lines, the first column to the left and the others to the right."""
+  widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+  return '\n'.join(
+    '  '.join(
+      [row[0].ljust(widths[0])]
+      + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+    ).rstrip()
+    for row in rows
+  )
+
+
+def gib(size: float) -> str:
+  """Bytes in GiB."""
+  return f'{size / 2**30:,.2f}'
+
+
+def ms(seconds: float) -> str:
+  """Seconds in milliseconds."""
+  return f'{seconds * 1e3:,.2f}'
+
+
+def percent(fraction: float) -> str:
+  """A fraction in percent."""
+  return f'{fraction:.1%}'

@@ -1,0 +1,110 @@
+"""Devices that are not here: the names of topologies, and meshes over them."""
+
+import contextlib
+import dataclasses
+import importlib.util
+import math
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+
+import jax
+from jax.experimental import topologies
+
+from tokenformer_jax.errors import UserError, nearest
+from tokenformer_jax.plan.chips import CHIPS, Chip
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+  """Some slices of the same kind and shape.
+
+  Attributes:
+    chip: of which they are.
+    name: as it was given, such as `v5p:4x4x4`.
+    slices: how many.
+  """
+
+  chip: Chip
+  name: str
+  slices: int = 1
+
+  @property
+  def devices(self) -> int:
+    """As JAX counts them, in all slices."""
+    sides = [int(side) for side in self.name.partition(':')[2].split('x')]
+    return math.prod(sides) * self.chip.devices * self.slices
+
+  @property
+  def chips(self) -> int:
+    """In all slices."""
+    return self.devices // self.chip.devices
+
+  @property
+  def has_compiler(self) -> bool:
+    """Whether programs can be compiled for it."""
+    return self.chip.clock is not None
+
+
+def parse(name: str, slices: int = 1) -> Topology:
+  """The topology of `--topology` and `--slices`.
+
+  Raises:
+    UserError: the name is none.
+  """
+  kind, _, shape = name.partition(':')
+  if kind not in CHIPS:
+    raise UserError(f'--topology={name}: {kind!r} is not a known chip{nearest(kind, CHIPS)}')
+  chip = CHIPS[kind]
+  pattern, example = {
+    1: (r'\d+', '8'),
+    2: (r'\d+x\d+', '4x4'),
+    3: (r'\d+x\d+x\d+', '4x4x4'),
+  }[chip.torus]
+  if not re.fullmatch(pattern, shape) or '0' in shape.split('x'):
+    raise UserError(f'--topology={name} has the shape {shape!r}; it looks like {kind}:{example}')
+  if kind.startswith('gpu') and slices > 1:
+    raise UserError(f'--slices={slices} is for TPUs; give all GPUs in --topology={kind}:N')
+  return Topology(chip, name, slices)
+
+
+def devices(topology: Topology) -> list[jax.Device]:
+  """Devices to compile for, made by the TPU compiler in `libtpu`, which needs no TPU.
+
+  Raises:
+    UserError: it is not installed, or knows no such topology.
+  """
+  if importlib.util.find_spec('libtpu') is None:
+    raise UserError('planning for TPUs needs their compiler, libtpu: pip install -e ".[tpu]"')
+  os.environ['TPU_SKIP_MDS_QUERY'] = '1'  # Else it asks a server that only Google's VMs have, and
+  os.environ['ALLOW_MULTIPLE_LIBTPU_LOAD'] = '1'  # takes a lock against what else uses the TPU.
+  options = {'num_slices': topology.slices}
+  if topology.chip.name == 'v4':
+    options['chip_config_name'] = 'megacore'  # a chip is one device
+  try:
+    with quiet():
+      found = topologies.get_topology_desc(topology.name, 'tpu', **options).devices
+  except jax.errors.JaxRuntimeError as error:
+    raise UserError(
+      f'--topology={topology.name} is not one that libtpu can make '
+      f'({" ".join(str(error).split())[:300]}); the shapes of slices are on '
+      'cloud.google.com/tpu/docs, on the page of each generation'
+    ) from error
+  return list(found)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+  """Keeps from the user what libtpu writes to standard error, of a TPU that is not there."""
+  sys.stderr.flush()
+  with tempfile.TemporaryFile() as sink:
+    kept = os.dup(2)
+    os.dup2(sink.fileno(), 2)
+    try:
+      yield
+    finally:
+      sys.stderr.flush()
+      os.dup2(kept, 2)
+      os.close(kept)
