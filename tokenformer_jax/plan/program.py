@@ -14,7 +14,6 @@ from tokenformer_jax import step as step_lib
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.grow import tokens
 from tokenformer_jax.models import define
-from tokenformer_jax.plan.topology import quiet
 
 # Of temporaries, before memory is laid out, or of everything, afterwards.
 _TOO_LARGE = re.compile(
@@ -174,13 +173,12 @@ def compile_step(step: Step, mesh: Mesh) -> tuple[jax.stages.Compiled, str]:
   with jax.set_mesh(mesh):  # Nothing may run inside: the devices are not here.
     lowered = function.lower(*arguments)
   try:
-    with quiet():
-      compiled = lowered.compile()
-      return compiled, compiled.as_text()
+    compiled = lowered.compile()
   except jax.errors.JaxRuntimeError as error:
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise
     raise DoesNotFitError(str(error)) from error
+  return compiled, compiled.as_text()
 
 
 def memory(step: Step, mesh: Mesh, compiled: jax.stages.Compiled, capacity: float) -> Memory:
