@@ -9,4 +9,5 @@ The modules are the interface; importing the package imports none of them, so it
   grow        larger models from trained ones  inspect      what parameter tokens answer to
   tasks       text and images in a run         vit          the vision transformer
   evaluate    tasks, and perplexity of texts   trained      a run, read for use
+  plan        runs on TPUs that are not here
 """

@@ -78,12 +78,14 @@ def find_origin(config: Config, workdir: Path) -> Origin:
 def fill_in(config: Config, origin: Origin = Origin()) -> Config:
   """Replaces the zeros that stand for "what fits": reference counts, and what the task knows.
 
-  Reference counts are those of the origin, grown if `config.grow` says so.
-
   Raises:
     UserError: see `tasks.fill_in`.
   """
-  config = tasks.fill_in(config)
+  return with_references(tasks.fill_in(config), origin)
+
+
+def with_references(config: Config, origin: Origin = Origin()) -> Config:
+  """Replaces zero reference counts by those of the origin, grown if `config.grow` says so."""
   model = config.model
   fitting, given = model.param_tokens, model.reference_tokens
   if origin.model is not None and origin.model.projection == model.projection == 'pattention':

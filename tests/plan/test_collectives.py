@@ -24,6 +24,10 @@ def _groups(attributes, devices=8):
     ('replica_groups=[4,2]<=[2,4]T(1,0)', [[0, 4], [1, 5], [2, 6], [3, 7]]),
     ("replica_groups=mesh['a'=2,'b'=4] {'a'}", [[0, 4], [1, 5], [2, 6], [3, 7]]),
     ("replica_groups=mesh['a'=2,'b'=2,'c'=2] {'a','c'}", [[0, 1, 4, 5], [2, 3, 6, 7]]),
+    (
+      "replica_groups=mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}",
+      [[0, 2, 4, 6], [1, 3, 5, 7]],
+    ),
     ('source_target_pairs={{0,1},{1,2}}', [[0, 1], [1, 2]]),
   ],
 )
@@ -31,9 +35,12 @@ def test_groups(attributes, groups):
   assert _groups(attributes) == groups
 
 
-def test_groups_in_an_unknown_form_are_not_guessed():
+@pytest.mark.parametrize(
+  'form', ['new_form<8>', "mesh['a'=8] {'a':(2)4}", "mesh['a'=8], device_ids=(5,4) {'a'}"]
+)
+def test_groups_in_an_unknown_form_are_not_guessed(form):
   with pytest.raises(ValueError, match='cannot be read'):
-    _groups('replica_groups=new_form<8>')
+    _groups(f'replica_groups={form}')
 
 
 def _cost(kind, groups, mesh, chip=V5P, size=1000):

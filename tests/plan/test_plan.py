@@ -196,3 +196,17 @@ def test_a_sweep_starts_with_the_config_and_ends_with_the_fastest():
 def test_a_sweep_in_which_nothing_fits():
   with pytest.raises(UserError, match='nothing that was tried fits on gpu-h100:4'):
     sweep.sweep(_config(data__batch_size=2**24), topology.parse('gpu-h100:4'), 3)
+
+
+def test_data_is_not_read_if_every_size_is_there():
+  tokenizer = {'data__tokenizer': '/nothing/tokenizer.json', 'model__vocab_size': 512}
+  assert _plan(**tokenizer).config.model.vocab_size == 512
+  with pytest.raises(UserError, match=r'/nothing/tokenizer\.json'):
+    _plan(data__tokenizer='/nothing/tokenizer.json')
+
+
+def test_images_need_no_data_either():
+  sizes = {'model__classes': 1000, 'model__channels': 3, 'data__source': 'tfds:nothing'}
+  found = estimate.plan(tiny_run.vit_config(**sizes), topology.parse('gpu-h100:4'))
+  assert found.units == ('images', 16)
+  assert found.memory.batch == 4 * (8 * 8 * 3 + 4), 'four images of bytes, and their labels'

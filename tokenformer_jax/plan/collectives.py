@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import re
 
 import jax
@@ -14,7 +15,9 @@ from tokenformer_jax.plan.hlo import Instruction
 KINDS = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'collective-permute')
 
 _IOTA = re.compile(r'\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?')
-_MESH = re.compile(r'replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}')
+_MESH = re.compile(
+  r'replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\]T\(([\d,]+)\)\))? \{([^}:]*)\}'
+)
 _LISTS = re.compile(r'(?:replica_groups|source_target_pairs)=\{((?:\{[\d,]*\},?)*)\}')
 _MEGASCALE = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _DIE_TO_DIE = 6  # links of ICI that the one between the two devices of a TPU7x is worth (Google)
@@ -51,30 +54,26 @@ def groups_of(instruction: Instruction, devices: int) -> np.ndarray:
   """
   text = instruction.attributes
   if match := _MESH.search(text):
-    sizes = re.findall(r"'(\w+)'=(\d+)", match.group(1))
-    names = [name for name, _ in sizes]
-    shape = [int(size) for _, size in sizes]
-    ids = np.arange(np.prod(shape)).reshape(shape)
-    inside = [names.index(name) for name in re.findall(r"'(\w+)'", match.group(2))]
-    if ':' not in match.group(2) and 'device_ids' not in match.group(0):
-      moved = np.moveaxis(ids, inside, range(ids.ndim - len(inside), ids.ndim))
-      return moved.reshape(-1, int(np.prod([ids.shape[i] for i in inside])))
-  elif match := _IOTA.search(text):
-    shape, sizes, order = (
-      [int(x) for x in part.split(',')] if part else None for part in match.groups()
-    )
-    ids = np.arange(int(np.prod(sizes))).reshape(sizes)
-    return (ids if order is None else ids.transpose(order)).reshape(shape)
-  elif match := _LISTS.search(text):
-    lists = re.findall(r'\{([\d,]*)\}', match.group(1))
-    return (
-      np.array([[int(x) for x in part.split(',')] for part in lists if part])
-      if lists
-      else (np.arange(devices)[None])
-    )
-  elif 'replica_groups={}' in text:
-    return np.arange(devices)[None]
+    axes, dims, order, along = match.groups()
+    sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", axes)}
+    ids = np.arange(math.prod(sizes.values()))
+    if dims:
+      ids = ids.reshape(_numbers(dims)).transpose(_numbers(order))
+    inside = [list(sizes).index(name) for name in re.findall(r"'(\w+)'", along)]
+    ids = np.moveaxis(ids.reshape(list(sizes.values())), inside, range(-len(inside), 0))
+    return ids.reshape(-1, math.prod(ids.shape[-len(inside) :]))
+  if match := _IOTA.search(text):
+    shape, sizes, order = match.groups()
+    ids = np.arange(math.prod(_numbers(sizes))).reshape(_numbers(sizes))
+    return (ids.transpose(_numbers(order)) if order else ids).reshape(_numbers(shape))
+  if match := _LISTS.search(text):
+    lists = re.findall(r'\{([\d,]+)\}', match.group(1))
+    return np.array([_numbers(part) for part in lists]) if lists else np.arange(devices)[None]
   raise ValueError(f'the groups of {instruction.name} cannot be read from {text[:300]!r}')
+
+
+def _numbers(text: str) -> list[int]:
+  return [int(number) for number in text.split(',')]
 
 
 def cost(kind: str, operand_bytes: int, groups: np.ndarray, mesh: Mesh, chip: Chip) -> Cost:

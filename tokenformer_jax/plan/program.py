@@ -9,12 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
-from tokenformer_jax import optim, sharding, start, tasks
+from tokenformer_jax import flops, optim, sharding, start, tasks
 from tokenformer_jax import step as step_lib
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.grow import tokens
 from tokenformer_jax.models import define
-from tokenformer_jax.plan.topology import quiet
 
 # Of temporaries, before memory is laid out, or of everything, afterwards.
 _TOO_LARGE = re.compile(
@@ -126,13 +125,15 @@ def make_step(config: Config, before: ModelConfig | None = None) -> Step:
 
 def _filled_in(config: Config) -> Config:
   """Like `start.fill_in`, which looks at the data even if no size depends on it."""
-  model, data = config.model, config.data
+  model = config.model
   if model.kind == 'lm' and model.vocab_size:
-    filled = start.fill_in(
-      dataclasses.replace(config, data=dataclasses.replace(data, tokenizer='bytes'))
-    )
-    return dataclasses.replace(filled, data=data)
-  return start.fill_in(config)
+    length = model.max_length or config.data.sequence_length
+  elif model.kind == 'vit' and model.classes and model.channels:
+    length = flops.length(config) if model.positions == 'learned' else 0
+  else:
+    return start.fill_in(config)
+  filled = dataclasses.replace(config, model=dataclasses.replace(model, max_length=length))
+  return start.with_references(filled)
 
 
 def _batch(config: Config) -> Any:
@@ -174,13 +175,12 @@ def compile_step(step: Step, mesh: Mesh) -> tuple[jax.stages.Compiled, str]:
   with jax.set_mesh(mesh):  # Nothing may run inside: the devices are not here.
     lowered = function.lower(*arguments)
   try:
-    with quiet():
-      compiled = lowered.compile()
-      return compiled, compiled.as_text()
+    compiled = lowered.compile()
   except jax.errors.JaxRuntimeError as error:
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise
     raise DoesNotFitError(str(error)) from error
+  return compiled, compiled.as_text()
 
 
 def memory(step: Step, mesh: Mesh, compiled: jax.stages.Compiled, capacity: float) -> Memory:

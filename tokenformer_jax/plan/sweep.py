@@ -8,6 +8,7 @@ from tokenformer_jax import sharding
 from tokenformer_jax.cli import say
 from tokenformer_jax.config import Config, choices
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.plan import topology
 from tokenformer_jax.plan.estimate import Plan, plan
 from tokenformer_jax.plan.program import DoesNotFitError
 from tokenformer_jax.plan.table import Row, align, gib, ms, percent
@@ -61,8 +62,10 @@ def sweep(config: Config, on: Topology, most: int) -> list[Tried]:
   full recomputation does not, is left out.
 
   Raises:
-    UserError: none of them fits.
+    UserError: none of them fits, or libtpu is missing.
   """
+  if on.has_compiler:
+    topology.devices(on)  # Without a compiler there is nothing to try.
   tried, hopeless = [], set()
   for candidate in candidates(config, on):
     if len(tried) == most:
