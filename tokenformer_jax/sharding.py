@@ -46,7 +46,8 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
   devices = jax.devices() if devices is None else devices
   sizes = mesh_sizes(config, len(devices))
   # Other devices have slices, too: one for each host. They are linked as their mesh says.
-  slices = len({d.slice_index if d.platform == 'tpu' else 0 for d in devices})
+  # A TPU that a program is only compiled for, in one slice, has no number of it.
+  slices = len({getattr(d, 'slice_index', 0) if d.platform == 'tpu' else 0 for d in devices})
   types = (AxisType.Auto,) * len(sizes)
   if slices == 1:
     return jax.make_mesh(sizes, MESH_AXES, types, devices=devices)
