@@ -326,7 +326,7 @@ class Checkpoints:
     target = self.directory.parent / 'damaged' / str(step)
     while target.exists():
       target = target.with_name(f'{target.name}_again')
-    if jax.process_index() == 0:
+    if hosts.is_first():
       target.parent.mkdir(exist_ok=True)
       os.rename(self.directory / str(step), target)
     hosts.meet('the damaged checkpoint is out of the way')

@@ -19,11 +19,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import tqdm
 from absl import flags
 
-from tokenformer_jax import checkpoint, cli, perplexity, trained
+from tokenformer_jax import checkpoint, cli, hosts, perplexity, trained
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.data import text
 from tokenformer_jax.errors import UserError
@@ -173,12 +172,12 @@ def main(argv: Sequence[str]) -> None:
     report['limit'] = values.limit
   if source:
     documents = source.documents()
-    no_bar = True if jax.process_index() else None  # None: no bar unless on a terminal
+    no_bar = None if hosts.is_first() else True  # None: no bar unless on a terminal
     with tqdm.tqdm(desc='windows', disable=no_bar) as bar:
       figures = perplexity.measure(scorer, model.tokenizer, documents, values.stride, bar.update)
     report['text'] = {'source': values.text, **dataclasses.asdict(figures)}
   report['seconds'] = round(time.monotonic() - start, 3)
-  if jax.process_index() == 0:
+  if hosts.is_first():
     print(render(report, model.config.model))
     if values.output:
       _write(output, report)

@@ -20,7 +20,7 @@ import jax
 from absl import flags
 from jax.sharding import Mesh
 
-from tokenformer_jax import cli, decode, trained
+from tokenformer_jax import cli, decode, hosts, trained
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.decode import Decoder
 from tokenformer_jax.errors import UserError, nearest
@@ -159,7 +159,7 @@ def _write_all(
 
 def _print(text: str) -> None:
   """Text on the standard output of the first host; all write the same."""
-  if jax.process_index() == 0:
+  if hosts.is_first():
     sys.stdout.write(text)
     sys.stdout.flush()
 

@@ -181,7 +181,7 @@ class TokenFormerLM(TemplateLM):
     return texts
 
   def _score(self, rows: Sequence[Row], disable_tqdm: bool) -> list[Score]:
-    first = jax.process_index() == 0
+    first = hosts.is_first()
     cut = sum(len(row.context) + len(row.continuation) - 1 > self.max_length for row in rows)
     if cut and first:
       cli.say(

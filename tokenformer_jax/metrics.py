@@ -14,6 +14,8 @@ import jax
 import numpy as np
 import tqdm
 
+from tokenformer_jax import hosts
+
 _GIB = 2**30
 
 
@@ -25,7 +27,7 @@ class Metrics:
 
     Lines of `metrics.jsonl` beyond that step are from work that a crash lost; they are dropped.
     """
-    self._active = jax.process_index() == 0
+    self._active = hosts.is_first()
     if not self._active:
       return
     self._steps = steps

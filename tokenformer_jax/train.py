@@ -81,7 +81,7 @@ class Run:
         f'{self.workdir} is trained to step {first} already; raise --config.train.steps to go on'
       )
       return state
-    if jax.process_index() == 0:
+    if hosts.is_first():
       write_atomically(
         self.workdir / 'config.json', json.dumps(dataclasses.asdict(self.config), indent=2)
       )

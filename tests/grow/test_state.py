@@ -32,7 +32,7 @@ from growing import (
 from tiny import tiny_model
 
 from tokenformer_jax import step as step_lib
-from tokenformer_jax.config import GrowConfig, TokenCounts
+from tokenformer_jax.config import GrowConfig, ModelConfig, TokenCounts
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import grown_model, inexact
 from tokenformer_jax.grow import state as state_lib
@@ -148,6 +148,17 @@ def test_growth_on_a_mesh_is_growth():
   assert not elsewhere, f'{elsewhere} do not live where the target has them'
 
 
+def _grown_and_said(
+  source: ModelConfig, counts: TokenCounts, config: GrowConfig
+) -> tuple[float, str | None]:
+  """By how much the logits differ after a growth, and what is said of it beforehand."""
+  target = grown_model(source, counts, config)
+  params = params_of(source)
+  grown = grow_params(params, source, target, config)
+  different = difference(logits(target, grown), logits(source, params))
+  return different, inexact(source, target, config)
+
+
 @pytest.mark.parametrize(
   ('model', 'counts', 'config'),
   [
@@ -178,12 +189,7 @@ def test_growth_on_a_mesh_is_growth():
   ],
 )
 def test_a_reason_is_given_exactly_when_logits_differ(model, counts, config):
-  source = tiny_model(**model)
-  target = grown_model(source, counts, config)
-  params = params_of(source)
-  grown = grow_params(params, source, target, config)
-  different = difference(logits(target, grown), logits(source, params))
-  reason = inexact(source, target, config)
+  different, reason = _grown_and_said(tiny_model(**model), counts, config)
   if reason is None:
     assert different <= 1e-5, f'said to be exact, but the logits differ by {different}'
   else:
@@ -208,12 +214,7 @@ def test_the_reason_says_what_to_do(score, counts, config, sentence):
 
 @pytest.mark.parametrize('config', [ZERO_KEYS, DUPLICATE], ids=['zero_keys', 'duplicate'])
 def test_beside_an_epsilon_copies_count_otherwise_and_zero_keys_do_not(config):
-  source = tiny_model(row_epsilon=0.5)
-  target = grown_model(source, DOUBLE, config)
-  params = params_of(source)
-  grown = grow_params(params, source, target, config)
-  different = difference(logits(target, grown), logits(source, params))
-  reason = inexact(source, target, config)
+  different, reason = _grown_and_said(tiny_model(row_epsilon=0.5), DOUBLE, config)
   if config is ZERO_KEYS:
     assert reason is None and different <= 1e-5
   else:

@@ -19,6 +19,7 @@ import numpy as np
 from tokenformer_jax.cli import say
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import store
+from tokenformer_jax.data.records import cannot_be_opened
 from tokenformer_jax.errors import UserError
 
 _SUFFIXES = ('.jpg', '.jpeg', '.png')
@@ -179,12 +180,7 @@ def _tfds(name: str, data: DataConfig) -> ImageSet:
   except UserError:
     raise
   except Exception as error:  # TFDS raises many kinds.
-    reason = str(error).strip().partition('\n')[0]
-    raise UserError(
-      f'config.data.source is tfds:{name}, which cannot be opened ({reason}); prepare it with '
-      f'`tfds build {name} --file_format=array_record`, or point the environment variable '
-      'TFDS_DATA_DIR at the folder where it is prepared in that format'
-    ) from error
+    raise cannot_be_opened(name, error) from error
 
 
 def _records(builder: Any, name: str, data: DataConfig) -> ImageSet:

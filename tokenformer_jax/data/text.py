@@ -22,6 +22,7 @@ from typing import Any
 
 import zstandard
 
+from tokenformer_jax.data.records import cannot_be_opened
 from tokenformer_jax.errors import UserError, nearest
 
 _CHUNK_BYTES = 128 * 2**10
@@ -245,12 +246,7 @@ class Tfds(Source):
     try:
       return tfds.data_source(self.name, split='train', download=False)
     except Exception as error:  # TFDS raises many kinds.
-      reason = str(error).strip().partition('\n')[0]
-      raise UserError(
-        f'config.data.source is tfds:{self.name}, which cannot be opened ({reason}); prepare it '
-        f'with `tfds build {self.name} --file_format=array_record`, or point the environment '
-        'variable TFDS_DATA_DIR at the folder where it is prepared in that format'
-      ) from error
+      raise cannot_be_opened(self.name, error) from error
 
   def fingerprint(self) -> str:
     """A hash of the name, the configuration, the version, and the sizes."""

@@ -160,7 +160,7 @@ def write(
     with contextlib.closing(checkpoints):
       checkpoints.save(step, state, config, tokenizer, lineage=lineage, contents=contents)
       checkpoints.wait()
-    if jax.process_index() == 0:
+    if hosts.is_first():
       (partial / 'config.json').write_text(json.dumps(dataclasses.asdict(config), indent=2) + '\n')
 
 
@@ -168,7 +168,7 @@ def write(
 def _whole_or_nothing(target: Path) -> Iterator[Path]:
   """Gives a directory beside the target that becomes it, or is removed if something goes wrong."""
   partial = target.with_name(f'.{target.name}.partial')
-  first = jax.process_index() == 0
+  first = hosts.is_first()
   if first:
     shutil.rmtree(partial, ignore_errors=True)  # of a growth that was killed
   hosts.meet('the old partial target is gone')
