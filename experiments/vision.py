@@ -12,9 +12,10 @@ Parts, after the TokenFormer paper (arXiv 2410.23168):
   growth  a trained model grown to twice its tokens, against that size from scratch with as many
           FLOPs
 
-Every model has a peak learning rate of its own, the best of RATES by the loss of seed 0. The sets
-are scikit-learn's digits, and 22,000 compositions of them with clutter (cluttered_digits/). Every
-run is `tokenformer_jax.train` with a config.
+A model that several parts speak of is trained once. Every model has a peak learning rate of its
+own, the best of RATES by the loss of seed 0 after half as many steps. The sets are scikit-learn's
+digits, and 22,000 compositions of them with clutter (cluttered_digits/). Every run is
+`tokenformer_jax.train` with a config.
 """
 
 import argparse
@@ -33,34 +34,54 @@ from tokenformer_jax.config import Config
 
 CONFIGS = Path(__file__).parents[1] / 'configs'
 RATES = (1e-3, 2e-3, 4e-3)
-STEPS = {'digits': 800, 'cluttered': 2000}
+STEPS = {'digits': 800, 'cluttered': 1200}
 DATA = {
   'digits': {},
   'cluttered': {
     'data__source': 'tfds:cluttered',
     'data__image_size': 32,
     'data__crop_area': 1.0,
+    'model__patch': 8,
   },
 }
-# Name → config file and changes. The first of a part is what the others are held to.
+# Name → config file and changes.
+ARMS = {
+  'TokenFormer': ('vit_digits', {}),
+  'ViT': ('transformer_vit_digits', {}),
+  'ViT, biases and affine norms': (
+    'transformer_vit_digits',
+    {'model__bias': True, 'model__block_norm': 'affine'},
+  ),
+  'gelu_l2_norm': ('vit_digits', {'model__score': 'gelu_l2_norm'}),
+  'gelu_l1_norm': ('vit_digits', {'model__score': 'gelu_l1_norm'}),
+  'softmax': ('vit_digits', {'model__score': 'softmax'}),
+  'affine norms': ('vit_digits', {'model__block_norm': 'affine'}),
+  'norms with a bias': ('vit_digits', {'model__block_norm': 'bias'}),
+  'grown': ('vit_digits', {}),
+  'from scratch': ('vit_digits', {}),
+}
+# Part → the arms that it compares, as its table names them.
 PARTS = {
   'models': {
-    'TokenFormer': ('vit_digits', {}),
-    'ViT': ('transformer_vit_digits', {}),
-    'ViT, biases and affine norms': (
-      'transformer_vit_digits',
-      {'model__bias': True, 'model__block_norm': 'affine'},
-    ),
+    'TokenFormer': 'TokenFormer',
+    'ViT': 'ViT',
+    'ViT, biases and affine norms': 'ViT, biases and affine norms',
   },
   'scores': {
-    'GELU, L2 norm before it (l2_norm_gelu)': ('vit_digits', {}),
-    'GELU, L2 norm after it (gelu_l2_norm)': ('vit_digits', {'model__score': 'gelu_l2_norm'}),
-    'GELU, L1 norm (gelu_l1_norm)': ('vit_digits', {'model__score': 'gelu_l1_norm'}),
-    'exp, L1 norm (softmax)': ('vit_digits', {'model__score': 'softmax'}),
+    'exp, L1 norm (softmax)': 'softmax',
+    'GELU, L1 norm (gelu_l1_norm)': 'gelu_l1_norm',
+    'GELU, L2 norm after it (gelu_l2_norm)': 'gelu_l2_norm',
+    'GELU, L2 norm before it (l2_norm_gelu)': 'TokenFormer',
   },
   'norms': {
-    'none': ('vit_digits', {}),
-    'scale and bias': ('vit_digits', {'model__block_norm': 'affine'}),
+    'scale and bias': 'affine norms',
+    'bias': 'norms with a bias',
+    'neither': 'TokenFormer',
+  },
+  'growth': {
+    'before it': 'TokenFormer',
+    'grown': 'grown',
+    'from scratch': 'from scratch',
   },
 }
 
@@ -72,10 +93,10 @@ class Plan:
   out: Path
   data: str
 
-  def config(self, arm: tuple[str, dict], seed: int, steps: int, rate: float, **more) -> Config:
+  def config(self, name: str, seed: int, steps: int, rate: float, **more) -> Config:
     """A run's config; in the names of changes two underscores stand for a dot."""
-    name, changes = arm
-    values = runpy.run_path(str(CONFIGS / f'{name}.py'))['get_config']()
+    file, changes = ARMS[name]
+    values = runpy.run_path(str(CONFIGS / f'{file}.py'))['get_config']()
     values.optim.learning_rate = rate
     values.train.update(
       steps=steps, seed=seed, eval_every=0, checkpoint_every=10**9, keep_checkpoints=1
@@ -94,33 +115,31 @@ class Plan:
       (workdir / 'done').touch()
     return workdir
 
-  def rate(self, part: str, name: str) -> float:
-    """The best of the rates for an arm, by a run of seed 0 of half the length."""
+  def rate(self, name: str) -> float:
+    """The best of the rates for an arm."""
     losses = {}
     for rate in RATES:
-      config = self.config(PARTS[part][name], 0, STEPS[self.data] // 2, rate)
-      losses[rate] = last(self.run(f'rates/{part}/{name}/{rate:g}', config))['eval/loss']
+      config = self.config(name, 0, STEPS[self.data] // 2, rate)
+      losses[rate] = last(self.run(f'rates/{name}/{rate:g}', config))['eval/loss']
     return min(losses, key=losses.get)
 
-  def arms(self, part: str, seed: int) -> None:
-    """The runs of a part that compares models."""
-    for name, arm in PARTS[part].items():
-      config = self.config(arm, seed, STEPS[self.data], self.rate(part, name))
-      self.run(f'{part}/{name}/{seed}', config)
+  def arm(self, name: str, seed: int) -> Path:
+    """The run of an arm that is trained from scratch, for a number of steps that all share."""
+    config = self.config(name, seed, STEPS[self.data], self.rate(name))
+    return self.run(f'{name}/{seed}', config)
 
   def growth(self, seed: int) -> None:
-    """A growth in the middle, and the larger model from scratch with as many FLOPs."""
-    arm, rate = PARTS['models']['TokenFormer'], self.rate('models', 'TokenFormer')
-    steps = STEPS[self.data]
-    small = self.config(arm, seed, steps, rate)
+    """A growth of the TokenFormer, and the larger model from scratch with as many FLOPs."""
+    base = self.arm('TokenFormer', seed)
+    rate, steps = self.rate('TokenFormer'), STEPS[self.data]
+    small = self.config('TokenFormer', seed, steps, rate)
     counts = small.model.param_tokens
     twice = {f'model__param_tokens__{k}': 2 * getattr(counts, k) for k in ('qkv', 'proj', 'ffn')}
-    base = self.run(f'growth/before it/{seed}', small)
-    grown = self.config(arm, seed, steps + steps // 2, rate, init_from=str(base), **twice)
-    self.run(f'growth/grown/{seed}', grown)
+    grown = self.config('grown', seed, steps + steps // 2, rate, init_from=str(base), **twice)
+    self.run(f'grown/{seed}', grown)
     of_small, of_large = (flops.of_step(start.fill_in(c)) for c in (small, grown))
     equal = round((steps * of_small + steps // 2 * of_large) / of_large)
-    self.run(f'growth/from scratch/{seed}', self.config(arm, seed, equal, rate, **twice))
+    self.run(f'from scratch/{seed}', self.config('from scratch', seed, equal, rate, **twice))
 
 
 def last(workdir: Path) -> dict[str, float]:
@@ -130,23 +149,21 @@ def last(workdir: Path) -> dict[str, float]:
 
 def report(out: Path) -> None:
   """Prints a table for each part and set of images that there are runs of."""
-  names = {part: list(arms) for part, arms in PARTS.items()}
-  names['growth'] = ['before it', 'grown', 'from scratch']
   for data in DATA:
-    for part, arms in names.items():
+    for part, arms in PARTS.items():
       found = {
-        name: [last(path.parent) for path in sorted((out / data / part / name).glob('*/done'))]
-        for name in arms
+        label: [last(path.parent) for path in sorted((out / data / name).glob('*/done'))]
+        for label, name in arms.items()
       }
       if not any(found.values()):
         continue
       print(f'\n{part}, {data}:\n')
       print('| | seeds | top-1 % | loss | calibration error |\n|---|---|---|---|---|')
-      for name, lines in found.items():
+      for label, lines in found.items():
         if lines:
           accuracy = _spread(lines, 'eval/accuracy', 100)
           others = [_spread(lines, f'eval/{figure}') for figure in ('loss', 'calibration_error')]
-          print(f'| {name} | {len(lines)} | {accuracy} | {" | ".join(others)} |')
+          print(f'| {label} | {len(lines)} | {accuracy} | {" | ".join(others)} |')
 
 
 def _spread(lines: list[dict[str, float]], name: str, scale: float = 1) -> str:
@@ -159,17 +176,16 @@ def _spread(lines: list[dict[str, float]], name: str, scale: float = 1) -> str:
 
 def main() -> None:
   """Runs the parts, or reports them."""
-  parts = (*PARTS, 'growth')
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--out', required=True)
-  parser.add_argument('--parts', default=','.join(parts))
+  parser.add_argument('--parts', default=','.join(PARTS))
   parser.add_argument('--data', default=','.join(DATA))
   parser.add_argument('--seeds', default='0,1,2,3,4')
   parser.add_argument('--report', action='store_true')
   args = parser.parse_args()
   out, chosen = Path(args.out), args.parts.split(',')
-  if unknown := (set(chosen) - set(parts)) | (set(args.data.split(',')) - set(DATA)):
-    parser.error(f'unknown: {", ".join(unknown)}; there are {", ".join((*parts, *DATA))}')
+  if unknown := (set(chosen) - set(PARTS)) | (set(args.data.split(',')) - set(DATA)):
+    parser.error(f'unknown: {", ".join(unknown)}; there are {", ".join((*PARTS, *DATA))}')
   if args.report:
     report(out)
     return
@@ -185,7 +201,11 @@ def main() -> None:
     for data in args.data.split(','):
       for part in chosen:
         plan = Plan(out, data)
-        plan.growth(seed) if part == 'growth' else plan.arms(part, seed)
+        if part == 'growth':
+          plan.growth(seed)
+        else:
+          for name in PARTS[part].values():
+            plan.arm(name, seed)
 
 
 if __name__ == '__main__':

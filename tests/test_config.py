@@ -156,7 +156,7 @@ def test_a_value_of_the_wrong_type(path, value, sentence):
       'l2_norm_gelu, gelu_l2_norm, gelu_l1_norm, softmax, exp_l2_norm',
     ),
     ('model.gelu', 'erf', 'exact, tanh'),
-    ('model.block_norm', 'none', 'plain, affine'),
+    ('model.block_norm', 'none', 'plain, bias, affine'),
     ('model.final_norm', 'rms', 'none, plain, affine'),
     ('model.positions', 'alibi', 'rotary, sincos, learned, none'),
     ('optim.schedule', 'linear', 'cosine, constant'),

@@ -22,8 +22,7 @@ class Block(nnx.Module):
     rngs: nnx.Rngs,
   ):
     def norm():
-      affine = config.block_norm == 'affine'
-      return LayerNorm(config.width, affine=affine, epsilon=config.norm_epsilon, rngs=rngs)
+      return LayerNorm(config.width, config.block_norm, epsilon=config.norm_epsilon, rngs=rngs)
 
     self.attention_norm, self.ffn_norm = norm(), norm()
     self.attention = Attention(

@@ -43,7 +43,7 @@ class ModelConfig:
   row_epsilon: float = 0.0  # added to the norm of scores; the released TPU code has 1e-5
   ffn_width: int = 0  # dense projections only. 0: 4 · width
   bias: bool = False  # dense projections only
-  block_norm: str = 'plain'  # LayerNorm without parameters, or 'affine'
+  block_norm: str = 'plain'  # LayerNorm without parameters; or with 'bias', or 'affine'
   final_norm: str = 'affine'  # or 'plain', 'none'
   norm_epsilon: float = 1e-5
   positions: str = 'rotary'  # or 'learned', 'none'; of a ViT 'sincos', 'learned', 'none'
@@ -230,7 +230,7 @@ _CHOICES = {
   'model.projection': ('pattention', 'dense'),
   'model.score': ('l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm', 'softmax', 'exp_l2_norm'),
   'model.gelu': ('exact', 'tanh'),
-  'model.block_norm': ('plain', 'affine'),
+  'model.block_norm': ('plain', 'bias', 'affine'),
   'model.final_norm': ('none', 'plain', 'affine'),
   'model.positions': ('rotary', 'sincos', 'learned', 'none'),
   'data.on_bad_image': ('skip', 'fail'),

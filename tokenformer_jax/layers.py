@@ -17,12 +17,16 @@ from tokenformer_jax.sharding import constrain
 
 
 class LayerNorm(nnx.Module):
-  """LayerNorm over the last axis in float32: without parameters, or with scale and bias."""
+  """LayerNorm over the last axis in float32.
 
-  def __init__(self, width: int, *, affine: bool, epsilon: float, rngs: nnx.Rngs):
-    self.affine, self.epsilon = affine, epsilon
-    if affine:
+  `form` is 'plain', without parameters; 'bias', with a bias; or 'affine', with a scale, too.
+  """
+
+  def __init__(self, width: int, form: str, *, epsilon: float, rngs: nnx.Rngs):
+    self.form, self.epsilon = form, epsilon
+    if form == 'affine':
       self.scale = param(rngs, nnx.initializers.ones, (width,), ('norm',))
+    if form != 'plain':
       self.bias = param(rngs, nnx.initializers.zeros, (width,), ('norm',))
 
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
@@ -30,8 +34,10 @@ class LayerNorm(nnx.Module):
     x = x_BxTxD.astype(jnp.float32)
     x = x - jnp.mean(x, axis=-1, keepdims=True)
     x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.epsilon)
-    if self.affine:
-      x = x * self.scale[...][None, None] + self.bias[...][None, None]
+    if self.form == 'affine':
+      x = x * self.scale[...][None, None]
+    if self.form != 'plain':
+      x = x + self.bias[...][None, None]
     return x.astype(x_BxTxD.dtype)
 
 

@@ -37,7 +37,6 @@ class LM(nnx.Module):
       return Block(config, implementation=compute.attention, recompute=recompute, rngs=rngs)
 
     learned = config.positions == 'learned'
-    affine = config.final_norm == 'affine'
     self.embedding = table(config.vocab_size, 'vocab')
     self.positions = table(config.max_length, 'position') if learned else None
     self.blocks = (
@@ -46,7 +45,7 @@ class LM(nnx.Module):
       else stack(block, config.layers, rngs=rngs)
     )
     self.final_norm = (
-      LayerNorm(config.width, affine=affine, epsilon=config.norm_epsilon, rngs=rngs)
+      LayerNorm(config.width, config.final_norm, epsilon=config.norm_epsilon, rngs=rngs)
       if config.final_norm != 'none'
       else None
     )

@@ -71,8 +71,7 @@ class AttentionPool(nnx.Module):
     self.query, self.key, self.value = make('qkv'), make('qkv'), make('qkv')
     self.proj = make('proj')
     self.probe = param(rngs, nnx.initializers.normal(1.0), (config.width,), ('norm',))
-    affine = config.block_norm == 'affine'
-    self.norm = LayerNorm(config.width, affine=affine, epsilon=config.norm_epsilon, rngs=rngs)
+    self.norm = LayerNorm(config.width, config.block_norm, epsilon=config.norm_epsilon, rngs=rngs)
     self.ffn = feed_forward(config, recompute=recompute, rngs=rngs)
     self.heads = config.heads
 
@@ -105,10 +104,6 @@ class ViT(nnx.Module):
         config, causal=False, implementation=compute.attention, recompute=recompute, rngs=rngs
       )
 
-    def norm() -> LayerNorm:
-      affine = config.final_norm == 'affine'
-      return LayerNorm(config.width, affine=affine, epsilon=config.norm_epsilon, rngs=rngs)
-
     # The kernel of a convolution of stride and size `patch`, its first three axes made one.
     inputs = config.patch**2 * config.channels
     self.patch_embedding = Dense(
@@ -125,7 +120,11 @@ class ViT(nnx.Module):
       param(rngs, normal, (config.width,), ('norm',)) if config.pool == 'token' else None
     )
     self.blocks = stack(block, config.layers, rngs=rngs)
-    self.final_norm = norm() if config.final_norm != 'none' else None
+    self.final_norm = (
+      LayerNorm(config.width, config.final_norm, epsilon=config.norm_epsilon, rngs=rngs)
+      if config.final_norm != 'none'
+      else None
+    )
     self.pool = (
       AttentionPool(config, recompute=recompute, rngs=rngs) if config.pool == 'attention' else None
     )
