@@ -10,8 +10,8 @@ from PIL import Image
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data.images import Split, open_images
 
-SIZE, PIECES, PIECE = 32, 8, 8  # pixels of a side, pieces of other digits, pixels of their sides
-_DIGIT = (12, 20)  # least and most pixels of the digit's side
+SIZE, PIECES, PIECE = 32, 4, 6  # pixels of a side, pieces of other digits, pixels of their sides
+_DIGIT = (20, 29)  # least and most pixels of the digit's side
 COUNTS = {'train': 20_000, 'test': 2000}
 
 
