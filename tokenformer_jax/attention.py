@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from tokenformer_jax import splash
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.layers import projection
 from tokenformer_jax.sharding import constrain
@@ -120,15 +121,34 @@ def _attend_block(
   return jnp.einsum('BHCS,BHSK->BHCK', weights_BxHxCxS.astype(value.dtype), value)
 
 
-def kernel(name: str, dtype: jnp.dtype) -> str:
-  """The kernel for `config.train.attention`.
+def kernel(name: str, dtype: jnp.dtype, platform: str | None = None) -> str:
+  """The kernel for `config.train.attention` on a platform, by default that of this process.
 
-  `auto` is `cudnn`, cuDNN's flash attention, on a GPU in bfloat16; elsewhere it is `xla`,
-  `causal_attention`.
+  `auto` is `splash` on a TPU and `cudnn`, cuDNN's flash attention, on a GPU in bfloat16; elsewhere
+  it is `xla`, `causal_attention`.
   """
+  platform = platform or jax.default_backend()
   if name != 'auto':
     return name
-  return 'cudnn' if jax.default_backend() == 'gpu' and dtype == jnp.bfloat16 else 'xla'
+  if platform == 'gpu' and dtype == jnp.bfloat16:
+    return 'cudnn'
+  return 'splash' if platform == 'tpu' else 'xla'
+
+
+def attend(
+  query: jax.Array, key: jax.Array, value: jax.Array, *, causal: bool, implementation: str
+) -> jax.Array:
+  """Softmax attention of as many queries as keys, on [B, T, H, K] each, by a kernel.
+
+  Where splash cannot compute these sizes (`splash.fits`), `xla` does.
+  """
+  name = kernel(implementation, query.dtype)
+  batch, length, heads, _ = query.shape
+  if name == 'cudnn':
+    return jax.nn.dot_product_attention(query, key, value, is_causal=causal, implementation='cudnn')
+  if name == 'splash' and splash.fits(batch, heads, length):
+    return splash.attention(query, key, value, causal=causal)
+  return (causal_attention if causal else full_attention)(query, key, value)
 
 
 def _attend_cache(
@@ -204,14 +224,12 @@ class Attention(nnx.Module):
       )
     if cache is not None and not (isinstance(start, int) and start == 0):
       out_BxTxHxK = _attend_cache(query, cache, start, padding_B)
-    elif padding_B is None and kernel(self.implementation, query.dtype) == 'cudnn':
-      out_BxTxHxK = jax.nn.dot_product_attention(
-        query, key, value, is_causal=self.causal, implementation='cudnn'
-      )
-    elif self.causal:
+    elif padding_B is not None:
       out_BxTxHxK = causal_attention(query, key, value, padding_B)
     else:
-      out_BxTxHxK = full_attention(query, key, value)
+      out_BxTxHxK = attend(
+        query, key, value, causal=self.causal, implementation=self.implementation
+      )
     out_BxTxHxK = constrain(out_BxTxHxK, 'batch', None, 'heads', None)
     return self.proj(out_BxTxHxK.reshape(x_BxTxD.shape)), cache
 

@@ -139,7 +139,8 @@ class TrainConfig:
   sample_tokens: int = 64  # length of the text written at each evaluation. 0: none
   sample_prompt: str = ''  # '': a new document
   remat: str = 'none'  # or 'pattention', 'dots', 'full': see stack.py
-  attention: str = 'auto'  # or 'xla', 'cudnn': see attention.py
+  attention: str = 'auto'  # or 'xla', 'cudnn', 'splash': see attention.py
+  compiler_options: str = 'auto'  # or 'none': see compiler.py
   loss_chunk: int = 256  # positions of each sequence whose logits are alive at once
   profile_steps: str = ''  # 'FIRST:LAST' writes a profile of these steps into the work directory
   tensorboard: bool = True
@@ -237,7 +238,8 @@ _CHOICES = {
   'model.pool': ('mean', 'token', 'attention'),
   'optim.schedule': ('cosine', 'constant'),
   'train.remat': ('none', 'pattention', 'dots', 'full'),
-  'train.attention': ('auto', 'xla', 'cudnn'),
+  'train.attention': ('auto', 'xla', 'cudnn', 'splash'),
+  'train.compiler_options': ('auto', 'none'),
   'grow.method': (
     'zero_keys',
     'duplicate',

@@ -57,6 +57,10 @@ def row_loss_sums(
     hidden_BxTxD = jnp.pad(hidden_BxTxD, ((0, 0), (0, padding), (0, 0)))
     targets_BxT = jnp.pad(targets_BxT, ((0, 0), (0, padding)), constant_values=-1)
   parts = (length + padding) // chunk
+  # Gathered once over the axis that splits its width, and not again for every part. The gradient
+  # is summed over parts in the head's own dtype.
+  gathered_VxD = constrain(embedding_VxD.astype(hidden_BxTxD.dtype), 'vocab', None)
+  embedding_VxD = gathered_VxD.astype(embedding_VxD.dtype)
   if parts == 1:
     return _part_sums(embedding_VxD, hidden_BxTxD, targets_BxT)
   hidden_PxBxCxD = hidden_BxTxD.reshape(batch, parts, chunk, width).swapaxes(0, 1)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from tokenformer_jax import optim, sharding
+from tokenformer_jax import compiler, optim, sharding
 from tokenformer_jax.config import Config
 from tokenformer_jax.params import Definition, Params
 from tokenformer_jax.tasks import Batch, Task
@@ -101,6 +101,7 @@ def make_train_step(
     donate_argnums=0,
     in_shardings=(shardings, sharding.of_batch(mesh)),
     out_shardings=(shardings, sharding.replicated(mesh)),
+    compiler_options=compiler.options(config.train.compiler_options, mesh) or None,
   )
 
 

@@ -34,6 +34,8 @@ class Chip:
     link: bytes a second of one link of ICI in one direction; of a GPU all NVLinks together.
     dcn: bytes a second to other slices, or hosts, of GPUs, in one direction.
     clock: cycles a second, or None for a GPU, for which nothing is compiled.
+    cores: of a device.
+    matrix_side: of a matrix unit.
     devices: that make up what is sold as a chip.
     torus: how many sides a slice has; of GPUs, which are given by their number, 1.
     wraps_at: the sides of a slice whose last chip is linked to the first: multiples of this.
@@ -47,6 +49,8 @@ class Chip:
   link: float
   dcn: float
   clock: float | None
+  cores: int = 1
+  matrix_side: int = 128
   devices: int = 1
   torus: int = 3
   wraps_at: int = 4
@@ -57,15 +61,31 @@ class Chip:
     """Dense bf16 FLOP/s of the device."""
     return flops.PEAK_TFLOPS[self.kind] * 1e12
 
+  @property
+  def vector_peak(self) -> float:
+    """Operations a second of the vector units: four on each of 8 × 128 lanes of a core."""
+    return 4 * 8 * 128 * self.cores * self.clock
+
 
 _ALL = (
-  Chip('v4', 'TPU v4', 32 * GIB, 1228 * _GB, 50 * _GB, 50 * _GBIT, 1.05e9),
+  Chip('v4', 'TPU v4', 32 * GIB, 1228 * _GB, 50 * _GB, 50 * _GBIT, 1.05e9, cores=2),
   Chip('v5e', 'TPU v5e', 16 * GIB, 800 * _GB, 50 * _GB, 25 * _GBIT, 1.5e9, torus=2, wraps_at=16),
-  Chip('v5p', 'TPU v5', 95 * GIB, 2765 * _GB, 100 * _GB, 50 * _GBIT, 1.75e9),
+  Chip('v5p', 'TPU v5', 95 * GIB, 2765 * _GB, 100 * _GB, 50 * _GBIT, 1.75e9, cores=2),
   Chip(
-    'v6e', 'TPU v6e', 32 * GIB, 1600 * _GB, 100 * _GB, 100 * _GBIT, 1.75e9, torus=2, wraps_at=16
+    'v6e',
+    'TPU v6e',
+    32 * GIB,
+    1600 * _GB,
+    100 * _GB,
+    100 * _GBIT,
+    1.75e9,
+    matrix_side=256,
+    torus=2,
+    wraps_at=16,
   ),
-  Chip('tpu7x', 'TPU7x', 96 * GIB, 3690 * _GB, 100 * _GB, 50 * _GBIT, 2.2e9, devices=2),
+  Chip(
+    'tpu7x', 'TPU7x', 96 * GIB, 3690 * _GB, 100 * _GB, 50 * _GBIT, 2.2e9, matrix_side=256, devices=2
+  ),
   Chip(
     'gpu-a100',
     'NVIDIA A100',

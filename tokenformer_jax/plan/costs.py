@@ -12,9 +12,10 @@ from collections.abc import Iterator
 
 from jax.sharding import Mesh
 
+from tokenformer_jax import splash
 from tokenformer_jax.plan import collectives
 from tokenformer_jax.plan.chips import Chip
-from tokenformer_jax.plan.hlo import Instruction, Program, parse, shape_bytes
+from tokenformer_jax.plan.hlo import Instruction, Program, arrays, parse, shape_bytes
 from tokenformer_jax.plan.matmuls import matmul_flops
 from tokenformer_jax.plan.walk import Visit, trip_count, visit
 
@@ -52,7 +53,7 @@ class Costs:
 
   Attributes:
     cycles: of everything that has an estimate.
-    kernel_seconds: of kernels, by what they say of themselves or at the chip's peak.
+    kernel_seconds: of kernels: of splash attention by formula, of others by what they say.
     flops: of matrix products and kernels, recomputation included.
     traffic: the collectives.
     loops: how often the bodies of the outermost loops run.
@@ -78,15 +79,13 @@ def read(text: str, mesh: Mesh, chip: Chip) -> Costs:
   visits = list(visit(program))
   cycles = sum(v.times * _cycles(v.instruction) for v in visits if v.inside is None)
   kernels = [v for v in visits if _KERNEL in v.instruction.attributes]
-  estimates = [_kernel_estimate(v.instruction) for v in kernels]
+  estimates = [_kernel_cost(v, chip) for v in kernels]
   known = [(v, e) for v, e in zip(kernels, estimates, strict=True) if e]
   matrix = sum(v.times * matmul_flops(v.computation, v.instruction) for v in visits)
   return Costs(
     cycles=cycles,
-    kernel_seconds=sum(
-      v.times * max(e['flops'] / chip.peak, e['bytes_accessed'] / chip.hbm_rate) for v, e in known
-    ),
-    flops=matrix + sum(v.times * e['flops'] for v, e in known),
+    kernel_seconds=sum(v.times * seconds for v, (_, seconds) in known),
+    flops=matrix + sum(v.times * flops for v, (flops, _) in known),
     traffic=_traffic(visits, mesh, chip),
     notes=tuple(_notes(program, visits, len(kernels) - len(known))),
   )
@@ -97,12 +96,18 @@ def _cycles(instruction: Instruction) -> int:
   return int(found.group(1)) if found else 0
 
 
-def _kernel_estimate(instruction: Instruction) -> dict[str, float] | None:
-  """What a Pallas kernel says that it costs, if it does."""
-  found = _COST_ESTIMATE.search(instruction.attributes)
+def _kernel_cost(v: Visit, chip: Chip) -> tuple[float, float] | None:
+  """FLOPs and seconds of one call of a Pallas kernel: known to us, or as it says, or None."""
+  shapes = [v.computation.instructions[name].shape for name in v.instruction.operands]
+  operands = [array for shape in shapes for array in arrays(shape)]
+  if of_splash := splash.cost(v.instruction.name, operands, side=chip.matrix_side):
+    flops, operations = of_splash
+    return flops, flops / chip.peak + operations / chip.vector_peak
+  found = _COST_ESTIMATE.search(v.instruction.attributes)
   if not found:
     return None
-  return {key: float(value) for key, value in json.loads(found.group(1)).items()}
+  said = {key: float(value) for key, value in json.loads(found.group(1)).items()}
+  return said['flops'], max(said['flops'] / chip.peak, said['bytes_accessed'] / chip.hbm_rate)
 
 
 def _traffic(visits: list[Visit], mesh: Mesh, chip: Chip) -> tuple[Traffic, ...]:

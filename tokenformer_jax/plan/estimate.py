@@ -141,7 +141,7 @@ def plan(config: Config, on: Topology, before: ModelConfig | None = None) -> Pla
     UserError: sizes do not divide by the mesh, or libtpu is missing.
     DoesNotFitError: the step needs more memory than a device has.
   """
-  step = program.make_step(config, before)
+  step = program.make_step(config, before, 'tpu' if on.has_compiler else 'gpu')
   if not on.has_compiler:
     return _by_formula(step, on)
   mesh = make_mesh(config, on)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
-from tokenformer_jax import flops, optim, sharding, start, tasks
+from tokenformer_jax import attention, flops, optim, sharding, start, tasks
 from tokenformer_jax import step as step_lib
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.grow import tokens
@@ -104,16 +104,20 @@ class Step:
     return sharding.with_shardings(state, places), batch
 
 
-def make_step(config: Config, before: ModelConfig | None = None) -> Step:
+def make_step(config: Config, before: ModelConfig | None = None, platform: str = 'tpu') -> Step:
   """The step of a config as it runs on an accelerator, in bfloat16 if the config leaves it open.
 
   Args:
     config: from `config.resolve`. Nothing that it names is read, if it has every size.
     before: the model that it is grown from, or None.
+    platform: `tpu` or `gpu`.
   """
   config = _filled_in(config)
-  if config.dtype == 'auto':  # The library would take it from the devices here.
+  # The library would take these from the devices here.
+  if config.dtype == 'auto':
     config = dataclasses.replace(config, dtype='bfloat16')
+  chosen = attention.kernel(config.train.attention, jnp.dtype(config.dtype), platform)
+  config = dataclasses.replace(config, train=dataclasses.replace(config.train, attention=chosen))
   task = tasks.make(config)
   growth = None
   if before is not None:

@@ -71,7 +71,7 @@ def _compute(plan: Plan) -> list[Row]:
       ("all operations, by the compiler's cycles", '', ms(costs.cycles / chip.clock), cycles)
     )
     if costs.kernel_seconds:
-      rows.append(('kernels, by what they say they cost', '', ms(costs.kernel_seconds), ''))
+      rows.append(('kernels, by formula or what they say', '', ms(costs.kernel_seconds), ''))
   return rows
 
 

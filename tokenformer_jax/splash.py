@@ -1,0 +1,122 @@
+"""Token-token attention by the splash kernel on a TPU: on every device its rows and its heads.
+
+The kernel is JAX's own; here are the choice of its blocks, its place on the mesh, and its cost.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+
+import jax
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as library
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+from tokenformer_jax.sharding import spec
+
+LANES = 128  # positions are a multiple of this
+_BLOCK = 512
+_AXES = ('batch', 'heads', None, None)
+# Of every block of scores: matrix products, and operations on each score by the vector units
+# (mask, maximum, exponential, sum, cast; backward the products with the gradient, too).
+_WORK = {'fwd': (2, 12), 'dkv': (5, 16)}
+_KERNEL = re.compile(r'splash_mha_(fwd|dkv)')
+
+
+def fits(batch: int, heads: int, length: int) -> bool:
+  """Whether the kernel can compute [B, T, H, K] of these sizes on the mesh that is set."""
+  sizes = dict(jax.sharding.get_abstract_mesh().shape)
+  rows, columns = (
+    math.prod(sizes.get(axis, 1) for axis in _names(part)) for part in spec(_AXES)[:2]
+  )
+  return length % LANES == 0 and batch % rows == 0 and heads % columns == 0
+
+
+def _names(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
+  return () if part is None else (part,) if isinstance(part, str) else part
+
+
+def block_size(length: int) -> int:
+  """Queries, and keys, of a block: the largest power of two up to 512 that divides the length."""
+  return math.gcd(length, _BLOCK)
+
+
+def attention(
+  query: jax.Array, key: jax.Array, value: jax.Array, *, causal: bool, interpret: bool = False
+) -> jax.Array:
+  """Softmax attention on [B, T, H, K] each; T is a multiple of `LANES`.
+
+  Args:
+    query: of a width K; scores are divided by √K.
+    key: as many as queries.
+    value: as many as keys.
+    causal: whether queries see only the keys up to their own position.
+    interpret: runs the kernel without a TPU, slowly, for tests.
+
+  Returns:
+    The values [B, T, H, K], weighted.
+  """
+  width = query.shape[-1]
+  query, key, value = (
+    (x * f).swapaxes(1, 2) for x, f in ((query, width**-0.5), (key, 1), (value, 1))
+  )
+
+  def of_device(query_BxHxTxK: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    _, heads, length, _ = query_BxHxTxK.shape
+    return jax.vmap(_kernel(heads, length, causal, interpret))(query_BxHxTxK, key, value)
+
+  if not jax.sharding.get_abstract_mesh().empty:
+    place = spec(_AXES)
+    # A kernel does not say over which axes its result varies, so nobody can check that.
+    of_device = jax.shard_map(of_device, in_specs=(place,) * 3, out_specs=place, check_vma=False)
+  return of_device(query, key, value).swapaxes(1, 2)
+
+
+def _kernel(heads: int, length: int, causal: bool, interpret: bool):
+  shape = (length, length)
+  mask = masks.CausalMask(shape) if causal else masks.FullMask(shape)
+  block = block_size(length)
+  blocks = library.BlockSizes(
+    **dict.fromkeys(
+      (
+        *('block_q', 'block_kv', 'block_kv_compute'),
+        *('block_q_dkv', 'block_kv_dkv', 'block_kv_dkv_compute'),
+      ),
+      block,
+    ),
+    use_fused_bwd_kernel=True,
+  )
+  return library.make_splash_mha(
+    masks.MultiHeadMask((mask,) * heads),
+    block_sizes=blocks,
+    head_shards=1,
+    q_seq_shards=1,
+    interpret=interpret,
+  )
+
+
+def cost(
+  name: str, operands: Sequence[tuple[str, tuple[int, ...]]], *, side: int
+) -> tuple[float, float] | None:
+  """What a call of the kernel costs, which a compiled program does not say.
+
+  Blocks that are all masked are left out; those on the diagonal are computed whole.
+
+  Args:
+    name: of the operation in the program.
+    operands: their data types and shapes: tables of blocks (`s8`) if there is a mask, and the
+      queries on a device, [B, H, T, K].
+    side: of the matrix unit; narrower heads are filled with zeros.
+
+  Returns:
+    FLOPs of the matrix units, zeros included, and operations of the vector units; None for the name
+    of another kernel.
+  """
+  found = _KERNEL.search(name)
+  if not found:
+    return None
+  *rows, length, width = next(shape for _, shape in operands if len(shape) == 4)
+  masked = any(dtype == 's8' for dtype, _ in operands)
+  blocks = length // block_size(length)
+  scores = math.prod(rows) * length**2 * ((blocks + 1) / (2 * blocks) if masked else 1)
+  products, operations = _WORK[found.group(1)]
+  return products * 2 * scores * -(-width // side) * side, operations * scores
