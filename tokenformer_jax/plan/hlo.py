@@ -12,6 +12,7 @@ from collections.abc import Iterator
 _DTYPE_BITS = {'pred': 8, 'token': 0, 'opaque': 0}  # others have their number of bits in the name
 _COMPUTATION = re.compile(r'(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\) -> .*\{$')
 _INSTRUCTION = re.compile(r'\s+(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<rest>.*)$')
+_CONTINUED = re.compile(r'\n(?="|\}\S)')
 _ARRAY = re.compile(r'(\w+)\[([\d,]*)\]')
 
 
@@ -86,7 +87,8 @@ def parse(text: str) -> Program:
     ValueError: it has no entry computation.
   """
   computations, entry = {}, None
-  lines = iter(text.splitlines())
+  # What a kernel says of itself goes on over several lines.
+  lines = iter(_CONTINUED.sub(' ', text).splitlines())
   for line in lines:
     if not (match := _COMPUTATION.match(line)):
       continue
