@@ -110,6 +110,14 @@ def test_kernels_cost_what_they_say():
   assert found.kernel_seconds == pytest.approx(1e-5), '4.59 GFLOP at 459 TFLOP/s'
 
 
+def test_what_follows_a_kernel_that_speaks_in_several_lines_is_counted():
+  line = (
+    'f32[256] custom-call(%a), custom_call_target="tpu_custom_call", frontend_attributes={about={'
+    '\n"block":"512"\n}}, metadata={}'
+  )
+  assert _read(with_line(line)).cycles == _read(with_line('f32[256] negate(%a)')).cycles > 0
+
+
 def test_kernels_that_say_nothing_are_told():
   line = 'f32[256] custom-call(%a), custom_call_target="tpu_custom_call"'
   assert '1 kernels say nothing' in _read(with_line(line)).notes[0]

@@ -1,0 +1,75 @@
+"""Attention by the splash kernel, interpreted: what a TPU computes, on a CPU."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tokenformer_jax import sharding, splash
+from tokenformer_jax.attention import causal_attention, full_attention, kernel
+from tokenformer_jax.config import MeshConfig
+
+PLAIN = {True: causal_attention, False: full_attention}
+
+
+def _inputs(batch: int, length: int, heads: int) -> list[jax.Array]:
+  keys = jax.random.split(jax.random.key(0), 3)
+  return [jax.random.normal(key, (batch, length, heads, 32)) for key in keys]
+
+
+def _value_and_gradients(attend, inputs: list[jax.Array]):
+  def loss(query, key, value):
+    out = attend(query, key, value)
+    return jnp.sum(jnp.sin(out)), out
+
+  return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))(*inputs)
+
+
+@pytest.mark.parametrize('causal', [True, False])
+def test_splash_is_softmax_attention(causal):
+  inputs = _inputs(batch=2, length=256, heads=2)
+  (_, got), got_gradients = _value_and_gradients(
+    lambda *x: splash.attention(*x, causal=causal, interpret=True), inputs
+  )
+  (_, want), gradients = _value_and_gradients(PLAIN[causal], inputs)
+  np.testing.assert_allclose(got, want, atol=1e-5)
+  for name, one, other in zip('qkv', got_gradients, gradients, strict=True):
+    np.testing.assert_allclose(one, other, atol=1e-5, err_msg=f'the gradient of {name}')
+
+
+def test_rows_and_heads_stay_on_their_devices():
+  mesh = sharding.make_mesh(MeshConfig(replica=2, fsdp=2, tokens=2))
+  inputs = _inputs(batch=4, length=128, heads=2)
+  attend = jax.jit(lambda *x: splash.attention(*x, causal=True, interpret=True))
+  place = jax.NamedSharding(mesh, sharding.spec(('batch', None, 'heads', None)))
+  with jax.set_mesh(mesh):
+    compiled = attend.lower(*jax.device_put(inputs, place)).compile()
+    got = compiled(*jax.device_put(inputs, place))
+  np.testing.assert_allclose(got, causal_attention(*inputs), atol=1e-5)
+  for collective in ('all-gather', 'all-reduce', 'all-to-all', 'collective-permute'):
+    assert collective not in compiled.as_text(), f'{collective} moves what every device has'
+
+
+@pytest.mark.parametrize(
+  ('sizes', 'fits'),
+  [((4, 2, 256), True), ((4, 2, 200), False), ((2, 2, 256), False), ((4, 1, 256), False)],
+)
+def test_lengths_rows_and_heads_that_do_not_divide_are_left_to_xla(sizes, fits):
+  with jax.set_mesh(sharding.make_mesh(MeshConfig(replica=2, fsdp=2, tokens=2))):
+    assert splash.fits(*sizes) == fits
+
+
+def test_the_platform_chooses_the_kernel():
+  chosen = {platform: kernel('auto', jnp.bfloat16, platform) for platform in ('cpu', 'gpu', 'tpu')}
+  assert chosen == {'cpu': 'xla', 'gpu': 'cudnn', 'tpu': 'splash'}
+  assert kernel('auto', jnp.float32, 'gpu') == 'xla', 'cuDNN has no attention in float32'
+  assert kernel('xla', jnp.bfloat16, 'tpu') == 'xla', 'a name that is given is taken'
+
+
+def test_the_cost_counts_the_blocks_that_are_computed():
+  queries = ('bf16', (3, 2, 1024, 96))
+  dense = splash.cost('splash_mha_fwd_residuals.3', [queries], side=128)
+  causal = splash.cost('splash_mha_fwd_residuals.3', [('s8', (1, 2, 2)), queries], side=128)
+  assert dense[0] == 2 * 2 * 3 * 2 * 1024**2 * 128, 'two products, heads filled up to 128'
+  assert causal[0] == dense[0] * 3 / 4, 'of 2 × 2 blocks one is all masked'
+  assert splash.cost('gmm.1', [queries], side=128) is None
