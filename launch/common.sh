@@ -11,7 +11,7 @@ readonly FINISHED=0 MISTAKE=2 STOPPED=75
 readonly MOUNT=/mnt/bucket
 
 # Hosts come back at different times after a preemption: they wait an hour for each other.
-TRAIN=(python train.py "--stopped_status=$STOPPED" "--start_timeout=${START_TIMEOUT:-3600}")
+readonly TRAIN=(python train.py "--stopped_status=$STOPPED" "--start_timeout=${START_TIMEOUT:-3600}")
 
 # fail SENTENCE: ends the script.
 fail() {
@@ -25,6 +25,15 @@ need() {
   for name in "$@"; do
     [[ ${!name:-} ]] || fail "set $name=…; the head of $0 says what it is"
   done
+}
+
+# set_flags SLICES FLAGS…: `flags` becomes these flags of train.py, and one that makes each slice a
+# replica, if there are several and none of these says how many replicas there are.
+set_flags() {
+  flags=("${@:2}")
+  if (($1 > 1)) && [[ " ${flags[*]} " != *' --config.mesh.replica='* ]]; then
+    flags+=("--config.mesh.replica=$1")
+  fi
 }
 
 # run COMMAND…: runs it, or prints it as a shell would take it.

@@ -14,8 +14,8 @@ need IMAGE BUCKET ACCELERATOR TOPOLOGY
 name=$1 slices=${SLICES:-1} chips=${CHIPS_PER_HOST:-4} all=$((${TOPOLOGY//x/*}))
 ((all % chips == 0)) || fail "TOPOLOGY=$TOPOLOGY is not made of hosts with CHIPS_PER_HOST=$chips"
 hosts=$((all / chips))
-((slices == 1)) || TRAIN+=("--config.mesh.replica=$slices")
-arguments=("${TRAIN[@]}" "${@:2}")
+set_flags "$slices" "${@:2}"
+arguments=("${TRAIN[@]}" "${flags[@]}")
 printf -v command "'%s', " "${arguments[@]//\'/\'\'}" # as YAML strings
 # No memory of what is in the bucket, because other hosts write there, too.
 options=implicit-dirs,metadata-cache:ttl-secs:0,file-cache:cache-file-for-range-read:true
@@ -32,6 +32,7 @@ metadata:
 spec:
   failurePolicy:
     maxRestarts: ${MAX_RESTARTS:-100}
+    restartStrategy: BlockingRecreate # No host meets one of the life before.
     rules:
     - {name: mistake, action: FailJobSet, onJobFailureReasons: [PodFailurePolicy]}
   replicatedJobs:

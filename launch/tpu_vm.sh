@@ -11,8 +11,7 @@ source "$(dirname "$0")/common.sh"
 need ZONE
 [[ $# -gt 0 && $1 != -* ]] || fail "name the TPUs first; the head of $0 says how"
 IFS=, read -ra names <<<"$1"
-shift
-((${#names[@]} == 1)) || set -- "--config.mesh.replica=${#names[@]}" "$@"
+set_flags "${#names[@]}" "${@:2}"
 
 on_all=("--zone=$ZONE" --worker=all --quiet)
 code=$(mktemp -d)/tokenformer_jax.tar.gz
@@ -20,7 +19,7 @@ trap 'rm -rf "$(dirname "$code")"' EXIT
 run git -C "$(dirname "$0")/.." archive --output="$code" HEAD
 
 printf -v start '%q ' env ${BUCKET:+"BUCKET=$BUCKET"} ${CACHE_MB:+"CACHE_MB=$CACHE_MB"} \
-  tokenformer_jax/launch/tpu_host.sh "$@"
+  tokenformer_jax/launch/tpu_host.sh "${flags[@]}"
 unpack='mkdir -p tokenformer_jax && tar -xzf tokenformer_jax.tar.gz -C tokenformer_jax'
 for name in "${names[@]}"; do
   run gcloud compute tpus tpu-vm scp "$code" "$name:" "${on_all[@]}"
