@@ -6,7 +6,7 @@
 # BUCKET is mounted at /mnt/bucket; CACHE_MB (50000) of it are kept on the host's own disk.
 # Training is the systemd unit `tokenformer`, which outlives the connection:
 #   sudo journalctl -fu tokenformer     what it says
-#   sudo systemctl stop tokenformer     asks it to save and end
+#   sudo systemctl stop tokenformer     has it save and end, on all hosts
 source "$(dirname "$0")/common.sh"
 cd "$(dirname "$0")/.."
 venv=$HOME/venv user=$(id -un)
