@@ -160,6 +160,45 @@ def test_queued_slices_are_asked_for_started_and_deleted(tmp_path):
   assert delete[4:6] == ['delete', 'tpu']
 
 
+GCLOUD = """#!/bin/bash
+next() { echo >> "$1"; sed -n "$(wc -l < "$1")p" <<< "$2"; }
+case "$*" in
+  *queued-resources\\ describe*--format*) next asked "$STATES" ;;
+  *queued-resources\\ describe*) exit 1 ;;  # It is not there yet.
+  *queued-resources*) echo "$4" >> said ;;
+  *systemctl*) next looked "$UNITS" | tr , '\\n' ;;
+  *tpu_host.sh*) echo start >> said ;;
+esac
+"""
+
+
+def test_queued_tpus_are_replaced_when_they_are_gone_and_only_then(tmp_path):
+  (tmp_path / 'gcloud').write_text(GCLOUD)
+  (tmp_path / 'gcloud').chmod(0o755)
+  out_of_reach = ''
+  states = ['ACTIVE', 'ACTIVE', out_of_reach, 'SUSPENDING', 'SUSPENDED', 'PROVISIONING']
+  units = ['running,running', 'running,dead', 'exited,running', 'exited,exited']
+  environment = {
+    **os.environ,
+    **VARIABLES,
+    'PATH': f'{tmp_path}:{os.environ["PATH"]}',
+    'POLL_SECONDS': '0',
+    'STATES': '\n'.join([*states, 'ACTIVE', 'ACTIVE']),
+    'UNITS': '\n'.join(units),
+  }
+  done = subprocess.run(
+    [LAUNCH / 'tpu_queued.sh', 'tpu', *FLAGS],
+    env=environment,
+    cwd=tmp_path,
+    capture_output=True,
+    text=True,
+    timeout=20,
+  )
+  assert done.returncode == 0, done.stderr
+  first = ['create', 'start', 'start', 'delete']  # the second start: a host was rebooted
+  assert (tmp_path / 'said').read_text().split() == [*first, 'create', 'start', 'delete']
+
+
 def test_a_host_mounts_the_bucket_and_has_systemd_run_the_loop(tmp_path):
   *_, mount, _, _, start = lines(dry_run(tmp_path, LAUNCH / 'tpu_host.sh', *FLAGS))
   assert mount[0] == 'gcsfuse' and mount[-2:] == ['my-bucket', '/mnt/bucket']
