@@ -28,9 +28,17 @@ _CONFIG = config_flags.DEFINE_config_file(
 _WORKDIR = flags.DEFINE_string(
   'workdir', None, 'Where checkpoints and figures go (default: runs/NAME_OF_THE_CONFIG).'
 )
+_STOPPED_STATUS = flags.DEFINE_integer(
+  'stopped_status',
+  0,
+  'Exit status after a stop (SIGTERM, Ctrl-C) before the last step; with one of its own, 75 say, '
+  'what started the run knows that it is to be started again.',
+  lower_bound=0,
+  upper_bound=255,
+)
 
 
-def main(argv: Sequence[str]) -> None:
+def main(argv: Sequence[str]) -> int:
   """Runs the config in the work directory; goes on where an earlier run stopped."""
   del argv
   file, _, variant = config_flags.get_config_filename(flags.FLAGS['config']).partition(':')
@@ -40,7 +48,9 @@ def main(argv: Sequence[str]) -> None:
   except OSError as error:  # ml_collections keeps what went wrong until the values are asked for.
     reason = ' '.join(str(error.__cause__ or error).split())
     raise UserError(f'the file --config={file} cannot be loaded ({reason})') from error
-  train.train(config.resolve(values), _WORKDIR.value or os.path.join('runs', name))
+  workdir = _WORKDIR.value or os.path.join('runs', name)
+  _, stopped = train.train_or_stop(config.resolve(values), workdir)
+  return _STOPPED_STATUS.value if stopped else 0
 
 
 def _with_config(arguments: list[str]) -> list[str]:

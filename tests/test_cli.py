@@ -10,7 +10,8 @@ import pytest
 import tiny_run
 from absl import flags
 
-from tokenformer_jax import cli, config
+from tokenformer_jax import cli, config, train
+from tokenformer_jax.data import store
 from tokenformer_jax.errors import UserError
 
 TRAIN = [sys.executable, str(tiny_run.ROOT / 'train.py')]
@@ -46,6 +47,18 @@ MISTAKES = {
   'unwritable work directory': (
     [*TRAIN, f'--workdir={__file__}/run'],
     'cannot be written (Not a directory); choose another --workdir',
+  ),
+  'bucket to train in': (
+    [*TRAIN, '--workdir=gs://bucket/run'],
+    'gs://bucket/run is not a path in a file system; mount the bucket on every host',
+  ),
+  'bucket to grow into': (
+    [*GROW, 'shrink', '--source=/nothing', '--target=gs://bucket/run'],
+    'gs://bucket/run is not a path in a file system',
+  ),
+  'bucket to convert to': (
+    [*CONVERT, 'to-jax', '--source=/nothing', '--target=gs://bucket/run'],
+    'gs://bucket/run is not a path in a file system',
   ),
   'no text': (
     [*TRAIN, '--config.data.source=files:/nothing/*.txt'],
@@ -94,6 +107,7 @@ def test_mistakes_get_one_sentence_each(tmp_path):
     assert len(lines) == 1 and MISTAKES[name][1] in lines[0], f'{name}: {said}'
     assert 'Traceback' not in said, f'{name}: {said}'
     assert process.returncode == 2, f'{name}: exit status {process.returncode}'
+  assert not (tmp_path / 'gs:').exists(), 'a bucket became a directory on this host'
 
 
 def test_source_and_step_are_told_apart():
@@ -101,6 +115,22 @@ def test_source_and_step_are_told_apart():
   assert [str(cli.split_source('a@b/c@7')[0]), cli.split_source('a@b/c@7')[1]] == ['a@b/c', 7]
   with pytest.raises(UserError, match='it is DIR or DIR@STEP'):
     cli.split_source('a@last')
+
+
+BUCKETS = {
+  'train': lambda url: train.train(config.resolve(config.defaults()), url),
+  'source': lambda url: cli.split_source(f'{url}@7'),
+  'cache': lambda url: store.cache_folder(config.DataConfig(cache_dir=url)),
+}
+
+
+@pytest.mark.parametrize('use', BUCKETS)
+def test_a_bucket_is_not_taken_for_a_directory(use, tmp_path, monkeypatch):
+  """What is written to the path `gs://b/run` goes with this host: a directory `gs:` on its disk."""
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(UserError, match='gs://b/run is not a path in a file system; mount'):
+    BUCKETS[use]('gs://b/run')
+  assert not list(tmp_path.iterdir()), 'a directory was made'
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 """What the command-line entries share: running `main`, and naming a checkpoint."""
 
 import contextlib
+import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +14,7 @@ from tokenformer_jax.errors import UserError
 
 
 def run(
-  main: Callable[[Sequence[str]], None],
+  main: Callable[[Sequence[str]], int | None],
   *,
   positional: bool = False,
   on_all_hosts: bool = True,
@@ -21,7 +23,8 @@ def run(
   """Parses flags and runs `main`; a `UserError` becomes one line and exit status 2.
 
   Args:
-    main: gets the program's name and, if they are allowed, the arguments that are no flags.
+    main: gets the program's name and, if they are allowed, the arguments that are no flags; may
+      return an exit status, with which this process ends after all processes have come to the end.
     positional: whether such arguments are allowed; then flags may also stand after them.
     on_all_hosts: whether the command computes on the devices of all hosts together.
     stops: whether it saves and ends in good order on SIGTERM (`hosts.StopRequest`).
@@ -31,7 +34,7 @@ def run(
     hosts.define_flags()
     join = hosts.joined(stops=stops)
 
-  def guarded(argv: Sequence[str]) -> None:
+  def guarded(argv: Sequence[str]) -> int | None:
     if len(argv) > 1 and not positional:
       raise app.UsageError(f'unexpected argument {argv[1]!r}; flags look like --name=value')
     quiet = not flags.FLAGS['verbosity'].present  # --verbosity=0 shows the lines of Orbax, too.
@@ -40,7 +43,8 @@ def run(
     with join:
       if quiet and not hosts.is_first():
         logging.set_verbosity(logging.ERROR)
-      main(argv)
+      status = main(argv)
+    return status
 
   sys.unraisablehook = _report_unraisable
   flags.FLAGS.set_gnu_getopt(positional)
@@ -81,7 +85,21 @@ def split_source(source: str) -> tuple[Path, int | None]:
   """`DIR` or `DIR@STEP` as a path and a step (None: the newest)."""
   directory, at, step = source.rpartition('@')
   if not at:
-    return Path(source), None
+    return local_path(source), None
   if not step.isdigit():
     raise UserError(f'source {source!r} does not end in a step; it is DIR or DIR@STEP')
-  return Path(directory), int(step)
+  return local_path(directory), int(step)
+
+
+def local_path(path: str | os.PathLike[str]) -> Path:
+  """A path in a file system.
+
+  Raises:
+    UserError: it is the URL of a bucket, which would become a directory named `gs:` on this host.
+  """
+  if re.match(r'[a-z][a-z0-9+.-]*://', text := os.fspath(path)):
+    raise UserError(
+      f'{text} is not a path in a file system; mount the bucket on every host, with gcsfuse say '
+      '(docs/pods.md), and give the path that it has there'
+    )
+  return Path(path)

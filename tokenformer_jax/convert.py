@@ -371,7 +371,7 @@ def main(argv: Sequence[str]) -> None:
     if values[name].present:
       raise UserError(f'--{name} has no meaning for {action}; leave it out')
   options = {name: values[name].value for name in _TAKEN[action]}
-  target = Path(values.target)
+  target = cli.local_path(values.target)
   if action == 'to-jax':
     model = to_jax(Path(values.source), target, **options).model
   else:

@@ -36,9 +36,15 @@ def train(config: Config, workdir: str | os.PathLike[str]) -> State:
   Raises:
     UserError: anything that the user can put right: see the message.
   """
-  run = Run(config, Path(workdir))
+  return train_or_stop(config, workdir)[0]
+
+
+def train_or_stop(config: Config, workdir: str | os.PathLike[str]) -> tuple[State, bool]:
+  """As `train`; says besides whether it was asked to stop before the last step."""
+  run = Run(config, cli.local_path(workdir))
   with jax.set_mesh(run.mesh), contextlib.closing(run.checkpoints):
-    return run.train()
+    state = run.train()
+  return state, int(state['step']) < run.config.train.steps
 
 
 class Run:

@@ -25,7 +25,7 @@ import numpy as np
 import tqdm
 from absl import logging
 
-from tokenformer_jax.cli import say
+from tokenformer_jax.cli import local_path, say
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.data.text import Source, open_source
@@ -107,7 +107,7 @@ def cache_folder(config: DataConfig) -> Path:
   cache = config.cache_dir or Path(
     os.environ.get('XDG_CACHE_HOME') or '~/.cache', 'tokenformer_jax'
   )
-  return Path(cache).expanduser().absolute()
+  return local_path(cache).expanduser().absolute()
 
 
 def find(config: DataConfig) -> Store | None:

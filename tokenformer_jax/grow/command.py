@@ -113,7 +113,7 @@ def main(argv: Sequence[str]) -> None:
     if values[name].present and name not in _TAKEN[action]:
       raise UserError(f'--{name} has no meaning for {action}; leave it out')
   if not values.dry_run:
-    files.check_target(Path(values.target))
+    files.check_target(cli.local_path(values.target))
   directory, step = cli.split_source(values.source)
   mesh_devices = start.devices()
   checkpoints, meta = checkpoint.open_source(directory, step)

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Runs a command again until it is finished: after a preemption, a lost host, a crash.
+#
+#   launch/restart.sh python train.py --stopped_status=75 --config=… --workdir=…
+#
+# On several hosts, one on each. It ends, with the status of the command,
+#   - when that is 0, the run is finished, or 2, a mistake that another start would repeat;
+#   - when it is told to stop itself (SIGTERM, Ctrl-C): it passes that on, and waits;
+#   - after MAX_CRASHES (5) crashes in a row, each within CRASH_SECONDS (600) of its start.
+# Before another start it waits for RESTART_PAUSE (10) seconds.
+source "$(dirname "$0")/common.sh"
+[[ $# -gt 0 ]] || fail "nothing to run; usage: $0 COMMAND…"
+
+child='' stopping='' interrupted='' crashes=0
+stop() {
+  stopping=1 interrupted=1
+  kill -TERM "$child" 2>/dev/null || true
+}
+trap stop TERM INT
+
+while :; do
+  started=$SECONDS
+  "$@" &
+  child=$!
+  [[ ! $stopping ]] || stop
+  interrupted=1
+  while [[ $interrupted ]]; do # A signal ends `wait`, not the command.
+    interrupted='' status=0
+    wait "$child" || status=$?
+  done
+  case $status in
+    "$FINISHED" | "$MISTAKE") break ;;
+    "$STOPPED") crashes=0 ;;
+    *) if ((SECONDS - started < ${CRASH_SECONDS:-600})); then ((++crashes)); else crashes=0; fi ;;
+  esac
+  if ((crashes >= ${MAX_CRASHES:-5})); then
+    echo "$0: $crashes crashes in a row; giving up" >&2
+    break
+  fi
+  [[ $stopping ]] && break
+  echo "$0: ended with status $status; starting it again" >&2
+  sleep "${RESTART_PAUSE:-10}" &
+  child=$!
+  wait "$child" || true
+  [[ $stopping ]] && break
+done
+exit "$status"

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Trains on GPUs under SLURM, one task for each GPU; from the root of this repository:
+#
+#   sbatch --nodes=4 launch/slurm.sh --config=configs/lm_pile.py:1_5b --workdir=/shared/runs/1_5b
+#
+# Options of sbatch before the script go before those here. The job is queued again when its time
+# is up, when it is preempted, when a node is lost, and after a crash that came later than
+# CRASH_SECONDS (600) after the start; not when it is finished, cancelled, or has made a mistake.
+# A task sees all GPUs of its node and takes the one with its local number: no --gpus-per-task.
+#SBATCH --job-name=tokenformer
+#SBATCH --ntasks-per-node=8
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=8
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --signal=TERM@180
+cd "${SLURM_SUBMIT_DIR:-$(dirname "$0")/..}" || exit # SLURM runs a copy of this file.
+source launch/common.sh
+trap : TERM # Not for this shell, which has to see how the tasks end.
+
+status=0
+run srun --kill-on-bad-exit=0 "${TRAIN[@]}" "$@" || status=$?
+case $status in
+  "$FINISHED" | "$MISTAKE") exit "$status" ;;
+  "$STOPPED") ;;
+  *) ((SECONDS >= ${CRASH_SECONDS:-600})) || exit "$status" ;;
+esac
+# What SLURM itself is ending, because it was cancelled or preempted, is no longer RUNNING.
+if [[ $(scontrol show job "$SLURM_JOB_ID") == *JobState=RUNNING* ]]; then
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"
