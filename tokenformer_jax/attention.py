@@ -56,8 +56,8 @@ def rotate(x_BxTxHxK: jax.Array, positions_BxT: jax.Array, *, width: int, base: 
   """
   head = x_BxTxHxK.shape[-1]
   entries = np.arange(width // 2)
-  # Each entry's partner in its plane, by a matrix of 0 and ±1, which is exact: to move a few entries
-  # of every head costs a TPU far more than a product (a seventh of a step of lm_pile 1_5b).
+  # Each entry's partner in its plane, by a matrix of 0 and ±1, which is exact: a TPU moves a few
+  # entries of every head at a far higher cost than that of a small product.
   partner_KxK = np.zeros((head, head), np.float32)
   partner_KxK[entries + width // 2, entries] = -1
   partner_KxK[entries, entries + width // 2] = 1

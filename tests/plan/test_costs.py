@@ -111,11 +111,13 @@ def test_kernels_cost_what_they_say():
 
 
 def test_what_follows_a_kernel_that_speaks_in_several_lines_is_counted():
-  line = (
+  kernel = (
     'f32[256] custom-call(%a), custom_call_target="tpu_custom_call", frontend_attributes={about={'
-    '\n"block":"512"\n}}, metadata={}'
+    '\n"block":"512"\n}}, metadata={}\n'
   )
-  assert _read(with_line(line)).cycles == _read(with_line('f32[256] negate(%a)')).cycles > 0
+  after = '  ROOT %after = f32[256] negate(%it), backend_config={"estimated_cycles":"70"}'
+  text = with_line(kernel + after).replace('ROOT %it', '%it')
+  assert _read(text).cycles == 70
 
 
 def test_kernels_that_say_nothing_are_told():
