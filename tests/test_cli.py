@@ -24,6 +24,10 @@ MISTAKES = {
     [*TRAIN, '--config.model.widht=64'],
     "config key 'model.widht' is unknown; did you mean 'model.width'?",
   ),
+  'kernel of other devices': (
+    [*TRAIN, '--config.train.attention=splash'],
+    'config.train.attention=splash is for a tpu, and the devices are cpu',
+  ),
   'missing config file': (
     [*TRAIN, '--config=configs/nothing.py'],
     'the file --config=configs/nothing.py cannot be loaded',

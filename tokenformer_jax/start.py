@@ -122,11 +122,18 @@ def in_steps(config: Config, examples: int) -> Config:
 
 
 def check_fits(config: Config, definition: Definition, mesh: Mesh) -> None:
-  """Checks that parameters, heads and batch can be split over the mesh.
+  """Checks that parameters, heads and batch can be split over the mesh, and its devices do.
 
   Raises:
-    UserError: something does not divide; the message says what.
+    UserError: something does not divide, or the kernel of attention is for other devices.
   """
+  kernel, platform = config.train.attention, mesh.devices.flat[0].platform
+  needed = {'splash': 'tpu', 'cudnn': 'gpu'}.get(kernel, platform)
+  if needed != platform:
+    raise UserError(
+      f'config.train.attention={kernel} is for a {needed}, and the devices are {platform}; '
+      'auto takes the kernel of the devices'
+    )
   sharding.check_divides(mesh, definition.abstract, definition.axes)
   sharding.check_divisible(mesh, 'heads', config.model.heads, 'of config.model.heads')
   parts = config.optim.accumulation_steps
