@@ -13,8 +13,8 @@ from tokenformer_jax.config import Config, DataConfig, ModelConfig, TokenCounts,
 from tokenformer_jax.lm import define_lm
 from tokenformer_jax.models import define
 
-# So wide that little of the work is outside of matrix products.
-WIDE = {'layers': 1, 'width': 512, 'vocab_size': 512, 'gelu': 'tanh', 'rotary_fraction': 0.25}
+# So wide that little of the work is outside of matrix products. Rotation is one that is no model's.
+WIDE = {'layers': 1, 'width': 512, 'vocab_size': 512, 'gelu': 'tanh', 'positions': 'none'}
 COUNTS = TokenCounts(qkv=512, proj=768, ffn=2048)
 LENGTH = 128
 
