@@ -70,6 +70,7 @@ def test_the_cost_counts_the_blocks_that_are_computed():
   queries = ('bf16', (3, 2, 1024, 96))
   dense = splash.cost('splash_mha_fwd_residuals.3', [queries], side=128)
   causal = splash.cost('splash_mha_fwd_residuals.3', [('s8', (1, 2, 2)), queries], side=128)
-  assert dense[0] == 2 * 2 * 3 * 2 * 1024**2 * 128, 'two products, heads filled up to 128'
+  assert dense[0] == 2 * 2 * 3 * 2 * 1024**2 * 96, 'two products'
+  assert dense[1] == dense[0] * 128 / 96, 'heads are filled up to 128'
   assert causal[0] == dense[0] * 3 / 4, 'of 2 × 2 blocks one is all masked'
   assert splash.cost('gmm.1', [queries], side=128) is None

@@ -96,7 +96,7 @@ def _kernel(heads: int, length: int, causal: bool, interpret: bool):
 
 def cost(
   name: str, operands: Sequence[tuple[str, tuple[int, ...]]], *, side: int
-) -> tuple[float, float] | None:
+) -> tuple[float, float, float] | None:
   """What a call of the kernel costs, which a compiled program does not say.
 
   Blocks that are all masked are left out; those on the diagonal are computed whole.
@@ -108,8 +108,8 @@ def cost(
     side: of the matrix unit; narrower heads are filled with zeros.
 
   Returns:
-    FLOPs of the matrix units, zeros included, and operations of the vector units; None for the name
-    of another kernel.
+    FLOPs of the products, the same with the zeros that fill heads, and operations of the vector
+    units; None for the name of another kernel.
   """
   found = _KERNEL.search(name)
   if not found:
@@ -119,4 +119,5 @@ def cost(
   blocks = length // block_size(length)
   scores = math.prod(rows) * length**2 * ((blocks + 1) / (2 * blocks) if masked else 1)
   products, operations = _WORK[found.group(1)]
-  return products * 2 * scores * -(-width // side) * side, operations * scores
+  filled = -(-width // side) * side
+  return products * 2 * scores * width, products * 2 * scores * filled, operations * scores

@@ -101,8 +101,8 @@ def _kernel_cost(v: Visit, chip: Chip) -> tuple[float, float] | None:
   shapes = [v.computation.instructions[name].shape for name in v.instruction.operands]
   operands = [array for shape in shapes for array in arrays(shape)]
   if of_splash := splash.cost(v.instruction.name, operands, side=chip.matrix_side):
-    flops, operations = of_splash
-    return flops, flops / chip.peak + operations / chip.vector_peak
+    flops, filled, operations = of_splash
+    return flops, filled / chip.peak + operations / chip.vector_peak
   found = _COST_ESTIMATE.search(v.instruction.attributes)
   if not found:
     return None

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 _DTYPE_BITS = {'pred': 8, 'token': 0, 'opaque': 0}  # others have their number of bits in the name
 _COMPUTATION = re.compile(r'(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\) -> .*\{$')
 _INSTRUCTION = re.compile(r'\s+(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<rest>.*)$')
-_CONTINUED = re.compile(r'\n(?="|\}\S)')
+_CONTINUED = re.compile(r'\n(?="|\}\})')
 _ARRAY = re.compile(r'(\w+)\[([\d,]*)\]')
 
 
