@@ -3,12 +3,16 @@
 import contextlib
 import dataclasses
 import os
+import re
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 
 import tiny_run
 
+_GLOO = re.compile(
+  r'(\[Gloo\]|Rank|is|connected|to|peer|ranks\.?|Expected|number|of|[\d\s:])+', re.DOTALL
+)
 _PATHS = (tiny_run.ROOT, tiny_run.ROOT / 'tests')
 HEARTBEAT = 30  # seconds after which a process that says nothing is lost
 
@@ -84,8 +88,11 @@ def run(arguments: Sequence[str], processes: int, devices: int) -> list[Ended]:
 
 
 def without_gloo(out: str) -> str:
-  """Output without the lines that the collectives of the CPU write there when they connect."""
-  return ''.join(line for line in out.splitlines(True) if not line.startswith('[Gloo]'))
+  """Output without the lines that the collectives of the CPU write there when they connect.
+
+  Several threads write them, a word at a time: one's end may stand in a line of its own.
+  """
+  return ''.join(line for line in out.splitlines(True) if not _GLOO.fullmatch(line))
 
 
 def free_port() -> int:
