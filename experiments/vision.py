@@ -34,7 +34,7 @@ from tokenformer_jax.config import Config
 
 CONFIGS = Path(__file__).parents[1] / 'configs'
 RATES = (1e-3, 2e-3, 4e-3)
-STEPS = {'digits': 800, 'cluttered': 800}
+STEPS = {'digits': 400, 'cluttered': 800}
 DATA = {
   'digits': {},
   'cluttered': {
