@@ -111,7 +111,9 @@ class Plan:
     workdir = self.out / self.data / name
     if not (workdir / 'done').exists():
       print(f'== {self.data}/{name}', flush=True)
-      train.train(config, workdir)
+      _, stopped = train.train_or_stop(config, workdir)
+      if stopped:
+        raise SystemExit('stopped; the same command goes on')
       (workdir / 'done').touch()
     return workdir
 
