@@ -53,7 +53,7 @@ class MoreTokens:
       return old
     config, of_keys = self._config, path[-1].key == 'keys'
     if config.method == 'duplicate':
-      return self._duplicate(path, old if of_keys else old / self._copies[path], axis)
+      return self._duplicate(path, old, of_keys, axis)
     zero = config.method == 'zero_keys' if of_keys else config.new_values == 'zero'
     if zero:
       fresh = jnp.zeros(lookup(self._added.abstract, path).shape, old.dtype)
@@ -64,25 +64,39 @@ class MoreTokens:
   def moment(self, path: Path, old: jax.Array, order: int) -> jax.Array:
     """Adam's moment of the given order; new tokens start at zero.
 
-    A copy has the moments that it would have had, had it been there: of c copies, each key has the
-    c-th part of the old one's gradient, each value the whole of it.
+    A copy has the moments that it would have had, had it been there: the gradient of its key is its
+    share of the old one's, that of its value the whole. Where shares are unequal this is not quite
+    so: what comes back through the norm of the scores, the keys have in equal parts.
     """
     axis = token_axis(lookup(self._axes, path))
     if axis is None or not (new := self._new(path, axis)):
       return old
     if self._config.method == 'duplicate':
-      part = self._copies[path] ** order if path[-1].key == 'keys' else 1
-      return jnp.concatenate([old / part] * self._copies[path], axis)
+      parts = shares(self._copies[path])
+      of_keys = path[-1].key == 'keys'
+      return jnp.concatenate([old * s**order if of_keys else old for s in parts], axis)
     shape = (*old.shape[:axis], new, *old.shape[axis + 1 :])
     return jnp.concatenate([old, jnp.zeros(shape, old.dtype)], axis)
 
   def _new(self, path: Path, axis: int) -> int:
     return lookup(self._added.abstract, path).shape[axis]
 
-  def _duplicate(self, path: Path, old: jax.Array, axis: int) -> jax.Array:
-    copies = jnp.concatenate([old] * (self._copies[path] - 1), axis)
+  def _duplicate(self, path: Path, old: jax.Array, of_keys: bool, axis: int) -> jax.Array:
+    first, *others = (old if of_keys else old * s for s in shares(self._copies[path]))
     key = jax.random.fold_in(jax.random.key(self._config.seed), name_hash(path))
-    return jnp.concatenate([old, with_noise(copies, self._config.noise, key)], axis)
+    copies = with_noise(jnp.concatenate(others, axis), self._config.noise, key)
+    return jnp.concatenate([first, copies], axis)
+
+
+def shares(copies: int) -> list[float]:
+  """What each copy of a token has of its value: powers of two, as equal as they can be, of sum 1.
+
+  So no value is rounded, in any floating-point format: 1/2, 1/4, 1/4 in place of thirds.
+  """
+  parts = [1.0]
+  while len(parts) < copies:
+    parts = sorted(parts[1:] + [parts[0] / 2] * 2, reverse=True)
+  return parts
 
 
 def name_hash(path: Path) -> int:
