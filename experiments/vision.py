@@ -2,7 +2,7 @@ r"""Vision transformers on digits: TokenFormer and ViT, score functions, norms, 
 
   python experiments/vision.py --out=runs/vision             everything; goes on where it stopped
   python experiments/vision.py --out=runs/vision --parts=scores --data=digits --seeds=0,1
-  python experiments/vision.py --out=runs/vision --report    Markdown tables of what is there
+  python experiments/vision_report.py runs/vision docs       tables and a picture of what is there
 
 Parts, after the TokenFormer paper (arXiv 2410.23168):
 
@@ -13,7 +13,8 @@ Parts, after the TokenFormer paper (arXiv 2410.23168):
           FLOPs
 
 A model that several parts speak of is trained once. Every model has a peak learning rate of its
-own, the best of RATES by the loss of seed 0 after half as many steps. The sets are scikit-learn's
+own, by the loss of seed 0 after half as many steps: RATES are tried, then halves and doubles, until
+the best has a worse one on either side. The sets are scikit-learn's
 digits, and 22,000 compositions of them with clutter (cluttered_digits/). Every run is
 `tokenformer_jax.train` with a config.
 """
@@ -21,7 +22,6 @@ digits, and 22,000 compositions of them with clutter (cluttered_digits/). Every 
 import argparse
 import dataclasses
 import runpy
-import statistics
 from pathlib import Path
 
 import jax
@@ -118,12 +118,16 @@ class Plan:
     return workdir
 
   def rate(self, name: str) -> float:
-    """The best of the rates for an arm."""
-    losses = {}
-    for rate in RATES:
-      config = self.config(name, 0, STEPS[self.data] // 2, rate)
-      losses[rate] = last(self.run(f'rates/{name}/{rate:g}', config))['eval/loss']
-    return min(losses, key=losses.get)
+    """The best of the rates for an arm, with a worse one on either side of it."""
+    losses, tried = {}, RATES
+    while True:
+      for rate in tried:
+        config = self.config(name, 0, STEPS[self.data] // 2, rate)
+        losses[rate] = last(self.run(f'rates/{name}/{rate:g}', config))['eval/loss']
+      best = min(losses, key=losses.get)
+      tried = [rate for rate in (best / 2, 2 * best) if rate not in losses]
+      if not tried:
+        return best
 
   def arm(self, name: str, seed: int) -> Path:
     """The run of an arm that is trained from scratch, for a number of steps that all share."""
@@ -149,33 +153,6 @@ def last(workdir: Path) -> dict[str, float]:
   return [line for line in metrics.read(workdir) if 'eval/loss' in line][-1]
 
 
-def report(out: Path) -> None:
-  """Prints a table for each part and set of images that there are runs of."""
-  for data in DATA:
-    for part, arms in PARTS.items():
-      found = {
-        label: [last(path.parent) for path in sorted((out / data / name).glob('*/done'))]
-        for label, name in arms.items()
-      }
-      if not any(found.values()):
-        continue
-      print(f'\n{part}, {data}:\n')
-      print('| | seeds | top-1 % | loss | calibration error |\n|---|---|---|---|---|')
-      for label, lines in found.items():
-        if lines:
-          accuracy = _spread(lines, 'eval/accuracy', 100)
-          others = [_spread(lines, f'eval/{figure}') for figure in ('loss', 'calibration_error')]
-          print(f'| {label} | {len(lines)} | {accuracy} | {" | ".join(others)} |')
-
-
-def _spread(lines: list[dict[str, float]], name: str, scale: float = 1) -> str:
-  """Mean ± standard deviation over seeds."""
-  values = [scale * line[name] for line in lines]
-  digits = 2 if scale > 1 else 3
-  deviation = statistics.stdev(values) if len(values) > 1 else 0
-  return f'{statistics.mean(values):.{digits}f} ± {deviation:.{digits}f}'
-
-
 def main() -> None:
   """Runs the parts, or reports them."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -183,14 +160,10 @@ def main() -> None:
   parser.add_argument('--parts', default=','.join(PARTS))
   parser.add_argument('--data', default=','.join(DATA))
   parser.add_argument('--seeds', default='0,1,2,3,4')
-  parser.add_argument('--report', action='store_true')
   args = parser.parse_args()
   out, chosen = Path(args.out), args.parts.split(',')
   if unknown := (set(chosen) - set(PARTS)) | (set(args.data.split(',')) - set(DATA)):
     parser.error(f'unknown: {", ".join(unknown)}; there are {", ".join((*PARTS, *DATA))}')
-  if args.report:
-    report(out)
-    return
   # Most runs share their programs with those of another seed or rate.
   jax.config.update('jax_compilation_cache_dir', str((out / 'compiled').absolute()))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)

@@ -1,0 +1,127 @@
+r"""Tables and the picture of what `vision.py` has run.
+
+  python experiments/vision_report.py runs/vision docs
+
+Writes vision.png into the directory and prints the tables of docs/vision.md: the last evaluation on
+held-out images, as mean ± standard deviation over the seeds that are there.
+"""
+
+import json
+import statistics
+import sys
+from pathlib import Path
+
+import matplotlib
+import vision
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax import flops
+from tokenformer_jax.config import Config
+
+matplotlib.use('Agg')
+import matplotlib.pyplot as plt
+
+Figures = dict[str, float]  # of one run
+
+
+def runs(folder: Path) -> list[Figures]:
+  """The last evaluation of every seed that is done."""
+  return [vision.last(done.parent) for done in sorted(folder.glob('*/done'))]
+
+
+def spread(lines: list[Figures], name: str, scale: float = 1) -> str:
+  """Mean ± standard deviation over seeds."""
+  values = [scale * line[name] for line in lines]
+  digits = 2 if scale > 1 else 3
+  deviation = statistics.stdev(values) if len(values) > 1 else 0
+  return f'{statistics.mean(values):.{digits}f} ± {deviation:.{digits}f}'
+
+
+def training_flops(out: Path, data: str, name: str) -> float:
+  """Of a run from its first step on; what a grown model was before it counts."""
+
+  def config_of(arm: str) -> Config:
+    path = next(iter(sorted((out / data / arm).glob('*/config.json'))))
+    return config_lib.from_dict(Config, json.loads(path.read_text()))
+
+  config = config_of(name)
+  steps, of_step = config.train.steps, flops.of_step(config)
+  if not config.init_from:
+    return steps * of_step
+  before = config_of('TokenFormer')
+  first = before.train.steps
+  return first * flops.of_step(before) + (steps - first) * of_step
+
+
+def rates(out: Path, data: str) -> None:
+  """The loss of seed 0 by peak learning rate."""
+  print(f'\nrates, {data}:\n')
+  found = {}
+  for done in (out / data / 'rates').glob('*/*/done'):
+    rate, arm = float(done.parent.name), done.parent.parent.name
+    found.setdefault(arm, {})[rate] = vision.last(done.parent)['eval/loss']
+  tried = sorted({rate for losses in found.values() for rate in losses})
+  print('| | ' + ' | '.join(f'{rate:g}' for rate in tried) + ' |')
+  print('|---' * (len(tried) + 1) + '|')
+  for arm, losses in sorted(found.items()):
+    row = (f'{losses[rate]:.3f}' if rate in losses else '' for rate in tried)
+    print(f'| {arm} | ' + ' | '.join(row) + ' |')
+
+
+def table(out: Path, data: str, part: str) -> None:
+  """What one part found on one set of images."""
+  print(f'\n{part}, {data}:\n')
+  head = ['', 'seeds', 'top-1 %', 'loss', 'calibration error']
+  head += ['training TFLOP'] * (part == 'growth')
+  print(f'| {" | ".join(head)} |\n' + '|---' * len(head) + '|')
+  for label, name in vision.PARTS[part].items():
+    if lines := runs(out / data / name):
+      figures = [spread(lines, f'eval/{figure}') for figure in ('loss', 'calibration_error')]
+      row = [label, str(len(lines)), spread(lines, 'eval/accuracy', 100), *figures]
+      if part == 'growth':
+        row.append(f'{training_flops(out, data, name) / 1e12:.1f}')
+      print('| ' + ' | '.join(row) + ' |')
+
+
+def picture(out: Path, path: Path) -> None:
+  """The loss of every run: a row for each set of images, a panel for each part."""
+  figure, all_axes = plt.subplots(
+    len(vision.DATA),
+    len(vision.PARTS),
+    figsize=(13, 5.5),
+    sharey='row',
+    layout='constrained',
+    squeeze=False,
+  )
+  for data, row in zip(vision.DATA, all_axes, strict=True):
+    for (part, arms), axes in zip(vision.PARTS.items(), row, strict=True):
+      for x, name in enumerate(arms.values()):
+        losses = [line['eval/loss'] for line in runs(out / data / name)]
+        axes.plot([x] * len(losses), losses, 'o', alpha=0.5, ms=5)
+        if losses:
+          axes.plot([x - 0.25, x + 0.25], [statistics.mean(losses)] * 2, color='black', lw=1)
+      labels = [label.replace(', ', ',\n').replace(' (', '\n(') for label in arms]
+      axes.set_xticks(range(len(arms)), labels, fontsize=7)
+      axes.set_xlim(-0.6, len(arms) - 0.4)
+      axes.set_title(f'{part}, {data}', fontsize=9)
+      axes.grid(axis='y', alpha=0.3)
+    row[0].set_ylabel('loss, held out')
+  figure.savefig(path, dpi=120)
+  plt.close(figure)
+
+
+def main() -> None:
+  """Reports on every part that is there."""
+  if len(sys.argv) != 3:
+    sys.exit('usage: python experiments/vision_report.py RUNS PICTURES')
+  out, pictures = Path(sys.argv[1]), Path(sys.argv[2])
+  for data in vision.DATA:
+    if (out / data).exists():
+      rates(out, data)
+      for part in vision.PARTS:
+        table(out, data, part)
+  picture(out, pictures / 'vision.png')
+
+
+if __name__ == '__main__':
+  main()
