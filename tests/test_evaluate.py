@@ -34,8 +34,9 @@ RESULTS = {
 
 @pytest.fixture(scope='module')
 def source(tmp_path_factory) -> str:
-  """A run that has only parameters."""
+  """A run that has only parameters, and that named the kernel of other devices for attention."""
   whole, target = tiny_trained.config(), tmp_path_factory.mktemp('runs') / 'tiny'
+  whole = dataclasses.replace(whole, train=dataclasses.replace(whole.train, attention='cudnn'))
   state = {'params': jax.tree.map(jnp.asarray, tiny_trained.params(whole.model))}
   files.write(
     target, state, whole, ByteTokenizer().to_json(), lineage=(), contents='params', step=7
