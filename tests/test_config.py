@@ -221,6 +221,7 @@ def test_what_must_be_positive(path, value):
     ('model.vocab_size', -1),
     ('model.ffn_width', -1),
     ('model.max_length', -1),
+    ('model.window', -1),
     ('data.workers', -1),
     ('optim.warmup_steps', -1),
     ('optim.weight_decay', -0.1),

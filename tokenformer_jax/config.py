@@ -49,6 +49,8 @@ class ModelConfig:
   positions: str = 'rotary'  # or 'learned', 'none'; of a ViT 'sincos', 'learned', 'none'
   rotary_fraction: float = 0.25  # of each head's width
   rotary_base: float = 10000.0
+  # How many positions one attends to, its own the last. 0: all up to it. Never of a ViT.
+  window: int = 0
   # Learned positions only. 0: data.sequence_length, or the number of patches.
   max_length: int = 0
   tied_head: bool = True  # never of a ViT
@@ -285,6 +287,7 @@ _NOT_NEGATIVE = (
   'model.vocab_size',
   'model.ffn_width',
   'model.max_length',
+  'model.window',
   'model.row_epsilon',
   'model.embedding_std',
   'model.channels',

@@ -150,7 +150,7 @@ def plan(config: Config, on: Topology, before: ModelConfig | None = None) -> Pla
   compiled, text = program.compile_step(step, mesh)
   seconds = time.monotonic() - first
   memory = program.memory(step, mesh, compiled, on.chip.hbm)
-  found = costs.read(text, mesh, on.chip)
+  found = costs.read(text, mesh, on.chip, step.config.model.window)
   return Plan(step.config, on, dict(mesh.shape), step.parameters, memory, found, True, seconds)
 
 
