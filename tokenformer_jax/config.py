@@ -140,7 +140,7 @@ class TrainConfig:
   max_skipped_steps: int = 20  # non-finite steps in a row after which the run stops
   sample_tokens: int = 64  # length of the text written at each evaluation. 0: none
   sample_prompt: str = ''  # '': a new document
-  remat: str = 'none'  # or 'pattention', 'dots', 'full': see stack.py
+  remat: str = 'none'  # or 'pattention', 'dots', 'full', 'offload': see stack.py
   attention: str = 'auto'  # or 'xla', 'cudnn', 'splash': see attention.py
   compiler_options: str = 'auto'  # or 'none': see compiler.py
   loss_chunk: int = 256  # positions of each sequence whose logits are alive at once
@@ -239,7 +239,7 @@ _CHOICES = {
   'data.on_bad_image': ('skip', 'fail'),
   'model.pool': ('mean', 'token', 'attention'),
   'optim.schedule': ('cosine', 'constant'),
-  'train.remat': ('none', 'pattention', 'dots', 'full'),
+  'train.remat': ('none', 'pattention', 'dots', 'full', 'offload'),
   'train.attention': ('auto', 'xla', 'cudnn', 'splash'),
   'train.compiler_options': ('auto', 'none'),
   'grow.method': (
