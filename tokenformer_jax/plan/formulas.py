@@ -21,10 +21,10 @@ def of_step(
 
   Activations are those that recomputation keeps (`full`: the input of every layer and all of one
   layer; `offload`: all of one layer, and the inputs on the host; otherwise 12 times the width and
-  every score, of all layers), the logits of a chunk of the
-  loss, and gradients in float32. FLOPs are the model's, with what is recomputed. Collectives are
-  the gathers of the weights, in the forward and the backward pass, the reduction of gradients, and
-  over `tokens` the sum of the output of every projection, and of its input's gradient.
+  every score, of all layers), the logits of a chunk of the loss, and gradients in float32. FLOPs
+  are the model's, with what is recomputed. Collectives are the gathers of the weights, in the
+  forward and the backward pass, the reduction of gradients, and over `tokens` the sum of the output
+  of every projection, and of its input's gradient.
 
   Args:
     step: to be computed.

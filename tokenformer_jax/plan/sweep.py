@@ -59,7 +59,7 @@ def sweep(config: Config, on: Topology, most: int) -> list[Tried]:
   """Compiles up to `most` candidates; the fastest that fits comes first.
 
   Says on standard error how far it is. A candidate that is sure not to fit, because the same with
-  full recomputation does not, is left out.
+  full recomputation does not, is left out, but for the one that keeps less than that on the device.
 
   Raises:
     UserError: none of them fits, or libtpu is missing.
