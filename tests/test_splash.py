@@ -97,6 +97,8 @@ def test_the_cost_counts_the_blocks_that_are_computed():
   assert dense[0] == 2 * 2 * 3 * 2 * 1024**2 * 96, 'two products'
   assert dense[1] == dense[0] * 128 / 96, 'heads are filled up to 128'
   assert causal[0] == dense[0] * 3 / 4, 'of 2 × 2 blocks one is all masked'
+  row = ('f32', (2, 1024, 96))
+  assert 3 * splash.cost('splash_mha_fwd_residuals.3', [row], side=128)[0] == dense[0], 'of 3 rows'
   queries, table = ('bf16', (3, 2, 2048, 96)), ('s8', (1, 4, 4))
   of_all, of_window = (
     splash.cost('splash_mha_dkv.3', [table, queries], side=128, window=window)[0]

@@ -128,7 +128,7 @@ def cost(
   Args:
     name: of the operation in the program.
     operands: their data types and shapes: tables of blocks (`s8`) if there is a mask, and the
-      queries on a device, [B, H, T, K].
+      queries on a device, [B, H, T, K], or [H, T, K] of one row.
     side: of the matrix unit; narrower heads are filled with zeros.
     window: of the model, which no operand has: the tables of the backward pass are not cut to it.
 
@@ -139,7 +139,7 @@ def cost(
   found = _KERNEL.search(name)
   if not found:
     return None
-  *rows, length, width = next(shape for _, shape in operands if len(shape) == 4)
+  *rows, length, width = next(shape for dtype, shape in operands if 'f' in dtype)
   masked = any(dtype == 's8' for dtype, _ in operands)
   computed = computed_blocks(length, window) if masked else (length // block_size(length)) ** 2
   scores = math.prod(rows) * computed * block_size(length) ** 2
