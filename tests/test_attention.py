@@ -1,4 +1,4 @@
-"""Rotary positions and the causal mask."""
+"""Rotary positions, and the causal mask with and without a window."""
 
 import functools
 
@@ -12,6 +12,7 @@ from tiny import tiny_model
 
 from tokenformer_jax.attention import (
   Attention,
+  attend,
   causal_attention,
   init_cache,
   kernel,
@@ -121,10 +122,18 @@ def test_rotary_width(head, rotated):
   assert rotary_width(model) == rotated, 'a quarter of each head, in whole planes, is rotated'
 
 
-def _softmax_attention(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
+def _mask(length: int, window: int) -> np.ndarray:
+  """Which keys each query sees, [T, T]."""
+  everything_before = np.tri(length, dtype=bool)
+  return everything_before & ~np.tri(length, k=-window, dtype=bool) if window else everything_before
+
+
+def _softmax_attention(
+  query: np.ndarray, key: np.ndarray, value: np.ndarray, window: int = 0
+) -> np.ndarray:
   """Causal attention in float64, all scores at once."""
   scores = np.einsum('BTHK,BSHK->BHTS', query, key) / np.sqrt(query.shape[-1])
-  weights = np.exp(scores) * np.tri(query.shape[1])
+  weights = np.exp(scores) * _mask(query.shape[1], window)
   return np.einsum('BHTS,BSHK->BTHK', weights / weights.sum(axis=-1, keepdims=True), value)
 
 
@@ -137,6 +146,62 @@ def test_attention_is_the_formula(length):
     _softmax_attention(*(np.float64(a) for a in arguments)),
     atol=1e-5,
     err_msg='not softmax(Q Kᵀ / √K) V with the causal mask',
+  )
+
+
+# One position, less than a block, its edges, more than one, and more than there are.
+@pytest.mark.parametrize('window', [1, 5, 127, 128, 129, 200, 1000])
+def test_attention_in_a_window_is_the_formula(window):
+  arguments = [_heads(seed, 300) for seed in range(3)]
+  np.testing.assert_allclose(
+    jax.jit(functools.partial(causal_attention, window=window))(*arguments),
+    _softmax_attention(*(np.float64(a) for a in arguments), window=window),
+    atol=1e-5,
+    err_msg=f'a position does not attend to itself and the {window - 1} before it',
+  )
+
+
+@pytest.mark.parametrize('window', [5, 128])
+def test_gradients_of_attention_in_a_window(window):
+  arguments = [jnp.asarray(_heads(seed, 300)) for seed in range(3)]
+
+  def plain(query, key, value):
+    scores = jnp.einsum('BTHK,BSHK->BHTS', query, key) / jnp.sqrt(8)
+    weights = jax.nn.softmax(jnp.where(_mask(300, window)[None, None], scores, -jnp.inf))
+    return jnp.einsum('BHTS,BSHK->BTHK', weights, value)
+
+  def gradients(attention):
+    return jax.jit(jax.grad(lambda *x: jnp.sum(jnp.sin(attention(*x))), argnums=(0, 1, 2)))
+
+  got = gradients(functools.partial(causal_attention, window=window))(*arguments)
+  for name, one, other in zip('qkv', got, gradients(plain)(*arguments), strict=True):
+    np.testing.assert_allclose(one, other, atol=1e-5, err_msg=f'the gradient of {name}')
+
+
+def test_attention_in_a_window_computes_less():
+  shape = jax.ShapeDtypeStruct((1, 2048, 1, 64), jnp.float32)
+
+  def scores(window: int) -> float:
+    attention = jax.jit(functools.partial(causal_attention, window=window))
+    return attention.lower(shape, shape, shape).cost_analysis()['flops']
+
+  # Of 16 blocks of 128 queries each sees its own keys and at most 127 before, or all before.
+  assert scores(128) < 2 / 8.5 * scores(0) * 1.05, 'blocks outside of the window are computed'
+
+
+@pytest.mark.parametrize('window', [0, 1, 5, 20])
+def test_what_cudnn_is_asked_for_is_the_window(window, monkeypatch):
+  # JAX's own operations are the reference for its arguments: here is no GPU.
+  asked = jax.nn.dot_product_attention
+  monkeypatch.setattr(
+    jax.nn, 'dot_product_attention', lambda *x, **how: asked(*x, **how | {'implementation': 'xla'})
+  )
+  arguments = [_heads(seed, 16) for seed in range(3)]
+  np.testing.assert_allclose(
+    attend(*map(jnp.asarray, arguments), causal=True, window=window, implementation='cudnn'),
+    _softmax_attention(*(np.float64(a) for a in arguments), window=window),
+    atol=1e-5,
+    err_msg='cuDNN counts the positions of the window otherwise',
   )
 
 
@@ -155,9 +220,11 @@ def test_scores_of_attention_are_float32():
   assert rms < 0.005, 'scores are rounded to bfloat16 before the softmax'
 
 
-def _attend(x_TxD: jax.Array, start: int = 0, cached: float | None = None) -> jax.Array:
+def _attend(
+  x_TxD: jax.Array, start: int = 0, cached: float | None = None, window: int = 0
+) -> jax.Array:
   """Attention with random parameters; `cached` fills all 12 positions of a cache."""
-  model = tiny_model()
+  model = tiny_model(window=window)
   definition = define(
     lambda rngs: Attention(model, implementation='auto', recompute=False, rngs=rngs)
   )
@@ -177,11 +244,12 @@ X_TxD = np.random.default_rng(1).normal(size=(6, 32)).astype(np.float32)
 @pytest.mark.parametrize(
   'options', [{}, {'start': 3, 'cached': 1.0}], ids=['alone', 'with a cache']
 )
-def test_attention_sees_itself_and_what_is_before(options):
-  derivative = jax.jit(jax.jacobian(functools.partial(_attend, **options)))(X_TxD)
+@pytest.mark.parametrize('window', [0, 3])
+def test_attention_sees_itself_and_what_is_before(options, window):
+  derivative = jax.jit(jax.jacobian(functools.partial(_attend, **options, window=window)))(X_TxD)
   seen_TxS = np.abs(derivative).max(axis=(1, 3)) > 0
   np.testing.assert_array_equal(
-    seen_TxS, np.tri(6, dtype=bool), err_msg='the mask is not the causal one'
+    seen_TxS, _mask(6, window), err_msg='the mask is not the causal one, or not in the window'
   )
 
 

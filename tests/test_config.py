@@ -160,7 +160,7 @@ def test_a_value_of_the_wrong_type(path, value, sentence):
     ('model.final_norm', 'rms', 'none, plain, affine'),
     ('model.positions', 'alibi', 'rotary, sincos, learned, none'),
     ('optim.schedule', 'linear', 'cosine, constant'),
-    ('train.remat', 'yes', 'none, pattention, dots, full'),
+    ('train.remat', 'yes', 'none, pattention, dots, full, offload'),
     ('train.attention', 'flash', 'auto, xla, cudnn, splash'),
     ('dtype', 'float16', 'auto, float32, bfloat16'),
     (
@@ -221,6 +221,7 @@ def test_what_must_be_positive(path, value):
     ('model.vocab_size', -1),
     ('model.ffn_width', -1),
     ('model.max_length', -1),
+    ('model.window', -1),
     ('data.workers', -1),
     ('optim.warmup_steps', -1),
     ('optim.weight_decay', -0.1),

@@ -222,6 +222,7 @@ def test_wrong_options_get_a_sentence(tmp_path, options, match):
     ({'gelu': 'tanh'}, r"model\.gelu is 'tanh'; .* 'exact' only"),
     ({'projection': 'dense'}, r'model\.projection'),
     ({'positions': 'none'}, r'model\.positions'),
+    ({'window': 8}, r'model\.window is 8; .* 0 only'),
   ],
 )
 def test_a_model_that_the_released_code_cannot_compute_is_refused(tmp_path, changes, match):

@@ -25,6 +25,7 @@ LEARNED = tiny_model(tied_head=False, positions='learned', max_length=100)
 DENSE = tiny_model(
   tied_head=False, projection='dense', bias=True, block_norm='affine', positions='none'
 )
+WINDOW = tiny_model(tied_head=False, window=7)
 DRAWN = Sampling(temperature=2.0, top_k=20, top_p=0.9, seed=1)
 UNEQUAL = (5, 63, 1, 64, 40)  # lengths of prompts
 
@@ -71,7 +72,9 @@ def _logits(model: ModelConfig, ids: list[int]) -> np.ndarray:
   return np.asarray(_forward(model)(_params(model), padded)[0, : len(ids)])
 
 
-@pytest.mark.parametrize('model', [MODEL, LEARNED, DENSE], ids=['rotary', 'learned', 'dense'])
+@pytest.mark.parametrize(
+  'model', [MODEL, LEARNED, DENSE, WINDOW], ids=['rotary', 'learned', 'dense', 'window']
+)
 def test_cached_logits_of_unequal_prompts_are_those_of_each_alone(model):
   """The prompts in one batch, left-padded, then three tokens one by one."""
   definition, params = define_lm(model, Compute(unroll=True)), _prepared(model)

@@ -5,6 +5,7 @@ import types
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from tiny import tiny_model, tiny_vit
 
@@ -78,6 +79,13 @@ def test_token_token_flops_are_half_of_table_8(width, per_square, printed):
   model = ModelConfig(layers=12, width=width, heads=16, vocab_size=50304, projection='dense')
   got = 2 * 1024 * _attention(model, 1024)
   assert got == per_square * 1024**2, f'Table 8 has {printed} · 10⁴ T² for this width'
+
+
+@pytest.mark.parametrize('window', [1, 100, 512, 2000])
+def test_a_window_counts_what_is_seen(window):
+  seen = np.minimum(np.arange(512) + 1, window).mean()
+  everything, part = (_attention(tiny_model(window=w), 512) for w in (0, window))
+  assert 256 * part / everything == pytest.approx(seen, rel=0.005), 'MFU is off by this'
 
 
 def test_token_token_flops_do_not_grow_with_the_parameter_tokens():

@@ -109,7 +109,8 @@ def test_golden_logits():
 
 # 32 positions: 8 divides them, 7 does not, 256 is more than there are.
 EACH_WAY = pytest.mark.parametrize(
-  ('remat', 'chunk'), [('none', 256), ('pattention', 8), ('dots', 7), ('full', 7)]
+  ('remat', 'chunk'),
+  [('none', 256), ('pattention', 8), ('dots', 7), ('full', 7), ('offload', 7)],
 )
 
 
@@ -371,26 +372,27 @@ def test_a_layer_is_traced_once_however_many_there_are(remat):
   assert products(2) == products(6), 'the time to compile grows with the number of layers'
 
 
-def _kept_for_backward(remat: str, model: ModelConfig) -> list[tuple[int, ...]]:
-  """Shapes of what the forward pass leaves for the backward pass."""
+def _kept_for_backward(remat: str, model: ModelConfig) -> list[tuple[tuple[int, ...], str]]:
+  """Shapes of what the forward pass leaves for the backward pass, and whose memory they are in."""
   definition = define_lm(model, Compute(remat=remat))
-  backward = jax.eval_shape(
-    lambda params, ids: jax.vjp(lambda p: definition.bind(p)(ids)[0], params)[1],
-    definition.abstract,
-    jax.ShapeDtypeStruct((2, 8), jnp.int32),
-  )
-  return [leaf.shape for leaf in jax.tree.leaves(backward)]
+  backward = jax.make_jaxpr(
+    lambda params, ids: jax.tree.leaves(jax.vjp(lambda p: definition.bind(p)(ids)[0], params)[1])
+  )(definition.abstract, jax.ShapeDtypeStruct((2, 8), jnp.int32))
+  return [(kept.shape, kept.memory_space.name) for kept in backward.out_avals]
 
 
 @pytest.mark.parametrize(('remat', 'kept'), [('none', True), ('pattention', False)])
 def test_the_scores_are_kept_for_the_backward_pass_only_without_remat(remat, kept):
   model = tiny_model()
   scores = {(2, 2, 8, n) for n in dataclasses.astuple(model.param_tokens)}  # [L, B, T, N]
-  found = scores.intersection(_kept_for_backward(remat, model))
+  found = scores.intersection(shape for shape, _ in _kept_for_backward(remat, model))
   assert bool(found) == kept, f'remat={remat} keeps the scores {found} [L, B, T, N]'
 
 
-def test_full_remat_keeps_the_input_of_each_layer():
-  shapes = _kept_for_backward('full', tiny_model())
-  activations = [shape for shape in shapes if shape[:3] == (2, 2, 8)]
-  assert activations == [(2, 2, 8, 32)], 'remat=full keeps more than [L, B, T, D]'
+@pytest.mark.parametrize(('remat', 'memory'), [('full', 'Device'), ('offload', 'Host')])
+def test_full_remat_keeps_the_input_of_each_layer(remat, memory):
+  kept = _kept_for_backward(remat, tiny_model())
+  activations = [(shape, where) for shape, where in kept if shape[:3] == (2, 2, 8)]
+  assert activations == [((2, 2, 8, 32), memory)], (
+    f'remat={remat} keeps more than [L, B, T, D], or in the memory of another'
+  )

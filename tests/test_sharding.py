@@ -107,9 +107,9 @@ def _mesh() -> Mesh:
 
 
 @functools.cache
-def _states() -> dict[str, step_lib.State]:
+def _states(remat: str = 'none') -> dict[str, step_lib.State]:
   """The state of a run on 4 × 2 devices before and after a step."""
-  config = Config(model=tiny_model(), train=TrainConfig(steps=10))
+  config = Config(model=tiny_model(), train=TrainConfig(steps=10, remat=remat))
   mesh, task = _mesh(), tasks.make(config)
   definition = task.definition
   tx = optim.make_optimizer(config.optim, config.train.steps, definition.axes)
@@ -128,21 +128,36 @@ def _states() -> dict[str, step_lib.State]:
 WHEN = pytest.mark.parametrize('when', ['before', 'after'])
 
 
-@WHEN
-@pytest.mark.parametrize('moment', ['mu', 'nu'])
-def test_moments_live_where_their_parameters_do(when, moment):
-  state = _states()[when]
-
+def _adam(state: step_lib.State) -> optax.ScaleByAdamState:
   def is_adam(part):
     return isinstance(part, optax.ScaleByAdamState)
 
   (adam,) = filter(is_adam, jax.tree.leaves(state['opt_state'], is_leaf=is_adam))
+  return adam
+
+
+@WHEN
+@pytest.mark.parametrize('moment', ['mu', 'nu'])
+def test_moments_live_where_their_parameters_do(when, moment):
+  state = _states()[when]
+  adam = _adam(state)
   together = jax.tree.map(
     lambda m, p: m.sharding.is_equivalent_to(p.sharding, p.ndim),
     getattr(adam, moment),
     state['params'],
   )
   assert all(jax.tree.leaves(together)), f'{moment} is moved in each step: {together}'
+
+
+def test_gradients_on_a_mesh_with_activations_on_the_host():
+  want, got = (_adam(_states(remat)['after']).mu for remat in ('none', 'offload'))
+  jax.tree.map(
+    lambda one, other: np.testing.assert_allclose(
+      one, other, rtol=1e-3, atol=1e-6, err_msg='remat=offload changes a gradient'
+    ),
+    got,
+    want,
+  )
 
 
 @WHEN

@@ -37,6 +37,30 @@ def test_splash_is_softmax_attention(causal):
     np.testing.assert_allclose(one, other, atol=1e-5, err_msg=f'the gradient of {name}')
 
 
+# In three blocks of 128 the first keys are out of reach of the last queries, or in it by one.
+@pytest.mark.parametrize('window', [100, 130])
+def test_splash_in_a_window_is_softmax_attention(window):
+  inputs = _inputs(batch=1, length=384, heads=1)
+  (_, got), got_gradients = _value_and_gradients(
+    lambda *x: splash.attention(*x, causal=True, window=window, interpret=True), inputs
+  )
+  (_, want), gradients = _value_and_gradients(
+    lambda *x: causal_attention(*x, window=window), inputs
+  )
+  np.testing.assert_allclose(got, want, atol=1e-5)
+  for name, one, other in zip('qkv', got_gradients, gradients, strict=True):
+    np.testing.assert_allclose(one, other, atol=1e-5, err_msg=f'the gradient of {name}')
+
+
+@pytest.mark.parametrize('window', [0, 1, 2, 128, 129, 130, 257, 258, 1000])
+def test_the_blocks_that_are_computed_are_those_in_which_a_key_is_seen(window):
+  seen_TxT = np.tri(640, dtype=bool)
+  if window:
+    seen_TxT &= ~np.tri(640, k=-window, dtype=bool)
+  blocks = seen_TxT.reshape(5, 128, 5, 128).any(axis=(1, 3)).sum()
+  assert splash.computed_blocks(640, window) == blocks, 'time is planned for other blocks'
+
+
 def test_rows_and_heads_stay_on_their_devices():
   mesh = sharding.make_mesh(MeshConfig(replica=2, fsdp=2, tokens=2))
   inputs = _inputs(batch=4, length=128, heads=2)
@@ -73,4 +97,12 @@ def test_the_cost_counts_the_blocks_that_are_computed():
   assert dense[0] == 2 * 2 * 3 * 2 * 1024**2 * 96, 'two products'
   assert dense[1] == dense[0] * 128 / 96, 'heads are filled up to 128'
   assert causal[0] == dense[0] * 3 / 4, 'of 2 × 2 blocks one is all masked'
+  row = ('f32', (2, 1024, 96))
+  assert 3 * splash.cost('splash_mha_fwd_residuals.3', [row], side=128)[0] == dense[0], 'of 3 rows'
+  queries, table = ('bf16', (3, 2, 2048, 96)), ('s8', (1, 4, 4))
+  of_all, of_window = (
+    splash.cost('splash_mha_dkv.3', [table, queries], side=128, window=window)[0]
+    for window in (0, 512)
+  )
+  assert of_window / of_all == 7 / 10, 'a window of a block has each block and the one before'
   assert splash.cost('gmm.1', [queries], side=128) is None

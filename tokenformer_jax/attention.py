@@ -1,4 +1,4 @@
-"""Token-token attention: rotary positions, the causal mask, the key-value cache, the kernel."""
+"""Token-token attention: rotary positions, masks, the key-value cache, the kernel."""
 
 import functools
 from typing import NamedTuple
@@ -74,14 +74,20 @@ def rotate(x_BxTxHxK: jax.Array, positions_BxT: jax.Array, *, width: int, base: 
 
 
 def causal_attention(
-  query: jax.Array, key: jax.Array, value: jax.Array, padding_B: jax.Array | None = None
+  query: jax.Array,
+  key: jax.Array,
+  value: jax.Array,
+  padding_B: jax.Array | None = None,
+  *,
+  window: int = 0,
 ) -> jax.Array:
   """Causal softmax attention by XLA's own operations, on [B, T, H, K] each.
 
   Blocks of queries leave out the keys that none of them sees, and scores are computed again in the
   backward pass instead of being kept: on a CPU this takes half the time of
   `jax.nn.dot_product_attention` (benchmarks/attention.py). Softmax is in float32. The first
-  `padding_B` keys of each row are not seen.
+  `padding_B` keys of each row are not seen, nor, unless `window` is 0, what is `window` positions
+  or more before a query.
   """
   length = query.shape[1]
   block = max(_QUERY_BLOCK, -(-length // _MOST_BLOCKS))
@@ -89,17 +95,17 @@ def causal_attention(
   blocks = []
   for first in range(0, length, block):
     last = min(first + block, length)
-    blocks.append(_attend_block(query, key, value, first, last, True, padding_B))
+    blocks.append(_attend_block(query, key, value, first, last, True, window, padding_B))
   return jnp.concatenate(blocks, axis=2).swapaxes(1, 2)
 
 
 def full_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
   """Softmax attention of every position to all of them, computed in the same way."""
   query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
-  return _attend_block(query, key, value, 0, query.shape[2], False, None).swapaxes(1, 2)
+  return _attend_block(query, key, value, 0, query.shape[2], False, 0, None).swapaxes(1, 2)
 
 
-@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=(3, 4, 5))
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=(3, 4, 5, 6))
 def _attend_block(
   query: jax.Array,
   key: jax.Array,
@@ -107,13 +113,17 @@ def _attend_block(
   first: int,
   last: int,
   causal: bool,
+  window: int,
   padding_B: jax.Array | None,
 ) -> jax.Array:
   """Attention of the queries from `first` to before `last` to the keys before `last`.
 
-  The whole arrays come in, so that the blocks keep the same three for their backward passes.
+  Keys that are too far back for the first query are left out, too. The whole arrays come in, so
+  that the blocks keep the same three for their backward passes.
   """
-  query, key, value = query[:, :, first:last], key[:, :, :last], value[:, :, :last]
+  first_key = max(0, first + 1 - window) if window else 0
+  query = query[:, :, first:last]
+  key, value = key[:, :, first_key:last], value[:, :, first_key:last]
   scores_BxHxCxS = jnp.einsum(
     'BHCK,BHSK->BHCS',
     query / jnp.sqrt(query.shape[-1]).astype(query.dtype),
@@ -121,14 +131,20 @@ def _attend_block(
     preferred_element_type=jnp.float32,
   )
   if causal:
-    positions_C = first + jnp.arange(query.shape[2])
-    keys_S = jnp.arange(key.shape[2])
-    seen = (keys_S[None, :] <= positions_C[:, None])[None, None]
+    keys_S = jnp.arange(first_key, last)
+    seen = _sees(jnp.arange(first, last), keys_S, window)[None, None]
     if padding_B is not None:
       seen = seen & (keys_S[None, :] >= padding_B[:, None])[:, None, None]
     scores_BxHxCxS = jnp.where(seen, scores_BxHxCxS, _MASKED)
   weights_BxHxCxS = jax.nn.softmax(scores_BxHxCxS)
   return jnp.einsum('BHCS,BHSK->BHCK', weights_BxHxCxS.astype(value.dtype), value)
+
+
+def _sees(slots_T: jax.Array, keys_S: jax.Array, window: int) -> jax.Array:
+  """Which keys [T, S] the queries in these slots see: see `ModelConfig.window`."""
+  distances_TxS = slots_T[:, None] - keys_S[None, :]
+  seen_TxS = distances_TxS >= 0
+  return seen_TxS & (distances_TxS < window) if window else seen_TxS
 
 
 def kernel(name: str, dtype: jnp.dtype, platform: str | None = None) -> str:
@@ -146,23 +162,41 @@ def kernel(name: str, dtype: jnp.dtype, platform: str | None = None) -> str:
 
 
 def attend(
-  query: jax.Array, key: jax.Array, value: jax.Array, *, causal: bool, implementation: str
+  query: jax.Array,
+  key: jax.Array,
+  value: jax.Array,
+  *,
+  causal: bool,
+  window: int = 0,
+  implementation: str,
 ) -> jax.Array:
   """Softmax attention of as many queries as keys, on [B, T, H, K] each, by a kernel.
 
-  Where splash cannot compute these sizes (`splash.fits`), `xla` does.
+  `window` is that of `ModelConfig`, for causal attention. Where splash cannot compute these sizes
+  (`splash.fits`), `xla` does.
   """
   name = kernel(implementation, query.dtype)
   batch, length, heads, _ = query.shape
+  window = window if window < length else 0
   if name == 'cudnn':
-    return jax.nn.dot_product_attention(query, key, value, is_causal=causal, implementation='cudnn')
+    # JAX counts the positions to the left and to the right of a query, without its own.
+    local = (window - 1, 0) if window else None
+    return jax.nn.dot_product_attention(
+      query, key, value, is_causal=causal, local_window_size=local, implementation='cudnn'
+    )
   if name == 'splash' and splash.fits(batch, heads, length):
-    return splash.attention(query, key, value, causal=causal)
-  return (causal_attention if causal else full_attention)(query, key, value)
+    return splash.attention(query, key, value, causal=causal, window=window)
+  if causal:
+    return causal_attention(query, key, value, window=window)
+  return full_attention(query, key, value)
 
 
 def _attend_cache(
-  query_BxTxHxK: jax.Array, cache: Cache, start: jax.Array, padding_B: jax.Array | None
+  query_BxTxHxK: jax.Array,
+  cache: Cache,
+  start: jax.Array,
+  padding_B: jax.Array | None,
+  window: int,
 ) -> jax.Array:
   """Attention of the queries in the slots from `start` on to a cache that has theirs, too."""
   scores_BxHxTxS = jnp.einsum(
@@ -172,7 +206,8 @@ def _attend_cache(
     preferred_element_type=jnp.float32,
   )
   slots_S = jnp.arange(cache.keys.shape[2])
-  seen = (slots_S[None, :] <= start + jnp.arange(query_BxTxHxK.shape[1])[:, None])[None, None]
+  queries_T = start + jnp.arange(query_BxTxHxK.shape[1])
+  seen = _sees(queries_T, slots_S, window)[None, None]
   if padding_B is not None:
     seen = seen & (slots_S[None, :] >= padding_B[:, None])[:, None, None]
   weights_BxHxTxS = jax.nn.softmax(jnp.where(seen, scores_BxHxTxS, _MASKED))
@@ -194,7 +229,7 @@ class Attention(nnx.Module):
     make = functools.partial(projection, config, recompute=recompute, rngs=rngs)
     self.query, self.key, self.value = make('qkv'), make('qkv'), make('qkv')
     self.proj = make('proj')
-    self.heads, self.causal = config.heads, causal
+    self.heads, self.causal, self.window = config.heads, causal, config.window
     self.rotary_width = rotary_width(config) if config.positions == 'rotary' else 0
     self.rotary_base = config.rotary_base
     self.implementation = implementation
@@ -206,7 +241,7 @@ class Attention(nnx.Module):
     cache: Cache | None = None,
     padding_B: jax.Array | None = None,
   ) -> tuple[jax.Array, Cache | None]:
-    """Attends from the slots start … start + T − 1 to all up to them.
+    """Attends from the slots start … start + T − 1 to those up to them, as the mask says.
 
     Args:
       x_BxTxD: the input.
@@ -233,13 +268,12 @@ class Attention(nnx.Module):
         Cache(key, value),
       )
     if cache is not None and not (isinstance(start, int) and start == 0):
-      out_BxTxHxK = _attend_cache(query, cache, start, padding_B)
+      out_BxTxHxK = _attend_cache(query, cache, start, padding_B, self.window)
     elif padding_B is not None:
-      out_BxTxHxK = causal_attention(query, key, value, padding_B)
+      out_BxTxHxK = causal_attention(query, key, value, padding_B, window=self.window)
     else:
-      out_BxTxHxK = attend(
-        query, key, value, causal=self.causal, implementation=self.implementation
-      )
+      masked = {'causal': self.causal, 'window': self.window}
+      out_BxTxHxK = attend(query, key, value, **masked, implementation=self.implementation)
     out_BxTxHxK = constrain(out_BxTxHxK, 'batch', None, 'heads', None)
     return self.proj(out_BxTxHxK.reshape(x_BxTxD.shape)), cache
 

@@ -49,6 +49,8 @@ class ModelConfig:
   positions: str = 'rotary'  # or 'learned', 'none'; of a ViT 'sincos', 'learned', 'none'
   rotary_fraction: float = 0.25  # of each head's width
   rotary_base: float = 10000.0
+  # How many positions one attends to, its own the last. 0: all up to it. Never of a ViT.
+  window: int = 0
   # Learned positions only. 0: data.sequence_length, or the number of patches.
   max_length: int = 0
   tied_head: bool = True  # never of a ViT
@@ -138,7 +140,7 @@ class TrainConfig:
   max_skipped_steps: int = 20  # non-finite steps in a row after which the run stops
   sample_tokens: int = 64  # length of the text written at each evaluation. 0: none
   sample_prompt: str = ''  # '': a new document
-  remat: str = 'none'  # or 'pattention', 'dots', 'full': see stack.py
+  remat: str = 'none'  # or 'pattention', 'dots', 'full', 'offload': see stack.py
   attention: str = 'auto'  # or 'xla', 'cudnn', 'splash': see attention.py
   compiler_options: str = 'auto'  # or 'none': see compiler.py
   loss_chunk: int = 256  # positions of each sequence whose logits are alive at once
@@ -237,7 +239,7 @@ _CHOICES = {
   'data.on_bad_image': ('skip', 'fail'),
   'model.pool': ('mean', 'token', 'attention'),
   'optim.schedule': ('cosine', 'constant'),
-  'train.remat': ('none', 'pattention', 'dots', 'full'),
+  'train.remat': ('none', 'pattention', 'dots', 'full', 'offload'),
   'train.attention': ('auto', 'xla', 'cudnn', 'splash'),
   'train.compiler_options': ('auto', 'none'),
   'grow.method': (
@@ -285,6 +287,7 @@ _NOT_NEGATIVE = (
   'model.vocab_size',
   'model.ffn_width',
   'model.max_length',
+  'model.window',
   'model.row_epsilon',
   'model.embedding_std',
   'model.channels',

@@ -53,12 +53,15 @@ def forward_flops(model: ModelConfig, length: int) -> float:
   """FLOPs of the forward pass for one token in a sequence of `length`, averaged over positions.
 
   Two for every entry of a matrix, the head's included; 4 · D · T for scores and weighted sums of
-  token-token attention, halved because it is causal (TokenFormer, Table 3, where it is not halved).
+  token-token attention, halved because it is causal (TokenFormer, Table 3, where it is not halved),
+  and less where a window W is shorter: W − W² / 2T positions are seen then, on average.
   Of a ViT for one image of `length` patches, where nothing is halved.
   """
   if model.kind == 'vit':
     return _image_flops(model, length)
-  attention = model.layers * 4 * model.width * length / 2
+  window = min(model.window or length, length)
+  seen = window - window**2 / (2 * length) if length else 0
+  attention = model.layers * 4 * model.width * seen
   return 2 * (matrix_parameters(model) + model.vocab_size * model.width) + attention
 
 

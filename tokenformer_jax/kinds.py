@@ -13,6 +13,7 @@ ONLY = {
     'model.vocab_size',
     'model.rotary_fraction',
     'model.rotary_base',
+    'model.window',
     'model.scaled_logits',
     'model.embedding_std',
     'data.text_field',

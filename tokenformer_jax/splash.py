@@ -41,7 +41,13 @@ def block_size(length: int) -> int:
 
 
 def attention(
-  query: jax.Array, key: jax.Array, value: jax.Array, *, causal: bool, interpret: bool = False
+  query: jax.Array,
+  key: jax.Array,
+  value: jax.Array,
+  *,
+  causal: bool,
+  window: int = 0,
+  interpret: bool = False,
 ) -> jax.Array:
   """Softmax attention on [B, T, H, K] each; T is a multiple of `LANES`.
 
@@ -50,6 +56,7 @@ def attention(
     key: as many as queries.
     value: as many as keys.
     causal: whether queries see only the keys up to their own position.
+    window: how many of these, their own the last; 0: all. For causal attention.
     interpret: runs the kernel without a TPU, slowly, for tests.
 
   Returns:
@@ -62,7 +69,8 @@ def attention(
 
   def of_device(query_BxHxTxK: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
     _, heads, length, _ = query_BxHxTxK.shape
-    return jax.vmap(_kernel(heads, length, causal, interpret))(query_BxHxTxK, key, value)
+    apply = _kernel(heads, _mask(length, causal, window), interpret)
+    return jax.vmap(apply)(query_BxHxTxK, key, value)
 
   if not jax.sharding.get_abstract_mesh().empty:
     place = spec(_AXES)
@@ -71,10 +79,16 @@ def attention(
   return of_device(query, key, value).swapaxes(1, 2)
 
 
-def _kernel(heads: int, length: int, causal: bool, interpret: bool):
+def _mask(length: int, causal: bool, window: int) -> masks.Mask:
   shape = (length, length)
-  mask = masks.CausalMask(shape) if causal else masks.FullMask(shape)
-  block = block_size(length)
+  if causal and window:
+    # The library counts the positions to the left and to the right of a query, without its own.
+    return masks.LocalMask(shape, (window - 1, 0), offset=0)
+  return masks.CausalMask(shape) if causal else masks.FullMask(shape)
+
+
+def _kernel(heads: int, mask: masks.Mask, interpret: bool):
+  block = block_size(mask.shape[0])
   blocks = library.BlockSizes(
     **dict.fromkeys(
       (
@@ -94,18 +108,29 @@ def _kernel(heads: int, length: int, causal: bool, interpret: bool):
   )
 
 
+def computed_blocks(length: int, window: int = 0) -> int:
+  """How many blocks of scores the causal kernel computes: those in which any key is seen."""
+  block = block_size(length)
+  blocks = length // block
+  # The last key of a block and the first query of one that is n blocks later are (n − 1) block + 1
+  # positions apart.
+  diagonals = min(blocks, (window + block - 2) // block + 1) if window else blocks
+  return diagonals * blocks - diagonals * (diagonals - 1) // 2
+
+
 def cost(
-  name: str, operands: Sequence[tuple[str, tuple[int, ...]]], *, side: int
+  name: str, operands: Sequence[tuple[str, tuple[int, ...]]], *, side: int, window: int = 0
 ) -> tuple[float, float, float] | None:
   """What a call of the kernel costs, which a compiled program does not say.
 
-  Blocks that are all masked are left out; those on the diagonal are computed whole.
+  Blocks that are all masked are left out; those that are masked in part are computed whole.
 
   Args:
     name: of the operation in the program.
     operands: their data types and shapes: tables of blocks (`s8`) if there is a mask, and the
-      queries on a device, [B, H, T, K].
+      queries on a device, [B, H, T, K], or [H, T, K] of one row.
     side: of the matrix unit; narrower heads are filled with zeros.
+    window: of the model, which no operand has: the tables of the backward pass are not cut to it.
 
   Returns:
     FLOPs of the products, the same with the zeros that fill heads, and operations of the vector
@@ -114,10 +139,10 @@ def cost(
   found = _KERNEL.search(name)
   if not found:
     return None
-  *rows, length, width = next(shape for _, shape in operands if len(shape) == 4)
+  *rows, length, width = next(shape for dtype, shape in operands if 'f' in dtype)
   masked = any(dtype == 's8' for dtype, _ in operands)
-  blocks = length // block_size(length)
-  scores = math.prod(rows) * length**2 * ((blocks + 1) / (2 * blocks) if masked else 1)
+  computed = computed_blocks(length, window) if masked else (length // block_size(length)) ** 2
+  scores = math.prod(rows) * computed * block_size(length) ** 2
   products, operations = _WORK[found.group(1)]
   filled = -(-width // side) * side
   return products * 2 * scores * width, products * 2 * scores * filled, operations * scores

@@ -10,15 +10,25 @@ from typing import Any
 
 import jax
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+_LAYER_INPUT = 'layer_input'
 
 # What a layer keeps for its backward pass; everything else is computed again.
 #   none        all but what follows from scores, of Pattention or attention, element by element
 #   pattention  the scores [B, T, N] of Pattention are not kept either (pattention.py)
 #   dots        the results of matrix products with parameters, the scores among them
 #   full        nothing but the layer's input
+#   offload     the same, which waits in the host's memory
 _POLICIES = {
   'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
   'full': jax.checkpoint_policies.nothing_saveable,
+  'offload': jax.checkpoint_policies.save_and_offload_only_these_names(
+    names_which_can_be_saved=[],
+    names_which_can_be_offloaded=[_LAYER_INPUT],
+    offload_src='device',
+    offload_dst='pinned_host',
+  ),
 }
 
 
@@ -37,7 +47,7 @@ def scan(
     apply: `(layer, x, per_layer_i) -> (x, output_i)`.
     x: what goes from layer to layer.
     per_layer: a pytree with a leading axis L, such as a key-value cache, or None.
-    remat: `none`, `pattention`, `dots` or `full`.
+    remat: `none`, `pattention`, `dots`, `full` or `offload`.
 
   Returns:
     The last x, and the outputs of all layers stacked along a leading axis.
@@ -46,6 +56,7 @@ def scan(
 
   def body(x, layer_inputs):
     layer_state, extra = layer_inputs
+    x = checkpoint_name(x, _LAYER_INPUT)
     return apply(nnx.merge(graphdef, layer_state), x, extra)
 
   if remat in _POLICIES:

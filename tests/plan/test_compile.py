@@ -88,6 +88,25 @@ def test_more_layers_cost_what_a_layer_costs():
   assert six.cycles - four.cycles == pytest.approx(four.cycles - two.cycles, rel=0.5)
 
 
+def test_inputs_of_layers_wait_on_the_host():
+  # Enough of them that what the copies need is less than what they save.
+  sizes = {'model__layers': 8, 'data__batch_size': 64, 'data__sequence_length': 1024}
+  full, offload = (
+    _plan('v5e:2x2', **sizes, train__remat=remat).memory for remat in ('full', 'offload')
+  )
+  assert full.host == 0
+  assert offload.host == 8 * (64 / 4) * 1024 * 256 * 2, 'not [L, B, T, D] in bfloat16'
+  assert offload.allocated < full.allocated, 'nothing of HBM is saved'
+
+
+def test_a_window_costs_less():
+  sizes = {'model__layers': 1, 'data__sequence_length': 2048, 'data__batch_size': 4}
+  all_of_them, near = (_plan('v5e:2x2', **sizes, model__window=window) for window in (0, 256))
+  ratio = near.costs.kernel_seconds / all_of_them.costs.kernel_seconds
+  assert ratio == pytest.approx(7 / 10), 'of 4 × 4 blocks 10 are seen, and 7 in the window'
+  assert near.model_flops < all_of_them.model_flops
+
+
 def test_what_does_not_fit():
   config = _config(data__batch_size=2**20, train__remat='none')
   with pytest.raises(DoesNotFitError) as raised:

@@ -77,6 +77,14 @@ def test_gpus_are_by_formula_and_it_says_so():
   assert full.costs.flops == pytest.approx(plan.costs.flops * 4 / 3), 'one more forward pass'
 
 
+def test_inputs_of_layers_wait_on_the_host():
+  full, offload = (_plan(train__remat=remat) for remat in ('full', 'offload'))
+  assert full.memory.host == 0
+  assert full.memory.temporaries - offload.memory.temporaries == offload.memory.host > 0
+  assert offload.costs.flops == full.costs.flops
+  assert "GiB of activations wait in the memory of each device's host" in table.render(offload)
+
+
 def test_state_is_split_over_the_mesh():
   whole, split = (_plan(on, data__batch_size=8) for on in ('gpu-h100:1', 'gpu-h100:4'))
   assert whole.memory.parameters == 4 * whole.parameters
@@ -93,6 +101,8 @@ def test_what_does_not_fit_says_by_how_much_and_what_to_do():
   assert 'GiB of HBM a device and may use 74.51 on gpu-h100:4' in text
   assert '--config.train.remat=full' in text
   assert '--config.optim.accumulation_steps=2 (or a smaller batch: it is 1048576 a device)' in text
+  config = _config(data__batch_size=2**22, train__remat='full')
+  assert '--config.train.remat=offload' in str(estimate.advice(config, raised.value, on))
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def plan(config: Config, on: Topology, before: ModelConfig | None = None) -> Pla
   compiled, text = program.compile_step(step, mesh)
   seconds = time.monotonic() - first
   memory = program.memory(step, mesh, compiled, on.chip.hbm)
-  found = costs.read(text, mesh, on.chip)
+  found = costs.read(text, mesh, on.chip, step.config.model.window)
   return Plan(step.config, on, dict(mesh.shape), step.parameters, memory, found, True, seconds)
 
 
@@ -174,8 +174,9 @@ def _by_formula(step: Step, on: Topology) -> Plan:
 def advice(config: Config, error: DoesNotFitError, on: Topology) -> UserError:
   """The sentence for a step that does not fit: by how much, and what would make it fit."""
   ways = []
-  if config.train.remat != 'full':
-    ways.append('--config.train.remat=full')
+  less = 'offload' if config.train.remat == 'full' else 'full'
+  if config.train.remat != 'offload':
+    ways.append(f'--config.train.remat={less}')
   parts = 2 * config.optim.accumulation_steps
   sizes = sharding.mesh_sizes(config.mesh, on.devices)
   rows = config.data.batch_size // (sizes[0] * sizes[1])

@@ -11,7 +11,7 @@ _ACTIVATION = 2  # bytes of bfloat16
 _PROJECTIONS = 5  # of a layer: query, key, value, output, feed-forward
 _NODE = 8  # GPUs that NVLink connects
 # Forward passes that a step computes, the backward pass counted as two.
-_PASSES = {'none': 3.0, 'dots': 3.0, 'pattention': 3.5, 'full': 4.0}
+_PASSES = {'none': 3.0, 'dots': 3.0, 'pattention': 3.5, 'full': 4.0, 'offload': 4.0}
 
 
 def of_step(
@@ -20,10 +20,11 @@ def of_step(
   """Memory and costs of a device.
 
   Activations are those that recomputation keeps (`full`: the input of every layer and all of one
-  layer; otherwise 12 times the width and every score, of all layers), the logits of a chunk of the
-  loss, and gradients in float32. FLOPs are the model's, with what is recomputed. Collectives are
-  the gathers of the weights, in the forward and the backward pass, the reduction of gradients, and
-  over `tokens` the sum of the output of every projection, and of its input's gradient.
+  layer; `offload`: all of one layer, and the inputs on the host; otherwise 12 times the width and
+  every score, of all layers), the logits of a chunk of the loss, and gradients in float32. FLOPs
+  are the model's, with what is recomputed. Collectives are the gathers of the weights, in the
+  forward and the backward pass, the reduction of gradients, and over `tokens` the sum of the output
+  of every projection, and of its input's gradient.
 
   Args:
     step: to be computed.
@@ -39,13 +40,15 @@ def of_step(
   wide = model.ffn_width or 4 * model.width
   scores = 3 * counts.qkv + counts.proj + counts.ffn if counts.qkv else 4 * model.width + wide
   layer = (12 * model.width + scores / mesh['tokens']) * _ACTIVATION
-  full = config.train.remat == 'full'
-  kept = model.layers * model.width * _ACTIVATION + layer if full else model.layers * layer
+  inputs = model.layers * model.width * _ACTIVATION
+  on_device = {'full': inputs + layer, 'offload': layer}
+  kept = on_device.get(config.train.remat, model.layers * layer)
+  host = rows * length * inputs if config.train.remat == 'offload' else 0.0
   chunk = min(config.train.loss_chunk, length) if model.kind == 'lm' else 1
   head = 2 * 4 * chunk * (model.vocab_size or model.classes) / mesh['tokens']
   parameters, optimizer, batch = state
   temporaries = rows * (length * kept + head) + parameters
-  memory = Memory(parameters, optimizer, batch, temporaries, 0.0, chip.hbm)
+  memory = Memory(parameters, optimizer, batch, temporaries, 0.0, chip.hbm, host=host)
   devices = mesh['replica'] * mesh['fsdp'] * mesh['tokens']
   executed = flops.of_step(config) / 3 * _PASSES[config.train.remat] / devices
   activations = rows * length * model.width * _ACTIVATION * model.layers * parts

@@ -51,6 +51,7 @@ class Memory:
     code: the program.
     capacity: of the device, as published; the compiler may use a little less.
     allocated: bytes that the compiler lays temporaries out in, gaps included, or None.
+    host: bytes of activations that wait in the memory of the device's host.
   """
 
   parameters: float
@@ -60,6 +61,7 @@ class Memory:
   code: float
   capacity: float
   allocated: float | None = None
+  host: float = 0.0
 
   @property
   def peak(self) -> float:
@@ -199,4 +201,5 @@ def memory(step: Step, mesh: Mesh, compiled: jax.stages.Compiled, capacity: floa
     code=found.generated_code_size_in_bytes,
     capacity=capacity,
     allocated=found.temp_size_in_bytes,
+    host=found.host_temp_size_in_bytes,
   )

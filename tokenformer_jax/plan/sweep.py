@@ -17,7 +17,7 @@ from tokenformer_jax.plan.topology import Topology
 _BATCHES = (1, 2, 0.5)  # times the config's
 _MOST_TOKENS = 8  # devices that parameter tokens are split over
 # From the least recomputation, which needs the most memory.
-_REMATS = ('none', 'pattention', 'dots', 'full')
+_REMATS = ('none', 'pattention', 'dots', 'full', 'offload')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ def sweep(config: Config, on: Topology, most: int) -> list[Tried]:
   """Compiles up to `most` candidates; the fastest that fits comes first.
 
   Says on standard error how far it is. A candidate that is sure not to fit, because the same with
-  full recomputation does not, is left out.
+  full recomputation does not, is left out, but for the one that keeps less than that on the device.
 
   Raises:
     UserError: none of them fits, or libtpu is missing.
@@ -71,11 +71,11 @@ def sweep(config: Config, on: Topology, most: int) -> list[Tried]:
     if len(tried) == most:
       break
     size = (candidate.mesh, candidate.data.batch_size)
-    if size in hopeless:
+    if size in hopeless and candidate.train.remat != 'offload':
       continue
     say(f'{len(tried) + 1} of at most {most}: {_name(candidate)}')
     tried.append(_try(candidate, on))
-    if tried[-1].plan is None and candidate.train.remat == 'full':
+    if tried[-1].plan is None and candidate.train.remat in ('full', 'offload'):
       hopeless.add(size)
   if not any(one.plan for one in tried):
     reasons = '; '.join(f'{_name(one.config)}: {one.reason}' for one in tried)

@@ -33,6 +33,11 @@ def render(plan: Plan) -> str:
       f'note: with the gaps between them, temporaries are laid out in {gib(memory.allocated)} GiB, '
       'which leaves nothing of the device; the compiler takes it, but it is not sure to fit'
     )
+  if memory.host:
+    sections.append(
+      f"note: {gib(memory.host)} GiB of activations wait in the memory of each device's host; "
+      'moving them there and back, beside computation if there is time, is not in the times'
+    )
   return '\n\n'.join(sections)
 
 
