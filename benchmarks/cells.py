@@ -12,8 +12,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tokenformer_jax.plan import topology
-
 ROOT = Path(__file__).resolve().parents[1]
 PLAN = ('-m', 'tokenformer_jax.plan')
 
@@ -23,36 +21,42 @@ Row = tuple[str, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """A config at a number of tokens for every chip.
+  """A config that is planned.
 
   Attributes:
     file: of `configs/`, and the variant.
     length: of its sequences.
+    layers: that it has.
     flags: that change the config.
   """
 
   file: str
   length: int
+  layers: int
   flags: tuple[str, ...] = ()
 
-  def on(self, name: str, tokens_per_chip: int, *flags: str) -> list[str]:
-    """The planner's flags for it on a topology; the batch follows the chips."""
-    rows, rest = divmod(tokens_per_chip, self.length)
-    if rest:
-      sys.exit(f'{tokens_per_chip} tokens a chip are no whole sequences of {self.length}')
+  def rows(self, tokens: int) -> int:
+    """Sequences that have so many tokens."""
+    rows, rest = divmod(tokens, self.length)
+    if rest or not rows:
+      sys.exit(f'--tokens_per_chip={tokens} is no number of sequences of {self.length}')
+    return rows
+
+  def on(self, topology: str, batch: int, *flags: str) -> list[str]:
+    """The planner's flags for it."""
     return [
       f'--config=configs/{self.file}',
-      f'--topology={name}',
-      f'--config.data.batch_size={rows * topology.parse(name).chips}',
+      f'--topology={topology}',
+      f'--config.data.batch_size={batch}',
       *self.flags,
       *flags,
     ]
 
 
 MODELS = {
-  'lm_pile:150m': Model('lm_pile.py:150m', 2048),
-  'lm_pile:1_5b': Model('lm_pile.py:1_5b', 2048),
-  'lm_openwebtext:1_4b': Model('lm_openwebtext.py:1_4b', 1024),
+  'lm_pile:150m': Model('lm_pile.py:150m', 2048, 12),
+  'lm_pile:1_5b': Model('lm_pile.py:1_5b', 2048, 40),
+  'lm_openwebtext:1_4b': Model('lm_openwebtext.py:1_4b', 1024, 12),
 }
 
 
@@ -64,9 +68,7 @@ def parser(doc: str, out: str) -> argparse.ArgumentParser:
     allow_abbrev=False,
   )
   made.add_argument('--out', type=Path, default=Path(out), help='where the cells are kept')
-  made.add_argument('--only', default='', help='a part of the names of the models to take')
-  made.add_argument('--on', default='', help='a part of the names of the topologies to take')
-  made.add_argument('--tokens_per_chip', type=int, default=32768)
+  made.add_argument('--tokens_per_chip', type=int, default=32768, help='of a batch')
   made.add_argument('--report', action='store_true', help='plan nothing, print what there is')
   return made
 
@@ -122,6 +124,12 @@ def planned(
   new.write_text(json.dumps(found, indent=2) + '\n')
   new.rename(file)
   return found
+
+
+def choose(made: argparse.ArgumentParser) -> None:
+  """Adds the flags that choose some of the cells."""
+  made.add_argument('--only', default='', help='a part of the names of the models to take')
+  made.add_argument('--on', default='', help='a part of the names of the topologies to take')
 
 
 def versions(found: Iterable[Figures]) -> str:

@@ -87,6 +87,7 @@ def larger_pod(found: Found) -> list[Row]:
 def main() -> None:
   """Plans the cells and prints the tables."""
   parser = cells.parser(__doc__, 'runs/pods')
+  cells.choose(parser)
   parser.add_argument('--remat', default='full', help='recomputation')
   parser.add_argument('--fsdp', type=int, default=64, help='devices that share a copy, at most')
   args, others = parser.parse_known_args()
@@ -95,12 +96,14 @@ def main() -> None:
     for sold, name in TOPOLOGIES.items():
       if args.only not in model or args.on not in f'{sold} {name}':
         continue
-      replica, fsdp = mesh(topology.parse(name).devices, args.fsdp)
+      on = topology.parse(name)
+      replica, fsdp = mesh(on.devices, args.fsdp)
+      batch = MODELS[model].rows(args.tokens_per_chip) * on.chips
       found[model, sold] = cells.planned(
         f'{model}-{sold}',
         MODELS[model].on(
           name,
-          args.tokens_per_chip,
+          batch,
           f'--config.train.remat={args.remat}',
           f'--config.mesh.replica={replica}',
           f'--config.mesh.fsdp={fsdp}',
@@ -116,7 +119,7 @@ def main() -> None:
   )
   print(cells.table(HEAD, [row(*key, one) for key, one in there.items()]))
   if one := there.get(('lm_openwebtext:1_4b', 'v5e-16')):
-    rows = args.tokens_per_chip // MODELS['lm_openwebtext:1_4b'].length
+    rows = MODELS['lm_openwebtext:1_4b'].rows(args.tokens_per_chip)
     print(f'\nthe grown 1_4b at {rows} sequences of 1,024 a chip on v5e:4x4 {fit(one)}')
   if ratios := larger_pod(there):
     head = ('a step on v5p-512 over v5p-64', 'all overlapped', 'nothing overlapped')
