@@ -1,12 +1,16 @@
 r"""What a layer's chips exchange, as it should be and as it is in the compiled program.
 
   python benchmarks/collectives.py                                 1_5b on v5e:4x4
-  python benchmarks/collectives.py --model=lm_openwebtext:1_4b --topology=v5p:4x4x4 --tokens=1,4,64
+  python benchmarks/collectives.py --model=lm_openwebtext:1_4b --topology=v5p:2x2x1 --tokens=1,2,4
 
 For meshes that split by `fsdp` alone, by `tokens` alone and by both. What is found is the
 difference between two depths over the layers that make it, so that neither the head nor the
-embedding is in it; with recomputation `full`. Compiles two programs for each mesh, which takes
-minutes; needs `pip install -e ".[tpu]"`, no TPU. Cells are kept in `--out`, as in pods.py.
+embedding is in it; with recomputation `full`. A collective of several arrays, which the compiler
+makes of several, counts once; and where it writes a whole sum in the place of one that is
+scattered, that is an all-reduce of twice the bytes.
+
+Compiles two programs for each mesh, which takes minutes; needs `pip install -e ".[tpu]"`, no TPU.
+Cells are kept in `--out`, as in pods.py.
 """
 
 import dataclasses
