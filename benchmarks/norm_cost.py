@@ -156,6 +156,8 @@ def main() -> None:
         continue
       found = plan_cells(args, others, shape, on)
       used = [one for pair in found.values() for one in pair if one]
+      if not used:
+        continue
       layers = SHAPES[shape].layers
       print(
         f'{shape} on {on}, {args.tokens_per_chip:,} tokens a chip, {layers} layers in all; '

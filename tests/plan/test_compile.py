@@ -9,6 +9,7 @@ import sys
 import pytest
 import tiny_run
 
+from tokenformer_jax import sharding
 from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.plan import estimate, topology
@@ -99,6 +100,20 @@ def test_what_does_not_fit():
 def test_a_shape_that_there_is_not(name):
   with pytest.raises(UserError, match='is not one that libtpu can make'):
     topology.devices(topology.parse(name))
+
+
+MESHES = {
+  'v6e:16x16': MeshConfig(replica=4, fsdp=64),
+  'v5p:4x4x4': MeshConfig(fsdp=32, tokens=2),
+  'tpu7x:4x4x4': MeshConfig(replica=2, fsdp=64),
+}
+
+
+@pytest.mark.parametrize('name', MESHES)
+def test_axes_of_a_mesh_need_not_be_sides_of_the_torus(name):
+  mesh = sharding.make_mesh(MESHES[name], topology.devices(topology.parse(name)))
+  assert list(mesh.shape.values()) == [*dataclasses.astuple(MESHES[name])]
+  assert len(set(mesh.devices.flat)) == mesh.size, 'a device is there twice'
 
 
 def test_a_mesh_that_does_not_fit():
