@@ -80,11 +80,14 @@ def _until_unread(main: Callable[[Sequence[str]], int | None], argv: Sequence[st
 def _leave_out_tpu() -> None:
   """Keeps JAX from starting libtpu where it is only there to plan: it would write what it misses.
 
-  Where there is a TPU, JAX chose it when it was imported; where the user names devices, they count.
+  Where JAX saw a TPU when it was imported, it chose it; where the user names devices, they count.
   """
-  # With another plugin, a GPU's, it is not sure which platforms there are.
-  others = metadata.entry_points(group='jax_plugins')
-  if not jax.config.jax_platforms and not others and importlib.util.find_spec('libtpu'):
+  if jax.config.jax_platforms or importlib.util.find_spec('libtpu') is None:
+    return
+  # JAX looks at the PCI bus, which a container may hide; with another plugin, a GPU's, it is not
+  # sure which devices there are.
+  files = [*Path('/dev').glob('accel*'), *Path('/dev').glob('vfio/[0-9]*')]
+  if not files and not metadata.entry_points(group='jax_plugins'):
     jax.config.update('jax_platforms', 'cpu')
 
 
