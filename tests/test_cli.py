@@ -114,6 +114,23 @@ def test_mistakes_get_one_sentence_each(tmp_path):
   assert not (tmp_path / 'gs:').exists(), 'a bucket became a directory on this host'
 
 
+@pytest.mark.parametrize('size', [10, 1_000_000], ids=['kept until the end', 'written at once'])
+def test_what_nobody_reads_ends_quietly(size):
+  """As before `… | head -1`, which does not wait for the end."""
+  printed = f'from tokenformer_jax import cli; cli.run(lambda argv: print("x" * {size}))'
+  process = subprocess.Popen(
+    [sys.executable, '-c', printed],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    cwd=tiny_run.ROOT,
+    env=tiny_run.environment() | {'PYTHONUNBUFFERED': ''},
+  )
+  process.stdout.close()
+  said = process.stderr.read().decode()
+  assert not said, said
+  assert process.wait(timeout=60) == 141, 'not the status of what SIGPIPE ends'
+
+
 def test_source_and_step_are_told_apart():
   assert [str(cli.split_source('a/b')[0]), cli.split_source('a/b')[1]] == ['a/b', None]
   assert [str(cli.split_source('a@b/c@7')[0]), cli.split_source('a@b/c@7')[1]] == ['a@b/c', 7]

@@ -168,7 +168,7 @@ def test_a_value_of_the_wrong_type(path, value, sentence):
       'copy',
       'zero_keys, duplicate, random, net2net, net2net_fill, hypercloning',
     ),
-    ('grow.scale', 'kept', ', keep, resize'),
+    ('grow.scale', 'kept', "'' (empty), keep, resize"),
     ('grow.new_values', 'normal', 'init, zero'),
     ('grow.moments', 'keep', 'pad, drop'),
     ('grow.step', '0', 'keep, restart'),

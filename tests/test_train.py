@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import shutil
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -242,6 +243,23 @@ def test_a_run_that_diverges_stops_and_says_what_to_do(make, tmp_path, one_devic
   with pytest.raises(UserError, match=r'not finite in \d+ steps in a row.*learning_rate'):
     train.train(config, tmp_path / 'run')
   assert max(losses(tmp_path / 'run')) < 40, 'the run went on for long after it had diverged'
+
+
+def test_a_stop_asked_for_during_an_evaluation_saves_the_step_after_it(
+  make, tmp_path, one_device, monkeypatch
+):
+  figures = TextTask.eval_figures
+
+  def preempted(*arguments):
+    signal.raise_signal(signal.SIGTERM)
+    return figures(*arguments)
+
+  monkeypatch.setattr(TextTask, 'eval_figures', preempted)
+  config = make(train__steps=100, train__eval_every=5, train__checkpoint_every=1000)
+  state, stopped = train.train_or_stop(config, tmp_path / 'run')
+  assert list(losses(tmp_path / 'run', 'eval/loss')) == [5], 'the evaluation was not finished'
+  assert stopped and state['step'] == 6, 'the signal was lost, or not waited for'
+  assert checkpoint.Checkpoints(tmp_path / 'run').steps() == [6], 'the last step is not saved'
 
 
 @pytest.mark.slow

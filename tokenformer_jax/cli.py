@@ -1,16 +1,22 @@
 """What the command-line entries share: running `main`, and naming a checkpoint."""
 
 import contextlib
+import importlib.util
 import os
 import re
+import select
 import sys
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 
+import jax
 from absl import app, flags, logging
 
 from tokenformer_jax import config, hosts
 from tokenformer_jax.errors import UserError
+
+_UNREAD = 141  # the exit status of what SIGPIPE ends, in a shell
 
 
 def run(
@@ -40,10 +46,11 @@ def run(
     quiet = not flags.FLAGS['verbosity'].present  # --verbosity=0 shows the lines of Orbax, too.
     if quiet:
       logging.set_verbosity(logging.WARNING)
+    _leave_out_tpu()
     with join:
       if quiet and not hosts.is_first():
         logging.set_verbosity(logging.ERROR)
-      status = main(argv)
+      status = _until_unread(main, argv)
     return status
 
   sys.unraisablehook = _report_unraisable
@@ -53,6 +60,35 @@ def run(
   except UserError as error:
     say(f'error: {error}')
     sys.exit(2)
+
+
+def _until_unread(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]) -> int | None:
+  """Runs `main`, and ends without an error when nobody reads what it prints (`… | head -1`)."""
+  try:
+    status = main(argv)
+    sys.stdout.flush()
+    return status
+  except BrokenPipeError:
+    output = select.poll()
+    output.register(sys.stdout, select.POLLOUT)
+    if not any(event & select.POLLERR for _, event in output.poll(0)):
+      raise  # It was another pipe, or socket.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return _UNREAD
+
+
+def _leave_out_tpu() -> None:
+  """Keeps JAX from starting libtpu where it is only there to plan: it would write what it misses.
+
+  Where JAX saw a TPU when it was imported, it chose it; where the user names devices, they count.
+  """
+  if jax.config.jax_platforms or importlib.util.find_spec('libtpu') is None:
+    return
+  # JAX looks at the PCI bus, which a container may hide; with another plugin, a GPU's, it is not
+  # sure which devices there are.
+  files = [*Path('/dev').glob('accel*'), *Path('/dev').glob('vfio/[0-9]*')]
+  if not files and not metadata.entry_points(group='jax_plugins'):
+    jax.config.update('jax_platforms', 'cpu')
 
 
 def _report_unraisable(unraisable: 'sys.UnraisableHookArgs') -> None:

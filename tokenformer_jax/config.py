@@ -364,7 +364,8 @@ def _validate(config: Config) -> None:
   for path, allowed in _CHOICES.items():
     value = lookup(config, path)
     if value not in allowed:
-      raise UserError(f'config.{path} is {value!r}; it must be one of {", ".join(allowed)}')
+      names = ', '.join(choice or "'' (empty)" for choice in allowed)
+      raise UserError(f'config.{path} is {value!r}; it must be one of {names}')
   for path in _POSITIVE:
     if not 0 < lookup(config, path) < math.inf:  # NaN, too
       raise UserError(f'config.{path} is {lookup(config, path)}; it must be greater than 0')

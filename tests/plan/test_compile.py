@@ -9,6 +9,7 @@ import sys
 import pytest
 import tiny_run
 
+from tokenformer_jax import sharding
 from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.plan import estimate, topology
@@ -120,33 +121,80 @@ def test_a_shape_that_there_is_not(name):
     topology.devices(topology.parse(name))
 
 
+MESHES = {
+  'v6e:16x16': MeshConfig(replica=4, fsdp=64),
+  'v5p:4x4x4': MeshConfig(fsdp=32, tokens=2),
+  'tpu7x:4x4x4': MeshConfig(replica=2, fsdp=64),
+}
+
+
+@pytest.mark.parametrize('name', MESHES)
+def test_axes_of_a_mesh_need_not_be_sides_of_the_torus(name):
+  mesh = sharding.make_mesh(MESHES[name], topology.devices(topology.parse(name)))
+  assert list(mesh.shape.values()) == [*dataclasses.astuple(MESHES[name])]
+  assert len(set(mesh.devices.flat)) == mesh.size, 'a device is there twice'
+
+
 def test_a_mesh_that_does_not_fit():
   config = dataclasses.replace(_config(), mesh=MeshConfig(tokens=3))
   with pytest.raises(UserError, match='does not make up the 16 devices'):
     estimate.plan(config, topology.parse('v5e:4x4'))
 
 
-def _command(*arguments):
-  """What the command writes, and its exit status."""
+def _run(*command):
+  """What a program writes, and its exit status, where the environment says nothing of devices."""
   environment = {k: v for k, v in os.environ.items() if k not in ('JAX_PLATFORMS', 'XLA_FLAGS')}
-  config = tiny_run.ROOT / 'configs' / 'lm_pile.py'
   return subprocess.run(
-    [sys.executable, '-m', 'tokenformer_jax.plan', f'--config={config}:{arguments[0]}',
-     *arguments[1:]],
+    [sys.executable, *map(str, command)],
     cwd=tiny_run.ROOT, env=environment, capture_output=True, text=True, check=False,
   )  # fmt: skip
 
 
-def test_the_command_at_full_size(tmp_path):
+def _command(variant, *flags):
+  config = tiny_run.ROOT / 'configs' / 'lm_pile.py'
+  return _run('-m', 'tokenformer_jax.plan', f'--config={config}:{variant}', *flags)
+
+
+def test_the_command(tmp_path):
   file = tmp_path / 'plan.json'
-  done = _command('1_5b', '--topology=v5p:4x4x4', f'--json={file}')
+  done = _command('150m', '--topology=v5p:4x4x4', '--config.model.layers=2', f'--json={file}')
   assert done.returncode == 0, done.stderr
   assert done.stderr.count('\n') == 1, f'libtpu speaks to the user:\n{done.stderr}'
-  assert '1,587,219,456 parameters' in done.stdout
+  assert '57,509,376 parameters' in done.stdout
   figures = json.loads(file.read_text())
   assert figures['memory']['left'] > 0
   assert 0.1 < figures['mfu'][0] < 1
   assert figures['notes'] == []
+
+
+FULL_SIZE = {  # topology, batch
+  'lm_pile.py:1_5b': ('v5p:4x4x4', 1024),  # 16 sequences of 2048 tokens a chip
+  'lm_openwebtext.py:1_4b': ('v5e:4x4', 512),  # 32 of 1024
+  'vit_imagenet.py:l16': ('v5p:4x4x4', 4096),
+}
+
+
+@pytest.mark.parametrize('name', FULL_SIZE)
+def test_the_step_compiles_at_full_size(name):
+  on, batch = FULL_SIZE[name]
+  script = tiny_run.ROOT / 'tests' / 'plan' / 'full_size.py'
+  done = _run(script, tiny_run.ROOT / 'configs' / name, on, f'--batch={batch}')
+  assert done.returncode == 0, f'it does not compile, or not fit:\n{done.stderr}'
+  found = json.loads(done.stdout)
+  assert not found['unsplit'], 'a device has not the part of the state that the table gives it'
+  assert found['left_gib'] > 0
+  if name.startswith('lm_'):
+    assert found['splash'], 'attention is not by the kernel'
+  if name == 'lm_pile.py:1_5b':
+    assert found['temporaries_gib'] <= 8, 'something large is kept that need not be'
+
+
+def test_other_commands_say_nothing_of_a_tpu_that_is_not_there():
+  """They stop at a mesh that does not fit, after JAX has looked for devices."""
+  done = _run(tiny_run.ROOT / 'train.py', '--config.mesh.fsdp=1000003')
+  assert done.returncode == 2, done.stderr
+  assert done.stderr.startswith('error: config.mesh has replica=1, fsdp=1000003'), done.stderr
+  assert done.stderr.count('\n') == 1, f'libtpu speaks to the user:\n{done.stderr}'
 
 
 def test_the_command_says_what_does_not_fit():

@@ -1,0 +1,173 @@
+r"""What Pattention's norm and its GELU cost in a training step, by the compiler's cycles.
+
+  python benchmarks/norm_cost.py                    every cell, or those that are not there yet
+  python benchmarks/norm_cost.py --only=1_5b --on=v5p
+  python benchmarks/norm_cost.py --report           prints the tables of what is there
+
+The step as the config has it, against the same
+
+  no norm     with GELU(A) in the place of GELU(τ A / ‖A‖)
+  KᵀK         with ‖A‖² = x (KᵀK) xᵀ, in the place of the sum of squares of the scores A = x Kᵀ
+  tanh        with GELU by tanh
+
+at n = d (1_5b) and at about n = 11 d (the grown 1_4b, its counts multiples of 128), at two depths,
+so that a layer is the difference. Time is that of the compiler's cycles and of kernels, without
+collectives. Takes minutes for each of 32 programs; needs `pip install -e ".[tpu]"`, no TPU. Cells
+are kept in `--out`, as in pods.py.
+"""
+
+import sys
+from collections.abc import Sequence
+from unittest import mock
+
+import cells
+import jax
+import jax.numpy as jnp
+from absl import flags
+from cells import MODELS, Figures, Model, Row
+from jax.ad_checkpoint import checkpoint_name
+
+from tokenformer_jax import cli, pattention
+from tokenformer_jax.plan import command, topology
+from tokenformer_jax.products import product
+from tokenformer_jax.sharding import constrain
+
+GROWN = {'qkv': 8704, 'proj': 8704, 'ffn': 34816}
+SHAPES = {
+  'n = d, lm_pile:1_5b': MODELS['lm_pile:1_5b'],
+  'n = 11 d, lm_openwebtext:1_4b': Model(
+    'lm_openwebtext.py:1_4b',
+    1024,
+    12,
+    tuple(f'--config.model.param_tokens.{kind}={count}' for kind, count in GROWN.items()),
+  ),
+}
+TOPOLOGIES = ('v5p:4x4x4', 'v5e:4x4')
+DEPTHS = (2, 4)
+AS_IT_IS, TANH = 'as it is', 'tanh'
+HEAD = ('', 'ms a layer', 'ratio', f'ms a step of {DEPTHS[1]} layers', 'ratio', 'ms of all layers',
+        'ratio')  # fmt: skip
+
+
+def without_norm(scores_BxTxN: jax.Array, *, gelu: str, **how) -> jax.Array:
+  """In the place of `pattention.parameter_weights`: the GELU alone."""
+  del how
+  return pattention.activate(scores_BxTxN, gelu)
+
+
+def by_products_of_keys(
+  x_BxTxI: jax.Array, keys_NxI: jax.Array, *, gelu: str, reference_tokens: int, **how
+) -> jax.Array:
+  """In the place of `pattention.token_weights`: norms from the products of keys, D² and not N."""
+  del how
+  keys_NxI = keys_NxI.astype(x_BxTxI.dtype)
+  gram_IxI = jnp.einsum('NI,NJ->IJ', keys_NxI, keys_NxI, preferred_element_type=jnp.float32)
+  turned_BxTxI = product('MI,IO->MO', x_BxTxI, gram_IxI, preferred_element_type=jnp.float32)
+  square = jnp.sum(turned_BxTxI * x_BxTxI.astype(jnp.float32), axis=-1, keepdims=True)
+  inverse = jax.lax.rsqrt(square + pattention.EPSILON) * jnp.sqrt(jnp.float32(reference_tokens))
+  inverse = checkpoint_name(inverse, pattention._ROW_NORM)
+  scores_BxTxN = checkpoint_name(
+    constrain(product('MI,NI->MN', x_BxTxI, keys_NxI), 'batch', None, 'param_tokens'),
+    pattention._SCORES,
+  )
+  return pattention.activate(scores_BxTxN * inverse.astype(scores_BxTxN.dtype), gelu)
+
+
+REPLACED = {  # the function of pattention.py, and what stands in its place
+  'no norm': ('parameter_weights', without_norm),
+  'KᵀK': ('token_weights', by_products_of_keys),
+}
+
+
+def plan_with(variant: str) -> None:
+  """The planner's command, with its flags, on a Pattention that is changed."""
+
+  def main(argv: Sequence[str]) -> None:
+    name, function = REPLACED[variant]
+    with mock.patch.object(pattention, name, side_effect=function) as counted:
+      command.main(argv)
+    if not counted.called:
+      sys.exit(f'Pattention does not call {name}: nothing was replaced')
+
+  flags.DEFINE_enum('plan_with', variant, list(REPLACED), 'The variant.')
+  command.define_flags()
+  cli.run(main)
+
+
+def plan_cells(args, others: list[str], shape: str, on: str) -> dict[str, list[Figures | None]]:
+  """Every variant at both depths."""
+  model = SHAPES[shape]
+  found = {}
+  for variant in (AS_IT_IS, *REPLACED, TANH):
+    program = ('benchmarks/norm_cost.py', f'--plan_with={variant}')
+    gelu = 'tanh' if variant == TANH else 'exact'
+    found[variant] = [
+      cells.planned(
+        f'{model.file}-{on}-{variant.replace(" ", "_")}-layers{depth}',
+        model.on(
+          on,
+          model.rows(args.tokens_per_chip) * topology.parse(on).chips,
+          '--config.train.remat=full',
+          f'--config.model.gelu={gelu}',
+          f'--config.model.layers={depth}',
+          *others,
+        ),
+        args.out,
+        report=args.report,
+        command=program if variant in REPLACED else cells.PLAN,
+      )
+      for depth in DEPTHS
+    ]
+  return found
+
+
+def times(pair: list[Figures], layers: int) -> tuple[float, float, float]:
+  """Seconds of a layer, of the deeper step, and of a step of so many layers, by difference."""
+  shallow, deep = (one['compute_seconds'] for one in pair)
+  layer = (deep - shallow) / (DEPTHS[1] - DEPTHS[0])
+  return layer, deep, deep + (layers - DEPTHS[1]) * layer
+
+
+def rows(found: dict[str, list[Figures | None]], layers: int) -> list[Row]:
+  """A line for each variant; ratios say how much more the step takes as it is."""
+  lines, here = [], {v: pair for v, pair in found.items() if all(pair)}
+  whole = here.get(AS_IT_IS)
+  for variant, pair in here.items():
+    if errors := [one['error'] for one in pair if 'error' in one]:
+      lines.append((variant, errors[0], *[''] * 5))
+      continue
+    line = [variant]
+    for i, seconds in enumerate(times(pair, layers)):
+      known = whole and not any('error' in one for one in whole)
+      ratio = f'{times(whole, layers)[i] / seconds:.3f}' if known else ''
+      line += [f'{seconds * 1e3:,.2f}', ratio]
+    lines.append(tuple(line))
+  return lines
+
+
+def main() -> None:
+  """Plans the cells and prints a table for each shape and topology."""
+  parser = cells.parser(__doc__, 'runs/norm_cost')
+  cells.choose(parser)
+  args, others = parser.parse_known_args()
+  for shape in SHAPES:
+    for on in TOPOLOGIES:
+      if args.only not in shape or args.on not in on:
+        continue
+      found = plan_cells(args, others, shape, on)
+      used = [one for pair in found.values() for one in pair if one]
+      if not used:
+        continue
+      layers = SHAPES[shape].layers
+      print(
+        f'{shape} on {on}, {args.tokens_per_chip:,} tokens a chip, {layers} layers in all; '
+        f'{cells.versions(used)}. Ratio: as it is over this\n'
+      )
+      print(cells.table(HEAD, rows(found, layers)) + '\n')
+
+
+if __name__ == '__main__':
+  if len(sys.argv) > 1 and sys.argv[1].startswith('--plan_with='):
+    plan_with(sys.argv[1].partition('=')[2])
+  else:
+    main()

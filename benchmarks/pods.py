@@ -1,0 +1,132 @@
+r"""The planner's table of the paper's models on TPU pods: docs/pods.md.
+
+  python benchmarks/pods.py                       plans every cell, or those that are not there yet
+  python benchmarks/pods.py --only=1_5b --on=v5p  some of them
+  python benchmarks/pods.py --report              prints the tables of what is there
+
+Every step is compiled with the TPU's own compiler, which takes minutes for each on two cores; needs
+`pip install -e ".[tpu]"`, no TPU. Every chip has the same number of tokens on every topology: the
+sequences are those of the config, the batch follows the chips. Up to `--fsdp` devices share one
+copy of the model, the rest are replicas. Cells are kept in `--out`, by their flags, so that an
+interrupted run goes on; after a change of the program take another directory.
+"""
+
+import sys
+
+import cells
+from cells import MODELS, Figures, Row
+
+from tokenformer_jax.plan import topology
+
+TOPOLOGIES = {  # by the name under which as many chips are sold
+  'v5e-16': 'v5e:4x4',
+  'v5e-256': 'v5e:16x16',
+  'v5p-64': 'v5p:4x4x4',
+  'v5p-512': 'v5p:8x8x8',
+  'v6e-256': 'v6e:16x16',
+  'tpu7x-64': 'tpu7x:4x4x4',
+}
+HEAD = (
+  'model', 'chips', 'topology', 'mesh', 'HBM peak, GiB', 'ms a step', 'MFU', 'tokens/s',
+  'collectives, GB in',
+)  # fmt: skip
+
+Found = dict[tuple[str, str], Figures]
+
+
+def mesh(devices: int, most: int) -> tuple[int, int]:
+  """Sizes of `replica` and `fsdp`."""
+  replica, rest = divmod(devices, min(most, devices))
+  if rest:
+    sys.exit(f'--fsdp={most} does not divide {devices} devices')
+  return replica, min(most, devices)
+
+
+def row(model: str, sold: str, found: Figures) -> Row:
+  """A line of the table."""
+  name = TOPOLOGIES[sold]
+  if 'error' in found:
+    return (model, sold, name, '', found['error'], *[''] * 4)
+  memory = found['memory']
+  (fast, slow), (high, low) = found['step_seconds'], found['mfu']
+  most, least = found['tokens_per_second']
+  sizes = (f'{size} {axis}' for axis, size in found['mesh'].items() if size > 1)
+  gigabytes = sum(part['gigabytes'] for part in found['traffic'])
+  return (
+    model,
+    sold,
+    name,
+    ' × '.join(sizes),
+    f'{memory["peak"] / 2**30:.2f} of {memory["capacity"] / 2**30:.0f}',
+    f'{fast * 1e3:,.0f} … {slow * 1e3:,.0f}',
+    f'{low:.1%} … {high:.1%}',
+    f'{least:,.0f} … {most:,.0f}',
+    f'{gigabytes:.2f}',
+  )
+
+
+def fit(found: Figures) -> str:
+  """Whether a step fits, as the end of a sentence."""
+  if 'error' in found:
+    return found['error']
+  memory = found['memory']
+  return f'fits: {memory["left"] / 2**30:.2f} of {memory["capacity"] / 2**30:.0f} GiB are left'
+
+
+def larger_pod(found: Found) -> list[Row]:
+  """The time of a step on 512 chips of v5p over that on 64, at as many tokens a chip."""
+  rows = []
+  for model in MODELS:
+    few, many = found.get((model, 'v5p-64')), found.get((model, 'v5p-512'))
+    if few and many and not {'error'} & (few.keys() | many.keys()):
+      ratios = (b / a for a, b in zip(few['step_seconds'], many['step_seconds'], strict=True))
+      rows.append((model, *(f'{ratio:.3f}' for ratio in ratios)))
+  return rows
+
+
+def main() -> None:
+  """Plans the cells and prints the tables."""
+  parser = cells.parser(__doc__, 'runs/pods')
+  cells.choose(parser)
+  parser.add_argument('--remat', default='full', help='recomputation')
+  parser.add_argument('--fsdp', type=int, default=64, help='devices that share a copy, at most')
+  args, others = parser.parse_known_args()
+  found = {}
+  for model in MODELS:
+    for sold, name in TOPOLOGIES.items():
+      if args.only not in model or args.on not in f'{sold} {name}':
+        continue
+      on = topology.parse(name)
+      replica, fsdp = mesh(on.devices, args.fsdp)
+      batch = MODELS[model].rows(args.tokens_per_chip) * on.chips
+      found[model, sold] = cells.planned(
+        f'{model}-{sold}',
+        MODELS[model].on(
+          name,
+          batch,
+          f'--config.train.remat={args.remat}',
+          f'--config.mesh.replica={replica}',
+          f'--config.mesh.fsdp={fsdp}',
+          *others,
+        ),
+        args.out,
+        report=args.report,
+      )
+  there = {key: one for key, one in found.items() if one}
+  print(
+    f'{args.tokens_per_chip:,} tokens a chip, recomputation {args.remat}; '
+    f'{cells.versions(there.values())}\n'
+  )
+  print(cells.table(HEAD, [row(*key, one) for key, one in there.items()]))
+  if one := there.get(('lm_openwebtext:1_4b', 'v5e-16')):
+    rows = MODELS['lm_openwebtext:1_4b'].rows(args.tokens_per_chip)
+    print(f'\nthe grown 1_4b at {rows} sequences of 1,024 a chip on v5e:4x4 {fit(one)}')
+  if ratios := larger_pod(there):
+    head = ('a step on v5p-512 over v5p-64', 'all overlapped', 'nothing overlapped')
+    print(f'\n{cells.table(head, ratios)}')
+  if missing := [' on '.join(key) for key, one in found.items() if not one]:
+    print(f'\nnot planned: {", ".join(missing)}')
+
+
+if __name__ == '__main__':
+  main()

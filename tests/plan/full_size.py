@@ -1,0 +1,77 @@
+"""Compiles a config's training step for a topology; prints what the tests ask of the program.
+
+  python tests/plan/full_size.py configs/lm_pile.py:1_5b v5p:4x4x4 --batch=1024
+
+In a process of its own: the flags under which the tests compile for CPUs are not there, and libtpu
+ends its process when it fails.
+"""
+
+import argparse
+import json
+import math
+import runpy
+
+import jax
+
+from tokenformer_jax import config, sharding
+from tokenformer_jax.plan import estimate, program, topology
+
+
+def unsplit(
+  step: program.Step, mesh: jax.sharding.Mesh, compiled: jax.stages.Compiled
+) -> list[str]:
+  """The arrays of the state of which a device has not the part that the table says."""
+  definition = step.task.definition
+  named = jax.tree_util.tree_leaves_with_path(definition.axes, is_leaf=sharding.is_axes)
+  axes = {jax.tree_util.keystr(path): names for path, names in named}
+
+  def part(size: int, name: str) -> int:
+    along = sharding.RULES[name] or ()
+    along = (along,) if isinstance(along, str) else along
+    return size // math.prod(mesh.shape[axis] for axis in along)
+
+  found = []
+  state = jax.tree_util.tree_leaves_with_path(step.abstract(mesh)[0])
+  (places, _), _ = compiled.input_shardings
+  for (path, array), place in zip(state, jax.tree.leaves(places), strict=True):
+    where = jax.tree_util.keystr(path)
+    of_parameter = next((names for end, names in axes.items() if where.endswith(end)), None)
+    if of_parameter is None and array.ndim == 0:
+      continue  # a counter
+    wanted = of_parameter and tuple(map(part, array.shape, of_parameter))
+    if place.shard_shape(array.shape) != wanted:
+      found.append(where)
+  return found
+
+
+def main() -> None:
+  """Prints one JSON object."""
+  parser = argparse.ArgumentParser()
+  parser.add_argument('config')
+  parser.add_argument('topology')
+  parser.add_argument('--batch', type=int, required=True)
+  args = parser.parse_args()
+  jax.config.update('jax_platforms', 'cpu')
+  file, _, variant = args.config.partition(':')
+  values = runpy.run_path(file)['get_config'](variant)
+  values.data.batch_size = args.batch
+  run, on = config.resolve(values), topology.parse(args.topology)
+  step = program.make_step(run)
+  mesh = estimate.make_mesh(run, on)
+  compiled, text = program.compile_step(step, mesh)
+  memory = program.memory(step, mesh, compiled, on.chip.hbm)
+  print(
+    json.dumps(
+      {
+        'parameters': step.parameters,
+        'splash': 'splash_mha_fwd' in text and 'splash_mha_dkv' in text,
+        'temporaries_gib': memory.temporaries / 2**30,
+        'left_gib': memory.left / 2**30,
+        'unsplit': unsplit(step, mesh, compiled),
+      }
+    )
+  )
+
+
+if __name__ == '__main__':
+  main()
