@@ -31,7 +31,7 @@ BASE_STEPS, STAGE_STEPS, HANDOVER_STEPS, FORGETTING_STEPS = 1000, 500, 200, 300
 # Widths at which a Transformer has as many parameters in its blocks as the TokenFormer of that size
 # (in units of the base model); its heads are 8 wide, as the TokenFormer's.
 TRANSFORMER_WIDTHS = {1: 72, 2: 104, 4: 144}
-RATES = (1e-3, 2e-3, 4e-3, 8e-3)
+RATES = (1e-3, 2e-3, 4e-3, 8e-3, 16e-3)
 KINDS = ('tokenformer', 'transformer')
 
 
