@@ -13,7 +13,7 @@ Parts, after the TokenFormer paper (arXiv 2410.23168):
           FLOPs
 
 A model that several parts speak of is trained once. Every model has a peak learning rate of its
-own, by the loss of seed 0 after half as many steps: RATES are tried, then halves and doubles, until
+own, by the loss of seed 0 after RATE_STEPS: RATES are tried, then halves and doubles, until
 the best has a worse one on either side. The sets are scikit-learn's
 digits, and 22,000 compositions of them with clutter (cluttered_digits/). Every run is
 `tokenformer_jax.train` with a config.
@@ -34,7 +34,7 @@ from tokenformer_jax.config import Config
 
 CONFIGS = Path(__file__).parents[1] / 'configs'
 RATES = (1e-3, 2e-3, 4e-3)
-STEPS = {'digits': 400, 'cluttered': 800}
+STEPS, RATE_STEPS = 400, {'digits': 200, 'cluttered': 400}
 DATA = {
   'digits': {},
   'cluttered': {
@@ -122,7 +122,7 @@ class Plan:
     losses, tried = {}, RATES
     while True:
       for rate in tried:
-        config = self.config(name, 0, STEPS[self.data] // 2, rate)
+        config = self.config(name, 0, RATE_STEPS[self.data], rate)
         losses[rate] = last(self.run(f'rates/{name}/{rate:g}', config))['eval/loss']
       best = min(losses, key=losses.get)
       tried = [rate for rate in (best / 2, 2 * best) if rate not in losses]
@@ -131,13 +131,13 @@ class Plan:
 
   def arm(self, name: str, seed: int) -> Path:
     """The run of an arm that is trained from scratch, for a number of steps that all share."""
-    config = self.config(name, seed, STEPS[self.data], self.rate(name))
+    config = self.config(name, seed, STEPS, self.rate(name))
     return self.run(f'{name}/{seed}', config)
 
   def growth(self, seed: int) -> None:
     """A growth of the TokenFormer, and the larger model from scratch with as many FLOPs."""
     base = self.arm('TokenFormer', seed)
-    rate, steps = self.rate('TokenFormer'), STEPS[self.data]
+    rate, steps = self.rate('TokenFormer'), STEPS
     small = self.config('TokenFormer', seed, steps, rate)
     counts = small.model.param_tokens
     twice = {f'model__param_tokens__{k}': 2 * getattr(counts, k) for k in ('qkv', 'proj', 'ffn')}
