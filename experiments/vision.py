@@ -13,10 +13,9 @@ Parts, after the TokenFormer paper (arXiv 2410.23168):
           FLOPs
 
 A model that several parts speak of is trained once. Every model has a peak learning rate of its
-own, by the loss of seed 0 after RATE_STEPS: RATES are tried, then halves and doubles, until
-the best has a worse one on either side. The sets are scikit-learn's
-digits, and 22,000 compositions of them with clutter (cluttered_digits/). Every run is
-`tokenformer_jax.train` with a config.
+own, by the loss of seed 0 after RATE_STEPS: RATES are tried, then halves and doubles, until the
+best has a worse one on either side. The sets are scikit-learn's digits, and 22,000 compositions of
+them with clutter (cluttered_digits/). Every run is `tokenformer_jax.train` with a config.
 """
 
 import argparse

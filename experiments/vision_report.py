@@ -3,7 +3,7 @@ r"""Tables and the picture of what `vision.py` has run.
   python experiments/vision_report.py runs/vision docs
 
 Writes vision.png into the directory and prints the tables of docs/vision.md: the last evaluation on
-held-out images, as mean ± standard deviation over the seeds that are there.
+held-out images, as mean ± standard deviation over five seeds, or those that are there.
 """
 
 import json
@@ -22,6 +22,7 @@ matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
 Figures = dict[str, float]  # of one run
+SEEDS = 5  # fewer are said
 
 
 def runs(folder: Path) -> list[Figures]:
@@ -68,19 +69,26 @@ def rates(out: Path, data: str) -> None:
     print(f'| {arm} | ' + ' | '.join(row) + ' |')
 
 
-def table(out: Path, data: str, part: str) -> None:
-  """What one part found on one set of images."""
-  print(f'\n{part}, {data}:\n')
-  head = ['', 'seeds', 'top-1 %', 'loss', 'calibration error']
-  head += ['training TFLOP'] * (part == 'growth')
-  print(f'| {" | ".join(head)} |\n' + '|---' * len(head) + '|')
-  for label, name in vision.PARTS[part].items():
-    if lines := runs(out / data / name):
+def table(out: Path, part: str) -> None:
+  """What one part found, on every set of images."""
+  head, rows = [''], {label: [label] for label in vision.PARTS[part]}
+  for data in vision.DATA:
+    head += [f'{data}: top-1 %', 'loss', 'calibration error']
+    head += ['training TFLOP'] * (part == 'growth')
+    for label, name in vision.PARTS[part].items():
+      lines = runs(out / data / name)
+      if not lines:
+        rows[label] += ['–'] * (3 + (part == 'growth'))
+        continue
       figures = [spread(lines, f'eval/{figure}') for figure in ('loss', 'calibration_error')]
-      row = [label, str(len(lines)), spread(lines, 'eval/accuracy', 100), *figures]
+      rows[label] += [spread(lines, 'eval/accuracy', 100), *figures]
       if part == 'growth':
-        row.append(f'{training_flops(out, data, name) / 1e12:.1f}')
-      print('| ' + ' | '.join(row) + ' |')
+        rows[label].append(f'{training_flops(out, data, name) / 1e12:.1f}')
+      if len(lines) < SEEDS:
+        rows[label][-1] += f' ({len(lines)} seeds)'
+  print(f'\n{part}:\n')
+  for row in (head, ['---'] * len(head), *rows.values()):
+    print(f'| {" | ".join(row)} |')
 
 
 def picture(out: Path, path: Path) -> None:
@@ -100,7 +108,8 @@ def picture(out: Path, path: Path) -> None:
         axes.plot([x] * len(losses), losses, 'o', alpha=0.5, ms=5)
         if losses:
           axes.plot([x - 0.25, x + 0.25], [statistics.mean(losses)] * 2, color='black', lw=1)
-      labels = [label.replace(', ', ',\n').replace(' (', '\n(') for label in arms]
+      # Of those that name the score function, only its name.
+      labels = [label.partition('(')[2].rstrip(')') or label.replace(', ', ',\n') for label in arms]
       axes.set_xticks(range(len(arms)), labels, fontsize=7)
       axes.set_xlim(-0.6, len(arms) - 0.4)
       axes.set_title(f'{part}, {data}', fontsize=9)
@@ -116,10 +125,9 @@ def main() -> None:
     sys.exit('usage: python experiments/vision_report.py RUNS PICTURES')
   out, pictures = Path(sys.argv[1]), Path(sys.argv[2])
   for data in vision.DATA:
-    if (out / data).exists():
-      rates(out, data)
-      for part in vision.PARTS:
-        table(out, data, part)
+    rates(out, data)
+  for part in vision.PARTS:
+    table(out, part)
   picture(out, pictures / 'vision.png')
 
 
