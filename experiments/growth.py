@@ -22,9 +22,10 @@ import shutil
 from pathlib import Path
 
 import jax
+import trials
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax import flops, start, train
+from tokenformer_jax import flops, start
 from tokenformer_jax.config import Config
 
 BASE_STEPS, STAGE_STEPS, HANDOVER_STEPS, FORGETTING_STEPS = 1000, 500, 200, 300
@@ -71,14 +72,7 @@ class Plan:
 
   def run(self, name: str, config: Config) -> Path:
     """Trains, unless that is done; returns the work directory."""
-    workdir = self.out / name
-    if not (workdir / 'done').exists():
-      print(f'== {name}', flush=True)
-      _, stopped = train.train_or_stop(config, workdir)
-      if stopped:
-        raise SystemExit('stopped; the same command goes on')
-      (workdir / 'done').touch()
-    return workdir
+    return trials.once(self.out, name, config)
 
   def base(self, kind: str, seed: int) -> Path:
     """The model that grows."""

@@ -9,12 +9,11 @@ deviation over the seeds that are there.
 
 import json
 import statistics
-import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import growth
 import matplotlib
+from trials import directories, spread, table
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax import metrics
@@ -35,15 +34,6 @@ def curves(folder: Path) -> list[Curve]:
   return found
 
 
-def spread(values: Iterable[float]) -> str:
-  """Mean ± standard deviation."""
-  values = list(values)
-  if not values:
-    return '–'
-  deviation = f' ± {statistics.stdev(values):.3f}' if len(values) > 1 else ''
-  return f'{statistics.mean(values):.3f}{deviation}'
-
-
 def mean(found: list[Curve]) -> Curve:
   """The mean over seeds, at the steps that all have."""
   steps = set.intersection(*(set(c) for c in found)) if found else set()
@@ -54,14 +44,6 @@ def config_of(folder: Path) -> Config:
   """The config of the first seed under a folder."""
   path = next(iter(sorted(folder.glob('*/config.json'))))
   return config_lib.from_dict(Config, json.loads(path.read_text()))
-
-
-def table(rows: list[list[str]]) -> None:
-  """Prints a Markdown table; the first row is its head."""
-  head, *body = rows
-  for row in (head, ['---'] * len(head), *body):
-    print('| ' + ' | '.join(row) + ' |')
-  print()
 
 
 def rates(out: Path) -> None:
@@ -178,9 +160,7 @@ def finish(axes: plt.Axes, figure: plt.Figure, path: Path) -> None:
 
 def main() -> None:
   """Reports on every part that is there."""
-  if len(sys.argv) != 3:
-    sys.exit('usage: python experiments/growth_report.py RUNS PICTURES')
-  out, pictures = Path(sys.argv[1]), Path(sys.argv[2])
+  out, pictures = directories()
   rates(out)
   if (out / 'scaling').exists():
     scaling(out, pictures)

@@ -25,10 +25,11 @@ from pathlib import Path
 
 import jax
 import tensorflow_datasets as tfds
+import trials
 from cluttered_digits import cluttered_digits
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax import flops, metrics, start, train
+from tokenformer_jax import flops, metrics, start
 from tokenformer_jax.config import Config
 
 CONFIGS = Path(__file__).parents[1] / 'configs'
@@ -107,14 +108,7 @@ class Plan:
 
   def run(self, name: str, config: Config) -> Path:
     """Trains, unless that is done; returns the work directory."""
-    workdir = self.out / self.data / name
-    if not (workdir / 'done').exists():
-      print(f'== {self.data}/{name}', flush=True)
-      _, stopped = train.train_or_stop(config, workdir)
-      if stopped:
-        raise SystemExit('stopped; the same command goes on')
-      (workdir / 'done').touch()
-    return workdir
+    return trials.once(self.out, f'{self.data}/{name}', config)
 
   def rate(self, name: str) -> float:
     """The best of the rates for an arm, with a worse one on either side of it."""

@@ -8,11 +8,11 @@ held-out images, as mean ± standard deviation over five seeds, or those that ar
 
 import json
 import statistics
-import sys
 from pathlib import Path
 
 import matplotlib
 import vision
+from trials import directories, spread, table
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax import flops
@@ -25,17 +25,9 @@ Figures = dict[str, float]  # of one run
 SEEDS = 5  # fewer are said
 
 
-def runs(folder: Path) -> list[Figures]:
+def found(folder: Path) -> list[Figures]:
   """The last evaluation of every seed that is done."""
   return [vision.last(done.parent) for done in sorted(folder.glob('*/done'))]
-
-
-def spread(lines: list[Figures], name: str, scale: float = 1) -> str:
-  """Mean ± standard deviation over seeds."""
-  values = [scale * line[name] for line in lines]
-  digits = 2 if scale > 1 else 3
-  deviation = statistics.stdev(values) if len(values) > 1 else 0
-  return f'{statistics.mean(values):.{digits}f} ± {deviation:.{digits}f}'
 
 
 def training_flops(out: Path, data: str, name: str) -> float:
@@ -57,38 +49,37 @@ def training_flops(out: Path, data: str, name: str) -> float:
 def rates(out: Path, data: str) -> None:
   """The loss of seed 0 by peak learning rate."""
   print(f'\nrates, {data}:\n')
-  found = {}
+  by_arm = {}
   for done in (out / data / 'rates').glob('*/*/done'):
     rate, arm = float(done.parent.name), done.parent.parent.name
-    found.setdefault(arm, {})[rate] = vision.last(done.parent)['eval/loss']
-  tried = sorted({rate for losses in found.values() for rate in losses})
-  print('| | ' + ' | '.join(f'{rate:g}' for rate in tried) + ' |')
-  print('|---' * (len(tried) + 1) + '|')
-  for arm, losses in sorted(found.items()):
-    row = (f'{losses[rate]:.3f}' if rate in losses else '' for rate in tried)
-    print(f'| {arm} | ' + ' | '.join(row) + ' |')
+    by_arm.setdefault(arm, {})[rate] = vision.last(done.parent)['eval/loss']
+  tried = sorted({rate for losses in by_arm.values() for rate in losses})
+  rows = [['', *(f'{rate:g}' for rate in tried)]]
+  for arm, losses in sorted(by_arm.items()):
+    rows.append([arm, *(f'{losses[rate]:.3f}' if rate in losses else '' for rate in tried)])
+  table(rows)
 
 
-def table(out: Path, part: str) -> None:
+def compare(out: Path, part: str) -> None:
   """What one part found, on every set of images."""
   head, rows = [''], {label: [label] for label in vision.PARTS[part]}
   for data in vision.DATA:
     head += [f'{data}: top-1 %', 'loss', 'calibration error']
     head += ['training TFLOP'] * (part == 'growth')
     for label, name in vision.PARTS[part].items():
-      lines = runs(out / data / name)
+      lines = found(out / data / name)
       if not lines:
         rows[label] += ['–'] * (3 + (part == 'growth'))
         continue
-      figures = [spread(lines, f'eval/{figure}') for figure in ('loss', 'calibration_error')]
-      rows[label] += [spread(lines, 'eval/accuracy', 100), *figures]
+      rows[label].append(spread((100 * line['eval/accuracy'] for line in lines), digits=2))
+      for figure in ('loss', 'calibration_error'):
+        rows[label].append(spread(line[f'eval/{figure}'] for line in lines))
       if part == 'growth':
         rows[label].append(f'{training_flops(out, data, name) / 1e12:.1f}')
       if len(lines) < SEEDS:
         rows[label][-1] += f' ({len(lines)} seeds)'
   print(f'\n{part}:\n')
-  for row in (head, ['---'] * len(head), *rows.values()):
-    print(f'| {" | ".join(row)} |')
+  table([head, *rows.values()])
 
 
 def picture(out: Path, path: Path) -> None:
@@ -104,7 +95,7 @@ def picture(out: Path, path: Path) -> None:
   for data, row in zip(vision.DATA, all_axes, strict=True):
     for (part, arms), axes in zip(vision.PARTS.items(), row, strict=True):
       for x, name in enumerate(arms.values()):
-        losses = [line['eval/loss'] for line in runs(out / data / name)]
+        losses = [line['eval/loss'] for line in found(out / data / name)]
         axes.plot([x] * len(losses), losses, 'o', alpha=0.5, ms=5)
         if losses:
           axes.plot([x - 0.25, x + 0.25], [statistics.mean(losses)] * 2, color='black', lw=1)
@@ -121,13 +112,11 @@ def picture(out: Path, path: Path) -> None:
 
 def main() -> None:
   """Reports on every part that is there."""
-  if len(sys.argv) != 3:
-    sys.exit('usage: python experiments/vision_report.py RUNS PICTURES')
-  out, pictures = Path(sys.argv[1]), Path(sys.argv[2])
+  out, pictures = directories()
   for data in vision.DATA:
     rates(out, data)
   for part in vision.PARTS:
-    table(out, part)
+    compare(out, part)
   picture(out, pictures / 'vision.png')
 
 

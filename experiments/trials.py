@@ -1,0 +1,45 @@
+"""What the experiments share: a run that is made once, and Markdown tables of what came out."""
+
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tokenformer_jax import train
+from tokenformer_jax.config import Config
+
+
+def once(out: Path, name: str, config: Config) -> Path:
+  """Trains, unless that is done; returns the work directory."""
+  workdir = out / name
+  if not (workdir / 'done').exists():
+    print(f'== {name}', flush=True)
+    _, stopped = train.train_or_stop(config, workdir)
+    if stopped:
+      raise SystemExit('stopped; the same command goes on')
+    (workdir / 'done').touch()
+  return workdir
+
+
+def spread(values: Iterable[float], digits: int = 3) -> str:
+  """Mean ± standard deviation."""
+  values = list(values)
+  if not values:
+    return '–'
+  deviation = f' ± {statistics.stdev(values):.{digits}f}' if len(values) > 1 else ''
+  return f'{statistics.mean(values):.{digits}f}{deviation}'
+
+
+def table(rows: Sequence[Sequence[str]]) -> None:
+  """Prints a Markdown table; the first row is its head."""
+  head, *body = rows
+  for row in (head, ['---'] * len(head), *body):
+    print('| ' + ' | '.join(row) + ' |')
+  print()
+
+
+def directories() -> tuple[Path, Path]:
+  """Of the runs, and for the pictures, as a report's command line names them."""
+  if len(sys.argv) != 3:
+    sys.exit(f'usage: python {sys.argv[0]} RUNS PICTURES')
+  return Path(sys.argv[1]), Path(sys.argv[2])
