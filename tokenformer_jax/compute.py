@@ -25,5 +25,10 @@ class Compute:
       name = 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
     return cls(jnp.dtype(name), config.train.remat, config.train.attention)
 
+  @classmethod
+  def of_trained(cls, config: Config) -> 'Compute':
+    """How to use what a run trained: not by its kernel of attention, which may not be here."""
+    return cls(cls.of(config).dtype)
+
 
 DEFAULT = Compute()

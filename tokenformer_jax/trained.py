@@ -73,8 +73,7 @@ def load(source: str, tokens: int = 1) -> Trained:
   checkpoints, meta = checkpoint.open_source(directory, step)
   with contextlib.closing(checkpoints):
     checkpoint.check_is_language_model(meta, directory)
-    # Not the run's kernel of attention, which this device may not have.
-    model, compute = meta.config.model, Compute(Compute.of(meta.config).dtype)
+    model, compute = meta.config.model, Compute.of_trained(meta.config)
     definition = define_lm(model, compute)
     sharding.check_divides(mesh, definition.abstract, definition.axes)
     sharding.check_divisible(mesh, 'heads', model.heads, 'of model.heads')

@@ -73,8 +73,7 @@ def load(source: str) -> Model:
         f'{directory} is a Transformer (model.projection=dense): it has no parameter tokens to '
         'look into'
       )
-    # Not the run's kernel of attention, which this device may not have.
-    definition = define_lm(meta.config.model, Compute(Compute.of(meta.config).dtype))
+    definition = define_lm(meta.config.model, Compute.of_trained(meta.config))
     shardings = sharding.of_axes(mesh, definition.axes)
     abstract = {'params': sharding.with_even_shardings(definition.abstract, shardings)}
     params = checkpoint.restore_source(checkpoints, meta, abstract)['params']
