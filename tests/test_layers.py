@@ -1,11 +1,13 @@
 """The parts of blocks by themselves; blocks and models are tested in test_lm.py and test_vit.py."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from tiny import tiny_model
 
-from tokenformer_jax.layers import LayerNorm
+from tokenformer_jax.layers import LayerNorm, projection
 
 
 @pytest.mark.parametrize(
@@ -22,3 +24,24 @@ def test_a_layer_norm_has_the_parameters_of_its_form_and_uses_them(form, params)
   want = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
   want = want * values.get('scale', 1) + values.get('bias', 0)
   np.testing.assert_allclose(norm(jnp.asarray(x)), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('kind', ['pattention', 'dense'])
+def test_heads_are_the_parts_of_the_width_and_zeros_that_fill_them_change_nothing(kind):
+  model = tiny_model(projection=kind, bias=kind == 'dense')
+
+  def make(seed: int):
+    return projection(model, 'qkv', recompute=False, rngs=nnx.Rngs(seed))
+
+  first, second = make(0), make(1)
+  if kind == 'dense':
+    first.bias[...] = jnp.arange(model.width, dtype=jnp.float32)
+  heads, head_width = model.heads, model.width // model.heads
+  x_BxTxD = jax.random.normal(jax.random.key(0), (2, 3, model.width))
+  flat = first(x_BxTxD)
+  want = flat.reshape(2, 3, heads, head_width)
+  for filled in (head_width, head_width + 3):
+    got = first(x_BxTxD, (heads, filled))
+    np.testing.assert_allclose(got[..., :head_width], want, atol=1e-5)
+    assert not got[..., head_width:].any(), 'what fills a head is not zero'
+    np.testing.assert_allclose(second(got), second(flat), atol=1e-5)

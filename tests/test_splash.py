@@ -1,12 +1,16 @@
 """Attention by the splash kernel, interpreted: what a TPU computes, on a CPU."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
+from tiny import tiny_model
 
 from tokenformer_jax import sharding, splash
-from tokenformer_jax.attention import causal_attention, full_attention, kernel
+from tokenformer_jax.attention import Attention, causal_attention, full_attention, kernel
 from tokenformer_jax.config import MeshConfig
 
 PLAIN = {True: causal_attention, False: full_attention}
@@ -50,6 +54,36 @@ def test_splash_in_a_window_is_softmax_attention(window):
   np.testing.assert_allclose(got, want, atol=1e-5)
   for name, one, other in zip('qkv', got_gradients, gradients, strict=True):
     np.testing.assert_allclose(one, other, atol=1e-5, err_msg=f'the gradient of {name}')
+
+
+def test_zeros_that_fill_heads_change_nothing():
+  inputs = _inputs(batch=1, length=128, heads=2)
+  filled = [jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, 96))) for x in inputs]
+  got = splash.attention(*filled, head_width=32, causal=True, interpret=True)
+  np.testing.assert_allclose(got[..., :32], causal_attention(*inputs), atol=1e-5)
+
+
+def test_a_layer_that_fills_its_heads_computes_what_another_kernel_does(monkeypatch):
+  interpreted = functools.partial(splash.attention, interpret=True)
+  monkeypatch.setattr(splash, 'attention', interpreted)
+  config = tiny_model(positions='rotary')
+  of_kernel = {
+    name: Attention(config, implementation=name, recompute=False, rngs=nnx.Rngs(0))
+    for name in ('splash', 'xla')
+  }
+  x_BxTxD = jax.random.normal(jax.random.key(0), (1, 128, config.width))
+
+  def loss(layer: Attention, x: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.sin(layer(x)[0]))
+
+  got, want = (nnx.grad(loss)(of_kernel[name], x_BxTxD) for name in ('splash', 'xla'))
+  for (path, one), other in zip(
+    jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(got)),
+    jax.tree.leaves(nnx.to_pure_dict(want)),
+    strict=True,
+  ):
+    atol = 1e-5 * np.abs(other).max()
+    np.testing.assert_allclose(one, other, atol=atol, err_msg=f'the gradient of {path}')
 
 
 @pytest.mark.parametrize('window', [0, 1, 2, 128, 129, 130, 257, 258, 1000])

@@ -161,22 +161,29 @@ def kernel(name: str, dtype: jnp.dtype, platform: str | None = None) -> str:
   return 'splash' if platform == 'tpu' else 'xla'
 
 
+def usable_kernel(name: str, dtype: jnp.dtype, batch: int, length: int, heads: int) -> str:
+  """`kernel`, but `xla` where splash cannot compute these sizes (`splash.fits`)."""
+  name = kernel(name, dtype)
+  return name if name != 'splash' or splash.fits(batch, heads, length) else 'xla'
+
+
 def attend(
   query: jax.Array,
   key: jax.Array,
   value: jax.Array,
   *,
+  head_width: int | None = None,
   causal: bool,
   window: int = 0,
   implementation: str,
 ) -> jax.Array:
-  """Softmax attention of as many queries as keys, on [B, T, H, K] each, by a kernel.
+  """Softmax attention of as many queries as keys, on [B, T, H, K] each, by `usable_kernel`.
 
-  `window` is that of `ModelConfig`, for causal attention. Where splash cannot compute these sizes
-  (`splash.fits`), `xla` does.
+  `window` is that of `ModelConfig`, for causal attention. `head_width` is of `splash.attention`,
+  the only one that takes heads filled with zeros.
   """
-  name = kernel(implementation, query.dtype)
   batch, length, heads, _ = query.shape
+  name = usable_kernel(implementation, query.dtype, batch, length, heads)
   window = window if window < length else 0
   if name == 'cudnn':
     # JAX counts the positions to the left and to the right of a query, without its own.
@@ -184,8 +191,8 @@ def attend(
     return jax.nn.dot_product_attention(
       query, key, value, is_causal=causal, local_window_size=local, implementation='cudnn'
     )
-  if name == 'splash' and splash.fits(batch, heads, length):
-    return splash.attention(query, key, value, causal=causal, window=window)
+  if name == 'splash':
+    return splash.attention(query, key, value, head_width=head_width, causal=causal, window=window)
   if causal:
     return causal_attention(query, key, value, window=window)
   return full_attention(query, key, value)
@@ -253,7 +260,14 @@ class Attention(nnx.Module):
     Returns:
       The output [B, T, D], and the cache with the new slots in it.
     """
-    query, key, value = (self._heads(p(x_BxTxD)) for p in (self.query, self.key, self.value))
+    head_width = x_BxTxD.shape[-1] // self.heads
+    plain = cache is None and padding_B is None
+    name = usable_kernel(self.implementation, x_BxTxD.dtype, *x_BxTxD.shape[:2], self.heads)
+    filled = splash.filled(head_width) if plain and name == 'splash' else head_width
+    query, key, value = (
+      constrain(p(x_BxTxD, (self.heads, filled)), 'batch', None, 'heads', None)
+      for p in (self.query, self.key, self.value)
+    )
     if self.rotary_width:
       positions_BxT = positions(start, x_BxTxD.shape[1], padding_B)
       turn = functools.partial(rotate, width=self.rotary_width, base=self.rotary_base)
@@ -272,12 +286,13 @@ class Attention(nnx.Module):
     elif padding_B is not None:
       out_BxTxHxK = causal_attention(query, key, value, padding_B, window=self.window)
     else:
-      masked = {'causal': self.causal, 'window': self.window}
-      out_BxTxHxK = attend(query, key, value, **masked, implementation=self.implementation)
-    out_BxTxHxK = constrain(out_BxTxHxK, 'batch', None, 'heads', None)
-    return self.proj(out_BxTxHxK.reshape(x_BxTxD.shape)), cache
-
-  def _heads(self, x_BxTxD: jax.Array) -> jax.Array:
-    batch, length, width = x_BxTxD.shape
-    x_BxTxHxK = x_BxTxD.reshape(batch, length, self.heads, width // self.heads)
-    return constrain(x_BxTxHxK, 'batch', None, 'heads', None)
+      out_BxTxHxK = attend(
+        query,
+        key,
+        value,
+        head_width=head_width,
+        causal=self.causal,
+        window=self.window,
+        implementation=self.implementation,
+      )
+    return self.proj(constrain(out_BxTxHxK, 'batch', None, 'heads', None)), cache

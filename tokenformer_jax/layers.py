@@ -12,7 +12,7 @@ from flax import nnx
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.params import Axes, param
 from tokenformer_jax.pattention import Pattention, activate
-from tokenformer_jax.products import product
+from tokenformer_jax.products import product, split_heads
 from tokenformer_jax.sharding import constrain
 
 
@@ -50,12 +50,20 @@ class Dense(nnx.Module):
     out_axis = 'norm' if axes[-1] == 'width' else axes[-1]
     self.bias = param(rngs, nnx.initializers.zeros, (d_out,), (out_axis,)) if bias else None
 
-  def __call__(self, x_BxTxI: jax.Array) -> jax.Array:
-    """[B, T, D_in] → [B, T, D_out]."""
-    out = product('MI,IO->MO', x_BxTxI, self.kernel[...])
-    if self.bias is not None:
-      out = out + self.bias[...].astype(out.dtype)[None, None]
-    return out
+  def __call__(self, x: jax.Array, out_heads: tuple[int, int] | None = None) -> jax.Array:
+    """Heads as input or output are as in `Pattention.__call__`."""
+    kernel = self.kernel[...]
+    bias = None if self.bias is None else self.bias[...].astype(x.dtype)
+    if x.ndim == 4:
+      kernel = split_heads(constrain(kernel.astype(x.dtype), 'heads', None), 0, *x.shape[2:])
+      out = product('MHK,HKO->MO', x, kernel)
+    elif out_heads is not None:
+      kernel = split_heads(constrain(kernel.astype(x.dtype), None, 'heads'), 1, *out_heads)
+      out = product('MI,IHK->MHK', x, kernel)
+      bias = None if bias is None else split_heads(bias, 0, *out_heads)
+    else:
+      out = product('MI,IO->MO', x, kernel)
+    return out if bias is None else out + bias[None, None]
 
 
 class MLP(nnx.Module):

@@ -9,7 +9,6 @@ where Θ is one of the score functions below. The number N of parameter tokens i
 neither the input's nor the output's width, which is how a trained model grows.
 """
 
-import functools
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from tokenformer_jax.params import param
-from tokenformer_jax.products import product
+from tokenformer_jax.products import product, split_heads
 from tokenformer_jax.sharding import constrain
 
 # Keeps a row of zeros finite; far below the rounding of any row that is not.
@@ -63,7 +62,7 @@ def parameter_weights(
   weights of the others (exactly so for the forms with GELU, for which a zero score has weight 0).
 
   Args:
-    scores_BxTxN: x Kᵀ, in the dtype of the activations. Norms are summed in float32.
+    scores_BxTxN: x Kᵀ, in the dtype of the activations; what is made of them is float32.
     score: the name of a form above.
     gelu: `exact` (by the error function) or `tanh`.
     reference_tokens: τ².
@@ -72,15 +71,14 @@ def parameter_weights(
   Returns:
     Weights of the shape and dtype of the scores.
   """
-  dtype = scores_BxTxN.dtype
+  dtype, scores_BxTxN = scores_BxTxN.dtype, scores_BxTxN.astype(jnp.float32)
   if score == 'l2_norm_gelu':
     inverse = _inverse_l2(scores_BxTxN, reference_tokens, row_epsilon)
-    return activate(scores_BxTxN * inverse.astype(dtype), gelu)
+    return activate(scores_BxTxN * inverse, gelu).astype(dtype)
   if score in ('gelu_l2_norm', 'gelu_l1_norm'):
     weights = activate(scores_BxTxN, gelu)
   else:
     # A shift of a whole row cancels in the norm and keeps exp from overflowing.
-    scores_BxTxN = scores_BxTxN.astype(jnp.float32)
     row_max = jax.lax.stop_gradient(jnp.max(scores_BxTxN, axis=-1, keepdims=True))
     weights = jnp.exp(scores_BxTxN - row_max)
   inverse = _inverse_l1 if score in ('gelu_l1_norm', 'softmax') else _inverse_l2
@@ -88,33 +86,54 @@ def parameter_weights(
 
 
 def _inverse_l2(rows: jax.Array, reference_tokens: int, epsilon: float) -> jax.Array:
-  """τ / (‖row‖₂ + ε), in float32, with a last axis of 1."""
-  square = jnp.sum(jnp.square(rows.astype(jnp.float32)), axis=-1, keepdims=True) + EPSILON
+  """τ / (‖row‖₂ + ε), with a last axis of 1."""
+  square = jnp.sum(jnp.square(rows), axis=-1, keepdims=True) + EPSILON
   inverse = 1 / (jnp.sqrt(square) + epsilon) if epsilon else jax.lax.rsqrt(square)
-  inverse = inverse * jnp.sqrt(jnp.float32(reference_tokens))
-  return checkpoint_name(inverse, _ROW_NORM)
+  return checkpoint_name(inverse * jnp.sqrt(jnp.float32(reference_tokens)), _ROW_NORM)
 
 
 def _inverse_l1(rows: jax.Array, reference_tokens: int, epsilon: float) -> jax.Array:
-  """τ² / (‖row‖₁ + ε), in float32, with a last axis of 1."""
-  total = jnp.sum(jnp.abs(rows.astype(jnp.float32)), axis=-1, keepdims=True)
+  """τ² / (‖row‖₁ + ε), with a last axis of 1."""
+  total = jnp.sum(jnp.abs(rows), axis=-1, keepdims=True)
   return checkpoint_name(reference_tokens / (total + (epsilon or EPSILON)), _ROW_NORM)
 
 
-def token_weights(x_BxTxI: jax.Array, keys_NxI: jax.Array, **how: Any) -> jax.Array:
-  """Θ(x Kᵀ), [B, T, N] in the dtype of x; `how` is of `parameter_weights`."""
-  scores_BxTxN = checkpoint_name(
-    constrain(product('MI,NI->MN', x_BxTxI, keys_NxI), 'batch', None, 'param_tokens'),
-    _SCORES,
-  )
-  return parameter_weights(scores_BxTxN, **how)
+def _scores(x: jax.Array, keys: jax.Array) -> jax.Array:
+  """Scores x Kᵀ, [B, T, N]."""
+  equation = 'MI,NI->MN' if keys.ndim == 2 else 'MHK,NHK->MN'
+  return constrain(product(equation, x, keys), 'batch', None, 'param_tokens')
+
+
+def _mix(weights_BxTxN: jax.Array, values: jax.Array) -> jax.Array:
+  """The sum of the values with these weights, [B, T, O] or [B, T, H, K]."""
+  return product('MN,NO->MO' if values.ndim == 2 else 'MN,NHK->MHK', weights_BxTxN, values)
 
 
 def pattention(
-  x_BxTxI: jax.Array, keys_NxI: jax.Array, values_NxO: jax.Array, **how: Any
+  x: jax.Array, keys: jax.Array, values: jax.Array, *, recompute: bool = False, **how: Any
 ) -> jax.Array:
-  """Θ(x Kᵀ) V, [B, T, O] in the dtype of x; `how` is of `parameter_weights`."""
-  return product('MN,NO->MO', token_weights(x_BxTxI, keys_NxI, **how), values_NxO)
+  """Θ(x Kᵀ) V in the dtype of x.
+
+  For the backward pass the norms of the scores are kept, and the scores; what is made of them is
+  computed again.
+
+  Args:
+    x: [B, T, D_in], or heads [B, T, H, K].
+    keys: [N, D_in], or [N, H, K].
+    values: [N, D_out], or [N, H, K] for heads as the output.
+    recompute: compute the scores again, too, instead of keeping them.
+    **how: of `parameter_weights`.
+
+  Returns:
+    [B, T, D_out], or [B, T, H, K].
+  """
+
+  def apply(x: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
+    return _mix(parameter_weights(checkpoint_name(_scores(x, keys), _SCORES), **how), values)
+
+  kept = (_ROW_NORM,) if recompute else (_ROW_NORM, _SCORES)
+  policy = jax.checkpoint_policies.save_only_these_names(*kept)
+  return jax.checkpoint(apply, prevent_cse=False, policy=policy)(x, keys, values)
 
 
 class Pattention(nnx.Module):
@@ -165,14 +184,30 @@ class Pattention(nnx.Module):
     }
     self.recompute = recompute
 
-  def weights(self, x_BxTxI: jax.Array) -> jax.Array:
-    """[B, T, D_in] → the weight of every parameter token [B, T, N]."""
-    return token_weights(x_BxTxI, self.keys[...], **self.how)
+  def weights(self, x: jax.Array) -> jax.Array:
+    """The weight of every parameter token [B, T, N], for what `__call__` takes."""
+    return parameter_weights(_scores(x, self._keys(x)), **self.how)
 
-  def __call__(self, x_BxTxI: jax.Array) -> jax.Array:
-    """[B, T, D_in] → [B, T, D_out]."""
-    apply = functools.partial(pattention, **self.how)
-    kept = (_ROW_NORM,) if self.recompute else (_ROW_NORM, _SCORES)
-    policy = jax.checkpoint_policies.save_only_these_names(*kept)
-    apply = jax.checkpoint(apply, prevent_cse=False, policy=policy)
-    return apply(x_BxTxI, self.keys[...], self.values[...])
+  def __call__(self, x: jax.Array, out_heads: tuple[int, int] | None = None) -> jax.Array:
+    """Θ(x Kᵀ) V.
+
+    Args:
+      x: [B, T, D_in], or as heads [B, T, H, K], which zeros may fill.
+      out_heads: their number H and their width K, filled with zeros, for heads as the output.
+
+    Returns:
+      [B, T, D_out], or [B, T, H, K].
+    """
+    values = self.values[...]
+    if out_heads is not None:
+      values = _as_heads(values, x.dtype, out_heads)
+    return pattention(x, self._keys(x), values, recompute=self.recompute, **self.how)
+
+  def _keys(self, x: jax.Array) -> jax.Array:
+    keys_NxI = self.keys[...]
+    return keys_NxI if x.ndim == 3 else _as_heads(keys_NxI, x.dtype, x.shape[2:])
+
+
+def _as_heads(tokens_NxD: jax.Array, dtype: jnp.dtype, heads: tuple[int, ...]) -> jax.Array:
+  """Parameter tokens [N, H, K], first gathered on every device that has a part of their width."""
+  return split_heads(constrain(tokens_NxD.astype(dtype), 'param_tokens', None), 1, *heads)

@@ -1,21 +1,29 @@
-"""The product of activations with a matrix of parameters."""
+"""Products of activations with matrices of parameters."""
 
 import jax
 import jax.numpy as jnp
 
 
-def product(equation: str, x_BxTxI: jax.Array, matrix: jax.Array, **kwargs) -> jax.Array:
-  """`jnp.einsum(equation, x, matrix)` of x as a matrix [M, I] with M = B T: [B, T, O].
+def product(equation: str, x: jax.Array, matrix: jax.Array, **kwargs) -> jax.Array:
+  """`jnp.einsum(equation, x, matrix)` of x [B, T, …] as [M, …] with M = B T: [B, T, …].
 
   The gradient of the matrix then sums over one axis and not over two, for which XLA would first
   write a transposed copy of the output's gradient on a CPU.
 
   Args:
-    equation: `MI,IO->MO` or `MI,OI->MO`.
-    x_BxTxI: activations.
-    matrix: [I, O] or [O, I], cast to the dtype of x.
+    equation: of axes M and others, `MI,IO->MO` for example.
+    x: activations, [B, T, …].
+    matrix: cast to the dtype of x.
     **kwargs: of `jnp.einsum`.
   """
-  x_MxI = x_BxTxI.reshape(-1, x_BxTxI.shape[-1])
-  out_MxO = jnp.einsum(equation, x_MxI, matrix.astype(x_BxTxI.dtype), **kwargs)
-  return out_MxO.reshape(*x_BxTxI.shape[:-1], out_MxO.shape[-1])
+  out = jnp.einsum(equation, x.reshape(-1, *x.shape[2:]), matrix.astype(x.dtype), **kwargs)
+  return out.reshape(*x.shape[:2], *out.shape[1:])
+
+
+def split_heads(matrix: jax.Array, axis: int, heads: int, head_width: int) -> jax.Array:
+  """A matrix [D, O] or [I, D] with its axis D as heads, [H, K]; zeros fill K up to `head_width`."""
+  shape = list(matrix.shape)
+  width = shape[axis] // heads
+  shape[axis : axis + 1] = heads, width
+  fill = [(0, head_width - width if i == axis + 1 else 0) for i in range(len(shape))]
+  return jnp.pad(matrix.reshape(shape), fill)

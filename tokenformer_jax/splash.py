@@ -13,13 +13,13 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 
 from tokenformer_jax.sharding import spec
 
-LANES = 128  # positions are a multiple of this
+LANES = 128  # of a vector unit; positions are a multiple of this
 _BLOCK = 512
 _AXES = ('batch', 'heads', None, None)
 # Of every block of scores: matrix products, and operations on each score by the vector units
 # (mask, maximum, exponential, sum, cast; backward the products with the gradient, too).
-_WORK = {'fwd': (2, 12), 'dkv': (5, 16)}
-_KERNEL = re.compile(r'splash_mha_(fwd|dkv)')
+_WORK = {'fwd': (2, 12), 'dkv': (4, 14), 'dq': (3, 14)}
+_KERNEL = re.compile(r'splash_mha_(fwd|dkv|dq)')
 
 
 def fits(batch: int, heads: int, length: int) -> bool:
@@ -35,6 +35,15 @@ def _names(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
   return () if part is None else (part,) if isinstance(part, str) else part
 
 
+def filled(head_width: int) -> int:
+  """The width of heads that fill all lanes of the vector units.
+
+  Filled by their projection with zeros, heads need not be moved from lane to lane before and after
+  the kernel, which fills them anyway.
+  """
+  return -(-head_width // LANES) * LANES
+
+
 def block_size(length: int) -> int:
   """Queries, and keys, of a block: the largest power of two up to 512 that divides the length."""
   return math.gcd(length, _BLOCK)
@@ -45,6 +54,7 @@ def attention(
   key: jax.Array,
   value: jax.Array,
   *,
+  head_width: int | None = None,
   causal: bool,
   window: int = 0,
   interpret: bool = False,
@@ -52,9 +62,10 @@ def attention(
   """Softmax attention on [B, T, H, K] each; T is a multiple of `LANES`.
 
   Args:
-    query: of a width K; scores are divided by √K.
+    query: of a width K.
     key: as many as queries.
     value: as many as keys.
+    head_width: by whose square root scores are divided; None: K. Less where zeros fill the heads.
     causal: whether queries see only the keys up to their own position.
     window: how many of these, their own the last; 0: all. For causal attention.
     interpret: runs the kernel without a TPU, slowly, for tests.
@@ -62,10 +73,8 @@ def attention(
   Returns:
     The values [B, T, H, K], weighted.
   """
-  width = query.shape[-1]
-  query, key, value = (
-    (x * f).swapaxes(1, 2) for x, f in ((query, width**-0.5), (key, 1), (value, 1))
-  )
+  query = query * (head_width or query.shape[-1]) ** -0.5
+  query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
 
   def of_device(query_BxHxTxK: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
     _, heads, length, _ = query_BxHxTxK.shape
@@ -89,15 +98,17 @@ def _mask(length: int, causal: bool, window: int) -> masks.Mask:
 
 def _kernel(heads: int, mask: masks.Mask, interpret: bool):
   block = block_size(mask.shape[0])
+  # Two kernels backward: one for all three gradients leaves a part of the queries' for every block
+  # of keys, and their sum costs more than computing the scores once more.
   blocks = library.BlockSizes(
     **dict.fromkeys(
       (
         *('block_q', 'block_kv', 'block_kv_compute'),
         *('block_q_dkv', 'block_kv_dkv', 'block_kv_dkv_compute'),
+        *('block_q_dq', 'block_kv_dq'),
       ),
       block,
     ),
-    use_fused_bwd_kernel=True,
   )
   return library.make_splash_mha(
     masks.MultiHeadMask((mask,) * heads),

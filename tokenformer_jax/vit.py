@@ -79,15 +79,13 @@ class AttentionPool(nnx.Module):
     """[B, T, D] → [B, 1, D]."""
     batch, _, width = x_BxTxD.shape
     probe_Bx1xD = jnp.broadcast_to(self.probe[...].astype(x_BxTxD.dtype), (batch, 1, width))
-
-    def heads(x: jax.Array) -> jax.Array:
-      return x.reshape(batch, -1, self.heads, width // self.heads)
-
-    query, key = heads(self.query(probe_Bx1xD)), heads(self.key(x_BxTxD))
-    out_Bx1xHxK = jax.nn.dot_product_attention(
-      query, key, heads(self.value(x_BxTxD)), implementation='xla'
+    heads = (self.heads, width // self.heads)
+    query, key, value = (
+      self.query(probe_Bx1xD, heads),
+      self.key(x_BxTxD, heads),
+      self.value(x_BxTxD, heads),
     )
-    pooled_Bx1xD = self.proj(out_Bx1xHxK.reshape(batch, 1, width))
+    pooled_Bx1xD = self.proj(jax.nn.dot_product_attention(query, key, value, implementation='xla'))
     return pooled_Bx1xD + self.ffn(self.norm(pooled_Bx1xD))
 
 

@@ -118,9 +118,9 @@ class _Watched:
   def __init__(self, pattention: Pattention, see: Callable[[jax.Array], None]):
     self._pattention, self._see = pattention, see
 
-  def __call__(self, x_BxTxI: jax.Array) -> jax.Array:
-    self._see(self._pattention.weights(x_BxTxI).astype(jnp.float32))
-    return self._pattention(x_BxTxI)  # XLA computes what both have in common once.
+  def __call__(self, x: jax.Array, *out_heads: tuple[int, int]) -> jax.Array:
+    self._see(self._pattention.weights(x).astype(jnp.float32))
+    return self._pattention(x, *out_heads)  # XLA computes what both have in common once.
 
 
 def _watched(block: Block, x_BxTxD: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
