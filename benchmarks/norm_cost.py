@@ -30,7 +30,6 @@ from jax.ad_checkpoint import checkpoint_name
 from tokenformer_jax import cli, pattention
 from tokenformer_jax.plan import command, topology
 from tokenformer_jax.products import product
-from tokenformer_jax.sharding import constrain
 
 GROWN = {'qkv': 8704, 'proj': 8704, 'ffn': 34816}
 SHAPES = {
@@ -52,30 +51,42 @@ HEAD = ('', 'ms a layer', 'ratio', f'ms a step of {DEPTHS[1]} layers', 'ratio', 
 def without_norm(scores_BxTxN: jax.Array, *, gelu: str, **how) -> jax.Array:
   """In the place of `pattention.parameter_weights`: the GELU alone."""
   del how
-  return pattention.activate(scores_BxTxN, gelu)
+  return pattention.activate(scores_BxTxN.astype(jnp.float32), gelu).astype(scores_BxTxN.dtype)
 
 
 def by_products_of_keys(
-  x_BxTxI: jax.Array, keys_NxI: jax.Array, *, gelu: str, reference_tokens: int, **how
+  x: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  *,
+  recompute: bool,
+  gelu: str,
+  reference_tokens: int,
+  **how,
 ) -> jax.Array:
-  """In the place of `pattention.token_weights`: norms from the products of keys, D² and not N."""
+  """In the place of `pattention.pattention`: norms from the products of keys, D² and not N."""
   del how
-  keys_NxI = keys_NxI.astype(x_BxTxI.dtype)
-  gram_IxI = jnp.einsum('NI,NJ->IJ', keys_NxI, keys_NxI, preferred_element_type=jnp.float32)
-  turned_BxTxI = product('MI,IO->MO', x_BxTxI, gram_IxI, preferred_element_type=jnp.float32)
-  square = jnp.sum(turned_BxTxI * x_BxTxI.astype(jnp.float32), axis=-1, keepdims=True)
-  inverse = jax.lax.rsqrt(square + pattention.EPSILON) * jnp.sqrt(jnp.float32(reference_tokens))
-  inverse = checkpoint_name(inverse, pattention._ROW_NORM)
-  scores_BxTxN = checkpoint_name(
-    constrain(product('MI,NI->MN', x_BxTxI, keys_NxI), 'batch', None, 'param_tokens'),
-    pattention._SCORES,
-  )
-  return pattention.activate(scores_BxTxN * inverse.astype(scores_BxTxN.dtype), gelu)
+
+  def apply(x: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
+    keys = keys.astype(x.dtype)
+    x_BxTxI, keys_NxI = x.reshape(*x.shape[:2], -1), keys.reshape(len(keys), -1)
+    gram_IxI = jnp.einsum('NI,NJ->IJ', keys_NxI, keys_NxI, preferred_element_type=jnp.float32)
+    turned_BxTxI = product('MI,IO->MO', x_BxTxI, gram_IxI, preferred_element_type=jnp.float32)
+    square = jnp.sum(turned_BxTxI * x_BxTxI.astype(jnp.float32), axis=-1, keepdims=True)
+    inverse = jax.lax.rsqrt(square + pattention.EPSILON) * jnp.sqrt(jnp.float32(reference_tokens))
+    inverse = checkpoint_name(inverse, pattention._ROW_NORM)
+    scores = checkpoint_name(pattention._scores(x, keys), pattention._SCORES)
+    weights = pattention.activate(scores.astype(jnp.float32) * inverse, gelu)
+    return pattention._mix(weights.astype(x.dtype), values)
+
+  kept = (pattention._ROW_NORM,) if recompute else (pattention._ROW_NORM, pattention._SCORES)
+  policy = jax.checkpoint_policies.save_only_these_names(*kept)
+  return jax.checkpoint(apply, prevent_cse=False, policy=policy)(x, keys, values)
 
 
 REPLACED = {  # the function of pattention.py, and what stands in its place
   'no norm': ('parameter_weights', without_norm),
-  'KᵀK': ('token_weights', by_products_of_keys),
+  'KᵀK': ('pattention', by_products_of_keys),
 }
 
 
