@@ -119,6 +119,7 @@ def main() -> None:
   run([*this, '--make', chain[0], str(directory / chain[0])])
   print('| stage | s | s, read + write | factor | target GB | peak GB | factor |')
   print('|---|---|---|---|---|---|---|')
+  growing = moving = 0.0
   for old, new in itertools.pairwise(chain):
     model = model_config(new).model
     counts = ','.join(f'{k}={v}' for k, v in dataclasses.asdict(model.param_tokens).items())
@@ -129,11 +130,13 @@ def main() -> None:
     from tokenformer_jax.lm import define_lm  # noqa: PLC0415
 
     size = define_lm(model).count * BYTES / 1e9
+    growing, moving = growing + seconds, moving + reading + writing
     print(
       f'| {old} → {new} | {seconds:.1f} | {reading:.1f} + {writing:.1f} '
       f'| {seconds / (reading + writing):.2f} | {size:.2f} | {peak:.2f} | {peak / size:.2f} |',
       flush=True,
     )
+  print(f'| all | {growing:.1f} | {moving:.1f} | {growing / moving:.2f} | | | |')
   if not args.keep:
     for variant in chain:
       shutil.rmtree(directory / variant)

@@ -236,8 +236,8 @@ def grown(config: Config, origin: Origin, mesh: Mesh) -> State:
   if reason := state.inexact(source, target, config.grow):
     cli.say(f'the grown model will not compute what {config.init_from} does: {reason}')
   if source == meta.config.model:
-    _, grow = files.read_and_grow(checkpoints, meta, mesh, target, config.grow)
-    return _with_average(config, grow())
+    grown = files.read_and_grow(checkpoints, meta, mesh, target, config.grow)
+    return _with_average(config, grown)
   changed = ', '.join(checkpoint.differences(source, meta.config.model, 'model.'))
   cli.say(f'adapting {config.init_from}: {changed}')
   old, definition = files.read(checkpoints, meta, mesh), models.define(target)

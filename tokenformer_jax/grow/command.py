@@ -143,11 +143,17 @@ def _grow(source: Source, config: GrowConfig) -> None:
   if values.dry_run:
     return
   batch, name = _batch(source, _EXAMPLES)
-  compute, recompute = (_program(source, model, batch) for model in (before, after))
-  old, grow = files.read_and_grow(source.checkpoints, source.meta, source.mesh, after, config)
-  computed = compute(old['params'])
-  new = grow()
-  _verify(computed, recompute(new['params']), name, exact=reason is None)
+  programs = [_program(source, model, batch) for model in (before, after)]
+  outputs: list[verify.Outputs] = []
+  new = files.read_and_grow(
+    source.checkpoints,
+    source.meta,
+    source.mesh,
+    after,
+    config,
+    see=lambda params: outputs.append(programs[len(outputs)](params)),
+  )
+  _verify(*outputs, name, exact=reason is None)
   _write(source, new, after, config, 'grow')
 
 

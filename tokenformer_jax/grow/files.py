@@ -49,48 +49,68 @@ def abstract_state(meta: Meta, mesh: Mesh) -> State:
 
 
 def read_and_grow(
-  checkpoints: Checkpoints, meta: Meta, mesh: Mesh, target: ModelConfig, config: GrowConfig
-) -> tuple[State, Callable[[], State]]:
-  """The state of a run, and the function that grows it, whose programs compile meanwhile.
+  checkpoints: Checkpoints,
+  meta: Meta,
+  mesh: Mesh,
+  target: ModelConfig,
+  config: GrowConfig,
+  see: Callable[[Params], None] = lambda params: None,
+) -> State:
+  """The state of a run, grown; the programs for that compile while it is read.
 
-  The function makes one array after the other in its place on the mesh and frees the old one, so
-  that both models are never in memory at once.
+  One array after the other is made in its place on the mesh and the old one freed, so that both
+  models are never in memory at once.
+
+  Args:
+    checkpoints: of the run.
+    meta: of its checkpoint.
+    mesh: where the state is to be.
+    target: the larger model, as for `state.grow`.
+    config: as for `state.grow`.
+    see: is called with the parameters before, and with those after as soon as they are there.
 
   Raises:
     UserError: as `read`.
   """
   source, axes = meta.config.model, models.define(target).axes
-  with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-    programs, compiled = collections.deque(), {}
+  programs, compiled = collections.deque(), {}
 
-    def compile_(f: ToArray, tree: Params) -> Params:
-      def one(path: tokens.Path, old: jax.ShapeDtypeStruct) -> concurrent.futures.Future:
-        place = NamedSharding(mesh, sharding.spec(tokens.lookup(axes, path)))
-        lowered = jax.jit(functools.partial(f, path), out_shardings=place).lower(old)
-        program = lowered.as_text()  # the same one for many arrays
-        if program not in compiled:
-          compiled[program] = pool.submit(lowered.compile)
-        return compiled[program]
+  def compile_(f: ToArray, tree: Params) -> Params:
+    def one(path: tokens.Path, old: jax.ShapeDtypeStruct) -> concurrent.futures.Future:
+      place = NamedSharding(mesh, sharding.spec(tokens.lookup(axes, path)))
+      grow = jax.jit(functools.partial(f, path), out_shardings=place)
+      lowered = grow.lower(old, tokens.salt_of(path))
+      program = lowered.as_text()  # the same one for many arrays
+      if program not in compiled:
+        compiled[program] = pool.submit(lowered.compile)
+      return compiled[program]
 
-      programs.append(jax.tree.map_with_path(one, tree))
-      return tree
+    programs.append(jax.tree.map_with_path(one, tree))
+    return tree
 
-    def run(f: ToArray, tree: Params) -> Params:
-      del f  # compiled in the same order
+  def run(f: ToArray, tree: Params) -> Params:
+    del f  # compiled in the same order
 
-      def one(program: concurrent.futures.Future, old: jax.Array) -> jax.Array:
-        new = jax.block_until_ready(program.result()(old))
-        old.delete()
-        return new
-
-      new = jax.tree.map(one, programs.popleft(), tree)
-      _return_freed_memory()
+    def one(path: tokens.Path, program: concurrent.futures.Future, old: jax.Array) -> jax.Array:
+      new = jax.block_until_ready(program.result()(old, tokens.salt_of(path)))
+      old.delete()
       return new
 
-    state.grow(abstract_state(meta, mesh), source, target, config, compile_)
-    old = read(checkpoints, meta, mesh)
+    new = jax.tree.map_with_path(one, programs.popleft(), tree)
+    if tree is params:
+      see(new)
     _return_freed_memory()
-  return old, functools.partial(state.grow, old, source, target, config, run)
+    return new
+
+  with concurrent.futures.ThreadPoolExecutor(1 + os.cpu_count()) as pool:
+    abstract = abstract_state(meta, mesh)
+    tracing = pool.submit(state.grow, abstract, source, target, config, compile_)
+    old = read(checkpoints, meta, mesh)
+    params = old['params']
+    see(params)
+    tracing.result()
+  _return_freed_memory()
+  return state.grow(old, source, target, config, run)
 
 
 def _return_freed_memory() -> None:

@@ -26,9 +26,9 @@ ZERO_AT_ZERO = ('l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm')
 
 
 class ByArray(Protocol):
-  """A growth, array by array: from a path and an old array to the new one."""
+  """A growth, array by array: from a path, an old array and its salt to the new one."""
 
-  def param(self, path: tokens.Path, old: jax.Array) -> jax.Array: ...
+  def param(self, path: tokens.Path, old: jax.Array, salt: jax.Array) -> jax.Array: ...
 
   def moment(self, path: tokens.Path, old: jax.Array, order: int) -> jax.Array: ...
 
@@ -163,7 +163,12 @@ def by_array(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> By
   return tokens.MoreTokens(definition.axes, models.define(added), copies, config)
 
 
-ToArray = Callable[[tokens.Path, jax.Array], jax.Array]
+ToArray = Callable[[tokens.Path, jax.Array, jax.Array], jax.Array]
+
+
+def map_arrays(f: ToArray, tree: Params) -> Params:
+  """Maps a function of path, array and salt over a tree of parameters."""
+  return jax.tree.map_with_path(lambda path, old: f(path, old, tokens.salt_of(path)), tree)
 
 
 def grow(
@@ -171,7 +176,7 @@ def grow(
   source: ModelConfig,
   target: ModelConfig,
   config: GrowConfig,
-  map_arrays: Callable[[ToArray, Params], Params] = jax.tree.map_with_path,
+  map_arrays: Callable[[ToArray, Params], Params] = map_arrays,
 ) -> State:
   """The state of the larger model: parameters, moments and counters.
 
@@ -185,7 +190,7 @@ def grow(
     source: the model that the state is of.
     target: the larger one, see `grown_model`; `check` has passed.
     config: the method, and what becomes of moments and counters.
-    map_arrays: maps a function of path and array over a tree of parameters.
+    map_arrays: as the function of this name.
 
   Returns:
     The state, with the optimizer's structure unchanged.
@@ -193,7 +198,8 @@ def grow(
   arrays = by_array(source, target, config)
 
   def moments(order: int, tree: Params) -> Params:
-    def moment(path: tokens.Path, old: jax.Array) -> jax.Array:
+    def moment(path: tokens.Path, old: jax.Array, salt: jax.Array) -> jax.Array:
+      del salt  # nothing is drawn
       new = arrays.moment(path, old, order)
       return jnp.zeros_like(new) if config.moments == 'drop' else new
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tokenformer_jax.config import GrowConfig
 from tokenformer_jax.params import Axes, Definition, Params, is_axes, token_axis
@@ -46,19 +47,21 @@ class MoreTokens:
   def __init__(self, axes: Params, added: Definition, copies: dict[Path, int], config: GrowConfig):
     self._axes, self._added, self._copies, self._config = axes, added, copies, config
 
-  def param(self, path: Path, old: jax.Array) -> jax.Array:
-    """The parameter at `path` after growth."""
+  def param(self, path: Path, old: jax.Array, salt: jax.Array) -> jax.Array:
+    """The parameter at `path` after growth; for the salt see `drawing_key`."""
     axis = token_axis(lookup(self._axes, path))
     if axis is None or not self._new(path, axis):
       return old
     config, of_keys = self._config, path[-1].key == 'keys'
     if config.method == 'duplicate':
-      return self._duplicate(path, old, of_keys, axis)
+      return self._duplicate(path, old, of_keys, axis, salt)
     zero = config.method == 'zero_keys' if of_keys else config.new_values == 'zero'
+    shape = lookup(self._added.abstract, path).shape
     if zero:
-      fresh = jnp.zeros(lookup(self._added.abstract, path).shape, old.dtype)
+      fresh = jnp.zeros(shape, old.dtype)
     else:
-      fresh = lookup(self._added.init(jax.random.key(config.seed)), path)
+      initializer = lookup(self._added.initializers, path)
+      fresh = initializer(drawing_key(config.seed, salt), shape, old.dtype)
     return jnp.concatenate([old, fresh], axis)
 
   def moment(self, path: Path, old: jax.Array, order: int) -> jax.Array:
@@ -81,9 +84,11 @@ class MoreTokens:
   def _new(self, path: Path, axis: int) -> int:
     return lookup(self._added.abstract, path).shape[axis]
 
-  def _duplicate(self, path: Path, old: jax.Array, of_keys: bool, axis: int) -> jax.Array:
+  def _duplicate(
+    self, path: Path, old: jax.Array, of_keys: bool, axis: int, salt: jax.Array
+  ) -> jax.Array:
     first, *others = (old if of_keys else old * s for s in shares(self._copies[path]))
-    key = jax.random.fold_in(jax.random.key(self._config.seed), name_hash(path))
+    key = drawing_key(self._config.seed, salt)
     copies = with_noise(jnp.concatenate(others, axis), self._config.noise, key)
     return jnp.concatenate([first, copies], axis)
 
@@ -99,9 +104,14 @@ def shares(copies: int) -> list[float]:
   return parts
 
 
-def name_hash(path: Path) -> int:
-  """A number for a path, the same in every process."""
-  return zlib.crc32(jax.tree_util.keystr(path, simple=True, separator='/').encode())
+def salt_of(path: Path) -> np.uint32:
+  """What makes the draws of one array differ from another's: the same in every process."""
+  return np.uint32(zlib.crc32(jax.tree_util.keystr(path, simple=True, separator='/').encode()))
+
+
+def drawing_key(seed: int, salt: jax.Array) -> jax.Array:
+  """The key of an array's draws; with the salt as an argument, equal shapes share a program."""
+  return jax.random.fold_in(jax.random.key(seed), salt)
 
 
 def with_noise(array: jax.Array, noise: float, key: jax.Array) -> jax.Array:

@@ -23,7 +23,7 @@ class Outputs:
   """What a model makes of a batch: float32 logits [B, …, V] and the mean loss of a target."""
 
   logits: jax.Array
-  loss: float
+  loss: jax.Array
 
 
 def exact_task(config: Config, model: ModelConfig) -> Task:
@@ -39,7 +39,7 @@ def loss(task: Task, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array
 
 
 def program(task: Task, batch: Batch, mesh: Mesh) -> Callable[[Params], Outputs]:
-  """What `outputs` runs, for a batch; it compiles while the caller does something else."""
+  """What `outputs` runs, for a batch; compiles, and runs, while the caller does something else."""
   batch = jax.device_put(batch, sharding.of_batch(mesh))
   places = sharding.of_axes(mesh, task.definition.axes)
   abstract = sharding.with_even_shardings(task.definition.abstract, places)
@@ -55,7 +55,7 @@ def program(task: Task, batch: Batch, mesh: Mesh) -> Callable[[Params], Outputs]
 
   def run(params: Params) -> Outputs:
     mean, logits = compiled.result()(params, batch)
-    return Outputs(logits, float(mean))
+    return Outputs(logits, mean)
 
   return run
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from tokenformer_jax.config import GrowConfig, ModelConfig
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow.tokens import Path, lookup, name_hash, with_noise
+from tokenformer_jax.grow.tokens import Path, drawing_key, lookup, with_noise
 from tokenformer_jax.params import Definition, Params
 
 
@@ -83,8 +83,8 @@ class CopiedUnits:
     # For every new unit of an axis the old one that it copies.
     self._units = {'width': width, 'norm': width, 'heads': entries, 'hidden': hidden}
 
-  def param(self, path: Path, old: jax.Array) -> jax.Array:
-    """The parameter at `path` of the wider model."""
+  def param(self, path: Path, old: jax.Array, salt: jax.Array) -> jax.Array:
+    """The parameter at `path` of the wider model; for the salt see `drawing_key`."""
     names = lookup(self._axes, path)
     new = self._gather(path, old)
     for axis, name in enumerate(names):
@@ -92,8 +92,7 @@ class CopiedUnits:
         new = new / self._copies(name, axis, new.ndim)
     if old.shape == new.shape:
       return new
-    key = jax.random.fold_in(jax.random.key(self._config.seed), name_hash(path))
-    return with_noise(new, self._config.noise, key)
+    return with_noise(new, self._config.noise, drawing_key(self._config.seed, salt))
 
   def moment(self, path: Path, old: jax.Array, order: int) -> jax.Array:
     """Adam's moment: that of the gradient the wider model has, which its copies share."""
@@ -131,9 +130,11 @@ class FilledBlocks:
   def __init__(self, target: Definition, config: GrowConfig):
     self._target, self._config = target, config
 
-  def param(self, path: Path, old: jax.Array) -> jax.Array:
+  def param(self, path: Path, old: jax.Array, salt: jax.Array) -> jax.Array:
     """The parameter at `path` of the wider model: new, with the old one in its first corner."""
-    fresh = lookup(self._target.init(jax.random.key(self._config.seed)), path)
+    initializer = lookup(self._target.initializers, path)
+    shape = lookup(self._target.abstract, path).shape
+    fresh = initializer(drawing_key(self._config.seed, salt), shape, old.dtype)
     return fresh.at[tuple(slice(size) for size in old.shape)].set(old)
 
   def moment(self, path: Path, old: jax.Array, order: int) -> jax.Array:
