@@ -91,12 +91,22 @@ def read_and_grow(
   def run(f: ToArray, tree: Params) -> Params:
     del f  # compiled in the same order
 
-    def one(path: tokens.Path, program: concurrent.futures.Future, old: jax.Array) -> jax.Array:
-      new = jax.block_until_ready(program.result()(old, tokens.salt_of(path)))
+    made = collections.deque()
+
+    def free_the_oldest() -> None:
+      new, old = made.popleft()
+      jax.block_until_ready(new)
       old.delete()
+
+    def one(path: tokens.Path, program: concurrent.futures.Future, old: jax.Array) -> jax.Array:
+      new = program.result()(old, tokens.salt_of(path))
+      made.append((new, old))
+      if len(made) == 2:  # at a time
+        free_the_oldest()
       return new
 
     new = jax.tree.map_with_path(one, programs.popleft(), tree)
+    free_the_oldest()
     if tree is params:
       see(new)
     _return_freed_memory()
