@@ -55,12 +55,12 @@ class Dense(nnx.Module):
     kernel = self.kernel[...]
     bias = None if self.bias is None else self.bias[...].astype(x.dtype)
     if x.ndim == 4:
-      kernel = split_heads(constrain(kernel.astype(x.dtype), 'heads', None), 0, *x.shape[2:])
+      kernel = split_heads(kernel.astype(x.dtype), 0, x.shape[2:], ('heads', None))
       out = product('MHK,HKO->MO', x, kernel)
     elif out_heads is not None:
-      kernel = split_heads(constrain(kernel.astype(x.dtype), None, 'heads'), 1, *out_heads)
+      kernel = split_heads(kernel.astype(x.dtype), 1, out_heads, (None, 'heads'))
       out = product('MI,IHK->MHK', x, kernel)
-      bias = None if bias is None else split_heads(bias, 0, *out_heads)
+      bias = None if bias is None else split_heads(bias, 0, out_heads, ('heads',))
     else:
       out = product('MI,IO->MO', x, kernel)
     return out if bias is None else out + bias[None, None]

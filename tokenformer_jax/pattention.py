@@ -200,14 +200,11 @@ class Pattention(nnx.Module):
     """
     values = self.values[...]
     if out_heads is not None:
-      values = _as_heads(values, x.dtype, out_heads)
+      values = split_heads(values.astype(x.dtype), 1, out_heads, ('param_tokens', None))
     return pattention(x, self._keys(x), values, recompute=self.recompute, **self.how)
 
   def _keys(self, x: jax.Array) -> jax.Array:
     keys_NxI = self.keys[...]
-    return keys_NxI if x.ndim == 3 else _as_heads(keys_NxI, x.dtype, x.shape[2:])
-
-
-def _as_heads(tokens_NxD: jax.Array, dtype: jnp.dtype, heads: tuple[int, ...]) -> jax.Array:
-  """Parameter tokens [N, H, K], first gathered on every device that has a part of their width."""
-  return split_heads(constrain(tokens_NxD.astype(dtype), 'param_tokens', None), 1, *heads)
+    if x.ndim == 3:
+      return keys_NxI
+    return split_heads(keys_NxI.astype(x.dtype), 1, x.shape[2:], ('param_tokens', None))

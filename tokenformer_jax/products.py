@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from tokenformer_jax.sharding import constrain
+
 
 def product(equation: str, x: jax.Array, matrix: jax.Array, **kwargs) -> jax.Array:
   """`jnp.einsum(equation, x, matrix)` of x [B, T, …] as [M, …] with M = B T: [B, T, …].
@@ -20,10 +22,22 @@ def product(equation: str, x: jax.Array, matrix: jax.Array, **kwargs) -> jax.Arr
   return out.reshape(*x.shape[:2], *out.shape[1:])
 
 
-def split_heads(matrix: jax.Array, axis: int, heads: int, head_width: int) -> jax.Array:
-  """A matrix [D, O] or [I, D] with its axis D as heads, [H, K]; zeros fill K up to `head_width`."""
+def split_heads(
+  matrix: jax.Array, axis: int, heads: tuple[int, ...], axes: tuple[str | None, ...]
+) -> jax.Array:
+  """A matrix [I, D], [D, O] or a bias [D] with its axis D as heads.
+
+  Args:
+    matrix: of any dtype.
+    axis: the position of D.
+    heads: their number H and their width K, which may be more than D/H: zeros fill it.
+    axes: of the matrix when it is filled, as for `sharding.constrain`.
+  """
   shape = list(matrix.shape)
-  width = shape[axis] // heads
-  shape[axis : axis + 1] = heads, width
-  fill = [(0, head_width - width if i == axis + 1 else 0) for i in range(len(shape))]
-  return jnp.pad(matrix.reshape(shape), fill)
+  width = shape[axis] // heads[0]
+  shape[axis : axis + 1] = heads[0], width
+  if width == heads[1]:
+    return matrix.reshape(shape)
+  fill = [(0, heads[1] - width if i == axis + 1 else 0) for i in range(len(shape))]
+  # XLA does not fill heads that are split over devices (with jax 0.10.2 it fails).
+  return jnp.pad(constrain(matrix, *axes).reshape(shape), fill)

@@ -36,12 +36,14 @@ def _names(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def filled(head_width: int) -> int:
-  """The width of heads that fill all lanes of the vector units.
+  """The width of heads that projections should make: all lanes of the vector units, or K itself.
 
-  Filled by their projection with zeros, heads need not be moved from lane to lane before and after
-  the kernel, which fills them anyway.
+  Heads that their projection fills with zeros need not be moved from lane to lane before and after
+  the kernel, which fills them anyway. Where more than a quarter would be zeros, their products cost
+  about as much as the moves.
   """
-  return -(-head_width // LANES) * LANES
+  lanes = -(-head_width // LANES) * LANES
+  return lanes if 4 * head_width >= 3 * lanes else head_width
 
 
 def block_size(length: int) -> int:

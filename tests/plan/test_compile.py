@@ -59,6 +59,12 @@ def test_the_step_compiles(name):
   assert kinds & {'all-gather', 'all-reduce'}, 'weights are split, and never put together'
 
 
+@pytest.mark.parametrize('tokens', [1, 2])
+def test_the_step_compiles_with_heads_that_are_filled(tokens):
+  found = _plan('v5p:2x2x1', mesh__tokens=tokens, model__width=768, model__heads=8)
+  assert not found.costs.notes, 'there is something in the program that is not understood'
+
+
 def test_tokens_are_split():
   found = _plan('v5e:4x4', mesh__tokens=4)
   assert found.mesh == {'replica': 1, 'fsdp': 4, 'tokens': 4}
