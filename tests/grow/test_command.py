@@ -119,7 +119,7 @@ def test_a_growth_that_is_not_what_it_should_be_is_not_written(home, tmp_path, m
   """The check is of what was computed: here the new keys are not zero."""
   right = grow_lib.tokens.MoreTokens.param
   monkeypatch.setattr(
-    grow_lib.tokens.MoreTokens, 'param', lambda self, path, old: right(self, path, old) + 0.01
+    grow_lib.tokens.MoreTokens, 'param', lambda *arguments: right(*arguments) + 0.01
   )
   with pytest.raises(UserError, match=r'not what it should be.*nothing was written'):
     grow(f'--source={home}/run', f'--target={tmp_path}/new', LARGER)
