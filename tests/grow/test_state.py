@@ -34,7 +34,7 @@ from tiny import tiny_model
 from tokenformer_jax import step as step_lib
 from tokenformer_jax.config import GrowConfig, ModelConfig, TokenCounts
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import grown_model, inexact
+from tokenformer_jax.grow import grown_model, inexact, tokens
 from tokenformer_jax.grow import state as state_lib
 from tokenformer_jax.lm import define_lm
 
@@ -400,7 +400,7 @@ def test_arrays_grown_one_by_one_are_those_grown_at_once():
 
   def in_reverse(f, tree):
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
-    done = [f(path, leaf) for path, leaf in reversed(leaves)]
+    done = [f(path, leaf, tokens.salt_of(path)) for path, leaf in reversed(leaves)]
     return jax.tree.unflatten(structure, done[::-1])
 
   new = jax.jit(lambda s: state_lib.grow(s, source, TARGET, ZERO_KEYS, in_reverse))(
