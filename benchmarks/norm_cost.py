@@ -71,7 +71,7 @@ def by_products_of_keys(
     keys = keys.astype(x.dtype)
     x_BxTxI, keys_NxI = x.reshape(*x.shape[:2], -1), keys.reshape(len(keys), -1)
     gram_IxI = jnp.einsum('NI,NJ->IJ', keys_NxI, keys_NxI, preferred_element_type=jnp.float32)
-    turned_BxTxI = product('MI,IO->MO', x_BxTxI, gram_IxI, preferred_element_type=jnp.float32)
+    turned_BxTxI = product('BTI,IO->BTO', x_BxTxI, gram_IxI, preferred_element_type=jnp.float32)
     square = jnp.sum(turned_BxTxI * x_BxTxI.astype(jnp.float32), axis=-1, keepdims=True)
     inverse = jax.lax.rsqrt(square + pattention.EPSILON) * jnp.sqrt(jnp.float32(reference_tokens))
     inverse = checkpoint_name(inverse, pattention._ROW_NORM)

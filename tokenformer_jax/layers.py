@@ -3,17 +3,23 @@
 A projection is a Pattention or, in the Transformer baseline (`projection='dense'`), a matrix.
 """
 
+import functools
 import math
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.params import Axes, param
 from tokenformer_jax.pattention import Pattention, activate
 from tokenformer_jax.products import product, split_heads
 from tokenformer_jax.sharding import constrain
+
+# Of a row, as the backward pass of LayerNorm finds them kept.
+_MOMENTS = 'layer_norm_moments'
+_KEEP_MOMENTS = jax.checkpoint_policies.save_only_these_names(_MOMENTS)
 
 
 class LayerNorm(nnx.Module):
@@ -31,14 +37,25 @@ class LayerNorm(nnx.Module):
 
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
     """[B, T, D] → [B, T, D]."""
-    x = x_BxTxD.astype(jnp.float32)
-    x = x - jnp.mean(x, axis=-1, keepdims=True)
-    x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.epsilon)
-    if self.form == 'affine':
-      x = x * self.scale[...][None, None]
-    if self.form != 'plain':
-      x = x + self.bias[...][None, None]
-    return x.astype(x_BxTxD.dtype)
+    scale = self.scale[...] if self.form == 'affine' else None
+    bias = self.bias[...] if self.form != 'plain' else None
+    return _layer_norm(x_BxTxD, scale, bias, self.epsilon)
+
+
+@functools.partial(jax.checkpoint, prevent_cse=False, policy=_KEEP_MOMENTS, static_argnums=3)
+def _layer_norm(
+  x_BxTxD: jax.Array, scale_D: jax.Array | None, bias_D: jax.Array | None, epsilon: float
+) -> jax.Array:
+  """The backward pass finds x kept and its rows' moments, and nothing in float32 as large as x."""
+  x = x_BxTxD.astype(jnp.float32)
+  mean = checkpoint_name(jnp.mean(x, axis=-1, keepdims=True), _MOMENTS)
+  variance = jnp.var(x, axis=-1, keepdims=True)
+  x = (x - mean) * checkpoint_name(jax.lax.rsqrt(variance + epsilon), _MOMENTS)
+  if scale_D is not None:
+    x = x * scale_D[None, None]
+  if bias_D is not None:
+    x = x + bias_D[None, None]
+  return x.astype(x_BxTxD.dtype)
 
 
 class Dense(nnx.Module):
@@ -56,13 +73,13 @@ class Dense(nnx.Module):
     bias = None if self.bias is None else self.bias[...].astype(x.dtype)
     if x.ndim == 4:
       kernel = split_heads(kernel.astype(x.dtype), 0, x.shape[2:], ('heads', None))
-      out = product('MHK,HKO->MO', x, kernel)
+      out = product('BTHK,HKO->BTO', x, kernel)
     elif out_heads is not None:
       kernel = split_heads(kernel.astype(x.dtype), 1, out_heads, (None, 'heads'))
-      out = product('MI,IHK->MHK', x, kernel)
+      out = product('BTI,IHK->BTHK', x, kernel)
       bias = None if bias is None else split_heads(bias, 0, out_heads, ('heads',))
     else:
-      out = product('MI,IO->MO', x, kernel)
+      out = product('BTI,IO->BTO', x, kernel)
     return out if bias is None else out + bias[None, None]
 
 

@@ -13,7 +13,7 @@ from tokenformer_jax.sharding import constrain
 def logits(hidden_BxTxD: jax.Array, embedding_VxD: jax.Array) -> jax.Array:
   """Scores of all tokens [B, T, V], in float32."""
   logits_BxTxV = product(
-    'MD,VD->MV', hidden_BxTxD, embedding_VxD, preferred_element_type=jnp.float32
+    'BTD,VD->BTV', hidden_BxTxD, embedding_VxD, preferred_element_type=jnp.float32
   )
   return constrain(logits_BxTxV, 'batch', None, 'vocab')
 

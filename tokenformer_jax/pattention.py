@@ -9,6 +9,7 @@ where Θ is one of the score functions below. The number N of parameter tokens i
 neither the input's nor the output's width, which is how a trained model grows.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -74,7 +75,8 @@ def parameter_weights(
   dtype, scores_BxTxN = scores_BxTxN.dtype, scores_BxTxN.astype(jnp.float32)
   if score == 'l2_norm_gelu':
     inverse = _inverse_l2(scores_BxTxN, reference_tokens, row_epsilon)
-    return activate(scores_BxTxN * inverse, gelu).astype(dtype)
+    scaled_BxTxN = _gradient_waits(scores_BxTxN, dtype) * inverse
+    return activate(scaled_BxTxN, gelu).astype(dtype)
   if score in ('gelu_l2_norm', 'gelu_l1_norm'):
     weights = activate(scores_BxTxN, gelu)
   else:
@@ -82,7 +84,33 @@ def parameter_weights(
     row_max = jax.lax.stop_gradient(jnp.max(scores_BxTxN, axis=-1, keepdims=True))
     weights = jnp.exp(scores_BxTxN - row_max)
   inverse = _inverse_l1 if score in ('gelu_l1_norm', 'softmax') else _inverse_l2
-  return (weights * inverse(weights, reference_tokens, row_epsilon)).astype(dtype)
+  scale = inverse(weights, reference_tokens, row_epsilon)
+  return (_gradient_waits(weights, dtype) * scale).astype(dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _gradient_waits(rows: jax.Array, dtype: jnp.dtype) -> jax.Array:
+  """The rows, with their gradient rounded to `dtype`.
+
+  What reaches them past their norm is complete only with the norm's part, a sum over the row. Until
+  that is known it waits in memory, in float32 if XLA may choose, for it drops pairs of conversions.
+  """
+  del dtype
+  return rows
+
+
+def _waits_forward(rows: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, None]:
+  return _gradient_waits(rows, dtype), None
+
+
+def _waits_backward(dtype: jnp.dtype, _: None, gradient: jax.Array) -> tuple[jax.Array]:
+  if dtype != gradient.dtype:
+    waiting = jax.lax.optimization_barrier(gradient.astype(dtype))
+    gradient = waiting.astype(gradient.dtype)
+  return (gradient,)
+
+
+_gradient_waits.defvjp(_waits_forward, _waits_backward)
 
 
 def _inverse_l2(rows: jax.Array, reference_tokens: int, epsilon: float) -> jax.Array:
@@ -100,13 +128,13 @@ def _inverse_l1(rows: jax.Array, reference_tokens: int, epsilon: float) -> jax.A
 
 def _scores(x: jax.Array, keys: jax.Array) -> jax.Array:
   """Scores x Kᵀ, [B, T, N]."""
-  equation = 'MI,NI->MN' if keys.ndim == 2 else 'MHK,NHK->MN'
+  equation = 'BTI,NI->BTN' if keys.ndim == 2 else 'BTHK,NHK->BTN'
   return constrain(product(equation, x, keys), 'batch', None, 'param_tokens')
 
 
 def _mix(weights_BxTxN: jax.Array, values: jax.Array) -> jax.Array:
   """The sum of the values with these weights, [B, T, O] or [B, T, H, K]."""
-  return product('MN,NO->MO' if values.ndim == 2 else 'MN,NHK->MHK', weights_BxTxN, values)
+  return product('BTN,NO->BTO' if values.ndim == 2 else 'BTN,NHK->BTHK', weights_BxTxN, values)
 
 
 def pattention(

@@ -3,22 +3,28 @@
 import jax
 import jax.numpy as jnp
 
-from tokenformer_jax.sharding import constrain
+from tokenformer_jax.sharding import constrain, platform
 
 
 def product(equation: str, x: jax.Array, matrix: jax.Array, **kwargs) -> jax.Array:
-  """`jnp.einsum(equation, x, matrix)` of x [B, T, …] as [M, …] with M = B T: [B, T, …].
+  """`jnp.einsum(equation, x, matrix)` of activations [B, T, …] and a matrix: [B, T, …].
 
-  The gradient of the matrix then sums over one axis and not over two, for which XLA would first
-  write a transposed copy of the output's gradient on a CPU.
+  On a CPU that of x as [M, …], with M = B T: the gradient of the matrix then sums over one axis and
+  not over two, for which XLA would first write a transposed copy of the output's gradient. On a TPU
+  it is the other way round: T is the last axis of XLA's layout of activations, and B the first, so
+  that M is no axis of theirs without a copy.
 
   Args:
-    equation: of axes M and others, `MI,IO->MO` for example.
+    equation: `BTI,IO->BTO` for example.
     x: activations, [B, T, …].
     matrix: cast to the dtype of x.
     **kwargs: of `jnp.einsum`.
   """
-  out = jnp.einsum(equation, x.reshape(-1, *x.shape[2:]), matrix.astype(x.dtype), **kwargs)
+  matrix = matrix.astype(x.dtype)
+  if platform() != 'cpu':
+    return jnp.einsum(equation, x, matrix, **kwargs)
+  rows = x.reshape(-1, *x.shape[2:])
+  out = jnp.einsum(equation.replace('BT', 'M'), rows, matrix, **kwargs)
   return out.reshape(*x.shape[:2], *out.shape[1:])
 
 

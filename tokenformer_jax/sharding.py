@@ -143,6 +143,15 @@ def with_even_shardings(abstract: Any, shardings: Any) -> Any:
   return jax.tree.map(placed, abstract, shardings)
 
 
+def platform() -> str:
+  """What a program that is traced here is for: `cpu`, `gpu` or `tpu`.
+
+  That of the mesh that is set, whose devices may be elsewhere, or else that of this process.
+  """
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  return device.platform if device is not None else jax.default_backend()
+
+
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
   """Fixes the partition of an activation, if a mesh is set (`jax.set_mesh`)."""
   if jax.sharding.get_abstract_mesh().empty:
