@@ -79,9 +79,7 @@ def by_products_of_keys(
     weights = pattention.activate(scores.astype(jnp.float32) * inverse, gelu)
     return pattention._mix(weights.astype(x.dtype), values)
 
-  kept = (pattention._ROW_NORM,) if recompute else (pattention._ROW_NORM, pattention._SCORES)
-  policy = jax.checkpoint_policies.save_only_these_names(*kept)
-  return jax.checkpoint(apply, prevent_cse=False, policy=policy)(x, keys, values)
+  return pattention.keep_scores(apply, recompute)(x, keys, values)
 
 
 REPLACED = {  # the function of pattention.py, and what stands in its place

@@ -10,6 +10,7 @@ neither the input's nor the output's width, which is how a trained model grows.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -142,14 +143,11 @@ def pattention(
 ) -> jax.Array:
   """Θ(x Kᵀ) V in the dtype of x.
 
-  For the backward pass the norms of the scores are kept, and the scores; what is made of them is
-  computed again.
-
   Args:
     x: [B, T, D_in], or heads [B, T, H, K].
     keys: [N, D_in], or [N, H, K].
     values: [N, D_out], or [N, H, K] for heads as the output.
-    recompute: compute the scores again, too, instead of keeping them.
+    recompute: see `keep_scores`.
     **how: of `parameter_weights`.
 
   Returns:
@@ -159,9 +157,19 @@ def pattention(
   def apply(x: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
     return _mix(parameter_weights(checkpoint_name(_scores(x, keys), _SCORES), **how), values)
 
+  return keep_scores(apply, recompute)(x, keys, values)
+
+
+def keep_scores(apply: Callable[..., jax.Array], recompute: bool) -> Callable[..., jax.Array]:
+  """A Pattention that keeps its scores and their norms for the backward pass, and nothing else.
+
+  Args:
+    apply: what computes it; what is made of the scores is computed again.
+    recompute: compute the scores again, too.
+  """
   kept = (_ROW_NORM,) if recompute else (_ROW_NORM, _SCORES)
   policy = jax.checkpoint_policies.save_only_these_names(*kept)
-  return jax.checkpoint(apply, prevent_cse=False, policy=policy)(x, keys, values)
+  return jax.checkpoint(apply, prevent_cse=False, policy=policy)
 
 
 class Pattention(nnx.Module):
