@@ -35,12 +35,12 @@ def read(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> State:
   Raises:
     UserError: the checkpoint is damaged, or holds something else than a model.
   """
-  checkpoint.check_is_model(meta, checkpoints.directory.parent)
-  return checkpoint.restore_source(checkpoints, meta, abstract_state(meta, mesh))
+  return checkpoint.restore_source(checkpoints, meta, _abstract_state(checkpoints, meta, mesh))
 
 
-def abstract_state(meta: Meta, mesh: Mesh) -> State:
+def _abstract_state(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> State:
   """Shapes and shardings of what `read` reads."""
+  checkpoint.check_is_model(meta, checkpoints.directory.parent)
   definition, ema = models.define(meta.config.model), checkpoint.has(meta, 'ema')
   tx = optim.make_optimizer(meta.config.optim, meta.config.train.steps, definition.axes)
   abstract = jax.eval_shape(lambda: step_lib.initial_state(definition, tx, 0, ema=ema))
@@ -113,9 +113,9 @@ def read_and_grow(
     return new
 
   with concurrent.futures.ThreadPoolExecutor(1 + os.cpu_count()) as pool:
-    abstract = abstract_state(meta, mesh)
+    abstract = _abstract_state(checkpoints, meta, mesh)
     tracing = pool.submit(state.grow, abstract, source, target, config, compile_)
-    old = read(checkpoints, meta, mesh)
+    old = checkpoint.restore_source(checkpoints, meta, abstract)
     params = old['params']
     see(params)
     tracing.result()
