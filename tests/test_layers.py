@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 from tiny import tiny_model
 
+from tokenformer_jax import products
 from tokenformer_jax.layers import LayerNorm, projection
 
 
@@ -24,6 +25,36 @@ def test_a_layer_norm_has_the_parameters_of_its_form_and_uses_them(form, params)
   want = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
   want = want * values.get('scale', 1) + values.get('bias', 0)
   np.testing.assert_allclose(norm(jnp.asarray(x)), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('form', ['plain', 'affine'])
+def test_a_layer_norm_keeps_nothing_in_float32_for_each_element(form):
+  norm = LayerNorm(6, form, epsilon=1e-5, rngs=nnx.Rngs(0))
+  x = jnp.ones((2, 4, 6), jnp.bfloat16)
+  backward = jax.eval_shape(lambda x: jax.vjp(norm, x)[1], x)
+  kept = [(leaf.dtype.name, leaf.size) for leaf in jax.tree.leaves(backward)]
+  assert ('float32', 2 * 4) in kept, 'the moments of the rows are computed again'
+  assert ('float32', x.size) not in kept, f'the backward pass finds {kept}'
+
+
+@pytest.mark.parametrize(
+  ('equation', 'x', 'matrix'),
+  [
+    ('BTI,IO->BTO', (2, 3, 6), (6, 5)),
+    ('BTN,NHK->BTHK', (2, 3, 6), (6, 2, 4)),
+    ('BTHK,NHK->BTN', (2, 3, 2, 4), (6, 2, 4)),
+  ],
+)
+def test_products_are_the_same_for_every_platform(monkeypatch, equation, x, matrix):
+  x, matrix = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate((x, matrix)))
+
+  def on(platform: str):
+    monkeypatch.setattr(products, 'platform', lambda: platform)
+    out, backward = jax.vjp(lambda x, matrix: products.product(equation, x, matrix), x, matrix)
+    return out, *backward(jnp.cos(out))
+
+  for got, want in zip(on('tpu'), on('cpu'), strict=True):
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize('kind', ['pattention', 'dense'])

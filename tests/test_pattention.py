@@ -283,3 +283,18 @@ def test_norms_of_bfloat16_scores_are_summed_in_float32(score, bound):
 def test_weights_have_the_dtype_of_the_scores(score):
   weights = jax.eval_shape(lambda a: _weights(a, score), jnp.ones((1, 1, 4), jnp.bfloat16))
   assert weights.dtype == jnp.bfloat16, 'the product with the values leaves bfloat16'
+
+
+@EACH_SCORE
+def test_gradients_of_bfloat16_scores_are_those_of_float32_rounded(score):
+  scores, cotangent = _normal(0, (1, 8, 256), (1, 8, 256))
+  scores, cotangent = (jnp.asarray(a, jnp.bfloat16) for a in (scores, cotangent))
+
+  def gradient(dtype):
+    backward = jax.vjp(lambda a: _weights(a, score), scores.astype(dtype))[1]
+    return np.float64(backward(cotangent.astype(dtype))[0])
+
+  got, want = gradient(jnp.bfloat16), gradient(jnp.float32)
+  # Two roundings, of 2⁻⁹ at most each: of what waits for the row's sum, and of all.
+  error = np.linalg.norm(got - want, axis=-1) / np.linalg.norm(want, axis=-1)
+  assert 0 < np.max(error) < 2**-8, 'more is rounded than what waits and the result'

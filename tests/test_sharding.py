@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import AbstractDevice, AbstractMesh, Mesh
 from tiny import tiny_model
 
 from tokenformer_jax import optim, sharding, tasks
@@ -202,6 +202,14 @@ def test_an_activation_is_constrained_under_a_mesh():
 def test_an_activation_is_left_alone_without_a_mesh():
   x = jnp.ones((4, 3, 8))
   assert sharding.constrain(x, 'batch', None, 'param_tokens') is x, 'one device needs a mesh'
+
+
+def test_a_program_is_for_the_platform_of_the_mesh_that_is_set():
+  assert sharding.platform() == 'cpu', 'no mesh is set: it is for this process'
+  elsewhere = AbstractDevice(device_kind='TPU v5', num_cores=1, platform='tpu')
+  mesh = AbstractMesh((1, 1, 1), sharding.MESH_AXES, abstract_device=elsewhere)
+  with jax.sharding.use_abstract_mesh(mesh):
+    assert sharding.platform() == 'tpu', 'its devices are not those here'
 
 
 def test_what_divides_passes():
