@@ -89,29 +89,31 @@ def parameter_weights(
   return (_gradient_waits(weights, dtype) * scale).astype(dtype)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _gradient_waits(rows: jax.Array, dtype: jnp.dtype) -> jax.Array:
   """The rows, with their gradient rounded to `dtype`.
 
   What reaches them past their norm is complete only with the norm's part, a sum over the row. Until
   that is known it waits in memory, in float32 if XLA may choose, for it drops pairs of conversions.
   """
+  return rows if rows.dtype == dtype else _rounded_gradient(rows, dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _rounded_gradient(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
   del dtype
-  return rows
+  return x
 
 
-def _waits_forward(rows: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, None]:
-  return _gradient_waits(rows, dtype), None
+def _forward(x: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, None]:
+  return _rounded_gradient(x, dtype), None
 
 
-def _waits_backward(dtype: jnp.dtype, _: None, gradient: jax.Array) -> tuple[jax.Array]:
-  if dtype != gradient.dtype:
-    waiting = jax.lax.optimization_barrier(gradient.astype(dtype))
-    gradient = waiting.astype(gradient.dtype)
-  return (gradient,)
+def _backward(dtype: jnp.dtype, _: None, gradient: jax.Array) -> tuple[jax.Array]:
+  rounded = jax.lax.optimization_barrier(gradient.astype(dtype))
+  return (rounded.astype(gradient.dtype),)
 
 
-_gradient_waits.defvjp(_waits_forward, _waits_backward)
+_rounded_gradient.defvjp(_forward, _backward)
 
 
 def _inverse_l2(rows: jax.Array, reference_tokens: int, epsilon: float) -> jax.Array:
