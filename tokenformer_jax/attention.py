@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from tokenformer_jax import splash
+from tokenformer_jax import sharding, splash
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.layers import projection
 from tokenformer_jax.sharding import constrain
@@ -148,12 +148,12 @@ def _sees(slots_T: jax.Array, keys_S: jax.Array, window: int) -> jax.Array:
 
 
 def kernel(name: str, dtype: jnp.dtype, platform: str | None = None) -> str:
-  """The kernel for `config.train.attention` on a platform, by default that of this process.
+  """The kernel for `config.train.attention` on a platform, by default `sharding.platform()`.
 
   `auto` is `splash` on a TPU and `cudnn`, cuDNN's flash attention, on a GPU in bfloat16; elsewhere
   it is `xla`, `causal_attention`.
   """
-  platform = platform or jax.default_backend()
+  platform = platform or sharding.platform()
   if name != 'auto':
     return name
   if platform == 'gpu' and dtype == jnp.bfloat16:
