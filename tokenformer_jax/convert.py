@@ -256,6 +256,7 @@ def _deferred(model: ModelConfig, tensors: Mapping[str, Tensor]) -> Params:
     sources = parts[tuple(key.key for key in path)]
 
     def read() -> np.ndarray:
+      files.return_freed_memory()  # of the array before
       if path[0].key != 'blocks':
         return sources[0].read().astype(np.float32, copy=False)
       layers = np.empty(abstract.shape, np.float32)
@@ -331,6 +332,7 @@ def _tensors(
       # A copy of a layer, so that whoever still holds the last one does not hold all of them.
       yield name, array if layer is None else array[layer].copy()
     del array  # before the next one is read
+    files.return_freed_memory()
 
 
 def _at(tree: Params, path: Sequence[str]) -> jax.Array | jax.ShapeDtypeStruct:

@@ -109,7 +109,7 @@ def read_and_grow(
     free_the_oldest()
     if tree is params:
       see(new)
-    _return_freed_memory()
+    return_freed_memory()
     return new
 
   with concurrent.futures.ThreadPoolExecutor(1 + os.cpu_count()) as pool:
@@ -119,11 +119,11 @@ def read_and_grow(
     params = old['params']
     see(params)
     tracing.result()
-  _return_freed_memory()
+  return_freed_memory()
   return state.grow(old, source, target, config, run)
 
 
-def _return_freed_memory() -> None:
+def return_freed_memory() -> None:
   """Gives the system what glibc's allocator keeps for later, a tenth of the state on a CPU."""
   with contextlib.suppress(OSError, AttributeError):  # another C library
     ctypes.CDLL('libc.so.6').malloc_trim(0)
