@@ -4,9 +4,10 @@ r"""Time and memory of growing a model at full size, against reading and writing
   python benchmarks/grow.py --chain=124m,354m --keep   leaves the runs in --directory
 
 The models are those of configs/lm_openwebtext.py, with random weights and moments; nothing is
-trained. Each stage is one call of `python -m tokenformer_jax.grow`, with its verification. Prints
-the seconds of the whole command, those of reading the source and of writing the target in another
-process, and the peak of resident memory against the size of the target's state.
+trained. Each stage is one call of `python -m tokenformer_jax.grow`, with its verification, and, in
+turn with it, reading the source and writing the target in another process. Prints the median of the
+seconds over the rounds, the smallest and the largest factor of a round, and the largest peak of
+resident memory against the size of the target's state.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import itertools
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -97,10 +99,24 @@ def run(arguments: list[str]) -> tuple[float, float, str]:
   return time.perf_counter() - start, usage.ru_maxrss * 1024 / 1e9, output
 
 
+def time_stage(source: Path, target: Path, counts: str, rounds: int) -> dict[str, list[float]]:
+  """Seconds and peak of each round; leaves the target of the last one."""
+  grow = [sys.executable, '-m', 'tokenformer_jax.grow', f'--param_tokens={counts}']
+  measured = {'growing': [], 'reading': [], 'writing': [], 'peak': []}
+  for _ in range(rounds):
+    shutil.rmtree(target, ignore_errors=True)
+    seconds, peak, _ = run([*grow, f'--source={source}', f'--target={target}'])
+    output = run([sys.executable, __file__, '--time', str(source), str(target)])[2]
+    for name, value in zip(measured, (seconds, *json.loads(output), peak), strict=True):
+      measured[name].append(value)
+  return measured
+
+
 def main() -> None:
   """Runs the chain and prints a row for each stage."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--chain', default='124m,354m,757m')
+  parser.add_argument('--rounds', type=int, default=5, help='of each stage (default: 5)')
   parser.add_argument('--directory', help='for the runs; default: a temporary one')
   parser.add_argument('--keep', action='store_true', help='do not remove the runs')
   parser.add_argument('--make', nargs=2, help=argparse.SUPPRESS)
@@ -115,28 +131,29 @@ def main() -> None:
   chain = args.chain.split(',')
   directory = Path(args.directory or tempfile.mkdtemp())
   directory.mkdir(parents=True, exist_ok=True)
-  this = [sys.executable, __file__]
-  run([*this, '--make', chain[0], str(directory / chain[0])])
+  run([sys.executable, __file__, '--make', chain[0], str(directory / chain[0])])
   print('| stage | s | s, read + write | factor | target GB | peak GB | factor |')
   print('|---|---|---|---|---|---|---|')
-  growing = moving = 0.0
   for old, new in itertools.pairwise(chain):
     model = model_config(new).model
     counts = ','.join(f'{k}={v}' for k, v in dataclasses.asdict(model.param_tokens).items())
-    source, target = directory / old, directory / new
-    grow = [sys.executable, '-m', 'tokenformer_jax.grow', f'--param_tokens={counts}']
-    seconds, peak, _ = run([*grow, f'--source={source}', f'--target={target}'])
-    reading, writing = json.loads(run([*this, '--time', str(source), str(target)])[2])
+    measured = time_stage(directory / old, directory / new, counts, args.rounds)
     from tokenformer_jax.lm import define_lm  # noqa: PLC0415
 
-    size = define_lm(model).count * BYTES / 1e9
-    growing, moving = growing + seconds, moving + reading + writing
+    size, peak = define_lm(model).count * BYTES / 1e9, max(measured['peak'])
+    growing, reading, writing = (
+      statistics.median(measured[name]) for name in ('growing', 'reading', 'writing')
+    )
+    factors = sorted(
+      g / (r + w)
+      for g, r, w in zip(measured['growing'], measured['reading'], measured['writing'], strict=True)
+    )
     print(
-      f'| {old} → {new} | {seconds:.1f} | {reading:.1f} + {writing:.1f} '
-      f'| {seconds / (reading + writing):.2f} | {size:.2f} | {peak:.2f} | {peak / size:.2f} |',
+      f'| {old} → {new} | {growing:.1f} | {reading:.1f} + {writing:.1f} '
+      f'| {growing / (reading + writing):.2f} ({factors[0]:.2f}…{factors[-1]:.2f}) '
+      f'| {size:.2f} | {peak:.2f} | {peak / size:.2f} |',
       flush=True,
     )
-  print(f'| all | {growing:.1f} | {moving:.1f} | {growing / moving:.2f} | | | |')
   if not args.keep:
     for variant in chain:
       shutil.rmtree(directory / variant)

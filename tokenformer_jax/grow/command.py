@@ -34,7 +34,7 @@ from tokenformer_jax.grow import files, parts, state, table, verify
 from tokenformer_jax.params import Params
 from tokenformer_jax.tasks import Batch
 
-_EXAMPLES = 2  # of the batch that compares two models, or the least number that the mesh can split
+_EXAMPLES = 1  # of the batch that compares two models, or the least number that the mesh can split
 
 # The flags that not every action takes, and those that each one does.
 _OPTIONS = (

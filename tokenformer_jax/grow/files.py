@@ -76,10 +76,13 @@ def read_and_grow(
   programs, compiled = collections.deque(), {}
 
   def compile_(f: ToArray, tree: Params) -> Params:
-    def one(path: tokens.Path, old: jax.ShapeDtypeStruct) -> concurrent.futures.Future:
+    def one(path: tokens.Path, old: jax.ShapeDtypeStruct) -> concurrent.futures.Future | None:
       place = NamedSharding(mesh, sharding.spec(tokens.lookup(axes, path)))
       grow = jax.jit(functools.partial(f, path), out_shardings=place)
-      lowered = grow.lower(old, tokens.salt_of(path))
+      traced = grow.trace(old, tokens.salt_of(path))
+      if old.sharding == place and traced.jaxpr.jaxpr.outvars == traced.jaxpr.jaxpr.invars[:1]:
+        return None  # It stays what and where it is.
+      lowered = traced.lower()
       program = lowered.as_text()  # the same one for many arrays
       if program not in compiled:
         compiled[program] = pool.submit(lowered.compile)
@@ -98,15 +101,21 @@ def read_and_grow(
       jax.block_until_ready(new)
       old.delete()
 
-    def one(path: tokens.Path, program: concurrent.futures.Future, old: jax.Array) -> jax.Array:
+    def one(
+      path: tokens.Path, program: concurrent.futures.Future | None, old: jax.Array
+    ) -> jax.Array:
+      if program is None:
+        return old
       new = program.result()(old, tokens.salt_of(path))
       made.append((new, old))
       if len(made) == 2:  # at a time
         free_the_oldest()
       return new
 
-    new = jax.tree.map_with_path(one, programs.popleft(), tree)
-    free_the_oldest()
+    is_none = lambda x: x is None  # noqa: E731
+    new = jax.tree.map_with_path(one, programs.popleft(), tree, is_leaf=is_none)
+    while made:
+      free_the_oldest()
     if tree is params:
       see(new)
     return_freed_memory()
