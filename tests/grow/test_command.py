@@ -150,7 +150,7 @@ REFUSALS = {
   'no run': (['--source={home}/nothing', LARGER], 'is not the work directory of a run'),
   'no such step': (['--source={home}/run@7', LARGER], 'has no checkpoint of step 7; it has the st'),
   'a source that ends oddly': (['--source={home}/run@new', LARGER], 'it is DIR or DIR@STEP'),
-  'an unknown kind': (['--param_tokens=fnn=128'], "the kind 'fnn'; did you mean 'ffn'"),
+  'an unknown kind': (['--param_tokens=fnn=128'], "names 'fnn'; did you mean 'ffn'"),
   'no number': (['--param_tokens=ffn=many'], "has 'ffn=many'; it must be ffn=N"),
   'a count of zero': (['--param_tokens=ffn=0'], "has 'ffn=0'; it must be ffn=N"),
   'nothing': ([], 'nothing would grow; say what is to be larger'),
@@ -181,7 +181,7 @@ REFUSALS = {
   'no shrinking': (['shrink', '--param_tokens=ffn=96'], 'shrink cannot make 96 of it'),
   'shrinking to the same': (['shrink'], 'nothing would shrink'),
   'an odd mesh': ([LARGER, '--mesh=fsdp=2'], 'which does not make up the 1 devices'),
-  'an unknown axis': ([LARGER, '--mesh=data=1'], "--mesh has 'data=1'; it is replica=N,fsdp=N,tok"),
+  'an unknown axis': ([LARGER, '--mesh=data=1'], "--mesh names 'data'; known names: fsdp, repl"),
 }
 
 

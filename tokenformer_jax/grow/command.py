@@ -255,30 +255,28 @@ def _wanted_model(model: ModelConfig, config: GrowConfig) -> ModelConfig:
   return new
 
 
+def _numbers(flag: str, allowed: Sequence[str], least: int) -> dict[str, int]:
+  """The numbers of a flag such as --param_tokens=qkv=128,ffn=512."""
+  numbers = {}
+  for part in filter(None, (flags.FLAGS[flag].value or '').split(',')):
+    name, _, number = part.partition('=')
+    if name not in allowed:
+      raise UserError(f'--{flag} names {name!r}{nearest(name, allowed)}')
+    if not number.removeprefix('-').isdigit() or int(number) < least:
+      raise UserError(f'--{flag} has {part!r}; it must be {name}=N, with N at least {least}')
+    numbers[name] = int(number)
+  return numbers
+
+
 def _counts(old: TokenCounts) -> TokenCounts:
   """The counts of --param_tokens."""
-  counts = {}
-  for part in filter(None, (flags.FLAGS.param_tokens or '').split(',')):
-    kind, _, number = part.partition('=')
-    if kind not in state.KINDS:
-      raise UserError(f'--param_tokens names the kind {kind!r}{nearest(kind, state.KINDS)}')
-    if not number.isdigit() or int(number) == 0:
-      raise UserError(f'--param_tokens has {part!r}; it must be {kind}=N, with N greater than 0')
-    counts[kind] = int(number)
-  return dataclasses.replace(old, **counts)
+  return dataclasses.replace(old, **_numbers('param_tokens', state.KINDS, least=1))
 
 
 def _mesh(of_source: MeshConfig, devices: list[jax.Device]) -> tuple[Mesh, MeshConfig]:
   """The mesh of --mesh, or that of the source if it makes up the devices here, or all of them."""
   if flags.FLAGS.mesh is not None:
-    sizes = {}
-    for part in flags.FLAGS.mesh.split(','):
-      axis, _, number = part.partition('=')
-      if axis not in sharding.MESH_AXES or not number.removeprefix('-').isdigit():
-        allowed = ','.join(f'{name}=N' for name in sharding.MESH_AXES)
-        raise UserError(f'--mesh has {part!r}; it is {allowed}')
-      sizes[axis] = int(number)
-    mesh_config = MeshConfig(**{'fsdp': 1, **sizes})
+    mesh_config = MeshConfig(**{'fsdp': 1, **_numbers('mesh', sharding.MESH_AXES, least=-1)})
     return sharding.make_mesh(mesh_config, devices), mesh_config
   try:
     return sharding.make_mesh(of_source, devices), of_source
