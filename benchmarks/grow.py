@@ -99,17 +99,15 @@ def run(arguments: list[str]) -> tuple[float, float, str]:
   return time.perf_counter() - start, usage.ru_maxrss * 1024 / 1e9, output
 
 
-def time_stage(source: Path, target: Path, counts: str, rounds: int) -> dict[str, list[float]]:
-  """Seconds and peak of each round; leaves the target of the last one."""
+def time_stage(source: Path, target: Path, counts: str) -> tuple[float, float, float, float]:
+  """Seconds of growing, of reading and of writing, and the peak; makes the target anew."""
+  shutil.rmtree(target, ignore_errors=True)
   grow = [sys.executable, '-m', 'tokenformer_jax.grow', f'--param_tokens={counts}']
-  measured = {'growing': [], 'reading': [], 'writing': [], 'peak': []}
-  for _ in range(rounds):
-    shutil.rmtree(target, ignore_errors=True)
-    seconds, peak, _ = run([*grow, f'--source={source}', f'--target={target}'])
-    output = run([sys.executable, __file__, '--time', str(source), str(target)])[2]
-    for name, value in zip(measured, (seconds, *json.loads(output), peak), strict=True):
-      measured[name].append(value)
-  return measured
+  growing, peak, _ = run([*grow, f'--source={source}', f'--target={target}'])
+  reading, writing = json.loads(
+    run([sys.executable, __file__, '--time', str(source), str(target)])[2]
+  )
+  return growing, reading, writing, peak
 
 
 def main() -> None:
@@ -137,17 +135,12 @@ def main() -> None:
   for old, new in itertools.pairwise(chain):
     model = model_config(new).model
     counts = ','.join(f'{k}={v}' for k, v in dataclasses.asdict(model.param_tokens).items())
-    measured = time_stage(directory / old, directory / new, counts, args.rounds)
+    rounds = [time_stage(directory / old, directory / new, counts) for _ in range(args.rounds)]
     from tokenformer_jax.lm import define_lm  # noqa: PLC0415
 
-    size, peak = define_lm(model).count * BYTES / 1e9, max(measured['peak'])
-    growing, reading, writing = (
-      statistics.median(measured[name]) for name in ('growing', 'reading', 'writing')
-    )
-    factors = sorted(
-      g / (r + w)
-      for g, r, w in zip(measured['growing'], measured['reading'], measured['writing'], strict=True)
-    )
+    size, peak = define_lm(model).count * BYTES / 1e9, max(peak for *_, peak in rounds)
+    growing, reading, writing, _ = map(statistics.median, zip(*rounds, strict=True))
+    factors = sorted(grow / (read + write) for grow, read, write, _ in rounds)
     print(
       f'| {old} → {new} | {growing:.1f} | {reading:.1f} + {writing:.1f} '
       f'| {growing / (reading + writing):.2f} ({factors[0]:.2f}…{factors[-1]:.2f}) '

@@ -258,7 +258,8 @@ def _wanted_model(model: ModelConfig, config: GrowConfig) -> ModelConfig:
 def _numbers(flag: str, allowed: Sequence[str], least: int) -> dict[str, int]:
   """The numbers of a flag such as --param_tokens=qkv=128,ffn=512."""
   numbers = {}
-  for part in filter(None, (flags.FLAGS[flag].value or '').split(',')):
+  text = flags.FLAGS[flag].value
+  for part in [] if text is None else text.split(','):
     name, _, number = part.partition('=')
     if name not in allowed:
       raise UserError(f'--{flag} names {name!r}{nearest(name, allowed)}')
