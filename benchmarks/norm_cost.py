@@ -29,7 +29,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from tokenformer_jax import cli, pattention
 from tokenformer_jax.plan import command, topology
-from tokenformer_jax.products import product
+from tokenformer_jax.products import product, project, split_heads
 
 GROWN = {'qkv': 8704, 'proj': 8704, 'ffn': 34816}
 SHAPES = {
@@ -59,6 +59,7 @@ def by_products_of_keys(
   keys: jax.Array,
   values: jax.Array,
   *,
+  out_heads: tuple[int, int] | None,
   recompute: bool,
   gelu: str,
   reference_tokens: int,
@@ -68,16 +69,19 @@ def by_products_of_keys(
   del how
 
   def apply(x: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
-    keys = keys.astype(x.dtype)
-    x_BxTxI, keys_NxI = x.reshape(*x.shape[:2], -1), keys.reshape(len(keys), -1)
+    keys_NxI = keys.astype(x.dtype)
+    if x.ndim == 4:
+      keys_NxI = split_heads(keys_NxI, 1, x.shape[2:], pattention._AXES)
+    x_BxTxI, keys_NxI = x.reshape(*x.shape[:2], -1), keys_NxI.reshape(len(keys), -1)
     gram_IxI = jnp.einsum('NI,NJ->IJ', keys_NxI, keys_NxI, preferred_element_type=jnp.float32)
     turned_BxTxI = product('BTI,IO->BTO', x_BxTxI, gram_IxI, preferred_element_type=jnp.float32)
     square = jnp.sum(turned_BxTxI * x_BxTxI.astype(jnp.float32), axis=-1, keepdims=True)
     inverse = jax.lax.rsqrt(square + pattention.EPSILON) * jnp.sqrt(jnp.float32(reference_tokens))
     inverse = checkpoint_name(inverse, pattention._ROW_NORM)
-    scores = checkpoint_name(pattention._scores(x, keys), pattention._SCORES)
+    scores = checkpoint_name(pattention.scores(x, keys), pattention._SCORES)
     weights = pattention.activate(scores.astype(jnp.float32) * inverse, gelu)
-    return pattention._mix(weights.astype(x.dtype), values)
+    weights = weights.astype(x.dtype)
+    return project(weights, values, pattention._AXES, contract=0, out_heads=out_heads)
 
   return pattention.keep_scores(apply, recompute)(x, keys, values)
 

@@ -7,7 +7,6 @@ import pytest
 from flax import nnx
 from tiny import tiny_model
 
-from tokenformer_jax import products
 from tokenformer_jax.layers import LayerNorm, projection
 
 
@@ -35,26 +34,6 @@ def test_a_layer_norm_keeps_nothing_in_float32_for_each_element(form):
   kept = [(leaf.dtype.name, leaf.size) for leaf in jax.tree.leaves(backward)]
   assert ('float32', 2 * 4) in kept, 'the moments of the rows are computed again'
   assert ('float32', x.size) not in kept, f'the backward pass finds {kept}'
-
-
-@pytest.mark.parametrize(
-  ('equation', 'x', 'matrix'),
-  [
-    ('BTI,IO->BTO', (2, 3, 6), (6, 5)),
-    ('BTN,NHK->BTHK', (2, 3, 6), (6, 2, 4)),
-    ('BTHK,NHK->BTN', (2, 3, 2, 4), (6, 2, 4)),
-  ],
-)
-def test_products_are_the_same_for_every_platform(monkeypatch, equation, x, matrix):
-  x, matrix = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate((x, matrix)))
-
-  def on(platform: str):
-    monkeypatch.setattr(products, 'platform', lambda: platform)
-    out, backward = jax.vjp(lambda x, matrix: products.product(equation, x, matrix), x, matrix)
-    return out, *backward(jnp.cos(out))
-
-  for got, want in zip(on('tpu'), on('cpu'), strict=True):
-    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize('kind', ['pattention', 'dense'])

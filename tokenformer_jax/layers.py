@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.params import Axes, param
 from tokenformer_jax.pattention import Pattention, activate
-from tokenformer_jax.products import product, split_heads
+from tokenformer_jax.products import project, split_heads
 from tokenformer_jax.sharding import constrain
 
 # Of a row, as the backward pass of LayerNorm finds them kept.
@@ -62,25 +62,19 @@ class Dense(nnx.Module):
   """x W, with a bias if the model has them."""
 
   def __init__(self, d_in: int, d_out: int, axes: Axes, *, std: float, bias: bool, rngs: nnx.Rngs):
+    self.axes = axes
     self.kernel = param(rngs, nnx.initializers.normal(std), (d_in, d_out), axes)
     # Split and widened as the kernel's columns are; like a norm where these are not split.
     out_axis = 'norm' if axes[-1] == 'width' else axes[-1]
     self.bias = param(rngs, nnx.initializers.zeros, (d_out,), (out_axis,)) if bias else None
 
   def __call__(self, x: jax.Array, out_heads: tuple[int, int] | None = None) -> jax.Array:
-    """Heads as input or output are as in `Pattention.__call__`."""
-    kernel = self.kernel[...]
-    bias = None if self.bias is None else self.bias[...].astype(x.dtype)
-    if x.ndim == 4:
-      kernel = split_heads(kernel.astype(x.dtype), 0, x.shape[2:], ('heads', None))
-      out = product('BTHK,HKO->BTO', x, kernel)
-    elif out_heads is not None:
-      kernel = split_heads(kernel.astype(x.dtype), 1, out_heads, (None, 'heads'))
-      out = product('BTI,IHK->BTHK', x, kernel)
-      bias = None if bias is None else split_heads(bias, 0, out_heads, ('heads',))
-    else:
-      out = product('BTI,IO->BTO', x, kernel)
-    return out if bias is None else out + bias[None, None]
+    """Heads as input or output are as in `pattention`."""
+    out = project(x, self.kernel[...], self.axes, contract=0, out_heads=out_heads)
+    if self.bias is None:
+      return out
+    bias = self.bias[...].astype(x.dtype)
+    return out + (split_heads(bias, 0, out_heads, ('heads',)) if out_heads else bias)[None, None]
 
 
 class MLP(nnx.Module):

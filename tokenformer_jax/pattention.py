@@ -19,7 +19,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from tokenformer_jax.params import param
-from tokenformer_jax.products import product, split_heads
+from tokenformer_jax.products import project
 from tokenformer_jax.sharding import constrain
 
 # Keeps a row of zeros finite; far below the rounding of any row that is not.
@@ -27,6 +27,8 @@ EPSILON = 1e-12
 
 # Names of what the backward pass may find kept.
 _SCORES, _ROW_NORM = 'pattention_scores', 'pattention_row_norm'
+
+_AXES = ('param_tokens', 'width')  # of keys and of values
 
 
 def activate(x: jax.Array, gelu: str) -> jax.Array:
@@ -129,37 +131,39 @@ def _inverse_l1(rows: jax.Array, reference_tokens: int, epsilon: float) -> jax.A
   return checkpoint_name(reference_tokens / (total + (epsilon or EPSILON)), _ROW_NORM)
 
 
-def _scores(x: jax.Array, keys: jax.Array) -> jax.Array:
-  """Scores x Kᵀ, [B, T, N]."""
-  equation = 'BTI,NI->BTN' if keys.ndim == 2 else 'BTHK,NHK->BTN'
-  return constrain(product(equation, x, keys), 'batch', None, 'param_tokens')
-
-
-def _mix(weights_BxTxN: jax.Array, values: jax.Array) -> jax.Array:
-  """The sum of the values with these weights, [B, T, O] or [B, T, H, K]."""
-  return product('BTN,NO->BTO' if values.ndim == 2 else 'BTN,NHK->BTHK', weights_BxTxN, values)
+def scores(x: jax.Array, keys_NxI: jax.Array) -> jax.Array:
+  """Scores x Kᵀ, [B, T, N], for x [B, T, I] or as heads [B, T, H, K], which zeros may fill."""
+  return constrain(project(x, keys_NxI, _AXES, contract=1), 'batch', None, 'param_tokens')
 
 
 def pattention(
-  x: jax.Array, keys: jax.Array, values: jax.Array, *, recompute: bool = False, **how: Any
+  x: jax.Array,
+  keys_NxI: jax.Array,
+  values_NxO: jax.Array,
+  *,
+  out_heads: tuple[int, int] | None = None,
+  recompute: bool = False,
+  **how: Any,
 ) -> jax.Array:
   """Θ(x Kᵀ) V in the dtype of x.
 
   Args:
-    x: [B, T, D_in], or heads [B, T, H, K].
-    keys: [N, D_in], or [N, H, K].
-    values: [N, D_out], or [N, H, K] for heads as the output.
+    x: [B, T, I], or as heads [B, T, H, K], which zeros may fill.
+    keys_NxI: K.
+    values_NxO: V.
+    out_heads: their number H and their width K, filled with zeros, for heads as the output.
     recompute: see `keep_scores`.
     **how: of `parameter_weights`.
 
   Returns:
-    [B, T, D_out], or [B, T, H, K].
+    [B, T, O], or [B, T, H, K].
   """
 
-  def apply(x: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
-    return _mix(parameter_weights(checkpoint_name(_scores(x, keys), _SCORES), **how), values)
+  def apply(x: jax.Array, keys_NxI: jax.Array, values_NxO: jax.Array) -> jax.Array:
+    weights_BxTxN = parameter_weights(checkpoint_name(scores(x, keys_NxI), _SCORES), **how)
+    return project(weights_BxTxN, values_NxO, _AXES, contract=0, out_heads=out_heads)
 
-  return keep_scores(apply, recompute)(x, keys, values)
+  return keep_scores(apply, recompute)(x, keys_NxI, values_NxO)
 
 
 def keep_scores(apply: Callable[..., jax.Array], recompute: bool) -> Callable[..., jax.Array]:
@@ -208,12 +212,8 @@ class Pattention(nnx.Module):
         made of the scores is never kept.
       rngs: the stream `params` is used.
     """
-    self.keys = param(
-      rngs, nnx.initializers.normal(key_std), (param_tokens, d_in), ('param_tokens', 'width')
-    )
-    self.values = param(
-      rngs, nnx.initializers.normal(value_std), (param_tokens, d_out), ('param_tokens', 'width')
-    )
+    self.keys = param(rngs, nnx.initializers.normal(key_std), (param_tokens, d_in), _AXES)
+    self.values = param(rngs, nnx.initializers.normal(value_std), (param_tokens, d_out), _AXES)
     self.how = {
       'score': score,
       'gelu': gelu,
@@ -224,25 +224,15 @@ class Pattention(nnx.Module):
 
   def weights(self, x: jax.Array) -> jax.Array:
     """The weight of every parameter token [B, T, N], for what `__call__` takes."""
-    return parameter_weights(_scores(x, self._keys(x)), **self.how)
+    return parameter_weights(scores(x, self.keys[...]), **self.how)
 
   def __call__(self, x: jax.Array, out_heads: tuple[int, int] | None = None) -> jax.Array:
-    """Θ(x Kᵀ) V.
-
-    Args:
-      x: [B, T, D_in], or as heads [B, T, H, K], which zeros may fill.
-      out_heads: their number H and their width K, filled with zeros, for heads as the output.
-
-    Returns:
-      [B, T, D_out], or [B, T, H, K].
-    """
-    values = self.values[...]
-    if out_heads is not None:
-      values = split_heads(values.astype(x.dtype), 1, out_heads, ('param_tokens', None))
-    return pattention(x, self._keys(x), values, recompute=self.recompute, **self.how)
-
-  def _keys(self, x: jax.Array) -> jax.Array:
-    keys_NxI = self.keys[...]
-    if x.ndim == 3:
-      return keys_NxI
-    return split_heads(keys_NxI.astype(x.dtype), 1, x.shape[2:], ('param_tokens', None))
+    """Θ(x Kᵀ) V, as `pattention`."""
+    return pattention(
+      x,
+      self.keys[...],
+      self.values[...],
+      out_heads=out_heads,
+      recompute=self.recompute,
+      **self.how,
+    )

@@ -1,9 +1,17 @@
 """Products of activations with matrices of parameters."""
 
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
 
-from tokenformer_jax.sharding import constrain, platform
+from tokenformer_jax.params import Axes
+from tokenformer_jax.sharding import RULES, constrain, platform
 
 
 def product(equation: str, x: jax.Array, matrix: jax.Array, **kwargs) -> jax.Array:
@@ -23,9 +31,148 @@ def product(equation: str, x: jax.Array, matrix: jax.Array, **kwargs) -> jax.Arr
   matrix = matrix.astype(x.dtype)
   if platform() != 'cpu':
     return jnp.einsum(equation, x, matrix, **kwargs)
-  rows = x.reshape(-1, *x.shape[2:])
+  at, to = equation.index('BT'), equation.split('->')[1].index('BT')
+  rows = x.reshape(*x.shape[:at], -1, *x.shape[at + 2 :])
   out = jnp.einsum(equation.replace('BT', 'M'), rows, matrix, **kwargs)
-  return out.reshape(*x.shape[:2], *out.shape[1:])
+  return out.reshape(*out.shape[:to], *x.shape[at : at + 2], *out.shape[to + 1 :])
+
+
+def project(
+  x: jax.Array,
+  matrix: jax.Array,
+  axes: Axes,
+  *,
+  contract: int,
+  out_heads: tuple[int, int] | None = None,
+) -> jax.Array:
+  """The product with a matrix of parameters, which may be split over devices.
+
+  Args:
+    x: activations [B, T, I], or as heads [B, T, H, K], which zeros may fill.
+    matrix: [I, O] or [O, I], as it is stored; cast to the dtype of x.
+    axes: its logical axes; one is `width`.
+    contract: the position of I.
+    out_heads: their number H and their width K, filled with zeros, for heads as the output.
+
+  Returns:
+    [B, T, O], or [B, T, H, K].
+  """
+  of_width, matrix = axes[contract] == 'width', matrix.astype(x.dtype)
+  heads, tokens = out_heads or x.shape[2:], jax.sharding.get_abstract_mesh().shape.get('tokens', 1)
+  of_in, of_out = ('BTHK' if x.ndim == 4 else 'BTI'), ('BTHK' if out_heads else 'BTO')
+
+  def times(x: jax.Array, part: jax.Array, of_in: str = of_in, of_out: str = of_out) -> jax.Array:
+    """The product with the whole width and all or a part of the other axis, and its heads."""
+    sides = (of_in, of_out) if contract == 0 else (of_out, of_in)
+    order = [side.replace('BT', '') for side in sides]
+    if 'HK' in order:
+      at = order.index('HK')
+      number = heads[0] * part.shape[at] // matrix.shape[at]
+      places = tuple(None if axis == 'width' else axis for axis in axes)
+      part = split_heads(part, at, (number, heads[1]), places)
+    return product(f'{of_in},{"".join(order)}->{of_out}', x, part)
+
+  def of_device(x: jax.Array, part: jax.Array) -> jax.Array:
+    if not tokens_are_split() or (of_width and x.ndim == 3):
+      return times(x, part)
+    # Heads that are exchanged are the first axis and untiled: XLA for TPUs keeps a reduce-scatter.
+    if of_width:
+      x = jax.lax.all_gather(jnp.moveaxis(x, 2, 0), 'tokens')
+      return times(x.reshape(-1, *x.shape[2:]), part, of_in='HBTK')
+    if out_heads:
+      out = times(x, part, of_out='HBTK')
+      out = out.reshape(tokens, -1, *out.shape[1:])
+      return jnp.moveaxis(jax.lax.psum_scatter(out, 'tokens'), 0, 2)
+    return jax.lax.psum(times(x, part), 'tokens')
+
+  if 'BTHK' in (of_in, of_out) and heads[0] % tokens:
+    return times(x, matrix)
+  split_in, split_out = x.ndim == 4 or not of_width, of_width or bool(out_heads)
+  return on_each_device(of_device, x, matrix, axes, split_in=split_in, split_out=split_out)
+
+
+def on_each_device(
+  f: Callable[[Any, jax.Array], Any],
+  rows: Any,
+  matrix: jax.Array,
+  axes: Axes,
+  *,
+  split_in: bool = False,
+  split_out: bool = False,
+) -> Any:
+  """`f(rows, matrix)` on each device, for its rows and the whole width of its part of a matrix.
+
+  A device gathers the width over `fsdp`, and gets its part of the gradient, summed over the devices
+  that have other rows, by reduce-scatter. Left to XLA, the gradients of a layer would be whole on
+  each device first, in one all-reduce of twice the bytes.
+
+  On one device, and where the rows do not divide, f has everything.
+
+  Args:
+    f: a function, which sums over `tokens` if `tokens_are_split()`.
+    rows: arrays [B, …].
+    matrix: of two axes, as it is stored.
+    axes: its logical axes; one is `width`, the other is split by `tokens`.
+    split_in: whether `tokens` splits the third axis of the rows.
+    split_out: whether it splits the third axis of the result.
+
+  Returns:
+    What f does, arrays [B, …] or of one number for each device that has other rows.
+  """
+  sizes = jax.sharding.get_abstract_mesh().shape
+  batch = len(jax.tree.leaves(rows)[0])
+  if math.prod(sizes.values()) == 1 or batch % (sizes['replica'] * sizes['fsdp']):
+    return f(rows, matrix)
+  tokens = 'tokens' if sizes['tokens'] > 1 else None
+  whole, split = PartitionSpec(RULES['batch']), PartitionSpec(RULES['batch'], None, tokens)
+
+  def of_device(rows: Any, part: jax.Array) -> Any:
+    return f(rows, _gather(axes.index('width'), jax.lax.pcast(part, 'replica', to='varying')))
+
+  return jax.shard_map(
+    of_device,
+    in_specs=(
+      split if split_in else whole,
+      PartitionSpec(*('fsdp' if axis == 'width' else tokens for axis in axes)),
+    ),
+    out_specs=split if split_out else whole,
+  )(rows, matrix)
+
+
+def tokens_are_split() -> bool:
+  """Whether this is traced for a device of a mesh, one of several along `tokens`."""
+  mesh = jax.sharding.get_abstract_mesh()
+  return bool(mesh.manual_axes) and mesh.shape['tokens'] > 1
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _gather(axis: int, part: jax.Array) -> jax.Array:
+  """The whole axis of a matrix, on each device along `fsdp`; its gradient is summed and scattered.
+
+  On TPUs in two steps, in groups of devices a stride apart and of neighbours, and turned so that
+  each part is together in memory: any other reduce-scatter over all of an axis of 16 or 64 devices
+  XLA writes as an all-reduce there.
+  """
+  return jax.lax.all_gather(part, 'fsdp', axis=axis, tiled=True)
+
+
+def _forward(axis: int, part: jax.Array) -> tuple[jax.Array, None]:
+  return _gather(axis, part), None
+
+
+def _backward(axis: int, _: None, gradient: jax.Array) -> tuple[jax.Array]:
+  devices = jax.lax.axis_size('fsdp')
+  inner = max(d for d in range(1, math.isqrt(devices) + 1) if devices % d == 0)
+  if platform() != 'tpu' or inner == 1:
+    return (jax.lax.psum_scatter(gradient, 'fsdp', scatter_dimension=axis, tiled=True),)
+  gradient = jnp.moveaxis(gradient, axis, 0)
+  rows = np.arange(devices).reshape(-1, inner)
+  for groups in (rows.T, rows):
+    gradient = jax.lax.psum_scatter(gradient, 'fsdp', axis_index_groups=groups.tolist(), tiled=True)
+  return (jnp.moveaxis(gradient, 0, axis),)
+
+
+_gather.defvjp(_forward, _backward)
 
 
 def split_heads(

@@ -153,8 +153,12 @@ def platform() -> str:
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
-  """Fixes the partition of an activation, if a mesh is set (`jax.set_mesh`)."""
-  if jax.sharding.get_abstract_mesh().empty:
+  """Fixes the partition of an activation, if a mesh is set (`jax.set_mesh`).
+
+  Inside `jax.shard_map` there is nothing to fix.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty or mesh.manual_axes:
     return x
   return jax.lax.with_sharding_constraint(x, spec(axes))
 

@@ -1,5 +1,6 @@
 """The real training step, compiled for real topologies by the TPU's compiler. Needs libtpu."""
 
+import collections
 import dataclasses
 import json
 import os
@@ -45,6 +46,15 @@ def _plan(name, slices=1, **changes):
   return estimate.plan(_config(**changes), on)
 
 
+def _moved(found, axis):
+  """Bytes that a device receives along an axis, by the kind of collective."""
+  moved = collections.Counter()
+  for row in found.costs.traffic:
+    if row.axis == axis:
+      moved[row.kind] += row.gigabytes * 1e9
+  return moved
+
+
 @pytest.mark.parametrize('name', ['v4:2x2x1', 'v5e:4x4', 'v5p:4x4x4', 'v6e:4x4', 'tpu7x:2x2x1'])
 def test_the_step_compiles(name):
   found = _plan(name)
@@ -55,8 +65,9 @@ def test_the_step_compiles(name):
   assert 1 < found.costs.flops * found.topology.devices / found.model_flops < 1.5, (
     'full recomputation adds at most one of three forward passes, and attention that is masked'
   )
-  kinds = {row.kind for row in found.costs.traffic if row.axis == 'fsdp'}
-  assert kinds & {'all-gather', 'all-reduce'}, 'weights are split, and never put together'
+  moved = _moved(found, 'fsdp')
+  assert moved['all-gather'], 'weights are split, and never put together'
+  assert moved['all-reduce'] < moved['reduce-scatter'], 'gradients of weights are not scattered'
 
 
 @pytest.mark.parametrize('tokens', [1, 2])
@@ -68,7 +79,9 @@ def test_the_step_compiles_with_heads_that_are_filled(tokens):
 def test_tokens_are_split():
   found = _plan('v5e:4x4', mesh__tokens=4)
   assert found.mesh == {'replica': 1, 'fsdp': 4, 'tokens': 4}
-  assert any('tokens' in row.axis for row in found.costs.traffic)
+  moved = _moved(found, 'tokens')
+  assert moved['all-reduce'], 'the norms of rows are not summed'
+  assert moved['reduce-scatter'], 'outputs are whole on each device before they are heads'
 
 
 def test_replicas_in_two_slices_speak_over_dcn():

@@ -1,0 +1,118 @@
+"""Products of activations with parameters, on one device and on meshes that split them."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tokenformer_jax import products, sharding
+from tokenformer_jax.config import MeshConfig
+
+KEYS, UP, DOWN = ('param_tokens', 'width'), ('width', 'hidden'), ('hidden', 'width')
+
+
+@pytest.mark.parametrize(
+  ('equation', 'x', 'matrix'),
+  [
+    ('BTI,IO->BTO', (2, 3, 6), (6, 5)),
+    ('BTN,NHK->BTHK', (2, 3, 6), (6, 2, 4)),
+    ('BTHK,NHK->BTN', (2, 3, 2, 4), (6, 2, 4)),
+  ],
+)
+def test_products_are_the_same_for_every_platform(monkeypatch, equation, x, matrix):
+  x, matrix = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate((x, matrix)))
+
+  def on(platform: str):
+    monkeypatch.setattr(products, 'platform', lambda: platform)
+    out, backward = jax.vjp(lambda x, matrix: products.product(equation, x, matrix), x, matrix)
+    return out, *backward(jnp.cos(out))
+
+  for got, want in zip(on('tpu'), on('cpu'), strict=True):
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+# The equation of what is stored, its axes, the position of what is summed over, and heads if they
+# come out.
+PROJECTIONS = {
+  'scores': ('BTI,OI->BTO', KEYS, 1, None),
+  'scores of heads': ('BTHK,OHK->BTO', KEYS, 1, None),
+  'values': ('BTI,IO->BTO', KEYS, 0, None),
+  'values to heads': ('BTI,IHK->BTHK', KEYS, 0, (4, 2)),
+  'up': ('BTI,IO->BTO', UP, 0, None),
+  'up to heads': ('BTI,IHK->BTHK', UP, 0, (4, 2)),
+  'down': ('BTI,IO->BTO', DOWN, 0, None),
+  'down of heads': ('BTHK,HKO->BTO', DOWN, 0, None),
+}
+MESHES = [
+  {'fsdp': 8},
+  {'replica': 2, 'fsdp': 4},
+  {'fsdp': 4, 'tokens': 2},
+  {'fsdp': 1, 'tokens': 8},
+]
+
+
+def _projection(name: str, batch: int = 8):
+  """Arrays [B, T, 8] or [B, T, 4, 2] and [8, 8], and x M by `project` and as it is written."""
+  equation, axes, contract, out_heads = PROJECTIONS[name]
+  shape = (4, 2) if 'HK,' in equation else (8,)
+  x = jax.random.normal(jax.random.key(0), (batch, 3, *shape))
+  matrix = jax.random.normal(jax.random.key(1), (8, 8))
+
+  def project(x, matrix):
+    return products.project(x, matrix, axes, contract=contract, out_heads=out_heads)
+
+  def written(x, matrix):
+    order = equation.split(',')[1].split('-')[0]
+    sizes = {'I': 8, 'O': 8, 'H': 4, 'K': 2}
+    return jnp.einsum(equation, x, matrix.reshape([sizes[letter] for letter in order]))
+
+  return x, matrix, project, written
+
+
+def _with_gradients(f, x: jax.Array, matrix: jax.Array):
+  out, backward = jax.vjp(f, x, matrix)
+  return out, *backward(jnp.cos(out))
+
+
+@pytest.mark.parametrize('batch', [8, 3])
+@pytest.mark.parametrize('mesh', [None, *MESHES])
+@pytest.mark.parametrize('name', PROJECTIONS)
+def test_a_projection_is_the_product_and_so_are_its_gradients(monkeypatch, name, mesh, batch):
+  monkeypatch.setattr(products, 'platform', lambda: 'tpu' if mesh else 'cpu')
+  x, matrix, project, written = _projection(name, batch)
+  want = _with_gradients(written, x, matrix)
+  if mesh is None:
+    got = _with_gradients(project, x, matrix)
+  else:
+    axes = PROJECTIONS[name][1]
+    mesh = sharding.make_mesh(MeshConfig(**mesh))
+    matrix = jax.device_put(matrix, jax.NamedSharding(mesh, sharding.spec(axes)))
+    if batch == 8:
+      x = jax.device_put(x, sharding.of_batch(mesh))
+    with jax.set_mesh(mesh):
+      got = jax.jit(_with_gradients, static_argnums=0)(project, x, matrix)
+  for one, other in zip(got, want, strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('name', PROJECTIONS)
+@pytest.mark.parametrize(
+  ('platform', 'mesh', 'scatters'),
+  [('tpu', {'fsdp': 8}, 2), ('tpu', {'replica': 2, 'fsdp': 4}, 2), ('gpu', {'fsdp': 8}, 1)],
+)
+def test_no_device_gets_the_whole_gradient_of_a_matrix(monkeypatch, name, platform, mesh, scatters):
+  monkeypatch.setattr(products, 'platform', lambda: platform)
+  x, matrix, project, _ = _projection(name)
+  mesh = sharding.make_mesh(MeshConfig(**mesh))
+  place = jax.NamedSharding(mesh, sharding.spec(PROJECTIONS[name][1]))
+  with jax.set_mesh(mesh):
+    x, matrix = jax.device_put(x, sharding.of_batch(mesh)), jax.device_put(matrix, place)
+    step = jax.jit(_with_gradients, static_argnums=0)
+    program = step.lower(project, x, matrix).compile().as_text()
+  found = re.findall(r'f32\[([0-9,]*)\]\S* (all-reduce|reduce-scatter|all-gather)\(', program)
+  found = [(kind, np.prod([int(size) for size in shape.split(',')])) for shape, kind in found]
+  assert [kind for kind, _ in found].count('reduce-scatter') == scatters, found
+  assert [size for kind, size in found if kind == 'all-gather'] == [64], found
+  assert all(size < 64 for kind, size in found if kind == 'all-reduce'), found
