@@ -15,7 +15,7 @@ from tokenformer_jax.attention import init_cache
 from tokenformer_jax.config import MeshConfig, ModelConfig, TokenCounts
 from tokenformer_jax.decode import Decoder
 from tokenformer_jax.lm import Compute, define_lm
-from tokenformer_jax.loss import loss_sums
+from tokenformer_jax.loss import loss_sums, objective
 from tokenformer_jax.params import Params
 
 # Computed in float32 by the authors' PyTorch layers on random weights; the model is below.
@@ -68,8 +68,9 @@ def _golden_gradient(remat: str, chunk: int) -> tuple[float, Params]:
 
   def loss(params):
     model = definition.bind(params)
-    sums = loss_sums(model.hidden(ids)[0], model.output_embedding, targets, chunk=chunk)
-    return sums.nats / sums.tokens
+    hidden = model.hidden(ids)[0]
+    total, sums = objective(hidden, model.output_embedding, targets, z_loss=0.0, chunk=chunk)
+    return total / sums.tokens
 
   value, gradient = jax.jit(jax.value_and_grad(loss))(_from_golden('weights'))
   return float(value), gradient
@@ -263,6 +264,33 @@ def test_loss_sums_are_those_of_the_logits():
   got = _sums(np.float32(hidden), np.float32(embedding), targets, 2)
   for name, value in want.items():
     np.testing.assert_allclose(getattr(got, name), value, rtol=1e-5, err_msg=f'{name} is wrong')
+
+
+@pytest.mark.parametrize('mesh', [None, {'fsdp': 8}, {'replica': 2, 'fsdp': 4}, {'tokens': 4}])
+@pytest.mark.parametrize('chunk', [5, 12])
+def test_the_gradient_made_with_the_loss_is_that_of_the_logits(chunk, mesh):
+  rng = np.random.default_rng(0)
+  hidden, embedding = np.float32(rng.normal(size=(8, 12, 8))), np.float32(rng.normal(size=(64, 8)))
+  targets = _ids(8, 12)
+  targets[:, 9:] = -1
+
+  def made(hidden, embedding):
+    total, sums = objective(hidden, embedding, targets, z_loss=0.1, chunk=chunk)
+    return total / sums.tokens
+
+  def written(hidden, embedding):
+    log_z = jax.nn.logsumexp(hidden @ embedding.T, axis=-1)[:, :9]
+    at_target = jnp.sum(hidden * embedding[targets], axis=-1)[:, :9]
+    return jnp.mean(log_z - at_target + 0.1 * log_z**2)
+
+  want = jax.value_and_grad(written, argnums=(0, 1))(hidden, embedding)
+  made = jax.jit(jax.value_and_grad(made, argnums=(0, 1)))
+  if mesh is None:
+    got = made(hidden, embedding)
+  else:
+    with jax.set_mesh(sharding.make_mesh(MeshConfig(**mesh))):
+      got = made(hidden, embedding)
+  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), got, want)
 
 
 # So large that chance moves no standard deviation by 5 %.

@@ -1,12 +1,13 @@
 """Logits and cross-entropy over a large vocabulary, a chunk of positions at a time."""
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from tokenformer_jax.products import product
+from tokenformer_jax.products import on_each_device, product, tokens_are_split
 from tokenformer_jax.sharding import constrain
 
 
@@ -27,10 +28,38 @@ class LossSums(NamedTuple):
   correct: jax.Array  # number of targets that have the largest logit
 
 
+def objective(
+  hidden_BxTxD: jax.Array,
+  embedding_VxD: jax.Array,
+  targets_BxT: jax.Array,
+  *,
+  z_loss: float,
+  chunk: int,
+) -> tuple[jax.Array, LossSums]:
+  """Σ −log p(target) + z_loss (log Z)² of a batch, to be trained on; float32.
+
+  The gradient of a chunk of positions is made with its logits. They are neither kept nor computed
+  again in the backward pass, where that would be a fourth product with the head.
+
+  Args:
+    hidden_BxTxD: what the head reads.
+    embedding_VxD: the head's matrix.
+    targets_BxT: the next tokens; −1 marks a position that does not count.
+    z_loss: the weight of (log Z)².
+    chunk: positions of each sequence in a part; the last part may be shorter.
+
+  Returns:
+    The sum, and the sums that it is made of, which have no gradient.
+  """
+  on_rows = functools.partial(_objective, z_loss)
+  parts, sums = _in_chunks(on_rows, hidden_BxTxD, embedding_VxD, targets_BxT, chunk)
+  return jnp.sum(parts), jax.lax.stop_gradient(jax.tree.map(jnp.sum, sums))
+
+
 def loss_sums(
   hidden_BxTxD: jax.Array, embedding_VxD: jax.Array, targets_BxT: jax.Array, *, chunk: int
 ) -> LossSums:
-  """Cross-entropy in nats of a whole batch; for the arguments see `row_loss_sums`."""
+  """Cross-entropy in nats of a whole batch; for the arguments see `objective`."""
   rows = row_loss_sums(hidden_BxTxD, embedding_VxD, targets_BxT, chunk=chunk)
   return jax.tree.map(jnp.sum, rows)
 
@@ -38,54 +67,115 @@ def loss_sums(
 def row_loss_sums(
   hidden_BxTxD: jax.Array, embedding_VxD: jax.Array, targets_BxT: jax.Array, *, chunk: int
 ) -> LossSums:
-  """Cross-entropy in nats of every sequence, a chunk of positions at a time.
+  """Cross-entropy in nats of every sequence; for the arguments see `objective`.
 
-  Only [B, chunk, V] logits are alive at once, in the backward pass too, which computes them again.
-
-  Args:
-    hidden_BxTxD: what the head reads.
-    embedding_VxD: the head's matrix.
-    targets_BxT: the next tokens; −1 marks a position that does not count.
-    chunk: positions of each sequence in a part; the last part may be shorter.
+  Only [B, chunk, V] logits are alive at once.
 
   Returns:
     Float32 sums [B] over the positions that count.
   """
+  return _in_chunks(_sums, hidden_BxTxD, embedding_VxD, targets_BxT, chunk)
+
+
+def _in_chunks(
+  on_rows: Callable[[tuple[jax.Array, jax.Array], jax.Array], Any],
+  hidden_BxTxD: jax.Array,
+  embedding_VxD: jax.Array,
+  targets_BxT: jax.Array,
+  chunk: int,
+) -> Any:
+  """What the function has for P chunks [B, P, C, D] and [B, P, C] and the head [V, D]."""
   batch, length, width = hidden_BxTxD.shape
   chunk = min(chunk, length)
   if padding := -length % chunk:
     hidden_BxTxD = jnp.pad(hidden_BxTxD, ((0, 0), (0, padding), (0, 0)))
     targets_BxT = jnp.pad(targets_BxT, ((0, 0), (0, padding)), constant_values=-1)
-  parts = (length + padding) // chunk
-  # Gathered once over the axis that splits its width, and not again for every part. The gradient
-  # is summed over parts in the head's own dtype.
-  gathered_VxD = constrain(embedding_VxD.astype(hidden_BxTxD.dtype), 'vocab', None)
-  embedding_VxD = gathered_VxD.astype(embedding_VxD.dtype)
-  if parts == 1:
-    return _part_sums(embedding_VxD, hidden_BxTxD, targets_BxT)
-  hidden_PxBxCxD = hidden_BxTxD.reshape(batch, parts, chunk, width).swapaxes(0, 1)
-  targets_PxBxC = targets_BxT.reshape(batch, parts, chunk).swapaxes(0, 1)
-
-  @functools.partial(jax.checkpoint, prevent_cse=False)
-  def body(sums, part):
-    return jax.tree.map(jnp.add, sums, _part_sums(embedding_VxD, *part)), None
-
-  zero = LossSums(*(jnp.zeros(batch, jnp.float32),) * 4)
-  return jax.lax.scan(body, zero, (hidden_PxBxCxD, targets_PxBxC))[0]
+  rows = hidden_BxTxD.reshape(batch, -1, chunk, width), targets_BxT.reshape(batch, -1, chunk)
+  return on_each_device(on_rows, rows, embedding_VxD.astype(hidden_BxTxD.dtype), ('vocab', 'width'))
 
 
-def _part_sums(embedding_VxD: jax.Array, hidden_BxCxD: jax.Array, targets_BxC: jax.Array):
-  logits_BxCxV = logits(hidden_BxCxD, embedding_VxD)
-  log_z = jax.nn.logsumexp(logits_BxCxV, axis=-1)
-  at_target = jnp.take_along_axis(
-    logits_BxCxV, jnp.maximum(targets_BxC, 0)[..., None], axis=-1
-  ).squeeze(-1)
+def _sums(rows: tuple[jax.Array, jax.Array], head_VxD: jax.Array) -> LossSums:
+  head_VxD = constrain(head_VxD, 'vocab', None)  # gathered once, and not again for every part
+  return _summed(jax.lax.map(lambda part: _part_sums(head_VxD, *part), _by_part(rows)))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _objective(
+  z_loss: float, rows: tuple[jax.Array, jax.Array], head_VxD: jax.Array
+) -> tuple[jax.Array, LossSums]:
+  """The objective [1] of all rows, and the sums [B]."""
+  sums = _sums(rows, head_VxD)
+  return _weighted(sums, z_loss)[None], sums
+
+
+def _objective_forward(
+  z_loss: float, rows: tuple[jax.Array, jax.Array], head_VxD: jax.Array
+) -> tuple[tuple[jax.Array, LossSums], tuple[jax.Array, jax.Array]]:
+  head_VxD = constrain(head_VxD, 'vocab', None)
+
+  @functools.partial(jax.grad, argnums=(0, 1), has_aux=True)
+  def gradient(
+    head_VxD: jax.Array, hidden_BxCxD: jax.Array, targets_BxC: jax.Array
+  ) -> tuple[jax.Array, LossSums]:
+    sums = _part_sums(head_VxD, hidden_BxCxD, targets_BxC)
+    return _weighted(sums, z_loss), sums
+
+  def body(
+    total_VxD: jax.Array, part: tuple[jax.Array, jax.Array]
+  ) -> tuple[jax.Array, tuple[LossSums, jax.Array]]:
+    (of_head_VxD, of_hidden_BxCxD), sums = gradient(head_VxD, *part)
+    return total_VxD + of_head_VxD.astype(total_VxD.dtype), (sums, of_hidden_BxCxD)
+
+  zero = jnp.zeros_like(head_VxD, jnp.float32)
+  of_head_VxD, (sums, of_hidden_PxBxCxD) = jax.lax.scan(body, zero, _by_part(rows))
+  sums = _summed(sums)
+  return (_weighted(sums, z_loss)[None], sums), (of_hidden_PxBxCxD.swapaxes(0, 1), of_head_VxD)
+
+
+def _objective_backward(
+  z_loss: float,
+  gradients: tuple[jax.Array, jax.Array],
+  change: tuple[jax.Array, LossSums],
+) -> tuple[tuple[jax.Array, None], jax.Array]:
+  del z_loss
+  dtype = gradients[0].dtype  # of the head, too; its gradient was summed in float32
+  of_hidden, of_head = ((g.astype(jnp.float32) * change[0][0]).astype(dtype) for g in gradients)
+  return (of_hidden, None), of_head
+
+
+_objective.defvjp(_objective_forward, _objective_backward)
+
+
+def _weighted(sums: LossSums, z_loss: float) -> jax.Array:
+  return jnp.sum(sums.nats + z_loss * sums.log_z_squared)
+
+
+def _summed(sums_PxB: LossSums) -> LossSums:
+  return jax.tree.map(functools.partial(jnp.sum, axis=0), sums_PxB)
+
+
+def _by_part(rows: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+  return jax.tree.map(lambda rows: rows.swapaxes(0, 1), rows)
+
+
+def _part_sums(head_VxD: jax.Array, hidden_BxCxD: jax.Array, targets_BxC: jax.Array) -> LossSums:
+  logits_BxCxV = logits(hidden_BxCxD, head_VxD)
+  vocab, ids_BxC = logits_BxCxV.shape[-1], targets_BxC
+  top = jnp.max(jax.lax.stop_gradient(logits_BxCxV), axis=-1)
+  if tokens_are_split():
+    ids_BxC = ids_BxC - vocab * jax.lax.axis_index('tokens')
+    top = jax.lax.pmax(top, 'tokens')
+  total = jnp.sum(jnp.exp(logits_BxCxV - top[..., None]), axis=-1)
+  at_target = jnp.take_along_axis(logits_BxCxV, jnp.clip(ids_BxC, 0, vocab - 1)[..., None], axis=-1)
+  at_target = jnp.where((ids_BxC >= 0) & (ids_BxC < vocab), at_target.squeeze(-1), 0)
+  if tokens_are_split():
+    total, at_target = jax.lax.psum((total, at_target), 'tokens')
+  log_z = top + jnp.log(total)
   counts = (targets_BxC >= 0).astype(jnp.float32)
-  # The target has the largest logit; no argmax over a vocabulary that may be split over devices.
-  correct = (at_target >= jnp.max(logits_BxCxV, axis=-1)).astype(jnp.float32)
+  correct = (jax.lax.stop_gradient(at_target) >= top).astype(jnp.float32)
   return LossSums(
     nats=jnp.sum(counts * (log_z - at_target), axis=-1),
     log_z_squared=jnp.sum(counts * jnp.square(log_z), axis=-1),
     tokens=jnp.sum(counts, axis=-1),
-    correct=jnp.sum(counts * jax.lax.stop_gradient(correct), axis=-1),
+    correct=jnp.sum(counts * correct, axis=-1),
   )

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from tokenformer_jax.data import order, store, tokenizers
 from tokenformer_jax.data.held_out import held_out_tokens
 from tokenformer_jax.decode import Decoder
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.loss import LossSums, loss_sums
+from tokenformer_jax.loss import LossSums, loss_sums, objective
 from tokenformer_jax.metrics import perplexity
 from tokenformer_jax.params import Params
 from tokenformer_jax.sampling import Sampling
@@ -53,16 +53,18 @@ class TextTask(Task):
     self, params: Params, batch: jax.Array, key: jax.Array
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
     del key
-    sums = self.sums(params, batch)
-    nats = sums.nats / sums.tokens
-    objective = nats + self.config.optim.z_loss * sums.log_z_squared / sums.tokens
-    return objective, {'loss': nats}
+    z_loss = self.config.optim.z_loss
+    total, sums = self._of_targets(functools.partial(objective, z_loss=z_loss), params, batch)
+    return total / sums.tokens, {'loss': sums.nats / sums.tokens}
 
   def sums(self, params: Params, batch: jax.Array) -> LossSums:
+    return self._of_targets(loss_sums, params, batch)
+
+  def _of_targets(self, f: Callable[..., Any], params: Params, batch: jax.Array) -> Any:
     model = self.definition.bind(params)
     hidden_BxTxD, _ = model.hidden(jnp.maximum(batch[:, :-1], 0))
     chunk = self.config.train.loss_chunk
-    return loss_sums(hidden_BxTxD, model.output_embedding, batch[:, 1:], chunk=chunk)
+    return f(hidden_BxTxD, model.output_embedding, batch[:, 1:], chunk=chunk)
 
   def logits(self, params: Params, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
     logits_BxTxV, _ = self.definition.bind(params)(batch[:, :-1])
