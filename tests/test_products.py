@@ -1,5 +1,6 @@
 """Products of activations with parameters, on one device and on meshes that split them."""
 
+import functools
 import re
 
 import jax
@@ -95,6 +96,14 @@ def test_a_projection_is_the_product_and_so_are_its_gradients(monkeypatch, name,
       got = jax.jit(_with_gradients, static_argnums=0)(project, x, matrix)
   for one, other in zip(got, want, strict=True):
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(('tokens', 'width'), [(9, 8), (8, 6)])
+def test_a_matrix_that_the_mesh_does_not_divide_is_multiplied_all_the_same(tokens, width):
+  x, keys = (jax.random.normal(jax.random.key(n), (n, width)) for n in (8, tokens))
+  with jax.set_mesh(sharding.make_mesh(MeshConfig(fsdp=4, tokens=2))):
+    got = jax.jit(functools.partial(products.project, axes=KEYS, contract=1))(x[:, None], keys)
+  np.testing.assert_allclose(got[:, 0], x @ keys.T, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize('name', PROJECTIONS)

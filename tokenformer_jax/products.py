@@ -106,7 +106,7 @@ def on_each_device(
   that have other rows, by reduce-scatter. Left to XLA, the gradients of a layer would be whole on
   each device first, in one all-reduce of twice the bytes.
 
-  On one device, and where the rows do not divide, f has everything.
+  On one device, and where rows or matrix do not divide, f has everything.
 
   Args:
     f: a function, which sums over `tokens` if `tokens_are_split()`.
@@ -120,8 +120,12 @@ def on_each_device(
     What f does, arrays [B, …] or of one number for each device that has other rows.
   """
   sizes = jax.sharding.get_abstract_mesh().shape
-  batch = len(jax.tree.leaves(rows)[0])
-  if math.prod(sizes.values()) == 1 or batch % (sizes['replica'] * sizes['fsdp']):
+  if math.prod(sizes.values()) == 1:
+    return f(rows, matrix)
+  places = ['fsdp' if axis == 'width' else 'tokens' for axis in axes]
+  parts = sizes['replica'] * sizes['fsdp'], *(sizes[place] for place in places)
+  lengths = len(jax.tree.leaves(rows)[0]), *matrix.shape
+  if any(length % part for length, part in zip(lengths, parts, strict=True)):
     return f(rows, matrix)
   tokens = 'tokens' if sizes['tokens'] > 1 else None
   whole, split = PartitionSpec(RULES['batch']), PartitionSpec(RULES['batch'], None, tokens)
@@ -133,7 +137,7 @@ def on_each_device(
     of_device,
     in_specs=(
       split if split_in else whole,
-      PartitionSpec(*('fsdp' if axis == 'width' else tokens for axis in axes)),
+      PartitionSpec(*(place if place == 'fsdp' else tokens for place in places)),
     ),
     out_specs=split if split_out else whole,
   )(rows, matrix)
