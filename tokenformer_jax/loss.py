@@ -84,19 +84,25 @@ def _in_chunks(
   targets_BxT: jax.Array,
   chunk: int,
 ) -> Any:
-  """What the function has for P chunks [B, P, C, D] and [B, P, C] and the head [V, D]."""
+  """What the function has for P chunks [P, B, C, D] and [P, B, C] and the head [V, D]."""
   batch, length, width = hidden_BxTxD.shape
   chunk = min(chunk, length)
   if padding := -length % chunk:
     hidden_BxTxD = jnp.pad(hidden_BxTxD, ((0, 0), (0, padding), (0, 0)))
     targets_BxT = jnp.pad(targets_BxT, ((0, 0), (0, padding)), constant_values=-1)
   rows = hidden_BxTxD.reshape(batch, -1, chunk, width), targets_BxT.reshape(batch, -1, chunk)
-  return on_each_device(on_rows, rows, embedding_VxD.astype(hidden_BxTxD.dtype), ('vocab', 'width'))
+
+  def of_device(rows: tuple[jax.Array, jax.Array], head_VxD: jax.Array) -> Any:
+    # Gathered once, and not again for every part.
+    head_VxD = constrain(head_VxD, 'vocab', None)
+    return on_rows(jax.tree.map(lambda rows: rows.swapaxes(0, 1), rows), head_VxD)
+
+  head_VxD = embedding_VxD.astype(hidden_BxTxD.dtype)
+  return on_each_device(of_device, rows, head_VxD, ('vocab', 'width'))
 
 
 def _sums(rows: tuple[jax.Array, jax.Array], head_VxD: jax.Array) -> LossSums:
-  head_VxD = constrain(head_VxD, 'vocab', None)  # gathered once, and not again for every part
-  return _summed(jax.lax.map(lambda part: _part_sums(head_VxD, *part), _by_part(rows)))
+  return _summed(jax.lax.map(lambda part: _part_sums(head_VxD, *part), rows))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -111,8 +117,6 @@ def _objective(
 def _objective_forward(
   z_loss: float, rows: tuple[jax.Array, jax.Array], head_VxD: jax.Array
 ) -> tuple[tuple[jax.Array, LossSums], tuple[jax.Array, jax.Array]]:
-  head_VxD = constrain(head_VxD, 'vocab', None)
-
   @functools.partial(jax.grad, argnums=(0, 1), has_aux=True)
   def gradient(
     head_VxD: jax.Array, hidden_BxCxD: jax.Array, targets_BxC: jax.Array
@@ -127,9 +131,9 @@ def _objective_forward(
     return total_VxD + of_head_VxD.astype(total_VxD.dtype), (sums, of_hidden_BxCxD)
 
   zero = jnp.zeros_like(head_VxD, jnp.float32)
-  of_head_VxD, (sums, of_hidden_PxBxCxD) = jax.lax.scan(body, zero, _by_part(rows))
+  of_head_VxD, (sums, of_hidden_PxBxCxD) = jax.lax.scan(body, zero, rows)
   sums = _summed(sums)
-  return (_weighted(sums, z_loss)[None], sums), (of_hidden_PxBxCxD.swapaxes(0, 1), of_head_VxD)
+  return (_weighted(sums, z_loss)[None], sums), (of_hidden_PxBxCxD, of_head_VxD)
 
 
 def _objective_backward(
@@ -152,10 +156,6 @@ def _weighted(sums: LossSums, z_loss: float) -> jax.Array:
 
 def _summed(sums_PxB: LossSums) -> LossSums:
   return jax.tree.map(functools.partial(jnp.sum, axis=0), sums_PxB)
-
-
-def _by_part(rows: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-  return jax.tree.map(lambda rows: rows.swapaxes(0, 1), rows)
 
 
 def _part_sums(head_VxD: jax.Array, hidden_BxCxD: jax.Array, targets_BxC: jax.Array) -> LossSums:
