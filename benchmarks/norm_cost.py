@@ -61,6 +61,7 @@ def by_products_of_keys(
   *,
   out_heads: tuple[int, int] | None,
   recompute: bool,
+  prevent_cse: bool,
   gelu: str,
   reference_tokens: int,
   **how,
@@ -83,7 +84,7 @@ def by_products_of_keys(
     weights = weights.astype(x.dtype)
     return project(weights, values, pattention._AXES, contract=0, out_heads=out_heads)
 
-  return pattention.keep_scores(apply, recompute)(x, keys, values)
+  return pattention.keep_scores(apply, recompute, prevent_cse)(x, keys, values)
 
 
 REPLACED = {  # the function of pattention.py, and what stands in its place

@@ -19,6 +19,7 @@ from tokenformer_jax.attention import (
   rotary_width,
   rotate,
 )
+from tokenformer_jax.compute import Compute
 from tokenformer_jax.params import define
 
 BASE = 10000.0
@@ -225,9 +226,7 @@ def _attend(
 ) -> jax.Array:
   """Attention with random parameters; `cached` fills all 12 positions of a cache."""
   model = tiny_model(window=window)
-  definition = define(
-    lambda rngs: Attention(model, implementation='auto', recompute=False, rngs=rngs)
-  )
+  definition = define(lambda rngs: Attention(model, compute=Compute(), rngs=rngs))
   rng = np.random.default_rng(0)
   params = jax.tree.map(
     lambda p: jnp.asarray(rng.normal(size=p.shape), p.dtype), definition.abstract

@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 from tiny import tiny_model
 
+from tokenformer_jax.compute import Compute
 from tokenformer_jax.layers import LayerNorm, projection
 
 
@@ -41,7 +42,7 @@ def test_heads_are_the_parts_of_the_width_and_zeros_that_fill_them_change_nothin
   model = tiny_model(projection=kind, bias=kind == 'dense')
 
   def make(seed: int):
-    return projection(model, 'qkv', recompute=False, rngs=nnx.Rngs(seed))
+    return projection(model, 'qkv', compute=Compute(), rngs=nnx.Rngs(seed))
 
   first, second = make(0), make(1)
   if kind == 'dense':

@@ -61,8 +61,8 @@ def _from_golden(kind: str) -> Params:
 
 
 @functools.cache
-def _golden_gradient(remat: str, chunk: int) -> tuple[float, Params]:
-  definition = define_lm(GOLDEN_MODEL, Compute(remat=remat))
+def _golden_gradient(remat: str, loop: bool, chunk: int) -> tuple[float, Params]:
+  definition = define_lm(GOLDEN_MODEL, Compute(remat=remat, scan_layers=loop))
   ids = jnp.asarray(GOLDEN['input_ids'])
   targets = jnp.concatenate([ids[:, 1:], jnp.full((2, 1), -1)], axis=1)
 
@@ -110,20 +110,29 @@ def test_golden_logits():
 
 # 32 positions: 8 divides them, 7 does not, 256 is more than there are.
 EACH_WAY = pytest.mark.parametrize(
-  ('remat', 'chunk'),
-  [('none', 256), ('pattention', 8), ('dots', 7), ('full', 7), ('offload', 7)],
+  ('remat', 'loop', 'chunk'),
+  [
+    ('none', True, 256),
+    ('pattention', True, 8),
+    ('dots', True, 7),
+    ('full', True, 7),
+    ('offload', True, 7),
+    ('none', False, 256),
+    ('pattention', False, 256),
+    ('full', False, 256),
+  ],
 )
 
 
 @EACH_WAY
-def test_golden_loss(remat, chunk):
-  got = _golden_gradient(remat, chunk)[0]
+def test_golden_loss(remat, loop, chunk):
+  got = _golden_gradient(remat, loop, chunk)[0]
   assert abs(got - GOLDEN['loss']) < 1e-5, 'the loss is not the mean over the predicted tokens'
 
 
 @EACH_WAY
-def test_golden_gradients(remat, chunk):
-  gradient = _golden_gradient(remat, chunk)[1]
+def test_golden_gradients(remat, loop, chunk):
+  gradient = _golden_gradient(remat, loop, chunk)[1]
   norms = {
     path: jnp.sqrt(jnp.sum(g**2, axis=tuple(range(path.startswith('blocks'), g.ndim))))
     for path, g in _paths(gradient).items()

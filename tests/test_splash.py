@@ -11,6 +11,7 @@ from tiny import tiny_model
 
 from tokenformer_jax import sharding, splash
 from tokenformer_jax.attention import Attention, causal_attention, full_attention, kernel
+from tokenformer_jax.compute import Compute
 from tokenformer_jax.config import MeshConfig
 
 PLAIN = {True: causal_attention, False: full_attention}
@@ -69,7 +70,7 @@ def test_a_layer_that_fills_its_heads_computes_what_another_kernel_does(monkeypa
   config = tiny_model(width=192, heads=2, positions='rotary')
   assert splash.filled(96) == 128
   of_kernel = {
-    name: Attention(config, implementation=name, recompute=False, rngs=nnx.Rngs(0))
+    name: Attention(config, compute=Compute(attention=name), rngs=nnx.Rngs(0))
     for name in ('splash', 'xla')
   }
   x_BxTxD = jax.random.normal(jax.random.key(0), (1, 128, config.width))

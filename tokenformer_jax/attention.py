@@ -9,6 +9,7 @@ import numpy as np
 from flax import nnx
 
 from tokenformer_jax import sharding, splash
+from tokenformer_jax.compute import Compute
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.layers import projection
 from tokenformer_jax.sharding import constrain
@@ -229,17 +230,16 @@ class Attention(nnx.Module):
     config: ModelConfig,
     *,
     causal: bool = True,
-    implementation: str,
-    recompute: bool,
+    compute: Compute,
     rngs: nnx.Rngs,
   ):
-    make = functools.partial(projection, config, recompute=recompute, rngs=rngs)
+    make = functools.partial(projection, config, compute=compute, rngs=rngs)
     self.query, self.key, self.value = make('qkv'), make('qkv'), make('qkv')
     self.proj = make('proj')
     self.heads, self.causal, self.window = config.heads, causal, config.window
     self.rotary_width = rotary_width(config) if config.positions == 'rotary' else 0
     self.rotary_base = config.rotary_base
-    self.implementation = implementation
+    self.implementation = compute.attention
 
   def __call__(
     self,

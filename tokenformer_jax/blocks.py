@@ -4,6 +4,7 @@ import jax
 from flax import nnx
 
 from tokenformer_jax.attention import Attention, Cache
+from tokenformer_jax.compute import Compute
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.layers import LayerNorm, feed_forward
 from tokenformer_jax.sharding import constrain
@@ -17,18 +18,15 @@ class Block(nnx.Module):
     config: ModelConfig,
     *,
     causal: bool = True,
-    implementation: str,
-    recompute: bool,
+    compute: Compute,
     rngs: nnx.Rngs,
   ):
     def norm():
       return LayerNorm(config.width, config.block_norm, epsilon=config.norm_epsilon, rngs=rngs)
 
     self.attention_norm, self.ffn_norm = norm(), norm()
-    self.attention = Attention(
-      config, causal=causal, implementation=implementation, recompute=recompute, rngs=rngs
-    )
-    self.ffn = feed_forward(config, recompute=recompute, rngs=rngs)
+    self.attention = Attention(config, causal=causal, compute=compute, rngs=rngs)
+    self.ffn = feed_forward(config, compute=compute, rngs=rngs)
 
   def __call__(
     self,

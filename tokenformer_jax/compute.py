@@ -14,6 +14,7 @@ class Compute:
 
   dtype: jnp.dtype = jnp.float32  # of activations
   remat: str = 'none'  # see stack.py
+  scan_layers: bool = True  # see stack.py
   attention: str = 'auto'  # see attention.kernel
   unroll: bool = False  # layers from a list and not stacked: see stack.py
 
@@ -23,7 +24,9 @@ class Compute:
     name = config.dtype
     if name == 'auto':
       name = 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
-    return cls(jnp.dtype(name), config.train.remat, config.train.attention)
+    return cls(
+      jnp.dtype(name), config.train.remat, config.train.scan_layers, config.train.attention
+    )
 
   @classmethod
   def of_trained(cls, config: Config) -> 'Compute':

@@ -141,6 +141,7 @@ class TrainConfig:
   sample_tokens: int = 64  # length of the text written at each evaluation. 0: none
   sample_prompt: str = ''  # '': a new document
   remat: str = 'none'  # or 'pattention', 'dots', 'full', 'offload': see stack.py
+  scan_layers: bool = True  # one program for all layers, in a loop; or one for each: see stack.py
   attention: str = 'auto'  # or 'xla', 'cudnn', 'splash': see attention.py
   compiler_options: str = 'auto'  # or 'none': see compiler.py
   loss_chunk: int = 256  # positions of each sequence whose logits are alive at once

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from tokenformer_jax.compute import Compute
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.params import Axes, param
 from tokenformer_jax.pattention import Pattention, activate
@@ -49,7 +50,9 @@ def _layer_norm(
   """The backward pass finds x kept and its rows' moments, and nothing in float32 as large as x."""
   x = x_BxTxD.astype(jnp.float32)
   mean = checkpoint_name(jnp.mean(x, axis=-1, keepdims=True), _MOMENTS)
-  variance = jnp.var(x, axis=-1, keepdims=True)
+  # Not the mean of (x − mean)²: both sums are made where x is, in one pass.
+  square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+  variance = jnp.maximum(square - jnp.square(mean), 0)
   x = (x - mean) * checkpoint_name(jax.lax.rsqrt(variance + epsilon), _MOMENTS)
   if scale_D is not None:
     x = x * scale_D[None, None]
@@ -111,7 +114,7 @@ def _output_std(config: ModelConfig) -> float:
   return 2 / (config.layers * math.sqrt(config.width))
 
 
-def _pattention(config: ModelConfig, kind: str, *, recompute: bool, rngs: nnx.Rngs) -> Pattention:
+def _pattention(config: ModelConfig, kind: str, *, compute: Compute, rngs: nnx.Rngs) -> Pattention:
   count = getattr(config.param_tokens, kind)
   return Pattention(
     config.width,
@@ -123,24 +126,25 @@ def _pattention(config: ModelConfig, kind: str, *, recompute: bool, rngs: nnx.Rn
     row_epsilon=config.row_epsilon,
     key_std=config.init_std,
     value_std=_output_std(config),
-    recompute=recompute,
+    recompute=compute.remat == 'pattention',
+    prevent_cse=not compute.scan_layers,
     rngs=rngs,
   )
 
 
 def projection(
-  config: ModelConfig, kind: str, *, recompute: bool, rngs: nnx.Rngs
+  config: ModelConfig, kind: str, *, compute: Compute, rngs: nnx.Rngs
 ) -> Pattention | Dense:
   """One of the attention's projections [B, T, D] → [B, T, D]; `kind` is `qkv` or `proj`."""
   if config.projection == 'pattention':
-    return _pattention(config, kind, recompute=recompute, rngs=rngs)
+    return _pattention(config, kind, compute=compute, rngs=rngs)
   std = config.init_std if kind == 'qkv' else _output_std(config)
   axes = ('width', 'heads') if kind == 'qkv' else ('heads', 'width')
   return Dense(config.width, config.width, axes, std=std, bias=config.bias, rngs=rngs)
 
 
-def feed_forward(config: ModelConfig, *, recompute: bool, rngs: nnx.Rngs) -> Pattention | MLP:
+def feed_forward(config: ModelConfig, *, compute: Compute, rngs: nnx.Rngs) -> Pattention | MLP:
   """The second half of a block. One Pattention is the whole of it: both matrices and the GELU."""
   if config.projection == 'pattention':
-    return _pattention(config, 'ffn', recompute=recompute, rngs=rngs)
+    return _pattention(config, 'ffn', compute=compute, rngs=rngs)
   return MLP(config, rngs=rngs)

@@ -33,8 +33,7 @@ class LM(nnx.Module):
       return param(rngs, normal, (rows, config.width), (axis, 'width'))
 
     def block(rngs: nnx.Rngs) -> Block:
-      recompute = compute.remat == 'pattention'
-      return Block(config, implementation=compute.attention, recompute=recompute, rngs=rngs)
+      return Block(config, compute=compute, rngs=rngs)
 
     learned = config.positions == 'learned'
     self.embedding = table(config.vocab_size, 'vocab')
@@ -81,7 +80,8 @@ class LM(nnx.Module):
     if self.compute.unroll:
       x_BxTxD, cache = unroll(self.blocks, apply, x_BxTxD, cache)
     else:
-      x_BxTxD, cache = scan(self.blocks, apply, x_BxTxD, cache, remat=self.compute.remat)
+      how = {'remat': self.compute.remat, 'loop': self.compute.scan_layers}
+      x_BxTxD, cache = scan(self.blocks, apply, x_BxTxD, cache, **how)
     if self.final_norm is not None:
       x_BxTxD = self.final_norm(x_BxTxD)
     return x_BxTxD if self.head_scale is None else x_BxTxD * self.head_scale, cache

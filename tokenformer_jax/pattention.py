@@ -143,6 +143,7 @@ def pattention(
   *,
   out_heads: tuple[int, int] | None = None,
   recompute: bool = False,
+  prevent_cse: bool = False,
   **how: Any,
 ) -> jax.Array:
   """Θ(x Kᵀ) V in the dtype of x.
@@ -153,6 +154,7 @@ def pattention(
     values_NxO: V.
     out_heads: their number H and their width K, filled with zeros, for heads as the output.
     recompute: see `keep_scores`.
+    prevent_cse: likewise.
     **how: of `parameter_weights`.
 
   Returns:
@@ -163,19 +165,23 @@ def pattention(
     weights_BxTxN = parameter_weights(checkpoint_name(scores(x, keys_NxI), _SCORES), **how)
     return project(weights_BxTxN, values_NxO, _AXES, contract=0, out_heads=out_heads)
 
-  return keep_scores(apply, recompute)(x, keys_NxI, values_NxO)
+  return keep_scores(apply, recompute, prevent_cse)(x, keys_NxI, values_NxO)
 
 
-def keep_scores(apply: Callable[..., jax.Array], recompute: bool) -> Callable[..., jax.Array]:
+def keep_scores(
+  apply: Callable[..., jax.Array], recompute: bool, prevent_cse: bool
+) -> Callable[..., jax.Array]:
   """A Pattention that keeps its scores and their norms for the backward pass, and nothing else.
 
   Args:
     apply: what computes it; what is made of the scores is computed again.
     recompute: compute the scores again, too.
+    prevent_cse: keep XLA from merging that with how they were computed first, which it cannot do in
+      a loop over layers anyway. Kept scores leave it free to keep more.
   """
   kept = (_ROW_NORM,) if recompute else (_ROW_NORM, _SCORES)
   policy = jax.checkpoint_policies.save_only_these_names(*kept)
-  return jax.checkpoint(apply, prevent_cse=False, policy=policy)
+  return jax.checkpoint(apply, prevent_cse=recompute and prevent_cse, policy=policy)
 
 
 class Pattention(nnx.Module):
@@ -194,6 +200,7 @@ class Pattention(nnx.Module):
     key_std: float,
     value_std: float,
     recompute: bool,
+    prevent_cse: bool = False,
     rngs: nnx.Rngs,
   ):
     """Draws keys and values from normal distributions of the given standard deviations.
@@ -208,8 +215,8 @@ class Pattention(nnx.Module):
       row_epsilon: see `parameter_weights`.
       key_std: standard deviation of the keys.
       value_std: standard deviation of the values.
-      recompute: compute the scores again in the backward pass, instead of keeping them. What is
-        made of the scores is never kept.
+      recompute: compute the scores again in the backward pass, as `keep_scores` has it.
+      prevent_cse: likewise.
       rngs: the stream `params` is used.
     """
     self.keys = param(rngs, nnx.initializers.normal(key_std), (param_tokens, d_in), _AXES)
@@ -220,7 +227,7 @@ class Pattention(nnx.Module):
       'reference_tokens': reference_tokens,
       'row_epsilon': row_epsilon,
     }
-    self.recompute = recompute
+    self.recompute, self.prevent_cse = recompute, prevent_cse
 
   def weights(self, x: jax.Array) -> jax.Array:
     """The weight of every parameter token [B, T, N], for what `__call__` takes."""
@@ -234,5 +241,6 @@ class Pattention(nnx.Module):
       self.values[...],
       out_heads=out_heads,
       recompute=self.recompute,
+      prevent_cse=self.prevent_cse,
       **self.how,
     )

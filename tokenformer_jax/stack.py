@@ -39,6 +39,7 @@ def scan(
   per_layer: Any = None,
   *,
   remat: str = 'none',
+  loop: bool = True,
 ) -> tuple[jax.Array, Any]:
   """Applies L stacked layers one after the other.
 
@@ -48,6 +49,8 @@ def scan(
     x: what goes from layer to layer.
     per_layer: a pytree with a leading axis L, such as a key-value cache, or None.
     remat: `none`, `pattention`, `dots`, `full` or `offload`.
+    loop: one program for a layer, run L times, which copies what layers keep into stacked arrays
+      and, backward, out of them. Without, a program that is L times as long copies nothing.
 
   Returns:
     The last x, and the outputs of all layers stacked along a leading axis.
@@ -60,8 +63,9 @@ def scan(
     return apply(nnx.merge(graphdef, layer_state), x, extra)
 
   if remat in _POLICIES:
-    body = jax.checkpoint(body, prevent_cse=False, policy=_POLICIES[remat])
-  return jax.lax.scan(body, x, (state, per_layer))
+    # In a loop there is nothing that XLA could merge with what is computed again.
+    body = jax.checkpoint(body, prevent_cse=not loop, policy=_POLICIES[remat])
+  return jax.lax.scan(body, x, (state, per_layer), unroll=not loop)
 
 
 def unroll(

@@ -66,13 +66,13 @@ def branch_scales(key: jax.Array, layers: int, batch: int, rate: float) -> jax.A
 class AttentionPool(nnx.Module):
   """One learned query attends to all positions; then a feed-forward layer (arXiv 2106.04560)."""
 
-  def __init__(self, config: ModelConfig, *, recompute: bool, rngs: nnx.Rngs):
-    make = functools.partial(projection, config, recompute=recompute, rngs=rngs)
+  def __init__(self, config: ModelConfig, *, compute: Compute, rngs: nnx.Rngs):
+    make = functools.partial(projection, config, compute=compute, rngs=rngs)
     self.query, self.key, self.value = make('qkv'), make('qkv'), make('qkv')
     self.proj = make('proj')
     self.probe = param(rngs, nnx.initializers.normal(1.0), (config.width,), ('norm',))
     self.norm = LayerNorm(config.width, config.block_norm, epsilon=config.norm_epsilon, rngs=rngs)
-    self.ffn = feed_forward(config, recompute=recompute, rngs=rngs)
+    self.ffn = feed_forward(config, compute=compute, rngs=rngs)
     self.heads = config.heads
 
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
@@ -93,14 +93,11 @@ class ViT(nnx.Module):
   """A classifier of images [B, H, W, C] with values around 0."""
 
   def __init__(self, config: ModelConfig, compute: Compute, *, rngs: nnx.Rngs):
-    recompute = compute.remat == 'pattention'
     self.compute, self.patch = compute, config.patch
     self.position_kind, self.pool_kind = config.positions, config.pool
 
     def block(rngs: nnx.Rngs) -> Block:
-      return Block(
-        config, causal=False, implementation=compute.attention, recompute=recompute, rngs=rngs
-      )
+      return Block(config, causal=False, compute=compute, rngs=rngs)
 
     # The kernel of a convolution of stride and size `patch`, its first three axes made one.
     inputs = config.patch**2 * config.channels
@@ -124,7 +121,7 @@ class ViT(nnx.Module):
       else None
     )
     self.pool = (
-      AttentionPool(config, recompute=recompute, rngs=rngs) if config.pool == 'attention' else None
+      AttentionPool(config, compute=compute, rngs=rngs) if config.pool == 'attention' else None
     )
     self.head = Dense(
       config.width,
@@ -146,6 +143,7 @@ class ViT(nnx.Module):
       constrain(x_BxTxD, 'batch', None, None),
       branch_scales_LxBx2,
       remat=self.compute.remat,
+      loop=self.compute.scan_layers,
     )
     if self.final_norm is not None:
       x_BxTxD = self.final_norm(x_BxTxD)

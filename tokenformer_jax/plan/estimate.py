@@ -177,6 +177,8 @@ def advice(config: Config, error: DoesNotFitError, on: Topology) -> UserError:
   less = 'offload' if config.train.remat == 'full' else 'full'
   if config.train.remat != 'offload':
     ways.append(f'--config.train.remat={less}')
+  if not config.train.scan_layers:
+    ways.append('--config.train.scan_layers=True')
   parts = 2 * config.optim.accumulation_steps
   sizes = sharding.mesh_sizes(config.mesh, on.devices)
   rows = config.data.batch_size // (sizes[0] * sizes[1])

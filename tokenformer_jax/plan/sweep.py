@@ -1,4 +1,4 @@
-"""The fastest of several meshes, batches and ways of recomputing that fits."""
+"""The fastest of several meshes, batches and ways to keep or recompute activations that fits."""
 
 import dataclasses
 import itertools
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tokenformer_jax import sharding
 from tokenformer_jax.cli import say
-from tokenformer_jax.config import Config, choices
+from tokenformer_jax.config import Config
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.plan import topology
 from tokenformer_jax.plan.estimate import Plan, plan
@@ -16,8 +16,13 @@ from tokenformer_jax.plan.topology import Topology
 
 _BATCHES = (1, 2, 0.5)  # times the config's
 _MOST_TOKENS = 8  # devices that parameter tokens are split over
-# From the least recomputation, which needs the most memory.
-_REMATS = ('none', 'pattention', 'dots', 'full', 'offload')
+# `train.remat` and `train.scan_layers`, from the least recomputation, which needs the most memory.
+# A loop over layers that keep nothing but their inputs copies next to nothing.
+_WAYS = (
+  *itertools.product(('none', 'pattention', 'dots'), (False, True)),
+  ('full', True),
+  ('offload', True),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,16 +39,15 @@ def candidates(config: Config, on: Topology) -> Iterator[Config]:
   replica, _, own_tokens = sharding.mesh_sizes(config.mesh, on.devices)
   rest = on.devices // replica
   tokens = [t for t in (1, 2, 4, _MOST_TOKENS) if rest % t == 0 and config.model.heads % t == 0]
-  remats = [r for r in _REMATS if r in choices('train.remat')]
+  own = (config.train.remat, config.train.scan_layers)
+  ways = [way for way in _WAYS if on.has_compiler or way[1] == own[1]]  # By formula: no loops.
   # The config's own choice first, then in the order given.
-  tokens, remats = (
-    sorted(values, key=lambda value, own=own: value != own)
-    for values, own in ((tokens, own_tokens), (remats, config.train.remat))
-  )
-  options = list(itertools.product(_BATCHES, tokens, remats))
+  tokens.sort(key=lambda value: value != own_tokens)
+  ways = [own, *(way for way in ways if way != own)]
+  options = list(itertools.product(_BATCHES, tokens, ways))
   first = options[0]
   options.sort(key=lambda option: sum(a != b for a, b in zip(option, first, strict=True)))
-  for factor, split, remat in options:
+  for factor, split, (remat, loop) in options:
     batch = int(config.data.batch_size * factor)
     mesh = dataclasses.replace(config.mesh, replica=replica, fsdp=rest // split, tokens=split)
     if batch % config.optim.accumulation_steps == 0:
@@ -51,7 +55,7 @@ def candidates(config: Config, on: Topology) -> Iterator[Config]:
         config,
         mesh=mesh,
         data=dataclasses.replace(config.data, batch_size=batch),
-        train=dataclasses.replace(config.train, remat=remat),
+        train=dataclasses.replace(config.train, remat=remat, scan_layers=loop),
       )
 
 
@@ -102,7 +106,8 @@ def _speed(one: Tried) -> float:
 
 def _name(config: Config) -> str:
   mesh = ' '.join(f'{axis}={getattr(config.mesh, axis)}' for axis in sharding.MESH_AXES)
-  return f'batch_size={config.data.batch_size} {mesh} remat={config.train.remat}'
+  loop = '' if config.train.scan_layers else ' scan_layers=False'
+  return f'batch_size={config.data.batch_size} {mesh} remat={config.train.remat}{loop}'
 
 
 def render(tried: list[Tried]) -> str:
