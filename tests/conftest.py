@@ -1,6 +1,7 @@
-"""Eight CPU devices for every test, and a cache directory that is not the user's."""
+"""Eight CPU devices for every test, and caches that are not the user's and end with the tests."""
 
 import os
+import tempfile
 
 import pytest
 
@@ -13,6 +14,11 @@ os.environ['XLA_FLAGS'] = ' '.join(
     '--xla_backend_optimization_level=0',
   ]
 )
+if 'PYTEST_XDIST_WORKER' not in os.environ:
+  # What one process has compiled, the other workers, and what tests start, need not compile again.
+  compiled = tempfile.TemporaryDirectory(prefix='tokenformer_jax-compiled-')
+  os.environ['JAX_COMPILATION_CACHE_DIR'] = compiled.name
+  os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.2'
 
 import jax
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_run
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
 from tokenformer_jax import checkpoint, metrics, optim, sharding, start, tasks, train
@@ -264,12 +265,14 @@ def test_a_stop_asked_for_during_an_evaluation_saves_the_step_after_it(
 
 @pytest.mark.slow
 def test_chosen_steps_are_profiled_and_programs_are_kept(make, tmp_path, one_device):
-  cache = tmp_path / 'programs'
+  cache, of_tests = tmp_path / 'programs', jax.config.jax_compilation_cache_dir
   config = make(train__profile_steps='2:3', train__compilation_cache=str(cache), train__steps=4)
+  compilation_cache.reset_cache()  # It is opened once in a process.
   try:
     train.train(config, tmp_path / 'run')
   finally:
-    jax.config.update('jax_compilation_cache_dir', None)
+    jax.config.update('jax_compilation_cache_dir', of_tests)
+    compilation_cache.reset_cache()
   assert list((tmp_path / 'run/profile').rglob('*.xplane.pb')), 'no profile was written'
   assert list(cache.iterdir()), 'no compiled program was kept'
 
