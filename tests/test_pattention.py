@@ -1,5 +1,6 @@
 """Pattention against its formulas, and the properties that growth relies on."""
 
+import contextlib
 import functools
 import math
 
@@ -10,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tokenformer_jax import sharding
+from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.params import define
 from tokenformer_jax.pattention import Pattention, parameter_weights, pattention
 
@@ -79,6 +82,31 @@ def test_pattention_is_weights_times_values():
   np.testing.assert_allclose(
     _pattention(*_example(0)), want, rtol=1e-5, atol=1e-5, err_msg='Pattention is not Θ(x Kᵀ) V'
   )
+
+
+def _with_gradients(f, *arguments):
+  out, backward = jax.vjp(f, *arguments)
+  return out, *backward(jnp.cos(out))
+
+
+@pytest.mark.parametrize(
+  'mesh', [None, {'fsdp': 8}, {'replica': 2, 'fsdp': 2, 'tokens': 2}, {'fsdp': 1, 'tokens': 8}]
+)
+@pytest.mark.parametrize('tokens', [16, 128, 1024])
+def test_gradients_are_those_of_the_formula_however_many_tokens(tokens, mesh):
+  x, keys, values = _normal(0, (8, 3, 16), (tokens, 16), (tokens, 8))
+
+  def written(x, keys, values):
+    scores = x @ keys.T
+    scores = scores / jnp.linalg.norm(scores, axis=-1, keepdims=True) * math.sqrt(12)
+    return jax.nn.gelu(scores, approximate=False) @ values
+
+  want = _with_gradients(written, x, keys, values)
+  with jax.set_mesh(sharding.make_mesh(MeshConfig(**mesh))) if mesh else contextlib.nullcontext():
+    apply = functools.partial(pattention, reference_tokens=12, gelu='exact')
+    got = jax.jit(functools.partial(_with_gradients, apply))(x, keys, values)
+  for one, other in zip(got, want, strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
 @settings(deadline=None, max_examples=30)

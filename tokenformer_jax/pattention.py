@@ -19,7 +19,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from tokenformer_jax.params import param
-from tokenformer_jax.products import project
+from tokenformer_jax.products import on_each_device, product, project, tokens_are_split
 from tokenformer_jax.sharding import constrain
 
 # Keeps a row of zeros finite; far below the rounding of any row that is not.
@@ -29,6 +29,11 @@ EPSILON = 1e-12
 _SCORES, _ROW_NORM = 'pattention_scores', 'pattention_row_norm'
 
 _AXES = ('param_tokens', 'width')  # of keys and of values
+
+# Parameter tokens on a device, in widths of the input, from which on the gradient of the norm is
+# taken through KᵀK. The gradient of the scores then need not be read again once a sum over its row
+# is known, which costs more than products of D² numbers for each row (benchmarks/norm_cost.py).
+_MANY = 8
 
 
 def activate(x: jax.Array, gelu: str) -> jax.Array:
@@ -51,6 +56,7 @@ def parameter_weights(
   gelu: str = 'exact',
   reference_tokens: int,
   row_epsilon: float = 0.0,
+  square_BxTx1: jax.Array | None = None,
 ) -> jax.Array:
   """Θ: the weight of every parameter token, from its score A.
 
@@ -71,13 +77,15 @@ def parameter_weights(
     gelu: `exact` (by the error function) or `tanh`.
     reference_tokens: τ².
     row_epsilon: added to every norm, as the released TPU code does (1e-5).
+    square_BxTx1: ‖A‖₂², for `l2_norm_gelu`, if it is known.
 
   Returns:
     Weights of the shape and dtype of the scores.
   """
   dtype, scores_BxTxN = scores_BxTxN.dtype, scores_BxTxN.astype(jnp.float32)
   if score == 'l2_norm_gelu':
-    inverse = _inverse_l2(scores_BxTxN, reference_tokens, row_epsilon)
+    square = _square(scores_BxTxN) if square_BxTx1 is None else square_BxTx1
+    inverse = _inverse_l2(square, reference_tokens, row_epsilon)
     scaled_BxTxN = _gradient_waits(scores_BxTxN, dtype) * inverse
     return activate(scaled_BxTxN, gelu).astype(dtype)
   if score in ('gelu_l2_norm', 'gelu_l1_norm'):
@@ -86,8 +94,10 @@ def parameter_weights(
     # A shift of a whole row cancels in the norm and keeps exp from overflowing.
     row_max = jax.lax.stop_gradient(jnp.max(scores_BxTxN, axis=-1, keepdims=True))
     weights = jnp.exp(scores_BxTxN - row_max)
-  inverse = _inverse_l1 if score in ('gelu_l1_norm', 'softmax') else _inverse_l2
-  scale = inverse(weights, reference_tokens, row_epsilon)
+  if score in ('gelu_l1_norm', 'softmax'):
+    scale = _inverse_l1(weights, reference_tokens, row_epsilon)
+  else:
+    scale = _inverse_l2(_square(weights), reference_tokens, row_epsilon)
   return (_gradient_waits(weights, dtype) * scale).astype(dtype)
 
 
@@ -118,9 +128,14 @@ def _backward(dtype: jnp.dtype, _: None, gradient: jax.Array) -> tuple[jax.Array
 _rounded_gradient.defvjp(_forward, _backward)
 
 
-def _inverse_l2(rows: jax.Array, reference_tokens: int, epsilon: float) -> jax.Array:
-  """τ / (‖row‖₂ + ε), with a last axis of 1."""
-  square = jnp.sum(jnp.square(rows), axis=-1, keepdims=True) + EPSILON
+def _square(rows: jax.Array) -> jax.Array:
+  """‖row‖₂² in float32, with a last axis of 1."""
+  return jnp.sum(jnp.square(rows.astype(jnp.float32)), axis=-1, keepdims=True)
+
+
+def _inverse_l2(square: jax.Array, reference_tokens: int, epsilon: float) -> jax.Array:
+  """τ / (‖row‖₂ + ε) from ‖row‖₂²."""
+  square = square + EPSILON
   inverse = 1 / (jnp.sqrt(square) + epsilon) if epsilon else jax.lax.rsqrt(square)
   return checkpoint_name(inverse * jnp.sqrt(jnp.float32(reference_tokens)), _ROW_NORM)
 
@@ -136,11 +151,65 @@ def scores(x: jax.Array, keys_NxI: jax.Array) -> jax.Array:
   return constrain(project(x, keys_NxI, _AXES, contract=1), 'batch', None, 'param_tokens')
 
 
+def _are_many(keys_NxI: jax.Array, x: jax.Array) -> bool:
+  """Whether the norm of the scores is differentiated through KᵀK. Of heads it is not."""
+  split = jax.sharding.get_abstract_mesh().shape.get('tokens', 1)
+  return x.ndim == 3 and len(keys_NxI) >= _MANY * split * x.shape[-1]
+
+
+def _scores_and_square(x_BxTxI: jax.Array, keys_NxI: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Scores, and their ‖A‖₂² [B, T, 1], whose gradient goes to x and K and not to the scores."""
+
+  def of_device(x_BxTxI: jax.Array, keys_NxI: jax.Array) -> tuple[jax.Array, jax.Array]:
+    scores_BxTxN = product('BTI,NI->BTN', x_BxTxI, keys_NxI)
+    if not tokens_are_split():
+      return scores_BxTxN, _square_of_product(x_BxTxI, keys_NxI, scores_BxTxN)
+    x_BxTxI = jax.lax.pcast(x_BxTxI, 'tokens', to='varying')
+    square_BxTx1 = _square_of_product(x_BxTxI, keys_NxI, scores_BxTxN)
+    return scores_BxTxN, jax.lax.psum(square_BxTx1, 'tokens')
+
+  keys_NxI = keys_NxI.astype(x_BxTxI.dtype)
+  scores_BxTxN, square_BxTx1 = on_each_device(
+    of_device, x_BxTxI, keys_NxI, _AXES, split_out=(True, False)
+  )
+  return constrain(scores_BxTxN, 'batch', None, 'param_tokens'), square_BxTx1
+
+
+@jax.custom_vjp
+def _square_of_product(
+  x_BxTxI: jax.Array, keys_NxI: jax.Array, scores_BxTxN: jax.Array
+) -> jax.Array:
+  """‖x Kᵀ‖₂² = x (KᵀK) xᵀ: the former is computed, the latter differentiated."""
+  del x_BxTxI, keys_NxI
+  return _square(scores_BxTxN)
+
+
+def _square_forward(
+  x_BxTxI: jax.Array, keys_NxI: jax.Array, scores_BxTxN: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+  return _square_of_product(x_BxTxI, keys_NxI, scores_BxTxN), (x_BxTxI, keys_NxI)
+
+
+def _square_backward(
+  kept: tuple[jax.Array, jax.Array], gradient_BxTx1: jax.Array
+) -> tuple[jax.Array, jax.Array, None]:
+  x_BxTxI, keys_NxI = kept
+  gram_IxI = keys_NxI.T @ keys_NxI
+  turned_BxTxI = product('BTI,IJ->BTJ', x_BxTxI, gram_IxI, preferred_element_type=jnp.float32)
+  of_x = (2 * gradient_BxTx1 * turned_BxTxI).astype(x_BxTxI.dtype)
+  scaled_BxTxI = (2 * gradient_BxTx1 * x_BxTxI.astype(jnp.float32)).astype(x_BxTxI.dtype)
+  return of_x, keys_NxI @ jnp.einsum('BTI,BTJ->IJ', scaled_BxTxI, x_BxTxI), None
+
+
+_square_of_product.defvjp(_square_forward, _square_backward)
+
+
 def pattention(
   x: jax.Array,
   keys_NxI: jax.Array,
   values_NxO: jax.Array,
   *,
+  score: str = 'l2_norm_gelu',
   out_heads: tuple[int, int] | None = None,
   recompute: bool = False,
   prevent_cse: bool = False,
@@ -152,17 +221,23 @@ def pattention(
     x: [B, T, I], or as heads [B, T, H, K], which zeros may fill.
     keys_NxI: K.
     values_NxO: V.
+    score: as in `parameter_weights`.
     out_heads: their number H and their width K, filled with zeros, for heads as the output.
     recompute: see `keep_scores`.
     prevent_cse: likewise.
-    **how: of `parameter_weights`.
+    **how: likewise.
 
   Returns:
     [B, T, O], or [B, T, H, K].
   """
 
   def apply(x: jax.Array, keys_NxI: jax.Array, values_NxO: jax.Array) -> jax.Array:
-    weights_BxTxN = parameter_weights(checkpoint_name(scores(x, keys_NxI), _SCORES), **how)
+    if score == 'l2_norm_gelu' and _are_many(keys_NxI, x):
+      scores_BxTxN, square_BxTx1 = _scores_and_square(x, keys_NxI)
+    else:
+      scores_BxTxN, square_BxTx1 = scores(x, keys_NxI), None
+    scores_BxTxN = checkpoint_name(scores_BxTxN, _SCORES)
+    weights_BxTxN = parameter_weights(scores_BxTxN, score=score, square_BxTx1=square_BxTx1, **how)
     return project(weights_BxTxN, values_NxO, _AXES, contract=0, out_heads=out_heads)
 
   return keep_scores(apply, recompute, prevent_cse)(x, keys_NxI, values_NxO)

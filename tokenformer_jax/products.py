@@ -98,7 +98,7 @@ def on_each_device(
   axes: Axes,
   *,
   split_in: bool = False,
-  split_out: bool = False,
+  split_out: Any = False,
 ) -> Any:
   """`f(rows, matrix)` on each device, for its rows and the whole width of its part of a matrix.
 
@@ -114,7 +114,7 @@ def on_each_device(
     matrix: of two axes, as it is stored.
     axes: its logical axes; one is `width`, the other is split by `tokens`.
     split_in: whether `tokens` splits the third axis of the rows.
-    split_out: whether it splits the third axis of the result.
+    split_out: whether it splits the third axis of the result, or of each of its arrays.
 
   Returns:
     What f does, arrays [B, …] or of one number for each device that has other rows.
@@ -139,7 +139,7 @@ def on_each_device(
       split if split_in else whole,
       PartitionSpec(*(place if place == 'fsdp' else tokens for place in places)),
     ),
-    out_specs=split if split_out else whole,
+    out_specs=jax.tree.map(lambda is_split: split if is_split else whole, split_out),
   )(rows, matrix)
 
 
