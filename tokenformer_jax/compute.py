@@ -24,9 +24,8 @@ class Compute:
     name = config.dtype
     if name == 'auto':
       name = 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
-    return cls(
-      jnp.dtype(name), config.train.remat, config.train.scan_layers, config.train.attention
-    )
+    train = config.train
+    return cls(jnp.dtype(name), train.remat, train.scan_layers, train.attention)
 
   @classmethod
   def of_trained(cls, config: Config) -> 'Compute':

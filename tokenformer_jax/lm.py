@@ -80,8 +80,14 @@ class LM(nnx.Module):
     if self.compute.unroll:
       x_BxTxD, cache = unroll(self.blocks, apply, x_BxTxD, cache)
     else:
-      how = {'remat': self.compute.remat, 'loop': self.compute.scan_layers}
-      x_BxTxD, cache = scan(self.blocks, apply, x_BxTxD, cache, **how)
+      x_BxTxD, cache = scan(
+        self.blocks,
+        apply,
+        x_BxTxD,
+        cache,
+        remat=self.compute.remat,
+        loop=self.compute.scan_layers,
+      )
     if self.final_norm is not None:
       x_BxTxD = self.final_norm(x_BxTxD)
     return x_BxTxD if self.head_scale is None else x_BxTxD * self.head_scale, cache
