@@ -77,12 +77,9 @@ def project(
       return times(x, part)
     # Heads that are exchanged are the first axis and untiled: XLA for TPUs keeps a reduce-scatter.
     if of_width:
-      x = jax.lax.all_gather(jnp.moveaxis(x, 2, 0), 'tokens')
-      return times(x.reshape(-1, *x.shape[2:]), part, of_in='HBTK')
+      return times(_gather('tokens', 0, jnp.moveaxis(x, 2, 0)), part, of_in='HBTK')
     if out_heads:
-      out = times(x, part, of_out='HBTK')
-      out = out.reshape(tokens, -1, *out.shape[1:])
-      return jnp.moveaxis(jax.lax.psum_scatter(out, 'tokens'), 0, 2)
+      return jnp.moveaxis(_scatter_heads(times(x, part, of_out='HBTK')), 0, 2)
     return jax.lax.psum(times(x, part), 'tokens')
 
   if 'BTHK' in (of_in, of_out) and heads[0] % tokens:
@@ -131,7 +128,9 @@ def on_each_device(
   whole, split = PartitionSpec(RULES['batch']), PartitionSpec(RULES['batch'], None, tokens)
 
   def of_device(rows: Any, part: jax.Array) -> Any:
-    return f(rows, _gather(axes.index('width'), jax.lax.pcast(part, 'replica', to='varying')))
+    return f(
+      rows, _gather('fsdp', axes.index('width'), jax.lax.pcast(part, 'replica', to='varying'))
+    )
 
   return jax.shard_map(
     of_device,
@@ -149,34 +148,56 @@ def tokens_are_split() -> bool:
   return bool(mesh.manual_axes) and mesh.shape['tokens'] > 1
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _gather(axis: int, part: jax.Array) -> jax.Array:
-  """The whole axis of a matrix, on each device along `fsdp`; its gradient is summed and scattered.
-
-  On TPUs in two steps, in groups of devices a stride apart and of neighbours, and turned so that
-  each part is together in memory: any other reduce-scatter over all of an axis of 16 or 64 devices
-  XLA writes as an all-reduce there.
-  """
-  return jax.lax.all_gather(part, 'fsdp', axis=axis, tiled=True)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _gather(mesh_axis: str, axis: int, part: jax.Array) -> jax.Array:
+  """The whole axis of an array, on each device; its gradient is summed and scattered."""
+  return jax.lax.all_gather(part, mesh_axis, axis=axis, tiled=True)
 
 
-def _forward(axis: int, part: jax.Array) -> tuple[jax.Array, None]:
-  return _gather(axis, part), None
+def _gather_forward(mesh_axis: str, axis: int, part: jax.Array) -> tuple[jax.Array, None]:
+  return _gather(mesh_axis, axis, part), None
 
 
-def _backward(axis: int, _: None, gradient: jax.Array) -> tuple[jax.Array]:
-  devices = jax.lax.axis_size('fsdp')
-  inner = max(d for d in range(1, math.isqrt(devices) + 1) if devices % d == 0)
-  if platform() != 'tpu' or inner == 1:
-    return (jax.lax.psum_scatter(gradient, 'fsdp', scatter_dimension=axis, tiled=True),)
-  gradient = jnp.moveaxis(gradient, axis, 0)
-  rows = np.arange(devices).reshape(-1, inner)
-  for groups in (rows.T, rows):
-    gradient = jax.lax.psum_scatter(gradient, 'fsdp', axis_index_groups=groups.tolist(), tiled=True)
+def _gather_backward(mesh_axis: str, axis: int, _: None, gradient: jax.Array) -> tuple[jax.Array]:
+  gradient = _scatter(jnp.moveaxis(gradient, axis, 0), mesh_axis)
   return (jnp.moveaxis(gradient, 0, axis),)
 
 
-_gather.defvjp(_forward, _backward)
+_gather.defvjp(_gather_forward, _gather_backward)
+
+
+@jax.custom_vjp
+def _scatter_heads(heads_HxBxTxK: jax.Array) -> jax.Array:
+  """The sum over devices along `tokens`, each of which gets its heads; the gradient is gathered."""
+  return _scatter(heads_HxBxTxK, 'tokens')
+
+
+def _scatter_forward(heads_HxBxTxK: jax.Array) -> tuple[jax.Array, None]:
+  return _scatter_heads(heads_HxBxTxK), None
+
+
+def _scatter_backward(_: None, gradient_HxBxTxK: jax.Array) -> tuple[jax.Array]:
+  return (jax.lax.all_gather(gradient_HxBxTxK, 'tokens', tiled=True),)
+
+
+_scatter_heads.defvjp(_scatter_forward, _scatter_backward)
+
+
+def _scatter(x: jax.Array, mesh_axis: str) -> jax.Array:
+  """The sum of what devices have, of which each gets its part of the first axis.
+
+  On TPUs in two steps, in groups of devices a stride apart and of neighbours, and of an axis whose
+  parts are together in memory: any other reduce-scatter over all of 16 or 64 devices XLA writes as
+  an all-reduce there.
+  """
+  devices = jax.lax.axis_size(mesh_axis)
+  inner = max(d for d in range(1, math.isqrt(devices) + 1) if devices % d == 0)
+  if platform() != 'tpu' or inner == 1:
+    return jax.lax.psum_scatter(x, mesh_axis, tiled=True)
+  rows = np.arange(devices).reshape(-1, inner)
+  for groups in (rows.T, rows):
+    x = jax.lax.psum_scatter(x, mesh_axis, axis_index_groups=groups.tolist(), tiled=True)
+  return x
 
 
 def split_heads(
