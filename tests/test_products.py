@@ -82,6 +82,7 @@ def _with_gradients(f, x: jax.Array, matrix: jax.Array):
 @pytest.mark.parametrize('name', PROJECTIONS)
 def test_a_projection_is_the_product_and_so_are_its_gradients(monkeypatch, name, mesh, batch):
   monkeypatch.setattr(products, 'platform', lambda: 'tpu' if mesh else 'cpu')
+  monkeypatch.setattr(products, '_TWO_STEPS', 8)
   x, matrix, project, written = _projection(name, batch)
   want = _with_gradients(written, x, matrix)
   if mesh is None:

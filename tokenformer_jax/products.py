@@ -13,6 +13,8 @@ from jax.sharding import PartitionSpec
 from tokenformer_jax.params import Axes
 from tokenformer_jax.sharding import RULES, constrain, platform
 
+_TWO_STEPS = 16  # devices along `tokens`, from which on heads are scattered in two steps
+
 
 def product(equation: str, x: jax.Array, matrix: jax.Array, **kwargs) -> jax.Array:
   """`jnp.einsum(equation, x, matrix)` of activations [B, T, …] and a matrix: [B, T, …].
@@ -188,11 +190,11 @@ def _scatter(x: jax.Array, mesh_axis: str) -> jax.Array:
 
   On TPUs in two steps, in groups of devices a stride apart and of neighbours, and of an axis whose
   parts are together in memory: any other reduce-scatter over all of 16 or 64 devices XLA writes as
-  an all-reduce there.
+  an all-reduce there. Over 4 along `tokens` it is the two steps of which XLA makes all-reduces.
   """
   devices = jax.lax.axis_size(mesh_axis)
   inner = max(d for d in range(1, math.isqrt(devices) + 1) if devices % d == 0)
-  if platform() != 'tpu' or inner == 1:
+  if platform() != 'tpu' or inner == 1 or (mesh_axis == 'tokens' and devices < _TWO_STEPS):
     return jax.lax.psum_scatter(x, mesh_axis, tiled=True)
   rows = np.arange(devices).reshape(-1, inner)
   for groups in (rows.T, rows):

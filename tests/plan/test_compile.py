@@ -76,9 +76,10 @@ def test_the_step_compiles_with_heads_that_are_filled(tokens):
   assert not found.costs.notes, 'there is something in the program that is not understood'
 
 
-def test_tokens_are_split():
-  found = _plan('v5e:4x4', mesh__tokens=4)
-  assert found.mesh == {'replica': 1, 'fsdp': 4, 'tokens': 4}
+@pytest.mark.parametrize('tokens', [4, 16])
+def test_tokens_are_split(tokens):
+  found = _plan('v5e:4x4', mesh__tokens=tokens, model__width=1024, model__heads=16)
+  assert found.mesh == {'replica': 1, 'fsdp': 16 // tokens, 'tokens': tokens}
   moved = _moved(found, 'tokens')
   assert moved['all-reduce'], 'the norms of rows are not summed'
   assert moved['reduce-scatter'], 'outputs are whole on each device before they are heads'
