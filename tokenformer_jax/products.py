@@ -77,7 +77,7 @@ def project(
   def of_device(x: jax.Array, part: jax.Array) -> jax.Array:
     if not tokens_are_split() or (of_width and x.ndim == 3):
       return times(x, part)
-    # Heads that are exchanged are the first axis and untiled: XLA for TPUs keeps a reduce-scatter.
+    # Heads that are exchanged are the first axis: see `_scatter`.
     if of_width:
       return times(_gather('tokens', 0, jnp.moveaxis(x, 2, 0)), part, of_in='HBTK')
     if out_heads:
@@ -190,12 +190,13 @@ def _scatter(x: jax.Array, mesh_axis: str) -> jax.Array:
 
   On TPUs in two steps, in groups of devices a stride apart and of neighbours, and of an axis whose
   parts are together in memory: any other reduce-scatter over all of 16 or 64 devices XLA writes as
-  an all-reduce there. Over 4 along `tokens` it is the two steps of which XLA makes all-reduces.
+  an all-reduce there. Over 4 along `tokens` it keeps one step, if what is split is an axis of its
+  own, and makes all-reduces of two.
   """
   devices = jax.lax.axis_size(mesh_axis)
   inner = max(d for d in range(1, math.isqrt(devices) + 1) if devices % d == 0)
   if platform() != 'tpu' or inner == 1 or (mesh_axis == 'tokens' and devices < _TWO_STEPS):
-    return jax.lax.psum_scatter(x, mesh_axis, tiled=True)
+    return jax.lax.psum_scatter(x.reshape(devices, -1, *x.shape[1:]), mesh_axis)
   rows = np.arange(devices).reshape(-1, inner)
   for groups in (rows.T, rows):
     x = jax.lax.psum_scatter(x, mesh_axis, axis_index_groups=groups.tolist(), tiled=True)
