@@ -16,6 +16,7 @@ _LAYER_INPUT = 'layer_input'
 
 # What a layer keeps for its backward pass; everything else is computed again.
 #   none        all but what follows from scores, of Pattention or attention, element by element
+#               (and on a TPU without a loop that, too)
 #   pattention  the scores [B, T, N] of Pattention are not kept either (pattention.py)
 #   dots        the results of matrix products with parameters, the scores among them
 #   full        nothing but the layer's input
