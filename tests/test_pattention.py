@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gradients import with_gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -84,11 +85,6 @@ def test_pattention_is_weights_times_values():
   )
 
 
-def _with_gradients(f, *arguments):
-  out, backward = jax.vjp(f, *arguments)
-  return out, *backward(jnp.cos(out))
-
-
 @pytest.mark.parametrize(
   'mesh', [None, {'fsdp': 8}, {'replica': 2, 'fsdp': 2, 'tokens': 2}, {'fsdp': 1, 'tokens': 8}]
 )
@@ -101,10 +97,10 @@ def test_gradients_are_those_of_the_formula_however_many_tokens(tokens, mesh):
     scores = scores / jnp.linalg.norm(scores, axis=-1, keepdims=True) * math.sqrt(12)
     return jax.nn.gelu(scores, approximate=False) @ values
 
-  want = _with_gradients(written, x, keys, values)
+  want = with_gradients(written, x, keys, values)
   with jax.set_mesh(sharding.make_mesh(MeshConfig(**mesh))) if mesh else contextlib.nullcontext():
     apply = functools.partial(pattention, reference_tokens=12, gelu='exact')
-    got = jax.jit(functools.partial(_with_gradients, apply))(x, keys, values)
+    got = jax.jit(functools.partial(with_gradients, apply))(x, keys, values)
   for one, other in zip(got, want, strict=True):
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 

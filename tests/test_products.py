@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gradients import with_gradients
 
 from tokenformer_jax import products, sharding
 from tokenformer_jax.config import MeshConfig
@@ -72,11 +73,6 @@ def _projection(name: str, batch: int = 8):
   return x, matrix, project, written
 
 
-def _with_gradients(f, x: jax.Array, matrix: jax.Array):
-  out, backward = jax.vjp(f, x, matrix)
-  return out, *backward(jnp.cos(out))
-
-
 @pytest.mark.parametrize('batch', [8, 3])
 @pytest.mark.parametrize('mesh', [None, *MESHES])
 @pytest.mark.parametrize('name', PROJECTIONS)
@@ -84,9 +80,9 @@ def test_a_projection_is_the_product_and_so_are_its_gradients(monkeypatch, name,
   monkeypatch.setattr(products, 'platform', lambda: 'tpu' if mesh else 'cpu')
   monkeypatch.setattr(products, '_TWO_STEPS', 8)
   x, matrix, project, written = _projection(name, batch)
-  want = _with_gradients(written, x, matrix)
+  want = with_gradients(written, x, matrix)
   if mesh is None:
-    got = _with_gradients(project, x, matrix)
+    got = with_gradients(project, x, matrix)
   else:
     axes = PROJECTIONS[name][1]
     mesh = sharding.make_mesh(MeshConfig(**mesh))
@@ -94,7 +90,7 @@ def test_a_projection_is_the_product_and_so_are_its_gradients(monkeypatch, name,
     if batch == 8:
       x = jax.device_put(x, sharding.of_batch(mesh))
     with jax.set_mesh(mesh):
-      got = jax.jit(_with_gradients, static_argnums=0)(project, x, matrix)
+      got = jax.jit(with_gradients, static_argnums=0)(project, x, matrix)
   for one, other in zip(got, want, strict=True):
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
@@ -119,7 +115,7 @@ def test_no_device_gets_the_whole_gradient_of_a_matrix(monkeypatch, name, platfo
   place = jax.NamedSharding(mesh, sharding.spec(PROJECTIONS[name][1]))
   with jax.set_mesh(mesh):
     x, matrix = jax.device_put(x, sharding.of_batch(mesh)), jax.device_put(matrix, place)
-    step = jax.jit(_with_gradients, static_argnums=0)
+    step = jax.jit(with_gradients, static_argnums=0)
     program = step.lower(project, x, matrix).compile().as_text()
   found = re.findall(r'f32\[([0-9,]*)\]\S* (all-reduce|reduce-scatter|all-gather)\(', program)
   found = [(kind, np.prod([int(size) for size in shape.split(',')])) for shape, kind in found]

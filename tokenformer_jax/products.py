@@ -174,15 +174,15 @@ def _scatter_heads(heads_HxBxTxK: jax.Array) -> jax.Array:
   return _scatter(heads_HxBxTxK, 'tokens')
 
 
-def _scatter_forward(heads_HxBxTxK: jax.Array) -> tuple[jax.Array, None]:
+def _scatter_heads_forward(heads_HxBxTxK: jax.Array) -> tuple[jax.Array, None]:
   return _scatter_heads(heads_HxBxTxK), None
 
 
-def _scatter_backward(_: None, gradient_HxBxTxK: jax.Array) -> tuple[jax.Array]:
+def _scatter_heads_backward(_: None, gradient_HxBxTxK: jax.Array) -> tuple[jax.Array]:
   return (jax.lax.all_gather(gradient_HxBxTxK, 'tokens', tiled=True),)
 
 
-_scatter_heads.defvjp(_scatter_forward, _scatter_backward)
+_scatter_heads.defvjp(_scatter_heads_forward, _scatter_heads_backward)
 
 
 def _scatter(x: jax.Array, mesh_axis: str) -> jax.Array:
