@@ -30,6 +30,7 @@ from jax.ad_checkpoint import checkpoint_name
 from tokenformer_jax import cli, pattention
 from tokenformer_jax.plan import command, topology
 from tokenformer_jax.products import product, project, split_heads
+from tokenformer_jax.stack import ROW_STATISTICS
 
 GROWN = {'qkv': 8704, 'proj': 8704, 'ffn': 34816}
 SHAPES = {
@@ -78,7 +79,7 @@ def by_products_of_keys(
     turned_BxTxI = product('BTI,IO->BTO', x_BxTxI, gram_IxI, preferred_element_type=jnp.float32)
     square = jnp.sum(turned_BxTxI * x_BxTxI.astype(jnp.float32), axis=-1, keepdims=True)
     inverse = jax.lax.rsqrt(square + pattention.EPSILON) * jnp.sqrt(jnp.float32(reference_tokens))
-    inverse = checkpoint_name(inverse, pattention._ROW_NORM)
+    inverse = checkpoint_name(inverse, ROW_STATISTICS)
     scores = checkpoint_name(pattention.scores(x, keys), pattention._SCORES)
     weights = pattention.activate(scores.astype(jnp.float32) * inverse, gelu)
     weights = weights.astype(x.dtype)

@@ -17,10 +17,7 @@ from tokenformer_jax.params import Axes, param
 from tokenformer_jax.pattention import Pattention, activate
 from tokenformer_jax.products import project, split_heads
 from tokenformer_jax.sharding import constrain
-
-# Of a row, as the backward pass of LayerNorm finds them kept.
-_MOMENTS = 'layer_norm_moments'
-_KEEP_MOMENTS = jax.checkpoint_policies.save_only_these_names(_MOMENTS)
+from tokenformer_jax.stack import KEEP_STATISTICS, ROW_STATISTICS
 
 
 class LayerNorm(nnx.Module):
@@ -43,17 +40,17 @@ class LayerNorm(nnx.Module):
     return _layer_norm(x_BxTxD, scale, bias, self.epsilon)
 
 
-@functools.partial(jax.checkpoint, prevent_cse=False, policy=_KEEP_MOMENTS, static_argnums=3)
+@functools.partial(jax.checkpoint, prevent_cse=False, policy=KEEP_STATISTICS, static_argnums=3)
 def _layer_norm(
   x_BxTxD: jax.Array, scale_D: jax.Array | None, bias_D: jax.Array | None, epsilon: float
 ) -> jax.Array:
   """The backward pass finds x kept and its rows' moments, and nothing in float32 as large as x."""
   x = x_BxTxD.astype(jnp.float32)
-  mean = checkpoint_name(jnp.mean(x, axis=-1, keepdims=True), _MOMENTS)
+  mean = checkpoint_name(jnp.mean(x, axis=-1, keepdims=True), ROW_STATISTICS)
   # Not the mean of (x − mean)²: both sums are made where x is, in one pass.
   square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
   variance = jnp.maximum(square - jnp.square(mean), 0)
-  x = (x - mean) * checkpoint_name(jax.lax.rsqrt(variance + epsilon), _MOMENTS)
+  x = (x - mean) * checkpoint_name(jax.lax.rsqrt(variance + epsilon), ROW_STATISTICS)
   if scale_D is not None:
     x = x * scale_D[None, None]
   if bias_D is not None:

@@ -21,12 +21,12 @@ from jax.ad_checkpoint import checkpoint_name
 from tokenformer_jax.params import param
 from tokenformer_jax.products import on_each_device, product, project, tokens_are_split
 from tokenformer_jax.sharding import constrain
+from tokenformer_jax.stack import ROW_STATISTICS
 
 # Keeps a row of zeros finite; far below the rounding of any row that is not.
 EPSILON = 1e-12
 
-# Names of what the backward pass may find kept.
-_SCORES, _ROW_NORM = 'pattention_scores', 'pattention_row_norm'
+_SCORES = 'pattention_scores'  # the name of what the backward pass may find kept
 
 _AXES = ('param_tokens', 'width')  # of keys and of values
 
@@ -137,13 +137,13 @@ def _inverse_l2(square: jax.Array, reference_tokens: int, epsilon: float) -> jax
   """τ / (‖row‖₂ + ε) from ‖row‖₂²."""
   square = square + EPSILON
   inverse = 1 / (jnp.sqrt(square) + epsilon) if epsilon else jax.lax.rsqrt(square)
-  return checkpoint_name(inverse * jnp.sqrt(jnp.float32(reference_tokens)), _ROW_NORM)
+  return checkpoint_name(inverse * jnp.sqrt(jnp.float32(reference_tokens)), ROW_STATISTICS)
 
 
 def _inverse_l1(rows: jax.Array, reference_tokens: int, epsilon: float) -> jax.Array:
   """τ² / (‖row‖₁ + ε), with a last axis of 1."""
   total = jnp.sum(jnp.abs(rows), axis=-1, keepdims=True)
-  return checkpoint_name(reference_tokens / (total + (epsilon or EPSILON)), _ROW_NORM)
+  return checkpoint_name(reference_tokens / (total + (epsilon or EPSILON)), ROW_STATISTICS)
 
 
 def scores(x: jax.Array, keys_NxI: jax.Array) -> jax.Array:
@@ -254,7 +254,7 @@ def keep_scores(
     prevent_cse: keep XLA from merging that with how they were computed first, which it cannot do in
       a loop over layers anyway. Kept scores leave it free to keep more.
   """
-  kept = (_ROW_NORM,) if recompute else (_ROW_NORM, _SCORES)
+  kept = (ROW_STATISTICS,) if recompute else (ROW_STATISTICS, _SCORES)
   policy = jax.checkpoint_policies.save_only_these_names(*kept)
   return jax.checkpoint(apply, prevent_cse=recompute and prevent_cse, policy=policy)
 

@@ -14,7 +14,12 @@ from jax.ad_checkpoint import checkpoint_name
 
 _LAYER_INPUT = 'layer_input'
 
-# What a layer keeps for its backward pass; everything else is computed again.
+# The name of what a norm makes of a row before it scales it, a number or two. It is always kept, so
+# that nothing that is computed again waits for sums over rows.
+ROW_STATISTICS = 'row_statistics'
+KEEP_STATISTICS = jax.checkpoint_policies.save_only_these_names(ROW_STATISTICS)
+
+# What a layer keeps for its backward pass, besides; everything else is computed again.
 #   none        all but what follows from scores, of Pattention or attention, element by element
 #               (and on a TPU without a loop that, too)
 #   pattention  the scores [B, T, N] of Pattention are not kept either (pattention.py)
@@ -22,10 +27,12 @@ _LAYER_INPUT = 'layer_input'
 #   full        nothing but the layer's input
 #   offload     the same, which waits in the host's memory
 _POLICIES = {
-  'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-  'full': jax.checkpoint_policies.nothing_saveable,
+  'dots': jax.checkpoint_policies.save_from_both_policies(
+    jax.checkpoint_policies.dots_with_no_batch_dims_saveable, KEEP_STATISTICS
+  ),
+  'full': KEEP_STATISTICS,
   'offload': jax.checkpoint_policies.save_and_offload_only_these_names(
-    names_which_can_be_saved=[],
+    names_which_can_be_saved=[ROW_STATISTICS],
     names_which_can_be_offloaded=[_LAYER_INPUT],
     offload_src='device',
     offload_dst='pinned_host',
