@@ -57,8 +57,8 @@ def expected(model: dict[str, Any], fsdp: int, tokens: int, positions: int) -> l
     weights     keys and values of each Pattention gathered over fsdp, forward and once more for
                 the backward pass:       2 · 10 gathers, in all 2 · Σ 2 nᵢ/S D · 2 bytes (F−1)/F
     gradients   of the same, summed and scattered: 10, in all Σ 2 nᵢ/S D · 2 bytes (F−1)/F
-    row norms   a number for every position summed over tokens: forward, once more, and a gradient:
-                                         3 · 5 sums of M · 4 bytes, each 2 (S−1)/S of that
+    row norms   a number for every position summed over tokens, which is kept, and a gradient:
+                                         2 · 5 sums of M · 4 bytes, each 2 (S−1)/S of that
     outputs     of query, key and value summed into heads, scattered: 3 forward, 3 once more;
                 of the output projection and of feed-forward summed whole: 2 forward, and that of
                 the output projection once more
@@ -84,7 +84,7 @@ def expected(model: dict[str, Any], fsdp: int, tokens: int, positions: int) -> l
     Expected('fsdp', 'reduce-scatter', 'gradients', 10, weights),
   ]
   over_tokens = [
-    Expected('tokens', 'all-reduce', 'row norms', 15, 15 * norms),
+    Expected('tokens', 'all-reduce', 'row norms', 10, 10 * norms),
     Expected('tokens', 'all-reduce', 'outputs', 3, 3 * 2 * activations),
     Expected('tokens', 'all-reduce', 'gradients of inputs', 2, 2 * 2 * activations),
     Expected('tokens', 'reduce-scatter', 'outputs to heads', 6, 6 * activations),
