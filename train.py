@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from absl import flags
 from ml_collections import config_flags
 
-from tokenformer_jax import cli, config, train
+from tokenformer_jax import cli, config, paths, train
 from tokenformer_jax.errors import UserError
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -66,9 +66,16 @@ def _with_config(arguments: list[str]) -> list[str]:
   if 'config' in given:
     return arguments
   workdir = given.get('workdir')
-  if workdir and os.path.exists(os.path.join(workdir, 'config.json')):
+  if workdir and _has_config(workdir):
     return [f'--config={_HERE}/configs/saved.py:{workdir}', *arguments]
   return [f'--config={_HERE}/configs/lm_stdlib.py', *arguments]
+
+
+def _has_config(workdir: str) -> bool:
+  try:
+    return (paths.of(workdir) / 'config.json').exists()
+  except UserError:  # which the run will say
+    return False
 
 
 if __name__ == '__main__':

@@ -5,17 +5,15 @@ python train.py --workdir=DIR     takes it without being told, to go on with tha
 """
 
 import json
-import os
 
-from tokenformer_jax import config
+from tokenformer_jax import config, paths
 from tokenformer_jax.errors import UserError
 
 
 def get_config(workdir):
-  path = os.path.join(workdir, 'config.json')
+  path = paths.of(workdir) / 'config.json'
   try:
-    with open(path, encoding='utf-8') as file:
-      values = json.load(file)
+    values = json.loads(path.read_text())
   except (OSError, ValueError) as error:
     raise UserError(
       f'{path} is not the config of a run ({error}); name a work directory'

@@ -20,6 +20,7 @@ if 'PYTEST_XDIST_WORKER' not in os.environ:
   os.environ['JAX_COMPILATION_CACHE_DIR'] = compiled.name
   os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.2'
 
+import bucket_server
 import jax
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
@@ -32,3 +33,14 @@ def shared_cache(tmp_path_factory):
     if 'XDG_CACHE_HOME' not in os.environ:
       patch.setenv('XDG_CACHE_HOME', str(tmp_path_factory.mktemp('cache')))
     yield
+
+
+@pytest.fixture(scope='module')
+def bucket():
+  """A server with gs://bucket, which this process and those it starts take for Google's."""
+  with bucket_server.serving('bucket') as server, pytest.MonkeyPatch.context() as patch:
+    patch.setenv('STORAGE_EMULATOR_HOST', server.url)
+    patch.setenv('TENSORSTORE_GCS_HTTP_URL', server.url)
+    patch.setenv('GOOGLE_AUTH_TOKEN_FOR_TESTING', 'a-token')
+    patch.setenv('GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT', 'false')  # It asks another server.
+    yield server

@@ -52,17 +52,17 @@ MISTAKES = {
     [*TRAIN, f'--workdir={__file__}/run'],
     'cannot be written (Not a directory); choose another --workdir',
   ),
-  'bucket to train in': (
-    [*TRAIN, '--workdir=gs://bucket/run'],
-    'gs://bucket/run is not a path in a file system; mount the bucket on every host',
+  'bucket of another kind to train in': (
+    [*TRAIN, '--workdir=s3://bucket/run'],
+    's3://bucket/run is neither a path in a file system nor gs://BUCKET/…; mount other storage',
   ),
-  'bucket to grow into': (
-    [*GROW, 'shrink', '--source=/nothing', '--target=gs://bucket/run'],
-    'gs://bucket/run is not a path in a file system',
+  'bucket of another kind to grow into': (
+    [*GROW, 'shrink', '--source=/nothing', '--target=s3://bucket/run'],
+    's3://bucket/run is neither a path in a file system nor',
   ),
   'bucket to convert to': (
-    [*CONVERT, 'to-jax', '--source=/nothing', '--target=gs://bucket/run'],
-    'gs://bucket/run is not a path in a file system',
+    [*CONVERT, 'to-torch', '--source=/nothing', '--target=gs://bucket/model.bin'],
+    'gs://bucket/model.bin is not a path in a file system; mount the bucket on every host',
   ),
   'no text': (
     [*TRAIN, '--config.data.source=files:/nothing/*.txt'],
@@ -138,19 +138,19 @@ def test_source_and_step_are_told_apart():
     cli.split_source('a@last')
 
 
-BUCKETS = {
-  'train': lambda url: train.train(config.resolve(config.defaults()), url),
-  'source': lambda url: cli.split_source(f'{url}@7'),
-  'cache': lambda url: store.cache_folder(config.DataConfig(cache_dir=url)),
+URLS = {
+  's3://b/run': lambda url: train.train(config.resolve(config.defaults()), url),
+  's3://b/other': lambda url: cli.split_source(f'{url}@7'),
+  'gs://b/cache': lambda url: store.cache_folder(config.DataConfig(cache_dir=url)),
 }
 
 
-@pytest.mark.parametrize('use', BUCKETS)
-def test_a_bucket_is_not_taken_for_a_directory(use, tmp_path, monkeypatch):
-  """What is written to the path `gs://b/run` goes with this host: a directory `gs:` on its disk."""
+@pytest.mark.parametrize('url', URLS)
+def test_a_url_is_not_taken_for_a_directory(url, tmp_path, monkeypatch):
+  """What is written to the path `s3://b/run` goes with this host: a directory `s3:` on its disk."""
   monkeypatch.chdir(tmp_path)
-  with pytest.raises(UserError, match='gs://b/run is not a path in a file system; mount'):
-    BUCKETS[use]('gs://b/run')
+  with pytest.raises(UserError, match=f'{url} is (not|neither) a path in a file system.*; mount'):
+    URLS[url](url)
   assert not list(tmp_path.iterdir()), 'a directory was made'
 
 

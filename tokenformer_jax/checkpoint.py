@@ -15,7 +15,6 @@ import logging as std_logging
 import math
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,7 +24,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 from orbax.checkpoint import checkpoint_managers
 
-from tokenformer_jax import checksum, hosts
+from tokenformer_jax import checksum, hosts, paths
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.errors import UserError
 
@@ -132,7 +131,7 @@ class Checkpoints:
     """
     for logger in (logging.get_absl_logger(), std_logging.getLogger('asyncio')):
       logger.addFilter(_TOLD_ELSEWHERE)
-    self.directory = Path(workdir).absolute() / 'checkpoints'
+    self.directory = paths.absolute(paths.of(workdir)) / 'checkpoints'
     policies = checkpoint_managers.AnyPreservationPolicy(
       [
         checkpoint_managers.LatestN(keep),
@@ -321,14 +320,14 @@ class Checkpoints:
       ) from failure
     return read
 
-  def set_aside(self, step: int) -> Path:
+  def set_aside(self, step: int) -> paths.Path:
     """Moves a damaged checkpoint out of the way, to `WORKDIR/damaged/STEP`."""
     target = self.directory.parent / 'damaged' / str(step)
     while target.exists():
       target = target.with_name(f'{target.name}_again')
     if hosts.is_first():
       target.parent.mkdir(exist_ok=True)
-      os.rename(self.directory / str(step), target)
+      paths.rename(self.directory / str(step), target)
     hosts.meet('the damaged checkpoint is out of the way')
     self._manager.reload()
     return target
@@ -348,7 +347,7 @@ class Checkpoints:
       ) from error
 
 
-def open_source(directory: Path, step: int | None) -> tuple[Checkpoints, Meta]:
+def open_source(directory: paths.Path, step: int | None) -> tuple[Checkpoints, Meta]:
   """The checkpoint that `DIR@STEP` names (None: the newest that can be read).
 
   Raises:
@@ -388,7 +387,7 @@ def has(meta: Meta, entry: str) -> bool:
   return any(path.startswith(f'{entry}/') for path in meta.checksums)
 
 
-def check_is_model(meta: Meta, directory: Path) -> None:
+def check_is_model(meta: Meta, directory: paths.Path) -> None:
   """Checks that a checkpoint can be run.
 
   Raises:
@@ -401,7 +400,7 @@ def check_is_model(meta: Meta, directory: Path) -> None:
     )
 
 
-def check_is_language_model(meta: Meta, directory: Path) -> None:
+def check_is_language_model(meta: Meta, directory: paths.Path) -> None:
   """Checks that a checkpoint can be run on text.
 
   Raises:

@@ -4,7 +4,6 @@ import contextlib
 import gc
 import importlib.util
 import os
-import re
 import select
 import sys
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 import jax
 from absl import app, flags, logging
 
-from tokenformer_jax import config, hosts
+from tokenformer_jax import config, hosts, paths
 from tokenformer_jax.errors import UserError
 
 _UNREAD = 141  # the exit status of what SIGPIPE ends, in a shell
@@ -119,25 +118,11 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def split_source(source: str) -> tuple[Path, int | None]:
+def split_source(source: str) -> tuple[paths.Path, int | None]:
   """`DIR` or `DIR@STEP` as a path and a step (None: the newest)."""
   directory, at, step = source.rpartition('@')
   if not at:
-    return local_path(source), None
+    return paths.of(source), None
   if not step.isdigit():
     raise UserError(f'source {source!r} does not end in a step; it is DIR or DIR@STEP')
-  return local_path(directory), int(step)
-
-
-def local_path(path: str | os.PathLike[str]) -> Path:
-  """A path in a file system.
-
-  Raises:
-    UserError: it is the URL of a bucket, which would become a directory named `gs:` on this host.
-  """
-  if re.match(r'[a-z][a-z0-9+.-]*://', text := os.fspath(path)):
-    raise UserError(
-      f'{text} is not a path in a file system; mount the bucket on every host, with gcsfuse say '
-      '(docs/pods.md), and give the path that it has there'
-    )
-  return Path(path)
+  return paths.of(directory), int(step)

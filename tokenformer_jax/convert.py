@@ -24,7 +24,7 @@ import ml_collections
 import numpy as np
 from absl import flags
 
-from tokenformer_jax import checkpoint, cli, released_tpu, sharding, tensor_files
+from tokenformer_jax import checkpoint, cli, paths, released_tpu, sharding, tensor_files
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config, DataConfig, MeshConfig, ModelConfig, TokenCounts
 from tokenformer_jax.data import tokenizers
@@ -156,7 +156,7 @@ def _sizes(shapes: Mapping[str, Shape], name: str) -> Shape:
 
 def to_jax(
   source: Path,
-  target: Path,
+  target: paths.Path,
   *,
   tokenizer: str = '',
   heads: int | None = None,
@@ -373,9 +373,9 @@ def main(argv: Sequence[str]) -> None:
     if values[name].present:
       raise UserError(f'--{name} has no meaning for {action}; leave it out')
   options = {name: values[name].value for name in _TAKEN[action]}
-  target = cli.local_path(values.target)
+  target = paths.of(values.target) if action == 'to-jax' else paths.local(values.target)
   if action == 'to-jax':
-    model = to_jax(Path(values.source), target, **options).model
+    model = to_jax(paths.local(values.source), target, **options).model
   else:
     model = to_torch(values.source, target, **options)
   rotated = model.rotary_fraction if model.positions == 'rotary' else 0

@@ -4,17 +4,17 @@ import contextlib
 import json
 import math
 import os
+import pathlib
 import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import jax
 import numpy as np
 import tqdm
 
-from tokenformer_jax import hosts
+from tokenformer_jax import hosts, paths
 
 _GIB = 2**30
 
@@ -22,7 +22,7 @@ _GIB = 2**30
 class Metrics:
   """The figures of one run. Only the first process writes."""
 
-  def __init__(self, workdir: Path, *, first_step: int, steps: int, tensorboard: bool):
+  def __init__(self, workdir: paths.Path, *, first_step: int, steps: int, tensorboard: bool):
     """Opens the files of a run that starts, or goes on, after `first_step` steps.
 
     Lines of `metrics.jsonl` beyond that step are from work that a crash lost; they are dropped.
@@ -31,14 +31,15 @@ class Metrics:
     if not self._active:
       return
     self._steps = steps
+    self._files = paths.Growing(workdir)
     self._events = None
     if tensorboard:
       import tensorboardX  # noqa: PLC0415 (it imports PyTorch where that is installed)
 
       self._events = tensorboardX.SummaryWriter(
-        str(workdir / 'tensorboard'), purge_step=first_step + 1
+        str(self._files.directory / 'tensorboard'), purge_step=first_step + 1
       )
-    path = workdir / 'metrics.jsonl'
+    path = self._files.fetch('metrics.jsonl')
     _drop_after(path, first_step)
     self._lines = path.open('a')
     self._bar = None
@@ -58,6 +59,7 @@ class Metrics:
       for name, value in figures.items():
         self._events.add_scalar(name, value, step)
       self._events.flush()
+    self._files.publish_sometimes()
     self._show(step, figures)
 
   def say(self, text: str) -> None:
@@ -85,6 +87,11 @@ class Metrics:
     if self._active:
       self._started += time.monotonic() - before
 
+  def publish(self) -> None:
+    """Has what was written so far in the work directory, also if that is in a bucket."""
+    if self._active:
+      self._files.publish()
+
   def close(self) -> None:
     """Flushes and closes the files; the terminal's bar stays as it is."""
     if not self._active:
@@ -92,6 +99,7 @@ class Metrics:
     self._lines.close()
     if self._events:
       self._events.close()
+    self._files.close()
     if self._bar is not None:
       self._bar.close()
 
@@ -200,10 +208,10 @@ def _memory() -> dict[str, float]:
   return figures
 
 
-def read(workdir: str | Path) -> list[dict[str, float]]:
+def read(workdir: str | os.PathLike[str]) -> list[dict[str, float]]:
   """The lines of a run's metrics.jsonl; a last line that a crash cut short is left out."""
   lines = []
-  for line in (Path(workdir) / 'metrics.jsonl').read_text().splitlines():
+  for line in (paths.of(workdir) / 'metrics.jsonl').read_text().splitlines():
     try:
       lines.append(json.loads(line))
     except json.JSONDecodeError:
@@ -211,7 +219,7 @@ def read(workdir: str | Path) -> list[dict[str, float]]:
   return lines
 
 
-def _drop_after(path: Path, step: int) -> None:
+def _drop_after(path: pathlib.Path, step: int) -> None:
   if not path.exists():
     return
   kept = [json.dumps(line) for line in read(path.parent) if line['step'] <= step]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from tokenformer_jax import cli, config, flops, metrics
+from tokenformer_jax import cli, config, flops, metrics, paths
 from tokenformer_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _per_step(run: str | Path, x: str) -> float:
   """What one step adds to the x axis."""
   if x == 'steps':
     return 1
-  path = Path(run) / 'config.json'
+  path = paths.of(run) / 'config.json'
   try:
     resolved = config.from_dict(config.Config, json.loads(path.read_text()))
   except (OSError, json.JSONDecodeError) as error:
@@ -130,7 +130,7 @@ def draw(runs: Sequence[str | Path], x: str, y: str) -> 'Figure':
 
 def _names(runs: Sequence[str | Path]) -> list[str]:
   """The directories' names, or whole paths where two runs would have the same."""
-  names = [Path(run).resolve().name for run in runs]
+  names = [paths.of(run).resolve().name for run in runs]
   return names if len(set(names)) == len(names) else [str(run) for run in runs]
 
 

@@ -4,14 +4,13 @@ import contextlib
 import dataclasses
 import math
 import os
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from tokenformer_jax import checkpoint, cli, models, optim, sharding, tasks
+from tokenformer_jax import checkpoint, cli, models, optim, paths, sharding, tasks
 from tokenformer_jax import step as step_lib
 from tokenformer_jax.config import Config, ModelConfig, TokenCounts
 from tokenformer_jax.errors import UserError
@@ -52,7 +51,7 @@ class Origin:
   source: tuple[checkpoint.Checkpoints, checkpoint.Meta] | None = None
 
 
-def find_origin(config: Config, workdir: Path) -> Origin:
+def find_origin(config: Config, workdir: paths.Path) -> Origin:
   """Finds it: a checkpoint in the work directory, else `config.init_from`.
 
   Raises:
@@ -141,20 +140,20 @@ def check_fits(config: Config, definition: Definition, mesh: Mesh) -> None:
   sharding.check_divisible(mesh, 'batch', config.data.batch_size // parts, rows)
 
 
-def make_writable(workdir: Path) -> None:
+def make_writable(workdir: paths.Path) -> None:
   """Makes the work directory.
 
   Raises:
     UserError: it cannot be made or written.
   """
   try:
-    workdir.mkdir(parents=True, exist_ok=True)
-    probe = workdir / f'.probe-{os.getpid()}'
-    probe.touch()
-    probe.unlink()
-  except OSError as error:
+    paths.make_writable(workdir)
+  except Exception as error:  # There are many kinds, of buckets.
+    if not isinstance(error, OSError) and not paths.in_bucket(workdir):
+      raise
+    reason = paths.reason(error)
     raise UserError(
-      f'the work directory {workdir} cannot be written ({error.strerror}); choose another --workdir'
+      f'the work directory {workdir} cannot be written ({reason}); choose another --workdir'
     ) from error
 
 

@@ -6,13 +6,23 @@ import json
 import os
 import shlex
 import sys
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from tokenformer_jax import checkpoint, cli, flops, grow, hosts, optim, sharding, start, tasks
+from tokenformer_jax import (
+  checkpoint,
+  cli,
+  flops,
+  grow,
+  hosts,
+  optim,
+  paths,
+  sharding,
+  start,
+  tasks,
+)
 from tokenformer_jax import step as step_lib
 from tokenformer_jax.config import Config, profile_range
 from tokenformer_jax.errors import UserError
@@ -41,7 +51,7 @@ def train(config: Config, workdir: str | os.PathLike[str]) -> State:
 
 def train_or_stop(config: Config, workdir: str | os.PathLike[str]) -> tuple[State, bool]:
   """As `train`; says besides whether it was asked to stop before the last step."""
-  run = Run(config, cli.local_path(workdir))
+  run = Run(config, paths.of(workdir))
   with jax.set_mesh(run.mesh), contextlib.closing(run.checkpoints):
     state = run.train()
   return state, int(state['step']) < run.config.train.steps
@@ -50,7 +60,7 @@ def train_or_stop(config: Config, workdir: str | os.PathLike[str]) -> tuple[Stat
 class Run:
   """One process of a run: what is built once, and the loop over it."""
 
-  def __init__(self, config: Config, workdir: Path):
+  def __init__(self, config: Config, workdir: paths.Path):
     """Validates everything, then prepares the data, the work directory and the compiled steps."""
     if config.train.compilation_cache:
       jax.config.update('jax_compilation_cache_dir', config.train.compilation_cache)
@@ -88,9 +98,8 @@ class Run:
       )
       return state
     if hosts.is_first():
-      write_atomically(
-        self.workdir / 'config.json', json.dumps(dataclasses.asdict(self.config), indent=2)
-      )
+      written = json.dumps(dataclasses.asdict(self.config), indent=2)
+      paths.write(self.workdir / 'config.json', f'{written}\n')
     metrics = Metrics(
       self.workdir, first_step=first, steps=steps, tensorboard=self.config.train.tensorboard
     )
@@ -191,6 +200,7 @@ class Run:
           loss = self._evaluate(state, step, metrics)
           window.restart_clock()
         if _due(step, config.checkpoint_every) or last:
+          metrics.publish()
           vocabulary = self.task.vocabulary()
           self.checkpoints.save(
             step, state, self.config, vocabulary, loss, lineage=self.origin.lineage
@@ -253,13 +263,6 @@ def local_rows(batches: jax.sharding.NamedSharding, batch_size: int) -> list[int
   return sorted(rows)
 
 
-def write_atomically(path: Path, text: str) -> None:
-  """Writes a file so that a reader sees the old or the new content, whatever happens."""
-  temporary = path.with_suffix('.tmp')
-  temporary.write_text(text + '\n')
-  os.replace(temporary, path)
-
-
 def _due(step: int, every: int) -> bool:
   return every > 0 and step % every == 0
 
@@ -267,14 +270,14 @@ def _due(step: int, every: int) -> bool:
 class _Profile:
   """A profile of some steps, in the work directory, for TensorBoard and xprof."""
 
-  def __init__(self, workdir: Path, steps: tuple[int, int] | None):
-    self._directory = str(workdir / 'profile')
+  def __init__(self, workdir: paths.Path, steps: tuple[int, int] | None):
+    self._files = paths.Growing(workdir) if steps else None
     self._steps = steps
     self._running = False
 
   def before(self, step: int) -> None:
     if self._steps and not self._running and self._steps[0] <= step <= self._steps[1]:
-      jax.profiler.start_trace(self._directory)
+      jax.profiler.start_trace(str(self._files.directory / 'profile'))
       self._running = True
 
   def after(self, step: int, figures: dict[str, jax.Array]) -> None:

@@ -25,12 +25,13 @@ import numpy as np
 import tqdm
 from absl import logging
 
-from tokenformer_jax.cli import local_path, say
+from tokenformer_jax.cli import say
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.data.text import Source, open_source
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.paths import local
 
 SPLITS = ('train', 'validation')
 
@@ -107,7 +108,7 @@ def cache_folder(config: DataConfig) -> Path:
   cache = config.cache_dir or Path(
     os.environ.get('XDG_CACHE_HOME') or '~/.cache', 'tokenformer_jax'
   )
-  return local_path(cache).expanduser().absolute()
+  return local(cache).expanduser().absolute()
 
 
 def find(config: DataConfig) -> Store | None:

@@ -22,6 +22,7 @@ from typing import Any
 
 import zstandard
 
+from tokenformer_jax import paths
 from tokenformer_jax.data.records import cannot_be_opened
 from tokenformer_jax.errors import UserError, nearest
 
@@ -79,13 +80,12 @@ class Files(Source):
   text_field: str = 'text'
 
   def fingerprint(self) -> str:
-    """A hash of the names, sizes and modification times."""
-    stats = []
+    """A hash of the names, sizes and modification times; in a bucket, of the objects' tags."""
+    found = []
     for path in self.paths:
       with _reading(path):
-        stat = os.stat(path)
-      stats.append((path, stat.st_size, stat.st_mtime_ns))
-    return _digest(stats)
+        found.append(paths.identity(path))
+    return _digest(found)
 
   def _texts(self) -> Iterator[str]:
     for path in self.paths:
@@ -124,14 +124,18 @@ def _standard_library() -> PythonFiles:
 
 
 def _matches(pattern: str, setting: str) -> tuple[str, ...]:
-  matches = glob.glob(os.path.expanduser(pattern), recursive=True)
-  paths = sorted({os.path.abspath(path) for path in matches if os.path.isfile(path)})
-  if not paths:
+  if paths.in_bucket(pattern):
+    with _reading(pattern):
+      found = sorted(paths.files(pattern))
+  else:
+    matches = glob.glob(os.path.expanduser(pattern), recursive=True)
+    found = sorted({os.path.abspath(path) for path in matches if os.path.isfile(path)})
+  if not found:
     raise UserError(
       f'{setting} is files:{pattern}, which matches no file below {os.getcwd()}; '
       'check the path, and use ** to reach into folders'
     )
-  return tuple(paths)
+  return tuple(found)
 
 
 def _digest(value: Any) -> str:
@@ -145,13 +149,15 @@ def _reading(path: str) -> Iterator[None]:
     yield
   except (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
     raise UserError(f'{path} is damaged or cut short ({error}); copy or pack it again') from error
-  except OSError as error:
-    raise UserError(f'{path} cannot be read: {error.strerror or error}') from error
+  except Exception as error:  # There are many kinds, of buckets.
+    if not isinstance(error, OSError) and not paths.in_bucket(path):
+      raise
+    raise UserError(f'{path} cannot be read: {paths.reason(error)}') from error
 
 
 def _chunks(path: str) -> Iterator[bytes]:
   """The content of a file, unpacked, piece by piece."""
-  with _reading(path), open(path, 'rb') as file:
+  with _reading(path), paths.open_to_read(path) as file:
     if path.endswith('.zst'):
       yield from _zstd_chunks(file)
     else:

@@ -14,13 +14,12 @@ The second widens a Transformer. A word before the flags names something else to
 import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import jax
 from absl import flags
 from jax.sharding import Mesh
 
-from tokenformer_jax import checkpoint, cli, flops, models, sharding, start
+from tokenformer_jax import checkpoint, cli, flops, models, paths, sharding, start
 from tokenformer_jax.config import (
   Config,
   GrowConfig,
@@ -54,7 +53,7 @@ _TAKEN = {
 class Source:
   """A checkpoint that something is to be made of, and the mesh to do it on."""
 
-  directory: Path
+  directory: paths.Path
   checkpoints: checkpoint.Checkpoints
   meta: checkpoint.Meta
   mesh: Mesh
@@ -113,7 +112,7 @@ def main(argv: Sequence[str]) -> None:
     if values[name].present and name not in _TAKEN[action]:
       raise UserError(f'--{name} has no meaning for {action}; leave it out')
   if not values.dry_run:
-    files.check_target(cli.local_path(values.target))
+    files.check_target(paths.of(values.target))
   directory, step = cli.split_source(values.source)
   mesh_devices = start.devices()
   checkpoints, meta = checkpoint.open_source(directory, step)
@@ -162,7 +161,7 @@ def _extract(source: Source, config: GrowConfig) -> None:
   last = parts.last_addition(source.meta, source.directory)
   whole = files.read(source.checkpoints, source.meta, source.mesh)
   files.write(
-    Path(flags.FLAGS.target),
+    paths.of(flags.FLAGS.target),
     parts.extract(whole, source.model, last),
     _new_config(source, source.model, source.meta.config.grow),
     source.meta.tokenizer,
@@ -336,7 +335,7 @@ def _write(
   target = flags.FLAGS.target
   step = int(new['step'])
   files.write(
-    Path(target),
+    paths.of(target),
     new,
     _new_config(source, model, config),
     source.meta.tokenizer,

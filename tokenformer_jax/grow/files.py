@@ -8,15 +8,13 @@ import dataclasses
 import functools
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from tokenformer_jax import checkpoint, hosts, models, optim, sharding
+from tokenformer_jax import checkpoint, hosts, models, optim, paths, sharding
 from tokenformer_jax import step as step_lib
 from tokenformer_jax.checkpoint import Ancestor, Checkpoints, Lineage, Meta
 from tokenformer_jax.config import Config, GrowConfig, ModelConfig
@@ -146,12 +144,12 @@ def read_params(checkpoints: Checkpoints, meta: Meta, mesh: Mesh, abstract: Para
   return checkpoint.restore_source(checkpoints, meta, {'params': placed})['params']
 
 
-def descend(meta: Meta, source: Path, action: str, config: GrowConfig) -> Lineage:
+def descend(meta: Meta, source: paths.Path, action: str, config: GrowConfig) -> Lineage:
   """The lineage of what is made of a checkpoint."""
   updates = 0 if config.step == 'restart' else meta.updates
   born = Ancestor(
     action=action,
-    source=str(source.absolute()),
+    source=str(paths.absolute(source)),
     step=meta.step,
     model=meta.config.model,
     grow=config,
@@ -160,7 +158,7 @@ def descend(meta: Meta, source: Path, action: str, config: GrowConfig) -> Lineag
   return (*meta.lineage, born)
 
 
-def check_target(target: Path) -> None:
+def check_target(target: paths.Path) -> None:
   """Checks that a work directory can be made.
 
   Raises:
@@ -168,6 +166,13 @@ def check_target(target: Path) -> None:
   """
   if target.exists():
     raise UserError(f'the target {target} exists; name a new directory, nothing is overwritten')
+  if paths.in_bucket(target):
+    try:
+      paths.make_writable(target)  # It is gone with what it holds.
+    except Exception as error:  # There are many kinds.
+      reason = paths.reason(error)
+      raise UserError(f'{target} cannot be written ({reason}); choose another --target') from error
+    return
   parent = target.absolute().parent
   try:
     parent.mkdir(parents=True, exist_ok=True)
@@ -180,7 +185,7 @@ def check_target(target: Path) -> None:
 
 
 def write(
-  target: Path,
+  target: paths.Path,
   state: Any,
   config: Config,
   tokenizer: dict[str, Any],
@@ -189,33 +194,41 @@ def write(
   contents: str = 'model',
   step: int,
 ) -> None:
-  """Writes a work directory with one checkpoint under another name, and renames it at the end.
+  """Writes a work directory with one checkpoint.
 
   Raises:
     UserError: it cannot be written; nothing is left of it.
   """
   with _whole_or_nothing(target) as partial:
+    if hosts.is_first():
+      partial.mkdir(parents=True, exist_ok=True)
+      written = json.dumps(dataclasses.asdict(config), indent=2)
+      (partial / 'config.json').write_text(f'{written}\n')
     checkpoints = Checkpoints(partial, keep=1, save_gb=1)
     with contextlib.closing(checkpoints):
       checkpoints.save(step, state, config, tokenizer, lineage=lineage, contents=contents)
       checkpoints.wait()
-    if hosts.is_first():
-      (partial / 'config.json').write_text(json.dumps(dataclasses.asdict(config), indent=2) + '\n')
 
 
 @contextlib.contextmanager
-def _whole_or_nothing(target: Path) -> Iterator[Path]:
-  """Gives a directory beside the target that becomes it, or is removed if something goes wrong."""
-  partial = target.with_name(f'.{target.name}.partial')
-  first = hosts.is_first()
-  if first:
-    shutil.rmtree(partial, ignore_errors=True)  # of a growth that was killed
+def _whole_or_nothing(target: paths.Path) -> Iterator[paths.Path]:
+  """Gives a directory that becomes the target, or is removed if something goes wrong.
+
+  It has another name until all is written. In a bucket, where nothing can be renamed at once, it is
+  the target, in which a checkpoint counts when the last of its objects is there.
+  """
+  in_place = paths.in_bucket(target)
+  partial = target if in_place else target.with_name(f'.{target.name}.partial')
+  first, whole = hosts.is_first(), False
+  if first and not in_place:
+    paths.remove(partial)  # of a growth that was killed
   hosts.meet('the old partial target is gone')
   try:
     yield partial
     hosts.meet('the target is written')
-    if first:
+    if first and not in_place:
       os.rename(partial, target)
+    whole = True
   except (OSError, UserError) as error:
     reason = checkpoint.one_line(error.__cause__ or error)
     raise UserError(
@@ -223,5 +236,5 @@ def _whole_or_nothing(target: Path) -> Iterator[Path]:
       'another --target'
     ) from error
   finally:
-    if first:
-      shutil.rmtree(partial, ignore_errors=True)
+    if first and not whole:
+      paths.remove(partial)

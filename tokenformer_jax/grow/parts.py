@@ -3,13 +3,12 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from tokenformer_jax import models
+from tokenformer_jax import models, paths
 from tokenformer_jax.checkpoint import Ancestor, Checkpoints, Meta
 from tokenformer_jax.config import GrowConfig, ModelConfig, TokenCounts
 from tokenformer_jax.errors import UserError
@@ -20,7 +19,7 @@ from tokenformer_jax.step import State
 from tokenformer_jax.tasks import Batch, Task
 
 
-def last_addition(meta: Meta, directory: Path) -> Ancestor:
+def last_addition(meta: Meta, directory: paths.Path) -> Ancestor:
   """The growth or merge whose tokens are the last ones of a model.
 
   Raises:
