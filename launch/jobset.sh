@@ -2,7 +2,7 @@
 # Trains on GKE, on TPU slices, as a JobSet with one Job for each slice.
 #
 #   IMAGE=REGISTRY/NAME BUCKET=my-bucket ACCELERATOR=tpu-v6e-slice TOPOLOGY=16x16 [SLICES=2] \
-#     launch/jobset.sh NAME --config=configs/lm_pile.py:1_5b --workdir=/mnt/bucket/runs/1_5b
+#     launch/jobset.sh NAME --config=configs/lm_pile.py:1_5b --workdir=gs://my-bucket/runs/1_5b
 #
 # IMAGE is built with launch/Dockerfile. ACCELERATOR and TOPOLOGY are the labels of the node pools,
 # one for each slice; CHIPS_PER_HOST is 4 unless given. SERVICE_ACCOUNT (default) may write BUCKET.

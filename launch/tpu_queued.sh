@@ -2,7 +2,7 @@
 # Trains on queued TPUs to the end: asks for them, starts, and asks again after a preemption.
 #
 #   ZONE=us-east5-a TYPE=v6e-256 RUNTIME=v2-alpha-tpuv6e BUCKET=my-bucket [SLICES=2] [SPOT=1] \
-#     launch/tpu_queued.sh NAME --config=configs/lm_pile.py:1_5b --workdir=/mnt/bucket/runs/1_5b
+#     launch/tpu_queued.sh NAME --config=configs/lm_pile.py:1_5b --workdir=gs://my-bucket/runs/1_5b
 #
 # TYPE is the type of one slice, RUNTIME the image of its VMs; SPOT=1 may be preempted and is
 # cheaper. Leave it running, in tmux say, on a machine that stays on; if it was ended, start it
@@ -10,7 +10,8 @@
 source "$(dirname "$0")/common.sh"
 need ZONE TYPE RUNTIME BUCKET
 [[ $# -gt 0 && $1 != -* ]] || fail "name the queued resource first; the head of $0 says how"
-[[ " $* " == *" --workdir=$MOUNT/"* ]] || fail "TPUs are deleted; give --workdir=$MOUNT/…"
+[[ " $* " == *" --workdir=gs://"* || " $* " == *" --workdir=$MOUNT/"* ]] ||
+  fail "TPUs are deleted; give --workdir=gs://$BUCKET/…"
 name=$1 slices=${SLICES:-1}
 shift
 

@@ -2,7 +2,7 @@
 # Trains on TPU VMs that are there: one host, a slice, or the slices of one queued resource.
 #
 #   ZONE=us-east5-a BUCKET=my-bucket launch/tpu_vm.sh NAME[,NAME…] \
-#     --config=configs/lm_pile.py:1_5b --workdir=/mnt/bucket/runs/1_5b
+#     --config=configs/lm_pile.py:1_5b --workdir=gs://my-bucket/runs/1_5b
 #
 # ZONE is where they are. BUCKET, if there is one, is mounted at /mnt/bucket on every host.
 # Copies the last commit of this repository to every host and runs tpu_host.sh there, which says

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 _OBJECT = re.compile(r'(?:/download)?/storage/v1/b/([^/]+)/o/([^/]+)')
 _LIST = re.compile(r'/storage/v1/b/([^/]+)/o/?')
 _UPLOAD = re.compile(r'/upload/storage/v1/b/([^/]+)/o/?')
-_COPY = re.compile(r'/storage/v1/b/([^/]+)/o/([^/]+)/(?:rewriteTo|copyTo)/b/([^/]+)/o/([^/]+)')
+_MOVE = re.compile(r'/storage/v1/b/([^/]+)/o/([^/]+)/moveTo/o/([^/]+)')
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -88,11 +88,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       return self._batch(headers, body)
     if self.server.broken and method != 'GET':
       return _json({'error': {'code': 403, 'message': 'no permission to write'}}, 403)
-    if found := _COPY.fullmatch(path):
-      bucket, name, to_bucket, to_name = map(urllib.parse.unquote, found.groups())
+    if found := _MOVE.fullmatch(path):
+      bucket, name, new_name = map(urllib.parse.unquote, found.groups())
       if name not in self.server.buckets.get(bucket, {}):
         return _MISSING
-      return self._write(to_bucket, to_name, self.server.buckets[bucket][name][1], {}, True)
+      return self._write(bucket, new_name, self.server.buckets[bucket].pop(name)[1], {})
     if found := _UPLOAD.fullmatch(path):
       return self._upload(found[1], query, headers, body)
     if found := _OBJECT.fullmatch(path):
@@ -172,15 +172,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       return 308, {'Range': f'bytes=0-{len(so_far) - 1}'}, b''
     return self._write(bucket, name, bytes(so_far), query)
 
-  def _write(self, bucket, name, content, query, copied=False):
+  def _write(self, bucket, name, content, query):
     if bucket not in self.server.buckets:
       return _MISSING
     objects = self.server.buckets[bucket]
     if status := _unmet(query, objects.get(name, (0, b''))[0]):
       return status, {}, b''
     objects[name] = next(self.server.generations), content
-    described = _described(bucket, name, *objects[name])
-    return _json({'done': True, 'resource': described} if copied else described)
+    return _json(_described(bucket, name, *objects[name]))
 
   def _batch(self, headers, body):
     boundary = email.message_from_string(f'Content-Type: {headers["Content-Type"]}').get_boundary()

@@ -18,7 +18,7 @@ import yaml
 from tokenformer_jax import checkpoint, metrics
 
 LAUNCH = tiny_run.ROOT / 'launch'
-FLAGS = ['--config=configs/lm_pile.py:1_5b', '--workdir=/mnt/bucket/runs/1_5b']
+FLAGS = ['--config=configs/lm_pile.py:1_5b', '--workdir=gs://my-bucket/runs/1_5b']
 VARIABLES = {
   'ZONE': 'us-east5-a',
   'TYPE': 'v6e-256',

@@ -24,7 +24,10 @@ def source(tmp_path_factory):
 @pytest.fixture(scope='module')
 def make(source, tmp_path_factory):
   cache = tmp_path_factory.mktemp('cache')
-  return lambda **changes: tiny_run.config(source, cache, mesh__fsdp=2, mesh__tokens=4, **changes)
+  mesh = {'mesh__fsdp': 2, 'mesh__tokens': 4}
+  return lambda **changes: tiny_run.config(
+    source, cache, **mesh, **{'train__checkpoint_every': 10, **changes}
+  )
 
 
 @pytest.fixture(scope='module')
@@ -39,6 +42,17 @@ def run(bucket, make):
 
 def objects(bucket, prefix):
   return [name for name in bucket.buckets['bucket'] if name.startswith(prefix)]
+
+
+@pytest.fixture
+def copy(run, bucket):
+  """Another work directory with the same objects, and those."""
+  of_bucket = bucket.buckets['bucket']
+  for name in objects(bucket, 'runs/copy/'):
+    del of_bucket[name]
+  for name in objects(bucket, 'runs/one/'):
+    of_bucket[name.replace('one', 'copy', 1)] = of_bucket[name]
+  return 'gs://bucket/runs/copy', of_bucket
 
 
 def assert_same(got, want, meaning):
@@ -100,25 +114,25 @@ def test_what_cannot_be_written_leaves_nothing(run, bucket, monkeypatch):
     raise OSError('no room')
 
   monkeypatch.setattr(checkpoint.Checkpoints, 'save', full)
-  with pytest.raises(UserError, match=r'could not be written \(OSError: no room\); nothing is left'):
+  with pytest.raises(
+    UserError, match=r'could not be written \(OSError: no room\); nothing is left'
+  ):
     write(target, run)
   assert not objects(bucket, 'runs/failed'), 'half a model looks like a run'
 
 
-def test_a_checkpoint_counts_when_its_last_object_is_there(run, bucket, make):
-  url = 'gs://bucket/runs/cut'
-  train.train(make(train__steps=10), url)
-  del bucket.buckets['bucket']['runs/cut/checkpoints/10/commit_success.txt']
+def test_a_checkpoint_counts_when_its_last_object_is_there(copy):
+  url, of_bucket = copy
+  del of_bucket['runs/copy/checkpoints/20/commit_success.txt']
   meta = checkpoint.open_source(paths.of(url), None)[1]
-  assert meta.step == 5, 'a checkpoint that was being written is taken for a whole one'
+  assert meta.step == 10, 'a checkpoint that was being written is taken for a whole one'
 
 
-def test_a_damaged_checkpoint_is_moved_aside(run, bucket, make):
-  url = 'gs://bucket/runs/damaged'
-  train.train(make(train__steps=10), url)
-  bucket.buckets['bucket']['runs/damaged/checkpoints/10/meta/metadata'] = (10**6, b'{}')
+def test_a_damaged_checkpoint_is_moved_aside(run, bucket, copy, make):
+  url, of_bucket = copy
+  of_bucket['runs/copy/checkpoints/20/meta/metadata'] = (10**6, b'{}')
   assert_same(train.train(make(), url), run[1], 'it did not go on from the one before')
-  assert objects(bucket, 'runs/damaged/damaged/10/meta/'), 'what may be mended is gone'
+  assert objects(bucket, 'runs/copy/damaged/20/meta/'), 'what may be mended is gone'
 
 
 def test_a_command_of_its_own(run, bucket):

@@ -1,7 +1,7 @@
 """Paths in file systems, and in buckets of Google Cloud Storage, `gs://BUCKET/…`.
 
 A bucket has objects, each written as a whole, under names that hold slashes. There is nothing to
-append to, and a directory is renamed by copying what it holds. `etils.epath` gives both the methods
+append to, and a directory is renamed object by object. `etils.epath` gives both the methods
 of pathlib; here is what differs.
 """
 
@@ -110,7 +110,7 @@ def write(path: Path, text: str) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-  """Gives a directory another name; in a bucket by copying, which is not one operation."""
+  """Gives a directory another name; in a bucket object by object, which is not one operation."""
   if in_bucket(source):
     _bucket().mv(os.fspath(source), os.fspath(target), recursive=True)
   else:
