@@ -96,7 +96,7 @@ def make_writable(directory: Path) -> None:
   directory.mkdir(parents=True, exist_ok=True)
   probe = directory / f'.probe-{os.getpid()}'
   probe.write_text('')
-  probe.unlink()
+  probe.unlink(missing_ok=True)  # Another host may have the same number for its process.
 
 
 def write(path: Path, text: str) -> None:
