@@ -288,4 +288,5 @@ class _Profile:
   def close(self) -> None:
     if self._running:
       jax.profiler.stop_trace()
+      self._files.close()
       self._running = False
