@@ -5,6 +5,7 @@ append to, and a directory is renamed object by object. `etils.epath` gives both
 of pathlib; here is what differs.
 """
 
+import contextlib
 import importlib.util
 import logging as std_logging
 import os
@@ -121,7 +122,8 @@ def remove(directory: Path) -> None:
   """Removes a directory and what is in it, as far as it is there and can be."""
   if not in_bucket(directory):
     shutil.rmtree(directory, ignore_errors=True)
-  elif directory.exists():
+    return
+  with contextlib.suppress(Exception):
     directory.rmtree()
 
 

@@ -125,14 +125,14 @@ def _standard_library() -> PythonFiles:
 
 def _matches(pattern: str, setting: str) -> tuple[str, ...]:
   if paths.in_bucket(pattern):
-    with _reading(pattern):
-      found = sorted(paths.files(pattern))
+    found, where = sorted(paths.files(pattern)), ''
   else:
     matches = glob.glob(os.path.expanduser(pattern), recursive=True)
     found = sorted({os.path.abspath(path) for path in matches if os.path.isfile(path)})
+    where = f' below {os.getcwd()}'
   if not found:
     raise UserError(
-      f'{setting} is files:{pattern}, which matches no file below {os.getcwd()}; '
+      f'{setting} is files:{pattern}, which matches no file{where}; '
       'check the path, and use ** to reach into folders'
     )
   return tuple(found)

@@ -229,7 +229,10 @@ def _whole_or_nothing(target: paths.Path) -> Iterator[paths.Path]:
     if first and not in_place:
       os.rename(partial, target)
     whole = True
-  except (OSError, UserError) as error:
+  except Exception as error:
+    expected = isinstance(error, OSError | UserError) or in_place
+    if not expected or hosts.is_loss(error):
+      raise
     reason = checkpoint.one_line(error.__cause__ or error)
     raise UserError(
       f'{target} could not be written ({reason}); nothing is left of it; make room or choose '
