@@ -270,6 +270,15 @@ def test_recompute_keeps_the_row_norms():
   assert (2, 3, 1) in kept, 'with split tokens, the backward pass reduces over the devices again'
 
 
+def test_the_backward_pass_sums_over_a_row_once():
+  apply, arguments = _layer(recompute=True)
+  out, backward = jax.vjp(apply, *arguments)
+  recomputed = jax.make_jaxpr(backward)(out).eqns[0].params['jaxpr']
+  sums = [one for one in recomputed.eqns if one.primitive.name == 'reduce_sum']
+  of_rows = [one for one in sums if one.invars[0].aval.shape == (2, 3, 12)]
+  assert len(of_rows) == 1, 'the norm is summed again, and what is computed again waits for it'
+
+
 def test_recompute_changes_no_gradient():
   def gradient(recompute):
     apply, arguments = _layer(recompute)

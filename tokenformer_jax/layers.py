@@ -49,8 +49,8 @@ def _layer_norm(
   mean = checkpoint_name(jnp.mean(x, axis=-1, keepdims=True), ROW_STATISTICS)
   # Not the mean of (x − mean)²: both sums are made where x is, in one pass.
   square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
-  variance = jnp.maximum(square - jnp.square(mean), 0)
-  x = (x - mean) * checkpoint_name(jax.lax.rsqrt(variance + epsilon), ROW_STATISTICS)
+  variance = checkpoint_name(jnp.maximum(square - jnp.square(mean), 0) + epsilon, ROW_STATISTICS)
+  x = (x - mean) * jax.lax.rsqrt(variance)
   if scale_D is not None:
     x = x * scale_D[None, None]
   if bias_D is not None:

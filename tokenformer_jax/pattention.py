@@ -135,15 +135,15 @@ def _square(rows: jax.Array) -> jax.Array:
 
 def _inverse_l2(square: jax.Array, reference_tokens: int, epsilon: float) -> jax.Array:
   """τ / (‖row‖₂ + ε) from ‖row‖₂²."""
-  square = square + EPSILON
+  square = checkpoint_name(square + EPSILON, ROW_STATISTICS)
   inverse = 1 / (jnp.sqrt(square) + epsilon) if epsilon else jax.lax.rsqrt(square)
-  return checkpoint_name(inverse * jnp.sqrt(jnp.float32(reference_tokens)), ROW_STATISTICS)
+  return inverse * jnp.sqrt(jnp.float32(reference_tokens))
 
 
 def _inverse_l1(rows: jax.Array, reference_tokens: int, epsilon: float) -> jax.Array:
   """τ² / (‖row‖₁ + ε), with a last axis of 1."""
-  total = jnp.sum(jnp.abs(rows), axis=-1, keepdims=True)
-  return checkpoint_name(reference_tokens / (total + (epsilon or EPSILON)), ROW_STATISTICS)
+  total = jnp.sum(jnp.abs(rows), axis=-1, keepdims=True) + (epsilon or EPSILON)
+  return reference_tokens / checkpoint_name(total, ROW_STATISTICS)
 
 
 def scores(x: jax.Array, keys_NxI: jax.Array) -> jax.Array:

@@ -14,8 +14,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 _LAYER_INPUT = 'layer_input'
 
-# The name of what a norm makes of a row before it scales it, a number or two. It is always kept, so
-# that nothing that is computed again waits for sums over rows.
+# The name of a norm's sums over a row, a number or two. They are always kept, so that nothing that
+# is computed again waits for them. Not what is made of them: to differentiate it takes them, too.
 ROW_STATISTICS = 'row_statistics'
 KEEP_STATISTICS = jax.checkpoint_policies.save_only_these_names(ROW_STATISTICS)
 
