@@ -43,4 +43,5 @@ def bucket():
     patch.setenv('TENSORSTORE_GCS_HTTP_URL', server.url)
     patch.setenv('GOOGLE_AUTH_TOKEN_FOR_TESTING', 'a-token')
     patch.setenv('GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT', 'false')  # It asks another server.
+    patch.setenv('no_proxy', '127.0.0.1')
     yield server
