@@ -36,6 +36,8 @@ def of(path: str | os.PathLike[str]) -> Path:
     UserError: it is a URL of something else than a bucket of Google's; that cannot be reached; or
       gcsfs is not installed.
   """
+  if isinstance(path, pathlib.PurePath):
+    return path  # made here before: it need not be asked for again
   if not re.match(r'[a-z][a-z0-9+.-]*://', text := os.fspath(path)):
     return pathlib.Path(path)
   if not text.startswith(_BUCKET):
@@ -82,6 +84,11 @@ def in_bucket(path: str | os.PathLike[str]) -> bool:
 def absolute(path: Path) -> Path:
   """The path from the root; one in a bucket is."""
   return path if in_bucket(path) else path.absolute()
+
+
+def errors(path: str | os.PathLike[str]) -> type[Exception]:
+  """What reading and writing may raise: of a bucket there are many kinds."""
+  return Exception if in_bucket(path) else OSError
 
 
 def reason(error: BaseException) -> str:

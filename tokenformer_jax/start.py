@@ -148,9 +148,7 @@ def make_writable(workdir: paths.Path) -> None:
   """
   try:
     paths.make_writable(workdir)
-  except Exception as error:  # There are many kinds, of buckets.
-    if not isinstance(error, OSError) and not paths.in_bucket(workdir):
-      raise
+  except paths.errors(workdir) as error:
     reason = paths.reason(error)
     raise UserError(
       f'the work directory {workdir} cannot be written ({reason}); choose another --workdir'

@@ -149,9 +149,7 @@ def _reading(path: str) -> Iterator[None]:
     yield
   except (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
     raise UserError(f'{path} is damaged or cut short ({error}); copy or pack it again') from error
-  except Exception as error:  # There are many kinds, of buckets.
-    if not isinstance(error, OSError) and not paths.in_bucket(path):
-      raise
+  except paths.errors(path) as error:
     raise UserError(f'{path} cannot be read: {paths.reason(error)}') from error
 
 

@@ -169,7 +169,7 @@ def check_target(target: paths.Path) -> None:
   if paths.in_bucket(target):
     try:
       paths.make_writable(target)  # It is gone with what it holds.
-    except Exception as error:  # There are many kinds.
+    except paths.errors(target) as error:
       reason = paths.reason(error)
       raise UserError(f'{target} cannot be written ({reason}); choose another --target') from error
     return
@@ -229,9 +229,8 @@ def _whole_or_nothing(target: paths.Path) -> Iterator[paths.Path]:
     if first and not in_place:
       os.rename(partial, target)
     whole = True
-  except Exception as error:
-    expected = isinstance(error, OSError | UserError) or in_place
-    if not expected or hosts.is_loss(error):
+  except (paths.errors(target), UserError) as error:
+    if hosts.is_loss(error):
       raise
     reason = checkpoint.one_line(error.__cause__ or error)
     raise UserError(
