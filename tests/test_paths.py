@@ -10,7 +10,7 @@ import pytest
 import tiny_hosts
 import tiny_run
 
-from tokenformer_jax import checkpoint, cli, metrics, paths, train, trained
+from tokenformer_jax import checkpoint, cli, metrics, paths, plot, train, trained
 from tokenformer_jax.data import text
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files
@@ -74,6 +74,14 @@ def test_its_files_are_there(run, bucket):
   assert sum('tensorboard/events' in name for name in files) == 2, 'one of each process'
   assert sum(name.endswith('.xplane.pb') for name in files) == 1, 'the profile is not copied'
   assert not [name for name in files if 'probe' in name], 'a trace of trying to write is left'
+
+
+def test_its_figures_are_drawn(run):
+  url, _ = run
+  found = plot.curves(url, 'tokens', 'train/loss')['train/loss']
+  assert found[1] == [one['train/loss'] for one in metrics.read(url) if 'train/loss' in one]
+  with pytest.raises(UserError, match=r'is not a run: its metrics.jsonl .*\(it is not there\)'):
+    plot.curves('gs://bucket/runs/none', 'steps', 'train/loss')
 
 
 def test_a_command_reads_its_source_there(run):

@@ -66,12 +66,13 @@ def curves(run: str | Path, x: str, y: str) -> dict[str, tuple[list[float], list
 
 
 def _lines(run: str | Path) -> list[dict[str, float]]:
+  workdir = paths.of(run)
   try:
-    lines = metrics.read(run)
-  except OSError as error:
+    lines = metrics.read(workdir)
+  except paths.errors(run) as error:
     raise UserError(
-      f'{run} is not a run: {error.filename} cannot be read ({error.strerror}); give the --workdir '
-      'of a training run'
+      f'{run} is not a run: its metrics.jsonl cannot be read ({paths.reason(error)}); give the '
+      '--workdir of a training run'
     ) from error
   if not lines:
     raise UserError(f'{run} has no figures yet; the first come after config.train.log_every steps')
@@ -84,11 +85,12 @@ def _per_step(run: str | Path, x: str) -> float:
     return 1
   path = paths.of(run) / 'config.json'
   try:
-    resolved = config.from_dict(config.Config, json.loads(path.read_text()))
-  except (OSError, json.JSONDecodeError) as error:
+    fields = json.loads(path.read_text())
+  except (paths.errors(path), json.JSONDecodeError) as error:
     raise UserError(
-      f'{path}, which --x={x} needs, cannot be read ({error}); use --x=steps'
+      f'{path}, which --x={x} needs, cannot be read ({paths.reason(error)}); use --x=steps'
     ) from error
+  resolved = config.from_dict(config.Config, fields)
   if x == 'examples':
     return resolved.data.batch_size
   if x == 'tokens':

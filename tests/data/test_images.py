@@ -87,6 +87,7 @@ def test_a_class_without_images_is_named_and_left_out_or_fatal(tmp_path, capsys)
   [
     ('stdlib', r"is 'stdlib'; for images it must be digits, tfds:NAME or folder:DIR"),
     ('folder:/nowhere', 'is folder:/nowhere, which is not a folder'),
+    ('folder:gs://bucket/images', 'gs://bucket/images is not a path in a file system; mount'),
     ('tfds:no_such_set', r'tfds:no_such_set, which cannot be opened.*tfds build no_such_set'),
   ],
 )

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tokenformer_jax import paths
 from tokenformer_jax.cli import say
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import store
@@ -136,7 +137,7 @@ def open_images(data: DataConfig) -> ImageSet:
   elif kind == 'tfds' and name:
     found = _tfds(name, data)
   elif kind == 'folder' and name:
-    found = _folder(Path(name).expanduser(), data)
+    found = _folder(paths.local(name).expanduser(), data)
   else:
     raise UserError(
       f'config.data.source is {data.source!r}; for images it must be digits, tfds:NAME or '
