@@ -1,5 +1,8 @@
 """Model FLOPs by formula, and the chips' published peaks: the one place that MFU comes from."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import jax
 
 from tokenformer_jax.config import Config, ModelConfig
@@ -31,8 +34,14 @@ PEAK_TFLOPS = {
 
 def peak_flops(device: jax.Device) -> float | None:
   """The device's published bf16 peak in FLOP/s, or None if it is not in the table (a CPU, say)."""
-  matches = [name for name in PEAK_TFLOPS if device.device_kind.startswith(name)]
-  return PEAK_TFLOPS[max(matches, key=len)] * 1e12 if matches else None
+  peak = of_kind(PEAK_TFLOPS, device)
+  return peak * 1e12 if peak else None
+
+
+def of_kind(table: Mapping[str, Any], device: jax.Device) -> Any:
+  """What a table has for the kind of a device, by the longest key that it begins with, or None."""
+  matches = [name for name in table if device.device_kind.startswith(name)]
+  return table[max(matches, key=len)] if matches else None
 
 
 def _projection(model: ModelConfig, kind: str) -> int:
