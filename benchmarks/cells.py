@@ -26,13 +26,11 @@ class Model:
   Attributes:
     file: of `configs/`, and the variant.
     length: of its sequences.
-    layers: that it has.
     flags: that change the config.
   """
 
   file: str
   length: int
-  layers: int
   flags: tuple[str, ...] = ()
 
   def rows(self, tokens: int) -> int:
@@ -54,9 +52,9 @@ class Model:
 
 
 MODELS = {
-  'lm_pile:150m': Model('lm_pile.py:150m', 2048, 12),
-  'lm_pile:1_5b': Model('lm_pile.py:1_5b', 2048, 40),
-  'lm_openwebtext:1_4b': Model('lm_openwebtext.py:1_4b', 1024, 12),
+  'lm_pile:150m': Model('lm_pile.py:150m', 2048),
+  'lm_pile:1_5b': Model('lm_pile.py:1_5b', 2048),
+  'lm_openwebtext:1_4b': Model('lm_openwebtext.py:1_4b', 1024),
 }
 
 

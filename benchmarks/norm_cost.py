@@ -10,10 +10,9 @@ The step as the config has it, against the same
   KᵀK         with ‖A‖² = x (KᵀK) xᵀ, in the place of the sum of squares of the scores A = x Kᵀ
   tanh        with GELU by tanh
 
-at n = d (1_5b) and at about n = 11 d (the grown 1_4b, its counts multiples of 128), at two depths,
-so that a layer is the difference. Time is that of the compiler's cycles and of kernels, without
-collectives. Takes minutes for each of 32 programs; needs `pip install -e ".[tpu]"`, no TPU. Cells
-are kept in `--out`, as in pods.py.
+at n = d (1_5b) and at about n = 11 d (the grown 1_4b, its counts multiples of 128). Time is that of
+the compiler's cycles and of kernels, without collectives. Takes minutes for each of 16 programs;
+needs `pip install -e ".[tpu]"`, no TPU. Cells are kept in `--out`, as in pods.py.
 """
 
 import sys
@@ -38,15 +37,12 @@ SHAPES = {
   'n = 11 d, lm_openwebtext:1_4b': Model(
     'lm_openwebtext.py:1_4b',
     1024,
-    12,
     tuple(f'--config.model.param_tokens.{kind}={count}' for kind, count in GROWN.items()),
   ),
 }
 TOPOLOGIES = ('v5p:4x4x4', 'v5e:4x4')
-DEPTHS = (2, 4)
 AS_IT_IS, TANH = 'as it is', 'tanh'
-HEAD = ('', 'ms a layer', 'ratio', f'ms a step of {DEPTHS[1]} layers', 'ratio', 'ms of all layers',
-        'ratio')  # fmt: skip
+HEAD = ('', 'ms a step', 'ratio')
 
 
 def without_norm(scores_BxTxN: jax.Array, *, gelu: str, **how) -> jax.Array:
@@ -109,54 +105,39 @@ def plan_with(variant: str) -> None:
   cli.run(main)
 
 
-def plan_cells(args, others: list[str], shape: str, on: str) -> dict[str, list[Figures | None]]:
-  """Every variant at both depths."""
+def plan_cells(args, others: list[str], shape: str, on: str) -> dict[str, Figures]:
+  """Every variant that there is."""
   model = SHAPES[shape]
   found = {}
   for variant in (AS_IT_IS, *REPLACED, TANH):
     program = ('benchmarks/norm_cost.py', f'--plan_with={variant}')
     gelu = 'tanh' if variant == TANH else 'exact'
-    found[variant] = [
-      cells.planned(
-        f'{model.file}-{on}-{variant.replace(" ", "_")}-layers{depth}',
-        model.on(
-          on,
-          model.rows(args.tokens_per_chip) * topology.parse(on).chips,
-          '--config.train.remat=full',
-          f'--config.model.gelu={gelu}',
-          f'--config.model.layers={depth}',
-          *others,
-        ),
-        args.out,
-        report=args.report,
-        command=program if variant in REPLACED else cells.PLAN,
-      )
-      for depth in DEPTHS
-    ]
-  return found
+    found[variant] = cells.planned(
+      f'{model.file}-{on}-{variant.replace(" ", "_")}',
+      model.on(
+        on,
+        model.rows(args.tokens_per_chip) * topology.parse(on).chips,
+        '--config.train.remat=full',
+        f'--config.model.gelu={gelu}',
+        *others,
+      ),
+      args.out,
+      report=args.report,
+      command=program if variant in REPLACED else cells.PLAN,
+    )
+  return {variant: one for variant, one in found.items() if one}
 
 
-def times(pair: list[Figures], layers: int) -> tuple[float, float, float]:
-  """Seconds of a layer, of the deeper step, and of a step of so many layers, by difference."""
-  shallow, deep = (one['compute_seconds'] for one in pair)
-  layer = (deep - shallow) / (DEPTHS[1] - DEPTHS[0])
-  return layer, deep, deep + (layers - DEPTHS[1]) * layer
-
-
-def rows(found: dict[str, list[Figures | None]], layers: int) -> list[Row]:
+def rows(found: dict[str, Figures]) -> list[Row]:
   """A line for each variant; ratios say how much more the step takes as it is."""
-  lines, here = [], {v: pair for v, pair in found.items() if all(pair)}
-  whole = here.get(AS_IT_IS)
-  for variant, pair in here.items():
-    if errors := [one['error'] for one in pair if 'error' in one]:
-      lines.append((variant, errors[0], *[''] * 5))
+  lines, whole = [], found.get(AS_IT_IS, {}).get('compute_seconds')
+  for variant, one in found.items():
+    if 'error' in one:
+      lines.append((variant, one['error'], ''))
       continue
-    line = [variant]
-    for i, seconds in enumerate(times(pair, layers)):
-      known = whole and not any('error' in one for one in whole)
-      ratio = f'{times(whole, layers)[i] / seconds:.3f}' if known else ''
-      line += [f'{seconds * 1e3:,.2f}', ratio]
-    lines.append(tuple(line))
+    seconds = one['compute_seconds']
+    ratio = f'{whole / seconds:.3f}' if whole else ''
+    lines.append((variant, f'{seconds * 1e3:,.2f}', ratio))
   return lines
 
 
@@ -170,15 +151,12 @@ def main() -> None:
       if args.only not in shape or args.on not in on:
         continue
       found = plan_cells(args, others, shape, on)
-      used = [one for pair in found.values() for one in pair if one]
-      if not used:
-        continue
-      layers = SHAPES[shape].layers
-      print(
-        f'{shape} on {on}, {args.tokens_per_chip:,} tokens a chip, {layers} layers in all; '
-        f'{cells.versions(used)}. Ratio: as it is over this\n'
-      )
-      print(cells.table(HEAD, rows(found, layers)) + '\n')
+      if found:
+        print(
+          f'{shape} on {on}, {args.tokens_per_chip:,} tokens a chip; '
+          f'{cells.versions(found.values())}. Ratio: as it is over this\n'
+        )
+        print(cells.table(HEAD, rows(found)) + '\n')
 
 
 if __name__ == '__main__':
