@@ -1,6 +1,6 @@
 """Options of XLA that the training step is compiled with, by the kind of device.
 
-Found with the planner, on programs compiled for v5e, v5p and v6e (docs/pods.md).
+Found with the planner, on programs compiled for v5e, v5p, v6e and TPU7x (docs/pods.md).
 """
 
 from jax.sharding import Mesh
@@ -22,8 +22,8 @@ _WHOLE_PRODUCTS = {'xla_jf_spmd_threshold_for_windowed_einsum_mib': '1000000'}
 
 # KiB of the vector memory (VMEM) of a core that one operation may use. Within the compiler's own
 # limits products are cut into smaller blocks, which read more, and a step takes a tenth longer. The
-# values are common in training on these chips. The compiler takes up to twice as long. Those of v4
-# have a quarter of that memory; there the compiler's limit stays.
+# values are common in training on these chips. The compiler takes up to three times as long. A v4
+# has far less of that memory; there the compiler's limit stays.
 _VMEM = 'xla_tpu_scoped_vmem_limit_kib'
 
 _TPU = {**_GATHERS, **_WHOLE_PRODUCTS}
