@@ -37,5 +37,4 @@ _SETS = {  # by the start of `device_kind`
 
 def options(name: str, mesh: Mesh) -> dict[str, str]:
   """For `config.train.compiler_options`: `auto`, the set of the mesh's devices, or `none`."""
-  found = of_kind(_SETS, mesh.devices.flat[0])
-  return found if found and name == 'auto' else {}
+  return (of_kind(_SETS, mesh.devices.flat[0]) or {}) if name == 'auto' else {}

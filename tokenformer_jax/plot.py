@@ -52,6 +52,7 @@ def curves(run: str | Path, x: str, y: str) -> dict[str, tuple[list[float], list
   Raises:
     UserError: that is not a run, or it has no such metric.
   """
+  run = paths.of(run)
   lines, scale = _lines(run), _per_step(run, x)
   names = {name for line in lines for name in line if name != 'step'}
   if y not in names:
@@ -65,10 +66,9 @@ def curves(run: str | Path, x: str, y: str) -> dict[str, tuple[list[float], list
   return found
 
 
-def _lines(run: str | Path) -> list[dict[str, float]]:
-  workdir = paths.of(run)
+def _lines(run: paths.Path) -> list[dict[str, float]]:
   try:
-    lines = metrics.read(workdir)
+    lines = metrics.read(run)
   except paths.errors(run) as error:
     raise UserError(
       f'{run} is not a run: its metrics.jsonl cannot be read ({paths.reason(error)}); give the '
@@ -79,11 +79,11 @@ def _lines(run: str | Path) -> list[dict[str, float]]:
   return lines
 
 
-def _per_step(run: str | Path, x: str) -> float:
+def _per_step(run: paths.Path, x: str) -> float:
   """What one step adds to the x axis."""
   if x == 'steps':
     return 1
-  path = paths.of(run) / 'config.json'
+  path = run / 'config.json'
   try:
     fields = json.loads(path.read_text())
   except (paths.errors(path), json.JSONDecodeError) as error:
@@ -112,7 +112,7 @@ def draw(runs: Sequence[str | Path], x: str, y: str) -> 'Figure':
     raise UserError(
       'matplotlib, which draws the curves, is not installed; run pip install -e ".[plot]"'
     ) from error
-  runs = [*dict.fromkeys(runs)]
+  runs = [*dict.fromkeys(map(paths.of, runs))]
   drawn = {name: curves(run, x, y) for name, run in zip(_names(runs), runs, strict=True)}
   figure = Figure(figsize=(8, 4.5), dpi=150, layout='constrained')
   axes = figure.add_subplot()
@@ -130,9 +130,9 @@ def draw(runs: Sequence[str | Path], x: str, y: str) -> 'Figure':
   return figure
 
 
-def _names(runs: Sequence[str | Path]) -> list[str]:
+def _names(runs: Sequence[paths.Path]) -> list[str]:
   """The directories' names, or whole paths where two runs would have the same."""
-  names = [paths.of(run).resolve().name for run in runs]
+  names = [run.resolve().name for run in runs]
   return names if len(set(names)) == len(names) else [str(run) for run in runs]
 
 
