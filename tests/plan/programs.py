@@ -110,6 +110,25 @@ ENTRY %main (a: bf16[4,8]) -> bf16[16,8] {
 }
 """  # noqa: E501
 
+SCATTER = """\
+HloModule fused_scatter
+
+%all-reduce-scatter (p: bf16[14,8]) -> bf16[4,8] {
+  %p = bf16[14,8]{1,0} parameter(0)
+  %zero = bf16[] constant(0)
+  %filled = bf16[16,8]{1,0} pad(%p, %zero), padding=0_2x0_0
+  %sum = bf16[16,8]{1,0} all-reduce(%filled), channel_id=5, replica_groups=[1,4]<=[4], to_apply=%add
+  %at = u32[] constant(4)
+  %none = u32[] constant(0)
+  ROOT %slice = bf16[4,8]{1,0} dynamic-slice(%sum, %at, %none), dynamic_slice_sizes={4,8}
+}
+
+ENTRY %main (a: bf16[14,8]) -> bf16[4,8] {
+  %a = bf16[14,8]{1,0} parameter(0)
+  ROOT %f = bf16[4,8]{1,0} fusion(%a), kind=kCustom, calls=%all-reduce-scatter
+}
+"""
+
 
 def with_line(line: str, *, mesh_operand: str = 'f32[256]') -> str:
   """A program of one instruction `%it` that reads `%a`."""

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from programs import ASYNC, NESTED, grid, with_line
+from programs import ASYNC, NESTED, SCATTER, grid, with_line
 
 from tokenformer_jax.plan import costs, hlo
 from tokenformer_jax.plan.chips import CHIPS
@@ -70,6 +70,21 @@ def test_one_collective_in_several_fusions_counts_once():
   (row,) = _read(ASYNC).traffic
   assert row.count == 2, 'channel 3 is spread over two fusions, channel 4 is in one'
   assert row.gigabytes == pytest.approx(2 * 3 * 64 / 1e9), 'three of four parts of 64 bytes come'
+
+
+def test_a_fusion_that_keeps_a_slice_of_a_sum_is_a_reduce_scatter():
+  (row,) = _read(SCATTER).traffic
+  assert row.kind == 'reduce-scatter'
+  assert row.gigabytes == pytest.approx(3 / 4 * 256 / 1e9), 'three of four parts of 16 × 8 come'
+
+
+def test_a_sum_of_which_all_is_used_is_an_all_reduce():
+  text = SCATTER.replace('ROOT %slice', '%slice').replace(
+    'dynamic_slice_sizes={4,8}',
+    'dynamic_slice_sizes={4,8}\n  ROOT %all = (bf16[4,8], bf16[16,8]) tuple(%slice, %sum)',
+  )
+  (row,) = _read(text).traffic
+  assert row.kind == 'all-reduce'
 
 
 def test_what_a_sparse_core_does_is_traffic_and_no_cycles():

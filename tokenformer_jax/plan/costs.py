@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from tokenformer_jax import splash
 from tokenformer_jax.plan import collectives
 from tokenformer_jax.plan.chips import Chip
-from tokenformer_jax.plan.hlo import Instruction, Program, arrays, parse, shape_bytes
+from tokenformer_jax.plan.hlo import Computation, Instruction, Program, arrays, parse, shape_bytes
 from tokenformer_jax.plan.matmuls import matmul_flops
 from tokenformer_jax.plan.walk import Visit, trip_count, visit
 
@@ -56,7 +56,6 @@ class Costs:
     kernel_seconds: of kernels: of splash attention by formula, of others by what they say.
     flops: of matrix products and kernels, recomputation included.
     traffic: the collectives.
-    loops: how often the bodies of the outermost loops run.
     notes: what could not be counted, in sentences.
   """
 
@@ -122,7 +121,7 @@ def _traffic(visits: list[Visit], mesh: Mesh, chip: Chip) -> tuple[Traffic, ...]
     total[2] += v.times * cost.seconds
 
   for v in _that_start(visits):
-    kind = collectives.kind_of(v.instruction.opcode)
+    kind = 'reduce-scatter' if _scatters(v) else collectives.kind_of(v.instruction.opcode)
     groups = collectives.groups_of(v.instruction, mesh.size)
     if groups.shape[1] > 1:
       operand_bytes = v.computation.bytes_of_operands(v.instruction)
@@ -133,6 +132,28 @@ def _traffic(visits: list[Visit], mesh: Mesh, chip: Chip) -> tuple[Traffic, ...]
       add(v, kind, collectives.between_slices(kind, sent, mesh, chip))
   rows = [Traffic(*key, *total) for key, total in totals.items()]
   return tuple(sorted(rows, key=lambda row: -row.seconds))
+
+
+def _scatters(v: Visit) -> bool:
+  """Whether an all-reduce is a reduce-scatter.
+
+  A TPU's may be written as a fusion of an all-reduce and of the slice that a device keeps of it.
+  """
+  if v.instruction.opcode != 'all-reduce' or v.inside is None:
+    return False
+  kept = list(_users(v.computation, v.instruction.name))
+  return bool(kept) and all(user.opcode == 'dynamic-slice' for user in kept)
+
+
+def _users(computation: Computation, name: str) -> Iterator[Instruction]:
+  """What reads a result, or an array of it."""
+  for user in computation.instructions.values():
+    if name not in user.operands:
+      continue
+    if user.opcode == 'get-tuple-element':
+      yield from _users(computation, user.name)
+    else:
+      yield user
 
 
 def _that_start(visits: list[Visit]) -> Iterator[Visit]:
