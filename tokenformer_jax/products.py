@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import PartitionSpec
 
 from tokenformer_jax.params import Axes
@@ -190,13 +191,16 @@ def _scatter(x: jax.Array, mesh_axis: str) -> jax.Array:
 
   On TPUs in two steps, in groups of devices a stride apart and of neighbours, and of an axis whose
   parts are together in memory: any other reduce-scatter over all of 16 or 64 devices XLA writes as
-  an all-reduce there. Over 4 along `tokens` it keeps one step, if what is split is an axis of its
-  own, and makes all-reduces of two.
+  an all-reduce there. Gradients of weights are told to be laid out so, or it may choose otherwise
+  for one of them. Over 4 along `tokens` it keeps one step, if what is split is an axis of its own,
+  and makes all-reduces of two.
   """
   devices = jax.lax.axis_size(mesh_axis)
   inner = max(d for d in range(1, math.isqrt(devices) + 1) if devices % d == 0)
   if platform() != 'tpu' or inner == 1 or (mesh_axis == 'tokens' and devices < _TWO_STEPS):
     return jax.lax.psum_scatter(x.reshape(devices, -1, *x.shape[1:]), mesh_axis)
+  if mesh_axis == 'fsdp':
+    x = with_layout_constraint(x, Layout(tuple(range(x.ndim))))
   rows = np.arange(devices).reshape(-1, inner)
   for groups in (rows.T, rows):
     x = jax.lax.psum_scatter(x, mesh_axis, axis_index_groups=groups.tolist(), tiled=True)

@@ -67,7 +67,7 @@ def test_the_step_compiles(name):
   )
   moved = _moved(found, 'fsdp')
   assert moved['all-gather'], 'weights are split, and never put together'
-  assert moved['all-reduce'] < moved['reduce-scatter'], 'gradients of weights are not scattered'
+  assert moved['all-reduce'] < 0.02 * moved['reduce-scatter'], 'a gradient of weights is summed'
 
 
 @pytest.mark.parametrize('tokens', [1, 2])
