@@ -67,7 +67,8 @@ def test_the_step_compiles(name):
   )
   moved = _moved(found, 'fsdp')
   assert moved['all-gather'], 'weights are split, and never put together'
-  assert moved['all-reduce'] < 0.02 * moved['reduce-scatter'], 'a gradient of weights is summed'
+  lookup = SMALL['model.vocab_size'] * SMALL['model.width'] * 2  # in bfloat16
+  assert moved['all-reduce'] < 2.1 * lookup, 'a gradient of weights is summed whole'
 
 
 @pytest.mark.parametrize('tokens', [1, 2])
