@@ -67,8 +67,8 @@ def test_the_step_compiles(name):
   )
   moved = _moved(found, 'fsdp')
   assert moved['all-gather'], 'weights are split, and never put together'
-  lookup = SMALL['model.vocab_size'] * SMALL['model.width'] * 2  # in bfloat16
-  assert moved['all-reduce'] < 2.1 * lookup, 'a gradient of weights is summed whole'
+  # The embedding's as a table may be; on 64 chips, 4 wide, some are in the second of two steps.
+  assert moved['all-reduce'] < 0.3 * moved['reduce-scatter'], 'gradients are summed whole'
 
 
 @pytest.mark.parametrize('tokens', [1, 2])
