@@ -67,7 +67,7 @@ def test_the_step_compiles(name):
   )
   moved = _moved(found, 'fsdp')
   assert moved['all-gather'], 'weights are split, and never put together'
-  # The embedding's as a table may be; on 64 chips, 4 wide, some are in the second of two steps.
+  # That of the lookup may be; on 64 chips, with parts 4 wide, so may some in their second step.
   assert moved['all-reduce'] < 0.3 * moved['reduce-scatter'], 'gradients are summed whole'
 
 

@@ -78,6 +78,16 @@ def test_a_fusion_that_keeps_a_slice_of_a_sum_is_a_reduce_scatter():
   assert row.gigabytes == pytest.approx(3 / 4 * 256 / 1e9), 'three of four parts of 16 × 8 come'
 
 
+def test_so_is_one_of_several_arrays():
+  text = SCATTER.replace(
+    'bf16[16,8]{1,0} all-reduce(%filled)', '(bf16[16,8], bf16[16,8]) all-reduce(%filled, %filled)'
+  ).replace('dynamic-slice(%sum', 'dynamic-slice(%first')
+  text = text.replace('  %at', '  %first = bf16[16,8]{1,0} get-tuple-element(%sum), index=0\n  %at')
+  (row,) = _read(text).traffic
+  assert row.kind == 'reduce-scatter'
+  assert row.gigabytes == pytest.approx(2 * 3 / 4 * 256 / 1e9)
+
+
 def test_a_sum_of_which_all_is_used_is_an_all_reduce():
   text = SCATTER.replace('ROOT %slice', '%slice').replace(
     'dynamic_slice_sizes={4,8}',
