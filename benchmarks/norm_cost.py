@@ -81,7 +81,7 @@ def by_products_of_keys(
     weights = weights.astype(x.dtype)
     return project(weights, values, pattention._AXES, contract=0, out_heads=out_heads)
 
-  return pattention.keep_scores(apply, recompute, prevent_cse)(x, keys, values)
+  return pattention.keep_for_backward(apply, recompute, prevent_cse)(x, keys, values)
 
 
 REPLACED = {  # the function of pattention.py, and what stands in its place

@@ -80,5 +80,4 @@ def get_config(variant='b16'):
   c.train.log_every = 50
   c.train.eval_every = 1565  # about five epochs
   c.train.checkpoint_every = 1565
-  c.train.remat = 'pattention' if large else 'none'
   return c

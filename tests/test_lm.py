@@ -1,6 +1,5 @@
 """The language model against golden values, published sizes, and itself computed in other ways."""
 
-import dataclasses
 import functools
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from tiny import tiny_model
 
 from tokenformer_jax import sharding
 from tokenformer_jax.attention import init_cache
-from tokenformer_jax.config import MeshConfig, ModelConfig, TokenCounts
+from tokenformer_jax.config import MeshConfig, ModelConfig, TokenCounts, TrainConfig
 from tokenformer_jax.decode import Decoder
 from tokenformer_jax.lm import Compute, define_lm
 from tokenformer_jax.loss import loss_sums, objective
@@ -119,6 +118,7 @@ EACH_WAY = pytest.mark.parametrize(
     ('offload', True, 7),
     ('none', False, 256),
     ('pattention', False, 256),
+    ('dots', False, 256),
     ('full', False, 256),
   ],
 )
@@ -418,12 +418,27 @@ def _kept_for_backward(remat: str, model: ModelConfig) -> list[tuple[tuple[int, 
   return [(kept.shape, kept.memory_space.name) for kept in backward.out_avals]
 
 
-@pytest.mark.parametrize(('remat', 'kept'), [('none', True), ('pattention', False)])
-def test_the_scores_are_kept_for_the_backward_pass_only_without_remat(remat, kept):
-  model = tiny_model()
-  scores = {(2, 2, 8, n) for n in dataclasses.astuple(model.param_tokens)}  # [L, B, T, N]
-  found = scores.intersection(shape for shape, _ in _kept_for_backward(remat, model))
-  assert bool(found) == kept, f'remat={remat} keeps the scores {found} [L, B, T, N]'
+@pytest.mark.parametrize('score', ['l2_norm_gelu', 'gelu_l2_norm', 'softmax'])
+@pytest.mark.parametrize('remat', ['default', 'none', 'dots', 'full', 'offload'])
+def test_scores_are_kept_for_the_backward_pass_only_if_nothing_is_recomputed(remat, score):
+  remat = TrainConfig().remat if remat == 'default' else remat
+  counts = TokenCounts(qkv=40, proj=48, ffn=80)  # not the width of anything else
+  kept = _kept_for_backward(remat, tiny_model(param_tokens=counts, score=score))
+  of_scores = [shape for shape, _ in kept if shape[2:] in {(8, 40), (8, 48), (8, 80)}]
+  assert bool(of_scores) == (remat == 'none'), f'remat={remat} keeps {of_scores} [L, B, T, N]'
+
+
+@pytest.mark.parametrize('projection', ['pattention', 'dense'])
+def test_dots_keeps_what_projections_make(projection):
+  model = tiny_model(projection=projection)
+  kept = [shape for shape, _ in _kept_for_backward('dots', model) if shape[:3] == (2, 2, 8)]
+  # The layer's input; queries, keys and values as heads; what attention adds to the residual. What
+  # the feed-forward layer adds is needed by the next; of a Transformer, what goes into its GELU.
+  heads = [(2, 2, 8, 4, 8)] * 3
+  wide = [(2, 2, 8, 128)] if projection == 'dense' else []
+  assert sorted(shape for shape in kept if shape[-1] > 1) == sorted(
+    [*heads, *wide, *[(2, 2, 8, 32)] * 2]
+  )
 
 
 @pytest.mark.parametrize(('remat', 'memory'), [('full', 'Device'), ('offload', 'Host')])

@@ -17,7 +17,7 @@ from tokenformer_jax.params import Axes, param
 from tokenformer_jax.pattention import Pattention, activate
 from tokenformer_jax.products import project, split_heads
 from tokenformer_jax.sharding import constrain
-from tokenformer_jax.stack import KEEP_STATISTICS, ROW_STATISTICS
+from tokenformer_jax.stack import KEEP_STATISTICS, PROJECTED, ROW_STATISTICS
 
 
 class LayerNorm(nnx.Module):
@@ -71,10 +71,10 @@ class Dense(nnx.Module):
   def __call__(self, x: jax.Array, out_heads: tuple[int, int] | None = None) -> jax.Array:
     """Heads as input or output are as in `pattention`."""
     out = project(x, self.kernel[...], self.axes, contract=0, out_heads=out_heads)
-    if self.bias is None:
-      return out
-    bias = self.bias[...].astype(x.dtype)
-    return out + (split_heads(bias, 0, out_heads, ('heads',)) if out_heads else bias)[None, None]
+    if self.bias is not None:
+      bias = self.bias[...].astype(x.dtype)
+      out += (split_heads(bias, 0, out_heads, ('heads',)) if out_heads else bias)[None, None]
+    return checkpoint_name(out, PROJECTED)
 
 
 class MLP(nnx.Module):

@@ -21,7 +21,7 @@ from jax.ad_checkpoint import checkpoint_name
 from tokenformer_jax.params import param
 from tokenformer_jax.products import on_each_device, product, project, tokens_are_split
 from tokenformer_jax.sharding import constrain
-from tokenformer_jax.stack import ROW_STATISTICS
+from tokenformer_jax.stack import PROJECTED, ROW_STATISTICS
 
 # Keeps a row of zeros finite; far below the rounding of any row that is not.
 EPSILON = 1e-12
@@ -211,7 +211,7 @@ def pattention(
   *,
   score: str = 'l2_norm_gelu',
   out_heads: tuple[int, int] | None = None,
-  recompute: bool = False,
+  recompute: bool = True,
   prevent_cse: bool = False,
   **how: Any,
 ) -> jax.Array:
@@ -223,7 +223,7 @@ def pattention(
     values_NxO: V.
     score: as in `parameter_weights`.
     out_heads: their number H and their width K, filled with zeros, for heads as the output.
-    recompute: see `keep_scores`.
+    recompute: see `keep_for_backward`.
     prevent_cse: likewise.
     **how: likewise.
 
@@ -240,23 +240,24 @@ def pattention(
     weights_BxTxN = parameter_weights(scores_BxTxN, score=score, square_BxTx1=square_BxTx1, **how)
     return project(weights_BxTxN, values_NxO, _AXES, contract=0, out_heads=out_heads)
 
-  return keep_scores(apply, recompute, prevent_cse)(x, keys_NxI, values_NxO)
+  return keep_for_backward(apply, recompute, prevent_cse)(x, keys_NxI, values_NxO)
 
 
-def keep_scores(
+def keep_for_backward(
   apply: Callable[..., jax.Array], recompute: bool, prevent_cse: bool
 ) -> Callable[..., jax.Array]:
-  """A Pattention that keeps its scores and their norms for the backward pass, and nothing else.
+  """A Pattention that keeps its inputs and the norms of its scores for the backward pass.
 
   Args:
     apply: what computes it; what is made of the scores is computed again.
-    recompute: compute the scores again, too.
+    recompute: compute the scores again, too, and do not keep them.
     prevent_cse: keep XLA from merging that with how they were computed first, which it cannot do in
       a loop over layers anyway. Kept scores leave it free to keep more.
   """
   kept = (ROW_STATISTICS,) if recompute else (ROW_STATISTICS, _SCORES)
   policy = jax.checkpoint_policies.save_only_these_names(*kept)
-  return jax.checkpoint(apply, prevent_cse=recompute and prevent_cse, policy=policy)
+  kept_apply = jax.checkpoint(apply, prevent_cse=recompute and prevent_cse, policy=policy)
+  return lambda *arguments: checkpoint_name(kept_apply(*arguments), PROJECTED)
 
 
 class Pattention(nnx.Module):
@@ -274,7 +275,7 @@ class Pattention(nnx.Module):
     row_epsilon: float = 0.0,
     key_std: float,
     value_std: float,
-    recompute: bool,
+    recompute: bool = True,
     prevent_cse: bool = False,
     rngs: nnx.Rngs,
   ):
@@ -290,7 +291,7 @@ class Pattention(nnx.Module):
       row_epsilon: see `parameter_weights`.
       key_std: standard deviation of the keys.
       value_std: standard deviation of the values.
-      recompute: compute the scores again in the backward pass, as `keep_scores` has it.
+      recompute: compute the scores again in the backward pass, as `keep_for_backward` has it.
       prevent_cse: likewise.
       rngs: the stream `params` is used.
     """

@@ -19,17 +19,18 @@ _LAYER_INPUT = 'layer_input'
 ROW_STATISTICS = 'row_statistics'
 KEEP_STATISTICS = jax.checkpoint_policies.save_only_these_names(ROW_STATISTICS)
 
+# The name of what a projection makes, a Pattention or a matrix product with parameters.
+PROJECTED = 'projected'
+
 # What a layer keeps for its backward pass, besides; everything else is computed again.
 #   none        all but what follows from scores, of Pattention or attention, element by element
 #               (and on a TPU without a loop that, too)
-#   pattention  the scores [B, T, N] of Pattention are not kept either (pattention.py)
-#   dots        the results of matrix products with parameters, the scores among them
+#   pattention  the same without the scores [B, T, N] of Pattention (pattention.py)
+#   dots        what projections make, without the scores
 #   full        nothing but the layer's input
 #   offload     the same, which waits in the host's memory
 _POLICIES = {
-  'dots': jax.checkpoint_policies.save_from_both_policies(
-    jax.checkpoint_policies.dots_with_no_batch_dims_saveable, KEEP_STATISTICS
-  ),
+  'dots': jax.checkpoint_policies.save_only_these_names(PROJECTED, ROW_STATISTICS),
   'full': KEEP_STATISTICS,
   'offload': jax.checkpoint_policies.save_and_offload_only_these_names(
     names_which_can_be_saved=[ROW_STATISTICS],

@@ -72,9 +72,23 @@ def test_memory_that_is_full_of_gaps_is_told():
 def test_gpus_are_by_formula_and_it_says_so():
   plan = _plan()
   assert 'by formula: nothing was compiled' in table.render(plan)
-  assert plan.compute_seconds * 4 * 989e12 == pytest.approx(plan.model_flops), 'remat=none'
+  passes = plan.compute_seconds * 4 * 989e12 / plan.model_flops * 3
+  assert passes == pytest.approx(3.5), 'scores are computed again, half of a forward pass'
   full = _plan(train__remat='full')
-  assert full.costs.flops == pytest.approx(plan.costs.flops * 4 / 3), 'one more forward pass'
+  assert full.costs.flops == pytest.approx(plan.costs.flops * 4 / 3.5), 'one more forward pass'
+  for sizes in ({'train__remat': 'none'}, {'model__projection': 'dense'}):
+    kept = _plan(**sizes)
+    assert kept.costs.flops * 4 == pytest.approx(kept.model_flops), f'{sizes}: nothing again'
+
+
+def test_what_is_kept_takes_memory_by_formula():
+  for projection in ('pattention', 'dense'):
+    least, *more, pattention, none = (
+      _plan(model__projection=projection, train__remat=remat).memory.temporaries
+      for remat in ('offload', 'full', 'dots', 'pattention', 'none')
+    )
+    assert [least, *more, pattention] == sorted({least, *more, pattention}), projection
+    assert (none > pattention) == (projection == 'pattention'), 'scores take memory'
 
 
 def test_inputs_of_layers_wait_on_the_host():

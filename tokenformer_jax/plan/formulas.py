@@ -10,8 +10,23 @@ from tokenformer_jax.plan.program import Memory, Step
 _ACTIVATION = 2  # bytes of bfloat16
 _PROJECTIONS = 5  # of a layer: query, key, value, output, feed-forward
 _NODE = 8  # GPUs that NVLink connects
-# Forward passes that a step computes, the backward pass counted as two.
-_PASSES = {'none': 3.0, 'dots': 3.0, 'pattention': 3.5, 'full': 4.0, 'offload': 4.0}
+# What `train.remat` keeps of a layer on the device, for each position: times the model's width,
+# the inner width of a dense feed-forward layer, and the number of scores.
+_KEPT = {
+  'none': (12, 2, 1),
+  'pattention': (12, 2, 0),
+  'dots': (5, 1, 0),
+  'full': (1, 0, 0),
+  'offload': (0, 0, 0),
+}
+# Forward passes that it computes again: of Pattention, whose scores are half of one, and of others.
+_AGAIN = {
+  'none': (0.0, 0.0),
+  'pattention': (0.5, 0.0),
+  'dots': (0.5, 0.0),
+  'full': (1.0, 1.0),
+  'offload': (1.0, 1.0),
+}
 
 
 def of_step(
@@ -19,12 +34,11 @@ def of_step(
 ) -> tuple[Memory, Costs]:
   """Memory and costs of a device.
 
-  Activations are those that recomputation keeps (`full`: the input of every layer and all of one
-  layer; `offload`: all of one layer, and the inputs on the host; otherwise 12 times the width and
-  every score, of all layers), the logits of a chunk of the loss, and gradients in float32. FLOPs
-  are the model's, with what is recomputed. Collectives are the gathers of the weights, in the
-  forward and the backward pass, the reduction of gradients, and over `tokens` the sum of the output
-  of every projection, and of its input's gradient.
+  Activations are those that recomputation keeps of every layer, all of one layer, the logits of a
+  chunk of the loss, and gradients in float32. FLOPs are the model's, with what is recomputed.
+  Collectives are the gathers of the weights, in the forward and the backward pass, the reduction of
+  gradients, and over `tokens` the sum of the output of every projection, and of its input's
+  gradient.
 
   Args:
     step: to be computed.
@@ -36,21 +50,26 @@ def of_step(
   model, parts = config.model, config.optim.accumulation_steps
   rows = config.data.batch_size / parts / (mesh['replica'] * mesh['fsdp'])
   length = flops.length(config)
-  counts = model.param_tokens
-  wide = model.ffn_width or 4 * model.width
-  scores = 3 * counts.qkv + counts.proj + counts.ffn if counts.qkv else 4 * model.width + wide
-  layer = (12 * model.width + scores / mesh['tokens']) * _ACTIVATION
-  inputs = model.layers * model.width * _ACTIVATION
-  on_device = {'full': inputs + layer, 'offload': layer}
-  kept = on_device.get(config.train.remat, model.layers * layer)
-  host = rows * length * inputs if config.train.remat == 'offload' else 0.0
+  counts, has_scores, remat = (
+    model.param_tokens,
+    model.projection == 'pattention',
+    config.train.remat,
+  )
+  inner = 0 if has_scores else (model.ffn_width or 4 * model.width) / mesh['tokens']
+  scores = (3 * counts.qkv + counts.proj + counts.ffn) / mesh['tokens'] if has_scores else 0
+  widths, inners, all_scores = _KEPT[remat]
+  layer = 12 * model.width + 2 * inner + scores
+  kept = model.layers * (widths * model.width + inners * inner + all_scores * scores)
+  inputs = model.layers * model.width
+  host = rows * length * inputs * _ACTIVATION if remat == 'offload' else 0.0
   chunk = min(config.train.loss_chunk, length) if model.kind == 'lm' else 1
   head = 2 * 4 * chunk * (model.vocab_size or model.classes) / mesh['tokens']
   parameters, optimizer, batch = state
-  temporaries = rows * (length * kept + head) + parameters
+  temporaries = rows * (length * (kept + layer) * _ACTIVATION + head) + parameters
   memory = Memory(parameters, optimizer, batch, temporaries, 0.0, chip.hbm, host=host)
   devices = mesh['replica'] * mesh['fsdp'] * mesh['tokens']
-  executed = flops.of_step(config) / 3 * _PASSES[config.train.remat] / devices
+  again = _AGAIN[remat][0 if has_scores else 1]
+  executed = flops.of_step(config) * (3 + again) / 3 / devices
   activations = rows * length * model.width * _ACTIVATION * model.layers * parts
   traffic = tuple(_traffic(mesh, parameters, activations, model.layers, parts, chip))
   return memory, Costs(0, 0.0, executed, traffic, ())
