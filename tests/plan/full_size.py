@@ -60,7 +60,8 @@ def main() -> None:
   run, on = config.resolve(values), topology.parse(args.topology)
   step = program.make_step(run)
   mesh = estimate.make_mesh(run, on)
-  compiled, text = program.compile_step(step, mesh)
+  compiled = program.compile_step(step, mesh, lambda *_: True)
+  text = compiled.as_text()
   memory = program.memory(step, mesh, compiled, on.chip.hbm)
   print(
     json.dumps(

@@ -196,16 +196,27 @@ def _command(variant, *flags):
   return _run('-m', 'tokenformer_jax.plan', f'--config={config}:{variant}', *flags)
 
 
-def test_the_command(tmp_path):
-  file = tmp_path / 'plan.json'
-  done = _command('150m', '--topology=v5p:4x4x4', '--config.model.layers=2', f'--json={file}')
+def test_the_command_and_what_it_says_first(tmp_path):
+  file, flags = tmp_path / 'plan.json', ('--topology=v5p:4x4x4', '--config.model.layers=2')
+  done = _command('150m', *flags, f'--json={file}')
   assert done.returncode == 0, done.stderr
-  assert done.stderr.count('\n') == 1, f'libtpu speaks to the user:\n{done.stderr}'
+  first, second = done.stderr.splitlines()  # and nothing that libtpu says
+  assert first.startswith('compiling for v5p:4x4x4')
+  assert 's: it fits, in ' in second
   assert '57,509,376 parameters' in done.stdout
   figures = json.loads(file.read_text())
   assert figures['memory']['left'] > 0
   assert 0.1 < figures['mfu'][0] < 1
   assert figures['notes'] == []
+
+  done = _command('150m', *flags, f'--json={file}', '--quick')
+  assert done.returncode == 0, done.stderr
+  assert 'no code was written' in done.stdout
+  quick = json.loads(file.read_text())
+  for same in ('parameters', 'flops', 'kernel_seconds', 'least_seconds', 'traffic', 'notes'):
+    assert quick[same] == figures[same], f'{same} is another before the code is written'
+  assert quick['compute_seconds'] == figures['least_seconds'] < figures['compute_seconds']
+  assert quick['memory']['peak'] == pytest.approx(figures['memory']['peak'], rel=0.1)
 
 
 FULL_SIZE = {  # topology, batch

@@ -25,10 +25,10 @@ def _compiled(compute=2.0, network=0.5, **changes):
   """A plan as the compiler would give it, of a step of these seconds."""
   on = topology.parse('v5p:4x4x4')
   traffic = (Traffic('fsdp', 'all-gather', 'ICI', 3, 1.5, network),)
-  found = Costs(int(compute * on.chip.clock), 0.0, 2e12, traffic, ())
+  found = Costs(int(compute * on.chip.clock), 0.0, 2e12, compute, traffic, ())
   memory = Memory(2**30, 2**31, 0, 2**32, 0, on.chip.hbm)
   return dataclasses.replace(
-    _plan(**changes), topology=on, costs=found, memory=memory, compiled=True
+    _plan(**changes), topology=on, costs=found, memory=memory, source='cycles'
   )
 
 
@@ -89,6 +89,18 @@ def test_what_is_kept_takes_memory_by_formula():
     )
     assert [least, *more, pattention] == sorted({least, *more, pattention}), projection
     assert (none > pattention) == (projection == 'pattention'), 'scores take memory'
+
+
+def test_before_there_are_cycles_times_are_bounds():
+  plan = dataclasses.replace(_compiled(compute=2.0, network=0.5), source='layout')
+  costs = dataclasses.replace(plan.costs, cycles=0, least_seconds=1.5)
+  plan = dataclasses.replace(plan, costs=costs, compile_seconds=3.0)
+  assert plan.step_seconds == pytest.approx((1.5, 2.0))
+  text = table.render(plan)
+  assert 'laid out in 3 s: no code was written, and every time is a bound' in text
+  assert 'cycles' not in text
+  assert 'after 3 s: it fits, in 7.00 of 95 GiB of HBM' in plan.summary
+  assert '1,500 ms or more' in plan.summary
 
 
 def test_inputs_of_layers_wait_on_the_host():

@@ -55,6 +55,7 @@ class Costs:
     cycles: of everything that has an estimate.
     kernel_seconds: of kernels: of splash attention by formula, of others by what they say.
     flops: of matrix products and kernels, recomputation included.
+    least_seconds: of products at the peak and of kernels; nothing else is in them.
     traffic: the collectives.
     notes: what could not be counted, in sentences.
   """
@@ -62,6 +63,7 @@ class Costs:
   cycles: int
   kernel_seconds: float
   flops: float
+  least_seconds: float
   traffic: tuple[Traffic, ...]
   notes: tuple[str, ...]
 
@@ -82,10 +84,12 @@ def read(text: str, mesh: Mesh, chip: Chip, window: int = 0) -> Costs:
   estimates = [_kernel_cost(v, chip, window) for v in kernels]
   known = [(v, e) for v, e in zip(kernels, estimates, strict=True) if e]
   matrix = sum(v.times * matmul_flops(v.computation, v.instruction) for v in visits)
+  kernel_seconds = sum(v.times * seconds for v, (_, seconds) in known)
   return Costs(
     cycles=cycles,
-    kernel_seconds=sum(v.times * seconds for v, (_, seconds) in known),
+    kernel_seconds=kernel_seconds,
     flops=matrix + sum(v.times * flops for v, (flops, _) in known),
+    least_seconds=matrix / chip.peak + kernel_seconds,
     traffic=_traffic(visits, mesh, chip),
     notes=tuple(_notes(program, visits, len(kernels) - len(known))),
   )

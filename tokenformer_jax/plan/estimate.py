@@ -29,7 +29,8 @@ class Plan:
     parameters: of the model.
     memory: of a device.
     costs: of a step, of a device.
-    compiled: whether memory and costs are the compiler's, or by formula.
+    source: of memory and costs: `cycles`, the compiler; `layout`, the compiler before it writes
+      code, without cycles; `formula`, no compiler.
     compile_seconds: how long that took here.
   """
 
@@ -39,7 +40,7 @@ class Plan:
   parameters: int
   memory: Memory
   costs: Costs
-  compiled: bool
+  source: str
   compile_seconds: float
 
   @property
@@ -49,11 +50,10 @@ class Plan:
 
   @property
   def compute_seconds(self) -> float:
-    """Of a step: the compiler's cycles and the kernels, or all FLOPs at the peak."""
-    chip = self.topology.chip
-    if not self.compiled:
-      return self.costs.flops / chip.peak
-    return self.costs.cycles / chip.clock + self.costs.kernel_seconds
+    """Of a step: the compiler's cycles and the kernels; without cycles products at the peak."""
+    if self.source != 'cycles':
+      return self.costs.least_seconds
+    return self.costs.cycles / self.topology.chip.clock + self.costs.kernel_seconds
 
   @property
   def network_seconds(self) -> float:
@@ -92,6 +92,18 @@ class Plan:
       return None
     return tuple(self.steps * seconds / 3600 for seconds in self.step_seconds)
 
+  @property
+  def summary(self) -> str:
+    """What is known before the cycles are, in a sentence."""
+    memory, (least, _), (most, _) = self.memory, self.step_seconds, self.mfu
+    moved = sum(row.gigabytes for row in self.costs.traffic)
+    return (
+      f'after {self.compile_seconds:.0f} s: it fits, in {memory.peak / 2**30:.2f} of '
+      f'{memory.capacity / 2**30:.0f} GiB of HBM a device; a step takes {least * 1e3:,.0f} ms or '
+      f'more (an MFU of {most:.1%} or less) and moves {moved:.2f} GB; how much more is known in '
+      'minutes'
+    )
+
   def to_json(self) -> dict[str, Any]:
     """Every figure of the table, in bytes, seconds and FLOPs, and the config."""
     unit, units = self.units
@@ -103,7 +115,7 @@ class Plan:
       'chips': self.topology.chips,
       'chip': chip | {'peak': self.topology.chip.peak},
       'mesh': self.mesh,
-      'compiled': self.compiled,
+      'source': self.source,
       'compile_seconds': self.compile_seconds,
       'parameters': self.parameters,
       'memory': dataclasses.asdict(self.memory)
@@ -129,13 +141,16 @@ def steps_of(config: Config) -> int | None:
   return math.ceil(config.train.examples / config.data.batch_size) or config.train.steps
 
 
-def plan(config: Config, on: Topology, before: ModelConfig | None = None) -> Plan:
+def plan(
+  config: Config, on: Topology, before: ModelConfig | None = None, *, quick: bool = False
+) -> Plan:
   """Compiles the training step for the topology and says what it costs.
 
   Args:
     config: from `config.resolve`.
-    on: the devices; for GPUs nothing is compiled, and `compiled` is false.
+    on: the devices; for GPUs nothing is compiled.
     before: the model that the config's is grown from, or None.
+    quick: come back when the program is laid out. The compiler then runs on, see `early.run`.
 
   Raises:
     UserError: sizes do not divide by the mesh, or libtpu is missing.
@@ -147,11 +162,25 @@ def plan(config: Config, on: Topology, before: ModelConfig | None = None) -> Pla
   mesh = make_mesh(config, on)
   say(f'compiling for {on.name}, which takes from seconds to minutes')
   first = time.monotonic()
-  compiled, text = program.compile_step(step, mesh)
-  seconds = time.monotonic() - first
+
+  def made(memory: Memory, text: str, source: str) -> Plan:
+    found = costs.read(text, mesh, on.chip, step.config.model.window)
+    seconds = time.monotonic() - first
+    return Plan(step.config, on, dict(mesh.shape), step.parameters, memory, found, source, seconds)
+
+  def tell(text: str, size: int) -> bool:
+    nonlocal at_first
+    at_first = made(program.laid_out(step, mesh, size, on.chip.hbm), text, 'layout')
+    if not quick:
+      say(at_first.summary)
+    return not quick
+
+  at_first = None
+  compiled = program.compile_step(step, mesh, tell)
+  if compiled is None:
+    return at_first
   memory = program.memory(step, mesh, compiled, on.chip.hbm)
-  found = costs.read(text, mesh, on.chip, step.config.model.window)
-  return Plan(step.config, on, dict(mesh.shape), step.parameters, memory, found, True, seconds)
+  return made(memory, compiled.as_text(), 'cycles')
 
 
 def make_mesh(config: Config, on: Topology) -> Mesh:
@@ -168,7 +197,7 @@ def _by_formula(step: Step, on: Topology) -> Plan:
     error = DoesNotFitError('by formula')
     error.needed, error.capacity = memory.peak / 2**30, memory.capacity / 2**30
     raise error
-  return Plan(step.config, on, dict(mesh.shape), step.parameters, memory, found, False, 0.0)
+  return Plan(step.config, on, dict(mesh.shape), step.parameters, memory, found, 'formula', 0.0)
 
 
 def advice(config: Config, error: DoesNotFitError, on: Topology) -> UserError:

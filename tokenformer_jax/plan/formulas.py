@@ -72,7 +72,7 @@ def of_step(
   executed = flops.of_step(config) * (3 + again) / 3 / devices
   activations = rows * length * model.width * _ACTIVATION * model.layers * parts
   traffic = tuple(_traffic(mesh, parameters, activations, model.layers, parts, chip))
-  return memory, Costs(0, 0.0, executed, traffic, ())
+  return memory, Costs(0, 0.0, executed, executed / chip.peak, traffic, ())
 
 
 def _traffic(

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from tokenformer_jax import step as step_lib
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.grow import tokens
 from tokenformer_jax.models import define
+from tokenformer_jax.plan import early
 
 # Of temporaries, before memory is laid out, or of everything, afterwards.
 _TOO_LARGE = re.compile(
@@ -168,8 +170,10 @@ def _bytes(tree: Any) -> float:
   )
 
 
-def compile_step(step: Step, mesh: Mesh) -> tuple[jax.stages.Compiled, str]:
-  """Compiles the training step for the mesh's devices; also returns the program's text.
+def compile_step(
+  step: Step, mesh: Mesh, tell: Callable[[str, int], bool]
+) -> jax.stages.Compiled | None:
+  """Compiles the training step for the mesh's devices; see `early.run` for `tell`.
 
   Raises:
     UserError: something does not divide by the mesh.
@@ -181,16 +185,15 @@ def compile_step(step: Step, mesh: Mesh) -> tuple[jax.stages.Compiled, str]:
   with jax.set_mesh(mesh):  # Nothing may run inside: the devices are not here.
     lowered = function.lower(*arguments)
   try:
-    compiled = lowered.compile()
+    return early.run(lambda options: lowered.compile(compiler_options=dict(options)), tell)
   except jax.errors.JaxRuntimeError as error:
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise
     raise DoesNotFitError(str(error)) from error
-  return compiled, compiled.as_text()
 
 
 def memory(step: Step, mesh: Mesh, compiled: jax.stages.Compiled, capacity: float) -> Memory:
-  """Where the memory of a device goes."""
+  """Where the memory of a device goes, when all is compiled."""
   parameters, optimizer, batch = state_bytes(step, mesh)
   found = compiled.memory_analysis()
   return Memory(
@@ -203,3 +206,10 @@ def memory(step: Step, mesh: Mesh, compiled: jax.stages.Compiled, capacity: floa
     allocated=found.temp_size_in_bytes,
     host=found.host_temp_size_in_bytes,
   )
+
+
+def laid_out(step: Step, mesh: Mesh, size: int, capacity: float) -> Memory:
+  """The same before code is written; `size` are the bytes of arguments and temporaries."""
+  parameters, optimizer, batch = state_bytes(step, mesh)
+  temporaries = size - parameters - optimizer - batch
+  return Memory(parameters, optimizer, batch, temporaries, code=0.0, capacity=capacity)

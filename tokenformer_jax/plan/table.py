@@ -6,17 +6,19 @@ from tokenformer_jax.plan.estimate import Plan
 
 Row = tuple[str, ...]
 
+_BOUND = 'every time is a bound that no run reaches'
+
 
 def render(plan: Plan) -> str:
   """The whole table of a plan."""
   on, costs = plan.topology, plan.costs
   mesh = ' × '.join(f'{size} {axis}' for axis, size in plan.mesh.items())
   slices = f'{on.slices} × ' if on.slices > 1 else ''
-  how = (
-    f'compiled in {plan.compile_seconds:.0f} s'
-    if plan.compiled
-    else 'by formula: nothing was compiled, and every time is a bound that no run reaches'
-  )
+  how = {
+    'cycles': f'compiled in {plan.compile_seconds:.0f} s',
+    'layout': f'laid out in {plan.compile_seconds:.0f} s: no code was written, and {_BOUND}',
+    'formula': f'by formula: nothing was compiled, and {_BOUND}',
+  }[plan.source]
   sections = [
     f'{slices}{on.name}: {on.chips} chips, {on.devices} devices, {mesh}; {how}',
     f'{plan.parameters:,} parameters',
@@ -70,13 +72,13 @@ def _compute(plan: Plan) -> list[Row]:
       f'{costs.flops / model:.2f} × model',
     ),
   ]
-  if plan.compiled:
+  if plan.source == 'cycles':
     cycles = f'{costs.cycles / 1e9:,.3f} G cycles at {chip.clock / 1e9:.2f} GHz'
     rows.append(
       ("all operations, by the compiler's cycles", '', ms(costs.cycles / chip.clock), cycles)
     )
-    if costs.kernel_seconds:
-      rows.append(('kernels, by formula or what they say', '', ms(costs.kernel_seconds), ''))
+  if costs.kernel_seconds:
+    rows.append(('kernels, by formula or what they say', '', ms(costs.kernel_seconds), ''))
   return rows
 
 
