@@ -46,6 +46,19 @@ def test_loops_of_a_compiled_program():
   assert found.flops == 15 * 2 * 8 * 16 * 16, 'the product runs 3 · 5 times'
 
 
+def test_the_rough_time_has_products_and_what_is_computed_element_by_element():
+  def step(x, _):
+    return jnp.sum(x * jax.lax.erf(x), axis=0)[None] + x, None
+
+  program = jax.jit(lambda x, w: jax.lax.scan(step, x, None, length=100)[0] @ w)
+  found = _read(program.lower(jnp.ones((8, 16)), jnp.ones((16, 32))).compile().as_text())
+  elements = 100 * 8 * 16 * (1 + 25 + 1 + 1)  # the counter of the loop comes on top
+  products = 2 * 8 * 16 * 32
+  assert found.rough_seconds == pytest.approx(
+    products / V5P.peak + elements / V5P.vector_peak, rel=0.01
+  )
+
+
 @pytest.mark.parametrize(('axis', 'size'), [('fsdp', 4), ('tokens', 2)])
 def test_collectives_of_a_compiled_program(axis, size):
   mesh = jax.make_mesh((4, 2), ('fsdp', 'tokens'), (AxisType.Auto,) * 2)

@@ -91,16 +91,16 @@ def test_what_is_kept_takes_memory_by_formula():
     assert (none > pattention) == (projection == 'pattention'), 'scores take memory'
 
 
-def test_before_there_are_cycles_times_are_bounds():
+def test_before_there_are_cycles_times_are_rough():
   plan = dataclasses.replace(_compiled(compute=2.0, network=0.5), source='layout')
-  costs = dataclasses.replace(plan.costs, cycles=0, least_seconds=1.5)
+  costs = dataclasses.replace(plan.costs, cycles=0, rough_seconds=1.5)
   plan = dataclasses.replace(plan, costs=costs, compile_seconds=3.0)
   assert plan.step_seconds == pytest.approx((1.5, 2.0))
   text = table.render(plan)
-  assert 'laid out in 3 s: no code was written, and every time is a bound' in text
+  assert 'laid out in 3 s: no code was written, and times are rough' in text
   assert 'cycles' not in text
   assert 'after 3 s: it fits, in 7.00 of 95 GiB of HBM' in plan.summary
-  assert '1,500 ms or more' in plan.summary
+  assert 'moves 1.50 GB and takes roughly 1,500 ms' in plan.summary
 
 
 def test_inputs_of_layers_wait_on_the_host():

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from tokenformer_jax import splash
 from tokenformer_jax.plan import collectives
 from tokenformer_jax.plan.chips import Chip
+from tokenformer_jax.plan.elementwise import vector_operations
 from tokenformer_jax.plan.hlo import Computation, Instruction, Program, arrays, parse, shape_bytes
 from tokenformer_jax.plan.matmuls import matmul_flops
 from tokenformer_jax.plan.walk import Visit, trip_count, visit
@@ -55,7 +56,8 @@ class Costs:
     cycles: of everything that has an estimate.
     kernel_seconds: of kernels: of splash attention by formula, of others by what they say.
     flops: of matrix products and kernels, recomputation included.
-    least_seconds: of products at the peak and of kernels; nothing else is in them.
+    rough_seconds: of matrix products and of what is computed element by element, each at the peak
+      of its units and one after the other, and of kernels: an estimate without cycles.
     traffic: the collectives.
     notes: what could not be counted, in sentences.
   """
@@ -63,7 +65,7 @@ class Costs:
   cycles: int
   kernel_seconds: float
   flops: float
-  least_seconds: float
+  rough_seconds: float
   traffic: tuple[Traffic, ...]
   notes: tuple[str, ...]
 
@@ -84,12 +86,13 @@ def read(text: str, mesh: Mesh, chip: Chip, window: int = 0) -> Costs:
   estimates = [_kernel_cost(v, chip, window) for v in kernels]
   known = [(v, e) for v, e in zip(kernels, estimates, strict=True) if e]
   matrix = sum(v.times * matmul_flops(v.computation, v.instruction) for v in visits)
+  vector = sum(v.times * vector_operations(v.computation, v.instruction) for v in visits)
   kernel_seconds = sum(v.times * seconds for v, (_, seconds) in known)
   return Costs(
     cycles=cycles,
     kernel_seconds=kernel_seconds,
     flops=matrix + sum(v.times * flops for v, (flops, _) in known),
-    least_seconds=matrix / chip.peak + kernel_seconds,
+    rough_seconds=matrix / chip.peak + vector / chip.vector_peak + kernel_seconds,
     traffic=_traffic(visits, mesh, chip),
     notes=tuple(_notes(program, visits, len(kernels) - len(known))),
   )

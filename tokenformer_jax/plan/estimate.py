@@ -50,9 +50,9 @@ class Plan:
 
   @property
   def compute_seconds(self) -> float:
-    """Of a step: the compiler's cycles and the kernels; without cycles products at the peak."""
+    """Of a step: the compiler's cycles and the kernels; without cycles a rough estimate."""
     if self.source != 'cycles':
-      return self.costs.least_seconds
+      return self.costs.rough_seconds
     return self.costs.cycles / self.topology.chip.clock + self.costs.kernel_seconds
 
   @property
@@ -95,13 +95,12 @@ class Plan:
   @property
   def summary(self) -> str:
     """What is known before the cycles are, in a sentence."""
-    memory, (least, _), (most, _) = self.memory, self.step_seconds, self.mfu
+    memory, (fast, _), (mfu, _) = self.memory, self.step_seconds, self.mfu
     moved = sum(row.gigabytes for row in self.costs.traffic)
     return (
       f'after {self.compile_seconds:.0f} s: it fits, in {memory.peak / 2**30:.2f} of '
-      f'{memory.capacity / 2**30:.0f} GiB of HBM a device; a step takes {least * 1e3:,.0f} ms or '
-      f'more (an MFU of {most:.1%} or less) and moves {moved:.2f} GB; how much more is known in '
-      'minutes'
+      f'{memory.capacity / 2**30:.0f} GiB of HBM a device; a step moves {moved:.2f} GB and takes '
+      f'roughly {fast * 1e3:,.0f} ms, an MFU of {mfu:.0%}; its cycles are known in minutes'
     )
 
   def to_json(self) -> dict[str, Any]:

@@ -6,8 +6,6 @@ from tokenformer_jax.plan.estimate import Plan
 
 Row = tuple[str, ...]
 
-_BOUND = 'every time is a bound that no run reaches'
-
 
 def render(plan: Plan) -> str:
   """The whole table of a plan."""
@@ -16,8 +14,8 @@ def render(plan: Plan) -> str:
   slices = f'{on.slices} × ' if on.slices > 1 else ''
   how = {
     'cycles': f'compiled in {plan.compile_seconds:.0f} s',
-    'layout': f'laid out in {plan.compile_seconds:.0f} s: no code was written, and {_BOUND}',
-    'formula': f'by formula: nothing was compiled, and {_BOUND}',
+    'layout': f'laid out in {plan.compile_seconds:.0f} s: no code was written, and times are rough',
+    'formula': 'by formula: nothing was compiled, and every time is a bound that no run reaches',
   }[plan.source]
   sections = [
     f'{slices}{on.name}: {on.chips} chips, {on.devices} devices, {mesh}; {how}',
@@ -77,6 +75,9 @@ def _compute(plan: Plan) -> list[Row]:
     rows.append(
       ("all operations, by the compiler's cycles", '', ms(costs.cycles / chip.clock), cycles)
     )
+  if plan.source == 'layout':
+    rough = ms(costs.rough_seconds - costs.kernel_seconds)
+    rows.append(('products and single elements, at the peaks', '', rough, ''))
   if costs.kernel_seconds:
     rows.append(('kernels, by formula or what they say', '', ms(costs.kernel_seconds), ''))
   return rows
