@@ -1,11 +1,14 @@
 """What is said of a compilation before its end, of a compiler that only writes its files."""
 
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
+from tokenformer_jax.errors import UserError
 from tokenformer_jax.plan import early
+from tokenformer_jax.plan.program import DoesNotFitError
 
 REPORT = """Memory Space: default (color=0)
 Total bytes: 7024420736 (6.54GiB)
@@ -16,27 +19,30 @@ Total bytes: 12 (12B)
 """
 
 
-class Compiler:
-  """Writes what it is given, waits until it is heard, or for ever, and returns `compiled`."""
+MODULE = 'module_0000.jit_step.after_optimizations'
 
-  def __init__(self, *reports):
-    self.reports, self.heard = reports, threading.Event()
+
+class Compiler:
+  """Writes its files, then waits until it is heard, or for ever if it is not, and returns."""
+
+  def __init__(self, *, settles=True, refuses=False):
+    self.settles, self.refuses, self.heard = settles, refuses, threading.Event()
 
   def __call__(self, options):
     directory = Path(options['xla_dump_to'])
-    (directory / 'module_0000.jit_step.after_optimizations.txt').write_text('HloModule jit_step')
-    report = directory / 'module_0000.jit_step.after_optimizations-memory-usage-report.txt'
-    for text in self.reports:
-      report.write_text(text)
-      self.heard.wait(1.0)
+    if self.settles:
+      (directory / f'{MODULE}.txt').write_text('HloModule jit_step')
+      (directory / f'{MODULE}-memory-usage-report.txt').write_text(REPORT)
+      (directory / f'{MODULE}_after_buffer_assignment.txt').write_text('')
+    if self.refuses:
+      raise MemoryError('RESOURCE_EXHAUSTED')
+    if self.settles:
+      self.heard.wait()
     return 'compiled'
 
 
-@pytest.mark.parametrize(
-  'reports', [[REPORT], ['', REPORT[:40], REPORT]], ids=['whole', 'half written at first']
-)
-def test_it_says_what_is_settled_once_and_goes_on(reports):
-  compiler, told = Compiler(*reports, REPORT), []
+def test_it_says_what_is_settled_once_and_goes_on():
+  compiler, told = Compiler(), []
 
   def tell(program, size):
     told.append((program, size))
@@ -48,18 +54,45 @@ def test_it_says_what_is_settled_once_and_goes_on(reports):
 
 
 def test_it_ends_when_it_need_not_go_on():
-  compiler = Compiler(REPORT)
+  compiler = Compiler()
   assert early.run(compiler, lambda *_: False) is None
-  assert not compiler.heard.is_set()
+  compiler.heard.set()
 
 
-def test_a_compiler_that_is_quick_says_nothing_first():
-  assert early.run(Compiler(), lambda *_: pytest.fail('there is no report')) == 'compiled'
+def test_a_compiler_that_ends_at_once_says_nothing_first():
+  compiler = Compiler(settles=False)
+  assert early.run(compiler, lambda *_: pytest.fail('nothing is settled')) == 'compiled'
 
 
-def test_what_the_compiler_raises_is_raised():
-  def fail(options):
-    raise MemoryError('RESOURCE_EXHAUSTED')
-
+def test_what_is_too_large_is_never_said_to_be_settled():
   with pytest.raises(MemoryError, match='RESOURCE_EXHAUSTED'):
-    early.run(fail, lambda *_: True)
+    early.run(Compiler(refuses=True), lambda *_: pytest.fail('it does not fit'))
+
+
+def _last_words(kind):
+  """What runs in the other process: its threads go on for ever."""
+  threading.Thread(target=threading.Event().wait).start()
+  if kind == 'abort':
+    os.abort()
+  if kind == 'mistake':
+    raise UserError('the mesh does not fit')
+  if kind == 'too large':
+    raise DoesNotFitError('Used 24.33G of 15.75G hbm')
+  return 'an answer'
+
+
+def test_a_process_ends_with_its_answer():
+  assert early.alone(_last_words, 'answer') == 'an answer'
+
+
+def test_mistakes_come_from_the_process():
+  with pytest.raises(UserError, match='the mesh does not fit'):
+    early.alone(_last_words, 'mistake')
+  with pytest.raises(DoesNotFitError) as raised:
+    early.alone(_last_words, 'too large')
+  assert (raised.value.needed, raised.value.capacity) == (24.33, 15.75)
+
+
+def test_a_process_that_dies_is_a_mistake_with_its_status():
+  with pytest.raises(UserError, match=r'ended with status -6, without an answer'):
+    early.alone(_last_words, 'abort')

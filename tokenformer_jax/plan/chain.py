@@ -54,7 +54,7 @@ def stage(config: Config, text: str) -> Config:
   )
 
 
-def plan_chain(config: Config, grow: list[str], on: Topology) -> Chain:
+def plan_chain(config: Config, grow: list[str], on: Topology, *, quick: bool = False) -> Chain:
   """Plans the config and every stage that grows out of it.
 
   Raises:
@@ -69,7 +69,8 @@ def plan_chain(config: Config, grow: list[str], on: Topology) -> Chain:
   plans: list[Plan] = []
   for i, one in enumerate(configs):
     say(f'stage {i + 1} of {len(configs)}: {_counts(one.model.param_tokens)}')
-    plans.append(plan(one, on, before=plans[-1].config.model if plans else None))
+    before = plans[-1].config.model if plans else None
+    plans.append(plan(one, on, before, quick=quick))
   last = plans[-1]
   # Its step is that of the last stage, but for the factors on old and new tokens.
   train = dataclasses.replace(last.config.train, steps=sum(one.steps for one in plans))

@@ -5,16 +5,15 @@ r"""Says whether a run fits on a TPU topology and how fast it will be, without a
 compiles the real training step with the TPU's own compiler and prints its memory, its time and what
 the chips exchange. `--topology=gpu-h100:8` goes by formula only. docs/plan.md says how to read it.
 
-  --quick                               in seconds: all but how long each operation takes
+  --quick                               in seconds, with rough times
   --sweep=12                            the fastest of up to 12 meshes, batches and recomputations
   --grow=qkv=2176,proj=2176,ffn=8704    a growth chain; once for each stage
 """
 
 import dataclasses
 import os
-import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 from absl import flags
@@ -39,7 +38,9 @@ def define_flags() -> None:
   flags.mark_flag_as_required('config')
   flags.DEFINE_string('topology', None, 'CHIP:SHAPE, such as v5e:4x4 or v5p:4x4x4.', required=True)
   flags.DEFINE_integer('slices', 1, 'How many of them.', lower_bound=1)
-  flags.DEFINE_bool('quick', False, 'End in seconds, before the compiler counts cycles.')
+  flags.DEFINE_bool(
+    'quick', False, 'Seconds, not minutes, for each program: its cycles are not known.'
+  )
   flags.DEFINE_integer('sweep', 0, 'The most programs to compile in a search.', lower_bound=0)
   flags.DEFINE_multi_string('grow', [], 'A stage: qkv=N,proj=N,ffn=N[,steps=N]; may be repeated.')
   flags.DEFINE_string('json', None, 'A file for the figures.')
@@ -49,8 +50,8 @@ def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   del argv
   values = flags.FLAGS
-  if bool(values.sweep) + bool(values.grow) + values.quick > 1:
-    raise UserError('--sweep, --grow and --quick are three questions; ask one after the other')
+  if values.sweep and values.grow:
+    raise UserError('--sweep and --grow are two questions; ask one after the other')
   jax.config.update('jax_platforms', 'cpu')  # What is planned for is not here.
   on = topology.parse(values.topology, values.slices)
   run = _read_config()
@@ -59,18 +60,10 @@ def main(argv: Sequence[str]) -> None:
   except DoesNotFitError as error:
     raise estimate.advice(run, error, on) from error
   except KeyboardInterrupt:
-    _end(130)
+    os._exit(130)  # The compiler is at work in a thread, and nothing else stops it.
   print(text)
   if values.json:
     estimate.write_json(values.json, figures)
-  if values.quick:
-    _end(0)
-
-
-def _end(status: int) -> NoReturn:
-  """Ends the process while the compiler is still at work; nothing else stops it."""
-  sys.stdout.flush()
-  os._exit(status)
 
 
 def _read_config() -> Config:
@@ -85,14 +78,15 @@ def _read_config() -> Config:
 
 def _answer(run: Config, on: Topology) -> tuple[str, Any]:
   """What to print, and the figures for --json."""
+  quick = flags.FLAGS.quick
   if flags.FLAGS.grow:
-    found = chain.plan_chain(run, flags.FLAGS.grow, on)
+    found = chain.plan_chain(run, flags.FLAGS.grow, on, quick=quick)
     return chain.render(found), {
       'stages': [one.to_json() for one in found.stages],
       'scratch': found.scratch.to_json(),
     }
   if flags.FLAGS.sweep:
-    tried = sweep.sweep(run, on, flags.FLAGS.sweep)
+    tried = sweep.sweep(run, on, flags.FLAGS.sweep, quick=quick)
     best = tried[0].plan
     text = f'{sweep.render(tried)}\n\nthe fastest that fits:\n\n{table.render(best)}'
     return text, [
@@ -101,5 +95,5 @@ def _answer(run: Config, on: Topology) -> tuple[str, Any]:
       else {'reason': one.reason, 'config': dataclasses.asdict(one.config)}
       for one in tried
     ]
-  found = estimate.plan(run, on, quick=flags.FLAGS.quick)
+  found = estimate.plan(run, on, quick=quick)
   return table.render(found), found.to_json()

@@ -4,19 +4,26 @@ In seconds it has chosen the operations, their order and their places in memory.
 file, if it is asked to, before it spends minutes on their code, from which it takes their cycles.
 """
 
+import multiprocessing
 import re
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from concurrent import futures
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import jax
+
+from tokenformer_jax.errors import UserError
 
 T = TypeVar('T')
 
 _LOOK_EVERY = 0.2  # seconds
-_PROGRAM = '*.after_optimizations.txt'
-_MEMORY = '*.after_optimizations-memory-usage-report.txt'  # written after the program
+_REFUSES_WITHIN = 1.0  # seconds after the last of these files, of a program that is too large
+_PROGRAM = '.after_optimizations.txt'
+_MEMORY = '.after_optimizations-memory-usage-report.txt'
+_LAST = '.after_optimizations_after_buffer_assignment.txt'
 _HBM = re.compile(r'^Memory Space: default .*\nTotal bytes: (\d+) ', re.MULTILINE)
 
 
@@ -29,11 +36,11 @@ def run(
     compile_with: compiles with such options.
     tell: gets, once, the text of the program, which has no cycles yet, and the bytes of HBM that
       its arguments and temporaries are laid out in, gaps included. Says whether to go on. Not
-      called if the compiler ends before.
+      called if the compiler ends before, as it does if there is no room for them.
 
   Returns:
-    What `compile_with` does; None if `tell` does not go on, and then nothing stops the thread but
-    the end of the process by `os._exit`.
+    What `compile_with` does; None if `tell` does not go on. The compiler does, and nothing but the
+    end of the process stops it: see `alone`.
   """
   with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
     future: futures.Future[T] = futures.Future()
@@ -45,19 +52,52 @@ def run(
         future.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
-    told = False
     while not futures.wait([future], _LOOK_EVERY).done:
-      settled = None if told else _settled(Path(name))
-      if settled:
-        told = True
-        if not tell(*settled):
-          return None
+      if files := list(Path(name).glob(f'*{_LAST}')):
+        if futures.wait([future], _REFUSES_WITHIN).done or tell(*_settled(files[0])):
+          break
+        return None
     return future.result()
 
 
-def _settled(directory: Path) -> tuple[str, int] | None:
-  """The program and its bytes, if they are there."""
-  for file in directory.glob(_MEMORY):
-    if found := _HBM.search(file.read_text()):
-      return next(directory.glob(_PROGRAM)).read_text(), int(found[1])
-  return None
+def _settled(last: Path) -> tuple[str, int]:
+  """The program and its bytes, by the last of its files."""
+  program, report = (
+    last.with_name(last.name.removesuffix(_LAST) + name).read_text() for name in (_PROGRAM, _MEMORY)
+  )
+  return program, int(_HBM.search(report)[1])
+
+
+def alone(function: Callable[..., T], *arguments: Any) -> T:
+  """Calls a function in a process of its own, which ends with it, whatever its threads still do.
+
+  Raises:
+    UserError: the process ended without an answer.
+    Exception: what the function raises.
+  """
+  context = multiprocessing.get_context('spawn')
+  receiver, sender = context.Pipe(duplex=False)
+  process = context.Process(target=_answer, args=(sender, function, arguments), daemon=True)
+  process.start()
+  sender.close()
+  try:
+    answer, error = receiver.recv()
+  except EOFError:
+    process.join()
+    raise UserError(
+      f'the compiler ended with status {process.exitcode}, without an answer'
+    ) from None
+  finally:
+    process.kill()
+    process.join()
+  if error is not None:
+    raise error
+  return answer
+
+
+def _answer(sender: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+  jax.config.update('jax_platforms', 'cpu')
+  try:
+    sender.send((function(*arguments), None))
+  except Exception as error:
+    sender.send((None, error))

@@ -12,7 +12,7 @@ from tokenformer_jax import flops, sharding
 from tokenformer_jax.cli import say
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.plan import costs, formulas, program, topology
+from tokenformer_jax.plan import costs, early, formulas, program, topology
 from tokenformer_jax.plan.costs import Costs
 from tokenformer_jax.plan.program import DoesNotFitError, Memory, Step
 from tokenformer_jax.plan.topology import Topology
@@ -149,17 +149,25 @@ def plan(
     config: from `config.resolve`.
     on: the devices; for GPUs nothing is compiled.
     before: the model that the config's is grown from, or None.
-    quick: come back when the program is laid out. The compiler then runs on, see `early.run`.
+    quick: stop when the program is laid out.
 
   Raises:
     UserError: sizes do not divide by the mesh, or libtpu is missing.
     DoesNotFitError: the step needs more memory than a device has.
   """
+  if not (quick and on.has_compiler):
+    return _plan(config, on, before)
+  say(f'laying out for {on.name}, which takes seconds')
+  return early.alone(_plan, config, on, before, True)
+
+
+def _plan(config: Config, on: Topology, before: ModelConfig | None, quick: bool = False) -> Plan:
   step = program.make_step(config, before, 'tpu' if on.has_compiler else 'gpu')
   if not on.has_compiler:
     return _by_formula(step, on)
   mesh = make_mesh(config, on)
-  say(f'compiling for {on.name}, which takes from seconds to minutes')
+  if not quick:
+    say(f'compiling for {on.name}, which takes from seconds to minutes')
   first = time.monotonic()
 
   def made(memory: Memory, text: str, source: str) -> Plan:

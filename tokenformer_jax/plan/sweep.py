@@ -59,7 +59,7 @@ def candidates(config: Config, on: Topology) -> Iterator[Config]:
       )
 
 
-def sweep(config: Config, on: Topology, most: int) -> list[Tried]:
+def sweep(config: Config, on: Topology, most: int, *, quick: bool = False) -> list[Tried]:
   """Compiles up to `most` candidates; the fastest that fits comes first.
 
   Says on standard error how far it is. A candidate that is sure not to fit, because the same with
@@ -78,7 +78,7 @@ def sweep(config: Config, on: Topology, most: int) -> list[Tried]:
     if size in hopeless and candidate.train.remat != 'offload':
       continue
     say(f'{len(tried) + 1} of at most {most}: {_name(candidate)}')
-    tried.append(_try(candidate, on))
+    tried.append(_try(candidate, on, quick))
     if tried[-1].plan is None and candidate.train.remat in ('full', 'offload'):
       hopeless.add(size)
   if not any(one.plan for one in tried):
@@ -87,9 +87,9 @@ def sweep(config: Config, on: Topology, most: int) -> list[Tried]:
   return sorted(tried, key=lambda one: -_speed(one))
 
 
-def _try(config: Config, on: Topology) -> Tried:
+def _try(config: Config, on: Topology, quick: bool) -> Tried:
   try:
-    return Tried(config, plan(config, on))
+    return Tried(config, plan(config, on, quick=quick))
   except DoesNotFitError as error:
     needed = (
       f'needs {error.needed:.1f} of {error.capacity:.1f} GiB' if error.needed else 'too large'
