@@ -25,19 +25,20 @@ MODULE = 'module_0000.jit_step.after_optimizations'
 class Compiler:
   """Writes its files, then waits until it is heard, or for ever if it is not, and returns."""
 
-  def __init__(self, *, settles=True, refuses=False):
-    self.settles, self.refuses, self.heard = settles, refuses, threading.Event()
+  def __init__(self, *, settles=True, refuses=False, report=REPORT):
+    self.settles, self.refuses, self.report = settles, refuses, report
+    self.heard = threading.Event()
 
   def __call__(self, options):
     directory = Path(options['xla_dump_to'])
     if self.settles:
       (directory / f'{MODULE}.txt').write_text('HloModule jit_step')
-      (directory / f'{MODULE}-memory-usage-report.txt').write_text(REPORT)
+      (directory / f'{MODULE}-memory-usage-report.txt').write_text(self.report)
       (directory / f'{MODULE}_after_buffer_assignment.txt').write_text('')
     if self.refuses:
       raise MemoryError('RESOURCE_EXHAUSTED')
     if self.settles:
-      self.heard.wait()
+      self.heard.wait(None if self.report else 2)
     return 'compiled'
 
 
@@ -62,6 +63,11 @@ def test_it_ends_when_it_need_not_go_on():
 def test_a_compiler_that_ends_at_once_says_nothing_first():
   compiler = Compiler(settles=False)
   assert early.run(compiler, lambda *_: pytest.fail('nothing is settled')) == 'compiled'
+
+
+def test_a_compiler_that_writes_something_else_is_waited_for():
+  compiler = Compiler(report='')
+  assert early.run(compiler, lambda *_: pytest.fail('there are no bytes')) == 'compiled'
 
 
 def test_what_is_too_large_is_never_said_to_be_settled():

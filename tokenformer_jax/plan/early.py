@@ -36,7 +36,8 @@ def run(
     compile_with: compiles with such options.
     tell: gets, once, the text of the program, which has no cycles yet, and the bytes of HBM that
       its arguments and temporaries are laid out in, gaps included. Says whether to go on. Not
-      called if the compiler ends before, as it does if there is no room for them.
+      called if the compiler ends before, as it does if there is no room for them, or writes
+      something else than libtpu 0.0.42.1.
 
   Returns:
     What `compile_with` does; None if `tell` does not go on. The compiler does, and nothing but the
@@ -53,19 +54,21 @@ def run(
 
     threading.Thread(target=work, daemon=True).start()
     while not futures.wait([future], _LOOK_EVERY).done:
-      if files := list(Path(name).glob(f'*{_LAST}')):
-        if futures.wait([future], _REFUSES_WITHIN).done or tell(*_settled(files[0])):
+      if list(Path(name).glob(f'*{_LAST}')):
+        if futures.wait([future], _REFUSES_WITHIN).done:
+          break
+        settled = _settled(Path(name))
+        if settled is None or tell(*settled):
           break
         return None
     return future.result()
 
 
-def _settled(last: Path) -> tuple[str, int]:
-  """The program and its bytes, by the last of its files."""
-  program, report = (
-    last.with_name(last.name.removesuffix(_LAST) + name).read_text() for name in (_PROGRAM, _MEMORY)
-  )
-  return program, int(_HBM.search(report)[1])
+def _settled(directory: Path) -> tuple[str, int] | None:
+  """The program and its bytes, if both are found."""
+  texts = [file.read_text() for end in (_PROGRAM, _MEMORY) for file in directory.glob(f'*{end}')]
+  found = _HBM.search(texts[-1]) if len(texts) == 2 else None
+  return (texts[0], int(found[1])) if found else None
 
 
 def alone(function: Callable[..., T], *arguments: Any) -> T:
@@ -96,8 +99,10 @@ def alone(function: Callable[..., T], *arguments: Any) -> T:
 
 
 def _answer(sender: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-  jax.config.update('jax_platforms', 'cpu')
+  jax.config.update('jax_platforms', 'cpu')  # as in the other process
   try:
     sender.send((function(*arguments), None))
+  except KeyboardInterrupt:
+    pass  # It came to the other process, too, which ends this one.
   except Exception as error:
     sender.send((None, error))
