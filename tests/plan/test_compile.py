@@ -41,9 +41,9 @@ def _config(**changes):
   return tiny_run.config('files:/nothing/*.txt', '/nothing', **everything)
 
 
-def _plan(name, slices=1, **changes):
+def _plan(name, slices=1, quick=False, **changes):
   on = topology.parse(name, slices)
-  return estimate.plan(_config(**changes), on)
+  return estimate.plan(_config(**changes), on, quick=quick)
 
 
 def _moved(found, axis):
@@ -79,7 +79,7 @@ def test_the_step_compiles_with_heads_that_are_filled(tokens):
 
 @pytest.mark.parametrize('tokens', [4, 16])
 def test_tokens_are_split(tokens):
-  found = _plan('v5e:4x4', mesh__tokens=tokens, model__width=1024, model__heads=16)
+  found = _plan('v5e:4x4', mesh__tokens=tokens, model__width=1024, model__heads=16, quick=True)
   assert found.mesh == {'replica': 1, 'fsdp': 16 // tokens, 'tokens': tokens}
   moved = _moved(found, 'tokens')
   assert moved['all-reduce'], 'the norms of rows are not summed'
@@ -114,11 +114,18 @@ def test_inputs_of_layers_wait_on_the_host():
   # Enough of them that what the copies need is less than what they save.
   sizes = {'model__layers': 8, 'data__batch_size': 64, 'data__sequence_length': 1024}
   full, offload = (
-    _plan('v5e:2x2', **sizes, train__remat=remat).memory for remat in ('full', 'offload')
+    _plan('v5e:2x2', **sizes, train__remat=remat, quick=True).memory
+    for remat in ('full', 'offload')
   )
   assert full.host == 0
   assert offload.host == 8 * (64 / 4) * 1024 * 256 * 2, 'not [L, B, T, D] in bfloat16'
-  assert offload.allocated < full.allocated, 'nothing of HBM is saved'
+  assert offload.temporaries < full.temporaries, 'nothing of HBM is saved'
+
+
+def test_the_step_compiles_with_inputs_of_layers_on_the_host():
+  found = _plan('v5e:2x2', train__remat='offload')
+  assert found.memory.host == 2 * (256 / 4) * 128 * 256 * 2, 'not [L, B, T, D] in bfloat16'
+  assert found.costs.cycles > 0
 
 
 def test_layers_without_a_loop():
@@ -143,7 +150,8 @@ def test_what_the_compiler_is_told_makes_steps_faster():
 
 def test_a_window_costs_less():
   sizes = {'model__layers': 1, 'data__sequence_length': 2048, 'data__batch_size': 4}
-  all_of_them, near = (_plan('v5e:2x2', **sizes, model__window=window) for window in (0, 256))
+  all_of_them = _plan('v5e:2x2', **sizes, quick=True)
+  near = _plan('v5e:2x2', **sizes, model__window=256)
   ratio = near.costs.kernel_seconds / all_of_them.costs.kernel_seconds
   assert ratio == pytest.approx(7 / 10), 'of 4 × 4 blocks 10 are seen, and 7 in the window'
   assert near.model_flops < all_of_them.model_flops

@@ -14,8 +14,11 @@ REPORT = """Memory Space: default (color=0)
 Total bytes: 7024420736 (6.54GiB)
   cumulative_size;       size;       offset; used_by_n_values; shapes_list
 
-Memory Space: host (color=5)
+Memory Space: vmem (color=1)
 Total bytes: 12 (12B)
+
+Memory Space: cmem (color=5)
+Total bytes: 4026531840 (3.75GiB)
 """
 
 
@@ -45,13 +48,13 @@ class Compiler:
 def test_it_says_what_is_settled_once_and_goes_on():
   compiler, told = Compiler(), []
 
-  def tell(program, size):
-    told.append((program, size))
+  def tell(*settled):
+    told.append(settled)
     compiler.heard.set()
     return True
 
   assert early.run(compiler, tell) == 'compiled'
-  assert told == [('HloModule jit_step', 7024420736)]
+  assert told == [('HloModule jit_step', 7024420736, 4026531840)]
 
 
 def test_it_ends_when_it_need_not_go_on():

@@ -3,8 +3,9 @@
 chips.py        what is published of chips
 topology.py     `v5p:4x4x4`, and its devices
 program.py      the training step, compiled for them; its memory
+early.py        what the compiler has settled after seconds
 hlo.py walk.py  the program's text taken apart; how often every instruction runs
-costs.py        cycles, FLOPs and collectives of a step (matmuls.py, collectives.py)
+costs.py        cycles, FLOPs and collectives of a step (matmuls.py, elementwise.py, collectives.py)
 formulas.py     the same by formula, for GPUs
 estimate.py     the plan: times, MFU, hours
 table.py        as text

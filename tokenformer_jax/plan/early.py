@@ -24,20 +24,21 @@ _REFUSES_WITHIN = 1.0  # seconds after the last of these files, of a program tha
 _PROGRAM = '.after_optimizations.txt'
 _MEMORY = '.after_optimizations-memory-usage-report.txt'
 _LAST = '.after_optimizations_after_buffer_assignment.txt'
-_HBM = re.compile(r'^Memory Space: default .*\nTotal bytes: (\d+) ', re.MULTILINE)
+_BYTES = re.compile(r'^Memory Space: .* \(color=(\d+)\)\nTotal bytes: (\d+) ', re.MULTILINE)
+_HBM, _HOST = '0', '5'  # XLA's numbers of them; the report has other names for some
 
 
 def run(
-  compile_with: Callable[[Mapping[str, str]], T], tell: Callable[[str, int], bool]
+  compile_with: Callable[[Mapping[str, str]], T], tell: Callable[[str, int, int], bool]
 ) -> T | None:
   """Compiles in another thread, so that Ctrl-C is heard, and says on the way what is settled.
 
   Args:
     compile_with: compiles with such options.
-    tell: gets, once, the text of the program, which has no cycles yet, and the bytes of HBM that
-      its arguments and temporaries are laid out in, gaps included. Says whether to go on. Not
-      called if the compiler ends before, as it does if there is no room for them, or writes
-      something else than libtpu 0.0.42.1.
+    tell: gets, once, the text of the program, which has no cycles yet, and the bytes that its
+      arguments and temporaries are laid out in, gaps included, in HBM and in the host's memory.
+      Says whether to go on. Not called if the compiler ends before, as it does if there is no room
+      for them, or writes something else than libtpu 0.0.42.1.
 
   Returns:
     What `compile_with` does; None if `tell` does not go on. The compiler does, and nothing but the
@@ -64,11 +65,11 @@ def run(
     return future.result()
 
 
-def _settled(directory: Path) -> tuple[str, int] | None:
+def _settled(directory: Path) -> tuple[str, int, int] | None:
   """The program and its bytes, if both are found."""
   texts = [file.read_text() for end in (_PROGRAM, _MEMORY) for file in directory.glob(f'*{end}')]
-  found = _HBM.search(texts[-1]) if len(texts) == 2 else None
-  return (texts[0], int(found[1])) if found else None
+  found = dict(_BYTES.findall(texts[-1])) if len(texts) == 2 else {}
+  return (texts[0], int(found[_HBM]), int(found.get(_HOST, 0))) if _HBM in found else None
 
 
 def alone(function: Callable[..., T], *arguments: Any) -> T:

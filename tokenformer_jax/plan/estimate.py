@@ -175,9 +175,9 @@ def _plan(config: Config, on: Topology, before: ModelConfig | None, quick: bool 
     seconds = time.monotonic() - first
     return Plan(step.config, on, dict(mesh.shape), step.parameters, memory, found, source, seconds)
 
-  def tell(text: str, size: int) -> bool:
+  def tell(text: str, hbm: int, host: int) -> bool:
     nonlocal at_first
-    at_first = made(program.laid_out(step, mesh, size, on.chip.hbm), text, 'layout')
+    at_first = made(program.laid_out(step, mesh, hbm, host, on.chip.hbm), text, 'layout')
     if not quick:
       say(at_first.summary)
     return not quick

@@ -171,7 +171,7 @@ def _bytes(tree: Any) -> float:
 
 
 def compile_step(
-  step: Step, mesh: Mesh, tell: Callable[[str, int], bool]
+  step: Step, mesh: Mesh, tell: Callable[[str, int, int], bool]
 ) -> jax.stages.Compiled | None:
   """Compiles the training step for the mesh's devices; see `early.run` for `tell`.
 
@@ -208,8 +208,8 @@ def memory(step: Step, mesh: Mesh, compiled: jax.stages.Compiled, capacity: floa
   )
 
 
-def laid_out(step: Step, mesh: Mesh, size: int, capacity: float) -> Memory:
-  """The same before code is written; `size` are the bytes of arguments and temporaries."""
+def laid_out(step: Step, mesh: Mesh, hbm: int, host: int, capacity: float) -> Memory:
+  """The same before code is written, from what `early.run` tells."""
   parameters, optimizer, batch = state_bytes(step, mesh)
-  temporaries = size - parameters - optimizer - batch
-  return Memory(parameters, optimizer, batch, temporaries, code=0.0, capacity=capacity)
+  temporaries = hbm - parameters - optimizer - batch
+  return Memory(parameters, optimizer, batch, temporaries, code=0.0, capacity=capacity, host=host)
