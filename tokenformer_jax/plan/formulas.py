@@ -50,12 +50,9 @@ def of_step(
   model, parts = config.model, config.optim.accumulation_steps
   rows = config.data.batch_size / parts / (mesh['replica'] * mesh['fsdp'])
   length = flops.length(config)
-  counts, has_scores, remat = (
-    model.param_tokens,
-    model.projection == 'pattention',
-    config.train.remat,
-  )
+  remat, has_scores = config.train.remat, model.projection == 'pattention'
   inner = 0 if has_scores else (model.ffn_width or 4 * model.width) / mesh['tokens']
+  counts = model.param_tokens
   scores = (3 * counts.qkv + counts.proj + counts.ffn) / mesh['tokens'] if has_scores else 0
   widths, inners, all_scores = _KEPT[remat]
   layer = 12 * model.width + 2 * inner + scores
