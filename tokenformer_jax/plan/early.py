@@ -8,7 +8,7 @@ import multiprocessing
 import re
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent import futures
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,7 +29,7 @@ _HBM, _HOST = '0', '5'  # XLA's numbers of them; the report has other names for 
 
 
 def run(
-  compile_with: Callable[[Mapping[str, str]], T], tell: Callable[[str, int, int], bool]
+  compile_with: Callable[[dict[str, str]], T], tell: Callable[[str, int, int], bool]
 ) -> T | None:
   """Compiles in another thread, so that Ctrl-C is heard, and says on the way what is settled.
 
@@ -55,13 +55,11 @@ def run(
 
     threading.Thread(target=work, daemon=True).start()
     while not futures.wait([future], _LOOK_EVERY).done:
-      if list(Path(name).glob(f'*{_LAST}')):
-        if futures.wait([future], _REFUSES_WITHIN).done:
-          break
-        settled = _settled(Path(name))
-        if settled is None or tell(*settled):
-          break
-        return None
+      if any(Path(name).glob(f'*{_LAST}')):
+        refused = futures.wait([future], _REFUSES_WITHIN).done
+        if not refused and (settled := _settled(Path(name))) and not tell(*settled):
+          return None
+        break
     return future.result()
 
 

@@ -185,7 +185,7 @@ def compile_step(
   with jax.set_mesh(mesh):  # Nothing may run inside: the devices are not here.
     lowered = function.lower(*arguments)
   try:
-    return early.run(lambda options: lowered.compile(compiler_options=dict(options)), tell)
+    return early.run(lambda options: lowered.compile(compiler_options=options), tell)
   except jax.errors.JaxRuntimeError as error:
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise

@@ -60,7 +60,7 @@ def candidates(config: Config, on: Topology) -> Iterator[Config]:
 
 
 def sweep(config: Config, on: Topology, most: int, *, quick: bool = False) -> list[Tried]:
-  """Compiles up to `most` candidates; the fastest that fits comes first.
+  """Plans up to `most` candidates, `quick` or not; the fastest that fits comes first.
 
   Says on standard error how far it is. A candidate that is sure not to fit, because the same with
   full recomputation does not, is left out, but for the one that keeps less than that on the device.
