@@ -57,7 +57,6 @@ def by_products_of_keys(
   values: jax.Array,
   *,
   out_heads: tuple[int, int] | None,
-  recompute: bool,
   prevent_cse: bool,
   gelu: str,
   reference_tokens: int,
@@ -76,12 +75,12 @@ def by_products_of_keys(
     square = jnp.sum(turned_BxTxI * x_BxTxI.astype(jnp.float32), axis=-1, keepdims=True)
     square = checkpoint_name(square + pattention.EPSILON, ROW_STATISTICS)
     inverse = jax.lax.rsqrt(square) * jnp.sqrt(jnp.float32(reference_tokens))
-    scores = checkpoint_name(pattention.scores(x, keys), pattention._SCORES)
+    scores = pattention.scores(x, keys)
     weights = pattention.activate(scores.astype(jnp.float32) * inverse, gelu)
     weights = weights.astype(x.dtype)
     return project(weights, values, pattention._AXES, contract=0, out_heads=out_heads)
 
-  return pattention.keep_for_backward(apply, recompute, prevent_cse)(x, keys, values)
+  return pattention.recompute_scores(apply, prevent_cse)(x, keys, values)
 
 
 REPLACED = {  # the function of pattention.py, and what stands in its place

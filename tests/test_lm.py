@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from tiny import tiny_model
 
-from tokenformer_jax import sharding
+from tokenformer_jax import config, sharding
 from tokenformer_jax.attention import init_cache
-from tokenformer_jax.config import MeshConfig, ModelConfig, TokenCounts, TrainConfig
+from tokenformer_jax.config import MeshConfig, ModelConfig, TokenCounts
 from tokenformer_jax.decode import Decoder
 from tokenformer_jax.lm import Compute, define_lm
 from tokenformer_jax.loss import loss_sums, objective
@@ -112,12 +112,11 @@ EACH_WAY = pytest.mark.parametrize(
   ('remat', 'loop', 'chunk'),
   [
     ('none', True, 256),
-    ('pattention', True, 8),
+    ('none', True, 8),
     ('dots', True, 7),
     ('full', True, 7),
     ('offload', True, 7),
     ('none', False, 256),
-    ('pattention', False, 256),
     ('dots', False, 256),
     ('full', False, 256),
   ],
@@ -395,10 +394,9 @@ def test_parameters_are_float32_whatever_the_activations_are():
   assert dtypes == {jnp.dtype('float32')}, 'small updates are lost in bfloat16 parameters'
 
 
-@pytest.mark.parametrize('remat', ['none', 'pattention'])
-def test_a_layer_is_traced_once_however_many_there_are(remat):
+def test_a_layer_is_traced_once_however_many_there_are():
   def products(layers: int) -> int:
-    definition = define_lm(tiny_model(layers=layers), Compute(remat=remat))
+    definition = define_lm(tiny_model(layers=layers))
     ids = jax.ShapeDtypeStruct((1, 8), jnp.int32)
 
     def loss(params, ids):
@@ -419,13 +417,12 @@ def _kept_for_backward(remat: str, model: ModelConfig) -> list[tuple[tuple[int, 
 
 
 @pytest.mark.parametrize('score', ['l2_norm_gelu', 'gelu_l2_norm', 'softmax'])
-@pytest.mark.parametrize('remat', ['default', 'none', 'dots', 'full', 'offload'])
-def test_scores_are_kept_for_the_backward_pass_only_if_nothing_is_recomputed(remat, score):
-  remat = TrainConfig().remat if remat == 'default' else remat
+@pytest.mark.parametrize('remat', config.choices('train.remat'))
+def test_scores_are_never_kept_for_the_backward_pass(remat, score):
   counts = TokenCounts(qkv=40, proj=48, ffn=80)  # not the width of anything else
   kept = _kept_for_backward(remat, tiny_model(param_tokens=counts, score=score))
   of_scores = [shape for shape, _ in kept if shape[2:] in {(8, 40), (8, 48), (8, 80)}]
-  assert bool(of_scores) == (remat == 'none'), f'remat={remat} keeps {of_scores} [L, B, T, N]'
+  assert not of_scores, f'remat={remat} keeps {of_scores} [L, B, T, N]'
 
 
 @pytest.mark.parametrize('projection', ['pattention', 'dense'])

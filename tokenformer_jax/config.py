@@ -140,7 +140,7 @@ class TrainConfig:
   max_skipped_steps: int = 20  # non-finite steps in a row after which the run stops
   sample_tokens: int = 64  # length of the text written at each evaluation. 0: none
   sample_prompt: str = ''  # '': a new document
-  remat: str = 'pattention'  # or 'none', 'dots', 'full', 'offload': see stack.py
+  remat: str = 'none'  # or 'dots', 'full', 'offload': see stack.py
   scan_layers: bool = True  # one program for all layers, in a loop; or one for each: see stack.py
   attention: str = 'auto'  # or 'xla', 'cudnn', 'splash': see attention.py
   compiler_options: str = 'auto'  # or 'none': see compiler.py
@@ -240,7 +240,7 @@ _CHOICES = {
   'data.on_bad_image': ('skip', 'fail'),
   'model.pool': ('mean', 'token', 'attention'),
   'optim.schedule': ('cosine', 'constant'),
-  'train.remat': ('none', 'pattention', 'dots', 'full', 'offload'),
+  'train.remat': ('none', 'dots', 'full', 'offload'),
   'train.attention': ('auto', 'xla', 'cudnn', 'splash'),
   'train.compiler_options': ('auto', 'none'),
   'grow.method': (

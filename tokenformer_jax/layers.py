@@ -123,7 +123,6 @@ def _pattention(config: ModelConfig, kind: str, *, compute: Compute, rngs: nnx.R
     row_epsilon=config.row_epsilon,
     key_std=config.init_std,
     value_std=_output_std(config),
-    recompute=compute.remat == 'pattention',
     prevent_cse=not compute.scan_layers,
     rngs=rngs,
   )

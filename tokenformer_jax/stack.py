@@ -22,13 +22,12 @@ KEEP_STATISTICS = jax.checkpoint_policies.save_only_these_names(ROW_STATISTICS)
 # The name of what a projection makes, a Pattention or a matrix product with parameters.
 PROJECTED = 'projected'
 
-# What a layer keeps for its backward pass, besides; everything else is computed again.
-#   none        all but what follows from scores, of Pattention or attention, element by element
-#               (and on a TPU without a loop that, too)
-#   pattention  the same without the scores [B, T, N] of Pattention (pattention.py)
-#   dots        what projections make, without the scores
-#   full        nothing but the layer's input
-#   offload     the same, which waits in the host's memory
+# What a layer keeps for its backward pass, besides; everything else is computed again. Scores of
+# Pattention [B, T, N] are never kept, nor what is made of them (pattention.py).
+#   none     all the rest: what goes in and out of projections, norms and attention
+#   dots     what projections make
+#   full     nothing but the layer's input
+#   offload  the same, which waits in the host's memory
 _POLICIES = {
   'dots': jax.checkpoint_policies.save_only_these_names(PROJECTED, ROW_STATISTICS),
   'full': KEEP_STATISTICS,
@@ -57,7 +56,7 @@ def scan(
     apply: `(layer, x, per_layer_i) -> (x, output_i)`.
     x: what goes from layer to layer.
     per_layer: a pytree with a leading axis L, such as a key-value cache, or None.
-    remat: `none`, `pattention`, `dots`, `full` or `offload`.
+    remat: `none`, `dots`, `full` or `offload`.
     loop: one program for a layer, run L times, which copies what layers keep into stacked arrays
       and, backward, out of them. Without, a program that is L times as long copies nothing.
 

@@ -129,18 +129,21 @@ def test_the_step_compiles_with_inputs_of_layers_on_the_host():
 
 
 def test_layers_without_a_loop():
-  sizes = {'data__batch_size': 64, 'data__sequence_length': 1024}
+  sizes = {'data__batch_size': 64, 'data__sequence_length': 1024, 'train__remat': 'none'}
   loop, one_by_one = (
-    _plan('v5e:2x2', **sizes, train__remat='none', train__scan_layers=loop).compute_seconds
-    for loop in (True, False)
+    _plan('v5e:2x2', **sizes, train__scan_layers=loop).compute_seconds for loop in (True, False)
   )
   assert one_by_one < 0.95 * loop, 'what layers keep is still copied'
-  none, *less = (
-    _plan('v5e:2x2', **sizes, train__remat=remat, train__scan_layers=False, quick=True).memory
-    for remat in ('none', 'pattention', 'dots', 'full')
+
+
+@pytest.mark.parametrize('remat', ['none', 'dots', 'full'])
+def test_without_a_loop_as_much_is_computed_again(remat):
+  sizes = {'data__batch_size': 64, 'data__sequence_length': 1024, 'train__remat': remat}
+  loop, one_by_one = (
+    _plan('v5e:2x2', **sizes, train__scan_layers=loop, quick=True).costs.flops
+    for loop in (True, False)
   )
-  for memory in less:
-    assert memory.temporaries < 0.8 * none.temporaries, 'XLA undoes recomputing'
+  assert one_by_one >= loop, 'XLA undoes recomputing, and keeps scores'
 
 
 def test_what_the_compiler_is_told_makes_steps_faster():

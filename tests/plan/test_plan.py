@@ -76,19 +76,17 @@ def test_gpus_are_by_formula_and_it_says_so():
   assert passes == pytest.approx(3.5), 'scores are computed again, half of a forward pass'
   full = _plan(train__remat='full')
   assert full.costs.flops == pytest.approx(plan.costs.flops * 4 / 3.5), 'one more forward pass'
-  for sizes in ({'train__remat': 'none'}, {'model__projection': 'dense'}):
-    kept = _plan(**sizes)
-    assert kept.costs.flops * 4 == pytest.approx(kept.model_flops), f'{sizes}: nothing again'
+  dense = _plan(model__projection='dense')
+  assert dense.costs.flops * 4 == pytest.approx(dense.model_flops), 'nothing is computed again'
 
 
 def test_what_is_kept_takes_memory_by_formula():
   for projection in ('pattention', 'dense'):
-    least, *more, pattention, none = (
+    ways = [
       _plan(model__projection=projection, train__remat=remat).memory.temporaries
-      for remat in ('offload', 'full', 'dots', 'pattention', 'none')
-    )
-    assert [least, *more, pattention] == sorted({least, *more, pattention}), projection
-    assert (none > pattention) == (projection == 'pattention'), 'scores take memory'
+      for remat in ('offload', 'full', 'dots', 'none')
+    ]
+    assert ways == sorted(set(ways)), projection
 
 
 def test_before_there_are_cycles_times_are_rough():

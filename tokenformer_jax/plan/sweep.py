@@ -19,7 +19,7 @@ _MOST_TOKENS = 8  # devices that parameter tokens are split over
 # `train.remat` and `train.scan_layers`, from the least recomputation, which needs the most memory.
 # A loop over layers that keep nothing but their inputs copies next to nothing.
 _WAYS = (
-  *itertools.product(('none', 'pattention', 'dots'), (False, True)),
+  *itertools.product(('none', 'dots'), (False, True)),
   ('full', True),
   ('offload', True),
 )
