@@ -19,7 +19,14 @@ MESH = {'mesh__fsdp': 2, 'mesh__tokens': 2}  # both axes cross processes where e
 CHANGES = {**MESH, 'train__checkpoint_every': 10, 'train__eval_every': 10}
 ENDLESS = {**MESH, 'train__steps': 10**6, 'train__checkpoint_every': 20}
 
+DEVICES = 4  # of all processes together
+
 slow = pytest.mark.slow
+
+
+@pytest.fixture(scope='module', params=[2, 4])
+def processes(request):
+  return request.param
 
 
 @pytest.fixture(scope='module')
@@ -34,9 +41,17 @@ def train(corpus, name, **changes):
   return tiny_run.command(source, root / 'cache', root / name, **changes), root / name
 
 
+def run_together(arguments, processes):
+  return tiny_hosts.run(arguments, processes, DEVICES // processes)
+
+
+def start_together(arguments, processes):
+  return tiny_hosts.started(arguments, processes, DEVICES // processes)
+
+
 def run_alone(arguments):
   done = subprocess.run(
-    arguments, capture_output=True, text=True, env=tiny_hosts.environment(4), timeout=300
+    arguments, capture_output=True, text=True, env=tiny_hosts.environment(DEVICES), timeout=300
   )
   assert done.returncode == 0, done.stderr
   return done.stdout
@@ -51,10 +66,10 @@ def one(corpus):
 
 
 @pytest.fixture(scope='module')
-def two(corpus):
-  """The work directory of a run in two processes, and how they ended."""
-  command, workdir = train(corpus, 'two', **CHANGES)
-  return workdir, tiny_hosts.run(command, 2, devices=2)
+def joined(corpus, processes):
+  """The work directory of a run in several processes, and how they ended."""
+  command, workdir = train(corpus, f'joined_{processes}', **CHANGES)
+  return workdir, run_together(command, processes)
 
 
 def losses(workdir):
@@ -72,23 +87,24 @@ def assert_same_losses(ours, theirs):
 
 
 @slow
-def test_losses_are_those_of_one_process(one, two):
-  assert_same_losses(losses(two[0]), losses(one))
+def test_losses_are_those_of_one_process(one, joined):
+  assert_same_losses(losses(joined[0]), losses(one))
 
 
 @slow
-def test_only_the_first_process_speaks(two):
-  first, second = two[1]
+def test_only_the_first_process_speaks(joined):
+  first, *others = joined[1]
   assert 'saved' in first.err
-  assert second.out + second.err == ''
+  assert [other.out + other.err for other in others] == [''] * len(others)
 
 
 @slow
-def test_resuming_with_other_processes_ends_with_the_same_losses(corpus, one, two):
-  command, workdir = train(corpus, 'resumed', **CHANGES)
-  shutil.copytree(two[0], workdir)
+def test_resuming_with_other_processes_ends_with_the_same_losses(corpus, one, joined, processes):
+  others = {2: 4, 4: 2}[processes]
+  command, workdir = train(corpus, f'resumed_{others}', **CHANGES)
+  shutil.copytree(joined[0], workdir)
   shutil.rmtree(workdir / 'checkpoints' / '20')
-  first = tiny_hosts.run(command, 4, devices=1)[0]
+  first = run_together(command, others)[0]
   assert 'going on after step 10' in first.err
   assert_same_losses(losses(workdir), losses(one))
 
@@ -115,11 +131,11 @@ cli.run(main, positional=True)
 
 
 @slow
-def test_batches_are_exactly_those_of_one_process(corpus, tmp_path):
+def test_batches_are_exactly_those_of_one_process(corpus, processes, tmp_path):
   root, source = corpus
   out = tmp_path / 'batches.npy'
   paths = [source, str(root / 'cache'), str(tmp_path / 'run'), str(out)]
-  tiny_hosts.run([sys.executable, '-c', BATCHES, *paths], 2, devices=2)
+  run_together([sys.executable, '-c', BATCHES, *paths], processes)
   data = tiny_run.config(source, root / 'cache').data
   tokens = store.prepare(data).train
   length, size = data.sequence_length, data.batch_size
@@ -141,16 +157,16 @@ def wait_for_steps(workdir, running, count):
 
 
 @pytest.fixture(scope='module')
-def killed(corpus):
-  """A work directory with a checkpoint, and how two processes ended when the second was killed."""
-  command, workdir = train(corpus, 'killed', **ENDLESS)
-  with tiny_hosts.started(command, 2, devices=2) as running:
+def killed(corpus, processes):
+  """A work directory with a checkpoint, and how processes ended when the last was killed."""
+  command, workdir = train(corpus, f'killed_{processes}', **ENDLESS)
+  with start_together(command, processes) as running:
     wait_for_steps(workdir, running, 6)
-    running[1].kill()
+    running[-1].kill()
     started = time.monotonic()
     ended = tiny_hosts.ends(running, timeout=2 * tiny_hosts.HEARTBEAT)
     seconds = time.monotonic() - started
-  return workdir, ended, seconds
+  return workdir, ended[:-1], seconds
 
 
 def assert_told_of_a_loss(process):
@@ -160,34 +176,37 @@ def assert_told_of_a_loss(process):
 
 
 @slow
-def test_a_killed_process_ends_the_other_with_a_sentence(killed):
-  _, (first, _), seconds = killed
-  assert_told_of_a_loss(first)
-  assert 'Traceback' not in first.err
+def test_a_killed_process_ends_the_others_with_a_sentence(killed):
+  _, others, seconds = killed
+  for other in others:
+    assert_told_of_a_loss(other)
+    assert 'Traceback' not in other.err
   assert seconds < tiny_hosts.HEARTBEAT
 
 
 @slow
-def test_a_killed_coordinator_ends_the_other_with_a_sentence(corpus):
-  command, workdir = train(corpus, 'killed_first', **ENDLESS)
-  with tiny_hosts.started(command, 2, devices=2) as running:
+def test_a_killed_coordinator_ends_the_others_with_a_sentence(corpus, processes):
+  command, workdir = train(corpus, f'killed_first_{processes}', **ENDLESS)
+  with start_together(command, processes) as running:
     wait_for_steps(workdir, running, 1)
     running[0].kill()
-    assert_told_of_a_loss(tiny_hosts.ends(running, timeout=tiny_hosts.HEARTBEAT)[1])
+    for other in tiny_hosts.ends(running, timeout=tiny_hosts.HEARTBEAT)[1:]:
+      assert_told_of_a_loss(other)
 
 
 @slow
-def test_sigterm_to_one_makes_all_save_the_same_step(corpus, killed):
+def test_sigterm_to_one_makes_all_save_the_same_step(corpus, killed, processes):
   """The run goes on where the one that lost a process left a checkpoint."""
   workdir = killed[0]
-  command, _ = train(corpus, 'killed', **ENDLESS)
+  command, _ = train(corpus, workdir.name, **ENDLESS)
   before = checkpoint.Checkpoints(workdir).steps()[-1]
   (workdir / 'metrics.jsonl').unlink()  # so that a line is one of this start
-  with tiny_hosts.started(command, 2, devices=2) as running:
+  with start_together(command, processes) as running:
     wait_for_steps(workdir, running, 2)
-    running[1].send_signal(signal.SIGTERM)
-    first, second = tiny_hosts.ends(running)
-  assert (first.status, second.status) == (0, 0), first.err + second.err
+    running[-1].send_signal(signal.SIGTERM)
+    ended = tiny_hosts.ends(running)
+  assert [process.status for process in ended] == [0] * processes, [p.err for p in ended]
+  first = ended[0]
   assert f'going on after step {before}' in first.err
   last = checkpoint.Checkpoints(workdir).steps()[-1]
   assert last > before
@@ -195,33 +214,31 @@ def test_sigterm_to_one_makes_all_save_the_same_step(corpus, killed):
 
 
 @slow
-def test_growing_by_two_processes_is_growing_by_one(two, tmp_path):
-  command = [sys.executable, '-m', 'tokenformer_jax.grow', f'--source={two[0]}@20']
+def test_growing_by_several_processes_is_growing_by_one(joined, processes, tmp_path):
+  command = [sys.executable, '-m', 'tokenformer_jax.grow', f'--source={joined[0]}@20']
   command.append('--param_tokens=qkv=48,ffn=96')
   printed = run_alone([*command, f'--target={tmp_path}/alone'])
-  first, second = tiny_hosts.run([*command, f'--target={tmp_path}/both'], 2, devices=2)
-  assert first.out == printed.replace('/alone', '/both')
-  assert second.out == ''
-  metas = [checkpoint.Checkpoints(tmp_path / name).meta(20) for name in ('alone', 'both')]
+  first, *others = run_together([*command, f'--target={tmp_path}/all'], processes)
+  assert first.out == printed.replace('/alone', '/all')
+  assert [other.out for other in others] == [''] * len(others)
+  metas = [checkpoint.Checkpoints(tmp_path / name).meta(20) for name in ('alone', 'all')]
   assert metas[0].checksums == metas[1].checksums
 
 
 @slow
-def test_evaluating_by_two_processes_is_evaluating_by_one(corpus, two, tmp_path):
-  command = [sys.executable, '-m', 'tokenformer_jax.evaluate', f'--source={two[0]}']
+def test_evaluating_by_several_processes_is_evaluating_by_one(corpus, joined, processes, tmp_path):
+  command = [sys.executable, '-m', 'tokenformer_jax.evaluate', f'--source={joined[0]}']
   command.append(f'--text={corpus[1].replace("*", "1*")}')
   run_alone([*command, f'--output={tmp_path}/alone.json'])
-  tiny_hosts.run([*command, f'--output={tmp_path}/both.json'], 2, devices=2)
-  texts = [
-    json.loads((tmp_path / f'{name}.json').read_text())['text'] for name in ('alone', 'both')
-  ]
+  run_together([*command, f'--output={tmp_path}/all.json'], processes)
+  texts = [json.loads((tmp_path / f'{name}.json').read_text())['text'] for name in ('alone', 'all')]
   assert texts[0].pop('source') == texts[1].pop('source')
   assert texts[1] == pytest.approx(texts[0], rel=1e-5)
 
 
 @slow
-def test_slurm_is_found_and_two_processes_generate_what_one_does(two):
-  command = [sys.executable, '-m', 'tokenformer_jax.generate', f'--source={two[0]}']
+def test_slurm_is_found_and_two_processes_generate_what_one_does(one):
+  command = [sys.executable, '-m', 'tokenformer_jax.generate', f'--source={one}']
   command += ['--prompt=def ', '--length=20', '--temperature=0']
   port = tiny_hosts.free_port()
   slurm = {
@@ -268,7 +285,7 @@ def test_who_starts_alone_gives_up_with_a_sentence(corpus, i):
 @slow
 def test_a_mistake_is_told_by_every_process(corpus):
   command, _ = train(corpus, 'mistake', mesh__fsdp=3)
-  with tiny_hosts.started(command, 2, devices=2) as running:
+  with start_together(command, 2) as running:
     first, second = tiny_hosts.ends(running, timeout=60)
   assert (first.status, second.status) == (2, 2)
   assert first.err.startswith('error: config.mesh has')
