@@ -145,6 +145,8 @@ def main() -> None:
   parser = cells.parser(__doc__, 'runs/norm_cost')
   cells.choose(parser)
   args, others = parser.parse_known_args()
+  if '--quick' in others:
+    parser.error('--quick knows no cycles, which are what is compared here')
   for shape in SHAPES:
     for on in TOPOLOGIES:
       if args.only not in shape or args.on not in on:

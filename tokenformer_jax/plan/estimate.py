@@ -56,6 +56,11 @@ class Plan:
     return self.costs.cycles / self.topology.chip.clock + self.costs.kernel_seconds
 
   @property
+  def network_gigabytes(self) -> float:
+    """What a device receives in a step, by all collectives."""
+    return sum(row.gigabytes for row in self.costs.traffic)
+
+  @property
   def network_seconds(self) -> float:
     """Of a step: all collectives, one after the other."""
     return sum(row.seconds for row in self.costs.traffic)
@@ -96,11 +101,11 @@ class Plan:
   def summary(self) -> str:
     """What is known before the cycles are, in a sentence."""
     memory, (fast, _), (mfu, _) = self.memory, self.step_seconds, self.mfu
-    moved = sum(row.gigabytes for row in self.costs.traffic)
     return (
       f'after {self.compile_seconds:.0f} s: it fits, in {memory.peak / 2**30:.2f} of '
-      f'{memory.capacity / 2**30:.0f} GiB of HBM a device; a step moves {moved:.2f} GB and takes '
-      f'roughly {fast * 1e3:,.0f} ms, an MFU of {mfu:.0%}; its cycles are known in minutes'
+      f'{memory.capacity / 2**30:.0f} GiB of HBM a device; a step moves '
+      f'{self.network_gigabytes:.2f} GB and takes roughly {fast * 1e3:,.0f} ms, an MFU of '
+      f'{mfu:.0%}; its cycles are known in minutes'
     )
 
   def to_json(self) -> dict[str, Any]:
