@@ -14,6 +14,7 @@ import pytest
 import tiny_hosts
 import tiny_run
 import yaml
+from lightkube.models.batch_v1 import JobSpec
 
 from tokenformer_jax import checkpoint, metrics
 
@@ -225,6 +226,25 @@ def test_the_jobset_has_a_job_for_each_slice_and_a_pod_for_each_host(tmp_path, s
   assert nodes == 'cloud.google.com/gke-nodepool', 'slices may share a node pool'
   replicas = [flag for flag in trainer(job)['command'] if 'mesh.replica' in flag]
   assert replicas == ['--config.mesh.replica=2'][: slices - 1]
+
+
+@pytest.mark.parametrize('slices', [1, 2])
+def test_the_jobset_is_made_of_what_kubernetes_knows(tmp_path, slices):
+  found = manifest(tmp_path, SLICES=slices)
+  jobs, job = slice_job(found)
+  # What lacks or has another type is refused here; what is unknown is left out.
+  assert JobSpec.from_dict(job).to_dict() == job, 'a field of a Job is unknown'
+  policy = found['spec']['failurePolicy']
+  names = {
+    'manifest': (found, {'apiVersion', 'kind', 'metadata', 'spec'}),
+    'spec': (found['spec'], {'failurePolicy', 'replicatedJobs'}),
+    'policy': (policy, {'maxRestarts', 'restartStrategy', 'rules'}),
+    'rule': (policy['rules'][0], {'name', 'action', 'onJobFailureReasons'}),
+    'jobs': (jobs, {'name', 'replicas', 'template'}),
+  }
+  for name, (part, known) in names.items():
+    assert part.keys() == known, name
+  assert policy['restartStrategy'] == 'BlockingRecreate'
 
 
 def test_replicas_that_are_asked_for_stay(tmp_path):
