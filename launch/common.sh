@@ -4,8 +4,12 @@
 set -euo pipefail
 
 # How a run ends: 0, its last step is made; 2, a mistake that another start would repeat; 75, it
-# was asked to stop and has saved (EX_TEMPFAIL of sysexits.h); anything else, a crash.
+# was asked to stop and has saved, or storage failed for longer than it tries again (EX_TEMPFAIL of
+# sysexits.h); anything else, a crash.
 readonly FINISHED=0 MISTAKE=2 STOPPED=75
+
+# So many starts that end early, each within CRASH_SECONDS (600), are made in a row.
+readonly EARLY_ENDS=${MAX_RESTARTS:-100}
 
 # Where the bucket is mounted on every host.
 readonly MOUNT=/mnt/bucket

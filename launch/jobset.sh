@@ -6,8 +6,8 @@
 #
 # IMAGE is built with launch/Dockerfile. ACCELERATOR and TOPOLOGY are the labels of the node pools,
 # one for each slice; CHIPS_PER_HOST is 4 unless given. SERVICE_ACCOUNT (default) may write BUCKET.
-# DRY_RUN=1 prints the manifest. A stop or a crash anywhere starts all slices again, MAX_RESTARTS
-# (100) times; a mistake (status 2) ends the JobSet.
+# DRY_RUN=1 prints the manifest. A stop, a crash or storage that failed for a while (status 75), on
+# any host, starts all slices again, MAX_RESTARTS (100) times; a mistake (status 2) ends the JobSet.
 source "$(dirname "$0")/common.sh"
 need IMAGE BUCKET ACCELERATOR TOPOLOGY
 [[ $# -gt 0 && $1 != -* ]] || fail "name the JobSet first; the head of $0 says how"

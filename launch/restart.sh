@@ -6,12 +6,14 @@
 # On several hosts, one on each. It ends, with the status of the command,
 #   - when that is 0, the run is finished, or 2, a mistake that another start would repeat;
 #   - when it is told to stop itself (SIGTERM, Ctrl-C): it passes that on, and waits;
-#   - after MAX_CRASHES (5) crashes in a row, each within CRASH_SECONDS (600) of its start.
+#   - after MAX_CRASHES (5) crashes in a row, each within CRASH_SECONDS (600) of its start;
+#   - after MAX_RESTARTS (100) starts in a row that ended so early, in whatever way: storage that
+#     stays out of reach ends a run with 75, like a stop, and must not be tried for ever.
 # Before another start it waits for RESTART_PAUSE (10) seconds.
 source "$(dirname "$0")/common.sh"
 [[ $# -gt 0 ]] || fail "nothing to run; usage: $0 COMMAND…"
 
-child='' stopping='' interrupted='' crashes=0
+child='' stopping='' interrupted='' crashes=0 early_ends=0
 stop() {
   stopping=1 interrupted=1
   kill -TERM "$child" 2>/dev/null || true
@@ -28,13 +30,18 @@ while :; do
     interrupted='' status=0
     wait "$child" || status=$?
   done
+  if ((SECONDS - started < ${CRASH_SECONDS:-600})); then ((++early_ends)); else early_ends=0; fi
   case $status in
     "$FINISHED" | "$MISTAKE") break ;;
     "$STOPPED") crashes=0 ;;
-    *) if ((SECONDS - started < ${CRASH_SECONDS:-600})); then ((++crashes)); else crashes=0; fi ;;
+    *) if ((early_ends)); then ((++crashes)); else crashes=0; fi ;;
   esac
   if ((crashes >= ${MAX_CRASHES:-5})); then
     echo "$0: $crashes crashes in a row; giving up" >&2
+    break
+  fi
+  if ((early_ends >= EARLY_ENDS)); then
+    echo "$0: $early_ends starts in a row ended early, the last with status $status; giving up" >&2
     break
   fi
   [[ $stopping ]] && break

@@ -4,8 +4,9 @@
 #   sbatch --nodes=4 launch/slurm.sh --config=configs/lm_pile.py:1_5b --workdir=/shared/runs/1_5b
 #
 # Options of sbatch before the script go before those here. The job is queued again when its time
-# is up, when it is preempted, when a node is lost, and after a crash that came later than
-# CRASH_SECONDS (600) after the start; not when it is finished, cancelled, or has made a mistake.
+# is up, when it is preempted, when a node is lost, when storage failed for a while, and after a
+# crash that came later than CRASH_SECONDS (600) after the start; not when it is finished, cancelled,
+# or has made a mistake, and after MAX_RESTARTS (100) starts not when it ended that early.
 # A task sees all GPUs of its node and takes the one with its local number: no --gpus-per-task.
 #SBATCH --job-name=tokenformer
 #SBATCH --ntasks-per-node=8
@@ -20,10 +21,11 @@ trap : TERM # Not for this shell, which has to see how the tasks end.
 
 status=0
 run srun --kill-on-bad-exit=0 "${TRAIN[@]}" "$@" || status=$?
+early=$((SECONDS < ${CRASH_SECONDS:-600}))
 case $status in
   "$FINISHED" | "$MISTAKE") exit "$status" ;;
-  "$STOPPED") ;;
-  *) ((SECONDS >= ${CRASH_SECONDS:-600})) || exit "$status" ;;
+  "$STOPPED") ((!early || ${SLURM_RESTART_COUNT:-0} < EARLY_ENDS)) || exit "$status" ;;
+  *) ((!early)) || exit "$status" ;;
 esac
 # What SLURM itself is ending, because it was cancelled or preempted, is no longer RUNNING.
 if [[ $(scontrol show job "$SLURM_JOB_ID") == *JobState=RUNNING* ]]; then

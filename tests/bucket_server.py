@@ -1,14 +1,16 @@
 """A stand-in for Google Cloud Storage: what its JSON API does for gcsfs and TensorStore, in memory.
 
 Objects have generations, and writes the preconditions on them, as the API's documentation says:
-cloud.google.com/storage/docs/json_api/v1.
+cloud.google.com/storage/docs/json_api/v1. Some calls fail, where a test asks for it (`Faults`).
 """
 
 import contextlib
+import dataclasses
 import email
 import http.server
 import itertools
 import json
+import random
 import re
 import threading
 import urllib.parse
@@ -18,6 +20,44 @@ _OBJECT = re.compile(r'(?:/download)?/storage/v1/b/([^/]+)/o/([^/]+)')
 _LIST = re.compile(r'/storage/v1/b/([^/]+)/o/?')
 _UPLOAD = re.compile(r'/upload/storage/v1/b/([^/]+)/o/?')
 _MOVE = re.compile(r'/storage/v1/b/([^/]+)/o/([^/]+)/moveTo/o/([^/]+)')
+
+
+CUT = 0  # for a status: the connection is closed without an answer
+
+
+@dataclasses.dataclass
+class Faults:
+  """Choose the calls that fail, and how: the same for the same seed and order of calls.
+
+  Attributes:
+    one_in: of so many calls that match, one fails by chance. 1: each of them.
+    statuses: to choose from: 503, 429, 500, 403 and so on, or `CUT`.
+    methods: of HTTP; reading is GET, writing POST, PUT and DELETE.
+    matching: a pattern that is found in the path, with its query, of a call that may fail.
+    most: how many calls fail in all, if not None.
+    seed: of the choice.
+    failed: the calls that failed, as METHOD PATH.
+  """
+
+  one_in: int = 1
+  statuses: tuple[int, ...] = (503,)
+  methods: tuple[str, ...] = ('GET', 'POST', 'PUT', 'DELETE')
+  matching: str = ''
+  most: int | None = None
+  seed: int = 0
+  failed: list[str] = dataclasses.field(default_factory=list)
+
+  def __post_init__(self):
+    self._random = random.Random(self.seed)
+
+  def status(self, method: str, path: str) -> int | None:
+    """The status with which a call fails, or None."""
+    if method not in self.methods or not re.search(self.matching, urllib.parse.unquote(path)):
+      return None
+    if self._random.randrange(self.one_in) or len(self.failed) == self.most:
+      return None
+    self.failed.append(f'{method} {path}')
+    return self._random.choice(self.statuses)
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -31,6 +71,7 @@ class Server(http.server.ThreadingHTTPServer):
     self.lock = threading.RLock()
     self.generations, self.uploads = itertools.count(1), {}
     self.broken = False  # every write fails
+    self.faults: Faults | None = None
 
   def handle_error(self, *arguments):
     del arguments  # A client that has enough goes.
@@ -38,6 +79,28 @@ class Server(http.server.ThreadingHTTPServer):
   @property
   def url(self) -> str:
     return f'http://127.0.0.1:{self.server_port}'
+
+  @property
+  def environment(self) -> dict[str, str]:
+    """Return the variables by which gcsfs and TensorStore use this server as Google's."""
+    return {
+      'STORAGE_EMULATOR_HOST': self.url,
+      'TENSORSTORE_GCS_HTTP_URL': self.url,
+      'GOOGLE_AUTH_TOKEN_FOR_TESTING': 'a-token',
+      'GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT': 'false',  # It asks another server.
+      'no_proxy': '127.0.0.1',
+    }
+
+  @contextlib.contextmanager
+  def failing(self, **how) -> Iterator[Faults]:
+    """Has calls fail inside, as `Faults` with these attributes says."""
+    with self.lock:
+      self.faults = Faults(**how)
+    try:
+      yield self.faults
+    finally:
+      with self.lock:
+        self.faults = None
 
 
 @contextlib.contextmanager
@@ -72,7 +135,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
   def _answer(self, method: str) -> None:
     body = self.rfile.read(int(self.headers.get('Content-Length') or 0))
     with self.server.lock:
-      status, headers, content = self._do(method, self.path, self.headers, body)
+      faults = self.server.faults
+      status = faults.status(method, self.path) if faults else None
+      if status == CUT:
+        self.close_connection = True
+        return
+      if status is None:
+        status, headers, content = self._do(method, self.path, self.headers, body)
+      else:
+        said = {'error': {'code': status, 'message': 'this call was made to fail'}}
+        status, headers, content = _json(said, status)
     self.send_response(status)
     for name, value in headers.items():
       self.send_header(name, value)

@@ -42,9 +42,6 @@ def shared_cache(tmp_path_factory):
 def bucket():
   """A server with gs://bucket, which this process and those it starts take for Google's."""
   with bucket_server.serving('bucket') as server, pytest.MonkeyPatch.context() as patch:
-    patch.setenv('STORAGE_EMULATOR_HOST', server.url)
-    patch.setenv('TENSORSTORE_GCS_HTTP_URL', server.url)
-    patch.setenv('GOOGLE_AUTH_TOKEN_FOR_TESTING', 'a-token')
-    patch.setenv('GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT', 'false')  # It asks another server.
-    patch.setenv('no_proxy', '127.0.0.1')
+    for name, value in server.environment.items():
+      patch.setenv(name, value)
     yield server

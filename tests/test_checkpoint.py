@@ -16,7 +16,14 @@ import tiny_run
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tokenformer_jax import checkpoint, checksum, sharding, start, train
-from tokenformer_jax.config import Config, GrowConfig, MeshConfig, ModelConfig, TokenCounts
+from tokenformer_jax.config import (
+  Config,
+  GrowConfig,
+  MeshConfig,
+  ModelConfig,
+  TokenCounts,
+  TrainConfig,
+)
 from tokenformer_jax.errors import UserError
 
 TOKENIZER = {'kind': 'bytes'}
@@ -62,6 +69,15 @@ def test_a_checkpoint_says_what_it_is(tmp_path):
   save(tmp_path)
   meta = checkpoint.Checkpoints(tmp_path).meta(2)
   assert (meta.step, meta.config, meta.tokenizer) == (2, Config(), TOKENIZER)
+
+
+def test_a_checkpoint_does_not_choose_where_programs_are_loaded_from(tmp_path):
+  theirs = dataclasses.replace(Config(), train=TrainConfig(compilation_cache='/tmp/theirs'))
+  checkpoints = checkpoint.Checkpoints(tmp_path, keep=1)
+  checkpoints.save(1, state(), theirs, TOKENIZER)
+  checkpoints.wait()
+  got = checkpoints.meta(1).config
+  assert got == Config(), 'JAX would run what it finds in a directory that a stranger chose'
 
 
 def test_a_checkpoint_says_how_its_model_came_to_be(tmp_path):

@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+from typing import ClassVar
 
+import jax
 import numpy as np
 import pytest
 import tiny_hosts
@@ -14,6 +16,7 @@ import tiny_run
 
 from tokenformer_jax import checkpoint, hosts, metrics
 from tokenformer_jax.data import order, store
+from tokenformer_jax.errors import UserError
 
 MESH = {'mesh__fsdp': 2, 'mesh__tokens': 2}  # both axes cross processes where each has one device
 CHANGES = {**MESH, 'train__checkpoint_every': 10, 'train__eval_every': 10}
@@ -320,3 +323,167 @@ ENVIRONMENTS = {
 def test_jax_is_asked_only_where_there_may_be_others(name):
   environment, expected = ENVIRONMENTS[name]
   assert hosts._may_have_others(environment) == expected
+
+
+# Fails to read the checkpoint of step 15 in process 1 so many times, with an error of some kind.
+CANNOT_READ = """
+import runpy
+import sys
+
+import jax
+import orbax.checkpoint as ocp
+
+from tokenformer_jax import retry
+
+retry.PAUSES = (0.1,) * 4
+_, times, kind, *sys.argv = sys.argv
+left, right = [int(times)], ocp.Checkpointer.restore
+errors = {'busy': OSError('503'), 'damaged': ValueError('DATA_LOSS: checksum')}
+
+def restore(reader, path, **named):
+  if jax.process_index() == 1 and left[0] and path.name == '15':
+    left[0] -= 1
+    raise errors[kind]
+  return right(reader, path, **named)
+
+ocp.Checkpointer.restore = restore
+runpy.run_path(sys.argv[0], run_name='__main__')
+"""
+
+
+@pytest.fixture(scope='module')
+def trained(corpus):
+  """The work directory of two processes that made 20 steps, and how to copy it without the last."""
+  command, workdir = train(corpus, 'trained', mesh__fsdp=2, train__keep_checkpoints=9)
+  with tiny_hosts.started(command, 2, 1) as running:
+    ended = tiny_hosts.ends(running, timeout=400)
+  assert [process.status for process in ended] == [0, 0], [p.err for p in ended]
+
+  def copy(name):
+    again, copied = train(corpus, name, mesh__fsdp=2, train__keep_checkpoints=9)
+    shutil.copytree(workdir, copied)
+    shutil.rmtree(copied / 'checkpoints' / '20')
+    return again, copied
+
+  return workdir, copy
+
+
+def cannot_read(trained, name, times, kind):
+  """How two processes end, and in which work directory, if the second cannot read."""
+  command, workdir = trained[1](name)
+  script = [sys.executable, '-c', CANNOT_READ, str(times), kind, *command[1:]]
+  with tiny_hosts.started(script, 2, 1) as running:
+    return tiny_hosts.ends(running, timeout=400), workdir
+
+
+@slow
+def test_processes_wait_for_one_that_cannot_read_for_a_while(trained):
+  ended, workdir = cannot_read(trained, 'busy', 3, 'busy')
+  assert [process.status for process in ended] == [0, 0], [p.err for p in ended]
+  assert 'going on after step 15' in ended[0].err, 'the newest checkpoint was not taken'
+  assert not (workdir / 'damaged').exists(), 'an intact checkpoint was thrown away'
+  metas = [checkpoint.Checkpoints(path).meta(20) for path in (workdir, trained[0])]
+  assert metas[0].checksums == metas[1].checksums, 'the run is another one'
+
+
+@slow
+def test_processes_end_alike_when_one_cannot_read_for_long(trained):
+  ended, workdir = cannot_read(trained, 'busy_for_long', 99, 'busy')
+  assert [process.status for process in ended] == [75, 75], [p.err for p in ended]
+  for process, reason in zip(ended, ('in another process', 'OSError: 503'), strict=True):
+    (line,) = process.err.splitlines()[-1:]
+    assert 'checkpoints/15 failed 5 times' in line and reason in line, process.err
+  assert checkpoint.Checkpoints(workdir).steps() == [5, 10, 15], 'an intact one was thrown away'
+
+
+@slow
+def test_what_one_process_finds_damaged_all_leave_out(trained):
+  ended, workdir = cannot_read(trained, 'damaged', 99, 'damaged')
+  assert [process.status for process in ended] == [0, 0], [p.err for p in ended]
+  assert (workdir / 'damaged/15').is_dir()
+  assert 'going on from step 10' in ended[0].err
+
+
+WAIT = """
+import sys
+import time
+
+from tokenformer_jax import cli, hosts
+
+hosts.SAY_SECONDS = 1
+
+def make():
+  if hosts.is_first():
+    time.sleep(float(sys.argv[1]))
+    if sys.argv[2] == 'fail':
+      raise OSError('503')
+  return 7
+
+cli.run(lambda argv: hosts.first_then_others(make) - 7, positional=True)
+"""
+
+
+def waiting(seconds, how):
+  return tiny_hosts.started([sys.executable, '-c', WAIT, str(seconds), how], 2, 1)
+
+
+@slow
+def test_a_process_says_that_it_waits_for_the_first_one():
+  with waiting(4, 'well') as running:
+    first, second = tiny_hosts.ends(running)
+  assert (first.status, second.status) == (0, 0), first.err + second.err
+  assert 'process 1 of 2 has waited 0 min 2 s for process 0, which is at work' in second.err
+
+
+@slow
+def test_all_end_alike_when_the_first_one_gives_up():
+  with waiting(0, 'fail') as running:
+    first, second = tiny_hosts.ends(running)
+  assert (first.status, second.status) == (75, 75), first.err + second.err
+  assert 'process 0 could not go on; its output says why' in second.err
+
+
+@slow
+def test_a_first_process_that_is_killed_at_work_ends_the_others():
+  with waiting(600, 'well') as running:
+    for line in running[1].stderr:
+      if 'has waited' in line:
+        break
+    running[0].kill()
+    _, second = tiny_hosts.ends(running, timeout=3 * tiny_hosts.HEARTBEAT)
+  assert_told_of_a_loss(second)
+
+
+STORAGE_OR_PEER = {
+  'a connection to a bucket': (ConnectionResetError(104, 'Connection reset by peer'), False),
+  'a bucket that is busy': (ValueError('ABORTED: All 32 retry attempts failed'), False),
+  'another process': (jax.errors.JaxRuntimeError('UNAVAILABLE: Connection closed by peer'), True),
+}
+
+
+@pytest.mark.parametrize('name', STORAGE_OR_PEER)
+def test_an_error_of_storage_is_not_taken_for_a_lost_process(name, monkeypatch):
+  error, expected = STORAGE_OR_PEER[name]
+  monkeypatch.setattr(jax.distributed, 'is_initialized', lambda: True)
+  monkeypatch.setattr(jax, 'process_count', lambda: 2)
+  assert hosts.is_loss(error) == expected
+
+
+def test_an_error_in_a_turn_is_not_its_own_cause(monkeypatch):
+  """Who looks through the causes of an exception would go round for ever."""
+
+  class Client:
+    said: ClassVar = []
+
+    def key_value_set(self, key, value):
+      self.said.append(value)
+
+  def fail():
+    raise UserError('a mistake')
+
+  monkeypatch.setattr(hosts, 'is_loss', lambda error: False)  # It asks for the devices of others.
+  monkeypatch.setattr(hosts.distributed.global_state, 'client', Client())
+  with pytest.raises(UserError, match='a mistake') as raised:
+    hosts._Turn().take('first', fail)
+  assert raised.value.__cause__ is None
+  assert Client.said == ['UserError:'], 'the other processes wait for ever'

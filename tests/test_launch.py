@@ -16,7 +16,7 @@ import tiny_run
 import yaml
 from lightkube.models.batch_v1 import JobSpec
 
-from tokenformer_jax import checkpoint, metrics
+from tokenformer_jax import checkpoint, hosts, metrics
 
 LAUNCH = tiny_run.ROOT / 'launch'
 FLAGS = ['--config=configs/lm_pile.py:1_5b', '--workdir=gs://my-bucket/runs/1_5b']
@@ -303,7 +303,14 @@ ENDS = {  # of the lives of a command: the status of the loop, and how many live
   'a mistake': ('1 2', 2, 2),
   'crashes at the start': ('1 1 1 1', 1, 3),
   'crashes with a life between': ('1 1 75 1 1 0', 0, 6),
+  'storage that fails for a while': ('75 75 75 75 75 0', 0, 6),
+  'storage that stays out of reach': (' '.join(['75'] * 20), 75, 8),
 }
+
+
+def test_the_scripts_start_again_what_gives_up_on_storage():
+  common = (LAUNCH / 'common.sh').read_text()
+  assert f'STOPPED={hosts.TRANSIENT_STATUS}' in common.split(), 'such an end counts as a crash'
 
 
 @pytest.mark.parametrize('name', ENDS)
@@ -315,7 +322,7 @@ def test_a_command_is_run_until_it_is_finished(name, tmp_path):
   )
   done = subprocess.run(
     [LAUNCH / 'restart.sh', 'sh', '-c', command],
-    env={**os.environ, 'RESTART_PAUSE': '0', 'MAX_CRASHES': '3'},
+    env={**os.environ, 'RESTART_PAUSE': '0', 'MAX_CRASHES': '3', 'MAX_RESTARTS': '8'},
     capture_output=True,
   )
   assert done.returncode == status

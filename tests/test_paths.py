@@ -4,6 +4,7 @@ import gzip
 import importlib.util
 import sys
 
+import bucket_server
 import jax
 import numpy as np
 import pytest
@@ -138,6 +139,42 @@ def test_a_checkpoint_counts_when_its_last_object_is_there(copy):
   assert meta.step == 10, 'a checkpoint that was being written is taken for a whole one'
 
 
+def test_a_checkpoint_survives_calls_that_fail(copy, bucket):
+  """gcsfs and TensorStore try again by themselves, after a second."""
+  url, of_bucket = copy
+  before = dict(of_bucket)
+  with bucket.failing(statuses=(503, 429), matching='copy/checkpoints', most=2) as faults:
+    checkpoints, meta = checkpoint.open_source(paths.of(url), None)
+    checkpoints.close()
+  assert len(faults.failed) == 2, 'nothing failed'
+  assert meta.step == 20 and of_bucket == before, 'a hiccup condemned a checkpoint'
+
+
+def test_missing_rights_are_no_damage(copy, bucket):
+  url, of_bucket = copy
+  before = dict(of_bucket)
+  with (
+    bucket.failing(statuses=(403,), methods=('GET',), matching='meta/metadata'),
+    pytest.raises(UserError, match=r'copy/checkpoints/20 cannot be read \(.*Forbidden'),
+  ):
+    checkpoint.open_source(paths.of(url), None)
+  assert of_bucket == before
+
+
+def test_calls_fail_by_chance_but_the_same_ones_each_time():
+  calls = [('GET', f'/o/{i}') for i in range(200)] + [('POST', '/upload/x')] * 50
+
+  def failed(**how):
+    faults = bucket_server.Faults(**how)
+    return [i for i, call in enumerate(calls) if faults.status(*call)]
+
+  some = failed(one_in=5, seed=3)
+  assert some == failed(one_in=5, seed=3) != failed(one_in=5, seed=4)
+  assert 30 < len(some) < 70, 'not one in five'
+  assert failed(methods=('POST',), most=2) == [200, 201]
+  assert failed(matching=r'/19\d$') == list(range(190, 200))
+
+
 def test_a_damaged_checkpoint_is_moved_aside(run, bucket, copy, make):
   url, of_bucket = copy
   of_bucket['runs/copy/checkpoints/20/meta/metadata'] = (10**6, b'{}')
@@ -174,6 +211,9 @@ def test_text_is_read_there(bucket, tmp_path):
   ours = text.open_source('files:gs://bucket/text/**', 'text')
   wanted = text.open_source(f'files:{tmp_path}/**', 'text')
   assert list(ours.documents()) == list(wanted.documents()) == ['one', 'two', '3']
+  bucket.buckets['bucket']['text/.hidden/e.txt'] = (next(bucket.generations), b'four')
+  folder = text.open_source('files:gs://bucket/text/', 'text')
+  assert list(folder.documents()) == ['one', 'two', '3'], 'a folder in a bucket is not its files'
   before = ours.fingerprint()
   bucket.buckets['bucket']['text/a.txt'] = (next(bucket.generations), b'own')
   assert ours.fingerprint() != before, 'another text of the same length is taken for the same'

@@ -3,41 +3,41 @@
 A checkpoint holds three items: `state` (a nested dict of arrays), `meta` (JSON: format version,
 step, the whole config, package versions, a checksum of every array) and `tokenizer` (JSON; of a
 classifier the names of its classes). Nothing else is needed to resume, grow, evaluate or generate.
-What knows Orbax is in this file, and, for checkpoints that are not ours, in released_tpu.py.
+
+A checkpoint is damaged if a checksum, a digest or a format in it does not hold. An error of reading
+says nothing of it: reading is tried again, and the checkpoint stays where it is.
 """
 
+import contextlib
 import dataclasses
+import errno
 import functools
 import hashlib
 import importlib.metadata
 import json
-import logging as std_logging
 import math
 import os
-from collections.abc import Callable, Sequence
-from typing import Any
+import time
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
-from orbax.checkpoint import checkpoint_managers
 
-from tokenformer_jax import checksum, hosts, paths
+from tokenformer_jax import checksum, hosts, orbax_setup, paths, retry, saved_config
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.checkpoint_reader import DamagedError, read_together
+from tokenformer_jax.errors import TransientError, UserError
+from tokenformer_jax.orbax_setup import Deferred
+from tokenformer_jax.retry import one_line
 
 FORMAT = 1
 # Arrays are stored in pieces, so that neither writing nor reading needs much more memory than they.
 _SAVE_ARGS = ocp.SaveArgs(chunk_byte_size=64 * 2**20)
 _FILE_BYTES = 64 * 2**20  # of a file of pieces, which is in memory until it is full
-_RESTORE_GB = 1  # read at a time
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'tokenformer_jax')
-
-
-class DamagedError(Exception):
-  """A checkpoint that cannot be read, or whose contents are not those that were written."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +50,19 @@ class Ancestor:
   model: config_lib.ModelConfig  # the source's
   grow: config_lib.GrowConfig  # how
   updates: int  # the new model's count of optimizer updates at birth
+  # After merge, and in extracted tokens: the runs that the added tokens came from, one a line.
+  tokens_of: str = ''
 
 
 Lineage = tuple[Ancestor, ...]  # the oldest first
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+  """What a run has seen of its training data."""
+
+  samples: int  # of the order that it is in (data/order.py)
+  digest: str = ''  # of the data; '' in checkpoints that do not say
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,51 +78,7 @@ class Meta:
   contents: str
   checksums: dict[str, int]  # by path in the state
   tokenizer: dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Deferred:
-  """An array of a state to save that is made when it is written, so that one is there at a time."""
-
-  shape: tuple[int, ...]
-  dtype: np.dtype
-  read: Callable[[], np.ndarray]  # gives the same array each time
-
-  @property
-  def size(self) -> int:
-    return math.prod(self.shape)
-
-  @property
-  def nbytes(self) -> int:
-    return self.size * self.dtype.itemsize
-
-
-class _OneByOne(ocp.type_handlers.NumpyHandler):
-  """Writes deferred arrays one after the other, each as an array of numpy."""
-
-  async def serialize(
-    self, values: Sequence[Deferred], infos: Sequence[Any], args: Sequence[Any] | None = None
-  ) -> Sequence[ocp.future.Future]:
-    write = super().serialize
-
-    async def one_by_one() -> None:
-      for value, info, arg in zip(values, infos, args, strict=True):
-        for written in await write([value.read()], [info], [arg]):
-          written.result()
-
-    return [ocp.future.CommitFutureAwaitingContractedSignals(one_by_one(), name='one_by_one')]
-
-
-class _ToldElsewhere(std_logging.Filter):
-  """Drops tracebacks of Orbax and its tasks, which `Checkpoints` raises, too, and what we know."""
-
-  def filter(self, record: std_logging.LogRecord) -> bool:
-    of_orbax = 'orbax' in record.pathname or record.name == 'asyncio'
-    known = ('read only', 'preemption')
-    return not (of_orbax and (record.exc_info or any(k in record.getMessage() for k in known)))
-
-
-_TOLD_ELSEWHERE = _ToldElsewhere()  # one object: a logger takes it once, however often given
+  seen: Seen = Seen(0)
 
 
 class Checkpoints:
@@ -129,54 +95,48 @@ class Checkpoints:
       save_gb: how much of a state is copied for writing at a time. The state must then stay as it
         is until `wait` returns. None: all of it, before `save` returns.
     """
-    for logger in (logging.get_absl_logger(), std_logging.getLogger('asyncio')):
-      logger.addFilter(_TOLD_ELSEWHERE)
+    orbax_setup.quiet()
     self.directory = paths.absolute(paths.of(workdir)) / 'checkpoints'
-    policies = checkpoint_managers.AnyPreservationPolicy(
-      [
-        checkpoint_managers.LatestN(keep),
-        checkpoint_managers.BestN(
-          get_metric_fn=lambda metrics: metrics['loss'],
-          reverse=True,  # the last in the order is the best
-          n=1,
-          keep_checkpoints_without_metrics=False,
-        ),
-      ]
-    )
-    handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
-    kinds = ocp.type_handlers.create_type_handler_registry(
-      (jax.Array, ocp.type_handlers.get_type_handler(jax.Array)),
-      (Deferred, _OneByOne(deepcopy_host_arrays=False)),
-    )
-    arrays = ocp.PyTreeCheckpointHandler(
-      type_handler_registry=kinds,
-      restore_concurrent_gb=_RESTORE_GB,
-      save_device_host_concurrent_gb=save_gb,
-      # Arrays that are not to be copied at once, before `save` returns.
-      is_prioritized_key_fn=None if save_gb is None else lambda path: False,
-    )
-    strict = ocp.StandardCheckpointHandler(restore_concurrent_gb=_RESTORE_GB)
-    handlers.add('state', ocp.args.PyTreeSave, arrays)
-    handlers.add('state', ocp.args.PyTreeRestore, arrays)
-    handlers.add('state', ocp.args.StandardRestore, strict)
-    for item in ('meta', 'tokenizer'):
-      handlers.add(item, ocp.args.JsonSave, ocp.JsonCheckpointHandler)
-      handlers.add(item, ocp.args.JsonRestore, ocp.JsonCheckpointHandler)
-    self._manager = ocp.CheckpointManager(
-      self.directory,
-      options=ocp.CheckpointManagerOptions(
-        preservation_policy=policies,
-        create=keep is not None,
-        read_only=keep is None,
-        save_interval_steps=0 if keep is None else 1,
-        cleanup_tmp_directories=keep is not None,
-      ),
-      handler_registry=handlers,
-    )
+    self._keep, self._save_gb = keep, save_gb
+    self._reader = orbax_setup.make_reader()
+    try:
+      self._manager = retry.retried(self._open, f'opening {self.directory}')
+    except Exception as error:
+      if not retry.is_for_user(error):
+        raise
+      raise UserError(
+        f'{self.directory} cannot be opened ({one_line(error)}); check who may do so, and '
+        'who you are'
+      ) from error
+    self._pending = False  # whether it is not known how the last save ended
+    self._unwritten: int | None = None  # the step of the last save, unless it ended well
+    self._failures, self._again_at = 0, 0.0  # saves that failed in a row
+
+  def _open(self) -> ocp.CheckpointManager:
+    make = functools.partial(orbax_setup.make_manager, self.directory, self._keep, self._save_gb)
+    if self._keep is None:
+      manager = make(metrics=False)
+    else:
+      self.directory.mkdir(parents=True, exist_ok=True)
+      try:
+        manager = make(metrics=True)
+      except orbax_setup.FORMAT_ERRORS as error:
+        if retry.is_transient(error):
+          raise
+        logging.warning('which checkpoint is the best is not known: %s', one_line(error))
+        manager = make(metrics=False)
+    # Orbax takes a directory that cannot be looked at for one that is not there.
+    if hidden := set(paths.steps(self.directory)) - set(manager.all_steps()):
+      raise OSError(errno.EIO, f'the checkpoints {sorted(hidden)} could not be looked at')
+    return manager
 
   def steps(self) -> list[int]:
     """The steps of all complete checkpoints, ascending."""
     return sorted(self._manager.all_steps())
+
+  def common_steps(self) -> list[int]:
+    """Return the `steps` that the first process sees; all processes have to ask."""
+    return json.loads(hosts.from_first(lambda: json.dumps(self.steps())))
 
   def save(
     self,
@@ -188,8 +148,14 @@ class Checkpoints:
     *,
     lineage: Lineage = (),
     contents: str = 'model',
+    wait: bool = False,
+    seen: Seen | None = None,
   ) -> None:
     """Starts to write a checkpoint; `state` may be donated when this returns.
+
+    In one process, writing is tried again after an error that may pass: here, or, where it comes in
+    the background, by the caller (`failed`). Several processes cannot: when one has failed, the
+    others wait for it inside Orbax.
 
     Args:
       step: its name.
@@ -200,9 +166,12 @@ class Checkpoints:
       loss: on the validation split, if it was measured.
       lineage: how the model came to be.
       contents: see `Meta`.
+      wait: whether to return when it is on disk, and to try again until it is.
+      seen: see `Meta`. None: as many samples as steps of the config's batch size have.
 
     Raises:
-      UserError: an earlier checkpoint could not be written.
+      UserError: this checkpoint or the one before cannot be written until the user acts.
+      TransientError: it could not be written, however often it was tried.
     """
     meta = {
       'format': FORMAT,
@@ -214,6 +183,8 @@ class Checkpoints:
       'packages': package_versions(),
       'checksums': {path: int(value) for path, value in _flat(_checksums(state))},
     }
+    if seen is not None:
+      meta['seen'] = dataclasses.asdict(seen)
     args = ocp.args.Composite(
       state=ocp.args.PyTreeSave(
         state,
@@ -223,54 +194,135 @@ class Checkpoints:
       meta=ocp.args.JsonSave({**meta, 'digest': _digest(meta)}),
       tokenizer=ocp.args.JsonSave({**tokenizer, 'digest': _digest(tokenizer)}),
     )
-    metrics = None if loss is None else {'loss': loss}
-    self._guarded(functools.partial(self._manager.save, step, args=args, metrics=metrics))
+    # A loss that is not a number is left out, which keeps the checkpoint from being the best.
+    metrics = None if loss is None or not math.isfinite(loss) else {'loss': loss}
+
+    def write() -> None:
+      self._settle()
+      if self._failures:
+        self._manager.reload()
+        if step in self.steps():  # An earlier try got that far.
+          return
+      self._pending, self._unwritten = True, step
+      try:
+        self._manager.save(step, args=args, metrics=metrics)
+      except Exception as error:
+        self._fail(error)
+      if wait:
+        self._settle()
+
+    pauses = () if jax.process_count() > 1 else retry.PAUSES
+    try:
+      retry.retried(write, f'writing the checkpoint of step {step}', pauses)
+    except Exception as error:
+      self._raise_unwritten(error)
 
   def wait(self) -> None:
     """Waits until what `save` started is on disk.
 
     Raises:
-      UserError: it could not be written.
+      UserError: it cannot be written until the user acts.
+      TransientError: it was not written, and may be later.
     """
-    self._guarded(self._manager.wait_until_finished)
+    try:
+      self._settle()
+    except Exception as error:
+      self._raise_unwritten(error)
 
-  def check(self) -> None:
-    """Raises what went wrong in the background so far, without waiting."""
-    self._guarded(self._manager.check_for_errors)
+  def failed(self) -> bool:
+    """Return, without waiting, whether the last save failed and it is time to save again.
+
+    Raises:
+      UserError: it cannot be written until the user acts.
+      TransientError: it has failed too often, or there are several processes.
+    """
+    if self._pending and not self._manager.is_saving_in_progress():
+      try:
+        self._settle()
+      except Exception as error:
+        too_often = jax.process_count() > 1 or self._failures > len(retry.PAUSES)
+        if too_often or not retry.is_transient(error):
+          self._raise_unwritten(error)
+        pause = retry.PAUSES[self._failures - 1]
+        self._again_at = time.monotonic() + pause
+        retry.announce('writing a checkpoint', pause, error)
+    return bool(self._failures) and not self._pending and time.monotonic() >= self._again_at
+
+  def _settle(self) -> None:
+    """Wait for the end of the save before; raise what went wrong in it."""
+    try:
+      self._manager.wait_until_finished()
+    except Exception as error:
+      self._fail(error)
+    if self._pending:
+      self._pending, self._unwritten, self._failures = False, None, 0
+
+  def _fail(self, error: Exception) -> NoReturn:
+    """Count a save that failed, and raise why."""
+    self._pending, self._failures = False, self._failures + 1
+    if not hosts.is_loss(error):
+      with contextlib.suppress(Exception):  # It failed already; this is about what it left.
+        self._manager.reload()  # Orbax lists a step from the moment when it starts to write it.
+    if isinstance(error, FileNotFoundError):  # A try that Orbax gave up removes what it wrote.
+      raise OSError(errno.ESTALE, str(error)) from error
+    raise error
+
+  def _raise_unwritten(self, error: Exception) -> NoReturn:
+    """Raise what went wrong in a save, as a sentence."""
+    if hosts.is_loss(error) and not isinstance(error, TimeoutError):  # It is not another's failure.
+      raise error
+    cause = (error.__cause__ if isinstance(error, TransientError) else None) or error
+    complete = [s for s in self.steps() if s != self._unwritten]
+    last = f'the last good checkpoint is step {complete[-1]}' if complete else 'none is saved yet'
+    said = f'a checkpoint could not be written to {self.directory} ({one_line(cause)}); {last}; '
+    if retry.is_transient(cause):
+      raise TransientError(
+        f'{said}this may pass by itself: run the same command again to go on from there'
+      ) from cause
+    raise UserError(
+      f'{said}make room or choose another --workdir, then run the same command to go on from there'
+    ) from cause
 
   def close(self) -> None:
-    """Ends the background threads; errors have been reported by `wait`."""
-    self._manager.close()
+    """Waits for what is being written, and ends the background threads.
+
+    An error is logged: `wait` has raised it, or another one ends the run.
+    """
+    try:
+      self._manager.close()
+    except Exception as error:
+      logging.warning('a checkpoint was not written: %s', one_line(error))
 
   def meta(self, step: int) -> Meta:
     """What the checkpoint says of itself.
 
     Raises:
-      DamagedError: it cannot be read.
-      UserError: it was written by a later version of this package.
+      DamagedError: its content is not what was written.
+      UserError: a later version of this package wrote it, or the rights to read it are missing.
+      TransientError: it cannot be read now, however often it was tried.
     """
     args = ocp.args.Composite(meta=ocp.args.JsonRestore(), tokenizer=ocp.args.JsonRestore())
-    restored = self._read(step, args)
-    try:
-      meta, tokenizer = _checked(restored['meta']), _checked(restored['tokenizer'])
-      if meta['format'] > FORMAT:
-        raise UserError(
-          f'{self.directory / str(step)} has the format {meta["format"]}, which this version of '
-          f'tokenformer_jax (format {FORMAT}) does not know; install a newer one'
-        )
-      return Meta(
-        step=meta['step'],
-        updates=meta['updates'],
-        config=config_lib.from_dict(config_lib.Config, meta['config']),
-        lineage=tuple(config_lib.from_dict(Ancestor, entry) for entry in meta['lineage']),
-        contents=meta['contents'],
-        checksums=meta['checksums'],
-        tokenizer=tokenizer,
+    return read_together(self._reader, self.directory / str(step), args, self._parse)
+
+  def _parse(self, restored: Any) -> Meta:
+    meta, tokenizer = _checked(restored['meta']), _checked(restored['tokenizer'])
+    if meta['format'] > FORMAT:
+      raise UserError(
+        f'{self.directory / str(meta["step"])} has the format {meta["format"]}, which this version '
+        f'of tokenformer_jax (format {FORMAT}) does not know; install a newer one'
       )
-    except UserError:
-      raise
-    except Exception as error:
-      raise DamagedError(one_line(error)) from error
+    config = config_lib.from_dict(config_lib.Config, meta['config'])
+    seen = meta.get('seen') or {'samples': meta['step'] * config.data.batch_size}
+    return Meta(
+      step=meta['step'],
+      updates=meta['updates'],
+      config=saved_config.without_programs(config),
+      lineage=tuple(config_lib.from_dict(Ancestor, entry) for entry in meta['lineage']),
+      contents=meta['contents'],
+      checksums=meta['checksums'],
+      tokenizer=tokenizer,
+      seen=config_lib.from_dict(Seen, seen),
+    )
 
   def restore(self, meta: Meta, abstract: Any) -> Any:
     """Reads the state, or a part of it, straight into the shardings of `abstract`.
@@ -283,7 +335,9 @@ class Checkpoints:
       Arrays in the structure of `abstract`.
 
     Raises:
-      DamagedError: it cannot be read, or an array differs from what was written.
+      DamagedError: its content is not what was written.
+      UserError: the rights to read it are missing.
+      TransientError: it cannot be read now, however often it was tried.
     """
     fresh = {}
     if meta.contents == 'params':
@@ -298,53 +352,29 @@ class Checkpoints:
     else:
       restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
       args = ocp.args.PyTreeRestore(abstract, restore_args=restore_args, partial_restore=True)
-    state = self._read(meta.step, ocp.args.Composite(state=args))['state']
+    args = ocp.args.Composite(state=args)
+    path = self.directory / str(meta.step)
+    state = read_together(self._reader, path, args, lambda restored: restored['state'])
     for path, value in _flat(_checksums(state)):
       if meta.checksums[path] != int(value):
         raise DamagedError(f'the array {path} is not the one that was written')
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype, device=a.sharding), fresh)
     return {**state, **zeros}
 
-  def _read(self, step: int, args: ocp.args.Composite) -> Any:
-    """Items of a checkpoint, or a DamagedError in all processes if one cannot read them."""
-    read, failure = None, None
-    try:
-      read = self._manager.restore(step, args=args)
-    except Exception as error:
-      if hosts.is_loss(error):
-        raise
-      failure = error
-    if hosts.in_any(failure is not None):
-      raise DamagedError(
-        one_line(failure) if failure else 'another process could not read it'
-      ) from failure
-    return read
-
   def set_aside(self, step: int) -> paths.Path:
     """Moves a damaged checkpoint out of the way, to `WORKDIR/damaged/STEP`."""
-    target = self.directory.parent / 'damaged' / str(step)
-    while target.exists():
-      target = target.with_name(f'{target.name}_again')
-    if hosts.is_first():
+
+    def move() -> str:
+      target = self.directory.parent / 'damaged' / str(step)
+      while paths.exists(target):
+        target = target.with_name(f'{target.name}_again')
       target.parent.mkdir(exist_ok=True)
       paths.rename(self.directory / str(step), target)
-    hosts.meet('the damaged checkpoint is out of the way')
-    self._manager.reload()
-    return target
+      return os.fspath(target)
 
-  def _guarded(self, action: Any) -> None:
-    """Runs a part of saving; what fails in it becomes a sentence."""
-    try:
-      action()
-    except Exception as error:
-      if hosts.is_loss(error):
-        raise
-      complete = [s for s in self.steps() if (self.directory / str(s) / 'meta').exists()]
-      last = f'the last good checkpoint is step {complete[-1]}' if complete else 'none is saved yet'
-      raise UserError(
-        f'a checkpoint could not be written to {self.directory} ({one_line(error)}); {last}; '
-        'make room or choose another --workdir, then run the same command to go on from there'
-      ) from error
+    moved = paths.of(hosts.from_first(move))
+    retry.retried(self._manager.reload, f'reading {self.directory}')
+    return moved
 
 
 def open_source(directory: paths.Path, step: int | None) -> tuple[Checkpoints, Meta]:
@@ -353,10 +383,10 @@ def open_source(directory: paths.Path, step: int | None) -> tuple[Checkpoints, M
   Raises:
     UserError: there is none, or the one that was asked for is damaged.
   """
-  if not (directory / 'checkpoints').is_dir():
+  if not paths.exists(directory / 'checkpoints'):
     raise UserError(f'{directory} is not the work directory of a run: it has no checkpoints/')
   checkpoints = Checkpoints(directory)
-  steps = checkpoints.steps()
+  steps = checkpoints.common_steps()
   if step is not None and step not in steps:
     raise UserError(f'{directory} has no checkpoint of step {step}; it has {_listed(steps)}')
   for candidate in [step] if step is not None else reversed(steps):
@@ -467,10 +497,3 @@ def package_versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
     except importlib.metadata.PackageNotFoundError:
       versions[package] = 'not installed'
   return versions
-
-
-def one_line(error: BaseException) -> str:
-  """The type and the first line of what an exception says."""
-  lines = str(error).strip().splitlines() or ['']
-  text = f'{type(error).__name__}: {lines[0]}'
-  return text if len(text) <= 300 else f'{text[:300]}…'

@@ -1,6 +1,5 @@
-"""The one exception for a user's mistake, and the sentence-building helper that goes with it."""
+"""The exceptions that become one sentence at the terminal, and helpers to build sentences."""
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -12,8 +11,60 @@ class UserError(Exception):
   """
 
 
+class TransientError(Exception):
+  """Something out of the program's hands failed each time it was tried, and may work later.
+
+  The message is one sentence: what failed, how often, why. Command line entries print it without a
+  traceback and exit with status 75 (EX_TEMPFAIL), so that `launch/` starts the command again.
+  """
+
+
 def nearest(name: str, allowed: Iterable[str]) -> str:
-  """A hint `; did you mean X?` with the allowed name closest to `name`, or all of them."""
+  """Return `; did you mean X?` if `name` is a misspelling of an allowed name, else all of them."""
   allowed = sorted(allowed)
-  close = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
-  return f'; did you mean {close[0]!r}?' if close else f'; known names: {", ".join(allowed)}'
+  found = misspelt(name, allowed)
+  return f'; did you mean {found!r}?' if found else f'; known names: {", ".join(allowed)}'
+
+
+def misspelt(name: str, allowed: Iterable[str]) -> str | None:
+  """Return the allowed name that `name` is a misspelling or a part of, or None.
+
+  A wrong suggestion costs a reader more than none: at most a quarter of the letters may differ, or
+  one is the beginning of the other.
+  """
+  asked = _plain(name)
+  near = []
+  for candidate in sorted(allowed):
+    plain = _plain(candidate)
+    distance = _edits(asked, plain)
+    begins = min(len(asked), len(plain)) >= 3 and (
+      asked.startswith(plain) or plain.startswith(asked)
+    )
+    if distance <= max(1, len(asked) // 4) and len(asked) > 2:
+      near.append((0, distance, candidate))
+    elif begins:
+      near.append((1, distance, candidate))
+  return min(near)[2] if near else None
+
+
+def _plain(name: str) -> str:
+  return name.lower().replace('-', '_')
+
+
+def _edits(a: str, b: str) -> int:
+  """Count letters to insert, drop, replace or swap with their neighbour to make `b` of `a`."""
+  rows = [[*range(len(b) + 1)]]
+  for i, x in enumerate(a, start=1):
+    row = [i]
+    for j, y in enumerate(b, start=1):
+      row.append(min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (x != y)))
+      if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
+        row[-1] = min(row[-1], rows[-2][j - 2] + 1)
+    rows.append(row)
+  return rows[-1][-1]
+
+
+def counted(count: int, noun: str) -> str:
+  """Return a count and its noun, such as `1 class` or `1,234 images`."""
+  ending = '' if count == 1 else 'es' if noun.endswith('s') else 's'
+  return f'{count:,} {noun}{ending}'

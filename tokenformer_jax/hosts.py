@@ -4,13 +4,16 @@ On a TPU pod every host runs the same command, with GPUs often every device does
 others on TPU VMs, GKE, SLURM and Open MPI; elsewhere --coordinator, --num_processes and
 --process_id say where they are. A process that has no others pays for none of this.
 
-What takes others' time is never waited for without end. Who starts alone gives up after
---start_timeout. Who loses another one is told so by the broken connection (collectives between CPUs
-and GPUs, and the coordinator's), else by JAX after --heartbeat_timeout; JAX then ends the process
+Nothing is waited for without end. A process that starts alone gives up after --start_timeout. A
+process that loses another one learns it from the broken connection (collectives between CPUs and
+GPUs, and the coordinator's), else from JAX after --heartbeat_timeout; JAX then ends the process
 from C++ with its stack, so the sentence that explains it comes from a shell that waits for that.
+Work that may take hours in one process is waited for in the coordinator's store of keys and values,
+not in a collective, so that the others can say that they wait.
 """
 
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -25,10 +28,13 @@ from typing import TypeVar
 import jax
 import numpy as np
 from absl import flags
-from jax._src import distributed  # Only for the address that JAX found, which a message names.
+
+# For the address that JAX found, which a message names, and the coordinator's store.
+from jax._src import distributed
 from jax.experimental import multihost_utils
 
-from tokenformer_jax.errors import UserError
+from tokenformer_jax import retry
+from tokenformer_jax.errors import TransientError, UserError
 
 _T = TypeVar('_T')
 
@@ -44,6 +50,8 @@ _LOSS = re.compile(
 _AGAIN = (
   'start the same command on every host again: a training run goes on from its last checkpoint'
 )
+TRANSIENT_STATUS = 75  # EX_TEMPFAIL of sysexits.h: to be started again
+SAY_SECONDS = 600  # between two lines that say that a process waits
 _GRACE = 3  # seconds for which the coordinator, without which all are ended, outlives its own error
 
 
@@ -107,7 +115,8 @@ def is_loss(error: BaseException | None) -> bool:
   if not jax.distributed.is_initialized() or jax.process_count() == 1:
     return False
   while error is not None:
-    if not isinstance(error, UserError) and _LOSS.search(str(error)):
+    # JAX raises nothing else; storage, whose errors read alike, raises other types.
+    if isinstance(error, RuntimeError) and _LOSS.search(str(error)):
       return True
     error = error.__cause__ or error.__context__
   return False
@@ -126,26 +135,104 @@ def in_any(flag: bool) -> bool:
   return bool(multihost_utils.process_allgather(np.int32(flag)).any())
 
 
-def first_then_others(make: Callable[[], _T]) -> _T:
-  """What `make` gives, called in the first process, then in the others, who may find its files.
+def highest(number: int) -> int:
+  """Return the highest of the numbers of all processes; all have to ask."""
+  if jax.process_count() == 1:
+    return number
+  return int(multihost_utils.process_allgather(np.int32(number)).max())
+
+
+def from_first(make: Callable[[], str]) -> str:
+  """Return, in all processes, the text that `make` gives in the first; all have to ask.
 
   Raises:
-    UserError: what `make` raises; in the others, that it did so in the first.
+    UserError, TransientError: what `make` raises; in the others, that it did so in the first.
   """
   if jax.process_count() == 1:
     return make()
-  made, error = None, None
+  turn = _Turn()
+  return turn.take('first', make, str) if is_first() else turn.result_of('first', 'process 0')
+
+
+def by_first(action: Callable[[], None]) -> None:
+  """Call `action` in the first process; all others wait until it is done.
+
+  Raises:
+    UserError, TransientError: what `action` raises; in the others, that it did so in the first.
+  """
+  from_first(lambda: str(action()))
+
+
+def first_then_others(make: Callable[[], _T]) -> _T:
+  """Return what `make` gives, called in the first process, then in those that may find its files.
+
+  It may take hours in any process: the others say now and then that they wait.
+
+  Raises:
+    UserError, TransientError: what `make` raises; in the others, that it did so elsewhere.
+  """
+  if jax.process_count() == 1:
+    return make()
+  turn = _Turn()
   if is_first():
+    made = turn.take('first', make)
+    others = range(1, jax.process_count())
+    turn.take('others', lambda: [turn.result_of(str(i), f'process {i}') for i in others])
+  else:
+    turn.result_of('first', 'process 0')
+    made = turn.take(str(jax.process_index()), make)
+    turn.result_of('others', 'another process')
+  return made
+
+
+class _Turn:
+  """Work that processes do by turns; each writes how it ended where all can read it.
+
+  The coordinator keeps that. Waiting for it is not a collective, which some devices give up after
+  a while, and in which a process can say nothing.
+  """
+
+  _numbers = itertools.count()  # the same in all processes, which do the same
+
+  def __init__(self):
+    self._key = f'tokenformer_jax/turn/{next(self._numbers)}'
+    self._client = distributed.global_state.client
+
+  def take(
+    self, name: str, make: Callable[[], _T], describe: Callable[[_T], str] = lambda made: ''
+  ) -> _T:
+    """Call `make`, and write under a name how it ended, with a description of what it made."""
     try:
       made = make()
-    except UserError as raised:
-      error = raised
-  failed = in_any(error is not None)
-  if error is not None:
-    raise error
-  if failed:
-    raise UserError('process 0 could not go on; its output says why')
-  return make() if made is None else made
+    except Exception as error:
+      told = as_told(error)
+      if told is None or is_loss(error):
+        raise
+      self._client.key_value_set(f'{self._key}/{name}', f'{type(told).__name__}:')
+      if told is error:
+        raise  # An exception that is its own cause has `is_loss` go round for ever.
+      raise told from error
+    self._client.key_value_set(f'{self._key}/{name}', f':{describe(made)}')
+    return made
+
+  def result_of(self, name: str, who: str) -> str:
+    """Wait until it is written how something ended, and return the description."""
+    started = time.monotonic()
+    while True:
+      try:
+        result = self._client.blocking_key_value_get(f'{self._key}/{name}', SAY_SECONDS * 1000)
+        break
+      except jax.errors.JaxRuntimeError as error:
+        if 'DEADLINE_EXCEEDED' not in str(error):
+          raise
+      waited = round(time.monotonic() - started)
+      this = f'process {jax.process_index()} of {jax.process_count()}'
+      _say(f'{this} has waited {waited // 60} min {waited % 60} s for {who}, which is at work')
+    failure, _, text = result.partition(':')
+    if failure:
+      kind = {'UserError': UserError, 'TransientError': TransientError}[failure]
+      raise kind(f'{who} could not go on; its output says why')
+    return text
 
 
 def check_same(values: Sequence[int], message: str) -> None:
@@ -270,6 +357,26 @@ def _alone() -> None:
   os._exit(2)
 
 
+def as_told(error: BaseException) -> UserError | TransientError | None:
+  """Return the error as a sentence for the user, or None for a bug, which needs its traceback."""
+  if isinstance(error, (UserError, TransientError)):
+    return error
+  if not isinstance(error, Exception):
+    return None
+  if retry.is_transient(error):
+    return TransientError(
+      f'{retry.one_line(error)}; this may pass by itself: run the same command again'
+    )
+  if retry.is_for_user(error):
+    return UserError(f'{retry.one_line(error)}; make room, or check who may read and write there')
+  return None
+
+
+def status_of(error: UserError | TransientError) -> int:
+  """Return the exit status of a process that ends with this error."""
+  return TRANSIENT_STATUS if isinstance(error, TransientError) else 2
+
+
 def _end(error: BaseException) -> None:
   """Says what happened and ends the process."""
   status = 1
@@ -282,9 +389,9 @@ def _end(error: BaseException) -> None:
       f'error: another process of this program has ended, so {this} ends, too ({reason}); the '
       f"other one's output says why; {_AGAIN}"
     )
-  elif isinstance(error, UserError):
-    status = 2
-    _say(f'error: {error}' if is_first() else f'error ({this}): {error}')
+  elif (told := as_told(error)) is not None:
+    status = status_of(told)
+    _say(f'error: {told}' if is_first() else f'error ({this}): {told}')
   else:
     traceback.print_exception(error)
   sys.stdout.flush()

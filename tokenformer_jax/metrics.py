@@ -1,6 +1,7 @@
 """Where figures go: metrics.jsonl, TensorBoard event files, and the terminal."""
 
 import contextlib
+import io
 import json
 import math
 import os
@@ -9,12 +10,14 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
 import tqdm
 
-from tokenformer_jax import hosts, paths
+from tokenformer_jax import hosts, paths, retry
+from tokenformer_jax.errors import UserError
 
 _GIB = 2**30
 
@@ -32,33 +35,37 @@ class Metrics:
       return
     self._steps = steps
     self._files = paths.Growing(workdir)
-    self._events = None
-    if tensorboard:
-      import tensorboardX  # noqa: PLC0415 (it imports PyTorch where that is installed)
-
-      self._events = tensorboardX.SummaryWriter(
-        str(self._files.directory / 'tensorboard'), purge_step=first_step + 1
+    self._events: _Events | None = None
+    self._path = self._files.directory / 'metrics.jsonl'
+    with _told(self._files.directory):
+      if tensorboard:
+        self._events = _Events(self._files.directory / 'tensorboard', first_step)
+      retry.retried(lambda: self._files.fetch('metrics.jsonl'), 'reading metrics.jsonl')
+      _drop_after(self._path, first_step)
+      self._lines = retry.retried(
+        lambda: self._path.open('ab', buffering=0), f'opening {self._path}'
       )
-    path = self._files.fetch('metrics.jsonl')
-    _drop_after(path, first_step)
-    self._lines = path.open('a')
     self._bar = None
     if sys.stderr.isatty():
       self._bar = tqdm.tqdm(total=steps, initial=first_step, unit='step', dynamic_ncols=True)
     self._started, self._first_step = time.monotonic(), first_step
 
   def write(self, step: int, figures: dict[str, float]) -> None:
-    """Adds figures under flat names such as `train/loss`; shows the ones that a reader wants."""
+    """Adds figures under flat names such as `train/loss`; shows the ones that a reader wants.
+
+    Raises:
+      UserError: there is no room for them, say.
+      TransientError: they could not be written, however often it was tried.
+    """
     if not self._active:
       return
     # JSON knows no NaN and no infinity.
     finite = {name: value if math.isfinite(value) else None for name, value in figures.items()}
-    self._lines.write(json.dumps({'step': step, **finite}) + '\n')
-    self._lines.flush()
-    if self._events:
-      for name, value in figures.items():
-        self._events.add_scalar(name, value, step)
-      self._events.flush()
+    line = json.dumps({'step': step, **finite}).encode() + b'\n'
+    with _told(self._files.directory):
+      retry.retried(lambda: _append(self._lines, line), f'writing {self._path}')
+      if self._events:
+        self._events.scalars(step, figures)
     self._files.publish_sometimes()
     self._show(step, figures)
 
@@ -76,7 +83,8 @@ class Metrics:
     if not self._active:
       return
     if self._events:
-      self._events.add_text(name, f'```\n{text}\n```', step)
+      with _told(self._files.directory):
+        self._events.text(step, name, f'```\n{text}\n```')
     self.say('\n'.join(f'  | {line}' for line in text.splitlines()))
 
   @contextlib.contextmanager
@@ -98,7 +106,8 @@ class Metrics:
       return
     self._lines.close()
     if self._events:
-      self._events.close()
+      with contextlib.suppress(OSError):  # What could not be written has been said.
+        self._events.close()
     self._files.close()
     if self._bar is not None:
       self._bar.close()
@@ -133,6 +142,44 @@ class Metrics:
     per_step = (time.monotonic() - self._started) / (step - self._first_step)
     left = round(per_step * (self._steps - step))
     return f'  {left // 3600}:{left // 60 % 60:02}:{left % 60:02} left'
+
+
+class _Events:
+  """An event file of TensorBoard, written at once.
+
+  tensorboardX's SummaryWriter writes in a thread, which dies when the disk is full, after which
+  the next events wait for it without end.
+  """
+
+  def __init__(self, directory: pathlib.Path, first_step: int):
+    # They import PyTorch where that is installed.
+    from tensorboardX import event_file_writer, summary  # noqa: PLC0415
+    from tensorboardX.proto import event_pb2  # noqa: PLC0415
+
+    self._protos, self._summary = event_pb2, summary
+    directory.mkdir(parents=True, exist_ok=True)
+    # The name has the time in seconds, in which a run may have ended and been started again.
+    self._writer = event_file_writer.EventsWriter(str(directory / 'events'), f'.{os.getpid()}')
+    start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+    self._add(first_step + 1, session_log=start)  # Drops events of work that a crash lost.
+
+  def scalars(self, step: int, figures: dict[str, float]) -> None:
+    """Adds figures."""
+    for name, value in figures.items():
+      self._add(step, summary=self._summary.scalar(name, value))
+    retry.retried(self._writer.flush, 'writing the events of TensorBoard')
+
+  def text(self, step: int, name: str, text: str) -> None:
+    """Adds a text."""
+    self._add(step, summary=self._summary.text(name, text))
+    retry.retried(self._writer.flush, 'writing the events of TensorBoard')
+
+  def close(self) -> None:
+    """Closes the file."""
+    self._writer.close()
+
+  def _add(self, step: int, **content: Any) -> None:
+    self._writer.write_event(self._protos.Event(wall_time=time.time(), step=step, **content))
 
 
 class Window:
@@ -209,20 +256,50 @@ def _memory() -> dict[str, float]:
 
 
 def read(workdir: str | os.PathLike[str]) -> list[dict[str, float]]:
-  """The lines of a run's metrics.jsonl; a last line that a crash cut short is left out."""
+  """The lines of a run's metrics.jsonl; a line that is not whole is left out."""
+  return _parse_lines((paths.of(workdir) / 'metrics.jsonl').read_bytes())
+
+
+def _parse_lines(content: bytes) -> list[dict[str, float]]:
   lines = []
-  for line in (paths.of(workdir) / 'metrics.jsonl').read_text().splitlines():
-    try:
-      lines.append(json.loads(line))
-    except json.JSONDecodeError:
-      break
+  for line in content.splitlines():
+    with contextlib.suppress(ValueError):  # It is not JSON, or not UTF-8.
+      found = json.loads(line)
+      if isinstance(found, dict) and 'step' in found:
+        lines.append(found)
   return lines
+
+
+def _append(file: io.FileIO, line: bytes) -> None:
+  """Appends a line to a file, whole or not at all."""
+  end = file.seek(0, os.SEEK_END)
+  try:
+    written = 0
+    while written < len(line):
+      written += file.write(line[written:])
+  except OSError:
+    with contextlib.suppress(OSError):
+      file.truncate(end)
+    raise
+
+
+@contextlib.contextmanager
+def _told(directory: pathlib.Path) -> Iterator[None]:
+  """Turns what the user has to mend, such as a full disk, into a sentence."""
+  try:
+    yield
+  except OSError as error:
+    if not retry.is_for_user(error):
+      raise
+    raise UserError(
+      f'figures could not be written to {directory} ({retry.one_line(error)}); the checkpoints are '
+      'as they were; make room, then run the same command to go on from the last one'
+    ) from error
 
 
 def _drop_after(path: pathlib.Path, step: int) -> None:
   if not path.exists():
     return
-  kept = [json.dumps(line) for line in read(path.parent) if line['step'] <= step]
-  rewritten = path.with_suffix('.tmp')
-  rewritten.write_text(''.join(f'{line}\n' for line in kept))
-  os.replace(rewritten, path)
+  content = retry.retried(path.read_bytes, f'reading {path}')
+  kept = [json.dumps(line) for line in _parse_lines(content) if line['step'] <= step]
+  paths.write(path, ''.join(f'{line}\n' for line in kept))

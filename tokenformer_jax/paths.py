@@ -6,6 +6,7 @@ of pathlib; here is what differs.
 """
 
 import contextlib
+import errno
 import importlib.util
 import logging as std_logging
 import os
@@ -21,7 +22,8 @@ import fsspec
 from absl import logging
 from etils import epath
 
-from tokenformer_jax.errors import UserError
+from tokenformer_jax import retry
+from tokenformer_jax.errors import TransientError, UserError
 
 Path = pathlib.Path | epath.Path
 
@@ -35,6 +37,7 @@ def of(path: str | os.PathLike[str]) -> Path:
   Raises:
     UserError: it is a URL of something else than a bucket of Google's; that cannot be reached; or
       gcsfs is not installed.
+    TransientError: it cannot be reached now, however often it was tried.
   """
   if isinstance(path, pathlib.PurePath):
     return path  # made here before: it need not be asked for again
@@ -51,15 +54,20 @@ def of(path: str | os.PathLike[str]) -> Path:
   # Other hosts write, too.
   fsspec.config.conf.setdefault('gs', {})['use_listings_cache'] = False
   try:
-    _bucket().ls(text)
-  except FileNotFoundError:
-    pass  # It may be made.
+    retry.retried(lambda: _reach(text), f'reaching {text}')
+  except TransientError:
+    raise
   except Exception as error:  # There are many kinds.
     raise UserError(
       f'{text} cannot be reached ({reason(error)}); check the name, the network, and with '
       '`gcloud auth application-default login` who you are'
     ) from error
   return epath.Path(text)
+
+
+def _reach(url: str) -> None:
+  with contextlib.suppress(FileNotFoundError):  # It may be made.
+    _bucket().ls(url)
 
 
 def local(path: str | os.PathLike[str]) -> pathlib.Path:
@@ -99,30 +107,98 @@ def reason(error: BaseException) -> str:
   return ' '.join(str(said or error or type(error).__name__).split())
 
 
+def exists(path: Path) -> bool:
+  """Return whether something is at a path. An error of looking does not count as absence.
+
+  Raises:
+    Exception: it cannot be looked at, also after trying again.
+  """
+
+  def look() -> bool:
+    try:
+      _bucket().info(os.fspath(path)) if in_bucket(path) else os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+      return False
+    return True
+
+  return retry.retried(look, f'looking for {path}')
+
+
+def steps(directory: Path) -> list[int]:
+  """Return the numbers that name complete checkpoints in a directory; raise what goes wrong."""
+  if not in_bucket(directory):
+    return [int(name) for name in os.listdir(directory) if name.isdigit()]
+  found = _bucket().glob(f'{os.fspath(directory)}/*/commit_success.txt')
+  names = [path.split('/')[-2] for path in found]
+  return [int(name) for name in names if name.isdigit()]
+
+
 def make_writable(directory: Path) -> None:
-  """Makes a directory and writes into it; raises what goes wrong."""
-  directory.mkdir(parents=True, exist_ok=True)
-  probe = directory / f'.probe-{os.getpid()}'
-  probe.write_text('')
-  probe.unlink(missing_ok=True)  # Another host may have the same number for its process.
+  """Makes a directory and writes into it; raises what goes wrong, also after trying again."""
+
+  def once() -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    probe = directory / f'.probe-{os.getpid()}'
+    probe.write_text('')
+    probe.unlink(missing_ok=True)  # Another host may have the same number for its process.
+
+  retry.retried(once, f'writing to {directory}')
 
 
 def write(path: Path, text: str) -> None:
-  """Writes a file so that a reader sees the old or the new content, whatever happens."""
+  """Writes a file so that a reader sees the old or the new content, whatever happens.
+
+  Raises:
+    Exception: it cannot be written, also after trying again.
+  """
+
+  def once() -> None:
+    if in_bucket(path):
+      path.write_text(text)
+      return
+    temporary = path.with_suffix('.tmp')
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+  retry.retried(once, f'writing {path}')
+
+
+def create(path: Path, text: str) -> None:
+  """Write a file that must not be there, in one operation: of two writers one gets an error.
+
+  Raises:
+    FileExistsError: it is there.
+  """
   if in_bucket(path):
-    path.write_text(text)
+    _bucket().pipe_file(os.fspath(path), text.encode(), mode='create')
     return
-  temporary = path.with_suffix('.tmp')
-  temporary.write_text(text)
-  os.replace(temporary, path)
+  try:
+    with open(path, 'x') as file:
+      file.write(text)
+      file.flush()
+      os.fsync(file.fileno())
+  except OSError as error:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+      pathlib.Path(path).unlink(missing_ok=True)  # made, but empty
+    if error.errno == errno.ESTALE:  # A mounted bucket finds out when it uploads the file.
+      raise FileExistsError(error.errno, error.strerror, os.fspath(path)) from error
+    raise
 
 
 def rename(source: Path, target: Path) -> None:
-  """Gives a directory another name; in a bucket object by object, which is not one operation."""
-  if in_bucket(source):
-    _bucket().mv(os.fspath(source), os.fspath(target), recursive=True)
-  else:
-    os.rename(source, target)
+  """Gives a directory another name; in a bucket object by object, which is not one operation.
+
+  Raises:
+    Exception: it cannot be renamed, also after trying again.
+  """
+
+  def once() -> None:
+    if in_bucket(source):
+      _bucket().mv(os.fspath(source), os.fspath(target), recursive=True)
+    else:
+      os.rename(source, target)
+
+  retry.retried(once, f'moving {source} to {target}')
 
 
 def remove(directory: Path) -> None:
@@ -190,21 +266,33 @@ class Growing:
       return True
     self._published = time.monotonic()
     try:
-      for path in sorted(p for p in self.directory.rglob('*') if p.is_file()):
-        stat = path.stat()
-        version = stat.st_size, stat.st_mtime_ns
-        if self._copied.get(path) != version:
-          target = self._workdir / path.relative_to(self.directory)
-          _bucket().put_file(os.fspath(path), os.fspath(target))
-          self._copied[path] = version
+      self._copy()
     except Exception as error:  # There are many kinds.
-      logging.warning(
-        'what is in %s is not all copied to %s: %s', self.directory, self._workdir, reason(error)
-      )
+      self._warn(error)
       return False
     return True
 
   def close(self) -> None:
-    """Copies the rest. What cannot be copied stays where it is."""
-    if self._workdir and self.publish():
+    """Copies the rest, trying again for a while. What cannot be copied stays where it is."""
+    if not self._workdir:
+      return
+    try:
+      retry.retried(self._copy, f'copying figures to {self._workdir}')
+    except Exception as error:  # There are many kinds.
+      self._warn(error)
+    else:
       shutil.rmtree(self.directory, ignore_errors=True)
+
+  def _copy(self) -> None:
+    for path in sorted(p for p in self.directory.rglob('*') if p.is_file()):
+      stat = path.stat()
+      version = stat.st_size, stat.st_mtime_ns
+      if self._copied.get(path) != version:
+        target = self._workdir / path.relative_to(self.directory)
+        _bucket().put_file(os.fspath(path), os.fspath(target))
+        self._copied[path] = version
+
+  def _warn(self, error: Exception) -> None:
+    logging.warning(
+      'what is in %s is not all copied to %s: %s', self.directory, self._workdir, reason(error)
+    )
