@@ -1,0 +1,80 @@
+"""Whatever fails in between, a run ends as an unbroken one does, and no intact checkpoint is lost.
+
+Each case is drawn from its seed: where a run stands, what fails, how often and how long. Real
+processes that are killed, or that meet in one work directory, are in test_processes.py.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+import shim
+from worker import AGAIN, FINISHED, STEPS, Ended, Worker
+
+_FLAGS = '--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0'
+
+
+@pytest.fixture(scope='module')
+def worker(tmp_path_factory) -> Iterator[Worker]:
+  root = tmp_path_factory.mktemp('faults')
+  worker = Worker(root, shim.build(root), {'XLA_FLAGS': _FLAGS})
+  yield worker
+  worker.close()
+
+
+@pytest.fixture(scope='module')
+def unbroken(worker) -> Ended:
+  ended = worker.run('reference')
+  assert ended.attempts == [FINISHED] and max(ended.checksums) == STEPS, ended
+  return ended
+
+
+def seeds(quick: int, all_: int) -> list:
+  """The first seeds are in the quick tests, the others in the slow ones."""
+  return [pytest.param(i, marks=[pytest.mark.slow] * (i >= quick)) for i in range(all_)]
+
+
+def check_as_unbroken(ended: Ended, unbroken: Ended) -> None:
+  """Check that a run left what the unbroken one did, and threw nothing away."""
+  assert ended.attempts[-1] == FINISHED, f'the run does not come to its end: {ended}'
+  assert not ended.damaged, f'an intact checkpoint was put aside: {ended.damaged}\n{ended.said}'
+  for step, checksums in ended.checksums.items():
+    assert checksums == unbroken.checksums[step], f'the state of step {step} is another one'
+  assert max(ended.checksums) == STEPS, f'the last step is not saved: {sorted(ended.checksums)}'
+  assert ended.figures == unbroken.figures, 'figures are lost, doubled, or others'
+
+
+@pytest.mark.parametrize('seed', seeds(1, 115))
+def test_calls_that_fail_for_a_while(worker, unbroken, seed):
+  ended = worker.run('failing_calls', seed=seed)
+  check_as_unbroken(ended, unbroken)
+  assert set(ended.attempts) <= {FINISHED, AGAIN}, (
+    f'a failure that passes was told as a mistake of the user: {ended.attempts}'
+  )
+
+
+@pytest.mark.parametrize('seed', seeds(0, 15))
+def test_a_bucket_that_fails_some_calls(worker, unbroken, seed):
+  ended = worker.run('failing_bucket', seed=seed)
+  check_as_unbroken(ended, unbroken)
+  assert set(ended.attempts) <= {FINISHED, AGAIN}, (
+    f'a failure that passes was told as a mistake of the user: {ended.attempts}'
+  )
+
+
+@pytest.mark.parametrize('seed', seeds(1, 20))
+def test_a_disk_that_fills(worker, unbroken, seed):
+  ended = worker.run('full_disk', seed=seed)
+  check_as_unbroken(ended, unbroken)
+  first = ended.attempts[0]
+  assert first in (FINISHED, AGAIN) or 'disk' in first or 'space' in first, (
+    f'the sentence does not say that the disk is full: {first}'
+  )
+
+
+@pytest.mark.parametrize('seed', seeds(1, 10))
+def test_clocks_that_jump(worker, unbroken, seed):
+  ended = worker.run('jumping_clock', seed=seed)
+  check_as_unbroken(ended, unbroken)
+  assert set(ended.attempts) <= {FINISHED, AGAIN}, (
+    f'a clock that jumped was told as a mistake of the user: {ended.attempts}'
+  )
