@@ -1,6 +1,9 @@
 """The task of classifying images: its loss and figures, and what it says of bad images."""
 
 import dataclasses
+import errno
+import os
+from pathlib import Path
 
 import image_files
 import jax
@@ -10,9 +13,9 @@ import pytest
 from tiny import tiny_vit
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax import models, start, tasks
+from tokenformer_jax import models, retry, start, tasks
 from tokenformer_jax.config import Config, DataConfig, OptimConfig
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.tasks import images as image_task
 
 RNG = np.random.default_rng(0)
@@ -142,6 +145,58 @@ def test_a_batch_of_nothing_but_bad_images_is_fatal(folder, tmp_path):
     list(folder().validation_batches(range(12)))
 
 
+class Failing:
+  """`Path.read_bytes` on a disk that fails, for every image, as often as told."""
+
+  def __init__(self, error: int, times: int):
+    self.error, self.times, self.failed = error, times, {}
+
+  def __call__(self, path: Path) -> bytes:
+    if self.failed.setdefault(path, 0) < self.times:
+      self.failed[path] += 1
+      raise OSError(self.error, os.strerror(self.error), str(path))
+    return path.open('rb').read()
+
+
+# EMFILE (files that are open) is not the storage's, but no more the image's fault.
+@pytest.mark.parametrize('error', [errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EMFILE])
+@pytest.mark.parametrize('on_bad_image', ['skip', 'fail'])
+def test_images_that_cannot_be_read_for_a_while_are_read_later(
+  folder, monkeypatch, capsys, tmp_path, error, on_bad_image
+):
+  (tmp_path / 'sets/val/bee/1.JPG').unlink()
+  monkeypatch.setattr(retry, 'PAUSES', (0.0,) * 3)
+  task = folder(on_bad_image=on_bad_image)
+  want = list(task.validation_batches(range(12)))
+  failing = Failing(error, times=2)
+  monkeypatch.setattr(Path, 'read_bytes', lambda path: failing(path))
+  got = list(task.validation_batches(range(12)))
+  assert sum(failing.failed.values()) == 40, 'the test made nothing fail'
+  for a, b in zip(want, got, strict=True):
+    np.testing.assert_array_equal(a['images'], b['images'], err_msg='images were left out')
+    np.testing.assert_array_equal(a['labels'], b['labels'], err_msg='images were left out')
+  assert not task.train_figures(1.0), 'intact images are counted as bad'
+  assert 'is left out' not in capsys.readouterr().err, 'intact images are called bad'
+
+
+def test_a_disk_that_stays_away_ends_the_run_so_that_it_can_be_started_again(
+  folder, monkeypatch, tmp_path
+):
+  monkeypatch.setattr(retry, 'PAUSES', (0.0,) * 3)
+  task = folder()
+  (tmp_path / 'sets').rename(tmp_path / 'away')  # as when a mount is gone
+  with pytest.raises(TransientError, match=r'reading .* failed 4 times'):
+    list(task.train_batches(range(12), 0, 2))
+  (tmp_path / 'away').rename(tmp_path / 'sets')  # Threads that read ahead are still trying.
+
+
+def test_an_image_that_is_gone_is_a_bad_one(folder, tmp_path, capsys):
+  task = folder()
+  (tmp_path / 'sets/val/bee/0.png').unlink()
+  list(task.validation_batches(range(12)))
+  assert 'bee/0.png is left out (FileNotFoundError' in capsys.readouterr().err
+
+
 def test_bad_images_are_fatal_if_they_are_to_be(folder):
   task = folder(on_bad_image='fail')
   with pytest.raises(UserError, match=r'bee/1\.JPG cannot be used .*on_bad_image=skip'):
@@ -173,6 +228,8 @@ def test_models_are_compared_on_held_out_images_or_on_noise(folder, tmp_path):
   elsewhere = tasks.make(dataclasses.replace(task.config, data=gone))
   batch, name = elsewhere.held_out({}, 4)
   assert name == '4 images of noise' and batch['images'].shape == (4, 8, 8, 3)
+  names = [one.held_out({}, 1)[1] for one in (task, elsewhere)]
+  assert names == ['1 held-out image of the run', '1 image of noise']
 
 
 def test_a_model_is_adapted_to_other_classes_and_another_resolution():
@@ -188,3 +245,14 @@ def test_a_model_is_adapted_to_other_classes_and_another_resolution():
   assert np.std(new['head']['kernel']) > 0, 'the new head is not drawn'
   assert not moments['head']['kernel'].any() and not moments['positions'].any()
   assert new['blocks'] is params['blocks']
+
+
+def test_a_head_for_as_many_other_classes_is_drawn_anew():
+  model = tiny_vit()
+  params = jax.tree.map(lambda p: jnp.full(p.shape, 2.0), models.define(model).abstract)
+  for seed, value in ((0, 'a parameter'), (None, 'a moment')):
+    kept = tasks.adapt(params, model, seed)
+    assert kept['head'] is params['head'], f'{value} of a head that fits is not kept'
+    new = tasks.adapt(params, model, seed, new_head=True)
+    assert not np.any(new['head']['kernel'] == 2.0), f'{value} of the old head stays'
+    assert new['blocks'] is params['blocks']

@@ -1,6 +1,5 @@
 """What happens before the first step: checks, sizes, and the state that a run starts from."""
 
-import contextlib
 import dataclasses
 import math
 import os
@@ -8,14 +7,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from tokenformer_jax import checkpoint, cli, models, optim, paths, sharding, tasks
 from tokenformer_jax import step as step_lib
 from tokenformer_jax.config import Config, ModelConfig, TokenCounts
-from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import files, state, tokens
+from tokenformer_jax.data.order import BEGINNING, Position
+from tokenformer_jax.errors import TransientError, UserError
+from tokenformer_jax.grow import files, room, state, tokens
 from tokenformer_jax.optim import LastGrowth
+from tokenformer_jax.origin import NOTHING, Origin, check_same_model, in_workdir
 from tokenformer_jax.params import Definition, Params
 from tokenformer_jax.step import State
 
@@ -36,54 +37,16 @@ def devices() -> list[jax.Device]:
     ) from error
 
 
-@dataclasses.dataclass(frozen=True)
-class Origin:
-  """What a run starts from: its own checkpoints, another run to grow, or nothing.
-
-  Attributes:
-    model: the model of that checkpoint, or None.
-    lineage: how the run's model came to be.
-    source: the checkpoint of another run, or None.
-  """
-
-  model: ModelConfig | None = None
-  lineage: checkpoint.Lineage = ()
-  source: tuple[checkpoint.Checkpoints, checkpoint.Meta] | None = None
-
-
-def find_origin(config: Config, workdir: paths.Path) -> Origin:
-  """Finds it: a checkpoint in the work directory, else `config.init_from`.
-
-  Raises:
-    UserError: `config.init_from` is not a run, or cannot be read.
-  """
-  if (workdir / 'checkpoints').is_dir():
-    checkpoints = checkpoint.Checkpoints(workdir)
-    with contextlib.closing(checkpoints):
-      for step in reversed(checkpoints.steps()):
-        with contextlib.suppress(checkpoint.DamagedError):  # `resume` reports it.
-          meta = checkpoints.meta(step)
-          checkpoint.check_is_model(meta, workdir)
-          return Origin(meta.config.model, meta.lineage)
-  if not config.init_from:
-    return Origin()
-  directory, step = cli.split_source(config.init_from)
-  checkpoints, meta = checkpoint.open_source(directory, step)
-  checkpoint.check_is_model(meta, directory)
-  lineage = files.descend(meta, directory, 'grow', config.grow)
-  return Origin(meta.config.model, lineage, (checkpoints, meta))
-
-
-def fill_in(config: Config, origin: Origin = Origin()) -> Config:
+def fill_in(config: Config, origin: Origin = NOTHING) -> Config:
   """Replaces the zeros that stand for "what fits": reference counts, and what the task knows.
 
   Raises:
     UserError: see `tasks.fill_in`.
   """
-  return with_references(tasks.fill_in(config), origin)
+  return with_references(tasks.fill_in(config, origin.model, resumed=origin.resumes), origin)
 
 
-def with_references(config: Config, origin: Origin = Origin()) -> Config:
+def with_references(config: Config, origin: Origin = NOTHING) -> Config:
   """Replaces zero reference counts by those of the origin, grown if `config.grow` says so."""
   model = config.model
   fitting, given = model.param_tokens, model.reference_tokens
@@ -96,24 +59,26 @@ def with_references(config: Config, origin: Origin = Origin()) -> Config:
   return dataclasses.replace(config, model=model)
 
 
-def in_steps(config: Config, examples: int) -> Config:
+def in_steps(config: Config, examples: int, position: Position = BEGINNING) -> Config:
   """The config with lengths in steps that were given in epochs or examples.
 
   Args:
     config: of the run.
     examples: of an epoch.
+    position: where the run begins in the order of the examples: those before it count.
   """
 
-  def steps(group: Any, prefix: str) -> int:
+  def steps(group: Any, prefix: str, begin: Position = BEGINNING) -> int:
     epochs, count = getattr(group, f'{prefix}epochs'), getattr(group, f'{prefix}examples')
     if not (epochs or count):
       return getattr(group, f'{prefix}steps')
-    return math.ceil((count or epochs * examples) / config.data.batch_size)
+    left = (count or epochs * examples) - begin.sample
+    return begin.step + math.ceil(left / config.data.batch_size)
 
   train, optim = config.train, config.optim
   return dataclasses.replace(
     config,
-    train=dataclasses.replace(train, steps=steps(train, ''), epochs=0.0, examples=0),
+    train=dataclasses.replace(train, steps=steps(train, '', position), epochs=0.0, examples=0),
     optim=dataclasses.replace(
       optim, warmup_steps=steps(optim, 'warmup_'), warmup_epochs=0.0, warmup_examples=0
     ),
@@ -124,7 +89,17 @@ def check_fits(config: Config, definition: Definition, mesh: Mesh) -> None:
   """Checks that parameters, heads and batch can be split over the mesh, and its devices do.
 
   Raises:
-    UserError: something does not divide, or the kernel of attention is for other devices.
+    UserError: something cannot be split evenly, or the kernel of attention is for other devices.
+  """
+  check_devices(config, mesh)
+  sharding.check_divides(mesh, definition.abstract, definition.axes)
+
+
+def check_devices(config: Config, mesh: Mesh) -> None:
+  """Check what of `check_fits` needs no sizes that the data decides.
+
+  Raises:
+    UserError: as `check_fits`, but for the parameters.
   """
   kernel, platform = config.train.attention, mesh.devices.flat[0].platform
   needed = {'splash': 'tpu', 'cudnn': 'gpu'}.get(kernel, platform)
@@ -133,7 +108,15 @@ def check_fits(config: Config, definition: Definition, mesh: Mesh) -> None:
       f'config.train.attention={kernel} is for a {needed}, and the devices are {platform}; '
       'auto takes the kernel of the devices'
     )
-  sharding.check_divides(mesh, definition.abstract, definition.axes)
+  check_splits(config, mesh)
+
+
+def check_splits(config: Config, mesh: Mesh | AbstractMesh) -> None:
+  """Check that heads and batch can be split over the mesh.
+
+  Raises:
+    UserError: a size is not a multiple of the number of its parts.
+  """
   sharding.check_divisible(mesh, 'heads', config.model.heads, 'of config.model.heads')
   parts = config.optim.accumulation_steps
   rows = f'of config.data.batch_size / optim.accumulation_steps = {config.data.batch_size}/{parts}'
@@ -148,6 +131,8 @@ def make_writable(workdir: paths.Path) -> None:
   """
   try:
     paths.make_writable(workdir)
+  except TransientError:
+    raise
   except paths.errors(workdir) as error:
     reason = paths.reason(error)
     raise UserError(
@@ -157,8 +142,8 @@ def make_writable(workdir: paths.Path) -> None:
 
 def resume(
   checkpoints: checkpoint.Checkpoints, config: Config, abstract: State
-) -> tuple[State, int] | None:
-  """The newest state that can be read and its step, or None in a new work directory.
+) -> tuple[State, checkpoint.Meta] | None:
+  """The newest state that can be read and its checkpoint, or None in a new work directory.
 
   A damaged checkpoint is named and moved to `damaged/`, and the one before it is taken.
 
@@ -171,12 +156,10 @@ def resume(
     UserError: the checkpoint is of another model, or all of them are damaged.
   """
   damaged = {}
-  for step in reversed(checkpoints.steps()):
+  for step in reversed(checkpoints.common_steps()):
     try:
       meta = checkpoints.meta(step)
-      _check_same_model(
-        config, meta.config, f'the checkpoint of step {step} in this work directory'
-      )
+      check_same_model(config, meta.config, in_workdir(step))
       restored = _restored(checkpoints, meta, config, abstract)
     except checkpoint.DamagedError as error:
       damaged[step] = error
@@ -187,7 +170,7 @@ def resume(
         f'the checkpoint of step {bad} is damaged ({error}); it was moved to {moved}; going on '
         f'from step {step}'
       )
-    return restored, step
+    return restored, meta
   if damaged:
     reasons = '; '.join(f'step {step}: {error}' for step, error in damaged.items())
     raise UserError(
@@ -215,47 +198,52 @@ def _with_average(config: Config, state: State) -> State:
   return state if 'ema' in state else {**state, 'ema': jax.tree.map(jnp.copy, state['params'])}
 
 
-def grown(config: Config, origin: Origin, mesh: Mesh) -> State:
+def grown(config: Config, origin: Origin, mesh: Mesh, other_meaning: str = '') -> State:
   """The state of the run `config.init_from`, grown to this run's model.
 
   What the task can change on the way, such as the head for other classes, is changed first.
 
+  Args:
+    config: of the run; `origin.check` has passed.
+    origin: of the run.
+    mesh: where the state is to be.
+    other_meaning: see `Task.other_meaning`; if the data has one, the head is drawn anew.
+
   Raises:
-    UserError: it is damaged, or cannot be grown to that.
+    UserError: it is damaged.
   """
-  checkpoints, meta = origin.source
-  target = config.model
+  checkpoints, meta, target = origin.source, origin.meta, config.model
   source = tasks.adapted(meta.config.model, target)
-  try:
-    state.check(source, target, config.grow)
-  except UserError as error:
-    raise UserError(f'config.init_from={config.init_from}: {error}') from error
   if reason := state.inexact(source, target, config.grow):
     cli.say(f'the grown model will not compute what {config.init_from} does: {reason}')
-  if source == meta.config.model:
+  room.check_memory(mesh, (target,), ema=checkpoint.has(meta, 'ema'))
+  if source == meta.config.model and not other_meaning:
     grown = files.read_and_grow(checkpoints, meta, mesh, target, config.grow)
     return _with_average(config, grown)
-  changed = ', '.join(checkpoint.differences(source, meta.config.model, 'model.'))
-  cli.say(f'adapting {config.init_from}: {changed}')
+  changed = checkpoint.differences(source, meta.config.model, 'model.')
+  if other_meaning:
+    changed.append(f'a new head, because {other_meaning}')
+  cli.say(f'adapting {config.init_from}: {", ".join(changed)}')
   old, definition = files.read(checkpoints, meta, mesh), models.define(target)
   tx = optim.make_optimizer(config.optim, config.train.steps, definition.axes)
   shardings = step_lib.state_shardings(mesh, definition, tx, ema='ema' in old)
 
   def adapt_and_grow(old: State) -> State:
-    return state.grow(_adapted(old, source, config), source, target, config.grow)
+    adapted = _adapted(old, source, config, new_head=bool(other_meaning))
+    return state.grow(adapted, source, target, config.grow)
 
   return _with_average(config, jax.jit(adapt_and_grow, out_shardings=shardings)(old))
 
 
-def _adapted(old: State, model: ModelConfig, config: Config) -> State:
+def _adapted(old: State, model: ModelConfig, config: Config, *, new_head: bool) -> State:
   """A state whose parameters, average and moments have the shapes of the adapted model."""
 
   def params(tree: Params) -> Params:
-    return tasks.adapt(tree, model, config.grow.seed)
+    return tasks.adapt(tree, model, config.grow.seed, new_head=new_head)
 
   def moments(order: int, tree: Params) -> Params:
     del order
-    return tasks.adapt(tree, model, None)
+    return tasks.adapt(tree, model, None, new_head=new_head)
 
   return state.map_trees(old, config.grow, params, moments)
 
@@ -274,17 +262,3 @@ def check_old_tokens(config: Config, growth: LastGrowth | None, definition: Defi
       f'config.optim.old_tokens is {config.optim.old_tokens!r}, but this model has no tokens newer '
       'than the others; grow it first, or set it to train'
     )
-
-
-def _check_same_model(config: Config, theirs: Config, where: str) -> None:
-  found = checkpoint.differences(config.model, theirs.model, 'model.')
-  if not found:
-    return
-  advice = 'set these keys to its values, or choose another one'
-  if all('_tokens.' in line for line in found):
-    counts = ','.join(f'{k}={getattr(config.model.param_tokens, k)}' for k in state.KINDS)
-    advice += (
-      ' (to have it grow: python -m tokenformer_jax.grow --source=DIR --target=NEW_DIR '
-      f'--param_tokens={counts})'
-    )
-  raise UserError(f'{where} is of another model: {"; ".join(found)}; {advice}')

@@ -1,15 +1,20 @@
 """Batches of images: pure functions of the step, the same on any hosts, every image once."""
 
 import dataclasses
+import errno
 import math
+import os
+from typing import ClassVar
 
 import image_files
 import numpy as np
 import pytest
 
+from tokenformer_jax import retry
 from tokenformer_jax.config import DataConfig
-from tokenformer_jax.data import image_order, images
+from tokenformer_jax.data import image_order, images, order
 from tokenformer_jax.data.augment import Views
+from tokenformer_jax.errors import TransientError
 
 SIZE, BATCH = 12, 8
 DATA = DataConfig(image_size=SIZE, batch_size=BATCH, crop_area=0.3, flip=True, prefetch=2)
@@ -31,6 +36,9 @@ class Numbered(images.Split):
     return data[: len(data) // 2] if number in self.broken else data, number
 
   def name(self, number):
+    return str(number)
+
+  def key(self, number):
     return str(number)
 
 
@@ -64,6 +72,18 @@ def test_a_batch_does_not_depend_on_hosts_or_on_where_training_began():
     np.testing.assert_array_equal(_joined(whole[5:], name), _joined(resumed, name))
 
 
+def test_a_run_may_go_on_with_another_batch_size():
+  split, whole = Numbered(20), _train(Numbered(20), last=8)
+  data = dataclasses.replace(DATA, batch_size=2 * BATCH)
+  rows, seen = range(2 * BATCH), order.Position(4, 4 * BATCH)
+  batches = image_order.train_batches(split, Views(data, 3), 1000, 0, rows, 4, 6, seen)
+  batches = list(batches)
+  for name in ('images', 'labels'):
+    np.testing.assert_array_equal(
+      _joined(batches, name), _joined(whole[4:], name), f'other {name} than smaller batches have'
+    )
+
+
 def test_views_of_an_image_differ_from_epoch_to_epoch_and_by_seed():
   split = Numbered(BATCH)
   first, second = _train(split, last=2)
@@ -80,6 +100,62 @@ def test_worker_processes_read_the_same():
   for mine, theirs in zip(_train(split, last=4), _train(split, last=4, views=views), strict=True):
     for name, array in mine.items():
       np.testing.assert_array_equal(theirs[name], array)
+
+
+class Away(Numbered):
+  """Images on a disk that is away for longer than reading is tried again."""
+
+  def read(self, number):
+    raise TransientError(f'reading {number} failed 9 times')
+
+
+@pytest.mark.parametrize('workers', [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_disk_that_is_away_is_told_from_bad_images(workers):
+  views = Views(dataclasses.replace(DATA, workers=workers), 3)
+  with pytest.raises(TransientError, match=r'reading .* failed 9 times'):
+    _train(Away(20), last=2, views=views)
+
+
+class Busy(Numbered):
+  """Images on a disk that fails; how often it was asked stands in `tries`."""
+
+  tries: ClassVar[list[int]] = []
+
+  def read(self, number):
+    self.tries.append(number)
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_storage_that_was_given_up_is_not_tried_anew_for_batches_read_ahead(monkeypatch):
+  monkeypatch.setattr(retry, 'PAUSES', (0.0,) * 3)
+  steps = image_order.ValidationSteps(Busy(20), VIEWS, 1000, (0, 1), 2, 9, tuple(range(9)))
+  for i in range(9):
+    with pytest.raises(TransientError, match='failed 4 times'):
+      steps[i]
+  assert len(Busy.tries) == 4, 'a process that gave up goes on trying for minutes before it ends'
+
+
+class Unreadable(list):
+  """Examples of a TFDS set; what array_record says of two of them, and does not say again."""
+
+  def __init__(self, *errors):
+    super().__init__({'image': image_files.encoded(i), 'label': i} for i in range(4))
+    self.errors = dict(enumerate(errors))
+
+  def __getitem__(self, i):
+    if i in self.errors:
+      raise RuntimeError(self.errors.pop(i))
+    return super().__getitem__(i)
+
+
+def test_a_file_of_records_that_is_away_is_told_from_a_bad_record(monkeypatch):
+  monkeypatch.setattr(retry, 'PAUSES', (0.0,))
+  away = 'open() failed: No such file or directory; opening /d/digits-train.array_record-00000'
+  broken = 'Invalid Riegeli/records file: chunk boundary is 131072'
+  split = images.Records('of', 'set', Unreadable(away, broken), 'image', 'label')
+  assert image_order.load(split, 0, VIEWS, 4, None)[1] == 0, 'an intact image is called bad'
+  with pytest.raises(image_order.BadImageError, match='Invalid Riegeli'):
+    image_order.load(split, 1, VIEWS, 4, None)
 
 
 @pytest.mark.parametrize('count', [1, 8, 21])

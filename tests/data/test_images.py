@@ -1,6 +1,8 @@
 """Sources of images: what they find, and what they say of what is wrong."""
 
+import errno
 import io
+import os
 import pickle
 import shutil
 from pathlib import Path
@@ -8,9 +10,11 @@ from pathlib import Path
 import image_files
 import numpy as np
 import pytest
+import tensorflow_datasets as tfds
 from PIL import Image
 from sklearn import datasets
 
+from tokenformer_jax import retry
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import images
 from tokenformer_jax.errors import UserError
@@ -71,14 +75,59 @@ def test_a_folder_without_splits_holds_images_out_by_their_names(tmp_path):
   assert names[1] == {again.name(i) for i in range(len(again))}
 
 
+def test_the_split_of_a_folder_does_not_depend_on_how_its_path_is_spelled(tmp_path, monkeypatch):
+  image_files.write_classes(tmp_path / 'sets', ('ant', 'bee'), 50)
+  (tmp_path / 'mount').symlink_to(tmp_path / 'sets')
+  shutil.copytree(tmp_path / 'sets', tmp_path / 'copy')
+  monkeypatch.chdir(tmp_path)
+  spellings = ('sets', './sets/', tmp_path / 'sets', tmp_path / 'mount/../sets', 'mount', 'copy')
+  found = []
+  for spelling in spellings:
+    split = _open(f'folder:{spelling}', validation_fraction=0.3).validation
+    found.append([Path(split.name(i)).parts[-2:] for i in range(len(split))])
+  assert 15 <= len(found[0]) <= 45
+  for spelling, names in zip(spellings, found, strict=True):
+    assert names == found[0], f'validation images of {spelling} were training images elsewhere'
+
+
+def test_the_split_of_a_tfds_set_does_not_depend_on_its_version_being_spelled(monkeypatch):
+  def numbers(spec):
+    return _open(spec, validation_fraction=0.3).validation.numbers.tolist()
+
+  builder = images._digits(DataConfig())
+  monkeypatch.setattr(tfds, 'builder', lambda name, **_: builder)
+  monkeypatch.setattr(images, '_VALIDATION_SPLITS', ())
+  versioned = numbers('tfds:digits:1.0.0')
+  assert numbers('tfds:digits') == versioned, 'a version moves images between the splits'
+  name = _open('tfds:digits:1.0.0').validation.name(0)
+  assert name.startswith('tfds:digits:1.0.0, train, example '), 'a message names another source'
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path, monkeypatch):
+  source = image_files.write_sets(tmp_path)
+  listed, failures = Path.iterdir, [errno.EIO, errno.EIO, errno.EACCES]
+
+  def iterdir(self):
+    if failures:
+      raise OSError(code := failures.pop(0), os.strerror(code))
+    return listed(self)
+
+  monkeypatch.setattr(retry, 'PAUSES', (0.0,) * 3)
+  monkeypatch.setattr(Path, 'iterdir', iterdir)
+  with pytest.raises(UserError, match=r'cannot be listed \(Permission denied\)'):
+    _open(source)
+  assert not failures, 'a listing that fails for a moment is not tried again'
+  assert len(_open(source).train) == 36
+
+
 def test_a_class_without_images_is_named_and_left_out_or_fatal(tmp_path, capsys):
   source = image_files.write_sets(tmp_path)
   (tmp_path / 'train/bat').mkdir()
   (tmp_path / 'train/bat/notes.txt').write_text('none yet')
   assert _open(source).classes == ('ant', 'bee', 'cat')
   said = capsys.readouterr().err
-  assert '1 class folders' in said and 'bat' in said and '1 files' in said
-  with pytest.raises(UserError, match=r'1 class folders of .*train have no images: bat'):
+  assert 'no images in 1 class folder of' in said and 'bat' in said and '1 file without' in said
+  with pytest.raises(UserError, match=r'no images in 1 class folder of .*train: bat; put'):
     _open(source, on_bad_image='fail')
 
 
@@ -99,7 +148,7 @@ def test_what_is_no_source_of_images(source, sentence):
 def test_folders_that_do_not_fit(tmp_path):
   source = image_files.write_sets(tmp_path)
   (tmp_path / 'val/cat').rename(tmp_path / 'val/dog')
-  with pytest.raises(UserError, match='has the classes dog, which'):
+  with pytest.raises(UserError, match=r'has 1 class that .* does not have: dog'):
     _open(source)
   shutil.rmtree(tmp_path / 'val')
   with pytest.raises(UserError, match='no counterpart'):

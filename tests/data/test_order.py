@@ -61,6 +61,38 @@ def test_an_epoch_visits_each_sample_once(seed, epoch, n):
   assert sorted(visited) == list(range(n)), 'samples are repeated or left out within an epoch'
 
 
+@given(
+  parts=st.lists(st.tuples(st.integers(1, 50), st.integers(0, 20)), min_size=1, max_size=6),
+  first=st.integers(0, 10**6),
+)
+def test_any_batch_sizes_after_each_other_visit_each_position_once(parts, first):
+  """Parts of a run, each of a batch size and some steps, each begun where the last one ended."""
+  step, position, visited = first, order.Position(first, 0), []
+  for batch_size, steps in parts:
+    for _ in range(steps):
+      visited += [position.of_step(step, batch_size) + row for row in range(batch_size)]
+      step += 1
+    # A checkpoint holds the samples seen, and the next part begins there.
+    position = order.Position(step, position.of_step(step, batch_size))
+  assert visited == list(range(len(visited))), 'a resumed run repeats or skips samples'
+
+
+@settings(max_examples=20, deadline=None)
+@given(step=st.integers(0, 1000), sample=st.integers(0, 10**6), size=st.integers(1, 9))
+def test_a_run_that_begins_anywhere_reads_the_samples_from_there_on(step, sample, size):
+  tokens, begin = np.arange(1000, dtype=np.uint16), order.Position(step, sample)
+  options = {'sequence_length': LENGTH, 'seed': SEED}
+  found = [
+    train_rows(tokens, step + i, range(size), batch_size=size, position=begin, **options)
+    for i in range(3)
+  ]
+  n = window_count(tokens, LENGTH)
+  starts = [LENGTH * sample_index(SEED, sample + i, n) for i in range(3 * size)]
+  np.testing.assert_array_equal(
+    np.concatenate(found)[:, 0], starts, 'the samples are not those after the last one seen'
+  )
+
+
 def test_epochs_and_seeds_have_orders_of_their_own():
   n = 1000
   orders = [
@@ -113,6 +145,18 @@ def test_resuming_continues_the_order(store, config):
     _train(store, config, 40, 10),
     _train(store, config, 0, 50)[40:],
     'a resumed run sees other data',
+  )
+
+
+def test_a_run_may_go_on_with_another_batch_size(store, config):
+  seen = order.Position(5, 5 * BATCH)
+  batches = train_batches(
+    store, dataclasses.replace(config, batch_size=2 * BATCH), SEED, range(2 * BATCH), 5, 7, seen
+  )
+  np.testing.assert_array_equal(
+    np.concatenate(list(batches)),
+    np.concatenate(_train(store, config, 5, 4)),
+    'the samples are not those that the smaller batches would have had',
   )
 
 

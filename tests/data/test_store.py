@@ -2,23 +2,27 @@
 
 import dataclasses
 import errno
-import fcntl
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tokenformer_jax import lease
 from tokenformer_jax.config import DataConfig
+from tokenformer_jax.data import blocks, corpus, tokenizers
 from tokenformer_jax.data import store as store_lib
-from tokenformer_jax.data import tokenizers
 from tokenformer_jax.data.store import Store, prepare
 from tokenformer_jax.errors import UserError
+
+TIMING = lease.Timing()
 
 TEXTS = [f'document {i}: naïve {i * i}' for i in range(200)]
 
@@ -87,7 +91,7 @@ def test_splits_do_not_depend_on_other_documents(tmp_path):
 
 
 def test_the_split_is_the_same_on_every_machine():
-  chosen = [i for i in range(40) if store_lib._is_validation(TEXTS[i], 0.2)]
+  chosen = [i for i in range(40) if corpus.is_validation(TEXTS[i], 0.2)]
   assert chosen == [12, 14, 15, 18, 20, 30, 33, 34, 38], (
     'the hash of the split changed: validation text of old runs is trained on'
   )
@@ -175,23 +179,186 @@ def test_the_default_cache_follows_xdg(tmp_path, monkeypatch):
   assert store.path.parent == parent, 'the cache is not where the documentation says'
 
 
-def test_the_winner_of_a_race_without_locks_stays(tmp_path, monkeypatch):
-  def no_locks(*_) -> None:
-    raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
-
+def test_the_winner_of_a_race_without_leases_stays(tmp_path, monkeypatch):
   write = store_lib._Builder._write
 
   def write_slowly(self, folder: Path) -> None:
     write(self, folder)
     shutil.copytree(folder, self.path)  # Another process is faster.
 
-  monkeypatch.setattr(fcntl, 'flock', no_locks)
   monkeypatch.setattr(store_lib._Builder, '_write', write_slowly)
   store = prepare(_config(tmp_path))
   assert sorted(_documents(store, 'train') + _documents(store, 'validation')) == sorted(TEXTS), (
     'the loser of the race has no whole store'
   )
   assert not _temporaries(tmp_path), 'the loser leaves its folder behind'
+
+
+@pytest.mark.parametrize('split', store_lib.SPLITS)
+@pytest.mark.parametrize('damage', ['zeros', 'one bit'])
+def test_changed_tokens_are_never_used(tmp_path, capsys, monkeypatch, split, damage):
+  monkeypatch.setattr(blocks, 'SIZE', 1000)  # several of them
+  built = prepare(_config(tmp_path))
+  tokens, path = built.train.tolist(), built.path / f'{split}.tokens'
+  content = bytearray(path.read_bytes())
+  if damage == 'zeros':
+    content = bytearray(len(content))
+  else:
+    content[len(content) // 2] ^= 1
+  path.write_bytes(content)
+  with pytest.raises(UserError, match=rf'block \d+ of .*{split}\.tokens .* is not what was writt'):
+    store_lib.verify(built.path)
+  assert prepare(_config(tmp_path)).train.tolist() == tokens, 'a run trains on changed tokens'
+  said = capsys.readouterr().err
+  assert f'{split}.tokens' in said and 'is damaged; it is built again' in said
+
+
+def test_a_start_looks_at_a_part_of_a_large_store(tmp_path, monkeypatch):
+  """Time is bounded, and the parts are others each time."""
+  monkeypatch.setattr(blocks, 'SIZE', 100)
+  monkeypatch.setattr(store_lib, '_CHECK_SECONDS', 0)
+  built = prepare(_config(tmp_path))
+  digests = {built.path / 'train.tokens': json.loads(_meta(built).read_text())['blocks']['train']}
+  content = bytearray((built.path / 'train.tokens').read_bytes())
+  content[250] ^= 1  # in block 2
+  (built.path / 'train.tokens').write_bytes(content)
+  found = {blocks.find_changed(digests, 0) for _ in range(2000)}
+  assert None in found, 'a start with no time reads a store as a whole'
+  assert any(where and where.startswith('block 2 of') for where in found), (
+    'a part of a store is never looked at'
+  )
+
+
+def _meta(store: Store) -> Path:
+  return store.path / 'meta.json'
+
+
+def _make_old(store: Store) -> None:
+  """Take out what earlier versions did not write."""
+  meta = json.loads(_meta(store).read_text())
+  del meta['blocks']
+  _meta(store).write_text(json.dumps(meta))
+
+
+def test_a_store_of_an_earlier_version_is_used_and_verified(tmp_path, monkeypatch):
+  built = prepare(_config(tmp_path))
+  _make_old(built)
+  with monkeypatch.context() as patch:
+    patch.setattr(store_lib._Builder, 'build', lambda self: pytest.fail('built again'))
+    assert prepare(_config(tmp_path)).digest == built.digest
+    assert store_lib.verify(built.path) == len(built.train) + len(built.validation)
+  assert 'blocks' in json.loads(_meta(built).read_text()), 'starts still look at nothing of it'
+  path = built.path / 'train.tokens'
+  _make_old(built)
+  path.write_bytes(bytes(path.stat().st_size))
+  with pytest.raises(UserError, match='are not what was written; remove that folder'):
+    store_lib.verify(built.path)
+
+
+def test_a_folder_that_is_no_store_is_an_error(tmp_path):
+  with pytest.raises(UserError, match=r'is not a whole token store: .*meta\.json is missing'):
+    store_lib.verify(tmp_path)
+  (tmp_path / 'meta.json').write_text('[]')
+  with pytest.raises(UserError, match=r'meta\.json is damaged'):
+    store_lib.verify(tmp_path)
+
+
+def test_the_command_names_the_first_block_that_changed(tmp_path):
+  built = prepare(_config(tmp_path))
+  path = built.path / 'validation.tokens'
+  path.write_bytes(bytes(path.stat().st_size))
+  command = [sys.executable, '-m', 'tokenformer_jax.data.verify', f'--store={built.path}']
+  done = subprocess.run(command, capture_output=True, text=True, env=_environment())
+  assert (done.returncode, done.stdout) == (2, '')
+  (line,) = done.stderr.splitlines()
+  assert line.startswith(f'error: block 0 of {path} (4 MiB from byte 0) is not what was written; ')
+
+
+@pytest.mark.parametrize('sizes', [[0], [1], [999], [1000], [1001], [400, 700, 2000, 1]])
+def test_blocks_do_not_depend_on_the_pieces_that_were_written(tmp_path, monkeypatch, sizes):
+  monkeypatch.setattr(blocks, 'SIZE', 1000)
+  content, digests = np.random.default_rng(0).bytes(sum(sizes)), blocks.Digests()
+  for first, size in zip(np.cumsum([0, *sizes]), sizes, strict=False):
+    digests.update(content[first : first + size])
+  (tmp_path / 'file').write_bytes(content)
+  of_file = blocks.of_file(tmp_path / 'file')
+  assert (of_file.blocks(), of_file.whole()) == (digests.blocks(), digests.whole())
+  assert blocks.find_changed({tmp_path / 'file': digests.blocks()}, 1) is None
+
+
+def _left_by_another_host(folder: Path) -> tuple[Path, Path]:
+  """A build on a host whose file locks nobody sees here: its folder, and its heartbeat."""
+  stores = folder / 'cache' / 'stores'
+  temporary, leased = stores / 'other.tmp-1234', stores / 'other.lease'
+  temporary.mkdir(parents=True)
+  (temporary / 'train.tokens').write_bytes(b'half of')
+  leased.mkdir()
+  owner = dataclasses.replace(lease._this_process(), machine='elsewhere')
+  (leased / '1.json').write_text(json.dumps(dataclasses.asdict(owner)))
+  beat = leased / f'{owner.name}.beat'
+  beat.write_text('1')
+  return temporary, beat
+
+
+def test_what_another_host_is_building_stays(tmp_path, monkeypatch):
+  temporary, beat = _left_by_another_host(tmp_path)
+  prepare(_config(tmp_path))
+  assert temporary.exists(), 'a build was removed before anyone could know that it died'
+
+  write = store_lib._Builder._write
+
+  def write_while_it_lives(self, folder: Path) -> None:
+    write(self, folder)
+    beat.write_text('2')
+
+  monkeypatch.setattr(lease, 'Timing', lambda: dataclasses.replace(TIMING, silence=0))
+  with monkeypatch.context() as patch:
+    patch.setattr(store_lib._Builder, '_write', write_while_it_lives)
+    prepare(_config(tmp_path, validation_fraction=0.3))
+  assert temporary.exists(), 'a build that lives was removed'
+  prepare(_config(tmp_path, validation_fraction=0.4))
+  assert not temporary.exists(), 'what a dead host left stays for ever'
+
+
+def test_who_needs_a_store_that_is_being_built_waits_and_says_so(tmp_path, capsys):
+  config = _config(tmp_path)
+  path, built = store_lib.folder_of(config), []
+  path.parent.mkdir(parents=True)
+  with store_lib.lock(path, f'the token store {path}'):
+    thread = threading.Thread(target=lambda: built.append(prepare(config)))
+    thread.start()
+    said, deadline = '', time.monotonic() + 60
+    while f'the token store {path} is being built by process {os.getpid()} on' not in said:
+      assert time.monotonic() < deadline, 'nothing says what is waited for'
+      said += capsys.readouterr().err
+      time.sleep(0.01)
+    assert not built, 'two processes build the same store at once'
+  thread.join()
+  assert sorted(_documents(built[0], 'train') + _documents(built[0], 'validation')) == sorted(TEXTS)
+
+
+def test_a_builder_that_was_replaced_publishes_nothing(tmp_path, monkeypatch):
+  """Stand for a process that was suspended: its successor has the lease, and works."""
+  write, folders = store_lib._Builder._write, []
+
+  def write_too_slowly(self, folder: Path) -> None:
+    write(self, folder)
+    (claim,) = self.path.with_name(f'{self.path.name}.lease').glob('*.json')
+    successor = dataclasses.replace(lease._this_process(), machine='elsewhere')
+    claim.with_name('2.json').write_text(json.dumps(dataclasses.asdict(successor)))
+    folders.append(self.path)
+
+  hold = lease.hold
+  monkeypatch.setattr(
+    lease, 'hold', lambda *a, **o: hold(*a, **o, timing=lease.Timing(beat=60, silence=-1))
+  )
+  monkeypatch.setattr(store_lib._Builder, '_write', write_too_slowly)
+  with pytest.raises(UserError, match=r'the token store .* was taken over by'):
+    prepare(_config(tmp_path))
+  assert not folders[0].exists()
+  assert folders[0].with_name(f'{folders[0].name}.lease').joinpath('2.json').exists(), (
+    'the claim of the successor was removed'
+  )
 
 
 # A process that prepares the store of the config in its argument; `hang` makes it stop half-way.
@@ -214,10 +381,14 @@ print(store.prepare(DataConfig(**json.loads(sys.argv[1]))).digest)
 """
 
 
+def _environment() -> dict[str, str]:
+  return os.environ | {'PYTHONPATH': str(Path(__file__).parents[2])}
+
+
 def _start(config: DataConfig, mode: str) -> subprocess.Popen:
   return subprocess.Popen(
     [sys.executable, '-c', _SCRIPT, json.dumps(dataclasses.asdict(config)), mode],
-    env=os.environ | {'PYTHONPATH': str(Path(__file__).parents[2])},
+    env=_environment(),
     stdout=subprocess.PIPE,
     text=True,
   )
@@ -241,7 +412,7 @@ def test_a_killed_build_leaves_nothing_that_counts(tmp_path):
 def test_processes_that_build_the_same_store_agree(tmp_path):
   config = _config(tmp_path)
   processes = [_start(config, 'run') for _ in range(2)]
-  outputs = [process.communicate(timeout=60)[0] for process in processes]
+  outputs = [process.communicate(timeout=120)[0] for process in processes]
   assert [process.returncode for process in processes] == [0, 0], 'one of the builders failed'
   assert outputs == [prepare(config).digest + '\n'] * 2, 'the builders have different stores'
   assert not _temporaries(tmp_path), 'a builder leaves its folder behind'

@@ -1,18 +1,23 @@
 """Sources yield every document, in order, or one sentence that says where the text is broken."""
 
+import errno
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import zstandard
 
-from tokenformer_jax.data import text
+from tokenformer_jax import paths, retry
+from tokenformer_jax.data import formats, packed, text
 from tokenformer_jax.data.text import open_source
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import TransientError, UserError
 
 LINES = [{'text': f'döcument {i}', 'title': f't{i}'} for i in range(3)]
 DOCUMENTS = [line['text'] for line in LINES]
@@ -50,7 +55,8 @@ def test_a_text_file_is_one_document(tmp_path, suffix):
 
 
 def test_lines_may_span_chunks(tmp_path, monkeypatch):
-  monkeypatch.setattr(text, '_CHUNK_BYTES', 7)
+  monkeypatch.setattr(packed, '_CHUNK_BYTES', 7)
+  monkeypatch.setattr(formats, '_HEAD_BYTES', 1)
   path = tmp_path / 'a.jsonl'
   path.write_bytes(JSONL)
   assert _read(path) == DOCUMENTS, 'a line is torn where a chunk of the file ends'
@@ -118,6 +124,176 @@ def test_a_text_file_of_another_encoding_is_an_error(tmp_path):
     _read(path)
 
 
+def test_a_folder_stands_for_its_files(tmp_path):
+  for name in ('b/c.txt', 'b/[d].md', 'a.txt', '.git/config', 'b/.hidden', 'empty'):
+    path = tmp_path / 'x[1]' / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text('' if name == 'empty' else name)
+  for spec in (f'{tmp_path}/x[1]', f'{tmp_path}/x[1]/'):
+    assert _read(spec) == ['a.txt', 'b/[d].md', 'b/c.txt'], (
+      'a folder is not all of its text files, or hidden ones are trained on'
+    )
+
+
+ROWS = [{'text': 'a, "b"\nc', 'n': '1'}, {'text': 'ä', 'n': '2'}]
+TABLES = {
+  'a.csv': b'text,n\n"a, ""b""\nc",1\n\xc3\xa4,2\n',
+  'b.CSV.gz': gzip.compress(b'text,n\n"a, ""b""\nc",1\n\xc3\xa4,2\n'),
+  'c.tsv': b'text\tn\n"a, ""b""\nc"\t1\n\xc3\xa4\t2\n',
+  'd e.json': json.dumps(ROWS, indent=1).encode(),
+  'f.jsonl': json.dumps(ROWS, indent=1).encode(),
+  'g.json.zst': zstandard.compress(json.dumps(ROWS).encode()),
+}
+if not shutil.which('zstd'):
+  del TABLES['g.json.zst']
+
+
+@pytest.mark.parametrize('name', TABLES)
+def test_a_table_is_named_with_the_command_that_makes_text_of_it(tmp_path, name):
+  path = tmp_path / name
+  path.write_bytes(TABLES[name])
+  with pytest.raises(UserError, match=r'(CSV table|TSV table|one JSON array), not text') as error:
+    _read(path)
+  command = str(error.value).partition(': ')[2]
+  environment = {**os.environ, 'PATH': f'{Path(sys.executable).parent}:{os.environ["PATH"]}'}
+  subprocess.run(command, shell=True, check=True, cwd=tmp_path, env=environment)
+  assert _read(tmp_path / 'FILE.jsonl') == [row['text'] for row in ROWS], 'the command loses text'
+
+
+ARROW = b'ARROW1\0\0\xff\xff\xff\xff'
+OTHERS = {
+  'a.parquet': (b'PAR1', 'is a Parquet table, not text; .*read_parquet'),
+  'b.txt': (b'PAR1\x15\x04\x15', 'is a Parquet table, not text'),
+  'c.arrow': (ARROW, 'is an Arrow table, not text; .*datasets'),
+  'd': (ARROW, 'Arrow table, not text'),
+  'e.feather': (ARROW, 'Feather table, not text; .*read_feather'),
+  'f.zip': (b'PK\x03\x04\x14\0', 'is packed by zip, which is not read; unpack it: unzip '),
+  'g.txt': (b'PK\x03\x04\x14\0', 'is packed by zip'),
+  'h.tar.gz': (b'\x1f\x8b\x08\0', 'is packed by tar'),
+  'i.txt': (gzip.compress(b'text'), r'is packed by gzip; give it a name that ends in \.gz'),
+  'j.txt': (zstandard.compress(b'text'), r'packed by zstd; give it a name that ends in \.zst'),
+  'k.txt': ('text'.encode('utf-16'), 'is text in UTF-16; .*: iconv -f UTF-16 -t UTF-8'),
+  'l.md': (b'\x89PNG\r\n\x1a\n\0', 'is a PNG file, not text; leave it out'),
+  'm.txt': (bytes(300_000), 'is filled with NUL bytes from the start, as a crash'),
+  'n.txt': (b'text\n' * 40_000 + bytes(3000), 'filled with NUL bytes from byte 200000 on'),
+  'o.jsonl': (JSONL + bytes(10), f'filled with NUL bytes from byte {len(JSONL)} on'),
+  'p.bin': (b'ab\0c', 'is not text: byte 2 of it is NUL'),
+  'q.json': (JSONL, r'has a JSON object on each line; give it a name that ends in \.jsonl'),
+}
+
+
+@pytest.mark.parametrize('name', OTHERS)
+def test_what_is_not_text_is_named_as_what_it_is(tmp_path, name):
+  content, sentence = OTHERS[name]
+  path = tmp_path / name
+  path.write_bytes(content)
+  with pytest.raises(UserError, match=f'^{path} .*({sentence})'):
+    _read(path)
+
+
+def test_text_is_text_whatever_it_looks_like(tmp_path):
+  contents = {
+    'a.txt': 'text,n\na,1\n',
+    'b.txt': '["a"]',
+    'c.json': '{"a": ["b"]}',
+    'd.txt': 'PAR1 is how a Parquet file begins; PK is not\n',
+    'e.csv': '',
+    'f.md': '\f\x1b[1mbold\x1b[0m\b',
+  }
+  for name, content in contents.items():
+    (tmp_path / name).write_text(content)
+  assert _read(tmp_path) == [text for text in contents.values() if text], 'text is refused'
+
+
+def test_a_ndjson_file_is_a_jsonl_file(tmp_path):
+  (tmp_path / 'a.ndjson').write_bytes(JSONL)
+  assert _read(tmp_path / 'a.ndjson') == DOCUMENTS, 'the model would learn to write JSON'
+
+
+def _zstd(blocks: list[tuple[int, int, bytes]], window_log: int) -> bytes:
+  """A frame of unknown size that asks for a window; a block is its type, its size, its bytes."""
+  frame = b'\x28\xb5\x2f\xfd\0' + bytes([(window_log - 10) << 3])
+  for i, (kind, size, data) in enumerate(blocks, start=1):
+    frame += (size << 3 | kind << 1 | (i == len(blocks))).to_bytes(3, 'little') + data
+  return frame
+
+
+@pytest.mark.parametrize('name', ['a.txt.zst', 'a.jsonl.zst'])
+@pytest.mark.parametrize('window_log', [31, 20])
+def test_a_small_file_cannot_ask_for_much_memory(tmp_path, name, window_log):
+  path = tmp_path / name
+  path.write_bytes(_zstd([(1, 2**17, b'a')] * 4000, window_log))  # 16 KB, of 500 MiB
+  sentence = 'asks for a window of 2048 MiB' if window_log == 31 else 'document of more than 64 MiB'
+  tracemalloc.start()
+  try:
+    with pytest.raises(UserError, match=sentence):
+      _read(path)
+    peak = tracemalloc.get_traced_memory()[1]
+  finally:
+    tracemalloc.stop()
+  assert peak < 300 * 2**20, f'a file of 16 KB takes {peak >> 20} MiB of memory'
+
+
+def test_a_wide_window_is_allowed_to_what_needs_or_does_not_fill_it(tmp_path, monkeypatch):
+  block = os.urandom(2**16).hex().encode()
+  (tmp_path / 'small.txt.zst').write_bytes(_zstd([(0, len(block), block)], 31))
+  assert _read(tmp_path / 'small.txt.zst') == [block.decode()], 'what `zstd --long=31` made is lost'
+  monkeypatch.setattr(packed, '_ALWAYS_HELD', 0)
+  (tmp_path / 'large.txt.zst').write_bytes(_zstd([(0, len(block), block)] * 9, 31))
+  assert _read(tmp_path / 'large.txt.zst') == [block.decode() * 9], 'large archives are refused'
+
+
+@pytest.mark.parametrize('name', ['a.txt', 'a.jsonl', 'a.txt.gz'])
+def test_a_document_has_a_limit(tmp_path, monkeypatch, name):
+  monkeypatch.setattr(packed, 'LONGEST_DOCUMENT', 2**20)
+  content = b'{"text": "' + b'a' * 2**20 + b'"}\n'
+  (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith('.gz') else content)
+  with pytest.raises(UserError, match=r'has a document of more than 1 MiB, the most .* \.jsonl'):
+    _read(tmp_path / name)
+
+
+class Failing:
+  """A file of which every third read fails, from a disk that is busy."""
+
+  reads = 0
+
+  def __init__(self, path):
+    self.file = open(path, 'rb')  # noqa: SIM115 (closed below)
+
+  def __getattr__(self, name):
+    return getattr(self.file, name)
+
+  def read(self, size):
+    Failing.reads += 1
+    data = self.file.read(size)
+    if Failing.reads % 3 == 0:
+      raise OSError(errno.EIO, os.strerror(errno.EIO))
+    return data
+
+
+@pytest.mark.parametrize('suffix', ['', '.gz', '.zst'])
+def test_an_error_of_reading_that_passes_changes_nothing(tmp_path, monkeypatch, suffix):
+  path = tmp_path / f'a.jsonl{suffix}'
+  path.write_bytes(_pack(JSONL * 50, suffix))
+  monkeypatch.setattr(packed, '_CHUNK_BYTES', 20)
+  monkeypatch.setattr(retry, 'PAUSES', (0.0,) * 3)
+  monkeypatch.setattr(paths, 'open_to_read', Failing)
+  assert _read(path) == DOCUMENTS * 50, 'text is lost or repeated where reading failed'
+  assert Failing.reads > 5, 'the test made nothing fail'
+
+
+def test_an_error_of_reading_that_stays_is_told_after_some_tries(tmp_path, monkeypatch):
+  (tmp_path / 'a.txt').write_text('a')
+  monkeypatch.setattr(retry, 'PAUSES', (0.0,) * 3)
+
+  def fail(path):
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+  monkeypatch.setattr(paths, 'open_to_read', fail)
+  with pytest.raises(TransientError, match=r'reading .*a\.txt failed 4 times'):
+    _read(tmp_path / 'a.txt')
+
+
 def test_a_file_that_disappears_is_an_error(tmp_path):
   path = tmp_path / 'a.txt'
   path.write_text('a')
@@ -183,9 +359,9 @@ import json, sys
 from tokenformer_jax.data.text import open_source
 from tokenformer_jax.errors import UserError
 
-def read(spec, field='text'):
+def read(spec, field='text', splits=('train',)):
   try:
-    source = open_source(spec, field)
+    source = open_source(spec, field, 'config.data.source', splits)
     return [source.fingerprint(), sorted(source.documents())]
   except UserError as error:
     return str(error)
@@ -198,6 +374,7 @@ result |= {
   'version': read('tfds:tiny_text:1.0.0'),
   'field': read('tfds:tiny_text', 'txt'),
   'number': read('tfds:tiny_text', 'number'),
+  'held out': read('tfds:tiny_text', splits=('validation', 'test', 'train')),
   'tensorflow': 'tensorflow' in sys.modules,
 }
 print(json.dumps(result))
@@ -228,6 +405,12 @@ def test_a_tfds_dataset_is_read(tfds_results):
   assert documents == [f'döc {i}' for i in range(5)], 'documents of a TFDS dataset are lost'
 
 
+def test_the_first_split_that_a_tfds_dataset_has_is_read(tfds_results):
+  fingerprint, documents = tfds_results['held out']
+  assert documents == ['döc 0', 'döc 1'], 'validation text is taken from another split'
+  assert fingerprint != tfds_results['prepared'][0], 'splits of a set pass for the same text'
+
+
 def test_a_tfds_version_may_be_given(tfds_results):
   assert tfds_results['version'] == tfds_results['prepared'], 'NAME:VERSION is another dataset'
 
@@ -240,6 +423,22 @@ def test_tfds_needs_no_tensorflow(tfds_results):
 def test_an_unprepared_tfds_dataset_is_an_error(tfds_results, case):
   assert 'tfds build' in tfds_results[case], 'the error does not say how to prepare the dataset'
   assert '\n' not in tfds_results[case], 'the error is more than a sentence'
+
+
+def test_a_tfds_example_that_cannot_be_read_for_a_moment_is_read_later(monkeypatch):
+  class Examples(list):
+    failed: ClassVar[set[int]] = set()
+
+    def __getitem__(self, i):
+      if i not in self.failed:
+        self.failed.add(i)
+        raise RuntimeError('pread() failed: Input/output error; reading tiny.array_record')
+      return super().__getitem__(i)
+
+  monkeypatch.setattr(retry, 'PAUSES', (0.0,))
+  monkeypatch.setattr(text.Tfds, '_examples', Examples(LINES))
+  assert list(open_source('tfds:any', 'text').documents()) == DOCUMENTS, 'a hiccup ends the run'
+  assert len(Examples.failed) == 3
 
 
 def test_a_missing_tfds_field_is_an_error(tfds_results):

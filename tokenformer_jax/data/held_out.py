@@ -16,14 +16,14 @@ def held_out_tokens(
 
   Args:
     data: of the run. Its token store is used if there is one on this machine.
-    tokenizer: of the run, for other text if there is not.
+    tokenizer: of the run.
     needed: how many tokens.
 
   Returns:
     int32 [at most `needed`], and the name.
   """
   try:
-    existing = store.find(data)
+    existing = store.find(data, tokenizer)
   except UserError:  # The text itself is not here.
     existing = None
   if existing is not None:

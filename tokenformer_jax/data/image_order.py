@@ -1,4 +1,4 @@
-"""Batches of images: the batch of a step is a pure function of the config and the step.
+"""Batches of images: pure functions of the config, the step, and where the run begins.
 
 Positions of the endless order of training images are as in `order.py`; what is random about an
 image is seeded by (seed, epoch, image). So a batch is the same on any number of hosts, and resuming
@@ -16,6 +16,8 @@ import numpy as np
 from tokenformer_jax.data import order
 from tokenformer_jax.data.augment import Views
 from tokenformer_jax.data.images import Split
+from tokenformer_jax.errors import TransientError
+from tokenformer_jax.retry import retried
 
 NOTHING = -1  # the label of a row that does not count, and in `bad` of one that is as it should be
 
@@ -29,14 +31,17 @@ class BadImageError(Exception):
 def load(
   split: Split, number: int, views: Views, classes: int, rng: np.random.Generator | None
 ) -> tuple[np.ndarray, int]:
-  """A view uint8 [S, S, C] of an image, random if there is a generator, and its label.
+  """Return a view uint8 [S, S, C] of an image, random if there is a generator, and its label.
 
   Raises:
-    BadImageError: it cannot be read, or its label is out of range.
+    BadImageError: it is not there, cannot be decoded, or its label is out of range.
+    TransientError: the storage did not give it for minutes; the image may well be good.
   """
   try:
-    encoded, label = split.read(number)
+    encoded, label = retried(lambda: split.read(number), f'reading {split.name(number)}')
     pixels = views.evaluation(encoded) if rng is None else views.train(encoded, rng)
+  except TransientError:
+    raise
   except Exception as error:  # Pillow and array_record raise many kinds.
     raise BadImageError(f'{type(error).__name__}: {error}') from error
   if not 0 <= label < classes:
@@ -54,11 +59,15 @@ class Steps(abc.ABC):
   rows: tuple[int, ...]
   batch_size: int
   batches: int
+  # Why the storage was given up: batches read ahead would otherwise try it for minutes again.
+  given_up: list[TransientError] = dataclasses.field(default_factory=list, kw_only=True)
 
   def __len__(self) -> int:
     return self.batches
 
   def __getitem__(self, batch: int) -> Batch:
+    if self.given_up:
+      raise self.given_up[0]
     size = self.views.data.image_size
     result = {
       'images': np.zeros((len(self.rows), size, size, self.views.channels), np.uint8),
@@ -75,6 +84,9 @@ class Steps(abc.ABC):
         )
       except BadImageError:
         result['bad'][i] = number
+      except TransientError as error:
+        self.given_up.append(error)
+        raise
     return result
 
   @abc.abstractmethod
@@ -87,9 +99,10 @@ class TrainSteps(Steps):
   """The batch of every step of training."""
 
   seed: int
+  position: order.Position = order.BEGINNING
 
   def _image(self, batch: int, row: int) -> tuple[int, np.random.Generator]:
-    position, n = batch * self.batch_size + row, len(self.split)
+    position, n = self.position.of_step(batch, self.batch_size) + row, len(self.split)
     number = order.sample_index(self.seed, position, n)
     return number, np.random.default_rng((self.seed, position // n, number))
 
@@ -113,6 +126,7 @@ def train_batches(
   rows: Sequence[int],
   first_step: int,
   last_step: int,
+  position: order.Position = order.BEGINNING,
 ) -> Generator[Batch, None, None]:
   """This host's part of the training batches of `first_step` … `last_step` − 1, read ahead.
 
@@ -124,9 +138,10 @@ def train_batches(
     rows: numbers of the rows in the global batch that this host needs.
     first_step: the step of the first batch.
     last_step: the step before which to end.
+    position: where the run begins in the order.
   """
   size = views.data.batch_size
-  steps = TrainSteps(split, views, classes, tuple(rows), size, last_step, seed)
+  steps = TrainSteps(split, views, classes, tuple(rows), size, last_step, seed, position)
   return order.read_ahead(steps, first_step, views.data)
 
 

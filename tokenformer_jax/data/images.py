@@ -7,6 +7,7 @@ decoded here (see `augment.py`), and no TensorFlow is needed.
 import abc
 import contextlib
 import dataclasses
+import errno
 import functools
 import hashlib
 import io
@@ -19,13 +20,15 @@ import numpy as np
 from tokenformer_jax import paths
 from tokenformer_jax.cli import say
 from tokenformer_jax.config import DataConfig
-from tokenformer_jax.data import store
-from tokenformer_jax.data.records import cannot_be_opened
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.data import records, store
+from tokenformer_jax.errors import TransientError, UserError, counted
+from tokenformer_jax.retry import is_transient, retried
 
 _SUFFIXES = ('.jpg', '.jpeg', '.png')
 _TRAIN_FOLDERS, _VALIDATION_FOLDERS = ('train',), ('val', 'validation', 'test')
 _VALIDATION_SPLITS = ('validation', 'test')
+# Errors of reading that are about one file, and not about where it lies.
+_OF_ONE_FILE = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
 class Split(abc.ABC):
@@ -36,17 +39,24 @@ class Split(abc.ABC):
 
   @abc.abstractmethod
   def read(self, number: int) -> tuple[bytes, int]:
-    """An encoded image and its label. What goes wrong in reading is raised as it comes."""
+    """Return an encoded image and its label; errors of reading are raised as they come."""
 
   @abc.abstractmethod
   def name(self, number: int) -> str:
-    """What the user knows an image as."""
+    """Return what the user knows an image as."""
+
+  @abc.abstractmethod
+  def key(self, number: int) -> str:
+    """Return what an image is called however the source is spelled and wherever it lies."""
 
   def chosen(self, validation: bool, fraction: float) -> 'Split':
-    """The part of the images, chosen by a hash of the name, that is validation, or the rest."""
+    """Return the part of the images, chosen by a hash of the key, that is validation, or the rest.
+
+    No spelling of the source, no copy and no mount moves an image between the two.
+    """
 
     def is_validation(number: int) -> bool:
-      digest = hashlib.blake2b(self.name(number).encode(), digest_size=8).digest()
+      digest = hashlib.blake2b(self.key(number).encode(), digest_size=8).digest()
       return int.from_bytes(digest, 'little') < fraction * 2**64
 
     numbers = [i for i in range(len(self)) if is_validation(i) == validation]
@@ -65,17 +75,29 @@ class Files(Split):
     return len(self.names)
 
   def read(self, number: int) -> tuple[bytes, int]:
-    return Path(self.name(number)).read_bytes(), int(self.labels[number])
+    name = self.name(number)
+    try:
+      return Path(name).read_bytes(), int(self.labels[number])
+    except OSError as error:
+      of_one_file = isinstance(error, _OF_ONE_FILE) and os.path.isdir(os.path.dirname(name))
+      if of_one_file or is_transient(error):
+        raise
+      # The storage fails, or is not mounted: that may pass, and says nothing about the image.
+      raise OSError(errno.EIO, error.strerror or str(error), name) from error
 
   def name(self, number: int) -> str:
     return os.path.join(self.root, self.names[number])
+
+  def key(self, number: int) -> str:
+    return self.names[number]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Records(Split):
   """The examples of a split of a TFDS dataset."""
 
-  of: str
+  of: str  # the source as it is spelled, and the split
+  dataset: str  # without configuration and version, and the split
   examples: Any
   image: str  # the names of the features
   label: str
@@ -84,11 +106,14 @@ class Records(Split):
     return len(self.examples)
 
   def read(self, number: int) -> tuple[bytes, int]:
-    example = self.examples[number]
+    example = records.read(self.examples, number)
     return example[self.image], int(example[self.label])
 
   def name(self, number: int) -> str:
     return f'{self.of}, example {number}'
+
+  def key(self, number: int) -> str:
+    return f'{self.dataset}, example {number}'
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -106,6 +131,9 @@ class Part(Split):
 
   def name(self, number: int) -> str:
     return self.whole.name(int(self.numbers[number]))
+
+  def key(self, number: int) -> str:
+    return self.whole.key(int(self.numbers[number]))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -133,11 +161,11 @@ def open_images(data: DataConfig) -> ImageSet:
   """
   kind, _, name = data.source.partition(':')
   if data.source == 'digits':
-    found = _records(_digits(data), 'digits', data)
+    found = _records(_digits(data), 'digits', 'digits', data)
   elif kind == 'tfds' and name:
     found = _tfds(name, data)
   elif kind == 'folder' and name:
-    found = _folder(paths.local(name).expanduser(), data)
+    found = _listed(paths.local(name).expanduser(), data)
   else:
     raise UserError(
       f'config.data.source is {data.source!r}; for images it must be digits, tfds:NAME or '
@@ -163,8 +191,10 @@ def _digits(data: DataConfig) -> Any:
   try:
     folder.mkdir(parents=True, exist_ok=True)
     builder = digits.Digits(data_dir=folder, file_format='array_record')
-    with store.lock(folder / 'digits'), contextlib.redirect_stdout(io.StringIO()):
-      builder.download_and_prepare()
+    target = folder / 'digits'
+    if not builder.data_path.exists():
+      with store.lock(target, f'{target}'), contextlib.redirect_stdout(io.StringIO()):
+        builder.download_and_prepare()
   except OSError as error:
     raise UserError(
       f'the digits cannot be written to {folder} ({error.strerror}); set config.data.cache_dir to '
@@ -177,14 +207,17 @@ def _tfds(name: str, data: DataConfig) -> ImageSet:
   import tensorflow_datasets as tfds  # noqa: PLC0415 (slow, and only needed here)
 
   try:
-    return _records(tfds.builder(name, file_format='array_record'), f'tfds:{name}', data)
-  except UserError:
+    builder = retried(
+      lambda: tfds.builder(name, file_format='array_record'), f'opening tfds:{name}'
+    )
+    return _records(builder, f'tfds:{name}', f'tfds:{builder.name}', data)
+  except (UserError, TransientError):
     raise
   except Exception as error:  # TFDS raises many kinds.
-    raise cannot_be_opened(name, error) from error
+    raise records.cannot_be_opened(name, error) from error
 
 
-def _records(builder: Any, name: str, data: DataConfig) -> ImageSet:
+def _records(builder: Any, name: str, dataset: str, data: DataConfig) -> ImageSet:
   import tensorflow_datasets as tfds  # noqa: PLC0415
 
   features, splits = builder.info.features, builder.info.splits
@@ -193,23 +226,23 @@ def _records(builder: Any, name: str, data: DataConfig) -> ImageSet:
     named = [key for key, value in features.items() if type(value) is cls]
     if len(named) != 1:
       raise UserError(
-        f'config.data.source is {name}, which has {len(named)} features of the kind '
-        f'{cls.__name__}; an image classification set has one'
+        f'config.data.source is {name}, which has {counted(len(named), "feature")} of the type '
+        f'{cls.__name__}; a set for image classification has one'
       )
     return named[0]
 
   image, label = feature(tfds.features.Image), feature(tfds.features.ClassLabel)
 
-  def records(split: str) -> Records:
+  def open_split(split: str) -> Records:
     examples = builder.as_data_source(split, decoders={image: tfds.decode.SkipDecoding()})
-    return Records(f'{name}, {split}', examples, image, label)
+    return Records(f'{name}, {split}', f'{dataset}, {split}', examples, image, label)
 
   held_out = [split for split in _VALIDATION_SPLITS if split in splits]
-  train = records('train')
+  train = open_split('train')
   return ImageSet(
     classes=tuple(features[label].names),
     channels=1 if features[image].shape[-1] == 1 else 3,
-    **_splits(train, records(held_out[0]) if held_out else None, data),
+    **_splits(train, open_split(held_out[0]) if held_out else None, data),
   )
 
 
@@ -218,6 +251,15 @@ def _splits(train: Split, validation: Split | None, data: DataConfig) -> dict[st
     return {'train': train, 'validation': validation}
   fraction = data.validation_fraction
   return {'train': train.chosen(False, fraction), 'validation': train.chosen(True, fraction)}
+
+
+def _listed(root: Path, data: DataConfig) -> ImageSet:
+  try:
+    return retried(lambda: _folder(root, data), f'listing {root}')
+  except OSError as error:
+    raise UserError(
+      f'config.data.source is folder:{root}, which cannot be listed ({paths.reason(error)})'
+    ) from error
 
 
 def _folder(root: Path, data: DataConfig) -> ImageSet:
@@ -237,7 +279,8 @@ def _folder(root: Path, data: DataConfig) -> ImageSet:
     theirs, validation = _files(validation_root, data)
     if unknown := sorted(set(theirs) - set(classes)):
       raise UserError(
-        f'{validation_root} has the classes {", ".join(unknown)}, which {train_root} has not'
+        f'{validation_root} has {counted(len(unknown), "class")} that {train_root} does not have: '
+        f'{", ".join(unknown)}; a class must have images to train on'
       )
     # The labels of the validation split go by the classes of the training split.
     order = np.array([classes.index(name) for name in theirs], np.int32)
@@ -263,10 +306,12 @@ def _files(root: Path, data: DataConfig) -> tuple[list[str], Files]:
     labels += [len(classes)] * len(found)
     classes.append(folder.name)
   if empty:
-    sentence = f'{len(empty)} class folders of {root} have no images: {", ".join(empty)}'
+    sentence = f'no images in {counted(len(empty), "class folder")} of {root}: {", ".join(empty)}'
     if data.on_bad_image == 'fail':
-      raise UserError(f'{sentence}; take them away, or set config.data.on_bad_image=skip')
-    say(f'{sentence}; they are no classes')
+      raise UserError(
+        f'{sentence}; put images in, take the folder away, or set config.data.on_bad_image=skip'
+      )
+    say(f'{sentence}; not counted as a class')
   if others:
-    say(f'{others} files in {root} do not end in {", ".join(_SUFFIXES)}; they are left out')
+    say(f'{root}: left out {counted(others, "file")} without an ending of {", ".join(_SUFFIXES)}')
   return classes, Files(str(root), tuple(names), np.array(labels, np.int32))

@@ -1,9 +1,11 @@
 """The order of the data: a batch is a pure function of the config and the step.
 
 Sample `i` of a split is the window `tokens[i·T : i·T + T + 1]`, T inputs and their targets. The
-training samples are visited in an endless order, shuffled anew in each epoch; row `r` of the global
-batch of step `s` is at position `s · batch_size + r` of it. So the state of the data is the step,
-whatever the number of hosts, and resuming at any step costs nothing.
+training samples are visited in an endless order, shuffled anew in each epoch. A run that begins at
+step `s₀` and sample `p₀` (`Position`) has row `r` of the global batch of step `s` at the position
+`p₀ + (s − s₀) · batch_size + r` of that order. A checkpoint holds how many samples were seen, so a
+resumed run may have another batch size, and resuming at any step on any number of hosts costs
+nothing.
 """
 
 import dataclasses
@@ -20,12 +22,27 @@ from grain.experimental import index_shuffle
 
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data.store import Store, window_count
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, counted
 
 NO_TOKEN = -1  # fills the rows of the last validation batch that have no sample
 
 _ENDLESS = 2**62
 _READ_THREADS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+  """Where a run begins in the order: the batch of `step` begins at the position `sample`."""
+
+  step: int = 0
+  sample: int = 0
+
+  def of_step(self, step: int, batch_size: int) -> int:
+    """Return the position at which the batch of a step begins: the samples seen before it."""
+    return self.sample + (step - self.step) * batch_size
+
+
+BEGINNING = Position()
 
 
 def sample_index(seed: int, position: int, n: int) -> int:
@@ -48,6 +65,7 @@ def train_rows(
   batch_size: int,
   sequence_length: int,
   seed: int,
+  position: Position = BEGINNING,
 ) -> np.ndarray:
   """Some rows of the global batch of a step.
 
@@ -58,6 +76,7 @@ def train_rows(
     batch_size: rows of the global batch.
     sequence_length: T.
     seed: of the order.
+    position: where the run begins in the order.
 
   Returns:
     int32 [len(rows), T + 1], inputs and targets.
@@ -66,9 +85,10 @@ def train_rows(
     UserError: the split is too short for one sequence.
   """
   n = _sample_count(tokens, sequence_length, 'training')
+  first = position.of_step(int(step), batch_size)
   batch = np.empty((len(rows), sequence_length + 1), np.int32)
   for i, row in enumerate(rows):
-    sample = sample_index(seed, int(step) * batch_size + int(row), n)
+    sample = sample_index(seed, first + int(row), n)
     batch[i] = _window(tokens, sample, sequence_length)
   return batch
 
@@ -80,6 +100,7 @@ def train_batches(
   rows: Sequence[int],
   first_step: int,
   last_step: int | None = None,
+  position: Position = BEGINNING,
 ) -> Generator[np.ndarray, None, None]:
   """This host's part of the training batches, read ahead in threads or processes.
 
@@ -90,6 +111,7 @@ def train_batches(
     rows: numbers of the rows in the global batch that this host needs.
     first_step: the step of the first batch.
     last_step: the step before which to end; None: never.
+    position: where the run begins in the order.
 
   Returns:
     A generator of the batches of `first_step`, `first_step + 1`, …, as `train_rows` gives them.
@@ -106,6 +128,7 @@ def train_batches(
     sequence_length=config.sequence_length,
     seed=seed,
     last_step=_ENDLESS if last_step is None else last_step,
+    position=position,
   )
   return read_ahead(steps, first_step, config)
 
@@ -146,7 +169,7 @@ def _sample_count(tokens: np.ndarray, sequence_length: int, split: str) -> int:
   n = window_count(tokens, sequence_length)
   if not n:
     raise UserError(
-      f'the {split} split has {len(tokens)} tokens, too few for one sequence of '
+      f'the {split} split has {counted(len(tokens), "token")}, too few for one sequence of '
       f'config.data.sequence_length={sequence_length} and its targets; give more text or shorten '
       'the sequence'
     )
@@ -168,6 +191,7 @@ class _TrainSteps:
   sequence_length: int
   seed: int
   last_step: int
+  position: Position = BEGINNING
 
   def __len__(self) -> int:
     return self.last_step
@@ -180,6 +204,7 @@ class _TrainSteps:
       batch_size=self.batch_size,
       sequence_length=self.sequence_length,
       seed=self.seed,
+      position=self.position,
     )
 
   def __getstate__(self) -> dict[str, Any]:

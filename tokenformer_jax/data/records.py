@@ -1,6 +1,29 @@
 """TensorFlow Datasets sets in `array_record` files, of text and of images alike."""
 
+import errno
+import re
+from collections.abc import Sequence
+from typing import Any
+
 from tokenformer_jax.errors import UserError
+
+# How array_record says that the system did not give it the file: 'pread() failed: Input/…; …'.
+_SYSTEM_CALL = re.compile(r'\w+\(\) failed: .*')
+
+
+def read(examples: Sequence[Any], number: int) -> Any:
+  """Return an example.
+
+  Raises:
+    OSError: the file that it is in cannot be read, which may pass and is not the example's fault.
+    Exception: what else goes wrong, as it comes.
+  """
+  try:
+    return examples[number]
+  except RuntimeError as error:
+    if found := _SYSTEM_CALL.search(str(error)):
+      raise OSError(errno.EIO, found[0]) from error
+    raise
 
 
 def cannot_be_opened(name: str, error: Exception) -> UserError:

@@ -3,40 +3,41 @@
 A store is a folder with `train.tokens`, `validation.tokens` and `meta.json`. Its name contains a
 hash of everything that its content depends on, so a store is reused as long as it fits and never
 changed. It is written to a temporary folder that is renamed at the end: a store that exists is
-complete. Memory is bounded by `_BATCH_CHARACTERS` and by the longest document.
+complete. Memory is bounded by `_BATCH_CHARACTERS` and by the longest document; a source of one text
+file is read in pieces.
 """
 
 import concurrent.futures
 import contextlib
 import dataclasses
 import errno
-import fcntl
 import hashlib
+import itertools
 import json
 import os
 import re
 import shutil
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import tqdm
-from absl import logging
 
+from tokenformer_jax import lease, paths, retry
 from tokenformer_jax.cli import say
 from tokenformer_jax.config import DataConfig
-from tokenformer_jax.data import tokenizers
-from tokenformer_jax.data.text import Source, open_source
+from tokenformer_jax.data import blocks, tokenizers
+from tokenformer_jax.data.corpus import SPLITS, Corpus, Piece, open_corpus
 from tokenformer_jax.data.tokenizers import Tokenizer
-from tokenformer_jax.errors import UserError
-from tokenformer_jax.paths import local
-
-SPLITS = ('train', 'validation')
+from tokenformer_jax.errors import UserError, counted
 
 _FORMAT = 1  # of the folder, and of the way that tokens are made
+_TEMPORARY = '.tmp-'  # in the name of a folder that is being written
 _BATCH_CHARACTERS = 4 * 2**20  # of the documents that are encoded together
+_CHECK_SECONDS = 0.2  # for which an opened store is compared with its digests
 _T = TypeVar('_T')
 
 
@@ -74,23 +75,27 @@ def window_count(tokens: np.ndarray, sequence_length: int) -> int:
   return max(0, (len(tokens) - 1) // sequence_length)
 
 
-def prepare(config: DataConfig, *, progress: bool = True) -> Store:
-  """Opens the token store of a corpus, and builds it first if there is none.
+def prepare(
+  config: DataConfig, tokenizer: Tokenizer | None = None, *, progress: bool = True
+) -> Store:
+  """Open the token store of a corpus, and build it first if there is none.
 
   Args:
     config: where the text comes from, how it is tokenized and split, and where stores are kept.
+    tokenizer: of a trained model, in the place of the one that `config.tokenizer` would make.
     progress: whether to show a progress bar, if standard error is a terminal.
 
   Raises:
     UserError: the text or the tokenizer cannot be read, a split would be empty, or the store cannot
       be written.
+    TransientError: something could not be read or written now, however often it was tried.
   """
-  source = open_source(config.source, config.text_field)
-  builder = _Builder(config, source, progress)
-  if (store := _open(builder.path)) is not None:
-    return store
+  corpus = retry.retried(lambda: open_corpus(config), f'opening {config.source}')
+  builder = _Builder(config, corpus, progress, tokenizer)
   try:
-    return builder.build()
+    return retry.retried(
+      lambda: builder.find() or builder.build(), f'preparing the token store {builder.path}'
+    )
   except OSError as error:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
       raise UserError(
@@ -108,21 +113,24 @@ def cache_folder(config: DataConfig) -> Path:
   cache = config.cache_dir or Path(
     os.environ.get('XDG_CACHE_HOME') or '~/.cache', 'tokenformer_jax'
   )
-  return local(cache).expanduser().absolute()
+  return paths.local(cache).expanduser().absolute()
 
 
-def find(config: DataConfig) -> Store | None:
-  """The token store of a corpus if it is made already, or None.
+def find(config: DataConfig, tokenizer: Tokenizer) -> Store | None:
+  """The token store of a corpus by a tokenizer if it is made already, or None.
 
   Raises:
-    UserError: the text or the tokenizer cannot be read.
+    UserError: the text cannot be read.
   """
-  source = open_source(config.source, config.text_field)
-  return _open(_Builder(config, source, progress=False).path)
+  return _Builder(config, open_corpus(config), progress=False, tokenizer=tokenizer).find()
 
 
 def _open(path: Path) -> Store | None:
-  """The store in a folder; None if there is none, or if its files are not what they should be."""
+  """Return the store in a folder; None if there is none, or it is not what was written.
+
+  Raises:
+    OSError: it cannot be read now, which says nothing of what is there.
+  """
   try:
     meta = json.loads((path / 'meta.json').read_text('utf-8'))
     fields: dict[str, Any] = {}
@@ -135,38 +143,103 @@ def _open(path: Path) -> Store | None:
         f'{split}_bytes': counts['bytes'],
         f'{split}_documents': counts['documents'],
       }
+    # Stores of earlier versions have no digests of blocks; `verify` adds them.
+    files = {path / f'{split}.tokens': digests for split, digests in meta.get('blocks', {}).items()}
+    if changed := blocks.find_changed(files, _CHECK_SECONDS):
+      say(f'{changed} is not what was written')
+      return None
     tokenizer = tokenizers.from_json(meta['tokenizer'])
     return Store(path=path, tokenizer=tokenizer, digest=meta['digest'], **fields)
-  except (OSError, ValueError, LookupError, TypeError, UserError):
+  except OSError as error:
+    if retry.is_transient(error):
+      raise
+    return None
+  except (ValueError, LookupError, TypeError, UserError):
     return None
 
 
-def _is_validation(text: str, fraction: float) -> bool:
-  """Whether a document belongs to the validation split. Depends on nothing but its text."""
-  digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-  return int.from_bytes(digest, 'little') < fraction * 2**64
+def folder_of(config: DataConfig) -> Path:
+  """Return where the token store of a corpus is, or will be.
+
+  Raises:
+    UserError: the text or the tokenizer cannot be read.
+  """
+  return _Builder(config, open_corpus(config), progress=False).path
+
+
+def verify(path: Path) -> int:
+  """Compare everything that a store holds with its digests, and return the number of tokens.
+
+  A store of an earlier version gets the digests of its blocks, which are looked at at every start.
+
+  Raises:
+    UserError: there is no store, or it is not what was written.
+  """
+  repair = 'remove that folder, and the next run builds it again from its source'
+  try:
+    meta = json.loads((path / 'meta.json').read_text('utf-8'))
+    files = {split: path / f'{split}.tokens' for split in meta['splits']}
+    found = {split: blocks.of_file(file) for split, file in files.items()}
+    recorded = meta.get('blocks', {})
+    for split, digests in recorded.items():
+      for i, pair in enumerate(itertools.zip_longest(found[split].blocks(), digests)):
+        if len(set(pair)) > 1:
+          raise UserError(f'{blocks.describe(files[split], i)} is not what was written; {repair}')
+    if _digest(list(found.values())) != meta['digest']:
+      raise UserError(f'the tokens in {path} are not what was written; {repair}')
+    if not recorded:
+      meta['blocks'] = {split: digests.blocks() for split, digests in found.items()}
+      paths.write(path / 'meta.json', json.dumps(meta))
+    return sum(counts['tokens'] for counts in meta['splits'].values())
+  except FileNotFoundError as error:
+    raise UserError(f'{path} is not a whole token store: {error.filename} is missing') from error
+  except OSError as error:
+    raise UserError(f'{path} cannot be read ({paths.reason(error)})') from error
+  except (ValueError, LookupError, TypeError, AttributeError) as error:
+    raise UserError(f'{path}/meta.json is damaged; {repair}') from error
+
+
+def _digest(splits: Sequence[blocks.Digests]) -> str:
+  """Return the digest of all tokens of a store."""
+  digest = hashlib.blake2b(digest_size=16)
+  for split in splits:
+    digest.update(split.whole())
+  return digest.hexdigest()
 
 
 class _Builder:
-  """Builds the store that belongs to a config."""
+  """Builds the store that belongs to a config and, if one is given, a tokenizer."""
 
-  def __init__(self, config: DataConfig, source: Source, progress: bool):
+  def __init__(
+    self, config: DataConfig, corpus: Corpus, progress: bool, tokenizer: Tokenizer | None = None
+  ):
     self.config = config
-    self.source = source
+    self.corpus = corpus
     self.progress = progress
     self.bpe_size = tokenizers.bpe_size(config.tokenizer)
-    # None: to be trained.
-    self.tokenizer = None if self.bpe_size else tokenizers.load(config.tokenizer)
-    self.path = self._path()
+    if tokenizer is None and not self.bpe_size:
+      tokenizer = tokenizers.load(config.tokenizer)
+    self.tokenizer = tokenizer  # None: to be trained.
+    self.path = self._path(tokenizer)
 
-  def _path(self) -> Path:
+  def find(self) -> Store | None:
+    """The store if it is made already."""
+    store = _open(self.path)
+    if store is None and self.tokenizer and self.bpe_size:
+      # The run that trained the tokenizer on this text named its store before there was one.
+      first = _open(self._path(None))
+      if first is not None and first.tokenizer.fingerprint == self.tokenizer.fingerprint:
+        return first
+    return store
+
+  def _path(self, tokenizer: Tokenizer | None) -> Path:
     config = self.config
     identity = (
       _FORMAT,
-      self.source.fingerprint(),
+      self.corpus.fingerprint(),
       config.text_field,
-      self.tokenizer.fingerprint if self.tokenizer else config.tokenizer,
-      config.validation_fraction,
+      tokenizer.fingerprint if tokenizer else config.tokenizer,
+      self.corpus.fraction,
     )
     digest = hashlib.blake2b(repr(identity).encode(), digest_size=8).hexdigest()
     name = re.sub(r'[^A-Za-z0-9]+', '-', config.source).strip('-')[:40]
@@ -175,19 +248,23 @@ class _Builder:
   def build(self) -> Store:
     """Builds the store, or waits for the process that is building it."""
     self.path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(self.path.parent)
-    with lock(self.path):
+    with lock(self.path, f'the token store {self.path}') as check_lease:
       if (store := _open(self.path)) is not None:
         return store
       if self.path.exists():
         say(f'the token store {self.path} is damaged; it is built again')
-      temporary = self.path.with_name(f'{self.path.name}.tmp-{uuid.uuid4().hex[:8]}')
+      for temporary in self.path.parent.glob(f'{self.path.name}{_TEMPORARY}*'):
+        shutil.rmtree(temporary, ignore_errors=True)  # Whoever holds the lease is alone here.
+      leftovers = _Leftovers(self.path.parent)
+      temporary = self.path.with_name(f'{self.path.name}{_TEMPORARY}{uuid.uuid4().hex[:8]}')
       temporary.mkdir()
       try:
         self._write(temporary)
+        check_lease()
         _publish(temporary, self.path)
       finally:
         shutil.rmtree(temporary, ignore_errors=True)
+      leftovers.remove()
     store = _open(self.path)
     if store is None:
       raise UserError(f'the token store {self.path} changed while it was opened; run again')
@@ -206,76 +283,78 @@ class _Builder:
       for writer in writers.values():
         writer.flush()
     self._check(writers)
-    digest = hashlib.blake2b(digest_size=16)
-    for writer in writers.values():
-      digest.update(writer.digest.digest())
     meta = {
       'format': _FORMAT,
       'source': self.config.source,
       'dtype': dtype.name,
-      'digest': digest.hexdigest(),
+      'digest': _digest([writer.digests for writer in writers.values()]),
       'splits': {split: writer.counts() for split, writer in writers.items()},
       'tokenizer': tokenizer.to_json(),
+      'blocks': {split: writer.digests.blocks() for split, writer in writers.items()},
     }
     (folder / 'meta.json').write_text(json.dumps(meta), 'utf-8')
 
   def _write_documents(self, writers: dict[str, '_SplitWriter'], tokenizer: Tokenizer) -> None:
     no_bar = None if self.progress else True  # None: no bar unless on a terminal
     with tqdm.tqdm(desc='tokenizing', unit='B', unit_scale=True, disable=no_bar) as bar:
-      for texts in _read_ahead(_batches(self.source.documents())):
-        for text, ids in zip(texts, tokenizer.encode_batch(texts), strict=True):
-          writers[self._split(text)].add(text, ids)
+      for pieces in _read_ahead(_batches(self.corpus.pieces())):
+        encoded = tokenizer.encode_batch([piece.text for piece in pieces])
+        for piece, ids in zip(pieces, encoded, strict=True):
+          writers[piece.split].add(piece, ids)
         written = writers.values()
         bar.set_postfix(documents=sum(writer.documents for writer in written), refresh=False)
         bar.update(sum(writer.bytes for writer in written) - bar.n)
 
   def _train_tokenizer(self) -> Tokenizer:
     say(f'training the tokenizer {self.config.tokenizer}')
-    texts = (text for text in self.source.documents() if self._split(text) == 'train')
+    texts = (piece.text for piece in self.corpus.pieces() if piece.split == 'train')
     return tokenizers.train_bpe(texts, self.bpe_size)
 
-  def _split(self, text: str) -> str:
-    return SPLITS[_is_validation(text, self.config.validation_fraction)]
-
   def _check(self, writers: dict[str, '_SplitWriter']) -> None:
-    """Raises unless both splits hold a document."""
+    """Check that both splits hold a document."""
     documents = sum(writer.documents for writer in writers.values())
     if not documents:
       raise UserError(f'config.data.source is {self.config.source}, which holds no text')
     for split, writer in writers.items():
-      if not writer.documents:
-        raise UserError(
-          f'the {split} split of {self.config.source} is empty, because a split takes whole '
-          f'documents and their number is {documents}; give more of them (a text file is one, and '
-          'so is a line of a .jsonl file) or change config.data.validation_fraction from '
-          f'{self.config.validation_fraction}'
-        )
+      if writer.documents:
+        continue
+      if other := self.config.validation_source:
+        name = {'train': 'source', 'validation': 'validation_source'}[split]
+        spec = {'train': self.config.source, 'validation': other}[split]
+        raise UserError(f'config.data.{name} is {spec}, which holds no text')
+      raise UserError(
+        f'the {split} split of {self.config.source} is empty, because documents go into splits '
+        f'whole and it has {counted(documents, "document")}; give more (a text file is one, and so '
+        'is a line of a .jsonl file), change config.data.validation_fraction from '
+        f'{self.config.validation_fraction}, or name another text in config.data.validation_source'
+      )
 
 
 class _SplitWriter:
   """Appends documents to the token file of a split and counts them."""
 
   def __init__(self, file: BinaryIO, dtype: np.dtype, tokenizer: Tokenizer):
-    self.digest = hashlib.blake2b(digest_size=16)
+    self.digests = blocks.Digests()
     self.tokens = self.bytes = self.documents = 0
     self._file = file
     self._dtype = dtype
     self._tokenizer = tokenizer
 
-  def add(self, text: str, ids: np.ndarray) -> None:
-    """Appends the ids of a text and the end of document."""
-    ids = np.append(ids, self._tokenizer.end_of_document)
-    if ids.max() >= self._tokenizer.size:
+  def add(self, piece: Piece, ids: np.ndarray) -> None:
+    """Appends the ids of a piece and, where its document ends, the end of document."""
+    if piece.ends:
+      ids = np.append(ids, self._tokenizer.end_of_document)
+    if ids.max(initial=0) >= self._tokenizer.size:
       raise UserError(
         f'the tokenizer {self._tokenizer.fingerprint} gave the id {ids.max()}, but it says that it '
         f'has {self._tokenizer.size} ids; repair its vocabulary'
       )
     data = ids.astype(self._dtype).tobytes()
     self._file.write(data)
-    self.digest.update(data)
+    self.digests.update(data)
     self.tokens += len(ids)
-    self.bytes += len(text.encode())
-    self.documents += 1
+    self.bytes += len(piece.text.encode())
+    self.documents += piece.ends
 
   def counts(self) -> dict[str, int]:
     return {'tokens': self.tokens, 'bytes': self.bytes, 'documents': self.documents}
@@ -286,11 +365,11 @@ class _SplitWriter:
     os.fsync(self._file.fileno())
 
 
-def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
+def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
   batch, characters = [], 0
-  for text in texts:
-    batch.append(text)
-    characters += len(text)
+  for piece in pieces:
+    batch.append(piece)
+    characters += len(piece.text)
     if characters >= _BATCH_CHARACTERS:
       yield batch
       batch, characters = [], 0
@@ -318,28 +397,52 @@ def _publish(temporary: Path, path: Path) -> None:
       raise
 
 
-@contextlib.contextmanager
-def lock(store: Path) -> Iterator[None]:
-  """Lets one process at a time build what is to be at a path. It ends with the process, too."""
-  with open(_lock_path(store), 'a') as file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      say(f'waiting for the process that is building {store}')
-      fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError as error:  # Not needed for a right result, only against repeated work.
-      logging.warning('%s cannot be locked (%s)', store, error)
-    yield
+def lock(path: Path, subject: str) -> contextlib.AbstractContextManager[Callable[[], None]]:
+  """Hold the lease for building something at a path; wait for the process that has it.
+
+  Yields:
+    A function that raises a UserError if another process has taken the lease over.
+  """
+  advice = 'set config.data.cache_dir to a folder that can be'
+  return lease.hold(_lease_directory(path), subject, advice, doing='being built', waits=True)
 
 
-def _remove_leftovers(folder: Path) -> None:
-  """Removes the temporary folders of processes that died."""
-  for temporary in folder.glob('*.tmp-*'):
-    store = temporary.with_name(temporary.name.partition('.tmp-')[0])
-    with contextlib.suppress(OSError), open(_lock_path(store), 'a') as file:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # Raises if the process is alive.
-      shutil.rmtree(temporary, ignore_errors=True)
+class _Leftovers:
+  """Temporary folders of builds that died, of other stores than the one that is being built.
+
+  They are removed at once if their owners are surely gone. An owner on another machine is watched
+  while this process builds its own store, and gone if nothing has changed in the end.
+  """
+
+  def __init__(self, folder: Path):
+    self._began = time.monotonic()
+    self._watched: dict[Path, Any] = {}
+    for temporary in folder.glob(f'*{_TEMPORARY}*'):
+      if (state := _build_state(temporary)) is None:
+        shutil.rmtree(temporary, ignore_errors=True)
+      else:
+        self._watched[temporary] = state
+
+  def remove(self) -> None:
+    """Remove those in which nothing has changed, if that was long enough."""
+    if time.monotonic() - self._began < lease.Timing().silence:
+      return
+    for temporary, state in self._watched.items():
+      if _build_state(temporary) == state:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _lock_path(store: Path) -> Path:
-  return store.with_name(f'{store.name}.lock')
+def _build_state(temporary: Path) -> Any:
+  """Return what changes while a build goes on; None if its owner is surely gone."""
+  store = temporary.with_name(temporary.name.partition(_TEMPORARY)[0])
+  try:
+    owner = lease.state(_lease_directory(store))
+    if owner is None and _lease_directory(store).exists():
+      return None
+    return owner, sorted((file.name, file.stat().st_size) for file in temporary.iterdir())
+  except OSError as error:
+    return str(error)
+
+
+def _lease_directory(store: Path) -> Path:
+  return store.with_name(f'{store.name}.lease')

@@ -5,29 +5,24 @@ that changes when its content does.
 """
 
 import abc
-import contextlib
 import dataclasses
 import functools
 import glob
-import gzip
 import hashlib
-import io
+import itertools
 import json
 import os
 import sysconfig
 import tokenize
-import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import zstandard
-
 from tokenformer_jax import paths
-from tokenformer_jax.data.records import cannot_be_opened
-from tokenformer_jax.errors import UserError, nearest
+from tokenformer_jax.data import formats, packed, records
+from tokenformer_jax.errors import TransientError, UserError, nearest
+from tokenformer_jax.retry import retried
 
-_CHUNK_BYTES = 128 * 2**10
-_ZSTD_WINDOW_BYTES = 2**31  # what `zstd --long=31` needs
+_PIECE_BYTES = 2**20  # of a lone text, which are tokenized together
 _NOT_LIBRARY = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test', '__pycache__'}
 
 
@@ -36,31 +31,114 @@ class Source(abc.ABC):
 
   @abc.abstractmethod
   def fingerprint(self) -> str:
-    """A hash of what identifies the content without reading it all."""
+    """Return a hash of what identifies the content, without reading it all."""
 
   @abc.abstractmethod
   def _texts(self) -> Iterator[str]:
-    """Every document, empty ones included."""
+    """Yield every document, empty ones included."""
 
   def documents(self) -> Iterator[str]:
-    """The documents that are not empty.
+    """Yield the documents that are not empty.
 
     Raises:
-      UserError: something cannot be read, or is not text.
+      UserError: something cannot be read, is not text, or is too large for one document.
     """
     return (text for text in self._texts() if text)
 
+  def lone(self) -> 'LoneText | None':
+    """Return the one document of a source that has no other, or None."""
+    first = list(itertools.islice(self.documents(), 2))
+    if len(first) != 1:
+      return None
+    content = first[0].encode()
+    return LoneText('the only document of config.data.source', lambda: iter([content]))
 
-def open_source(spec: str, text_field: str, setting: str = 'config.data.source') -> Source:
-  """The source that `config.data.source`, or another setting, names.
+
+@dataclasses.dataclass(frozen=True)
+class LoneText:
+  """A text without others beside it, of any length: read in pieces, as often as needed.
+
+  Attributes:
+    place: where it is, for messages.
+    chunks: gives its UTF-8 bytes from the start.
+  """
+
+  place: str
+  chunks: Callable[[], Iterable[bytes]]
+
+  def pieces(self, start: int = 0, stop: int | None = None) -> Iterator[str]:
+    """Yield the text between two positions in bytes, in pieces that end where lines end.
+
+    A piece has at most `_PIECE_BYTES`. One without a line's end ends after a whole character.
+    """
+    waiting, done = bytearray(), start
+    for chunk in _between(self.chunks(), start, stop):
+      waiting += chunk
+      while len(waiting) > _PIECE_BYTES:
+        end = _last_line_end(waiting, 0, _PIECE_BYTES) or _character_start(waiting, _PIECE_BYTES)
+        yield _decode(waiting[:end], self.place, done)
+        del waiting[:end]
+        done += end
+    if waiting:
+      yield _decode(waiting, self.place, done)
+
+  def cut(self, fraction: float) -> tuple[int, int]:
+    """Return where the last `fraction` of the text begins, and its length, both in bytes.
+
+    That is the last end of a line before the exact place, if there is one near, else a character.
+    """
+    total = sum(map(len, self.chunks()))
+    exact = max(0, min(total - 1, max(1, total - round(total * fraction))))
+    near = min(exact, total - exact, _PIECE_BYTES) // 2
+    start = max(0, exact - max(near, 3))  # UTF-8 characters have up to four bytes.
+    around = b''.join(_between(self.chunks(), start, exact + 1))
+    line_end = _last_line_end(around, exact - near - start, exact - start)
+    return start + (line_end or _character_start(around, exact - start)), total
+
+
+def _between(chunks: Iterable[bytes], start: int, stop: int | None) -> Iterator[bytes]:
+  """Yield what lies between two positions of a stream of bytes; None: to the end."""
+  position = 0
+  for chunk in chunks:
+    if stop is not None and position >= stop:
+      return
+    part = chunk[max(0, start - position) : None if stop is None else stop - position]
+    position += len(chunk)
+    if part:
+      yield part
+
+
+def _last_line_end(data: bytes | bytearray, start: int, stop: int) -> int:
+  """Return the position after the last line's end within a range, or 0."""
+  return data.rfind(b'\n', start, stop) + 1
+
+
+def _character_start(data: bytes | bytearray, position: int) -> int:
+  """Return the position, or the start of the character that is there."""
+  for at in range(position, max(position - 4, 0), -1):
+    if at >= len(data) or data[at] & 0xC0 != 0x80:
+      return at
+  return 0 if position < 4 else position  # More than three such bytes are not UTF-8.
+
+
+def open_source(
+  spec: str,
+  text_field: str,
+  setting: str = 'config.data.source',
+  splits: tuple[str, ...] = ('train',),
+) -> Source:
+  """Return the source that `config.data.source`, or another setting, names.
 
   Args:
-    spec: `stdlib`, `files:GLOB` or `tfds:NAME`, where NAME may be `NAME/CONFIG:VERSION`.
+    spec: `stdlib`, `files:GLOB`, `files:DIR` or `tfds:NAME`, where NAME may be
+      `NAME/CONFIG:VERSION`.
     text_field: the field of a jsonl line or a TFDS example that is the document.
     setting: what the messages of errors call the spec.
+    splits: of a TFDS dataset; the first that it has is read.
 
   Raises:
-    UserError: the spec is of another form, or there is nothing that it names.
+    UserError: the spec is of another form, there is nothing that it names, or a file that it names
+      is a table or an archive.
   """
   kind, _, name = spec.partition(':')
   if spec == 'stdlib':
@@ -68,7 +146,7 @@ def open_source(spec: str, text_field: str, setting: str = 'config.data.source')
   if kind == 'files' and name:
     return Files(_matches(name, setting), text_field)
   if kind == 'tfds' and name:
-    return Tfds(name, text_field)
+    return Tfds(name, text_field, splits)
   raise UserError(f'{setting} is {spec!r}; it must be stdlib, files:GLOB or tfds:NAME')
 
 
@@ -80,20 +158,20 @@ class Files(Source):
   text_field: str = 'text'
 
   def fingerprint(self) -> str:
-    """A hash of the names, sizes and modification times; in a bucket, of the objects' tags."""
-    found = []
-    for path in self.paths:
-      with _reading(path):
-        found.append(paths.identity(path))
-    return _digest(found)
+    """Return a hash of names, sizes and times of change; in a bucket, of the objects' tags."""
+    return _digest([packed.identity(path) for path in self.paths])
+
+  def lone(self) -> LoneText | None:
+    if len(self.paths) > 1 or formats.has_document_a_line(self.paths[0]):
+      return super().lone()
+    return LoneText(self.paths[0], lambda: _text_chunks(self.paths[0]))
 
   def _texts(self) -> Iterator[str]:
     for path in self.paths:
-      name = path.removesuffix('.gz').removesuffix('.zst')
-      if name.endswith('.jsonl'):
+      if formats.has_document_a_line(path):
         yield from _json_lines(path, self.text_field)
       else:
-        yield _decode(b''.join(_chunks(path)), path)
+        yield _decode(_whole(path), path)
 
 
 class PythonFiles(Files):
@@ -102,7 +180,7 @@ class PythonFiles(Files):
   def _texts(self) -> Iterator[str]:
     for path in self.paths:
       try:
-        with _reading(path), tokenize.open(path) as file:
+        with packed.reading(path), tokenize.open(path) as file:
           text = file.read()
       except (UnicodeDecodeError, SyntaxError):  # SyntaxError: an encoding that does not exist
         continue
@@ -124,78 +202,77 @@ def _standard_library() -> PythonFiles:
 
 
 def _matches(pattern: str, setting: str) -> tuple[str, ...]:
+  """Return the files that a pattern names; a folder stands for all below it but hidden ones."""
   if paths.in_bucket(pattern):
-    found, where = sorted(paths.files(pattern)), ''
+    found, where = _objects(pattern), ''
+    if not found and not glob.has_magic(pattern):
+      folder = pattern.rstrip('/')
+      found = [path for path in _objects(f'{folder}/**') if '/.' not in path[len(folder) :]]
   else:
-    matches = glob.glob(os.path.expanduser(pattern), recursive=True)
+    expanded, where = os.path.expanduser(pattern), f' below {os.getcwd()}'
+    if os.path.isdir(expanded):
+      expanded = os.path.join(glob.escape(expanded), '**')
+    matches = glob.glob(expanded, recursive=True)  # leaves hidden ones out
     found = sorted({os.path.abspath(path) for path in matches if os.path.isfile(path)})
-    where = f' below {os.getcwd()}'
   if not found:
     raise UserError(
       f'{setting} is files:{pattern}, which matches no file{where}; '
       'check the path, and use ** to reach into folders'
     )
+  for path in found:
+    formats.check_name(path)
   return tuple(found)
+
+
+def _objects(pattern: str) -> list[str]:
+  with packed.reading(pattern):
+    return retried(lambda: sorted(paths.files(pattern)), f'listing {pattern}')
 
 
 def _digest(value: Any) -> str:
   return hashlib.blake2b(repr(value).encode(), digest_size=16).hexdigest()
 
 
-@contextlib.contextmanager
-def _reading(path: str) -> Iterator[None]:
-  """Turns the errors of reading a file into sentences."""
-  try:
-    yield
-  except (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
-    raise UserError(f'{path} is damaged or cut short ({error}); copy or pack it again') from error
-  except paths.errors(path) as error:
-    raise UserError(f'{path} cannot be read: {paths.reason(error)}') from error
+def _text_chunks(path: str) -> Iterator[bytes]:
+  """Yield the content of a file, unpacked; what is not text is an error."""
+  return formats.checked(path, packed.chunks(path))
 
 
-def _chunks(path: str) -> Iterator[bytes]:
-  """The content of a file, unpacked, piece by piece."""
-  with _reading(path), paths.open_to_read(path) as file:
-    if path.endswith('.zst'):
-      yield from _zstd_chunks(file)
-    else:
-      content = gzip.GzipFile(fileobj=file) if path.endswith('.gz') else file
-      while chunk := content.read(_CHUNK_BYTES):
-        yield chunk
+def _whole(path: str) -> bytearray:
+  content, most = bytearray(), packed.held_at_most(path)
+  for chunk in _text_chunks(path):
+    content += chunk
+    if len(content) > most:
+      raise _too_long(path, most)
+  return content
 
 
-def _zstd_chunks(file: io.BufferedIOBase) -> Iterator[bytes]:
-  """The content of a zstd file of any number of frames.
-
-  The library's own stream reader ends silently where a frame is cut short.
-  """
-  decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
-  frame = None
-  while packed := file.read(_CHUNK_BYTES):
-    while packed:
-      frame = frame or decompressor.decompressobj()
-      yield frame.decompress(packed)
-      packed = frame.unused_data
-      if frame.eof:
-        frame = None
-  if frame:
-    raise EOFError('the last zstd frame has no end')
-
-
-def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
-  """Lines, without their ends. The pieces of a long line are joined once."""
-  pieces = []
-  for chunk in chunks:
+def _lines(path: str) -> Iterator[bytes]:
+  """Yield lines, without their ends. The pieces of a long line are joined once."""
+  pieces, length, most = [], 0, packed.held_at_most(path)
+  for chunk in _text_chunks(path):
     first, *others = chunk.split(b'\n')
     pieces.append(first)
+    length += len(first)
+    if length > most:
+      raise _too_long(path, most)
     for other in others:
       yield b''.join(pieces)
-      pieces = [other]
+      pieces, length = [other], len(other)
   yield b''.join(pieces)
 
 
+def _too_long(path: str, most: int) -> UserError:
+  share = '' if most == packed.LONGEST_DOCUMENT else ' in a packed file of its size'
+  return UserError(
+    f'{path} has a document of more than {most >> 20} MiB, the most that one may have{share}, '
+    'because it is held in memory; give the text in parts, as lines of a .jsonl file, or as the '
+    'only file of config.data.source, which is read in pieces'
+  )
+
+
 def _json_lines(path: str, text_field: str) -> Iterator[str]:
-  for number, line in enumerate(_lines(_chunks(path)), start=1):
+  for number, line in enumerate(_lines(path), start=1):
     place = f'{path}, line {number},'
     if not line.strip():
       continue
@@ -226,43 +303,54 @@ def _field(values: dict[str, Any], text_field: str, place: str) -> str:
   return text.encode('utf-8', errors='replace').decode()
 
 
-def _decode(data: bytes, place: str) -> str:
+def _decode(data: bytes | bytearray, place: str, offset: int = 0) -> str:
+  """Decode UTF-8; `offset` bytes come before, so that a byte order mark can only be at 0."""
   try:
-    return data.decode('utf-8-sig')
+    return data.decode('utf-8' if offset else 'utf-8-sig')
   except UnicodeDecodeError as error:
     raise UserError(
-      f'{place} is not UTF-8 (byte {error.start} is 0x{data[error.start]:02x}); convert it, or '
-      'leave it out of config.data.source'
+      f'{place} is not UTF-8 (byte {offset + error.start} is 0x{data[error.start]:02x}); convert '
+      'it, or leave it out of config.data.source'
     ) from error
 
 
 @dataclasses.dataclass(frozen=True)
 class Tfds(Source):
-  """The train split of a prepared TFDS dataset, read without TensorFlow."""
+  """A split of a prepared TFDS dataset, read without TensorFlow."""
 
   name: str
   text_field: str = 'text'
+  splits: tuple[str, ...] = ('train',)  # the first that it has is read
 
   @functools.cached_property
   def _examples(self) -> Any:
     import tensorflow_datasets as tfds  # noqa: PLC0415 (slow, and only needed here)
 
+    def open_split() -> Any:
+      builder = tfds.builder(self.name, file_format='array_record')
+      split = next((one for one in self.splits if one in builder.info.splits), self.splits[0])
+      return builder.as_data_source(split)
+
     try:
-      return tfds.data_source(self.name, split='train', download=False)
+      return retried(open_split, f'opening tfds:{self.name}')
+    except TransientError:
+      raise
     except Exception as error:  # TFDS raises many kinds.
-      raise cannot_be_opened(self.name, error) from error
+      raise records.cannot_be_opened(self.name, error) from error
 
   def fingerprint(self) -> str:
-    """A hash of the name, the configuration, the version, and the sizes."""
+    """Return a hash of the name, the configuration, the version, and the sizes."""
     info = self._examples.dataset_info
-    split = info.splits['train']
+    split = info.splits[self._examples.split]
     return _digest((info.full_name, split.num_bytes, tuple(split.shard_lengths)))
 
   def _texts(self) -> Iterator[str]:
     for i in range(len(self._examples)):
       place = f'tfds:{self.name}, example {i},'
       try:
-        example = self._examples[i]
+        example = retried(lambda i=i: records.read(self._examples, i), f'reading tfds:{self.name}')
+      except TransientError:
+        raise
       except Exception as error:  # array_record raises many kinds.
         raise UserError(f'{place} cannot be read: {error}') from error
       yield _field(example, self.text_field, place)

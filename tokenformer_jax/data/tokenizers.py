@@ -20,6 +20,12 @@ from tokenformer_jax.errors import UserError
 BPE_SIZES = range(257, 65537)  # 256 bytes and the end of document; at most 16 bits
 BPE_TRAINING_BYTES = 64 * 2**20  # more text barely changes the merges, but costs time and memory
 
+# Of a tokenizer.json that is not there.
+WHERE_TO_GET = (
+  'the released models and the Pile configs have that of GPT-NeoX-20B; another model has its own, '
+  'beside its weights on the page that offers them for download'
+)
+
 _END_OF_DOCUMENT = '<|endoftext|>'
 _ENDS_OF_DOCUMENT = (_END_OF_DOCUMENT, '</s>', '<|end_of_text|>', '<eos>', '[SEP]')
 
@@ -138,7 +144,7 @@ def load(spec: str) -> Tokenizer:
   if not path.is_file():
     raise UserError(
       f'config.data.tokenizer is {spec!r}, which is not a file; it must be bytes, bpe:SIZE or the '
-      'path of a tokenizer.json'
+      f'path of a tokenizer.json ({WHERE_TO_GET})'
     )
   try:
     content = path.read_text('utf-8')
@@ -172,6 +178,38 @@ def bpe_size(spec: str) -> int | None:
       f'{BPE_SIZES[0]} to {BPE_SIZES[-1]}'
     )
   return int(size)
+
+
+def check_same(spec: str, trained_spec: str, trained: Tokenizer, where: str) -> None:
+  """Checks that a spec names the tokenizer that a model was trained with.
+
+  `bpe:SIZE` does if the model's own config says the same, whatever the corpus is now. The file of a
+  `tokenizer.json` need not be there any more, because the checkpoint holds it.
+
+  Args:
+    spec: `config.data.tokenizer`.
+    trained_spec: the same in the config of the model's checkpoint.
+    trained: the tokenizer that the checkpoint holds.
+    where: how to name that checkpoint.
+
+  Raises:
+    UserError: the spec names another one.
+  """
+  gone = spec != 'bytes' and not Path(spec).expanduser().is_file()
+  if spec == trained_spec and gone:  # a trained BPE, or a file that was there
+    return
+  ours = None if bpe_size(spec) else load(spec).fingerprint
+  if ours == trained.fingerprint:
+    return
+  fingerprint = f'fingerprint {trained.fingerprint}' + (f', and here it is {ours}' if ours else '')
+  advice = f'set config.data.tokenizer={trained_spec}, which keeps that one'
+  if spec == trained_spec:
+    advice = 'move the file away, and the one that the checkpoint holds is used'
+  raise UserError(
+    f'config.data.tokenizer is {spec!r}, but {where} was trained with another tokenizer '
+    f'({trained_spec!r}, {fingerprint}), and its ids mean nothing in this one; {advice}, or train '
+    'a new model in another --workdir'
+  )
 
 
 def size_of(spec: str) -> int:

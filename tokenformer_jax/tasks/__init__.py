@@ -5,29 +5,56 @@ text.py    language models on text
 images.py  vision transformers on images
 """
 
+from typing import Any
+
+from tokenformer_jax.checkpoint import Meta
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.params import Params
 from tokenformer_jax.tasks.images import ImageTask
 from tokenformer_jax.tasks.task import Batch, Task
 from tokenformer_jax.tasks.text import TextTask
 
-__all__ = ['Batch', 'Task', 'adapt', 'adapted', 'fill_in', 'make']
+__all__ = ['Batch', 'Task', 'adapt', 'adapted', 'check_vocabulary', 'fill_in', 'make']
 
 _TASKS: dict[str, type[Task]] = {'lm': TextTask, 'vit': ImageTask}
 
 
-def fill_in(config: Config) -> Config:
+def fill_in(config: Config, trained: ModelConfig | None = None, *, resumed: bool = False) -> Config:
   """Replaces the zeros that stand for what the data asks for, such as the vocabulary's size.
+
+  Args:
+    config: from `config.resolve`.
+    trained: the model that the run goes on with, or None. It has these sizes already.
+    resumed: whether it is the run's own. Otherwise the task may adapt it to other data.
 
   Raises:
     UserError: a size that was given does not fit the data, or the data cannot be found.
   """
-  return _TASKS[config.model.kind].fill_in(config)
+  return _TASKS[config.model.kind].fill_in(config, trained, resumed=resumed)
 
 
-def make(config: Config) -> Task:
-  """The task of a run; `config` has every size filled in."""
-  return _TASKS[config.model.kind](config)
+def make(config: Config, vocabulary: dict[str, Any] | None = None) -> Task:
+  """The task of a run.
+
+  Args:
+    config: with every size filled in.
+    vocabulary: of the checkpoint that the run goes on from (see `Task.vocabulary`), or None.
+  """
+  return _TASKS[config.model.kind](config, vocabulary)
+
+
+def check_vocabulary(config: Config, meta: Meta, where: str) -> None:
+  """Checks, without reading data, that a run keeps what the ids of a trained model stand for.
+
+  Args:
+    config: of the run.
+    meta: of the checkpoint that it goes on from.
+    where: how to name that checkpoint.
+
+  Raises:
+    UserError: it does not.
+  """
+  _TASKS[config.model.kind].check_vocabulary(config, meta, where)
 
 
 def adapted(source: ModelConfig, target: ModelConfig) -> ModelConfig:
@@ -35,12 +62,15 @@ def adapted(source: ModelConfig, target: ModelConfig) -> ModelConfig:
   return _TASKS[target.kind].adapted(source, target)
 
 
-def adapt(params: Params, target: ModelConfig, seed: int | None) -> Params:
+def adapt(
+  params: Params, target: ModelConfig, seed: int | None, *, new_head: bool = False
+) -> Params:
   """Parameters with the shapes of a model from `adapted`.
 
   Args:
     params: of the source.
     target: that model.
     seed: of what is drawn anew; None for moments, which are zero there.
+    new_head: whether to draw a head even if that of the source has the shape.
   """
-  return _TASKS[target.kind].adapt(params, target, seed)
+  return _TASKS[target.kind].adapt(params, target, seed, new_head)

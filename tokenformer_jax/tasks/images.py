@@ -1,6 +1,7 @@
 """Classifiers: the class of an image."""
 
 import dataclasses
+import hashlib
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -10,11 +11,12 @@ import numpy as np
 import optax
 
 from tokenformer_jax import hosts, models, vit
+from tokenformer_jax.checkpoint import Meta
 from tokenformer_jax.cli import say
 from tokenformer_jax.config import Config, ModelConfig
-from tokenformer_jax.data import image_order, images
+from tokenformer_jax.data import image_order, images, order
 from tokenformer_jax.data.augment import Views
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.mixing import mix
 from tokenformer_jax.params import Params
 from tokenformer_jax.tasks.task import Batch, Task
@@ -42,28 +44,36 @@ class ImageTask(Task):
   unit = 'images'
   _set: images.ImageSet  # from `prepare` on
 
-  def __init__(self, config: Config):
-    super().__init__(config)
+  def __init__(self, config: Config, vocabulary: dict[str, Any] | None = None):
+    super().__init__(config, vocabulary)
     self._views = Views(config.data, config.model.channels)
     self._bad: dict[str, set[int]] = {'train': set(), 'validation': set()}
 
   @staticmethod
-  def fill_in(config: Config) -> Config:
-    found, model = images.open_images(config.data), config.model
-    classes = model.classes or len(found.classes)
-    if classes < len(found.classes):
-      raise UserError(
-        f'config.model.classes is {classes}, but {config.data.source} has {len(found.classes)}; '
-        'make it at least that, or 0 to have it fit'
-      )
+  def fill_in(config: Config, trained: ModelConfig | None, *, resumed: bool) -> Config:
+    model = config.model
+    if resumed and trained is not None:  # The images need not be looked at.
+      classes, channels = model.classes or trained.classes, model.channels or trained.channels
+    else:
+      found = images.open_images(config.data)
+      classes, channels = model.classes or len(found.classes), model.channels or found.channels
+      if classes < len(found.classes):
+        raise UserError(
+          f'config.model.classes is {classes}, but {config.data.source} has '
+          f'{len(found.classes)}; make it at least that, or 0 to have it fit'
+        )
     patches = (config.data.image_size // model.patch) ** 2
     model = dataclasses.replace(
       model,
       classes=classes,
-      channels=model.channels or found.channels,
+      channels=channels,
       max_length=patches if model.positions == 'learned' else 0,
     )
     return dataclasses.replace(config, model=model)
+
+  @staticmethod
+  def check_vocabulary(config: Config, meta: Meta, where: str) -> None:
+    """Check nothing: what the labels stand for is known with the images: see `other_meaning`."""
 
   @staticmethod
   def adapted(source: ModelConfig, target: ModelConfig) -> ModelConfig:
@@ -74,10 +84,10 @@ class ImageTask(Task):
     return dataclasses.replace(source, **changes)
 
   @staticmethod
-  def adapt(params: Params, target: ModelConfig, seed: int | None) -> Params:
+  def adapt(params: Params, target: ModelConfig, seed: int | None, new_head: bool) -> Params:
     """A new head if there are other classes; positions resampled."""
     definition = models.define(target)
-    if params['head']['bias'].shape != definition.abstract['head']['bias'].shape:
+    if new_head or params['head']['bias'].shape != definition.abstract['head']['bias'].shape:
       head = definition.init(jax.random.key(seed or 0))['head']
       params = {**params, 'head': jax.tree.map(jnp.zeros_like, head) if seed is None else head}
     if 'positions' in params and len(params['positions']) != target.max_length:
@@ -144,12 +154,37 @@ class ImageTask(Task):
   def examples(self) -> int:
     return len(self._set.train)
 
+  @property
+  def digest(self) -> str:
+    """A hash of the classes and the numbers of images; their pixels are not read for it."""
+    found = self._set
+    identity = repr((found.classes, len(found.train), len(found.validation)))
+    return hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
+
+  @property
+  def other_meaning(self) -> str:
+    ours, theirs = self._set.classes, (self._trained_vocabulary or {}).get('classes')
+    if theirs is None or list(ours) == theirs:
+      return ''
+    if len(ours) != len(theirs):
+      return f'the data has {len(ours)} classes, and the model was trained for {len(theirs)}'
+    differing = [i for i, pair in enumerate(zip(ours, theirs, strict=True)) if len(set(pair)) > 1]
+    i = differing[0]
+    return (
+      f'{len(differing)} of its {len(ours)} classes stand for something else in the data: class '
+      f'{i} is {ours[i]!r} there, and the model was trained with {theirs[i]!r}'
+    )
+
   def train_batches(
-    self, rows: Sequence[int], first_step: int, last_step: int
+    self,
+    rows: Sequence[int],
+    first_step: int,
+    last_step: int,
+    position: order.Position = order.BEGINNING,
   ) -> Generator[Batch, None, None]:
     classes, seed = self.config.model.classes, self.config.train.seed
     batches = image_order.train_batches(
-      self._set.train, self._views, classes, seed, rows, first_step, last_step
+      self._set.train, self._views, classes, seed, rows, first_step, last_step, position
     )
     return self._told('train', self._set.train, batches)
 
@@ -173,10 +208,12 @@ class ImageTask(Task):
       size, channels = self.config.data.image_size, self.config.model.channels
       rng = np.random.default_rng(first)
       pixels = rng.integers(0, 256, (count, size, size, channels), np.uint8)
-      return {'images': pixels, 'labels': np.int32(numbers % classes)}, f'{count} images of noise'
+      return {'images': pixels, 'labels': np.int32(numbers % classes)}, (
+        f'{counted(count, "image")} of noise'
+      )
     pixels, labels = zip(*loaded, strict=True)
     batch = {'images': np.stack(pixels), 'labels': np.array(labels, np.int32)}
-    return batch, f'{count} held-out images of the run'
+    return batch, f'{counted(count, "held-out image")} of the run'
 
   def vocabulary(self) -> dict[str, Any]:
     return {'classes': list(self._set.classes)}
@@ -186,7 +223,7 @@ class ImageTask(Task):
     return self.config.data.batch_size
 
   def describe_data(self) -> str:
-    return f'{len(self._set.train):,} images of {len(self._set.classes)} classes'
+    return f'{counted(self.examples, "image")} of {counted(len(self._set.classes), "class")}'
 
   def train_figures(self, loss: float) -> dict[str, float]:
     """How many different images this host could not use so far, if there were any."""

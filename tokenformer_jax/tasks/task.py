@@ -7,15 +7,19 @@ from typing import Any, ClassVar
 import jax
 
 from tokenformer_jax import models
+from tokenformer_jax.checkpoint import Meta
 from tokenformer_jax.compute import Compute
 from tokenformer_jax.config import Config, ModelConfig
+from tokenformer_jax.data.order import BEGINNING, Position
 from tokenformer_jax.params import Params
 
 Batch = Any  # arrays with the leading axis B, alone or in a pytree
 
 
 class Task(abc.ABC):
-  """What a run learns. Made of a config; what needs the data works after `prepare`.
+  """What a run learns. What needs the data works after `prepare`.
+
+  Made of a config, and of the vocabulary of the checkpoint that the run goes on from, if any.
 
   Attributes:
     unit: what the speed of a run is counted in, such as tokens.
@@ -25,14 +29,20 @@ class Task(abc.ABC):
 
   unit: ClassVar[str]
 
-  def __init__(self, config: Config):
+  def __init__(self, config: Config, vocabulary: dict[str, Any] | None = None):
     self.config = config
+    self._trained_vocabulary = vocabulary
     self.definition = models.define(config.model, Compute.of(config))
 
   @staticmethod
   @abc.abstractmethod
-  def fill_in(config: Config) -> Config:
+  def fill_in(config: Config, trained: ModelConfig | None, *, resumed: bool) -> Config:
     """See `tasks.fill_in`."""
+
+  @staticmethod
+  @abc.abstractmethod
+  def check_vocabulary(config: Config, meta: Meta, where: str) -> None:
+    """See `tasks.check_vocabulary`."""
 
   @staticmethod
   def adapted(source: ModelConfig, target: ModelConfig) -> ModelConfig:
@@ -41,9 +51,9 @@ class Task(abc.ABC):
     return source
 
   @staticmethod
-  def adapt(params: Params, target: ModelConfig, seed: int | None) -> Params:
+  def adapt(params: Params, target: ModelConfig, seed: int | None, new_head: bool) -> Params:
     """See `tasks.adapt`."""
-    del target, seed
+    del target, seed, new_head
     return params
 
   # Functions of arrays, traced under jit.
@@ -80,11 +90,28 @@ class Task(abc.ABC):
   def examples(self) -> int:
     """Rows of batches in an epoch of training."""
 
+  @property
+  @abc.abstractmethod
+  def digest(self) -> str:
+    """A hash by which a run that is resumed knows its training data again."""
+
+  @property
+  def other_meaning(self) -> str:
+    """How the data's ids stand for something else than the checkpoint's; empty: they do not."""
+    return ''
+
   @abc.abstractmethod
   def train_batches(
-    self, rows: Sequence[int], first_step: int, last_step: int
+    self,
+    rows: Sequence[int],
+    first_step: int,
+    last_step: int,
+    position: Position = BEGINNING,
   ) -> Generator[Batch, None, None]:
-    """This host's rows of the training batches of `first_step` … `last_step` − 1, read ahead."""
+    """This host's rows of the training batches of `first_step` … `last_step` − 1, read ahead.
+
+    `position` says where the run begins in the order of the examples.
+    """
 
   @abc.abstractmethod
   def validation_batches(self, rows: Sequence[int]) -> Iterator[Batch]:

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from tokenformer_jax import hosts
+from tokenformer_jax.checkpoint import Meta
 from tokenformer_jax.compute import Compute
-from tokenformer_jax.config import Config
+from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.data import order, store, tokenizers
 from tokenformer_jax.data.held_out import held_out_tokens
 from tokenformer_jax.decode import Decoder
@@ -34,20 +35,35 @@ class TextTask(Task):
   _store: store.Store  # from `prepare` on
 
   @staticmethod
-  def fill_in(config: Config) -> Config:
-    ids = tokenizers.size_of(config.data.tokenizer)
-    vocab_size = config.model.vocab_size or -(-ids // 128) * 128
-    if vocab_size < ids:
-      raise UserError(
-        f'config.model.vocab_size is {vocab_size}, but the tokenizer {config.data.tokenizer!r} has '
-        f'{ids} token ids; make it at least that, or 0 to have it fit'
-      )
-    model = dataclasses.replace(
-      config.model,
-      vocab_size=vocab_size,
-      max_length=config.model.max_length or config.data.sequence_length,
-    )
+  def fill_in(config: Config, trained: ModelConfig | None, *, resumed: bool) -> Config:
+    del resumed  # A model keeps its tokenizer in another run as well.
+    model, length = config.model, config.data.sequence_length
+    if trained is not None:
+      vocab_size = model.vocab_size or trained.vocab_size
+      max_length = model.max_length or trained.max_length
+      if model.positions == 'learned' and max_length < length:
+        raise UserError(
+          f'config.data.sequence_length is {length}, but the model that the run goes on with has '
+          f'learned positions for {max_length} tokens; take at most that'
+        )
+    else:
+      ids = tokenizers.size_of(config.data.tokenizer)
+      vocab_size = model.vocab_size or -(-ids // 128) * 128
+      max_length = model.max_length or length
+      if vocab_size < ids:
+        raise UserError(
+          f'config.model.vocab_size is {vocab_size}, but the tokenizer {config.data.tokenizer!r} '
+          f'has {ids} token ids; make it at least that, or 0 to have it fit'
+        )
+    model = dataclasses.replace(model, vocab_size=vocab_size, max_length=max_length)
     return dataclasses.replace(config, model=model)
+
+  @staticmethod
+  def check_vocabulary(config: Config, meta: Meta, where: str) -> None:
+    """Check that the config's tokenizer is the checkpoint's: see `tokenizers.check_same`."""
+    trained = tokenizers.from_json(meta.tokenizer)
+    trained_spec = meta.config.data.tokenizer
+    tokenizers.check_same(config.data.tokenizer, trained_spec, trained, where)
 
   def loss(
     self, params: Params, batch: jax.Array, key: jax.Array
@@ -72,8 +88,9 @@ class TextTask(Task):
 
   def prepare(self) -> None:
     """Opens the token store: made by the first process, then by those not sharing its disk."""
-    data = self.config.data
-    made = hosts.first_then_others(lambda: store.prepare(data))
+    data, vocabulary = self.config.data, self._trained_vocabulary
+    tokenizer = None if vocabulary is None else tokenizers.from_json(vocabulary)
+    made = hosts.first_then_others(lambda: store.prepare(data, tokenizer))
     hosts.check_same(
       [int(made.digest[:7], 16)], 'the hosts read different text; config.data must find the same'
     )
@@ -86,11 +103,21 @@ class TextTask(Task):
   def examples(self) -> int:
     return store.window_count(self._store.train, self.config.data.sequence_length)
 
+  @property
+  def digest(self) -> str:
+    return self._store.digest
+
   def train_batches(
-    self, rows: Sequence[int], first_step: int, last_step: int
+    self,
+    rows: Sequence[int],
+    first_step: int,
+    last_step: int,
+    position: order.Position = order.BEGINNING,
   ) -> Generator[np.ndarray, None, None]:
     seed = self.config.train.seed
-    return order.train_batches(self._store, self.config.data, seed, rows, first_step, last_step)
+    return order.train_batches(
+      self._store, self.config.data, seed, rows, first_step, last_step, position
+    )
 
   def validation_batches(self, rows: Sequence[int]) -> Iterator[np.ndarray]:
     batches = self.config.train.eval_batches

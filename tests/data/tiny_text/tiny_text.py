@@ -1,4 +1,4 @@
-"""A TFDS dataset of five documents and an empty one."""
+"""A TFDS dataset of five documents and an empty one, and a test split of the first two."""
 
 from collections.abc import Iterator
 
@@ -16,8 +16,8 @@ class TinyText(tfds.core.GeneratorBasedBuilder):
     return self.dataset_info_from_configs(features=tfds.features.FeaturesDict(features))
 
   def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict:
-    return {'train': self._generate_examples()}
+    return {'train': self._generate_examples(6), 'test': self._generate_examples(3)}
 
-  def _generate_examples(self) -> Iterator[tuple]:
-    for i, text in enumerate(DOCUMENTS):
+  def _generate_examples(self, count: int) -> Iterator[tuple]:
+    for i, text in enumerate(DOCUMENTS[:count]):
       yield i, {'text': text, 'number': i}

@@ -1,0 +1,158 @@
+"""Training and validation text have nothing in common, also where there is one file only."""
+
+import dataclasses
+import gzip
+import json
+
+import numpy as np
+import pytest
+import zstandard
+
+from tokenformer_jax.config import DataConfig
+from tokenformer_jax.data import corpus, text, tokenizers
+from tokenformer_jax.data.store import find, prepare
+from tokenformer_jax.errors import UserError
+
+LINES = ''.join(f'line {i}, naïve {"x" * (i % 70)}\n' for i in range(2000))
+NO_LINES = 'ä€🙂' * 7000
+TITLE = f'Title\n{NO_LINES}'
+
+
+def _config(folder, spec, **changes) -> DataConfig:
+  return dataclasses.replace(
+    DataConfig(source=spec, tokenizer='bytes', cache_dir=str(folder / 'cache')), **changes
+  )
+
+
+def _write(path, content) -> str:
+  content = content.encode()
+  match path.suffix:
+    case '.gz':
+      content = gzip.compress(content)
+    case '.zst':
+      content = zstandard.compress(content)
+  path.write_bytes(content)
+  return f'files:{path}'
+
+
+def _texts(store) -> tuple[str, str]:
+  """The text of both splits, each of which is one document."""
+  for split in corpus.SPLITS:
+    ends = np.flatnonzero(getattr(store, split) == store.tokenizer.end_of_document)
+    assert ends.tolist() == [len(getattr(store, split)) - 1], f'{split} is not one whole document'
+    assert getattr(store, f'{split}_documents') == 1
+  return tuple(store.tokenizer.decode(tokens[:-1]) for tokens in (store.train, store.validation))
+
+
+@pytest.mark.parametrize('name', ['a.txt', 'a.txt.gz', 'a.txt.zst'])
+@pytest.mark.parametrize('content', [LINES, NO_LINES, TITLE], ids=['lines', 'no_lines', 'title'])
+@pytest.mark.parametrize('piece', [2**20, 1000])
+def test_the_last_part_of_a_lone_file_is_for_validation(
+  tmp_path, monkeypatch, name, content, piece
+):
+  monkeypatch.setattr(text, '_PIECE_BYTES', piece)
+  spec = _write(tmp_path / name, content)
+  train, validation = _texts(prepare(_config(tmp_path, spec, validation_fraction=0.1)))
+  assert train + validation == content, 'text is lost, repeated, or in both splits'
+  share = len(validation.encode()) / len(content.encode())
+  assert 0.1 <= share < 0.16, 'the validation split is of another size than asked for'
+  if content is LINES:
+    assert train.endswith('\n'), 'the cut tears a line'
+
+
+def test_the_pieces_of_a_lone_file_are_short_and_end_where_lines_do(tmp_path, monkeypatch):
+  monkeypatch.setattr(text, '_PIECE_BYTES', 1000)
+  source = text.open_source(_write(tmp_path / 'a.txt', LINES), 'text')
+  pieces = list(source.lone().pieces())
+  assert max(len(piece.encode()) for piece in pieces) <= 1000, 'memory is not bounded'
+  assert all(piece.endswith('\n') for piece in pieces), 'a piece tears a line'
+  assert ''.join(pieces) == LINES, 'text is lost or repeated between pieces'
+
+
+def test_the_only_document_of_other_sources_is_cut_as_well(tmp_path):
+  path = tmp_path / 'a.jsonl'
+  path.write_text(json.dumps({'text': ''}) + '\n' + json.dumps({'text': LINES}))
+  train, validation = _texts(prepare(_config(tmp_path, f'files:{path}')))
+  assert train + validation == LINES and validation, 'a lone document does not train'
+
+
+@pytest.mark.parametrize('content', ['ab', 'äö', 'a\nb', '\n\n\n\n', '\ufeffab'])
+@pytest.mark.parametrize('fraction', [0.01, 0.5, 0.99])
+def test_the_shortest_texts_are_cut_between_characters(tmp_path, content, fraction):
+  spec = _write(tmp_path / 'a.txt', content)
+  config = _config(tmp_path, spec, validation_fraction=fraction)
+  try:
+    train, validation = _texts(prepare(config))
+  except UserError as error:
+    assert 'split of files' in str(error), 'a short text is another error'
+    assert content.startswith(('\ufeff', 'ä')), 'two characters are not two splits'
+  else:
+    assert train + validation == content.removeprefix('\ufeff'), 'a character is torn'
+
+
+def test_a_long_document_is_encoded_in_pieces_and_stays_one(tmp_path, monkeypatch):
+  for name, content in {'a': LINES, 'b': NO_LINES, 'c': 'c', 'd': 'd', 'e': 'e'}.items():
+    spec = _write(tmp_path / f'{name}.txt', content).replace(f'{name}.txt', '*.txt')
+  whole = prepare(_config(tmp_path, spec, validation_fraction=0.4))
+  monkeypatch.setattr(corpus, '_LONGEST_WHOLE', 2000)
+  monkeypatch.setattr(text, '_PIECE_BYTES', 1000)
+  config = _config(tmp_path, spec, validation_fraction=0.4, cache_dir=str(tmp_path / 'other'))
+  pieces = list(corpus.open_corpus(config).pieces())
+  assert max(len(piece.text.encode()) for piece in pieces) <= 1000, 'memory is not bounded'
+  assert prepare(config).digest == whole.digest, 'pieces change the text, its end, or its split'
+
+
+def test_a_byte_that_is_not_text_is_found_in_a_lone_file(tmp_path, monkeypatch):
+  monkeypatch.setattr(text, '_PIECE_BYTES', 100)
+  (tmp_path / 'a.txt').write_bytes(b'text\n' * 100 + b'\xff')
+  with pytest.raises(UserError, match=r'a\.txt is not UTF-8 \(byte 500 is 0xff\)'):
+    prepare(_config(tmp_path, f'files:{tmp_path}/a.txt'))
+
+
+def test_a_tokenizer_is_trained_on_the_training_part_of_a_lone_file(tmp_path):
+  spec = _write(tmp_path / 'a.txt', 'ab' * 5000 + '\n' + 'qz' * 2000)
+  store = prepare(_config(tmp_path, spec, tokenizer='bpe:300', validation_fraction=0.3))
+  assert store.bytes_per_token('train') > 4 > 1.1 > store.bytes_per_token('validation'), (
+    'the tokenizer has seen the validation text'
+  )
+
+
+def test_validation_may_have_a_source_of_its_own(tmp_path):
+  train = _write(tmp_path / 'train.txt', LINES)
+  held_out = _write(tmp_path / 'held_out.txt', NO_LINES)
+  config = _config(tmp_path, train, validation_source=held_out)
+  assert _texts(prepare(config)) == (LINES, NO_LINES), 'a source is not a split as it is'
+  assert find(config, tokenizers.load('bytes')).path == prepare(config).path, (
+    'the store is not found again'
+  )
+  without = prepare(dataclasses.replace(config, validation_source=''))
+  assert without.path != prepare(config).path, 'a store of another validation text is used'
+  before = prepare(config).path
+  _write(tmp_path / 'held_out.txt', 'changed')
+  assert prepare(config).path != before, 'changed validation text leads to no other store'
+
+
+def test_sources_of_many_documents_are_whole_splits(tmp_path):
+  for folder in ('train', 'held_out'):
+    (tmp_path / folder).mkdir()
+    for i in range(20):
+      _write(tmp_path / folder / f'{i}.txt', f'{folder} {i}')
+  held_out = f'files:{tmp_path}/held_out'
+  store = prepare(_config(tmp_path, f'files:{tmp_path}/train', validation_source=held_out))
+  assert (store.train_documents, store.validation_documents) == (20, 20), 'documents are moved'
+  assert 'held_out' not in store.tokenizer.decode(store.train), 'validation text is trained on'
+
+
+def test_a_validation_source_that_cannot_be_one(tmp_path):
+  train = _write(tmp_path / 'train.txt', LINES)
+  _write(tmp_path / 'empty.txt', '')
+  for spec, sentence in {
+    'nonsense': r"config\.data\.validation_source is 'nonsense'; it must be stdlib, files:GLOB",
+    f'files:{tmp_path}/no.txt': r'validation_source is files:.*no\.txt, which matches no file',
+    f'files:{tmp_path}/empty.txt': r'validation_source is files:.*empty\.txt, which holds no text',
+    f'files:{tmp_path}/../{tmp_path.name}/t*.txt': r'train\.txt is also in config\.data\.source=',
+  }.items():
+    with pytest.raises(UserError, match=sentence):
+      prepare(_config(tmp_path, train, validation_source=spec))
+  with pytest.raises(UserError, match=r'py is also in config\.data\.source=stdlib;'):
+    corpus.open_corpus(_config(tmp_path, 'stdlib', validation_source='stdlib'))

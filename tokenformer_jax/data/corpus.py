@@ -1,0 +1,121 @@
+"""The text of a run: what of it is for training, and what for validation.
+
+With a source of its own for validation, each source is a split as it is. Otherwise a hash of a
+document's text says which split it belongs to, so adding or moving documents moves no other. A
+source of one document is cut: its last part, from a line's start on, is the validation split.
+
+A long text comes in pieces, because a BPE takes 160 times the memory of a text that it encodes.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tokenformer_jax.config import DataConfig
+from tokenformer_jax.data import text
+from tokenformer_jax.errors import UserError
+
+SPLITS = ('train', 'validation')
+
+_LONGEST_WHOLE = 16 * 2**20  # characters of a document that is encoded as a whole
+_SETTINGS = {'train': 'config.data.source', 'validation': 'config.data.validation_source'}
+_HELD_OUT = ('validation', 'test', 'train')  # splits of TFDS sets, the first that there is
+
+
+class Piece(NamedTuple):
+  """A document, or a part of a long one."""
+
+  split: str
+  text: str
+  ends: bool  # whether the document ends here
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+  """What `data.source` and `data.validation_source` name."""
+
+  source: text.Source
+  validation: text.Source | None
+  fraction: float  # of `source` that is validation if there is no other source for it
+
+  def fingerprint(self) -> str | tuple[str, str]:
+    """Return what changes when the text, or the way that it is split, does."""
+    if self.validation is None:
+      return self.source.fingerprint()
+    return self.source.fingerprint(), self.validation.fingerprint()
+
+  def pieces(self) -> Iterator[Piece]:
+    """Yield the text of both splits, always in the same order.
+
+    Raises:
+      UserError: something cannot be read, or is not text.
+    """
+    if self.validation is not None:
+      for split, source in zip(SPLITS, (self.source, self.validation), strict=True):
+        yield from _whole(source, split)
+    elif lone := self.source.lone():
+      cut, total = lone.cut(self.fraction)
+      yield from _part(lone, 'train', 0, cut)
+      yield from _part(lone, 'validation', cut, total)
+    else:
+      for document in self.source.documents():
+        yield from _in_pieces(document, SPLITS[is_validation(document, self.fraction)])
+
+
+def open_corpus(config: DataConfig) -> Corpus:
+  """Open the sources of text of a run, without reading them.
+
+  Raises:
+    UserError: a source is of another form or names nothing, or both are of the same text.
+  """
+  source = text.open_source(config.source, config.text_field)
+  if not config.validation_source:
+    return Corpus(source, None, config.validation_fraction)
+  validation = text.open_source(
+    config.validation_source, config.text_field, _SETTINGS['validation'], _HELD_OUT
+  )
+  if isinstance(source, text.Files) and isinstance(validation, text.Files):
+    common = sorted(set(source.paths) & set(validation.paths))
+    same = common[0] if common else ''
+  else:
+    same = config.source if source.fingerprint() == validation.fingerprint() else ''
+  if same:
+    raise UserError(
+      f'config.data.validation_source is {config.validation_source}, and {same} is also in '
+      f'config.data.source={config.source}; leave it out of one of them, so that nothing is both '
+      'trained on and validated with'
+    )
+  return Corpus(source, validation, 0.0)
+
+
+def is_validation(document: str, fraction: float) -> bool:
+  """Return whether a document belongs to the validation split. Depends on its text only."""
+  digest = hashlib.blake2b(document.encode(), digest_size=8).digest()
+  return int.from_bytes(digest, 'little') < fraction * 2**64
+
+
+def _whole(source: text.Source, split: str) -> Iterator[Piece]:
+  if lone := source.lone():
+    yield from _part(lone, split, 0, None)
+  else:
+    for document in source.documents():
+      yield from _in_pieces(document, split)
+
+
+def _in_pieces(document: str, split: str) -> Iterator[Piece]:
+  if len(document) <= _LONGEST_WHOLE:
+    yield Piece(split, document, ends=True)
+    return
+  content = document.encode()
+  yield from _part(text.LoneText('a document', lambda: [content]), split, 0, None)
+
+
+def _part(lone: text.LoneText, split: str, start: int, stop: int | None) -> Iterator[Piece]:
+  waiting = ''
+  for piece in lone.pieces(start, stop):
+    if waiting:
+      yield Piece(split, waiting, ends=False)
+    waiting = piece
+  if waiting:
+    yield Piece(split, waiting, ends=True)

@@ -1,0 +1,51 @@
+"""Compares a whole token store with the digests that were recorded when it was built.
+
+python -m tokenformer_jax.data.verify --config=configs/lm_pile.py:150m
+python -m tokenformer_jax.data.verify --store=~/.cache/tokenformer_jax/stores/NAME
+
+Every start of a run looks at a part; this reads all of it. Ends with status 2 if it is damaged.
+"""
+
+import pathlib
+from collections.abc import Sequence
+
+from absl import flags
+
+from tokenformer_jax import cli, config_file, paths
+from tokenformer_jax.data import store
+from tokenformer_jax.errors import UserError
+
+
+def define_flags() -> None:
+  """Define the command's flags."""
+  config_file.define('The config whose token store to verify, FILE or FILE:VARIANT.')
+  flags.DEFINE_string('store', None, 'The folder of a token store, instead.')
+
+
+def main(argv: Sequence[str]) -> None:
+  """Run the command."""
+  del argv
+  given = flags.FLAGS.store
+  if (given is None) == (flags.FLAGS['config'].value is None):
+    raise UserError('give either --config=FILE or --store=DIR')
+  folder = _folder() if given is None else pathlib.Path(paths.local(given)).expanduser()
+  tokens = store.verify(folder)
+  print(f'{folder}: all {tokens:,} tokens are those that were written')
+
+
+def _folder() -> pathlib.Path:
+  resolved = config_file.read()
+  if resolved.model.kind != 'lm':
+    raise UserError(f'config.model.kind is {resolved.model.kind}, which has no token store')
+  folder = store.folder_of(resolved.data)
+  if not folder.exists():
+    raise UserError(
+      f'the token store {folder} is not there; a run builds it (one that goes on from a checkpoint '
+      'with its tokenizer may build another one: name that by --store)'
+    )
+  return folder
+
+
+if __name__ == '__main__':
+  define_flags()
+  cli.run(main, on_all_hosts=False)
