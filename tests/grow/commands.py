@@ -16,6 +16,7 @@ from tokenformer_jax.grow import command, files
 from tokenformer_jax.step import State
 
 LARGER = '--param_tokens=qkv=48,ffn=96'
+SEEN = checkpoint.Seen(1234)  # samples: more than its steps have at its last batch size
 
 
 def write_run(workdir: Path, text: str, cache: Path, *, seed: int = 0, **changes) -> Config:
@@ -24,7 +25,8 @@ def write_run(workdir: Path, text: str, cache: Path, *, seed: int = 0, **changes
   tokenizer = tokenizers.load(config.data.tokenizer)
   checkpoints = checkpoint.Checkpoints(workdir, keep=1)
   with contextlib.closing(checkpoints):
-    checkpoints.save(STEP, state_of(config.model, seed), config, tokenizer.to_json())
+    state = state_of(config.model, seed)
+    checkpoints.save(STEP, state, config, tokenizer.to_json(), seen=SEEN)
     checkpoints.wait()
   return config
 

@@ -138,6 +138,25 @@ def assert_same(got: Any, want: Any, meaning: str) -> None:
     np.testing.assert_array_equal(got[path], array, err_msg=f'{meaning}: {path} differs')
 
 
+def moments_and_gradient(
+  arrays: state_lib.ByArray, small: Params, large: Params
+) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+  """By path: what a growth makes of the moments of a first gradient, and the grown model's own."""
+  first, second = (
+    paths(jax.tree.map_with_path(lambda path, g: arrays.moment(path, g**order, order), small))  # noqa: B023
+    for order in (1, 2)
+  )
+  return {path: (first[path], second[path], own) for path, own in paths(large).items()}
+
+
+def assert_shared(first: np.ndarray, second: np.ndarray, gradient: np.ndarray, path: str) -> None:
+  """Copies share a gradient at random: the moments have its mean and, roughly, its square's."""
+  projection = np.vdot(first, gradient) / np.vdot(first, first)
+  assert abs(projection - 1) < 0.01, f'the copies of {path} have {projection} times the gradient'
+  ratio = np.mean(gradient**2) / np.mean(second)
+  assert 0.4 < ratio < 2.5, f'the mean square of {path} is {ratio} times the second moment'
+
+
 def mesh_of(fsdp: int = 1, tokens: int = 1) -> Mesh:
   """A mesh over the first devices."""
   return sharding.make_mesh(MeshConfig(fsdp=fsdp, tokens=tokens), jax.devices()[: fsdp * tokens])

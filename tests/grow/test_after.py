@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from growing import (
+  DENSE,
+  DOUBLE,
   STEP,
   UPDATES,
   adam,
@@ -30,6 +32,7 @@ from tokenformer_jax.lm import define_lm
 
 SLOW = pytest.mark.slow  # because each case compiles two models
 ZERO_KEYS = GrowConfig()
+WIDER = {'width': 64, 'heads': 8}
 TARGET = grown_model(tiny_model(), TokenCounts(32, 48, 64), ZERO_KEYS)
 
 
@@ -154,6 +157,41 @@ def test_no_new_token_is_dead():
         assert largest.min() > 1e-4, f'a new token of {path} has no weight after 100 steps'
 
 
+def _equal_copies(params, start):
+  """Paths of matrices in which a unit or a token of the second half is the one of the first half.
+
+  Copies stand behind what they are copies of, along axes that have twice the size.
+  """
+  found = []
+  for path, array in paths(params).items():
+    for axis, size in enumerate(start[path].shape):
+      if array.shape[axis] == 2 * size and path.endswith(('keys', 'values', 'kernel', 'embedding')):
+        halves = np.moveaxis(array, axis, -1)
+        same = np.all(halves[..., :size] == halves[..., size:], axis=tuple(range(array.ndim - 1)))
+        found += [path] if same.any() else []
+  return found
+
+
+@SLOW
+@pytest.mark.parametrize(
+  ('source', 'larger', 'method'),
+  [
+    (tiny_model(), {'param_tokens': DOUBLE, 'reference_tokens': DOUBLE}, 'duplicate'),
+    (tiny_model(**DENSE), WIDER, 'hypercloning'),
+    (tiny_model(**DENSE), {'ffn_width': 256}, 'net2net'),
+  ],
+  ids=['duplicate', 'hypercloning', 'net2net'],
+)
+def test_copies_do_not_stay_equal(source, larger, method):
+  """Equal copies have equal gradients and moments: a model of twins is worth the small one."""
+  target = dataclasses.replace(source, **larger)
+  before = grow(state_of(source), source, target, GrowConfig(method=method))
+  config = Config(optim=OptimConfig(warmup_steps=0), train=TrainConfig(steps=1000))
+  after = _train(before, target, config, 3)
+  equal = _equal_copies(after['params'], paths(params_of(source)))
+  assert not equal, f'after three steps copies in {equal} are equal bit for bit'
+
+
 def _born(action, updates=UPDATES, model=None, **changes):
   return checkpoint.Ancestor(
     action=action,
@@ -167,8 +205,8 @@ def _born(action, updates=UPDATES, model=None, **changes):
 
 def test_the_optimizer_is_told_of_the_last_growth():
   assert last_growth((), TARGET) is None, 'a model that never grew has a growth'
-  growth = last_growth((_born('grow', 3), _born('grow', 7, moments='drop')), TARGET)
-  assert (growth.updates, growth.moments_kept) == (7, False), 'not the last growth counts'
+  growth = last_growth((_born('grow', 3), _born('grow', 7)), TARGET)
+  assert growth.updates == 7, 'not the last growth counts'
   assert growth.old_tokens['blocks']['attention']['proj'] == {'keys': 40, 'values': 40}
   assert growth.old_tokens['blocks']['ffn'] == {'keys': 48, 'values': 48}
   assert growth.old_tokens['embedding'] == 0

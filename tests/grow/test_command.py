@@ -9,7 +9,17 @@ import jax
 import numpy as np
 import pytest
 import tiny_run
-from commands import LARGER, command_line, contents, first_state, grow, meta_of, read, write_run
+from commands import (
+  LARGER,
+  SEEN,
+  command_line,
+  contents,
+  first_state,
+  grow,
+  meta_of,
+  read,
+  write_run,
+)
 from growing import STEP, UPDATES, adam, assert_same, mesh_of, paths
 
 from tokenformer_jax import checkpoint, start
@@ -76,6 +86,7 @@ def test_the_target_says_where_it_came_from(home, grown):
     ),
   )
   assert meta.tokenizer == before.tokenizer
+  assert meta.seen == SEEN, 'training the target repeats or skips data'
 
 
 def test_the_target_has_a_config_to_go_on_with(home, grown):
@@ -103,6 +114,7 @@ def test_what_it_says(home, tmp_path, capsys):
   assert 'ffn tokens' in output.out and '× 1.50' in output.out, 'no table'
   assert contents(home / 'run') == source, 'the source was touched'
   assert meta_of(tmp_path / 'new').step == 0, '--step=restart has no effect'
+  assert meta_of(tmp_path / 'new').seen.samples == 0, 'the data does not begin anew'
   assert meta_of(tmp_path / 'new').lineage[-1].updates == 0
 
 
@@ -123,6 +135,18 @@ def test_a_growth_that_is_not_what_it_should_be_is_not_written(home, tmp_path, m
   )
   with pytest.raises(UserError, match=r'not what it should be.*nothing was written'):
     grow(f'--source={home}/run', f'--target={tmp_path}/new', LARGER)
+  assert not list(tmp_path.iterdir()), 'it was written'
+
+
+@SLOW
+def test_what_is_not_finite_is_not_written(home, tmp_path, monkeypatch):
+  """Whether it was to be exact or not: here the new keys are not numbers."""
+  right = grow_lib.tokens.MoreTokens.param
+  monkeypatch.setattr(
+    grow_lib.tokens.MoreTokens, 'param', lambda *arguments: right(*arguments) * np.nan
+  )
+  with pytest.raises(UserError, match=r'are not finite.*nothing was written'):
+    grow(f'--source={home}/run', f'--target={tmp_path}/new', LARGER, '--method=random')
   assert not list(tmp_path.iterdir()), 'it was written'
 
 
@@ -152,11 +176,53 @@ REFUSALS = {
   'a source that ends oddly': (['--source={home}/run@new', LARGER], 'it is DIR or DIR@STEP'),
   'an unknown kind': (['--param_tokens=fnn=128'], "names 'fnn'; did you mean 'ffn'"),
   'no number': (['--param_tokens=ffn=many'], "has 'ffn=many'; it must be ffn=N"),
+  'a superscript': (['--param_tokens=ffn=²'], "has 'ffn=²'; it must be ffn=N"),
+  'a power of ten': (['--param_tokens=ffn=1e12'], "has 'ffn=1e12'; it must be ffn=N"),
+  'a number without end': ([f'--param_tokens=ffn={"9" * 5000}'], '9….*at most 1000000000000'),
+  'a count twice': (['--param_tokens=ffn=96,ffn=128'], "--param_tokens names ffn twice, as 'ffn"),
+  'an axis twice': ([LARGER, '--mesh=fsdp=1,fsdp=1'], '--mesh names fsdp twice'),
+  'more than there is': (
+    ['--param_tokens=qkv=99999999999'],
+    r'take [\d,.]+ GiB of.*, where [\d.]+',
+  ),
+  'a wider one than there is': (
+    ['--source={home}/dense', '--method=hypercloning', '--width=3200000'],
+    r'take [\d,.]+ GiB of the memory of this host, where [\d.]+ GiB is free',
+  ),
+  'a width of zero': (['--source={home}/dense', '--method=net2net', '--width=0'], '--width is 0'),
+  'no heads': (
+    ['--source={home}/dense', '--method=net2net', '--width=64', '--heads=0'],
+    '--heads is 0; it must be at least 1',
+  ),
+  'noise that is not a number': (
+    ['--param_tokens=ffn=128', '--method=duplicate', '--noise=nan'],
+    'noise is nan; it must be a finite number',
+  ),
+  'a seed without end': ([LARGER, '--seed=99999999999'], '--seed is 99999999999; it must be at mo'),
+  'examples without end': (
+    ['shrink', '--param_tokens=ffn=32', '--examples=99999999999'],
+    '--examples is 99999999999; it must be at most',
+  ),
+  'a target in the source': (['--target={home}/run/new', LARGER], 'lies in the source; choose'),
+  'a target among the checkpoints': (
+    ['--target={home}/run/checkpoints/30', LARGER],
+    'lies in the source; choose',
+  ),
+  'a target that is the source': (['--target={home}/run', LARGER], 'the target .* exists'),
+  'a name without end': ([f'--target={{home}}/{"x" * 300}', LARGER], 'cannot be made .File name'),
+  'merging with itself': (['merge', '--added={home}/run'], 'merged, they would count twice'),
+  'shrinking a Transformer': (
+    ['shrink', '--source={home}/dense', '--param_tokens=ffn=32'],
+    'a model with projection=dense has no parameter tokens to drop',
+  ),
   'a count of zero': (['--param_tokens=ffn=0'], "has 'ffn=0'; it must be ffn=N"),
   'nothing': ([], 'nothing would grow; say what is to be larger'),
   'the same counts': (['--param_tokens=qkv=32,ffn=64'], 'nothing would grow'),
   'a smaller count': (['--param_tokens=ffn=32'], r'ffn is 64 in the source, and 32 is smaller'),
-  'no multiple': (['--param_tokens=ffn=96', '--method=duplicate'], 'ffn=96 is no multiple of the'),
+  'no multiple': (
+    ['--param_tokens=ffn=96', '--method=duplicate'],
+    'ffn=96 is not a multiple of the',
+  ),
   'dead tokens': ([LARGER, '--new_values=zero'], 'are dead'),
   'width by tokens': (['--width=64'], '--width is for the methods that widen a Transformer'),
   'tokens by width': ([LARGER, '--method=net2net'], '--param_tokens is not for method=net2net'),
@@ -167,10 +233,10 @@ REFUSALS = {
   ),
   'a width that heads do not divide': (
     ['--source={home}/dense', '--width=65', '--method=net2net_fill'],
-    'give --heads=N, too',
+    'give --heads=N as well',
   ),
-  'an unknown action': (['grwo', LARGER], "'grwo' is not something to do; did you mean 'grow'"),
-  'two actions': (['extract', 'remove'], "'remove' is not something to do"),
+  'an unknown action': (['grwo', LARGER], "unknown command 'grwo'; did you mean 'grow'"),
+  'two actions': (['extract', 'remove'], "'remove' after 'extract' is one word more"),
   'a flag of another action': (['extract', LARGER], '--param_tokens has no meaning for extract'),
   'examples to grow by': ([LARGER, '--examples=4'], '--examples has no meaning for grow'),
   'a seed to remove by': (['remove', '--seed=4'], '--seed has no meaning for remove'),
@@ -180,9 +246,24 @@ REFUSALS = {
   'another width': (['merge', '--added={home}/dense'], r"model\.projection is 'pattention' in the"),
   'no shrinking': (['shrink', '--param_tokens=ffn=96'], 'shrink cannot make 96 of it'),
   'shrinking to the same': (['shrink'], 'nothing would shrink'),
-  'an odd mesh': ([LARGER, '--mesh=fsdp=2'], 'which does not make up the 1 devices'),
+  'an odd mesh': ([LARGER, '--mesh=fsdp=2'], 'number of devices, 1'),
   'an unknown axis': ([LARGER, '--mesh=data=1'], "--mesh names 'data'; known names: fsdp, repl"),
 }
+
+
+def test_a_refusal_makes_no_directory(home, tmp_path):
+  """The parents of a target are made when something is written into it."""
+  with pytest.raises(UserError, match='smaller'):
+    grow(f'--source={home}/run', f'--target={tmp_path}/a/b/new', '--param_tokens=ffn=1')
+  assert not list(tmp_path.iterdir()), 'a refused growth made directories'
+
+
+def test_a_dry_run_says_what_would_not_fit(home, tmp_path, capsys):
+  counts = '--param_tokens=qkv=99999999999'
+  grow(f'--source={home}/run', f'--target={tmp_path}/new', counts, '--dry_run')
+  said = capsys.readouterr()
+  assert 'qkv tokens' in said.out, 'a growth for another host cannot be looked at'
+  assert 'without --dry_run this would end here: the result and its moments take' in said.err
 
 
 @pytest.mark.parametrize('name', REFUSALS)
@@ -246,6 +327,22 @@ def test_added_tokens_are_written_alone_and_can_be_put_back(home, grown, extract
   assert meta_of(target).config.model == meta_of(grown).config.model
   assert meta_of(target).lineage[-1].action == 'merge'
   assert_same(read(target)['params'], read(grown)['params'], 'extracted and merged')
+
+
+@SLOW
+@pytest.mark.parametrize(('source', 'added'), [('run', 'grown'), ('grown', 'added')])
+def test_tokens_are_not_merged_twice(home, extracted, tmp_path, source, added):
+  with pytest.raises(UserError, match='merged, they would count twice'):
+    grow('merge', f'--source={home}/{source}', f'--added={home}/{added}', f'--target={tmp_path}/m')
+  assert not list(tmp_path.iterdir())
+
+
+@SLOW
+def test_added_tokens_are_put_back_once(home, extracted, tmp_path):
+  arguments = 'merge', f'--added={extracted}'
+  grow(*arguments, f'--source={home}/run', f'--target={tmp_path}/once')
+  with pytest.raises(UserError, match=f'tokens of {home}/grown, which {tmp_path}/once has already'):
+    grow(*arguments, f'--source={tmp_path}/once', f'--target={tmp_path}/twice')
 
 
 @SLOW
@@ -326,10 +423,13 @@ def test_init_from_grows_as_the_command_does(home, grown, tmp_path):
 
 
 def test_a_write_that_fails_leaves_nothing(home, tmp_path, monkeypatch):
-  def fail(self):
+  save = checkpoint.Checkpoints.save
+
+  def fail(*arguments, **named):
+    save(*arguments, **named)
     raise UserError('a checkpoint could not be written') from OSError('no room')
 
-  monkeypatch.setattr(checkpoint.Checkpoints, 'wait', fail)
+  monkeypatch.setattr(checkpoint.Checkpoints, 'save', fail)
   before = contents(home / 'run')
   with pytest.raises(UserError, match=r'could not be written \(OSError: no room\); nothing is lef'):
     grow(f'--source={home}/run', f'--target={tmp_path}/new', LARGER)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ from growing import (
   schedule_count,
   state_of,
 )
-from tiny import tiny_model
+from tiny import tiny_model, tiny_vit
 
 from tokenformer_jax import checkpoint, tasks
 from tokenformer_jax import step as step_lib
@@ -120,6 +121,13 @@ def test_two_models_merge_into_one_with_the_tokens_of_both():
     (tiny_model(heads=2), r'model\.heads is 4'),
     (tiny_model(gelu='tanh'), r"model\.gelu is 'exact'"),
     (tiny_model(**DENSE), r"model\.projection is 'pattention'"),
+    (tiny_model(row_epsilon=1e-5), r'model\.row_epsilon is 0\.0 in the source and 1e-05'),
+    (tiny_model(block_norm='affine'), r"model\.block_norm is 'plain'"),
+    (tiny_model(norm_epsilon=1e-6), r'model\.norm_epsilon is 1e-05'),
+    (tiny_model(positions='none'), r"model\.positions is 'rotary' in the source and 'none'"),
+    (tiny_model(rotary_base=500.0), r'model\.rotary_base is 10000\.0'),
+    (tiny_model(window=8), r'model\.window is 0 in the source and 8'),
+    (tiny_vit(positions='rotary', rotary_fraction=0.5), r"model\.kind is 'lm'.*and 'vit'"),
   ],
 )
 def test_models_that_do_not_merge(theirs, sentence):
@@ -131,6 +139,84 @@ def test_models_that_merge():
   assert parts.check_mergeable(SOURCE, dataclasses.replace(TARGET, max_length=64)) is None
   with pytest.raises(UserError, match='projection=dense has no parameter tokens to merge'):
     parts.check_mergeable(tiny_model(**DENSE), SOURCE)
+
+
+def test_another_scale_of_the_added_tokens_is_said():
+  assert parts.other_scale(SOURCE, TARGET) is None, 'a growth that kept the scale is said not to'
+  resized = grown_model(SOURCE, LARGER, GrowConfig(scale='resize'))
+  said = parts.other_scale(SOURCE, resized)
+  assert 'qkv 32 there and 24 here, proj 48 there and 40 here' in said
+
+
+def _meta(lineage=(), model=SOURCE, contents='model', **checksums):
+  paths = {f'params/blocks/{name}/keys': value for name, value in checksums.items()}
+  return checkpoint.Meta(STEP, UPDATES, Config(model=model), lineage, contents, paths, {})
+
+
+def _born(action, source, model=SOURCE, tokens_of=''):
+  return dataclasses.replace(BORN, action=action, source=source, model=model, tokens_of=tokens_of)
+
+
+@pytest.mark.parametrize(
+  ('meta', 'runs'),
+  [
+    (_meta(), [['/here']]),
+    (_meta((_born('grow', '/base'),), TARGET), [['/base'], ['/here']]),
+    (_meta((_born('grow', '/base'),)), [['/base']]),  # init_from without growth
+    (
+      _meta((_born('grow', '/base'), _born('remove', '/grown', TARGET))),
+      [['/base']],
+    ),
+    (
+      _meta((_born('grow', '/base'), _born('merge', '/grown', TARGET, '/a\n/b')), TARGET),
+      [['/base'], ['/grown'], ['/a', '/b']],
+    ),
+    (_meta((_born('merge', '/base'),), TARGET), [['/base'], []]),  # before merges were recorded
+    (_meta((_born('grow', '/base', SOURCE, '/g'),), TARGET, 'added_tokens'), [['/g']]),
+    (_meta((_born('grow', '/base'), _born('shrink', '/g', TARGET))), [['/base'], ['/g']]),
+  ],
+)
+def test_where_tokens_come_from(meta, runs):
+  assert parts.additions(meta, pathlib.Path('/here')) == runs
+
+
+BASE, GROWN = _meta(), _meta((_born('grow', '/base'),), TARGET)
+OF_GROWN = _meta((_born('grow', '/base', SOURCE, '/grown'),), TARGET, 'added_tokens')
+OF_TWIN = _meta((_born('grow', '/base', SOURCE, '/twin'),), TARGET, 'added_tokens')
+PUT_BACK = _meta((_born('merge', '/base', SOURCE, '/grown'),), TARGET)
+
+
+@pytest.mark.parametrize(
+  ('source', 'run', 'added', 'added_run', 'sentence'),
+  [
+    (BASE, '/base', BASE, '/base', 'has parameter tokens of /base.*shares no tokens with it'),
+    (_meta(ffn=7), '/base', _meta(ffn=7), '/copy', 'which /base has already.*shares no tokens'),
+    (BASE, '/base', GROWN, '/grown', r'twice; append only .*extract --source=/grown --target=NEW'),
+    (GROWN, '/grown', BASE, '/base', 'tokens of /base, which /grown has already'),
+    (GROWN, '/grown', GROWN, '/twin', r'of /base, which /grown has.*extract --source=/twin'),
+    (GROWN, '/grown', OF_GROWN, '/added', 'of /grown.*into a run without them, such as /base'),
+    (PUT_BACK, '/back', OF_GROWN, '/added', 'of /grown, which /back has already'),
+  ],
+  ids=['itself', 'a copy', 'grown', 'base', 'sibling', 'its own', 'again'],
+)
+def test_no_tokens_are_merged_twice(source, run, added, added_run, sentence):
+  with pytest.raises(UserError, match=sentence):
+    parts.check_not_twice(source, pathlib.Path(run), added, pathlib.Path(added_run))
+
+
+@pytest.mark.parametrize(
+  ('source', 'run', 'added', 'added_run'),
+  [
+    (BASE, '/base', OF_GROWN, '/added'),
+    (_meta((_born('grow', '/base'), _born('remove', '/grown', TARGET))), '/b', OF_GROWN, '/added'),
+    (PUT_BACK, '/back', OF_TWIN, '/added'),
+    (GROWN, '/grown', OF_TWIN, '/added'),
+    (_meta(ffn=7), '/base', _meta(ffn=8), '/other'),
+  ],
+  ids=['the base', 'removed before', 'a second specialist', 'beside its own', 'strangers'],
+)
+def test_what_may_be_merged(source, run, added, added_run):
+  parts.check_not_twice(source, pathlib.Path(run), added, pathlib.Path(added_run))
 
 
 @pytest.mark.parametrize('action', ['grow', 'merge'])
@@ -210,6 +296,6 @@ def test_shrinking_keeps_the_most_important_tokens():
     (TokenCounts(24, 40, 48), 'nothing would shrink'),
   ],
 )
-def test_what_is_no_shrinking(counts, sentence):
+def test_what_is_not_a_shrinking(counts, sentence):
   with pytest.raises(UserError, match=sentence):
     parts.check_smaller(SOURCE, grown_model(SOURCE, counts, KEEP))

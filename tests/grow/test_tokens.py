@@ -74,19 +74,24 @@ def test_shrink_keeps_the_most_important_tokens_of_each_layer_in_their_order():
   assert_same(got['norm'], params['norm'], 'an array without tokens')
 
 
-def test_duplicates_are_whole_copies_with_their_share_of_the_values():
+def test_of_duplicates_one_has_each_entry_of_the_value():
   config = GrowConfig(method='duplicate')
   target = grown_model(SOURCE, TokenCounts(SMALL.qkv * 3, SMALL.proj, SMALL.ffn), config)
   params = params_of(SOURCE)
   old, new = paths(params), paths(grow_params(params, SOURCE, target, config))
   query = 'blocks/attention/query'
   np.testing.assert_array_equal(new[f'{query}/keys'], np.tile(old[f'{query}/keys'], (1, 3, 1)))
-  values = old[f'{query}/values']
+  copies = np.split(new[f'{query}/values'], 3, axis=1)
   np.testing.assert_array_equal(
-    new[f'{query}/values'],
-    np.concatenate([values / 2, values / 4, values / 4], 1),
-    err_msg='the shares are not powers of two, which no value is rounded by',
+    sum(copies), old[f'{query}/values'], err_msg='the copies do not add up to the value'
   )
+  owned = np.stack(copies) != 0
+  assert np.all(owned.sum(0) == 1), 'an entry is in several copies, which may round it'
+  shares = owned.mean((1, 2, 3))
+  assert np.all(np.abs(shares - 1 / 3) < 0.05), f'the copies have {shares} of the entries'
+  for a, b in ((0, 1), (0, 2), (1, 2)):
+    same = np.all(copies[a] == copies[b], axis=-1)
+    assert not same.any(), 'two copies of a token are equal, and would stay so for ever'
   np.testing.assert_array_equal(
     new['blocks/ffn/values'], old['blocks/ffn/values'], err_msg='a kind that does not grow changed'
   )

@@ -3,6 +3,7 @@
   tokens.py   more parameter tokens (the point of a TokenFormer), and fewer; parts of a model
   widen.py    a wider Transformer, the baseline: Net2Net and HyperCloning
   state.py    which of them, whether it is exact, and the pure function over a whole state
+  room.py     does it fit into memory, and onto the disk
   files.py    growth from one work directory to another, array by array, whole or not at all
   command.py  `python -m tokenformer_jax.grow`
 

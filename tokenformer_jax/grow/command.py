@@ -13,6 +13,8 @@ The second widens a Transformer. A word before the flags names something else to
 
 import contextlib
 import dataclasses
+import math
+import re
 from collections.abc import Callable, Sequence
 
 import jax
@@ -29,10 +31,11 @@ from tokenformer_jax.config import (
   choices,
 )
 from tokenformer_jax.errors import UserError, nearest
-from tokenformer_jax.grow import files, parts, state, table, verify
+from tokenformer_jax.grow import files, parts, room, state, table, verify
 from tokenformer_jax.params import Params
 from tokenformer_jax.tasks import Batch
 
+_MOST = 10**12  # of what a number of the command line may count
 _EXAMPLES = 1  # of the batch that compares two models, or the least number that the mesh can split
 
 # The flags that not every action takes, and those that each one does.
@@ -104,19 +107,24 @@ def main(argv: Sequence[str]) -> None:
     'shrink': _shrink,
   }
   action = argv[1] if len(argv) > 1 else 'grow'
-  if len(argv) > 2 or action not in actions:
-    wrong = argv[2] if action in actions else action
-    raise UserError(f'{wrong!r} is not something to do{nearest(wrong, actions)}')
+  if action not in actions:
+    raise UserError(f'unknown command {action!r}{nearest(action, actions)}')
+  if len(argv) > 2:
+    raise UserError(f'{argv[2]!r} after {action!r} is one word more than one thing to do')
   values = flags.FLAGS
   for name in _OPTIONS:
     if values[name].present and name not in _TAKEN[action]:
       raise UserError(f'--{name} has no meaning for {action}; leave it out')
-  if not values.dry_run:
-    files.check_target(paths.of(values.target))
   directory, step = cli.split_source(values.source)
+  if not values.dry_run:
+    files.check_target(paths.of(values.target), directory)
+  for name, most in (('seed', 2**31 - 1), ('examples', 2**16)):
+    if values[name].value > most:
+      raise UserError(f'--{name} is {values[name].value}; it must be at most {most}')
   mesh_devices = start.devices()
   checkpoints, meta = checkpoint.open_source(directory, step)
   names = [field.name for field in dataclasses.fields(GrowConfig)]
+  checkpoint.check_is_model(meta, directory)
   with contextlib.closing(checkpoints):
     mesh, mesh_config = _mesh(meta.config.mesh, mesh_devices)
     source = Source(directory, checkpoints, meta, mesh, mesh_config)
@@ -133,6 +141,7 @@ def _grow(source: Source, config: GrowConfig) -> None:
     )
   state.check(before, after, config)
   _print_table(source, after)
+  _check_room(source, after, config, held=(after,))
   reason = state.inexact(before, after, config)
   cli.say(
     f'not exact: the grown model will not compute what the source does, for {reason}'
@@ -159,13 +168,14 @@ def _grow(source: Source, config: GrowConfig) -> None:
 def _extract(source: Source, config: GrowConfig) -> None:
   del config
   last = parts.last_addition(source.meta, source.directory)
+  lineage, found = source.meta.lineage, parts.additions(source.meta, source.directory)
   whole = files.read(source.checkpoints, source.meta, source.mesh)
   files.write(
     paths.of(flags.FLAGS.target),
     parts.extract(whole, source.model, last),
     _new_config(source, source.model, source.meta.config.grow),
     source.meta.tokenizer,
-    lineage=source.meta.lineage,
+    lineage=(*lineage[:-1], dataclasses.replace(lineage[-1], tokens_of=parts.as_lines(found[-1:]))),
     contents='added_tokens',
     step=source.meta.step,
   )
@@ -179,6 +189,7 @@ def _merge(source: Source, config: GrowConfig) -> None:
   directory, step = cli.split_source(values.added)
   checkpoints, meta = checkpoint.open_source(directory, step)
   parts.check_mergeable(source.model, meta.config.model)
+  parts.check_not_twice(source.meta, source.directory, meta, directory)
   with contextlib.closing(checkpoints):
     counts, added = parts.read_added(checkpoints, meta, source.mesh)
   total = TokenCounts(
@@ -186,6 +197,9 @@ def _merge(source: Source, config: GrowConfig) -> None:
   )
   after = state.grown_model(source.model, total, config)
   _print_table(source, after)
+  _check_room(source, after, config, held=(source.model, after))
+  if note := parts.other_scale(source.model, meta.config.model):
+    cli.say(note)
   if values.dry_run:
     return
   batch, name = _batch(source, _EXAMPLES)
@@ -194,17 +208,19 @@ def _merge(source: Source, config: GrowConfig) -> None:
   computed = compute(old['params'])
   new = parts.merge(old, added, source.model, config)
   _verify(computed, recompute(new['params']), name, exact=False)
-  _write(source, new, after, config, 'merge')
+  tokens_of = parts.as_lines(parts.additions(meta, directory))
+  _write(source, new, after, config, 'merge', tokens_of)
 
 
 def _remove(source: Source, config: GrowConfig) -> None:
   last = parts.last_addition(source.meta, source.directory)
   if last.grow.method == 'duplicate' and last.action == 'grow':
     raise UserError(
-      'the last growth duplicated the tokens and divided the values of the old ones; taking the '
-      'copies out would not give back what was there'
+      'the last growth duplicated the tokens and divided the values of the old ones among the '
+      'copies; taking the copies out would not give back what was there'
     )
   _print_table(source, last.model)
+  _check_room(source, last.model, config, held=(source.model, last.model))
   if flags.FLAGS.dry_run:
     return
   old = files.read(source.checkpoints, source.meta, source.mesh)
@@ -216,6 +232,7 @@ def _shrink(source: Source, config: GrowConfig) -> None:
   after = state.grown_model(before, _counts(before.param_tokens), config)
   parts.check_smaller(before, after)
   _print_table(source, after)
+  _check_room(source, after, config, held=(before, after))
   if values.dry_run:
     return
   calibration, calibration_name = _batch(source, values.examples)
@@ -237,6 +254,9 @@ def _wanted_model(model: ModelConfig, config: GrowConfig) -> ModelConfig:
   values = flags.FLAGS
   wide = {name: getattr(values, name) for name in ('width', 'heads', 'ffn_width')}
   wide = {name: value for name, value in wide.items() if value is not None}
+  for name, value in wide.items():
+    if not 1 <= value <= _MOST:
+      raise UserError(f'--{name} is {value}; it must be at least 1 and at most {_MOST}')
   if config.method in state.TOKEN_METHODS:
     if wide:
       raise UserError(
@@ -250,7 +270,9 @@ def _wanted_model(model: ModelConfig, config: GrowConfig) -> ModelConfig:
     wide['heads'] = max(1, round(model.heads * wide['width'] / model.width))
   new = dataclasses.replace(model, **wide)
   if new.width % new.heads:
-    raise UserError(f'width {new.width} is no multiple of {new.heads} heads; give --heads=N, too')
+    raise UserError(
+      f'width {new.width} is not a multiple of {new.heads} heads; give --heads=N as well'
+    )
   return new
 
 
@@ -262,10 +284,20 @@ def _numbers(flag: str, allowed: Sequence[str], least: int) -> dict[str, int]:
     name, _, number = part.partition('=')
     if name not in allowed:
       raise UserError(f'--{flag} names {name!r}{nearest(name, allowed)}')
-    if not number.removeprefix('-').isdigit() or int(number) < least:
-      raise UserError(f'--{flag} has {part!r}; it must be {name}=N, with N at least {least}')
+    if name in numbers:
+      raise UserError(f'--{flag} names {name} twice, as {text!r}; give every name once')
+    digits = re.fullmatch('-?[0-9]{1,13}', number)
+    if not digits or not least <= int(number) <= _MOST:
+      raise UserError(
+        f'--{flag} has {_short(part)!r}; it must be {name}=N, with N at least {least} and at most '
+        f'{_MOST}'
+      )
     numbers[name] = int(number)
   return numbers
+
+
+def _short(text: str) -> str:
+  return text if len(text) <= 40 else f'{text[:40]}…'
 
 
 def _counts(old: TokenCounts) -> TokenCounts:
@@ -296,6 +328,21 @@ def _print_table(source: Source, after: ModelConfig) -> None:
     sharding.check_divides(planned, definition.abstract, definition.axes)
 
 
+def _check_room(
+  source: Source, after: ModelConfig, config: GrowConfig, held: Sequence[ModelConfig]
+) -> None:
+  """Check memory for the models that are held at once, and the target's disk."""
+  kept = room.part_kept(source.model, after, config.moments)
+  try:
+    room.check_memory(source.mesh, held, ema=checkpoint.has(source.meta, 'ema'))
+  except UserError as error:
+    if not flags.FLAGS.dry_run:
+      raise
+    cli.say(f'without --dry_run this would end here: {error}')
+  if not flags.FLAGS.dry_run:
+    room.check_disk(paths.of(flags.FLAGS.target), source.meta, source.directory, kept)
+
+
 def _batch(source: Source, examples: int, first: int = 0) -> tuple[Batch, str]:
   """Held-out examples, their number rounded up to what the mesh can split, and what they are."""
   multiple = source.mesh.shape['replica'] * source.mesh.shape['fsdp']
@@ -316,7 +363,12 @@ def _verify(before: verify.Outputs, after: verify.Outputs, name: str, *, exact: 
     f'{name}: the logits differ by at most {different:.2g}, the loss is {before.loss:.6f} before '
     f'and {after.loss:.6f} after'
   )
-  if exact and not different <= allowed:
+  if not math.isfinite(different):
+    raise UserError(
+      'the logits before or after are not finite, so that the result could not be trained; nothing '
+      'was written'
+    )
+  if exact and different > allowed:
     raise UserError(
       f'the grown model is not what it should be: its logits differ by {different:.2g}, and '
       f'{allowed:.2g} is what float32 explains; nothing was written'
@@ -330,7 +382,12 @@ def _new_config(source: Source, model: ModelConfig, config: GrowConfig) -> Confi
 
 
 def _write(
-  source: Source, new: state.State, model: ModelConfig, config: GrowConfig, action: str
+  source: Source,
+  new: state.State,
+  model: ModelConfig,
+  config: GrowConfig,
+  action: str,
+  tokens_of: str = '',
 ) -> None:
   target = flags.FLAGS.target
   step = int(new['step'])
@@ -339,8 +396,9 @@ def _write(
     new,
     _new_config(source, model, config),
     source.meta.tokenizer,
-    lineage=files.descend(source.meta, source.directory, action, config),
+    lineage=files.descend(source.meta, source.directory, action, config, tokens_of),
     step=step,
+    seen=None if config.step == 'restart' else source.meta.seen,
   )
   steps = max(source.meta.config.train.steps, step) + source.meta.config.train.steps
   cli.say(f'wrote {target}, step {step}; to go on training it:')

@@ -8,18 +8,19 @@ import dataclasses
 import functools
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from tokenformer_jax import checkpoint, hosts, models, optim, paths, sharding
+from tokenformer_jax import checkpoint, hosts, lease, models, optim, paths, sharding
 from tokenformer_jax import step as step_lib
 from tokenformer_jax.checkpoint import Ancestor, Checkpoints, Lineage, Meta
 from tokenformer_jax.config import Config, GrowConfig, ModelConfig
-from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import state, tokens
+from tokenformer_jax.errors import TransientError, UserError
+from tokenformer_jax.grow import room, state, tokens
 from tokenformer_jax.grow.state import ToArray
 from tokenformer_jax.params import Params
 from tokenformer_jax.step import State
@@ -144,8 +145,10 @@ def read_params(checkpoints: Checkpoints, meta: Meta, mesh: Mesh, abstract: Para
   return checkpoint.restore_source(checkpoints, meta, {'params': placed})['params']
 
 
-def descend(meta: Meta, source: paths.Path, action: str, config: GrowConfig) -> Lineage:
-  """The lineage of what is made of a checkpoint."""
+def descend(
+  meta: Meta, source: paths.Path, action: str, config: GrowConfig, tokens_of: str = ''
+) -> Lineage:
+  """Return the lineage of what is made of a checkpoint; for `tokens_of` see `Ancestor`."""
   updates = 0 if config.step == 'restart' else meta.updates
   born = Ancestor(
     action=action,
@@ -154,34 +157,48 @@ def descend(meta: Meta, source: paths.Path, action: str, config: GrowConfig) -> 
     model=meta.config.model,
     grow=config,
     updates=updates,
+    tokens_of=tokens_of,
   )
   return (*meta.lineage, born)
 
 
-def check_target(target: paths.Path) -> None:
-  """Checks that a work directory can be made.
+def check_target(target: paths.Path, source: paths.Path | None = None) -> None:
+  """Check that a work directory can be made; leave nothing behind.
+
+  Args:
+    target: the new work directory.
+    source: the run that it is made of, in which it must not lie.
 
   Raises:
-    UserError: it exists, or the directory it is to lie in cannot be written.
+    UserError: it exists, lies in the source, or cannot be made.
   """
+  try:
+    _check_is_new(target)
+    if source is not None and _lies_in(target, source):
+      raise UserError(f'the target {target} lies in the source; choose a --target outside of it')
+    if paths.in_bucket(target):
+      paths.make_writable(target)  # It is gone with what it holds.
+      return
+    parent = room.existing_parent(target)
+    with tempfile.TemporaryDirectory(prefix='.probe-', dir=parent):
+      pass
+  except paths.errors(target) as error:
+    if isinstance(error, (UserError, TransientError)):
+      raise
+    raise UserError(
+      f'the target {target} cannot be made ({paths.reason(error)}); choose another --target'
+    ) from error
+
+
+def _lies_in(path: paths.Path, directory: paths.Path) -> bool:
+  """Return whether a path is below a directory, links in a file system followed."""
+  both = [p if paths.in_bucket(p) else p.resolve() for p in (path, directory)]
+  return os.fspath(both[0]).startswith(f'{os.fspath(both[1]).rstrip("/")}/')
+
+
+def _check_is_new(target: paths.Path) -> None:
   if target.exists():
     raise UserError(f'the target {target} exists; name a new directory, nothing is overwritten')
-  if paths.in_bucket(target):
-    try:
-      paths.make_writable(target)  # It is gone with what it holds.
-    except paths.errors(target) as error:
-      reason = paths.reason(error)
-      raise UserError(f'{target} cannot be written ({reason}); choose another --target') from error
-    return
-  parent = target.absolute().parent
-  try:
-    parent.mkdir(parents=True, exist_ok=True)
-  except OSError as error:
-    raise UserError(
-      f'{parent} cannot be made ({error.strerror}); choose another --target'
-    ) from error
-  if not os.access(parent, os.W_OK):
-    raise UserError(f'{parent} cannot be written; choose another --target')
 
 
 def write(
@@ -193,21 +210,48 @@ def write(
   lineage: Lineage,
   contents: str = 'model',
   step: int,
+  seen: checkpoint.Seen | None = None,
 ) -> None:
   """Writes a work directory with one checkpoint.
 
   Raises:
     UserError: it cannot be written; nothing is left of it.
   """
-  with _whole_or_nothing(target) as partial:
+  with alone(target), _whole_or_nothing(target) as partial:
     if hosts.is_first():
       partial.mkdir(parents=True, exist_ok=True)
       written = json.dumps(dataclasses.asdict(config), indent=2)
       (partial / 'config.json').write_text(f'{written}\n')
     checkpoints = Checkpoints(partial, keep=1, save_gb=1)
     with contextlib.closing(checkpoints):
-      checkpoints.save(step, state, config, tokenizer, lineage=lineage, contents=contents)
-      checkpoints.wait()
+      checkpoints.save(
+        step,
+        state,
+        config,
+        tokenizer,
+        lineage=lineage,
+        contents=contents,
+        seen=seen,
+        wait=True,
+      )
+
+
+@contextlib.contextmanager
+def alone(target: paths.Path) -> Iterator[None]:
+  """Keep other processes from writing the same target for the time inside.
+
+  Raises:
+    UserError: another one writes it, or has made it since this one began.
+  """
+  with lease.hold_together(
+    target.with_name(f'.{target.name}.lease'),
+    f'the target {target}',
+    'name another --target',
+    doing='being written',
+    ends_process=True,
+  ):
+    _check_is_new(target)
+    yield
 
 
 @contextlib.contextmanager
@@ -229,6 +273,8 @@ def _whole_or_nothing(target: paths.Path) -> Iterator[paths.Path]:
     if first and not in_place:
       os.rename(partial, target)
     whole = True
+  except TransientError:
+    raise
   except (paths.errors(target), UserError) as error:
     if hosts.is_loss(error):
       raise

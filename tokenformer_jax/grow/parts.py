@@ -41,26 +41,115 @@ def added_counts(meta: Meta) -> TokenCounts:
   return TokenCounts(*(getattr(counts, k) - getattr(old, k) for k in KINDS))
 
 
+# What parameter tokens were trained with, so that they compute something else with another one.
+# Embeddings, the final norm and the head are the source's.
+_OF_TOKENS = (
+  *('kind', 'projection', 'width', 'layers', 'heads', 'score', 'gelu', 'row_epsilon'),
+  *('block_norm', 'norm_epsilon', 'positions', 'rotary_fraction', 'rotary_base', 'window'),
+)
+
+
 def check_mergeable(ours: ModelConfig, theirs: ModelConfig) -> None:
-  """Checks that the tokens of one model fit into the other.
+  """Check that the tokens of one model compute in the other what they compute in theirs.
 
   Raises:
     UserError: they do not, or there are none.
   """
   if ours.projection != 'pattention':
     raise UserError(f'a model with projection={ours.projection} has no parameter tokens to merge')
-  for name in ('projection', 'width', 'layers', 'heads', 'score', 'gelu'):
+  for name in _OF_TOKENS:
     a, b = getattr(ours, name), getattr(theirs, name)
     if a != b:
-      raise UserError(f'model.{name} is {a!r} in the source and {b!r} in the added one')
+      raise UserError(
+        f'model.{name} is {a!r} in the source and {b!r} in the added one, whose tokens would not '
+        'compute the same here; merge runs that agree in it'
+      )
+
+
+def other_scale(ours: ModelConfig, theirs: ModelConfig) -> str | None:
+  """Return a sentence if the added tokens get another scale than the one they were trained with."""
+  references = [getattr(model.reference_tokens, kind) for kind in KINDS for model in (ours, theirs)]
+  if references[::2] == references[1::2]:
+    return None
+  pairs = zip(KINDS, references[::2], references[1::2], strict=True)
+  found = ', '.join(f'{kind} {b} there and {a} here' for kind, a, b in pairs if a != b)
+  return (
+    f'the added tokens were trained with other reference counts ({found}); they get the scale of '
+    'the source, which changes their weights'
+  )
+
+
+def additions(meta: Meta, directory: paths.Path) -> list[list[str]]:
+  """Return the runs in which the parameter tokens of a checkpoint were first trained.
+
+  Returns:
+    A list of runs for the first tokens and for each growth and merge after them that was not taken
+    out again. It is empty where an older version did not record them.
+  """
+  if meta.contents == 'added_tokens':
+    return [meta.lineage[-1].tokens_of.splitlines()]
+  after = [(a.source, a.model.param_tokens) for a in meta.lineage[1:]]
+  after.append((str(paths.absolute(directory)), meta.config.model.param_tokens))
+  found = [[meta.lineage[0].source if meta.lineage else after[-1][0]]]
+  for ancestor, (run, counts) in zip(meta.lineage, after, strict=False):
+    if ancestor.action == 'merge':
+      found.append(ancestor.tokens_of.splitlines())
+    elif ancestor.action == 'grow' and counts != ancestor.model.param_tokens:
+      found.append([run])
+    elif ancestor.action == 'remove' and len(found) > 1:
+      found.pop()
+  return found
+
+
+def as_lines(found: list[list[str]]) -> str:
+  """Return runs of `additions` as `Ancestor.tokens_of` has them."""
+  return '\n'.join(run for runs in found for run in runs)
+
+
+def check_not_twice(
+  source: Meta, directory: paths.Path, added: Meta, added_directory: paths.Path
+) -> None:
+  """Check that the source has none of the tokens that are to be appended.
+
+  Raises:
+    UserError: it has some, which would count twice.
+  """
+  ours, theirs = additions(source, directory), additions(added, added_directory)
+  known = {run for runs in ours for run in runs}
+  common = [run for runs in theirs for run in runs if run in known]
+  if not common and not _same_arrays(source, added):
+    return
+  if added.contents == 'added_tokens':
+    advice = f'merge them into a run without them, such as {added.lineage[-1].source}'
+  elif len(theirs) > 1 and theirs[-1] and not known.intersection(theirs[-1]):
+    advice = (
+      'append only what was added to it: python -m tokenformer_jax.grow extract '
+      f'--source={added_directory} --target=NEW_DIR, then merge with --added=NEW_DIR'
+    )
+  else:
+    advice = 'merge a run that shares no tokens with it, or tokens from extract'
+  raise UserError(
+    f'{added_directory} has parameter tokens of {common[0] if common else directory}, which '
+    f'{directory} has already; merged, they would count twice; {advice}'
+  )
+
+
+def _same_arrays(ours: Meta, theirs: Meta) -> bool:
+  """Return whether two checkpoints of whole models have keys that are equal bit for bit."""
+  return any(
+    path.startswith('params/') and path.endswith('/keys') and theirs.checksums.get(path) == checksum
+    for path, checksum in ours.checksums.items()
+  )
 
 
 def check_smaller(before: ModelConfig, after: ModelConfig) -> None:
   """Checks the counts of a shrunken model.
 
   Raises:
-    UserError: a count is larger, or none is smaller.
+    UserError: there are no counts, one is larger, or none is smaller.
   """
+  if before.projection != 'pattention':
+    raise UserError(f'a model with projection={before.projection} has no parameter tokens to drop')
   for kind in KINDS:
     old, new = getattr(before.param_tokens, kind), getattr(after.param_tokens, kind)
     if new > old:

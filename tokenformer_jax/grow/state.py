@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -75,6 +76,8 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
       f'{"pattention" if by_tokens else "dense"}, and this one has {source.projection}; choose '
       f'{"net2net, net2net_fill or hypercloning" if by_tokens else ", ".join(TOKEN_METHODS)}'
     )
+  if not 0 <= config.noise < math.inf:
+    raise UserError(f'noise is {config.noise}; it must be a finite number and not negative')
   if config.noise and config.method not in _COPYING:
     raise UserError(
       f'noise is for the methods that copy ({", ".join(_COPYING)}), and {config.method} does not; '
@@ -96,7 +99,7 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
       )
     if config.method == 'duplicate' and new % old:
       raise UserError(
-        f'param_tokens.{kind}={new} is no multiple of the {old} that the source has; duplicate '
+        f'param_tokens.{kind}={new} is not a multiple of the {old} that the source has; duplicate '
         f'copies every token as often as the others: take {old * max(2, round(new / old))}, or '
         'method=zero_keys'
       )
@@ -244,8 +247,4 @@ def last_growth(lineage: Lineage, model: ModelConfig) -> optim.LastGrowth | None
     return None
   last = lineage[-1]
   old = models.define(last.model if last.action in ('grow', 'merge') else model)
-  return optim.LastGrowth(
-    updates=last.updates,
-    old_tokens=tokens.counts(old.abstract, old.axes),
-    moments_kept=last.grow.moments == 'pad',
-  )
+  return optim.LastGrowth(last.updates, tokens.counts(old.abstract, old.axes))

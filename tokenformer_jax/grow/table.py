@@ -40,7 +40,7 @@ def advice(model: ModelConfig) -> list[str]:
     return []
   counts = {kind: getattr(model.param_tokens, kind) for kind in KINDS}
   return [
-    f"{kind}={count} is no multiple of {_TILE}, the width of a TPU's matrix unit; "
+    f"{kind}={count} is not a multiple of {_TILE}, the width of a TPU's matrix unit; "
     f'{-(-count // _TILE) * _TILE} costs it the same time'
     for kind, count in counts.items()
     if count % _TILE

@@ -67,17 +67,17 @@ class MoreTokens:
   def moment(self, path: Path, old: jax.Array, order: int) -> jax.Array:
     """Adam's moment of the given order; new tokens start at zero.
 
-    A copy has the moments that it would have had, had it been there: the gradient of its key is its
-    share of the old one's, that of its value the whole. Where shares are unequal this is not quite
-    so: what comes back through the norm of the scores, the keys have in equal parts.
+    The value of a copy has the whole gradient of the old value, hence its moments. The gradient of
+    its key is a sum over the entries of the value that the copy has, 1/c of them for c copies: 1/c
+    of the old one's mean and, as parts of random signs add up, 1/c of its mean square.
     """
     axis = token_axis(lookup(self._axes, path))
     if axis is None or not (new := self._new(path, axis)):
       return old
     if self._config.method == 'duplicate':
-      parts = shares(self._copies[path])
-      of_keys = path[-1].key == 'keys'
-      return jnp.concatenate([old * s**order if of_keys else old for s in parts], axis)
+      copies = self._copies[path]
+      part = old / copies if path[-1].key == 'keys' else old
+      return jnp.concatenate([part] * copies, axis)
     shape = (*old.shape[:axis], new, *old.shape[axis + 1 :])
     return jnp.concatenate([old, jnp.zeros(shape, old.dtype)], axis)
 
@@ -87,21 +87,28 @@ class MoreTokens:
   def _duplicate(
     self, path: Path, old: jax.Array, of_keys: bool, axis: int, salt: jax.Array
   ) -> jax.Array:
-    first, *others = (old if of_keys else old * s for s in shares(self._copies[path]))
-    key = drawing_key(self._config.seed, salt)
-    copies = with_noise(jnp.concatenate(others, axis), self._config.noise, key)
-    return jnp.concatenate([first, copies], axis)
+    copies, key = self._copies[path], drawing_key(self._config.seed, salt)
+    if of_keys:
+      first, *others = [old] * copies
+    else:
+      owner = owners(key, old.shape, copies)
+      first, *others = (jnp.where(owner == copy, old, 0) for copy in range(copies))
+    noisy = with_noise(jnp.concatenate(others, axis), self._config.noise, key)
+    return jnp.concatenate([first, noisy], axis)
 
 
-def shares(copies: int) -> list[float]:
-  """What each copy of a token has of its value: powers of two, as equal as they can be, of sum 1.
+def owners(key: jax.Array, shape: tuple[int, ...], copies: int | jax.Array) -> jax.Array:
+  """Draws for every entry of an array the copy that gets it; the other copies get 0.
 
-  So no value is rounded, in any floating-point format: 1/2, 1/4, 1/4 in place of thirds.
+  The copies add up to the array without rounding, in any floating-point format, and no two are
+  equal. Equal copies would have equal gradients, and would stay equal for ever.
+
+  Args:
+    key: of the array's draws.
+    shape: the shape of the array.
+    copies: how many there are, of a shape that broadcasts.
   """
-  parts = [1.0]
-  while len(parts) < copies:
-    parts = sorted(parts[1:] + [parts[0] / 2] * 2, reverse=True)
-  return parts
+  return jax.random.randint(jax.random.fold_in(key, 1), shape, 0, copies)
 
 
 def salt_of(path: Path) -> np.uint32:

@@ -4,8 +4,10 @@
   net2net       copies of units drawn at random (Chen et al. 2016, arXiv 1511.05641, Net2WiderNet)
   net2net_fill  [[W, new], [new, new]], the form of the TokenFormer paper (eq. 13); not exact
 
-The first two keep the function: what reads a unit with c copies divides by c. LayerNorm sees the
-same mean and variance only if every unit of the residual stream has as many copies as the others,
+The first two keep the function: of the c copies of a unit, each weight reads one, drawn at random
+(the paper divides the weight by c). So no weight is rounded and no two copies have the same
+gradient; copies with equal gradients would stay equal for ever. LayerNorm sees the same mean and
+variance only if every unit of the residual stream has as many copies as the others,
 so the width must be a multiple of the old one; heads keep their width. The units inside the
 feed-forward layer may become any number with net2net.
 """
@@ -16,8 +18,8 @@ import numpy as np
 
 from tokenformer_jax.config import GrowConfig, ModelConfig
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow.tokens import Path, drawing_key, lookup, with_noise
-from tokenformer_jax.params import Definition, Params
+from tokenformer_jax.grow.tokens import Path, drawing_key, lookup, owners, with_noise
+from tokenformer_jax.params import Axes, Definition, Params
 
 
 def hidden_width(model: ModelConfig) -> int:
@@ -42,9 +44,9 @@ def check(source: ModelConfig, target: ModelConfig, method: str) -> None:
     return
   if target.width % source.width:
     raise UserError(
-      f'width {target.width} is no multiple of the {source.width} that the model has, so {method} '
-      'would change what LayerNorm computes; take a multiple, or method=net2net_fill, which is '
-      'not exact'
+      f'width {target.width} is not a multiple of the {source.width} that the model has, so '
+      f'{method} would change what LayerNorm computes; take a multiple, or method=net2net_fill, '
+      'which is not exact'
     )
   if source.width * target.heads != target.width * source.heads:
     raise UserError(
@@ -54,7 +56,7 @@ def check(source: ModelConfig, target: ModelConfig, method: str) -> None:
     )
   if method == 'hypercloning' and hidden_width(target) % hidden_width(source):
     raise UserError(
-      f'ffn_width {hidden_width(target)} is no multiple of the {hidden_width(source)} that the '
+      f'ffn_width {hidden_width(target)} is not a multiple of the {hidden_width(source)} that the '
       'model has, which hypercloning needs; take a multiple, or method=net2net'
     )
   if target.width > source.width and source.tied_head and source.final_norm != 'affine':
@@ -85,43 +87,72 @@ class CopiedUnits:
 
   def param(self, path: Path, old: jax.Array, salt: jax.Array) -> jax.Array:
     """The parameter at `path` of the wider model; for the salt see `drawing_key`."""
-    names = lookup(self._axes, path)
-    new = self._gather(path, old)
+    names, new = lookup(self._axes, path), old
+    key = drawing_key(self._config.seed, salt)
+    reading = _reading_axis(path, names)
     for axis, name in enumerate(names):
-      if self._divides(path, axis) and name in self._units:
-        new = new / self._copies(name, axis, new.ndim)
+      if name in self._units and axis != reading:
+        new = jnp.take(new, self._units[name], axis=axis)
+    if reading is not None and names[reading] in self._units:
+      new = self._split(new, names[reading], reading, key)
+    elif self._divides_for_the_head(path):
+      new = new / self._copies(names[-1], len(names) - 1, new.ndim)
     if old.shape == new.shape:
       return new
-    return with_noise(new, self._config.noise, drawing_key(self._config.seed, salt))
+    return with_noise(new, self._config.noise, key)
 
   def moment(self, path: Path, old: jax.Array, order: int) -> jax.Array:
-    """Adam's moment: that of the gradient the wider model has, which its copies share."""
-    names = lookup(self._axes, path)
-    new, last = self._gather(path, old), len(names) - 1
+    """Adam's moment: that of the gradient the wider model has, which its copies share.
+
+    Every weight that reads a unit reads one of its c copies, so that a copy has 1/c of the mean
+    gradient and, as parts of random signs add up, 1/c of the mean square.
+    """
+    del order
+    names, new = lookup(self._axes, path), old
+    for axis, name in enumerate(names):
+      if name in self._units:
+        new = jnp.take(new, self._units[name], axis=axis)
+    last = len(names) - 1
     if names[last] in self._units and not self._reads_whole_gradient(path):
-      new = new / self._copies(names[last], last, new.ndim) ** order
+      new = new / self._copies(names[last], last, new.ndim)
     return new
 
-  def _gather(self, path: Path, old: jax.Array) -> jax.Array:
-    for axis, name in enumerate(lookup(self._axes, path)):
-      if name in self._units:
-        old = jnp.take(old, self._units[name], axis=axis)
-    return old
+  def _split(self, array: jax.Array, name: str, axis: int, key: jax.Array) -> jax.Array:
+    """Gives each weight that reads a unit to one of the unit's copies."""
+    units = self._units[name]
+    shape = [-1 if i == axis else 1 for i in range(array.ndim)]
+    copies = jnp.asarray(np.bincount(units).reshape(shape))
+    owner = jnp.take(owners(key, array.shape, copies), units, axis=axis)
+    mine = owner == jnp.asarray(_earlier_copies(units).reshape(shape))
+    return jnp.where(mine, jnp.take(array, units, axis=axis), 0)
 
-  def _divides(self, path: Path, axis: int) -> bool:
-    """Whether an axis of a parameter reads units that have copies."""
-    if path[0].key == 'head' or (path[0].key == 'final_norm' and self._tied):
-      return True  # for the final norm: in place of the tied head, which is the embedding, too
-    names = lookup(self._axes, path)
-    return path[-1].key == 'kernel' and axis == len(names) - 2
+  def _divides_for_the_head(self, path: Path) -> bool:
+    """Return whether it is the final norm before a tied head, in whose place it divides."""
+    return path[0].key == 'final_norm' and self._tied
 
   def _reads_whole_gradient(self, path: Path) -> bool:
-    return path[0].key == 'head' or (path[0].key == 'final_norm' and self._tied)
+    return path[0].key == 'head' or self._divides_for_the_head(path)
 
   def _copies(self, name: str, axis: int, ndim: int) -> jax.Array:
     units = self._units[name]
     copies = np.bincount(units)[units].astype(np.float32)
     return jnp.asarray(copies.reshape([-1 if i == axis else 1 for i in range(ndim)]))
+
+
+def _reading_axis(path: Path, names: Axes) -> int | None:
+  """The axis of a parameter by which it reads units that may have copies, or None."""
+  if path[-1].key == 'kernel':
+    return len(names) - 2
+  return names.index('width') if path[0].key == 'head' and 'width' in names else None
+
+
+def _earlier_copies(units: np.ndarray) -> np.ndarray:
+  """For every new unit how many before it copy the same old one."""
+  order = np.argsort(units, kind='stable')
+  in_order = units[order]
+  earlier = np.empty_like(units)
+  earlier[order] = np.arange(len(units)) - np.searchsorted(in_order, in_order)
+  return earlier
 
 
 class FilledBlocks:

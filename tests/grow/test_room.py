@@ -1,0 +1,133 @@
+"""A growth that does not fit is refused before anything is read, and one that fits is not."""
+
+import collections
+import dataclasses
+import shutil
+
+import pytest
+from growing import STEP, UPDATES, mesh_of
+from tiny import tiny_model
+
+from tokenformer_jax import checkpoint, models
+from tokenformer_jax.config import Config, TokenCounts
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import room
+
+MODEL = tiny_model()
+NEEDED = 3 * 4 * models.define(MODEL).count  # parameters and two moments, in float32
+
+
+def _fits(monkeypatch, free, mesh, held=(MODEL,), *, ema=False):
+  monkeypatch.setattr(room, 'free_host_memory', lambda: free)
+  try:
+    room.check_memory(mesh, held, ema=ema)
+  except UserError as error:
+    assert '\n' not in str(error)
+    return False
+  return True
+
+
+@pytest.mark.parametrize(
+  ('held', 'ema', 'needed'),
+  [
+    ((MODEL,), False, NEEDED),
+    ((MODEL,), True, NEEDED * 4 // 3),
+    ((MODEL, MODEL), False, 2 * NEEDED),
+  ],
+  ids=['a state', 'with an average', 'two states'],
+)
+def test_what_fits_to_the_byte_is_taken_and_no_more(monkeypatch, held, ema, needed):
+  assert _fits(monkeypatch, needed, mesh_of(), held, ema=ema), 'refused though it fits'
+  assert not _fits(monkeypatch, needed - 1, mesh_of(), held, ema=ema), 'taken without room for it'
+
+
+def test_devices_of_one_host_share_its_memory(monkeypatch):
+  """Eight devices hold an eighth each of what is split, and all of what is not."""
+  mesh = mesh_of(fsdp=4, tokens=2)
+  assert _fits(monkeypatch, NEEDED * 6 // 5, mesh), 'each device is taken to hold the whole state'
+  assert not _fits(monkeypatch, NEEDED, mesh), 'what every device has of norms is not counted'
+  assert not _fits(monkeypatch, NEEDED // 4, mesh), 'the memory of the host counts for each device'
+
+
+def test_both_figures_are_named(monkeypatch):
+  huge = dataclasses.replace(MODEL, param_tokens=TokenCounts(99_999_999_999, 40, 48))
+  monkeypatch.setattr(room, 'free_host_memory', lambda: 5 * 2**30)
+  with pytest.raises(UserError, match=r'take 429,\d{3}\.\d GiB of .*, where 5\.0 GiB is free; ask'):
+    room.check_memory(mesh_of(), (huge,), ema=False)
+
+
+class _Device:
+  """An accelerator that says how much memory it has."""
+
+  platform, device_kind, process_index = 'tpu', 'TPU v9', 0
+
+  def __init__(self, free):
+    self._free = free
+
+  def memory_stats(self):
+    return self._free and {'bytes_limit': self._free + 100, 'bytes_in_use': 100}
+
+
+@pytest.mark.parametrize(
+  ('free', 'least'), [((7, 5, 9), 5), ((7, None), None)], ids=['all tell', 'one does not']
+)
+def test_the_fullest_accelerator_counts(free, least):
+  assert room._free_device_memory([_Device(n) for n in free]) == least
+
+
+def test_a_host_has_free_memory():
+  free = room.free_host_memory()
+  assert 2**20 < free < 2**50, f'{free} bytes are free'
+
+
+def test_a_containers_limit_counts(monkeypatch, tmp_path):
+  for name, text in (('none', 'max\n'), ('some', '12345\n')):
+    (tmp_path / name).write_text(text)
+  monkeypatch.setattr(room, '_LIMITS', (tmp_path / 'none', tmp_path / 'not there'))
+  assert room.free_host_memory() > 12345, 'no limit was taken for one'
+  monkeypatch.setattr(room, '_LIMITS', (tmp_path / 'none', tmp_path / 'some'))
+  assert room.free_host_memory() == 12345, 'more than the container may have'
+
+
+# The disk
+
+
+@pytest.fixture
+def source(tmp_path):
+  """A checkpoint of 10,000 bytes."""
+  files = tmp_path / 'run/checkpoints' / str(STEP) / 'state'
+  files.mkdir(parents=True)
+  (files / 'data').write_bytes(bytes(10_000))
+  return checkpoint.Meta(STEP, UPDATES, Config(model=MODEL), (), 'model', {}, {})
+
+
+@pytest.mark.parametrize(('free', 'fits'), [(10_000, True), (8_000, False)])
+def test_the_disk_must_have_room_for_what_is_copied(monkeypatch, tmp_path, source, free, fits):
+  usage = collections.namedtuple('usage', 'total used free')
+  monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage(0, 0, free))
+  arguments = tmp_path / 'not/yet/there', source, tmp_path / 'run', 1.0
+  if fits:
+    room.check_disk(*arguments)
+    return
+  with pytest.raises(UserError, match=r'takes at least 0\.0 MiB, and 0\.0 MiB is free on the disk'):
+    room.check_disk(*arguments)
+  assert not (tmp_path / 'not').exists(), 'a directory was made to look at its disk'
+
+
+@pytest.mark.parametrize(
+  ('before', 'after', 'moments', 'part'),
+  [
+    (MODEL, dataclasses.replace(MODEL, layers=4), 'pad', 1),
+    (MODEL, dataclasses.replace(MODEL, layers=4), 'drop', 1 / 3),
+    (
+      MODEL,
+      dataclasses.replace(MODEL, vocab_size=0, param_tokens=TokenCounts(1, 1, 1)),
+      'pad',
+      0.1,
+    ),
+  ],
+  ids=['larger', 'moments dropped', 'smaller'],
+)
+def test_the_part_of_a_state_that_stays(before, after, moments, part):
+  kept = room.part_kept(before, after, moments)
+  assert part * 0.1 < kept <= part, f'{kept} of the state is said to stay'

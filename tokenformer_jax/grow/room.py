@@ -1,0 +1,124 @@
+"""Checks before anything is read: does a grown model fit into memory, and onto the target's disk?
+
+Both compare what is free with the least that is needed, so that nothing is refused which would fit.
+"""
+
+import os
+import pathlib
+import shutil
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from tokenformer_jax import hosts, models, paths, sharding
+from tokenformer_jax.checkpoint import Meta
+from tokenformer_jax.config import ModelConfig
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.params import is_axes
+
+_FLOAT32 = 4  # bytes of every number in a state
+_AGAIN = 0.9  # of the bytes that arrays took on the source's disk, at least, they take again
+# Limits of a container, in bytes, by version of control groups; `max` is none.
+_LIMITS = ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes')
+
+
+def check_memory(mesh: Mesh, held: Sequence[ModelConfig], *, ema: bool) -> None:
+  """Check that the states of some models fit beside each other into the memory of the mesh.
+
+  Args:
+    mesh: where the states are to be.
+    held: their models. Growth frees each old array when the new one is there, so that it holds no
+      more than the grown model and two arrays; the other actions hold both models.
+    ema: whether the states have a moving average of the parameters.
+
+  Raises:
+    UserError: they do not fit, on this host or on another one.
+  """
+  needed = sum(_bytes_on_a_device(mesh, model) for model in held) * (4 if ema else 3)
+  mine = [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
+  if mine[0].platform == 'cpu':
+    needed, free, where = needed * len(mine), free_host_memory(), 'of this host'
+  else:
+    free, where = _free_device_memory(mine), f'of every {mine[0].device_kind}'
+  if hosts.in_any(free is not None and needed > free):
+    raise UserError(
+      f'the result and its moments take {_gib(needed)} of the memory {where}, where '
+      f'{_gib(free) if free is not None else "an unknown amount"} is free'
+      f'{"" if free is None or needed > free else " (too little on another host)"}; ask for fewer '
+      'tokens or a smaller width, or use more devices or a host with more memory'
+    )
+
+
+def check_disk(target: paths.Path, source: Meta, directory: paths.Path, least: float) -> None:
+  """Check that the target's disk has room for what is copied from the source.
+
+  Args:
+    target: the new work directory. A bucket always has room.
+    source: the checkpoint that something is made of.
+    directory: its work directory.
+    least: the part of its state that is certainly in the target.
+
+  Raises:
+    UserError: there is less.
+  """
+  if paths.in_bucket(target) or paths.in_bucket(directory):
+    return
+  files = (directory / 'checkpoints' / str(source.step)).rglob('*')
+  needed = int(_AGAIN * least * sum(path.stat().st_size for path in files if path.is_file()))
+  parent = existing_parent(target)
+  free = shutil.disk_usage(parent).free
+  if hosts.in_any(hosts.is_first() and needed > free):
+    raise UserError(
+      f'{target} takes at least {_gib(needed)}, and {_gib(free)} is free on the disk of {parent}; '
+      'make room or choose another --target'
+    )
+
+
+def existing_parent(path: pathlib.Path) -> pathlib.Path:
+  """Return the nearest directory above a path that is there."""
+  parents = path.absolute().parents
+  return next(parent for parent in parents if os.path.lexists(parent))
+
+
+def part_kept(before: ModelConfig, after: ModelConfig, moments: str) -> float:
+  """Return the least part of a state that is still there after an action."""
+  counts = [models.define(model).count for model in (before, after)]
+  return min(1.0, counts[1] / counts[0]) * (1 if moments == 'pad' else 1 / 3)
+
+
+def free_host_memory() -> int:
+  """Return the bytes that this process can still take, swap space and a container's limit seen."""
+  try:
+    lines = pathlib.Path('/proc/meminfo').read_text().splitlines()
+    kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(':') for line in lines)}
+    free = (kib['MemAvailable'] + kib['SwapFree']) * 1024
+  except (OSError, KeyError):  # another system: all that is installed
+    free = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+  for file in map(pathlib.Path, _LIMITS):
+    text = file.read_text().strip() if file.is_file() else 'max'
+    free = min(free, int(text)) if text.isdecimal() else free
+  return free
+
+
+def _free_device_memory(devices: Sequence[jax.Device]) -> int | None:
+  """Return the least number of free bytes on some accelerators, or None if they do not tell."""
+  stats = [device.memory_stats() or {} for device in devices]
+  if not all('bytes_limit' in one for one in stats):
+    return None
+  return min(one['bytes_limit'] - one.get('bytes_in_use', 0) for one in stats)
+
+
+def _bytes_on_a_device(mesh: Mesh, model: ModelConfig) -> int:
+  """Return the bytes of a model's parameters that one device of the mesh holds."""
+  definition = models.define(model)
+  shapes = [leaf.shape for leaf in jax.tree.leaves(definition.abstract)]
+  names = jax.tree.leaves(definition.axes, is_leaf=is_axes)
+  places = [NamedSharding(mesh, sharding.spec(axes)) for axes in names]
+  shards = [place.shard_shape(shape) for place, shape in zip(places, shapes, strict=True)]
+  return sum(int(np.prod(shard, dtype=object)) * _FLOAT32 for shard in shards)
+
+
+def _gib(size: int) -> str:
+  return f'{size / 2**30:,.1f} GiB' if size >= 2**30 else f'{size / 2**20:,.1f} MiB'
