@@ -8,7 +8,7 @@ from flax import nnx
 from tiny import tiny_model
 
 from tokenformer_jax.compute import Compute
-from tokenformer_jax.layers import LayerNorm, projection
+from tokenformer_jax.layers import LayerNorm, projection, repeat
 
 
 @pytest.mark.parametrize(
@@ -56,3 +56,15 @@ def test_heads_are_the_parts_of_the_width_and_zeros_that_fill_them_change_nothin
     np.testing.assert_allclose(got[..., :head_width], want, atol=1e-5)
     assert not got[..., head_width:].any(), 'what fills a head is not zero'
     np.testing.assert_allclose(second(got), second(flat), atol=1e-5)
+
+
+def test_the_gradient_of_what_is_repeated_is_summed_in_float32():
+  rng = np.random.default_rng(0)
+  parameter = np.float32(rng.normal(size=4))
+  change = jnp.asarray(rng.normal(1, 1, (24, 1024, 4)), jnp.bfloat16)
+  out, backward = jax.vjp(lambda p: repeat(p, change.shape, change.dtype), parameter)
+  assert (out == parameter.astype(jnp.bfloat16)[None, None]).all()
+  want = np.sum(np.asarray(change, np.float64), axis=(0, 1))
+  np.testing.assert_allclose(
+    backward(change)[0], want, rtol=1e-5, err_msg='a bias has a sum over tokens in bfloat16'
+  )

@@ -378,6 +378,44 @@ def test_bfloat16_is_close_to_float32():
   assert error < 0.03, 'something other than the activations has lost its precision'
 
 
+GRADIENTS = {
+  'tied': {},
+  'untied, with biases': {**DENSE, 'positions': 'learned', 'tied_head': False},
+}
+
+
+def _gradient_of_text(model: ModelConfig, dtype: str) -> dict[str, np.ndarray]:
+  """The gradient of the loss of 24,576 tokens, distributed as those of text (Zipf)."""
+  definition = define_lm(model, Compute(dtype=jnp.dtype(dtype)))
+  likely = 1 / np.arange(1, model.vocab_size + 1)
+  ids = np.random.default_rng(0).choice(model.vocab_size, (1536, 17), p=likely / likely.sum())
+
+  def loss(params):
+    bound = definition.bind(params)
+    hidden_BxTxD, _ = bound.hidden(ids[:, :-1])
+    total, sums = objective(hidden_BxTxD, bound.output_embedding, ids[:, 1:], z_loss=0.0, chunk=16)
+    return total / sums.tokens
+
+  gradient = jax.jit(jax.grad(loss))(_params(model))
+  return {path: np.asarray(leaf, np.float64) for path, leaf in _paths(gradient).items()}
+
+
+@pytest.mark.parametrize('changes', GRADIENTS.values(), ids=GRADIENTS)
+def test_gradients_in_bfloat16_are_summed_in_float32(changes):
+  sizes = {'layers': 1, 'width': 16, 'heads': 2, 'vocab_size': 128}
+  model = tiny_model(**sizes, **changes)
+  want, got = (_gradient_of_text(model, dtype) for dtype in ('float32', 'bfloat16'))
+  for tree in (want, got):
+    tree.pop('blocks/attention/key/bias', None)  # Softmax takes no notice of it: it is 0.
+  for path in want:
+    error = np.linalg.norm(got[path] - want[path]) / np.linalg.norm(want[path])
+    assert error < 0.03, f'{path} is off by {error:.1%}: is it a sum over tokens in bfloat16?'
+  norms = [np.sqrt(sum(np.sum(g**2) for g in tree.values())) for tree in (want, got)]
+  assert abs(norms[1] / norms[0] - 1) < 0.005, 'grad_norm, and what is clipped by it, is wrong'
+  row = [np.linalg.norm(tree['embedding'][0]) for tree in (want, got)]
+  assert abs(row[1] / row[0] - 1) < 0.01, 'a frequent token learns at another rate'
+
+
 @pytest.mark.parametrize('tied_head', [True, False])
 def test_logits_are_float32(tied_head):
   definition = define_lm(tiny_model(tied_head=tied_head), Compute(dtype=jnp.bfloat16))

@@ -236,10 +236,39 @@ def test_the_correction_goes_away():
   _assert_factors(got, _updates(update=2000), 1, 1, 'the correction after 2000 updates')
 
 
-def test_no_correction_when_adams_count_starts_anew():
-  growth = dataclasses.replace(GROWTH, moments_kept=False)
-  got = _updates(growth, new_token_correction=True)
-  _assert_factors(got, _updates(growth), 1, 1, 'corrected twice')
+@pytest.mark.parametrize(
+  ('of_adam', 'of_schedule', 'why'),
+  [
+    (0, 0, 'a converted model has made no update, so that Adam corrects everything'),
+    (0, 1000, 'moments were dropped, so that Adam corrects everything'),
+    (1000, 0, 'the steps were restarted, and Adam has its moments'),
+    (5, 5, 'the model grew after five updates'),
+  ],
+)
+def test_new_tokens_are_corrected_once_wherever_the_counts_stand(of_adam, of_schedule, why):
+  """With zero moments the first update of a new token is the first one of Adam, whose size is 1."""
+  growth = dataclasses.replace(GROWTH, updates=of_schedule)
+  settings = {**STEADY, 'weight_decay': 0.0, 'clip_norm': 0.0, 'new_token_correction': True}
+  tx = make_optimizer(OptimConfig(**settings), 10**6, GROWN_AXES, growth)
+
+  def at_the_growth(part):
+    if isinstance(part, optax.ScaleByAdamState):
+      return part._replace(count=jnp.asarray(of_adam))
+    if isinstance(part, optax.ScaleByScheduleState):
+      return part._replace(count=jnp.asarray(of_schedule))
+    return part
+
+  known = (optax.ScaleByAdamState, optax.ScaleByScheduleState)
+  state = jax.tree.map(
+    at_the_growth, tx.init(_normal(0)), is_leaf=lambda part: isinstance(part, known)
+  )
+  got, _ = tx.update(_normal(1), state, _normal(0))
+  np.testing.assert_allclose(
+    np.abs(got['keys'][:, OLD:]),
+    STEADY['learning_rate'],
+    rtol=1e-3,
+    err_msg=f'new tokens are not corrected once: {why}',
+  )
 
 
 def _frozen(steps: int = 3, **changes):

@@ -122,3 +122,66 @@ def test_no_device_gets_the_whole_gradient_of_a_matrix(monkeypatch, name, platfo
   assert [kind for kind, _ in found].count('reduce-scatter') == scatters, found
   assert [size for kind, size in found if kind == 'all-gather'] == [64], found
   assert all(size < 64 for kind, size in found if kind == 'all-reduce'), found
+
+
+TABLE = ('vocab', 'width')
+
+
+def _many_of_few(rows: int, width: int):
+  """A table, 24,576 ids of which a seventh are one row, and a bfloat16 gradient for each."""
+  rng = np.random.default_rng(0)
+  likely = 1 / np.arange(1, rows + 1)
+  ids_BxT = rng.choice(rows, (8, 3072), p=likely / likely.sum()).astype(np.int32)
+  table = jnp.asarray(rng.normal(size=(rows, width)), jnp.float32)
+  change_BxTxD = jnp.asarray(rng.normal(1, 1, (*ids_BxT.shape, width)), jnp.bfloat16)
+  return table, ids_BxT, change_BxTxD
+
+
+def _looked_up(table, ids_BxT, change_BxTxD):
+  """Rows in bfloat16, and the gradient of the table."""
+  rows, backward = jax.vjp(
+    lambda table: products.look_up(table, ids_BxT, TABLE, jnp.dtype('bfloat16')), table
+  )
+  return rows, backward(change_BxTxD)[0]
+
+
+LOOK_UP_MESHES = [{'fsdp': 8}, {'replica': 2, 'fsdp': 4}, {'replica': 2, 'fsdp': 2, 'tokens': 2}]
+
+
+@pytest.mark.parametrize('mesh', [None, *LOOK_UP_MESHES, {'fsdp': 1, 'tokens': 8}])
+def test_all_gradients_of_a_frequent_row_are_summed(monkeypatch, mesh):
+  monkeypatch.setattr(products, 'platform', lambda: 'tpu' if mesh else 'cpu')
+  table, ids, change = _many_of_few(256, 16)
+  want = np.zeros(table.shape)
+  np.add.at(want, ids, np.asarray(change, np.float64))
+  if mesh is None:
+    rows, got = jax.jit(_looked_up)(table, ids, change)
+  else:
+    mesh = sharding.make_mesh(MeshConfig(**mesh))
+    place = jax.NamedSharding(mesh, sharding.spec(TABLE))
+    with jax.set_mesh(mesh):
+      table = jax.device_put(table, place)
+      ids, change = (jax.device_put(x, sharding.of_batch(mesh)) for x in (ids, change))
+      rows, got = jax.jit(_looked_up)(table, ids, change)
+  assert (rows == table.astype(jnp.bfloat16)[ids]).all(), 'a row is not that of its token'
+  error = np.linalg.norm(got - want) / np.linalg.norm(want)
+  assert error < 1e-4, f'the gradient of a table is off by {error:.1%}: was it summed in bfloat16?'
+
+
+@pytest.mark.parametrize('mesh', LOOK_UP_MESHES)
+def test_no_device_gets_the_whole_gradient_of_a_table(monkeypatch, mesh):
+  monkeypatch.setattr(products, 'platform', lambda: 'gpu')
+  mesh = sharding.make_mesh(MeshConfig(**mesh))
+  place = jax.NamedSharding(mesh, sharding.spec(TABLE))
+  table, ids, change = _many_of_few(256, 16)
+  with jax.set_mesh(mesh):
+    table = jax.device_put(table, place)
+    ids, change = (jax.device_put(x, sharding.of_batch(mesh)) for x in (ids, change))
+    gradient = jax.jit(lambda *arguments: _looked_up(*arguments)[1], out_shardings=place)
+    program = gradient.lower(table, ids, change).compile().as_text()
+  found = re.findall(r'(\w+)\[([0-9,]*)\]\S* (all-reduce|reduce-scatter)\(', program)
+  sums = [(kind, dtype, np.prod(list(map(int, shape.split(','))))) for dtype, shape, kind in found]
+  part = table.size // mesh.shape['tokens']
+  assert ('reduce-scatter', 'f32', part // mesh.shape['fsdp']) in sums, sums
+  whole = [one for one in sums if one[0] == 'all-reduce' and one[2] >= part]
+  assert not whole, f'a sum of the whole table in the place of one that is scattered: {whole}'

@@ -86,13 +86,13 @@ def test_a_mesh_over_some_devices():
     ),
     (
       MeshConfig(replica=1, fsdp=3, tokens=2),
-      'config.mesh has replica=1, fsdp=3, tokens=2, which does not make up the 8 devices here; '
-      'the product of the sizes must be that number',
+      'config.mesh has replica=1, fsdp=3, tokens=2, and the product of these sizes must be '
+      'the number of devices, 8',
     ),
     (
       MeshConfig(replica=1, fsdp=-1, tokens=3),
-      'config.mesh has replica=1, fsdp=-1, tokens=3, which does not make up the 8 devices here; '
-      'the product of the sizes must be that number',
+      'config.mesh has replica=1, fsdp=-1, tokens=3, and the product of these sizes must be '
+      'the number of devices, 8',
     ),
   ],
 )
@@ -223,13 +223,13 @@ def test_what_divides_passes():
   [
     (
       {'param_tokens': TokenCounts(qkv=24, proj=42, ffn=48)},
-      "the axis 'param_tokens' of parameter blocks/attention/proj/keys has the size 42, which the "
-      'mesh (tokens = 4) does not divide; change that size or config.mesh',
+      "the axis 'param_tokens' of parameter blocks/attention/proj/keys has the size 42, which is "
+      'not a multiple of tokens = 4 of the mesh; change that size or config.mesh',
     ),
     (
       {'vocab_size': 65},
-      "the axis 'vocab' of parameter embedding has the size 65, which the mesh (tokens = 4) does "
-      'not divide; change that size or config.mesh',
+      "the axis 'vocab' of parameter embedding has the size 65, which is not a multiple of "
+      'tokens = 4 of the mesh; change that size or config.mesh',
     ),
   ],
 )
@@ -246,6 +246,6 @@ def test_a_batch_that_cannot_be_split_is_named():
   with pytest.raises(UserError) as error:
     sharding.check_divisible(mesh, 'batch', 12, 'of config.data.batch_size')
   assert str(error.value) == (
-    "the axis 'batch' of config.data.batch_size has the size 12, which the mesh (replica × fsdp = "
-    '8) does not divide; change that size or config.mesh'
+    "the axis 'batch' of config.data.batch_size has the size 12, which is not a multiple of "
+    'replica × fsdp = 8 of the mesh; change that size or config.mesh'
   ), 'the sentence does not name the batch, its size and the mesh'

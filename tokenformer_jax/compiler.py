@@ -1,6 +1,7 @@
-"""Options of XLA that the training step is compiled with, by the kind of device.
+"""Options of XLA that the steps are compiled with, by the kind of device.
 
-Found with the planner, on programs compiled for v5e, v5p, v6e and TPU7x (docs/pods.md).
+Those of TPUs were found with the planner, on programs compiled for v5e, v5p, v6e and TPU7x
+(docs/pods.md).
 """
 
 from jax.sharding import Mesh
@@ -35,6 +36,25 @@ _SETS = {  # by the start of `device_kind`
 }
 
 
-def options(name: str, mesh: Mesh) -> dict[str, str]:
-  """For `config.train.compiler_options`: `auto`, the set of the mesh's devices, or `none`."""
-  return (of_kind(_SETS, mesh.devices.flat[0]) or {}) if name == 'auto' else {}
+# Runs of one program give the same bits. A CPU and a TPU do that without any option. On a GPU the
+# sums of a scatter, some products and cuDNN's attention backward have no fixed order, and a product
+# may get another algorithm at every start, because the fastest in a measurement is taken.
+_DETERMINISTIC_GPU = {'xla_gpu_deterministic_ops': True}
+
+
+def options(name: str, mesh: Mesh) -> dict[str, str | bool]:
+  """Return the options for the training step.
+
+  Args:
+    name: `config.train.compiler_options`: `auto`, the set of the mesh's devices; `deterministic`,
+      the same and what makes a GPU repeat its bits; or `none`.
+    mesh: of the program.
+  """
+  fastest = of_kind(_SETS, mesh.devices.flat[0]) or {}
+  return {} if name == 'none' else {**fastest, **eval_options(name, mesh)}
+
+
+def eval_options(name: str, mesh: Mesh) -> dict[str, str | bool]:
+  """Return the options for the evaluation step; for the arguments see `options`."""
+  repeats = name == 'deterministic' and mesh.devices.flat[0].platform == 'gpu'
+  return _DETERMINISTIC_GPU if repeats else {}

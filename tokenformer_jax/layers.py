@@ -20,6 +20,15 @@ from tokenformer_jax.sharding import constrain
 from tokenformer_jax.stack import KEEP_STATISTICS, PROJECTED, ROW_STATISTICS
 
 
+def repeat(parameter: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+  """Return a parameter as an array of `shape` and `dtype`, the same for every row.
+
+  It is repeated in float32 and rounded afterwards, so that its gradient, a sum over all rows, is
+  summed in float32.
+  """
+  return jnp.broadcast_to(parameter, shape).astype(dtype)
+
+
 class LayerNorm(nnx.Module):
   """LayerNorm over the last axis in float32.
 
@@ -72,8 +81,9 @@ class Dense(nnx.Module):
     """Heads as input or output are as in `pattention`."""
     out = project(x, self.kernel[...], self.axes, contract=0, out_heads=out_heads)
     if self.bias is not None:
-      bias = self.bias[...].astype(x.dtype)
-      out += (split_heads(bias, 0, out_heads, ('heads',)) if out_heads else bias)[None, None]
+      bias = self.bias[...]
+      bias = split_heads(bias, 0, out_heads, ('heads',)) if out_heads else bias
+      out += repeat(bias, out.shape, out.dtype)
     return checkpoint_name(out, PROJECTED)
 
 

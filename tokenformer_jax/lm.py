@@ -14,9 +14,10 @@ from tokenformer_jax.attention import Cache, positions
 from tokenformer_jax.blocks import Block
 from tokenformer_jax.compute import DEFAULT, Compute
 from tokenformer_jax.config import ModelConfig
-from tokenformer_jax.layers import LayerNorm
+from tokenformer_jax.layers import LayerNorm, repeat
 from tokenformer_jax.loss import logits
 from tokenformer_jax.params import Definition, define, param, stack
+from tokenformer_jax.products import look_up
 from tokenformer_jax.sharding import constrain
 from tokenformer_jax.stack import scan, unroll
 
@@ -54,11 +55,11 @@ class LM(nnx.Module):
     self, ids_BxT: jax.Array, start: jax.Array | int = 0, padding_B: jax.Array | None = None
   ) -> jax.Array:
     """What the first block reads [B, T, D]; for the arguments see `Attention`."""
-    x_BxTxD = jnp.take(self.embedding[...].astype(self.compute.dtype), ids_BxT, axis=0)
+    x_BxTxD = look_up(self.embedding[...], ids_BxT, ('vocab', 'width'), self.compute.dtype)
     if self.positions is not None:
       positions_BxT = positions(start, ids_BxT.shape[1], padding_B)
       rows_BxTxD = jnp.take(self.positions[...], positions_BxT, axis=0, mode='clip')
-      x_BxTxD = x_BxTxD + rows_BxTxD.astype(x_BxTxD.dtype)
+      x_BxTxD = x_BxTxD + repeat(rows_BxTxD, x_BxTxD.shape, x_BxTxD.dtype)
     return constrain(x_BxTxD, 'batch', None, None)
 
   def hidden(

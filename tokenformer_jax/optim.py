@@ -25,12 +25,10 @@ class LastGrowth:
     updates: the count of updates at which it took place.
     old_tokens: a tree like the parameters: how many of an array's parameter tokens are older. An
       array without parameter tokens is old as a whole, whatever is said here.
-    moments_kept: whether the old tokens have their moments, and Adam its count, from before.
   """
 
   updates: int
   old_tokens: Params
-  moments_kept: bool = True
 
 
 def learning_rate(config: OptimConfig, steps: int, start: int = 0) -> optax.Schedule:
@@ -90,11 +88,17 @@ def make_optimizer(
   clipped_adam = optax.chain(clip, adam)
   if growth is not None and old_token_rate(config) == 0:
     clipped_adam = _without_old(clipped_adam, axes, growth)
-  return optax.chain(
+  chain = optax.chain(
     clipped_adam,
     optax.add_decayed_weights(config.weight_decay, mask=decay_mask(axes)),
     _scale_by_rates(config, schedule(config, steps, growth), axes, growth),
   )
+
+  def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
+    (_, before), *_ = state
+    return chain.update(updates, state, params, adam_count=before.count)
+
+  return optax.GradientTransformation(chain.init, update)
 
 
 def _by_age(
@@ -141,7 +145,9 @@ def _scale_by_rates(
 ) -> optax.GradientTransformation:
   """Multiplies updates by −rate, and by the factors of old and new tokens after a growth."""
 
-  def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
+  def update(
+    updates: Params, state: Any, params: Params | None = None, *, adam_count: jax.Array
+  ) -> tuple[Params, Any]:
     del params
     step = -rate(state.count)
     if config.layer_decay != 1:
@@ -150,13 +156,14 @@ def _scale_by_rates(
       updates = jax.tree.map(lambda u: step * u, updates)
     else:
       factor_old = step * old_token_rate(config)
-      factor_new = step * _new_token_factor(config, state.count - growth.updates + 1, growth)
+      since = state.count - growth.updates + 1
+      factor_new = step * _new_token_factor(config, since, adam_count + 1)
       updates = _by_age(
         lambda old, u: u * jnp.where(old, factor_old, factor_new), axes, growth, updates
       )
     return updates, optax.ScaleByScheduleState(optax.safe_increment(state.count))
 
-  return optax.GradientTransformation(
+  return optax.GradientTransformationExtraArgs(
     lambda params: optax.ScaleByScheduleState(jnp.zeros((), jnp.int32)), update
   )
 
@@ -177,11 +184,22 @@ def _by_depth(decay: float, axes: Params, updates: Params) -> Params:
   return jax.tree.map_with_path(scaled, axes, updates, is_leaf=is_axes)
 
 
-def _new_token_factor(config: OptimConfig, update: jax.Array, growth: LastGrowth) -> jax.Array:
-  """The factor on the new tokens' updates; `update` counts from 1 at the growth."""
-  update = jnp.maximum(update, 1).astype(jnp.float32)
+def _new_token_factor(config: OptimConfig, update: jax.Array, adam_count: jax.Array) -> jax.Array:
+  """Return the factor on the updates of the new tokens.
+
+  Args:
+    config: the warm-up of the new tokens, and whether their bias correction counts from the growth.
+    update: the number of this update, counted from 1 at the growth.
+    adam_count: its number as Adam counts it, from which Adam's own correction is made. Both are
+      equal where Adam starts at the growth: after moments were dropped or a model was converted.
+  """
+  update, adam_count = (jnp.maximum(n, 1).astype(jnp.float32) for n in (update, adam_count))
   factor = jnp.minimum(1.0, update / (config.new_token_warmup + 1))
-  if config.new_token_correction and growth.moments_kept:
-    # Adam's own correction has come to 1 by then.
-    factor *= jnp.sqrt(1 - config.beta2**update) / (1 - config.beta1**update)
+  if config.new_token_correction:
+    factor *= _bias_correction(config, update) / _bias_correction(config, adam_count)
   return factor
+
+
+def _bias_correction(config: OptimConfig, count: jax.Array) -> jax.Array:
+  """Return what Adam's bias correction multiplies the update by after `count` updates."""
+  return jnp.sqrt(1 - config.beta2**count) / (1 - config.beta1**count)

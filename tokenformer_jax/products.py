@@ -1,4 +1,4 @@
-"""Products of activations with matrices of parameters."""
+"""Products of activations with matrices of parameters, and rows of tables."""
 
 import functools
 import math
@@ -80,7 +80,7 @@ def project(
       return times(x, part)
     # Heads that are exchanged are the first axis: see `_scatter`.
     if of_width:
-      return times(_gather('tokens', 0, jnp.moveaxis(x, 2, 0)), part, of_in='HBTK')
+      return times(_gather('tokens', 0, x.dtype, jnp.moveaxis(x, 2, 0)), part, of_in='HBTK')
     if out_heads:
       return jnp.moveaxis(_scatter_heads(times(x, part, of_out='HBTK')), 0, 2)
     return jax.lax.psum(times(x, part), 'tokens')
@@ -91,6 +91,31 @@ def project(
   return on_each_device(of_device, x, matrix, axes, split_in=split_in, split_out=split_out)
 
 
+def look_up(table: jax.Array, ids_BxT: jax.Array, axes: Axes, dtype: jnp.dtype) -> jax.Array:
+  """Return rows of a table of parameters, [B, T, D] in `dtype`.
+
+  The gradient of a row is summed in the dtype of the table, float32, on each device and between
+  devices: a frequent token has thousands of gradients in a batch, and a sum in bfloat16 stops
+  growing after a few hundred.
+
+  Args:
+    table: [V, D], as it is stored.
+    ids_BxT: numbers of its rows.
+    axes: its logical axes; the second is `width`.
+    dtype: of the activations; a table that is split over `fsdp` is gathered in it.
+  """
+
+  def of_device(ids_BxT: jax.Array, table: jax.Array) -> jax.Array:
+    if not tokens_are_split():
+      return jnp.take(table, ids_BxT, axis=0).astype(dtype)
+    ids_BxT = ids_BxT - len(table) * jax.lax.axis_index('tokens')
+    here_BxTx1 = ((ids_BxT >= 0) & (ids_BxT < len(table)))[..., None]
+    rows_BxTxD = jnp.take(table, ids_BxT, axis=0, mode='clip').astype(dtype)
+    return jax.lax.psum(jnp.where(here_BxTx1, rows_BxTxD, 0), 'tokens')
+
+  return on_each_device(of_device, ids_BxT, table, axes, gathered_in=dtype)
+
+
 def on_each_device(
   f: Callable[[Any, jax.Array], Any],
   rows: Any,
@@ -99,6 +124,7 @@ def on_each_device(
   *,
   split_in: bool = False,
   split_out: Any = False,
+  gathered_in: jnp.dtype | None = None,
 ) -> Any:
   """`f(rows, matrix)` on each device, for its rows and the whole width of its part of a matrix.
 
@@ -115,6 +141,9 @@ def on_each_device(
     axes: its logical axes; one is `width`, the other is split by `tokens`.
     split_in: whether `tokens` splits the third axis of the rows.
     split_out: whether it splits the third axis of the result, or of each of its arrays.
+    gathered_in: the dtype in which the matrix is gathered, for a gradient that is summed in more
+      precision: f gets the matrix, and devices sum its gradient, in the dtype of the matrix. By
+      default all three have that dtype.
 
   Returns:
     What f does, arrays [B, …] or of one number for each device that has other rows.
@@ -131,9 +160,8 @@ def on_each_device(
   whole, split = PartitionSpec(RULES['batch']), PartitionSpec(RULES['batch'], None, tokens)
 
   def of_device(rows: Any, part: jax.Array) -> Any:
-    return f(
-      rows, _gather('fsdp', axes.index('width'), jax.lax.pcast(part, 'replica', to='varying'))
-    )
+    part = jax.lax.pcast(part, 'replica', to='varying')
+    return f(rows, _gather('fsdp', axes.index('width'), gathered_in or part.dtype, part))
 
   return jax.shard_map(
     of_device,
@@ -151,17 +179,26 @@ def tokens_are_split() -> bool:
   return bool(mesh.manual_axes) and mesh.shape['tokens'] > 1
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _gather(mesh_axis: str, axis: int, part: jax.Array) -> jax.Array:
-  """The whole axis of an array, on each device; its gradient is summed and scattered."""
-  return jax.lax.all_gather(part, mesh_axis, axis=axis, tiled=True)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _gather(mesh_axis: str, axis: int, dtype: jnp.dtype, part: jax.Array) -> jax.Array:
+  """The whole axis of an array, on each device; its gradient is summed and scattered.
+
+  Values are rounded to `dtype` to be moved; the gradient moves in the dtype of the array.
+  """
+  whole = jax.lax.all_gather(part.astype(dtype), mesh_axis, axis=axis, tiled=True)
+  return whole.astype(part.dtype)
 
 
-def _gather_forward(mesh_axis: str, axis: int, part: jax.Array) -> tuple[jax.Array, None]:
-  return _gather(mesh_axis, axis, part), None
+def _gather_forward(
+  mesh_axis: str, axis: int, dtype: jnp.dtype, part: jax.Array
+) -> tuple[jax.Array, None]:
+  return _gather(mesh_axis, axis, dtype, part), None
 
 
-def _gather_backward(mesh_axis: str, axis: int, _: None, gradient: jax.Array) -> tuple[jax.Array]:
+def _gather_backward(
+  mesh_axis: str, axis: int, dtype: jnp.dtype, _: None, gradient: jax.Array
+) -> tuple[jax.Array]:
+  del dtype
   gradient = _scatter(jnp.moveaxis(gradient, axis, 0), mesh_axis)
   return (jnp.moveaxis(gradient, 0, axis),)
 

@@ -82,8 +82,8 @@ def mesh_sizes(config: MeshConfig, devices: int) -> tuple[int, int, int]:
     sizes[sizes.index(-1)] = devices // known
   if int(np.prod(sizes)) != devices:
     raise UserError(
-      f'config.mesh has {named}, which does not make up the {devices} devices here; '
-      'the product of the sizes must be that number'
+      f'config.mesh has {named}, and the product of these sizes must be the number of devices, '
+      f'{devices}'
     )
   return tuple(sizes)
 
@@ -182,6 +182,6 @@ def check_divisible(mesh: Mesh, name: str, size: int, of_what: str) -> None:
   parts = int(np.prod([mesh.shape[axis] for axis in mesh_axes]))
   if size % parts:
     raise UserError(
-      f'the axis {name!r} {of_what} has the size {size}, which the mesh ({" × ".join(mesh_axes)} = '
-      f'{parts}) does not divide; change that size or config.mesh'
+      f'the axis {name!r} {of_what} has the size {size}, which is not a multiple of '
+      f'{" × ".join(mesh_axes)} = {parts} of the mesh; change that size or config.mesh'
     )

@@ -140,4 +140,7 @@ def _ema_decay(decay: float, updates: jax.Array) -> jax.Array:
 
 def make_eval_step(task: Task, mesh: Mesh) -> Callable[[Params, Batch], Any]:
   """The compiled evaluation step: the task's sums over a validation batch."""
-  return jax.jit(task.sums, out_shardings=sharding.replicated(mesh))
+  options = compiler.eval_options(task.config.train.compiler_options, mesh)
+  return jax.jit(
+    task.sums, out_shardings=sharding.replicated(mesh), compiler_options=options or None
+  )

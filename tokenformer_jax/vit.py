@@ -17,7 +17,7 @@ from flax import nnx
 from tokenformer_jax.blocks import Block
 from tokenformer_jax.compute import DEFAULT, Compute
 from tokenformer_jax.config import ModelConfig
-from tokenformer_jax.layers import Dense, LayerNorm, feed_forward, projection
+from tokenformer_jax.layers import Dense, LayerNorm, feed_forward, projection, repeat
 from tokenformer_jax.params import Definition, define, param, stack
 from tokenformer_jax.sharding import constrain
 from tokenformer_jax.stack import scan
@@ -78,7 +78,7 @@ class AttentionPool(nnx.Module):
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
     """[B, T, D] → [B, 1, D]."""
     batch, _, width = x_BxTxD.shape
-    probe_Bx1xD = jnp.broadcast_to(self.probe[...].astype(x_BxTxD.dtype), (batch, 1, width))
+    probe_Bx1xD = repeat(self.probe[...], (batch, 1, width), x_BxTxD.dtype)
     heads = (self.heads, width // self.heads)
     query, key, value = (
       self.query(probe_Bx1xD, heads),
@@ -158,12 +158,12 @@ class ViT(nnx.Module):
     x_BxTxD = self.patch_embedding(patches(images_BxHxWxC, self.patch))
     batch, _, width = x_BxTxD.shape
     if self.position_kind == 'learned':
-      x_BxTxD = x_BxTxD + self.positions[...].astype(x_BxTxD.dtype)[None]
+      x_BxTxD = x_BxTxD + repeat(self.positions[...], x_BxTxD.shape, x_BxTxD.dtype)
     elif self.position_kind == 'sincos':
       rows, columns = (size // self.patch for size in images_BxHxWxC.shape[1:3])
       x_BxTxD = x_BxTxD + sincos_positions(rows, columns, width).astype(x_BxTxD.dtype)[None]
     if self.class_token is not None:
-      token_Bx1xD = jnp.broadcast_to(self.class_token[...].astype(x_BxTxD.dtype), (batch, 1, width))
+      token_Bx1xD = repeat(self.class_token[...], (batch, 1, width), x_BxTxD.dtype)
       x_BxTxD = jnp.concatenate([token_Bx1xD, x_BxTxD], axis=1)
     return x_BxTxD
 

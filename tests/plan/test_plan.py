@@ -2,11 +2,15 @@
 
 import dataclasses
 import importlib.util
+import math
+import runpy
 
 import pytest
 import tiny_run
 
+from tokenformer_jax import config as config_lib
 from tokenformer_jax import flops
+from tokenformer_jax.data import images
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.plan import chain, chips, estimate, sweep, table, topology
 from tokenformer_jax.plan.costs import Costs, Traffic
@@ -101,6 +105,19 @@ def test_before_there_are_cycles_times_are_rough():
   assert 'moves 1.50 GB and takes roughly 1,500 ms' in plan.summary
 
 
+@pytest.mark.parametrize(
+  ('name', 'says'), [('v6e:4x4', '1.9 times with an exact GELU'), ('tpu7x:2x2x1', 'a guess')]
+)
+def test_times_by_cycles_that_are_wrong_are_not_left_without_a_word(name, says):
+  on = topology.parse(name)
+  compiled = dataclasses.replace(_compiled(), topology=on)
+  assert f'note: {on.chip.caveat}' in table.render(compiled)
+  for text in (on.chip.caveat, dataclasses.replace(compiled, source='layout').summary):
+    assert says in text, 'a user takes these times for as good as those of v5p'
+  plan = _compiled()
+  assert 'note:' not in table.render(plan) and plan.summary.endswith('in minutes')
+
+
 def test_inputs_of_layers_wait_on_the_host():
   full, offload = (_plan(train__remat=remat) for remat in ('full', 'offload'))
   assert full.memory.host == 0
@@ -147,8 +164,13 @@ def test_what_the_compiler_says_of_memory(message, needed, capacity):
 @pytest.mark.parametrize(
   ('name', 'says'),
   [
-    ('v5q:4x4', "'v5q' is not a known chip; did you mean 'v5p'?"),
+    ('v5q:4x4', "'v5q' is not a known chip; did you mean 'v5e'?"),
     ('v5p', "has the shape ''; it looks like v5p:4x4x4"),
+    ('V5P:4x4x4', "'V5P' is not a known chip; did you mean 'v5p'?"),
+    ('v6e-256', "'v6e-256' is not a known chip; did you mean 'v6e'?"),
+    ('gpu-4090:8', "'gpu-4090' is not a known chip; known names: gpu-a100, gpu-h100, gpu-h200"),
+    ('gpu-h10:8', "'gpu-h10' is not a known chip; did you mean 'gpu-h100'?"),
+    ('gpu-h100:00', "has the shape '00'; it looks like gpu-h100:8"),
     ('v5e:4x0', "has the shape '4x0'; it looks like v5e:4x4"),
     ('gpu-h100:2x4', "has the shape '2x4'; it looks like gpu-h100:8"),
   ],
@@ -237,6 +259,33 @@ def test_data_is_not_read_if_every_size_is_there():
   assert _plan(**tokenizer).config.model.vocab_size == 512
   with pytest.raises(UserError, match=r'/nothing/tokenizer\.json'):
     _plan(data__tokenizer='/nothing/tokenizer.json')
+
+
+def test_without_a_size_of_text_one_sentence_says_which():
+  with pytest.raises(UserError, match=r'give --config\.model\.vocab_size=N') as raised:
+    _plan(data__tokenizer='/nothing/tokenizer.json')
+  assert '\n' not in str(raised.value)
+
+
+@pytest.mark.parametrize('variant', ['b16', 'l16'])
+def test_imagenet_is_not_needed_for_a_plan(variant, monkeypatch):
+  monkeypatch.setattr(images, 'open_images', lambda _: pytest.fail('the data is looked for'))
+  values = runpy.run_path(str(tiny_run.ROOT / 'configs/vit_imagenet.py'))['get_config'](variant)
+  found = estimate.plan(config_lib.resolve(values), topology.parse('gpu-h100:64'))
+  assert (found.config.model.classes, found.config.model.channels) == (1000, 3)
+  epochs = {'b16': 300, 'l16': 200}[variant]
+  assert found.steps == math.ceil(epochs * 1_281_167 / 4096), 'the run has another length'
+  assert 'hours of' in table.render(found)
+
+
+def test_images_that_are_not_here_need_their_classes():
+  sizes = {'model__channels': 0, 'data__source': 'folder:/nothing'}
+  found = estimate.plan(
+    tiny_run.vit_config(model__classes=7, **sizes), topology.parse('gpu-h100:4')
+  )
+  assert (found.config.model.classes, found.config.model.channels) == (7, 3)
+  with pytest.raises(UserError, match=r'/nothing.*give --config\.model\.classes=N'):
+    estimate.plan(tiny_run.vit_config(**sizes), topology.parse('gpu-h100:4'))
 
 
 def test_images_need_no_data_either():

@@ -40,6 +40,7 @@ class Chip:
     torus: how many sides a slice has; of GPUs, which are given by their number, 1.
     wraps_at: the sides of a slice whose last chip is linked to the first: multiples of this.
     source: see above.
+    caveat: what is known against the compiler's cycles for it, a sentence, or nothing.
   """
 
   name: str
@@ -55,6 +56,7 @@ class Chip:
   torus: int = 3
   wraps_at: int = 4
   source: str = 'Google'
+  caveat: str = ''
 
   @property
   def peak(self) -> float:
@@ -66,6 +68,19 @@ class Chip:
     """Operations a second of the vector units: four on each of 8 × 128 lanes of a core."""
     return 4 * 8 * 128 * self.cores * self.clock
 
+
+# Cycles of a product 32768 × 1536 × 6144 over what the matrix unit needs at its peak, without and
+# with an exact GELU in the same fusion: 1.02 and 1.02 on v5p. docs/plan.md has the schedule's.
+_CAVEAT_V6E = (
+  "times and MFU by the compiler's cycles are not to be trusted on v6e: it counts 1.3 times the "
+  'bound of the matrix unit for a product, 1.9 times with an exact GELU, where its own schedule '
+  'takes 1.03 to 1.06 times; the step is probably faster (docs/plan.md)'
+)
+_CAVEAT_TPU7X = (
+  "times and MFU by the compiler's cycles are doubtful on TPU7x: it counts 1.08 times the bound of "
+  'the matrix unit for a product, 1.32 times with an exact GELU, and the clock is a guess '
+  '(docs/plan.md)'
+)
 
 _ALL = (
   Chip('v4', 'TPU v4', 32 * GIB, 1228 * _GB, 50 * _GB, 50 * _GBIT, 1.05e9, cores=2),
@@ -82,9 +97,19 @@ _ALL = (
     matrix_side=256,
     torus=2,
     wraps_at=16,
+    caveat=_CAVEAT_V6E,
   ),
   Chip(
-    'tpu7x', 'TPU7x', 96 * GIB, 3690 * _GB, 100 * _GB, 50 * _GBIT, 2.2e9, matrix_side=256, devices=2
+    'tpu7x',
+    'TPU7x',
+    96 * GIB,
+    3690 * _GB,
+    100 * _GB,
+    50 * _GBIT,
+    2.2e9,
+    matrix_side=256,
+    devices=2,
+    caveat=_CAVEAT_TPU7X,
   ),
   Chip(
     'gpu-a100',

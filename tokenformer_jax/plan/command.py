@@ -17,24 +17,18 @@ from typing import Any
 
 import jax
 from absl import flags
-from ml_collections import config_flags
 
-from tokenformer_jax import config
+from tokenformer_jax import cli, config_file
 from tokenformer_jax.config import Config
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.plan import chain, estimate, sweep, table, topology
 from tokenformer_jax.plan.program import DoesNotFitError
 from tokenformer_jax.plan.topology import Topology
 
-_CONFIG: Any = None
-
 
 def define_flags() -> None:
   """Defines the command's flags."""
-  global _CONFIG
-  _CONFIG = config_flags.DEFINE_config_file(
-    'config', None, 'The configuration, FILE or FILE:VARIANT.'
-  )
+  config_file.define('The config, FILE or FILE:VARIANT.')
   flags.mark_flag_as_required('config')
   flags.DEFINE_string('topology', None, 'CHIP:SHAPE, such as v5e:4x4 or v5p:4x4x4.', required=True)
   flags.DEFINE_integer('slices', 1, 'How many of them.', lower_bound=1)
@@ -53,8 +47,9 @@ def main(argv: Sequence[str]) -> None:
   if values.sweep and values.grow:
     raise UserError('--sweep and --grow are two questions; ask one after the other')
   jax.config.update('jax_platforms', 'cpu')  # What is planned for is not here.
+  cli.output_file('json')
   on = topology.parse(values.topology, values.slices)
-  run = _read_config()
+  run = config_file.read()
   try:
     text, figures = _answer(run, on)
   except DoesNotFitError as error:
@@ -64,16 +59,6 @@ def main(argv: Sequence[str]) -> None:
   print(text)
   if values.json:
     estimate.write_json(values.json, figures)
-
-
-def _read_config() -> Config:
-  try:
-    values = _CONFIG.value.copy_and_resolve_references()
-  except OSError as error:  # ml_collections keeps what went wrong until the values are asked for.
-    file = config_flags.get_config_filename(flags.FLAGS['config'])
-    reason = ' '.join(str(error.__cause__ or error).split())
-    raise UserError(f'the file --config={file} cannot be loaded ({reason})') from error
-  return config.resolve(values)
 
 
 def _answer(run: Config, on: Topology) -> tuple[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from tokenformer_jax import flops, sharding
+from tokenformer_jax import flops, sharding, start
 from tokenformer_jax.cli import say
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.errors import UserError
@@ -101,11 +101,12 @@ class Plan:
   def summary(self) -> str:
     """What is known before the cycles are, in a sentence."""
     memory, (fast, _), (mfu, _) = self.memory, self.step_seconds, self.mfu
+    caveat = self.topology.chip.caveat and f'; but {self.topology.chip.caveat}'
     return (
       f'after {self.compile_seconds:.0f} s: it fits, in {memory.peak / 2**30:.2f} of '
       f'{memory.capacity / 2**30:.0f} GiB of HBM a device; a step moves '
       f'{self.network_gigabytes:.2f} GB and takes roughly {fast * 1e3:,.0f} ms, an MFU of '
-      f'{mfu:.0%}; its cycles are known in minutes'
+      f'{mfu:.0%}; its cycles are known in minutes{caveat}'
     )
 
   def to_json(self) -> dict[str, Any]:
@@ -139,9 +140,10 @@ class Plan:
 
 
 def steps_of(config: Config) -> int | None:
-  """The length of a run; None if it is given in epochs, whose length only the data says."""
+  """Return the steps of a run; None if it is given in epochs and only the data has their length."""
   if config.train.epochs:
-    return None
+    known = program.IMAGE_SETS.get(config.data.source)
+    return known and math.ceil(config.train.epochs * known.examples / config.data.batch_size)
   return math.ceil(config.train.examples / config.data.batch_size) or config.train.steps
 
 
@@ -203,6 +205,8 @@ def make_mesh(config: Config, on: Topology) -> Mesh:
 def _by_formula(step: Step, on: Topology) -> Plan:
   sizes = sharding.mesh_sizes(step.config.mesh, on.devices)
   mesh = AbstractMesh(sizes, sharding.MESH_AXES, (AxisType.Auto,) * len(sizes))
+  sharding.check_divides(mesh, step.task.definition.abstract, step.task.definition.axes)
+  start.check_splits(step.config, mesh)
   state = program.state_bytes(step, mesh)
   memory, found = formulas.of_step(step, mesh.shape, state, on.chip)
   if memory.left < 0:

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh, Mesh
 from tokenformer_jax import attention, flops, optim, sharding, start, tasks
 from tokenformer_jax import step as step_lib
 from tokenformer_jax.config import Config, ModelConfig
+from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import tokens
 from tokenformer_jax.models import define
 from tokenformer_jax.plan import early
@@ -22,6 +23,18 @@ _TOO_LARGE = re.compile(
   r'([\d.]+)([KMGT])(?:\) exceeds available HBM \(| of )([\d.]+)([KMGT])(?:\)| hbm)'
 )
 _GIB = {'K': 2**-20, 'M': 2**-10, 'G': 1.0, 'T': 2**10}
+
+
+class ImageSet(NamedTuple):
+  """Sizes of a set of images that a plan need not look at."""
+
+  classes: int
+  channels: int
+  examples: int  # of the training split
+
+
+IMAGE_SETS = {'tfds:imagenet2012': ImageSet(classes=1000, channels=3, examples=1_281_167)}
+_COLOUR = 3  # channels of images that nothing is known of
 
 
 class DoesNotFitError(Exception):
@@ -132,16 +145,32 @@ def make_step(config: Config, before: ModelConfig | None = None, platform: str =
 
 
 def _filled_in(config: Config) -> Config:
-  """Like `start.fill_in`, which looks at the data even if no size depends on it."""
+  """Fill in sizes like `start.fill_in`, but read no data unless a size depends on it alone."""
   model = config.model
-  if model.kind == 'lm' and model.vocab_size:
-    length = model.max_length or config.data.sequence_length
-  elif model.kind == 'vit' and model.classes and model.channels:
+  if model.kind == 'vit':
+    known = IMAGE_SETS.get(config.data.source)
+    classes = model.classes or (known.classes if known else 0)
+    channels = model.channels or (known.channels if known else _COLOUR)
+    model = dataclasses.replace(model, classes=classes, channels=channels)
+    if not classes:
+      return _from_data(config, 'classes')
     length = flops.length(config) if model.positions == 'learned' else 0
+  elif model.vocab_size:
+    length = model.max_length or config.data.sequence_length
   else:
-    return start.fill_in(config)
+    return _from_data(config, 'vocab_size')
   filled = dataclasses.replace(config, model=dataclasses.replace(model, max_length=length))
   return start.with_references(filled)
+
+
+def _from_data(config: Config, size: str) -> Config:
+  try:
+    return start.fill_in(config)
+  except UserError as error:
+    raise UserError(
+      f'a plan needs no data if it has config.model.{size}, which is 0 (the size that the data '
+      f'asks for), and the data cannot be read: {error}; give --config.model.{size}=N'
+    ) from error
 
 
 def _batch(config: Config) -> Any:

@@ -24,7 +24,7 @@ def render(plan: Plan) -> str:
     align(_compute(plan)),
     align(_traffic(plan)) if costs.traffic else 'no collectives',
     align(_run(plan)),
-    *(f'note: {note}' for note in costs.notes),
+    *(f'note: {note}' for note in (*costs.notes, on.chip.caveat) if note),
   ]
   memory = plan.memory
   gaps = (memory.allocated or 0) - memory.temporaries

@@ -49,21 +49,23 @@ class Topology:
 
 
 def parse(name: str, slices: int = 1) -> Topology:
-  """The topology of `--topology` and `--slices`.
+  """Return the topology of `--topology` and `--slices`.
 
   Raises:
-    UserError: the name is none.
+    UserError: the name is not a known chip with a shape.
   """
   kind, _, shape = name.partition(':')
   if kind not in CHIPS:
-    raise UserError(f'--topology={name}: {kind!r} is not a known chip{nearest(kind, CHIPS)}')
+    first = kind.lower().partition('-')[0]  # of an accelerator type such as v6e-256
+    hint = nearest(first if first in CHIPS else kind.lower(), CHIPS)
+    raise UserError(f'--topology={name}: {kind!r} is not a known chip{hint}')
   chip = CHIPS[kind]
   pattern, example = {
     1: (r'\d+', '8'),
     2: (r'\d+x\d+', '4x4'),
     3: (r'\d+x\d+x\d+', '4x4x4'),
   }[chip.torus]
-  if not re.fullmatch(pattern, shape) or '0' in shape.split('x'):
+  if not re.fullmatch(pattern, shape) or 0 in map(int, shape.split('x')):
     raise UserError(f'--topology={name} has the shape {shape!r}; it looks like {kind}:{example}')
   if kind.startswith('gpu') and slices > 1:
     raise UserError(f'--slices={slices} is for TPUs; give all GPUs in --topology={kind}:N')
