@@ -1,12 +1,15 @@
 r"""The config of an earlier run, as its work directory has it.
 
 python train.py --config=configs/saved.py:DIR --workdir=OTHER_DIR
-python train.py --workdir=DIR     takes it without being told, to go on with that run
+python train.py --workdir=DIR     takes it by itself, to go on with that run
 """
 
+import dataclasses
 import json
 
-from tokenformer_jax import config, paths
+from ml_collections import ConfigDict
+
+from tokenformer_jax import cli, config, paths, saved_config
 from tokenformer_jax.errors import UserError
 
 
@@ -14,10 +17,16 @@ def get_config(workdir):
   path = paths.of(workdir) / 'config.json'
   try:
     values = json.loads(path.read_text())
-  except (OSError, ValueError) as error:
+    if not isinstance(values, dict):
+      raise ValueError(f'it holds a {type(values).__name__}')
+    saved = config.from_dict(config.Config, values)
+  except (paths.errors(path), ValueError, RecursionError, UserError) as error:
     raise UserError(
-      f'{path} is not the config of a run ({error}); name a work directory'
+      f'{path} is not the config of a run ({paths.reason(error)}); name a work directory'
     ) from error
-  c = config.defaults()
-  c.update(values)
-  return c
+  if programs := saved.train.compilation_cache:
+    cli.say(
+      f'{path} keeps compiled programs in {programs!r}, which is not taken from there, since they '
+      f'are run as they are; if you trust them: --config.train.compilation_cache={programs}'
+    )
+  return ConfigDict(dataclasses.asdict(saved_config.without_programs(saved)))

@@ -12,9 +12,18 @@ import numpy as np
 import pytest
 import released
 import tiny_run
+from absl import flags
 from tiny import tiny_model
 
-from tokenformer_jax import checkpoint, config, convert, optim, sharding, tensor_files
+from tokenformer_jax import (
+  checkpoint,
+  config,
+  convert,
+  optim,
+  released_torch,
+  sharding,
+  tensor_files,
+)
 from tokenformer_jax import step as step_lib
 from tokenformer_jax.config import MeshConfig, TokenCounts
 from tokenformer_jax.data import tokenizers
@@ -147,8 +156,8 @@ def test_released_sizes_by_shape(variant):
   """Nothing is allocated: the tensors of the released models, of their names and shapes alone."""
   file = tiny_run.ROOT / 'configs/lm_pile.py'
   planned = config.resolve(runpy.run_path(str(file))['get_config'](variant)).model
-  shapes = {name: place.shape for name, place in convert.layout(planned).items()}
-  got = convert.model_of(shapes)
+  shapes = {name: place.shape for name, place in released_torch.layout(planned).items()}
+  got = released_torch.model_of(shapes)
   assert got.reference_tokens == planned.param_tokens, 'another scale'
   assert got == dataclasses.replace(planned, reference_tokens=planned.param_tokens)
   assert len(shapes) == 3 + 10 * planned.layers, 'the released files have 3 + 10 L tensors'
@@ -198,11 +207,21 @@ def test_wrong_tensors_are_named_and_nothing_is_left(tmp_path, mistake):
   ('options', 'match'),
   [
     ({'heads': None}, r'no released model is 32 wide.*--heads=N'),
-    ({'heads': 5}, '5 heads do not divide'),
-    ({'rotary_fraction': 1.5}, r'model\.rotary_fraction is 1\.5'),
+    ({'heads': 5}, 'is not a multiple of 5 heads'),
+    ({'rotary_fraction': 1.5}, r'--rotary_fraction=1\.5 of heads that are 16 wide'),
+    ({'rotary_fraction': float('nan')}, '--rotary_fraction=nan of heads'),
+    ({'rotary_fraction': float('inf')}, '--rotary_fraction=inf of heads'),
+    ({'rotary_fraction': 0.1}, 'and rotate at least two entries'),
+    ({'tokenizer': __file__}, '--tokenizer=.* is not a tokenizer.json that'),
     ({'tokenizer': 'bytes'}, 'the tokenizer bytes has 256 token ids, and the embedding 64 rows'),
-    ({'tokenizer': ''}, r'there is no .*tokenizer\.json; name'),
-    ({'tokenizer': 'nothing.json'}, '--tokenizer=nothing.json is not a file'),
+    (
+      {'tokenizer': ''},
+      r'there is no .*tokenizer\.json; put it there .*GPT-NeoX-20B; .* beside its weights',
+    ),
+    (
+      {'tokenizer': 'nothing.json'},
+      r'--tokenizer=nothing.json is not a file.*that of GPT-NeoX-20B',
+    ),
     ({'target': ''}, 'exists; name a new directory'),
   ],
 )
@@ -216,9 +235,82 @@ def test_wrong_options_get_a_sentence(tmp_path, options, match):
   assert sorted(os.listdir(tmp_path)) == ['elsewhere', 'model.bin'], 'something was left'
 
 
+NONFINITE = {
+  **released.WEIGHTS,
+  QUERY: np.where(np.arange(32) == 7, np.nan, released.WEIGHTS[QUERY]).astype(np.float32),
+  'sequential.5.norm.bias': np.full(32, -np.inf, np.float32),
+}
+TOLD = f'has 64 weights that are NaN or infinite, the first of them in the tensor {QUERY}'
+
+
+def test_weights_that_are_not_finite_are_refused_unless_a_flag_takes_them(
+  tmp_path, monkeypatch, capsys
+):
+  """A model with one NaN computes nothing but NaN, which shows only when it is used."""
+  monkeypatch.setattr(convert, '_CHUNK', 50)  # so that no tensor is one chunk
+  monkeypatch.setattr(tensor_files, '_CHUNK', 30)
+  released.write_tokenizer(tmp_path)
+  source = released.write(tmp_path / 'model.bin', NONFINITE)
+  before = sorted(os.listdir(tmp_path))
+  with pytest.raises(UserError, match=f'{TOLD}.*--allow_nonfinite'):
+    convert.to_jax(source, tmp_path / 'run', **released.OPTIONS)
+  assert sorted(os.listdir(tmp_path)) == before, 'something was left'
+  convert.to_jax(source, tmp_path / 'run', allow_nonfinite=True, **released.OPTIONS)
+  assert TOLD in capsys.readouterr().err, 'they were taken without a word'
+  back = tmp_path / 'back.safetensors'
+  with pytest.raises(UserError, match=f'{tmp_path}/run .*has 64 weights that are NaN'):
+    convert.to_torch(str(tmp_path / 'run'), back)
+  assert not back.exists(), 'something was left'
+  convert.to_torch(str(tmp_path / 'run'), back, allow_nonfinite=True)
+  assert 'has 64 weights that are NaN or infinite' in capsys.readouterr().err
+  assert _names(_read(back)) == _names(NONFINITE), 'other bits'
+
+
+@pytest.mark.parametrize('score', ['l2_norm_gelu', 'softmax'])
+def test_the_score_of_the_weights_is_named_by_a_flag(tmp_path, score, monkeypatch, capsys):
+  released.write_tokenizer(tmp_path)
+  source = released.write(tmp_path / 'model.bin')
+  asked = [f'--source={source}', f'--target={tmp_path}/run', '--heads=2', '--rotary_fraction=0.5']
+  _convert('to-jax', *asked, f'--score={score}')
+  said = capsys.readouterr().err
+  assert f'score {score}' in said and 'assumed' not in said, said
+  assert _restored(tmp_path / 'run')[1].config.model.score == score
+  _convert('to-torch', f'--source={tmp_path}/run', f'--target={tmp_path}/back.bin')
+  said = capsys.readouterr().err
+  differs = 'set norm_activation_type to it in the config of the released code' in said
+  assert differs == (score != 'l2_norm_gelu'), (
+    f'whoever takes the file trusts another score: {said}'
+  )
+  assert _names(_read(tmp_path / 'back.bin')) == _names(released.WEIGHTS), 'other bits'
+
+
+def test_what_is_assumed_is_said(tmp_path, capsys):
+  released.write_tokenizer(tmp_path)
+  source = released.write(tmp_path / 'model.bin')
+  _convert('to-jax', f'--source={source}', f'--target={tmp_path}/run', '--heads=2')
+  said = capsys.readouterr().err
+  assert 'the released models have it: --score=l2_norm_gelu, --rotary_fraction=0.25' in said, said
+
+
+def _convert(*arguments):
+  """The command with these arguments, within this process."""
+  known = set(flags.FLAGS)
+  convert._define_flags()
+  flags.FLAGS.set_gnu_getopt()  # Flags may follow the action, whatever ran in this process before.
+  try:
+    convert.main(flags.FLAGS(['convert', *map(str, arguments)]))
+  finally:
+    for name in set(flags.FLAGS) - known:
+      delattr(flags.FLAGS, name)
+
+
 @pytest.mark.parametrize(
   ('changes', 'match'),
   [
+    (
+      {'score': 'gelu_l1_norm'},
+      r"model\.score is .*'gelu_l2_norm', 'softmax' only",
+    ),
     ({'gelu': 'tanh'}, r"model\.gelu is 'tanh'; .* 'exact' only"),
     ({'projection': 'dense'}, r'model\.projection'),
     ({'positions': 'none'}, r'model\.positions'),
@@ -254,7 +346,7 @@ def test_targets_are_checked_before_anything_is_read(run, tmp_path):
 def test_a_converted_model_generates_trains_grows_evaluates_and_converts_back(tmp_path):
   """As a user types it; the model is one of bytes, so that there is a tokenizer."""
   rng = np.random.default_rng(0)
-  shapes = convert.layout(tiny_model(vocab_size=256))
+  shapes = released_torch.layout(tiny_model(vocab_size=256))
   weights = {n: rng.normal(size=p.shape).astype(np.float32) for n, p in shapes.items()}
   released.write(tmp_path / 'model.safetensors', weights)
   corpus = tiny_run.write_corpus(tmp_path / 'corpus')
@@ -299,7 +391,7 @@ def test_the_150m_model_in_full_and_in_little_memory(tmp_path):
   """Random numbers in the released shapes go in and come back, neither way with the model twice."""
   file = tiny_run.ROOT / 'configs/lm_pile.py'
   model = config.resolve(runpy.run_path(str(file))['get_config']('150m')).model
-  shapes = {name: place.shape for name, place in convert.layout(model).items()}
+  shapes = {name: place.shape for name, place in released_torch.layout(model).items()}
   rng = np.random.default_rng(0)
   random = ((n, rng.standard_normal(s, dtype=np.float32)) for n, s in shapes.items())
   tensor_files.write(tmp_path / 'pytorch_model.bin', 'float32', shapes, random)

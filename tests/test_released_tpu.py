@@ -1,12 +1,14 @@
 """Checkpoints of the released TPU code: they compute here what they do there."""
 
+import types
+
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import released
 
-from tokenformer_jax import checkpoint, convert, sharding
+from tokenformer_jax import checkpoint, convert, released_tpu, sharding
 from tokenformer_jax.config import MeshConfig, TokenCounts
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files
@@ -86,12 +88,22 @@ def _norm(x: np.ndarray) -> np.ndarray:
   return x / np.sqrt(np.square(x).mean(-1, keepdims=True) + 1e-5)
 
 
-def _scores(scores: np.ndarray, reference: int) -> np.ndarray:
+def _l2_norm_gelu(scores: np.ndarray, reference: int) -> np.ndarray:
   norm = np.linalg.norm(scores, axis=-1, keepdims=True)
   return _gelu(scores / (norm + 1e-5) * np.sqrt(reference))
 
 
-def _logits(weights: dict, ids: np.ndarray, reference: int) -> np.ndarray:
+def _gelu_l2_norm(scores: np.ndarray, reference: int) -> np.ndarray:
+  weights = _gelu(scores)
+  return weights / (np.linalg.norm(weights, axis=-1, keepdims=True) + 1e-8) * np.sqrt(reference)
+
+
+def _softmax(scores: np.ndarray, reference: int) -> np.ndarray:
+  exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
+  return exponentials / exponentials.sum(axis=-1, keepdims=True) * reference
+
+
+def _logits(weights: dict, ids: np.ndarray, reference: int, _scores=_l2_norm_gelu) -> np.ndarray:
   """What the released TPU code computes, in float64 on its own arrays (SPEC: no positions)."""
   weights = jax.tree.map(np.float64, weights)
   decoder, embedding = weights['decoder'], weights['token_embedder']['embedding']
@@ -126,6 +138,64 @@ def test_it_computes_what_the_released_code_does(source, tmp_path, zoom_dim):
   got = jax.jit(lambda p: definition.bind(p)(ids)[0])(params)
   want = _logits(_weights(), ids, zoom_dim or SLOTS)
   np.testing.assert_allclose(got, want, atol=1e-5, err_msg='the converted model is another one')
+
+
+@pytest.mark.parametrize('theta', [_gelu_l2_norm, _softmax])
+def test_it_computes_the_other_scores_of_the_released_code(source, theta):
+  arrays = released_tpu.find(source / 'items')
+  score = theta.__name__.removeprefix('_')
+  model = released_tpu.model_of(arrays, heads=HEADS, score=score)
+  params = jax.tree.map(lambda array: array.read(), released_tpu.deferred(model, arrays))
+  ids = np.random.default_rng(1).integers(0, VOCABULARY, (2, 9))
+  definition = define_lm(model)
+  got = jax.jit(lambda p: definition.bind(p)(ids)[0])(params)
+  want = _logits(_weights(), ids, SLOTS, theta)
+  np.testing.assert_allclose(got, want, atol=1e-5, err_msg='the converted model is another one')
+
+
+def test_weights_that_are_not_finite_are_refused(source, tmp_path):
+  weights = _weights()
+  weights['token_embedder']['embedding'][3, 4:6] = np.nan, np.inf
+  _write(tmp_path / 'items', weights)
+  options = {'tokenizer': str(source / 'tokenizer.json'), 'heads': HEADS}
+  with pytest.raises(UserError, match=r'has 2 weights .* in the tensor token_embedder/embedding'):
+    convert.to_jax(tmp_path / 'items', tmp_path / 'run', **options)
+  assert not (tmp_path / 'run').exists(), 'something is left of the target'
+  convert.to_jax(tmp_path / 'items', tmp_path / 'run', allow_nonfinite=True, **options)
+
+
+def test_arrays_that_the_files_cannot_hold_are_refused(source, tmp_path):
+  """A few kilobytes of packed zeros that would become gigabytes."""
+  weights = _weights()
+  weights['token_embedder']['embedding'] = np.zeros((2**17, WIDTH), np.float32)
+  _write(tmp_path / 'items', weights)
+  with pytest.raises(UserError, match='weights cannot be packed so far'):
+    convert.to_jax(
+      tmp_path / 'items', tmp_path / 'run', tokenizer=str(source / 'tokenizer.json'), heads=HEADS
+    )
+  assert not (tmp_path / 'run').exists(), 'something is left of the target'
+
+
+def test_names_that_lead_elsewhere_are_refused(tmp_path, monkeypatch):
+  """Orbax makes paths of files of them."""
+  tree = {'params': {'../../elsewhere': _weights()}}
+
+  class Reader(ocp.Checkpointer):
+    def metadata(self, directory):
+      return types.SimpleNamespace(item_metadata=types.SimpleNamespace(tree=tree))
+
+  monkeypatch.setattr(released_tpu.ocp, 'Checkpointer', Reader)
+  with pytest.raises(UserError, match=r'names an array .* must not lead elsewhere'):
+    released_tpu.find(tmp_path)
+
+
+def test_arrays_in_pieces_larger_than_they_are_are_refused(tmp_path):
+  """TensorStore reads a piece as a whole, however small the array is."""
+  array = types.SimpleNamespace(
+    shape=(4, 4), storage=types.SimpleNamespace(chunk_shape=(2**20, 2**20))
+  )
+  with pytest.raises(UserError, match=r'stores x in pieces of \[1048576, 1048576\]'):
+    released_tpu._check_chunks(tmp_path, 'x', array)
 
 
 def test_parameters_alone_by_their_plain_names(source, tmp_path):
@@ -172,8 +242,9 @@ def test_what_is_no_whole_model_is_refused(source, tmp_path, weights, sentence):
 @pytest.mark.parametrize(
   ('options', 'sentence'),
   [
-    ({}, 'the width 16 is no multiple of 64, so how many heads'),
-    ({'heads': 3}, 'which 3 heads do not divide'),
+    ({}, 'the width 16 is not a multiple of 64, so the number of heads'),
+    ({'heads': 3}, 'is not a multiple of 3 heads'),
+    ({'heads': 2, 'zoom_dim': 8, 'score': 'softmax'}, '--zoom_dim=8 has no meaning with --score=s'),
     ({'heads': 2, 'rotary_fraction': 0.5}, '--rotary_fraction has no meaning for'),
   ],
 )

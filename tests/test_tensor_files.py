@@ -1,9 +1,14 @@
 """Files of tensors: what the libraries write and read, and what must be refused."""
 
+import collections
+import io
 import json
 import os
 import pickle
+import sys
+import types
 import zipfile
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -91,6 +96,42 @@ def test_what_pytorch_writes_is_read(tmp_path, dtype):
   got = _read(tmp_path / 'model.bin')
   want = {'weight': _weights()['c'], **_weights(), 'parameter': _weights()['c']}
   _assert_same(got, want, dtype)
+
+
+@pytest.mark.parametrize('protocol', [2, 3, 4, pickle.HIGHEST_PROTOCOL])
+def test_what_a_pickler_makes_of_a_state_dict_is_read(tmp_path, monkeypatch, protocol):
+  """As `torch.save` pickles it, with stand-ins for the names of PyTorch."""
+
+  def rebuilt(name, *arguments):
+    return _Runs(getattr(stand_ins['torch._utils'], name), *arguments)
+
+  stand_ins = {name: types.ModuleType(name) for name in ('torch', 'torch._utils')}
+  storage = type('FloatStorage', (), {'__module__': 'torch', '__qualname__': 'FloatStorage'})
+  stand_ins['torch'].FloatStorage = storage
+  for name in ('_rebuild_tensor_v2', '_rebuild_parameter'):
+    function = types.FunctionType((lambda: None).__code__, {}, name)
+    function.__module__, function.__qualname__ = 'torch._utils', name
+    setattr(stand_ins['torch._utils'], name, function)
+  for name, module in stand_ins.items():
+    monkeypatch.setitem(sys.modules, name, module)
+
+  class InFile(NamedTuple):
+    key: str
+
+  class Pickler(pickle.Pickler):
+    def persistent_id(self, value):
+      return ('storage', storage, value.key, 'cpu', 6) if isinstance(value, InFile) else None
+
+  hooks = collections.OrderedDict()
+  tensor = rebuilt('_rebuild_tensor_v2', InFile('0'), 2, (2, 2), (2, 1), False, hooks)
+  column = rebuilt('_rebuild_tensor_v2', InFile('1'), 0, (6, 1), (1, 6), False, hooks)
+  weights = collections.OrderedDict(a=tensor, b=rebuilt('_rebuild_parameter', column, True, hooks))
+  weights._metadata = collections.OrderedDict({'': {'version': 1}})
+  table, numbers = io.BytesIO(), np.arange(6, dtype=np.float32)
+  Pickler(table, protocol).dump(weights)
+  records = [(f'data/{i}', numbers.tobytes()) for i in range(2)]
+  got = _read(_archive(tmp_path / 'model.bin', table.getvalue(), records))
+  _assert_same(got, {'a': numbers[2:].reshape(2, 2), 'b': numbers[:, None]})
 
 
 def _archive(path, table: bytes, records=(), compression=zipfile.ZIP_STORED):
@@ -190,12 +231,18 @@ def test_wrong_files_get_a_sentence(tmp_path):
   entry = {'dtype': 'F32', 'shape': [2], 'data_offsets': [0, 4]}
   refused(safetensors_file('s.safetensors', {'a': entry}, b'0' * 16), 'the tensor a cannot be read')
   (tmp_path / 'text.bin').write_text('version https://git-lfs.github.com/spec/v1')
+  refused(tmp_path / 'text.bin', 'is a pointer of Git LFS')
+  (tmp_path / 'text.bin').write_text('something')
   refused(tmp_path / 'text.bin', 'is not a file of PyTorch')
+  _write(tmp_path / 'a.bin').rename(tmp_path / 'b.safetensors')
+  refused(tmp_path / 'b.safetensors', 'is a file of PyTorch, by what is in it; rename it to')
+  _write(tmp_path / 'a.safetensors').rename(tmp_path / 'b.bin')
+  refused(tmp_path / 'b.bin', 'is a safetensors file, by what is in it; rename it to')
   (tmp_path / 'old.bin').write_bytes(pickle.dumps({}))
   refused(tmp_path / 'old.bin', 'PyTorch before 1.6')
   refused(_archive(tmp_path / 'list.bin', pickle.dumps([1])), 'holds a list, not tensors by name')
   training = pickle.dumps({'module': {}, 'optimizer': 1})
-  refused(_archive(tmp_path / 'd.bin', training), "has 'module', which is no tensor")
+  refused(_archive(tmp_path / 'd.bin', training), "has 'module', which is not a tensor")
   table, records = _taken_apart(tmp_path, '.bin')
   table, data = bytes(table), [r for r in records if r[0].startswith('data')]
   refused(_archive(tmp_path / 'z.bin', table, data, zipfile.ZIP_DEFLATED), 'is compressed')
@@ -241,7 +288,7 @@ def test_sharded_sets(tmp_path, suffix):
   with pytest.raises(UserError, match=r'model-1'):
     tensor_files.find(index)
   with_map({**weight_map, 'b': f'../model-1{suffix}'})
-  with pytest.raises(UserError, match='names shards that are no'):
+  with pytest.raises(UserError, match='names shards that are not'):
     tensor_files.find(index)
   index.write_text('{"weight_map"')
   with pytest.raises(UserError, match='is not the index of a sharded set'):

@@ -7,7 +7,8 @@ scale less one. Query, key and value have one array of keys.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,20 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from tokenformer_jax import checkpoint
+from tokenformer_jax import checkpoint, paths
 from tokenformer_jax.config import ModelConfig, TokenCounts
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.lm import define_lm
 from tokenformer_jax.params import Params
 
 # What its models compute, whatever their sizes.
-_RELEASED = ModelConfig(
-  gelu='tanh', row_epsilon=1e-5, positions='none', scaled_logits=True, embedding_std=1.0
-)
+_RELEASED = ModelConfig(gelu='tanh', positions='none', scaled_logits=True, embedding_std=1.0)
+_ROW_EPSILON = {'l2_norm_gelu': 1e-5, 'gelu_l2_norm': 1e-8, 'softmax': 0.0}  # by score
 _EMBEDDING = 'token_embedder/embedding'  # [V, D]
 _ATTENTION, _MLP = 'decoder/layers/self_attention', 'decoder/layers/mlp'
 _NORM = 'decoder/decoder_norm'
+
+_MOST_PACKED = 16  # bytes of float32 for a byte in the files; weights are hardly packed at all
 
 Take = Callable[[np.ndarray], np.ndarray]
 
@@ -93,7 +95,7 @@ class Array:
     except Exception as error:  # of TensorStore, Orbax or the file system
       raise UserError(
         f'the array {"/".join(self.path)} of {self.directory} cannot be read '
-        f'({str(error).splitlines()[0]}); fetch the checkpoint again'
+        f'({paths.reason(error):.200}); fetch the checkpoint again'
       ) from error
     for key in self.path:
       found = found[key]
@@ -119,29 +121,61 @@ def find(directory: Path) -> dict[str, Array]:
       tree = reader.metadata(directory.absolute()).item_metadata.tree
   except Exception as error:
     raise UserError(
-      f'{directory} is not an Orbax checkpoint that can be read ({str(error).splitlines()[0]})'
+      f'{directory} is not an Orbax checkpoint that can be read ({paths.reason(error):.200})'
     ) from error
   arrays: dict[str, Array] = {}
   for path, array in jax.tree_util.tree_flatten_with_path(tree)[0]:
     keys = tuple(str(getattr(key, 'key', key)) for key in path)
     if keys[0] != 'params':  # the optimizer's moments have the same names
       continue
+    if any('/' in key or not key.isprintable() for key in keys):
+      raise UserError(
+        f'{directory} names an array {list(keys)!r:.200}; a name is part of the path of a file, so '
+        'it must not lead elsewhere'
+      )
     for name in {name for name, _ in _ARRAYS.values()}:
       if '/'.join(keys).removesuffix('/kernel').endswith(f'/{name}'):
         if name in arrays:
           raise UserError(f'{directory} has {name} more than once; it must be one model')
         arrays[name] = Array(directory, keys, tuple(array.shape))
+        _check_chunks(directory, name, array)
   for name, _ in _ARRAYS.values():
     if name not in arrays:
       raise UserError(
         f'the array params/…/{name} is missing in {directory}: this is not a TokenFormer of the '
         'released TPU code with scanned layers (scan_layers=True)'
       )
+  _check_held(directory, arrays.values())
   return arrays
 
 
+def _check_chunks(directory: Path, name: str, array: Any) -> None:
+  """Checks that an array is not stored in pieces larger than itself, which are read whole."""
+  chunk = getattr(array.storage, 'chunk_shape', None) or ()
+  if math.prod(chunk) > max(1, math.prod(array.shape)):
+    raise UserError(
+      f'{directory} stores {name} in pieces of {list(chunk)}, and the array has the shape '
+      f'{list(array.shape)}; fetch the checkpoint again'
+    )
+
+
+def _check_held(directory: Path, arrays: Iterable[Array]) -> None:
+  """Checks that the files can hold the arrays: what is missing in them would be read as zeros."""
+  held = sum(path.stat().st_size for path in directory.rglob('*') if path.is_file())
+  wanted = sum(4 * math.prod(array.shape) for array in arrays)
+  if wanted > _MOST_PACKED * held:
+    raise UserError(
+      f'{directory} has {held} bytes in its files, and the arrays of its model take {wanted}; '
+      'weights cannot be packed so far, so fetch the checkpoint again'
+    )
+
+
 def model_of(
-  arrays: Mapping[str, Array], *, heads: int | None = None, zoom_dim: int = 0
+  arrays: Mapping[str, Array],
+  *,
+  heads: int | None = None,
+  zoom_dim: int = 0,
+  score: str = _RELEASED.score,
 ) -> ModelConfig:
   """The model whose checkpoint has arrays of these names and shapes.
 
@@ -151,10 +185,17 @@ def model_of(
     zoom_dim: of the config that it was trained with: the count whose root is the scale of the
       attention's Pattentions, and four times it that of the feed-forward ones. 0: the numbers of
       parameter tokens.
+    score: one of `convert.SCORES`.
 
   Raises:
-    UserError: a shape does not fit the others, or the heads do not divide the width.
+    UserError: a shape does not fit the others, the heads do not divide the width, or the score has
+      no zoom_dim.
   """
+  if zoom_dim and score == 'softmax':
+    raise UserError(
+      f'--zoom_dim={zoom_dim} has no meaning with --score=softmax, which the released TPU code '
+      'scales by the number of tokens; leave one of them out'
+    )
   ranks = {_EMBEDDING: 2, f'{_ATTENTION}/proj_key_slot': 3, f'{_MLP}/wi': 3}
   for name, rank in ranks.items():
     if len(arrays[name].shape) != rank:
@@ -166,12 +207,14 @@ def model_of(
   ffn = arrays[f'{_MLP}/wi'].shape[-1]
   if heads is None and width % 64:
     raise UserError(
-      f'the width {width} is no multiple of 64, so how many heads the model has must be said: '
-      '--heads=N'
+      f'the width {width} is not a multiple of 64, so the number of heads cannot be guessed; give '
+      'it as --heads=N'
     )
   heads = width // 64 if heads is None else heads
   if width % heads:
-    raise UserError(f'the model is {width} wide, which {heads} heads do not divide; change --heads')
+    raise UserError(
+      f'the model is {width} wide, which is not a multiple of {heads} heads; change --heads'
+    )
   model = dataclasses.replace(
     _RELEASED,
     layers=layers,
@@ -181,6 +224,8 @@ def model_of(
     param_tokens=TokenCounts(slots, slots, ffn),
     reference_tokens=TokenCounts(zoom_dim or slots, zoom_dim or slots, 4 * zoom_dim or ffn),
     init_std=width**-0.5,
+    score=score,
+    row_epsilon=_ROW_EPSILON[score],
   )
   expected = {
     _EMBEDDING: (vocab_size, width),

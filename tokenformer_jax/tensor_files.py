@@ -4,15 +4,18 @@ Neither PyTorch nor the safetensors library is needed: all these files are a tab
 and offsets, and the raw numbers. A file of PyTorch (`torch.save` since 1.6) is an uncompressed zip
 archive with the table as a pickle in `data.pkl` and the numbers in `data/KEY`; a safetensors file
 is the length of its table, the table in JSON, and the numbers. Nothing that a pickle asks to run is
-ever run: the few names that tables of tensors are made of stand for inert functions of this file.
+ever run (`pickled_table`).
+
+A file comes from anywhere, and may say anything. So what is allocated for it is bounded by its
+size: a table has a largest length and is not compressed, and all tensors together are no larger
+than their file.
 """
 
-import collections
 import contextlib
+import io
 import json
 import math
 import os
-import pickle
 import struct
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -22,7 +25,9 @@ from typing import Any, BinaryIO, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from tokenformer_jax import pickled_table
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.pickled_table import View
 
 DTYPES = {
   'float32': np.dtype(np.float32),
@@ -31,19 +36,12 @@ DTYPES = {
 }
 SUFFIXES = ('.bin', '.safetensors')
 
-# The name of every dtype in each format; the last ones only to be named in a message.
 _SAFETENSORS = {'float32': 'F32', 'float16': 'F16', 'bfloat16': 'BF16'}
-_STORAGES = {
-  'float32': 'FloatStorage',
-  'float16': 'HalfStorage',
-  'bfloat16': 'BFloat16Storage',
-  'float64': 'DoubleStorage',
-  'int64': 'LongStorage',
-  'int32': 'IntStorage',
-  'uint8': 'ByteStorage',
-  'bool': 'BoolStorage',
-}
-_MOST_TABLE_BYTES = 2**26  # 400 tensors take some 60 kB
+_MOST_TABLE_BYTES = 2**21  # 400 tensors take some 60 kB
+_MOST_AXES = 8
+_LONGEST_NAME = 256
+_CHUNK = 2**20  # numbers
+_ZIP = b'PK\x03\x04'  # how a file of PyTorch, and each record in it, begins
 _ALIGNMENT = 64  # of the numbers in a file of PyTorch, as torch.save has it
 
 Shape = tuple[int, ...]
@@ -57,18 +55,32 @@ class Tensor(NamedTuple):
   dtype: np.dtype
   shape: Shape
 
+  @property
+  def bytes(self) -> int:
+    return math.prod(self.shape) * self.dtype.itemsize
+
   def read(self) -> np.ndarray:
-    """The tensor, in its dtype and shape.
+    """Return the tensor, in its dtype and shape.
 
     Raises:
-      UserError: the file ends before it does.
+      UserError: the file ends before the tensor does.
     """
-    wanted = math.prod(self.shape) * self.dtype.itemsize
     # Not mapped into memory: pages of a mapped file would count as this process's.
-    raw = np.fromfile(self.file, np.uint8, wanted, offset=self.offset)
-    if len(raw) != wanted:
+    raw = np.fromfile(self.file, np.uint8, self.bytes, offset=self.offset)
+    if len(raw) != self.bytes:
       raise UserError(f'{self.file} was cut short while it was read; fetch it again')
     return raw.view(self.dtype).reshape(self.shape)
+
+  def chunks(self) -> Iterator[np.ndarray]:
+    """Yields the numbers of the tensor, some at a time.
+
+    Raises:
+      UserError: the file ends before the tensor does.
+    """
+    size = math.prod(self.shape)
+    for first in range(0, size, _CHUNK):
+      offset = self.offset + first * self.dtype.itemsize
+      yield self._replace(offset=offset, shape=(min(_CHUNK, size - first),)).read()
 
 
 def find(source: Path) -> dict[str, Tensor]:
@@ -107,14 +119,21 @@ def _in_directory(directory: Path) -> Path:
 
 def _sharded(index: Path) -> dict[str, Tensor]:
   try:
+    if index.stat().st_size > _MOST_TABLE_BYTES:
+      raise ValueError(f'more than {_MOST_TABLE_BYTES} bytes')
     weight_map = json.loads(index.read_text('utf-8'))['weight_map']
     shards = sorted(set(weight_map.values()))
+    for name in (*weight_map, *shards):
+      _checked_name(name)
     # A shard lies beside its index: no path leads out of there.
     usable = all(name == Path(name).name and name.endswith(SUFFIXES) for name in shards)
-  except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-    raise UserError(f'{index} is not the index of a sharded set ({error!r})') from error
+  except (OSError, *_MALFORMED) as error:
+    raise UserError(f'{index} is not the index of a sharded set ({_reason(error)})') from error
   if not usable:
-    raise UserError(f'{index} names shards that are no .bin or .safetensors file beside it')
+    raise UserError(
+      f'{index} names shards that are not .bin or .safetensors files beside it; '
+      'fetch the whole set into one directory'
+    )
   tensors: dict[str, Tensor] = {}
   for shard in shards:
     for name, tensor in find(index.with_name(shard)).items():
@@ -128,12 +147,24 @@ def _sharded(index: Path) -> dict[str, Tensor]:
   return tensors
 
 
+# What it raises to read a value of another kind than it should be.
+_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+
+
+def _reason(error: BaseException) -> str:
+  """The type of an exception and a line of its text, which may quote what a file says."""
+  text = str(error).strip().partition('\n')[0]
+  return f'{type(error).__name__}: {ascii(text)[1:-1]:.160}'
+
+
 def _safetensors(path: Path) -> dict[str, Tensor]:
   size = path.stat().st_size
   with path.open('rb') as file:
     length = int.from_bytes(file.read(8), 'little')
     if not 2 <= length <= min(size - 8, _MOST_TABLE_BYTES):
-      raise UserError(f'{path} is no safetensors file, or is cut short; fetch it again')
+      raise UserError(
+        f'{path} {_what_else(path) or "is not a safetensors file, or is cut short; fetch it again"}'
+      )
     header = file.read(length)
   dtypes = {code: DTYPES[name] for name, code in _SAFETENSORS.items()}
   tensors, last = {}, 'its table'
@@ -141,7 +172,7 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
     for name, entry in json.loads(header).items():
       if name == '__metadata__':
         continue
-      last = f'the tensor {name}'
+      last = f'the tensor {_checked_name(name)}'
       if entry['dtype'] not in dtypes:
         raise UserError(_wrong_dtype(path, name, entry['dtype']))
       begin, end = entry['data_offsets']
@@ -151,106 +182,138 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
       if 8 + length + end > size:
         raise UserError(f'{path} is cut short: it ends before the tensor {name} does')
       tensors[name] = Tensor(path, 8 + length + begin, dtype, shape)
-  except (ValueError, KeyError, TypeError, AttributeError) as error:
-    raise UserError(f'{path} is no safetensors file: {last} cannot be read ({error!r})') from error
+  except _MALFORMED as error:
+    raise UserError(
+      f'{path} is not a safetensors file: {last} cannot be read ({_reason(error)})'
+    ) from error
+  _check_apart(path, tensors)
   return tensors
+
+
+def _checked_name(name: Any) -> str:
+  """A tensor's name, which messages quote: nothing in it moves a terminal's cursor."""
+  if not (type(name) is str and name.isprintable() and 0 < len(name) <= _LONGEST_NAME):
+    raise ValueError(f'a name that is not 1 to {_LONGEST_NAME} printable characters')
+  return name
 
 
 def _whole(number: Any) -> int:
   if type(number) is not int:
-    raise ValueError(f'{number!r} is no whole number')
+    raise ValueError(f'a {type(number).__name__} in the place of a whole number')
   return number
 
 
 def _shape(values: Iterable[Any]) -> Shape:
   shape = tuple(map(_whole, values))
-  if any(size < 0 for size in shape):
-    raise ValueError(f'a shape of {shape}')
+  if len(shape) > _MOST_AXES:
+    raise ValueError(f'{len(shape)} axes')
+  if any(size < 1 for size in shape):
+    raise ValueError(f'a shape of {list(shape)}')
   return shape
 
 
-def _wrong_dtype(path: Path, name: str, dtype: str) -> str:
-  return f'{path}: the tensor {name} is of {dtype}; it must be one of {", ".join(DTYPES)}'
+def _check_apart(path: Path, tensors: dict[str, Tensor]) -> None:
+  """Checks that no two tensors of a safetensors file share bytes, as its format demands."""
+  last, end = '', 0
+  for name, tensor in sorted(tensors.items(), key=lambda item: item[1].offset):
+    if tensor.offset < end:
+      raise UserError(f'{path} is damaged: its tensors {last} and {name} overlap; fetch it again')
+    last, end = name, tensor.offset + tensor.bytes
 
 
-class _Storage(NamedTuple):
-  dtype: str
-  key: str
-  size: int
+def _wrong_dtype(path: Path, name: str, dtype: Any) -> str:
+  return f'{path}: the tensor {name} is of {dtype!s:.20}; it must be one of {", ".join(DTYPES)}'
 
 
-class _View(NamedTuple):
-  storage: _Storage
-  offset: int
-  shape: Shape
-  strides: tuple[int, ...]
+class _Archive(io.FileIO):
+  """A file of which no more than a table is read at once, whatever its directory says."""
 
-
-class _RefusedError(Exception):
-  """A pickle names something that a table of tensors has no use for."""
-
-
-class _TableUnpickler(pickle.Unpickler):
-  """Reads a table of tensors. What it can call makes tuples and dicts, and does nothing else."""
-
-  def find_class(self, module: str, name: str) -> Any:
-    known = {
-      'collections.OrderedDict': collections.OrderedDict,
-      'torch._utils._rebuild_tensor_v2': self._view,
-      'torch._utils._rebuild_parameter': self._parameter,
-      **{f'torch.{storage}': dtype for dtype, storage in _STORAGES.items()},
-    }
-    if f'{module}.{name}' not in known:
-      raise _RefusedError(f'{module}.{name}')
-    return known[f'{module}.{name}']
-
-  def persistent_load(self, pid: Any) -> _Storage:
-    kind, dtype, key, _, size = pid
-    if kind != 'storage':
-      raise ValueError(f'a reference to {kind!r}')
-    return _Storage(dtype, key, size)
-
-  def _view(self, storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _View:
-    return _View(storage, offset, shape, strides)
-
-  def _parameter(self, data: Any, *_: Any) -> Any:
-    return data
+  def read(self, size: int | None = -1) -> bytes:
+    if size is None or size < 0:
+      size = os.fstat(self.fileno()).st_size - self.tell()
+    if size > _MOST_TABLE_BYTES:
+      raise zipfile.BadZipFile(f'a part of {size} bytes that is not a tensor')
+    return super().read(size)
 
 
 def _pytorch(path: Path) -> dict[str, Tensor]:
   try:
-    with path.open('rb') as file, zipfile.ZipFile(file) as archive:
+    with _Archive(path) as file, zipfile.ZipFile(file) as archive:
       records = {info.filename: info for info in archive.infolist()}
       (table,) = [name for name in records if name.endswith('/data.pkl')]
       root = table.removesuffix('data.pkl')
-      if f'{root}byteorder' in records and archive.read(f'{root}byteorder') != b'little':
-        raise UserError(f'{path} was written with the other byte order; save it on another machine')
-      if records[table].file_size > _MOST_TABLE_BYTES:
-        raise UserError(f'{path} has a table of {records[table].file_size} bytes, no model has')
-      with archive.open(table) as pickled:
-        named = _TableUnpickler(pickled).load()
+      order = records.get(f'{root}byteorder')
+      if order and _content(path, archive, order) != b'little':
+        raise UserError(
+          f'{path} was written with the other byte order; ask its author for a .safetensors file'
+        )
+      named = pickled_table.parse(_content(path, archive, records[table]))
       return _placed(path, file, {k.removeprefix(root): r for k, r in records.items()}, named)
   except (UserError, OSError):
     raise
-  except _RefusedError as error:
+  except pickled_table.RefusedError as error:
     raise UserError(
-      f'{path} asks to run {error} when it is read, which was refused: files of tensors have no '
-      'use for it; do not load this file by other means unless you trust who made it'
+      f'{path} asks to run {error!s:.80} when it is read, which was refused: files of tensors have '
+      'no use for it; do not load this file by other means unless you trust who made it'
     ) from error
   except zipfile.BadZipFile as error:
-    raise UserError(f'{path} {_why_no_archive(path)} ({error})') from error
-  except Exception as error:  # Whatever a malformed pickle makes the unpickler raise.
-    raise UserError(f'{path} is not what torch.save writes for a model ({error!r:.200})') from error
+    raise UserError(f'{path} {_why_no_archive(path)} ({_reason(error)})') from error
+  except Exception as error:  # Whatever a malformed archive or pickle makes a reader raise.
+    raise UserError(
+      f'{path} is not what torch.save writes for a model ({_reason(error)})'
+    ) from error
+
+
+def _content(path: Path, archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> bytes:
+  """The content of a record that describes the tensors."""
+  _check_stored(path, record)
+  if record.file_size > _MOST_TABLE_BYTES:
+    raise UserError(
+      f'{path} describes its tensors in {record.file_size} bytes, which no model needs: at most '
+      f'{_MOST_TABLE_BYTES} are read'
+    )
+  return archive.read(record)
+
+
+def _check_stored(path: Path, record: zipfile.ZipInfo) -> None:
+  """Checks that a record is as large in the file as it says it is."""
+  if record.compress_type != zipfile.ZIP_STORED or record.compress_size != record.file_size:
+    raise UserError(
+      f'{path} is compressed, as torch.save never writes it; unpack it, and name the file inside, '
+      'or ask its author for a .safetensors file'
+    )
+
+
+# PyTorch's own reader of files that may hold more than tensors. By its advisories it can be made to
+# run code before 2.6 (CVE-2025-32434) and to corrupt memory before 2.10 (CVE-2026-24747).
+_SAFELY = 'PyTorch 2.10 or later and weights_only=True, which runs nothing that it hides'
 
 
 def _why_no_archive(path: Path) -> str:
   with path.open('rb') as file:
     start = file.read(4)
-  if start == b'PK\x03\x04':
+  if start == _ZIP:
     return 'is cut short or damaged; fetch it again'
+  return _what_else(path) or 'is not a file of PyTorch (nor, by its name, a .safetensors file)'
+
+
+def _what_else(path: Path) -> str:
+  """What a file is that is not of the format that its name says, or nothing."""
+  with path.open('rb') as file:
+    start = file.read(16)
   if start[:1] == b'\x80':
-    return 'has the format of PyTorch before 1.6; load and save it with a later version'
-  return 'is not a file of PyTorch (nor, by its name, a .safetensors file)'
+    return (
+      'has the format of PyTorch before 1.6, a pickle that can run anything when it is loaded; ask '
+      f'its author for a .safetensors file, or write one yourself with {_SAFELY}: '
+      "safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'model.safetensors')"
+    )
+  if start.startswith(b'version https://'):
+    return 'is a pointer of Git LFS in the place of the file; fetch the file itself (git lfs pull)'
+  if start.startswith(_ZIP):
+    return 'is a file of PyTorch, by what is in it; rename it to .bin'
+  if start[8:9] == b'{' and path.suffix != '.safetensors':
+    return 'is a safetensors file, by what is in it; rename it to .safetensors'
+  return ''
 
 
 def _placed(
@@ -262,22 +325,34 @@ def _placed(
   if not isinstance(named, dict):
     raise UserError(f'{path} holds a {type(named).__name__}, not tensors by name')
   for name, view in named.items():
-    if not (isinstance(view, _View) and isinstance(view.storage, _Storage) and type(name) is str):
-      raise UserError(f'{path} has {name!r}, which is no tensor; name a file of weights alone')
+    _checked_name(name)
+    if not isinstance(view, View):
+      raise UserError(f'{path} has {name!r}, which is not a tensor; name a file of weights alone')
     storage, shape = view.storage, _shape(view.shape)
     if storage.dtype not in DTYPES:
       raise UserError(_wrong_dtype(path, name, storage.dtype))
     by_rows = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-    if any(a != b and n > 1 for a, b, n in zip(view.strides, by_rows, shape, strict=True)):
-      raise UserError(f'{path}: the tensor {name} is not stored row by row; save it contiguous')
+    strides = map(_whole, view.strides)
+    if any(a != b and n > 1 for a, b, n in zip(strides, by_rows, shape, strict=True)):
+      raise UserError(
+        f'{path}: the tensor {name} is not stored row by row; load the file with {_SAFELY}, and '
+        'save every tensor contiguous'
+      )
     dtype, record = DTYPES[storage.dtype], records.get(f'data/{storage.key}')
     end = (_whole(view.offset) + math.prod(shape)) * dtype.itemsize
-    if record is None or view.offset < 0 or end > min(record.file_size, file_size):
+    if record is None or view.offset < 0 or end > record.file_size:
       raise UserError(f'{path} is cut short: it does not hold the whole tensor {name}')
-    if record.compress_type != zipfile.ZIP_STORED:
-      raise UserError(f'{path} is compressed; save it with torch.save')
+    _check_stored(path, record)
     first = _data_offset(file, record) + view.offset * dtype.itemsize
     tensors[name] = Tensor(path, first, dtype, shape)
+    if first + tensors[name].bytes > file_size:
+      raise UserError(f'{path} is cut short: it ends before the tensor {name} does')
+  total = sum(tensor.bytes for tensor in tensors.values())
+  if total > file_size:  # Tied tensors share bytes, in a file that has others besides.
+    raise UserError(
+      f'{path} has {file_size} bytes, and its tensors together {total}: they share a storage, as '
+      'those of a TokenFormer never do'
+    )
   return tensors
 
 
@@ -285,7 +360,7 @@ def _data_offset(file: BinaryIO, record: zipfile.ZipInfo) -> int:
   """Where the content of a record starts: after its own header, which the directory points to."""
   file.seek(record.header_offset)
   header = file.read(30)
-  if header[:4] != b'PK\x03\x04':
+  if header[:4] != _ZIP:
     raise zipfile.BadZipFile('a record is not where it should be')
   return record.header_offset + 30 + sum(struct.unpack('<HH', header[26:]))
 
@@ -356,7 +431,7 @@ def _write_pytorch(
 ) -> None:
   keys = {name: str(i) for i, name in enumerate(shapes)}
   with zipfile.ZipFile(file, 'w') as archive:
-    _add(archive, file, 'data.pkl', _pickled(dtype, shapes, keys))
+    _add(archive, file, 'data.pkl', pickled_table.dump(dtype, shapes, keys))
     _add(archive, file, 'byteorder', b'little')
     for name, array in stream:
       _add(archive, file, f'data/{keys[name]}', _raw(array))
@@ -370,41 +445,3 @@ def _add(archive: zipfile.ZipFile, file: BinaryIO, name: str, content: Any) -> N
   padding = -start % _ALIGNMENT
   record.extra = struct.pack('<2sH', b'FB', padding) + b'Z' * padding
   archive.writestr(record, content)
-
-
-def _pickled(dtype: str, shapes: dict[str, Shape], keys: dict[str, str]) -> bytes:
-  """The table as `torch.save` pickles it, put together by hand: nothing of PyTorch is here."""
-
-  def text(value: str) -> bytes:
-    return pickle.BINUNICODE + struct.pack('<I', len(value.encode())) + value.encode()
-
-  def integer(value: int) -> bytes:
-    return pickle.LONG1 + b'\x08' + struct.pack('<q', value)
-
-  def group(*values: bytes) -> bytes:
-    return pickle.MARK + b''.join(values) + pickle.TUPLE
-
-  def named(module: str, name: str) -> bytes:
-    return pickle.GLOBAL + f'{module}\n{name}\n'.encode()
-
-  new_dict = named('collections', 'OrderedDict') + pickle.EMPTY_TUPLE + pickle.REDUCE
-  parts = [pickle.PROTO + b'\x02', new_dict, pickle.MARK]
-  for name, shape in shapes.items():
-    storage = group(
-      text('storage'),
-      named('torch', _STORAGES[dtype]),
-      text(keys[name]),
-      text('cpu'),
-      integer(math.prod(shape)),
-    )
-    strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-    view = group(
-      storage + pickle.BINPERSID,
-      integer(0),
-      group(*map(integer, shape)),
-      group(*map(integer, strides)),
-      pickle.NEWFALSE,  # requires_grad
-      new_dict,  # backward hooks
-    )
-    parts += [text(name), named('torch._utils', '_rebuild_tensor_v2'), view, pickle.REDUCE]
-  return b''.join([*parts, pickle.SETITEMS, pickle.STOP])
