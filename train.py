@@ -2,7 +2,7 @@ r"""Trains a model.
 
 python train.py                                   the default language model, on a CPU in minutes
 python train.py --config=configs/lm_pile.py:150m  another one
-python train.py --config=configs/vit_digits.py    a vision transformer, in minutes, too
+python train.py --config=configs/vit_digits.py    a vision transformer, also in minutes
 python train.py --config.optim.learning_rate=3e-4 another value for any key
 python train.py --workdir=DIR                     an earlier run, with the config it has
 """
@@ -13,17 +13,14 @@ import sys
 from collections.abc import Sequence
 
 from absl import flags
-from ml_collections import config_flags
 
-from tokenformer_jax import cli, config, paths, train
+from tokenformer_jax import cli, config_file, config_keys, paths, train
 from tokenformer_jax.errors import UserError
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_CONFIG = config_flags.DEFINE_config_file(
-  'config',
-  None,
-  'The configuration, FILE or FILE:VARIANT (default: that of the run in --workdir, if there is '
-  'one, or configs/lm_stdlib.py).',
+config_file.define(
+  'The config, FILE or FILE:VARIANT (default: that of the run in --workdir, if there is one, or '
+  'configs/lm_stdlib.py).'
 )
 _WORKDIR = flags.DEFINE_string(
   'workdir', None, 'Where checkpoints and figures go (default: runs/NAME_OF_THE_CONFIG).'
@@ -41,16 +38,18 @@ _STOPPED_STATUS = flags.DEFINE_integer(
 def main(argv: Sequence[str]) -> int:
   """Runs the config in the work directory; goes on where an earlier run stopped."""
   del argv
-  file, _, variant = config_flags.get_config_filename(flags.FLAGS['config']).partition(':')
-  name = os.path.splitext(os.path.basename(file))[0] + (f'_{variant}' if variant else '')
-  try:
-    values = _CONFIG.value.copy_and_resolve_references()
-  except OSError as error:  # ml_collections keeps what went wrong until the values are asked for.
-    reason = ' '.join(str(error.__cause__ or error).split())
-    raise UserError(f'the file --config={file} cannot be loaded ({reason})') from error
-  workdir = _WORKDIR.value or os.path.join('runs', name)
-  _, stopped = train.train_or_stop(config.resolve(values), workdir)
+  run = config_file.read()
+  workdir = _WORKDIR.value or os.path.join('runs', config_file.name())
+  _, stopped = train.train_or_stop(run, workdir)
   return _STOPPED_STATUS.value if stopped else 0
+
+
+def _help_of_keys() -> str:
+  """What --help says of the config's keys."""
+  return (
+    '\nKeys, each with the default that config files start from: --config.KEY=VALUE\n'
+    + config_keys.render()
+  )
 
 
 def _with_config(arguments: list[str]) -> list[str]:
@@ -80,4 +79,4 @@ def _has_config(workdir: str) -> bool:
 
 if __name__ == '__main__':
   sys.argv[1:] = _with_config(sys.argv[1:])
-  cli.run(main, stops=True)
+  cli.run(main, stops=True, more_help=_help_of_keys)

@@ -30,7 +30,7 @@ MISTAKES = {
   ),
   'missing config file': (
     [*TRAIN, '--config=configs/nothing.py'],
-    'the file --config=configs/nothing.py cannot be loaded',
+    '--config=configs/nothing.py: there is no file configs/nothing.py',
   ),
   'unknown variant': (
     [*TRAIN, f'--config={tiny_run.ROOT}/configs/lm_pile.py:151m'],
@@ -42,7 +42,7 @@ MISTAKES = {
   ),
   'mesh that does not fit': (
     [*TRAIN, '--config.mesh.fsdp=3'],
-    'config.mesh has replica=1, fsdp=3, tokens=1, which does not make up the 1 devices here',
+    'config.mesh has replica=1, fsdp=3, tokens=1, and the product of these sizes must be',
   ),
   'no such device': (
     ['env', 'JAX_PLATFORMS=tpu', *TRAIN],
@@ -78,7 +78,7 @@ MISTAKES = {
   ),
   'nothing to do': (
     [*GROW, 'shrnk', '--source=/nothing', '--target=new'],
-    "'shrnk' is not something to do; did you mean 'shrink'?",
+    "unknown command 'shrnk'; did you mean 'shrink'?",
   ),
   'no weights to convert': (
     [*CONVERT, 'to-jax', '--source=/nothing.bin', '--target=new'],
@@ -93,25 +93,25 @@ MISTAKES = {
 
 @pytest.mark.slow
 def test_mistakes_get_one_sentence_each(tmp_path):
-  """All commands at once, because each of them takes seconds to start."""
-  processes = {
-    name: subprocess.Popen(
+  """All commands at once, because each takes seconds to start; two cannot train in one folder."""
+  processes = {}
+  for name, (command, _) in MISTAKES.items():
+    (tmp_path / name).mkdir()
+    processes[name] = subprocess.Popen(
       command,
       stderr=subprocess.PIPE,
       stdout=subprocess.PIPE,
       text=True,
-      cwd=tmp_path,
+      cwd=tmp_path / name,
       env=tiny_run.environment(),
     )
-    for name, (command, _) in MISTAKES.items()
-  }
   for name, process in processes.items():
     said = process.communicate(timeout=300)[1]
     lines = [line for line in said.splitlines() if line.startswith('error: ')]
     assert len(lines) == 1 and MISTAKES[name][1] in lines[0], f'{name}: {said}'
     assert 'Traceback' not in said, f'{name}: {said}'
     assert process.returncode == 2, f'{name}: exit status {process.returncode}'
-  assert not (tmp_path / 'gs:').exists(), 'a bucket became a directory on this host'
+    assert not (tmp_path / name / 'gs:').exists(), 'a bucket became a directory on this host'
 
 
 @pytest.mark.parametrize('size', [10, 1_000_000], ids=['kept until the end', 'written at once'])
@@ -191,6 +191,30 @@ def test_a_saved_config_is_what_was_saved(tmp_path):
   got = config.resolve(get_config(str(tmp_path)))
   assert got.model == wanted.model and got.grow == config.Config().grow, 'an older run is lost'
   (tmp_path / 'config.json').write_text('{"model"')
+  with pytest.raises(UserError, match='is not the config of a run'):
+    get_config(str(tmp_path))
+
+
+def test_a_saved_run_does_not_choose_where_programs_are_loaded_from(tmp_path, capsys):
+  """JAX runs what it finds in that directory: a stranger's run would run a stranger's program."""
+  get_config = runpy.run_path(str(tiny_run.ROOT / 'configs/saved.py'))['get_config']
+  mine = config.resolve(config.defaults())
+  saved = dataclasses.asdict(mine)
+  saved['train']['compilation_cache'] = '/tmp/theirs'
+  (tmp_path / 'config.json').write_text(json.dumps(saved))
+  got = config.resolve(get_config(str(tmp_path)))
+  assert got.train.compilation_cache == '', 'the directory of a stranger is taken'
+  assert got == mine, 'another key is lost, too'
+  said = capsys.readouterr().err
+  assert '--config.train.compilation_cache=/tmp/theirs' in said, 'it is dropped without a word'
+
+
+@pytest.mark.parametrize(
+  'values', ['[]', '{"model": 3}', '{"modle": {}}', '{"train": {"steps": {}}}']
+)
+def test_a_config_that_is_none_is_refused_in_a_sentence(tmp_path, values):
+  get_config = runpy.run_path(str(tiny_run.ROOT / 'configs/saved.py'))['get_config']
+  (tmp_path / 'config.json').write_text(values)
   with pytest.raises(UserError, match='is not the config of a run'):
     get_config(str(tmp_path))
 

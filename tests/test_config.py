@@ -80,10 +80,10 @@ def test_what_is_left_out_of_a_stored_config_has_its_default():
   ('path', 'sentence'),
   [
     ('optimizer', "config key 'optimizer' is unknown; did you mean 'optim'?"),
-    ('model__layer', "config key 'model.layer' is unknown; did you mean 'layers'?"),
+    ('model__layer', "config key 'model.layer' is unknown; did you mean 'model.layers'?"),
     (
       'model__param_tokens__fnn',
-      "config key 'model.param_tokens.fnn' is unknown; did you mean 'ffn'?",
+      "config key 'model.param_tokens.fnn' is unknown; did you mean 'model.param_tokens.ffn'?",
     ),
     (
       'mesh__xyz',
@@ -105,6 +105,10 @@ def test_check_key_knows_the_keys(path):
   [
     ('model.layer', "config key 'model.layer' is unknown; did you mean 'model.layers'?"),
     ('modell.layers', "config key 'modell' is unknown; did you mean 'model'?"),
+    ('model.steps', "config key 'model.steps' is unknown; did you mean 'train.steps'?"),
+    ('batch_size', "config key 'batch_size' is unknown; did you mean 'data.batch_size'?"),
+    ('seed', "config key 'seed' is unknown; did you mean 'train.seed' or 'grow.seed'?"),
+    ('dtype.x', "config key 'dtype.x' is unknown; config.dtype is a single value"),
   ],
 )
 def test_check_key_tells_the_nearest(path, sentence):
@@ -256,8 +260,8 @@ def test_the_betas_are_less_than_one(path, value):
   assert _sentence(**{path.replace('.', '__'): value}) == want, 'Adam divides by 1 − β'
 
 
-@pytest.mark.parametrize('path', ['train.seed', 'grow.seed'])
-def test_a_seed_fits_in_32_bits(path):
+@pytest.mark.parametrize('path', ['train.seed', 'grow.seed', 'train.steps', 'model.width'])
+def test_an_integer_fits_in_32_bits(path):
   assert _sentence(**{path.replace('.', '__'): 2**31}) == (
     f'config.{path} is 2147483648; it must be less than 2147483648'
   ), 'the run ends with a traceback'
@@ -278,11 +282,11 @@ def test_no_split_may_be_empty(value):
   [
     (
       {'model__width': 30, 'model__heads': 4},
-      'config.model.width is 30, which model.heads=4 does not divide',
+      'config.model.width is 30, which is not a multiple of model.heads=4',
     ),
     (
       {'data__batch_size': 6, 'optim__accumulation_steps': 4},
-      'config.data.batch_size is 6, which optim.accumulation_steps=4 does not divide',
+      'config.data.batch_size is 6, which is not a multiple of optim.accumulation_steps=4',
     ),
     (
       {'model__bias': True},

@@ -13,9 +13,10 @@ from pathlib import Path
 import jax
 from absl import app, flags, logging
 
-from tokenformer_jax import config, hosts, paths
+from tokenformer_jax import flag_mistakes, hosts, paths, usage
 from tokenformer_jax.errors import UserError
 
+_HELP = ('--help', '-help', '-h', '--helpshort')
 _UNREAD = 141  # the exit status of what SIGPIPE ends, in a shell
 
 
@@ -25,8 +26,12 @@ def run(
   positional: bool = False,
   on_all_hosts: bool = True,
   stops: bool = False,
+  more_help: Callable[[], str] | None = None,
 ) -> None:
   """Parses flags and runs `main`; a `UserError` becomes one line and exit status 2.
+
+  A `TransientError` becomes one line and exit status 75. So do errors of storage that nothing else
+  has caught, by whether they may pass.
 
   Args:
     main: gets the program's name and, if they are allowed, the arguments that are no flags; may
@@ -34,6 +39,7 @@ def run(
     positional: whether such arguments are allowed; then flags may also stand after them.
     on_all_hosts: whether the command computes on the devices of all hosts together.
     stops: whether it saves and ends in good order on SIGTERM (`hosts.StopRequest`).
+    more_help: gives what `--help` prints after the flags.
   """
   gc.freeze()  # What is imported is never garbage, and looking through it takes half a second.
   join = contextlib.nullcontext()
@@ -43,7 +49,7 @@ def run(
 
   def guarded(argv: Sequence[str]) -> int | None:
     if len(argv) > 1 and not positional:
-      raise app.UsageError(f'unexpected argument {argv[1]!r}; flags look like --name=value')
+      raise UserError(f'unexpected argument {argv[1]!r}; flags look like --name=value')
     quiet = not flags.FLAGS['verbosity'].present  # --verbosity=0 shows the lines of Orbax, too.
     if quiet:
       logging.set_verbosity(logging.WARNING)
@@ -57,10 +63,13 @@ def run(
   sys.unraisablehook = _report_unraisable
   flags.FLAGS.set_gnu_getopt(positional)
   try:
-    app.run(guarded, flags_parser=_parse_flags)
-  except UserError as error:
-    say(f'error: {error}')
-    sys.exit(2)
+    app.run(guarded, flags_parser=_flags_parser(more_help))
+  except Exception as error:
+    told = hosts.as_told(error)
+    if told is None:
+      raise
+    say(f'error: {told}')
+    sys.exit(hosts.status_of(told))
 
 
 def _until_unread(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]) -> int | None:
@@ -101,15 +110,16 @@ def _report_unraisable(unraisable: 'sys.UnraisableHookArgs') -> None:
     sys.__unraisablehook__(unraisable)
 
 
-def _parse_flags(argv: Sequence[str]) -> list[str]:
-  """Parses flags; turns what ml_collections raises for a config into sentences."""
-  try:
-    return app.parse_flags_with_usage(argv)
-  except AttributeError:  # from ml_collections, for an unknown key in --config.KEY=VALUE
-    for argument in argv:
-      if argument.lstrip('-').startswith('config.'):
-        config.check_key(argument.partition('=')[0].partition('.')[2])
-    raise
+def _flags_parser(more_help: Callable[[], str] | None) -> Callable[[Sequence[str]], list[str]]:
+  """What parses the flags, and prints the help if it is asked for."""
+
+  def parse(argv: Sequence[str]) -> list[str]:
+    if any(argument in _HELP for argument in argv[1:]):
+      print(usage.render(more_help() if more_help else ''))
+      sys.exit(0)
+    return flag_mistakes.parse(argv)
+
+  return parse
 
 
 def say(text: str) -> None:
@@ -118,11 +128,34 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def output_file(flag: str) -> Path | None:
+  """Return the file that a flag names, None if it names none; for use before anything is computed.
+
+  Raises:
+    UserError: it is not in a file system, or cannot be written.
+  """
+  value = flags.FLAGS[flag].value
+  if value is None or not hosts.is_first():  # who alone writes
+    return value and Path(value)
+  path = paths.local(value)
+  folder = path.absolute().parent
+  reason = ''
+  if path.is_dir():
+    reason = 'it is a folder'
+  elif not folder.is_dir():
+    reason = f'there is no folder {path.parent}'
+  elif not os.access(path if path.exists() else folder, os.W_OK):
+    reason = 'its rights, or those of the file system, do not allow it'
+  if reason:
+    raise UserError(f'--{flag}={value} cannot be written: {reason}')
+  return path
+
+
 def split_source(source: str) -> tuple[paths.Path, int | None]:
   """`DIR` or `DIR@STEP` as a path and a step (None: the newest)."""
   directory, at, step = source.rpartition('@')
   if not at:
     return paths.of(source), None
-  if not step.isdigit():
+  if not step.isdecimal():  # '²' is a digit and not a number
     raise UserError(f'source {source!r} does not end in a step; it is DIR or DIR@STEP')
   return paths.of(directory), int(step)

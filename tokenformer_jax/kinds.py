@@ -17,6 +17,7 @@ ONLY = {
     'model.scaled_logits',
     'model.embedding_std',
     'data.text_field',
+    'data.validation_source',
     'data.tokenizer',
     'data.sequence_length',
     'optim.z_loss',
@@ -84,8 +85,8 @@ def _check_vit(model: Any, data: Any) -> None:
     )
   if data.image_size % model.patch:
     raise UserError(
-      f'config.data.image_size is {data.image_size}, which model.patch={model.patch} does not '
-      'divide'
+      f'config.data.image_size is {data.image_size}, which is not a multiple of '
+      f'model.patch={model.patch}'
     )
   if model.positions == 'sincos' and model.width % 4:
     raise UserError(

@@ -1,0 +1,555 @@
+"""Mistakes that a user makes: what is typed, and what the sentence about it has to name.
+
+A command starts with the verb; {in} is the folder of `inputs.py`, {lm}, {dense} and {vit} are
+runs, {repo} is the project, and {tiny} are flags of a small model of the text in {in}.
+"""
+
+TRAIN_FLAGS = {
+  'a flag that is the end of a key': ('train --steps=100', '--config.train.steps'),
+  'a flag that is the end of several keys': (
+    'train --seed=3',
+    '--config.train.seed or --config.grow.seed',
+  ),
+  'a flag with a hyphen': ('train --learning-rate=3', '--config.optim.learning_rate'),
+  'a misspelt flag': ('train --work_dir=x', 'did you mean --workdir'),
+  'a flag like no other': ('train --frobnicate=3', '--frobnicate is unknown; `python'),
+  'a flag without its value': ('train --workdir', '--workdir has no value'),
+  'an empty work directory': ('train --workdir=', '--workdir= is empty'),
+  'an empty config': ('train --config=', '--config= names no file'),
+  'a status out of range': ('train --stopped_status=256', 'range [0, 255]'),
+  'a status in words': ('train --stopped_status=x', 'it must be an integer'),
+  'a word that is no flag': (
+    'train configs/lm_pile.py',
+    "unexpected argument 'configs/lm_pile.py'",
+  ),
+  'a value for --no': ('train --noconfig.train.tensorboard=3', 'noconfig.train.tensorboard'),
+  'half of the flags of several hosts': ('train --num_processes=2', '--coordinator=HOST:PORT'),
+  'a process beyond the last': (
+    'train --coordinator=localhost:1 --num_processes=2 --process_id=5',
+    '--process_id',
+  ),
+  'no processes': ('train --num_processes=0', '--num_processes=0: it must be a positive integer'),
+}
+
+TRAIN_KEYS = {
+  'a misspelt key': ('train --config.model.widht=64', "did you mean 'model.width'"),
+  'a key of another group': ('train --config.model.steps=5', "did you mean 'train.steps'"),
+  'a key without its group': ('train --config.batch_size=5', "did you mean 'data.batch_size'"),
+  'a misspelt group': ('train --config.optimizer.beta1=0.5', "'optimizer' is unknown"),
+  'a key like no other': ('train --config.mesh.xyz=1', 'known names: fsdp, replica, tokens'),
+  'a key below a key': ('train --config.model.width.x=1', 'config.model.width is a single value'),
+  'a group as a value': ('train --config.model=3', 'config.model is a group of keys'),
+  'a group as a dict': (
+    'train --config.model.param_tokens="{\'qkv\': 3}"',
+    'config.model.param_tokens is a group of keys; set one of qkv, proj, ffn',
+  ),
+  'a key without a value': ('train --config.train.steps', 'has no value'),
+  'a word for an integer': ('train --config.train.steps=many', 'it must be an integer'),
+  'a fraction for an integer': ('train --config.train.steps=1.5e0', 'it must be an integer'),
+  'an empty integer': ('train --config.train.steps=', 'it must be an integer'),
+  'an endless integer': ('train --config.train.steps=1e999999999', 'it must be an integer'),
+  'a step beyond 32 bits': ('train --config.train.steps=1e12', 'config.train.steps is'),
+  'a word for a number': ('train --config.optim.learning_rate=high', 'it must be a number'),
+  'a learning rate of nan': ('train --config.optim.learning_rate=nan', 'greater than 0'),
+  'a word for a boolean': ('train --config.train.tensorboard=maybe', 'it must be true or false'),
+  'no steps': ('train --config.train.steps=0', 'config.train.steps is 0'),
+  'a negative batch': ('train --config.data.batch_size=-8', 'config.data.batch_size is -8'),
+  'a seed too large': ('train --config.train.seed=3e9', 'less than 2147483648'),
+  'a choice that there is not': ('train --config.model.score=softmx', 'must be one of'),
+  'a width of no whole heads': (
+    'train --config.model.width=100 --config.model.heads=3',
+    'is not a multiple of',
+  ),
+  'a batch of no whole parts': (
+    'train --config.optim.accumulation_steps=3',
+    'is not a multiple of',
+  ),
+  'a batch in powers of ten, of no whole parts': (
+    'train --config.data.batch_size=1e3 --config.optim.accumulation_steps=3',
+    'config.data.batch_size is 1000, which is not a multiple of',
+  ),
+  'two lengths of a run': ('train --config.train.steps=5 --config.train.epochs=2', 'give one'),
+  'a mesh of other devices': ('train --config.mesh.fsdp=3', 'number of devices, 1'),
+  'a mesh of nothing': ('train --config.mesh.fsdp=0', 'config.mesh has'),
+  'a kernel of other devices': ('train --config.train.attention=splash', 'the devices are cpu'),
+  'a range of steps that is none': ('train --config.train.profile_steps=9', 'FIRST:LAST'),
+  'old tokens of no rate': ('train --config.optim.old_tokens=scale:x', 'scale:X'),
+  'old tokens of a new model': ('train {tiny} --config.optim.old_tokens=freeze', 'old_tokens'),
+  'a key of images for text': ('train --config.data.flip=true', 'config.data.flip'),
+  'a key of text for images': (
+    'train --config={repo}/configs/vit_digits.py --config.data.sequence_length=3',
+    'config.data.sequence_length',
+  ),
+  'patches that do not fill an image': (
+    'train --config={repo}/configs/vit_digits.py --config.model.patch=3',
+    'is not a multiple of',
+  ),
+  'a vocabulary too small': ('train {tiny} --config.model.vocab_size=100', 'vocab_size is 100'),
+  'a loss chunk of nothing': ('train --config.train.loss_chunk=0', 'config.train.loss_chunk is 0'),
+}
+
+TRAIN_CONFIGS = {
+  'a config that is not there': ('train --config={in}/configs/none.py', 'there is no file'),
+  'a misspelt config': (
+    'train --config={in}/configs/nothin.py',
+    'did you mean {in}/configs/nothing.py',
+  ),
+  'a folder for a config': ('train --config={in}/configs', 'is not a Python file'),
+  'a json for a config': ('train --config={in}/config.json', 'is not a Python file'),
+  'an empty config file': ('train --config={in}/configs/empty.py', 'has no function get_config'),
+  'a config without get_config': (
+    'train --config={in}/configs/no_function.py',
+    'no_function.py has no function get_config',
+  ),
+  'a get_config that is a number': (
+    'train --config={in}/configs/not_callable.py',
+    'has no function get_config',
+  ),
+  'a config that is not Python': ('train --config={in}/configs/syntax.py', 'syntax.py, line 4,'),
+  'a config that imports what is not there': (
+    'train --config={in}/configs/import.py',
+    'import.py, line 1, fails with ModuleNotFoundError',
+  ),
+  'a config that raises': (
+    'train --config={in}/configs/raises.py',
+    'raises.py, line 6, fails with ZeroDivisionError',
+  ),
+  'a config that returns nothing': (
+    'train --config={in}/configs/nothing.py',
+    'nothing.py, line 4, returns nothing',
+  ),
+  'a config that is a dict': ('train --config={in}/configs/dict.py', 'line 1, returns a dict'),
+  'a config that is a dataclass': (
+    'train --config={in}/configs/dataclass.py',
+    'line 4, returns a Config',
+  ),
+  'a variant that there is not': (
+    'train --config={in}/configs/variants.py:large',
+    "variants.py, line 8, fails with KeyError: 'large'",
+  ),
+  'a variant for a config of none': (
+    'train --config={in}/configs/typo.py:large',
+    'line 4, takes no variant',
+  ),
+  'no variant for a config of some': (
+    'train --config={in}/configs/needs_variant.py',
+    'line 4, needs a variant',
+  ),
+  'a variant of the Pile that there is not': (
+    'train --config={repo}/configs/lm_pile.py:151m',
+    'must be one of 150m',
+  ),
+  'a misspelt key in a config': (
+    'train --config={in}/configs/typo.py',
+    "'model.widht' is unknown; did you mean 'model.width'",
+  ),
+  'a misspelt key in a config, and a flag': (
+    'train --config={in}/configs/typo.py --config.train.steps=5',
+    "'model.widht' is unknown; did you mean 'model.width'",
+  ),
+  'a wrong type in a config': (
+    'train --config={in}/configs/wrong_type.py',
+    'wrong_type.py, line 6, fails with TypeError',
+  ),
+  'a number for a group in a config': (
+    'train --config={in}/configs/group_lost.py --config.model.layers=3',
+    'sets config.model to 3',
+  ),
+  'a division by nothing in a reference': (
+    'train --config={in}/configs/reference.py --config.data.batch_size=0',
+    'ZeroDivisionError',
+  ),
+  'the config of no run': ('train --config={repo}/configs/saved.py:{in}/some', 'config.json'),
+  'the config of a run cut off': ('train --config={repo}/configs/saved.py:{in}/cut', 'cut/config'),
+  'a work directory with a list for a config': (
+    'train --workdir={in}/a_list',
+    'a_list/config.json',
+  ),
+  'a work directory with other keys': ('train --workdir={in}/other_keys', "did you mean 'model'"),
+  'a flag before its config': (
+    'train --config.train.steps=5 --config={in}/configs/variants.py',
+    'put --config first',
+  ),
+}
+
+TRAIN_FILES = {
+  'a work directory in a file': ('train {tiny} --workdir={in}/some/a.txt/run', 'cannot be written'),
+  'a work directory that is a file': ('train {tiny} --workdir={in}/some/a.txt', 'some/a.txt'),
+  'a bucket of another kind': ('train {tiny} --workdir=s3://bucket/run', 'neither a path'),
+  'no text': ('train {tiny} --config.data.source=files:{in}/none/*.txt', '{in}/none/*.txt'),
+  'a source like no other': ('train {tiny} --config.data.source=wikipedia', 'wikipedia'),
+  'a source of no files': ('train {tiny} --config.data.source=files:', 'files:'),
+  'an empty source': ('train {tiny} --config.data.source=', 'config.data.source'),
+  'a dataset that is not there': ('train {tiny} --config.data.source=tfds:none', 'none'),
+  'a tokenizer that is not there': ('train {tiny} --config.data.tokenizer=none.json', 'none.json'),
+  'an empty tokenizer': ('train {tiny} --config.data.tokenizer=', 'config.data.tokenizer'),
+  'a tokenizer that is none': (
+    'train {tiny} --config.data.tokenizer={in}/tokenizer.json',
+    'is not a tokenizer.json',
+  ),
+  'a vocabulary of three': ('train {tiny} --config.data.tokenizer=bpe:3', 'from 257 to 65536'),
+  'a cache in a file': ('train {tiny} --config.data.cache_dir={in}/some/a.txt', 'some/a.txt'),
+  'a cache in a bucket': ('train {tiny} --config.data.cache_dir=gs://b/c', 'gs://b/c'),
+  'images that are not there': (
+    'train --config={repo}/configs/vit_digits.py --config.data.source=folder:none',
+    'none',
+  ),
+  'a start from no run': ('train {tiny} --config.init_from={in}/some', '{in}/some'),
+  'a start from a step that is not there': (
+    'train {tiny} --config.init_from={lm}@77',
+    '77',
+  ),
+  'a start from another kind of model': ('train {tiny} --config.init_from={vit}', '{vit}'),
+  'the run of another model': ('train {tiny} --workdir={lm} --config.model.layers=5', 'layers'),
+  'a text for a run of images': ('train {tiny} --workdir={vit}', 'model'),
+}
+
+GENERATE = {
+  'no source': ('generate', '--source is missing'),
+  'an empty source to write with': ('generate --source=', '--source= is empty'),
+  'no run to write with': ('generate --source=none', 'none is not'),
+  'a folder that is no run to write with': ('generate --source={in}/some', '{in}/some'),
+  'a step in words': ('generate --source={lm}@last', 'DIR@STEP'),
+  'a step that is not there': ('generate --source={lm}@99', '99'),
+  'a run of images to write with': ('generate --source={vit}', '{vit}'),
+  'a prompt and requests': ('generate --source={lm} --prompt=a --requests=b', '--requests'),
+  'requests that are not there': ('generate --source={lm} --requests=none.jsonl', 'none.jsonl'),
+  'empty requests': ('generate --source={lm} --requests=', '--requests= is empty'),
+  'requests of nothing': ('generate --source={lm} --requests={in}/requests/empty.jsonl', 'has no'),
+  'requests cut off': ('generate --source={lm} --requests={in}/requests/cut.jsonl', 'line 1'),
+  'requests in a list': ('generate --source={lm} --requests={in}/requests/list.jsonl', 'line 1'),
+  'a request without a prompt': (
+    'generate --source={lm} --requests={in}/requests/no_prompt.jsonl',
+    '"prompt"',
+  ),
+  'a misspelt key of a request': (
+    'generate --source={lm} --requests={in}/requests/unknown.jsonl',
+    "did you mean 'length'",
+  ),
+  'a length in words': ('generate --source={lm} --requests={in}/requests/type.jsonl', 'length is'),
+  'a request of no tokens': (
+    'generate --source={lm} --requests={in}/requests/zero.jsonl',
+    'length',
+  ),
+  'a request with an empty stop': (
+    'generate --source={lm} --requests={in}/requests/stop.jsonl',
+    'stop is',
+  ),
+  'a negative temperature in a request': (
+    'generate --source={lm} --requests={in}/requests/temperature.jsonl',
+    'temperature is -1',
+  ),
+  'a negative temperature': ('generate --source={lm} --temperature=-1', 'temperature is -1'),
+  'a temperature of nan': ('generate --source={lm} --temperature=nan', 'temperature is nan'),
+  'a probability of two': ('generate --source={lm} --top_p=2', 'top_p is 2'),
+  'a length of nothing': ('generate --source={lm} --length=0', '--length=0: it must be a positive'),
+  'a negative seed': ('generate --source={lm} --seed=-1', 'seed is -1'),
+  'a misspelt flag to write with': ('generate --source={lm} --temprature=1', '--temperature'),
+  'a step that is a flag of training': ('generate --source={lm} --steps=1', '--steps is unknown'),
+  'a prompt without its flag': ('generate --source={lm} hello', "unexpected argument 'hello'"),
+  'more devices than there are': ('generate --source={lm} --tokens=2', 'tokens=2'),
+  'no devices': ('generate --source={lm} --tokens=0', '--tokens=0'),
+}
+
+EVALUATE = {
+  'nothing to evaluate on': ('evaluate --source={lm}', '--tasks=NAME'),
+  'no source to evaluate': ('evaluate --text=files:{in}/some/*.txt', '--source is missing'),
+  'no run to evaluate': ('evaluate --source=none --text=files:{in}/some/*.txt', 'none is not'),
+  'a run of images to evaluate': ('evaluate --source={vit} --text=files:{in}/some/*.txt', '{vit}'),
+  'an output in no folder': (
+    'evaluate --source={lm} --text=files:{in}/some/*.txt --output=none/x.json',
+    'there is no folder none',
+  ),
+  'an output that is a folder': (
+    'evaluate --source={lm} --text=files:{in}/some/*.txt --output={in}/some',
+    'is a folder',
+  ),
+  'an output in a file': (
+    'evaluate --source={lm} --text=files:{in}/some/*.txt --output={in}/some/a.txt/x.json',
+    'a.txt',
+  ),
+  'an empty output': (
+    'evaluate --source={lm} --text=files:{in}/some/*.txt --output=',
+    '--output= is empty',
+  ),
+  'an output in a bucket': (
+    'evaluate --source={lm} --text=files:{in}/some/*.txt --output=gs://b/x.json',
+    'gs://b/x.json',
+  ),
+  'no text to evaluate on': ('evaluate --source={lm} --text=files:{in}/none', '{in}/none'),
+  'a text without its kind': ('evaluate --source={lm} --text={in}/some/a.txt', '--text'),
+  'tasks in no folder': (
+    'evaluate --source={lm} --tasks=a --include_path=none',
+    '--include_path=none',
+  ),
+  'a stride of nothing': ('evaluate --source={lm} --text=files:x --stride=0', '--stride=0'),
+  'a length beyond the positions': (
+    'evaluate --source={lm} --text=files:{in}/some/*.txt --stride=100000',
+    'stride',
+  ),
+  'examples of less than nothing': ('evaluate --source={lm} --tasks=a --num_fewshot=-1', '-1'),
+}
+
+PLOT = {
+  'no run to draw': ('plot', 'no run is given'),
+  'a folder that is no run to draw': ('plot {in}/some', 'is not a run'),
+  'a run that is not there to draw': ('plot none', 'is not a run'),
+  'a metric that there is not': ('plot {lm} --y=train/los', "no metric 'train/los'"),
+  'an axis that there is not': ('plot {lm} --x=epochs', '--x=epochs: it must be one of'),
+  'a picture of another kind': ('plot {lm} --out=x.gif', '--out=x.gif must end in'),
+  'a picture in no folder': ('plot {lm} --out=none/x.png', '--out=none/x.png'),
+  'a picture that is a folder': ('plot {lm} --out={in}/folder.png', 'is a folder'),
+  'no name for a picture': ('plot {lm} --out=', '--out= is empty'),
+  'a run without figures': ('plot {in}/empty_run', 'has no figures yet'),
+  'figures cut off': ('plot {in}/broken_run', 'has no figures yet'),
+  'figures in words': ('plot {in}/text_run', 'has no figures yet'),
+  'figures in lists': ('plot {in}/list_run', 'has no figures yet'),
+  'tokens of a run without a config': ('plot {in}/no_config --x=tokens', 'config.json'),
+  'tokens of a run of images': ('plot {vit} --x=tokens', '--x=examples'),
+}
+
+INSPECT = {
+  'no run to look into': ('inspect --source=none', 'none is not'),
+  'no source to look into': ('inspect', '--source is missing'),
+  'a Transformer to look into': ('inspect --source={dense}', '{dense}'),
+  'a run of images to look into': ('inspect --source={vit}', '{vit}'),
+  'a layer beyond the last': ('inspect --source={lm} --layer=7', "--layer is '7'"),
+  'a kind that there is not': ('inspect --source={lm} --kinds=qery', "did you mean 'query'"),
+  'no kinds': ('inspect --source={lm} --kinds=', '--kinds'),
+  'a map of another kind': ('inspect --source={lm} --out=x.gif', '--out=x.gif must end in'),
+  'a map in no folder': ('inspect --source={lm} --out=none/x.png', 'there is no folder none'),
+  'a json in no folder': ('inspect --source={lm} --json=none/x.json', 'there is no folder none'),
+  'an empty json': ('inspect --source={lm} --json=', '--json= is empty'),
+  'no text to look at': ('inspect --source={lm} --text=files:{in}/none', '{in}/none'),
+  'nothing of the text': ('inspect --source={lm} --length=0', '--length=0'),
+}
+
+GROW = {
+  'no source to grow': ('grow --target=new', '--source is missing'),
+  'no target': ('grow --source={lm} --param_tokens=ffn=128', '--target is missing'),
+  'an empty target': ('grow --source={lm} --target= --param_tokens=ffn=128', '--target= is empty'),
+  'a target that is there': ('grow --source={lm} --target={in}/some', '{in}/some exists'),
+  'a target in a file': (
+    'grow --source={lm} --target={in}/some/a.txt/x --param_tokens=ffn=128',
+    'choose another --target',
+  ),
+  'a target in a bucket of another kind': (
+    'grow --source={lm} --target=s3://b/x --param_tokens=ffn=128',
+    's3://b/x',
+  ),
+  'no run to grow': ('grow --source=none --target=new --param_tokens=ffn=128', 'none is not'),
+  'a misspelt command': ('grow shrnk --source={lm} --target=new', "unknown command 'shrnk'"),
+  'a command like no other': ('grow frobnicate --source={lm} --target=new', 'unknown command'),
+  'two commands': ('grow shrink merge --source={lm} --target=new', "'merge'"),
+  'nothing larger': ('grow --source={lm} --target=new', 'nothing would grow'),
+  'fewer tokens': ('grow --source={lm} --target=new --param_tokens=ffn=8', 'ffn'),
+  'tokens of a kind that there is not': (
+    'grow --source={lm} --target=new --param_tokens=fnn=128',
+    "did you mean 'ffn'",
+  ),
+  'tokens in words': ('grow --source={lm} --target=new --param_tokens=ffn=more', 'ffn=N'),
+  'tokens of nothing': ('grow --source={lm} --target=new --param_tokens=ffn=0', 'at least 1'),
+  'empty tokens': ('grow --source={lm} --target=new --param_tokens=', '--param_tokens= is empty'),
+  'tokens of a kind twice': (
+    'grow --source={lm} --target=new --param_tokens=ffn=128,ffn=256',
+    'ffn',
+  ),
+  'more tokens than there is memory for': (
+    'grow --source={lm} --target=new --param_tokens=ffn=99999999999',
+    'memory',
+  ),
+  'a width for tokens': ('grow --source={lm} --target=new --width=64', '--width'),
+  'tokens for a Transformer': (
+    'grow --source={dense} --target=new --method=net2net --param_tokens=ffn=128',
+    '--param_tokens',
+  ),
+  'tokens by the method of tokens for a Transformer': (
+    'grow --source={dense} --target=new --param_tokens=ffn=128',
+    '',
+  ),
+  'a width of no whole heads to grow': (
+    'grow --source={dense} --target=new --method=net2net --width=50 --heads=4',
+    'is not a multiple of',
+  ),
+  'a method that there is not': (
+    'grow --source={lm} --target=new --method=double',
+    '--method=double: it must be one of zero_keys',
+  ),
+  'less noise than none': ('grow --source={lm} --target=new --noise=-1', '--noise=-1'),
+  'noise of nan': (
+    'grow --source={lm} --target=new --method=duplicate --param_tokens=ffn=128 --noise=nan',
+    'noise',
+  ),
+  'a mesh that is not here': (
+    'grow --source={lm} --target=new --param_tokens=ffn=128 --mesh=fsdp=4',
+    'number of devices, 1',
+  ),
+  'a mesh of an axis that there is not': (
+    'grow --source={lm} --target=new --param_tokens=ffn=128 --mesh=data=4',
+    "'data'",
+  ),
+  'a merge of nothing': ('grow merge --source={lm} --target=new', '--added=DIR'),
+  'a merge of no run': ('grow merge --source={lm} --target=new --added=none', 'none is not'),
+  'a merge of an empty name': ('grow merge --source={lm} --target=new --added=', '--added= is'),
+  'a merge of images into text': ('grow merge --source={lm} --target=new --added={vit}', ''),
+  'nothing to extract': ('grow extract --source={lm} --target=new', '{lm}'),
+  'nothing to take out': ('grow remove --source={lm} --target=new', '{lm}'),
+  'tokens to extract': (
+    'grow extract --source={lm} --target=new --param_tokens=ffn=1',
+    '--param_tokens has no meaning for extract',
+  ),
+  'a shrinking to more': ('grow shrink --source={lm} --target=new --param_tokens=ffn=128', 'ffn'),
+  'a shrinking to the same': ('grow shrink --source={lm} --target=new', ''),
+  'a growth with nothing to compare': (
+    'grow shrink --source={lm} --target=new --param_tokens=ffn=8 --examples=0',
+    '--examples=0',
+  ),
+}
+
+CONVERT = {
+  'no command to convert': ('convert --source=a --target=b', 'to-jax'),
+  'an unknown conversion': ('convert to-tf --source=a --target=b', "unknown command 'to-tf'"),
+  'two conversions': ('convert to-jax to-torch --source=a --target=b', "'to-torch'"),
+  'no weights': ('convert to-jax --source=none.bin --target=new', 'none.bin'),
+  'an empty source to convert': ('convert to-jax --source= --target=new', '--source= is empty'),
+  'an empty target to convert': ('convert to-jax --source=a --target=', '--target= is empty'),
+  'weights that are none': ('convert to-jax --source={in}/weights.bin --target=new', 'weights.bin'),
+  'safetensors that are none': (
+    'convert to-jax --source={in}/weights.safetensors --target=new',
+    'weights.safetensors',
+  ),
+  'weights of another kind': ('convert to-jax --source={in}/weights.onnx --target=new', '.onnx'),
+  'a folder without weights': ('convert to-jax --source={in}/some --target=new', '{in}/some'),
+  'a run to convert to a run': ('convert to-jax --source={lm} --target=new', '{lm}'),
+  'an option of the other conversion': (
+    'convert to-torch --source={lm} --target=new.bin --heads=4',
+    '--heads has no meaning for to-torch',
+  ),
+  'a file of another kind': ('convert to-torch --source={lm} --target=new.onnx', '.safetensors'),
+  'a file that is there': (
+    'convert to-torch --source={lm} --target={in}/weights.bin',
+    'weights.bin exists',
+  ),
+  'a file in a bucket': ('convert to-torch --source={lm} --target=gs://b/x.bin', 'gs://b/x.bin'),
+  'no run to convert': ('convert to-torch --source=none --target=new.bin', 'none is not'),
+  'a run of images to convert': ('convert to-torch --source={vit} --target=new.bin', 'model.'),
+  'a type that there is not': (
+    'convert to-torch --source={lm} --target=new.bin --dtype=float8',
+    '--dtype=float8: it must be one of',
+  ),
+  'heads of nothing': ('convert to-jax --source=a --target=b --heads=0', '--heads=0'),
+}
+
+PLAN = {
+  'no config to plan': ('plan --topology=v5e:4x4', '--config is missing'),
+  'no topology': ('plan --config={repo}/configs/lm_stdlib.py', '--topology is missing'),
+  'a chip that there is not': (
+    'plan --config={repo}/configs/lm_stdlib.py --topology=gpu-4090:1',
+    'known names: gpu-a100, gpu-h100, gpu-h200, tpu7x, v4, v5e, v5p, v6e',
+  ),
+  'a chip of no shape': ('plan --config={repo}/configs/lm_stdlib.py --topology=v5e', 'v5e:4x4'),
+  'a shape of another chip': (
+    'plan --config={repo}/configs/lm_stdlib.py --topology=v5p:4x4',
+    'v5p:4x4x4',
+  ),
+  'an empty topology': ('plan --config={repo}/configs/lm_stdlib.py --topology=', 'is empty'),
+  'no slices': ('plan --config={repo}/configs/lm_stdlib.py --topology=v5e:4x4 --slices=0', '0'),
+  'slices of GPUs': (
+    'plan --config={repo}/configs/lm_stdlib.py --topology=gpu-h100:8 --slices=2',
+    '--slices=2',
+  ),
+  'two questions': (
+    'plan --config={repo}/configs/lm_stdlib.py --topology=gpu-h100:1 --sweep=2 --grow=ffn=900',
+    '--sweep and --grow',
+  ),
+  'a stage of a kind that there is not': (
+    'plan --config={repo}/configs/lm_stdlib.py --topology=gpu-h100:1 --grow=fnn=900',
+    "did you mean 'ffn'",
+  ),
+  'a stage of fewer tokens': (
+    'plan --config={repo}/configs/lm_stdlib.py --topology=gpu-h100:1 --grow=ffn=9',
+    '--grow=ffn=9',
+  ),
+  'figures in no folder': (
+    'plan --config={repo}/configs/lm_stdlib.py --topology=gpu-h100:1 --json=none/x.json',
+    'there is no folder none',
+  ),
+  'figures in a folder': (
+    'plan --config={repo}/configs/lm_stdlib.py --topology=gpu-h100:1 --json={in}/some',
+    'is a folder',
+  ),
+  'a config that raises to plan': (
+    'plan --config={in}/configs/raises.py --topology=v5e:4x4',
+    'raises.py, line 6, fails with ZeroDivisionError',
+  ),
+  'a config that is not there to plan': (
+    'plan --config=none.py --topology=v5e:4x4',
+    'there is no file none.py',
+  ),
+  'a misspelt key to plan': (
+    'plan --config={repo}/configs/lm_stdlib.py --config.model.layer=3 --topology=v5e:4x4',
+    "did you mean 'model.layers'",
+  ),
+  'a misspelt flag to plan': (
+    'plan --config={repo}/configs/lm_stdlib.py --topolgy=v5e:4x4',
+    'did you mean --topology',
+  ),
+  'a batch that the devices do not split': (
+    'plan --config={repo}/configs/lm_stdlib.py --topology=gpu-h100:3',
+    'is not a multiple of',
+  ),
+}
+
+VERIFY = {
+  'nothing to verify': ('data.verify', 'give either --config=FILE or --store=DIR'),
+  'two stores to verify': (
+    'data.verify --config={repo}/configs/lm_stdlib.py --store=x',
+    'give either --config=FILE or --store=DIR',
+  ),
+  'an empty store to verify': ('data.verify --store=', '--store= is empty'),
+  'a store that is not there': ('data.verify --store=none', 'none'),
+  'a folder that is no store': ('data.verify --store={in}/some', '{in}/some'),
+  'a store in a bucket': ('data.verify --store=gs://b/x', 'gs://b/x'),
+  'images to verify': ('data.verify --config={repo}/configs/vit_digits.py', 'vit'),
+  'a config that is not Python to verify': (
+    'data.verify --config={in}/configs/syntax.py',
+    'syntax.py, line 4,',
+  ),
+  'the config of a store that is not there': (
+    'data.verify --config={repo}/configs/lm_stdlib.py',
+    'is not there',
+  ),
+}
+
+# The harness takes seconds to find its tasks.
+HARNESS = {
+  'a task that there is not': ('evaluate --source={lm} --tasks=lambda_openai', 'lambada_openai'),
+  'a task like no other': ('evaluate --source={lm} --tasks=qqqqqqqq', 'qqqqqqqq'),
+  'a model argument that there is not': (
+    'harness run --model tokenformer_jax --model_args sorce={lm} --tasks local_choices'
+    ' --include_path {repo}/tests/tasks',
+    "did you mean 'source'",
+  ),
+  'no run for the harness': (
+    'harness run --model tokenformer_jax --model_args source=none --tasks local_choices'
+    ' --include_path {repo}/tests/tasks',
+    'none is not',
+  ),
+  'a model without its run': (
+    'harness run --model tokenformer_jax --model_args tokens=1 --tasks local_choices'
+    ' --include_path {repo}/tests/tasks',
+    'source=DIR',
+  ),
+  'a length in words for the harness': (
+    'harness run --model tokenformer_jax --model_args source={lm},max_length=long'
+    ' --tasks local_choices --include_path {repo}/tests/tasks',
+    'max_length is',
+  ),
+}
+
+GROUPS = (
+  *(TRAIN_FLAGS, TRAIN_KEYS, TRAIN_CONFIGS, TRAIN_FILES, GENERATE, EVALUATE, PLOT, INSPECT),
+  *(GROW, CONVERT, PLAN, VERIFY),
+)
+CASES = {name: case for group in GROUPS for name, case in group.items()}
+SLOW_CASES = HARNESS

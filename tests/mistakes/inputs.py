@@ -1,0 +1,87 @@
+"""Files that the mistakes are made with: broken configs, requests and the like."""
+
+from pathlib import Path
+
+CONFIGS = {
+  'empty': '',
+  'no_function': 'from tokenformer_jax import config\n\nc = config.defaults()\n',
+  'not_callable': 'get_config = 3\n',
+  'syntax': 'import math\n\n\ndef get_config()\n  return math.pi\n',
+  'import': 'import no_such_module_here\n\n\ndef get_config():\n  pass\n',
+  'raises': (
+    'from tokenformer_jax import config\n\n\ndef get_config():\n'
+    '  c = config.defaults()\n  c.train.steps = 10 // 0\n  return c\n'
+  ),
+  'nothing': (
+    'from tokenformer_jax import config\n\n\ndef get_config():\n  c = config.defaults()\n'
+  ),
+  'dict': "def get_config():\n  return {'model': {'layers': 3}}\n",
+  'dataclass': (
+    'from tokenformer_jax import config\n\n\ndef get_config():\n  return config.Config()\n'
+  ),
+  'variants': (
+    'from tokenformer_jax import config\n\nSIZES = {"small": 2}\n\n\n'
+    'def get_config(variant="small"):\n  c = config.defaults()\n'
+    '  c.model.layers = SIZES[variant]\n  return c\n'
+  ),
+  'needs_variant': (
+    'from tokenformer_jax import config\n\n\ndef get_config(variant):\n  return config.defaults()\n'
+  ),
+  'typo': (
+    'from tokenformer_jax import config\n\n\ndef get_config():\n'
+    '  c = config.defaults()\n  c.model.widht = 64\n  return c\n'
+  ),
+  'wrong_type': (
+    'from tokenformer_jax import config\n\n\ndef get_config():\n'
+    "  c = config.defaults()\n  c.train.steps = 'many'\n  return c\n"
+  ),
+  'group_lost': (
+    'import ml_collections\n\n\ndef get_config():\n'
+    "  return ml_collections.ConfigDict({'model': 3})\n"
+  ),
+  'reference': (
+    'from tokenformer_jax import config\n\n\ndef get_config():\n  c = config.defaults()\n'
+    "  c.optim.learning_rate = 1.0 / c.data.get_ref('batch_size').to_float() * 1e-3\n"
+    '  return c\n'
+  ),
+}
+
+FILES = {
+  'folder.png/a.txt': 'a picture is not a folder',
+  'config.json': '{"model": {}}\n',
+  'a_list/config.json': '[]\n',
+  'cut/config.json': '{"model": {"layers"\n',
+  'other_keys/config.json': '{"modell": {}}\n',
+  'empty_run/metrics.jsonl': '',
+  'broken_run/metrics.jsonl': '{"step": 1, "train/loss"\n\n{"step"\n',
+  'text_run/metrics.jsonl': 'a loss of three\n',
+  'list_run/metrics.jsonl': '[1, 2]\n[3]\n',
+  'no_config/metrics.jsonl': '{"step": 5, "train/loss": 3.0}\n',
+  'some/a.txt': 'a text of a few words, and of a few more ' * 40,
+  'some/b.txt': 'another text ' * 40,
+  'tokenizer.json': '{"model": "none"}\n',
+  'requests/empty.jsonl': '\n',
+  'requests/cut.jsonl': '{"prompt": "def"\n',
+  'requests/list.jsonl': '["def"]\n',
+  'requests/no_prompt.jsonl': '{"length": 3}\n',
+  'requests/unknown.jsonl': '{"prompt": "a", "lenght": 3}\n',
+  'requests/type.jsonl': '{"prompt": "a", "length": "3"}\n',
+  'requests/zero.jsonl': '{"prompt": "a", "length": 0}\n',
+  'requests/stop.jsonl': '{"prompt": "a", "stop": [""]}\n',
+  'requests/temperature.jsonl': '{"prompt": "a", "temperature": -1}\n',
+  'weights.bin': 'these are no weights',
+  'weights.safetensors': 'these are no weights',
+  'weights.onnx': 'these are no weights',
+  'tasks/broken.yaml': 'task: broken\ndataset_path: [\n',
+}
+
+
+def write(folder: Path) -> None:
+  """Writes them into a new folder."""
+  for name, content in CONFIGS.items():
+    (folder / 'configs').mkdir(parents=True, exist_ok=True)
+    (folder / f'configs/{name}.py').write_text(content)
+  for name, content in FILES.items():
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)

@@ -1,0 +1,37 @@
+"""`--help` of each command: its own flags, within a terminal, exit status 0."""
+
+import commands_server
+import pytest
+
+COMMANDS = {
+  'train': ['train.py'],
+  **{
+    name: ['-m', f'tokenformer_jax.{name}']
+    for name in ('generate', 'evaluate', 'plot', 'inspect', 'grow', 'convert', 'plan')
+  },
+}
+
+
+@pytest.mark.parametrize('name', COMMANDS)
+def test_help_is_short_and_of_the_project_only(name, server):
+  done = server.run([*COMMANDS[name], '-h' if name == 'plot' else '--help'], commands_server.ROOT)
+  lines = done.out.splitlines()
+  assert done.status == 0, f'exit status {done.status} for a question:\n{done.err}'
+  assert max(map(len, lines)) <= 100, 'a line is wider than 100 columns'
+  assert not [word for word in ('orbax', 'grain', 'absl', 'logtostderr') if word in done.out], (
+    'flags of other libraries hide those of the command'
+  )
+  if name != 'train':
+    assert len(lines) < 60, 'nobody reads so much to find a flag'
+
+
+def test_help_of_training_lists_the_keys(server):
+  """The list itself is in test_config_keys.py."""
+  done = server.run(['train.py', '--help'], commands_server.ROOT)
+  assert '  --workdir ' in done.out
+  assert '  optim.schedule=cosine             cosine | constant; how the rate goes on' in done.out
+
+
+def test_help_names_the_default_and_the_choices_of_a_flag(server):
+  done = server.run([*COMMANDS['grow'], '--help'], commands_server.ROOT)
+  assert '  --method=zero_keys        zero_keys | duplicate | random' in done.out, done.out

@@ -1,0 +1,205 @@
+"""The flag --config: a Python file with `get_config`, and one sentence for each mistake in it."""
+
+import inspect
+import sys
+import traceback
+import types
+from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from tokenformer_jax import config
+from tokenformer_jax.config import Config
+from tokenformer_jax.errors import UserError, misspelt
+
+_LONGEST = 300  # letters of another library's message that are worth reading
+
+
+def define(help_text: str) -> None:
+  """Define the flag, and the overrides `--config.KEY=VALUE` that go with it."""
+  config_flags.DEFINE_config_file('config', None, help_text)
+  flags.FLAGS['config'].parser = _Parser()
+  config_flags.register_flag_parser_for_type(int, _Integer())
+
+
+def read() -> Config:
+  """Return the config of the flag, with its overrides, validated.
+
+  Raises:
+    UserError: a value cannot be computed from others, or does not fit: see `config.resolve`.
+  """
+  flag = flags.FLAGS['config']
+  try:
+    values = flag.value.copy_and_resolve_references()
+  except Exception as error:  # The file's own code may run here, in references to other values.
+    name = config_flags.get_config_filename(flag)
+    raise UserError(
+      f'--config={name}: a value that is computed from others cannot be ({_said(error)})'
+    ) from error
+  return config.resolve(values)
+
+
+def name() -> str:
+  """Return the name of the file and its variant, joined, without folder and suffix."""
+  file, _, variant = config_flags.get_config_filename(flags.FLAGS['config']).partition(':')
+  return Path(file).stem + (f'_{variant}' if variant else '')
+
+
+def check_overrides(arguments: Sequence[str]) -> None:
+  """Check that every `--config.KEY` among the arguments names a single key.
+
+  Raises:
+    UserError: there is no such key, or it is a group of keys.
+  """
+  for argument in arguments:
+    if argument == '--':
+      return
+    flag = argument.partition('=')[0]
+    word = flag.lstrip('-').removeprefix('no')
+    if flag.startswith('-') and word.startswith('config.'):
+      config.check_key(word.removeprefix('config.'), single=True)
+
+
+class _Integer(flags.IntegerParser):
+  """Integers, also as `1e4`."""
+
+  def convert(self, argument: Any) -> int:
+    try:
+      return super().convert(argument)
+    except ValueError:
+      try:
+        number = Decimal(argument)
+      except InvalidOperation:
+        raise ValueError('not a number') from None
+      # Decimal is exact, and a bound keeps 1e999999999 from filling the memory.
+      if not number.is_finite() or number.adjusted() > 18 or number % 1:
+        raise ValueError('not an integer') from None
+      return int(number)
+
+
+class _Parser(flags.ArgumentParser):
+  """Loads the file with a sentence for what is wrong in it, where ml_collections raises anything.
+
+  It compiles the source itself, because an import would write bytecode beside the user's file.
+  """
+
+  def parse(self, path: str) -> ConfigDict:
+    file, colon, variant = path.partition(':')
+    _check_file(path, file)
+    try:
+      module = _module(file)
+      if not callable(get_config := getattr(module, 'get_config', None)):
+        raise UserError(
+          f'{file} has no function get_config; a config file defines get_config(), which changes '
+          'config.defaults() and returns it'
+        )
+      where = _definition(get_config, file)
+      variants = [variant] if colon else []
+      _check_variant(get_config, variants, file, where)
+      values = get_config(*variants)
+    except UserError:
+      raise
+    except Exception as error:  # whatever the user's own code raises
+      raise UserError(f'--config={path}: {_place(error, file)}') from error
+    if not isinstance(values, ConfigDict):
+      found = 'nothing' if values is None else f'a {type(values).__name__}'
+      raise UserError(
+        f'get_config of {where} returns {found}; it must return the ConfigDict of '
+        'config.defaults(), changed'
+      )
+    with values.unlocked():
+      _complete(values, config.defaults(), where)
+    values.lock()
+    return values
+
+
+def _check_file(path: str, file: str) -> None:
+  if not file:
+    raise UserError(f'--config={path} names no file; it is FILE.py or FILE.py:VARIANT')
+  here = Path(file)
+  if not here.exists():
+    folder = here.parent
+    siblings = [one.name for one in folder.glob('*.py')] if folder.is_dir() else []
+    near = misspelt(here.name, siblings)
+    hint = f'; did you mean {folder / near}?' if near else ''
+    raise UserError(f'--config={path}: there is no file {file}{hint}')
+  if here.suffix != '.py' or not here.is_file():
+    raise UserError(
+      f'--config={path} is not a Python file; it is FILE.py or FILE.py:VARIANT, and '
+      'configs/saved.py:DIR is the config of the run in DIR'
+    )
+
+
+def _module(file: str) -> types.ModuleType:
+  """The file's module, as if imported."""
+  try:
+    source = Path(file).read_bytes()
+  except OSError as error:
+    raise UserError(f'the file --config={file} cannot be read ({error.strerror})') from error
+  module = types.ModuleType('config_of_this_run')
+  module.__file__ = file
+  sys.modules[module.__name__] = module  # where dataclasses and pickle look for it
+  exec(compile(source, file, 'exec'), module.__dict__)
+  return module
+
+
+def _definition(function: Any, file: str) -> str:
+  code = getattr(function, '__code__', None)
+  return f'{file}, line {code.co_firstlineno},' if code else file
+
+
+def _check_variant(function: Any, variants: list[str], file: str, where: str) -> None:
+  try:
+    inspect.signature(function).bind(*variants)
+  except TypeError:
+    if variants:
+      raise UserError(
+        f'get_config of {where} takes no variant, and --config={file}:{variants[0]} names one; '
+        f'leave out :{variants[0]}'
+      ) from None
+    raise UserError(
+      f'get_config of {where} needs a variant; give --config={file}:VARIANT'
+    ) from None
+
+
+def _complete(
+  values: ConfigDict,
+  defaults: ConfigDict,
+  where: str,
+  group: str = '',
+) -> None:
+  """Adds the keys that a file leaves out, so that a flag can override them."""
+  for key in values:
+    if key not in defaults:
+      try:
+        config.check_key(f'{group}{key}')
+      except UserError as error:
+        raise UserError(f'get_config of {where} returns what is not a config: {error}') from None
+  for key, default in defaults.items():
+    if key not in values:
+      values[key] = default
+    elif isinstance(default, ConfigDict):
+      if not isinstance(values[key], ConfigDict):
+        raise UserError(
+          f'get_config of {where} sets config.{group}{key} to {values[key]!r}, and that is a group '
+          'of keys'
+        )
+      _complete(values[key], default, where, f'{group}{key}.')
+
+
+def _place(error: Exception, file: str) -> str:
+  """Where in the config file an exception comes from, and what it says."""
+  if isinstance(error, SyntaxError) and error.filename and error.lineno:
+    return f'{error.filename}, line {error.lineno}, is not Python ({error.msg})'
+  lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == file]
+  where = f'{file}, line {lines[-1]},' if lines else file
+  return f'{where} fails with {_said(error)}'
+
+
+def _said(error: Exception) -> str:
+  text = ' '.join(str(error).split())
+  return f'{type(error).__name__}: {text[:_LONGEST]}' if text else type(error).__name__

@@ -1,0 +1,79 @@
+"""Parses a command's flags, with one sentence for each mistake in them."""
+
+import re
+from collections.abc import Sequence
+
+from absl import flags
+
+from tokenformer_jax import config, config_file, usage
+from tokenformer_jax.errors import UserError, misspelt
+
+
+def parse(argv: Sequence[str]) -> list[str]:
+  """Parse the flags of `argv`, and return what is left.
+
+  Raises:
+    UserError: a flag is unknown, missing or empty, or its value does not fit.
+  """
+  if 'config' in flags.FLAGS:
+    config_file.check_overrides(argv[1:])
+  try:
+    rest = flags.FLAGS(argv)
+  except flags.UnrecognizedFlagError as error:
+    raise UserError(_unknown(error.flagname)) from error
+  except (flags.Error, ValueError) as error:  # ValueError: a value for --noNAME
+    raise UserError(_sentence(error)) from error
+  for flag in usage.own_flags():
+    if flag.present and flag.value == '' and flag.default != '' and not _choices(flag):
+      raise UserError(f'--{flag.name}= is empty; give it a value, or leave it out')
+  return rest
+
+
+def _unknown(name: str) -> str:
+  """The sentence for an unknown flag, which may be the last part of a config's key."""
+  known = [flag.name for flag in usage.own_flags()]
+  plain = name.replace('-', '_').lower()
+  if plain in known:
+    return f'--{name} is unknown; did you mean --{plain}?'
+  keys = config.keys_named(plain) if 'config' in known else []
+  if keys and (plain == keys[0].rpartition('.')[2] or not misspelt(name, known)):
+    named = ' or '.join(f'--config.{path}' for path in keys)
+    return f'--{name} is unknown; did you mean {named}?'
+  if near := misspelt(name, known):
+    return f'--{name} is unknown; did you mean --{near}?'
+  return f'--{name} is unknown; `{usage.command()} --help` lists the flags'
+
+
+def _sentence(error: Exception) -> str:
+  """One sentence for what absl or ml_collections raises for a flag."""
+  text = ' '.join(str(error).split())
+  if missing := re.search(r'Flag --(\S+) must have a value other than None', text):
+    name = missing[1]
+    said = flags.FLAGS[name].help.rstrip('.')
+    return f'--{name} is missing: {said[0].lower()}{said[1:]}'
+  if missing := re.search(r'Missing value for flag -*(\S+)', text):
+    return f'--{missing[1]} has no value; give --{missing[1]}=VALUE'
+  if found := re.match(r'flag --([^=]+)=', text):
+    name = found[1]
+    value = text[found.end() :].removesuffix(f': {" ".join(str(error.__context__).split())}')
+    allowed = _allowed(name)
+    return f'--{name}={value}: it must be {allowed}' if allowed else f'{text[5:]}'
+  if order := re.match(r'Found (\S+?)(=\S*)? in argv before a value for --config', text):
+    return f'{order[1]} stands before --config=FILE; put --config first'
+  return text
+
+
+def _allowed(name: str) -> str:
+  """What the values of a flag are, as far as its parser says."""
+  if name not in flags.FLAGS:
+    return ''
+  parser = flags.FLAGS[name].parser
+  if isinstance(parser, flags.BooleanParser):
+    return 'true or false'
+  if choices := _choices(flags.FLAGS[name]):
+    return 'one of ' + ', '.join(choice or "'' (empty)" for choice in choices)
+  return getattr(parser, 'syntactic_help', '')
+
+
+def _choices(flag: flags.Flag) -> list[str]:
+  return getattr(flag.parser, 'enum_values', [])

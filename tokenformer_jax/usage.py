@@ -1,0 +1,73 @@
+"""What `--help` prints: a command's docstring, its own flags, and nothing of other libraries."""
+
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+
+from absl import flags
+
+_NAMES = 26  # columns of a flag and its default
+_WIDTH = 100
+_HOSTS = 'tokenformer_jax.hosts'
+
+
+def command() -> str:
+  """Return the command as it is typed, such as `python -m tokenformer_jax.plan`."""
+  spec = getattr(sys.modules['__main__'], '__spec__', None)
+  if spec is None or not spec.name:
+    return f'python {sys.argv[0]}'
+  return f'python -m {spec.name.removesuffix(".__main__")}'
+
+
+def own_flags() -> list[flags.Flag]:
+  """Return the flags that this project defines for the command, those of several hosts last."""
+  return [*_flags(hosts=False), *_flags(hosts=True)]
+
+
+def render(more: str = '') -> str:
+  """Return the help.
+
+  Args:
+    more: what follows the flags.
+  """
+  text = [(sys.modules['__main__'].__doc__ or '').strip(), '\nFlags:\n']
+  for flag in _flags(hosts=False):
+    text.extend(_lines(flag))
+  if several := [f'--{flag.name}' for flag in _flags(hosts=True)]:
+    listed = textwrap.fill(', '.join(several), _WIDTH, initial_indent='  ', subsequent_indent='  ')
+    text.append(
+      f'\nFor several processes, where JAX does not find them (docs/pods.md):\n\n{listed}'
+    )
+  return '\n'.join([*text, more]) if more else '\n'.join(text)
+
+
+def _flags(*, hosts: bool) -> Iterator[flags.Flag]:
+  """The project's own flags: those of an imported module of another package are not."""
+  for module, defined in flags.FLAGS.flags_by_module_dict().items():
+    other = module in sys.modules and not module.startswith(('tokenformer_jax', '__main__'))
+    if not other and (module == _HOSTS) == hosts:
+      yield from sorted(
+        (flag for flag in defined if '.' not in flag.name), key=lambda flag: flag.name
+      )
+
+
+def _lines(flag: flags.Flag) -> list[str]:
+  value = flag.default
+  if isinstance(value, list):
+    value = ','.join(value)
+  elif isinstance(value, bool):
+    value = str(value).lower()
+  left = f'  --{flag.name}' + ('' if value in (None, '') else f'={value}')
+  text = re.sub(r'^<.*?>: ', '', flag.help.split(';\n')[0])  # absl puts choices before the help.
+  if choices := getattr(flag.parser, 'enum_values', None):
+    text = f'{" | ".join(choice or chr(39) * 2 for choice in choices)}; {text}'
+  return columns(left, text, _NAMES)
+
+
+def columns(left: str, text: str, width: int) -> list[str]:
+  """Return lines with a name in a column of this width, and its text beside or below it."""
+  wrapped = textwrap.wrap(text, _WIDTH - width - 2) or ['']
+  if len(left) <= width:
+    left, wrapped = f'{left:{width}}  {wrapped[0]}', wrapped[1:]
+  return [left, *(f'{"":{width}}  {line}' for line in wrapped)]
