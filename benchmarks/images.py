@@ -148,6 +148,9 @@ class Photographs(images.Split):
   def name(self, number: int) -> str:
     return str(number)
 
+  def key(self, number: int) -> str:
+    return str(number)
+
 
 def time_workers(files: list[bytes], workers: int) -> None:
   """Prints images a second of whole batches from worker processes."""

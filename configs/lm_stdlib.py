@@ -3,7 +3,8 @@
   python train.py
 
 Two CPU cores (Xeon, 2.5 GHz): 2:08 minutes, preparing the text and compiling included.
-Reached: 1.88 bits per byte on held-out files (loss 4.110 nats a token, perplexity 61), seed 0.
+Reached: 1.88 bits per byte on all held-out files (loss 4.112 nats a token, perplexity 61), seed 0.
+The run looks at a fifth of them every 75 steps, and ends with 1.90 there (loss 4.163).
 """
 
 from tokenformer_jax import config
@@ -25,7 +26,8 @@ def get_config():
   c.optim.warmup_steps = 50
   c.train.steps = 750
   c.train.log_every = 25
-  c.train.eval_every = 375
+  c.train.eval_every = 75
+  c.train.eval_batches = 28  # a fifth of the held-out text, spread evenly over it
   c.train.checkpoint_every = 375
   c.train.sample_tokens = 96
   c.train.sample_prompt = 'class '

@@ -6,9 +6,9 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from absl import flags
 
 from tokenformer_jax import flops, plot
 from tokenformer_jax.config import Config, DataConfig, ModelConfig
@@ -67,10 +67,49 @@ def test_runs_of_one_name_are_told_apart_by_their_paths(run, tmp_path):
   assert [text.get_text() for text in axes.get_legend().get_texts()] == [str(run), str(other)]
 
 
-def test_the_first_fall_does_not_flatten_the_rest(tmp_path):
-  run = _make_run(tmp_path / 'run', [100.0, 50.0, *[3 + 1 / i for i in range(1, 99)]])
-  for x in plot.X_AXES:
-    assert plot.draw([run], x, 'train/loss').axes[0].get_ylim()[1] < 5
+def _in_picture(axes) -> list[tuple[float, float]]:
+  """Every point of every line, in fractions of the picture's width and height."""
+  axes.figure.draw_without_rendering()
+  points = [point for line in axes.lines for point in line.get_xydata()]
+  return axes.transAxes.inverted().transform(axes.transData.transform(points)).tolist()
+
+
+@pytest.mark.parametrize('x', plot.X_AXES)
+def test_the_whole_curve_is_in_the_picture_and_its_end_can_be_read(tmp_path, x):
+  run = _make_run(tmp_path / 'run', [11.0, 9.0, *[3 + 1 / i for i in range(1, 99)]])
+  points = _in_picture(plot.draw([run], x, 'train/loss').axes[0])
+  assert all(-1e-6 <= at <= 1 + 1e-6 for point in points for at in point), 'a part is cut off'
+  at_tenth, at_end = points[9], points[99]
+  assert at_end[0] - at_tenth[0] > 0.3, 'nine tenths of the steps have no room'
+  assert points[0][1] - at_tenth[1] < 0.95, 'the first fall flattens all of the rest'
+
+
+def test_curves_that_begin_late_have_even_steps(tmp_path):
+  """A run that has grown goes on after the steps of another: at the right of a logarithmic axis."""
+  small, grown = tmp_path / 'small', tmp_path / 'grown'
+  for run, steps in ((small, range(10, 101)), (grown, range(101, 151))):
+    _make_run(run, [3.0])
+    lines = (json.dumps({'step': step, 'train/loss': 3 + 9 / step}) for step in steps)
+    (run / 'metrics.jsonl').write_text('\n'.join(lines))
+  axes = plot.draw([small, grown], 'steps', 'train/loss').axes[0]
+  assert axes.get_xscale() == 'linear' and axes.get_xlim()[0] == 0
+  assert plot.draw([small], 'steps', 'train/loss').axes[0].get_xscale() == 'log'
+
+
+def test_numbers_on_logarithmic_axes_are_plain_and_several(tmp_path):
+  for name, losses in (('narrow', [2.2, 1.7]), ('wide', [60000.0, 40.0])):
+    axes = plot.draw([_make_run(tmp_path / name, losses)], 'steps', 'train/loss').axes[0]
+    axes.figure.draw_without_rendering()
+    low, high = axes.get_ylim()
+    shown = [t for t in axes.yaxis.get_major_ticks() if low <= t.get_loc() <= high]
+    labels = [tick.label1.get_text() for tick in shown]
+    assert 4 <= len(labels) <= 12, f'{name}: {labels}'
+    assert all(float(label.replace(',', '')) for label in labels), f'{name}: {labels}'
+
+
+def test_a_metric_that_is_not_positive_can_be_drawn(tmp_path):
+  run = _make_run(tmp_path / 'run', [1.0, 0.0, None])
+  assert plot.draw([run], 'steps', 'train/loss').axes[0].get_yscale() == 'linear'
 
 
 def test_large_counts_have_a_unit(tmp_path):
@@ -106,12 +145,28 @@ def test_a_run_that_has_just_begun_has_nothing_to_draw(tmp_path):
     plot.curves(run, 'steps', 'train/loss')
 
 
-@pytest.mark.parametrize('content', [None, '{"model": '])
+@pytest.mark.parametrize(
+  'line', ['[1]', 'null', '{"train/loss": 1}', '{"step": "x"}', '\xff', '[' * 10**5]
+)
+def test_lines_that_are_no_figures_are_named(run, line):
+  (run / 'metrics.jsonl').write_text(f'{line}\n', encoding='latin-1')
+  with pytest.raises(UserError, match=r'is not a run: |has no figures yet'):
+    plot.curves(run, 'steps', 'train/loss')
+
+
+@pytest.mark.parametrize('value', ['null', '1e400', '"x"'])
+def test_a_metric_that_is_never_finite_is_refused(run, value):
+  (run / 'metrics.jsonl').write_text(f'{{"step": 1, "train/loss": {value}}}\n')
+  with pytest.raises(UserError, match=r'has no value of train/loss that is finite'):
+    plot.draw([run], 'steps', 'train/loss')
+
+
+@pytest.mark.parametrize('content', [None, '{"model": ', '[]', '{"model": 3}', '[' * 10**5])
 def test_tokens_need_the_config(run, content):
   path = run / 'config.json'
   path.unlink() if content is None else path.write_text(content)
   assert plot.curves(run, 'steps', 'train/loss')
-  with pytest.raises(UserError, match=r'config\.json, which --x=tokens needs, cannot be read'):
+  with pytest.raises(UserError, match=r'config\.json, which --x=tokens needs, is not the config'):
     plot.curves(run, 'tokens', 'train/loss')
 
 
@@ -126,19 +181,24 @@ def test_without_matplotlib_the_extra_is_named(run, monkeypatch):
   [
     (False, 'a.png', 'no run is given'),
     (True, 'a.jpg', r'must end in one of \.png, \.pdf, \.svg'),
-    (True, 'nowhere/a.png', 'cannot be written: No such file'),
+    (True, 'nowhere/a.png', 'cannot be written: there is no folder'),
   ],
 )
-def test_mistakes_on_the_command_line(run, tmp_path, monkeypatch, given, out, message):
-  values = SimpleNamespace(x='steps', y='train/loss', out=str(tmp_path / out))
-  monkeypatch.setattr(plot.flags, 'FLAGS', values)
-  with pytest.raises(UserError, match=message):
-    plot.main(['plot', *([str(run)] if given else [])])
+def test_mistakes_on_the_command_line(run, tmp_path, given, out, message):
+  known = set(flags.FLAGS)
+  plot._define_flags()
+  try:
+    runs = flags.FLAGS(['plot', f'--out={tmp_path / out}', *([str(run)] if given else [])])
+    with pytest.raises(UserError, match=message):
+      plot.main(runs)
+  finally:
+    for name in set(flags.FLAGS) - known:
+      delattr(flags.FLAGS, name)
 
 
 def test_images_are_counted_as_examples_and_not_as_tokens(run):
   config = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, kind='vit'))
   (run / 'config.json').write_text(json.dumps(dataclasses.asdict(config)))
   assert plot.curves(run, 'examples', 'train/loss')['train/loss'][0] == [160, 320, 480]
-  with pytest.raises(UserError, match='images, which are no tokens; use --x=examples'):
+  with pytest.raises(UserError, match='images, which are not tokens; use --x=examples'):
     plot.curves(run, 'tokens', 'train/loss')

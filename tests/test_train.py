@@ -15,9 +15,21 @@ import tiny_run
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
-from tokenformer_jax import checkpoint, metrics, optim, sharding, start, tasks, train
+from tokenformer_jax import (
+  checkpoint,
+  metrics,
+  optim,
+  perplexity,
+  score,
+  sharding,
+  start,
+  tasks,
+  train,
+  trained,
+)
 from tokenformer_jax import config as config_lib
 from tokenformer_jax import step as step_lib
+from tokenformer_jax.data import order, text
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.tasks.text import TextTask
 
@@ -126,6 +138,53 @@ def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(
   assert_same(whole, resumed, 'after a resume')
   steps = [line['step'] for line in metrics.read(tmp_path / 'broken') if 'train/loss' in line]
   assert steps == [5, 10, 15, 20], 'metrics.jsonl repeats or lacks lines after a resume'
+
+
+@_SLOW
+def test_every_sample_is_seen_once_whatever_the_batch_sizes(
+  make, tmp_path, one_device, monkeypatch
+):
+  positions, rows_of = {}, order.train_rows
+
+  def spy(tokens, step, rows, *, batch_size, position=None, **options):
+    if position is None:  # a look at the data before the run
+      return rows_of(tokens, step, rows, batch_size=batch_size, **options)
+    first = position.of_step(int(step), batch_size)
+    positions[int(step)] = [first + row for row in rows]
+    return rows_of(tokens, step, rows, batch_size=batch_size, position=position, **options)
+
+  monkeypatch.setattr(order, 'train_rows', spy)
+  for batch_size, steps in ((8, 5), (16, 8), (4, 12), (4, 15)):
+    config = make(data__batch_size=batch_size, train__steps=steps)
+    train.train(config, tmp_path / 'run')
+  grown = dataclasses.replace(make(train__steps=18, **LARGER), init_from=str(tmp_path / 'run'))
+  train.train(grown, tmp_path / 'grown')
+  seen = [position for step in sorted(positions) for position in positions[step]]
+  samples = 5 * 8 + 3 * 16 + 7 * 4 + 3 * 8
+  assert seen == list(range(samples)), 'samples are skipped or seen again'
+  checkpoints, meta = checkpoint.open_source(tmp_path / 'grown', None)
+  checkpoints.close()
+  assert meta.seen.samples == samples
+
+
+@_SLOW
+def test_fine_tuning_on_other_text_starts_where_the_model_is(make, tmp_path, one_device):
+  """Measured by its own tokens; ids of another tokenizer would be worse than chance."""
+  other = tmp_path / 'other'
+  other.mkdir()
+  for i in range(60):
+    (other / f'{i}.txt').write_text(f'return {i} keys of value token grow def self naïve ' * 12)
+  first = make(data__tokenizer='bpe:300', train__steps=150)
+  train.train(first, tmp_path / 'first')
+  changes = {'data__tokenizer': 'bpe:300', 'train__steps': 170, 'data__source': f'files:{other}/*'}
+  second = dataclasses.replace(make(**changes), init_from=str(tmp_path / 'first'))
+  train.train(second, tmp_path / 'second')
+  at_birth = losses(tmp_path / 'second', 'eval/loss')[150]
+  model = trained.load(str(tmp_path / 'first'))
+  scorer = score.Scorer(model.definition, model.params, model.mesh, max_length=32)
+  documents = text.open_source(f'files:{other}/*', 'text').documents()
+  expected = perplexity.measure(scorer, model.tokenizer, documents).loss
+  assert abs(at_birth - expected) < 0.1 * expected, 'the new text is encoded by another tokenizer'
 
 
 @_SLOW
@@ -458,7 +517,7 @@ def test_what_does_not_fit_the_mesh_is_named_before_the_text_is_read(make, tmp_p
       r"'param_tokens' of parameter .*ffn/keys",
     ),
     ({'data__batch_size': 12}, r"the axis 'batch' of config.data.batch_size"),
-    ({'mesh__fsdp': 3}, r'does not make up the 8 devices'),
+    ({'mesh__fsdp': 3}, r'number of devices, 8'),
     ({'model__vocab_size': 100}, r'has 256 token ids; make it at least that'),
   ):
     with pytest.raises(UserError, match=sentence):

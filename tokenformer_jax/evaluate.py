@@ -135,7 +135,7 @@ def _define_flags() -> None:
   )
   flags.DEFINE_integer('batch_size', None, 'Rows of a batch (default: as many as fill one).', 1)
   flags.DEFINE_integer('tokens', 1, 'Devices to split parameter tokens and heads over.', 1)
-  flags.DEFINE_string('output', '', 'A JSON file for the results.')
+  flags.DEFINE_string('output', None, 'A JSON file for the results.')
 
 
 def main(argv: Sequence[str]) -> None:
@@ -144,12 +144,12 @@ def main(argv: Sequence[str]) -> None:
   values, start = flags.FLAGS, time.monotonic()
   if not (values.tasks or values.text):
     raise UserError('nothing to evaluate on; give --tasks=NAME,…, --text=files:GLOB, or both')
-  output = Path(values.output)
-  if values.output and not output.absolute().parent.is_dir():
-    raise UserError(f'--output={output} cannot be written: there is no folder {output.parent}')
+  output = cli.output_file('output')
   # What can be wrong with the tasks comes out before a model is read.
   harness = _import_harness() if values.tasks else None
   tasks = harness.find_tasks(values.tasks, values.include_path) if harness else []
+  if values.text:  # The same again below, with the run's text_field: a wrong name costs no model.
+    text.open_source(values.text, 'text', '--text')
   model = trained.load(values.source, values.tokens)
   source = None
   if values.text:
@@ -179,7 +179,7 @@ def main(argv: Sequence[str]) -> None:
   report['seconds'] = round(time.monotonic() - start, 3)
   if hosts.is_first():
     print(render(report, model.config.model))
-    if values.output:
+    if output:
       _write(output, report)
 
 

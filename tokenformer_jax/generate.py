@@ -79,7 +79,7 @@ def _request(values: Any, default: TextRequest) -> TextRequest:
 def _define_flags() -> None:
   flags.DEFINE_string('source', None, 'A run: DIR, or DIR@STEP.', required=True)
   flags.DEFINE_string('prompt', '', 'The text to go on from; empty: a new document.')
-  flags.DEFINE_string('requests', '', 'A file of requests, a JSON object a line; see above.')
+  flags.DEFINE_string('requests', None, 'A file of requests, a JSON object a line; see above.')
   flags.DEFINE_integer('length', 256, 'Tokens to write.', lower_bound=1)
   flags.DEFINE_float('temperature', 0.8, '0 takes the likeliest token.')
   flags.DEFINE_integer('top_k', 0, 'Draw from the k likeliest tokens; 0: from all.')
@@ -87,7 +87,7 @@ def _define_flags() -> None:
   flags.DEFINE_integer('seed', 0, 'Seed of the draws.')
   flags.DEFINE_multi_string('stop', [], 'End before this string; can be given several times.')
   flags.DEFINE_integer('batch_size', 8, 'Texts of --requests at a time.', lower_bound=1)
-  flags.DEFINE_integer('tokens', 1, 'Devices to split parameter tokens and heads over.')
+  flags.DEFINE_integer('tokens', 1, 'Devices to split parameter tokens and heads over.', 1)
 
 
 def main(argv: Sequence[str]) -> None:

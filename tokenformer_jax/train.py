@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,7 +18,9 @@ from tokenformer_jax import (
   flops,
   grow,
   hosts,
+  lease,
   optim,
+  origin,
   paths,
   sharding,
   start,
@@ -46,38 +49,66 @@ def train(config: Config, workdir: str | os.PathLike[str]) -> State:
   Raises:
     UserError: anything that the user can put right: see the message.
   """
-  return train_or_stop(config, workdir)[0]
+  return _train(config, paths.of(workdir), ends_process=False)[0]
 
 
 def train_or_stop(config: Config, workdir: str | os.PathLike[str]) -> tuple[State, bool]:
-  """As `train`; says besides whether it was asked to stop before the last step."""
-  run = Run(config, paths.of(workdir))
-  with jax.set_mesh(run.mesh), contextlib.closing(run.checkpoints):
-    state = run.train()
-  return state, int(state['step']) < run.config.train.steps
+  """Train as `train` does, for a command; say besides whether it was asked to stop before the end.
+
+  A process that finds that another one has taken its place ends at once with status 2.
+  """
+  return _train(config, paths.of(workdir), ends_process=True)
+
+
+def _train(config: Config, workdir: paths.Path, *, ends_process: bool) -> tuple[State, bool]:
+  if config.train.compilation_cache:  # which the first program decides for all
+    jax.config.update('jax_compilation_cache_dir', config.train.compilation_cache)
+  start.devices()  # Says what is wrong with them before the work directory is touched.
+  with lease.hold_together(
+    workdir / 'lease',
+    f'the work directory {workdir}',
+    'choose another --workdir',
+    ends_process=ends_process,
+  ) as check_lease:
+    run = Run(config, workdir, check_lease)
+    with jax.set_mesh(run.mesh), contextlib.closing(run.checkpoints):
+      state = run.train()
+    return state, int(state['step']) < run.config.train.steps
 
 
 class Run:
   """One process of a run: what is built once, and the loop over it."""
 
-  def __init__(self, config: Config, workdir: paths.Path):
-    """Validates everything, then prepares the data, the work directory and the compiled steps."""
-    if config.train.compilation_cache:
-      jax.config.update('jax_compilation_cache_dir', config.train.compilation_cache)
+  def __init__(
+    self, config: Config, workdir: paths.Path, check_lease: Callable[[], None] = lambda: None
+  ):
+    """Validate everything, then prepare the data, the work directory and the compiled steps.
+
+    Args:
+      config: of the run.
+      workdir: where it writes.
+      check_lease: raises if another process has taken the work directory over; called before
+        anything is written.
+    """
+    self.check_lease = check_lease
     self.mesh = sharding.make_mesh(config.mesh, start.devices())
-    self.origin = start.find_origin(config, workdir)
+    start.check_devices(config, self.mesh)
+    self.origin = origin.find(config, workdir)
     hosts.meet('the work directory is as an earlier run left it')
     self.config = config = start.fill_in(config, self.origin)
-    self.task = tasks.make(config)
+    origin.check(config, self.origin)
+    self.task = tasks.make(config, self.origin.vocabulary)
     definition = self.task.definition
     start.check_fits(config, definition, self.mesh)
     growth = grow.last_growth(self.origin.lineage, config.model)
     start.check_old_tokens(config, growth, definition)
+    self.task.prepare()  # Before the work directory: data that is not there leaves none behind.
     start.make_writable(workdir)
     self.workdir = workdir
     self.checkpoints = checkpoint.Checkpoints(workdir, keep=config.train.keep_checkpoints)
-    self.task.prepare()
-    self.config = config = start.in_steps(config, self.task.examples)
+    origin.check_data(config, self.origin, self.task)
+    self.position = origin.position(config, self.origin, self.task.digest)
+    self.config = config = start.in_steps(config, self.task.examples, self.position)
     self.tx = optim.make_optimizer(config.optim, config.train.steps, definition.axes, growth)
     self.train_step = step_lib.make_train_step(self.task, self.tx, config, self.mesh, growth)
     self.eval_step = step_lib.make_eval_step(self.task, self.mesh)
@@ -86,6 +117,7 @@ class Run:
   def train(self) -> State:
     """Trains, and returns the last state."""
     state, first = self.first_state()
+    origin.say_changes(self.config, self.origin, self.task.digest)
     steps = self.config.train.steps
     if first >= steps and self.origin.source is not None:
       raise UserError(
@@ -97,9 +129,9 @@ class Run:
         f'{self.workdir} is trained to step {first} already; raise --config.train.steps to go on'
       )
       return state
-    if hosts.is_first():
-      written = json.dumps(dataclasses.asdict(self.config), indent=2)
-      paths.write(self.workdir / 'config.json', f'{written}\n')
+    self.check_lease()
+    written = json.dumps(dataclasses.asdict(self.config), indent=2)
+    hosts.by_first(lambda: paths.write(self.workdir / 'config.json', f'{written}\n'))
     metrics = Metrics(
       self.workdir, first_step=first, steps=steps, tensorboard=self.config.train.tensorboard
     )
@@ -125,9 +157,12 @@ class Run:
     abstract = sharding.with_shardings(jax.eval_shape(new, 0), shardings)
     resumed = start.resume(self.checkpoints, self.config, abstract)
     if resumed is not None:
-      return resumed
+      state, meta = resumed  # of an earlier step than `meta`'s if the newest one is damaged
+      self.origin = dataclasses.replace(self.origin, meta=meta)
+      self.position = origin.position(self.config, self.origin, self.task.digest)
+      return state, meta.step
     if self.origin.source is not None:
-      state = start.grown(self.config, self.origin, self.mesh)
+      state = start.grown(self.config, self.origin, self.mesh, self.task.other_meaning)
       return state, int(state['step'])
     return jax.jit(new, out_shardings=shardings)(self.config.train.seed), 0
 
@@ -182,7 +217,7 @@ class Run:
     config, steps = self.config.train, self.config.train.steps
     profile = _Profile(self.workdir, profile_range(config))
     window = self._window()
-    batches = self.task.train_batches(self.rows, first, steps)
+    batches = self.task.train_batches(self.rows, first, steps, self.position)
     with contextlib.closing(batches):
       for step, rows in enumerate(batches, start=first + 1):
         profile.before(step)
@@ -190,21 +225,20 @@ class Run:
         window.add(figures)
         profile.after(step, figures)
         stopping = stop.after(step)  # once: a signal during the rest waits for the next step
-        last = step == steps or stopping
+        last, save_again = step == steps or stopping, False
         if step % config.log_every == 0 or last:
+          self.check_lease()
           metrics.write(step, window.figures())
-          self.checkpoints.check()
+          save_again = self.checkpoints.failed()
           self._stop_if_diverged(step, window.skipped_in_a_row)
         loss = None
         if step == steps or (_due(step, config.eval_every) and not stopping):
           loss = self._evaluate(state, step, metrics)
           window.restart_clock()
-        if _due(step, config.checkpoint_every) or last:
+        if _due(step, config.checkpoint_every) or last or save_again:
+          self.check_lease()
           metrics.publish()
-          vocabulary = self.task.vocabulary()
-          self.checkpoints.save(
-            step, state, self.config, vocabulary, loss, lineage=self.origin.lineage
-          )
+          self._save(step, state, loss, wait=last)
           window.restart_clock()
         if stopping and step < steps:
           metrics.say(f'asked to stop: saving step {step}')
@@ -216,9 +250,19 @@ class Run:
       metrics.say(f'to go on: {shlex.join(["python", *sys.argv])}')
     return state
 
+  def _save(self, step: int, state: State, loss: float | None, wait: bool) -> None:
+    seen = checkpoint.Seen(
+      samples=self.position.of_step(step, self.config.data.batch_size), digest=self.task.digest
+    )
+    vocabulary, lineage = self.task.vocabulary(), self.origin.lineage
+    self.checkpoints.save(
+      step, state, self.config, vocabulary, loss, lineage=lineage, seen=seen, wait=wait
+    )
+
   def _evaluate(self, state: State, step: int, metrics: Metrics) -> float:
     with metrics.pause():
       figures = self.evaluate(state)
+      self.check_lease()
       metrics.write(step, figures)
       if sample := self.task.sample(state['params']):
         metrics.text(step, 'sample', sample)

@@ -155,9 +155,14 @@ def test_text_of_files_is_shown_and_measured(home, capsys):
     (['--source={home}/run', '--text=files:none*'], r'--text is files:none\*, which matches no'),
     (['--source={home}/run', '--text=files:{home}/empty.txt'], r'there is no text in files:'),
     (
-      ['--source={home}/run', '--json={home}/none/a.json', '--corpus_tokens=64'],
-      r'--json=.*a.json cannot be written: No such file',
+      ['--source=', '--json={home}/none/a.json'],
+      r'--json=.* written: there is no folder .*none',
     ),
+    (['--source=', '--out={home}/none/a.png'], r'--out=.* written: there is no folder .*none'),
+    (['--source=', '--json={home}'], r'--json=.* cannot be written: it is a folder'),
+    (['--source={home}/run', '--layer=²'], r"--layer is '²'; this model has the layers 0 to 1"),
+    (['--source={home}/run', '--layer=-1'], r"--layer is '-1'; this model has the layers 0 to 1"),
+    (['--source={home}/run@x'], r'does not end in a step'),
   ],
 )
 def test_mistakes(home, options, sentence):

@@ -42,6 +42,40 @@ def test_a_line_parts_new_tokens_from_old_ones():
   assert lines['layer 4, query'] == [], 'this kind did not grow'
 
 
+def test_new_tokens_without_a_weight_are_hatched_and_counted():
+  """A blank half of a picture looks like one that could not be drawn."""
+  maps = _maps(query=7, ffn=20)
+  for of_layer in maps.values():
+    of_layer['ffn'][:, 12:] = 0
+  figure = picture.draw(maps, NAMES, {'query': 3, 'ffn': 12})
+  panels = {axes.get_title(): axes for axes in figure.axes if axes.get_title()}
+  grown = panels['layer 4, ffn: 8 new, weight 0']
+  (hatched,) = [patch for patch in grown.patches if patch.get_hatch()]
+  left, right = hatched.get_extents().transformed(grown.transData.inverted()).intervalx
+  assert (round(left, 3), round(right, 3)) == (11.5, 19.5), 'something else is hatched'
+  assert not panels['layer 4, query'].patches, 'new tokens that have weights are hatched'
+
+
+@pytest.mark.parametrize('tokens', [2, 40])
+def test_a_picture_is_never_a_thin_strip(tmp_path, tokens):
+  """All kinds of the default model, for texts from one token to what the command shows at most."""
+  rng = np.random.default_rng(0)
+  counts = {'query': 192, 'key': 192, 'value': 192, 'proj': 192, 'ffn': 768}
+  maps = {0: {kind: rng.normal(size=(tokens, n)) for kind, n in counts.items()}}
+  figure = picture.draw(maps, ['token'] * tokens)
+  figure.draw_without_rendering()
+  width, height = figure.get_size_inches()
+  assert width < 4 * height, f'{width:.0f} × {height:.0f} inches: on a screen nothing can be read'
+  panels = [axes for axes in figure.axes if axes.get_title()]
+  sizes = [
+    axes.get_window_extent().transformed(figure.dpi_scale_trans.inverted()) for axes in panels
+  ]
+  assert min(size.height for size in sizes) > 0.6 and min(size.width for size in sizes) > 1.5
+  assert min(size.height for size in sizes) / tokens > 0.11, 'labels overlap'
+  for i, a in enumerate(sizes):
+    assert not any(a.overlaps(b) for b in sizes[i + 1 :]), 'panels overlap'
+
+
 def test_many_tokens_share_columns_by_their_largest_weight():
   map_TxN = np.zeros((2, 3000), np.float32)
   map_TxN[0, 1700], map_TxN[1, 1701] = -5, 3

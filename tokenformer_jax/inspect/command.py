@@ -56,6 +56,10 @@ def main(argv: Sequence[str]) -> None:
       raise UserError(f'--kinds names {kind!r}{nearest(kind, KINDS)}')
   if values.out and Path(values.out).suffix not in picture.SUFFIXES:
     raise UserError(f'--out={values.out} must end in one of {", ".join(picture.SUFFIXES)}')
+  for flag in ('out', 'json'):
+    cli.output_file(flag)
+  if values.text.startswith('files:'):  # A wrong name costs no model; it is opened again below.
+    text.open_source(values.text, 'text', '--text')
   model = load(values.source)
   layers = _layers(values.layer, model.meta.config.model.layers)
   shown, name, corpus, corpus_name = _read_text(model)
@@ -125,7 +129,7 @@ def _read_text(model: Model) -> tuple[np.ndarray, str, np.ndarray, str]:
 def _layers(asked: str, layers: int) -> list[int]:
   if asked == 'all':
     return list(range(layers))
-  if not asked.isdigit() or int(asked) >= layers:
+  if asked not in map(str, range(layers)):
     raise UserError(f'--layer is {asked!r}; this model has the layers 0 to {layers - 1}, or all')
   return [int(asked)]
 

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 SUFFIXES = ('.png', '.pdf', '.svg')
 
 _COLUMNS_PER_INCH = 64  # parameter tokens that can be told apart
-_ROW_INCHES = 0.13  # of an input token: room for its label
+_ROW_INCHES = (0.13, 0.25)  # of an input token: room for its label, more in a short text
+_LEAST_INCHES = 1.0  # of a panel's height
+_FRAME_INCHES = 0.5  # above and below a panel: title and numbers
+_BAR_INCHES = 0.65  # of the colours below, with their numbers
+_LINE_INCHES = 12  # panels beside each other, where they are low; more where they are high
 _LONGEST_NAME = 14  # characters of a label
 _HIGHEST = 20_000  # pixels
 
@@ -25,12 +29,14 @@ def draw(
   names: Sequence[str],
   old: Mapping[str, int] | None = None,
 ) -> 'Figure':
-  """A row of panels for each layer, a column for each kind.
+  """Return a figure with a panel for each layer and kind.
 
-  All panels of a kind have the same colours. They end where 1 of 1000 weights is larger, and are
-  finer for small weights (arsinh), so that a few large ones do not hide the others. Where there are
-  more parameter tokens than can be told apart, a column is several neighbours, and shows the
-  largest weight of them.
+  The panels of a layer stand beside each other if the text is long, and in several lines if it is
+  short, so that the figure is never a thin strip. All panels of a kind have the same colours. They
+  end where 1 of 1000 weights is larger, and are finer for small weights (arsinh), so that a few
+  large ones do not hide the others. Where there are more parameter tokens than can be told apart, a
+  column is several neighbours, and shows the largest weight of them. New tokens without any weight,
+  as growth makes them, are hatched.
 
   Args:
     maps: by layer and kind, weights [T, N].
@@ -47,35 +53,69 @@ def draw(
     raise UserError(
       'matplotlib, which draws the heat map, is not installed; run pip install -e ".[plot]"'
     ) from error
-  kinds = list(next(iter(maps.values())))
-  widths = [_panel_width(of_layer.shape[1]) for of_layer in next(iter(maps.values())).values()]
-  row = _ROW_INCHES * len(names) + 0.5
-  height = len(maps) * row + 0.7
+  widths = {kind: _panel_width(a.shape[1]) for kind, a in next(iter(maps.values())).items()}
+  row = float(np.clip(3 / len(names), *_ROW_INCHES))
+  panel = max(_LEAST_INCHES, row * len(names)) + _FRAME_INCHES
+  lines = _lines(widths, max(_LINE_INCHES, 2.5 * panel))
+  height = len(maps) * len(lines) * panel + _BAR_INCHES
   figure = Figure(
-    figsize=(sum(widths) + 1, height), dpi=min(150, _HIGHEST / height), layout='constrained'
+    figsize=(max(sum(widths[kind] for kind in line) for line in lines) + 1, height),
+    dpi=min(150, _HIGHEST / height),
+    layout='constrained',
   )
-  heights = [*[row] * len(maps), 0.12]
-  panels = figure.subplots(len(heights), len(kinds), width_ratios=widths, height_ratios=heights)
-  panels = panels.reshape(len(heights), len(kinds))
-  for kind, width, (*column, bar) in zip(kinds, widths, panels.T, strict=True):
-    sizes = np.concatenate([np.abs(of_layer[kind]).ravel() for of_layer in maps.values()])
-    limit = float(np.quantile(sizes, 0.999)) or 1.0
-    label = 'parameter token'
-    for axes, (layer, of_layer) in zip(column, maps.items(), strict=True):
-      image = _panel(axes, of_layer[kind], limit, round(width * _COLUMNS_PER_INCH))
+  rows = [(layer, line) for layer in maps for line in lines]
+  grid = figure.add_gridspec(len(rows) + 1, 1, height_ratios=[*[panel] * len(rows), _BAR_INCHES])
+  images = {}
+  for place, (layer, line) in zip(grid, rows, strict=False):
+    cells = place.subgridspec(1, len(line), width_ratios=[widths[kind] for kind in line])
+    for i, (cell, kind) in enumerate(zip(cells, line, strict=True)):
+      axes, map_TxN = figure.add_subplot(cell), maps[layer][kind]
+      limit = _limit([of_layer[kind] for of_layer in maps.values()])
+      images[kind] = _panel(axes, map_TxN, limit, round(widths[kind] * _COLUMNS_PER_INCH))
       axes.set_title(f'layer {layer}, {kind}', fontsize=9)
-      if old is not None and old[kind] < of_layer[kind].shape[1]:
-        axes.axvline(old[kind] - 0.5, color='black', linewidth=0.8)
-        label = 'parameter token: old | new'
-    column[-1].set_xlabel(label, fontsize=8)
+      if layer == list(maps)[-1]:
+        axes.set_xlabel('parameter token', fontsize=8)
+      if old is not None and old[kind] < map_TxN.shape[1]:
+        _mark_new(axes, map_TxN, old[kind])
+      if i == 0:
+        axes.set_yticks(range(len(names)), [_drawable(name) for name in names])
+        axes.set_ylabel('input token', fontsize=8)
+      axes.tick_params(labelsize=7 if row < 0.2 else 9, length=2)
+  for cell, (kind, image) in zip(grid[-1].subgridspec(1, len(images)), images.items(), strict=True):
+    bar = figure.add_subplot(cell)
     bar_options = {'orientation': 'horizontal', 'extend': 'both', 'format': '{x:g}'}
     figure.colorbar(image, cax=bar, ticks=MaxNLocator(5), **bar_options)
     bar.tick_params(labelsize=7)
-    bar.set_xlabel('weight', fontsize=8)
-  for axes in panels[:-1, 0]:
-    axes.set_yticks(range(len(names)), [_drawable(name) for name in names])
-    axes.set_ylabel('input token', fontsize=8)
+    bar.set_xlabel(f'weight, {kind}', fontsize=8)
   return figure
+
+
+def _lines(widths: Mapping[str, float], most: float) -> list[list[str]]:
+  """The kinds in lines that are at most so wide."""
+  lines: list[list[str]] = [[]]
+  for kind, width in widths.items():
+    if lines[-1] and sum(widths[k] for k in lines[-1]) + width > most:
+      lines.append([])
+    lines[-1].append(kind)
+  return lines
+
+
+def _limit(maps: Sequence[np.ndarray]) -> float:
+  """The weight at which the colours of a kind end."""
+  sizes = np.concatenate([np.abs(map_TxN).ravel() for map_TxN in maps])
+  return float(np.quantile(sizes, 0.999)) or float(sizes.max()) or 1.0
+
+
+def _mark_new(axes: 'Axes', map_TxN: np.ndarray, old: int) -> None:
+  """Parts new parameter tokens from old ones, and says so if no new one has a weight."""
+  axes.axvline(old - 0.5, color='black', linewidth=0.8)
+  if label := axes.get_xlabel():
+    axes.set_xlabel(f'{label}: old | new', fontsize=8)
+  count = map_TxN.shape[1] - old
+  if not map_TxN[:, old:].any():
+    end = map_TxN.shape[1] - 0.5
+    axes.axvspan(old - 0.5, end, facecolor='none', edgecolor='0.7', hatch='///', linewidth=0)
+    axes.set_title(f'{axes.get_title()}: {count} new, weight 0', fontsize=9)
 
 
 def _panel(axes: 'Axes', map_TxN: np.ndarray, limit: float, columns: int) -> 'AxesImage':
@@ -92,7 +132,6 @@ def _panel(axes: 'Axes', map_TxN: np.ndarray, limit: float, columns: int) -> 'Ax
   )
   axes.set_xlim(right=map_TxN.shape[1] - 0.5)
   axes.set_yticks([])
-  axes.tick_params(labelsize=7, length=2)
   return image
 
 
