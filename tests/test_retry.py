@@ -153,3 +153,10 @@ def test_other_errors_are_raised_at_once(pauses, error):
   with pytest.raises(type(error)):
     retry.retried(failing([error]), 'reading x')
   assert not pauses, 'time was lost over an error that does not pass'
+
+
+def test_what_is_said_of_an_error_keeps_its_end():
+  error = ValueError(f'writing {"a/long/path" * 50}: no space left\nand more')
+  said = retry.one_line(error)
+  assert said.startswith('ValueError: writing a/long') and said.endswith(': no space left')
+  assert len(said) < 310, 'a sentence grows with the paths in it'

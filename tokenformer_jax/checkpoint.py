@@ -263,7 +263,8 @@ class Checkpoints:
     if not hosts.is_loss(error):
       with contextlib.suppress(Exception):  # It failed already; this is about what it left.
         self._manager.reload()  # Orbax lists a step from the moment when it starts to write it.
-    if isinstance(error, FileNotFoundError):  # A try that Orbax gave up removes what it wrote.
+    # A try that Orbax gave up still writes for a moment, and removes what it wrote.
+    if isinstance(error, (FileNotFoundError, FileExistsError)):
       raise OSError(errno.ESTALE, str(error)) from error
     raise error
 

@@ -7,6 +7,7 @@ No other file knows Orbax, but for those of checkpoints and, for checkpoints tha
 import dataclasses
 import logging as std_logging
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -66,6 +67,17 @@ class _ToldElsewhere(std_logging.Filter):
     of_orbax = 'orbax' in record.pathname or record.name == 'asyncio'
     known = ('read only', 'preemption', 'tracked_metric')
     return not (of_orbax and (record.exc_info or any(k in record.getMessage() for k in known)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _WithoutClosedLoops:
+  """Drops what TensorStore prints for each write that ends after Orbax gave up the others."""
+
+  otherwise: Callable[[Any], None]  # the hook before
+
+  def __call__(self, unraisable: Any) -> None:
+    if str(unraisable.exc_value) != 'Event loop is closed':
+      self.otherwise(unraisable)
 
 
 _TOLD_ELSEWHERE = _ToldElsewhere()  # one object: a logger takes it once, however often given
@@ -132,6 +144,8 @@ def quiet() -> None:
   """Keep Orbax from logging what `Checkpoints` raises."""
   for logger in (logging.get_absl_logger(), std_logging.getLogger('asyncio')):
     logger.addFilter(_TOLD_ELSEWHERE)
+  if not isinstance(sys.unraisablehook, _WithoutClosedLoops):
+    sys.unraisablehook = _WithoutClosedLoops(sys.unraisablehook)
 
 
 def _handlers(save_gb: int | None) -> ocp.handlers.CheckpointHandlerRegistry:

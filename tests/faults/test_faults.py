@@ -41,6 +41,7 @@ def check_as_unbroken(ended: Ended, unbroken: Ended) -> None:
     assert checksums == unbroken.checksums[step], f'the state of step {step} is another one'
   assert max(ended.checksums) == STEPS, f'the last step is not saved: {sorted(ended.checksums)}'
   assert ended.figures == unbroken.figures, 'figures are lost, doubled, or others'
+  assert 'Traceback' not in ended.said, f'a traceback is for programmers:\n{ended.said}'
 
 
 @pytest.mark.parametrize('seed', seeds(1, 115))

@@ -7,7 +7,6 @@ reach other tests. Steps are compiled once for all cases: a case then takes a se
 import contextlib
 import dataclasses
 import functools
-import io
 import multiprocessing
 import os
 import random
@@ -35,7 +34,7 @@ class Ended:
     checksums: of each checkpoint's arrays, by step.
     figures: of metrics.jsonl, by step: what does not depend on the time.
     damaged: the names below `damaged/`.
-    said: standard error.
+    said: what the process wrote to standard error, its libraries included.
   """
 
   attempts: list[str]
@@ -84,9 +83,12 @@ class Worker:
 
 
 def _serve(pipe: Any, root: Path, library: str) -> None:
-  cases = _Cases(root, library)
+  said = root / 'said'
+  os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+  cases = _Cases(root, library, said)
   while True:
     name, arguments = pipe.recv()
+    os.truncate(said, 0)
     try:
       pipe.send((None, getattr(cases, name)(**arguments)))
     except BaseException:
@@ -96,7 +98,7 @@ def _serve(pipe: Any, root: Path, library: str) -> None:
 class _Cases:
   """The cases, in the process that has the shim."""
 
-  def __init__(self, root: Path, library: str):
+  def __init__(self, root: Path, library: str, said: Path):
     """Train the run that nothing disturbs, which the others have to equal."""
     # Imported here: only this process may have the faults, and its environment comes first.
     import bucket_server  # noqa: PLC0415
@@ -109,7 +111,7 @@ class _Cases:
     self._shim = shim.Shim(library)
     self._train, self._checkpoint, self._metrics = train.train, checkpoint, metrics
     self._passing, self._mistake = TransientError, UserError
-    self._root, self._path = root, paths.of
+    self._root, self._said, self._path = root, said, paths.of
     self._bucket = bucket_server.Server('bucket')
     threading.Thread(target=self._bucket.serve_forever, daemon=True).start()
     os.environ |= self._bucket.environment
@@ -214,9 +216,8 @@ class _Cases:
     failed: int = 0,
   ) -> Ended:
     """Train to the end, after other attempts in which so many calls failed."""
-    with contextlib.redirect_stderr(io.StringIO()) as said:
-      attempts = [*attempts, *self._attempts(config, workdir)]
-    return Ended(attempts, failed, *self._left(workdir), said.getvalue())
+    attempts = [*attempts, *self._attempts(config, workdir)]
+    return Ended(attempts, failed, *self._left(workdir), self._said.read_text())
 
   def _left(self, workdir: os.PathLike[str] | str) -> tuple[Any, ...]:
     """Read checksums, figures and damaged checkpoints of a run."""
