@@ -8,6 +8,7 @@ import dataclasses
 import logging as std_logging
 import math
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -70,13 +71,15 @@ class _ToldElsewhere(std_logging.Filter):
 
 
 @dataclasses.dataclass(frozen=True)
-class _WithoutClosedLoops:
-  """Drops what TensorStore prints for each write that ends after Orbax gave up the others."""
+class _WithoutTheOthers:
+  """Drops what Python prints for each read and write that fails beside the one that is raised."""
 
   otherwise: Callable[[Any], None]  # the hook before
 
   def __call__(self, unraisable: Any) -> None:
-    if str(unraisable.exc_value) != 'Event loop is closed':
+    frames = [frame for frame, _ in traceback.walk_tb(unraisable.exc_traceback)]
+    of_orbax = bool(frames) and 'orbax' in frames[-1].f_code.co_filename
+    if not of_orbax and str(unraisable.exc_value) != 'Event loop is closed':  # TensorStore's
       self.otherwise(unraisable)
 
 
@@ -144,8 +147,8 @@ def quiet() -> None:
   """Keep Orbax from logging what `Checkpoints` raises."""
   for logger in (logging.get_absl_logger(), std_logging.getLogger('asyncio')):
     logger.addFilter(_TOLD_ELSEWHERE)
-  if not isinstance(sys.unraisablehook, _WithoutClosedLoops):
-    sys.unraisablehook = _WithoutClosedLoops(sys.unraisablehook)
+  if not isinstance(sys.unraisablehook, _WithoutTheOthers):
+    sys.unraisablehook = _WithoutTheOthers(sys.unraisablehook)
 
 
 def _handlers(save_gb: int | None) -> ocp.handlers.CheckpointHandlerRegistry:

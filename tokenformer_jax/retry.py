@@ -126,8 +126,11 @@ def gave_up(doing: str, tries: int, error: BaseException | None) -> TransientErr
 def one_line(error: BaseException) -> str:
   """Return the type and the first line of what an exception says, long ones without their middle.
 
-  Libraries say at the beginning what they did, and at the end why it failed.
+  Libraries say at the beginning what they did, and at the end why it failed. What is no more than
+  an `Exception` speaks for its cause.
   """
+  while type(error) is Exception and error.__cause__:
+    error = error.__cause__
   lines = str(error).strip().splitlines() or ['']
   text = f'{type(error).__name__}: {lines[0]}' if lines[0] else type(error).__name__
   return text if len(text) <= 300 else f'{text[:150]} … {text[-150:]}'

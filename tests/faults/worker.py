@@ -83,7 +83,7 @@ class Worker:
 
 
 def _serve(pipe: Any, root: Path, library: str) -> None:
-  said = root / 'said'
+  said = root.with_name(f'said_{root.name}')  # not below the directory where calls fail
   os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
   cases = _Cases(root, library, said)
   while True:
