@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from absl import flags
 
-from tokenformer_jax import config, config_file, flag_mistakes
+from tokenformer_jax import config, flag_mistakes
+from tokenformer_jax.config import file as config_file
 
 VARIANTS = """
 from tokenformer_jax import config
