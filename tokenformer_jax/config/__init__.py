@@ -11,7 +11,7 @@ runs it is for. A function beside its dataclass checks what depends on several f
 from tokenformer_jax.config.data import DataConfig
 from tokenformer_jax.config.grow import GrowConfig
 from tokenformer_jax.config.mesh import MeshConfig
-from tokenformer_jax.config.model import ModelConfig, TokenCounts
+from tokenformer_jax.config.model import InitConfig, ModelConfig, TokenCounts
 from tokenformer_jax.config.names import check_key, choices, keys_named, lookup, paths
 from tokenformer_jax.config.optim import OptimConfig, old_token_rate
 from tokenformer_jax.config.run import Config
@@ -22,6 +22,7 @@ __all__ = [
   'Config',
   'DataConfig',
   'GrowConfig',
+  'InitConfig',
   'MeshConfig',
   'ModelConfig',
   'OptimConfig',

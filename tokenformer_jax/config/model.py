@@ -18,8 +18,22 @@ class TokenCounts:
 
 
 @dataclasses.dataclass(frozen=True)
+class InitConfig:
+  """How the parameters of a new model, and the new ones of a grown model, are drawn."""
+
+  std: float = key(0.02, 'standard deviation of keys, embeddings and dense kernels', above=0)
+  embedding_std: float = key(
+    0.0, 'that of embeddings. 0: init.std. The released TPU code has 1', least=0, only='lm'
+  )
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
-  """What a model computes. Two models are the same if these are equal."""
+  """What a model computes, and what its parameters are drawn from.
+
+  Two models that are equal compute the same function of their parameters: `init` takes no part in
+  comparisons.
+  """
 
   kind: str = key('lm', 'a language model or a vision transformer', choices=KINDS)
   projection: str = key(
@@ -75,8 +89,7 @@ class ModelConfig:
   )
   tied_head: bool = key(True, 'the output embedding is the input embedding. Language models only')
   scaled_logits: bool = key(False, 'logits / √width, as in the released TPU code', only='lm')
-  init_std: float = key(0.02, 'standard deviation of keys, embeddings and dense kernels', above=0)
-  embedding_std: float = key(0.0, '0: init_std. The released TPU code has 1', least=0, only='lm')
+  init: InitConfig = dataclasses.field(default=InitConfig(), compare=False)
   patch: int = key(16, "pixels of a patch's side", above=0, only='vit')
   channels: int = key(0, 'of the images. 0: as the data has', least=0, only='vit')
   classes: int = key(0, 'outputs of the head. 0: as many as the data has', least=0, only='vit')

@@ -9,6 +9,12 @@ from tokenformer_jax.config.fields import leaves
 from tokenformer_jax.config.run import Config
 from tokenformer_jax.errors import UserError, misspelt, nearest
 
+# Keys that had another name in earlier versions, and their names now.
+RENAMED = {
+  'model.init_std': 'model.init.std',
+  'model.embedding_std': 'model.init.embedding_std',
+}
+
 
 def paths() -> list[str]:
   """Return the dotted path of every key that is not a group."""
@@ -60,6 +66,8 @@ def unknown(name: str, group: str, known: Collection[str], last: str = '') -> Us
   said = f'config key {group + name!r} is unknown'
   if not known:
     return UserError(f'{said}; config.{group[:-1]} is a single value')
+  if now := RENAMED.get(group + name):
+    return UserError(f'{said}; it is called {now!r} now')
   if near := misspelt(name, known):
     return UserError(f'{said}; did you mean {group + near!r}?')
   if elsewhere := keys_named(last or name):
@@ -68,7 +76,15 @@ def unknown(name: str, group: str, known: Collection[str], last: str = '') -> Us
 
 
 def keys_named(name: str) -> list[str]:
-  """Return the keys whose last part is a name or near to it."""
+  """Return the keys whose last part is, or was, a name, or is near to it."""
   last = {path: path.rpartition('.')[2] for path in paths()}
-  wanted = name if name in last.values() else misspelt(name, last.values())
-  return [path for path, own in last.items() if own == wanted]
+  if name not in last.values():
+    if now := renamed(name):
+      return now
+    name = misspelt(name, last.values())
+  return [path for path, own in last.items() if own == name]
+
+
+def renamed(name: str) -> list[str]:
+  """Return the keys whose last part was a name in an earlier version."""
+  return [now for old, now in RENAMED.items() if old.rpartition('.')[2] == name]
