@@ -284,6 +284,37 @@ def test_the_betas_are_less_than_one(path, value):
   assert _sentence(**{path.replace('.', '__'): value}) == want, 'Adam divides by 1 − β'
 
 
+@pytest.mark.parametrize(
+  ('path', 'value', 'bounds'),
+  [
+    ('data.crop_area', 0.0, 'be greater than 0 and at most 1'),
+    ('data.crop_area', 1.5, 'be greater than 0 and at most 1'),
+    ('optim.layer_decay', float('nan'), 'be greater than 0 and at most 1'),
+    ('data.rand_augment', -1.0, 'lie between 0 and 10'),
+    ('optim.drop_path', 1.0, 'lie between 0 and 1 (excluded)'),
+    ('optim.clip_norm', float('inf'), 'be finite'),
+    ('optim.learning_rate', float('inf'), 'be finite'),
+    ('optim.beta1', float('-inf'), 'be finite'),
+  ],
+)
+def test_both_bounds_of_a_number_are_told(path, value, bounds):
+  want = f'config.{path} is {value}; it must {bounds}'
+  assert _sentence(**{path.replace('.', '__'): value}) == want, f'{path} cannot be {value}'
+
+
+def test_an_integer_larger_than_any_float_is_told_as_well():
+  assert 'it must be less than 2147483648' in _sentence(model__width=10**400)
+
+
+@pytest.mark.parametrize('path', ['train.examples', 'optim.warmup_examples'])
+def test_examples_are_counted_in_64_bits(path):
+  config = _with(**{path.replace('.', '__'): 2**40})
+  assert config_lib.lookup(config, path) == 2**40, 'a long run cannot be given in examples'
+  assert _sentence(**{path.replace('.', '__'): 2**63}).endswith(
+    'must be less than 9223372036854775808'
+  )
+
+
 @pytest.mark.parametrize('path', ['train.seed', 'grow.seed', 'train.steps', 'model.width'])
 def test_an_integer_fits_in_32_bits(path):
   assert _sentence(**{path.replace('.', '__'): 2**31}) == (

@@ -55,6 +55,8 @@ class Key:
       raise UserError(f'config.{path} is {value!r}; it must be one of {names}')
     if isinstance(value, bool | str):
       return
+    if value in (math.inf, -math.inf):
+      raise UserError(f'config.{path} is {value}; it must be finite')
     # A NaN fails every comparison.
     if not (self.above < value < self.below and self.least <= value <= self.most):
       raise UserError(f'config.{path} is {value}; it must {self._bounds()}')
@@ -66,8 +68,6 @@ class Key:
     """Return the bounds as the end of a sentence: "it must …"."""
     low, high = max(self.above, self.least), min(self.most, self.below)
     excludes_low, excludes_high = low == self.above, high == self.below
-    if math.isinf(low) and math.isinf(high):
-      return 'be finite'
     if math.isinf(high):
       return f'be greater than {low:g}' if excludes_low else _at_least(low)
     if math.isinf(low):
