@@ -14,7 +14,9 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from tokenformer_jax import cli, config_file, config_keys, paths, train
+from tokenformer_jax import cli, paths, train
+from tokenformer_jax.config import file as config_file
+from tokenformer_jax.config import keys as config_keys
 from tokenformer_jax.errors import UserError
 
 _HERE = os.path.dirname(os.path.abspath(__file__))

@@ -96,7 +96,7 @@ class MLP(nnx.Module):
       config.width,
       hidden,
       ('width', 'hidden'),
-      std=config.init_std,
+      std=config.init.std,
       bias=config.bias,
       rngs=rngs,
     )
@@ -131,7 +131,7 @@ def _pattention(config: ModelConfig, kind: str, *, compute: Compute, rngs: nnx.R
     score=config.score,
     gelu=config.gelu,
     row_epsilon=config.row_epsilon,
-    key_std=config.init_std,
+    key_std=config.init.std,
     value_std=_output_std(config),
     prevent_cse=not compute.scan_layers,
     rngs=rngs,
@@ -144,7 +144,7 @@ def projection(
   """One of the attention's projections [B, T, D] → [B, T, D]; `kind` is `qkv` or `proj`."""
   if config.projection == 'pattention':
     return _pattention(config, kind, compute=compute, rngs=rngs)
-  std = config.init_std if kind == 'qkv' else _output_std(config)
+  std = config.init.std if kind == 'qkv' else _output_std(config)
   axes = ('width', 'heads') if kind == 'qkv' else ('heads', 'width')
   return Dense(config.width, config.width, axes, std=std, bias=config.bias, rngs=rngs)
 

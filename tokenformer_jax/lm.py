@@ -13,7 +13,7 @@ from flax import nnx
 from tokenformer_jax.attention import Cache, positions
 from tokenformer_jax.blocks import Block
 from tokenformer_jax.compute import DEFAULT, Compute
-from tokenformer_jax.config import ModelConfig
+from tokenformer_jax.config import InitConfig, ModelConfig
 from tokenformer_jax.layers import LayerNorm, repeat
 from tokenformer_jax.loss import logits
 from tokenformer_jax.params import Definition, define, param, stack
@@ -30,7 +30,7 @@ class LM(nnx.Module):
     self.head_scale = config.width**-0.5 if config.scaled_logits else None
 
     def table(rows: int, axis: str) -> nnx.Param:
-      normal = nnx.initializers.normal(config.embedding_std or config.init_std)
+      normal = nnx.initializers.normal(config.init.embedding_std or config.init.std)
       return param(rngs, normal, (rows, config.width), (axis, 'width'))
 
     def block(rngs: nnx.Rngs) -> Block:
@@ -110,7 +110,12 @@ class LM(nnx.Module):
     return (self.embedding if self.head is None else self.head)[...]
 
 
-@functools.cache
 def define_lm(config: ModelConfig, compute: Compute = DEFAULT) -> Definition:
   """The model's parameters and functions; `config` has every size filled in (no zeros left)."""
+  return _define(config, config.init, compute)
+
+
+@functools.cache
+def _define(config: ModelConfig, init: InitConfig, compute: Compute) -> Definition:
+  del init  # Models are equal whatever they are drawn from, so it is a part of the cache's key.
   return define(lambda rngs: LM(config, compute, rngs=rngs))

@@ -16,7 +16,7 @@ from flax import nnx
 
 from tokenformer_jax.blocks import Block
 from tokenformer_jax.compute import DEFAULT, Compute
-from tokenformer_jax.config import ModelConfig
+from tokenformer_jax.config import InitConfig, ModelConfig
 from tokenformer_jax.layers import Dense, LayerNorm, feed_forward, projection, repeat
 from tokenformer_jax.params import Definition, define, param, stack
 from tokenformer_jax.sharding import constrain
@@ -104,7 +104,7 @@ class ViT(nnx.Module):
     self.patch_embedding = Dense(
       inputs, config.width, ('patch', 'width'), std=inputs**-0.5, bias=True, rngs=rngs
     )
-    normal = nnx.initializers.normal(config.init_std)
+    normal = nnx.initializers.normal(config.init.std)
     self.positions = (
       param(rngs, normal, (config.max_length, config.width), ('position', 'width'))
       if config.positions == 'learned'
@@ -127,7 +127,7 @@ class ViT(nnx.Module):
       config.width,
       config.classes,
       ('width', 'classes'),
-      std=config.init_std,
+      std=config.init.std,
       bias=True,
       rngs=rngs,
     )
@@ -168,7 +168,12 @@ class ViT(nnx.Module):
     return x_BxTxD
 
 
-@functools.cache
 def define_vit(config: ModelConfig, compute: Compute = DEFAULT) -> Definition:
   """The model's parameters and functions; `config` has every size filled in (no zeros left)."""
+  return _define(config, config.init, compute)
+
+
+@functools.cache
+def _define(config: ModelConfig, init: InitConfig, compute: Compute) -> Definition:
+  del init  # Models are equal whatever they are drawn from, so it is a part of the cache's key.
   return define(lambda rngs: ViT(config, compute, rngs=rngs))

@@ -65,7 +65,7 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
   changes = ('param_tokens', 'reference_tokens') if by_tokens else ('width', 'heads', 'ffn_width')
   for field in dataclasses.fields(ModelConfig):
     old, new = getattr(source, field.name), getattr(target, field.name)
-    if old != new and field.name not in changes:
+    if field.compare and old != new and field.name not in changes:
       raise UserError(
         f'model.{field.name} is {old!r} in the source and {new!r} in the target; growth by '
         f'{config.method} changes {" and ".join(changes)} only'

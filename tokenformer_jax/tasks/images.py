@@ -77,8 +77,8 @@ class ImageTask(Task):
 
   @staticmethod
   def adapted(source: ModelConfig, target: ModelConfig) -> ModelConfig:
-    """Another number of classes, and learned positions for another resolution."""
-    changes = {'classes': target.classes}
+    """Another number of classes, drawn as in the target, and positions for another resolution."""
+    changes = {'classes': target.classes, 'init': target.init}
     if source.positions == target.positions == 'learned':
       changes['max_length'] = target.max_length
     return dataclasses.replace(source, **changes)
