@@ -11,7 +11,7 @@ import jax
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as library
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-from tokenformer_jax.sharding import spec
+from tokenformer_jax.sharding import parts, spec
 
 LANES = 128  # of a vector unit; positions are a multiple of this
 _BLOCK = 512
@@ -24,15 +24,8 @@ _KERNEL = re.compile(r'splash_mha_(fwd|dkv|dq)')
 
 def fits(batch: int, heads: int, length: int) -> bool:
   """Whether the kernel can compute [B, T, H, K] of these sizes on the mesh that is set."""
-  sizes = dict(jax.sharding.get_abstract_mesh().shape)
-  rows, columns = (
-    math.prod(sizes.get(axis, 1) for axis in _names(part)) for part in spec(_AXES)[:2]
-  )
-  return length % LANES == 0 and batch % rows == 0 and heads % columns == 0
-
-
-def _names(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
-  return () if part is None else (part,) if isinstance(part, str) else part
+  divides = batch % parts('batch') == 0 and heads % parts('heads') == 0
+  return length % LANES == 0 and divides
 
 
 def filled(head_width: int) -> int:

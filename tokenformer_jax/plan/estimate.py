@@ -6,7 +6,7 @@ import math
 import time
 from typing import Any
 
-from jax.sharding import AbstractMesh, AxisType, Mesh
+from jax.sharding import Mesh
 
 from tokenformer_jax import flops, sharding, start
 from tokenformer_jax.cli import say
@@ -203,12 +203,11 @@ def make_mesh(config: Config, on: Topology) -> Mesh:
 
 
 def _by_formula(step: Step, on: Topology) -> Plan:
-  sizes = sharding.mesh_sizes(step.config.mesh, on.devices)
-  mesh = AbstractMesh(sizes, sharding.MESH_AXES, (AxisType.Auto,) * len(sizes))
+  mesh = sharding.abstract_mesh(step.config.mesh, on.devices)
   sharding.check_divides(mesh, step.task.definition.abstract, step.task.definition.axes)
   start.check_splits(step.config, mesh)
   state = program.state_bytes(step, mesh)
-  memory, found = formulas.of_step(step, mesh.shape, state, on.chip)
+  memory, found = formulas.of_step(step, mesh, state, on.chip)
   if memory.left < 0:
     error = DoesNotFitError('by formula')
     error.needed, error.capacity = memory.peak / 2**30, memory.capacity / 2**30
@@ -225,15 +224,15 @@ def advice(config: Config, error: DoesNotFitError, on: Topology) -> UserError:
   if not config.train.scan_layers:
     ways.append('--config.train.scan_layers=True')
   parts = 2 * config.optim.accumulation_steps
-  sizes = sharding.mesh_sizes(config.mesh, on.devices)
-  rows = config.data.batch_size // (sizes[0] * sizes[1])
+  mesh = sharding.abstract_mesh(config.mesh, on.devices)
+  rows = config.data.batch_size // sharding.parts('batch', mesh)
   if rows % parts == 0:
     ways.append(
       f'--config.optim.accumulation_steps={parts} (or a smaller batch: it is {rows} a device)'
     )
   if config.model.kind == 'lm' and config.train.loss_chunk > 128:
     ways.append(f'--config.train.loss_chunk={config.train.loss_chunk // 2}')
-  if sizes[0] > on.slices:
+  if sharding.replicas(mesh) > on.slices:
     ways.append('more of the mesh in config.mesh.fsdp or tokens, and less in replica')
   ways.append('more devices')
   size = (
