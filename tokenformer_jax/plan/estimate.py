@@ -178,7 +178,7 @@ def _plan(config: Config, on: Topology, before: ModelConfig | None, quick: bool 
   first = time.monotonic()
 
   def made(memory: Memory, text: str, source: str) -> Plan:
-    found = costs.read(text, mesh, on.chip, step.config.model.window)
+    found = costs.read(text, mesh, on.chip)
     seconds = time.monotonic() - first
     return Plan(step.config, on, dict(mesh.shape), step.parameters, memory, found, source, seconds)
 
