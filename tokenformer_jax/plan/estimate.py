@@ -6,9 +6,9 @@ import math
 import time
 from typing import Any
 
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
-from tokenformer_jax import flops, sharding, start
+from tokenformer_jax import flops, sharding, start, tasks
 from tokenformer_jax.cli import say
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.errors import UserError
@@ -27,6 +27,7 @@ class Plan:
     topology: of the devices.
     mesh: sizes of its axes.
     parameters: of the model.
+    units: what a step is counted in, and how many.
     memory: of a device.
     costs: of a step, of a device.
     source: of memory and costs: `cycles`, the compiler; `layout`, the compiler before it writes
@@ -38,6 +39,7 @@ class Plan:
   topology: Topology
   mesh: dict[str, int]
   parameters: int
+  units: tuple[str, int]
   memory: Memory
   costs: Costs
   source: str
@@ -76,14 +78,6 @@ class Plan:
     """Model FLOPs over what the devices' peak allows, for `step_seconds`."""
     peak = self.topology.chip.peak * self.topology.devices
     return tuple(self.model_flops / peak / seconds for seconds in self.step_seconds)
-
-  @property
-  def units(self) -> tuple[str, int]:
-    """What a step is counted in, and how many."""
-    data = self.config.data
-    if self.config.model.kind == 'vit':
-      return 'images', data.batch_size
-    return 'tokens', data.batch_size * data.sequence_length
 
   @property
   def steps(self) -> int | None:
@@ -142,8 +136,8 @@ class Plan:
 def steps_of(config: Config) -> int | None:
   """Return the steps of a run; None if it is given in epochs and only the data has their length."""
   if config.train.epochs:
-    known = program.IMAGE_SETS.get(config.data.source)
-    return known and math.ceil(config.train.epochs * known.examples / config.data.batch_size)
+    examples = tasks.known_examples(config)
+    return examples and math.ceil(config.train.epochs * examples / config.data.batch_size)
   return math.ceil(config.train.examples / config.data.batch_size) or config.train.steps
 
 
@@ -180,7 +174,7 @@ def _plan(config: Config, on: Topology, before: ModelConfig | None, quick: bool 
   def made(memory: Memory, text: str, source: str) -> Plan:
     found = costs.read(text, mesh, on.chip)
     seconds = time.monotonic() - first
-    return Plan(step.config, on, dict(mesh.shape), step.parameters, memory, found, source, seconds)
+    return _of_step(step, on, mesh, memory, found, source, seconds)
 
   def tell(text: str, hbm: int, host: int) -> bool:
     nonlocal at_first
@@ -212,7 +206,20 @@ def _by_formula(step: Step, on: Topology) -> Plan:
     error = DoesNotFitError('by formula')
     error.needed, error.capacity = memory.peak / 2**30, memory.capacity / 2**30
     raise error
-  return Plan(step.config, on, dict(mesh.shape), step.parameters, memory, found, 'formula', 0.0)
+  return _of_step(step, on, mesh, memory, found, 'formula', 0.0)
+
+
+def _of_step(
+  step: Step,
+  on: Topology,
+  mesh: Mesh | AbstractMesh,
+  memory: Memory,
+  found: Costs,
+  source: str,
+  seconds: float,
+) -> Plan:
+  sizes, units = dict(mesh.shape), (step.task.unit, step.task.units_per_step)
+  return Plan(step.config, on, sizes, step.parameters, units, memory, found, source, seconds)
 
 
 def advice(config: Config, error: DoesNotFitError, on: Topology) -> UserError:
