@@ -1,7 +1,9 @@
 """Where arrays live: the mesh, the rules, and the optimizer's state beside its parameters."""
 
+import ast
 import dataclasses
 import functools
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -288,3 +290,15 @@ def test_how_many_parts_an_axis_has(axis):
   assert sharding.parts(axis) == 1, 'without a mesh nothing is split'
   with jax.set_mesh(mesh):
     assert sharding.parts(axis) == want, 'the mesh that is set does not count'
+
+
+def test_no_other_file_names_an_axis_of_the_mesh():
+  package = Path(sharding.__file__).parent
+  for file in sorted(package.rglob('*.py')):
+    if file.name in ('sharding.py', 'config.py'):
+      continue
+    nodes = list(ast.walk(ast.parse(file.read_text())))
+    named = {node.value for node in nodes if isinstance(node, ast.Constant)}
+    named |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    # `tokens` has other meanings elsewhere.
+    assert not named & {'replica', 'fsdp'}, f'{file} does not ask sharding.py, but knows its mesh'

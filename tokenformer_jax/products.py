@@ -53,12 +53,9 @@ def project(
   Returns:
     [B, T, O], or [B, T, H, K].
   """
-  matrix, of_x, of_out = matrix.astype(x.dtype), 'BTI', 'BTO'
-  heads = out_heads
-  if x.ndim == 4:
-    of_x, heads = 'BTHK', x.shape[2:]
-  elif out_heads:
-    of_out = 'BTHK'
+  matrix = matrix.astype(x.dtype)
+  of_x, of_out = ('BTHK' if x.ndim == 4 else 'BTI'), ('BTHK' if out_heads else 'BTO')
+  heads = out_heads or (x.shape[2:] if x.ndim == 4 else None)
   on_part = _OnPart(of_x, of_out, axes, contract, heads, matrix.shape)
   if heads and heads[0] % parts('heads'):
     return on_part.product(x, matrix)

@@ -187,12 +187,12 @@ def with_even_shardings(abstract: Any, shardings: Any) -> Any:
   """Like `with_shardings`, but an axis that its mesh axes do not divide is not split."""
 
   def placed(array: Any, place: NamedSharding) -> jax.ShapeDtypeStruct:
-    parts = []
+    split = []
     for size, axes in zip(array.shape, place.spec, strict=False):
       names = () if axes is None else (axes,) if isinstance(axes, str) else axes
       divides = size % math.prod(place.mesh.shape[name] for name in names) == 0
-      parts.append(axes if divides else None)
-    even = NamedSharding(place.mesh, PartitionSpec(*parts))
+      split.append(axes if divides else None)
+    even = NamedSharding(place.mesh, PartitionSpec(*split))
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=even)
 
   return jax.tree.map(placed, abstract, shardings)
