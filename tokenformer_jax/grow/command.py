@@ -21,7 +21,7 @@ import jax
 from absl import flags
 from jax.sharding import Mesh
 
-from tokenformer_jax import checkpoint, cli, flops, models, paths, sharding, start
+from tokenformer_jax import buckets, checkpoint, cli, flops, models, paths, sharding, start
 from tokenformer_jax.config import (
   Config,
   GrowConfig,
@@ -308,7 +308,8 @@ def _counts(old: TokenCounts) -> TokenCounts:
 def _mesh(of_source: MeshConfig, devices: list[jax.Device]) -> tuple[Mesh, MeshConfig]:
   """The mesh of --mesh, or that of the source if it makes up the devices here, or all of them."""
   if flags.FLAGS.mesh is not None:
-    mesh_config = MeshConfig(**{'fsdp': 1, **_numbers('mesh', sharding.MESH_AXES, least=-1)})
+    names = [field.name for field in dataclasses.fields(MeshConfig)]
+    mesh_config = MeshConfig(**{**dict.fromkeys(names, 1), **_numbers('mesh', names, least=-1)})
     return sharding.make_mesh(mesh_config, devices), mesh_config
   try:
     return sharding.make_mesh(of_source, devices), of_source
@@ -322,9 +323,9 @@ def _print_table(source: Source, after: ModelConfig) -> None:
     cli.say(line)
   definition = models.define(after)
   sharding.check_divides(source.mesh, definition.abstract, definition.axes)
-  if -1 not in dataclasses.astuple(source.mesh_config):
-    sizes = dataclasses.astuple(source.mesh_config)
-    planned = jax.sharding.AbstractMesh(sizes, sharding.MESH_AXES)
+  sizes = dataclasses.astuple(source.mesh_config)
+  if -1 not in sizes:
+    planned = sharding.abstract_mesh(source.mesh_config, math.prod(sizes))
     sharding.check_divides(planned, definition.abstract, definition.axes)
 
 
@@ -345,8 +346,7 @@ def _check_room(
 
 def _batch(source: Source, examples: int, first: int = 0) -> tuple[Batch, str]:
   """Held-out examples, their number rounded up to what the mesh can split, and what they are."""
-  multiple = source.mesh.shape['replica'] * source.mesh.shape['fsdp']
-  rounded = [-(-count // multiple) * multiple for count in (examples, first)]
+  rounded = [buckets.rows(count, source.mesh) for count in (examples, first)]
   task = verify.exact_task(source.meta.config, source.model)
   return task.held_out(source.meta.tokenizer, *rounded)
 

@@ -126,7 +126,7 @@ def batches(rows: np.ndarray, at_once: int, mesh: Mesh) -> list[jax.Array]:
     at_once: how many rows a device may have.
     mesh: whose devices share the rows of a batch.
   """
-  parts = mesh.shape['replica'] * mesh.shape['fsdp']
+  parts = sharding.parts('batch', mesh)
   size = min(at_once, -(-len(rows) // parts)) * parts
   padded = np.full((-(-len(rows) // size) * size, rows.shape[1]), -1, np.int32)
   padded[: len(rows)] = rows
