@@ -112,7 +112,7 @@ def _states(remat: str = 'none') -> dict[str, step_lib.State]:
   config = Config(model=tiny_model(), train=TrainConfig(steps=10, remat=remat))
   mesh, task = _mesh(), tasks.make(config)
   definition = task.definition
-  tx = optim.make_optimizer(config.optim, config.train.steps, definition.axes)
+  tx = optim.make_optimizer(config.optim, config.train.steps, definition.info)
   rows = np.random.default_rng(0).integers(0, 64, (8, 13), np.int32)
   with jax.set_mesh(mesh):
     new = jax.jit(

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from tokenformer_jax.params import param
+from tokenformer_jax.params import Role, param
 from tokenformer_jax.products import on_each_device, product, project, tokens_are_split
 from tokenformer_jax.sharding import constrain
 from tokenformer_jax.stack import KEEP_STATISTICS, PROJECTED, ROW_STATISTICS
@@ -285,8 +285,9 @@ class Pattention(nnx.Module):
       prevent_cse: see `recompute_scores`.
       rngs: the stream `params` is used.
     """
-    self.keys = param(rngs, nnx.initializers.normal(key_std), (param_tokens, d_in), _AXES)
-    self.values = param(rngs, nnx.initializers.normal(value_std), (param_tokens, d_out), _AXES)
+    of_keys, of_values = nnx.initializers.normal(key_std), nnx.initializers.normal(value_std)
+    self.keys = param(rngs, of_keys, (param_tokens, d_in), _AXES, role=Role.KEY)
+    self.values = param(rngs, of_values, (param_tokens, d_out), _AXES, role=Role.VALUE)
     self.how = {
       'score': score,
       'gelu': gelu,

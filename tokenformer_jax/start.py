@@ -225,7 +225,7 @@ def grown(config: Config, origin: Origin, mesh: Mesh, other_meaning: str = '') -
     changed.append(f'a new head, because {other_meaning}')
   cli.say(f'adapting {config.init_from}: {", ".join(changed)}')
   old, definition = files.read(checkpoints, meta, mesh), models.define(target)
-  tx = optim.make_optimizer(config.optim, config.train.steps, definition.axes)
+  tx = optim.make_optimizer(config.optim, config.train.steps, definition.info)
   shardings = step_lib.state_shardings(mesh, definition, tx, ema='ema' in old)
 
   def adapt_and_grow(old: State) -> State:
