@@ -26,6 +26,10 @@ from tokenformer_jax.stack import KEEP_STATISTICS, PROJECTED, ROW_STATISTICS
 # Keeps a row of zeros finite; far below the rounding of any row that is not.
 EPSILON = 1e-12
 
+# Score functions under which a score of 0 has weight 0: a parameter token with a zero key adds
+# nothing, and leaves the weights of the others as they are.
+ZERO_AT_ZERO = ('l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm')
+
 _AXES = ('param_tokens', 'width')  # of keys and of values
 
 # Parameter tokens on a device, in widths of the input, from which on the gradient of the norm is

@@ -256,7 +256,7 @@ def check_old_tokens(config: Config, growth: LastGrowth | None, definition: Defi
   """
   if config.optim.old_tokens == 'train':
     return
-  now = tokens.counts(definition.abstract, definition.axes)
+  now = tokens.counts(definition)
   if growth is None or growth.old_tokens == now:
     raise UserError(
       f'config.optim.old_tokens is {config.optim.old_tokens!r}, but this model has no tokens newer '

@@ -22,7 +22,7 @@ def _loss(params, rows):
 
 @functools.cache
 def _scores():
-  of_tokens = functools.partial(importance.of_tokens, _loss, axes=define_lm(MODEL).axes)
+  of_tokens = functools.partial(importance.of_tokens, _loss, info=define_lm(MODEL).info)
   return jax.jit(of_tokens)(params_of(MODEL), batch=IDS)
 
 
@@ -51,7 +51,7 @@ def test_importance_is_the_gradient_against_the_value_sequence_by_sequence():
 def test_importance_predicts_what_a_token_adds_to_the_loss():
   """By differences: a value scaled by 1 ± ε."""
   params, rows, step = params_of(MODEL), IDS[:1], 0.05
-  of_tokens = functools.partial(importance.of_tokens, _loss, axes=define_lm(MODEL).axes)
+  of_tokens = functools.partial(importance.of_tokens, _loss, info=define_lm(MODEL).info)
   scores = np.asarray(
     jax.jit(of_tokens)(params, batch=rows)['blocks']['attention']['proj']['values'][0]
   )
