@@ -36,6 +36,10 @@ class Role(enum.Enum):
   VECTOR = 'vector'  # an input that is learned: a class token, the query of a pool
 
 
+# The roles of arrays that a token is multiplied with.
+_MATRICES = (Role.KEY, Role.VALUE, Role.TIED_EMBEDDING, Role.HEAD, Role.KERNEL, Role.ROUTER)
+
+
 @dataclasses.dataclass(frozen=True)
 class ParamInfo:
   """What is known of an array of parameters besides its shape.
@@ -61,6 +65,11 @@ class ParamInfo:
   def token_axis(self) -> int | None:
     """The position of the axis that grows, or None."""
     return token_axis(self.axes)
+
+  @property
+  def in_layers(self) -> bool:
+    """Whether it belongs to a layer."""
+    return bool(self.depth)
 
 
 def param(
@@ -176,5 +185,20 @@ def _layer_by_layer(init: Initializer) -> Initializer:
   return layers
 
 
+def matrix_entries(
+  module: nnx.Module, which: Callable[[ParamInfo], bool] = lambda info: True
+) -> int:
+  """Count the entries of a module's matrices that one token uses, of those that `which` picks."""
+  variables = jax.tree.leaves(nnx.state(module, nnx.Param), is_leaf=_is_variable)
+  infos = [(variable.get_metadata('info'), variable.size) for variable in variables]
+  return sum(
+    round(size * info.active) for info, size in infos if info.role in _MATRICES and which(info)
+  )
+
+
 def _map_variables(f: Callable[[nnx.Variable], Any], state: nnx.State) -> nnx.State:
-  return jax.tree.map(f, state, is_leaf=lambda node: isinstance(node, nnx.Variable))
+  return jax.tree.map(f, state, is_leaf=_is_variable)
+
+
+def _is_variable(node: Any) -> bool:
+  return isinstance(node, nnx.Variable)

@@ -18,7 +18,7 @@ from tokenformer_jax.blocks import Block
 from tokenformer_jax.compute import DEFAULT, Compute
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.layers import Dense, LayerNorm, feed_forward, projection, repeat
-from tokenformer_jax.params import Definition, Role, define, param, stack
+from tokenformer_jax.params import Definition, Role, define, matrix_entries, param, stack
 from tokenformer_jax.sharding import constrain
 from tokenformer_jax.stack import scan
 
@@ -89,6 +89,14 @@ class AttentionPool(nnx.Module):
     )
     pooled_Bx1xD = self.proj(jax.nn.dot_product_attention(query, key, value, implementation='xla'))
     return pooled_Bx1xD + self.ffn(self.norm(pooled_Bx1xD))
+
+  def length_flops(self, length: int) -> int:
+    """Count the FLOPs for `length` positions beyond one use of every matrix.
+
+    Keys and values are those of all positions; everything else is of the one query.
+    """
+    of_position = 2 * (matrix_entries(self.key) + matrix_entries(self.value))
+    return (length - 1) * of_position + 4 * self.probe.size * length
 
 
 class ViT(nnx.Module):

@@ -54,7 +54,7 @@ def paths(definition: Definition, role: Role) -> dict[str, Path]:
   found = [
     path
     for path, one in jax.tree_util.tree_leaves_with_path(definition.info)
-    if one.role is role and one.axes[0] == 'layers'
+    if one.role is role and one.in_layers
   ]
   modules = [tuple(key.key for key in path[:-1]) for path in found]
   return dict(zip(_short(modules), found, strict=True))
