@@ -11,6 +11,7 @@ from tiny import tiny_model
 
 from tokenformer_jax.grow import importance
 from tokenformer_jax.lm import define_lm
+from tokenformer_jax.params import ParamInfo, Role
 
 MODEL = tiny_model()
 
@@ -74,3 +75,24 @@ def test_importance_predicts_what_a_token_adds_to_the_loss():
 def test_what_has_no_tokens_has_no_importance():
   scores = _scores()
   assert scores['embedding'].shape == () and not scores['embedding'].any()
+
+
+def test_keys_go_with_the_values_of_their_module_whatever_the_names():
+  def info(role: Role) -> ParamInfo:
+    return ParamInfo(('param_tokens', 'width'), role, jax.nn.initializers.zeros)
+
+  tree = {name: {'a': info(Role.VALUE), 'b': info(Role.KEY)} for name in ('first', 'second')}
+  params = {
+    name: {'a': jnp.full((3, 2), size), 'b': jnp.ones((3, 2))}
+    for name, size in (('first', 2.0), ('second', 5.0))
+  }
+
+  def loss(params, row):
+    return sum(jnp.sum(module['a']) * jnp.sum(row) for module in params.values())
+
+  scores = importance.of_tokens(loss, params, tree, jnp.ones((4, 1)))
+  for name, want in (('first', 4), ('second', 10)):
+    for array in ('a', 'b'):
+      np.testing.assert_array_equal(
+        scores[name][array], [want] * 3, err_msg='keys are kept where their values are dropped'
+      )
