@@ -172,24 +172,20 @@ def _by_depth(decay: float, info: Params, updates: Params) -> Params:
   The head and what else comes after the layers keep theirs.
   """
   layers = max(
-    one.depth - 1 + (update.shape[0] if _is_stacked(one) else 1)
+    one.depth - 1 + update.shape[0]  # 'layers' is the first axis.
     for one, update in zip(jax.tree.leaves(info), jax.tree.leaves(updates), strict=True)
-    if one.depth is not None
+    if one.in_layers
   )
 
   def scaled(one: ParamInfo, update: jax.Array) -> jax.Array:
     if one.depth is None:
       return update
     above = layers + 1 - one.depth
-    if _is_stacked(one):
+    if one.in_layers:
       above = jnp.arange(above, above - update.shape[0], -1).reshape(-1, *[1] * (update.ndim - 1))
     return update * decay**above
 
   return jax.tree.map(scaled, info, updates)
-
-
-def _is_stacked(one: ParamInfo) -> bool:
-  return one.axes[0] == 'layers'
 
 
 def _new_token_factor(config: OptimConfig, update: jax.Array, adam_count: jax.Array) -> jax.Array:

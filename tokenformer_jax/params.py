@@ -51,7 +51,7 @@ class ParamInfo:
     role: what it is for.
     initializer: draws it, from a key, a shape and a dtype. Growth draws arrays in other shapes.
     depth: 0 before the layers; the number of its layer, from 1 on, and of stacked layers that of
-      the first; None after the layers.
+      the first; None after the layers, and in layers that are not stacked, which only decode.
     active: the share of its entries that one token uses.
   """
 

@@ -38,7 +38,7 @@ def define_flags() -> None:
     lower_bound=1,
   )
   flags.DEFINE_string('layer', 'all', 'The index of a layer, the first is 0; or all.')
-  flags.DEFINE_list('kinds', None, 'Which Pattentions of a layer; by default all of them.')
+  flags.DEFINE_list('kinds', None, 'Pattentions of a layer, such as query,ffn; by default all.')
   flags.DEFINE_integer(
     'top_k', 5, 'Parameter tokens of each Pattention, and input tokens of each.', lower_bound=1
   )
