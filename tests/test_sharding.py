@@ -118,7 +118,7 @@ def _states(remat: str = 'none', on: MeshConfig = ON_EIGHT) -> dict[str, step_li
   config = Config(model=tiny_model(), train=TrainConfig(steps=10, remat=remat))
   mesh, task = sharding.make_mesh(on), tasks.make(config)
   definition = task.definition
-  tx = optim.make_optimizer(config.optim, config.train.steps, definition.axes)
+  tx = optim.make_optimizer(config.optim, config.train.steps, definition.info)
   rows = np.random.default_rng(0).integers(0, 64, (8, 13), np.int32)
   with jax.set_mesh(mesh):
     new = jax.jit(

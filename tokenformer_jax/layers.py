@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from tokenformer_jax.compute import Compute
 from tokenformer_jax.config import ModelConfig
-from tokenformer_jax.params import Axes, param
+from tokenformer_jax.params import Axes, Role, param
 from tokenformer_jax.pattention import Pattention, activate
 from tokenformer_jax.products import project, split_heads
 from tokenformer_jax.sharding import constrain
@@ -38,9 +38,9 @@ class LayerNorm(nnx.Module):
   def __init__(self, width: int, form: str, *, epsilon: float, rngs: nnx.Rngs):
     self.form, self.epsilon = form, epsilon
     if form == 'affine':
-      self.scale = param(rngs, nnx.initializers.ones, (width,), ('norm',))
+      self.scale = param(rngs, nnx.initializers.ones, (width,), ('norm',), role=Role.GAIN)
     if form != 'plain':
-      self.bias = param(rngs, nnx.initializers.zeros, (width,), ('norm',))
+      self.bias = param(rngs, nnx.initializers.zeros, (width,), ('norm',), role=Role.BIAS)
 
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
     """[B, T, D] → [B, T, D]."""
@@ -70,12 +70,25 @@ def _layer_norm(
 class Dense(nnx.Module):
   """x W, with a bias if the model has them."""
 
-  def __init__(self, d_in: int, d_out: int, axes: Axes, *, std: float, bias: bool, rngs: nnx.Rngs):
+  def __init__(
+    self,
+    d_in: int,
+    d_out: int,
+    axes: Axes,
+    *,
+    std: float,
+    bias: bool,
+    depth: int | None = None,
+    rngs: nnx.Rngs,
+  ):
     self.axes = axes
-    self.kernel = param(rngs, nnx.initializers.normal(std), (d_in, d_out), axes)
+    make = functools.partial(param, rngs, depth=depth)
+    normal = nnx.initializers.normal(std)
+    self.kernel = make(normal, (d_in, d_out), axes, role=Role.KERNEL)
     # Split and widened as the kernel's columns are; like a norm where these are not split.
     out_axis = 'norm' if axes[-1] == 'width' else axes[-1]
-    self.bias = param(rngs, nnx.initializers.zeros, (d_out,), (out_axis,)) if bias else None
+    zeros = nnx.initializers.zeros
+    self.bias = make(zeros, (d_out,), (out_axis,), role=Role.BIAS) if bias else None
 
   def __call__(self, x: jax.Array, out_heads: tuple[int, int] | None = None) -> jax.Array:
     """Heads as input or output are as in `pattention`."""

@@ -19,13 +19,17 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from tokenformer_jax import per_device
-from tokenformer_jax.params import param
+from tokenformer_jax.params import Role, param
 from tokenformer_jax.products import product, project
 from tokenformer_jax.sharding import constrain, parts
 from tokenformer_jax.stack import KEEP_STATISTICS, PROJECTED, ROW_STATISTICS
 
 # Keeps a row of zeros finite; far below the rounding of any row that is not.
 EPSILON = 1e-12
+
+# Score functions under which a score of 0 has weight 0: a parameter token with a zero key adds
+# nothing, and leaves the weights of the others as they are.
+ZERO_AT_ZERO = ('l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm')
 
 _AXES = ('param_tokens', 'width')  # of keys and of values
 
@@ -285,8 +289,9 @@ class Pattention(nnx.Module):
       prevent_cse: see `recompute_scores`.
       rngs: the stream `params` is used.
     """
-    self.keys = param(rngs, nnx.initializers.normal(key_std), (param_tokens, d_in), _AXES)
-    self.values = param(rngs, nnx.initializers.normal(value_std), (param_tokens, d_out), _AXES)
+    of_keys, of_values = nnx.initializers.normal(key_std), nnx.initializers.normal(value_std)
+    self.keys = param(rngs, of_keys, (param_tokens, d_in), _AXES, role=Role.KEY)
+    self.values = param(rngs, of_values, (param_tokens, d_out), _AXES, role=Role.VALUE)
     self.how = {
       'score': score,
       'gelu': gelu,

@@ -22,10 +22,11 @@ from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import last_growth
+from tokenformer_jax.grow.tokens import lookup
 from tokenformer_jax.inspect import usage
-from tokenformer_jax.inspect.weights import KINDS, compiled_maps, of_kind
+from tokenformer_jax.inspect.weights import compiled_maps, names, paths
 from tokenformer_jax.lm import Compute, define_lm
-from tokenformer_jax.params import Definition, Params
+from tokenformer_jax.params import Definition, Params, Role
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,15 +43,21 @@ class Model:
   def tokenizer(self) -> tokenizers.Tokenizer:
     return tokenizers.from_json(self.meta.tokenizer)
 
+  @functools.cached_property
+  def names(self) -> tuple[str, ...]:
+    """The Pattentions of a layer, in the order in which it applies them."""
+    return names(self.definition)
+
   @property
   def old(self) -> dict[str, int] | None:
-    """How many parameter tokens of each kind the last growth found, or None if it added none."""
+    """How many parameter tokens of each the last growth found, or None if it added none."""
     model = self.meta.config.model
     growth = last_growth(self.meta.lineage, model)
     if growth is None:
       return None
-    counts = {kind: of_kind(growth.old_tokens['blocks'], kind)['keys'] for kind in KINDS}
-    now = {kind: of_kind(self.params['blocks'], kind)['keys'].shape[1] for kind in KINDS}
+    keys = paths(self.definition, Role.KEY)
+    counts = {name: lookup(growth.old_tokens, path) for name, path in keys.items()}
+    now = {name: lookup(self.params, path).shape[1] for name, path in keys.items()}
     return None if counts == now else counts
 
 
@@ -81,13 +88,14 @@ def load(source: str) -> Model:
 
 
 def maps(model: Model, ids: np.ndarray, layers: Sequence[int]) -> dict[int, dict[str, np.ndarray]]:
-  """The weights of some layers for a text of ids [T], by layer and kind: float32 [T, N]."""
+  """The weights of some layers for a text of ids [T], by layer and name: float32 [T, N]."""
   run = compiled_maps(model.definition, model.mesh)
   with jax.set_mesh(model.mesh):
     (batch,) = usage.batches(np.asarray(ids)[None], 1, model.mesh)
     found = {layer: run(model.params, batch, layer) for layer in layers}
   return {
-    layer: {kind: np.asarray(of_layer[kind]) for kind in KINDS} for layer, of_layer in found.items()
+    layer: {name: np.asarray(of_layer[name]) for name in model.names}
+    for layer, of_layer in found.items()
   }
 
 

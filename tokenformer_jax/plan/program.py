@@ -128,8 +128,8 @@ def make_step(config: Config, before: ModelConfig | None = None, platform: str =
   growth = None
   if before is not None:
     old = define(before)
-    growth = optim.LastGrowth(updates=0, old_tokens=tokens.counts(old.abstract, old.axes))
-  tx = optim.make_optimizer(config.optim, config.train.steps, task.definition.axes, growth)
+    growth = optim.LastGrowth(updates=0, old_tokens=tokens.counts(old))
+  tx = optim.make_optimizer(config.optim, config.train.steps, task.definition.info, growth)
   return Step(config, task, tx, growth)
 
 
