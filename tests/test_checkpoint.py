@@ -16,6 +16,7 @@ import tiny_run
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tokenformer_jax import checkpoint, checksum, sharding, start, train
+from tokenformer_jax.checkpoint_meta import Ancestor
 from tokenformer_jax.config import (
   Config,
   GrowConfig,
@@ -81,7 +82,7 @@ def test_a_checkpoint_does_not_choose_where_programs_are_loaded_from(tmp_path):
 
 
 def test_a_checkpoint_says_how_its_model_came_to_be(tmp_path):
-  first = checkpoint.Ancestor('grow', '/runs/a', 10, ModelConfig(width=64), GrowConfig(), 9)
+  first = Ancestor('grow', '/runs/a', 10, ModelConfig(width=64), GrowConfig(), 9)
   second = dataclasses.replace(
     first, action='merge', source='/runs/b', grow=GrowConfig(method='duplicate', noise=0.5)
   )

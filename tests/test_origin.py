@@ -12,7 +12,7 @@ import pytest
 import tiny_run
 
 from tokenformer_jax import checkpoint, origin, start, step, tasks, train
-from tokenformer_jax.checkpoint import Seen
+from tokenformer_jax.checkpoint_meta import Seen
 from tokenformer_jax.data import images, order, store, tokenizers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.tasks.text import TextTask

@@ -26,59 +26,18 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from absl import logging
 
-from tokenformer_jax import checksum, hosts, orbax_setup, paths, retry, saved_config
-from tokenformer_jax import config as config_lib
+from tokenformer_jax import checkpoint_meta, checksum, hosts, migrate, orbax_setup, paths, retry
+from tokenformer_jax.checkpoint_meta import Lineage, Meta, Seen
 from tokenformer_jax.checkpoint_reader import DamagedError, read_together
+from tokenformer_jax.config import Config
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.orbax_setup import Deferred
 from tokenformer_jax.retry import one_line
 
-FORMAT = 1
 # Arrays are stored in pieces, so that neither writing nor reading needs much more memory than they.
 _SAVE_ARGS = ocp.SaveArgs(chunk_byte_size=64 * 2**20)
 _FILE_BYTES = 64 * 2**20  # of a file of pieces, which is in memory until it is full
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'tokenformer_jax')
-
-
-@dataclasses.dataclass(frozen=True)
-class Ancestor:
-  """What a model was made of, other than by training: one entry of a lineage."""
-
-  action: str  # grow, shrink, merge or remove
-  source: str  # its work directory
-  step: int  # of the source
-  model: config_lib.ModelConfig  # the source's
-  grow: config_lib.GrowConfig  # how
-  updates: int  # the new model's count of optimizer updates at birth
-  # After merge, and in extracted tokens: the runs that the added tokens came from, one a line.
-  tokens_of: str = ''
-
-
-Lineage = tuple[Ancestor, ...]  # the oldest first
-
-
-@dataclasses.dataclass(frozen=True)
-class Seen:
-  """What a run has seen of its training data."""
-
-  samples: int  # of the order that it is in (data/order.py)
-  digest: str = ''  # of the data; '' in checkpoints that do not say
-
-
-@dataclasses.dataclass(frozen=True)
-class Meta:
-  """What a checkpoint says of itself."""
-
-  step: int
-  updates: int  # made by the optimizer: `step` less those that were skipped
-  config: config_lib.Config  # of the run that wrote it, with every size filled in
-  lineage: Lineage
-  # `model`; `params`, a model whose training has not begun, so that the rest of its state is zero;
-  # or `added_tokens` if it holds nothing but those of the last growth.
-  contents: str
-  checksums: dict[str, int]  # by path in the state
-  tokenizer: dict[str, Any]
-  seen: Seen = Seen(0)
 
 
 class Checkpoints:
@@ -142,7 +101,7 @@ class Checkpoints:
     self,
     step: int,
     state: Any,
-    config: config_lib.Config,
+    config: Config,
     tokenizer: dict[str, Any],
     loss: float | None = None,
     *,
@@ -174,7 +133,7 @@ class Checkpoints:
       TransientError: it could not be written, however often it was tried.
     """
     meta = {
-      'format': FORMAT,
+      'format': migrate.FORMAT,
       'step': step,
       'updates': step - int(state.get('skipped', 0)),
       'config': dataclasses.asdict(config),
@@ -182,9 +141,8 @@ class Checkpoints:
       'contents': contents,
       'packages': package_versions(),
       'checksums': {path: int(value) for path, value in _flat(_checksums(state))},
+      'seen': dataclasses.asdict(seen or Seen(step * config.data.batch_size)),
     }
-    if seen is not None:
-      meta['seen'] = dataclasses.asdict(seen)
     args = ocp.args.Composite(
       state=ocp.args.PyTreeSave(
         state,
@@ -307,23 +265,8 @@ class Checkpoints:
 
   def _parse(self, restored: Any) -> Meta:
     meta, tokenizer = _checked(restored['meta']), _checked(restored['tokenizer'])
-    if meta['format'] > FORMAT:
-      raise UserError(
-        f'{self.directory / str(meta["step"])} has the format {meta["format"]}, which this version '
-        f'of tokenformer_jax (format {FORMAT}) does not know; install a newer one'
-      )
-    config = config_lib.from_dict(config_lib.Config, meta['config'])
-    seen = meta.get('seen') or {'samples': meta['step'] * config.data.batch_size}
-    return Meta(
-      step=meta['step'],
-      updates=meta['updates'],
-      config=saved_config.without_programs(config),
-      lineage=tuple(config_lib.from_dict(Ancestor, entry) for entry in meta['lineage']),
-      contents=meta['contents'],
-      checksums=meta['checksums'],
-      tokenizer=tokenizer,
-      seen=config_lib.from_dict(Seen, seen),
-    )
+    where = str(self.directory / str(meta['step']))
+    return checkpoint_meta.from_json(meta, tokenizer, where)
 
   def restore(self, meta: Meta, abstract: Any) -> Any:
     """Reads the state, or a part of it, straight into the shardings of `abstract`.
@@ -347,15 +290,18 @@ class Checkpoints:
     for path, _ in _flat(abstract):
       if path not in meta.checksums:
         raise DamagedError(f'the array {path} is not in it')
+    stored = _as_stored(abstract, meta)
     whole = len(_flat(abstract)) == len(meta.checksums)
-    if whole:
-      args = ocp.args.StandardRestore(abstract)
+    if whole and stored is abstract:
+      args = ocp.args.StandardRestore(stored)
     else:
-      restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
-      args = ocp.args.PyTreeRestore(abstract, restore_args=restore_args, partial_restore=True)
+      restore_args = ocp.checkpoint_utils.construct_restore_args(stored)
+      args = ocp.args.PyTreeRestore(stored, restore_args=restore_args, partial_restore=True)
     args = ocp.args.Composite(state=args)
     path = self.directory / str(meta.step)
     state = read_together(self._reader, path, args, lambda restored: restored['state'])
+    if stored is not abstract:
+      state = _from_stored(state, abstract, meta)
     for path, value in _flat(_checksums(state)):
       if meta.checksums[path] != int(value):
         raise DamagedError(f'the array {path} is not the one that was written')
@@ -476,6 +422,26 @@ def _flat(tree: Any) -> list[tuple[str, Any]]:
   """Leaves with paths such as `params/blocks/ffn/keys`."""
   leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
   return [(jax.tree_util.keystr(path, simple=True, separator='/'), leaf) for path, leaf in leaves]
+
+
+def _as_stored(abstract: Any, meta: Meta) -> Any:
+  """The tree as the files of an earlier format have it, or the same one if nothing was renamed."""
+  if not meta.stored_paths:
+    return abstract
+  stored: dict[str, Any] = {}
+  for path, leaf in _flat(abstract):
+    *outer, name = meta.stored_paths.get(path, path).split('/')
+    functools.reduce(lambda group, part: group.setdefault(part, {}), outer, stored)[name] = leaf
+  return stored
+
+
+def _from_stored(state: Any, abstract: Any, meta: Meta) -> Any:
+  """The tree that `_as_stored` was made of, with the arrays that were read."""
+  arrays = dict(_flat(state))
+  return jax.tree.unflatten(
+    jax.tree.structure(abstract),
+    [arrays[meta.stored_paths.get(path, path)] for path, _ in _flat(abstract)],
+  )
 
 
 def _digest(content: dict[str, Any]) -> str:

@@ -24,6 +24,7 @@ from growing import STEP, UPDATES, adam, assert_same, mesh_of, paths
 
 from tokenformer_jax import checkpoint, start
 from tokenformer_jax import grow as grow_lib
+from tokenformer_jax.checkpoint_meta import Ancestor
 from tokenformer_jax.config import GrowConfig, TokenCounts, from_dict
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files
@@ -81,9 +82,7 @@ def test_the_target_says_where_it_came_from(home, grown):
   meta, before = meta_of(grown), meta_of(home / 'run')
   assert (meta.step, meta.updates, meta.contents) == (STEP, UPDATES, 'model')
   assert meta.lineage == (
-    checkpoint.Ancestor(
-      'grow', str(home / 'run'), STEP, before.config.model, GrowConfig(), UPDATES
-    ),
+    Ancestor('grow', str(home / 'run'), STEP, before.config.model, GrowConfig(), UPDATES),
   )
   assert meta.tokenizer == before.tokenizer
   assert meta.seen == SEEN, 'training the target repeats or skips data'

@@ -15,6 +15,7 @@ import tiny_run
 
 from tokenformer_jax import checkpoint, config, models, paths, sharding, train
 from tokenformer_jax import grow as grow_lib
+from tokenformer_jax.checkpoint_meta import Meta
 from tokenformer_jax.config import GrowConfig, MeshConfig, ModelConfig, TokenCounts
 from tokenformer_jax.grow import files
 from tokenformer_jax.params import Params
@@ -132,7 +133,7 @@ def facts(run: Path) -> dict[str, int | str]:
   }
 
 
-def _newest(run: Path) -> tuple[checkpoint.Meta, jax.sharding.Mesh, checkpoint.Checkpoints]:
+def _newest(run: Path) -> tuple[Meta, jax.sharding.Mesh, checkpoint.Checkpoints]:
   checkpoints, meta = checkpoint.open_source(paths.of(run), None)
   return meta, sharding.make_mesh(MeshConfig(), jax.devices()[:1]), checkpoints
 
