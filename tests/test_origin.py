@@ -53,7 +53,7 @@ def save(config, workdir, *, step=STEP, seen='of the run', state=None, **changes
     config: of the run.
     workdir: of the run.
     step: of the checkpoint.
-    seen: None leaves it out, as old checkpoints do.
+    seen: None: not known, as of old checkpoints.
     state: an array alone unless given.
     **changes: arguments of `Checkpoints.save`.
   """

@@ -28,7 +28,12 @@ from absl import logging
 
 from tokenformer_jax import checkpoint_meta, checksum, hosts, migrate, orbax_setup, paths, retry
 from tokenformer_jax.checkpoint_meta import Lineage, Meta, Seen
-from tokenformer_jax.checkpoint_reader import DamagedError, read_together
+from tokenformer_jax.checkpoint_reader import (
+  DamagedError,
+  read_arrays,
+  read_together,
+  with_paths,
+)
 from tokenformer_jax.config import Config
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.orbax_setup import Deferred
@@ -140,7 +145,7 @@ class Checkpoints:
       'lineage': [dataclasses.asdict(ancestor) for ancestor in lineage],
       'contents': contents,
       'packages': package_versions(),
-      'checksums': {path: int(value) for path, value in _flat(_checksums(state))},
+      'checksums': {path: int(value) for path, value in with_paths(_checksums(state))},
       'seen': dataclasses.asdict(seen or Seen(step * config.data.batch_size)),
     }
     args = ocp.args.Composite(
@@ -261,12 +266,14 @@ class Checkpoints:
       TransientError: it cannot be read now, however often it was tried.
     """
     args = ocp.args.Composite(meta=ocp.args.JsonRestore(), tokenizer=ocp.args.JsonRestore())
-    return read_together(self._reader, self.directory / str(step), args, self._parse)
+    directory = self.directory / str(step)
 
-  def _parse(self, restored: Any) -> Meta:
-    meta, tokenizer = _checked(restored['meta']), _checked(restored['tokenizer'])
-    where = str(self.directory / str(meta['step']))
-    return checkpoint_meta.from_json(meta, tokenizer, where)
+    def read() -> Meta:
+      restored = self._reader.restore(directory, args=args)
+      meta, tokenizer = _checked(restored['meta']), _checked(restored['tokenizer'])
+      return checkpoint_meta.from_json(meta, tokenizer, str(directory))
+
+    return read_together(directory, read)
 
   def restore(self, meta: Meta, abstract: Any) -> Any:
     """Reads the state, or a part of it, straight into the shardings of `abstract`.
@@ -287,22 +294,18 @@ class Checkpoints:
     if meta.contents == 'params':
       fresh = {name: part for name, part in abstract.items() if name != 'params'}
       abstract = {'params': abstract['params']}
-    for path, _ in _flat(abstract):
+    for path, _ in with_paths(abstract):
       if path not in meta.checksums:
         raise DamagedError(f'the array {path} is not in it')
-    stored = _as_stored(abstract, meta)
-    whole = len(_flat(abstract)) == len(meta.checksums)
-    if whole and stored is abstract:
-      args = ocp.args.StandardRestore(stored)
-    else:
-      restore_args = ocp.checkpoint_utils.construct_restore_args(stored)
-      args = ocp.args.PyTreeRestore(stored, restore_args=restore_args, partial_restore=True)
-    args = ocp.args.Composite(state=args)
-    path = self.directory / str(meta.step)
-    state = read_together(self._reader, path, args, lambda restored: restored['state'])
-    if stored is not abstract:
-      state = _from_stored(state, abstract, meta)
-    for path, value in _flat(_checksums(state)):
+    whole = len(with_paths(abstract)) == len(meta.checksums)
+    directory = self.directory / str(meta.step)
+    state = read_together(
+      directory,
+      lambda: read_arrays(
+        self._reader, directory, abstract, whole=whole, stored_paths=meta.stored_paths
+      ),
+    )
+    for path, value in with_paths(_checksums(state)):
       if meta.checksums[path] != int(value):
         raise DamagedError(f'the array {path} is not the one that was written')
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype, device=a.sharding), fresh)
@@ -416,32 +419,6 @@ def _checksums(state: Any) -> Any:
     return jax.block_until_ready(checksum.on_devices(array))
 
   return jax.tree.map(of, state)
-
-
-def _flat(tree: Any) -> list[tuple[str, Any]]:
-  """Leaves with paths such as `params/blocks/ffn/keys`."""
-  leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-  return [(jax.tree_util.keystr(path, simple=True, separator='/'), leaf) for path, leaf in leaves]
-
-
-def _as_stored(abstract: Any, meta: Meta) -> Any:
-  """The tree as the files of an earlier format have it, or the same one if nothing was renamed."""
-  if not meta.stored_paths:
-    return abstract
-  stored: dict[str, Any] = {}
-  for path, leaf in _flat(abstract):
-    *outer, name = meta.stored_paths.get(path, path).split('/')
-    functools.reduce(lambda group, part: group.setdefault(part, {}), outer, stored)[name] = leaf
-  return stored
-
-
-def _from_stored(state: Any, abstract: Any, meta: Meta) -> Any:
-  """The tree that `_as_stored` was made of, with the arrays that were read."""
-  arrays = dict(_flat(state))
-  return jax.tree.unflatten(
-    jax.tree.structure(abstract),
-    [arrays[meta.stored_paths.get(path, path)] for path, _ in _flat(abstract)],
-  )
 
 
 def _digest(content: dict[str, Any]) -> str:

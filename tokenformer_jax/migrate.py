@@ -18,6 +18,10 @@ from tokenformer_jax.errors import UserError
 Json = dict[str, Any]
 
 
+class LaterFormatError(UserError):
+  """A file that a later version of this package wrote."""
+
+
 def _unchanged(stored: Json) -> Json:
   return stored
 
@@ -73,12 +77,13 @@ def check_format(stored: Any, where: str, changes: Changes = CHANGES) -> None:
     changes: by the format that they lead to.
 
   Raises:
-    UserError: it is later than all that are known, or no format.
+    LaterFormatError: it is later than all that are known.
+    UserError: it is not a format.
   """
   if type(stored) is not int or stored < 1:
-    raise UserError(f'{where} has the format {stored!r}; a format is a number from 1 on')
+    raise UserError(f'the format {stored!r} in {where} is not a number from 1 on')
   if stored > max(changes):
-    raise UserError(
+    raise LaterFormatError(
       f'{where} has the format {stored}, which this version of tokenformer_jax (format '
       f'{max(changes)}) does not know; install a newer one'
     )

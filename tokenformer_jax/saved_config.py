@@ -42,18 +42,14 @@ def read(path: paths.Path, advice: str, needed_by: str = '') -> Config:
     if not isinstance(stored, dict):
       raise ValueError(f'it holds a {type(stored).__name__}')
     written_as = stored.pop('format', 1)
-  except (paths.errors(path), ValueError, RecursionError) as error:
-    raise _refusal(path, error, advice, needed_by) from error
-  migrate.check_format(written_as, str(path))
-  try:
+    migrate.check_format(written_as, str(path))
     return config_lib.from_dict(Config, migrate.config(stored, written_as))
-  except (RecursionError, UserError) as error:
-    raise _refusal(path, error, advice, needed_by) from error
-
-
-def _refusal(path: paths.Path, error: Exception, advice: str, needed_by: str) -> UserError:
-  subject = f'{path}, which {needed_by} needs,' if needed_by else f'{path}'
-  return UserError(f'{subject} is not the config of a run ({paths.reason(error)}); {advice}')
+  except migrate.LaterFormatError:
+    raise
+  except (paths.errors(path), ValueError, RecursionError, UserError) as error:
+    subject = f'{path}, which {needed_by} needs,' if needed_by else path
+    reason = paths.reason(error)
+    raise UserError(f'{subject} is not the config of a run ({reason}); {advice}') from error
 
 
 def without_programs(saved: Config) -> Config:
