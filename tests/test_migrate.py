@@ -65,6 +65,18 @@ def test_keys_and_values_of_a_config_get_their_new_names():
   assert old['train'] == {'remat': 'none', 'remat_other': 'none'}, 'the argument was changed'
 
 
+def test_a_key_can_move_into_a_group_and_get_values_of_another_type():
+  change = Change(
+    keys={'model.init_std': 'model.init.std', 'train.scan_layers': 'train.layers'},
+    values={'train.layers': {True: 'scan', False: 'unrolled'}},
+  )
+  old = {'model': {'width': 8, 'init_std': 0.5}, 'train': {'scan_layers': False}}
+  assert migrate.config(old, 1, {2: change}) == {
+    'model': {'width': 8, 'init': {'std': 0.5}},
+    'train': {'layers': 'unrolled'},
+  }
+
+
 def test_a_value_is_renamed_once_and_only_if_it_is_that_value():
   change = Change(values={'a': {1: 2, 2: 3}})
   values = [1, 2, True, 1.0, 'x', [1]]

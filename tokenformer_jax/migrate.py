@@ -33,14 +33,14 @@ class Change:
   Attributes:
     meta: makes the new `meta` of a checkpoint; the config in it is of the format before.
     keys: new names of keys, or of whole groups, of the config:
-      {'train.remat': 'train.recompute', 'mesh': 'devices'}.
+      {'train.scan': 'train.layers', 'mesh': 'devices'}.
     values: new names of values, by the new name of their key:
-      {'train.remat': {'none': 'everything'}}.
+      {'train.layers': {True: 'scan', False: 'unrolled'}}.
     config: makes the new config where names are not enough. Groups may be missing: the ancestors in
       a lineage have only `model` and `grow`.
-    arrays: new names in the paths of arrays, each of one or more whole parts:
-      {'blocks/ffn': 'layers/mlp'}. They are replaced wherever they occur, so that the parameters,
-      their moments and their average are renamed together.
+    arrays: new names of one or more whole parts of the paths of arrays: {'blocks/ffn': 'mlp'}. They
+      count wherever these parts occur, so that parameters, their moments and their average are
+      renamed together.
   """
 
   meta: Callable[[Json], Json] = _unchanged
@@ -62,6 +62,7 @@ def _with_seen(meta: Json) -> Json:
 CHANGES: Changes = {
   2: Change(
     meta=_with_seen,
+    keys={},
     values={},
   ),
 }
