@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from old_runs import measure
 
-from tokenformer_jax import start
+from tokenformer_jax import migrate, start
 
 RUNS = sorted(file.parent for file in measure.HERE.glob('format_*/*/expected.json'))
 EACH_RUN = pytest.mark.parametrize(
@@ -34,10 +34,11 @@ def unpack(folder):
   return measure.unpack(folder / 'run.tar.xz', Path()), wanted
 
 
-def test_there_are_old_runs():
-  assert {folder.name for folder in RUNS if folder.parent.name == 'format_1'} == {
-    *('trained', 'grown', 'frozen', 'converted', 'vit', 'dense')
-  }
+@pytest.mark.parametrize('number', range(1, migrate.FORMAT))
+def test_runs_of_every_earlier_format_are_kept(number):
+  kept = {folder.name for folder in RUNS if folder.parent.name == f'format_{number}'}
+  missing = {'trained', 'grown', 'frozen', 'converted', 'vit', 'dense'} - kept
+  assert not missing, f'no test shows that runs of format {number} can be read'
 
 
 @EACH_RUN

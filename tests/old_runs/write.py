@@ -9,8 +9,8 @@ A format's runs are written once, by the last code of that format, and then stay
   format_1: by this script on top of commit 014dd5f
 
   trained    a TokenFormer on text (bpe), after 8 of 12 steps, with the optimizer's moments
-  grown      made of `trained` by zero keys, and trained for 2 of 4 steps
-  frozen     made of `grown` by duplication, its old tokens frozen, trained for 1 of 2 steps
+  grown      made of `trained` by zero keys, after 10 of 12 steps
+  frozen     made of `grown` by duplication, its old tokens frozen, after 11 of 14 steps
   converted  released weights in a file of PyTorch's, converted: parameters alone, at step 0
   vit        images (digits), with a moving average, after 8 of 12 steps
   dense      a Transformer with biases, affine norms and learned positions, after 8 of 12 steps
@@ -30,7 +30,7 @@ import released
 import tiny_run
 from old_runs import measure
 
-from tokenformer_jax import checkpoint, start
+from tokenformer_jax import migrate, start
 
 TEXT = {
   'model.layers': 2,
@@ -125,7 +125,8 @@ def _grown() -> None:
 
 def _frozen() -> None:
   _grow('grown', 'frozen', '--param_tokens=qkv=32,proj=16,ffn=56', '--method=duplicate')
-  _train('frozen', 11, {'optim.old_tokens': 'freeze', 'optim.new_token_correction': True})
+  changes = {'optim.old_tokens': 'freeze', 'optim.new_token_correction': True, 'train.steps': 14}
+  _train('frozen', 11, changes)
 
 
 def _converted() -> None:
@@ -167,7 +168,7 @@ def expected(run: Path) -> dict[str, object]:
 def main() -> None:
   """Write the runs of today's format."""
   jax.config.update('jax_platforms', 'cpu')
-  target = measure.HERE / f'format_{checkpoint.FORMAT}'
+  target = measure.HERE / f'format_{migrate.FORMAT}'
   target.mkdir()  # What is there stays as it is.
   with tempfile.TemporaryDirectory() as home:
     os.chdir(home)
