@@ -1,4 +1,4 @@
-"""Reading a checkpoint in several processes that all come to the same end."""
+"""Reading a checkpoint: several processes come to the same end, arrays go to their places."""
 
 import time
 from collections.abc import Callable, Mapping
