@@ -3,7 +3,6 @@ r"""Draws the curves of one or more runs.
 python -m tokenformer_jax.plot runs/lm_stdlib runs/transformer_stdlib --x=flops --out=loss.png
 """
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from tokenformer_jax import cli, config, flops, metrics, paths
+from tokenformer_jax import cli, flops, metrics, paths, saved_config
 from tokenformer_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -108,17 +107,7 @@ def _per_step(run: paths.Path, x: str) -> float:
   """What one step adds to the x axis."""
   if x == 'steps':
     return 1
-  path = run / 'config.json'
-  try:
-    fields = json.loads(path.read_text())
-    if not isinstance(fields, dict):
-      raise ValueError(f'it holds a {type(fields).__name__}')
-    resolved = config.from_dict(config.Config, fields)
-  except (paths.errors(path), ValueError, RecursionError, UserError) as error:
-    raise UserError(
-      f'{path}, which --x={x} needs, is not the config of a run ({paths.reason(error)}); use '
-      '--x=steps'
-    ) from error
+  resolved = saved_config.read(run / 'config.json', 'use --x=steps', needed_by=f'--x={x}')
   if x == 'examples':
     return resolved.data.batch_size
   if x == 'tokens':

@@ -6,6 +6,7 @@ import dataclasses
 from jax.sharding import Mesh
 
 from tokenformer_jax import checkpoint, cli, sharding, start
+from tokenformer_jax.checkpoint_meta import Meta
 from tokenformer_jax.config import Config, MeshConfig
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
@@ -27,7 +28,7 @@ class Trained:
   """
 
   source: str
-  meta: checkpoint.Meta
+  meta: Meta
   definition: Definition
   compute: Compute
   params: Params

@@ -22,6 +22,7 @@ from absl import flags
 from jax.sharding import Mesh
 
 from tokenformer_jax import buckets, checkpoint, cli, flops, models, paths, sharding, start
+from tokenformer_jax.checkpoint_meta import Meta
 from tokenformer_jax.config import (
   Config,
   GrowConfig,
@@ -58,7 +59,7 @@ class Source:
 
   directory: paths.Path
   checkpoints: checkpoint.Checkpoints
-  meta: checkpoint.Meta
+  meta: Meta
   mesh: Mesh
   mesh_config: MeshConfig
 

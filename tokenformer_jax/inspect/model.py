@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from tokenformer_jax import checkpoint, cli, sharding, start
+from tokenformer_jax.checkpoint_meta import Meta
 from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
@@ -34,7 +35,7 @@ class Model:
   """A model to look into, and where it came from."""
 
   source: str
-  meta: checkpoint.Meta
+  meta: Meta
   definition: Definition
   params: Params
   mesh: Mesh
