@@ -227,7 +227,8 @@ class Checkpoints:
       with contextlib.suppress(Exception):  # It failed already; this is about what it left.
         self._manager.reload()  # Orbax lists a step from the moment when it starts to write it.
     # A try that Orbax gave up still writes for a moment, and removes what it wrote.
-    if isinstance(error, (FileNotFoundError, FileExistsError)):
+    gone = str(error).startswith('NOT_FOUND')  # as TensorStore says it
+    if gone or isinstance(error, (FileNotFoundError, FileExistsError)):
       raise OSError(errno.ESTALE, str(error)) from error
     raise error
 

@@ -137,6 +137,15 @@ def array_path(stored: str, stored_format: int, changes: Changes = CHANGES) -> s
   return stored
 
 
+def renamed_keys(changes: Changes = CHANGES) -> dict[str, str]:
+  """Return the keys and groups of a config that had another name, with their names of today."""
+  return {
+    old: next(_flat(config({old: None}, number - 1, changes)))[0]
+    for number, change in changes.items()
+    for old in change.keys
+  }
+
+
 def _since(stored_format: int, changes: Changes) -> list[Change]:
   """Return the changes after a format, the oldest first."""
   return [changes[number] for number in sorted(changes) if number > stored_format]
