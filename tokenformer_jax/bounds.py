@@ -20,7 +20,8 @@ CHOICES = {
   'data.on_bad_image': ('skip', 'fail'),
   'model.pool': ('mean', 'token', 'attention'),
   'optim.schedule': ('cosine', 'constant'),
-  'train.remat': ('none', 'dots', 'full', 'offload'),
+  'train.remat': ('auto', 'everything', 'score_inputs', 'dots', 'full', 'offload'),
+  'train.layers': ('scan', 'unrolled'),
   'train.attention': ('auto', 'xla', 'cudnn', 'splash'),
   'train.compiler_options': ('auto', 'deterministic', 'none'),
   'grow.method': (

@@ -151,8 +151,8 @@ class TrainConfig:
   max_skipped_steps: int = 20  # non-finite steps in a row after which the run stops
   sample_tokens: int = 64  # length of the text written at each evaluation. 0: none
   sample_prompt: str = ''  # what that text starts with. '': a new document
-  remat: str = 'none'  # what the backward pass computes again: see stack.py
-  scan_layers: bool = True  # one program for all layers, in a loop; or one for each: see stack.py
+  remat: str = 'auto'  # what is kept for the backward pass: see stack.py
+  layers: str = 'scan'  # one program for all layers, in a loop; or one for each
   attention: str = 'auto'  # the kernel: see attention.py
   compiler_options: str = 'auto'  # those that suit the devices, or XLA's defaults: see compiler.py
   loss_chunk: int = 256  # positions of each sequence whose logits are alive at once

@@ -130,5 +130,5 @@ def _watched(block: Block, x_BxTxD: jax.Array) -> tuple[jax.Array, dict[str, jax
     owner: nnx.Module = block if kind == 'ffn' else block.attention
     see = functools.partial(weights.__setitem__, kind)
     setattr(owner, kind, _Watched(getattr(owner, kind), see))
-  x_BxTxD, _ = block(x_BxTxD)
+  x_BxTxD, _, _ = block(x_BxTxD)
   return x_BxTxD, weights
