@@ -104,7 +104,7 @@ def test_cached_logits_of_unequal_prompts_are_those_of_each_alone(model):
     )
 
 
-@pytest.mark.parametrize('model', [MODEL, LEARNED], ids=['rotary', 'learned'])
+@pytest.mark.parametrize('model', [MODEL, LEARNED, WINDOW], ids=['rotary', 'learned', 'window'])
 def test_greedy_text_is_the_argmax_of_the_forward_pass(model):
   requests = [Request(_prompt(length), 12, GREEDY) for length in UNEQUAL]
   for request, text in zip(requests, _write(requests, model), strict=True):
