@@ -26,7 +26,7 @@ from tokenformer_jax.stack import PROJECTED, ROW_STATISTICS
 # Keeps a row of zeros finite; far below the rounding of any row that is not.
 EPSILON = 1e-12
 
-_SCORES = 'pattention_scores'  # the name of what the backward pass may find kept
+SCORES = 'pattention_scores'  # the name of what the backward pass may find kept
 
 _AXES = ('param_tokens', 'width')  # of keys and of values
 
@@ -236,7 +236,7 @@ def pattention(
       scores_BxTxN, square_BxTx1 = _scores_and_square(x, keys_NxI)
     else:
       scores_BxTxN, square_BxTx1 = scores(x, keys_NxI), None
-    scores_BxTxN = checkpoint_name(scores_BxTxN, _SCORES)
+    scores_BxTxN = checkpoint_name(scores_BxTxN, SCORES)
     weights_BxTxN = parameter_weights(scores_BxTxN, score=score, square_BxTx1=square_BxTx1, **how)
     return project(weights_BxTxN, values_NxO, _AXES, contract=0, out_heads=out_heads)
 
@@ -254,7 +254,7 @@ def keep_for_backward(
     prevent_cse: keep XLA from merging that with how they were computed first, which it cannot do in
       a loop over layers anyway. Kept scores leave it free to keep more.
   """
-  kept = (ROW_STATISTICS, _SCORES) if keep_scores else (ROW_STATISTICS,)
+  kept = (ROW_STATISTICS, SCORES) if keep_scores else (ROW_STATISTICS,)
   policy = jax.checkpoint_policies.save_only_these_names(*kept)
   apply = jax.checkpoint(apply, prevent_cse=prevent_cse and not keep_scores, policy=policy)
   return lambda *arguments: checkpoint_name(apply(*arguments), PROJECTED)
