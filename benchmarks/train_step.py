@@ -24,11 +24,8 @@ WARM_UP = 3
 
 
 CONTENDERS = ('jax', 'torch_eager', 'torch_compiled')
-_WITHOUT = (
-  'auto',
-  'everything',
-  'score_inputs',
-)  # `train.remat` without whole layers computed again
+# `train.remat` that computes no whole layer again.
+_WITHOUT = ('auto', 'everything', 'score_inputs')
 
 
 def jax_step(size: Size, remat: str) -> Callable[[], None]:

@@ -10,6 +10,7 @@ import pytest
 from tiny import tiny_model
 
 from tokenformer_jax import config, sharding
+from tokenformer_jax.compute import remat_on
 from tokenformer_jax.config import MeshConfig, ModelConfig, TokenCounts
 from tokenformer_jax.decode import Decoder
 from tokenformer_jax.lm import Compute, define_lm
@@ -465,6 +466,20 @@ def test_scores_are_kept_for_the_backward_pass_only_with_everything(remat, score
   of_scores = [shape for shape, _ in kept if shape[2:] in {(8, 40), (8, 48), (8, 80)}]
   want = [(2, 2, 8, 40)] * 3 + [(2, 2, 8, 48), (2, 2, 8, 80)] if remat == 'everything' else []
   assert sorted(of_scores) == want, f'remat={remat} keeps {of_scores} [L, B, T, N]'
+
+
+@pytest.mark.parametrize(
+  ('name', 'platform', 'want'),
+  [
+    ('auto', 'cpu', 'everything'),
+    ('auto', 'tpu', 'score_inputs'),
+    ('auto', 'gpu', 'score_inputs'),
+    ('full', 'cpu', 'full'),
+    ('score_inputs', 'cpu', 'score_inputs'),
+  ],
+)
+def test_what_is_kept_by_default_goes_by_the_platform(name, platform, want):
+  assert remat_on(name, platform) == want, 'memory runs out, or something is computed twice'
 
 
 @pytest.mark.parametrize('projection', ['pattention', 'dense'])
