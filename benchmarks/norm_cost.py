@@ -57,6 +57,7 @@ def by_products_of_keys(
   values: jax.Array,
   *,
   out_heads: tuple[int, int] | None,
+  keep_scores: bool,
   prevent_cse: bool,
   gelu: str,
   reference_tokens: int,
@@ -75,12 +76,12 @@ def by_products_of_keys(
     square = jnp.sum(turned_BxTxI * x_BxTxI.astype(jnp.float32), axis=-1, keepdims=True)
     square = checkpoint_name(square + pattention.EPSILON, ROW_STATISTICS)
     inverse = jax.lax.rsqrt(square) * jnp.sqrt(jnp.float32(reference_tokens))
-    scores = pattention.scores(x, keys)
+    scores = checkpoint_name(pattention.scores(x, keys), pattention.SCORES)
     weights = pattention.activate(scores.astype(jnp.float32) * inverse, gelu)
     weights = weights.astype(x.dtype)
     return project(weights, values, pattention._AXES, contract=0, out_heads=out_heads)
 
-  return pattention.recompute_scores(apply, prevent_cse)(x, keys, values)
+  return pattention.keep_for_backward(apply, keep_scores, prevent_cse)(x, keys, values)
 
 
 REPLACED = {  # the function of pattention.py, and what stands in its place

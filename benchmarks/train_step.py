@@ -24,6 +24,8 @@ WARM_UP = 3
 
 
 CONTENDERS = ('jax', 'torch_eager', 'torch_compiled')
+# `train.remat` that computes no whole layer again.
+_WITHOUT = ('auto', 'everything', 'score_inputs')
 
 
 def jax_step(size: Size, remat: str) -> Callable[[], None]:
@@ -105,7 +107,7 @@ def serve(contender: str, size: Size, remat: str) -> None:
     run = jax_step(size, remat)
   else:
     compiled = contender == 'torch_compiled'
-    run = torch_step(size, compiled=compiled, checkpointing=remat != 'none')
+    run = torch_step(size, compiled=compiled, checkpointing=remat not in _WITHOUT)
   for _ in sys.stdin:
     start = time.perf_counter()
     run()
@@ -117,7 +119,7 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--size', choices=SIZES, default='cpu_22m')
   parser.add_argument('--batch', type=int, help='sequences in a step')
-  parser.add_argument('--remat', default='none', help='see tokenformer_jax/stack.py')
+  parser.add_argument('--remat', default='score_inputs', help='see tokenformer_jax/stack.py')
   parser.add_argument('--rounds', type=int, default=15)
   parser.add_argument('--contenders', default=','.join(CONTENDERS), help='of them, by comma')
   parser.add_argument('--out', help='a JSON file for the figures')

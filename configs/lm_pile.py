@@ -6,7 +6,8 @@ Wants data/pile/train/*.jsonl.zst (a document a line, under `text`) and the toke
 GPT-NeoX-20B, data/gpt-neox-20b/tokenizer.json. Meant for 64 TPU chips of 32 GB or more (v4, v5p,
 v6e). The batch is that of all chips together; for fewer of them raise
 --config.optim.accumulation_steps. On v5p there is memory for 1_5b with
---config.train.remat=none --config.train.scan_layers=False, in a tenth less time (docs/pods.md).
+--config.train.remat=score_inputs --config.train.layers=unrolled, in a tenth less time
+(docs/pods.md).
 
 Not run to the end with this code yet. The perplexities are the paper's, on the Pile, from training
 on GPUs. The times are an estimate: the run's model FLOPs at 40 % MFU on 64 chips of v5p.

@@ -14,13 +14,13 @@ from tokenformer_jax.attention import (
   Attention,
   attend,
   causal_attention,
-  init_cache,
   kernel,
   rotary_width,
   rotate,
 )
 from tokenformer_jax.compute import Compute
 from tokenformer_jax.params import define
+from tokenformer_jax.trunk import Context
 
 BASE = 10000.0
 
@@ -231,10 +231,10 @@ def _attend(
   params = jax.tree.map(
     lambda p: jnp.asarray(rng.normal(size=p.shape), p.dtype), definition.abstract
   )
-  cache = None
+  attention, cache = definition.bind(params), None
   if cached is not None:
-    cache = jax.tree.map(lambda c: c + cached, init_cache(model, 1, 12, jnp.float32)[0])
-  return definition.bind(params)(x_TxD[None], start, cache)[0][0]
+    cache = jax.tree.map(lambda c: c + cached, attention.init_cache(1, 12, jnp.float32))
+  return attention(x_TxD[None], Context(start), cache)[0][0]
 
 
 X_TxD = np.random.default_rng(1).normal(size=(6, 32)).astype(np.float32)

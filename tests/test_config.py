@@ -188,7 +188,8 @@ def test_a_value_of_the_wrong_type(path, value, sentence):
     ('model.final_norm', 'rms', 'none, plain, affine'),
     ('model.positions', 'alibi', 'rotary, sincos, learned, none'),
     ('optim.schedule', 'linear', 'cosine, constant'),
-    ('train.remat', 'yes', 'none, dots, full, offload'),
+    ('train.remat', 'yes', 'auto, everything, score_inputs, dots, full, offload'),
+    ('train.layers', 'loop', 'scan, unrolled'),
     ('train.attention', 'flash', 'auto, xla, cudnn, splash'),
     ('dtype', 'float16', 'auto, float32, bfloat16'),
     (

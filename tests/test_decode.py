@@ -11,7 +11,6 @@ from compilations import compilations
 from tiny import tiny_model
 
 from tokenformer_jax import sharding
-from tokenformer_jax.attention import init_cache
 from tokenformer_jax.buckets import batches, bucket
 from tokenformer_jax.config import MeshConfig, ModelConfig
 from tokenformer_jax.decode import Decoder, Request
@@ -19,6 +18,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.lm import Compute, define_lm
 from tokenformer_jax.params import Params
 from tokenformer_jax.sampling import GREEDY, Sampling
+from tokenformer_jax.trunk import Context
 
 MODEL = tiny_model(tied_head=False)  # A tied head mostly repeats the last token.
 LEARNED = tiny_model(tied_head=False, positions='learned', max_length=100)
@@ -77,7 +77,7 @@ def _logits(model: ModelConfig, ids: list[int]) -> np.ndarray:
 )
 def test_cached_logits_of_unequal_prompts_are_those_of_each_alone(model):
   """The prompts in one batch, left-padded, then three tokens one by one."""
-  definition, params = define_lm(model, Compute(unroll=True)), _prepared(model)
+  definition, params = define_lm(model, Compute(layers='list')), _prepared(model)
   rows = [_prompt(length + 3) for length in UNEQUAL]
   padding = jnp.array([64 - length for length in UNEQUAL])
   ids = np.zeros((len(rows), 64 + 3), np.int32)
@@ -86,9 +86,9 @@ def test_cached_logits_of_unequal_prompts_are_those_of_each_alone(model):
 
   @functools.partial(jax.jit, static_argnames='first')
   def apply(cache, ids, start, first):
-    return definition.bind(params)(ids, 0 if first else start, cache, padding)
+    return definition.bind(params)(ids, Context(0 if first else start, padding), cache)
 
-  cache = init_cache(model, len(rows), 96, jnp.float32)
+  cache = jax.jit(lambda: definition.bind(params).init_caches(len(rows), 96))()
   logits, cache = apply(cache, ids[:, :64], 0, first=True)
   parts = [logits]
   for slot in range(64, 67):
@@ -104,7 +104,7 @@ def test_cached_logits_of_unequal_prompts_are_those_of_each_alone(model):
     )
 
 
-@pytest.mark.parametrize('model', [MODEL, LEARNED], ids=['rotary', 'learned'])
+@pytest.mark.parametrize('model', [MODEL, LEARNED, WINDOW], ids=['rotary', 'learned', 'window'])
 def test_greedy_text_is_the_argmax_of_the_forward_pass(model):
   requests = [Request(_prompt(length), 12, GREEDY) for length in UNEQUAL]
   for request, text in zip(requests, _write(requests, model), strict=True):
@@ -232,7 +232,8 @@ def test_a_bucket_is_compiled_once_on_a_mesh():
 def test_the_cache_is_split_as_the_heads_are():
   mesh = sharding.make_mesh(MeshConfig(fsdp=4, tokens=2))
   with jax.set_mesh(mesh):
-    cache = jax.jit(lambda: init_cache(MODEL, 4, 64, jnp.float32))()
+    definition, params = define_lm(MODEL, Compute(layers='list')), _prepared(MODEL)
+    cache = jax.jit(lambda: definition.bind(params).init_caches(4, 64))()
   assert len(cache) == MODEL.layers
   local = cache[0].keys.addressable_shards[0].data.shape
   want = (1, MODEL.heads // 2, 64, MODEL.width // MODEL.heads)
@@ -268,5 +269,5 @@ def test_prepared_parameters_compute_what_the_model_does(model):
     return jax.jit(lambda params: definition.bind(params)(np.array([_prompt(20)]))[0])(params)
 
   want = logits(compute, _params(model))
-  got = logits(dataclasses.replace(compute, unroll=True), prepared)
+  got = logits(dataclasses.replace(compute, layers='list'), prepared)
   np.testing.assert_allclose(got, want, atol=0.02 * np.abs(want).max(), err_msg='another model')

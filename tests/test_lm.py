@@ -10,12 +10,13 @@ import pytest
 from tiny import tiny_model
 
 from tokenformer_jax import config, sharding
-from tokenformer_jax.attention import init_cache
+from tokenformer_jax.compute import remat_on
 from tokenformer_jax.config import InitConfig, MeshConfig, ModelConfig, TokenCounts
 from tokenformer_jax.decode import Decoder
 from tokenformer_jax.lm import Compute, define_lm
 from tokenformer_jax.loss import loss_sums, objective
 from tokenformer_jax.params import Params
+from tokenformer_jax.trunk import Context
 
 # Computed in float32 by the authors' PyTorch layers on random weights; the model is below.
 GOLDEN = dict(np.load(Path(__file__).parent / 'golden' / 'tokenformer_lm.npz'))
@@ -60,8 +61,8 @@ def _from_golden(kind: str) -> Params:
 
 
 @functools.cache
-def _golden_gradient(remat: str, loop: bool, chunk: int) -> tuple[float, Params]:
-  definition = define_lm(GOLDEN_MODEL, Compute(remat=remat, scan_layers=loop))
+def _golden_gradient(remat: str, layers: str, chunk: int) -> tuple[float, Params]:
+  definition = define_lm(GOLDEN_MODEL, Compute(remat=remat, layers=layers))
   ids = jnp.asarray(GOLDEN['input_ids'])
   targets = jnp.concatenate([ids[:, 1:], jnp.full((2, 1), -1)], axis=1)
 
@@ -109,29 +110,31 @@ def test_golden_logits():
 
 # 32 positions: 8 divides them, 7 does not, 256 is more than there are.
 EACH_WAY = pytest.mark.parametrize(
-  ('remat', 'loop', 'chunk'),
+  ('remat', 'layers', 'chunk'),
   [
-    ('none', True, 256),
-    ('none', True, 8),
-    ('dots', True, 7),
-    ('full', True, 7),
-    ('offload', True, 7),
-    ('none', False, 256),
-    ('dots', False, 256),
-    ('full', False, 256),
+    ('everything', 'scan', 256),
+    ('score_inputs', 'scan', 256),
+    ('score_inputs', 'scan', 8),
+    ('dots', 'scan', 7),
+    ('full', 'scan', 7),
+    ('offload', 'scan', 7),
+    ('everything', 'unrolled', 256),
+    ('score_inputs', 'unrolled', 256),
+    ('dots', 'unrolled', 256),
+    ('full', 'unrolled', 256),
   ],
 )
 
 
 @EACH_WAY
-def test_golden_loss(remat, loop, chunk):
-  got = _golden_gradient(remat, loop, chunk)[0]
+def test_golden_loss(remat, layers, chunk):
+  got = _golden_gradient(remat, layers, chunk)[0]
   assert abs(got - GOLDEN['loss']) < 1e-5, 'the loss is not the mean over the predicted tokens'
 
 
 @EACH_WAY
-def test_golden_gradients(remat, loop, chunk):
-  gradient = _golden_gradient(remat, loop, chunk)[1]
+def test_golden_gradients(remat, layers, chunk):
+  gradient = _golden_gradient(remat, layers, chunk)[1]
   norms = {
     path: jnp.sqrt(jnp.sum(g**2, axis=tuple(range(path.startswith('blocks'), g.ndim))))
     for path, g in _paths(gradient).items()
@@ -213,17 +216,18 @@ def test_a_logit_sees_every_earlier_token(model, j):
 
 @functools.cache
 def _decode(model: ModelConfig):
-  definition = define_lm(model, Compute(unroll=True))
+  definition = define_lm(model, Compute(layers='list'))
   return jax.jit(lambda params, *arguments: definition.bind(params)(*arguments))
 
 
 @pytest.mark.parametrize('prefill', [1, 7])
 @EACH_VARIANT
 def test_decoding_with_a_cache_is_the_forward_pass(model, prefill):
-  ids, cache, logits = _ids(2, 16), init_cache(model, 2, 24, jnp.float32), []
+  ids, logits = _ids(2, 16), []
   params = Decoder(model, Compute()).prepare(_params(model))
+  cache = define_lm(model, Compute(layers='list')).bind(params).init_caches(2, 24)
   for start, stop in [(0, prefill), *((i, i + 1) for i in range(prefill, 16))]:
-    part, cache = _decode(model)(params, ids[:, start:stop], start, cache)
+    part, cache = _decode(model)(params, ids[:, start:stop], Context(start), cache)
     logits.append(part)
   np.testing.assert_allclose(
     jnp.concatenate(logits, axis=1),
@@ -402,7 +406,7 @@ def _gradient_of_text(model: ModelConfig, dtype: str) -> dict[str, np.ndarray]:
 
   def loss(params):
     bound = definition.bind(params)
-    hidden_BxTxD, _ = bound.hidden(ids[:, :-1])
+    hidden_BxTxD, _, _ = bound.hidden(ids[:, :-1])
     total, sums = objective(hidden_BxTxD, bound.output_embedding, ids[:, 1:], z_loss=0.0, chunk=16)
     return total / sums.tokens
 
@@ -465,12 +469,27 @@ def _kept_for_backward(remat: str, model: ModelConfig) -> list[tuple[tuple[int, 
 
 
 @pytest.mark.parametrize('score', ['l2_norm_gelu', 'gelu_l2_norm', 'softmax'])
-@pytest.mark.parametrize('remat', config.choices('train.remat'))
-def test_scores_are_never_kept_for_the_backward_pass(remat, score):
+@pytest.mark.parametrize('remat', sorted({*config.choices('train.remat')} - {'auto'}))
+def test_scores_are_kept_for_the_backward_pass_only_with_everything(remat, score):
   counts = TokenCounts(qkv=40, proj=48, ffn=80)  # not the width of anything else
   kept = _kept_for_backward(remat, tiny_model(param_tokens=counts, score=score))
   of_scores = [shape for shape, _ in kept if shape[2:] in {(8, 40), (8, 48), (8, 80)}]
-  assert not of_scores, f'remat={remat} keeps {of_scores} [L, B, T, N]'
+  want = [(2, 2, 8, 40)] * 3 + [(2, 2, 8, 48), (2, 2, 8, 80)] if remat == 'everything' else []
+  assert sorted(of_scores) == want, f'remat={remat} keeps {of_scores} [L, B, T, N]'
+
+
+@pytest.mark.parametrize(
+  ('name', 'platform', 'want'),
+  [
+    ('auto', 'cpu', 'everything'),
+    ('auto', 'tpu', 'score_inputs'),
+    ('auto', 'gpu', 'score_inputs'),
+    ('full', 'cpu', 'full'),
+    ('score_inputs', 'cpu', 'score_inputs'),
+  ],
+)
+def test_what_is_kept_by_default_goes_by_the_platform(name, platform, want):
+  assert remat_on(name, platform) == want, 'memory runs out, or something is computed twice'
 
 
 @pytest.mark.parametrize('projection', ['pattention', 'dense'])

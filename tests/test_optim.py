@@ -399,16 +399,18 @@ def test_lower_blocks_learn_slower_by_one_factor_each(model):
 
 
 def test_layers_of_several_groups_count_as_one_trunk():
-  def group(first: int) -> ParamInfo:
-    return dataclasses.replace(_info(('layers', 'width', 'hidden'), Role.KERNEL), depth=first)
+  def group(*depths: int) -> ParamInfo:
+    return dataclasses.replace(_info(('layers', 'width', 'hidden'), Role.KERNEL), depth=depths)
 
   info = {
-    'lower': group(1),
-    'upper': group(3),
+    'lower': group(1, 3),
+    'between': group(2, 4),
+    'upper': group(5),
     'embedding': dataclasses.replace(_info(('vocab', 'width'), Role.EMBEDDING), depth=0),
     'head': _info(('vocab', 'width'), Role.HEAD),
   }
-  shapes = {'lower': (2, 3, 4), 'upper': (3, 3, 4), 'embedding': (5, 3), 'head': (5, 3)}
+  stacked = {'lower': (2, 3, 4), 'between': (2, 3, 4), 'upper': (1, 3, 4)}
+  shapes = {**stacked, 'embedding': (5, 3), 'head': (5, 3)}
   params = {name: jnp.ones(shape) for name, shape in shapes.items()}
   plain, decayed = (
     make_optimizer(OptimConfig(layer_decay=decay), STEPS, info) for decay in (1.0, 0.5)
@@ -417,8 +419,9 @@ def test_layers_of_several_groups_count_as_one_trunk():
   factors = {name: np.asarray(got[name] / want[name]) for name in shapes}
   for name, wanted in {
     'embedding': [2**-6] * 5,
-    'lower': [2**-5, 2**-4],
-    'upper': [2**-3, 2**-2, 2**-1],
+    'lower': [2**-5, 2**-3],
+    'between': [2**-4, 2**-2],
+    'upper': [2**-1],
     'head': [1] * 5,
   }.items():
     rows = factors[name].reshape(len(factors[name]), -1)

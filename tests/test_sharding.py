@@ -113,7 +113,7 @@ def _mesh() -> Mesh:
 
 
 @functools.cache
-def _states(remat: str = 'none', on: MeshConfig = ON_EIGHT) -> dict[str, step_lib.State]:
+def _states(remat: str = 'score_inputs', on: MeshConfig = ON_EIGHT) -> dict[str, step_lib.State]:
   """The state of a run on 4 × 2 devices, or others, before and after a step."""
   config = Config(model=tiny_model(), train=TrainConfig(steps=10, remat=remat))
   mesh, task = sharding.make_mesh(on), tasks.make(config)
@@ -156,7 +156,7 @@ def test_moments_live_where_their_parameters_do(when, moment):
 
 
 def test_gradients_on_a_mesh_with_activations_on_the_host():
-  want, got = (_adam(_states(remat)['after']).mu for remat in ('none', 'offload'))
+  want, got = (_adam(_states(remat)['after']).mu for remat in ('score_inputs', 'offload'))
   jax.tree.map(
     lambda one, other: np.testing.assert_allclose(
       one, other, rtol=1e-3, atol=1e-6, err_msg='remat=offload changes a gradient'

@@ -14,6 +14,7 @@ from tokenformer_jax.attention import full_attention
 from tokenformer_jax.compute import Compute
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.models import define
+from tokenformer_jax.trunk import Inputs
 
 IMAGES = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype(np.float32)
 
@@ -28,7 +29,7 @@ def _params(model: ModelConfig):
 
 def _logits(model, params=None, images=IMAGES, scales=None, compute=Compute()):  # noqa: B008
   definition = define(model, compute)
-  run = jax.jit(lambda p, x, s: definition.bind(p)(x, s))
+  run = jax.jit(lambda p, x, s: definition.bind(p)(x, Inputs(branch_scales_Bx2=s))[0])
   return np.asarray(run(_params(model) if params is None else params, images, scales))
 
 

@@ -1,46 +1,23 @@
-"""Token-token attention: rotary positions, masks, the key-value cache, the kernel."""
+"""Token-token attention: rotary positions, masks, the kernel."""
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from tokenformer_jax import cache as caches
 from tokenformer_jax import sharding, splash
 from tokenformer_jax.compute import Compute
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.layers import projection
 from tokenformer_jax.sharding import constrain
+from tokenformer_jax.trunk import FROM_START, Context
 
 _QUERY_BLOCK = 128  # positions, or more so that there are at most …
 _MOST_BLOCKS = 16
 _MASKED = -1e30  # a score that softmax turns into 0
-
-
-class Cache(NamedTuple):
-  """Keys and values of the slots of one layer that are filled so far, [B, H, S, K]."""
-
-  keys: jax.Array
-  values: jax.Array
-
-
-def init_cache(config: ModelConfig, batch: int, length: int, dtype: jnp.dtype) -> tuple[Cache, ...]:
-  """An empty cache of `length` slots for every layer, split over the mesh as the heads are."""
-  shape = (batch, config.heads, length, config.width // config.heads)
-  empty = constrain(jnp.zeros(shape, dtype), 'batch', 'heads', None, None)
-  return (Cache(keys=empty, values=empty),) * config.layers
-
-
-def positions(start: jax.Array | int, length: int, padding_B: jax.Array | None) -> jax.Array:
-  """The positions of the tokens in `length` slots from `start` on, [B, T], or [1, T] for all rows.
-
-  The tokens of a padded row stand at the end; the first of them has position 0, and what is before
-  it negative ones.
-  """
-  slots_1xT = start + jnp.arange(length)[None]
-  return slots_1xT if padding_B is None else slots_1xT - padding_B[:, None]
 
 
 def rotary_width(config: ModelConfig) -> int:
@@ -199,27 +176,22 @@ def attend(
   return full_attention(query, key, value)
 
 
-def _attend_cache(
-  query_BxTxHxK: jax.Array,
-  cache: Cache,
-  start: jax.Array,
-  padding_B: jax.Array | None,
-  window: int,
+def _attend_view(
+  query_BxTxHxK: jax.Array, view: caches.View, context: Context, window: int
 ) -> jax.Array:
-  """Attention of the queries in the slots from `start` on to a cache that has theirs, too."""
+  """Attention of the queries in the slots from `context.start` on to what they may see."""
   scores_BxHxTxS = jnp.einsum(
     'BTHK,BHSK->BHTS',
     query_BxTxHxK / jnp.sqrt(query_BxTxHxK.shape[-1]).astype(query_BxTxHxK.dtype),
-    cache.keys,
+    view.keys,
     preferred_element_type=jnp.float32,
   )
-  slots_S = jnp.arange(cache.keys.shape[2])
-  queries_T = start + jnp.arange(query_BxTxHxK.shape[1])
-  seen = _sees(queries_T, slots_S, window)[None, None]
-  if padding_B is not None:
-    seen = seen & (slots_S[None, :] >= padding_B[:, None])[:, None, None]
+  queries_T = context.start + jnp.arange(query_BxTxHxK.shape[1])
+  seen = _sees(queries_T, view.slots_S, window)[None, None]
+  if context.padding_B is not None:
+    seen = seen & (view.slots_S[None, :] >= context.padding_B[:, None])[:, None, None]
   weights_BxHxTxS = jax.nn.softmax(jnp.where(seen, scores_BxHxTxS, _MASKED))
-  return jnp.einsum('BHTS,BHSK->BTHK', weights_BxHxTxS.astype(cache.values.dtype), cache.values)
+  return jnp.einsum('BHTS,BHSK->BTHK', weights_BxHxTxS.astype(view.values.dtype), view.values)
 
 
 def length_flops(config: ModelConfig, length: int, *, causal: bool = True) -> float:
@@ -250,62 +222,69 @@ class Attention(nnx.Module):
     self.query, self.key, self.value = make('qkv'), make('qkv'), make('qkv')
     self.proj = make('proj')
     self.heads, self.causal, self.window = config.heads, causal, config.window
+    self.head_width = config.width // config.heads
     self.rotary_width = rotary_width(config) if config.positions == 'rotary' else 0
     self.rotary_base = config.rotary_base
     self.implementation = compute.attention
 
+  def init_cache(self, batch: int, length: int, dtype: jnp.dtype) -> caches.KV | caches.Ring:
+    """Return an empty cache for texts of up to `length` slots: of all, or of the window's."""
+    slots = min(self.window, length) if self.window else length
+    empty = jnp.zeros((batch, self.heads, slots, self.head_width), dtype)
+    return caches.Ring(empty, empty) if self.window else caches.KV(empty, empty)
+
+  def cache_axes(self) -> caches.KV | caches.Ring:
+    """Return the logical axes of the arrays of that cache."""
+    kind = caches.Ring if self.window else caches.KV
+    return kind(caches.AXES, caches.AXES)
+
   def __call__(
     self,
     x_BxTxD: jax.Array,
-    start: jax.Array | int = 0,
-    cache: Cache | None = None,
-    padding_B: jax.Array | None = None,
-  ) -> tuple[jax.Array, Cache | None]:
-    """Attends from the slots start … start + T − 1 to those up to them, as the mask says.
+    context: Context = FROM_START,
+    cache: caches.KV | caches.Ring | None = None,
+  ) -> tuple[jax.Array, caches.KV | caches.Ring | None]:
+    """Attend from the next T slots to those up to them, as the mask says.
 
     Args:
       x_BxTxD: the input.
-      start: slot of the first token; the number 0 if none is before it.
-      cache: keys and values of the slots before `start`; None if nothing will go on from here.
-      padding_B: how many of the first slots of each row hold no token, so that rows of unequal
-        lengths end together; None: none in any row. What comes out of these slots means nothing.
+      context: the first slot, and padding.
+      cache: keys and values of the slots before; None if nothing will go on from here.
 
     Returns:
       The output [B, T, D], and the cache with the new slots in it.
     """
-    head_width = x_BxTxD.shape[-1] // self.heads
+    padding_B = context.padding_B
     plain = cache is None and padding_B is None
     name = usable_kernel(self.implementation, x_BxTxD.dtype, *x_BxTxD.shape[:2], self.heads)
-    filled = splash.filled(head_width) if plain and name == 'splash' else head_width
+    filled = splash.filled(self.head_width) if plain and name == 'splash' else self.head_width
     query, key, value = (
       constrain(p(x_BxTxD, (self.heads, filled)), 'batch', None, 'heads', None)
       for p in (self.query, self.key, self.value)
     )
     if self.rotary_width:
-      positions_BxT = positions(start, x_BxTxD.shape[1], padding_B)
+      positions_BxT = context.positions(x_BxTxD.shape[1])
       turn = functools.partial(rotate, width=self.rotary_width, base=self.rotary_base)
       query, key = turn(query, positions_BxT), turn(key, positions_BxT)
     if cache is not None:
-      cache = jax.tree.map(
-        lambda old, new: constrain(
-          jax.lax.dynamic_update_slice_in_dim(old, new.swapaxes(1, 2), start, axis=2),
-          *('batch', 'heads', None, None),
-        ),
-        cache,
-        Cache(key, value),
-      )
-    if cache is not None and not (isinstance(start, int) and start == 0):
-      out_BxTxHxK = _attend_cache(query, cache, start, padding_B, self.window)
-    elif padding_B is not None:
+      new = caches.KV(key.swapaxes(1, 2), value.swapaxes(1, 2))
+      if not context.is_beginning:
+        cache, view = cache.extend(new, context.start)
+        return self._project(_attend_view(query, view, context, self.window)), cache
+      cache = cache.write(new, 0)
+    if padding_B is not None:
       out_BxTxHxK = causal_attention(query, key, value, padding_B, window=self.window)
     else:
       out_BxTxHxK = attend(
         query,
         key,
         value,
-        head_width=head_width,
+        head_width=self.head_width,
         causal=self.causal,
         window=self.window,
         implementation=self.implementation,
       )
-    return self.proj(constrain(out_BxTxHxK, 'batch', None, 'heads', None)), cache
+    return self._project(out_BxTxHxK), cache
+
+  def _project(self, out_BxTxHxK: jax.Array) -> jax.Array:
+    return self.proj(constrain(out_BxTxHxK, 'batch', None, 'heads', None))

@@ -1,13 +1,19 @@
-"""The pre-norm block."""
+"""The pre-norm block, and the trunk of a model that is made of it."""
+
+import functools
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
-from tokenformer_jax.attention import Attention, Cache
+from tokenformer_jax import pattern
+from tokenformer_jax.attention import Attention
 from tokenformer_jax.compute import Compute
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.layers import LayerNorm, feed_forward
 from tokenformer_jax.sharding import constrain
+from tokenformer_jax.trunk import FROM_START, NO_INPUTS, NOTHING, Architecture, Aux, Context, Inputs
 
 
 class Block(nnx.Module):
@@ -28,25 +34,38 @@ class Block(nnx.Module):
     self.attention = Attention(config, causal=causal, compute=compute, rngs=rngs)
     self.ffn = feed_forward(config, compute=compute, rngs=rngs)
 
+  def init_cache(self, batch: int, length: int, dtype: jnp.dtype) -> Any:
+    """Return the attention's."""
+    return self.attention.init_cache(batch, length, dtype)
+
+  def cache_axes(self) -> Any:
+    """Return the attention's."""
+    return self.attention.cache_axes()
+
   def __call__(
     self,
     x_BxTxD: jax.Array,
-    start: jax.Array | int = 0,
-    cache: Cache | None = None,
-    padding_B: jax.Array | None = None,
-    branch_scales_Bx2: jax.Array | None = None,
-  ) -> tuple[jax.Array, Cache | None]:
-    """The block's output [B, T, D], and the cache; for the other arguments see `Attention`.
-
-    `branch_scales` are factors of what its two halves add, for each row: see `vit.branch_scales`.
-    """
+    context: Context = FROM_START,
+    cache: Any = None,
+    inputs: Inputs = NO_INPUTS,
+  ) -> tuple[jax.Array, Any, Aux]:
+    """Return the block's output [B, T, D], the attention's cache, and nothing else."""
 
     def scaled(added_BxTxD: jax.Array, branch: int) -> jax.Array:
-      if branch_scales_Bx2 is None:
+      if inputs.branch_scales_Bx2 is None:
         return added_BxTxD
-      return added_BxTxD * branch_scales_Bx2[:, branch, None, None].astype(added_BxTxD.dtype)
+      scales_B = inputs.branch_scales_Bx2[:, branch, None, None]
+      return added_BxTxD * scales_B.astype(added_BxTxD.dtype)
 
-    attended, cache = self.attention(self.attention_norm(x_BxTxD), start, cache, padding_B)
+    attended, cache = self.attention(self.attention_norm(x_BxTxD), context, cache)
     x_BxTxD = constrain(x_BxTxD + scaled(attended, 0), 'batch', None, None)
     x_BxTxD = x_BxTxD + scaled(self.ffn(self.ffn_norm(x_BxTxD)), 1)
-    return constrain(x_BxTxD, 'batch', None, None), cache
+    return constrain(x_BxTxD, 'batch', None, None), cache, NOTHING
+
+
+def architecture(config: ModelConfig, *, causal: bool = True) -> Architecture:
+  """Return the layers of a model: one block, `config.layers` times."""
+  makers = {'layer': functools.partial(Block, config, causal=causal)}
+  return Architecture(
+    pattern.parse(f'layer*{config.layers}', tuple(makers), 'the pattern of layers'), makers
+  )

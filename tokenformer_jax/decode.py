@@ -1,7 +1,7 @@
-"""Text token by token, for batches of prompts of unequal lengths, with a key-value cache.
+"""Text token by token, for batches of prompts of unequal lengths, with the caches of the layers.
 
 Rows are padded on the left, so that they end in the same slot and a new token of every row goes to
-the same place of the cache. Shapes are static: prompts, and the room for all tokens, are rounded up
+the same slot of the caches. Shapes are static: prompts, and the room for all tokens, are rounded up
 to few lengths (`buckets.bucket`), for each of which two programs compile, one that reads the
 prompts and one that writes tokens, several in a row without the host.
 """
@@ -9,21 +9,21 @@ prompts and one that writes tokens, several in a row without the host.
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tokenformer_jax import buckets, sampling
-from tokenformer_jax.attention import Cache, init_cache
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.lm import Compute, define_lm
+from tokenformer_jax.lm import LM, Compute, define_lm, unstack
 from tokenformer_jax.loss import logits
 from tokenformer_jax.params import Axes, Params, is_axes
 from tokenformer_jax.sampling import Draws, Sampling
 from tokenformer_jax.sharding import constrain
+from tokenformer_jax.trunk import Context
 
 _CHUNK = 16  # tokens between two looks of the host
 STREAM_CHUNK = 4  # of one text that somebody waits for
@@ -53,15 +53,15 @@ class Request:
 class _State(NamedTuple):
   """Between two chunks, with `slot` the one that the next token goes to."""
 
-  cache: tuple[Cache, ...]
+  caches: tuple[Any, ...]  # of the layers, as each makes its own
   logits_BxV: jax.Array
   slot: jax.Array
   left_B: jax.Array  # tokens that each row may still write
 
-  def placed(self) -> '_State':
+  def placed(self, module: LM) -> '_State':
     """With the partition that every chunk begins with, so that it is compiled once."""
     return _State(
-      cache=jax.tree.map(lambda c: constrain(c, 'batch', 'heads', None, None), self.cache),
+      caches=module.place_caches(self.caches),
       logits_BxV=constrain(self.logits_BxV, 'batch', 'vocab'),
       slot=constrain(self.slot),
       left_B=constrain(self.left_B, None),
@@ -80,29 +80,25 @@ class Decoder:
   """Writes texts with one model; programs that were compiled once are kept."""
 
   def __init__(self, model: ModelConfig, compute: Compute):
-    """Defines the model; the cache has the dtype of its activations."""
+    """Defines the model, with layers from a list."""
     self._model = model
-    definition = define_lm(model, dataclasses.replace(compute, remat='none', unroll=True))
+    definition = define_lm(model, dataclasses.replace(compute, layers='list'))
 
     @jax.jit
     def prepare(params: Params) -> Params:
-      def layer(i: int) -> Params:
-        return jax.tree.map(lambda array: array[i], params['blocks'])
-
       def placed(names: Axes, array: jax.Array) -> jax.Array:
         # Norms are computed in float32.
         return constrain(array if 'norm' in names else array.astype(compute.dtype), *names)
 
-      unrolled = {**params, 'blocks': {i: layer(i) for i in range(model.layers)}}
-      return jax.tree.map(placed, definition.axes, unrolled, is_leaf=is_axes)
+      return jax.tree.map(placed, definition.axes, unstack(params, model), is_leaf=is_axes)
 
     @functools.partial(jax.jit, static_argnames='space')
     def prefill(params: Params, ids_BxT: jax.Array, rows: _Rows, left_B: jax.Array, space: int):
       module = definition.bind(params)
-      cache = init_cache(model, ids_BxT.shape[0], space, compute.dtype)
-      hidden_BxTxD, cache = module.hidden(ids_BxT, 0, cache, rows.padding_B)
+      caches = module.init_caches(ids_BxT.shape[0], space)
+      hidden_BxTxD, caches, _ = module.hidden(ids_BxT, Context(0, rows.padding_B), caches)
       last_BxV = logits(hidden_BxTxD[:, -1:], module.output_embedding)[:, 0]
-      return _State(cache, last_BxV, jnp.int32(ids_BxT.shape[1]), left_B).placed()
+      return _State(caches, last_BxV, jnp.int32(ids_BxT.shape[1]), left_B).placed(module)
 
     @functools.partial(jax.jit, static_argnames=('need', 'chunk'), donate_argnames='state')
     def advance(params, state: _State, rows: _Rows, going_B: jax.Array, need: str, chunk: int):
@@ -110,14 +106,14 @@ class Decoder:
       state = state._replace(left_B=jnp.where(going_B, state.left_B, 0))
 
       def step(carry: tuple[jax.Array, jax.Array, _State]) -> tuple[jax.Array, jax.Array, _State]:
-        i, written_CxB, (cache, logits_BxV, slot, left_B) = carry
+        i, written_CxB, (caches, logits_BxV, slot, left_B) = carry
         position_B = slot - rows.padding_B
         ids_B = sampling.draw(logits_BxV, rows.draws, position_B, need=need)
         written_CxB = written_CxB.at[i].set(jnp.where(left_B > 0, ids_B, NOTHING))
         stops_B = jnp.any(ids_B[:, None] == rows.stop_BxK, axis=-1)
         left_B = jnp.where(stops_B, 0, jnp.maximum(left_B - 1, 0))
-        logits_Bx1xV, cache = module(ids_B[:, None], slot, cache, rows.padding_B)
-        return i + 1, written_CxB, _State(cache, logits_Bx1xV[:, 0], slot + 1, left_B)
+        logits_Bx1xV, caches = module(ids_B[:, None], Context(slot, rows.padding_B), caches)
+        return i + 1, written_CxB, _State(caches, logits_Bx1xV[:, 0], slot + 1, left_B)
 
       def goes_on(carry: tuple[jax.Array, jax.Array, _State]) -> jax.Array:
         i, _, state = carry
@@ -126,7 +122,7 @@ class Decoder:
       nothing = jnp.full((chunk, rows.padding_B.shape[0]), NOTHING)
       _, written_CxB, state = jax.lax.while_loop(goes_on, step, (jnp.int32(0), nothing, state))
       # Every host reads all rows, to stop at the same token.
-      return constrain(written_CxB, None, None), state.placed()
+      return constrain(written_CxB, None, None), state.placed(module)
 
     self._prepare, self._prefill, self._advance = prepare, prefill, advance
 

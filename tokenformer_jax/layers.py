@@ -146,7 +146,8 @@ def _pattention(config: ModelConfig, kind: str, *, compute: Compute, rngs: nnx.R
     row_epsilon=config.row_epsilon,
     key_std=config.init.std,
     value_std=_output_std(config),
-    prevent_cse=not compute.scan_layers,
+    keep_scores=compute.remat == 'everything',
+    prevent_cse=compute.layers != 'scan',
     rngs=rngs,
   )
 

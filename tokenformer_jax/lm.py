@@ -1,25 +1,27 @@
-"""The language model: embedding, stacked blocks, final norm, head.
+"""The language model: embedding, trunk, final norm, head.
 
 TokenFormer with `projection='pattention'`; with `dense`, `bias` and affine norms the same code is
 the Transformer of GPT-2 and Pythia, the baseline.
 """
 
 import functools
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from tokenformer_jax.attention import Cache, positions
-from tokenformer_jax.blocks import Block
+from tokenformer_jax import trunk
+from tokenformer_jax.blocks import architecture
 from tokenformer_jax.compute import DEFAULT, Compute
 from tokenformer_jax.config import InitConfig, ModelConfig
 from tokenformer_jax.layers import LayerNorm, repeat
 from tokenformer_jax.loss import logits
-from tokenformer_jax.params import Definition, Role, define, param, stack
+from tokenformer_jax.params import Definition, Params, Role, define, param
 from tokenformer_jax.products import look_up
 from tokenformer_jax.sharding import constrain
-from tokenformer_jax.stack import scan, unroll
+from tokenformer_jax.trunk import FROM_START, NO_INPUTS, Aux, Context, Inputs
 
 
 class LM(nnx.Module):
@@ -34,18 +36,13 @@ class LM(nnx.Module):
       depth = None if role is Role.HEAD else 0
       return param(rngs, normal, (rows, config.width), (axis, 'width'), role=role, depth=depth)
 
-    def block(rngs: nnx.Rngs) -> Block:
-      return Block(config, compute=compute, rngs=rngs)
-
     learned = config.positions == 'learned'
     role = Role.TIED_EMBEDDING if config.tied_head else Role.EMBEDDING
     self.embedding = table(config.vocab_size, 'vocab', role)
     self.positions = table(config.max_length, 'position', Role.POSITION) if learned else None
-    self.blocks = (
-      nnx.List([block(rngs) for _ in range(config.layers)])
-      if compute.unroll
-      else stack(block, config.layers, rngs=rngs)
-    )
+    layers = architecture(config)
+    self.groups = layers.groups
+    self.blocks = trunk.make(layers, compute=compute, rngs=rngs)
     self.final_norm = (
       LayerNorm(config.width, config.final_norm, epsilon=config.norm_epsilon, rngs=rngs)
       if config.final_norm != 'none'
@@ -53,13 +50,11 @@ class LM(nnx.Module):
     )
     self.head = None if config.tied_head else table(config.vocab_size, 'vocab', Role.HEAD)
 
-  def embed(
-    self, ids_BxT: jax.Array, start: jax.Array | int = 0, padding_B: jax.Array | None = None
-  ) -> jax.Array:
-    """What the first block reads [B, T, D]; for the arguments see `Attention`."""
+  def embed(self, ids_BxT: jax.Array, context: Context = FROM_START) -> jax.Array:
+    """Return what the first layer reads, [B, T, D]."""
     x_BxTxD = look_up(self.embedding[...], ids_BxT, ('vocab', 'width'), self.compute.dtype)
     if self.positions is not None:
-      positions_BxT = positions(start, ids_BxT.shape[1], padding_B)
+      positions_BxT = context.positions(ids_BxT.shape[1])
       rows_BxTxD = jnp.take(self.positions[...], positions_BxT, axis=0, mode='clip')
       x_BxTxD = x_BxTxD + repeat(rows_BxTxD, x_BxTxD.shape, x_BxTxD.dtype)
     return constrain(x_BxTxD, 'batch', None, None)
@@ -67,44 +62,41 @@ class LM(nnx.Module):
   def hidden(
     self,
     ids_BxT: jax.Array,
-    start: jax.Array | int = 0,
-    cache: tuple[Cache, ...] | None = None,
-    padding_B: jax.Array | None = None,
-  ) -> tuple[jax.Array, tuple[Cache, ...] | None]:
-    """What the head reads [B, T, D], and the cache; for the arguments see `Attention`.
-
-    A cache, which has an entry for each layer, needs `Compute.unroll`.
-    """
-
-    def apply(block: Block, x: jax.Array, cache: Cache | None) -> tuple[jax.Array, Cache | None]:
-      return block(x, start, cache, padding_B)
-
-    x_BxTxD = self.embed(ids_BxT, start, padding_B)
-    if self.compute.unroll:
-      x_BxTxD, cache = unroll(self.blocks, apply, x_BxTxD, cache)
-    else:
-      x_BxTxD, cache = scan(
-        self.blocks,
-        apply,
-        x_BxTxD,
-        cache,
-        remat=self.compute.remat,
-        loop=self.compute.scan_layers,
-      )
+    context: Context = FROM_START,
+    caches: Sequence[Any] | None = None,
+    inputs: Inputs = NO_INPUTS,
+  ) -> tuple[jax.Array, tuple[Any, ...] | None, Aux]:
+    """Return what the head reads [B, T, D], the caches, what the layers say: see `trunk.run`."""
+    x_BxTxD, caches, aux = trunk.run(
+      self.blocks,
+      self.groups,
+      self.embed(ids_BxT, context),
+      context,
+      caches,
+      inputs,
+      compute=self.compute,
+    )
     if self.final_norm is not None:
       x_BxTxD = self.final_norm(x_BxTxD)
-    return x_BxTxD if self.head_scale is None else x_BxTxD * self.head_scale, cache
+    return x_BxTxD if self.head_scale is None else x_BxTxD * self.head_scale, caches, aux
 
   def __call__(
     self,
     ids_BxT: jax.Array,
-    start: jax.Array | int = 0,
-    cache: tuple[Cache, ...] | None = None,
-    padding_B: jax.Array | None = None,
-  ) -> tuple[jax.Array, tuple[Cache, ...] | None]:
-    """Float32 logits [B, T, V] of the next token at every position, and the cache."""
-    hidden_BxTxD, cache = self.hidden(ids_BxT, start, cache, padding_B)
-    return logits(hidden_BxTxD, self.output_embedding), cache
+    context: Context = FROM_START,
+    caches: Sequence[Any] | None = None,
+  ) -> tuple[jax.Array, tuple[Any, ...] | None]:
+    """Return float32 logits [B, T, V] of the next token at every position, and the caches."""
+    hidden_BxTxD, caches, _ = self.hidden(ids_BxT, context, caches)
+    return logits(hidden_BxTxD, self.output_embedding), caches
+
+  def init_caches(self, batch: int, length: int) -> tuple[Any, ...]:
+    """Return empty caches for texts of up to `length` slots; needs `Compute.layers='list'`."""
+    return trunk.init_caches(self.blocks, batch, length, self.compute.dtype)
+
+  def place_caches(self, caches: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the caches in their places on the mesh."""
+    return trunk.place_caches(self.blocks, caches)
 
   @property
   def output_embedding(self) -> jax.Array:
@@ -121,3 +113,8 @@ def define_lm(config: ModelConfig, compute: Compute = DEFAULT) -> Definition:
 def _define(config: ModelConfig, init: InitConfig, compute: Compute) -> Definition:
   del init  # Models are equal whatever they are drawn from, so it is a part of the cache's key.
   return define(lambda rngs: LM(config, compute, rngs=rngs))
+
+
+def unstack(params: Params, config: ModelConfig) -> Params:
+  """Return a model's parameters as `Compute.layers='list'` has them."""
+  return {**params, 'blocks': trunk.unstack(params['blocks'], architecture(config).groups)}

@@ -65,6 +65,11 @@ CHANGES: Changes = {
     keys={
       'model.init_std': 'model.init.std',
       'model.embedding_std': 'model.init.embedding_std',
+      'train.scan_layers': 'train.layers',
+    },
+    values={
+      'train.layers': {True: 'scan', False: 'unrolled'},
+      'train.remat': {'none': 'score_inputs'},
     },
   ),
 }

@@ -171,19 +171,15 @@ def _by_depth(decay: float, info: Params, updates: Params) -> Params:
 
   The head and what else comes after the layers keep theirs.
   """
-  layers = max(
-    one.depth - 1 + update.shape[0]  # 'layers' is the first axis.
-    for one, update in zip(jax.tree.leaves(info), jax.tree.leaves(updates), strict=True)
-    if one.in_layers
-  )
+  layers = max(max(one.depth) for one in jax.tree.leaves(info) if one.in_layers)
 
   def scaled(one: ParamInfo, update: jax.Array) -> jax.Array:
     if one.depth is None:
       return update
-    above = layers + 1 - one.depth
-    if one.in_layers:
-      above = jnp.arange(above, above - update.shape[0], -1).reshape(-1, *[1] * (update.ndim - 1))
-    return update * decay**above
+    if not one.in_layers:
+      return update * decay ** (layers + 1 - one.depth)
+    above = layers + 1 - jnp.asarray(one.depth)  # 'layers' is the first axis.
+    return update * decay ** above.reshape(-1, *[1] * (update.ndim - 1))
 
   return jax.tree.map(scaled, info, updates)
 

@@ -8,7 +8,7 @@ transforms are plain JAX and the files on disk do not depend on the module libra
 import dataclasses
 import enum
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -50,15 +50,15 @@ class ParamInfo:
     axes: a logical name for each axis (see `sharding.RULES`).
     role: what it is for.
     initializer: draws it, from a key, a shape and a dtype. Growth draws arrays in other shapes.
-    depth: 0 before the layers; the number of its layer, from 1 on, and of stacked layers that of
-      the first; None after the layers, and in layers that are not stacked, which only decode.
+    depth: 0 before the layers; of stacked layers the number of each, from 1 on; None after the
+      layers, and in layers that are not stacked, which only decode.
     active: the share of its entries that one token uses.
   """
 
   axes: Axes
   role: Role
   initializer: Initializer
-  depth: int | None = None
+  depth: int | tuple[int, ...] | None = None
   active: float = 1.0
 
   @property
@@ -69,7 +69,7 @@ class ParamInfo:
   @property
   def in_layers(self) -> bool:
     """Whether it belongs to a layer."""
-    return bool(self.depth)
+    return isinstance(self.depth, tuple)
 
 
 def param(
@@ -147,7 +147,11 @@ def define(make: Callable[[nnx.Rngs], nnx.Module]) -> Definition:
 
 
 def stack(
-  make: Callable[[nnx.Rngs], nnx.Module], layers: int, *, rngs: nnx.Rngs, below: int = 0
+  make: Callable[[nnx.Rngs], nnx.Module],
+  layers: int,
+  *,
+  rngs: nnx.Rngs,
+  depths: Sequence[int] | None = None,
 ) -> nnx.Module:
   """Make `layers` modules as one, every parameter with a leading axis `layers`.
 
@@ -155,7 +159,7 @@ def stack(
     make: makes one of them.
     layers: how many there are.
     rngs: the stream `params` is used.
-    below: how many layers of the model stand below them.
+    depths: the number of each among all layers of the model, from 1 on; None: they are all.
   """
   graphdef, _ = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
 
@@ -167,7 +171,7 @@ def stack(
       one,
       axes=('layers', *one.axes),
       initializer=_layer_by_layer(one.initializer),
-      depth=below + 1,
+      depth=tuple(depths or range(1, layers + 1)),
     )
 
   state = jax.vmap(init)(jax.random.split(rngs.params(), layers))

@@ -22,7 +22,7 @@ from tokenformer_jax import per_device
 from tokenformer_jax.params import Role, param
 from tokenformer_jax.products import product, project
 from tokenformer_jax.sharding import constrain, parts
-from tokenformer_jax.stack import KEEP_STATISTICS, PROJECTED, ROW_STATISTICS
+from tokenformer_jax.stack import PROJECTED, ROW_STATISTICS
 
 # Keeps a row of zeros finite; far below the rounding of any row that is not.
 EPSILON = 1e-12
@@ -30,6 +30,8 @@ EPSILON = 1e-12
 # Score functions under which a score of 0 has weight 0: a parameter token with a zero key adds
 # nothing, and leaves the weights of the others as they are.
 ZERO_AT_ZERO = ('l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm')
+
+SCORES = 'pattention_scores'  # the name of what the backward pass may find kept
 
 _AXES = ('param_tokens', 'width')  # of keys and of values
 
@@ -213,6 +215,7 @@ def pattention(
   *,
   score: str = 'l2_norm_gelu',
   out_heads: tuple[int, int] | None = None,
+  keep_scores: bool = False,
   prevent_cse: bool = False,
   **how: Any,
 ) -> jax.Array:
@@ -224,7 +227,8 @@ def pattention(
     values_NxO: V.
     score: as in `parameter_weights`.
     out_heads: their number H and their width K, filled with zeros, for heads as the output.
-    prevent_cse: see `recompute_scores`.
+    keep_scores: see `keep_for_backward`.
+    prevent_cse: likewise.
     **how: as in `parameter_weights`.
 
   Returns:
@@ -236,23 +240,27 @@ def pattention(
       scores_BxTxN, square_BxTx1 = _scores_and_square(x, keys_NxI)
     else:
       scores_BxTxN, square_BxTx1 = scores(x, keys_NxI), None
+    scores_BxTxN = checkpoint_name(scores_BxTxN, SCORES)
     weights_BxTxN = parameter_weights(scores_BxTxN, score=score, square_BxTx1=square_BxTx1, **how)
     return project(weights_BxTxN, values_NxO, _AXES, contract=0, out_heads=out_heads)
 
-  return recompute_scores(apply, prevent_cse)(x, keys_NxI, values_NxO)
+  return keep_for_backward(apply, keep_scores, prevent_cse)(x, keys_NxI, values_NxO)
 
 
-def recompute_scores(
-  apply: Callable[..., jax.Array], prevent_cse: bool
+def keep_for_backward(
+  apply: Callable[..., jax.Array], keep_scores: bool, prevent_cse: bool
 ) -> Callable[..., jax.Array]:
-  """A Pattention that keeps its inputs and the norms of its scores for the backward pass.
+  """Return a Pattention that keeps its inputs and the norms of its scores for the backward pass.
 
   Args:
-    apply: what computes it; the scores and what is made of them are computed again.
+    apply: what computes it; what is made of the scores is computed again.
+    keep_scores: keep the scores as well. Without, they are computed again from the inputs.
     prevent_cse: keep XLA from merging that with how they were computed first, which it cannot do in
-      a loop over layers anyway.
+      a loop over layers anyway. Kept scores leave it free to keep more.
   """
-  apply = jax.checkpoint(apply, prevent_cse=prevent_cse, policy=KEEP_STATISTICS)
+  kept = (ROW_STATISTICS, SCORES) if keep_scores else (ROW_STATISTICS,)
+  policy = jax.checkpoint_policies.save_only_these_names(*kept)
+  apply = jax.checkpoint(apply, prevent_cse=prevent_cse and not keep_scores, policy=policy)
   return lambda *arguments: checkpoint_name(apply(*arguments), PROJECTED)
 
 
@@ -271,6 +279,7 @@ class Pattention(nnx.Module):
     row_epsilon: float = 0.0,
     key_std: float,
     value_std: float,
+    keep_scores: bool = False,
     prevent_cse: bool = False,
     rngs: nnx.Rngs,
   ):
@@ -286,7 +295,8 @@ class Pattention(nnx.Module):
       row_epsilon: see `parameter_weights`.
       key_std: standard deviation of the keys.
       value_std: standard deviation of the values.
-      prevent_cse: see `recompute_scores`.
+      keep_scores: see `keep_for_backward`.
+      prevent_cse: likewise.
       rngs: the stream `params` is used.
     """
     of_keys, of_values = nnx.initializers.normal(key_std), nnx.initializers.normal(value_std)
@@ -298,7 +308,7 @@ class Pattention(nnx.Module):
       'reference_tokens': reference_tokens,
       'row_epsilon': row_epsilon,
     }
-    self.prevent_cse = prevent_cse
+    self.keep_scores, self.prevent_cse = keep_scores, prevent_cse
 
   def weights(self, x: jax.Array) -> jax.Array:
     """The weight of every parameter token [B, T, N], for what `__call__` takes."""
@@ -311,6 +321,7 @@ class Pattention(nnx.Module):
       self.keys[...],
       self.values[...],
       out_heads=out_heads,
+      keep_scores=self.keep_scores,
       prevent_cse=self.prevent_cse,
       **self.how,
     )

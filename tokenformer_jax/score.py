@@ -43,7 +43,7 @@ class Scorer:
     max_length: int,
     batch_size: int | None = None,
   ):
-    """Takes what it computes with.
+    """Defines the programs; nothing is computed yet.
 
     Args:
       definition: of the language model.
@@ -58,7 +58,7 @@ class Scorer:
 
     def sums(params: Params, batch_Bx2xT: jax.Array) -> LossSums:
       model = definition.bind(params)
-      hidden_BxTxD, _ = model.hidden(batch_Bx2xT[:, 0])
+      hidden_BxTxD, _, _ = model.hidden(batch_Bx2xT[:, 0])
       chunk = max(1, _LOGIT_ROWS * buckets.rows(1) // batch_Bx2xT.shape[0])
       return row_loss_sums(hidden_BxTxD, model.output_embedding, batch_Bx2xT[:, 1], chunk=chunk)
 

@@ -1,4 +1,4 @@
-"""The vision transformer: patches, stacked blocks without a causal mask, a pooled head.
+"""The vision transformer: patches, a trunk without a causal mask, a pooled head.
 
 With `projection='pattention'` the blocks are a TokenFormer's, with `dense` the usual ViT's
 (Dosovitskiy et al. 2021, arXiv 2010.11929). Patch embedding and head are matrices in both: with the
@@ -14,13 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from tokenformer_jax.blocks import Block
+from tokenformer_jax import trunk
+from tokenformer_jax.blocks import architecture
 from tokenformer_jax.compute import DEFAULT, Compute
 from tokenformer_jax.config import InitConfig, ModelConfig
 from tokenformer_jax.layers import Dense, LayerNorm, feed_forward, projection, repeat
-from tokenformer_jax.params import Definition, Role, define, matrix_entries, param, stack
+from tokenformer_jax.params import Definition, Role, define, matrix_entries, param
 from tokenformer_jax.sharding import constrain
-from tokenformer_jax.stack import scan
+from tokenformer_jax.trunk import NO_INPUTS, Aux, Inputs
 
 _BASE = 10000.0  # of the sin-cos positions
 
@@ -106,9 +107,6 @@ class ViT(nnx.Module):
     self.compute, self.patch = compute, config.patch
     self.position_kind, self.pool_kind = config.positions, config.pool
 
-    def block(rngs: nnx.Rngs) -> Block:
-      return Block(config, causal=False, compute=compute, rngs=rngs)
-
     # The kernel of a convolution of stride and size `patch`, its first three axes made one.
     inputs = config.patch**2 * config.channels
     self.patch_embedding = Dense(
@@ -124,7 +122,9 @@ class ViT(nnx.Module):
     self.class_token = (
       make((config.width,), ('norm',), role=Role.VECTOR) if config.pool == 'token' else None
     )
-    self.blocks = stack(block, config.layers, rngs=rngs)
+    layers = architecture(config, causal=False)
+    self.groups = layers.groups
+    self.blocks = trunk.make(layers, compute=compute, rngs=rngs)
     self.final_norm = (
       LayerNorm(config.width, config.final_norm, epsilon=config.norm_epsilon, rngs=rngs)
       if config.final_norm != 'none'
@@ -143,17 +143,21 @@ class ViT(nnx.Module):
     )
 
   def __call__(
-    self, images_BxHxWxC: jax.Array, branch_scales_LxBx2: jax.Array | None = None
-  ) -> jax.Array:
-    """Float32 logits [B, classes]; `branch_scales` is for training with stochastic depth."""
+    self,
+    images_BxHxWxC: jax.Array,
+    inputs: Inputs = NO_INPUTS,
+  ) -> tuple[jax.Array, Aux]:
+    """Return float32 logits [B, classes], and what the layers say.
+
+    `inputs.branch_scales_Bx2` is for training with stochastic depth: see `branch_scales`.
+    """
     x_BxTxD = self._embed(images_BxHxWxC.astype(self.compute.dtype))
-    x_BxTxD, _ = scan(
+    x_BxTxD, _, aux = trunk.run(
       self.blocks,
-      lambda block, x, scales: (block(x, branch_scales_Bx2=scales)[0], None),
+      self.groups,
       constrain(x_BxTxD, 'batch', None, None),
-      branch_scales_LxBx2,
-      remat=self.compute.remat,
-      loop=self.compute.scan_layers,
+      inputs=inputs,
+      compute=self.compute,
     )
     if self.final_norm is not None:
       x_BxTxD = self.final_norm(x_BxTxD)
@@ -161,7 +165,7 @@ class ViT(nnx.Module):
       pooled_Bx1xD = jnp.mean(x_BxTxD.astype(jnp.float32), axis=1, keepdims=True)
     else:
       pooled_Bx1xD = x_BxTxD[:, :1] if self.pool is None else self.pool(x_BxTxD)
-    return self.head(pooled_Bx1xD.astype(jnp.float32))[:, 0]
+    return self.head(pooled_Bx1xD.astype(jnp.float32))[:, 0], aux
 
   def _embed(self, images_BxHxWxC: jax.Array) -> jax.Array:
     """Patches with their positions, and the class token before them if there is one."""

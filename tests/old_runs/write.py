@@ -70,7 +70,7 @@ DENSE = {
   'model.tied_head': False,
   'data.tokenizer': 'bytes',
   'train.remat': 'dots',
-  'train.scan_layers': False,
+  'train.layers': 'unrolled',
 }
 VIT = {
   **tiny_run.VIT,

@@ -132,19 +132,19 @@ def test_the_step_compiles_with_inputs_of_layers_on_the_host():
 
 
 def test_layers_without_a_loop():
-  sizes = {'data__batch_size': 64, 'data__sequence_length': 1024, 'train__remat': 'none'}
+  sizes = {'data__batch_size': 64, 'data__sequence_length': 1024, 'train__remat': 'score_inputs'}
   loop, one_by_one = (
-    _plan('v5e:2x2', **sizes, train__scan_layers=loop).compute_seconds for loop in (True, False)
+    _plan('v5e:2x2', **sizes, train__layers=way).compute_seconds for way in ('scan', 'unrolled')
   )
   assert one_by_one < 0.95 * loop, 'what layers keep is still copied'
 
 
-@pytest.mark.parametrize('remat', ['none', 'dots', 'full'])
+@pytest.mark.parametrize('remat', ['score_inputs', 'dots', 'full'])
 def test_without_a_loop_as_much_is_computed_again(remat):
   sizes = {'data__batch_size': 64, 'data__sequence_length': 1024, 'train__remat': remat}
   loop, one_by_one = (
-    _plan('v5e:2x2', **sizes, train__scan_layers=loop, quick=True).costs.flops
-    for loop in (True, False)
+    _plan('v5e:2x2', **sizes, train__layers=way, quick=True).costs.flops
+    for way in ('scan', 'unrolled')
   )
   assert one_by_one >= loop, 'XLA undoes recomputing, and keeps scores'
 
@@ -189,7 +189,7 @@ def test_a_window_costs_less():
 
 
 def test_what_does_not_fit():
-  config = _config(data__batch_size=2**20, train__remat='none')
+  config = _config(data__batch_size=2**20, train__remat='score_inputs')
   with pytest.raises(DoesNotFitError) as raised:
     estimate.plan(config, topology.parse('v5e:4x4'))
   assert raised.value.needed > raised.value.capacity, 'the message of the compiler is not read'
@@ -291,7 +291,10 @@ def test_other_commands_say_nothing_of_a_tpu_that_is_not_there():
 
 def test_the_command_says_what_does_not_fit():
   done = _command(
-    '150m', '--topology=v5e:2x2', '--config.train.remat=none', '--config.data.batch_size=4096'
+    '150m',
+    '--topology=v5e:2x2',
+    '--config.train.remat=score_inputs',
+    '--config.data.batch_size=4096',
   )
   assert done.returncode == 2, done.stderr
   last = done.stderr.splitlines()[-1]

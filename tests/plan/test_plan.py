@@ -78,6 +78,8 @@ def test_gpus_are_by_formula_and_it_says_so():
   assert 'by formula: nothing was compiled' in table.render(plan)
   passes = plan.compute_seconds * 4 * 989e12 / plan.model_flops * 3
   assert passes == pytest.approx(3.5), 'scores are computed again, half of a forward pass'
+  kept = _plan(train__remat='everything')
+  assert kept.costs.flops * 4 == pytest.approx(kept.model_flops), 'nothing is computed again'
   full = _plan(train__remat='full')
   assert full.costs.flops == pytest.approx(plan.costs.flops * 4 / 3.5), 'one more forward pass'
   dense = _plan(model__projection='dense')
@@ -88,8 +90,10 @@ def test_what_is_kept_takes_memory_by_formula():
   for projection in ('pattention', 'dense'):
     ways = [
       _plan(model__projection=projection, train__remat=remat).memory.temporaries
-      for remat in ('offload', 'full', 'dots', 'none')
+      for remat in ('offload', 'full', 'dots', 'score_inputs', 'everything')
     ]
+    if projection == 'dense':
+      assert ways.pop() == ways[-1], 'there are no scores to keep'
     assert ways == sorted(set(ways)), projection
 
 

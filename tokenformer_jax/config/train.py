@@ -35,12 +35,12 @@ class TrainConfig:
   )
   sample_prompt: str = key('', "what that text starts with. '': a new document", only='lm')
   remat: str = key(
-    'none',
-    'what the backward pass computes again: see stack.py',
-    choices=('none', 'dots', 'full', 'offload'),
+    'auto',
+    'what is kept for the backward pass: see stack.py',
+    choices=('auto', 'everything', 'score_inputs', 'dots', 'full', 'offload'),
   )
-  scan_layers: bool = key(
-    True, 'one program for all layers, in a loop; or one for each: see stack.py'
+  layers: str = key(
+    'scan', 'one program for all layers, in a loop; or one for each', choices=('scan', 'unrolled')
   )
   attention: str = key(
     'auto', 'the kernel: see attention.py', choices=('auto', 'xla', 'cudnn', 'splash')

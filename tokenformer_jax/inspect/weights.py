@@ -156,7 +156,7 @@ def _watched(block: Block, x_BxTxD: jax.Array) -> tuple[jax.Array, dict[str, jax
   for name, (owner, attribute) in _pattentions(block).items():
     see = functools.partial(weights.__setitem__, name)
     setattr(owner, attribute, _Watched(getattr(owner, attribute), see))
-  x_BxTxD, _ = block(x_BxTxD)
+  x_BxTxD, _, _ = block(x_BxTxD)
   return x_BxTxD, weights
 
 

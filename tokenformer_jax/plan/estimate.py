@@ -163,7 +163,7 @@ def plan(
 
 
 def _plan(config: Config, on: Topology, before: ModelConfig | None, quick: bool = False) -> Plan:
-  step = program.make_step(config, before, 'tpu' if on.has_compiler else 'gpu')
+  step = program.make_step(config, before, on.platform)
   if not on.has_compiler:
     return _by_formula(step, on)
   mesh = make_mesh(config, on)
@@ -228,8 +228,8 @@ def advice(config: Config, error: DoesNotFitError, on: Topology) -> UserError:
   less = 'offload' if config.train.remat == 'full' else 'full'
   if config.train.remat != 'offload':
     ways.append(f'--config.train.remat={less}')
-  if not config.train.scan_layers:
-    ways.append('--config.train.scan_layers=True')
+  if config.train.layers != 'scan':
+    ways.append('--config.train.layers=scan')
   parts = 2 * config.optim.accumulation_steps
   mesh = sharding.abstract_mesh(config.mesh, on.devices)
   rows = config.data.batch_size // sharding.parts('batch', mesh)

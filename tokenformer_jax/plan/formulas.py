@@ -10,11 +10,23 @@ from tokenformer_jax.plan.program import Memory, Step
 _ACTIVATION = 2  # bytes of bfloat16
 _PROJECTIONS = 5  # of a layer: query, key, value, output, feed-forward
 _NODE = 8  # GPUs that NVLink connects
-# What `train.remat` keeps of a layer on the device, for each position: times the model's width, and
-# the inner width of a dense feed-forward layer. Scores are never kept.
-_KEPT = {'none': (12, 2), 'dots': (5, 1), 'full': (1, 0), 'offload': (0, 0)}
+# What `train.remat` keeps of a layer on the device, for each position: times the model's width, the
+# inner width of a dense feed-forward layer, and the number of scores.
+_KEPT = {
+  'everything': (12, 2, 1),
+  'score_inputs': (12, 2, 0),
+  'dots': (5, 1, 0),
+  'full': (1, 0, 0),
+  'offload': (0, 0, 0),
+}
 # Forward passes that it computes again: of Pattention, whose scores are half of one, and of others.
-_AGAIN = {'none': (0.5, 0.0), 'dots': (0.5, 0.0), 'full': (1.0, 1.0), 'offload': (1.0, 1.0)}
+_AGAIN = {
+  'everything': (0.0, 0.0),
+  'score_inputs': (0.5, 0.0),
+  'dots': (0.5, 0.0),
+  'full': (1.0, 1.0),
+  'offload': (1.0, 1.0),
+}
 
 
 def of_step(
@@ -44,9 +56,9 @@ def of_step(
   counts = model.param_tokens
   scores = 3 * counts.qkv + counts.proj + counts.ffn if has_scores else 0
   scores /= sharding.parts('param_tokens', mesh)
-  widths, inners = _KEPT[remat]
+  widths, inners, all_scores = _KEPT[remat]
   layer = 12 * model.width + 2 * inner + scores
-  kept = model.layers * (widths * model.width + inners * inner)
+  kept = model.layers * (widths * model.width + inners * inner + all_scores * scores)
   inputs = model.layers * model.width
   host = rows * length * inputs * _ACTIVATION if remat == 'offload' else 0.0
   chunk = min(config.train.loss_chunk, length) if model.kind == 'lm' else 1

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
-from tokenformer_jax import attention, optim, sharding, start, tasks
+from tokenformer_jax import attention, compute, optim, sharding, start, tasks
 from tokenformer_jax import step as step_lib
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.errors import UserError
@@ -122,8 +122,12 @@ def make_step(config: Config, before: ModelConfig | None = None, platform: str =
   # The library would take these from the devices here.
   if config.dtype == 'auto':
     config = dataclasses.replace(config, dtype='bfloat16')
-  chosen = attention.kernel(config.train.attention, jnp.dtype(config.dtype), platform)
-  config = dataclasses.replace(config, train=dataclasses.replace(config.train, attention=chosen))
+  train = dataclasses.replace(
+    config.train,
+    attention=attention.kernel(config.train.attention, jnp.dtype(config.dtype), platform),
+    remat=compute.remat_on(config.train.remat, platform),
+  )
+  config = dataclasses.replace(config, train=train)
   task = tasks.make(config)
   growth = None
   if before is not None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from tokenformer_jax import sharding
 from tokenformer_jax.cli import say
+from tokenformer_jax.compute import remat_on
 from tokenformer_jax.config import Config
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.plan import topology
@@ -16,12 +17,12 @@ from tokenformer_jax.plan.topology import Topology
 
 _BATCHES = (1, 2, 0.5)  # times the config's
 _MOST_TOKENS = 8  # devices that parameter tokens are split over
-# `train.remat` and `train.scan_layers`, from the least recomputation, which needs the most memory.
+# `train.remat` and `train.layers`, from the least recomputation, which needs the most memory.
 # A loop over layers that keep nothing but their inputs copies next to nothing.
 _WAYS = (
-  *itertools.product(('none', 'dots'), (False, True)),
-  ('full', True),
-  ('offload', True),
+  *itertools.product(('everything', 'score_inputs', 'dots'), ('unrolled', 'scan')),
+  ('full', 'scan'),
+  ('offload', 'scan'),
 )
 
 
@@ -40,22 +41,24 @@ def candidates(config: Config, on: Topology) -> Iterator[Config]:
   tokens = [parts for parts in (1, 2, 4, _MOST_TOKENS) if config.model.heads % parts == 0]
   meshes = {parts: sharding.resplit(config.mesh, on.devices, parts) for parts in tokens}
   tokens = [parts for parts in tokens if meshes[parts] is not None]
-  own = (config.train.remat, config.train.scan_layers)
+  own = (remat_on(config.train.remat, on.platform), config.train.layers)
   ways = [way for way in _WAYS if on.has_compiler or way[1] == own[1]]  # By formula: no loops.
+  if config.model.projection == 'dense':
+    ways = [way for way in ways if way[0] != 'everything']  # There are no scores to keep.
   # The config's own choice first, then in the order given.
   tokens.sort(key=lambda parts: parts != sharding.parts('param_tokens', whole))
   ways = [own, *(way for way in ways if way != own)]
   options = list(itertools.product(_BATCHES, tokens, ways))
   first = options[0]
   options.sort(key=lambda option: sum(a != b for a, b in zip(option, first, strict=True)))
-  for factor, split, (remat, loop) in options:
+  for factor, split, (remat, layers) in options:
     batch = int(config.data.batch_size * factor)
     if batch % config.optim.accumulation_steps == 0:
       yield dataclasses.replace(
         config,
         mesh=meshes[split],
         data=dataclasses.replace(config.data, batch_size=batch),
-        train=dataclasses.replace(config.train, remat=remat, scan_layers=loop),
+        train=dataclasses.replace(config.train, remat=remat, layers=layers),
       )
 
 
@@ -106,8 +109,8 @@ def _speed(one: Tried) -> float:
 
 def _name(config: Config) -> str:
   mesh = ' '.join(f'{axis}={size}' for axis, size in dataclasses.asdict(config.mesh).items())
-  loop = '' if config.train.scan_layers else ' scan_layers=False'
-  return f'batch_size={config.data.batch_size} {mesh} remat={config.train.remat}{loop}'
+  layers = '' if config.train.layers == 'scan' else f' layers={config.train.layers}'
+  return f'batch_size={config.data.batch_size} {mesh} remat={config.train.remat}{layers}'
 
 
 def render(tried: list[Tried]) -> str:

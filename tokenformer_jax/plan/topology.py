@@ -47,6 +47,11 @@ class Topology:
     """Whether programs can be compiled for it."""
     return self.chip.clock is not None
 
+  @property
+  def platform(self) -> str:
+    """As JAX names it."""
+    return 'tpu' if self.has_compiler else 'gpu'
+
 
 def parse(name: str, slices: int = 1) -> Topology:
   """Return the topology of `--topology` and `--slices`.

@@ -19,7 +19,8 @@ from tokenformer_jax.data.augment import Views
 from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.mixing import mix
 from tokenformer_jax.params import Params
-from tokenformer_jax.tasks.task import Batch, Task
+from tokenformer_jax.tasks.task import Batch, EvalSums, Task, with_aux
+from tokenformer_jax.trunk import NO_INPUTS, Inputs
 
 _TOP = 5
 _BINS = 15  # of confidence, for the calibration error
@@ -125,16 +126,18 @@ class ImageTask(Task):
     if optim.mixup or optim.cutmix:
       targets_BxC = own * targets_BxC + (1 - own) * targets_BxC[::-1]
       counts_B &= counts_B[::-1]
-    scales = None
+    inputs = NO_INPUTS
     if optim.drop_path:
       scales = vit.branch_scales(path_key, model.layers, len(labels_B), optim.drop_path)
-    logits_BxC = self.definition.bind(params)(pixels, scales)
+      inputs = Inputs(branch_scales_Bx2=scales)
+    logits_BxC, aux = self.definition.bind(params)(pixels, inputs)
     losses_B = optax.softmax_cross_entropy(logits_BxC, targets_BxC)
     loss = jnp.sum(losses_B * counts_B) / jnp.maximum(1, jnp.sum(counts_B))
-    return loss, {'loss': loss}
+    return with_aux(loss, loss, aux)
 
-  def sums(self, params: Params, batch: Batch) -> ImageSums:
-    logits_BxC, labels_B = self.logits(params, batch)
+  def sums(self, params: Params, batch: Batch) -> EvalSums:
+    logits_BxC, aux = self.definition.bind(params)(_around_zero(batch['images']))
+    labels_B = batch['labels']
     counts_B = (labels_B >= 0).astype(jnp.float32)
     labels_B = jnp.maximum(labels_B, 0)
     at_label_Bx1 = jnp.take_along_axis(logits_BxC, labels_B[:, None], axis=1)
@@ -147,7 +150,7 @@ class ImageTask(Task):
     bins_B = jnp.minimum(_BINS - 1, (confidence_B * _BINS).astype(jnp.int32))
     in_bin_BxN = jax.nn.one_hot(bins_B, _BINS) * counts_B[:, None]
     losses_B = jax.nn.logsumexp(logits_BxC, axis=1) - at_label_Bx1[:, 0]
-    return ImageSums(
+    sums = ImageSums(
       nats=jnp.sum(counts_B * losses_B),
       images=jnp.sum(counts_B),
       correct=jnp.sum(correct_B),
@@ -156,9 +159,10 @@ class ImageTask(Task):
       bin_confidence=confidence_B @ in_bin_BxN,
       bin_correct=correct_B @ in_bin_BxN,
     )
+    return EvalSums.of_batch(sums, aux, sums.images)
 
   def logits(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    return self.definition.bind(params)(_around_zero(batch['images'])), batch['labels']
+    return self.definition.bind(params)(_around_zero(batch['images']))[0], batch['labels']
 
   def prepare(self) -> None:
     self._set = hosts.first_then_others(lambda: images.open_images(self.config.data))
@@ -245,13 +249,15 @@ class ImageTask(Task):
     del loss
     return {f'data/bad_{name}_images': float(len(bad)) for name, bad in self._bad.items() if bad}
 
-  def eval_figures(self, sums: ImageSums) -> dict[str, float]:
+  def eval_figures(self, sums: EvalSums) -> dict[str, float]:
+    layers, sums = sums.layer_figures(), sums.of_task
     n = sums.images
     figures = {
       'loss': sums.nats / n,
       'accuracy': sums.correct / n,
       'calibration_error': np.sum(np.abs(sums.bin_correct - sums.bin_confidence)) / n,
       'images': n,
+      **layers,
     }
     if self.config.model.classes > _TOP:
       figures['top5_accuracy'] = sums.correct_top5 / n

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 
@@ -12,8 +12,49 @@ from tokenformer_jax.compute import Compute
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.data.order import BEGINNING, Position
 from tokenformer_jax.params import Params
+from tokenformer_jax.trunk import Aux
 
 Batch = Any  # arrays with the leading axis B, alone or in a pytree
+
+
+def with_aux(
+  objective: jax.Array, loss: jax.Array, aux: Aux
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """Return what training minimises, and its figures.
+
+  Args:
+    objective: what the task minimises.
+    loss: the part of it that is reported.
+    aux: what the layers of the model say.
+  """
+  figures = {'loss': loss, **aux.figures}
+  if aux.loss is None:
+    return objective, figures
+  return objective + aux.loss, {**figures, 'aux_loss': aux.loss}
+
+
+class EvalSums(NamedTuple):
+  """Sums over what counts of validation batches, so that batches add up.
+
+  Attributes:
+    of_task: what the task sums up itself.
+    of_layers: the figures of the layers, and their loss as `aux_loss`, each times `count`.
+    count: examples or targets that count.
+  """
+
+  of_task: Any
+  of_layers: dict[str, jax.Array]
+  count: jax.Array
+
+  @classmethod
+  def of_batch(cls, of_task: Any, aux: Aux, count: jax.Array) -> 'EvalSums':
+    """Return the sums of a batch, for whose layers' figures all that counts is alike."""
+    figures = dict(aux.figures) if aux.loss is None else {**aux.figures, 'aux_loss': aux.loss}
+    return cls(of_task, jax.tree.map(lambda value: value * count, figures), count)
+
+  def layer_figures(self) -> dict[str, Any]:
+    """Return the means over all that counts of what the layers say."""
+    return {name: value / self.count for name, value in self.of_layers.items()}
 
 
 class Task(abc.ABC):
@@ -81,12 +122,13 @@ class Task(abc.ABC):
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """What training minimises on a batch, and its figures, the `loss` to report among them.
 
-    `key` is for what is drawn in a step; it differs from step to step.
+    What the layers say is part of both: see `with_aux`. `key` is for what is drawn in
+    a step; it differs from step to step.
     """
 
   @abc.abstractmethod
-  def sums(self, params: Params, batch: Batch) -> Any:
-    """Sums over what counts of a validation batch: a pytree, so that batches add up."""
+  def sums(self, params: Params, batch: Batch) -> EvalSums:
+    """Sums over what counts of a validation batch."""
 
   @abc.abstractmethod
   def logits(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
@@ -166,7 +208,7 @@ class Task(abc.ABC):
     """Figures of training besides those of the step, under their full names."""
 
   @abc.abstractmethod
-  def eval_figures(self, sums: Any) -> dict[str, float]:
+  def eval_figures(self, sums: EvalSums) -> dict[str, float]:
     """Figures of an evaluation, `loss` among them, from what `sums` gave for all batches."""
 
   @abc.abstractmethod

@@ -22,8 +22,9 @@ from tokenformer_jax.loss import LossSums, loss_sums, objective
 from tokenformer_jax.metrics import perplexity
 from tokenformer_jax.params import Params
 from tokenformer_jax.sampling import Sampling
-from tokenformer_jax.tasks.task import Task
+from tokenformer_jax.tasks.task import EvalSums, Task, with_aux
 from tokenformer_jax.texts import TextRequest, text_of
+from tokenformer_jax.trunk import Aux
 
 _LONGEST_COMPARED = 64  # tokens of a sequence that two models are compared on
 
@@ -82,17 +83,19 @@ class TextTask(Task):
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
     del key
     z_loss = self.config.optim.z_loss
-    total, sums = self._of_targets(functools.partial(objective, z_loss=z_loss), params, batch)
-    return total / sums.tokens, {'loss': sums.nats / sums.tokens}
+    f = functools.partial(objective, z_loss=z_loss)
+    (total, sums), aux = self._of_targets(f, params, batch)
+    return with_aux(total / sums.tokens, sums.nats / sums.tokens, aux)
 
-  def sums(self, params: Params, batch: jax.Array) -> LossSums:
-    return self._of_targets(loss_sums, params, batch)
+  def sums(self, params: Params, batch: jax.Array) -> EvalSums:
+    sums, aux = self._of_targets(loss_sums, params, batch)
+    return EvalSums.of_batch(sums, aux, sums.tokens)
 
-  def _of_targets(self, f: Callable[..., Any], params: Params, batch: jax.Array) -> Any:
+  def _of_targets(self, f: Callable[..., Any], params: Params, batch: jax.Array) -> tuple[Any, Aux]:
     model = self.definition.bind(params)
-    hidden_BxTxD, _ = model.hidden(jnp.maximum(batch[:, :-1], 0))
+    hidden_BxTxD, _, aux = model.hidden(jnp.maximum(batch[:, :-1], 0))
     chunk = self.config.train.loss_chunk
-    return f(hidden_BxTxD, model.output_embedding, batch[:, 1:], chunk=chunk)
+    return f(hidden_BxTxD, model.output_embedding, batch[:, 1:], chunk=chunk), aux
 
   def logits(self, params: Params, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
     logits_BxTxV, _ = self.definition.bind(params)(batch[:, :-1])
@@ -165,13 +168,15 @@ class TextTask(Task):
       'train/bits_per_byte': self._bits_per_byte(loss, 'train'),
     }
 
-  def eval_figures(self, sums: LossSums) -> dict[str, float]:
-    loss = sums.nats / sums.tokens
+  def eval_figures(self, sums: EvalSums) -> dict[str, float]:
+    found: LossSums = sums.of_task
+    loss = found.nats / found.tokens
     return {
       'loss': loss,
       'perplexity': perplexity(loss),
       'bits_per_byte': self._bits_per_byte(loss, 'validation'),
-      'accuracy': sums.correct / sums.tokens,
+      'accuracy': found.correct / found.tokens,
+      **sums.layer_figures(),
     }
 
   def sample(self, params: Params) -> str:

@@ -1,0 +1,130 @@
+"""Patterns of layers: a short text that says which layers a trunk has, and in which order."""
+
+import re
+from collections.abc import Collection
+from typing import NamedTuple
+
+from tokenformer_jax.errors import UserError, nearest
+
+_TOKEN = re.compile(r'\s*([A-Za-z_]\w*|[0-9]+|\S)')
+_COUNT = re.compile(r'0*[1-9][0-9]{0,4}')
+_MOST_DEEP = 20  # parentheses in parentheses
+_MOST_LAYERS = 10_000  # of a pattern that is not a slip of the keyboard
+
+
+class Group(NamedTuple):
+  """Layers that run one after the other, the whole row `count` times.
+
+  Attributes:
+    layers: the name of each.
+    count: how often the row is repeated.
+  """
+
+  layers: tuple[str, ...]
+  count: int
+
+  @property
+  def size(self) -> int:
+    """The number of layers that run."""
+    return len(self.layers) * self.count
+
+
+def parse(pattern: str, known: Collection[str], where: str) -> tuple[Group, ...]:
+  """Return the groups of a pattern such as `layer*12`, `local*23 full` or `(dense moe)*6`.
+
+  A name is a layer, `*N` repeats what is before it, and parentheses hold what is repeated together.
+  A repeated parenthesis is one group, whose row has every layer of the parenthesis. Everything else
+  gives groups of one kind of layer; neighbours with equal rows become one group.
+
+  Args:
+    pattern: the text.
+    known: names that a layer may have.
+    where: what to call the pattern in a message, such as `config.model.pattern`.
+
+  Raises:
+    UserError: the text is no pattern, or has a layer that is not known.
+  """
+  parser = _Parser(pattern, known, where)
+  groups: list[Group] = []
+  for group in parser.groups():
+    if groups and groups[-1].layers == group.layers:
+      group = Group(group.layers, groups.pop().count + group.count)
+    groups.append(group)
+  return tuple(groups)
+
+
+class _Parser:
+  """Reads a pattern from left to right."""
+
+  def __init__(self, pattern: str, known: Collection[str], where: str):
+    self._pattern, self._known, self._where = pattern, known, where
+    self._tokens = [match[1] for match in _TOKEN.finditer(pattern)]
+    self._next = 0
+
+  def groups(self) -> list[Group]:
+    groups = self._sequence(0)
+    if self._peek() == ')':
+      raise self._error("a ')' closes nothing")
+    if not groups:
+      raise self._error('it names no layer')
+    return groups
+
+  def _sequence(self, depth: int) -> list[Group]:
+    """Groups up to the end, or up to a ')' that belongs to a '(' before this sequence."""
+    groups: list[Group] = []
+    while self._peek() not in ('', ')'):
+      groups.extend(self._item(depth))
+      self._check_size(groups, 1)
+    return groups
+
+  def _item(self, depth: int) -> list[Group]:
+    """A name or a parenthesis, with its count."""
+    token = self._take()
+    if token == '(':
+      if depth == _MOST_DEEP:
+        raise self._error(f'it has more than {_MOST_DEEP} parentheses in each other')
+      inner = self._sequence(depth + 1)
+      if self._take() != ')':
+        raise self._error("a '(' is not closed")
+      if not inner:
+        raise self._error('a parenthesis is empty')
+    elif token in self._known:
+      inner = [Group((token,), 1)]
+    elif token.isidentifier():
+      raise self._error(f'{token!r} is no layer{nearest(token, self._known)}')
+    else:
+      raise self._error(f'{token!r} stands where the name of a layer is expected')
+    count = self._count()
+    self._check_size(inner, count)
+    if count == 1:
+      return inner
+    row = tuple(name for group in inner for name in group.layers * group.count)
+    return [Group(row, count) if len(inner) > 1 else Group(inner[0].layers, inner[0].count * count)]
+
+  def _count(self) -> int:
+    if self._peek() != '*':
+      return 1
+    self._take()
+    token = self._take()
+    if not _COUNT.fullmatch(token):
+      found = f'not {token!r}' if token else 'and there is none'
+      raise self._error(f"after '*' comes a number from 1 to {_MOST_LAYERS:,}, {found}")
+    return int(token)
+
+  def _check_size(self, groups: list[Group], count: int) -> None:
+    if count * sum(group.size for group in groups) > _MOST_LAYERS:
+      raise self._error(f'it has more than {_MOST_LAYERS:,} layers')
+
+  def _peek(self) -> str:
+    return self._tokens[self._next] if self._next < len(self._tokens) else ''
+
+  def _take(self) -> str:
+    token = self._peek()
+    self._next += 1
+    return token
+
+  def _error(self, mistake: str) -> UserError:
+    return UserError(
+      f'{self._where} is {self._pattern!r}, and {mistake}; patterns are such as "layer*12", '
+      '"local*23 full" or "(dense moe)*6"'
+    )
