@@ -18,7 +18,7 @@ from tokenformer_jax.compute import Compute
 from tokenformer_jax.config import Config, MeshConfig, OptimConfig, TrainConfig, choices
 from tokenformer_jax.decode import Decoder, Request
 from tokenformer_jax.lm import define_lm
-from tokenformer_jax.params import Definition, Params
+from tokenformer_jax.params import Definition, Params, Role, param
 from tokenformer_jax.pattern import Group
 from tokenformer_jax.sampling import GREEDY
 from tokenformer_jax.trunk import FROM_START, NO_INPUTS, NOTHING, Aux, Inputs
@@ -31,7 +31,7 @@ def third_architecture():
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(lm, 'architecture', third.architecture)
     yield
-    define_lm.cache_clear()
+    lm._define.cache_clear()
 
 
 def _definition(**how) -> Definition:
@@ -70,9 +70,11 @@ class _Scale(nnx.Module):
   """x · scale · factor, a layer that says what it is given to say."""
 
   def __init__(self, scale: float, says: tuple[str, ...] = (), *, compute: Compute, rngs: nnx.Rngs):
-    del compute, rngs
-    metadata = {'logical_axes': (), 'initializer': None}
-    self.scale, self.says = nnx.Param(jnp.float32(scale), **metadata), says
+    del compute
+    self.scale, self.says = (
+      param(rngs, nnx.initializers.constant(scale), (), (), role=Role.VECTOR),
+      says,
+    )
 
   def __call__(self, x, context=FROM_START, cache=None, inputs=NO_INPUTS):
     del context
@@ -212,7 +214,7 @@ def _step(devices: int, parts: int = 1):
     MeshConfig(fsdp=4, tokens=2) if devices == 8 else MeshConfig(), jax.devices()[:devices]
   )
   task = tasks.make(config)
-  tx = optim.make_optimizer(config.optim, config.train.steps, task.definition.axes)
+  tx = optim.make_optimizer(config.optim, config.train.steps, task.definition.info)
   rows = np.random.default_rng(0).integers(0, 64, (8, 13), np.int32)
   with jax.set_mesh(mesh):
     places = step_lib.state_shardings(mesh, task.definition, tx)

@@ -147,9 +147,8 @@ def _logits(model: ModelConfig, params: Params) -> list[float]:
   definition = models.define(model)
   if model.kind == 'vit':
     inputs = rng.normal(size=(2, 8, 8, model.channels)).astype(np.float32)
-    found = jax.jit(lambda p, x: definition.bind(p)(x, None))(params, inputs)
   else:
     inputs = rng.integers(0, 64, (2, 12), np.int32)
-    found = jax.jit(lambda p, x: definition.bind(p)(x)[0])(params, inputs)
+  found = jax.jit(lambda p, x: definition.bind(p)(x)[0])(params, inputs)
   flat = np.asarray(found, np.float64).ravel()
   return [float(f'{value:.8g}') for value in flat[:: max(1, flat.size // 100)]]
