@@ -9,7 +9,7 @@ import json
 
 from ml_collections import ConfigDict
 
-from tokenformer_jax import cli, config, paths, saved_config
+from tokenformer_jax import config, messages, paths, saved_config
 from tokenformer_jax.errors import UserError
 
 
@@ -25,7 +25,7 @@ def get_config(workdir):
       f'{path} is not the config of a run ({paths.reason(error)}); name a work directory'
     ) from error
   if programs := saved.train.compilation_cache:
-    cli.say(
+    messages.say(
       f'{path} keeps compiled programs in {programs!r}, which is not taken from there, since they '
       f'are run as they are; if you trust them: --config.train.compilation_cache={programs}'
     )

@@ -10,7 +10,7 @@ import pytest
 import tiny_run
 from absl import flags
 
-from tokenformer_jax import cli, config, train
+from tokenformer_jax import config, paths, train
 from tokenformer_jax.data import store
 from tokenformer_jax.errors import UserError
 
@@ -132,15 +132,15 @@ def test_what_nobody_reads_ends_quietly(size):
 
 
 def test_source_and_step_are_told_apart():
-  assert [str(cli.split_source('a/b')[0]), cli.split_source('a/b')[1]] == ['a/b', None]
-  assert [str(cli.split_source('a@b/c@7')[0]), cli.split_source('a@b/c@7')[1]] == ['a@b/c', 7]
+  assert [str(paths.split_source('a/b')[0]), paths.split_source('a/b')[1]] == ['a/b', None]
+  assert [str(paths.split_source('a@b/c@7')[0]), paths.split_source('a@b/c@7')[1]] == ['a@b/c', 7]
   with pytest.raises(UserError, match='it is DIR or DIR@STEP'):
-    cli.split_source('a@last')
+    paths.split_source('a@last')
 
 
 URLS = {
   's3://b/run': lambda url: train.train(config.resolve(config.defaults()), url),
-  's3://b/other': lambda url: cli.split_source(f'{url}@7'),
+  's3://b/other': lambda url: paths.split_source(f'{url}@7'),
   'gs://b/cache': lambda url: store.cache_folder(config.DataConfig(cache_dir=url)),
 }
 

@@ -11,7 +11,7 @@ import pytest
 import tiny_hosts
 import tiny_run
 
-from tokenformer_jax import checkpoint, cli, metrics, paths, plot, train, trained
+from tokenformer_jax import checkpoint, metrics, paths, plot, train, trained
 from tokenformer_jax.data import text
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files
@@ -256,4 +256,4 @@ def test_what_reads_buckets_has_to_be_installed(monkeypatch):
     importlib.util, 'find_spec', lambda name: None if name == 'gcsfs' else found(name)
   )
   with pytest.raises(UserError, match=r'takes gcsfs; pip install -e "\.\[gcs\]"'):
-    cli.split_source('gs://bucket/run@7')
+    paths.split_source('gs://bucket/run@7')

@@ -1,4 +1,4 @@
-"""What the command-line entries share: running `main`, and naming a checkpoint."""
+"""What the command-line entries share: running `main`, and files that flags name."""
 
 import contextlib
 import gc
@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 from absl import app, flags, logging
 
-from tokenformer_jax import flag_mistakes, hosts, paths, usage
+from tokenformer_jax import flag_mistakes, hosts, messages, paths, usage
 from tokenformer_jax.errors import UserError
 
 _HELP = ('--help', '-help', '-h', '--helpshort')
@@ -68,7 +68,7 @@ def run(
     told = hosts.as_told(error)
     if told is None:
       raise
-    say(f'error: {told}')
+    messages.say(f'error: {told}')
     sys.exit(hosts.status_of(told))
 
 
@@ -122,12 +122,6 @@ def _flags_parser(more_help: Callable[[], str] | None) -> Callable[[Sequence[str
   return parse
 
 
-def say(text: str) -> None:
-  """A line for the person at the terminal, on the standard error of the first process."""
-  if hosts.is_first():
-    print(text, file=sys.stderr, flush=True)
-
-
 def output_file(flag: str) -> Path | None:
   """Return the file that a flag names, None if it names none; for use before anything is computed.
 
@@ -149,13 +143,3 @@ def output_file(flag: str) -> Path | None:
   if reason:
     raise UserError(f'--{flag}={value} cannot be written: {reason}')
   return path
-
-
-def split_source(source: str) -> tuple[paths.Path, int | None]:
-  """`DIR` or `DIR@STEP` as a path and a step (None: the newest)."""
-  directory, at, step = source.rpartition('@')
-  if not at:
-    return paths.of(source), None
-  if not step.isdecimal():  # '²' is a digit and not a number
-    raise UserError(f'source {source!r} does not end in a step; it is DIR or DIR@STEP')
-  return paths.of(directory), int(step)

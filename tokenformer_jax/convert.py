@@ -31,6 +31,7 @@ from absl import flags
 from tokenformer_jax import (
   checkpoint,
   cli,
+  messages,
   paths,
   released_torch,
   released_tpu,
@@ -189,7 +190,7 @@ class _NonFinite:
         f'{told}: a model with them computes nothing but NaN; fetch the weights again, or name an '
         'earlier checkpoint (--allow_nonfinite takes them as they are)'
       )
-    cli.say(f'{told}; they are taken as they are (--allow_nonfinite)')
+    messages.say(f'{told}; they are taken as they are (--allow_nonfinite)')
 
 
 def _tokenizer_beside(source: Path) -> str:
@@ -236,7 +237,7 @@ def to_torch(
   files.check_target(target)
   if target.suffix not in tensor_files.SUFFIXES:
     raise UserError(f'the target {target} must end in {" or ".join(tensor_files.SUFFIXES)}')
-  directory, step = cli.split_source(source)
+  directory, step = paths.split_source(source)
   checkpoints, meta = checkpoint.open_source(directory, step)
   with contextlib.closing(checkpoints):
     checkpoint.check_is_model(meta, directory)
@@ -336,20 +337,20 @@ def main(argv: Sequence[str]) -> None:
   rotated = model.rotary_fraction if model.positions == 'rotary' else 0
   heads = f'{model.heads} heads, of each of which {rotated:g} is rotated'
   sizes = f'{model.layers} layers, width {model.width}, {heads}, {model.param_tokens}'
-  cli.say(f'{sizes}, score {model.score}')
+  messages.say(f'{sizes}, score {model.score}')
   if action == 'to-jax':
     _say_assumed(model)
-    cli.say(f'wrote {target}; to try it:')
+    messages.say(f'wrote {target}; to try it:')
     print(f"python -m tokenformer_jax.generate --source={target} --prompt='Once upon a time'")
     return
-  cli.say(f'wrote {target}')
+  messages.say(f'wrote {target}')
   if model.score != _SCORE:
-    cli.say(
+    messages.say(
       f'the file does not say that the score is {model.score}: set norm_activation_type to it in '
       f'the config of the released code, where the released models have {_SCORE}'
     )
   if model.reference_tokens != model.param_tokens:
-    cli.say(
+    messages.say(
       'the released code takes the scale from the number of tokens, so it will not compute what '
       f'this model does, whose reference counts are {model.reference_tokens}; a model grown with '
       '--scale=resize (as --method=duplicate is) computes the same there'
@@ -363,7 +364,7 @@ def _say_assumed(model: ModelConfig) -> None:
     named['rotary_fraction'] = model.rotary_fraction
   assumed = [f'--{name}={value}' for name, value in named.items() if not flags.FLAGS[name].present]
   if assumed:
-    cli.say(
+    messages.say(
       f'assumed, as the weights do not say it and the released models have it: {", ".join(assumed)}'
     )
 

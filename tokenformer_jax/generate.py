@@ -20,7 +20,7 @@ import jax
 from absl import flags
 from jax.sharding import Mesh
 
-from tokenformer_jax import cli, decode, hosts, trained
+from tokenformer_jax import cli, decode, hosts, messages, trained
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.decode import Decoder
 from tokenformer_jax.errors import UserError, nearest
@@ -134,7 +134,7 @@ def _write_one(
   # Tokens come in chunks, the first of them with everything that had to be compiled.
   rest = len(times) - 1 - decode.STREAM_CHUNK
   rate = f', then {rest / (times[-1] - times[1]):.1f} tokens/s' if rest > 0 else ''
-  cli.say(f'{len(times) - 1} tokens, the first after {times[1] - times[0]:.1f} s{rate}')
+  messages.say(f'{len(times) - 1} tokens, the first after {times[1] - times[0]:.1f} s{rate}')
 
 
 def _write_all(
@@ -151,7 +151,7 @@ def _write_all(
     _print(json.dumps({'prompt': request.prompt, 'text': text, 'tokens': tokens}) + '\n')
     total += tokens
   seconds = time.perf_counter() - start
-  cli.say(
+  messages.say(
     f'{total} tokens of {len(requests)} texts in {seconds:.1f} s, compiling included: '
     f'{total / seconds:.1f} tokens/s'
   )

@@ -14,11 +14,11 @@ import numpy as np
 
 from tokenformer_jax import (
   checkpoint,
-  cli,
   flops,
   grow,
   hosts,
   lease,
+  messages,
   optim,
   origin,
   paths,
@@ -125,7 +125,7 @@ class Run:
         f'and config.train.steps is {steps}; raise it, or set config.grow.step=restart'
       )
     if first >= steps:
-      cli.say(
+      messages.say(
         f'{self.workdir} is trained to step {first} already; raise --config.train.steps to go on'
       )
       return state

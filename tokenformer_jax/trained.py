@@ -5,7 +5,7 @@ import dataclasses
 
 from jax.sharding import Mesh
 
-from tokenformer_jax import checkpoint, cli, sharding, start
+from tokenformer_jax import checkpoint, paths, sharding, start
 from tokenformer_jax.config import Config, MeshConfig
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
@@ -68,7 +68,7 @@ def load(source: str, tokens: int = 1) -> Trained:
   Raises:
     UserError: there is no such run, it is damaged, or the mesh does not divide the model.
   """
-  directory, step = cli.split_source(source)
+  directory, step = paths.split_source(source)
   mesh = sharding.make_mesh(MeshConfig(tokens=tokens), start.devices())
   checkpoints, meta = checkpoint.open_source(directory, step)
   with contextlib.closing(checkpoints):

@@ -21,7 +21,7 @@ import jax
 from absl import flags
 from jax.sharding import Mesh
 
-from tokenformer_jax import checkpoint, cli, flops, models, paths, sharding, start
+from tokenformer_jax import checkpoint, flops, messages, models, paths, sharding, start
 from tokenformer_jax.config import (
   Config,
   GrowConfig,
@@ -115,7 +115,7 @@ def main(argv: Sequence[str]) -> None:
   for name in _OPTIONS:
     if values[name].present and name not in _TAKEN[action]:
       raise UserError(f'--{name} has no meaning for {action}; leave it out')
-  directory, step = cli.split_source(values.source)
+  directory, step = paths.split_source(values.source)
   if not values.dry_run:
     files.check_target(paths.of(values.target), directory)
   for name, most in (('seed', 2**31 - 1), ('examples', 2**16)):
@@ -143,7 +143,7 @@ def _grow(source: Source, config: GrowConfig) -> None:
   _print_table(source, after)
   _check_room(source, after, config, held=(after,))
   reason = state.inexact(before, after, config)
-  cli.say(
+  messages.say(
     f'not exact: the grown model will not compute what the source does, for {reason}'
     if reason
     else 'exact: the grown model computes what the source does'
@@ -179,14 +179,14 @@ def _extract(source: Source, config: GrowConfig) -> None:
     contents='added_tokens',
     step=source.meta.step,
   )
-  cli.say(f'wrote {flags.FLAGS.target}: the added tokens of {source.directory}')
+  messages.say(f'wrote {flags.FLAGS.target}: the added tokens of {source.directory}')
 
 
 def _merge(source: Source, config: GrowConfig) -> None:
   values = flags.FLAGS
   if values.added is None:
     raise UserError('merge needs --added=DIR, the run or the extracted tokens to append')
-  directory, step = cli.split_source(values.added)
+  directory, step = paths.split_source(values.added)
   checkpoints, meta = checkpoint.open_source(directory, step)
   parts.check_mergeable(source.model, meta.config.model)
   parts.check_not_twice(source.meta, source.directory, meta, directory)
@@ -199,7 +199,7 @@ def _merge(source: Source, config: GrowConfig) -> None:
   _print_table(source, after)
   _check_room(source, after, config, held=(source.model, after))
   if note := parts.other_scale(source.model, meta.config.model):
-    cli.say(note)
+    messages.say(note)
   if values.dry_run:
     return
   batch, name = _batch(source, _EXAMPLES)
@@ -242,7 +242,7 @@ def _shrink(source: Source, config: GrowConfig) -> None:
   computed = compute(old['params'])
   task = verify.exact_task(source.meta.config, before)
   new = parts.shrink(old, task, after, calibration, config)
-  cli.say(
+  messages.say(
     f'importance of a token: mean over examples of |⟨value, ∂loss/∂value⟩|, on {calibration_name}'
   )
   _verify(computed, recompute(new['params']), name, exact=False)
@@ -319,7 +319,7 @@ def _mesh(of_source: MeshConfig, devices: list[jax.Device]) -> tuple[Mesh, MeshC
 def _print_table(source: Source, after: ModelConfig) -> None:
   print(table.render(source.model, after, flops.length(source.meta.config)), flush=True)
   for line in table.advice(after):
-    cli.say(line)
+    messages.say(line)
   definition = models.define(after)
   sharding.check_divides(source.mesh, definition.abstract, definition.axes)
   if -1 not in dataclasses.astuple(source.mesh_config):
@@ -338,7 +338,7 @@ def _check_room(
   except UserError as error:
     if not flags.FLAGS.dry_run:
       raise
-    cli.say(f'without --dry_run this would end here: {error}')
+    messages.say(f'without --dry_run this would end here: {error}')
   if not flags.FLAGS.dry_run:
     room.check_disk(paths.of(flags.FLAGS.target), source.meta, source.directory, kept)
 
@@ -359,7 +359,7 @@ def _program(
 
 def _verify(before: verify.Outputs, after: verify.Outputs, name: str, *, exact: bool) -> None:
   different, allowed = verify.largest_difference(before, after)
-  cli.say(
+  messages.say(
     f'{name}: the logits differ by at most {different:.2g}, the loss is {before.loss:.6f} before '
     f'and {after.loss:.6f} after'
   )
@@ -401,5 +401,5 @@ def _write(
     seen=None if config.step == 'restart' else source.meta.seen,
   )
   steps = max(source.meta.config.train.steps, step) + source.meta.config.train.steps
-  cli.say(f'wrote {target}, step {step}; to go on training it:')
+  messages.say(f'wrote {target}, step {step}; to go on training it:')
   print(f'python train.py --workdir={target} --config.train.steps={steps}')

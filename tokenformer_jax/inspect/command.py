@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from tokenformer_jax import cli, hosts
+from tokenformer_jax import cli, hosts, messages
 from tokenformer_jax.data import held_out, text
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.inspect import picture, report
@@ -141,4 +141,4 @@ def _write(path: str, flag: str, write: Callable[[str], Any]) -> None:
     write(path)
   except OSError as error:
     raise UserError(f'{flag}={path} cannot be written: {error.strerror}') from error
-  cli.say(f'wrote {path}')
+  messages.say(f'wrote {path}')

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from tokenformer_jax import checkpoint, cli, sharding, start
+from tokenformer_jax import checkpoint, paths, sharding, start
 from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
@@ -63,7 +63,7 @@ def load(source: str) -> Model:
   Raises:
     UserError: that is no run, it is damaged, or the model has no parameter tokens.
   """
-  directory, step = cli.split_source(source)
+  directory, step = paths.split_source(source)
   mesh = sharding.make_mesh(MeshConfig(), start.devices())
   checkpoints, meta = checkpoint.open_source(directory, step)
   with contextlib.closing(checkpoints):
