@@ -48,7 +48,7 @@ def source(tmp_path_factory) -> str:
 def command(source, tmp_path, monkeypatch, capsys):
   """Runs the command on all 8 devices; returns what it printed, and what it wrote."""
   known = set(flags.FLAGS)
-  evaluate._define_flags()
+  evaluate.define_flags()
   monkeypatch.setattr(datasets.config, 'HF_DATASETS_CACHE', tmp_path / 'datasets')
   # Without the harness's own tasks, which take seconds to list.
   monkeypatch.setattr(

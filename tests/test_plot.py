@@ -186,7 +186,7 @@ def test_without_matplotlib_the_extra_is_named(run, monkeypatch):
 )
 def test_mistakes_on_the_command_line(run, tmp_path, given, out, message):
   known = set(flags.FLAGS)
-  plot._define_flags()
+  plot.define_flags()
   try:
     runs = flags.FLAGS(['plot', f'--out={tmp_path / out}', *([str(run)] if given else [])])
     with pytest.raises(UserError, match=message):

@@ -63,7 +63,7 @@ def run(
   sys.unraisablehook = _report_unraisable
   flags.FLAGS.set_gnu_getopt(positional)
   try:
-    app.run(guarded, flags_parser=_flags_parser(more_help))
+    app.run(guarded, flags_parser=_flags_parser(main, more_help))
   except Exception as error:
     told = hosts.as_told(error)
     if told is None:
@@ -110,12 +110,15 @@ def _report_unraisable(unraisable: 'sys.UnraisableHookArgs') -> None:
     sys.__unraisablehook__(unraisable)
 
 
-def _flags_parser(more_help: Callable[[], str] | None) -> Callable[[Sequence[str]], list[str]]:
-  """What parses the flags, and prints the help if it is asked for."""
+def _flags_parser(
+  main: Callable[[Sequence[str]], int | None], more_help: Callable[[], str] | None
+) -> Callable[[Sequence[str]], list[str]]:
+  """Return what parses the flags, and prints the help of the module of `main` if asked for it."""
 
   def parse(argv: Sequence[str]) -> list[str]:
     if any(argument in _HELP for argument in argv[1:]):
-      print(usage.render(more_help() if more_help else ''))
+      doc = sys.modules[main.__module__].__doc__ or ''
+      print(usage.render(doc, more_help() if more_help else ''))
       sys.exit(0)
     return flag_mistakes.parse(argv)
 

@@ -1,6 +1,7 @@
 """The flag --config: a Python file with `get_config`, and one sentence for each mistake in it."""
 
 import inspect
+import re
 import sys
 import traceback
 import types
@@ -49,6 +50,24 @@ def name() -> str:
   return Path(file).stem + (f'_{variant}' if variant else '')
 
 
+def shipped(name: str) -> Path:
+  """Return the path of a config file that comes with the package, by its name without suffix."""
+  return _shipped_folder() / f'{name}.py'
+
+
+def _shipped_folder() -> Path:
+  """Return the folder of the config files: in an installed package, or beside it in a checkout."""
+  package = Path(__file__).parent
+  installed = package / 'configs'
+  return installed if installed.is_dir() else package.parent / 'configs'
+
+
+def _located(file: str) -> str:
+  """Return the path of a config file, which may be the name of one that comes with the package."""
+  is_name = re.fullmatch(r'\w+', file) and not Path(file).exists()
+  return str(shipped(file)) if is_name and shipped(file).exists() else file
+
+
 def check_overrides(arguments: Sequence[str]) -> None:
   """Check that every `--config.KEY` among the arguments names a single key.
 
@@ -89,6 +108,7 @@ class _Parser(flags.ArgumentParser):
 
   def parse(self, path: str) -> ConfigDict:
     file, colon, variant = path.partition(':')
+    file = _located(file)
     _check_file(path, file)
     try:
       module = _module(file)
@@ -123,9 +143,11 @@ def _check_file(path: str, file: str) -> None:
   here = Path(file)
   if not here.exists():
     folder = here.parent
-    siblings = [one.name for one in folder.glob('*.py')] if folder.is_dir() else []
+    siblings = {one.name: one for one in folder.glob('*.py')} if folder.is_dir() else {}
+    if here.name == file and not here.suffix:
+      siblings |= {one.stem: one.stem for one in _shipped_folder().glob('*.py')}
     near = misspelt(here.name, siblings)
-    hint = f'; did you mean {folder / near}?' if near else ''
+    hint = f'; did you mean {siblings[near]}?' if near else ''
     raise UserError(f'--config={path}: there is no file {file}{hint}')
   if here.suffix != '.py' or not here.is_file():
     raise UserError(

@@ -1,10 +1,10 @@
 r"""Turns released TokenFormer weights into a run of ours, and back, tensor by tensor.
 
-  python -m tokenformer_jax.convert to-jax --source=pytorch_model.bin --target=RUN
+  tokenformer convert to-jax --source=pytorch_model.bin --target=RUN
       [--tokenizer=tokenizer.json] [--heads=N] [--rotary_fraction=F] [--sequence_length=N]
       [--score=l2_norm_gelu|gelu_l2_norm|softmax] [--allow_nonfinite]
-  python -m tokenformer_jax.convert to-jax --source=CHECKPOINT --target=RUN [--zoom_dim=N] …
-  python -m tokenformer_jax.convert to-torch --source=RUN[@STEP] --target=pytorch_model.bin
+  tokenformer convert to-jax --source=CHECKPOINT --target=RUN [--zoom_dim=N] …
+  tokenformer convert to-torch --source=RUN[@STEP] --target=pytorch_model.bin
       [--dtype=float32|float16|bfloat16] [--allow_nonfinite]
 
 The source of to-jax is a .bin or .safetensors file, the .index.json of a sharded set, or a
@@ -286,7 +286,8 @@ def _tensors(
     files.return_freed_memory()
 
 
-def _define_flags() -> None:
+def define_flags() -> None:
+  """Define the command's flags."""
   flags.DEFINE_string('source', None, 'Weights (to-jax) or a run (to-torch).', required=True)
   flags.DEFINE_string('target', None, 'The new work directory, or file.', required=True)
   flags.DEFINE_integer(
@@ -369,6 +370,11 @@ def _say_assumed(model: ModelConfig) -> None:
     )
 
 
-if __name__ == '__main__':
-  _define_flags()
+def run() -> None:
+  """Run the command with the arguments of this process."""
+  define_flags()
   cli.run(main, positional=True, on_all_hosts=False)
+
+
+if __name__ == '__main__':
+  run()

@@ -1,8 +1,8 @@
 r"""Evaluates a trained language model: on tasks of lm-evaluation-harness, and on any text.
 
-  python -m tokenformer_jax.evaluate --source=runs/150m \
+  tokenformer evaluate --source=runs/150m \
     --tasks=lambada_openai,hellaswag,piqa,arc_easy,arc_challenge,winogrande
-  python -m tokenformer_jax.evaluate --source=runs/lm_stdlib --text='files:corpus/**/*.txt'
+  tokenformer evaluate --source=runs/lm_stdlib --text='files:corpus/**/*.txt'
 
 The first gives the columns of Table 1 of the TokenFormer paper, and needs `lm_eval`
 (pip install -e ".[eval]"). The second gives perplexity and bits per byte with the run's own
@@ -118,7 +118,8 @@ def _aligned(rows: Sequence[Sequence[str]], left: int) -> str:
   )
 
 
-def _define_flags() -> None:
+def define_flags() -> None:
+  """Define the command's flags."""
   flags.DEFINE_string('source', None, 'A run: DIR, or DIR@STEP.', required=True)
   flags.DEFINE_list('tasks', [], 'Names of tasks or groups of tasks of lm-evaluation-harness.')
   flags.DEFINE_string('text', '', 'A text: files:GLOB, or another source as in data.source.')
@@ -202,6 +203,11 @@ def _write(path: Path, report: Mapping[str, Any]) -> None:
     raise UserError(f'--output={path} cannot be written: {error.strerror or error}') from error
 
 
-if __name__ == '__main__':
-  _define_flags()
+def run() -> None:
+  """Run the command with the arguments of this process."""
+  define_flags()
   cli.run(main)
+
+
+if __name__ == '__main__':
+  run()

@@ -1,7 +1,7 @@
 r"""Writes text with a trained language model.
 
-  python -m tokenformer_jax.generate --source=runs/lm_stdlib --prompt='def main('
-  python -m tokenformer_jax.generate --source=runs/lm_stdlib --requests=prompts.jsonl
+  tokenformer generate --source=runs/lm_stdlib --prompt='def main('
+  tokenformer generate --source=runs/lm_stdlib --requests=prompts.jsonl
 
 The first writes one text as it is drawn. The second takes a JSON object a line with a `prompt` and,
 if they are to differ from the flags, `length`, `temperature`, `top_k`, `top_p`, `seed` and `stop`
@@ -76,7 +76,8 @@ def _request(values: Any, default: TextRequest) -> TextRequest:
   )
 
 
-def _define_flags() -> None:
+def define_flags() -> None:
+  """Define the command's flags."""
   flags.DEFINE_string('source', None, 'A run: DIR, or DIR@STEP.', required=True)
   flags.DEFINE_string('prompt', '', 'The text to go on from; empty: a new document.')
   flags.DEFINE_string('requests', None, 'A file of requests, a JSON object a line; see above.')
@@ -164,6 +165,11 @@ def _print(text: str) -> None:
     sys.stdout.flush()
 
 
-if __name__ == '__main__':
-  _define_flags()
+def run() -> None:
+  """Run the command with the arguments of this process."""
+  define_flags()
   cli.run(main)
+
+
+if __name__ == '__main__':
+  run()

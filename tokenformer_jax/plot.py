@@ -1,6 +1,6 @@
 r"""Draws the curves of one or more runs.
 
-python -m tokenformer_jax.plot runs/lm_stdlib runs/transformer_stdlib --x=flops --out=loss.png
+tokenformer plot runs/lm_stdlib runs/transformer_stdlib --x=flops --out=loss.png
 """
 
 import json
@@ -223,7 +223,8 @@ def _unit(largest: float) -> tuple[float, str]:
   return 1, ''
 
 
-def _define_flags() -> None:
+def define_flags() -> None:
+  """Define the command's flags."""
   flags.DEFINE_enum('x', 'steps', X_AXES, 'What the x axis counts.')
   flags.DEFINE_string('y', 'train/loss', 'A metric; eval/NAME is drawn beside train/NAME.')
   flags.DEFINE_string('out', 'curves.png', 'The file to write: .png, .pdf or .svg.')
@@ -247,6 +248,11 @@ def main(argv: Sequence[str]) -> None:
   print(values.out)
 
 
-if __name__ == '__main__':
-  _define_flags()
+def run() -> None:
+  """Run the command with the arguments of this process."""
+  define_flags()
   cli.run(main, positional=True, on_all_hosts=False)
+
+
+if __name__ == '__main__':
+  run()

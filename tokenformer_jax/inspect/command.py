@@ -1,6 +1,6 @@
 r"""Shows what the parameter tokens of a trained model answer to, and which of them are used.
 
-  python -m tokenformer_jax.inspect --source=runs/lm_stdlib --text='def main(' --out=heat.png
+  tokenformer inspect --source=runs/lm_stdlib --text='def main(' --out=heat.png
 
 The weights of a Pattention are an attention map of the tokens of a text over parameter tokens. For
 the text, this prints the parameter tokens with the largest weights and the input tokens that they
@@ -45,6 +45,12 @@ def define_flags() -> None:
   )
   flags.DEFINE_string('out', None, 'The heat map to write: .png, .pdf or .svg.')
   flags.DEFINE_string('json', None, 'A file to write everything to, with figures for every token.')
+
+
+def run() -> None:
+  """Run the command with the arguments of this process."""
+  define_flags()
+  cli.run(main)
 
 
 def main(argv: Sequence[str]) -> None:

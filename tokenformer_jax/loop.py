@@ -4,8 +4,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import shlex
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -70,13 +68,13 @@ def _train(config: Config, workdir: paths.Path, *, ends_process: bool) -> tuple[
     'choose another --workdir',
     ends_process=ends_process,
   ) as check_lease:
-    run = Run(config, workdir, check_lease)
-    with jax.set_mesh(run.mesh), contextlib.closing(run.checkpoints):
-      state = run.train()
-    return state, int(state['step']) < run.config.train.steps
+    trainer = Trainer(config, workdir, check_lease)
+    with jax.set_mesh(trainer.mesh), contextlib.closing(trainer.checkpoints):
+      state = trainer.train()
+    return state, int(state['step']) < trainer.config.train.steps
 
 
-class Run:
+class Trainer:
   """One process of a run: what is built once, and the loop over it."""
 
   def __init__(
@@ -246,8 +244,6 @@ class Run:
     profile.close()
     self.checkpoints.wait()
     metrics.say(f'saved {self.workdir}/checkpoints/{step}')
-    if step < steps:
-      metrics.say(f'to go on: {shlex.join(["python", *sys.argv])}')
     return state
 
   def _save(self, step: int, state: State, loss: float | None, wait: bool) -> None:
