@@ -11,7 +11,7 @@ import pytest
 import tiny_hosts
 import tiny_run
 
-from tokenformer_jax import checkpoint, loop, metrics, paths, plot, trained
+from tokenformer_jax import checkpoint, curves, loop, metrics, paths, trained
 from tokenformer_jax.data import text
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files
@@ -79,10 +79,10 @@ def test_its_files_are_there(run, bucket):
 
 def test_its_figures_are_drawn(run):
   url, _ = run
-  found = plot.curves(url, 'tokens', 'train/loss')['train/loss']
+  found = curves.curves(url, 'tokens', 'train/loss')['train/loss']
   assert found[1] == [one['train/loss'] for one in metrics.read(url) if 'train/loss' in one]
   with pytest.raises(UserError, match=r'is not a run: its metrics.jsonl .*\(it is not there\)'):
-    plot.curves('gs://bucket/runs/none', 'steps', 'train/loss')
+    curves.curves('gs://bucket/runs/none', 'steps', 'train/loss')
 
 
 def test_a_command_reads_its_source_there(run):

@@ -21,8 +21,9 @@ from tokenformer_jax import cli, hosts, messages
 from tokenformer_jax.data import held_out, text
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.inspect import picture, report
-from tokenformer_jax.inspect.model import Model, load, maps, measure
+from tokenformer_jax.inspect.model import load, maps, measure, old_tokens
 from tokenformer_jax.inspect.weights import KINDS
+from tokenformer_jax.trained import Trained
 
 
 def define_flags() -> None:
@@ -67,6 +68,7 @@ def main(argv: Sequence[str]) -> None:
   if values.text.startswith('files:'):  # A wrong name costs no model; it is opened again below.
     text.open_source(values.text, 'text', '--text')
   model = load(values.source)
+  old = old_tokens(model)
   layers = _layers(values.layer, model.meta.config.model.layers)
   shown, name, corpus, corpus_name = _read_text(model)
   names = report.labels(model.tokenizer, shown.tolist())
@@ -75,7 +77,7 @@ def main(argv: Sequence[str]) -> None:
     for layer, of_layer in maps(model, shown, layers).items()
   }
   if values.out:  # Before what takes longer, so that a missing library is told at once.
-    _write(values.out, '--out', picture.draw(found, names, model.old).savefig)
+    _write(values.out, '--out', picture.draw(found, names, old).savefig)
   strongest = report.strongest_rows(found, values.top_k)
   print(f'{values.source}, step {model.meta.step}: the first {len(shown)} tokens of {name}\n')
   print(report.strongest_table(strongest, names), flush=True)
@@ -85,7 +87,7 @@ def main(argv: Sequence[str]) -> None:
   print(f'\nusage on {len(corpus):,} tokens of {corpus_name}\n')
   print(report.usage_table(counted))
   growth = None
-  if model.old is not None and (aged := report.age_rows(used, model.old, layers)):
+  if old is not None and (aged := report.age_rows(used, old, layers)):
     last = model.meta.lineage[-1]
     growth = {'action': last.action, 'source': last.source, 'step': last.step, 'layers': aged}
     print(f'\nold and new tokens: {last.action} at step {last.step} of {last.source}\n')
@@ -107,7 +109,7 @@ def main(argv: Sequence[str]) -> None:
     _write(values.json, '--json', lambda path: Path(path).write_text(written, 'utf-8'))
 
 
-def _read_text(model: Model) -> tuple[np.ndarray, str, np.ndarray, str]:
+def _read_text(model: Trained) -> tuple[np.ndarray, str, np.ndarray, str]:
   """The ids to show and the name of their text, and those to measure usage on and theirs."""
   values, config, tokenizer = flags.FLAGS, model.meta.config, model.tokenizer
   if values.text.startswith('files:'):
