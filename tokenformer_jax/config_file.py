@@ -107,34 +107,46 @@ class _Parser(flags.ArgumentParser):
   """
 
   def parse(self, path: str) -> ConfigDict:
-    file, colon, variant = path.partition(':')
-    file = _located(file)
-    _check_file(path, file)
-    try:
-      module = _module(file)
-      if not callable(get_config := getattr(module, 'get_config', None)):
-        raise UserError(
-          f'{file} has no function get_config; a config file defines get_config(), which changes '
-          'config.defaults() and returns it'
-        )
-      where = _definition(get_config, file)
-      variants = [variant] if colon else []
-      _check_variant(get_config, variants, file, where)
-      values = get_config(*variants)
-    except UserError:
-      raise
-    except Exception as error:  # whatever the user's own code raises
-      raise UserError(f'--config={path}: {_place(error, file)}') from error
-    if not isinstance(values, ConfigDict):
-      found = 'nothing' if values is None else f'a {type(values).__name__}'
+    return load(path)
+
+
+def load(path: str) -> ConfigDict:
+  """Return what `get_config` of a file gives, the keys that it leaves out filled in.
+
+  Args:
+    path: FILE.py, FILE.py:VARIANT, or the name of a file that comes with the package.
+
+  Raises:
+    UserError: there is no such file or variant, or it does not give a config.
+  """
+  file, colon, variant = path.partition(':')
+  file = _located(file)
+  _check_file(path, file)
+  try:
+    module = _module(file)
+    if not callable(get_config := getattr(module, 'get_config', None)):
       raise UserError(
-        f'get_config of {where} returns {found}; it must return the ConfigDict of '
-        'config.defaults(), changed'
+        f'{file} has no function get_config; a config file defines get_config(), which changes '
+        'config.defaults() and returns it'
       )
-    with values.unlocked():
-      _complete(values, config.defaults(), where)
-    values.lock()
-    return values
+    where = _definition(get_config, file)
+    variants = [variant] if colon else []
+    _check_variant(get_config, variants, file, where)
+    values = get_config(*variants)
+  except UserError:
+    raise
+  except Exception as error:  # whatever the user's own code raises
+    raise UserError(f'--config={path}: {_place(error, file)}') from error
+  if not isinstance(values, ConfigDict):
+    found = 'nothing' if values is None else f'a {type(values).__name__}'
+    raise UserError(
+      f'get_config of {where} returns {found}; it must return the ConfigDict of '
+      'config.defaults(), changed'
+    )
+  with values.unlocked():
+    _complete(values, config.defaults(), where)
+  values.lock()
+  return values
 
 
 def _check_file(path: str, file: str) -> None:

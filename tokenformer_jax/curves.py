@@ -65,7 +65,7 @@ def curves(run: str | Path, x: str, y: str) -> dict[str, tuple[list[float], list
     UserError: that is not a run, or it has no such metric.
   """
   run = paths.of(run)
-  lines, scale = _lines(run), _per_step(run, x)
+  lines, scale = read(run), _per_step(run, x)
   names = {name for line in lines for name in line if name != 'step'}
   if y not in names:
     raise UserError(f'{run} has no metric {y!r}; it has {", ".join(sorted(names))}')
@@ -80,7 +80,12 @@ def curves(run: str | Path, x: str, y: str) -> dict[str, tuple[list[float], list
   return found
 
 
-def _lines(run: paths.Path) -> list[dict[str, float]]:
+def read(run: paths.Path) -> list[dict[str, float]]:
+  """Return the lines of a run's metrics.jsonl, of which there is at least one.
+
+  Raises:
+    UserError: that is not a run, or it has no figures yet.
+  """
   try:
     lines = metrics.read(run)
   except (paths.errors(run), ValueError, RecursionError) as error:
