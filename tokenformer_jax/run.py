@@ -1,8 +1,7 @@
 """Runs from Python: what `import tokenformer_jax` offers to notebooks and scripts.
 
 A `Run` is a work directory and one of its checkpoints. It does what the commands do, by the same
-functions, and keeps what it has read and compiled: the second call of anything is fast. Mistakes
-are `errors.UserError`, whose message is one sentence.
+functions, and keeps what it has read and compiled. Mistakes are a `UserError` of one sentence.
 """
 
 import contextlib
