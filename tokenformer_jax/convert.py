@@ -37,6 +37,7 @@ from tokenformer_jax import (
   released_tpu,
   sharding,
   tensor_files,
+  usage,
 )
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config, DataConfig, MeshConfig, ModelConfig
@@ -342,7 +343,8 @@ def main(argv: Sequence[str]) -> None:
   if action == 'to-jax':
     _say_assumed(model)
     messages.say(f'wrote {target}; to try it:')
-    print(f"python -m tokenformer_jax.generate --source={target} --prompt='Once upon a time'")
+    command = usage.command_of('generate')
+    print(f"{command} --source={target} --prompt='Once upon a time'")
     return
   messages.say(f'wrote {target}')
   if model.score != _SCORE:

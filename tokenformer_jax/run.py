@@ -90,9 +90,9 @@ class Run:
 
   def __repr__(self) -> str:
     model = self.config.model
-    kind = 'language model' if model.kind == 'lm' else 'image classifier'
+    kind = 'a language model' if model.kind == 'lm' else 'an image classifier'
     return (
-      f'<Run {self.source}: a {kind} of {model.layers} layers × {model.width}, '
+      f'<Run {self.source}: {kind} of {model.layers} layers × {model.width}, '
       f'{self.parameter_count:,} parameters>'
     )
 
