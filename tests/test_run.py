@@ -1,5 +1,6 @@
 """Runs from Python: what a notebook calls gives what the commands give, and compiles once."""
 
+import shutil
 import subprocess
 import sys
 
@@ -172,14 +173,17 @@ def test_growth_is_exact_and_says_so(run, grown, home, capsys):
   assert 'ffn tokens' in said, 'the table of what changes is not shown'
 
 
-def test_a_run_goes_on_where_it_is(grown):
-  more = grown.train(24, optim={'learning_rate': 1e-3})
-  assert (more.step, more.directory) == (24, grown.directory)
+def test_a_run_goes_on_where_it_is(grown, tmp_path):
+  shutil.copytree(grown.directory, tmp_path / 'own')
+  own = tokenformer_jax.load(tmp_path / 'own')
+  more = own.train(24, optim={'learning_rate': 1e-3})
+  assert (more.step, more.directory) == (24, own.directory)
   assert more.config.optim.learning_rate == 1e-3
-  with pytest.raises(UserError, match=r'grown@20 is not the newest .* step 24; name another'):
-    grown.train(30)
+  with pytest.raises(UserError, match=r'own@20 is not the newest .* step 24; name another'):
+    own.train(30)
 
 
+@pytest.mark.slow
 def test_a_run_begins_another_one_and_grows_on_the_way(run, home):
   model = {'param_tokens': {'ffn': 80}}
   frozen = run.train(22, workdir=home / 'frozen', model=model, optim={'old_tokens': 'freeze'})
@@ -248,14 +252,18 @@ def test_maps_have_a_row_for_each_token(run):
   assert run.usage('some words', tokens=8)['ffn'].positions == 8
 
 
-def test_new_tokens_have_no_weight_at_birth(run, grown):
-  born = tokenformer_jax.load(f'{grown.directory}@20')
-  assert not born.maps('def', [0])[0]['ffn'][:, 64:].any(), 'the new tokens take part'
-  assert not born.usage(tokens=300)['ffn'].share[:, 64:].any()
+def test_new_tokens_have_no_weight_at_birth(grown):
+  assert not grown.maps('def', [0])[0]['ffn'][:, 64:].any(), 'the new tokens take part'
+  assert not grown.usage(tokens=300)['ffn'].share[:, 64:].any()
 
 
-def test_figures_are_drawn(run, grown):
-  assert len(run.plot(beside=[grown]).axes[0].get_legend().get_texts()) == 3
+def test_figures_are_drawn(run, grown, tmp_path):
+  shutil.copytree(run.directory, tmp_path / 'other')
+  drawn = run.plot(beside=[tokenformer_jax.load(tmp_path / 'other')])
+  assert [text.get_text() for text in drawn.axes[0].get_legend().get_texts()][:2] == [
+    'run',
+    'other',
+  ]
   assert len(grown.plot_maps('def', [1]).axes) >= 5
 
 
