@@ -41,7 +41,7 @@ def jax_step(size: Size, remat: str) -> Callable[[], None]:
   mesh = sharding.make_mesh(resolved.mesh)
   task = tasks.make(resolved)
   definition = task.definition
-  tx = optim.make_optimizer(resolved.optim, resolved.train.steps, definition.axes)
+  tx = optim.make_optimizer(resolved.optim, resolved.train.steps, definition.info)
   train_step = step.make_train_step(task, tx, resolved, mesh)
   shardings = step.state_shardings(mesh, definition, tx)
   state = jax.jit(lambda seed: step.initial_state(definition, tx, seed), out_shardings=shardings)(0)

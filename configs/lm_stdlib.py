@@ -17,7 +17,7 @@ def get_config():
   c.model.heads = 3
   c.model.param_tokens = {'qkv': 192, 'proj': 192, 'ffn': 768}
   c.model.rotary_fraction = 1.0
-  c.model.init_std = 0.1  # steadier than the released 0.02 at a rate as high as this
+  c.model.init.std = 0.1  # steadier than the released 0.02 at a rate as high as this
   c.data.source = 'stdlib'
   c.data.tokenizer = 'bpe:2048'
   c.data.sequence_length = 128

@@ -22,7 +22,7 @@ def get_config():
   c.model.positions = 'sincos'
   c.model.patch = 4
   c.model.tied_head = False
-  c.model.init_std = 0.1
+  c.model.init.std = 0.1
   c.data.source = 'digits'
   c.data.image_size = 16
   c.data.batch_size = 64

@@ -51,7 +51,7 @@ class Plan:
     if kind == 'transformer':
       width = TRANSFORMER_WIDTHS[size]
       c.model.update(projection='dense', width=width, heads=width // 8, block_norm='affine')
-    c.model.rotary_fraction, c.model.init_std = 1.0, 0.1
+    c.model.rotary_fraction, c.model.init.std = 1.0, 0.1
     c.data.update(source='stdlib', tokenizer='bytes', sequence_length=64, batch_size=8)
     c.optim.update(learning_rate=self.rates[kind], warmup_steps=30, final_fraction=0.1)
     c.optim.new_token_warmup = 0  # but in `taming`, which decides about it

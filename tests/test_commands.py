@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import tiny_run
 
-from tokenformer_jax import commands, config_file, usage
+from tokenformer_jax import commands, usage
+from tokenformer_jax.config import file as config_file
 
 PACKAGE = tiny_run.ROOT / 'tokenformer_jax'
-COMMAND_LINE = ('cli', 'usage', 'flag_mistakes', 'config_file', 'config_keys', 'commands')
+COMMAND_LINE = ('cli', 'usage', 'flag_mistakes', 'config/file', 'config/keys', 'commands')
 
 
 def _tokenformer(*arguments: str, **options) -> subprocess.CompletedProcess:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import Config, MeshConfig, TokenCounts
+from tokenformer_jax.config import Config, InitConfig, MeshConfig, TokenCounts, names
 from tokenformer_jax.errors import UserError
 
 
@@ -31,7 +31,9 @@ def _sentence(**changes) -> str:
 
 
 def test_the_defaults_are_a_config():
-  assert _with() == Config(), 'the defaults are not what the dataclasses say'
+  assert dataclasses.asdict(_with()) == dataclasses.asdict(Config()), (
+    'the defaults are not what the dataclasses say'
+  )
 
 
 def test_a_change_is_kept():
@@ -58,14 +60,20 @@ NUMBERS = st.floats(1e-9, 1e9)
 def test_a_config_survives_being_stored(layers, rate, counts, mesh, tied, text):
   config = Config(
     model=dataclasses.replace(
-      Config().model, layers=layers, tied_head=tied, param_tokens=TokenCounts(*counts)
+      Config().model,
+      layers=layers,
+      tied_head=tied,
+      param_tokens=TokenCounts(*counts),
+      init=InitConfig(std=rate),
     ),
     optim=dataclasses.replace(Config().optim, learning_rate=rate),
     mesh=MeshConfig(*mesh),
     init_from=text,
   )
-  stored = config_lib.from_dict(Config, dataclasses.asdict(config))
-  assert stored == config, 'a checkpoint describes another run'
+  values = dataclasses.asdict(config)
+  assert dataclasses.asdict(config_lib.from_dict(Config, values)) == values, (
+    'a checkpoint describes another run'
+  )
 
 
 def test_what_is_left_out_of_a_stored_config_has_its_default():
@@ -108,6 +116,7 @@ def test_check_key_knows_the_keys(path):
     ('model.steps', "config key 'model.steps' is unknown; did you mean 'train.steps'?"),
     ('batch_size', "config key 'batch_size' is unknown; did you mean 'data.batch_size'?"),
     ('seed', "config key 'seed' is unknown; did you mean 'train.seed' or 'grow.seed'?"),
+    ('model.init_std', "config key 'model.init_std' is unknown; it is called 'model.init.std' now"),
     ('dtype.x', "config key 'dtype.x' is unknown; config.dtype is a single value"),
   ],
 )
@@ -115,6 +124,21 @@ def test_check_key_tells_the_nearest(path, sentence):
   with pytest.raises(UserError) as error:
     config_lib.check_key(path)
   assert str(error.value) == sentence, 'a mistyped flag is not put right'
+
+
+@pytest.mark.parametrize(('old', 'new'), names.RENAMED.items())
+def test_a_key_is_known_by_its_earlier_name(old, new):
+  assert config_lib.check_key(new) is None, f'{new} is no key'
+  assert config_lib.keys_named(old.rpartition('.')[2]) == [new], 'a flag of an earlier version'
+  assert old not in config_lib.paths(), f'{old} is a key, and told to be another one'
+
+
+# Models
+
+
+def test_models_that_are_drawn_otherwise_are_equal():
+  a, b = (config_lib.ModelConfig(init=InitConfig(std=std)) for std in (0.02, 0.5))
+  assert a == b and hash(a) == hash(b), 'the same function is taken for another model'
 
 
 # Wrong types
@@ -199,7 +223,7 @@ INTEGERS = [
   'train.loss_chunk',
 ]
 FLOATS = [
-  'model.init_std',
+  'model.init.std',
   'model.norm_epsilon',
   'model.rotary_base',
   'optim.learning_rate',
@@ -258,6 +282,37 @@ def test_what_must_be_a_fraction(path, value):
 def test_the_betas_are_less_than_one(path, value):
   want = f'config.{path} is {value}; it must lie between 0 and 1 (excluded)'
   assert _sentence(**{path.replace('.', '__'): value}) == want, 'Adam divides by 1 − β'
+
+
+@pytest.mark.parametrize(
+  ('path', 'value', 'bounds'),
+  [
+    ('data.crop_area', 0.0, 'be greater than 0 and at most 1'),
+    ('data.crop_area', 1.5, 'be greater than 0 and at most 1'),
+    ('optim.layer_decay', float('nan'), 'be greater than 0 and at most 1'),
+    ('data.rand_augment', -1.0, 'lie between 0 and 10'),
+    ('optim.drop_path', 1.0, 'lie between 0 and 1 (excluded)'),
+    ('optim.clip_norm', float('inf'), 'be finite'),
+    ('optim.learning_rate', float('inf'), 'be finite'),
+    ('optim.beta1', float('-inf'), 'be finite'),
+  ],
+)
+def test_both_bounds_of_a_number_are_told(path, value, bounds):
+  want = f'config.{path} is {value}; it must {bounds}'
+  assert _sentence(**{path.replace('.', '__'): value}) == want, f'{path} cannot be {value}'
+
+
+def test_an_integer_larger_than_any_float_is_told_as_well():
+  assert 'it must be less than 2147483648' in _sentence(model__width=10**400)
+
+
+@pytest.mark.parametrize('path', ['train.examples', 'optim.warmup_examples'])
+def test_examples_are_counted_in_64_bits(path):
+  config = _with(**{path.replace('.', '__'): 2**40})
+  assert config_lib.lookup(config, path) == 2**40, 'a long run cannot be given in examples'
+  assert _sentence(**{path.replace('.', '__'): 2**63}).endswith(
+    'must be less than 9223372036854775808'
+  )
 
 
 @pytest.mark.parametrize('path', ['train.seed', 'grow.seed', 'train.steps', 'model.width'])

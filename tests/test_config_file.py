@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from absl import flags
 
-from tokenformer_jax import config, config_file, flag_mistakes
+from tokenformer_jax import config, flag_mistakes
+from tokenformer_jax.config import file as config_file
+from tokenformer_jax.errors import UserError
 
 VARIANTS = """
 from tokenformer_jax import config
@@ -66,6 +68,20 @@ def test_keys_that_a_file_leaves_out_have_their_defaults_and_can_be_overridden(l
   got = load(PART, '--config.train.steps=7', '--config.model.layers=3')
   assert (got.model.width, got.model.layers, got.train.steps) == (64, 3, 7)
   assert got.data == config.Config().data
+
+
+@pytest.mark.parametrize(
+  ('line', 'sentence'),
+  [
+    ('c.model.init_std = 0.1', "'model.init_std' is unknown; it is called 'model.init.std' now"),
+    ('c.model.update(init_std=0.1)', "'model.init_std' is unknown; it is called 'model.init.std'"),
+    ('print(c.model.init_std)', "line 5, fails with .*; it is called 'model.init.std' now"),
+  ],
+)
+def test_a_file_of_an_earlier_version_is_told_the_new_name_of_a_key(line, sentence, load):
+  source = VARIANTS.replace('c = config.defaults()', f'c = config.defaults(); {line}')
+  with pytest.raises(UserError, match=sentence):
+    load(source)
 
 
 def test_no_bytecode_is_written_beside_a_config(load, tmp_path, monkeypatch):

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import pytest
 
 from tokenformer_jax import config, sharding
@@ -98,7 +97,7 @@ def test_parameters_are_counted_exactly_and_split_over_64_chips(name, variant):
   rows = [line.split()[:2] for line in table.splitlines()]
   assert [variant, f'{definition.count:,}'] in rows, 'the table on top of the file is out of date'
 
-  mesh = jax.sharding.AbstractMesh((1, 64, 1), sharding.MESH_AXES)
+  mesh = sharding.abstract_mesh(config.MeshConfig(), 64)
   sharding.check_divides(mesh, definition.abstract, definition.axes)
   sharding.check_divisible(mesh, 'batch', resolved.data.batch_size, 'of the batch')
 

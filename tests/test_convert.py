@@ -88,7 +88,7 @@ def test_training_starts_as_from_scratch_but_for_the_parameters(run):
   state, meta = _restored(run)
   assert all(path.startswith('params/') for path in meta.checksums), 'zeros were stored'
   definition = define_lm(meta.config.model)
-  tx = optim.make_optimizer(meta.config.optim, meta.config.train.steps, definition.axes)
+  tx = optim.make_optimizer(meta.config.optim, meta.config.train.steps, definition.info)
   scratch = step_lib.initial_state(definition, tx, 0)
   assert jax.tree.structure(state) == jax.tree.structure(scratch)
   wanted = {**scratch, 'params': state['params']}

@@ -43,6 +43,35 @@ def test_forward_flops_are_those_the_compiler_counts(changes):
   assert formula == pytest.approx(counted, rel=0.03), 'MFU is off by the ratio of these two'
 
 
+# By hand, for width 32, 2 layers, 24, 40 and 48 parameter tokens, and 64 words.
+TOKENS = 2 * (3 * 2 * 32 * 24 + 2 * 32 * 40 + 2 * 32 * 48)
+DENSE = 2 * (4 * 32 * 32 + 2 * 32 * 128)
+
+
+@pytest.mark.parametrize(
+  ('model', 'want'),
+  [
+    (tiny_model(), 2 * (TOKENS + 64 * 32) + 2 * 4 * 32 * 8),
+    (tiny_model(tied_head=False, positions='learned'), 2 * (TOKENS + 64 * 32) + 2 * 4 * 32 * 8),
+    (tiny_model(projection='dense', bias=True), 2 * (DENSE + 64 * 32) + 2 * 4 * 32 * 8),
+    (tiny_vit(), 16 * (2 * 16 * 32 + 2 * TOKENS + 2 * 4 * 32 * 16) + 2 * 32 * 10),
+    (
+      tiny_vit(pool='token'),
+      16 * 2 * 16 * 32 + 17 * (2 * TOKENS + 2 * 4 * 32 * 17) + 2 * 32 * 10,
+    ),
+    (
+      tiny_vit(pool='attention'),
+      16 * (2 * 16 * 32 + 2 * TOKENS + 2 * 4 * 32 * 16)
+      + 2 * (TOKENS // 2 + 15 * 2 * 2 * 32 * 24 + 32 * 10)
+      + 4 * 32 * 16,
+    ),
+  ],
+  ids=['tied', 'untied', 'dense', 'mean', 'class token', 'attention pool'],
+)
+def test_forward_flops_are_exact(model, want):
+  assert flops.forward_flops(model, 16) == want, 'a matrix counts too often, or not at all'
+
+
 def test_layers_count_each():
   one, three = (flops.forward_flops(tiny_model(layers=n), 64) for n in (1, 3))
   two = flops.forward_flops(tiny_model(layers=2), 64)

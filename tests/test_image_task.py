@@ -14,7 +14,7 @@ from tiny import tiny_vit
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax import models, retry, start, tasks
-from tokenformer_jax.config import Config, DataConfig, OptimConfig
+from tokenformer_jax.config import Config, DataConfig, InitConfig, OptimConfig
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.tasks import images as image_task
 
@@ -245,6 +245,14 @@ def test_a_model_is_adapted_to_other_classes_and_another_resolution():
   assert np.std(new['head']['kernel']) > 0, 'the new head is not drawn'
   assert not moments['head']['kernel'].any() and not moments['positions'].any()
   assert new['blocks'] is params['blocks']
+
+
+def test_a_new_head_is_drawn_as_the_target_says():
+  source = tiny_vit()
+  target = dataclasses.replace(source, classes=100, init=InitConfig(std=0.5))
+  params = models.define(source).init(jax.random.key(0))
+  head = tasks.adapt(params, tasks.adapted(source, target), 0)['head']['kernel']
+  np.testing.assert_allclose(np.std(head), 0.5, rtol=0.05, err_msg='drawn as in the source')
 
 
 def test_a_head_for_as_many_other_classes_is_drawn_anew():

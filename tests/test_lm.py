@@ -11,7 +11,7 @@ from tiny import tiny_model
 
 from tokenformer_jax import config, sharding
 from tokenformer_jax.attention import init_cache
-from tokenformer_jax.config import MeshConfig, ModelConfig, TokenCounts
+from tokenformer_jax.config import InitConfig, MeshConfig, ModelConfig, TokenCounts
 from tokenformer_jax.decode import Decoder
 from tokenformer_jax.lm import Compute, define_lm
 from tokenformer_jax.loss import loss_sums, objective
@@ -302,7 +302,7 @@ def test_the_gradient_made_with_the_loss_is_that_of_the_logits(chunk, mesh):
 
 
 # So large that chance moves no standard deviation by 5 %.
-LARGER = {'layers': 3, 'width': 64, 'vocab_size': 512, 'init_std': 0.03}
+LARGER = {'layers': 3, 'width': 64, 'vocab_size': 512, 'init': InitConfig(std=0.03)}
 
 
 @functools.cache
@@ -340,6 +340,16 @@ def test_initial_spread(kind, name, std):
   path = f'blocks/{name}' if '/' in name else name
   got = float(jnp.std(_initial(kind)[path]))
   np.testing.assert_allclose(got, std, rtol=0.05, err_msg=f'{path} does not start as released')
+
+
+def test_equal_models_are_each_drawn_as_its_own_config_says():
+  model = tiny_model(**LARGER)
+  other = tiny_model(**{**LARGER, 'init': InitConfig(std=0.03, embedding_std=1.0)})
+  assert other == model, 'another start makes another model'
+  for one, std in ((model, 0.03), (other, 1)):
+    params = _paths(jax.jit(define_lm(one).init)(jax.random.key(0)))
+    got = [float(jnp.std(params[path])) for path in ('embedding', 'blocks/ffn/keys')]
+    np.testing.assert_allclose(got, [std, 0.03], rtol=0.05, err_msg='drawn as an equal model is')
 
 
 @pytest.mark.parametrize('kind', ['tokenformer', 'transformer'])

@@ -19,6 +19,7 @@ from tokenformer_jax.optim import (
   make_optimizer,
   schedule,
 )
+from tokenformer_jax.params import ParamInfo, Role
 
 PEAK, WARMUP, STEPS = 6e-4, 10, 110
 
@@ -77,13 +78,20 @@ DENSE = {'projection': 'dense', 'bias': True, 'block_norm': 'affine', 'positions
 
 @pytest.mark.parametrize('changes', [{'tied_head': False}, DENSE], ids=['pattention', 'dense'])
 def test_matrices_decay_and_nothing_else(changes):
-  leaves = jax.tree_util.tree_leaves_with_path(decay_mask(define_lm(tiny_model(**changes)).axes))
+  leaves = jax.tree_util.tree_leaves_with_path(decay_mask(define_lm(tiny_model(**changes)).info))
   decays = {jax.tree_util.keystr(path, simple=True, separator='/'): value for path, value in leaves}
   wrong = [path for path, value in decays.items() if value == path.endswith(('scale', 'bias'))]
   assert not wrong, f'these decay and should not, or the other way round: {wrong}'
 
 
-AXES = {'kernel': ('width', 'hidden'), 'bias': ('norm',)}
+def _info(axes: tuple[str, ...], role: Role) -> ParamInfo:
+  return ParamInfo(axes, role, jax.nn.initializers.zeros)
+
+
+INFO = {
+  'kernel': _info(('width', 'hidden'), Role.KERNEL),
+  'bias': _info(('norm',), Role.BIAS),
+}
 
 
 def _adamw(config: OptimConfig, params: dict, gradients: list[dict]) -> dict:
@@ -126,7 +134,7 @@ def test_updates_are_those_of_adamw(changes):
   start, gradients = draw(), [draw() for _ in range(4)]
   # The last gradient is smaller than the clipping norm.
   gradients[-1] = {name: 0.1 * g for name, g in gradients[-1].items()}
-  tx = make_optimizer(config, 10, AXES)
+  tx = make_optimizer(config, 10, INFO)
   params = jax.tree.map(jnp.float32, start)
   state, update = tx.init(params), jax.jit(tx.update)
   for gradient in gradients:
@@ -142,7 +150,7 @@ def test_updates_are_those_of_adamw(changes):
 # After a growth
 
 
-GROWN_AXES = {'keys': ('layers', 'param_tokens', 'width'), **AXES}
+GROWN_INFO = {'keys': _info(('layers', 'param_tokens', 'width'), Role.KEY), **INFO}
 OLD = 3  # of 5 tokens
 GROWTH = LastGrowth(updates=1000, old_tokens={'keys': OLD, 'kernel': 0, 'bias': 0})
 STEADY = {
@@ -179,7 +187,7 @@ def _after(tx, params: dict, updates: int):
 
 def _updates(growth: LastGrowth | None = GROWTH, update: int = 1, **changes) -> dict:
   """The update that comes as number `update` after the growth, from the same moments."""
-  tx = make_optimizer(OptimConfig(**{**STEADY, **changes}), 10**6, GROWN_AXES, growth)
+  tx = make_optimizer(OptimConfig(**{**STEADY, **changes}), 10**6, GROWN_INFO, growth)
   params = _normal(0)
   updates, _ = tx.update(_normal(1), _after(tx, params, GROWTH.updates + update - 1), params)
   return updates
@@ -220,7 +228,7 @@ def test_new_tokens_warm_up(update, factor):
 def test_new_tokens_are_corrected_as_by_a_fresh_adam():
   """Old moments are those of Adam after 1000 updates; new ones are zero."""
   got = _updates(new_token_correction=True, weight_decay=0.0, clip_norm=0.0)
-  fresh = make_optimizer(OptimConfig(**STEADY, weight_decay=0.0, clip_norm=0.0), 10**6, GROWN_AXES)
+  fresh = make_optimizer(OptimConfig(**STEADY, weight_decay=0.0, clip_norm=0.0), 10**6, GROWN_INFO)
   want, _ = fresh.update(_normal(1), fresh.init(_normal(0)), _normal(0))
   np.testing.assert_allclose(
     got['keys'][:, OLD:], want['keys'][:, OLD:], rtol=1e-4, err_msg='not the first step of Adam'
@@ -249,7 +257,7 @@ def test_new_tokens_are_corrected_once_wherever_the_counts_stand(of_adam, of_sch
   """With zero moments the first update of a new token is the first one of Adam, whose size is 1."""
   growth = dataclasses.replace(GROWTH, updates=of_schedule)
   settings = {**STEADY, 'weight_decay': 0.0, 'clip_norm': 0.0, 'new_token_correction': True}
-  tx = make_optimizer(OptimConfig(**settings), 10**6, GROWN_AXES, growth)
+  tx = make_optimizer(OptimConfig(**settings), 10**6, GROWN_INFO, growth)
 
   def at_the_growth(part):
     if isinstance(part, optax.ScaleByAdamState):
@@ -274,7 +282,7 @@ def test_new_tokens_are_corrected_once_wherever_the_counts_stand(of_adam, of_sch
 def _frozen(steps: int = 3, **changes):
   """Parameters and optimizer state before and after some steps with old tokens frozen."""
   tx = make_optimizer(
-    OptimConfig(**{**STEADY, **changes}, old_tokens='freeze'), 10**6, GROWN_AXES, GROWTH
+    OptimConfig(**{**STEADY, **changes}, old_tokens='freeze'), 10**6, GROWN_INFO, GROWTH
   )
   params = _normal(0)
   state = _after(tx, params, GROWTH.updates)
@@ -312,7 +320,7 @@ def test_clipping_sees_new_tokens_only_when_the_others_are_frozen(clip_norm):
   """New tokens move as in an optimizer that has nothing else."""
   (params, _), (got, _) = _frozen(clip_norm=clip_norm)
   tx = make_optimizer(
-    OptimConfig(**STEADY, clip_norm=clip_norm), 10**6, {'keys': GROWN_AXES['keys']}
+    OptimConfig(**STEADY, clip_norm=clip_norm), 10**6, {'keys': GROWN_INFO['keys']}
   )
   alone = {'keys': params['keys'][:, OLD:]}
   zero = jax.tree.map(jnp.zeros_like, alone)
@@ -334,8 +342,8 @@ def test_clipping_sees_new_tokens_only_when_the_others_are_frozen(clip_norm):
 
 @pytest.mark.parametrize('setting', [{}, {'old_tokens': 'freeze'}, {'new_token_correction': True}])
 def test_the_state_has_one_structure(setting):
-  plain = make_optimizer(OptimConfig(), 10, GROWN_AXES).init(_normal(0))
-  grown = make_optimizer(OptimConfig(**setting), 10, GROWN_AXES, GROWTH)
+  plain = make_optimizer(OptimConfig(), 10, GROWN_INFO).init(_normal(0))
+  grown = make_optimizer(OptimConfig(**setting), 10, GROWN_INFO, GROWTH)
   state = grown.init(_normal(0))
   _, after = grown.update(_normal(1), state, _normal(0))
   assert jax.tree.structure(state) == jax.tree.structure(plain), 'a checkpoint cannot be read'
@@ -373,10 +381,10 @@ def test_the_rate_of_updates_follows_the_restarted_schedule():
 
 @pytest.mark.parametrize('model', [tiny_vit(pool='token', positions='learned'), tiny_model()])
 def test_lower_blocks_learn_slower_by_one_factor_each(model):
-  axes, abstract = define(model).axes, define(model).abstract
-  params = jax.tree.map(lambda p: jnp.ones(p.shape), abstract)
+  definition = define(model)
+  params = jax.tree.map(lambda p: jnp.ones(p.shape), definition.abstract)
   plain, decayed = (
-    make_optimizer(OptimConfig(layer_decay=decay), STEPS, axes) for decay in (1.0, 0.5)
+    make_optimizer(OptimConfig(layer_decay=decay), STEPS, definition.info) for decay in (1.0, 0.5)
   )
   want, got = (tx.update(params, tx.init(params), params)[0] for tx in (plain, decayed))
   factors = jax.tree.map(lambda a, b: np.asarray(a / b), got, want)
@@ -388,3 +396,32 @@ def test_lower_blocks_learn_slower_by_one_factor_each(model):
     for leaf in jax.tree.leaves(factors[name]):
       want_factor = 0.125 if name in before else 1
       np.testing.assert_allclose(leaf, want_factor, rtol=1e-5, err_msg=f'of {name}')
+
+
+def test_layers_of_several_groups_count_as_one_trunk():
+  def group(first: int) -> ParamInfo:
+    return dataclasses.replace(_info(('layers', 'width', 'hidden'), Role.KERNEL), depth=first)
+
+  info = {
+    'lower': group(1),
+    'upper': group(3),
+    'embedding': dataclasses.replace(_info(('vocab', 'width'), Role.EMBEDDING), depth=0),
+    'head': _info(('vocab', 'width'), Role.HEAD),
+  }
+  shapes = {'lower': (2, 3, 4), 'upper': (3, 3, 4), 'embedding': (5, 3), 'head': (5, 3)}
+  params = {name: jnp.ones(shape) for name, shape in shapes.items()}
+  plain, decayed = (
+    make_optimizer(OptimConfig(layer_decay=decay), STEPS, info) for decay in (1.0, 0.5)
+  )
+  want, got = (tx.update(params, tx.init(params), params)[0] for tx in (plain, decayed))
+  factors = {name: np.asarray(got[name] / want[name]) for name in shapes}
+  for name, wanted in {
+    'embedding': [2**-6] * 5,
+    'lower': [2**-5, 2**-4],
+    'upper': [2**-3, 2**-2, 2**-1],
+    'head': [1] * 5,
+  }.items():
+    rows = factors[name].reshape(len(factors[name]), -1)
+    np.testing.assert_allclose(
+      rows, np.broadcast_to(np.array(wanted)[:, None], rows.shape), rtol=1e-5, err_msg=f'of {name}'
+    )

@@ -197,6 +197,16 @@ def test_another_model_is_refused_before_any_text_is_read(make, tmp_path, monkey
   assert not (tmp_path / 'next').exists(), 'a refused run leaves a work directory'
 
 
+@pytest.mark.parametrize('how', ['resume', 'init_from'])
+def test_a_model_that_would_be_drawn_otherwise_is_the_same_model(make, tmp_path, how):
+  save(make(), tmp_path / 'run')
+  config = make(model__init__std=0.5)
+  if how == 'resume':
+    begin(config, tmp_path / 'run')
+  else:
+    begin(from_run(config, tmp_path / 'run'), tmp_path / 'next')
+
+
 def test_the_images_are_not_looked_at_for_another_model(tmp_path, monkeypatch):
   source = image_files.write_sets(tmp_path / 'sets')
   config = tiny_run.vit_config(data__source=source)

@@ -9,10 +9,16 @@ import numpy as np
 import pytest
 from gradients import with_gradients
 
-from tokenformer_jax import products, sharding
+from tokenformer_jax import per_device, products, sharding
 from tokenformer_jax.config import MeshConfig
 
 KEYS, UP, DOWN = ('param_tokens', 'width'), ('width', 'hidden'), ('hidden', 'width')
+
+
+def _trace_for(monkeypatch, platform: str) -> None:
+  """Write programs as for devices of this kind."""
+  for module in (products, per_device):
+    monkeypatch.setattr(module, 'platform', lambda: platform)
 
 
 @pytest.mark.parametrize(
@@ -77,8 +83,8 @@ def _projection(name: str, batch: int = 8):
 @pytest.mark.parametrize('mesh', [None, *MESHES])
 @pytest.mark.parametrize('name', PROJECTIONS)
 def test_a_projection_is_the_product_and_so_are_its_gradients(monkeypatch, name, mesh, batch):
-  monkeypatch.setattr(products, 'platform', lambda: 'tpu' if mesh else 'cpu')
-  monkeypatch.setattr(products, '_TWO_STEPS', 8)
+  _trace_for(monkeypatch, 'tpu' if mesh else 'cpu')
+  monkeypatch.setattr(per_device, '_TWO_STEPS', 8)
   x, matrix, project, written = _projection(name, batch)
   want = with_gradients(written, x, matrix)
   if mesh is None:
@@ -109,7 +115,7 @@ def test_a_matrix_that_the_mesh_does_not_divide_is_multiplied_all_the_same(token
   [('tpu', {'fsdp': 8}, 2), ('tpu', {'replica': 2, 'fsdp': 4}, 2), ('gpu', {'fsdp': 8}, 1)],
 )
 def test_no_device_gets_the_whole_gradient_of_a_matrix(monkeypatch, name, platform, mesh, scatters):
-  monkeypatch.setattr(products, 'platform', lambda: platform)
+  _trace_for(monkeypatch, platform)
   x, matrix, project, _ = _projection(name)
   mesh = sharding.make_mesh(MeshConfig(**mesh))
   place = jax.NamedSharding(mesh, sharding.spec(PROJECTIONS[name][1]))
@@ -150,7 +156,7 @@ LOOK_UP_MESHES = [{'fsdp': 8}, {'replica': 2, 'fsdp': 4}, {'replica': 2, 'fsdp':
 
 @pytest.mark.parametrize('mesh', [None, *LOOK_UP_MESHES, {'fsdp': 1, 'tokens': 8}])
 def test_all_gradients_of_a_frequent_row_are_summed(monkeypatch, mesh):
-  monkeypatch.setattr(products, 'platform', lambda: 'tpu' if mesh else 'cpu')
+  _trace_for(monkeypatch, 'tpu' if mesh else 'cpu')
   table, ids, change = _many_of_few(256, 16)
   want = np.zeros(table.shape)
   np.add.at(want, ids, np.asarray(change, np.float64))
@@ -170,7 +176,7 @@ def test_all_gradients_of_a_frequent_row_are_summed(monkeypatch, mesh):
 
 @pytest.mark.parametrize('mesh', LOOK_UP_MESHES)
 def test_no_device_gets_the_whole_gradient_of_a_table(monkeypatch, mesh):
-  monkeypatch.setattr(products, 'platform', lambda: 'gpu')
+  _trace_for(monkeypatch, 'gpu')
   mesh = sharding.make_mesh(MeshConfig(**mesh))
   place = jax.NamedSharding(mesh, sharding.spec(TABLE))
   table, ids, change = _many_of_few(256, 16)

@@ -1,6 +1,9 @@
 """Where arrays live: the mesh, the rules, and the optimizer's state beside its parameters."""
 
+import ast
+import dataclasses
 import functools
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -102,17 +105,20 @@ def test_a_mesh_that_cannot_be(config, sentence):
   assert str(error.value) == sentence, 'the sentence does not say what to put right'
 
 
+ON_EIGHT = MeshConfig(fsdp=4, tokens=2)
+
+
 def _mesh() -> Mesh:
-  return sharding.make_mesh(MeshConfig(fsdp=4, tokens=2))
+  return sharding.make_mesh(ON_EIGHT)
 
 
 @functools.cache
-def _states(remat: str = 'none') -> dict[str, step_lib.State]:
-  """The state of a run on 4 × 2 devices before and after a step."""
+def _states(remat: str = 'none', on: MeshConfig = ON_EIGHT) -> dict[str, step_lib.State]:
+  """The state of a run on 4 × 2 devices, or others, before and after a step."""
   config = Config(model=tiny_model(), train=TrainConfig(steps=10, remat=remat))
-  mesh, task = _mesh(), tasks.make(config)
+  mesh, task = sharding.make_mesh(on), tasks.make(config)
   definition = task.definition
-  tx = optim.make_optimizer(config.optim, config.train.steps, definition.axes)
+  tx = optim.make_optimizer(config.optim, config.train.steps, definition.info)
   rows = np.random.default_rng(0).integers(0, 64, (8, 13), np.int32)
   with jax.set_mesh(mesh):
     new = jax.jit(
@@ -207,7 +213,8 @@ def test_an_activation_is_left_alone_without_a_mesh():
 def test_a_program_is_for_the_platform_of_the_mesh_that_is_set():
   assert sharding.platform() == 'cpu', 'no mesh is set: it is for this process'
   elsewhere = AbstractDevice(device_kind='TPU v5', num_cores=1, platform='tpu')
-  mesh = AbstractMesh((1, 1, 1), sharding.MESH_AXES, abstract_device=elsewhere)
+  axes = tuple(field.name for field in dataclasses.fields(MeshConfig))
+  mesh = AbstractMesh((1, 1, 1), axes, abstract_device=elsewhere)
   with jax.sharding.use_abstract_mesh(mesh):
     assert sharding.platform() == 'tpu', 'its devices are not those here'
 
@@ -249,3 +256,49 @@ def test_a_batch_that_cannot_be_split_is_named():
     "the axis 'batch' of config.data.batch_size has the size 12, which is not a multiple of "
     'replica × fsdp = 8 of the mesh; change that size or config.mesh'
   ), 'the sentence does not name the batch, its size and the mesh'
+
+
+@dataclasses.dataclass(frozen=True)
+class FourAxes(MeshConfig):
+  experts: int = 1
+
+
+def test_a_new_axis_of_the_mesh_is_a_size_and_a_rule(monkeypatch):
+  three = _states()['after']['params']
+  monkeypatch.setitem(sharding.RULES, 'experts', 'experts')
+  monkeypatch.setitem(sharding.RULES, 'batch', ('replica', 'fsdp', 'experts'))
+  config = FourAxes(fsdp=2, tokens=2, experts=-1)
+  mesh = sharding.make_mesh(config)
+  assert mesh.shape == {'replica': 1, 'fsdp': 2, 'tokens': 2, 'experts': 2}
+  assert (sharding.parts('batch', mesh), sharding.parts('experts', mesh)) == (4, 2)
+  place = sharding.of_axes(mesh, {'x': ('experts', 'param_tokens', 'width')})['x']
+  assert place.shard_shape((4, 24, 32)) == (2, 12, 16), 'experts are not split by their rule'
+  jax.tree.map(
+    lambda one, other: np.testing.assert_allclose(
+      one, other, rtol=1e-3, atol=1e-5, err_msg='a step computes something else on a fourth axis'
+    ),
+    _states(on=config)['after']['params'],
+    three,
+  )
+
+
+@pytest.mark.parametrize('axis', ['batch', 'width', 'heads', 'layers'])
+def test_how_many_parts_an_axis_has(axis):
+  want = {'batch': 4, 'width': 2, 'heads': 2, 'layers': 1}[axis]
+  mesh = sharding.make_mesh(MeshConfig(replica=2, fsdp=2, tokens=2))
+  assert sharding.parts(axis, mesh) == want
+  assert sharding.parts(axis) == 1, 'without a mesh nothing is split'
+  with jax.set_mesh(mesh):
+    assert sharding.parts(axis) == want, 'the mesh that is set does not count'
+
+
+def test_no_other_file_names_an_axis_of_the_mesh():
+  package = Path(sharding.__file__).parent
+  for file in sorted(package.rglob('*.py')):
+    if file.name in ('sharding.py', 'config.py'):
+      continue
+    nodes = list(ast.walk(ast.parse(file.read_text())))
+    named = {node.value for node in nodes if isinstance(node, ast.Constant)}
+    named |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    # `tokens` has other meanings elsewhere.
+    assert not named & {'replica', 'fsdp'}, f'{file} does not ask sharding.py, but knows its mesh'

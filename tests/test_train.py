@@ -212,7 +212,7 @@ def build(config):
   config, mesh = start.fill_in(config), one_device_mesh()
   task = tasks.make(config)
   definition = task.definition
-  tx = optim.make_optimizer(config.optim, config.train.steps, definition.axes)
+  tx = optim.make_optimizer(config.optim, config.train.steps, definition.info)
   step = step_lib.make_train_step(task, tx, config, mesh)
   return step, jax.jit(lambda: step_lib.initial_state(definition, tx, 0))()
 

@@ -222,6 +222,19 @@ def _attend_cache(
   return jnp.einsum('BHTS,BHSK->BTHK', weights_BxHxTxS.astype(cache.values.dtype), cache.values)
 
 
+def length_flops(config: ModelConfig, length: int, *, causal: bool = True) -> float:
+  """Count the FLOPs of scores and weighted sums in all layers, for one of `length` positions.
+
+  That is 4 · D for each position that is seen (TokenFormer, Table 3). With a causal mask half of
+  them are, on average over positions, and less where a window W is shorter: W − W² / 2T.
+  """
+  seen = length
+  if causal:
+    window = min(config.window or length, length)
+    seen = window - window**2 / (2 * length) if length else 0
+  return config.layers * 4 * config.width * seen
+
+
 class Attention(nnx.Module):
   """Multi-head attention whose query, key, value and output are projections."""
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-import jax
+from jax.sharding import Mesh
+
+from tokenformer_jax.sharding import parts
 
 _SMALLEST = 64
 
@@ -25,8 +27,7 @@ def batches(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
     yield order[first : first + size]
 
 
-def rows(count: int) -> int:
-  """The least number of rows, not less than `count`, that the mesh in force can split."""
-  mesh = jax.sharding.get_abstract_mesh()
-  parts = 1 if mesh.empty else mesh.shape['replica'] * mesh.shape['fsdp']
-  return -(-count // parts) * parts
+def rows(count: int, mesh: Mesh | None = None) -> int:
+  """Round up to a number of rows that a mesh, or the one that is set, can split."""
+  multiple = parts('batch', mesh)
+  return -(-count // multiple) * multiple

@@ -443,9 +443,11 @@ def check_is_language_model(meta: Meta, directory: paths.Path) -> None:
 
 
 def differences(ours: Any, theirs: Any, prefix: str = '') -> list[str]:
-  """What differs between two configs, as `name: theirs, not ours`."""
+  """What makes two configs unequal, as `name: theirs, not ours`."""
   found = []
   for field in dataclasses.fields(ours):
+    if not field.compare:
+      continue
     a, b, name = getattr(ours, field.name), getattr(theirs, field.name), f'{prefix}{field.name}'
     if dataclasses.is_dataclass(a):
       found += differences(a, b, f'{name}.')

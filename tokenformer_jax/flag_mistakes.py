@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from tokenformer_jax import config, config_file, usage
+from tokenformer_jax import config, usage
+from tokenformer_jax.config import file as config_file
 from tokenformer_jax.errors import UserError, misspelt
 
 

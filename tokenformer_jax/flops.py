@@ -4,8 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+from flax import nnx
 
+from tokenformer_jax import models
+from tokenformer_jax.attention import length_flops
 from tokenformer_jax.config import Config, ModelConfig
+from tokenformer_jax.params import matrix_entries
 
 # Dense bf16 peak of one device in TFLOP/s, by the start of `device_kind`; the longest match counts.
 # A device is a chip, but for TPU v3 and TPU7x, whose chips are two devices.
@@ -44,45 +48,35 @@ def of_kind(table: Mapping[str, Any], device: jax.Device) -> Any:
   return table[max(matches, key=len)] if matches else None
 
 
-def _projection(model: ModelConfig, kind: str) -> int:
-  """Entries of the matrices of one projection: `qkv`, `proj` or `ffn`."""
-  if model.projection == 'pattention':
-    return 2 * model.width * getattr(model.param_tokens, kind)
-  hidden = model.ffn_width or 4 * model.width
-  return 2 * model.width * hidden if kind == 'ffn' else model.width**2
-
-
 def matrix_parameters(model: ModelConfig) -> int:
-  """Entries of the matrices that a token meets in the blocks (TokenFormer, Table 3)."""
-  qkv, proj, ffn = (_projection(model, kind) for kind in ('qkv', 'proj', 'ffn'))
-  return model.layers * (3 * qkv + proj + ffn)
+  """Count the entries of the matrices that a token meets in the layers (TokenFormer, Table 3)."""
+  return matrix_entries(_module(model), lambda info: info.in_layers)
 
 
 def forward_flops(model: ModelConfig, length: int) -> float:
-  """FLOPs of the forward pass for one token in a sequence of `length`, averaged over positions.
+  """Count the FLOPs of the forward pass for one token in a sequence of `length`, on average.
 
-  Two for every entry of a matrix, the head's included; 4 · D · T for scores and weighted sums of
-  token-token attention, halved because it is causal (TokenFormer, Table 3, where it is not halved),
-  and less where a window W is shorter: W − W² / 2T positions are seen then, on average.
-  Of a ViT for one image of `length` patches, where nothing is halved.
+  There are two for every entry of a matrix that the token uses, the head's included, and those of
+  `attention.length_flops`. Of a ViT they are for one image of `length` patches.
   """
   if model.kind == 'vit':
     return _image_flops(model, length)
-  window = min(model.window or length, length)
-  seen = window - window**2 / (2 * length) if length else 0
-  attention = model.layers * 4 * model.width * seen
-  return 2 * (matrix_parameters(model) + model.vocab_size * model.width) + attention
+  return 2 * matrix_entries(_module(model)) + length_flops(model, length)
 
 
 def _image_flops(model: ModelConfig, patches: int) -> float:
-  length = patches + (model.pool == 'token')
-  attention = model.layers * 4 * model.width * length**2
-  embedding = 2 * patches * model.patch**2 * model.channels * model.width
-  head = 2 * model.width * model.classes
-  if model.pool == 'attention':  # Keys and values of all positions, the rest of one query.
-    qkv, proj, ffn = (_projection(model, kind) for kind in ('qkv', 'proj', 'ffn'))
-    head += 2 * (2 * length * qkv + qkv + proj + ffn) + 4 * model.width * length
-  return 2 * length * matrix_parameters(model) + attention + embedding + head
+  module, length = _module(model), patches + (model.pool == 'token')
+  before = matrix_entries(module, lambda info: info.depth == 0)
+  after = matrix_entries(module, lambda info: info.depth is None)
+  matrices = 2 * (patches * before + length * matrix_parameters(model) + after)
+  pool = module.pool.length_flops(length) if module.pool else 0
+  return matrices + length * length_flops(model, length, causal=False) + pool
+
+
+def _module(model: ModelConfig) -> nnx.Module:
+  """Return the model with shapes in the place of parameters."""
+  definition = models.define(model)
+  return definition.bind(definition.abstract)
 
 
 def train_flops(model: ModelConfig, length: int) -> float:

@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from tokenformer_jax.compute import Compute
 from tokenformer_jax.config import ModelConfig
-from tokenformer_jax.params import Axes, param
+from tokenformer_jax.params import Axes, Role, param
 from tokenformer_jax.pattention import Pattention, activate
 from tokenformer_jax.products import project, split_heads
 from tokenformer_jax.sharding import constrain
@@ -38,9 +38,9 @@ class LayerNorm(nnx.Module):
   def __init__(self, width: int, form: str, *, epsilon: float, rngs: nnx.Rngs):
     self.form, self.epsilon = form, epsilon
     if form == 'affine':
-      self.scale = param(rngs, nnx.initializers.ones, (width,), ('norm',))
+      self.scale = param(rngs, nnx.initializers.ones, (width,), ('norm',), role=Role.GAIN)
     if form != 'plain':
-      self.bias = param(rngs, nnx.initializers.zeros, (width,), ('norm',))
+      self.bias = param(rngs, nnx.initializers.zeros, (width,), ('norm',), role=Role.BIAS)
 
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
     """[B, T, D] → [B, T, D]."""
@@ -70,12 +70,25 @@ def _layer_norm(
 class Dense(nnx.Module):
   """x W, with a bias if the model has them."""
 
-  def __init__(self, d_in: int, d_out: int, axes: Axes, *, std: float, bias: bool, rngs: nnx.Rngs):
+  def __init__(
+    self,
+    d_in: int,
+    d_out: int,
+    axes: Axes,
+    *,
+    std: float,
+    bias: bool,
+    depth: int | None = None,
+    rngs: nnx.Rngs,
+  ):
     self.axes = axes
-    self.kernel = param(rngs, nnx.initializers.normal(std), (d_in, d_out), axes)
+    make = functools.partial(param, rngs, depth=depth)
+    normal = nnx.initializers.normal(std)
+    self.kernel = make(normal, (d_in, d_out), axes, role=Role.KERNEL)
     # Split and widened as the kernel's columns are; like a norm where these are not split.
     out_axis = 'norm' if axes[-1] == 'width' else axes[-1]
-    self.bias = param(rngs, nnx.initializers.zeros, (d_out,), (out_axis,)) if bias else None
+    zeros = nnx.initializers.zeros
+    self.bias = make(zeros, (d_out,), (out_axis,), role=Role.BIAS) if bias else None
 
   def __call__(self, x: jax.Array, out_heads: tuple[int, int] | None = None) -> jax.Array:
     """Heads as input or output are as in `pattention`."""
@@ -96,7 +109,7 @@ class MLP(nnx.Module):
       config.width,
       hidden,
       ('width', 'hidden'),
-      std=config.init_std,
+      std=config.init.std,
       bias=config.bias,
       rngs=rngs,
     )
@@ -131,7 +144,7 @@ def _pattention(config: ModelConfig, kind: str, *, compute: Compute, rngs: nnx.R
     score=config.score,
     gelu=config.gelu,
     row_epsilon=config.row_epsilon,
-    key_std=config.init_std,
+    key_std=config.init.std,
     value_std=_output_std(config),
     prevent_cse=not compute.scan_layers,
     rngs=rngs,
@@ -144,7 +157,7 @@ def projection(
   """One of the attention's projections [B, T, D] → [B, T, D]; `kind` is `qkv` or `proj`."""
   if config.projection == 'pattention':
     return _pattention(config, kind, compute=compute, rngs=rngs)
-  std = config.init_std if kind == 'qkv' else _output_std(config)
+  std = config.init.std if kind == 'qkv' else _output_std(config)
   axes = ('width', 'heads') if kind == 'qkv' else ('heads', 'width')
   return Dense(config.width, config.width, axes, std=std, bias=config.bias, rngs=rngs)
 

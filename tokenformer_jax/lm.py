@@ -13,10 +13,10 @@ from flax import nnx
 from tokenformer_jax.attention import Cache, positions
 from tokenformer_jax.blocks import Block
 from tokenformer_jax.compute import DEFAULT, Compute
-from tokenformer_jax.config import ModelConfig
+from tokenformer_jax.config import InitConfig, ModelConfig
 from tokenformer_jax.layers import LayerNorm, repeat
 from tokenformer_jax.loss import logits
-from tokenformer_jax.params import Definition, define, param, stack
+from tokenformer_jax.params import Definition, Role, define, param, stack
 from tokenformer_jax.products import look_up
 from tokenformer_jax.sharding import constrain
 from tokenformer_jax.stack import scan, unroll
@@ -29,16 +29,18 @@ class LM(nnx.Module):
     self.compute = compute
     self.head_scale = config.width**-0.5 if config.scaled_logits else None
 
-    def table(rows: int, axis: str) -> nnx.Param:
-      normal = nnx.initializers.normal(config.embedding_std or config.init_std)
-      return param(rngs, normal, (rows, config.width), (axis, 'width'))
+    def table(rows: int, axis: str, role: Role) -> nnx.Param:
+      normal = nnx.initializers.normal(config.init.embedding_std or config.init.std)
+      depth = None if role is Role.HEAD else 0
+      return param(rngs, normal, (rows, config.width), (axis, 'width'), role=role, depth=depth)
 
     def block(rngs: nnx.Rngs) -> Block:
       return Block(config, compute=compute, rngs=rngs)
 
     learned = config.positions == 'learned'
-    self.embedding = table(config.vocab_size, 'vocab')
-    self.positions = table(config.max_length, 'position') if learned else None
+    role = Role.TIED_EMBEDDING if config.tied_head else Role.EMBEDDING
+    self.embedding = table(config.vocab_size, 'vocab', role)
+    self.positions = table(config.max_length, 'position', Role.POSITION) if learned else None
     self.blocks = (
       nnx.List([block(rngs) for _ in range(config.layers)])
       if compute.unroll
@@ -49,7 +51,7 @@ class LM(nnx.Module):
       if config.final_norm != 'none'
       else None
     )
-    self.head = None if config.tied_head else table(config.vocab_size, 'vocab')
+    self.head = None if config.tied_head else table(config.vocab_size, 'vocab', Role.HEAD)
 
   def embed(
     self, ids_BxT: jax.Array, start: jax.Array | int = 0, padding_B: jax.Array | None = None
@@ -110,7 +112,12 @@ class LM(nnx.Module):
     return (self.embedding if self.head is None else self.head)[...]
 
 
-@functools.cache
 def define_lm(config: ModelConfig, compute: Compute = DEFAULT) -> Definition:
   """The model's parameters and functions; `config` has every size filled in (no zeros left)."""
+  return _define(config, config.init, compute)
+
+
+@functools.cache
+def _define(config: ModelConfig, init: InitConfig, compute: Compute) -> Definition:
+  del init  # Models are equal whatever they are drawn from, so it is a part of the cache's key.
   return define(lambda rngs: LM(config, compute, rngs=rngs))

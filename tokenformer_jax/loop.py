@@ -105,7 +105,7 @@ class Trainer:
     origin.check_data(config, self.origin, self.task)
     self.position = origin.position(config, self.origin, self.task.digest)
     self.config = config = start.in_steps(config, self.task.examples, self.position)
-    self.tx = optim.make_optimizer(config.optim, config.train.steps, definition.axes, growth)
+    self.tx = optim.make_optimizer(config.optim, config.train.steps, definition.info, growth)
     self.train_step = step_lib.make_train_step(self.task, self.tx, config, self.mesh, growth)
     self.eval_step = step_lib.make_eval_step(self.task, self.mesh)
     self.rows = local_rows(sharding.of_batch(self.mesh), config.data.batch_size)

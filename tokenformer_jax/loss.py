@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tokenformer_jax.products import on_each_device, product, tokens_are_split
+from tokenformer_jax import per_device
+from tokenformer_jax.products import product
 from tokenformer_jax.sharding import constrain
 
 
@@ -98,7 +99,7 @@ def _in_chunks(
     return on_rows(jax.tree.map(lambda rows: rows.swapaxes(0, 1), rows), head_VxD)
 
   head_VxD = embedding_VxD.astype(hidden_BxTxD.dtype)
-  return on_each_device(of_device, rows, head_VxD, ('vocab', 'width'))
+  return per_device.on_each_device(of_device, rows, head_VxD, ('vocab', 'width'))
 
 
 def _sums(rows: tuple[jax.Array, jax.Array], head_VxD: jax.Array) -> LossSums:
@@ -162,14 +163,14 @@ def _part_sums(head_VxD: jax.Array, hidden_BxCxD: jax.Array, targets_BxC: jax.Ar
   logits_BxCxV = logits(hidden_BxCxD, head_VxD)
   vocab, ids_BxC = logits_BxCxV.shape[-1], targets_BxC
   top = jnp.max(jax.lax.stop_gradient(logits_BxCxV), axis=-1)
-  if tokens_are_split():
-    ids_BxC = ids_BxC - vocab * jax.lax.axis_index('tokens')
-    top = jax.lax.pmax(top, 'tokens')
+  if per_device.is_split('vocab'):
+    ids_BxC = ids_BxC - per_device.first_index('vocab', vocab)
+    top = per_device.largest(top, 'vocab')
   total = jnp.sum(jnp.exp(logits_BxCxV - top[..., None]), axis=-1)
   at_target = jnp.take_along_axis(logits_BxCxV, jnp.clip(ids_BxC, 0, vocab - 1)[..., None], axis=-1)
   at_target = jnp.where((ids_BxC >= 0) & (ids_BxC < vocab), at_target.squeeze(-1), 0)
-  if tokens_are_split():
-    total, at_target = jax.lax.psum((total, at_target), 'tokens')
+  if per_device.is_split('vocab'):
+    total, at_target = per_device.total((total, at_target), 'vocab')
   log_z = top + jnp.log(total)
   counts = (targets_BxC >= 0).astype(jnp.float32)
   correct = (jax.lax.stop_gradient(at_target) >= top).astype(jnp.float32)

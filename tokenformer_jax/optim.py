@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import optax
 
 from tokenformer_jax.config import OptimConfig, old_token_rate
-from tokenformer_jax.params import Axes, Params, is_axes, token_axis
+from tokenformer_jax.params import ParamInfo, Params, Role
 
-_BEFORE_BLOCKS = ('embedding', 'positions', 'patch_embedding', 'class_token')
+_WITHOUT_DECAY = (Role.BIAS, Role.GAIN, Role.VECTOR)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,15 +63,13 @@ def schedule(config: OptimConfig, steps: int, growth: LastGrowth | None = None) 
   return learning_rate(config, steps, start)
 
 
-def decay_mask(axes: Params) -> Params:
-  """Which parameters decay: parameter tokens, embeddings and kernels, not norms and biases."""
-  return jax.tree.map(
-    lambda names: len([name for name in names if name != 'layers']) > 1, axes, is_leaf=is_axes
-  )
+def decay_mask(info: Params) -> Params:
+  """Say which parameters decay: parameter tokens, embeddings and kernels; not norms and biases."""
+  return jax.tree.map(lambda one: one.role not in _WITHOUT_DECAY, info)
 
 
 def make_optimizer(
-  config: OptimConfig, steps: int, axes: Params, growth: LastGrowth | None = None
+  config: OptimConfig, steps: int, info: Params, growth: LastGrowth | None = None
 ) -> optax.GradientTransformation:
   """AdamW (Loshchilov & Hutter 2019) with decoupled decay, on gradients clipped by global norm.
 
@@ -80,18 +78,18 @@ def make_optimizer(
   Args:
     config: rates, moments, decay, and how old and new tokens differ.
     steps: the length of the run, at which the learning rate reaches its floor.
-    axes: logical axes of the parameters.
+    info: `Definition.info` of the model.
     growth: the last growth, or None for a model that never grew.
   """
   adam = optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
   clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
   clipped_adam = optax.chain(clip, adam)
   if growth is not None and old_token_rate(config) == 0:
-    clipped_adam = _without_old(clipped_adam, axes, growth)
+    clipped_adam = _without_old(clipped_adam, info, growth)
   chain = optax.chain(
     clipped_adam,
-    optax.add_decayed_weights(config.weight_decay, mask=decay_mask(axes)),
-    _scale_by_rates(config, schedule(config, steps, growth), axes, growth),
+    optax.add_decayed_weights(config.weight_decay, mask=decay_mask(info)),
+    _scale_by_rates(config, schedule(config, steps, growth), info, growth),
   )
 
   def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
@@ -102,22 +100,22 @@ def make_optimizer(
 
 
 def _by_age(
-  f: Callable[..., jax.Array], axes: Params, growth: LastGrowth, *trees: Params
+  f: Callable[..., jax.Array], info: Params, growth: LastGrowth, *trees: Params
 ) -> Params:
   """Maps `f(old, *arrays)`; `old` is true for old entries and of a shape that broadcasts."""
 
-  def on_array(names, count, *arrays):
-    if (axis := token_axis(names)) is None:
+  def on_array(one: ParamInfo, count: int, *arrays: jax.Array) -> jax.Array:
+    if (axis := one.token_axis) is None:
       return f(True, *arrays)
     shape = arrays[0].shape
     old = jnp.arange(shape[axis]) < count
     return f(old.reshape([shape[axis] if i == axis else 1 for i in range(len(shape))]), *arrays)
 
-  return jax.tree.map(on_array, axes, growth.old_tokens, *trees, is_leaf=is_axes)
+  return jax.tree.map(on_array, info, growth.old_tokens, *trees)
 
 
 def _without_old(
-  inner: optax.GradientTransformation, axes: Params, growth: LastGrowth
+  inner: optax.GradientTransformation, info: Params, growth: LastGrowth
 ) -> optax.GradientTransformation:
   """Lets `inner`, which has Adam's state, see no gradient of what is old, nor change its moments.
 
@@ -125,11 +123,11 @@ def _without_old(
   """
 
   def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
-    masked = _by_age(lambda old, u: jnp.where(old, 0, u), axes, growth, updates)
+    masked = _by_age(lambda old, u: jnp.where(old, 0, u), info, growth, updates)
     updates, new = inner.update(masked, state, params)
 
     def keep(old_tree: Params, new_tree: Params) -> Params:
-      return _by_age(lambda old, a, b: jnp.where(old, a, b), axes, growth, old_tree, new_tree)
+      return _by_age(lambda old, a, b: jnp.where(old, a, b), info, growth, old_tree, new_tree)
 
     (clip, before), (_, after) = state, new
     return updates, (
@@ -141,7 +139,7 @@ def _without_old(
 
 
 def _scale_by_rates(
-  config: OptimConfig, rate: optax.Schedule, axes: Params, growth: LastGrowth | None
+  config: OptimConfig, rate: optax.Schedule, info: Params, growth: LastGrowth | None
 ) -> optax.GradientTransformation:
   """Multiplies updates by −rate, and by the factors of old and new tokens after a growth."""
 
@@ -151,7 +149,7 @@ def _scale_by_rates(
     del params
     step = -rate(state.count)
     if config.layer_decay != 1:
-      updates = _by_depth(config.layer_decay, axes, updates)
+      updates = _by_depth(config.layer_decay, info, updates)
     if growth is None:
       updates = jax.tree.map(lambda u: step * u, updates)
     else:
@@ -159,7 +157,7 @@ def _scale_by_rates(
       since = state.count - growth.updates + 1
       factor_new = step * _new_token_factor(config, since, adam_count + 1)
       updates = _by_age(
-        lambda old, u: u * jnp.where(old, factor_old, factor_new), axes, growth, updates
+        lambda old, u: u * jnp.where(old, factor_old, factor_new), info, growth, updates
       )
     return updates, optax.ScaleByScheduleState(optax.safe_increment(state.count))
 
@@ -168,20 +166,26 @@ def _scale_by_rates(
   )
 
 
-def _by_depth(decay: float, axes: Params, updates: Params) -> Params:
-  """Multiplies updates by `decay` once for every block above, for what is before the blocks, too.
+def _by_depth(decay: float, info: Params, updates: Params) -> Params:
+  """Multiply updates by `decay` once for every layer above, and once more before the layers.
 
-  The head and what else comes after the blocks keep theirs.
+  The head and what else comes after the layers keep theirs.
   """
-  stacked = jax.tree.leaves(updates['blocks'])[0].shape[0]  # 'layers' is the first axis.
+  layers = max(
+    one.depth - 1 + update.shape[0]  # 'layers' is the first axis.
+    for one, update in zip(jax.tree.leaves(info), jax.tree.leaves(updates), strict=True)
+    if one.in_layers
+  )
 
-  def scaled(path: Any, names: Axes, update: jax.Array) -> jax.Array:
-    if names[0] == 'layers':
-      above = jnp.arange(stacked, 0, -1).reshape(-1, *[1] * (update.ndim - 1))
-      return update * decay**above
-    return update * decay ** (stacked + 1) if path[0].key in _BEFORE_BLOCKS else update
+  def scaled(one: ParamInfo, update: jax.Array) -> jax.Array:
+    if one.depth is None:
+      return update
+    above = layers + 1 - one.depth
+    if one.in_layers:
+      above = jnp.arange(above, above - update.shape[0], -1).reshape(-1, *[1] * (update.ndim - 1))
+    return update * decay**above
 
-  return jax.tree.map_with_path(scaled, axes, updates, is_leaf=is_axes)
+  return jax.tree.map(scaled, info, updates)
 
 
 def _new_token_factor(config: OptimConfig, update: jax.Array, adam_count: jax.Array) -> jax.Array:

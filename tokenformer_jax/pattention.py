@@ -18,13 +18,18 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from tokenformer_jax.params import param
-from tokenformer_jax.products import on_each_device, product, project, tokens_are_split
-from tokenformer_jax.sharding import constrain
+from tokenformer_jax import per_device
+from tokenformer_jax.params import Role, param
+from tokenformer_jax.products import product, project
+from tokenformer_jax.sharding import constrain, parts
 from tokenformer_jax.stack import KEEP_STATISTICS, PROJECTED, ROW_STATISTICS
 
 # Keeps a row of zeros finite; far below the rounding of any row that is not.
 EPSILON = 1e-12
+
+# Score functions under which a score of 0 has weight 0: a parameter token with a zero key adds
+# nothing, and leaves the weights of the others as they are.
+ZERO_AT_ZERO = ('l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm')
 
 _AXES = ('param_tokens', 'width')  # of keys and of values
 
@@ -151,8 +156,7 @@ def scores(x: jax.Array, keys_NxI: jax.Array) -> jax.Array:
 
 def _are_many(keys_NxI: jax.Array, x: jax.Array) -> bool:
   """Whether the norm of the scores is differentiated through KᵀK. Of heads it is not."""
-  split = jax.sharding.get_abstract_mesh().shape.get('tokens', 1)
-  return x.ndim == 3 and len(keys_NxI) >= _MANY * split * x.shape[-1]
+  return x.ndim == 3 and len(keys_NxI) >= _MANY * parts('param_tokens') * x.shape[-1]
 
 
 def _scores_and_square(x_BxTxI: jax.Array, keys_NxI: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -160,14 +164,14 @@ def _scores_and_square(x_BxTxI: jax.Array, keys_NxI: jax.Array) -> tuple[jax.Arr
 
   def of_device(x_BxTxI: jax.Array, keys_NxI: jax.Array) -> tuple[jax.Array, jax.Array]:
     scores_BxTxN = product('BTI,NI->BTN', x_BxTxI, keys_NxI)
-    if not tokens_are_split():
+    if not per_device.is_split('param_tokens'):
       return scores_BxTxN, _square_of_product(x_BxTxI, keys_NxI, scores_BxTxN)
-    x_BxTxI = jax.lax.pcast(x_BxTxI, 'tokens', to='varying')
+    x_BxTxI = per_device.varying(x_BxTxI, 'param_tokens')
     square_BxTx1 = _square_of_product(x_BxTxI, keys_NxI, scores_BxTxN)
-    return scores_BxTxN, jax.lax.psum(square_BxTx1, 'tokens')
+    return scores_BxTxN, per_device.total(square_BxTx1, 'param_tokens')
 
   keys_NxI = keys_NxI.astype(x_BxTxI.dtype)
-  scores_BxTxN, square_BxTx1 = on_each_device(
+  scores_BxTxN, square_BxTx1 = per_device.on_each_device(
     of_device, x_BxTxI, keys_NxI, _AXES, split_out=(True, False)
   )
   return constrain(scores_BxTxN, 'batch', None, 'param_tokens'), square_BxTx1
@@ -285,8 +289,9 @@ class Pattention(nnx.Module):
       prevent_cse: see `recompute_scores`.
       rngs: the stream `params` is used.
     """
-    self.keys = param(rngs, nnx.initializers.normal(key_std), (param_tokens, d_in), _AXES)
-    self.values = param(rngs, nnx.initializers.normal(value_std), (param_tokens, d_out), _AXES)
+    of_keys, of_values = nnx.initializers.normal(key_std), nnx.initializers.normal(value_std)
+    self.keys = param(rngs, of_keys, (param_tokens, d_in), _AXES, role=Role.KEY)
+    self.values = param(rngs, of_values, (param_tokens, d_out), _AXES, role=Role.VALUE)
     self.how = {
       'score': score,
       'gelu': gelu,

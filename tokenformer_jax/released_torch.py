@@ -174,7 +174,7 @@ def check_can_compute(model: ModelConfig) -> None:
   for field in dataclasses.fields(ModelConfig):
     name = field.name
     free = ('layers', 'width', 'heads', 'vocab_size', 'param_tokens', 'reference_tokens')
-    if name in (*free, 'rotary_fraction', 'ffn_width', 'max_length', 'init_std'):
+    if name in (*free, 'rotary_fraction', 'ffn_width', 'max_length') or not field.compare:
       continue
     if name == 'score' and model.score in SCORES:
       continue

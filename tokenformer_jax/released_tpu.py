@@ -17,13 +17,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from tokenformer_jax import checkpoint, paths
-from tokenformer_jax.config import ModelConfig, TokenCounts
+from tokenformer_jax.config import InitConfig, ModelConfig, TokenCounts
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.lm import define_lm
 from tokenformer_jax.params import Params
 
 # What its models compute, whatever their sizes.
-_RELEASED = ModelConfig(gelu='tanh', positions='none', scaled_logits=True, embedding_std=1.0)
+_RELEASED = ModelConfig(gelu='tanh', positions='none', scaled_logits=True)
 _ROW_EPSILON = {'l2_norm_gelu': 1e-5, 'gelu_l2_norm': 1e-8, 'softmax': 0.0}  # by score
 _EMBEDDING = 'token_embedder/embedding'  # [V, D]
 _ATTENTION, _MLP = 'decoder/layers/self_attention', 'decoder/layers/mlp'
@@ -223,7 +223,7 @@ def model_of(
     vocab_size=vocab_size,
     param_tokens=TokenCounts(slots, slots, ffn),
     reference_tokens=TokenCounts(zoom_dim or slots, zoom_dim or slots, 4 * zoom_dim or ffn),
-    init_std=width**-0.5,
+    init=InitConfig(std=width**-0.5, embedding_std=1.0),
     score=score,
     row_epsilon=_ROW_EPSILON[score],
   )

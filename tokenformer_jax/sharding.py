@@ -1,22 +1,25 @@
 """Where every array lives: the mesh, the one table of sharding rules, and shardings of any pytree.
 
-Mesh axes: `replica` (copies of the model, between slices), `fsdp` (parameters and optimizer state
+No other file names an axis of the mesh. They ask by logical axis: in how many `parts` an axis is
+split, how to `constrain` an array, and `per_device` what devices exchange. A new axis of the mesh
+is a size in `config.MeshConfig` and a name in `RULES`.
+
+The axes: `replica` (copies of the model, between slices), `fsdp` (parameters and optimizer state
 split by width, and the batch), `tokens` (parameter tokens, heads and vocabulary).
 """
 
+import dataclasses
+import math
 from typing import Any
 
 import jax
-import numpy as np
 import optax
 from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.params import Axes, Params, is_axes
-
-MESH_AXES = ('replica', 'fsdp', 'tokens')
 
 # Logical axis → mesh axis or axes. None: not split.
 RULES = {
@@ -35,9 +38,9 @@ RULES = {
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
-  """The mesh `replica × fsdp × tokens` over all devices, or over those given.
+  """Make the mesh over all devices, or over those given, with the axes of the config in order.
 
-  TPUs of several slices, which are linked by the data centre's network, are different replicas.
+  Each slice of TPUs is its own replica: slices are linked by the data center's network only.
 
   Raises:
     UserError: the sizes do not multiply to the number of devices, or slices would have to share a
@@ -45,47 +48,99 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
   """
   devices = jax.devices() if devices is None else devices
   sizes = mesh_sizes(config, len(devices))
+  names, types = tuple(sizes), (AxisType.Auto,) * len(sizes)
   # Other devices have slices, too: one for each host. They are linked as their mesh says.
   # A TPU that a program is only compiled for, in one slice, has no number of it.
   slices = len({getattr(d, 'slice_index', 0) if d.platform == 'tpu' else 0 for d in devices})
-  types = (AxisType.Auto,) * len(sizes)
   if slices == 1:
     # `jax.make_mesh` does the same, but knows no mesh of 4 × 64 on 16 × 16 chips of most kinds.
-    grid = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
-    return Mesh(grid, MESH_AXES, types)
-  replica, *within = sizes
-  if replica % slices:
+    shape = tuple(sizes.values())
+    grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    return Mesh(grid, names, types)
+  if sizes['replica'] % slices:
     raise UserError(
-      f'config.mesh.replica is {replica}, and the devices are in {slices} slices; it must be a '
-      'multiple of that, because only replicas may be in different slices'
+      f'config.mesh.replica is {sizes["replica"]}, and the devices are in {slices} slices; it must '
+      'be a multiple of that, because only replicas may be in different slices'
     )
+  outside = {name: slices if name == 'replica' else 1 for name in names}
+  inside = [sizes[name] // outside[name] for name in names]
   grid = mesh_utils.create_hybrid_device_mesh(
-    (replica // slices, *within), (slices, 1, 1), devices, allow_split_physical_axes=True
+    inside, list(outside.values()), devices, allow_split_physical_axes=True
   )
-  return Mesh(grid, MESH_AXES, types)
+  return Mesh(grid, names, types)
 
 
-def mesh_sizes(config: MeshConfig, devices: int) -> tuple[int, int, int]:
-  """The sizes of the mesh's axes over so many devices, the −1 filled in.
+def abstract_mesh(config: MeshConfig, devices: int) -> AbstractMesh:
+  """Return the mesh over a number of devices of which nothing else is known.
+
+  Raises:
+    UserError: the sizes do not multiply to that number.
+  """
+  sizes = mesh_sizes(config, devices)
+  return AbstractMesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes))
+
+
+def mesh_sizes(config: MeshConfig, devices: int) -> dict[str, int]:
+  """Return the size of each axis of the mesh over so many devices, the −1 filled in.
 
   Raises:
     UserError: they do not multiply to that number.
   """
-  sizes = [config.replica, config.fsdp, config.tokens]
-  named = ', '.join(f'{axis}={size}' for axis, size in zip(MESH_AXES, sizes, strict=True))
-  if sizes.count(-1) > 1 or any(size < 1 and size != -1 for size in sizes):
+  sizes = dataclasses.asdict(config)
+  named = ', '.join(f'{axis}={size}' for axis, size in sizes.items())
+  values = list(sizes.values())
+  if values.count(-1) > 1 or any(size < 1 and size != -1 for size in values):
     raise UserError(
       f'config.mesh has {named}; sizes are positive, and at most one is -1 (the rest)'
     )
-  known = int(np.prod([size for size in sizes if size != -1]))
-  if -1 in sizes and devices % known == 0:
-    sizes[sizes.index(-1)] = devices // known
-  if int(np.prod(sizes)) != devices:
+  known = math.prod(size for size in values if size != -1)
+  if devices % known == 0:
+    sizes = {axis: devices // known if size == -1 else size for axis, size in sizes.items()}
+  if math.prod(sizes.values()) != devices:
     raise UserError(
       f'config.mesh has {named}, and the product of these sizes must be the number of devices, '
       f'{devices}'
     )
-  return tuple(sizes)
+  return sizes
+
+
+def resplit(config: MeshConfig, devices: int, parts_of_tokens: int) -> MeshConfig | None:
+  """Return a mesh that splits parameter tokens in so many parts, with the same number of replicas.
+
+  The width is split over the rest of the devices. None if they do not divide.
+  """
+  sizes = mesh_sizes(config, devices)
+  left = sizes['fsdp'] * sizes['tokens']
+  if left % parts_of_tokens:
+    return None
+  changes = {'fsdp': left // parts_of_tokens, 'tokens': parts_of_tokens}
+  return dataclasses.replace(config, **{**sizes, **changes})
+
+
+def mesh_axes(axis: str) -> tuple[str, ...]:
+  """Return the axes of the mesh that the rules split a logical axis over."""
+  names = RULES[axis] or ()
+  return (names,) if isinstance(names, str) else names
+
+
+def parts(axis: str, mesh: Mesh | AbstractMesh | None = None) -> int:
+  """Return in how many parts a mesh splits a logical axis.
+
+  A batch has to be a multiple of `parts('batch')` rows. By default of the mesh that is set; without
+  one there is 1 part.
+  """
+  sizes = (jax.sharding.get_abstract_mesh() if mesh is None else mesh).shape
+  return math.prod(sizes.get(name, 1) for name in mesh_axes(axis))
+
+
+def replica_axes() -> tuple[str, ...]:
+  """Return the axes of the mesh along which devices have other rows, but the same parameters."""
+  return tuple(name for name in mesh_axes('batch') if name not in mesh_axes('width'))
+
+
+def replicas(mesh: Mesh | AbstractMesh) -> int:
+  """Return how many devices of a mesh have the same parameters and other rows."""
+  return math.prod(mesh.shape[name] for name in replica_axes())
 
 
 def spec(axes: Axes | tuple[str | None, ...]) -> PartitionSpec:
@@ -132,12 +187,12 @@ def with_even_shardings(abstract: Any, shardings: Any) -> Any:
   """Like `with_shardings`, but an axis that its mesh axes do not divide is not split."""
 
   def placed(array: Any, place: NamedSharding) -> jax.ShapeDtypeStruct:
-    parts = []
+    split = []
     for size, axes in zip(array.shape, place.spec, strict=False):
       names = () if axes is None else (axes,) if isinstance(axes, str) else axes
-      divides = size % int(np.prod([place.mesh.shape[name] for name in names])) == 0
-      parts.append(axes if divides else None)
-    even = NamedSharding(place.mesh, PartitionSpec(*parts))
+      divides = size % math.prod(place.mesh.shape[name] for name in names) == 0
+      split.append(axes if divides else None)
+    even = NamedSharding(place.mesh, PartitionSpec(*split))
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=even)
 
   return jax.tree.map(placed, abstract, shardings)
@@ -177,11 +232,9 @@ def check_divides(mesh: Mesh, abstract: Params, axes: Params) -> None:
 
 def check_divisible(mesh: Mesh, name: str, size: int, of_what: str) -> None:
   """Checks that a logical axis of this size can be split evenly over the mesh."""
-  mesh_axes = RULES[name] or ()
-  mesh_axes = (mesh_axes,) if isinstance(mesh_axes, str) else mesh_axes
-  parts = int(np.prod([mesh.shape[axis] for axis in mesh_axes]))
-  if size % parts:
+  if size % parts(name, mesh):
     raise UserError(
       f'the axis {name!r} {of_what} has the size {size}, which is not a multiple of '
-      f'{" × ".join(mesh_axes)} = {parts} of the mesh; change that size or config.mesh'
+      f'{" × ".join(mesh_axes(name))} = {parts(name, mesh)} of the mesh; change that size or '
+      'config.mesh'
     )

@@ -11,7 +11,7 @@ import jax
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as library
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-from tokenformer_jax.sharding import spec
+from tokenformer_jax.sharding import parts, spec
 
 LANES = 128  # of a vector unit; positions are a multiple of this
 _BLOCK = 512
@@ -20,19 +20,16 @@ _AXES = ('batch', 'heads', None, None)
 # (mask, maximum, exponential, sum, cast; backward the products with the gradient, too).
 _WORK = {'fwd': (2, 12), 'dkv': (4, 14), 'dq': (3, 14)}
 _KERNEL = re.compile(r'splash_mha_(fwd|dkv|dq)')
+# The scope that a kernel is called in. A compiled program keeps it in the names of operations, also
+# of the backward pass, and nothing else there says what the mask is.
+_SCOPE = 'splash_window_{}'
+_WINDOW = re.compile(_SCOPE.format(r'(\d+)'))
 
 
 def fits(batch: int, heads: int, length: int) -> bool:
   """Whether the kernel can compute [B, T, H, K] of these sizes on the mesh that is set."""
-  sizes = dict(jax.sharding.get_abstract_mesh().shape)
-  rows, columns = (
-    math.prod(sizes.get(axis, 1) for axis in _names(part)) for part in spec(_AXES)[:2]
-  )
-  return length % LANES == 0 and batch % rows == 0 and heads % columns == 0
-
-
-def _names(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
-  return () if part is None else (part,) if isinstance(part, str) else part
+  divides = batch % parts('batch') == 0 and heads % parts('heads') == 0
+  return length % LANES == 0 and divides
 
 
 def filled(head_width: int) -> int:
@@ -81,7 +78,8 @@ def attention(
   def of_device(query_BxHxTxK: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
     _, heads, length, _ = query_BxHxTxK.shape
     apply = _kernel(heads, _mask(length, causal, window), interpret)
-    return jax.vmap(apply)(query_BxHxTxK, key, value)
+    with jax.named_scope(_SCOPE.format(window)):
+      return jax.vmap(apply)(query_BxHxTxK, key, value)
 
   if not jax.sharding.get_abstract_mesh().empty:
     place = spec(_AXES)
@@ -132,9 +130,9 @@ def computed_blocks(length: int, window: int = 0) -> int:
 
 
 def cost(
-  name: str, operands: Sequence[tuple[str, tuple[int, ...]]], *, side: int, window: int = 0
+  name: str, operands: Sequence[tuple[str, tuple[int, ...]]], *, side: int, scope: str
 ) -> tuple[float, float, float] | None:
-  """What a call of the kernel costs, which a compiled program does not say.
+  """Return what a call of the kernel costs, which a compiled program does not say.
 
   Blocks that are all masked are left out; those that are masked in part are computed whole.
 
@@ -143,18 +141,23 @@ def cost(
     operands: their data types and shapes: tables of blocks (`s8`) if there is a mask, and the
       queries on a device, [B, H, T, K], or [H, T, K] of one row.
     side: of the matrix unit; narrower heads are filled with zeros.
-    window: of the model, which no operand has: the tables of the backward pass are not cut to it.
+    scope: of the operation, as the program's metadata has it. The window is there, and in no
+      operand: the tables of the backward pass are not cut to it.
 
   Returns:
     FLOPs of the products, the same with the zeros that fill heads, and operations of the vector
-    units; None for the name of another kernel.
+    units; None for the name of another kernel, and for a mask of which the scope says nothing.
   """
   found = _KERNEL.search(name)
   if not found:
     return None
   *rows, length, width = next(shape for dtype, shape in operands if 'f' in dtype)
-  masked = any(dtype == 's8' for dtype, _ in operands)
-  computed = computed_blocks(length, window) if masked else (length // block_size(length)) ** 2
+  computed = (length // block_size(length)) ** 2
+  if any(dtype == 's8' for dtype, _ in operands):
+    window = _WINDOW.search(scope)
+    if not window:
+      return None
+    computed = computed_blocks(length, int(window.group(1)))
   scores = math.prod(rows) * computed * block_size(length) ** 2
   products, operations = _WORK[found.group(1)]
   filled = -(-width // side) * side

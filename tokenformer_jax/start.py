@@ -225,7 +225,7 @@ def grown(config: Config, origin: Origin, mesh: Mesh, other_meaning: str = '') -
     changed.append(f'a new head, because {other_meaning}')
   messages.say(f'adapting {config.init_from}: {", ".join(changed)}')
   old, definition = files.read(checkpoints, meta, mesh), models.define(target)
-  tx = optim.make_optimizer(config.optim, config.train.steps, definition.axes)
+  tx = optim.make_optimizer(config.optim, config.train.steps, definition.info)
   shardings = step_lib.state_shardings(mesh, definition, tx, ema='ema' in old)
 
   def adapt_and_grow(old: State) -> State:
@@ -256,7 +256,7 @@ def check_old_tokens(config: Config, growth: LastGrowth | None, definition: Defi
   """
   if config.optim.old_tokens == 'train':
     return
-  now = tokens.counts(definition.abstract, definition.axes)
+  now = tokens.counts(definition)
   if growth is None or growth.old_tokens == now:
     raise UserError(
       f'config.optim.old_tokens is {config.optim.old_tokens!r}, but this model has no tokens newer '

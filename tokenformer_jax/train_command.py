@@ -15,7 +15,9 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from tokenformer_jax import cli, config_file, config_keys, loop, messages, paths, usage
+from tokenformer_jax import cli, loop, messages, paths, usage
+from tokenformer_jax.config import file as config_file
+from tokenformer_jax.config import keys as config_keys
 from tokenformer_jax.errors import UserError
 
 _DEFAULT = 'lm_stdlib'

@@ -16,9 +16,9 @@ from flax import nnx
 
 from tokenformer_jax.blocks import Block
 from tokenformer_jax.compute import DEFAULT, Compute
-from tokenformer_jax.config import ModelConfig
+from tokenformer_jax.config import InitConfig, ModelConfig
 from tokenformer_jax.layers import Dense, LayerNorm, feed_forward, projection, repeat
-from tokenformer_jax.params import Definition, define, param, stack
+from tokenformer_jax.params import Definition, Role, define, matrix_entries, param, stack
 from tokenformer_jax.sharding import constrain
 from tokenformer_jax.stack import scan
 
@@ -70,7 +70,9 @@ class AttentionPool(nnx.Module):
     make = functools.partial(projection, config, compute=compute, rngs=rngs)
     self.query, self.key, self.value = make('qkv'), make('qkv'), make('qkv')
     self.proj = make('proj')
-    self.probe = param(rngs, nnx.initializers.normal(1.0), (config.width,), ('norm',))
+    self.probe = param(
+      rngs, nnx.initializers.normal(1.0), (config.width,), ('norm',), role=Role.VECTOR
+    )
     self.norm = LayerNorm(config.width, config.block_norm, epsilon=config.norm_epsilon, rngs=rngs)
     self.ffn = feed_forward(config, compute=compute, rngs=rngs)
     self.heads = config.heads
@@ -88,6 +90,14 @@ class AttentionPool(nnx.Module):
     pooled_Bx1xD = self.proj(jax.nn.dot_product_attention(query, key, value, implementation='xla'))
     return pooled_Bx1xD + self.ffn(self.norm(pooled_Bx1xD))
 
+  def length_flops(self, length: int) -> int:
+    """Count the FLOPs for `length` positions beyond one use of every matrix.
+
+    Keys and values are those of all positions; everything else is of the one query.
+    """
+    of_position = 2 * (matrix_entries(self.key) + matrix_entries(self.value))
+    return (length - 1) * of_position + 4 * self.probe.size * length
+
 
 class ViT(nnx.Module):
   """A classifier of images [B, H, W, C] with values around 0."""
@@ -102,17 +112,17 @@ class ViT(nnx.Module):
     # The kernel of a convolution of stride and size `patch`, its first three axes made one.
     inputs = config.patch**2 * config.channels
     self.patch_embedding = Dense(
-      inputs, config.width, ('patch', 'width'), std=inputs**-0.5, bias=True, rngs=rngs
+      inputs, config.width, ('patch', 'width'), std=inputs**-0.5, bias=True, depth=0, rngs=rngs
     )
-    normal = nnx.initializers.normal(config.init_std)
+    make = functools.partial(param, rngs, nnx.initializers.normal(config.init.std), depth=0)
     self.positions = (
-      param(rngs, normal, (config.max_length, config.width), ('position', 'width'))
+      make((config.max_length, config.width), ('position', 'width'), role=Role.POSITION)
       if config.positions == 'learned'
       else None
     )
     # One vector: like a norm it is not split, and does not decay.
     self.class_token = (
-      param(rngs, normal, (config.width,), ('norm',)) if config.pool == 'token' else None
+      make((config.width,), ('norm',), role=Role.VECTOR) if config.pool == 'token' else None
     )
     self.blocks = stack(block, config.layers, rngs=rngs)
     self.final_norm = (
@@ -127,7 +137,7 @@ class ViT(nnx.Module):
       config.width,
       config.classes,
       ('width', 'classes'),
-      std=config.init_std,
+      std=config.init.std,
       bias=True,
       rngs=rngs,
     )
@@ -168,7 +178,12 @@ class ViT(nnx.Module):
     return x_BxTxD
 
 
-@functools.cache
 def define_vit(config: ModelConfig, compute: Compute = DEFAULT) -> Definition:
   """The model's parameters and functions; `config` has every size filled in (no zeros left)."""
+  return _define(config, config.init, compute)
+
+
+@functools.cache
+def _define(config: ModelConfig, init: InitConfig, compute: Compute) -> Definition:
+  del init  # Models are equal whatever they are drawn from, so it is a part of the cache's key.
   return define(lambda rngs: ViT(config, compute, rngs=rngs))

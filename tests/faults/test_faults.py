@@ -44,22 +44,21 @@ def check_as_unbroken(ended: Ended, unbroken: Ended) -> None:
   assert 'Traceback' not in ended.said, f'a traceback is for programmers:\n{ended.said}'
 
 
+def check_no_mistake(ended: Ended) -> None:
+  """Check that what passes by itself was not told as a mistake of the user."""
+  assert set(ended.attempts) <= {FINISHED, AGAIN}, f'the user is told to act: {ended.attempts}'
+
+
 @pytest.mark.parametrize('seed', seeds(1, 115))
 def test_calls_that_fail_for_a_while(worker, unbroken, seed):
-  ended = worker.run('failing_calls', seed=seed)
-  check_as_unbroken(ended, unbroken)
-  assert set(ended.attempts) <= {FINISHED, AGAIN}, (
-    f'a failure that passes was told as a mistake of the user: {ended.attempts}'
-  )
+  check_as_unbroken(ended := worker.run('failing_calls', seed=seed), unbroken)
+  check_no_mistake(ended)
 
 
 @pytest.mark.parametrize('seed', seeds(0, 15))
 def test_a_bucket_that_fails_some_calls(worker, unbroken, seed):
-  ended = worker.run('failing_bucket', seed=seed)
-  check_as_unbroken(ended, unbroken)
-  assert set(ended.attempts) <= {FINISHED, AGAIN}, (
-    f'a failure that passes was told as a mistake of the user: {ended.attempts}'
-  )
+  check_as_unbroken(ended := worker.run('failing_bucket', seed=seed), unbroken)
+  check_no_mistake(ended)
 
 
 @pytest.mark.parametrize('seed', seeds(1, 20))
@@ -74,8 +73,5 @@ def test_a_disk_that_fills(worker, unbroken, seed):
 
 @pytest.mark.parametrize('seed', seeds(1, 10))
 def test_clocks_that_jump(worker, unbroken, seed):
-  ended = worker.run('jumping_clock', seed=seed)
-  check_as_unbroken(ended, unbroken)
-  assert set(ended.attempts) <= {FINISHED, AGAIN}, (
-    f'a clock that jumped was told as a mistake of the user: {ended.attempts}'
-  )
+  check_as_unbroken(ended := worker.run('jumping_clock', seed=seed), unbroken)
+  check_no_mistake(ended)

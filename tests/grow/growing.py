@@ -37,7 +37,7 @@ def params_of(model: ModelConfig, seed: int = 0) -> Params:
 
 def optimizer(model: ModelConfig, config: OptimConfig = PLAIN, growth=None):
   """The optimizer of a run of 1000 steps."""
-  return optim.make_optimizer(config, 1000, define_lm(model).axes, growth)
+  return optim.make_optimizer(config, 1000, define_lm(model).info, growth)
 
 
 def state_of(model: ModelConfig, seed: int = 0) -> State:

@@ -122,7 +122,7 @@ def _train(state, model, config, steps, growth=None):
   """Trains on random batches on one device."""
   mesh = mesh_of()
   config = dataclasses.replace(config, model=model)
-  tx = optim.make_optimizer(config.optim, config.train.steps, define_lm(model).axes, growth)
+  tx = optim.make_optimizer(config.optim, config.train.steps, define_lm(model).info, growth)
   with jax.set_mesh(mesh):
     step = step_lib.make_train_step(tasks.make(config), tx, config, mesh, growth)
     rng = np.random.default_rng(0)

@@ -11,6 +11,7 @@ from tiny import tiny_model
 
 from tokenformer_jax.grow import importance
 from tokenformer_jax.lm import define_lm
+from tokenformer_jax.params import ParamInfo, Role
 
 MODEL = tiny_model()
 
@@ -22,7 +23,7 @@ def _loss(params, rows):
 
 @functools.cache
 def _scores():
-  of_tokens = functools.partial(importance.of_tokens, _loss, axes=define_lm(MODEL).axes)
+  of_tokens = functools.partial(importance.of_tokens, _loss, info=define_lm(MODEL).info)
   return jax.jit(of_tokens)(params_of(MODEL), batch=IDS)
 
 
@@ -51,7 +52,7 @@ def test_importance_is_the_gradient_against_the_value_sequence_by_sequence():
 def test_importance_predicts_what_a_token_adds_to_the_loss():
   """By differences: a value scaled by 1 ± ε."""
   params, rows, step = params_of(MODEL), IDS[:1], 0.05
-  of_tokens = functools.partial(importance.of_tokens, _loss, axes=define_lm(MODEL).axes)
+  of_tokens = functools.partial(importance.of_tokens, _loss, info=define_lm(MODEL).info)
   scores = np.asarray(
     jax.jit(of_tokens)(params, batch=rows)['blocks']['attention']['proj']['values'][0]
   )
@@ -74,3 +75,24 @@ def test_importance_predicts_what_a_token_adds_to_the_loss():
 def test_what_has_no_tokens_has_no_importance():
   scores = _scores()
   assert scores['embedding'].shape == () and not scores['embedding'].any()
+
+
+def test_keys_go_with_the_values_of_their_module_whatever_the_names():
+  def info(role: Role) -> ParamInfo:
+    return ParamInfo(('param_tokens', 'width'), role, jax.nn.initializers.zeros)
+
+  tree = {name: {'a': info(Role.VALUE), 'b': info(Role.KEY)} for name in ('first', 'second')}
+  params = {
+    name: {'a': jnp.full((3, 2), size), 'b': jnp.ones((3, 2))}
+    for name, size in (('first', 2.0), ('second', 5.0))
+  }
+
+  def loss(params, row):
+    return sum(jnp.sum(module['a']) * jnp.sum(row) for module in params.values())
+
+  scores = importance.of_tokens(loss, params, tree, jnp.ones((4, 1)))
+  for name, want in (('first', 4), ('second', 10)):
+    for array in ('a', 'b'):
+      np.testing.assert_array_equal(
+        scores[name][array], [want] * 3, err_msg='keys are kept where their values are dropped'
+      )

@@ -34,7 +34,7 @@ from growing import (
 from tiny import tiny_model
 
 from tokenformer_jax import step as step_lib
-from tokenformer_jax.config import GrowConfig, ModelConfig, TokenCounts
+from tokenformer_jax.config import GrowConfig, InitConfig, ModelConfig, TokenCounts
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import grown_model, inexact, tokens
 from tokenformer_jax.grow import state as state_lib
@@ -346,6 +346,17 @@ def test_new_keys_are_zero_and_new_values_are_as_in_a_new_model():
   assert not np.allclose(first, second), 'both layers have the same new values'
   other = paths(_grown(seed=1)['params'])['blocks/ffn/values'][:, 48:]
   assert not np.allclose(other, values), 'the seed has no effect'
+
+
+def test_new_tokens_are_drawn_as_the_target_says():
+  config = GrowConfig(method='random')
+  source = tiny_model()
+  target = dataclasses.replace(
+    grown_model(source, TokenCounts(24, 40, 480), config), init=InitConfig(std=0.5)
+  )
+  state_lib.check(source, target, config)  # A model may start otherwise and compute the same.
+  keys = paths(grow_params(params_of(source), source, target, config))['blocks/ffn/keys']
+  assert abs(keys[:, 48:].std() / 0.5 - 1) < 0.05, 'new keys are drawn as those of the source were'
 
 
 def test_moments_can_be_dropped():

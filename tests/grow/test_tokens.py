@@ -17,7 +17,7 @@ TARGET = grown_model(SOURCE, LARGER, GrowConfig())
 
 def _counts(model):
   definition = define_lm(model)
-  return tokens.counts(definition.abstract, definition.axes)
+  return tokens.counts(definition)
 
 
 def test_counts_are_those_of_every_kind():

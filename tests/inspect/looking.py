@@ -11,10 +11,11 @@ from tiny import tiny_model
 
 from tokenformer_jax import sharding
 from tokenformer_jax.config import MeshConfig, ModelConfig
-from tokenformer_jax.inspect.weights import KINDS, of_kind
 from tokenformer_jax.lm import define_lm
 from tokenformer_jax.params import Params
 
+# The Pattentions of a layer as its forward pass meets them.
+KINDS = ('query', 'key', 'value', 'proj', 'ffn')
 MODEL = tiny_model(positions='learned')
 IDS = np.random.default_rng(0).integers(0, 64, (8, 13), np.int32)
 
@@ -26,6 +27,11 @@ def params_of(model: ModelConfig = MODEL) -> Params:
   return jax.tree.map(
     lambda p: jnp.asarray(rng.normal(size=p.shape) * 0.2, p.dtype), define_lm(model).abstract
   )
+
+
+def of_kind(blocks: Params, kind: str) -> Params:
+  """The keys and values of one kind, in the parameters of the blocks."""
+  return blocks[kind] if kind == 'ffn' else blocks['attention'][kind]
 
 
 def mesh_of(fsdp: int = 1, tokens: int = 1) -> Mesh:

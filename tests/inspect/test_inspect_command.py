@@ -50,7 +50,7 @@ def home(tmp_path_factory):
   config = start.fill_in(tiny_run.config(text, root / 'cache'))
   store.prepare(config.data)
   definition, model = define_lm(config.model), config.model
-  tx = make_optimizer(config.optim, 20, definition.axes)
+  tx = make_optimizer(config.optim, 20, definition.info)
   state = jax.jit(lambda: step.initial_state(definition, tx, 0))()
   _save(root / 'run', config, state)
   larger = grow.grown_model(model, TokenCounts(48, 32, 96), GrowConfig())

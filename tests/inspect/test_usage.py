@@ -6,12 +6,11 @@ import functools
 import jax
 import numpy as np
 import pytest
-from looking import IDS, MODEL, changed, mesh_of, params_of, reference_maps
+from looking import IDS, KINDS, MODEL, changed, mesh_of, of_kind, params_of, reference_maps
 
 from tokenformer_jax import grow
 from tokenformer_jax.config import GrowConfig, ModelConfig, TokenCounts
 from tokenformer_jax.inspect import report, usage
-from tokenformer_jax.inspect.weights import KINDS, of_kind
 from tokenformer_jax.lm import Compute, define_lm
 from tokenformer_jax.params import Params
 

@@ -6,21 +6,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from looking import IDS, MODEL, changed, mesh_of, params_of, reference_maps
+from looking import IDS, KINDS, MODEL, changed, mesh_of, of_kind, params_of, reference_maps
 
 from tokenformer_jax import sharding
 from tokenformer_jax.inspect.weights import (
-  KINDS,
   compiled_maps,
   compiled_sums,
   maps,
-  of_kind,
+  names,
+  paths,
   sums,
 )
 from tokenformer_jax.lm import Compute, define_lm
+from tokenformer_jax.params import Role
 
 DEFINITION = define_lm(MODEL, Compute(attention='xla'))
 PADDED = np.where(np.arange(13) < np.arange(6, 14)[:, None], IDS, -1)
+
+
+def test_names_are_those_of_the_modules_in_the_order_of_the_forward_pass():
+  assert names(DEFINITION) == KINDS, 'reports and pictures have another order'
+  for role, name in ((Role.KEY, 'keys'), (Role.VALUE, 'values')):
+    found = {
+      kind: jax.tree_util.keystr(path, simple=True, separator='/')
+      for kind, path in paths(DEFINITION, role).items()
+    }
+    inner = {kind: kind if kind == 'ffn' else f'attention/{kind}' for kind in KINDS}
+    assert found == {kind: f'blocks/{inner[kind]}/{name}' for kind in KINDS}
 
 
 @functools.cache

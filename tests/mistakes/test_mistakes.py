@@ -53,7 +53,7 @@ def _make(folder: Path) -> None:
 def _write_run(workdir: Path, config: Config) -> None:
   """Writes a work directory as a run of 2 steps leaves it, but for what the parameters are."""
   definition = models.define(config.model)
-  tx = optim.make_optimizer(config.optim, config.train.steps, definition.axes)
+  tx = optim.make_optimizer(config.optim, config.train.steps, definition.info)
   abstract = jax.eval_shape(lambda: step.initial_state(definition, tx, 0))
   state = jax.tree.map(lambda array: jnp.full(array.shape, 0.01, array.dtype), abstract)
   vocabulary = {'classes': [*range(10)]} if config.model.kind == 'vit' else {'kind': 'bytes'}

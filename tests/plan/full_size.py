@@ -8,7 +8,6 @@ ends its process when it fails.
 
 import argparse
 import json
-import math
 import runpy
 
 import jax
@@ -26,9 +25,7 @@ def unsplit(
   axes = {jax.tree_util.keystr(path): names for path, names in named}
 
   def part(size: int, name: str) -> int:
-    along = sharding.RULES[name] or ()
-    along = (along,) if isinstance(along, str) else along
-    return size // math.prod(mesh.shape[axis] for axis in along)
+    return size // sharding.parts(name, mesh)
 
   found = []
   state = jax.tree_util.tree_leaves_with_path(step.abstract(mesh)[0])

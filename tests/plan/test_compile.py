@@ -7,13 +7,16 @@ import os
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
 import tiny_run
 
-from tokenformer_jax import sharding
+from tokenformer_jax import sharding, splash
 from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.plan import estimate, topology
+from tokenformer_jax.plan import costs, estimate, topology
+from tokenformer_jax.plan.chips import CHIPS
 from tokenformer_jax.plan.program import DoesNotFitError
 
 pytest.importorskip('libtpu', reason='pip install -e ".[tpu]" brings the compiler')
@@ -153,6 +156,27 @@ def test_what_the_compiler_is_told_makes_steps_faster():
     for name in ('auto', 'none')
   )
   assert told < 0.95 * untold, 'products are cut into small blocks'
+
+
+def test_every_kernel_costs_what_its_own_window_does():
+  windows, shape = (256, 0, 512), (4, 2048, 2, 128)
+  mesh = sharding.make_mesh(MeshConfig(), topology.devices(topology.parse('v5e:2x2')))
+  place = jax.NamedSharding(mesh, sharding.spec(('batch', None, 'heads', None)))
+  x = jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=place)
+
+  def objective(x):
+    for window in windows:
+      x = splash.attention(x, x, x, causal=True, window=window)
+    return jnp.sum(x.astype(jnp.float32))
+
+  with jax.set_mesh(mesh):
+    lowered = jax.jit(jax.grad(objective)).lower(x)
+  found = costs.read(lowered.compile().as_text(), mesh, CHIPS['v5e'])
+  assert not found.notes, 'a kernel has lost its window'
+  computed = sum(splash.computed_blocks(shape[1], window) for window in windows)
+  scores = shape[0] // 4 * shape[2] * computed * splash.block_size(shape[1]) ** 2
+  products = 2 + 4 + 3  # forward, for the gradients of keys and values, and for that of queries
+  assert found.flops == products * 2 * scores * shape[3]
 
 
 def test_a_window_costs_less():

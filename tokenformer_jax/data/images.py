@@ -13,7 +13,7 @@ import hashlib
 import io
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,17 @@ _TRAIN_FOLDERS, _VALIDATION_FOLDERS = ('train',), ('val', 'validation', 'test')
 _VALIDATION_SPLITS = ('validation', 'test')
 # Errors of reading that are about one file, and not about where it lies.
 _OF_ONE_FILE = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+
+
+class KnownSet(NamedTuple):
+  """Sizes of a set of images, for who need not look at it."""
+
+  classes: int
+  channels: int
+  examples: int  # of the training split
+
+
+KNOWN_SETS = {'tfds:imagenet2012': KnownSet(classes=1000, channels=3, examples=1_281_167)}
 
 
 class Split(abc.ABC):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import jax
 from jax.sharding import Mesh
 
-from tokenformer_jax import checkpoint, flops, messages, models, paths, sharding, start
+from tokenformer_jax import buckets, checkpoint, flops, messages, models, paths, sharding, start
 from tokenformer_jax.config import Config, GrowConfig, MeshConfig, ModelConfig, TokenCounts
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files, parts, room, state, table, verify
@@ -311,9 +311,9 @@ def _show_table(source: Source, after: ModelConfig, target: Target) -> None:
     messages.say(line)
   definition = models.define(after)
   sharding.check_divides(source.mesh, definition.abstract, definition.axes)
-  if -1 not in dataclasses.astuple(source.mesh_config):
-    sizes = dataclasses.astuple(source.mesh_config)
-    planned = jax.sharding.AbstractMesh(sizes, sharding.MESH_AXES)
+  sizes = dataclasses.astuple(source.mesh_config)
+  if -1 not in sizes:
+    planned = sharding.abstract_mesh(source.mesh_config, math.prod(sizes))
     sharding.check_divides(planned, definition.abstract, definition.axes)
 
 
@@ -338,8 +338,7 @@ def _check_room(
 
 def _batch(source: Source, examples: int, first: int = 0) -> tuple[Batch, str]:
   """Return held-out examples, as many as the mesh can split or a few more, and their name."""
-  multiple = source.mesh.shape['replica'] * source.mesh.shape['fsdp']
-  rounded = [-(-count // multiple) * multiple for count in (examples, first)]
+  rounded = [buckets.rows(count, source.mesh) for count in (examples, first)]
   task = verify.exact_task(source.meta.config, source.model)
   return task.held_out(source.meta.tokenizer, *rounded)
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from absl import flags
 
-from tokenformer_jax import cli, messages, paths, sharding, usage
+from tokenformer_jax import cli, messages, paths, usage
 from tokenformer_jax.config import GrowConfig, MeshConfig, TokenCounts, choices
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow import actions, state
@@ -102,7 +102,8 @@ def main(argv: Sequence[str]) -> None:
   )
   mesh = None
   if values.mesh is not None:
-    mesh = MeshConfig(**{'fsdp': 1, **_numbers('mesh', sharding.MESH_AXES, least=-1)})
+    names = [field.name for field in dataclasses.fields(MeshConfig)]
+    mesh = MeshConfig(**{**dict.fromkeys(names, 1), **_numbers('mesh', names, least=-1)})
   with actions.open_source(values.source, target, mesh) as source:
     step = known[action](source, config, target)
     planned = source.meta.config.train.steps

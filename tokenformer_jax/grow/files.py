@@ -41,7 +41,7 @@ def _abstract_state(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> State:
   """Shapes and shardings of what `read` reads."""
   checkpoint.check_is_model(meta, checkpoints.directory.parent)
   definition, ema = models.define(meta.config.model), checkpoint.has(meta, 'ema')
-  tx = optim.make_optimizer(meta.config.optim, meta.config.train.steps, definition.axes)
+  tx = optim.make_optimizer(meta.config.optim, meta.config.train.steps, definition.info)
   abstract = jax.eval_shape(lambda: step_lib.initial_state(definition, tx, 0, ema=ema))
   shardings = step_lib.state_shardings(mesh, definition, tx, ema=ema)
   return sharding.with_even_shardings(abstract, shardings)

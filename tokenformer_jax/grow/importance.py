@@ -6,11 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tokenformer_jax.params import Axes, Params, is_axes, token_axis
+from tokenformer_jax.params import ParamInfo, Params, Role
 
 
 def of_tokens(
-  loss: Callable[[Params, Any], jax.Array], params: Params, axes: Params, batch: Any
+  loss: Callable[[Params, Any], jax.Array], params: Params, info: Params, batch: Any
 ) -> Params:
   """The mean over examples of |⟨v, ∂loss/∂v⟩|, for the value v of every parameter token.
 
@@ -21,7 +21,7 @@ def of_tokens(
   Args:
     loss: from parameters and a batch of one example to its mean loss.
     params: the model's.
-    axes: their logical axes.
+    info: what is known of each array.
     batch: the calibration examples, a pytree of arrays [B, …].
 
   Returns:
@@ -31,27 +31,34 @@ def of_tokens(
 
   def add(total: Params, example: Any) -> tuple[Params, None]:
     gradient = jax.grad(loss)(params, jax.tree.map(lambda x: x[None], example))
-    scores = jax.tree.map(score, axes, params, gradient, is_leaf=is_axes)
+    scores = jax.tree.map(score, info, params, gradient)
     return jax.tree.map(jnp.add, total, scores), None
 
-  def score(names: Axes, array: jax.Array, gradient: jax.Array) -> jax.Array:
-    if token_axis(names) is None:
+  def score(one: ParamInfo, array: jax.Array, gradient: jax.Array) -> jax.Array:
+    if one.token_axis is None:
       return jnp.zeros(())
     return jnp.abs(jnp.sum(array * gradient, axis=-1, dtype=jnp.float32))
 
-  def zero(names: Axes, array: jax.Array) -> jax.Array:
-    return jnp.zeros(() if token_axis(names) is None else array.shape[:-1], jnp.float32)
+  def zero(one: ParamInfo, array: jax.Array) -> jax.Array:
+    return jnp.zeros(() if one.token_axis is None else array.shape[:-1], jnp.float32)
 
-  start = jax.tree.map(zero, axes, params, is_leaf=is_axes)
+  start = jax.tree.map(zero, info, params)
   total, _ = jax.lax.scan(add, start, batch)
   count = len(jax.tree.leaves(batch)[0])
-  return _of_values(jax.tree.map(lambda t: t / count, total))
+  return _with_those_of_values(info, jax.tree.map(lambda t: t / count, total))
 
 
-def _of_values(tree: Params) -> Params:
-  """Gives keys the importance of the values beside them."""
-  if not isinstance(tree, dict):
-    return tree
-  if 'values' in tree:
-    return {**tree, 'keys': tree['values']}
-  return {key: _of_values(value) for key, value in tree.items()}
+def _with_those_of_values(info: Params, scores: Params) -> Params:
+  """Give keys the importance of the values of the same module."""
+  of_values = {
+    path[:-1]: score
+    for (path, one), score in zip(
+      jax.tree_util.tree_leaves_with_path(info), jax.tree.leaves(scores), strict=True
+    )
+    if one.role is Role.VALUE
+  }
+
+  def paired(path: tuple[Any, ...], one: ParamInfo, score: jax.Array) -> jax.Array:
+    return of_values[path[:-1]] if one.role is Role.KEY else score
+
+  return jax.tree.map_with_path(paired, info, scores)

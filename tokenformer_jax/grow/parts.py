@@ -14,7 +14,7 @@ from tokenformer_jax.config import GrowConfig, ModelConfig, TokenCounts
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files, importance, tokens, verify
 from tokenformer_jax.grow.state import KINDS, map_trees
-from tokenformer_jax.params import Params
+from tokenformer_jax.params import Params, Role
 from tokenformer_jax.step import State
 from tokenformer_jax.tasks import Batch, Task
 
@@ -136,9 +136,15 @@ def check_not_twice(
 
 def _same_arrays(ours: Meta, theirs: Meta) -> bool:
   """Return whether two checkpoints of whole models have keys that are equal bit for bit."""
+  info = jax.tree_util.tree_leaves_with_path({'params': models.define(ours.config.model).info})
+  paths_of_keys = (
+    jax.tree_util.keystr(path, simple=True, separator='/')
+    for path, one in info
+    if one.role is Role.KEY
+  )
   return any(
-    path.startswith('params/') and path.endswith('/keys') and theirs.checksums.get(path) == checksum
-    for path, checksum in ours.checksums.items()
+    path in ours.checksums and ours.checksums[path] == theirs.checksums.get(path)
+    for path in paths_of_keys
   )
 
 
@@ -162,8 +168,7 @@ def check_smaller(before: ModelConfig, after: ModelConfig) -> None:
 
 def extract(state: State, model: ModelConfig, last: Ancestor) -> State:
   """The added tokens of a state, and nothing else."""
-  old = models.define(last.model)
-  sizes = tokens.counts(old.abstract, old.axes)
+  sizes = tokens.counts(models.define(last.model))
   cut = jax.jit(lambda params: tokens.extract(params, models.define(model).axes, sizes))
   return {'params': cut(state['params'])}
 
@@ -192,8 +197,7 @@ def merge(state: State, added: Params, model: ModelConfig, config: GrowConfig) -
 
 def remove(state: State, model: ModelConfig, before: ModelConfig, config: GrowConfig) -> State:
   """Takes the tokens out that are not in `before`."""
-  axes, old = models.define(model).axes, models.define(before)
-  sizes = tokens.counts(old.abstract, old.axes)
+  axes, sizes = models.define(model).axes, tokens.counts(models.define(before))
 
   def first(params: Params) -> Params:
     return tokens.remove(params, axes, sizes)
@@ -203,14 +207,13 @@ def remove(state: State, model: ModelConfig, before: ModelConfig, config: GrowCo
 
 def shrink(state: State, task: Task, after: ModelConfig, batch: Batch, config: GrowConfig) -> State:
   """Keeps the tokens that are most important for a batch, of the task of the old model."""
-  definition, target = task.definition, models.define(after)
+  definition, sizes = task.definition, tokens.counts(models.define(after))
 
   def loss(params: Params, examples: Batch) -> jax.Array:
     return verify.loss(task, params, examples)[0]
 
-  score = jax.jit(functools.partial(importance.of_tokens, loss, axes=definition.axes))
+  score = jax.jit(functools.partial(importance.of_tokens, loss, info=definition.info))
   scores = score(state['params'], batch=batch)
-  sizes = tokens.counts(target.abstract, target.axes)
 
   def keep(params: Params) -> Params:
     return tokens.shrink(params, definition.axes, scores, sizes)

@@ -16,14 +16,12 @@ from tokenformer_jax.config import GrowConfig, ModelConfig, TokenCounts
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import tokens, widen
 from tokenformer_jax.params import Params
+from tokenformer_jax.pattention import ZERO_AT_ZERO
 from tokenformer_jax.step import State
 
 TOKEN_METHODS = ('zero_keys', 'duplicate', 'random')
 _COPYING = ('duplicate', 'net2net', 'hypercloning')
 KINDS = tuple(field.name for field in dataclasses.fields(TokenCounts))
-
-# Score functions under which a score of 0 has weight 0, so that a zero key takes no part.
-ZERO_AT_ZERO = ('l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm')
 
 
 class ByArray(Protocol):
@@ -65,7 +63,7 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
   changes = ('param_tokens', 'reference_tokens') if by_tokens else ('width', 'heads', 'ffn_width')
   for field in dataclasses.fields(ModelConfig):
     old, new = getattr(source, field.name), getattr(target, field.name)
-    if old != new and field.name not in changes:
+    if field.compare and old != new and field.name not in changes:
       raise UserError(
         f'model.{field.name} is {old!r} in the source and {new!r} in the target; growth by '
         f'{config.method} changes {" and ".join(changes)} only'
@@ -154,16 +152,15 @@ def by_array(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> By
   if config.method == 'net2net_fill':
     return widen.FilledBlocks(models.define(target), config)
   if config.method not in TOKEN_METHODS:
-    return widen.CopiedUnits(definition.axes, source, target, config)
+    return widen.CopiedUnits(definition.info, source, target, config)
   new = {k: getattr(target.param_tokens, k) - getattr(source.param_tokens, k) for k in KINDS}
   added = dataclasses.replace(target, param_tokens=TokenCounts(**new))
-  old = tokens.counts(definition.abstract, definition.axes)
-  all_ = tokens.counts(models.define(target).abstract, definition.axes)
+  old, all_ = tokens.counts(definition), tokens.counts(models.define(target))
   copies = {
     path: tokens.lookup(all_, path) // max(1, count)
     for path, count in jax.tree_util.tree_flatten_with_path(old)[0]
   }
-  return tokens.MoreTokens(definition.axes, models.define(added), copies, config)
+  return tokens.MoreTokens(models.define(added), copies, config)
 
 
 ToArray = Callable[[tokens.Path, jax.Array, jax.Array], jax.Array]
@@ -247,4 +244,4 @@ def last_growth(lineage: Lineage, model: ModelConfig) -> optim.LastGrowth | None
     return None
   last = lineage[-1]
   old = models.define(last.model if last.action in ('grow', 'merge') else model)
-  return optim.LastGrowth(last.updates, tokens.counts(old.abstract, old.axes))
+  return optim.LastGrowth(last.updates, tokens.counts(old))

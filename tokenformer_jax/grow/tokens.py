@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tokenformer_jax.config import GrowConfig
-from tokenformer_jax.params import Axes, Definition, Params, is_axes, token_axis
+from tokenformer_jax.params import Axes, Definition, ParamInfo, Params, Role, is_axes, token_axis
 
 Path = tuple[Any, ...]
 
@@ -24,35 +24,34 @@ def lookup(tree: Any, path: Path) -> Any:
   return tree
 
 
-def counts(abstract: Params, axes: Params) -> Params:
-  """The number of parameter tokens of every array; 0 for those that have none."""
+def counts(definition: Definition) -> Params:
+  """Return the number of parameter tokens of every array; 0 for those that have none."""
 
-  def count(names: Axes, array: Any) -> int:
-    axis = token_axis(names)
-    return 0 if axis is None else array.shape[axis]
+  def count(one: ParamInfo, array: Any) -> int:
+    return 0 if one.token_axis is None else array.shape[one.token_axis]
 
-  return jax.tree.map(count, axes, abstract, is_leaf=is_axes)
+  return jax.tree.map(count, definition.info, definition.abstract)
 
 
 class MoreTokens:
   """How every array of a model with more parameter tokens is made of the old one.
 
   Args:
-    axes: logical axes of the parameters.
     added: a model with the new tokens and no others, which says how they are drawn.
     copies: of the tokens, for the method `duplicate`.
     config: method, values, noise and seed.
   """
 
-  def __init__(self, axes: Params, added: Definition, copies: dict[Path, int], config: GrowConfig):
-    self._axes, self._added, self._copies, self._config = axes, added, copies, config
+  def __init__(self, added: Definition, copies: dict[Path, int], config: GrowConfig):
+    self._added, self._copies, self._config = added, copies, config
 
   def param(self, path: Path, old: jax.Array, salt: jax.Array) -> jax.Array:
     """The parameter at `path` after growth; for the salt see `drawing_key`."""
-    axis = token_axis(lookup(self._axes, path))
+    info = lookup(self._added.info, path)
+    axis = info.token_axis
     if axis is None or not self._new(path, axis):
       return old
-    config, of_keys = self._config, path[-1].key == 'keys'
+    config, of_keys = self._config, info.role is Role.KEY
     if config.method == 'duplicate':
       return self._duplicate(path, old, of_keys, axis, salt)
     zero = config.method == 'zero_keys' if of_keys else config.new_values == 'zero'
@@ -60,8 +59,7 @@ class MoreTokens:
     if zero:
       fresh = jnp.zeros(shape, old.dtype)
     else:
-      initializer = lookup(self._added.initializers, path)
-      fresh = initializer(drawing_key(config.seed, salt), shape, old.dtype)
+      fresh = info.initializer(drawing_key(config.seed, salt), shape, old.dtype)
     return jnp.concatenate([old, fresh], axis)
 
   def moment(self, path: Path, old: jax.Array, order: int) -> jax.Array:
@@ -71,12 +69,13 @@ class MoreTokens:
     its key is a sum over the entries of the value that the copy has, 1/c of them for c copies: 1/c
     of the old one's mean and, as parts of random signs add up, 1/c of its mean square.
     """
-    axis = token_axis(lookup(self._axes, path))
+    info = lookup(self._added.info, path)
+    axis = info.token_axis
     if axis is None or not (new := self._new(path, axis)):
       return old
     if self._config.method == 'duplicate':
       copies = self._copies[path]
-      part = old / copies if path[-1].key == 'keys' else old
+      part = old / copies if info.role is Role.KEY else old
       return jnp.concatenate([part] * copies, axis)
     shape = (*old.shape[:axis], new, *old.shape[axis + 1 :])
     return jnp.concatenate([old, jnp.zeros(shape, old.dtype)], axis)

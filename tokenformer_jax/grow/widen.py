@@ -19,7 +19,7 @@ import numpy as np
 from tokenformer_jax.config import GrowConfig, ModelConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow.tokens import Path, drawing_key, lookup, owners, with_noise
-from tokenformer_jax.params import Axes, Definition, Params
+from tokenformer_jax.params import Definition, ParamInfo, Params, Role
 
 
 def hidden_width(model: ModelConfig) -> int:
@@ -69,8 +69,9 @@ def check(source: ModelConfig, target: ModelConfig, method: str) -> None:
 class CopiedUnits:
   """How every array of the wider model is made of the old one, for net2net and hypercloning."""
 
-  def __init__(self, axes: Params, source: ModelConfig, target: ModelConfig, config: GrowConfig):
-    self._axes, self._config, self._tied = axes, config, source.tied_head
+  def __init__(self, info: Params, source: ModelConfig, target: ModelConfig, config: GrowConfig):
+    self._info, self._config = info, config
+    self._tied = any(one.role is Role.TIED_EMBEDDING for one in jax.tree.leaves(info))
     rng = np.random.default_rng(config.seed)
     tile = config.method == 'hypercloning'
     head_width = source.width // source.heads
@@ -87,15 +88,15 @@ class CopiedUnits:
 
   def param(self, path: Path, old: jax.Array, salt: jax.Array) -> jax.Array:
     """The parameter at `path` of the wider model; for the salt see `drawing_key`."""
-    names, new = lookup(self._axes, path), old
+    info, new = lookup(self._info, path), old
+    names, reading = info.axes, _reading_axis(info)
     key = drawing_key(self._config.seed, salt)
-    reading = _reading_axis(path, names)
     for axis, name in enumerate(names):
       if name in self._units and axis != reading:
         new = jnp.take(new, self._units[name], axis=axis)
     if reading is not None and names[reading] in self._units:
       new = self._split(new, names[reading], reading, key)
-    elif self._divides_for_the_head(path):
+    elif self._divides_for_the_head(info):
       new = new / self._copies(names[-1], len(names) - 1, new.ndim)
     if old.shape == new.shape:
       return new
@@ -108,12 +109,14 @@ class CopiedUnits:
     gradient and, as parts of random signs add up, 1/c of the mean square.
     """
     del order
-    names, new = lookup(self._axes, path), old
+    info, new = lookup(self._info, path), old
+    names = info.axes
     for axis, name in enumerate(names):
       if name in self._units:
         new = jnp.take(new, self._units[name], axis=axis)
     last = len(names) - 1
-    if names[last] in self._units and not self._reads_whole_gradient(path):
+    whole_gradient = _reading_axis(info) == last or self._divides_for_the_head(info)
+    if names[last] in self._units and not whole_gradient:
       new = new / self._copies(names[last], last, new.ndim)
     return new
 
@@ -126,12 +129,9 @@ class CopiedUnits:
     mine = owner == jnp.asarray(_earlier_copies(units).reshape(shape))
     return jnp.where(mine, jnp.take(array, units, axis=axis), 0)
 
-  def _divides_for_the_head(self, path: Path) -> bool:
-    """Return whether it is the final norm before a tied head, in whose place it divides."""
-    return path[0].key == 'final_norm' and self._tied
-
-  def _reads_whole_gradient(self, path: Path) -> bool:
-    return path[0].key == 'head' or self._divides_for_the_head(path)
+  def _divides_for_the_head(self, info: ParamInfo) -> bool:
+    """Return whether it is of the norm before a tied head, in whose place it divides."""
+    return self._tied and info.depth is None and info.role in (Role.GAIN, Role.BIAS)
 
   def _copies(self, name: str, axis: int, ndim: int) -> jax.Array:
     units = self._units[name]
@@ -139,11 +139,10 @@ class CopiedUnits:
     return jnp.asarray(copies.reshape([-1 if i == axis else 1 for i in range(ndim)]))
 
 
-def _reading_axis(path: Path, names: Axes) -> int | None:
-  """The axis of a parameter by which it reads units that may have copies, or None."""
-  if path[-1].key == 'kernel':
-    return len(names) - 2
-  return names.index('width') if path[0].key == 'head' and 'width' in names else None
+def _reading_axis(info: ParamInfo) -> int | None:
+  """Return the axis by which an array reads units that may have copies, or None."""
+  last = len(info.axes) - 1
+  return {Role.KERNEL: last - 1, Role.HEAD: last}.get(info.role)
 
 
 def _earlier_copies(units: np.ndarray) -> np.ndarray:
@@ -163,7 +162,7 @@ class FilledBlocks:
 
   def param(self, path: Path, old: jax.Array, salt: jax.Array) -> jax.Array:
     """The parameter at `path` of the wider model: new, with the old one in its first corner."""
-    initializer = lookup(self._target.initializers, path)
+    initializer = lookup(self._target.info, path).initializer
     shape = lookup(self._target.abstract, path).shape
     fresh = initializer(drawing_key(self._config.seed, salt), shape, old.dtype)
     return fresh.at[tuple(slice(size) for size in old.shape)].set(old)

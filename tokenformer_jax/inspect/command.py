@@ -22,7 +22,7 @@ from tokenformer_jax.data import held_out, text
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.inspect import picture, report
 from tokenformer_jax.inspect.model import load, maps, measure, old_tokens
-from tokenformer_jax.inspect.weights import KINDS
+from tokenformer_jax.inspect.weights import names as names_of
 from tokenformer_jax.trained import Trained
 
 
@@ -40,7 +40,7 @@ def define_flags() -> None:
     lower_bound=1,
   )
   flags.DEFINE_string('layer', 'all', 'The index of a layer, the first is 0; or all.')
-  flags.DEFINE_list('kinds', list(KINDS), 'Which Pattentions of a layer.')
+  flags.DEFINE_list('kinds', None, 'Pattentions of a layer, such as query,ffn; by default all.')
   flags.DEFINE_integer(
     'top_k', 5, 'Parameter tokens of each Pattention, and input tokens of each.', lower_bound=1
   )
@@ -58,9 +58,6 @@ def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   del argv
   values = flags.FLAGS
-  for kind in values.kinds or ['']:
-    if kind not in KINDS:
-      raise UserError(f'--kinds names {kind!r}{nearest(kind, KINDS)}')
   if values.out and Path(values.out).suffix not in picture.SUFFIXES:
     raise UserError(f'--out={values.out} must end in one of {", ".join(picture.SUFFIXES)}')
   for flag in ('out', 'json'):
@@ -70,10 +67,11 @@ def main(argv: Sequence[str]) -> None:
   model = load(values.source)
   old = old_tokens(model)
   layers = _layers(values.layer, model.meta.config.model.layers)
+  kinds = _kinds(values.kinds, names_of(model.definition))
   shown, name, corpus, corpus_name = _read_text(model)
   names = report.labels(model.tokenizer, shown.tolist())
   found = {
-    layer: {kind: of_layer[kind] for kind in values.kinds}
+    layer: {kind: of_layer[kind] for kind in kinds}
     for layer, of_layer in maps(model, shown, layers).items()
   }
   if values.out:  # Before what takes longer, so that a missing library is told at once.
@@ -82,7 +80,7 @@ def main(argv: Sequence[str]) -> None:
   print(f'{values.source}, step {model.meta.step}: the first {len(shown)} tokens of {name}\n')
   print(report.strongest_table(strongest, names), flush=True)
   used = measure(model, corpus)
-  used = {kind: used[kind] for kind in values.kinds}
+  used = {kind: used[kind] for kind in kinds}
   counted = report.usage_rows(used, layers)
   print(f'\nusage on {len(corpus):,} tokens of {corpus_name}\n')
   print(report.usage_table(counted))
@@ -140,6 +138,15 @@ def _layers(asked: str, layers: int) -> list[int]:
   if asked not in map(str, range(layers)):
     raise UserError(f'--layer is {asked!r}; this model has the layers 0 to {layers - 1}, or all')
   return [int(asked)]
+
+
+def _kinds(asked: list[str] | None, known: Sequence[str]) -> Sequence[str]:
+  if asked is None:
+    return known
+  for kind in asked or ['']:
+    if kind not in known:
+      raise UserError(f'--kinds names {kind!r}{nearest(kind, known)}')
+  return asked
 
 
 def _write(path: str, flag: str, write: Callable[[str], Any]) -> None:

@@ -16,8 +16,11 @@ import numpy as np
 from tokenformer_jax import checkpoint, paths, trained
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import last_growth
+from tokenformer_jax.grow.tokens import lookup
 from tokenformer_jax.inspect import usage
-from tokenformer_jax.inspect.weights import KINDS, compiled_maps, of_kind
+from tokenformer_jax.inspect.weights import compiled_maps, names
+from tokenformer_jax.inspect.weights import paths as paths_of
+from tokenformer_jax.params import Role
 from tokenformer_jax.trained import Trained
 
 
@@ -52,8 +55,9 @@ def old_tokens(model: Trained) -> dict[str, int] | None:
   growth = last_growth(model.meta.lineage, model.config.model)
   if growth is None:
     return None
-  counts = {kind: of_kind(growth.old_tokens['blocks'], kind)['keys'] for kind in KINDS}
-  now = {kind: of_kind(model.params['blocks'], kind)['keys'].shape[1] for kind in KINDS}
+  keys = paths_of(model.definition, Role.KEY)
+  counts = {name: lookup(growth.old_tokens, path) for name, path in keys.items()}
+  now = {name: lookup(model.params, path).shape[1] for name, path in keys.items()}
   return None if counts == now else counts
 
 
@@ -66,7 +70,8 @@ def maps(
     (batch,) = usage.batches(np.asarray(ids)[None], 1, model.mesh)
     found = {layer: run(model.params, batch, layer) for layer in layers}
   return {
-    layer: {kind: np.asarray(of_layer[kind]) for kind in KINDS} for layer, of_layer in found.items()
+    layer: {name: np.asarray(of_layer[name]) for name in names(model.definition)}
+    for layer, of_layer in found.items()
   }
 
 

@@ -17,7 +17,6 @@ much the token adds to the output, which others may cancel, or the loss may not 
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -26,9 +25,10 @@ from jax.sharding import Mesh
 
 from tokenformer_jax import sharding
 from tokenformer_jax.config import ModelConfig
-from tokenformer_jax.grow.state import ZERO_AT_ZERO
-from tokenformer_jax.inspect.weights import KINDS, Sums, compiled_sums, of_kind
-from tokenformer_jax.params import Definition, Params
+from tokenformer_jax.grow.tokens import lookup
+from tokenformer_jax.inspect.weights import Sums, compiled_sums, names, paths
+from tokenformer_jax.params import Definition, Params, Role
+from tokenformer_jax.pattention import ZERO_AT_ZERO
 
 UNUSED = 1e-3  # of the mean contribution, at every position
 NEARLY_UNUSED = 1e-2  # of the mean contribution, on average
@@ -38,7 +38,7 @@ _WEIGHTS_AT_ONCE = 2**24  # on a device: 64 MiB in float32
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Usage:
-  """Of the Pattentions of one kind in all layers; arrays are [L, N].
+  """Of one Pattention in all layers; arrays are [L, N].
 
   Attributes:
     positions: how many positions of text it was measured on.
@@ -85,7 +85,7 @@ class Usage:
 def measure(
   definition: Definition, model: ModelConfig, params: Params, rows: np.ndarray, mesh: Mesh
 ) -> dict[str, Usage]:
-  """Runs a text through a model, a few rows at a time, and returns the usage by kind.
+  """Runs a text through a model, a few rows at a time, and returns the usage by Pattention.
 
   Args:
     definition: of the model, from `define_lm`; it says the dtype.
@@ -94,27 +94,29 @@ def measure(
     rows: token ids [R, T]; −1 is padding at the end of a row.
     mesh: to run on.
   """
-  counts = [of_kind(definition.abstract['blocks'], kind)['keys'].shape[1] for kind in KINDS]
-  at_once = max(1, _WEIGHTS_AT_ONCE // (rows.shape[1] * max(counts)))
+  keys, values = (paths(definition, role) for role in (Role.KEY, Role.VALUE))
+  most = max(lookup(definition.abstract, path).shape[1] for path in keys.values())
+  at_once = max(1, _WEIGHTS_AT_ONCE // (rows.shape[1] * most))
   run = compiled_sums(definition, mesh)
   total = None
   with jax.set_mesh(mesh):
     for batch in batches(rows, at_once, mesh):
       new = jax.tree.map(lambda a: np.asarray(a, np.float64), run(params, batch))
-      total = new if total is None else {kind: _add(total[kind], new[kind]) for kind in KINDS}
-    norms, zeros = jax.jit(_of_tokens, out_shardings=sharding.replicated(mesh))(params['blocks'])
+      total = new if total is None else {name: _add(total[name], new[name]) for name in new}
+    found = {name: (lookup(params, keys[name]), lookup(params, values[name])) for name in keys}
+    norms, zeros = jax.jit(_of_tokens, out_shardings=sharding.replicated(mesh))(found)
   positions = int(np.sum(rows >= 0))
   zero_at_zero = model.score in ZERO_AT_ZERO
   return {
-    kind: Usage(
+    name: Usage(
       positions=positions,
-      mean=total[kind].total / positions,
-      root_mean_square=np.sqrt(total[kind].squares / positions),
-      largest=total[kind].largest,
-      value_norms=np.asarray(norms[kind], np.float64),
-      dead=np.asarray(zeros[kind]) & zero_at_zero,
+      mean=total[name].total / positions,
+      root_mean_square=np.sqrt(total[name].squares / positions),
+      largest=total[name].largest,
+      value_norms=np.asarray(norms[name], np.float64),
+      dead=np.asarray(zeros[name]) & zero_at_zero,
     )
-    for kind in KINDS
+    for name in names(definition)
   }
 
 
@@ -126,7 +128,7 @@ def batches(rows: np.ndarray, at_once: int, mesh: Mesh) -> list[jax.Array]:
     at_once: how many rows a device may have.
     mesh: whose devices share the rows of a batch.
   """
-  parts = mesh.shape['replica'] * mesh.shape['fsdp']
+  parts = sharding.parts('batch', mesh)
   size = min(at_once, -(-len(rows) // parts)) * parts
   padded = np.full((-(-len(rows) // size) * size, rows.shape[1]), -1, np.int32)
   padded[: len(rows)] = rows
@@ -146,13 +148,12 @@ def _add(a: Sums, b: Sums) -> Sums:
   return Sums(a.total + b.total, a.squares + b.squares, np.maximum(a.largest, b.largest))
 
 
-def _of_tokens(blocks: Params) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-  """‖v‖₂ of every parameter token, and whether its key and its value are zero, [L, N] by kind."""
-  tokens = {kind: of_kind(blocks, kind) for kind in KINDS}
-  norm = functools.partial(jnp.linalg.norm, axis=-1)
-  norms = {kind: norm(token['values']) for kind, token in tokens.items()}
-  zeros = {
-    kind: ~jnp.any(token['keys'], axis=-1) & ~jnp.any(token['values'], axis=-1)
-    for kind, token in tokens.items()
-  }
+def _of_tokens(
+  keys_and_values: dict[str, tuple[jax.Array, jax.Array]],
+) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+  """Return ‖v‖₂ of every parameter token, and whether its key and its value are zero, [L, N]."""
+  norms, zeros = {}, {}
+  for name, (keys, values) in keys_and_values.items():
+    norms[name] = jnp.linalg.norm(values, axis=-1)
+    zeros[name] = ~jnp.any(keys, axis=-1) & ~jnp.any(values, axis=-1)
   return norms, zeros

@@ -1,7 +1,9 @@
 """The weights Θ(x Kᵀ) of a model's Pattentions, taken from its own forward pass.
 
-Each is an attention map: of the tokens of the text over the parameter tokens. Both functions run
+Each is an attention map: of the tokens of the text over the parameter tokens. `sums` and `maps` run
 inside a jit, on any mesh and in any dtype, and neither keeps the weights of more than one layer.
+
+The Pattentions of a layer have the names of their modules: `query` is `attention/query`.
 """
 
 import functools
@@ -15,13 +17,11 @@ from jax.sharding import Mesh
 
 from tokenformer_jax import sharding
 from tokenformer_jax.blocks import Block
+from tokenformer_jax.grow.tokens import Path
 from tokenformer_jax.lm import LM
-from tokenformer_jax.params import Definition, Params
+from tokenformer_jax.params import Definition, Params, Role
 from tokenformer_jax.pattention import Pattention
 from tokenformer_jax.stack import scan
-
-# The Pattentions of a block; the first three have the config's kind `qkv`.
-KINDS = ('query', 'key', 'value', 'proj', 'ffn')
 
 
 class Sums(NamedTuple):
@@ -32,10 +32,32 @@ class Sums(NamedTuple):
   largest: jax.Array
 
 
-def of_kind(blocks: Any, kind: str) -> Any:
-  """The Pattention of a kind in a block, or in the nested dict of its parameters."""
-  pick = dict.__getitem__ if isinstance(blocks, dict) else getattr
-  return pick(blocks if kind == 'ffn' else pick(blocks, 'attention'), kind)
+def names(definition: Definition) -> tuple[str, ...]:
+  """Return the names of the Pattentions of a layer, in the order in which it applies them."""
+  applied: list[str] = []
+
+  def layer(block: Block, x: jax.Array, _: None) -> tuple[jax.Array, None]:
+    x, weights = _watched(block, x)
+    applied.extend(weights)
+    return x, None
+
+  def run(params: Params, ids_BxT: jax.Array) -> jax.Array:
+    model = definition.bind(params)
+    return scan(model.blocks, layer, model.embed(ids_BxT))[0]
+
+  jax.eval_shape(run, definition.abstract, jax.ShapeDtypeStruct((1, 1), jnp.int32))
+  return tuple(dict.fromkeys(applied))
+
+
+def paths(definition: Definition, role: Role) -> dict[str, Path]:
+  """Return where the layers' parameters of a role are, `KEY` or `VALUE`, by Pattention."""
+  found = [
+    path
+    for path, one in jax.tree_util.tree_leaves_with_path(definition.info)
+    if one.role is role and one.in_layers
+  ]
+  modules = [tuple(key.key for key in path[:-1]) for path in found]
+  return dict(zip(_short(modules), found, strict=True))
 
 
 def sums(model: LM, ids_BxT: jax.Array) -> dict[str, Sums]:
@@ -46,7 +68,7 @@ def sums(model: LM, ids_BxT: jax.Array) -> dict[str, Sums]:
     ids_BxT: token ids; an id of −1 is padding at the end of a row, and is not counted.
 
   Returns:
-    By kind: sums of every layer and parameter token.
+    By name: sums of every layer and parameter token.
   """
   counted_BxTx1 = (ids_BxT >= 0)[..., None]
 
@@ -66,7 +88,7 @@ def sums(model: LM, ids_BxT: jax.Array) -> dict[str, Sums]:
 
 
 def maps(model: LM, ids_BxT: jax.Array, layer: jax.Array | int) -> dict[str, jax.Array]:
-  """The weights of one layer, by kind: float32 [B, T, N].
+  """The weights of one layer, by name: float32 [B, T, N].
 
   Args:
     model: bound (`Definition.bind`), with projection='pattention'.
@@ -83,9 +105,10 @@ def maps(model: LM, ids_BxT: jax.Array, layer: jax.Array | int) -> dict[str, jax
     ), None
 
   x = model.embed(jnp.maximum(ids_BxT, 0))
-  counts = {kind: of_kind(model.blocks, kind).keys[...].shape[1] for kind in KINDS}
-  nothing = {kind: jnp.zeros((*ids_BxT.shape, count)) for kind, count in counts.items()}
-  layers = model.blocks.ffn.keys[...].shape[0]
+  found = _pattentions(model.blocks)
+  sizes = {name: getattr(*place).keys[...].shape for name, place in found.items()}
+  nothing = {name: jnp.zeros((*ids_BxT.shape, count)) for name, (_, count, _) in sizes.items()}
+  ((layers, *_), *_) = sizes.values()
   (_, kept), _ = scan(model.blocks, one, (x, nothing), jnp.arange(layers))
   return kept
 
@@ -126,11 +149,32 @@ class _Watched:
 
 
 def _watched(block: Block, x_BxTxD: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """Runs a block that nobody else has, as `scan` makes it, and returns its weights [B, T, N]."""
+  """Run a block that nobody else has, as `scan` makes it.
+
+  Returns:
+    Its output, and the weights [B, T, N] of its Pattentions in the order in which it applies them.
+  """
   weights: dict[str, jax.Array] = {}
-  for kind in KINDS:
-    owner: nnx.Module = block if kind == 'ffn' else block.attention
-    see = functools.partial(weights.__setitem__, kind)
-    setattr(owner, kind, _Watched(getattr(owner, kind), see))
+  for name, (owner, attribute) in _pattentions(block).items():
+    see = functools.partial(weights.__setitem__, name)
+    setattr(owner, attribute, _Watched(getattr(owner, attribute), see))
   x_BxTxD, _ = block(x_BxTxD)
   return x_BxTxD, weights
+
+
+def _pattentions(block: nnx.Module) -> dict[str, tuple[nnx.Module, str]]:
+  """Return the owner and the attribute of each Pattention of a layer, or of stacked layers."""
+  modules = dict(nnx.iter_modules(block))
+  found = [path for path, module in modules.items() if isinstance(module, Pattention)]
+  return {
+    name: (modules[path[:-1]], path[-1]) for name, path in zip(_short(found), found, strict=True)
+  }
+
+
+def _short(modules: list[tuple[Any, ...]]) -> list[str]:
+  """Return the last name of each module's path, or the whole path where another ends like it."""
+  last = [path[-1] for path in modules]
+  return [
+    name if last.count(name) == 1 else '/'.join(path)
+    for name, path in zip(last, modules, strict=True)
+  ]

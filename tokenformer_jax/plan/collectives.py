@@ -111,9 +111,10 @@ def between_slices(kind: str, sent: int, mesh: Mesh, chip: Chip) -> Cost:
     mesh: of the program, whose slices are different replicas.
     chip: of its devices.
   """
-  slices = len(np.unique(_places(mesh)[:, 0]))
-  moved = _received(kind, sent, slices)
-  return Cost('replica', moved, moved / chip.dcn, 'DCN')
+  of_device = _places(mesh)[:, 0]
+  slices, first = np.unique(of_device, return_index=True)
+  moved = _received(kind, sent, len(slices))
+  return Cost(_axis(first[None], mesh), moved, moved / chip.dcn, 'DCN')
 
 
 def transfer_kind(instruction: Instruction) -> str | None:

@@ -18,8 +18,9 @@ from typing import Any
 import jax
 from absl import flags
 
-from tokenformer_jax import cli, config_file
+from tokenformer_jax import cli
 from tokenformer_jax.config import Config
+from tokenformer_jax.config import file as config_file
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.plan import chain, estimate, sweep, table, topology
 from tokenformer_jax.plan.program import DoesNotFitError

@@ -23,6 +23,7 @@ from tokenformer_jax.plan.walk import Visit, trip_count, visit
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 _KERNEL = '"tpu_custom_call"'
 _COST_ESTIMATE = re.compile(r'"cost_estimate":(\{[^}]*\})')
+_SCOPE = re.compile(r'\bop_name="([^"]*)"')
 _ASYNC_START = '"AsyncCollectiveStart"'
 _CHANNEL = re.compile(r'channel_id=(\d+)')
 
@@ -70,20 +71,19 @@ class Costs:
   notes: tuple[str, ...]
 
 
-def read(text: str, mesh: Mesh, chip: Chip, window: int = 0) -> Costs:
-  """The costs of a program from its text (`Compiled.as_text()`).
+def read(text: str, mesh: Mesh, chip: Chip) -> Costs:
+  """Read the costs of a program from its text (`Compiled.as_text()`).
 
   Args:
     text: of the optimised program.
     mesh: over whose devices it was compiled.
     chip: what they are.
-    window: of the model's attention.
   """
   program = parse(text)
   visits = list(visit(program))
   cycles = sum(v.times * _cycles(v.instruction) for v in visits if v.inside is None)
   kernels = [v for v in visits if _KERNEL in v.instruction.attributes]
-  estimates = [_kernel_cost(v, chip, window) for v in kernels]
+  estimates = [_kernel_cost(v, chip) for v in kernels]
   known = [(v, e) for v, e in zip(kernels, estimates, strict=True) if e]
   matrix = sum(v.times * matmul_flops(v.computation, v.instruction) for v in visits)
   vector = sum(v.times * vector_operations(v.computation, v.instruction) for v in visits)
@@ -103,11 +103,14 @@ def _cycles(instruction: Instruction) -> int:
   return int(found.group(1)) if found else 0
 
 
-def _kernel_cost(v: Visit, chip: Chip, window: int) -> tuple[float, float] | None:
+def _kernel_cost(v: Visit, chip: Chip) -> tuple[float, float] | None:
   """FLOPs and seconds of one call of a Pallas kernel: known to us, or as it says, or None."""
   shapes = [v.computation.instructions[name].shape for name in v.instruction.operands]
   operands = [array for shape in shapes for array in arrays(shape)]
-  of_splash = splash.cost(v.instruction.name, operands, side=chip.matrix_side, window=window)
+  scope = _SCOPE.search(v.instruction.attributes)
+  of_splash = splash.cost(
+    v.instruction.name, operands, side=chip.matrix_side, scope=scope.group(1) if scope else ''
+  )
   if of_splash:
     flops, filled, operations = of_splash
     return flops, filled / chip.peak + operations / chip.vector_peak

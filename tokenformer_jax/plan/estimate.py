@@ -6,9 +6,9 @@ import math
 import time
 from typing import Any
 
-from jax.sharding import AbstractMesh, AxisType, Mesh
+from jax.sharding import AbstractMesh, Mesh
 
-from tokenformer_jax import flops, sharding, start
+from tokenformer_jax import flops, sharding, start, tasks
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.messages import say
@@ -27,6 +27,7 @@ class Plan:
     topology: of the devices.
     mesh: sizes of its axes.
     parameters: of the model.
+    units: what a step is counted in, and how many.
     memory: of a device.
     costs: of a step, of a device.
     source: of memory and costs: `cycles`, the compiler; `layout`, the compiler before it writes
@@ -38,6 +39,7 @@ class Plan:
   topology: Topology
   mesh: dict[str, int]
   parameters: int
+  units: tuple[str, int]
   memory: Memory
   costs: Costs
   source: str
@@ -76,14 +78,6 @@ class Plan:
     """Model FLOPs over what the devices' peak allows, for `step_seconds`."""
     peak = self.topology.chip.peak * self.topology.devices
     return tuple(self.model_flops / peak / seconds for seconds in self.step_seconds)
-
-  @property
-  def units(self) -> tuple[str, int]:
-    """What a step is counted in, and how many."""
-    data = self.config.data
-    if self.config.model.kind == 'vit':
-      return 'images', data.batch_size
-    return 'tokens', data.batch_size * data.sequence_length
 
   @property
   def steps(self) -> int | None:
@@ -142,8 +136,8 @@ class Plan:
 def steps_of(config: Config) -> int | None:
   """Return the steps of a run; None if it is given in epochs and only the data has their length."""
   if config.train.epochs:
-    known = program.IMAGE_SETS.get(config.data.source)
-    return known and math.ceil(config.train.epochs * known.examples / config.data.batch_size)
+    examples = tasks.known_examples(config)
+    return examples and math.ceil(config.train.epochs * examples / config.data.batch_size)
   return math.ceil(config.train.examples / config.data.batch_size) or config.train.steps
 
 
@@ -178,9 +172,9 @@ def _plan(config: Config, on: Topology, before: ModelConfig | None, quick: bool 
   first = time.monotonic()
 
   def made(memory: Memory, text: str, source: str) -> Plan:
-    found = costs.read(text, mesh, on.chip, step.config.model.window)
+    found = costs.read(text, mesh, on.chip)
     seconds = time.monotonic() - first
-    return Plan(step.config, on, dict(mesh.shape), step.parameters, memory, found, source, seconds)
+    return _of_step(step, on, mesh, memory, found, source, seconds)
 
   def tell(text: str, hbm: int, host: int) -> bool:
     nonlocal at_first
@@ -203,17 +197,29 @@ def make_mesh(config: Config, on: Topology) -> Mesh:
 
 
 def _by_formula(step: Step, on: Topology) -> Plan:
-  sizes = sharding.mesh_sizes(step.config.mesh, on.devices)
-  mesh = AbstractMesh(sizes, sharding.MESH_AXES, (AxisType.Auto,) * len(sizes))
+  mesh = sharding.abstract_mesh(step.config.mesh, on.devices)
   sharding.check_divides(mesh, step.task.definition.abstract, step.task.definition.axes)
   start.check_splits(step.config, mesh)
   state = program.state_bytes(step, mesh)
-  memory, found = formulas.of_step(step, mesh.shape, state, on.chip)
+  memory, found = formulas.of_step(step, mesh, state, on.chip)
   if memory.left < 0:
     error = DoesNotFitError('by formula')
     error.needed, error.capacity = memory.peak / 2**30, memory.capacity / 2**30
     raise error
-  return Plan(step.config, on, dict(mesh.shape), step.parameters, memory, found, 'formula', 0.0)
+  return _of_step(step, on, mesh, memory, found, 'formula', 0.0)
+
+
+def _of_step(
+  step: Step,
+  on: Topology,
+  mesh: Mesh | AbstractMesh,
+  memory: Memory,
+  found: Costs,
+  source: str,
+  seconds: float,
+) -> Plan:
+  sizes, units = dict(mesh.shape), (step.task.unit, step.task.units_per_step)
+  return Plan(step.config, on, sizes, step.parameters, units, memory, found, source, seconds)
 
 
 def advice(config: Config, error: DoesNotFitError, on: Topology) -> UserError:
@@ -225,15 +231,15 @@ def advice(config: Config, error: DoesNotFitError, on: Topology) -> UserError:
   if not config.train.scan_layers:
     ways.append('--config.train.scan_layers=True')
   parts = 2 * config.optim.accumulation_steps
-  sizes = sharding.mesh_sizes(config.mesh, on.devices)
-  rows = config.data.batch_size // (sizes[0] * sizes[1])
+  mesh = sharding.abstract_mesh(config.mesh, on.devices)
+  rows = config.data.batch_size // sharding.parts('batch', mesh)
   if rows % parts == 0:
     ways.append(
       f'--config.optim.accumulation_steps={parts} (or a smaller batch: it is {rows} a device)'
     )
   if config.model.kind == 'lm' and config.train.loss_chunk > 128:
     ways.append(f'--config.train.loss_chunk={config.train.loss_chunk // 2}')
-  if sizes[0] > on.slices:
+  if sharding.replicas(mesh) > on.slices:
     ways.append('more of the mesh in config.mesh.fsdp or tokens, and less in replica')
   ways.append('more devices')
   size = (

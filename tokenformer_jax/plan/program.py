@@ -4,13 +4,13 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
-from tokenformer_jax import attention, flops, optim, sharding, start, tasks
+from tokenformer_jax import attention, optim, sharding, start, tasks
 from tokenformer_jax import step as step_lib
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.errors import UserError
@@ -23,18 +23,6 @@ _TOO_LARGE = re.compile(
   r'([\d.]+)([KMGT])(?:\) exceeds available HBM \(| of )([\d.]+)([KMGT])(?:\)| hbm)'
 )
 _GIB = {'K': 2**-20, 'M': 2**-10, 'G': 1.0, 'T': 2**10}
-
-
-class ImageSet(NamedTuple):
-  """Sizes of a set of images that a plan need not look at."""
-
-  classes: int
-  channels: int
-  examples: int  # of the training split
-
-
-IMAGE_SETS = {'tfds:imagenet2012': ImageSet(classes=1000, channels=3, examples=1_281_167)}
-_COLOUR = 3  # channels of images that nothing is known of
 
 
 class DoesNotFitError(Exception):
@@ -116,7 +104,8 @@ class Step:
     places = step_lib.state_shardings(mesh, definition, self.tx, ema=ema)
     of_batch = sharding.of_batch(mesh)
     batch = jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=of_batch), _batch(self.config)
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=of_batch),
+      self.task.abstract_batch(),
     )
     return sharding.with_shardings(state, places), batch
 
@@ -139,50 +128,24 @@ def make_step(config: Config, before: ModelConfig | None = None, platform: str =
   growth = None
   if before is not None:
     old = define(before)
-    growth = optim.LastGrowth(updates=0, old_tokens=tokens.counts(old.abstract, old.axes))
-  tx = optim.make_optimizer(config.optim, config.train.steps, task.definition.axes, growth)
+    growth = optim.LastGrowth(updates=0, old_tokens=tokens.counts(old))
+  tx = optim.make_optimizer(config.optim, config.train.steps, task.definition.info, growth)
   return Step(config, task, tx, growth)
 
 
 def _filled_in(config: Config) -> Config:
   """Fill in sizes like `start.fill_in`, but read no data unless a size depends on it alone."""
-  model = config.model
-  if model.kind == 'vit':
-    known = IMAGE_SETS.get(config.data.source)
-    classes = model.classes or (known.classes if known else 0)
-    channels = model.channels or (known.channels if known else _COLOUR)
-    model = dataclasses.replace(model, classes=classes, channels=channels)
-    if not classes:
-      return _from_data(config, 'classes')
-    length = flops.length(config) if model.positions == 'learned' else 0
-  elif model.vocab_size:
-    length = model.max_length or config.data.sequence_length
-  else:
-    return _from_data(config, 'vocab_size')
-  filled = dataclasses.replace(config, model=dataclasses.replace(model, max_length=length))
-  return start.with_references(filled)
-
-
-def _from_data(config: Config, size: str) -> Config:
+  filled = tasks.fill_in_unread(config)
+  if filled is not None:
+    return start.with_references(filled)
   try:
     return start.fill_in(config)
   except UserError as error:
+    size = tasks.size_of_data(config)
     raise UserError(
       f'a plan needs no data if it has config.model.{size}, which is 0 (the size that the data '
       f'asks for), and the data cannot be read: {error}; give --config.model.{size}=N'
     ) from error
-
-
-def _batch(config: Config) -> Any:
-  """Shapes of a batch of the task."""
-  data, size = config.data, config.data.batch_size
-  if config.model.kind == 'lm':
-    return jax.ShapeDtypeStruct((size, data.sequence_length + 1), jnp.int32)
-  image = (size, data.image_size, data.image_size, config.model.channels)
-  return {
-    'images': jax.ShapeDtypeStruct(image, jnp.uint8),
-    'labels': jax.ShapeDtypeStruct((size,), jnp.int32),
-  }
 
 
 def state_bytes(step: Step, mesh: Mesh | AbstractMesh) -> tuple[float, float, float]:

@@ -36,24 +36,24 @@ class Tried:
 
 def candidates(config: Config, on: Topology) -> Iterator[Config]:
   """The config with other meshes, batches and recomputation: itself, then the most like it."""
-  replica, _, own_tokens = sharding.mesh_sizes(config.mesh, on.devices)
-  rest = on.devices // replica
-  tokens = [t for t in (1, 2, 4, _MOST_TOKENS) if rest % t == 0 and config.model.heads % t == 0]
+  whole = sharding.abstract_mesh(config.mesh, on.devices)
+  tokens = [parts for parts in (1, 2, 4, _MOST_TOKENS) if config.model.heads % parts == 0]
+  meshes = {parts: sharding.resplit(config.mesh, on.devices, parts) for parts in tokens}
+  tokens = [parts for parts in tokens if meshes[parts] is not None]
   own = (config.train.remat, config.train.scan_layers)
   ways = [way for way in _WAYS if on.has_compiler or way[1] == own[1]]  # By formula: no loops.
   # The config's own choice first, then in the order given.
-  tokens.sort(key=lambda value: value != own_tokens)
+  tokens.sort(key=lambda parts: parts != sharding.parts('param_tokens', whole))
   ways = [own, *(way for way in ways if way != own)]
   options = list(itertools.product(_BATCHES, tokens, ways))
   first = options[0]
   options.sort(key=lambda option: sum(a != b for a, b in zip(option, first, strict=True)))
   for factor, split, (remat, loop) in options:
     batch = int(config.data.batch_size * factor)
-    mesh = dataclasses.replace(config.mesh, replica=replica, fsdp=rest // split, tokens=split)
     if batch % config.optim.accumulation_steps == 0:
       yield dataclasses.replace(
         config,
-        mesh=mesh,
+        mesh=meshes[split],
         data=dataclasses.replace(config.data, batch_size=batch),
         train=dataclasses.replace(config.train, remat=remat, scan_layers=loop),
       )
@@ -105,7 +105,7 @@ def _speed(one: Tried) -> float:
 
 
 def _name(config: Config) -> str:
-  mesh = ' '.join(f'{axis}={getattr(config.mesh, axis)}' for axis in sharding.MESH_AXES)
+  mesh = ' '.join(f'{axis}={size}' for axis, size in dataclasses.asdict(config.mesh).items())
   loop = '' if config.train.scan_layers else ' scan_layers=False'
   return f'batch_size={config.data.batch_size} {mesh} remat={config.train.remat}{loop}'
 

@@ -14,7 +14,18 @@ from tokenformer_jax.tasks.images import ImageTask
 from tokenformer_jax.tasks.task import Batch, Task
 from tokenformer_jax.tasks.text import TextTask
 
-__all__ = ['Batch', 'Task', 'adapt', 'adapted', 'check_vocabulary', 'fill_in', 'make']
+__all__ = [
+  'Batch',
+  'Task',
+  'adapt',
+  'adapted',
+  'check_vocabulary',
+  'fill_in',
+  'fill_in_unread',
+  'known_examples',
+  'make',
+  'size_of_data',
+]
 
 _TASKS: dict[str, type[Task]] = {'lm': TextTask, 'vit': ImageTask}
 
@@ -31,6 +42,21 @@ def fill_in(config: Config, trained: ModelConfig | None = None, *, resumed: bool
     UserError: a size that was given does not fit the data, or the data cannot be found.
   """
   return _TASKS[config.model.kind].fill_in(config, trained, resumed=resumed)
+
+
+def fill_in_unread(config: Config) -> Config | None:
+  """Replace the same zeros as `fill_in` without reading data; None if only the data has a size."""
+  return _TASKS[config.model.kind].fill_in_unread(config)
+
+
+def size_of_data(config: Config) -> str:
+  """Return the size of the model that only the data has if it is 0: see `Task`."""
+  return _TASKS[config.model.kind].size_of_data
+
+
+def known_examples(config: Config) -> int | None:
+  """Return how many examples an epoch has, if that is known without reading data."""
+  return _TASKS[config.model.kind].known_examples(config)
 
 
 def make(config: Config, vocabulary: dict[str, Any] | None = None) -> Task:

@@ -23,6 +23,7 @@ from tokenformer_jax.tasks.task import Batch, Task
 
 _TOP = 5
 _BINS = 15  # of confidence, for the calibration error
+_COLOUR = 3  # channels of images that nothing is known of
 _MOST_NAMED = 20  # bad images; further ones are only counted
 
 
@@ -42,6 +43,7 @@ class ImageTask(Task):
   """Batches are a dict: images uint8 [B, S, S, C], labels int32 [B], −1 for what does not count."""
 
   unit = 'images'
+  size_of_data = 'classes'
   _set: images.ImageSet  # from `prepare` on
 
   def __init__(self, config: Config, vocabulary: dict[str, Any] | None = None):
@@ -62,14 +64,19 @@ class ImageTask(Task):
           f'config.model.classes is {classes}, but {config.data.source} has '
           f'{len(found.classes)}; make it at least that, or 0 to have it fit'
         )
-    patches = (config.data.image_size // model.patch) ** 2
-    model = dataclasses.replace(
-      model,
-      classes=classes,
-      channels=channels,
-      max_length=patches if model.positions == 'learned' else 0,
-    )
-    return dataclasses.replace(config, model=model)
+    return _with_sizes(config, classes, channels)
+
+  @staticmethod
+  def fill_in_unread(config: Config) -> Config | None:
+    model, known = config.model, images.KNOWN_SETS.get(config.data.source)
+    classes = model.classes or (known.classes if known else 0)
+    channels = model.channels or (known.channels if known else _COLOUR)
+    return _with_sizes(config, classes, channels) if classes else None
+
+  @staticmethod
+  def known_examples(config: Config) -> int | None:
+    known = images.KNOWN_SETS.get(config.data.source)
+    return known and known.examples
 
   @staticmethod
   def check_vocabulary(config: Config, meta: Meta, where: str) -> None:
@@ -77,8 +84,8 @@ class ImageTask(Task):
 
   @staticmethod
   def adapted(source: ModelConfig, target: ModelConfig) -> ModelConfig:
-    """Another number of classes, and learned positions for another resolution."""
-    changes = {'classes': target.classes}
+    """Another number of classes, drawn as in the target, and positions for another resolution."""
+    changes = {'classes': target.classes, 'init': target.init}
     if source.positions == target.positions == 'learned':
       changes['max_length'] = target.max_length
     return dataclasses.replace(source, **changes)
@@ -95,6 +102,14 @@ class ImageTask(Task):
       # Moments start anew: resampling could make a second moment negative.
       params = {**params, 'positions': positions if seed is not None else jnp.zeros_like(positions)}
     return params
+
+  def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
+    data, channels = self.config.data, self.config.model.channels
+    shape = data.batch_size, data.image_size, data.image_size, channels
+    return {
+      'images': jax.ShapeDtypeStruct(shape, jnp.uint8),
+      'labels': jax.ShapeDtypeStruct(shape[:1], jnp.int32),
+    }
 
   def loss(
     self, params: Params, batch: Batch, key: jax.Array
@@ -286,6 +301,13 @@ class ImageTask(Task):
       return 'it could not be read just now'
     except image_order.BadImageError as error:
       return str(error)
+
+
+def _with_sizes(config: Config, classes: int, channels: int) -> Config:
+  patches = (config.data.image_size // config.model.patch) ** 2
+  length = patches if config.model.positions == 'learned' else 0
+  sizes = {'classes': classes, 'channels': channels, 'max_length': length}
+  return dataclasses.replace(config, model=dataclasses.replace(config.model, **sizes))
 
 
 def _around_zero(images_BxHxWxC: jax.Array) -> jax.Array:

@@ -23,11 +23,13 @@ class Task(abc.ABC):
 
   Attributes:
     unit: what the speed of a run is counted in, such as tokens.
+    size_of_data: the size of the model that only the data knows if the config leaves it at 0.
     config: of the run, with every size filled in.
     definition: the model.
   """
 
   unit: ClassVar[str]
+  size_of_data: ClassVar[str]
 
   def __init__(self, config: Config, vocabulary: dict[str, Any] | None = None):
     self.config = config
@@ -38,6 +40,17 @@ class Task(abc.ABC):
   @abc.abstractmethod
   def fill_in(config: Config, trained: ModelConfig | None, *, resumed: bool) -> Config:
     """See `tasks.fill_in`."""
+
+  @staticmethod
+  @abc.abstractmethod
+  def fill_in_unread(config: Config) -> Config | None:
+    """See `tasks.fill_in_unread`."""
+
+  @staticmethod
+  def known_examples(config: Config) -> int | None:
+    """See `tasks.known_examples`."""
+    del config
+    return None
 
   @staticmethod
   @abc.abstractmethod
@@ -55,6 +68,10 @@ class Task(abc.ABC):
     """See `tasks.adapt`."""
     del target, seed, new_head
     return params
+
+  @abc.abstractmethod
+  def abstract_batch(self) -> Batch:
+    """Return the shapes and dtypes of a training batch over all devices."""
 
   # Functions of arrays, traced under jit.
 

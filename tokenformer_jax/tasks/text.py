@@ -32,6 +32,7 @@ class TextTask(Task):
   """Batches are int32 [B, T + 1], inputs and targets; −1 marks what does not count."""
 
   unit = 'tokens'
+  size_of_data = 'vocab_size'
   _store: store.Store  # from `prepare` on
 
   @staticmethod
@@ -59,11 +60,22 @@ class TextTask(Task):
     return dataclasses.replace(config, model=model)
 
   @staticmethod
+  def fill_in_unread(config: Config) -> Config | None:
+    if not config.model.vocab_size:
+      return None
+    length = config.model.max_length or config.data.sequence_length
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, max_length=length))
+
+  @staticmethod
   def check_vocabulary(config: Config, meta: Meta, where: str) -> None:
     """Check that the config's tokenizer is the checkpoint's: see `tokenizers.check_same`."""
     trained = tokenizers.from_json(meta.tokenizer)
     trained_spec = meta.config.data.tokenizer
     tokenizers.check_same(config.data.tokenizer, trained_spec, trained, where)
+
+  def abstract_batch(self) -> jax.ShapeDtypeStruct:
+    data = self.config.data
+    return jax.ShapeDtypeStruct((data.batch_size, data.sequence_length + 1), jnp.int32)
 
   def loss(
     self, params: Params, batch: jax.Array, key: jax.Array

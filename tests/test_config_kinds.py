@@ -4,7 +4,7 @@ import pytest
 import tiny_run
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax import kinds
+from tokenformer_jax.config import fields
 from tokenformer_jax.errors import UserError
 
 
@@ -21,13 +21,10 @@ _OTHER = {
 }
 
 
-def test_every_key_of_a_kind_is_a_key():
-  for paths in kinds.ONLY.values():
-    for path in paths:
-      assert config_lib.check_key(path) is None
+OF_TEXT = [leaf.path for leaf in fields.leaves(config_lib.Config()) if leaf.key.only == 'lm']
 
 
-@pytest.mark.parametrize('path', kinds.ONLY['lm'])
+@pytest.mark.parametrize('path', OF_TEXT)
 def test_keys_of_text_are_refused_for_images(path):
   default = config_lib.lookup(config_lib.Config(), path)
   other = _OTHER.get(type(default), lambda value: value + 1)(default)

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict, config_flags
 
 from tokenformer_jax import config
 from tokenformer_jax.config import Config
+from tokenformer_jax.config.names import renamed
 from tokenformer_jax.errors import UserError, misspelt
 
 _LONGEST = 300  # letters of another library's message that are worth reading
@@ -57,7 +58,7 @@ def shipped(name: str) -> Path:
 
 def _shipped_folder() -> Path:
   """Return the folder of the config files: in an installed package, or beside it in a checkout."""
-  package = Path(__file__).parent
+  package = Path(__file__).parent.parent
   installed = package / 'configs'
   return installed if installed.is_dir() else package.parent / 'configs'
 
@@ -236,4 +237,7 @@ def _place(error: Exception, file: str) -> str:
 
 def _said(error: Exception) -> str:
   text = ' '.join(str(error).split())
+  if isinstance(error, AttributeError) and (now := renamed(text.strip('"\''))):
+    # A ConfigDict says no more than the name that it lacks.
+    return f'{type(error).__name__}: {text}; it is called {" or ".join(map(repr, now))} now'
   return f'{type(error).__name__}: {text[:_LONGEST]}' if text else type(error).__name__

@@ -1,0 +1,14 @@
+"""The group `mesh`: how the devices are arranged."""
+
+import dataclasses
+
+from tokenformer_jax.config.fields import key
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+  """Sizes of the mesh axes; one of them may be -1, the rest of the devices."""
+
+  replica: int = key(1, 'copies of the model')
+  fsdp: int = key(-1, 'parts of parameters by width, and of the batch')
+  tokens: int = key(1, 'parts of parameter tokens, heads and vocabulary')

@@ -1,0 +1,90 @@
+"""Keys of a config by name: dotted paths, and the nearest name for one that there is not."""
+
+import dataclasses
+import typing
+from collections.abc import Collection
+from typing import Any
+
+from tokenformer_jax.config.fields import leaves
+from tokenformer_jax.config.run import Config
+from tokenformer_jax.errors import UserError, misspelt, nearest
+
+# Keys that had another name in earlier versions, and their names now.
+RENAMED = {
+  'model.init_std': 'model.init.std',
+  'model.embedding_std': 'model.init.embedding_std',
+}
+
+
+def paths() -> list[str]:
+  """Return the dotted path of every key that is not a group."""
+  return [leaf.path for leaf in leaves(Config())]
+
+
+def choices(path: str) -> tuple[str, ...]:
+  """Return the values that a key such as `grow.method` allows, or none if they are not listed."""
+  return {leaf.path: leaf.key.choices for leaf in leaves(Config())}[path]
+
+
+def lookup(config: Any, path: str) -> Any:
+  """Return the value at a dotted path such as `model.param_tokens.qkv`."""
+  for name in path.split('.'):
+    config = getattr(config, name)
+  return config
+
+
+def check_key(path: str, *, single: bool = False) -> None:
+  """Check that a dotted path such as `model.param_tokens.qkv` names a key.
+
+  Args:
+    path: of the key.
+    single: whether a group of keys is refused.
+
+  Raises:
+    UserError: it does not; the message has the nearest name.
+  """
+  cls = Config
+  for i, name in enumerate(names := path.split('.')):
+    types = typing.get_type_hints(cls) if dataclasses.is_dataclass(cls) else {}
+    if name not in types:
+      raise unknown(name, ''.join(f'{outer}.' for outer in names[:i]), types, names[-1])
+    cls = types[name]
+  if single and dataclasses.is_dataclass(cls):
+    names = ', '.join(field.name for field in dataclasses.fields(cls))
+    raise UserError(f'config.{path} is a group of keys; set one of {names}')
+
+
+def unknown(name: str, group: str, known: Collection[str], last: str = '') -> UserError:
+  """Return the error for a name that a group of keys does not have.
+
+  Args:
+    name: that there is not.
+    group: the path of the group with a dot behind it, or nothing.
+    known: the names in the group; none if it is a single value.
+    last: the last part of the path that was asked for, which may be a key of another group.
+  """
+  said = f'config key {group + name!r} is unknown'
+  if not known:
+    return UserError(f'{said}; config.{group[:-1]} is a single value')
+  if now := RENAMED.get(group + name):
+    return UserError(f'{said}; it is called {now!r} now')
+  if near := misspelt(name, known):
+    return UserError(f'{said}; did you mean {group + near!r}?')
+  if elsewhere := keys_named(last or name):
+    return UserError(f'{said}; did you mean {" or ".join(map(repr, elsewhere))}?')
+  return UserError(said + nearest(name, known))
+
+
+def keys_named(name: str) -> list[str]:
+  """Return the keys whose last part is, or was, a name, or is near to it."""
+  last = {path: path.rpartition('.')[2] for path in paths()}
+  if name not in last.values():
+    if now := renamed(name):
+      return now
+    name = misspelt(name, last.values())
+  return [path for path, own in last.items() if own == name]
+
+
+def renamed(name: str) -> list[str]:
+  """Return the keys whose last part was a name in an earlier version."""
+  return [now for old, now in RENAMED.items() if old.rpartition('.')[2] == name]

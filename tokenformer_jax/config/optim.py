@@ -1,0 +1,90 @@
+"""The group `optim`: AdamW, its learning rate, and the loss that it minimises."""
+
+import dataclasses
+import math
+
+from tokenformer_jax.config.fields import key
+from tokenformer_jax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimConfig:
+  """AdamW with a warm-up and a cosine decay to a floor."""
+
+  learning_rate: float = key(1e-3, 'the peak of the learning rate', above=0)
+  warmup_steps: int = key(100, 'updates in which the rate rises from 0 to the peak', least=0)
+  warmup_epochs: float = key(0.0, 'instead of warmup_steps, if greater than 0', least=0)
+  warmup_examples: int = key(0, 'instead of warmup_steps, if greater than 0', least=0, bits=64)
+  final_fraction: float = key(
+    0.1, 'the floor of the decay, as a fraction of the peak', least=0, most=1
+  )
+  schedule: str = key(
+    'cosine', 'how the rate goes on after the warm-up', choices=('cosine', 'constant')
+  )
+  # Adam divides by 1 − β.
+  beta1: float = key(0.9, "decay of Adam's mean of gradients", least=0, below=1)
+  beta2: float = key(0.95, "decay of Adam's mean of squared gradients", least=0, below=1)
+  epsilon: float = key(1e-8, "added to Adam's denominator", above=0)
+  weight_decay: float = key(0.1, 'of matrices; norms and biases have none', least=0)
+  clip_norm: float = key(1.0, 'largest norm of the whole gradient. 0: no clipping', least=0)
+  accumulation_steps: int = key(
+    1, 'parts that a batch is computed in, one after the other', above=0
+  )
+  z_loss: float = key(
+    0.0, "weight of log² of the softmax's denominator in the loss", least=0, only='lm'
+  )
+  layer_decay: float = key(
+    1.0,
+    "factor on a block's rate for each block above it (arXiv 2106.08254). 1: all rates are equal",
+    above=0,
+    most=1,
+  )
+  mixup: float = key(
+    0.0,
+    'α of the Beta distribution of the weights of two images. 0: none',
+    least=0,
+    only='vit',
+  )
+  cutmix: float = key(
+    0.0, 'α of the same for areas; with both, half of the batches each', least=0, only='vit'
+  )
+  label_smoothing: float = key(
+    0.0, 'probability that is spread over all classes', least=0, below=1, only='vit'
+  )
+  drop_path: float = key(
+    0.0, 'probability that a branch of the last block is left out', least=0, below=1, only='vit'
+  )
+  restart_schedule: bool = key(True, 'warm up and decay anew from the last growth on', only='grown')
+  old_tokens: str = key(
+    'train', 'everything older than the last growth: train, freeze or scale:X', only='grown'
+  )
+  new_token_warmup: int = key(
+    100,
+    "updates in which the new tokens' rate rises to that of the old ones",
+    least=0,
+    only='grown',
+  )
+  new_token_correction: bool = key(
+    False, "Adam's bias correction counts from the growth for new tokens", only='grown'
+  )
+
+
+def old_token_rate(optim: OptimConfig) -> float:
+  """Return the factor of `optim.old_tokens` on updates of what is older than the last growth.
+
+  Raises:
+    UserError: the value has another form.
+  """
+  if optim.old_tokens in ('train', 'freeze'):
+    return float(optim.old_tokens == 'train')
+  name, _, factor = optim.old_tokens.partition(':')
+  try:
+    rate = float(factor)
+  except ValueError:
+    rate = math.nan
+  if name != 'scale' or not 0 < rate < math.inf:
+    raise UserError(
+      f"config.optim.old_tokens is {optim.old_tokens!r}; it must be 'train', 'freeze' or 'scale:X' "
+      'with a factor X greater than 0, for example scale:0.1'
+    )
+  return rate

@@ -1,0 +1,85 @@
+"""A whole run: all groups of its config, and which values of several groups fit together."""
+
+import dataclasses
+
+from tokenformer_jax.config import fields
+from tokenformer_jax.config.data import DataConfig
+from tokenformer_jax.config.fields import key
+from tokenformer_jax.config.grow import GrowConfig
+from tokenformer_jax.config.mesh import MeshConfig
+from tokenformer_jax.config.model import ModelConfig, check_model
+from tokenformer_jax.config.optim import OptimConfig, old_token_rate
+from tokenformer_jax.config.train import TrainConfig, profile_range
+from tokenformer_jax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """A whole run."""
+
+  model: ModelConfig = ModelConfig()
+  data: DataConfig = DataConfig()
+  optim: OptimConfig = OptimConfig()
+  train: TrainConfig = TrainConfig()
+  mesh: MeshConfig = MeshConfig()
+  dtype: str = key(
+    'auto',
+    'of activations: bfloat16 on TPU and GPU, float32 on CPU',
+    choices=('auto', 'float32', 'bfloat16'),
+  )
+  init_from: str = key('', "another run's directory, DIR or DIR@STEP, grown to this model")
+  grow: GrowConfig = GrowConfig()
+
+
+def check(config: Config) -> None:
+  """Check everything that can be known before data is read or a device is touched.
+
+  Raises:
+    UserError: a value is not allowed, has no meaning for this kind of model, or does not fit
+      another one.
+  """
+  fields.check(config)
+  fields.check_scope(config, config.model.kind)
+  check_model(config.model)
+  profile_range(config.train)
+  old_token_rate(config.optim)
+  _check_lengths(config)
+  _check_positions(config.model, config.data)
+  if config.data.batch_size % config.optim.accumulation_steps:
+    raise UserError(
+      f'config.data.batch_size is {config.data.batch_size}, which is not a multiple of '
+      f'optim.accumulation_steps={config.optim.accumulation_steps}'
+    )
+
+
+def _check_lengths(config: Config) -> None:
+  """Check that a length is given in one unit."""
+  for group, name in (('train', ''), ('optim', 'warmup_')):
+    values, defaults = getattr(config, group), getattr(Config(), group)
+    names = [f'{name}{unit}' for unit in ('steps', 'epochs', 'examples')]
+    given = [n for n in names if getattr(values, n) != getattr(defaults, n)]
+    if len(given) > 1:
+      said = ' and '.join(f'config.{group}.{n}={getattr(values, n)}' for n in given)
+      raise UserError(f'{said} say the same in several units; give one of them')
+
+
+def _check_positions(model: ModelConfig, data: DataConfig) -> None:
+  """Check that a model has positions for all tokens or patches of an input."""
+  if model.kind == 'lm':
+    if model.positions == 'learned' and 0 < model.max_length < data.sequence_length:
+      raise UserError(
+        f'config.model.max_length is {model.max_length}, less than data.sequence_length='
+        f'{data.sequence_length}; learned positions must reach that far'
+      )
+    return
+  if data.image_size % model.patch:
+    raise UserError(
+      f'config.data.image_size is {data.image_size}, which is not a multiple of '
+      f'model.patch={model.patch}'
+    )
+  patches = (data.image_size // model.patch) ** 2
+  if model.positions == 'learned' and model.max_length not in (0, patches):
+    raise UserError(
+      f'config.model.max_length is {model.max_length}, but images of data.image_size='
+      f'{data.image_size} have {patches} patches; set it to 0 to have it fit'
+    )
