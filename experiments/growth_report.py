@@ -7,7 +7,6 @@ prints the tables of docs/growth.md. Losses are bits per byte on held-out text, 
 deviation over the seeds that are there.
 """
 
-import json
 import statistics
 from pathlib import Path
 
@@ -15,8 +14,7 @@ import growth
 import matplotlib
 from trials import directories, spread, table
 
-from tokenformer_jax import config as config_lib
-from tokenformer_jax import metrics
+from tokenformer_jax import metrics, saved_config
 from tokenformer_jax.config import Config
 
 matplotlib.use('Agg')
@@ -43,7 +41,7 @@ def mean(found: list[Curve]) -> Curve:
 def config_of(folder: Path) -> Config:
   """The config of the first seed under a folder."""
   path = next(iter(sorted(folder.glob('*/config.json'))))
-  return config_lib.from_dict(Config, json.loads(path.read_text()))
+  return saved_config.read(path, 'run the experiment again')
 
 
 def rates(out: Path) -> None:

@@ -6,7 +6,6 @@ Writes vision.png into the directory and prints the tables of docs/vision.md: th
 held-out images, as mean ± standard deviation over five seeds, or those that are there.
 """
 
-import json
 import statistics
 from pathlib import Path
 
@@ -14,8 +13,7 @@ import matplotlib
 import vision
 from trials import directories, spread, table
 
-from tokenformer_jax import config as config_lib
-from tokenformer_jax import flops
+from tokenformer_jax import flops, saved_config
 from tokenformer_jax.config import Config
 
 matplotlib.use('Agg')
@@ -35,7 +33,7 @@ def training_flops(out: Path, data: str, name: str) -> float:
 
   def config_of(arm: str) -> Config:
     path = next(iter(sorted((out / data / arm).glob('*/config.json'))))
-    return config_lib.from_dict(Config, json.loads(path.read_text()))
+    return saved_config.read(path, 'run the experiment again')
 
   config = config_of(name)
   steps, of_step = config.train.steps, flops.of_step(config)

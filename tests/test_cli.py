@@ -9,7 +9,7 @@ import sys
 import pytest
 import tiny_run
 
-from tokenformer_jax import config, loop, paths, train_command
+from tokenformer_jax import config, loop, migrate, paths, saved_config, train_command
 from tokenformer_jax.data import store
 from tokenformer_jax.errors import UserError
 
@@ -173,15 +173,24 @@ def test_a_saved_config_is_what_was_saved(tmp_path):
   values = config.defaults()
   values.model.layers, values.optim.old_tokens = 7, 'scale:0.5'
   wanted = config.resolve(values)
-  (tmp_path / 'config.json').write_text(json.dumps(dataclasses.asdict(wanted)))
+  (tmp_path / 'config.json').write_text(saved_config.to_text(wanted))
   assert config.resolve(get_config(str(tmp_path))) == wanted
-  older = dataclasses.asdict(wanted)
+  older = dataclasses.asdict(wanted)  # without a format: the first one
   del older['grow'], older['optim']['old_tokens']
   (tmp_path / 'config.json').write_text(json.dumps(older))
   got = config.resolve(get_config(str(tmp_path)))
   assert got.model == wanted.model and got.grow == config.Config().grow, 'an older run is lost'
   (tmp_path / 'config.json').write_text('{"model"')
   with pytest.raises(UserError, match='is not the config of a run'):
+    get_config(str(tmp_path))
+
+
+def test_a_saved_config_of_a_later_version_is_refused_by_its_format(tmp_path):
+  get_config = runpy.run_path(str(tiny_run.ROOT / 'configs/saved.py'))['get_config']
+  text = saved_config.to_text(config.Config())
+  later = json.loads(text) | {'format': migrate.FORMAT + 1, 'a_group_of_later': {}}
+  (tmp_path / 'config.json').write_text(json.dumps(later))
+  with pytest.raises(UserError, match=rf'has the format {migrate.FORMAT + 1}, .* install a newer'):
     get_config(str(tmp_path))
 
 
@@ -200,7 +209,15 @@ def test_a_saved_run_does_not_choose_where_programs_are_loaded_from(tmp_path, ca
 
 
 @pytest.mark.parametrize(
-  'values', ['[]', '{"model": 3}', '{"modle": {}}', '{"train": {"steps": {}}}']
+  'values',
+  [
+    '[]',
+    '{"model": 3}',
+    '{"modle": {}}',
+    '{"train": {"steps": {}}}',
+    '{"format": "x"}',
+    '{"format": 0, "model": {}}',
+  ],
 )
 def test_a_config_that_is_none_is_refused_in_a_sentence(tmp_path, values):
   get_config = runpy.run_path(str(tiny_run.ROOT / 'configs/saved.py'))['get_config']

@@ -21,6 +21,7 @@ from tokenformer_jax import (
   convert,
   optim,
   released_torch,
+  saved_config,
   sharding,
   tensor_files,
 )
@@ -79,7 +80,7 @@ def test_the_run_is_described_by_what_was_read(run):
     heads=2, param_tokens=TokenCounts(qkv=32, proj=32, ffn=128), max_length=32
   )
   assert tokenizers.from_json(meta.tokenizer).size == 64, 'another tokenizer'
-  written = config.from_dict(config.Config, json.loads((run / 'config.json').read_text()))
+  written = saved_config.read(run / 'config.json', 'nothing')
   assert written == meta.config, 'config.json is not the config of the checkpoint'
 
 

@@ -12,7 +12,7 @@ import pytest
 import tiny_run
 
 from tokenformer_jax import checkpoint, loop, origin, start, step, tasks
-from tokenformer_jax.checkpoint import Seen
+from tokenformer_jax.checkpoint_meta import Seen
 from tokenformer_jax.data import images, order, store, tokenizers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.tasks.text import TextTask
@@ -53,7 +53,7 @@ def save(config, workdir, *, step=STEP, seen='of the run', state=None, **changes
     config: of the run.
     workdir: of the run.
     step: of the checkpoint.
-    seen: None leaves it out, as old checkpoints do.
+    seen: None: not known, as of old checkpoints.
     state: an array alone unless given.
     **changes: arguments of `Checkpoints.save`.
   """

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from absl import flags
 
-from tokenformer_jax import curves, flops, plot
+from tokenformer_jax import curves, flops, plot, saved_config
 from tokenformer_jax.config import Config, DataConfig, ModelConfig
 from tokenformer_jax.errors import UserError
 
@@ -21,7 +21,7 @@ CONFIG = Config(
 
 def _make_run(path: Path, losses: list[float | None]) -> Path:
   path.mkdir(parents=True)
-  (path / 'config.json').write_text(json.dumps(dataclasses.asdict(CONFIG)))
+  (path / 'config.json').write_text(saved_config.to_text(CONFIG))
   lines = [{'step': 10 * i, 'train/loss': loss} for i, loss in enumerate(losses, start=1)]
   lines.append({'step': 10 * len(losses), 'eval/loss': 3.5})
   (path / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
@@ -198,7 +198,7 @@ def test_mistakes_on_the_command_line(run, tmp_path, given, out, message):
 
 def test_images_are_counted_as_examples_and_not_as_tokens(run):
   config = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, kind='vit'))
-  (run / 'config.json').write_text(json.dumps(dataclasses.asdict(config)))
+  (run / 'config.json').write_text(saved_config.to_text(config))
   assert curves.curves(run, 'examples', 'train/loss')['train/loss'][0] == [160, 320, 480]
   with pytest.raises(UserError, match='images, which are not tokens; use --x=examples'):
     curves.curves(run, 'tokens', 'train/loss')

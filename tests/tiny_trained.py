@@ -12,7 +12,7 @@ from tiny import tiny_model
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax import sharding
-from tokenformer_jax.checkpoint import Meta
+from tokenformer_jax.checkpoint_meta import Meta
 from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.data.tokenizers import ByteTokenizer
 from tokenformer_jax.lm import Compute, define_lm

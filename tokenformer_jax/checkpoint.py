@@ -26,59 +26,23 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from absl import logging
 
-from tokenformer_jax import checksum, hosts, orbax_setup, paths, retry, saved_config
-from tokenformer_jax import config as config_lib
-from tokenformer_jax.checkpoint_reader import DamagedError, read_together
+from tokenformer_jax import checkpoint_meta, checksum, hosts, migrate, orbax_setup, paths, retry
+from tokenformer_jax.checkpoint_meta import Lineage, Meta, Seen
+from tokenformer_jax.checkpoint_reader import (
+  DamagedError,
+  read_arrays,
+  read_together,
+  with_paths,
+)
+from tokenformer_jax.config import Config
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.orbax_setup import Deferred
 from tokenformer_jax.retry import one_line
 
-FORMAT = 1
 # Arrays are stored in pieces, so that neither writing nor reading needs much more memory than they.
 _SAVE_ARGS = ocp.SaveArgs(chunk_byte_size=64 * 2**20)
 _FILE_BYTES = 64 * 2**20  # of a file of pieces, which is in memory until it is full
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'tokenformer_jax')
-
-
-@dataclasses.dataclass(frozen=True)
-class Ancestor:
-  """What a model was made of, other than by training: one entry of a lineage."""
-
-  action: str  # grow, shrink, merge or remove
-  source: str  # its work directory
-  step: int  # of the source
-  model: config_lib.ModelConfig  # the source's
-  grow: config_lib.GrowConfig  # how
-  updates: int  # the new model's count of optimizer updates at birth
-  # After merge, and in extracted tokens: the runs that the added tokens came from, one a line.
-  tokens_of: str = ''
-
-
-Lineage = tuple[Ancestor, ...]  # the oldest first
-
-
-@dataclasses.dataclass(frozen=True)
-class Seen:
-  """What a run has seen of its training data."""
-
-  samples: int  # of the order that it is in (data/order.py)
-  digest: str = ''  # of the data; '' in checkpoints that do not say
-
-
-@dataclasses.dataclass(frozen=True)
-class Meta:
-  """What a checkpoint says of itself."""
-
-  step: int
-  updates: int  # made by the optimizer: `step` less those that were skipped
-  config: config_lib.Config  # of the run that wrote it, with every size filled in
-  lineage: Lineage
-  # `model`; `params`, a model whose training has not begun, so that the rest of its state is zero;
-  # or `added_tokens` if it holds nothing but those of the last growth.
-  contents: str
-  checksums: dict[str, int]  # by path in the state
-  tokenizer: dict[str, Any]
-  seen: Seen = Seen(0)
 
 
 class Checkpoints:
@@ -142,7 +106,7 @@ class Checkpoints:
     self,
     step: int,
     state: Any,
-    config: config_lib.Config,
+    config: Config,
     tokenizer: dict[str, Any],
     loss: float | None = None,
     *,
@@ -174,17 +138,16 @@ class Checkpoints:
       TransientError: it could not be written, however often it was tried.
     """
     meta = {
-      'format': FORMAT,
+      'format': migrate.FORMAT,
       'step': step,
       'updates': step - int(state.get('skipped', 0)),
       'config': dataclasses.asdict(config),
       'lineage': [dataclasses.asdict(ancestor) for ancestor in lineage],
       'contents': contents,
       'packages': package_versions(),
-      'checksums': {path: int(value) for path, value in _flat(_checksums(state))},
+      'checksums': {path: int(value) for path, value in with_paths(_checksums(state))},
+      'seen': dataclasses.asdict(seen or Seen(step * config.data.batch_size)),
     }
-    if seen is not None:
-      meta['seen'] = dataclasses.asdict(seen)
     args = ocp.args.Composite(
       state=ocp.args.PyTreeSave(
         state,
@@ -264,7 +227,8 @@ class Checkpoints:
       with contextlib.suppress(Exception):  # It failed already; this is about what it left.
         self._manager.reload()  # Orbax lists a step from the moment when it starts to write it.
     # A try that Orbax gave up still writes for a moment, and removes what it wrote.
-    if isinstance(error, (FileNotFoundError, FileExistsError)):
+    gone = str(error).startswith('NOT_FOUND')  # as TensorStore says it
+    if gone or isinstance(error, (FileNotFoundError, FileExistsError)):
       raise OSError(errno.ESTALE, str(error)) from error
     raise error
 
@@ -303,27 +267,14 @@ class Checkpoints:
       TransientError: it cannot be read now, however often it was tried.
     """
     args = ocp.args.Composite(meta=ocp.args.JsonRestore(), tokenizer=ocp.args.JsonRestore())
-    return read_together(self._reader, self.directory / str(step), args, self._parse)
+    directory = self.directory / str(step)
 
-  def _parse(self, restored: Any) -> Meta:
-    meta, tokenizer = _checked(restored['meta']), _checked(restored['tokenizer'])
-    if meta['format'] > FORMAT:
-      raise UserError(
-        f'{self.directory / str(meta["step"])} has the format {meta["format"]}, which this version '
-        f'of tokenformer_jax (format {FORMAT}) does not know; install a newer one'
-      )
-    config = config_lib.from_dict(config_lib.Config, meta['config'])
-    seen = meta.get('seen') or {'samples': meta['step'] * config.data.batch_size}
-    return Meta(
-      step=meta['step'],
-      updates=meta['updates'],
-      config=saved_config.without_programs(config),
-      lineage=tuple(config_lib.from_dict(Ancestor, entry) for entry in meta['lineage']),
-      contents=meta['contents'],
-      checksums=meta['checksums'],
-      tokenizer=tokenizer,
-      seen=config_lib.from_dict(Seen, seen),
-    )
+    def read() -> Meta:
+      restored = self._reader.restore(directory, args=args)
+      meta, tokenizer = _checked(restored['meta']), _checked(restored['tokenizer'])
+      return checkpoint_meta.from_json(meta, tokenizer, str(directory))
+
+    return read_together(directory, read)
 
   def restore(self, meta: Meta, abstract: Any) -> Any:
     """Reads the state, or a part of it, straight into the shardings of `abstract`.
@@ -344,19 +295,18 @@ class Checkpoints:
     if meta.contents == 'params':
       fresh = {name: part for name, part in abstract.items() if name != 'params'}
       abstract = {'params': abstract['params']}
-    for path, _ in _flat(abstract):
+    for path, _ in with_paths(abstract):
       if path not in meta.checksums:
         raise DamagedError(f'the array {path} is not in it')
-    whole = len(_flat(abstract)) == len(meta.checksums)
-    if whole:
-      args = ocp.args.StandardRestore(abstract)
-    else:
-      restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
-      args = ocp.args.PyTreeRestore(abstract, restore_args=restore_args, partial_restore=True)
-    args = ocp.args.Composite(state=args)
-    path = self.directory / str(meta.step)
-    state = read_together(self._reader, path, args, lambda restored: restored['state'])
-    for path, value in _flat(_checksums(state)):
+    whole = len(with_paths(abstract)) == len(meta.checksums)
+    directory = self.directory / str(meta.step)
+    state = read_together(
+      directory,
+      lambda: read_arrays(
+        self._reader, directory, abstract, whole=whole, stored_paths=meta.stored_paths
+      ),
+    )
+    for path, value in with_paths(_checksums(state)):
       if meta.checksums[path] != int(value):
         raise DamagedError(f'the array {path} is not the one that was written')
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype, device=a.sharding), fresh)
@@ -472,12 +422,6 @@ def _checksums(state: Any) -> Any:
     return jax.block_until_ready(checksum.on_devices(array))
 
   return jax.tree.map(of, state)
-
-
-def _flat(tree: Any) -> list[tuple[str, Any]]:
-  """Leaves with paths such as `params/blocks/ffn/keys`."""
-  leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-  return [(jax.tree_util.keystr(path, simple=True, separator='/'), leaf) for path, leaf in leaves]
 
 
 def _digest(content: dict[str, Any]) -> str:

@@ -40,6 +40,7 @@ from tokenformer_jax import (
   usage,
 )
 from tokenformer_jax import config as config_lib
+from tokenformer_jax.checkpoint_meta import Meta
 from tokenformer_jax.config import Config, DataConfig, MeshConfig, ModelConfig
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError, nearest
@@ -265,7 +266,7 @@ def _counted(
 
 def _tensors(
   checkpoints: checkpoint.Checkpoints,
-  meta: checkpoint.Meta,
+  meta: Meta,
   places: Mapping[str, released_torch.Place],
 ) -> Iterator[tuple[str, np.ndarray]]:
   """Every tensor with its name, array by array of the checkpoint."""

@@ -1,12 +1,11 @@
 """The curves of runs: the points of a metric, and the figure that the command `plot` draws."""
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenformer_jax import config, flops, metrics, paths
+from tokenformer_jax import flops, metrics, paths, saved_config
 from tokenformer_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -108,17 +107,7 @@ def _per_step(run: paths.Path, x: str) -> float:
   """What one step adds to the x axis."""
   if x == 'steps':
     return 1
-  path = run / 'config.json'
-  try:
-    fields = json.loads(path.read_text())
-    if not isinstance(fields, dict):
-      raise ValueError(f'it holds a {type(fields).__name__}')
-    resolved = config.from_dict(config.Config, fields)
-  except (paths.errors(path), ValueError, RecursionError, UserError) as error:
-    raise UserError(
-      f'{path}, which --x={x} needs, is not the config of a run ({paths.reason(error)}); use '
-      '--x=steps'
-    ) from error
+  resolved = saved_config.read(run / 'config.json', 'use --x=steps', needed_by=f'--x={x}')
   if x == 'examples':
     return resolved.data.batch_size
   if x == 'tokens':

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 from collections.abc import Callable
 
@@ -18,12 +17,14 @@ from tokenformer_jax import (
   optim,
   origin,
   paths,
+  saved_config,
   sharding,
   start,
   tasks,
   validation,
 )
 from tokenformer_jax import step as step_lib
+from tokenformer_jax.checkpoint_meta import Seen
 from tokenformer_jax.config import Config, profile_range
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.metrics import Metrics, Window
@@ -126,8 +127,8 @@ class Trainer:
       )
       return state
     self.check_lease()
-    written = json.dumps(dataclasses.asdict(self.config), indent=2)
-    hosts.by_first(lambda: paths.write(self.workdir / 'config.json', f'{written}\n'))
+    written = saved_config.to_text(self.config)
+    hosts.by_first(lambda: paths.write(self.workdir / 'config.json', written))
     metrics = Metrics(
       self.workdir, first_step=first, steps=steps, tensorboard=self.config.train.tensorboard
     )
@@ -218,7 +219,7 @@ class Trainer:
     return state
 
   def _save(self, step: int, state: State, loss: float | None, wait: bool) -> None:
-    seen = checkpoint.Seen(
+    seen = Seen(
       samples=self.position.of_step(step, self.config.data.batch_size), digest=self.task.digest
     )
     vocabulary, lineage = self.task.vocabulary(), self.origin.lineage

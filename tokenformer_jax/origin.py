@@ -9,6 +9,7 @@ import dataclasses
 from typing import Any
 
 from tokenformer_jax import checkpoint, messages, paths, tasks
+from tokenformer_jax.checkpoint_meta import Lineage, Meta
 from tokenformer_jax.config import Config, ModelConfig, lookup
 from tokenformer_jax.data.order import BEGINNING, Position
 from tokenformer_jax.errors import UserError
@@ -50,9 +51,9 @@ class Origin:
     source: the checkpoints of another run, or None.
   """
 
-  meta: checkpoint.Meta | None = None
+  meta: Meta | None = None
   where: str = ''
-  lineage: checkpoint.Lineage = ()
+  lineage: Lineage = ()
   source: checkpoint.Checkpoints | None = None
 
   @property
@@ -233,7 +234,7 @@ def say_changes(config: Config, origin: Origin, digest: str) -> None:
     )
 
 
-def _changes(config: Config, meta: checkpoint.Meta, digest: str | None) -> list[str]:
+def _changes(config: Config, meta: Meta, digest: str | None) -> list[str]:
   """What makes the order of samples another one than that of a checkpoint."""
 
   def differing(keys: tuple[str, ...]) -> list[str]:

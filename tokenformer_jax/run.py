@@ -16,6 +16,7 @@ import numpy as np
 
 from tokenformer_jax import checkpoint, configure, curves, evaluation, loop, models, paths
 from tokenformer_jax import tasks as tasks_lib
+from tokenformer_jax.checkpoint_meta import Meta
 from tokenformer_jax.config import Config, GrowConfig
 from tokenformer_jax.data import held_out, text, tokenizers
 from tokenformer_jax.errors import UserError, nearest
@@ -83,7 +84,7 @@ class Run:
     meta: what the checkpoint says of itself; `meta.lineage` has the growths.
   """
 
-  def __init__(self, directory: paths.Path, meta: checkpoint.Meta):
+  def __init__(self, directory: paths.Path, meta: Meta):
     """Name the checkpoint; its arrays are read when they are needed."""
     self.directory, self.meta = directory, meta
     self._loaded = Loaded(self.source)

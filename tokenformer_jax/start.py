@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from tokenformer_jax import checkpoint, messages, models, optim, paths, sharding, tasks
 from tokenformer_jax import step as step_lib
+from tokenformer_jax.checkpoint_meta import Meta
 from tokenformer_jax.config import Config, ModelConfig, TokenCounts
 from tokenformer_jax.data.order import BEGINNING, Position
 from tokenformer_jax.errors import TransientError, UserError
@@ -142,7 +143,7 @@ def make_writable(workdir: paths.Path) -> None:
 
 def resume(
   checkpoints: checkpoint.Checkpoints, config: Config, abstract: State
-) -> tuple[State, checkpoint.Meta] | None:
+) -> tuple[State, Meta] | None:
   """The newest state that can be read and its checkpoint, or None in a new work directory.
 
   A damaged checkpoint is named and moved to `damaged/`, and the one before it is taken.
@@ -181,7 +182,7 @@ def resume(
 
 
 def _restored(
-  checkpoints: checkpoint.Checkpoints, meta: checkpoint.Meta, config: Config, abstract: State
+  checkpoints: checkpoint.Checkpoints, meta: Meta, config: Config, abstract: State
 ) -> State:
   if 'ema' in abstract and not checkpoint.has(meta, 'ema'):
     abstract = {name: part for name, part in abstract.items() if name != 'ema'}

@@ -9,13 +9,14 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from tokenformer_jax import checkpoint, models, paths, sharding, start
+from tokenformer_jax.checkpoint_meta import Meta
 from tokenformer_jax.compute import Compute
 from tokenformer_jax.config import Config, MeshConfig
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.params import Definition, Params
 
-Check = Callable[[checkpoint.Meta, paths.Path], None]
+Check = Callable[[Meta, paths.Path], None]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -31,7 +32,7 @@ class Trained:
   """
 
   source: str
-  meta: checkpoint.Meta
+  meta: Meta
   definition: Definition
   compute: Compute
   params: Params

@@ -10,13 +10,14 @@ from absl import flags
 from growing import STEP, mesh_of, state_of
 
 from tokenformer_jax import checkpoint, loop, start
+from tokenformer_jax.checkpoint_meta import Meta, Seen
 from tokenformer_jax.config import Config
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.grow import command, files
 from tokenformer_jax.step import State
 
 LARGER = '--param_tokens=qkv=48,ffn=96'
-SEEN = checkpoint.Seen(1234)  # samples: more than its steps have at its last batch size
+SEEN = Seen(1234)  # samples: more than its steps have at its last batch size
 
 
 def write_run(workdir: Path, text: str, cache: Path, *, seed: int = 0, **changes) -> Config:
@@ -49,7 +50,7 @@ def command_line(*arguments: object) -> list[str]:
   return [sys.executable, '-m', 'tokenformer_jax.grow', *map(str, arguments)]
 
 
-def meta_of(workdir: Path) -> checkpoint.Meta:
+def meta_of(workdir: Path) -> Meta:
   """What the newest checkpoint says of itself."""
   checkpoints, meta = checkpoint.open_source(workdir, None)
   checkpoints.close()

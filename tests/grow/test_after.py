@@ -24,8 +24,9 @@ from growing import (
 )
 from tiny import tiny_model
 
-from tokenformer_jax import checkpoint, optim, pattention, tasks
+from tokenformer_jax import optim, pattention, tasks
 from tokenformer_jax import step as step_lib
+from tokenformer_jax.checkpoint_meta import Ancestor
 from tokenformer_jax.config import Config, GrowConfig, OptimConfig, TokenCounts, TrainConfig
 from tokenformer_jax.grow import grown_model, last_growth
 from tokenformer_jax.lm import define_lm
@@ -193,7 +194,7 @@ def test_copies_do_not_stay_equal(source, larger, method):
 
 
 def _born(action, updates=UPDATES, model=None, **changes):
-  return checkpoint.Ancestor(
+  return Ancestor(
     action=action,
     source='somewhere',
     step=STEP,

@@ -1,7 +1,6 @@
 """The grow command: what it writes is whole, is what the functions make, and leaves the source."""
 
 import dataclasses
-import json
 import resource
 import signal
 
@@ -22,9 +21,10 @@ from commands import (
 )
 from growing import STEP, UPDATES, adam, assert_same, mesh_of, paths
 
-from tokenformer_jax import checkpoint, start
+from tokenformer_jax import checkpoint, saved_config, start
 from tokenformer_jax import grow as grow_lib
-from tokenformer_jax.config import GrowConfig, TokenCounts, from_dict
+from tokenformer_jax.checkpoint_meta import Ancestor
+from tokenformer_jax.config import GrowConfig, TokenCounts
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files
 from tokenformer_jax.lm import define_lm
@@ -81,17 +81,14 @@ def test_the_target_says_where_it_came_from(home, grown):
   meta, before = meta_of(grown), meta_of(home / 'run')
   assert (meta.step, meta.updates, meta.contents) == (STEP, UPDATES, 'model')
   assert meta.lineage == (
-    checkpoint.Ancestor(
-      'grow', str(home / 'run'), STEP, before.config.model, GrowConfig(), UPDATES
-    ),
+    Ancestor('grow', str(home / 'run'), STEP, before.config.model, GrowConfig(), UPDATES),
   )
   assert meta.tokenizer == before.tokenizer
   assert meta.seen == SEEN, 'training the target repeats or skips data'
 
 
 def test_the_target_has_a_config_to_go_on_with(home, grown):
-  values = json.loads((grown / 'config.json').read_text())
-  config = from_dict(type(meta_of(grown).config), values)
+  config = saved_config.read(grown / 'config.json', 'nothing')
   assert config == meta_of(grown).config, 'config.json and the checkpoint disagree'
   assert config.model.param_tokens == COUNTS and not config.init_from
   _, step = first_state(dataclasses.replace(config), grown)

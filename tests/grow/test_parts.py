@@ -27,8 +27,9 @@ from growing import (
 )
 from tiny import tiny_model, tiny_vit
 
-from tokenformer_jax import checkpoint, tasks
 from tokenformer_jax import step as step_lib
+from tokenformer_jax import tasks
+from tokenformer_jax.checkpoint_meta import Ancestor, Meta
 from tokenformer_jax.config import Config, GrowConfig, OptimConfig, TokenCounts, TrainConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import grown_model, last_growth, parts, verify
@@ -39,7 +40,7 @@ SOURCE = tiny_model()
 LARGER = TokenCounts(32, 48, 64)
 KEEP = GrowConfig()
 TARGET = grown_model(SOURCE, LARGER, KEEP)
-BORN = checkpoint.Ancestor('grow', 'somewhere', STEP, SOURCE, KEEP, UPDATES)
+BORN = Ancestor('grow', 'somewhere', STEP, SOURCE, KEEP, UPDATES)
 
 
 @functools.cache
@@ -150,7 +151,7 @@ def test_another_scale_of_the_added_tokens_is_said():
 
 def _meta(lineage=(), model=SOURCE, contents='model', **checksums):
   paths = {f'params/blocks/{name}/keys': value for name, value in checksums.items()}
-  return checkpoint.Meta(STEP, UPDATES, Config(model=model), lineage, contents, paths, {})
+  return Meta(STEP, UPDATES, Config(model=model), lineage, contents, paths, {})
 
 
 def _born(action, source, model=SOURCE, tokens_of=''):
@@ -222,7 +223,7 @@ def test_what_may_be_merged(source, run, added, added_run):
 @pytest.mark.parametrize('action', ['grow', 'merge'])
 def test_the_last_addition(tmp_path, action):
   born = dataclasses.replace(BORN, action=action)
-  meta = checkpoint.Meta(STEP, UPDATES, Config(model=TARGET), (BORN, born), 'model', {}, {})
+  meta = Meta(STEP, UPDATES, Config(model=TARGET), (BORN, born), 'model', {}, {})
   assert parts.last_addition(meta, tmp_path) is born
 
 
@@ -235,7 +236,7 @@ def test_the_last_addition(tmp_path, action):
   ],
 )
 def test_nothing_was_added(tmp_path, model, lineage):
-  meta = checkpoint.Meta(STEP, UPDATES, Config(model=model), lineage, 'model', {}, {})
+  meta = Meta(STEP, UPDATES, Config(model=model), lineage, 'model', {}, {})
   with pytest.raises(UserError, match=r'nothing was added to .*: it is not the result'):
     parts.last_addition(meta, tmp_path)
 

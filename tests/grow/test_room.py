@@ -8,7 +8,8 @@ import pytest
 from growing import STEP, UPDATES, mesh_of
 from tiny import tiny_model
 
-from tokenformer_jax import checkpoint, models
+from tokenformer_jax import models
+from tokenformer_jax.checkpoint_meta import Meta
 from tokenformer_jax.config import Config, TokenCounts
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import room
@@ -98,7 +99,7 @@ def source(tmp_path):
   files = tmp_path / 'run/checkpoints' / str(STEP) / 'state'
   files.mkdir(parents=True)
   (files / 'data').write_bytes(bytes(10_000))
-  return checkpoint.Meta(STEP, UPDATES, Config(model=MODEL), (), 'model', {}, {})
+  return Meta(STEP, UPDATES, Config(model=MODEL), (), 'model', {}, {})
 
 
 @pytest.mark.parametrize(('free', 'fits'), [(10_000, True), (8_000, False)])

@@ -16,6 +16,7 @@ from absl import flags
 from PIL import Image
 
 from tokenformer_jax import checkpoint, grow, start, step
+from tokenformer_jax.checkpoint_meta import Ancestor
 from tokenformer_jax.config import GrowConfig, TokenCounts
 from tokenformer_jax.data import held_out, store, tokenizers
 from tokenformer_jax.errors import UserError
@@ -55,7 +56,7 @@ def home(tmp_path_factory):
   _save(root / 'run', config, state)
   larger = grow.grown_model(model, TokenCounts(48, 32, 96), GrowConfig())
   state = jax.jit(lambda state: grow.grow(state, model, larger, GrowConfig()))(state)
-  lineage = (checkpoint.Ancestor('grow', str(root / 'run'), 7, model, GrowConfig(), 7),)
+  lineage = (Ancestor('grow', str(root / 'run'), 7, model, GrowConfig(), 7),)
   _save(root / 'grown', dataclasses.replace(config, model=larger), state, lineage)
   dense = start.fill_in(tiny_run.config(text, root / 'cache', model__projection='dense'))
   _save(root / 'dense', dense, {'params': define_lm(dense.model).init(jax.random.key(0))})

@@ -1,7 +1,6 @@
 """Every mistake of `cases.py` gets one sentence, status 2 and no traceback, and writes nothing."""
 
 import contextlib
-import dataclasses
 import fcntl
 import json
 import os
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 import pytest
 import tiny_run
 
-from tokenformer_jax import checkpoint, models, optim, start, step
+from tokenformer_jax import checkpoint, models, optim, saved_config, start, step
 from tokenformer_jax.config import Config
 
 MODEL = [f'--config.{name}={value}' for name, value in tiny_run.CHANGES.items()]
@@ -61,7 +60,7 @@ def _write_run(workdir: Path, config: Config) -> None:
   with contextlib.closing(checkpoints):
     checkpoints.save(2, {**state, 'step': jnp.int32(2)}, config, vocabulary)
     checkpoints.wait()
-  (workdir / 'config.json').write_text(json.dumps(dataclasses.asdict(config)))
+  (workdir / 'config.json').write_text(saved_config.to_text(config))
   figures = [{'step': i, 'train/loss': 5.0 - i} for i in (1, 2)]
   (workdir / 'metrics.jsonl').write_text(''.join(f'{json.dumps(line)}\n' for line in figures))
 

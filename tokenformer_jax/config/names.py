@@ -5,15 +5,13 @@ import typing
 from collections.abc import Collection
 from typing import Any
 
+from tokenformer_jax import migrate
 from tokenformer_jax.config.fields import leaves
 from tokenformer_jax.config.run import Config
 from tokenformer_jax.errors import UserError, misspelt, nearest
 
 # Keys that had another name in earlier versions, and their names now.
-RENAMED = {
-  'model.init_std': 'model.init.std',
-  'model.embedding_std': 'model.init.embedding_std',
-}
+RENAMED = migrate.renamed_keys()
 
 
 def paths() -> list[str]:

@@ -13,6 +13,7 @@ import jax
 from jax.sharding import Mesh
 
 from tokenformer_jax import buckets, checkpoint, flops, messages, models, paths, sharding, start
+from tokenformer_jax.checkpoint_meta import Meta
 from tokenformer_jax.config import Config, GrowConfig, MeshConfig, ModelConfig, TokenCounts
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files, parts, room, state, table, verify
@@ -28,7 +29,7 @@ class Source:
 
   directory: paths.Path
   checkpoints: checkpoint.Checkpoints
-  meta: checkpoint.Meta
+  meta: Meta
   mesh: Mesh
   mesh_config: MeshConfig
 

@@ -4,9 +4,7 @@ import collections
 import concurrent.futures
 import contextlib
 import ctypes
-import dataclasses
 import functools
-import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,9 +13,19 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from tokenformer_jax import checkpoint, hosts, lease, models, optim, paths, sharding
+from tokenformer_jax import (
+  checkpoint,
+  hosts,
+  lease,
+  models,
+  optim,
+  paths,
+  saved_config,
+  sharding,
+)
 from tokenformer_jax import step as step_lib
-from tokenformer_jax.checkpoint import Ancestor, Checkpoints, Lineage, Meta
+from tokenformer_jax.checkpoint import Checkpoints
+from tokenformer_jax.checkpoint_meta import Ancestor, Lineage, Meta, Seen
 from tokenformer_jax.config import Config, GrowConfig, ModelConfig
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.grow import room, state, tokens
@@ -210,7 +218,7 @@ def write(
   lineage: Lineage,
   contents: str = 'model',
   step: int,
-  seen: checkpoint.Seen | None = None,
+  seen: Seen | None = None,
 ) -> None:
   """Writes a work directory with one checkpoint.
 
@@ -220,8 +228,7 @@ def write(
   with alone(target), _whole_or_nothing(target) as partial:
     if hosts.is_first():
       partial.mkdir(parents=True, exist_ok=True)
-      written = json.dumps(dataclasses.asdict(config), indent=2)
-      (partial / 'config.json').write_text(f'{written}\n')
+      (partial / 'config.json').write_text(saved_config.to_text(config))
     checkpoints = Checkpoints(partial, keep=1, save_gb=1)
     with contextlib.closing(checkpoints):
       checkpoints.save(

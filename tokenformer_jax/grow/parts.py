@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from tokenformer_jax import models, paths
-from tokenformer_jax.checkpoint import Ancestor, Checkpoints, Meta
+from tokenformer_jax.checkpoint import Checkpoints
+from tokenformer_jax.checkpoint_meta import Ancestor, Meta
 from tokenformer_jax.config import GrowConfig, ModelConfig, TokenCounts
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files, importance, tokens, verify

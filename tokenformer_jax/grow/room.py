@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from tokenformer_jax import hosts, models, paths, sharding
-from tokenformer_jax.checkpoint import Meta
+from tokenformer_jax.checkpoint_meta import Meta
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.params import is_axes

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from tokenformer_jax import models, optim
-from tokenformer_jax.checkpoint import Lineage
+from tokenformer_jax.checkpoint_meta import Lineage
 from tokenformer_jax.config import GrowConfig, ModelConfig, TokenCounts
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import tokens, widen

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from tokenformer_jax import checkpoint, paths, trained
+from tokenformer_jax.checkpoint_meta import Meta
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import last_growth
 from tokenformer_jax.grow.tokens import lookup
@@ -36,7 +37,7 @@ def load(source: str) -> Trained:
   return trained.load(source, check=check_has_tokens, evenly=False)
 
 
-def check_has_tokens(meta: checkpoint.Meta, directory: paths.Path) -> None:
+def check_has_tokens(meta: Meta, directory: paths.Path) -> None:
   """Check that a checkpoint is a language model of parameter tokens.
 
   Raises:

@@ -7,7 +7,7 @@ images.py  vision transformers on images
 
 from typing import Any
 
-from tokenformer_jax.checkpoint import Meta
+from tokenformer_jax.checkpoint_meta import Meta
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.params import Params
 from tokenformer_jax.tasks.images import ImageTask

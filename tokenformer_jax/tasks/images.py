@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from tokenformer_jax import hosts, models, vit
-from tokenformer_jax.checkpoint import Meta
+from tokenformer_jax.checkpoint_meta import Meta
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.data import image_order, images, order
 from tokenformer_jax.data.augment import Views

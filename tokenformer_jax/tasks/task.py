@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import jax
 
 from tokenformer_jax import models
-from tokenformer_jax.checkpoint import Meta
+from tokenformer_jax.checkpoint_meta import Meta
 from tokenformer_jax.compute import Compute
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.data.order import BEGINNING, Position

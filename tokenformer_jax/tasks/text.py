@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tokenformer_jax import hosts
-from tokenformer_jax.checkpoint import Meta
+from tokenformer_jax.checkpoint_meta import Meta
 from tokenformer_jax.compute import Compute
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.data import order, store, tokenizers
