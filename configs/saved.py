@@ -8,14 +8,14 @@ import dataclasses
 
 from ml_collections import ConfigDict
 
-from tokenformer_jax import cli, paths, saved_config
+from tokenformer_jax import messages, paths, saved_config
 
 
 def get_config(workdir):
   path = paths.of(workdir) / 'config.json'
   saved = saved_config.read(path, 'name a work directory')
   if programs := saved.train.compilation_cache:
-    cli.say(
+    messages.say(
       f'{path} keeps compiled programs in {programs!r}, which is not taken from there, since they '
       f'are run as they are; if you trust them: --config.train.compilation_cache={programs}'
     )

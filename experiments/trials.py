@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tokenformer_jax import train
+from tokenformer_jax import loop
 from tokenformer_jax.config import Config
 
 
@@ -14,7 +14,7 @@ def once(out: Path, name: str, config: Config) -> Path:
   workdir = out / name
   if not (workdir / 'done').exists():
     print(f'== {name}', flush=True)
-    _, stopped = train.train_or_stop(config, workdir)
+    _, stopped = loop.train_or_stop(config, workdir)
     if stopped:
       raise SystemExit('stopped; the same command goes on')
     (workdir / 'done').touch()

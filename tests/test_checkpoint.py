@@ -17,7 +17,7 @@ import pytest
 import tiny_run
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tokenformer_jax import checkpoint, checkpoint_meta, checksum, migrate, sharding, start, train
+from tokenformer_jax import checkpoint, checkpoint_meta, checksum, loop, migrate, sharding, start
 from tokenformer_jax.checkpoint_meta import Ancestor
 from tokenformer_jax.config import (
   Config,
@@ -245,7 +245,7 @@ def finished(tmp_path, monkeypatch):
   monkeypatch.setattr(start, 'devices', lambda: jax.devices()[:1])
   source = tiny_run.write_corpus(tmp_path / 'corpus')
   config = tiny_run.config(source, tmp_path / 'cache', train__keep_checkpoints=9)
-  return config, tmp_path / 'run', train.train(config, tmp_path / 'run')
+  return config, tmp_path / 'run', loop.train(config, tmp_path / 'run')
 
 
 def truncate(workdir, step):
@@ -257,7 +257,7 @@ def truncate(workdir, step):
 def test_the_checkpoint_before_a_damaged_one_is_used_and_nothing_is_lost(finished, capsys):
   config, workdir, whole = finished
   truncate(workdir, 20)
-  resumed = train.train(config, workdir)
+  resumed = loop.train(config, workdir)
   said = capsys.readouterr().err
   assert 'the checkpoint of step 20 is damaged' in said and 'going on from step 15' in said, said
   for a, b in zip(jax.tree.leaves(resumed), jax.tree.leaves(whole), strict=True):
@@ -271,7 +271,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_afresh(finished)
   for step in (5, 10, 15, 20):
     truncate(workdir, step)
   with pytest.raises(UserError, match=r'no checkpoint in .* can be read \(step 20: .*step 5: '):
-    train.train(config, workdir)
+    loop.train(config, workdir)
   assert not (workdir / 'damaged').exists(), 'checkpoints were moved although none was usable'
 
 

@@ -8,9 +8,8 @@ import sys
 
 import pytest
 import tiny_run
-from absl import flags
 
-from tokenformer_jax import cli, config, migrate, saved_config, train
+from tokenformer_jax import config, loop, migrate, paths, saved_config, train_command
 from tokenformer_jax.data import store
 from tokenformer_jax.errors import UserError
 
@@ -132,15 +131,15 @@ def test_what_nobody_reads_ends_quietly(size):
 
 
 def test_source_and_step_are_told_apart():
-  assert [str(cli.split_source('a/b')[0]), cli.split_source('a/b')[1]] == ['a/b', None]
-  assert [str(cli.split_source('a@b/c@7')[0]), cli.split_source('a@b/c@7')[1]] == ['a@b/c', 7]
+  assert [str(paths.split_source('a/b')[0]), paths.split_source('a/b')[1]] == ['a/b', None]
+  assert [str(paths.split_source('a@b/c@7')[0]), paths.split_source('a@b/c@7')[1]] == ['a@b/c', 7]
   with pytest.raises(UserError, match='it is DIR or DIR@STEP'):
-    cli.split_source('a@last')
+    paths.split_source('a@last')
 
 
 URLS = {
-  's3://b/run': lambda url: train.train(config.resolve(config.defaults()), url),
-  's3://b/other': lambda url: cli.split_source(f'{url}@7'),
+  's3://b/run': lambda url: loop.train(config.resolve(config.defaults()), url),
+  's3://b/other': lambda url: paths.split_source(f'{url}@7'),
   'gs://b/cache': lambda url: store.cache_folder(config.DataConfig(cache_dir=url)),
 }
 
@@ -154,17 +153,8 @@ def test_a_url_is_not_taken_for_a_directory(url, tmp_path, monkeypatch):
   assert not list(tmp_path.iterdir()), 'a directory was made'
 
 
-@pytest.fixture
-def script():
-  """The names of train.py; the flags that it defines are taken back."""
-  known = set(flags.FLAGS)
-  yield runpy.run_path(str(tiny_run.ROOT / 'train.py'))
-  for name in set(flags.FLAGS) - known:
-    delattr(flags.FLAGS, name)
-
-
-def test_train_takes_the_config_of_its_work_directory(script, tmp_path, monkeypatch):
-  with_config = script['_with_config']
+def test_train_takes_the_config_of_its_work_directory(tmp_path, monkeypatch):
+  with_config = train_command.with_config
   default = f'--config={tiny_run.ROOT}/configs/lm_stdlib.py'
   saved = f'--config={tiny_run.ROOT}/configs/saved.py:{tmp_path}'
   here, steps = f'--workdir={tmp_path}', '--config.train.steps=30'

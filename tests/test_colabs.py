@@ -7,7 +7,7 @@ import nbformat
 import pytest
 
 COLABS = sorted((Path(__file__).parent.parent / 'colabs').glob('*.ipynb'))
-PICTURES = {'grow': 1, 'inspect': 4, 'vit': 1}
+PICTURES = {'grow': 1, 'inspect': 4, 'vit': 2}
 
 
 @pytest.mark.slow

@@ -296,7 +296,7 @@ def test_what_is_assumed_is_said(tmp_path, capsys):
 def _convert(*arguments):
   """The command with these arguments, within this process."""
   known = set(flags.FLAGS)
-  convert._define_flags()
+  convert.define_flags()
   flags.FLAGS.set_gnu_getopt()  # Flags may follow the action, whatever ran in this process before.
   try:
     convert.main(flags.FLAGS(['convert', *map(str, arguments)]))

@@ -15,7 +15,7 @@ import tiny_trained
 from absl import flags
 from lm_eval.tasks import TaskManager
 
-from tokenformer_jax import config, evaluate, harness
+from tokenformer_jax import config, evaluate, evaluation, harness
 from tokenformer_jax.config import TokenCounts
 from tokenformer_jax.data.tokenizers import ByteTokenizer
 from tokenformer_jax.errors import UserError
@@ -48,7 +48,7 @@ def source(tmp_path_factory) -> str:
 def command(source, tmp_path, monkeypatch, capsys):
   """Runs the command on all 8 devices; returns what it printed, and what it wrote."""
   known = set(flags.FLAGS)
-  evaluate._define_flags()
+  evaluate.define_flags()
   monkeypatch.setattr(datasets.config, 'HF_DATASETS_CACHE', tmp_path / 'datasets')
   # Without the harness's own tasks, which take seconds to list.
   monkeypatch.setattr(
@@ -141,19 +141,19 @@ def test_rotary_positions_do_not():
 
 
 def test_columns_are_the_paper_s():
-  found = evaluate.table_1(_tasks(RESULTS))
+  found = evaluation.table_1(_tasks(RESULTS))
   assert list(found.values()) == pytest.approx([16.5, 45, 36, 65, 47, 25, 51, 269 / 6])
 
 
 @pytest.mark.parametrize('task', RESULTS)
 def test_there_is_no_average_of_some(task):
-  found = evaluate.table_1(_tasks({k: v for k, v in RESULTS.items() if k != task}))
+  found = evaluation.table_1(_tasks({k: v for k, v in RESULTS.items() if k != task}))
   assert 'average' not in found and len(found) == (5 if task == 'lambada_openai' else 6)
 
 
 def test_the_published_row_is_beside_a_model_of_that_size():
   report = {'source': 'runs/150m', 'step': 0, 'tasks': _tasks(RESULTS)}
-  ours, theirs = evaluate.render(report, _released()).splitlines()[-2:]
+  ours, theirs = evaluation.render(report, _released()).splitlines()[-2:]
   assert ours.startswith('runs/150m, step 0 ')
   assert _numbers(ours)[-8:] == [16.5, 45, 36, 65, 47, 25, 51, 44.83]
   assert theirs.startswith('TokenFormer-150M, as published ')
@@ -173,10 +173,10 @@ def _numbers(line: str) -> list[float]:
   ],
 )
 def test_no_row_is_beside_a_model_of_another_size(changes):
-  assert evaluate.published(dataclasses.replace(_released(), **changes)) is None
+  assert evaluation.published(dataclasses.replace(_released(), **changes)) is None
 
 
-@pytest.mark.parametrize('size', evaluate._PUBLISHED)
+@pytest.mark.parametrize('size', evaluation._PUBLISHED)
 def test_a_published_average_is_that_of_its_row(size):
-  _, (_, *accuracies, average) = evaluate._PUBLISHED[size]
+  _, (_, *accuracies, average) = evaluation._PUBLISHED[size]
   assert sum(accuracies) / 6 == pytest.approx(average, abs=0.1)

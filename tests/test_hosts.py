@@ -118,12 +118,12 @@ from pathlib import Path
 import numpy as np
 from jax.experimental import multihost_utils
 import tiny_run
-from tokenformer_jax import cli, hosts, train
+from tokenformer_jax import cli, hosts, loop
 
 def main(argv):
   _, source, cache, workdir, out = argv
   config = tiny_run.config(source, Path(cache), mesh__fsdp=4)
-  run = train.Run(config, Path(workdir))
+  run = loop.Trainer(config, Path(workdir))
   batches = run.task.train_batches(run.rows, 3, 6)
   found = [multihost_utils.process_allgather(run.to_devices(b), tiled=True) for b in batches]
   if hosts.is_first():

@@ -10,7 +10,7 @@ import tensorflow_datasets as tfds
 from tiny_imagenet import tiny_imagenet
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax import metrics, start, train
+from tokenformer_jax import loop, metrics, start
 
 ROOT = Path(__file__).parents[1]
 
@@ -48,7 +48,7 @@ def test_b16_runs_its_pipeline_and_its_step(prepared, tmp_path, monkeypatch, wor
     == full.optim
   )
 
-  state = train.train(config, tmp_path / 'run')
+  state = loop.train(config, tmp_path / 'run')
   assert int(state['step']) == 5, 'one epoch of 40 images is not five batches'
   assert state['params']['head']['kernel'].shape == (32, 1000)
   lines = metrics.read(tmp_path / 'run')

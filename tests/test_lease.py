@@ -13,7 +13,7 @@ import jax
 import pytest
 import tiny_run
 
-from tokenformer_jax import checkpoint, lease, paths, start, train
+from tokenformer_jax import checkpoint, lease, loop, paths, start
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files
 
@@ -333,13 +333,13 @@ def test_a_second_run_is_refused_before_it_touches_anything(make, tmp_path):
     with pytest.raises(
       UserError, match=r'the work directory .*run is in use by process .* choose another --workdir'
     ):
-      train.train(make(), workdir)
+      loop.train(make(), workdir)
     assert everything(tmp_path) == before, 'a run that is refused writes'
 
 
 def test_a_run_that_cannot_start_leaves_no_directory(make, tmp_path):
   with pytest.raises(UserError, match='mesh'):
-    train.train(make(mesh__fsdp=3), tmp_path / 'runs' / 'run')
+    loop.train(make(mesh__fsdp=3), tmp_path / 'runs' / 'run')
   assert not (tmp_path / 'runs').exists(), 'a mistake leaves a work directory behind'
 
 
@@ -360,7 +360,7 @@ def test_a_run_that_was_replaced_writes_nothing_more(make, tmp_path, monkeypatch
   monkeypatch.setattr(start, 'devices', lambda: jax.devices()[:1])  # compiles faster
   monkeypatch.setattr(lease, 'hold_together', lost_later)
   with pytest.raises(UserError, match='taken over'):
-    train.train(make(train__log_every=4), tmp_path / 'run')
+    loop.train(make(train__log_every=4), tmp_path / 'run')
   written = everything(tmp_path / 'run')
   assert len(asked) == when
   before = {path: content for path, content in asked[-1].items() if 'checkpoints' not in str(path)}

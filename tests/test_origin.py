@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny_run
 
-from tokenformer_jax import checkpoint, origin, start, step, tasks, train
+from tokenformer_jax import checkpoint, loop, origin, start, step, tasks
 from tokenformer_jax.checkpoint_meta import Seen
 from tokenformer_jax.data import images, order, store, tokenizers
 from tokenformer_jax.errors import UserError
@@ -72,7 +72,7 @@ def save(config, workdir, *, step=STEP, seen='of the run', state=None, **changes
 
 def begin(config, workdir):
   """The run, ready to read its first state."""
-  run = train.Run(config, workdir)
+  run = loop.Trainer(config, workdir)
   run.checkpoints.close()
   return run
 
@@ -85,7 +85,7 @@ def from_run(config, workdir, **grow):
 
 def refusal(config, workdir):
   with pytest.raises(UserError) as error:
-    train.Run(config, workdir)
+    loop.Trainer(config, workdir)
   return str(error.value)
 
 
@@ -262,7 +262,7 @@ def test_the_place_is_that_of_the_checkpoint_that_could_be_read(make, tmp_path):
   digest = save(config, tmp_path / 'run', step=5, state=state).seen.digest
   save(config, tmp_path / 'run', step=8, state=state, seen=Seen(88, digest))
   shutil.rmtree(tmp_path / 'run/checkpoints/8/state')
-  run = train.Run(config, tmp_path / 'run')
+  run = loop.Trainer(config, tmp_path / 'run')
   with jax.set_mesh(run.mesh), contextlib.closing(run.checkpoints):
     _, first = run.first_state()
   assert (first, run.position) == (5, order.Position(5, 40)), 'samples are skipped'

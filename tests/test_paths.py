@@ -11,7 +11,7 @@ import pytest
 import tiny_hosts
 import tiny_run
 
-from tokenformer_jax import checkpoint, cli, metrics, paths, plot, train, trained
+from tokenformer_jax import checkpoint, curves, loop, metrics, paths, trained
 from tokenformer_jax.data import text
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files
@@ -35,10 +35,10 @@ def make(source, tmp_path_factory):
 def run(bucket, make):
   """A run in the bucket, whose last steps were made twice, and its last state."""
   url = 'gs://bucket/runs/one'
-  train.train(make(train__tensorboard=True), url)
+  loop.train(make(train__tensorboard=True), url)
   for name in objects(bucket, 'runs/one/checkpoints/20/'):
     del bucket.buckets['bucket'][name]
-  return url, train.train(make(train__tensorboard=True, train__profile_steps='12:13'), url)
+  return url, loop.train(make(train__tensorboard=True, train__profile_steps='12:13'), url)
 
 
 def objects(bucket, prefix):
@@ -63,7 +63,7 @@ def assert_same(got, want, meaning):
 
 def test_a_run_in_a_bucket_is_that_on_a_disk(run, make, tmp_path):
   url, got = run
-  assert_same(got, train.train(make(), tmp_path), 'going on, or the bucket, changes the run')
+  assert_same(got, loop.train(make(), tmp_path), 'going on, or the bucket, changes the run')
   lines, wanted = metrics.read(url), metrics.read(tmp_path)
   assert [line['step'] for line in lines] == [line['step'] for line in wanted]
   assert [line.get('train/loss') for line in lines] == [line.get('train/loss') for line in wanted]
@@ -79,10 +79,10 @@ def test_its_files_are_there(run, bucket):
 
 def test_its_figures_are_drawn(run):
   url, _ = run
-  found = plot.curves(url, 'tokens', 'train/loss')['train/loss']
+  found = curves.curves(url, 'tokens', 'train/loss')['train/loss']
   assert found[1] == [one['train/loss'] for one in metrics.read(url) if 'train/loss' in one]
   with pytest.raises(UserError, match=r'is not a run: its metrics.jsonl .*\(it is not there\)'):
-    plot.curves('gs://bucket/runs/none', 'steps', 'train/loss')
+    curves.curves('gs://bucket/runs/none', 'steps', 'train/loss')
 
 
 def test_a_command_reads_its_source_there(run):
@@ -93,7 +93,7 @@ def test_a_command_reads_its_source_there(run):
 def test_a_run_starts_from_a_smaller_one_there(run, make, bucket):
   url, state = run
   larger = make(init_from=url, model__param_tokens__ffn=128, train__steps=20, grow__step='restart')
-  grown = train.Run(larger, paths.of('gs://bucket/runs/larger')).first_state()[0]
+  grown = loop.Trainer(larger, paths.of('gs://bucket/runs/larger')).first_state()[0]
   keys = grown['params']['blocks']['ffn']['keys']
   assert_same(keys[:, :64], state['params']['blocks']['ffn']['keys'], 'what was learned is lost')
 
@@ -178,7 +178,7 @@ def test_calls_fail_by_chance_but_the_same_ones_each_time():
 def test_a_damaged_checkpoint_is_moved_aside(run, bucket, copy, make):
   url, of_bucket = copy
   of_bucket['runs/copy/checkpoints/20/meta/metadata'] = (10**6, b'{}')
-  assert_same(train.train(make(), url), run[1], 'it did not go on from the one before')
+  assert_same(loop.train(make(), url), run[1], 'it did not go on from the one before')
   assert objects(bucket, 'runs/copy/damaged/20/meta/'), 'what may be mended is gone'
 
 
@@ -247,7 +247,7 @@ def test_mistakes_are_told(mistake, bucket, make, monkeypatch):
   url, said = MISTAKES[mistake]
   monkeypatch.setattr(bucket, 'broken', mistake == 'no permission')
   with pytest.raises(UserError, match=said):
-    train.train(make(), url)
+    loop.train(make(), url)
 
 
 def test_what_reads_buckets_has_to_be_installed(monkeypatch):
@@ -256,4 +256,4 @@ def test_what_reads_buckets_has_to_be_installed(monkeypatch):
     importlib.util, 'find_spec', lambda name: None if name == 'gcsfs' else found(name)
   )
   with pytest.raises(UserError, match=r'takes gcsfs; pip install -e "\.\[gcs\]"'):
-    cli.split_source('gs://bucket/run@7')
+    paths.split_source('gs://bucket/run@7')

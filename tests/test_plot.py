@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from absl import flags
 
-from tokenformer_jax import flops, plot, saved_config
+from tokenformer_jax import curves, flops, plot, saved_config
 from tokenformer_jax.config import Config, DataConfig, ModelConfig
 from tokenformer_jax.errors import UserError
 
@@ -43,7 +43,7 @@ def run(tmp_path):
   ],
 )
 def test_steps_become_tokens_and_flops(run, x, per_step):
-  found = plot.curves(run, x, 'train/loss')
+  found = curves.curves(run, x, 'train/loss')
   xs, ys = found['train/loss']
   assert xs == [10 * per_step, 20 * per_step, 30 * per_step]
   assert (ys[0], ys[2]) == (8, 3)
@@ -53,7 +53,7 @@ def test_steps_become_tokens_and_flops(run, x, per_step):
 
 def test_validation_points_have_the_colour_of_their_run(run, tmp_path):
   other = _make_run(tmp_path / 'runs' / 'large', [7.0, 5.0])
-  axes = plot.draw([run, other], 'steps', 'train/loss').axes[0]
+  axes = curves.draw([run, other], 'steps', 'train/loss').axes[0]
   colours = [line.get_color() for line in axes.lines]
   assert colours[0] == colours[1] != colours[2] == colours[3]
   legend = [text.get_text() for text in axes.get_legend().get_texts()]
@@ -63,7 +63,7 @@ def test_validation_points_have_the_colour_of_their_run(run, tmp_path):
 
 def test_runs_of_one_name_are_told_apart_by_their_paths(run, tmp_path):
   other = _make_run(tmp_path / 'elsewhere' / 'small', [7.0])
-  axes = plot.draw([run, other, run], 'steps', 'eval/loss').axes[0]
+  axes = curves.draw([run, other, run], 'steps', 'eval/loss').axes[0]
   assert [text.get_text() for text in axes.get_legend().get_texts()] == [str(run), str(other)]
 
 
@@ -74,10 +74,10 @@ def _in_picture(axes) -> list[tuple[float, float]]:
   return axes.transAxes.inverted().transform(axes.transData.transform(points)).tolist()
 
 
-@pytest.mark.parametrize('x', plot.X_AXES)
+@pytest.mark.parametrize('x', curves.X_AXES)
 def test_the_whole_curve_is_in_the_picture_and_its_end_can_be_read(tmp_path, x):
   run = _make_run(tmp_path / 'run', [11.0, 9.0, *[3 + 1 / i for i in range(1, 99)]])
-  points = _in_picture(plot.draw([run], x, 'train/loss').axes[0])
+  points = _in_picture(curves.draw([run], x, 'train/loss').axes[0])
   assert all(-1e-6 <= at <= 1 + 1e-6 for point in points for at in point), 'a part is cut off'
   at_tenth, at_end = points[9], points[99]
   assert at_end[0] - at_tenth[0] > 0.3, 'nine tenths of the steps have no room'
@@ -91,14 +91,14 @@ def test_curves_that_begin_late_have_even_steps(tmp_path):
     _make_run(run, [3.0])
     lines = (json.dumps({'step': step, 'train/loss': 3 + 9 / step}) for step in steps)
     (run / 'metrics.jsonl').write_text('\n'.join(lines))
-  axes = plot.draw([small, grown], 'steps', 'train/loss').axes[0]
+  axes = curves.draw([small, grown], 'steps', 'train/loss').axes[0]
   assert axes.get_xscale() == 'linear' and axes.get_xlim()[0] == 0
-  assert plot.draw([small], 'steps', 'train/loss').axes[0].get_xscale() == 'log'
+  assert curves.draw([small], 'steps', 'train/loss').axes[0].get_xscale() == 'log'
 
 
 def test_numbers_on_logarithmic_axes_are_plain_and_several(tmp_path):
   for name, losses in (('narrow', [2.2, 1.7]), ('wide', [60000.0, 40.0])):
-    axes = plot.draw([_make_run(tmp_path / name, losses)], 'steps', 'train/loss').axes[0]
+    axes = curves.draw([_make_run(tmp_path / name, losses)], 'steps', 'train/loss').axes[0]
     axes.figure.draw_without_rendering()
     low, high = axes.get_ylim()
     shown = [t for t in axes.yaxis.get_major_ticks() if low <= t.get_loc() <= high]
@@ -109,12 +109,12 @@ def test_numbers_on_logarithmic_axes_are_plain_and_several(tmp_path):
 
 def test_a_metric_that_is_not_positive_can_be_drawn(tmp_path):
   run = _make_run(tmp_path / 'run', [1.0, 0.0, None])
-  assert plot.draw([run], 'steps', 'train/loss').axes[0].get_yscale() == 'linear'
+  assert curves.draw([run], 'steps', 'train/loss').axes[0].get_yscale() == 'linear'
 
 
 def test_large_counts_have_a_unit(tmp_path):
   run = _make_run(tmp_path / 'run', [3.0] * 100)  # 4.1 million tokens
-  axes = plot.draw([run], 'tokens', 'train/loss').axes[0]
+  axes = curves.draw([run], 'tokens', 'train/loss').axes[0]
   assert axes.get_xlabel() == 'training tokens (millions)'
   assert axes.xaxis.get_major_formatter()(2e6, 0) == '2'
 
@@ -130,19 +130,19 @@ def test_the_command_takes_runs_before_and_after_flags(run, tmp_path):
 
 def test_a_metric_that_is_not_there_is_answered_with_those_that_are(run):
   with pytest.raises(UserError, match=r"no metric 'train/los'; it has eval/loss, train/loss$"):
-    plot.curves(run, 'steps', 'train/los')
+    curves.curves(run, 'steps', 'train/los')
 
 
 def test_a_directory_that_is_no_run_is_named(tmp_path):
   with pytest.raises(UserError, match=r'is not a run: .*metrics\.jsonl cannot be read'):
-    plot.curves(tmp_path, 'steps', 'train/loss')
+    curves.curves(tmp_path, 'steps', 'train/loss')
 
 
 def test_a_run_that_has_just_begun_has_nothing_to_draw(tmp_path):
   run = _make_run(tmp_path / 'run', [])
   (run / 'metrics.jsonl').write_text('')
   with pytest.raises(UserError, match='has no figures yet'):
-    plot.curves(run, 'steps', 'train/loss')
+    curves.curves(run, 'steps', 'train/loss')
 
 
 @pytest.mark.parametrize(
@@ -151,29 +151,29 @@ def test_a_run_that_has_just_begun_has_nothing_to_draw(tmp_path):
 def test_lines_that_are_no_figures_are_named(run, line):
   (run / 'metrics.jsonl').write_text(f'{line}\n', encoding='latin-1')
   with pytest.raises(UserError, match=r'is not a run: |has no figures yet'):
-    plot.curves(run, 'steps', 'train/loss')
+    curves.curves(run, 'steps', 'train/loss')
 
 
 @pytest.mark.parametrize('value', ['null', '1e400', '"x"'])
 def test_a_metric_that_is_never_finite_is_refused(run, value):
   (run / 'metrics.jsonl').write_text(f'{{"step": 1, "train/loss": {value}}}\n')
   with pytest.raises(UserError, match=r'has no value of train/loss that is finite'):
-    plot.draw([run], 'steps', 'train/loss')
+    curves.draw([run], 'steps', 'train/loss')
 
 
 @pytest.mark.parametrize('content', [None, '{"model": ', '[]', '{"model": 3}', '[' * 10**5])
 def test_tokens_need_the_config(run, content):
   path = run / 'config.json'
   path.unlink() if content is None else path.write_text(content)
-  assert plot.curves(run, 'steps', 'train/loss')
+  assert curves.curves(run, 'steps', 'train/loss')
   with pytest.raises(UserError, match=r'config\.json, which --x=tokens needs, is not the config'):
-    plot.curves(run, 'tokens', 'train/loss')
+    curves.curves(run, 'tokens', 'train/loss')
 
 
 def test_without_matplotlib_the_extra_is_named(run, monkeypatch):
   monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
   with pytest.raises(UserError, match=r'pip install -e "\.\[plot\]"'):
-    plot.draw([run], 'steps', 'train/loss')
+    curves.draw([run], 'steps', 'train/loss')
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_without_matplotlib_the_extra_is_named(run, monkeypatch):
 )
 def test_mistakes_on_the_command_line(run, tmp_path, given, out, message):
   known = set(flags.FLAGS)
-  plot._define_flags()
+  plot.define_flags()
   try:
     runs = flags.FLAGS(['plot', f'--out={tmp_path / out}', *([str(run)] if given else [])])
     with pytest.raises(UserError, match=message):
@@ -199,6 +199,6 @@ def test_mistakes_on_the_command_line(run, tmp_path, given, out, message):
 def test_images_are_counted_as_examples_and_not_as_tokens(run):
   config = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, kind='vit'))
   (run / 'config.json').write_text(saved_config.to_text(config))
-  assert plot.curves(run, 'examples', 'train/loss')['train/loss'][0] == [160, 320, 480]
+  assert curves.curves(run, 'examples', 'train/loss')['train/loss'][0] == [160, 320, 480]
   with pytest.raises(UserError, match='images, which are not tokens; use --x=examples'):
-    plot.curves(run, 'tokens', 'train/loss')
+    curves.curves(run, 'tokens', 'train/loss')

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from tokenformer_jax import (
   checkpoint,
+  loop,
   metrics,
   optim,
   perplexity,
@@ -24,7 +25,6 @@ from tokenformer_jax import (
   sharding,
   start,
   tasks,
-  train,
   trained,
 )
 from tokenformer_jax import config as config_lib
@@ -65,7 +65,7 @@ def assert_same(a, b, what):
 
 def test_a_run_learns_and_leaves_what_the_docs_promise(make, tmp_path, one_device):
   changes = {'train__tensorboard': True, 'train__eval_every': 10, 'train__sample_tokens': 8}
-  train.train(make(train__steps=60, **changes), tmp_path / 'run')
+  loop.train(make(train__steps=60, **changes), tmp_path / 'run')
   lines = metrics.read(tmp_path / 'run')
   names = set().union(*lines)
   assert names >= {
@@ -94,7 +94,7 @@ def test_a_run_learns_and_leaves_what_the_docs_promise(make, tmp_path, one_devic
 
 @pytest.mark.slow
 def test_bits_per_byte_follows_from_the_loss(make, tmp_path, one_device):
-  train.train(make(), tmp_path / 'run')
+  loop.train(make(), tmp_path / 'run')
   last = [line for line in metrics.read(tmp_path / 'run') if 'eval/loss' in line][-1]
   # The bytes tokenizer has one token for a byte and one more for the end of each document.
   expected = last['eval/loss'] / math.log(2)
@@ -113,9 +113,9 @@ def test_losses_are_the_same_on_every_mesh(make, tmp_path, mesh, monkeypatch):
   config = make(train__log_every=1, train__eval_every=0)
   with monkeypatch.context() as patch:
     patch.setattr(start, 'devices', lambda: jax.devices()[:1])
-    train.train(config, tmp_path / 'one')
+    loop.train(config, tmp_path / 'one')
   sizes = dataclasses.replace(config.mesh, fsdp=mesh[0], tokens=mesh[1])
-  train.train(dataclasses.replace(config, mesh=sizes), tmp_path / 'many')
+  loop.train(dataclasses.replace(config, mesh=sizes), tmp_path / 'many')
   one, many = losses(tmp_path / 'one'), losses(tmp_path / 'many')
   np.testing.assert_allclose(
     list(many.values()), list(one.values()), rtol=1e-4, err_msg=f'mesh {mesh} changes the losses'
@@ -127,14 +127,14 @@ def test_losses_are_the_same_on_every_mesh(make, tmp_path, mesh, monkeypatch):
 def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(
   make, tmp_path, one_device, checkpoint_every
 ):
-  whole = train.train(make(), tmp_path / 'whole')
+  whole = loop.train(make(), tmp_path / 'whole')
   broken = make(train__checkpoint_every=checkpoint_every, train__keep_checkpoints=9)
-  train.train(broken, tmp_path / 'broken')
+  loop.train(broken, tmp_path / 'broken')
   for step in (10, 14, 15, 20):  # forget the last ones, as a crash would
     path = tmp_path / f'broken/checkpoints/{step}'
     if path.exists():
       path.rename(tmp_path / f'broken/{step}.lost')
-  resumed = train.train(broken, tmp_path / 'broken')
+  resumed = loop.train(broken, tmp_path / 'broken')
   assert_same(whole, resumed, 'after a resume')
   steps = [line['step'] for line in metrics.read(tmp_path / 'broken') if 'train/loss' in line]
   assert steps == [5, 10, 15, 20], 'metrics.jsonl repeats or lacks lines after a resume'
@@ -156,9 +156,9 @@ def test_every_sample_is_seen_once_whatever_the_batch_sizes(
   monkeypatch.setattr(order, 'train_rows', spy)
   for batch_size, steps in ((8, 5), (16, 8), (4, 12), (4, 15)):
     config = make(data__batch_size=batch_size, train__steps=steps)
-    train.train(config, tmp_path / 'run')
+    loop.train(config, tmp_path / 'run')
   grown = dataclasses.replace(make(train__steps=18, **LARGER), init_from=str(tmp_path / 'run'))
-  train.train(grown, tmp_path / 'grown')
+  loop.train(grown, tmp_path / 'grown')
   seen = [position for step in sorted(positions) for position in positions[step]]
   samples = 5 * 8 + 3 * 16 + 7 * 4 + 3 * 8
   assert seen == list(range(samples)), 'samples are skipped or seen again'
@@ -175,10 +175,10 @@ def test_fine_tuning_on_other_text_starts_where_the_model_is(make, tmp_path, one
   for i in range(60):
     (other / f'{i}.txt').write_text(f'return {i} keys of value token grow def self naïve ' * 12)
   first = make(data__tokenizer='bpe:300', train__steps=150)
-  train.train(first, tmp_path / 'first')
+  loop.train(first, tmp_path / 'first')
   changes = {'data__tokenizer': 'bpe:300', 'train__steps': 170, 'data__source': f'files:{other}/*'}
   second = dataclasses.replace(make(**changes), init_from=str(tmp_path / 'first'))
-  train.train(second, tmp_path / 'second')
+  loop.train(second, tmp_path / 'second')
   at_birth = losses(tmp_path / 'second', 'eval/loss')[150]
   model = trained.load(str(tmp_path / 'first'))
   scorer = score.Scorer(model.definition, model.params, model.mesh, max_length=32)
@@ -190,13 +190,13 @@ def test_fine_tuning_on_other_text_starts_where_the_model_is(make, tmp_path, one
 @_SLOW
 def test_a_checkpoint_of_one_mesh_goes_on_on_another(make, tmp_path, monkeypatch):
   config = make(train__log_every=1, train__keep_checkpoints=4)
-  train.train(config, tmp_path / 'straight')
+  loop.train(config, tmp_path / 'straight')
   mesh = dataclasses.replace(config.mesh, fsdp=2, tokens=4)
-  train.train(dataclasses.replace(config, mesh=mesh), tmp_path / 'moved')
+  loop.train(dataclasses.replace(config, mesh=mesh), tmp_path / 'moved')
   for step in (15, 20):
     (tmp_path / f'moved/checkpoints/{step}').rename(tmp_path / f'{step}.lost')
   monkeypatch.setattr(start, 'devices', lambda: jax.devices()[:1])
-  train.train(config, tmp_path / 'moved')
+  loop.train(config, tmp_path / 'moved')
   straight, moved = losses(tmp_path / 'straight'), losses(tmp_path / 'moved')
   np.testing.assert_allclose(
     list(moved.values()), list(straight.values()), rtol=1e-4, err_msg='the mesh changes the losses'
@@ -223,7 +223,7 @@ def random_batch(config):
 
 
 def test_the_step_compiles_once_and_the_host_never_waits(make, tmp_path, one_device):
-  run = train.Run(make(), tmp_path / 'run')
+  run = loop.Trainer(make(), tmp_path / 'run')
   with jax.set_mesh(run.mesh):
     run.train()
   assert run.train_step._cache_size() == 1, 'the training step was compiled more than once'
@@ -301,7 +301,7 @@ def test_a_run_that_diverges_stops_and_says_what_to_do(make, tmp_path, one_devic
     train__max_skipped_steps=10,
   )
   with pytest.raises(UserError, match=r'not finite in \d+ steps in a row.*learning_rate'):
-    train.train(config, tmp_path / 'run')
+    loop.train(config, tmp_path / 'run')
   assert max(losses(tmp_path / 'run')) < 40, 'the run went on for long after it had diverged'
 
 
@@ -316,7 +316,7 @@ def test_a_stop_asked_for_during_an_evaluation_saves_the_step_after_it(
 
   monkeypatch.setattr(TextTask, 'eval_figures', preempted)
   config = make(train__steps=100, train__eval_every=5, train__checkpoint_every=1000)
-  state, stopped = train.train_or_stop(config, tmp_path / 'run')
+  state, stopped = loop.train_or_stop(config, tmp_path / 'run')
   assert list(losses(tmp_path / 'run', 'eval/loss')) == [5], 'the evaluation was not finished'
   assert stopped and state['step'] == 6, 'the signal was lost, or not waited for'
   assert checkpoint.Checkpoints(tmp_path / 'run').steps() == [6], 'the last step is not saved'
@@ -328,7 +328,7 @@ def test_chosen_steps_are_profiled_and_programs_are_kept(make, tmp_path, one_dev
   config = make(train__profile_steps='2:3', train__compilation_cache=str(cache), train__steps=4)
   compilation_cache.reset_cache()  # It is opened once in a process.
   try:
-    train.train(config, tmp_path / 'run')
+    loop.train(config, tmp_path / 'run')
   finally:
     jax.config.update('jax_compilation_cache_dir', of_tests)
     compilation_cache.reset_cache()
@@ -340,7 +340,7 @@ def test_chosen_steps_are_profiled_and_programs_are_kept(make, tmp_path, one_dev
 def test_bfloat16_activations_train_as_float32_ones_do(make, tmp_path, one_device):
   for dtype in ('float32', 'bfloat16'):
     config = dataclasses.replace(make(train__log_every=1), dtype=dtype)
-    state = train.train(config, tmp_path / dtype)
+    state = loop.train(config, tmp_path / dtype)
   single, half = losses(tmp_path / 'float32'), losses(tmp_path / 'bfloat16')
   np.testing.assert_allclose(
     list(half.values()), list(single.values()), rtol=0.02, err_msg='bfloat16 trains otherwise'
@@ -350,17 +350,17 @@ def test_bfloat16_activations_train_as_float32_ones_do(make, tmp_path, one_devic
 
 @pytest.mark.slow
 def test_a_finished_run_says_so(make, tmp_path, one_device, capsys):
-  train.train(make(), tmp_path / 'run')
-  train.train(make(), tmp_path / 'run')
+  loop.train(make(), tmp_path / 'run')
+  loop.train(make(), tmp_path / 'run')
   assert 'trained to step 20 already' in capsys.readouterr().err
 
 
 def test_a_work_directory_of_another_model_is_refused(make, tmp_path, one_device):
-  train.train(make(), tmp_path / 'run')
+  loop.train(make(), tmp_path / 'run')
   with pytest.raises(
     UserError, match=r'model\.param_tokens\.ffn is 64 there and 128 in the config'
   ):
-    train.train(make(model__param_tokens__ffn=128), tmp_path / 'run')
+    loop.train(make(model__param_tokens__ffn=128), tmp_path / 'run')
 
 
 @pytest.fixture(scope='module')
@@ -369,7 +369,7 @@ def ancestor(source, tmp_path_factory):
   root = tmp_path_factory.mktemp('ancestor')
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(start, 'devices', lambda: jax.devices()[:1])
-    state = train.train(tiny_run.config(source, root / 'cache'), root / 'run')
+    state = loop.train(tiny_run.config(source, root / 'cache'), root / 'run')
   return root / 'run', state
 
 
@@ -378,7 +378,7 @@ LARGER = {'model__param_tokens__qkv': 48, 'model__param_tokens__ffn': 96}
 
 def begin(config, workdir):
   """The state that a run starts from, and its step."""
-  run = train.Run(config, workdir)
+  run = loop.Trainer(config, workdir)
   with jax.set_mesh(run.mesh), contextlib.closing(run.checkpoints):
     return run.first_state()
 
@@ -395,7 +395,7 @@ def test_init_from_can_start_at_step_0(make, tmp_path, one_device, ancestor):
   config = make(optim__learning_rate=1e-30, optim__weight_decay=0.0, train__steps=1)
   grow = dataclasses.replace(config.grow, step='restart')
   config = dataclasses.replace(config, init_from=str(ancestor[0]), grow=grow)
-  started = train.train(config, tmp_path / 'target')
+  started = loop.train(config, tmp_path / 'target')
   assert_same(started['params'], ancestor[1]['params'], 'init_from')
   assert int(started['step']) == 1, 'the step of the source was taken over'
 
@@ -404,7 +404,7 @@ def test_init_from_refuses_another_model_and_a_missing_run(make, tmp_path, one_d
   def sentence(init_from, **changes):
     config = dataclasses.replace(make(train__steps=30, **changes), init_from=str(init_from))
     with pytest.raises(UserError) as error:
-      train.train(config, tmp_path / 'target')
+      loop.train(config, tmp_path / 'target')
     return str(error.value)
 
   wider = sentence(ancestor[0], model__width=64)
@@ -415,7 +415,7 @@ def test_init_from_refuses_another_model_and_a_missing_run(make, tmp_path, one_d
   assert 'has no checkpoint of step 7' in sentence(f'{ancestor[0]}@7')
   config = dataclasses.replace(make(), init_from=str(ancestor[0]))
   with pytest.raises(UserError, match=r'has made 20 steps.*config\.train\.steps is 20; raise it'):
-    train.train(config, tmp_path / 'target')
+    loop.train(config, tmp_path / 'target')
 
 
 @pytest.mark.slow
@@ -424,11 +424,11 @@ def test_a_run_that_grew_goes_on_without_its_source(make, tmp_path, one_device, 
   shutil.copytree(ancestor[0], tmp_path / 'source')
   config = make(train__steps=30, train__keep_checkpoints=9, **LARGER)
   config = dataclasses.replace(config, init_from=str(tmp_path / 'source'))
-  whole = train.train(config, tmp_path / 'run')
+  whole = loop.train(config, tmp_path / 'run')
   assert sorted(losses(tmp_path / 'run')) == [25, 30], 'the steps of the source are made again'
   shutil.rmtree(tmp_path / 'source')
   (tmp_path / 'run/checkpoints/30').rename(tmp_path / '30.lost')  # as a crash would
-  resumed = train.train(config, tmp_path / 'run')
+  resumed = loop.train(config, tmp_path / 'run')
   assert_same(resumed, whole, 'after a resume')
 
   checkpoints, meta = checkpoint.open_source(tmp_path / 'run', None)
@@ -467,13 +467,13 @@ def test_frozen_tokens_need_newer_ones(make, tmp_path, one_device, ancestor):
     with pytest.raises(
       UserError, match="old_tokens is 'freeze', but this model has no tokens newe"
     ):
-      train.Run(config, tmp_path / name)
+      loop.Trainer(config, tmp_path / name)
 
 
 def test_a_grown_run_trains_its_new_tokens_alone_if_asked(make, tmp_path, one_device, ancestor):
   config = make(train__steps=22, optim__old_tokens='freeze', **LARGER)
   config = dataclasses.replace(config, init_from=str(ancestor[0]))
-  after = train.train(config, tmp_path / 'run')['params']
+  after = loop.train(config, tmp_path / 'run')['params']
   before = ancestor[1]['params']
   np.testing.assert_array_equal(after['embedding'], before['embedding'])
   keys = np.asarray(after['blocks']['ffn']['keys'])
@@ -494,7 +494,7 @@ def test_a_growth_on_one_mesh_goes_on_on_another(make, tmp_path, monkeypatch, an
         config = dataclasses.replace(config, mesh=many)
       else:
         patch.setattr(start, 'devices', lambda: jax.devices()[:1])
-      train.train(config, workdir)
+      loop.train(config, workdir)
 
   on(grown, False, tmp_path / 'stay')
   begun = dataclasses.replace(grown, train=dataclasses.replace(config.train, checkpoint_every=21))
@@ -521,7 +521,7 @@ def test_what_does_not_fit_the_mesh_is_named_before_the_text_is_read(make, tmp_p
     ({'model__vocab_size': 100}, r'has 256 token ids; make it at least that'),
   ):
     with pytest.raises(UserError, match=sentence):
-      train.train(make(**changes), tmp_path / 'run')
+      loop.train(make(**changes), tmp_path / 'run')
 
 
 @_SLOW
@@ -534,7 +534,7 @@ def test_the_best_checkpoint_stays_beside_the_newest(make, tmp_path, one_device)
     optim__schedule='constant',
     optim__warmup_steps=1,
   )
-  train.train(config, tmp_path / 'run')
+  loop.train(config, tmp_path / 'run')
   by_step = losses(tmp_path / 'run', 'eval/loss')
   best = min(by_step, key=by_step.get)
   kept = checkpoint.Checkpoints(tmp_path / 'run').steps()

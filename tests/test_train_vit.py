@@ -11,7 +11,7 @@ import pytest
 import tiny_run
 from grow.growing import assert_same, difference, mesh_of
 
-from tokenformer_jax import checkpoint, metrics, start, train
+from tokenformer_jax import checkpoint, loop, metrics, start
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files, verify
 
@@ -43,7 +43,7 @@ def whole(tmp_path_factory):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(start, 'devices', lambda: jax.devices()[:1])
     changes = {'train__ema': 0.9, 'train__keep_checkpoints': 9, 'train__log_every': 1}
-    state = train.train(_make(**changes), workdir)
+    state = loop.train(_make(**changes), workdir)
   return workdir, jax.tree.map(np.asarray, state)
 
 
@@ -73,12 +73,12 @@ def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(whole, tmp_pa
   for step in (15, 20):  # forget the last ones, as a crash would
     shutil.rmtree(tmp_path / f'run/checkpoints/{step}')
   changes = {'train__ema': 0.9, 'train__keep_checkpoints': 9, 'train__log_every': 1}
-  assert_same(train.train(_make(**changes), tmp_path / 'run'), whole[1], 'after a resume')
+  assert_same(loop.train(_make(**changes), tmp_path / 'run'), whole[1], 'after a resume')
 
 
 def test_losses_are_the_same_on_4_x_2_devices(whole, tmp_path):
   config = _make(mesh__fsdp=4, mesh__tokens=2, train__log_every=1, train__eval_batches=0)
-  train.train(config, tmp_path / 'many')
+  loop.train(config, tmp_path / 'many')
   one, many = _losses(whole[0]), _losses(tmp_path / 'many')
   assert len(many) == 20
   np.testing.assert_allclose(
@@ -103,7 +103,7 @@ def _read(workdir, step):
 def test_a_trained_vit_grows_exactly_with_its_average(whole, tmp_path, one_device):
   counts = {'model__param_tokens__qkv': 48, 'model__param_tokens__ffn': 128}
   config = _make(**counts, train__ema=0.9, train__steps=24, init_from=str(whole[0]))
-  run = train.Run(config, tmp_path / 'grown')
+  run = loop.Trainer(config, tmp_path / 'grown')
   with jax.set_mesh(run.mesh), contextlib.closing(run.checkpoints):
     state, step = run.first_state()
   assert step == 20
@@ -120,16 +120,16 @@ def test_a_trained_vit_grows_exactly_with_its_average(whole, tmp_path, one_devic
 @SLOW
 def test_an_average_may_begin_and_end_with_a_later_run(whole, tmp_path, one_device):
   shutil.copytree(whole[0], tmp_path / 'run')
-  without = train.train(_make(train__steps=22), tmp_path / 'run')
+  without = loop.train(_make(train__steps=22), tmp_path / 'run')
   assert 'ema' not in without
-  again = train.train(_make(train__steps=24, train__ema=0.5), tmp_path / 'run')
+  again = loop.train(_make(train__steps=24, train__ema=0.5), tmp_path / 'run')
   assert np.abs(again['ema']['head']['kernel'] - again['params']['head']['kernel']).max() > 0
 
 
 @SLOW
 def test_fine_tuning_takes_another_head_and_another_resolution(tmp_path, one_device):
   first = _make(model__positions='learned', train__steps=5)
-  old = train.train(first, tmp_path / 'first')
+  old = loop.train(first, tmp_path / 'first')
   config = _make(
     model__positions='learned',
     model__classes=17,
@@ -140,7 +140,7 @@ def test_fine_tuning_takes_another_head_and_another_resolution(tmp_path, one_dev
     optim__layer_decay=0.5,
     train__steps=2,
   )
-  run = train.Run(config, tmp_path / 'second')
+  run = loop.Trainer(config, tmp_path / 'second')
   with jax.set_mesh(run.mesh), contextlib.closing(run.checkpoints):
     state, step = run.first_state()
     params = state['params']
@@ -157,7 +157,7 @@ def test_fine_tuning_takes_another_head_and_another_resolution(tmp_path, one_dev
 
 def test_another_number_of_classes_is_no_resume(whole, tmp_path, one_device):
   with pytest.raises(UserError, match=r'is of another model: model\.classes is 10 there and 12'):
-    train.train(_make(model__classes=12), whole[0])
+    loop.train(_make(model__classes=12), whole[0])
 
 
 def test_lengths_in_epochs_and_examples():

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.extend import core
 from tiny import tiny_model
 
-from tokenformer_jax import lm, metrics, optim, sharding, tasks, train, trunk
+from tokenformer_jax import lm, loop, metrics, optim, sharding, tasks, trunk
 from tokenformer_jax import step as step_lib
 from tokenformer_jax.compute import Compute
 from tokenformer_jax.config import Config, MeshConfig, OptimConfig, TrainConfig, choices
@@ -269,7 +269,7 @@ def test_a_run_writes_what_layers_say(tmp_path, monkeypatch):
   sizes = {'model__layers': 5, 'model__tied_head': False, 'model__norm_epsilon': 4e-5}
   source = tiny_run.write_corpus(tmp_path / 'corpus')
   config = tiny_run.config(source, tmp_path / 'cache', **sizes, train__steps=5)
-  train.train(config, tmp_path / 'run')
+  loop.train(config, tmp_path / 'run')
   lines = metrics.read(tmp_path / 'run')
   for kind in ('train', 'eval'):
     said = [line for line in lines if f'{kind}/loss' in line]

@@ -50,12 +50,17 @@ def trained(devices: int = 1, **changes: Any) -> Trained:
   return Trained(
     source='nowhere',
     meta=Meta(
-      step=0, updates=0, config=whole, lineage=(), contents='model', checksums={}, tokenizer={}
+      step=0,
+      updates=0,
+      config=whole,
+      lineage=(),
+      contents='model',
+      checksums={},
+      tokenizer=ByteTokenizer().to_json(),
     ),
     definition=definition,
     compute=compute,
     params=jax.device_put(params(whole.model), sharding.of_axes(mesh, definition.axes)),
-    tokenizer=ByteTokenizer(),
     mesh=mesh,
   )
 

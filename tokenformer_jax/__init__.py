@@ -1,13 +1,37 @@
 """Train TokenFormer models and grow them without changing what they compute.
 
-The modules are the interface; importing the package imports none of them, so it is fast:
+  run = tokenformer_jax.load('runs/lm_stdlib')         a run: DIR, or DIR@STEP
+  run.generate('def main(')                            text
+  run.grow('runs/grown', {'ffn': 1536}).train(1500)    a larger model, trained on
+  tokenformer_jax.train('vit_digits', 'runs/digits')   a new run, of a config
+  tokenformer_jax.plan('lm_pile:1_5b', 'v5p:4x4x4')    what a run takes on TPUs
+  tokenformer_jax.config.defaults()                    every key of a config
 
-  config      what a run is                    lm           the language model
-  train       training runs                    pattention   attention to parameter tokens
-  generate    text from a trained model        sharding     meshes and where arrays live
-  plot        loss curves                      checkpoint   reading and writing checkpoints
-  grow        larger models from trained ones  inspect      what parameter tokens answer to
-  tasks       text and images in a run         vit          the vision transformer
-  evaluate    tasks, and perplexity of texts   trained      a run, read for use
-  plan        runs on TPUs that are not here
+`help(tokenformer_jax.Run)` has the rest. Importing the package imports nothing else; each of these
+names is looked up when it is first used.
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+  from tokenformer_jax import config, plan
+  from tokenformer_jax.errors import UserError
+  from tokenformer_jax.run import Run, load, train
+
+_FROM = {'Run': 'run', 'load': 'run', 'train': 'run', 'UserError': 'errors'}
+_MODULES = ('config', 'plan')  # `plan` can be called: see tokenformer_jax/plan/__init__.py
+
+__all__ = ['Run', 'UserError', 'config', 'load', 'plan', 'train']
+
+
+def __getattr__(name: str) -> Any:
+  if name in _FROM:
+    return getattr(importlib.import_module(f'{__name__}.{_FROM[name]}'), name)
+  if name in _MODULES:
+    return importlib.import_module(f'{__name__}.{name}')
+  raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+
+
+def __dir__() -> list[str]:
+  return sorted({*globals(), *__all__})

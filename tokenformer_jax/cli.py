@@ -1,4 +1,4 @@
-"""What the command-line entries share: running `main`, and naming a checkpoint."""
+"""What the command-line entries share: running `main`, and files that flags name."""
 
 import contextlib
 import gc
@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 from absl import app, flags, logging
 
-from tokenformer_jax import flag_mistakes, hosts, paths, usage
+from tokenformer_jax import flag_mistakes, hosts, messages, paths, usage
 from tokenformer_jax.errors import UserError
 
 _HELP = ('--help', '-help', '-h', '--helpshort')
@@ -63,12 +63,12 @@ def run(
   sys.unraisablehook = _report_unraisable
   flags.FLAGS.set_gnu_getopt(positional)
   try:
-    app.run(guarded, flags_parser=_flags_parser(more_help))
+    app.run(guarded, flags_parser=_flags_parser(main, more_help))
   except Exception as error:
     told = hosts.as_told(error)
     if told is None:
       raise
-    say(f'error: {told}')
+    messages.say(f'error: {told}')
     sys.exit(hosts.status_of(told))
 
 
@@ -110,22 +110,19 @@ def _report_unraisable(unraisable: 'sys.UnraisableHookArgs') -> None:
     sys.__unraisablehook__(unraisable)
 
 
-def _flags_parser(more_help: Callable[[], str] | None) -> Callable[[Sequence[str]], list[str]]:
-  """What parses the flags, and prints the help if it is asked for."""
+def _flags_parser(
+  main: Callable[[Sequence[str]], int | None], more_help: Callable[[], str] | None
+) -> Callable[[Sequence[str]], list[str]]:
+  """Return what parses the flags, and prints the help of the module of `main` if asked for it."""
 
   def parse(argv: Sequence[str]) -> list[str]:
     if any(argument in _HELP for argument in argv[1:]):
-      print(usage.render(more_help() if more_help else ''))
+      doc = sys.modules[main.__module__].__doc__ or ''
+      print(usage.render(doc, more_help() if more_help else ''))
       sys.exit(0)
     return flag_mistakes.parse(argv)
 
   return parse
-
-
-def say(text: str) -> None:
-  """A line for the person at the terminal, on the standard error of the first process."""
-  if hosts.is_first():
-    print(text, file=sys.stderr, flush=True)
 
 
 def output_file(flag: str) -> Path | None:
@@ -149,13 +146,3 @@ def output_file(flag: str) -> Path | None:
   if reason:
     raise UserError(f'--{flag}={value} cannot be written: {reason}')
   return path
-
-
-def split_source(source: str) -> tuple[paths.Path, int | None]:
-  """`DIR` or `DIR@STEP` as a path and a step (None: the newest)."""
-  directory, at, step = source.rpartition('@')
-  if not at:
-    return paths.of(source), None
-  if not step.isdecimal():  # '²' is a digit and not a number
-    raise UserError(f'source {source!r} does not end in a step; it is DIR or DIR@STEP')
-  return paths.of(directory), int(step)

@@ -1,10 +1,10 @@
 r"""Turns released TokenFormer weights into a run of ours, and back, tensor by tensor.
 
-  python -m tokenformer_jax.convert to-jax --source=pytorch_model.bin --target=RUN
+  tokenformer convert to-jax --source=pytorch_model.bin --target=RUN
       [--tokenizer=tokenizer.json] [--heads=N] [--rotary_fraction=F] [--sequence_length=N]
       [--score=l2_norm_gelu|gelu_l2_norm|softmax] [--allow_nonfinite]
-  python -m tokenformer_jax.convert to-jax --source=CHECKPOINT --target=RUN [--zoom_dim=N] …
-  python -m tokenformer_jax.convert to-torch --source=RUN[@STEP] --target=pytorch_model.bin
+  tokenformer convert to-jax --source=CHECKPOINT --target=RUN [--zoom_dim=N] …
+  tokenformer convert to-torch --source=RUN[@STEP] --target=pytorch_model.bin
       [--dtype=float32|float16|bfloat16] [--allow_nonfinite]
 
 The source of to-jax is a .bin or .safetensors file, the .index.json of a sharded set, or a
@@ -31,11 +31,13 @@ from absl import flags
 from tokenformer_jax import (
   checkpoint,
   cli,
+  messages,
   paths,
   released_torch,
   released_tpu,
   sharding,
   tensor_files,
+  usage,
 )
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.checkpoint_meta import Meta
@@ -190,7 +192,7 @@ class _NonFinite:
         f'{told}: a model with them computes nothing but NaN; fetch the weights again, or name an '
         'earlier checkpoint (--allow_nonfinite takes them as they are)'
       )
-    cli.say(f'{told}; they are taken as they are (--allow_nonfinite)')
+    messages.say(f'{told}; they are taken as they are (--allow_nonfinite)')
 
 
 def _tokenizer_beside(source: Path) -> str:
@@ -237,7 +239,7 @@ def to_torch(
   files.check_target(target)
   if target.suffix not in tensor_files.SUFFIXES:
     raise UserError(f'the target {target} must end in {" or ".join(tensor_files.SUFFIXES)}')
-  directory, step = cli.split_source(source)
+  directory, step = paths.split_source(source)
   checkpoints, meta = checkpoint.open_source(directory, step)
   with contextlib.closing(checkpoints):
     checkpoint.check_is_model(meta, directory)
@@ -286,7 +288,8 @@ def _tensors(
     files.return_freed_memory()
 
 
-def _define_flags() -> None:
+def define_flags() -> None:
+  """Define the command's flags."""
   flags.DEFINE_string('source', None, 'Weights (to-jax) or a run (to-torch).', required=True)
   flags.DEFINE_string('target', None, 'The new work directory, or file.', required=True)
   flags.DEFINE_integer(
@@ -337,20 +340,21 @@ def main(argv: Sequence[str]) -> None:
   rotated = model.rotary_fraction if model.positions == 'rotary' else 0
   heads = f'{model.heads} heads, of each of which {rotated:g} is rotated'
   sizes = f'{model.layers} layers, width {model.width}, {heads}, {model.param_tokens}'
-  cli.say(f'{sizes}, score {model.score}')
+  messages.say(f'{sizes}, score {model.score}')
   if action == 'to-jax':
     _say_assumed(model)
-    cli.say(f'wrote {target}; to try it:')
-    print(f"python -m tokenformer_jax.generate --source={target} --prompt='Once upon a time'")
+    messages.say(f'wrote {target}; to try it:')
+    command = usage.command_of('generate')
+    print(f"{command} --source={target} --prompt='Once upon a time'")
     return
-  cli.say(f'wrote {target}')
+  messages.say(f'wrote {target}')
   if model.score != _SCORE:
-    cli.say(
+    messages.say(
       f'the file does not say that the score is {model.score}: set norm_activation_type to it in '
       f'the config of the released code, where the released models have {_SCORE}'
     )
   if model.reference_tokens != model.param_tokens:
-    cli.say(
+    messages.say(
       'the released code takes the scale from the number of tokens, so it will not compute what '
       f'this model does, whose reference counts are {model.reference_tokens}; a model grown with '
       '--scale=resize (as --method=duplicate is) computes the same there'
@@ -364,11 +368,16 @@ def _say_assumed(model: ModelConfig) -> None:
     named['rotary_fraction'] = model.rotary_fraction
   assumed = [f'--{name}={value}' for name, value in named.items() if not flags.FLAGS[name].present]
   if assumed:
-    cli.say(
+    messages.say(
       f'assumed, as the weights do not say it and the released models have it: {", ".join(assumed)}'
     )
 
 
-if __name__ == '__main__':
-  _define_flags()
+def run() -> None:
+  """Run the command with the arguments of this process."""
+  define_flags()
   cli.run(main, positional=True, on_all_hosts=False)
+
+
+if __name__ == '__main__':
+  run()

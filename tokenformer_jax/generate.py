@@ -1,7 +1,7 @@
 r"""Writes text with a trained language model.
 
-  python -m tokenformer_jax.generate --source=runs/lm_stdlib --prompt='def main('
-  python -m tokenformer_jax.generate --source=runs/lm_stdlib --requests=prompts.jsonl
+  tokenformer generate --source=runs/lm_stdlib --prompt='def main('
+  tokenformer generate --source=runs/lm_stdlib --requests=prompts.jsonl
 
 The first writes one text as it is drawn. The second takes a JSON object a line with a `prompt` and,
 if they are to differ from the flags, `length`, `temperature`, `top_k`, `top_p`, `seed` and `stop`
@@ -18,15 +18,12 @@ from typing import Any
 
 import jax
 from absl import flags
-from jax.sharding import Mesh
 
-from tokenformer_jax import cli, decode, hosts, trained
-from tokenformer_jax.data import tokenizers
-from tokenformer_jax.decode import Decoder
+from tokenformer_jax import cli, decode, hosts, messages, trained
 from tokenformer_jax.errors import UserError, nearest
-from tokenformer_jax.params import Params
 from tokenformer_jax.sampling import Sampling
-from tokenformer_jax.texts import TextRequest, complete, stream_text, until
+from tokenformer_jax.texts import TextRequest, stream_text, until
+from tokenformer_jax.writer import Writer
 
 
 def read_requests(path: Path, default: TextRequest) -> list[TextRequest]:
@@ -76,7 +73,8 @@ def _request(values: Any, default: TextRequest) -> TextRequest:
   )
 
 
-def _define_flags() -> None:
+def define_flags() -> None:
+  """Define the command's flags."""
   flags.DEFINE_string('source', None, 'A run: DIR, or DIR@STEP.', required=True)
   flags.DEFINE_string('prompt', '', 'The text to go on from; empty: a new document.')
   flags.DEFINE_string('requests', None, 'A file of requests, a JSON object a line; see above.')
@@ -99,26 +97,15 @@ def main(argv: Sequence[str]) -> None:
   sampling = Sampling(values.temperature, values.top_k, values.top_p, values.seed)
   default = TextRequest(values.prompt, values.length, sampling, tuple(filter(None, values.stop)))
   requests = read_requests(Path(values.requests), default) if values.requests else [default]
-  decoder, params, tokenizer, mesh = _load(values.source, values.tokens)
-  with jax.set_mesh(mesh):
-    if values.requests:
-      _write_all(decoder, params, tokenizer, requests, values.batch_size)
-    else:
-      _write_one(decoder, params, tokenizer, default)
+  writer = Writer.of(trained.load(values.source, values.tokens))
+  if values.requests:
+    _write_all(writer, requests, values.batch_size)
+  else:
+    _write_one(writer, default)
 
 
-def _load(source: str, tokens: int) -> tuple[Decoder, Params, tokenizers.Tokenizer, Mesh]:
-  """A run to write with; only the decoder's own form of the parameters stays in memory."""
-  model = trained.load(source, tokens)
-  decoder = Decoder(model.config.model, model.compute)
-  with jax.set_mesh(model.mesh):
-    return decoder, decoder.prepare(model.params), model.tokenizer, model.mesh
-
-
-def _write_one(
-  decoder: Decoder, params: Params, tokenizer: tokenizers.Tokenizer, request: TextRequest
-) -> None:
-  """Streams one text to standard output."""
+def _write_one(writer: Writer, request: TextRequest) -> None:
+  """Stream one text to standard output."""
   times = [time.perf_counter()]
 
   def timed(ids: Iterator[int]) -> Iterator[int]:
@@ -127,31 +114,25 @@ def _write_one(
       yield token
 
   _print(request.prompt)
-  ids = timed(decoder.stream(params, request.tokens(tokenizer)))
-  for piece in until(stream_text(tokenizer, ids), request.stop):
-    _print(piece)
+  with jax.set_mesh(writer.mesh):
+    pieces = stream_text(writer.tokenizer, timed(writer.stream(request)))
+    for piece in until(pieces, request.stop):
+      _print(piece)
   _print('\n')
   # Tokens come in chunks, the first of them with everything that had to be compiled.
   rest = len(times) - 1 - decode.STREAM_CHUNK
   rate = f', then {rest / (times[-1] - times[1]):.1f} tokens/s' if rest > 0 else ''
-  cli.say(f'{len(times) - 1} tokens, the first after {times[1] - times[0]:.1f} s{rate}')
+  messages.say(f'{len(times) - 1} tokens, the first after {times[1] - times[0]:.1f} s{rate}')
 
 
-def _write_all(
-  decoder: Decoder,
-  params: Params,
-  tokenizer: tokenizers.Tokenizer,
-  requests: Sequence[TextRequest],
-  batch_size: int,
-) -> None:
-  """Writes a JSON object for each request to standard output."""
+def _write_all(writer: Writer, requests: Sequence[TextRequest], batch_size: int) -> None:
+  """Write a JSON object for each request to standard output."""
   start, total = time.perf_counter(), 0
-  written = complete(decoder, params, tokenizer, requests, batch_size=batch_size)
-  for request, (text, tokens) in zip(requests, written, strict=True):
+  for request, (text, tokens) in zip(requests, writer.write(requests, batch_size), strict=True):
     _print(json.dumps({'prompt': request.prompt, 'text': text, 'tokens': tokens}) + '\n')
     total += tokens
   seconds = time.perf_counter() - start
-  cli.say(
+  messages.say(
     f'{total} tokens of {len(requests)} texts in {seconds:.1f} s, compiling included: '
     f'{total / seconds:.1f} tokens/s'
   )
@@ -164,6 +145,11 @@ def _print(text: str) -> None:
     sys.stdout.flush()
 
 
-if __name__ == '__main__':
-  _define_flags()
+def run() -> None:
+  """Run the command with the arguments of this process."""
+  define_flags()
   cli.run(main)
+
+
+if __name__ == '__main__':
+  run()

@@ -33,7 +33,7 @@ from lm_eval.utils import (
   simple_parse_args_string,
 )
 
-from tokenformer_jax import checkpoint, cli, hosts, trained
+from tokenformer_jax import checkpoint, hosts, messages, trained
 from tokenformer_jax.decode import Decoder
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.sampling import GREEDY, Sampling
@@ -184,7 +184,7 @@ class TokenFormerLM(TemplateLM):
     first = hosts.is_first()
     cut = sum(len(row.context) + len(row.continuation) - 1 > self.max_length for row in rows)
     if cut and first:
-      cli.say(
+      messages.say(
         f'{cut} of {len(rows)} texts are longer than {self.max_length} tokens; they lost the '
         'beginnings of their contexts'
       )
@@ -317,7 +317,7 @@ def main() -> None:
         os.environ['LOCAL_RANK'] = str(jax.process_index())
       cli_evaluate()
   except UserError as error:
-    cli.say(f'error: {error}')
+    messages.say(f'error: {error}')
     sys.exit(2)
 
 

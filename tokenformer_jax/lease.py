@@ -28,8 +28,8 @@ from collections.abc import Callable, Iterator
 from typing import Literal, TypeVar
 
 from tokenformer_jax import hosts, paths, retry
-from tokenformer_jax.cli import say
 from tokenformer_jax.errors import TransientError, UserError
+from tokenformer_jax.messages import say
 
 _T = TypeVar('_T')
 _CLAIM = re.compile(r'(\d+)\.json')

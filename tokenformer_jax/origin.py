@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 from typing import Any
 
-from tokenformer_jax import checkpoint, cli, paths, tasks
+from tokenformer_jax import checkpoint, messages, paths, tasks
 from tokenformer_jax.checkpoint_meta import Lineage, Meta
 from tokenformer_jax.config import Config, ModelConfig, lookup
 from tokenformer_jax.data.order import BEGINNING, Position
@@ -91,7 +91,7 @@ def find(config: Config, workdir: paths.Path) -> Origin:
           return Origin(meta, in_workdir(step), meta.lineage)
   if not config.init_from:
     return NOTHING
-  directory, step = cli.split_source(config.init_from)
+  directory, step = paths.split_source(config.init_from)
   checkpoints, meta = checkpoint.open_source(directory, step)
   checkpoint.check_is_model(meta, directory)
   lineage = files.descend(meta, directory, 'grow', config.grow)
@@ -224,11 +224,11 @@ def say_changes(config: Config, origin: Origin, digest: str) -> None:
     if config.init_from and config.init_from != meta.config.init_from:
       changed.append(f'init_from={config.init_from} is ignored, because there is a checkpoint')
   if changed:
-    cli.say(f'different from step {meta.step} on: {"; ".join(changed)}')
+    messages.say(f'different from step {meta.step} on: {"; ".join(changed)}')
   begins = position(config, origin, digest)
   if begins.step and meta.seen.samples and not begins.sample:
     changes = _changes(config, meta, digest) or ['config.data.new_order_at asks for it']
-    cli.say(
+    messages.say(
       f'a new order of the data begins after step {begins.step} with its first sample: '
       f'{" and ".join(changes)}'
     )

@@ -99,7 +99,7 @@ def token_axis(axes: Axes) -> int | None:
   return axes.index('param_tokens') if 'param_tokens' in axes else None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Definition:
   """A module taken apart into functions of a nested dict.
 

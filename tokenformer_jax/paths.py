@@ -70,6 +70,20 @@ def _reach(url: str) -> None:
     _bucket().ls(url)
 
 
+def split_source(source: str | os.PathLike[str]) -> tuple[Path, int | None]:
+  """Take `DIR` or `DIR@STEP` apart into a path and a step (None: the newest).
+
+  Raises:
+    UserError: what stands after the last @ is not a step; or as `of`.
+  """
+  directory, at, step = os.fspath(source).rpartition('@')
+  if not at:
+    return of(source), None
+  if not step.isdecimal():  # '²' is a digit and not a number
+    raise UserError(f'source {source!r} does not end in a step; it is DIR or DIR@STEP')
+  return of(directory), int(step)
+
+
 def local(path: str | os.PathLike[str]) -> pathlib.Path:
   """A path that has to be in a file system.
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
-from tokenformer_jax import checkpoint, cli, models, optim, paths, sharding, tasks
+from tokenformer_jax import checkpoint, messages, models, optim, paths, sharding, tasks
 from tokenformer_jax import step as step_lib
 from tokenformer_jax.checkpoint_meta import Meta
 from tokenformer_jax.config import Config, ModelConfig, TokenCounts
@@ -167,7 +167,7 @@ def resume(
       continue
     for bad, error in damaged.items():
       moved = checkpoints.set_aside(bad)
-      cli.say(
+      messages.say(
         f'the checkpoint of step {bad} is damaged ({error}); it was moved to {moved}; going on '
         f'from step {step}'
       )
@@ -216,7 +216,7 @@ def grown(config: Config, origin: Origin, mesh: Mesh, other_meaning: str = '') -
   checkpoints, meta, target = origin.source, origin.meta, config.model
   source = tasks.adapted(meta.config.model, target)
   if reason := state.inexact(source, target, config.grow):
-    cli.say(f'the grown model will not compute what {config.init_from} does: {reason}')
+    messages.say(f'the grown model will not compute what {config.init_from} does: {reason}')
   room.check_memory(mesh, (target,), ema=checkpoint.has(meta, 'ema'))
   if source == meta.config.model and not other_meaning:
     grown = files.read_and_grow(checkpoints, meta, mesh, target, config.grow)
@@ -224,7 +224,7 @@ def grown(config: Config, origin: Origin, mesh: Mesh, other_meaning: str = '') -
   changed = checkpoint.differences(source, meta.config.model, 'model.')
   if other_meaning:
     changed.append(f'a new head, because {other_meaning}')
-  cli.say(f'adapting {config.init_from}: {", ".join(changed)}')
+  messages.say(f'adapting {config.init_from}: {", ".join(changed)}')
   old, definition = files.read(checkpoints, meta, mesh), models.define(target)
   tx = optim.make_optimizer(config.optim, config.train.steps, definition.info)
   shardings = step_lib.state_shardings(mesh, definition, tx, ema='ema' in old)

@@ -2,16 +2,21 @@
 
 import contextlib
 import dataclasses
+import functools
+from collections.abc import Callable
 
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from tokenformer_jax import checkpoint, cli, sharding, start
+from tokenformer_jax import checkpoint, models, paths, sharding, start
 from tokenformer_jax.checkpoint_meta import Meta
+from tokenformer_jax.compute import Compute
 from tokenformer_jax.config import Config, MeshConfig
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.lm import Compute, define_lm
 from tokenformer_jax.params import Definition, Params
+
+Check = Callable[[Meta, paths.Path], None]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -23,7 +28,6 @@ class Trained:
     meta: what the checkpoint says of itself.
     definition, compute: of the model and of how it is computed here.
     params: on the mesh.
-    tokenizer: of the run.
     mesh: all devices.
   """
 
@@ -32,13 +36,17 @@ class Trained:
   definition: Definition
   compute: Compute
   params: Params
-  tokenizer: tokenizers.Tokenizer
   mesh: Mesh
 
   @property
   def config(self) -> Config:
     """Of the run, with every size filled in."""
     return self.meta.config
+
+  @functools.cached_property
+  def tokenizer(self) -> tokenizers.Tokenizer:
+    """Of a language model."""
+    return tokenizers.from_json(self.meta.tokenizer)
 
   def context_length(self, asked: int | None = None) -> int:
     """The most tokens of input that the model is to be given.
@@ -58,28 +66,42 @@ class Trained:
     return length
 
 
-def load(source: str, tokens: int = 1) -> Trained:
+def load(
+  source: str,
+  tokens: int = 1,
+  *,
+  check: Check = checkpoint.check_is_language_model,
+  evenly: bool = True,
+  dtype: str | None = None,
+) -> Trained:
   """Reads a checkpoint onto all devices.
 
   Args:
     source: `DIR`, or `DIR@STEP`.
     tokens: the number of devices that parameter tokens, heads and vocabulary are split over; width
       and batch are split over the rest.
+    check: raises a UserError for a checkpoint of something else than what is wanted, before its
+      arrays are read.
+    evenly: whether a mesh that does not divide the model is a mistake; otherwise every device has
+      all of the arrays that cannot be divided.
+    dtype: of activations; None: that of the run.
 
   Raises:
     UserError: there is no such run, it is damaged, or the mesh does not divide the model.
   """
-  directory, step = cli.split_source(source)
+  directory, step = paths.split_source(source)
   mesh = sharding.make_mesh(MeshConfig(tokens=tokens), start.devices())
   checkpoints, meta = checkpoint.open_source(directory, step)
   with contextlib.closing(checkpoints):
-    checkpoint.check_is_language_model(meta, directory)
+    check(meta, directory)
     model, compute = meta.config.model, Compute.of_trained(meta.config)
-    definition = define_lm(model, compute)
-    sharding.check_divides(mesh, definition.abstract, definition.axes)
-    sharding.check_divisible(mesh, 'heads', model.heads, 'of model.heads')
+    if dtype is not None:
+      compute = dataclasses.replace(compute, dtype=jnp.dtype(dtype))
+    definition = models.define(model, compute)
+    if evenly:
+      sharding.check_divides(mesh, definition.abstract, definition.axes)
+      sharding.check_divisible(mesh, 'heads', model.heads, 'of model.heads')
     shardings = sharding.of_axes(mesh, definition.axes)
-    abstract = {'params': sharding.with_shardings(definition.abstract, shardings)}
+    abstract = {'params': sharding.with_even_shardings(definition.abstract, shardings)}
     params = checkpoint.restore_source(checkpoints, meta, abstract)['params']
-  tokenizer = tokenizers.from_json(meta.tokenizer)
-  return Trained(source, meta, definition, compute, params, tokenizer, mesh)
+  return Trained(source, meta, definition, compute, params, mesh)

@@ -1,23 +1,43 @@
 """What `--help` prints: a command's docstring, its own flags, and nothing of other libraries."""
 
 import re
+import shlex
 import sys
 import textwrap
 from collections.abc import Iterator
 
 from absl import flags
 
+from tokenformer_jax import commands
+
 _NAMES = 26  # columns of a flag and its default
 _WIDTH = 100
 _HOSTS = 'tokenformer_jax.hosts'
+_EXAMPLE = re.compile(rf'\btokenformer ({"|".join(commands.VERBS)})\b')
+
+
+_PROGRAMS = ('tokenformer', 'python -m tokenformer_jax')
 
 
 def command() -> str:
-  """Return the command as it is typed, such as `python -m tokenformer_jax.plan`."""
+  """Return the command as it was typed, such as `tokenformer plan` or `python train.py`."""
+  if _program():
+    return sys.argv[0]
   spec = getattr(sys.modules['__main__'], '__spec__', None)
   if spec is None or not spec.name:
-    return f'python {sys.argv[0]}'
+    return f'python {shlex.quote(sys.argv[0])}'
   return f'python -m {spec.name.removesuffix(".__main__")}'
+
+
+def command_of(verb: str) -> str:
+  """Return how to type a verb, in the way in which this command was typed."""
+  program = _program()
+  return f'{program} {verb}' if program else commands.VERBS[verb].script
+
+
+def _program() -> str | None:
+  """Return the command whose verb this is; None if the verb was started as a module or a script."""
+  return next((p for p in _PROGRAMS if sys.argv[0].startswith(f'{p} ')), None)
 
 
 def own_flags() -> list[flags.Flag]:
@@ -25,13 +45,15 @@ def own_flags() -> list[flags.Flag]:
   return [*_flags(hosts=False), *_flags(hosts=True)]
 
 
-def render(more: str = '') -> str:
+def render(doc: str, more: str = '') -> str:
   """Return the help.
 
   Args:
+    doc: what the command is, whose examples begin with `tokenformer VERB`; they are shown as this
+      command was typed.
     more: what follows the flags.
   """
-  text = [(sys.modules['__main__'].__doc__ or '').strip(), '\nFlags:\n']
+  text = [_EXAMPLE.sub(lambda found: command_of(found[1]), doc).strip(), '\nFlags:\n']
   for flag in _flags(hosts=False):
     text.extend(_lines(flag))
   if several := [f'--{flag.name}' for flag in _flags(hosts=True)]:

@@ -7,16 +7,15 @@ device yet, takes none.
 import os
 import sys
 
-PRELOAD = ['train', 'entry']  # train.py at the top level, and this
+PRELOAD = ['tokenformer_jax.train_command', 'entry']
 
 
 def main(argv: list[str], said: str) -> None:
   """Run `train.py` with the arguments `argv[1:]`, with its output in the file `said`."""
-  import train  # noqa: PLC0415 (it defines flags, which are not for the process of the tests)
-  from tokenformer_jax import cli  # noqa: PLC0415
+  from tokenformer_jax import train_command  # noqa: PLC0415 (only in this process)
 
   output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
   os.dup2(output, 1)
   os.dup2(output, 2)
   sys.argv = argv
-  cli.run(train.main, stops=True)
+  train_command.run()

@@ -105,11 +105,11 @@ class _Cases:
     import shim  # noqa: PLC0415
     import tiny_run  # noqa: PLC0415
 
-    from tokenformer_jax import checkpoint, metrics, paths, retry, step, train  # noqa: PLC0415
+    from tokenformer_jax import checkpoint, loop, metrics, paths, retry, step  # noqa: PLC0415
     from tokenformer_jax.errors import TransientError, UserError  # noqa: PLC0415
 
     self._shim = shim.Shim(library)
-    self._train, self._checkpoint, self._metrics = train.train, checkpoint, metrics
+    self._train, self._checkpoint, self._metrics = loop.train, checkpoint, metrics
     self._passing, self._mistake = TransientError, UserError
     self._root, self._said, self._path = root, said, paths.of
     self._bucket = bucket_server.Server('bucket')

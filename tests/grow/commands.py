@@ -9,7 +9,7 @@ import tiny_run
 from absl import flags
 from growing import STEP, mesh_of, state_of
 
-from tokenformer_jax import checkpoint, start, train
+from tokenformer_jax import checkpoint, loop, start
 from tokenformer_jax.checkpoint_meta import Meta, Seen
 from tokenformer_jax.config import Config
 from tokenformer_jax.data import tokenizers
@@ -66,7 +66,7 @@ def read(workdir: Path) -> State:
 
 def first_state(config: Config, workdir: Path) -> tuple[State, int]:
   """What a training run of this config starts from, and its step."""
-  run = train.Run(config, workdir)
+  run = loop.Trainer(config, workdir)
   with jax.set_mesh(run.mesh), contextlib.closing(run.checkpoints):
     return run.first_state()
 

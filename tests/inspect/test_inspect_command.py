@@ -21,7 +21,7 @@ from tokenformer_jax.config import GrowConfig, TokenCounts
 from tokenformer_jax.data import held_out, store, tokenizers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.inspect import command
-from tokenformer_jax.inspect.model import load, maps, measure
+from tokenformer_jax.inspect.model import load, maps, measure, old_tokens
 from tokenformer_jax.lm import define_lm
 from tokenformer_jax.optim import make_optimizer
 
@@ -120,7 +120,7 @@ def test_the_library_sees_what_the_command_does(home, seen):
   top = next(r for r in seen[1]['strongest'] if (r['layer'], r['kind']) == (1, 'ffn'))
   map_TxN = maps(model, ids, [1])[1]['ffn']
   assert map_TxN.shape == (12, 96) and np.argmax(np.abs(map_TxN).max(axis=0)) == top['token']
-  assert model.old == {'query': 32, 'key': 32, 'value': 32, 'proj': 32, 'ffn': 64}
+  assert old_tokens(model) == {'query': 32, 'key': 32, 'value': 32, 'proj': 32, 'ffn': 64}
   corpus, _ = held_out.held_out_tokens(model.meta.config.data, model.tokenizer, 500)
   used = measure(model, corpus)['ffn'].mean[1]
   np.testing.assert_allclose(used, seen[1]['tokens'][-1]['mean'], rtol=1e-4)

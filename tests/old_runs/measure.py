@@ -13,7 +13,7 @@ import numpy as np
 import released
 import tiny_run
 
-from tokenformer_jax import checkpoint, config, models, paths, sharding, train
+from tokenformer_jax import checkpoint, config, loop, models, paths, sharding
 from tokenformer_jax import grow as grow_lib
 from tokenformer_jax.checkpoint_meta import Meta
 from tokenformer_jax.config import GrowConfig, MeshConfig, ModelConfig, TokenCounts
@@ -72,7 +72,7 @@ def next_losses(run: Path) -> dict[str, float]:
   saved = runpy.run_path(str(tiny_run.ROOT / 'configs/saved.py'))['get_config'](str(run))
   saved.update_from_flattened_dict(FLAGS.get(run.name, {}))
   before = _newest(run)[0].step
-  train.train(config.resolve(saved), run)
+  loop.train(config.resolve(saved), run)
   lines = map(json.loads, (run / 'metrics.jsonl').read_text().splitlines())
   return {
     str(line['step']): line['train/loss']

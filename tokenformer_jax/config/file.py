@@ -1,6 +1,7 @@
 """The flag --config: a Python file with `get_config`, and one sentence for each mistake in it."""
 
 import inspect
+import re
 import sys
 import traceback
 import types
@@ -50,6 +51,24 @@ def name() -> str:
   return Path(file).stem + (f'_{variant}' if variant else '')
 
 
+def shipped(name: str) -> Path:
+  """Return the path of a config file that comes with the package, by its name without suffix."""
+  return _shipped_folder() / f'{name}.py'
+
+
+def _shipped_folder() -> Path:
+  """Return the folder of the config files: in an installed package, or beside it in a checkout."""
+  package = Path(__file__).parent.parent
+  installed = package / 'configs'
+  return installed if installed.is_dir() else package.parent / 'configs'
+
+
+def _located(file: str) -> str:
+  """Return the path of a config file, which may be the name of one that comes with the package."""
+  is_name = re.fullmatch(r'\w+', file) and not Path(file).exists()
+  return str(shipped(file)) if is_name and shipped(file).exists() else file
+
+
 def check_overrides(arguments: Sequence[str]) -> None:
   """Check that every `--config.KEY` among the arguments names a single key.
 
@@ -89,33 +108,46 @@ class _Parser(flags.ArgumentParser):
   """
 
   def parse(self, path: str) -> ConfigDict:
-    file, colon, variant = path.partition(':')
-    _check_file(path, file)
-    try:
-      module = _module(file)
-      if not callable(get_config := getattr(module, 'get_config', None)):
-        raise UserError(
-          f'{file} has no function get_config; a config file defines get_config(), which changes '
-          'config.defaults() and returns it'
-        )
-      where = _definition(get_config, file)
-      variants = [variant] if colon else []
-      _check_variant(get_config, variants, file, where)
-      values = get_config(*variants)
-    except UserError:
-      raise
-    except Exception as error:  # whatever the user's own code raises
-      raise UserError(f'--config={path}: {_place(error, file)}') from error
-    if not isinstance(values, ConfigDict):
-      found = 'nothing' if values is None else f'a {type(values).__name__}'
+    return load(path)
+
+
+def load(path: str) -> ConfigDict:
+  """Return what `get_config` of a file gives, the keys that it leaves out filled in.
+
+  Args:
+    path: FILE.py, FILE.py:VARIANT, or the name of a file that comes with the package.
+
+  Raises:
+    UserError: there is no such file or variant, or it does not give a config.
+  """
+  file, colon, variant = path.partition(':')
+  file = _located(file)
+  _check_file(path, file)
+  try:
+    module = _module(file)
+    if not callable(get_config := getattr(module, 'get_config', None)):
       raise UserError(
-        f'get_config of {where} returns {found}; it must return the ConfigDict of '
-        'config.defaults(), changed'
+        f'{file} has no function get_config; a config file defines get_config(), which changes '
+        'config.defaults() and returns it'
       )
-    with values.unlocked():
-      _complete(values, config.defaults(), where)
-    values.lock()
-    return values
+    where = _definition(get_config, file)
+    variants = [variant] if colon else []
+    _check_variant(get_config, variants, file, where)
+    values = get_config(*variants)
+  except UserError:
+    raise
+  except Exception as error:  # whatever the user's own code raises
+    raise UserError(f'--config={path}: {_place(error, file)}') from error
+  if not isinstance(values, ConfigDict):
+    found = 'nothing' if values is None else f'a {type(values).__name__}'
+    raise UserError(
+      f'get_config of {where} returns {found}; it must return the ConfigDict of '
+      'config.defaults(), changed'
+    )
+  with values.unlocked():
+    _complete(values, config.defaults(), where)
+  values.lock()
+  return values
 
 
 def _check_file(path: str, file: str) -> None:
@@ -124,9 +156,11 @@ def _check_file(path: str, file: str) -> None:
   here = Path(file)
   if not here.exists():
     folder = here.parent
-    siblings = [one.name for one in folder.glob('*.py')] if folder.is_dir() else []
+    siblings = {one.name: one for one in folder.glob('*.py')} if folder.is_dir() else {}
+    if here.name == file and not here.suffix:
+      siblings |= {one.stem: one.stem for one in _shipped_folder().glob('*.py')}
     near = misspelt(here.name, siblings)
-    hint = f'; did you mean {folder / near}?' if near else ''
+    hint = f'; did you mean {siblings[near]}?' if near else ''
     raise UserError(f'--config={path}: there is no file {file}{hint}')
   if here.suffix != '.py' or not here.is_file():
     raise UserError(

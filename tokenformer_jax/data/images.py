@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokenformer_jax import paths
-from tokenformer_jax.cli import say
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import records, store
 from tokenformer_jax.errors import TransientError, UserError, counted
+from tokenformer_jax.messages import say
 from tokenformer_jax.retry import is_transient, retried
 
 _SUFFIXES = ('.jpg', '.jpeg', '.png')

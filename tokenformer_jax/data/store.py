@@ -27,12 +27,12 @@ import numpy as np
 import tqdm
 
 from tokenformer_jax import lease, paths, retry
-from tokenformer_jax.cli import say
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import blocks, tokenizers
 from tokenformer_jax.data.corpus import SPLITS, Corpus, Piece, open_corpus
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.errors import UserError, counted
+from tokenformer_jax.messages import say
 
 _FORMAT = 1  # of the folder, and of the way that tokens are made
 _TEMPORARY = '.tmp-'  # in the name of a folder that is being written

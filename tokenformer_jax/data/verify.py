@@ -1,7 +1,7 @@
 """Compares a whole token store with the digests that were recorded when it was built.
 
-python -m tokenformer_jax.data.verify --config=configs/lm_pile.py:150m
-python -m tokenformer_jax.data.verify --store=~/.cache/tokenformer_jax/stores/NAME
+tokenformer verify --config=configs/lm_pile.py:150m
+tokenformer verify --store=~/.cache/tokenformer_jax/stores/NAME
 
 Every start of a run looks at a part; this reads all of it. Ends with status 2 if it is damaged.
 """
@@ -47,6 +47,11 @@ def _folder() -> pathlib.Path:
   return folder
 
 
-if __name__ == '__main__':
+def run() -> None:
+  """Run the command with the arguments of this process."""
   define_flags()
   cli.run(main, on_all_hosts=False)
+
+
+if __name__ == '__main__':
+  run()

@@ -1,6 +1,6 @@
 r"""Shows what the parameter tokens of a trained model answer to, and which of them are used.
 
-  python -m tokenformer_jax.inspect --source=runs/lm_stdlib --text='def main(' --out=heat.png
+  tokenformer inspect --source=runs/lm_stdlib --text='def main(' --out=heat.png
 
 The weights of a Pattention are an attention map of the tokens of a text over parameter tokens. For
 the text, this prints the parameter tokens with the largest weights and the input tokens that they
@@ -17,11 +17,13 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from tokenformer_jax import cli, hosts
+from tokenformer_jax import cli, hosts, messages
 from tokenformer_jax.data import held_out, text
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.inspect import picture, report
-from tokenformer_jax.inspect.model import Model, load, maps, measure
+from tokenformer_jax.inspect.model import load, maps, measure, old_tokens
+from tokenformer_jax.inspect.weights import names as names_of
+from tokenformer_jax.trained import Trained
 
 
 def define_flags() -> None:
@@ -46,6 +48,12 @@ def define_flags() -> None:
   flags.DEFINE_string('json', None, 'A file to write everything to, with figures for every token.')
 
 
+def run() -> None:
+  """Run the command with the arguments of this process."""
+  define_flags()
+  cli.run(main)
+
+
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   del argv
@@ -57,8 +65,9 @@ def main(argv: Sequence[str]) -> None:
   if values.text.startswith('files:'):  # A wrong name costs no model; it is opened again below.
     text.open_source(values.text, 'text', '--text')
   model = load(values.source)
+  old = old_tokens(model)
   layers = _layers(values.layer, model.meta.config.model.layers)
-  kinds = _kinds(values.kinds, model.names)
+  kinds = _kinds(values.kinds, names_of(model.definition))
   shown, name, corpus, corpus_name = _read_text(model)
   names = report.labels(model.tokenizer, shown.tolist())
   found = {
@@ -66,7 +75,7 @@ def main(argv: Sequence[str]) -> None:
     for layer, of_layer in maps(model, shown, layers).items()
   }
   if values.out:  # Before what takes longer, so that a missing library is told at once.
-    _write(values.out, '--out', picture.draw(found, names, model.old).savefig)
+    _write(values.out, '--out', picture.draw(found, names, old).savefig)
   strongest = report.strongest_rows(found, values.top_k)
   print(f'{values.source}, step {model.meta.step}: the first {len(shown)} tokens of {name}\n')
   print(report.strongest_table(strongest, names), flush=True)
@@ -76,7 +85,7 @@ def main(argv: Sequence[str]) -> None:
   print(f'\nusage on {len(corpus):,} tokens of {corpus_name}\n')
   print(report.usage_table(counted))
   growth = None
-  if model.old is not None and (aged := report.age_rows(used, model.old, layers)):
+  if old is not None and (aged := report.age_rows(used, old, layers)):
     last = model.meta.lineage[-1]
     growth = {'action': last.action, 'source': last.source, 'step': last.step, 'layers': aged}
     print(f'\nold and new tokens: {last.action} at step {last.step} of {last.source}\n')
@@ -98,7 +107,7 @@ def main(argv: Sequence[str]) -> None:
     _write(values.json, '--json', lambda path: Path(path).write_text(written, 'utf-8'))
 
 
-def _read_text(model: Model) -> tuple[np.ndarray, str, np.ndarray, str]:
+def _read_text(model: Trained) -> tuple[np.ndarray, str, np.ndarray, str]:
   """The ids to show and the name of their text, and those to measure usage on and theirs."""
   values, config, tokenizer = flags.FLAGS, model.meta.config, model.tokenizer
   if values.text.startswith('files:'):
@@ -147,4 +156,4 @@ def _write(path: str, flag: str, write: Callable[[str], Any]) -> None:
     write(path)
   except OSError as error:
     raise UserError(f'{flag}={path} cannot be written: {error.strerror}') from error
-  cli.say(f'wrote {path}')
+  messages.say(f'wrote {path}')

@@ -1,4 +1,4 @@
-"""A run opened to look into it: the library behind the command, for notebooks and scripts.
+"""A run opened to look into it: the functions behind the command and `Run` in Python.
 
   model = load('runs/lm_stdlib')
   ids = model.tokenizer.encode('def main(')
@@ -8,62 +8,25 @@
 The results are numpy; `weights.py` has the functions to trace in a jit of one's own.
 """
 
-import contextlib
-import dataclasses
-import functools
 from collections.abc import Sequence
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
-from tokenformer_jax import checkpoint, cli, sharding, start
+from tokenformer_jax import checkpoint, paths, trained
 from tokenformer_jax.checkpoint_meta import Meta
-from tokenformer_jax.config import MeshConfig
-from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import last_growth
 from tokenformer_jax.grow.tokens import lookup
 from tokenformer_jax.inspect import usage
-from tokenformer_jax.inspect.weights import compiled_maps, names, paths
-from tokenformer_jax.lm import Compute, define_lm
-from tokenformer_jax.params import Definition, Params, Role
+from tokenformer_jax.inspect.weights import compiled_maps, names
+from tokenformer_jax.inspect.weights import paths as paths_of
+from tokenformer_jax.params import Role
+from tokenformer_jax.trained import Trained
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Model:
-  """A model to look into, and where it came from."""
-
-  source: str
-  meta: Meta
-  definition: Definition
-  params: Params
-  mesh: Mesh
-
-  @functools.cached_property
-  def tokenizer(self) -> tokenizers.Tokenizer:
-    return tokenizers.from_json(self.meta.tokenizer)
-
-  @functools.cached_property
-  def names(self) -> tuple[str, ...]:
-    """The Pattentions of a layer, in the order in which it applies them."""
-    return names(self.definition)
-
-  @property
-  def old(self) -> dict[str, int] | None:
-    """How many parameter tokens of each the last growth found, or None if it added none."""
-    model = self.meta.config.model
-    growth = last_growth(self.meta.lineage, model)
-    if growth is None:
-      return None
-    keys = paths(self.definition, Role.KEY)
-    counts = {name: lookup(growth.old_tokens, path) for name, path in keys.items()}
-    now = {name: lookup(self.params, path).shape[1] for name, path in keys.items()}
-    return None if counts == now else counts
-
-
-def load(source: str) -> Model:
-  """Reads a model of parameter tokens, over all devices, in the dtype of its run.
+def load(source: str) -> Trained:
+  """Read a model of parameter tokens, over all devices, in the dtype of its run.
 
   Args:
     source: DIR or DIR@STEP.
@@ -71,37 +34,50 @@ def load(source: str) -> Model:
   Raises:
     UserError: that is no run, it is damaged, or the model has no parameter tokens.
   """
-  directory, step = cli.split_source(source)
-  mesh = sharding.make_mesh(MeshConfig(), start.devices())
-  checkpoints, meta = checkpoint.open_source(directory, step)
-  with contextlib.closing(checkpoints):
-    checkpoint.check_is_language_model(meta, directory)
-    if meta.config.model.projection != 'pattention':
-      raise UserError(
-        f'{directory} is a Transformer (model.projection=dense): it has no parameter tokens to '
-        'look into'
-      )
-    definition = define_lm(meta.config.model, Compute.of_trained(meta.config))
-    shardings = sharding.of_axes(mesh, definition.axes)
-    abstract = {'params': sharding.with_even_shardings(definition.abstract, shardings)}
-    params = checkpoint.restore_source(checkpoints, meta, abstract)['params']
-  return Model(source, meta, definition, params, mesh)
+  return trained.load(source, check=check_has_tokens, evenly=False)
 
 
-def maps(model: Model, ids: np.ndarray, layers: Sequence[int]) -> dict[int, dict[str, np.ndarray]]:
-  """The weights of some layers for a text of ids [T], by layer and name: float32 [T, N]."""
+def check_has_tokens(meta: Meta, directory: paths.Path) -> None:
+  """Check that a checkpoint is a language model of parameter tokens.
+
+  Raises:
+    UserError: it is something else.
+  """
+  checkpoint.check_is_language_model(meta, directory)
+  if meta.config.model.projection != 'pattention':
+    raise UserError(
+      f'{directory} is a Transformer (model.projection=dense): it has no parameter tokens to '
+      'look into'
+    )
+
+
+def old_tokens(model: Trained) -> dict[str, int] | None:
+  """Return how many tokens of each kind the last growth found, or None if it added none."""
+  growth = last_growth(model.meta.lineage, model.config.model)
+  if growth is None:
+    return None
+  keys = paths_of(model.definition, Role.KEY)
+  counts = {name: lookup(growth.old_tokens, path) for name, path in keys.items()}
+  now = {name: lookup(model.params, path).shape[1] for name, path in keys.items()}
+  return None if counts == now else counts
+
+
+def maps(
+  model: Trained, ids: np.ndarray, layers: Sequence[int]
+) -> dict[int, dict[str, np.ndarray]]:
+  """Return the weights of some layers for ids [T], by layer and kind: float32 [T, N]."""
   run = compiled_maps(model.definition, model.mesh)
   with jax.set_mesh(model.mesh):
     (batch,) = usage.batches(np.asarray(ids)[None], 1, model.mesh)
     found = {layer: run(model.params, batch, layer) for layer in layers}
   return {
-    layer: {name: np.asarray(of_layer[name]) for name in model.names}
+    layer: {name: np.asarray(of_layer[name]) for name in names(model.definition)}
     for layer, of_layer in found.items()
   }
 
 
-def measure(model: Model, ids: np.ndarray) -> dict[str, usage.Usage]:
-  """The usage on a corpus of ids [P], cut into sequences as long as those of training."""
+def measure(model: Trained, ids: np.ndarray) -> dict[str, usage.Usage]:
+  """Return the usage on a corpus of ids [P], cut into sequences as long as those of training."""
   config = model.meta.config
   rows = usage.as_rows(ids, config.data.sequence_length)
   return usage.measure(model.definition, config.model, model.params, rows, model.mesh)

@@ -113,6 +113,7 @@ def maps(model: LM, ids_BxT: jax.Array, layer: jax.Array | int) -> dict[str, jax
   return kept
 
 
+@functools.lru_cache(maxsize=4)  # A notebook asks again and again.
 def compiled_sums(
   definition: Definition, mesh: Mesh
 ) -> Callable[[Params, jax.Array], dict[str, Sums]]:
@@ -123,6 +124,7 @@ def compiled_sums(
   )
 
 
+@functools.lru_cache(maxsize=4)
 def compiled_maps(
   definition: Definition, mesh: Mesh
 ) -> Callable[[Params, jax.Array, int], dict[str, jax.Array]]:

@@ -2,10 +2,10 @@
 
 import dataclasses
 
-from tokenformer_jax.cli import say
 from tokenformer_jax.config import Config, TokenCounts
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow.state import KINDS
+from tokenformer_jax.messages import say
 from tokenformer_jax.plan.estimate import Plan, plan, steps_of
 from tokenformer_jax.plan.table import Row, align, gib, ms, percent
 from tokenformer_jax.plan.topology import Topology

@@ -1,6 +1,6 @@
 r"""Says whether a run fits on a TPU topology and how fast it will be, without a TPU.
 
-  python -m tokenformer_jax.plan --config=configs/lm_pile.py:1_5b --topology=v5p:4x4x4
+  tokenformer plan --config=configs/lm_pile.py:1_5b --topology=v5p:4x4x4
 
 compiles the real training step with the TPU's own compiler and prints its memory, its time and what
 the chips exchange. `--topology=gpu-h100:8` goes by formula only. docs/plan.md says how to read it.
@@ -39,6 +39,12 @@ def define_flags() -> None:
   flags.DEFINE_integer('sweep', 0, 'The most programs to compile in a search.', lower_bound=0)
   flags.DEFINE_multi_string('grow', [], 'A stage: qkv=N,proj=N,ffn=N[,steps=N]; may be repeated.')
   flags.DEFINE_string('json', None, 'A file for the figures.')
+
+
+def run() -> None:
+  """Run the command with the arguments of this process."""
+  define_flags()
+  cli.run(main)
 
 
 def main(argv: Sequence[str]) -> None:

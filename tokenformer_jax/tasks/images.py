@@ -12,11 +12,11 @@ import optax
 
 from tokenformer_jax import hosts, models, vit
 from tokenformer_jax.checkpoint_meta import Meta
-from tokenformer_jax.cli import say
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.data import image_order, images, order
 from tokenformer_jax.data.augment import Views
 from tokenformer_jax.errors import UserError, counted
+from tokenformer_jax.messages import say
 from tokenformer_jax.mixing import mix
 from tokenformer_jax.params import Params
 from tokenformer_jax.tasks.task import Batch, EvalSums, Task, with_aux

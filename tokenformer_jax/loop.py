@@ -3,21 +3,17 @@
 import contextlib
 import dataclasses
 import os
-import shlex
-import sys
 from collections.abc import Callable
-from typing import Any
 
 import jax
-import numpy as np
 
 from tokenformer_jax import (
   checkpoint,
-  cli,
   flops,
   grow,
   hosts,
   lease,
+  messages,
   optim,
   origin,
   paths,
@@ -25,13 +21,13 @@ from tokenformer_jax import (
   sharding,
   start,
   tasks,
+  validation,
 )
 from tokenformer_jax import step as step_lib
 from tokenformer_jax.checkpoint_meta import Seen
 from tokenformer_jax.config import Config, profile_range
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.metrics import Metrics, Window
-from tokenformer_jax.params import Params
 from tokenformer_jax.step import State
 
 _EVALUATED = {'': 'params', 'ema_': 'ema'}  # prefix of figures → entry of the state
@@ -71,13 +67,13 @@ def _train(config: Config, workdir: paths.Path, *, ends_process: bool) -> tuple[
     'choose another --workdir',
     ends_process=ends_process,
   ) as check_lease:
-    run = Run(config, workdir, check_lease)
-    with jax.set_mesh(run.mesh), contextlib.closing(run.checkpoints):
-      state = run.train()
-    return state, int(state['step']) < run.config.train.steps
+    trainer = Trainer(config, workdir, check_lease)
+    with jax.set_mesh(trainer.mesh), contextlib.closing(trainer.checkpoints):
+      state = trainer.train()
+    return state, int(state['step']) < trainer.config.train.steps
 
 
-class Run:
+class Trainer:
   """One process of a run: what is built once, and the loop over it."""
 
   def __init__(
@@ -126,7 +122,7 @@ class Run:
         f'and config.train.steps is {steps}; raise it, or set config.grow.step=restart'
       )
     if first >= steps:
-      cli.say(
+      messages.say(
         f'{self.workdir} is trained to step {first} already; raise --config.train.steps to go on'
       )
       return state
@@ -176,18 +172,7 @@ class Run:
 
   def to_devices(self, local: tasks.Batch) -> tasks.Batch:
     """The global batch, of whose arrays this process holds the rows `self.rows`."""
-    position = {row: i for i, row in enumerate(self.rows)}
-
-    def whole(array: np.ndarray) -> jax.Array:
-      shape = (self.config.data.batch_size, *array.shape[1:])
-
-      def part(index: tuple[slice, ...]) -> np.ndarray:
-        first, stop, _ = index[0].indices(shape[0])
-        return array[position[first] : position[stop - 1] + 1]
-
-      return jax.make_array_from_callback(shape, sharding.of_batch(self.mesh), part)
-
-    return jax.tree.map(whole, local)
+    return validation.to_devices(local, self.config.data.batch_size, self.rows, self.mesh)
 
   def evaluate(self, state: State) -> dict[str, float]:
     """The task's figures on the validation split, under names such as `eval/loss`.
@@ -195,24 +180,8 @@ class Run:
     Those of the parameters' average, if the run keeps one, are under `eval/ema_loss` and so on.
     """
     versions = {prefix: state[name] for prefix, name in _EVALUATED.items() if name in state}
-
-    def sums_of(params: Params, batch: tasks.Batch) -> Any:
-      sums = self.eval_step(params, batch)
-      # On a CPU, programs that run at once can wait for each other's collectives for ever.
-      return jax.block_until_ready(sums) if jax.default_backend() == 'cpu' else sums
-
-    parts = []
-    for batch in self.task.validation_batches(self.rows):
-      on_devices = self.to_devices(batch)
-      parts.append({p: sums_of(params, on_devices) for p, params in versions.items()})
-    sums = jax.tree.map(
-      lambda *values: np.sum(values, axis=0, dtype=np.float64), *jax.device_get(parts)
-    )
-    return {
-      f'eval/{prefix}{name}': float(value)
-      for prefix, of_version in sums.items()
-      for name, value in self.task.eval_figures(of_version).items()
-    }
+    found = validation.figures(self.task, self.eval_step, versions, self.rows, self.mesh)
+    return {f'eval/{name}': value for name, value in found.items()}
 
   def _loop(self, state: State, first: int, metrics: Metrics, stop: hosts.StopRequest) -> State:
     config, steps = self.config.train, self.config.train.steps
@@ -247,8 +216,6 @@ class Run:
     profile.close()
     self.checkpoints.wait()
     metrics.say(f'saved {self.workdir}/checkpoints/{step}')
-    if step < steps:
-      metrics.say(f'to go on: {shlex.join(["python", *sys.argv])}')
     return state
 
   def _save(self, step: int, state: State, loss: float | None, wait: bool) -> None:

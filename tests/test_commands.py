@@ -1,0 +1,138 @@
+"""The command `tokenformer`: its verbs, the help, and what the library does not know of it."""
+
+import ast
+import importlib
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import tiny_run
+
+from tokenformer_jax import commands, usage
+from tokenformer_jax.config import file as config_file
+
+PACKAGE = tiny_run.ROOT / 'tokenformer_jax'
+COMMAND_LINE = ('cli', 'usage', 'flag_mistakes', 'config/file', 'config/keys', 'commands')
+
+
+def _tokenformer(*arguments: str, **options) -> subprocess.CompletedProcess:
+  return tiny_run.run([sys.executable, '-m', 'tokenformer_jax', *arguments], **options)
+
+
+def test_the_installed_command_is_this_one():
+  project = tomllib.loads((tiny_run.ROOT / 'pyproject.toml').read_text())['project']
+  module, _, function = project['scripts']['tokenformer'].partition(':')
+  assert getattr(importlib.import_module(module), function) is commands.main
+
+
+@pytest.mark.parametrize('arguments', [[], ['--help'], ['-h'], ['help']])
+def test_the_help_has_a_line_for_each_verb(arguments, capsys, monkeypatch):
+  monkeypatch.setattr(sys, 'argv', ['/bin/tokenformer', *arguments])
+  commands.main()
+  lines = capsys.readouterr().out.splitlines()
+  for name, verb in commands.VERBS.items():
+    assert f'  {name:10}{verb.summary}' in lines, f'{name} is not in the help'
+  assert max(map(len, lines)) <= 100, 'a line is wider than 100 columns'
+
+
+def test_a_misspelt_verb_is_told_the_nearest(capsys, monkeypatch):
+  monkeypatch.setattr(sys, 'argv', ['/bin/tokenformer', 'trian', '--workdir=x'])
+  with pytest.raises(SystemExit) as ended:
+    commands.main()
+  said = capsys.readouterr().err
+  assert ended.value.code == 2, 'not the status of a mistake'
+  assert said == "error: 'trian' is not a command of tokenformer; did you mean 'train'?\n"
+
+
+@pytest.mark.parametrize('verb', commands.VERBS)
+def test_every_verb_has_a_module_that_runs(verb):
+  spec = importlib.util.find_spec(f'tokenformer_jax.{commands.VERBS[verb].module}')
+  defined = {
+    node.name for node in ast.parse(Path(spec.origin).read_text()).body if hasattr(node, 'name')
+  }
+  assert {'run', 'main', 'define_flags'} <= defined, f'{verb} cannot be run'
+
+
+def test_the_help_of_the_command_imports_nothing_heavy():
+  code = (
+    'import sys; from tokenformer_jax import commands; commands.main();'
+    'sys.exit(", ".join({"jax", "numpy", "absl", "flax"} & set(sys.modules)) or 0)'
+  )
+  done = tiny_run.run([sys.executable, '-c', code])
+  assert done.returncode == 0, f'`tokenformer --help` imports {done.stderr}'
+
+
+def test_a_verb_has_its_own_help_in_the_words_that_were_typed():
+  done = _tokenformer('plan', '--help')
+  assert done.returncode == 0, done.stderr
+  assert 'python -m tokenformer_jax plan --config=' in done.stdout, done.stdout
+  assert '--topology' in done.stdout
+
+
+@pytest.mark.parametrize(
+  ('typed', 'train'),
+  [
+    ('tokenformer grow', 'tokenformer train'),
+    ('python -m tokenformer_jax grow', 'python -m tokenformer_jax train'),
+    ('/x/tokenformer_jax/grow/__main__.py', 'python train.py'),
+    ('/my tokenformer/train.py', 'python train.py'),
+  ],
+)
+def test_other_verbs_are_named_as_this_one_was_typed(typed, train, monkeypatch):
+  monkeypatch.setattr(sys, 'argv', [typed])
+  assert usage.command_of('train') == train
+
+
+@pytest.mark.slow
+def test_train_needs_no_checkout_around_it(tmp_path):
+  """A config of the package is found by its name, and a run goes on with the config it has."""
+  source = tiny_run.write_corpus(tmp_path / 'corpus')
+  small = tiny_run.command(source, tmp_path / 'cache', 'run', train__steps=4)[3:]
+  first = _tokenformer('train', '--config=lm_stdlib', '--workdir=run', *small, cwd=tmp_path)
+  assert first.returncode == 0, first.stderr
+  more = _tokenformer('train', '--workdir=run', '--config.train.steps=6', cwd=tmp_path)
+  assert more.returncode == 0 and 'going on after step 4' in more.stderr, more.stderr
+
+
+def test_a_misspelt_config_of_the_package_is_told_the_nearest(tmp_path):
+  done = _tokenformer('train', '--config=lm_plie:150m', cwd=tmp_path)
+  said = done.stderr.splitlines()[-1]
+  assert done.returncode == 2, done.stderr
+  assert said == (
+    'error: --config=lm_plie:150m: there is no file lm_plie; did you mean lm_pile?'
+  ), said
+
+
+def test_an_installed_package_has_everything():
+  """Packages are listed, because the configs come from a folder beside the package."""
+  listed = tomllib.loads((tiny_run.ROOT / 'pyproject.toml').read_text())['tool']['setuptools']
+  folders = {path.parent.relative_to(tiny_run.ROOT) for path in PACKAGE.rglob('*.py')}
+  found = ['.'.join(folder.parts) for folder in folders]
+  assert sorted(listed['packages']) == sorted([*found, 'tokenformer_jax.configs']), (
+    'add the new folder to packages in pyproject.toml, or an installed package lacks it'
+  )
+  assert listed['package-dir'] == {name: name.replace('.', '/') for name in ['tokenformer_jax']} | {
+    'tokenformer_jax.configs': 'configs'
+  }
+  assert os.path.samefile(config_file.shipped('lm_stdlib'), tiny_run.ROOT / 'configs/lm_stdlib.py')
+
+
+def test_the_library_does_not_know_the_command_line():
+  """What a notebook imports must not need flags, help or the names of commands."""
+  entries = {f'{verb.module.replace(".", "/")}.py' for verb in commands.VERBS.values()}
+  own = {f'{name}.py' for name in COMMAND_LINE}
+  guilty = {}
+  for path in PACKAGE.rglob('*.py'):
+    name = str(path.relative_to(PACKAGE))
+    if name in entries | own or path.name == '__main__.py':
+      continue
+    for node in ast.walk(ast.parse(path.read_text())):
+      if isinstance(node, ast.ImportFrom) and node.module == 'tokenformer_jax':
+        if known := {'cli', 'usage', 'flag_mistakes'} & {alias.name for alias in node.names}:
+          guilty[name] = known
+      elif isinstance(node, ast.ImportFrom) and node.module in ('tokenformer_jax.cli',):
+        guilty[name] = node.module
+  assert not guilty, f'library files import the command line: {guilty}'

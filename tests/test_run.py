@@ -1,0 +1,297 @@
+"""Runs from Python: what a notebook calls gives what the commands give, and compiles once."""
+
+import shutil
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+import tiny_run
+from compilations import compilations
+
+import tokenformer_jax
+from tokenformer_jax import grow, plan
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.generate import read_requests
+from tokenformer_jax.plan.estimate import Plan
+from tokenformer_jax.sampling import Sampling
+from tokenformer_jax.texts import TextRequest
+
+LARGER = {'qkv': 48, 'ffn': 96}
+
+
+@pytest.fixture(scope='module')
+def home(tmp_path_factory):
+  return tmp_path_factory.mktemp('runs')
+
+
+@pytest.fixture(scope='module')
+def run(home):
+  """A language model of bytes after 20 steps."""
+  config = tiny_run.config(tiny_run.write_corpus(home / 'corpus'), home / 'cache')
+  return tokenformer_jax.train(config, home / 'run')
+
+
+@pytest.fixture(scope='module')
+def grown(run, home):
+  return run.grow(home / 'grown', LARGER)
+
+
+@pytest.fixture(scope='module')
+def vit(home):
+  return tokenformer_jax.train(tiny_run.vit_config(), home / 'vit')
+
+
+# The namespace
+
+
+def test_importing_the_package_imports_nothing_heavy():
+  code = (
+    'import sys, tokenformer_jax; dir(tokenformer_jax);'
+    'heavy = {"jax", "numpy", "absl", "flax"} & set(sys.modules);'
+    'sys.exit(", ".join(heavy) or 0)'
+  )
+  done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+  assert done.returncode == 0, f'`import tokenformer_jax` imports {done.stderr}'
+
+
+@pytest.mark.parametrize('name', tokenformer_jax.__all__)
+def test_every_name_is_there(name):
+  assert getattr(tokenformer_jax, name) is not None
+
+
+def test_a_name_that_is_not_there_is_named():
+  with pytest.raises(AttributeError, match="'tokenformer_jax' has no attribute 'lod'"):
+    tokenformer_jax.lod  # noqa: B018
+
+
+def test_a_plan_can_be_asked_for_again_and_again():
+  """The function and the package share a name, which importing a file of the package binds."""
+  for _ in range(2):
+    found = tokenformer_jax.plan('lm_stdlib', 'gpu-h100:8')
+    assert isinstance(found, Plan) and found.parameters == 2_163_072, 'not the plan of the config'
+  assert tokenformer_jax.plan is plan
+  with pytest.raises(UserError, match='is not a known chip'):
+    tokenformer_jax.plan('lm_stdlib', 'h100:8')
+
+
+# A run
+
+
+def test_a_run_says_what_it_is(run, home):
+  assert repr(run) == (
+    f'<Run {home}/run@20: a language model of 2 layers × 32, {run.parameter_count:,} parameters>'
+  )
+  assert run.step == 20 and run.config.train.steps == 20
+  assert run.parameter_count == sum(leaf.size for leaf in jax.tree.leaves(run.parameters))
+  assert run.tokenizer.decode(run.tokenizer.encode('naïve')) == 'naïve'
+  assert [line['step'] for line in run.metrics()][:2] == [5, 10]
+
+
+def test_a_step_can_be_named(run, home):
+  assert tokenformer_jax.load(f'{home}/run@15').step == 15
+  with pytest.raises(UserError, match='has no checkpoint of step 7'):
+    tokenformer_jax.load(f'{home}/run@7')
+  with pytest.raises(UserError, match='is not the work directory of a run'):
+    tokenformer_jax.load(home)
+
+
+def test_a_text_for_a_text_and_a_list_for_a_list(run):
+  one = run.generate('def', length=6, temperature=0)
+  assert isinstance(one, str)
+  assert run.generate(['def', 'x'], length=6, temperature=0)[0] == one, 'a batch writes other text'
+  assert run.generate('def', length=6, temperature=0, stop=[one[2]]) == one[: one.index(one[2])]
+
+
+def test_texts_are_those_of_the_command(run, tmp_path):
+  (tmp_path / 'requests.jsonl').write_text('{"prompt": "def", "length": 6, "seed": 3}\n')
+  requests = read_requests(tmp_path / 'requests.jsonl', TextRequest('', sampling=Sampling()))
+  ((text, _),) = run._loaded.writer.write(requests)
+  assert run.generate('def', length=6, seed=3) == text
+
+
+def test_logits_are_those_of_the_model(run):
+  ids, targets = run.held_out(3)
+  logits = run.logits(ids)
+  assert logits.shape == (*ids.shape, run.config.model.vocab_size) and logits.dtype == np.float32
+  np.testing.assert_array_equal(ids[:, 1:], targets[:, :-1], 'targets are not the next tokens')
+  nats = np.log(np.exp(logits.astype(np.float64)).sum(axis=-1))
+  nats -= np.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+  assert abs(nats.mean() - run.evaluate()['loss']) < 0.5, 'the logits are of another model'
+
+
+def test_the_greedy_token_has_the_largest_logit(run):
+  first = run.generate('def', length=1, temperature=0)
+  assert run.tokenizer.decode([int(run.logits('def')[0, -1].argmax())]) == first
+
+
+def test_a_shorter_text_ends_in_nan_and_changes_nothing(run):
+  short, both = run.logits('de'), run.logits(['de', 'define'])
+  assert short.shape[1] == 3 and both.shape[1] == 7, 'a document begins with its end of the last'
+  np.testing.assert_allclose(both[0, :3], short[0], atol=1e-5)
+  assert np.isnan(both[0, 3:]).all() and np.isfinite(both[1]).all()
+
+
+def test_the_second_call_compiles_nothing(run):
+  def calls():
+    run.generate(['def', 'x'], length=4)
+    run.logits(['def f(x):'])
+    run.maps('def', [0, 1])
+    run.usage(tokens=300)
+    run.evaluate()
+    run.evaluate(['some words, and some more'])
+
+  calls()
+  with compilations() as names:
+    calls()
+  assert not names, f'compiled again: {names}'
+
+
+def test_figures_are_flat(run):
+  assert set(run.evaluate()) == {'loss', 'perplexity', 'bits_per_byte', 'accuracy'}
+  last = [line for line in run.metrics() if 'eval/loss' in line][-1]
+  assert run.evaluate()['loss'] == pytest.approx(last['eval/loss'], rel=1e-5), 'another split'
+  found = run.evaluate(['words of a text'])
+  assert found['bytes'] == 15 and found['bits_per_byte'] > 0
+
+
+# Growth and training
+
+
+def test_growth_is_exact_and_says_so(run, grown, home, capsys):
+  ids, _ = run.held_out(8)
+  before, after = run.logits(ids, exact=True), grown.logits(ids, exact=True)
+  assert np.abs(before - after).max() < 1e-5, 'the grown model computes something else'
+  assert grown.parameters['blocks']['ffn']['keys'].shape[1] == 96
+  assert (grown.step, grown.config.model.param_tokens.proj) == (20, 32)
+  assert grown.old_tokens == {'query': 32, 'key': 32, 'value': 32, 'proj': 32, 'ffn': 64}
+  assert run.old_tokens is None, 'a run that has not grown has old tokens'
+  run.grow(home / 'again', {'ffn': 96})
+  said = capsys.readouterr().err
+  assert 'exact: the grown model computes what the source does' in said, said
+  assert 'ffn tokens' in said, 'the table of what changes is not shown'
+
+
+def test_a_run_goes_on_where_it_is(grown, tmp_path):
+  shutil.copytree(grown.directory, tmp_path / 'own')
+  own = tokenformer_jax.load(tmp_path / 'own')
+  more = own.train(24, optim={'learning_rate': 1e-3})
+  assert (more.step, more.directory) == (24, own.directory)
+  assert more.config.optim.learning_rate == 1e-3
+  with pytest.raises(UserError, match=r'own@20 is not the newest .* step 24; name another'):
+    own.train(30)
+
+
+@pytest.mark.slow
+def test_a_run_begins_another_one_and_grows_on_the_way(run, home):
+  model = {'param_tokens': {'ffn': 80}}
+  frozen = run.train(22, workdir=home / 'frozen', model=model, optim={'old_tokens': 'freeze'})
+  assert frozen.config.init_from == run.source and frozen.step == 22
+  old, new = (r.parameters['blocks']['ffn']['keys'] for r in (run, frozen))
+  np.testing.assert_array_equal(new[:, :64], old, 'old tokens moved')
+  frozen.extract(home / 'added')
+  merged = run.merge(home / 'added', home / 'merged')
+  np.testing.assert_array_equal(merged.parameters['blocks']['ffn']['keys'], new)
+  removed = frozen.remove(home / 'removed')
+  np.testing.assert_array_equal(removed.parameters['blocks']['ffn']['keys'], old)
+  assert frozen.shrink(home / 'less', {'ffn': 40}).config.model.param_tokens.ffn == 40
+
+
+def test_growth_by_python_is_growth_by_the_function(run, grown):
+  model, target = run.config.model, grown.config.model
+  assert grow.inexact(model, target, grown.config.grow) is None
+  counts = grow.grown_model(model, target.param_tokens, grown.config.grow)
+  assert counts == target
+
+
+MISTAKES = {
+  'a kind': (lambda run, to: run.grow(to, {'fnn': 96}), "param_tokens has 'fnn'; did you mean"),
+  'a count': (lambda run, to: run.grow(to, {'ffn': '96'}), "ffn='96'; it must be an integer"),
+  'fewer tokens': (lambda run, to: run.grow(to, {'ffn': 8}), 'ffn'),
+  'nothing larger': (lambda run, to: run.grow(to), 'nothing would grow'),
+  'a method': (lambda run, to: run.grow(to, {'ffn': 96}, method='dup'), 'config.grow.method'),
+  'a key of growth': (lambda run, to: run.grow(to, {'ffn': 96}, metod='x'), "did you mean 'grow.m"),
+  'a target that is there': (lambda run, to: run.grow(run.directory, {'ffn': 96}), 'exists'),
+  'a group': (lambda run, to: run.train(30, optimizer={}), "config key 'optimizer' is unknown"),
+  'a key': (lambda run, to: run.train(30, optim={'rate': 1}), "config key 'optim.rate' is"),
+  'a type': (lambda run, to: run.train('many'), "config.train.steps is 'many'"),
+  'a value for a group': (lambda run, to: run.train(30, model=3), 'config.model is a group'),
+  'a length': (lambda run, to: run.generate('a', length=0), 'length is 0'),
+  'a temperature': (lambda run, to: run.generate('a', temperature=-1), 'temperature is -1'),
+  'no text': (lambda run, to: run.logits([]), 'there are no inputs'),
+  'ids': (lambda run, to: run.logits([[1, 256]]), 'they must be integers'),
+  'a layer': (lambda run, to: run.maps('a', [2]), 'the layers 0 to 1'),
+  'an axis': (lambda run, to: run.plot(x='step'), "x is 'step'; did you mean 'steps'"),
+  'a metric': (lambda run, to: run.plot('train/los'), "has no metric 'train/los'"),
+  'no files': (lambda run, to: run.evaluate('files:/nothing/*'), 'texts is files:/nothing/*'),
+  'classes of text': (lambda run, to: run.classes, 'has no classes'),
+  'a config': (lambda run, to: tokenformer_jax.train('lm_plie', to), 'there is no file lm_plie'),
+}
+
+
+@pytest.mark.parametrize('name', MISTAKES)
+def test_a_mistake_is_one_sentence(name, run, tmp_path):
+  call, sentence = MISTAKES[name]
+  with pytest.raises(UserError) as error:
+    call(run, tmp_path / 'new')
+  assert sentence in str(error.value), str(error.value)
+  assert '\n' not in str(error.value) and not (tmp_path / 'new').exists()
+
+
+# Looking at it
+
+
+def test_maps_have_a_row_for_each_token(run):
+  maps = run.maps('def x')
+  assert run.labels('def x') == ['⟨end⟩', *'def·x'] and sorted(maps) == [0, 1]
+  assert {kind: map_TxN.shape for kind, map_TxN in maps[1].items()} == {
+    **dict.fromkeys(('query', 'key', 'value', 'proj'), (6, 32)),
+    'ffn': (6, 64),
+  }
+  assert run.usage('some words', tokens=8)['ffn'].positions == 8
+
+
+def test_new_tokens_have_no_weight_at_birth(grown):
+  assert not grown.maps('def', [0])[0]['ffn'][:, 64:].any(), 'the new tokens take part'
+  assert not grown.usage(tokens=300)['ffn'].share[:, 64:].any()
+
+
+def test_figures_are_drawn(run, grown, tmp_path):
+  shutil.copytree(run.directory, tmp_path / 'other')
+  drawn = run.plot(beside=[tokenformer_jax.load(tmp_path / 'other')])
+  assert [text.get_text() for text in drawn.axes[0].get_legend().get_texts()][:2] == [
+    'run',
+    'other',
+  ]
+  assert len(grown.plot_maps('def', [1]).axes) >= 5
+
+
+# Images
+
+
+def test_a_classifier(vit, home):
+  images, labels = vit.held_out(20)
+  logits = vit.logits(images)
+  assert logits.shape == (20, 10) and vit.classes == [str(i) for i in range(10)]
+  grown = vit.grow(home / 'vit_grown', {'ffn': 96})
+  exact = vit.logits(images, exact=True)
+  assert np.abs(grown.logits(images, exact=True) - exact).max() < 1e-5
+  assert (logits.argmax(axis=1) == exact.argmax(axis=1)).mean() > 0.9
+  assert {'accuracy', 'loss', 'images'} <= set(vit.evaluate())
+  assert labels.shape == (20,) and grown.train(22).step == 22
+
+
+@pytest.mark.parametrize(
+  ('call', 'sentence'),
+  [
+    (lambda vit: vit.generate('a'), 'is no language model'),
+    (lambda vit: vit.tokenizer, 'is no language model'),
+    (lambda vit: vit.maps('a'), 'is no language model'),
+    (lambda vit: vit.evaluate(['a']), 'is no language model'),
+    (lambda vit: vit.logits(np.zeros((1, 4, 4, 1), np.uint8)), r'uint8 \[1, 4, 4, 1\]; they must'),
+  ],
+)
+def test_what_is_for_text_is_not_for_images(vit, call, sentence):
+  with pytest.raises(UserError, match=sentence):
+    call(vit)

@@ -1,0 +1,396 @@
+"""From one run to another: what the command `grow`, and `Run.grow` in Python, do.
+
+Each action takes an open `Source` and a target, checks everything that can be checked before it
+reads an array, compares the two models on the same held-out text, and writes whole or not at all.
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+from jax.sharding import Mesh
+
+from tokenformer_jax import buckets, checkpoint, flops, messages, models, paths, sharding, start
+from tokenformer_jax.checkpoint_meta import Meta
+from tokenformer_jax.config import Config, GrowConfig, MeshConfig, ModelConfig, TokenCounts
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import files, parts, room, state, table, verify
+from tokenformer_jax.params import Params
+from tokenformer_jax.tasks import Batch
+
+_EXAMPLES = 1  # of the batch that compares two models, or the least number that the mesh can split
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """A checkpoint that something is to be made of, and the mesh to do it on."""
+
+  directory: paths.Path
+  checkpoints: checkpoint.Checkpoints
+  meta: Meta
+  mesh: Mesh
+  mesh_config: MeshConfig
+
+  @property
+  def model(self) -> ModelConfig:
+    return self.meta.config.model
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+  """Where the new run goes.
+
+  Attributes:
+    directory: a new work directory.
+    dry_run: whether to end before anything is read or written.
+    show: takes the table of what changes.
+  """
+
+  directory: paths.Path
+  dry_run: bool = False
+  show: Callable[[str], None] = messages.say
+
+
+@contextlib.contextmanager
+def open_source(
+  source: str, target: Target, mesh_config: MeshConfig | None = None
+) -> Iterator[Source]:
+  """Open a run that something is to be made of, once it is clear that the target can be made.
+
+  Args:
+    source: DIR or DIR@STEP.
+    target: of the action.
+    mesh_config: None: that of the source if it makes up the devices here, or all of them.
+
+  Raises:
+    UserError: there is no such run, it holds no model, the target exists or cannot be made, or the
+      mesh does not fit the devices.
+  """
+  directory, step = paths.split_source(source)
+  if not target.dry_run:
+    files.check_target(target.directory, directory)
+  devices = start.devices()
+  checkpoints, meta = checkpoint.open_source(directory, step)
+  checkpoint.check_is_model(meta, directory)
+  with contextlib.closing(checkpoints):
+    mesh, mesh_config = _mesh(mesh_config, meta.config.mesh, devices)
+    yield Source(directory, checkpoints, meta, mesh, mesh_config)
+
+
+def _mesh(
+  asked: MeshConfig | None, of_source: MeshConfig, devices: list[jax.Device]
+) -> tuple[Mesh, MeshConfig]:
+  if asked is not None:
+    return sharding.make_mesh(asked, devices), asked
+  try:
+    return sharding.make_mesh(of_source, devices), of_source
+  except UserError:
+    return sharding.make_mesh(MeshConfig(), devices), of_source
+
+
+def grow(source: Source, after: ModelConfig, config: GrowConfig, target: Target) -> int | None:
+  """Make a larger model, and say whether it computes what the source does.
+
+  Args:
+    source: the run.
+    after: the larger model.
+    config: how new weights are made.
+    target: where it goes.
+
+  Returns:
+    The step of the new run; None after a dry run.
+
+  Raises:
+    UserError: the model is not larger in a way that `config.method` knows, there is no room, or an
+      exact growth computes something else. Nothing is written then.
+  """
+  before = source.model
+  if after == before:
+    raise UserError(
+      'nothing would grow; say what is to be larger, by --param_tokens=qkv=N,proj=N,ffn=N, or by '
+      '--width=N for a Transformer'
+    )
+  state.check(before, after, config)
+  _show_table(source, after, target)
+  _check_room(source, after, config, target, held=(after,))
+  reason = state.inexact(before, after, config)
+  messages.say(
+    f'not exact: the grown model will not compute what the source does, for {reason}'
+    if reason
+    else 'exact: the grown model computes what the source does'
+  )
+  if target.dry_run:
+    return None
+  batch, name = _batch(source, _EXAMPLES)
+  programs = [_program(source, model, batch) for model in (before, after)]
+  outputs: list[verify.Outputs] = []
+  new = files.read_and_grow(
+    source.checkpoints,
+    source.meta,
+    source.mesh,
+    after,
+    config,
+    see=lambda params: outputs.append(programs[len(outputs)](params)),
+  )
+  _verify(*outputs, name, exact=reason is None)
+  return _write(source, new, after, config, 'grow', target)
+
+
+def extract(source: Source, target: Target) -> None:
+  """Write the tokens that the last growth added, alone.
+
+  Raises:
+    UserError: the run has not grown, or the target cannot be written.
+  """
+  last = parts.last_addition(source.meta, source.directory)
+  lineage, found = source.meta.lineage, parts.additions(source.meta, source.directory)
+  whole = files.read(source.checkpoints, source.meta, source.mesh)
+  files.write(
+    target.directory,
+    parts.extract(whole, source.model, last),
+    _new_config(source, source.model, source.meta.config.grow),
+    source.meta.tokenizer,
+    lineage=(*lineage[:-1], dataclasses.replace(lineage[-1], tokens_of=parts.as_lines(found[-1:]))),
+    contents='added_tokens',
+    step=source.meta.step,
+  )
+
+
+def merge(source: Source, added: str, config: GrowConfig, target: Target) -> int | None:
+  """Append the tokens of another run, or of `extract`, to those of the source.
+
+  Args:
+    source: the run.
+    added: DIR or DIR@STEP.
+    config: what becomes of scale, moments and step.
+    target: where the result goes.
+
+  Returns:
+    The step of the new run; None after a dry run.
+
+  Raises:
+    UserError: the tokens do not fit the source or are in it already, or there is no room.
+  """
+  directory, step = paths.split_source(added)
+  checkpoints, meta = checkpoint.open_source(directory, step)
+  parts.check_mergeable(source.model, meta.config.model)
+  parts.check_not_twice(source.meta, source.directory, meta, directory)
+  with contextlib.closing(checkpoints):
+    counts, new_tokens = parts.read_added(checkpoints, meta, source.mesh)
+  total = TokenCounts(
+    *(getattr(source.model.param_tokens, k) + getattr(counts, k) for k in state.KINDS)
+  )
+  after = state.grown_model(source.model, total, config)
+  _show_table(source, after, target)
+  _check_room(source, after, config, target, held=(source.model, after))
+  if note := parts.other_scale(source.model, meta.config.model):
+    messages.say(note)
+  if target.dry_run:
+    return None
+  batch, name = _batch(source, _EXAMPLES)
+  compute, recompute = (_program(source, model, batch) for model in (source.model, after))
+  old = files.read(source.checkpoints, source.meta, source.mesh)
+  computed = compute(old['params'])
+  new = parts.merge(old, new_tokens, source.model, config)
+  _verify(computed, recompute(new['params']), name, exact=False)
+  tokens_of = parts.as_lines(parts.additions(meta, directory))
+  return _write(source, new, after, config, 'merge', target, tokens_of)
+
+
+def remove(source: Source, config: GrowConfig, target: Target) -> int | None:
+  """Take out what the last growth or merge added.
+
+  Args:
+    source: the run.
+    config: what becomes of moments and step.
+    target: where the result goes.
+
+  Returns:
+    The step of the new run; None after a dry run.
+
+  Raises:
+    UserError: nothing was added, or it cannot be told from what was there before.
+  """
+  last = parts.last_addition(source.meta, source.directory)
+  if last.grow.method == 'duplicate' and last.action == 'grow':
+    raise UserError(
+      'the last growth duplicated the tokens and divided the values of the old ones among the '
+      'copies; taking the copies out would not give back what was there'
+    )
+  _show_table(source, last.model, target)
+  _check_room(source, last.model, config, target, held=(source.model, last.model))
+  if target.dry_run:
+    return None
+  old = files.read(source.checkpoints, source.meta, source.mesh)
+  new = parts.remove(old, source.model, last.model, config)
+  return _write(source, new, last.model, config, 'remove', target)
+
+
+def shrink(
+  source: Source, counts: TokenCounts, examples: int, config: GrowConfig, target: Target
+) -> int | None:
+  """Keep only the parameter tokens that matter most for held-out examples.
+
+  Args:
+    source: the run.
+    counts: of the tokens to keep.
+    examples: sequences or images that importance is measured on.
+    config: what becomes of scale, moments and step.
+    target: where the result goes.
+
+  Returns:
+    The step of the new run; None after a dry run.
+
+  Raises:
+    UserError: the counts are not smaller, or there is no room.
+  """
+  before = source.model
+  after = state.grown_model(before, counts, config)
+  parts.check_smaller(before, after)
+  _show_table(source, after, target)
+  _check_room(source, after, config, target, held=(before, after))
+  if target.dry_run:
+    return None
+  calibration, calibration_name = _batch(source, examples)
+  batch, name = _batch(source, examples, first=examples)
+  compute, recompute = (_program(source, model, batch) for model in (before, after))
+  old = files.read(source.checkpoints, source.meta, source.mesh)
+  computed = compute(old['params'])
+  task = verify.exact_task(source.meta.config, before)
+  new = parts.shrink(old, task, after, calibration, config)
+  messages.say(
+    f'importance of a token: mean over examples of |⟨value, ∂loss/∂value⟩|, on {calibration_name}'
+  )
+  _verify(computed, recompute(new['params']), name, exact=False)
+  return _write(source, new, after, config, 'shrink', target)
+
+
+def wanted_model(
+  model: ModelConfig,
+  config: GrowConfig,
+  *,
+  param_tokens: TokenCounts | None = None,
+  **wide: int | None,
+) -> ModelConfig:
+  """Return the larger model that sizes ask for.
+
+  Args:
+    model: the source's.
+    config: its method says which sizes can change.
+    param_tokens: the new counts; None: those of the model.
+    **wide: `width`, `heads` and `ffn_width` of a Transformer; None: that of the model, but for the
+      heads, which go with the width.
+
+  Raises:
+    UserError: a size is not one that the method changes, or does not divide.
+  """
+  wide = {name: value for name, value in wide.items() if value is not None}
+  if config.method in state.TOKEN_METHODS:
+    if wide:
+      raise UserError(
+        f'--{next(iter(wide))} is for the methods that widen a Transformer; method='
+        f'{config.method} adds parameter tokens: --param_tokens=qkv=N,proj=N,ffn=N'
+      )
+    return state.grown_model(model, param_tokens or model.param_tokens, config)
+  if param_tokens is not None:
+    raise UserError(f'--param_tokens is not for method={config.method}, which takes --width=N')
+  if 'width' in wide and 'heads' not in wide:
+    wide['heads'] = max(1, round(model.heads * wide['width'] / model.width))
+  new = dataclasses.replace(model, **wide)
+  if new.width % new.heads:
+    raise UserError(
+      f'width {new.width} is not a multiple of {new.heads} heads; give --heads=N as well'
+    )
+  return new
+
+
+def _show_table(source: Source, after: ModelConfig, target: Target) -> None:
+  target.show(table.render(source.model, after, flops.length(source.meta.config)))
+  for line in table.advice(after):
+    messages.say(line)
+  definition = models.define(after)
+  sharding.check_divides(source.mesh, definition.abstract, definition.axes)
+  sizes = dataclasses.astuple(source.mesh_config)
+  if -1 not in sizes:
+    planned = sharding.abstract_mesh(source.mesh_config, math.prod(sizes))
+    sharding.check_divides(planned, definition.abstract, definition.axes)
+
+
+def _check_room(
+  source: Source,
+  after: ModelConfig,
+  config: GrowConfig,
+  target: Target,
+  held: Sequence[ModelConfig],
+) -> None:
+  """Check memory for the models that are held at once, and the target's disk."""
+  kept = room.part_kept(source.model, after, config.moments)
+  try:
+    room.check_memory(source.mesh, held, ema=checkpoint.has(source.meta, 'ema'))
+  except UserError as error:
+    if not target.dry_run:
+      raise
+    messages.say(f'without --dry_run this would end here: {error}')
+  if not target.dry_run:
+    room.check_disk(target.directory, source.meta, source.directory, kept)
+
+
+def _batch(source: Source, examples: int, first: int = 0) -> tuple[Batch, str]:
+  """Return held-out examples, as many as the mesh can split or a few more, and their name."""
+  rounded = [buckets.rows(count, source.mesh) for count in (examples, first)]
+  task = verify.exact_task(source.meta.config, source.model)
+  return task.held_out(source.meta.tokenizer, *rounded)
+
+
+def _program(
+  source: Source, model: ModelConfig, batch: Batch
+) -> Callable[[Params], verify.Outputs]:
+  return verify.program(verify.exact_task(source.meta.config, model), batch, source.mesh)
+
+
+def _verify(before: verify.Outputs, after: verify.Outputs, name: str, *, exact: bool) -> None:
+  different, allowed = verify.largest_difference(before, after)
+  messages.say(
+    f'{name}: the logits differ by at most {different:.2g}, the loss is {before.loss:.6f} before '
+    f'and {after.loss:.6f} after'
+  )
+  if not math.isfinite(different):
+    raise UserError(
+      'the logits before or after are not finite, so that the result could not be trained; nothing '
+      'was written'
+    )
+  if exact and different > allowed:
+    raise UserError(
+      f'the grown model is not what it should be: its logits differ by {different:.2g}, and '
+      f'{allowed:.2g} is what float32 explains; nothing was written'
+    )
+
+
+def _new_config(source: Source, model: ModelConfig, config: GrowConfig) -> Config:
+  return dataclasses.replace(
+    source.meta.config, model=model, grow=config, mesh=source.mesh_config, init_from=''
+  )
+
+
+def _write(
+  source: Source,
+  new: state.State,
+  model: ModelConfig,
+  config: GrowConfig,
+  action: str,
+  target: Target,
+  tokens_of: str = '',
+) -> int:
+  step = int(new['step'])
+  files.write(
+    target.directory,
+    new,
+    _new_config(source, model, config),
+    source.meta.tokenizer,
+    lineage=files.descend(source.meta, source.directory, action, config, tokens_of),
+    step=step,
+    seen=None if config.step == 'restart' else source.meta.seen,
+  )
+  return step

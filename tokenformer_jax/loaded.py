@@ -1,0 +1,151 @@
+"""What a run keeps in memory while somebody works with it: arrays, and the programs over them."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from tokenformer_jax import (
+  buckets,
+  checkpoint,
+  evaluation,
+  sharding,
+  tasks,
+  trained,
+  validation,
+)
+from tokenformer_jax import step as step_lib
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import verify
+from tokenformer_jax.params import Params
+from tokenformer_jax.score import Scorer
+from tokenformer_jax.tasks import Batch, Task
+from tokenformer_jax.trained import Trained
+from tokenformer_jax.writer import Writer
+
+
+class Loaded:
+  """A checkpoint in use. Each part is read, or compiled, when it is first needed, and kept."""
+
+  def __init__(self, source: str):
+    """Name the checkpoint, DIR@STEP."""
+    self._source = source
+    self._programs: dict[bool, Callable[[Params, Batch], jax.Array]] = {}
+    self._scorers: dict[tuple[int | None, int | None], Scorer] = {}
+
+  @functools.cached_property
+  def model(self) -> Trained:
+    """Return the model on all devices."""
+    return trained.load(self._source, check=checkpoint.check_is_model, evenly=False)
+
+  @functools.cached_property
+  def writer(self) -> Writer:
+    """Return the model as one that writes."""
+    return Writer.of(self.model)
+
+  def scorer(self, max_length: int | None, batch_size: int | None) -> Scorer:
+    """Return what scores rows: see `evaluation.make_scorer`."""
+    key = (max_length, batch_size)
+    if key not in self._scorers:
+      self._scorers[key] = evaluation.make_scorer(self.model, max_length, batch_size)
+    return self._scorers[key]
+
+  def text_logits(self, rows: list[np.ndarray], *, exact: bool) -> np.ndarray:
+    """Return the logits of token ids.
+
+    Args:
+      rows: int32 [T], of unequal lengths.
+      exact: see `_logits`.
+
+    Returns:
+      float32 [B, T, V], NaN after the end of a row.
+
+    Raises:
+      UserError: the model has learned positions that do not reach so far.
+    """
+    longest, model = max(map(len, rows)), self.model.config.model
+    length = buckets.bucket(longest)  # Few lengths, so that few programs compile.
+    if model.positions == 'learned':
+      self.model.context_length(longest)
+      length = min(length, model.max_length)
+    batch = np.zeros((len(rows), length + 1), np.int32)  # The last column is a target, not used.
+    for row, ids in zip(batch, rows, strict=True):
+      row[: len(ids)] = ids
+    found_BxTxV = self._logits(batch, exact)[:, :longest]
+    for found_TxV, ids in zip(found_BxTxV, rows, strict=True):
+      found_TxV[len(ids) :] = np.nan
+    return found_BxTxV
+
+  def image_logits(self, images: np.ndarray, *, exact: bool) -> np.ndarray:
+    """Return the logits of images uint8 [B, S, S, C]: float32 [B, classes].
+
+    Raises:
+      UserError: the images have another shape than those of the training.
+    """
+    config = self.model.config
+    size, channels = config.data.image_size, config.model.channels
+    if images.shape[1:] != (size, size, channels) or images.dtype != np.uint8:
+      raise UserError(
+        f'images are {images.dtype} {list(images.shape)}; they must be uint8 '
+        f'[B, {size}, {size}, {channels}]'
+      )
+    return self._logits({'images': images, 'labels': np.zeros(len(images), np.int32)}, exact)
+
+  def _logits(self, batch: Batch, exact: bool) -> np.ndarray:
+    """Return the logits of a batch of the task.
+
+    Args:
+      batch: arrays with the leading axis B, of any length.
+      exact: whether to compute in float32 with products in full precision.
+    """
+    mesh, count = self.model.mesh, len(jax.tree.leaves(batch)[0])
+    if exact not in self._programs:
+      task = self._task(exact)
+      self._programs[exact] = jax.jit(
+        lambda params, batch: task.logits(params, batch)[0],
+        out_shardings=sharding.replicated(mesh),
+      )
+    precision = jax.default_matmul_precision('highest' if exact else None)
+    with jax.set_mesh(mesh), precision:
+      rows = buckets.rows(count)
+      padded = jax.tree.map(
+        lambda a: np.concatenate([a, np.zeros((rows - count, *a.shape[1:]), a.dtype)]), batch
+      )
+      placed = jax.device_put(padded, sharding.of_batch(mesh))
+      found = self._programs[exact](self.model.params, placed)
+    return np.array(found[:count], np.float32)
+
+  def _task(self, exact: bool = False) -> Task:
+    config = self.model.config
+    if exact:
+      return verify.exact_task(config, config.model)
+    # Not by the training's kernel of attention, which may not be here.
+    train = dataclasses.replace(config.train, attention='auto', remat='none')
+    return tasks.make(dataclasses.replace(config, train=train))
+
+  def validate(self) -> dict[str, float]:
+    """Return the figures of the run's own validation data.
+
+    Raises:
+      UserError: the data is not here.
+    """
+    task, eval_step = self._validation
+    mesh = self.model.mesh
+    rows = range(task.config.data.batch_size)
+    with jax.set_mesh(mesh):
+      return validation.figures(task, eval_step, {'': self.model.params}, rows, mesh)
+
+  @functools.cached_property
+  def _validation(self) -> tuple[Task, Callable[[Params, Batch], Any]]:
+    """Return the task, its data open, and its compiled step."""
+    model = self.model
+    config = self._task().config
+    with jax.set_mesh(model.mesh):
+      rows = buckets.rows(config.data.batch_size)
+    data = dataclasses.replace(config.data, batch_size=rows)
+    task = tasks.make(dataclasses.replace(config, data=data), model.meta.tokenizer)
+    task.prepare()
+    return task, step_lib.make_eval_step(task, model.mesh)

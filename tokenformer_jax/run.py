@@ -1,0 +1,501 @@
+"""Runs from Python: what `import tokenformer_jax` offers to notebooks and scripts.
+
+A `Run` is a work directory and one of its checkpoints. It does what the commands do, by the same
+functions, and keeps what it has read and compiled. Mistakes are a `UserError` of one sentence.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import ml_collections
+import numpy as np
+
+from tokenformer_jax import checkpoint, configure, curves, evaluation, loop, models, paths
+from tokenformer_jax import tasks as tasks_lib
+from tokenformer_jax.checkpoint_meta import Meta
+from tokenformer_jax.config import Config, GrowConfig
+from tokenformer_jax.data import held_out, text, tokenizers
+from tokenformer_jax.errors import UserError, nearest
+from tokenformer_jax.grow import actions
+from tokenformer_jax.inspect import model as inspect_model
+from tokenformer_jax.inspect import picture, report
+from tokenformer_jax.inspect.usage import Usage
+from tokenformer_jax.loaded import Loaded
+from tokenformer_jax.params import Params
+from tokenformer_jax.sampling import Sampling
+from tokenformer_jax.texts import TextRequest
+
+if TYPE_CHECKING:
+  from matplotlib.figure import Figure
+
+Path = str | os.PathLike[str]
+
+
+def load(source: Path) -> 'Run':
+  """Open a run.
+
+    run = tokenformer_jax.load('runs/lm_stdlib')       its newest checkpoint
+    run = tokenformer_jax.load('runs/lm_stdlib@375')   that of a step
+
+  Args:
+    source: the work directory, DIR, or DIR@STEP.
+
+  Raises:
+    UserError: there is no such run or step, or it holds something else than a model.
+  """
+  directory, step = paths.split_source(source)
+  checkpoints, meta = checkpoint.open_source(directory, step)
+  checkpoints.close()
+  checkpoint.check_is_model(meta, directory)
+  return Run(directory, meta)
+
+
+def train(config: Config | ml_collections.ConfigDict | str, workdir: Path, **changes: Any) -> 'Run':
+  """Train a model, or go on with the run that the work directory has.
+
+    c = tokenformer_jax.config.defaults()
+    run = tokenformer_jax.train(c, 'runs/small', model={'layers': 2}, train={'steps': 300})
+
+  Args:
+    config: from `config.defaults()`, from `Run.config`, or a file: FILE.py, FILE.py:VARIANT or the
+      name of one that comes with the package, such as `vit_digits`.
+    workdir: where checkpoints and figures go; made if it does not exist.
+    **changes: other values, by group of keys: `optim={'learning_rate': 1e-3}`.
+
+  Returns:
+    The run at its last step.
+
+  Raises:
+    UserError: a value does not fit, or anything that the command `train` tells in a sentence.
+  """
+  loop.train(configure.resolve(config, **changes), workdir)
+  return load(workdir)
+
+
+class Run:
+  """A work directory, and the model in one of its checkpoints; from `load` or `train`.
+
+  Attributes:
+    directory: the work directory.
+    meta: what the checkpoint says of itself; `meta.lineage` has the growths.
+  """
+
+  def __init__(self, directory: paths.Path, meta: Meta):
+    """Name the checkpoint; its arrays are read when they are needed."""
+    self.directory, self.meta = directory, meta
+    self._loaded = Loaded(self.source)
+
+  def __repr__(self) -> str:
+    model = self.config.model
+    kind = 'a language model' if model.kind == 'lm' else 'an image classifier'
+    return (
+      f'<Run {self.source}: {kind} of {model.layers} layers × {model.width}, '
+      f'{self.parameter_count:,} parameters>'
+    )
+
+  @property
+  def source(self) -> str:
+    """Return the run as commands name it, DIR@STEP."""
+    return f'{self.directory}@{self.step}'
+
+  @property
+  def config(self) -> Config:
+    """Return the config of the run, with every size filled in."""
+    return self.meta.config
+
+  @property
+  def step(self) -> int:
+    """Return the number of steps that the model has made."""
+    return self.meta.step
+
+  @functools.cached_property
+  def tokenizer(self) -> tokenizers.Tokenizer:
+    """Return what turns text into token ids, of a language model."""
+    self._check_is_language_model()
+    return tokenizers.from_json(self.meta.tokenizer)
+
+  @property
+  def classes(self) -> list[str]:
+    """Return the names of the classes, of an image classifier."""
+    if self.config.model.kind == 'lm':
+      raise UserError(f'{self.directory} is a language model, which has no classes')
+    return [str(name) for name in self.meta.tokenizer['classes']]
+
+  @property
+  def parameters(self) -> Params:
+    """Return the parameters: a nested dict of float32 arrays, [layers, …] in `blocks`."""
+    return self._loaded.model.params
+
+  @functools.cached_property
+  def parameter_count(self) -> int:
+    """Return the number of parameters; nothing is read for it."""
+    return models.define(self.config.model).count
+
+  # What the model computes.
+
+  def generate(
+    self,
+    prompt: str | Sequence[str] = '',
+    *,
+    length: int = 256,
+    temperature: float = 0.8,
+    top_k: int = 0,
+    top_p: float = 0.95,
+    seed: int = 0,
+    stop: Sequence[str] = (),
+    batch_size: int = 8,
+  ) -> str | list[str]:
+    """Write what follows a prompt, or each of several.
+
+      run.generate('def main(', length=64, temperature=0)
+      run.generate(['import ', 'class '], seed=1)
+
+    Args:
+      prompt: a text, or several; empty: a new document.
+      length: tokens to write, at most.
+      temperature: divides the logits; 0 takes the likeliest token.
+      top_k: draw from the k likeliest tokens; 0: from all.
+      top_p: draw from the likeliest tokens that reach p together; 1: all.
+      seed: of the draws.
+      stop: a text ends before the first of these strings.
+      batch_size: texts at a time.
+
+    Returns:
+      The text without its prompt; for several prompts a list, in their order.
+
+    Raises:
+      UserError: the run is no language model, or a value does not fit.
+    """
+    self._check_is_language_model()
+    if length < 1:
+      raise UserError(f'length is {length}; it must be at least 1')
+    sampling = Sampling(temperature, top_k, top_p, seed)
+    prompts = [prompt] if isinstance(prompt, str) else prompt
+    requests = [TextRequest(one, length, sampling, tuple(filter(None, stop))) for one in prompts]
+    written = [found for found, _ in self._loaded.writer.write(requests, batch_size)]
+    return written[0] if isinstance(prompt, str) else written
+
+  def logits(self, inputs: Any, *, exact: bool = False) -> np.ndarray:
+    """Return the scores that the model gives: of the next token, or of the classes.
+
+      run.logits(['def main(', 'x = '])      [2, T, V]; row t is of the text's token t
+      run.logits(images)                     [B, classes]
+
+    Args:
+      inputs: for a language model a text, several texts, or token ids [B, T]. A text is read as
+        the beginning of a document; ids are taken as they are. For a classifier images, uint8
+        [B, S, S, C] of the size and channels that it was trained with.
+      exact: compute in float32 with products in full precision, on any device.
+
+    Returns:
+      float32 [B, T, V]; T is the longest text's, and rows after the end of a shorter one are NaN.
+      Of images [B, classes].
+
+    Raises:
+      UserError: the inputs have another shape, or are longer than the model's positions.
+    """
+    if self.config.model.kind != 'lm':
+      return self._loaded.image_logits(np.asarray(inputs), exact=exact)
+    return self._loaded.text_logits(self._rows(inputs), exact=exact)
+
+  def held_out(self, count: int, first: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return examples that the model was not trained on, where the run's data is here.
+
+    Otherwise they are text of the Python standard library, or noise.
+
+    Args:
+      count: B.
+      first: how many to leave out at the start.
+
+    Returns:
+      Inputs for `logits`, token ids [B, T] or images [B, S, S, C], and the targets: the next token
+      ids [B, T], or labels [B].
+    """
+    batch, _ = tasks_lib.make(self.config).held_out(self.meta.tokenizer, count, first)
+    if self.config.model.kind == 'lm':
+      return batch[:, :-1], batch[:, 1:]
+    return batch['images'], batch['labels']
+
+  def evaluate(
+    self,
+    texts: str | Sequence[str] | None = None,
+    tasks: Sequence[str] = (),
+    *,
+    stride: int | None = None,
+    max_length: int | None = None,
+    batch_size: int | None = None,
+    num_fewshot: int | None = None,
+    limit: int | None = None,
+    include_path: str | None = None,
+  ) -> dict[str, float]:
+    """Measure the model.
+
+      run.evaluate()['loss']                              on the run's own validation data
+      run.evaluate('files:docs/*.md')['bits_per_byte']
+      run.evaluate(tasks=['piqa'])['piqa/acc']
+
+    Args:
+      texts: documents, or a source of them as in `data.source`.
+      tasks: of lm-evaluation-harness, which has to be installed.
+      stride: tokens that each window over the texts scores; None: a whole window.
+      max_length: tokens of input at most; None: the length of the training.
+      batch_size: rows of a batch; None: as many as fill one.
+      num_fewshot: solved examples before each question; None: as the task says.
+      limit: samples of each task; None: all.
+      include_path: a folder with tasks of your own.
+
+    Returns:
+      Figures by name: of texts those of `perplexity.Figures`, of tasks `TASK/METRIC` and
+      `TASK/METRIC_stderr`, of the validation data those of training, without `eval/`.
+
+    Raises:
+      UserError: there is no such text or task, or the run is no language model.
+    """
+    if texts is None and not tasks:
+      return self._loaded.validate()
+    self._check_is_language_model()
+    names = [tasks] if isinstance(tasks, str) else tasks
+    loaded = evaluation.import_harness().find_tasks(names, include_path) if names else []
+    documents = texts
+    if isinstance(texts, str):
+      documents = text.open_source(texts, self.config.data.text_field, 'texts').documents()
+    found = evaluation.evaluate(
+      self._loaded.model,
+      self._loaded.scorer(max_length, batch_size),
+      documents=documents,
+      stride=stride,
+      tasks=loaded,
+      num_fewshot=num_fewshot,
+      limit=limit,
+    )
+    figures = dict(found.get('text', {}))
+    for task, result in found.get('tasks', {}).items():
+      for name, figure in result['metrics'].items():
+        figures[f'{task}/{name}'] = figure['value']
+        if figure['stderr'] is not None:
+          figures[f'{task}/{name}_stderr'] = figure['stderr']
+    return figures
+
+  # Other runs made of this one.
+
+  def train(
+    self, steps: int | None = None, *, workdir: Path | None = None, **changes: Any
+  ) -> 'Run':
+    """Train on, here or in another work directory.
+
+      run.train(700, optim={'learning_rate': 1e-3})
+      run.train(60, workdir='runs/tuned', data={'source': 'files:corpus'}, grow={'step': 'restart'})
+
+    Args:
+      steps: the step to train to; None: that of the config.
+      workdir: None: go on in this one, from its newest checkpoint. Another one: begin a run there
+        from this checkpoint, grown if `changes` ask for more parameter tokens.
+      **changes: other values than the run's, by group of keys: `optim={'old_tokens': 'freeze'}`.
+
+    Returns:
+      The run at its last step.
+
+    Raises:
+      UserError: a value does not fit, or this checkpoint is not the newest one here.
+    """
+    if steps is not None:
+      changes = {**changes, 'train': {**changes.get('train', {}), 'steps': steps}}
+    values = dataclasses.asdict(self.config)
+    if workdir is None:
+      if (newest := load(self.directory).step) != self.step:
+        raise UserError(
+          f'{self.source} is not the newest checkpoint of the run, which is that of step {newest}; '
+          'name another workdir to begin a run from it'
+        )
+      workdir = self.directory
+    else:
+      values['init_from'] = self.source
+      values['grow'] = dataclasses.asdict(GrowConfig())
+      if self.config.model.kind == 'vit':
+        values['model']['classes'] = 0  # those of the images, which may be others
+    loop.train(configure.changed(values, changes), workdir)
+    return load(workdir)
+
+  def grow(
+    self,
+    target: Path,
+    param_tokens: Mapping[str, int] | None = None,
+    *,
+    width: int | None = None,
+    heads: int | None = None,
+    ffn_width: int | None = None,
+    **how: Any,
+  ) -> 'Run':
+    """Make a larger model in a new work directory; say what changes and whether it is exact.
+
+      grown = run.grow('runs/grown', {'qkv': 128, 'proj': 128, 'ffn': 512})
+
+    Args:
+      target: the new work directory.
+      param_tokens: new counts by kind, qkv, proj and ffn; one that is left out stays.
+      width: of a Transformer, by method='net2net', for example.
+      heads: of a Transformer.
+      ffn_width: of a Transformer.
+      **how: keys of the group `grow` of a config, such as method, moments and step.
+
+    Returns:
+      The larger run, at the same step.
+
+    Raises:
+      UserError: the target exists, a size does not fit, or the grown model computes something else
+        than an exact growth must. Nothing is written then.
+    """
+    config = configure.grow_config(self.config, how)
+    counts = None if param_tokens is None else configure.counts(self.config.model, param_tokens)
+    with self._to(target) as (source, to):
+      after = actions.wanted_model(
+        source.model, config, param_tokens=counts, width=width, heads=heads, ffn_width=ffn_width
+      )
+      actions.grow(source, after, config, to)
+    return load(target)
+
+  def extract(self, target: Path) -> None:
+    """Write the tokens that the last growth added, alone, to a new directory, for `merge`."""
+    with self._to(target) as (source, to):
+      actions.extract(source, to)
+
+  def merge(self, added: Path, target: Path, **how: Any) -> 'Run':
+    """Append the tokens of another run, or of `extract`, to this one's, in a new work directory."""
+    with self._to(target) as (source, to):
+      actions.merge(source, os.fspath(added), configure.grow_config(self.config, how), to)
+    return load(target)
+
+  def remove(self, target: Path, **how: Any) -> 'Run':
+    """Take out what the last growth or merge added, in a new work directory."""
+    with self._to(target) as (source, to):
+      actions.remove(source, configure.grow_config(self.config, how), to)
+    return load(target)
+
+  def shrink(
+    self, target: Path, param_tokens: Mapping[str, int], *, examples: int = 16, **how: Any
+  ) -> 'Run':
+    """Keep only the tokens that matter most for held-out examples, in a new work directory."""
+    with self._to(target) as (source, to):
+      counts = configure.counts(self.config.model, param_tokens)
+      actions.shrink(source, counts, examples, configure.grow_config(self.config, how), to)
+    return load(target)
+
+  @contextlib.contextmanager
+  def _to(self, target: Path) -> Iterator[tuple[actions.Source, actions.Target]]:
+    to = actions.Target(paths.of(target))
+    with actions.open_source(self.source, to) as source:
+      yield source, to
+
+  # Looking at it.
+
+  def maps(
+    self, text: str, layers: Sequence[int] | None = None
+  ) -> dict[int, dict[str, np.ndarray]]:
+    """Return how much each token of a text weighs each parameter token.
+
+      run.maps('def main(', layers=[0])[0]['ffn']    [T, N]; run.labels('def main(') names the rows
+
+    Args:
+      text: read as the beginning of a document.
+      layers: the first is 0; None: all.
+
+    Returns:
+      By layer and kind of projection (query, key, value, proj, ffn), float32 [T, N].
+
+    Raises:
+      UserError: the model has no parameter tokens, or no such layer.
+    """
+    inspect_model.check_has_tokens(self.meta, self.directory)
+    count = self.config.model.layers
+    layers = range(count) if layers is None else layers
+    for layer in layers:
+      if layer not in range(count):
+        raise UserError(f'layer {layer} is not there; the model has the layers 0 to {count - 1}')
+    (ids,) = self._rows(text)
+    return inspect_model.maps(self._loaded.model, ids, layers)
+
+  def labels(self, text: str) -> list[str]:
+    """Return the tokens of a text as `maps` has them, with visible white space."""
+    (ids,) = self._rows(text)
+    return report.labels(self.tokenizer, ids.tolist())
+
+  @property
+  def old_tokens(self) -> dict[str, int] | None:
+    """Return how many tokens of each kind the last growth found; None if it added none."""
+    inspect_model.check_has_tokens(self.meta, self.directory)
+    return inspect_model.old_tokens(self._loaded.model)
+
+  def usage(self, text: str | None = None, tokens: int = 32768) -> dict[str, Usage]:
+    """Return how much each parameter token is used, by kind of projection.
+
+      run.usage()['ffn'].nearly_unused      [layers, N]
+
+    Args:
+      text: to measure it on; None: text that the run was not trained on.
+      tokens: of the text, at most.
+
+    Raises:
+      UserError: the model has no parameter tokens.
+    """
+    inspect_model.check_has_tokens(self.meta, self.directory)
+    if text is None:
+      ids, _ = held_out.held_out_tokens(self.config.data, self.tokenizer, tokens)
+    else:
+      ids = held_out.first_tokens([text], self.tokenizer, tokens)
+    return inspect_model.measure(self._loaded.model, ids)
+
+  def plot_maps(self, text: str, layers: Sequence[int] | None = None) -> 'Figure':
+    """Draw `maps`: a panel for each layer and kind, new tokens of a growth beside old ones."""
+    return picture.draw(self.maps(text, layers), self.labels(text), self.old_tokens)
+
+  def plot(
+    self, y: str = 'train/loss', x: str = 'steps', *, beside: Sequence['Run | Path'] = ()
+  ) -> 'Figure':
+    """Draw a figure of training against steps.
+
+      run.plot('train/bits_per_byte', beside=[other])
+
+    Args:
+      y: a metric; `eval/NAME` is drawn beside `train/NAME`.
+      x: steps, examples, tokens or flops.
+      beside: more runs in the same picture.
+
+    Raises:
+      UserError: a run has no such metric, or matplotlib is not installed.
+    """
+    if x not in curves.X_AXES:
+      raise UserError(f'x is {x!r}{nearest(x, curves.X_AXES)}')
+    others = [other.directory if isinstance(other, Run) else other for other in beside]
+    return curves.draw([self.directory, *others], x, y)
+
+  def metrics(self) -> list[dict[str, float]]:
+    """Return the lines of metrics.jsonl: `step`, and figures such as `train/loss`.
+
+    Raises:
+      UserError: the run has none, as a converted one.
+    """
+    return curves.read(self.directory)
+
+  def _check_is_language_model(self) -> None:
+    checkpoint.check_is_language_model(self.meta, self.directory)
+
+  def _rows(self, inputs: Any) -> list[np.ndarray]:
+    """Return token ids [T] of each text; of ids [B, T], or [T], their rows."""
+    self._check_is_language_model()
+    texts = [inputs] if isinstance(inputs, str) else inputs
+    if not len(texts):
+      raise UserError('there are no inputs; give a text, several texts, or token ids')
+    if all(isinstance(one, str) for one in texts):
+      end = self.tokenizer.end_of_document
+      return [np.append(end, self.tokenizer.encode(one)).astype(np.int32) for one in texts]
+    ids, size = np.asarray(texts), self.config.model.vocab_size
+    if ids.ndim != 2 or ids.dtype.kind not in 'iu' or ids.min() < 0 or ids.max() >= size:
+      raise UserError(
+        f'token ids are {ids.dtype} {list(ids.shape)}; they must be integers [B, T] from 0 to '
+        f'{size - 1}'
+      )
+    return list(ids.astype(np.int32))

@@ -1,0 +1,94 @@
+r"""Trains a model.
+
+tokenformer train                       the default language model, on a CPU in minutes
+tokenformer train --config=vit_digits   another config that comes with the package
+tokenformer train --config=FILE.py      one of your own
+tokenformer train --config.KEY=VALUE    another value for any key
+tokenformer train --workdir=DIR         an earlier run, with the config it has
+"""
+
+import itertools
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+
+from absl import flags
+
+from tokenformer_jax import cli, loop, messages, paths, usage
+from tokenformer_jax.config import file as config_file
+from tokenformer_jax.config import keys as config_keys
+from tokenformer_jax.errors import UserError
+
+_DEFAULT = 'lm_stdlib'
+
+
+def define_flags() -> None:
+  """Define the command's flags."""
+  config_file.define(
+    'The config: FILE, FILE:VARIANT, or the NAME of one that comes with the package (default: that '
+    f'of the run in --workdir, if there is one, or {_DEFAULT}).'
+  )
+  flags.DEFINE_string(
+    'workdir', None, 'Where checkpoints and figures go (default: runs/NAME_OF_THE_CONFIG).'
+  )
+  flags.DEFINE_integer(
+    'stopped_status',
+    0,
+    'Exit status after a stop (SIGTERM, Ctrl-C) before the last step; with one of its own, 75 say, '
+    'what started the run knows that it is to be started again.',
+    lower_bound=0,
+    upper_bound=255,
+  )
+
+
+def main(argv: Sequence[str]) -> int:
+  """Run the config in the work directory; go on where an earlier run stopped."""
+  del argv
+  config = config_file.read()
+  workdir = flags.FLAGS.workdir or os.path.join('runs', config_file.name())
+  _, stopped = loop.train_or_stop(config, workdir)
+  if not stopped:
+    return 0
+  messages.say(f'to go on: {usage.command()} {shlex.join(sys.argv[1:])}')
+  return flags.FLAGS.stopped_status
+
+
+def run() -> None:
+  """Run the command with the arguments of this process."""
+  define_flags()
+  sys.argv[1:] = with_config(sys.argv[1:])
+  cli.run(main, stops=True, more_help=_help_of_keys)
+
+
+def with_config(arguments: list[str]) -> list[str]:
+  """Return the arguments, with a --config if there is none.
+
+  Not as the flag's default, which would be loaded, and given the overrides, beside any other.
+  """
+  given = {}
+  for argument, following in itertools.zip_longest(arguments, arguments[1:]):
+    if argument.startswith('-'):
+      name, equals, value = argument.lstrip('-').partition('=')
+      given[name] = value if equals else following
+  if 'config' in given:
+    return arguments
+  workdir = given.get('workdir')
+  if workdir and _has_config(workdir):
+    return [f'--config={config_file.shipped("saved")}:{workdir}', *arguments]
+  return [f'--config={config_file.shipped(_DEFAULT)}', *arguments]
+
+
+def _has_config(workdir: str) -> bool:
+  try:
+    return (paths.of(workdir) / 'config.json').exists()
+  except UserError:  # which the run will say
+    return False
+
+
+def _help_of_keys() -> str:
+  """Return what --help says of the config's keys."""
+  return (
+    '\nKeys, each with the default that config files start from: --config.KEY=VALUE\n'
+    + config_keys.render()
+  )
