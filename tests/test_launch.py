@@ -109,10 +109,10 @@ def test_scripts_are_without_known_mistakes():
 
 
 PARSE = """
-import runpy, sys
+import sys
 from absl import flags
-from tokenformer_jax import hosts
-runpy.run_path('train.py')
+from tokenformer_jax import hosts, train_command
+train_command.define_flags()
 hosts.define_flags()
 assert flags.FLAGS(['train.py', *sys.argv[1:]]) == ['train.py']
 """

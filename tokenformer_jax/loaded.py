@@ -123,7 +123,7 @@ class Loaded:
     if exact:
       return verify.exact_task(config, config.model)
     # Not by the training's kernel of attention, which may not be here.
-    train = dataclasses.replace(config.train, attention='auto', remat='none')
+    train = dataclasses.replace(config.train, attention='auto', remat='auto')
     return tasks.make(dataclasses.replace(config, train=train))
 
   def validate(self) -> dict[str, float]:
