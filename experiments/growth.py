@@ -25,7 +25,7 @@ import jax
 import trials
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax import flops, start
+from tokenformer_jax import flops, sizes
 from tokenformer_jax.config import Config
 
 BASE_STEPS, STAGE_STEPS, HANDOVER_STEPS, FORGETTING_STEPS = 1000, 500, 200, 300
@@ -101,7 +101,7 @@ def best_rates(out: Path) -> dict[str, float]:
 def step_flops(config: Config) -> float:
   """Model FLOPs of one step of a run."""
   data = config.data
-  model = start.fill_in(config).model
+  model = sizes.fill_in(config).model
   return data.batch_size * data.sequence_length * flops.train_flops(model, data.sequence_length)
 
 

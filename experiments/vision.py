@@ -29,7 +29,7 @@ import trials
 from cluttered_digits import cluttered_digits
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax import flops, metrics, start
+from tokenformer_jax import flops, metrics, sizes
 from tokenformer_jax.config import Config
 
 CONFIGS = Path(__file__).parents[1] / 'configs'
@@ -136,7 +136,7 @@ class Plan:
     twice = {f'model__param_tokens__{k}': 2 * getattr(counts, k) for k in ('qkv', 'proj', 'ffn')}
     grown = self.config('grown', seed, steps + steps // 2, rate, init_from=str(base), **twice)
     self.run(f'grown/{seed}', grown)
-    of_small, of_large = (flops.of_step(start.fill_in(c)) for c in (small, grown))
+    of_small, of_large = (flops.of_step(sizes.fill_in(c)) for c in (small, grown))
     equal = round((steps * of_small + steps // 2 * of_large) / of_large)
     self.run(f'from scratch/{seed}', self.config('from scratch', seed, equal, rate, **twice))
 

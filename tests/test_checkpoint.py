@@ -17,7 +17,7 @@ import pytest
 import tiny_run
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tokenformer_jax import checkpoint, checkpoint_meta, checksum, loop, migrate, sharding, start
+from tokenformer_jax import checkpoint, checkpoint_meta, checksum, devices, loop, migrate, sharding
 from tokenformer_jax.checkpoint_meta import Ancestor
 from tokenformer_jax.config import (
   Config,
@@ -242,7 +242,7 @@ def test_the_checksum_is_the_same_on_every_mesh(layers):
 @pytest.fixture
 def finished(tmp_path, monkeypatch):
   """A run with checkpoints of the steps 5, 10, 15 and 20, and its config."""
-  monkeypatch.setattr(start, 'devices', lambda: jax.devices()[:1])
+  monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:1])
   source = tiny_run.write_corpus(tmp_path / 'corpus')
   config = tiny_run.config(source, tmp_path / 'cache', train__keep_checkpoints=9)
   return config, tmp_path / 'run', loop.train(config, tmp_path / 'run')

@@ -13,7 +13,7 @@ import pytest
 from tiny import tiny_vit
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax import models, retry, start, tasks
+from tokenformer_jax import models, retry, sizes, tasks
 from tokenformer_jax.config import Config, DataConfig, InitConfig, OptimConfig
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.tasks import images as image_task
@@ -118,7 +118,7 @@ def folder(tmp_path):
     values = config_lib.defaults()
     values.model.update(kind='vit', positions='sincos', tied_head=False, patch=4, layers=1)
     values.data.update(source=source, image_size=8, batch_size=12, prefetch=1, **data)
-    made = tasks.make(start.fill_in(config_lib.resolve(values)))
+    made = tasks.make(sizes.fill_in(config_lib.resolve(values)))
     made.prepare()
     return made
 

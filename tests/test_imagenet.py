@@ -10,7 +10,7 @@ import tensorflow_datasets as tfds
 from tiny_imagenet import tiny_imagenet
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax import loop, metrics, start
+from tokenformer_jax import devices, loop, metrics
 
 ROOT = Path(__file__).parents[1]
 
@@ -30,7 +30,7 @@ def prepared(tmp_path_factory):
   'workers', [0, pytest.param(2, marks=pytest.mark.slow)], ids=['threads', 'processes']
 )
 def test_b16_runs_its_pipeline_and_its_step(prepared, tmp_path, monkeypatch, workers):
-  monkeypatch.setattr(start, 'devices', lambda: jax.devices()[:1])
+  monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:1])
   values = runpy.run_path(str(ROOT / 'configs/vit_imagenet.py'))['get_config']('b16')
   full = config_lib.resolve(values.copy_and_resolve_references())
   # Smaller blocks and batches; images, views, patches, mixing, schedule and average are the real

@@ -13,7 +13,7 @@ import jax
 import pytest
 import tiny_run
 
-from tokenformer_jax import checkpoint, lease, loop, paths, start
+from tokenformer_jax import checkpoint, devices, lease, loop, paths
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files
 
@@ -357,7 +357,7 @@ def test_a_run_that_was_replaced_writes_nothing_more(make, tmp_path, monkeypatch
 
     yield check
 
-  monkeypatch.setattr(start, 'devices', lambda: jax.devices()[:1])  # compiles faster
+  monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:1])  # compiles faster
   monkeypatch.setattr(lease, 'hold_together', lost_later)
   with pytest.raises(UserError, match='taken over'):
     loop.train(make(train__log_every=4), tmp_path / 'run')

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from old_runs import measure
 
-from tokenformer_jax import migrate, start
+from tokenformer_jax import devices, migrate
 
 RUNS = sorted(file.parent for file in measure.HERE.glob('format_*/*/expected.json'))
 EACH_RUN = pytest.mark.parametrize(
@@ -24,7 +24,7 @@ EACH_RUN = pytest.mark.parametrize(
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
   """The current directory, in which the data is found, and one device."""
-  monkeypatch.setattr(start, 'devices', lambda: jax.devices()[:1])
+  monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:1])
   monkeypatch.chdir(tmp_path)
   return tmp_path
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny_run
 
-from tokenformer_jax import checkpoint, loop, origin, start, step, tasks
+from tokenformer_jax import checkpoint, devices, loop, origin, sizes, step, tasks
 from tokenformer_jax.checkpoint_meta import Seen
 from tokenformer_jax.data import images, order, store, tokenizers
 from tokenformer_jax.errors import UserError
@@ -22,7 +22,7 @@ STEP, BATCH = 10, 8  # of the checkpoint in `kept`
 
 @pytest.fixture(autouse=True)
 def one_device(monkeypatch):
-  monkeypatch.setattr(start, 'devices', lambda: jax.devices()[:1])
+  monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:1])
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def save(config, workdir, *, step=STEP, seen='of the run', state=None, **changes
     state: an array alone unless given.
     **changes: arguments of `Checkpoints.save`.
   """
-  config = start.fill_in(config)
+  config = sizes.fill_in(config)
   task = tasks.make(config)
   task.prepare()
   if seen == 'of the run':
@@ -160,7 +160,7 @@ def test_models_are_compared_on_text_in_their_own_tokens(make, other_text, tmp_p
   config = make(source=other_text)
   store.prepare(config.data)
   trained = save(make(), tmp_path / 'run').tokenizer
-  task = tasks.make(start.fill_in(config))
+  task = tasks.make(sizes.fill_in(config))
   rows, name = task.held_out(trained, 2)
   assert name.endswith('text of the Python standard library'), 'the wrong store is used'
   made = store.prepare(config.data, tokenizers.from_json(trained))
@@ -215,7 +215,7 @@ def test_the_images_are_not_looked_at_for_another_model(tmp_path, monkeypatch):
   monkeypatch.setattr(images, 'open_images', lambda data: pytest.fail('the images were read'))
   wider = tiny_run.vit_config(data__source=source, model__width=64)
   assert 'model.width is 32 there and 64 in the config' in refusal(wider, tmp_path / 'run')
-  monkeypatch.setattr(start, 'devices', jax.devices)
+  monkeypatch.setattr(devices, 'find', jax.devices)
   for changes, sentence in (
     ({'mesh__tokens': 8, 'mesh__fsdp': 1}, "the axis 'heads'"),
     ({'data__batch_size': 12}, "the axis 'batch'"),

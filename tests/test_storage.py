@@ -18,7 +18,7 @@ import orbax.checkpoint as ocp
 import pytest
 import tiny_run
 
-from tokenformer_jax import checkpoint, cli, hosts, loop, metrics, paths, retry, sharding, start
+from tokenformer_jax import checkpoint, cli, devices, hosts, loop, metrics, paths, retry, sharding
 from tokenformer_jax.config import Config
 from tokenformer_jax.errors import TransientError, UserError
 
@@ -159,7 +159,7 @@ def unbroken(tmp_path_factory):
 
   def run(workdir):
     with pytest.MonkeyPatch.context() as patch:
-      patch.setattr(start, 'devices', lambda: jax.devices()[:1])
+      patch.setattr(devices, 'find', lambda: jax.devices()[:1])
       return loop.train(config, workdir)
 
   return run, run(root / 'run')

@@ -7,7 +7,7 @@ import jax
 import pytest
 import tiny_run
 
-from tokenformer_jax import start, tasks
+from tokenformer_jax import sizes, tasks
 
 
 @pytest.fixture(params=['text', 'images'])
@@ -17,7 +17,7 @@ def task(request, tmp_path):
   else:
     source = tiny_run.write_corpus(tmp_path / 'text')
     config = tiny_run.config(source, tmp_path / 'cache')
-  made = tasks.make(start.fill_in(config))
+  made = tasks.make(sizes.fill_in(config))
   made.prepare()
   return made
 

@@ -17,13 +17,14 @@ from jax.sharding import Mesh
 
 from tokenformer_jax import (
   checkpoint,
+  devices,
   loop,
   metrics,
   optim,
   perplexity,
   score,
   sharding,
-  start,
+  sizes,
   tasks,
   trained,
 )
@@ -48,7 +49,7 @@ def make(source, tmp_path):
 @pytest.fixture
 def one_device(monkeypatch):
   """Runs see one device, so that they compile faster."""
-  monkeypatch.setattr(start, 'devices', lambda: jax.devices()[:1])
+  monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:1])
 
 
 def losses(workdir, name='train/loss'):
@@ -112,7 +113,7 @@ _SLOW = pytest.mark.slow
 def test_losses_are_the_same_on_every_mesh(make, tmp_path, mesh, monkeypatch):
   config = make(train__log_every=1, train__eval_every=0)
   with monkeypatch.context() as patch:
-    patch.setattr(start, 'devices', lambda: jax.devices()[:1])
+    patch.setattr(devices, 'find', lambda: jax.devices()[:1])
     loop.train(config, tmp_path / 'one')
   sizes = dataclasses.replace(config.mesh, fsdp=mesh[0], tokens=mesh[1])
   loop.train(dataclasses.replace(config, mesh=sizes), tmp_path / 'many')
@@ -195,7 +196,7 @@ def test_a_checkpoint_of_one_mesh_goes_on_on_another(make, tmp_path, monkeypatch
   loop.train(dataclasses.replace(config, mesh=mesh), tmp_path / 'moved')
   for step in (15, 20):
     (tmp_path / f'moved/checkpoints/{step}').rename(tmp_path / f'{step}.lost')
-  monkeypatch.setattr(start, 'devices', lambda: jax.devices()[:1])
+  monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:1])
   loop.train(config, tmp_path / 'moved')
   straight, moved = losses(tmp_path / 'straight'), losses(tmp_path / 'moved')
   np.testing.assert_allclose(
@@ -209,7 +210,7 @@ def one_device_mesh() -> Mesh:
 
 def build(config):
   """The model, its optimizer, and the compiled step on one device with a first state."""
-  config, mesh = start.fill_in(config), one_device_mesh()
+  config, mesh = sizes.fill_in(config), one_device_mesh()
   task = tasks.make(config)
   definition = task.definition
   tx = optim.make_optimizer(config.optim, config.train.steps, definition.info)
@@ -368,7 +369,7 @@ def ancestor(source, tmp_path_factory):
   """A run of 20 steps that others start from, and its last state."""
   root = tmp_path_factory.mktemp('ancestor')
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(start, 'devices', lambda: jax.devices()[:1])
+    patch.setattr(devices, 'find', lambda: jax.devices()[:1])
     state = loop.train(tiny_run.config(source, root / 'cache'), root / 'run')
   return root / 'run', state
 
@@ -493,7 +494,7 @@ def test_a_growth_on_one_mesh_goes_on_on_another(make, tmp_path, monkeypatch, an
       if eight:
         config = dataclasses.replace(config, mesh=many)
       else:
-        patch.setattr(start, 'devices', lambda: jax.devices()[:1])
+        patch.setattr(devices, 'find', lambda: jax.devices()[:1])
       loop.train(config, workdir)
 
   on(grown, False, tmp_path / 'stay')

@@ -11,7 +11,7 @@ import pytest
 import tiny_run
 from grow.growing import assert_same, difference, mesh_of
 
-from tokenformer_jax import checkpoint, loop, metrics, start
+from tokenformer_jax import checkpoint, devices, loop, metrics, sizes
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files, verify
 
@@ -33,7 +33,7 @@ def _make(**changes):
 @pytest.fixture
 def one_device(monkeypatch):
   """Runs see one device, so that they compile faster."""
-  monkeypatch.setattr(start, 'devices', lambda: jax.devices()[:1])
+  monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:1])
 
 
 @pytest.fixture(scope='module')
@@ -41,7 +41,7 @@ def whole(tmp_path_factory):
   """A run of 20 steps on one device with an average, and its last state."""
   workdir = tmp_path_factory.mktemp('whole') / 'run'
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(start, 'devices', lambda: jax.devices()[:1])
+    patch.setattr(devices, 'find', lambda: jax.devices()[:1])
     changes = {'train__ema': 0.9, 'train__keep_checkpoints': 9, 'train__log_every': 1}
     state = loop.train(_make(**changes), workdir)
   return workdir, jax.tree.map(np.asarray, state)
@@ -163,8 +163,8 @@ def test_another_number_of_classes_is_no_resume(whole, tmp_path, one_device):
 def test_lengths_in_epochs_and_examples():
   epochs = _make(train__steps=1000, train__epochs=2.0, optim__warmup_steps=100)
   epochs = dataclasses.replace(epochs, optim=dataclasses.replace(epochs.optim, warmup_examples=160))
-  config = start.in_steps(epochs, 1438)
+  config = sizes.in_steps(epochs, 1438)
   assert (config.train.steps, config.optim.warmup_steps) == (math.ceil(2 * 1438 / 16), 10)
-  assert start.in_steps(config, 99) == config, 'what was in steps changes'
+  assert sizes.in_steps(config, 99) == config, 'what was in steps changes'
   with pytest.raises(UserError, match=r'train\.steps=20 and config\.train\.epochs=2.* give one'):
     _make(train__epochs=2.0)

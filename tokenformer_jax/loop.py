@@ -9,6 +9,7 @@ import jax
 
 from tokenformer_jax import (
   checkpoint,
+  devices,
   flops,
   grow,
   hosts,
@@ -19,6 +20,7 @@ from tokenformer_jax import (
   paths,
   saved_config,
   sharding,
+  sizes,
   start,
   tasks,
   validation,
@@ -60,7 +62,7 @@ def train_or_stop(config: Config, workdir: str | os.PathLike[str]) -> tuple[Stat
 def _train(config: Config, workdir: paths.Path, *, ends_process: bool) -> tuple[State, bool]:
   if config.train.compilation_cache:  # which the first program decides for all
     jax.config.update('jax_compilation_cache_dir', config.train.compilation_cache)
-  start.devices()  # Says what is wrong with them before the work directory is touched.
+  devices.find()  # Says what is wrong with them before the work directory is touched.
   with lease.hold_together(
     workdir / 'lease',
     f'the work directory {workdir}',
@@ -88,15 +90,15 @@ class Trainer:
         anything is written.
     """
     self.check_lease = check_lease
-    self.mesh = sharding.make_mesh(config.mesh, start.devices())
-    start.check_devices(config, self.mesh)
+    self.mesh = sharding.make_mesh(config.mesh, devices.find())
+    devices.check_devices(config, self.mesh)
     self.origin = origin.find(config, workdir)
     hosts.meet('the work directory is as an earlier run left it')
-    self.config = config = start.fill_in(config, self.origin)
+    self.config = config = sizes.fill_in(config, self.origin)
     origin.check(config, self.origin)
     self.task = tasks.make(config, self.origin.vocabulary)
     definition = self.task.definition
-    start.check_fits(config, definition, self.mesh)
+    devices.check_fits(config, definition, self.mesh)
     growth = grow.last_growth(self.origin.lineage, config.model)
     start.check_old_tokens(config, growth, definition)
     self.task.prepare()  # Before the work directory: data that is not there leaves none behind.
@@ -105,7 +107,7 @@ class Trainer:
     self.checkpoints = checkpoint.Checkpoints(workdir, keep=config.train.keep_checkpoints)
     origin.check_data(config, self.origin, self.task)
     self.position = origin.position(config, self.origin, self.task.digest)
-    self.config = config = start.in_steps(config, self.task.examples, self.position)
+    self.config = config = sizes.in_steps(config, self.task.examples, self.position)
     self.tx = optim.make_optimizer(config.optim, config.train.steps, definition.info, growth)
     self.train_step = step_lib.make_train_step(self.task, self.tx, config, self.mesh, growth)
     self.eval_step = step_lib.make_eval_step(self.task, self.mesh)

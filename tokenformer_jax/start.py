@@ -1,127 +1,19 @@
-"""What happens before the first step: checks, sizes, and the state that a run starts from."""
-
-import dataclasses
-import math
-import os
-from typing import Any
+"""The state that a run starts from: its own last one, or that of another run, grown."""
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import Mesh
 
-from tokenformer_jax import checkpoint, messages, models, optim, paths, sharding, tasks
+from tokenformer_jax import checkpoint, messages, models, optim, paths, tasks
 from tokenformer_jax import step as step_lib
 from tokenformer_jax.checkpoint_meta import Meta
-from tokenformer_jax.config import Config, ModelConfig, TokenCounts
-from tokenformer_jax.data.order import BEGINNING, Position
+from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.grow import files, room, state, tokens
 from tokenformer_jax.optim import LastGrowth
-from tokenformer_jax.origin import NOTHING, Origin, check_same_model, in_workdir
+from tokenformer_jax.origin import Origin, check_same_model, in_workdir
 from tokenformer_jax.params import Definition, Params
 from tokenformer_jax.step import State
-
-
-def devices() -> list[jax.Device]:
-  """All devices.
-
-  Raises:
-    UserError: there are none of the kind that JAX_PLATFORMS asks for.
-  """
-  try:
-    return jax.devices()
-  except RuntimeError as error:
-    asked = os.environ.get('JAX_PLATFORMS', '')
-    raise UserError(
-      f'no device of the kind JAX_PLATFORMS={asked!r} was found ({str(error).splitlines()[0]}); '
-      'unset it, or install jax for that device (pip install -e ".[tpu]" or ".[cuda]")'
-    ) from error
-
-
-def fill_in(config: Config, origin: Origin = NOTHING) -> Config:
-  """Replaces the zeros that stand for "what fits": reference counts, and what the task knows.
-
-  Raises:
-    UserError: see `tasks.fill_in`.
-  """
-  return with_references(tasks.fill_in(config, origin.model, resumed=origin.resumes), origin)
-
-
-def with_references(config: Config, origin: Origin = NOTHING) -> Config:
-  """Replaces zero reference counts by those of the origin, grown if `config.grow` says so."""
-  model = config.model
-  fitting, given = model.param_tokens, model.reference_tokens
-  if origin.model is not None and origin.model.projection == model.projection == 'pattention':
-    fitting = state.grown_model(origin.model, model.param_tokens, config.grow).reference_tokens
-  reference = {k: getattr(given, k) or getattr(fitting, k) for k in state.KINDS}
-  if model.projection == 'dense':  # It has none, so none can differ from those of another one.
-    model, reference = dataclasses.replace(model, param_tokens=TokenCounts()), {}
-  model = dataclasses.replace(model, reference_tokens=TokenCounts(**reference))
-  return dataclasses.replace(config, model=model)
-
-
-def in_steps(config: Config, examples: int, position: Position = BEGINNING) -> Config:
-  """The config with lengths in steps that were given in epochs or examples.
-
-  Args:
-    config: of the run.
-    examples: of an epoch.
-    position: where the run begins in the order of the examples: those before it count.
-  """
-
-  def steps(group: Any, prefix: str, begin: Position = BEGINNING) -> int:
-    epochs, count = getattr(group, f'{prefix}epochs'), getattr(group, f'{prefix}examples')
-    if not (epochs or count):
-      return getattr(group, f'{prefix}steps')
-    left = (count or epochs * examples) - begin.sample
-    return begin.step + math.ceil(left / config.data.batch_size)
-
-  train, optim = config.train, config.optim
-  return dataclasses.replace(
-    config,
-    train=dataclasses.replace(train, steps=steps(train, '', position), epochs=0.0, examples=0),
-    optim=dataclasses.replace(
-      optim, warmup_steps=steps(optim, 'warmup_'), warmup_epochs=0.0, warmup_examples=0
-    ),
-  )
-
-
-def check_fits(config: Config, definition: Definition, mesh: Mesh) -> None:
-  """Checks that parameters, heads and batch can be split over the mesh, and its devices do.
-
-  Raises:
-    UserError: something cannot be split evenly, or the kernel of attention is for other devices.
-  """
-  check_devices(config, mesh)
-  sharding.check_divides(mesh, definition.abstract, definition.axes)
-
-
-def check_devices(config: Config, mesh: Mesh) -> None:
-  """Check what of `check_fits` needs no sizes that the data decides.
-
-  Raises:
-    UserError: as `check_fits`, but for the parameters.
-  """
-  kernel, platform = config.train.attention, mesh.devices.flat[0].platform
-  needed = {'splash': 'tpu', 'cudnn': 'gpu'}.get(kernel, platform)
-  if needed != platform:
-    raise UserError(
-      f'config.train.attention={kernel} is for a {needed}, and the devices are {platform}; '
-      'auto takes the kernel of the devices'
-    )
-  check_splits(config, mesh)
-
-
-def check_splits(config: Config, mesh: Mesh | AbstractMesh) -> None:
-  """Check that heads and batch can be split over the mesh.
-
-  Raises:
-    UserError: a size is not a multiple of the number of its parts.
-  """
-  sharding.check_divisible(mesh, 'heads', config.model.heads, 'of config.model.heads')
-  parts = config.optim.accumulation_steps
-  rows = f'of config.data.batch_size / optim.accumulation_steps = {config.data.batch_size}/{parts}'
-  sharding.check_divisible(mesh, 'batch', config.data.batch_size // parts, rows)
 
 
 def make_writable(workdir: paths.Path) -> None:

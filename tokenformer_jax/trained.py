@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from tokenformer_jax import checkpoint, models, paths, sharding, start
+from tokenformer_jax import checkpoint, devices, models, paths, sharding
 from tokenformer_jax.checkpoint_meta import Meta
 from tokenformer_jax.compute import Compute
 from tokenformer_jax.config import Config, MeshConfig
@@ -90,7 +90,7 @@ def load(
     UserError: there is no such run, it is damaged, or the mesh does not divide the model.
   """
   directory, step = paths.split_source(source)
-  mesh = sharding.make_mesh(MeshConfig(tokens=tokens), start.devices())
+  mesh = sharding.make_mesh(MeshConfig(tokens=tokens), devices.find())
   checkpoints, meta = checkpoint.open_source(directory, step)
   with contextlib.closing(checkpoints):
     check(meta, directory)

@@ -9,7 +9,7 @@ import tiny_run
 from absl import flags
 from growing import STEP, mesh_of, state_of
 
-from tokenformer_jax import checkpoint, loop, start
+from tokenformer_jax import checkpoint, loop, sizes
 from tokenformer_jax.checkpoint_meta import Meta, Seen
 from tokenformer_jax.config import Config
 from tokenformer_jax.data import tokenizers
@@ -22,7 +22,7 @@ SEEN = Seen(1234)  # samples: more than its steps have at its last batch size
 
 def write_run(workdir: Path, text: str, cache: Path, *, seed: int = 0, **changes) -> Config:
   """Writes a work directory as a run leaves it, with a state as after training."""
-  config = start.fill_in(tiny_run.config(text, cache, **changes))
+  config = sizes.fill_in(tiny_run.config(text, cache, **changes))
   tokenizer = tokenizers.load(config.data.tokenizer)
   checkpoints = checkpoint.Checkpoints(workdir, keep=1)
   with contextlib.closing(checkpoints):

@@ -21,7 +21,7 @@ from commands import (
 )
 from growing import STEP, UPDATES, adam, assert_same, mesh_of, paths
 
-from tokenformer_jax import checkpoint, saved_config, start
+from tokenformer_jax import checkpoint, devices, saved_config
 from tokenformer_jax import grow as grow_lib
 from tokenformer_jax.checkpoint_meta import Ancestor
 from tokenformer_jax.config import GrowConfig, TokenCounts
@@ -53,14 +53,14 @@ def home(tmp_path_factory):
 def grown(home):
   """The run, grown to 48, 32 and 96 tokens by the command, and what it said."""
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(start, 'devices', lambda: jax.devices()[:1])
+    patch.setattr(devices, 'find', lambda: jax.devices()[:1])
     grow(f'--source={home}/run', f'--target={home}/grown', LARGER)
   return home / 'grown'
 
 
 @pytest.fixture(autouse=True)
 def one_device(monkeypatch):
-  monkeypatch.setattr(start, 'devices', lambda: jax.devices()[:1])
+  monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:1])
 
 
 def _config(home, **changes):
@@ -280,7 +280,7 @@ def test_mistakes_get_a_sentence_and_nothing_is_written(home, tmp_path, name):
 
 
 def test_counts_that_the_mesh_does_not_divide_are_refused(home, tmp_path, monkeypatch):
-  monkeypatch.setattr(start, 'devices', jax.devices)
+  monkeypatch.setattr(devices, 'find', jax.devices)
   with pytest.raises(UserError, match=r"'param_tokens' of parameter blocks/ffn/keys has"):
     grow(
       f'--source={home}/run',
@@ -297,7 +297,7 @@ def test_a_source_that_the_mesh_does_not_divide_can_grow(home, tmp_path, monkeyp
   write_run(tmp_path / 'odd', f'files:{home}/corpus/*.txt', home / 'cache', **counts)
   arguments = [f'--source={tmp_path}/odd', '--param_tokens=qkv=40,ffn=96']
   grow(*arguments, f'--target={tmp_path}/one')
-  monkeypatch.setattr(start, 'devices', jax.devices)
+  monkeypatch.setattr(devices, 'find', jax.devices)
   grow(*arguments, f'--target={tmp_path}/many', '--mesh=fsdp=4,tokens=2')
   assert_same(read(tmp_path / 'many'), read(tmp_path / 'one'), 'on 4 × 2 devices')
   assert meta_of(tmp_path / 'many').config.mesh.tokens == 2, 'the run does not go on on that mesh'
@@ -309,7 +309,7 @@ def test_a_source_that_the_mesh_does_not_divide_can_grow(home, tmp_path, monkeyp
 @pytest.fixture(scope='module')
 def extracted(home, grown):
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(start, 'devices', lambda: jax.devices()[:1])
+    patch.setattr(devices, 'find', lambda: jax.devices()[:1])
     grow('extract', f'--source={grown}', f'--target={home}/added')
   return home / 'added'
 

@@ -5,7 +5,7 @@ import pytest
 from growing import mesh_of, params_of
 from tiny import tiny_model
 
-from tokenformer_jax import start, tasks
+from tokenformer_jax import sizes, tasks
 from tokenformer_jax.config import Config, DataConfig
 from tokenformer_jax.data import store, tokenizers
 from tokenformer_jax.grow import verify
@@ -26,7 +26,7 @@ def config(tmp_path):
 
 
 def _held_out(config, tokenizer, count, first=0):
-  return tasks.make(start.fill_in(config)).held_out(tokenizer.to_json(), count, first)
+  return tasks.make(sizes.fill_in(config)).held_out(tokenizer.to_json(), count, first)
 
 
 def test_rows_are_of_the_text_that_was_held_out(config):

@@ -15,7 +15,7 @@ import tiny_run
 from absl import flags
 from PIL import Image
 
-from tokenformer_jax import checkpoint, grow, start, step
+from tokenformer_jax import checkpoint, devices, grow, sizes, step
 from tokenformer_jax.checkpoint_meta import Ancestor
 from tokenformer_jax.config import GrowConfig, TokenCounts
 from tokenformer_jax.data import held_out, store, tokenizers
@@ -31,7 +31,7 @@ KINDS = ['query', 'key', 'value', 'proj', 'ffn']
 @pytest.fixture(scope='module', autouse=True)
 def one_device():
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(start, 'devices', lambda: jax.devices()[:1])
+    patch.setattr(devices, 'find', lambda: jax.devices()[:1])
     yield
 
 
@@ -48,7 +48,7 @@ def home(tmp_path_factory):
   """The runs `run` of 32, 32 and 64 tokens, `grown` to 48, 32 and 96, and `dense`."""
   root = tmp_path_factory.mktemp('inspect')
   text = tiny_run.write_corpus(root / 'corpus')
-  config = start.fill_in(tiny_run.config(text, root / 'cache'))
+  config = sizes.fill_in(tiny_run.config(text, root / 'cache'))
   store.prepare(config.data)
   definition, model = define_lm(config.model), config.model
   tx = make_optimizer(config.optim, 20, definition.info)
@@ -58,7 +58,7 @@ def home(tmp_path_factory):
   state = jax.jit(lambda state: grow.grow(state, model, larger, GrowConfig()))(state)
   lineage = (Ancestor('grow', str(root / 'run'), 7, model, GrowConfig(), 7),)
   _save(root / 'grown', dataclasses.replace(config, model=larger), state, lineage)
-  dense = start.fill_in(tiny_run.config(text, root / 'cache', model__projection='dense'))
+  dense = sizes.fill_in(tiny_run.config(text, root / 'cache', model__projection='dense'))
   _save(root / 'dense', dense, {'params': define_lm(dense.model).init(jax.random.key(0))})
   return root
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import pytest
 import tiny_run
 
-from tokenformer_jax import checkpoint, models, optim, saved_config, start, step
+from tokenformer_jax import checkpoint, models, optim, saved_config, sizes, step
 from tokenformer_jax.config import Config
 
 MODEL = [f'--config.{name}={value}' for name, value in tiny_run.CHANGES.items()]
@@ -45,7 +45,7 @@ def _make(folder: Path) -> None:
     'vit': tiny_run.vit_config(),
   }
   for name, config in runs.items():
-    _write_run(being_made / name, start.fill_in(config))
+    _write_run(being_made / name, sizes.fill_in(config))
   being_made.rename(folder)
 
 

@@ -30,7 +30,7 @@ import released
 import tiny_run
 from old_runs import measure
 
-from tokenformer_jax import migrate, start
+from tokenformer_jax import devices, migrate
 
 TEXT = {
   'model.layers': 2,
@@ -187,5 +187,5 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  start.devices = lambda: jax.devices()[:1]
+  devices.find = lambda: jax.devices()[:1]
   main()

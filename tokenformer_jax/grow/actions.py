@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import jax
 from jax.sharding import Mesh
 
-from tokenformer_jax import buckets, checkpoint, flops, messages, models, paths, sharding, start
+from tokenformer_jax import buckets, checkpoint, devices, flops, messages, models, paths, sharding
 from tokenformer_jax.checkpoint_meta import Meta
 from tokenformer_jax.config import Config, GrowConfig, MeshConfig, ModelConfig, TokenCounts
 from tokenformer_jax.errors import UserError
@@ -71,11 +71,11 @@ def open_source(
   directory, step = paths.split_source(source)
   if not target.dry_run:
     files.check_target(target.directory, directory)
-  devices = start.devices()
+  here = devices.find()
   checkpoints, meta = checkpoint.open_source(directory, step)
   checkpoint.check_is_model(meta, directory)
   with contextlib.closing(checkpoints):
-    mesh, mesh_config = _mesh(mesh_config, meta.config.mesh, devices)
+    mesh, mesh_config = _mesh(mesh_config, meta.config.mesh, here)
     yield Source(directory, checkpoints, meta, mesh, mesh_config)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh
 
-from tokenformer_jax import flops, sharding, start, tasks
+from tokenformer_jax import devices, flops, sharding, tasks
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.messages import say
@@ -199,7 +199,7 @@ def make_mesh(config: Config, on: Topology) -> Mesh:
 def _by_formula(step: Step, on: Topology) -> Plan:
   mesh = sharding.abstract_mesh(step.config.mesh, on.devices)
   sharding.check_divides(mesh, step.task.definition.abstract, step.task.definition.axes)
-  start.check_splits(step.config, mesh)
+  devices.check_splits(step.config, mesh)
   state = program.state_bytes(step, mesh)
   memory, found = formulas.of_step(step, mesh, state, on.chip)
   if memory.left < 0:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
-from tokenformer_jax import attention, compute, optim, sharding, start, tasks
+from tokenformer_jax import attention, compute, devices, optim, sharding, sizes, tasks
 from tokenformer_jax import step as step_lib
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.errors import UserError
@@ -138,12 +138,12 @@ def make_step(config: Config, before: ModelConfig | None = None, platform: str =
 
 
 def _filled_in(config: Config) -> Config:
-  """Fill in sizes like `start.fill_in`, but read no data unless a size depends on it alone."""
+  """Fill in sizes like `sizes.fill_in`, but read no data unless a size depends on it alone."""
   filled = tasks.fill_in_unread(config)
   if filled is not None:
-    return start.with_references(filled)
+    return sizes.with_references(filled)
   try:
-    return start.fill_in(config)
+    return sizes.fill_in(config)
   except UserError as error:
     size = tasks.size_of_data(config)
     raise UserError(
@@ -175,7 +175,7 @@ def compile_step(
     UserError: something does not divide by the mesh.
     DoesNotFitError: it needs more memory than they have.
   """
-  start.check_fits(step.config, step.task.definition, mesh)
+  devices.check_fits(step.config, step.task.definition, mesh)
   function = step_lib.make_train_step(step.task, step.tx, step.config, mesh, step.growth)
   arguments = step.abstract(mesh)
   with jax.set_mesh(mesh):  # Nothing may run inside: the devices are not here.
