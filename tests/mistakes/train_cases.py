@@ -1,0 +1,201 @@
+"""Mistakes of `train`: see cases.py."""
+
+TRAIN_FLAGS = {
+  'a flag that is the end of a key': ('train --steps=100', '--config.train.steps'),
+  'a flag that is the end of several keys': (
+    'train --seed=3',
+    '--config.train.seed or --config.grow.seed',
+  ),
+  'a flag with a hyphen': ('train --learning-rate=3', '--config.optim.learning_rate'),
+  'a misspelt flag': ('train --work_dir=x', 'did you mean --workdir'),
+  'a flag like no other': ('train --frobnicate=3', '--frobnicate is unknown; `python'),
+  'a flag without its value': ('train --workdir', '--workdir has no value'),
+  'an empty work directory': ('train --workdir=', '--workdir= is empty'),
+  'an empty config': ('train --config=', '--config= names no file'),
+  'a status out of range': ('train --stopped_status=256', 'range [0, 255]'),
+  'a status in words': ('train --stopped_status=x', 'it must be an integer'),
+  'a word that is no flag': (
+    'train configs/lm_pile.py',
+    "unexpected argument 'configs/lm_pile.py'",
+  ),
+  'a value for --no': ('train --noconfig.train.tensorboard=3', 'noconfig.train.tensorboard'),
+  'half of the flags of several hosts': ('train --num_processes=2', '--coordinator=HOST:PORT'),
+  'a process beyond the last': (
+    'train --coordinator=localhost:1 --num_processes=2 --process_id=5',
+    '--process_id',
+  ),
+  'no processes': ('train --num_processes=0', '--num_processes=0: it must be a positive integer'),
+}
+
+TRAIN_KEYS = {
+  'a misspelt key': ('train --config.model.widht=64', "did you mean 'model.width'"),
+  'a key of another group': ('train --config.model.steps=5', "did you mean 'train.steps'"),
+  'a key without its group': ('train --config.batch_size=5', "did you mean 'data.batch_size'"),
+  'a misspelt group': ('train --config.optimizer.beta1=0.5', "'optimizer' is unknown"),
+  'a key like no other': ('train --config.mesh.xyz=1', 'known names: fsdp, replica, tokens'),
+  'a key below a key': ('train --config.model.width.x=1', 'config.model.width is a single value'),
+  'a group as a value': ('train --config.model=3', 'config.model is a group of keys'),
+  'a group as a dict': (
+    'train --config.model.param_tokens="{\'qkv\': 3}"',
+    'config.model.param_tokens is a group of keys; set one of qkv, proj, ffn',
+  ),
+  'a key without a value': ('train --config.train.steps', 'has no value'),
+  'a word for an integer': ('train --config.train.steps=many', 'it must be an integer'),
+  'a fraction for an integer': ('train --config.train.steps=1.5e0', 'it must be an integer'),
+  'an empty integer': ('train --config.train.steps=', 'it must be an integer'),
+  'an endless integer': ('train --config.train.steps=1e999999999', 'it must be an integer'),
+  'a step beyond 32 bits': ('train --config.train.steps=1e12', 'config.train.steps is'),
+  'a word for a number': ('train --config.optim.learning_rate=high', 'it must be a number'),
+  'a learning rate of nan': ('train --config.optim.learning_rate=nan', 'greater than 0'),
+  'a word for a boolean': ('train --config.train.tensorboard=maybe', 'it must be true or false'),
+  'no steps': ('train --config.train.steps=0', 'config.train.steps is 0'),
+  'a negative batch': ('train --config.data.batch_size=-8', 'config.data.batch_size is -8'),
+  'a seed too large': ('train --config.train.seed=3e9', 'less than 2147483648'),
+  'a choice that there is not': ('train --config.model.score=softmx', 'must be one of'),
+  'a width of no whole heads': (
+    'train --config.model.width=100 --config.model.heads=3',
+    'is not a multiple of',
+  ),
+  'a batch of no whole parts': (
+    'train --config.optim.accumulation_steps=3',
+    'is not a multiple of',
+  ),
+  'a batch in powers of ten, of no whole parts': (
+    'train --config.data.batch_size=1e3 --config.optim.accumulation_steps=3',
+    'config.data.batch_size is 1000, which is not a multiple of',
+  ),
+  'two lengths of a run': ('train --config.train.steps=5 --config.train.epochs=2', 'give one'),
+  'a mesh of other devices': ('train --config.mesh.fsdp=3', 'number of devices, 1'),
+  'a mesh of nothing': ('train --config.mesh.fsdp=0', 'config.mesh has'),
+  'a kernel of other devices': ('train --config.train.attention=splash', 'the devices are cpu'),
+  'a range of steps that is none': ('train --config.train.profile_steps=9', 'FIRST:LAST'),
+  'old tokens of no rate': ('train --config.optim.old_tokens=scale:x', 'scale:X'),
+  'old tokens of a new model': ('train {tiny} --config.optim.old_tokens=freeze', 'old_tokens'),
+  'a key of images for text': ('train --config.data.flip=true', 'config.data.flip'),
+  'a key of text for images': (
+    'train --config={repo}/configs/vit_digits.py --config.data.sequence_length=3',
+    'config.data.sequence_length',
+  ),
+  'patches that do not fill an image': (
+    'train --config={repo}/configs/vit_digits.py --config.model.patch=3',
+    'is not a multiple of',
+  ),
+  'a vocabulary too small': ('train {tiny} --config.model.vocab_size=100', 'vocab_size is 100'),
+  'a loss chunk of nothing': ('train --config.train.loss_chunk=0', 'config.train.loss_chunk is 0'),
+}
+
+TRAIN_CONFIGS = {
+  'a config that is not there': ('train --config={in}/configs/none.py', 'there is no file'),
+  'a misspelt config': (
+    'train --config={in}/configs/nothin.py',
+    'did you mean {in}/configs/nothing.py',
+  ),
+  'a folder for a config': ('train --config={in}/configs', 'is not a Python file'),
+  'a json for a config': ('train --config={in}/config.json', 'is not a Python file'),
+  'an empty config file': ('train --config={in}/configs/empty.py', 'has no function get_config'),
+  'a config without get_config': (
+    'train --config={in}/configs/no_function.py',
+    'no_function.py has no function get_config',
+  ),
+  'a get_config that is a number': (
+    'train --config={in}/configs/not_callable.py',
+    'has no function get_config',
+  ),
+  'a config that is not Python': ('train --config={in}/configs/syntax.py', 'syntax.py, line 4,'),
+  'a config that imports what is not there': (
+    'train --config={in}/configs/import.py',
+    'import.py, line 1, fails with ModuleNotFoundError',
+  ),
+  'a config that raises': (
+    'train --config={in}/configs/raises.py',
+    'raises.py, line 6, fails with ZeroDivisionError',
+  ),
+  'a config that returns nothing': (
+    'train --config={in}/configs/nothing.py',
+    'nothing.py, line 4, returns nothing',
+  ),
+  'a config that is a dict': ('train --config={in}/configs/dict.py', 'line 1, returns a dict'),
+  'a config that is a dataclass': (
+    'train --config={in}/configs/dataclass.py',
+    'line 4, returns a Config',
+  ),
+  'a variant that there is not': (
+    'train --config={in}/configs/variants.py:large',
+    "variants.py, line 8, fails with KeyError: 'large'",
+  ),
+  'a variant for a config of none': (
+    'train --config={in}/configs/typo.py:large',
+    'line 4, takes no variant',
+  ),
+  'no variant for a config of some': (
+    'train --config={in}/configs/needs_variant.py',
+    'line 4, needs a variant',
+  ),
+  'a variant of the Pile that there is not': (
+    'train --config={repo}/configs/lm_pile.py:151m',
+    'must be one of 150m',
+  ),
+  'a misspelt key in a config': (
+    'train --config={in}/configs/typo.py',
+    "'model.widht' is unknown; did you mean 'model.width'",
+  ),
+  'a misspelt key in a config, and a flag': (
+    'train --config={in}/configs/typo.py --config.train.steps=5',
+    "'model.widht' is unknown; did you mean 'model.width'",
+  ),
+  'a wrong type in a config': (
+    'train --config={in}/configs/wrong_type.py',
+    'wrong_type.py, line 6, fails with TypeError',
+  ),
+  'a number for a group in a config': (
+    'train --config={in}/configs/group_lost.py --config.model.layers=3',
+    'sets config.model to 3',
+  ),
+  'a division by nothing in a reference': (
+    'train --config={in}/configs/reference.py --config.data.batch_size=0',
+    'ZeroDivisionError',
+  ),
+  'the config of no run': ('train --config={repo}/configs/saved.py:{in}/some', 'config.json'),
+  'the config of a run cut off': ('train --config={repo}/configs/saved.py:{in}/cut', 'cut/config'),
+  'a work directory with a list for a config': (
+    'train --workdir={in}/a_list',
+    'a_list/config.json',
+  ),
+  'a work directory with other keys': ('train --workdir={in}/other_keys', "did you mean 'model'"),
+  'a flag before its config': (
+    'train --config.train.steps=5 --config={in}/configs/variants.py',
+    'put --config first',
+  ),
+}
+
+TRAIN_FILES = {
+  'a work directory in a file': ('train {tiny} --workdir={in}/some/a.txt/run', 'cannot be written'),
+  'a work directory that is a file': ('train {tiny} --workdir={in}/some/a.txt', 'some/a.txt'),
+  'a bucket of another kind': ('train {tiny} --workdir=s3://bucket/run', 'neither a path'),
+  'no text': ('train {tiny} --config.data.source=files:{in}/none/*.txt', '{in}/none/*.txt'),
+  'a source like no other': ('train {tiny} --config.data.source=wikipedia', 'wikipedia'),
+  'a source of no files': ('train {tiny} --config.data.source=files:', 'files:'),
+  'an empty source': ('train {tiny} --config.data.source=', 'config.data.source'),
+  'a dataset that is not there': ('train {tiny} --config.data.source=tfds:none', 'none'),
+  'a tokenizer that is not there': ('train {tiny} --config.data.tokenizer=none.json', 'none.json'),
+  'an empty tokenizer': ('train {tiny} --config.data.tokenizer=', 'config.data.tokenizer'),
+  'a tokenizer that is none': (
+    'train {tiny} --config.data.tokenizer={in}/tokenizer.json',
+    'is not a tokenizer.json',
+  ),
+  'a vocabulary of three': ('train {tiny} --config.data.tokenizer=bpe:3', 'from 257 to 65536'),
+  'a cache in a file': ('train {tiny} --config.data.cache_dir={in}/some/a.txt', 'some/a.txt'),
+  'a cache in a bucket': ('train {tiny} --config.data.cache_dir=gs://b/c', 'gs://b/c'),
+  'images that are not there': (
+    'train --config={repo}/configs/vit_digits.py --config.data.source=folder:none',
+    'none',
+  ),
+  'a start from no run': ('train {tiny} --config.init_from={in}/some', '{in}/some'),
+  'a start from a step that is not there': (
+    'train {tiny} --config.init_from={lm}@77',
+    '77',
+  ),
+  'a start from another kind of model': ('train {tiny} --config.init_from={vit}', '{vit}'),
+  'the run of another model': ('train {tiny} --workdir={lm} --config.model.layers=5', 'layers'),
+  'a text for a run of images': ('train {tiny} --workdir={vit}', 'model'),
+}
