@@ -26,9 +26,8 @@ def prepared(tmp_path_factory):
   return 'tfds:tiny_imagenet:5.1.0'
 
 
-@pytest.mark.parametrize(
-  'workers', [0, pytest.param(2, marks=pytest.mark.slow)], ids=['threads', 'processes']
-)
+@pytest.mark.parametrize('workers', [0, 2], ids=['threads', 'processes'])
+@pytest.mark.slow
 def test_b16_runs_its_pipeline_and_its_step(prepared, tmp_path, monkeypatch, workers):
   monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:1])
   values = runpy.run_path(str(ROOT / 'configs/vit_imagenet.py'))['get_config']('b16')

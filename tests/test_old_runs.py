@@ -17,7 +17,15 @@ from tokenformer_jax import devices, migrate
 
 RUNS = sorted(file.parent for file in measure.HERE.glob('format_*/*/expected.json'))
 EACH_RUN = pytest.mark.parametrize(
-  'folder', RUNS, ids=[f'{folder.parent.name}-{folder.name}' for folder in RUNS]
+  'folder',
+  [
+    pytest.param(
+      folder,
+      id=f'{folder.parent.name}-{folder.name}',
+      marks=[pytest.mark.slow] * (folder.name in ('converted', 'dense', 'grown')),
+    )
+    for folder in RUNS
+  ],
 )
 
 

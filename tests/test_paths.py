@@ -175,6 +175,7 @@ def test_calls_fail_by_chance_but_the_same_ones_each_time():
   assert failed(matching=r'/19\d$') == list(range(190, 200))
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_moved_aside(run, bucket, copy, make):
   url, of_bucket = copy
   of_bucket['runs/copy/checkpoints/20/meta/metadata'] = (10**6, b'{}')

@@ -270,6 +270,7 @@ def test_figures_are_drawn(run, grown, tmp_path):
 # Images
 
 
+@pytest.mark.slow
 def test_a_classifier(vit, home):
   images, labels = vit.held_out(20)
   logits = vit.logits(images)

@@ -155,6 +155,7 @@ def test_moments_live_where_their_parameters_do(when, moment):
   assert all(jax.tree.leaves(together)), f'{moment} is moved in each step: {together}'
 
 
+@pytest.mark.slow
 def test_gradients_on_a_mesh_with_activations_on_the_host():
   want, got = (_adam(_states(remat)['after']).mu for remat in ('score_inputs', 'offload'))
   jax.tree.map(
@@ -263,6 +264,7 @@ class FourAxes(MeshConfig):
   experts: int = 1
 
 
+@pytest.mark.slow
 def test_a_new_axis_of_the_mesh_is_a_size_and_a_rule(monkeypatch):
   three = _states()['after']['params']
   monkeypatch.setitem(sharding.RULES, 'experts', 'experts')

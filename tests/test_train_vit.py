@@ -76,6 +76,7 @@ def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(whole, tmp_pa
   assert_same(loop.train(_make(**changes), tmp_path / 'run'), whole[1], 'after a resume')
 
 
+@pytest.mark.slow
 def test_losses_are_the_same_on_4_x_2_devices(whole, tmp_path):
   config = _make(mesh__fsdp=4, mesh__tokens=2, train__log_every=1, train__eval_batches=0)
   loop.train(config, tmp_path / 'many')

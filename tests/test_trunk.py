@@ -1,6 +1,7 @@
 """Layers of one or several kinds run as their pattern says, in every way in which they can run."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,8 @@ from tokenformer_jax.params import Definition, Params, Role, param
 from tokenformer_jax.pattern import Group
 from tokenformer_jax.sampling import GREEDY
 from tokenformer_jax.trunk import FROM_START, NO_INPUTS, NOTHING, Aux, Inputs
+
+_SLOW = pytest.mark.slow
 
 IDS = np.random.default_rng(0).integers(0, 64, (4, 13), np.int32)
 
@@ -177,8 +180,15 @@ def _gradient(remat: str, layers: str):
   return jax.jit(jax.value_and_grad(objective, has_aux=True))(_params(), jax.random.key(1))
 
 
-@pytest.mark.parametrize('remat', sorted({*choices('train.remat')} - {'auto'}))
-@pytest.mark.parametrize('layers', choices('train.layers'))
+def _ways() -> list:
+  """All ways in which layers run; the first and the last are in the quick tests."""
+  kept = sorted({*choices('train.remat')} - {'auto'})
+  ways = list(itertools.product(kept, choices('train.layers')))
+  slow = [pytest.param(*way, marks=_SLOW) for way in ways[1:-1]]
+  return [ways[0], *slow, ways[-1]]
+
+
+@pytest.mark.parametrize(('remat', 'layers'), _ways())
 def test_losses_and_gradients_are_the_same_however_layers_run(remat, layers):
   want, got = _gradient('score_inputs', 'scan'), _gradient(remat, layers)
   for (path, one), other in zip(
@@ -228,7 +238,9 @@ def _step(devices: int, parts: int = 1):
   return jax.device_get((before, after, figures)), sums, task
 
 
-@pytest.mark.parametrize(('devices', 'parts'), [(1, 1), (8, 1), (1, 2)])
+@pytest.mark.parametrize(
+  ('devices', 'parts'), [(1, 1), pytest.param(8, 1, marks=_SLOW), pytest.param(1, 2, marks=_SLOW)]
+)
 def test_what_layers_say_reaches_the_step(devices, parts):
   (before, after, figures), _, _ = _step(devices, parts)
   _, _, aux = (
@@ -263,6 +275,7 @@ def test_an_evaluation_reports_means_of_what_layers_say():
   )
 
 
+@_SLOW
 def test_a_run_writes_what_layers_say(tmp_path, monkeypatch):
   devices = jax.devices()[:1]
   monkeypatch.setattr(jax, 'devices', lambda *_: devices)

@@ -131,6 +131,7 @@ def test_the_step_compiles_with_inputs_of_layers_on_the_host():
   assert found.costs.cycles > 0
 
 
+@pytest.mark.full_size
 def test_layers_without_a_loop():
   sizes = {'data__batch_size': 64, 'data__sequence_length': 1024, 'train__remat': 'score_inputs'}
   loop, one_by_one = (
@@ -149,6 +150,7 @@ def test_without_a_loop_as_much_is_computed_again(remat):
   assert one_by_one >= loop, 'XLA undoes recomputing, and keeps scores'
 
 
+@pytest.mark.full_size
 def test_what_the_compiler_is_told_makes_steps_faster():
   sizes = {'model__width': 1024, 'model__param_tokens__ffn': 4096, 'data__sequence_length': 1024}
   told, untold = (
