@@ -26,7 +26,7 @@ Lookup = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def by_device(table_VxD: jax.Array, ids_BxT: jax.Array) -> jax.Array:
-  """As the model does it."""
+  """Look rows up the way the model does."""
   return look_up(table_VxD, ids_BxT, AXES, jnp.bfloat16)
 
 

@@ -25,6 +25,9 @@ if 'PYTEST_XDIST_WORKER' not in os.environ:
 
 import bucket_server
 import jax
+import tiny_run
+
+from tokenformer_jax import devices
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
@@ -45,3 +48,20 @@ def bucket():
     for name, value in server.environment.items():
       patch.setenv(name, value)
     yield server
+
+
+@pytest.fixture(scope='module')
+def source(tmp_path_factory):
+  return tiny_run.write_corpus(tmp_path_factory.mktemp('corpus') / 'text')
+
+
+@pytest.fixture
+def make(source, tmp_path):
+  """Builds configs that share the corpus and a cache."""
+  return lambda **changes: tiny_run.config(source, tmp_path / 'cache', **changes)
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+  """Runs see one device, so that they compile faster."""
+  monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:1])

@@ -1,4 +1,6 @@
-"""What runs left, to compare."""
+"""Comparisons of what runs leave behind."""
+
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,9 +12,18 @@ def losses(workdir, name='train/loss'):
   return {line['step']: line[name] for line in metrics.read(workdir) if name in line}
 
 
-def assert_same(a, b, what):
-  for (path, x), (_, y) in zip(
-    jax.tree_util.tree_leaves_with_path(a), jax.tree_util.tree_leaves_with_path(b), strict=True
-  ):
-    name = jax.tree_util.keystr(path)
-    np.testing.assert_array_equal(np.asarray(x), np.asarray(y), err_msg=f'{what}: {name} differs')
+def paths(tree: Any) -> dict[str, np.ndarray]:
+  """Arrays by path, such as blocks/ffn/keys."""
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  return {
+    jax.tree_util.keystr(path, simple=True, separator='/'): np.asarray(leaf)
+    for path, leaf in leaves
+  }
+
+
+def assert_same(got: Any, want: Any, meaning: str) -> None:
+  """Two trees are bit for bit the same."""
+  got, want = paths(got), paths(want)
+  assert got.keys() == want.keys(), f'{meaning}: {got.keys() ^ want.keys()} are not in both'
+  for path, array in want.items():
+    np.testing.assert_array_equal(got[path], array, err_msg=f'{meaning}: {path} differs')

@@ -1,4 +1,4 @@
-"""What attention reads from a cache is what it read when the text was whole."""
+"""Attention over a cache gives the same output as attention over the whole text."""
 
 import functools
 

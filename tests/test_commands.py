@@ -121,7 +121,7 @@ def test_an_installed_package_has_everything():
 
 
 def test_the_library_does_not_know_the_command_line():
-  """What a notebook imports must not need flags, help or the names of commands."""
+  """Notebooks import library code only, without flags, help texts or command names."""
   entries = {f'{verb.module.replace(".", "/")}.py' for verb in commands.VERBS.values()}
   own = {f'{name}.py' for name in COMMAND_LINE}
   guilty = {}

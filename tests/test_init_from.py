@@ -18,23 +18,6 @@ _SLOW = pytest.mark.slow
 
 
 @pytest.fixture(scope='module')
-def source(tmp_path_factory):
-  return tiny_run.write_corpus(tmp_path_factory.mktemp('corpus') / 'text')
-
-
-@pytest.fixture
-def make(source, tmp_path):
-  """Builds configs that share the corpus and a cache."""
-  return lambda **changes: tiny_run.config(source, tmp_path / 'cache', **changes)
-
-
-@pytest.fixture
-def one_device(monkeypatch):
-  """Runs see one device, so that they compile faster."""
-  monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:1])
-
-
-@pytest.fixture(scope='module')
 def ancestor(source, tmp_path_factory):
   """A run of 20 steps that others start from, and its last state."""
   root = tmp_path_factory.mktemp('ancestor')

@@ -5,11 +5,10 @@ import importlib.util
 import sys
 
 import bucket_server
-import jax
-import numpy as np
 import pytest
 import tiny_hosts
 import tiny_run
+from outcomes import assert_same
 
 from tokenformer_jax import checkpoint, curves, loop, metrics, paths, trained
 from tokenformer_jax.data import text
@@ -54,11 +53,6 @@ def copy(run, bucket):
   for name in objects(bucket, 'runs/one/'):
     of_bucket[name.replace('one', 'copy', 1)] = of_bucket[name]
   return 'gs://bucket/runs/copy', of_bucket
-
-
-def assert_same(got, want, meaning):
-  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-    np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg=meaning)
 
 
 def test_a_run_in_a_bucket_is_that_on_a_disk(run, make, tmp_path):

@@ -17,6 +17,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import tiny_run
+from outcomes import assert_same
 
 from tokenformer_jax import checkpoint, cli, devices, hosts, loop, metrics, paths, retry, sharding
 from tokenformer_jax.config import Config
@@ -165,11 +166,6 @@ def unbroken(tmp_path_factory):
   return run, run(root / 'run')
 
 
-def assert_same(got, want):
-  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-    np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg='the run is another one')
-
-
 def is_last_rename(source, target):
   """Whether it makes a checkpoint count, which is the last thing done for one."""
   name = Path(target).name
@@ -181,7 +177,7 @@ def test_a_save_that_fails_is_made_again_and_the_run_is_the_same(unbroken, tmp_p
   run, want = unbroken
   fail(os, 'rename', [EIO, EIO], is_last_rename)
   fail(ocp.CheckpointManager, 'save', [None, None, OSError('503')])
-  assert_same(run(tmp_path), want)
+  assert_same(run(tmp_path), want, 'the run')
   assert checkpoint.Checkpoints(tmp_path).steps()[-1] == 20
   lines = [line['step'] for line in metrics.read(tmp_path) if 'train/loss' in line]
   assert lines == list(range(1, 21)), 'figures are missing, or there twice'

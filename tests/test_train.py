@@ -33,23 +33,6 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.tasks.text import TextTask
 
 
-@pytest.fixture(scope='module')
-def source(tmp_path_factory):
-  return tiny_run.write_corpus(tmp_path_factory.mktemp('corpus') / 'text')
-
-
-@pytest.fixture
-def make(source, tmp_path):
-  """Builds configs that share the corpus and a cache."""
-  return lambda **changes: tiny_run.config(source, tmp_path / 'cache', **changes)
-
-
-@pytest.fixture
-def one_device(monkeypatch):
-  """Runs see one device, so that they compile faster."""
-  monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:1])
-
-
 def test_a_run_learns_and_leaves_what_the_docs_promise(make, tmp_path, one_device):
   changes = {'train__tensorboard': True, 'train__eval_every': 10, 'train__sample_tokens': 8}
   loop.train(make(train__steps=60, **changes), tmp_path / 'run')

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 import pytest
 import tiny_run
-from grow.growing import assert_same, difference, mesh_of
+from grow.growing import difference, mesh_of
+from outcomes import assert_same
 
 from tokenformer_jax import checkpoint, devices, loop, metrics, sizes
 from tokenformer_jax.errors import UserError
@@ -28,12 +29,6 @@ SLOW = pytest.mark.slow
 
 def _make(**changes):
   return tiny_run.vit_config(**{**RANDOM, **changes})
-
-
-@pytest.fixture
-def one_device(monkeypatch):
-  """Runs see one device, so that they compile faster."""
-  monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:1])
 
 
 @pytest.fixture(scope='module')

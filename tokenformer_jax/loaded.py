@@ -18,6 +18,7 @@ from tokenformer_jax import (
   validation,
 )
 from tokenformer_jax import step as step_lib
+from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import verify
 from tokenformer_jax.params import Params
@@ -149,3 +150,24 @@ class Loaded:
     task = tasks.make(dataclasses.replace(config, data=data), model.meta.tokenizer)
     task.prepare()
     return task, step_lib.make_eval_step(task, model.mesh)
+
+
+def rows_of_ids(inputs: Any, tokenizer: tokenizers.Tokenizer, vocab_size: int) -> list[np.ndarray]:
+  """Return token ids [T] of each text; of ids [B, T], or [T], their rows.
+
+  Raises:
+    UserError: there are no inputs, or they are neither texts nor ids below `vocab_size`.
+  """
+  texts = [inputs] if isinstance(inputs, str) else inputs
+  if not len(texts):
+    raise UserError('there are no inputs; give a text, several texts, or token ids')
+  if all(isinstance(one, str) for one in texts):
+    end = tokenizer.end_of_document
+    return [np.append(end, tokenizer.encode(one)).astype(np.int32) for one in texts]
+  ids = np.asarray(texts)
+  if ids.ndim != 2 or ids.dtype.kind not in 'iu' or ids.min() < 0 or ids.max() >= vocab_size:
+    raise UserError(
+      f'token ids are {ids.dtype} {list(ids.shape)}; they must be integers [B, T] from 0 to '
+      f'{vocab_size - 1}'
+    )
+  return list(ids.astype(np.int32))

@@ -24,7 +24,7 @@ from tokenformer_jax.grow import actions
 from tokenformer_jax.inspect import model as inspect_model
 from tokenformer_jax.inspect import picture, report
 from tokenformer_jax.inspect.usage import Usage
-from tokenformer_jax.loaded import Loaded
+from tokenformer_jax.loaded import Loaded, rows_of_ids
 from tokenformer_jax.params import Params
 from tokenformer_jax.sampling import Sampling
 from tokenformer_jax.texts import TextRequest
@@ -484,18 +484,5 @@ class Run:
     checkpoint.check_is_language_model(self.meta, self.directory)
 
   def _rows(self, inputs: Any) -> list[np.ndarray]:
-    """Return token ids [T] of each text; of ids [B, T], or [T], their rows."""
     self._check_is_language_model()
-    texts = [inputs] if isinstance(inputs, str) else inputs
-    if not len(texts):
-      raise UserError('there are no inputs; give a text, several texts, or token ids')
-    if all(isinstance(one, str) for one in texts):
-      end = self.tokenizer.end_of_document
-      return [np.append(end, self.tokenizer.encode(one)).astype(np.int32) for one in texts]
-    ids, size = np.asarray(texts), self.config.model.vocab_size
-    if ids.ndim != 2 or ids.dtype.kind not in 'iu' or ids.min() < 0 or ids.max() >= size:
-      raise UserError(
-        f'token ids are {ids.dtype} {list(ids.shape)}; they must be integers [B, T] from 0 to '
-        f'{size - 1}'
-      )
-    return list(ids.astype(np.int32))
+    return rows_of_ids(inputs, self.tokenizer, self.config.model.vocab_size)

@@ -46,7 +46,9 @@ def check_as_unbroken(ended: Ended, unbroken: Ended) -> None:
 
 def check_no_mistake(ended: Ended) -> None:
   """Check that what passes by itself was not told as a mistake of the user."""
-  assert set(ended.attempts) <= {FINISHED, AGAIN}, f'the user is told to act: {ended.attempts}'
+  assert set(ended.attempts) <= {FINISHED, AGAIN}, (
+    f'a failure that passes is a mistake: {ended.attempts}'
+  )
 
 
 @pytest.mark.parametrize('seed', seeds(1, 115))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
+from outcomes import paths
 from tiny import tiny_model
 
 from tokenformer_jax import optim, sharding
@@ -119,23 +120,6 @@ def grow_params(
 def grow(state: State, source: ModelConfig, target: ModelConfig, config: GrowConfig) -> State:
   """A whole state, grown by one compiled function."""
   return jax.jit(lambda state: state_lib.grow(state, source, target, config))(state)
-
-
-def paths(tree: Any) -> dict[str, np.ndarray]:
-  """Arrays by path, such as blocks/ffn/keys."""
-  leaves = jax.tree_util.tree_leaves_with_path(tree)
-  return {
-    jax.tree_util.keystr(path, simple=True, separator='/'): np.asarray(leaf)
-    for path, leaf in leaves
-  }
-
-
-def assert_same(got: Any, want: Any, meaning: str) -> None:
-  """Two trees are bit for bit the same."""
-  got, want = paths(got), paths(want)
-  assert got.keys() == want.keys(), f'{meaning}: {got.keys() ^ want.keys()} are not in both'
-  for path, array in want.items():
-    np.testing.assert_array_equal(got[path], array, err_msg=f'{meaning}: {path} differs')
 
 
 def moments_and_gradient(

@@ -19,9 +19,9 @@ from growing import (
   mesh_of,
   optimizer,
   params_of,
-  paths,
   state_of,
 )
+from outcomes import paths
 from tiny import tiny_model
 
 from tokenformer_jax import optim, pattention, tasks

@@ -19,7 +19,8 @@ from commands import (
   read,
   write_run,
 )
-from growing import STEP, UPDATES, adam, assert_same, mesh_of, paths
+from growing import STEP, UPDATES, adam, mesh_of
+from outcomes import assert_same, paths
 
 from tokenformer_jax import checkpoint, devices, saved_config
 from tokenformer_jax import grow as grow_lib

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from growing import IDS, params_of, paths
+from growing import IDS, params_of
+from outcomes import paths
 from tiny import tiny_model
 
 from tokenformer_jax.grow import importance

@@ -8,7 +8,7 @@ import time
 import pytest
 import tiny_run
 from commands import LARGER, command_line, contents, meta_of, read, write_run
-from growing import assert_same
+from outcomes import assert_same
 
 pytestmark = pytest.mark.slow
 

@@ -14,17 +14,16 @@ from growing import (
   STEP,
   UPDATES,
   adam,
-  assert_same,
   difference,
   grow,
   logits,
   mesh_of,
   optimizer,
   params_of,
-  paths,
   schedule_count,
   state_of,
 )
+from outcomes import assert_same, paths
 from tiny import tiny_model, tiny_vit
 
 from tokenformer_jax import step as step_lib

@@ -15,7 +15,6 @@ from growing import (
   STEP,
   UPDATES,
   adam,
-  assert_same,
   assert_shared,
   difference,
   forward,
@@ -27,10 +26,10 @@ from growing import (
   moments_and_gradient,
   optimizer,
   params_of,
-  paths,
   schedule_count,
   state_of,
 )
+from outcomes import assert_same, paths
 from tiny import tiny_model
 
 from tokenformer_jax import step as step_lib

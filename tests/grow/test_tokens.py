@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from growing import SMALL, assert_same, grow_params, params_of, paths
+from growing import SMALL, grow_params, params_of
+from outcomes import assert_same, paths
 from tiny import tiny_model
 
 from tokenformer_jax.config import GrowConfig, TokenCounts

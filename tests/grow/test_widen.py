@@ -17,9 +17,9 @@ from growing import (
   moments_and_gradient,
   optimizer,
   params_of,
-  paths,
   state_of,
 )
+from outcomes import paths
 from tiny import tiny_model
 
 from tokenformer_jax import step as step_lib

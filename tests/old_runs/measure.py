@@ -1,4 +1,4 @@
-"""What a run of an earlier format has to give still: its losses from here on, and its logits."""
+"""Measure a run of an earlier format: the losses of its next steps, and its logits."""
 
 import contextlib
 import dataclasses
@@ -121,7 +121,7 @@ def history(run: Path) -> list[dict[str, Any]]:
 
 
 def facts(run: Path) -> dict[str, int | str]:
-  """What else the newest checkpoint says of its run."""
+  """Return other facts that the newest checkpoint records about its run."""
   meta = _newest(run)[0]
   return {
     'step': meta.step,

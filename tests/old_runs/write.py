@@ -156,7 +156,7 @@ RUNS: dict[str, Callable[[], None]] = {
 
 
 def expected(run: Path) -> dict[str, object]:
-  """What has to come of a run; `run` is trained further."""
+  """Return the values that a run must reproduce; trains `run` further."""
   before = {
     'facts': measure.facts(run),
     'history': measure.history(run),
