@@ -97,7 +97,7 @@ def main(argv: Sequence[str]) -> None:
   sampling = Sampling(values.temperature, values.top_k, values.top_p, values.seed)
   default = TextRequest(values.prompt, values.length, sampling, tuple(filter(None, values.stop)))
   requests = read_requests(Path(values.requests), default) if values.requests else [default]
-  writer = Writer.of(trained.load(values.source, values.tokens))
+  writer = Writer.from_trained(trained.load(values.source, values.tokens))
   if values.requests:
     _write_all(writer, requests, values.batch_size)
   else:

@@ -45,7 +45,7 @@ class Loaded:
   @functools.cached_property
   def writer(self) -> Writer:
     """Return the model as one that writes."""
-    return Writer.of(self.model)
+    return Writer.from_trained(self.model)
 
   def scorer(self, max_length: int | None, batch_size: int | None) -> Scorer:
     """Return what scores rows: see `evaluation.make_scorer`."""

@@ -122,7 +122,7 @@ def test_what_a_sparse_core_does_is_traffic_and_no_cycles():
 def test_collectives_that_nothing_calls_are_told():
   text = ASYNC.replace('kind=kCustom, calls=%alone', 'kind=kCustom, sleeps=%alone')
   text = text.replace('%f.3 = bf16[16,8]{1,0} fusion', '%f.3 = bf16[16,8]{1,0} new-kind')
-  assert '1 collectives are in parts of the program' in _read(text).notes[0]
+  assert '1 collectives are in computations without a known caller' in _read(text).notes[0]
 
 
 def test_a_collective_between_slices_goes_over_dcn():
@@ -189,7 +189,7 @@ def test_what_follows_a_kernel_that_speaks_in_several_lines_is_counted():
 
 def test_kernels_that_say_nothing_are_told():
   line = 'f32[256] custom-call(%a), custom_call_target="tpu_custom_call"'
-  assert '1 kernels say nothing' in _read(with_line(line)).notes[0]
+  assert '1 kernels carry no cost estimate' in _read(with_line(line)).notes[0]
 
 
 @pytest.mark.parametrize(
