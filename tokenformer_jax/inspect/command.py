@@ -1,4 +1,4 @@
-r"""Show which inputs the parameter tokens of a trained model respond to, and which tokens are used.
+r"""Show what the parameter tokens of a trained model respond to, and which of them are used.
 
   tokenformer inspect --source=runs/lm_stdlib --text='def main(' --out=heat.png
 

@@ -23,7 +23,7 @@ from tokenformer_jax.metrics import perplexity
 from tokenformer_jax.params import Params
 from tokenformer_jax.sampling import Sampling
 from tokenformer_jax.tasks.task import EvalSums, Task, with_aux
-from tokenformer_jax.texts import TextRequest, text_of
+from tokenformer_jax.texts import TextRequest, decode_text
 from tokenformer_jax.trunk import Aux
 
 _LONGEST_COMPARED = 64  # tokens of a sequence that two models are compared on
@@ -191,7 +191,7 @@ class TextTask(Task):
       room = model.max_length - len(request.prompt)
       request = dataclasses.replace(request, length=min(request.length, room))
     (ids,) = self._decoder(self._decoder.prepare(params), [request])
-    return train.sample_prompt + text_of(tokenizer, ids.tolist())
+    return train.sample_prompt + decode_text(tokenizer, ids.tolist())
 
   @functools.cached_property
   def _decoder(self) -> Decoder:
