@@ -1,4 +1,4 @@
-"""Language models: the next token of text."""
+"""Train language models on text."""
 
 import dataclasses
 import functools
@@ -26,19 +26,19 @@ from tokenformer_jax.tasks.task import EvalSums, Task, with_aux
 from tokenformer_jax.texts import TextRequest, decode_text
 from tokenformer_jax.trunk import Aux
 
-_LONGEST_COMPARED = 64  # tokens of a sequence that two models are compared on
+_LONGEST_COMPARED = 64  # the most tokens of a sequence for comparing two models
 
 
 class TextTask(Task):
-  """Batches are int32 [B, T + 1], inputs and targets; −1 marks what does not count."""
+  """The prediction of the next token. Batches are int32 [B, T + 1]; −1 marks ignored targets."""
 
   unit = 'tokens'
   size_of_data = 'vocab_size'
-  _store: store.Store  # from `prepare` on
+  _store: store.Store  # set by `prepare`
 
   @staticmethod
   def fill_in(config: Config, trained: ModelConfig | None, *, resumed: bool) -> Config:
-    del resumed  # A model keeps its tokenizer in another run as well.
+    del resumed  # A model keeps its tokenizer in other runs.
     model, length = config.model, config.data.sequence_length
     if trained is not None:
       vocab_size = model.vocab_size or trained.vocab_size
@@ -102,14 +102,14 @@ class TextTask(Task):
     return logits_BxTxV, batch[:, 1:]
 
   def prepare(self) -> None:
-    """Opens the token store: made by the first process, then by those not sharing its disk."""
+    """Open the token store; the first process builds it, then processes on other disks do."""
     data, vocabulary = self.config.data, self._trained_vocabulary
     tokenizer = None if vocabulary is None else tokenizers.from_json(vocabulary)
     made = hosts.first_then_others(lambda: store.prepare(data, tokenizer))
     hosts.check_same(
       [int(made.digest[:7], 16)], 'the hosts read different text; config.data must find the same'
     )
-    # Finds out that a split is too short for one sequence before anything is compiled.
+    # Report a split that is too short for one sequence before anything compiles.
     order.validation_batches(made, data, [0], 1)
     order.train_rows(made.train, 0, [0], batch_size=1, sequence_length=data.sequence_length, seed=0)
     self._store = made
@@ -141,9 +141,9 @@ class TextTask(Task):
   def held_out(
     self, vocabulary: dict[str, Any], count: int, first: int = 0
   ) -> tuple[np.ndarray, str]:
-    """Rows of the run's token store, if it is here, or of the standard library.
+    """Return rows of the run's token store if it exists, or of the Python standard library.
 
-    A text that is too short is repeated. No store is built for it.
+    A text that is too short is repeated. No store is built.
     """
     length = min(self.config.data.sequence_length, _LONGEST_COMPARED) + 1
     needed = (first + count) * length
@@ -180,7 +180,7 @@ class TextTask(Task):
     }
 
   def sample(self, params: Params) -> str:
-    """What the model writes after `config.train.sample_prompt`."""
+    """Return the model's continuation of `config.train.sample_prompt`."""
     train, model, tokenizer = self.config.train, self.config.model, self._store.tokenizer
     if not train.sample_tokens:
       return ''
