@@ -135,7 +135,7 @@ def test_a_line_says_what_differs_from_the_flags(tmp_path):
 @pytest.mark.parametrize(
   ('line', 'sentence'),
   [
-    ('{"prompt": "a"', 'line 2 of .* is no request: Expecting'),
+    ('{"prompt": "a"', 'line 2 of .* is not a request: Expecting'),
     ('["a"]', 'it must be an object with a "prompt"'),
     ('{"prompt": 3}', 'prompt is 3; it must be of type str'),
     ('{"prompt": "a", "lenght": 3}', "the key 'lenght' is unknown; did you mean 'length'"),
