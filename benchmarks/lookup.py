@@ -42,18 +42,18 @@ def compiled(lookup: Lookup, mesh: Mesh, rows: int, args: argparse.Namespace) ->
     x_BxTxD = sharding.constrain(lookup(table_VxD, ids_BxT), 'batch', None, None)
     return jnp.sum(x_BxTxD * weight_BxTxD, dtype=jnp.float32)
 
-  def of(shape: tuple[int, ...], dtype: jnp.dtype, axes: tuple) -> jax.ShapeDtypeStruct:
+  def abstract(shape: tuple[int, ...], dtype: jnp.dtype, axes: tuple) -> jax.ShapeDtypeStruct:
     place = jax.NamedSharding(mesh, sharding.spec(axes))
     return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
 
   ids = (rows, args.sequence_length)
-  table = of((args.vocab, args.width), jnp.float32, AXES)
+  table = abstract((args.vocab, args.width), jnp.float32, AXES)
   with jax.set_mesh(mesh):
     step = jax.jit(jax.value_and_grad(loss), out_shardings=(None, table.sharding))
     lowered = step.lower(
       table,
-      of(ids, jnp.int32, ('batch', None)),
-      of((*ids, args.width), jnp.bfloat16, ('batch', None, None)),
+      abstract(ids, jnp.int32, ('batch', None)),
+      abstract((*ids, args.width), jnp.bfloat16, ('batch', None, None)),
     )
   return lowered.compile().as_text()
 

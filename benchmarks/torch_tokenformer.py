@@ -215,8 +215,8 @@ class TokenFormer(nn.Module):
     ids_BxT, start, tokens = prompts_BxT, 0, []
     for _ in range(length):
       x_BxTxD = self.embedding(ids_BxT)
-      for block, of_layer in zip(self.blocks, cache, strict=True):
-        x_BxTxD = block(x_BxTxD, self.rotary, start, of_layer)
+      for block, layer_cache in zip(self.blocks, cache, strict=True):
+        x_BxTxD = block(x_BxTxD, self.rotary, start, layer_cache)
       start += ids_BxT.shape[1]
       ids_BxT = F.linear(self.final_norm(x_BxTxD[:, -1:]), weight).argmax(dim=-1)
       tokens.append(ids_BxT)

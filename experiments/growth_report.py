@@ -38,7 +38,7 @@ def mean(found: list[Curve]) -> Curve:
   return {step: statistics.mean(c[step] for c in found) for step in sorted(steps)}
 
 
-def config_of(folder: Path) -> Config:
+def read_config(folder: Path) -> Config:
   """Return the config of the first seed under a folder."""
   path = next(iter(sorted(folder.glob('*/config.json'))))
   return saved_config.read(path, 'run the experiment again')
@@ -63,7 +63,7 @@ def scaling(out: Path, pictures: Path) -> None:
   figure, axes = plt.subplots(figsize=(8, 5))
   rows = [['', 'size', 'TFLOP, all stages', 'bits per byte', 'seeds']]
   base = {kind: out / f'base/{kind}' for kind in growth.KINDS}
-  spent = {k: growth.BASE_STEPS * growth.step_flops(config_of(base[k])) for k in growth.KINDS}
+  spent = {k: growth.BASE_STEPS * growth.step_flops(read_config(base[k])) for k in growth.KINDS}
   for kind in growth.KINDS:
     ends = [c[max(c)] for c in curves(base[kind])]
     rows.append([kind, '×1', f'{spent[kind] / 1e12:.1f}', spread(ends), str(len(ends))])
@@ -75,14 +75,14 @@ def scaling(out: Path, pictures: Path) -> None:
     xs, ys = [], []
     if not scratch:
       line = mean(curves(base[kind]))
-      per_step = growth.step_flops(config_of(base[kind]))
+      per_step = growth.step_flops(read_config(base[kind]))
       xs, ys = [step * per_step for step in line], list(line.values())
     for size in (2, 4):
       here = folder / str(size)
       found = curves(here)
       if not found:
         continue
-      per_step, line = growth.step_flops(config_of(here)), mean(found)
+      per_step, line = growth.step_flops(read_config(here)), mean(found)
       first = 0 if scratch else min(line)
       start = 0.0 if scratch else total
       x = [start + (step - first) * per_step for step in line]

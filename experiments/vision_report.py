@@ -31,15 +31,15 @@ def found(folder: Path) -> list[Figures]:
 def training_flops(out: Path, data: str, name: str) -> float:
   """Return the FLOPs of a run from its first step, including the model before a growth."""
 
-  def config_of(arm: str) -> Config:
+  def read_config(arm: str) -> Config:
     path = next(iter(sorted((out / data / arm).glob('*/config.json'))))
     return saved_config.read(path, 'run the experiment again')
 
-  config = config_of(name)
+  config = read_config(name)
   steps, of_step = config.train.steps, flops.of_step(config)
   if not config.init_from:
     return steps * of_step
-  before = config_of('TokenFormer')
+  before = read_config('TokenFormer')
   first = before.train.steps
   return first * flops.of_step(before) + (steps - first) * of_step
 

@@ -71,8 +71,8 @@ def main(argv: Sequence[str]) -> None:
   shown, name, corpus, corpus_name = _read_text(model)
   names = report.labels(model.tokenizer, shown.tolist())
   found = {
-    layer: {kind: of_layer[kind] for kind in kinds}
-    for layer, of_layer in maps(model, shown, layers).items()
+    layer: {kind: by_kind[kind] for kind in kinds}
+    for layer, by_kind in maps(model, shown, layers).items()
   }
   if values.out:  # Draw before the slower measurement, to report a missing library at once.
     _write(values.out, '--out', picture.draw(found, names, old).savefig)

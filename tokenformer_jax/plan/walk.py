@@ -63,7 +63,7 @@ def _callees(
 
 
 def trip_count(program: Program, computation: Computation, loop: Instruction) -> int | None:
-  """Return how often a `while` body runs; None if its condition is no count to a constant."""
+  """Return how often a `while` body runs; None unless it counts to a constant."""
   if known := re.search(r'known_trip_count[^\d}]*(\d+)', loop.attributes):
     return int(known.group(1))
   condition = program.computations[loop.attribute('condition')]

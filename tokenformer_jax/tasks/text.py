@@ -84,14 +84,16 @@ class TextTask(Task):
     del key
     z_loss = self.config.optim.z_loss
     f = functools.partial(objective, z_loss=z_loss)
-    (total, sums), aux = self._of_targets(f, params, batch)
+    (total, sums), aux = self._apply_to_targets(f, params, batch)
     return with_aux(total / sums.tokens, sums.nats / sums.tokens, aux)
 
   def sums(self, params: Params, batch: jax.Array) -> EvalSums:
-    sums, aux = self._of_targets(loss_sums, params, batch)
+    sums, aux = self._apply_to_targets(loss_sums, params, batch)
     return EvalSums.of_batch(sums, aux, sums.tokens)
 
-  def _of_targets(self, f: Callable[..., Any], params: Params, batch: jax.Array) -> tuple[Any, Aux]:
+  def _apply_to_targets(
+    self, f: Callable[..., Any], params: Params, batch: jax.Array
+  ) -> tuple[Any, Aux]:
     model = self.definition.bind(params)
     hidden_BxTxD, _, aux = model.hidden(jnp.maximum(batch[:, :-1], 0))
     chunk = self.config.train.loss_chunk
