@@ -300,7 +300,7 @@ def test_text_that_changed_under_its_name_is_refused_unless_it_is_asked_for(make
   save(make(), tmp_path / 'run')
   (tmp_path / 'text/0.txt').write_text('def grow ' * 200)
   sentence = refusal(make(), tmp_path / 'run')
-  assert 'has changed' in sentence and 'config.data.new_order_at=10' in sentence
+  assert 'has other content than it had' in sentence and 'config.data.new_order_at=10' in sentence
   asked = begin(make(data__new_order_at=10), tmp_path / 'run')
   assert asked.position == order.Position(10, 0)
   # The checkpoints that follow are of the new order, which is not begun a second time.

@@ -152,7 +152,7 @@ class Loaded:
     return task, step_lib.make_eval_step(task, model.mesh)
 
 
-def token_rows(inputs: Any, tokenizer: tokenizers.Tokenizer, vocab_size: int) -> list[np.ndarray]:
+def rows_of_ids(inputs: Any, tokenizer: tokenizers.Tokenizer, vocab_size: int) -> list[np.ndarray]:
   """Return the token ids [T] of each text, or the rows of ids [B, T].
 
   Raises:

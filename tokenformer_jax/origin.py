@@ -246,7 +246,7 @@ def _changes(config: Config, meta: Meta, digest: str | None) -> list[str]:
     return changes
   changed = differing(_DATA_KEYS)
   if meta.seen.digest and not changed:
-    changed = [f'the content of config.data.source={config.data.source} has changed']
+    changed = [f'config.data.source={config.data.source} has other content than it had']
   return changes + changed
 
 

@@ -24,7 +24,7 @@ from tokenformer_jax.grow import actions
 from tokenformer_jax.inspect import model as inspect_model
 from tokenformer_jax.inspect import picture, report
 from tokenformer_jax.inspect.usage import Usage
-from tokenformer_jax.loaded import Loaded, token_rows
+from tokenformer_jax.loaded import Loaded, rows_of_ids
 from tokenformer_jax.params import Params
 from tokenformer_jax.sampling import Sampling
 from tokenformer_jax.texts import TextRequest
@@ -487,4 +487,4 @@ class Run:
 
   def _rows(self, inputs: Any) -> list[np.ndarray]:
     self._check_is_language_model()
-    return token_rows(inputs, self.tokenizer, self.config.model.vocab_size)
+    return rows_of_ids(inputs, self.tokenizer, self.config.model.vocab_size)

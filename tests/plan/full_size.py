@@ -52,7 +52,7 @@ def main() -> None:
   file, _, variant = args.config.partition(':')
   values = runpy.run_path(file)['get_config'](variant)
   values.data.batch_size = args.batch
-  if values.model.kind == 'vit':  # sizes that training takes from the images
+  if values.model.kind == 'vit':  # what the images would say
     values.model.update(classes=1000, channels=3)
   run, on = config.resolve(values), topology.parse(args.topology)
   step = program.make_step(run)
