@@ -265,9 +265,7 @@ def test_the_loss_of_layers_is_minimised_and_not_reported_as_the_loss():
 
 def test_an_evaluation_reports_means_of_what_layers_say():
   (_, _, figures), sums, _ = _step(1)
-  more = sums._replace(
-    count=3 * sums.count, of_layers={k: 2 * v for k, v in sums.of_layers.items()}
-  )
+  more = sums._replace(count=3 * sums.count, layers={k: 2 * v for k, v in sums.layers.items()})
   assert sums.layer_figures()['linear/size'] == pytest.approx(figures['linear/size'], rel=1e-5)
   together = jax.tree.map(np.add, sums, more).layer_figures()['aux_loss']
   assert together == pytest.approx(3 / 4 * figures['aux_loss'], rel=1e-5), (

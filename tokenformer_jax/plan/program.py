@@ -145,7 +145,7 @@ def _filled_in(config: Config) -> Config:
   try:
     return sizes.fill_in(config)
   except UserError as error:
-    size = tasks.size_of_data(config)
+    size = tasks.data_size_key(config)
     raise UserError(
       f'a plan needs no data if it has config.model.{size}, which is 0 (the size that the data '
       f'asks for), and the data cannot be read: {error}; give --config.model.{size}=N'

@@ -33,7 +33,7 @@ class TextTask(Task):
   """Batches are int32 [B, T + 1], inputs and targets; −1 marks what does not count."""
 
   unit = 'tokens'
-  size_of_data = 'vocab_size'
+  data_size_key = 'vocab_size'
   _store: store.Store  # from `prepare` on
 
   @staticmethod
@@ -49,7 +49,7 @@ class TextTask(Task):
           f'learned positions for {max_length} tokens; take at most that'
         )
     else:
-      ids = tokenizers.size_of(config.data.tokenizer)
+      ids = tokenizers.largest_size(config.data.tokenizer)
       vocab_size = model.vocab_size or -(-ids // 128) * 128
       max_length = model.max_length or length
       if vocab_size < ids:
@@ -89,7 +89,7 @@ class TextTask(Task):
 
   def sums(self, params: Params, batch: jax.Array) -> EvalSums:
     sums, aux = self._of_targets(loss_sums, params, batch)
-    return EvalSums.of_batch(sums, aux, sums.tokens)
+    return EvalSums.from_batch(sums, aux, sums.tokens)
 
   def _of_targets(self, f: Callable[..., Any], params: Params, batch: jax.Array) -> tuple[Any, Aux]:
     model = self.definition.bind(params)
@@ -169,7 +169,7 @@ class TextTask(Task):
     }
 
   def eval_figures(self, sums: EvalSums) -> dict[str, float]:
-    found: LossSums = sums.of_task
+    found: LossSums = sums.task
     loss = found.nats / found.tokens
     return {
       'loss': loss,
