@@ -230,7 +230,7 @@ def _step(devices: int, parts: int = 1):
     places = step_lib.state_shardings(mesh, task.definition, tx)
     state = {'params': _params(), 'opt_state': tx.init(_params()), **step_lib._counters()}
     before = jax.device_put(state, places)
-    batch = jax.device_put(rows, sharding.of_batch(mesh))
+    batch = jax.device_put(rows, sharding.batch_sharding(mesh))
     sums = jax.device_get(step_lib.make_eval_step(task, mesh)(before['params'], batch))
     after, figures = step_lib.make_train_step(task, tx, config, mesh)(
       jax.tree.map(jnp.copy, before), batch
@@ -307,7 +307,7 @@ def _texts(devices: int) -> list[list[int]]:
     MeshConfig(fsdp=4, tokens=2) if devices == 8 else MeshConfig(), jax.devices()[:devices]
   )
   with jax.set_mesh(mesh):
-    params = jax.device_put(_params(), sharding.of_axes(mesh, definition.axes))
+    params = jax.device_put(_params(), sharding.tree_shardings(mesh, definition.axes))
     texts = decoder(decoder.prepare(params), requests)
   return [text.tolist() for text in texts]
 

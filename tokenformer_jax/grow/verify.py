@@ -40,8 +40,8 @@ def loss(task: Task, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array
 
 def program(task: Task, batch: Batch, mesh: Mesh) -> Callable[[Params], Outputs]:
   """What `outputs` runs, for a batch; compiles, and runs, while the caller does something else."""
-  batch = jax.device_put(batch, sharding.of_batch(mesh))
-  places = sharding.of_axes(mesh, task.definition.axes)
+  batch = jax.device_put(batch, sharding.batch_sharding(mesh))
+  places = sharding.tree_shardings(mesh, task.definition.axes)
   abstract = sharding.with_even_shardings(task.definition.abstract, places)
 
   def compile_() -> Callable[[Params, Batch], tuple[jax.Array, jax.Array]]:

@@ -102,7 +102,7 @@ class Step:
       lambda seed: step_lib.initial_state(definition, self.tx, seed, ema=ema), 0
     )
     places = step_lib.state_shardings(mesh, definition, self.tx, ema=ema)
-    of_batch = sharding.of_batch(mesh)
+    of_batch = sharding.batch_sharding(mesh)
     batch = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=of_batch),
       self.task.abstract_batch(),
