@@ -10,7 +10,7 @@ _SMALLEST = 64
 
 
 def bucket(length: int) -> int:
-  """Round a length up to 64, 96, 128, 192, 256, 384 and so on, which adds less than half of it."""
+  """Round a length up to 64, 96, 128, 192, 256, 384, and so on."""
   size = _SMALLEST
   while size < length:
     size *= 2
