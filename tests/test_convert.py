@@ -221,7 +221,7 @@ def test_wrong_tensors_are_named_and_nothing_is_left(tmp_path, mistake):
     ),
     (
       {'tokenizer': 'nothing.json'},
-      r'--tokenizer=nothing.json is not a file.*that of GPT-NeoX-20B',
+      r'--tokenizer=nothing.json is not a file.*the tokenizer of GPT-NeoX-20B',
     ),
     ({'target': ''}, 'exists; name a new directory'),
   ],

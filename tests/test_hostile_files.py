@@ -70,7 +70,7 @@ TABLES = {  # name → (pickle, records, what is said)
   'a shape that is too long to print': (
     view(integer(0), nested(b'\x86', 60), ONE),
     FOUR,
-    'a tuple in the place of a whole number',
+    'a tuple instead of an integer',
   ),
   'a tensor larger than its storage': (view(integer(0), pair(2, 3), pair(3, 1)), FOUR, 'cut short'),
   'a tensor of 2⁶⁰ numbers': (view(integer(0), pair(2**30, 2**30), pair(2**30, 1)), FOUR, 'cut s'),
@@ -183,7 +183,7 @@ HEADERS = {
   ),
   'an end beyond the file': ({'a': ([2**40], [0, 2**42])}, 'ends before the tensor a does'),
   'a begin before the file': ({'a': ([4], [-8, 8])}, 'size is not that of its shape'),
-  'a shape of fractions': ({'a': ([0.5], [0, 2])}, 'a float in the place of a whole number'),
+  'a shape of fractions': ({'a': ([0.5], [0, 2])}, 'a float instead of an integer'),
   'a product that overflows': ({'a': ([2**63, 2], [0, 16])}, 'size is not that of its shape'),
   'many axes': ({'a': ([1] * 100, [0, 4])}, '100 axes'),
   'a name that moves the cursor': ({'\x1b[2J': ([4], [0, 16])}, 'printable characters'),
