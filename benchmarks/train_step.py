@@ -49,7 +49,7 @@ def jax_step(size: Size, remat: str) -> Callable[[], None]:
   state = jax.jit(lambda seed: step.initial_state(definition, tx, seed), out_shardings=shardings)(0)
   rng = np.random.default_rng(0)
   ids = rng.integers(0, size.vocab_size, (size.batch, size.length + 1), np.int32)
-  batch = jax.device_put(ids, sharding.of_batch(mesh))
+  batch = jax.device_put(ids, sharding.batch_sharding(mesh))
 
   def run() -> None:
     nonlocal state

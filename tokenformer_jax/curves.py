@@ -62,7 +62,7 @@ def curves(run: str | Path, x: str, y: str) -> dict[str, tuple[list[float], list
   Raises:
     UserError: the directory is not a run, or the run has no such metric.
   """
-  run = paths.of(run)
+  run = paths.parse_path(run)
   lines, scale = read(run), _per_step(run, x)
   names = {name for line in lines for name in line if name != 'step'}
   if y not in names:
@@ -131,7 +131,7 @@ def draw(runs: Sequence[str | Path], x: str, y: str) -> 'Figure':
     raise UserError(
       'matplotlib, which draws the curves, is not installed; run pip install -e ".[plot]"'
     ) from error
-  runs = [*dict.fromkeys(map(paths.of, runs))]
+  runs = [*dict.fromkeys(map(paths.parse_path, runs))]
   drawn = {name: curves(run, x, y) for name, run in zip(_names(runs), runs, strict=True)}
   figure = Figure(figsize=(8, 4.5), dpi=150, layout='constrained')
   axes = figure.add_subplot()

@@ -115,7 +115,7 @@ class Loaded:
       padded = jax.tree.map(
         lambda a: np.concatenate([a, np.zeros((rows - count, *a.shape[1:]), a.dtype)]), batch
       )
-      placed = jax.device_put(padded, sharding.of_batch(mesh))
+      placed = jax.device_put(padded, sharding.batch_sharding(mesh))
       found = self._programs[exact](self.model.params, placed)
     return np.array(found[:count], np.float32)
 

@@ -48,7 +48,7 @@ def train(config: Config, workdir: str | os.PathLike[str]) -> State:
   Raises:
     UserError: a mistake that the user can correct; the message says how.
   """
-  return _train(config, paths.of(workdir), ends_process=False)[0]
+  return _train(config, paths.parse_path(workdir), ends_process=False)[0]
 
 
 def train_or_stop(config: Config, workdir: str | os.PathLike[str]) -> tuple[State, bool]:
@@ -56,7 +56,7 @@ def train_or_stop(config: Config, workdir: str | os.PathLike[str]) -> tuple[Stat
 
   If another process has taken over the work directory, end this process at once with status 2.
   """
-  return _train(config, paths.of(workdir), ends_process=True)
+  return _train(config, paths.parse_path(workdir), ends_process=True)
 
 
 def _train(config: Config, workdir: paths.Path, *, ends_process: bool) -> tuple[State, bool]:
@@ -111,7 +111,7 @@ class Trainer:
     self.tx = optim.make_optimizer(config.optim, config.train.steps, definition.info, growth)
     self.train_step = step_lib.make_train_step(self.task, self.tx, config, self.mesh, growth)
     self.eval_step = step_lib.make_eval_step(self.task, self.mesh)
-    self.rows = local_rows(sharding.of_batch(self.mesh), config.data.batch_size)
+    self.rows = local_rows(sharding.batch_sharding(self.mesh), config.data.batch_size)
 
   def train(self) -> State:
     """Train, and return the last state."""
@@ -222,7 +222,7 @@ class Trainer:
 
   def _save(self, step: int, state: State, loss: float | None, wait: bool) -> None:
     seen = Seen(
-      samples=self.position.of_step(step, self.config.data.batch_size), digest=self.task.digest
+      samples=self.position.batch_start(step, self.config.data.batch_size), digest=self.task.digest
     )
     vocabulary, lineage = self.task.vocabulary(), self.origin.lineage
     self.checkpoints.save(

@@ -257,7 +257,7 @@ def _memory() -> dict[str, float]:
 
 def read(workdir: str | os.PathLike[str]) -> list[dict[str, float]]:
   """Return the lines of a run's metrics.jsonl without incomplete lines."""
-  return _parse_lines((paths.of(workdir) / 'metrics.jsonl').read_bytes())
+  return _parse_lines((paths.parse_path(workdir) / 'metrics.jsonl').read_bytes())
 
 
 def _parse_lines(content: bytes) -> list[dict[str, float]]:

@@ -388,7 +388,7 @@ class Run:
 
   @contextlib.contextmanager
   def _to(self, target: Path) -> Iterator[tuple[actions.Source, actions.Target]]:
-    to = actions.Target(paths.of(target))
+    to = actions.Target(paths.parse_path(target))
     with actions.open_source(self.source, to) as source:
       yield source, to
 

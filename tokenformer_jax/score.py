@@ -115,7 +115,7 @@ class Scorer:
       first += size
 
   def _on_mesh(self, batch: np.ndarray) -> jax.Array:
-    place = sharding.of_batch(self.mesh)
+    place = sharding.batch_sharding(self.mesh)
     return jax.make_array_from_callback(batch.shape, place, lambda index: batch[index])
 
 

@@ -35,11 +35,11 @@ def state_shardings(
   mesh: Mesh, definition: Definition, tx: optax.GradientTransformation, *, ema: bool = False
 ) -> State:
   """Return the sharding of every array of the state."""
-  param_shardings = sharding.of_axes(mesh, definition.axes)
+  param_shardings = sharding.tree_shardings(mesh, definition.axes)
   return {
     'params': param_shardings,
     **({'ema': param_shardings} if ema else {}),
-    'opt_state': sharding.of_optimizer_state(mesh, tx, definition.abstract, definition.axes),
+    'opt_state': sharding.optimizer_shardings(mesh, tx, definition.abstract, definition.axes),
     **jax.tree.map(lambda _: sharding.replicated(mesh), _counters()),
   }
 
@@ -100,7 +100,7 @@ def make_train_step(
   return jax.jit(
     step,
     donate_argnums=0,
-    in_shardings=(shardings, sharding.of_batch(mesh)),
+    in_shardings=(shardings, sharding.batch_sharding(mesh)),
     out_shardings=(shardings, sharding.replicated(mesh)),
     compiler_options=compiler.options(config.train.compiler_options, mesh) or None,
   )

@@ -84,7 +84,7 @@ def with_config(arguments: list[str]) -> list[str]:
 
 def _has_config(workdir: str) -> bool:
   try:
-    return (paths.of(workdir) / 'config.json').exists()
+    return (paths.parse_path(workdir) / 'config.json').exists()
   except UserError:  # The run reports the mistake.
     return False
 

@@ -101,7 +101,7 @@ def load(
     if evenly:
       sharding.check_divides(mesh, definition.abstract, definition.axes)
       sharding.check_divisible(mesh, 'heads', model.heads, 'of model.heads')
-    shardings = sharding.of_axes(mesh, definition.axes)
+    shardings = sharding.tree_shardings(mesh, definition.axes)
     abstract = {'params': sharding.with_even_shardings(definition.abstract, shardings)}
     params = checkpoint.restore_source(checkpoints, meta, abstract)['params']
   return Trained(source, meta, definition, compute, params, mesh)

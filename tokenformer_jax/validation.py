@@ -62,6 +62,6 @@ def to_devices(local: Batch, batch_size: int, rows: Sequence[int], mesh: Mesh) -
       first, stop, _ = index[0].indices(shape[0])
       return array[position[first] : position[stop - 1] + 1]
 
-    return jax.make_array_from_callback(shape, sharding.of_batch(mesh), part)
+    return jax.make_array_from_callback(shape, sharding.batch_sharding(mesh), part)
 
   return jax.tree.map(whole, local)

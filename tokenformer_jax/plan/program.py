@@ -102,7 +102,7 @@ class Step:
       lambda seed: step_lib.initial_state(definition, self.tx, seed, ema=ema), 0
     )
     places = step_lib.state_shardings(mesh, definition, self.tx, ema=ema)
-    batch_sharding = sharding.of_batch(mesh)
+    batch_sharding = sharding.batch_sharding(mesh)
     batch = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=batch_sharding),
       self.task.abstract_batch(),
@@ -145,7 +145,7 @@ def _filled_in(config: Config) -> Config:
   try:
     return sizes.fill_in(config)
   except UserError as error:
-    size = tasks.size_of_data(config)
+    size = tasks.data_size_key(config)
     raise UserError(
       f'config.model.{size} is 0, which takes the size from the data, and the data cannot be read: '
       f'{error}; give --config.model.{size}=N, with which a plan needs no data'

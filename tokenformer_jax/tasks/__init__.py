@@ -20,11 +20,11 @@ __all__ = [
   'adapt',
   'adapted',
   'check_vocabulary',
+  'data_size_key',
   'fill_in',
   'fill_in_unread',
   'known_examples',
   'make',
-  'size_of_data',
 ]
 
 _TASKS: dict[str, type[Task]] = {'lm': TextTask, 'vit': ImageTask}
@@ -49,9 +49,9 @@ def fill_in_unread(config: Config) -> Config | None:
   return _TASKS[config.model.kind].fill_in_unread(config)
 
 
-def size_of_data(config: Config) -> str:
+def data_size_key(config: Config) -> str:
   """Return the key of the size that must come from the data if it is 0: see `Task`."""
-  return _TASKS[config.model.kind].size_of_data
+  return _TASKS[config.model.kind].data_size_key
 
 
 def known_examples(config: Config) -> int | None:

@@ -47,7 +47,7 @@ class ImageTask(Task):
   """
 
   unit = 'images'
-  size_of_data = 'classes'
+  data_size_key = 'classes'
   _set: images.ImageSet  # set by `prepare`
 
   def __init__(self, config: Config, vocabulary: dict[str, Any] | None = None):
@@ -162,7 +162,7 @@ class ImageTask(Task):
       bin_confidence=confidence_B @ in_bin_BxN,
       bin_correct=correct_B @ in_bin_BxN,
     )
-    return EvalSums.of_batch(sums, aux, sums.images)
+    return EvalSums.from_batch(sums, aux, sums.images)
 
   def logits(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
     return self.definition.bind(params)(_around_zero(batch['images']))[0], batch['labels']
@@ -253,7 +253,7 @@ class ImageTask(Task):
     return {f'data/bad_{name}_images': float(len(bad)) for name, bad in self._bad.items() if bad}
 
   def eval_figures(self, sums: EvalSums) -> dict[str, float]:
-    layers, sums = sums.layer_figures(), sums.of_task
+    layers, sums = sums.layer_figures(), sums.task
     n = sums.images
     figures = {
       'loss': sums.nats / n,

@@ -33,7 +33,7 @@ class TextTask(Task):
   """The prediction of the next token. Batches are int32 [B, T + 1]; −1 marks ignored targets."""
 
   unit = 'tokens'
-  size_of_data = 'vocab_size'
+  data_size_key = 'vocab_size'
   _store: store.Store  # set by `prepare`
 
   @staticmethod
@@ -49,7 +49,7 @@ class TextTask(Task):
           f'learned positions for {max_length} tokens; take at most that'
         )
     else:
-      ids = tokenizers.size_of(config.data.tokenizer)
+      ids = tokenizers.largest_size(config.data.tokenizer)
       vocab_size = model.vocab_size or -(-ids // 128) * 128
       max_length = model.max_length or length
       if vocab_size < ids:
@@ -89,7 +89,7 @@ class TextTask(Task):
 
   def sums(self, params: Params, batch: jax.Array) -> EvalSums:
     sums, aux = self._apply_to_targets(loss_sums, params, batch)
-    return EvalSums.of_batch(sums, aux, sums.tokens)
+    return EvalSums.from_batch(sums, aux, sums.tokens)
 
   def _apply_to_targets(
     self, f: Callable[..., Any], params: Params, batch: jax.Array
@@ -171,7 +171,7 @@ class TextTask(Task):
     }
 
   def eval_figures(self, sums: EvalSums) -> dict[str, float]:
-    found: LossSums = sums.of_task
+    found: LossSums = sums.task
     loss = found.nats / found.tokens
     return {
       'loss': loss,
