@@ -8,7 +8,9 @@ import dataclasses
 
 from ml_collections import ConfigDict
 
-from tokenformer_jax import messages, paths, saved_config
+from tokenformer_jax import messages
+from tokenformer_jax.runs import saved_config
+from tokenformer_jax.storage import paths
 
 
 def get_config(workdir):

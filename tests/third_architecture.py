@@ -14,13 +14,13 @@ import jax.numpy as jnp
 from flax import nnx
 from tiny import tiny_model
 
-from tokenformer_jax import pattern
-from tokenformer_jax.blocks import Block
-from tokenformer_jax.compute import Compute
 from tokenformer_jax.config import ModelConfig
-from tokenformer_jax.layers import LayerNorm, projection
-from tokenformer_jax.sharding import constrain
-from tokenformer_jax.trunk import FROM_START, NO_INPUTS, Architecture, Aux, Context, Inputs
+from tokenformer_jax.model import pattern
+from tokenformer_jax.model.blocks import Block
+from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.layers import LayerNorm, projection
+from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, Architecture, Aux, Context, Inputs
+from tokenformer_jax.parallel.sharding import constrain
 
 PATTERN = '(local linear)*2 linear'
 WINDOW = 5

@@ -30,7 +30,8 @@ import released
 import tiny_run
 from old_runs import measure
 
-from tokenformer_jax import devices, migrate
+from tokenformer_jax.config import migrate
+from tokenformer_jax.parallel import devices
 
 TEXT = {
   'model.layers': 2,

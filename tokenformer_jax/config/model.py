@@ -52,7 +52,7 @@ class ModelConfig:
   )
   score: str = key(
     'l2_norm_gelu',
-    'Θ, from scores to weights: see pattention.py',
+    'Θ, from scores to weights: see model/pattention.py',
     choices=('l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm', 'softmax', 'exp_l2_norm'),
   )
   gelu: str = key(

@@ -5,7 +5,7 @@ import typing
 from collections.abc import Collection
 from typing import Any
 
-from tokenformer_jax import migrate
+from tokenformer_jax.config import migrate
 from tokenformer_jax.config.fields import leaves
 from tokenformer_jax.config.run import Config
 from tokenformer_jax.errors import UserError, misspelt, nearest

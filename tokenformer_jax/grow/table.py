@@ -1,9 +1,9 @@
 """The table that the grow command prints: what a growth changes."""
 
-from tokenformer_jax import flops, models
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.grow.state import KINDS
 from tokenformer_jax.grow.widen import hidden_width
+from tokenformer_jax.model import flops, models
 
 _BYTES = 12  # of a parameter in training: itself and Adam's two moments, in float32
 _TILE = 128  # the width of a TPU's matrix unit

@@ -19,7 +19,7 @@ import numpy as np
 from tokenformer_jax.config import GrowConfig, ModelConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow.tokens import Path, drawing_key, lookup, owners, with_noise
-from tokenformer_jax.params import Definition, ParamInfo, Params, Role
+from tokenformer_jax.model.params import Definition, ParamInfo, Params, Role
 
 
 def hidden_width(model: ModelConfig) -> int:

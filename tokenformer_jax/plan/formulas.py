@@ -2,7 +2,8 @@
 
 from jax.sharding import AbstractMesh
 
-from tokenformer_jax import flops, sharding
+from tokenformer_jax.model import flops
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.plan.chips import Chip
 from tokenformer_jax.plan.costs import Costs, Traffic
 from tokenformer_jax.plan.program import Memory, Step

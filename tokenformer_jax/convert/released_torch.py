@@ -1,0 +1,192 @@
+"""Weights of the released PyTorch code: their names, and the model that they are of."""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+
+from tokenformer_jax.config import ModelConfig, TokenCounts
+from tokenformer_jax.convert.tensor_files import Shape, Tensor
+from tokenformer_jax.errors import UserError, nearest
+from tokenformer_jax.grow import files
+from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.runs import checkpoint
+
+# The released names (SequentialWrapper of GPT-NeoX): `sequential.I.…` with I = 0 the embedding,
+# 2 … L + 1 the layers, L + 3 the final norm. The rest are modules without parameters.
+_EMBEDDING = 'sequential.0.word_embeddings.weight'
+_FIRST_LAYER, _LAYER = 2, re.compile(r'sequential\.(\d{1,6})\.(?:attention|mlp)\.')
+_PATTENTIONS = {  # name in a layer → path in a block
+  'attention.query': ('attention', 'query'),
+  'attention.key': ('attention', 'key'),
+  'attention.value': ('attention', 'value'),
+  'attention.proj': ('attention', 'proj'),
+  'mlp': ('ffn',),
+}
+_ARRAYS = {'key_param_tokens': 'keys', 'value_param_tokens': 'values'}
+_NORM = {'norm.weight': 'scale', 'norm.bias': 'bias'}
+
+_HEADS = {768: 12, 1024: 16, 1280: 16, 1536: 16}  # by width, in the released models (Table 9)
+RELEASED = ModelConfig()  # what all of them compute: its keys other than the sizes
+SCORES = ('l2_norm_gelu', 'gelu_l2_norm', 'softmax')  # that the released code can train with
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+  """Where a released tensor is among our parameters."""
+
+  path: tuple[str, ...]
+  layer: int | None  # in a stacked array
+  shape: Shape  # of the tensor
+
+
+def layout(model: ModelConfig) -> dict[str, Place]:
+  """Return every tensor of the released checkpoint of a model, in its order; allocate nothing."""
+  abstract = define_lm(model).abstract
+  paths = {_EMBEDDING: (('embedding',), None)}
+  for layer in range(model.layers):
+    for module, block in _PATTENTIONS.items():
+      for tensor, array in _ARRAYS.items():
+        name = f'sequential.{_FIRST_LAYER + layer}.{module}.{tensor}'
+        paths[name] = (('blocks', *block, array), layer)
+  for tensor, array in _NORM.items():
+    paths[f'sequential.{model.layers + 3}.{tensor}'] = (('final_norm', array), None)
+
+  def place(path: tuple[str, ...], layer: int | None) -> Place:
+    shape = at(abstract, path).shape
+    return Place(path, layer, shape if layer is None else shape[1:])
+
+  return {name: place(*where) for name, where in paths.items()}
+
+
+def model_of(
+  shapes: Mapping[str, Shape],
+  *,
+  heads: int | None = None,
+  rotary_fraction: float | None = None,
+  score: str = RELEASED.score,
+) -> ModelConfig:
+  """Return the model whose released checkpoint has tensors of these names and shapes.
+
+  The reference counts are the numbers of parameter tokens: the released code takes τ from them.
+
+  Args:
+    shapes: of all tensors, by their released names.
+    heads: H; None: as in the released model of this width.
+    rotary_fraction: of each head's width; None: a quarter, as in all released models.
+    score: one of `SCORES`; all released models have the default.
+
+  Raises:
+    UserError: a tensor is missing, unknown, or of a shape that does not fit the others, or the
+      number of heads is not known.
+  """
+  width, vocab_size = _sizes(shapes, _EMBEDDING)[::-1]
+  layers = {int(match[1]) for match in map(_LAYER.match, shapes) if match}
+  first = f'sequential.{_FIRST_LAYER}'
+  counts = TokenCounts(
+    qkv=_sizes(shapes, f'{first}.attention.query.key_param_tokens')[0],
+    proj=_sizes(shapes, f'{first}.attention.proj.key_param_tokens')[0],
+    ffn=_sizes(shapes, f'{first}.mlp.key_param_tokens')[0],
+  )
+  if heads is None and width not in _HEADS:
+    raise UserError(
+      f'no released model is {width} wide, so the number of heads cannot be guessed; give it as '
+      '--heads=N'
+    )
+  heads = _HEADS[width] if heads is None else heads
+  if width % heads:
+    raise UserError(
+      f'the model is {width} wide, which is not a multiple of {heads} heads; change --heads'
+    )
+  rotated = RELEASED.rotary_fraction if rotary_fraction is None else rotary_fraction
+  if not (0 < rotated <= 1 and width // heads * rotated >= 2):
+    raise UserError(
+      f'--rotary_fraction={rotated:g} of heads that are {width // heads} wide cannot be rotated; '
+      'it must be at most 1, and rotate at least two entries of each head'
+    )
+  model = dataclasses.replace(
+    RELEASED,
+    layers=len(layers),  # one that is left out shows as missing tensors
+    width=width,
+    heads=heads,
+    vocab_size=vocab_size,
+    param_tokens=counts,
+    reference_tokens=counts,
+    rotary_fraction=rotated,
+    score=score,
+  )
+  expected = layout(model)
+  for name, place in expected.items():
+    if _sizes(shapes, name) != place.shape:
+      raise UserError(
+        f'the tensor {name} has the shape {list(shapes[name])}; by {_EMBEDDING} and the first '
+        f'layer it must be {list(place.shape)}'
+      )
+  for name in shapes:
+    if name not in expected:
+      raise UserError(
+        f'the tensor {name} has no place in a TokenFormer of {model.layers} layers'
+        f'{nearest(name, expected) if len(expected) < 1000 else ""}'
+      )
+  return model
+
+
+def _sizes(shapes: Mapping[str, Shape], name: str) -> Shape:
+  """The shape of a tensor that must be there; of two axes, except in the final norm."""
+  if name not in shapes:
+    some = ', '.join(list(shapes)[:3]) or 'none at all'
+    raise UserError(
+      f'the tensor {name} is missing: this is not a whole TokenFormer as released (it has {some} …)'
+    )
+  if '.norm.' not in name and len(shapes[name]) != 2:
+    raise UserError(f'the tensor {name} has the shape {list(shapes[name])}; it must have two axes')
+  return tuple(shapes[name])
+
+
+def deferred(model: ModelConfig, tensors: Mapping[str, Tensor]) -> Params:
+  """Return the parameters, each of them put together from its tensors only when it is written."""
+  parts: dict[tuple[str, ...], list[Tensor]] = {}
+  for name, place in layout(model).items():
+    parts.setdefault(place.path, []).append(tensors[name])
+
+  def array(path: tuple, abstract: jax.ShapeDtypeStruct) -> checkpoint.Deferred:
+    sources = parts[tuple(key.key for key in path)]
+
+    def read() -> np.ndarray:
+      files.return_freed_memory()  # of the array before
+      if path[0].key != 'blocks':
+        return sources[0].read().astype(np.float32, copy=False)
+      layers = np.empty(abstract.shape, np.float32)
+      for layer, tensor in zip(layers, sources, strict=True):
+        layer[...] = tensor.read()
+      return layers
+
+    return checkpoint.Deferred(abstract.shape, np.dtype(np.float32), read)
+
+  return jax.tree.map_with_path(array, define_lm(model).abstract)
+
+
+def check_can_compute(model: ModelConfig) -> None:
+  """Checks that the released code can compute a model, whatever its sizes."""
+  for field in dataclasses.fields(ModelConfig):
+    name = field.name
+    free = ('layers', 'width', 'heads', 'vocab_size', 'param_tokens', 'reference_tokens')
+    if name in (*free, 'rotary_fraction', 'ffn_width', 'max_length') or not field.compare:
+      continue
+    if name == 'score' and model.score in SCORES:
+      continue
+    if getattr(model, name) != getattr(RELEASED, name):
+      raise UserError(
+        f'model.{name} is {getattr(model, name)!r}; the released layout is for models with '
+        f'{", ".join(map(repr, SCORES if name == "score" else [getattr(RELEASED, name)]))} only'
+      )
+
+
+def at(tree: Params, path: Sequence[str]) -> jax.Array | jax.ShapeDtypeStruct:
+  """Return the array at a path in a nested dict."""
+  for key in path:
+    tree = tree[key]
+  return tree

@@ -1,0 +1,156 @@
+"""Format the results of `inspect` as rows for JSON and as tables for a terminal."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tokenformer_jax.data.tokenizers import Tokenizer
+from tokenformer_jax.inspection.usage import Usage
+
+DEFINITIONS = """\
+contribution   |weight| · ‖value‖₂ of a parameter token, averaged over the positions of the text
+nearly unused  contributes less than 1/100 of the mean contribution in its Pattention
+unused         contributes at most 1/1000 of that mean at every position; also nearly unused
+dead           key, value and weight are zero, so the token has no gradient and stays dead
+for 90 %       the fewest tokens that together make 90 % of the contribution"""
+
+_VISIBLE = str.maketrans({' ': '·', '\n': '⏎', '\t': '⇥', '\r': '␍'})
+Row = dict[str, Any]
+
+
+def labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+  """Return each token as text with visible white space; the end of a document is ⟨end⟩."""
+  return [
+    '⟨end⟩' if token == tokenizer.end_of_document else tokenizer.decode([token]).translate(_VISIBLE)
+    for token in ids
+  ]
+
+
+def strongest_rows(maps: Mapping[int, Mapping[str, np.ndarray]], top_k: int) -> list[Row]:
+  """Return the parameter tokens with the largest weights, with the positions of these weights.
+
+  Args:
+    maps: weights [T, N] by layer and kind. Weights may be negative; their absolute value counts.
+    top_k: the number of parameter tokens of each Pattention, and of positions of each token.
+  """
+  rows = []
+  for layer, by_kind in maps.items():
+    for kind, map_TxN in by_kind.items():
+      sizes_TxN = np.abs(map_TxN)
+      for token in np.argsort(-sizes_TxN.max(axis=0), kind='stable')[:top_k].tolist():
+        positions = np.argsort(-sizes_TxN[:, token], kind='stable')[:top_k].tolist()
+        inputs = [{'position': t, 'weight': float(map_TxN[t, token])} for t in positions]
+        rows.append({'layer': layer, 'kind': kind, 'token': token, 'inputs': inputs})
+  return rows
+
+
+def usage_rows(usage: Mapping[str, Usage], layers: Sequence[int]) -> list[Row]:
+  """Return how many parameter tokens of each layer and kind are used and unused."""
+  return [
+    {
+      'layer': layer,
+      'kind': kind,
+      'tokens': found.mean.shape[1],
+      'dead': int(found.dead[layer].sum()),
+      'unused': int(found.unused[layer].sum()),
+      'nearly_unused': int(found.nearly_unused[layer].sum()),
+      'for_90_percent': int(found.tokens_for(0.9)[layer]),
+    }
+    for layer in layers
+    for kind, found in usage.items()
+  ]
+
+
+def age_rows(
+  usage: Mapping[str, Usage], old: Mapping[str, int], layers: Sequence[int]
+) -> list[Row]:
+  """Compare the old tokens with the new ones for each layer and kind that has new tokens.
+
+  Args:
+    usage: the usage by kind.
+    old: the number of tokens of each kind before the last growth.
+    layers: the layers to report.
+  """
+  rows = []
+  for layer in layers:
+    for kind, found in usage.items():
+      first, count = old[kind], found.mean.shape[1]
+      if first == count:
+        continue
+      unused = found.nearly_unused[layer]
+      rows.append(
+        {
+          'layer': layer,
+          'kind': kind,
+          'old': first,
+          'new': count - first,
+          'new_share_of_tokens': (count - first) / count,
+          'new_share_of_contribution': float(found.share[layer, first:].sum()),
+          'nearly_unused_old': int(unused[:first].sum()),
+          'nearly_unused_new': int(unused[first:].sum()),
+        }
+      )
+  return rows
+
+
+def token_rows(usage: Mapping[str, Usage], layers: Sequence[int]) -> list[Row]:
+  """Return every figure of every parameter token, as lists for each layer and kind."""
+
+  def listed(values: np.ndarray) -> list[float]:
+    return [float(f'{value:.6g}') for value in values]
+
+  return [
+    {
+      'layer': layer,
+      'kind': kind,
+      'mean': listed(found.mean[layer]),
+      'root_mean_square': listed(found.root_mean_square[layer]),
+      'largest': listed(found.largest[layer]),
+      'value_norm': listed(found.value_norms[layer]),
+      'contribution': listed(found.contribution[layer]),
+    }
+    for layer in layers
+    for kind, found in usage.items()
+  ]
+
+
+def strongest_table(rows: Sequence[Row], names: Sequence[str]) -> str:
+  """Format the rows of `strongest_rows`; `names` are the labels of the input tokens."""
+  lines = [('layer', 'kind', 'token', 'input tokens (position) and its weights for them')]
+  for row in rows:
+    inputs = (f'{names[i["position"]]} ({i["position"]}) {i["weight"]:.2f}' for i in row['inputs'])
+    lines.append((str(row['layer']), row['kind'], str(row['token']), '  '.join(inputs)))
+  return _aligned(lines, left=(1, 3))
+
+
+def usage_table(rows: Sequence[Row]) -> str:
+  """Format the rows of `usage_rows`."""
+  head = ('layer', 'kind', 'tokens', 'dead', 'unused', 'nearly unused', 'for 90 %')
+  lines = [
+    tuple(f'{value:,}' if type(value) is int else value for value in r.values()) for r in rows
+  ]
+  return _aligned([head, *lines], left=(1,))
+
+
+def age_table(rows: Sequence[Row]) -> str:
+  """Format the rows of `age_rows`."""
+  head = ('layer', 'kind', 'old', 'new', 'new: of tokens', 'of contribution')
+  lines = [(*head, 'nearly unused: old', 'new')]
+  for row in rows:
+    layer, kind, old, new, tokens, contribution, *unused = row.values()
+    shares = f'{tokens:.1%}', f'{contribution:.1%}'
+    lines.append((f'{layer}', kind, f'{old:,}', f'{new:,}', *shares, *(f'{n:,}' for n in unused)))
+  return _aligned(lines, left=(1,))
+
+
+def _aligned(lines: Sequence[Sequence[str]], left: Sequence[int]) -> str:
+  """Align columns; those in `left` to the left and the others to the right."""
+  widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+  return '\n'.join(
+    '  '.join(
+      cell.ljust(width) if i in left else cell.rjust(width)
+      for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+    ).rstrip()
+    for line in lines
+  )

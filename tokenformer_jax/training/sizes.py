@@ -1,0 +1,59 @@
+"""Sizes that a config leaves open, and lengths in other units, filled in."""
+
+import dataclasses
+import math
+from typing import Any
+
+from tokenformer_jax import tasks
+from tokenformer_jax.config import Config, TokenCounts
+from tokenformer_jax.data.order import BEGINNING, Position
+from tokenformer_jax.grow import state
+from tokenformer_jax.training.origin import NOTHING, Origin
+
+
+def fill_in(config: Config, origin: Origin = NOTHING) -> Config:
+  """Replaces the zeros that stand for "what fits": reference counts, and what the task knows.
+
+  Raises:
+    UserError: see `tasks.fill_in`.
+  """
+  return with_references(tasks.fill_in(config, origin.model, resumed=origin.resumes), origin)
+
+
+def with_references(config: Config, origin: Origin = NOTHING) -> Config:
+  """Replaces zero reference counts by those of the origin, grown if `config.grow` says so."""
+  model = config.model
+  fitting, given = model.param_tokens, model.reference_tokens
+  if origin.model is not None and origin.model.projection == model.projection == 'pattention':
+    fitting = state.grown_model(origin.model, model.param_tokens, config.grow).reference_tokens
+  reference = {k: getattr(given, k) or getattr(fitting, k) for k in state.KINDS}
+  if model.projection == 'dense':  # It has none, so none can differ from those of another one.
+    model, reference = dataclasses.replace(model, param_tokens=TokenCounts()), {}
+  model = dataclasses.replace(model, reference_tokens=TokenCounts(**reference))
+  return dataclasses.replace(config, model=model)
+
+
+def in_steps(config: Config, examples: int, position: Position = BEGINNING) -> Config:
+  """The config with lengths in steps that were given in epochs or examples.
+
+  Args:
+    config: of the run.
+    examples: of an epoch.
+    position: where the run begins in the order of the examples: those before it count.
+  """
+
+  def steps(group: Any, prefix: str, begin: Position = BEGINNING) -> int:
+    epochs, count = getattr(group, f'{prefix}epochs'), getattr(group, f'{prefix}examples')
+    if not (epochs or count):
+      return getattr(group, f'{prefix}steps')
+    left = (count or epochs * examples) - begin.sample
+    return begin.step + math.ceil(left / config.data.batch_size)
+
+  train, optim = config.train, config.optim
+  return dataclasses.replace(
+    config,
+    train=dataclasses.replace(train, steps=steps(train, '', position), epochs=0.0, examples=0),
+    optim=dataclasses.replace(
+      optim, warmup_steps=steps(optim, 'warmup_'), warmup_epochs=0.0, warmup_examples=0
+    ),
+  )
