@@ -4,11 +4,7 @@ python train.py --config=configs/saved.py:DIR --workdir=OTHER_DIR
 python train.py --workdir=DIR     takes it by itself, to go on with that run
 """
 
-import dataclasses
-
-from ml_collections import ConfigDict
-
-from tokenformer_jax import messages, paths, saved_config
+from tokenformer_jax import config, messages, paths, saved_config
 
 
 def get_config(workdir):
@@ -19,4 +15,4 @@ def get_config(workdir):
       f'{path} keeps compiled programs in {programs!r}, which is not taken from there, since they '
       f'are run as they are; if you trust them: --config.train.compilation_cache={programs}'
     )
-  return ConfigDict(dataclasses.asdict(saved_config.without_programs(saved)))
+  return config.to_config_dict(saved_config.without_programs(saved))

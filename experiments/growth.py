@@ -130,9 +130,9 @@ def scaling(plan: Plan, seed: int) -> None:
 
 
 TWICE_THE_SCALE = {
-  'model__reference_tokens__qkv': 128,
-  'model__reference_tokens__proj': 128,
-  'model__reference_tokens__ffn': 512,
+  'model__layer__mixer__qkv__reference': 128,
+  'model__layer__mixer__proj__reference': 128,
+  'model__layer__ffn__reference': 512,
 }
 HANDOVER = {
   'not grown': ('tokenformer', 1, {}),

@@ -50,13 +50,13 @@ ARMS = {
   'ViT': ('transformer_vit_digits', {}),
   'ViT, biases and affine norms': (
     'transformer_vit_digits',
-    {'model__bias': True, 'model__block_norm': 'affine'},
+    {'model__bias': True, 'model__layer__norm': 'affine'},
   ),
   'gelu_l2_norm': ('vit_digits', {'model__score': 'gelu_l2_norm'}),
   'gelu_l1_norm': ('vit_digits', {'model__score': 'gelu_l1_norm'}),
   'softmax': ('vit_digits', {'model__score': 'softmax'}),
-  'affine norms': ('vit_digits', {'model__block_norm': 'affine'}),
-  'norms with a bias': ('vit_digits', {'model__block_norm': 'bias'}),
+  'affine norms': ('vit_digits', {'model__layer__norm': 'affine'}),
+  'norms with a bias': ('vit_digits', {'model__layer__norm': 'bias'}),
   'grown': ('vit_digits', {}),
   'from scratch': ('vit_digits', {}),
 }

@@ -37,7 +37,7 @@ def test_the_defaults_are_a_config():
 
 
 def test_a_change_is_kept():
-  assert _with(model__param_tokens__ffn=96).model.param_tokens == TokenCounts(128, 128, 96)
+  assert _with(model__layer__ffn__tokens=96).model.param_tokens == TokenCounts(128, 128, 96)
 
 
 @pytest.mark.parametrize('value', [1, 0])
@@ -91,7 +91,7 @@ def test_what_is_left_out_of_a_stored_config_has_its_default():
     ('model__layer', "config key 'model.layer' is unknown; did you mean 'model.layers'?"),
     (
       'model__param_tokens__fnn',
-      "config key 'model.param_tokens.fnn' is unknown; did you mean 'model.param_tokens.ffn'?",
+      "config key 'model.param_tokens.fnn' is unknown; did you mean 'model.layer.ffn.tokens'?",
     ),
     (
       'mesh__xyz',
@@ -103,7 +103,7 @@ def test_an_unknown_key_is_told_the_nearest(path, sentence):
   assert _sentence(**{path: 1}) == sentence, 'a mistyped key is not put right'
 
 
-@pytest.mark.parametrize('path', ['model.layers', 'model.param_tokens.qkv', 'dtype', 'model'])
+@pytest.mark.parametrize('path', ['model.layers', 'model.layer.mixer.qkv.tokens', 'dtype', 'model'])
 def test_check_key_knows_the_keys(path):
   assert config_lib.check_key(path) is None, f'{path} is a key'
 
@@ -184,7 +184,7 @@ def test_a_value_of_the_wrong_type(path, value, sentence):
       'l2_norm_gelu, gelu_l2_norm, gelu_l1_norm, softmax, exp_l2_norm',
     ),
     ('model.gelu', 'erf', 'exact, tanh'),
-    ('model.block_norm', 'none', 'plain, bias, affine'),
+    ('model.layer.norm', 'none', 'plain, bias, affine'),
     ('model.final_norm', 'rms', 'none, plain, affine'),
     ('model.positions', 'alibi', 'rotary, sincos, learned, none'),
     ('optim.schedule', 'linear', 'cosine, constant'),
@@ -211,7 +211,7 @@ def test_a_choice_that_there_is_not(path, value, allowed):
 INTEGERS = [
   'model.layers',
   'model.width',
-  'model.heads',
+  'model.layer.mixer.heads',
   'data.sequence_length',
   'data.batch_size',
   'data.prefetch',
@@ -226,7 +226,7 @@ INTEGERS = [
 FLOATS = [
   'model.init.std',
   'model.norm_epsilon',
-  'model.rotary_base',
+  'model.layer.mixer.positions.base',
   'optim.learning_rate',
   'optim.epsilon',
 ]
@@ -248,9 +248,9 @@ def test_what_must_be_positive(path, value):
   ('path', 'value'),
   [
     ('model.vocab_size', -1),
-    ('model.ffn_width', -1),
+    ('model.layer.ffn.width', -1),
     ('model.max_length', -1),
-    ('model.window', -1),
+    ('model.layer.mixer.window', -1),
     ('data.workers', -1),
     ('optim.warmup_steps', -1),
     ('optim.weight_decay', -0.1),
@@ -272,7 +272,7 @@ def test_what_must_not_be_negative(path, value):
 
 
 @pytest.mark.parametrize('value', [-0.1, 1.5, float('nan')])
-@pytest.mark.parametrize('path', ['model.rotary_fraction', 'optim.final_fraction'])
+@pytest.mark.parametrize('path', ['model.layer.mixer.positions.fraction', 'optim.final_fraction'])
 def test_what_must_be_a_fraction(path, value):
   want = f'config.{path} is {value}; it must lie between 0 and 1'
   assert _sentence(**{path.replace('.', '__'): value}) == want, f'{path} cannot be {value}'
@@ -337,8 +337,8 @@ def test_no_split_may_be_empty(value):
   ('changes', 'sentence'),
   [
     (
-      {'model__width': 30, 'model__heads': 4},
-      'config.model.width is 30, which is not a multiple of model.heads=4',
+      {'model__width': 30, 'model__layer__mixer__heads': 4},
+      'config.model.width is 30, which is not a multiple of model.layer.mixer.heads=4',
     ),
     (
       {'data__batch_size': 6, 'optim__accumulation_steps': 4},
@@ -354,12 +354,12 @@ def test_no_split_may_be_empty(value):
       'reach that far',
     ),
     (
-      {'model__param_tokens__proj': 0},
-      'config.model.param_tokens.proj is 0; it must be greater than 0',
+      {'model__layer__mixer__proj__tokens': 0},
+      'config.model.layer.mixer.proj.tokens is 0; it must be greater than 0',
     ),
     (
-      {'model__reference_tokens__ffn': -1},
-      'config.model.reference_tokens.ffn is -1; it must be 0 (equal to param_tokens) or the count '
+      {'model__layer__ffn__reference': -1},
+      'config.model.layer.ffn.reference is -1; it must be 0 (equal to param_tokens) or the count '
       'that sets the scale',
     ),
   ],
@@ -372,11 +372,11 @@ def test_values_that_do_not_fit_together(changes, sentence):
   'changes',
   [
     {'model__projection': 'dense', 'model__bias': True},
-    {'model__projection': 'dense', 'model__param_tokens__qkv': 0},
+    {'model__projection': 'dense', 'model__layer__mixer__qkv__tokens': 0},
     {'model__positions': 'learned', 'model__max_length': 0},
     {'model__positions': 'learned', 'model__max_length': 256},
     {'model__positions': 'rotary', 'model__max_length': 1},
-    {'model__reference_tokens__ffn': 64},
+    {'model__layer__ffn__reference': 64},
   ],
 )
 def test_values_that_do_fit_together(changes):

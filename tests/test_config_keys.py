@@ -10,14 +10,16 @@ def test_every_key_says_what_it_means():
 
 def test_a_key_has_its_default_its_choices_its_meaning_and_its_scope():
   found = {leaf.path: leaf for leaf in fields.leaves(Config())}
-  schedule, window = found['optim.schedule'], found['model.window']
+  schedule, window = found['optim.schedule'], found['model.layer.mixer.window']
   assert (schedule.value, schedule.key.choices) == ('cosine', ('cosine', 'constant'))
   assert 'warm-up' in schedule.key.meaning, 'a field has the meaning of another one'
   assert window.key.meaning.startswith('how many positions')
-  assert 'reference_tokens' in found['model.reference_tokens.ffn'].key.meaning, (
+  assert 'reference_tokens' in found['model.layer.ffn.reference'].key.meaning, (
     'the meaning of a group is not said of its keys'
   )
-  assert found['model.patch'].key.only == 'vit' and found['model.window'].key.only == 'lm'
+  assert (
+    found['model.patch'].key.only == 'vit' and found['model.layer.mixer.window'].key.only == 'lm'
+  )
   assert found['model.width'].key.only == '' == found['data.source'].key.only, (
     'a key for all models is said to be for one kind'
   )

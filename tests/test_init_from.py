@@ -27,7 +27,7 @@ def ancestor(source, tmp_path_factory):
   return root / 'run', state
 
 
-LARGER = {'model__param_tokens__qkv': 48, 'model__param_tokens__ffn': 96}
+LARGER = {'model__layer__mixer__qkv__tokens': 48, 'model__layer__ffn__tokens': 96}
 
 
 def begin(config, workdir):
@@ -63,7 +63,7 @@ def test_init_from_refuses_another_model_and_a_missing_run(make, tmp_path, one_d
 
   wider = sentence(ancestor[0], model__width=64)
   assert wider.startswith(f'config.init_from={ancestor[0]}: model.width is 32 in the source and 64')
-  smaller = sentence(ancestor[0], model__param_tokens__ffn=32)
+  smaller = sentence(ancestor[0], model__layer__ffn__tokens=32)
   assert 'param_tokens.ffn is 64 in the source, and 32 is smaller' in smaller
   assert 'is not the work directory of a run' in sentence(tmp_path / 'nothing')
   assert 'has no checkpoint of step 7' in sentence(f'{ancestor[0]}@7')

@@ -164,7 +164,7 @@ def test_growth_is_exact_and_says_so(run, grown, home, capsys):
   before, after = run.logits(ids, exact=True), grown.logits(ids, exact=True)
   assert np.abs(before - after).max() < 1e-5, 'the grown model computes something else'
   assert grown.parameters['blocks']['ffn']['keys'].shape[1] == 96
-  assert (grown.step, grown.config.model.param_tokens.proj) == (20, 32)
+  assert (grown.step, grown.config.model.layer.mixer.proj.tokens) == (20, 32)
   assert grown.old_tokens == {'query': 32, 'key': 32, 'value': 32, 'proj': 32, 'ffn': 64}
   assert run.old_tokens is None, 'a run that has not grown has old tokens'
   run.grow(home / 'again', {'ffn': 96})
@@ -195,7 +195,7 @@ def test_a_run_begins_another_one_and_grows_on_the_way(run, home):
   np.testing.assert_array_equal(merged.parameters['blocks']['ffn']['keys'], new)
   removed = frozen.remove(home / 'removed')
   np.testing.assert_array_equal(removed.parameters['blocks']['ffn']['keys'], old)
-  assert frozen.shrink(home / 'less', {'ffn': 40}).config.model.param_tokens.ffn == 40
+  assert frozen.shrink(home / 'less', {'ffn': 40}).config.model.layer.ffn.tokens == 40
 
 
 def test_growth_by_python_is_growth_by_the_function(run, grown):

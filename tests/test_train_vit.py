@@ -97,7 +97,7 @@ def _read(workdir, step):
 
 
 def test_a_trained_vit_grows_exactly_with_its_average(whole, tmp_path, one_device):
-  counts = {'model__param_tokens__qkv': 48, 'model__param_tokens__ffn': 128}
+  counts = {'model__layer__mixer__qkv__tokens': 48, 'model__layer__ffn__tokens': 128}
   config = _make(**counts, train__ema=0.9, train__steps=24, init_from=str(whole[0]))
   run = loop.Trainer(config, tmp_path / 'grown')
   with jax.set_mesh(run.mesh), contextlib.closing(run.checkpoints):

@@ -27,6 +27,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 
 from tokenformer_jax import checkpoint_meta, checksum, hosts, migrate, orbax_setup, paths, retry
+from tokenformer_jax import config as config_lib
 from tokenformer_jax.checkpoint_meta import Lineage, Meta, Seen
 from tokenformer_jax.checkpoint_reader import (
   DamagedError,
@@ -141,8 +142,8 @@ class Checkpoints:
       'format': migrate.FORMAT,
       'step': step,
       'updates': step - int(state.get('skipped', 0)),
-      'config': dataclasses.asdict(config),
-      'lineage': [dataclasses.asdict(ancestor) for ancestor in lineage],
+      'config': config_lib.to_json(config),
+      'lineage': [config_lib.to_json(ancestor) for ancestor in lineage],
       'contents': contents,
       'packages': package_versions(),
       'checksums': {path: int(value) for path, value in with_paths(_checksums(state))},
@@ -390,20 +391,6 @@ def check_is_language_model(meta: Meta, directory: paths.Path) -> None:
   check_is_model(meta, directory)
   if meta.config.model.kind != 'lm':
     raise UserError(f'{directory} is no language model: its model.kind is {meta.config.model.kind}')
-
-
-def differences(ours: Any, theirs: Any, prefix: str = '') -> list[str]:
-  """What makes two configs unequal, as `name: theirs, not ours`."""
-  found = []
-  for field in dataclasses.fields(ours):
-    if not field.compare:
-      continue
-    a, b, name = getattr(ours, field.name), getattr(theirs, field.name), f'{prefix}{field.name}'
-    if dataclasses.is_dataclass(a):
-      found += differences(a, b, f'{name}.')
-    elif a != b:
-      found.append(f'{name} is {b!r} there and {a!r} in the config')
-  return found
 
 
 def _listed(steps: list[int]) -> str:

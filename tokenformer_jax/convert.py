@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
-import ml_collections
 import numpy as np
 from absl import flags
 
@@ -41,14 +40,14 @@ from tokenformer_jax import (
 )
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.checkpoint_meta import Meta
-from tokenformer_jax.config import Config, DataConfig, MeshConfig, ModelConfig
+from tokenformer_jax.config import Config, DataConfig, MeshConfig, ModelConfig, RotaryConfig
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow import files
 from tokenformer_jax.lm import define_lm
 from tokenformer_jax.params import Params
 
-_SCORE = released_torch.RELEASED.score
+_SCORE = released_torch.SCORE
 _CHUNK = 2**22  # numbers that are looked at together
 
 _TAKEN = {
@@ -109,7 +108,7 @@ def to_jax(
       sequence_length=sequence_length,
     ),
   )
-  config_lib.resolve(ml_collections.ConfigDict(dataclasses.asdict(config)))
+  config_lib.resolve(config_lib.to_config_dict(config))
   found = _NonFinite(str(source), allow_nonfinite)
   for name, numbers in weights.numbers():
     found.count(name, numbers)
@@ -337,10 +336,17 @@ def main(argv: Sequence[str]) -> None:
     model = to_jax(paths.local(values.source), target, **options).model
   else:
     model = to_torch(values.source, target, **options)
-  rotated = model.rotary_fraction if model.positions == 'rotary' else 0
-  heads = f'{model.heads} heads, of each of which {rotated:g} is rotated'
-  sizes = f'{model.layers} layers, width {model.width}, {heads}, {model.param_tokens}'
-  messages.say(f'{sizes}, score {model.score}')
+  mixer, score = model.layer.mixer, model.layer.ffn.score.kind
+  rotary = mixer.positions
+  rotated = rotary.fraction if isinstance(rotary, RotaryConfig) else 0
+  counts, references = (
+    {name: getattr(one, size) for name, one in config_lib.pattentions(model).items()}
+    for size in ('tokens', 'reference')
+  )
+  messages.say(
+    f'{model.depth} layers, width {model.width}, {mixer.heads} heads, of each of which {rotated:g} '
+    f'is rotated, parameter tokens {config_lib.counts_as_text(counts)}, score {score}'
+  )
   if action == 'to-jax':
     _say_assumed(model)
     messages.say(f'wrote {target}; to try it:')
@@ -348,24 +354,24 @@ def main(argv: Sequence[str]) -> None:
     print(f"{command} --source={target} --prompt='Once upon a time'")
     return
   messages.say(f'wrote {target}')
-  if model.score != _SCORE:
+  if score != _SCORE:
     messages.say(
-      f'the file does not say that the score is {model.score}: set norm_activation_type to it in '
+      f'the file does not say that the score is {score}: set norm_activation_type to it in '
       f'the config of the released code, where the released models have {_SCORE}'
     )
-  if model.reference_tokens != model.param_tokens:
+  if references != counts:
     messages.say(
       'the released code takes the scale from the number of tokens, so it will not compute what '
-      f'this model does, whose reference counts are {model.reference_tokens}; a model grown with '
-      '--scale=resize (as --method=duplicate is) computes the same there'
+      f'this model does, whose reference counts are {config_lib.counts_as_text(references)}; a '
+      'model grown with --scale=resize (as --method=duplicate is) computes the same there'
     )
 
 
 def _say_assumed(model: ModelConfig) -> None:
   """Says what was taken for granted, and by which flags it is changed."""
-  named = {'heads': model.heads, 'score': model.score}
-  if model.positions == 'rotary':
-    named['rotary_fraction'] = model.rotary_fraction
+  named = {'heads': model.layer.mixer.heads, 'score': model.layer.ffn.score.kind}
+  if isinstance(rotary := model.layer.mixer.positions, RotaryConfig):
+    named['rotary_fraction'] = rotary.fraction
   assumed = [f'--{name}={value}' for name, value in named.items() if not flags.FLAGS[name].present]
   if assumed:
     messages.say(

@@ -69,7 +69,7 @@ class Loaded:
     """
     longest, model = max(map(len, rows)), self.model.config.model
     length = buckets.bucket(longest)  # Few lengths, so that few programs compile.
-    if model.positions == 'learned':
+    if model.position_embedding == 'learned':
       self.model.context_length(longest)
       length = min(length, model.max_length)
     batch = np.zeros((len(rows), length + 1), np.int32)  # The last column is a target, not used.

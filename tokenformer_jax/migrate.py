@@ -59,6 +59,43 @@ def _with_seen(meta: Json) -> Json:
   return {'seen': {'samples': samples, 'digest': ''}, **meta}
 
 
+def _one_layer(config: Json) -> Json:
+  """Format 2 has equal layers only, with the keys of all kinds side by side."""
+  if 'model' not in config:
+    return config
+  model = dict(config['model'])
+  layer = model['layer']
+  mixer, ffn, qkv = layer['mixer'], layer['ffn'], layer['mixer']['qkv']
+  rotary = model['position_embedding'] == 'rotary'
+  if rotary:
+    model['position_embedding'] = 'none'
+  score = dict(qkv['score'])
+  gelu = score['gelu']
+  if score['kind'] in ('softmax', 'exp_l2_norm'):
+    del score['gelu']
+
+  def projection(counts: Json) -> Json:
+    if qkv['kind'] == 'dense':
+      return {'kind': 'dense', 'bias': qkv['bias']}
+    tokens, reference = counts['tokens'], counts['reference']
+    return {'kind': 'pattention', 'tokens': tokens, 'reference': reference, 'score': score}
+
+  new_ffn = projection(ffn)
+  if qkv['kind'] == 'dense':
+    new_ffn = {'kind': 'mlp', 'width': ffn['width'], 'bias': qkv['bias'], 'gelu': gelu}
+  new_mixer = {
+    **mixer,
+    'kind': 'softmax',
+    'positions': {'kind': 'rotary', **mixer['positions']} if rotary else {'kind': 'none'},
+    'qkv': projection(qkv),
+    'proj': projection(mixer['proj']),
+  }
+  model['pattern'] = f'layer*{model["pattern"]}'
+  model['layer'] = {**layer, 'mixer': new_mixer, 'ffn': new_ffn}
+  return {**config, 'model': model}
+
+
+_QKV = 'model.layer.mixer.qkv'
 CHANGES: Changes = {
   2: Change(
     meta=_with_seen,
@@ -71,6 +108,30 @@ CHANGES: Changes = {
       'train.layers': {True: 'scan', False: 'unrolled'},
       'train.remat': {'none': 'score_inputs'},
     },
+  ),
+  3: Change(
+    keys={
+      'model.layers': 'model.pattern',
+      'model.positions': 'model.position_embedding',
+      'model.heads': 'model.layer.mixer.heads',
+      'model.window': 'model.layer.mixer.window',
+      'model.rotary_fraction': 'model.layer.mixer.positions.fraction',
+      'model.rotary_base': 'model.layer.mixer.positions.base',
+      'model.projection': f'{_QKV}.kind',
+      'model.bias': f'{_QKV}.bias',
+      'model.param_tokens.qkv': f'{_QKV}.tokens',
+      'model.reference_tokens.qkv': f'{_QKV}.reference',
+      'model.score': f'{_QKV}.score.kind',
+      'model.gelu': f'{_QKV}.score.gelu',
+      'model.row_epsilon': f'{_QKV}.score.row_epsilon',
+      'model.param_tokens.proj': 'model.layer.mixer.proj.tokens',
+      'model.reference_tokens.proj': 'model.layer.mixer.proj.reference',
+      'model.param_tokens.ffn': 'model.layer.ffn.tokens',
+      'model.reference_tokens.ffn': 'model.layer.ffn.reference',
+      'model.ffn_width': 'model.layer.ffn.width',
+      'model.block_norm': 'model.layer.norm',
+    },
+    config=_one_layer,
   ),
 }
 FORMAT = max(CHANGES)  # of what is written
@@ -144,11 +205,13 @@ def array_path(stored: str, stored_format: int, changes: Changes = CHANGES) -> s
 
 def renamed_keys(changes: Changes = CHANGES) -> dict[str, str]:
   """Return the keys and groups of a config that had another name, with their names of today."""
-  return {
-    old: next(_flat(config({old: None}, number - 1, changes)))[0]
-    for number, change in changes.items()
-    for old in change.keys
-  }
+  names = {}
+  for number, change in changes.items():
+    for old in change.keys:
+      names[old] = old
+      for later in _since(number - 1, changes):
+        names[old] = _renamed(names[old], later.keys, '.', first=True)
+  return names
 
 
 def _since(stored_format: int, changes: Changes) -> list[Change]:

@@ -16,14 +16,15 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from tokenformer_jax import checkpoint, paths
-from tokenformer_jax.config import InitConfig, ModelConfig, TokenCounts
+from tokenformer_jax import checkpoint, paths, released_torch
+from tokenformer_jax.config import InitConfig, ModelConfig, NoPositionsConfig
+from tokenformer_jax.config.layer import SCORES
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.lm import define_lm
 from tokenformer_jax.params import Params
 
 # What its models compute, whatever their sizes.
-_RELEASED = ModelConfig(gelu='tanh', positions='none', scaled_logits=True)
+_RELEASED = ModelConfig(scaled_logits=True)
 _ROW_EPSILON = {'l2_norm_gelu': 1e-5, 'gelu_l2_norm': 1e-8, 'softmax': 0.0}  # by score
 _EMBEDDING = 'token_embedder/embedding'  # [V, D]
 _ATTENTION, _MLP = 'decoder/layers/self_attention', 'decoder/layers/mlp'
@@ -175,7 +176,7 @@ def model_of(
   *,
   heads: int | None = None,
   zoom_dim: int = 0,
-  score: str = _RELEASED.score,
+  score: str = released_torch.SCORE,
 ) -> ModelConfig:
   """The model whose checkpoint has arrays of these names and shapes.
 
@@ -215,17 +216,21 @@ def model_of(
     raise UserError(
       f'the model is {width} wide, which is not a multiple of {heads} heads; change --heads'
     )
-  model = dataclasses.replace(
-    _RELEASED,
+  scale = zoom_dim or slots
+  of_score = {'row_epsilon': _ROW_EPSILON[score]} | ({} if score == 'softmax' else {'gelu': 'tanh'})
+  model = released_torch.sized(
+    dataclasses.replace(
+      _RELEASED,
+      width=width,
+      vocab_size=vocab_size,
+      init=InitConfig(std=width**-0.5, embedding_std=1.0),
+    ),
     layers=layers,
-    width=width,
     heads=heads,
-    vocab_size=vocab_size,
-    param_tokens=TokenCounts(slots, slots, ffn),
-    reference_tokens=TokenCounts(zoom_dim or slots, zoom_dim or slots, 4 * zoom_dim or ffn),
-    init=InitConfig(std=width**-0.5, embedding_std=1.0),
-    score=score,
-    row_epsilon=_ROW_EPSILON[score],
+    positions=NoPositionsConfig(),
+    tokens={'qkv': slots, 'proj': slots, 'ffn': ffn},
+    references={'qkv': scale, 'proj': scale, 'ffn': 4 * zoom_dim or ffn},
+    score=SCORES[score](**of_score),
   )
   expected = {
     _EMBEDDING: (vocab_size, width),

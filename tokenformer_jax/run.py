@@ -93,7 +93,7 @@ class Run:
     model = self.config.model
     kind = 'a language model' if model.kind == 'lm' else 'an image classifier'
     return (
-      f'<Run {self.source}: {kind} of {model.layers} layers × {model.width}, '
+      f'<Run {self.source}: {kind} of {model.depth} layers × {model.width}, '
       f'{self.parameter_count:,} parameters>'
     )
 
@@ -304,7 +304,7 @@ class Run:
     """
     if steps is not None:
       changes = {**changes, 'train': {**changes.get('train', {}), 'steps': steps}}
-    values = dataclasses.asdict(self.config)
+    config = self.config
     if workdir is None:
       if (newest := load(self.directory).step) != self.step:
         raise UserError(
@@ -313,11 +313,9 @@ class Run:
         )
       workdir = self.directory
     else:
-      values['init_from'] = self.source
-      values['grow'] = dataclasses.asdict(GrowConfig())
-      if self.config.model.kind == 'vit':
-        values['model']['classes'] = 0  # those of the images, which may be others
-    loop.train(configure.changed(values, changes), workdir)
+      model = dataclasses.replace(config.model, classes=0)  # those of the images, maybe others
+      config = dataclasses.replace(config, init_from=self.source, grow=GrowConfig(), model=model)
+    loop.train(configure.changed(config, changes), workdir)
     return load(workdir)
 
   def grow(
@@ -336,7 +334,8 @@ class Run:
 
     Args:
       target: the new work directory.
-      param_tokens: new counts by kind, qkv, proj and ffn; one that is left out stays.
+      param_tokens: new counts by projection, such as qkv, proj and ffn; others stay. In a model
+        of several layers local.ffn is that of one layer, and ffn that of all.
       width: of a Transformer, by method='net2net', for example.
       heads: of a Transformer.
       ffn_width: of a Transformer.
@@ -410,7 +409,7 @@ class Run:
       UserError: the model has no parameter tokens, or no such layer.
     """
     inspect_model.check_has_tokens(self.meta, self.directory)
-    count = self.config.model.layers
+    count = self.config.model.depth
     layers = range(count) if layers is None else layers
     for layer in layers:
       if layer not in range(count):

@@ -1,7 +1,7 @@
 """The trunk of a model: layers of one or several kinds, run as a pattern says.
 
-A pattern (`pattern.py`) gives groups of equal rows of layers. The layers that stand at one place of
-a row have their parameters stacked along a leading axis, `layers`, and a group is one loop over
+A pattern (`config/pattern.py`) gives groups of equal rows of layers. The layers at one place of a
+row have their parameters stacked along a leading axis, `layers`, and a group is one loop over
 those stacks. A trunk with one stack is that stack, so its parameters have paths such as
 `blocks/attention/query/keys`; of several stacks each has its own name before that, the layer's with
 the number of the stack: `blocks/local_0/…`, `blocks/full_1/…`.
@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from tokenformer_jax.compute import Compute
+from tokenformer_jax.config.pattern import Group
 from tokenformer_jax.params import Params, stack
-from tokenformer_jax.pattern import Group
 from tokenformer_jax.sharding import constrain
 from tokenformer_jax.stack import scan_rows
 
@@ -97,6 +97,9 @@ class Layer(Protocol):
 
   def cache_axes(self) -> Any:
     """Return the logical axes of each array of that cache, in the same NamedTuple."""
+
+  def length_flops(self, length: int) -> float:
+    """Count the FLOPs for one of `length` positions that depend on how many there are."""
 
 
 class Maker(Protocol):
@@ -179,6 +182,21 @@ def _places(groups: Sequence[Group]) -> Iterator[_Place]:
     for index in range(group.count):
       for name in names:
         yield _Place(name, index)
+
+
+def length_flops(blocks: nnx.Module, groups: Sequence[Group], length: int) -> float:
+  """Count the FLOPs for one of `length` positions that depend on how many there are.
+
+  Args:
+    blocks: stacks from `make`.
+    groups: of the architecture.
+    length: T.
+  """
+  return sum(
+    group.count * (getattr(blocks, name) if name else blocks).length_flops(length)
+    for group, names in zip(groups, _stack_names(groups), strict=True)
+    for name in names
+  )
 
 
 def unstack(blocks: Params, groups: Sequence[Group]) -> Params:

@@ -35,7 +35,7 @@ COUNTS = TokenCounts(48, 32, 96)
 DENSE = {
   'model__projection': 'dense',
   'model__bias': True,
-  'model__block_norm': 'affine',
+  'model__layer__norm': 'affine',
 }
 
 
@@ -160,7 +160,7 @@ def test_a_transformer_grows_wider(home, tmp_path, capsys):
   grow(f'--source={home}/dense', f'--target={target}', '--method=hypercloning', '--width=64')
   assert 'exact: ' in capsys.readouterr().err
   model = meta_of(target).config.model
-  assert (model.width, model.heads) == (64, 8), 'the width of heads is not kept'
+  assert (model.width, model.layer.mixer.heads) == (64, 8), 'the width of heads is not kept'
 
 
 REFUSALS = {
@@ -294,7 +294,7 @@ def test_counts_that_the_mesh_does_not_divide_are_refused(home, tmp_path, monkey
 
 @SLOW
 def test_a_source_that_the_mesh_does_not_divide_can_grow(home, tmp_path, monkeypatch):
-  counts = {'model__param_tokens__qkv': 33, 'model__param_tokens__ffn': 65}
+  counts = {'model__layer__mixer__qkv__tokens': 33, 'model__layer__ffn__tokens': 65}
   write_run(tmp_path / 'odd', f'files:{home}/corpus/*.txt', home / 'cache', **counts)
   arguments = [f'--source={tmp_path}/odd', '--param_tokens=qkv=40,ffn=96']
   grow(*arguments, f'--target={tmp_path}/one')
@@ -349,7 +349,7 @@ def test_added_tokens_alone_are_no_model(home, extracted, tmp_path):
     grow(f'--source={extracted}', f'--target={tmp_path}/new', '--param_tokens=ffn=128')
   assert not list(tmp_path.iterdir())
   config = dataclasses.replace(
-    _config(home, model__param_tokens__ffn=128, model__param_tokens__qkv=48),
+    _config(home, model__layer__ffn__tokens=128, model__layer__mixer__qkv__tokens=48),
     init_from=str(extracted),
   )
   with pytest.raises(UserError, match=r'holds added tokens only'):
@@ -410,7 +410,7 @@ def test_moments_can_be_dropped_by_every_action(home, grown, tmp_path):
 
 
 def test_init_from_grows_as_the_command_does(home, grown, tmp_path):
-  config = _config(home, model__param_tokens__qkv=48, model__param_tokens__ffn=96)
+  config = _config(home, model__layer__mixer__qkv__tokens=48, model__layer__ffn__tokens=96)
   config = dataclasses.replace(config, init_from=f'{home}/run')
   state, step = first_state(config, tmp_path / 'run')
   assert step == STEP, 'steps are forgotten'

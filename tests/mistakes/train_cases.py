@@ -53,7 +53,7 @@ TRAIN_KEYS = {
   'a seed too large': ('train --config.train.seed=3e9', 'less than 2147483648'),
   'a choice that there is not': ('train --config.model.score=softmx', 'must be one of'),
   'a width of no whole heads': (
-    'train --config.model.width=100 --config.model.heads=3',
+    'train --config.model.width=100 --config.model.layer.mixer.heads=3',
     'is not a multiple of',
   ),
   'a batch of no whole parts': (

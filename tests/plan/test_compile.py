@@ -25,13 +25,13 @@ pytestmark = pytest.mark.slow
 SMALL = {
   'model.layers': 2,
   'model.width': 256,
-  'model.heads': 4,
+  'model.layer.mixer.heads': 4,
   # At 0.25 of heads 64 wide, libtpu 0.0.42.1 aborts on the rotation for TPU7x: docs/plan.md.
-  'model.rotary_fraction': 1.0,
+  'model.layer.mixer.positions.fraction': 1.0,
   'model.vocab_size': 512,
-  'model.param_tokens.qkv': 256,
-  'model.param_tokens.proj': 256,
-  'model.param_tokens.ffn': 512,
+  'model.layer.mixer.qkv.tokens': 256,
+  'model.layer.mixer.proj.tokens': 256,
+  'model.layer.ffn.tokens': 512,
   'data.sequence_length': 128,
   'data.batch_size': 256,
   'data.tokenizer': 'nothing/tokenizer.json',
@@ -76,13 +76,15 @@ def test_the_step_compiles(name):
 
 @pytest.mark.parametrize('tokens', [1, 2])
 def test_the_step_compiles_with_heads_that_are_filled(tokens):
-  found = _plan('v5p:2x2x1', mesh__tokens=tokens, model__width=768, model__heads=8)
+  found = _plan('v5p:2x2x1', mesh__tokens=tokens, model__width=768, model__layer__mixer__heads=8)
   assert not found.costs.notes, 'there is something in the program that is not understood'
 
 
 @pytest.mark.parametrize('tokens', [4, 16])
 def test_tokens_are_split(tokens):
-  found = _plan('v5e:4x4', mesh__tokens=tokens, model__width=1024, model__heads=16, quick=True)
+  found = _plan(
+    'v5e:4x4', mesh__tokens=tokens, model__width=1024, model__layer__mixer__heads=16, quick=True
+  )
   assert found.mesh == {'replica': 1, 'fsdp': 16 // tokens, 'tokens': tokens}
   moved = _moved(found, 'tokens')
   assert moved['all-reduce'], 'the norms of rows are not summed'
@@ -152,7 +154,7 @@ def test_without_a_loop_as_much_is_computed_again(remat):
 
 @pytest.mark.full_size
 def test_what_the_compiler_is_told_makes_steps_faster():
-  sizes = {'model__width': 1024, 'model__param_tokens__ffn': 4096, 'data__sequence_length': 1024}
+  sizes = {'model__width': 1024, 'model__layer__ffn__tokens': 4096, 'data__sequence_length': 1024}
   told, untold = (
     _plan('v5p:2x2x1', **sizes, data__batch_size=128, train__compiler_options=name).costs.cycles
     for name in ('auto', 'none')
@@ -184,7 +186,7 @@ def test_every_kernel_costs_what_its_own_window_does():
 def test_a_window_costs_less():
   sizes = {'model__layers': 1, 'data__sequence_length': 2048, 'data__batch_size': 4}
   all_of_them = _plan('v5e:2x2', **sizes, quick=True)
-  near = _plan('v5e:2x2', **sizes, model__window=256)
+  near = _plan('v5e:2x2', **sizes, model__layer__mixer__window=256)
   ratio = near.costs.kernel_seconds / all_of_them.costs.kernel_seconds
   assert ratio == pytest.approx(7 / 10), 'of 4 × 4 blocks 10 are seen, and 7 in the window'
   assert near.model_flops < all_of_them.model_flops

@@ -1,18 +1,20 @@
 """Fields of a config that say everything about themselves, and the checks that read them.
 
 `key` makes a field of a frozen dataclass with its default, its meaning, the values it allows and
-the runs it is for. Checks, `--help` and flags of other commands read it from there.
+the runs it is for. `one_of` makes a field that holds one of several dataclasses, its *variants*,
+each with a name for its `kind`: in a config file such a field is a group of keys with `kind` and
+the keys of every variant. Checks, `--help` and flags read all of it from the fields.
 """
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tokenformer_jax.errors import UserError
 
 KINDS = ('lm', 'vit')  # what `model.kind` can be
-_METADATA = 'key'
+_METADATA, _VARIANTS = 'key', 'variants'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,36 +95,153 @@ def key(default: Any, meaning: str, **says: Any) -> Any:
   return dataclasses.field(default=default, metadata={_METADATA: Key(meaning, **says)})
 
 
+Variants = Mapping[str, type]  # dataclasses by the name that each has as its `kind`
+
+
+def table(*variants: type) -> dict[str, type]:
+  """Return dataclasses by their class attribute `kind`."""
+  return {variant.kind: variant for variant in variants}
+
+
+def one_of(default: Any, variants: Variants, meaning: str) -> Any:
+  """Return a dataclass field that holds one of several dataclasses.
+
+  Args:
+    default: an instance of one of them.
+    variants: all of them; whatever is added to the table later is known, too.
+    meaning: what the field is, in a few words.
+  """
+  metadata = {_METADATA: Key(meaning), _VARIANTS: variants}
+  return dataclasses.field(default=default, metadata=metadata)
+
+
+def variants_of(field: dataclasses.Field) -> Variants | None:
+  """Return the variants of a field made by `one_of`, or None for any other field."""
+  return field.metadata.get(_VARIANTS)
+
+
+class Member(NamedTuple):
+  """A field of a variant, its value, and the kinds that have it; none: all of them."""
+
+  field: dataclasses.Field
+  value: Any
+  kinds: tuple[str, ...]
+
+
+def members(value: Any, variants: Variants) -> Iterator[tuple[str, Member]]:
+  """Yield each field of all variants once, by name: those of the value's own variant first.
+
+  Where the value has no such field, the field has its default.
+  """
+  kinds: dict[str, list[str]] = {}
+  for kind, variant in variants.items():
+    for field in dataclasses.fields(variant):
+      kinds.setdefault(field.name, []).append(kind)
+  seen = set()
+  for holder in (value, *(variant() for variant in variants.values())):
+    for field in dataclasses.fields(holder):
+      if field.name not in seen:
+        seen.add(field.name)
+        having = kinds[field.name]
+        scope = () if len(having) == len(variants) else tuple(having)
+        yield field.name, Member(field, getattr(holder, field.name), scope)
+
+
 class Leaf(NamedTuple):
   """A key of a config that is not a group.
 
   Attributes:
-    path: such as `model.param_tokens.qkv`.
+    path: such as `model.layer.ffn.tokens`.
     value: in this config.
     key: what its field says, followed by what the field of its group says.
+    kinds: the kinds of its group that have the key; empty: all.
   """
 
   path: str
   value: Any
   key: Key
+  kinds: tuple[str, ...] = ()
 
 
-def leaves(config: Any, prefix: str = '') -> Iterator[Leaf]:
+def leaves(config: Any, prefix: str = '', *, every: bool = False) -> Iterator[Leaf]:
   """Yield every key that is not a group, in the order of the fields.
 
   Args:
     config: a config dataclass.
     prefix: of the paths.
+    every: whether the keys of the variants that the config does not have are there as well, with
+      their defaults.
   """
   for field in dataclasses.fields(config):
-    own = field.metadata.get(_METADATA, Key())
-    value, path = getattr(config, field.name), f'{prefix}{field.name}'
-    if not dataclasses.is_dataclass(value):
-      yield Leaf(path, value, own)
-      continue
-    for inner in leaves(value, f'{path}.'):
+    yield from _field_leaves(field, getattr(config, field.name), prefix, every)
+
+
+def _field_leaves(field: dataclasses.Field, value: Any, prefix: str, every: bool) -> Iterator[Leaf]:
+  """Yield the keys of one field."""
+  own, path = field.metadata.get(_METADATA, Key()), f'{prefix}{field.name}'
+  if (variants := variants_of(field)) is not None:
+    chosen = Key(own.meaning, choices=tuple(variants))
+    yield Leaf(f'{path}.kind', value.kind, chosen)
+    if not every:
+      yield from leaves(value, f'{path}.')
+      return
+    for _, inner in members(value, variants):
+      for leaf in _field_leaves(inner.field, inner.value, f'{path}.', every):
+        yield leaf._replace(kinds=leaf.kinds or inner.kinds)
+  elif isinstance(value, Mapping):
+    for name, one in value.items():
+      yield from leaves(one, f'{path}.{name}.', every=every)
+  elif dataclasses.is_dataclass(value):
+    for inner in leaves(value, f'{path}.', every=every):
       meaning = '. '.join(filter(None, [inner.key.meaning, own.meaning]))
       yield inner._replace(key=dataclasses.replace(inner.key, meaning=meaning))
+  else:
+    yield Leaf(path, value, own)
+
+
+def every_key(config: Any) -> dict[str, Any]:
+  """Return the values of a config as nested dicts, with the keys of all variants."""
+  return {
+    field.name: every_value(field, getattr(config, field.name))
+    for field in dataclasses.fields(config)
+  }
+
+
+def every_value(field: dataclasses.Field, value: Any) -> Any:
+  """Return the value of a field; of a group, as `every_key`."""
+  if (variants := variants_of(field)) is not None:
+    own = {name: every_value(one.field, one.value) for name, one in members(value, variants)}
+    return {'kind': value.kind, **own}
+  if isinstance(value, Mapping):
+    return {name: every_key(one) for name, one in value.items()}
+  return every_key(value) if dataclasses.is_dataclass(value) else value
+
+
+class Difference(NamedTuple):
+  """A key that two configs have with different values."""
+
+  path: str
+  ours: Any
+  theirs: Any
+
+
+def differences(ours: Any, theirs: Any, prefix: str = '') -> Iterator[Difference]:
+  """Yield the keys that make two configs of one class unequal; of another kind no more than it."""
+  for field in dataclasses.fields(ours):
+    a, b, path = getattr(ours, field.name), getattr(theirs, field.name), f'{prefix}{field.name}'
+    if a == b or not field.compare:
+      continue
+    if isinstance(a, Mapping) and a.keys() == b.keys():
+      for name in a:
+        yield from differences(a[name], b[name], f'{path}.{name}.')
+    elif isinstance(a, Mapping):
+      yield Difference(path, ', '.join(a), ', '.join(b))
+    elif not dataclasses.is_dataclass(a):
+      yield Difference(path, a, b)
+    elif variants_of(field) is not None and a.kind != b.kind:
+      yield Difference(f'{path}.kind', a.kind, b.kind)
+    else:
+      yield from differences(a, b, f'{path}.')
 
 
 def check(config: Any) -> None:
@@ -131,23 +250,44 @@ def check(config: Any) -> None:
   Raises:
     UserError: a value is none of its choices, or out of its bounds.
   """
-  for path, value, own in leaves(config):
-    own.check(path, value)
+  for leaf in leaves(config):
+    leaf.key.check(leaf.path, leaf.value)
 
 
 def check_scope(config: Any, kind: str) -> None:
   """Check that what a config sets has a meaning for the kind of its model.
 
   Args:
-    config: the dataclass of a whole run; without arguments its class makes the defaults.
+    config: the dataclass of a whole run.
     kind: of the model.
 
   Raises:
     UserError: a key of another kind has another value than its default.
   """
-  for (path, value, own), default in zip(leaves(config), leaves(type(config)()), strict=True):
-    if own.only in KINDS and own.only != kind and value != default.value:
+  for leaf, default in with_defaults(config):
+    if leaf.key.only in KINDS and leaf.key.only != kind and leaf.value != default:
       raise UserError(
-        f'config.{path} is {value!r}, which has a meaning for model.kind={own.only} only, and this '
-        f'is {kind}; leave it out'
+        f'config.{leaf.path} is {leaf.value!r}, which has a meaning for model.kind={leaf.key.only} '
+        f'only, and this is {kind}; leave it out'
       )
+
+
+def with_defaults(config: Any) -> Iterator[tuple[Leaf, Any]]:
+  """Yield each key of a config with the default that its field has."""
+  for field in dataclasses.fields(config):
+    value, default = getattr(config, field.name), field.default
+    if isinstance(value, Mapping):
+      for name, one in value.items():
+        yield from _prefixed(with_defaults(one), f'{field.name}.{name}.')
+    elif dataclasses.is_dataclass(value):
+      is_variant = variants_of(field) is not None
+      yield from _prefixed(with_defaults(value), f'{field.name}.')
+      if is_variant:
+        yield Leaf(f'{field.name}.kind', value.kind, Key()), default.kind
+    else:
+      yield Leaf(field.name, value, field.metadata.get(_METADATA, Key())), default
+
+
+def _prefixed(leaves: Iterator[tuple[Leaf, Any]], prefix: str) -> Iterator[tuple[Leaf, Any]]:
+  for leaf, default in leaves:
+    yield leaf._replace(path=prefix + leaf.path), default

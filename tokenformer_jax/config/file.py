@@ -1,5 +1,6 @@
 """The flag --config: a Python file with `get_config`, and one sentence for each mistake in it."""
 
+import copy
 import inspect
 import re
 import sys
@@ -36,13 +37,15 @@ def read() -> Config:
   """
   flag = flags.FLAGS['config']
   try:
+    of_file = flag.parser.values.copy_and_resolve_references()
     values = flag.value.copy_and_resolve_references()
   except Exception as error:  # The file's own code may run here, in references to other values.
     name = config_flags.get_config_filename(flag)
     raise UserError(
       f'--config={name}: a value that is computed from others cannot be ({_said(error)})'
     ) from error
-  return config.resolve(values)
+  # A flag may choose another kind; what the file said of the former one is then left.
+  return config.resolve(values, config.from_dict(Config, of_file.to_dict()))
 
 
 def name() -> str:
@@ -107,8 +110,13 @@ class _Parser(flags.ArgumentParser):
   It compiles the source itself, because an import would write bytecode beside the user's file.
   """
 
+  def __init__(self):
+    self.values = config.defaults()  # of the file, whatever flags change
+
   def parse(self, path: str) -> ConfigDict:
-    return load(path)
+    values = load(path)
+    self.values = copy.deepcopy(values)
+    return values
 
 
 def load(path: str) -> ConfigDict:
@@ -146,6 +154,8 @@ def load(path: str) -> ConfigDict:
     )
   with values.unlocked():
     _complete(values, config.defaults(), where)
+    for name, layer in values.model.variants.items():
+      _follow(layer, values.model.layer, where, f'model.variants.{name}.')
   values.lock()
   return values
 
@@ -207,23 +217,47 @@ def _complete(
   where: str,
   group: str = '',
 ) -> None:
-  """Adds the keys that a file leaves out, so that a flag can override them."""
+  """Add the keys that a file leaves out, so that a flag can override them."""
   for key in values:
-    if key not in defaults:
-      try:
-        config.check_key(f'{group}{key}')
-      except UserError as error:
-        raise UserError(f'get_config of {where} returns what is not a config: {error}') from None
+    if key not in defaults and group != 'model.variants.':
+      _check_name(f'{group}{key}', where)
   for key, default in defaults.items():
     if key not in values:
       values[key] = default
     elif isinstance(default, ConfigDict):
-      if not isinstance(values[key], ConfigDict):
-        raise UserError(
-          f'get_config of {where} sets config.{group}{key} to {values[key]!r}, and that is a group '
-          'of keys'
-        )
+      _check_group(values[key], f'{group}{key}', where)
       _complete(values[key], default, where, f'{group}{key}.')
+
+
+def _follow(layer: Any, base: ConfigDict, where: str, group: str) -> None:
+  """Add the keys that a layer leaves out, each with the value that the base has in the end."""
+  _check_group(layer, group[:-1], where)
+  for key in layer:
+    if key not in base:
+      _check_name(f'{group}{key}', where)
+  for key, value in base.items():
+    if isinstance(value, ConfigDict):
+      if key not in layer:
+        layer[key] = ConfigDict()
+      _follow(layer[key], value, where, f'{group}{key}.')
+    elif key not in layer:
+      layer[key] = base.get_oneway_ref(key)
+
+
+def _check_name(path: str, where: str) -> None:
+  """Check that a key of a file is one."""
+  try:
+    config.check_key(path)
+  except UserError as error:
+    raise UserError(f'get_config of {where} returns what is not a config: {error}') from None
+
+
+def _check_group(value: Any, path: str, where: str) -> None:
+  """Check that the value of a group of keys is one."""
+  if not isinstance(value, ConfigDict):
+    raise UserError(
+      f'get_config of {where} sets config.{path} to {value!r}, and that is a group of keys'
+    )
 
 
 def _place(error: Exception, file: str) -> str:

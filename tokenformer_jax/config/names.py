@@ -1,38 +1,39 @@
 """Keys of a config by name: dotted paths, and the nearest name for one that there is not."""
 
-import dataclasses
-import typing
 from collections.abc import Collection
 from typing import Any
 
 from tokenformer_jax import migrate
-from tokenformer_jax.config.fields import leaves
+from tokenformer_jax.config.fields import every_key, leaves
+from tokenformer_jax.config.layer import LayerConfig
 from tokenformer_jax.config.run import Config
 from tokenformer_jax.errors import UserError, misspelt, nearest
 
 # Keys that had another name in earlier versions, and their names now.
 RENAMED = migrate.renamed_keys()
 
+_NAMED_BY_USERS = 'model.variants'  # the group whose keys are whatever a config calls its layers
+
 
 def paths() -> list[str]:
   """Return the dotted path of every key that is not a group."""
-  return [leaf.path for leaf in leaves(Config())]
+  return [leaf.path for leaf in leaves(Config(), every=True)]
 
 
 def choices(path: str) -> tuple[str, ...]:
   """Return the values that a key such as `grow.method` allows, or none if they are not listed."""
-  return {leaf.path: leaf.key.choices for leaf in leaves(Config())}[path]
+  return {leaf.path: leaf.key.choices for leaf in leaves(Config(), every=True)}[path]
 
 
 def lookup(config: Any, path: str) -> Any:
-  """Return the value at a dotted path such as `model.param_tokens.qkv`."""
+  """Return the value at a dotted path such as `model.layer.ffn.tokens`."""
   for name in path.split('.'):
     config = getattr(config, name)
   return config
 
 
 def check_key(path: str, *, single: bool = False) -> None:
-  """Check that a dotted path such as `model.param_tokens.qkv` names a key.
+  """Check that a dotted path such as `model.layer.ffn.tokens` names a key.
 
   Args:
     path: of the key.
@@ -41,15 +42,18 @@ def check_key(path: str, *, single: bool = False) -> None:
   Raises:
     UserError: it does not; the message has the nearest name.
   """
-  cls = Config
+  known: Any = every_key(Config())
   for i, name in enumerate(names := path.split('.')):
-    types = typing.get_type_hints(cls) if dataclasses.is_dataclass(cls) else {}
-    if name not in types:
-      raise unknown(name, ''.join(f'{outer}.' for outer in names[:i]), types, names[-1])
-    cls = types[name]
-  if single and dataclasses.is_dataclass(cls):
-    names = ', '.join(field.name for field in dataclasses.fields(cls))
-    raise UserError(f'config.{path} is a group of keys; set one of {names}')
+    group = '.'.join(names[:i])
+    inside = known if isinstance(known, dict) else {}
+    if group == _NAMED_BY_USERS:
+      inside = {name: every_key(LayerConfig())}
+    if name not in inside:
+      raise unknown(name, f'{group}.' if group else '', inside, names[-1])
+    known = inside[name]
+  if single and isinstance(known, dict):
+    inside = ', '.join(known) or 'layers, each with a name of its own'
+    raise UserError(f'config.{path} is a group of keys; set one of {inside}')
 
 
 def unknown(name: str, group: str, known: Collection[str], last: str = '') -> UserError:

@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 
 from absl import flags
 
-from tokenformer_jax import cli, messages, paths, usage
-from tokenformer_jax.config import GrowConfig, MeshConfig, TokenCounts, choices
+from tokenformer_jax import cli, config, messages, paths, usage
+from tokenformer_jax.config import GrowConfig, MeshConfig, choices
 from tokenformer_jax.errors import UserError, nearest
-from tokenformer_jax.grow import actions, state
+from tokenformer_jax.grow import actions
 from tokenformer_jax.grow.actions import Source, Target
 
 _MOST = 10**12  # of what a number of the command line may count
@@ -140,10 +140,10 @@ def _shrink(source: Source, config: GrowConfig, target: Target) -> int | None:
   return actions.shrink(source, _counts(source), flags.FLAGS.examples, config, target)
 
 
-def _counts(source: Source) -> TokenCounts:
-  """Return the counts of --param_tokens."""
-  numbers = _numbers('param_tokens', state.KINDS, least=1)
-  return dataclasses.replace(source.model.param_tokens, **numbers)
+def _counts(source: Source) -> dict[str, int]:
+  """Return the counts of --param_tokens, and those of the projections that it leaves out."""
+  numbers = _numbers('param_tokens', config.count_names(source.model), least=1)
+  return config.named_counts(source.model, numbers, '--param_tokens')
 
 
 def _numbers(flag: str, allowed: Sequence[str], least: int) -> dict[str, int]:

@@ -3,25 +3,29 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from tokenformer_jax import config as config_lib
 from tokenformer_jax import models, optim
 from tokenformer_jax.checkpoint_meta import Lineage
-from tokenformer_jax.config import GrowConfig, ModelConfig, TokenCounts
+from tokenformer_jax.config import (
+  GrowConfig,
+  ModelConfig,
+  PattentionConfig,
+  pattentions,
+)
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import tokens, widen
 from tokenformer_jax.params import Params
-from tokenformer_jax.pattention import ZERO_AT_ZERO
 from tokenformer_jax.step import State
 
 TOKEN_METHODS = ('zero_keys', 'duplicate', 'random')
 _COPYING = ('duplicate', 'net2net', 'hypercloning')
-KINDS = tuple(field.name for field in dataclasses.fields(TokenCounts))
 
 
 class ByArray(Protocol):
@@ -32,20 +36,26 @@ class ByArray(Protocol):
   def moment(self, path: tokens.Path, old: jax.Array, order: int) -> jax.Array: ...
 
 
-def grown_model(model: ModelConfig, param_tokens: TokenCounts, config: GrowConfig) -> ModelConfig:
-  """The larger model, with the reference counts that `config.scale` leaves or makes.
+def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfig) -> ModelConfig:
+  """Return the larger model, with the reference counts that `config.scale` keeps or makes.
 
-  `resize` has them grow as the counts do, so that a model that never kept its scale has τ = √N.
+  `resize` multiplies them by what the counts grow by, so that a model that never kept its scale has
+  τ = √N.
+
+  Args:
+    model: with all reference counts filled in.
+    counts: numbers of parameter tokens by the names of `config.pattentions`; others stay.
+    config: its scale, and its method.
   """
   resize = (config.scale or _own_scale(config.method)) == 'resize'
 
-  def reference(kind: str) -> int:
-    old = getattr(model.reference_tokens, kind)
-    factor = getattr(param_tokens, kind) / getattr(model.param_tokens, kind) if resize else 1
-    return round(old * factor)
+  def grown(old: PattentionConfig, count: int) -> PattentionConfig:
+    reference = round(old.reference * count / old.tokens) if resize else old.reference
+    return dataclasses.replace(old, tokens=count, reference=reference)
 
-  references = TokenCounts(**{kind: reference(kind) for kind in KINDS})
-  return dataclasses.replace(model, param_tokens=param_tokens, reference_tokens=references)
+  old = pattentions(model)
+  new = {name: grown(one, counts.get(name, one.tokens)) for name, one in old.items()}
+  return config_lib.with_pattentions(model, new)
 
 
 def _own_scale(method: str) -> str:
@@ -60,20 +70,15 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
       tokens could never learn.
   """
   by_tokens = config.method in TOKEN_METHODS
-  changes = ('param_tokens', 'reference_tokens') if by_tokens else ('width', 'heads', 'ffn_width')
-  for field in dataclasses.fields(ModelConfig):
-    old, new = getattr(source, field.name), getattr(target, field.name)
-    if field.compare and old != new and field.name not in changes:
+  changes = ('tokens', 'reference') if by_tokens else ('width', 'heads')
+  for path, new, old in config_lib.differences(target, source, 'model.'):
+    if path.rpartition('.')[2] not in changes:
       raise UserError(
-        f'model.{field.name} is {old!r} in the source and {new!r} in the target; growth by '
-        f'{config.method} changes {" and ".join(changes)} only'
+        f'{path} is {old!r} in the source and {new!r} in the target; growth by {config.method} '
+        f'changes {" and ".join(changes)} only'
       )
-  if by_tokens != (source.projection == 'pattention') and source != target:
-    raise UserError(
-      f'method {config.method} is for models with projection='
-      f'{"pattention" if by_tokens else "dense"}, and this one has {source.projection}; choose '
-      f'{"net2net, net2net_fill or hypercloning" if by_tokens else ", ".join(TOKEN_METHODS)}'
-    )
+  if source != target:
+    _check_kind(source, config.method)
   if not 0 <= config.noise < math.inf:
     raise UserError(f'noise is {config.noise}; it must be a finite number and not negative')
   if config.noise and config.method not in _COPYING:
@@ -88,18 +93,19 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
   if not by_tokens:
     widen.check(source, target, config.method)
     return
-  for kind in KINDS:
-    old, new = getattr(source.param_tokens, kind), getattr(target.param_tokens, kind)
+  larger = config_lib.token_counts(target)
+  for name, old in config_lib.token_counts(source).items():
+    new = larger[name]
     if new < old:
       raise UserError(
-        f'param_tokens.{kind} is {old} in the source, and {new} is smaller; growth only adds '
+        f'{name} has {old} parameter tokens in the source, and {new} are fewer; growth only adds '
         '(python -m tokenformer_jax.grow shrink drops the least important ones)'
       )
     if config.method == 'duplicate' and new % old:
       raise UserError(
-        f'param_tokens.{kind}={new} is not a multiple of the {old} that the source has; duplicate '
-        f'copies every token as often as the others: take {old * max(2, round(new / old))}, or '
-        'method=zero_keys'
+        f'{name}={new} is not a multiple of the {old} parameter tokens that the source has; '
+        f'duplicate copies every token as often as the others: take '
+        f'{old * max(2, round(new / old))}, or method=zero_keys'
       )
   if config.method == 'zero_keys' and config.new_values == 'zero':
     raise UserError(
@@ -120,30 +126,31 @@ def inexact(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> str
     return None
   if config.method == 'random':
     return 'the scores of random keys enter the norm of every row, and their values the output'
-  for kind in KINDS:
-    old, new = getattr(source.param_tokens, kind), getattr(target.param_tokens, kind)
-    before, after = (getattr(model.reference_tokens, kind) for model in (source, target))
-    if config.method == 'duplicate' and before * new != after * old:
-      return (
-        f'the tokens of {kind} are there {new // old} times, and so must the reference count be: '
-        f'it is {before}, then {after}; use scale=resize'
+  larger = pattentions(target)
+  reasons = (
+    tokens.inexact(name, old, larger[name], config.method)
+    for name, old in pattentions(source).items()
+  )
+  return next(filter(None, reasons), None)
+
+
+def _check_kind(model: ModelConfig, method: str) -> None:
+  """Check that a model has what a method grows: parameter tokens, or nothing but matrices.
+
+  Raises:
+    UserError: it has not.
+  """
+  if method in TOKEN_METHODS:
+    if not pattentions(model):
+      raise UserError(
+        f'method {method} adds parameter tokens, and this model has none; choose net2net, '
+        'net2net_fill or hypercloning'
       )
-    if config.method == 'duplicate' and new > old and source.row_epsilon:
-      return (
-        f'model.row_epsilon={source.row_epsilon} counts for less beside the norm of {new // old} '
-        'times as many scores; use method=zero_keys, which is exact with it'
-      )
-    if config.method == 'zero_keys' and before != after:
-      return (
-        f'the reference count of {kind} changes from {before} to {after}, and with it the scale of '
-        'every old token; use scale=keep'
-      )
-    if config.method == 'zero_keys' and new > old and source.score not in ZERO_AT_ZERO:
-      return (
-        f'with score={source.score} a token of score 0 has the weight of exp(0), not 0; use '
-        'method=duplicate, which is exact for it'
-      )
-  return None
+  elif pattentions(model):
+    raise UserError(
+      f'method {method} is for Transformers, and this model has parameter tokens; choose '
+      f'{", ".join(TOKEN_METHODS)}'
+    )
 
 
 def by_array(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> ByArray:
@@ -153,8 +160,9 @@ def by_array(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> By
     return widen.FilledBlocks(models.define(target), config)
   if config.method not in TOKEN_METHODS:
     return widen.CopiedUnits(definition.info, source, target, config)
-  new = {k: getattr(target.param_tokens, k) - getattr(source.param_tokens, k) for k in KINDS}
-  added = dataclasses.replace(target, param_tokens=TokenCounts(**new))
+  before = config_lib.token_counts(source)
+  new = {name: count - before[name] for name, count in config_lib.token_counts(target).items()}
+  added = config_lib.with_token_counts(target, new)
   old, all_ = tokens.counts(definition), tokens.counts(models.define(target))
   copies = {
     path: tokens.lookup(all_, path) // max(1, count)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tokenformer_jax.config import GrowConfig
+from tokenformer_jax.config import GrowConfig, PattentionConfig
 from tokenformer_jax.params import Axes, Definition, ParamInfo, Params, Role, is_axes, token_axis
 
 Path = tuple[Any, ...]
@@ -94,6 +94,42 @@ class MoreTokens:
       first, *others = (jnp.where(owner == copy, old, 0) for copy in range(copies))
     noisy = with_noise(jnp.concatenate(others, axis), self._config.noise, key)
     return jnp.concatenate([first, noisy], axis)
+
+
+def inexact(name: str, old: PattentionConfig, new: PattentionConfig, method: str) -> str | None:
+  """Return why a grown projection does not compute what the old one did, or None if it does.
+
+  Args:
+    name: of the projection.
+    old: before the growth.
+    new: after it.
+    method: `zero_keys` or `duplicate`.
+  """
+  grows = new.tokens > old.tokens
+  if method == 'duplicate':
+    times = new.tokens // old.tokens
+    if old.reference * new.tokens != new.reference * old.tokens:
+      return (
+        f'the tokens of {name} are there {times} times, and so must the reference count be: it is '
+        f'{old.reference}, then {new.reference}; use scale=resize'
+      )
+    if grows and old.score.row_epsilon:
+      return (
+        f'row_epsilon={old.score.row_epsilon} of {name} counts for less beside the norm of {times} '
+        'times as many scores; use method=zero_keys, which is exact with it'
+      )
+    return None
+  if old.reference != new.reference:
+    return (
+      f'the reference count of {name} changes from {old.reference} to {new.reference}, and with it '
+      'the scale of every old token; use scale=keep'
+    )
+  if grows and not old.score.zero_at_zero:
+    return (
+      f'with the score {old.score.kind} of {name} a token of score 0 has the weight of exp(0), not '
+      '0; use method=duplicate, which is exact for it'
+    )
+  return None
 
 
 def owners(key: jax.Array, shape: tuple[int, ...], copies: int | jax.Array) -> jax.Array:

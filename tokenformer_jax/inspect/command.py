@@ -8,7 +8,6 @@ have them for, and draws the maps. On more text it counts how many parameter tok
 for a model that has grown sets the new ones against the old ones.
 """
 
-import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 from absl import flags
 
 from tokenformer_jax import cli, hosts, messages
+from tokenformer_jax import config as config_lib
 from tokenformer_jax.data import held_out, text
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.inspect import picture, report
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> None:
     text.open_source(values.text, 'text', '--text')
   model = load(values.source)
   old = old_tokens(model)
-  layers = _layers(values.layer, model.meta.config.model.layers)
+  layers = _layers(values.layer, model.meta.config.model.depth)
   kinds = _kinds(values.kinds, names_of(model.definition))
   shown, name, corpus, corpus_name = _read_text(model)
   names = report.labels(model.tokenizer, shown.tolist())
@@ -95,7 +95,7 @@ def main(argv: Sequence[str]) -> None:
     content = {
       'source': values.source,
       'step': model.meta.step,
-      'model': dataclasses.asdict(model.meta.config.model),
+      'model': config_lib.to_json(model.meta.config.model),
       'text': {'name': name, 'ids': shown.tolist(), 'labels': names},
       'strongest': strongest,
       'usage': {'text': corpus_name, 'positions': len(corpus), 'layers': counted},
@@ -127,7 +127,7 @@ def _read_text(model: Trained) -> tuple[np.ndarray, str, np.ndarray, str]:
   # As at the start of a document, which is what the model saw in training.
   ids = np.append(tokenizer.end_of_document, ids).astype(np.int32)
   length = values.length
-  if config.model.positions == 'learned':
+  if config.model.position_embedding == 'learned':
     length = min(length, config.model.max_length)
   return ids[:length], name, corpus, corpus_name
 

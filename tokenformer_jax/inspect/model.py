@@ -15,6 +15,7 @@ import numpy as np
 
 from tokenformer_jax import checkpoint, paths, trained
 from tokenformer_jax.checkpoint_meta import Meta
+from tokenformer_jax.config import pattentions
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import last_growth
 from tokenformer_jax.grow.tokens import lookup
@@ -44,11 +45,8 @@ def check_has_tokens(meta: Meta, directory: paths.Path) -> None:
     UserError: it is something else.
   """
   checkpoint.check_is_language_model(meta, directory)
-  if meta.config.model.projection != 'pattention':
-    raise UserError(
-      f'{directory} is a Transformer (model.projection=dense): it has no parameter tokens to '
-      'look into'
-    )
+  if not pattentions(meta.config.model):
+    raise UserError(f'{directory} is a Transformer: it has no parameter tokens to look into')
 
 
 def old_tokens(model: Trained) -> dict[str, int] | None:

@@ -24,11 +24,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from tokenformer_jax import sharding
-from tokenformer_jax.config import ModelConfig
+from tokenformer_jax.config import ModelConfig, pattentions
 from tokenformer_jax.grow.tokens import lookup
 from tokenformer_jax.inspect.weights import Sums, compiled_sums, names, paths
 from tokenformer_jax.params import Definition, Params, Role
-from tokenformer_jax.pattention import ZERO_AT_ZERO
 
 UNUSED = 1e-3  # of the mean contribution, at every position
 NEARLY_UNUSED = 1e-2  # of the mean contribution, on average
@@ -106,7 +105,7 @@ def measure(
     found = {name: (lookup(params, keys[name]), lookup(params, values[name])) for name in keys}
     norms, zeros = jax.jit(_of_tokens, out_shardings=sharding.replicated(mesh))(found)
   positions = int(np.sum(rows >= 0))
-  zero_at_zero = model.score in ZERO_AT_ZERO
+  zero_at_zero = all(one.score.zero_at_zero for one in pattentions(model).values())
   return {
     name: Usage(
       positions=positions,

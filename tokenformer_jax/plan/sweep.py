@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tokenformer_jax import sharding
 from tokenformer_jax.compute import remat_on
-from tokenformer_jax.config import Config
+from tokenformer_jax.config import Config, pattentions
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.messages import say
 from tokenformer_jax.plan import topology
@@ -38,12 +38,16 @@ class Tried:
 def candidates(config: Config, on: Topology) -> Iterator[Config]:
   """The config with other meshes, batches and recomputation: itself, then the most like it."""
   whole = sharding.abstract_mesh(config.mesh, on.devices)
-  tokens = [parts for parts in (1, 2, 4, _MOST_TOKENS) if config.model.heads % parts == 0]
+  tokens = [
+    parts
+    for parts in (1, 2, 4, _MOST_TOKENS)
+    if all(heads % parts == 0 for heads in config.model.heads)
+  ]
   meshes = {parts: sharding.resplit(config.mesh, on.devices, parts) for parts in tokens}
   tokens = [parts for parts in tokens if meshes[parts] is not None]
   own = (remat_on(config.train.remat, on.platform), config.train.layers)
   ways = [way for way in _WAYS if on.has_compiler or way[1] == own[1]]  # By formula: no loops.
-  if config.model.projection == 'dense':
+  if not pattentions(config.model):
     ways = [way for way in ways if way[0] != 'everything']  # There are no scores to keep.
   # The config's own choice first, then in the order given.
   tokens.sort(key=lambda parts: parts != sharding.parts('param_tokens', whole))
