@@ -10,6 +10,7 @@ A function beside its dataclass checks what depends on several fields.
 """
 
 from tokenformer_jax.config.data import DataConfig
+from tokenformer_jax.config.fields import differences
 from tokenformer_jax.config.grow import GrowConfig
 from tokenformer_jax.config.layer import (
   FEED_FORWARDS,
@@ -23,17 +24,22 @@ from tokenformer_jax.config.layer import (
   RotaryConfig,
   ScoreConfig,
   SoftmaxConfig,
+  map_parts,
+  parts,
 )
 from tokenformer_jax.config.mesh import MeshConfig
 from tokenformer_jax.config.model import (
   InitConfig,
   Layers,
   ModelConfig,
+  count_names,
+  counts_as_text,
   key_of,
   named_counts,
   pattentions,
   token_counts,
   with_pattentions,
+  with_references,
   with_token_counts,
 )
 from tokenformer_jax.config.names import check_key, choices, keys_named, lookup, paths
@@ -71,13 +77,18 @@ __all__ = [
   'TrainConfig',
   'check_key',
   'choices',
+  'count_names',
+  'counts_as_text',
   'defaults',
+  'differences',
   'from_dict',
   'key_of',
   'keys_named',
   'lookup',
+  'map_parts',
   'named_counts',
   'old_token_rate',
+  'parts',
   'paths',
   'pattentions',
   'profile_range',
@@ -86,5 +97,6 @@ __all__ = [
   'to_json',
   'token_counts',
   'with_pattentions',
+  'with_references',
   'with_token_counts',
 ]
