@@ -7,6 +7,7 @@ Each run is a work directory as training left it, `NAME/run.tar.xz`, and what ha
 A format's runs are written once, by the last code of that format, and then stay as they are:
 
   format_1: by this script on top of commit 014dd5f
+  format_2: by this script at commit 2a1f162
 
   trained    a TokenFormer on text (bpe), after 8 of 12 steps, with the optimizer's moments
   grown      made of `trained` by zero keys, after 10 of 12 steps
