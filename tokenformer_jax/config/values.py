@@ -151,7 +151,7 @@ def _variant(
   kind = values.get('kind', base.kind)
   if kind not in variants:
     raise UserError(f'config.{path}.kind is {kind!r}; it must be one of {", ".join(variants)}')
-  chosen = next((one for one in (base, default) if one.kind == kind), None) or variants[kind]()
+  chosen = base if base.kind == kind else _like(base, default, variants[kind])
   own = {field.name for field in dataclasses.fields(chosen)}
   usual = [dict(fields.members(one, variants)) for one in (base, default)]
   for name in values.keys() - own - {'kind'}:
@@ -167,6 +167,14 @@ def _variant(
   return _build(
     type(chosen), chosen, {name: values[name] for name in own & values.keys()}, f'{path}.'
   )
+
+
+def _like(base: Any, default: Any, variant: type) -> Any:
+  """Return another variant with its defaults, and the values of `base` for the keys of both."""
+  chosen = default if isinstance(default, variant) else variant()
+  names = {field.name for field in dataclasses.fields(base)}
+  both = [field.name for field in dataclasses.fields(chosen) if field.name in names]
+  return dataclasses.replace(chosen, **{name: getattr(base, name) for name in both})
 
 
 def _says(value: Any, known: Any) -> bool:
