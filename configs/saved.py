@@ -8,7 +8,7 @@ from tokenformer_jax import config, messages, paths, saved_config
 
 
 def get_config(workdir):
-  path = paths.of(workdir) / 'config.json'
+  path = paths.parse_path(workdir) / 'config.json'
   saved = saved_config.read(path, 'name a work directory')
   if programs := saved.train.compilation_cache:
     messages.say(

@@ -133,7 +133,7 @@ def test_what_nobody_reads_ends_quietly(size):
 def test_source_and_step_are_told_apart():
   assert [str(paths.split_source('a/b')[0]), paths.split_source('a/b')[1]] == ['a/b', None]
   assert [str(paths.split_source('a@b/c@7')[0]), paths.split_source('a@b/c@7')[1]] == ['a@b/c', 7]
-  with pytest.raises(UserError, match='it is DIR or DIR@STEP'):
+  with pytest.raises(UserError, match='give DIR or DIR@STEP'):
     paths.split_source('a@last')
 
 

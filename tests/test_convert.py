@@ -217,11 +217,11 @@ def test_wrong_tensors_are_named_and_nothing_is_left(tmp_path, mistake):
     ({'tokenizer': 'bytes'}, 'the tokenizer bytes has 256 token ids, and the embedding 64 rows'),
     (
       {'tokenizer': ''},
-      r'there is no .*tokenizer\.json; put it there .*GPT-NeoX-20B; .* beside its weights',
+      r'there is no .*tokenizer\.json; put it there .*GPT-NeoX-20B; .* offers its weights',
     ),
     (
       {'tokenizer': 'nothing.json'},
-      r'--tokenizer=nothing.json is not a file.*that of GPT-NeoX-20B',
+      r'--tokenizer=nothing.json is not a file.*the tokenizer of GPT-NeoX-20B',
     ),
     ({'target': ''}, 'exists; name a new directory'),
   ],

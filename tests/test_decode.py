@@ -208,7 +208,7 @@ def _on_a_mesh() -> tuple[list[list[int]], list[str]]:
   definition = define_lm(MODEL)
   decoder = Decoder(MODEL, Compute())
   mesh = sharding.make_mesh(MeshConfig(fsdp=4, tokens=2))
-  params = jax.device_put(_params(MODEL), sharding.of_axes(mesh, definition.axes))
+  params = jax.device_put(_params(MODEL), sharding.tree_shardings(mesh, definition.axes))
   with jax.set_mesh(mesh), compilations() as names:
     params = decoder.prepare(params)
     decoder(params, _mixed())

@@ -70,7 +70,7 @@ TABLES = {  # name → (pickle, records, what is said)
   'a shape that is too long to print': (
     view(integer(0), nested(b'\x86', 60), ONE),
     FOUR,
-    'a tuple in the place of a whole number',
+    'a tuple instead of an integer',
   ),
   'a tensor larger than its storage': (view(integer(0), pair(2, 3), pair(3, 1)), FOUR, 'cut short'),
   'a tensor of 2⁶⁰ numbers': (view(integer(0), pair(2**30, 2**30), pair(2**30, 1)), FOUR, 'cut s'),
@@ -133,7 +133,7 @@ def test_what_unpacks_to_more_than_the_file_holds_is_refused(tmp_path, name):
 
 def test_a_long_table_is_refused_before_it_is_read(tmp_path):
   path = archive(tmp_path / 'model.bin', pickle.EMPTY_DICT * (2**21 + 1))
-  with in_little_memory(), pytest.raises(UserError, match='in 2097153 bytes, which no model needs'):
+  with in_little_memory(), pytest.raises(UserError, match='in 2097153 bytes, more than any model'):
     tensor_files.find(path)
 
 
@@ -141,7 +141,7 @@ def test_a_long_directory_is_refused_before_it_is_read(tmp_path):
   size = 3 * 2**20
   end = struct.pack('<4s4H2LH', b'PK\x05\x06', 0, 0, 60000, 60000, size, 0, 0)
   (tmp_path / 'model.bin').write_bytes(b'PK\x01\x02' + bytes(size - 4) + end)
-  with in_little_memory(), pytest.raises(UserError, match='a part of 3145728 bytes'):
+  with in_little_memory(), pytest.raises(UserError, match='a record of 3145728 bytes'):
     tensor_files.find(tmp_path / 'model.bin')
 
 
@@ -183,7 +183,7 @@ HEADERS = {
   ),
   'an end beyond the file': ({'a': ([2**40], [0, 2**42])}, 'ends before the tensor a does'),
   'a begin before the file': ({'a': ([4], [-8, 8])}, 'size is not that of its shape'),
-  'a shape of fractions': ({'a': ([0.5], [0, 2])}, 'a float in the place of a whole number'),
+  'a shape of fractions': ({'a': ([0.5], [0, 2])}, 'a float instead of an integer'),
   'a product that overflows': ({'a': ([2**63, 2], [0, 16])}, 'size is not that of its shape'),
   'many axes': ({'a': ([1] * 100, [0, 4])}, '100 axes'),
   'a name that moves the cursor': ({'\x1b[2J': ([4], [0, 16])}, 'printable characters'),

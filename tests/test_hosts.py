@@ -432,7 +432,7 @@ def test_a_process_says_that_it_waits_for_the_first_one():
   with waiting(4, 'well') as running:
     first, second = tiny_hosts.ends(running)
   assert (first.status, second.status) == (0, 0), first.err + second.err
-  assert 'process 1 of 2 has waited 0 min 2 s for process 0, which is at work' in second.err
+  assert 'process 1 of 2 has waited 0 min 2 s for process 0, which is working' in second.err
 
 
 @slow

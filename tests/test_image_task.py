@@ -103,7 +103,7 @@ def test_a_model_that_says_the_same_of_all_classes_is_right_by_chance():
   task = _task()
   params = jax.tree.map(jnp.zeros_like, _params(task))
   sums = jax.jit(task.sums)(params, {**BATCH, 'labels': np.arange(6, dtype=np.int32)})
-  assert (sums.of_task.correct, sums.of_task.correct_top5) == (1, 5)
+  assert (sums.task.correct, sums.task.correct_top5) == (1, 5)
 
 
 @pytest.fixture

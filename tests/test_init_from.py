@@ -68,7 +68,7 @@ def test_init_from_refuses_another_model_and_a_missing_run(make, tmp_path, one_d
   assert 'is not the work directory of a run' in sentence(tmp_path / 'nothing')
   assert 'has no checkpoint of step 7' in sentence(f'{ancestor[0]}@7')
   config = dataclasses.replace(make(), init_from=str(ancestor[0]))
-  with pytest.raises(UserError, match=r'has made 20 steps.*config\.train\.steps is 20; raise it'):
+  with pytest.raises(UserError, match=r'is at step 20,.*config\.train\.steps is 20; raise it'):
     loop.train(config, tmp_path / 'target')
 
 

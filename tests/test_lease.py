@@ -35,7 +35,7 @@ def directory(request, disk):
     return disk
   server = request.getfixturevalue('bucket')
   server.buckets['bucket'].clear()
-  return paths.of('gs://bucket/run') / 'lease'
+  return paths.parse_path('gs://bucket/run') / 'lease'
 
 
 def hold(directory, timing=FAST, **options):
@@ -91,7 +91,7 @@ def test_an_owner_that_is_gone_is_replaced_at_once(directory, ended, capsys):
     check()
     said = capsys.readouterr().err
     assert f'was in use by process {ended} on ' in said, 'nothing says whose place was taken'
-    assert 'which is gone; taking its place' in said
+    assert 'which is gone; taking over' in said
     assert '3.json' not in names(directory), 'the old claim is still there'
 
 
@@ -299,8 +299,8 @@ def test_a_directory_that_cannot_be_written_is_an_error(tmp_path):
 
 def test_a_bucket_that_does_not_exist_is_an_error(bucket):
   with (
-    pytest.raises(UserError, match=r'the place cannot be written \(it is not there\)'),
-    hold(paths.of('gs://another/run') / 'lease'),
+    pytest.raises(UserError, match=r'the place cannot be written \(it does not exist\)'),
+    hold(paths.parse_path('gs://another/run') / 'lease'),
   ):
     pass
 

@@ -375,7 +375,7 @@ def test_no_two_matrices_start_alike(kind):
 def test_init_does_not_depend_on_the_devices():
   definition = define_lm(tiny_model(**LARGER))
   mesh = sharding.make_mesh(MeshConfig(fsdp=2, tokens=4))
-  shardings = sharding.of_axes(mesh, definition.axes)
+  shardings = sharding.tree_shardings(mesh, definition.axes)
   got = _paths(jax.jit(definition.init, out_shardings=shardings)(jax.random.key(0)))
   for path, want in _initial('tokenformer').items():
     np.testing.assert_allclose(

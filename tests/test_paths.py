@@ -75,7 +75,7 @@ def test_its_figures_are_drawn(run):
   url, _ = run
   found = curves.curves(url, 'tokens', 'train/loss')['train/loss']
   assert found[1] == [one['train/loss'] for one in metrics.read(url) if 'train/loss' in one]
-  with pytest.raises(UserError, match=r'is not a run: its metrics.jsonl .*\(it is not there\)'):
+  with pytest.raises(UserError, match=r'is not a run: its metrics.jsonl .*\(it does not exist\)'):
     curves.curves('gs://bucket/runs/none', 'steps', 'train/loss')
 
 
@@ -87,21 +87,21 @@ def test_a_command_reads_its_source_there(run):
 def test_a_run_starts_from_a_smaller_one_there(run, make, bucket):
   url, state = run
   larger = make(init_from=url, model__layer__ffn__tokens=128, train__steps=20, grow__step='restart')
-  grown = loop.Trainer(larger, paths.of('gs://bucket/runs/larger')).first_state()[0]
+  grown = loop.Trainer(larger, paths.parse_path('gs://bucket/runs/larger')).first_state()[0]
   keys = grown['params']['blocks']['ffn']['keys']
   assert_same(keys[:, :64], state['params']['blocks']['ffn']['keys'], 'what was learned is lost')
 
 
 def write(target, run):
   url, state = run
-  checkpoints, meta = checkpoint.open_source(paths.of(url), None)
+  checkpoints, meta = checkpoint.open_source(paths.parse_path(url), None)
   checkpoints.close()
   files.check_target(target)
   files.write(target, state, meta.config, meta.tokenizer, lineage=(), step=20)
 
 
 def test_a_grown_model_is_written_there(run):
-  target = paths.of('gs://bucket/runs/grown')
+  target = paths.parse_path('gs://bucket/runs/grown')
   write(target, run)
   assert_same(trained.load(str(target)).params, run[1]['params'], 'other parameters were written')
   assert (target / 'config.json').exists()
@@ -110,7 +110,7 @@ def test_a_grown_model_is_written_there(run):
 
 
 def test_what_cannot_be_written_leaves_nothing(run, bucket, monkeypatch):
-  target = paths.of('gs://bucket/runs/failed')
+  target = paths.parse_path('gs://bucket/runs/failed')
   save = checkpoint.Checkpoints.save
 
   def full(*arguments, **named):
@@ -128,7 +128,7 @@ def test_what_cannot_be_written_leaves_nothing(run, bucket, monkeypatch):
 def test_a_checkpoint_counts_when_its_last_object_is_there(copy):
   url, of_bucket = copy
   del of_bucket['runs/copy/checkpoints/20/commit_success.txt']
-  checkpoints, meta = checkpoint.open_source(paths.of(url), None)
+  checkpoints, meta = checkpoint.open_source(paths.parse_path(url), None)
   checkpoints.close()
   assert meta.step == 10, 'a checkpoint that was being written is taken for a whole one'
 
@@ -138,7 +138,7 @@ def test_a_checkpoint_survives_calls_that_fail(copy, bucket):
   url, of_bucket = copy
   before = dict(of_bucket)
   with bucket.failing(statuses=(503, 429), matching='copy/checkpoints', most=2) as faults:
-    checkpoints, meta = checkpoint.open_source(paths.of(url), None)
+    checkpoints, meta = checkpoint.open_source(paths.parse_path(url), None)
     checkpoints.close()
   assert len(faults.failed) == 2, 'nothing failed'
   assert meta.step == 20 and of_bucket == before, 'a hiccup condemned a checkpoint'
@@ -151,7 +151,7 @@ def test_missing_rights_are_no_damage(copy, bucket):
     bucket.failing(statuses=(403,), methods=('GET',), matching='meta/metadata'),
     pytest.raises(UserError, match=r'copy/checkpoints/20 cannot be read \(.*Forbidden'),
   ):
-    checkpoint.open_source(paths.of(url), None)
+    checkpoint.open_source(paths.parse_path(url), None)
   assert of_bucket == before
 
 
@@ -194,7 +194,7 @@ def test_two_processes_share_a_bucket(bucket, source, tmp_path):
     tiny_hosts.run(command, 2, devices=2)
     found.append([line.get('train/loss') for line in metrics.read(workdir)])
   assert found[0] == found[1], 'the bucket changes the run'
-  assert checkpoint.open_source(paths.of('gs://bucket/runs/two'), None)[1].step == 20
+  assert checkpoint.open_source(paths.parse_path('gs://bucket/runs/two'), None)[1].step == 20
 
 
 def test_text_is_read_there(bucket, tmp_path):
@@ -217,21 +217,21 @@ def test_text_is_read_there(bucket, tmp_path):
 
 
 def test_figures_that_cannot_be_copied_are_kept_and_copied_later(bucket, caplog):
-  growing = paths.Growing(paths.of('gs://bucket/runs/figures'))
+  growing = paths.Growing(paths.parse_path('gs://bucket/runs/figures'))
   (growing.directory / 'metrics.jsonl').write_text('1\n')
   bucket.broken = True
   try:
     assert not growing.publish()
   finally:
     bucket.broken = False
-  assert 'not all copied to gs://bucket/runs/figures' in caplog.text
+  assert 'are not copied to gs://bucket/runs/figures' in caplog.text
   growing.close()
   assert bucket.buckets['bucket']['runs/figures/metrics.jsonl'][1] == b'1\n'
   assert not growing.directory.exists(), 'the temporary directory is left'
 
 
 MISTAKES = {
-  'no such bucket': ('gs://other/run', r'gs://other/run cannot be written \(it is not there\)'),
+  'no such bucket': ('gs://other/run', r'gs://other/run cannot be written \(it does not exist\)'),
   'no permission': ('gs://bucket/run', 'gs://bucket/run cannot be written .*no permission'),
   'another store': ('s3://bucket/run', 's3://bucket/run is neither a path in a file system nor gs'),
 }
@@ -250,5 +250,5 @@ def test_what_reads_buckets_has_to_be_installed(monkeypatch):
   monkeypatch.setattr(
     importlib.util, 'find_spec', lambda name: None if name == 'gcsfs' else found(name)
   )
-  with pytest.raises(UserError, match=r'takes gcsfs; pip install -e "\.\[gcs\]"'):
+  with pytest.raises(UserError, match=r'needs gcsfs; run pip install -e "\.\[gcs\]"'):
     paths.split_source('gs://bucket/run@7')

@@ -94,7 +94,7 @@ def test_a_projection_is_the_product_and_so_are_its_gradients(monkeypatch, name,
     mesh = sharding.make_mesh(MeshConfig(**mesh))
     matrix = jax.device_put(matrix, jax.NamedSharding(mesh, sharding.spec(axes)))
     if batch == 8:
-      x = jax.device_put(x, sharding.of_batch(mesh))
+      x = jax.device_put(x, sharding.batch_sharding(mesh))
     with jax.set_mesh(mesh):
       got = jax.jit(with_gradients, static_argnums=0)(project, x, matrix)
   for one, other in zip(got, want, strict=True):
@@ -120,7 +120,7 @@ def test_no_device_gets_the_whole_gradient_of_a_matrix(monkeypatch, name, platfo
   mesh = sharding.make_mesh(MeshConfig(**mesh))
   place = jax.NamedSharding(mesh, sharding.spec(PROJECTIONS[name][1]))
   with jax.set_mesh(mesh):
-    x, matrix = jax.device_put(x, sharding.of_batch(mesh)), jax.device_put(matrix, place)
+    x, matrix = jax.device_put(x, sharding.batch_sharding(mesh)), jax.device_put(matrix, place)
     step = jax.jit(with_gradients, static_argnums=0)
     program = step.lower(project, x, matrix).compile().as_text()
   found = re.findall(r'f32\[([0-9,]*)\]\S* (all-reduce|reduce-scatter|all-gather)\(', program)
@@ -167,7 +167,7 @@ def test_all_gradients_of_a_frequent_row_are_summed(monkeypatch, mesh):
     place = jax.NamedSharding(mesh, sharding.spec(TABLE))
     with jax.set_mesh(mesh):
       table = jax.device_put(table, place)
-      ids, change = (jax.device_put(x, sharding.of_batch(mesh)) for x in (ids, change))
+      ids, change = (jax.device_put(x, sharding.batch_sharding(mesh)) for x in (ids, change))
       rows, got = jax.jit(_looked_up)(table, ids, change)
   assert (rows == table.astype(jnp.bfloat16)[ids]).all(), 'a row is not that of its token'
   error = np.linalg.norm(got - want) / np.linalg.norm(want)
@@ -182,7 +182,7 @@ def test_no_device_gets_the_whole_gradient_of_a_table(monkeypatch, mesh):
   table, ids, change = _many_of_few(256, 16)
   with jax.set_mesh(mesh):
     table = jax.device_put(table, place)
-    ids, change = (jax.device_put(x, sharding.of_batch(mesh)) for x in (ids, change))
+    ids, change = (jax.device_put(x, sharding.batch_sharding(mesh)) for x in (ids, change))
     gradient = jax.jit(lambda *arguments: _looked_up(*arguments)[1], out_shardings=place)
     program = gradient.lower(table, ids, change).compile().as_text()
   found = re.findall(r'(\w+)\[([0-9,]*)\]\S* (all-reduce|reduce-scatter)\(', program)

@@ -286,10 +286,10 @@ def test_a_classifier(vit, home):
 @pytest.mark.parametrize(
   ('call', 'sentence'),
   [
-    (lambda vit: vit.generate('a'), 'is no language model'),
-    (lambda vit: vit.tokenizer, 'is no language model'),
-    (lambda vit: vit.maps('a'), 'is no language model'),
-    (lambda vit: vit.evaluate(['a']), 'is no language model'),
+    (lambda vit: vit.generate('a'), 'is not a language model'),
+    (lambda vit: vit.tokenizer, 'is not a language model'),
+    (lambda vit: vit.maps('a'), 'is not a language model'),
+    (lambda vit: vit.evaluate(['a']), 'is not a language model'),
     (lambda vit: vit.logits(np.zeros((1, 4, 4, 1), np.uint8)), r'uint8 \[1, 4, 4, 1\]; they must'),
   ],
 )

@@ -12,7 +12,7 @@ from tokenformer_jax.sampling import GREEDY, Draws, Sampling, draw, needs
 
 def _draw(logits_BxV: np.ndarray, sampling: Sampling) -> np.ndarray:
   rows = len(logits_BxV)
-  draws = Draws.of([sampling] * rows)
+  draws = Draws.from_samplings([sampling] * rows)
   return np.asarray(draw(jnp.asarray(logits_BxV), draws, jnp.arange(rows), need=needs([sampling])))
 
 
@@ -80,11 +80,10 @@ def test_top_p_counts_among_the_k_likeliest(logits, k, p):
 def test_every_row_is_drawn_in_its_own_way():
   ways = [GREEDY, Sampling(1.0, top_p=1.0, seed=1), Sampling(2.0, 3, 0.9, 2), Sampling(0.5, 2, 1.0)]
   rows = np.random.default_rng(0).normal(size=(4, 50)).astype(np.float32)
-  together = draw(jnp.asarray(rows), Draws.of(ways), jnp.arange(4) + 7)
+  together = draw(jnp.asarray(rows), Draws.from_samplings(ways), jnp.arange(4) + 7)
   for i, way in enumerate(ways):
-    alone = draw(
-      jnp.asarray(rows[i : i + 1]), Draws.of([way]), jnp.array([7 + i]), need=needs([way])
-    )
+    settings, position = Draws.from_samplings([way]), jnp.array([7 + i])
+    alone = draw(jnp.asarray(rows[i : i + 1]), settings, position, need=needs([way]))
     assert together[i] == alone[0], f'{way} is drawn otherwise beside other rows'
 
 

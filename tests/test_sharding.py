@@ -127,7 +127,9 @@ def _states(remat: str = 'score_inputs', on: MeshConfig = ON_EIGHT) -> dict[str,
     )
     step = step_lib.make_train_step(task, tx, config, mesh)
     before = new(0)
-    after, _ = step(jax.tree.map(jnp.copy, before), jax.device_put(rows, sharding.of_batch(mesh)))
+    after, _ = step(
+      jax.tree.map(jnp.copy, before), jax.device_put(rows, sharding.batch_sharding(mesh))
+    )
   return {'before': before, 'after': after}
 
 
@@ -169,7 +171,7 @@ def test_gradients_on_a_mesh_with_activations_on_the_host():
 
 @WHEN
 def test_parameters_live_where_the_rules_say(when):
-  want = sharding.of_axes(_mesh(), define_lm(tiny_model()).axes)
+  want = sharding.tree_shardings(_mesh(), define_lm(tiny_model()).axes)
   right = jax.tree.map(
     lambda p, s: p.sharding.is_equivalent_to(s, p.ndim), _states()[when]['params'], want
   )
@@ -195,7 +197,7 @@ def test_a_device_holds_its_part_only(path, shape):
   for key in path.split('/'):
     leaf, names = leaf[key], names[key]
   # Not NamedSharding.shard_shape, but what a device is given in fact.
-  array = jax.device_put(np.zeros(leaf.shape), sharding.of_axes(mesh, {'x': names})['x'])
+  array = jax.device_put(np.zeros(leaf.shape), sharding.tree_shardings(mesh, {'x': names})['x'])
   shapes = {shard.data.shape for shard in array.addressable_shards}
   assert shapes == {shape}, f'{path} is not split over 2 fsdp × 4 tokens'
 
@@ -273,7 +275,7 @@ def test_a_new_axis_of_the_mesh_is_a_size_and_a_rule(monkeypatch):
   mesh = sharding.make_mesh(config)
   assert mesh.shape == {'replica': 1, 'fsdp': 2, 'tokens': 2, 'experts': 2}
   assert (sharding.parts('batch', mesh), sharding.parts('experts', mesh)) == (4, 2)
-  place = sharding.of_axes(mesh, {'x': ('experts', 'param_tokens', 'width')})['x']
+  place = sharding.tree_shardings(mesh, {'x': ('experts', 'param_tokens', 'width')})['x']
   assert place.shard_shape((4, 24, 32)) == (2, 12, 16), 'experts are not split by their rule'
   jax.tree.map(
     lambda one, other: np.testing.assert_allclose(

@@ -95,7 +95,7 @@ def test_a_checkpoint_that_cannot_be_read_for_long_is_not_taken_for_damaged(tmp_
 def test_missing_rights_are_told(tmp_path, fail):
   save(tmp_path, [1.0])
   fail(ocp.Checkpointer, 'restore', itertools.repeat(PermissionError(errno.EACCES, 'denied')))
-  with pytest.raises(UserError, match=r'checkpoints/1 cannot be read \(.*denied\); check who'):
+  with pytest.raises(UserError, match=r'checkpoints/1 cannot be read \(.*denied\); check its'):
     restore(tmp_path, 1)
 
 
@@ -121,7 +121,7 @@ def test_content_that_does_not_hold_is_damage_at_once(tmp_path, monkeypatch, nam
 def test_a_directory_that_cannot_be_looked_at_is_not_taken_for_an_empty_one(tmp_path, monkeypatch):
   save(tmp_path, [1.0])
   monkeypatch.setattr(os.path, 'isdir', lambda path: False)  # as it answers to EIO, and Orbax asks
-  with pytest.raises(TransientError, match='could not be looked at'):
+  with pytest.raises(TransientError, match='could not be read'):
     checkpoint.Checkpoints(tmp_path).steps()
 
 
@@ -338,7 +338,7 @@ def test_what_cannot_be_looked_at_is_not_absent(tmp_path, fail):
 ENDS = {
   'told': (TransientError('reading x failed 9 times'), 75, 'error: reading x failed 9 times\n'),
   'not caught': (OSError('503'), 75, 'error: OSError: 503; this may pass by itself: run the same'),
-  'full': (FULL, 2, 'error: OSError: [Errno 28] No space left on device; make room'),
+  'full': (FULL, 2, 'error: OSError: [Errno 28] No space left on device; free space'),
 }
 
 

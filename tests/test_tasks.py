@@ -42,6 +42,6 @@ def test_sizes_that_need_no_data_are_those_of_the_data(task):
 
 
 def test_the_size_that_only_the_data_has_is_named(task):
-  config = _with_model(task, **{task.size_of_data: 0})
+  config = _with_model(task, **{task.data_size_key: 0})
   assert tasks.fill_in_unread(config) is None, 'a plan makes a size up'
-  assert tasks.size_of_data(config) == task.size_of_data
+  assert tasks.data_size_key(config) == task.data_size_key

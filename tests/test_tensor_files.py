@@ -227,7 +227,9 @@ def test_wrong_files_get_a_sentence(tmp_path):
   refused(tmp_path / 'nothing.bin', 'is not a file or directory')
   refused(tmp_path, r'has no \.bin, \.safetensors or \.index\.json')
   entry = {'dtype': 'F64', 'shape': [2], 'data_offsets': [0, 16]}
-  refused(safetensors_file('f64.safetensors', {'a': entry}, b'0' * 16), 'tensor a is of F64')
+  refused(
+    safetensors_file('f64.safetensors', {'a': entry}, b'0' * 16), 'tensor a has the dtype F64'
+  )
   entry = {'dtype': 'F32', 'shape': [2], 'data_offsets': [0, 4]}
   refused(safetensors_file('s.safetensors', {'a': entry}, b'0' * 16), 'the tensor a cannot be read')
   (tmp_path / 'text.bin').write_text('version https://git-lfs.github.com/spec/v1')
@@ -235,9 +237,9 @@ def test_wrong_files_get_a_sentence(tmp_path):
   (tmp_path / 'text.bin').write_text('something')
   refused(tmp_path / 'text.bin', 'is not a file of PyTorch')
   _write(tmp_path / 'a.bin').rename(tmp_path / 'b.safetensors')
-  refused(tmp_path / 'b.safetensors', 'is a file of PyTorch, by what is in it; rename it to')
+  refused(tmp_path / 'b.safetensors', 'has the content of a file of PyTorch; rename it to')
   _write(tmp_path / 'a.safetensors').rename(tmp_path / 'b.bin')
-  refused(tmp_path / 'b.bin', 'is a safetensors file, by what is in it; rename it to')
+  refused(tmp_path / 'b.bin', 'has the content of a safetensors file; rename it to')
   (tmp_path / 'old.bin').write_bytes(pickle.dumps({}))
   refused(tmp_path / 'old.bin', 'PyTorch before 1.6')
   refused(_archive(tmp_path / 'list.bin', pickle.dumps([1])), 'holds a list, not tensors by name')
@@ -248,7 +250,7 @@ def test_wrong_files_get_a_sentence(tmp_path):
   refused(_archive(tmp_path / 'z.bin', table, data, zipfile.ZIP_DEFLATED), 'is compressed')
   refused(_archive(tmp_path / 'm.bin', table, data[1:]), 'does not hold the whole tensor b')
   byte_order = [('byteorder', b'big'), *data]
-  refused(_archive(tmp_path / 'b.bin', table, byte_order), 'the other byte order')
+  refused(_archive(tmp_path / 'b.bin', table, byte_order), 'big-endian order')
 
 
 def test_what_pytorch_can_write_and_we_do_not_read(tmp_path):
@@ -257,7 +259,9 @@ def test_what_pytorch_can_write_and_we_do_not_read(tmp_path):
   with pytest.raises(UserError, match='the tensor a is not stored row by row'):
     tensor_files.find(tmp_path / 'columns.bin')
   torch.save({'a': torch.zeros(3, dtype=torch.int64)}, tmp_path / 'int.bin')
-  with pytest.raises(UserError, match='the tensor a is of int64; it must be one of float32'):
+  with pytest.raises(
+    UserError, match='the tensor a has the dtype int64; it must be one of float32'
+  ):
     tensor_files.find(tmp_path / 'int.bin')
   torch.save({'a': torch.zeros(1)}, tmp_path / 'old.bin', _use_new_zipfile_serialization=False)
   with pytest.raises(UserError, match=r'PyTorch before 1\.6'):
@@ -280,7 +284,7 @@ def test_sharded_sets(tmp_path, suffix):
   _assert_same(_read(index), weights)
   _assert_same(_read(tmp_path), weights)
   with_map({**weight_map, 'd': f'model-0{suffix}'})
-  with pytest.raises(UserError, match=r'has the tensor d in model-0.*, which does not hold it'):
+  with pytest.raises(UserError, match=r'puts the tensor d into model-0.*, which does not hold it'):
     tensor_files.find(index)
   with_map(
     {name: shard for name, shard in weight_map.items() if name != 'b'} | {'x': 'model-1.bin'}
@@ -294,7 +298,7 @@ def test_sharded_sets(tmp_path, suffix):
   with pytest.raises(UserError, match='is not the index of a sharded set'):
     tensor_files.find(index)
   index.unlink()
-  with pytest.raises(UserError, match='no index of them'):
+  with pytest.raises(UserError, match='without an index'):
     tensor_files.find(tmp_path)
   usual = 'pytorch_model.bin' if suffix == '.bin' else 'model.safetensors'
   _write(tmp_path / usual)

@@ -119,7 +119,7 @@ def test_every_sample_is_seen_once_whatever_the_batch_sizes(
   def spy(tokens, step, rows, *, batch_size, position=None, **options):
     if position is None:  # a look at the data before the run
       return rows_of(tokens, step, rows, batch_size=batch_size, **options)
-    first = position.of_step(int(step), batch_size)
+    first = position.batch_start(int(step), batch_size)
     positions[int(step)] = [first + row for row in rows]
     return rows_of(tokens, step, rows, batch_size=batch_size, position=position, **options)
 

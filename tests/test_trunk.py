@@ -227,7 +227,7 @@ def _step(devices: int, parts: int = 1):
     places = step_lib.state_shardings(mesh, task.definition, tx)
     state = {'params': _params(), 'opt_state': tx.init(_params()), **step_lib._counters()}
     before = jax.device_put(state, places)
-    batch = jax.device_put(rows, sharding.of_batch(mesh))
+    batch = jax.device_put(rows, sharding.batch_sharding(mesh))
     sums = jax.device_get(step_lib.make_eval_step(task, mesh)(before['params'], batch))
     after, figures = step_lib.make_train_step(task, tx, config, mesh)(
       jax.tree.map(jnp.copy, before), batch
@@ -262,9 +262,7 @@ def test_the_loss_of_layers_is_minimised_and_not_reported_as_the_loss():
 
 def test_an_evaluation_reports_means_of_what_layers_say():
   (_, _, figures), sums, _ = _step(1)
-  more = sums._replace(
-    count=3 * sums.count, of_layers={k: 2 * v for k, v in sums.of_layers.items()}
-  )
+  more = sums._replace(count=3 * sums.count, layers={k: 2 * v for k, v in sums.layers.items()})
   assert sums.layer_figures()['linear/size'] == pytest.approx(figures['linear/size'], rel=1e-5)
   together = jax.tree.map(np.add, sums, more).layer_figures()['aux_loss']
   assert together == pytest.approx(3 / 4 * figures['aux_loss'], rel=1e-5), (
@@ -289,7 +287,7 @@ def _texts(devices: int) -> list[list[int]]:
     MeshConfig(fsdp=4, tokens=2) if devices == 8 else MeshConfig(), jax.devices()[:devices]
   )
   with jax.set_mesh(mesh):
-    params = jax.device_put(_params(), sharding.of_axes(mesh, definition.axes))
+    params = jax.device_put(_params(), sharding.tree_shardings(mesh, definition.axes))
     texts = decoder(decoder.prepare(params), requests)
   return [text.tolist() for text in texts]
 

@@ -60,7 +60,7 @@ def trained(devices: int = 1, **changes: Any) -> Trained:
     ),
     definition=definition,
     compute=compute,
-    params=jax.device_put(params(whole.model), sharding.of_axes(mesh, definition.axes)),
+    params=jax.device_put(params(whole.model), sharding.tree_shardings(mesh, definition.axes)),
     mesh=mesh,
   )
 

@@ -1,4 +1,4 @@
-"""Lengths rounded up to few, and requests of like lengths batched, so that few programs compile."""
+"""Rounding of lengths and batching of requests of similar length, so that few programs compile."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,7 +10,7 @@ _SMALLEST = 64
 
 
 def bucket(length: int) -> int:
-  """The least of 64, 96, 128, 192, 256, 384 … that is not less: at most half as much again."""
+  """Round a length up to 64, 96, 128, 192, 256, 384, and so on."""
   size = _SMALLEST
   while size < length:
     size *= 2
@@ -18,9 +18,9 @@ def bucket(length: int) -> int:
 
 
 def batches(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
-  """Indices in batches of `size` (the last may be smaller), the longest first.
+  """Yield the indices of requests in batches of `size` (the last may be smaller), longest first.
 
-  What takes the most memory comes first, so that what does not fit fails at once.
+  The longest batch needs the most memory, so a lack of memory shows at once.
   """
   order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
   for first in range(0, len(order), size):
@@ -28,6 +28,6 @@ def batches(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
 
 
 def rows(count: int, mesh: Mesh | None = None) -> int:
-  """Round up to a number of rows that a mesh, or the one that is set, can split."""
+  """Round a number of rows up to a multiple that a mesh (default: the current one) can split."""
   multiple = parts('batch', mesh)
   return -(-count // multiple) * multiple

@@ -1,11 +1,11 @@
-"""Checkpoints by Orbax: asynchronous, complete in themselves, checked bit by bit when read.
+"""Checkpoints by Orbax: asynchronous, self-contained, checked bit by bit when read.
 
 A checkpoint holds three items: `state` (a nested dict of arrays), `meta` (JSON: format version,
-step, the whole config, package versions, a checksum of every array) and `tokenizer` (JSON; of a
-classifier the names of its classes). Nothing else is needed to resume, grow, evaluate or generate.
+step, the whole config, package versions, a checksum of every array) and `tokenizer` (JSON; for a
+classifier, the names of its classes). These items suffice to resume, grow, evaluate and generate.
 
-A checkpoint is damaged if a checksum, a digest or a format in it does not hold. An error of reading
-says nothing of it: reading is tried again, and the checkpoint stays where it is.
+A checkpoint is damaged if a checksum, a digest or a format in it is wrong. A read error does not
+mean damage: reading is tried again, and the checkpoint stays in its place.
 """
 
 import contextlib
@@ -40,9 +40,9 @@ from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.orbax_setup import Deferred
 from tokenformer_jax.retry import one_line
 
-# Arrays are stored in pieces, so that neither writing nor reading needs much more memory than they.
+# Arrays are stored in pieces, so that writing and reading need little memory besides the arrays.
 _SAVE_ARGS = ocp.SaveArgs(chunk_byte_size=64 * 2**20)
-_FILE_BYTES = 64 * 2**20  # of a file of pieces, which is in memory until it is full
+_FILE_BYTES = 64 * 2**20  # size of a file of pieces, which stays in memory until it is full
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'tokenformer_jax')
 
 
@@ -52,16 +52,16 @@ class Checkpoints:
   def __init__(
     self, workdir: str | os.PathLike[str], *, keep: int | None = None, save_gb: int | None = None
   ):
-    """Opens the directory for reading or, with `keep`, for writing.
+    """Open the directory for reading or, with `keep`, for writing.
 
     Args:
       workdir: the run's work directory.
-      keep: how many of the newest checkpoints stay; the one of the lowest loss stays besides.
-      save_gb: how much of a state is copied for writing at a time. The state must then stay as it
-        is until `wait` returns. None: all of it, before `save` returns.
+      keep: the number of newest checkpoints to keep, besides the one with the lowest loss.
+      save_gb: how much of a state to copy for writing at a time. The state must then not change
+        until `wait` returns. None: copy all of it before `save` returns.
     """
     orbax_setup.quiet()
-    self.directory = paths.absolute(paths.of(workdir)) / 'checkpoints'
+    self.directory = paths.absolute(paths.parse_path(workdir)) / 'checkpoints'
     self._keep, self._save_gb = keep, save_gb
     self._reader = orbax_setup.make_reader()
     try:
@@ -70,12 +70,12 @@ class Checkpoints:
       if not retry.is_for_user(error):
         raise
       raise UserError(
-        f'{self.directory} cannot be opened ({one_line(error)}); check who may do so, and '
-        'who you are'
+        f'{self.directory} cannot be opened ({one_line(error)}); check its permissions and your '
+        'account'
       ) from error
-    self._pending = False  # whether it is not known how the last save ended
-    self._unwritten: int | None = None  # the step of the last save, unless it ended well
-    self._failures, self._again_at = 0, 0.0  # saves that failed in a row
+    self._pending = False  # whether the outcome of the last save is unknown
+    self._unwritten: int | None = None  # the step of the last save, unless it succeeded
+    self._failures, self._again_at = 0, 0.0  # failed saves in a row, and the time to try again
 
   def _open(self) -> ocp.CheckpointManager:
     make = functools.partial(orbax_setup.make_manager, self.directory, self._keep, self._save_gb)
@@ -88,19 +88,19 @@ class Checkpoints:
       except orbax_setup.FORMAT_ERRORS as error:
         if retry.is_transient(error):
           raise
-        logging.warning('which checkpoint is the best is not known: %s', one_line(error))
+        logging.warning('the best checkpoint cannot be determined: %s', one_line(error))
         manager = make(metrics=False)
-    # Orbax takes a directory that cannot be looked at for one that is not there.
+    # Orbax treats an unreadable directory as absent.
     if hidden := set(paths.steps(self.directory)) - set(manager.all_steps()):
-      raise OSError(errno.EIO, f'the checkpoints {sorted(hidden)} could not be looked at')
+      raise OSError(errno.EIO, f'the checkpoints {sorted(hidden)} could not be read')
     return manager
 
   def steps(self) -> list[int]:
-    """The steps of all complete checkpoints, ascending."""
+    """Return the steps of all complete checkpoints, ascending."""
     return sorted(self._manager.all_steps())
 
   def common_steps(self) -> list[int]:
-    """Return the `steps` that the first process sees; all processes have to ask."""
+    """Return the `steps` that the first process sees. All processes must call this method."""
     return json.loads(hosts.from_first(lambda: json.dumps(self.steps())))
 
   def save(
@@ -116,27 +116,27 @@ class Checkpoints:
     wait: bool = False,
     seen: Seen | None = None,
   ) -> None:
-    """Starts to write a checkpoint; `state` may be donated when this returns.
+    """Start to write a checkpoint. Unless `save_gb` is set, `state` may be donated afterwards.
 
-    In one process, writing is tried again after an error that may pass: here, or, where it comes in
-    the background, by the caller (`failed`). Several processes cannot: when one has failed, the
-    others wait for it inside Orbax.
+    In one process, writing is retried after a transient error: by this method, or, if the error
+    occurs in the background, by the caller (`failed`). Several processes cannot retry: after a
+    failure of one, the others wait for it inside Orbax.
 
     Args:
-      step: its name.
+      step: the name of the checkpoint.
       state: as in `step.initial_state`; for `contents` other than `model` any nested dict. Its
         arrays may be `Deferred`.
-      config: of the run, with every size filled in.
-      tokenizer: what the model's ids stand for, from `Task.vocabulary`.
-      loss: on the validation split, if it was measured.
-      lineage: how the model came to be.
+      config: the run's config, with every size filled in.
+      tokenizer: the meaning of the model's ids, from `Task.vocabulary`.
+      loss: the loss on the validation split, if it was measured.
+      lineage: the history of the model.
       contents: see `Meta`.
-      wait: whether to return when it is on disk, and to try again until it is.
-      seen: see `Meta`. None: as many samples as steps of the config's batch size have.
+      wait: whether to wait until the checkpoint is on disk, and to retry until it is.
+      seen: see `Meta`. None: `step` batches of the config's batch size.
 
     Raises:
-      UserError: this checkpoint or the one before cannot be written until the user acts.
-      TransientError: it could not be written, however often it was tried.
+      UserError: this or the previous checkpoint cannot be written until the user acts.
+      TransientError: writing kept failing with errors that may pass.
     """
     meta = {
       'format': migrate.FORMAT,
@@ -158,14 +158,14 @@ class Checkpoints:
       meta=ocp.args.JsonSave({**meta, 'digest': _digest(meta)}),
       tokenizer=ocp.args.JsonSave({**tokenizer, 'digest': _digest(tokenizer)}),
     )
-    # A loss that is not a number is left out, which keeps the checkpoint from being the best.
+    # Without a finite loss, a checkpoint must not count as the best.
     metrics = None if loss is None or not math.isfinite(loss) else {'loss': loss}
 
     def write() -> None:
       self._settle()
       if self._failures:
         self._manager.reload()
-        if step in self.steps():  # An earlier try got that far.
+        if step in self.steps():  # An earlier try succeeded after all.
           return
       self._pending, self._unwritten = True, step
       try:
@@ -182,11 +182,11 @@ class Checkpoints:
       self._raise_unwritten(error)
 
   def wait(self) -> None:
-    """Waits until what `save` started is on disk.
+    """Wait until the checkpoint that `save` started is on disk.
 
     Raises:
-      UserError: it cannot be written until the user acts.
-      TransientError: it was not written, and may be later.
+      UserError: the checkpoint cannot be written until the user acts.
+      TransientError: the checkpoint was not written, but a later try may succeed.
     """
     try:
       self._settle()
@@ -197,8 +197,8 @@ class Checkpoints:
     """Return, without waiting, whether the last save failed and it is time to save again.
 
     Raises:
-      UserError: it cannot be written until the user acts.
-      TransientError: it has failed too often, or there are several processes.
+      UserError: the checkpoint cannot be written until the user acts.
+      TransientError: saving has failed too often, or there are several processes.
     """
     if self._pending and not self._manager.is_saving_in_progress():
       try:
@@ -213,7 +213,7 @@ class Checkpoints:
     return bool(self._failures) and not self._pending and time.monotonic() >= self._again_at
 
   def _settle(self) -> None:
-    """Wait for the end of the save before; raise what went wrong in it."""
+    """Wait for the end of the previous save; raise its error, if any."""
     try:
       self._manager.wait_until_finished()
     except Exception as error:
@@ -222,37 +222,39 @@ class Checkpoints:
       self._pending, self._unwritten, self._failures = False, None, 0
 
   def _fail(self, error: Exception) -> NoReturn:
-    """Count a save that failed, and raise why."""
+    """Count a failed save, and raise its error."""
     self._pending, self._failures = False, self._failures + 1
     if not hosts.is_loss(error):
-      with contextlib.suppress(Exception):  # It failed already; this is about what it left.
-        self._manager.reload()  # Orbax lists a step from the moment when it starts to write it.
-    # A try that Orbax gave up still writes for a moment, and removes what it wrote.
-    gone = str(error).startswith('NOT_FOUND')  # as TensorStore says it
+      with contextlib.suppress(Exception):  # The error of the save itself matters more.
+        self._manager.reload()  # Orbax lists a step as soon as it starts to write it.
+    # A try that Orbax abandoned writes on for a moment, and then removes its files.
+    gone = str(error).startswith('NOT_FOUND')  # TensorStore's status for a missing file
     if gone or isinstance(error, (FileNotFoundError, FileExistsError)):
       raise OSError(errno.ESTALE, str(error)) from error
     raise error
 
   def _raise_unwritten(self, error: Exception) -> NoReturn:
-    """Raise what went wrong in a save, as a sentence."""
-    if hosts.is_loss(error) and not isinstance(error, TimeoutError):  # It is not another's failure.
+    """Raise the error of a save as a sentence for the user."""
+    # A TimeoutError is a failure of storage, not the loss of another process.
+    if hosts.is_loss(error) and not isinstance(error, TimeoutError):
       raise error
     cause = (error.__cause__ if isinstance(error, TransientError) else None) or error
     complete = [s for s in self.steps() if s != self._unwritten]
     last = f'the last good checkpoint is step {complete[-1]}' if complete else 'none is saved yet'
-    said = f'a checkpoint could not be written to {self.directory} ({one_line(cause)}); {last}; '
+    failure = f'a checkpoint could not be written to {self.directory} ({one_line(cause)}); {last}; '
     if retry.is_transient(cause):
       raise TransientError(
-        f'{said}this may pass by itself: run the same command again to go on from there'
+        f'{failure}this may pass by itself: run the same command again to continue from there'
       ) from cause
     raise UserError(
-      f'{said}make room or choose another --workdir, then run the same command to go on from there'
+      f'{failure}free space or choose another --workdir, then run the same command to continue '
+      'from there'
     ) from cause
 
   def close(self) -> None:
-    """Waits for what is being written, and ends the background threads.
+    """Wait for writes in progress, and end the background threads.
 
-    An error is logged: `wait` has raised it, or another one ends the run.
+    An error is only logged: `wait` has raised it already, or another error ends the run.
     """
     try:
       self._manager.close()
@@ -260,12 +262,12 @@ class Checkpoints:
       logging.warning('a checkpoint was not written: %s', one_line(error))
 
   def meta(self, step: int) -> Meta:
-    """What the checkpoint says of itself.
+    """Return the description in a checkpoint.
 
     Raises:
-      DamagedError: its content is not what was written.
-      UserError: a later version of this package wrote it, or the rights to read it are missing.
-      TransientError: it cannot be read now, however often it was tried.
+      DamagedError: the content has changed since it was written.
+      UserError: a later version of this package wrote it, or the permission to read is missing.
+      TransientError: reading kept failing with errors that may pass.
     """
     args = ocp.args.Composite(meta=ocp.args.JsonRestore(), tokenizer=ocp.args.JsonRestore())
     directory = self.directory / str(step)
@@ -278,19 +280,19 @@ class Checkpoints:
     return read_together(directory, read)
 
   def restore(self, meta: Meta, abstract: Any) -> Any:
-    """Reads the state, or a part of it, straight into the shardings of `abstract`.
+    """Read the state, or a part of it, directly into the shardings of `abstract`.
 
     Args:
-      meta: of the checkpoint to read, from `Checkpoints.meta`.
+      meta: the description of the checkpoint, from `Checkpoints.meta`.
       abstract: `jax.ShapeDtypeStruct`s with shardings: the whole state, or some of its entries.
 
     Returns:
       Arrays in the structure of `abstract`.
 
     Raises:
-      DamagedError: its content is not what was written.
-      UserError: the rights to read it are missing.
-      TransientError: it cannot be read now, however often it was tried.
+      DamagedError: the content has changed since it was written.
+      UserError: the permission to read is missing.
+      TransientError: reading kept failing with errors that may pass.
     """
     fresh = {}
     if meta.contents == 'params':
@@ -298,7 +300,7 @@ class Checkpoints:
       abstract = {'params': abstract['params']}
     for path, _ in with_paths(abstract):
       if path not in meta.checksums:
-        raise DamagedError(f'the array {path} is not in it')
+        raise DamagedError(f'the array {path} is missing')
     whole = len(with_paths(abstract)) == len(meta.checksums)
     directory = self.directory / str(meta.step)
     state = read_together(
@@ -309,12 +311,12 @@ class Checkpoints:
     )
     for path, value in with_paths(_checksums(state)):
       if meta.checksums[path] != int(value):
-        raise DamagedError(f'the array {path} is not the one that was written')
+        raise DamagedError(f'the array {path} has changed since it was written')
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype, device=a.sharding), fresh)
     return {**state, **zeros}
 
   def set_aside(self, step: int) -> paths.Path:
-    """Moves a damaged checkpoint out of the way, to `WORKDIR/damaged/STEP`."""
+    """Move a damaged checkpoint to `WORKDIR/damaged/STEP`."""
 
     def move() -> str:
       target = self.directory.parent / 'damaged' / str(step)
@@ -324,16 +326,16 @@ class Checkpoints:
       paths.rename(self.directory / str(step), target)
       return os.fspath(target)
 
-    moved = paths.of(hosts.from_first(move))
+    moved = paths.parse_path(hosts.from_first(move))
     retry.retried(self._manager.reload, f'reading {self.directory}')
     return moved
 
 
 def open_source(directory: paths.Path, step: int | None) -> tuple[Checkpoints, Meta]:
-  """The checkpoint that `DIR@STEP` names (None: the newest that can be read).
+  """Open the checkpoint of a step (None: the newest one that can be read).
 
   Raises:
-    UserError: there is none, or the one that was asked for is damaged.
+    UserError: there is no such checkpoint, or it is damaged.
   """
   if not paths.exists(directory / 'checkpoints'):
     raise UserError(f'{directory} is not the work directory of a run: it has no checkpoints/')
@@ -350,7 +352,7 @@ def open_source(directory: paths.Path, step: int | None) -> tuple[Checkpoints, M
 
 
 def restore_source(checkpoints: Checkpoints, meta: Meta, abstract: Any) -> Any:
-  """`Checkpoints.restore` for what `open_source` found, where damage is for the user to mend.
+  """Restore from a checkpoint that `open_source` found, and report damage to the user.
 
   Raises:
     UserError: the checkpoint is damaged.
@@ -365,32 +367,35 @@ def restore_source(checkpoints: Checkpoints, meta: Meta, abstract: Any) -> Any:
 
 
 def has(meta: Meta, entry: str) -> bool:
-  """Whether the state in a checkpoint has an entry such as `params`."""
+  """Return whether the state in a checkpoint has an entry such as `params`."""
   return any(path.startswith(f'{entry}/') for path in meta.checksums)
 
 
 def check_is_model(meta: Meta, directory: paths.Path) -> None:
-  """Checks that a checkpoint can be run.
+  """Check that a checkpoint holds a model.
 
   Raises:
-    UserError: it holds something else than a model.
+    UserError: the checkpoint holds something else.
   """
   if meta.contents not in ('model', 'params'):
     raise UserError(
-      f'{directory} holds added tokens only; put them into a model first '
+      f'{directory} holds added tokens only; merge them into a model first '
       '(python -m tokenformer_jax.grow merge)'
     )
 
 
 def check_is_language_model(meta: Meta, directory: paths.Path) -> None:
-  """Checks that a checkpoint can be run on text.
+  """Check that a checkpoint holds a language model.
 
   Raises:
-    UserError: it holds something else than a language model.
+    UserError: the checkpoint holds something else.
   """
   check_is_model(meta, directory)
   if meta.config.model.kind != 'lm':
-    raise UserError(f'{directory} is no language model: its model.kind is {meta.config.model.kind}')
+    raise UserError(
+      f'{directory} is not a language model: its model.kind is {meta.config.model.kind}; name the '
+      'work directory of a language model'
+    )
 
 
 def _listed(steps: list[int]) -> str:
@@ -398,17 +403,17 @@ def _listed(steps: list[int]) -> str:
 
 
 def _checksums(state: Any) -> Any:
-  """Of one array after the other, which takes less memory than all in one program.
+  """Return the checksums of a state, computed one array at a time to save memory.
 
-  Each is waited for: programs that run at once can wait for each other's sums for ever on a CPU.
+  Wait for each checksum: on a CPU, programs that run at once can deadlock in their collectives.
   """
 
-  def of(array: Any) -> Any:
+  def compute(array: Any) -> Any:
     if isinstance(array, Deferred):
       return checksum.on_host(array.read())
     return jax.block_until_ready(checksum.on_devices(array))
 
-  return jax.tree.map(of, state)
+  return jax.tree.map(compute, state)
 
 
 def _digest(content: dict[str, Any]) -> str:
@@ -418,12 +423,12 @@ def _digest(content: dict[str, Any]) -> str:
 def _checked(content: dict[str, Any]) -> dict[str, Any]:
   content = dict(content)
   if content.pop('digest', None) != _digest(content):
-    raise DamagedError('its description is not the one that was written')
+    raise DamagedError('its description has changed since it was written')
   return content
 
 
 def package_versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
-  """The installed version of each package, or `not installed`."""
+  """Return the installed version of each package, or `not installed`."""
   versions = {}
   for package in packages:
     try:

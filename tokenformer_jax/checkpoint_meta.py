@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: its step, config, lineage, checksums and tokenizer."""
+"""The description in a checkpoint: its step, config, lineage, checksums and tokenizer."""
 
 import dataclasses
 from typing import Any
@@ -9,15 +9,15 @@ from tokenformer_jax import migrate, saved_config
 
 @dataclasses.dataclass(frozen=True)
 class Ancestor:
-  """What a model was made of, other than by training: one entry of a lineage."""
+  """One entry of a lineage: a change of a model other than by training."""
 
   action: str  # grow, shrink, merge or remove
-  source: str  # its work directory
-  step: int  # of the source
-  model: config_lib.ModelConfig  # the source's
-  grow: config_lib.GrowConfig  # how
-  updates: int  # the new model's count of optimizer updates at birth
-  # After merge, and in extracted tokens: the runs that the added tokens came from, one a line.
+  source: str  # the source's work directory
+  step: int  # the source's step
+  model: config_lib.ModelConfig  # the source's model
+  grow: config_lib.GrowConfig  # the options of the action
+  updates: int  # the new model's count of optimizer updates when it was created
+  # After merge, and in extracted tokens: the runs that the added tokens came from, one per line.
   tokens_of: str = ''
 
 
@@ -26,27 +26,27 @@ Lineage = tuple[Ancestor, ...]  # the oldest first
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-  """What a run has seen of its training data."""
+  """The training data that a run has seen."""
 
-  samples: int  # of the order that it is in (data/order.py)
-  digest: str = ''  # of the data; '' in checkpoints that do not say
+  samples: int  # the number of samples, in the order of data/order.py
+  digest: str = ''  # the digest of the data; '' in checkpoints without it
 
 
 @dataclasses.dataclass(frozen=True)
 class Meta:
-  """What a checkpoint says of itself."""
+  """The description in a checkpoint."""
 
   step: int
-  updates: int  # made by the optimizer: `step` less those that were skipped
-  config: config_lib.Config  # of the run that wrote it, with every size filled in
+  updates: int  # updates by the optimizer: `step` minus the skipped updates
+  config: config_lib.Config  # the config of the run that wrote it, with every size filled in
   lineage: Lineage
-  # `model`; `params`, a model whose training has not begun, so that the rest of its state is zero;
-  # or `added_tokens` if it holds nothing but those of the last growth.
+  # `model`; `params` for a model without training, so that the rest of its state is zero; or
+  # `added_tokens` for the tokens of the last growth alone.
   contents: str
   checksums: dict[str, int]  # by path in the state
   tokenizer: dict[str, Any]
   seen: Seen = Seen(0)
-  # The paths that arrays have in the files, by path in the state, where an earlier format differs.
+  # Array paths in the files, by path in the state, for arrays whose path an earlier format differs.
   stored_paths: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -56,16 +56,16 @@ def from_json(
   where: str,
   changes: migrate.Changes = migrate.CHANGES,
 ) -> Meta:
-  """Return what a checkpoint of any format says of itself.
+  """Return the description in a checkpoint of any format.
 
   Args:
-    stored: its `meta`.
-    tokenizer: its `tokenizer`.
-    where: how an error names the checkpoint.
-    changes: of the formats since the first.
+    stored: the checkpoint's `meta`.
+    tokenizer: the checkpoint's `tokenizer`.
+    where: the name of the checkpoint for messages.
+    changes: the changes of the format since the first version.
 
   Raises:
-    UserError: a later version of this package wrote it.
+    UserError: a later version of this package wrote the checkpoint.
   """
   migrate.check_format(stored['format'], where, changes)
   meta = migrate.meta(stored, changes)

@@ -1,4 +1,4 @@
-"""Reading a checkpoint: several processes come to the same end, arrays go to their places."""
+"""Reading of a checkpoint: all processes agree on the outcome, and arrays go to their shardings."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -11,25 +11,25 @@ from tokenformer_jax import hosts, orbax_setup, paths, retry
 from tokenformer_jax.errors import UserError
 
 _T = TypeVar('_T')
-# How reading ended in a process; of all processes the highest counts.
+# Outcomes of a read in a process. The highest outcome of all processes decides.
 _READ, _DAMAGED, _UNREADABLE, _MISTAKE = range(4)
 
 
 class DamagedError(Exception):
-  """A checkpoint whose content is not what was written: a checksum, digest or format is wrong."""
+  """A checkpoint whose content has changed: a checksum, digest or format is wrong."""
 
 
 def read_together(path: paths.Path, read: Callable[[], _T]) -> _T:
-  """Return what `read` reads of the checkpoint at a path; all processes have to call this.
+  """Return the value that `read` reads from the checkpoint at a path.
 
-  Each process reads by itself. Then all of them, also one that failed, say how it ended, and do
-  the same next: go on, end, or have those that failed try again. Damage has to be found twice: what
-  is read may be cut short on its way.
+  All processes must call this function. Each process reads by itself. Then all processes, also
+  those that failed, share their outcomes and take the same next step: continue, end, or let the
+  failed processes try again. Damage must be found twice, because a transfer may be cut short.
 
   Raises:
-    DamagedError: the content is not what was written, in some process.
-    UserError: the rights to read it are missing; or what `read` raises.
-    TransientError: it cannot be read now, however often it was tried.
+    DamagedError: some process found changed content.
+    UserError: the permission to read is missing, or `read` raised it.
+    TransientError: reading kept failing with errors that may pass.
   """
   value, error, is_read, confirmed = None, None, False, False
   for pause in (*retry.PAUSES, None):
@@ -54,19 +54,19 @@ def read_together(path: paths.Path, read: Callable[[], _T]) -> _T:
       retry.announce(f'reading {path}', pause, error)
       time.sleep(pause)
   if ended == _DAMAGED:
-    said = retry.one_line(error) if error else 'another process finds it damaged'
-    raise DamagedError(said) from error
+    reason = retry.one_line(error) if error else 'another process finds it damaged'
+    raise DamagedError(reason) from error
   if error is None or _ended(error) != _MISTAKE:
     raise UserError(f'another process cannot read {path}; its output says why') from error
   if retry.is_for_user(error) and not isinstance(error, UserError):
     raise UserError(
-      f'{path} cannot be read ({retry.one_line(error)}); check who may read it, and who you are'
+      f'{path} cannot be read ({retry.one_line(error)}); check its permissions and your account'
     ) from error
   raise error
 
 
 def _ended(error: Exception | None) -> int:
-  """Return how reading ended. An error that is not one of content says nothing of a checkpoint."""
+  """Return the outcome of a read. Only an error about the content means damage."""
   if error is None:
     return _READ
   if retry.is_for_user(error):
@@ -85,14 +85,14 @@ def read_arrays(
   whole: bool,
   stored_paths: Mapping[str, str],
 ) -> Any:
-  """Read the arrays of a state straight into their shardings.
+  """Read the arrays of a state directly into their shardings.
 
   Args:
     reader: from `orbax_setup.make_reader`.
-    path: of the checkpoint.
+    path: the path of the checkpoint.
     abstract: `jax.ShapeDtypeStruct`s with shardings: the whole state, or some of its entries.
-    whole: whether these are all arrays in the files.
-    stored_paths: of arrays that have another path in the files, by path in the state.
+    whole: whether `abstract` has all arrays in the files.
+    stored_paths: the paths in the files of arrays whose path differs, by path in the state.
 
   Returns:
     Arrays in the structure of `abstract`.
@@ -110,7 +110,7 @@ def read_arrays(
 def _read_renamed(
   reader: ocp.Checkpointer, path: paths.Path, abstract: Any, stored_paths: Mapping[str, str]
 ) -> Any:
-  """Read arrays in the structure of the files, and put them into that of `abstract`."""
+  """Read arrays in the structure of the files, and return them in the structure of `abstract`."""
   stored = {stored_paths.get(at, at): leaf for at, leaf in with_paths(abstract)}
   structure = reader.metadata(path).item_metadata['state'].tree
   item = jax.tree.map_with_path(

@@ -1,6 +1,6 @@
 """The checksum of an array: Σ bits · (2 · index + 1) mod 2³².
 
-It is the same on every mesh, and any single flipped bit changes it.
+The checksum is the same on every mesh, and any single flipped bit changes it.
 """
 
 import jax
@@ -10,11 +10,11 @@ import numpy as np
 
 @jax.jit
 def on_devices(array: jax.Array) -> jax.Array:
-  """Σ bits · (2 · index + 1) mod 2³²: the same on every mesh, changed by any single flipped bit."""
+  """Return the checksum of an array, computed where the array is."""
   if array.ndim < 3:
     return _sum_of_bits(array, jnp.uint32(0))
 
-  # Layer by layer: on a CPU the products are written to memory before they are summed.
+  # Sum layer by layer to save memory: on a CPU XLA writes the products before it sums them.
   def add(i: jax.Array, total: jax.Array) -> jax.Array:
     layer = jax.lax.dynamic_index_in_dim(array, i, keepdims=False)
     return total + _sum_of_bits(layer, i.astype(jnp.uint32) * jnp.uint32(layer.size % 2**32))
@@ -36,7 +36,7 @@ def _sum_of_bits(array: jax.Array, first: jax.Array) -> jax.Array:
 
 
 def on_host(array: np.ndarray) -> int:
-  """`on_devices` by numpy, a piece at a time."""
+  """Return the same checksum as `on_devices`, computed by NumPy in pieces."""
   bits, piece, total = array.reshape(-1).view(f'uint{array.itemsize * 8}'), 2**20, 0
   for first in range(0, bits.size, piece):
     part = bits[first : first + piece].astype(np.uint32)

@@ -1,6 +1,6 @@
-"""Options of XLA that the steps are compiled with, by the kind of device.
+"""XLA options for compiling the steps, by device kind.
 
-Those of TPUs were found with the planner, on programs compiled for v5e, v5p, v6e and TPU7x
+The options for TPUs were found with the planner, on programs compiled for v5e, v5p, v6e and TPU7x
 (docs/pods.md).
 """
 
@@ -8,8 +8,8 @@ from jax.sharding import Mesh
 
 from tokenformer_jax.flops import of_kind
 
-# Weights that are split over all of 64 or more chips are gathered, beside other work. Without these
-# the compiler writes an all-reduce of the whole matrix in its place: twice the bytes.
+# Gather weights that are split over 64 or more chips, in parallel with other work. Without these
+# options the compiler uses an all-reduce of the whole matrix instead, which moves twice the bytes.
 _GATHERS = {
   'xla_enable_async_all_gather': 'true',
   'xla_tpu_prefer_async_allgather_to_allreduce': 'true',
@@ -17,14 +17,14 @@ _GATHERS = {
   'xla_tpu_enable_async_collective_fusion_fuse_all_gather': 'true',
   'xla_tpu_enable_async_collective_fusion_multiple_steps': 'true',
 }
-# Products with weights in thin shards stay whole, and are not a loop over the shards, in which the
-# matrix unit would mostly wait.
+# Keep products with weights in thin shards whole. In a loop over the shards the matrix unit would
+# mostly wait.
 _WHOLE_PRODUCTS = {'xla_jf_spmd_threshold_for_windowed_einsum_mib': '1000000'}
 
-# KiB of the vector memory (VMEM) of a core that one operation may use. Within the compiler's own
-# limits products are cut into smaller blocks, which read more, and a step takes a tenth longer. The
-# values are common in training on these chips. The compiler takes up to three times as long. A v4
-# has far less of that memory; there the compiler's limit stays.
+# The limit on a core's vector memory (VMEM) for one operation, in KiB. Within the compiler's own
+# limit, products are cut into smaller blocks, which read more, and a step takes a tenth longer. The
+# values are common in training on these chips. Compilation takes up to three times as long. A v4
+# has far less vector memory, so it keeps the compiler's limit.
 _VMEM = 'xla_tpu_scoped_vmem_limit_kib'
 
 _TPU = {**_GATHERS, **_WHOLE_PRODUCTS}
@@ -36,9 +36,9 @@ _SETS = {  # by the start of `device_kind`
 }
 
 
-# Runs of one program give the same bits. A CPU and a TPU do that without any option. On a GPU the
-# sums of a scatter, some products and cuDNN's attention backward have no fixed order, and a product
-# may get another algorithm at every start, because the fastest in a measurement is taken.
+# With this option, runs of one program return the same bits. CPUs and TPUs need no option for that.
+# On a GPU the sums of a scatter, some products and cuDNN's attention backward have no fixed order,
+# and autotuning may choose another algorithm for a product at every start.
 _DETERMINISTIC_GPU = {'xla_gpu_deterministic_ops': True}
 
 
@@ -46,9 +46,9 @@ def options(name: str, mesh: Mesh) -> dict[str, str | bool]:
   """Return the options for the training step.
 
   Args:
-    name: `config.train.compiler_options`: `auto`, the set of the mesh's devices; `deterministic`,
-      the same and what makes a GPU repeat its bits; or `none`.
-    mesh: of the program.
+    name: `config.train.compiler_options`: `auto`, the set for the mesh's devices; `deterministic`,
+      the same set with bit-exact repetition on a GPU; or `none`.
+    mesh: the mesh of the program.
   """
   fastest = of_kind(_SETS, mesh.devices.flat[0]) or {}
   return {} if name == 'none' else {**fastest, **eval_options(name, mesh)}

@@ -1,4 +1,4 @@
-"""How a model is computed, apart from what it computes."""
+"""Choose how a model is computed, apart from the function that it computes."""
 
 import dataclasses
 
@@ -10,18 +10,18 @@ from tokenformer_jax.config import Config
 
 @dataclasses.dataclass(frozen=True)
 class Compute:
-  """How a model is computed; nothing of it changes what the parameters are."""
+  """The choices for computing a model; they do not change its parameters."""
 
-  dtype: jnp.dtype = jnp.float32  # of activations
-  remat: str = 'score_inputs'  # what is kept for the backward pass: see stack.py
-  # One program for stacked layers, in a loop (scan), or one for each (unrolled); or layers with
-  # parameters of their own (list), for decoding.
+  dtype: jnp.dtype = jnp.float32  # the dtype of activations
+  remat: str = 'score_inputs'  # the values kept for the backward pass: see stack.py
+  # scan: a loop over stacked layers. unrolled: stacked layers, one after the other. list: layers
+  # with arrays of their own, for decoding.
   layers: str = 'scan'
   attention: str = 'auto'  # see attention.kernel
 
   @classmethod
   def of(cls, config: Config) -> 'Compute':
-    """The choices of a run; `dtype=auto` is float32 on a CPU and bfloat16 elsewhere."""
+    """Return the choices of a run; `dtype=auto` is float32 on a CPU and bfloat16 elsewhere."""
     name = config.dtype
     if name == 'auto':
       name = 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
@@ -31,12 +31,15 @@ class Compute:
 
   @classmethod
   def of_trained(cls, config: Config) -> 'Compute':
-    """How to use what a run trained: not by its kernel of attention, which may not be here."""
+    """Return the choices for using a trained model: the run's dtype, with defaults otherwise.
+
+    The run's attention kernel may be for another kind of device.
+    """
     return cls(cls.of(config).dtype)
 
 
 def remat_on(name: str, platform: str) -> str:
-  """Return what `config.train.remat` stands for on a platform: see `stack.py`.
+  """Return the meaning of `config.train.remat` on a platform: see `stack.py`.
 
   `auto` is `everything` on a CPU, whose memory is large, and `score_inputs` elsewhere.
   """

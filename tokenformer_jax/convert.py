@@ -331,7 +331,7 @@ def main(argv: Sequence[str]) -> None:
     if not values[name].value:
       raise UserError(f'--{name} is empty; it must be a path')
   options = {name: values[name].value for name in _TAKEN[action]}
-  target = paths.of(values.target) if action == 'to-jax' else paths.local(values.target)
+  target = paths.parse_path(values.target) if action == 'to-jax' else paths.local(values.target)
   if action == 'to-jax':
     model = to_jax(paths.local(values.source), target, **options).model
   else:
@@ -350,7 +350,7 @@ def main(argv: Sequence[str]) -> None:
   if action == 'to-jax':
     _say_assumed(model)
     messages.say(f'wrote {target}; to try it:')
-    command = usage.command_of('generate')
+    command = usage.spell_command('generate')
     print(f"{command} --source={target} --prompt='Once upon a time'")
     return
   messages.say(f'wrote {target}')

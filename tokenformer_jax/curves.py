@@ -1,4 +1,4 @@
-"""The curves of runs: the points of a metric, and the figure that the command `plot` draws."""
+"""Read the points of a run's metric, and draw the figure of the command `plot`."""
 
 import math
 from collections.abc import Sequence
@@ -29,12 +29,11 @@ _UNITS = {
   'step_seconds': 'seconds per step',
   'mfu': 'MFU (fraction of peak)',
 }
-_FALLING = ('loss', 'perplexity', 'bits_per_byte')  # steeply at first
-_START = 0.1  # a curve that begins in this part of its steps is seen from the start
-# Labels of a logarithmic axis in every decade, where the largest value is less than so many times
-# the smallest.
+_FALLING = ('loss', 'perplexity', 'bits_per_byte')  # metrics that fall steeply at first
+_START = 0.1  # A curve that begins in this part of its steps gets a logarithmic x axis.
+# Labels of a logarithmic axis in every decade, by the largest ratio of the axis's values.
 _TICKS = (
-  (2.5, ()),  # at even steps
+  (2.5, ()),  # linear steps
   (20, (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8)),
   (300, (1, 2, 5)),
   (math.inf, (1, 3)),
@@ -50,20 +49,20 @@ SUFFIXES = ('.png', '.pdf', '.svg')
 
 
 def curves(run: str | Path, x: str, y: str) -> dict[str, tuple[list[float], list[float]]]:
-  """The points of a metric, and of its twin on the validation text.
+  """Return the points of a metric, and of the same metric on the validation data.
 
   Args:
     run: a work directory.
     x: `steps`, or the `examples` (sequences or images), `tokens` or model `flops` of training.
-    y: the metric's name. With `train/NAME` comes `eval/NAME`, if the run has it.
+    y: the metric's name. For `train/NAME`, `eval/NAME` is returned as well if the run has it.
 
   Returns:
-    From metric names to values along x and y; a value that was not finite is NaN.
+    Values along x and y by metric name; a value that was not finite is NaN.
 
   Raises:
-    UserError: that is not a run, or it has no such metric.
+    UserError: the directory is not a run, or the run has no such metric.
   """
-  run = paths.of(run)
+  run = paths.parse_path(run)
   lines, scale = read(run), _per_step(run, x)
   names = {name for line in lines for name in line if name != 'step'}
   if y not in names:
@@ -75,15 +74,15 @@ def curves(run: str | Path, x: str, y: str) -> dict[str, tuple[list[float], list
       xs, ys = zip(*points, strict=True)
       found[name] = [*xs], [value if _is_finite(value) else math.nan for value in ys]
   if not any(map(_is_finite, found[y][1])):
-    raise UserError(f'{run} has no value of {y} that is finite, so there is nothing to draw')
+    raise UserError(f'{run} has no finite value of {y}, so there is nothing to draw')
   return found
 
 
 def read(run: paths.Path) -> list[dict[str, float]]:
-  """Return the lines of a run's metrics.jsonl, of which there is at least one.
+  """Return the lines of a run's metrics.jsonl, at least one.
 
   Raises:
-    UserError: that is not a run, or it has no figures yet.
+    UserError: the directory is not a run, or the run has no figures yet.
   """
   try:
     lines = metrics.read(run)
@@ -104,7 +103,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _per_step(run: paths.Path, x: str) -> float:
-  """What one step adds to the x axis."""
+  """Return the length of one step on the x axis."""
   if x == 'steps':
     return 1
   resolved = saved_config.read(run / 'config.json', 'use --x=steps', needed_by=f'--x={x}')
@@ -112,7 +111,7 @@ def _per_step(run: paths.Path, x: str) -> float:
     return resolved.data.batch_size
   if x == 'tokens':
     if resolved.model.kind != 'lm':
-      raise UserError(f'{run} trains on images, which are not tokens; use --x=examples')
+      raise UserError(f'{run} trains on images, which have no tokens; use --x=examples')
     return resolved.data.batch_size * resolved.data.sequence_length
   return flops.of_step(resolved)
 
@@ -120,11 +119,11 @@ def _per_step(run: paths.Path, x: str) -> float:
 def draw(runs: Sequence[str | Path], x: str, y: str) -> 'Figure':
   """Return a figure with one colour for each run: `train/…` as a line, `eval/…` as dashed points.
 
-  What falls steeply at first (a loss) has logarithmic axes, so that the whole curve is there and
-  its end can be read.
+  A metric that falls steeply at first, such as a loss, gets logarithmic axes, which show the whole
+  curve and keep its end readable.
 
   Raises:
-    UserError: see `curves`; or matplotlib is not installed.
+    UserError: matplotlib is not installed, or as `curves`.
   """
   try:
     from matplotlib.figure import Figure  # noqa: PLC0415
@@ -132,7 +131,7 @@ def draw(runs: Sequence[str | Path], x: str, y: str) -> 'Figure':
     raise UserError(
       'matplotlib, which draws the curves, is not installed; run pip install -e ".[plot]"'
     ) from error
-  runs = [*dict.fromkeys(map(paths.of, runs))]
+  runs = [*dict.fromkeys(map(paths.parse_path, runs))]
   drawn = {name: curves(run, x, y) for name, run in zip(_names(runs), runs, strict=True)}
   figure = Figure(figsize=(8, 4.5), dpi=150, layout='constrained')
   axes = figure.add_subplot()
@@ -151,13 +150,13 @@ def draw(runs: Sequence[str | Path], x: str, y: str) -> 'Figure':
 
 
 def _names(runs: Sequence[paths.Path]) -> list[str]:
-  """The directories' names, or whole paths where two runs would have the same."""
+  """Return the directories' names, or their whole paths if two runs have the same name."""
   names = [run.resolve().name for run in runs]
   return names if len(set(names)) == len(names) else [str(run) for run in runs]
 
 
 def _finish(axes: 'Axes', x: str, y: str) -> None:
-  """Labels, scales and limits."""
+  """Set labels, scales and limits."""
   split, _, name = y.rpartition('/')
   falls = name in _FALLING and all(value > 0 for _, ys in _points(axes) for value in ys)
   from_start = all(0 < xs[0] <= _START * xs[-1] for xs, _ in _points(axes))
@@ -185,7 +184,7 @@ def _finish(axes: 'Axes', x: str, y: str) -> None:
 
 
 def _points(axes: 'Axes') -> list[tuple[list[float], list[float]]]:
-  """The finite points of every line that has any."""
+  """Return the finite points of every line that has any."""
   lines = [
     [(float(x), float(y)) for x, y in line.get_xydata() if math.isfinite(y)] for line in axes.lines
   ]
@@ -193,7 +192,7 @@ def _points(axes: 'Axes') -> list[tuple[list[float], list[float]]]:
 
 
 def _label_plainly(axis: 'Axis', values: list[float], power: float = 1) -> None:
-  """Labels a logarithmic axis with plain numbers, at even steps where they span little."""
+  """Label a logarithmic axis with plain numbers, in linear steps if the values span little."""
   from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter  # noqa: PLC0415
 
   span = max(values) / min(values)
@@ -205,7 +204,7 @@ def _label_plainly(axis: 'Axis', values: list[float], power: float = 1) -> None:
 
 
 def _unit(largest: float) -> tuple[float, str]:
-  """The power of ten that keeps tick labels short, and its name."""
+  """Return the power of ten that keeps tick labels short, and its name."""
   for power, name in ((1e12, 'trillions'), (1e9, 'billions'), (1e6, 'millions')):
     if largest >= power:
       return power, f' ({name})'

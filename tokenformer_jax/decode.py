@@ -171,7 +171,7 @@ class Decoder:
     longest = int(left_B.max())
     rows = _Rows(
       padding_B=np.array([padded - len(r.prompt) for r in filled], np.int32),
-      draws=Draws.of([r.sampling for r in filled]),
+      draws=Draws.from_samplings([r.sampling for r in filled]),
       stop_BxK=_stops(filled),
     )
     ids_BxT = np.zeros((len(filled), padded), np.int32)

@@ -1,4 +1,4 @@
-"""The devices of a run, and whether a config can be split over them."""
+"""Find the devices of a run, and check that a config can be split over them."""
 
 import os
 
@@ -12,10 +12,10 @@ from tokenformer_jax.params import Definition
 
 
 def find() -> list[jax.Device]:
-  """All devices.
+  """Return all devices.
 
   Raises:
-    UserError: there are none of the kind that JAX_PLATFORMS asks for.
+    UserError: there is no device of a platform in JAX_PLATFORMS.
   """
   try:
     return jax.devices()
@@ -28,20 +28,20 @@ def find() -> list[jax.Device]:
 
 
 def check_fits(config: Config, definition: Definition, mesh: Mesh) -> None:
-  """Checks that parameters, heads and batch can be split over the mesh, and its devices do.
+  """Check that the mesh can split parameters, heads and batch, and suits the attention kernel.
 
   Raises:
-    UserError: something cannot be split evenly, or the kernel of attention is for other devices.
+    UserError: a size cannot be split evenly, or the attention kernel is for other devices.
   """
   check_devices(config, mesh)
   sharding.check_divides(mesh, definition.abstract, definition.axes)
 
 
 def check_devices(config: Config, mesh: Mesh) -> None:
-  """Check what of `check_fits` needs no sizes that the data decides.
+  """Check the part of `check_fits` that needs no sizes from the data.
 
   Raises:
-    UserError: as `check_fits`, but for the parameters.
+    UserError: as `check_fits`, except for the parameters.
   """
   kernel, platform = config.train.attention, mesh.devices.flat[0].platform
   needed = {'splash': 'tpu', 'cudnn': 'gpu'}.get(kernel, platform)
@@ -57,7 +57,7 @@ def check_splits(config: Config, mesh: Mesh | AbstractMesh) -> None:
   """Check that heads and batch can be split over the mesh.
 
   Raises:
-    UserError: a size is not a multiple of the number of its parts.
+    UserError: a size is not a multiple of its number of parts.
   """
   for heads in config.model.heads:
     sharding.check_divisible(mesh, 'heads', heads, 'heads of a layer of config.model')

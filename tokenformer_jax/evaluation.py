@@ -1,4 +1,4 @@
-"""Figures of a trained language model: tasks of lm-evaluation-harness, and any text; as tables."""
+"""Measure a trained language model on lm-evaluation-harness and on any text; render tables."""
 
 import dataclasses
 import logging
@@ -15,7 +15,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.score import Scorer
 from tokenformer_jax.trained import Trained
 
-# Table 1 (arXiv 2410.23168): a task, its metric, and the factor from the harness to the table.
+# Table 1 of arXiv 2410.23168: task, metric, and the factor from the harness to the table.
 _COLUMNS = {
   'LAMBADA ppl': ('lambada_openai', 'perplexity', 1),
   'LAMBADA': ('lambada_openai', 'acc', 100),
@@ -25,9 +25,9 @@ _COLUMNS = {
   'ARC-C': ('arc_challenge', 'acc_norm', 100),
   'WinoGrande': ('winogrande', 'acc', 100),
 }
-_AVERAGE = 'average'  # of all accuracies
+_AVERAGE = 'average'  # the mean of all accuracies
 
-# What the paper reports, by layers and width of the model.
+# The figures of the paper, by layers and width of the model.
 _PUBLISHED = {
   (12, 768): ('TokenFormer-150M', (16.38, 45.0, 35.5, 64.9, 47.3, 24.9, 50.4, 44.7)),
   (24, 1024): ('TokenFormer-450M', (7.69, 57.3, 47.5, 69.5, 56.2, 26.7, 54.6, 52.0)),
@@ -46,10 +46,10 @@ def published(model: ModelConfig) -> tuple[str, dict[str, float]] | None:
 
 
 def table_1(tasks: Mapping[str, Any]) -> dict[str, float]:
-  """The columns of the paper's Table 1 that the results have; the average if they have all.
+  """Return the columns of the paper's Table 1 that the results have, and the average if all are.
 
   Args:
-    tasks: results by task, as `harness.evaluate` gives them.
+    tasks: results by task, from `harness.evaluate`.
   """
   found = {}
   for column, (task, metric, factor) in _COLUMNS.items():
@@ -62,10 +62,10 @@ def table_1(tasks: Mapping[str, Any]) -> dict[str, float]:
 
 
 def import_harness() -> Any:
-  """Return the module that knows lm-evaluation-harness.
+  """Import and return the module `harness`, which needs lm-evaluation-harness.
 
   Raises:
-    UserError: that is not installed.
+    UserError: lm-evaluation-harness is not installed.
   """
   try:
     from tokenformer_jax import harness  # noqa: PLC0415 (an extra)
@@ -73,7 +73,7 @@ def import_harness() -> Any:
     raise UserError(
       f'--tasks needs lm-evaluation-harness ({error}); install it: pip install -e ".[eval]"'
     ) from error
-  # It warns of every choice that a task leaves to it.
+  # The harness warns about every default that a task uses.
   logging.getLogger('lm_eval').setLevel(logging.ERROR)
   return harness
 
@@ -81,15 +81,15 @@ def import_harness() -> Any:
 def make_scorer(
   model: Trained, max_length: int | None = None, batch_size: int | None = None
 ) -> Scorer:
-  """Return what scores rows of a model; it keeps the programs that it compiles.
+  """Return a scorer for rows of a model; it keeps the programs that it compiles.
 
   Args:
     model: a language model.
-    max_length: tokens of input at most; None: the length of the training.
-    batch_size: rows of a batch; None: as many as make some thousand tokens.
+    max_length: the most tokens of input; None: the training's sequence length.
+    batch_size: rows of a batch; None: enough rows for several thousand tokens.
 
   Raises:
-    UserError: the model has learned positions that do not reach so far.
+    UserError: `max_length` exceeds the model's learned positions.
   """
   length = model.context_length(max_length)
   return Scorer(
@@ -111,19 +111,19 @@ def evaluate(
 
   Args:
     model: a language model.
-    scorer: of the model, from `make_scorer`.
-    documents: a text; None: none.
+    scorer: the model's scorer, from `make_scorer`.
+    documents: the documents of a text; None: no text.
     stride: tokens that each window over the text scores; None: a whole window.
     tasks: from `harness.find_tasks`.
-    num_fewshot: solved examples before each question; None: as the task says.
+    num_fewshot: solved examples before each question; None: the task's own number.
     limit: samples of each task; None: all.
 
   Returns:
     A report as JSON: source, step, model, dtype, max_length, versions; `text` has the figures of
-    `perplexity.Figures`, `tasks` those of each task (see `harness.evaluate`).
+    `perplexity.Figures`, `tasks` has the figures of each task (see `harness.evaluate`).
 
   Raises:
-    UserError: the stride is longer than a window, or there is no text.
+    UserError: the stride is longer than a window, or the text is empty.
   """
   report = {
     'source': model.source,
@@ -139,7 +139,7 @@ def evaluate(
     report['tasks'] = harness.evaluate(adapter, tasks, num_fewshot, limit)
     report['limit'] = limit
   if documents is not None:
-    no_bar = None if hosts.is_first() else True  # None: no bar unless on a terminal
+    no_bar = None if hosts.is_first() else True  # None shows the bar on a terminal only.
     with tqdm.tqdm(desc='windows', disable=no_bar) as bar:
       figures = perplexity.measure(scorer, model.tokenizer, documents, stride, bar.update)
     report['text'] = dataclasses.asdict(figures)
@@ -147,7 +147,7 @@ def evaluate(
 
 
 def render(report: Mapping[str, Any], model: ModelConfig) -> str:
-  """The tables of a report, as it is written to --output."""
+  """Return the tables of a report from `evaluate`."""
   blocks = []
   if tasks := report.get('tasks'):
     rows = [('task', 'metric', 'value', '±', 'samples')]
@@ -177,7 +177,7 @@ def _number(value: Any) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]], left: int) -> str:
-  """Rows in columns, the first `left` of them aligned on the left and the others on the right."""
+  """Align rows in columns: the first `left` columns to the left, the others to the right."""
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   return '\n'.join(
     '  '.join(

@@ -1,9 +1,9 @@
-r"""The model interface of lm-evaluation-harness (`lm_eval`), and the harness's own command line.
+r"""Adapt a trained model to lm-evaluation-harness (`lm_eval`), and run the harness's command line.
 
   python -m tokenformer_jax.harness run --model tokenformer_jax --model_args source=RUN --tasks …
 
-is `lm_eval run …` with every option it has. The harness knows the models of its own package only
-and looks for no others, so that something has to import this module first: this command, or
+This command is `lm_eval run …` with all of its options. The harness only knows models that are
+registered in the process, so this module must be imported first: by this command, or by
 `import tokenformer_jax.harness` before `lm_eval.simple_evaluate(model='tokenformer_jax', …)`.
 
 All processes of a multi-host run compute all requests together; only the first prints and writes.
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import lm_eval.models  # Without it the harness would know no model but this one.
+import lm_eval.models  # Registers the harness's own models beside this one.
 import tqdm
 from absl import flags
 from lm_eval.api.instance import Instance
@@ -38,27 +38,27 @@ from tokenformer_jax.decode import Decoder
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.sampling import GREEDY, Sampling
 from tokenformer_jax.score import Row, Score, Scorer
-from tokenformer_jax.texts import request_of, text_of
+from tokenformer_jax.texts import decode_text, make_request
 
 NAME = 'tokenformer_jax'
-_RESAMPLES = 1000  # for the errors of what is no mean, such as a perplexity
-_TEXTS = 16  # written at a time, unless the batch size is given
+_RESAMPLES = 1000  # bootstrap samples for the errors of metrics that are not means
+_TEXTS = 16  # texts to write at a time, if no batch size is given
 _SETTINGS = ('until', 'max_gen_toks', 'do_sample', 'temperature', 'top_k', 'top_p')
 _ARGUMENTS = ('source', 'max_length', 'tokens', 'batch_size')
 
-# A name of the class and not the class: run as a command, this module is imported a second time.
+# Register the class by name: when this module runs as a command, it is imported a second time.
 model_registry.register(NAME, target='tokenformer_jax.harness:TokenFormerLM')
 
 
 class TokenFormerLM(TemplateLM):
-  """A trained model as the harness sees one.
+  """A trained model with the interface of the harness.
 
-  Tokens of a context and its continuation are those of the two together, cut where the context
-  alone would end; an empty context is the end of a document (`TemplateLM`).
+  Context and continuation are tokenized together and split where the context alone would end. An
+  empty context becomes an end of document (`TemplateLM`).
   """
 
   def __init__(self, model: trained.Trained, scorer: Scorer):
-    """Takes the model, and what scores its rows."""
+    """Wrap a model and its scorer."""
     super().__init__()
     self._model, self._scorer, self._tokenizer = model, scorer, model.tokenizer
     self._decoder = Decoder(model.config.model, model.compute)
@@ -73,15 +73,15 @@ class TokenFormerLM(TemplateLM):
   def create_from_arg_obj(
     cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
   ) -> 'TokenFormerLM':
-    """From `--model_args`.
+    """Load the model that `--model_args` names.
 
     Args:
-      arg_dict: `source`, and maybe `max_length` and `tokens` (see `trained.load`).
-      additional_config: from other flags: `batch_size` is rows, or `auto` for as many as fill one.
-        The rest is about PyTorch, and always there.
+      arg_dict: `source`, and optionally `max_length` and `tokens` (see `trained.load`).
+      additional_config: values of other flags. `batch_size` is the rows of a batch, or `auto`. The
+        other values are for PyTorch and are ignored.
 
     Raises:
-      UserError: another argument is there, or `source` is not.
+      UserError: an argument is unknown, or `source` is missing.
     """
     given = {'batch_size': (additional_config or {}).get('batch_size') or 'auto', **arg_dict}
     for name in given:
@@ -103,7 +103,7 @@ class TokenFormerLM(TemplateLM):
 
   @property
   def max_length(self) -> int:
-    """The most tokens of input."""
+    """Return the most tokens of input."""
     return self._scorer.max_length
 
   @property
@@ -111,14 +111,14 @@ class TokenFormerLM(TemplateLM):
     return self._tokenizer.fingerprint
 
   def tok_encode(self, string: str, add_special_tokens: bool | None = None) -> list[int]:
-    """Token ids; whatever is asked for, no special token is among them."""
+    """Return the token ids of a text, without special tokens whatever is asked for."""
     del add_special_tokens
     return self._tokenizer.encode(string).tolist()
 
   def loglikelihood_rolling(
     self, requests: Sequence[Instance], disable_tqdm: bool = False
   ) -> list[float]:
-    """Σ log p of whole texts, each token once, in windows that fill the context (see `LM`)."""
+    """Return Σ log p of whole texts, each token once, in windows that fill the context."""
     texts = [request.args[0] for request in requests]
     windows, owners = [], []
     for i, text in enumerate(texts):
@@ -143,7 +143,7 @@ class TokenFormerLM(TemplateLM):
     requests: Sequence[tuple[tuple[str, str], list[int], list[int]]],
     disable_tqdm: bool = False,
   ) -> list[tuple[float, bool]]:
-    # A context of nothing but spaces has given them to the continuation.
+    # `TemplateLM` moves trailing spaces to the continuation, which can leave an empty context.
     rows = [Row(context or [self.prefix_token_id], new) for _, context, new in requests]
     scores = [tuple(score) for score in self._score(rows, disable_tqdm)]
     for (texts, _, _), score in zip(requests, scores, strict=True):
@@ -151,10 +151,10 @@ class TokenFormerLM(TemplateLM):
     return scores
 
   def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-    """Texts after contexts, up to the first of the strings `until`.
+    """Return the texts that follow contexts, up to the first of the strings `until`.
 
     Raises:
-      UserError: a setting is unknown, or the model's context has no room for so many tokens.
+      UserError: a setting is unknown, or a text is longer than the model's context.
     """
     asked, stops = [], []
     for i, (context, settings) in enumerate(request.args for request in requests):
@@ -168,7 +168,7 @@ class TokenFormerLM(TemplateLM):
           'if its positions allow it'
         )
       ids = self.tok_encode(context)[length - self.max_length :] or [self.eot_token_id]
-      asked.append(request_of(self._tokenizer, ids, length, _sampling(settings, i), stop))
+      asked.append(make_request(self._tokenizer, ids, length, _sampling(settings, i), stop))
       stops.append(stop)
     with jax.set_mesh(self._model.mesh):
       size = self._scorer.batch_size or _TEXTS
@@ -176,7 +176,7 @@ class TokenFormerLM(TemplateLM):
       written = self._decoder(params, asked, batch_size=size)
     texts = []
     for request, ids, stop in zip(requests, written, stops, strict=True):
-      texts.append(text_of(self._tokenizer, ids.tolist(), stop))
+      texts.append(decode_text(self._tokenizer, ids.tolist(), stop))
       self.cache_hook.add_partial('generate_until', request.args, texts[-1])
     return texts
 
@@ -185,23 +185,23 @@ class TokenFormerLM(TemplateLM):
     cut = sum(len(row.context) + len(row.continuation) - 1 > self.max_length for row in rows)
     if cut and first:
       messages.say(
-        f'{cut} of {len(rows)} texts are longer than {self.max_length} tokens; they lost the '
-        'beginnings of their contexts'
+        f'{cut} of {len(rows)} texts are longer than {self.max_length} tokens; the beginnings of '
+        'their contexts are cut'
       )
-    no_bar = True if disable_tqdm or not first else None  # None: no bar unless on a terminal
+    no_bar = True if disable_tqdm or not first else None  # None shows the bar on a terminal only.
     with tqdm.tqdm(total=len(rows), desc='rows', disable=no_bar) as bar:
       return self._scorer(rows, bar.update)
 
 
 def find_tasks(names: Sequence[str], include_path: str | None = None) -> list[Any]:
-  """The tasks and groups of these names, with their data.
+  """Load tasks and groups of tasks by name, with their data.
 
   Args:
-    names: as `lm_eval ls tasks` lists them.
-    include_path: a directory of more of them.
+    names: names from `lm_eval ls tasks`.
+    include_path: a directory with more tasks.
 
   Raises:
-    UserError: a name is unknown, or the data of a task cannot be had.
+    UserError: a name is unknown, or the data of a task cannot be read.
   """
   if include_path is not None and not os.path.isdir(include_path):
     raise UserError(f'--include_path={include_path} is not a directory')
@@ -214,7 +214,7 @@ def find_tasks(names: Sequence[str], include_path: str | None = None) -> list[An
       raise UserError(f'there is no task {name!r} in lm-evaluation-harness; {hint}')
     try:
       loaded = manager.load([name])
-    except OSError as error:  # Of which no connection is one kind.
+    except OSError as error:  # A missing connection is an OSError.
       raise UserError(
         f'the data of the task {name!r} cannot be read ({checkpoint.one_line(error)}); the harness '
         'fetches it from the internet once and then keeps it (HF_HOME)'
@@ -234,19 +234,19 @@ def find_tasks(names: Sequence[str], include_path: str | None = None) -> list[An
 def evaluate(
   model: TokenFormerLM, tasks: Sequence[Any], num_fewshot: int | None, limit: int | None
 ) -> dict[str, Any]:
-  """Runs tasks, and says of each (and of each group) what came out.
+  """Run tasks and return the result of each task and group.
 
   Args:
     model: the model.
     tasks: from `find_tasks`.
-    num_fewshot: solved examples before each question; None: as the task says.
+    num_fewshot: solved examples before each question; None: the task's own number.
     limit: samples of each task; None: all.
 
   Returns:
     By name `{'metrics': {METRIC: {'value': …, 'stderr': …}}, 'samples': …, 'num_fewshot': …,
-    'version': …}`; what the harness does not know is None.
+    'version': …}`, with None for values that the harness does not know.
   """
-  # Processes that the harness forks for its errors could wait for JAX's threads for ever.
+  # The harness forks processes to estimate errors, which could deadlock with JAX's threads.
   os.environ.setdefault('DISABLE_MULTIPROC', '1')
   with contextlib.redirect_stdout(sys.stderr):
     found = lm_eval.simple_evaluate(
@@ -256,7 +256,7 @@ def evaluate(
       limit=limit,
       log_samples=False,
       bootstrap_iters=_RESAMPLES,
-      task_manager=TaskManager(include_defaults=False),  # The tasks are there already.
+      task_manager=TaskManager(include_defaults=False),  # The tasks are loaded already.
     )
   return {
     name: {
@@ -270,7 +270,7 @@ def evaluate(
 
 
 def _metrics(result: dict[str, Any]) -> dict[str, Any]:
-  """From the harness's `METRIC,FILTER` and `METRIC_stderr,FILTER`."""
+  """Return metrics and errors from the harness's `METRIC,FILTER` and `METRIC_stderr,FILTER`."""
   metrics = {}
   for key, value in result.items():
     metric, comma, by = key.partition(',')
@@ -285,14 +285,14 @@ def _metrics(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sampling(settings: dict[str, Any], i: int) -> Sampling:
-  """How the text of request `i` is drawn, of what its task says."""
+  """Return the sampling of request `i` from its task's settings."""
   for name in settings:
     if name not in _SETTINGS:
       raise UserError(f'a task sets {name!r} for the text to write{nearest(name, _SETTINGS)}')
   if not settings['do_sample']:
     return GREEDY
   given = {name: settings[name] for name in ('temperature', 'top_k', 'top_p') if name in settings}
-  # A seed each, because a task may ask for several texts of the same request.
+  # Each request has its own seed, because a task may ask for several texts of one request.
   return Sampling(**{'temperature': 1.0, 'top_p': 1.0, 'seed': i, **given})
 
 
@@ -303,17 +303,17 @@ def _count(name: str, value: Any) -> int:
 
 
 def main() -> None:
-  """The harness's command line; a `UserError` becomes one line and exit status 2."""
+  """Run the harness's command line; a `UserError` becomes one line and exit status 2."""
   from lm_eval.__main__ import cli_evaluate  # noqa: PLC0415 (slow)
 
-  # The harness estimates errors in processes, which must not be forks of one with JAX's threads.
+  # The harness estimates errors in processes, and a fork of a process with JAX's threads can hang.
   multiprocessing.set_start_method('spawn')
   logging.getLogger('absl').setLevel(logging.WARNING)
   hosts.define_flags()
-  flags.FLAGS(sys.argv[:1])  # The command line is the harness's, so JAX has to find other hosts.
+  flags.FLAGS(sys.argv[:1])  # All arguments are the harness's, so JAX detects the hosts.
   try:
     with hosts.joined():
-      if jax.process_count() > 1:  # How the harness finds out which of several processes prints.
+      if jax.process_count() > 1:  # The harness prints in the process with LOCAL_RANK 0 only.
         os.environ['LOCAL_RANK'] = str(jax.process_index())
       cli_evaluate()
   except UserError as error:

@@ -1,15 +1,15 @@
-"""Several processes as one program: how they are joined, how they stop, and what is said of a loss.
+"""Several processes as one program: joining, stopping, and reporting the loss of a process.
 
-On a TPU pod every host runs the same command, with GPUs often every device does. JAX finds the
-others on TPU VMs, GKE, SLURM and Open MPI; elsewhere --coordinator, --num_processes and
---process_id say where they are. A process that has no others pays for none of this.
+On a TPU pod every host runs the same command; with GPUs often one process per device runs it. JAX
+finds the other processes on TPU VMs, GKE, SLURM and Open MPI. Elsewhere the user names them with
+--coordinator, --num_processes and --process_id. A lone process pays for none of this.
 
-Nothing is waited for without end. A process that starts alone gives up after --start_timeout. A
-process that loses another one learns it from the broken connection (collectives between CPUs and
-GPUs, and the coordinator's), else from JAX after --heartbeat_timeout; JAX then ends the process
-from C++ with its stack, so the sentence that explains it comes from a shell that waits for that.
-Work that may take hours in one process is waited for in the coordinator's store of keys and values,
-not in a collective, so that the others can say that they wait.
+Every wait has an end. A process that starts alone gives up after --start_timeout. A process that
+loses a peer learns it from the broken connection (of collectives between CPUs or GPUs, or of the
+coordinator), else from JAX after --heartbeat_timeout. JAX then ends the process from C++ with a
+stack trace, so a waiting shell prints the sentence that explains it. For work that may take hours
+in one process, the others wait in the coordinator's key-value store, not in a collective, so that
+they can report that they wait.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ import jax
 import numpy as np
 from absl import flags
 
-# For the address that JAX found, which a message names, and the coordinator's store.
+# A private module: the only access to the coordinator's address and key-value store.
 from jax._src import distributed
 from jax.experimental import multihost_utils
 
@@ -42,51 +42,51 @@ _EVERY_HOST = (
   'start the same command on every host (TPU VMs: gcloud compute tpus tpu-vm ssh NAME '
   "--worker=all --command='…'; SLURM: srun …)"
 )
-# In what JAX raises when a connection to another process breaks or stays silent.
+# Words in the errors that JAX raises when a connection to another process breaks or times out.
 _LOSS = re.compile(
   r'Gloo|NCCL|coordination|heartbeat|barrier|closed by peer|reset by peer|UNAVAILABLE|ABORTED',
   re.IGNORECASE,
 )
 _AGAIN = (
-  'start the same command on every host again: a training run goes on from its last checkpoint'
+  'start the same command on every host again: a training run continues from its last checkpoint'
 )
-TRANSIENT_STATUS = 75  # EX_TEMPFAIL of sysexits.h: to be started again
-SAY_SECONDS = 600  # between two lines that say that a process waits
-_GRACE = 3  # seconds for which the coordinator, without which all are ended, outlives its own error
+TRANSIENT_STATUS = 75  # EX_TEMPFAIL of sysexits.h: start the command again
+SAY_SECONDS = 600  # between two reports that a process waits
+_GRACE = 3  # seconds that the coordinator outlives its own error: its end ends all processes
 
 
 def define_flags() -> None:
-  """Defines the flags of a command that can run on several hosts."""
+  """Define the flags of a command that can run on several hosts."""
   flags.DEFINE_string(
-    'coordinator', None, 'HOST:PORT of process 0, where JAX does not find the others by itself.'
+    'coordinator', None, 'HOST:PORT of process 0, if JAX does not find the processes by itself.'
   )
-  flags.DEFINE_integer('num_processes', None, 'How many processes there are.', lower_bound=1)
-  flags.DEFINE_integer('process_id', None, 'Which one this is, from 0.', lower_bound=0)
+  flags.DEFINE_integer('num_processes', None, 'The number of processes.', lower_bound=1)
+  flags.DEFINE_integer('process_id', None, 'The number of this process, from 0.', lower_bound=0)
   flags.DEFINE_integer(
     'start_timeout', 300, 'Seconds to wait for the other processes at the start.', lower_bound=1
   )
   flags.DEFINE_integer(
-    'heartbeat_timeout', 100, 'Seconds of silence after which a process is lost.', lower_bound=1
+    'heartbeat_timeout', 100, 'Seconds of silence until a process counts as lost.', lower_bound=1
   )
 
 
 def is_first() -> bool:
-  """Whether this process is the one that writes and speaks. Initialises no device on its own."""
+  """Return whether this process writes and prints. A lone process initialises no device here."""
   return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
 @contextlib.contextmanager
 def joined(*, stops: bool = False) -> Iterator[None]:
-  """Joins the processes of this program, if there are several, for the time inside.
+  """Join the processes of this program, if there are several, for the duration of the context.
 
-  What is printed by others than the first goes nowhere. An error inside ends this process at once,
-  because leaving in good order waits for the others, who wait for this one.
+  Only the first process prints to standard output. An error inside ends this process at once,
+  because an orderly exit would wait for the other processes, which wait for this one.
 
   Args:
-    stops: whether SIGTERM is for a `StopRequest`, and does not end the process.
+    stops: whether SIGTERM triggers a `StopRequest` instead of ending the process.
 
   Raises:
-    UserError: the flags do not say where the others are, or they cannot be joined.
+    UserError: the flags are incomplete, or the processes cannot be joined.
   """
   jax.config.update('jax_enable_preemption_service', stops)
   _join()
@@ -94,13 +94,13 @@ def joined(*, stops: bool = False) -> Iterator[None]:
     yield
     return
   ended = (
-    f'error: process {jax.process_index()} of {jax.process_count()} was killed, or ended by JAX '
-    'because another process of this program had ended, whose output says why (JAX says so above, '
-    f'then); {_AGAIN}'
+    f'error: process {jax.process_index()} of {jax.process_count()} was killed, or JAX ended it '
+    'because another process of this program had ended (then JAX reports it above, and the output '
+    f'of the other process says why); {_AGAIN}'
   )
   last_words = _LastWords(ended)
   if not is_first():
-    sys.stdout = open(os.devnull, 'w')  # noqa: SIM115 (for the life of the process)
+    sys.stdout = open(os.devnull, 'w')  # noqa: SIM115 (open until the process ends)
   try:
     yield
     jax.distributed.shutdown()
@@ -111,11 +111,11 @@ def joined(*, stops: bool = False) -> Iterator[None]:
 
 
 def is_loss(error: BaseException | None) -> bool:
-  """Whether an exception, or one that it comes of, says that another process is gone."""
+  """Return whether an exception, or one of its causes, reports the loss of another process."""
   if not jax.distributed.is_initialized() or jax.process_count() == 1:
     return False
   while error is not None:
-    # JAX raises nothing else; storage, whose errors read alike, raises other types.
+    # JAX raises RuntimeErrors only; storage raises similar messages with other types.
     if isinstance(error, RuntimeError) and _LOSS.search(str(error)):
       return True
     error = error.__cause__ or error.__context__
@@ -123,53 +123,55 @@ def is_loss(error: BaseException | None) -> bool:
 
 
 def meet(name: str) -> None:
-  """Waits until all processes are here."""
+  """Wait until all processes have called this function."""
   if jax.process_count() > 1:
     multihost_utils.sync_global_devices(name)
 
 
 def in_any(flag: bool) -> bool:
-  """Whether a flag is true in any process; all have to ask."""
+  """Return whether a flag is true in any process. All processes must call this function."""
   if jax.process_count() == 1:
     return flag
   return bool(multihost_utils.process_allgather(np.int32(flag)).any())
 
 
 def highest(number: int) -> int:
-  """Return the highest of the numbers of all processes; all have to ask."""
+  """Return the highest number of all processes. All processes must call this function."""
   if jax.process_count() == 1:
     return number
   return int(multihost_utils.process_allgather(np.int32(number)).max())
 
 
 def from_first(make: Callable[[], str]) -> str:
-  """Return, in all processes, the text that `make` gives in the first; all have to ask.
+  """Return, in all processes, the text that `make` returns in the first process.
+
+  All processes must call this function.
 
   Raises:
-    UserError, TransientError: what `make` raises; in the others, that it did so in the first.
+    UserError, TransientError: `make` failed. The other processes report the first one's failure.
   """
   if jax.process_count() == 1:
     return make()
   turn = _Turn()
-  return turn.take('first', make, str) if is_first() else turn.result_of('first', 'process 0')
+  return turn.take('first', make, str) if is_first() else turn.wait_for('first', 'process 0')
 
 
 def by_first(action: Callable[[], None]) -> None:
-  """Call `action` in the first process; all others wait until it is done.
+  """Call `action` in the first process, while all others wait for it.
 
   Raises:
-    UserError, TransientError: what `action` raises; in the others, that it did so in the first.
+    UserError, TransientError: `action` failed. The other processes report the first one's failure.
   """
   from_first(lambda: str(action()))
 
 
 def first_then_others(make: Callable[[], _T]) -> _T:
-  """Return what `make` gives, called in the first process, then in those that may find its files.
+  """Call `make` in the first process, then in the others, which can use the first one's files.
 
-  It may take hours in any process: the others say now and then that they wait.
+  `make` may take hours in any process. Waiting processes report now and then that they wait.
 
   Raises:
-    UserError, TransientError: what `make` raises; in the others, that it did so elsewhere.
+    UserError, TransientError: `make` failed in this process or in another one.
   """
   if jax.process_count() == 1:
     return make()
@@ -177,22 +179,22 @@ def first_then_others(make: Callable[[], _T]) -> _T:
   if is_first():
     made = turn.take('first', make)
     others = range(1, jax.process_count())
-    turn.take('others', lambda: [turn.result_of(str(i), f'process {i}') for i in others])
+    turn.take('others', lambda: [turn.wait_for(str(i), f'process {i}') for i in others])
   else:
-    turn.result_of('first', 'process 0')
+    turn.wait_for('first', 'process 0')
     made = turn.take(str(jax.process_index()), make)
-    turn.result_of('others', 'another process')
+    turn.wait_for('others', 'another process')
   return made
 
 
 class _Turn:
-  """Work that processes do by turns; each writes how it ended where all can read it.
+  """Work that processes do in turns. Each process writes its outcome for all others to read.
 
-  The coordinator keeps that. Waiting for it is not a collective, which some devices give up after
-  a while, and in which a process can say nothing.
+  The coordinator stores the outcomes. A collective would not do: some devices give it up after a
+  while, and a process cannot print while it waits in one.
   """
 
-  _numbers = itertools.count()  # the same in all processes, which do the same
+  _numbers = itertools.count()  # equal in all processes, because all make the same calls
 
   def __init__(self):
     self._key = f'tokenformer_jax/turn/{next(self._numbers)}'
@@ -201,22 +203,22 @@ class _Turn:
   def take(
     self, name: str, make: Callable[[], _T], describe: Callable[[_T], str] = lambda made: ''
   ) -> _T:
-    """Call `make`, and write under a name how it ended, with a description of what it made."""
+    """Call `make`, and write its outcome under a name, with a description of its result."""
     try:
       made = make()
     except Exception as error:
-      told = as_told(error)
-      if told is None or is_loss(error):
+      reported = as_reported(error)
+      if reported is None or is_loss(error):
         raise
-      self._client.key_value_set(f'{self._key}/{name}', f'{type(told).__name__}:')
-      if told is error:
-        raise  # An exception that is its own cause has `is_loss` go round for ever.
-      raise told from error
+      self._client.key_value_set(f'{self._key}/{name}', f'{type(reported).__name__}:')
+      if reported is error:
+        raise  # An exception that is its own cause would make `is_loss` loop for ever.
+      raise reported from error
     self._client.key_value_set(f'{self._key}/{name}', f':{describe(made)}')
     return made
 
-  def result_of(self, name: str, who: str) -> str:
-    """Wait until it is written how something ended, and return the description."""
+  def wait_for(self, name: str, who: str) -> str:
+    """Wait for the outcome under a name, and return the description of the result."""
     started = time.monotonic()
     while True:
       try:
@@ -227,7 +229,7 @@ class _Turn:
           raise
       waited = round(time.monotonic() - started)
       this = f'process {jax.process_index()} of {jax.process_count()}'
-      _say(f'{this} has waited {waited // 60} min {waited % 60} s for {who}, which is at work')
+      _say(f'{this} has waited {waited // 60} min {waited % 60} s for {who}, which is working')
     failure, _, text = result.partition(':')
     if failure:
       kind = {'UserError': UserError, 'TransientError': TransientError}[failure]
@@ -236,25 +238,26 @@ class _Turn:
 
 
 def check_same(values: Sequence[int], message: str) -> None:
-  """Checks that all processes have the same numbers, each less than 2³¹.
+  """Check that all processes have the same numbers, each less than 2³¹.
 
   Raises:
-    UserError: they do not, with the message; in all processes.
+    UserError: the numbers differ; all processes raise it with the given message.
   """
   if jax.process_count() == 1:
     return
-  of_all = multihost_utils.process_allgather(np.array(values, np.int32))
-  if (of_all != of_all[0]).any():
+  gathered = multihost_utils.process_allgather(np.array(values, np.int32))
+  if (gathered != gathered[0]).any():
     raise UserError(message)
 
 
 class StopRequest:
-  """SIGTERM (a preemption) and Ctrl-C ask for a stop after a step; a second Ctrl-C stops now.
+  """A request, by SIGTERM (a preemption) or Ctrl-C, to stop after a step.
 
-  Among several processes it is enough that one is asked, and all stop after the same step: JAX's
-  coordinator tells the others, they say which step they are in, and the one after the latest of
-  these is taken. That goes on beside the steps, which wait for it only then; otherwise asking costs
-  the host a lock and the device nothing. JAX looks for the signal once a second.
+  A second Ctrl-C stops at once. If one of several processes gets the signal, all stop after the
+  same step: JAX's coordinator notifies the others, each reports its current step, and all stop
+  after the step that follows the latest of these. The exchange runs in the background, and steps
+  wait for it only after a signal; otherwise a query costs the host a lock and the device nothing.
+  JAX checks for the signal once a second.
   """
 
   def __init__(self):
@@ -263,9 +266,9 @@ class StopRequest:
     self._before = {}
 
   def __enter__(self) -> 'StopRequest':
-    # Among several, JAX has SIGTERM.
+    # With several processes JAX handles SIGTERM.
     numbers = [signal.SIGINT] if self._several else [signal.SIGTERM, signal.SIGINT]
-    with contextlib.suppress(ValueError):  # Not in the main thread: nothing to catch.
+    with contextlib.suppress(ValueError):  # Only the main thread can set signal handlers.
       for number in numbers:
         self._before[number] = signal.signal(number, self._handle)
     return self
@@ -275,7 +278,7 @@ class StopRequest:
       signal.signal(number, handler)
 
   def after(self, step: int) -> bool:
-    """Whether to stop after this step; to be asked once a step, in every process."""
+    """Return whether to stop after this step. Every process must call this once a step."""
     if self._several:
       return multihost_utils.reached_preemption_sync_point(step)
     return self._requested
@@ -296,7 +299,7 @@ def _join() -> None:
   if by_hand and None in given:
     raise UserError(
       '--coordinator=HOST:PORT, --num_processes=N and --process_id=I go together; give all three, '
-      'or none where JAX finds the other processes (TPU VMs, GKE, SLURM, Open MPI)'
+      'or none if JAX can find the other processes (TPU VMs, GKE, SLURM, Open MPI)'
     )
   if values.num_processes == 1 or not (by_hand or _may_have_others(os.environ)):
     return
@@ -307,14 +310,14 @@ def _join() -> None:
     jax.distributed.initialize(
       *given,
       cluster_detection_method='deactivate' if by_hand else None,
-      # After ours: JAX's own ends the process without a sentence.
+      # Longer than our own timeout, because JAX's ends the process without an explanation.
       initialization_timeout=values.start_timeout + 60,
       heartbeat_timeout_seconds=values.heartbeat_timeout,
     )
   except (ValueError, RuntimeError, OSError) as error:
     if by_hand or not _is_only_a_tpu(os.environ):
       raise UserError(
-        f'the processes could not be joined ({" ".join(str(error).split())[:300]}); give '
+        f'the processes could not be joined ({" ".join(str(error).split())[:300]}); add '
         '--coordinator=HOST:PORT --num_processes=N --process_id=I'
       ) from error
   finally:
@@ -322,10 +325,10 @@ def _join() -> None:
 
 
 def _may_have_others(environment: Mapping[str, str]) -> bool:
-  """Whether to have JAX look for other processes.
+  """Return whether the environment can have several processes, so that JAX should look for them.
 
-  It would also do so in a pod or a SLURM step of one process, which has no use for it: a warning
-  that a package is missing there, and here all GPUs but one out of sight.
+  JAX should not look in a Kubernetes pod or SLURM step of one process: in a pod it would warn about
+  a missing package, and in a SLURM step it would hide all GPUs but one.
   """
   slurm = 'SLURM_STEP_NODELIST' in environment and int(environment.get('SLURM_NTASKS', 1)) > 1
   open_mpi = int(environment.get('OMPI_COMM_WORLD_SIZE', 1)) > 1
@@ -338,14 +341,14 @@ def _may_have_others(environment: Mapping[str, str]) -> bool:
 
 
 def _is_only_a_tpu(environment: Mapping[str, str]) -> bool:
-  """Whether nothing but a TPU speaks for others: then the VM's metadata says whether there are."""
+  """Return whether a TPU is the only hint at other processes; then the VM's metadata decides."""
   named = ('SLURM_STEP_NODELIST', 'OMPI_COMM_WORLD_SIZE', 'KUBERNETES_SERVICE_HOST')
-  # JAX sets this when it is imported where there is no TPU.
+  # JAX sets this variable at import on a machine without a TPU.
   return 'TPU_SKIP_MDS_QUERY' not in environment and not any(name in environment for name in named)
 
 
 def _alone() -> None:
-  """Ends the process: the others did not come."""
+  """End the process, because the other processes have not started in time."""
   found = distributed.global_state
   where = 'for the address of process 0'
   if found.coordinator_address:
@@ -357,8 +360,8 @@ def _alone() -> None:
   os._exit(2)
 
 
-def as_told(error: BaseException) -> UserError | TransientError | None:
-  """Return the error as a sentence for the user, or None for a bug, which needs its traceback."""
+def as_reported(error: BaseException) -> UserError | TransientError | None:
+  """Return an error as a sentence for the user, or None for a bug, which needs its traceback."""
   if isinstance(error, (UserError, TransientError)):
     return error
   if not isinstance(error, Exception):
@@ -368,17 +371,17 @@ def as_told(error: BaseException) -> UserError | TransientError | None:
       f'{retry.one_line(error)}; this may pass by itself: run the same command again'
     )
   if retry.is_for_user(error):
-    return UserError(f'{retry.one_line(error)}; make room, or check who may read and write there')
+    return UserError(f'{retry.one_line(error)}; free space, or check the permissions there')
   return None
 
 
-def status_of(error: UserError | TransientError) -> int:
+def exit_status(error: UserError | TransientError) -> int:
   """Return the exit status of a process that ends with this error."""
   return TRANSIENT_STATUS if isinstance(error, TransientError) else 2
 
 
 def _end(error: BaseException) -> None:
-  """Says what happened and ends the process."""
+  """Report an error and end the process."""
   status = 1
   this = f'process {jax.process_index()} of {jax.process_count()}'
   if isinstance(error, SystemExit):
@@ -386,12 +389,12 @@ def _end(error: BaseException) -> None:
   elif is_loss(error):
     reason = ' '.join(str(error).split())[:200]
     _say(
-      f'error: another process of this program has ended, so {this} ends, too ({reason}); the '
-      f"other one's output says why; {_AGAIN}"
+      f'error: another process of this program has ended, so {this} also ends ({reason}); the '
+      f'output of the other process says why; {_AGAIN}'
     )
-  elif (told := as_told(error)) is not None:
-    status = status_of(told)
-    _say(f'error: {told}' if is_first() else f'error ({this}): {told}')
+  elif (reported := as_reported(error)) is not None:
+    status = exit_status(reported)
+    _say(f'error: {reported}' if is_first() else f'error ({this}): {reported}')
   else:
     traceback.print_exception(error)
   sys.stdout.flush()
@@ -406,14 +409,14 @@ def _say(text: str) -> None:
 
 
 class _LastWords:
-  """A shell that says something if this process ends without having withdrawn it."""
+  """A shell that prints a text when this process ends, unless the process withdraws the text."""
 
   def __init__(self, text: str):
     self._shell = subprocess.Popen(
       ['/bin/sh', '-c', 'read -r withdrawn || echo "$0" >&2', text],
       stdin=subprocess.PIPE,
       stdout=subprocess.DEVNULL,
-      start_new_session=True,  # A Ctrl-C in the terminal is not for it.
+      start_new_session=True,  # Ctrl-C in the terminal must not reach the shell.
     )
 
   def withdraw(self) -> None:

@@ -1,15 +1,15 @@
-"""A lease on a directory: one process at a time works there, on a disk, a shared disk, a bucket.
+"""A lease on a directory, local, shared or in a bucket: one process at a time works there.
 
 The lease of a work directory is in WORKDIR/lease. A claim, `N.json`, names its owner: host,
-process, time. It is created only if there is no such file, which every storage does in one
-operation, and never changed. The highest number counts. `OWNER.beat` holds a counter that the owner
-raises every few seconds; nobody else writes it. So two processes never write the same file, and a
-process that was suspended cannot harm the one that took its place.
+process, time. A claim is created only if the file does not exist, which every storage does in one
+operation, and it never changes. The claim with the highest number is valid. `OWNER.beat` holds a
+counter that its owner raises every few seconds; no other process writes it. So two processes never
+write the same file, and a suspended process cannot harm its successor.
 
-An owner on the same machine is alive or gone, and the system knows. An owner elsewhere is gone when
-its counter stands still for a while by the clock of the process that watches: clocks of two
-machines are never compared, and no clock has to be right. A process that finds itself replaced
-stops before it writes anything more.
+The operating system reports whether an owner on the same machine is alive. An owner elsewhere
+counts as dead when its counter stands still for a while by the clock of the watching process.
+Clocks of two machines are never compared, and no clock has to be right. A process that finds itself
+replaced stops before it writes anything more.
 """
 
 import contextlib
@@ -33,17 +33,17 @@ from tokenformer_jax.messages import say
 
 _T = TypeVar('_T')
 _CLAIM = re.compile(r'(\d+)\.json')
-_ACTIVE: set[str] = set()  # the owners that this process is
+_ACTIVE: set[str] = set()  # names under which this process owns leases
 
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-  """Seconds.
+  """The intervals of a lease, in seconds.
 
   Attributes:
-    beat: between two raises of an owner's counter.
-    silence: for which the counter stands still when its owner is given up.
-    patience: for which a process waits for an owner that is alive on another machine.
+    beat: the time between two raises of an owner's counter.
+    silence: the time after which an owner whose counter stands still counts as dead.
+    patience: the time that a process waits for an owner on another machine to end.
   """
 
   beat: float = 10
@@ -53,13 +53,13 @@ class Timing:
 
 @dataclasses.dataclass(frozen=True)
 class _Owner:
-  """What a claim says of its owner. `since` is for a reader; nothing is decided by it."""
+  """The owner that a claim names. `since` is for messages only."""
 
   name: str
   host: str
-  machine: str  # and the name space of its process numbers; '' where the system does not tell
+  machine: str  # the machine and its process namespace (see `_machine`), or ''
   process: int
-  started: str  # when the process was, by the system's count
+  started: str  # the start time of the process, by the system's count
   since: str
 
   def __str__(self) -> str:
@@ -69,11 +69,11 @@ class _Owner:
 @dataclasses.dataclass(frozen=True)
 class _Claim:
   number: int
-  owner: _Owner | None  # None: it cannot be read, for it is being written, say
+  owner: _Owner | None  # None: not readable, for example while the claim is being written
   beat: str = ''
 
   def __str__(self) -> str:
-    return str(self.owner or 'a process that has not said its name')
+    return str(self.owner or 'an unknown process')
 
 
 @contextlib.contextmanager
@@ -87,24 +87,24 @@ def hold(
   ends_process: bool = False,
   timing: Timing = Timing(),
 ) -> Iterator[Callable[[], None]]:
-  """Hold the lease in a directory for the time inside.
+  """Hold the lease in a directory for the duration of the context.
 
   Args:
-    directory: of the lease's files alone; made, and gone in the end.
-    subject: names for the reader what the lease is for.
-    advice: what the user can do if another process has it.
-    doing: what an owner does with it: "it is … by process N".
-    waits: whether to wait without end for an owner that is alive.
-    ends_process: whether to end this process at once when another one has taken its place, also in
-      the middle of a write in the background; otherwise the next check raises.
-    timing: other seconds than the usual ones.
+    directory: the directory for the lease's files alone. It is created, and removed at the end.
+    subject: the name of the leased thing, for messages.
+    advice: what the user can do if another process holds the lease.
+    doing: the state of the leased thing, for messages: "it is … by process N".
+    waits: whether to wait without limit for a living owner.
+    ends_process: whether to end this process as soon as another one takes over, even in the middle
+      of a background write. Otherwise the next check raises.
+    timing: the intervals of the lease.
 
   Yields:
-    A function that raises a UserError if another process has taken the lease over. It costs nothing
-    while the heart beats.
+    A function that raises a UserError if another process has taken over the lease. It costs nothing
+    while the heartbeat runs.
 
   Raises:
-    UserError: another process has the lease, or the directory cannot be written.
+    UserError: another process holds the lease, or the directory cannot be written.
   """
   lease = _Lease(directory, subject, advice, doing, waits, ends_process, timing)
   try:
@@ -124,10 +124,10 @@ def hold_together(
   ends_process: bool = False,
   timing: Timing = Timing(),
 ) -> Iterator[Callable[[], None]]:
-  """Hold a lease as `hold` does, once for all processes of a program: the first one takes it.
+  """Hold a lease for all processes of a program. The first process takes it, as `hold` does.
 
   Raises:
-    UserError: it could not be taken; in all processes.
+    UserError: the lease could not be taken; all processes raise it.
   """
   lease = _Lease(directory, subject, advice, doing, False, ends_process, timing)
   try:
@@ -138,10 +138,10 @@ def hold_together(
 
 
 def state(directory: paths.Path) -> tuple[str, ...] | None:
-  """Return what changes while an owner of the lease is alive; None if it surely has no owner.
+  """Return a value that changes while the lease's owner lives, or None if it surely has no owner.
 
   Raises:
-    OSError, or what a bucket raises: the directory cannot be read.
+    OSError, or any error of a bucket: the directory cannot be read.
   """
   claim = _newest(directory)
   if claim is None or _life(claim) == 'gone':
@@ -166,23 +166,23 @@ class _Lease:
     self._subject, self._advice, self._doing = subject, advice, doing
     self._waits, self._ends_process, self._timing = waits, ends_process, timing
     self._me = _this_process()
-    self._number = 0  # of our claim; 0: none
+    self._number = 0  # the number of our claim, or 0 without a claim
     self._beats = 0
     self._lost = ''
-    self._looked = 0.0  # when the thread last came to an end with looking and beating
+    self._looked = 0.0  # when the thread last finished a look and a beat
     self._busy = threading.Lock()
     self._released = threading.Event()
     self._thread = threading.Thread(target=self._live, name='lease', daemon=True)
     self._made: list[paths.Path] = []
 
   def take(self) -> '_Lease':
-    """Wait as long as there is hope, claim the lease, and start the heartbeat."""
+    """Wait for the lease as the timing allows, claim it, and start the heartbeat."""
     try:
       self._retried(self._make_directory)
       while not self._claim(self._wait_until_free()):
         time.sleep(self._timing.beat / 100)  # Another process was faster, or gave up.
       self._retried(self._beat)
-      with contextlib.suppress(paths.errors(self._directory)):  # They are not in the way.
+      with contextlib.suppress(paths.errors(self._directory)):  # Old claims do no harm.
         self._remove_others()
     except (UserError, TransientError):
       raise
@@ -195,8 +195,8 @@ class _Lease:
     return self
 
   def check(self) -> None:
-    """Raise a UserError if another process has taken the lease over."""
-    # Nobody looked for long: this process was suspended, or its machine.
+    """Raise a UserError if another process has taken over the lease."""
+    # A long time without a look means that this process or its machine was suspended.
     overdue = self._number and not self._lost and _awake() - self._looked > self._timing.silence / 2
     if overdue and self._busy.acquire(blocking=False):
       with contextlib.suppress(paths.errors(self._directory)):
@@ -206,7 +206,7 @@ class _Lease:
       raise UserError(self._lost)
 
   def release(self) -> None:
-    """Give the lease back. What cannot be removed is taken for the rest of a process that died."""
+    """Give the lease back. Files that cannot be removed count as those of a dead process."""
     self._released.set()
     if self._thread.is_alive():
       self._thread.join(self._timing.beat)
@@ -220,36 +220,36 @@ class _Lease:
     if (self._number or self._made) and not paths.in_bucket(self._directory):
       with contextlib.suppress(OSError):
         for directory in [self._directory, *self._made]:
-          directory.rmdir()  # Raises if it holds anything, and then those above stay, too.
+          directory.rmdir()  # Raises if the directory is not empty; then its parents also stay.
 
   def _make_directory(self) -> None:
     if paths.in_bucket(self._directory):
-      return  # There are none.
+      return  # Buckets have no directories.
     parents = self._directory.parents
     self._made = self._made or [parent for parent in parents if not parent.exists()]
     self._directory.mkdir(parents=True, exist_ok=True)
 
   def _wait_until_free(self) -> _Claim | None:
-    """Wait until the newest claim is free, and return it; None if there is none.
+    """Wait until the newest claim is free, and return it; return None if there is no claim.
 
     Raises:
-      UserError: its owner is alive.
+      UserError: the claim's owner is alive.
     """
     began = changed = looked = time.monotonic()
     seen, said = None, False
     while (claim := self._retried(lambda: _newest(self._directory))) is not None:
       now, life = time.monotonic(), _life(claim)
-      # While this process could not look, the owner may have been kept from beating as well.
+      # Restart the clock after a gap in looking, in which the owner may also have been suspended.
       if claim != seen or now - looked > self._timing.silence / 2:
         seen, changed = claim, now
       looked = now
       if life == 'gone':
-        say(f'{self._subject} was {self._doing} by {claim}, which is gone; taking its place')
+        say(f'{self._subject} was {self._doing} by {claim}, which is gone; taking over')
         return claim
       if life == 'unknown' and now - changed >= self._timing.silence:
         say(
           f'{self._subject} was {self._doing} by {claim}, which has been silent for '
-          f'{now - changed:.0f} s; taking its place'
+          f'{now - changed:.0f} s; taking over'
         )
         return claim
       patience = 0 if life == 'alive' else self._timing.patience
@@ -258,7 +258,7 @@ class _Lease:
           f'{self._subject} is {self._doing} by {claim} ({self._path(claim.number)}); wait until '
           f'it ends, stop it, or {self._advice}'
         )
-      if not said and (claim.owner or now - began > 1):  # A claim is read while it is written.
+      if not said and (claim.owner or now - began > 1):  # An unreadable claim may be half written.
         most = '' if self._waits else f', at most {patience:.0f} s'
         say(
           f'{self._subject} is {self._doing} by {claim}; waiting until it ends or falls '
@@ -269,7 +269,7 @@ class _Lease:
     return None
 
   def _claim(self, free: _Claim | None) -> bool:
-    """Claim the lease after a claim that is free; False if another process came between."""
+    """Claim the lease after a free claim. Return False if another process was faster."""
     self._number = free.number + 1 if free else 1
     _ACTIVE.add(self._me.name)
     if self._retried(self._create) and self._retried(lambda: self._is_alone(free)):
@@ -278,25 +278,25 @@ class _Lease:
     return False
 
   def _create(self) -> bool:
-    """Create the claim; False if another process has this number."""
+    """Create the claim. Return False if another process has this number."""
     path, content = self._path(self._number), json.dumps(dataclasses.asdict(self._me))
     for more_tries in (2, 1, 0):
       try:
         paths.create(path, content)
         break
       except FileExistsError:
-        break  # It may still be ours, if the answer to a first try was lost.
+        break  # The file may be ours, if the reply to a first try was lost.
       except FileNotFoundError:
         if not more_tries:
           raise
-        self._make_directory()  # Another process has just removed it.
+        self._make_directory()  # Another process has just removed the directory.
     mine = _read(self._directory, self._number)
     return mine is not None and mine.owner == self._me
 
   def _is_alone(self, free: _Claim | None) -> bool:
-    """Return whether there is no other claim than the free one; otherwise withdraw ours.
+    """Return whether the free claim is the only other one. If not, withdraw our claim.
 
-    Of two processes that claim at the same time, at least one sees the other here.
+    If two processes claim at the same time, at least one of them sees the other's claim here.
     """
     for number in _numbers(self._directory):
       theirs = _read(self._directory, number) if number != self._number else None
@@ -309,15 +309,15 @@ class _Lease:
     return retry.retried(action, f'taking the lease {self._directory}')
 
   def _look(self) -> None:
-    """Find out whether another process has taken the lease over. Raises if it cannot be read."""
+    """Find out whether another process has taken over the lease. Raise if it cannot be read."""
     claims = [_read(self._directory, number) for number in _numbers(self._directory)]
     mine = any(claim and claim.owner == self._me for claim in claims)
     others = [claim for claim in claims if claim and claim.owner != self._me]
     if others and (others[0].number > self._number or not mine):
       self._lost = (
         f'{self._subject} was taken over by {others[0]}, '
-        f'because this process had been silent for {self._timing.silence:.0f} s or more, as one '
-        'that is suspended; this process ends, and leaves everything to the other one'
+        f'because this process had been silent for {self._timing.silence:.0f} s or more, as if '
+        'suspended; this process ends, and the other one continues'
       )
 
   def _beat(self) -> None:
@@ -325,10 +325,10 @@ class _Lease:
     _replace(self._beat_path(self._me), f'{self._beats}')
 
   def _live(self) -> None:
-    """Look and beat until the lease is released or lost."""
+    """Look at the claims and raise the counter until the lease is released or lost."""
     while not self._released.wait(self._timing.beat) and not self._lost:
       with self._busy:
-        # What cannot be read or written for a while may be the next time.
+        # Storage may fail for a while; the next round tries again.
         with contextlib.suppress(paths.errors(self._directory)):
           self._look()
           if not self._lost:
@@ -340,7 +340,7 @@ class _Lease:
       os._exit(2)
 
   def _remove_others(self) -> None:
-    """Remove what earlier owners left."""
+    """Remove the files of earlier owners."""
     ours = self._path(self._number).name, self._beat_path(self._me).name
     for path in list(self._directory.iterdir()):
       found = _CLAIM.fullmatch(path.name)
@@ -359,7 +359,7 @@ def _beat_path(directory: paths.Path, owner: _Owner) -> paths.Path:
 
 
 def _replace(path: paths.Path, text: str) -> None:
-  """Write a file as a whole, and try once: a heartbeat has no time for pauses."""
+  """Replace a file in one operation. Try only once, because a heartbeat has no time for pauses."""
   if paths.in_bucket(path):
     path.write_text(text)
     return
@@ -378,7 +378,7 @@ def _numbers(directory: paths.Path) -> list[int]:
 
 
 def _read(directory: paths.Path, number: int) -> _Claim | None:
-  """Return a claim, or None if it is not there."""
+  """Return a claim, or None if it does not exist."""
   try:
     owner = _Owner(**json.loads((directory / f'{number}.json').read_text()))
   except FileNotFoundError:
@@ -392,12 +392,12 @@ def _read(directory: paths.Path, number: int) -> _Claim | None:
 
 
 def _newest(directory: paths.Path) -> _Claim | None:
-  """Return the claim that counts, or None if there is none."""
+  """Return the valid claim, or None if there is no claim."""
   while numbers := _numbers(directory):
     for number in numbers:
       if (claim := _read(directory, number)) is not None:
         return claim
-    time.sleep(0.01)  # All were removed since they were listed.
+    time.sleep(0.01)  # All claims were removed after they were listed.
   return None
 
 
@@ -413,9 +413,9 @@ def _this_process() -> _Owner:
 
 
 def _machine() -> str:
-  """Return what two processes have in common if one can see the other's number, or ''.
+  """Return an id that processes share if they can see each other's process numbers, or ''.
 
-  The number of the boot tells machines, and starts of one, apart; the name space containers.
+  The boot id distinguishes machines and reboots; the process namespace distinguishes containers.
   """
   try:
     boot = pathlib.Path('/proc/sys/kernel/random/boot_id').read_text().strip()
@@ -425,7 +425,7 @@ def _machine() -> str:
 
 
 def _stat(process: int) -> tuple[str, str]:
-  """Return the state of a process and the time of its start, or two empty strings."""
+  """Return the state and the start time of a process, or two empty strings."""
   try:
     fields = pathlib.Path(f'/proc/{process}/stat').read_text().rpartition(')')[2].split()
   except OSError:
@@ -434,7 +434,7 @@ def _stat(process: int) -> tuple[str, str]:
 
 
 def _life(claim: _Claim) -> Literal['alive', 'gone', 'unknown']:
-  """Return what the system knows of an owner."""
+  """Return whether the owner of a claim lives, as far as this machine's system knows."""
   owner, machine = claim.owner, _machine()
   if owner is None or not machine or owner.machine != machine:
     return 'unknown'
@@ -446,14 +446,14 @@ def _life(claim: _Claim) -> Literal['alive', 'gone', 'unknown']:
       return 'gone'
     except PermissionError:
       pass
-    return 'unknown'  # It is there, but hidden from other users.
+    return 'unknown'  # The process exists, but is hidden from other users.
   if started != owner.started or state in 'ZX':
     return 'gone'
   if owner.process == os.getpid() and owner.name not in _ACTIVE:
-    return 'gone'  # This process was done with it, and could not remove it.
-  return 'unknown' if state in 'Tt' else 'alive'  # T: stopped, for ever perhaps.
+    return 'gone'  # This process gave the lease back, but could not remove the claim.
+  return 'unknown' if state in 'Tt' else 'alive'  # T: stopped, perhaps for ever.
 
 
 def _awake() -> float:
-  """Return seconds by a clock that goes on while the machine sleeps, where there is one."""
+  """Return seconds by a clock that also counts while the machine sleeps, if there is one."""
   return time.clock_gettime(getattr(time, 'CLOCK_BOOTTIME', time.CLOCK_MONOTONIC))

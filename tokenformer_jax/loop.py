@@ -1,4 +1,4 @@
-"""A training run: from a config to a work directory with checkpoints and figures."""
+"""Train a model: from a config to a work directory with checkpoints and figures."""
 
 import contextlib
 import dataclasses
@@ -32,37 +32,37 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.metrics import Metrics, Window
 from tokenformer_jax.step import State
 
-_EVALUATED = {'': 'params', 'ema_': 'ema'}  # prefix of figures → entry of the state
+_EVALUATED = {'': 'params', 'ema_': 'ema'}  # prefix of the figures → entry of the state
 
 
 def train(config: Config, workdir: str | os.PathLike[str]) -> State:
-  """Trains to `config.train.steps`, from the newest checkpoint in `workdir` if there is one.
+  """Train to `config.train.steps`, from the newest checkpoint in `workdir` if there is one.
 
   Args:
     config: from `config.resolve`.
-    workdir: where checkpoints and figures go; made if it does not exist.
+    workdir: the directory for checkpoints and figures; made if it does not exist.
 
   Returns:
     The last state: see `step.initial_state`.
 
   Raises:
-    UserError: anything that the user can put right: see the message.
+    UserError: a mistake that the user can correct; the message says how.
   """
-  return _train(config, paths.of(workdir), ends_process=False)[0]
+  return _train(config, paths.parse_path(workdir), ends_process=False)[0]
 
 
 def train_or_stop(config: Config, workdir: str | os.PathLike[str]) -> tuple[State, bool]:
-  """Train as `train` does, for a command; say besides whether it was asked to stop before the end.
+  """Train as `train` does, for a command; also return whether it was asked to stop early.
 
-  A process that finds that another one has taken its place ends at once with status 2.
+  If another process has taken over the work directory, end this process at once with status 2.
   """
-  return _train(config, paths.of(workdir), ends_process=True)
+  return _train(config, paths.parse_path(workdir), ends_process=True)
 
 
 def _train(config: Config, workdir: paths.Path, *, ends_process: bool) -> tuple[State, bool]:
   if config.train.compilation_cache:  # which the first program decides for all
     jax.config.update('jax_compilation_cache_dir', config.train.compilation_cache)
-  devices.find()  # Says what is wrong with them before the work directory is touched.
+  devices.find()  # Report missing devices before the work directory is touched.
   with lease.hold_together(
     workdir / 'lease',
     f'the work directory {workdir}',
@@ -76,7 +76,7 @@ def _train(config: Config, workdir: paths.Path, *, ends_process: bool) -> tuple[
 
 
 class Trainer:
-  """One process of a run: what is built once, and the loop over it."""
+  """One process of a run: data, state and compiled steps, and the training loop."""
 
   def __init__(
     self, config: Config, workdir: paths.Path, check_lease: Callable[[], None] = lambda: None
@@ -84,10 +84,10 @@ class Trainer:
     """Validate everything, then prepare the data, the work directory and the compiled steps.
 
     Args:
-      config: of the run.
-      workdir: where it writes.
-      check_lease: raises if another process has taken the work directory over; called before
-        anything is written.
+      config: the config of the run.
+      workdir: the work directory.
+      check_lease: raises if another process has taken over the work directory; called before every
+        write.
     """
     self.check_lease = check_lease
     self.mesh = sharding.make_mesh(config.mesh, devices.find())
@@ -101,7 +101,7 @@ class Trainer:
     devices.check_fits(config, definition, self.mesh)
     growth = grow.last_growth(self.origin.lineage, config.model)
     start.check_old_tokens(config, growth, definition)
-    self.task.prepare()  # Before the work directory: data that is not there leaves none behind.
+    self.task.prepare()  # Missing data fails here, before the work directory is made.
     start.make_writable(workdir)
     self.workdir = workdir
     self.checkpoints = checkpoint.Checkpoints(workdir, keep=config.train.keep_checkpoints)
@@ -111,16 +111,16 @@ class Trainer:
     self.tx = optim.make_optimizer(config.optim, config.train.steps, definition.info, growth)
     self.train_step = step_lib.make_train_step(self.task, self.tx, config, self.mesh, growth)
     self.eval_step = step_lib.make_eval_step(self.task, self.mesh)
-    self.rows = local_rows(sharding.of_batch(self.mesh), config.data.batch_size)
+    self.rows = local_rows(sharding.batch_sharding(self.mesh), config.data.batch_size)
 
   def train(self) -> State:
-    """Trains, and returns the last state."""
+    """Train, and return the last state."""
     state, first = self.first_state()
     origin.say_changes(self.config, self.origin, self.task.digest)
     steps = self.config.train.steps
     if first >= steps and self.origin.source is not None:
       raise UserError(
-        f'config.init_from={self.config.init_from} has made {first} steps, which are counted on, '
+        f'config.init_from={self.config.init_from} is at step {first}, where the run would go on, '
         f'and config.train.steps is {steps}; raise it, or set config.grow.step=restart'
       )
     if first >= steps:
@@ -141,10 +141,10 @@ class Trainer:
       return self._loop(state, first, metrics, stop)
 
   def first_state(self) -> tuple[State, int]:
-    """The state to start from, and the number of steps it has made.
+    """Return the state to start from, and the number of steps it has made.
 
-    A checkpoint in the work directory comes first, then the run `config.init_from`, grown if this
-    model is larger, then new parameters.
+    A checkpoint in the work directory has precedence, then the run `config.init_from`, grown if
+    this model is larger, then new parameters.
     """
     definition = self.task.definition
     ema = self.config.train.ema > 0
@@ -156,7 +156,7 @@ class Trainer:
     abstract = sharding.with_shardings(jax.eval_shape(new, 0), shardings)
     resumed = start.resume(self.checkpoints, self.config, abstract)
     if resumed is not None:
-      state, meta = resumed  # of an earlier step than `meta`'s if the newest one is damaged
+      state, meta = resumed  # If the newest checkpoint is damaged, these are from an earlier one.
       self.origin = dataclasses.replace(self.origin, meta=meta)
       self.position = origin.position(self.config, self.origin, self.task.digest)
       return state, meta.step
@@ -166,20 +166,20 @@ class Trainer:
     return jax.jit(new, out_shardings=shardings)(self.config.train.seed), 0
 
   def _is_new_born(self, first: int) -> bool:
-    """Whether the model was made of another one, and not trained since."""
+    """Return whether the model was made from another one and has not been trained since."""
     if not self.origin.lineage:
       return False
     last = self.origin.lineage[-1]
     return first == (0 if last.grow.step == 'restart' else last.step)
 
   def to_devices(self, local: tasks.Batch) -> tasks.Batch:
-    """The global batch, of whose arrays this process holds the rows `self.rows`."""
+    """Return the global batch; `local` has the rows `self.rows` of its arrays."""
     return validation.to_devices(local, self.config.data.batch_size, self.rows, self.mesh)
 
   def evaluate(self, state: State) -> dict[str, float]:
-    """The task's figures on the validation split, under names such as `eval/loss`.
+    """Return the task's figures on the validation split, under names such as `eval/loss`.
 
-    Those of the parameters' average, if the run keeps one, are under `eval/ema_loss` and so on.
+    If the run keeps an average of the parameters, its figures have names such as `eval/ema_loss`.
     """
     versions = {prefix: state[name] for prefix, name in _EVALUATED.items() if name in state}
     found = validation.figures(self.task, self.eval_step, versions, self.rows, self.mesh)
@@ -196,7 +196,7 @@ class Trainer:
         state, figures = self.train_step(state, self.to_devices(rows))
         window.add(figures)
         profile.after(step, figures)
-        stopping = stop.after(step)  # once: a signal during the rest waits for the next step
+        stopping = stop.after(step)  # Ask once; a later signal waits for the next step.
         last, save_again = step == steps or stopping, False
         if step % config.log_every == 0 or last:
           self.check_lease()
@@ -222,7 +222,7 @@ class Trainer:
 
   def _save(self, step: int, state: State, loss: float | None, wait: bool) -> None:
     seen = Seen(
-      samples=self.position.of_step(step, self.config.data.batch_size), digest=self.task.digest
+      samples=self.position.batch_start(step, self.config.data.batch_size), digest=self.task.digest
     )
     vocabulary, lineage = self.task.vocabulary(), self.origin.lineage
     self.checkpoints.save(
@@ -270,7 +270,7 @@ class Trainer:
 
 
 def local_rows(batches: jax.sharding.NamedSharding, batch_size: int) -> list[int]:
-  """The rows of a global batch that this process's devices hold, ascending."""
+  """Return the rows of a global batch that this process's devices hold, ascending."""
   rows: set[int] = set()
   for index in batches.addressable_devices_indices_map((batch_size,)).values():
     rows.update(range(*index[0].indices(batch_size)))
@@ -282,7 +282,7 @@ def _due(step: int, every: int) -> bool:
 
 
 class _Profile:
-  """A profile of some steps, in the work directory, for TensorBoard and xprof."""
+  """A profiler of a range of steps. It writes to the work directory for TensorBoard and xprof."""
 
   def __init__(self, workdir: paths.Path, steps: tuple[int, int] | None):
     self._files = paths.Growing(workdir) if steps else None

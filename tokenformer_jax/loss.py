@@ -13,7 +13,7 @@ from tokenformer_jax.sharding import constrain
 
 
 def logits(hidden_BxTxD: jax.Array, embedding_VxD: jax.Array) -> jax.Array:
-  """Scores of all tokens [B, T, V], in float32."""
+  """Return the scores of all tokens [B, T, V], in float32."""
   logits_BxTxV = product(
     'BTD,VD->BTV', hidden_BxTxD, embedding_VxD, preferred_element_type=jnp.float32
   )
@@ -21,7 +21,7 @@ def logits(hidden_BxTxD: jax.Array, embedding_VxD: jax.Array) -> jax.Array:
 
 
 class LossSums(NamedTuple):
-  """Sums over predicted tokens, so that parts add up: one number each, or one for every row."""
+  """Sums over predicted tokens: one number each, or one per row. Sums of parts add up."""
 
   nats: jax.Array  # Σ −log p(target)
   log_z_squared: jax.Array  # Σ (log Σ exp logits)², for the z-loss
@@ -37,20 +37,20 @@ def objective(
   z_loss: float,
   chunk: int,
 ) -> tuple[jax.Array, LossSums]:
-  """Σ −log p(target) + z_loss (log Z)² of a batch, to be trained on; float32.
+  """Return the training objective of a batch, Σ −log p(target) + z_loss (log Z)², in float32.
 
-  The gradient of a chunk of positions is made with its logits. They are neither kept nor computed
-  again in the backward pass, where that would be a fourth product with the head.
+  The forward pass computes the gradient of each chunk of positions together with its logits. So the
+  logits are neither saved nor recomputed; recomputing would be a fourth product with the head.
 
   Args:
-    hidden_BxTxD: what the head reads.
-    embedding_VxD: the head's matrix.
+    hidden_BxTxD: the input of the head.
+    embedding_VxD: the matrix of the head.
     targets_BxT: the next tokens; −1 marks a position that does not count.
     z_loss: the weight of (log Z)².
-    chunk: positions of each sequence in a part; the last part may be shorter.
+    chunk: the number of positions of each sequence in a chunk; the last chunk may be shorter.
 
   Returns:
-    The sum, and the sums that it is made of, which have no gradient.
+    The objective, and the sums that it consists of, without a gradient.
   """
   on_rows = functools.partial(_objective, z_loss)
   parts, sums = _in_chunks(on_rows, hidden_BxTxD, embedding_VxD, targets_BxT, chunk)
@@ -60,7 +60,7 @@ def objective(
 def loss_sums(
   hidden_BxTxD: jax.Array, embedding_VxD: jax.Array, targets_BxT: jax.Array, *, chunk: int
 ) -> LossSums:
-  """Cross-entropy in nats of a whole batch; for the arguments see `objective`."""
+  """Return the cross-entropy in nats of a whole batch; for the arguments see `objective`."""
   rows = row_loss_sums(hidden_BxTxD, embedding_VxD, targets_BxT, chunk=chunk)
   return jax.tree.map(jnp.sum, rows)
 
@@ -68,9 +68,9 @@ def loss_sums(
 def row_loss_sums(
   hidden_BxTxD: jax.Array, embedding_VxD: jax.Array, targets_BxT: jax.Array, *, chunk: int
 ) -> LossSums:
-  """Cross-entropy in nats of every sequence; for the arguments see `objective`.
+  """Return the cross-entropy in nats of every sequence; for the arguments see `objective`.
 
-  Only [B, chunk, V] logits are alive at once.
+  Only [B, chunk, V] logits are in memory at once.
 
   Returns:
     Float32 sums [B] over the positions that count.
@@ -85,7 +85,7 @@ def _in_chunks(
   targets_BxT: jax.Array,
   chunk: int,
 ) -> Any:
-  """What the function has for P chunks [P, B, C, D] and [P, B, C] and the head [V, D]."""
+  """Apply `on_rows` to P chunks [P, B, C, D] and [P, B, C], and the head [V, D]."""
   batch, length, width = hidden_BxTxD.shape
   chunk = min(chunk, length)
   if padding := -length % chunk:
@@ -93,13 +93,13 @@ def _in_chunks(
     targets_BxT = jnp.pad(targets_BxT, ((0, 0), (0, padding)), constant_values=-1)
   rows = hidden_BxTxD.reshape(batch, -1, chunk, width), targets_BxT.reshape(batch, -1, chunk)
 
-  def of_device(rows: tuple[jax.Array, jax.Array], head_VxD: jax.Array) -> Any:
-    # Gathered once, and not again for every part.
+  def on_device(rows: tuple[jax.Array, jax.Array], head_VxD: jax.Array) -> Any:
+    # Gather the head once, not for every chunk.
     head_VxD = constrain(head_VxD, 'vocab', None)
     return on_rows(jax.tree.map(lambda rows: rows.swapaxes(0, 1), rows), head_VxD)
 
   head_VxD = embedding_VxD.astype(hidden_BxTxD.dtype)
-  return per_device.on_each_device(of_device, rows, head_VxD, ('vocab', 'width'))
+  return per_device.on_each_device(on_device, rows, head_VxD, ('vocab', 'width'))
 
 
 def _sums(rows: tuple[jax.Array, jax.Array], head_VxD: jax.Array) -> LossSums:
@@ -110,7 +110,7 @@ def _sums(rows: tuple[jax.Array, jax.Array], head_VxD: jax.Array) -> LossSums:
 def _objective(
   z_loss: float, rows: tuple[jax.Array, jax.Array], head_VxD: jax.Array
 ) -> tuple[jax.Array, LossSums]:
-  """The objective [1] of all rows, and the sums [B]."""
+  """Return the objective [1] of all rows, and the sums [B]."""
   sums = _sums(rows, head_VxD)
   return _weighted(sums, z_loss)[None], sums
 
@@ -128,13 +128,13 @@ def _objective_forward(
   def body(
     total_VxD: jax.Array, part: tuple[jax.Array, jax.Array]
   ) -> tuple[jax.Array, tuple[LossSums, jax.Array]]:
-    (of_head_VxD, of_hidden_BxCxD), sums = gradient(head_VxD, *part)
-    return total_VxD + of_head_VxD.astype(total_VxD.dtype), (sums, of_hidden_BxCxD)
+    (d_head_VxD, d_hidden_BxCxD), sums = gradient(head_VxD, *part)
+    return total_VxD + d_head_VxD.astype(total_VxD.dtype), (sums, d_hidden_BxCxD)
 
   zero = jnp.zeros_like(head_VxD, jnp.float32)
-  of_head_VxD, (sums, of_hidden_PxBxCxD) = jax.lax.scan(body, zero, rows)
+  d_head_VxD, (sums, d_hidden_PxBxCxD) = jax.lax.scan(body, zero, rows)
   sums = _summed(sums)
-  return (_weighted(sums, z_loss)[None], sums), (of_hidden_PxBxCxD, of_head_VxD)
+  return (_weighted(sums, z_loss)[None], sums), (d_hidden_PxBxCxD, d_head_VxD)
 
 
 def _objective_backward(
@@ -143,9 +143,9 @@ def _objective_backward(
   change: tuple[jax.Array, LossSums],
 ) -> tuple[tuple[jax.Array, None], jax.Array]:
   del z_loss
-  dtype = gradients[0].dtype  # of the head, too; its gradient was summed in float32
-  of_hidden, of_head = ((g.astype(jnp.float32) * change[0][0]).astype(dtype) for g in gradients)
-  return (of_hidden, None), of_head
+  dtype = gradients[0].dtype  # also the dtype of the head, whose gradient was summed in float32
+  d_hidden, d_head = ((g.astype(jnp.float32) * change[0][0]).astype(dtype) for g in gradients)
+  return (d_hidden, None), d_head
 
 
 _objective.defvjp(_objective_forward, _objective_backward)

@@ -1,4 +1,4 @@
-"""Lines for the person at the terminal, from library and commands alike."""
+"""Messages to the user at the terminal, from the library and from commands."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Where figures go: metrics.jsonl, TensorBoard event files, and the terminal."""
+"""Write figures to metrics.jsonl, TensorBoard event files and the terminal."""
 
 import contextlib
 import io
@@ -23,12 +23,12 @@ _GIB = 2**30
 
 
 class Metrics:
-  """The figures of one run. Only the first process writes."""
+  """The writer of a run's figures. Only the first process writes."""
 
   def __init__(self, workdir: paths.Path, *, first_step: int, steps: int, tensorboard: bool):
-    """Opens the files of a run that starts, or goes on, after `first_step` steps.
+    """Open the files of a run that starts or resumes after `first_step` steps.
 
-    Lines of `metrics.jsonl` beyond that step are from work that a crash lost; they are dropped.
+    Drop lines of `metrics.jsonl` after that step, because a crash lost their work.
     """
     self._active = hosts.is_first()
     if not self._active:
@@ -37,7 +37,7 @@ class Metrics:
     self._files = paths.Growing(workdir)
     self._events: _Events | None = None
     self._path = self._files.directory / 'metrics.jsonl'
-    with _told(self._files.directory):
+    with _user_errors(self._files.directory):
       if tensorboard:
         self._events = _Events(self._files.directory / 'tensorboard', first_step)
       retry.retried(lambda: self._files.fetch('metrics.jsonl'), 'reading metrics.jsonl')
@@ -51,18 +51,18 @@ class Metrics:
     self._started, self._first_step = time.monotonic(), first_step
 
   def write(self, step: int, figures: dict[str, float]) -> None:
-    """Adds figures under flat names such as `train/loss`; shows the ones that a reader wants.
+    """Write figures under flat names such as `train/loss`, and show the main ones.
 
     Raises:
-      UserError: there is no room for them, say.
-      TransientError: they could not be written, however often it was tried.
+      UserError: the user has to act, for example because the disk is full.
+      TransientError: every attempt to write failed.
     """
     if not self._active:
       return
-    # JSON knows no NaN and no infinity.
+    # JSON has neither NaN nor infinity.
     finite = {name: value if math.isfinite(value) else None for name, value in figures.items()}
     line = json.dumps({'step': step, **finite}).encode() + b'\n'
-    with _told(self._files.directory):
+    with _user_errors(self._files.directory):
       retry.retried(lambda: _append(self._lines, line), f'writing {self._path}')
       if self._events:
         self._events.scalars(step, figures)
@@ -70,7 +70,7 @@ class Metrics:
     self._show(step, figures)
 
   def say(self, text: str) -> None:
-    """A line for the reader of the terminal, beside the progress bar if there is one."""
+    """Print a line on the terminal, above the progress bar if there is one."""
     if not self._active:
       return
     if self._bar is not None:
@@ -79,34 +79,34 @@ class Metrics:
       print(text, file=sys.stderr, flush=True)
 
   def text(self, step: int, name: str, text: str) -> None:
-    """A sample of text, for TensorBoard and the terminal."""
+    """Write a sample of text to TensorBoard and the terminal."""
     if not self._active:
       return
     if self._events:
-      with _told(self._files.directory):
+      with _user_errors(self._files.directory):
         self._events.text(step, name, f'```\n{text}\n```')
     self.say('\n'.join(f'  | {line}' for line in text.splitlines()))
 
   @contextlib.contextmanager
   def pause(self) -> Iterator[None]:
-    """Leaves the time spent inside, evaluating say, out of the estimate of the time left."""
+    """Exclude the time inside, such as an evaluation, from the estimate of the remaining time."""
     before = time.monotonic()
     yield
     if self._active:
       self._started += time.monotonic() - before
 
   def publish(self) -> None:
-    """Has what was written so far in the work directory, also if that is in a bucket."""
+    """Bring all written lines into the work directory, which may be in a bucket."""
     if self._active:
       self._files.publish()
 
   def close(self) -> None:
-    """Flushes and closes the files; the terminal's bar stays as it is."""
+    """Flush and close the files; leave the progress bar on the terminal."""
     if not self._active:
       return
     self._lines.close()
     if self._events:
-      with contextlib.suppress(OSError):  # What could not be written has been said.
+      with contextlib.suppress(OSError):  # Failed writes are reported already.
         self._events.close()
     self._files.close()
     if self._bar is not None:
@@ -145,37 +145,37 @@ class Metrics:
 
 
 class _Events:
-  """An event file of TensorBoard, written at once.
+  """A TensorBoard event file, written without a thread.
 
-  tensorboardX's SummaryWriter writes in a thread, which dies when the disk is full, after which
-  the next events wait for it without end.
+  The thread of tensorboardX's SummaryWriter dies when the disk is full, and later events then block
+  for ever.
   """
 
   def __init__(self, directory: pathlib.Path, first_step: int):
-    # They import PyTorch where that is installed.
+    # These modules import PyTorch if it is installed, so import them only when needed.
     from tensorboardX import event_file_writer, summary  # noqa: PLC0415
     from tensorboardX.proto import event_pb2  # noqa: PLC0415
 
     self._protos, self._summary = event_pb2, summary
     directory.mkdir(parents=True, exist_ok=True)
-    # The name has the time in seconds, in which a run may have ended and been started again.
+    # The name has the time in seconds only; the process id separates runs of the same second.
     self._writer = event_file_writer.EventsWriter(str(directory / 'events'), f'.{os.getpid()}')
     start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-    self._add(first_step + 1, session_log=start)  # Drops events of work that a crash lost.
+    self._add(first_step + 1, session_log=start)  # Hides events whose work a crash lost.
 
   def scalars(self, step: int, figures: dict[str, float]) -> None:
-    """Adds figures."""
+    """Add figures."""
     for name, value in figures.items():
       self._add(step, summary=self._summary.scalar(name, value))
     retry.retried(self._writer.flush, 'writing the events of TensorBoard')
 
   def text(self, step: int, name: str, text: str) -> None:
-    """Adds a text."""
+    """Add a text."""
     self._add(step, summary=self._summary.text(name, text))
     retry.retried(self._writer.flush, 'writing the events of TensorBoard')
 
   def close(self) -> None:
-    """Closes the file."""
+    """Close the file."""
     self._writer.close()
 
   def _add(self, step: int, **content: Any) -> None:
@@ -183,7 +183,7 @@ class _Events:
 
 
 class Window:
-  """The figures since the last log point, left on the device until they are asked for."""
+  """The figures since the last log point, which stay on the device until `figures` is called."""
 
   def __init__(
     self,
@@ -194,14 +194,14 @@ class Window:
     peak_flops: float | None,
     derived: Callable[[float], dict[str, float]],
   ):
-    """Starts the clock.
+    """Start the clock.
 
     Args:
-      units: of what speed is counted in, in one step over all devices.
-      unit: their name, such as tokens.
+      units: the units, such as tokens, of one step over all devices.
+      unit: the name of the units.
       flops: model FLOPs of one step.
-      peak_flops: of all devices together in FLOP/s, or None if their peak is not published.
-      derived: from the mean loss of a window to figures that follow from it.
+      peak_flops: peak FLOP/s of all devices together, or None if it is not published.
+      derived: returns the figures that follow from the mean loss of a window.
     """
     self._units, self._unit, self._flops, self._peak_flops = units, unit, flops, peak_flops
     self._derived = derived
@@ -210,16 +210,16 @@ class Window:
     self.restart_clock()
 
   def add(self, figures: dict[str, jax.Array]) -> None:
-    """Takes the figures of a step, without waiting for it."""
+    """Add the figures of a step without waiting for the device."""
     self._pending.append(figures)
     self._timed_steps += 1
 
   def restart_clock(self) -> None:
-    """Leaves out of the speed what was not training."""
+    """Restart the clock, so that the time since the last step does not count as training."""
     self._clock, self._timed_steps = time.monotonic(), 0
 
   def figures(self) -> dict[str, float]:
-    """Waits for the device. The loss is the mean over the window, the rest is of its last step."""
+    """Wait for the device and return the mean loss and the last step's other figures."""
     fetched = jax.device_get(self._pending)
     seconds = (time.monotonic() - self._clock) / self._timed_steps
     self._pending = []
@@ -242,12 +242,12 @@ class Window:
 
 
 def perplexity(loss: float) -> float:
-  """exp(loss), large instead of an overflow where a run diverges."""
+  """Return exp(loss), bounded so that a run that diverges causes no overflow."""
   return math.exp(min(loss, 700.0))
 
 
 def _memory() -> dict[str, float]:
-  """Peak memory in GiB: of the first local device if it tells, and of this process."""
+  """Return peak memory in GiB: of this process, and of the first local device if it reports it."""
   figures = {'perf/host_peak_gib': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _GIB}
   stats = jax.local_devices()[0].memory_stats() or {}
   if 'peak_bytes_in_use' in stats:
@@ -256,14 +256,14 @@ def _memory() -> dict[str, float]:
 
 
 def read(workdir: str | os.PathLike[str]) -> list[dict[str, float]]:
-  """The lines of a run's metrics.jsonl; a line that is not whole is left out."""
-  return _parse_lines((paths.of(workdir) / 'metrics.jsonl').read_bytes())
+  """Return the lines of a run's metrics.jsonl without incomplete lines."""
+  return _parse_lines((paths.parse_path(workdir) / 'metrics.jsonl').read_bytes())
 
 
 def _parse_lines(content: bytes) -> list[dict[str, float]]:
   lines = []
   for line in content.splitlines():
-    with contextlib.suppress(ValueError):  # It is not JSON, or not UTF-8.
+    with contextlib.suppress(ValueError):  # The line is not JSON, or not UTF-8.
       found = json.loads(line)
       if isinstance(found, dict) and 'step' in found:
         lines.append(found)
@@ -271,7 +271,7 @@ def _parse_lines(content: bytes) -> list[dict[str, float]]:
 
 
 def _append(file: io.FileIO, line: bytes) -> None:
-  """Appends a line to a file, whole or not at all."""
+  """Append a line to a file, whole or not at all."""
   end = file.seek(0, os.SEEK_END)
   try:
     written = 0
@@ -284,8 +284,8 @@ def _append(file: io.FileIO, line: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _told(directory: pathlib.Path) -> Iterator[None]:
-  """Turns what the user has to mend, such as a full disk, into a sentence."""
+def _user_errors(directory: pathlib.Path) -> Iterator[None]:
+  """Turn errors that the user has to fix, such as a full disk, into a `UserError`."""
   try:
     yield
   except OSError as error:
@@ -293,7 +293,7 @@ def _told(directory: pathlib.Path) -> Iterator[None]:
       raise
     raise UserError(
       f'figures could not be written to {directory} ({retry.one_line(error)}); the checkpoints are '
-      'as they were; make room, then run the same command to go on from the last one'
+      'intact; make room, then run the same command to go on from the last one'
     ) from error
 
 

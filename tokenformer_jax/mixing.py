@@ -1,4 +1,4 @@
-"""Two images of a batch made one: mixup and cutmix, on the devices."""
+"""Mixing of two images of a batch into one: mixup and cutmix, on the devices."""
 
 import jax
 import jax.numpy as jnp
@@ -7,20 +7,20 @@ import jax.numpy as jnp
 def mix(
   key: jax.Array, images_BxHxWxC: jax.Array, *, mixup: float, cutmix: float
 ) -> tuple[jax.Array, jax.Array]:
-  """Mixes every image with that of the mirrored row, B − 1 − row.
+  """Mix every image with the image of the mirrored row, B − 1 − row.
 
-  mixup (Zhang et al. 2017, arXiv 1710.09412) adds them with weights λ and 1 − λ, cutmix (Yun et al.
-  2019, arXiv 1905.04899) pastes a rectangle; λ is drawn once for the batch from Beta(α, α). With
-  both, a batch gets one or the other.
+  mixup (Zhang et al. 2017, arXiv 1710.09412) adds the two images with weights λ and 1 − λ. cutmix
+  (Yun et al. 2019, arXiv 1905.04899) pastes a rectangle of the other image. λ is drawn once per
+  batch from Beta(α, α). If both are on, each batch uses one of them at random.
 
   Args:
-    key: of the draws.
+    key: the random key.
     images_BxHxWxC: the batch.
-    mixup: α of mixup; 0: never.
-    cutmix: α of cutmix; 0: never.
+    mixup: α of mixup; 0 turns it off.
+    cutmix: α of cutmix; 0 turns it off.
 
   Returns:
-    The images, and the weight λ of each image's own label; the other one has 1 − λ.
+    The mixed images, and the weight λ of each image's own label. The other label has 1 − λ.
   """
   if not (mixup or cutmix):
     return images_BxHxWxC, jnp.ones(())
@@ -36,7 +36,7 @@ def mix(
     own = jax.random.beta(weight, cutmix, cutmix)
     inside_HxW = _rectangle(place, height, width, 1 - own)
     pasted = jnp.where(inside_HxW[None, :, :, None], others_BxHxWxC, images_BxHxWxC)
-    return pasted, 1 - jnp.mean(inside_HxW)  # The rectangle may have been cut at the border.
+    return pasted, 1 - jnp.mean(inside_HxW)  # The border may have cut the rectangle.
 
   if not cutmix:
     return mixed_up()
@@ -46,7 +46,7 @@ def mix(
 
 
 def _rectangle(key: jax.Array, height: int, width: int, area: jax.Array) -> jax.Array:
-  """A mask [H, W] of a rectangle of that part of the area around a point of the image."""
+  """Return a mask [H, W] of a rectangle with a part of the image's area, around a random point."""
   point = jax.random.uniform(key, (2,))
   half = jnp.sqrt(area) / 2
 

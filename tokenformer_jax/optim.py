@@ -1,6 +1,6 @@
-"""The optimizer: AdamW with clipping, a warm-up and a cosine decay to a floor.
+"""Build the optimizer: AdamW with clipping, a warm-up and a cosine decay to a floor.
 
-In a model that has grown, the tokens of one array may move at different rates: see `LastGrowth`.
+After a growth, old and new tokens of one array may have different rates: see `LastGrowth`.
 """
 
 import dataclasses
@@ -19,12 +19,12 @@ _WITHOUT_DECAY = (Role.BIAS, Role.GAIN, Role.VECTOR)
 
 @dataclasses.dataclass(frozen=True)
 class LastGrowth:
-  """What the optimizer has to know of the last growth of a model.
+  """The data about a model's last growth that the optimizer needs.
 
   Attributes:
-    updates: the count of updates at which it took place.
-    old_tokens: a tree like the parameters: how many of an array's parameter tokens are older. An
-      array without parameter tokens is old as a whole, whatever is said here.
+    updates: the count of updates at the growth.
+    old_tokens: a tree like the parameters, with the number of old parameter tokens of each array.
+      An array without parameter tokens counts as old, whatever its number is.
   """
 
   updates: int
@@ -32,9 +32,10 @@ class LastGrowth:
 
 
 def learning_rate(config: OptimConfig, steps: int, start: int = 0) -> optax.Schedule:
-  """From the number of updates made to the learning rate of the next one.
+  """Return the schedule from the number of updates made to the learning rate of the next one.
 
-  A linear warm-up to the peak, then a cosine (or nothing) down to `final_fraction` of it.
+  The rate warms up linearly to the peak, then follows a cosine down to `final_fraction` of it, or
+  stays constant.
 
   Args:
     config: the peak, the length of the warm-up, and the floor.
@@ -58,26 +59,26 @@ def learning_rate(config: OptimConfig, steps: int, start: int = 0) -> optax.Sche
 
 
 def schedule(config: OptimConfig, steps: int, growth: LastGrowth | None = None) -> optax.Schedule:
-  """The learning rate of a run, which after a growth starts anew if the config says so."""
+  """Return the learning rate of a run; `restart_schedule` starts it anew after a growth."""
   start = growth.updates if growth and config.restart_schedule else 0
   return learning_rate(config, steps, start)
 
 
 def decay_mask(info: Params) -> Params:
-  """Say which parameters decay: parameter tokens, embeddings and kernels; not norms and biases."""
+  """Return which parameters decay: parameter tokens, embeddings, kernels; not norms and biases."""
   return jax.tree.map(lambda one: one.role not in _WITHOUT_DECAY, info)
 
 
 def make_optimizer(
   config: OptimConfig, steps: int, info: Params, growth: LastGrowth | None = None
 ) -> optax.GradientTransformation:
-  """AdamW (Loshchilov & Hutter 2019) with decoupled decay, on gradients clipped by global norm.
+  """Return AdamW (Loshchilov & Hutter 2019) on gradients clipped by their global norm.
 
-  Its state has the same structure whatever the config says and whether a model has grown or not.
+  The structure of its state is the same for every config, with and without a growth.
 
   Args:
-    config: rates, moments, decay, and how old and new tokens differ.
-    steps: the length of the run, at which the learning rate reaches its floor.
+    config: rates, moments, decay, and the settings of old and new tokens.
+    steps: the length of the run; the learning rate reaches its floor there.
     info: `Definition.info` of the model.
     growth: the last growth, or None for a model that never grew.
   """
@@ -102,7 +103,7 @@ def make_optimizer(
 def _by_age(
   f: Callable[..., jax.Array], info: Params, growth: LastGrowth, *trees: Params
 ) -> Params:
-  """Maps `f(old, *arrays)`; `old` is true for old entries and of a shape that broadcasts."""
+  """Map `f(old, *arrays)` over trees; `old` broadcasts to the array and is true for old entries."""
 
   def on_array(one: ParamInfo, count: int, *arrays: jax.Array) -> jax.Array:
     if (axis := one.token_axis) is None:
@@ -117,9 +118,9 @@ def _by_age(
 def _without_old(
   inner: optax.GradientTransformation, info: Params, growth: LastGrowth
 ) -> optax.GradientTransformation:
-  """Lets `inner`, which has Adam's state, see no gradient of what is old, nor change its moments.
+  """Hide the gradient of old entries from `inner`, and keep their moments.
 
-  The gradient's norm, by which it is clipped, is that of the new tokens, too.
+  `inner` has Adam's state. It clips by the norm of the new tokens' gradient alone.
   """
 
   def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
@@ -141,7 +142,7 @@ def _without_old(
 def _scale_by_rates(
   config: OptimConfig, rate: optax.Schedule, info: Params, growth: LastGrowth | None
 ) -> optax.GradientTransformation:
-  """Multiplies updates by −rate, and by the factors of old and new tokens after a growth."""
+  """Multiply updates by −rate and, after a growth, by the factors of old and new tokens."""
 
   def update(
     updates: Params, state: Any, params: Params | None = None, *, adam_count: jax.Array
@@ -167,9 +168,10 @@ def _scale_by_rates(
 
 
 def _by_depth(decay: float, info: Params, updates: Params) -> Params:
-  """Multiply updates by `decay` once for every layer above, and once more before the layers.
+  """Multiply the updates of a layer by `decay` once for every layer above it and once for the head.
 
-  The head and what else comes after the layers keep theirs.
+  Parameters before the layers get one factor more than the first layer. Parameters after the
+  layers keep their updates.
   """
   layers = max(max(one.depth) for one in jax.tree.leaves(info) if one.in_layers)
 
@@ -178,7 +180,7 @@ def _by_depth(decay: float, info: Params, updates: Params) -> Params:
       return update
     if not one.in_layers:
       return update * decay ** (layers + 1 - one.depth)
-    above = layers + 1 - jnp.asarray(one.depth)  # 'layers' is the first axis.
+    above = layers + 1 - jnp.asarray(one.depth)  # The first axis is 'layers'.
     return update * decay ** above.reshape(-1, *[1] * (update.ndim - 1))
 
   return jax.tree.map(scaled, info, updates)
@@ -189,9 +191,9 @@ def _new_token_factor(config: OptimConfig, update: jax.Array, adam_count: jax.Ar
 
   Args:
     config: the warm-up of the new tokens, and whether their bias correction counts from the growth.
-    update: the number of this update, counted from 1 at the growth.
-    adam_count: its number as Adam counts it, from which Adam's own correction is made. Both are
-      equal where Adam starts at the growth: after moments were dropped or a model was converted.
+    update: the number of this update since the growth, from 1.
+    adam_count: the number of this update in Adam's count, which Adam's own correction uses. Both
+      numbers are equal if Adam starts at the growth: after moments are dropped, or a conversion.
   """
   update, adam_count = (jnp.maximum(n, 1).astype(jnp.float32) for n in (update, adam_count))
   factor = jnp.minimum(1.0, update / (config.new_token_warmup + 1))
@@ -201,5 +203,5 @@ def _new_token_factor(config: OptimConfig, update: jax.Array, adam_count: jax.Ar
 
 
 def _bias_correction(config: OptimConfig, count: jax.Array) -> jax.Array:
-  """Return what Adam's bias correction multiplies the update by after `count` updates."""
+  """Return the factor of Adam's bias correction on the update after `count` updates."""
   return jnp.sqrt(1 - config.beta2**count) / (1 - config.beta1**count)

@@ -1,7 +1,7 @@
-"""Orbax as checkpoints need it: what reads, what writes, and what is kept.
+"""Configuration of Orbax for checkpoints: the reader, the manager, and which checkpoints stay.
 
-No other file knows Orbax, but for those of checkpoints and, for checkpoints that are not ours,
-`released_tpu.py`.
+Only this file, the other checkpoint files and `released_tpu.py`, which reads foreign checkpoints,
+use Orbax.
 """
 
 import dataclasses
@@ -20,8 +20,8 @@ from orbax.checkpoint import checkpoint_managers
 
 from tokenformer_jax import paths
 
-_RESTORE_GB = 1  # read at a time
-# What Orbax raises, or what is raised in it, where the content of a file is not what it has to be.
+_RESTORE_GB = 1  # the amount that Orbax reads at a time
+# Errors that Orbax raises for files with unexpected content.
 FORMAT_ERRORS = (
   *(ValueError, TypeError, AttributeError, LookupError, AssertionError, EOFError, RecursionError),
   *(FileNotFoundError, NotADirectoryError, IsADirectoryError),
@@ -30,11 +30,11 @@ FORMAT_ERRORS = (
 
 @dataclasses.dataclass(frozen=True)
 class Deferred:
-  """An array of a state to save that is made when it is written, so that one is there at a time."""
+  """An array that is created only when it is written, so that memory holds one at a time."""
 
   shape: tuple[int, ...]
   dtype: np.dtype
-  read: Callable[[], np.ndarray]  # gives the same array each time
+  read: Callable[[], np.ndarray]  # returns the same array each time
 
   @property
   def size(self) -> int:
@@ -46,7 +46,7 @@ class Deferred:
 
 
 class _OneByOne(ocp.type_handlers.NumpyHandler):
-  """Writes deferred arrays one after the other, each as an array of numpy."""
+  """A type handler that writes deferred arrays one after the other, each as a NumPy array."""
 
   async def serialize(
     self, values: Sequence[Deferred], infos: Sequence[Any], args: Sequence[Any] | None = None
@@ -61,36 +61,37 @@ class _OneByOne(ocp.type_handlers.NumpyHandler):
     return [ocp.future.CommitFutureAwaitingContractedSignals(one_by_one(), name='one_by_one')]
 
 
-class _ToldElsewhere(std_logging.Filter):
-  """Drops tracebacks of Orbax and its tasks, which `Checkpoints` raises, too, and what we know."""
+class _RedundantLogs(std_logging.Filter):
+  """A filter that drops Orbax's tracebacks, which `Checkpoints` raises, and expected warnings."""
 
   def filter(self, record: std_logging.LogRecord) -> bool:
-    of_orbax = 'orbax' in record.pathname or record.name == 'asyncio'
+    from_orbax = 'orbax' in record.pathname or record.name == 'asyncio'
     known = ('read only', 'preemption', 'tracked_metric')
-    return not (of_orbax and (record.exc_info or any(k in record.getMessage() for k in known)))
+    return not (from_orbax and (record.exc_info or any(k in record.getMessage() for k in known)))
 
 
 @dataclasses.dataclass(frozen=True)
-class _WithoutTheOthers:
-  """Drops what Python prints for each read and write that fails beside the one that is raised."""
+class _UnraisableHook:
+  """A hook that drops the reports of reads and writes that fail besides the one that is raised."""
 
-  otherwise: Callable[[Any], None]  # the hook before
+  otherwise: Callable[[Any], None]  # the previous hook
 
   def __call__(self, unraisable: Any) -> None:
     frames = [frame for frame, _ in traceback.walk_tb(unraisable.exc_traceback)]
-    of_orbax = bool(frames) and 'orbax' in frames[-1].f_code.co_filename
-    if not of_orbax and str(unraisable.exc_value) != 'Event loop is closed':  # TensorStore's
+    from_orbax = bool(frames) and 'orbax' in frames[-1].f_code.co_filename
+    # TensorStore reports a closed event loop.
+    if not from_orbax and str(unraisable.exc_value) != 'Event loop is closed':
       self.otherwise(unraisable)
 
 
-_TOLD_ELSEWHERE = _ToldElsewhere()  # one object: a logger takes it once, however often given
+_REDUNDANT_LOGS = _RedundantLogs()  # one object, because a logger adds the same filter only once
 
 
 def make_reader() -> ocp.Checkpointer:
-  """Return what reads items of a checkpoint in this process, without meeting the others.
+  """Return a reader of checkpoint items that does not synchronise with other processes.
 
-  Orbax's manager has the processes meet at the end of `restore`: one that failed would leave the
-  others there for ever.
+  Orbax's manager synchronises the processes at the end of `restore`, so a process that failed would
+  leave the others waiting for ever.
   """
   this = jax.process_index()
   alone = ocp.options.MultiprocessingOptions(primary_host=this, active_processes={this})
@@ -104,15 +105,15 @@ def make_reader() -> ocp.Checkpointer:
 def make_manager(
   directory: paths.Path, keep: int | None, save_gb: int | None, *, metrics: bool
 ) -> ocp.CheckpointManager:
-  """Return what lists checkpoints and, with `keep`, writes and deletes them.
+  """Return a manager that lists checkpoints and, with `keep`, writes and deletes them.
 
-  The processes do not meet in here, so that one can try again by itself.
+  This function does not synchronise processes, so one process can retry by itself.
 
   Args:
-    directory: of all checkpoints; must exist.
-    keep: how many of the newest stay, besides the one of the lowest loss.
-    save_gb: how much of a state is copied at a time, or None: all of it, before `save` returns.
-    metrics: whether to read the losses, which say which checkpoint is the best.
+    directory: the directory of all checkpoints; it must exist.
+    keep: the number of newest checkpoints to keep, besides the one with the lowest loss.
+    save_gb: how much of a state to copy at a time. None: copy all of it before `save` returns.
+    metrics: whether to read the losses, which determine the best checkpoint.
   """
   writes = keep is not None
   policies = checkpoint_managers.AnyPreservationPolicy(
@@ -120,7 +121,7 @@ def make_manager(
       checkpoint_managers.LatestN(keep),
       checkpoint_managers.BestN(
         get_metric_fn=_loss,
-        reverse=True,  # the last in the order is the best
+        reverse=True,  # Orbax keeps the last in the order, which is then the lowest loss.
         n=1,
         keep_checkpoints_without_metrics=False,
       ),
@@ -130,7 +131,7 @@ def make_manager(
     directory,
     options=ocp.CheckpointManagerOptions(
       preservation_policy=policies,
-      best_fn=_loss,  # Without it Orbax forgets the losses when the run ends.
+      best_fn=_loss,  # Without this Orbax forgets the losses at the end of the run.
       best_mode='min',
       create=False,
       read_only=not writes,
@@ -144,11 +145,11 @@ def make_manager(
 
 
 def quiet() -> None:
-  """Keep Orbax from logging what `Checkpoints` raises."""
+  """Keep Orbax from logging errors that `Checkpoints` raises."""
   for logger in (logging.get_absl_logger(), std_logging.getLogger('asyncio')):
-    logger.addFilter(_TOLD_ELSEWHERE)
-  if not isinstance(sys.unraisablehook, _WithoutTheOthers):
-    sys.unraisablehook = _WithoutTheOthers(sys.unraisablehook)
+    logger.addFilter(_REDUNDANT_LOGS)
+  if not isinstance(sys.unraisablehook, _UnraisableHook):
+    sys.unraisablehook = _UnraisableHook(sys.unraisablehook)
 
 
 def _handlers(save_gb: int | None) -> ocp.handlers.CheckpointHandlerRegistry:
@@ -161,7 +162,7 @@ def _handlers(save_gb: int | None) -> ocp.handlers.CheckpointHandlerRegistry:
     type_handler_registry=kinds,
     restore_concurrent_gb=_RESTORE_GB,
     save_device_host_concurrent_gb=save_gb,
-    # Arrays that are not to be copied at once, before `save` returns.
+    # With a limit, no array is copied at once before `save` returns.
     is_prioritized_key_fn=None if save_gb is None else lambda path: False,
   )
   strict = ocp.StandardCheckpointHandler(restore_concurrent_gb=_RESTORE_GB)
@@ -175,5 +176,5 @@ def _handlers(save_gb: int | None) -> ocp.handlers.CheckpointHandlerRegistry:
 
 
 def _loss(metrics: dict[str, float]) -> float:
-  """Return the loss that a checkpoint is judged by; one that is not a number is the worst."""
+  """Return the loss that ranks a checkpoint. A loss that is not finite ranks last."""
   return metrics['loss'] if math.isfinite(metrics['loss']) else math.inf

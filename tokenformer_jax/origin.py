@@ -1,7 +1,7 @@
-"""The checkpoint that a run goes on from, and whether the run may go on from it.
+"""Find the checkpoint that a run continues from, and check that the run may continue from it.
 
 A model is its parameters and the meaning of its ids, so a run keeps the tokenizer or the classes of
-the checkpoint that it goes on from. Where the run is in its data is kept as well: `position`.
+the checkpoint that it continues from. The run also keeps its place in the data: see `position`.
 """
 
 import contextlib
@@ -16,16 +16,16 @@ from tokenformer_jax.data.order import BEGINNING, Position
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files, state
 
-# What a batch of a step depends on besides the data, the batch size and the position.
+# Keys that decide the batch of a step, besides the data, the batch size and the position.
 _ORDER_KEYS = ('train.seed', 'data.sequence_length')
-# What the data depends on, for checkpoints without a digest of it.
+# Keys that decide the data, for checkpoints without a digest of the data.
 _DATA_KEYS = (
   'data.source',
   'data.text_field',
   'data.validation_source',
   'data.validation_fraction',
 )
-# What may change without changing the model that comes out, or a figure of it.
+# Keys that change neither the resulting model nor its figures.
 _NOT_SAID = (
   'data.cache_dir',
   'data.workers',
@@ -43,12 +43,12 @@ _NOT_SAID = (
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-  """What a run starts from: its own checkpoint, another run to grow, or nothing.
+  """The start of a run: its own checkpoint, another run to grow, or nothing.
 
   Attributes:
-    meta: what the checkpoint says of itself, or None.
-    where: how messages name the checkpoint.
-    lineage: how the run's model came to be.
+    meta: the metadata of the checkpoint, or None.
+    where: the name of the checkpoint in messages.
+    lineage: the growths and other actions that made the run's model.
     source: the checkpoints of another run, or None.
   """
 
@@ -59,17 +59,17 @@ class Origin:
 
   @property
   def resumes(self) -> bool:
-    """Whether the checkpoint is the run's own."""
+    """Return whether the checkpoint is the run's own."""
     return self.meta is not None and self.source is None
 
   @property
   def model(self) -> ModelConfig | None:
-    """The model of the checkpoint."""
+    """Return the model of the checkpoint, or None."""
     return self.meta and self.meta.config.model
 
   @property
   def vocabulary(self) -> dict[str, Any] | None:
-    """What the ids of the checkpoint's model stand for: see `Task.vocabulary`."""
+    """Return the meaning of the ids of the checkpoint's model: see `Task.vocabulary`."""
     return self.meta and self.meta.tokenizer
 
 
@@ -77,7 +77,7 @@ NOTHING = Origin()
 
 
 def find(config: Config, workdir: paths.Path) -> Origin:
-  """Find the newest checkpoint in the work directory, else that of `config.init_from`.
+  """Return the newest checkpoint in the work directory, or the one of `config.init_from`.
 
   Raises:
     UserError: `config.init_from` is not a run, or cannot be read.
@@ -100,20 +100,20 @@ def find(config: Config, workdir: paths.Path) -> Origin:
 
 
 def in_workdir(step: int) -> str:
-  """Return how messages name a checkpoint of the run."""
+  """Return the name of a checkpoint of the run for messages."""
   return f'the checkpoint of step {step} in this work directory'
 
 
 def check(config: Config, origin: Origin) -> None:
-  """Check what can be checked before any data is read.
+  """Check model, vocabulary and order of the data before any data is read.
 
   Args:
-    config: with every size filled in.
-    origin: of the run.
+    config: the config, with every size filled in.
+    origin: the origin of the run.
 
   Raises:
-    UserError: the checkpoint is of another model that cannot be grown to this one, has another
-      tokenizer, or has seen its data in another order.
+    UserError: the checkpoint's model cannot be grown to this one, its tokenizer differs, or it has
+      seen its data in another order.
   """
   if origin.meta is None:
     return
@@ -130,10 +130,10 @@ def check(config: Config, origin: Origin) -> None:
 
 
 def check_same_model(config: Config, theirs: Config, where: str) -> None:
-  """Check that a checkpoint is of the run's model.
+  """Check that a checkpoint has the run's model.
 
   Raises:
-    UserError: it is not; the message has the keys that differ.
+    UserError: the models differ; the message has the keys.
   """
   found = list(config_lib.differences(config.model, theirs.model, 'model.'))
   if not found:
@@ -149,17 +149,17 @@ def check_same_model(config: Config, theirs: Config, where: str) -> None:
 
 
 def check_order(config: Config, origin: Origin, digest: str | None = None) -> None:
-  """Check that a resumed run keeps the order of its data, or is asked for another one.
+  """Check that a resumed run keeps the order of its data, or that the user asked for another order.
 
-  Another `data.source`, or `init_from`, asks for other data; nothing else does by itself.
+  Only another `data.source`, or `init_from`, counts as asking for other data.
 
   Args:
-    config: of the run.
-    origin: of the run.
-    digest: of the data; None: it is not read yet.
+    config: the config of the run.
+    origin: the origin of the run.
+    digest: the digest of the data; None: the data is not read yet.
 
   Raises:
-    UserError: samples would be seen again, and others never, and nobody asked for that.
+    UserError: the run would see some samples again and others never, without being asked to.
   """
   meta = origin.meta
   if not origin.resumes or not meta.seen.samples or config.data.new_order_at == meta.step:
@@ -169,18 +169,18 @@ def check_order(config: Config, origin: Origin, digest: str | None = None) -> No
   if changes := _changes(config, meta, digest):
     raise UserError(
       f'{" and ".join(changes)}, so the data would come in another order than the one in which '
-      f'{origin.where} has seen {meta.seen.samples:,} samples; put that back, take another '
+      f'{origin.where} has seen {meta.seen.samples:,} samples; put that back, choose another '
       f'--workdir, or set config.data.new_order_at={meta.step}, which begins the new order with '
       'its first sample'
     )
 
 
 def check_data(config: Config, origin: Origin, task: tasks.Task) -> None:
-  """Check the data, as soon as it is open, against the checkpoint that the run goes on from.
+  """Check the open data against the checkpoint that the run continues from.
 
   Raises:
-    UserError: its labels stand for something else than those of the run's own checkpoint, or its
-      order is another one: see `check_order`.
+    UserError: the labels have another meaning than in the run's own checkpoint, or the order of the
+      data differs: see `check_order`.
   """
   if origin.resumes and (reason := task.other_meaning):
     raise UserError(
@@ -192,12 +192,12 @@ def check_data(config: Config, origin: Origin, task: tasks.Task) -> None:
 
 
 def position(config: Config, origin: Origin, digest: str) -> Position:
-  """Return where a run begins in the order of its data.
+  """Return the place in the order of its data where a run begins.
 
   Args:
-    config: of the run.
-    origin: of the run.
-    digest: of the data.
+    config: the config of the run.
+    origin: the origin of the run.
+    digest: the digest of the data.
   """
   meta = origin.meta
   if meta is None or (origin.source is not None and config.grow.step == 'restart'):
@@ -208,18 +208,18 @@ def position(config: Config, origin: Origin, digest: str) -> Position:
 
 
 def say_changes(config: Config, origin: Origin, digest: str) -> None:
-  """Say in a line each what a resumed run changes, and that the order of its data begins anew.
+  """Print the settings that a resumed run changes, and a new order of its data.
 
   Args:
-    config: of the run, with every size and length filled in.
-    origin: of the run, with the checkpoint that was read.
-    digest: of the data.
+    config: the config of the run, with every size and length filled in.
+    origin: the origin of the run, with the checkpoint that was read.
+    digest: the digest of the data.
   """
   meta = origin.meta
   if meta is None:
     return
   changed = []
-  # A model that was only converted has no run whose settings could change.
+  # A converted model has no earlier settings to compare with.
   if origin.resumes and meta.contents == 'model':
     changed = _changed(config, meta.config)
     if config.init_from and config.init_from != meta.config.init_from:
@@ -236,7 +236,7 @@ def say_changes(config: Config, origin: Origin, digest: str) -> None:
 
 
 def _changes(config: Config, meta: Meta, digest: str | None) -> list[str]:
-  """What makes the order of samples another one than that of a checkpoint."""
+  """Return the reasons why the order of samples differs from the checkpoint's."""
 
   def differing(keys: tuple[str, ...]) -> list[str]:
     values = [(key, lookup(config, key), lookup(meta.config, key)) for key in keys]

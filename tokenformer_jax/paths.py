@@ -1,8 +1,8 @@
 """Paths in file systems, and in buckets of Google Cloud Storage, `gs://BUCKET/…`.
 
-A bucket has objects, each written as a whole, under names that hold slashes. There is nothing to
-append to, and a directory is renamed object by object. `etils.epath` gives both the methods
-of pathlib; here is what differs.
+A bucket holds objects, each written as a whole, whose names contain slashes. An object cannot be
+appended to, and a directory is renamed object by object. `etils.epath` provides the methods of
+pathlib for both; this module has the operations that differ.
 """
 
 import contextlib
@@ -31,101 +31,101 @@ _BUCKET = 'gs://'
 _PUBLISH_SECONDS = 60  # between copies of growing files
 
 
-def of(path: str | os.PathLike[str]) -> Path:
-  """The path of a work directory.
+def parse_path(path: str | os.PathLike[str]) -> Path:
+  """Return the path of a work directory, in a file system or in a bucket.
 
   Raises:
-    UserError: it is a URL of something else than a bucket of Google's; that cannot be reached; or
-      gcsfs is not installed.
-    TransientError: it cannot be reached now, however often it was tried.
+    UserError: the path is a URL other than gs://…, the bucket cannot be reached, or gcsfs is not
+      installed.
+    TransientError: the bucket could not be reached in any of several tries.
   """
   if isinstance(path, pathlib.PurePath):
-    return path  # made here before: it need not be asked for again
+    return path  # An earlier call checked it.
   if not re.match(r'[a-z][a-z0-9+.-]*://', text := os.fspath(path)):
     return pathlib.Path(path)
   if not text.startswith(_BUCKET):
     raise UserError(
       f'{text} is neither a path in a file system nor gs://BUCKET/…; mount other storage on every '
-      'host, and give the path that it has there'
+      'host, and give the path of the mount'
     )
   if importlib.util.find_spec('gcsfs') is None:
-    raise UserError(f'{text} is in a bucket, which takes gcsfs; pip install -e ".[gcs]"')
-  std_logging.getLogger('gcsfs').setLevel(std_logging.CRITICAL)  # Errors are raised, too.
-  # Other hosts write, too.
+    raise UserError(f'{text} is in a bucket, which needs gcsfs; run pip install -e ".[gcs]"')
+  std_logging.getLogger('gcsfs').setLevel(std_logging.CRITICAL)  # gcsfs also raises its errors.
+  # A cached listing would hide the writes of other hosts.
   fsspec.config.conf.setdefault('gs', {})['use_listings_cache'] = False
   try:
     retry.retried(lambda: _reach(text), f'reaching {text}')
   except TransientError:
     raise
-  except Exception as error:  # There are many kinds.
+  except Exception as error:  # Storage libraries raise exceptions of many types.
     raise UserError(
-      f'{text} cannot be reached ({reason(error)}); check the name, the network, and with '
-      '`gcloud auth application-default login` who you are'
+      f'{text} cannot be reached ({reason(error)}); check the name and the network, and log in '
+      'with `gcloud auth application-default login`'
     ) from error
   return epath.Path(text)
 
 
 def _reach(url: str) -> None:
-  with contextlib.suppress(FileNotFoundError):  # It may be made.
+  with contextlib.suppress(FileNotFoundError):  # The run may create the directory.
     _bucket().ls(url)
 
 
 def split_source(source: str | os.PathLike[str]) -> tuple[Path, int | None]:
-  """Take `DIR` or `DIR@STEP` apart into a path and a step (None: the newest).
+  """Split `DIR` or `DIR@STEP` into a path and a step (None: the newest).
 
   Raises:
-    UserError: what stands after the last @ is not a step; or as `of`.
+    UserError: the text after the last @ is not a step, or `parse_path` raises it.
   """
   directory, at, step = os.fspath(source).rpartition('@')
   if not at:
-    return of(source), None
-  if not step.isdecimal():  # '²' is a digit and not a number
-    raise UserError(f'source {source!r} does not end in a step; it is DIR or DIR@STEP')
-  return of(directory), int(step)
+    return parse_path(source), None
+  if not step.isdecimal():  # isdigit would accept '²', which int does not.
+    raise UserError(f'source {source!r} does not end in a step; give DIR or DIR@STEP')
+  return parse_path(directory), int(step)
 
 
 def local(path: str | os.PathLike[str]) -> pathlib.Path:
-  """A path that has to be in a file system.
+  """Return a path that must be in a file system.
 
   Raises:
-    UserError: it is a URL, which would become a directory named `gs:` on this host.
+    UserError: the path is a URL, which would become a directory named `gs:` on this host.
   """
   if '://' in (text := os.fspath(path)):
     raise UserError(
-      f'{text} is not a path in a file system; mount the bucket on every host, with gcsfuse say '
-      '(docs/pods.md), and give the path that it has there'
+      f'{text} is not a path in a file system; mount the bucket on every host, for example with '
+      'gcsfuse (docs/pods.md), and give the path of the mount'
     )
   return pathlib.Path(path)
 
 
 def in_bucket(path: str | os.PathLike[str]) -> bool:
-  """Whether a path is one in a bucket."""
+  """Return whether a path is in a bucket."""
   return os.fspath(path).startswith(_BUCKET)
 
 
 def absolute(path: Path) -> Path:
-  """The path from the root; one in a bucket is."""
+  """Return the absolute path. A path in a bucket is always absolute."""
   return path if in_bucket(path) else path.absolute()
 
 
 def errors(path: str | os.PathLike[str]) -> type[Exception]:
-  """What reading and writing may raise: of a bucket there are many kinds."""
+  """Return the exception type that covers all errors of reading and writing a path."""
   return Exception if in_bucket(path) else OSError
 
 
 def reason(error: BaseException) -> str:
-  """Why something could not be read or written, in a line."""
-  said = getattr(error, 'strerror', None)
-  if isinstance(error, FileNotFoundError) and not said:
-    said = 'it is not there'  # of an object, whose error names a URL
-  return ' '.join(str(said or error or type(error).__name__).split())
+  """Return the reason of a failed read or write in one line."""
+  message = getattr(error, 'strerror', None)
+  if isinstance(error, FileNotFoundError) and not message:
+    message = 'it does not exist'  # The error of a bucket's object has only a URL.
+  return ' '.join(str(message or error or type(error).__name__).split())
 
 
 def exists(path: Path) -> bool:
-  """Return whether something is at a path. An error of looking does not count as absence.
+  """Return whether a path exists. A failed check does not count as absence.
 
   Raises:
-    Exception: it cannot be looked at, also after trying again.
+    Exception: the check failed, even after retries.
   """
 
   def look() -> bool:
@@ -139,7 +139,7 @@ def exists(path: Path) -> bool:
 
 
 def steps(directory: Path) -> list[int]:
-  """Return the numbers that name complete checkpoints in a directory; raise what goes wrong."""
+  """Return the steps of the complete checkpoints in a directory. Any error passes through."""
   if not in_bucket(directory):
     return [int(name) for name in os.listdir(directory) if name.isdigit()]
   found = _bucket().glob(f'{os.fspath(directory)}/*/commit_success.txt')
@@ -148,22 +148,22 @@ def steps(directory: Path) -> list[int]:
 
 
 def make_writable(directory: Path) -> None:
-  """Makes a directory and writes into it; raises what goes wrong, also after trying again."""
+  """Create a directory and write a probe file into it. Raise any error that retries do not cure."""
 
   def once() -> None:
     directory.mkdir(parents=True, exist_ok=True)
     probe = directory / f'.probe-{os.getpid()}'
     probe.write_text('')
-    probe.unlink(missing_ok=True)  # Another host may have the same number for its process.
+    probe.unlink(missing_ok=True)  # A process of another host may have the same number.
 
   retry.retried(once, f'writing to {directory}')
 
 
 def write(path: Path, text: str) -> None:
-  """Writes a file so that a reader sees the old or the new content, whatever happens.
+  """Write a file atomically: a reader sees either the old or the new content.
 
   Raises:
-    Exception: it cannot be written, also after trying again.
+    Exception: the file cannot be written, even after retries.
   """
 
   def once() -> None:
@@ -178,10 +178,10 @@ def write(path: Path, text: str) -> None:
 
 
 def create(path: Path, text: str) -> None:
-  """Write a file that must not be there, in one operation: of two writers one gets an error.
+  """Create a new file in one operation, so that only one of two writers succeeds.
 
   Raises:
-    FileExistsError: it is there.
+    FileExistsError: the file exists.
   """
   if in_bucket(path):
     _bucket().pipe_file(os.fspath(path), text.encode(), mode='create')
@@ -193,17 +193,17 @@ def create(path: Path, text: str) -> None:
       os.fsync(file.fileno())
   except OSError as error:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-      pathlib.Path(path).unlink(missing_ok=True)  # made, but empty
-    if error.errno == errno.ESTALE:  # A mounted bucket finds out when it uploads the file.
+      pathlib.Path(path).unlink(missing_ok=True)  # `open` created the file, but it is empty.
+    if error.errno == errno.ESTALE:  # A mounted bucket detects a conflict only at the upload.
       raise FileExistsError(error.errno, error.strerror, os.fspath(path)) from error
     raise
 
 
 def rename(source: Path, target: Path) -> None:
-  """Gives a directory another name; in a bucket object by object, which is not one operation.
+  """Rename a directory. In a bucket this moves object by object, so it is not atomic.
 
   Raises:
-    Exception: it cannot be renamed, also after trying again.
+    Exception: the directory cannot be renamed, even after retries.
   """
 
   def once() -> None:
@@ -216,7 +216,7 @@ def rename(source: Path, target: Path) -> None:
 
 
 def remove(directory: Path) -> None:
-  """Removes a directory and what is in it, as far as it is there and can be."""
+  """Remove a directory and its content as far as possible; ignore errors."""
   if not in_bucket(directory):
     shutil.rmtree(directory, ignore_errors=True)
     return
@@ -225,13 +225,13 @@ def remove(directory: Path) -> None:
 
 
 def files(pattern: str) -> Iterator[str]:
-  """The files in buckets that match a pattern, in which ** reaches into folders."""
-  found = _bucket().glob(os.fspath(of(pattern)), detail=True)
+  """Yield the files in a bucket that match a pattern; ** also matches subfolders."""
+  found = _bucket().glob(os.fspath(parse_path(pattern)), detail=True)
   return (_BUCKET + name for name, one in found.items() if one['type'] == 'file')
 
 
 def identity(path: str) -> tuple[Any, ...]:
-  """What changes when a file does."""
+  """Return a tuple that changes when a file's content changes."""
   if in_bucket(path):
     found = _bucket().info(path)
     return path, found['size'], found['etag']
@@ -240,7 +240,7 @@ def identity(path: str) -> tuple[Any, ...]:
 
 
 def open_to_read(path: str) -> IO[bytes]:
-  """The bytes of a file."""
+  """Open a file for reading bytes."""
   return _bucket().open(path, 'rb') if in_bucket(path) else open(path, 'rb')
 
 
@@ -249,10 +249,10 @@ def _bucket() -> fsspec.AbstractFileSystem:
 
 
 class Growing:
-  """Files of a work directory that are appended to.
+  """Files of a work directory that a run appends to.
 
-  In a file system they are in the work directory. For a bucket they are in a temporary directory,
-  and copied from there: now and then, and when asked for.
+  In a file system these files are in the work directory itself. For a bucket they are in a
+  temporary directory, and are copied to the bucket now and then and on request.
   """
 
   def __init__(self, workdir: Path):
@@ -263,36 +263,36 @@ class Growing:
       self._workdir, self._published = workdir, time.monotonic()
 
   def fetch(self, name: str) -> pathlib.Path:
-    """A file of the work directory, to go on with."""
+    """Return the local path of a file, and copy its content from the bucket if there is any."""
     path = self.directory / name
     if self._workdir and (self._workdir / name).exists():
       path.write_bytes((self._workdir / name).read_bytes())
     return path
 
   def publish_sometimes(self) -> None:
-    """Copies, if it was not done within the last minute."""
+    """Copy changed files to the bucket unless the last copy was less than a minute ago."""
     if self._workdir and time.monotonic() - self._published > _PUBLISH_SECONDS:
       self.publish()
 
   def publish(self) -> bool:
-    """Copies what has changed. What cannot be copied is warned of, and copied the next time."""
+    """Copy changed files to the bucket. Return whether that succeeded; log a warning if not."""
     if not self._workdir:
       return True
     self._published = time.monotonic()
     try:
       self._copy()
-    except Exception as error:  # There are many kinds.
+    except Exception as error:  # Storage libraries raise exceptions of many types.
       self._warn(error)
       return False
     return True
 
   def close(self) -> None:
-    """Copies the rest, trying again for a while. What cannot be copied stays where it is."""
+    """Copy the rest with retries, and remove the temporary directory if all was copied."""
     if not self._workdir:
       return
     try:
       retry.retried(self._copy, f'copying figures to {self._workdir}')
-    except Exception as error:  # There are many kinds.
+    except Exception as error:  # Storage libraries raise exceptions of many types.
       self._warn(error)
     else:
       shutil.rmtree(self.directory, ignore_errors=True)
@@ -308,5 +308,5 @@ class Growing:
 
   def _warn(self, error: Exception) -> None:
     logging.warning(
-      'what is in %s is not all copied to %s: %s', self.directory, self._workdir, reason(error)
+      'some files in %s are not copied to %s: %s', self.directory, self._workdir, reason(error)
     )

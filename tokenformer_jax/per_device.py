@@ -1,7 +1,7 @@
-"""Functions that are written for each device: on its rows and its part of a matrix.
+"""Functions that run on each device, on its rows and its part of a matrix.
 
-Devices exchange what they have by logical axis: `total(x, 'param_tokens')` is the sum over those
-that have different parameter tokens, whatever axis of the mesh that is.
+Devices exchange data by logical axis: `total(x, 'param_tokens')` sums over the devices that hold
+different parameter tokens, whatever mesh axis splits these.
 """
 
 import functools
@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 from tokenformer_jax.params import Axes
 from tokenformer_jax.sharding import mesh_axes, parts, platform, spec
 
-_TWO_STEPS = 16  # devices that split heads, from which on heads are scattered in two steps
+_TWO_STEPS = 16  # from this number of devices that split heads on, heads are scattered in two steps
 
 
 def on_each_device(
@@ -33,26 +33,26 @@ def on_each_device(
 ) -> Any:
   """Apply `f(rows, matrix)` on each device to its rows and the whole width of its part of a matrix.
 
-  A device gathers the width, and gets its part of the gradient, summed over the devices that have
-  other rows, by reduce-scatter. Left to XLA, the gradients of a layer would be whole on each device
-  first, in one all-reduce of twice the bytes.
+  Each device gathers the width. It gets its part of the gradient, summed over the devices with
+  other rows, by a reduce-scatter. XLA alone would use one all-reduce of whole gradients, which
+  moves twice the bytes.
 
-  On one device, and where rows or matrix do not divide, f has everything.
+  On one device, and if the rows or the matrix do not divide, f gets the whole arrays.
 
   Args:
-    f: a function, which sums over the devices of the other axis if that `is_split`.
+    f: the function. It must sum over the devices of the other axis if that `is_split`.
     rows: arrays [B, …].
     matrix: of two axes, as it is stored.
-    axes: its logical axes; one is `width`. The other is split like parameter tokens if no rule
-      splits it.
-    split_in: whether the other axis is the third axis of the rows, a part on each device.
-    split_out: whether it is that of the result, or of each of its arrays.
-    gathered_in: the dtype in which the matrix is gathered, for a gradient that is summed in more
-      precision: f gets the matrix, and devices sum its gradient, in the dtype of the matrix. By
-      default all three have that dtype.
+    axes: the logical axes of the matrix; one is `width`. The other is split like parameter tokens
+      if no rule splits it.
+    split_in: whether the other axis is also the third axis of the rows, split over devices.
+    split_out: whether the other axis is the third axis of the result, for each of its arrays.
+    gathered_in: the dtype for gathering the matrix, if its gradient needs more precision: f gets
+      the matrix, and devices sum its gradient, in the dtype of the matrix. By default all three
+      use that dtype.
 
   Returns:
-    What f does, arrays [B, …] or of one number for each device that has other rows.
+    The result of f: arrays [B, …], or arrays with one number for each device with other rows.
   """
   sizes = jax.sharding.get_abstract_mesh().shape
   if math.prod(sizes.values()) == 1:
@@ -63,34 +63,34 @@ def on_each_device(
   if any(length % piece for length, piece in zip(lengths, pieces, strict=True)):
     return f(rows, matrix)
   at_width = axes.index('width')
-  # Nothing is summed along an axis of one device, so nothing may seem to differ along it.
+  # Leave out mesh axes of size 1: no sum runs along them, so values must not count as varying.
   others = tuple(name for name in places[1 - at_width] if sizes[name] > 1) or None
   places[1 - at_width] = others
   (batch,) = spec(('batch',))
   whole, split = PartitionSpec(batch), PartitionSpec(batch, None, others)
   same = tuple(name for name in mesh_axes('batch') if name not in places[at_width])
 
-  def of_device(rows: Any, part: jax.Array) -> Any:
+  def on_part(rows: Any, part: jax.Array) -> Any:
     part = jax.lax.pcast(part, same, to='varying')
     return f(rows, gather(part, 'width', at_width, gathered_in))
 
   return jax.shard_map(
-    of_device,
+    on_part,
     in_specs=(split if split_in else whole, PartitionSpec(*places)),
     out_specs=jax.tree.map(lambda is_split: split if is_split else whole, split_out),
   )(rows, matrix)
 
 
 def _along(axis: str) -> tuple[str, ...]:
-  """The axes of the mesh that a logical axis is split over on devices.
+  """Return the mesh axes that split a logical axis inside `on_each_device`.
 
-  Without a rule (`patch`, `classes`) it is stored whole, and split for products only.
+  An axis without a rule (`patch`, `classes`) is stored whole, and split for products only.
   """
   return mesh_axes(axis) or mesh_axes('param_tokens')
 
 
 def is_split(axis: str) -> bool:
-  """Whether this is traced for one device of several that have parts of a logical axis."""
+  """Return whether the current trace runs on one of several devices that split a logical axis."""
   mesh = jax.sharding.get_abstract_mesh()
   return bool(mesh.manual_axes) and math.prod(mesh.shape[name] for name in _along(axis)) > 1
 
@@ -101,32 +101,32 @@ def total(x: Any, axis: str) -> Any:
 
 
 def largest(x: Any, axis: str) -> Any:
-  """Take the largest of arrays over the devices that split a logical axis."""
+  """Return the maximum of arrays over the devices that split a logical axis."""
   return jax.lax.pmax(x, _along(axis))
 
 
 def varying(x: jax.Array, axis: str) -> jax.Array:
-  """Give each device its own copy of an array, whose gradients are then summed over devices."""
+  """Mark an array as a copy per device, so that its gradient is summed over devices."""
   return jax.lax.pcast(x, _along(axis), to='varying')
 
 
 def first_index(axis: str, size: int) -> jax.Array:
-  """Return where the part of a logical axis begins that this device has, one of `size`."""
+  """Return the start of this device's part of a logical axis, if each part has `size` entries."""
   along = _along(axis)
-  # Of one axis in a tuple JAX would multiply the index by 1 and add it to 0.
+  # For a tuple of one axis JAX would add operations: multiply the index by 1 and add it to 0.
   return size * jax.lax.axis_index(along[0] if len(along) == 1 else along)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def gather(part: jax.Array, axis: str, position: int, dtype: jnp.dtype | None = None) -> jax.Array:
-  """Put an array together on each device; its gradient is summed and scattered.
+  """Gather an array on each device. The backward pass sums its gradient and scatters it.
 
   Args:
-    part: what a device has.
+    part: the device's part of the array.
     axis: the logical axis that is split.
-    position: of that axis in the array.
-    dtype: that values are rounded to in order to be moved; None: theirs. The gradient moves in the
-      dtype of the array.
+    position: the position of that axis in the array.
+    dtype: values are rounded to this dtype for the transfer; None keeps their dtype. The gradient
+      is transferred in the dtype of the array.
   """
   moved = part.astype(dtype or part.dtype)
   return jax.lax.all_gather(moved, _along(axis), axis=position, tiled=True).astype(part.dtype)
@@ -151,11 +151,13 @@ gather.defvjp(_gather_forward, _gather_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def scatter(x: jax.Array, axis: str) -> jax.Array:
-  """Sum arrays over devices, each of which gets its part of the first axis.
+  """Sum arrays over devices, and return to each device its part of the first axis.
+
+  The backward pass gathers the gradient along that axis.
 
   Args:
-    x: what a device adds to the whole array.
-    axis: the logical axis that becomes split, the first one; the gradient is gathered along it.
+    x: the device's contribution to the whole array.
+    axis: the logical axis of the array's first axis, which the result splits.
   """
   return _scatter(x, axis)
 
@@ -172,13 +174,14 @@ scatter.defvjp(_scatter_forward, _scatter_backward)
 
 
 def _scatter(x: jax.Array, axis: str) -> jax.Array:
-  """Sum what devices have, each of which gets its part of the first axis.
+  """Sum arrays over devices, and return to each device its part of the first axis.
 
-  On TPUs in two steps, in groups of devices a stride apart and of neighbours, and of an axis whose
-  parts are together in memory: XLA writes any other reduce-scatter over all of 16 or 64 devices as
-  an all-reduce there. Gradients of weights are told to be laid out so, or it may choose otherwise
-  for one of them. Over 4 devices that split heads it keeps one step, if what is split is an axis of
-  its own, and makes all-reduces of two.
+  On TPUs the sum runs in two steps: over groups of devices a stride apart, then over groups of
+  neighbours. The split axis is contiguous in memory. XLA compiles any other reduce-scatter over 16
+  or 64 devices as an all-reduce. A layout constraint makes gradients of weights contiguous, because
+  XLA may choose another layout for one of them. Over 4 devices that split heads one step is right:
+  XLA keeps a single reduce-scatter if the split axis is an axis of its own, and turns two steps
+  into all-reduces.
   """
   along, devices = _along(axis), parts(axis)
   inner = max(d for d in range(1, math.isqrt(devices) + 1) if devices % d == 0)

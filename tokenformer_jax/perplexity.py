@@ -1,4 +1,4 @@
-"""How well a model predicts a text: loss, perplexity and bits per byte, by windows that slide."""
+"""Measure how well a model predicts a text: loss, perplexity and bits per byte."""
 
 import dataclasses
 import itertools
@@ -12,20 +12,20 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.metrics import perplexity
 from tokenformer_jax.score import Row, Scorer
 
-_ROWS = 4096  # that are scored together
+_ROWS = 4096  # rows to score together
 
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-  """Of one text.
+  """The figures of one text.
 
   Attributes:
-    documents, words, bytes: of the text; words are what white space separates, bytes are UTF-8.
-    tokens: that were predicted: those of the text, and an end of document for each document.
-    loss: nats a token.
-    perplexity, word_perplexity: exp of the nats a token, and a word.
-    bits_per_byte: all bits over all bytes.
-    window, stride: tokens that a window holds, and of which it scores the last.
+    documents, words, bytes: counts of the text; white space separates words, bytes are UTF-8.
+    tokens: predicted tokens: the tokens of the text and one end of document per document.
+    loss: nats per token.
+    perplexity, word_perplexity: exp of the nats per token, and per word.
+    bits_per_byte: all bits divided by all bytes.
+    window, stride: the tokens in a window, and how many of them, at its end, it scores.
   """
 
   documents: int
@@ -43,17 +43,17 @@ class Figures:
 def windows(
   documents: Iterable[np.ndarray], end_of_document: int, length: int, stride: int
 ) -> Iterator[Row]:
-  """Every token of a text once, with what is before it.
+  """Yield windows that score every token of a text once, after the tokens before it.
 
-  As in training, documents follow each other with an end of document after each, and windows do
-  not stop at it. The first window begins after an end of document, which is not scored.
+  As in training, documents are concatenated with an end of document after each, and windows span
+  document boundaries. The first window begins after an end of document, which is not scored.
 
   Args:
-    documents: token ids of each.
+    documents: the token ids of each document.
     end_of_document: the id that ends a document.
-    length: of the window, in tokens of input.
-    stride: tokens that a window scores; the first one scores `length`. So a token has at least
-      `length − stride` tokens before it, if there are so many in the text.
+    length: the length of a window, in tokens of input.
+    stride: tokens that a window scores; the first window scores `length`. A token therefore has at
+      least `length − stride` tokens of context, if the text has as many before it.
   """
   context, pending = np.array([end_of_document]), np.array([], np.int32)
   size = length
@@ -74,17 +74,17 @@ def measure(
   stride: int | None = None,
   progress: Callable[[int], None] = lambda done: None,
 ) -> Figures:
-  """Scores a text in windows as long as the scorer allows.
+  """Score a text in windows of the scorer's maximum length.
 
   Args:
-    scorer: of the model.
-    tokenizer: of the model.
-    documents: the text.
+    scorer: the scorer of the model.
+    tokenizer: the tokenizer of the model.
+    documents: the documents of the text.
     stride: see `windows`. None: windows that do not overlap, as in training.
     progress: called with the number of windows done since the last call.
 
   Raises:
-    UserError: the stride is longer than a window, or there is no text.
+    UserError: the stride is longer than a window, or the text is empty.
   """
   length = scorer.max_length
   stride = length if stride is None else stride

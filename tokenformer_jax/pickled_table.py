@@ -1,10 +1,10 @@
-"""The table of tensors in a file of PyTorch: a pickle, which this module parses and writes.
+"""The table of tensors in a PyTorch file: a pickle, which this module parses and writes.
 
-Python's unpickler is not used. It calls what a pickle names, allocates by a number that the pickle
-gives (a memo index of 2³¹ asks for 32 GiB), and hashes nested tuples for as long as they are made
-to take. `parse` takes the instructions one by one from `pickletools`, which only splits bytes, and
-knows the few of them that a table of tensors is made of; each of them makes one object at most. The
-names that `torch.save` writes stand for inert functions of this module.
+Python's unpickler is unsafe for untrusted files: it calls any function that a pickle names, trusts
+sizes in the pickle (a memo index of 2³¹ allocates 32 GiB), and can hash nested tuples without end.
+`parse` instead takes the instructions one by one from `pickletools`, which only splits bytes. It
+accepts the few instructions that a table of tensors needs, each of which creates at most one
+object. The names that `torch.save` writes map to inert functions of this module.
 """
 
 import math
@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-STORAGES = {  # by the dtype's name; the last ones only to be named in a message
+STORAGES = {  # by dtype name; the last ones only for messages
   'float32': 'FloatStorage',
   'float16': 'HalfStorage',
   'bfloat16': 'BFloat16Storage',
@@ -27,14 +27,14 @@ STORAGES = {  # by the dtype's name; the last ones only to be named in a message
 
 
 class Storage(NamedTuple):
-  """A row of numbers in the file."""
+  """A one-dimensional array of numbers in the file."""
 
   dtype: str
-  key: str  # of the file's record
+  key: str  # the key of the file's record
 
 
 class View(NamedTuple):
-  """A tensor in a storage; nothing in it but the storage is checked."""
+  """A tensor in a storage. Only the storage is checked; the other fields are as in the pickle."""
 
   storage: Storage
   offset: Any
@@ -43,7 +43,7 @@ class View(NamedTuple):
 
 
 class RefusedError(Exception):
-  """A pickle names something that a table of tensors has no use for."""
+  """A pickle names a function or class that no table of tensors needs."""
 
 
 class _Dtype(NamedTuple):
@@ -62,7 +62,7 @@ def _parameter(data: Any, *_: Any) -> Any:
 
 def _ordered_dict(*items: Any) -> dict[Any, Any]:
   if items:
-    raise ValueError('a dict made of something')
+    raise ValueError('an OrderedDict with arguments')
   return {}
 
 
@@ -77,20 +77,20 @@ _CALLABLE = (_view, _parameter, _ordered_dict)
 _LITERALS = {'INT', 'BININT', 'BININT1', 'BININT2', 'LONG', 'LONG1', 'LONG4', 'FLOAT', 'BINFLOAT'}
 _LITERALS |= {'STRING', 'BINSTRING', 'SHORT_BINSTRING', 'BINBYTES', 'SHORT_BINBYTES'}
 _LITERALS |= {'UNICODE', 'BINUNICODE', 'SHORT_BINUNICODE', 'BINUNICODE8'}
-_MOST_INSTRUCTIONS = 2**18  # 400 tensors take some 20,000
+_MOST_INSTRUCTIONS = 2**18  # 400 tensors take about 20,000
 _CONSTANTS = {'NONE': None, 'NEWTRUE': True, 'NEWFALSE': False}
 _EMPTY = {'EMPTY_TUPLE': tuple, 'EMPTY_LIST': list, 'EMPTY_DICT': dict}
 _TUPLES = {'TUPLE1': 1, 'TUPLE2': 2, 'TUPLE3': 3}
 
 
 def parse(table: bytes) -> Any:
-  """Returns what a pickle describes, with a `View` for each tensor; runs nothing.
+  """Return the object that a pickle describes, with a `View` for each tensor; run no code of it.
 
-  The memory that it takes grows with the length of the pickle, and with nothing else.
+  The memory use depends on the length of the pickle only.
 
   Raises:
-    RefusedError: the pickle asks to call something that is not part of a table of tensors.
-    Exception: any, for a pickle that is malformed or has other instructions.
+    RefusedError: the pickle names a function or class that no table of tensors needs.
+    Exception: of any type, if the pickle is malformed or has other instructions.
   """
   machine = _Machine()
   for i, (instruction, argument, _) in enumerate(pickletools.genops(table)):
@@ -101,7 +101,7 @@ def parse(table: bytes) -> Any:
 
 
 class _Machine:
-  """A stack, marks on it, and a memo."""
+  """The state of a parse: a stack, marks on it, and a memo."""
 
   def __init__(self):
     self.stack: list[Any] = []
@@ -135,7 +135,7 @@ class _Machine:
       items = self._taken(self.marks.pop() if name == 'SETITEMS' else len(stack) - 2)
       _only(dict, stack[-1]).update(_pairs(items))
     elif name == 'BUILD':
-      stack.pop()  # the attributes of an object: of a table, its metadata
+      stack.pop()  # The attributes of an object: for a table, its metadata.
     elif name in _NAMING:
       self._name(name, argument)
     elif name == 'BINPERSID':
@@ -143,7 +143,7 @@ class _Machine:
     elif name == 'REDUCE':
       function, arguments = self._taken(len(stack) - 2)
       if not any(function is known for known in _CALLABLE):
-        raise ValueError('a call of something that cannot be called')
+        raise ValueError('a call of an object that is not a function')
       stack.append(function(*_only(tuple, arguments)))
     elif name not in ('PROTO', 'FRAME', 'STOP'):
       raise ValueError(f'the instruction {name}')
@@ -159,7 +159,7 @@ class _Machine:
     self.stack.append(_KNOWN[name])
 
   def _taken(self, start: int) -> list[Any]:
-    """The top of the stack from `start` on, which leaves it."""
+    """Remove the top of the stack from `start` on, and return it."""
     if start < 0:
       raise ValueError('an empty stack')
     items = self.stack[start:]
@@ -172,13 +172,13 @@ _NAMING = ('GLOBAL', 'STACK_GLOBAL', 'INST', 'EXT1', 'EXT2', 'EXT4')
 
 def _only(kind: type, value: Any) -> Any:
   if type(value) is not kind:
-    raise ValueError(f'a {type(value).__name__} in the place of a {kind.__name__}')
+    raise ValueError(f'a {type(value).__name__} instead of a {kind.__name__}')
   return value
 
 
 def _pairs(items: list[Any]) -> dict[Any, Any]:
   keys, values = items[::2], items[1::2]
-  if any(type(key) not in (str, int) for key in keys):  # Others may take for ever to hash.
+  if any(type(key) not in (str, int) for key in keys):  # Nested tuples may take for ever to hash.
     raise ValueError('a key that is not a name')
   return dict(zip(keys, values, strict=True))
 
@@ -193,17 +193,17 @@ _MADE_OF_MARKED: dict[str, Callable[[list[Any]], Any]] = {
 def _storage(reference: Any) -> Storage:
   kind, dtype, key, _, _ = _only(tuple, reference)
   if _only(str, kind) != 'storage' or not isinstance(dtype, _Dtype):
-    raise ValueError('a reference to something else than a storage')
+    raise ValueError('a reference that is not to a storage')
   return Storage(dtype.name, _only(str, key))
 
 
 def dump(dtype: str, shapes: dict[str, tuple[int, ...]], keys: dict[str, str]) -> bytes:
-  """Returns the table as `torch.save` pickles it, put together without PyTorch.
+  """Return the table as `torch.save` would pickle it, built without PyTorch.
 
   Args:
-    dtype: of all tensors; a name in `STORAGES`.
-    shapes: of the tensors, by name.
-    keys: of the tensors' records, by name.
+    dtype: the dtype of all tensors; a name in `STORAGES`.
+    shapes: the shapes of the tensors, by name.
+    keys: the keys of the tensors' records, by name.
   """
 
   def text(value: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Products of activations with matrices of parameters, and rows of tables."""
+"""Products of activations with matrices of parameters, and lookups in tables."""
 
 import dataclasses
 
@@ -11,18 +11,18 @@ from tokenformer_jax.sharding import constrain, parts, platform
 
 
 def product(equation: str, x: jax.Array, matrix: jax.Array, **kwargs) -> jax.Array:
-  """`jnp.einsum(equation, x, matrix)` of activations [B, T, …] and a matrix: [B, T, …].
+  """Return `jnp.einsum(equation, x, matrix)` of activations [B, T, …] and a matrix: [B, T, …].
 
-  On a CPU that of x as [M, …], with M = B T: the gradient of the matrix then sums over one axis and
-  not over two, for which XLA would first write a transposed copy of the output's gradient. On a TPU
-  it is the other way round: T is the last axis of XLA's layout of activations, and B the first, so
-  that M is no axis of theirs without a copy.
+  On a CPU the product runs on x as [M, …], with M = B T. The gradient of the matrix then sums over
+  one axis; for two axes XLA would first write a transposed copy of the output's gradient. On a TPU
+  x keeps its axes: in XLA's layout of activations T is the last axis and B the first, so merging
+  them would need a copy.
 
   Args:
-    equation: `BTI,IO->BTO` for example.
+    equation: for example `BTI,IO->BTO`.
     x: activations, [B, T, …].
     matrix: cast to the dtype of x.
-    **kwargs: of `jnp.einsum`.
+    **kwargs: passed to `jnp.einsum`.
   """
   matrix = matrix.astype(x.dtype)
   if platform() != 'cpu':
@@ -41,22 +41,22 @@ def project(
   contract: int,
   out_heads: tuple[int, int] | None = None,
 ) -> jax.Array:
-  """Multiply with a matrix of parameters, which may be split over devices.
+  """Multiply activations with a matrix of parameters, which may be split over devices.
 
   Args:
-    x: activations [B, T, I], or as heads [B, T, H, K], which zeros may fill.
+    x: activations [B, T, I], or heads [B, T, H, K], which may be filled with zeros.
     matrix: [I, O] or [O, I], as it is stored; cast to the dtype of x.
-    axes: its logical axes; one is `width`, and the other is split on several devices.
-    contract: the position of I.
-    out_heads: their number H and their width K, filled with zeros, for heads as the output.
+    axes: the logical axes of the matrix; one is `width`, and several devices split the other.
+    contract: the position of I in the matrix.
+    out_heads: for heads as the output, their number H and their width K, filled with zeros.
 
   Returns:
     [B, T, O], or [B, T, H, K].
   """
   matrix = matrix.astype(x.dtype)
-  of_x, of_out = ('BTHK' if x.ndim == 4 else 'BTI'), ('BTHK' if out_heads else 'BTO')
+  x_axes, out_axes = ('BTHK' if x.ndim == 4 else 'BTI'), ('BTHK' if out_heads else 'BTO')
   heads = out_heads or (x.shape[2:] if x.ndim == 4 else None)
-  on_part = _OnPart(of_x, of_out, axes, contract, heads, matrix.shape)
+  on_part = _OnPart(x_axes, out_axes, axes, contract, heads, matrix.shape)
   if heads and heads[0] % parts('heads'):
     return on_part.product(x, matrix)
   if axes[contract] == 'width':
@@ -75,19 +75,19 @@ def project(
 
 @dataclasses.dataclass(frozen=True)
 class _OnPart:
-  """The product of `project` with the part of the matrix that a device has, in four cases.
+  """The product of `project` with a device's part of the matrix, in four cases.
 
   Attributes:
-    of_x: letters of the axes of x: `BTI` or `BTHK`.
-    of_out: those of the result: `BTO` or `BTHK`.
+    x_axes: the letters of the axes of x: `BTI` or `BTHK`.
+    out_axes: the letters of the axes of the result: `BTO` or `BTHK`.
     axes: as in `project`.
     contract: as in `project`.
-    heads: their number and width, of x or the result, or None.
-    shape: of the whole matrix.
+    heads: the number and width of the heads of x or of the result, or None.
+    shape: the shape of the whole matrix.
   """
 
-  of_x: str
-  of_out: str
+  x_axes: str
+  out_axes: str
   axes: Axes
   contract: int
   heads: tuple[int, int] | None
@@ -95,15 +95,22 @@ class _OnPart:
 
   @property
   def split(self) -> str:
-    """The axis of the matrix that is split."""
+    """Return the logical axis of the matrix that devices split."""
     return next(axis for axis in self.axes if axis != 'width')
 
   def product(
-    self, x: jax.Array, part: jax.Array, *, of_x: str = '', of_out: str = ''
+    self, x: jax.Array, part: jax.Array, *, x_axes: str = '', out_axes: str = ''
   ) -> jax.Array:
-    """Multiply with all or a part of the matrix, whose width is whole, seen as heads if it is."""
-    of_x, of_out = of_x or self.of_x, of_out or self.of_out
-    stored = [side.replace('BT', '') for side in (self.of_x, self.of_out)]
+    """Multiply x with all or a part of the matrix, which has its whole width.
+
+    Args:
+      x: the activations.
+      part: the matrix or a part of it. It is split into heads if x or the result has heads.
+      x_axes: the order of the axes of x if it differs from `self.x_axes`.
+      out_axes: the order of the axes of the result if it differs from `self.out_axes`.
+    """
+    x_axes, out_axes = x_axes or self.x_axes, out_axes or self.out_axes
+    stored = [side.replace('BT', '') for side in (self.x_axes, self.out_axes)]
     if self.contract == 1:
       stored.reverse()
     if 'HK' in stored:
@@ -111,26 +118,26 @@ class _OnPart:
       number = self.heads[0] * part.shape[at] // self.shape[at]
       places = tuple(None if axis == 'width' else axis for axis in self.axes)
       part = split_heads(part, at, (number, self.heads[1]), places)
-    return product(f'{of_x},{"".join(stored)}->{of_out}', x, part)
+    return product(f'{x_axes},{"".join(stored)}->{out_axes}', x, part)
 
   def from_width(self, x: jax.Array, part: jax.Array) -> jax.Array:
-    """Exchange nothing: x is whole, and the result is a part."""
+    """Multiply a whole x into a part of the result, without any exchange."""
     return self.product(x, part)
 
   def to_width(self, x: jax.Array, part: jax.Array) -> jax.Array:
-    """Sum over devices, each of which has a part of x; the result is whole."""
+    """Multiply a part of x, and sum over devices into the whole result."""
     return per_device.total(self.product(x, part), self.split)
 
-  # Heads of the width that are exchanged are the first axis: see `per_device.scatter`.
+  # Exchanged heads are moved to the first axis, as `per_device.scatter` needs.
 
   def from_heads(self, x: jax.Array, part: jax.Array) -> jax.Array:
-    """Gather x, of which each device has some heads; the result is a part."""
+    """Gather x from the heads of all devices, and multiply it into a part of the result."""
     whole_HxBxTxK = per_device.gather(jnp.moveaxis(x, 2, 0), 'heads', 0)
-    return self.product(whole_HxBxTxK, part, of_x='HBTK')
+    return self.product(whole_HxBxTxK, part, x_axes='HBTK')
 
   def to_heads(self, x: jax.Array, part: jax.Array) -> jax.Array:
-    """Sum over devices, each of which has a part of x and gets its heads of the result."""
-    summed_HxBxTxK = per_device.scatter(self.product(x, part, of_out='HBTK'), 'heads')
+    """Multiply a part of x, sum over devices, and return to each device its heads of the result."""
+    summed_HxBxTxK = per_device.scatter(self.product(x, part, out_axes='HBTK'), 'heads')
     return jnp.moveaxis(summed_HxBxTxK, 0, 2)
 
 
@@ -138,17 +145,17 @@ def look_up(table: jax.Array, ids_BxT: jax.Array, axes: Axes, dtype: jnp.dtype) 
   """Return rows of a table of parameters, [B, T, D] in `dtype`.
 
   The gradient of a row is summed in the dtype of the table, float32, on each device and between
-  devices: a frequent token has thousands of gradients in a batch, and a sum in bfloat16 stops
+  devices. A frequent token has thousands of gradients in a batch, and a sum in bfloat16 would stop
   growing after a few hundred.
 
   Args:
     table: [V, D], as it is stored.
-    ids_BxT: numbers of its rows.
-    axes: its logical axes; the second is `width`.
-    dtype: of the activations; a table whose width is split is gathered in it.
+    ids_BxT: the numbers of the rows to return.
+    axes: the logical axes of the table; the second is `width`.
+    dtype: the dtype of the activations, in which a table with a split width is gathered.
   """
 
-  def of_device(ids_BxT: jax.Array, table: jax.Array) -> jax.Array:
+  def on_device(ids_BxT: jax.Array, table: jax.Array) -> jax.Array:
     if not per_device.is_split(axes[0]):
       return jnp.take(table, ids_BxT, axis=0).astype(dtype)
     ids_BxT = ids_BxT - per_device.first_index(axes[0], len(table))
@@ -156,19 +163,19 @@ def look_up(table: jax.Array, ids_BxT: jax.Array, axes: Axes, dtype: jnp.dtype) 
     rows_BxTxD = jnp.take(table, ids_BxT, axis=0, mode='clip').astype(dtype)
     return per_device.total(jnp.where(here_BxTx1, rows_BxTxD, 0), axes[0])
 
-  return per_device.on_each_device(of_device, ids_BxT, table, axes, gathered_in=dtype)
+  return per_device.on_each_device(on_device, ids_BxT, table, axes, gathered_in=dtype)
 
 
 def split_heads(
   matrix: jax.Array, axis: int, heads: tuple[int, ...], axes: tuple[str | None, ...]
 ) -> jax.Array:
-  """A matrix [I, D], [D, O] or a bias [D] with its axis D as heads.
+  """Split the axis D of a matrix [I, D], [D, O] or a bias [D] into heads.
 
   Args:
     matrix: of any dtype.
     axis: the position of D.
-    heads: their number H and their width K, which may be more than D/H: zeros fill it.
-    axes: of the matrix when it is filled, as for `sharding.constrain`.
+    heads: the number H of heads and their width K. Zeros fill heads if K is more than D/H.
+    axes: the logical axes of the matrix, for `sharding.constrain` before it is filled.
   """
   shape = list(matrix.shape)
   width = shape[axis] // heads[0]
@@ -176,5 +183,5 @@ def split_heads(
   if width == heads[1]:
     return matrix.reshape(shape)
   fill = [(0, heads[1] - width if i == axis + 1 else 0) for i in range(len(shape))]
-  # XLA does not fill heads that are split over devices (with jax 0.10.2 it fails).
+  # Constrain first, because XLA fails to fill heads that are split over devices (jax 0.10.2).
   return jnp.pad(constrain(matrix, *axes).reshape(shape), fill)

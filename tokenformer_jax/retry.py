@@ -1,9 +1,9 @@
-"""Storage that fails for a while: which errors may pass, and trying again with growing pauses.
+"""Storage that fails for a while: classification of errors, and retries with growing pauses.
 
-An error is one of three kinds. It may pass by itself (a server that is busy, a connection that
-broke, EIO of a network disk); the user has to act (a full disk, missing rights); or it is neither,
-and the caller knows what it means (a file that is not there, content of another format). Libraries
-word errors in their own ways: by errno, by HTTP status, or by the name of a status in the text.
+A storage error is transient (a busy server, a broken connection, EIO of a network disk), or it is
+for the user (a full disk, missing permissions), or it is neither, and the caller knows its meaning
+(a missing file, content of another format). Each library reports errors in its own way: by errno,
+by HTTP status, or by the name of a status in the text.
 """
 
 import errno
@@ -28,23 +28,23 @@ _ERRNOS: dict[str, tuple[str, ...]] = {
     *('EIO', 'EAGAIN', 'EBUSY', 'EINTR', 'EPIPE', 'ESTALE', 'ETIMEDOUT', 'EREMOTEIO', 'ENOLINK'),
     *('ECONNRESET', 'ECONNABORTED', 'ECONNREFUSED', 'ENOTCONN', 'ESHUTDOWN', 'ENOBUFS'),
     *('ENETDOWN', 'ENETUNREACH', 'ENETRESET', 'EHOSTDOWN', 'EHOSTUNREACH'),
-    'ENOTEMPTY',  # of a directory that is removed while something is still written there
+    'ENOTEMPTY',  # raised when a directory is removed during a write into it
   ),
   'user': ('ENOSPC', 'EDQUOT', 'EFBIG', 'EACCES', 'EPERM', 'EROFS'),
 }
-_OF_ERRNO = {
+_KIND_BY_ERRNO = {
   getattr(errno, name): kind
   for kind, names in _ERRNOS.items()
   for name in names
-  if hasattr(errno, name)  # some are Linux's alone
+  if hasattr(errno, name)  # Some exist on Linux only.
 }
-_OF_HTTP = {408: 'transient', 425: 'transient', 429: 'transient', 401: 'user', 403: 'user'}
-_OF_HTTP |= dict.fromkeys((500, 502, 503, 504), 'transient')
-# Names of statuses as gRPC, TensorStore and Google's APIs write them.
-_OF_NAME = {'PERMISSION_DENIED': 'user', 'UNAUTHENTICATED': 'user'} | dict.fromkeys(
+_KIND_BY_HTTP = {408: 'transient', 425: 'transient', 429: 'transient', 401: 'user', 403: 'user'}
+_KIND_BY_HTTP |= dict.fromkeys((500, 502, 503, 504), 'transient')
+# Status names as gRPC, TensorStore and Google's APIs write them.
+_KIND_BY_NAME = {'PERMISSION_DENIED': 'user', 'UNAUTHENTICATED': 'user'} | dict.fromkeys(
   ('UNAVAILABLE', 'DEADLINE_EXCEEDED', 'ABORTED', 'RESOURCE_EXHAUSTED'), 'transient'
 )
-_REMOTE = ('aiohttp', 'gcsfs', 'google', 'requests', 'urllib3')  # libraries that speak to servers
+_REMOTE = ('aiohttp', 'gcsfs', 'google', 'requests', 'urllib3')  # client libraries of servers
 _REMOTE_TRANSIENT = {
   *('ClientConnectionError', 'ClientPayloadError', 'ChecksumError', 'TransportError', 'RetryError'),
   *('ConnectionError', 'ChunkedEncodingError', 'ContentDecodingError', 'Timeout', 'HTTPError'),
@@ -54,8 +54,8 @@ _HTTP_IN_TEXT = re.compile(
   r'http_response_code=\W?(\d{3})|(?:HTTP|status)(?: response| error)?(?: status)?(?: code)?:? '
   r'?(\d{3})\b|^(\d{3})$'
 )
-_NAME_IN_TEXT = re.compile(rf'\b({"|".join(_OF_NAME)})\b')
-_WORDS = (  # in the order in which they are looked for
+_NAME_IN_TEXT = re.compile(rf'\b({"|".join(_KIND_BY_NAME)})\b')
+_WORDS = (  # in the order of the search
   ('user', re.compile(r'no space left|quota exceeded|read-only file system', re.I)),
   ('transient', re.compile(r'curl_code=|rateLimitExceeded')),
   ('user', re.compile(r'^forbidden|permission denied', re.I)),
@@ -71,15 +71,15 @@ _WORDS = (  # in the order in which they are looked for
 
 
 def is_transient(error: BaseException) -> bool:
-  """Return whether an error of storage may pass by itself, so that trying again makes sense.
+  """Return whether a storage error may pass by itself, so that a retry makes sense.
 
-  The exceptions that it comes from count, as far as it says nothing itself.
+  If the error itself is not known, its causes decide.
   """
   return _kind(error) == 'transient'
 
 
 def is_for_user(error: BaseException) -> bool:
-  """Return whether an error of storage stays until the user acts: no room, or no rights."""
+  """Return whether a storage error stays until the user acts: no space, or no permission."""
   return _kind(error) == 'user'
 
 
@@ -87,13 +87,13 @@ def retried(action: Callable[[], _T], doing: str, pauses: Sequence[float] | None
   """Call `action` until it succeeds, with growing pauses after transient errors.
 
   Args:
-    action: what to do; must be right to do again after it failed half way.
-    doing: what that is, for messages: 'reading FILE'.
-    pauses: in seconds, one between each two tries; `PAUSES` unless given.
+    action: must be safe to repeat after it failed half way.
+    doing: describes the action in messages: 'reading FILE'.
+    pauses: the pauses between tries in seconds; None means `PAUSES`.
 
   Raises:
-    TransientError: it failed with a transient error each time.
-    Exception: the first error that is not transient, as it is.
+    TransientError: every try failed with a transient error.
+    Exception: the first error that is not transient, unchanged.
   """
   pauses = PAUSES if pauses is None else pauses
   for pause in (*pauses, None):
@@ -110,24 +110,24 @@ def retried(action: Callable[[], _T], doing: str, pauses: Sequence[float] | None
 
 
 def announce(doing: str, pause: float, error: BaseException) -> None:
-  """Log that something failed and is tried again after so many seconds."""
+  """Log that an action failed and will be tried again after a pause."""
   logging.warning('%s failed (%s); trying again in %g s', doing, one_line(error), pause)
 
 
 def gave_up(doing: str, tries: int, error: BaseException | None) -> TransientError:
-  """Make the error for something that failed each time (None: elsewhere)."""
+  """Return the error for an action that failed on every try (None: in another process)."""
   reason = one_line(error) if error else 'in another process, whose output says why'
   return TransientError(
-    f'{doing} failed {tries} times ({reason}); this may pass by itself, nothing is lost: run the '
-    'same command again'
+    f'{doing} failed {tries} times ({reason}); this may pass by itself and nothing is lost: run '
+    'the same command again'
   )
 
 
 def one_line(error: BaseException) -> str:
-  """Return the type and the first line of what an exception says, long ones without their middle.
+  """Return the type and the first line of an exception, and cut the middle of a long line.
 
-  Libraries say at the beginning what they did, and at the end why it failed. What is no more than
-  an `Exception` speaks for its cause.
+  Libraries name the action at the beginning and the reason at the end. A bare `Exception` is
+  replaced by its cause.
   """
   while type(error) is Exception and error.__cause__:
     error = error.__cause__
@@ -146,7 +146,7 @@ def _kind(error: BaseException) -> _Kind:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-  """Yield an exception, those in it if it is a group, and those that it comes from."""
+  """Yield an exception, the members of a group, and the causes of each."""
   seen = set()
   while error is not None and id(error) not in seen:
     seen.add(id(error))
@@ -158,45 +158,45 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _kind_alone(error: BaseException) -> _Kind:
-  # A name server that is out of reach says that the name is unknown (gaierror).
+  # An unreachable name server looks like an unknown name (gaierror).
   if isinstance(error, (TransientError, TimeoutError, ConnectionError, socket.gaierror)):
     return 'transient'
   if isinstance(error, PermissionError):
     return 'user'
   if isinstance(error, (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)):
     return None
-  if isinstance(error, OSError) and error.errno in _OF_ERRNO:
-    return _OF_ERRNO[error.errno]
+  if isinstance(error, OSError) and error.errno in _KIND_BY_ERRNO:
+    return _KIND_BY_ERRNO[error.errno]
   if type(error).__module__.partition('.')[0] in _REMOTE:
     return _kind_remote(error)
   if isinstance(error, jax.errors.JaxRuntimeError):
-    return None  # Devices and other processes have statuses of the same names.
+    return None  # Devices and other processes use the same status names.
   if isinstance(error, (OSError, ValueError, RuntimeError)):
-    return _kind_of_text(str(error))
+    return _kind_by_text(str(error))
   return None
 
 
 def _kind_remote(error: BaseException) -> _Kind:
-  """Look at an error of a library that speaks to servers."""
+  """Classify an error of a client library."""
   response = getattr(error, 'response', None)
   for holder, name in ((error, 'status'), (error, 'code'), (response, 'status_code')):
     status = str(getattr(holder, name, None))
     if status.isdigit():
-      return _OF_HTTP.get(int(status))
+      return _KIND_BY_HTTP.get(int(status))
   names = {base.__name__ for base in type(error).__mro__}
   if names & _REMOTE_TRANSIENT or getattr(error, 'retryable', False) is True:
     return 'transient'
-  return _kind_of_text(str(error))
+  return _kind_by_text(str(error))
 
 
-def _kind_of_text(text: str) -> _Kind:
+def _kind_by_text(text: str) -> _Kind:
   if found := _ERRNO_IN_TEXT.search(text):
-    return _OF_ERRNO.get(int(next(filter(None, found.groups()))))
+    return _KIND_BY_ERRNO.get(int(next(filter(None, found.groups()))))
   if found := _HTTP_IN_TEXT.search(text):
-    return _OF_HTTP.get(int(next(filter(None, found.groups()))))
+    return _KIND_BY_HTTP.get(int(next(filter(None, found.groups()))))
   for kind, words in _WORDS[:2]:
     if words.search(text):
       return kind
   if found := _NAME_IN_TEXT.search(text):
-    return _OF_NAME[found[1]]
+    return _KIND_BY_NAME[found[1]]
   return next((kind for kind, words in _WORDS[2:] if words.search(text)), None)

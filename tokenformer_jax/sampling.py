@@ -1,4 +1,4 @@
-"""How the next token is drawn from the logits, each row of a batch in its own way."""
+"""Draw the next token from the logits, with settings for each row of a batch."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from tokenformer_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-  """How one text is drawn.
+  """The settings for drawing one text.
 
   Attributes:
     temperature: divides the logits; 0 takes the likeliest token.
-    top_k: only the k likeliest tokens may be drawn; 0: all.
-    top_p: only the likeliest tokens whose probabilities just reach p together; 1: all.
-    seed: of the draws. The same seed gives the same text, whatever it is batched with.
+    top_k: draw from the k likeliest tokens only; 0: from all.
+    top_p: draw from the fewest likeliest tokens whose probabilities reach p; 1: from all.
+    seed: the seed of the draws. The same seed gives the same text in any batch.
   """
 
   temperature: float = 0.8
@@ -43,7 +43,7 @@ GREEDY = Sampling(temperature=0)
 
 
 class Draws(NamedTuple):
-  """The settings of a batch, an entry for each row."""
+  """The settings of a batch, with one entry for each row."""
 
   temperature_B: np.ndarray
   top_k_B: np.ndarray
@@ -51,8 +51,8 @@ class Draws(NamedTuple):
   seed_B: np.ndarray
 
   @classmethod
-  def of(cls, samplings: Sequence[Sampling]) -> 'Draws':
-    """The settings of these rows."""
+  def from_samplings(cls, samplings: Sequence[Sampling]) -> 'Draws':
+    """Return the settings of several rows as arrays."""
     return cls(
       np.array([s.temperature for s in samplings], np.float32),
       np.array([s.top_k for s in samplings], np.int32),
@@ -62,7 +62,7 @@ class Draws(NamedTuple):
 
 
 def needs(samplings: Sequence[Sampling]) -> str:
-  """What `draw` must be able to do for these: `likeliest`, `any` or `limited` draws."""
+  """Return the draws that `draw` must support for some rows: `likeliest`, `any` or `limited`."""
   drawn = [s for s in samplings if s.temperature > 0]
   if not drawn:
     return 'likeliest'
@@ -72,13 +72,13 @@ def needs(samplings: Sequence[Sampling]) -> str:
 def draw(
   logits_BxV: jax.Array, draws: Draws, position_B: jax.Array, *, need: str = 'limited'
 ) -> jax.Array:
-  """Draws one token id for each row.
+  """Draw one token id for each row.
 
   Args:
     logits_BxV: float32 scores.
-    draws: how, row by row.
-    position_B: of the token in its text. With the seed it determines the draw.
-    need: see `needs`; a static choice that saves sorting the vocabulary where nobody asks for it.
+    draws: the settings of each row.
+    position_B: the position of the token in its text. Seed and position determine the draw.
+    need: see `needs`; a static choice, which avoids sorting the vocabulary if no row limits draws.
 
   Returns:
     Token ids [B].
@@ -100,13 +100,13 @@ def draw(
 
 
 def _limit(logits_BxV: jax.Array, draws: Draws) -> jax.Array:
-  """The logits, those of tokens that top_k or top_p exclude −∞."""
+  """Return the logits, with −∞ for tokens that top_k or top_p exclude."""
   ordered_BxV = jnp.sort(logits_BxV, axis=-1, descending=True)
   vocabulary = logits_BxV.shape[-1]
   kept_B = jnp.where(draws.top_k_B == 0, vocabulary, jnp.minimum(draws.top_k_B, vocabulary))
   in_top_k = jnp.arange(vocabulary)[None] < kept_B[:, None]
   probabilities = jax.nn.softmax(jnp.where(in_top_k, ordered_BxV, -jnp.inf), axis=-1)
-  # A token stays if those before it do not reach p yet; so the likeliest one always does.
+  # A token stays if the likelier ones do not reach p, so the likeliest token always stays.
   before = jnp.cumsum(probabilities, axis=-1) - probabilities
   in_top_p = (before < draws.top_p_B[:, None]) | (draws.top_p_B == 1)[:, None]
   stays = in_top_k & in_top_p

@@ -1,4 +1,4 @@
-"""Log-probabilities of given continuations, in batches of few shapes."""
+"""Compute log-probabilities of given continuations, in batches of few shapes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -12,27 +12,27 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.loss import LossSums, row_loss_sums
 from tokenformer_jax.params import Definition, Params
 
-# For each part that the mesh splits a batch into:
-_BATCH_TOKENS = 8192  # rows times length, unless the number of rows is given
-_LOGIT_ROWS = 2048  # of the vocabulary's size that are alive at once
+# Limits for each part that the mesh splits a batch into.
+_BATCH_TOKENS = 8192  # rows times length, if no batch size is given
+_LOGIT_ROWS = 2048  # rows of logits in memory at once
 
 
 class Row(NamedTuple):
-  """Token ids, of which those of the continuation are scored."""
+  """Token ids of a context, and of the continuation that is scored."""
 
   context: Sequence[int]  # at least one
   continuation: Sequence[int]
 
 
 class Score(NamedTuple):
-  """What a model says of a continuation."""
+  """The score of a continuation under a model."""
 
   log_prob: float  # Σ log p(token | everything before it), in nats
   is_greedy: bool  # whether every token of it has the largest logit
 
 
 class Scorer:
-  """Scores rows of any lengths with one model, compiled once for each bucket of lengths."""
+  """A scorer of rows of any lengths with one model, compiled once for each bucket of lengths."""
 
   def __init__(
     self,
@@ -43,15 +43,15 @@ class Scorer:
     max_length: int,
     batch_size: int | None = None,
   ):
-    """Defines the programs; nothing is computed yet.
+    """Define the programs without compiling them.
 
     Args:
-      definition: of the language model.
-      params: on the mesh.
-      mesh: any; every process must score the same rows.
-      max_length: of the input. What is before it is not seen: contexts are cut on the left.
-      batch_size: rows of a batch, rounded up to what the mesh can split. None: as many as make
-        some thousand tokens.
+      definition: the definition of the language model.
+      params: the parameters on the mesh.
+      mesh: any mesh; every process must score the same rows.
+      max_length: the most tokens of input. Longer contexts are cut on the left.
+      batch_size: rows of a batch, rounded up to a number that the mesh can split. None: enough rows
+        for several thousand tokens.
     """
     self.mesh, self.max_length, self.batch_size = mesh, max_length, batch_size
     self._params = params
@@ -62,16 +62,16 @@ class Scorer:
       chunk = max(1, _LOGIT_ROWS * buckets.rows(1) // batch_Bx2xT.shape[0])
       return row_loss_sums(hidden_BxTxD, model.output_embedding, batch_Bx2xT[:, 1], chunk=chunk)
 
-    # Every host gets all sums.
+    # Every host needs all sums.
     self._sums = jax.jit(sums, out_shardings=sharding.replicated(mesh))
 
   def __call__(
     self, rows: Sequence[Row], progress: Callable[[int], None] = lambda done: None
   ) -> list[Score]:
-    """Scores rows, in the order given.
+    """Score rows and return the scores in their order.
 
     Args:
-      rows: a continuation may be empty; its probability is 1.
+      rows: contexts and continuations; an empty continuation has the probability 1.
       progress: called with the number of rows done since the last call.
 
     Raises:
@@ -100,10 +100,10 @@ class Scorer:
     return min(len(row.context) + len(row.continuation) - 1, self.max_length)
 
   def _batches(self, lengths: Sequence[int]) -> Iterator[tuple[list[int], int, int]]:
-    """Indices, the number of rows to fill up to, and the length; the longest first.
+    """Yield the indices of each batch, its number of rows after filling up, and its length.
 
-    The number of rows is a function of the length, so each length is one program. What takes the
-    most memory comes first, so that what does not fit fails at once.
+    The number of rows is a function of the length, so each length compiles one program. The longest
+    batches come first, so that a lack of memory shows at once.
     """
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     first = 0
@@ -115,17 +115,17 @@ class Scorer:
       first += size
 
   def _on_mesh(self, batch: np.ndarray) -> jax.Array:
-    place = sharding.of_batch(self.mesh)
+    place = sharding.batch_sharding(self.mesh)
     return jax.make_array_from_callback(batch.shape, place, lambda index: batch[index])
 
 
 def fill(batch: Sequence[Row], size: int, length: int) -> np.ndarray:
-  """A batch as one array of inputs and targets.
+  """Return a batch as one array of inputs and targets.
 
   Args:
     batch: at most `size` rows. Contexts too long for `length` lose their beginnings.
-    size: rows of the array; those that are left over count nothing.
-    length: of the input, T.
+    size: rows of the array; surplus rows are not scored.
+    length: the length of the input, T.
 
   Returns:
     int32 [size, 2, T]; a target of −1 is not scored.

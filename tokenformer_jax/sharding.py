@@ -1,11 +1,12 @@
-"""Where every array lives: the mesh, the one table of sharding rules, and shardings of any pytree.
+"""The mesh, the one table of sharding rules, and the shardings of any pytree.
 
-No other file names an axis of the mesh. They ask by logical axis: in how many `parts` an axis is
-split, how to `constrain` an array, and `per_device` what devices exchange. A new axis of the mesh
-is a size in `config.MeshConfig` and a name in `RULES`.
+No other file names a mesh axis. Other files use logical axes: `parts` returns how many ways an axis
+is split, `constrain` fixes the sharding of an array, and `per_device` exchanges data. A new mesh
+axis needs a size in `config.MeshConfig` and a name in `RULES`.
 
-The axes: `replica` (copies of the model, between slices), `fsdp` (parameters and optimizer state
-split by width, and the batch), `tokens` (parameter tokens, heads and vocabulary).
+The mesh axes: `replica` (copies of the model, one or more per slice), `fsdp` (splits the width of
+parameters and optimizer state, and the batch), `tokens` (splits parameter tokens, heads and
+vocabulary).
 """
 
 import dataclasses
@@ -27,7 +28,7 @@ RULES = {
   'width': 'fsdp',
   'param_tokens': 'tokens',  # the axis that grows
   'heads': 'tokens',
-  'hidden': 'tokens',  # of the Transformer baseline's feed-forward layer
+  'hidden': 'tokens',  # the hidden width of the Transformer baseline's feed-forward layer
   'vocab': 'tokens',
   'layers': None,
   'position': None,
@@ -38,7 +39,7 @@ RULES = {
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
-  """Make the mesh over all devices, or over those given, with the axes of the config in order.
+  """Return a mesh over the given devices (default: all), with the axes of the config in order.
 
   Each slice of TPUs is its own replica: slices are linked by the data center's network only.
 
@@ -49,18 +50,18 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
   devices = jax.devices() if devices is None else devices
   sizes = mesh_sizes(config, len(devices))
   names, types = tuple(sizes), (AxisType.Auto,) * len(sizes)
-  # Other devices have slices, too: one for each host. They are linked as their mesh says.
-  # A TPU that a program is only compiled for, in one slice, has no number of it.
+  # Only slices of TPUs count: on other platforms each host is a slice, and any layout is allowed.
+  # TPUs of a compile-only topology of one slice have no slice index.
   slices = len({getattr(d, 'slice_index', 0) if d.platform == 'tpu' else 0 for d in devices})
   if slices == 1:
-    # `jax.make_mesh` does the same, but knows no mesh of 4 × 64 on 16 × 16 chips of most kinds.
+    # `jax.make_mesh` does the same, but fails for a mesh of 4 × 64 on most 16 × 16 topologies.
     shape = tuple(sizes.values())
     grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     return Mesh(grid, names, types)
   if sizes['replica'] % slices:
     raise UserError(
       f'config.mesh.replica is {sizes["replica"]}, and the devices are in {slices} slices; it must '
-      'be a multiple of that, because only replicas may be in different slices'
+      f'be a multiple of {slices}, because each slice holds whole replicas'
     )
   outside = {name: slices if name == 'replica' else 1 for name in names}
   inside = [sizes[name] // outside[name] for name in names]
@@ -71,20 +72,20 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
 
 
 def abstract_mesh(config: MeshConfig, devices: int) -> AbstractMesh:
-  """Return the mesh over a number of devices of which nothing else is known.
+  """Return the abstract mesh over a number of devices, without the devices themselves.
 
   Raises:
-    UserError: the sizes do not multiply to that number.
+    UserError: the sizes do not multiply to the number of devices.
   """
   sizes = mesh_sizes(config, devices)
   return AbstractMesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes))
 
 
 def mesh_sizes(config: MeshConfig, devices: int) -> dict[str, int]:
-  """Return the size of each axis of the mesh over so many devices, the −1 filled in.
+  """Return the size of each mesh axis over a number of devices, with the −1 filled in.
 
   Raises:
-    UserError: they do not multiply to that number.
+    UserError: the sizes do not multiply to the number of devices.
   """
   sizes = dataclasses.asdict(config)
   named = ', '.join(f'{axis}={size}' for axis, size in sizes.items())
@@ -105,9 +106,9 @@ def mesh_sizes(config: MeshConfig, devices: int) -> dict[str, int]:
 
 
 def resplit(config: MeshConfig, devices: int, parts_of_tokens: int) -> MeshConfig | None:
-  """Return a mesh that splits parameter tokens in so many parts, with the same number of replicas.
+  """Return a mesh config with the same replicas that splits parameter tokens in a number of parts.
 
-  The width is split over the rest of the devices. None if they do not divide.
+  The rest of the devices split the width. Return None if they do not divide.
   """
   sizes = mesh_sizes(config, devices)
   left = sizes['fsdp'] * sizes['tokens']
@@ -118,73 +119,72 @@ def resplit(config: MeshConfig, devices: int, parts_of_tokens: int) -> MeshConfi
 
 
 def mesh_axes(axis: str) -> tuple[str, ...]:
-  """Return the axes of the mesh that the rules split a logical axis over."""
+  """Return the mesh axes over which the rules split a logical axis."""
   names = RULES[axis] or ()
   return (names,) if isinstance(names, str) else names
 
 
 def parts(axis: str, mesh: Mesh | AbstractMesh | None = None) -> int:
-  """Return in how many parts a mesh splits a logical axis.
+  """Return in how many parts a mesh (default: the current one) splits a logical axis.
 
-  A batch has to be a multiple of `parts('batch')` rows. By default of the mesh that is set; without
-  one there is 1 part.
+  A batch must have a multiple of `parts('batch')` rows. Without a mesh the result is 1.
   """
   sizes = (jax.sharding.get_abstract_mesh() if mesh is None else mesh).shape
   return math.prod(sizes.get(name, 1) for name in mesh_axes(axis))
 
 
 def replica_axes() -> tuple[str, ...]:
-  """Return the axes of the mesh along which devices have other rows, but the same parameters."""
+  """Return the mesh axes along which devices hold different rows, but the same parameters."""
   return tuple(name for name in mesh_axes('batch') if name not in mesh_axes('width'))
 
 
 def replicas(mesh: Mesh | AbstractMesh) -> int:
-  """Return how many devices of a mesh have the same parameters and other rows."""
+  """Return how many devices of a mesh hold the same parameters with different rows."""
   return math.prod(mesh.shape[name] for name in replica_axes())
 
 
 def spec(axes: Axes | tuple[str | None, ...]) -> PartitionSpec:
-  """The partition of an array with these logical axes."""
+  """Return the partition of an array with the given logical axes."""
   return PartitionSpec(*[None if axis is None else RULES[axis] for axis in axes])
 
 
-def of_axes(mesh: Mesh, axes: Params) -> Params:
-  """Shardings of a tree of logical axes, such as `Definition.axes`."""
+def tree_shardings(mesh: Mesh, axes: Params) -> Params:
+  """Return the shardings for a tree of logical axes, such as `Definition.axes`."""
   return jax.tree.map(lambda a: NamedSharding(mesh, spec(a)), axes, is_leaf=is_axes)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-  """The sharding of an array that every device holds whole."""
+  """Return the sharding of an array that every device holds whole."""
   return NamedSharding(mesh, PartitionSpec())
 
 
-def of_batch(mesh: Mesh) -> NamedSharding:
-  """The sharding of a batch [B, …]."""
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+  """Return the sharding of a batch [B, …]."""
   return NamedSharding(mesh, spec(('batch',)))
 
 
-def of_optimizer_state(
+def optimizer_shardings(
   mesh: Mesh, tx: optax.GradientTransformation, abstract_params: Params, axes: Params
 ) -> Any:
-  """Shardings of the state of `tx`: what belongs to a parameter lives where the parameter does."""
+  """Return the shardings of the state of `tx`: arrays of a parameter are sharded like it."""
   return optax.tree.map_params(
     tx,
     lambda _, sharding: sharding,
     jax.eval_shape(tx.init, abstract_params),
-    of_axes(mesh, axes),
+    tree_shardings(mesh, axes),
     transform_non_params=lambda _: replicated(mesh),
   )
 
 
 def with_shardings(abstract: Any, shardings: Any) -> Any:
-  """Shapes and dtypes of `abstract` with shardings, as restoring a checkpoint needs them."""
+  """Return the shapes and dtypes of `abstract` with shardings, for restoring a checkpoint."""
   return jax.tree.map(
     lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), abstract, shardings
   )
 
 
 def with_even_shardings(abstract: Any, shardings: Any) -> Any:
-  """Like `with_shardings`, but an axis that its mesh axes do not divide is not split."""
+  """Return the same as `with_shardings`, but do not split an axis that does not divide."""
 
   def placed(array: Any, place: NamedSharding) -> jax.ShapeDtypeStruct:
     split = []
@@ -199,18 +199,18 @@ def with_even_shardings(abstract: Any, shardings: Any) -> Any:
 
 
 def platform() -> str:
-  """What a program that is traced here is for: `cpu`, `gpu` or `tpu`.
+  """Return the platform that the current trace is compiled for: `cpu`, `gpu` or `tpu`.
 
-  That of the mesh that is set, whose devices may be elsewhere, or else that of this process.
+  The platform is that of the current mesh, whose devices may be remote, else that of this process.
   """
   device = jax.sharding.get_abstract_mesh().abstract_device
   return device.platform if device is not None else jax.default_backend()
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
-  """Fixes the partition of an activation, if a mesh is set (`jax.set_mesh`).
+  """Fix the sharding of an activation if a mesh is set (`jax.set_mesh`).
 
-  Inside `jax.shard_map` there is nothing to fix.
+  Return the activation unchanged inside `jax.shard_map`, where every array is already one part.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.manual_axes:
@@ -219,10 +219,10 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
 
 
 def check_divides(mesh: Mesh, abstract: Params, axes: Params) -> None:
-  """Checks that every parameter can be split evenly over the mesh.
+  """Check that every parameter can be split evenly over the mesh.
 
   Raises:
-    UserError: an axis is not a multiple of the mesh axes that it is split over.
+    UserError: an axis is not a multiple of the mesh axes that split it.
   """
   paths = jax.tree_util.tree_flatten_with_path(abstract)[0]
   for (path, leaf), names in zip(paths, jax.tree.leaves(axes, is_leaf=is_axes), strict=True):
@@ -230,11 +230,21 @@ def check_divides(mesh: Mesh, abstract: Params, axes: Params) -> None:
       check_divisible(mesh, name, size, f'of parameter {"/".join(key.key for key in path)}')
 
 
-def check_divisible(mesh: Mesh, name: str, size: int, of_what: str) -> None:
-  """Checks that a logical axis of this size can be split evenly over the mesh."""
+def check_divisible(mesh: Mesh, name: str, size: int, place: str) -> None:
+  """Check that a logical axis of a size can be split evenly over the mesh.
+
+  Args:
+    mesh: the mesh.
+    name: the logical axis.
+    size: the size of the axis.
+    place: names the array in the message: 'of parameter NAME'.
+
+  Raises:
+    UserError: the size is not a multiple of the mesh axes that split the axis.
+  """
   if size % parts(name, mesh):
     raise UserError(
-      f'the axis {name!r} {of_what} has the size {size}, which is not a multiple of '
+      f'the axis {name!r} {place} has the size {size}, which is not a multiple of '
       f'{" × ".join(mesh_axes(name))} = {parts(name, mesh)} of the mesh; change that size or '
       'config.mesh'
     )

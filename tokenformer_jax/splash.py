@@ -1,6 +1,7 @@
-"""Token-token attention by the splash kernel on a TPU: on every device its rows and its heads.
+"""Token-token attention by the splash kernel on TPUs; each device computes its rows and heads.
 
-The kernel is JAX's own; here are the choice of its blocks, its place on the mesh, and its cost.
+The kernel is part of JAX. This module chooses its block size, runs it on the mesh and computes its
+cost.
 """
 
 import math
@@ -13,38 +14,38 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 
 from tokenformer_jax.sharding import parts, spec
 
-LANES = 128  # of a vector unit; positions are a multiple of this
+LANES = 128  # lanes of a vector unit; the number of positions must be a multiple
 _BLOCK = 512
 _AXES = ('batch', 'heads', None, None)
-# Of every block of scores: matrix products, and operations on each score by the vector units
-# (mask, maximum, exponential, sum, cast; backward the products with the gradient, too).
+# For each kernel: the matrix products per block of scores, and the vector operations per score
+# (mask, maximum, exponential, sum, cast; in the backward pass also products with the gradient).
 _WORK = {'fwd': (2, 12), 'dkv': (4, 14), 'dq': (3, 14)}
 _KERNEL = re.compile(r'splash_mha_(fwd|dkv|dq)')
-# The scope that a kernel is called in. A compiled program keeps it in the names of operations, also
-# of the backward pass, and nothing else there says what the mask is.
+# The scope of a kernel call. A compiled program keeps the scope in the names of operations, also in
+# the backward pass, and has no other information about the mask.
 _SCOPE = 'splash_window_{}'
 _WINDOW = re.compile(_SCOPE.format(r'(\d+)'))
 
 
 def fits(batch: int, heads: int, length: int) -> bool:
-  """Whether the kernel can compute [B, T, H, K] of these sizes on the mesh that is set."""
+  """Return whether the kernel can compute [B, T, H, K] of these sizes on the current mesh."""
   divides = batch % parts('batch') == 0 and heads % parts('heads') == 0
   return length % LANES == 0 and divides
 
 
 def filled(head_width: int) -> int:
-  """The width of heads that projections should make: all lanes of the vector units, or K itself.
+  """Return the head width that projections should produce: K, or K filled up to whole lanes.
 
-  Heads that their projection fills with zeros need not be moved from lane to lane before and after
-  the kernel, which fills them anyway. Where more than a quarter would be zeros, their products cost
-  about as much as the moves.
+  The kernel fills heads with zeros. If the projection fills them, their values need not move
+  between lanes before and after the kernel. If more than a quarter would be zeros, the extra
+  products cost about as much as the moves, so the result is K.
   """
   lanes = -(-head_width // LANES) * LANES
   return lanes if 4 * head_width >= 3 * lanes else head_width
 
 
 def block_size(length: int) -> int:
-  """Queries, and keys, of a block: the largest power of two up to 512 that divides the length."""
+  """Return the queries and keys per block: the largest power of two ≤ 512 that divides T."""
   return math.gcd(length, _BLOCK)
 
 
@@ -58,24 +59,24 @@ def attention(
   window: int = 0,
   interpret: bool = False,
 ) -> jax.Array:
-  """Softmax attention on [B, T, H, K] each; T is a multiple of `LANES`.
+  """Return the softmax attention of queries, keys and values [B, T, H, K].
 
   Args:
-    query: of a width K.
-    key: as many as queries.
-    value: as many as keys.
-    head_width: by whose square root scores are divided; None: K. Less where zeros fill the heads.
-    causal: whether queries see only the keys up to their own position.
-    window: how many of these, their own the last; 0: all. For causal attention.
-    interpret: runs the kernel without a TPU, slowly, for tests.
+    query: the queries; T is a multiple of `LANES`.
+    key: the keys, in the same shape.
+    value: the values, in the same shape.
+    head_width: scores are divided by its square root; None: K. Less than K if zeros fill the heads.
+    causal: whether a query sees only the keys up to its own position.
+    window: with `causal`, the number of keys that a query sees, up to its own; 0: all.
+    interpret: whether to run the kernel without a TPU, slowly, for tests.
 
   Returns:
-    The values [B, T, H, K], weighted.
+    The weighted values [B, T, H, K].
   """
   query = query * (head_width or query.shape[-1]) ** -0.5
   query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
 
-  def of_device(query_BxHxTxK: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+  def on_device(query_BxHxTxK: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
     _, heads, length, _ = query_BxHxTxK.shape
     apply = _kernel(heads, _mask(length, causal, window), interpret)
     with jax.named_scope(_SCOPE.format(window)):
@@ -83,23 +84,24 @@ def attention(
 
   if not jax.sharding.get_abstract_mesh().empty:
     place = spec(_AXES)
-    # A kernel does not say over which axes its result varies, so nobody can check that.
-    of_device = jax.shard_map(of_device, in_specs=(place,) * 3, out_specs=place, check_vma=False)
-  return of_device(query, key, value).swapaxes(1, 2)
+    # A kernel does not declare over which axes its result varies, so JAX cannot check that.
+    on_device = jax.shard_map(on_device, in_specs=(place,) * 3, out_specs=place, check_vma=False)
+  return on_device(query, key, value).swapaxes(1, 2)
 
 
 def _mask(length: int, causal: bool, window: int) -> masks.Mask:
   shape = (length, length)
   if causal and window:
-    # The library counts the positions to the left and to the right of a query, without its own.
+    # The library counts the positions left and right of a query without the query's own.
     return masks.LocalMask(shape, (window - 1, 0), offset=0)
   return masks.CausalMask(shape) if causal else masks.FullMask(shape)
 
 
 def _kernel(heads: int, mask: masks.Mask, interpret: bool):
   block = block_size(mask.shape[0])
-  # Two kernels backward: one for all three gradients leaves a part of the queries' for every block
-  # of keys, and their sum costs more than computing the scores once more.
+  # Use two kernels in the backward pass. One kernel for all three gradients returns a partial
+  # gradient of the queries for every block of keys, and summing these costs more than computing the
+  # scores twice.
   blocks = library.BlockSizes(
     **dict.fromkeys(
       (
@@ -120,10 +122,10 @@ def _kernel(heads: int, mask: masks.Mask, interpret: bool):
 
 
 def computed_blocks(length: int, window: int = 0) -> int:
-  """How many blocks of scores the causal kernel computes: those in which any key is seen."""
+  """Return how many blocks of scores the causal kernel computes: those with a visible key."""
   block = block_size(length)
   blocks = length // block
-  # The last key of a block and the first query of one that is n blocks later are (n − 1) block + 1
+  # The last key of a block and the first query of the n-th block after it are (n − 1) · block + 1
   # positions apart.
   diagonals = min(blocks, (window + block - 2) // block + 1) if window else blocks
   return diagonals * blocks - diagonals * (diagonals - 1) // 2
@@ -132,21 +134,21 @@ def computed_blocks(length: int, window: int = 0) -> int:
 def cost(
   name: str, operands: Sequence[tuple[str, tuple[int, ...]]], *, side: int, scope: str
 ) -> tuple[float, float, float] | None:
-  """Return what a call of the kernel costs, which a compiled program does not say.
+  """Return the cost of a call of the kernel, which a compiled program does not contain.
 
-  Blocks that are all masked are left out; those that are masked in part are computed whole.
+  The kernel skips blocks that are masked entirely, and computes partly masked blocks whole.
 
   Args:
-    name: of the operation in the program.
-    operands: their data types and shapes: tables of blocks (`s8`) if there is a mask, and the
-      queries on a device, [B, H, T, K], or [H, T, K] of one row.
-    side: of the matrix unit; narrower heads are filled with zeros.
-    scope: of the operation, as the program's metadata has it. The window is there, and in no
-      operand: the tables of the backward pass are not cut to it.
+    name: the name of the operation in the program.
+    operands: the data types and shapes of the operands: tables of blocks (`s8`) if there is a mask,
+      and the queries on a device, [B, H, T, K], or [H, T, K] for one row.
+    side: the side of the matrix unit; zeros fill narrower heads up to it.
+    scope: the scope of the operation in the program's metadata, which names the window. No operand
+      shows the window, because the tables of the backward pass are not reduced to it.
 
   Returns:
-    FLOPs of the products, the same with the zeros that fill heads, and operations of the vector
-    units; None for the name of another kernel, and for a mask of which the scope says nothing.
+    The FLOPs of the products, the same with the zeros that fill heads, and the operations of the
+    vector units; None for another kernel, and for a mask whose window the scope does not name.
   """
   found = _KERNEL.search(name)
   if not found:

@@ -1,7 +1,7 @@
-"""Running stacked layers one after the other, and what the backward pass recomputes.
+"""Loops over stacked layers, and the policies for recomputation in the backward pass.
 
-`params.stack` makes L layers one module whose parameters have a leading axis; `scan` runs it. One
-layer is traced and compiled however many there are.
+`params.stack` turns L layers into one module whose parameters have a leading axis. `scan` runs that
+module. JAX traces and compiles one layer, however many there are.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,22 +13,23 @@ from jax.ad_checkpoint import checkpoint_name
 
 _LAYER_INPUT = 'layer_input'
 
-# The name of a norm's sums over a row, a number or two. They are always kept, so that nothing that
-# is computed again waits for them. Not what is made of them: to differentiate it takes them, too.
+# The name of a norm's sums over a row: one or two numbers per row. Every policy saves them, so that
+# no recomputation waits for them. Save the sums, not values derived from them: the derivative needs
+# the sums.
 ROW_STATISTICS = 'row_statistics'
 KEEP_STATISTICS = jax.checkpoint_policies.save_only_these_names(ROW_STATISTICS)
 
-# The name of what a projection makes, a Pattention or a matrix product with parameters.
+# The name of the output of a projection: a Pattention or a matrix product with parameters.
 PROJECTED = 'projected'
 
-# What a layer keeps for its backward pass; everything else is computed again.
-#   everything    what goes into and out of every product with parameters, norms and attention:
-#                 only what follows from scores element by element is computed again, of Pattention
+# The values that a layer saves for its backward pass; all others are recomputed.
+#   everything    inputs and outputs of every product with parameters, of norms and of attention;
+#                 recomputed are only elementwise functions of the scores of Pattention
 #                 (pattention.py) and of attention
-#   score_inputs  the same without the scores of Pattention [B, T, N]: their inputs are there
-#   dots          what projections make
-#   full          nothing but the layer's input
-#   offload       the same, which waits in the host's memory
+#   score_inputs  the same without the scores of Pattention [B, T, N], whose inputs are saved
+#   dots          outputs of projections
+#   full          the layer's input only
+#   offload       the layer's input only, in the host's memory
 _POLICIES = {
   'everything': None,
   'score_inputs': None,
@@ -57,11 +58,11 @@ def scan(
   Args:
     layers: a module from `params.stack`.
     apply: `(layer, x, per_layer_i) -> (x, output_i)`.
-    x: what goes from layer to layer.
+    x: the input of the first layer.
     per_layer: a pytree with a leading axis L, or None.
-    remat: what is kept for the backward pass, a name above.
-    loop: one program for a layer, run L times, which copies what layers keep into stacked arrays
-      and, backward, out of them. Without, a program that is L times as long copies nothing.
+    remat: the name of a policy above: what to save for the backward pass.
+    loop: whether to compile one layer and run it L times, which copies saved values into stacked
+      arrays and back. Otherwise the program is L times as long and copies nothing.
 
   Returns:
     The last x, and the outputs of all layers stacked along a leading axis.
@@ -82,12 +83,12 @@ def scan_rows(
   """Apply L rows of layers one after the other: the first layer of every stack, then the second.
 
   Args:
-    stacks: modules from `params.stack`, with as many layers each.
+    stacks: modules from `params.stack`, each with L layers.
     apply: as for `scan`.
-    x: what goes from layer to layer.
-    per_layer: for each stack what `scan` takes.
-    remat: as for `scan`; every layer keeps its own.
-    loop: as for `scan`, of the program for a row.
+    x: the input of the first layer.
+    per_layer: for each stack the `per_layer` of `scan`.
+    remat: as for `scan`; it applies to every layer by itself.
+    loop: as for `scan`, with one row in the place of one layer.
 
   Returns:
     The last x, and for each stack the outputs of its layers stacked along a leading axis.
@@ -100,7 +101,7 @@ def scan_rows(
 
     if (policy := _POLICIES[remat]) is None:
       return run
-    # In a loop there is nothing that XLA could merge with what is computed again.
+    # In a loop XLA cannot merge the recomputation with the forward pass: no barrier is needed.
     return jax.checkpoint(run, prevent_cse=not loop, policy=policy)
 
   runs = [kept(graphdef) for graphdef, _ in parts]

@@ -1,4 +1,4 @@
-"""The state of a run and the compiled functions over it: the training and the evaluation step."""
+"""Make the state of a run, and compile its training and evaluation steps."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,11 +20,11 @@ Step = Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]
 def initial_state(
   definition: Definition, tx: optax.GradientTransformation, seed: jax.Array, *, ema: bool = False
 ) -> State:
-  """New parameters, with the optimizer's state and the counters of the run.
+  """Return new parameters, with the optimizer's state and the counters of the run.
 
-  `step` counts batches, `skipped` the steps whose gradient was not finite, `skipped_in_a_row` those
-  of them since the last good step; `ema`, if it is asked for, is a moving average of `params`.
-  Traced under jit with `state_shardings`, no host or device ever holds more than its part.
+  `step` counts batches, `skipped` counts steps whose gradient was not finite, and
+  `skipped_in_a_row` counts these since the last good step. `ema`, which is optional, is a moving
+  average of `params`. Under jit with `state_shardings`, no host or device holds more than its part.
   """
   params = definition.init(jax.random.key(seed))
   average = {'ema': params} if ema else {}
@@ -34,12 +34,12 @@ def initial_state(
 def state_shardings(
   mesh: Mesh, definition: Definition, tx: optax.GradientTransformation, *, ema: bool = False
 ) -> State:
-  """Where every array of the state lives."""
-  of_params = sharding.of_axes(mesh, definition.axes)
+  """Return the sharding of every array of the state."""
+  param_shardings = sharding.tree_shardings(mesh, definition.axes)
   return {
-    'params': of_params,
-    **({'ema': of_params} if ema else {}),
-    'opt_state': sharding.of_optimizer_state(mesh, tx, definition.abstract, definition.axes),
+    'params': param_shardings,
+    **({'ema': param_shardings} if ema else {}),
+    'opt_state': sharding.optimizer_shardings(mesh, tx, definition.abstract, definition.axes),
     **jax.tree.map(lambda _: sharding.replicated(mesh), _counters()),
   }
 
@@ -55,11 +55,12 @@ def make_train_step(
   mesh: Mesh,
   growth: optim.LastGrowth | None = None,
 ) -> Step:
-  """The compiled training step: `(state, batch) → (state, figures)`; the old state is donated.
+  """Return the compiled training step: `(state, batch) → (state, figures)`.
 
-  The batch is the task's, split over the devices by rows. A step whose loss or gradient is not
-  finite changes neither parameters nor optimizer state. What is drawn at random in a step is a
-  function of `config.train.seed` and the step. `growth` is what `tx` was made with.
+  The step donates the old state. The batch is the task's, split over the devices by rows. A step
+  whose loss or gradient is not finite changes neither parameters nor optimizer state. Random draws
+  are a function of `config.train.seed` and the step. `growth` must be the one that `tx` was made
+  with.
   """
   rate = optim.schedule(config.optim, config.train.steps, growth)
   gradient = _gradient(task, config.optim.accumulation_steps)
@@ -99,7 +100,7 @@ def make_train_step(
   return jax.jit(
     step,
     donate_argnums=0,
-    in_shardings=(shardings, sharding.of_batch(mesh)),
+    in_shardings=(shardings, sharding.batch_sharding(mesh)),
     out_shardings=(shardings, sharding.replicated(mesh)),
     compiler_options=compiler.options(config.train.compiler_options, mesh) or None,
   )
@@ -108,13 +109,13 @@ def make_train_step(
 def _gradient(
   task: Task, parts: int
 ) -> Callable[[Params, Batch, jax.Array], tuple[Params, dict[str, jax.Array]]]:
-  """The gradient of the loss of a batch and its figures, computed in so many parts."""
+  """Return the function for the loss gradient and figures of a batch, computed in `parts` parts."""
   gradient = jax.grad(task.loss, has_aux=True)
   if parts == 1:
     return gradient
 
-  # Every device's rows are dealt out to the parts, so that no row moves to another device. Every
-  # part has the same number of rows, so the mean over the batch is that of the parts.
+  # Each device deals its own rows out to the parts, so no row moves to another device. All parts
+  # have the same number of rows, so the mean of their means is the mean over the batch.
   def deal(x_Bx: jax.Array) -> jax.Array:
     return x_Bx.reshape(x_Bx.shape[0] // parts, parts, *x_Bx.shape[1:]).swapaxes(0, 1)
 
@@ -134,12 +135,12 @@ def _gradient(
 
 
 def _ema_decay(decay: float, updates: jax.Array) -> jax.Array:
-  """The decay, at first less, so that a short run's average is not that of its beginning."""
+  """Return the decay of the average: smaller at first, so that early parameters fade quickly."""
   return jnp.minimum(decay, (1 + updates) / (10 + updates))
 
 
 def make_eval_step(task: Task, mesh: Mesh) -> Callable[[Params, Batch], Any]:
-  """The compiled evaluation step: the task's sums over a validation batch."""
+  """Return the compiled evaluation step: the task's sums over a validation batch."""
   options = compiler.eval_options(task.config.train.compiler_options, mesh)
   return jax.jit(
     task.sums, out_shardings=sharding.replicated(mesh), compiler_options=options or None

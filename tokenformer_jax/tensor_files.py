@@ -1,14 +1,14 @@
 """Files of named tensors, read and written one tensor at a time: PyTorch's, safetensors, sharded.
 
-Neither PyTorch nor the safetensors library is needed: all these files are a table of names, shapes
-and offsets, and the raw numbers. A file of PyTorch (`torch.save` since 1.6) is an uncompressed zip
-archive with the table as a pickle in `data.pkl` and the numbers in `data/KEY`; a safetensors file
-is the length of its table, the table in JSON, and the numbers. Nothing that a pickle asks to run is
-ever run (`pickled_table`).
+The module needs neither PyTorch nor the safetensors library, because each of these files is a table
+of names, shapes and offsets, followed by raw numbers. A PyTorch file (`torch.save` since 1.6) is an
+uncompressed zip archive with the table as a pickle in `data.pkl` and the numbers in `data/KEY`. A
+safetensors file is the length of its table, the table in JSON, and the numbers. `pickled_table`
+never runs code that a pickle names.
 
-A file comes from anywhere, and may say anything. So what is allocated for it is bounded by its
-size: a table has a largest length and is not compressed, and all tensors together are no larger
-than their file.
+Files come from untrusted sources. So the size of a file bounds the memory that reading it takes: a
+table has a maximum length and is not compressed, and the tensors together are at most as large as
+their file.
 """
 
 import contextlib
@@ -37,18 +37,18 @@ DTYPES = {
 SUFFIXES = ('.bin', '.safetensors')
 
 _SAFETENSORS = {'float32': 'F32', 'float16': 'F16', 'bfloat16': 'BF16'}
-_MOST_TABLE_BYTES = 2**21  # 400 tensors take some 60 kB
+_MOST_TABLE_BYTES = 2**21  # 400 tensors take about 60 kB
 _MOST_AXES = 8
 _LONGEST_NAME = 256
 _CHUNK = 2**20  # numbers
-_ZIP = b'PK\x03\x04'  # how a file of PyTorch, and each record in it, begins
-_ALIGNMENT = 64  # of the numbers in a file of PyTorch, as torch.save has it
+_ZIP = b'PK\x03\x04'  # the first bytes of a PyTorch file and of each record in it
+_ALIGNMENT = 64  # of the numbers in a PyTorch file, as in torch.save
 
 Shape = tuple[int, ...]
 
 
 class Tensor(NamedTuple):
-  """Where a tensor lies."""
+  """The position of a tensor in a file, with its dtype and shape."""
 
   file: Path
   offset: int
@@ -65,14 +65,14 @@ class Tensor(NamedTuple):
     Raises:
       UserError: the file ends before the tensor does.
     """
-    # Not mapped into memory: pages of a mapped file would count as this process's.
+    # Read, not mapped: the pages of a mapped file would count as memory of this process.
     raw = np.fromfile(self.file, np.uint8, self.bytes, offset=self.offset)
     if len(raw) != self.bytes:
       raise UserError(f'{self.file} was cut short while it was read; fetch it again')
     return raw.view(self.dtype).reshape(self.shape)
 
   def chunks(self) -> Iterator[np.ndarray]:
-    """Yields the numbers of the tensor, some at a time.
+    """Yield the numbers of the tensor in chunks.
 
     Raises:
       UserError: the file ends before the tensor does.
@@ -84,14 +84,14 @@ class Tensor(NamedTuple):
 
 
 def find(source: Path) -> dict[str, Tensor]:
-  """Every tensor of a file, of a sharded set, or of what a directory holds, by name.
+  """Return every tensor of a file, a sharded set or a directory, by name.
 
   Args:
     source: a `.bin` or `.safetensors` file, the `.index.json` of a sharded set, or a directory with
-      one of them (an index before a file, safetensors before PyTorch's).
+      one of them (an index is preferred to a file, and safetensors to PyTorch's format).
 
   Raises:
-    UserError: there is no such file, it is damaged, or it is something else.
+    UserError: the file does not exist, is damaged, or has another format.
   """
   if source.is_dir():
     source = _in_directory(source)
@@ -111,10 +111,12 @@ def _in_directory(directory: Path) -> Path:
     found = sorted(directory.glob(pattern))
     if len(found) > 1:
       names = ', '.join(path.name for path in found[:4])
-      raise UserError(f'{directory} has {names} and no index of them; name one file as --source')
+      raise UserError(f'{directory} has {names} without an index; name one file as --source')
     if found:
       return found[0]
-  raise UserError(f'{directory} has no .bin, .safetensors or .index.json file')
+  raise UserError(
+    f'{directory} has no .bin, .safetensors or .index.json file; name another --source'
+  )
 
 
 def _sharded(index: Path) -> dict[str, Tensor]:
@@ -125,7 +127,7 @@ def _sharded(index: Path) -> dict[str, Tensor]:
     shards = sorted(set(weight_map.values()))
     for name in (*weight_map, *shards):
       _checked_name(name)
-    # A shard lies beside its index: no path leads out of there.
+    # Shards must be in the directory of the index, so no path may lead out of it.
     usable = all(name == Path(name).name and name.endswith(SUFFIXES) for name in shards)
   except (OSError, *_MALFORMED) as error:
     raise UserError(f'{index} is not the index of a sharded set ({_reason(error)})') from error
@@ -138,21 +140,26 @@ def _sharded(index: Path) -> dict[str, Tensor]:
   for shard in shards:
     for name, tensor in find(index.with_name(shard)).items():
       if weight_map.get(name) != shard:
-        told = f'puts it into {weight_map[name]}' if name in weight_map else 'does not name'
-        raise UserError(f'{shard} holds the tensor {name}, which {index} {told}')
+        place = f'puts into {weight_map[name]}' if name in weight_map else 'does not name'
+        raise UserError(
+          f'{shard} holds the tensor {name}, which {index} {place}; fetch the whole set again'
+        )
       tensors[name] = tensor
   for name, shard in weight_map.items():
     if name not in tensors:
-      raise UserError(f'{index} has the tensor {name} in {shard}, which does not hold it')
+      raise UserError(
+        f'{index} puts the tensor {name} into {shard}, which does not hold it; fetch the whole set '
+        'again'
+      )
   return tensors
 
 
-# What it raises to read a value of another kind than it should be.
+# Errors that reading a value of an unexpected type raises.
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 def _reason(error: BaseException) -> str:
-  """The type of an exception and a line of its text, which may quote what a file says."""
+  """Return the type and first line of an exception, escaped because it may quote a file."""
   text = str(error).strip().partition('\n')[0]
   return f'{type(error).__name__}: {ascii(text)[1:-1]:.160}'
 
@@ -191,7 +198,7 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _checked_name(name: Any) -> str:
-  """A tensor's name, which messages quote: nothing in it moves a terminal's cursor."""
+  """Return a tensor's name after checking that it is safe to print at a terminal."""
   if not (type(name) is str and name.isprintable() and 0 < len(name) <= _LONGEST_NAME):
     raise ValueError(f'a name that is not 1 to {_LONGEST_NAME} printable characters')
   return name
@@ -199,7 +206,7 @@ def _checked_name(name: Any) -> str:
 
 def _whole(number: Any) -> int:
   if type(number) is not int:
-    raise ValueError(f'a {type(number).__name__} in the place of a whole number')
+    raise ValueError(f'a {type(number).__name__} instead of an integer')
   return number
 
 
@@ -213,7 +220,7 @@ def _shape(values: Iterable[Any]) -> Shape:
 
 
 def _check_apart(path: Path, tensors: dict[str, Tensor]) -> None:
-  """Checks that no two tensors of a safetensors file share bytes, as its format demands."""
+  """Check that no two tensors of a safetensors file overlap, as the format requires."""
   last, end = '', 0
   for name, tensor in sorted(tensors.items(), key=lambda item: item[1].offset):
     if tensor.offset < end:
@@ -222,17 +229,18 @@ def _check_apart(path: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def _wrong_dtype(path: Path, name: str, dtype: Any) -> str:
-  return f'{path}: the tensor {name} is of {dtype!s:.20}; it must be one of {", ".join(DTYPES)}'
+  allowed = ', '.join(DTYPES)
+  return f'{path}: the tensor {name} has the dtype {dtype!s:.20}; it must be one of {allowed}'
 
 
 class _Archive(io.FileIO):
-  """A file of which no more than a table is read at once, whatever its directory says."""
+  """A file whose reads are limited to the size of a table, whatever its directory says."""
 
   def read(self, size: int | None = -1) -> bytes:
     if size is None or size < 0:
       size = os.fstat(self.fileno()).st_size - self.tell()
     if size > _MOST_TABLE_BYTES:
-      raise zipfile.BadZipFile(f'a part of {size} bytes that is not a tensor')
+      raise zipfile.BadZipFile(f'a record of {size} bytes that is not a tensor')
     return super().read(size)
 
 
@@ -245,7 +253,7 @@ def _pytorch(path: Path) -> dict[str, Tensor]:
       order = records.get(f'{root}byteorder')
       if order and _content(path, archive, order) != b'little':
         raise UserError(
-          f'{path} was written with the other byte order; ask its author for a .safetensors file'
+          f'{path} was written in big-endian order; ask its author for a .safetensors file'
         )
       named = pickled_table.parse(_content(path, archive, records[table]))
       return _placed(path, file, {k.removeprefix(root): r for k, r in records.items()}, named)
@@ -253,40 +261,40 @@ def _pytorch(path: Path) -> dict[str, Tensor]:
     raise
   except pickled_table.RefusedError as error:
     raise UserError(
-      f'{path} asks to run {error!s:.80} when it is read, which was refused: files of tensors have '
-      'no use for it; do not load this file by other means unless you trust who made it'
+      f'{path} asks to run {error!s:.80} when it is read, which was refused, because files of '
+      'tensors never need it; do not load this file by other means unless you trust its author'
     ) from error
   except zipfile.BadZipFile as error:
     raise UserError(f'{path} {_why_no_archive(path)} ({_reason(error)})') from error
-  except Exception as error:  # Whatever a malformed archive or pickle makes a reader raise.
+  except Exception as error:  # A malformed archive or pickle can raise any exception.
     raise UserError(
-      f'{path} is not what torch.save writes for a model ({_reason(error)})'
+      f'{path} is not a file that torch.save writes for a model ({_reason(error)})'
     ) from error
 
 
 def _content(path: Path, archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> bytes:
-  """The content of a record that describes the tensors."""
+  """Return the content of a record that describes the tensors."""
   _check_stored(path, record)
   if record.file_size > _MOST_TABLE_BYTES:
     raise UserError(
-      f'{path} describes its tensors in {record.file_size} bytes, which no model needs: at most '
-      f'{_MOST_TABLE_BYTES} are read'
+      f'{path} describes its tensors in {record.file_size} bytes, more than any model needs; at '
+      f'most {_MOST_TABLE_BYTES} are read'
     )
   return archive.read(record)
 
 
 def _check_stored(path: Path, record: zipfile.ZipInfo) -> None:
-  """Checks that a record is as large in the file as it says it is."""
+  """Check that a record is stored without compression."""
   if record.compress_type != zipfile.ZIP_STORED or record.compress_size != record.file_size:
     raise UserError(
-      f'{path} is compressed, as torch.save never writes it; unpack it, and name the file inside, '
-      'or ask its author for a .safetensors file'
+      f'{path} is compressed, which torch.save never does; unpack it and name the file inside, or '
+      'ask its author for a .safetensors file'
     )
 
 
-# PyTorch's own reader of files that may hold more than tensors. By its advisories it can be made to
-# run code before 2.6 (CVE-2025-32434) and to corrupt memory before 2.10 (CVE-2026-24747).
-_SAFELY = 'PyTorch 2.10 or later and weights_only=True, which runs nothing that it hides'
+# How to read untrusted files with PyTorch. By its advisories, weights_only=True can run code before
+# 2.6 (CVE-2025-32434) and corrupt memory before 2.10 (CVE-2026-24747).
+_SAFELY = 'PyTorch 2.10 or later and weights_only=True, which runs no hidden code'
 
 
 def _why_no_archive(path: Path) -> str:
@@ -294,34 +302,34 @@ def _why_no_archive(path: Path) -> str:
     start = file.read(4)
   if start == _ZIP:
     return 'is cut short or damaged; fetch it again'
-  return _what_else(path) or 'is not a file of PyTorch (nor, by its name, a .safetensors file)'
+  return _what_else(path) or 'is not a file of PyTorch, and is not named .safetensors'
 
 
 def _what_else(path: Path) -> str:
-  """What a file is that is not of the format that its name says, or nothing."""
+  """Return the actual format of a file whose name says another one, or an empty string."""
   with path.open('rb') as file:
     start = file.read(16)
   if start[:1] == b'\x80':
     return (
-      'has the format of PyTorch before 1.6, a pickle that can run anything when it is loaded; ask '
+      'has the format of PyTorch before 1.6, a pickle that can run any code when it is loaded; ask '
       f'its author for a .safetensors file, or write one yourself with {_SAFELY}: '
       "safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'model.safetensors')"
     )
   if start.startswith(b'version https://'):
-    return 'is a pointer of Git LFS in the place of the file; fetch the file itself (git lfs pull)'
+    return 'is a pointer of Git LFS, not the file itself; fetch the file (git lfs pull)'
   if start.startswith(_ZIP):
-    return 'is a file of PyTorch, by what is in it; rename it to .bin'
+    return 'has the content of a file of PyTorch; rename it to .bin'
   if start[8:9] == b'{' and path.suffix != '.safetensors':
-    return 'is a safetensors file, by what is in it; rename it to .safetensors'
+    return 'has the content of a safetensors file; rename it to .safetensors'
   return ''
 
 
 def _placed(
   path: Path, file: BinaryIO, records: dict[str, zipfile.ZipInfo], named: Any
 ) -> dict[str, Tensor]:
-  """The tensors of a table, found in the archive."""
+  """Return the tensors of a table with their positions in the archive."""
   tensors: dict[str, Tensor] = {}
-  file_size = path.stat().st_size  # The directory may say anything of the sizes in it.
+  file_size = path.stat().st_size  # The sizes in the archive's directory cannot be trusted.
   if not isinstance(named, dict):
     raise UserError(f'{path} holds a {type(named).__name__}, not tensors by name')
   for name, view in named.items():
@@ -336,7 +344,7 @@ def _placed(
     if any(a != b and n > 1 for a, b, n in zip(strides, by_rows, shape, strict=True)):
       raise UserError(
         f'{path}: the tensor {name} is not stored row by row; load the file with {_SAFELY}, and '
-        'save every tensor contiguous'
+        'save all tensors contiguous'
       )
     dtype, record = DTYPES[storage.dtype], records.get(f'data/{storage.key}')
     end = (_whole(view.offset) + math.prod(shape)) * dtype.itemsize
@@ -348,16 +356,16 @@ def _placed(
     if first + tensors[name].bytes > file_size:
       raise UserError(f'{path} is cut short: it ends before the tensor {name} does')
   total = sum(tensor.bytes for tensor in tensors.values())
-  if total > file_size:  # Tied tensors share bytes, in a file that has others besides.
+  if total > file_size:  # Views of one storage could claim far more memory than the file has bytes.
     raise UserError(
-      f'{path} has {file_size} bytes, and its tensors together {total}: they share a storage, as '
-      'those of a TokenFormer never do'
+      f'{path} has {file_size} bytes, and its tensors together {total}: they share a storage, '
+      'which tensors of a TokenFormer never do'
     )
   return tensors
 
 
 def _data_offset(file: BinaryIO, record: zipfile.ZipInfo) -> int:
-  """Where the content of a record starts: after its own header, which the directory points to."""
+  """Return where the content of a record starts: after the header that the directory points to."""
   file.seek(record.header_offset)
   header = file.read(30)
   if header[:4] != _ZIP:
@@ -368,16 +376,17 @@ def _data_offset(file: BinaryIO, record: zipfile.ZipInfo) -> int:
 def write(
   target: Path, dtype: str, shapes: dict[str, Shape], stream: Iterable[tuple[str, np.ndarray]]
 ) -> None:
-  """Writes a file in the format of its suffix under another name, and renames it at the end.
+  """Write a file in the format of its suffix, under a temporary name that is renamed at the end.
 
   Args:
     target: a `.bin` or `.safetensors` file that does not exist.
-    dtype: of all tensors; a name in `DTYPES`.
-    shapes: of all tensors, in the order of the table.
-    stream: every tensor once, in any order and in float32; none is kept.
+    dtype: the dtype of all tensors; a name in `DTYPES`.
+    shapes: the shapes of all tensors, in the order of the table.
+    stream: every tensor once, in any order and in float32. Only one tensor is in memory at a time.
 
   Raises:
-    UserError: it cannot be written, or a number is too large for the dtype; nothing is left of it.
+    UserError: the file cannot be written, or a number is too large for the dtype. No partial file
+      stays behind.
   """
   partial = target.with_name(f'.{target.name}.partial')
   write_format = _write_pytorch if target.suffix == '.bin' else _write_safetensors
@@ -387,8 +396,8 @@ def write(
     os.rename(partial, target)
   except OSError as error:
     raise UserError(
-      f'{target} could not be written ({error.strerror or error}); nothing is left of it; make '
-      'room or choose another --target'
+      f'{target} could not be written ({error.strerror or error}); nothing is left of it; free '
+      'space or choose another --target'
     ) from error
   finally:
     with contextlib.suppress(OSError):
@@ -399,10 +408,10 @@ def _converted(
   stream: Iterable[tuple[str, np.ndarray]], dtype: str
 ) -> Iterator[tuple[str, np.ndarray]]:
   for name, array in stream:
-    with np.errstate(over='ignore'):  # found out below
+    with np.errstate(over='ignore'):  # The check below reports an overflow.
       converted = np.ascontiguousarray(array.astype(DTYPES[dtype], copy=False))
     if dtype != 'float32' and not np.array_equal(np.isfinite(array), np.isfinite(converted)):
-      raise UserError(f'the tensor {name} has numbers too large for {dtype}; take --dtype=float32')
+      raise UserError(f'the tensor {name} has numbers too large for {dtype}; use --dtype=float32')
     yield name, converted
 
 
@@ -419,7 +428,7 @@ def _write_safetensors(
     begin, end = end, end + math.prod(shape) * DTYPES[dtype].itemsize
     header[name] = {'dtype': _SAFETENSORS[dtype], 'shape': shape, 'data_offsets': [begin, end]}
   text = json.dumps(header, separators=(',', ':')).encode()
-  text += b' ' * (-len(text) % 8)  # so that the numbers are aligned
+  text += b' ' * (-len(text) % 8)  # Align the numbers.
   file.write(struct.pack('<Q', len(text)) + text)
   for name, array in stream:
     file.seek(8 + len(text) + header[name]['data_offsets'][0])
@@ -439,7 +448,7 @@ def _write_pytorch(
 
 
 def _add(archive: zipfile.ZipFile, file: BinaryIO, name: str, content: Any) -> None:
-  """Adds a record whose content is aligned, as PyTorch wants it to map the file into memory."""
+  """Add a record with aligned content, because PyTorch may map the file into memory."""
   record = zipfile.ZipInfo(f'pytorch_model/{name}')
   start = file.tell() + 30 + len(record.filename) + 4
   padding = -start % _ALIGNMENT

@@ -1,4 +1,4 @@
-"""Text around the decoder, which knows tokens only: requests in, and what was written out."""
+"""Convert text requests to tokens for the decoder, and written tokens back to text."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ from tokenformer_jax.sampling import DEFAULT, Sampling
 
 @dataclasses.dataclass(frozen=True)
 class TextRequest:
-  """A text to write after a prompt: at most `length` tokens, none from a stop string on."""
+  """A request for a text after a prompt: at most `length` tokens, ending before a stop string."""
 
   prompt: str
   length: int = 256
@@ -22,19 +22,19 @@ class TextRequest:
   stop: tuple[str, ...] = ()
 
   def tokens(self, tokenizer: tokenizers.Tokenizer) -> Request:
-    """The request in tokens, the prompt as the beginning of a document."""
+    """Return the request in tokens, with the prompt as the beginning of a document."""
     ids = np.append(tokenizer.end_of_document, tokenizer.encode(self.prompt))
-    return request_of(tokenizer, ids.tolist(), self.length, self.sampling, self.stop)
+    return make_request(tokenizer, ids.tolist(), self.length, self.sampling, self.stop)
 
 
-def request_of(
+def make_request(
   tokenizer: tokenizers.Tokenizer,
   ids: Sequence[int],
   length: int,
   sampling: Sampling,
   stop: Sequence[str],
 ) -> Request:
-  """A request that ends with the document, or once its text has one of the stop strings."""
+  """Return a request that ends with the document, or once its text has one of the stop strings."""
 
   def ended(written: list[int]) -> bool:
     text = tokenizer.decode(written)
@@ -45,8 +45,8 @@ def request_of(
 
 
 def until(pieces: Iterable[str], stop: Sequence[str]) -> Iterator[str]:
-  """The text of the pieces, up to the stop string that is complete first; none is empty."""
-  waiting = max(map(len, stop), default=1) - 1  # characters that may begin one
+  """Yield the pieces' text up to the stop string that completes first. No stop string is empty."""
+  waiting = max(map(len, stop), default=1) - 1  # characters that may begin a stop string
   text, written = '', 0
   for piece in pieces:
     text += piece
@@ -61,8 +61,10 @@ def until(pieces: Iterable[str], stop: Sequence[str]) -> Iterator[str]:
   yield text[written:]
 
 
-def text_of(tokenizer: tokenizers.Tokenizer, ids: Sequence[int], stop: Sequence[str] = ()) -> str:
-  """The text of written tokens, up to the end of the document or a stop string."""
+def decode_text(
+  tokenizer: tokenizers.Tokenizer, ids: Sequence[int], stop: Sequence[str] = ()
+) -> str:
+  """Return the text of written tokens, up to the end of the document or a stop string."""
   return ''.join(until(stream_text(tokenizer, iter(ids)), stop))
 
 
@@ -74,18 +76,18 @@ def complete(
   *,
   batch_size: int = 8,
 ) -> Iterator[tuple[str, int]]:
-  """What follows each prompt, and of how many tokens it is, in the order of the requests.
+  """Yield the text after each prompt and its number of tokens, in the order of the requests.
 
   Raises:
-    UserError: the model has learned positions that do not reach so far.
+    UserError: a text would be longer than the model's learned positions.
   """
   asked = [request.tokens(tokenizer) for request in requests]
   for request, ids in zip(requests, decoder(params, asked, batch_size=batch_size), strict=True):
-    yield text_of(tokenizer, ids.tolist(), request.stop), len(ids)
+    yield decode_text(tokenizer, ids.tolist(), request.stop), len(ids)
 
 
 def stream_text(tokenizer: Any, ids: Iterator[int]) -> Iterator[str]:
-  """Pieces of text as tokens come, cut where no character is split; ends at an end of document."""
+  """Yield text as tokens come, in whole characters, up to an end of document."""
   seen, written = [], ''
   for token in ids:
     if token == tokenizer.end_of_document:
@@ -93,7 +95,7 @@ def stream_text(tokenizer: Any, ids: Iterator[int]) -> Iterator[str]:
     seen.append(token)
     text = tokenizer.decode(np.array(seen))
     if text.endswith('\N{REPLACEMENT CHARACTER}'):
-      continue  # the rest of the character has not come yet
+      continue  # The rest of the character is in later tokens.
     yield text[len(written) :]
     written = text
   yield tokenizer.decode(np.array(seen, np.int32))[len(written) :]

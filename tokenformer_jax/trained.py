@@ -102,7 +102,7 @@ def load(
       sharding.check_divides(mesh, definition.abstract, definition.axes)
       for heads in model.heads:
         sharding.check_divisible(mesh, 'heads', heads, 'heads of a layer of the model')
-    shardings = sharding.of_axes(mesh, definition.axes)
+    shardings = sharding.tree_shardings(mesh, definition.axes)
     abstract = {'params': sharding.with_even_shardings(definition.abstract, shardings)}
     params = checkpoint.restore_source(checkpoints, meta, abstract)['params']
   return Trained(source, meta, definition, compute, params, mesh)

@@ -1,4 +1,4 @@
-"""A trained language model that writes texts: the decoder, with its own form of the parameters."""
+"""Write texts with a trained language model and its decoder."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -15,13 +15,13 @@ from tokenformer_jax.trained import Trained
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Writer:
-  """Writes texts; programs that were compiled once are kept.
+  """A language model that is ready to write texts; it keeps its compiled programs.
 
   Attributes:
-    decoder: of the model.
-    params: in the decoder's form, on the mesh.
-    tokenizer: of the model.
-    mesh: to compute on.
+    decoder: the decoder of the model.
+    params: the parameters in the decoder's form, on the mesh.
+    tokenizer: the tokenizer of the model.
+    mesh: the mesh to compute on.
   """
 
   decoder: Decoder
@@ -30,26 +30,26 @@ class Writer:
   mesh: Mesh
 
   @classmethod
-  def of(cls, model: Trained) -> 'Writer':
-    """Prepare a model; its own parameters are not needed any more."""
+  def from_trained(cls, model: Trained) -> 'Writer':
+    """Prepare a model for writing. The writer does not use the model's own parameters."""
     decoder = Decoder(model.config.model, model.compute)
     with jax.set_mesh(model.mesh):
       return cls(decoder, decoder.prepare(model.params), model.tokenizer, model.mesh)
 
   def write(self, requests: Sequence[TextRequest], batch_size: int = 8) -> list[tuple[str, int]]:
-    """Return what follows each prompt, and of how many tokens it is.
+    """Return the text after each prompt, and its number of tokens.
 
     Args:
-      requests: what to write.
-      batch_size: texts at a time.
+      requests: the texts to write.
+      batch_size: the number of texts to write at a time.
 
     Raises:
-      UserError: the model has learned positions that do not reach so far.
+      UserError: a text would be longer than the model's learned positions.
     """
     with jax.set_mesh(self.mesh):
       written = complete(self.decoder, self.params, self.tokenizer, requests, batch_size=batch_size)
       return list(written)
 
   def stream(self, request: TextRequest) -> Iterator[int]:
-    """Return the token ids of one text as they are drawn; for use in `jax.set_mesh(self.mesh)`."""
+    """Yield the token ids of one text as they are drawn. Call inside `jax.set_mesh(self.mesh)`."""
     return self.decoder.stream(self.params, request.tokens(self.tokenizer))

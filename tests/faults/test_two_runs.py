@@ -56,7 +56,7 @@ def command(corpus, workdir):
 
 
 def outcome(workdir):
-  checkpoints = checkpoint.Checkpoints(paths.of(workdir))
+  checkpoints = checkpoint.Checkpoints(paths.parse_path(workdir))
   assert checkpoints.steps()[-1] == STEPS, 'the run did not reach its end'
   lines = [line for line in metrics.read(workdir) if 'train/loss' in line]
   losses = [(line['step'], line['train/loss']) for line in lines]
@@ -75,7 +75,7 @@ def start(command):
 
 def complete(workdir):
   """The steps whose checkpoints are complete."""
-  directory = paths.of(workdir) / 'checkpoints'
+  directory = paths.parse_path(workdir) / 'checkpoints'
   found = (
     [path for path in directory.iterdir() if path.name.isdigit()] if directory.exists() else []
   )
@@ -98,7 +98,7 @@ def assert_nothing_lost(workdir, unbroken, lines=True):
   assert checksums == unbroken[0], 'the last state is not that of a run that is alone'
   if lines:
     assert losses == unbroken[1], 'figures are lost, or there twice'
-  assert not (paths.of(workdir) / 'lease').exists(), 'the lease was not given back'
+  assert not (paths.parse_path(workdir) / 'lease').exists(), 'the lease was not given back'
 
 
 def test_of_two_that_start_together_one_trains(command, workdir, unbroken):
@@ -119,7 +119,7 @@ def test_after_kill_9_the_same_command_goes_on_at_once(command, workdir, unbroke
   done = tiny_run.run(command)
   assert done.returncode == 0, done.stderr
   assert f'was in use by process {process.pid} on ' in done.stderr
-  assert 'which is gone; taking its place' in done.stderr
+  assert 'which is gone; taking over' in done.stderr
   assert 'waiting' not in done.stderr, 'a process that is gone was waited for'
   assert_nothing_lost(workdir, unbroken, lines=not paths.in_bucket(workdir))
 

@@ -111,7 +111,7 @@ class _Cases:
     self._shim = shim.Shim(library)
     self._train, self._checkpoint, self._metrics = loop.train, checkpoint, metrics
     self._passing, self._mistake = TransientError, UserError
-    self._root, self._said, self._path = root, said, paths.of
+    self._root, self._said, self._path = root, said, paths.parse_path
     self._bucket = bucket_server.Server('bucket')
     threading.Thread(target=self._bucket.serve_forever, daemon=True).start()
     os.environ |= self._bucket.environment

@@ -345,7 +345,7 @@ def test_added_tokens_are_put_back_once(home, extracted, tmp_path):
 
 @SLOW
 def test_added_tokens_alone_are_no_model(home, extracted, tmp_path):
-  with pytest.raises(UserError, match=r'holds added tokens only; put them into a model first'):
+  with pytest.raises(UserError, match=r'holds added tokens only; merge them into a model first'):
     grow(f'--source={extracted}', f'--target={tmp_path}/new', '--param_tokens=ffn=128')
   assert not list(tmp_path.iterdir())
   config = dataclasses.replace(

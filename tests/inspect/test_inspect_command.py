@@ -111,7 +111,7 @@ def test_the_tables_say_what_they_are_about(home, seen):
   assert '12 tokens of the text given' in printed
   assert 'usage on 500 tokens of held-out text of the run' in printed
   assert f'old and new tokens: grow at step 7 of {home}/run' in printed
-  assert 'nearly unused  less than 1/100' in printed, 'words are used that nobody explains'
+  assert 'nearly unused  contributes less than 1/100' in printed, 'the words have no definition'
 
 
 def test_the_library_sees_what_the_command_does(home, seen):

@@ -92,8 +92,8 @@ def test_permuted_tokens_have_permuted_sums(kind):
 def on_a_mesh():
   """Sums and the maps of layer 1 on 4 × 2 devices."""
   mesh = mesh_of(fsdp=4, tokens=2)
-  params = jax.device_put(params_of(), sharding.of_axes(mesh, DEFINITION.axes))
-  ids = jax.device_put(IDS, sharding.of_batch(mesh))
+  params = jax.device_put(params_of(), sharding.tree_shardings(mesh, DEFINITION.axes))
+  ids = jax.device_put(IDS, sharding.batch_sharding(mesh))
   with jax.set_mesh(mesh):
     return (
       compiled_sums(DEFINITION, mesh)(params, ids),

@@ -319,7 +319,7 @@ VERIFY = {
   ),
   'the config of a store that is not there': (
     'data.verify --config={repo}/configs/lm_stdlib.py',
-    'is not there',
+    'does not exist',
   ),
 }
 

@@ -134,7 +134,7 @@ def facts(run: Path) -> dict[str, int | str]:
 
 
 def _newest(run: Path) -> tuple[Meta, jax.sharding.Mesh, checkpoint.Checkpoints]:
-  checkpoints, meta = checkpoint.open_source(paths.of(run), None)
+  checkpoints, meta = checkpoint.open_source(paths.parse_path(run), None)
   return meta, sharding.make_mesh(MeshConfig(), jax.devices()[:1]), checkpoints
 
 

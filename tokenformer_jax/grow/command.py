@@ -96,7 +96,9 @@ def main(argv: Sequence[str]) -> None:
   for name, most in (('seed', 2**31 - 1), ('examples', 2**16)):
     if values[name].value > most:
       raise UserError(f'--{name} is {values[name].value}; it must be at most {most}')
-  target = Target(paths.of(values.target), values.dry_run, lambda text: print(text, flush=True))
+  target = Target(
+    paths.parse_path(values.target), values.dry_run, lambda text: print(text, flush=True)
+  )
   config = GrowConfig(
     **{field.name: getattr(values, field.name) for field in dataclasses.fields(GrowConfig)}
   )
@@ -110,7 +112,7 @@ def main(argv: Sequence[str]) -> None:
   if step is not None:
     messages.say(f'wrote {values.target}, step {step}; to go on training it:')
     steps = max(planned, step) + planned
-    print(f'{usage.command_of("train")} --workdir={values.target} --config.train.steps={steps}')
+    print(f'{usage.spell_command("train")} --workdir={values.target} --config.train.steps={steps}')
 
 
 def _grow(source: Source, config: GrowConfig, target: Target) -> int | None:

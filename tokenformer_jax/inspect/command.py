@@ -1,11 +1,11 @@
-r"""Shows what the parameter tokens of a trained model answer to, and which of them are used.
+r"""Show what the parameter tokens of a trained model respond to, and which of them are used.
 
   tokenformer inspect --source=runs/lm_stdlib --text='def main(' --out=heat.png
 
-The weights of a Pattention are an attention map of the tokens of a text over parameter tokens. For
-the text, this prints the parameter tokens with the largest weights and the input tokens that they
-have them for, and draws the maps. On more text it counts how many parameter tokens are in use, and
-for a model that has grown sets the new ones against the old ones.
+The weights of a Pattention are an attention map from the tokens of a text to parameter tokens. The
+command prints the parameter tokens with the largest weights on the text, with the input tokens that
+cause them, and draws the maps. It counts on more text how many parameter tokens are in use. For a
+model that has grown, it compares the new tokens with the old ones.
 """
 
 import json
@@ -27,25 +27,25 @@ from tokenformer_jax.trained import Trained
 
 
 def define_flags() -> None:
-  """Defines the command's flags."""
+  """Define the command's flags."""
   flags.DEFINE_string('source', None, 'A run: DIR, or DIR@STEP.', required=True)
   flags.DEFINE_string(
-    'text', '', "A text, or files:GLOB for that of files; empty: the run's held-out text."
+    'text', '', "A text, or files:GLOB for the text of files; empty: the run's held-out text."
   )
-  flags.DEFINE_integer('length', 64, 'So many tokens of the text are shown.', lower_bound=1)
+  flags.DEFINE_integer('length', 64, 'The number of tokens of the text to show.', lower_bound=1)
   flags.DEFINE_integer(
     'corpus_tokens',
     32768,
-    "Usage is measured on so many tokens: of the files of --text, else of the run's held-out text.",
+    "Tokens to measure usage on: from the files of --text, else from the run's held-out text.",
     lower_bound=1,
   )
   flags.DEFINE_string('layer', 'all', 'The index of a layer, the first is 0; or all.')
   flags.DEFINE_list('kinds', None, 'Pattentions of a layer, such as query,ffn; by default all.')
   flags.DEFINE_integer(
-    'top_k', 5, 'Parameter tokens of each Pattention, and input tokens of each.', lower_bound=1
+    'top_k', 5, 'Parameter tokens to list for each Pattention, and inputs of each.', lower_bound=1
   )
   flags.DEFINE_string('out', None, 'The heat map to write: .png, .pdf or .svg.')
-  flags.DEFINE_string('json', None, 'A file to write everything to, with figures for every token.')
+  flags.DEFINE_string('json', None, 'A JSON file for the output, with figures for every token.')
 
 
 def run() -> None:
@@ -55,14 +55,14 @@ def run() -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-  """Runs the command."""
+  """Print the tables, and write the heat map and the JSON file if they are asked for."""
   del argv
   values = flags.FLAGS
   if values.out and Path(values.out).suffix not in picture.SUFFIXES:
     raise UserError(f'--out={values.out} must end in one of {", ".join(picture.SUFFIXES)}')
   for flag in ('out', 'json'):
     cli.output_file(flag)
-  if values.text.startswith('files:'):  # A wrong name costs no model; it is opened again below.
+  if values.text.startswith('files:'):  # Report a wrong name before the model loads.
     text.open_source(values.text, 'text', '--text')
   model = load(values.source)
   old = old_tokens(model)
@@ -71,10 +71,10 @@ def main(argv: Sequence[str]) -> None:
   shown, name, corpus, corpus_name = _read_text(model)
   names = report.labels(model.tokenizer, shown.tolist())
   found = {
-    layer: {kind: of_layer[kind] for kind in kinds}
-    for layer, of_layer in maps(model, shown, layers).items()
+    layer: {kind: by_kind[kind] for kind in kinds}
+    for layer, by_kind in maps(model, shown, layers).items()
   }
-  if values.out:  # Before what takes longer, so that a missing library is told at once.
+  if values.out:  # Draw before the slower measurement, to report a missing library at once.
     _write(values.out, '--out', picture.draw(found, names, old).savefig)
   strongest = report.strongest_rows(found, values.top_k)
   print(f'{values.source}, step {model.meta.step}: the first {len(shown)} tokens of {name}\n')
@@ -108,7 +108,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _read_text(model: Trained) -> tuple[np.ndarray, str, np.ndarray, str]:
-  """The ids to show and the name of their text, and those to measure usage on and theirs."""
+  """Return the ids to show with their text's name, and the ids to measure usage on with theirs."""
   values, config, tokenizer = flags.FLAGS, model.meta.config, model.tokenizer
   if values.text.startswith('files:'):
     try:
@@ -124,7 +124,7 @@ def _read_text(model: Trained) -> tuple[np.ndarray, str, np.ndarray, str]:
   as_given = values.text and not values.text.startswith('files:')
   ids = tokenizer.encode(values.text) if as_given else corpus
   name = 'the text given' if as_given else corpus_name
-  # As at the start of a document, which is what the model saw in training.
+  # In training a document follows an end of document, so prepend one.
   ids = np.append(tokenizer.end_of_document, ids).astype(np.int32)
   length = values.length
   if config.model.position_embedding == 'learned':

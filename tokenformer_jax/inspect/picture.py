@@ -1,4 +1,4 @@
-"""Heat maps of the weights: input tokens × parameter tokens."""
+"""Draw heat maps of the weights: input tokens × parameter tokens."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 SUFFIXES = ('.png', '.pdf', '.svg')
 
-_COLUMNS_PER_INCH = 64  # parameter tokens that can be told apart
-_ROW_INCHES = (0.13, 0.25)  # of an input token: room for its label, more in a short text
-_LEAST_INCHES = 1.0  # of a panel's height
-_FRAME_INCHES = 0.5  # above and below a panel: title and numbers
-_BAR_INCHES = 0.65  # of the colours below, with their numbers
-_LINE_INCHES = 12  # panels beside each other, where they are low; more where they are high
-_LONGEST_NAME = 14  # characters of a label
-_HIGHEST = 20_000  # pixels
+_COLUMNS_PER_INCH = 64  # the most parameter tokens that a reader can distinguish
+_ROW_INCHES = (0.13, 0.25)  # the least and the largest height of an input token's row
+_LEAST_INCHES = 1.0  # the least height of a panel
+_FRAME_INCHES = 0.5  # room above and below a panel for title and numbers
+_BAR_INCHES = 0.65  # the height of the colour bars with their numbers
+_LINE_INCHES = 12  # the width of a line of low panels; a line of high panels is wider
+_LONGEST_NAME = 14  # the most characters of a label
+_HIGHEST = 20_000  # the most pixels of the figure's height
 
 
 def draw(
@@ -31,17 +31,17 @@ def draw(
 ) -> 'Figure':
   """Return a figure with a panel for each layer and kind.
 
-  The panels of a layer stand beside each other if the text is long, and in several lines if it is
-  short, so that the figure is never a thin strip. All panels of a kind have the same colours. They
-  end where 1 of 1000 weights is larger, and are finer for small weights (arsinh), so that a few
-  large ones do not hide the others. Where there are more parameter tokens than can be told apart, a
-  column is several neighbours, and shows the largest weight of them. New tokens without any weight,
-  as growth makes them, are hatched.
+  For a long text the panels of a layer stand side by side. For a short text they stand in several
+  lines, to avoid a figure that is a thin strip. All panels of a kind share one colour scale. The
+  scale ends at the 99.9th percentile of the weights and is finer for small weights (arsinh), so
+  that a few large weights do not hide the others. If there are more parameter tokens than a reader
+  can distinguish, a column shows the largest weight of several neighbours. New tokens whose weights
+  are all zero, as after a growth, are hatched.
 
   Args:
-    maps: by layer and kind, weights [T, N].
-    names: of the input tokens.
-    old: how many parameter tokens of each kind are old; a line parts them from the new ones.
+    maps: weights [T, N] by layer and kind.
+    names: labels of the input tokens.
+    old: the number of old parameter tokens of each kind; a line separates them from the new ones.
 
   Raises:
     UserError: matplotlib is not installed.
@@ -70,7 +70,7 @@ def draw(
     cells = place.subgridspec(1, len(line), width_ratios=[widths[kind] for kind in line])
     for i, (cell, kind) in enumerate(zip(cells, line, strict=True)):
       axes, map_TxN = figure.add_subplot(cell), maps[layer][kind]
-      limit = _limit([of_layer[kind] for of_layer in maps.values()])
+      limit = _limit([by_kind[kind] for by_kind in maps.values()])
       images[kind] = _panel(axes, map_TxN, limit, round(widths[kind] * _COLUMNS_PER_INCH))
       axes.set_title(f'layer {layer}, {kind}', fontsize=9)
       if layer == list(maps)[-1]:
@@ -91,7 +91,7 @@ def draw(
 
 
 def _lines(widths: Mapping[str, float], most: float) -> list[list[str]]:
-  """The kinds in lines that are at most so wide."""
+  """Return the kinds in lines, each at most `most` inches wide."""
   lines: list[list[str]] = [[]]
   for kind, width in widths.items():
     if lines[-1] and sum(widths[k] for k in lines[-1]) + width > most:
@@ -101,13 +101,13 @@ def _lines(widths: Mapping[str, float], most: float) -> list[list[str]]:
 
 
 def _limit(maps: Sequence[np.ndarray]) -> float:
-  """The weight at which the colours of a kind end."""
+  """Return the weight at which the colour scale of a kind ends."""
   sizes = np.concatenate([np.abs(map_TxN).ravel() for map_TxN in maps])
   return float(np.quantile(sizes, 0.999)) or float(sizes.max()) or 1.0
 
 
 def _mark_new(axes: 'Axes', map_TxN: np.ndarray, old: int) -> None:
-  """Parts new parameter tokens from old ones, and says so if no new one has a weight."""
+  """Separate new parameter tokens from old ones, and hatch the new ones if all weigh nothing."""
   axes.axvline(old - 0.5, color='black', linewidth=0.8)
   if label := axes.get_xlabel():
     axes.set_xlabel(f'{label}: old | new', fontsize=8)
@@ -136,12 +136,12 @@ def _panel(axes: 'Axes', map_TxN: np.ndarray, limit: float, columns: int) -> 'Ax
 
 
 def _panel_width(tokens: int) -> float:
-  """Inches: more for more parameter tokens, within reason."""
+  """Return the width in inches, which grows with the parameter tokens within bounds."""
   return min(max(2.5, tokens / _COLUMNS_PER_INCH), 8)
 
 
 def _pooled(map_TxN: np.ndarray, columns: int) -> tuple[np.ndarray, int]:
-  """At most so many columns, each of neighbours the largest weight, and how many they stand for."""
+  """Pool neighbouring columns by their largest weight; return them and the tokens they cover."""
   length, tokens = map_TxN.shape
   each = -(-tokens // columns)
   count = -(-tokens // each) * each
@@ -151,11 +151,11 @@ def _pooled(map_TxN: np.ndarray, columns: int) -> tuple[np.ndarray, int]:
 
 
 def _drawable(name: str) -> str:
-  """A label that is not too long, and of characters that matplotlib's own font has."""
+  """Shorten a label, and replace characters that matplotlib's own font lacks."""
   from matplotlib import font_manager  # noqa: PLC0415
 
   font = font_manager.get_font(font_manager.findfont('DejaVu Sans'))
   known = (c if font.get_char_index(ord(c)) else ascii(c)[1:-1] for c in name)
   text = ''.join(known)
   text = text if len(text) <= _LONGEST_NAME else f'{text[: _LONGEST_NAME - 1]}…'
-  return text.replace('$', r'\$')  # which would start a formula
+  return text.replace('$', r'\$')  # A plain $ would start a formula.

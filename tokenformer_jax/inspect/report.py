@@ -1,4 +1,4 @@
-"""What was seen, as rows for JSON and as tables for a terminal."""
+"""Format the results of `inspect` as rows for JSON and as tables for a terminal."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,18 +9,18 @@ from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.inspect.usage import Usage
 
 DEFINITIONS = """\
-contribution   of a parameter token: |weight| · ‖value‖₂, averaged over the positions of the text
-nearly unused  less than 1/100 of the mean contribution in its Pattention
-unused         at no position more than 1/1000 of that mean; counted as nearly unused, too
-dead           key and value are zero, and so is its weight: it has no gradient and stays so
-for 90 %       how many tokens, the strongest first, make 90 % of the contribution"""
+contribution   |weight| · ‖value‖₂ of a parameter token, averaged over the positions of the text
+nearly unused  contributes less than 1/100 of the mean contribution in its Pattention
+unused         contributes at most 1/1000 of that mean at every position; also nearly unused
+dead           key, value and weight are zero, so the token has no gradient and stays dead
+for 90 %       the fewest tokens that together make 90 % of the contribution"""
 
 _VISIBLE = str.maketrans({' ': '·', '\n': '⏎', '\t': '⇥', '\r': '␍'})
 Row = dict[str, Any]
 
 
 def labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-  """Each token as text with visible white space; the end of a document is ⟨end⟩."""
+  """Return each token as text with visible white space; the end of a document is ⟨end⟩."""
   return [
     '⟨end⟩' if token == tokenizer.end_of_document else tokenizer.decode([token]).translate(_VISIBLE)
     for token in ids
@@ -28,15 +28,15 @@ def labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 
 
 def strongest_rows(maps: Mapping[int, Mapping[str, np.ndarray]], top_k: int) -> list[Row]:
-  """The parameter tokens with the largest weights, and the positions that they have them for.
+  """Return the parameter tokens with the largest weights, with the positions of these weights.
 
   Args:
-    maps: by layer and kind, weights [T, N]. Their size counts: a weight may be negative.
-    top_k: how many parameter tokens of each Pattention, and how many positions of each.
+    maps: weights [T, N] by layer and kind. Weights may be negative; their absolute value counts.
+    top_k: the number of parameter tokens of each Pattention, and of positions of each token.
   """
   rows = []
-  for layer, of_layer in maps.items():
-    for kind, map_TxN in of_layer.items():
+  for layer, by_kind in maps.items():
+    for kind, map_TxN in by_kind.items():
       sizes_TxN = np.abs(map_TxN)
       for token in np.argsort(-sizes_TxN.max(axis=0), kind='stable')[:top_k].tolist():
         positions = np.argsort(-sizes_TxN[:, token], kind='stable')[:top_k].tolist()
@@ -46,7 +46,7 @@ def strongest_rows(maps: Mapping[int, Mapping[str, np.ndarray]], top_k: int) -> 
 
 
 def usage_rows(usage: Mapping[str, Usage], layers: Sequence[int]) -> list[Row]:
-  """How many parameter tokens of each layer and kind are used, and how many are not."""
+  """Return how many parameter tokens of each layer and kind are used and unused."""
   return [
     {
       'layer': layer,
@@ -65,12 +65,12 @@ def usage_rows(usage: Mapping[str, Usage], layers: Sequence[int]) -> list[Row]:
 def age_rows(
   usage: Mapping[str, Usage], old: Mapping[str, int], layers: Sequence[int]
 ) -> list[Row]:
-  """The old tokens of each layer and kind against the new ones, where there are new ones.
+  """Compare the old tokens with the new ones for each layer and kind that has new tokens.
 
   Args:
-    usage: by kind.
-    old: how many tokens of each kind were there before the last growth.
-    layers: which ones.
+    usage: the usage by kind.
+    old: the number of tokens of each kind before the last growth.
+    layers: the layers to report.
   """
   rows = []
   for layer in layers:
@@ -95,7 +95,7 @@ def age_rows(
 
 
 def token_rows(usage: Mapping[str, Usage], layers: Sequence[int]) -> list[Row]:
-  """Every figure of every parameter token, a list for each layer and kind."""
+  """Return every figure of every parameter token, as lists for each layer and kind."""
 
   def listed(values: np.ndarray) -> list[float]:
     return [float(f'{value:.6g}') for value in values]
@@ -116,7 +116,7 @@ def token_rows(usage: Mapping[str, Usage], layers: Sequence[int]) -> list[Row]:
 
 
 def strongest_table(rows: Sequence[Row], names: Sequence[str]) -> str:
-  """The rows of `strongest_rows`; `names` are the labels of the input tokens."""
+  """Format the rows of `strongest_rows`; `names` are the labels of the input tokens."""
   lines = [('layer', 'kind', 'token', 'input tokens (position) and its weights for them')]
   for row in rows:
     inputs = (f'{names[i["position"]]} ({i["position"]}) {i["weight"]:.2f}' for i in row['inputs'])
@@ -125,7 +125,7 @@ def strongest_table(rows: Sequence[Row], names: Sequence[str]) -> str:
 
 
 def usage_table(rows: Sequence[Row]) -> str:
-  """The rows of `usage_rows`."""
+  """Format the rows of `usage_rows`."""
   head = ('layer', 'kind', 'tokens', 'dead', 'unused', 'nearly unused', 'for 90 %')
   lines = [
     tuple(f'{value:,}' if type(value) is int else value for value in r.values()) for r in rows
@@ -134,7 +134,7 @@ def usage_table(rows: Sequence[Row]) -> str:
 
 
 def age_table(rows: Sequence[Row]) -> str:
-  """The rows of `age_rows`."""
+  """Format the rows of `age_rows`."""
   head = ('layer', 'kind', 'old', 'new', 'new: of tokens', 'of contribution')
   lines = [(*head, 'nearly unused: old', 'new')]
   for row in rows:
@@ -145,7 +145,7 @@ def age_table(rows: Sequence[Row]) -> str:
 
 
 def _aligned(lines: Sequence[Sequence[str]], left: Sequence[int]) -> str:
-  """Columns as wide as they need to be, numbers to the right."""
+  """Align columns; those in `left` to the left and the others to the right."""
   widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
   return '\n'.join(
     '  '.join(

@@ -131,7 +131,7 @@ def batches(rows: np.ndarray, at_once: int, mesh: Mesh) -> list[jax.Array]:
   size = min(at_once, -(-len(rows) // parts)) * parts
   padded = np.full((-(-len(rows) // size) * size, rows.shape[1]), -1, np.int32)
   padded[: len(rows)] = rows
-  place = sharding.of_batch(mesh)
+  place = sharding.batch_sharding(mesh)
   return [jax.device_put(batch, place) for batch in np.split(padded, len(padded) // size)]
 
 
