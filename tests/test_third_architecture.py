@@ -82,7 +82,7 @@ def test_it_grows_exactly_and_goes_on(run, home, one_device):
 
 
 def test_it_writes_text(run):
-  assert run.generate('def', max_tokens=4, temperature=0.0), 'nothing is decoded with its caches'
+  assert run.generate('def', length=4, temperature=0.0), 'nothing is decoded with its caches'
 
 
 def test_its_flops_are_counted(run):
