@@ -3,9 +3,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenformer_jax.pattern import Group, parse
 
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.pattern import Group, parse
 
 NAMES = ('dense', 'full', 'layer', 'local', 'moe')
 

@@ -12,6 +12,7 @@ import tiny_run
 from flax import nnx
 from jax.extend import core
 from tiny import tiny_model
+from tokenformer_jax.pattern import Group
 
 from tokenformer_jax import lm, loop, metrics, optim, sharding, tasks, trunk
 from tokenformer_jax import step as step_lib
@@ -20,7 +21,6 @@ from tokenformer_jax.config import Config, MeshConfig, OptimConfig, TrainConfig,
 from tokenformer_jax.decode import Decoder, Request
 from tokenformer_jax.lm import define_lm
 from tokenformer_jax.params import Definition, Params, Role, param
-from tokenformer_jax.pattern import Group
 from tokenformer_jax.sampling import GREEDY
 from tokenformer_jax.trunk import FROM_START, NO_INPUTS, NOTHING, Aux, Inputs
 

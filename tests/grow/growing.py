@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 from outcomes import paths
-from tiny import COUNTS, tiny_model
+from tiny import COUNTS
 
 from tokenformer_jax import optim, sharding
 from tokenformer_jax.config import GrowConfig, MeshConfig, ModelConfig, OptimConfig
@@ -28,7 +28,7 @@ STEP, UPDATES = 20, 18
 PLAIN = OptimConfig()
 
 
-def counts(qkv: int, proj: int, ffn: int) -> dict[str, int]:
+def by_name(qkv: int, proj: int, ffn: int) -> dict[str, int]:
   """Return numbers of parameter tokens by projection."""
   return {'qkv': qkv, 'proj': proj, 'ffn': ffn}
 

@@ -13,7 +13,7 @@ from growing import (
   STEP,
   UPDATES,
   adam,
-  counts,
+  by_name,
   grow,
   grow_params,
   loss_and_gradient,
@@ -35,7 +35,7 @@ from tokenformer_jax.lm import define_lm
 SLOW = pytest.mark.slow  # because each case compiles two models
 ZERO_KEYS = GrowConfig()
 DENSE_MODEL = tiny_model(**DENSE)
-TARGET = grown_model(tiny_model(), counts(32, 48, 64), ZERO_KEYS)
+TARGET = grown_model(tiny_model(), by_name(32, 48, 64), ZERO_KEYS)
 
 
 @functools.cache

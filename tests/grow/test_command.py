@@ -19,7 +19,7 @@ from commands import (
   read,
   write_run,
 )
-from growing import STEP, UPDATES, adam, counts, mesh_of
+from growing import STEP, UPDATES, adam, by_name, mesh_of
 from outcomes import assert_same, paths
 
 from tokenformer_jax import checkpoint, devices, saved_config
@@ -31,7 +31,7 @@ from tokenformer_jax.grow import files
 from tokenformer_jax.lm import define_lm
 
 SLOW = pytest.mark.slow  # each of them runs the command, two models of which are compiled
-COUNTS = counts(48, 32, 96)
+COUNTS = by_name(48, 32, 96)
 DENSE = tiny_run.DENSE | {
   'model.layer.mixer.qkv.bias': True,
   'model.layer.mixer.proj.bias': True,
@@ -217,7 +217,10 @@ REFUSALS = {
   'a count of zero': (['--param_tokens=ffn=0'], "has 'ffn=0'; it must be ffn=N"),
   'nothing': ([], 'nothing would grow; say what is to be larger'),
   'the same counts': (['--param_tokens=qkv=32,ffn=64'], 'nothing would grow'),
-  'a smaller count': (['--param_tokens=ffn=32'], 'ffn has 64 parameter tokens in the source, and 32 are fewer'),
+  'a smaller count': (
+    ['--param_tokens=ffn=32'],
+    'ffn has 64 parameter tokens in the source, and 32 are fewer',
+  ),
   'no multiple': (
     ['--param_tokens=ffn=96', '--method=duplicate'],
     'ffn=96 is not a multiple of the',
@@ -381,7 +384,7 @@ def test_copies_cannot_be_removed(home, tmp_path):
 @SLOW
 def test_two_runs_merge(home, tmp_path, capsys):
   grow('merge', f'--source={home}/run', f'--added={home}/other', f'--target={tmp_path}/both')
-  assert token_counts(meta_of(tmp_path / 'both').config.model) == counts(64, 64, 128)
+  assert token_counts(meta_of(tmp_path / 'both').config.model) == by_name(64, 64, 128)
   assert 'the logits differ by at most' in capsys.readouterr().err
   keys = paths(read(tmp_path / 'both')['params'])['blocks/ffn/keys']
   for name, half in (('run', keys[:, :64]), ('other', keys[:, 64:])):

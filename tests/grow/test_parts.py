@@ -15,7 +15,7 @@ from growing import (
   STEP,
   UPDATES,
   adam,
-  counts,
+  by_name,
   difference,
   grow,
   logits,
@@ -38,7 +38,7 @@ from tokenformer_jax.lm import define_lm
 
 SLOW = pytest.mark.slow  # because of what is compiled
 SOURCE = tiny_model()
-LARGER = counts(32, 48, 64)
+LARGER = by_name(32, 48, 64)
 KEEP = GrowConfig()
 TARGET = grown_model(SOURCE, LARGER, KEEP)
 BORN = Ancestor('grow', 'somewhere', STEP, SOURCE, KEEP, UPDATES)
@@ -101,7 +101,7 @@ def test_remove_after_frozen_training_gives_the_base():
 def test_two_models_merge_into_one_with_the_tokens_of_both():
   other = state_of(SOURCE, seed=5)
   merged = parts.merge(state_of(SOURCE), other['params'], SOURCE, KEEP)
-  total = grown_model(SOURCE, counts(48, 80, 96), KEEP)
+  total = grown_model(SOURCE, by_name(48, 80, 96), KEEP)
   assert jax.tree.map(jnp.shape, merged['params']) == jax.tree.map(
     lambda a: a.shape, define_lm(total).abstract
   ), 'the counts do not add up'
@@ -119,7 +119,10 @@ def test_two_models_merge_into_one_with_the_tokens_of_both():
   [
     (tiny_model(width=64), r'model\.width is 32 in the source and 64 in the added'),
     (tiny_model(layers=3), r"model\.pattern is 'layer\*2' in the source and 'layer\*3'"),
-    (tiny_model(score='softmax'), r"qkv\.score\.kind is 'l2_norm_gelu' in the source and 'softmax'"),
+    (
+      tiny_model(score='softmax'),
+      r"qkv\.score\.kind is 'l2_norm_gelu' in the source and 'softmax'",
+    ),
     (tiny_model(heads=2), r'model\.layer\.mixer\.heads is 4'),
     (tiny_model(gelu='tanh'), r"model\.layer\.mixer\.qkv\.score\.gelu is 'exact'"),
     (tiny_model(**DENSE), r"model\.layer\.mixer\.qkv\.kind is 'pattention'"),
@@ -275,7 +278,7 @@ def test_shrinking_keeps_the_most_important_tokens():
   for row in IDS:
     g = gradient(params, row[None])['blocks']['ffn']['values']
     total = total + np.abs(np.sum(np.asarray(params['blocks']['ffn']['values'] * g), axis=-1))
-  _, shrunken = _shrunken(state_of(SOURCE), SOURCE, counts(24, 40, 30))
+  _, shrunken = _shrunken(state_of(SOURCE), SOURCE, by_name(24, 40, 30))
   for layer in range(2):
     kept = np.sort(np.argsort(-total[layer])[:30])
     for name in ('keys', 'values'):
@@ -294,8 +297,8 @@ def test_shrinking_keeps_the_most_important_tokens():
 @pytest.mark.parametrize(
   ('counts', 'sentence'),
   [
-    (counts(24, 40, 64), 'ffn has 48 parameter tokens, and shrink cannot make 64 of them'),
-    (counts(24, 40, 48), 'nothing would shrink'),
+    (by_name(24, 40, 64), 'ffn has 48 parameter tokens, and shrink cannot make 64 of them'),
+    (by_name(24, 40, 48), 'nothing would shrink'),
   ],
 )
 def test_what_is_not_a_shrinking(counts, sentence):

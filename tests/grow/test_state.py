@@ -16,7 +16,7 @@ from growing import (
   UPDATES,
   adam,
   assert_shared,
-  counts,
+  by_name,
   difference,
   forward,
   grow,
@@ -44,27 +44,27 @@ SLOW = pytest.mark.slow  # because each case compiles two models
 ZERO_KEYS, DUPLICATE = GrowConfig(), GrowConfig(method='duplicate')
 SCORES = ('l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm', 'softmax', 'exp_l2_norm')
 WITH_GELU = SCORES[:3]
-LARGER = counts(32, 48, 64)
+LARGER = by_name(32, 48, 64)
 CHAINS = {
   'zero_keys': [
     (ZERO_KEYS, LARGER),
-    (ZERO_KEYS, counts(40, 48, 96)),
-    (ZERO_KEYS, counts(48, 64, 100)),
+    (ZERO_KEYS, by_name(40, 48, 96)),
+    (ZERO_KEYS, by_name(48, 64, 100)),
   ],
   'duplicate': [
     (DUPLICATE, DOUBLE),
     (DUPLICATE, DOUBLE | {'proj': 160}),
-    (DUPLICATE, counts(144, 160, 192)),
+    (DUPLICATE, by_name(144, 160, 192)),
   ],
   'doubled': [
     (DUPLICATE, DOUBLE),
-    (DUPLICATE, counts(48, 160, 96)),
-    (DUPLICATE, counts(96, 160, 192)),
+    (DUPLICATE, by_name(48, 160, 96)),
+    (DUPLICATE, by_name(96, 160, 192)),
   ],
   'mixed': [
     (ZERO_KEYS, LARGER),
-    (DUPLICATE, counts(64, 96, 128)),
-    (ZERO_KEYS, counts(70, 100, 140)),
+    (DUPLICATE, by_name(64, 96, 128)),
+    (ZERO_KEYS, by_name(70, 100, 140)),
   ],
 }
 
@@ -164,7 +164,7 @@ def _grown_and_said(
   ('model', 'counts', 'config'),
   [
     ({}, LARGER, GrowConfig(scale='resize')),
-    ({'reference': counts(20, 30, 40)}, LARGER, ZERO_KEYS),
+    ({'reference': by_name(20, 30, 40)}, LARGER, ZERO_KEYS),
     *(
       pytest.param(*case, marks=SLOW)
       for case in [
@@ -184,7 +184,7 @@ def _grown_and_said(
         ({}, LARGER, GrowConfig(method='random', new_values='zero')),
         ({}, SMALL | {'ffn': 64}, GrowConfig(scale='resize')),
         ({}, SMALL, GrowConfig(scale='resize')),
-        ({'reference': counts(20, 30, 40)}, DOUBLE, DUPLICATE),
+        ({'reference': by_name(20, 30, 40)}, DOUBLE, DUPLICATE),
       ]
     ),
   ],
@@ -282,7 +282,7 @@ MORE_TOKENS = with_tokens(tiny_model(), **LARGER)
       tiny_model(),
       tiny_model(width=64, heads=8),
       GrowConfig(method='net2net'),
-      'method net2net is for Transformers, .* parameter tokens; choose zero_keys, duplicate, random',
+      'method net2net is for Transformers.*parameter tokens; choose zero_keys, duplicate, ran',
     ),
     (
       DENSE_MODEL,
@@ -355,7 +355,7 @@ def test_new_tokens_are_drawn_as_the_target_says():
   config = GrowConfig(method='random')
   source = tiny_model()
   target = dataclasses.replace(
-    grown_model(source, counts(24, 40, 480), config), init=InitConfig(std=0.5)
+    grown_model(source, by_name(24, 40, 480), config), init=InitConfig(std=0.5)
   )
   state_lib.check(source, target, config)  # A model may start otherwise and compute the same.
   keys = paths(grow_params(params_of(source), source, target, config))['blocks/ffn/keys']

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from growing import SMALL, counts, grow_params, params_of
+from growing import SMALL, by_name, grow_params, params_of
 from outcomes import assert_same, paths
 from tiny import tiny_model
 
@@ -12,7 +12,7 @@ from tokenformer_jax.grow import grown_model, tokens
 from tokenformer_jax.lm import define_lm
 
 SOURCE = tiny_model()
-LARGER = counts(32, 48, 64)
+LARGER = by_name(32, 48, 64)
 TARGET = grown_model(SOURCE, LARGER, GrowConfig())
 
 
@@ -100,7 +100,7 @@ def test_of_duplicates_one_has_each_entry_of_the_value():
 
 def test_noise_is_relative_and_on_the_copies_only():
   config = GrowConfig(method='duplicate', noise=0.1)
-  target = grown_model(SOURCE, counts(48, 80, 96), config)
+  target = grown_model(SOURCE, by_name(48, 80, 96), config)
   params = params_of(SOURCE)
   old, new = paths(params), paths(grow_params(params, SOURCE, target, config))
   keys = new['blocks/ffn/keys']

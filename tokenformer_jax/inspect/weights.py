@@ -120,9 +120,7 @@ def sums(model: LM, ids_BxT: jax.Array) -> dict[str, dict[str, Sums]]:
   return _run(model, layer, model.embed(jnp.maximum(ids_BxT, 0)))[1]
 
 
-def maps(
-  model: LM, ids_BxT: jax.Array, layer: jax.Array | int
-) -> dict[tuple[str, int], jax.Array]:
+def maps(model: LM, ids_BxT: jax.Array, layer: jax.Array | int) -> dict[tuple[str, int], jax.Array]:
   """Return the weights of one layer.
 
   Args:
