@@ -39,7 +39,6 @@ from tokenformer_jax.config import (
   ModelConfig,
   NoFeedForwardConfig,
   named_counts,
-  pattentions,
   token_counts,
 )
 from tokenformer_jax.errors import UserError
@@ -170,7 +169,10 @@ def test_growth_on_a_mesh_is_growth():
   with jax.set_mesh(mesh):
     new = jax.jit(run, out_shardings=places[1])(jax.device_put(old, places[0]))
     got = np.asarray(forward(target)(new['params'], np.repeat(IDS[:, :-1], 2, axis=0)))[::2]
-  assert_same(new, jax.jit(run)(old), 'on a mesh other tokens are drawn')
+  # Where a stack has one layer, its draws may be rounded in another way on a mesh.
+  for path, want in paths(jax.jit(run)(old)).items():
+    message = f'on a mesh other tokens are drawn for {path}'
+    np.testing.assert_allclose(paths(new)[path], want, rtol=1e-6, err_msg=message)
   assert difference(got, logits(MODEL, old['params'])) <= 1e-5, 'not exact on a mesh'
   keys = new['params']['blocks']['local_2']['attention']['query']['keys']
   assert {shard.data.shape for shard in keys.addressable_shards} == {(1, 16, 8)}, 'not split'
@@ -284,17 +286,14 @@ def test_the_table_has_a_row_for_every_projection():
 def test_the_command_grows_what_it_is_told(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:1])
   text = write_corpus(tmp_path / 'corpus')
-  local = config_lib.to_json(_model())['variants']['local'] | {'positions': {}}
-  del local['positions']
+  local = config_lib.to_json(MODEL)['variants']['local']
   changes = {'model.pattern': '(local layer)*2 local', 'model.variants': {'local': local}}
   write_run(tmp_path / 'run', text, tmp_path / 'cache', **changes)
   source, target = f'--source={tmp_path}/run', f'--target={tmp_path}/new'
   grow_command(source, target, '--param_tokens=local.qkv=32,ffn=96')
   said = capsys.readouterr().err
   assert 'exact: the grown model computes what the source does' in said, said
-  counts = {
-    name: one.tokens for name, one in pattentions(meta_of(tmp_path / 'new').config.model).items()
-  }
+  counts = token_counts(meta_of(tmp_path / 'new').config.model)
   assert (counts['local.qkv'], counts['ffn'], counts['qkv']) == (32, 96, 32)
   back = f'--target={tmp_path}/back'
   grow_command('remove', f'--source={tmp_path}/new', back)
