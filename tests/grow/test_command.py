@@ -231,7 +231,7 @@ REFUSALS = {
   'the wrong model': (['--width=64', '--method=net2net'], 'method net2net is for Transformers'),
   'the wrong model, too': (
     ['--source={home}/dense', '--param_tokens=ffn=96'],
-    '--param_tokens counts parameter tokens, and this model has none',
+    'method zero_keys adds parameter tokens, and this model has none; choose net2net',
   ),
   'a width that heads do not divide': (
     ['--source={home}/dense', '--width=65', '--method=net2net_fill'],

@@ -200,7 +200,7 @@ def test_a_reason_is_given_exactly_when_logits_differ(model, counts, config):
 @pytest.mark.parametrize(
   ('score', 'counts', 'config', 'sentence'),
   [
-    ('softmax', LARGER, ZERO_KEYS, r'score softmax of qkv .* exp\(0\).*method=duplicate'),
+    ('softmax', LARGER, ZERO_KEYS, r'score softmax of \S*qkv .* exp\(0\).*method=duplicate'),
     ('l2_norm_gelu', LARGER, GrowConfig(scale='resize'), r'from 24 to 32.*use scale=keep'),
     ('l2_norm_gelu', DOUBLE, GrowConfig('duplicate', 'keep'), r'2 times.*use scale=resize'),
     ('l2_norm_gelu', DOUBLE, GrowConfig('duplicate', noise=0.1), r'noise=0\.1'),
