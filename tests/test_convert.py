@@ -316,6 +316,11 @@ def _convert(*arguments):
     ({'dense': True}, r"mixer\.qkv\.kind is 'dense'; .* 'pattention' only"),
     ({'rotary': 0}, r"mixer\.positions\.kind is 'none'; .* 'rotary' only"),
     ({'window': 8}, r'mixer\.window is 8; .* 0 only'),
+    (
+      {'pattern': 'layer local', 'variants': config.Layers({'local': tiny_model(window=8).layer})},
+      r"model\.pattern is 'layer local'; a model of several kinds of layers has no place in the rel",
+    ),
+    ({'pattern': '(layer layer)*2'}, r'model\.pattern is .* several kinds of layers has no place'),
   ],
 )
 def test_a_model_that_the_released_code_cannot_compute_is_refused(tmp_path, changes, match):

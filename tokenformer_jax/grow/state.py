@@ -191,8 +191,8 @@ def grow(
   """Grow a state: parameters, moments and counters.
 
   A pure function: traced under jit with the target's shardings (`step.state_shardings`), no host or
-  device ever holds more than its part. Its arrays do not depend on each other, so `files.read_and_grow`
-  makes one after the other.
+  device ever holds more than its part. Its arrays do not depend on each other:
+  `files.read_and_grow` makes one after the other.
 
   Args:
     state: of a run of the source model (see `step.initial_state`), whatever the settings of its

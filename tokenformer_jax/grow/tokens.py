@@ -152,7 +152,7 @@ def salt_of(path: Path) -> np.uint32:
 
 
 def drawing_key(seed: int, salt: jax.Array) -> jax.Array:
-  """Return the key of an array's draws; as the salt is an argument, equal shapes share a program."""
+  """Return the key of an array's draws; a salt as an argument lets equal shapes share a program."""
   return jax.random.fold_in(jax.random.key(seed), salt)
 
 
