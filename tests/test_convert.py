@@ -318,7 +318,7 @@ def _convert(*arguments):
     ({'window': 8}, r'mixer\.window is 8; .* 0 only'),
     (
       {'pattern': 'layer local', 'variants': config.Layers({'local': tiny_model(window=8).layer})},
-      r"model\.pattern is 'layer local'; a model of several kinds of layers has no place in the rel",
+      r"model\.pattern is 'layer local'; a model of several kinds of layers has no place in the",
     ),
     ({'pattern': '(layer layer)*2'}, r'model\.pattern is .* several kinds of layers has no place'),
   ],
