@@ -165,7 +165,8 @@ def test_growth_is_exact_and_says_so(run, grown, home, capsys):
   assert np.abs(before - after).max() < 1e-5, 'the grown model computes something else'
   assert grown.parameters['blocks']['ffn']['keys'].shape[1] == 96
   assert (grown.step, grown.config.model.layer.mixer.proj.tokens) == (20, 32)
-  assert grown.old_tokens == {'query': 32, 'key': 32, 'value': 32, 'proj': 32, 'ffn': 64}
+  of_layer = {'query': 32, 'key': 32, 'value': 32, 'proj': 32, 'ffn': 64}
+  assert grown.old_tokens == {0: of_layer, 1: of_layer}
   assert run.old_tokens is None, 'a run that has not grown has old tokens'
   run.grow(home / 'again', {'ffn': 96})
   said = capsys.readouterr().err
@@ -249,12 +250,13 @@ def test_maps_have_a_row_for_each_token(run):
     **dict.fromkeys(('query', 'key', 'value', 'proj'), (6, 32)),
     'ffn': (6, 64),
   }
-  assert run.usage('some words', tokens=8)['ffn'].positions == 8
+  assert run.usage('some words', tokens=8)[0]['ffn'].positions == 8
 
 
 def test_new_tokens_have_no_weight_at_birth(grown):
   assert not grown.maps('def', [0])[0]['ffn'][:, 64:].any(), 'the new tokens take part'
-  assert not grown.usage(tokens=300)['ffn'].share[:, 64:].any()
+  used = grown.usage(tokens=300)
+  assert not any(used[layer]['ffn'].share[64:].any() for layer in (0, 1))
 
 
 def test_figures_are_drawn(run, grown, tmp_path):

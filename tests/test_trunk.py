@@ -11,6 +11,7 @@ import third_architecture as third
 from flax import nnx
 from jax.extend import core
 from tiny import tiny_model
+from tokenformer_jax.pattern import Group
 
 from tokenformer_jax import lm, optim, sharding, tasks, trunk
 from tokenformer_jax import step as step_lib

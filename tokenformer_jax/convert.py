@@ -1,4 +1,4 @@
-r"""Turns released TokenFormer weights into a run of ours, and back, tensor by tensor.
+r"""Turn released TokenFormer weights into a run of ours, and back, tensor by tensor.
 
   tokenformer convert to-jax --source=pytorch_model.bin --target=RUN
       [--tokenizer=tokenizer.json] [--heads=N] [--rotary_fraction=F] [--sequence_length=N]
@@ -71,7 +71,7 @@ def to_jax(
   sequence_length: int = 2048,
   allow_nonfinite: bool = False,
 ) -> Config:
-  """Makes a work directory, with a checkpoint of step 0, of released weights.
+  """Make a work directory, with a checkpoint of step 0, from released weights.
 
   Args:
     source: see `tensor_files.find`; or an Orbax checkpoint, see `released_tpu`.
@@ -82,7 +82,7 @@ def to_jax(
     score: see `released_torch.model_of`.
     zoom_dim: see `released_tpu.model_of`; only an Orbax checkpoint has one.
     sequence_length: for what is trained or evaluated later; nothing of the model depends on it.
-    allow_nonfinite: takes weights that are NaN or infinite, too, and says so.
+    allow_nonfinite: accept weights that are NaN or infinite, with a message.
 
   Returns:
     The config of the run.
@@ -132,7 +132,7 @@ def _find(
   score: str,
   zoom_dim: int | None,
 ) -> tuple[ModelConfig, _Weights]:
-  """The model of a source, and its weights."""
+  """Find the model of a source, and its weights."""
   if directory := released_tpu.directory_of(source):
     if rotary_fraction is not None:
       raise UserError(
@@ -167,7 +167,7 @@ class _NonFinite:
     self._number, self._first = 0, ''
 
   def count(self, name: str, numbers: np.ndarray) -> None:
-    """Counts those of a tensor, or of a part of it."""
+    """Count those of a tensor, or of a part of it."""
     flat = numbers.reshape(-1)
     for chunk in np.split(flat, range(_CHUNK, len(flat), _CHUNK)):
       wrong = len(chunk) - int(np.count_nonzero(np.isfinite(chunk)))
@@ -175,7 +175,7 @@ class _NonFinite:
       self._number += wrong
 
   def report(self) -> None:
-    """Says how many there are, if any.
+    """Say how many there are, if any.
 
     Raises:
       UserError: there are, and they are not allowed.
@@ -219,7 +219,7 @@ def _load_tokenizer(spec: str) -> tokenizers.Tokenizer:
 def to_torch(
   source: str, target: Path, *, dtype: str = 'float32', allow_nonfinite: bool = False
 ) -> ModelConfig:
-  """Writes the parameters of a run as released: the exact inverse of `to_jax`.
+  """Write the parameters of a run as released: the exact inverse of `to_jax`.
 
   Args:
     source: the run, DIR or DIR@STEP.
@@ -231,7 +231,7 @@ def to_torch(
     The model.
 
   Raises:
-    UserError: the run cannot be read, its model is none that the released code can compute, a
+    UserError: the run cannot be read, the released code cannot compute its model, a
       weight is not finite, or the target exists or cannot be written. Nothing is left of the target
       then.
   """
@@ -256,7 +256,7 @@ def to_torch(
 def _counted(
   stream: Iterator[tuple[str, np.ndarray]], found: _NonFinite
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """The stream, which ends in an error if there is something in it that is not allowed."""
+  """Yield the stream, and end in an error if a number in it is not allowed."""
   for name, array in stream:
     found.count(name, array)
     yield name, array
@@ -268,7 +268,7 @@ def _tensors(
   meta: Meta,
   places: Mapping[str, released_torch.Place],
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Every tensor with its name, array by array of the checkpoint."""
+  """Yield every tensor with its name, array by array of the checkpoint."""
   abstract = define_lm(meta.config.model).abstract
   mesh = sharding.make_mesh(MeshConfig(), jax.local_devices()[:1])
   names: dict[tuple[str, ...], list[str]] = {}
@@ -316,7 +316,7 @@ def define_flags() -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-  """Runs the command."""
+  """Run the command."""
   # Nothing is computed, so an accelerator, which other processes may hold, is left alone.
   jax.config.update('jax_platforms', 'cpu')
   action, *rest = argv[1:] or ['']
@@ -368,7 +368,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _say_assumed(model: ModelConfig) -> None:
-  """Says what was taken for granted, and by which flags it is changed."""
+  """Say what was assumed, and which flags change it."""
   named = {'heads': model.layer.mixer.heads, 'score': model.layer.ffn.score.kind}
   if isinstance(rotary := model.layer.mixer.positions, RotaryConfig):
     named['rotary_fraction'] = rotary.fraction

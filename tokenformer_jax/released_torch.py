@@ -1,4 +1,4 @@
-"""Weights of the released PyTorch code: their names, and the model that they are of."""
+"""Weights of the released PyTorch code: their names, and the model that has them."""
 
 import dataclasses
 import re
@@ -17,6 +17,7 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.config.layer import SCORES as SCORE_CONFIGS
 from tokenformer_jax.config.model import BASE
+from tokenformer_jax.config.pattern import Group
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow import files
 from tokenformer_jax.lm import define_lm
@@ -46,7 +47,7 @@ SCORES = ('l2_norm_gelu', 'gelu_l2_norm', 'softmax')  # that the released code c
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-  """Where a released tensor is among our parameters."""
+  """The place of a released tensor among our parameters."""
 
   path: tuple[str, ...]
   layer: int | None  # in a stacked array
@@ -143,7 +144,7 @@ def model_of(
 
 
 def _sizes(shapes: Mapping[str, Shape], name: str) -> Shape:
-  """The shape of a tensor that must be there; of two axes, except in the final norm."""
+  """Return the shape of a tensor that must be there, of two axes unless it is of the final norm."""
   if name not in shapes:
     some = ', '.join(list(shapes)[:3]) or 'none at all'
     raise UserError(
@@ -155,7 +156,7 @@ def _sizes(shapes: Mapping[str, Shape], name: str) -> Shape:
 
 
 def deferred(model: ModelConfig, tensors: Mapping[str, Tensor]) -> Params:
-  """Return the parameters, each of them put together from its tensors only when it is written."""
+  """Return the parameters; each is put together from its tensors only when it is written."""
   parts: dict[tuple[str, ...], list[Tensor]] = {}
   for name, place in layout(model).items():
     parts.setdefault(place.path, []).append(tensors[name])
@@ -209,8 +210,17 @@ def sized(
 
 
 def check_can_compute(model: ModelConfig) -> None:
-  """Checks that the released code can compute a model, whatever its sizes."""
-  like = dataclasses.replace(RELEASED, pattern=f'{BASE}*{model.depth}')
+  """Check that the released code can compute a model, whatever its sizes.
+
+  Raises:
+    UserError: it cannot.
+  """
+  if model.groups != (Group((BASE,), model.depth),):
+    raise UserError(
+      f'model.pattern is {model.pattern!r}; a model of several kinds of layers has no place in the '
+      f'released layout, which is for {BASE}*N only'
+    )
+  like = dataclasses.replace(RELEASED, pattern=model.pattern)
   for path, found, released in config.differences(model, like, 'model.'):
     name = path.rpartition('.')[2]
     if path in _FREE or name in ('tokens', 'reference', 'heads', 'fraction'):

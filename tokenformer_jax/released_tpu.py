@@ -1,4 +1,4 @@
-"""Checkpoints of the released TPU code: where its arrays are, and the model that they are of.
+"""Checkpoints of the released TPU code: where their arrays are, and the model that has them.
 
 That code (a fork of MaxText, with layers scanned along axis 1) differs from the released PyTorch
 code in the tanh form of GELU, an epsilon beside the norm of a row of scores, no positions, logits
@@ -73,14 +73,14 @@ _ARRAYS: dict[tuple[str, ...], tuple[str, Take]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-  """An array of a checkpoint, read when it is asked for."""
+  """An array of a checkpoint that can be read."""
 
   directory: Path
   path: tuple[str, ...]  # in the checkpoint's tree
   shape: tuple[int, ...]
 
   def read(self) -> np.ndarray:
-    """The array in float32.
+    """Read the array as float32.
 
     Raises:
       UserError: it cannot be read.
@@ -104,7 +104,7 @@ class Array:
 
 
 def directory_of(source: Path) -> Path | None:
-  """Where the arrays of an Orbax checkpoint are, in `source` or its `items`; None if it is none."""
+  """Return the directory of arrays, `source` or one in it; None if it is no Orbax checkpoint."""
   for directory in (source, source / 'items', source / 'default'):
     if (directory / '_METADATA').is_file():
       return directory
@@ -112,7 +112,7 @@ def directory_of(source: Path) -> Path | None:
 
 
 def find(directory: Path) -> dict[str, Array]:
-  """The model's arrays by their names, which are the ends of their paths among the parameters.
+  """Find the model's arrays by their names, the ends of their paths among the parameters.
 
   Raises:
     UserError: the checkpoint cannot be read, or an array is missing or there more than once.
@@ -151,7 +151,7 @@ def find(directory: Path) -> dict[str, Array]:
 
 
 def _check_chunks(directory: Path, name: str, array: Any) -> None:
-  """Checks that an array is not stored in pieces larger than itself, which are read whole."""
+  """Check that an array is not stored in pieces larger than itself, which are read whole."""
   chunk = getattr(array.storage, 'chunk_shape', None) or ()
   if math.prod(chunk) > max(1, math.prod(array.shape)):
     raise UserError(
@@ -161,7 +161,7 @@ def _check_chunks(directory: Path, name: str, array: Any) -> None:
 
 
 def _check_held(directory: Path, arrays: Iterable[Array]) -> None:
-  """Checks that the files can hold the arrays: what is missing in them would be read as zeros."""
+  """Check that the files can hold the arrays: missing bytes would be read as zeros."""
   held = sum(path.stat().st_size for path in directory.rglob('*') if path.is_file())
   wanted = sum(4 * math.prod(array.shape) for array in arrays)
   if wanted > _MOST_PACKED * held:
@@ -178,7 +178,7 @@ def model_of(
   zoom_dim: int = 0,
   score: str = released_torch.SCORE,
 ) -> ModelConfig:
-  """The model whose checkpoint has arrays of these names and shapes.
+  """Return the model whose checkpoint has arrays of these names and shapes.
 
   Args:
     arrays: from `find`.
@@ -252,7 +252,7 @@ def model_of(
 
 
 def deferred(model: ModelConfig, arrays: Mapping[str, Array]) -> Params:
-  """The parameters of `model`, each read only when it is written."""
+  """Return the parameters of `model`; each is read only when it is written."""
 
   def array(path: tuple, abstract: jax.ShapeDtypeStruct) -> checkpoint.Deferred:
     name, take = _ARRAYS[tuple(key.key for key in path)]

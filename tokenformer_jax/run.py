@@ -425,15 +425,15 @@ class Run:
     return report.labels(self.tokenizer, ids.tolist())
 
   @property
-  def old_tokens(self) -> dict[str, int] | None:
-    """Return the tokens of each kind before the last growth; None if it added none."""
+  def old_tokens(self) -> dict[int, dict[str, int]] | None:
+    """Return how many tokens the last growth found, by layer and kind; None if it added none."""
     inspect_model.check_has_tokens(self.meta, self.directory)
     return inspect_model.old_tokens(self._loaded.model)
 
-  def usage(self, text: str | None = None, tokens: int = 32768) -> dict[str, Usage]:
-    """Return how much each parameter token is used, by kind of projection.
+  def usage(self, text: str | None = None, tokens: int = 32768) -> dict[int, dict[str, Usage]]:
+    """Return how much each parameter token is used, by layer and kind of projection.
 
-      run.usage()['ffn'].nearly_unused      [layers, N]
+      run.usage()[0]['ffn'].nearly_unused      [N]
 
     Args:
       text: the text to measure on; None: text that the run was not trained on.

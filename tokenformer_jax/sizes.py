@@ -25,7 +25,7 @@ def with_references(config: Config, origin: Origin = NOTHING) -> Config:
   """Replaces zero reference counts by those of the origin, grown if `config.grow` says so."""
   model, old = config.model, {} if origin.model is None else pattentions(origin.model)
   new = pattentions(model)
-  if old.keys() == new.keys():
+  if old and old.keys() == new.keys():
     grown = pattentions(state.grown_model(origin.model, token_counts(model), config.grow))
     of_origin = {
       name: dataclasses.replace(one, reference=one.reference or grown[name].reference)

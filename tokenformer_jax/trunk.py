@@ -134,7 +134,7 @@ class Stacks(nnx.Module):
       setattr(self, name, layers)
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
   """Where the parameters of a layer are: the stack, '' if it is the only one, and the index."""
 
   stack: str
@@ -149,7 +149,7 @@ def make(architecture: Architecture, *, compute: Compute, rngs: nnx.Rngs) -> nnx
     return nnx.List([makers[name](compute=compute, rngs=rngs) for name in names])
 
   depths: dict[str, list[int]] = {}
-  for number, place in enumerate(_places(groups), start=1):
+  for number, place in enumerate(places(groups), start=1):
     depths.setdefault(place.stack, []).append(number)
 
   def stacked(own: str, name: str, group: Group) -> nnx.Module:
@@ -176,12 +176,25 @@ def _stack_names(groups: Sequence[Group]) -> list[list[str]]:
   return names
 
 
-def _places(groups: Sequence[Group]) -> Iterator[_Place]:
+def places(groups: Sequence[Group]) -> Iterator[Place]:
   """Yield where the parameters of each layer are, in the order that the layers run."""
   for group, names in zip(groups, _stack_names(groups), strict=True):
     for index in range(group.count):
       for name in names:
-        yield _Place(name, index)
+        yield Place(name, index)
+
+
+def named_stacks(blocks: nnx.Module, groups: Sequence[Group]) -> list[dict[str, nnx.Module]]:
+  """Return the stacks of each group by name, in the order that the layers of a row run.
+
+  Args:
+    blocks: stacks from `make`.
+    groups: of the architecture.
+  """
+  return [
+    {name: getattr(blocks, name) if name else blocks for name in names}
+    for names in _stack_names(groups)
+  ]
 
 
 def length_flops(blocks: nnx.Module, groups: Sequence[Group], length: int) -> float:
@@ -193,20 +206,20 @@ def length_flops(blocks: nnx.Module, groups: Sequence[Group], length: int) -> fl
     length: T.
   """
   return sum(
-    group.count * (getattr(blocks, name) if name else blocks).length_flops(length)
-    for group, names in zip(groups, _stack_names(groups), strict=True)
-    for name in names
+    group.count * layers.length_flops(length)
+    for group, stacks in zip(groups, named_stacks(blocks, groups), strict=True)
+    for layers in stacks.values()
   )
 
 
 def unstack(blocks: Params, groups: Sequence[Group]) -> Params:
   """Return the parameters of stacks as those of a list of layers, in the order of the run."""
 
-  def layer(place: _Place) -> Params:
+  def layer(place: Place) -> Params:
     stacked = blocks[place.stack] if place.stack else blocks
     return jax.tree.map(lambda array: array[place.index], stacked)
 
-  return {i: layer(place) for i, place in enumerate(_places(groups))}
+  return {i: layer(place) for i, place in enumerate(places(groups))}
 
 
 def run(
@@ -240,12 +253,11 @@ def run(
     raise ValueError("caches need Compute.layers='list'")
   said: list[Aux] = []
   first = 0
-  for group, names in zip(groups, _stack_names(groups), strict=True):
-    stacks = [getattr(blocks, name) if name else blocks for name in names]
+  for group, stacks in zip(groups, named_stacks(blocks, groups), strict=True):
     own = inputs
     if len(groups) > 1:
       own = jax.tree.map(lambda array, first=first, n=group.size: array[first : first + n], inputs)
-    x_BxTxD, of_group = _run_group(stacks, group, x_BxTxD, context, own, compute)
+    x_BxTxD, of_group = _run_group(list(stacks.values()), group, x_BxTxD, context, own, compute)
     said.extend(of_group)
     first += group.size
   return x_BxTxD, None, _combine(said)

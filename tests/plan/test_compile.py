@@ -23,7 +23,7 @@ pytest.importorskip('libtpu', reason='pip install -e ".[tpu]" brings the compile
 pytestmark = pytest.mark.slow
 
 SMALL = {
-  'model.layers': 2,
+  'model.pattern': 'layer*2',
   'model.width': 256,
   'model.layer.mixer.heads': 4,
   # At 0.25 of heads 64 wide, libtpu 0.0.42.1 aborts on the rotation for TPU7x: docs/plan.md.
@@ -108,7 +108,7 @@ def test_slices_do_not_share_a_replica():
 
 def test_more_layers_cost_what_a_layer_costs():
   two, four, six = (
-    _plan('v5p:2x2x1', model__layers=n, data__batch_size=16).costs for n in (2, 4, 6)
+    _plan('v5p:2x2x1', model__pattern=f'layer*{n}', data__batch_size=16).costs for n in (2, 4, 6)
   )
   assert four.flops - two.flops == six.flops - four.flops, 'the scan is not multiplied out'
   # The share of a layer's collectives that overlaps with its products varies with the depth.
@@ -116,8 +116,8 @@ def test_more_layers_cost_what_a_layer_costs():
 
 
 def test_inputs_of_layers_wait_on_the_host():
-  # With this many layers, offloading saves more memory than its copies need.
-  sizes = {'model__layers': 8, 'data__batch_size': 64, 'data__sequence_length': 1024}
+  # Enough of them that what the copies need is less than what they save.
+  sizes = {'model__pattern': 'layer*8', 'data__batch_size': 64, 'data__sequence_length': 1024}
   full, offload = (
     _plan('v5e:2x2', **sizes, train__remat=remat, quick=True).memory
     for remat in ('full', 'offload')
@@ -184,7 +184,7 @@ def test_every_kernel_costs_what_its_own_window_does():
 
 
 def test_a_window_costs_less():
-  sizes = {'model__layers': 1, 'data__sequence_length': 2048, 'data__batch_size': 4}
+  sizes = {'model__pattern': 'layer', 'data__sequence_length': 2048, 'data__batch_size': 4}
   all_of_them = _plan('v5e:2x2', **sizes, quick=True)
   near = _plan('v5e:2x2', **sizes, model__layer__mixer__window=256)
   ratio = near.costs.kernel_seconds / all_of_them.costs.kernel_seconds
@@ -240,7 +240,7 @@ def _command(variant, *flags):
 
 
 def test_the_command_and_what_it_says_first(tmp_path):
-  file, flags = tmp_path / 'plan.json', ('--topology=v5p:4x4x4', '--config.model.layers=2')
+  file, flags = tmp_path / 'plan.json', ('--topology=v5p:4x4x4', '--config.model.pattern=layer*2')
   done = _command('150m', *flags, f'--json={file}')
   assert done.returncode == 0, done.stderr
   first, second = done.stderr.splitlines()  # No message of libtpu is among them.

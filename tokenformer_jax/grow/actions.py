@@ -19,7 +19,6 @@ from tokenformer_jax.config import (
   GrowConfig,
   MeshConfig,
   ModelConfig,
-  pattentions,
   token_counts,
 )
 from tokenformer_jax.errors import UserError
@@ -301,8 +300,7 @@ def wanted_model(
     return state.grown_model(model, param_tokens or {}, config)
   if param_tokens is not None:
     raise UserError(f'--param_tokens is not for method={config.method}, which takes --width=N')
-  if pattentions(model):
-    return model  # `state.check` says which methods are for it
+  state.check_method(model, config.method)
   return widen.resized(model, **wide)
 
 

@@ -9,7 +9,7 @@ _TILE = 128  # the width of a TPU's matrix unit
 
 
 def render(before: ModelConfig, after: ModelConfig, length: int) -> str:
-  """A row for each quantity, before and after; FLOPs are for examples of `length` positions."""
+  """Return a row for each quantity, before and after; FLOPs are for `length` positions."""
   rows = [('', 'before', 'after', '')]
   if old := pattentions(before):
     new = pattentions(after)
@@ -33,7 +33,7 @@ def render(before: ModelConfig, after: ModelConfig, length: int) -> str:
 
 
 def advice(model: ModelConfig) -> list[str]:
-  """A sentence for every count of parameter tokens that does not fill a TPU's matrix unit."""
+  """Return a sentence for every count of tokens that does not fill a TPU's matrix unit."""
   return [
     f"{name}={count} is not a multiple of {_TILE}, the width of a TPU's matrix unit; "
     f'{-(-count // _TILE) * _TILE} costs it the same time'
