@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenformer_jax.pattern import Group, parse
 
+from tokenformer_jax.config.pattern import Group, parse
 from tokenformer_jax.errors import UserError
 
 NAMES = ('dense', 'full', 'layer', 'local', 'moe')

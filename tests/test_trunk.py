@@ -11,12 +11,12 @@ import third_architecture as third
 from flax import nnx
 from jax.extend import core
 from tiny import tiny_model
-from tokenformer_jax.pattern import Group
 
 from tokenformer_jax import lm, optim, sharding, tasks, trunk
 from tokenformer_jax import step as step_lib
 from tokenformer_jax.compute import Compute
 from tokenformer_jax.config import Config, MeshConfig, OptimConfig, TrainConfig, choices
+from tokenformer_jax.config.pattern import Group
 from tokenformer_jax.decode import Decoder, Request
 from tokenformer_jax.lm import define_lm
 from tokenformer_jax.params import Definition, Params, Role, param
