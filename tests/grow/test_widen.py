@@ -20,12 +20,12 @@ from growing import (
   state_of,
 )
 from outcomes import paths
-from tiny import tiny_model
+from tiny import tiny_model, tiny_vit
 
 from tokenformer_jax import step as step_lib
-from tokenformer_jax.config import GrowConfig
+from tokenformer_jax.config import GrowConfig, Layers
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import inexact
+from tokenformer_jax.grow import inexact, widen
 from tokenformer_jax.grow import state as state_lib
 from tokenformer_jax.lm import define_lm
 
@@ -186,6 +186,17 @@ def test_what_cannot_be_widened_is_told(changes, wider, config, sentence):
   source, target = _models(changes, wider)
   with pytest.raises(UserError, match=sentence):
     state_lib.check(source, target, config)
+
+
+@pytest.mark.parametrize('changes', [{'heads': 2}, {'ffn_width': 64}], ids=['heads', 'ffn width'])
+@pytest.mark.parametrize('base', ['layer', 'pool'])
+def test_layers_of_other_sizes_are_not_widened(base, changes):
+  """The pool of a ViT is made as `model.layer`, whether or not the pattern has that."""
+  own = {'pattern': 'own layer'} if base == 'layer' else {'pattern': 'own', 'pool': 'attention'}
+  make = tiny_model if base == 'layer' else tiny_vit
+  variants = Layers({'own': make(**DENSE, **changes).layer})
+  with pytest.raises(UserError, match='different numbers of heads or widths of their feed-forward'):
+    widen.resized(make(**DENSE, **own, variants=variants), width=64)
 
 
 def test_what_net2net_fill_may():

@@ -45,7 +45,10 @@ def sizes(model: ModelConfig) -> Sizes:
   Raises:
     UserError: its layers do not have the same sizes.
   """
-  parts = [part for layer in model.layers.values() for _, part in config_lib.parts(layer)]
+  layers = [*model.layers.values()]
+  if model.pool == 'attention':
+    layers.append(model.layer)  # which the pool is made as
+  parts = [part for layer in layers for _, part in config_lib.parts(layer)]
   heads = {part.heads for part in parts if hasattr(part, 'heads')}
   hidden = {hidden_width(part, model) for part in parts if isinstance(part, MLPConfig)}
   if len(heads) > 1 or len(hidden) > 1:
