@@ -16,7 +16,7 @@ from ml_collections import ConfigDict, config_flags
 
 from tokenformer_jax import config
 from tokenformer_jax.config import Config
-from tokenformer_jax.config.names import renamed
+from tokenformer_jax.config.names import now_called, renamed
 from tokenformer_jax.errors import UserError, misspelt
 
 _LONGEST = 300  # letters of another library's message that are worth reading
@@ -273,5 +273,5 @@ def _said(error: Exception) -> str:
   text = ' '.join(str(error).split())
   if isinstance(error, AttributeError) and (now := renamed(text.strip('"\''))):
     # A ConfigDict says no more than the name that it lacks.
-    return f'{type(error).__name__}: {text}; it is called {" or ".join(map(repr, now))} now'
+    return f'{type(error).__name__}: {text}; {now_called(now)}'
   return f'{type(error).__name__}: {text[:_LONGEST]}' if text else type(error).__name__

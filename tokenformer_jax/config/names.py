@@ -1,6 +1,7 @@
 """Keys of a config by name: dotted paths, and the nearest name for one that there is not."""
 
-from collections.abc import Collection
+import itertools
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from tokenformer_jax import migrate
@@ -69,7 +70,7 @@ def unknown(name: str, group: str, known: Collection[str], last: str = '') -> Us
   if not known:
     return UserError(f'{said}; config.{group[:-1]} is a single value')
   if now := RENAMED.get(group + name):
-    return UserError(f'{said}; it is called {now!r} now')
+    return UserError(f'{said}; {now_called(now)}')
   if near := misspelt(name, known):
     return UserError(f'{said}; did you mean {group + near!r}?')
   if elsewhere := keys_named(last or name):
@@ -88,5 +89,12 @@ def keys_named(name: str) -> list[str]:
 
 
 def renamed(name: str) -> list[str]:
-  """Return the keys whose last part was a name in an earlier version."""
-  return [now for old, now in RENAMED.items() if old.rpartition('.')[2] == name]
+  """Return today's names of the keys whose last part was `name` in an earlier version."""
+  found = (now for old, now in RENAMED.items() if old.rpartition('.')[2] == name)
+  return list(dict.fromkeys(itertools.chain.from_iterable(found)))
+
+
+def now_called(now: Sequence[str]) -> str:
+  """Return the part of a sentence that names the keys which an old key has become."""
+  *others, last = map(repr, now)
+  return f'it is called {", ".join(others)} and {last} now' if others else f'it is called {last} now'
