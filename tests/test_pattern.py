@@ -69,8 +69,9 @@ def test_layers_run_in_the_order_that_they_are_written(pattern):
   [
     ('', 'it names no layer'),
     ('  ', 'it names no layer'),
-    ('layr*2', "'layr' is no layer; did you mean 'layer'?"),
-    ('other', "'other' is no layer; known names: dense, full, layer, local, moe"),
+    ('12', '12 is not a layer; did you mean "dense*12"?'),
+    ('layr*2', "'layr' is not a layer; did you mean 'layer'?"),
+    ('other', "'other' is not a layer; known names: dense, full, layer, local, moe"),
     ('(dense moe', "a '(' is not closed"),
     ('dense moe)*2', "a ')' closes nothing"),
     (')', "a ')' closes nothing"),

@@ -155,8 +155,7 @@ CHANGES: Changes = {
       'model.reference_tokens': [f'{path}.reference' for path in _PROJECTIONS.values()],
       **{f'model.param_tokens.{one}': [f'{path}.tokens'] for one, path in _PROJECTIONS.items()},
       **{
-        f'model.reference_tokens.{one}': [f'{path}.reference']
-        for one, path in _PROJECTIONS.items()
+        f'model.reference_tokens.{one}': [f'{path}.reference'] for one, path in _PROJECTIONS.items()
       },
     },
   ),

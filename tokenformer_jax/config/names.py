@@ -1,4 +1,4 @@
-"""Keys of a config by name: dotted paths, and the nearest name for one that there is not."""
+"""Find keys of a config by dotted path, and the nearest name for an unknown one."""
 
 import itertools
 from collections.abc import Collection, Sequence
@@ -10,7 +10,7 @@ from tokenformer_jax.config.layer import LayerConfig
 from tokenformer_jax.config.run import Config
 from tokenformer_jax.errors import UserError, misspelt, nearest
 
-# Keys that had another name in earlier versions, and their names now.
+# Keys of earlier versions, each with the keys that have its meaning today.
 RENAMED = migrate.renamed_keys()
 
 _NAMED_BY_USERS = 'model.variants'  # the group whose keys are whatever a config calls its layers
@@ -37,11 +37,11 @@ def check_key(path: str, *, single: bool = False) -> None:
   """Check that a dotted path such as `model.layer.ffn.tokens` names a key.
 
   Args:
-    path: of the key.
-    single: whether a group of keys is refused.
+    path: the dotted path.
+    single: whether to refuse a group of keys.
 
   Raises:
-    UserError: it does not; the message has the nearest name.
+    UserError: there is no such key; the message has the nearest name.
   """
   known: Any = every_key(Config())
   for i, name in enumerate(names := path.split('.')):
@@ -58,12 +58,12 @@ def check_key(path: str, *, single: bool = False) -> None:
 
 
 def unknown(name: str, group: str, known: Collection[str], last: str = '') -> UserError:
-  """Return the error for a name that a group of keys does not have.
+  """Return the error for an unknown name in a group of keys.
 
   Args:
-    name: that there is not.
-    group: the path of the group with a dot behind it, or nothing.
-    known: the names in the group; none if it is a single value.
+    name: the unknown name.
+    group: the path of the group with a dot at its end; empty for the whole config.
+    known: the names in the group; empty if `group` is a single value.
     last: the last part of the path that was asked for, which may be a key of another group.
   """
   said = f'config key {group + name!r} is unknown'
@@ -79,7 +79,7 @@ def unknown(name: str, group: str, known: Collection[str], last: str = '') -> Us
 
 
 def keys_named(name: str) -> list[str]:
-  """Return the keys whose last part is, or was, a name, or is near to it."""
+  """Return the keys whose last part is `name`, was `name` in an earlier version, or is near it."""
   last = {path: path.rpartition('.')[2] for path in paths()}
   if name not in last.values():
     if now := renamed(name):
@@ -97,4 +97,6 @@ def renamed(name: str) -> list[str]:
 def now_called(now: Sequence[str]) -> str:
   """Return the part of a sentence that names the keys which an old key has become."""
   *others, last = map(repr, now)
-  return f'it is called {", ".join(others)} and {last} now' if others else f'it is called {last} now'
+  return (
+    f'it is called {", ".join(others)} and {last} now' if others else f'it is called {last} now'
+  )
