@@ -114,6 +114,7 @@ def _with_layer(config: Json) -> Json:
     'layer.mixer.qkv': projection('qkv', matrix),
     'layer.mixer.proj': projection('proj', matrix),
     'layer.ffn': projection('ffn', mlp),
+    'variants': {},
   }
   return {**config, 'model': _nested(new)}
 

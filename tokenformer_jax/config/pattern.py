@@ -128,7 +128,6 @@ class _Parser:
     return token
 
   def _error(self, mistake: str) -> UserError:
-    return UserError(
-      f'{self._where} is {self._pattern!r}, and {mistake}; patterns are such as "layer*12", '
-      '"local*23 full" or "(dense moe)*6"'
-    )
+    examples = '; patterns are such as "layer*12", "local*23 full" or "(dense moe)*6"'
+    hint = '' if mistake.endswith('?') else examples
+    return UserError(f'{self._where} is {self._pattern!r}, and {mistake}{hint}')
