@@ -15,7 +15,7 @@ from tokenformer_jax import config
 
 def get_config(variant='small'):
   c = config.defaults()
-  c.model.layers = {'small': 2, 'large': 8}[variant]
+  c.model.pattern = {'small': 'layer*2', 'large': 'layer*8'}[variant]
   c.optim.learning_rate = c.data.get_ref('batch_size').to_float() * 1e-4
   return c
 """
@@ -51,7 +51,7 @@ def load(tmp_path, monkeypatch):
 
 
 def test_a_variant_is_an_argument(load):
-  assert load(VARIANTS, variant=':large').model.layers == 8
+  assert load(VARIANTS, variant=':large').model.depth == 8
   assert config_file.name() == 'mine_large', 'the default work directory is not told by its name'
 
 
@@ -65,8 +65,8 @@ def test_a_value_follows_the_one_that_it_is_computed_from(load):
 
 
 def test_keys_that_a_file_leaves_out_have_their_defaults_and_can_be_overridden(load):
-  got = load(PART, '--config.train.steps=7', '--config.model.layers=3')
-  assert (got.model.width, got.model.layers, got.train.steps) == (64, 3, 7)
+  got = load(PART, '--config.train.steps=7', '--config.model.pattern=layer*3')
+  assert (got.model.width, got.model.depth, got.train.steps) == (64, 3, 7)
   assert got.data == config.Config().data
 
 
@@ -76,6 +76,12 @@ def test_keys_that_a_file_leaves_out_have_their_defaults_and_can_be_overridden(l
     ('c.model.init_std = 0.1', "'model.init_std' is unknown; it is called 'model.init.std' now"),
     ('c.model.update(init_std=0.1)', "'model.init_std' is unknown; it is called 'model.init.std'"),
     ('print(c.model.init_std)', "line 5, fails with .*; it is called 'model.init.std' now"),
+    ('c.model.heads = 8', "'model.heads' is unknown; it is called 'model.layer.mixer.heads' now"),
+    (
+      'c.model.param_tokens.update(qkv=64)',
+      "line 5, fails with .*; it is called 'model.layer.mixer.qkv.tokens', .* and "
+      "'model.layer.ffn.tokens' now",
+    ),
   ],
 )
 def test_a_file_of_an_earlier_version_is_told_the_new_name_of_a_key(line, sentence, load):

@@ -64,7 +64,7 @@ def test_init_from_refuses_another_model_and_a_missing_run(make, tmp_path, one_d
   wider = sentence(ancestor[0], model__width=64)
   assert wider.startswith(f'config.init_from={ancestor[0]}: model.width is 32 in the source and 64')
   smaller = sentence(ancestor[0], model__layer__ffn__tokens=32)
-  assert 'param_tokens.ffn is 64 in the source, and 32 is smaller' in smaller
+  assert 'model.layer.ffn.tokens is 64 in the source, and 32 is smaller' in smaller
   assert 'is not the work directory of a run' in sentence(tmp_path / 'nothing')
   assert 'has no checkpoint of step 7' in sentence(f'{ancestor[0]}@7')
   config = dataclasses.replace(make(), init_from=str(ancestor[0]))
@@ -94,8 +94,10 @@ def test_a_run_that_grew_goes_on_without_its_source(make, tmp_path, one_device, 
     20,
     20,
   )
-  assert born.model.param_tokens == config_lib.TokenCounts(32, 32, 64)
-  assert meta.config.model.reference_tokens == born.model.param_tokens, 'τ is not kept'
+  counts = config_lib.token_counts(born.model)
+  assert counts == {'qkv': 32, 'proj': 32, 'ffn': 64}
+  references = {n: one.reference for n, one in config_lib.pattentions(meta.config.model).items()}
+  assert references == counts, 'τ is not kept'
 
 
 @pytest.mark.slow

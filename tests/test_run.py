@@ -11,6 +11,7 @@ import tiny_run
 from compilations import compilations
 
 import tokenformer_jax
+from tokenformer_jax import config as config_lib
 from tokenformer_jax import grow, plan
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.generate import read_requests
@@ -186,7 +187,7 @@ def test_a_run_goes_on_where_it_is(grown, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_begins_another_one_and_grows_on_the_way(run, home):
-  model = {'param_tokens': {'ffn': 80}}
+  model = {'layer': {'ffn': {'tokens': 80}}}
   frozen = run.train(22, workdir=home / 'frozen', model=model, optim={'old_tokens': 'freeze'})
   assert frozen.config.init_from == run.source and frozen.step == 22
   old, new = (r.parameters['blocks']['ffn']['keys'] for r in (run, frozen))
@@ -202,7 +203,7 @@ def test_a_run_begins_another_one_and_grows_on_the_way(run, home):
 def test_growth_by_python_is_growth_by_the_function(run, grown):
   model, target = run.config.model, grown.config.model
   assert grow.inexact(model, target, grown.config.grow) is None
-  counts = grow.grown_model(model, target.param_tokens, grown.config.grow)
+  counts = grow.grown_model(model, config_lib.token_counts(target), grown.config.grow)
   assert counts == target
 
 

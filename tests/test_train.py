@@ -58,7 +58,7 @@ def test_a_run_learns_and_leaves_what_the_docs_promise(make, tmp_path, one_devic
   by_step = losses(tmp_path / 'run', 'eval/loss')
   assert by_step[60] < by_step[10] - 0.3, 'the model does not learn'
   stored = json.loads((tmp_path / 'run/config.json').read_text())
-  assert stored['model']['reference_tokens']['ffn'] == 64, 'config.json is not filled in'
+  assert stored['model']['layer']['ffn']['reference'] == 64, 'config.json is not filled in'
   assert list((tmp_path / 'run/tensorboard').iterdir()), 'no TensorBoard events'
 
 
@@ -330,7 +330,7 @@ def test_a_finished_run_says_so(make, tmp_path, one_device, capsys):
 def test_a_work_directory_of_another_model_is_refused(make, tmp_path, one_device):
   loop.train(make(), tmp_path / 'run')
   with pytest.raises(
-    UserError, match=r'model\.param_tokens\.ffn is 64 there and 128 in the config'
+    UserError, match=r'model\.layer\.ffn\.tokens is 64 there and 128 in the config'
   ):
     loop.train(make(model__layer__ffn__tokens=128), tmp_path / 'run')
 

@@ -124,10 +124,10 @@ def test_an_average_may_begin_and_end_with_a_later_run(whole, tmp_path, one_devi
 
 @SLOW
 def test_fine_tuning_takes_another_head_and_another_resolution(tmp_path, one_device):
-  first = _make(model__positions='learned', train__steps=5)
+  first = _make(model__position_embedding='learned', train__steps=5)
   old = loop.train(first, tmp_path / 'first')
   config = _make(
-    model__positions='learned',
+    model__position_embedding='learned',
     model__classes=17,
     data__image_size=16,
     init_from=str(tmp_path / 'first'),
