@@ -30,9 +30,9 @@ def jax_text(size: Size, batch: int, prompt: int, length: int) -> Callable[[], f
   import numpy as np  # noqa: PLC0415
 
   from tokenformer_jax.config import Config  # noqa: PLC0415
-  from tokenformer_jax.decode import Decoder, Request  # noqa: PLC0415
-  from tokenformer_jax.lm import Compute, define_lm  # noqa: PLC0415
-  from tokenformer_jax.sampling import GREEDY  # noqa: PLC0415
+  from tokenformer_jax.decoding.decode import Decoder, Request  # noqa: PLC0415
+  from tokenformer_jax.decoding.sampling import GREEDY  # noqa: PLC0415
+  from tokenformer_jax.model.lm import Compute, define_lm  # noqa: PLC0415
 
   model = model_config(size)
   decoder = Decoder(model, Compute.of(Config(model=model)))

@@ -44,10 +44,11 @@ def make_first(variant: str, directory: Path) -> None:
   import jax  # noqa: PLC0415
   import jax.numpy as jnp  # noqa: PLC0415
 
-  from tokenformer_jax import optim, sharding, step  # noqa: PLC0415
   from tokenformer_jax.data.tokenizers import ByteTokenizer  # noqa: PLC0415
   from tokenformer_jax.grow import files  # noqa: PLC0415
-  from tokenformer_jax.lm import define_lm  # noqa: PLC0415
+  from tokenformer_jax.model.lm import define_lm  # noqa: PLC0415
+  from tokenformer_jax.parallel import sharding  # noqa: PLC0415
+  from tokenformer_jax.steps import optim, step  # noqa: PLC0415
 
   config = model_config(variant)
   definition = define_lm(config.model)
@@ -69,9 +70,10 @@ def time_reading_and_writing(source: Path, target: Path) -> tuple[float, float]:
   """Return the seconds to read the state of `source`, and to write that of `target` again."""
   import jax  # noqa: PLC0415
 
-  from tokenformer_jax import checkpoint, sharding  # noqa: PLC0415
   from tokenformer_jax.config import MeshConfig  # noqa: PLC0415
   from tokenformer_jax.grow import files  # noqa: PLC0415
+  from tokenformer_jax.parallel import sharding  # noqa: PLC0415
+  from tokenformer_jax.runs import checkpoint  # noqa: PLC0415
 
   mesh = sharding.make_mesh(MeshConfig())
   start = time.perf_counter()
@@ -136,7 +138,7 @@ def main() -> None:
     model = model_config(new).model
     counts = ','.join(f'{k}={v}' for k, v in dataclasses.asdict(model.param_tokens).items())
     rounds = [time_stage(directory / old, directory / new, counts) for _ in range(args.rounds)]
-    from tokenformer_jax.lm import define_lm  # noqa: PLC0415
+    from tokenformer_jax.model.lm import define_lm  # noqa: PLC0415
 
     size, peak = define_lm(model).count * BYTES / 1e9, max(peak for *_, peak in rounds)
     growing, reading, writing, _ = map(statistics.median, zip(*rounds, strict=True))

@@ -22,9 +22,9 @@ from PIL import Image
 from sklearn import datasets
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax import flops
 from tokenformer_jax.data import image_order, images
 from tokenformer_jax.data.augment import Views, random_crop
+from tokenformer_jax.model import flops
 
 CONFIG = Path(__file__).parents[1] / 'configs/vit_imagenet.py'
 ROUNDS, PER_ROUND = 15, 16

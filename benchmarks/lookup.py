@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from tokenformer_jax import sharding
 from tokenformer_jax.config import MeshConfig
+from tokenformer_jax.model.products import look_up
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.plan import costs, topology
 from tokenformer_jax.plan.table import align
-from tokenformer_jax.products import look_up
 
 AXES = ('vocab', 'width')
 Lookup = Callable[[jax.Array, jax.Array], jax.Array]

@@ -26,10 +26,11 @@ from absl import flags
 from cells import MODELS, Figures, Model, Row
 from jax.ad_checkpoint import checkpoint_name
 
-from tokenformer_jax import cli, pattention
+from tokenformer_jax import cli
+from tokenformer_jax.model import pattention
+from tokenformer_jax.model.products import product, project, split_heads
+from tokenformer_jax.model.stack import ROW_STATISTICS
 from tokenformer_jax.plan import command, topology
-from tokenformer_jax.products import product, project, split_heads
-from tokenformer_jax.stack import ROW_STATISTICS
 
 GROWN = {'qkv': 8704, 'proj': 8704, 'ffn': 34816}
 SHAPES = {
@@ -84,7 +85,7 @@ def by_products_of_keys(
   return pattention.keep_for_backward(apply, keep_scores, prevent_cse)(x, keys, values)
 
 
-REPLACED = {  # variant → function of pattention.py and its replacement
+REPLACED = {  # variant → function of model/pattention.py and its replacement
   'no norm': ('parameter_weights', without_norm),
   'KᵀK': ('pattention', by_products_of_keys),
 }

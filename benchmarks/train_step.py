@@ -33,7 +33,9 @@ def jax_step(size: Size, remat: str) -> Callable[[], None]:
   import jax  # noqa: PLC0415 (each process loads one of the two frameworks)
   import numpy as np  # noqa: PLC0415
 
-  from tokenformer_jax import config, optim, sharding, step, tasks  # noqa: PLC0415
+  from tokenformer_jax import config, tasks  # noqa: PLC0415
+  from tokenformer_jax.parallel import sharding  # noqa: PLC0415
+  from tokenformer_jax.steps import optim, step  # noqa: PLC0415
 
   values = config.defaults()
   values.model.update(dataclasses.asdict(model_config(size)))
@@ -119,7 +121,7 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--size', choices=SIZES, default='cpu_22m')
   parser.add_argument('--batch', type=int, help='sequences in a step')
-  parser.add_argument('--remat', default='score_inputs', help='see tokenformer_jax/stack.py')
+  parser.add_argument('--remat', default='score_inputs', help='see tokenformer_jax/model/stack.py')
   parser.add_argument('--rounds', type=int, default=15)
   parser.add_argument('--contenders', default=','.join(CONTENDERS), help='of them, by comma')
   parser.add_argument('--out', help='a JSON file for the figures')
@@ -150,7 +152,7 @@ def report(contenders: list[Contender], name: str, size: Size, out: str | None) 
   """Print the table, and write the figures if asked to."""
   import jax  # noqa: PLC0415 (not before the measurements)
 
-  from tokenformer_jax import flops  # noqa: PLC0415
+  from tokenformer_jax.model import flops  # noqa: PLC0415
 
   model = model_config(size)
   step_flops = size.batch * size.length * flops.train_flops(model, size.length)

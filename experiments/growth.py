@@ -25,8 +25,9 @@ import jax
 import trials
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax import flops, sizes
 from tokenformer_jax.config import Config
+from tokenformer_jax.model import flops
+from tokenformer_jax.training import sizes
 
 BASE_STEPS, STAGE_STEPS, HANDOVER_STEPS, FORGETTING_STEPS = 1000, 500, 200, 300
 # By size, in units of the base model: the width at which a Transformer has as many parameters in

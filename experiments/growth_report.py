@@ -14,8 +14,8 @@ import growth
 import matplotlib
 from trials import directories, spread, table
 
-from tokenformer_jax import metrics, saved_config
 from tokenformer_jax.config import Config
+from tokenformer_jax.runs import metrics, saved_config
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt

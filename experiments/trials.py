@@ -5,8 +5,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tokenformer_jax import loop
 from tokenformer_jax.config import Config
+from tokenformer_jax.training import loop
 
 
 def once(out: Path, name: str, config: Config) -> Path:

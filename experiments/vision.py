@@ -28,9 +28,11 @@ import trials
 from cluttered_digits import cluttered_digits
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax import flops, metrics, sizes
 from tokenformer_jax.config import Config
 from tokenformer_jax.config import file as config_file
+from tokenformer_jax.model import flops
+from tokenformer_jax.runs import metrics
+from tokenformer_jax.training import sizes
 
 CONFIGS = Path(__file__).parents[1] / 'configs'
 RATES = (1e-3, 2e-3, 4e-3)

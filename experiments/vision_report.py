@@ -13,8 +13,9 @@ import matplotlib
 import vision
 from trials import directories, spread, table
 
-from tokenformer_jax import flops, saved_config
 from tokenformer_jax.config import Config
+from tokenformer_jax.model import flops
+from tokenformer_jax.runs import saved_config
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt

@@ -6,7 +6,7 @@ import numpy as np
 import tokenizers as hf
 from tiny import tiny_model
 
-from tokenformer_jax import tensor_files
+from tokenformer_jax.convert import tensor_files
 
 # Computed in float32 by the authors' PyTorch layers on random weights; the model is below.
 GOLDEN = dict(np.load(Path(__file__).parent / 'golden' / 'tokenformer_lm.npz'))

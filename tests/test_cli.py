@@ -8,9 +8,13 @@ import sys
 import pytest
 import tiny_run
 
-from tokenformer_jax import config, loop, migrate, paths, saved_config, train_command
+from tokenformer_jax import config, train_command
+from tokenformer_jax.config import migrate
 from tokenformer_jax.data import store
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.runs import saved_config
+from tokenformer_jax.storage import paths
+from tokenformer_jax.training import loop
 
 TRAIN = [sys.executable, str(tiny_run.ROOT / 'train.py')]
 GENERATE = [sys.executable, '-m', 'tokenformer_jax.generate']

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from absl import flags
 
-from tokenformer_jax import curves, flops, plot, saved_config
+from tokenformer_jax import plot
 from tokenformer_jax.config import Config, DataConfig, ModelConfig
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.model import flops
+from tokenformer_jax.runs import curves, saved_config
 
 CONFIG = Config(
   model=ModelConfig(vocab_size=4096), data=DataConfig(batch_size=16, sequence_length=256)

@@ -17,15 +17,16 @@ import pytest
 from flax import nnx
 from tiny import tiny_model
 
-from tokenformer_jax import blocks, config
-from tokenformer_jax.compute import Compute
+from tokenformer_jax import config
 from tokenformer_jax.config import ModelConfig, PattentionConfig
 from tokenformer_jax.config.fields import key, one_of
 from tokenformer_jax.config.layer import PROJECTIONS
 from tokenformer_jax.config.model import Layers
-from tokenformer_jax.layers import projection
-from tokenformer_jax.sharding import constrain
-from tokenformer_jax.trunk import FROM_START, NO_INPUTS, Aux, Context, Inputs
+from tokenformer_jax.model import blocks
+from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.layers import projection
+from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, Aux, Context, Inputs
+from tokenformer_jax.parallel.sharding import constrain
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,8 +13,10 @@ from pathlib import Path
 import jax
 from absl import app, flags, logging
 
-from tokenformer_jax import flag_mistakes, hosts, messages, paths, usage
+from tokenformer_jax import flag_mistakes, messages, usage
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.parallel import hosts
+from tokenformer_jax.storage import paths
 
 _HELP = ('--help', '-help', '-h', '--helpshort')
 _UNREAD = 141  # a shell's exit status for a command that SIGPIPE ended

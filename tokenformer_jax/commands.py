@@ -38,10 +38,12 @@ VERBS = {
     'evaluate', 'python -m tokenformer_jax.evaluate', 'measure a model on tasks and on texts'
   ),
   'convert': Verb(
-    'convert', 'python -m tokenformer_jax.convert', 'read and write released PyTorch weights'
+    'convert.command',
+    'python -m tokenformer_jax.convert',
+    'read and write released PyTorch weights',
   ),
   'inspect': Verb(
-    'inspect.command',
+    'inspection.command',
     'python -m tokenformer_jax.inspect',
     'show what the parameter tokens respond to, and which are used',
   ),

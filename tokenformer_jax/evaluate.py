@@ -18,9 +18,11 @@ from typing import Any
 
 from absl import flags
 
-from tokenformer_jax import cli, evaluation, hosts, trained
+from tokenformer_jax import cli
 from tokenformer_jax.data import text
+from tokenformer_jax.decoding import evaluation, trained
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.parallel import hosts
 
 
 def define_flags() -> None:

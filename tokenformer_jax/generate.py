@@ -20,11 +20,13 @@ from typing import Any
 import jax
 from absl import flags
 
-from tokenformer_jax import cli, decode, hosts, messages, trained
+from tokenformer_jax import cli, messages
+from tokenformer_jax.decoding import decode, trained
+from tokenformer_jax.decoding.sampling import Sampling
+from tokenformer_jax.decoding.texts import TextRequest, stream_text, until
+from tokenformer_jax.decoding.writer import Writer
 from tokenformer_jax.errors import UserError, nearest
-from tokenformer_jax.sampling import Sampling
-from tokenformer_jax.texts import TextRequest, stream_text, until
-from tokenformer_jax.writer import Writer
+from tokenformer_jax.parallel import hosts
 
 
 def read_requests(path: Path, default: TextRequest) -> list[TextRequest]:

@@ -8,24 +8,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from tokenformer_jax import (
-  buckets,
-  checkpoint,
-  evaluation,
-  sharding,
-  tasks,
-  trained,
-  validation,
-)
-from tokenformer_jax import step as step_lib
+from tokenformer_jax import tasks
 from tokenformer_jax.data import tokenizers
+from tokenformer_jax.decoding import buckets, evaluation, trained
+from tokenformer_jax.decoding.score import Scorer
+from tokenformer_jax.decoding.trained import Trained
+from tokenformer_jax.decoding.writer import Writer
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import verify
-from tokenformer_jax.params import Params
-from tokenformer_jax.score import Scorer
-from tokenformer_jax.tasks import Batch, Task
-from tokenformer_jax.trained import Trained
-from tokenformer_jax.writer import Writer
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.steps import step as step_lib
+from tokenformer_jax.tasks import Batch, Task, validation
 
 
 class Loaded:

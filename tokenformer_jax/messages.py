@@ -2,7 +2,7 @@
 
 import sys
 
-from tokenformer_jax import hosts
+from tokenformer_jax.parallel import hosts
 
 
 def say(text: str) -> None:

@@ -14,20 +14,24 @@ from typing import TYPE_CHECKING, Any
 import ml_collections
 import numpy as np
 
-from tokenformer_jax import checkpoint, configure, curves, evaluation, loop, models, paths
 from tokenformer_jax import tasks as tasks_lib
-from tokenformer_jax.checkpoint_meta import Meta
-from tokenformer_jax.config import Config, GrowConfig
+from tokenformer_jax.config import Config, GrowConfig, configure
 from tokenformer_jax.data import held_out, text, tokenizers
+from tokenformer_jax.decoding import evaluation
+from tokenformer_jax.decoding.sampling import Sampling
+from tokenformer_jax.decoding.texts import TextRequest
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow import actions
-from tokenformer_jax.inspect import model as inspect_model
-from tokenformer_jax.inspect import picture, report
-from tokenformer_jax.inspect.usage import Usage
+from tokenformer_jax.inspection import model as inspect_model
+from tokenformer_jax.inspection import picture, report
+from tokenformer_jax.inspection.usage import Usage
 from tokenformer_jax.loaded import Loaded, rows_of_ids
-from tokenformer_jax.params import Params
-from tokenformer_jax.sampling import Sampling
-from tokenformer_jax.texts import TextRequest
+from tokenformer_jax.model import models
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.runs import checkpoint, curves
+from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.storage import paths
+from tokenformer_jax.training import loop
 
 if TYPE_CHECKING:
   from matplotlib.figure import Figure

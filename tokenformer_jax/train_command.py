@@ -15,10 +15,12 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from tokenformer_jax import cli, loop, messages, paths, usage
+from tokenformer_jax import cli, messages, usage
 from tokenformer_jax.config import file as config_file
 from tokenformer_jax.config import keys as config_keys
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.storage import paths
+from tokenformer_jax.training import loop
 
 _DEFAULT = 'lm_stdlib'
 

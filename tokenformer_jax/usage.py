@@ -12,7 +12,7 @@ from tokenformer_jax import commands
 
 _NAMES = 26  # columns of a flag and its default
 _WIDTH = 100
-_HOSTS = 'tokenformer_jax.hosts'
+_HOSTS = 'tokenformer_jax.parallel.hosts'
 _EXAMPLE = re.compile(rf'\btokenformer ({"|".join(commands.VERBS)})\b')
 
 

@@ -14,10 +14,10 @@ import tensorflow_datasets as tfds
 from PIL import Image
 from sklearn import datasets
 
-from tokenformer_jax import retry
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import images
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.storage import retry
 
 
 def _open(source: str, **changes) -> images.ImageSet:

@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokenformer_jax import lease
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import blocks, corpus, tokenizers
 from tokenformer_jax.data import store as store_lib
 from tokenformer_jax.data.store import Store, prepare
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.runs import lease
 
 TIMING = lease.Timing()
 

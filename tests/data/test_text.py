@@ -14,10 +14,10 @@ from typing import ClassVar
 import pytest
 import zstandard
 
-from tokenformer_jax import paths, retry
 from tokenformer_jax.data import formats, packed, text
 from tokenformer_jax.data.text import open_source
 from tokenformer_jax.errors import TransientError, UserError
+from tokenformer_jax.storage import paths, retry
 
 LINES = [{'text': f'döcument {i}', 'title': f't{i}'} for i in range(3)]
 DOCUMENTS = [line['text'] for line in LINES]

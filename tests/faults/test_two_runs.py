@@ -9,7 +9,8 @@ import pytest
 import tiny_hosts
 import tiny_run
 
-from tokenformer_jax import checkpoint, metrics, paths
+from tokenformer_jax.runs import checkpoint, metrics
+from tokenformer_jax.storage import paths
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +20,7 @@ CHANGES = {'train__steps': STEPS, 'train__checkpoint_every': 20, 'train__log_eve
 # train.py with a heart that beats fast, so that a silence is short.
 _FAST = """
 import functools, runpy, sys
-from tokenformer_jax import lease
+from tokenformer_jax.runs import lease
 timing = lease.Timing(beat=0.3, silence=4, patience=8)
 lease.hold_together = functools.partial(lease.hold_together, timing=timing)
 runpy.run_path(sys.argv.pop(1), run_name='__main__')

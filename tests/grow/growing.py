@@ -12,12 +12,13 @@ from jax.sharding import Mesh
 from outcomes import paths
 from tiny import COUNTS
 
-from tokenformer_jax import optim, sharding
 from tokenformer_jax.config import GrowConfig, MeshConfig, ModelConfig, OptimConfig
 from tokenformer_jax.grow import state as state_lib
-from tokenformer_jax.lm import Compute, define_lm
-from tokenformer_jax.params import Params
-from tokenformer_jax.step import State
+from tokenformer_jax.model.lm import Compute, define_lm
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.steps import optim
+from tokenformer_jax.steps.step import State
 
 IDS = np.random.default_rng(0).integers(0, 64, (2, 13), np.int32)
 DENSE = {'dense': True, 'bias': True, 'norm': 'affine'}

@@ -25,12 +25,14 @@ from growing import (
 from outcomes import paths
 from tiny import tiny_model
 
-from tokenformer_jax import optim, pattention, tasks
-from tokenformer_jax import step as step_lib
-from tokenformer_jax.checkpoint_meta import Ancestor
+from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, GrowConfig, OptimConfig, TrainConfig
 from tokenformer_jax.grow import grown_model, last_growth
-from tokenformer_jax.lm import define_lm
+from tokenformer_jax.model import pattention
+from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.runs.checkpoint_meta import Ancestor
+from tokenformer_jax.steps import optim
+from tokenformer_jax.steps import step as step_lib
 
 SLOW = pytest.mark.slow  # because each case compiles two models
 ZERO_KEYS = GrowConfig()

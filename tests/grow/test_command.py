@@ -22,13 +22,14 @@ from commands import (
 from growing import STEP, UPDATES, adam, by_name, mesh_of
 from outcomes import assert_same, paths
 
-from tokenformer_jax import checkpoint, devices, saved_config
 from tokenformer_jax import grow as grow_lib
-from tokenformer_jax.checkpoint_meta import Ancestor
 from tokenformer_jax.config import GrowConfig, token_counts
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files
-from tokenformer_jax.lm import define_lm
+from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.parallel import devices
+from tokenformer_jax.runs import checkpoint, saved_config
+from tokenformer_jax.runs.checkpoint_meta import Ancestor
 
 SLOW = pytest.mark.slow  # each of them runs the command, two models of which are compiled
 COUNTS = by_name(48, 32, 96)

@@ -8,11 +8,11 @@ import pytest
 from growing import STEP, UPDATES, mesh_of
 from tiny import tiny_model, with_tokens
 
-from tokenformer_jax import models
-from tokenformer_jax.checkpoint_meta import Meta
 from tokenformer_jax.config import Config
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import room
+from tokenformer_jax.model import models
+from tokenformer_jax.runs.checkpoint_meta import Meta
 
 MODEL = tiny_model()
 NEEDED = 3 * 4 * models.define(MODEL).count  # parameters and two moments, in float32

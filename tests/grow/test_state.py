@@ -33,12 +33,12 @@ from growing import (
 from outcomes import assert_same, paths
 from tiny import tiny_model, with_tokens
 
-from tokenformer_jax import step as step_lib
 from tokenformer_jax.config import GrowConfig, InitConfig, ModelConfig, pattentions, token_counts
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import grown_model, inexact, tokens
 from tokenformer_jax.grow import state as state_lib
-from tokenformer_jax.lm import define_lm
+from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.steps import step as step_lib
 
 SLOW = pytest.mark.slow  # because each case compiles two models
 ZERO_KEYS, DUPLICATE = GrowConfig(), GrowConfig(method='duplicate')

@@ -5,7 +5,7 @@ from tiny import tiny_model
 
 from tokenformer_jax.config import GrowConfig
 from tokenformer_jax.grow import grown_model, table
-from tokenformer_jax.lm import define_lm
+from tokenformer_jax.model.lm import define_lm
 
 
 def _rows(text):

@@ -9,7 +9,7 @@ from tiny import tiny_model
 
 from tokenformer_jax.config import GrowConfig
 from tokenformer_jax.grow import grown_model, tokens
-from tokenformer_jax.lm import define_lm
+from tokenformer_jax.model.lm import define_lm
 
 SOURCE = tiny_model()
 LARGER = by_name(32, 48, 64)

@@ -29,9 +29,6 @@ from tiny import tiny_model
 from tiny_run import write_corpus
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax import devices
-from tokenformer_jax import step as step_lib
-from tokenformer_jax.checkpoint_meta import Ancestor
 from tokenformer_jax.config import (
   Config,
   GrowConfig,
@@ -53,7 +50,10 @@ from tokenformer_jax.grow import (
   verify,
 )
 from tokenformer_jax.grow import state as state_lib
-from tokenformer_jax.lm import define_lm
+from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.parallel import devices
+from tokenformer_jax.runs.checkpoint_meta import Ancestor
+from tokenformer_jax.steps import step as step_lib
 
 ZERO_KEYS, DUPLICATE = GrowConfig(), GrowConfig(method='duplicate')
 SLOW = pytest.mark.slow  # because of what is compiled

@@ -22,12 +22,12 @@ from growing import (
 from outcomes import paths
 from tiny import tiny_model, tiny_vit
 
-from tokenformer_jax import step as step_lib
 from tokenformer_jax.config import GrowConfig, Layers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import inexact, widen
 from tokenformer_jax.grow import state as state_lib
-from tokenformer_jax.lm import define_lm
+from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.steps import step as step_lib
 
 SLOW = pytest.mark.slow  # because each case compiles two models
 HYPER, NET2NET = GrowConfig(method='hypercloning'), GrowConfig(method='net2net')

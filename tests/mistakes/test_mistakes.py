@@ -14,8 +14,11 @@ import jax.numpy as jnp
 import pytest
 import tiny_run
 
-from tokenformer_jax import checkpoint, models, optim, saved_config, sizes, step
 from tokenformer_jax.config import Config
+from tokenformer_jax.model import models
+from tokenformer_jax.runs import checkpoint, saved_config
+from tokenformer_jax.steps import optim, step
+from tokenformer_jax.training import sizes
 
 MODEL = [f'--config.{name}={value}' for name, value in tiny_run.CHANGES.items()]
 TEXT = '--config.data.source=files:{}/corpus/*.txt'

@@ -14,12 +14,17 @@ import released
 import tiny
 import tiny_run
 
-from tokenformer_jax import checkpoint, config, loop, models, paths, sharding
+from tokenformer_jax import config
 from tokenformer_jax import grow as grow_lib
-from tokenformer_jax.checkpoint_meta import Meta
 from tokenformer_jax.config import GrowConfig, MeshConfig, ModelConfig
 from tokenformer_jax.grow import files
-from tokenformer_jax.params import Params
+from tokenformer_jax.model import models
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.storage import paths
+from tokenformer_jax.training import loop
 
 HERE = Path(__file__).parent
 # What a user of the run has to say, because the machine is another one.

@@ -31,7 +31,8 @@ import released
 import tiny_run
 from old_runs import measure
 
-from tokenformer_jax import devices, migrate
+from tokenformer_jax.config import migrate
+from tokenformer_jax.parallel import devices
 
 TEXT = {
   'model.pattern': 'layer*2',

@@ -12,7 +12,8 @@ import runpy
 
 import jax
 
-from tokenformer_jax import config, sharding
+from tokenformer_jax import config
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.plan import estimate, program, topology
 
 

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import pytest
 import tiny_run
 
-from tokenformer_jax import sharding, splash
 from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.model import splash
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.plan import costs, estimate, topology
 from tokenformer_jax.plan.chips import CHIPS
 from tokenformer_jax.plan.program import DoesNotFitError

@@ -9,10 +9,10 @@ import pytest
 import tiny_run
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax import flops
 from tokenformer_jax.config import pattentions, token_counts
 from tokenformer_jax.data import images
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.model import flops
 from tokenformer_jax.plan import chain, chips, estimate, sweep, table, topology
 from tokenformer_jax.plan.costs import Costs, Traffic
 from tokenformer_jax.plan.program import DoesNotFitError, Memory

@@ -2,7 +2,7 @@
 
 A layer is a mixer, which moves information between positions, and a feed-forward part, which works
 on each position alone. A dataclass here says what one of them is; the module that computes it is
-named in `blocks.py`.
+named in `model/blocks.py`.
 """
 
 import dataclasses

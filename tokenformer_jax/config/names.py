@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from tokenformer_jax import migrate
+from tokenformer_jax.config import migrate
 from tokenformer_jax.config.fields import every_key, leaves
 from tokenformer_jax.config.layer import LayerConfig
 from tokenformer_jax.config.run import Config

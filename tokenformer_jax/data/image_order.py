@@ -16,7 +16,7 @@ from tokenformer_jax.data import order
 from tokenformer_jax.data.augment import Views
 from tokenformer_jax.data.images import Split
 from tokenformer_jax.errors import TransientError
-from tokenformer_jax.retry import retried
+from tokenformer_jax.storage.retry import retried
 
 NOTHING = -1  # as a label: the row does not count; in `bad`: the row's image is good
 

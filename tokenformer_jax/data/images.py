@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tokenformer_jax import paths
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import records, store
 from tokenformer_jax.errors import TransientError, UserError, counted
 from tokenformer_jax.messages import say
-from tokenformer_jax.retry import is_transient, retried
+from tokenformer_jax.storage import paths
+from tokenformer_jax.storage.retry import is_transient, retried
 
 _SUFFIXES = ('.jpg', '.jpeg', '.png')
 _TRAIN_FOLDERS, _VALIDATION_FOLDERS = ('train',), ('val', 'validation', 'test')

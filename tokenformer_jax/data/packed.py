@@ -14,9 +14,9 @@ from typing import IO, Protocol
 
 import zstandard
 
-from tokenformer_jax import paths
 from tokenformer_jax.errors import TransientError, UserError
-from tokenformer_jax.retry import retried
+from tokenformer_jax.storage import paths
+from tokenformer_jax.storage.retry import retried
 
 LONGEST_DOCUMENT = 2**30  # bytes; decoding holds up to four copies in memory
 

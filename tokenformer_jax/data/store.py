@@ -26,13 +26,14 @@ from typing import Any, BinaryIO, TypeVar
 import numpy as np
 import tqdm
 
-from tokenformer_jax import lease, paths, retry
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import blocks, tokenizers
 from tokenformer_jax.data.corpus import SPLITS, Corpus, Piece, open_corpus
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.messages import say
+from tokenformer_jax.runs import lease
+from tokenformer_jax.storage import paths, retry
 
 _FORMAT = 1  # version of the folder layout and of the tokenization
 _TEMPORARY = '.tmp-'  # marks the name of a folder that is being written

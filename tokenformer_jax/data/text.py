@@ -17,10 +17,10 @@ import tokenize
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from tokenformer_jax import paths
 from tokenformer_jax.data import formats, packed, records
 from tokenformer_jax.errors import TransientError, UserError, nearest
-from tokenformer_jax.retry import retried
+from tokenformer_jax.storage import paths
+from tokenformer_jax.storage.retry import retried
 
 _PIECE_BYTES = 2**20  # bytes of a lone text that are tokenized together
 _NOT_LIBRARY = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test', '__pycache__'}

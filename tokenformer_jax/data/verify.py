@@ -12,10 +12,11 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from tokenformer_jax import cli, paths
+from tokenformer_jax import cli
 from tokenformer_jax.config import file as config_file
 from tokenformer_jax.data import store
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.storage import paths
 
 
 def define_flags() -> None:

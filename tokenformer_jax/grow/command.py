@@ -17,11 +17,12 @@ from collections.abc import Callable, Sequence
 
 from absl import flags
 
-from tokenformer_jax import cli, config, messages, paths, usage
+from tokenformer_jax import cli, config, messages, usage
 from tokenformer_jax.config import GrowConfig, MeshConfig, choices
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow import actions, state
 from tokenformer_jax.grow.actions import Source, Target
+from tokenformer_jax.storage import paths
 
 _MOST = 10**12  # of what a number of the command line may count
 

@@ -13,25 +13,20 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from tokenformer_jax import (
-  checkpoint,
-  hosts,
-  lease,
-  models,
-  optim,
-  paths,
-  saved_config,
-  sharding,
-)
-from tokenformer_jax import step as step_lib
-from tokenformer_jax.checkpoint import Checkpoints
-from tokenformer_jax.checkpoint_meta import Ancestor, Lineage, Meta, Seen
 from tokenformer_jax.config import Config, GrowConfig, ModelConfig
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.grow import room, state, tokens
 from tokenformer_jax.grow.state import ToArray
-from tokenformer_jax.params import Params
-from tokenformer_jax.step import State
+from tokenformer_jax.model import models
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.parallel import hosts, sharding
+from tokenformer_jax.runs import checkpoint, lease, saved_config
+from tokenformer_jax.runs.checkpoint import Checkpoints
+from tokenformer_jax.runs.checkpoint_meta import Ancestor, Lineage, Meta, Seen
+from tokenformer_jax.steps import optim
+from tokenformer_jax.steps import step as step_lib
+from tokenformer_jax.steps.step import State
+from tokenformer_jax.storage import paths
 
 
 def read(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> State:

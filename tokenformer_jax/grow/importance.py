@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tokenformer_jax.params import ParamInfo, Params, Role
+from tokenformer_jax.model.params import ParamInfo, Params, Role
 
 
 def of_tokens(

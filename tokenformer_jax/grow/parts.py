@@ -8,15 +8,16 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax import models, paths
-from tokenformer_jax.checkpoint import Checkpoints
-from tokenformer_jax.checkpoint_meta import Ancestor, Meta
 from tokenformer_jax.config import GrowConfig, ModelConfig, pattentions, token_counts
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files, importance, tokens, verify
 from tokenformer_jax.grow.state import map_trees
-from tokenformer_jax.params import Params, Role
-from tokenformer_jax.step import State
+from tokenformer_jax.model import models
+from tokenformer_jax.model.params import Params, Role
+from tokenformer_jax.runs.checkpoint import Checkpoints
+from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
+from tokenformer_jax.steps.step import State
+from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import Batch, Task
 
 

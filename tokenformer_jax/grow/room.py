@@ -13,11 +13,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from tokenformer_jax import hosts, models, paths, sharding
-from tokenformer_jax.checkpoint_meta import Meta
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.params import is_axes
+from tokenformer_jax.model import models
+from tokenformer_jax.parallel import hosts, sharding
+from tokenformer_jax.parallel.sharding import is_axes
+from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.storage import paths
 
 _FLOAT32 = 4  # bytes of every number in a state
 _AGAIN = 0.9  # Arrays take at least this part of their bytes in the source again in the target.

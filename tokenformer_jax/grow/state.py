@@ -11,8 +11,6 @@ import jax.numpy as jnp
 import optax
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax import models, optim
-from tokenformer_jax.checkpoint_meta import Lineage
 from tokenformer_jax.config import (
   GrowConfig,
   ModelConfig,
@@ -21,8 +19,11 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import tokens, widen
-from tokenformer_jax.params import Params
-from tokenformer_jax.step import State
+from tokenformer_jax.model import models
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.runs.checkpoint_meta import Lineage
+from tokenformer_jax.steps import optim
+from tokenformer_jax.steps.step import State
 
 TOKEN_METHODS = ('zero_keys', 'duplicate', 'random')
 _COPYING = ('duplicate', 'net2net', 'hypercloning')

@@ -1,8 +1,8 @@
 """The table that the grow command prints: what a growth changes."""
 
-from tokenformer_jax import flops, models
 from tokenformer_jax.config import ModelConfig, pattentions, token_counts
 from tokenformer_jax.grow import widen
+from tokenformer_jax.model import flops, models
 
 _BYTES = 12  # of a parameter in training: itself and Adam's two moments, in float32
 _TILE = 128  # the width of a TPU's matrix unit

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tokenformer_jax.config import GrowConfig, PattentionConfig
-from tokenformer_jax.params import Axes, Definition, ParamInfo, Params, Role, is_axes, token_axis
+from tokenformer_jax.model.params import Definition, ParamInfo, Params, Role, token_axis
+from tokenformer_jax.parallel.sharding import Axes, is_axes
 
 Path = tuple[Any, ...]
 

@@ -23,8 +23,8 @@ from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import GrowConfig, MLPConfig, ModelConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow.tokens import Path, drawing_key, lookup, owners, with_noise
-from tokenformer_jax.layers import hidden_width
-from tokenformer_jax.params import Definition, ParamInfo, Params, Role
+from tokenformer_jax.model.layers import hidden_width
+from tokenformer_jax.model.params import Definition, ParamInfo, Params, Role
 
 
 class Sizes(NamedTuple):

@@ -42,7 +42,7 @@ class _Package(types.ModuleType):
     Raises:
       UserError: the run does not fit, a value is not allowed, or libtpu is missing.
     """
-    from tokenformer_jax.configure import resolve  # noqa: PLC0415
+    from tokenformer_jax.config.configure import resolve  # noqa: PLC0415
     from tokenformer_jax.plan import estimate, program  # noqa: PLC0415
     from tokenformer_jax.plan.topology import parse  # noqa: PLC0415
 

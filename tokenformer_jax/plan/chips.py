@@ -1,4 +1,4 @@
-"""Published memory, clock and links of each chip. The peak FLOP/s are in `flops.py`.
+"""Published memory, clock and links of each chip. The peak FLOP/s are in `model/flops.py`.
 
 Sources, by the name in `Chip.source`:
 
@@ -18,7 +18,7 @@ v4 is v5p's and is uncertain.
 
 import dataclasses
 
-from tokenformer_jax import flops
+from tokenformer_jax.model import flops
 
 GIB = 2**30
 _GB, _GBIT = 1e9, 1e9 / 8

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from jax.sharding import Mesh
 
-from tokenformer_jax import splash
+from tokenformer_jax.model import splash
 from tokenformer_jax.plan import collectives
 from tokenformer_jax.plan.chips import Chip
 from tokenformer_jax.plan.elementwise import vector_operations

@@ -10,13 +10,17 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
-from tokenformer_jax import attention, compute, devices, optim, sharding, sizes, tasks
-from tokenformer_jax import step as step_lib
+from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import tokens
-from tokenformer_jax.models import define
+from tokenformer_jax.model import attention, compute
+from tokenformer_jax.model.models import define
+from tokenformer_jax.parallel import devices, sharding
 from tokenformer_jax.plan import early
+from tokenformer_jax.steps import optim
+from tokenformer_jax.steps import step as step_lib
+from tokenformer_jax.training import sizes
 
 # XLA refuses a program for its temporaries before it lays memory out, or for its total after that.
 _TOO_LARGE = re.compile(

@@ -4,11 +4,11 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 
-from tokenformer_jax import sharding
-from tokenformer_jax.compute import remat_on
 from tokenformer_jax.config import Config, pattentions
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.messages import say
+from tokenformer_jax.model.compute import remat_on
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.plan import topology
 from tokenformer_jax.plan.estimate import Plan, plan
 from tokenformer_jax.plan.program import DoesNotFitError

@@ -7,9 +7,9 @@ images.py  vision transformers on images
 
 from typing import Any
 
-from tokenformer_jax.checkpoint_meta import Meta
 from tokenformer_jax.config import Config, ModelConfig
-from tokenformer_jax.params import Params
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.tasks.images import ImageTask
 from tokenformer_jax.tasks.task import Batch, Task
 from tokenformer_jax.tasks.text import TextTask

@@ -10,17 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from tokenformer_jax import hosts, models, vit
-from tokenformer_jax.checkpoint_meta import Meta
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.data import image_order, images, order
 from tokenformer_jax.data.augment import Views
+from tokenformer_jax.data.mixing import mix
 from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.messages import say
-from tokenformer_jax.mixing import mix
-from tokenformer_jax.params import Params
+from tokenformer_jax.model import models, vit
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.model.trunk import NO_INPUTS, Inputs
+from tokenformer_jax.parallel import hosts
+from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.tasks.task import Batch, EvalSums, Task, with_aux
-from tokenformer_jax.trunk import NO_INPUTS, Inputs
 
 _TOP = 5
 _BINS = 15  # bins of confidence for the calibration error

@@ -6,13 +6,13 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 
-from tokenformer_jax import models
-from tokenformer_jax.checkpoint_meta import Meta
-from tokenformer_jax.compute import Compute
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.data.order import BEGINNING, Position
-from tokenformer_jax.params import Params
-from tokenformer_jax.trunk import Aux
+from tokenformer_jax.model import models
+from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.model.trunk import Aux
+from tokenformer_jax.runs.checkpoint_meta import Meta
 
 Batch = Any  # arrays with the leading axis B, alone or in a pytree
 

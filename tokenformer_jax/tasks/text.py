@@ -10,21 +10,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tokenformer_jax import hosts
-from tokenformer_jax.checkpoint_meta import Meta
-from tokenformer_jax.compute import Compute
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.data import order, store, tokenizers
 from tokenformer_jax.data.held_out import held_out_tokens
-from tokenformer_jax.decode import Decoder
+from tokenformer_jax.decoding.decode import Decoder
+from tokenformer_jax.decoding.sampling import Sampling
+from tokenformer_jax.decoding.texts import TextRequest, decode_text
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.loss import LossSums, loss_sums, objective
-from tokenformer_jax.metrics import perplexity
-from tokenformer_jax.params import Params
-from tokenformer_jax.sampling import Sampling
+from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.loss import LossSums, loss_sums, objective
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.model.trunk import Aux
+from tokenformer_jax.parallel import hosts
+from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.runs.metrics import perplexity
 from tokenformer_jax.tasks.task import EvalSums, Task, with_aux
-from tokenformer_jax.texts import TextRequest, decode_text
-from tokenformer_jax.trunk import Aux
 
 _LONGEST_COMPARED = 64  # the most tokens of a sequence for comparing two models
 
