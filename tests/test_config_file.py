@@ -147,7 +147,7 @@ def test_flags_may_name_a_layer_that_the_file_does_not_have(load):
   layers = load(VARIANTS, pattern, '--config.model.variants.near.mixer.window=4').model.layers
   assert (layers['near'].mixer.window, layers['layer'].mixer.window) == (4, 0)
   with pytest.raises(UserError, match=r"has 'neer', which is not in model\.pattern"):
-    load(VARIANTS, pattern, '--config.model.variants.neer.mixer.window=4')
+    load(VARIANTS, '--config.model.variants.neer.mixer.window=4')
 
 
 def test_a_flag_that_chooses_another_kind_leaves_what_the_file_said_of_the_former(load):
