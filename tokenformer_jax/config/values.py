@@ -97,7 +97,7 @@ def _build(
     path, inner = f'{prefix}{name}', _inside(known, name)
     if types[name] is Layers:
       layer = new.get(BASE) or getattr(base or cls(), BASE)
-      new[name] = _layers(layer, values[name], inner, path)
+      new[name] = _layers(layer, values[name], inner, _inside(known, BASE), path)
     else:
       was = _default(field, types[name]) if base is None else getattr(base, name)
       new[name] = _convert(field, types[name], was, values[name], inner, path)
@@ -141,8 +141,19 @@ def _check_group(value: Any, path: str) -> None:
     raise UserError(f'config.{path} is {value!r}; it is a group of keys')
 
 
-def _layers(base: Any, values: Any, known: Sequence[Any], path: str) -> Layers:
-  """Return layers by name, each a version of the layer `base`."""
+def _layers(
+  base: Any, values: Any, known: Sequence[Any], known_bases: Sequence[Any], path: str
+) -> Layers:
+  """Return layers by name, each a version of the layer `base`.
+
+  Args:
+    base: `model.layer`.
+    values: nested dicts by name.
+    known: what keys of other kinds may repeat (see `_build`), each by name.
+    known_bases: the same of `model.layer`. A layer of a config file follows it in every key that it
+      does not set, also in keys of other kinds.
+    path: of the layers, for messages.
+  """
   _check_group(values, path)
   layers = {}
   for name, own in values.items():
@@ -152,7 +163,7 @@ def _layers(base: Any, values: Any, known: Sequence[Any], path: str) -> Layers:
         f'_ that is not {BASE!r}'
       )
     _check_group(own, f'{path}.{name}')
-    repeatable = [fields.every_key(base), *_inside(known, name)]
+    repeatable = [fields.every_key(base), *known_bases, *_inside(known, name)]
     layers[name] = _build(type(base), base, own, repeatable, f'{path}.{name}.')
   return Layers(layers)
 
