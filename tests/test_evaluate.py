@@ -14,9 +14,9 @@ import tiny_run
 import tiny_trained
 from absl import flags
 from lm_eval.tasks import TaskManager
+from tiny import tiny_model
 
 from tokenformer_jax import config, evaluate
-from tokenformer_jax.config import TokenCounts
 from tokenformer_jax.data.tokenizers import ByteTokenizer
 from tokenformer_jax.decoding import evaluation, harness
 from tokenformer_jax.errors import UserError
@@ -75,9 +75,9 @@ def _tasks(results: dict[str, dict[str, float]]) -> dict[str, Any]:
   }
 
 
-def _released() -> config.ModelConfig:
-  counts = TokenCounts(qkv=768, proj=768, ffn=3072)
-  return config.ModelConfig(layers=12, width=768, heads=12, param_tokens=counts)
+def _released(**changes: Any) -> config.ModelConfig:
+  counts = {'qkv': 768, 'proj': 768, 'ffn': 3072}
+  return tiny_model(**{'layers': 12, 'width': 768, 'heads': 12, 'tokens': counts, **changes})
 
 
 def test_tasks_and_text_in_one_report(command, source, tmp_path):
@@ -91,7 +91,7 @@ def test_tasks_and_text_in_one_report(command, source, tmp_path):
     '--batch_size=8',
   )
   assert (report['source'], report['step'], report['limit']) == (source, 7, 2)
-  assert report['model'] == dataclasses.asdict(tiny_trained.config().model)
+  assert report['model'] == config.to_json(tiny_trained.config().model)
   assert set(report['versions']) == {'tokenformer_jax', 'jax', 'lm_eval'}
   assert report['seconds'] > 0
   last_word = report['tasks']['local_last_word']
@@ -129,7 +129,7 @@ def test_without_the_harness_the_extra_is_named(command, monkeypatch):
 
 
 def test_learned_positions_bound_the_length():
-  model = tiny_trained.trained(positions='learned')
+  model = tiny_trained.trained(rotary=0, position_embedding='learned')
   with pytest.raises(UserError, match=r'max_length is 49, but this model has learned .* for 48'):
     model.context_length(49)
 
@@ -168,13 +168,13 @@ def _numbers(line: str) -> list[float]:
 @pytest.mark.parametrize(
   'changes',
   [
-    {'param_tokens': TokenCounts(qkv=768, proj=768, ffn=3200)},
+    {'tokens': {'qkv': 768, 'proj': 768, 'ffn': 3200}},
     {'layers': 13},
-    {'projection': 'dense'},
+    {'dense': True},
   ],
 )
 def test_no_row_is_beside_a_model_of_another_size(changes):
-  assert evaluation.published(dataclasses.replace(_released(), **changes)) is None
+  assert evaluation.published(_released(**changes)) is None
 
 
 @pytest.mark.parametrize('size', evaluation._PUBLISHED)

@@ -21,10 +21,8 @@ from tokenformer_jax.model.trunk import Context
 from tokenformer_jax.parallel import sharding
 
 MODEL = tiny_model(tied_head=False)  # A tied head mostly repeats the last token.
-LEARNED = tiny_model(tied_head=False, positions='learned', max_length=100)
-DENSE = tiny_model(
-  tied_head=False, projection='dense', bias=True, block_norm='affine', positions='none'
-)
+LEARNED = tiny_model(tied_head=False, rotary=0, position_embedding='learned', max_length=100)
+DENSE = tiny_model(tied_head=False, dense=True, bias=True, norm='affine', rotary=0)
 WINDOW = tiny_model(tied_head=False, window=7)
 DRAWN = Sampling(temperature=2.0, top_k=20, top_p=0.9, seed=1)
 UNEQUAL = (5, 63, 1, 64, 40)  # lengths of prompts

@@ -185,8 +185,13 @@ def test_what_generation_writes_is_called_greedy():
 def test_other_positions_are_scored_alike():
   """Learned positions have no room behind the longest input."""
   context, continuation = 'In the face of ambiguity, refuse the', ' temptation to guess'
-  wanted, _ = score(context.encode(), continuation.encode(), LENGTH, positions='learned')
-  assert abs(_log_prob(context, continuation, positions='learned') - wanted) < TOLERANCE
+  wanted, _ = score(
+    context.encode(), continuation.encode(), LENGTH, rotary=0, position_embedding='learned'
+  )
+  assert (
+    abs(_log_prob(context, continuation, rotary=0, position_embedding='learned') - wanted)
+    < TOLERANCE
+  )
 
 
 # Generation

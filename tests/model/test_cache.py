@@ -21,8 +21,9 @@ PADDING = np.array([0, 3, 11])  # less and more than the windows below
 
 @functools.cache
 def _attention(window: int):
+  model = tiny_model(window=window)
   definition = define(
-    lambda rngs: Attention(tiny_model(window=window), compute=Compute(), rngs=rngs)
+    lambda rngs: Attention(model.layer.mixer, model, compute=Compute(), rngs=rngs)
   )
   rng = np.random.default_rng(0)
   params = jax.tree.map(
