@@ -20,6 +20,7 @@ from typing import Any
 import cells
 from cells import MODELS, Figures, Row
 
+from tokenformer_jax.config import ModelConfig, from_dict, token_counts
 from tokenformer_jax.plan import topology
 
 HEAD = (
@@ -47,7 +48,7 @@ class Expected:
   received: float
 
 
-def expected(model: dict[str, Any], fsdp: int, tokens: int, positions: int) -> list[Expected]:
+def expected(model: ModelConfig, fsdp: int, tokens: int, positions: int) -> list[Expected]:
   """Return the collectives that a layer needs in a step with recomputation `full`.
 
   There are F devices along `fsdp` and S along `tokens`, M positions on a device, width D, and
@@ -68,17 +69,17 @@ def expected(model: dict[str, Any], fsdp: int, tokens: int, positions: int) -> l
                 input is scattered to heads; each M D · 2 bytes (S−1)/S, or twice that if whole
 
   Args:
-    model: the model's values in a config.
+    model: all its layers are equal.
     fsdp: F.
     tokens: S.
     positions: M.
   """
-  counts = model['param_tokens']
-  matrices = 2 * (3 * counts['qkv'] + counts['proj'] + counts['ffn']) * model['width']
+  counts = token_counts(model)
+  matrices = 2 * (3 * counts['qkv'] + counts['proj'] + counts['ffn']) * model.width
   weights = matrices / tokens * ACTIVATION * (fsdp - 1) / fsdp
   part = (tokens - 1) / tokens
   norms = positions * NORM * 2 * part
-  activations = positions * model['width'] * ACTIVATION * part
+  activations = positions * model.width * ACTIVATION * part
   over_fsdp = [
     Expected('fsdp', 'all-gather', 'weights', 20, 2 * weights),
     Expected('fsdp', 'reduce-scatter', 'gradients', 10, weights),
@@ -95,9 +96,14 @@ def expected(model: dict[str, Any], fsdp: int, tokens: int, positions: int) -> l
   return (over_fsdp if fsdp > 1 else []) + (over_tokens if tokens > 1 else [])
 
 
+def _model(figures: Figures) -> ModelConfig:
+  """Return the model of a plan."""
+  return from_dict(ModelConfig, figures['config']['model'])
+
+
 def per_layer(shallow: Figures, deep: Figures) -> dict[tuple[str, str], tuple[float, float]]:
   """Return number and bytes of a layer's collectives by axis and kind, from plans at two depths."""
-  layers = deep['config']['model']['layers'] - shallow['config']['model']['layers']
+  layers = _model(deep).depth - _model(shallow).depth
   totals: dict[tuple[str, str], tuple[float, float]] = {}
   for sign, figures in ((1, deep), (-1, shallow)):
     for row in figures['traffic']:
@@ -161,7 +167,7 @@ def main() -> None:
         '--quick',
         '--config.train.remat=full',
         f'--config.mesh.tokens={tokens}',
-        f'--config.model.layers={depth}',
+        f'--config.model.pattern=layer*{depth}',
         *others,
       )
       label = f'{args.model}-{args.topology}-tokens{tokens}-layers{depth}'
@@ -172,7 +178,7 @@ def main() -> None:
       continue
     used += found
     positions = sequences * model.length
-    wanted = expected(found[0]['config']['model'], fsdp, tokens, positions)
+    wanted = expected(_model(found[0]), fsdp, tokens, positions)
     lines += rows(mesh, wanted, per_layer(*found))
   print(
     f'a layer of {args.model} on {args.topology}, {args.tokens_per_chip:,} positions on a device; '

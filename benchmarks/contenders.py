@@ -32,15 +32,18 @@ SIZES = {
 
 def model_config(size: Size) -> Any:
   """Return our `ModelConfig` of a size."""
-  from tokenformer_jax.config import ModelConfig, TokenCounts  # noqa: PLC0415
+  from tokenformer_jax import config  # noqa: PLC0415
 
-  return ModelConfig(
-    layers=size.layers,
+  mixer = config.SoftmaxConfig(
+    size.heads,
+    qkv=config.PattentionConfig(size.qkv, size.reference_qkv),
+    proj=config.PattentionConfig(size.proj, size.reference_qkv),
+  )
+  return config.ModelConfig(
+    pattern=f'layer*{size.layers}',
     width=size.width,
-    heads=size.heads,
     vocab_size=size.vocab_size,
-    param_tokens=TokenCounts(size.qkv, size.proj, size.ffn),
-    reference_tokens=TokenCounts(size.reference_qkv, size.reference_qkv, 4 * size.reference_qkv),
+    layer=config.LayerConfig(mixer, ffn=config.PattentionConfig(size.ffn, 4 * size.reference_qkv)),
   )
 
 

@@ -136,7 +136,9 @@ def main() -> None:
   print('|---|---|---|---|---|---|---|')
   for old, new in itertools.pairwise(chain):
     model = model_config(new).model
-    counts = ','.join(f'{k}={v}' for k, v in dataclasses.asdict(model.param_tokens).items())
+    from tokenformer_jax.config import counts_as_text, token_counts  # noqa: PLC0415
+
+    counts = counts_as_text(token_counts(model))
     rounds = [time_stage(directory / old, directory / new, counts) for _ in range(args.rounds)]
     from tokenformer_jax.model.lm import define_lm  # noqa: PLC0415
 
