@@ -232,9 +232,10 @@ def test_the_cache_is_split_as_the_heads_are():
   with jax.set_mesh(mesh):
     definition, params = define_lm(MODEL, Compute(layers='list')), _prepared(MODEL)
     cache = jax.jit(lambda: definition.bind(params).init_caches(4, 64))()
-  assert len(cache) == MODEL.layers
+  assert len(cache) == MODEL.depth
   local = cache[0].keys.addressable_shards[0].data.shape
-  want = (1, MODEL.heads // 2, 64, MODEL.width // MODEL.heads)
+  heads = MODEL.layer.mixer.heads
+  want = (1, heads // 2, 64, MODEL.width // heads)
   assert local == want, 'devices hold more of the cache than their heads and rows'
 
 
