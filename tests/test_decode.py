@@ -21,10 +21,8 @@ from tokenformer_jax.sampling import GREEDY, Sampling
 from tokenformer_jax.trunk import Context
 
 MODEL = tiny_model(tied_head=False)  # A tied head mostly repeats the last token.
-LEARNED = tiny_model(tied_head=False, positions='learned', max_length=100)
-DENSE = tiny_model(
-  tied_head=False, projection='dense', bias=True, block_norm='affine', positions='none'
-)
+LEARNED = tiny_model(tied_head=False, rotary=0, position_embedding='learned', max_length=100)
+DENSE = tiny_model(tied_head=False, dense=True, bias=True, norm='affine', rotary=0)
 WINDOW = tiny_model(tied_head=False, window=7)
 DRAWN = Sampling(temperature=2.0, top_k=20, top_p=0.9, seed=1)
 UNEQUAL = (5, 63, 1, 64, 40)  # lengths of prompts
@@ -234,9 +232,10 @@ def test_the_cache_is_split_as_the_heads_are():
   with jax.set_mesh(mesh):
     definition, params = define_lm(MODEL, Compute(layers='list')), _prepared(MODEL)
     cache = jax.jit(lambda: definition.bind(params).init_caches(4, 64))()
-  assert len(cache) == MODEL.layers
+  assert len(cache) == MODEL.depth
   local = cache[0].keys.addressable_shards[0].data.shape
-  want = (1, MODEL.heads // 2, 64, MODEL.width // MODEL.heads)
+  heads = MODEL.layer.mixer.heads
+  want = (1, heads // 2, 64, MODEL.width // heads)
   assert local == want, 'devices hold more of the cache than their heads and rows'
 
 
