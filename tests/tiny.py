@@ -97,6 +97,19 @@ def tiny_vit(**changes: Any) -> ModelConfig:
   return tiny_model(**{**sizes, **changes})
 
 
+def two_kinds(*, window: int = 8, **changes: Any) -> ModelConfig:
+  """Return five layers in three stacks; `local` ones have a window and no feed-forward part.
+
+  Args:
+    window: of the local layers.
+    **changes: as for `tiny_model`, for all layers.
+  """
+  model = tiny_model(**{'pattern': '(local layer)*2 local', **changes})
+  mixer = dataclasses.replace(model.layer.mixer, window=window)
+  local = dataclasses.replace(model.layer, mixer=mixer, ffn=config.NoFeedForwardConfig())
+  return dataclasses.replace(model, variants=config.Layers({'local': local}))
+
+
 def with_mixer(model: ModelConfig, **changes: Any) -> ModelConfig:
   """Return a model with other keys of `model.layer.mixer`."""
   mixer = dataclasses.replace(model.layer.mixer, **changes)
