@@ -1,4 +1,4 @@
-"""Models of several kinds of layers, named in `model.variants`, and layers without a second part."""
+"""Models of several kinds of layers, named in `model.variants`, and layers of one part."""
 
 import dataclasses
 import functools
