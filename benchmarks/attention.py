@@ -1,8 +1,8 @@
-r"""Time of causal attention, forward and backward: ours by XLA's operations, and JAX's.
+r"""Time causal attention, forward and backward: ours in XLA's operations, and JAX's.
 
   python benchmarks/attention.py
 
-On a GPU in bfloat16, cuDNN's kernel takes part too; it is what a run then uses.
+On a GPU in bfloat16, cuDNN's kernel is a third contender; runs on GPUs use it.
 """
 
 import functools
@@ -12,14 +12,14 @@ import time
 import jax
 import jax.numpy as jnp
 
-from tokenformer_jax.attention import causal_attention, kernel
+from tokenformer_jax.model.attention import causal_attention, kernel
 
 SHAPES = ((16, 256, 4, 32), (4, 512, 6, 64), (2, 1024, 12, 64))  # B, T, H, K
 ROUNDS = 9
 
 
 def main() -> None:
-  """Runs the contenders in turns for every shape and prints a table."""
+  """Run the contenders in turns for every shape and print a table."""
   dtype = jnp.float32 if jax.default_backend() == 'cpu' else jnp.bfloat16
   library = functools.partial(jax.nn.dot_product_attention, is_causal=True)
   contenders = {

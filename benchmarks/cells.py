@@ -1,4 +1,4 @@
-"""What the benchmarks of planned steps share: cells of a table, each planned once, on its own."""
+"""Plan and keep the cells of a table, for the benchmarks of planned steps."""
 
 import argparse
 import dataclasses
@@ -21,12 +21,12 @@ Row = tuple[str, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """A config that is planned.
+  """A config to plan.
 
   Attributes:
-    file: of `configs/`, and the variant.
-    length: of its sequences.
-    flags: that change the config.
+    file: a file in `configs/`, and its variant.
+    length: the length of its sequences.
+    flags: flags that change the config.
   """
 
   file: str
@@ -34,14 +34,14 @@ class Model:
   flags: tuple[str, ...] = ()
 
   def rows(self, tokens: int) -> int:
-    """Sequences that have so many tokens."""
+    """Return the number of sequences with so many tokens."""
     rows, rest = divmod(tokens, self.length)
     if rest or not rows:
-      sys.exit(f'--tokens_per_chip={tokens} is no number of sequences of {self.length}')
+      sys.exit(f'--tokens_per_chip={tokens} is not a multiple of the sequence length {self.length}')
     return rows
 
   def on(self, topology: str, batch: int, *flags: str) -> list[str]:
-    """The planner's flags for it."""
+    """Return the planner's flags for the model on a topology."""
     return [
       f'--config=configs/{self.file}',
       f'--topology={topology}',
@@ -59,7 +59,7 @@ MODELS = {
 
 
 def parser(doc: str, out: str) -> argparse.ArgumentParser:
-  """A parser with the flags that all of them have."""
+  """Return a parser with the flags that all benchmarks share."""
   made = argparse.ArgumentParser(
     description=doc.splitlines()[0],
     epilog="Other flags are the planner's, --config.model.pattern=layer*2 say.",
@@ -79,20 +79,21 @@ def planned(
   report: bool,
   command: tuple[str, ...] = PLAN,
 ) -> Figures | None:
-  """The planner's figures of a cell: those kept of the same flags, or new ones, which are kept.
+  """Return the planner's figures of a cell: the kept figures of the same flags, or new ones.
 
-  The compiler is in a process of its own, because when it fails it takes its process with it.
+  Plan in a process of its own, because the compiler ends its process when it fails. Keep the new
+  figures.
 
   Args:
-    label: of the cell.
-    flags: of the planner.
+    label: the name of the cell.
+    flags: the flags of the planner.
     out: the directory where cells are kept.
-    report: only look at what is kept.
-    command: what takes these flags, and `--json`.
+    report: return kept figures only.
+    command: the command that takes these flags and `--json`.
 
   Returns:
-    What `--json` has, or as `error` the sentence of a step that does not fit, or that libtpu
-    aborted; None if there is nothing.
+    The content of `--json`, or `error` with a sentence if the step does not fit or libtpu aborts;
+    None if there are no figures.
   """
   digest = hashlib.sha256('\n'.join((*command, *flags)).encode()).hexdigest()[:8]
   file = out.resolve() / f'{label.replace(":", "_")}-{digest}.json'
@@ -114,7 +115,7 @@ def planned(
     found = {'error': last.removeprefix('error: the step ').partition('; what may')[0]}
   elif done.returncode == -signal.SIGABRT:
     found = {'error': 'is too much for libtpu, which aborts'}
-  else:  # Of a mistake nothing is kept; the other cells may still be planned.
+  else:  # Keep nothing after a mistake, and let the benchmark plan the other cells.
     print(f'{label}: exit status {done.returncode}: {last}', file=sys.stderr, flush=True)
     return None
   versions = {name: metadata.version(name) for name in ('jax', 'libtpu')}
@@ -125,16 +126,16 @@ def planned(
 
 
 def choose(made: argparse.ArgumentParser) -> None:
-  """Adds the flags that choose some of the cells."""
+  """Add the flags that choose some of the cells."""
   made.add_argument('--only', default='', help='a part of the names of the models to take')
   made.add_argument('--on', default='', help='a part of the names of the topologies to take')
 
 
 def versions(found: Iterable[Figures]) -> str:
-  """What compiled the cells."""
+  """Return the versions of the programs that compiled the cells."""
   return '; '.join(sorted({', '.join(f'{k} {v}' for k, v in f['versions'].items()) for f in found}))
 
 
 def table(head: Row, rows: list[Row]) -> str:
-  """A Markdown table."""
+  """Return a Markdown table."""
   return '\n'.join(f'| {" | ".join(row)} |' for row in (head, ('---',) * len(head), *rows))

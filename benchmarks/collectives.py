@@ -1,16 +1,16 @@
-r"""What a layer's chips exchange, as it should be and as it is in the compiled program.
+r"""Compare the data that chips must exchange for a layer with the compiled program's.
 
   python benchmarks/collectives.py                                 1_5b on v5e:4x4
   python benchmarks/collectives.py --model=lm_openwebtext:1_4b --topology=v5p:2x2x1 --tokens=1,2,4
 
-For meshes that split by `fsdp` alone, by `tokens` alone and by both. What is found is the
-difference between two depths over the layers that make it, so that neither the head nor the
-embedding is in it; with recomputation `full`. A collective of several arrays, which the compiler
-makes of several, counts once; and where it writes a whole sum in the place of one that is
-scattered, that is an all-reduce of twice the bytes.
+The meshes split by `fsdp` alone, by `tokens` alone and by both, with recomputation `full`. The
+found data of a layer is the difference between two depths divided by their difference in layers,
+which leaves out the head and the embedding. A collective of several arrays, which the compiler
+merges, counts once. A whole sum in place of a scattered one shows as an all-reduce of twice the
+bytes.
 
-Lays out two programs for each mesh, in seconds; needs `pip install -e ".[tpu]"`, no TPU. Cells are
-kept in `--out`, as in pods.py.
+The command lays out two programs for each mesh, in seconds. It needs `pip install -e ".[tpu]"`, but
+no TPU. Cells are kept in `--out`, as in pods.py.
 """
 
 import dataclasses
@@ -31,13 +31,13 @@ ACTIVATION, NORM = 2, 4  # bytes of bfloat16 and float32
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-  """Collectives of one layer in a step.
+  """Equal collectives of one layer in a step.
 
   Attributes:
-    axis: of the mesh.
-    kind: as the planner names it.
-    what: they are for.
-    number: how many.
+    axis: the mesh axis.
+    kind: the planner's name of the collective.
+    what: the purpose of the collectives.
+    number: the number of collectives.
     received: bytes that a device receives in all of them.
   """
 
@@ -49,27 +49,27 @@ class Expected:
 
 
 def expected(model: dict[str, Any], fsdp: int, tokens: int, positions: int) -> list[Expected]:
-  """What a layer has to exchange in a step, recomputation `full`.
+  """Return the collectives that a layer needs in a step with recomputation `full`.
 
-  With F devices along `fsdp` and S along `tokens`, M positions on a device, width D, and n₁ … n₅
-  parameter tokens of query, key, value, output and feed-forward, of which a device has a part of
-  keys and values [nᵢ / S, D / F]:
+  There are F devices along `fsdp` and S along `tokens`, M positions on a device, width D, and
+  n₁ … n₅ parameter tokens of query, key, value, output and feed-forward. A device has the part
+  [nᵢ / S, D / F] of keys and values.
 
-    weights     keys and values of each Pattention gathered over fsdp, forward and once more for
-                the backward pass:       2 · 10 gathers, in all 2 · Σ 2 nᵢ/S D · 2 bytes (F−1)/F
-    gradients   of the same, summed and scattered: 10, in all Σ 2 nᵢ/S D · 2 bytes (F−1)/F
-    row norms   a number for every position summed over tokens, which is kept, and a gradient:
-                                         2 · 5 sums of M · 4 bytes, each 2 (S−1)/S of that
-    outputs     of query, key and value summed into heads, scattered: 3 forward, 3 once more;
-                of the output projection and of feed-forward summed whole: 2 forward, and that of
-                the output projection once more
-    inputs      of the output projection, from heads: gathered forward and once more
-    backward    the gradient at query, key and value gathered from heads; of their common input and
-                of feed-forward's summed whole; of the output projection's input scattered to heads
-                                         each M D · 2 bytes (S−1)/S, twice that where whole
+    weights     gathers over fsdp of each Pattention's keys and values, in the forward pass and
+                again in the backward pass: 2 · 10, in all 2 · Σ 2 nᵢ/S D · 2 bytes (F−1)/F
+    gradients   reduce-scatters of the same arrays: 10, in all Σ 2 nᵢ/S D · 2 bytes (F−1)/F
+    row norms   sums over tokens of a number for every position, which is kept, and of a gradient:
+                2 · 5 sums of M · 4 bytes, each 2 (S−1)/S of that
+    outputs     query, key and value are reduce-scattered to heads: 3 forward, 3 recomputed; output
+                projection and feed-forward are summed whole: 2 forward, and the output projection
+                once recomputed
+    inputs      the output projection's input is gathered from heads, forward and recomputed
+    backward    the gradients at query, key and value are gathered from heads; those of their common
+                input and of feed-forward's input are summed whole; that of the output projection's
+                input is scattered to heads; each M D · 2 bytes (S−1)/S, or twice that if whole
 
   Args:
-    model: as in a config.
+    model: the model's values in a config.
     fsdp: F.
     tokens: S.
     positions: M.
@@ -103,7 +103,7 @@ def depth(figures: Figures) -> int:
 
 
 def per_layer(shallow: Figures, deep: Figures) -> dict[tuple[str, str], tuple[float, float]]:
-  """Number and bytes of a layer's collectives, by axis and kind: what more layers have more."""
+  """Return number and bytes of a layer's collectives by axis and kind, from plans at two depths."""
   layers = depth(deep) - depth(shallow)
   totals: dict[tuple[str, str], tuple[float, float]] = {}
   for sign, figures in ((1, deep), (-1, shallow)):
@@ -118,7 +118,7 @@ def per_layer(shallow: Figures, deep: Figures) -> dict[tuple[str, str], tuple[fl
 
 
 def rows(mesh: str, wanted: list[Expected], found: dict[tuple[str, str], Any]) -> list[Row]:
-  """The lines of a mesh: a collective each, and the sum of every axis."""
+  """Return the rows of a mesh: one for each collective, and the sum of every axis."""
   lines = []
   kinds = dict.fromkeys([(one.axis, one.kind) for one in wanted] + sorted(found))
   for key in kinds:
@@ -145,7 +145,7 @@ def rows(mesh: str, wanted: list[Expected], found: dict[tuple[str, str], Any]) -
 
 
 def main() -> None:
-  """Plans the meshes at two depths and prints the table."""
+  """Plan the meshes at two depths and print the table."""
   parser = cells.parser(__doc__, 'runs/collectives')
   parser.add_argument('--model', choices=MODELS, default='lm_pile:1_5b')
   parser.add_argument('--topology', default='v5e:4x4')
@@ -159,7 +159,7 @@ def main() -> None:
     if rest:
       sys.exit(f'--tokens={tokens} does not divide {devices} devices')
     mesh = f'{fsdp} fsdp × {tokens} tokens'
-    sequences = model.rows(args.tokens_per_chip)  # of the devices that have the same rows
+    sequences = model.rows(args.tokens_per_chip)  # for the devices that share rows
     found = []
     for layers in args.depths.split(','):
       flags = model.on(

@@ -1,4 +1,4 @@
-"""What benchmarks share: sizes of models, and contenders that take turns in own processes."""
+"""Define the models of the benchmarks, and contenders that take turns in processes of their own."""
 
 import dataclasses
 import subprocess
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-  """A TokenFormer language model and the batch it is trained on."""
+  """The sizes of a TokenFormer language model and of its training batch."""
 
   layers: int
   width: int
@@ -31,7 +31,7 @@ SIZES = {
 
 
 def model_config(size: Size) -> Any:
-  """The model of a size for ours: a `ModelConfig`."""
+  """Return our `ModelConfig` of a size."""
   from tokenformer_jax import config  # noqa: PLC0415 (each process loads one framework)
 
   reference = size.reference_qkv
@@ -49,7 +49,7 @@ def model_config(size: Size) -> Any:
 
 
 def torch_model(size: Size, **options: Any) -> Any:
-  """The same model in PyTorch, on the GPU if there is one."""
+  """Return the same model in PyTorch, on the GPU if there is one."""
   import torch  # noqa: PLC0415
   from torch_tokenformer import Sizes, TokenFormer  # noqa: PLC0415
 
@@ -59,12 +59,12 @@ def torch_model(size: Size, **options: Any) -> Any:
 
 
 class Contender:
-  """A process that makes steps when it is told to.
+  """A process that makes a step on request.
 
   Args:
-    script: run with `--serve=name` and the arguments, prints seconds for every line that it reads.
-    name: of the contender.
-    arguments: of the script.
+    script: a script that, with `--serve=name`, prints the seconds of a step for every input line.
+    name: the name of the contender.
+    arguments: more arguments of the script.
   """
 
   def __init__(self, script: str, name: str, arguments: list[str]):
@@ -77,7 +77,7 @@ class Contender:
     )
 
   def step(self) -> float:
-    """Has it make one step; returns the seconds."""
+    """Make one step and return its seconds."""
     self._process.stdin.write('step\n')
     self._process.stdin.flush()
     line = self._process.stdout.readline()
@@ -86,6 +86,6 @@ class Contender:
     return float(line)
 
   def close(self) -> None:
-    """Ends the process."""
+    """End the process."""
     self._process.stdin.close()
     self._process.wait()

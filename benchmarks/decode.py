@@ -1,12 +1,13 @@
-r"""Time of one token of decoding: ours, and the same model in a plain PyTorch loop with a cache.
+r"""Time one token of decoding: ours, and the same model in a plain PyTorch loop with a cache.
 
   python benchmarks/decode.py                                   152M parameters on the CPU
   python benchmarks/decode.py --size=1_5b --batches=1,8,64      on one GPU, bfloat16
 
-Needs `pip install -e ".[benchmark]"`. Greedy text after prompts of `--prompt` tokens, all of the
-same length, since the loop in PyTorch knows no others. Each contender lives in a process of its
-own; they take turns, one text each, and only tokens after the first 16 count: neither reading the
-prompts nor compiling. Prints milliseconds a token (median, least, most) and tokens/s of the batch.
+Needs `pip install -e ".[benchmark]"`. The contenders write greedy text after prompts of `--prompt`
+tokens. All prompts have the same length, because the PyTorch loop supports no others. Each
+contender has a process of its own, and they take turns, one text each. Only tokens after the first
+16 count, which excludes reading the prompts and compiling. The command prints milliseconds per
+token (median, least, most) and tokens/s of the batch.
 """
 
 import argparse
@@ -24,14 +25,14 @@ CHUNK = 16
 
 
 def jax_text(size: Size, batch: int, prompt: int, length: int) -> Callable[[], float]:
-  """Writes a batch of texts with ours; returns the seconds of one token."""
+  """Return a function that writes a batch of texts with ours and returns the seconds per token."""
   import jax  # noqa: PLC0415 (each process loads one of the two frameworks)
   import numpy as np  # noqa: PLC0415
 
   from tokenformer_jax.config import Config  # noqa: PLC0415
-  from tokenformer_jax.decode import Decoder, Request  # noqa: PLC0415
-  from tokenformer_jax.lm import Compute, define_lm  # noqa: PLC0415
-  from tokenformer_jax.sampling import GREEDY  # noqa: PLC0415
+  from tokenformer_jax.decoding.decode import Decoder, Request  # noqa: PLC0415
+  from tokenformer_jax.decoding.sampling import GREEDY  # noqa: PLC0415
+  from tokenformer_jax.model.lm import Compute, define_lm  # noqa: PLC0415
 
   model = model_config(size)
   decoder = Decoder(model, Compute.of(Config(model=model)))
@@ -47,7 +48,7 @@ def jax_text(size: Size, batch: int, prompt: int, length: int) -> Callable[[], f
 
 
 def torch_text(size: Size, batch: int, prompt: int, length: int) -> Callable[[], float]:
-  """The same in PyTorch."""
+  """Return the same function for PyTorch."""
   import torch  # noqa: PLC0415
 
   model = torch_model(size)
@@ -63,7 +64,7 @@ def torch_text(size: Size, batch: int, prompt: int, length: int) -> Callable[[],
 
 
 def main() -> None:
-  """Runs the contenders in turns and prints a table."""
+  """Run the contenders in turns and print a table."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--size', choices=SIZES, default='150m')
   parser.add_argument('--batches', default='1,8', help='sizes of batches, by comma')
@@ -74,7 +75,7 @@ def main() -> None:
   parser.add_argument('--serve', choices=CONTENDERS, help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.length % CHUNK or args.length < 2 * CHUNK:
-    sys.exit(f'--length={args.length} is no multiple of {CHUNK} from {2 * CHUNK} on')
+    sys.exit(f'--length={args.length} must be a multiple of {CHUNK} and at least {2 * CHUNK}')
   if args.serve:
     make = jax_text if args.serve == 'jax' else torch_text
     run = make(SIZES[args.size], int(args.batches), args.prompt, args.length)
@@ -89,7 +90,7 @@ def main() -> None:
     arguments = [f'--{name}={value}' for name, value in options.items()]
     contenders = [Contender(__file__, name, arguments) for name in CONTENDERS]
     for contender in contenders:
-      contender.step()  # compiles
+      contender.step()  # The first step compiles.
     for _ in range(args.rounds):
       for contender in contenders:
         contender.seconds.append(contender.step())

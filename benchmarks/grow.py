@@ -1,13 +1,13 @@
-r"""Time and memory of growing a model at full size, against reading and writing it.
+r"""Measure time and memory of growing a model at full size, against reading and writing it.
 
   python benchmarks/grow.py                            124M → 354M → 757M on this machine
   python benchmarks/grow.py --chain=124m,354m --keep   leaves the runs in --directory
 
 The models are those of configs/lm_openwebtext.py, with random weights and moments; nothing is
-trained. Each stage is one call of `python -m tokenformer_jax.grow`, with its verification, and, in
-turn with it, reading the source and writing the target in another process. Prints the median of the
-seconds over the rounds, the smallest and the largest factor of a round, and the largest peak of
-resident memory against the size of the target's state.
+trained. A stage runs `python -m tokenformer_jax.grow` with its verification, in turn with a process
+that reads the source and writes the target. The command prints the median of the seconds over the
+rounds, the smallest and the largest factor of a round, and the largest peak of resident memory
+against the size of the target's state.
 """
 
 import argparse
@@ -24,11 +24,11 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-BYTES = 12  # of a parameter with its two moments
+BYTES = 12  # a parameter and its two moments
 
 
 def model_config(variant: str):
-  """The resolved config of a variant, whose text is only needed to train."""
+  """Return the resolved config of a variant. Its text is not read."""
   sys.path.insert(0, str(ROOT / 'configs'))
   import lm_openwebtext  # noqa: PLC0415 (each process loads what it times)
 
@@ -40,14 +40,15 @@ def model_config(variant: str):
 
 
 def make_first(variant: str, directory: Path) -> None:
-  """Writes a run with random weights and random moments."""
+  """Write a run with random weights and random moments."""
   import jax  # noqa: PLC0415
   import jax.numpy as jnp  # noqa: PLC0415
 
-  from tokenformer_jax import optim, sharding, step  # noqa: PLC0415
   from tokenformer_jax.data.tokenizers import ByteTokenizer  # noqa: PLC0415
   from tokenformer_jax.grow import files  # noqa: PLC0415
-  from tokenformer_jax.lm import define_lm  # noqa: PLC0415
+  from tokenformer_jax.model.lm import define_lm  # noqa: PLC0415
+  from tokenformer_jax.parallel import sharding  # noqa: PLC0415
+  from tokenformer_jax.steps import optim, step  # noqa: PLC0415
 
   config = model_config(variant)
   definition = define_lm(config.model)
@@ -66,12 +67,13 @@ def make_first(variant: str, directory: Path) -> None:
 
 
 def time_reading_and_writing(source: Path, target: Path) -> tuple[float, float]:
-  """Seconds to read the state of `source`, and to write that of `target` anew."""
+  """Return the seconds to read the state of `source`, and to write that of `target` again."""
   import jax  # noqa: PLC0415
 
-  from tokenformer_jax import checkpoint, sharding  # noqa: PLC0415
   from tokenformer_jax.config import MeshConfig  # noqa: PLC0415
   from tokenformer_jax.grow import files  # noqa: PLC0415
+  from tokenformer_jax.parallel import sharding  # noqa: PLC0415
+  from tokenformer_jax.runs import checkpoint  # noqa: PLC0415
 
   mesh = sharding.make_mesh(MeshConfig())
   start = time.perf_counter()
@@ -89,7 +91,7 @@ def time_reading_and_writing(source: Path, target: Path) -> tuple[float, float]:
 
 
 def run(arguments: list[str]) -> tuple[float, float, str]:
-  """Seconds, peak resident GB, and the standard output of a command."""
+  """Run a command; return its seconds, peak resident GB, and standard output."""
   start = time.perf_counter()
   process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, cwd=ROOT)
   output = process.stdout.read()
@@ -100,7 +102,7 @@ def run(arguments: list[str]) -> tuple[float, float, str]:
 
 
 def time_stage(source: Path, target: Path, counts: str) -> tuple[float, float, float, float]:
-  """Seconds of growing, of reading and of writing, and the peak; makes the target anew."""
+  """Make the target; return the seconds of growing, reading and writing, and the peak memory."""
   shutil.rmtree(target, ignore_errors=True)
   grow = [sys.executable, '-m', 'tokenformer_jax.grow', f'--param_tokens={counts}']
   growing, peak, _ = run([*grow, f'--source={source}', f'--target={target}'])
@@ -111,7 +113,7 @@ def time_stage(source: Path, target: Path, counts: str) -> tuple[float, float, f
 
 
 def main() -> None:
-  """Runs the chain and prints a row for each stage."""
+  """Run the chain and print a row for each stage."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--chain', default='124m,354m,757m')
   parser.add_argument('--rounds', type=int, default=5, help='of each stage (default: 5)')
@@ -131,7 +133,7 @@ def main() -> None:
   directory.mkdir(parents=True, exist_ok=True)
   run([sys.executable, __file__, '--make', chain[0], str(directory / chain[0])])
   from tokenformer_jax import config  # noqa: PLC0415
-  from tokenformer_jax.lm import define_lm  # noqa: PLC0415
+  from tokenformer_jax.model.lm import define_lm  # noqa: PLC0415
 
   print('| stage | s | s, read + write | factor | target GB | peak GB | factor |')
   print('|---|---|---|---|---|---|---|')

@@ -1,12 +1,12 @@
-r"""Images a second of the input pipeline on one core, and what a training step asks for.
+r"""Measure the input pipeline's images a second on one core, against a training step's demand.
 
   python benchmarks/images.py                 our views, decoders, tf.data
   python benchmarks/images.py --workers=2     Grain's worker processes, whole batches
 
 The images are scikit-learn's two photographs at ImageNet's average size, 500 × 375, as JPEG. The
 views are those of configs/vit_imagenet.py: a random crop, a flip, RandAugment. Contenders take
-turns, so that whatever else the machine does hits all of them. Those that are not installed are
-left out (`pip install opencv-python-headless simplejpeg tensorflow-cpu`); nothing else needs them.
+turns, so that other load on the machine affects all of them. Contenders that are not installed are
+skipped (`pip install opencv-python-headless simplejpeg tensorflow-cpu`).
 """
 
 import argparse
@@ -22,9 +22,9 @@ from PIL import Image
 from sklearn import datasets
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax import flops
 from tokenformer_jax.data import image_order, images
 from tokenformer_jax.data.augment import Views, random_crop
+from tokenformer_jax.model import flops
 
 CONFIG = Path(__file__).parents[1] / 'configs/vit_imagenet.py'
 ROUNDS, PER_ROUND = 15, 16
@@ -33,7 +33,7 @@ MFU = 0.4
 
 
 def photographs() -> list[bytes]:
-  """JPEG files, 500 × 375."""
+  """Return JPEG files of 500 × 375 pixels."""
   files = []
   for pixels in datasets.load_sample_images().images:
     file = io.BytesIO()
@@ -43,7 +43,7 @@ def photographs() -> list[bytes]:
 
 
 def decoders() -> dict[str, Callable[[bytes], object]]:
-  """Decoding, a random crop and resizing alone, by what is installed."""
+  """Return functions that decode, crop at random and resize, for each installed library."""
   rng = np.random.default_rng(0)
   data = config_lib.DataConfig(crop_area=0.08)
   found: dict[str, Callable[[bytes], object]] = {
@@ -74,7 +74,7 @@ def decoders() -> dict[str, Callable[[bytes], object]]:
 
 
 def pipelines() -> dict[str, Callable[[bytes], object]]:
-  """The whole view of a training image: ours, and what tf.data has of it."""
+  """Return functions for whole views of an image: ours, and tf.data's without RandAugment."""
   rng, data = np.random.default_rng(0), recipe().data
   found: dict[str, Callable[[bytes], object]] = {
     'training view, ours': lambda file: Views(data, 3).train(file, rng),
@@ -84,7 +84,7 @@ def pipelines() -> dict[str, Callable[[bytes], object]]:
 
 
 def tf_data() -> dict[str, Callable[[bytes], object]]:
-  """A random crop and a flip by TensorFlow, which has no RandAugment."""
+  """Return a random crop and a flip by TensorFlow, which has no RandAugment."""
   try:
     import tensorflow as tf  # noqa: PLC0415
   except ImportError:
@@ -110,13 +110,13 @@ def tf_data() -> dict[str, Callable[[bytes], object]]:
 
 
 def recipe() -> config_lib.Config:
-  """configs/vit_imagenet.py:b16."""
+  """Return the config configs/vit_imagenet.py:b16."""
   values = runpy.run_path(str(CONFIG))['get_config']('b16')
   return config_lib.resolve(values.copy_and_resolve_references())
 
 
 def time_views(files: list[bytes]) -> float:
-  """Prints a row for each contender; returns images a second of our training view."""
+  """Print a row for each contender; return images a second of our training view."""
   contenders = {**decoders(), **pipelines()}
   rates: dict[str, list[float]] = {name: [] for name in contenders}
   for _ in range(ROUNDS + 1):
@@ -134,7 +134,7 @@ def time_views(files: list[bytes]) -> float:
 
 
 class Photographs(images.Split):
-  """The same few files, as many times as an epoch asks for."""
+  """A split that repeats a few files to the length of an epoch."""
 
   def __init__(self, files: list[bytes]):
     self.files = files
@@ -153,7 +153,7 @@ class Photographs(images.Split):
 
 
 def time_workers(files: list[bytes], workers: int) -> None:
-  """Prints images a second of whole batches from worker processes."""
+  """Print images a second of whole batches from worker processes."""
   values = runpy.run_path(str(CONFIG))['get_config']('b16')
   values.data.update(batch_size=64, workers=workers, prefetch=2 * workers)
   data = config_lib.resolve(values.copy_and_resolve_references()).data
@@ -171,7 +171,7 @@ def time_workers(files: list[bytes], workers: int) -> None:
 
 
 def main() -> None:
-  """Measures and prints."""
+  """Measure and print the rates."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--workers', type=int, default=0)
   args = parser.parse_args()

@@ -1,11 +1,11 @@
-r"""The lookup of the embedding and its gradient, by the compiler's cycles.
+r"""Compare two lookups of the embedding and their gradients, by the compiler's cycles.
 
   python benchmarks/lookup.py
   python benchmarks/lookup.py --topology=v6e:8x8 --vocab=50304 --width=768 --tokens_per_chip=32768
 
-Compares `products.look_up`, which sums gradients in float32 on each device and scatters them, with
-`jnp.take` of the table in bfloat16, left to XLA. Seconds for each; needs
-`pip install -e ".[tpu]"`, no TPU.
+One lookup is `products.look_up`, which sums gradients in float32 on each device and scatters them.
+The other is `jnp.take` of the table in bfloat16, partitioned by XLA. Each takes seconds. The
+command needs `pip install -e ".[tpu]"`, but no TPU.
 """
 
 import argparse
@@ -15,51 +15,51 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from tokenformer_jax import sharding
 from tokenformer_jax.config import MeshConfig
+from tokenformer_jax.model.products import look_up
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.plan import costs, topology
 from tokenformer_jax.plan.table import align
-from tokenformer_jax.products import look_up
 
 AXES = ('vocab', 'width')
 Lookup = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def by_device(table_VxD: jax.Array, ids_BxT: jax.Array) -> jax.Array:
-  """Look rows up the way the model does."""
+  """Look rows up as the model does."""
   return look_up(table_VxD, ids_BxT, AXES, jnp.bfloat16)
 
 
 def by_xla(table_VxD: jax.Array, ids_BxT: jax.Array) -> jax.Array:
-  """With the gradient summed in bfloat16, partitioned by XLA."""
+  """Look rows up with XLA's own partitioning, which sums the gradient in bfloat16."""
   return jnp.take(table_VxD.astype(jnp.bfloat16), ids_BxT, axis=0)
 
 
 def compiled(lookup: Lookup, mesh: Mesh, rows: int, args: argparse.Namespace) -> str:
-  """The program that reads rows of the table and makes the gradient of the table."""
+  """Return the text of the program that looks rows up and computes the table's gradient."""
 
   def loss(table_VxD: jax.Array, ids_BxT: jax.Array, weight_BxTxD: jax.Array) -> jax.Array:
     x_BxTxD = sharding.constrain(lookup(table_VxD, ids_BxT), 'batch', None, None)
     return jnp.sum(x_BxTxD * weight_BxTxD, dtype=jnp.float32)
 
-  def of(shape: tuple[int, ...], dtype: jnp.dtype, axes: tuple) -> jax.ShapeDtypeStruct:
+  def abstract(shape: tuple[int, ...], dtype: jnp.dtype, axes: tuple) -> jax.ShapeDtypeStruct:
     place = jax.NamedSharding(mesh, sharding.spec(axes))
     return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
 
   ids = (rows, args.sequence_length)
-  table = of((args.vocab, args.width), jnp.float32, AXES)
+  table = abstract((args.vocab, args.width), jnp.float32, AXES)
   with jax.set_mesh(mesh):
     step = jax.jit(jax.value_and_grad(loss), out_shardings=(None, table.sharding))
     lowered = step.lower(
       table,
-      of(ids, jnp.int32, ('batch', None)),
-      of((*ids, args.width), jnp.bfloat16, ('batch', None, None)),
+      abstract(ids, jnp.int32, ('batch', None)),
+      abstract((*ids, args.width), jnp.bfloat16, ('batch', None, None)),
     )
   return lowered.compile().as_text()
 
 
 def main() -> None:
-  """Prints a table with a line for each topology and way."""
+  """Print a table with a row for each topology and lookup."""
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )

@@ -1,18 +1,18 @@
-r"""What Pattention's norm and its GELU cost in a training step, by the compiler's cycles.
+r"""Measure what Pattention's norm and its GELU cost in a training step, by the compiler's cycles.
 
-  python benchmarks/norm_cost.py                    every cell, or those that are not there yet
+  python benchmarks/norm_cost.py                    plan the missing cells and print all
   python benchmarks/norm_cost.py --only=1_5b --on=v5p
-  python benchmarks/norm_cost.py --report           prints the tables of what is there
+  python benchmarks/norm_cost.py --report           print the tables of the kept cells
 
-The step as the config has it, against the same
+The step of the config is compared with the same step
 
-  no norm     with GELU(A) in the place of GELU(τ A / ‖A‖)
-  KᵀK         with ‖A‖² = x (KᵀK) xᵀ, in the place of the sum of squares of the scores A = x Kᵀ
-  tanh        with GELU by tanh
+  no norm     with GELU(A) instead of GELU(τ A / ‖A‖)
+  KᵀK         with ‖A‖² = x (KᵀK) xᵀ instead of the sum of squares of the scores A = x Kᵀ
+  tanh        with the tanh approximation of GELU
 
-at n = d (1_5b) and at about n = 11 d (the grown 1_4b, its counts multiples of 128). Time is that of
-the compiler's cycles and of kernels, without collectives. Takes minutes for each of 16 programs;
-needs `pip install -e ".[tpu]"`, no TPU. Cells are kept in `--out`, as in pods.py.
+at n = d (1_5b) and at about n = 11 d (the grown 1_4b, its counts multiples of 128). Times are the
+compiler's cycles and kernels, without collectives. Each of 16 programs takes minutes. The command
+needs `pip install -e ".[tpu]"`, but no TPU. Cells are kept in `--out`, as in pods.py.
 """
 
 import sys
@@ -26,10 +26,11 @@ from absl import flags
 from cells import MODELS, Figures, Model, Row
 from jax.ad_checkpoint import checkpoint_name
 
-from tokenformer_jax import cli, pattention
+from tokenformer_jax import cli
+from tokenformer_jax.model import pattention
+from tokenformer_jax.model.products import product, project, split_heads
+from tokenformer_jax.model.stack import ROW_STATISTICS
 from tokenformer_jax.plan import command, topology
-from tokenformer_jax.products import product, project, split_heads
-from tokenformer_jax.stack import ROW_STATISTICS
 
 GROWN = {'mixer.qkv': 8704, 'mixer.proj': 8704, 'ffn': 34816}  # parameter tokens
 SHAPES = {
@@ -46,7 +47,7 @@ HEAD = ('', 'ms a step', 'ratio')
 
 
 def without_norm(scores_BxTxN: jax.Array, *, gelu: str, **how) -> jax.Array:
-  """In the place of `pattention.parameter_weights`: the GELU alone."""
+  """Replace `pattention.parameter_weights` by the GELU alone."""
   del how
   return pattention.activate(scores_BxTxN.astype(jnp.float32), gelu).astype(scores_BxTxN.dtype)
 
@@ -63,7 +64,7 @@ def by_products_of_keys(
   reference_tokens: int,
   **how,
 ) -> jax.Array:
-  """In the place of `pattention.pattention`: norms from the products of keys, D² and not N."""
+  """Replace `pattention.pattention`: compute norms from products of keys, D² instead of N terms."""
   del how
 
   def apply(x: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
@@ -84,14 +85,14 @@ def by_products_of_keys(
   return pattention.keep_for_backward(apply, keep_scores, prevent_cse)(x, keys, values)
 
 
-REPLACED = {  # the function of pattention.py, and what stands in its place
+REPLACED = {  # variant → function of model/pattention.py and its replacement
   'no norm': ('parameter_weights', without_norm),
   'KᵀK': ('pattention', by_products_of_keys),
 }
 
 
 def plan_with(variant: str) -> None:
-  """The planner's command, with its flags, on a Pattention that is changed."""
+  """Run the planner's command, with its flags, on a changed Pattention."""
 
   def main(argv: Sequence[str]) -> None:
     name, function = REPLACED[variant]
@@ -106,7 +107,7 @@ def plan_with(variant: str) -> None:
 
 
 def plan_cells(args, others: list[str], shape: str, on: str) -> dict[str, Figures]:
-  """Every variant that there is."""
+  """Return the figures of every variant that is planned."""
   model = SHAPES[shape]
   found = {}
   for variant in (AS_IT_IS, *REPLACED, TANH):
@@ -129,7 +130,7 @@ def plan_cells(args, others: list[str], shape: str, on: str) -> dict[str, Figure
 
 
 def rows(found: dict[str, Figures]) -> list[Row]:
-  """A line for each variant; ratios say how much more the step takes as it is."""
+  """Return a row for each variant, with the time of the unchanged step over the variant's."""
   lines, whole = [], found.get(AS_IT_IS, {}).get('compute_seconds')
   for variant, one in found.items():
     if 'error' in one:
@@ -142,12 +143,12 @@ def rows(found: dict[str, Figures]) -> list[Row]:
 
 
 def main() -> None:
-  """Plans the cells and prints a table for each shape and topology."""
+  """Plan the cells and print a table for each shape and topology."""
   parser = cells.parser(__doc__, 'runs/norm_cost')
   cells.choose(parser)
   args, others = parser.parse_known_args()
   if '--quick' in others:
-    parser.error('--quick knows no cycles, which are what is compared here')
+    parser.error('--quick gives no cycles, which this benchmark compares; leave it out')
   for shape in SHAPES:
     for on in TOPOLOGIES:
       if args.only not in shape or args.on not in on:

@@ -1,14 +1,15 @@
-r"""The planner's table of the paper's models on TPU pods: docs/pods.md.
+r"""Plan the paper's models on TPU pods, for the table in docs/pods.md.
 
-  python benchmarks/pods.py                       plans every cell, or those that are not there yet
-  python benchmarks/pods.py --only=1_5b --on=v5p  some of them
-  python benchmarks/pods.py --report              prints the tables of what is there
+  python benchmarks/pods.py                       plan the missing cells and print all
+  python benchmarks/pods.py --only=1_5b --on=v5p  plan some of them
+  python benchmarks/pods.py --report              print the tables of the kept cells
 
-Every step is compiled with the TPU's own compiler, which takes minutes for each on two cores; needs
-`pip install -e ".[tpu]"`, no TPU. Every chip has the same number of tokens on every topology: the
-sequences are those of the config, the batch follows the chips. Up to `--fsdp` devices share one
-copy of the model, the rest are replicas. Cells are kept in `--out`, by their flags, so that an
-interrupted run goes on; after a change of the program take another directory.
+The TPU's own compiler compiles every step, which takes minutes for each on two cores. The command
+needs `pip install -e ".[tpu]"`, but no TPU. Every chip has the same number of tokens on every
+topology: sequences have the config's length, and the batch is proportional to the chips. Up to
+`--fsdp` devices share one copy of the model; more devices are replicas. Cells are kept in `--out`
+by their flags, so an interrupted run can continue. After a change of the code, use another
+directory.
 """
 
 import sys
@@ -18,7 +19,7 @@ from cells import MODELS, Figures, Row
 
 from tokenformer_jax.plan import topology
 
-TOPOLOGIES = {  # by the name under which as many chips are sold
+TOPOLOGIES = {  # by the name under which the slice is sold
   'v5e-16': 'v5e:4x4',
   'v5e-256': 'v5e:16x16',
   'v5p-64': 'v5p:4x4x4',
@@ -35,7 +36,7 @@ Found = dict[tuple[str, str], Figures]
 
 
 def mesh(devices: int, most: int) -> tuple[int, int]:
-  """Sizes of `replica` and `fsdp`."""
+  """Return the sizes of `replica` and `fsdp`."""
   replica, rest = divmod(devices, min(most, devices))
   if rest:
     sys.exit(f'--fsdp={most} does not divide {devices} devices')
@@ -43,7 +44,7 @@ def mesh(devices: int, most: int) -> tuple[int, int]:
 
 
 def row(model: str, sold: str, found: Figures) -> Row:
-  """A line of the table."""
+  """Return a row of the table."""
   name = TOPOLOGIES[sold]
   if 'error' in found:
     return (model, sold, name, '', found['error'], *[''] * 4)
@@ -66,7 +67,7 @@ def row(model: str, sold: str, found: Figures) -> Row:
 
 
 def fit(found: Figures) -> str:
-  """Whether a step fits, as the end of a sentence."""
+  """Return whether a step fits, as the end of a sentence."""
   if 'error' in found:
     return found['error']
   memory = found['memory']
@@ -74,7 +75,7 @@ def fit(found: Figures) -> str:
 
 
 def larger_pod(found: Found) -> list[Row]:
-  """The time of a step on 512 chips of v5p over that on 64, at as many tokens a chip."""
+  """Return the time of a step on 512 chips of v5p over that on 64, with equal tokens per chip."""
   rows = []
   for model in MODELS:
     few, many = found.get((model, 'v5p-64')), found.get((model, 'v5p-512'))
@@ -85,7 +86,7 @@ def larger_pod(found: Found) -> list[Row]:
 
 
 def main() -> None:
-  """Plans the cells and prints the tables."""
+  """Plan the cells and print the tables."""
   parser = cells.parser(__doc__, 'runs/pods')
   cells.choose(parser)
   parser.add_argument('--remat', default='full', help='recomputation')

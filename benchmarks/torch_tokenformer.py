@@ -1,9 +1,9 @@
-"""A TokenFormer language model and its training step in PyTorch, to measure ours against.
+"""Define a TokenFormer language model and its training step in PyTorch, as a reference for speed.
 
-Written as PyTorch users write for speed and independent of the package: query, key and value are
-one pair of matrix products, attention is `scaled_dot_product_attention`, AdamW is fused, and the
-forward and backward passes can be compiled. With `bf16`, parameters and moments stay in float32
-and matrix products run in bfloat16, as in the step that it is compared with.
+The code is independent of the package and written for speed: query, key and value are one pair of
+matrix products, attention is `scaled_dot_product_attention`, AdamW is fused, and the forward and
+backward passes can be compiled. With `bf16`, parameters and moments stay in float32 and matrix
+products run in bfloat16, as in our step.
 
   sizes = Sizes(layers=12, width=768, heads=12, vocab_size=50304, qkv=768, proj=768, ffn=3072)
   model = TokenFormer(sizes).to('cuda')
@@ -11,7 +11,7 @@ and matrix products run in bfloat16, as in the step that it is compared with.
   loss, grad_norm = train_step(input_ids, targets)  # [B, T] each; both results stay on the device
 
 The model is the one released for the Pile (Wang et al. 2024, arXiv 2410.23168): pre-norm blocks of
-Pattentions with `l2_norm_gelu` scores, norms in the blocks without parameters, rotary positions on
+Pattentions with `l2_norm_gelu` scores, norms without parameters in the blocks, rotary positions on
 a part of every head, an affine final norm and a tied head.
 """
 
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 NORM_EPSILON = 1e-5
-# Keeps a row of zero scores finite; far below the rounding of any row that is not.
+# Keeps a row of zero scores finite; smaller than the rounding of any other row.
 SCORE_EPSILON = 1e-14
 
 TrainStep = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -37,13 +37,13 @@ class Sizes:
   """The sizes of a model.
 
   Attributes:
-    layers: number of blocks.
-    width: of the residual stream.
-    heads: attention heads; they divide the width.
-    vocab_size: rows of the embedding, which is the head's matrix too.
-    qkv: parameter tokens of the query, the key and the value projection, each.
+    layers: the number of blocks.
+    width: the width of the residual stream.
+    heads: the number of attention heads; it divides the width.
+    vocab_size: rows of the embedding, which is also the head's matrix.
+    qkv: parameter tokens of each of the query, key and value projections.
     proj: parameter tokens of the attention's output projection.
-    ffn: parameter tokens of the Pattention that is the feed-forward layer.
+    ffn: parameter tokens of the feed-forward layer's Pattention.
     rotary_fraction: the part of every head that carries rotary positions.
     max_length: the longest sequence.
   """
@@ -69,17 +69,17 @@ class Sizes:
 
   @property
   def head_size(self) -> int:
-    """Features of a head."""
+    """Return the features of a head."""
     return self.width // self.heads
 
   @property
   def rotary_size(self) -> int:
-    """Features of a head that are rotated."""
+    """Return the features of a head that are rotated."""
     return int(self.head_size * self.rotary_fraction)
 
 
 def parameter_weights(scores_xN: Tensor) -> Tensor:
-  """GELU(√N A / ‖A‖₂) over the last axis, which is GELU after a norm by the root mean square."""
+  """Return GELU(√N A / ‖A‖₂) over the last axis: GELU after a norm by the root mean square."""
   return F.gelu(F.rms_norm(scores_xN, scores_xN.shape[-1:], eps=SCORE_EPSILON))
 
 
@@ -92,12 +92,12 @@ class Pattention(nn.Module):
     self.values = nn.Parameter(torch.empty(tokens, width))
 
   def forward(self, x_BxTxD: Tensor) -> Tensor:
-    """[B, T, D] → [B, T, D]."""
+    """Map [B, T, D] to [B, T, D]."""
     return parameter_weights(F.linear(x_BxTxD, self.keys)) @ self.values
 
 
 class QKVPattention(nn.Module):
-  """The query's, the key's and the value's Pattention: `keys` and `values` [3, N, D]."""
+  """The Pattentions of query, key and value: `keys` and `values` [3, N, D]."""
 
   def __init__(self, width: int, tokens: int):
     super().__init__()
@@ -105,7 +105,7 @@ class QKVPattention(nn.Module):
     self.values = nn.Parameter(torch.empty(3, tokens, width))
 
   def forward(self, x_BxTxD: Tensor) -> Tensor:
-    """[B, T, D] → [3, B, T, D]."""
+    """Map [B, T, D] to [3, B, T, D]."""
     batch, length, width = x_BxTxD.shape
     scores_Mx3N = F.linear(x_BxTxD.reshape(-1, width), self.keys.flatten(0, 1))
     weights_Mx3xN = parameter_weights(scores_Mx3N.unflatten(-1, (3, -1)))
@@ -124,7 +124,7 @@ class Rotary(nn.Module):
     self.register_buffer('sin', angles_TxR.sin(), persistent=False)
 
   def forward(self, x_xTxK: Tensor, start: int = 0) -> Tensor:
-    """Rotates [..., T, K] by the positions from `start` on, in float32; the dtype is kept."""
+    """Rotate [..., T, K] by the positions from `start` on, in float32; keep the dtype."""
     end, half = start + x_xTxK.shape[-2], self.cos.shape[-1]
     if not half:
       return x_xTxK
@@ -135,7 +135,7 @@ class Rotary(nn.Module):
 
 
 class Block(nn.Module):
-  """A pre-norm block: causal attention between tokens, then a Pattention as feed-forward layer."""
+  """A pre-norm block of causal attention and a Pattention as feed-forward layer."""
 
   def __init__(self, sizes: Sizes):
     super().__init__()
@@ -147,9 +147,9 @@ class Block(nn.Module):
   def forward(
     self, x_BxTxD: Tensor, rotary: Rotary, start: int = 0, cache_2xBxHxSxK: Tensor | None = None
   ) -> Tensor:
-    """[B, T, D] → [B, T, D], in the dtype of the input.
+    """Map [B, T, D] to [B, T, D], in the dtype of the input.
 
-    With a cache, its positions from `start` on are filled, and those before are attended to.
+    If a cache is given, fill its positions from `start` on and attend to all positions before.
     """
     dtype, end = x_BxTxD.dtype, start + x_BxTxD.shape[1]
     qkv_3xBxHxTxK = self.qkv(_norm(x_BxTxD)).unflatten(-1, (self.heads, -1)).transpose(2, 3)
@@ -167,14 +167,14 @@ class Block(nn.Module):
 
 
 class TokenFormer(nn.Module):
-  """The language model, with freshly drawn parameters.
+  """The language model, with newly drawn parameters.
 
-  Keys and the embedding are normal with standard deviation 0.02, values with 2 / (L √D), as
-  released.
+  As in the released code, keys and the embedding are normal with standard deviation 0.02, and
+  values with 2 / (L √D).
   """
 
   def __init__(self, sizes: Sizes, *, checkpointing: bool = False):
-    """Args: the model's sizes; whether the backward pass computes the blocks again."""
+    """Draw the parameters; with `checkpointing` the backward pass recomputes the blocks."""
     super().__init__()
     self.sizes = sizes
     self.checkpointing = checkpointing
@@ -190,10 +190,10 @@ class TokenFormer(nn.Module):
         nn.init.normal_(module.values, std=value_std)
 
   def forward(self, input_ids_BxT: Tensor) -> Tensor:
-    """Logits [B, T, V] of the next token at every position."""
+    """Return the logits [B, T, V] of the next token at every position."""
     x_BxTxD = self.embedding(input_ids_BxT)
     if torch.is_autocast_enabled(x_BxTxD.device.type):
-      # Autocast leaves the embedding in float32, and with it every addition to the stream.
+      # Autocast keeps the embedding in float32, and then every addition to the residual stream.
       x_BxTxD = x_BxTxD.to(torch.get_autocast_dtype(x_BxTxD.device.type))
     for block in self.blocks:
       if self.checkpointing and self.training:
@@ -204,9 +204,9 @@ class TokenFormer(nn.Module):
 
   @torch.inference_mode()
   def decode(self, prompts_BxT: Tensor, length: int, written: Callable[[], None]) -> Tensor:
-    """The likeliest tokens [B, length] after prompts of equal lengths, with a key-value cache.
+    """Return the likeliest tokens [B, length] after prompts of equal lengths, by a key-value cache.
 
-    Calls `written` after every token, with the work on the device done.
+    Call `written` after every token, when the device has finished it.
     """
     batch, start = prompts_BxT.shape
     sizes, weight = self.sizes, self.embedding.weight
@@ -215,8 +215,8 @@ class TokenFormer(nn.Module):
     ids_BxT, start, tokens = prompts_BxT, 0, []
     for _ in range(length):
       x_BxTxD = self.embedding(ids_BxT)
-      for block, of_layer in zip(self.blocks, cache, strict=True):
-        x_BxTxD = block(x_BxTxD, self.rotary, start, of_layer)
+      for block, layer_cache in zip(self.blocks, cache, strict=True):
+        x_BxTxD = block(x_BxTxD, self.rotary, start, layer_cache)
       start += ids_BxT.shape[1]
       ids_BxT = F.linear(self.final_norm(x_BxTxD[:, -1:]), weight).argmax(dim=-1)
       tokens.append(ids_BxT)
@@ -226,7 +226,7 @@ class TokenFormer(nn.Module):
     return torch.cat(tokens, dim=1)
 
   def loss(self, input_ids_BxT: Tensor, targets_BxT: Tensor) -> Tensor:
-    """Mean cross entropy in float32; positions with target -100 do not count."""
+    """Return the mean cross entropy in float32, without positions whose target is -100."""
     logits_BxTxV = self(input_ids_BxT)
     return F.cross_entropy(logits_BxTxV.flatten(0, 1).float(), targets_BxT.flatten())
 
@@ -239,7 +239,7 @@ def build_optimizer(
   epsilon: float = 1e-8,
   weight_decay: float = 0.1,
 ) -> torch.optim.AdamW:
-  """AdamW with decoupled decay of the matrices; norm scales and biases do not decay."""
+  """Return AdamW with decoupled decay of the matrices; norm scales and biases do not decay."""
   parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
   groups = [
     {'params': [p for p in parameters if p.ndim >= 2], 'weight_decay': weight_decay},
@@ -258,19 +258,19 @@ def build_train_step(
   compile: bool = False,
   compile_mode: str | None = None,
 ) -> TrainStep:
-  """A function that updates the model in place by one step.
+  """Return a function that updates the model in place by one step.
 
   Args:
-    model: on the device of the batches.
-    optimizer: of the model's parameters; its learning rate is read at every step.
-    clip_norm: gradients are scaled to at most this global norm.
-    bf16: matrix products and the residual stream in bfloat16, by autocast.
+    model: the model, on the device of the batches.
+    optimizer: the optimizer of the model's parameters; its learning rate is read at every step.
+    clip_norm: the largest global norm of the gradients; larger gradients are scaled to it.
+    bf16: use bfloat16 for matrix products and the residual stream, by autocast.
     compile: compile the loss and its gradient (the first step of a shape then takes longer).
     compile_mode: a mode of `torch.compile`, such as `max-autotune`.
 
   Returns:
     (input_ids [B, T], targets [B, T]), int64 → the loss and the gradient's norm before clipping,
-    as scalars on the device: the step does not wait for them.
+    as scalars on the device; the step does not wait for them.
   """
   parameters = list(model.parameters())
   device_type = parameters[0].device.type

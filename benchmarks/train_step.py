@@ -1,12 +1,12 @@
-r"""Time of one training step: ours, and the same model in PyTorch, eager and compiled.
+r"""Time one training step: ours, and the same model in PyTorch, eager and compiled.
 
   python benchmarks/train_step.py                              a 22M model on the CPU
   python benchmarks/train_step.py --size=150m --batch=16       on one GPU, bfloat16
 
-Needs `pip install -e ".[benchmark]"`. Every contender lives in a process of its own; they take
-turns, one step each, so that whatever else the machine does hits all of them. The first steps
-(compilation, memory) are not counted. Prints seconds (median, least, most), model TFLOP/s and MFU,
-and writes the seconds as JSON with `--out`. On a CPU also the speed of its matrix products alone.
+Needs `pip install -e ".[benchmark]"`. Every contender has a process of its own. They take turns,
+one step each, so that other load on the machine affects all of them. The first steps (compilation,
+memory) do not count. The command prints seconds (median, least, most), model TFLOP/s and MFU, and
+writes the seconds as JSON with `--out`. On a CPU it also prints the speed of matrix products alone.
 """
 
 import argparse
@@ -24,16 +24,18 @@ WARM_UP = 3
 
 
 CONTENDERS = ('jax', 'torch_eager', 'torch_compiled')
-# `train.remat` that computes no whole layer again.
+# Values of `train.remat` that recompute no whole layer.
 _WITHOUT = ('auto', 'everything', 'score_inputs')
 
 
 def jax_step(size: Size, remat: str) -> Callable[[], None]:
-  """Our step, as `tokenformer_jax.train` builds it; a call makes one step and waits for it."""
+  """Return our step as `tokenformer_jax.train` builds it; a call makes a step and waits for it."""
   import jax  # noqa: PLC0415 (each process loads one of the two frameworks)
   import numpy as np  # noqa: PLC0415
 
-  from tokenformer_jax import config, optim, sharding, step, tasks  # noqa: PLC0415
+  from tokenformer_jax import config, tasks  # noqa: PLC0415
+  from tokenformer_jax.parallel import sharding  # noqa: PLC0415
+  from tokenformer_jax.steps import optim, step  # noqa: PLC0415
 
   values = config.to_config_dict(config.Config(model=model_config(size)))
   values.data.update(batch_size=size.batch, sequence_length=size.length)
@@ -48,7 +50,7 @@ def jax_step(size: Size, remat: str) -> Callable[[], None]:
   state = jax.jit(lambda seed: step.initial_state(definition, tx, seed), out_shardings=shardings)(0)
   rng = np.random.default_rng(0)
   ids = rng.integers(0, size.vocab_size, (size.batch, size.length + 1), np.int32)
-  batch = jax.device_put(ids, sharding.of_batch(mesh))
+  batch = jax.device_put(ids, sharding.batch_sharding(mesh))
 
   def run() -> None:
     nonlocal state
@@ -60,7 +62,7 @@ def jax_step(size: Size, remat: str) -> Callable[[], None]:
 
 
 def torch_step(size: Size, *, compiled: bool, checkpointing: bool) -> Callable[[], None]:
-  """The same model and optimizer in PyTorch; a call makes one step and waits for it."""
+  """Return the step of the same model and optimizer in PyTorch; a call waits for its end."""
   import torch  # noqa: PLC0415
   from torch_tokenformer import build_optimizer, build_train_step  # noqa: PLC0415
 
@@ -81,7 +83,7 @@ def torch_step(size: Size, *, compiled: bool, checkpointing: bool) -> Callable[[
 
 
 def matmul_flops(size: Size) -> float:
-  """FLOP/s of the CPU: the fastest of PyTorch's float32 products at the model's shapes."""
+  """Return FLOP/s of the CPU: the fastest of PyTorch's float32 products at the model's shapes."""
   import torch  # noqa: PLC0415
 
   rows, fastest = size.batch * size.length, 0.0
@@ -101,7 +103,7 @@ def matmul_flops(size: Size) -> float:
 
 
 def serve(contender: str, size: Size, remat: str) -> None:
-  """Makes a step for every line of the standard input, and prints its seconds."""
+  """Make a step for every line of the standard input, and print its seconds."""
   if contender == 'jax':
     run = jax_step(size, remat)
   else:
@@ -114,11 +116,11 @@ def serve(contender: str, size: Size, remat: str) -> None:
 
 
 def main() -> None:
-  """Runs the contenders in turns and prints a table."""
+  """Run the contenders in turns and print a table."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--size', choices=SIZES, default='cpu_22m')
   parser.add_argument('--batch', type=int, help='sequences in a step')
-  parser.add_argument('--remat', default='score_inputs', help='see tokenformer_jax/stack.py')
+  parser.add_argument('--remat', default='score_inputs', help='see tokenformer_jax/model/stack.py')
   parser.add_argument('--rounds', type=int, default=15)
   parser.add_argument('--contenders', default=','.join(CONTENDERS), help='of them, by comma')
   parser.add_argument('--out', help='a JSON file for the figures')
@@ -146,10 +148,10 @@ def main() -> None:
 
 
 def report(contenders: list[Contender], name: str, size: Size, out: str | None) -> None:
-  """Prints the table, and writes the figures if asked to."""
+  """Print the table, and write the figures if asked to."""
   import jax  # noqa: PLC0415 (not before the measurements)
 
-  from tokenformer_jax import flops  # noqa: PLC0415
+  from tokenformer_jax.model import flops  # noqa: PLC0415
 
   model = model_config(size)
   step_flops = size.batch * size.length * flops.train_flops(model, size.length)

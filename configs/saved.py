@@ -4,11 +4,13 @@ python train.py --config=configs/saved.py:DIR --workdir=OTHER_DIR
 python train.py --workdir=DIR     takes it by itself, to go on with that run
 """
 
-from tokenformer_jax import config, messages, paths, saved_config
+from tokenformer_jax import config, messages
+from tokenformer_jax.runs import saved_config
+from tokenformer_jax.storage import paths
 
 
 def get_config(workdir):
-  path = paths.of(workdir) / 'config.json'
+  path = paths.parse_path(workdir) / 'config.json'
   saved = saved_config.read(path, 'name a work directory')
   if programs := saved.train.compilation_cache:
     messages.say(

@@ -1,18 +1,18 @@
-r"""Is growing a trained TokenFormer worth it? Small models on a CPU, several seeds, one command.
+r"""Measure whether growing a trained TokenFormer is worth it, with small models on a CPU.
 
-  python experiments/growth.py --out=runs/growth              everything; goes on where it stopped
+  python experiments/growth.py --out=runs/growth              everything; continues where it stopped
   python experiments/growth.py --out=runs/growth --parts=handover --seeds=0,1
-  python experiments/growth_report.py runs/growth docs        tables and pictures of what is there
+  python experiments/growth_report.py runs/growth docs        tables and pictures of finished runs
 
 Parts, after the TokenFormer paper (arXiv 2410.23168):
 
   rates       the peak learning rate of each kind of model, for the other parts (seed 0)
   scaling     a model grown twice, against models from scratch at each size (Figures 3, 4 and 7)
   handover    the first steps after growth, by method, moments and learning rate (Figure 7, Table 8)
-  taming      how new tokens should start
+  taming      ways to start new tokens
   forgetting  growth for another corpus, with old tokens trained, scaled or frozen (Figure 6)
 
-Every run is `tokenformer_jax.train` with a config, every growth its `config.init_from`.
+Every run calls `tokenformer_jax.train` with a config, and grows by `config.init_from`.
 """
 
 import argparse
@@ -25,12 +25,13 @@ import jax
 import trials
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax import flops, sizes
 from tokenformer_jax.config import Config
+from tokenformer_jax.model import flops
+from tokenformer_jax.training import sizes
 
 BASE_STEPS, STAGE_STEPS, HANDOVER_STEPS, FORGETTING_STEPS = 1000, 500, 200, 300
-# Widths at which a Transformer has as many parameters in its blocks as the TokenFormer of that size
-# (in units of the base model); its heads are 8 wide, as the TokenFormer's.
+# By size, in units of the base model: the width at which a Transformer has as many parameters in
+# its blocks as the TokenFormer. Its heads are 8 wide, like the TokenFormer's.
 TRANSFORMER_WIDTHS = {1: 72, 2: 104, 4: 144}
 RATES = (1e-3, 2e-3, 4e-3, 8e-3, 16e-3)
 KINDS = ('tokenformer', 'transformer')
@@ -38,20 +39,24 @@ KINDS = ('tokenformer', 'transformer')
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """Where runs go, and the peak rates that were found."""
+  """The directory of the runs, and the best peak rates."""
 
   out: Path
   rates: dict[str, float]
 
   def config(self, kind: str, size: int, seed: int, steps: int, **changes) -> Config:
-    """A run's config; in the names of changes two underscores stand for a dot."""
+    """Return a run's config; two underscores in the name of a change stand for a dot."""
     c = config_lib.defaults()
-    c.model.layers, c.model.width, c.model.heads = 2, 64, 8
-    c.model.param_tokens.update(qkv=64 * size, proj=64 * size, ffn=256 * size)
+    layer, mixer = c.model.layer, c.model.layer.mixer
+    c.model.pattern, c.model.width, mixer.heads = 'layer*2', 64, 8
+    mixer.qkv.tokens = mixer.proj.tokens = 64 * size
+    layer.ffn.tokens = 256 * size
     if kind == 'transformer':
       width = TRANSFORMER_WIDTHS[size]
-      c.model.update(projection='dense', width=width, heads=width // 8, block_norm='affine')
-    c.model.rotary_fraction, c.model.init.std = 1.0, 0.1
+      c.model.width, mixer.heads, layer.norm = width, width // 8, 'affine'
+      mixer.qkv = mixer.proj = {'kind': 'dense'}
+      layer.ffn = {'kind': 'mlp'}
+    mixer.positions.fraction, c.model.init.std = 1.0, 0.1
     c.data.update(source='stdlib', tokenizer='bytes', sequence_length=64, batch_size=8)
     c.optim.update(learning_rate=self.rates[kind], warmup_steps=30, final_fraction=0.1)
     c.optim.new_token_warmup = 0  # but in `taming`, which decides about it
@@ -71,17 +76,17 @@ class Plan:
     return config_lib.resolve(c)
 
   def run(self, name: str, config: Config) -> Path:
-    """Trains, unless that is done; returns the work directory."""
+    """Train, unless the run is done; return the work directory."""
     return trials.once(self.out, name, config)
 
   def base(self, kind: str, seed: int) -> Path:
-    """The model that grows."""
+    """Return the run of the model that grows."""
     config = self.config(kind, 1, seed, BASE_STEPS)
     return self.run(f'base/{kind}/{seed}', config)
 
 
 def rates(plan: Plan) -> None:
-  """Runs a short training at each rate."""
+  """Run a short training at each rate."""
   for kind in KINDS:
     for rate in RATES:
       config = plan.config(kind, 1, 0, 300, optim__learning_rate=rate)
@@ -89,7 +94,7 @@ def rates(plan: Plan) -> None:
 
 
 def best_rates(out: Path) -> dict[str, float]:
-  """The rate with the least loss at the end, of those that `rates` tried."""
+  """Return the rate of `rates` with the least final loss, for each kind of model."""
 
   def loss(kind: str, rate: float) -> float:
     lines = (out / f'rates/{kind}/{rate:g}/metrics.jsonl').read_text().splitlines()
@@ -99,14 +104,14 @@ def best_rates(out: Path) -> dict[str, float]:
 
 
 def step_flops(config: Config) -> float:
-  """Model FLOPs of one step of a run."""
+  """Return the model FLOPs of one step of a run."""
   data = config.data
   model = sizes.fill_in(config).model
   return data.batch_size * data.sequence_length * flops.train_flops(model, data.sequence_length)
 
 
 def scaling(plan: Plan, seed: int) -> None:
-  """Growth ×2 and ×2 again, against each size from scratch with as many FLOPs."""
+  """Grow ×2 twice, and train each size from scratch with as many FLOPs."""
   stages = {
     'zero_keys': ('tokenformer', {}),
     'duplicate': ('tokenformer', {'grow__method': 'duplicate', 'grow__noise': 0.1}),
@@ -136,7 +141,7 @@ TWICE_THE_SCALE = {
 }
 HANDOVER = {
   'not grown': ('tokenformer', 1, {}),
-  'scale only': ('tokenformer', 1, TWICE_THE_SCALE),  # τ as if the model had grown
+  'scale only': ('tokenformer', 1, TWICE_THE_SCALE),  # τ of the grown model
   'zero_keys': ('tokenformer', 2, {'grow__method': 'zero_keys'}),
   'duplicate': ('tokenformer', 2, {'grow__method': 'duplicate', 'grow__noise': 0.01}),
   'random': ('tokenformer', 2, {'grow__method': 'random'}),
@@ -148,7 +153,7 @@ HANDOVER = {
 
 
 def handover(plan: Plan, seed: int) -> None:
-  """The first steps after growth."""
+  """Train the first steps after growth."""
   for name, (kind, size, changes) in HANDOVER.items():
     for moments in ('pad', 'drop'):
       for level, factor in (('low', 0.1), ('peak', 1.0)):
@@ -177,7 +182,7 @@ TAMING = {
 
 
 def taming(plan: Plan, seed: int) -> None:
-  """How the first updates of new tokens are held back, with zero keys and kept moments."""
+  """Compare ways to limit the first updates of new tokens, with zero keys and kept moments."""
   for name, changes in TAMING.items():
     for level, factor in (('low', 0.1), ('peak', 1.0)):
       config = plan.config(
@@ -196,7 +201,7 @@ def taming(plan: Plan, seed: int) -> None:
 
 
 def forgetting(plan: Plan, seed: int) -> None:
-  """Training on other text, and the loss on the old text before and after."""
+  """Train on other text, and measure the loss on the old text before and after."""
   source = f'files:{write_second_corpus(plan.out)}/*.txt'
   base = plan.base('tokenformer', seed)
   arms = {'not grown': (1, 'train'), 'train': (2, 'train'), 'scale:0.1': (2, 'scale:0.1')}
@@ -206,7 +211,7 @@ def forgetting(plan: Plan, seed: int) -> None:
     changes = {'init_from': str(base), 'optim__old_tokens': old_tokens}
     config = plan.config('tokenformer', size, seed, steps, data__source=source, **changes)
     new = plan.run(f'forgetting/{name}/{seed}', config)
-    # One step at a rate of nothing, on the old text: its evaluation is what is wanted.
+    # A step at rate 0 on the old text yields its evaluation.
     back = plan.config(
       'tokenformer',
       size,
@@ -220,7 +225,7 @@ def forgetting(plan: Plan, seed: int) -> None:
 
 
 def write_second_corpus(out: Path) -> Path:
-  """English prose: the language reference that Python carries for `help`, a file a topic."""
+  """Write English prose: Python's language reference for `help`, with a file for each topic."""
   from pydoc_data import topics  # noqa: PLC0415 (needed for this part only)
 
   folder = out / 'corpus'
@@ -235,7 +240,7 @@ def write_second_corpus(out: Path) -> Path:
 
 
 def main() -> None:
-  """Runs the parts."""
+  """Run the parts."""
   names = ('rates', 'scaling', 'handover', 'taming', 'forgetting')
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--out', required=True)
@@ -246,14 +251,14 @@ def main() -> None:
   if unknown := set(parts) - set(names):
     parser.error(f'unknown parts {", ".join(unknown)}; there are {", ".join(names)}')
   out = Path(args.out)
-  # Most runs share their programs with those of another seed or method.
+  # Most runs share their programs with runs of other seeds or methods.
   jax.config.update('jax_compilation_cache_dir', str((out / 'compiled').absolute()))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
   rates(Plan(out, dict.fromkeys(KINDS, RATES[0])))
   plan = Plan(out, best_rates(out))
   (out / 'rates.json').write_text(json.dumps(plan.rates))
   by_name = {f.__name__: f for f in (scaling, handover, taming, forgetting)}
-  # A seed at a time, so that what is there is whole when it is stopped.
+  # Finish one seed after the other, so that an interrupted experiment has complete seeds.
   for seed in args.seeds.split(','):
     for part in parts:
       if part in by_name:

@@ -1,10 +1,10 @@
-r"""Tables and pictures of what `growth.py` has run.
+r"""Make tables and pictures of the runs of `growth.py`.
 
   python experiments/growth_report.py runs/growth docs
 
 Writes growth_scaling.png, growth_handover.png and growth_taming.png into the directory and
 prints the tables of docs/growth.md. Losses are bits per byte on held-out text, as mean ± standard
-deviation over the seeds that are there.
+deviation over the finished seeds.
 """
 
 import statistics
@@ -14,17 +14,17 @@ import growth
 import matplotlib
 from trials import directories, spread, table
 
-from tokenformer_jax import metrics, saved_config
 from tokenformer_jax.config import Config
+from tokenformer_jax.runs import metrics, saved_config
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
-Curve = dict[int, float]  # from step to bits per byte
+Curve = dict[int, float]  # step → bits per byte
 
 
 def curves(folder: Path) -> list[Curve]:
-  """The evaluations of all seeds under a folder."""
+  """Return the evaluations of all seeds under a folder."""
   found = []
   for done in sorted(folder.glob('*/done')):
     lines = [line for line in metrics.read(done.parent) if 'eval/bits_per_byte' in line]
@@ -33,19 +33,19 @@ def curves(folder: Path) -> list[Curve]:
 
 
 def mean(found: list[Curve]) -> Curve:
-  """The mean over seeds, at the steps that all have."""
+  """Return the mean over seeds, at the steps that all seeds have."""
   steps = set.intersection(*(set(c) for c in found)) if found else set()
   return {step: statistics.mean(c[step] for c in found) for step in sorted(steps)}
 
 
-def config_of(folder: Path) -> Config:
-  """The config of the first seed under a folder."""
+def read_config(folder: Path) -> Config:
+  """Return the config of the first seed under a folder."""
   path = next(iter(sorted(folder.glob('*/config.json'))))
   return saved_config.read(path, 'run the experiment again')
 
 
 def rates(out: Path) -> None:
-  """The losses by peak rate."""
+  """Print the losses by peak rate."""
   rows = [['peak rate', *(f'{rate:g}' for rate in growth.RATES)]]
   for kind in growth.KINDS:
     last = []
@@ -58,12 +58,12 @@ def rates(out: Path) -> None:
 
 
 def scaling(out: Path, pictures: Path) -> None:
-  """Loss against cumulative FLOPs, and at the end of each stage."""
+  """Report the loss against cumulative FLOPs, and at the end of each stage."""
   print('## scaling\n')
   figure, axes = plt.subplots(figsize=(8, 5))
   rows = [['', 'size', 'TFLOP, all stages', 'bits per byte', 'seeds']]
   base = {kind: out / f'base/{kind}' for kind in growth.KINDS}
-  spent = {k: growth.BASE_STEPS * growth.step_flops(config_of(base[k])) for k in growth.KINDS}
+  spent = {k: growth.BASE_STEPS * growth.step_flops(read_config(base[k])) for k in growth.KINDS}
   for kind in growth.KINDS:
     ends = [c[max(c)] for c in curves(base[kind])]
     rows.append([kind, '×1', f'{spent[kind] / 1e12:.1f}', spread(ends), str(len(ends))])
@@ -75,14 +75,14 @@ def scaling(out: Path, pictures: Path) -> None:
     xs, ys = [], []
     if not scratch:
       line = mean(curves(base[kind]))
-      per_step = growth.step_flops(config_of(base[kind]))
+      per_step = growth.step_flops(read_config(base[kind]))
       xs, ys = [step * per_step for step in line], list(line.values())
     for size in (2, 4):
       here = folder / str(size)
       found = curves(here)
       if not found:
         continue
-      per_step, line = growth.step_flops(config_of(here)), mean(found)
+      per_step, line = growth.step_flops(read_config(here)), mean(found)
       first = 0 if scratch else min(line)
       start = 0.0 if scratch else total
       x = [start + (step - first) * per_step for step in line]
@@ -103,7 +103,7 @@ def scaling(out: Path, pictures: Path) -> None:
 
 
 def handover(out: Path, pictures: Path, part: str) -> None:
-  """The loss right after growth and later, by arm."""
+  """Report the loss right after growth and later, by arm."""
   print(f'## {part}\n')
   points = (0, 20, 40, 100, 200)
   rows = [['', '', *(f'after {point}' for point in points), 'seeds']]
@@ -133,7 +133,7 @@ def handover(out: Path, pictures: Path, part: str) -> None:
 
 
 def forgetting(out: Path) -> None:
-  """The loss on both texts, after training on the second."""
+  """Report the loss on both texts after training on the second."""
   print('## forgetting\n')
   before = spread(c[max(c)] for c in curves(out / 'base/tokenformer'))
   rows = [['old tokens', 'new text, after', 'old text, before', 'old text, after', 'seeds']]
@@ -148,7 +148,7 @@ def forgetting(out: Path) -> None:
 
 
 def finish(axes: plt.Axes, figure: plt.Figure, path: Path) -> None:
-  """Legend, grid, file."""
+  """Add legend and grid, and write the file."""
   axes.legend(fontsize=8, frameon=False)
   axes.grid(alpha=0.3)
   figure.tight_layout()
@@ -157,7 +157,7 @@ def finish(axes: plt.Axes, figure: plt.Figure, path: Path) -> None:
 
 
 def main() -> None:
-  """Reports on every part that is there."""
+  """Report on every part that has runs."""
   out, pictures = directories()
   rates(out)
   if (out / 'scaling').exists():

@@ -1,16 +1,16 @@
-"""What the experiments share: a run that is made once, and Markdown tables of what came out."""
+"""Run trainings once and print Markdown tables, for the experiments."""
 
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tokenformer_jax import loop
 from tokenformer_jax.config import Config
+from tokenformer_jax.training import loop
 
 
 def once(out: Path, name: str, config: Config) -> Path:
-  """Trains, unless that is done; returns the work directory."""
+  """Train, unless the run is done; return the work directory."""
   workdir = out / name
   if not (workdir / 'done').exists():
     print(f'== {name}', flush=True)
@@ -22,7 +22,7 @@ def once(out: Path, name: str, config: Config) -> Path:
 
 
 def spread(values: Iterable[float], digits: int = 3) -> str:
-  """Mean ± standard deviation."""
+  """Format values as mean ± standard deviation."""
   values = list(values)
   if not values:
     return '–'
@@ -31,7 +31,7 @@ def spread(values: Iterable[float], digits: int = 3) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> None:
-  """Prints a Markdown table; the first row is its head."""
+  """Print a Markdown table; the first row is its head."""
   head, *body = rows
   for row in (head, ['---'] * len(head), *body):
     print('| ' + ' | '.join(row) + ' |')
@@ -39,7 +39,7 @@ def table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def directories() -> tuple[Path, Path]:
-  """Of the runs, and for the pictures, as a report's command line names them."""
+  """Return the directories of the runs and for the pictures, from a report's command line."""
   if len(sys.argv) != 3:
     sys.exit(f'usage: python {sys.argv[0]} RUNS PICTURES')
   return Path(sys.argv[1]), Path(sys.argv[2])

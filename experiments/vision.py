@@ -1,26 +1,25 @@
-r"""Vision transformers on digits: TokenFormer and ViT, score functions, norms, growth; five seeds.
+r"""Compare vision transformers on digits: TokenFormer and ViT, score functions, norms, growth.
 
-  python experiments/vision.py --out=runs/vision             everything; goes on where it stopped
+  python experiments/vision.py --out=runs/vision             everything; continues where it stopped
   python experiments/vision.py --out=runs/vision --parts=scores --data=digits --seeds=0,1
-  python experiments/vision_report.py runs/vision docs       tables and a picture of what is there
+  python experiments/vision_report.py runs/vision docs       tables and a picture of finished runs
 
 Parts, after the TokenFormer paper (arXiv 2410.23168):
 
-  models  TokenFormer against a ViT of as many parameters (Table 2)
+  models  TokenFormer against a ViT with as many parameters (Table 2)
   scores  the score functions of Pattention (Table 4)
   norms   norms with and without parameters (Table 5)
   growth  a trained model grown to twice its tokens, against that size from scratch with as many
           FLOPs
 
-A model that several parts speak of is trained once. Every model has a peak learning rate of its
-own, by the loss of seed 0 after RATE_STEPS: RATES are tried, then halves and doubles, until the
-best has a worse one on either side. The sets are scikit-learn's digits, and 22,000 compositions of
-them with clutter (cluttered_digits/). Every run is `tokenformer_jax.train` with a config.
+A model that several parts use is trained once. Every model has its own peak learning rate, chosen
+by the loss of seed 0 after RATE_STEPS: RATES are tried, then halves and doubles, until the best
+rate has a worse one on either side. The sets are scikit-learn's digits, and 22,000 compositions of
+them with clutter (cluttered_digits/). Every run calls `tokenformer_jax.train` with a config.
 """
 
 import argparse
 import dataclasses
-import runpy
 from pathlib import Path
 
 import jax
@@ -29,8 +28,11 @@ import trials
 from cluttered_digits import cluttered_digits
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax import flops, metrics, sizes
 from tokenformer_jax.config import Config
+from tokenformer_jax.config import file as config_file
+from tokenformer_jax.model import flops
+from tokenformer_jax.runs import metrics
+from tokenformer_jax.training import sizes
 
 CONFIGS = Path(__file__).parents[1] / 'configs'
 RATES = (1e-3, 2e-3, 4e-3)
@@ -44,23 +46,36 @@ DATA = {
     'model__patch': 8,
   },
 }
+
+
+def _score(kind: str) -> dict[str, str]:
+  """Return the changes that give each projection another score."""
+  projections = ('mixer__qkv', 'mixer__proj', 'ffn')
+  return {f'model__layer__{name}__score__kind': kind for name in projections}
+
+
 # Name → config file and changes.
 ARMS = {
   'TokenFormer': ('vit_digits', {}),
   'ViT': ('transformer_vit_digits', {}),
   'ViT, biases and affine norms': (
     'transformer_vit_digits',
-    {'model__bias': True, 'model__layer__norm': 'affine'},
+    {
+      'model__layer__mixer__qkv__bias': True,
+      'model__layer__mixer__proj__bias': True,
+      'model__layer__ffn__bias': True,
+      'model__layer__norm': 'affine',
+    },
   ),
-  'gelu_l2_norm': ('vit_digits', {'model__score': 'gelu_l2_norm'}),
-  'gelu_l1_norm': ('vit_digits', {'model__score': 'gelu_l1_norm'}),
-  'softmax': ('vit_digits', {'model__score': 'softmax'}),
+  'gelu_l2_norm': ('vit_digits', _score('gelu_l2_norm')),
+  'gelu_l1_norm': ('vit_digits', _score('gelu_l1_norm')),
+  'softmax': ('vit_digits', _score('softmax')),
   'affine norms': ('vit_digits', {'model__layer__norm': 'affine'}),
   'norms with a bias': ('vit_digits', {'model__layer__norm': 'bias'}),
   'grown': ('vit_digits', {}),
   'from scratch': ('vit_digits', {}),
 }
-# Part → the arms that it compares, as its table names them.
+# Part → labels in its table and the arms that it compares.
 PARTS = {
   'models': {
     'TokenFormer': 'TokenFormer',
@@ -88,15 +103,15 @@ PARTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """Where the runs on one set of images go."""
+  """The directory and the data of the runs on one set of images."""
 
   out: Path
   data: str
 
   def config(self, name: str, seed: int, steps: int, rate: float, **more) -> Config:
-    """A run's config; in the names of changes two underscores stand for a dot."""
+    """Return a run's config; two underscores in the name of a change stand for a dot."""
     file, changes = ARMS[name]
-    values = runpy.run_path(str(CONFIGS / f'{file}.py'))['get_config']()
+    values = config_file.load(str(CONFIGS / f'{file}.py'))
     values.optim.learning_rate = rate
     values.train.update(
       steps=steps, seed=seed, eval_every=0, checkpoint_every=10**9, keep_checkpoints=1
@@ -107,11 +122,11 @@ class Plan:
     return config_lib.resolve(values)
 
   def run(self, name: str, config: Config) -> Path:
-    """Trains, unless that is done; returns the work directory."""
+    """Train, unless the run is done; return the work directory."""
     return trials.once(self.out, f'{self.data}/{name}', config)
 
   def rate(self, name: str) -> float:
-    """The best of the rates for an arm, with a worse one on either side of it."""
+    """Return the best rate for an arm, which has a worse rate on either side."""
     losses, tried = {}, RATES
     while True:
       for rate in tried:
@@ -123,17 +138,19 @@ class Plan:
         return best
 
   def arm(self, name: str, seed: int) -> Path:
-    """The run of an arm that is trained from scratch, for a number of steps that all share."""
+    """Return the run of an arm that is trained from scratch for STEPS steps."""
     config = self.config(name, seed, STEPS, self.rate(name))
     return self.run(f'{name}/{seed}', config)
 
   def growth(self, seed: int) -> None:
-    """A growth of the TokenFormer, and the larger model from scratch with as many FLOPs."""
+    """Grow the TokenFormer, and train the larger model from scratch with as many FLOPs."""
     base = self.arm('TokenFormer', seed)
     rate, steps = self.rate('TokenFormer'), STEPS
     small = self.config('TokenFormer', seed, steps, rate)
-    counts = small.model.param_tokens
-    twice = {f'model__param_tokens__{k}': 2 * getattr(counts, k) for k in ('qkv', 'proj', 'ffn')}
+    twice = {
+      f'{config_lib.key_of(small.model, name)}.tokens'.replace('.', '__'): 2 * count
+      for name, count in config_lib.token_counts(small.model).items()
+    }
     grown = self.config('grown', seed, steps + steps // 2, rate, init_from=str(base), **twice)
     self.run(f'grown/{seed}', grown)
     of_small, of_large = (flops.of_step(sizes.fill_in(c)) for c in (small, grown))
@@ -142,12 +159,12 @@ class Plan:
 
 
 def last(workdir: Path) -> dict[str, float]:
-  """The figures of the last evaluation."""
+  """Return the figures of the last evaluation."""
   return [line for line in metrics.read(workdir) if 'eval/loss' in line][-1]
 
 
 def main() -> None:
-  """Runs the parts, or reports them."""
+  """Run the parts."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--out', required=True)
   parser.add_argument('--parts', default=','.join(PARTS))
@@ -157,14 +174,14 @@ def main() -> None:
   out, chosen = Path(args.out), args.parts.split(',')
   if unknown := (set(chosen) - set(PARTS)) | (set(args.data.split(',')) - set(DATA)):
     parser.error(f'unknown: {", ".join(unknown)}; there are {", ".join((*PARTS, *DATA))}')
-  # Most runs share their programs with those of another seed or rate.
+  # Most runs share their programs with runs of other seeds or rates.
   jax.config.update('jax_compilation_cache_dir', str((out / 'compiled').absolute()))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
   tfds.disable_progress_bar()
   tfds.core.add_data_dir(out.absolute() / 'tfds')
   builder = cluttered_digits.Cluttered(data_dir=out.absolute() / 'tfds', file_format='array_record')
   builder.download_and_prepare()
-  # A seed at a time, so that what is there is whole when it is stopped.
+  # Finish one seed after the other, so that an interrupted experiment has complete seeds.
   for seed in map(int, args.seeds.split(',')):
     for data in args.data.split(','):
       for part in chosen:

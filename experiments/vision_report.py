@@ -1,9 +1,9 @@
-r"""Tables and the picture of what `vision.py` has run.
+r"""Make the tables and the picture of the runs of `vision.py`.
 
   python experiments/vision_report.py runs/vision docs
 
 Writes vision.png into the directory and prints the tables of docs/vision.md: the last evaluation on
-held-out images, as mean ± standard deviation over five seeds, or those that are there.
+held-out images, as mean ± standard deviation over five seeds, or over the finished ones.
 """
 
 import statistics
@@ -13,39 +13,40 @@ import matplotlib
 import vision
 from trials import directories, spread, table
 
-from tokenformer_jax import flops, saved_config
 from tokenformer_jax.config import Config
+from tokenformer_jax.model import flops
+from tokenformer_jax.runs import saved_config
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
-Figures = dict[str, float]  # of one run
-SEEDS = 5  # fewer are said
+Figures = dict[str, float]  # the figures of one run
+SEEDS = 5  # The table marks arms with fewer seeds.
 
 
 def found(folder: Path) -> list[Figures]:
-  """The last evaluation of every seed that is done."""
+  """Return the last evaluation of every finished seed."""
   return [vision.last(done.parent) for done in sorted(folder.glob('*/done'))]
 
 
 def training_flops(out: Path, data: str, name: str) -> float:
-  """Of a run from its first step on; what a grown model was before it counts."""
+  """Return the FLOPs of a run from its first step, including the model before a growth."""
 
-  def config_of(arm: str) -> Config:
+  def read_config(arm: str) -> Config:
     path = next(iter(sorted((out / data / arm).glob('*/config.json'))))
     return saved_config.read(path, 'run the experiment again')
 
-  config = config_of(name)
+  config = read_config(name)
   steps, of_step = config.train.steps, flops.of_step(config)
   if not config.init_from:
     return steps * of_step
-  before = config_of('TokenFormer')
+  before = read_config('TokenFormer')
   first = before.train.steps
   return first * flops.of_step(before) + (steps - first) * of_step
 
 
 def rates(out: Path, data: str) -> None:
-  """The loss of seed 0 by peak learning rate."""
+  """Print the loss of seed 0 by peak learning rate."""
   print(f'\nrates, {data}:\n')
   by_arm = {}
   for done in (out / data / 'rates').glob('*/*/done'):
@@ -59,7 +60,7 @@ def rates(out: Path, data: str) -> None:
 
 
 def compare(out: Path, part: str) -> None:
-  """What one part found, on every set of images."""
+  """Print the results of one part on every set of images."""
   head, rows = [''], {label: [label] for label in vision.PARTS[part]}
   for data in vision.DATA:
     head += [f'{data}: top-1 %', 'loss', 'calibration error']
@@ -81,7 +82,7 @@ def compare(out: Path, part: str) -> None:
 
 
 def picture(out: Path, path: Path) -> None:
-  """The loss of every run: a row for each set of images, a panel for each part."""
+  """Draw the loss of every run: a row for each set of images, a panel for each part."""
   figure, all_axes = plt.subplots(
     len(vision.DATA),
     len(vision.PARTS),
@@ -97,7 +98,7 @@ def picture(out: Path, path: Path) -> None:
         axes.plot([x] * len(losses), losses, 'o', alpha=0.5, ms=5)
         if losses:
           axes.plot([x - 0.25, x + 0.25], [statistics.mean(losses)] * 2, color='black', lw=1)
-      # Of those that name the score function, only its name.
+      # A label with the score function in parentheses becomes the function's name.
       labels = [label.partition('(')[2].rstrip(')') or label.replace(', ', ',\n') for label in arms]
       axes.set_xticks(range(len(arms)), labels, fontsize=7)
       axes.set_xlim(-0.6, len(arms) - 0.4)
@@ -109,7 +110,7 @@ def picture(out: Path, path: Path) -> None:
 
 
 def main() -> None:
-  """Reports on every part that is there."""
+  """Report on every part that has runs."""
   out, pictures = directories()
   for data in vision.DATA:
     rates(out, data)

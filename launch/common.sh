@@ -1,29 +1,29 @@
-# What the scripts here share; they source it. DRY_RUN=1 prints the commands that would change
-# something, one a line, in place of running them.
-# shellcheck shell=bash disable=SC2034 # The names are for who sources this.
+# Shared by the scripts of this folder, which source it. DRY_RUN=1 prints the commands that change
+# something, one per line, instead of running them.
+# shellcheck shell=bash disable=SC2034 # The scripts that source this file use the variables.
 set -euo pipefail
 
-# How a run ends: 0, its last step is made; 2, a mistake that another start would repeat; 75, it
-# was asked to stop and has saved, or storage failed for longer than it tries again (EX_TEMPFAIL of
-# sysexits.h); anything else, a crash.
+# Exit statuses of a run: 0, the last step is made; 2, a mistake that another start would repeat; 75
+# (EX_TEMPFAIL of sysexits.h), it was asked to stop and has saved, or storage failed for longer than
+# the run retries; anything else, a crash.
 readonly FINISHED=0 MISTAKE=2 STOPPED=75
 
-# So many starts that end early, each within CRASH_SECONDS (600), are made in a row.
+# Give up after so many starts in a row that end early, each within CRASH_SECONDS (600).
 readonly EARLY_ENDS=${MAX_RESTARTS:-100}
 
-# Where the bucket is mounted on every host.
+# The mount point of the bucket on every host.
 readonly MOUNT=/mnt/bucket
 
-# Hosts come back at different times after a preemption: they wait an hour for each other.
+# Hosts wait an hour for each other, because they return at different times after a preemption.
 readonly TRAIN=(python train.py "--stopped_status=$STOPPED" "--start_timeout=${START_TIMEOUT:-3600}")
 
-# fail SENTENCE: ends the script.
+# fail SENTENCE: print the sentence and end the script.
 fail() {
   echo "error: $1" >&2
   exit "$MISTAKE"
 }
 
-# need NAME…: ends the script unless these variables are set.
+# need NAME…: end the script unless these variables are set.
 need() {
   local name
   for name in "$@"; do
@@ -31,8 +31,8 @@ need() {
   done
 }
 
-# set_flags SLICES FLAGS…: `flags` becomes these flags of train.py, and one that makes each slice a
-# replica, if there are several and none of these says how many replicas there are.
+# set_flags SLICES FLAGS…: set `flags` to these flags of train.py. With several slices, also make
+# each slice a replica, unless FLAGS set the number of replicas.
 set_flags() {
   flags=("${@:2}")
   if (($1 > 1)) && [[ " ${flags[*]} " != *' --config.mesh.replica='* ]]; then
@@ -40,7 +40,7 @@ set_flags() {
   fi
 }
 
-# run COMMAND…: runs it, or prints it as a shell would take it.
+# run COMMAND…: run the command, or print it quoted for a shell.
 run() {
   if [[ ${DRY_RUN:-} ]]; then
     printf '%q ' "$@"

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Trains on GKE, on TPU slices, as a JobSet with one Job for each slice.
+# Train on TPU slices of GKE, as a JobSet with one Job for each slice.
 #
 #   IMAGE=REGISTRY/NAME BUCKET=my-bucket ACCELERATOR=tpu-v6e-slice TOPOLOGY=16x16 [SLICES=2] \
 #     launch/jobset.sh NAME --config=configs/lm_pile.py:1_5b --workdir=gs://my-bucket/runs/1_5b
 #
-# IMAGE is built with launch/Dockerfile. ACCELERATOR and TOPOLOGY are the labels of the node pools,
-# one for each slice; CHIPS_PER_HOST is 4 unless given. SERVICE_ACCOUNT (default) may write BUCKET.
-# DRY_RUN=1 prints the manifest. A stop, a crash or storage that failed for a while (status 75), on
-# any host, starts all slices again, MAX_RESTARTS (100) times; a mistake (status 2) ends the JobSet.
+# Build IMAGE with launch/Dockerfile. ACCELERATOR and TOPOLOGY are the labels of the node pools, one
+# pool for each slice. CHIPS_PER_HOST is 4 by default. SERVICE_ACCOUNT (default) needs write access
+# to BUCKET. DRY_RUN=1 prints the manifest. After a stop, a crash or a failure of storage (status 75)
+# on any host, all slices start again, MAX_RESTARTS (100) times. A mistake (status 2) ends the run.
 source "$(dirname "$0")/common.sh"
 need IMAGE BUCKET ACCELERATOR TOPOLOGY
 [[ $# -gt 0 && $1 != -* ]] || fail "name the JobSet first; the head of $0 says how"
@@ -17,7 +17,7 @@ hosts=$((all / chips))
 set_flags "$slices" "${@:2}"
 arguments=("${TRAIN[@]}" "${flags[@]}")
 printf -v command "'%s', " "${arguments[@]//\'/\'\'}" # as YAML strings
-# No memory of what is in the bucket, because other hosts write there, too.
+# Cache no metadata of the bucket, because other hosts write to it.
 options=implicit-dirs,metadata-cache:ttl-secs:0,file-cache:cache-file-for-range-read:true
 options+=,file-cache:max-size-mb:${CACHE_MB:-50000}
 
@@ -27,12 +27,12 @@ apiVersion: jobset.x-k8s.io/v1alpha2
 kind: JobSet
 metadata:
   name: $name
-  annotations: # A slice is a node pool, and has it for itself.
+  annotations: # Each slice has a node pool of its own.
     alpha.jobset.sigs.k8s.io/exclusive-topology: cloud.google.com/gke-nodepool
 spec:
   failurePolicy:
     maxRestarts: ${MAX_RESTARTS:-100}
-    restartStrategy: BlockingRecreate # No host meets one of the life before.
+    restartStrategy: BlockingRecreate # Hosts of the previous start must be gone first.
     rules:
     - {name: mistake, action: FailJobSet, onJobFailureReasons: [PodFailurePolicy]}
   replicatedJobs:

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Runs a command again until it is finished: after a preemption, a lost host, a crash.
+# Run a command again until it is finished: after a preemption, a lost host or a crash.
 #
 #   launch/restart.sh python train.py --stopped_status=75 --config=… --workdir=…
 #
-# On several hosts, one on each. It ends, with the status of the command,
-#   - when that is 0, the run is finished, or 2, a mistake that another start would repeat;
-#   - when it is told to stop itself (SIGTERM, Ctrl-C): it passes that on, and waits;
+# Start this script once on every host. It ends, with the status of the command,
+#   - when the status is 0 (the run is finished) or 2 (a mistake that another start would repeat);
+#   - when the script receives SIGTERM or Ctrl-C, which it passes on to the command first;
 #   - after MAX_CRASHES (5) crashes in a row, each within CRASH_SECONDS (600) of its start;
-#   - after MAX_RESTARTS (100) starts in a row that ended so early, in whatever way: storage that
-#     stays out of reach ends a run with 75, like a stop, and must not be tried for ever.
-# Before another start it waits for RESTART_PAUSE (10) seconds.
+#   - after MAX_RESTARTS (100) starts in a row that end this early with any status, because storage
+#     that stays out of reach ends every start with 75, like a stop.
+# It waits for RESTART_PAUSE (10) seconds before another start.
 source "$(dirname "$0")/common.sh"
 [[ $# -gt 0 ]] || fail "nothing to run; usage: $0 COMMAND…"
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Trains on GPUs under SLURM, one task for each GPU; from the root of this repository:
+# Train on GPUs under SLURM, with one task for each GPU. From the root of this repository:
 #
 #   sbatch --nodes=4 launch/slurm.sh --config=configs/lm_pile.py:1_5b --workdir=/shared/runs/1_5b
 #
-# Options of sbatch before the script go before those here. The job is queued again when its time
-# is up, when it is preempted, when a node is lost, when storage failed for a while, and after a
-# crash that came later than CRASH_SECONDS (600) after the start; not when it is finished, cancelled,
-# or has made a mistake, and after MAX_RESTARTS (100) starts not when it ended that early.
-# A task sees all GPUs of its node and takes the one with its local number: no --gpus-per-task.
+# Options of sbatch before the script override the options below. The job is queued again when its
+# time is up, when it is preempted, when a node is lost, when storage fails, and after a crash later
+# than CRASH_SECONDS (600) after the start. It is not queued again when it is finished, is cancelled
+# or makes a mistake, nor, after MAX_RESTARTS (100) starts, when it ends that early.
+# A task sees all GPUs of its node and takes the one with its local number: set no --gpus-per-task.
 #SBATCH --job-name=tokenformer
 #SBATCH --ntasks-per-node=8
 #SBATCH --gpus-per-node=8
@@ -17,7 +17,7 @@
 #SBATCH --signal=TERM@180
 cd "${SLURM_SUBMIT_DIR:-$(dirname "$0")/..}" || exit # SLURM runs a copy of this file.
 source launch/common.sh
-trap : TERM # Not for this shell, which has to see how the tasks end.
+trap : TERM # This shell must outlive the tasks to see their status.
 
 status=0
 run srun --kill-on-bad-exit=0 "${TRAIN[@]}" "$@" || status=$?
@@ -27,7 +27,7 @@ case $status in
   "$STOPPED") ((!early || ${SLURM_RESTART_COUNT:-0} < EARLY_ENDS)) || exit "$status" ;;
   *) ((!early)) || exit "$status" ;;
 esac
-# What SLURM itself is ending, because it was cancelled or preempted, is no longer RUNNING.
+# A job that SLURM is ending (cancelled or preempted) is no longer RUNNING.
 if [[ $(scontrol show job "$SLURM_JOB_ID") == *JobState=RUNNING* ]]; then
   scontrol requeue "$SLURM_JOB_ID"
 fi

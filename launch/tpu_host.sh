@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# What tpu_vm.sh runs on every host of a TPU: installs, mounts the bucket, starts to train.
+# Install, mount the bucket and start to train, on one host of a TPU; tpu_vm.sh runs this script.
 #
 #   [BUCKET=NAME] launch/tpu_host.sh FLAGS_OF_TRAIN.PY…
 #
-# BUCKET is mounted at /mnt/bucket; CACHE_MB (50000) of it are kept on the host's own disk.
+# BUCKET is mounted at /mnt/bucket; the host's own disk caches CACHE_MB (50000) of it.
 # Training is the systemd unit `tokenformer`, which outlives the connection:
-#   sudo journalctl -fu tokenformer     what it says
-#   sudo systemctl stop tokenformer     has it save and end, on all hosts
+#   sudo journalctl -fu tokenformer     follow its output
+#   sudo systemctl stop tokenformer     save and end the run, on all hosts
 source "$(dirname "$0")/common.sh"
 cd "$(dirname "$0")/.."
 venv=$HOME/venv user=$(id -un)
@@ -30,15 +30,16 @@ if [[ ${BUCKET:-} ]] && ! mountpoint -q "$MOUNT"; then
   command -v gcsfuse >/dev/null || run install_gcsfuse
   run sudo mkdir -p "$MOUNT"
   run sudo chown "$user" "$MOUNT"
-  # No memory of what is in the bucket: other hosts write there, too.
+  # Cache no metadata of the bucket, because other hosts write to it.
   run gcsfuse --implicit-dirs --metadata-cache-ttl-secs=0 --cache-dir="$HOME/.cache/gcsfuse" \
     --file-cache-max-size-mb="${CACHE_MB:-50000}" --file-cache-cache-file-for-range-read=true \
     "$BUCKET" "$MOUNT"
 fi
 
 run sudo systemctl stop tokenformer || true
-run sudo systemctl reset-failed tokenformer || true # It is not there the first time.
-# SIGTERM goes to restart.sh alone, which passes it on; `exited` tells a finished run from none.
+run sudo systemctl reset-failed tokenformer || true # The first time there is no such unit.
+# SIGTERM goes to restart.sh only, which passes it on. RemainAfterExit shows a finished run as
+# `exited`.
 run sudo systemd-run --unit=tokenformer --uid="$user" --working-directory="$PWD" \
   --property=KillMode=mixed --property=TimeoutStopSec=300 --property=RemainAfterExit=yes \
   --setenv=PATH="$venv/bin:$PATH" ${BUCKET:+"--setenv=XDG_CACHE_HOME=$MOUNT/cache"} \

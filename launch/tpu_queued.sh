@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Trains on queued TPUs to the end: asks for them, starts, and asks again after a preemption.
+# Train on queued TPUs to the end: request them, start, and request them again after a preemption.
 #
 #   ZONE=us-east5-a TYPE=v6e-256 RUNTIME=v2-alpha-tpuv6e BUCKET=my-bucket [SLICES=2] [SPOT=1] \
 #     launch/tpu_queued.sh NAME --config=configs/lm_pile.py:1_5b --workdir=gs://my-bucket/runs/1_5b
 #
-# TYPE is the type of one slice, RUNTIME the image of its VMs; SPOT=1 may be preempted and is
-# cheaper. Leave it running, in tmux say, on a machine that stays on; if it was ended, start it
-# again. It deletes the TPUs when the run is finished, so the work directory is in the bucket.
+# TYPE is the type of one slice, RUNTIME the image of its VMs. SPOT=1 requests cheaper TPUs that may
+# be preempted. Leave the script running, for example in tmux, on a machine that stays on. If it
+# ends, start it again. The script deletes the TPUs when the run is finished, so the work directory
+# must be in the bucket.
 source "$(dirname "$0")/common.sh"
 need ZONE TYPE RUNTIME BUCKET
 [[ $# -gt 0 && $1 != -* ]] || fail "name the queued resource first; the head of $0 says how"
@@ -29,7 +30,7 @@ delete() { run "${queued[@]}" delete "${here[@]}" --force --quiet; }
 start() { "$(dirname "$0")/tpu_vm.sh" "$names" "$@" || echo "$0: not all hosts started" >&2; }
 state() { "${queued[@]}" describe "${here[@]}" --format='value(state.state)' || true; }
 
-# What systemd says of the run on every host: running, exited (finished), failed, dead (not there).
+# Print systemd's state of the run on every host: running, exited (finished), failed, dead (absent).
 units() {
   local node
   for node in ${names//,/ }; do
@@ -38,14 +39,14 @@ units() {
   done
 }
 
-# Waits for the end of the run (true) or of the TPUs (false).
+# Wait for the end of the run (true) or of the TPUs (false).
 wait_for_end() {
   local started='' now
   while sleep "${POLL_SECONDS:-60}"; do
     case $(state) in
       ACTIVE) [[ $started ]] || { started=1 && start "$@"; } ;;
       SUSPENDED | FAILED) return 1 ;;
-      *) continue ;; # It is on its way, or Google Cloud cannot be reached.
+      *) continue ;; # The TPUs are being made, or Google Cloud cannot be reached.
     esac
     now=$(units) || continue
     case $now in

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Trains on TPU VMs that are there: one host, a slice, or the slices of one queued resource.
+# Train on existing TPU VMs: one host, a slice, or the slices of one queued resource.
 #
 #   ZONE=us-east5-a BUCKET=my-bucket launch/tpu_vm.sh NAME[,NAME…] \
 #     --config=configs/lm_pile.py:1_5b --workdir=gs://my-bucket/runs/1_5b
 #
-# ZONE is where they are. BUCKET, if there is one, is mounted at /mnt/bucket on every host.
-# Copies the last commit of this repository to every host and runs tpu_host.sh there, which says
-# how to follow and to stop the run. The same command again goes on from the last checkpoint.
+# ZONE is the zone of the VMs. BUCKET is optional and is mounted at /mnt/bucket on every host. The
+# script copies the last commit of this repository to every host and runs tpu_host.sh there, whose
+# head says how to follow and to stop the run. The same command again continues from the last
+# checkpoint.
 source "$(dirname "$0")/common.sh"
 need ZONE
 [[ $# -gt 0 && $1 != -* ]] || fail "name the TPUs first; the head of $0 says how"

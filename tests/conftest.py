@@ -27,7 +27,7 @@ import bucket_server
 import jax
 import tiny_run
 
-from tokenformer_jax import devices
+from tokenformer_jax.parallel import devices
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 

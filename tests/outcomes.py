@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tokenformer_jax import metrics
+from tokenformer_jax.runs import metrics
 
 
 def losses(workdir, name='train/loss'):

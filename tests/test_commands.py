@@ -83,7 +83,7 @@ def test_a_verb_has_its_own_help_in_the_words_that_were_typed():
 )
 def test_other_verbs_are_named_as_this_one_was_typed(typed, train, monkeypatch):
   monkeypatch.setattr(sys, 'argv', [typed])
-  assert usage.command_of('train') == train
+  assert usage.spell_command('train') == train
 
 
 @pytest.mark.slow

@@ -16,8 +16,9 @@ from absl import flags
 from lm_eval.tasks import TaskManager
 from tiny import tiny_model
 
-from tokenformer_jax import config, evaluate, evaluation, harness
+from tokenformer_jax import config, evaluate
 from tokenformer_jax.data.tokenizers import ByteTokenizer
+from tokenformer_jax.decoding import evaluation, harness
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files
 
@@ -124,8 +125,8 @@ def test_a_mistake_is_one_sentence(command, mistake):
 
 def test_without_the_harness_the_extra_is_named(command, monkeypatch):
   monkeypatch.setitem(sys.modules, 'lm_eval', None)
-  monkeypatch.delitem(sys.modules, 'tokenformer_jax.harness', raising=False)
-  monkeypatch.delattr('tokenformer_jax.harness', raising=False)
+  monkeypatch.delitem(sys.modules, 'tokenformer_jax.decoding.harness', raising=False)
+  monkeypatch.delattr('tokenformer_jax.decoding.harness', raising=False)
   with pytest.raises(UserError, match=r'install it: pip install -e "\.\[eval\]"'):
     command('--tasks=piqa')
 

@@ -9,10 +9,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tokenformer_jax.data.tokenizers import ByteTokenizer
+from tokenformer_jax.decoding.sampling import Sampling
+from tokenformer_jax.decoding.texts import TextRequest, decode_text, stream_text, until
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.generate import read_requests
-from tokenformer_jax.sampling import Sampling
-from tokenformer_jax.texts import TextRequest, stream_text, text_of, until
 
 BYTES = ByteTokenizer()
 # Not st.text(), which first builds tables for seconds.
@@ -93,8 +93,8 @@ def test_text_ends_before_the_stop_string_that_is_complete_first(pieces, stop):
 
 def test_text_of_tokens_has_no_stop_string_and_no_next_document():
   ids = [*b'one, two', BYTES.end_of_document, *b'three']
-  assert text_of(BYTES, ids) == 'one, two'
-  assert text_of(BYTES, ids, [', t', 'z']) == 'one'
+  assert decode_text(BYTES, ids) == 'one, two'
+  assert decode_text(BYTES, ids, [', t', 'z']) == 'one'
 
 
 def test_a_request_ends_with_the_document_or_a_stop_string():
@@ -135,7 +135,7 @@ def test_a_line_says_what_differs_from_the_flags(tmp_path):
 @pytest.mark.parametrize(
   ('line', 'sentence'),
   [
-    ('{"prompt": "a"', 'line 2 of .* is no request: Expecting'),
+    ('{"prompt": "a"', 'line 2 of .* is not a request: Expecting'),
     ('["a"]', 'it must be an object with a "prompt"'),
     ('{"prompt": 3}', 'prompt is 3; it must be of type str'),
     ('{"prompt": "a", "lenght": 3}', "the key 'lenght' is unknown; did you mean 'length'"),
@@ -151,7 +151,7 @@ def test_a_line_that_is_no_request(tmp_path, line, sentence):
 
 
 def test_a_file_without_requests(tmp_path):
-  with pytest.raises(UserError, match='has no requests; each line is like'):
+  with pytest.raises(UserError, match='has no requests; write lines like'):
     _read(tmp_path, '')
   with pytest.raises(UserError, match='cannot be read'):
     read_requests(tmp_path / 'nothing', DEFAULT)

@@ -16,7 +16,8 @@ import tiny_run
 import yaml
 from lightkube.models.batch_v1 import JobSpec
 
-from tokenformer_jax import checkpoint, hosts, metrics
+from tokenformer_jax.parallel import hosts
+from tokenformer_jax.runs import checkpoint, metrics
 
 LAUNCH = tiny_run.ROOT / 'launch'
 FLAGS = ['--config=configs/lm_pile.py:1_5b', '--workdir=gs://my-bucket/runs/1_5b']
@@ -111,7 +112,8 @@ def test_scripts_are_without_known_mistakes():
 PARSE = """
 import sys
 from absl import flags
-from tokenformer_jax import hosts, train_command
+from tokenformer_jax.parallel import hosts
+from tokenformer_jax import train_command
 train_command.define_flags()
 hosts.define_flags()
 assert flags.FLAGS(['train.py', *sys.argv[1:]]) == ['train.py']

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from absl import flags
 
-from tokenformer_jax import curves, flops, plot, saved_config
+from tokenformer_jax import plot
 from tokenformer_jax.config import Config, DataConfig, ModelConfig
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.model import flops
+from tokenformer_jax.runs import curves, saved_config
 
 CONFIG = Config(
   model=ModelConfig(vocab_size=4096), data=DataConfig(batch_size=16, sequence_length=256)
@@ -157,7 +159,7 @@ def test_lines_that_are_no_figures_are_named(run, line):
 @pytest.mark.parametrize('value', ['null', '1e400', '"x"'])
 def test_a_metric_that_is_never_finite_is_refused(run, value):
   (run / 'metrics.jsonl').write_text(f'{{"step": 1, "train/loss": {value}}}\n')
-  with pytest.raises(UserError, match=r'has no value of train/loss that is finite'):
+  with pytest.raises(UserError, match=r'has no finite value of train/loss'):
     curves.draw([run], 'steps', 'train/loss')
 
 
@@ -200,5 +202,5 @@ def test_images_are_counted_as_examples_and_not_as_tokens(run):
   config = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, kind='vit'))
   (run / 'config.json').write_text(saved_config.to_text(config))
   assert curves.curves(run, 'examples', 'train/loss')['train/loss'][0] == [160, 320, 480]
-  with pytest.raises(UserError, match='images, which are not tokens; use --x=examples'):
+  with pytest.raises(UserError, match='images, which have no tokens; use --x=examples'):
     curves.curves(run, 'tokens', 'train/loss')

@@ -78,6 +78,16 @@ VIT = {
   'train.tensorboard': False,
 }
 
+# A Transformer. The numbers of parameter tokens are the defaults: others have no meaning for it.
+DENSE = {
+  'model.layer.mixer.qkv.kind': 'dense',
+  'model.layer.mixer.qkv.tokens': 128,
+  'model.layer.mixer.proj.kind': 'dense',
+  'model.layer.mixer.proj.tokens': 128,
+  'model.layer.ffn.kind': 'mlp',
+  'model.layer.ffn.tokens': 512,
+}
+
 
 def vit_config(**changes) -> config_lib.Config:
   """The resolved config of a run of a few seconds on the digits."""

@@ -11,13 +11,13 @@ import numpy as np
 from tiny import tiny_model
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax import sharding
-from tokenformer_jax.checkpoint_meta import Meta
 from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.data.tokenizers import ByteTokenizer
-from tokenformer_jax.lm import Compute, define_lm
-from tokenformer_jax.params import Params
-from tokenformer_jax.trained import Trained
+from tokenformer_jax.decoding.trained import Trained
+from tokenformer_jax.model.lm import Compute, define_lm
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.runs.checkpoint_meta import Meta
 
 LENGTH = 48  # that it was trained with
 MESHES = {1: MeshConfig(fsdp=1), 8: MeshConfig(fsdp=4, tokens=2)}
@@ -60,7 +60,7 @@ def trained(devices: int = 1, **changes: Any) -> Trained:
     ),
     definition=definition,
     compute=compute,
-    params=jax.device_put(params(whole.model), sharding.of_axes(mesh, definition.axes)),
+    params=jax.device_put(params(whole.model), sharding.tree_shardings(mesh, definition.axes)),
     mesh=mesh,
   )
 

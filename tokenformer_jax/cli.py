@@ -1,4 +1,4 @@
-"""What the command-line entries share: running `main`, and files that flags name."""
+"""Shared code of the command-line entries: running `main`, and checking output files."""
 
 import contextlib
 import gc
@@ -13,11 +13,13 @@ from pathlib import Path
 import jax
 from absl import app, flags, logging
 
-from tokenformer_jax import flag_mistakes, hosts, messages, paths, usage
+from tokenformer_jax import flag_mistakes, messages, usage
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.parallel import hosts
+from tokenformer_jax.storage import paths
 
 _HELP = ('--help', '-help', '-h', '--helpshort')
-_UNREAD = 141  # the exit status of what SIGPIPE ends, in a shell
+_UNREAD = 141  # a shell's exit status for a command that SIGPIPE ended
 
 
 def run(
@@ -28,20 +30,20 @@ def run(
   stops: bool = False,
   more_help: Callable[[], str] | None = None,
 ) -> None:
-  """Parses flags and runs `main`; a `UserError` becomes one line and exit status 2.
+  """Parse the flags and run `main`; report a `UserError` in one line and exit with status 2.
 
-  A `TransientError` becomes one line and exit status 75. So do errors of storage that nothing else
-  has caught, by whether they may pass.
+  A `TransientError` also becomes one line, with exit status 75. Uncaught storage errors are
+  reported as one of the two.
 
   Args:
-    main: gets the program's name and, if they are allowed, the arguments that are no flags; may
-      return an exit status, with which this process ends after all processes have come to the end.
-    positional: whether such arguments are allowed; then flags may also stand after them.
+    main: takes the program's name and, if allowed, the positional arguments. It may return an exit
+      status, which this process uses after all processes have finished.
+    positional: whether positional arguments are allowed; then flags may also follow them.
     on_all_hosts: whether the command computes on the devices of all hosts together.
-    stops: whether it saves and ends in good order on SIGTERM (`hosts.StopRequest`).
-    more_help: gives what `--help` prints after the flags.
+    stops: whether the command saves and exits on SIGTERM (`hosts.StopRequest`).
+    more_help: returns the text that `--help` prints after the flags.
   """
-  gc.freeze()  # What is imported is never garbage, and looking through it takes half a second.
+  gc.freeze()  # Scanning imported modules, which are never garbage, would take half a second.
   join = contextlib.nullcontext()
   if on_all_hosts:
     hosts.define_flags()
@@ -50,7 +52,7 @@ def run(
   def guarded(argv: Sequence[str]) -> int | None:
     if len(argv) > 1 and not positional:
       raise UserError(f'unexpected argument {argv[1]!r}; flags look like --name=value')
-    quiet = not flags.FLAGS['verbosity'].present  # --verbosity=0 shows the lines of Orbax, too.
+    quiet = not flags.FLAGS['verbosity'].present  # --verbosity=0 also shows the log of Orbax.
     if quiet:
       logging.set_verbosity(logging.WARNING)
     _leave_out_tpu()
@@ -65,15 +67,15 @@ def run(
   try:
     app.run(guarded, flags_parser=_flags_parser(main, more_help))
   except Exception as error:
-    told = hosts.as_told(error)
-    if told is None:
+    reported = hosts.as_reported(error)
+    if reported is None:
       raise
-    messages.say(f'error: {told}')
-    sys.exit(hosts.status_of(told))
+    messages.say(f'error: {reported}')
+    sys.exit(hosts.exit_status(reported))
 
 
 def _until_unread(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]) -> int | None:
-  """Runs `main`, and ends without an error when nobody reads what it prints (`… | head -1`)."""
+  """Run `main`. Exit without an error if the reader closes standard output (`… | head -1`)."""
   try:
     status = main(argv)
     sys.stdout.flush()
@@ -82,29 +84,29 @@ def _until_unread(main: Callable[[Sequence[str]], int | None], argv: Sequence[st
     output = select.poll()
     output.register(sys.stdout, select.POLLOUT)
     if not any(event & select.POLLERR for _, event in output.poll(0)):
-      raise  # It was another pipe, or socket.
+      raise  # Another pipe or socket broke.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return _UNREAD
 
 
 def _leave_out_tpu() -> None:
-  """Keeps JAX from starting libtpu where it is only there to plan: it would write what it misses.
+  """Keep JAX from starting libtpu on a machine without a TPU, where it would print errors.
 
-  Where JAX saw a TPU when it was imported, it chose it; where the user names devices, they count.
+  The package may be installed for the planner alone. A platform that the user names is kept.
   """
   if jax.config.jax_platforms or importlib.util.find_spec('libtpu') is None:
     return
-  # JAX looks at the PCI bus, which a container may hide; with another plugin, a GPU's, it is not
-  # sure which devices there are.
+  # A container may hide the PCI bus, so check device files. With another plugin, such as that of
+  # GPUs, leave the choice to JAX.
   files = [*Path('/dev').glob('accel*'), *Path('/dev').glob('vfio/[0-9]*')]
   if not files and not metadata.entry_points(group='jax_plugins'):
     jax.config.update('jax_platforms', 'cpu')
 
 
 def _report_unraisable(unraisable: 'sys.UnraisableHookArgs') -> None:
-  """Reports what cannot be raised, but not the writes that TensorStore gives up after a failed one.
+  """Report an unraisable error, except for writes that TensorStore abandons after a failed write.
 
-  They find the loop of their save closed; the failure itself has been raised.
+  These find the event loop of their save closed, and the failure itself was already raised.
   """
   if 'Event loop is closed' not in str(unraisable.exc_value):
     sys.__unraisablehook__(unraisable)
@@ -113,7 +115,7 @@ def _report_unraisable(unraisable: 'sys.UnraisableHookArgs') -> None:
 def _flags_parser(
   main: Callable[[Sequence[str]], int | None], more_help: Callable[[], str] | None
 ) -> Callable[[Sequence[str]], list[str]]:
-  """Return what parses the flags, and prints the help of the module of `main` if asked for it."""
+  """Return a parser of flags that prints the help of the module of `main` on `--help`."""
 
   def parse(argv: Sequence[str]) -> list[str]:
     if any(argument in _HELP for argument in argv[1:]):
@@ -126,13 +128,13 @@ def _flags_parser(
 
 
 def output_file(flag: str) -> Path | None:
-  """Return the file that a flag names, None if it names none; for use before anything is computed.
+  """Return the output file that a flag names, or None. Call this before any long computation.
 
   Raises:
-    UserError: it is not in a file system, or cannot be written.
+    UserError: the file is not in a file system, or cannot be written.
   """
   value = flags.FLAGS[flag].value
-  if value is None or not hosts.is_first():  # who alone writes
+  if value is None or not hosts.is_first():  # Only the first process writes.
     return value and Path(value)
   path = paths.local(value)
   folder = path.absolute().parent
@@ -142,7 +144,7 @@ def output_file(flag: str) -> Path | None:
   elif not folder.is_dir():
     reason = f'there is no folder {path.parent}'
   elif not os.access(path if path.exists() else folder, os.W_OK):
-    reason = 'its rights, or those of the file system, do not allow it'
+    reason = 'its permissions or the file system do not allow it'
   if reason:
     raise UserError(f'--{flag}={value} cannot be written: {reason}')
   return path

@@ -1,4 +1,4 @@
-"""The console command `tokenformer`: its verbs, each in a module that is imported when typed."""
+"""Define the console command `tokenformer`; a verb's module is imported when the verb runs."""
 
 import importlib
 import sys
@@ -10,12 +10,12 @@ _HELP = ('--help', '-help', '-h', '--helpshort', 'help')
 
 
 class Verb(NamedTuple):
-  """One thing that `tokenformer` does.
+  """A verb of `tokenformer`.
 
   Attributes:
-    module: has `run`, which reads the arguments of this process.
-    script: how to type it where `tokenformer` is not installed.
-    summary: what it does.
+    module: the module whose `run` reads the arguments of this process.
+    script: the command to type where `tokenformer` is not installed.
+    summary: a line for the help.
   """
 
   module: str
@@ -38,18 +38,20 @@ VERBS = {
     'evaluate', 'python -m tokenformer_jax.evaluate', 'measure a model on tasks and on texts'
   ),
   'convert': Verb(
-    'convert', 'python -m tokenformer_jax.convert', 'read and write released PyTorch weights'
+    'convert.command',
+    'python -m tokenformer_jax.convert',
+    'read and write released PyTorch weights',
   ),
   'inspect': Verb(
-    'inspect.command',
+    'inspection.command',
     'python -m tokenformer_jax.inspect',
-    'show what the parameter tokens answer to, and which are used',
+    'show what the parameter tokens respond to, and which are used',
   ),
   'plot': Verb('plot', 'python -m tokenformer_jax.plot', 'draw the curves of runs'),
   'verify': Verb(
     'data.verify',
     'python -m tokenformer_jax.data.verify',
-    'compare a token store with the digests of its writing',
+    'compare a token store with the digests recorded when it was built',
   ),
 }
 
@@ -58,7 +60,7 @@ def main(program: str = 'tokenformer') -> None:
   """Run the verb that the first argument of this process names.
 
   Args:
-    program: how this command was typed.
+    program: the name under which this command was typed.
   """
   verb, *rest = sys.argv[1:] or ['--help']
   if verb in _HELP:
@@ -72,7 +74,7 @@ def main(program: str = 'tokenformer') -> None:
 
 
 def _render(program: str) -> str:
-  """Return the help: each verb in a line."""
+  """Return the help, with a line for each verb."""
   lines = [f'  {name:10}{verb.summary}' for name, verb in VERBS.items()]
   return '\n'.join(
     [

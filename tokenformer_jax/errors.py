@@ -1,36 +1,36 @@
-"""The exceptions that become one sentence at the terminal, and helpers to build sentences."""
+"""Exceptions that become one sentence at the terminal, and helpers to build such sentences."""
 
 from collections.abc import Iterable
 
 
 class UserError(Exception):
-  """A mistake of the user's, told in one sentence.
+  """A mistake of the user, described in one sentence.
 
-  The message names the key, path or shape, what was found, what is allowed and what to do. Command
-  line entries print it without a traceback and exit with status 2 (`tokenformer_jax.cli.run`).
+  The message names the key, path or shape, the value found, the allowed values and the remedy.
+  Commands print it without a traceback and exit with status 2 (`tokenformer_jax.cli.run`).
   """
 
 
 class TransientError(Exception):
-  """Something out of the program's hands failed each time it was tried, and may work later.
+  """A failure outside the program that retries did not cure, but that may pass later.
 
-  The message is one sentence: what failed, how often, why. Command line entries print it without a
+  The message is one sentence: what failed, how often, and why. Commands print it without a
   traceback and exit with status 75 (EX_TEMPFAIL), so that `launch/` starts the command again.
   """
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
-  """Return `; did you mean X?` if `name` is a misspelling of an allowed name, else all of them."""
+  """Return `; did you mean X?` if `name` misspells an allowed name, else a list of all names."""
   allowed = sorted(allowed)
   found = misspelt(name, allowed)
   return f'; did you mean {found!r}?' if found else f'; known names: {", ".join(allowed)}'
 
 
 def misspelt(name: str, allowed: Iterable[str]) -> str | None:
-  """Return the allowed name that `name` is a misspelling or a part of, or None.
+  """Return the allowed name that `name` misspells or abbreviates, or None.
 
-  A wrong suggestion costs a reader more than none: at most a quarter of the letters may differ, or
-  one is the beginning of the other.
+  A wrong suggestion is worse than none. So at most a quarter of the letters may differ, or one name
+  must be a prefix of the other.
   """
   asked = _plain(name)
   near = []
@@ -52,7 +52,7 @@ def _plain(name: str) -> str:
 
 
 def _edits(a: str, b: str) -> int:
-  """Count letters to insert, drop, replace or swap with their neighbour to make `b` of `a`."""
+  """Count the letters to insert, delete, replace or swap with a neighbour to turn `a` into `b`."""
   rows = [[*range(len(b) + 1)]]
   for i, x in enumerate(a, start=1):
     row = [i]

@@ -1,13 +1,13 @@
-r"""Evaluates a trained language model: on tasks of lm-evaluation-harness, and on any text.
+r"""Evaluate a trained language model on tasks of lm-evaluation-harness and on any text.
 
   tokenformer evaluate --source=runs/150m \
     --tasks=lambada_openai,hellaswag,piqa,arc_easy,arc_challenge,winogrande
   tokenformer evaluate --source=runs/lm_stdlib --text='files:corpus/**/*.txt'
 
-The first gives the columns of Table 1 of the TokenFormer paper, and needs `lm_eval`
-(pip install -e ".[eval]"). The second gives perplexity and bits per byte with the run's own
-tokenizer; documents follow each other with an end of document after each, which is predicted too,
-and windows go over it, as in training (see `perplexity.windows`).
+The first command prints the columns of Table 1 of the TokenFormer paper. It needs `lm_eval`
+(pip install -e ".[eval]"). The second prints perplexity and bits per byte with the run's own
+tokenizer. As in training, documents are concatenated with an end of document after each, the end is
+predicted like any token, and windows span document boundaries (see `perplexity.windows`).
 """
 
 import json
@@ -18,9 +18,11 @@ from typing import Any
 
 from absl import flags
 
-from tokenformer_jax import cli, evaluation, hosts, trained
+from tokenformer_jax import cli
 from tokenformer_jax.data import text
+from tokenformer_jax.decoding import evaluation, trained
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.parallel import hosts
 
 
 def define_flags() -> None:
@@ -29,33 +31,35 @@ def define_flags() -> None:
   flags.DEFINE_list('tasks', [], 'Names of tasks or groups of tasks of lm-evaluation-harness.')
   flags.DEFINE_string('text', '', 'A text: files:GLOB, or another source as in data.source.')
   flags.DEFINE_integer(
-    'num_fewshot', None, 'Solved examples before each question (default: as the task says).', 0
+    'num_fewshot', None, "Solved examples before each question (default: the task's number).", 0
   )
-  flags.DEFINE_integer('limit', None, 'Only so many samples of each task.', 1)
+  flags.DEFINE_integer('limit', None, 'The most samples to use of each task (default: all).', 1)
   flags.DEFINE_string('include_path', None, 'A directory with tasks of your own (YAML).')
   flags.DEFINE_integer(
     'stride', None, 'Tokens that each window over --text scores (default: a whole window).', 1
   )
   flags.DEFINE_integer(
-    'max_length', None, 'Tokens of input at most (default: the length of the training).', 1
+    'max_length', None, "The most tokens of input (default: the training's sequence length).", 1
   )
-  flags.DEFINE_integer('batch_size', None, 'Rows of a batch (default: as many as fill one).', 1)
+  flags.DEFINE_integer(
+    'batch_size', None, 'Rows of a batch (default: enough for several thousand tokens).', 1
+  )
   flags.DEFINE_integer('tokens', 1, 'Devices to split parameter tokens and heads over.', 1)
   flags.DEFINE_string('output', None, 'A JSON file for the results.')
 
 
 def main(argv: Sequence[str]) -> None:
-  """Prints the results, and writes them to --output."""
+  """Print the results, and write them to --output."""
   del argv
   values, start = flags.FLAGS, time.monotonic()
   if not (values.tasks or values.text):
     raise UserError('nothing to evaluate on; give --tasks=NAME,…, --text=files:GLOB, or both')
   output = cli.output_file('output')
-  # What can be wrong with the tasks comes out before a model is read.
+  # Report mistakes in the tasks before the model loads.
   tasks = []
   if values.tasks:
     tasks = evaluation.import_harness().find_tasks(values.tasks, values.include_path)
-  if values.text:  # The same again below, with the run's text_field: a wrong name costs no model.
+  if values.text:  # Report a wrong name before the model loads, which has the run's text_field.
     text.open_source(values.text, 'text', '--text')
   model = trained.load(values.source, values.tokens)
   documents = None

@@ -1,11 +1,12 @@
-r"""Writes text with a trained language model.
+r"""Write text with a trained language model.
 
   tokenformer generate --source=runs/lm_stdlib --prompt='def main('
   tokenformer generate --source=runs/lm_stdlib --requests=prompts.jsonl
 
-The first writes one text as it is drawn. The second takes a JSON object a line with a `prompt` and,
-if they are to differ from the flags, `length`, `temperature`, `top_k`, `top_p`, `seed` and `stop`
-(a list of strings); the texts are written in batches, and come out as JSON in the same order.
+The first command prints one text while it is drawn. The second reads one JSON object per line, with
+a `prompt` and optionally `length`, `temperature`, `top_k`, `top_p`, `seed` and `stop` (a list of
+strings), which override the flags. It writes the texts in batches and prints JSON in the same
+order.
 """
 
 import dataclasses
@@ -19,18 +20,20 @@ from typing import Any
 import jax
 from absl import flags
 
-from tokenformer_jax import cli, decode, hosts, messages, trained
+from tokenformer_jax import cli, messages
+from tokenformer_jax.decoding import decode, trained
+from tokenformer_jax.decoding.sampling import Sampling
+from tokenformer_jax.decoding.texts import TextRequest, stream_text, until
+from tokenformer_jax.decoding.writer import Writer
 from tokenformer_jax.errors import UserError, nearest
-from tokenformer_jax.sampling import Sampling
-from tokenformer_jax.texts import TextRequest, stream_text, until
-from tokenformer_jax.writer import Writer
+from tokenformer_jax.parallel import hosts
 
 
 def read_requests(path: Path, default: TextRequest) -> list[TextRequest]:
-  """The requests of a JSON-lines file; what a line does not say is as in `default`.
+  """Read the requests of a JSON-lines file, with missing values from `default`.
 
   Raises:
-    UserError: the file cannot be read, or a line is no request; the message has its number.
+    UserError: the file cannot be read, or a line is not a request; the message has its number.
   """
   try:
     lines = path.read_text().splitlines()
@@ -43,28 +46,28 @@ def read_requests(path: Path, default: TextRequest) -> list[TextRequest]:
     try:
       requests.append(_request(json.loads(line), default))
     except (json.JSONDecodeError, UserError) as error:
-      raise UserError(f'line {number} of {path} is no request: {error}') from error
+      raise UserError(f'line {number} of {path} is not a request: {error}') from error
   if not requests:
-    raise UserError(f'{path} has no requests; each line is like {{"prompt": "Once upon a time"}}')
+    raise UserError(f'{path} has no requests; write lines like {{"prompt": "Once upon a time"}}')
   return requests
 
 
 def _request(values: Any, default: TextRequest) -> TextRequest:
-  of_sampling = {field.name: field.type for field in dataclasses.fields(Sampling)}
-  kinds = {'prompt': str, 'length': int, 'stop': list, **of_sampling}
+  sampling_types = {field.name: field.type for field in dataclasses.fields(Sampling)}
+  types = {'prompt': str, 'length': int, 'stop': list, **sampling_types}
   if not isinstance(values, dict) or 'prompt' not in values:
     raise UserError('it must be an object with a "prompt"')
   for key, value in values.items():
-    if key not in kinds:
-      raise UserError(f'the key {key!r} is unknown{nearest(key, kinds)}')
-    fits = isinstance(value, (int, float) if kinds[key] is float else kinds[key])
+    if key not in types:
+      raise UserError(f'the key {key!r} is unknown{nearest(key, types)}')
+    fits = isinstance(value, (int, float) if types[key] is float else types[key])
     if not fits or isinstance(value, bool):
-      raise UserError(f'{key} is {value!r}; it must be of type {kinds[key].__name__}')
+      raise UserError(f'{key} is {value!r}; it must be of type {types[key].__name__}')
   if not all(isinstance(string, str) and string for string in values.get('stop', [])):
     raise UserError(f'stop is {values["stop"]!r}; it must be a list of strings that are not empty')
   if values.get('length', 1) < 1:
     raise UserError(f'length is {values["length"]}; it must be at least 1')
-  drawn = {key: values[key] for key in of_sampling if key in values}
+  drawn = {key: values[key] for key in sampling_types if key in values}
   return TextRequest(
     prompt=values['prompt'],
     length=values.get('length', default.length),
@@ -76,28 +79,28 @@ def _request(values: Any, default: TextRequest) -> TextRequest:
 def define_flags() -> None:
   """Define the command's flags."""
   flags.DEFINE_string('source', None, 'A run: DIR, or DIR@STEP.', required=True)
-  flags.DEFINE_string('prompt', '', 'The text to go on from; empty: a new document.')
-  flags.DEFINE_string('requests', None, 'A file of requests, a JSON object a line; see above.')
-  flags.DEFINE_integer('length', 256, 'Tokens to write.', lower_bound=1)
-  flags.DEFINE_float('temperature', 0.8, '0 takes the likeliest token.')
+  flags.DEFINE_string('prompt', '', 'The text to continue; empty: a new document.')
+  flags.DEFINE_string('requests', None, 'A file of requests, one JSON object per line; see above.')
+  flags.DEFINE_integer('length', 256, 'The most tokens to write.', lower_bound=1)
+  flags.DEFINE_float('temperature', 0.8, 'Divides the logits; 0 takes the likeliest token.')
   flags.DEFINE_integer('top_k', 0, 'Draw from the k likeliest tokens; 0: from all.')
   flags.DEFINE_float('top_p', 0.95, 'Draw from the likeliest tokens that reach p together; 1: all.')
   flags.DEFINE_integer('seed', 0, 'Seed of the draws.')
-  flags.DEFINE_multi_string('stop', [], 'End before this string; can be given several times.')
+  flags.DEFINE_multi_string('stop', [], 'End before this string; may be repeated.')
   flags.DEFINE_integer('batch_size', 8, 'Texts of --requests at a time.', lower_bound=1)
   flags.DEFINE_integer('tokens', 1, 'Devices to split parameter tokens and heads over.', 1)
 
 
 def main(argv: Sequence[str]) -> None:
-  """Prints the prompt and what follows it, or a JSON object for each request."""
+  """Print the prompt and its continuation, or a JSON object for each request."""
   del argv
   values = flags.FLAGS
   if values.requests and values['prompt'].present:
-    raise UserError('--prompt and --requests are both there; put the prompt into the file')
+    raise UserError('--prompt and --requests are both given; put the prompt into the file')
   sampling = Sampling(values.temperature, values.top_k, values.top_p, values.seed)
   default = TextRequest(values.prompt, values.length, sampling, tuple(filter(None, values.stop)))
   requests = read_requests(Path(values.requests), default) if values.requests else [default]
-  writer = Writer.of(trained.load(values.source, values.tokens))
+  writer = Writer.from_trained(trained.load(values.source, values.tokens))
   if values.requests:
     _write_all(writer, requests, values.batch_size)
   else:
@@ -119,7 +122,7 @@ def _write_one(writer: Writer, request: TextRequest) -> None:
     for piece in until(pieces, request.stop):
       _print(piece)
   _print('\n')
-  # Tokens come in chunks, the first of them with everything that had to be compiled.
+  # Tokens come in chunks. The time of the first chunk includes the compilation.
   rest = len(times) - 1 - decode.STREAM_CHUNK
   rate = f', then {rest / (times[-1] - times[1]):.1f} tokens/s' if rest > 0 else ''
   messages.say(f'{len(times) - 1} tokens, the first after {times[1] - times[0]:.1f} s{rate}')
@@ -139,7 +142,7 @@ def _write_all(writer: Writer, requests: Sequence[TextRequest], batch_size: int)
 
 
 def _print(text: str) -> None:
-  """Text on the standard output of the first host; all write the same."""
+  """Print a text on the first host only, because all hosts compute the same text."""
   if hosts.is_first():
     sys.stdout.write(text)
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""What a run keeps in memory while somebody works with it: arrays, and the programs over them."""
+"""Keep the arrays and compiled programs of a run in memory while it is used from Python."""
 
 import dataclasses
 import functools
@@ -8,31 +8,26 @@ from typing import Any
 import jax
 import numpy as np
 
-from tokenformer_jax import (
-  buckets,
-  checkpoint,
-  evaluation,
-  sharding,
-  tasks,
-  trained,
-  validation,
-)
-from tokenformer_jax import step as step_lib
+from tokenformer_jax import tasks
 from tokenformer_jax.data import tokenizers
+from tokenformer_jax.decoding import buckets, evaluation, trained
+from tokenformer_jax.decoding.score import Scorer
+from tokenformer_jax.decoding.trained import Trained
+from tokenformer_jax.decoding.writer import Writer
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import verify
-from tokenformer_jax.params import Params
-from tokenformer_jax.score import Scorer
-from tokenformer_jax.tasks import Batch, Task
-from tokenformer_jax.trained import Trained
-from tokenformer_jax.writer import Writer
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.steps import step as step_lib
+from tokenformer_jax.tasks import Batch, Task, validation
 
 
 class Loaded:
-  """A checkpoint in use. Each part is read, or compiled, when it is first needed, and kept."""
+  """A checkpoint in use; each part is read or compiled when it is first needed, and kept."""
 
   def __init__(self, source: str):
-    """Name the checkpoint, DIR@STEP."""
+    """Keep the checkpoint's name, DIR@STEP."""
     self._source = source
     self._programs: dict[bool, Callable[[Params, Batch], jax.Array]] = {}
     self._scorers: dict[tuple[int | None, int | None], Scorer] = {}
@@ -44,11 +39,11 @@ class Loaded:
 
   @functools.cached_property
   def writer(self) -> Writer:
-    """Return the model as one that writes."""
-    return Writer.of(self.model)
+    """Return the model's writer of texts."""
+    return Writer.from_trained(self.model)
 
   def scorer(self, max_length: int | None, batch_size: int | None) -> Scorer:
-    """Return what scores rows: see `evaluation.make_scorer`."""
+    """Return the scorer of rows: see `evaluation.make_scorer`."""
     key = (max_length, batch_size)
     if key not in self._scorers:
       self._scorers[key] = evaluation.make_scorer(self.model, max_length, batch_size)
@@ -58,21 +53,21 @@ class Loaded:
     """Return the logits of token ids.
 
     Args:
-      rows: int32 [T], of unequal lengths.
+      rows: int32 [T] each, of unequal lengths.
       exact: see `_logits`.
 
     Returns:
       float32 [B, T, V], NaN after the end of a row.
 
     Raises:
-      UserError: the model has learned positions that do not reach so far.
+      UserError: a row is longer than the model's learned positions.
     """
     longest, model = max(map(len, rows)), self.model.config.model
     length = buckets.bucket(longest)  # Few lengths, so that few programs compile.
     if model.position_embedding == 'learned':
       self.model.context_length(longest)
       length = min(length, model.max_length)
-    batch = np.zeros((len(rows), length + 1), np.int32)  # The last column is a target, not used.
+    batch = np.zeros((len(rows), length + 1), np.int32)  # The last column is an unused target.
     for row, ids in zip(batch, rows, strict=True):
       row[: len(ids)] = ids
     found_BxTxV = self._logits(batch, exact)[:, :longest]
@@ -84,7 +79,7 @@ class Loaded:
     """Return the logits of images uint8 [B, S, S, C]: float32 [B, classes].
 
     Raises:
-      UserError: the images have another shape than those of the training.
+      UserError: the images do not have the shape of the training images.
     """
     config = self.model.config
     size, channels = config.data.image_size, config.model.channels
@@ -115,7 +110,7 @@ class Loaded:
       padded = jax.tree.map(
         lambda a: np.concatenate([a, np.zeros((rows - count, *a.shape[1:]), a.dtype)]), batch
       )
-      placed = jax.device_put(padded, sharding.of_batch(mesh))
+      placed = jax.device_put(padded, sharding.batch_sharding(mesh))
       found = self._programs[exact](self.model.params, placed)
     return np.array(found[:count], np.float32)
 
@@ -123,7 +118,7 @@ class Loaded:
     config = self.model.config
     if exact:
       return verify.exact_task(config, config.model)
-    # Not by the training's kernel of attention, which may not be here.
+    # The training's attention kernel may be for another kind of device.
     train = dataclasses.replace(config.train, attention='auto', remat='auto')
     return tasks.make(dataclasses.replace(config, train=train))
 
@@ -131,7 +126,7 @@ class Loaded:
     """Return the figures of the run's own validation data.
 
     Raises:
-      UserError: the data is not here.
+      UserError: the data is not on this machine.
     """
     task, eval_step = self._validation
     mesh = self.model.mesh
@@ -141,7 +136,7 @@ class Loaded:
 
   @functools.cached_property
   def _validation(self) -> tuple[Task, Callable[[Params, Batch], Any]]:
-    """Return the task, its data open, and its compiled step."""
+    """Return the task with its data open, and its compiled evaluation step."""
     model = self.model
     config = self._task().config
     with jax.set_mesh(model.mesh):
@@ -153,7 +148,7 @@ class Loaded:
 
 
 def rows_of_ids(inputs: Any, tokenizer: tokenizers.Tokenizer, vocab_size: int) -> list[np.ndarray]:
-  """Return token ids [T] of each text; of ids [B, T], or [T], their rows.
+  """Return the token ids [T] of each text, or the rows of ids [B, T].
 
   Raises:
     UserError: there are no inputs, or they are neither texts nor ids below `vocab_size`.

@@ -1,8 +1,8 @@
-"""Lines for the person at the terminal, from library and commands alike."""
+"""Messages to the user at the terminal, from the library and from commands."""
 
 import sys
 
-from tokenformer_jax import hosts
+from tokenformer_jax.parallel import hosts
 
 
 def say(text: str) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from absl import flags
 
-from tokenformer_jax import cli, curves
+from tokenformer_jax import cli
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.runs import curves
 
 
 def define_flags() -> None:

@@ -1,7 +1,7 @@
-"""Runs from Python: what `import tokenformer_jax` offers to notebooks and scripts.
+"""Work with runs from Python: the interface of `import tokenformer_jax` for notebooks and scripts.
 
-A `Run` is a work directory and one of its checkpoints. It does what the commands do, by the same
-functions, and keeps what it has read and compiled. Mistakes are a `UserError` of one sentence.
+A `Run` is a work directory and one of its checkpoints. Its methods call the same functions as the
+commands, and keep arrays and programs in memory. A mistake raises a `UserError` of one sentence.
 """
 
 import contextlib
@@ -14,20 +14,24 @@ from typing import TYPE_CHECKING, Any
 import ml_collections
 import numpy as np
 
-from tokenformer_jax import checkpoint, configure, curves, evaluation, loop, models, paths
 from tokenformer_jax import tasks as tasks_lib
-from tokenformer_jax.checkpoint_meta import Meta
-from tokenformer_jax.config import Config, GrowConfig
+from tokenformer_jax.config import Config, GrowConfig, configure
 from tokenformer_jax.data import held_out, text, tokenizers
+from tokenformer_jax.decoding import evaluation
+from tokenformer_jax.decoding.sampling import Sampling
+from tokenformer_jax.decoding.texts import TextRequest
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow import actions
-from tokenformer_jax.inspect import model as inspect_model
-from tokenformer_jax.inspect import picture, report
-from tokenformer_jax.inspect.usage import Usage
+from tokenformer_jax.inspection import model as inspect_model
+from tokenformer_jax.inspection import picture, report
+from tokenformer_jax.inspection.usage import Usage
 from tokenformer_jax.loaded import Loaded, rows_of_ids
-from tokenformer_jax.params import Params
-from tokenformer_jax.sampling import Sampling
-from tokenformer_jax.texts import TextRequest
+from tokenformer_jax.model import models
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.runs import checkpoint, curves
+from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.storage import paths
+from tokenformer_jax.training import loop
 
 if TYPE_CHECKING:
   from matplotlib.figure import Figure
@@ -38,14 +42,14 @@ Path = str | os.PathLike[str]
 def load(source: Path) -> 'Run':
   """Open a run.
 
-    run = tokenformer_jax.load('runs/lm_stdlib')       its newest checkpoint
-    run = tokenformer_jax.load('runs/lm_stdlib@375')   that of a step
+    run = tokenformer_jax.load('runs/lm_stdlib')       the newest checkpoint
+    run = tokenformer_jax.load('runs/lm_stdlib@375')   the checkpoint of a step
 
   Args:
     source: the work directory, DIR, or DIR@STEP.
 
   Raises:
-    UserError: there is no such run or step, or it holds something else than a model.
+    UserError: the run or the step does not exist, or the checkpoint does not hold a model.
   """
   directory, step = paths.split_source(source)
   checkpoints, meta = checkpoint.open_source(directory, step)
@@ -55,37 +59,37 @@ def load(source: Path) -> 'Run':
 
 
 def train(config: Config | ml_collections.ConfigDict | str, workdir: Path, **changes: Any) -> 'Run':
-  """Train a model, or go on with the run that the work directory has.
+  """Train a model, or resume the run in the work directory.
 
     c = tokenformer_jax.config.defaults()
     run = tokenformer_jax.train(c, 'runs/small', model={'layers': 2}, train={'steps': 300})
 
   Args:
     config: from `config.defaults()`, from `Run.config`, or a file: FILE.py, FILE.py:VARIANT or the
-      name of one that comes with the package, such as `vit_digits`.
-    workdir: where checkpoints and figures go; made if it does not exist.
+      name of a config that comes with the package, such as `vit_digits`.
+    workdir: the directory for checkpoints and figures; made if it does not exist.
     **changes: other values, by group of keys: `optim={'learning_rate': 1e-3}`.
 
   Returns:
     The run at its last step.
 
   Raises:
-    UserError: a value does not fit, or anything that the command `train` tells in a sentence.
+    UserError: a value is not allowed, or any other mistake that the command `train` reports.
   """
   loop.train(configure.resolve(config, **changes), workdir)
   return load(workdir)
 
 
 class Run:
-  """A work directory, and the model in one of its checkpoints; from `load` or `train`.
+  """A work directory and the model in one of its checkpoints, from `load` or `train`.
 
   Attributes:
     directory: the work directory.
-    meta: what the checkpoint says of itself; `meta.lineage` has the growths.
+    meta: the metadata of the checkpoint; `meta.lineage` has the growths.
   """
 
   def __init__(self, directory: paths.Path, meta: Meta):
-    """Name the checkpoint; its arrays are read when they are needed."""
+    """Keep the checkpoint's name; its arrays are read when they are first needed."""
     self.directory, self.meta = directory, meta
     self._loaded = Loaded(self.source)
 
@@ -99,7 +103,7 @@ class Run:
 
   @property
   def source(self) -> str:
-    """Return the run as commands name it, DIR@STEP."""
+    """Return the run's name for commands, DIR@STEP."""
     return f'{self.directory}@{self.step}'
 
   @property
@@ -114,13 +118,13 @@ class Run:
 
   @functools.cached_property
   def tokenizer(self) -> tokenizers.Tokenizer:
-    """Return what turns text into token ids, of a language model."""
+    """Return the tokenizer of a language model."""
     self._check_is_language_model()
     return tokenizers.from_json(self.meta.tokenizer)
 
   @property
   def classes(self) -> list[str]:
-    """Return the names of the classes, of an image classifier."""
+    """Return the names of an image classifier's classes."""
     if self.config.model.kind == 'lm':
       raise UserError(f'{self.directory} is a language model, which has no classes')
     return [str(name) for name in self.meta.tokenizer['classes']]
@@ -132,10 +136,10 @@ class Run:
 
   @functools.cached_property
   def parameter_count(self) -> int:
-    """Return the number of parameters; nothing is read for it."""
+    """Return the number of parameters without reading the checkpoint's arrays."""
     return models.define(self.config.model).count
 
-  # What the model computes.
+  # Use the model.
 
   def generate(
     self,
@@ -149,26 +153,26 @@ class Run:
     stop: Sequence[str] = (),
     batch_size: int = 8,
   ) -> str | list[str]:
-    """Write what follows a prompt, or each of several.
+    """Continue a prompt, or each of several prompts.
 
       run.generate('def main(', length=64, temperature=0)
       run.generate(['import ', 'class '], seed=1)
 
     Args:
       prompt: a text, or several; empty: a new document.
-      length: tokens to write, at most.
+      length: the most tokens to write.
       temperature: divides the logits; 0 takes the likeliest token.
       top_k: draw from the k likeliest tokens; 0: from all.
       top_p: draw from the likeliest tokens that reach p together; 1: all.
-      seed: of the draws.
+      seed: the seed of the draws.
       stop: a text ends before the first of these strings.
-      batch_size: texts at a time.
+      batch_size: the number of texts to write at a time.
 
     Returns:
       The text without its prompt; for several prompts a list, in their order.
 
     Raises:
-      UserError: the run is no language model, or a value does not fit.
+      UserError: the run is not a language model, or a value is not allowed.
     """
     self._check_is_language_model()
     if length < 1:
@@ -180,36 +184,37 @@ class Run:
     return written[0] if isinstance(prompt, str) else written
 
   def logits(self, inputs: Any, *, exact: bool = False) -> np.ndarray:
-    """Return the scores that the model gives: of the next token, or of the classes.
+    """Return the logits of the model: for the next token, or for the classes.
 
-      run.logits(['def main(', 'x = '])      [2, T, V]; row t is of the text's token t
+      run.logits(['def main(', 'x = '])      [2, T, V]; row t predicts the text's token t
       run.logits(images)                     [B, classes]
 
     Args:
       inputs: for a language model a text, several texts, or token ids [B, T]. A text is read as
-        the beginning of a document; ids are taken as they are. For a classifier images, uint8
-        [B, S, S, C] of the size and channels that it was trained with.
+        the beginning of a document; ids are used unchanged. For a classifier images, uint8
+        [B, S, S, C] with the size and channels of its training.
       exact: compute in float32 with products in full precision, on any device.
 
     Returns:
-      float32 [B, T, V]; T is the longest text's, and rows after the end of a shorter one are NaN.
-      Of images [B, classes].
+      float32 [B, T, V]; T is the length of the longest text, and rows after the end of a shorter
+      text are NaN. For images [B, classes].
 
     Raises:
-      UserError: the inputs have another shape, or are longer than the model's positions.
+      UserError: the inputs have a wrong shape, or are longer than the model's positions.
     """
     if self.config.model.kind != 'lm':
       return self._loaded.image_logits(np.asarray(inputs), exact=exact)
     return self._loaded.text_logits(self._rows(inputs), exact=exact)
 
   def held_out(self, count: int, first: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return examples that the model was not trained on, where the run's data is here.
+    """Return examples that the model was not trained on.
 
-    Otherwise they are text of the Python standard library, or noise.
+    If the run's data is not on this machine, return text of the Python standard library, or noise
+    instead of images.
 
     Args:
-      count: B.
-      first: how many to leave out at the start.
+      count: the number of examples, B.
+      first: the number of examples to skip at the start.
 
     Returns:
       Inputs for `logits`, token ids [B, T] or images [B, S, S, C], and the targets: the next token
@@ -239,21 +244,22 @@ class Run:
       run.evaluate(tasks=['piqa'])['piqa/acc']
 
     Args:
-      texts: documents, or a source of them as in `data.source`.
-      tasks: of lm-evaluation-harness, which has to be installed.
+      texts: documents, or a source of documents as in `data.source`.
+      tasks: tasks of lm-evaluation-harness, which has to be installed.
       stride: tokens that each window over the texts scores; None: a whole window.
-      max_length: tokens of input at most; None: the length of the training.
-      batch_size: rows of a batch; None: as many as fill one.
-      num_fewshot: solved examples before each question; None: as the task says.
+      max_length: the most tokens of input; None: the training's sequence length.
+      batch_size: rows of a batch; None: enough rows for several thousand tokens.
+      num_fewshot: solved examples before each question; None: the task's own number.
       limit: samples of each task; None: all.
       include_path: a folder with tasks of your own.
 
     Returns:
-      Figures by name: of texts those of `perplexity.Figures`, of tasks `TASK/METRIC` and
-      `TASK/METRIC_stderr`, of the validation data those of training, without `eval/`.
+      Figures by name: the fields of `perplexity.Figures` for texts, `TASK/METRIC` and
+      `TASK/METRIC_stderr` for tasks, and the figures of training without `eval/` for the
+      validation data.
 
     Raises:
-      UserError: there is no such text or task, or the run is no language model.
+      UserError: a text or task does not exist, or the run is not a language model.
     """
     if texts is None and not tasks:
       return self._loaded.validate()
@@ -280,27 +286,27 @@ class Run:
           figures[f'{task}/{name}_stderr'] = figure['stderr']
     return figures
 
-  # Other runs made of this one.
+  # Make other runs from this one.
 
   def train(
     self, steps: int | None = None, *, workdir: Path | None = None, **changes: Any
   ) -> 'Run':
-    """Train on, here or in another work directory.
+    """Continue the training, here or in another work directory.
 
       run.train(700, optim={'learning_rate': 1e-3})
       run.train(60, workdir='runs/tuned', data={'source': 'files:corpus'}, grow={'step': 'restart'})
 
     Args:
-      steps: the step to train to; None: that of the config.
-      workdir: None: go on in this one, from its newest checkpoint. Another one: begin a run there
-        from this checkpoint, grown if `changes` ask for more parameter tokens.
-      **changes: other values than the run's, by group of keys: `optim={'old_tokens': 'freeze'}`.
+      steps: the step to train to; None: the config's steps.
+      workdir: None: continue this run from its newest checkpoint. Another directory: begin a run
+        there from this checkpoint, grown if `changes` ask for more parameter tokens.
+      **changes: new values, by group of keys: `optim={'old_tokens': 'freeze'}`.
 
     Returns:
       The run at its last step.
 
     Raises:
-      UserError: a value does not fit, or this checkpoint is not the newest one here.
+      UserError: a value is not allowed, or this checkpoint is not the newest of the run.
     """
     if steps is not None:
       changes = {**changes, 'train': {**changes.get('train', {}), 'steps': steps}}
@@ -308,7 +314,7 @@ class Run:
     if workdir is None:
       if (newest := load(self.directory).step) != self.step:
         raise UserError(
-          f'{self.source} is not the newest checkpoint of the run, which is that of step {newest}; '
+          f'{self.source} is not the newest checkpoint of the run, which has step {newest}; '
           'name another workdir to begin a run from it'
         )
       workdir = self.directory
@@ -328,7 +334,7 @@ class Run:
     ffn_width: int | None = None,
     **how: Any,
   ) -> 'Run':
-    """Make a larger model in a new work directory; say what changes and whether it is exact.
+    """Make a larger model in a new work directory; report what changes and whether it is exact.
 
       grown = run.grow('runs/grown', {'qkv': 128, 'proj': 128, 'ffn': 512})
 
@@ -345,8 +351,8 @@ class Run:
       The larger run, at the same step.
 
     Raises:
-      UserError: the target exists, a size does not fit, or the grown model computes something else
-        than an exact growth must. Nothing is written then.
+      UserError: the target exists, a size is not allowed, or a growth that must be exact changes
+        the outputs. Nothing is written then.
     """
     config = configure.grow_config(self.config, how)
     counts = None if param_tokens is None else configure.counts(self.config.model, param_tokens)
@@ -358,18 +364,18 @@ class Run:
     return load(target)
 
   def extract(self, target: Path) -> None:
-    """Write the tokens that the last growth added, alone, to a new directory, for `merge`."""
+    """Write only the tokens that the last growth added to a new directory, for `merge`."""
     with self._to(target) as (source, to):
       actions.extract(source, to)
 
   def merge(self, added: Path, target: Path, **how: Any) -> 'Run':
-    """Append the tokens of another run, or of `extract`, to this one's, in a new work directory."""
+    """Append the tokens of another run, or of `extract`, to this run's in a new work directory."""
     with self._to(target) as (source, to):
       actions.merge(source, os.fspath(added), configure.grow_config(self.config, how), to)
     return load(target)
 
   def remove(self, target: Path, **how: Any) -> 'Run':
-    """Take out what the last growth or merge added, in a new work directory."""
+    """Remove the tokens that the last growth or merge added, in a new work directory."""
     with self._to(target) as (source, to):
       actions.remove(source, configure.grow_config(self.config, how), to)
     return load(target)
@@ -377,7 +383,7 @@ class Run:
   def shrink(
     self, target: Path, param_tokens: Mapping[str, int], *, examples: int = 16, **how: Any
   ) -> 'Run':
-    """Keep only the tokens that matter most for held-out examples, in a new work directory."""
+    """Keep the most important tokens for held-out examples, in a new work directory."""
     with self._to(target) as (source, to):
       counts = configure.counts(self.config.model, param_tokens)
       actions.shrink(source, counts, examples, configure.grow_config(self.config, how), to)
@@ -385,57 +391,57 @@ class Run:
 
   @contextlib.contextmanager
   def _to(self, target: Path) -> Iterator[tuple[actions.Source, actions.Target]]:
-    to = actions.Target(paths.of(target))
+    to = actions.Target(paths.parse_path(target))
     with actions.open_source(self.source, to) as source:
       yield source, to
 
-  # Looking at it.
+  # Inspect the model.
 
   def maps(
     self, text: str, layers: Sequence[int] | None = None
   ) -> dict[int, dict[str, np.ndarray]]:
-    """Return how much each token of a text weighs each parameter token.
+    """Return the weights of the parameter tokens for each token of a text.
 
       run.maps('def main(', layers=[0])[0]['ffn']    [T, N]; run.labels('def main(') names the rows
 
     Args:
-      text: read as the beginning of a document.
-      layers: the first is 0; None: all.
+      text: the text, read as the beginning of a document.
+      layers: indices of layers from 0; None: all.
 
     Returns:
-      By layer and kind of projection (query, key, value, proj, ffn), float32 [T, N].
+      float32 [T, N] by layer and kind of projection (query, key, value, proj, ffn).
 
     Raises:
-      UserError: the model has no parameter tokens, or no such layer.
+      UserError: the model has no parameter tokens, or a layer does not exist.
     """
     inspect_model.check_has_tokens(self.meta, self.directory)
     count = self.config.model.depth
     layers = range(count) if layers is None else layers
     for layer in layers:
       if layer not in range(count):
-        raise UserError(f'layer {layer} is not there; the model has the layers 0 to {count - 1}')
+        raise UserError(f'layer {layer} does not exist; the model has the layers 0 to {count - 1}')
     (ids,) = self._rows(text)
     return inspect_model.maps(self._loaded.model, ids, layers)
 
   def labels(self, text: str) -> list[str]:
-    """Return the tokens of a text as `maps` has them, with visible white space."""
+    """Return the tokens of a text in the order of `maps`, with visible white space."""
     (ids,) = self._rows(text)
     return report.labels(self.tokenizer, ids.tolist())
 
   @property
-  def old_tokens(self) -> dict[str, int] | None:
-    """Return how many tokens of each kind the last growth found; None if it added none."""
+  def old_tokens(self) -> dict[int, dict[str, int]] | None:
+    """Return how many tokens the last growth found, by layer and kind; None if it added none."""
     inspect_model.check_has_tokens(self.meta, self.directory)
     return inspect_model.old_tokens(self._loaded.model)
 
-  def usage(self, text: str | None = None, tokens: int = 32768) -> dict[str, Usage]:
-    """Return how much each parameter token is used, by kind of projection.
+  def usage(self, text: str | None = None, tokens: int = 32768) -> dict[int, dict[str, Usage]]:
+    """Return how much each parameter token is used, by layer and kind of projection.
 
-      run.usage()['ffn'].nearly_unused      [layers, N]
+      run.usage()[0]['ffn'].nearly_unused      [N]
 
     Args:
-      text: to measure it on; None: text that the run was not trained on.
-      tokens: of the text, at most.
+      text: the text to measure on; None: text that the run was not trained on.
+      tokens: the most tokens of the text to use.
 
     Raises:
       UserError: the model has no parameter tokens.
@@ -448,20 +454,20 @@ class Run:
     return inspect_model.measure(self._loaded.model, ids)
 
   def plot_maps(self, text: str, layers: Sequence[int] | None = None) -> 'Figure':
-    """Draw `maps`: a panel for each layer and kind, new tokens of a growth beside old ones."""
+    """Draw `maps` with a panel for each layer and kind, and a line between old and new tokens."""
     return picture.draw(self.maps(text, layers), self.labels(text), self.old_tokens)
 
   def plot(
     self, y: str = 'train/loss', x: str = 'steps', *, beside: Sequence['Run | Path'] = ()
   ) -> 'Figure':
-    """Draw a figure of training against steps.
+    """Draw a metric of training against steps, examples, tokens or FLOPs.
 
       run.plot('train/bits_per_byte', beside=[other])
 
     Args:
       y: a metric; `eval/NAME` is drawn beside `train/NAME`.
       x: steps, examples, tokens or flops.
-      beside: more runs in the same picture.
+      beside: more runs for the same figure.
 
     Raises:
       UserError: a run has no such metric, or matplotlib is not installed.
@@ -475,7 +481,7 @@ class Run:
     """Return the lines of metrics.jsonl: `step`, and figures such as `train/loss`.
 
     Raises:
-      UserError: the run has none, as a converted one.
+      UserError: the run has no metrics, for example because it was converted.
     """
     return curves.read(self.directory)
 

@@ -1,10 +1,10 @@
-r"""Trains a model.
+r"""Train a model.
 
 tokenformer train                       the default language model, on a CPU in minutes
 tokenformer train --config=vit_digits   another config that comes with the package
-tokenformer train --config=FILE.py      one of your own
+tokenformer train --config=FILE.py      a config of your own
 tokenformer train --config.KEY=VALUE    another value for any key
-tokenformer train --workdir=DIR         an earlier run, with the config it has
+tokenformer train --workdir=DIR         an earlier run, with its own config
 """
 
 import itertools
@@ -15,10 +15,12 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from tokenformer_jax import cli, loop, messages, paths, usage
+from tokenformer_jax import cli, messages, usage
 from tokenformer_jax.config import file as config_file
 from tokenformer_jax.config import keys as config_keys
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.storage import paths
+from tokenformer_jax.training import loop
 
 _DEFAULT = 'lm_stdlib'
 
@@ -26,17 +28,19 @@ _DEFAULT = 'lm_stdlib'
 def define_flags() -> None:
   """Define the command's flags."""
   config_file.define(
-    'The config: FILE, FILE:VARIANT, or the NAME of one that comes with the package (default: that '
-    f'of the run in --workdir, if there is one, or {_DEFAULT}).'
+    'The config: FILE, FILE:VARIANT, or the NAME of one that comes with the package (default: the '
+    f'config of the run in --workdir, if there is one, or {_DEFAULT}).'
   )
   flags.DEFINE_string(
-    'workdir', None, 'Where checkpoints and figures go (default: runs/NAME_OF_THE_CONFIG).'
+    'workdir',
+    None,
+    'The directory for checkpoints and figures (default: runs/NAME_OF_THE_CONFIG).',
   )
   flags.DEFINE_integer(
     'stopped_status',
     0,
-    'Exit status after a stop (SIGTERM, Ctrl-C) before the last step; with one of its own, 75 say, '
-    'what started the run knows that it is to be started again.',
+    'Exit status after a stop (SIGTERM, Ctrl-C) before the last step. A separate status, such as '
+    '75, tells the program that started the run to start it again.',
     lower_bound=0,
     upper_bound=255,
   )
@@ -62,9 +66,10 @@ def run() -> None:
 
 
 def with_config(arguments: list[str]) -> list[str]:
-  """Return the arguments, with a --config if there is none.
+  """Return the arguments, with a --config added if there is none.
 
-  Not as the flag's default, which would be loaded, and given the overrides, beside any other.
+  A default of the flag itself would not do: it would be loaded, with all overrides, beside the
+  config that the user names.
   """
   given = {}
   for argument, following in itertools.zip_longest(arguments, arguments[1:]):
@@ -81,14 +86,14 @@ def with_config(arguments: list[str]) -> list[str]:
 
 def _has_config(workdir: str) -> bool:
   try:
-    return (paths.of(workdir) / 'config.json').exists()
-  except UserError:  # which the run will say
+    return (paths.parse_path(workdir) / 'config.json').exists()
+  except UserError:  # The run reports the mistake.
     return False
 
 
 def _help_of_keys() -> str:
-  """Return what --help says of the config's keys."""
+  """Return the part of --help about the config's keys."""
   return (
-    '\nKeys, each with the default that config files start from: --config.KEY=VALUE\n'
+    '\nKeys, with the defaults that config files start from: --config.KEY=VALUE\n'
     + config_keys.render()
   )

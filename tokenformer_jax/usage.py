@@ -1,4 +1,4 @@
-"""What `--help` prints: a command's docstring, its own flags, and nothing of other libraries."""
+"""The text of `--help`: a command's docstring and its own flags, without those of libraries."""
 
 import re
 import shlex
@@ -12,7 +12,7 @@ from tokenformer_jax import commands
 
 _NAMES = 26  # columns of a flag and its default
 _WIDTH = 100
-_HOSTS = 'tokenformer_jax.hosts'
+_HOSTS = 'tokenformer_jax.parallel.hosts'
 _EXAMPLE = re.compile(rf'\btokenformer ({"|".join(commands.VERBS)})\b')
 
 
@@ -20,7 +20,7 @@ _PROGRAMS = ('tokenformer', 'python -m tokenformer_jax')
 
 
 def command() -> str:
-  """Return the command as it was typed, such as `tokenformer plan` or `python train.py`."""
+  """Return the command as the user typed it, such as `tokenformer plan` or `python train.py`."""
   if _program():
     return sys.argv[0]
   spec = getattr(sys.modules['__main__'], '__spec__', None)
@@ -29,43 +29,41 @@ def command() -> str:
   return f'python -m {spec.name.removesuffix(".__main__")}'
 
 
-def command_of(verb: str) -> str:
-  """Return how to type a verb, in the way in which this command was typed."""
+def spell_command(verb: str) -> str:
+  """Return the command line for a verb, in the form in which the user typed this command."""
   program = _program()
   return f'{program} {verb}' if program else commands.VERBS[verb].script
 
 
 def _program() -> str | None:
-  """Return the command whose verb this is; None if the verb was started as a module or a script."""
+  """Return the program that runs this verb, or None if the verb runs as a module or a script."""
   return next((p for p in _PROGRAMS if sys.argv[0].startswith(f'{p} ')), None)
 
 
 def own_flags() -> list[flags.Flag]:
-  """Return the flags that this project defines for the command, those of several hosts last."""
+  """Return the flags that this project defines for the command; those for several hosts last."""
   return [*_flags(hosts=False), *_flags(hosts=True)]
 
 
 def render(doc: str, more: str = '') -> str:
-  """Return the help.
+  """Return the text of `--help`.
 
   Args:
-    doc: what the command is, whose examples begin with `tokenformer VERB`; they are shown as this
-      command was typed.
-    more: what follows the flags.
+    doc: the description of the command. Its examples begin with `tokenformer VERB` and are shown in
+      the form in which the user typed this command.
+    more: the text after the flags.
   """
-  text = [_EXAMPLE.sub(lambda found: command_of(found[1]), doc).strip(), '\nFlags:\n']
+  text = [_EXAMPLE.sub(lambda found: spell_command(found[1]), doc).strip(), '\nFlags:\n']
   for flag in _flags(hosts=False):
     text.extend(_lines(flag))
   if several := [f'--{flag.name}' for flag in _flags(hosts=True)]:
     listed = textwrap.fill(', '.join(several), _WIDTH, initial_indent='  ', subsequent_indent='  ')
-    text.append(
-      f'\nFor several processes, where JAX does not find them (docs/pods.md):\n\n{listed}'
-    )
+    text.append(f'\nFor several processes, if JAX does not find them (docs/pods.md):\n\n{listed}')
   return '\n'.join([*text, more]) if more else '\n'.join(text)
 
 
 def _flags(*, hosts: bool) -> Iterator[flags.Flag]:
-  """The project's own flags: those of an imported module of another package are not."""
+  """Yield the flags that modules of this project define."""
   for module, defined in flags.FLAGS.flags_by_module_dict().items():
     other = module in sys.modules and not module.startswith(('tokenformer_jax', '__main__'))
     if not other and (module == _HOSTS) == hosts:
@@ -88,7 +86,7 @@ def _lines(flag: flags.Flag) -> list[str]:
 
 
 def columns(left: str, text: str, width: int) -> list[str]:
-  """Return lines with a name in a column of this width, and its text beside or below it."""
+  """Return lines with a name in a column of a given width, and its text beside or below it."""
   wrapped = textwrap.wrap(text, _WIDTH - width - 2) or ['']
   if len(left) <= width:
     left, wrapped = f'{left:{width}}  {wrapped[0]}', wrapped[1:]

@@ -1,1 +1,1 @@
-"""Cluttered digits as a TFDS dataset, in a package of its own as TFDS wants it."""
+"""Cluttered digits as a TFDS dataset. TFDS requires a package of its own."""

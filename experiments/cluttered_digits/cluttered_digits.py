@@ -1,4 +1,4 @@
-"""A harder set of images made of the digits: one whole digit among pieces of others."""
+"""Compose a harder set of images from the digits: one whole digit among pieces of others."""
 
 import io
 from collections.abc import Iterator
@@ -11,16 +11,16 @@ from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data.images import Split, open_images
 
 SIZE, PIECES, PIECE = 32, 4, 6  # pixels of a side, pieces of other digits, pixels of their sides
-_DIGIT = (20, 29)  # least and most pixels of the digit's side
+_DIGIT = (20, 29)  # the least and the most pixels of the digit's side
 COUNTS = {'train': 20_000, 'test': 2000}
 
 
 class Cluttered(tfds.core.GeneratorBasedBuilder):
-  """Grey images of 32 × 32 pixels; the label is that of the one digit that is whole.
+  """Grey images of 32 × 32 pixels, labelled by their one whole digit.
 
-  The digit has a random size, place and brightness. Pieces are cut from digits of other classes and
-  laid over the image with it. Training images are made of the training split of the digits alone,
-  test images of the test split.
+  The digit has a random size, place and brightness. Pieces of digits of other classes are laid over
+  the image. Training images use the training split of the digits only, and test images the test
+  split.
   """
 
   VERSION = tfds.core.Version('1.0.0')
@@ -53,7 +53,7 @@ class Cluttered(tfds.core.GeneratorBasedBuilder):
 
 
 def compose(digit: Image.Image, others: list[Image.Image], rng: np.random.Generator) -> np.ndarray:
-  """An image uint8 [32, 32] of one digit and a piece of each of the others."""
+  """Return an image uint8 [32, 32] of one digit and a piece of each of the others."""
   canvas = np.zeros((SIZE, SIZE), np.uint8)
 
   def lay(pixels: np.ndarray) -> None:

@@ -14,10 +14,10 @@ import tensorflow_datasets as tfds
 from PIL import Image
 from sklearn import datasets
 
-from tokenformer_jax import retry
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import images
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.storage import retry
 
 
 def _open(source: str, **changes) -> images.ImageSet:
@@ -127,7 +127,7 @@ def test_a_class_without_images_is_named_and_left_out_or_fatal(tmp_path, capsys)
   assert _open(source).classes == ('ant', 'bee', 'cat')
   said = capsys.readouterr().err
   assert 'no images in 1 class folder of' in said and 'bat' in said and '1 file without' in said
-  with pytest.raises(UserError, match=r'no images in 1 class folder of .*train: bat; put'):
+  with pytest.raises(UserError, match=r'no images in 1 class folder of .*train: bat; add'):
     _open(source, on_bad_image='fail')
 
 
@@ -151,7 +151,7 @@ def test_folders_that_do_not_fit(tmp_path):
   with pytest.raises(UserError, match=r'has 1 class that .* does not have: dog'):
     _open(source)
   shutil.rmtree(tmp_path / 'val')
-  with pytest.raises(UserError, match='no counterpart'):
+  with pytest.raises(UserError, match='without its counterpart'):
     _open(source)
   empty = tmp_path / 'empty'
   empty.mkdir()

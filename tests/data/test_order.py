@@ -70,10 +70,10 @@ def test_any_batch_sizes_after_each_other_visit_each_position_once(parts, first)
   step, position, visited = first, order.Position(first, 0), []
   for batch_size, steps in parts:
     for _ in range(steps):
-      visited += [position.of_step(step, batch_size) + row for row in range(batch_size)]
+      visited += [position.batch_start(step, batch_size) + row for row in range(batch_size)]
       step += 1
     # A checkpoint holds the samples seen, and the next part begins there.
-    position = order.Position(step, position.of_step(step, batch_size))
+    position = order.Position(step, position.batch_start(step, batch_size))
   assert visited == list(range(len(visited))), 'a resumed run repeats or skips samples'
 
 

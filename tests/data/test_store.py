@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokenformer_jax import lease
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import blocks, corpus, tokenizers
 from tokenformer_jax.data import store as store_lib
 from tokenformer_jax.data.store import Store, prepare
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.runs import lease
 
 TIMING = lease.Timing()
 
@@ -168,7 +168,7 @@ def test_an_id_beyond_the_vocabulary_is_an_error(tmp_path, monkeypatch):
     size = 100
 
   monkeypatch.setattr(tokenizers, 'load', lambda spec: Small())
-  with pytest.raises(UserError, match='gave the id 255, but it says that it has 100 ids'):
+  with pytest.raises(UserError, match='returned the id 255, but its vocabulary has 100 ids'):
     prepare(_config(tmp_path))
 
 
@@ -206,11 +206,11 @@ def test_changed_tokens_are_never_used(tmp_path, capsys, monkeypatch, split, dam
   else:
     content[len(content) // 2] ^= 1
   path.write_bytes(content)
-  with pytest.raises(UserError, match=rf'block \d+ of .*{split}\.tokens .* is not what was writt'):
+  with pytest.raises(UserError, match=rf'block \d+ of .*{split}\.tokens .* has changed since'):
     store_lib.verify(built.path)
   assert prepare(_config(tmp_path)).train.tolist() == tokens, 'a run trains on changed tokens'
   said = capsys.readouterr().err
-  assert f'{split}.tokens' in said and 'is damaged; it is built again' in said
+  assert f'{split}.tokens' in said and 'is damaged; building it again' in said
 
 
 def test_a_start_looks_at_a_part_of_a_large_store(tmp_path, monkeypatch):
@@ -251,12 +251,12 @@ def test_a_store_of_an_earlier_version_is_used_and_verified(tmp_path, monkeypatc
   path = built.path / 'train.tokens'
   _make_old(built)
   path.write_bytes(bytes(path.stat().st_size))
-  with pytest.raises(UserError, match='are not what was written; remove that folder'):
+  with pytest.raises(UserError, match='have changed since they were written; remove that folder'):
     store_lib.verify(built.path)
 
 
 def test_a_folder_that_is_no_store_is_an_error(tmp_path):
-  with pytest.raises(UserError, match=r'is not a whole token store: .*meta\.json is missing'):
+  with pytest.raises(UserError, match=r'is not a complete token store: .*meta\.json is missing'):
     store_lib.verify(tmp_path)
   (tmp_path / 'meta.json').write_text('[]')
   with pytest.raises(UserError, match=r'meta\.json is damaged'):
@@ -271,7 +271,9 @@ def test_the_command_names_the_first_block_that_changed(tmp_path):
   done = subprocess.run(command, capture_output=True, text=True, env=_environment())
   assert (done.returncode, done.stdout) == (2, '')
   (line,) = done.stderr.splitlines()
-  assert line.startswith(f'error: block 0 of {path} (4 MiB from byte 0) is not what was written; ')
+  assert line.startswith(
+    f'error: block 0 of {path} (4 MiB from byte 0) has changed since it was written; '
+  )
 
 
 @pytest.mark.parametrize('sizes', [[0], [1], [999], [1000], [1001], [400, 700, 2000, 1]])
@@ -281,8 +283,8 @@ def test_blocks_do_not_depend_on_the_pieces_that_were_written(tmp_path, monkeypa
   for first, size in zip(np.cumsum([0, *sizes]), sizes, strict=False):
     digests.update(content[first : first + size])
   (tmp_path / 'file').write_bytes(content)
-  of_file = blocks.of_file(tmp_path / 'file')
-  assert (of_file.blocks(), of_file.whole()) == (digests.blocks(), digests.whole())
+  read = blocks.digest_file(tmp_path / 'file')
+  assert (read.blocks(), read.whole()) == (digests.blocks(), digests.whole())
   assert blocks.find_changed({tmp_path / 'file': digests.blocks()}, 1) is None
 
 
@@ -322,7 +324,7 @@ def test_what_another_host_is_building_stays(tmp_path, monkeypatch):
 
 def test_who_needs_a_store_that_is_being_built_waits_and_says_so(tmp_path, capsys):
   config = _config(tmp_path)
-  path, built = store_lib.folder_of(config), []
+  path, built = store_lib.store_folder(config), []
   path.parent.mkdir(parents=True)
   with store_lib.lock(path, f'the token store {path}'):
     thread = threading.Thread(target=lambda: built.append(prepare(config)))

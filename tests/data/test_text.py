@@ -14,10 +14,10 @@ from typing import ClassVar
 import pytest
 import zstandard
 
-from tokenformer_jax import paths, retry
 from tokenformer_jax.data import formats, packed, text
 from tokenformer_jax.data.text import open_source
 from tokenformer_jax.errors import TransientError, UserError
+from tokenformer_jax.storage import paths, retry
 
 LINES = [{'text': f'döcument {i}', 'title': f't{i}'} for i in range(3)]
 DOCUMENTS = [line['text'] for line in LINES]
@@ -167,18 +167,18 @@ OTHERS = {
   'c.arrow': (ARROW, 'is an Arrow table, not text; .*datasets'),
   'd': (ARROW, 'Arrow table, not text'),
   'e.feather': (ARROW, 'Feather table, not text; .*read_feather'),
-  'f.zip': (b'PK\x03\x04\x14\0', 'is packed by zip, which is not read; unpack it: unzip '),
-  'g.txt': (b'PK\x03\x04\x14\0', 'is packed by zip'),
-  'h.tar.gz': (b'\x1f\x8b\x08\0', 'is packed by tar'),
-  'i.txt': (gzip.compress(b'text'), r'is packed by gzip; give it a name that ends in \.gz'),
-  'j.txt': (zstandard.compress(b'text'), r'packed by zstd; give it a name that ends in \.zst'),
+  'f.zip': (b'PK\x03\x04\x14\0', 'is packed with zip, which is not supported; unpack it: unzip '),
+  'g.txt': (b'PK\x03\x04\x14\0', 'is packed with zip'),
+  'h.tar.gz': (b'\x1f\x8b\x08\0', 'is packed with tar'),
+  'i.txt': (gzip.compress(b'text'), r'is packed with gzip; rename it to end in \.gz'),
+  'j.txt': (zstandard.compress(b'text'), r'packed with zstd; rename it to end in \.zst'),
   'k.txt': ('text'.encode('utf-16'), 'is text in UTF-16; .*: iconv -f UTF-16 -t UTF-8'),
   'l.md': (b'\x89PNG\r\n\x1a\n\0', 'is a PNG file, not text; leave it out'),
-  'm.txt': (bytes(300_000), 'is filled with NUL bytes from the start, as a crash'),
+  'm.txt': (bytes(300_000), 'is filled with NUL bytes from the start, which a crash'),
   'n.txt': (b'text\n' * 40_000 + bytes(3000), 'filled with NUL bytes from byte 200000 on'),
   'o.jsonl': (JSONL + bytes(10), f'filled with NUL bytes from byte {len(JSONL)} on'),
-  'p.bin': (b'ab\0c', 'is not text: byte 2 of it is NUL'),
-  'q.json': (JSONL, r'has a JSON object on each line; give it a name that ends in \.jsonl'),
+  'p.bin': (b'ab\0c', 'is not text: its byte 2 is NUL'),
+  'q.json': (JSONL, r'has a JSON object on each line; rename it to end in \.jsonl'),
 }
 
 
@@ -223,7 +223,7 @@ def _zstd(blocks: list[tuple[int, int, bytes]], window_log: int) -> bytes:
 def test_a_small_file_cannot_ask_for_much_memory(tmp_path, name, window_log):
   path = tmp_path / name
   path.write_bytes(_zstd([(1, 2**17, b'a')] * 4000, window_log))  # 16 KB, of 500 MiB
-  sentence = 'asks for a window of 2048 MiB' if window_log == 31 else 'document of more than 64 MiB'
+  sentence = 'requests a window of 2048 MiB' if window_log == 31 else 'document of more than 64 MiB'
   tracemalloc.start()
   try:
     with pytest.raises(UserError, match=sentence):
@@ -248,7 +248,7 @@ def test_a_document_has_a_limit(tmp_path, monkeypatch, name):
   monkeypatch.setattr(packed, 'LONGEST_DOCUMENT', 2**20)
   content = b'{"text": "' + b'a' * 2**20 + b'"}\n'
   (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith('.gz') else content)
-  with pytest.raises(UserError, match=r'has a document of more than 1 MiB, the most .* \.jsonl'):
+  with pytest.raises(UserError, match=r'has a document of more than 1 MiB, the limit .* \.jsonl'):
     _read(tmp_path / name)
 
 

@@ -123,7 +123,7 @@ def test_a_broken_file_is_an_error(tmp_path, content):
 
 
 def test_a_missing_file_is_an_error():
-  with pytest.raises(UserError, match=r'not a file.*GPT-NeoX-20B; .* beside its weights'):
+  with pytest.raises(UserError, match=r'not a file.*GPT-NeoX-20B; .* offers its weights'):
     tokenizers.load('nowhere/tokenizer.json')
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tiny_run
 
-from tokenformer_jax import checkpoint
 from tokenformer_jax.data import store
+from tokenformer_jax.runs import checkpoint
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ import entry
 import pytest
 import tiny_run
 
-from tokenformer_jax import checkpoint, metrics
+from tokenformer_jax.runs import checkpoint, metrics
 
 STEPS = 60
 MISTAKE = 2  # the exit status

@@ -9,7 +9,8 @@ import pytest
 import tiny_hosts
 import tiny_run
 
-from tokenformer_jax import checkpoint, metrics, paths
+from tokenformer_jax.runs import checkpoint, metrics
+from tokenformer_jax.storage import paths
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +20,7 @@ CHANGES = {'train__steps': STEPS, 'train__checkpoint_every': 20, 'train__log_eve
 # train.py with a heart that beats fast, so that a silence is short.
 _FAST = """
 import functools, runpy, sys
-from tokenformer_jax import lease
+from tokenformer_jax.runs import lease
 timing = lease.Timing(beat=0.3, silence=4, patience=8)
 lease.hold_together = functools.partial(lease.hold_together, timing=timing)
 runpy.run_path(sys.argv.pop(1), run_name='__main__')
@@ -56,7 +57,7 @@ def command(corpus, workdir):
 
 
 def outcome(workdir):
-  checkpoints = checkpoint.Checkpoints(paths.of(workdir))
+  checkpoints = checkpoint.Checkpoints(paths.parse_path(workdir))
   assert checkpoints.steps()[-1] == STEPS, 'the run did not reach its end'
   lines = [line for line in metrics.read(workdir) if 'train/loss' in line]
   losses = [(line['step'], line['train/loss']) for line in lines]
@@ -75,7 +76,7 @@ def start(command):
 
 def complete(workdir):
   """The steps whose checkpoints are complete."""
-  directory = paths.of(workdir) / 'checkpoints'
+  directory = paths.parse_path(workdir) / 'checkpoints'
   found = (
     [path for path in directory.iterdir() if path.name.isdigit()] if directory.exists() else []
   )
@@ -98,7 +99,7 @@ def assert_nothing_lost(workdir, unbroken, lines=True):
   assert checksums == unbroken[0], 'the last state is not that of a run that is alone'
   if lines:
     assert losses == unbroken[1], 'figures are lost, or there twice'
-  assert not (paths.of(workdir) / 'lease').exists(), 'the lease was not given back'
+  assert not (paths.parse_path(workdir) / 'lease').exists(), 'the lease was not given back'
 
 
 def test_of_two_that_start_together_one_trains(command, workdir, unbroken):
@@ -119,7 +120,7 @@ def test_after_kill_9_the_same_command_goes_on_at_once(command, workdir, unbroke
   done = tiny_run.run(command)
   assert done.returncode == 0, done.stderr
   assert f'was in use by process {process.pid} on ' in done.stderr
-  assert 'which is gone; taking its place' in done.stderr
+  assert 'which is gone; taking over' in done.stderr
   assert 'waiting' not in done.stderr, 'a process that is gone was waited for'
   assert_nothing_lost(workdir, unbroken, lines=not paths.in_bucket(workdir))
 

@@ -105,13 +105,16 @@ class _Cases:
     import shim  # noqa: PLC0415
     import tiny_run  # noqa: PLC0415
 
-    from tokenformer_jax import checkpoint, loop, metrics, paths, retry, step  # noqa: PLC0415
     from tokenformer_jax.errors import TransientError, UserError  # noqa: PLC0415
+    from tokenformer_jax.runs import checkpoint, metrics  # noqa: PLC0415
+    from tokenformer_jax.steps import step  # noqa: PLC0415
+    from tokenformer_jax.storage import paths, retry  # noqa: PLC0415
+    from tokenformer_jax.training import loop  # noqa: PLC0415
 
     self._shim = shim.Shim(library)
     self._train, self._checkpoint, self._metrics = loop.train, checkpoint, metrics
     self._passing, self._mistake = TransientError, UserError
-    self._root, self._said, self._path = root, said, paths.of
+    self._root, self._said, self._path = root, said, paths.parse_path
     self._bucket = bucket_server.Server('bucket')
     threading.Thread(target=self._bucket.serve_forever, daemon=True).start()
     os.environ |= self._bucket.environment

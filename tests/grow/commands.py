@@ -9,12 +9,13 @@ import tiny_run
 from absl import flags
 from growing import STEP, mesh_of, state_of
 
-from tokenformer_jax import checkpoint, loop, sizes
-from tokenformer_jax.checkpoint_meta import Meta, Seen
 from tokenformer_jax.config import Config
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.grow import command, files
-from tokenformer_jax.step import State
+from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.runs.checkpoint_meta import Meta, Seen
+from tokenformer_jax.steps.step import State
+from tokenformer_jax.training import loop, sizes
 
 LARGER = '--param_tokens=qkv=48,ffn=96'
 SEEN = Seen(1234)  # samples: more than its steps have at its last batch size

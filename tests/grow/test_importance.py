@@ -11,8 +11,8 @@ from outcomes import paths
 from tiny import tiny_model
 
 from tokenformer_jax.grow import importance
-from tokenformer_jax.lm import define_lm
-from tokenformer_jax.params import ParamInfo, Role
+from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.model.params import ParamInfo, Role
 
 MODEL = tiny_model()
 

@@ -5,10 +5,11 @@ import pytest
 from growing import mesh_of, params_of
 from tiny import tiny_model
 
-from tokenformer_jax import sizes, tasks
+from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, DataConfig
 from tokenformer_jax.data import store, tokenizers
 from tokenformer_jax.grow import verify
+from tokenformer_jax.training import sizes
 
 
 @pytest.fixture

@@ -14,8 +14,11 @@ import jax.numpy as jnp
 import pytest
 import tiny_run
 
-from tokenformer_jax import checkpoint, models, optim, saved_config, sizes, step
 from tokenformer_jax.config import Config
+from tokenformer_jax.model import models
+from tokenformer_jax.runs import checkpoint, saved_config
+from tokenformer_jax.steps import optim, step
+from tokenformer_jax.training import sizes
 
 MODEL = [f'--config.{name}={value}' for name, value in tiny_run.CHANGES.items()]
 TEXT = '--config.data.source=files:{}/corpus/*.txt'
@@ -34,6 +37,14 @@ def material(tmp_path_factory) -> Path:
   return folder
 
 
+_DENSE = {
+  'model__layer__mixer__qkv__kind': 'dense',
+  'model__layer__mixer__proj__kind': 'dense',
+  'model__layer__ffn__kind': 'mlp',
+  'model__layer__ffn__width': 64,
+}
+
+
 def _make(folder: Path) -> None:
   being_made = folder.with_suffix('.new')
   inputs.write(being_made)
@@ -41,7 +52,7 @@ def _make(folder: Path) -> None:
   cache = being_made / 'cache'
   runs = {
     'lm': tiny_run.config(source, cache),
-    'dense': tiny_run.config(source, cache, model__projection='dense', model__layer__ffn__width=64),
+    'dense': tiny_run.config(source, cache, **_DENSE),
     'vit': tiny_run.vit_config(),
   }
   for name, config in runs.items():

@@ -31,10 +31,11 @@ import released
 import tiny_run
 from old_runs import measure
 
-from tokenformer_jax import devices, migrate
+from tokenformer_jax.config import migrate
+from tokenformer_jax.parallel import devices
 
 TEXT = {
-  'model.layers': 2,
+  'model.pattern': 'layer*2',
   'model.width': 16,
   'model.layer.mixer.heads': 2,
   'model.vocab_size': 272,
@@ -60,14 +61,19 @@ TEXT = {
 }
 DENSE = {
   **TEXT,
-  'model.projection': 'dense',
+  'model.layer.mixer.qkv.kind': 'dense',
+  'model.layer.mixer.qkv.bias': True,
+  'model.layer.mixer.proj.kind': 'dense',
+  'model.layer.mixer.proj.bias': True,
+  'model.layer.mixer.window': 8,
+  'model.layer.mixer.positions.kind': 'none',
+  'model.layer.ffn.kind': 'mlp',
+  'model.layer.ffn.bias': True,
   'model.layer.ffn.width': 24,
+  'model.layer.norm': 'affine',
+  'model.position_embedding': 'learned',
   'model.max_length': 20,
   'model.vocab_size': 256,
-  'model.bias': True,
-  'model.layer.norm': 'affine',
-  'model.positions': 'learned',
-  'model.layer.mixer.window': 8,
   'model.tied_head': False,
   'data.tokenizer': 'bytes',
   'train.remat': 'dots',

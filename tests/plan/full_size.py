@@ -1,9 +1,9 @@
-"""Compiles a config's training step for a topology; prints what the tests ask of the program.
+"""Compile a config's training step for a topology; print the figures that the tests check.
 
   python tests/plan/full_size.py configs/lm_pile.py:1_5b v5p:4x4x4 --batch=1024
 
-In a process of its own: the flags under which the tests compile for CPUs are not there, and libtpu
-ends its process when it fails.
+This is a process of its own, because the tests' compiler flags for CPUs must not apply, and because
+libtpu ends its process when it fails.
 """
 
 import argparse
@@ -12,14 +12,15 @@ import runpy
 
 import jax
 
-from tokenformer_jax import config, sharding
+from tokenformer_jax import config
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.plan import estimate, program, topology
 
 
 def unsplit(
   step: program.Step, mesh: jax.sharding.Mesh, compiled: jax.stages.Compiled
 ) -> list[str]:
-  """The arrays of the state of which a device has not the part that the table says."""
+  """Return the arrays of the state that are not split as the table of sharding rules says."""
   definition = step.task.definition
   named = jax.tree_util.tree_leaves_with_path(definition.axes, is_leaf=sharding.is_axes)
   axes = {jax.tree_util.keystr(path): names for path, names in named}
@@ -32,17 +33,17 @@ def unsplit(
   (places, _), _ = compiled.input_shardings
   for (path, array), place in zip(state, jax.tree.leaves(places), strict=True):
     where = jax.tree_util.keystr(path)
-    of_parameter = next((names for end, names in axes.items() if where.endswith(end)), None)
-    if of_parameter is None and array.ndim == 0:
+    names = next((names for end, names in axes.items() if where.endswith(end)), None)
+    if names is None and array.ndim == 0:
       continue  # a counter
-    wanted = of_parameter and tuple(map(part, array.shape, of_parameter))
+    wanted = names and tuple(map(part, array.shape, names))
     if place.shard_shape(array.shape) != wanted:
       found.append(where)
   return found
 
 
 def main() -> None:
-  """Prints one JSON object."""
+  """Print one JSON object."""
   parser = argparse.ArgumentParser()
   parser.add_argument('config')
   parser.add_argument('topology')

@@ -1,4 +1,4 @@
-"""Small texts of compiled programs, written by hand, and a mesh of devices that are none."""
+"""Texts of small compiled programs, written by hand, and meshes of fake devices."""
 
 import types
 
@@ -6,14 +6,14 @@ import numpy as np
 
 
 def device(place: int, coords: tuple[int, ...], core: int = 0, slice_index: int = 0):
-  """What a plan reads of a device."""
+  """Return an object with the attributes of a device that a plan reads."""
   return types.SimpleNamespace(
     id=place, coords=coords, core_on_chip=core, slice_index=slice_index, platform='none'
   )
 
 
 class FakeMesh:
-  """What a plan reads of a mesh: devices, and names of axes."""
+  """A mesh with the attributes that a plan reads: devices, names of axes and size."""
 
   def __init__(self, devices: list, **sizes: int):
     self.devices = np.array(devices, dtype=object).reshape(list(sizes.values()))
@@ -22,7 +22,7 @@ class FakeMesh:
 
 
 def grid(x: int, y: int, z: int = 1, **axes: int) -> FakeMesh:
-  """A slice of these sides, its devices in the order of their coordinates."""
+  """Return a slice of these sides, with its devices in the order of their coordinates."""
   places = [(i, j, k) for i in range(x) for j in range(y) for k in range(z)]
   return FakeMesh([device(n, place) for n, place in enumerate(places)], **axes)
 
@@ -131,7 +131,7 @@ ENTRY %main (a: bf16[14,8]) -> bf16[4,8] {
 
 
 def with_line(line: str, *, mesh_operand: str = 'f32[256]') -> str:
-  """A program of one instruction `%it` that reads `%a`."""
+  """Return a program of one instruction `%it` that reads `%a`."""
   return (
     f'HloModule one\n\nENTRY %main (a: {mesh_operand}) -> {mesh_operand} {{\n'
     f'  %a = {mesh_operand}{{0:T(256)}} parameter(0)\n  ROOT %it = {line}\n}}\n'

@@ -1,4 +1,4 @@
-"""The real training step, compiled for real topologies by the TPU's compiler. Needs libtpu."""
+"""Compile the real training step for real topologies with the TPU's compiler. Needs libtpu."""
 
 import collections
 import dataclasses
@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import pytest
 import tiny_run
 
-from tokenformer_jax import sharding, splash
 from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.model import splash
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.plan import costs, estimate, topology
 from tokenformer_jax.plan.chips import CHIPS
 from tokenformer_jax.plan.program import DoesNotFitError
@@ -23,7 +24,7 @@ pytest.importorskip('libtpu', reason='pip install -e ".[tpu]" brings the compile
 pytestmark = pytest.mark.slow
 
 SMALL = {
-  'model.layers': 2,
+  'model.pattern': 'layer*2',
   'model.width': 256,
   'model.layer.mixer.heads': 4,
   # At 0.25 of heads 64 wide, libtpu 0.0.42.1 aborts on the rotation for TPU7x: docs/plan.md.
@@ -50,7 +51,7 @@ def _plan(name, slices=1, quick=False, **changes):
 
 
 def _moved(found, axis):
-  """Bytes that a device receives along an axis, by the kind of collective."""
+  """Return the bytes that a device receives along an axis, by the kind of collective."""
   moved = collections.Counter()
   for row in found.costs.traffic:
     if row.axis == axis:
@@ -70,7 +71,7 @@ def test_the_step_compiles(name):
   )
   moved = _moved(found, 'fsdp')
   assert moved['all-gather'], 'weights are split, and never put together'
-  # On 64 chips, with parts 4 wide, some gradients may be in their second step.
+  # On 64 chips the parts are 4 wide, and the second step of some gradients may be an all-reduce.
   assert moved['all-reduce'] < 0.3 * moved['reduce-scatter'], 'gradients are summed whole'
 
 
@@ -108,16 +109,16 @@ def test_slices_do_not_share_a_replica():
 
 def test_more_layers_cost_what_a_layer_costs():
   two, four, six = (
-    _plan('v5p:2x2x1', model__layers=n, data__batch_size=16).costs for n in (2, 4, 6)
+    _plan('v5p:2x2x1', model__pattern=f'layer*{n}', data__batch_size=16).costs for n in (2, 4, 6)
   )
   assert four.flops - two.flops == six.flops - four.flops, 'the scan is not multiplied out'
-  # What of a layer's collectives runs beside its products is not the same for every depth.
+  # The share of a layer's collectives that overlaps with its products varies with the depth.
   assert six.cycles - four.cycles == pytest.approx(four.cycles - two.cycles, rel=0.5)
 
 
 def test_inputs_of_layers_wait_on_the_host():
   # Enough of them that what the copies need is less than what they save.
-  sizes = {'model__layers': 8, 'data__batch_size': 64, 'data__sequence_length': 1024}
+  sizes = {'model__pattern': 'layer*8', 'data__batch_size': 64, 'data__sequence_length': 1024}
   full, offload = (
     _plan('v5e:2x2', **sizes, train__remat=remat, quick=True).memory
     for remat in ('full', 'offload')
@@ -179,12 +180,12 @@ def test_every_kernel_costs_what_its_own_window_does():
   assert not found.notes, 'a kernel has lost its window'
   computed = sum(splash.computed_blocks(shape[1], window) for window in windows)
   scores = shape[0] // 4 * shape[2] * computed * splash.block_size(shape[1]) ** 2
-  products = 2 + 4 + 3  # forward, for the gradients of keys and values, and for that of queries
+  products = 2 + 4 + 3  # forward, for the gradients of keys and values, for the query's gradient
   assert found.flops == products * 2 * scores * shape[3]
 
 
 def test_a_window_costs_less():
-  sizes = {'model__layers': 1, 'data__sequence_length': 2048, 'data__batch_size': 4}
+  sizes = {'model__pattern': 'layer', 'data__sequence_length': 2048, 'data__batch_size': 4}
   all_of_them = _plan('v5e:2x2', **sizes, quick=True)
   near = _plan('v5e:2x2', **sizes, model__layer__mixer__window=256)
   ratio = near.costs.kernel_seconds / all_of_them.costs.kernel_seconds
@@ -201,7 +202,7 @@ def test_what_does_not_fit():
 
 @pytest.mark.parametrize('name', ['v5e:7x9', 'v5p:3x5x7'])
 def test_a_shape_that_there_is_not(name):
-  with pytest.raises(UserError, match='is not one that libtpu can make'):
+  with pytest.raises(UserError, match='libtpu cannot make --topology='):
     topology.devices(topology.parse(name))
 
 
@@ -226,7 +227,7 @@ def test_a_mesh_that_does_not_fit():
 
 
 def _run(*command):
-  """What a program writes, and its exit status, where the environment says nothing of devices."""
+  """Run a program in an environment without variables about devices; return its result."""
   environment = {k: v for k, v in os.environ.items() if k not in ('JAX_PLATFORMS', 'XLA_FLAGS')}
   return subprocess.run(
     [sys.executable, *map(str, command)],
@@ -240,10 +241,10 @@ def _command(variant, *flags):
 
 
 def test_the_command_and_what_it_says_first(tmp_path):
-  file, flags = tmp_path / 'plan.json', ('--topology=v5p:4x4x4', '--config.model.layers=2')
+  file, flags = tmp_path / 'plan.json', ('--topology=v5p:4x4x4', '--config.model.pattern=layer*2')
   done = _command('150m', *flags, f'--json={file}')
   assert done.returncode == 0, done.stderr
-  first, second = done.stderr.splitlines()  # and nothing that libtpu says
+  first, second = done.stderr.splitlines()  # No message of libtpu is among them.
   assert first.startswith('compiling for v5p:4x4x4')
   assert 's: it fits, in ' in second
   assert '57,509,376 parameters' in done.stdout
@@ -254,7 +255,7 @@ def test_the_command_and_what_it_says_first(tmp_path):
 
   done = _command('150m', *flags, f'--json={file}', '--quick')
   assert done.returncode == 0, done.stderr
-  assert 'no code was written' in done.stdout
+  assert 'no code is generated' in done.stdout
   quick = json.loads(file.read_text())
   for same in ('parameters', 'flops', 'kernel_seconds', 'rough_seconds', 'traffic', 'notes'):
     assert quick[same] == figures[same], f'{same} is another before the code is written'
@@ -264,7 +265,7 @@ def test_the_command_and_what_it_says_first(tmp_path):
 
 FULL_SIZE = {  # topology, batch
   'lm_pile.py:1_5b': ('v5p:4x4x4', 1024),  # 16 sequences of 2048 tokens a chip
-  'lm_openwebtext.py:1_4b': ('v5e:4x4', 512),  # 32 of 1024
+  'lm_openwebtext.py:1_4b': ('v5e:4x4', 512),  # 32 sequences of 1024 tokens a chip
   'vit_imagenet.py:l16': ('v5p:4x4x4', 4096),
 }
 
@@ -286,7 +287,7 @@ def test_the_step_compiles_at_full_size(name):
 
 
 def test_other_commands_say_nothing_of_a_tpu_that_is_not_there():
-  """They stop at a mesh that does not fit, after JAX has looked for devices."""
+  """Run training with a mesh that does not fit, which fails after JAX has looked for devices."""
   done = _run(tiny_run.ROOT / 'train.py', '--config.mesh.fsdp=1000003')
   assert done.returncode == 2, done.stderr
   assert done.stderr.startswith('error: config.mesh has replica=1, fsdp=1000003'), done.stderr

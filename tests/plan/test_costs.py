@@ -1,4 +1,4 @@
-"""Costs read from the text of programs: written by hand, and compiled ones with known counts."""
+"""Test the costs of programs written by hand and of compiled programs with known counts."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,8 @@ def _read(text, mesh=None):
 
 
 def test_cycles_of_nested_loops_are_multiplied_by_their_trips():
-  # From 5 to 17 by 2 · 2 are 3 trips, of 4 each; what is inside of a fusion is a part of its 7.
+  # From 5 to 17 by 2 · 2 makes 3 trips with 4 inner trips each. A fusion's 7 cycles include those
+  # of the operations inside it.
   assert _read(NESTED).cycles == 100 + 3 * 4 * 7, 'a loop is not multiplied by what it runs'
 
 
@@ -52,7 +53,7 @@ def test_the_rough_time_has_products_and_what_is_computed_element_by_element():
 
   program = jax.jit(lambda x, w: jax.lax.scan(step, x, None, length=100)[0] @ w)
   found = _read(program.lower(jnp.ones((8, 16)), jnp.ones((16, 32))).compile().as_text())
-  elements = 100 * 8 * 16 * (1 + 25 + 1 + 1)  # the counter of the loop comes on top
+  elements = 100 * 8 * 16 * (1 + 25 + 1 + 1)  # without the loop's counter
   products = 2 * 8 * 16 * 32
   assert found.rough_seconds == pytest.approx(
     products / V5P.peak + elements / V5P.vector_peak, rel=0.01
@@ -121,7 +122,7 @@ def test_what_a_sparse_core_does_is_traffic_and_no_cycles():
 def test_collectives_that_nothing_calls_are_told():
   text = ASYNC.replace('kind=kCustom, calls=%alone', 'kind=kCustom, sleeps=%alone')
   text = text.replace('%f.3 = bf16[16,8]{1,0} fusion', '%f.3 = bf16[16,8]{1,0} new-kind')
-  assert '1 collectives are in parts of the program' in _read(text).notes[0]
+  assert '1 collectives are in computations without a known caller' in _read(text).notes[0]
 
 
 def test_a_collective_between_slices_goes_over_dcn():
@@ -149,7 +150,7 @@ def test_kernels_cost_what_they_say():
 
 
 def _kernels(*windows):
-  """A program of attention on one head of 2048 positions, 128 wide, with these windows."""
+  """Return a program of attention on one head of 2048 positions, 128 wide, with these windows."""
   blocks, queries = 's8[1,4,4]', 'bf16[1,2048,128]'
   calls = [
     f'  %splash_mha_fwd_residuals.{i} = {queries} custom-call(%blocks, %queries), '
@@ -188,20 +189,20 @@ def test_what_follows_a_kernel_that_speaks_in_several_lines_is_counted():
 
 def test_kernels_that_say_nothing_are_told():
   line = 'f32[256] custom-call(%a), custom_call_target="tpu_custom_call"'
-  assert '1 kernels say nothing' in _read(with_line(line)).notes[0]
+  assert '1 kernels carry no cost estimate' in _read(with_line(line)).notes[0]
 
 
 @pytest.mark.parametrize(
   ('attributes', 'left', 'right', 'out', 'flops'),
   [
     ('dim_labels=bf_io->bf', '8,16', '16,32', '8,32', 2 * 8 * 16 * 32),
-    # A batch of 4 products as one convolution: every output meets one entry of the kernel.
+    # A batch of 4 products as one convolution: every output reads one entry of the kernel.
     (
       'window={size=4 stride=3 lhs_dilate=4}, dim_labels=0bf_0io->0bf',
       *('4,8,16', '4,16,32', '4,8,32'),
       4 * 2 * 8 * 16 * 32,
     ),
-    # One that is spread: 4 places of the output each from one of the kernel.
+    # A dilated convolution: each of 4 output positions reads one kernel position.
     (
       'window={size=4 pad=3_3 rhs_reversal=1}, dim_labels=bf0_0oi->0fb',
       *('8,16,1', '4,32,16', '4,32,8'),

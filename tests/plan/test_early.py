@@ -1,4 +1,4 @@
-"""What is said of a compilation before its end, of a compiler that only writes its files."""
+"""Test the report of a compilation before its end, with a compiler that only writes its files."""
 
 import os
 import threading
@@ -26,7 +26,7 @@ MODULE = 'module_0000.jit_step.after_optimizations'
 
 
 class Compiler:
-  """Writes its files, then waits until it is heard, or for ever if it is not, and returns."""
+  """A compiler that writes its files, waits until `heard` is set, and returns."""
 
   def __init__(self, *, settles=True, refuses=False, report=REPORT):
     self.settles, self.refuses, self.report = settles, refuses, report
@@ -79,7 +79,7 @@ def test_what_is_too_large_is_never_said_to_be_settled():
 
 
 def _last_words(kind):
-  """What runs in the other process: its threads go on for ever."""
+  """Answer from the other process while one of its threads runs for ever."""
   threading.Thread(target=threading.Event().wait).start()
   if kind == 'abort':
     os.abort()
@@ -91,17 +91,17 @@ def _last_words(kind):
 
 
 def test_a_process_ends_with_its_answer():
-  assert early.alone(_last_words, 'answer') == 'an answer'
+  assert early.run_alone(_last_words, 'answer') == 'an answer'
 
 
 def test_mistakes_come_from_the_process():
   with pytest.raises(UserError, match='the mesh does not fit'):
-    early.alone(_last_words, 'mistake')
+    early.run_alone(_last_words, 'mistake')
   with pytest.raises(DoesNotFitError) as raised:
-    early.alone(_last_words, 'too large')
+    early.run_alone(_last_words, 'too large')
   assert (raised.value.needed, raised.value.capacity) == (24.33, 15.75)
 
 
 def test_a_process_that_dies_is_a_mistake_with_its_status():
   with pytest.raises(UserError, match=r'ended with status -6, without an answer'):
-    early.alone(_last_words, 'abort')
+    early.run_alone(_last_words, 'abort')

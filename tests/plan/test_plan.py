@@ -1,4 +1,4 @@
-"""Plans by formula, tables, chains and mistakes: what needs no TPU compiler."""
+"""Test plans by formula, tables, chains and mistakes, all without the TPU compiler."""
 
 import dataclasses
 import importlib.util
@@ -9,9 +9,10 @@ import pytest
 import tiny_run
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax import flops
+from tokenformer_jax.config import pattentions, token_counts
 from tokenformer_jax.data import images
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.model import flops
 from tokenformer_jax.plan import chain, chips, estimate, sweep, table, topology
 from tokenformer_jax.plan.costs import Costs, Traffic
 from tokenformer_jax.plan.program import DoesNotFitError, Memory
@@ -26,7 +27,7 @@ def _plan(on='gpu-h100:4', **changes):
 
 
 def _compiled(compute=2.0, network=0.5, **changes):
-  """A plan as the compiler would give it, of a step of these seconds."""
+  """Return a plan as the compiler would give it, for a step of these seconds."""
   on = topology.parse('v5p:4x4x4')
   traffic = (Traffic('fsdp', 'all-gather', 'ICI', 3, 1.5, network),)
   found = Costs(int(compute * on.chip.clock), 0.0, 2e12, compute, traffic, ())
@@ -68,33 +69,33 @@ def test_the_table_has_what_the_plan_has():
 
 def test_memory_that_is_full_of_gaps_is_told():
   plan = _compiled()
-  assert 'not sure to fit' not in table.render(plan)
+  assert 'it may not fit' not in table.render(plan)
   full = dataclasses.replace(plan.memory, allocated=100 * 2**30)
-  assert 'not sure to fit' in table.render(dataclasses.replace(plan, memory=full))
+  assert 'it may not fit' in table.render(dataclasses.replace(plan, memory=full))
 
 
 def test_gpus_are_by_formula_and_it_says_so():
   plan = _plan()
-  assert 'by formula: nothing was compiled' in table.render(plan)
+  assert 'by formula: nothing is compiled' in table.render(plan)
   passes = plan.compute_seconds * 4 * 989e12 / plan.model_flops * 3
   assert passes == pytest.approx(3.5), 'scores are computed again, half of a forward pass'
   kept = _plan(train__remat='everything')
   assert kept.costs.flops * 4 == pytest.approx(kept.model_flops), 'nothing is computed again'
   full = _plan(train__remat='full')
   assert full.costs.flops == pytest.approx(plan.costs.flops * 4 / 3.5), 'one more forward pass'
-  dense = _plan(model__projection='dense')
+  dense = _plan(**tiny_run.DENSE)
   assert dense.costs.flops * 4 == pytest.approx(dense.model_flops), 'nothing is computed again'
 
 
 def test_what_is_kept_takes_memory_by_formula():
-  for projection in ('pattention', 'dense'):
+  for name, projections in (('pattention', {}), ('dense', tiny_run.DENSE)):
     ways = [
-      _plan(model__projection=projection, train__remat=remat).memory.temporaries
+      _plan(**projections, train__remat=remat).memory.temporaries
       for remat in ('offload', 'full', 'dots', 'score_inputs', 'everything')
     ]
-    if projection == 'dense':
+    if name == 'dense':
       assert ways.pop() == ways[-1], 'there are no scores to keep'
-    assert ways == sorted(set(ways)), projection
+    assert ways == sorted(set(ways)), name
 
 
 def test_before_there_are_cycles_times_are_rough():
@@ -103,7 +104,7 @@ def test_before_there_are_cycles_times_are_rough():
   plan = dataclasses.replace(plan, costs=costs, compile_seconds=3.0)
   assert plan.step_seconds == pytest.approx((1.5, 2.0))
   text = table.render(plan)
-  assert 'laid out in 3 s: no code was written, and times are rough' in text
+  assert 'laid out in 3 s: no code is generated; times are rough' in text
   assert 'cycles' not in text
   assert 'after 3 s: it fits, in 7.00 of 95 GiB of HBM' in plan.summary
   assert 'moves 1.50 GB and takes roughly 1,500 ms' in plan.summary
@@ -127,7 +128,7 @@ def test_inputs_of_layers_wait_on_the_host():
   assert full.memory.host == 0
   assert full.memory.temporaries - offload.memory.temporaries == offload.memory.host > 0
   assert offload.costs.flops == full.costs.flops
-  assert "GiB of activations wait in the memory of each device's host" in table.render(offload)
+  assert "GiB of activations are kept in the memory of each device's host" in table.render(offload)
 
 
 def test_state_is_split_over_the_mesh():
@@ -169,14 +170,14 @@ def test_what_the_compiler_says_of_memory(message, needed, capacity):
   ('name', 'says'),
   [
     ('v5q:4x4', "'v5q' is not a known chip; did you mean 'v5e'?"),
-    ('v5p', "has the shape ''; it looks like v5p:4x4x4"),
+    ('v5p', "has the shape ''; give a shape as in v5p:4x4x4"),
     ('V5P:4x4x4', "'V5P' is not a known chip; did you mean 'v5p'?"),
     ('v6e-256', "'v6e-256' is not a known chip; did you mean 'v6e'?"),
     ('gpu-4090:8', "'gpu-4090' is not a known chip; known names: gpu-a100, gpu-h100, gpu-h200"),
     ('gpu-h10:8', "'gpu-h10' is not a known chip; did you mean 'gpu-h100'?"),
-    ('gpu-h100:00', "has the shape '00'; it looks like gpu-h100:8"),
-    ('v5e:4x0', "has the shape '4x0'; it looks like v5e:4x4"),
-    ('gpu-h100:2x4', "has the shape '2x4'; it looks like gpu-h100:8"),
+    ('gpu-h100:00', "has the shape '00'; give a shape as in gpu-h100:8"),
+    ('v5e:4x0', "has the shape '4x0'; give a shape as in v5e:4x4"),
+    ('gpu-h100:2x4', "has the shape '2x4'; give a shape as in gpu-h100:8"),
   ],
 )
 def test_unknown_topologies(name, says):
@@ -210,8 +211,9 @@ def test_every_chip_has_a_published_peak():
 def test_stages_of_a_chain():
   config = _config(train__steps=50)
   grown = chain.stage(chain.stage(config, 'qkv=64,ffn=128,steps=10'), 'proj=64')
-  assert dataclasses.astuple(grown.model.param_tokens) == (64, 64, 128)
-  assert dataclasses.astuple(grown.model.reference_tokens) == (32, 32, 64), 'the scale changed'
+  assert token_counts(grown.model) == {'qkv': 64, 'proj': 64, 'ffn': 128}
+  references = [one.reference for one in pattentions(grown.model).values()]
+  assert references == [32, 32, 64], 'the scale changed'
   assert grown.train.steps == 10, 'a stage is as long as the one before, if nothing is said'
 
 
@@ -254,7 +256,7 @@ def test_a_sweep_starts_with_the_config_and_ends_with_the_fastest():
 
 
 def test_a_sweep_in_which_nothing_fits():
-  with pytest.raises(UserError, match='nothing that was tried fits on gpu-h100:4'):
+  with pytest.raises(UserError, match='no candidate fits on gpu-h100:4'):
     sweep.sweep(_config(data__batch_size=2**24), topology.parse('gpu-h100:4'), 3)
 
 

@@ -28,10 +28,10 @@ from tokenformer_jax.config.layer import (
   parts,
 )
 from tokenformer_jax.config.mesh import MeshConfig
-from tokenformer_jax.config.model import (
-  InitConfig,
-  Layers,
-  ModelConfig,
+from tokenformer_jax.config.model import InitConfig, Layers, ModelConfig
+from tokenformer_jax.config.names import check_key, choices, keys_named, lookup, paths
+from tokenformer_jax.config.optim import OptimConfig, old_token_rate
+from tokenformer_jax.config.projections import (
   count_names,
   counts_as_text,
   key_of,
@@ -42,8 +42,6 @@ from tokenformer_jax.config.model import (
   with_references,
   with_token_counts,
 )
-from tokenformer_jax.config.names import check_key, choices, keys_named, lookup, paths
-from tokenformer_jax.config.optim import OptimConfig, old_token_rate
 from tokenformer_jax.config.run import Config
 from tokenformer_jax.config.train import TrainConfig, profile_range
 from tokenformer_jax.config.values import (

@@ -3,7 +3,7 @@
 `key` makes a field of a frozen dataclass with its default, its meaning, the values it allows and
 the runs it is for. `one_of` makes a field that holds one of several dataclasses, its *variants*,
 each with a name for its `kind`: in a config file such a field is a group of keys with `kind` and
-the keys of every variant. Checks, `--help` and flags read all of it from the fields.
+the keys of every variant. Checks, `--help` and flags read everything from the fields.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from tokenformer_jax.errors import UserError
 
-KINDS = ('lm', 'vit')  # what `model.kind` can be
+MODEL_KINDS = ('lm', 'vit')  # the values of `model.kind`
 _METADATA, _VARIANTS = 'key', 'variants'
 
 
@@ -23,12 +23,12 @@ class Key:
 
   Attributes:
     meaning: what the value is, as `--help` prints it.
-    choices: all values that are allowed, if they are few.
-    above: every value is greater.
-    least: no value is smaller.
-    most: no value is larger.
-    below: every value is smaller.
-    bits: of an integer, its sign included.
+    choices: the values that are allowed; empty: not a choice.
+    above: exclusive lower bound of a number.
+    least: inclusive lower bound.
+    most: inclusive upper bound.
+    below: exclusive upper bound.
+    bits: width of an integer, its sign included.
     only: the runs that the key has a meaning for: a `model.kind`, or `grown` for models that have
       grown. Empty: all runs.
   """
@@ -43,14 +43,14 @@ class Key:
   only: str = ''
 
   def check(self, path: str, value: Any) -> None:
-    """Check a value by itself.
+    """Check a single value.
 
     Args:
-      path: of the key, for the message.
-      value: of the right type.
+      path: path of the key, for the message.
+      value: the value, of the right type.
 
     Raises:
-      UserError: the value is none of the choices, or out of its bounds.
+      UserError: the value is not one of the choices, or is out of bounds.
     """
     if self.choices and value not in self.choices:
       names = ', '.join(choice or "'' (empty)" for choice in self.choices)
@@ -108,7 +108,7 @@ def one_of(default: Any, variants: Variants, meaning: str) -> Any:
 
   Args:
     default: an instance of one of them.
-    variants: all of them; whatever is added to the table later is known, too.
+    variants: all of them by `kind`. The table may grow later.
     meaning: what the field is, in a few words.
   """
   metadata = {_METADATA: Key(meaning), _VARIANTS: variants}
@@ -121,30 +121,34 @@ def variants_of(field: dataclasses.Field) -> Variants | None:
 
 
 class Member(NamedTuple):
-  """A field of a variant, its value, and the kinds that have it; none: all of them."""
+  """A field of a variant, its value, and the kinds that have it; empty: all kinds."""
 
   field: dataclasses.Field
   value: Any
   kinds: tuple[str, ...]
 
 
-def members(value: Any, variants: Variants) -> Iterator[tuple[str, Member]]:
-  """Yield each field of all variants once, by name: those of the value's own variant first.
+def members(value: Any, group: dataclasses.Field) -> dict[str, Member]:
+  """Return the fields of all variants of a group by name, those of `value` first.
 
-  Where the value has no such field, the field has its default.
+  A field that `value` lacks has the value of the group's default, or else the default of its class.
+
+  Args:
+    value: the variant that is chosen.
+    group: the field that holds it, made by `one_of`.
   """
+  variants = group.metadata[_VARIANTS]
   kinds: dict[str, list[str]] = {}
   for kind, variant in variants.items():
     for field in dataclasses.fields(variant):
       kinds.setdefault(field.name, []).append(kind)
-  seen = set()
-  for holder in (value, *(variant() for variant in variants.values())):
+  found: dict[str, Member] = {}
+  for holder in (value, group.default, *(variant() for variant in variants.values())):
     for field in dataclasses.fields(holder):
-      if field.name not in seen:
-        seen.add(field.name)
-        having = kinds[field.name]
-        scope = () if len(having) == len(variants) else tuple(having)
-        yield field.name, Member(field, getattr(holder, field.name), scope)
+      having = kinds[field.name]
+      scope = () if len(having) == len(variants) else tuple(having)
+      found.setdefault(field.name, Member(field, getattr(holder, field.name), scope))
+  return found
 
 
 class Leaf(NamedTuple):
@@ -152,13 +156,15 @@ class Leaf(NamedTuple):
 
   Attributes:
     path: such as `model.layer.ffn.tokens`.
-    value: in this config.
+    value: the value in this config.
+    default: the default of its field.
     key: what its field says, followed by what the field of its group says.
     kinds: the kinds of its group that have the key; empty: all.
   """
 
   path: str
   value: Any
+  default: Any
   key: Key
   kinds: tuple[str, ...] = ()
 
@@ -168,9 +174,9 @@ def leaves(config: Any, prefix: str = '', *, every: bool = False) -> Iterator[Le
 
   Args:
     config: a config dataclass.
-    prefix: of the paths.
-    every: whether the keys of the variants that the config does not have are there as well, with
-      their defaults.
+    prefix: what to put before each path.
+    every: whether to yield the keys of variants that the config did not choose as well, with their
+      defaults.
   """
   for field in dataclasses.fields(config):
     yield from _field_leaves(field, getattr(config, field.name), prefix, every)
@@ -181,11 +187,11 @@ def _field_leaves(field: dataclasses.Field, value: Any, prefix: str, every: bool
   own, path = field.metadata.get(_METADATA, Key()), f'{prefix}{field.name}'
   if (variants := variants_of(field)) is not None:
     chosen = Key(own.meaning, choices=tuple(variants))
-    yield Leaf(f'{path}.kind', value.kind, chosen)
+    yield Leaf(f'{path}.kind', value.kind, field.default.kind, chosen)
     if not every:
       yield from leaves(value, f'{path}.')
       return
-    for _, inner in members(value, variants):
+    for inner in members(value, field).values():
       for leaf in _field_leaves(inner.field, inner.value, f'{path}.', every):
         yield leaf._replace(kinds=leaf.kinds or inner.kinds)
   elif isinstance(value, Mapping):
@@ -196,11 +202,11 @@ def _field_leaves(field: dataclasses.Field, value: Any, prefix: str, every: bool
       meaning = '. '.join(filter(None, [inner.key.meaning, own.meaning]))
       yield inner._replace(key=dataclasses.replace(inner.key, meaning=meaning))
   else:
-    yield Leaf(path, value, own)
+    yield Leaf(path, value, field.default, own)
 
 
 def every_key(config: Any) -> dict[str, Any]:
-  """Return the values of a config as nested dicts, with the keys of all variants."""
+  """Return the values of a config as nested dicts, including keys of kinds it did not choose."""
   return {
     field.name: every_value(field, getattr(config, field.name))
     for field in dataclasses.fields(config)
@@ -208,10 +214,10 @@ def every_key(config: Any) -> dict[str, Any]:
 
 
 def every_value(field: dataclasses.Field, value: Any) -> Any:
-  """Return the value of a field; of a group, as `every_key`."""
-  if (variants := variants_of(field)) is not None:
-    own = {name: every_value(one.field, one.value) for name, one in members(value, variants)}
-    return {'kind': value.kind, **own}
+  """Return the value of a field, a group of keys as `every_key` returns it."""
+  if variants_of(field) is not None:
+    found = members(value, field)
+    return {'kind': value.kind} | {name: every_value(*one[:2]) for name, one in found.items()}
   if isinstance(value, Mapping):
     return {name: every_key(one) for name, one in value.items()}
   return every_key(value) if dataclasses.is_dataclass(value) else value
@@ -226,7 +232,10 @@ class Difference(NamedTuple):
 
 
 def differences(ours: Any, theirs: Any, prefix: str = '') -> Iterator[Difference]:
-  """Yield the keys that make two configs of one class unequal; of another kind no more than it."""
+  """Yield the keys whose values make two configs of one class unequal.
+
+  Groups of different kinds differ in their `kind` only, layers with different names in their names.
+  """
   for field in dataclasses.fields(ours):
     a, b, path = getattr(ours, field.name), getattr(theirs, field.name), f'{prefix}{field.name}'
     if a == b or not field.compare:
@@ -245,49 +254,41 @@ def differences(ours: Any, theirs: Any, prefix: str = '') -> Iterator[Difference
 
 
 def check(config: Any) -> None:
-  """Check every value of a config by itself.
+  """Check each value of a config without regard to the others.
 
   Raises:
-    UserError: a value is none of its choices, or out of its bounds.
+    UserError: a value is not one of its choices, or is out of bounds.
   """
   for leaf in leaves(config):
     leaf.key.check(leaf.path, leaf.value)
 
 
 def check_scope(config: Any, kind: str) -> None:
-  """Check that what a config sets has a meaning for the kind of its model.
+  """Check that a config changes no key that has no meaning for its kind of model.
 
   Args:
     config: the dataclass of a whole run.
-    kind: of the model.
+    kind: its `model.kind`.
 
   Raises:
-    UserError: a key of another kind has another value than its default.
+    UserError: a key for another kind of model does not have its default.
   """
-  for leaf, default in with_defaults(config):
-    if leaf.key.only in KINDS and leaf.key.only != kind and leaf.value != default:
-      raise UserError(
-        f'config.{leaf.path} is {leaf.value!r}, which has a meaning for model.kind={leaf.key.only} '
-        f'only, and this is {kind}; leave it out'
-      )
+  for leaf in leaves(config):
+    if leaf.key.only in MODEL_KINDS and leaf.key.only != kind and leaf.value != leaf.default:
+      raise meaningless(leaf.path, leaf.value, f'model.kind={leaf.key.only}', kind)
 
 
-def with_defaults(config: Any) -> Iterator[tuple[Leaf, Any]]:
-  """Yield each key of a config with the default that its field has."""
-  for field in dataclasses.fields(config):
-    value, default = getattr(config, field.name), field.default
-    if isinstance(value, Mapping):
-      for name, one in value.items():
-        yield from _prefixed(with_defaults(one), f'{field.name}.{name}.')
-    elif dataclasses.is_dataclass(value):
-      is_variant = variants_of(field) is not None
-      yield from _prefixed(with_defaults(value), f'{field.name}.')
-      if is_variant:
-        yield Leaf(f'{field.name}.kind', value.kind, Key()), default.kind
-    else:
-      yield Leaf(field.name, value, field.metadata.get(_METADATA, Key())), default
+def meaningless(path: str, value: Any, needed: str, kind: str) -> UserError:
+  """Return the error for a key that has no meaning for the kind that a config chose.
 
-
-def _prefixed(leaves: Iterator[tuple[Leaf, Any]], prefix: str) -> Iterator[tuple[Leaf, Any]]:
-  for leaf, default in leaves:
-    yield leaf._replace(path=prefix + leaf.path), default
+  Args:
+    path: path of the key.
+    value: its value.
+    needed: what the key has a meaning for, such as `model.kind=lm`.
+    kind: the kind that was chosen instead.
+  """
+  shown = 'given' if isinstance(value, Mapping) else repr(value)
+  return UserError(
+    f'config.{path} is {shown}, which has a meaning for {needed} only, and this is {kind}; leave '
+    'it out'
+  )

@@ -2,11 +2,12 @@
 
 import copy
 import inspect
+import itertools
 import re
 import sys
 import traceback
 import types
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from ml_collections import ConfigDict, config_flags
 
 from tokenformer_jax import config
 from tokenformer_jax.config import Config
-from tokenformer_jax.config.names import renamed
+from tokenformer_jax.config.names import now_called, renamed
 from tokenformer_jax.errors import UserError, misspelt
 
 _LONGEST = 300  # letters of another library's message that are worth reading
@@ -75,16 +76,21 @@ def _located(file: str) -> str:
 def check_overrides(arguments: Sequence[str]) -> None:
   """Check that every `--config.KEY` among the arguments names a single key.
 
+  A key of `model.variants.NAME` makes a layer of this name in a config that has none.
+
   Raises:
     UserError: there is no such key, or it is a group of keys.
   """
-  for argument in arguments:
-    if argument == '--':
-      return
+  parser = flags.FLAGS['config'].parser
+  parser.layers = []
+  for argument in itertools.takewhile(lambda one: one != '--', arguments):
     flag = argument.partition('=')[0]
     word = flag.lstrip('-').removeprefix('no')
     if flag.startswith('-') and word.startswith('config.'):
-      config.check_key(word.removeprefix('config.'), single=True)
+      key = word.removeprefix('config.')
+      config.check_key(key, single=True)
+      if layer := re.match(r'model\.variants\.(\w+)\.', key):
+        parser.layers.append(layer[1])
 
 
 class _Integer(flags.IntegerParser):
@@ -112,18 +118,20 @@ class _Parser(flags.ArgumentParser):
 
   def __init__(self):
     self.values = config.defaults()  # of the file, whatever flags change
+    self.layers: list[str] = []  # those of model.variants that flags name
 
   def parse(self, path: str) -> ConfigDict:
-    values = load(path)
+    values = load(path, self.layers)
     self.values = copy.deepcopy(values)
     return values
 
 
-def load(path: str) -> ConfigDict:
-  """Return what `get_config` of a file gives, the keys that it leaves out filled in.
+def load(path: str, layers: Iterable[str] = ()) -> ConfigDict:
+  """Return what `get_config` of a file returns, the keys that it leaves out filled in.
 
   Args:
     path: FILE.py, FILE.py:VARIANT, or the name of a file that comes with the package.
+    layers: names of layers that `model.variants` is to have, whatever the file says.
 
   Raises:
     UserError: there is no such file or variant, or it does not give a config.
@@ -154,6 +162,9 @@ def load(path: str) -> ConfigDict:
     )
   with values.unlocked():
     _complete(values, config.defaults(), where)
+    for name in layers:
+      if name not in values.model.variants:
+        values.model.variants[name] = ConfigDict()
     for name, layer in values.model.variants.items():
       _follow(layer, values.model.layer, where, f'model.variants.{name}.')
   values.lock()
@@ -273,5 +284,5 @@ def _said(error: Exception) -> str:
   text = ' '.join(str(error).split())
   if isinstance(error, AttributeError) and (now := renamed(text.strip('"\''))):
     # A ConfigDict says no more than the name that it lacks.
-    return f'{type(error).__name__}: {text}; it is called {" or ".join(map(repr, now))} now'
+    return f'{type(error).__name__}: {text}; {now_called(now)}'
   return f'{type(error).__name__}: {text[:_LONGEST]}' if text else type(error).__name__

@@ -2,7 +2,7 @@
 
 A layer is a mixer, which moves information between positions, and a feed-forward part, which works
 on each position alone. A dataclass here says what one of them is; the module that computes it is
-named in `blocks.py`.
+named in `model/blocks.py`.
 """
 
 import dataclasses
@@ -17,8 +17,8 @@ class ScoreConfig:
   """Θ, from the scores of parameter tokens to their weights: see `pattention.parameter_weights`."""
 
   kind: ClassVar[str]
-  # Whether a score of 0 has weight 0: then a parameter token with a zero key adds nothing, and
-  # leaves the weights of the others as they are.
+  # True if a score of 0 has weight 0: then a parameter token with a zero key adds nothing and
+  # changes no other weight.
   zero_at_zero: ClassVar[bool] = False
 
   row_epsilon: float = key(
@@ -77,7 +77,7 @@ class PattentionConfig:
   tokens: int = key(128, 'N, the number of parameter tokens', above=0)
   reference: int = key(
     0,
-    'τ² of the score. 0: equal to tokens. It stays what it was when the model grows',
+    'τ² of the score. 0: equal to tokens. Growth keeps it, see grow.scale',
     least=0,
   )
   score: ScoreConfig = one_of(L2NormGELU(), SCORES, 'Θ, from scores to weights: see pattention.py')
@@ -107,7 +107,7 @@ class RotaryConfig:
 
 @dataclasses.dataclass(frozen=True)
 class NoPositionsConfig:
-  """The mixer knows no positions but those that the mask gives away."""
+  """Queries and keys do not depend on positions; only a causal mask tells them apart."""
 
   kind: ClassVar[str] = 'none'
 
@@ -123,10 +123,10 @@ class SoftmaxConfig:
 
   heads: int = key(4, 'H, heads of the attention', above=0)
   window: int = key(
-    0, 'how many positions one attends to, its own the last. 0: all up to it', least=0, only='lm'
+    0, 'positions that a token attends to, itself included. 0: all before it', least=0, only='lm'
   )
   positions: RotaryConfig | NoPositionsConfig = one_of(
-    RotaryConfig(), POSITIONS, 'what queries and keys know of their positions'
+    RotaryConfig(), POSITIONS, 'how queries and keys depend on their positions'
   )
   qkv: PattentionConfig | DenseConfig = one_of(
     PattentionConfig(), PROJECTIONS, 'query, key and value, each'
@@ -146,7 +146,7 @@ class MLPConfig:
 
   kind: ClassVar[str] = 'mlp'
 
-  width: int = key(0, 'of what is between the two matrices. 0: 4 · model.width', least=0)
+  width: int = key(0, 'F, the width between the two matrices. 0: 4 · model.width', least=0)
   bias: bool = key(False, 'add a bias to both products')
   gelu: str = key(
     'exact', 'the exact function or its approximation by tanh', choices=('exact', 'tanh')
@@ -179,7 +179,7 @@ class LayerConfig:
 
 
 def parts(config: Any, prefix: str = '') -> Iterator[tuple[str, Any]]:
-  """Yield every dataclass inside a config with its path, the outer ones first."""
+  """Yield each dataclass inside a config and its path, outer ones first."""
   for field in dataclasses.fields(config):
     if dataclasses.is_dataclass(value := getattr(config, field.name)):
       yield f'{prefix}{field.name}', value
@@ -187,12 +187,12 @@ def parts(config: Any, prefix: str = '') -> Iterator[tuple[str, Any]]:
 
 
 def map_parts(config: Any, change: Callable[[str, Any], Any], prefix: str = '') -> Any:
-  """Return a config with another version of every dataclass inside it.
+  """Return a config with every dataclass inside it replaced, inner ones first.
 
   Args:
     config: a config dataclass.
-    change: from the path of a dataclass and itself, its own parts changed already, to the new one.
-    prefix: of the paths.
+    change: function of a path and the dataclass there that returns the new one.
+    prefix: what to put before each path.
   """
   changed = {
     field.name: change(path, map_parts(value, change, f'{path}.'))

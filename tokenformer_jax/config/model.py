@@ -3,20 +3,16 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 from tokenformer_jax.config import pattern
-from tokenformer_jax.config.fields import KINDS, key
+from tokenformer_jax.config.fields import MODEL_KINDS, key
 from tokenformer_jax.config.layer import (
   LayerConfig,
   NoPositionsConfig,
-  PattentionConfig,
   RotaryConfig,
-  map_parts,
-  parts,
 )
 from tokenformer_jax.config.pattern import Group
-from tokenformer_jax.errors import UserError, nearest
+from tokenformer_jax.errors import UserError
 
 _EMBEDDINGS = {'lm': ('none', 'learned'), 'vit': ('sincos', 'learned', 'none')}
 BASE = 'layer'  # what patterns call `model.layer`
@@ -24,7 +20,7 @@ BASE = 'layer'  # what patterns call `model.layer`
 
 @dataclasses.dataclass(frozen=True)
 class InitConfig:
-  """How the parameters of a new model, and the new ones of a grown model, are drawn."""
+  """How the parameters of a new model and the new parameters of a grown model are drawn."""
 
   std: float = key(0.02, 'standard deviation of keys, embeddings and dense kernels', above=0)
   embedding_std: float = key(
@@ -33,7 +29,7 @@ class InitConfig:
 
 
 class Layers(Mapping[str, LayerConfig]):
-  """Layers by name; unlike a dict it cannot be changed, and has a hash."""
+  """Layers by name: an immutable mapping with a hash."""
 
   def __init__(self, layers: Mapping[str, LayerConfig] | None = None):
     self._layers = dict(layers or {})
@@ -62,7 +58,7 @@ class ModelConfig:
   comparisons.
   """
 
-  kind: str = key('lm', 'a language model or a vision transformer', choices=KINDS)
+  kind: str = key('lm', 'a language model or a vision transformer', choices=MODEL_KINDS)
   pattern: str = key(
     'layer*4',
     'the layers in their order: layer is model.layer, other names are in model.variants, for '
@@ -103,10 +99,10 @@ class ModelConfig:
 
   @functools.cached_property
   def groups(self) -> tuple[Group, ...]:
-    """The pattern, parsed.
+    """The groups of equal layers that the pattern stands for.
 
     Raises:
-      UserError: it is no pattern, or has the name of a layer that is not there.
+      UserError: it is not a pattern, or names a layer that the model does not have.
     """
     return pattern.parse(self.pattern, (BASE, *self.variants), 'config.model.pattern')
 
@@ -117,21 +113,21 @@ class ModelConfig:
 
   @property
   def layers(self) -> dict[str, LayerConfig]:
-    """The layers of the pattern by name, in the order in which they come first."""
+    """The layers of the pattern by name, in the order of their first occurrence."""
     named = {BASE: self.layer, **self.variants}
     return {name: named[name] for group in self.groups for name in group.layers}
 
   @property
   def heads(self) -> tuple[int, ...]:
-    """The different numbers of heads that mixers have."""
+    """The different numbers of heads of the mixers, the smallest first."""
     mixers = (layer.mixer for layer in self.layers.values())
     return tuple(sorted({mixer.heads for mixer in mixers if hasattr(mixer, 'heads')}))
 
   def map_layers(self, change: Callable[[str, LayerConfig], LayerConfig]) -> 'ModelConfig':
-    """Return the model with another version of each layer.
+    """Return the model with every layer replaced.
 
     Args:
-      change: from the name of a layer and its config to the new config.
+      change: function of a layer's name and config that returns its new config.
     """
     return dataclasses.replace(
       self,
@@ -140,115 +136,24 @@ class ModelConfig:
     )
 
 
-def pattentions(model: ModelConfig) -> dict[str, PattentionConfig]:
-  """Return the projections of the layers that have parameter tokens, by name.
+def used_layers(model: ModelConfig) -> dict[str, LayerConfig]:
+  """Return the layers that a model has parameters of, by name.
 
-  Those of `model.layer` are called by their place in it, such as `qkv`, `proj` and `ffn`; those of
-  a variant have its name before that: `local.ffn`.
+  They are the layers of the pattern, and `model.layer` where the pool is made as that one.
   """
-  return {name: part for name, _, part in _places(model)}
-
-
-def key_of(model: ModelConfig, name: str) -> str:
-  """Return the path of the group of keys of a projection that `pattentions` names."""
-  return next(path for one, path, _ in _places(model) if one == name)
-
-
-def _places(model: ModelConfig) -> Iterator[tuple[str, str, PattentionConfig]]:
-  """Yield the name of every projection with parameter tokens, its path, and itself."""
-  for layer, config in _used(model).items():
-    for path, part in parts(config):
-      if isinstance(part, PattentionConfig):
-        yield _name(layer, path), f'{_group(layer)}.{path}', part
-
-
-def _used(model: ModelConfig) -> dict[str, LayerConfig]:
-  """Return the layers whose parameters the model has: the pool is made as `model.layer`."""
   return model.layers | ({BASE: model.layer} if model.pool == 'attention' else {})
 
 
-def _group(layer: str) -> str:
-  return f'model.{BASE}' if layer == BASE else f'model.variants.{layer}'
-
-
-def _name(layer: str, path: str) -> str:
-  own = path.removeprefix('mixer.')
-  return own if layer == BASE else f'{layer}.{own}'
-
-
-def with_pattentions(model: ModelConfig, changed: Mapping[str, PattentionConfig]) -> ModelConfig:
-  """Return the model with other projections in the places that `pattentions` names."""
-
-  def of_layer(name: str, layer: LayerConfig) -> LayerConfig:
-    def replaced(path: str, part: Any) -> Any:
-      return changed.get(_name(name, path), part) if isinstance(part, PattentionConfig) else part
-
-    return map_parts(layer, replaced)
-
-  return model.map_layers(of_layer)
-
-
-def token_counts(model: ModelConfig) -> dict[str, int]:
-  """Return the numbers of parameter tokens of `pattentions`, by name."""
-  return {name: one.tokens for name, one in pattentions(model).items()}
-
-
-def counts_as_text(counts: Mapping[str, int]) -> str:
-  """Return counts by name as `--param_tokens` takes them: `qkv=128,proj=128,ffn=512`."""
-  return ','.join(f'{name}={count}' for name, count in counts.items())
-
-
-def with_token_counts(model: ModelConfig, counts: Mapping[str, int]) -> ModelConfig:
-  """Return the model with other numbers of parameter tokens, by name; others stay."""
-  changed = {
-    name: dataclasses.replace(one, tokens=counts.get(name, one.tokens))
-    for name, one in pattentions(model).items()
-  }
-  return with_pattentions(model, changed)
-
-
-def with_references(model: ModelConfig) -> ModelConfig:
-  """Return the model with a number for every reference count that is 0: the number of tokens."""
-  filled = {
-    name: dataclasses.replace(one, reference=one.reference or one.tokens)
-    for name, one in pattentions(model).items()
-  }
-  return with_pattentions(model, filled)
-
-
-def named_counts(model: ModelConfig, given: Mapping[str, int], where: str) -> dict[str, int]:
-  """Return the token counts of a model with others in the place of some.
-
-  Args:
-    model: the model.
-    given: counts by name, or by the last part of a name, for all layers that have it: `ffn`.
-    where: what gave them, for the message.
-
-  Raises:
-    UserError: the model has no such projection.
-  """
-  counts = token_counts(model)
-  if not counts:
-    raise UserError(f'{where} counts parameter tokens, and this model has none')
-  for name in sorted(given, key=lambda name: '.' in name):  # what names a layer counts more
-    matches = [one for one in counts if name in (one, one.rpartition('.')[2])]
-    if not matches:
-      raise UserError(f'{where} names {name!r}{nearest(name, count_names(model))}')
-    counts |= dict.fromkeys(matches, given[name])
-  return counts
-
-
-def count_names(model: ModelConfig) -> list[str]:
-  """Return the names that `named_counts` knows."""
-  names = list(token_counts(model))
-  return list(dict.fromkeys([*(name.rpartition('.')[2] for name in names), *names]))
+def layer_path(name: str) -> str:
+  """Return the path of the group of keys of a layer that a pattern names."""
+  return f'model.{BASE}' if name == BASE else f'model.variants.{name}'
 
 
 def check_model(model: ModelConfig) -> None:
-  """Check that the values of a model fit together; each fits by itself.
+  """Check that the values of a model fit together; `fields.check` has checked each one.
 
   Raises:
-    UserError: they do not.
+    UserError: two values do not fit together, or the pattern is not one.
   """
   if model.position_embedding not in _EMBEDDINGS[model.kind]:
     raise UserError(
@@ -262,8 +167,8 @@ def check_model(model: ModelConfig) -> None:
     )
   if model.kind == 'vit':
     _check_vit(model)
-  for name, layer in _used(model).items():
-    _check_layer(model, layer, _group(name))
+  for name, layer in used_layers(model).items():
+    _check_layer(model, layer, layer_path(name))
 
 
 def _check_vit(model: ModelConfig) -> None:

@@ -36,18 +36,18 @@ class TrainConfig:
   sample_prompt: str = key('', "what that text starts with. '': a new document", only='lm')
   remat: str = key(
     'auto',
-    'what is kept for the backward pass: see stack.py',
+    'what is kept for the backward pass: see model/stack.py',
     choices=('auto', 'everything', 'score_inputs', 'dots', 'full', 'offload'),
   )
   layers: str = key(
     'scan', 'one program for all layers, in a loop; or one for each', choices=('scan', 'unrolled')
   )
   attention: str = key(
-    'auto', 'the kernel: see attention.py', choices=('auto', 'xla', 'cudnn', 'splash')
+    'auto', 'the kernel: see model/attention.py', choices=('auto', 'xla', 'cudnn', 'splash')
   )
   compiler_options: str = key(
     'auto',
-    "those that suit the devices, or XLA's defaults: see compiler.py",
+    "those that suit the devices, or XLA's defaults: see steps/compiler.py",
     choices=('auto', 'deterministic', 'none'),
   )
   loss_chunk: int = key(

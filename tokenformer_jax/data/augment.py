@@ -1,7 +1,7 @@
-"""From an encoded image to the pixels that a model sees, in training and in evaluation.
+"""Decoding and augmentation: from an encoded image to the pixels that a model sees.
 
-Pillow decodes, crops and resizes. Randomness comes from a generator of numpy's that the caller
-seeds, so that the same image of the same epoch is the same on every host.
+Pillow decodes, crops and resizes. The caller seeds the random generator, so that every host gets
+the same pixels for the same image and epoch.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from PIL import Image, ImageEnhance
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import rand_augment
 
-_RATIO = 4 / 3  # of the sides of a random crop, or its inverse
+_RATIO = 4 / 3  # largest aspect ratio of a random crop; the smallest is its inverse
 _TRIES = 10
 _ERASED_AREA, _ERASED_RATIO = (0.02, 1 / 3), (0.3, 1 / 0.3)
 
@@ -23,13 +23,13 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 @dataclasses.dataclass(frozen=True)
 class Views:
-  """The views of images that a config asks for: uint8 [S, S, C]."""
+  """The views of images, uint8 [S, S, C], that a data config describes."""
 
   data: DataConfig
   channels: int
 
   def train(self, encoded: bytes, rng: np.random.Generator) -> np.ndarray:
-    """A random view."""
+    """Return a random view of an image."""
     data = self.data
     image = Image.open(io.BytesIO(encoded))
     box = _centre(image.size, data.eval_crop)
@@ -48,16 +48,16 @@ class Views:
     return pixels_SxSxC
 
   def evaluation(self, encoded: bytes) -> np.ndarray:
-    """The middle of the image."""
+    """Return the centre crop of an image."""
     image = Image.open(io.BytesIO(encoded))
     return self._pixels(self._resized(image, _centre(image.size, self.data.eval_crop)))
 
   def _resized(self, image: Image.Image, box: Box) -> Image.Image:
-    """A part of the image at the size and in the colours of the model."""
+    """Return a part of an image in the size and colour mode of the model."""
     mode, size = 'L' if self.channels == 1 else 'RGB', self.data.image_size
     width, height = image.size
     shrink = min(box[2] - box[0], box[3] - box[1]) / size
-    if shrink >= 2:  # JPEG: decodes at a half, a quarter or an eighth, whichever is enough.
+    if shrink >= 2:  # Pillow can decode a JPEG at 1/2, 1/4 or 1/8 of its size, which saves time.
       image.draft(mode, (math.ceil(width / shrink), math.ceil(height / shrink)))
     x, y = image.size[0] / width, image.size[1] / height
     box = (box[0] * x, box[1] * y, min(box[2] * x, image.size[0]), min(box[3] * y, image.size[1]))
@@ -70,7 +70,7 @@ class Views:
 
 
 def _centre(size: tuple[int, int], part: float) -> Box:
-  """The square in the middle that has `part` of the shorter side."""
+  """Return the centred square whose side is `part` of the shorter side."""
   width, height = size
   side = part * min(width, height)
   left, top = (width - side) / 2, (height - side) / 2
@@ -78,9 +78,10 @@ def _centre(size: tuple[int, int], part: float) -> Box:
 
 
 def random_crop(size: tuple[int, int], least_area: float, rng: np.random.Generator) -> Box:
-  """A part of the image of at least that area (Szegedy et al. 2014, arXiv 1409.4842).
+  """Draw a part of an image of at least a given area (Szegedy et al. 2014, arXiv 1409.4842).
 
-  Its shape is drawn between 3:4 and 4:3. If none of ten draws fits into the image, its middle.
+  The aspect ratio is drawn between 3:4 and 4:3. If none of ten draws fits into the image, the
+  result is the centred square.
   """
   width, height = size
   for _ in range(_TRIES):
@@ -94,7 +95,7 @@ def random_crop(size: tuple[int, int], least_area: float, rng: np.random.Generat
 
 
 def jitter(image: Image.Image, most: float, rng: np.random.Generator) -> Image.Image:
-  """Changes brightness, contrast and saturation, in a random order, by up to `most`."""
+  """Change brightness, contrast and saturation, in a random order, by up to `most`."""
   enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
   for i in rng.permutation(len(enhancers)):
     image = enhancers[i](image).enhance(rng.uniform(1 - most, 1 + most))
@@ -102,7 +103,7 @@ def jitter(image: Image.Image, most: float, rng: np.random.Generator) -> Image.I
 
 
 def erase(pixels_SxSxC: np.ndarray, rng: np.random.Generator) -> None:
-  """Fills a rectangle with noise (Zhong et al. 2017, arXiv 1708.04896)."""
+  """Fill a random rectangle with noise, in place (Zhong et al. 2017, arXiv 1708.04896)."""
   height, width, channels = pixels_SxSxC.shape
   for _ in range(_TRIES):
     area = height * width * rng.uniform(*_ERASED_AREA)

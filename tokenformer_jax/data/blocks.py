@@ -1,4 +1,4 @@
-"""Digests of a file's blocks: whether a file still is what was written, in part or as a whole."""
+"""Digests of files and their blocks, to detect changes in a part of a file or in the whole file."""
 
 import hashlib
 import random
@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-SIZE = 4 * 2**20  # bytes of a block; 2 TB of tokens have 8 MB of digests
+SIZE = 4 * 2**20  # bytes of a block, so 2 TB of tokens have 8 MB of digests
 
 
 class Digests:
-  """The digest of a file that is written, and those of its blocks."""
+  """The digests of a file and of its blocks, computed while the file is read or written."""
 
   def __init__(self) -> None:
     self._whole = hashlib.blake2b(digest_size=16)
@@ -18,7 +18,7 @@ class Digests:
     self._done: list[str] = []
 
   def update(self, data: bytes) -> None:
-    """Take the next bytes of the file."""
+    """Add the next bytes of the file."""
     self._whole.update(data)
     view = memoryview(data)
     while view:
@@ -35,19 +35,19 @@ class Digests:
     return self._whole.digest()
 
   def blocks(self) -> list[str]:
-    """Return the digest of every block, of which the last may be shorter."""
+    """Return the digest of every block. The last block may be shorter."""
     return [*self._done, self._block.hexdigest()] if self._filled else self._done
 
 
 def read(path: Path) -> Iterator[bytes]:
-  """Read a file, a block at a time."""
+  """Yield the content of a file, one block at a time."""
   with open(path, 'rb') as file:
     while data := file.read(SIZE):
       yield data
 
 
-def of_file(path: Path) -> Digests:
-  """Return the digests of a file."""
+def digest_file(path: Path) -> Digests:
+  """Return the digests of a file's content."""
   digests = Digests()
   for data in read(path):
     digests.update(data)
@@ -55,19 +55,19 @@ def of_file(path: Path) -> Digests:
 
 
 def find_changed(files: Mapping[Path, list[str]], seconds: float) -> str | None:
-  """Check blocks of files in random order for a while, and at least one of each file.
+  """Check blocks of files in random order for a while, at least one block of each file.
 
   Args:
-    files: the digest of every block.
-    seconds: after which no more are read; other ones are the next time.
+    files: the recorded digest of every block of each file.
+    seconds: the time limit. The next call checks other blocks.
 
   Returns:
-    Where the first block is that is not what was written, or None.
+    A description of the first changed block found, or None.
   """
   until = time.monotonic() + seconds
   order = [(path, i) for path, digests in files.items() for i in range(len(digests))]
   first = [(path, random.randrange(len(digests))) for path, digests in files.items() if digests]
-  chosen = random.Random().sample(order, min(len(order), 1000))  # far more than there is time for
+  chosen = random.Random().sample(order, min(len(order), 1000))  # far more than the time allows
   for number, (path, i) in enumerate([*first, *chosen]):
     if number >= len(first) and time.monotonic() > until:
       break
@@ -80,7 +80,7 @@ def find_changed(files: Mapping[Path, list[str]], seconds: float) -> str | None:
 
 
 def describe(path: Path, block: int) -> str:
-  """Return the name of a block for a reader."""
+  """Return the description of a block for messages."""
   return f'block {block} of {path} ({SIZE // 2**20} MiB from byte {block * SIZE:,})'
 
 

@@ -1,10 +1,10 @@
-"""The text of a run: what of it is for training, and what for validation.
+"""The text of a run, divided into the training and the validation split.
 
-With a source of its own for validation, each source is a split as it is. Otherwise a hash of a
-document's text says which split it belongs to, so adding or moving documents moves no other. A
-source of one document is cut: its last part, from a line's start on, is the validation split.
+If validation has its own source, each source is one split. Otherwise a hash of a document's text
+selects the split, so adding or moving documents moves no other document. A source of one document
+is cut at the start of a line, and its last part is the validation split.
 
-A long text comes in pieces, because a BPE takes 160 times the memory of a text that it encodes.
+A long text comes in pieces, because a BPE needs 160 times the memory of the text that it encodes.
 """
 
 import dataclasses
@@ -18,13 +18,13 @@ from tokenformer_jax.errors import UserError
 
 SPLITS = ('train', 'validation')
 
-_LONGEST_WHOLE = 16 * 2**20  # characters of a document that is encoded as a whole
+_LONGEST_WHOLE = 16 * 2**20  # characters; a longer document is encoded in pieces
 _SETTINGS = {'train': 'config.data.source', 'validation': 'config.data.validation_source'}
-_HELD_OUT = ('validation', 'test', 'train')  # splits of TFDS sets, the first that there is
+_HELD_OUT = ('validation', 'test', 'train')  # TFDS splits in order of preference
 
 
 class Piece(NamedTuple):
-  """A document, or a part of a long one."""
+  """A document, or a part of a long document."""
 
   split: str
   text: str
@@ -33,14 +33,14 @@ class Piece(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-  """What `data.source` and `data.validation_source` name."""
+  """The sources that `data.source` and `data.validation_source` name."""
 
   source: text.Source
   validation: text.Source | None
-  fraction: float  # of `source` that is validation if there is no other source for it
+  fraction: float  # the part of `source` for validation if `validation` is None
 
   def fingerprint(self) -> str | tuple[str, str]:
-    """Return what changes when the text, or the way that it is split, does."""
+    """Return a value that changes when the text of a source changes."""
     if self.validation is None:
       return self.source.fingerprint()
     return self.source.fingerprint(), self.validation.fingerprint()
@@ -49,7 +49,7 @@ class Corpus:
     """Yield the text of both splits, always in the same order.
 
     Raises:
-      UserError: something cannot be read, or is not text.
+      UserError: a file cannot be read or is not text.
     """
     if self.validation is not None:
       for split, source in zip(SPLITS, (self.source, self.validation), strict=True):
@@ -64,10 +64,10 @@ class Corpus:
 
 
 def open_corpus(config: DataConfig) -> Corpus:
-  """Open the sources of text of a run, without reading them.
+  """Open the text sources of a run, without reading them.
 
   Raises:
-    UserError: a source is of another form or names nothing, or both are of the same text.
+    UserError: a source has another form or matches nothing, or both sources share a text.
   """
   source = text.open_source(config.source, config.text_field)
   if not config.validation_source:
@@ -83,14 +83,14 @@ def open_corpus(config: DataConfig) -> Corpus:
   if same:
     raise UserError(
       f'config.data.validation_source is {config.validation_source}, and {same} is also in '
-      f'config.data.source={config.source}; leave it out of one of them, so that nothing is both '
-      'trained on and validated with'
+      f'config.data.source={config.source}; leave it out of one of them, because validation text '
+      'must not be trained on'
     )
   return Corpus(source, validation, 0.0)
 
 
 def is_validation(document: str, fraction: float) -> bool:
-  """Return whether a document belongs to the validation split. Depends on its text only."""
+  """Return whether a document belongs to the validation split, by its text alone."""
   digest = hashlib.blake2b(document.encode(), digest_size=8).digest()
   return int.from_bytes(digest, 'little') < fraction * 2**64
 

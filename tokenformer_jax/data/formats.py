@@ -1,7 +1,7 @@
-"""Files that are not text: what they are, and the command that makes text of them.
+"""Detection of files that are not text, with the command that converts each to text.
 
-The name says what the content cannot: text with commas is text, unless its file is called .csv.
-The content says the rest.
+The file name decides where the content cannot: text with commas is text, unless the file is called
+.csv. The content decides otherwise.
 """
 
 import codecs
@@ -14,9 +14,9 @@ from typing import Any
 from tokenformer_jax.data import packed
 from tokenformer_jax.errors import UserError
 
-_HEAD_BYTES = 64 * 2**10  # of the content that a format is looked for in
+_HEAD_BYTES = 64 * 2**10  # bytes at the start of the content that the detection reads
 
-# Commands that print a table as a .jsonl file, a row a line; {} is the file, quoted.
+# Commands that print a table as a .jsonl file, one row a line; {} is the quoted file name.
 _CSV = (
   'python -c "import csv, json, sys; '
   '[print(json.dumps(row)) for row in csv.DictReader(sys.stdin{})]"'
@@ -50,7 +50,7 @@ _NAMES = {
   '.bz2': 'bzip2',
   '.xz': 'xz',
 }
-# What the content of a file begins with that is not text.
+# First bytes of files that are not UTF-8 text.
 _STARTS = {
   b'PAR1': 'Parquet',
   b'ARROW1': 'Arrow',
@@ -69,20 +69,20 @@ _NOT_IN_TEXT = bytes({*range(32)} - {*b'\b\t\n\v\f\r\x1b'})
 
 
 def unpacked_name(path: str) -> str:
-  """Return the name of a file without the .gz or .zst of its packing."""
+  """Return a file name without the ending .gz or .zst."""
   return path.removesuffix('.gz').removesuffix('.zst')
 
 
 def has_document_a_line(path: str) -> bool:
-  """Return whether each line of a file is a JSON object with a document."""
+  """Return whether each line of a file is a JSON object with a document, by the file's name."""
   return unpacked_name(path).endswith(('.jsonl', '.ndjson'))
 
 
 def check_name(path: str) -> None:
-  """Check that a name is not that of a table or an archive, unless the file is empty.
+  """Check that a file is empty or is not called like a table or an archive.
 
   Raises:
-    UserError: it is, with the command that makes text of it.
+    UserError: the name is that of a table or an archive. The message has the command to convert it.
   """
   name = path.lower()
   for ending, kind in _NAMES.items():
@@ -91,10 +91,10 @@ def check_name(path: str) -> None:
 
 
 def checked(path: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
-  """Yield the content of a file as it comes, as far as it is text.
+  """Yield the chunks of a file unchanged, and check that they are text.
 
   Raises:
-    UserError: the content is of another format, or has NUL bytes.
+    UserError: the content has another format, or has NUL bytes.
   """
   head = b''
   for chunk in chunks:
@@ -122,17 +122,18 @@ def _check_head(path: str, head: bytes) -> None:
   if head.lstrip(b'\xef\xbb\xbf \t\r\n').startswith(b'[') and (is_json or lone):
     command = f'{_printed(path)} | {_ARRAY} > FILE.jsonl'
     raise UserError(
-      f'{path} is one JSON array, not text; make a .jsonl file of it, an element a line: {command}'
+      f'{path} is one JSON array, not text; convert it to a .jsonl file, one element a line: '
+      f'{command}'
     )
   if is_json and isinstance(_value(first), dict) and others and others[0].startswith(b'{'):
     raise UserError(
-      f'{path} has a JSON object on each line; give it a name that ends in .jsonl, so that a line '
-      'is a document'
+      f'{path} has a JSON object on each line; rename it to end in .jsonl, so that each line is a '
+      'document'
     )
 
 
 def _value(line: bytes) -> Any:
-  """Return what a line says in JSON, or None."""
+  """Return the JSON value of a line, or None if the line is not JSON."""
   try:
     return json.loads(line)
   except (ValueError, RecursionError):
@@ -155,15 +156,15 @@ def _not_text(path: str, kind: str) -> UserError:
     command = _TABLES[kind].format(_printed(path) if kind in ('CSV', 'TSV') else name)
     article = 'an' if kind == 'Arrow' else 'a'
     return UserError(
-      f'{path} is {article} {kind} table, not text; make a .jsonl file of it, a row a line, and '
-      f'name the column of the text in config.data.text_field: {command} > FILE.jsonl'
+      f'{path} is {article} {kind} table, not text; convert it to a .jsonl file, one row a line, '
+      f'and name the text column in config.data.text_field: {command} > FILE.jsonl'
     )
   if kind in _ARCHIVES:
     command = _ARCHIVES[kind].format(name)
-    return UserError(f'{path} is packed by {kind}, which is not read; unpack it: {command}')
+    return UserError(f'{path} is packed with {kind}, which is not supported; unpack it: {command}')
   if kind in ('gzip', 'zstd'):
     ending = {'gzip': '.gz', 'zstd': '.zst'}[kind]
-    return UserError(f'{path} is packed by {kind}; give it a name that ends in {ending}')
+    return UserError(f'{path} is packed with {kind}; rename it to end in {ending}')
   if kind == 'UTF-16':
     command = f'iconv -f UTF-16 -t UTF-8 {name} > FILE.txt'
     return UserError(f'{path} is text in UTF-16; convert it to UTF-8: {command}')
@@ -182,9 +183,9 @@ def _has_nul(path: str, position: int, filled: bool) -> UserError:
   if filled:
     where = 'from the start' if not position else f'from byte {position} on'
     return UserError(
-      f'{path} is filled with NUL bytes {where}, as a crash or a full disk leaves a file; copy it '
+      f'{path} is filled with NUL bytes {where}, which a crash or a full disk can cause; copy it '
       'again, or leave it out of config.data.source'
     )
   return UserError(
-    f'{path} is not text: byte {position} of it is NUL; leave it out of config.data.source'
+    f'{path} is not text: its byte {position} is NUL; leave it out of config.data.source'
   )

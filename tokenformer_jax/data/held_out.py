@@ -1,4 +1,4 @@
-"""Text that a model was not trained on, to look at models with."""
+"""Text that a model was not trained on, for comparing and inspecting models."""
 
 from collections.abc import Iterable
 
@@ -12,19 +12,22 @@ from tokenformer_jax.errors import UserError
 def held_out_tokens(
   data: DataConfig, tokenizer: tokenizers.Tokenizer, needed: int
 ) -> tuple[np.ndarray, str]:
-  """Tokens that a run was not trained on, if its text is here, and a name for the text.
+  """Return tokens that a run was not trained on, and a name for their text.
+
+  The tokens come from the validation split of the run's token store if this machine has the store,
+  else from the Python standard library.
 
   Args:
-    data: of the run. Its token store is used if there is one on this machine.
-    tokenizer: of the run.
-    needed: how many tokens.
+    data: the run's data config.
+    tokenizer: the run's tokenizer.
+    needed: the number of tokens.
 
   Returns:
     int32 [at most `needed`], and the name.
   """
   try:
     existing = store.find(data, tokenizer)
-  except UserError:  # The text itself is not here.
+  except UserError:  # This machine does not have the text.
     existing = None
   if existing is not None:
     return np.asarray(existing.validation[:needed], np.int32), 'held-out text of the run'
@@ -35,7 +38,7 @@ def held_out_tokens(
 def first_tokens(
   documents: Iterable[str], tokenizer: tokenizers.Tokenizer, needed: int
 ) -> np.ndarray:
-  """The first tokens of documents, int32 [at most `needed`]; what comes later is not read."""
+  """Return the first tokens of documents, int32 [at most `needed`]; read no further document."""
   pieces, count = [np.zeros(0, np.int32)], 0
   for document in documents:
     pieces.append(np.append(tokenizer.encode(document), np.int32(tokenizer.end_of_document)))

@@ -1,9 +1,8 @@
-"""Batches of images: pure functions of the config, the step, and where the run begins.
+"""Batches of images: pure functions of the config, the step and the start of the run.
 
-Positions of the endless order of training images are as in `order.py`; what is random about an
-image is seeded by (seed, epoch, image). So a batch is the same on any number of hosts, and resuming
-at any step costs nothing. An image that cannot be used has the label `NOTHING`, and its number
-stands in `bad` for the host to tell.
+Training images have the endless order of `order.py`, and (seed, epoch, image) seeds the random view
+of an image. So a batch is the same on any number of hosts, and resuming at any step costs nothing.
+An unusable image gets the label `NOTHING`, and `bad` holds its number, which the host reports.
 """
 
 import abc
@@ -17,32 +16,32 @@ from tokenformer_jax.data import order
 from tokenformer_jax.data.augment import Views
 from tokenformer_jax.data.images import Split
 from tokenformer_jax.errors import TransientError
-from tokenformer_jax.retry import retried
+from tokenformer_jax.storage.retry import retried
 
-NOTHING = -1  # the label of a row that does not count, and in `bad` of one that is as it should be
+NOTHING = -1  # as a label: the row does not count; in `bad`: the row's image is good
 
 Batch = dict[str, np.ndarray]  # images uint8 [R, S, S, C], labels int32 [R], bad int64 [R]
 
 
 class BadImageError(Exception):
-  """An image that cannot be used; the message says why."""
+  """An image that cannot be used. The message gives the reason."""
 
 
 def load(
   split: Split, number: int, views: Views, classes: int, rng: np.random.Generator | None
 ) -> tuple[np.ndarray, int]:
-  """Return a view uint8 [S, S, C] of an image, random if there is a generator, and its label.
+  """Return a view uint8 [S, S, C] of an image, random if `rng` is given, and the image's label.
 
   Raises:
-    BadImageError: it is not there, cannot be decoded, or its label is out of range.
-    TransientError: the storage did not give it for minutes; the image may well be good.
+    BadImageError: the image does not exist, cannot be decoded, or has a label out of range.
+    TransientError: the storage did not return the image for minutes; the image may be good.
   """
   try:
     encoded, label = retried(lambda: split.read(number), f'reading {split.name(number)}')
     pixels = views.evaluation(encoded) if rng is None else views.train(encoded, rng)
   except TransientError:
     raise
-  except Exception as error:  # Pillow and array_record raise many kinds.
+  except Exception as error:  # Pillow and array_record raise exceptions of many types.
     raise BadImageError(f'{type(error).__name__}: {error}') from error
   if not 0 <= label < classes:
     raise BadImageError(f'its label is {label}, and there are {classes} classes')
@@ -51,7 +50,7 @@ def load(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Steps(abc.ABC):
-  """Batches by number, as the random-access source that Grain reads."""
+  """Batches by number, in the form of a random-access source for Grain."""
 
   split: Split
   views: Views
@@ -59,7 +58,7 @@ class Steps(abc.ABC):
   rows: tuple[int, ...]
   batch_size: int
   batches: int
-  # Why the storage was given up: batches read ahead would otherwise try it for minutes again.
+  # The error after which reads stop: batches read ahead would otherwise retry for minutes again.
   given_up: list[TransientError] = dataclasses.field(default_factory=list, kw_only=True)
 
   def __len__(self) -> int:
@@ -91,25 +90,25 @@ class Steps(abc.ABC):
 
   @abc.abstractmethod
   def _image(self, batch: int, row: int) -> tuple[int | None, np.random.Generator | None]:
-    """The number of an image, None where there is none, and what its view is drawn with."""
+    """Return the number of a row's image and the generator of its random view, if any."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainSteps(Steps):
-  """The batch of every step of training."""
+  """Training batches by step."""
 
   seed: int
   position: order.Position = order.BEGINNING
 
   def _image(self, batch: int, row: int) -> tuple[int, np.random.Generator]:
-    position, n = self.position.of_step(batch, self.batch_size) + row, len(self.split)
+    position, n = self.position.batch_start(batch, self.batch_size) + row, len(self.split)
     number = order.sample_index(self.seed, position, n)
     return number, np.random.default_rng((self.seed, position // n, number))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ValidationSteps(Steps):
-  """Every image once, in order; `chosen` are the batches to take of all of them."""
+  """Validation batches, each image once and in order. `chosen` lists the batches to return."""
 
   chosen: tuple[int, ...]
 
@@ -128,17 +127,17 @@ def train_batches(
   last_step: int,
   position: order.Position = order.BEGINNING,
 ) -> Generator[Batch, None, None]:
-  """This host's part of the training batches of `first_step` … `last_step` − 1, read ahead.
+  """Return this host's part of the training batches `first_step` … `last_step` − 1, read ahead.
 
   Args:
     split: the training images.
-    views: how they are changed, with the sizes of batches.
-    classes: labels are below it.
-    seed: of the order and the views.
-    rows: numbers of the rows in the global batch that this host needs.
+    views: the augmentation, and the data config with the batch size.
+    classes: the number of classes; every valid label is smaller.
+    seed: the seed of the order and of the views.
+    rows: the numbers of the rows in the global batch that this host needs.
     first_step: the step of the first batch.
-    last_step: the step before which to end.
-    position: where the run begins in the order.
+    last_step: the step after the last batch.
+    position: the start of the run in the order.
   """
   size = views.data.batch_size
   steps = TrainSteps(split, views, classes, tuple(rows), size, last_step, seed, position)
@@ -148,7 +147,7 @@ def train_batches(
 def validation_batches(
   split: Split, views: Views, classes: int, rows: Sequence[int], batches: int = 0
 ) -> Generator[Batch, None, None]:
-  """This host's part of the validation batches: every image once, or `batches` spread over them."""
+  """Return this host's part of the validation batches: all, or `batches` of them spread evenly."""
   size = views.data.batch_size
   total = math.ceil(len(split) / size)
   count = min(batches, total) if batches else total

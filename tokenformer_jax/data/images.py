@@ -1,7 +1,7 @@
 """Sources of images for classification: built-in digits, TFDS datasets, and folders.
 
-A split gives encoded images and labels by number, in any order and from any process; nothing is
-decoded here (see `augment.py`), and no TensorFlow is needed.
+A split returns encoded images and labels by number, in any order and from any process. `augment.py`
+decodes the images. TensorFlow is not needed.
 """
 
 import abc
@@ -17,22 +17,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tokenformer_jax import paths
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import records, store
 from tokenformer_jax.errors import TransientError, UserError, counted
 from tokenformer_jax.messages import say
-from tokenformer_jax.retry import is_transient, retried
+from tokenformer_jax.storage import paths
+from tokenformer_jax.storage.retry import is_transient, retried
 
 _SUFFIXES = ('.jpg', '.jpeg', '.png')
 _TRAIN_FOLDERS, _VALIDATION_FOLDERS = ('train',), ('val', 'validation', 'test')
 _VALIDATION_SPLITS = ('validation', 'test')
-# Errors of reading that are about one file, and not about where it lies.
-_OF_ONE_FILE = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+# Read errors that concern one file, not the storage that holds it.
+_FILE_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
 class KnownSet(NamedTuple):
-  """Sizes of a set of images, for who need not look at it."""
+  """Sizes of an image set that are known without opening the set."""
 
   classes: int
   channels: int
@@ -43,27 +43,27 @@ KNOWN_SETS = {'tfds:imagenet2012': KnownSet(classes=1000, channels=3, examples=1
 
 
 class Split(abc.ABC):
-  """Images by number; can be sent to another process."""
+  """Encoded images with labels, read by number. A split can be pickled for another process."""
 
   @abc.abstractmethod
   def __len__(self) -> int: ...
 
   @abc.abstractmethod
   def read(self, number: int) -> tuple[bytes, int]:
-    """Return an encoded image and its label; errors of reading are raised as they come."""
+    """Return an encoded image and its label. Read errors pass through unchanged."""
 
   @abc.abstractmethod
   def name(self, number: int) -> str:
-    """Return what the user knows an image as."""
+    """Return the name of an image for messages to the user."""
 
   @abc.abstractmethod
   def key(self, number: int) -> str:
-    """Return what an image is called however the source is spelled and wherever it lies."""
+    """Return a name of an image that does not depend on the source's spelling or location."""
 
   def chosen(self, validation: bool, fraction: float) -> 'Split':
-    """Return the part of the images, chosen by a hash of the key, that is validation, or the rest.
+    """Return the validation images, or the training images, as a hash of the key divides them.
 
-    No spelling of the source, no copy and no mount moves an image between the two.
+    An image stays on its side when the source is spelled differently, copied or mounted elsewhere.
     """
 
     def is_validation(number: int) -> bool:
@@ -76,7 +76,7 @@ class Split(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Files(Split):
-  """Image files with a label each; names are below `root`."""
+  """Image files with a label each. The names are relative to `root`."""
 
   root: str
   names: tuple[str, ...]
@@ -90,10 +90,10 @@ class Files(Split):
     try:
       return Path(name).read_bytes(), int(self.labels[number])
     except OSError as error:
-      of_one_file = isinstance(error, _OF_ONE_FILE) and os.path.isdir(os.path.dirname(name))
-      if of_one_file or is_transient(error):
+      bad_file = isinstance(error, _FILE_ERRORS) and os.path.isdir(os.path.dirname(name))
+      if bad_file or is_transient(error):
         raise
-      # The storage fails, or is not mounted: that may pass, and says nothing about the image.
+      # The storage fails or is not mounted. Report EIO, because the image itself may be good.
       raise OSError(errno.EIO, error.strerror or str(error), name) from error
 
   def name(self, number: int) -> str:
@@ -105,13 +105,13 @@ class Files(Split):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Records(Split):
-  """The examples of a split of a TFDS dataset."""
+  """The examples of one split of a TFDS dataset."""
 
-  of: str  # the source as it is spelled, and the split
-  dataset: str  # without configuration and version, and the split
+  source: str  # the source as the config spells it, and the split
+  dataset: str  # the dataset without configuration and version, and the split
   examples: Any
-  image: str  # the names of the features
-  label: str
+  image: str  # the name of the image feature
+  label: str  # the name of the label feature
 
   def __len__(self) -> int:
     return len(self.examples)
@@ -121,7 +121,7 @@ class Records(Split):
     return example[self.image], int(example[self.label])
 
   def name(self, number: int) -> str:
-    return f'{self.of}, example {number}'
+    return f'{self.source}, example {number}'
 
   def key(self, number: int) -> str:
     return f'{self.dataset}, example {number}'
@@ -129,7 +129,7 @@ class Records(Split):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Part(Split):
-  """Some images of a split."""
+  """A selection of the images of another split."""
 
   whole: Split
   numbers: np.ndarray
@@ -149,12 +149,12 @@ class Part(Split):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ImageSet:
-  """What a source has to give.
+  """The classes and splits of an image source.
 
   Attributes:
-    classes: their names, in the order of the labels.
+    classes: names of the classes, in the order of the labels.
     channels: 1 if all images are grey, else 3.
-    train, validation: its images.
+    train, validation: the images of each split.
   """
 
   classes: tuple[str, ...]
@@ -165,10 +165,10 @@ class ImageSet:
 
 @functools.cache
 def open_images(data: DataConfig) -> ImageSet:
-  """The images that `data.source` names: `digits`, `tfds:NAME` or `folder:DIR`.
+  """Open the images that `data.source` names: `digits`, `tfds:NAME` or `folder:DIR`.
 
   Raises:
-    UserError: the source is of another form, cannot be read, or a split of it has no images.
+    UserError: the source has another form, cannot be read, or has a split without images.
   """
   kind, _, name = data.source.partition(':')
   if data.source == 'digits':
@@ -185,14 +185,14 @@ def open_images(data: DataConfig) -> ImageSet:
   for split in ('train', 'validation'):
     if not len(getattr(found, split)):
       raise UserError(
-        f'the {split} split of config.data.source={data.source} has no images; give more of them, '
-        'or change config.data.validation_fraction'
+        f'the {split} split of config.data.source={data.source} has no images; add images or '
+        'change config.data.validation_fraction'
       )
   return found
 
 
 def _digits(data: DataConfig) -> Any:
-  """The builder of the built-in digits, which are made if they are not there yet."""
+  """Return the TFDS builder of the built-in digits; prepare the digits if they do not exist yet."""
   import tensorflow_datasets as tfds  # noqa: PLC0415 (slow, and only needed here)
 
   from tokenformer_jax.data.digits import digits  # noqa: PLC0415
@@ -209,7 +209,7 @@ def _digits(data: DataConfig) -> Any:
   except OSError as error:
     raise UserError(
       f'the digits cannot be written to {folder} ({error.strerror}); set config.data.cache_dir to '
-      'a folder that can be'
+      'a writable folder'
     ) from error
   return builder
 
@@ -224,8 +224,8 @@ def _tfds(name: str, data: DataConfig) -> ImageSet:
     return _records(builder, f'tfds:{name}', f'tfds:{builder.name}', data)
   except (UserError, TransientError):
     raise
-  except Exception as error:  # TFDS raises many kinds.
-    raise records.cannot_be_opened(name, error) from error
+  except Exception as error:  # TFDS raises exceptions of many types.
+    raise records.opening_error(name, error) from error
 
 
 def _records(builder: Any, name: str, dataset: str, data: DataConfig) -> ImageSet:
@@ -238,7 +238,7 @@ def _records(builder: Any, name: str, dataset: str, data: DataConfig) -> ImageSe
     if len(named) != 1:
       raise UserError(
         f'config.data.source is {name}, which has {counted(len(named), "feature")} of the type '
-        f'{cls.__name__}; a set for image classification has one'
+        f'{cls.__name__}; choose a dataset for image classification, which has exactly one'
       )
     return named[0]
 
@@ -274,7 +274,7 @@ def _listed(root: Path, data: DataConfig) -> ImageSet:
 
 
 def _folder(root: Path, data: DataConfig) -> ImageSet:
-  """DIR/train/CLASS/… and DIR/val/CLASS/…, or DIR/CLASS/… of which a part is held out."""
+  """Read DIR/train/CLASS/… and DIR/val/CLASS/…, or DIR/CLASS/… with a held-out part."""
   if not root.is_dir():
     raise UserError(f'config.data.source is folder:{root}, which is not a folder')
   train_root = _first_folder(root, _TRAIN_FOLDERS)
@@ -282,7 +282,7 @@ def _folder(root: Path, data: DataConfig) -> ImageSet:
   if (train_root is None) != (validation_root is None):
     raise UserError(
       f'config.data.source is folder:{root}, which has a folder {train_root or validation_root} '
-      'and no counterpart; it must have train/ and val/, or the folders of the classes'
+      'without its counterpart; it must have train/ and val/, or one folder per class'
     )
   classes, train = _files(train_root or root, data)
   validation = None
@@ -291,9 +291,9 @@ def _folder(root: Path, data: DataConfig) -> ImageSet:
     if unknown := sorted(set(theirs) - set(classes)):
       raise UserError(
         f'{validation_root} has {counted(len(unknown), "class")} that {train_root} does not have: '
-        f'{", ".join(unknown)}; a class must have images to train on'
+        f'{", ".join(unknown)}; add training images of each class or remove its validation folder'
       )
-    # The labels of the validation split go by the classes of the training split.
+    # Renumber the validation labels by the classes of the training split.
     order = np.array([classes.index(name) for name in theirs], np.int32)
     validation = dataclasses.replace(validation, labels=order[validation.labels])
   return ImageSet(tuple(classes), 3, **_splits(train, validation, data))
@@ -304,7 +304,7 @@ def _first_folder(root: Path, names: tuple[str, ...]) -> Path | None:
 
 
 def _files(root: Path, data: DataConfig) -> tuple[list[str], Files]:
-  """The classes below a folder, those without images left out, and the images."""
+  """Return the classes that have images below a folder, and the images."""
   classes, names, labels, others, empty = [], [], [], 0, []
   for folder in sorted(path for path in root.iterdir() if path.is_dir()):
     everything = sorted(str(path.relative_to(root)) for path in folder.rglob('*') if path.is_file())
@@ -320,9 +320,9 @@ def _files(root: Path, data: DataConfig) -> tuple[list[str], Files]:
     sentence = f'no images in {counted(len(empty), "class folder")} of {root}: {", ".join(empty)}'
     if data.on_bad_image == 'fail':
       raise UserError(
-        f'{sentence}; put images in, take the folder away, or set config.data.on_bad_image=skip'
+        f'{sentence}; add images, remove the folder, or set config.data.on_bad_image=skip'
       )
-    say(f'{sentence}; not counted as a class')
+    say(f'{sentence}; they are not counted as classes')
   if others:
     say(f'{root}: left out {counted(others, "file")} without an ending of {", ".join(_SUFFIXES)}')
   return classes, Files(str(root), tuple(names), np.array(labels, np.int32))

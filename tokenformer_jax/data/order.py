@@ -1,11 +1,10 @@
 """The order of the data: a batch is a pure function of the config and the step.
 
-Sample `i` of a split is the window `tokens[i·T : i·T + T + 1]`, T inputs and their targets. The
-training samples are visited in an endless order, shuffled anew in each epoch. A run that begins at
-step `s₀` and sample `p₀` (`Position`) has row `r` of the global batch of step `s` at the position
-`p₀ + (s − s₀) · batch_size + r` of that order. A checkpoint holds how many samples were seen, so a
-resumed run may have another batch size, and resuming at any step on any number of hosts costs
-nothing.
+Sample `i` of a split is the window `tokens[i·T : i·T + T + 1]`: T inputs and their targets. A run
+visits the samples in an endless order, shuffled anew in each epoch. It begins at step `s₀` and
+sample `p₀` (`Position`); row `r` of its global batch of step `s` is the sample at the position
+`p₀ + (s − s₀) · batch_size + r` of that order. A checkpoint stores the number of samples seen, so a
+resumed run may use another batch size. Resuming at any step on any number of hosts costs nothing.
 """
 
 import dataclasses
@@ -24,7 +23,7 @@ from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data.store import Store, window_count
 from tokenformer_jax.errors import UserError, counted
 
-NO_TOKEN = -1  # fills the rows of the last validation batch that have no sample
+NO_TOKEN = -1  # fills those rows of the last validation batch that have no sample
 
 _ENDLESS = 2**62
 _READ_THREADS = 4
@@ -32,13 +31,13 @@ _READ_THREADS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-  """Where a run begins in the order: the batch of `step` begins at the position `sample`."""
+  """The start of a run in the order: the batch of `step` begins at the position `sample`."""
 
   step: int = 0
   sample: int = 0
 
-  def of_step(self, step: int, batch_size: int) -> int:
-    """Return the position at which the batch of a step begins: the samples seen before it."""
+  def batch_start(self, step: int, batch_size: int) -> int:
+    """Return the position where the batch of a step begins: the number of samples before it."""
     return self.sample + (step - self.step) * batch_size
 
 
@@ -46,9 +45,9 @@ BEGINNING = Position()
 
 
 def sample_index(seed: int, position: int, n: int) -> int:
-  """The sample at a position of the endless order of `n` samples: each once in an epoch.
+  """Return the sample at a position of the endless order of `n` samples.
 
-  Pure and O(1) in the position.
+  Each epoch has each sample once. The function is pure and takes the same time at every position.
   """
   epoch, position = divmod(position, n)
   # A hash, because seed + epoch would make epoch 1 of seed 0 equal to epoch 0 of seed 1.
@@ -67,16 +66,16 @@ def train_rows(
   seed: int,
   position: Position = BEGINNING,
 ) -> np.ndarray:
-  """Some rows of the global batch of a step.
+  """Return some rows of the global batch of a step.
 
   Args:
     tokens: the training split.
-    step: of the optimizer, from 0.
-    rows: numbers of the rows in the global batch.
-    batch_size: rows of the global batch.
+    step: the optimizer step, from 0.
+    rows: the numbers of the rows in the global batch.
+    batch_size: the number of rows of the global batch.
     sequence_length: T.
-    seed: of the order.
-    position: where the run begins in the order.
+    seed: the seed of the order.
+    position: the start of the run in the order.
 
   Returns:
     int32 [len(rows), T + 1], inputs and targets.
@@ -85,7 +84,7 @@ def train_rows(
     UserError: the split is too short for one sequence.
   """
   n = _sample_count(tokens, sequence_length, 'training')
-  first = position.of_step(int(step), batch_size)
+  first = position.batch_start(int(step), batch_size)
   batch = np.empty((len(rows), sequence_length + 1), np.int32)
   for i, row in enumerate(rows):
     sample = sample_index(seed, first + int(row), n)
@@ -102,19 +101,19 @@ def train_batches(
   last_step: int | None = None,
   position: Position = BEGINNING,
 ) -> Generator[np.ndarray, None, None]:
-  """This host's part of the training batches, read ahead in threads or processes.
+  """Return this host's part of the training batches, read ahead in threads or processes.
 
   Args:
     store: the corpus.
-    config: gives `batch_size`, `sequence_length`, `prefetch` and `workers`.
-    seed: of the order.
-    rows: numbers of the rows in the global batch that this host needs.
+    config: supplies `batch_size`, `sequence_length`, `prefetch` and `workers`.
+    seed: the seed of the order.
+    rows: the numbers of the rows in the global batch that this host needs.
     first_step: the step of the first batch.
-    last_step: the step before which to end; None: never.
-    position: where the run begins in the order.
+    last_step: the step after the last batch, or None for an endless generator.
+    position: the start of the run in the order.
 
   Returns:
-    A generator of the batches of `first_step`, `first_step + 1`, …, as `train_rows` gives them.
+    A generator of the batches of `first_step`, `first_step + 1`, …, as `train_rows` returns them.
     Close it to stop the threads or processes (`contextlib.closing`).
 
   Raises:
@@ -136,16 +135,16 @@ def train_batches(
 def validation_batches(
   store: Store, config: DataConfig, rows: Sequence[int], batches: int = 0
 ) -> Iterator[np.ndarray]:
-  """This host's part of the validation batches: every sample once, in order.
+  """Return this host's part of the validation batches: every sample once, in order.
 
   Args:
     store: the corpus.
-    config: gives `batch_size` and `sequence_length`.
-    rows: numbers of the rows in the global batch that this host needs.
+    config: supplies `batch_size` and `sequence_length`.
+    rows: the numbers of the rows in the global batch that this host needs.
     batches: if greater than 0, at most that many batches, spread evenly over the split.
 
   Returns:
-    An iterator of int32 [len(rows), T + 1]. Rows beyond the last sample are filled with `NO_TOKEN`.
+    An iterator of int32 [len(rows), T + 1]. Rows after the last sample are filled with `NO_TOKEN`.
 
   Raises:
     UserError: the split is too short for one sequence.
@@ -170,8 +169,8 @@ def _sample_count(tokens: np.ndarray, sequence_length: int, split: str) -> int:
   if not n:
     raise UserError(
       f'the {split} split has {counted(len(tokens), "token")}, too few for one sequence of '
-      f'config.data.sequence_length={sequence_length} and its targets; give more text or shorten '
-      'the sequence'
+      f'config.data.sequence_length={sequence_length} and its targets; add text or shorten the '
+      'sequence'
     )
   return n
 
@@ -183,7 +182,7 @@ def _window(tokens: np.ndarray, sample: int, sequence_length: int) -> np.ndarray
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _TrainSteps:
-  """The batches by step, as the random-access source that Grain reads."""
+  """Training batches by step, in the form of a random-access source for Grain."""
 
   tokens: np.memmap
   rows: tuple[int, ...]
@@ -208,7 +207,7 @@ class _TrainSteps:
     )
 
   def __getstate__(self) -> dict[str, Any]:
-    # A memory map is pickled as all of its content; a worker maps the file again instead.
+    # Pickling a memory map would copy its whole content, so a worker maps the file again.
     return self.__dict__ | {'tokens': (self.tokens.filename, self.tokens.dtype)}
 
   def __setstate__(self, state: dict[str, Any]) -> None:
@@ -218,15 +217,14 @@ class _TrainSteps:
 def read_ahead(
   steps: Sequence[Any], first_step: int, config: DataConfig
 ) -> Generator[Any, None, None]:
-  """Yields `steps[first_step:]`, of which `config.prefetch` batches are read ahead.
+  """Yield `steps[first_step:]`, with `config.prefetch` batches read ahead.
 
-  Batches are arrays, or dicts of them, of numpy. Close the generator to stop what reads.
+  A batch is a NumPy array or a dict of them. Close the generator to stop the threads or processes.
   """
   dataset = grain.MapDataset.source(steps)[first_step:]
   if config.workers:
-    if (
-      not flags.FLAGS.is_parsed()
-    ):  # In a notebook, say. Grain reads flags where it starts workers.
+    # Grain reads flags when it starts workers, and a notebook, for example, has not parsed any.
+    if not flags.FLAGS.is_parsed():
       flags.FLAGS.mark_as_parsed()
     batches = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
     batches = batches.mp_prefetch(
@@ -242,7 +240,7 @@ def read_ahead(
     )
   iterator = iter(batches)
   try:
-    for batch in iterator:  # Copied, because a worker's arrays are shared memory.
-      yield jax.tree.map(np.array, batch)
+    for batch in iterator:
+      yield jax.tree.map(np.array, batch)  # A copy: a worker's arrays are in shared memory.
   finally:
     iterator.close()

@@ -1,8 +1,8 @@
-"""The bytes of a file, unpacked piece by piece, so that no file asks for more memory than it holds.
+"""Unpacking of files piece by piece, with a limit on memory that follows the size of the file.
 
-A packed file of a few kilobytes can hold gigabytes, and can ask for a window of 2 GiB to unpack
-them with. Text is not packed a hundredfold; so nothing of a packed file that stays in memory, a
-document or a window, may be larger than `held_at_most` allows.
+A packed file of a few kilobytes can hold gigabytes, and can request a window of 2 GiB. Text does
+not compress a hundredfold. So the parts of a packed file that stay in memory, a document or a
+window, must not exceed the limit of `held_at_most`.
 """
 
 import contextlib
@@ -14,19 +14,19 @@ from typing import IO, Protocol
 
 import zstandard
 
-from tokenformer_jax import paths
 from tokenformer_jax.errors import TransientError, UserError
-from tokenformer_jax.retry import retried
+from tokenformer_jax.storage import paths
+from tokenformer_jax.storage.retry import retried
 
-LONGEST_DOCUMENT = 2**30  # bytes, which are in memory up to four times while they are decoded
+LONGEST_DOCUMENT = 2**30  # bytes; decoding holds up to four copies in memory
 
 _CHUNK_BYTES = 128 * 2**10
 _SUFFIXES = ('.gz', '.zst')
-_RATIO = 100  # of a document or a window to the packed file that it is in
-_ALWAYS_HELD = 64 * 2**20  # bytes that any packed file may ask for
-_ZSTD_WINDOW = 2**31  # bytes: what `zstd --long=31` needs
-_ZSTD_HEADER_BYTES = 18  # of a frame, at most
-# A block of four bytes holds up to 128 KiB, so this much of a file at most 32 MiB.
+_RATIO = 100  # largest size of a document or window, relative to its packed file
+_ALWAYS_HELD = 64 * 2**20  # bytes that any packed file may request
+_ZSTD_WINDOW = 2**31  # bytes, as `zstd --long=31` needs
+_ZSTD_HEADER_BYTES = 18  # largest size of a frame header
+# A block of four bytes unpacks to at most 128 KiB, so this slice unpacks to at most 32 MiB.
 _ZSTD_SLICE_BYTES = 2**10
 
 
@@ -35,11 +35,11 @@ class _Readable(Protocol):
 
 
 def chunks(path: str) -> Iterator[bytes]:
-  """Yield the content of a file, unpacked, in pieces of 32 MiB at most, most of them far smaller.
+  """Yield the unpacked content of a file in pieces of at most 32 MiB, mostly far smaller.
 
   Raises:
-    UserError: the file cannot be read, is damaged, or asks for more memory than it needs.
-    TransientError: it could not be read for minutes, though it is there.
+    UserError: the file cannot be read, is damaged, or requests too much memory.
+    TransientError: the file exists, but the storage did not return it for minutes.
   """
   with reading(path):
     file = _Steady(path)
@@ -55,7 +55,7 @@ def chunks(path: str) -> Iterator[bytes]:
 
 
 def held_at_most(path: str) -> int:
-  """Return how many bytes of a file's content may be in memory at once."""
+  """Return the number of bytes of a file's content that may be in memory at once."""
   if not path.endswith(_SUFFIXES):
     return LONGEST_DOCUMENT
   return min(LONGEST_DOCUMENT, _largest_window(path))
@@ -66,19 +66,19 @@ def _largest_window(path: str) -> int:
 
 
 def size(path: str) -> int:
-  """Return the bytes of a file, as it is packed."""
+  """Return the packed size of a file in bytes."""
   return identity(path)[1]
 
 
 def identity(path: str) -> tuple[str, int, int | str]:
-  """Return name, size, and time of change of a file; in a bucket the object's tag for the time."""
+  """Return name, size and modification time of a file (in a bucket: the object's tag)."""
   with reading(path):
     return retried(lambda: paths.identity(path), f'looking at {path}')
 
 
 @contextlib.contextmanager
 def reading(path: str) -> Iterator[None]:
-  """Turn the errors of reading a file into sentences."""
+  """Turn errors of reading a file into UserErrors."""
   try:
     yield
   except (UserError, TransientError):
@@ -90,7 +90,7 @@ def reading(path: str) -> Iterator[None]:
 
 
 class _Steady:
-  """A file that is opened again where it was, after an error that may pass."""
+  """A file that is reopened at its position after a transient error."""
 
   def __init__(self, path: str):
     self._path, self._position = path, 0
@@ -113,7 +113,7 @@ class _Steady:
 
   def close(self) -> None:
     if self._file is not None:
-      with contextlib.suppress(Exception):  # Of many kinds, and nothing was written.
+      with contextlib.suppress(Exception):  # Nothing was written, so no error matters here.
         self._file.close()
     self._file = None
 
@@ -121,9 +121,9 @@ class _Steady:
 def _zstd_chunks(file: _Readable, path: str) -> Iterator[bytes]:
   """Yield the content of a zstd file of any number of frames.
 
-  The library's own stream reader ends silently where a frame is cut short. A window takes memory
-  only as it is filled, so a short text whose frame announces a wide window, as a pipe into
-  `zstd --long=31` makes it, is read.
+  The library's own stream reader ends silently at a frame that is cut short. A window takes memory
+  only as it fills, so a short text whose frame announces a wide window, which a pipe into
+  `zstd --long=31` produces, can be read.
   """
   decompressor, most = (
     zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW),
@@ -142,8 +142,8 @@ def _zstd_chunks(file: _Readable, path: str) -> Iterator[bytes]:
       unpacked += len(content)
       if min(window, unpacked) > most:
         raise UserError(
-          f'{path} asks for a window of {window >> 20} MiB, and a file of its size may have '
-          f'{most >> 20} MiB; pack it again with a smaller one: '
+          f'{path} requests a window of {window >> 20} MiB, but a file of its size may have '
+          f'{most >> 20} MiB at most; pack it again with a smaller window: '
           f'zstd -dc --long=31 {shlex.quote(path)} | zstd > FILE.zst'
         )
       if content:

@@ -1,9 +1,9 @@
 """RandAugment (Cubuk et al. 2019, arXiv 1909.13719) with the operations and ranges that ViTs use.
 
-Two operations of fifteen, each carried out every other time, of a magnitude that is drawn around
-the one given; a larger magnitude is always a larger change (Touvron et al. 2020, arXiv 2012.12877,
-and He et al. 2021, arXiv 2111.06377, train so). No maintained library has it without PyTorch or
-TensorFlow.
+Each image gets two of fifteen operations. Each of the two is applied with probability 1/2, with a
+magnitude drawn around the given one. A larger magnitude is always a larger change. Touvron et al.
+(2020, arXiv 2012.12877) and He et al. (2021, arXiv 2111.06377) train this way. The code is here
+because no maintained library has this version without PyTorch or TensorFlow.
 """
 
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
-LARGEST = 10.0  # magnitude
+LARGEST = 10.0  # the largest magnitude
 _OPERATIONS_PER_IMAGE, _PROBABILITY = 2, 0.5
-_GREY = 128  # where an operation moves in what lies outside of the image
+_GREY = 128  # fills the areas that an operation moves in from outside the image
 
-# From an image and a strength between 0 and 1 to the changed image.
+# Maps an image and a strength between 0 and 1 to the changed image.
 Operation = Callable[[Image.Image, float], Image.Image]
 
 
@@ -47,7 +47,7 @@ def _solarize_add(image: Image.Image, strength: float) -> Image.Image:
   return image.point(table * len(image.getbands()))
 
 
-# The strength of these lies between −1 and 1, both signs equally likely.
+# The strength of these operations lies between −1 and 1; both signs are equally likely.
 _SIGNED: dict[str, Operation] = {
   'rotate': _rotate,
   'shear_x': lambda image, s: _affine(image, (1, 0.3 * s, 0, 0, 1, 0)),
@@ -75,12 +75,12 @@ OPERATIONS = {**_SIGNED, **_UNSIGNED}
 def apply(
   image: Image.Image, magnitude: float, std: float, rng: np.random.Generator
 ) -> Image.Image:
-  """Changes a grey or RGB image.
+  """Return an image changed by random operations.
 
   Args:
-    image: what to change.
+    image: grey or RGB.
     magnitude: between 0 and `LARGEST`.
-    std: of the normal distribution around it that each operation's magnitude is drawn from.
+    std: the standard deviation of each operation's magnitude around `magnitude`.
     rng: the source of all draws.
   """
   names = sorted(OPERATIONS)

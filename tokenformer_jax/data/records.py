@@ -1,4 +1,4 @@
-"""TensorFlow Datasets sets in `array_record` files, of text and of images alike."""
+"""Reading of TensorFlow Datasets sets in `array_record` files, for text and for images."""
 
 import errno
 import re
@@ -7,16 +7,16 @@ from typing import Any
 
 from tokenformer_jax.errors import UserError
 
-# How array_record says that the system did not give it the file: 'pread() failed: Input/…; …'.
+# array_record reports a failed system call in its message only: 'pread() failed: Input/…; …'.
 _SYSTEM_CALL = re.compile(r'\w+\(\) failed: .*')
 
 
 def read(examples: Sequence[Any], number: int) -> Any:
-  """Return an example.
+  """Return the example with a number.
 
   Raises:
-    OSError: the file that it is in cannot be read, which may pass and is not the example's fault.
-    Exception: what else goes wrong, as it comes.
+    OSError: the system cannot read the file now; the example itself may be good.
+    Exception: any other error of array_record, unchanged.
   """
   try:
     return examples[number]
@@ -26,8 +26,8 @@ def read(examples: Sequence[Any], number: int) -> Any:
     raise
 
 
-def cannot_be_opened(name: str, error: Exception) -> UserError:
-  """What to say when TFDS cannot open the set `tfds:NAME`, of which it says so in many ways."""
+def opening_error(name: str, error: Exception) -> UserError:
+  """Return the error for a set `tfds:NAME` that TFDS cannot open."""
   reason = str(error).strip().partition('\n')[0]
   return UserError(
     f'config.data.source is tfds:{name}, which cannot be opened ({reason}); prepare it with '

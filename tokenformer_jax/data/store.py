@@ -1,10 +1,10 @@
-"""The token store: a corpus, tokenized once, as two files of tokens that are mapped into memory.
+"""The token store: a corpus, tokenized once, in two token files that are mapped into memory.
 
 A store is a folder with `train.tokens`, `validation.tokens` and `meta.json`. Its name contains a
-hash of everything that its content depends on, so a store is reused as long as it fits and never
-changed. It is written to a temporary folder that is renamed at the end: a store that exists is
-complete. Memory is bounded by `_BATCH_CHARACTERS` and by the longest document; a source of one text
-file is read in pieces.
+hash of everything that determines its content, so runs reuse a matching store and never change it.
+A store is written to a temporary folder and renamed at the end, so an existing store is complete.
+`_BATCH_CHARACTERS` and the longest document bound the memory; a source of one text file is read in
+pieces.
 """
 
 import concurrent.futures
@@ -26,32 +26,33 @@ from typing import Any, BinaryIO, TypeVar
 import numpy as np
 import tqdm
 
-from tokenformer_jax import lease, paths, retry
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import blocks, tokenizers
 from tokenformer_jax.data.corpus import SPLITS, Corpus, Piece, open_corpus
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.messages import say
+from tokenformer_jax.runs import lease
+from tokenformer_jax.storage import paths, retry
 
-_FORMAT = 1  # of the folder, and of the way that tokens are made
-_TEMPORARY = '.tmp-'  # in the name of a folder that is being written
-_BATCH_CHARACTERS = 4 * 2**20  # of the documents that are encoded together
-_CHECK_SECONDS = 0.2  # for which an opened store is compared with its digests
+_FORMAT = 1  # version of the folder layout and of the tokenization
+_TEMPORARY = '.tmp-'  # marks the name of a folder that is being written
+_BATCH_CHARACTERS = 4 * 2**20  # characters of the documents that are encoded together
+_CHECK_SECONDS = 0.2  # how long opening a store compares blocks with their digests
 _T = TypeVar('_T')
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Store:
-  """A tokenized corpus. Each document is followed by the tokenizer's end of document.
+  """A tokenized corpus. The tokenizer's end of document follows each document.
 
   Attributes:
     path: the folder.
-    tokenizer: what made the tokens.
-    train, validation: the tokens of the splits, mapped read-only; uint16, or uint32 if the
+    tokenizer: the tokenizer of the tokens.
+    train, validation: the tokens of each split, mapped read-only; uint16, or uint32 if the
       tokenizer has more than 65536 ids.
-    train_bytes, validation_bytes: UTF-8 bytes of the documents.
-    train_documents, validation_documents: how many there are.
+    train_bytes, validation_bytes: the UTF-8 bytes of the documents.
+    train_documents, validation_documents: the number of documents.
     digest: a hash of all tokens; hosts that train together must agree on it.
   """
 
@@ -66,29 +67,29 @@ class Store:
   digest: str
 
   def bytes_per_token(self, split: str) -> float:
-    """UTF-8 bytes of text for each token of a split, ends of documents included."""
+    """Return the UTF-8 bytes of text per token of a split, with ends of documents as tokens."""
     return getattr(self, f'{split}_bytes') / len(getattr(self, split))
 
 
 def window_count(tokens: np.ndarray, sequence_length: int) -> int:
-  """How many sequences with their targets, which are one token further, the tokens give."""
+  """Return how many sequences the tokens hold; a sequence needs one more token for its targets."""
   return max(0, (len(tokens) - 1) // sequence_length)
 
 
 def prepare(
   config: DataConfig, tokenizer: Tokenizer | None = None, *, progress: bool = True
 ) -> Store:
-  """Open the token store of a corpus, and build it first if there is none.
+  """Open the token store of a corpus; build it first if it does not exist.
 
   Args:
-    config: where the text comes from, how it is tokenized and split, and where stores are kept.
-    tokenizer: of a trained model, in the place of the one that `config.tokenizer` would make.
-    progress: whether to show a progress bar, if standard error is a terminal.
+    config: supplies the text source, the tokenizer, the split and the folder of the stores.
+    tokenizer: the tokenizer of a trained model, used instead of `config.tokenizer`.
+    progress: whether to show a progress bar if standard error is a terminal.
 
   Raises:
     UserError: the text or the tokenizer cannot be read, a split would be empty, or the store cannot
       be written.
-    TransientError: something could not be read or written now, however often it was tried.
+    TransientError: reading or writing kept failing with errors that may pass.
   """
   corpus = retry.retried(lambda: open_corpus(config), f'opening {config.source}')
   builder = _Builder(config, corpus, progress, tokenizer)
@@ -104,12 +105,12 @@ def prepare(
       ) from error
     raise UserError(
       f'the token store {builder.path} cannot be written ({error.strerror or error}); set '
-      'config.data.cache_dir to a folder that can be'
+      'config.data.cache_dir to a writable folder'
     ) from error
 
 
 def cache_folder(config: DataConfig) -> Path:
-  """Where what is made once of data is kept."""
+  """Return the folder for token stores and prepared datasets."""
   cache = config.cache_dir or Path(
     os.environ.get('XDG_CACHE_HOME') or '~/.cache', 'tokenformer_jax'
   )
@@ -117,7 +118,7 @@ def cache_folder(config: DataConfig) -> Path:
 
 
 def find(config: DataConfig, tokenizer: Tokenizer) -> Store | None:
-  """The token store of a corpus by a tokenizer if it is made already, or None.
+  """Return the token store of a corpus and tokenizer if it exists, else None.
 
   Raises:
     UserError: the text cannot be read.
@@ -126,10 +127,10 @@ def find(config: DataConfig, tokenizer: Tokenizer) -> Store | None:
 
 
 def _open(path: Path) -> Store | None:
-  """Return the store in a folder; None if there is none, or it is not what was written.
+  """Return the store in a folder, or None if it does not exist or has changed since it was written.
 
   Raises:
-    OSError: it cannot be read now, which says nothing of what is there.
+    OSError: the folder cannot be read now; the store may be good.
   """
   try:
     meta = json.loads((path / 'meta.json').read_text('utf-8'))
@@ -143,10 +144,10 @@ def _open(path: Path) -> Store | None:
         f'{split}_bytes': counts['bytes'],
         f'{split}_documents': counts['documents'],
       }
-    # Stores of earlier versions have no digests of blocks; `verify` adds them.
+    # Stores of earlier versions have no block digests; `verify` adds them.
     files = {path / f'{split}.tokens': digests for split, digests in meta.get('blocks', {}).items()}
     if changed := blocks.find_changed(files, _CHECK_SECONDS):
-      say(f'{changed} is not what was written')
+      say(f'{changed} has changed since it was written')
       return None
     tokenizer = tokenizers.from_json(meta['tokenizer'])
     return Store(path=path, tokenizer=tokenizer, digest=meta['digest'], **fields)
@@ -158,8 +159,8 @@ def _open(path: Path) -> Store | None:
     return None
 
 
-def folder_of(config: DataConfig) -> Path:
-  """Return where the token store of a corpus is, or will be.
+def store_folder(config: DataConfig) -> Path:
+  """Return the folder of a corpus's token store, whether the store exists or not.
 
   Raises:
     UserError: the text or the tokenizer cannot be read.
@@ -168,31 +169,34 @@ def folder_of(config: DataConfig) -> Path:
 
 
 def verify(path: Path) -> int:
-  """Compare everything that a store holds with its digests, and return the number of tokens.
+  """Compare a whole store with its digests, and return the number of tokens.
 
-  A store of an earlier version gets the digests of its blocks, which are looked at at every start.
+  A store of an earlier version gets block digests, which every later start checks.
 
   Raises:
-    UserError: there is no store, or it is not what was written.
+    UserError: there is no store, or it has changed since it was written.
   """
-  repair = 'remove that folder, and the next run builds it again from its source'
+  repair = 'remove that folder, and the next run builds the store again from its source'
   try:
     meta = json.loads((path / 'meta.json').read_text('utf-8'))
     files = {split: path / f'{split}.tokens' for split in meta['splits']}
-    found = {split: blocks.of_file(file) for split, file in files.items()}
+    found = {split: blocks.digest_file(file) for split, file in files.items()}
     recorded = meta.get('blocks', {})
     for split, digests in recorded.items():
       for i, pair in enumerate(itertools.zip_longest(found[split].blocks(), digests)):
         if len(set(pair)) > 1:
-          raise UserError(f'{blocks.describe(files[split], i)} is not what was written; {repair}')
+          place = blocks.describe(files[split], i)
+          raise UserError(f'{place} has changed since it was written; {repair}')
     if _digest(list(found.values())) != meta['digest']:
-      raise UserError(f'the tokens in {path} are not what was written; {repair}')
+      raise UserError(f'the tokens in {path} have changed since they were written; {repair}')
     if not recorded:
       meta['blocks'] = {split: digests.blocks() for split, digests in found.items()}
       paths.write(path / 'meta.json', json.dumps(meta))
     return sum(counts['tokens'] for counts in meta['splits'].values())
   except FileNotFoundError as error:
-    raise UserError(f'{path} is not a whole token store: {error.filename} is missing') from error
+    raise UserError(
+      f'{path} is not a complete token store: {error.filename} is missing; {repair}'
+    ) from error
   except OSError as error:
     raise UserError(f'{path} cannot be read ({paths.reason(error)})') from error
   except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -208,7 +212,7 @@ def _digest(splits: Sequence[blocks.Digests]) -> str:
 
 
 class _Builder:
-  """Builds the store that belongs to a config and, if one is given, a tokenizer."""
+  """Builder of the store for a corpus and, if one is given, a tokenizer."""
 
   def __init__(
     self, config: DataConfig, corpus: Corpus, progress: bool, tokenizer: Tokenizer | None = None
@@ -219,14 +223,14 @@ class _Builder:
     self.bpe_size = tokenizers.bpe_size(config.tokenizer)
     if tokenizer is None and not self.bpe_size:
       tokenizer = tokenizers.load(config.tokenizer)
-    self.tokenizer = tokenizer  # None: to be trained.
+    self.tokenizer = tokenizer  # None: the build trains one.
     self.path = self._path(tokenizer)
 
   def find(self) -> Store | None:
-    """The store if it is made already."""
+    """Return the store if it exists, else None."""
     store = _open(self.path)
     if store is None and self.tokenizer and self.bpe_size:
-      # The run that trained the tokenizer on this text named its store before there was one.
+      # The run that trained the tokenizer named its store before the tokenizer existed.
       first = _open(self._path(None))
       if first is not None and first.tokenizer.fingerprint == self.tokenizer.fingerprint:
         return first
@@ -246,15 +250,15 @@ class _Builder:
     return cache_folder(config) / 'stores' / f'{name}-{digest}'
 
   def build(self) -> Store:
-    """Builds the store, or waits for the process that is building it."""
+    """Build the store, or wait for the process that is building it."""
     self.path.parent.mkdir(parents=True, exist_ok=True)
     with lock(self.path, f'the token store {self.path}') as check_lease:
       if (store := _open(self.path)) is not None:
         return store
       if self.path.exists():
-        say(f'the token store {self.path} is damaged; it is built again')
+        say(f'the token store {self.path} is damaged; building it again')
       for temporary in self.path.parent.glob(f'{self.path.name}{_TEMPORARY}*'):
-        shutil.rmtree(temporary, ignore_errors=True)  # Whoever holds the lease is alone here.
+        shutil.rmtree(temporary, ignore_errors=True)  # Only the lease's holder writes here.
       leftovers = _Leftovers(self.path.parent)
       temporary = self.path.with_name(f'{self.path.name}{_TEMPORARY}{uuid.uuid4().hex[:8]}')
       temporary.mkdir()
@@ -295,7 +299,7 @@ class _Builder:
     (folder / 'meta.json').write_text(json.dumps(meta), 'utf-8')
 
   def _write_documents(self, writers: dict[str, '_SplitWriter'], tokenizer: Tokenizer) -> None:
-    no_bar = None if self.progress else True  # None: no bar unless on a terminal
+    no_bar = None if self.progress else True  # None: tqdm shows the bar only on a terminal.
     with tqdm.tqdm(desc='tokenizing', unit='B', unit_scale=True, disable=no_bar) as bar:
       for pieces in _read_ahead(_batches(self.corpus.pieces())):
         encoded = tokenizer.encode_batch([piece.text for piece in pieces])
@@ -311,27 +315,29 @@ class _Builder:
     return tokenizers.train_bpe(texts, self.bpe_size)
 
   def _check(self, writers: dict[str, '_SplitWriter']) -> None:
-    """Check that both splits hold a document."""
+    """Check that both splits have a document."""
     documents = sum(writer.documents for writer in writers.values())
     if not documents:
-      raise UserError(f'config.data.source is {self.config.source}, which holds no text')
+      raise UserError(
+        f'config.data.source is {self.config.source}, which holds no text; name another source'
+      )
     for split, writer in writers.items():
       if writer.documents:
         continue
       if other := self.config.validation_source:
         name = {'train': 'source', 'validation': 'validation_source'}[split]
         spec = {'train': self.config.source, 'validation': other}[split]
-        raise UserError(f'config.data.{name} is {spec}, which holds no text')
+        raise UserError(f'config.data.{name} is {spec}, which holds no text; name another source')
       raise UserError(
-        f'the {split} split of {self.config.source} is empty, because documents go into splits '
-        f'whole and it has {counted(documents, "document")}; give more (a text file is one, and so '
-        'is a line of a .jsonl file), change config.data.validation_fraction from '
+        f'the {split} split of {self.config.source} is empty, because splits take whole documents '
+        f'and the source has {counted(documents, "document")}; add documents (a text file is one, '
+        'a line of a .jsonl file is one), change config.data.validation_fraction from '
         f'{self.config.validation_fraction}, or name another text in config.data.validation_source'
       )
 
 
 class _SplitWriter:
-  """Appends documents to the token file of a split and counts them."""
+  """Writer of the token file of a split, which also counts documents, bytes and tokens."""
 
   def __init__(self, file: BinaryIO, dtype: np.dtype, tokenizer: Tokenizer):
     self.digests = blocks.Digests()
@@ -341,13 +347,13 @@ class _SplitWriter:
     self._tokenizer = tokenizer
 
   def add(self, piece: Piece, ids: np.ndarray) -> None:
-    """Appends the ids of a piece and, where its document ends, the end of document."""
+    """Append the ids of a piece and, if the piece ends its document, the end of document."""
     if piece.ends:
       ids = np.append(ids, self._tokenizer.end_of_document)
     if ids.max(initial=0) >= self._tokenizer.size:
       raise UserError(
-        f'the tokenizer {self._tokenizer.fingerprint} gave the id {ids.max()}, but it says that it '
-        f'has {self._tokenizer.size} ids; repair its vocabulary'
+        f'the tokenizer {self._tokenizer.fingerprint} returned the id {ids.max()}, but its '
+        f'vocabulary has {self._tokenizer.size} ids; repair its vocabulary'
       )
     data = ids.astype(self._dtype).tobytes()
     self._file.write(data)
@@ -360,7 +366,7 @@ class _SplitWriter:
     return {'tokens': self.tokens, 'bytes': self.bytes, 'documents': self.documents}
 
   def flush(self) -> None:
-    """Waits until all is on the disk; a power cut must not leave a renamed folder of zeros."""
+    """Wait until the file is on disk, so that a power cut leaves no renamed folder of zeros."""
     self._file.flush()
     os.fsync(self._file.fileno())
 
@@ -378,7 +384,7 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
 
 
 def _read_ahead(items: Iterator[_T]) -> Iterator[_T]:
-  """Computes the next item in a thread while the caller works on this one."""
+  """Yield items, and compute the next item in a thread while the caller works on this one."""
   with concurrent.futures.ThreadPoolExecutor(max_workers=1) as pool:
     future = pool.submit(next, items, None)
     while (item := future.result()) is not None:
@@ -387,7 +393,7 @@ def _read_ahead(items: Iterator[_T]) -> Iterator[_T]:
 
 
 def _publish(temporary: Path, path: Path) -> None:
-  """Moves a finished store to its place. If another process was faster, its store stays."""
+  """Move a finished store to its path. If another process was faster, keep its store."""
   if _open(path) is None:
     shutil.rmtree(path, ignore_errors=True)
   try:
@@ -398,20 +404,20 @@ def _publish(temporary: Path, path: Path) -> None:
 
 
 def lock(path: Path, subject: str) -> contextlib.AbstractContextManager[Callable[[], None]]:
-  """Hold the lease for building something at a path; wait for the process that has it.
+  """Hold the lease for building something at a path; wait for the process that holds it.
 
   Yields:
-    A function that raises a UserError if another process has taken the lease over.
+    A function that raises a UserError if another process has taken over the lease.
   """
-  advice = 'set config.data.cache_dir to a folder that can be'
+  advice = 'set config.data.cache_dir to a writable folder'
   return lease.hold(_lease_directory(path), subject, advice, doing='being built', waits=True)
 
 
 class _Leftovers:
-  """Temporary folders of builds that died, of other stores than the one that is being built.
+  """Temporary folders of dead builds of other stores.
 
-  They are removed at once if their owners are surely gone. An owner on another machine is watched
-  while this process builds its own store, and gone if nothing has changed in the end.
+  A folder is removed at once if its owner is surely dead. An owner on another machine is watched
+  while this process builds its own store, and counts as dead if nothing changed during that time.
   """
 
   def __init__(self, folder: Path):
@@ -424,7 +430,7 @@ class _Leftovers:
         self._watched[temporary] = state
 
   def remove(self) -> None:
-    """Remove those in which nothing has changed, if that was long enough."""
+    """Remove the folders that have not changed, if they were watched for long enough."""
     if time.monotonic() - self._began < lease.Timing().silence:
       return
     for temporary, state in self._watched.items():
@@ -433,7 +439,7 @@ class _Leftovers:
 
 
 def _build_state(temporary: Path) -> Any:
-  """Return what changes while a build goes on; None if its owner is surely gone."""
+  """Return a value that changes while a build runs, or None if its owner is surely dead."""
   store = temporary.with_name(temporary.name.partition(_TEMPORARY)[0])
   try:
     owner = lease.state(_lease_directory(store))

@@ -1,7 +1,7 @@
 """Sources of text: the standard library of Python, files, and TFDS datasets.
 
-A source yields documents, one after the other and always in the same order, and has a fingerprint
-that changes when its content does.
+A source yields its documents, always in the same order, and has a fingerprint that changes when its
+content changes.
 """
 
 import abc
@@ -17,21 +17,21 @@ import tokenize
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from tokenformer_jax import paths
 from tokenformer_jax.data import formats, packed, records
 from tokenformer_jax.errors import TransientError, UserError, nearest
-from tokenformer_jax.retry import retried
+from tokenformer_jax.storage import paths
+from tokenformer_jax.storage.retry import retried
 
-_PIECE_BYTES = 2**20  # of a lone text, which are tokenized together
+_PIECE_BYTES = 2**20  # bytes of a lone text that are tokenized together
 _NOT_LIBRARY = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test', '__pycache__'}
 
 
 class Source(abc.ABC):
-  """Documents, in an order that is always the same."""
+  """Documents in a fixed order."""
 
   @abc.abstractmethod
   def fingerprint(self) -> str:
-    """Return a hash of what identifies the content, without reading it all."""
+    """Return a hash that identifies the content, without reading all of it."""
 
   @abc.abstractmethod
   def _texts(self) -> Iterator[str]:
@@ -41,12 +41,12 @@ class Source(abc.ABC):
     """Yield the documents that are not empty.
 
     Raises:
-      UserError: something cannot be read, is not text, or is too large for one document.
+      UserError: a file cannot be read, is not text, or is too large for one document.
     """
     return (text for text in self._texts() if text)
 
   def lone(self) -> 'LoneText | None':
-    """Return the one document of a source that has no other, or None."""
+    """Return the document of a source that has exactly one, else None."""
     first = list(itertools.islice(self.documents(), 2))
     if len(first) != 1:
       return None
@@ -56,20 +56,20 @@ class Source(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class LoneText:
-  """A text without others beside it, of any length: read in pieces, as often as needed.
+  """The only document of a source, of any length. It is read in pieces, as often as needed.
 
   Attributes:
-    place: where it is, for messages.
-    chunks: gives its UTF-8 bytes from the start.
+    place: the location of the text, for messages.
+    chunks: returns the UTF-8 bytes of the text from the start.
   """
 
   place: str
   chunks: Callable[[], Iterable[bytes]]
 
   def pieces(self, start: int = 0, stop: int | None = None) -> Iterator[str]:
-    """Yield the text between two positions in bytes, in pieces that end where lines end.
+    """Yield the text between two byte positions, in pieces that end at line ends.
 
-    A piece has at most `_PIECE_BYTES`. One without a line's end ends after a whole character.
+    A piece has at most `_PIECE_BYTES`. A piece without a line end ends after a whole character.
     """
     waiting, done = bytearray(), start
     for chunk in _between(self.chunks(), start, stop):
@@ -83,9 +83,9 @@ class LoneText:
       yield _decode(waiting, self.place, done)
 
   def cut(self, fraction: float) -> tuple[int, int]:
-    """Return where the last `fraction` of the text begins, and its length, both in bytes.
+    """Return the start of the last `fraction` of the text, and the text's length, both in bytes.
 
-    That is the last end of a line before the exact place, if there is one near, else a character.
+    The start is the last line end shortly before the exact position, else a character boundary.
     """
     total = sum(map(len, self.chunks()))
     exact = max(0, min(total - 1, max(1, total - round(total * fraction))))
@@ -97,7 +97,7 @@ class LoneText:
 
 
 def _between(chunks: Iterable[bytes], start: int, stop: int | None) -> Iterator[bytes]:
-  """Yield what lies between two positions of a stream of bytes; None: to the end."""
+  """Yield the bytes of a stream between two positions. `stop` None means the end."""
   position = 0
   for chunk in chunks:
     if stop is not None and position >= stop:
@@ -109,12 +109,12 @@ def _between(chunks: Iterable[bytes], start: int, stop: int | None) -> Iterator[
 
 
 def _last_line_end(data: bytes | bytearray, start: int, stop: int) -> int:
-  """Return the position after the last line's end within a range, or 0."""
+  """Return the position after the last line end within a range, or 0."""
   return data.rfind(b'\n', start, stop) + 1
 
 
 def _character_start(data: bytes | bytearray, position: int) -> int:
-  """Return the position, or the start of the character that is there."""
+  """Return the start of the character at a position."""
   for at in range(position, max(position - 4, 0), -1):
     if at >= len(data) or data[at] & 0xC0 != 0x80:
       return at
@@ -127,18 +127,17 @@ def open_source(
   setting: str = 'config.data.source',
   splits: tuple[str, ...] = ('train',),
 ) -> Source:
-  """Return the source that `config.data.source`, or another setting, names.
+  """Open the source that `config.data.source`, or another setting, names.
 
   Args:
     spec: `stdlib`, `files:GLOB`, `files:DIR` or `tfds:NAME`, where NAME may be
       `NAME/CONFIG:VERSION`.
-    text_field: the field of a jsonl line or a TFDS example that is the document.
-    setting: what the messages of errors call the spec.
-    splits: of a TFDS dataset; the first that it has is read.
+    text_field: the field of a jsonl line or a TFDS example that holds the document.
+    setting: the name of the setting, for error messages.
+    splits: names of TFDS splits in order of preference; the first existing one is read.
 
   Raises:
-    UserError: the spec is of another form, there is nothing that it names, or a file that it names
-      is a table or an archive.
+    UserError: the spec has another form, matches nothing, or matches a table or an archive.
   """
   kind, _, name = spec.partition(':')
   if spec == 'stdlib':
@@ -152,13 +151,13 @@ def open_source(
 
 @dataclasses.dataclass(frozen=True)
 class Files(Source):
-  """Text files, one document each, and .jsonl files, one document a line; also .gz and .zst."""
+  """Text files (one document each) and .jsonl files (one document a line), plain, .gz or .zst."""
 
   paths: tuple[str, ...]
   text_field: str = 'text'
 
   def fingerprint(self) -> str:
-    """Return a hash of names, sizes and times of change; in a bucket, of the objects' tags."""
+    """Return a hash of the names, sizes and modification times (in a bucket: the objects' tags)."""
     return _digest([packed.identity(path) for path in self.paths])
 
   def lone(self) -> LoneText | None:
@@ -175,20 +174,20 @@ class Files(Source):
 
 
 class PythonFiles(Files):
-  """Python source files in the encodings that they declare (PEP 263); others are skipped."""
+  """Python source files in their declared encodings (PEP 263). Undecodable files are skipped."""
 
   def _texts(self) -> Iterator[str]:
     for path in self.paths:
       try:
         with packed.reading(path), tokenize.open(path) as file:
           text = file.read()
-      except (UnicodeDecodeError, SyntaxError):  # SyntaxError: an encoding that does not exist
+      except (UnicodeDecodeError, SyntaxError):  # SyntaxError: the declared encoding is unknown.
         continue
       yield text
 
 
 def _standard_library() -> PythonFiles:
-  """The standard library of the running interpreter without its tests, about 12 MB."""
+  """Return the standard library of the running interpreter without its tests, about 12 MB."""
   root = sysconfig.get_path('stdlib')
   paths = []
   for folder, folders, names in os.walk(root):
@@ -202,7 +201,7 @@ def _standard_library() -> PythonFiles:
 
 
 def _matches(pattern: str, setting: str) -> tuple[str, ...]:
-  """Return the files that a pattern names; a folder stands for all below it but hidden ones."""
+  """Return the files that match a pattern; a folder matches all files below it but hidden ones."""
   if paths.in_bucket(pattern):
     found, where = _objects(pattern), ''
     if not found and not glob.has_magic(pattern):
@@ -212,12 +211,12 @@ def _matches(pattern: str, setting: str) -> tuple[str, ...]:
     expanded, where = os.path.expanduser(pattern), f' below {os.getcwd()}'
     if os.path.isdir(expanded):
       expanded = os.path.join(glob.escape(expanded), '**')
-    matches = glob.glob(expanded, recursive=True)  # leaves hidden ones out
+    matches = glob.glob(expanded, recursive=True)  # glob leaves out hidden files.
     found = sorted({os.path.abspath(path) for path in matches if os.path.isfile(path)})
   if not found:
     raise UserError(
       f'{setting} is files:{pattern}, which matches no file{where}; '
-      'check the path, and use ** to reach into folders'
+      'check the path, and use ** to match files in subfolders'
     )
   for path in found:
     formats.check_name(path)
@@ -234,7 +233,7 @@ def _digest(value: Any) -> str:
 
 
 def _text_chunks(path: str) -> Iterator[bytes]:
-  """Yield the content of a file, unpacked; what is not text is an error."""
+  """Yield the unpacked content of a file; raise a UserError if it is not text."""
   return formats.checked(path, packed.chunks(path))
 
 
@@ -248,7 +247,7 @@ def _whole(path: str) -> bytearray:
 
 
 def _lines(path: str) -> Iterator[bytes]:
-  """Yield lines, without their ends. The pieces of a long line are joined once."""
+  """Yield the lines of a file without line ends. Join the pieces of a long line only once."""
   pieces, length, most = [], 0, packed.held_at_most(path)
   for chunk in _text_chunks(path):
     first, *others = chunk.split(b'\n')
@@ -265,9 +264,9 @@ def _lines(path: str) -> Iterator[bytes]:
 def _too_long(path: str, most: int) -> UserError:
   share = '' if most == packed.LONGEST_DOCUMENT else ' in a packed file of its size'
   return UserError(
-    f'{path} has a document of more than {most >> 20} MiB, the most that one may have{share}, '
-    'because it is held in memory; give the text in parts, as lines of a .jsonl file, or as the '
-    'only file of config.data.source, which is read in pieces'
+    f'{path} has a document of more than {most >> 20} MiB, the limit for one document{share}, '
+    'because a document is held in memory; split the text into lines of a .jsonl file, or make it '
+    'the only file of config.data.source, which is read in pieces'
   )
 
 
@@ -299,12 +298,12 @@ def _field(values: dict[str, Any], text_field: str, place: str) -> str:
       f'{place} has a {type(text).__name__} in the field {text_field!r} (config.data.text_field); '
       'it must be text'
     )
-  # JSON can spell halves of surrogate pairs, which UTF-8 cannot.
+  # JSON can hold lone surrogates, and UTF-8 cannot encode them.
   return text.encode('utf-8', errors='replace').decode()
 
 
 def _decode(data: bytes | bytearray, place: str, offset: int = 0) -> str:
-  """Decode UTF-8; `offset` bytes come before, so that a byte order mark can only be at 0."""
+  """Decode UTF-8 that begins at byte `offset` of a text. Drop a byte order mark only at 0."""
   try:
     return data.decode('utf-8' if offset else 'utf-8-sig')
   except UnicodeDecodeError as error:
@@ -320,7 +319,7 @@ class Tfds(Source):
 
   name: str
   text_field: str = 'text'
-  splits: tuple[str, ...] = ('train',)  # the first that it has is read
+  splits: tuple[str, ...] = ('train',)  # in order of preference; the first existing one is read
 
   @functools.cached_property
   def _examples(self) -> Any:
@@ -335,8 +334,8 @@ class Tfds(Source):
       return retried(open_split, f'opening tfds:{self.name}')
     except TransientError:
       raise
-    except Exception as error:  # TFDS raises many kinds.
-      raise records.cannot_be_opened(self.name, error) from error
+    except Exception as error:  # TFDS raises exceptions of many types.
+      raise records.opening_error(self.name, error) from error
 
   def fingerprint(self) -> str:
     """Return a hash of the name, the configuration, the version, and the sizes."""
@@ -351,6 +350,6 @@ class Tfds(Source):
         example = retried(lambda i=i: records.read(self._examples, i), f'reading tfds:{self.name}')
       except TransientError:
         raise
-      except Exception as error:  # array_record raises many kinds.
+      except Exception as error:  # array_record raises exceptions of many types.
         raise UserError(f'{place} cannot be read: {error}') from error
       yield _field(example, self.text_field, place)

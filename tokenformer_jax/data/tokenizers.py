@@ -1,7 +1,7 @@
 """Tokenizers: bytes, or any `tokenizer.json` of Hugging Face's `tokenizers`.
 
-A tokenizer turns into JSON and back (`to_json`, `from_json`), so that a token store or a checkpoint
-that contains it needs no other file.
+A tokenizer converts to JSON and back (`to_json`, `from_json`). Token stores and checkpoints contain
+that JSON, so they need no other file.
 """
 
 import abc
@@ -17,13 +17,13 @@ import tokenizers as hf
 
 from tokenformer_jax.errors import UserError
 
-BPE_SIZES = range(257, 65537)  # 256 bytes and the end of document; at most 16 bits
+BPE_SIZES = range(257, 65537)  # at least 256 bytes and the end of document; at most 16 bits
 BPE_TRAINING_BYTES = 64 * 2**20  # more text barely changes the merges, but costs time and memory
 
-# Of a tokenizer.json that is not there.
+# For messages about a missing tokenizer.json.
 WHERE_TO_GET = (
-  'the released models and the Pile configs have that of GPT-NeoX-20B; another model has its own, '
-  'beside its weights on the page that offers them for download'
+  'the released models and the Pile configs use the tokenizer of GPT-NeoX-20B; for another model, '
+  'get the file from the page that offers its weights'
 )
 
 _END_OF_DOCUMENT = '<|endoftext|>'
@@ -31,11 +31,11 @@ _ENDS_OF_DOCUMENT = (_END_OF_DOCUMENT, '</s>', '<|end_of_text|>', '<eos>', '[SEP
 
 
 class Tokenizer(abc.ABC):
-  """Turns text into ids and back.
+  """A reversible map from text to ids.
 
   Attributes:
-    size: ids are smaller than this.
-    end_of_document: the id that ends a document; encoding never adds it.
+    size: the number of ids; every id is smaller.
+    end_of_document: the id that ends a document. Encoding never adds it.
   """
 
   size: int
@@ -43,29 +43,29 @@ class Tokenizer(abc.ABC):
 
   @abc.abstractmethod
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-    """The ids of each text, int32, without an end of document."""
+    """Return the ids of each text, int32, without an end of document."""
 
   @abc.abstractmethod
   def decode(self, ids: Iterable[int]) -> str:
-    """The text of any ids; what is no valid UTF-8 or no known id is replaced or left out."""
+    """Return the text of any ids. Invalid UTF-8 is replaced; unknown ids are left out."""
 
   @abc.abstractmethod
   def to_json(self) -> dict[str, Any]:
-    """Everything that `from_json` needs, as values that JSON can hold."""
+    """Return all that `from_json` needs, as JSON values."""
 
   def encode(self, text: str) -> np.ndarray:
-    """The ids of one text, int32."""
+    """Return the ids of one text, int32."""
     return self.encode_batch([text])[0]
 
   @functools.cached_property
   def fingerprint(self) -> str:
-    """A short hash of the content, equal for tokenizers that encode alike."""
+    """Return a short hash of the content. Tokenizers with the same content have the same hash."""
     content = json.dumps(self.to_json(), sort_keys=True).encode()
     return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
 class ByteTokenizer(Tokenizer):
-  """The bytes of the UTF-8 text. The end of document is 0xFF, a byte that UTF-8 never uses."""
+  """A tokenizer whose ids are UTF-8 bytes. The end of document is 0xFF, which UTF-8 never uses."""
 
   size = 256
   end_of_document = 0xFF
@@ -81,11 +81,11 @@ class ByteTokenizer(Tokenizer):
 
 
 class HuggingFaceTokenizer(Tokenizer):
-  """A tokenizer of the `tokenizers` library, encoding text as nothing but text.
+  """A tokenizer of the `tokenizers` library that encodes text as plain text.
 
-  No special token is added, and text that spells a special token out is encoded as ordinary text
-  (Unigram and WordLevel models may still know the spelling as an ordinary piece). Truncation and
-  padding that the file may ask for are switched off.
+  Encoding adds no special tokens, and text that spells out a special token is encoded as ordinary
+  text (Unigram and WordLevel models may still know the spelling as an ordinary piece). Truncation
+  and padding from the file are switched off.
 
   Raises:
     UserError: none of the usual end-of-document tokens is in the vocabulary.
@@ -103,7 +103,7 @@ class HuggingFaceTokenizer(Tokenizer):
     tokenizer.encode_special_tokens = True
     self._tokenizer = tokenizer
     self.end_of_document = end_of_document
-    # Not the number of entries: some vocabularies have gaps.
+    # The largest id, not the number of entries: some vocabularies have gaps.
     self.size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -122,7 +122,7 @@ def _known(ids: Iterable[int], size: int) -> Iterator[int]:
 
 
 def from_json(values: dict[str, Any]) -> Tokenizer:
-  """Rebuilds the tokenizer that `to_json` described."""
+  """Build the tokenizer that `to_json` described."""
   match values.get('kind'):
     case 'bytes':
       return ByteTokenizer()
@@ -133,10 +133,10 @@ def from_json(values: dict[str, Any]) -> Tokenizer:
 
 
 def load(spec: str) -> Tokenizer:
-  """The tokenizer `bytes`, or the one in the `tokenizer.json` file at the path `spec`.
+  """Return the tokenizer `bytes`, or load the `tokenizer.json` file at the path `spec`.
 
   Raises:
-    UserError: there is no such file, or it is not a tokenizer.
+    UserError: the file does not exist or is not a tokenizer.
   """
   if spec == 'bytes':
     return ByteTokenizer()
@@ -164,7 +164,7 @@ def _from_string(content: str, name: str) -> HuggingFaceTokenizer:
 
 
 def bpe_size(spec: str) -> int | None:
-  """SIZE if `spec` is `bpe:SIZE`, a tokenizer to be trained on the corpus; else None.
+  """Return SIZE if `spec` is `bpe:SIZE`, a tokenizer to train on the corpus; else None.
 
   Raises:
     UserError: SIZE is not a number in `BPE_SIZES`.
@@ -181,44 +181,44 @@ def bpe_size(spec: str) -> int | None:
 
 
 def check_same(spec: str, trained_spec: str, trained: Tokenizer, where: str) -> None:
-  """Checks that a spec names the tokenizer that a model was trained with.
+  """Check that a spec names the tokenizer that a model was trained with.
 
-  `bpe:SIZE` does if the model's own config says the same, whatever the corpus is now. The file of a
-  `tokenizer.json` need not be there any more, because the checkpoint holds it.
+  `bpe:SIZE` matches if the model's own config has the same value, whatever the corpus is now. A
+  `tokenizer.json` file may be gone, because the checkpoint holds its content.
 
   Args:
     spec: `config.data.tokenizer`.
-    trained_spec: the same in the config of the model's checkpoint.
-    trained: the tokenizer that the checkpoint holds.
-    where: how to name that checkpoint.
+    trained_spec: the same key in the config of the model's checkpoint.
+    trained: the tokenizer in the checkpoint.
+    where: the name of the checkpoint for messages.
 
   Raises:
-    UserError: the spec names another one.
+    UserError: the spec names another tokenizer.
   """
   gone = spec != 'bytes' and not Path(spec).expanduser().is_file()
-  if spec == trained_spec and gone:  # a trained BPE, or a file that was there
+  if spec == trained_spec and gone:  # a trained BPE, or a file that was removed since
     return
   ours = None if bpe_size(spec) else load(spec).fingerprint
   if ours == trained.fingerprint:
     return
-  fingerprint = f'fingerprint {trained.fingerprint}' + (f', and here it is {ours}' if ours else '')
-  advice = f'set config.data.tokenizer={trained_spec}, which keeps that one'
+  fingerprint = f'fingerprint {trained.fingerprint}' + (f', here {ours}' if ours else '')
+  advice = f"set config.data.tokenizer={trained_spec} to keep the checkpoint's tokenizer"
   if spec == trained_spec:
-    advice = 'move the file away, and the one that the checkpoint holds is used'
+    advice = "move the file away to use the checkpoint's own copy"
   raise UserError(
     f'config.data.tokenizer is {spec!r}, but {where} was trained with another tokenizer '
-    f'({trained_spec!r}, {fingerprint}), and its ids mean nothing in this one; {advice}, or train '
-    'a new model in another --workdir'
+    f'({trained_spec!r}, {fingerprint}), whose ids stand for other text; {advice}, or train a new '
+    'model in another --workdir'
   )
 
 
-def size_of(spec: str) -> int:
-  """How many token ids a tokenizer has at most, without building a token store."""
+def largest_size(spec: str) -> int:
+  """Return the largest number of ids that a tokenizer can have, without building a token store."""
   return bpe_size(spec) or load(spec).size
 
 
 def train_bpe(texts: Iterable[str], size: int) -> HuggingFaceTokenizer:
-  """Trains a byte-level BPE of at most `size` ids on the first `BPE_TRAINING_BYTES` of the texts.
+  """Train a byte-level BPE of at most `size` ids on the first `BPE_TRAINING_BYTES` of the texts.
 
   Id 0 is the end of document `<|endoftext|>`. The same texts give the same tokenizer.
   """

@@ -1,9 +1,10 @@
-"""Compares a whole token store with the digests that were recorded when it was built.
+"""Compare a whole token store with the digests that were recorded when it was built.
 
 tokenformer verify --config=configs/lm_pile.py:150m
 tokenformer verify --store=~/.cache/tokenformer_jax/stores/NAME
 
-Every start of a run looks at a part; this reads all of it. Ends with status 2 if it is damaged.
+A run checks only a part of the store at its start; this command reads all of it. It ends with
+status 2 if the store is damaged.
 """
 
 import pathlib
@@ -11,10 +12,11 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from tokenformer_jax import cli, paths
+from tokenformer_jax import cli
 from tokenformer_jax.config import file as config_file
 from tokenformer_jax.data import store
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.storage import paths
 
 
 def define_flags() -> None:
@@ -31,18 +33,19 @@ def main(argv: Sequence[str]) -> None:
     raise UserError('give either --config=FILE or --store=DIR')
   folder = _folder() if given is None else pathlib.Path(paths.local(given)).expanduser()
   tokens = store.verify(folder)
-  print(f'{folder}: all {tokens:,} tokens are those that were written')
+  print(f'{folder}: all {tokens:,} tokens are as they were written')
 
 
 def _folder() -> pathlib.Path:
   resolved = config_file.read()
   if resolved.model.kind != 'lm':
     raise UserError(f'config.model.kind is {resolved.model.kind}, which has no token store')
-  folder = store.folder_of(resolved.data)
+  folder = store.store_folder(resolved.data)
   if not folder.exists():
     raise UserError(
-      f'the token store {folder} is not there; a run builds it (one that goes on from a checkpoint '
-      'with its tokenizer may build another one: name that by --store)'
+      f'the token store {folder} does not exist; a run builds it (a run that starts from a '
+      'checkpoint may build another one with the tokenizer of the checkpoint: give that with '
+      '--store)'
     )
   return folder
 

@@ -12,19 +12,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import jax
 from jax.sharding import Mesh
 
-from tokenformer_jax import buckets, checkpoint, devices, flops, messages, models, paths, sharding
-from tokenformer_jax.checkpoint_meta import Meta
+from tokenformer_jax import messages
 from tokenformer_jax.config import (
   Config,
   GrowConfig,
   MeshConfig,
   ModelConfig,
-  pattentions,
   token_counts,
 )
+from tokenformer_jax.decoding import buckets
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files, parts, room, state, table, verify, widen
-from tokenformer_jax.params import Params
+from tokenformer_jax.model import flops, models
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.parallel import devices, sharding
+from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import Batch
 
 _EXAMPLES = 1  # of the batch that compares two models, or the least number that the mesh can split
@@ -301,8 +305,7 @@ def wanted_model(
     return state.grown_model(model, param_tokens or {}, config)
   if param_tokens is not None:
     raise UserError(f'--param_tokens is not for method={config.method}, which takes --width=N')
-  if pattentions(model):
-    return model  # `state.check` says which methods are for it
+  state.check_method(model, config.method)
   return widen.resized(model, **wide)
 
 

@@ -1,4 +1,4 @@
-r"""Makes a trained model larger without changing what it computes.
+r"""Make a trained model larger without changing what it computes.
 
   tokenformer grow --source=DIR[@STEP] --target=DIR --param_tokens=qkv=N,proj=N,ffn=N
   tokenformer grow --source=DIR --target=DIR --method=net2net --width=N
@@ -17,11 +17,12 @@ from collections.abc import Callable, Sequence
 
 from absl import flags
 
-from tokenformer_jax import cli, config, messages, paths, usage
+from tokenformer_jax import cli, config, messages, usage
 from tokenformer_jax.config import GrowConfig, MeshConfig, choices
 from tokenformer_jax.errors import UserError, nearest
-from tokenformer_jax.grow import actions
+from tokenformer_jax.grow import actions, state
 from tokenformer_jax.grow.actions import Source, Target
+from tokenformer_jax.storage import paths
 
 _MOST = 10**12  # of what a number of the command line may count
 
@@ -40,12 +41,14 @@ _TAKEN = {
 
 
 def define_flags() -> None:
-  """Defines the command's flags."""
+  """Define the command's flags."""
   values = GrowConfig()
   flags.DEFINE_string('source', None, 'The run to start from: DIR, or DIR@STEP.', required=True)
   flags.DEFINE_string('target', None, 'The new work directory.', required=True)
   flags.DEFINE_string(
-    'param_tokens', None, 'Counts: qkv=N,proj=N,ffn=N; a kind that is left out keeps its count.'
+    'param_tokens',
+    None,
+    'Counts: qkv=N,proj=N,ffn=N, or of one kind of layers NAME.ffn=N; others stay.',
   )
   flags.DEFINE_integer('width', None, 'For a Transformer: the new width.')
   flags.DEFINE_integer('heads', None, 'For a Transformer: the new number of heads.')
@@ -96,7 +99,9 @@ def main(argv: Sequence[str]) -> None:
   for name, most in (('seed', 2**31 - 1), ('examples', 2**16)):
     if values[name].value > most:
       raise UserError(f'--{name} is {values[name].value}; it must be at most {most}')
-  target = Target(paths.of(values.target), values.dry_run, lambda text: print(text, flush=True))
+  target = Target(
+    paths.parse_path(values.target), values.dry_run, lambda text: print(text, flush=True)
+  )
   config = GrowConfig(
     **{field.name: getattr(values, field.name) for field in dataclasses.fields(GrowConfig)}
   )
@@ -110,7 +115,7 @@ def main(argv: Sequence[str]) -> None:
   if step is not None:
     messages.say(f'wrote {values.target}, step {step}; to go on training it:')
     steps = max(planned, step) + planned
-    print(f'{usage.command_of("train")} --workdir={values.target} --config.train.steps={steps}')
+    print(f'{usage.spell_command("train")} --workdir={values.target} --config.train.steps={steps}')
 
 
 def _grow(source: Source, config: GrowConfig, target: Target) -> int | None:
@@ -119,6 +124,8 @@ def _grow(source: Source, config: GrowConfig, target: Target) -> int | None:
   for name, value in wide.items():
     if value is not None and not 1 <= value <= _MOST:
       raise UserError(f'--{name} is {value}; it must be at least 1 and at most {_MOST}')
+  if config.method in state.TOKEN_METHODS:
+    state.check_method(source.model, config.method)
   counts = None if values.param_tokens is None else _counts(source)
   after = actions.wanted_model(source.model, config, param_tokens=counts, **wide)
   return actions.grow(source, after, config, target)
@@ -142,12 +149,13 @@ def _shrink(source: Source, config: GrowConfig, target: Target) -> int | None:
 
 def _counts(source: Source) -> dict[str, int]:
   """Return the counts of --param_tokens, and those of the projections that it leaves out."""
+  config.named_counts(source.model, {}, '--param_tokens')  # refuses a model without any
   numbers = _numbers('param_tokens', config.count_names(source.model), least=1)
   return config.named_counts(source.model, numbers, '--param_tokens')
 
 
 def _numbers(flag: str, allowed: Sequence[str], least: int) -> dict[str, int]:
-  """The numbers of a flag such as --param_tokens=qkv=128,ffn=512."""
+  """Read the numbers of a flag such as --param_tokens=qkv=128,ffn=512."""
   numbers = {}
   text = flags.FLAGS[flag].value
   for part in [] if text is None else text.split(','):

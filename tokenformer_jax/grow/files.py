@@ -1,4 +1,4 @@
-"""Growth from one work directory to another: read, grow array by array, write all or nothing."""
+"""Grow from one work directory to another: read, grow array by array, write all or nothing."""
 
 import collections
 import concurrent.futures
@@ -13,40 +13,36 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from tokenformer_jax import (
-  checkpoint,
-  hosts,
-  lease,
-  models,
-  optim,
-  paths,
-  saved_config,
-  sharding,
-)
-from tokenformer_jax import step as step_lib
-from tokenformer_jax.checkpoint import Checkpoints
-from tokenformer_jax.checkpoint_meta import Ancestor, Lineage, Meta, Seen
 from tokenformer_jax.config import Config, GrowConfig, ModelConfig
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.grow import room, state, tokens
 from tokenformer_jax.grow.state import ToArray
-from tokenformer_jax.params import Params
-from tokenformer_jax.step import State
+from tokenformer_jax.model import models
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.parallel import hosts, sharding
+from tokenformer_jax.runs import checkpoint, lease, saved_config
+from tokenformer_jax.runs.checkpoint import Checkpoints
+from tokenformer_jax.runs.checkpoint_meta import Ancestor, Lineage, Meta, Seen
+from tokenformer_jax.steps import optim
+from tokenformer_jax.steps import step as step_lib
+from tokenformer_jax.steps.step import State
+from tokenformer_jax.storage import paths
 
 
 def read(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> State:
-  """The state of a run, straight into its place on the mesh.
+  """Return the state of a run, read directly into its place on the mesh.
 
-  What the mesh does not divide is not split: the source need not fit where the target is to go.
+  An array whose sizes the mesh does not divide stays whole, because the mesh is the target's and
+  the source need not divide by it.
 
   Raises:
-    UserError: the checkpoint is damaged, or holds something else than a model.
+    UserError: the checkpoint is damaged, or does not hold a model.
   """
   return checkpoint.restore_source(checkpoints, meta, _abstract_state(checkpoints, meta, mesh))
 
 
 def _abstract_state(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> State:
-  """Shapes and shardings of what `read` reads."""
+  """Return shapes and shardings of the state that `read` reads."""
   checkpoint.check_is_model(meta, checkpoints.directory.parent)
   definition, ema = models.define(meta.config.model), checkpoint.has(meta, 'ema')
   tx = optim.make_optimizer(meta.config.optim, meta.config.train.steps, definition.info)
@@ -63,18 +59,18 @@ def read_and_grow(
   config: GrowConfig,
   see: Callable[[Params], None] = lambda params: None,
 ) -> State:
-  """The state of a run, grown; the programs for that compile while it is read.
+  """Return the grown state of a run; the growth's programs compile while the state is read.
 
-  One array after the other is made in its place on the mesh and the old one freed, so that both
-  models are never in memory at once.
+  Arrays grow one after the other, each in its place on the mesh. The old array is freed as soon as
+  the new one exists, so both models are never in memory at once.
 
   Args:
-    checkpoints: of the run.
-    meta: of its checkpoint.
-    mesh: where the state is to be.
+    checkpoints: the checkpoints of the run.
+    meta: the metadata of the checkpoint to read.
+    mesh: the mesh to place the state on.
     target: the larger model, as for `state.grow`.
-    config: as for `state.grow`.
-    see: is called with the parameters before, and with those after as soon as they are there.
+    config: the growth, as for `state.grow`.
+    see: called with the parameters before the growth and, once they exist, those after it.
 
   Raises:
     UserError: as `read`.
@@ -88,9 +84,9 @@ def read_and_grow(
       grow = jax.jit(functools.partial(f, path), out_shardings=place)
       traced = grow.trace(old, tokens.salt_of(path))
       if old.sharding == place and traced.jaxpr.jaxpr.outvars == traced.jaxpr.jaxpr.invars[:1]:
-        return None  # It stays what and where it is.
+        return None  # The array stays unchanged and in place.
       lowered = traced.lower()
-      program = lowered.as_text()  # the same one for many arrays
+      program = lowered.as_text()  # Many arrays have the same program.
       if program not in compiled:
         compiled[program] = pool.submit(lowered.compile)
       return compiled[program]
@@ -99,7 +95,7 @@ def read_and_grow(
     return tree
 
   def run(f: ToArray, tree: Params) -> Params:
-    del f  # compiled in the same order
+    del f  # `compile_` has compiled it, in the same order.
 
     made = collections.deque()
 
@@ -115,7 +111,7 @@ def read_and_grow(
         return old
       new = program.result()(old, tokens.salt_of(path))
       made.append((new, old))
-      if len(made) == 2:  # at a time
+      if len(made) == 2:  # Keep at most two new arrays in flight.
         free_the_oldest()
       return new
 
@@ -140,13 +136,13 @@ def read_and_grow(
 
 
 def return_freed_memory() -> None:
-  """Gives the system what glibc's allocator keeps for later, a tenth of the state on a CPU."""
+  """Return to the system the memory that glibc's allocator keeps, a tenth of the state on a CPU."""
   with contextlib.suppress(OSError, AttributeError):  # another C library
     ctypes.CDLL('libc.so.6').malloc_trim(0)
 
 
 def read_params(checkpoints: Checkpoints, meta: Meta, mesh: Mesh, abstract: Params) -> Params:
-  """Some of the parameters of a checkpoint, those of `abstract`, each whole on every device."""
+  """Return those parameters of a checkpoint that `abstract` has, each whole on every device."""
   placed = jax.tree.map(
     lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding.replicated(mesh)), abstract
   )
@@ -156,7 +152,7 @@ def read_params(checkpoints: Checkpoints, meta: Meta, mesh: Mesh, abstract: Para
 def descend(
   meta: Meta, source: paths.Path, action: str, config: GrowConfig, tokens_of: str = ''
 ) -> Lineage:
-  """Return the lineage of what is made of a checkpoint; for `tokens_of` see `Ancestor`."""
+  """Return the lineage of a model made from a checkpoint; for `tokens_of` see `Ancestor`."""
   updates = 0 if config.step == 'restart' else meta.updates
   born = Ancestor(
     action=action,
@@ -175,17 +171,17 @@ def check_target(target: paths.Path, source: paths.Path | None = None) -> None:
 
   Args:
     target: the new work directory.
-    source: the run that it is made of, in which it must not lie.
+    source: the run that the target is made from. The target must not lie in it.
 
   Raises:
-    UserError: it exists, lies in the source, or cannot be made.
+    UserError: the target exists, lies in the source, or cannot be made.
   """
   try:
     _check_is_new(target)
     if source is not None and _lies_in(target, source):
       raise UserError(f'the target {target} lies in the source; choose a --target outside of it')
     if paths.in_bucket(target):
-      paths.make_writable(target)  # It is gone with what it holds.
+      paths.make_writable(target)  # A bucket keeps no empty directory.
       return
     parent = room.existing_parent(target)
     with tempfile.TemporaryDirectory(prefix='.probe-', dir=parent):
@@ -199,7 +195,7 @@ def check_target(target: paths.Path, source: paths.Path | None = None) -> None:
 
 
 def _lies_in(path: paths.Path, directory: paths.Path) -> bool:
-  """Return whether a path is below a directory, links in a file system followed."""
+  """Return whether a path is below a directory, after following links in a file system."""
   both = [p if paths.in_bucket(p) else p.resolve() for p in (path, directory)]
   return os.fspath(both[0]).startswith(f'{os.fspath(both[1]).rstrip("/")}/')
 
@@ -220,10 +216,10 @@ def write(
   step: int,
   seen: Seen | None = None,
 ) -> None:
-  """Writes a work directory with one checkpoint.
+  """Write a work directory with one checkpoint.
 
   Raises:
-    UserError: it cannot be written; nothing is left of it.
+    UserError: the directory cannot be written; nothing of it remains.
   """
   with alone(target), _whole_or_nothing(target) as partial:
     if hosts.is_first():
@@ -245,10 +241,10 @@ def write(
 
 @contextlib.contextmanager
 def alone(target: paths.Path) -> Iterator[None]:
-  """Keep other processes from writing the same target for the time inside.
+  """Keep other processes from writing the same target inside the `with` block.
 
   Raises:
-    UserError: another one writes it, or has made it since this one began.
+    UserError: another process writes the target, or has made it since this one started.
   """
   with lease.hold_together(
     target.with_name(f'.{target.name}.lease'),
@@ -263,16 +259,16 @@ def alone(target: paths.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _whole_or_nothing(target: paths.Path) -> Iterator[paths.Path]:
-  """Gives a directory that becomes the target, or is removed if something goes wrong.
+  """Yield a directory that becomes the target, or is removed if the block raises.
 
-  It has another name until all is written. In a bucket, where nothing can be renamed at once, it is
-  the target, in which a checkpoint counts when the last of its objects is there.
+  The directory has another name until everything is written. A bucket has no atomic rename, so
+  there the directory is the target itself, and a checkpoint counts once its last object exists.
   """
   in_place = paths.in_bucket(target)
   partial = target if in_place else target.with_name(f'.{target.name}.partial')
   first, whole = hosts.is_first(), False
   if first and not in_place:
-    paths.remove(partial)  # of a growth that was killed
+    paths.remove(partial)  # left by a growth that was killed
   hosts.meet('the old partial target is gone')
   try:
     yield partial

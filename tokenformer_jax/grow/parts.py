@@ -8,20 +8,21 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax import models, paths
-from tokenformer_jax.checkpoint import Checkpoints
-from tokenformer_jax.checkpoint_meta import Ancestor, Meta
 from tokenformer_jax.config import GrowConfig, ModelConfig, pattentions, token_counts
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files, importance, tokens, verify
 from tokenformer_jax.grow.state import map_trees
-from tokenformer_jax.params import Params, Role
-from tokenformer_jax.step import State
+from tokenformer_jax.model import models
+from tokenformer_jax.model.params import Params, Role
+from tokenformer_jax.runs.checkpoint import Checkpoints
+from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
+from tokenformer_jax.steps.step import State
+from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import Batch, Task
 
 
 def last_addition(meta: Meta, directory: paths.Path) -> Ancestor:
-  """The growth or merge whose tokens are the last ones of a model.
+  """Return the growth or merge whose tokens are the last ones of a model.
 
   Raises:
     UserError: there was none.
@@ -151,7 +152,7 @@ def _same_arrays(ours: Meta, theirs: Meta) -> bool:
 
 
 def check_smaller(before: ModelConfig, after: ModelConfig) -> None:
-  """Checks the counts of a shrunken model.
+  """Check the counts of a shrunken model.
 
   Raises:
     UserError: there are no counts, one is larger, or none is smaller.
@@ -169,14 +170,14 @@ def check_smaller(before: ModelConfig, after: ModelConfig) -> None:
 
 
 def extract(state: State, model: ModelConfig, last: Ancestor) -> State:
-  """The added tokens of a state, and nothing else."""
+  """Return the added tokens of a state, and nothing else."""
   sizes = tokens.counts(models.define(last.model))
   cut = jax.jit(lambda params: tokens.extract(params, models.define(model).axes, sizes))
   return {'params': cut(state['params'])}
 
 
 def read_added(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> tuple[dict[str, int], Params]:
-  """The tokens of a checkpoint from `extract`, or all those of a model, and how many they are."""
+  """Read the tokens of a checkpoint from `extract`, or all of a model; return counts and tokens."""
   counts = added_counts(meta)
   definition = models.define(config_lib.with_token_counts(meta.config.model, counts))
   none = jax.tree.map(lambda _: 0, definition.abstract)
@@ -187,7 +188,7 @@ def read_added(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> tuple[dict[s
 
 
 def merge(state: State, added: Params, model: ModelConfig, config: GrowConfig) -> State:
-  """Appends tokens to those of a state; their moments are zero."""
+  """Append tokens to those of a state; their moments are zero."""
   axes = models.define(model).axes
 
   def append(more: Params, params: Params) -> Params:
@@ -198,7 +199,7 @@ def merge(state: State, added: Params, model: ModelConfig, config: GrowConfig) -
 
 
 def remove(state: State, model: ModelConfig, before: ModelConfig, config: GrowConfig) -> State:
-  """Takes the tokens out that are not in `before`."""
+  """Take out the tokens that are not in `before`."""
   axes, sizes = models.define(model).axes, tokens.counts(models.define(before))
 
   def first(params: Params) -> Params:
@@ -208,7 +209,7 @@ def remove(state: State, model: ModelConfig, before: ModelConfig, config: GrowCo
 
 
 def shrink(state: State, task: Task, after: ModelConfig, batch: Batch, config: GrowConfig) -> State:
-  """Keeps the tokens that are most important for a batch, of the task of the old model."""
+  """Keep the tokens that are most important for a batch of the old model's task."""
   definition, sizes = task.definition, tokens.counts(models.define(after))
 
   def loss(params: Params, examples: Batch) -> jax.Array:

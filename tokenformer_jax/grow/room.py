@@ -1,6 +1,7 @@
-"""Checks before anything is read: does a grown model fit into memory, and onto the target's disk?
+"""Check, before any array is read, that a grown model fits into memory and on the target's disk.
 
-Both compare what is free with the least that is needed, so that nothing is refused which would fit.
+Both checks compare the free bytes with a lower bound of the bytes needed, so that they never refuse
+a model that fits.
 """
 
 import os
@@ -12,29 +13,31 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from tokenformer_jax import hosts, models, paths, sharding
-from tokenformer_jax.checkpoint_meta import Meta
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.params import is_axes
+from tokenformer_jax.model import models
+from tokenformer_jax.parallel import hosts, sharding
+from tokenformer_jax.parallel.sharding import is_axes
+from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.storage import paths
 
 _FLOAT32 = 4  # bytes of every number in a state
-_AGAIN = 0.9  # of the bytes that arrays took on the source's disk, at least, they take again
-# Limits of a container, in bytes, by version of control groups; `max` is none.
+_AGAIN = 0.9  # Arrays take at least this part of their bytes in the source again in the target.
+# Files with a container's limit in bytes, one for each version of control groups; `max` is none.
 _LIMITS = ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes')
 
 
 def check_memory(mesh: Mesh, held: Sequence[ModelConfig], *, ema: bool) -> None:
-  """Check that the states of some models fit beside each other into the memory of the mesh.
+  """Check that the states of several models fit together into the memory of the mesh.
 
   Args:
-    mesh: where the states are to be.
-    held: their models. Growth frees each old array when the new one is there, so that it holds no
-      more than the grown model and two arrays; the other actions hold both models.
+    mesh: the mesh to place the states on.
+    held: the models. Growth frees each old array once the new one exists, so it holds the grown
+      model and at most two more arrays; the other actions hold both models.
     ema: whether the states have a moving average of the parameters.
 
   Raises:
-    UserError: they do not fit, on this host or on another one.
+    UserError: the states do not fit, on this host or on another one.
   """
   needed = sum(_bytes_on_a_device(mesh, model) for model in held) * (4 if ema else 3)
   mine = [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
@@ -52,16 +55,16 @@ def check_memory(mesh: Mesh, held: Sequence[ModelConfig], *, ema: bool) -> None:
 
 
 def check_disk(target: paths.Path, source: Meta, directory: paths.Path, least: float) -> None:
-  """Check that the target's disk has room for what is copied from the source.
+  """Check that the target's disk has room for the arrays that are copied from the source.
 
   Args:
     target: the new work directory. A bucket always has room.
-    source: the checkpoint that something is made of.
-    directory: its work directory.
-    least: the part of its state that is certainly in the target.
+    source: the source checkpoint.
+    directory: the work directory of the source.
+    least: the part of the source's state that the target holds at least.
 
   Raises:
-    UserError: there is less.
+    UserError: the disk has less room.
   """
   if paths.in_bucket(target) or paths.in_bucket(directory):
     return
@@ -77,24 +80,24 @@ def check_disk(target: paths.Path, source: Meta, directory: paths.Path, least: f
 
 
 def existing_parent(path: pathlib.Path) -> pathlib.Path:
-  """Return the nearest directory above a path that is there."""
+  """Return the nearest directory above a path that exists."""
   parents = path.absolute().parents
   return next(parent for parent in parents if os.path.lexists(parent))
 
 
 def part_kept(before: ModelConfig, after: ModelConfig, moments: str) -> float:
-  """Return the least part of a state that is still there after an action."""
+  """Return a lower bound of the part of a state that an action keeps."""
   counts = [models.define(model).count for model in (before, after)]
   return min(1.0, counts[1] / counts[0]) * (1 if moments == 'pad' else 1 / 3)
 
 
 def free_host_memory() -> int:
-  """Return the bytes that this process can still take, swap space and a container's limit seen."""
+  """Return the bytes that this process can still allocate, with swap and a container's limit."""
   try:
     lines = pathlib.Path('/proc/meminfo').read_text().splitlines()
     kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(':') for line in lines)}
     free = (kib['MemAvailable'] + kib['SwapFree']) * 1024
-  except (OSError, KeyError):  # another system: all that is installed
+  except (OSError, KeyError):  # Systems without /proc/meminfo: count all installed memory.
     free = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
   for file in map(pathlib.Path, _LIMITS):
     text = file.read_text().strip() if file.is_file() else 'max'
@@ -103,7 +106,7 @@ def free_host_memory() -> int:
 
 
 def _free_device_memory(devices: Sequence[jax.Device]) -> int | None:
-  """Return the least number of free bytes on some accelerators, or None if they do not tell."""
+  """Return the fewest free bytes among some accelerators, or None if they do not report it."""
   stats = [device.memory_stats() or {} for device in devices]
   if not all('bytes_limit' in one for one in stats):
     return None

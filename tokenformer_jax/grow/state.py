@@ -1,4 +1,4 @@
-"""Which growth it is, whether it is exact, and the pure function over a whole training state."""
+"""Growth as a pure function over a whole training state: checked, and exact or said not to be."""
 
 import dataclasses
 import functools
@@ -11,8 +11,6 @@ import jax.numpy as jnp
 import optax
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax import models, optim
-from tokenformer_jax.checkpoint_meta import Lineage
 from tokenformer_jax.config import (
   GrowConfig,
   ModelConfig,
@@ -21,19 +19,24 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import tokens, widen
-from tokenformer_jax.params import Params
-from tokenformer_jax.step import State
+from tokenformer_jax.model import models
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.runs.checkpoint_meta import Lineage
+from tokenformer_jax.steps import optim
+from tokenformer_jax.steps.step import State
 
 TOKEN_METHODS = ('zero_keys', 'duplicate', 'random')
 _COPYING = ('duplicate', 'net2net', 'hypercloning')
 
 
 class ByArray(Protocol):
-  """A growth, array by array: from a path, an old array and its salt to the new one."""
+  """A growth, array by array."""
 
-  def param(self, path: tokens.Path, old: jax.Array, salt: jax.Array) -> jax.Array: ...
+  def param(self, path: tokens.Path, old: jax.Array, salt: jax.Array) -> jax.Array:
+    """Return the parameter at `path` after growth; for the salt see `tokens.drawing_key`."""
 
-  def moment(self, path: tokens.Path, old: jax.Array, order: int) -> jax.Array: ...
+  def moment(self, path: tokens.Path, old: jax.Array, order: int) -> jax.Array:
+    """Return Adam's moment of that parameter, of the order 1 or 2."""
 
 
 def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfig) -> ModelConfig:
@@ -63,12 +66,14 @@ def _own_scale(method: str) -> str:
 
 
 def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
-  """Checks that the growth can be made.
+  """Check that the growth can be made.
 
   Raises:
-    UserError: a count becomes smaller, something else than the method changes would change, or new
-      tokens could never learn.
+    UserError: the method is for other models, a count becomes smaller, a key would change that the
+      method does not change, or new tokens could never learn.
   """
+  if source != target:
+    check_method(source, config.method)
   by_tokens = config.method in TOKEN_METHODS
   changes = ('tokens', 'reference') if by_tokens else ('width', 'heads')
   for path, new, old in config_lib.differences(target, source, 'model.'):
@@ -77,8 +82,6 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
         f'{path} is {old!r} in the source and {new!r} in the target; growth by {config.method} '
         f'changes {" and ".join(changes)} only'
       )
-  if source != target:
-    _check_kind(source, config.method)
   if not 0 <= config.noise < math.inf:
     raise UserError(f'noise is {config.noise}; it must be a finite number and not negative')
   if config.noise and config.method not in _COPYING:
@@ -115,7 +118,7 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
 
 
 def inexact(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> str | None:
-  """Why the grown model will not compute what the source did, or None if it will."""
+  """Return why the grown model will not compute what the source does, or None if it will."""
   if source == target:
     return None
   if config.noise:
@@ -134,11 +137,11 @@ def inexact(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> str
   return next(filter(None, reasons), None)
 
 
-def _check_kind(model: ModelConfig, method: str) -> None:
+def check_method(model: ModelConfig, method: str) -> None:
   """Check that a model has what a method grows: parameter tokens, or nothing but matrices.
 
   Raises:
-    UserError: it has not.
+    UserError: it has the other.
   """
   if method in TOKEN_METHODS:
     if not pattentions(model):
@@ -154,7 +157,7 @@ def _check_kind(model: ModelConfig, method: str) -> None:
 
 
 def by_array(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> ByArray:
-  """The growth from one model to another, array by array; `check` has passed."""
+  """Return the growth from one model to another, array by array; `check` has passed."""
   definition = models.define(source)
   if config.method == 'net2net_fill':
     return widen.FilledBlocks(models.define(target), config)
@@ -175,7 +178,7 @@ ToArray = Callable[[tokens.Path, jax.Array, jax.Array], jax.Array]
 
 
 def map_arrays(f: ToArray, tree: Params) -> Params:
-  """Maps a function of path, array and salt over a tree of parameters."""
+  """Map a function of path, array and salt over a tree of parameters."""
   return jax.tree.map_with_path(lambda path, old: f(path, old, tokens.salt_of(path)), tree)
 
 
@@ -186,11 +189,11 @@ def grow(
   config: GrowConfig,
   map_arrays: Callable[[ToArray, Params], Params] = map_arrays,
 ) -> State:
-  """The state of the larger model: parameters, moments and counters.
+  """Grow a state: parameters, moments and counters.
 
   A pure function: traced under jit with the target's shardings (`step.state_shardings`), no host or
-  device ever holds more than its part. Its arrays do not depend on each other, so they can be made
-  one after the other, too (`files.read_and_grow`).
+  device ever holds more than its part. Its arrays do not depend on each other:
+  `files.read_and_grow` makes one after the other.
 
   Args:
     state: of a run of the source model (see `step.initial_state`), whatever the settings of its
@@ -222,7 +225,7 @@ def map_trees(
   of_params: Callable[[Params], Params],
   of_moments: Callable[[int, Params], Params],
 ) -> State:
-  """Maps the parameters of a state and its moments (with their order), and sets the counters."""
+  """Map the parameters of a state and its moments (with their order), and set the counters."""
   known = (optax.ScaleByAdamState, optax.ScaleByScheduleState)
   restart = config.step == 'restart'
 
@@ -247,7 +250,7 @@ def map_trees(
 
 
 def last_growth(lineage: Lineage, model: ModelConfig) -> optim.LastGrowth | None:
-  """What the optimizer has to know of how `model` came to be, or None if it was only trained."""
+  """Return what the optimizer must know of the last growth, or None if there was none."""
   if not lineage:
     return None
   last = lineage[-1]

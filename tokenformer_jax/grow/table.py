@@ -1,15 +1,15 @@
 """The table that the grow command prints: what a growth changes."""
 
-from tokenformer_jax import flops, models
 from tokenformer_jax.config import ModelConfig, pattentions, token_counts
 from tokenformer_jax.grow import widen
+from tokenformer_jax.model import flops, models
 
 _BYTES = 12  # of a parameter in training: itself and Adam's two moments, in float32
 _TILE = 128  # the width of a TPU's matrix unit
 
 
 def render(before: ModelConfig, after: ModelConfig, length: int) -> str:
-  """A row for each quantity, before and after; FLOPs are for examples of `length` positions."""
+  """Return a row for each quantity, before and after; FLOPs are for `length` positions."""
   rows = [('', 'before', 'after', '')]
   if old := pattentions(before):
     new = pattentions(after)
@@ -33,7 +33,7 @@ def render(before: ModelConfig, after: ModelConfig, length: int) -> str:
 
 
 def advice(model: ModelConfig) -> list[str]:
-  """A sentence for every count of parameter tokens that does not fill a TPU's matrix unit."""
+  """Return a sentence for every count of tokens that does not fill a TPU's matrix unit."""
   return [
     f"{name}={count} is not a multiple of {_TILE}, the width of a TPU's matrix unit; "
     f'{-(-count // _TILE) * _TILE} costs it the same time'

@@ -1,4 +1,4 @@
-"""Whether two models compute the same: the same held-out batch through both."""
+"""Compare the outputs of two models on the same held-out batch."""
 
 import concurrent.futures
 import dataclasses
@@ -9,39 +9,41 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from tokenformer_jax import sharding, tasks
+from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, ModelConfig
-from tokenformer_jax.params import Params
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.tasks import Batch, Task
 
-# Of the largest logit; what float32 sums of another order may come to over many layers.
+# The largest difference, relative to the largest logit, that another order of float32 sums may
+# cause over many layers.
 TOLERANCE = 1e-5
 
 
 @dataclasses.dataclass(frozen=True)
 class Outputs:
-  """What a model makes of a batch: float32 logits [B, …, V] and the mean loss of a target."""
+  """The outputs of a model on a batch: float32 logits [B, …, V] and the mean loss per target."""
 
   logits: jax.Array
   loss: jax.Array
 
 
 def exact_task(config: Config, model: ModelConfig) -> Task:
-  """The task of a run with this model, computed in float32 and without special kernels."""
+  """Return the task of a run with this model, computed in float32 and without special kernels."""
   train = dataclasses.replace(config.train, attention='xla', remat='score_inputs')
   return tasks.make(dataclasses.replace(config, model=model, train=train, dtype='float32'))
 
 
 def loss(task: Task, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
-  """The mean cross-entropy of a batch in nats a target, and the logits."""
+  """Return the mean cross-entropy of a batch in nats per target, and the logits."""
   logits, targets = task.logits(params, batch)
   return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, targets)), logits
 
 
 def program(task: Task, batch: Batch, mesh: Mesh) -> Callable[[Params], Outputs]:
-  """What `outputs` runs, for a batch; compiles, and runs, while the caller does something else."""
-  batch = jax.device_put(batch, sharding.of_batch(mesh))
-  places = sharding.of_axes(mesh, task.definition.axes)
+  """Return the function that `outputs` calls, for one batch; it compiles in the background."""
+  batch = jax.device_put(batch, sharding.batch_sharding(mesh))
+  places = sharding.tree_shardings(mesh, task.definition.axes)
   abstract = sharding.with_even_shardings(task.definition.abstract, places)
 
   def compile_() -> Callable[[Params, Batch], tuple[jax.Array, jax.Array]]:
@@ -61,12 +63,12 @@ def program(task: Task, batch: Batch, mesh: Mesh) -> Callable[[Params], Outputs]
 
 
 def outputs(task: Task, params: Params, batch: Batch, mesh: Mesh) -> Outputs:
-  """Runs a batch through the model, products in full precision."""
+  """Run a batch through the model, with products in full precision."""
   return program(task, batch, mesh)(params)
 
 
 def largest_difference(before: Outputs, after: Outputs) -> tuple[float, float]:
-  """The largest difference of two logits, and what it may be if the function is the same."""
+  """Return the largest difference of two logits, and the bound on it for equal functions."""
   different, size = jax.jit(
     lambda a, b: (jnp.max(jnp.abs(a - b)), jnp.maximum(1.0, jnp.max(jnp.abs(a))))
   )(before.logits, after.logits)

@@ -23,12 +23,12 @@ from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import GrowConfig, MLPConfig, ModelConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow.tokens import Path, drawing_key, lookup, owners, with_noise
-from tokenformer_jax.layers import hidden_width
-from tokenformer_jax.params import Definition, ParamInfo, Params, Role
+from tokenformer_jax.model.layers import hidden_width
+from tokenformer_jax.model.params import Definition, ParamInfo, Params, Role
 
 
 class Sizes(NamedTuple):
-  """What a Transformer grows by."""
+  """The sizes that a Transformer grows by."""
 
   width: int
   heads: int
@@ -45,7 +45,10 @@ def sizes(model: ModelConfig) -> Sizes:
   Raises:
     UserError: its layers do not have the same sizes.
   """
-  parts = [part for layer in model.layers.values() for _, part in config_lib.parts(layer)]
+  layers = [*model.layers.values()]
+  if model.pool == 'attention':
+    layers.append(model.layer)  # which the pool is made as
+  parts = [part for layer in layers for _, part in config_lib.parts(layer)]
   heads = {part.heads for part in parts if hasattr(part, 'heads')}
   hidden = {hidden_width(part, model) for part in parts if isinstance(part, MLPConfig)}
   if len(heads) > 1 or len(hidden) > 1:
@@ -84,7 +87,7 @@ def resized(
 
 
 def check(source: ModelConfig, target: ModelConfig, method: str) -> None:
-  """Checks that the method can make `target` of `source`.
+  """Check that the method can make `target` of `source`.
 
   Raises:
     UserError: it cannot; the message says why.
@@ -120,7 +123,7 @@ def check(source: ModelConfig, target: ModelConfig, method: str) -> None:
 
 
 class CopiedUnits:
-  """How every array of the wider model is made of the old one, for net2net and hypercloning."""
+  """Makes every array of the wider model from the old one, for net2net and hypercloning."""
 
   def __init__(self, info: Params, source: ModelConfig, target: ModelConfig, config: GrowConfig):
     self._info, self._config = info, config
@@ -138,7 +141,7 @@ class CopiedUnits:
     self._units = {'width': width, 'norm': width, 'heads': entries, 'hidden': hidden}
 
   def param(self, path: Path, old: jax.Array, salt: jax.Array) -> jax.Array:
-    """The parameter at `path` of the wider model; for the salt see `drawing_key`."""
+    """Return the parameter at `path` of the wider model; for the salt see `drawing_key`."""
     info, new = lookup(self._info, path), old
     names, reading = info.axes, _reading_axis(info)
     key = drawing_key(self._config.seed, salt)
@@ -154,7 +157,7 @@ class CopiedUnits:
     return with_noise(new, self._config.noise, key)
 
   def moment(self, path: Path, old: jax.Array, order: int) -> jax.Array:
-    """Adam's moment: that of the gradient the wider model has, which its copies share.
+    """Return Adam's moment, of the gradient of the wider model, which copies share.
 
     Every weight that reads a unit reads one of its c copies, so that a copy has 1/c of the mean
     gradient and, as parts of random signs add up, 1/c of the mean square.
@@ -172,7 +175,7 @@ class CopiedUnits:
     return new
 
   def _split(self, array: jax.Array, name: str, axis: int, key: jax.Array) -> jax.Array:
-    """Gives each weight that reads a unit to one of the unit's copies."""
+    """Give each weight that reads a unit to one of the unit's copies."""
     units = self._units[name]
     shape = [-1 if i == axis else 1 for i in range(array.ndim)]
     copies = jnp.asarray(np.bincount(units).reshape(shape))
@@ -181,7 +184,7 @@ class CopiedUnits:
     return jnp.where(mine, jnp.take(array, units, axis=axis), 0)
 
   def _divides_for_the_head(self, info: ParamInfo) -> bool:
-    """Return whether it is of the norm before a tied head, in whose place it divides."""
+    """Return whether an array is of the norm before a tied head, which divides for the head."""
     return self._tied and info.depth is None and info.role in (Role.GAIN, Role.BIAS)
 
   def _copies(self, name: str, axis: int, ndim: int) -> jax.Array:
@@ -197,7 +200,7 @@ def _reading_axis(info: ParamInfo) -> int | None:
 
 
 def _earlier_copies(units: np.ndarray) -> np.ndarray:
-  """For every new unit how many before it copy the same old one."""
+  """Count for every new unit how many before it copy the same old one."""
   order = np.argsort(units, kind='stable')
   in_order = units[order]
   earlier = np.empty_like(units)
@@ -206,27 +209,27 @@ def _earlier_copies(units: np.ndarray) -> np.ndarray:
 
 
 class FilledBlocks:
-  """How every array of the wider model is made of the old one, for net2net_fill."""
+  """Makes every array of the wider model from the old one, for net2net_fill."""
 
   def __init__(self, target: Definition, config: GrowConfig):
     self._target, self._config = target, config
 
   def param(self, path: Path, old: jax.Array, salt: jax.Array) -> jax.Array:
-    """The parameter at `path` of the wider model: new, with the old one in its first corner."""
+    """Return a new parameter with the old one in its first corner."""
     initializer = lookup(self._target.info, path).initializer
     shape = lookup(self._target.abstract, path).shape
     fresh = initializer(drawing_key(self._config.seed, salt), shape, old.dtype)
     return fresh.at[tuple(slice(size) for size in old.shape)].set(old)
 
   def moment(self, path: Path, old: jax.Array, order: int) -> jax.Array:
-    """Adam's moment, zero for what is new."""
+    """Return Adam's moment, zero for new entries."""
     del order
     shape = lookup(self._target.abstract, path).shape
     return jnp.zeros(shape, old.dtype).at[tuple(slice(size) for size in old.shape)].set(old)
 
 
 def _balanced(rng: np.random.Generator, old: int, new: int, *, tile: bool) -> np.ndarray:
-  """For each of `new` units the old one that it copies; each as often, the first ones in order."""
+  """Return the old unit that each of `new` units copies, all equally often, the first in order."""
   rounds = [np.arange(old)]
   rounds += [np.arange(old) if tile else rng.permutation(old) for _ in range(new // old - 1)]
   return np.concatenate(rounds)

@@ -1,15 +1,15 @@
-"""Planning: whether a run fits on a topology and how fast it will be, before there is one.
+"""Plan a run: whether it fits on a topology and how fast it will be, without the hardware.
 
-chips.py        what is published of chips
-topology.py     `v5p:4x4x4`, and its devices
-program.py      the training step, compiled for them; its memory
-early.py        what the compiler has settled after seconds
-hlo.py walk.py  the program's text taken apart; how often every instruction runs
+chips.py        published figures of each chip
+topology.py     names such as `v5p:4x4x4`, and their devices
+program.py      the training step, compiled for those devices; its memory
+early.py        the compiler's intermediate result, available after seconds
+hlo.py walk.py  parser for the program's text; how often every instruction runs
 costs.py        cycles, FLOPs and collectives of a step (matmuls.py, elementwise.py, collectives.py)
 formulas.py     the same by formula, for GPUs
 estimate.py     the plan: times, MFU, hours
-table.py        as text
-sweep.py        the fastest of several
+table.py        the plan as text
+sweep.py        search for the fastest of several configs
 chain.py        growth chains
 command.py      `python -m tokenformer_jax.plan`
 """
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
 
 
 class _Package(types.ModuleType):
-  """This package, as a function: importing any file of it binds the name `tokenformer_jax.plan`."""
+  """A module that can be called, because importing any file of it binds `tokenformer_jax.plan`."""
 
   def __call__(self, config: Any, topology: str, *, slices: int = 1, quick: bool = False) -> 'Plan':
-    """Say whether a run fits on devices that are not here, and what it takes.
+    """Plan a run on devices that this machine need not have.
 
       print(tokenformer_jax.plan('lm_pile:1_5b', 'v5p:4x4x4', quick=True).summary)
 
     Args:
       config: as for `tokenformer_jax.train`.
       topology: CHIP:SHAPE, such as `v5e:4x4` or `gpu-h100:8`.
-      slices: how many of them.
-      quick: seconds and not minutes: no cycles.
+      slices: the number of slices.
+      quick: stop after seconds instead of minutes, without the compiler's cycles.
 
     Returns:
       Memory in bytes, times in seconds and MFU: see `estimate.Plan`.
 
     Raises:
-      UserError: it does not fit, a value does not fit, or libtpu is missing.
+      UserError: the run does not fit, a value is not allowed, or libtpu is missing.
     """
-    from tokenformer_jax.configure import resolve  # noqa: PLC0415
+    from tokenformer_jax.config.configure import resolve  # noqa: PLC0415
     from tokenformer_jax.plan import estimate, program  # noqa: PLC0415
     from tokenformer_jax.plan.topology import parse  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""`python -m tokenformer_jax.plan`."""
+"""Run `python -m tokenformer_jax.plan`."""
 
 from tokenformer_jax.plan import command
 

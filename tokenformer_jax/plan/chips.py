@@ -1,22 +1,24 @@
-"""What is published of chips, besides the peaks in `flops.py`: memory, clock and links.
+"""Published memory, clock and links of each chip. The peak FLOP/s are in `model/flops.py`.
 
 Sources, by the name in `Chip.source`:
 
   Google   cloud.google.com/tpu/docs, the page of each generation: HBM, ICI and DCN of a chip. The
-           pages of v5p, v6e and TPU7x give ICI for both directions together; those of v4 and v5e
-           give 2400 and 1600 Gbit/s, taken as one direction of all links, as v5p's 4800 is there.
-  NVIDIA   data sheets of A100 80GB SXM, H100 SXM and H200 SXM: memory, NVLink (half of what they
-           give for both directions); network cards a GPU as in DGX A100 (200 Gbit/s), DGX H100 and
+           pages of v5p, v6e and TPU7x give ICI for both directions together. The pages of v4 and
+           v5e give 2400 and 1600 Gbit/s; these count here as one direction of all links, because
+           v5p's page gives its 4800 Gbit/s that way.
+  NVIDIA   data sheets of A100 80GB SXM, H100 SXM and H200 SXM: memory, NVLink (half of the figure
+           for both directions); network cards per GPU as in DGX A100 (200 Gbit/s), DGX H100 and
            DGX H200 (400 Gbit/s).
 
-Clocks are the peak over two FLOPs for every cell of the matrix units: 8 of 128 × 128 in v4 and v5p,
-4 in v5e, in v6e four times as many cells as that. For TPU7x nothing was found: its clock supposes
-v6e's cells in each of its two devices, and is not sure. Nor is the DCN of v4, which is v5p's here.
+Clocks are the peak divided by two FLOPs for every cell of the matrix units: v4 and v5p have 8 units
+of 128 × 128, v5e has 4, and v6e has four times the cells of v5e. No source gives the units of
+TPU7x: its clock assumes v6e's cells in each of its two devices and is uncertain. The DCN figure of
+v4 is v5p's and is uncertain.
 """
 
 import dataclasses
 
-from tokenformer_jax import flops
+from tokenformer_jax.model import flops
 
 GIB = 2**30
 _GB, _GBIT = 1e9, 1e9 / 8
@@ -24,23 +26,23 @@ _GB, _GBIT = 1e9, 1e9 / 8
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """One device as JAX counts them: a chip, but for TPU7x, whose chips are two devices.
+  """One JAX device: a whole chip, except on TPU7x, whose chips are two devices each.
 
   Attributes:
-    name: as in `--topology`.
-    kind: its key in `flops.PEAK_TFLOPS`.
-    hbm: bytes.
-    hbm_rate: bytes a second.
-    link: bytes a second of one link of ICI in one direction; of a GPU all NVLinks together.
-    dcn: bytes a second to other slices, or hosts, of GPUs, in one direction.
-    clock: cycles a second, or None for a GPU, for which nothing is compiled.
-    cores: of a device.
-    matrix_side: of a matrix unit.
-    devices: that make up what is sold as a chip.
-    torus: how many sides a slice has; of GPUs, which are given by their number, 1.
-    wraps_at: the sides of a slice whose last chip is linked to the first: multiples of this.
-    source: see above.
-    caveat: what is known against the compiler's cycles for it, a sentence, or nothing.
+    name: the name in `--topology`.
+    kind: the key in `flops.PEAK_TFLOPS`.
+    hbm: bytes of memory.
+    hbm_rate: memory bandwidth in bytes a second.
+    link: bytes a second of one ICI link in one direction; for a GPU, of all NVLinks together.
+    dcn: bytes a second to other slices (for GPUs, to other hosts) in one direction.
+    clock: cycles a second, or None for a GPU, because nothing is compiled for GPUs.
+    cores: the number of cores in a device.
+    matrix_side: the side length of a matrix unit.
+    devices: the number of JAX devices in one chip as it is sold.
+    torus: the number of sides of a slice; 1 for GPUs, whose topology is a count.
+    wraps_at: a side of a slice is a ring if its length is a multiple of this number.
+    source: the source of the figures; see the module's docstring.
+    caveat: a sentence about errors of the compiler's cycles on this chip, or an empty string.
   """
 
   name: str
@@ -60,17 +62,18 @@ class Chip:
 
   @property
   def peak(self) -> float:
-    """Dense bf16 FLOP/s of the device."""
+    """Return the dense bf16 FLOP/s of the device."""
     return flops.PEAK_TFLOPS[self.kind] * 1e12
 
   @property
   def vector_peak(self) -> float:
-    """Operations a second of the vector units: four on each of 8 × 128 lanes of a core."""
+    """Return operations a second of the vector units: four on each of 8 × 128 lanes of a core."""
     return 4 * 8 * 128 * self.cores * self.clock
 
 
-# Cycles of a product 32768 × 1536 × 6144 over what the matrix unit needs at its peak, without and
-# with an exact GELU in the same fusion: 1.02 and 1.02 on v5p. docs/plan.md has the schedule's.
+# The ratios compare the cycles of a product 32768 × 1536 × 6144 with the matrix unit's need at its
+# peak, without and with an exact GELU in the same fusion. On v5p both are 1.02. docs/plan.md has
+# the ratios by the compiler's schedule.
 _CAVEAT_V6E = (
   "times and MFU by the compiler's cycles are not to be trusted on v6e: it counts 1.3 times the "
   'bound of the matrix unit for a product, 1.9 times with an exact GELU, where its own schedule '

@@ -1,4 +1,4 @@
-"""What a collective moves and how long that takes: groups of devices, mesh axes, networks."""
+"""Count the bytes that a collective moves and estimate its time on the network."""
 
 import dataclasses
 import functools
@@ -20,17 +20,17 @@ _MESH = re.compile(
 )
 _LISTS = re.compile(r'(?:replica_groups|source_target_pairs)=\{((?:\{[\d,]*\},?)*)\}')
 _MEGASCALE = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
-_DIE_TO_DIE = 6  # links of ICI that the one between the two devices of a TPU7x is worth (Google)
+_DIE_TO_DIE = 6  # The link between the two devices of a TPU7x has 6 times ICI's rate (Google).
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-  """One run of a collective.
+  """The cost of one run of a collective.
 
   Attributes:
-    axis: of the mesh, several joined by +.
+    axis: the mesh axis; several are joined by +.
     moved: bytes that a device receives.
-    seconds: that its network takes for it.
+    seconds: time on the network.
     network: `ICI` or `DCN`.
   """
 
@@ -40,17 +40,17 @@ class Cost:
   network: str
 
 
-def kind_of(opcode: str) -> str | None:
-  """Which collective an opcode, `…-start` included, is."""
+def parse_kind(opcode: str) -> str | None:
+  """Return the collective in `KINDS` that an opcode runs or starts (`…-start`), or None."""
   opcode = opcode.removesuffix('-start')
   return opcode if opcode in KINDS else None
 
 
-def groups_of(instruction: Instruction, devices: int) -> np.ndarray:
-  """The groups of device numbers that exchange data, [groups, size]; pairs for a permute.
+def parse_groups(instruction: Instruction, devices: int) -> np.ndarray:
+  """Return the groups of device numbers that exchange data, [groups, size]; pairs for a permute.
 
   Raises:
-    ValueError: they are written in a way that is not known here.
+    ValueError: the groups have an unknown notation.
   """
   text = instruction.attributes
   if match := _MESH.search(text):
@@ -77,24 +77,24 @@ def _numbers(text: str) -> list[int]:
 
 
 def cost(kind: str, operand_bytes: int, groups: np.ndarray, mesh: Mesh, chip: Chip) -> Cost:
-  """One run of a collective over groups of devices, all in one slice.
+  """Return the cost of one run of a collective over groups of devices within a slice.
 
-  Bandwidth bounds: every device sends what it has to on all links along the sides of the torus that
-  its group spans, both ways where the side is a ring. Latency is left out.
+  The time is a bound by bandwidth: every device sends its data on all links along the sides of the
+  torus that its group spans, in both directions where the side is a ring. Latency is ignored.
 
   Args:
     kind: one of `KINDS`.
-    operand_bytes: that every device puts in.
-    groups: from `groups_of`.
-    mesh: of the program.
-    chip: of its devices.
+    operand_bytes: bytes that every device contributes.
+    groups: from `parse_groups`.
+    mesh: the mesh of the program.
+    chip: the chip of its devices.
   """
   axis = _axis(groups, mesh)
   if kind == 'collective-permute':
     return _permute(axis, operand_bytes, groups, mesh, chip)
   sides = _sides(chip, _places(mesh)[groups[0]], _torus(mesh))
   moved = _received(kind, operand_bytes, groups.shape[1])
-  if kind == 'all-to-all':  # It crosses a quarter of a ring, half of a line.
+  if kind == 'all-to-all':  # Data crosses a quarter of a ring, or half of a line.
     length, bandwidth, ring = max(sides)
     seconds = operand_bytes * length / (4 if ring else 2) / bandwidth
   else:
@@ -103,25 +103,24 @@ def cost(kind: str, operand_bytes: int, groups: np.ndarray, mesh: Mesh, chip: Ch
 
 
 def between_slices(kind: str, sent: int, mesh: Mesh, chip: Chip) -> Cost:
-  """The part of a collective that crosses slices, over DCN.
+  """Return the cost of the part of a collective that crosses slices, over DCN.
 
   Args:
-    kind: from `transfer_kind`.
-    sent: bytes that every device puts in.
-    mesh: of the program, whose slices are different replicas.
-    chip: of its devices.
+    kind: from `parse_transfer`.
+    sent: bytes that every device contributes.
+    mesh: the mesh of the program; its slices are different replicas.
+    chip: the chip of its devices.
   """
-  of_device = _places(mesh)[:, 0]
-  slices, first = np.unique(of_device, return_index=True)
+  slices, first = np.unique(_places(mesh)[:, 0], return_index=True)
   moved = _received(kind, sent, len(slices))
   return Cost(_axis(first[None], mesh), moved, moved / chip.dcn, 'DCN')
 
 
-def transfer_kind(instruction: Instruction) -> str | None:
-  """Which collective a `send` is the part between slices of, or None.
+def parse_transfer(instruction: Instruction) -> str | None:
+  """Return the collective that a `send` belongs to as its part between slices, or None.
 
-  XLA makes a collective over several slices out of one inside each and of a `send` to and a `recv`
-  from the others, which the hosts carry.
+  XLA splits a collective over several slices into a collective inside each slice and a `send` and
+  a `recv` between slices, which the hosts carry out.
   """
   found = _MEGASCALE.search(instruction.attributes)
   if instruction.opcode != 'send' or not found:
@@ -130,7 +129,7 @@ def transfer_kind(instruction: Instruction) -> str | None:
 
 
 def _received(kind: str, operand_bytes: float, size: int) -> float:
-  """Bytes that a device receives in a group of this size, by the best known algorithms."""
+  """Return the bytes that a device receives in a group of this size, by the best algorithms."""
   factor = {
     'all-gather': size - 1,
     'reduce-scatter': (size - 1) / size,
@@ -147,12 +146,12 @@ def _permute(axis: str, operand_bytes: int, pairs: np.ndarray, mesh: Mesh, chip:
   apart = np.abs(source - target)[:, 1:]
   rings = np.array([side % chip.wraps_at == 0 for side in torus])
   hops = np.where(rings, np.minimum(apart[:, :3], torus - apart[:, :3]), apart[:, :3]).sum(axis=1)
-  # Only the furthest is waited for; what shares its links with others is not seen here.
+  # The furthest pair decides the time. Pairs that share a link are not modelled.
   return Cost(axis, operand_bytes, operand_bytes * max(1, hops.max()) / chip.link, 'ICI')
 
 
 def _axis(groups: np.ndarray, mesh: Mesh) -> str:
-  """The axes of the mesh along which the members of a group differ."""
+  """Return the axes of the mesh along which the members of a group differ, joined by +."""
   places = np.stack(np.unravel_index(groups, mesh.devices.shape), axis=-1)
   differ = np.any(places != places[:, :1], axis=(0, 1))
   return '+'.join(name for name, varies in zip(mesh.axis_names, differ, strict=True) if varies)
@@ -160,7 +159,7 @@ def _axis(groups: np.ndarray, mesh: Mesh) -> str:
 
 @functools.cache
 def _places(mesh: Mesh) -> np.ndarray:
-  """Slice, three coordinates and core of every device, in the mesh's order."""
+  """Return slice, three coordinates and core of every device, in the mesh's order."""
 
   def place(device: jax.Device) -> list[int]:
     coords = [*device.coords, 0, 0, 0][:3]
@@ -171,12 +170,12 @@ def _places(mesh: Mesh) -> np.ndarray:
 
 @functools.cache
 def _torus(mesh: Mesh) -> np.ndarray:
-  """The sides of a slice."""
+  """Return the lengths of the three sides of a slice."""
   return np.array([len(np.unique(_places(mesh)[:, i])) for i in (1, 2, 3)])
 
 
 def _sides(chip: Chip, places: np.ndarray, torus: np.ndarray) -> list[tuple[int, float, bool]]:
-  """Length, bytes a second and whether it is a ring, of every side of the torus that is spanned."""
+  """Return length, bytes a second and whether it is a ring, for every side that places span."""
   sides = []
   for i, whole in enumerate(torus):
     length = len(np.unique(places[:, i + 1]))

@@ -1,13 +1,14 @@
-r"""Says whether a run fits on a TPU topology and how fast it will be, without a TPU.
+r"""Say whether a run fits on a TPU topology and how fast it will be, without a TPU.
 
   tokenformer plan --config=configs/lm_pile.py:1_5b --topology=v5p:4x4x4
 
-compiles the real training step with the TPU's own compiler and prints its memory, its time and what
-the chips exchange. `--topology=gpu-h100:8` goes by formula only. docs/plan.md says how to read it.
+compiles the real training step with the TPU's own compiler and prints its memory, its time and the
+data that the chips exchange. `--topology=gpu-h100:8` uses formulas only. docs/plan.md explains the
+output.
 
-  --quick                               in seconds, with rough times
-  --sweep=12                            the fastest of up to 12 meshes, batches and recomputations
-  --grow=qkv=2176,proj=2176,ffn=8704    a growth chain; once for each stage
+  --quick                               plan in seconds, with rough times
+  --sweep=12                            try up to 12 meshes, batches and recomputations
+  --grow=qkv=2176,proj=2176,ffn=8704    plan a growth chain; repeat the flag for each stage
 """
 
 import os
@@ -27,17 +28,17 @@ from tokenformer_jax.plan.topology import Topology
 
 
 def define_flags() -> None:
-  """Defines the command's flags."""
+  """Define the command's flags."""
   config_file.define('The config, FILE or FILE:VARIANT.')
   flags.mark_flag_as_required('config')
   flags.DEFINE_string('topology', None, 'CHIP:SHAPE, such as v5e:4x4 or v5p:4x4x4.', required=True)
-  flags.DEFINE_integer('slices', 1, 'How many of them.', lower_bound=1)
+  flags.DEFINE_integer('slices', 1, 'The number of slices.', lower_bound=1)
   flags.DEFINE_bool(
-    'quick', False, 'Seconds, not minutes, for each program: its cycles are not known.'
+    'quick', False, 'Take seconds instead of minutes for each program, without its cycles.'
   )
   flags.DEFINE_integer('sweep', 0, 'The most programs to compile in a search.', lower_bound=0)
   flags.DEFINE_multi_string('grow', [], 'A stage: qkv=N,proj=N,ffn=N[,steps=N]; may be repeated.')
-  flags.DEFINE_string('json', None, 'A file for the figures.')
+  flags.DEFINE_string('json', None, 'A JSON file to write the figures to.')
 
 
 def run() -> None:
@@ -47,12 +48,12 @@ def run() -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-  """Runs the command."""
+  """Plan the run and print the tables."""
   del argv
   values = flags.FLAGS
   if values.sweep and values.grow:
-    raise UserError('--sweep and --grow are two questions; ask one after the other')
-  jax.config.update('jax_platforms', 'cpu')  # What is planned for is not here.
+    raise UserError('--sweep and --grow cannot be combined; run the command once with each')
+  jax.config.update('jax_platforms', 'cpu')  # The planned devices are not on this machine.
   cli.output_file('json')
   on = topology.parse(values.topology, values.slices)
   run = config_file.read()
@@ -61,14 +62,14 @@ def main(argv: Sequence[str]) -> None:
   except DoesNotFitError as error:
     raise estimate.advice(run, error, on) from error
   except KeyboardInterrupt:
-    os._exit(130)  # The compiler is at work in a thread, and nothing else stops it.
+    os._exit(130)  # The compiler runs in a thread that nothing else stops.
   print(text)
   if values.json:
     estimate.write_json(values.json, figures)
 
 
 def _answer(run: Config, on: Topology) -> tuple[str, Any]:
-  """What to print, and the figures for --json."""
+  """Return the text to print and the figures for --json."""
   quick = flags.FLAGS.quick
   if flags.FLAGS.grow:
     found = chain.plan_chain(run, flags.FLAGS.grow, on, quick=quick)

@@ -1,8 +1,8 @@
-"""What one call of a compiled program costs, by the compiler's own estimates.
+"""Read the cost of one call of a compiled program from the compiler's own estimates.
 
-Every operation of a TPU program carries an estimate of its cycles, but for kernels, collectives and
-a few others. Loops are multiplied by how often they run: XLA's own `cost_analysis` counts
-a body once.
+Every operation of a TPU program carries an estimate of its cycles, except kernels, collectives and
+a few others. The body of a loop counts as often as it runs, because XLA's own `cost_analysis`
+counts it once.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from jax.sharding import Mesh
 
-from tokenformer_jax import splash
+from tokenformer_jax.model import splash
 from tokenformer_jax.plan import collectives
 from tokenformer_jax.plan.chips import Chip
 from tokenformer_jax.plan.elementwise import vector_operations
@@ -33,12 +33,12 @@ class Traffic:
   """All collectives of one kind along one axis of the mesh, in one step.
 
   Attributes:
-    axis: of the mesh; several are joined by +.
-    kind: such as `all-gather`.
+    axis: the mesh axis; several are joined by +.
+    kind: the collective, such as `all-gather`.
     network: `ICI`, or `DCN` between slices.
-    count: how many run.
-    gigabytes: that a device receives (10⁹ bytes).
-    seconds: at the network's published bandwidth.
+    count: how many of them run.
+    gigabytes: data that a device receives (10⁹ bytes).
+    seconds: time at the network's published bandwidth.
   """
 
   axis: str
@@ -51,16 +51,16 @@ class Traffic:
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-  """One step of one device.
+  """The costs of one step on one device.
 
   Attributes:
-    cycles: of everything that has an estimate.
-    kernel_seconds: of kernels: of splash attention by formula, of others by what they say.
-    flops: of matrix products and kernels, recomputation included.
-    rough_seconds: of matrix products and of what is computed element by element, each at the peak
-      of its units and one after the other, and of kernels: an estimate without cycles.
+    cycles: the sum over all operations that carry an estimate.
+    kernel_seconds: time of kernels: splash attention by formula, others by their own estimate.
+    flops: FLOPs of matrix products and kernels, recomputation included.
+    rough_seconds: an estimate without cycles: matrix products, then elementwise operations, each at
+      the peak of its units, then kernels.
     traffic: the collectives.
-    notes: what could not be counted, in sentences.
+    notes: sentences about operations that could not be counted.
   """
 
   cycles: int
@@ -75,9 +75,9 @@ def read(text: str, mesh: Mesh, chip: Chip) -> Costs:
   """Read the costs of a program from its text (`Compiled.as_text()`).
 
   Args:
-    text: of the optimised program.
-    mesh: over whose devices it was compiled.
-    chip: what they are.
+    text: the text of the optimised program.
+    mesh: the mesh that it was compiled for.
+    chip: the chip of the mesh's devices.
   """
   program = parse(text)
   visits = list(visit(program))
@@ -104,15 +104,18 @@ def _cycles(instruction: Instruction) -> int:
 
 
 def _kernel_cost(v: Visit, chip: Chip) -> tuple[float, float] | None:
-  """FLOPs and seconds of one call of a Pallas kernel: known to us, or as it says, or None."""
+  """Return FLOPs and seconds of one call of a Pallas kernel.
+
+  Splash attention has a formula. Other kernels carry a cost estimate; without one, return None.
+  """
   shapes = [v.computation.instructions[name].shape for name in v.instruction.operands]
   operands = [array for shape in shapes for array in arrays(shape)]
   scope = _SCOPE.search(v.instruction.attributes)
-  of_splash = splash.cost(
+  splash_cost = splash.cost(
     v.instruction.name, operands, side=chip.matrix_side, scope=scope.group(1) if scope else ''
   )
-  if of_splash:
-    flops, filled, operations = of_splash
+  if splash_cost:
+    flops, filled, operations = splash_cost
     return flops, filled / chip.peak + operations / chip.vector_peak
   found = _COST_ESTIMATE.search(v.instruction.attributes)
   if not found:
@@ -130,14 +133,14 @@ def _traffic(visits: list[Visit], mesh: Mesh, chip: Chip) -> tuple[Traffic, ...]
     total[1] += v.times * cost.moved / 1e9
     total[2] += v.times * cost.seconds
 
-  for v in _that_start(visits):
-    kind = 'reduce-scatter' if _scatters(v) else collectives.kind_of(v.instruction.opcode)
-    groups = collectives.groups_of(v.instruction, mesh.size)
+  for v in _unique_collectives(visits):
+    kind = 'reduce-scatter' if _scatters(v) else collectives.parse_kind(v.instruction.opcode)
+    groups = collectives.parse_groups(v.instruction, mesh.size)
     if groups.shape[1] > 1:
       operand_bytes = v.computation.bytes_of_operands(v.instruction)
       add(v, kind, collectives.cost(kind, operand_bytes, groups, mesh, chip))
   for v in visits:
-    if kind := collectives.transfer_kind(v.instruction):
+    if kind := collectives.parse_transfer(v.instruction):
       sent = shape_bytes(v.computation.instructions[v.instruction.operands[0]].shape)
       add(v, kind, collectives.between_slices(kind, sent, mesh, chip))
   rows = [Traffic(*key, *total) for key, total in totals.items()]
@@ -145,9 +148,10 @@ def _traffic(visits: list[Visit], mesh: Mesh, chip: Chip) -> tuple[Traffic, ...]
 
 
 def _scatters(v: Visit) -> bool:
-  """Whether an all-reduce is a reduce-scatter.
+  """Return whether an all-reduce is a reduce-scatter.
 
-  A TPU's may be written as a fusion of an all-reduce and of the slice that a device keeps of it.
+  XLA may write a reduce-scatter for TPUs as a fusion of an all-reduce and the slice that the device
+  keeps.
   """
   if v.instruction.opcode != 'all-reduce' or v.inside is None:
     return False
@@ -156,7 +160,7 @@ def _scatters(v: Visit) -> bool:
 
 
 def _users(computation: Computation, name: str) -> Iterator[Instruction]:
-  """What reads a result, or an array of it."""
+  """Yield the instructions that read a result, or one array of a result that is a tuple."""
   for user in computation.instructions.values():
     if name not in user.operands:
       continue
@@ -166,13 +170,13 @@ def _users(computation: Computation, name: str) -> Iterator[Instruction]:
       yield user
 
 
-def _that_start(visits: list[Visit]) -> Iterator[Visit]:
-  """Collectives, each once.
+def _unique_collectives(visits: list[Visit]) -> Iterator[Visit]:
+  """Yield each collective once.
 
-  A TPU spreads an asynchronous one over several fusions, each with a copy of it under the same
-  channel; the first of them has the custom call that starts it.
+  XLA spreads an asynchronous collective for TPUs over several fusions. Each has a copy of the
+  collective with the same channel; the first has the custom call that starts it.
   """
-  found = [v for v in visits if collectives.kind_of(v.instruction.opcode)]
+  found = [v for v in visits if collectives.parse_kind(v.instruction.opcode)]
   starts = {id(v.computation) for v in visits if _ASYNC_START in v.instruction.attributes}
   started = {_channel(v.instruction) for v in found if id(v.computation) in starts}
   for v in found:
@@ -195,12 +199,12 @@ def _notes(program: Program, visits: list[Visit], silent_kernels: int) -> Iterat
     yield f'{len(endless)} loops of unknown length are counted once: {", ".join(endless[:5])}'
   reached = {id(v.computation) for v in visits}
   hidden = sum(
-    collectives.kind_of(instruction.opcode) is not None
+    collectives.parse_kind(instruction.opcode) is not None
     for computation in program.computations.values()
     if id(computation) not in reached
     for instruction in computation.instructions.values()
   )
   if hidden:
-    yield f'{hidden} collectives are in parts of the program that nothing is known to call'
+    yield f'{hidden} collectives are in computations without a known caller and are not counted'
   if silent_kernels:
-    yield f'{silent_kernels} kernels say nothing of their cost and are not in the time'
+    yield f'{silent_kernels} kernels carry no cost estimate and are not in the time'

@@ -1,7 +1,7 @@
-"""What the TPU's compiler has settled before it writes code, which takes nearly all of its time.
+"""Read the TPU compiler's layout of a program seconds after it starts, before it generates code.
 
-In seconds it has chosen the operations, their order and their places in memory. It writes them to a
-file, if it is asked to, before it spends minutes on their code, from which it takes their cycles.
+The compiler first chooses the operations, their order and their addresses in memory, and can dump
+them to files. It then spends minutes on code generation, which yields the cycles.
 """
 
 import multiprocessing
@@ -20,29 +20,31 @@ from tokenformer_jax.errors import UserError
 T = TypeVar('T')
 
 _LOOK_EVERY = 0.2  # seconds
-_REFUSES_WITHIN = 1.0  # seconds after the last of these files, of a program that is too large
+_REFUSES_WITHIN = 1.0  # seconds from the last file to the error, for a program that is too large
 _PROGRAM = '.after_optimizations.txt'
 _MEMORY = '.after_optimizations-memory-usage-report.txt'
 _LAST = '.after_optimizations_after_buffer_assignment.txt'
 _BYTES = re.compile(r'^Memory Space: .* \(color=(\d+)\)\nTotal bytes: (\d+) ', re.MULTILINE)
-_HBM, _HOST = '0', '5'  # XLA's numbers of them; the report has other names for some
+_HBM, _HOST = '0', '5'  # XLA's numbers of these memories; their names in the report vary
 
 
 def run(
   compile_with: Callable[[dict[str, str]], T], tell: Callable[[str, int, int], bool]
 ) -> T | None:
-  """Compiles in another thread, so that Ctrl-C is heard, and says on the way what is settled.
+  """Compile in another thread and report the layout as soon as the compiler has dumped it.
+
+  The thread keeps Ctrl-C working during the compilation.
 
   Args:
-    compile_with: compiles with such options.
-    tell: gets, once, the text of the program, which has no cycles yet, and the bytes that its
-      arguments and temporaries are laid out in, gaps included, in HBM and in the host's memory.
-      Says whether to go on. Not called if the compiler ends before, as it does if there is no room
-      for them, or writes something else than libtpu 0.0.42.1.
+    compile_with: compiles with the given compiler options.
+    tell: called once with the program's text, which has no cycles yet, and with the bytes of its
+      arguments and temporaries, gaps included, in HBM and in the host's memory. It returns whether
+      to go on. It is not called if the compiler ends first (for example because the program does
+      not fit), or if the compiler's files differ from those of libtpu 0.0.42.1.
 
   Returns:
-    What `compile_with` does; None if `tell` does not go on. The compiler does, and nothing but the
-    end of the process stops it: see `alone`.
+    The result of `compile_with`, or None if `tell` returned False. In that case the compiler keeps
+    running until the process ends: see `run_alone`.
   """
   with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
     future: futures.Future[T] = futures.Future()
@@ -64,18 +66,18 @@ def run(
 
 
 def _settled(directory: Path) -> tuple[str, int, int] | None:
-  """The program and its bytes, if both are found."""
+  """Return the program's text and its bytes in HBM and on the host; None if files are missing."""
   texts = [file.read_text() for end in (_PROGRAM, _MEMORY) for file in directory.glob(f'*{end}')]
   found = dict(_BYTES.findall(texts[-1])) if len(texts) == 2 else {}
   return (texts[0], int(found[_HBM]), int(found.get(_HOST, 0))) if _HBM in found else None
 
 
-def alone(function: Callable[..., T], *arguments: Any) -> T:
-  """Calls a function in a process of its own, which ends with it, whatever its threads still do.
+def run_alone(function: Callable[..., T], *arguments: Any) -> T:
+  """Call a function in a process of its own and end the process with it, threads included.
 
   Raises:
     UserError: the process ended without an answer.
-    Exception: what the function raises.
+    Exception: any exception of the function.
   """
   context = multiprocessing.get_context('spawn')
   receiver, sender = context.Pipe(duplex=False)
@@ -98,10 +100,10 @@ def alone(function: Callable[..., T], *arguments: Any) -> T:
 
 
 def _answer(sender: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-  jax.config.update('jax_platforms', 'cpu')  # as in the other process
+  jax.config.update('jax_platforms', 'cpu')  # as in the parent process
   try:
     sender.send((function(*arguments), None))
   except KeyboardInterrupt:
-    pass  # It came to the other process, too, which ends this one.
+    pass  # The parent process receives it as well and ends this one.
   except Exception as error:
     sender.send((None, error))

@@ -1,10 +1,11 @@
-"""The work of a TPU's vector units: what a compiled program computes element by element."""
+"""Count the elementwise operations of a compiled program, which a TPU's vector units execute."""
 
 import math
 
 from tokenformer_jax.plan.hlo import Computation, Instruction, arrays
 
-# Vector operations for an element. Of functions a guess: what polynomials of their kind take.
+# Vector operations for one element. The numbers for functions are guesses: the length of a
+# polynomial that approximates the function.
 _SIMPLE = ('abs', 'add', 'and', 'compare', 'convert', 'maximum', 'minimum', 'multiply', 'negate')
 _FUNCTIONS = ('divide', 'exponential', 'log', 'logistic', 'power', 'rsqrt', 'sqrt', 'tanh')
 _OPERATIONS = {
@@ -15,7 +16,7 @@ _OPERATIONS = {
 
 
 def vector_operations(computation: Computation, instruction: Instruction) -> int:
-  """How many one call of an instruction takes; 0 if it computes nothing element by element."""
+  """Return the vector operations of one call of an instruction; 0 if it is not elementwise."""
   if not (operations := _OPERATIONS.get(instruction.opcode)):
     return 0
   shape = instruction.shape

@@ -1,4 +1,4 @@
-"""A plan: what a config's training step needs and takes on a topology, and what the run costs."""
+"""Plan a run: the memory and time of its training step on a topology, and its total cost."""
 
 import dataclasses
 import json
@@ -8,10 +8,12 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh
 
-from tokenformer_jax import devices, flops, sharding, tasks
+from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, ModelConfig, to_json
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.messages import say
+from tokenformer_jax.model import flops
+from tokenformer_jax.parallel import devices, sharding
 from tokenformer_jax.plan import costs, early, formulas, program, topology
 from tokenformer_jax.plan.costs import Costs
 from tokenformer_jax.plan.program import DoesNotFitError, Memory, Step
@@ -20,19 +22,19 @@ from tokenformer_jax.plan.topology import Topology
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """A training step on a topology, and the run it is of.
+  """The plan of a training step on a topology, and of the whole run.
 
   Attributes:
-    config: with every size filled in.
-    topology: of the devices.
-    mesh: sizes of its axes.
-    parameters: of the model.
-    units: what a step is counted in, and how many.
-    memory: of a device.
-    costs: of a step, of a device.
-    source: of memory and costs: `cycles`, the compiler; `layout`, the compiler before it writes
-      code, without cycles; `formula`, no compiler.
-    compile_seconds: how long that took here.
+    config: the config, with every size filled in.
+    topology: the topology of the devices.
+    mesh: sizes of the mesh axes.
+    parameters: the number of parameters of the model.
+    units: the unit in which a step is counted, and the number of units in a step.
+    memory: the memory of one device.
+    costs: the costs of one step on one device.
+    source: the origin of memory and costs: `cycles` for the compiler, `layout` for the compiler
+      before code generation (no cycles), `formula` for no compiler.
+    compile_seconds: time that the compilation took on this machine.
   """
 
   config: Config
@@ -47,53 +49,56 @@ class Plan:
 
   @property
   def model_flops(self) -> float:
-    """Of a step over all devices, by formula (`flops.of_step`)."""
+    """Return the model FLOPs of a step over all devices, by formula (`flops.of_step`)."""
     return flops.of_step(self.config)
 
   @property
   def compute_seconds(self) -> float:
-    """Of a step: the compiler's cycles and the kernels; without cycles a rough estimate."""
+    """Return the time of computation in a step: cycles and kernels, or the rough estimate."""
     if self.source != 'cycles':
       return self.costs.rough_seconds
     return self.costs.cycles / self.topology.chip.clock + self.costs.kernel_seconds
 
   @property
   def network_gigabytes(self) -> float:
-    """What a device receives in a step, by all collectives."""
+    """Return the data that a device receives from all collectives of a step, in 10⁹ bytes."""
     return sum(row.gigabytes for row in self.costs.traffic)
 
   @property
   def network_seconds(self) -> float:
-    """Of a step: all collectives, one after the other."""
+    """Return the time of all collectives of a step, one after the other."""
     return sum(row.seconds for row in self.costs.traffic)
 
   @property
   def step_seconds(self) -> tuple[float, float]:
-    """With all collectives behind computation, and with none."""
+    """Return the time of a step with all collectives behind computation, and with none."""
     compute, network = self.compute_seconds, self.network_seconds
     return max(compute, network), compute + network
 
   @property
   def mfu(self) -> tuple[float, float]:
-    """Model FLOPs over what the devices' peak allows, for `step_seconds`."""
+    """Return model FLOPs over the FLOPs at the devices' peak, for both `step_seconds`."""
     peak = self.topology.chip.peak * self.topology.devices
     return tuple(self.model_flops / peak / seconds for seconds in self.step_seconds)
 
   @property
   def steps(self) -> int | None:
-    """Of the run: see `steps_of`."""
+    """Return the steps of the run: see `steps_of`."""
     return steps_of(self.config)
 
   @property
   def hours(self) -> tuple[float, float] | None:
-    """Of all steps, for `step_seconds`: no evaluation, checkpoint or interruption is in it."""
+    """Return the hours of all steps for both `step_seconds`, or None if the steps are unknown.
+
+    Evaluations, checkpoints and interruptions are not included.
+    """
     if self.steps is None:
       return None
     return tuple(self.steps * seconds / 3600 for seconds in self.step_seconds)
 
   @property
   def summary(self) -> str:
-    """What is known before the cycles are, in a sentence."""
+    """Return a sentence with the figures that are available before the cycles."""
     memory, (fast, _), (mfu, _) = self.memory, self.step_seconds, self.mfu
     caveat = self.topology.chip.caveat and f'; but {self.topology.chip.caveat}'
     return (
@@ -104,7 +109,7 @@ class Plan:
     )
 
   def to_json(self) -> dict[str, Any]:
-    """Every figure of the table, in bytes, seconds and FLOPs, and the config."""
+    """Return every figure of the table, in bytes, seconds and FLOPs, and the config."""
     unit, units = self.units
     chip = dataclasses.asdict(self.topology.chip)
     return {
@@ -134,7 +139,7 @@ class Plan:
 
 
 def steps_of(config: Config) -> int | None:
-  """Return the steps of a run; None if it is given in epochs and only the data has their length."""
+  """Return the steps of a run, or None if they are in epochs and need the data's size."""
   if config.train.epochs:
     examples = tasks.known_examples(config)
     return examples and math.ceil(config.train.epochs * examples / config.data.batch_size)
@@ -144,12 +149,12 @@ def steps_of(config: Config) -> int | None:
 def plan(
   config: Config, on: Topology, before: ModelConfig | None = None, *, quick: bool = False
 ) -> Plan:
-  """Compiles the training step for the topology and says what it costs.
+  """Compile the training step for the topology and return its plan.
 
   Args:
     config: from `config.resolve`.
-    on: the devices; for GPUs nothing is compiled.
-    before: the model that the config's is grown from, or None.
+    on: the devices; for GPUs, formulas replace the compiler.
+    before: the model before the growth, or None without a growth.
     quick: stop when the program is laid out.
 
   Raises:
@@ -159,7 +164,7 @@ def plan(
   if not (quick and on.has_compiler):
     return _plan(config, on, before)
   say(f'laying out for {on.name}, which takes seconds')
-  return early.alone(_plan, config, on, before, True)
+  return early.run_alone(_plan, config, on, before, True)
 
 
 def _plan(config: Config, on: Topology, before: ModelConfig | None, quick: bool = False) -> Plan:
@@ -174,11 +179,11 @@ def _plan(config: Config, on: Topology, before: ModelConfig | None, quick: bool 
   def made(memory: Memory, text: str, source: str) -> Plan:
     found = costs.read(text, mesh, on.chip)
     seconds = time.monotonic() - first
-    return _of_step(step, on, mesh, memory, found, source, seconds)
+    return _make_plan(step, on, mesh, memory, found, source, seconds)
 
   def tell(text: str, hbm: int, host: int) -> bool:
     nonlocal at_first
-    at_first = made(program.laid_out(step, mesh, hbm, host, on.chip.hbm), text, 'layout')
+    at_first = made(program.layout_memory(step, mesh, hbm, host, on.chip.hbm), text, 'layout')
     if not quick:
       say(at_first.summary)
     return not quick
@@ -192,7 +197,7 @@ def _plan(config: Config, on: Topology, before: ModelConfig | None, quick: bool 
 
 
 def make_mesh(config: Config, on: Topology) -> Mesh:
-  """The mesh of the config over the devices of the topology."""
+  """Return the mesh of the config over the devices of the topology."""
   return sharding.make_mesh(config.mesh, topology.devices(on))
 
 
@@ -206,10 +211,10 @@ def _by_formula(step: Step, on: Topology) -> Plan:
     error = DoesNotFitError('by formula')
     error.needed, error.capacity = memory.peak / 2**30, memory.capacity / 2**30
     raise error
-  return _of_step(step, on, mesh, memory, found, 'formula', 0.0)
+  return _make_plan(step, on, mesh, memory, found, 'formula', 0.0)
 
 
-def _of_step(
+def _make_plan(
   step: Step,
   on: Topology,
   mesh: Mesh | AbstractMesh,
@@ -223,7 +228,7 @@ def _of_step(
 
 
 def advice(config: Config, error: DoesNotFitError, on: Topology) -> UserError:
-  """The sentence for a step that does not fit: by how much, and what would make it fit."""
+  """Return the error for a step that does not fit: by how much, and what may make it fit."""
   ways = []
   less = 'offload' if config.train.remat == 'full' else 'full'
   if config.train.remat != 'offload':
@@ -251,10 +256,10 @@ def advice(config: Config, error: DoesNotFitError, on: Topology) -> UserError:
 
 
 def write_json(path: str, content: Any) -> None:
-  """Writes a file of the figures.
+  """Write the figures to a JSON file.
 
   Raises:
-    UserError: it cannot be written.
+    UserError: the file cannot be written.
   """
   try:
     with open(path, 'w', encoding='utf-8') as file:

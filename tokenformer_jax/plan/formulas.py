@@ -5,9 +5,10 @@ import math
 import jax
 from jax.sharding import AbstractMesh
 
-from tokenformer_jax import flops, models, sharding
 from tokenformer_jax.config import ModelConfig
-from tokenformer_jax.params import Role
+from tokenformer_jax.model import flops, models
+from tokenformer_jax.model.params import Role
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.plan.chips import Chip
 from tokenformer_jax.plan.costs import Costs, Traffic
 from tokenformer_jax.plan.program import Memory, Step

@@ -1,7 +1,8 @@
-"""The text of a compiled program, taken apart into computations of instructions.
+"""Parse the text of a compiled program into computations and instructions.
 
-Only what `costs.py` asks for is understood. The text is that of XLA's `HloModule::ToString`, after
-optimisation and scheduling, so a loop is a `while` and a collective is an instruction.
+The parser covers the parts of the text that `costs.py` needs. The text comes from XLA's
+`HloModule::ToString` after optimisation and scheduling, so a loop is a `while` and a collective is
+an instruction.
 """
 
 import dataclasses
@@ -9,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator
 
-_DTYPE_BITS = {'pred': 8, 'token': 0, 'opaque': 0}  # others have their number of bits in the name
+_DTYPE_BITS = {'pred': 8, 'token': 0, 'opaque': 0}  # The names of other dtypes contain their bits.
 _COMPUTATION = re.compile(r'(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\) -> .*\{$')
 _INSTRUCTION = re.compile(r'\s+(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<rest>.*)$')
 _CONTINUED = re.compile(r'\n(?="|\}\})')
@@ -21,10 +22,10 @@ class Instruction:
   """One line: `name = shape opcode(operands), attributes`.
 
   Attributes:
-    name: of the result.
-    shape: as it is written, a tuple in parentheses.
-    opcode: such as `fusion`.
-    operands: names of them; of a constant and a parameter what is in the parentheses.
+    name: the name of the result.
+    shape: the shape as text; a tuple is in parentheses.
+    opcode: the operation, such as `fusion`.
+    operands: the operands' names; for a constant or a parameter, the text in parentheses.
     attributes: the rest of the line.
   """
 
@@ -35,7 +36,7 @@ class Instruction:
   attributes: str
 
   def attribute(self, name: str) -> str | None:
-    """The computation that an attribute such as `body=%name` names."""
+    """Return the computation's name in an attribute such as `body=%name`, or None."""
     found = re.search(rf'\b{name}=%?([\w.\-]+)', self.attributes)
     return found.group(1) if found else None
 
@@ -49,7 +50,7 @@ class Computation:
   root: Instruction
 
   def bytes_of_operands(self, instruction: Instruction) -> int:
-    """What an instruction reads."""
+    """Return the bytes that an instruction reads."""
     return sum(shape_bytes(self.instructions[name].shape) for name in instruction.operands)
 
 
@@ -62,7 +63,7 @@ class Program:
 
 
 def arrays(shape: str) -> list[tuple[str, tuple[int, ...]]]:
-  """Data type and sizes of every array of a shape."""
+  """Return data type and sizes of every array of a shape."""
   return [
     (dtype, tuple(int(size) for size in sizes.split(',') if size))
     for dtype, sizes in _ARRAY.findall(re.sub(r'\{[^}]*\}', '', shape))
@@ -70,7 +71,7 @@ def arrays(shape: str) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def shape_bytes(shape: str) -> int:
-  """Bytes of all arrays of a shape, layouts and padding left aside."""
+  """Return the bytes of all arrays of a shape, without padding of layouts."""
   return sum(-(-math.prod(sizes) * _bits(dtype) // 8) for dtype, sizes in arrays(shape))
 
 
@@ -81,13 +82,13 @@ def _bits(dtype: str) -> int:
 
 
 def parse(text: str) -> Program:
-  """Takes the text of a program apart.
+  """Parse the text of a program.
 
   Raises:
-    ValueError: it has no entry computation.
+    ValueError: the text has no entry computation.
   """
   computations, entry = {}, None
-  # What a kernel says of itself goes on over several lines.
+  # The attributes of a kernel continue over several lines.
   lines = iter(_CONTINUED.sub(' ', text).splitlines())
   for line in lines:
     if not (match := _COMPUTATION.match(line)):
@@ -97,7 +98,7 @@ def parse(text: str) -> Program:
     if match['entry']:
       entry = computation
   if entry is None:
-    raise ValueError('the text has no entry computation; it is not that of a compiled program')
+    raise ValueError('the text has no entry computation, so it is not a compiled program')
   return Program(computations, entry)
 
 
@@ -128,7 +129,7 @@ def _read_instruction(name: str, rest: str) -> Instruction:
 
 
 def _closing(text: str, start: int) -> int:
-  """The index of the parenthesis that closes the one at `start`."""
+  """Return the index of the parenthesis that closes the one at `start`."""
   depth = 0
   for i in range(start, len(text)):
     depth += (text[i] == '(') - (text[i] == ')')
@@ -138,7 +139,7 @@ def _closing(text: str, start: int) -> int:
 
 
 def _split(text: str) -> list[str]:
-  """Splits at the commas outside of brackets."""
+  """Split a text at the commas outside of brackets."""
   parts, depth, first = [], 0, 0
   for i, letter in enumerate(text):
     depth += (letter in '([{') - (letter in ')]}')

@@ -1,4 +1,4 @@
-"""FLOPs of the matrix products in a compiled program."""
+"""Count the FLOPs of the matrix products in a compiled program."""
 
 import functools
 import math
@@ -11,7 +11,7 @@ from tokenformer_jax.plan.hlo import Computation, Instruction, arrays
 def _spatial_pairs(
   size: int, out: int, kernel: int, stride: int, low: int, dilation: int, kernel_dilation: int
 ) -> int:
-  """How many pairs of a place of the output and of the kernel meet an entry of the input."""
+  """Return how many pairs of an output position and a kernel position read an input entry."""
   pairs = 0
   for k in range(kernel):
     for o in range(out):
@@ -21,9 +21,10 @@ def _spatial_pairs(
 
 
 def matmul_flops(computation: Computation, instruction: Instruction) -> float:
-  """FLOPs of a `dot` or a `convolution`, which a TPU's matrix products become; of others 0.
+  """Return the FLOPs of a `dot` or a `convolution`, and 0 for any other instruction.
 
-  Padding and dilation, by which batches of matrices become one convolution, cost nothing.
+  XLA turns matrix products into convolutions on TPUs, and uses padding and dilation to make one
+  convolution of a batch of matrices. Padding and dilation cost no FLOPs.
   """
   if instruction.opcode == 'dot':
     left = arrays(computation.instructions[instruction.operands[0]].shape)[0][1]
@@ -55,7 +56,7 @@ def matmul_flops(computation: Computation, instruction: Instruction) -> float:
 
 
 def _window(attributes: str) -> dict[str, list[str]]:
-  """`window={size=3x4 stride=1x2}` as lists of texts."""
+  """Return the fields of `window={size=3x4 stride=1x2}` as lists of texts."""
   found = re.search(r'window=\{([^}]*)\}', attributes)
   if not found:
     return {}

@@ -1,4 +1,4 @@
-"""The training step of a config, compiled for devices that are not here."""
+"""Compile the training step of a config for devices that this machine does not have."""
 
 import dataclasses
 import math
@@ -10,15 +10,19 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
-from tokenformer_jax import attention, compute, devices, optim, sharding, sizes, tasks
-from tokenformer_jax import step as step_lib
+from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import tokens
-from tokenformer_jax.models import define
+from tokenformer_jax.model import attention, compute
+from tokenformer_jax.model.models import define
+from tokenformer_jax.parallel import devices, sharding
 from tokenformer_jax.plan import early
+from tokenformer_jax.steps import optim
+from tokenformer_jax.steps import step as step_lib
+from tokenformer_jax.training import sizes
 
-# Of temporaries, before memory is laid out, or of everything, afterwards.
+# XLA refuses a program for its temporaries before it lays memory out, or for its total after that.
 _TOO_LARGE = re.compile(
   r'([\d.]+)([KMGT])(?:\) exceeds available HBM \(| of )([\d.]+)([KMGT])(?:\)| hbm)'
 )
@@ -26,12 +30,12 @@ _GIB = {'K': 2**-20, 'M': 2**-10, 'G': 1.0, 'T': 2**10}
 
 
 class DoesNotFitError(Exception):
-  """The compiler gave up: the program needs more memory than a device has.
+  """An error of the compiler: the program needs more memory than a device has.
 
   Attributes:
-    needed: GiB of HBM, or None if the compiler does not say.
+    needed: GiB of HBM that the program needs, or None if the compiler does not say.
     capacity: GiB that the compiler may use, or None.
-    reason: the compiler's first line.
+    reason: the first line of the compiler's message.
   """
 
   def __init__(self, message: str):
@@ -47,14 +51,14 @@ class Memory:
   """Bytes of a device's HBM in a training step.
 
   Attributes:
-    parameters: themselves.
-    optimizer: what else of the state there is: the moments, and an average if there is one.
-    batch: what the step reads.
-    temporaries: activations, gradients and buffers, when there are most of them.
+    parameters: the parameters.
+    optimizer: the rest of the state: the moments, and the parameters' average if there is one.
+    batch: the batch.
+    temporaries: the peak of activations, gradients and buffers.
     code: the program.
-    capacity: of the device, as published; the compiler may use a little less.
-    allocated: bytes that the compiler lays temporaries out in, gaps included, or None.
-    host: bytes of activations that wait in the memory of the device's host.
+    capacity: the published capacity of the device; the compiler may use a little less.
+    allocated: temporaries as the compiler lays them out, gaps included, or None.
+    host: activations that the step keeps in the host's memory.
   """
 
   parameters: float
@@ -80,8 +84,8 @@ class Step:
   """A training step that can be lowered.
 
   Attributes:
-    config: with every size filled in.
-    task: of the config.
+    config: the config, with every size filled in.
+    task: the task of the config.
     tx: the optimizer.
     growth: the last growth of the model, or None.
   """
@@ -96,30 +100,30 @@ class Step:
     return self.task.definition.count
 
   def abstract(self, mesh: Mesh | AbstractMesh) -> tuple[Any, Any]:
-    """Shapes and shardings of the state and of a batch."""
+    """Return shapes and shardings of the state and of a batch."""
     definition, ema = self.task.definition, self.config.train.ema > 0
     state = jax.eval_shape(
       lambda seed: step_lib.initial_state(definition, self.tx, seed, ema=ema), 0
     )
     places = step_lib.state_shardings(mesh, definition, self.tx, ema=ema)
-    of_batch = sharding.of_batch(mesh)
+    batch_sharding = sharding.batch_sharding(mesh)
     batch = jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=of_batch),
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=batch_sharding),
       self.task.abstract_batch(),
     )
     return sharding.with_shardings(state, places), batch
 
 
 def make_step(config: Config, before: ModelConfig | None = None, platform: str = 'tpu') -> Step:
-  """The step of a config as it runs on an accelerator, in bfloat16 if the config leaves it open.
+  """Return the step of a config as it runs on an accelerator, with `dtype=auto` as bfloat16.
 
   Args:
-    config: from `config.resolve`. Nothing that it names is read, if it has every size.
-    before: the model that it is grown from, or None.
+    config: from `config.resolve`. If it has every size, no data is read.
+    before: the model before the growth, or None without a growth.
     platform: `tpu` or `gpu`.
   """
   config = _filled_in(config)
-  # The library would take these from the devices here.
+  # Resolve the automatic values here: elsewhere they depend on this machine's devices.
   if config.dtype == 'auto':
     config = dataclasses.replace(config, dtype='bfloat16')
   train = dataclasses.replace(
@@ -138,22 +142,22 @@ def make_step(config: Config, before: ModelConfig | None = None, platform: str =
 
 
 def _filled_in(config: Config) -> Config:
-  """Fill in sizes like `sizes.fill_in`, but read no data unless a size depends on it alone."""
+  """Fill in sizes like `sizes.fill_in`, but read the data only for a size that needs it."""
   filled = tasks.fill_in_unread(config)
   if filled is not None:
     return sizes.with_references(filled)
   try:
     return sizes.fill_in(config)
   except UserError as error:
-    size = tasks.size_of_data(config)
+    size = tasks.data_size_key(config)
     raise UserError(
-      f'a plan needs no data if it has config.model.{size}, which is 0 (the size that the data '
-      f'asks for), and the data cannot be read: {error}; give --config.model.{size}=N'
+      f'config.model.{size} is 0, which takes the size from the data, and the data cannot be read: '
+      f'{error}; give --config.model.{size}=N, with which a plan needs no data'
     ) from error
 
 
 def state_bytes(step: Step, mesh: Mesh | AbstractMesh) -> tuple[float, float, float]:
-  """Bytes on a device of the parameters, of the rest of the state, and of a batch."""
+  """Return the bytes on a device of the parameters, of the rest of the state, and of a batch."""
   state, batch = step.abstract(mesh)
   parameters = _bytes(state['params'])
   return parameters, _bytes(state) - parameters, _bytes(batch)
@@ -169,16 +173,16 @@ def _bytes(tree: Any) -> float:
 def compile_step(
   step: Step, mesh: Mesh, tell: Callable[[str, int, int], bool]
 ) -> jax.stages.Compiled | None:
-  """Compiles the training step for the mesh's devices; see `early.run` for `tell`.
+  """Compile the training step for the mesh's devices; see `early.run` for `tell`.
 
   Raises:
-    UserError: something does not divide by the mesh.
-    DoesNotFitError: it needs more memory than they have.
+    UserError: a size does not divide by the mesh.
+    DoesNotFitError: the step needs more memory than the devices have.
   """
   devices.check_fits(step.config, step.task.definition, mesh)
   function = step_lib.make_train_step(step.task, step.tx, step.config, mesh, step.growth)
   arguments = step.abstract(mesh)
-  with jax.set_mesh(mesh):  # Nothing may run inside: the devices are not here.
+  with jax.set_mesh(mesh):  # Only lower inside: the mesh's devices cannot run anything.
     lowered = function.lower(*arguments)
   try:
     return early.run(lambda options: lowered.compile(compiler_options=options), tell)
@@ -189,7 +193,7 @@ def compile_step(
 
 
 def memory(step: Step, mesh: Mesh, compiled: jax.stages.Compiled, capacity: float) -> Memory:
-  """Where the memory of a device goes, when all is compiled."""
+  """Return the memory of a device for a compiled step."""
   parameters, optimizer, batch = state_bytes(step, mesh)
   found = compiled.memory_analysis()
   return Memory(
@@ -204,8 +208,8 @@ def memory(step: Step, mesh: Mesh, compiled: jax.stages.Compiled, capacity: floa
   )
 
 
-def laid_out(step: Step, mesh: Mesh, hbm: int, host: int, capacity: float) -> Memory:
-  """The same before code is written, from what `early.run` tells."""
+def layout_memory(step: Step, mesh: Mesh, hbm: int, host: int, capacity: float) -> Memory:
+  """Return the memory of a device before code generation, from the bytes that `early.run` gives."""
   parameters, optimizer, batch = state_bytes(step, mesh)
   temporaries = hbm - parameters - optimizer - batch
   return Memory(parameters, optimizer, batch, temporaries, code=0.0, capacity=capacity, host=host)

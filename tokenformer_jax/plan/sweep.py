@@ -1,24 +1,24 @@
-"""The fastest of several meshes, batches and ways to keep or recompute activations that fits."""
+"""Search meshes, batches and recomputation for the fastest combination that fits."""
 
 import dataclasses
 import itertools
 from collections.abc import Iterator
 
-from tokenformer_jax import sharding
-from tokenformer_jax.compute import remat_on
 from tokenformer_jax.config import Config, pattentions
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.messages import say
+from tokenformer_jax.model.compute import remat_on
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.plan import topology
 from tokenformer_jax.plan.estimate import Plan, plan
 from tokenformer_jax.plan.program import DoesNotFitError
 from tokenformer_jax.plan.table import Row, align, gib, ms, percent
 from tokenformer_jax.plan.topology import Topology
 
-_BATCHES = (1, 2, 0.5)  # times the config's
-_MOST_TOKENS = 8  # devices that parameter tokens are split over
-# `train.remat` and `train.layers`, from the least recomputation, which needs the most memory.
-# A loop over layers that keep nothing but their inputs copies next to nothing.
+_BATCHES = (1, 2, 0.5)  # multiples of the config's batch
+_MOST_TOKENS = 8  # the most devices to split parameter tokens over
+# `train.remat` and `train.layers`, from the least recomputation (the most memory) to the most.
+# Layers that keep only their inputs need no `unrolled`: their loop copies almost nothing.
 _WAYS = (
   *itertools.product(('everything', 'score_inputs', 'dots'), ('unrolled', 'scan')),
   ('full', 'scan'),
@@ -28,7 +28,7 @@ _WAYS = (
 
 @dataclasses.dataclass(frozen=True)
 class Tried:
-  """A candidate, and what came of it: a plan, or why there is none."""
+  """A candidate config, with its plan or the reason why there is none."""
 
   config: Config
   plan: Plan | None
@@ -36,7 +36,7 @@ class Tried:
 
 
 def candidates(config: Config, on: Topology) -> Iterator[Config]:
-  """The config with other meshes, batches and recomputation: itself, then the most like it."""
+  """Yield the config, then variants with other meshes, batches and recomputation, nearest first."""
   whole = sharding.abstract_mesh(config.mesh, on.devices)
   tokens = [
     parts
@@ -67,16 +67,16 @@ def candidates(config: Config, on: Topology) -> Iterator[Config]:
 
 
 def sweep(config: Config, on: Topology, most: int, *, quick: bool = False) -> list[Tried]:
-  """Plans up to `most` candidates, `quick` or not; the fastest that fits comes first.
+  """Plan up to `most` candidates and return them with the fastest first.
 
-  Says on standard error how far it is. A candidate that is sure not to fit, because the same with
-  full recomputation does not, is left out, but for the one that keeps less than that on the device.
+  Print the progress on standard error. If a candidate with full recomputation does not fit, skip
+  the candidates of the same mesh and batch, except `offload`, which needs less memory.
 
   Raises:
-    UserError: none of them fits, or libtpu is missing.
+    UserError: no candidate fits, or libtpu is missing.
   """
   if on.has_compiler:
-    topology.devices(on)  # Without a compiler there is nothing to try.
+    topology.devices(on)  # Fail here if the compiler is missing.
   tried, hopeless = [], set()
   for candidate in candidates(config, on):
     if len(tried) == most:
@@ -90,7 +90,7 @@ def sweep(config: Config, on: Topology, most: int, *, quick: bool = False) -> li
       hopeless.add(size)
   if not any(one.plan for one in tried):
     reasons = '; '.join(f'{_name(one.config)}: {one.reason}' for one in tried)
-    raise UserError(f'nothing that was tried fits on {on.name} ({reasons})')
+    raise UserError(f'no candidate fits on {on.name} ({reasons})')
   return sorted(tried, key=lambda one: -_speed(one))
 
 
@@ -107,7 +107,7 @@ def _try(config: Config, on: Topology, quick: bool) -> Tried:
 
 
 def _speed(one: Tried) -> float:
-  """Tokens or images a second, halfway between the bounds; of what does not fit less than any."""
+  """Return tokens or images a second, midway between the bounds; −1 if the step does not fit."""
   return one.plan.units[1] * 2 / sum(one.plan.step_seconds) if one.plan else -1.0
 
 
@@ -118,7 +118,7 @@ def _name(config: Config) -> str:
 
 
 def render(tried: list[Tried]) -> str:
-  """A row for each candidate."""
+  """Return a table with a row for each candidate."""
   rows: list[Row] = [('', 'HBM GiB', 'ms a step', 'MFU', 'a second')]
   for one in tried:
     if one.plan is None:

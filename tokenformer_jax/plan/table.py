@@ -1,4 +1,4 @@
-"""What the plan command prints."""
+"""Render a plan as the text that the plan command prints."""
 
 from collections.abc import Sequence
 
@@ -8,14 +8,14 @@ Row = tuple[str, ...]
 
 
 def render(plan: Plan) -> str:
-  """The whole table of a plan."""
+  """Return the whole table of a plan."""
   on, costs = plan.topology, plan.costs
   mesh = ' × '.join(f'{size} {axis}' for axis, size in plan.mesh.items())
   slices = f'{on.slices} × ' if on.slices > 1 else ''
   how = {
     'cycles': f'compiled in {plan.compile_seconds:.0f} s',
-    'layout': f'laid out in {plan.compile_seconds:.0f} s: no code was written, and times are rough',
-    'formula': 'by formula: nothing was compiled, and every time is a bound that no run reaches',
+    'layout': f'laid out in {plan.compile_seconds:.0f} s: no code is generated; times are rough',
+    'formula': 'by formula: nothing is compiled, and every time is a bound that no run reaches',
   }[plan.source]
   sections = [
     f'{slices}{on.name}: {on.chips} chips, {on.devices} devices, {mesh}; {how}',
@@ -30,13 +30,13 @@ def render(plan: Plan) -> str:
   gaps = (memory.allocated or 0) - memory.temporaries
   if memory.left < gaps:
     sections.append(
-      f'note: with the gaps between them, temporaries are laid out in {gib(memory.allocated)} GiB, '
-      'which leaves nothing of the device; the compiler takes it, but it is not sure to fit'
+      f'note: temporaries take {gib(memory.allocated)} GiB with the gaps between them, and no '
+      'memory is left on the device; the compiler accepts this program, but it may not fit'
     )
   if memory.host:
     sections.append(
-      f"note: {gib(memory.host)} GiB of activations wait in the memory of each device's host; "
-      'moving them there and back, beside computation if there is time, is not in the times'
+      f"note: {gib(memory.host)} GiB of activations are kept in the memory of each device's host; "
+      'the times do not include the transfers there and back'
     )
   return '\n\n'.join(sections)
 
@@ -116,7 +116,7 @@ def _run(plan: Plan) -> list[Row]:
 
 
 def align(rows: Sequence[Row]) -> str:
-  """Rows as lines, the first column to the left and the others to the right."""
+  """Return rows as lines, with the first column aligned left and the others right."""
   widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
   return '\n'.join(
     '  '.join(
@@ -128,15 +128,15 @@ def align(rows: Sequence[Row]) -> str:
 
 
 def gib(size: float) -> str:
-  """Bytes in GiB."""
+  """Format bytes in GiB."""
   return f'{size / 2**30:,.2f}'
 
 
 def ms(seconds: float) -> str:
-  """Seconds in milliseconds."""
+  """Format seconds in milliseconds."""
   return f'{seconds * 1e3:,.2f}'
 
 
 def percent(fraction: float) -> str:
-  """A fraction in percent."""
+  """Format a fraction in percent."""
   return f'{fraction:.1%}'

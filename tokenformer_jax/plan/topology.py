@@ -1,4 +1,4 @@
-"""Devices that are not here: the names of topologies, and meshes over them."""
+"""Parse the names of topologies and make devices to compile for, without the hardware."""
 
 import contextlib
 import dataclasses
@@ -19,12 +19,12 @@ from tokenformer_jax.plan.chips import CHIPS, Chip
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-  """Some slices of the same kind and shape.
+  """Slices of one chip and shape.
 
   Attributes:
-    chip: of which they are.
-    name: as it was given, such as `v5p:4x4x4`.
-    slices: how many.
+    chip: the chip of the slices.
+    name: the name that the user gave, such as `v5p:4x4x4`.
+    slices: the number of slices.
   """
 
   chip: Chip
@@ -33,23 +33,23 @@ class Topology:
 
   @property
   def devices(self) -> int:
-    """As JAX counts them, in all slices."""
+    """Return the number of JAX devices in all slices."""
     sides = [int(side) for side in self.name.partition(':')[2].split('x')]
     return math.prod(sides) * self.chip.devices * self.slices
 
   @property
   def chips(self) -> int:
-    """In all slices."""
+    """Return the number of chips in all slices."""
     return self.devices // self.chip.devices
 
   @property
   def has_compiler(self) -> bool:
-    """Whether programs can be compiled for it."""
+    """Return whether programs can be compiled for the topology."""
     return self.chip.clock is not None
 
   @property
   def platform(self) -> str:
-    """As JAX names it."""
+    """Return JAX's name of the platform."""
     return 'tpu' if self.has_compiler else 'gpu'
 
 
@@ -61,7 +61,7 @@ def parse(name: str, slices: int = 1) -> Topology:
   """
   kind, _, shape = name.partition(':')
   if kind not in CHIPS:
-    first = kind.lower().partition('-')[0]  # of an accelerator type such as v6e-256
+    first = kind.lower().partition('-')[0]  # v6e, for an accelerator type such as v6e-256
     hint = nearest(first if first in CHIPS else kind.lower(), CHIPS)
     raise UserError(f'--topology={name}: {kind!r} is not a known chip{hint}')
   chip = CHIPS[kind]
@@ -71,31 +71,34 @@ def parse(name: str, slices: int = 1) -> Topology:
     3: (r'\d+x\d+x\d+', '4x4x4'),
   }[chip.torus]
   if not re.fullmatch(pattern, shape) or 0 in map(int, shape.split('x')):
-    raise UserError(f'--topology={name} has the shape {shape!r}; it looks like {kind}:{example}')
+    raise UserError(
+      f'--topology={name} has the shape {shape!r}; give a shape as in {kind}:{example}'
+    )
   if kind.startswith('gpu') and slices > 1:
     raise UserError(f'--slices={slices} is for TPUs; give all GPUs in --topology={kind}:N')
   return Topology(chip, name, slices)
 
 
 def devices(topology: Topology) -> list[jax.Device]:
-  """Devices to compile for, made by the TPU compiler in `libtpu`, which needs no TPU.
+  """Return devices to compile for; the compiler in `libtpu` makes them without a TPU.
 
   Raises:
-    UserError: it is not installed, or knows no such topology.
+    UserError: libtpu is not installed, or does not know the topology.
   """
   if importlib.util.find_spec('libtpu') is None:
     raise UserError('planning for TPUs needs their compiler, libtpu: pip install -e ".[tpu]"')
-  os.environ['TPU_SKIP_MDS_QUERY'] = '1'  # Else it asks a server that only Google's VMs have, and
-  os.environ['ALLOW_MULTIPLE_LIBTPU_LOAD'] = '1'  # takes a lock against what else uses the TPU.
+  # By default libtpu queries a server that only Google's VMs have, and takes a lock on the TPU.
+  os.environ['TPU_SKIP_MDS_QUERY'] = '1'
+  os.environ['ALLOW_MULTIPLE_LIBTPU_LOAD'] = '1'
   options = {'num_slices': topology.slices}
   if topology.chip.name == 'v4':
-    options['chip_config_name'] = 'megacore'  # a chip is one device
+    options['chip_config_name'] = 'megacore'  # one device for each chip
   try:
     with quiet():
       found = topologies.get_topology_desc(topology.name, 'tpu', **options).devices
   except jax.errors.JaxRuntimeError as error:
     raise UserError(
-      f'--topology={topology.name} is not one that libtpu can make '
+      f'libtpu cannot make --topology={topology.name} '
       f'({" ".join(str(error).split())[:300]}); the shapes of slices are on '
       'cloud.google.com/tpu/docs, on the page of each generation'
     ) from error
@@ -104,7 +107,7 @@ def devices(topology: Topology) -> list[jax.Device]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-  """Keeps from the user what libtpu writes to standard error, of a TPU that is not there."""
+  """Hide libtpu's messages on standard error about the missing TPU."""
   sys.stderr.flush()
   with tempfile.TemporaryFile() as sink:
     kept = os.dup(2)

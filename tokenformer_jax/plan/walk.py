@@ -1,4 +1,4 @@
-"""How often every instruction of a compiled program runs: loops multiplied out."""
+"""Count how often every instruction of a compiled program runs, loops included."""
 
 import dataclasses
 import re
@@ -9,17 +9,17 @@ from tokenformer_jax.plan.hlo import Computation, Instruction, Program
 _BRANCHES = re.compile(
   r'(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=%?([\w.\-]+))'
 )
-_ASYNC = ('async-start', 'call-start')  # the second runs on a SparseCore
+_ASYNC = ('async-start', 'call-start')  # `call-start` runs on a SparseCore
 _INSIDE = ('fusion', *_ASYNC)
-# What passes a number on unchanged.
+# Operations that pass a number on unchanged.
 _SEE_THROUGH = ('copy', 'bitcast', 'copy-done', 'copy-start', 'convert')
 
 
 @dataclasses.dataclass(frozen=True)
 class Visit:
-  """An instruction, where it stands, and how often it runs in one call of the program.
+  """An instruction, its computation, and how often it runs in one call of the program.
 
-  `inside` is the fusion that it is a part of, or the asynchronous call, if it is of one.
+  `inside` is the fusion or the asynchronous call that contains the instruction, or None.
   """
 
   instruction: Instruction
@@ -29,10 +29,10 @@ class Visit:
 
 
 def visit(program: Program) -> Iterator[Visit]:
-  """Every instruction that runs, those of fusions too, with how often it does.
+  """Yield every instruction that runs, including those inside fusions.
 
-  Of a conditional every branch is visited, so that what it costs is at most what is found.
-  Computations that are applied to single numbers (`to_apply` of a reduction) are not.
+  All branches of a conditional are visited, so their sum bounds its cost from above. Computations
+  on single numbers (`to_apply` of a reduction) are skipped.
   """
   yield from _visit(program, program.entry, 1, None)
 
@@ -63,7 +63,7 @@ def _callees(
 
 
 def trip_count(program: Program, computation: Computation, loop: Instruction) -> int | None:
-  """How often the body of a `while` runs; None if its condition is not a count to a constant."""
+  """Return how often a `while` body runs; None unless it counts to a constant."""
   if known := re.search(r'known_trip_count[^\d}]*(\d+)', loop.attributes):
     return int(known.group(1))
   condition = program.computations[loop.attribute('condition')]
@@ -81,7 +81,7 @@ def trip_count(program: Program, computation: Computation, loop: Instruction) ->
 def _fused_trip_count(
   program: Program, computation: Computation, loop: Instruction, condition: Computation
 ) -> int | None:
-  """The same where the comparison is alone in a fusion, whose operands are counter and limit."""
+  """Return the trip count of a loop whose comparison is in a fusion over counter and limit."""
   fusion = condition.root
   inner = program.computations[fusion.attribute('calls')]
   direction = re.search(r'direction=(\w+)', inner.root.attributes)
@@ -115,13 +115,13 @@ def _count(
   first = _constant(computation, loop.operands[0], index)
   body = program.computations[loop.attribute('body')]
   step = _step(body, index)
-  # XLA counts its own loops from 0 by 1; a start or a step that cannot be read is that.
+  # XLA counts its own loops from 0 by 1: use these values for a start or step that is not found.
   first, step = 0 if first is None else first, 1 if step is None else step
   return max(0, -(-(limit + (direction == 'LE') - first) // step))
 
 
 def _constant(computation: Computation, name: str, index: int | None = None) -> int | None:
-  """The number that an instruction, or an element of the tuple that it makes, always is."""
+  """Return the constant of an instruction, or of element `index` of its tuple; else None."""
   instruction = computation.instructions.get(name)
   while instruction is not None:
     if instruction.opcode == 'constant' and index is None:
@@ -140,7 +140,7 @@ def _constant(computation: Computation, name: str, index: int | None = None) -> 
 
 
 def _tuple_index(computation: Computation, name: str) -> int | None:
-  """Which element of the computation's one parameter an instruction is."""
+  """Return the index of the parameter's element that an instruction reads, or None."""
   instruction = computation.instructions[name]
   while instruction.opcode in _SEE_THROUGH:
     instruction = computation.instructions[instruction.operands[0]]
@@ -151,11 +151,11 @@ def _tuple_index(computation: Computation, name: str) -> int | None:
 
 
 def _step(body: Computation, index: int) -> int | None:
-  """What a loop's body adds to an element of its state."""
+  """Return the number that a loop's body adds to an element of its state, or None."""
   if body.root.opcode != 'tuple':
     return None
   step, name = 0, body.root.operands[index]
-  while _tuple_index(body, name) != index:  # Unrolled bodies add several times.
+  while _tuple_index(body, name) != index:  # An unrolled body adds several times.
     instruction = body.instructions[name]
     if instruction.opcode in _SEE_THROUGH:
       name = instruction.operands[0]

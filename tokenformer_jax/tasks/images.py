@@ -1,4 +1,4 @@
-"""Classifiers: the class of an image."""
+"""Train image classifiers."""
 
 import dataclasses
 import hashlib
@@ -10,42 +10,46 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from tokenformer_jax import hosts, models, vit
-from tokenformer_jax.checkpoint_meta import Meta
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.data import image_order, images, order
 from tokenformer_jax.data.augment import Views
+from tokenformer_jax.data.mixing import mix
 from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.messages import say
-from tokenformer_jax.mixing import mix
-from tokenformer_jax.params import Params
+from tokenformer_jax.model import models, vit
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.model.trunk import NO_INPUTS, Inputs
+from tokenformer_jax.parallel import hosts
+from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.tasks.task import Batch, EvalSums, Task, with_aux
-from tokenformer_jax.trunk import NO_INPUTS, Inputs
 
 _TOP = 5
-_BINS = 15  # of confidence, for the calibration error
-_COLOUR = 3  # channels of images that nothing is known of
-_MOST_NAMED = 20  # bad images; further ones are only counted
+_BINS = 15  # bins of confidence for the calibration error
+_COLOUR = 3  # the assumed channels of unknown images
+_MOST_NAMED = 20  # the most bad images to name; more are only counted
 
 
 class ImageSums(NamedTuple):
-  """Sums over images that count, so that batches add up; `bin_…` [15] by confidence."""
+  """Sums over the images of a batch that count; `bin_…` [15] are by confidence. Batches add up."""
 
   nats: jax.Array  # Σ −log p(label)
   images: jax.Array
-  correct: jax.Array  # the label has the largest logit
-  correct_top5: jax.Array  # it has one of the five largest
+  correct: jax.Array  # images whose label has the largest logit
+  correct_top5: jax.Array  # images whose label has one of the five largest logits
   bin_images: jax.Array
   bin_confidence: jax.Array  # Σ of the largest probability
   bin_correct: jax.Array
 
 
 class ImageTask(Task):
-  """Batches are a dict: images uint8 [B, S, S, C], labels int32 [B], −1 for what does not count."""
+  """The prediction of an image's class.
+
+  Batches are a dict: images uint8 [B, S, S, C] and labels int32 [B]; −1 marks ignored images.
+  """
 
   unit = 'images'
-  size_of_data = 'classes'
-  _set: images.ImageSet  # from `prepare` on
+  data_size_key = 'classes'
+  _set: images.ImageSet  # set by `prepare`
 
   def __init__(self, config: Config, vocabulary: dict[str, Any] | None = None):
     super().__init__(config, vocabulary)
@@ -55,7 +59,7 @@ class ImageTask(Task):
   @staticmethod
   def fill_in(config: Config, trained: ModelConfig | None, *, resumed: bool) -> Config:
     model = config.model
-    if resumed and trained is not None:  # The images need not be looked at.
+    if resumed and trained is not None:  # The checkpoint has all sizes.
       classes, channels = model.classes or trained.classes, model.channels or trained.channels
     else:
       found = images.open_images(config.data)
@@ -81,11 +85,11 @@ class ImageTask(Task):
 
   @staticmethod
   def check_vocabulary(config: Config, meta: Meta, where: str) -> None:
-    """Check nothing: what the labels stand for is known with the images: see `other_meaning`."""
+    """Check nothing: only the images have the meaning of the labels, see `other_meaning`."""
 
   @staticmethod
   def adapted(source: ModelConfig, target: ModelConfig) -> ModelConfig:
-    """Another number of classes, drawn as in the target, and positions for another resolution."""
+    """Return the source with the target's classes, initialization and number of positions."""
     changes = {'classes': target.classes, 'init': target.init}
     if source.position_embedding == target.position_embedding == 'learned':
       changes['max_length'] = target.max_length
@@ -93,14 +97,14 @@ class ImageTask(Task):
 
   @staticmethod
   def adapt(params: Params, target: ModelConfig, seed: int | None, new_head: bool) -> Params:
-    """A new head if there are other classes; positions resampled."""
+    """Return parameters with a new head if the classes differ, and with resampled positions."""
     definition = models.define(target)
     if new_head or params['head']['bias'].shape != definition.abstract['head']['bias'].shape:
       head = definition.init(jax.random.key(seed or 0))['head']
       params = {**params, 'head': jax.tree.map(jnp.zeros_like, head) if seed is None else head}
     if 'positions' in params and len(params['positions']) != target.max_length:
       positions = vit.resample_positions(params['positions'], target.max_length)
-      # Moments start anew: resampling could make a second moment negative.
+      # Reset the moments, because resampling could make a second moment negative.
       params = {**params, 'positions': positions if seed is not None else jnp.zeros_like(positions)}
     return params
 
@@ -141,7 +145,7 @@ class ImageTask(Task):
     counts_B = (labels_B >= 0).astype(jnp.float32)
     labels_B = jnp.maximum(labels_B, 0)
     at_label_Bx1 = jnp.take_along_axis(logits_BxC, labels_B[:, None], axis=1)
-    # Of equal logits the first one is the larger, so that a constant model is right by chance only.
+    # Among equal logits the first one ranks higher, so that a constant model is right by chance.
     first = jnp.arange(logits_BxC.shape[1])[None] < labels_B[:, None]
     larger = (logits_BxC > at_label_Bx1) | ((logits_BxC == at_label_Bx1) & first)
     rank_B = jnp.sum(larger, axis=1)
@@ -159,7 +163,7 @@ class ImageTask(Task):
       bin_confidence=confidence_B @ in_bin_BxN,
       bin_correct=correct_B @ in_bin_BxN,
     )
-    return EvalSums.of_batch(sums, aux, sums.images)
+    return EvalSums.from_batch(sums, aux, sums.images)
 
   def logits(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
     return self.definition.bind(params)(_around_zero(batch['images']))[0], batch['labels']
@@ -175,7 +179,7 @@ class ImageTask(Task):
 
   @property
   def digest(self) -> str:
-    """A hash of the classes and the numbers of images; their pixels are not read for it."""
+    """Return a hash of the classes and the numbers of images, without reading pixels."""
     found = self._set
     identity = repr((found.classes, len(found.train), len(found.validation)))
     return hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
@@ -205,17 +209,17 @@ class ImageTask(Task):
     batches = image_order.train_batches(
       self._set.train, self._views, classes, seed, rows, first_step, last_step, position
     )
-    return self._told('train', self._set.train, batches)
+    return self._report_bad('train', self._set.train, batches)
 
   def validation_batches(self, rows: Sequence[int]) -> Iterator[Batch]:
     classes, split = self.config.model.classes, self._set.validation
     batches = image_order.validation_batches(
       split, self._views, classes, rows, self.config.train.eval_batches
     )
-    return self._told('validation', split, batches)
+    return self._report_bad('validation', split, batches)
 
   def held_out(self, vocabulary: dict[str, Any], count: int, first: int = 0) -> tuple[Batch, str]:
-    """Validation images of the run, if they are here, or noise."""
+    """Return validation images of the run if they are on this machine, or noise."""
     del vocabulary
     classes, numbers = self.config.model.classes, np.arange(first, first + count)
     try:
@@ -245,12 +249,12 @@ class ImageTask(Task):
     return f'{counted(self.examples, "image")} of {counted(len(self._set.classes), "class")}'
 
   def train_figures(self, loss: float) -> dict[str, float]:
-    """How many different images this host could not use so far, if there were any."""
+    """Return how many different images this host could not use so far, if any."""
     del loss
     return {f'data/bad_{name}_images': float(len(bad)) for name, bad in self._bad.items() if bad}
 
   def eval_figures(self, sums: EvalSums) -> dict[str, float]:
-    layers, sums = sums.layer_figures(), sums.of_task
+    layers, sums = sums.layer_figures(), sums.task
     n = sums.images
     figures = {
       'loss': sums.nats / n,
@@ -267,19 +271,19 @@ class ImageTask(Task):
     del params
     return ''
 
-  def _told(
+  def _report_bad(
     self, name: str, split: images.Split, batches: Generator[image_order.Batch, None, None]
   ) -> Generator[Batch, None, None]:
-    """The batches; whatever is bad in them is named or, if the config says so, fatal."""
+    """Yield the batches; report their bad images, or fail if the config says so."""
     try:
       for batch in batches:
         bad = batch.pop('bad')
         for number in bad:
           if number >= 0 and int(number) not in self._bad[name]:
-            self._tell(name, split, int(number))
+            self._report_one(name, split, int(number))
         if len(bad) > 1 and np.all(bad >= 0):
           raise UserError(
-            f'none of the {len(bad)} images of a batch can be used, of which the first is '
+            f'none of the {len(bad)} images of a batch can be used; the first is '
             f'{split.name(int(bad[0]))} ({self._reason(split, int(bad[0]))}); something is wrong '
             'with all of them'
           )
@@ -287,20 +291,20 @@ class ImageTask(Task):
     finally:
       batches.close()
 
-  def _tell(self, name: str, split: images.Split, number: int) -> None:
+  def _report_one(self, name: str, split: images.Split, number: int) -> None:
     seen, reason = self._bad[name], self._reason(split, number)
     seen.add(number)
     if self.config.data.on_bad_image == 'fail':
       raise UserError(
-        f'the image {split.name(number)} cannot be used ({reason}); mend it, take it away, or set '
+        f'the image {split.name(number)} cannot be used ({reason}); repair or remove it, or set '
         'config.data.on_bad_image=skip'
       )
     if len(seen) <= _MOST_NAMED:
-      more = '; further ones are only counted' if len(seen) == _MOST_NAMED else ''
+      more = '; more bad images are only counted' if len(seen) == _MOST_NAMED else ''
       say(f'the image {split.name(number)} is left out ({reason}){more}')
 
   def _reason(self, split: images.Split, number: int) -> str:
-    """Why an image cannot be used, found out by reading it again."""
+    """Read an image again and return why it cannot be used."""
     try:
       classes, rng = self.config.model.classes, np.random.default_rng(0)
       image_order.load(split, number, self._views, classes, rng)
@@ -317,5 +321,5 @@ def _with_sizes(config: Config, classes: int, channels: int) -> Config:
 
 
 def _around_zero(images_BxHxWxC: jax.Array) -> jax.Array:
-  """Pixels from −1 to 1."""
+  """Scale pixels to −1 … 1."""
   return images_BxHxWxC.astype(jnp.float32) / 127.5 - 1

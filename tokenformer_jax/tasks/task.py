@@ -1,4 +1,4 @@
-"""The interface between a run and what it learns: model, loss, batches, figures."""
+"""The interface between a run and its learning task: model, loss, batches, figures."""
 
 import abc
 from collections.abc import Generator, Iterator, Sequence
@@ -6,13 +6,13 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 
-from tokenformer_jax import models
-from tokenformer_jax.checkpoint_meta import Meta
-from tokenformer_jax.compute import Compute
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.data.order import BEGINNING, Position
-from tokenformer_jax.params import Params
-from tokenformer_jax.trunk import Aux
+from tokenformer_jax.model import models
+from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.model.trunk import Aux
+from tokenformer_jax.runs.checkpoint_meta import Meta
 
 Batch = Any  # arrays with the leading axis B, alone or in a pytree
 
@@ -20,12 +20,12 @@ Batch = Any  # arrays with the leading axis B, alone or in a pytree
 def with_aux(
   objective: jax.Array, loss: jax.Array, aux: Aux
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """Return what training minimises, and its figures.
+  """Return the objective with the auxiliary loss of the layers, and the figures of the step.
 
   Args:
-    objective: what the task minimises.
-    loss: the part of it that is reported.
-    aux: what the layers of the model say.
+    objective: the value that the task minimises.
+    loss: the part of the objective that is reported as `loss`.
+    aux: the auxiliary loss and the figures of the model's layers.
   """
   figures = {'loss': loss, **aux.figures}
   if aux.loss is None:
@@ -34,43 +34,43 @@ def with_aux(
 
 
 class EvalSums(NamedTuple):
-  """Sums over what counts of validation batches, so that batches add up.
+  """Sums over the counted examples or targets of validation batches. Sums of batches add up.
 
   Attributes:
-    of_task: what the task sums up itself.
-    of_layers: the figures of the layers, and their loss as `aux_loss`, each times `count`.
-    count: examples or targets that count.
+    task: the sums that the task defines.
+    layers: the figures of the layers, and their loss as `aux_loss`, each times `count`.
+    count: the number of examples or targets that count.
   """
 
-  of_task: Any
-  of_layers: dict[str, jax.Array]
+  task: Any
+  layers: dict[str, jax.Array]
   count: jax.Array
 
   @classmethod
-  def of_batch(cls, of_task: Any, aux: Aux, count: jax.Array) -> 'EvalSums':
-    """Return the sums of a batch, for whose layers' figures all that counts is alike."""
+  def from_batch(cls, task: Any, aux: Aux, count: jax.Array) -> 'EvalSums':
+    """Return the sums of a batch. The figures of the layers get the weight `count`."""
     figures = dict(aux.figures) if aux.loss is None else {**aux.figures, 'aux_loss': aux.loss}
-    return cls(of_task, jax.tree.map(lambda value: value * count, figures), count)
+    return cls(task, jax.tree.map(lambda value: value * count, figures), count)
 
   def layer_figures(self) -> dict[str, Any]:
-    """Return the means over all that counts of what the layers say."""
-    return {name: value / self.count for name, value in self.of_layers.items()}
+    """Return the means of the layers' figures over all batches."""
+    return {name: value / self.count for name, value in self.layers.items()}
 
 
 class Task(abc.ABC):
-  """What a run learns. What needs the data works after `prepare`.
+  """The learning task of a run. Methods that need the data work after `prepare`.
 
-  Made of a config, and of the vocabulary of the checkpoint that the run goes on from, if any.
+  The constructor takes a config and, if the run starts from a checkpoint, its vocabulary.
 
   Attributes:
-    unit: what the speed of a run is counted in, such as tokens.
-    size_of_data: the size of the model that only the data knows if the config leaves it at 0.
-    config: of the run, with every size filled in.
+    unit: the unit of a run's speed, such as tokens.
+    data_size_key: the key of the model config that the data determines if it is 0.
+    config: the config of the run, with every size filled in.
     definition: the model.
   """
 
   unit: ClassVar[str]
-  size_of_data: ClassVar[str]
+  data_size_key: ClassVar[str]
 
   def __init__(self, config: Config, vocabulary: dict[str, Any] | None = None):
     self.config = config
@@ -100,13 +100,13 @@ class Task(abc.ABC):
 
   @staticmethod
   def adapted(source: ModelConfig, target: ModelConfig) -> ModelConfig:
-    """See `tasks.adapted`. Of a model that nothing can be changed of: the source."""
+    """See `tasks.adapted`. The default returns the source unchanged."""
     del target
     return source
 
   @staticmethod
   def adapt(params: Params, target: ModelConfig, seed: int | None, new_head: bool) -> Params:
-    """See `tasks.adapt`."""
+    """See `tasks.adapt`. The default returns the parameters unchanged."""
     del target, seed, new_head
     return params
 
@@ -120,43 +120,43 @@ class Task(abc.ABC):
   def loss(
     self, params: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """What training minimises on a batch, and its figures, the `loss` to report among them.
+    """Return the objective of a batch and its figures, which include the reported `loss`.
 
-    What the layers say is part of both: see `with_aux`. `key` is for what is drawn in
-    a step; it differs from step to step.
+    Both include the auxiliary loss and figures of the layers (see `with_aux`). `key` seeds the
+    random draws of the step and differs from step to step.
     """
 
   @abc.abstractmethod
   def sums(self, params: Params, batch: Batch) -> EvalSums:
-    """Sums over what counts of a validation batch."""
+    """Return the sums over a validation batch."""
 
   @abc.abstractmethod
   def logits(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Float32 logits [B, …, V] of a batch and the targets [B, …], as ids."""
+    """Return the float32 logits [B, …, V] of a batch, and its target ids [B, …]."""
 
   # The data.
 
   @abc.abstractmethod
   def prepare(self) -> None:
-    """Opens the data, and makes ready what is made once.
+    """Open the data; build what a run prepares once, such as a token store.
 
     Raises:
-      UserError: it cannot be read, is too little, or is another on another host.
+      UserError: the data cannot be read, is too little, or differs between hosts.
     """
 
   @property
   @abc.abstractmethod
   def examples(self) -> int:
-    """Rows of batches in an epoch of training."""
+    """Return the number of training examples in an epoch; one example is one row of a batch."""
 
   @property
   @abc.abstractmethod
   def digest(self) -> str:
-    """A hash by which a run that is resumed knows its training data again."""
+    """Return a hash that identifies the training data when a run resumes."""
 
   @property
   def other_meaning(self) -> str:
-    """How the data's ids stand for something else than the checkpoint's; empty: they do not."""
+    """Return how the ids' meaning differs between data and checkpoint, or an empty string."""
     return ''
 
   @abc.abstractmethod
@@ -167,50 +167,51 @@ class Task(abc.ABC):
     last_step: int,
     position: Position = BEGINNING,
   ) -> Generator[Batch, None, None]:
-    """This host's rows of the training batches of `first_step` … `last_step` − 1, read ahead.
+    """Return this host's rows of the training batches `first_step` … `last_step` − 1, read ahead.
 
-    `position` says where the run begins in the order of the examples.
+    `position` is the start of the run in the order of the examples.
     """
 
   @abc.abstractmethod
   def validation_batches(self, rows: Sequence[int]) -> Iterator[Batch]:
-    """This host's rows of the validation batches: every example once."""
+    """Return this host's rows of the validation batches: every example once."""
 
   @abc.abstractmethod
   def held_out(self, vocabulary: dict[str, Any], count: int, first: int = 0) -> tuple[Batch, str]:
-    """A batch that the model was not trained on, to compare models with, and what it is.
+    """Return a batch that the model was not trained on, and its description, for comparing models.
 
-    Needs no `prepare`, and takes something else where the run's data is not on this machine.
+    The method works without `prepare`. If this machine does not have the run's data, it takes other
+    data.
 
     Args:
-      vocabulary: of the checkpoint, from `vocabulary`.
+      vocabulary: the checkpoint's vocabulary, as `Task.vocabulary` returns it.
       count: B.
-      first: how many examples to leave out at the start.
+      first: the number of examples to skip at the start.
     """
 
   @abc.abstractmethod
   def vocabulary(self) -> dict[str, Any]:
-    """What the model's ids stand for, as JSON: a checkpoint holds it."""
+    """Return the meaning of the model's ids as JSON, for the checkpoint."""
 
-  # What is said of a run.
+  # Reports on a run.
 
   @property
   @abc.abstractmethod
   def units_per_step(self) -> int:
-    """Of `unit`, in one step over all devices."""
+    """Return the number of `unit`s that a step processes on all devices."""
 
   @abc.abstractmethod
   def describe_data(self) -> str:
-    """The training data in a few words."""
+    """Return a short description of the training data."""
 
   @abc.abstractmethod
   def train_figures(self, loss: float) -> dict[str, float]:
-    """Figures of training besides those of the step, under their full names."""
+    """Return the training figures that the step does not compute, by their full names."""
 
   @abc.abstractmethod
   def eval_figures(self, sums: EvalSums) -> dict[str, float]:
-    """Figures of an evaluation, `loss` among them, from what `sums` gave for all batches."""
+    """Return the figures of an evaluation, including `loss`, from the total of `sums`."""
 
   @abc.abstractmethod
   def sample(self, params: Params) -> str:
-    """What the model makes up, for the reader of the terminal; empty: nothing."""
+    """Return a sample of the model's output for the terminal, or an empty string."""

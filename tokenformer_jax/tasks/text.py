@@ -1,4 +1,4 @@
-"""Language models: the next token of text."""
+"""Train language models on text."""
 
 import dataclasses
 import functools
@@ -10,35 +10,35 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tokenformer_jax import hosts
-from tokenformer_jax.checkpoint_meta import Meta
-from tokenformer_jax.compute import Compute
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.data import order, store, tokenizers
 from tokenformer_jax.data.held_out import held_out_tokens
-from tokenformer_jax.decode import Decoder
+from tokenformer_jax.decoding.decode import Decoder
+from tokenformer_jax.decoding.sampling import Sampling
+from tokenformer_jax.decoding.texts import TextRequest, decode_text
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.loss import LossSums, loss_sums, objective
-from tokenformer_jax.metrics import perplexity
-from tokenformer_jax.params import Params
-from tokenformer_jax.sampling import Sampling
+from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.loss import LossSums, loss_sums, objective
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.model.trunk import Aux
+from tokenformer_jax.parallel import hosts
+from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.runs.metrics import perplexity
 from tokenformer_jax.tasks.task import EvalSums, Task, with_aux
-from tokenformer_jax.texts import TextRequest, text_of
-from tokenformer_jax.trunk import Aux
 
-_LONGEST_COMPARED = 64  # tokens of a sequence that two models are compared on
+_LONGEST_COMPARED = 64  # the most tokens of a sequence for comparing two models
 
 
 class TextTask(Task):
-  """Batches are int32 [B, T + 1], inputs and targets; −1 marks what does not count."""
+  """The prediction of the next token. Batches are int32 [B, T + 1]; −1 marks ignored targets."""
 
   unit = 'tokens'
-  size_of_data = 'vocab_size'
-  _store: store.Store  # from `prepare` on
+  data_size_key = 'vocab_size'
+  _store: store.Store  # set by `prepare`
 
   @staticmethod
   def fill_in(config: Config, trained: ModelConfig | None, *, resumed: bool) -> Config:
-    del resumed  # A model keeps its tokenizer in another run as well.
+    del resumed  # A model keeps its tokenizer in other runs.
     model, length = config.model, config.data.sequence_length
     if trained is not None:
       vocab_size = model.vocab_size or trained.vocab_size
@@ -49,7 +49,7 @@ class TextTask(Task):
           f'learned positions for {max_length} tokens; take at most that'
         )
     else:
-      ids = tokenizers.size_of(config.data.tokenizer)
+      ids = tokenizers.largest_size(config.data.tokenizer)
       vocab_size = model.vocab_size or -(-ids // 128) * 128
       max_length = model.max_length or length
       if vocab_size < ids:
@@ -84,14 +84,16 @@ class TextTask(Task):
     del key
     z_loss = self.config.optim.z_loss
     f = functools.partial(objective, z_loss=z_loss)
-    (total, sums), aux = self._of_targets(f, params, batch)
+    (total, sums), aux = self._apply_to_targets(f, params, batch)
     return with_aux(total / sums.tokens, sums.nats / sums.tokens, aux)
 
   def sums(self, params: Params, batch: jax.Array) -> EvalSums:
-    sums, aux = self._of_targets(loss_sums, params, batch)
-    return EvalSums.of_batch(sums, aux, sums.tokens)
+    sums, aux = self._apply_to_targets(loss_sums, params, batch)
+    return EvalSums.from_batch(sums, aux, sums.tokens)
 
-  def _of_targets(self, f: Callable[..., Any], params: Params, batch: jax.Array) -> tuple[Any, Aux]:
+  def _apply_to_targets(
+    self, f: Callable[..., Any], params: Params, batch: jax.Array
+  ) -> tuple[Any, Aux]:
     model = self.definition.bind(params)
     hidden_BxTxD, _, aux = model.hidden(jnp.maximum(batch[:, :-1], 0))
     chunk = self.config.train.loss_chunk
@@ -102,14 +104,14 @@ class TextTask(Task):
     return logits_BxTxV, batch[:, 1:]
 
   def prepare(self) -> None:
-    """Opens the token store: made by the first process, then by those not sharing its disk."""
+    """Open the token store; the first process builds it, then processes on other disks do."""
     data, vocabulary = self.config.data, self._trained_vocabulary
     tokenizer = None if vocabulary is None else tokenizers.from_json(vocabulary)
     made = hosts.first_then_others(lambda: store.prepare(data, tokenizer))
     hosts.check_same(
       [int(made.digest[:7], 16)], 'the hosts read different text; config.data must find the same'
     )
-    # Finds out that a split is too short for one sequence before anything is compiled.
+    # Report a split that is too short for one sequence before anything compiles.
     order.validation_batches(made, data, [0], 1)
     order.train_rows(made.train, 0, [0], batch_size=1, sequence_length=data.sequence_length, seed=0)
     self._store = made
@@ -141,9 +143,9 @@ class TextTask(Task):
   def held_out(
     self, vocabulary: dict[str, Any], count: int, first: int = 0
   ) -> tuple[np.ndarray, str]:
-    """Rows of the run's token store, if it is here, or of the standard library.
+    """Return rows of the run's token store if it exists, or of the Python standard library.
 
-    A text that is too short is repeated. No store is built for it.
+    A text that is too short is repeated. No store is built.
     """
     length = min(self.config.data.sequence_length, _LONGEST_COMPARED) + 1
     needed = (first + count) * length
@@ -169,7 +171,7 @@ class TextTask(Task):
     }
 
   def eval_figures(self, sums: EvalSums) -> dict[str, float]:
-    found: LossSums = sums.of_task
+    found: LossSums = sums.task
     loss = found.nats / found.tokens
     return {
       'loss': loss,
@@ -180,7 +182,7 @@ class TextTask(Task):
     }
 
   def sample(self, params: Params) -> str:
-    """What the model writes after `config.train.sample_prompt`."""
+    """Return the model's continuation of `config.train.sample_prompt`."""
     train, model, tokenizer = self.config.train, self.config.model, self._store.tokenizer
     if not train.sample_tokens:
       return ''
@@ -191,7 +193,7 @@ class TextTask(Task):
       room = model.max_length - len(request.prompt)
       request = dataclasses.replace(request, length=min(request.length, room))
     (ids,) = self._decoder(self._decoder.prepare(params), [request])
-    return train.sample_prompt + text_of(tokenizer, ids.tolist())
+    return train.sample_prompt + decode_text(tokenizer, ids.tolist())
 
   @functools.cached_property
   def _decoder(self) -> Decoder:

@@ -1,1 +1,1 @@
-"""Handwritten digits as a TFDS dataset, in a package of its own as TFDS wants it."""
+"""Handwritten digits as a TFDS dataset. TFDS requires a package for each dataset."""

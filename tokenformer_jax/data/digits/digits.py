@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits as a TFDS dataset, made without TensorFlow and downloads."""
+"""scikit-learn's handwritten digits as a TFDS dataset, built without TensorFlow or downloads."""
 
 import io
 from collections.abc import Iterable, Iterator
@@ -9,14 +9,15 @@ from PIL import Image
 
 from tokenformer_jax.errors import UserError
 
-_HELD_OUT = 359  # images, one of five
-_LARGEST = 16  # value of a pixel, counted in black points of a 4 × 4 bitmap
+_HELD_OUT = 359  # images in the split `test`: one in five
+_LARGEST = 16  # the largest pixel value: the count of black points in a 4 × 4 bitmap
 
 
 class Digits(tfds.core.GeneratorBasedBuilder):
-  """1,797 images of 8 × 8 pixels and ten classes (Alpaydin & Kaynak 1998, UCI, CC BY 4.0).
+  """1,797 images of 8 × 8 pixels in ten classes (Alpaydin & Kaynak 1998, UCI, CC BY 4.0).
 
-  One of five, drawn once and for all, is in the split `test`. The same people wrote both splits.
+  The split `test` has one image in five, chosen with a fixed seed. The same people wrote the digits
+  of both splits.
   """
 
   VERSION = tfds.core.Version('1.0.0')
@@ -30,7 +31,7 @@ class Digits(tfds.core.GeneratorBasedBuilder):
 
   def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict:
     images_NxHxW, labels_N = _load()
-    # Not every fifth one: the digits mostly come in the order 0 to 9.
+    # A permutation, not every fifth image: the digits mostly come in the order 0 to 9.
     order = np.random.default_rng(0).permutation(len(labels_N))
     return {
       name: self._generate_examples(images_NxHxW, labels_N, sorted(numbers))
@@ -42,20 +43,20 @@ class Digits(tfds.core.GeneratorBasedBuilder):
   ) -> Iterator[tuple]:
     for i in map(int, numbers):
       pixels_HxW = np.round(images_NxHxW[i] * (255 / _LARGEST)).astype(np.uint8)
-      file = io.BytesIO()  # TFDS encodes arrays by TensorFlow, and takes encoded files as they are.
+      file = io.BytesIO()  # TFDS needs TensorFlow to encode arrays, but not for encoded files.
       Image.fromarray(pixels_HxW).save(file, 'png')
       file.seek(0)
       yield i, {'image': file, 'label': int(labels_N[i])}
 
 
 def _load() -> tuple[np.ndarray, np.ndarray]:
-  """Images [N, 8, 8] with values up to 16, and their labels."""
+  """Return the images [N, 8, 8], with values up to 16, and their labels."""
   try:
     from sklearn import datasets  # noqa: PLC0415 (slow, and only needed once)
   except ImportError as error:
     raise UserError(
-      'config.data.source is digits, which scikit-learn brings, and it is not installed; run '
-      'pip install -e ".[images]"'
+      'config.data.source is digits, which needs scikit-learn, and scikit-learn is not installed; '
+      'run pip install -e ".[images]"'
     ) from error
   found = datasets.load_digits()
   return found.images, found.target

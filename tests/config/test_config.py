@@ -1,0 +1,479 @@
+"""What a config may be, and the sentence for what it may not."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import Config, InitConfig, MeshConfig, names
+from tokenformer_jax.errors import UserError
+
+
+def _with(**changes) -> config_lib.Config:
+  """The defaults with changes, two underscores for a dot, resolved."""
+  values = config_lib.defaults()
+  with values.ignore_type():
+    for path, value in changes.items():
+      *groups, last = path.split('__')
+      group = values
+      for name in groups:
+        group = group[name]
+      group[last] = value
+  return config_lib.resolve(values)
+
+
+def _sentence(**changes) -> str:
+  with pytest.raises(UserError) as error:
+    _with(**changes)
+  return str(error.value)
+
+
+def test_the_defaults_are_a_config():
+  assert config_lib.to_json(_with()) == config_lib.to_json(Config()), (
+    'the defaults are not what the dataclasses say'
+  )
+
+
+def test_a_change_is_kept():
+  counts = config_lib.token_counts(_with(model__layer__ffn__tokens=96).model)
+  assert counts == {'qkv': 128, 'proj': 128, 'ffn': 96}
+
+
+@pytest.mark.parametrize('value', [1, 0])
+def test_an_integer_passes_for_a_float(value):
+  got = _with(optim__weight_decay=value).optim.weight_decay
+  assert (got, type(got)) == (value, float), '--config.optim.weight_decay=0 is refused'
+
+
+NUMBERS = st.floats(1e-9, 1e9)
+
+
+@given(
+  layers=st.integers(1, 100),
+  rate=NUMBERS,
+  counts=st.tuples(*[st.integers(1, 10**6)] * 3),
+  mesh=st.tuples(*[st.sampled_from([-1, 1, 2, 8])] * 3),
+  tied=st.booleans(),
+  text=st.text('abc/:*.', max_size=8),
+)
+def test_a_config_survives_being_stored(layers, rate, counts, mesh, tied, text):
+  config = Config(
+    model=dataclasses.replace(
+      Config().model,
+      pattern=f'layer*{layers}',
+      tied_head=tied,
+      layer=config_lib.LayerConfig(
+        mixer=config_lib.SoftmaxConfig(
+          qkv=config_lib.PattentionConfig(counts[0]), proj=config_lib.PattentionConfig(counts[1])
+        ),
+        ffn=config_lib.PattentionConfig(counts[2]),
+      ),
+      init=InitConfig(std=rate),
+    ),
+    optim=dataclasses.replace(Config().optim, learning_rate=rate),
+    mesh=MeshConfig(*mesh),
+    init_from=text,
+  )
+  values = config_lib.to_json(config)
+  assert config_lib.to_json(config_lib.from_dict(Config, values)) == values, (
+    'a checkpoint describes another run'
+  )
+
+
+def test_what_is_left_out_of_a_stored_config_has_its_default():
+  config = config_lib.from_dict(Config, {'model': {'width': 64}})
+  assert config.model == dataclasses.replace(Config().model, width=64)
+
+
+# Unknown keys
+
+
+@pytest.mark.parametrize(
+  ('path', 'sentence'),
+  [
+    ('optimizer', "config key 'optimizer' is unknown; did you mean 'optim'?"),
+    ('model__layr', "config key 'model.layr' is unknown; did you mean 'model.layer'?"),
+    (
+      'model__layer__fnn',
+      "config key 'model.layer.fnn' is unknown; did you mean 'model.layer.ffn'?",
+    ),
+    (
+      'model__layer__ffn__tokns',
+      "config key 'model.layer.ffn.tokns' is unknown; did you mean 'model.layer.ffn.tokens'?",
+    ),
+    (
+      'model__heads',
+      "config key 'model.heads' is unknown; it is called 'model.layer.mixer.heads' now",
+    ),
+    (
+      'mesh__xyz',
+      "config key 'mesh.xyz' is unknown; known names: fsdp, replica, tokens",
+    ),
+  ],
+)
+def test_an_unknown_key_is_told_the_nearest(path, sentence):
+  assert _sentence(**{path: 1}) == sentence, 'a mistyped key is not put right'
+
+
+@pytest.mark.parametrize(
+  'path', ['model.pattern', 'model.layer.mixer.qkv.tokens', 'dtype', 'model']
+)
+def test_check_key_knows_the_keys(path):
+  assert config_lib.check_key(path) is None, f'{path} is a key'
+
+
+@pytest.mark.parametrize(
+  ('path', 'sentence'),
+  [
+    ('model.layr', "config key 'model.layr' is unknown; did you mean 'model.layer'?"),
+    ('modell.width', "config key 'modell' is unknown; did you mean 'model'?"),
+    (
+      'model.layer.mixer.head',
+      "config key 'model.layer.mixer.head' is unknown; did you mean 'model.layer.mixer.heads'?",
+    ),
+    (
+      'model.layer.qkv.tokens',
+      "config key 'model.layer.qkv' is unknown; did you mean 'model.layer.mixer.qkv.tokens'?",
+    ),
+    (
+      'model.variants.local.mixer.windw',
+      "config key 'model.variants.local.mixer.windw' is unknown; did you mean "
+      "'model.variants.local.mixer.window'?",
+    ),
+    (
+      'model.variants.local.window',
+      "config key 'model.variants.local.window' is unknown; did you mean "
+      "'model.variants.local.mixer.window'?",
+    ),
+    ('model.layers', "config key 'model.layers' is unknown; it is called 'model.pattern' now"),
+    (
+      'model.param_tokens.ffn',
+      "config key 'model.param_tokens.ffn' is unknown; it is called 'model.layer.ffn.tokens' now",
+    ),
+    (
+      'model.projection',
+      "config key 'model.projection' is unknown; it is called 'model.layer.mixer.qkv.kind', "
+      "'model.layer.mixer.proj.kind' and 'model.layer.ffn.kind' now",
+    ),
+    ('model.steps', "config key 'model.steps' is unknown; did you mean 'train.steps'?"),
+    ('batch_size', "config key 'batch_size' is unknown; did you mean 'data.batch_size'?"),
+    ('seed', "config key 'seed' is unknown; did you mean 'train.seed' or 'grow.seed'?"),
+    ('model.init_std', "config key 'model.init_std' is unknown; it is called 'model.init.std' now"),
+    ('dtype.x', "config key 'dtype.x' is unknown; config.dtype is a single value"),
+  ],
+)
+def test_check_key_tells_the_nearest(path, sentence):
+  with pytest.raises(UserError) as error:
+    config_lib.check_key(path)
+  assert str(error.value) == sentence, 'a mistyped flag is not put right'
+
+
+@pytest.mark.parametrize(('old', 'new'), names.RENAMED.items())
+def test_a_key_is_known_by_its_earlier_name(old, new):
+  for key in new:
+    assert config_lib.check_key(key) is None, f'{key} is no key'
+  missing = set(new) - set(config_lib.keys_named(old.rpartition('.')[2]))
+  assert not missing, f'a flag of an earlier version is not told {missing}'
+  assert old not in config_lib.paths(), f'{old} is a key, and told to be another one'
+
+
+# Models
+
+
+def test_models_that_are_drawn_otherwise_are_equal():
+  a, b = (config_lib.ModelConfig(init=InitConfig(std=std)) for std in (0.02, 0.5))
+  assert a == b and hash(a) == hash(b), 'the same function is taken for another model'
+
+
+# Wrong types
+
+
+@pytest.mark.parametrize(
+  ('path', 'value', 'sentence'),
+  [
+    ('model.width', 2.0, 'config.model.width is 2.0, of type float; it must be int'),
+    ('model.width', True, 'config.model.width is True, of type bool; it must be int'),
+    ('model.kind', 3, 'config.model.kind is 3, of type int; it must be str'),
+    ('model.tied_head', 1, 'config.model.tied_head is 1, of type int; it must be bool'),
+    (
+      'optim.learning_rate',
+      '1e-3',
+      "config.optim.learning_rate is '1e-3', of type str; it must be float",
+    ),
+    ('optim.beta1', True, 'config.optim.beta1 is True, of type bool; it must be float'),
+    ('train.seed', None, 'config.train.seed is None, of type NoneType; it must be int'),
+    ('model.layer.ffn', 8, 'config.model.layer.ffn is 8; it is a group of keys'),
+    ('model.variants', 8, 'config.model.variants is 8; it is a group of keys'),
+    ('model.variants.local', 8, 'config.model.variants.local is 8; it is a group of keys'),
+    (
+      'model.layer.ffn.kind',
+      ['mlp'],
+      "config.model.layer.ffn.kind is ['mlp']; it must be one of pattention, mlp, none",
+    ),
+  ],
+)
+def test_a_value_of_the_wrong_type(path, value, sentence):
+  # Not by way of a ConfigDict, which converts or refuses some values itself.
+  for name in reversed(path.split('.')):
+    value = {name: value}
+  with pytest.raises(UserError) as error:
+    config_lib.from_dict(Config, value)
+  assert str(error.value) == sentence, 'the sentence does not say what is allowed'
+
+
+# Values that cannot be
+
+
+@pytest.mark.parametrize(
+  ('path', 'value', 'allowed'),
+  [
+    ('model.kind', 'lstm', 'lm, vit'),
+    ('model.layer.mixer.kind', 'hyena', 'softmax'),
+    ('model.layer.mixer.qkv.kind', 'linear', 'pattention, dense'),
+    ('model.layer.mixer.proj.kind', 'linear', 'pattention, dense'),
+    ('model.layer.ffn.kind', 'mpl', 'pattention, mlp, none'),
+    (
+      'model.layer.ffn.score.kind',
+      'relu',
+      'l2_norm_gelu, gelu_l2_norm, gelu_l1_norm, softmax, exp_l2_norm',
+    ),
+    ('model.layer.ffn.score.gelu', 'erf', 'exact, tanh'),
+    ('model.layer.norm', 'none', 'plain, bias, affine'),
+    ('model.final_norm', 'rms', 'none, plain, affine'),
+    ('model.layer.mixer.positions.kind', 'alibi', 'rotary, none'),
+    ('model.position_embedding', 'rotary', 'none, learned, sincos'),
+    ('optim.schedule', 'linear', 'cosine, constant'),
+    ('train.remat', 'yes', 'auto, everything, score_inputs, dots, full, offload'),
+    ('train.layers', 'loop', 'scan, unrolled'),
+    ('train.attention', 'flash', 'auto, xla, cudnn, splash'),
+    ('dtype', 'float16', 'auto, float32, bfloat16'),
+    (
+      'grow.method',
+      'copy',
+      'zero_keys, duplicate, random, net2net, net2net_fill, hypercloning',
+    ),
+    ('grow.scale', 'kept', "'' (empty), keep, resize"),
+    ('grow.new_values', 'normal', 'init, zero'),
+    ('grow.moments', 'keep', 'pad, drop'),
+    ('grow.step', '0', 'keep, restart'),
+  ],
+)
+def test_a_choice_that_there_is_not(path, value, allowed):
+  want = f'config.{path} is {value!r}; it must be one of {allowed}'
+  assert _sentence(**{path.replace('.', '__'): value}) == want, 'the choices are not named'
+
+
+INTEGERS = [
+  'model.width',
+  'model.layer.mixer.heads',
+  'model.layer.mixer.qkv.tokens',
+  'model.layer.mixer.proj.tokens',
+  'model.layer.ffn.tokens',
+  'data.sequence_length',
+  'data.batch_size',
+  'data.prefetch',
+  'optim.accumulation_steps',
+  'train.steps',
+  'train.log_every',
+  'train.checkpoint_every',
+  'train.keep_checkpoints',
+  'train.max_skipped_steps',
+  'train.loss_chunk',
+]
+FLOATS = [
+  'model.init.std',
+  'model.norm_epsilon',
+  'model.layer.mixer.positions.base',
+  'optim.learning_rate',
+  'optim.epsilon',
+]
+
+
+@pytest.mark.parametrize(
+  ('path', 'value'),
+  [
+    *((path, 0) for path in INTEGERS),
+    *((path, value) for path in FLOATS for value in (0.0, -1.0, float('nan'))),
+  ],
+)
+def test_what_must_be_positive(path, value):
+  want = f'config.{path} is {value}; it must be greater than 0'
+  assert _sentence(**{path.replace('.', '__'): value}) == want, f'{path} cannot be {value}'
+
+
+@pytest.mark.parametrize(
+  ('path', 'value'),
+  [
+    ('model.vocab_size', -1),
+    ('model.layer.ffn.reference', -1),
+    ('model.max_length', -1),
+    ('model.layer.mixer.window', -1),
+    ('data.workers', -1),
+    ('optim.warmup_steps', -1),
+    ('optim.weight_decay', -0.1),
+    ('optim.weight_decay', float('nan')),
+    ('optim.clip_norm', -1.0),
+    ('optim.z_loss', -1e-4),
+    ('train.seed', -1),
+    ('train.eval_every', -1),
+    ('train.eval_batches', -1),
+    ('train.sample_tokens', -1),
+    ('optim.new_token_warmup', -1),
+    ('grow.noise', -0.1),
+    ('grow.seed', -1),
+  ],
+)
+def test_what_must_not_be_negative(path, value):
+  want = f'config.{path} is {value}; it must not be negative'
+  assert _sentence(**{path.replace('.', '__'): value}) == want, f'{path} cannot be {value}'
+
+
+@pytest.mark.parametrize('value', [-0.1, 1.5, float('nan')])
+@pytest.mark.parametrize('path', ['model.layer.mixer.positions.fraction', 'optim.final_fraction'])
+def test_what_must_be_a_fraction(path, value):
+  want = f'config.{path} is {value}; it must lie between 0 and 1'
+  assert _sentence(**{path.replace('.', '__'): value}) == want, f'{path} cannot be {value}'
+
+
+@pytest.mark.parametrize('value', [-0.1, 1.0, float('nan')])
+@pytest.mark.parametrize('path', ['optim.beta1', 'optim.beta2'])
+def test_the_betas_are_less_than_one(path, value):
+  want = f'config.{path} is {value}; it must lie between 0 and 1 (excluded)'
+  assert _sentence(**{path.replace('.', '__'): value}) == want, 'Adam divides by 1 − β'
+
+
+@pytest.mark.parametrize(
+  ('path', 'value', 'bounds'),
+  [
+    ('data.crop_area', 0.0, 'be greater than 0 and at most 1'),
+    ('data.crop_area', 1.5, 'be greater than 0 and at most 1'),
+    ('optim.layer_decay', float('nan'), 'be greater than 0 and at most 1'),
+    ('data.rand_augment', -1.0, 'lie between 0 and 10'),
+    ('optim.drop_path', 1.0, 'lie between 0 and 1 (excluded)'),
+    ('optim.clip_norm', float('inf'), 'be finite'),
+    ('optim.learning_rate', float('inf'), 'be finite'),
+    ('optim.beta1', float('-inf'), 'be finite'),
+  ],
+)
+def test_both_bounds_of_a_number_are_told(path, value, bounds):
+  want = f'config.{path} is {value}; it must {bounds}'
+  assert _sentence(**{path.replace('.', '__'): value}) == want, f'{path} cannot be {value}'
+
+
+def test_an_integer_larger_than_any_float_is_told_as_well():
+  assert 'it must be less than 2147483648' in _sentence(model__width=10**400)
+
+
+@pytest.mark.parametrize('path', ['train.examples', 'optim.warmup_examples'])
+def test_examples_are_counted_in_64_bits(path):
+  config = _with(**{path.replace('.', '__'): 2**40})
+  assert config_lib.lookup(config, path) == 2**40, 'a long run cannot be given in examples'
+  assert _sentence(**{path.replace('.', '__'): 2**63}).endswith(
+    'must be less than 9223372036854775808'
+  )
+
+
+@pytest.mark.parametrize('path', ['train.seed', 'grow.seed', 'train.steps', 'model.width'])
+def test_an_integer_fits_in_32_bits(path):
+  assert _sentence(**{path.replace('.', '__'): 2**31}) == (
+    f'config.{path} is 2147483648; it must be less than 2147483648'
+  ), 'the run ends with a traceback'
+
+
+@pytest.mark.parametrize('value', [0.0, 1.0])
+def test_no_split_may_be_empty(value):
+  assert _sentence(data__validation_fraction=value) == (
+    f'config.data.validation_fraction is {value}; it must lie between 0 and 1, both excluded'
+  ), 'one of the two splits has no document'
+
+
+# Values that do not fit together
+
+
+@pytest.mark.parametrize(
+  ('changes', 'sentence'),
+  [
+    (
+      {'model__width': 30, 'model__layer__mixer__heads': 4},
+      'config.model.width is 30, which is not a multiple of model.layer.mixer.heads=4',
+    ),
+    (
+      {'data__batch_size': 6, 'optim__accumulation_steps': 4},
+      'config.data.batch_size is 6, which is not a multiple of optim.accumulation_steps=4',
+    ),
+    (
+      {'model__layer__mixer__qkv__bias': True},
+      'config.model.layer.mixer.qkv.bias is True, which has a meaning for '
+      'model.layer.mixer.qkv.kind=dense only, and this is pattention; leave it out',
+    ),
+    (
+      {'model__layer__ffn__kind': 'mlp', 'model__layer__ffn__width': -1},
+      'config.model.layer.ffn.width is -1; it must not be negative',
+    ),
+    (
+      {'model__pattern': '12'},
+      'config.model.pattern is \'12\', and 12 is not a layer; did you mean "layer*12"?',
+    ),
+    (
+      {
+        'model__position_embedding': 'learned',
+        'model__max_length': 128,
+        'data__sequence_length': 256,
+      },
+      'config.model.max_length is 128, less than data.sequence_length=256; learned positions must '
+      'reach that far',
+    ),
+  ],
+)
+def test_values_that_do_not_fit_together(changes, sentence):
+  assert _sentence(**changes) == sentence, 'the sentence does not name both values'
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {'model__layer__mixer__qkv__kind': 'dense', 'model__layer__mixer__qkv__bias': True},
+    {'model__layer__ffn__kind': 'mlp', 'model__layer__ffn__bias': True},
+    {'model__layer__ffn__kind': 'none'},
+    {'model__position_embedding': 'learned', 'model__max_length': 0},
+    {'model__position_embedding': 'learned', 'model__max_length': 256},
+    {'model__position_embedding': 'none', 'model__max_length': 1},
+    {'model__layer__ffn__reference': 64},
+  ],
+)
+def test_values_that_do_fit_together(changes):
+  assert isinstance(_with(**changes), Config), 'a config that means something is refused'
+
+
+@pytest.mark.parametrize('value', ['10', '10:', ':10', 'a:b', '0:3', '5:4', '-1:3'])
+def test_profile_steps_that_cannot_be(value):
+  assert _sentence(train__profile_steps=value) == (
+    f'config.train.profile_steps is {value!r}; it must be FIRST:LAST, two step numbers, for '
+    'example 10:13'
+  ), 'the sentence does not show the form'
+
+
+@pytest.mark.parametrize(('value', 'steps'), [('', None), ('10:13', (10, 13)), ('3:3', (3, 3))])
+def test_profile_steps(value, steps):
+  got = config_lib.profile_range(_with(train__profile_steps=value).train)
+  assert got == steps, 'other steps are profiled'
+
+
+@pytest.mark.parametrize(
+  ('value', 'rate'), [('train', 1), ('freeze', 0), ('scale:0.1', 0.1), ('scale:2', 2)]
+)
+def test_the_rate_of_old_tokens(value, rate):
+  got = config_lib.old_token_rate(_with(optim__old_tokens=value).optim)
+  assert got == rate, 'old tokens move at another rate'
+
+
+@pytest.mark.parametrize(
+  'value', ['half', 'scale', 'scale:x', 'scale:-1', 'scale:0', 'scale:inf', 'scale:nan', '0.1', '']
+)
+def test_rates_of_old_tokens_that_cannot_be(value):
+  assert _sentence(optim__old_tokens=value) == (
+    f"config.optim.old_tokens is {value!r}; it must be 'train', 'freeze' or 'scale:X' with a "
+    'factor X greater than 0, for example scale:0.1'
+  ), 'the sentence does not show the form'

@@ -1,0 +1,97 @@
+"""Patterns of layers become groups of equal layers."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenformer_jax.config.pattern import Group, parse
+from tokenformer_jax.errors import UserError
+
+NAMES = ('dense', 'full', 'layer', 'local', 'moe')
+
+
+def _parse(pattern: str) -> tuple[Group, ...]:
+  return parse(pattern, NAMES, 'config.model.pattern')
+
+
+@pytest.mark.parametrize(
+  ('pattern', 'groups'),
+  [
+    ('layer', [('layer', 1)]),
+    ('layer*12', [('layer', 12)]),
+    (' layer  * 12 ', [('layer', 12)]),
+    ('local*23 full', [('local', 23), ('full', 1)]),
+    ('dense moe*27', [('dense', 1), ('moe', 27)]),
+    ('(dense moe)*6', [('dense moe', 6)]),
+    ('(local*3 full)*4', [('local local local full', 4)]),
+    ('full (dense moe)*2 full', [('full', 1), ('dense moe', 2), ('full', 1)]),
+    ('((dense moe)*2 full)*3', [('dense moe dense moe full', 3)]),
+    # What is no repetition of several layers needs no group of its own.
+    ('(layer)*3', [('layer', 3)]),
+    ('(layer*2)*3', [('layer', 6)]),
+    ('((dense moe)*2)*3', [('dense moe', 6)]),
+    ('(dense moe)', [('dense', 1), ('moe', 1)]),
+    ('layer layer layer*2', [('layer', 4)]),
+    ('(dense moe)*2 (dense moe)*3', [('dense moe', 5)]),
+  ],
+)
+def test_groups_of_a_pattern(pattern, groups):
+  want = tuple(Group(tuple(row.split()), count) for row, count in groups)
+  assert _parse(pattern) == want, 'other layers, or layers that could share a program do not'
+
+
+def _run(groups: tuple[Group, ...]) -> list[str]:
+  return [name for group in groups for name in group.layers * group.count]
+
+
+PATTERNS = st.recursive(
+  st.sampled_from(NAMES).map(lambda name: (name, [name])),
+  lambda inner: st.tuples(st.lists(inner, min_size=1, max_size=3), st.integers(1, 3)).map(
+    lambda drawn: (
+      f'({" ".join(text for text, _ in drawn[0])})*{drawn[1]}',
+      [name for _, names in drawn[0] for name in names] * drawn[1],
+    )
+  ),
+  max_leaves=8,
+)
+
+
+@given(PATTERNS)
+def test_layers_run_in_the_order_that_they_are_written(pattern):
+  text, names = pattern
+  groups = _parse(text)
+  assert _run(groups) == names, f'{text} runs other layers'
+  assert sum(group.size for group in groups) == len(names), 'the size of a group is wrong'
+
+
+@pytest.mark.parametrize(
+  ('pattern', 'mistake'),
+  [
+    ('', 'it names no layer'),
+    ('  ', 'it names no layer'),
+    ('layr*2', "'layr' is not a layer; did you mean 'layer'?"),
+    ('other', "'other' is not a layer; known names: dense, full, layer, local, moe"),
+    ('(dense moe', "a '(' is not closed"),
+    ('dense moe)*2', "a ')' closes nothing"),
+    (')', "a ')' closes nothing"),
+    ('()*2', 'a parenthesis is empty'),
+    ('layer*0', "after '*' comes a number from 1 to 10,000, not '0'"),
+    ('layer*', "after '*' comes a number from 1 to 10,000, and there is none"),
+    ('layer*-1', "not '-'"),
+    ('layer*full', "not 'full'"),
+    ('layer*2*2', "'*' stands where the name of a layer is expected"),
+    ('*2', "'*' stands where the name of a layer is expected"),
+    ('2', '2 is not a layer; did you mean "dense*2"?'),
+    ('layer, full', "',' stands where"),
+    ('layer*10001', 'it has more than 10,000 layers'),
+    ('layer*' + '9' * 5000, 'comes a number from 1 to 10,000'),
+    ('((layer*9999 full)*9999 full)*9999', 'it has more than 10,000 layers'),
+    ('(' * 5000 + 'layer', 'it has more than 20 parentheses in each other'),
+  ],
+)
+def test_what_is_no_pattern_is_one_sentence(pattern, mistake):
+  with pytest.raises(UserError) as error:
+    _parse(pattern)
+  message = str(error.value)
+  assert message.startswith(f'config.model.pattern is {pattern!r}, and '), 'the key is not named'
+  assert mistake in message and '\n' not in message, f'{mistake!r} is not what is said'

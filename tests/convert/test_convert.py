@@ -1,0 +1,424 @@
+"""Released weights in and out: the golden model, the released sizes, and what is refused."""
+
+import dataclasses
+import json
+import os
+import runpy
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+import released
+import tiny_run
+from absl import flags
+from tiny import tiny_model
+
+from tokenformer_jax import config
+from tokenformer_jax.config import MeshConfig
+from tokenformer_jax.convert import command as convert
+from tokenformer_jax.convert import released_torch, tensor_files
+from tokenformer_jax.data import tokenizers
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import files
+from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.runs import checkpoint, saved_config
+from tokenformer_jax.steps import optim
+from tokenformer_jax.steps import step as step_lib
+
+EACH_FORMAT = pytest.mark.parametrize('suffix', tensor_files.SUFFIXES)
+CONVERT = [sys.executable, '-m', 'tokenformer_jax.convert']
+QUERY = 'sequential.2.attention.query.key_param_tokens'
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+  """The golden model as a run."""
+  directory = tmp_path_factory.mktemp('golden')
+  released.write_tokenizer(directory)
+  source = released.write(directory / 'pytorch_model.bin')
+  convert.to_jax(source, directory / 'run', **released.OPTIONS)
+  return directory / 'run'
+
+
+def _restored(workdir):
+  """The whole state that training would go on from, and what it is of."""
+  checkpoints, meta = checkpoint.open_source(workdir, None)
+  mesh = sharding.make_mesh(MeshConfig())
+  return files.read(checkpoints, meta, mesh), meta
+
+
+def _names(weights):
+  return {name: (array.dtype.name, array.tobytes()) for name, array in weights.items()}
+
+
+def _read(path):
+  return {name: tensor.read() for name, tensor in tensor_files.find(path).items()}
+
+
+def test_golden_logits(run):
+  state, meta = _restored(run)
+  definition = define_lm(meta.config.model)
+  got = jax.jit(lambda p, ids: definition.bind(p)(ids)[0])(
+    state['params'], released.GOLDEN['input_ids']
+  )
+  np.testing.assert_allclose(
+    got, released.GOLDEN['logits'], atol=1e-5, err_msg='the converted model is another one'
+  )
+
+
+def test_the_run_is_described_by_what_was_read(run):
+  _, meta = _restored(run)
+  assert (meta.step, meta.updates, meta.lineage) == (0, 0, ())
+  assert meta.config.model == dataclasses.replace(released.MODEL, max_length=32)
+  assert tokenizers.from_json(meta.tokenizer).size == 64, 'another tokenizer'
+  written = saved_config.read(run / 'config.json', 'nothing')
+  assert written == meta.config, 'config.json is not the config of the checkpoint'
+
+
+def test_training_starts_as_from_scratch_but_for_the_parameters(run):
+  """The checkpoint holds the parameters alone; all the rest that is read is that of step 0."""
+  state, meta = _restored(run)
+  assert all(path.startswith('params/') for path in meta.checksums), 'zeros were stored'
+  definition = define_lm(meta.config.model)
+  tx = optim.make_optimizer(meta.config.optim, meta.config.train.steps, definition.info)
+  scratch = step_lib.initial_state(definition, tx, 0)
+  assert jax.tree.structure(state) == jax.tree.structure(scratch)
+  wanted = {**scratch, 'params': state['params']}
+  same = jax.tree.map(lambda a, b: a.dtype == b.dtype and bool((a == b).all()), state, wanted)
+  assert all(jax.tree.leaves(same)), 'not the state of a new run'
+  mesh = sharding.make_mesh(MeshConfig())
+  place = jax.tree.map(lambda a: a.sharding, {n: state[n] for n in ('params', 'opt_state')})
+  planned = step_lib.state_shardings(mesh, definition, tx)
+  assert place == {n: planned[n] for n in place}, 'fresh moments do not lie where they belong'
+
+
+@EACH_FORMAT
+def test_back_again_bit_for_bit(run, tmp_path, suffix):
+  target = tmp_path / f'back{suffix}'
+  convert.to_torch(str(run), target)
+  assert list(_read(target)) == list(released.WEIGHTS), 'names, or their order'
+  assert _names(_read(target)) == _names(released.WEIGHTS), 'other bits'
+  original = released.write(tmp_path / f'original{suffix}')
+  again = tmp_path / 'again'
+  convert.to_jax(original, again, tokenizer=str(run.parent / 'tokenizer.json'), **released.OPTIONS)
+  convert.to_torch(f'{again}@0', tmp_path / f'again{suffix}')
+  assert (tmp_path / f'again{suffix}').read_bytes() == target.read_bytes()
+
+
+def test_back_again_from_and_to_pytorch(tmp_path):
+  torch = pytest.importorskip('torch')
+  released.write_tokenizer(tmp_path)
+  weights = {name: torch.tensor(array) for name, array in released.WEIGHTS.items()}
+  torch.save(weights, tmp_path / 'pytorch_model.bin')
+  convert.to_jax(tmp_path / 'pytorch_model.bin', tmp_path / 'run', **released.OPTIONS)
+  convert.to_torch(str(tmp_path / 'run'), tmp_path / 'back.bin')
+  back = torch.load(tmp_path / 'back.bin', weights_only=True, mmap=True)
+  assert list(back) == list(weights)
+  assert all(torch.equal(back[name], tensor) for name, tensor in weights.items())
+
+
+@pytest.mark.parametrize(('dtype', 'suffix'), [('float16', '.bin'), ('bfloat16', '.safetensors')])
+def test_half_precision_goes_in_and_comes_back(tmp_path, dtype, suffix):
+  released.write_tokenizer(tmp_path)
+  source = released.write(tmp_path / f'model{suffix}', dtype=dtype)
+  convert.to_jax(source, tmp_path / 'run', **released.OPTIONS)
+  state, _ = _restored(tmp_path / 'run')
+  want = released.WEIGHTS['sequential.0.word_embeddings.weight'].astype(tensor_files.DTYPES[dtype])
+  np.testing.assert_array_equal(state['params']['embedding'], want.astype(np.float32))
+  convert.to_torch(str(tmp_path / 'run'), tmp_path / f'back{suffix}', dtype=dtype)
+  assert _names(_read(tmp_path / f'back{suffix}')) == _names(_read(source)), 'other bits'
+
+
+def test_a_sharded_set_is_the_model(run, tmp_path):
+  names = list(released.WEIGHTS)
+  weight_map = {name: f'model-{i % 3}.safetensors' for i, name in enumerate(names)}
+  for shard in set(weight_map.values()):
+    part = {n: released.WEIGHTS[n] for n in names if weight_map[n] == shard}
+    released.write(tmp_path / shard, part)
+  index = {'metadata': {}, 'weight_map': weight_map}
+  (tmp_path / 'model.safetensors.index.json').write_text(json.dumps(index))
+  released.write_tokenizer(tmp_path)
+  convert.to_jax(tmp_path, tmp_path / 'run', **released.OPTIONS)
+  _, meta = _restored(tmp_path / 'run')
+  assert meta.checksums == _restored(run)[1].checksums, 'other parameters'
+
+
+@pytest.mark.parametrize('variant', ['150m', '450m', '900m', '1_5b'])
+def test_released_sizes_by_shape(variant):
+  """Nothing is allocated: the tensors of the released models, of their names and shapes alone."""
+  file = tiny_run.ROOT / 'configs/lm_pile.py'
+  planned = config.resolve(runpy.run_path(str(file))['get_config'](variant)).model
+  shapes = {name: place.shape for name, place in released_torch.layout(planned).items()}
+  got = released_torch.model_of(shapes)
+  references = {name: one.reference for name, one in config.pattentions(got).items()}
+  assert references == config.token_counts(planned), 'another scale'
+  assert got == config.with_references(planned)
+  assert len(shapes) == 3 + 10 * planned.depth, 'the released files have 3 + 10 L tensors'
+  assert sum(int(np.prod(shape)) for shape in shapes.values()) == define_lm(planned).count
+
+
+def _without(name):
+  return {n: a for n, a in released.WEIGHTS.items() if n != name}
+
+
+def _reshaped(name, *shape):
+  return {**released.WEIGHTS, name: np.zeros(shape, np.float32)}
+
+
+MISTAKES = {
+  'missing': (_without('sequential.3.mlp.key_param_tokens'), r'sequential\.3\.mlp\.key_.* missing'),
+  'no embedding': (
+    _without('sequential.0.word_embeddings.weight'),
+    r'word_embeddings\.weight is m',
+  ),
+  'first layer': (_without(QUERY), f'{QUERY} is missing'),
+  'no norm': (_without('sequential.5.norm.bias'), r'sequential\.5\.norm\.bias is missing'),
+  'extra': ({**released.WEIGHTS, 'lm_head.weight': np.zeros((64, 32))}, 'lm_head.weight has no pl'),
+  'misshapen': (_reshaped(QUERY, 32, 31), rf'{QUERY} has the shape \[32, 31\];.*\[32, 32\]'),
+  'one axis': (_reshaped(QUERY, 32), f'{QUERY} has the shape .*; it must have two axes'),
+  'layers differ': (
+    _reshaped('sequential.3.mlp.key_param_tokens', 64, 32),
+    r'sequential\.3\.mlp\.key_param_tokens has the shape \[64, 32\];.* must be \[128, 32\]',
+  ),
+  'a Transformer': ({'transformer.wte.weight': np.zeros((64, 32))}, 'it has transformer.wte'),
+  'nothing': ({}, 'it has none at all'),
+}
+
+
+@pytest.mark.parametrize('mistake', MISTAKES)
+def test_wrong_tensors_are_named_and_nothing_is_left(tmp_path, mistake):
+  weights, match = MISTAKES[mistake]
+  source = released.write(tmp_path / 'model.safetensors', weights)
+  released.write_tokenizer(tmp_path)
+  before = sorted(os.listdir(tmp_path))
+  with pytest.raises(UserError, match=match):
+    convert.to_jax(source, tmp_path / 'run', **released.OPTIONS)
+  assert sorted(os.listdir(tmp_path)) == before, 'something was left'
+
+
+@pytest.mark.parametrize(
+  ('options', 'match'),
+  [
+    ({'heads': None}, r'no released model is 32 wide.*--heads=N'),
+    ({'heads': 5}, 'is not a multiple of 5 heads'),
+    ({'rotary_fraction': 1.5}, r'--rotary_fraction=1\.5 of heads that are 16 wide'),
+    ({'rotary_fraction': float('nan')}, '--rotary_fraction=nan of heads'),
+    ({'rotary_fraction': float('inf')}, '--rotary_fraction=inf of heads'),
+    ({'rotary_fraction': 0.1}, 'and rotate at least two entries'),
+    ({'tokenizer': __file__}, '--tokenizer=.* is not a tokenizer.json that'),
+    ({'tokenizer': 'bytes'}, 'the tokenizer bytes has 256 token ids, and the embedding 64 rows'),
+    (
+      {'tokenizer': ''},
+      r'there is no .*tokenizer\.json; put it there .*GPT-NeoX-20B; .* offers its weights',
+    ),
+    (
+      {'tokenizer': 'nothing.json'},
+      r'--tokenizer=nothing.json is not a file.*the tokenizer of GPT-NeoX-20B',
+    ),
+    ({'target': ''}, 'exists; name a new directory'),
+  ],
+)
+def test_wrong_options_get_a_sentence(tmp_path, options, match):
+  source = released.write(tmp_path / 'model.bin')
+  (tmp_path / 'elsewhere').mkdir()
+  target = tmp_path / options.pop('target', 'run')
+  known = {'tokenizer': str(released.write_tokenizer(tmp_path / 'elsewhere')), **released.OPTIONS}
+  with pytest.raises(UserError, match=match):
+    convert.to_jax(source, target, **{**known, **options})
+  assert sorted(os.listdir(tmp_path)) == ['elsewhere', 'model.bin'], 'something was left'
+
+
+NONFINITE = {
+  **released.WEIGHTS,
+  QUERY: np.where(np.arange(32) == 7, np.nan, released.WEIGHTS[QUERY]).astype(np.float32),
+  'sequential.5.norm.bias': np.full(32, -np.inf, np.float32),
+}
+TOLD = f'has 64 weights that are NaN or infinite, the first of them in the tensor {QUERY}'
+
+
+def test_weights_that_are_not_finite_are_refused_unless_a_flag_takes_them(
+  tmp_path, monkeypatch, capsys
+):
+  """A model with one NaN computes nothing but NaN, which shows only when it is used."""
+  monkeypatch.setattr(convert, '_CHUNK', 50)  # so that no tensor is one chunk
+  monkeypatch.setattr(tensor_files, '_CHUNK', 30)
+  released.write_tokenizer(tmp_path)
+  source = released.write(tmp_path / 'model.bin', NONFINITE)
+  before = sorted(os.listdir(tmp_path))
+  with pytest.raises(UserError, match=f'{TOLD}.*--allow_nonfinite'):
+    convert.to_jax(source, tmp_path / 'run', **released.OPTIONS)
+  assert sorted(os.listdir(tmp_path)) == before, 'something was left'
+  convert.to_jax(source, tmp_path / 'run', allow_nonfinite=True, **released.OPTIONS)
+  assert TOLD in capsys.readouterr().err, 'they were taken without a word'
+  back = tmp_path / 'back.safetensors'
+  with pytest.raises(UserError, match=f'{tmp_path}/run .*has 64 weights that are NaN'):
+    convert.to_torch(str(tmp_path / 'run'), back)
+  assert not back.exists(), 'something was left'
+  convert.to_torch(str(tmp_path / 'run'), back, allow_nonfinite=True)
+  assert 'has 64 weights that are NaN or infinite' in capsys.readouterr().err
+  assert _names(_read(back)) == _names(NONFINITE), 'other bits'
+
+
+@pytest.mark.parametrize('score', ['l2_norm_gelu', 'softmax'])
+def test_the_score_of_the_weights_is_named_by_a_flag(tmp_path, score, monkeypatch, capsys):
+  released.write_tokenizer(tmp_path)
+  source = released.write(tmp_path / 'model.bin')
+  asked = [f'--source={source}', f'--target={tmp_path}/run', '--heads=2', '--rotary_fraction=0.5']
+  _convert('to-jax', *asked, f'--score={score}')
+  said = capsys.readouterr().err
+  assert f'score {score}' in said and 'assumed' not in said, said
+  model = _restored(tmp_path / 'run')[1].config.model
+  assert {one.score.kind for one in config.pattentions(model).values()} == {score}
+  _convert('to-torch', f'--source={tmp_path}/run', f'--target={tmp_path}/back.bin')
+  said = capsys.readouterr().err
+  differs = 'set norm_activation_type to it in the config of the released code' in said
+  assert differs == (score != 'l2_norm_gelu'), (
+    f'whoever takes the file trusts another score: {said}'
+  )
+  assert _names(_read(tmp_path / 'back.bin')) == _names(released.WEIGHTS), 'other bits'
+
+
+def test_what_is_assumed_is_said(tmp_path, capsys):
+  released.write_tokenizer(tmp_path)
+  source = released.write(tmp_path / 'model.bin')
+  _convert('to-jax', f'--source={source}', f'--target={tmp_path}/run', '--heads=2')
+  said = capsys.readouterr().err
+  assert 'the released models have it: --score=l2_norm_gelu, --rotary_fraction=0.25' in said, said
+
+
+def _convert(*arguments):
+  """The command with these arguments, within this process."""
+  known = set(flags.FLAGS)
+  convert.define_flags()
+  flags.FLAGS.set_gnu_getopt()  # Flags may follow the action, whatever ran in this process before.
+  try:
+    convert.main(flags.FLAGS(['convert', *map(str, arguments)]))
+  finally:
+    for name in set(flags.FLAGS) - known:
+      delattr(flags.FLAGS, name)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'match'),
+  [
+    (
+      {'score': 'gelu_l1_norm'},
+      r"qkv\.score\.kind is .*'gelu_l2_norm', 'softmax' only",
+    ),
+    ({'gelu': 'tanh'}, r"qkv\.score\.gelu is 'tanh'; .* 'exact' only"),
+    ({'dense': True}, r"mixer\.qkv\.kind is 'dense'; .* 'pattention' only"),
+    ({'rotary': 0}, r"mixer\.positions\.kind is 'none'; .* 'rotary' only"),
+    ({'window': 8}, r'mixer\.window is 8; .* 0 only'),
+    (
+      {'pattern': 'layer local', 'variants': config.Layers({'local': tiny_model(window=8).layer})},
+      r"model\.pattern is 'layer local'; a model of several kinds of layers has no place in the",
+    ),
+    ({'pattern': '(layer layer)*2'}, r'model\.pattern is .* several kinds of layers has no place'),
+  ],
+)
+def test_a_model_that_the_released_code_cannot_compute_is_refused(tmp_path, changes, match):
+  model = tiny_model(**changes)
+  params = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), define_lm(model).abstract)
+  files.write(
+    tmp_path / 'run',
+    {'params': jax.tree.map(jax.numpy.asarray, params)},
+    config.Config(model=model),
+    {'kind': 'bytes'},
+    lineage=(),
+    contents='params',
+    step=0,
+  )
+  with pytest.raises(UserError, match=match):
+    convert.to_torch(str(tmp_path / 'run'), tmp_path / 'back.bin')
+  assert os.listdir(tmp_path) == ['run'], 'something was left'
+
+
+def test_targets_are_checked_before_anything_is_read(run, tmp_path):
+  with pytest.raises(UserError, match=r'must end in \.bin or \.safetensors'):
+    convert.to_torch(str(run), tmp_path / 'model.pt')
+  (tmp_path / 'model.bin').touch()
+  with pytest.raises(UserError, match='exists'):
+    convert.to_torch(str(run), tmp_path / 'model.bin')
+
+
+@pytest.mark.slow
+def test_a_converted_model_generates_trains_grows_evaluates_and_converts_back(tmp_path):
+  """As a user types it; the model is one of bytes, so that there is a tokenizer."""
+  rng = np.random.default_rng(0)
+  shapes = released_torch.layout(tiny_model(vocab_size=256))
+  weights = {n: rng.normal(size=p.shape).astype(np.float32) for n, p in shapes.items()}
+  released.write(tmp_path / 'model.safetensors', weights)
+  corpus = tiny_run.write_corpus(tmp_path / 'corpus')
+
+  def python(*arguments):
+    command = [sys.executable, *arguments]
+    done = subprocess.run(
+      command, capture_output=True, text=True, env=tiny_run.environment(), cwd=tiny_run.ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+  asked = ['--heads=4', '--rotary_fraction=0.5', '--tokenizer=bytes', '--sequence_length=32']
+  source, target = f'--source={tmp_path}/model.safetensors', f'--target={tmp_path}/run'
+  said = python('-m', 'tokenformer_jax.convert', 'to-jax', source, target, *asked)
+  assert said.stdout.startswith('python -m tokenformer_jax.generate --source=')
+  options = ['--prompt=def', '--length=5', '--temperature=0']
+  written = python('-m', 'tokenformer_jax.generate', f'--source={tmp_path}/run', *options)
+  assert written.stdout.startswith('def')
+  data = [f'--config.data.source={corpus}', f'--config.data.cache_dir={tmp_path}/cache']
+  steps = ['--config.train.steps=2', '--config.data.batch_size=2', '--config.train.sample_tokens=0']
+  trained = python('train.py', f'--workdir={tmp_path}/run', *data, *steps)
+  assert 'saved' in trained.stderr, trained.stderr
+  grown = [f'--source={tmp_path}/run', f'--target={tmp_path}/grown', '--param_tokens=ffn=96']
+  said = python('-m', 'tokenformer_jax.grow', *grown)
+  assert 'exact: the grown model computes what the source does' in said.stderr
+  losses = []
+  for name in ('run', 'grown'):
+    what = [f'--source={tmp_path / name}', f'--text={corpus}']
+    python('-m', 'tokenformer_jax.evaluate', *what, f'--output={tmp_path}/{name}.json')
+    losses.append(json.loads((tmp_path / f'{name}.json').read_text())['text']['loss'])
+  assert losses[0] == pytest.approx(losses[1], rel=1e-5), 'the grown model is another one'
+  back = [f'--source={tmp_path}/grown', f'--target={tmp_path}/back.bin']
+  said = python('-m', 'tokenformer_jax.convert', 'to-torch', *back)
+  assert 'takes the scale from the number of tokens' in said.stderr, 'a silent change of function'
+  got = tensor_files.find(tmp_path / 'back.bin')
+  assert got['sequential.2.mlp.key_param_tokens'].shape == (96, 32), 'not the larger counts'
+
+
+@pytest.mark.slow
+def test_the_150m_model_in_full_and_in_little_memory(tmp_path):
+  """Random numbers in the released shapes go in and come back, neither way with the model twice."""
+  file = tiny_run.ROOT / 'configs/lm_pile.py'
+  model = config.resolve(runpy.run_path(str(file))['get_config']('150m')).model
+  shapes = {name: place.shape for name, place in released_torch.layout(model).items()}
+  rng = np.random.default_rng(0)
+  random = ((n, rng.standard_normal(s, dtype=np.float32)) for n, s in shapes.items())
+  tensor_files.write(tmp_path / 'pytorch_model.bin', 'float32', shapes, random)
+  most = 1.3 * 4 * define_lm(model).count
+  measured = (
+    'import resource, subprocess, sys; done = subprocess.run(sys.argv[1:]);'
+    'print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); sys.exit(done.returncode)'
+  )
+
+  def peak(*arguments):
+    done = tiny_run.run([sys.executable, '-c', measured, *CONVERT, *arguments], cwd=tiny_run.ROOT)
+    assert done.returncode == 0, done.stderr
+    used = 1024 * int(done.stdout.splitlines()[-1])
+    print(f'{arguments[0]}: {used / 1e6:.0f} MB, {1.3 * used / most:.2f} times the model')
+    return used
+
+  into = peak(
+    'to-jax',
+    f'--source={tmp_path}',
+    f'--target={tmp_path}/run',
+    '--tokenizer=bytes',
+  )
+  back = peak('to-torch', f'--source={tmp_path}/run', f'--target={tmp_path}/back.bin')
+  before, after = (tensor_files.find(tmp_path / name) for name in ('pytorch_model.bin', 'back.bin'))
+  assert list(before) == list(after), 'names, or their order'
+  for name, tensor in before.items():
+    assert tensor.read().tobytes() == after[name].read().tobytes(), f'{name}: other bits'
+  assert max(into, back) <= most, f'{into / 1e6:.0f} and {back / 1e6:.0f} MB, Python included'

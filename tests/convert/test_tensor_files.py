@@ -1,0 +1,320 @@
+"""Files of tensors: what the libraries write and read, and what must be refused."""
+
+import collections
+import io
+import json
+import os
+import pickle
+import sys
+import types
+import zipfile
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tokenformer_jax.convert import tensor_files
+from tokenformer_jax.errors import UserError
+
+EACH_FORMAT = pytest.mark.parametrize('suffix', tensor_files.SUFFIXES)
+EACH_DTYPE = pytest.mark.parametrize('dtype', tensor_files.DTYPES)
+SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, 1e-40, 1.5], np.float32)
+
+
+def _weights() -> dict[str, np.ndarray]:
+  rng = np.random.default_rng(0)
+  random = {'a.weight': (5, 3), 'b': (7,), 'c': (2, 4)}
+  arrays = {name: rng.normal(size=s).astype(np.float32) for name, s in random.items()}
+  return {**arrays, 'special': SPECIAL}
+
+
+def _write(path, weights=None, dtype='float32'):
+  weights = _weights() if weights is None else weights
+  shapes = {name: array.shape for name, array in weights.items()}
+  # In another order than that of the table, as arrays of layers come.
+  tensor_files.write(path, dtype, shapes, reversed(weights.items()))
+  return path
+
+
+def _read(path) -> dict[str, np.ndarray]:
+  return {name: tensor.read() for name, tensor in tensor_files.find(path).items()}
+
+
+def _assert_same(got, want, dtype='float32'):
+  assert list(got) == list(want), 'names, or their order'
+  for name, array in want.items():
+    array = array.astype(tensor_files.DTYPES[dtype])
+    assert (got[name].dtype, got[name].shape) == (array.dtype, array.shape), name
+    assert got[name].tobytes() == array.tobytes(), f'{name}: other bits'
+
+
+@EACH_FORMAT
+@EACH_DTYPE
+def test_what_is_written_is_read(tmp_path, suffix, dtype):
+  path = _write(tmp_path / f'model{suffix}', dtype=dtype)
+  _assert_same(_read(path), _weights(), dtype)
+  assert os.listdir(tmp_path) == [path.name], 'something else was left there'
+
+
+def test_the_safetensors_library_reads_and_writes_the_same(tmp_path):
+  ours = _write(tmp_path / 'ours.safetensors')
+  read = safetensors.numpy.load_file(ours)
+  _assert_same({name: read[name] for name in _weights()}, _weights())
+  theirs = tmp_path / 'theirs.safetensors'
+  safetensors.numpy.save_file(_weights(), theirs, {'format': 'pt'})
+  got = _read(theirs)
+  _assert_same({name: got[name] for name in _weights()}, _weights())
+
+
+@EACH_DTYPE
+def test_pytorch_reads_what_is_written(tmp_path, dtype):
+  torch = pytest.importorskip('torch')
+  path = _write(tmp_path / 'model.bin', dtype=dtype)
+  for mmap in (False, True):
+    read = torch.load(path, weights_only=True, mmap=mmap)
+    assert all(t.dtype == getattr(torch, dtype) for t in read.values())
+    bits = {name: t.view(torch.uint8).numpy().tobytes() for name, t in read.items()}
+    want = {n: a.astype(tensor_files.DTYPES[dtype]).tobytes() for n, a in _weights().items()}
+    assert bits == want, f'mmap={mmap}'
+
+
+@EACH_DTYPE
+def test_what_pytorch_writes_is_read(tmp_path, dtype):
+  torch = pytest.importorskip('torch')
+  weights = {n: torch.tensor(a).to(getattr(torch, dtype)) for n, a in _weights().items()}
+  module = (
+    torch.nn.Module()
+  )  # Its state dict has metadata, and parameters have a form of their own.
+  module.weight = torch.nn.Parameter(weights['c'])
+  both = torch.cat([weights['b'], weights['special']])  # Two tensors in one storage.
+  saved = module.state_dict()
+  saved.update(weights, b=both[:7], special=both[7:], parameter=module.weight)
+  torch.save(saved, tmp_path / 'model.bin')
+  got = _read(tmp_path / 'model.bin')
+  want = {'weight': _weights()['c'], **_weights(), 'parameter': _weights()['c']}
+  _assert_same(got, want, dtype)
+
+
+@pytest.mark.parametrize('protocol', [2, 3, 4, pickle.HIGHEST_PROTOCOL])
+def test_what_a_pickler_makes_of_a_state_dict_is_read(tmp_path, monkeypatch, protocol):
+  """As `torch.save` pickles it, with stand-ins for the names of PyTorch."""
+
+  def rebuilt(name, *arguments):
+    return _Runs(getattr(stand_ins['torch._utils'], name), *arguments)
+
+  stand_ins = {name: types.ModuleType(name) for name in ('torch', 'torch._utils')}
+  storage = type('FloatStorage', (), {'__module__': 'torch', '__qualname__': 'FloatStorage'})
+  stand_ins['torch'].FloatStorage = storage
+  for name in ('_rebuild_tensor_v2', '_rebuild_parameter'):
+    function = types.FunctionType((lambda: None).__code__, {}, name)
+    function.__module__, function.__qualname__ = 'torch._utils', name
+    setattr(stand_ins['torch._utils'], name, function)
+  for name, module in stand_ins.items():
+    monkeypatch.setitem(sys.modules, name, module)
+
+  class InFile(NamedTuple):
+    key: str
+
+  class Pickler(pickle.Pickler):
+    def persistent_id(self, value):
+      return ('storage', storage, value.key, 'cpu', 6) if isinstance(value, InFile) else None
+
+  hooks = collections.OrderedDict()
+  tensor = rebuilt('_rebuild_tensor_v2', InFile('0'), 2, (2, 2), (2, 1), False, hooks)
+  column = rebuilt('_rebuild_tensor_v2', InFile('1'), 0, (6, 1), (1, 6), False, hooks)
+  weights = collections.OrderedDict(a=tensor, b=rebuilt('_rebuild_parameter', column, True, hooks))
+  weights._metadata = collections.OrderedDict({'': {'version': 1}})
+  table, numbers = io.BytesIO(), np.arange(6, dtype=np.float32)
+  Pickler(table, protocol).dump(weights)
+  records = [(f'data/{i}', numbers.tobytes()) for i in range(2)]
+  got = _read(_archive(tmp_path / 'model.bin', table.getvalue(), records))
+  _assert_same(got, {'a': numbers[2:].reshape(2, 2), 'b': numbers[:, None]})
+
+
+def _archive(path, table: bytes, records=(), compression=zipfile.ZIP_STORED):
+  with zipfile.ZipFile(path, 'w', compression) as archive:
+    archive.writestr('model/data.pkl', table)
+    for name, content in records:
+      archive.writestr(f'model/{name}', content)
+  return path
+
+
+class _Runs:
+  """Pickles as a call."""
+
+  def __init__(self, function, *arguments):
+    self.call = function, arguments
+
+  def __reduce__(self):
+    return self.call
+
+
+@pytest.mark.parametrize('protocol', range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickle_is_never_run(tmp_path, protocol):
+  made = tmp_path / 'made'
+  attacks = {
+    'open': _Runs(open, str(made), 'w'),
+    'system': _Runs(os.system, f'touch {made}'),
+    'eval': _Runs(eval, f'open({str(made)!r}, "w")'),
+    'mkdir': _Runs(os.mkdir, str(made)),
+  }
+  for name, attack in attacks.items():
+    path = _archive(tmp_path / f'{name}.bin', pickle.dumps({'a.weight': attack}, protocol))
+    with pytest.raises(UserError, match=r'asks to run .*\..* when it is read, which was refused'):
+      tensor_files.find(path)
+    assert not made.exists(), f'{name} was run'
+
+
+@EACH_FORMAT
+def test_a_file_cut_anywhere_is_refused(tmp_path, suffix):
+  whole = _write(tmp_path / f'model{suffix}').read_bytes()
+  for length in [*range(0, len(whole) - 1, 11), len(whole) - 1]:
+    path = tmp_path / f'cut{suffix}'
+    path.write_bytes(whole[:length])
+    with pytest.raises(UserError, match='cut'):
+      tensor_files.find(path)
+
+
+@EACH_FORMAT
+@settings(
+  max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_whatever_a_table_says_the_file_is_read_or_refused(tmp_path, suffix, data):
+  """No other exception, and nothing read from outside of the file."""
+  path = tmp_path / f'changed{suffix}'
+  table, rest = _taken_apart(tmp_path, suffix)
+  for _ in range(data.draw(st.integers(1, 4))):
+    table[data.draw(st.integers(0, len(table) - 1))] = data.draw(st.integers(0, 255))
+  if suffix == '.bin':
+    _archive(path, bytes(table), rest)
+  else:
+    path.write_bytes(len(table).to_bytes(8, 'little') + table + rest)
+  try:
+    for tensor in tensor_files.find(path).values():
+      tensor.read()
+  except UserError as error:
+    assert str(path) in str(error)
+
+
+def _taken_apart(tmp_path, suffix):
+  """The table of a file, and its records or its data."""
+  path = _write(tmp_path / f'whole{suffix}', {'a': SPECIAL, 'b': SPECIAL[:2]})
+  if suffix == '.safetensors':
+    content = path.read_bytes()
+    end = 8 + int.from_bytes(content[:8], 'little')
+    return bytearray(content[8:end]), content[end:]
+  with zipfile.ZipFile(path) as archive:
+    records = {
+      name.removeprefix('pytorch_model/'): archive.read(name) for name in archive.namelist()
+    }
+  return bytearray(records.pop('data.pkl')), records.items()
+
+
+def test_wrong_files_get_a_sentence(tmp_path):
+  def refused(path, match):
+    with pytest.raises(UserError, match=match):
+      tensor_files.find(path)
+
+  def safetensors_file(name, header, data=b''):
+    text = json.dumps(header).encode()
+    (tmp_path / name).write_bytes(len(text).to_bytes(8, 'little') + text + data)
+    return tmp_path / name
+
+  refused(tmp_path / 'nothing.bin', 'is not a file or directory')
+  refused(tmp_path, r'has no \.bin, \.safetensors or \.index\.json')
+  entry = {'dtype': 'F64', 'shape': [2], 'data_offsets': [0, 16]}
+  refused(
+    safetensors_file('f64.safetensors', {'a': entry}, b'0' * 16), 'tensor a has the dtype F64'
+  )
+  entry = {'dtype': 'F32', 'shape': [2], 'data_offsets': [0, 4]}
+  refused(safetensors_file('s.safetensors', {'a': entry}, b'0' * 16), 'the tensor a cannot be read')
+  (tmp_path / 'text.bin').write_text('version https://git-lfs.github.com/spec/v1')
+  refused(tmp_path / 'text.bin', 'is a pointer of Git LFS')
+  (tmp_path / 'text.bin').write_text('something')
+  refused(tmp_path / 'text.bin', 'is not a file of PyTorch')
+  _write(tmp_path / 'a.bin').rename(tmp_path / 'b.safetensors')
+  refused(tmp_path / 'b.safetensors', 'has the content of a file of PyTorch; rename it to')
+  _write(tmp_path / 'a.safetensors').rename(tmp_path / 'b.bin')
+  refused(tmp_path / 'b.bin', 'has the content of a safetensors file; rename it to')
+  (tmp_path / 'old.bin').write_bytes(pickle.dumps({}))
+  refused(tmp_path / 'old.bin', 'PyTorch before 1.6')
+  refused(_archive(tmp_path / 'list.bin', pickle.dumps([1])), 'holds a list, not tensors by name')
+  training = pickle.dumps({'module': {}, 'optimizer': 1})
+  refused(_archive(tmp_path / 'd.bin', training), "has 'module', which is not a tensor")
+  table, records = _taken_apart(tmp_path, '.bin')
+  table, data = bytes(table), [r for r in records if r[0].startswith('data')]
+  refused(_archive(tmp_path / 'z.bin', table, data, zipfile.ZIP_DEFLATED), 'is compressed')
+  refused(_archive(tmp_path / 'm.bin', table, data[1:]), 'does not hold the whole tensor b')
+  byte_order = [('byteorder', b'big'), *data]
+  refused(_archive(tmp_path / 'b.bin', table, byte_order), 'big-endian order')
+
+
+def test_what_pytorch_can_write_and_we_do_not_read(tmp_path):
+  torch = pytest.importorskip('torch')
+  torch.save({'a': torch.zeros(3, 2).T}, tmp_path / 'columns.bin')
+  with pytest.raises(UserError, match='the tensor a is not stored row by row'):
+    tensor_files.find(tmp_path / 'columns.bin')
+  torch.save({'a': torch.zeros(3, dtype=torch.int64)}, tmp_path / 'int.bin')
+  with pytest.raises(
+    UserError, match='the tensor a has the dtype int64; it must be one of float32'
+  ):
+    tensor_files.find(tmp_path / 'int.bin')
+  torch.save({'a': torch.zeros(1)}, tmp_path / 'old.bin', _use_new_zipfile_serialization=False)
+  with pytest.raises(UserError, match=r'PyTorch before 1\.6'):
+    tensor_files.find(tmp_path / 'old.bin')
+
+
+@EACH_FORMAT
+def test_sharded_sets(tmp_path, suffix):
+  weights = _weights()
+  shards = {f'model-{i}{suffix}': dict([item]) for i, item in enumerate(weights.items())}
+  weight_map = {name: shard for shard, part in shards.items() for name in part}
+  for shard, part in shards.items():
+    _write(tmp_path / shard, part)
+  index = tmp_path / f'model{suffix}.index.json'
+
+  def with_map(changed) -> None:
+    index.write_text(json.dumps({'metadata': {}, 'weight_map': changed}))
+
+  with_map(weight_map)
+  _assert_same(_read(index), weights)
+  _assert_same(_read(tmp_path), weights)
+  with_map({**weight_map, 'd': f'model-0{suffix}'})
+  with pytest.raises(UserError, match=r'puts the tensor d into model-0.*, which does not hold it'):
+    tensor_files.find(index)
+  with_map(
+    {name: shard for name, shard in weight_map.items() if name != 'b'} | {'x': 'model-1.bin'}
+  )
+  with pytest.raises(UserError, match=r'model-1'):
+    tensor_files.find(index)
+  with_map({**weight_map, 'b': f'../model-1{suffix}'})
+  with pytest.raises(UserError, match='names shards that are not'):
+    tensor_files.find(index)
+  index.write_text('{"weight_map"')
+  with pytest.raises(UserError, match='is not the index of a sharded set'):
+    tensor_files.find(index)
+  index.unlink()
+  with pytest.raises(UserError, match='without an index'):
+    tensor_files.find(tmp_path)
+  usual = 'pytorch_model.bin' if suffix == '.bin' else 'model.safetensors'
+  _write(tmp_path / usual)
+  _assert_same(_read(tmp_path), weights)
+
+
+@EACH_FORMAT
+def test_a_failure_leaves_nothing(tmp_path, suffix):
+  target = tmp_path / f'model{suffix}'
+  with pytest.raises(UserError, match=r'the tensor big has numbers too large for float16'):
+    _write(target, {'a': SPECIAL, 'big': np.array([7e4], np.float32)}, 'float16')
+
+  def stream():
+    yield 'a', SPECIAL
+    raise OSError(28, 'No space left on device')
+
+  with pytest.raises(UserError, match=r'could not be written \(No space left on device\)'):
+    tensor_files.write(target, 'float32', {'a': SPECIAL.shape, 'b': (2,)}, stream())
+  assert os.listdir(tmp_path) == [], 'something was left'

@@ -1,0 +1,277 @@
+"""Written tokens are what the model says: with a cache, in batches, on any number of devices."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compilations import compilations
+from tiny import tiny_model, two_kinds
+
+from tokenformer_jax.config import MeshConfig, ModelConfig
+from tokenformer_jax.decoding.buckets import batches, bucket
+from tokenformer_jax.decoding.decode import Decoder, Request
+from tokenformer_jax.decoding.sampling import GREEDY, Sampling
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.model.lm import Compute, define_lm
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.model.trunk import Context
+from tokenformer_jax.parallel import sharding
+
+MODEL = tiny_model(tied_head=False)  # A tied head mostly repeats the last token.
+LEARNED = tiny_model(tied_head=False, rotary=0, position_embedding='learned', max_length=100)
+DENSE = tiny_model(tied_head=False, dense=True, bias=True, norm='affine', rotary=0)
+WINDOW = tiny_model(tied_head=False, window=7)
+KINDS = two_kinds(tied_head=False)
+DRAWN = Sampling(temperature=2.0, top_k=20, top_p=0.9, seed=1)
+UNEQUAL = (5, 63, 1, 64, 40)  # lengths of prompts
+
+
+@functools.cache
+def _params(model: ModelConfig) -> Params:
+  """Parameters large enough that every earlier token matters."""
+  rng = np.random.default_rng(0)
+  return jax.tree.map(
+    lambda p: jnp.asarray(rng.normal(size=p.shape) * p.shape[-1] ** -0.5, p.dtype),
+    define_lm(model).abstract,
+  )
+
+
+@functools.cache
+def _prepared(model: ModelConfig) -> Params:
+  return _decoder(model).prepare(_params(model))
+
+
+@functools.cache
+def _decoder(model: ModelConfig) -> Decoder:
+  return Decoder(model, Compute())
+
+
+def _prompt(length: int) -> list[int]:
+  return np.random.default_rng(length).integers(0, 64, length).tolist()
+
+
+def _write(requests: list[Request], model: ModelConfig = MODEL, **options) -> list[list[int]]:
+  texts = _decoder(model)(_prepared(model), requests, **options)
+  return [text.tolist() for text in texts]
+
+
+@functools.cache
+def _forward(model: ModelConfig):
+  """Logits of 80 positions, without a cache."""
+  definition = define_lm(model)
+  return jax.jit(lambda params, ids: definition.bind(params)(ids)[0])
+
+
+def _logits(model: ModelConfig, ids: list[int]) -> np.ndarray:
+  padded = np.zeros((1, 80), np.int32)
+  padded[0, : len(ids)] = ids
+  return np.asarray(_forward(model)(_params(model), padded)[0, : len(ids)])
+
+
+@pytest.mark.parametrize(
+  'model',
+  [MODEL, LEARNED, DENSE, WINDOW, KINDS],
+  ids=['rotary', 'learned', 'dense', 'window', 'kinds'],
+)
+def test_cached_logits_of_unequal_prompts_are_those_of_each_alone(model):
+  """The prompts in one batch, left-padded, then three tokens one by one."""
+  definition, params = define_lm(model, Compute(layers='list')), _prepared(model)
+  rows = [_prompt(length + 3) for length in UNEQUAL]
+  padding = jnp.array([64 - length for length in UNEQUAL])
+  ids = np.zeros((len(rows), 64 + 3), np.int32)
+  for row, tokens in zip(ids, rows, strict=True):
+    row[-len(tokens) :] = tokens
+
+  @functools.partial(jax.jit, static_argnames='first')
+  def apply(cache, ids, start, first):
+    return definition.bind(params)(ids, Context(0 if first else start, padding), cache)
+
+  cache = jax.jit(lambda: definition.bind(params).init_caches(len(rows), 96))()
+  logits, cache = apply(cache, ids[:, :64], 0, first=True)
+  parts = [logits]
+  for slot in range(64, 67):
+    logits, cache = apply(cache, ids[:, slot : slot + 1], slot, first=False)
+    parts.append(logits)
+  got = np.concatenate(parts, axis=1)
+  for i, tokens in enumerate(rows):
+    np.testing.assert_allclose(
+      got[i, -len(tokens) :],
+      _logits(model, tokens),
+      atol=1e-5,
+      err_msg=f'the cache or the padding changes what follows {len(tokens) - 3} tokens',
+    )
+
+
+@pytest.mark.parametrize(
+  'model', [MODEL, LEARNED, WINDOW, KINDS], ids=['rotary', 'learned', 'window', 'kinds']
+)
+def test_greedy_text_is_the_argmax_of_the_forward_pass(model):
+  requests = [Request(_prompt(length), 12, GREEDY) for length in UNEQUAL]
+  for request, text in zip(requests, _write(requests, model), strict=True):
+    want = _logits(model, [*request.prompt, *text])[len(request.prompt) - 1 : -1].argmax(axis=-1)
+    assert text == want.tolist(), 'not the likeliest tokens'
+
+
+def test_the_prompt_matters():
+  first, second = _write([Request(_prompt(63), 8, GREEDY), Request(_prompt(64), 8, GREEDY)])
+  assert first != second, 'the prompt is not read'
+
+
+def test_a_text_does_not_depend_on_its_batch():
+  ways = [DRAWN, GREEDY, Sampling(1.0, top_p=1.0, seed=5), DRAWN, Sampling(seed=2)]
+  requests = [
+    Request(_prompt(n), 5 + 4 * i, way)
+    for i, (n, way) in enumerate(zip(UNEQUAL, ways, strict=True))
+  ]
+  together = _write(requests)
+  assert [len(text) for text in together] == [r.length for r in requests], 'other lengths'
+  assert together == [_write([request])[0] for request in requests], 'neighbours change a text'
+  assert together == _write(requests, batch_size=2), 'the size of a batch changes a text'
+
+
+def test_a_seed_gives_one_text_and_another_seed_another():
+  other = dataclasses.replace(DRAWN, seed=2)
+  texts = _write([Request(_prompt(5), 16, way) for way in (DRAWN, DRAWN, other)])
+  assert texts[0] == texts[1], 'a text cannot be written again'
+  assert texts[0] != texts[2], 'the seed has no effect'
+
+
+def test_a_text_goes_on_as_it_began():
+  short, long = _write([Request(_prompt(5), 7, DRAWN), Request(_prompt(5), 16, DRAWN)])
+  assert long[:7] == short, 'the length changes the text'
+
+
+def test_streaming_writes_the_same_text():
+  request = Request(_prompt(5), 10, DRAWN)
+  streamed = list(_decoder(MODEL).stream(_prepared(MODEL), request))
+  assert streamed == _write([request])[0], 'a streamed text is another one'
+
+
+def test_a_stop_token_ends_its_own_row_only():
+  (free,) = _write([Request(_prompt(5), 40, DRAWN)])
+  stop = free[20]
+  first = free.index(stop)
+  requests = [Request(_prompt(5), 40, DRAWN, stop=(63, stop)), Request(_prompt(5), 40, DRAWN)]
+  assert _write(requests) == [free[: first + 1], free], 'a text does not end with its stop token'
+
+
+def test_a_text_that_is_long_enough_for_its_caller_ends():
+  (free,) = _write([Request(_prompt(5), 60, DRAWN)])
+  asked = []
+
+  def ended(text: list[int]) -> bool:
+    asked.append(len(text))
+    return len(text) >= 20
+
+  ending, other = _write(
+    [Request(_prompt(5), 60, DRAWN, ended=ended), Request(_prompt(5), 60, DRAWN)]
+  )
+  assert other == free, 'another row ends with it'
+  assert free[: len(ending)] == ending and 20 <= len(ending) < 60, 'it goes on to its full length'
+  assert asked == sorted(asked) and asked[-1] == len(ending), 'not asked about the text so far'
+
+
+def test_a_bucket_of_lengths_is_compiled_once():
+  decoder, params = Decoder(MODEL, Compute()), _prepared(MODEL)
+
+  def compiled(prompt: int, length: int) -> list[str]:
+    with compilations() as names:
+      decoder(params, [Request(_prompt(prompt), length, DRAWN, stop=(1,))])
+    return [name for name in names if name in ('prefill', 'advance')]
+
+  assert compiled(5, 20) == ['prefill', 'advance']
+  for prompt, length in [(1, 32), (64, 1), (30, 31)]:  # prompts to 64, all to 96
+    assert not compiled(prompt, length), 'a length that fits is compiled again'
+  assert compiled(65, 20) == ['prefill', 'advance'], 'a longer prompt cannot have fitted'
+
+
+def test_the_least_bucket_that_fits():
+  sizes = sorted({bucket(length) for length in range(1, 1025)})
+  assert sizes == [64, 96, 128, 192, 256, 384, 512, 768, 1024]
+  for length in range(1, 1025):
+    assert bucket(length) == min(size for size in sizes if size >= length)
+
+
+def test_every_request_is_in_one_batch_the_longest_first():
+  lengths = [3, 9, 1, 7, 7]
+  found = list(batches(lengths, 2))
+  assert [len(batch) for batch in found] == [2, 2, 1]
+  flat = [i for batch in found for i in batch]
+  assert [lengths[i] for i in flat] == sorted(lengths, reverse=True) and sorted(flat) == [*range(5)]
+
+
+# On several devices
+
+
+@functools.cache
+def _on_a_mesh() -> tuple[list[list[int]], list[str]]:
+  definition = define_lm(MODEL)
+  decoder = Decoder(MODEL, Compute())
+  mesh = sharding.make_mesh(MeshConfig(fsdp=4, tokens=2))
+  params = jax.device_put(_params(MODEL), sharding.tree_shardings(mesh, definition.axes))
+  with jax.set_mesh(mesh), compilations() as names:
+    params = decoder.prepare(params)
+    decoder(params, _mixed())
+    texts = decoder(params, _mixed())
+  return [text.tolist() for text in texts], [n for n in names if n in ('prefill', 'advance')]
+
+
+def _mixed() -> list[Request]:
+  return [Request(_prompt(n), 20, (GREEDY, DRAWN)[i % 2]) for i, n in enumerate(UNEQUAL)]
+
+
+def test_texts_do_not_depend_on_the_devices():
+  assert _on_a_mesh()[0] == _write(_mixed()), '8 devices write other texts than one'
+
+
+def test_a_bucket_is_compiled_once_on_a_mesh():
+  """Two chunks of tokens, twice."""
+  assert _on_a_mesh()[1] == ['prefill', 'advance'], 'a state comes out otherwise than it went in'
+
+
+def test_the_cache_is_split_as_the_heads_are():
+  mesh = sharding.make_mesh(MeshConfig(fsdp=4, tokens=2))
+  with jax.set_mesh(mesh):
+    definition, params = define_lm(MODEL, Compute(layers='list')), _prepared(MODEL)
+    cache = jax.jit(lambda: definition.bind(params).init_caches(4, 64))()
+  assert len(cache) == MODEL.depth
+  local = cache[0].keys.addressable_shards[0].data.shape
+  heads = MODEL.layer.mixer.heads
+  want = (1, heads // 2, 64, MODEL.width // heads)
+  assert local == want, 'devices hold more of the cache than their heads and rows'
+
+
+# What is refused, and what is cast
+
+
+def test_learned_positions_are_used_to_the_end():
+  (text,) = _write([Request(_prompt(96), 4, GREEDY)], LEARNED)
+  assert len(text) == 4, 'the last of the positions cannot be used'
+
+
+def test_learned_positions_have_an_end():
+  with pytest.raises(UserError) as error:
+    _write([Request(_prompt(96), 5, GREEDY)], LEARNED)
+  assert str(error.value) == (
+    'the prompt and the text to write are 101 tokens; this model has learned positions for 100; '
+    'ask for fewer'
+  ), 'the sentence does not say how many positions there are'
+
+
+@pytest.mark.parametrize('model', [LEARNED, DENSE, KINDS], ids=['pattention', 'dense', 'kinds'])
+def test_prepared_parameters_compute_what_the_model_does(model):
+  """Those of the embedding, the matrices and the biases are rounded once, and not each time."""
+  compute = Compute(dtype=jnp.dtype('bfloat16'))
+  prepared = Decoder(model, compute).prepare(_params(model))
+  assert {a.dtype.name for a in jax.tree.leaves(prepared)} == {'bfloat16', 'float32'}
+
+  def logits(compute: Compute, params: Params) -> np.ndarray:
+    definition = define_lm(model, compute)
+    return jax.jit(lambda params: definition.bind(params)(np.array([_prompt(20)]))[0])(params)
+
+  want = logits(compute, _params(model))
+  got = logits(dataclasses.replace(compute, layers='list'), prepared)
+  np.testing.assert_allclose(got, want, atol=0.02 * np.abs(want).max(), err_msg='another model')

@@ -1,0 +1,313 @@
+"""What lm-evaluation-harness finds is what one forward pass for each request says."""
+
+import functools
+import os
+import subprocess
+import sys
+from typing import Any
+
+import datasets
+import lm_eval
+import numpy as np
+import pytest
+import tiny_run
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.tasks import TaskManager
+from tiny_trained import LENGTH, log_probs, score, trained
+
+from tokenformer_jax.decoding import harness
+from tokenformer_jax.decoding.harness import TokenFormerLM
+from tokenformer_jax.decoding.score import Scorer
+from tokenformer_jax.errors import UserError
+
+TASKS = ('last_word', 'choices', 'options', 'rolling', 'generation')
+TOLERANCE = 1e-4
+END = 0xFF  # of a document, in bytes
+BATCH = 5  # rows; requests for text come in multiples of it, so that they share programs
+
+
+class BruteForce(LM):
+  """A model by one row at a time, without batches, buckets or a cache; no code in common."""
+
+  def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
+    return [_scored(*request.args) for request in requests]
+
+  def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
+    return [_rolled(*request.args) for request in requests]
+
+  def generate_until(self, requests: list[Instance]) -> list[str]:
+    return [_written(*request.args) for request in requests]
+
+
+def _scored(context: str, continuation: str) -> tuple[float, bool]:
+  return score(context.encode() or [END], continuation.encode(), LENGTH)
+
+
+def _rolled(text: str) -> float:
+  """Windows one after the other, the last one with as much context as there is room for."""
+  stream = [END, *text.encode()]
+  total = 0.0
+  for first in range(0, len(stream) - 1, LENGTH):
+    last = min(first + LENGTH, len(stream) - 1)
+    start = max(0, last - LENGTH)
+    found = log_probs(stream[start:last], LENGTH)[first - start :]
+    targets = stream[first + 1 : last + 1]
+    total += sum(row[token] for row, token in zip(found, targets, strict=True))
+  return total
+
+
+def _written(context: str, settings: dict[str, Any]) -> str:
+  ids, new = list(context.encode()), []
+  while len(new) < settings['max_gen_toks'] and END not in new:
+    new.append(int(log_probs([*ids, *new], LENGTH)[-1].argmax()))
+  text = bytes(new[: new.index(END)] if END in new else new).decode(errors='replace')
+  for string in settings['until']:
+    text = text.partition(string)[0]
+  return text
+
+
+@functools.cache
+def _model(devices: int = 1, **changes: Any) -> TokenFormerLM:
+  model = trained(devices, **changes)
+  scorer = Scorer(model.definition, model.params, model.mesh, max_length=LENGTH, batch_size=BATCH)
+  return TokenFormerLM(model, scorer)
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _local_data(tmp_path_factory):
+  """The harness's data sets are read where the tests are, and kept nowhere else."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(datasets.config, 'HF_DATASETS_CACHE', tmp_path_factory.mktemp('datasets'))
+    patch.chdir(tiny_run.ROOT)
+    yield
+
+
+@functools.cache
+def _results(devices: int) -> dict[str, Any]:
+  """By the model on so many devices; 0: by brute force."""
+  manager = TaskManager(include_path='tests/tasks', include_defaults=False)
+  return lm_eval.simple_evaluate(
+    model=_model(devices) if devices else BruteForce(),
+    tasks=[f'local_{task}' for task in TASKS],
+    task_manager=manager,
+    bootstrap_iters=0,
+  )
+
+
+def _responses(devices: int, task: str) -> list[Any]:
+  samples = sorted(_results(devices)['samples'][f'local_{task}'], key=lambda s: s['doc_id'])
+  return [response for sample in samples for (response,) in sample['resps']]
+
+
+def _request(*arguments: Any, kind: str = 'loglikelihood') -> Instance:
+  return Instance(request_type=kind, doc={}, arguments=arguments, idx=0)
+
+
+def _log_prob(context: str, continuation: str, **changes: Any) -> float:
+  return _model(**changes).loglikelihood([_request(context, continuation)], disable_tqdm=True)[0][0]
+
+
+@pytest.mark.parametrize('devices', [pytest.param(1, marks=pytest.mark.slow), 8])
+@pytest.mark.parametrize('task', ['last_word', 'choices', 'options'])
+def test_log_likelihoods_are_those_of_brute_force(task, devices):
+  found, wanted = _responses(devices, task), _responses(0, task)
+  np.testing.assert_allclose([r[0] for r in found], [r[0] for r in wanted], atol=TOLERANCE, rtol=0)
+  assert [r[1] for r in found] == [r[1] for r in wanted], 'another continuation is the greedy one'
+
+
+@pytest.mark.parametrize('devices', [1, 8])
+def test_rolling_log_likelihoods_are_those_of_brute_force(devices):
+  """To 1e-4 for each window of a text; the longest has 17."""
+  found, wanted = _responses(devices, 'rolling'), _responses(0, 'rolling')
+  np.testing.assert_allclose(found, wanted, atol=TOLERANCE, rtol=1e-7)
+
+
+@pytest.mark.parametrize('devices', [1, 8])
+def test_texts_are_those_of_greedy_decoding_without_a_cache(devices):
+  assert _responses(devices, 'generation') == _responses(0, 'generation')
+
+
+@pytest.mark.parametrize('task', TASKS)
+def test_metrics_are_those_of_brute_force(task):
+  found, wanted = (_results(devices)['results'][f'local_{task}'] for devices in (1, 0))
+  names = [name for name in wanted if ',' in name and isinstance(wanted[name], float)]
+  assert names, f'the harness reports nothing on {task}'
+  for name in names:
+    np.testing.assert_allclose(found[name], wanted[name], rtol=1e-4, err_msg=name)
+
+
+def test_some_contexts_are_cut():
+  """Else the tests above say nothing of rows that are longer than the input."""
+  samples = _results(1)['samples']['local_choices']
+  lengths = [len(''.join(s['arguments'][i])) for s in samples for i in range(4)]
+  assert max(lengths) > LENGTH + 1
+
+
+# Consistency
+
+
+def test_a_text_is_as_likely_as_its_parts_one_after_the_other():
+  whole = _log_prob('Flat is', ' better than nested.')
+  parts = _log_prob('Flat is', ' better') + _log_prob('Flat is better', ' than nested.')
+  assert abs(whole - parts) < TOLERANCE, 'p(ab|c) ≠ p(a|c) · p(b|ac)'
+
+
+def test_an_empty_context_is_the_end_of_a_document():
+  found = _log_prob('', 'Now is better than never.')
+  rolling = _request('Now is better than never.', kind='loglikelihood_rolling')
+  (wanted,) = _model().loglikelihood_rolling([rolling], disable_tqdm=True)
+  assert abs(found - wanted) < TOLERANCE, 'a text that fits is scored otherwise when it rolls'
+
+
+def test_spaces_that_end_a_context_belong_to_the_continuation():
+  """So that a tokenizer sees words with the space before them."""
+  assert _log_prob('Simple is ', 'better') == _log_prob('Simple is', ' better')
+
+
+def test_a_context_of_spaces_is_the_end_of_a_document_before_them():
+  assert _log_prob(' ', 'Now is better') == _log_prob('', ' Now is better')
+
+
+def test_what_generation_writes_is_called_greedy():
+  """One token after each of 10 contexts, where that token is a text by itself."""
+  contexts = [sample['arguments'][0][0] for sample in _results(1)['samples']['local_last_word']]
+  texts = _texts({'until': [], 'max_gen_toks': 1}, contexts[: 2 * BATCH])
+  pairs = [pair for pair in zip(contexts, texts, strict=False) if pair[1].isascii() and pair[1]]
+  assert len(pairs) > 3, 'random bytes should be ASCII half of the time'
+  for context, text in pairs:
+    other = chr((ord(text) + 1) % 128)
+    requests = [_request(context, continuation) for continuation in (text, other)]
+    found = [greedy for _, greedy in _model().loglikelihood(requests, disable_tqdm=True)]
+    assert found == [True, False], f'after {context!r} not {text!r} but another one is likeliest'
+
+
+LEARNED = {'rotary': 0, 'position_embedding': 'learned'}
+
+
+def test_other_positions_are_scored_alike():
+  """Learned positions have no room behind the longest input."""
+  context, continuation = 'In the face of ambiguity, refuse the', ' temptation to guess'
+  wanted, _ = score(context.encode(), continuation.encode(), LENGTH, **LEARNED)
+  assert abs(_log_prob(context, continuation, **LEARNED) - wanted) < TOLERANCE
+
+
+# Generation
+
+
+def _texts(settings: dict[str, Any], contexts: list[str]) -> list[str]:
+  requests = [_request(context, settings, kind='generate_until') for context in contexts]
+  return _model().generate_until(requests)
+
+
+def test_a_context_leaves_room_for_the_text():
+  """Of a context that is too long, the end counts: all but 12 of the 48 tokens."""
+  settings = {'until': [], 'max_gen_toks': 12}
+  end = 'b' * (LENGTH - 12)
+  first, *others = _texts(settings, ['a' * 99 + end, *[end] * (BATCH - 1)])
+  assert others == [first] * (BATCH - 1) and first
+
+
+def test_repeated_requests_are_drawn_anew():
+  settings = {'until': [], 'max_gen_toks': 12, 'do_sample': True, 'temperature': 1.0}
+  assert len(set(_texts(settings, ['Beautiful is'] * BATCH))) == BATCH
+
+
+def test_an_empty_context_is_written_on():
+  assert len(_texts({'until': [], 'max_gen_toks': 3}, [''] * BATCH)) == BATCH
+
+
+@pytest.mark.parametrize(
+  ('settings', 'sentence'),
+  [
+    ({'max_gen_toks': LENGTH}, f'asks for {LENGTH} tokens of text, but .* on {LENGTH} with'),
+    ({'max_gen_toks': 3, 'num_beams': 4}, "sets 'num_beams' for the text to write"),
+  ],
+)
+def test_settings_that_cannot_be_met_are_refused(settings, sentence):
+  with pytest.raises(UserError, match=sentence):
+    _texts(settings, ['Beautiful is'])
+
+
+# The harness's own interfaces
+
+
+def test_importing_registers_the_model_beside_the_harness_s_own():
+  models = lm_eval.api.registry.model_registry
+  assert harness.NAME in models and 'hf' in models
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'sentence'),
+  [
+    ('max_length=12', 'the model needs the run to evaluate'),
+    ('sourc=runs/150m', "takes no argument 'sourc'; did you mean 'source'"),
+    ('source=runs/150m,max_length=long', "max_length is 'long'; it must be a number"),
+    ('source=/nothing', '/nothing is not the work directory of a run'),
+  ],
+)
+def test_wrong_model_arguments_are_named(arguments, sentence):
+  with pytest.raises(UserError, match=sentence):
+    TokenFormerLM.create_from_arg_string(arguments, {'device': 'cuda', 'batch_size': 1})
+
+
+@pytest.fixture
+def _find(monkeypatch):
+  """Finds tasks by name, those of the harness itself left out, which takes seconds."""
+  monkeypatch.setattr(
+    harness, 'TaskManager', functools.partial(TaskManager, include_defaults=False)
+  )
+  return lambda *names: harness.find_tasks(names, 'tests/tasks')
+
+
+def test_tasks_come_with_their_data(_find):
+  found = _find('local_options', 'local_rolling')
+  assert [len(task.test_docs()) for task in found] == [5, 3]
+
+
+def test_an_unknown_task_is_named_with_the_nearest_one(_find):
+  with pytest.raises(UserError) as error:
+    _find('local_options', 'local_choises')
+  assert str(error.value) == (
+    "there is no task 'local_choises' in lm-evaluation-harness; did you mean 'local_choices'?"
+  )
+
+
+def test_a_path_without_tasks_is_named():
+  with pytest.raises(UserError, match='--include_path=tests/nothing is not a directory'):
+    harness.find_tasks(['piqa'], 'tests/nothing')
+
+
+def test_data_that_cannot_be_fetched_is_told_in_one_sentence(_find, monkeypatch):
+  """As without the internet."""
+
+  def unreachable(*args: Any, **kwargs: Any) -> None:
+    raise ConnectionError("Couldn't reach 'baber/piqa' on the Hub")
+
+  monkeypatch.setattr(datasets, 'load_dataset', unreachable)
+  with pytest.raises(UserError) as error:
+    _find('local_options')
+  reason = "the data of the task 'local_options' cannot be read (ConnectionError: Couldn't reach"
+  assert str(error.value).startswith(reason)
+
+
+@pytest.mark.slow
+def test_the_harness_s_own_command_line_finds_the_model():
+  command = [
+    sys.executable,
+    '-m',
+    'tokenformer_jax.decoding.harness',
+    'run',
+    '--model',
+    'tokenformer_jax',
+  ]
+  arguments = ['--include_path', 'tests/tasks', '--tasks', 'local_options']
+  run = subprocess.run(
+    [*command, '--model_args', 'source=/nothing', *arguments],
+    capture_output=True,
+    text=True,
+    env={**os.environ, 'HF_DATASETS_OFFLINE': '1'},
+    timeout=300,
+  )
+  last = run.stderr.splitlines()[-1]
+  assert last.startswith('error: /nothing is not the work directory of a run'), run.stderr

@@ -1,0 +1,88 @@
+"""Every token of a text counts once, with the context that the stride leaves it."""
+
+import math
+
+import numpy as np
+import pytest
+from tiny_trained import LENGTH, log_probs, trained
+
+from tokenformer_jax.decoding import perplexity
+from tokenformer_jax.decoding.score import Scorer
+from tokenformer_jax.errors import UserError
+
+END = 0xFF
+DOCUMENTS = ['Beautiful is better than ugly. ' * 5, 'naïve', 'Now is better\n than never.  ' * 3]
+STREAM = [byte for text in DOCUMENTS for byte in [*text.encode(), END]]
+
+
+def _measure(documents: list[str], stride: int | None, devices: int = 1) -> perplexity.Figures:
+  model = trained(devices)
+  scorer = Scorer(model.definition, model.params, model.mesh, max_length=LENGTH, batch_size=4)
+  return perplexity.measure(scorer, model.tokenizer, documents, stride)
+
+
+def _nats(stride: int) -> float:
+  """By one window after the other: the first scores all, the others what is new in them."""
+  before, total, done, end = [END, *STREAM], 0.0, 0, LENGTH
+  while done < len(STREAM):
+    end = min(end, len(STREAM))
+    start = max(0, end - LENGTH)
+    found = log_probs(before[start:end], LENGTH)
+    total -= sum(found[i - start][STREAM[i]] for i in range(done, end))
+    done, end = end, end + stride
+  return total
+
+
+@pytest.mark.parametrize('devices', [1, 8])
+@pytest.mark.parametrize('stride', [1, 20, LENGTH])
+def test_the_loss_is_that_of_one_window_after_the_other(stride, devices):
+  found = _measure(DOCUMENTS, stride, devices)
+  assert found.loss == pytest.approx(_nats(stride) / len(STREAM), abs=1e-5)
+
+
+def test_the_rest_follows_from_the_loss():
+  found = _measure(DOCUMENTS, None)
+  text = ''.join(DOCUMENTS)
+  counts = (found.documents, found.tokens, found.words, found.bytes)
+  assert counts == (3, len(STREAM), len(' '.join(DOCUMENTS).split()), len(text.encode()))
+  nats = found.loss * found.tokens
+  assert found.perplexity == pytest.approx(math.exp(found.loss))
+  assert found.word_perplexity == pytest.approx(math.exp(nats / found.words))
+  assert found.bits_per_byte == pytest.approx(nats / math.log(2) / found.bytes)
+
+
+def test_windows_do_not_overlap_unless_asked():
+  found = _measure(DOCUMENTS, None)
+  assert found.stride == found.window == LENGTH and found == _measure(DOCUMENTS, LENGTH)
+
+
+@pytest.mark.parametrize('stride', [1, 7, 10])
+def test_every_token_is_scored_once_with_enough_before_it(stride):
+  documents = [np.arange(i, i + 9) for i in range(0, 60, 10)]
+  tokens = [token for document in documents for token in [*document.tolist(), 99]]
+  rows = list(perplexity.windows(iter(documents), 99, 10, stride))
+  assert [token for row in rows for token in row.continuation] == tokens, 'not each token once'
+  for first, row in zip(np.cumsum([0] + [len(r.continuation) for r in rows]), rows, strict=False):
+    before = ([99, *tokens])[: first + 1]
+    assert list(row.context) == before[-len(row.context) :], 'the context is another one'
+    assert len(row.context) >= min(len(before), 10 - stride + 1), 'too little context'
+
+
+def test_a_text_in_parts_is_the_same_text(monkeypatch):
+  whole = _measure(DOCUMENTS, 5)
+  monkeypatch.setattr(perplexity, '_ROWS', 7)
+  assert _measure(DOCUMENTS, 5).loss == pytest.approx(whole.loss, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+  ('documents', 'stride', 'sentence'),
+  [
+    ([], None, 'the text has no documents'),
+    ([''], None, 'the text has no documents, or only empty ones'),
+    (DOCUMENTS, LENGTH + 1, f'the stride is {LENGTH + 1}; .* at most the window, {LENGTH} tokens'),
+    (DOCUMENTS, 0, 'the stride is 0; it must be at least 1'),
+  ],
+)
+def test_what_cannot_be_measured_is_refused(documents, stride, sentence):
+  with pytest.raises(UserError, match=sentence):
+    _measure(documents, stride)

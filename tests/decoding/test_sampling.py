@@ -1,0 +1,103 @@
+"""Tokens are drawn from the distribution that was asked for, row by row."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tokenformer_jax.decoding.sampling import GREEDY, Draws, Sampling, draw, needs
+from tokenformer_jax.errors import UserError
+
+
+def _draw(logits_BxV: np.ndarray, sampling: Sampling) -> np.ndarray:
+  rows = len(logits_BxV)
+  draws = Draws.from_samplings([sampling] * rows)
+  return np.asarray(draw(jnp.asarray(logits_BxV), draws, jnp.arange(rows), need=needs([sampling])))
+
+
+def _drawn(logits: np.ndarray, sampling: Sampling) -> set[int]:
+  """The tokens that come up in so many draws that one of a probability of 1 % is not missed."""
+  return set(_draw(np.broadcast_to(logits, (4096, len(logits))), sampling).tolist())
+
+
+# Different by 0.25 at least, so that none is too rare to be drawn and none is drawn with another.
+LOGITS = st.permutations(range(8)).map(lambda order: np.float32(order) / 4)
+
+
+@settings(deadline=None, max_examples=20)
+@given(logits=LOGITS, k=st.integers(1, 10))
+def test_top_k_keeps_the_k_likeliest(logits, k):
+  want = set(np.argsort(-logits)[:k].tolist())
+  assert _drawn(logits, Sampling(1.0, top_k=k, top_p=1.0)) == want, f'not the {k} likeliest'
+
+
+@settings(deadline=None, max_examples=20)
+@given(logits=LOGITS, p=st.floats(0.01, 0.999), temperature=st.sampled_from([0.7, 1.0, 1.5]))
+def test_top_p_keeps_the_likeliest_that_reach_p(logits, p, temperature):
+  order = np.argsort(-logits)
+  probabilities = np.exp(np.float64(logits) / temperature)
+  reached = np.cumsum(probabilities[order] / probabilities.sum())
+  assume(np.min(np.abs(reached - p)) > 1e-4)
+  want = set(order[: np.searchsorted(reached, p) + 1].tolist())
+  assert _drawn(logits, Sampling(temperature, top_p=p)) == want, (
+    f'not the least set that reaches {p}'
+  )
+
+
+def test_without_limits_every_token_is_drawn():
+  logits = np.arange(8, dtype=np.float32) / 4
+  assert _drawn(logits, Sampling(1.0, top_p=1.0)) == set(range(8)), 'a token cannot come up'
+
+
+@pytest.mark.parametrize('temperature', [0.5, 2.0])
+def test_draws_have_the_probabilities_of_the_model(temperature):
+  logits = np.array([0, 1, 2], np.float32)
+  ids = _draw(np.broadcast_to(logits, (20_000, 3)), Sampling(temperature, top_p=1.0))
+  want = np.exp(logits / temperature) / np.exp(logits / temperature).sum()
+  np.testing.assert_allclose(
+    np.bincount(ids, minlength=3) / 20_000, want, atol=0.015, err_msg='not softmax(logits / T)'
+  )
+
+
+def test_temperature_0_takes_the_likeliest():
+  logits = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
+  got = _draw(logits, Sampling(0, top_k=3, top_p=0.5))
+  assert got.tolist() == logits.argmax(axis=-1).tolist(), 'temperature 0 is not greedy'
+
+
+@settings(deadline=None, max_examples=20)
+@given(logits=LOGITS, k=st.integers(1, 8), p=st.floats(0.01, 0.999))
+def test_top_p_counts_among_the_k_likeliest(logits, k, p):
+  order = np.argsort(-logits)[:k]
+  probabilities = np.exp(np.float64(logits[order]))
+  reached = np.cumsum(probabilities / probabilities.sum())
+  assume(np.min(np.abs(reached - p)) > 1e-4)
+  want = set(order[: np.searchsorted(reached, p) + 1].tolist())
+  assert _drawn(logits, Sampling(1.0, top_k=k, top_p=p)) == want, 'p is not of what top_k leaves'
+
+
+def test_every_row_is_drawn_in_its_own_way():
+  ways = [GREEDY, Sampling(1.0, top_p=1.0, seed=1), Sampling(2.0, 3, 0.9, 2), Sampling(0.5, 2, 1.0)]
+  rows = np.random.default_rng(0).normal(size=(4, 50)).astype(np.float32)
+  together = draw(jnp.asarray(rows), Draws.from_samplings(ways), jnp.arange(4) + 7)
+  for i, way in enumerate(ways):
+    settings, position = Draws.from_samplings([way]), jnp.array([7 + i])
+    alone = draw(jnp.asarray(rows[i : i + 1]), settings, position, need=needs([way]))
+    assert together[i] == alone[0], f'{way} is drawn otherwise beside other rows'
+
+
+@pytest.mark.parametrize(
+  ('options', 'sentence'),
+  [
+    ({'temperature': -0.1}, 'temperature is -0.1; it must not be negative'),
+    ({'temperature': float('inf')}, 'temperature is inf; it must not be negative'),
+    ({'top_k': -1}, 'top_k is -1; it must not be negative'),
+    ({'top_p': 0.0}, 'top_p is 0.0; it must lie between 0 (excluded) and 1'),
+    ({'top_p': 1.1}, 'top_p is 1.1; it must lie between 0 (excluded) and 1'),
+  ],
+)
+def test_sampling_that_cannot_be(options, sentence):
+  with pytest.raises(UserError) as error:
+    Sampling(**options)
+  assert str(error.value) == sentence, 'the sentence does not say what is allowed'

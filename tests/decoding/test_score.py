@@ -1,0 +1,120 @@
+"""A score is what one forward pass over the row alone says of its continuation."""
+
+import functools
+
+import numpy as np
+import pytest
+from compilations import compilations
+from tiny_trained import LENGTH, log_probs, score, trained
+
+from tokenformer_jax.decoding import score as score_lib
+from tokenformer_jax.decoding.score import Row, Score, Scorer
+from tokenformer_jax.errors import UserError
+
+# Lengths of context and continuation: the least, of several buckets, at and over the longest input.
+SIZES = [(1, 1), (3, 9), (20, 20), (40, LENGTH - 39), (LENGTH, 8), (200, 30), (1, LENGTH)]
+TOLERANCE = 1e-4
+
+
+def _row(context: int, continuation: int) -> Row:
+  ids = np.random.default_rng([context, continuation]).integers(0, 256, context + continuation)
+  return Row(ids[:context].tolist(), ids[context:].tolist())
+
+
+@functools.cache
+def _scorer(devices: int = 1, max_length: int = LENGTH, batch_size: int | None = 4) -> Scorer:
+  model = trained(devices)
+  return Scorer(
+    model.definition, model.params, model.mesh, max_length=max_length, batch_size=batch_size
+  )
+
+
+@functools.cache
+def _scores(devices: int) -> list[Score]:
+  return _scorer(devices)([_row(*sizes) for sizes in SIZES])
+
+
+def _close(found: list[Score], wanted: list[Score]) -> bool:
+  """Whether log-probabilities are the same."""
+  return np.allclose([s[0] for s in found], [s[0] for s in wanted], rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize('devices', [1, 8])
+@pytest.mark.parametrize('i', range(len(SIZES)), ids=map(str, SIZES))
+def test_a_score_is_that_of_the_row_alone(devices, i):
+  """The reference has neither a batch nor padding."""
+  found, wanted = _scores(devices)[i], score(*_row(*SIZES[i]))
+  assert abs(found.log_prob - wanted[0]) < TOLERANCE, 'batches or padding change the score'
+
+
+def test_the_order_is_that_of_the_rows():
+  rows = [_row(*sizes) for sizes in SIZES]
+  assert _close(_scorer()(rows[::-1]), _scores(1)[::-1]), 'scores belong to other rows'
+
+
+def test_what_is_before_the_longest_input_is_not_seen():
+  """Input is `LENGTH` tokens and the last token is none of it: LENGTH + 1 tokens count."""
+  row = _row(100, 10)
+  seen = len(row.context) - (LENGTH + 1 - 10)
+  scorer = _scorer()
+  beyond = Row([7] * seen + row.context[seen:], row.continuation)
+  within = Row([7] * (seen + 1) + row.context[seen + 1 :], row.continuation)
+  first, same, other = scorer([row, beyond, within])
+  assert first.log_prob == same.log_prob, 'a token that was cut off counts'
+  assert first.log_prob != other.log_prob, 'the first token that fits does not count'
+
+
+def test_the_greedy_continuation_is_recognised():
+  context, continuation = _row(5, 0).context, []
+  for _ in range(6):
+    continuation.append(int(log_probs([*context, *continuation], LENGTH)[-1].argmax()))
+  changed = [*continuation[:2], (continuation[2] + 1) % 256, *continuation[3:]]
+  right, wrong = _scorer()([Row(context, continuation), Row(context, changed)])
+  assert right.is_greedy, 'what greedy decoding writes is not called greedy'
+  assert not wrong.is_greedy, 'one token that is not the likeliest goes unnoticed'
+
+
+def test_a_whole_is_as_likely_as_its_parts_one_after_the_other():
+  scorer, context = _scorer(), _row(6, 0).context
+  first, second = _row(0, 9).continuation, _row(0, 12).continuation
+  whole, a, b = scorer(
+    [Row(context, first + second), Row(context, first), Row(context + first, second)]
+  )
+  assert abs(whole.log_prob - a.log_prob - b.log_prob) < TOLERANCE, 'p(ab|c) ≠ p(a|c) · p(b|ac)'
+
+
+def test_nothing_is_certain():
+  assert _scorer()([Row([1, 2], [])]) == [Score(0.0, True)], 'an empty text is not certain'
+
+
+def test_no_rows_have_no_scores():
+  assert _scorer()([]) == []
+
+
+def test_a_continuation_that_does_not_fit_is_refused():
+  with pytest.raises(UserError, match=f'is {LENGTH + 1} tokens, but .* at most {LENGTH}; raise'):
+    _scorer()([_row(1, LENGTH + 1)])
+
+
+def test_logits_come_in_chunks(monkeypatch):
+  """4 rows of 48 positions, two positions at a time."""
+  monkeypatch.setattr(score_lib, '_LOGIT_ROWS', 8)
+  rows = [_row(*sizes) for sizes in SIZES]
+  assert _close(_scorer.__wrapped__()(rows), _scores(1)), 'the sum over chunks is another one'
+
+
+def test_a_bucket_is_compiled_once():
+  """Inputs of 1 to 149 tokens have the lengths 64, 96, 128 and 150."""
+  scorer = _scorer(max_length=150, batch_size=8)
+  with compilations() as names:
+    scorer([_row(n, 1) for n in range(1, 150, 3)])
+    scorer([_row(n, 2) for n in range(2, 149, 3)])
+  assert names.count('sums') == 4, 'a task costs more compilations than there are buckets'
+
+
+def test_rows_fill_a_batch(monkeypatch):
+  """Without a given size: as many as make so many tokens on each of the 4 parts of the mesh."""
+  monkeypatch.setattr(score_lib, '_BATCH_TOKENS', 2 * LENGTH + 5)
+  sizes = []
+  _scorer(8, batch_size=None)([_row(40, 8)] * 9, sizes.append)
+  assert sizes == [2 * 4, 1], 'a batch has more or fewer rows than there is room for'

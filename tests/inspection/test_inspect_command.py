@@ -1,0 +1,198 @@
+"""The command, from a work directory to tables, a picture and JSON; and what it refuses."""
+
+import contextlib
+import dataclasses
+import inspect
+import io
+import json
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+import tiny_run
+from absl import flags
+from PIL import Image
+
+from tokenformer_jax import grow
+from tokenformer_jax.config import GrowConfig
+from tokenformer_jax.data import held_out, store, tokenizers
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.inspection import command
+from tokenformer_jax.inspection.model import load, maps, measure, old_tokens
+from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.parallel import devices
+from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.runs.checkpoint_meta import Ancestor
+from tokenformer_jax.steps import step
+from tokenformer_jax.steps.optim import make_optimizer
+from tokenformer_jax.training import sizes
+
+KINDS = ['query', 'key', 'value', 'proj', 'ffn']
+
+
+@pytest.fixture(scope='module', autouse=True)
+def one_device():
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(devices, 'find', lambda: jax.devices()[:1])
+    yield
+
+
+def _save(workdir, config, state, lineage=()):
+  checkpoints = checkpoint.Checkpoints(workdir, keep=1)
+  with contextlib.closing(checkpoints):
+    tokenizer = tokenizers.load(config.data.tokenizer).to_json()
+    checkpoints.save(7, state, config, tokenizer, lineage=lineage)
+    checkpoints.wait()
+
+
+@pytest.fixture(scope='module')
+def home(tmp_path_factory):
+  """The runs `run` of 32, 32 and 64 tokens, `grown` to 48, 32 and 96, and `dense`."""
+  root = tmp_path_factory.mktemp('inspect')
+  text = tiny_run.write_corpus(root / 'corpus')
+  config = sizes.fill_in(tiny_run.config(text, root / 'cache'))
+  store.prepare(config.data)
+  definition, model = define_lm(config.model), config.model
+  tx = make_optimizer(config.optim, 20, definition.info)
+  state = jax.jit(lambda: step.initial_state(definition, tx, 0))()
+  _save(root / 'run', config, state)
+  larger = grow.grown_model(model, {'qkv': 48, 'proj': 32, 'ffn': 96}, GrowConfig())
+  state = jax.jit(lambda state: grow.grow(state, model, larger, GrowConfig()))(state)
+  lineage = (Ancestor('grow', str(root / 'run'), 7, model, GrowConfig(), 7),)
+  _save(root / 'grown', dataclasses.replace(config, model=larger), state, lineage)
+  dense = sizes.fill_in(tiny_run.config(text, root / 'cache', **tiny_run.DENSE))
+  _save(root / 'dense', dense, {'params': define_lm(dense.model).init(jax.random.key(0))})
+  return root
+
+
+def _inspect(*arguments: object) -> None:
+  """The command with these arguments, within this process."""
+  known = set(flags.FLAGS)
+  command.define_flags()
+  try:
+    command.main(flags.FLAGS(['inspect', *map(str, arguments)]))
+  finally:
+    for name in set(flags.FLAGS) - known:
+      delattr(flags.FLAGS, name)
+
+
+@pytest.fixture(scope='module')
+def seen(home):
+  """What the command printed of the grown run, and its JSON."""
+  options = ['--text=def grow(x)', f'--out={home}/heat.png', f'--json={home}/all.json']
+  with contextlib.redirect_stdout(io.StringIO()) as printed:
+    _inspect(f'--source={home}/grown', *options, '--corpus_tokens=500', '--top_k=2')
+  return printed.getvalue(), json.loads((home / 'all.json').read_text())
+
+
+def test_the_picture_is_not_blank(home, seen):
+  image = np.asarray(Image.open(home / 'heat.png').convert('L'))
+  assert min(image.shape) > 200 and np.std(image) > 10
+
+
+def test_everything_is_in_the_json(home, seen):
+  found = seen[1]
+  assert found['source'] == f'{home}/grown' and found['step'] == 7
+  assert found['text']['labels'] == ['⟨end⟩', *'def·grow(x)']
+  assert found['usage']['positions'] == 500
+  assert found['usage']['text'] == 'held-out text of the run'
+  both = [(layer, kind) for layer in range(2) for kind in KINDS]
+  assert [(r['layer'], r['kind']) for r in found['usage']['layers']] == both
+  assert [(r['layer'], r['kind']) for r in found['tokens']] == both
+  assert [len(r['contribution']) for r in found['tokens']] == 2 * [48, 48, 48, 32, 96]
+  assert len(found['strongest']) == 2 * 5 * 2 and found['definitions']
+  growth = found['growth']
+  assert (growth['action'], growth['source'], growth['step']) == ('grow', f'{home}/run', 7)
+  grew = [(r['kind'], r['old'], r['new']) for r in growth['layers'] if r['layer'] == 0]
+  assert grew == [('query', 32, 16), ('key', 32, 16), ('value', 32, 16), ('ffn', 64, 32)]
+  assert all(r['new_share_of_contribution'] == 0 for r in growth['layers'])
+
+
+def test_the_tables_say_what_they_are_about(home, seen):
+  printed = seen[0]
+  assert '12 tokens of the text given' in printed
+  assert 'usage on 500 tokens of held-out text of the run' in printed
+  assert f'old and new tokens: grow at step 7 of {home}/run' in printed
+  assert 'nearly unused  contributes less than 1/100' in printed, 'the words have no definition'
+
+
+def test_the_library_sees_what_the_command_does(home, seen):
+  model = load(f'{home}/grown@7')
+  ids = np.asarray(seen[1]['text']['ids'])
+  top = next(r for r in seen[1]['strongest'] if (r['layer'], r['kind']) == (1, 'ffn'))
+  map_TxN = maps(model, ids, [1])[1]['ffn']
+  assert map_TxN.shape == (12, 96) and np.argmax(np.abs(map_TxN).max(axis=0)) == top['token']
+  of_layer = {'query': 32, 'key': 32, 'value': 32, 'proj': 32, 'ffn': 64}
+  assert old_tokens(model) == {0: of_layer, 1: of_layer}
+  corpus, _ = held_out.held_out_tokens(model.meta.config.data, model.tokenizer, 500)
+  used = measure(model, corpus)[1]['ffn'].mean
+  np.testing.assert_allclose(used, seen[1]['tokens'][-1]['mean'], rtol=1e-4)
+
+
+def test_text_of_files_is_shown_and_measured(home, capsys):
+  (home / 'own.txt').write_text('a token')
+  _inspect(
+    f'--source={home}/run',
+    f'--text=files:{home}/own.txt',
+    '--length=4',
+    '--layer=1',
+    '--kinds=ffn',
+    f'--json={home}/own.json',
+  )
+  found = json.loads((home / 'own.json').read_text())
+  assert found['text']['labels'] == ['⟨end⟩', 'a', '·', 't']
+  assert found['usage']['positions'] == 8, 'the file and the end of its document'
+  assert [(r['layer'], r['kind']) for r in found['usage']['layers']] == [(1, 'ffn')]
+  assert found['growth'] is None and 'old and new' not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  ('options', 'sentence'),
+  [
+    (['--source={home}/dense'], 'dense is a Transformer: it has no parameter tokens'),
+    (['--source={home}/corpus'], r'corpus is not the work directory of a run'),
+    (['--source={home}/run@3'], r'has no checkpoint of step 3; it has the steps 7'),
+    (['--source={home}/run', '--layer=2'], r"--layer is '2'; this model has the layers 0 to 1"),
+    (['--source={home}/run', '--kinds=querry'], r"--kinds names 'querry'; did you mean 'query'"),
+    (['--source={home}/run', '--kinds='], r"--kinds names ''; known names: ffn, key"),
+    (['--source={home}/run', '--out=a.jpg'], r'--out=a.jpg must end in one of \.png'),
+    (['--source={home}/run', '--text=files:none*'], r'--text is files:none\*, which matches no'),
+    (['--source={home}/run', '--text=files:{home}/empty.txt'], r'there is no text in files:'),
+    (
+      ['--source=', '--json={home}/none/a.json'],
+      r'--json=.* written: there is no folder .*none',
+    ),
+    (['--source=', '--out={home}/none/a.png'], r'--out=.* written: there is no folder .*none'),
+    (['--source=', '--json={home}'], r'--json=.* cannot be written: it is a folder'),
+    (['--source={home}/run', '--layer=²'], r"--layer is '²'; this model has the layers 0 to 1"),
+    (['--source={home}/run', '--layer=-1'], r"--layer is '-1'; this model has the layers 0 to 1"),
+    (['--source={home}/run@x'], r'does not end in a step'),
+  ],
+)
+def test_mistakes(home, options, sentence):
+  (home / 'empty.txt').touch()
+  with pytest.raises(UserError, match=sentence):
+    _inspect(*[option.format(home=home) for option in options])
+
+
+def test_a_damaged_source_is_named(home, tmp_path):
+  (tmp_path / 'run' / 'checkpoints').mkdir(parents=True)
+  with pytest.raises(UserError, match=r'no checkpoint of .*run can be read'):
+    _inspect(f'--source={tmp_path}/run')
+
+
+@pytest.mark.parametrize('module', ['inspect', 'grow'])
+def test_help_lists_the_flags(module):
+  command = [sys.executable, '-m', f'tokenformer_jax.{module}', '--help']
+  done = subprocess.run(command, capture_output=True, text=True)
+  assert '--source' in done.stdout and f'-m tokenformer_jax.{module} --source=' in done.stdout
+
+
+def test_it_does_not_hide_pythons_own_inspect():
+  """The folder of a file that is run by its path comes first in the search for modules."""
+  code = 'import sys; sys.path.insert(0, sys.argv[1]); import inspect; print(inspect.__file__)'
+  folder = str(tiny_run.ROOT / 'tokenformer_jax')
+  done = subprocess.run([sys.executable, '-c', code, folder], capture_output=True, text=True)
+  assert done.stdout.strip() == inspect.__file__, 'give that folder no __init__.py'

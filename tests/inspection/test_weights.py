@@ -1,0 +1,135 @@
+"""The weights are those of the forward pass, and are reduced on the way."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from looking import IDS, KINDS, MODEL, changed, mesh_of, of_kind, params_of, reference_maps
+
+from tokenformer_jax.inspection.weights import (
+  compiled_maps,
+  compiled_sums,
+  maps,
+  names,
+  pattentions,
+  sums,
+)
+from tokenformer_jax.model.lm import Compute, define_lm
+from tokenformer_jax.parallel import sharding
+
+DEFINITION = define_lm(MODEL, Compute(attention='xla'))
+PADDED = np.where(np.arange(13) < np.arange(6, 14)[:, None], IDS, -1)
+
+
+def test_names_are_those_of_the_modules_in_the_order_of_the_forward_pass():
+  assert names(DEFINITION) == KINDS, 'reports and pictures have another order'
+  inner = {kind: kind if kind == 'ffn' else f'attention/{kind}' for kind in KINDS}
+  for index, layer in enumerate(pattentions(DEFINITION)):
+    assert tuple(layer) == KINDS, 'reports and pictures have another order'
+    assert {one.layer.index for one in layer.values()} == {index}, 'of another layer'
+    for name in ('keys', 'values'):
+      found = {
+        kind: jax.tree_util.keystr(getattr(one, name), simple=True, separator='/')
+        for kind, one in layer.items()
+      }
+      assert found == {kind: f'blocks/{inner[kind]}/{name}' for kind in KINDS}
+
+
+def _by_kind(found):
+  return {kind: array for (kind, _), array in found.items()}
+
+
+@functools.cache
+def _maps():
+  return jax.jit(lambda params, ids, layer: _by_kind(maps(DEFINITION.bind(params), ids, layer)))
+
+
+@functools.cache
+def _sums():
+  return jax.jit(lambda params, ids: sums(DEFINITION.bind(params), ids)[''])
+
+
+@pytest.mark.parametrize('layer', range(MODEL.depth))
+def test_maps_are_what_the_formulas_say(layer):
+  got, want = _maps()(params_of(), IDS, layer), reference_maps()[layer]
+  for kind in KINDS:
+    np.testing.assert_allclose(
+      got[kind], want[kind], rtol=1e-4, atol=1e-5, err_msg=f'not the weights of {kind}'
+    )
+
+
+def _reduced(counted: np.ndarray, kind: str) -> list[np.ndarray]:
+  """Total, squares and largest [L, N] of the reference's weights at the counted positions."""
+  sizes = np.stack([np.abs(layer[kind][counted]) for layer in reference_maps()])
+  return [sizes.sum(axis=1), (sizes**2).sum(axis=1), sizes.max(axis=1)]
+
+
+@pytest.mark.parametrize('ids', [IDS, PADDED], ids=['whole', 'padded'])
+def test_sums_are_those_of_the_maps(ids):
+  got = _sums()(params_of(), ids)
+  for kind in KINDS:
+    for name, one, other in zip(
+      got[kind]._fields, got[kind], _reduced(ids >= 0, kind), strict=True
+    ):
+      np.testing.assert_allclose(one, other, rtol=1e-4, err_msg=f'{name} of {kind} is another')
+
+
+def test_no_more_than_one_layer_is_kept():
+  program = str(jax.make_jaxpr(lambda params: sums(DEFINITION.bind(params), IDS))(params_of()))
+  counts = {of_kind(DEFINITION.abstract['blocks'], kind)['keys'].shape[1] for kind in KINDS}
+  assert all(f'[8,13,{count}]' in program for count in counts), 'this test looks for other shapes'
+  for count in counts:
+    assert f'[2,8,13,{count}]' not in program, 'the weights of all layers are there at once'
+
+
+@pytest.mark.parametrize('kind', ['value', 'ffn'])
+def test_permuted_tokens_have_permuted_sums(kind):
+  tokens = of_kind(params_of()['blocks'], kind)
+  order = np.random.default_rng(1).permutation(tokens['keys'].shape[1])
+  permuted = changed(params_of(), kind, **{name: t[:, order] for name, t in tokens.items()})
+  before, after = _sums()(params_of(), IDS), _sums()(permuted, IDS)
+  for got, want in zip(after[kind], before[kind], strict=True):
+    np.testing.assert_allclose(got, want[:, order], rtol=1e-4, err_msg='the order matters')
+
+
+@pytest.fixture(scope='module')
+def on_a_mesh():
+  """Sums and the maps of layer 1 on 4 × 2 devices."""
+  mesh = mesh_of(fsdp=4, tokens=2)
+  params = jax.device_put(params_of(), sharding.tree_shardings(mesh, DEFINITION.axes))
+  ids = jax.device_put(IDS, sharding.batch_sharding(mesh))
+  with jax.set_mesh(mesh):
+    return (
+      compiled_sums(DEFINITION, mesh)(params, ids)[''],
+      _by_kind(compiled_maps(DEFINITION, mesh)(params, ids, 1)),
+    )
+
+
+def test_eight_devices_sum_the_same(on_a_mesh):
+  want = _sums()(params_of(), IDS)
+  for kind in KINDS:
+    for got, one in zip(on_a_mesh[0][kind], want[kind], strict=True):
+      np.testing.assert_allclose(got, one, rtol=1e-4, err_msg='8 devices see something else')
+
+
+def test_eight_devices_give_the_map_of_the_first_row(on_a_mesh):
+  for kind in KINDS:
+    want = reference_maps()[1][kind][0]
+    np.testing.assert_allclose(on_a_mesh[1][kind], want, rtol=1e-4, atol=1e-5)
+
+
+def test_bfloat16_is_summed_in_float32():
+  definition = define_lm(MODEL, Compute(jnp.dtype('bfloat16'), attention='xla'))
+
+  def both(params):
+    model = definition.bind(params)
+    return sums(model, IDS)['']['ffn'].total[1], jnp.abs(maps(model, IDS, 1)['ffn', 48])
+
+  total, sizes = jax.jit(both)(params_of())
+  assert total.dtype == jnp.float32
+  want = np.asarray(sizes, np.float64).sum(axis=(0, 1))
+  np.testing.assert_allclose(total, want, rtol=1e-5, err_msg='the sum itself is rounded')
+  of_float32 = np.abs(reference_maps()[1]['ffn']).mean()
+  assert 1e-5 < abs(np.mean(sizes) / of_float32 - 1) < 0.02, 'not the activations asked for'

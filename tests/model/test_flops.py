@@ -1,0 +1,185 @@
+"""Counted FLOPs against the compiler's count and the published ones."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import tiny_model, tiny_vit, two_kinds, with_tokens
+
+from tokenformer_jax.config import Config, DataConfig, ModelConfig, TrainConfig
+from tokenformer_jax.model import flops
+from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.model.models import define
+
+# So wide that little of the work is outside of matrix products. Rotation is one that is no model's.
+WIDE = {'layers': 1, 'width': 512, 'vocab_size': 512, 'gelu': 'tanh', 'rotary': 0}
+COUNTS = {'qkv': 512, 'proj': 768, 'ffn': 2048}
+LENGTH = 128
+
+
+def _attention(model: ModelConfig, length: int) -> float:
+  """FLOPs of token-token attention for one token, from the function of the length."""
+  return flops.forward_flops(model, length) - flops.forward_flops(model, 0)
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [{'tokens': COUNTS}, {'dense': True}, {'dense': True, 'ffn_width': 1536}],
+  ids=['pattention', 'dense', 'dense with a width'],
+)
+def test_forward_flops_are_those_the_compiler_counts(changes):
+  model = tiny_model(**WIDE, **changes)
+  definition = define_lm(model)
+  ids = jax.ShapeDtypeStruct((1, LENGTH), jnp.int32)
+  lowered = jax.jit(lambda params, ids: definition.bind(params)(ids)[0]).lower(
+    definition.abstract, ids
+  )
+  counted = lowered.compile().cost_analysis()['flops']
+  # The program computes all scores and masks half of them; the formula counts the other half.
+  formula = LENGTH * (flops.forward_flops(model, LENGTH) + _attention(model, LENGTH))
+  assert formula == pytest.approx(counted, rel=0.03), 'MFU is off by the ratio of these two'
+
+
+# By hand, for width 32, 2 layers, 24, 40 and 48 parameter tokens, and 64 words.
+TOKENS = 2 * (3 * 2 * 32 * 24 + 2 * 32 * 40 + 2 * 32 * 48)
+DENSE = 2 * (4 * 32 * 32 + 2 * 32 * 128)
+# Three layers without the 48, whose 16 positions see 6 on average in a window of 8, and two whole
+# ones, whose positions see 8.
+KINDS = 2 * (3 * (TOKENS // 2 - 2 * 32 * 48) + TOKENS + 64 * 32) + 4 * 32 * (3 * 6 + 2 * 8)
+
+
+@pytest.mark.parametrize(
+  ('model', 'want'),
+  [
+    (tiny_model(), 2 * (TOKENS + 64 * 32) + 2 * 4 * 32 * 8),
+    (
+      tiny_model(tied_head=False, rotary=0, position_embedding='learned'),
+      2 * (TOKENS + 64 * 32) + 2 * 4 * 32 * 8,
+    ),
+    (tiny_model(dense=True, bias=True), 2 * (DENSE + 64 * 32) + 2 * 4 * 32 * 8),
+    (two_kinds(), KINDS),
+    (tiny_vit(), 16 * (2 * 16 * 32 + 2 * TOKENS + 2 * 4 * 32 * 16) + 2 * 32 * 10),
+    (
+      tiny_vit(pool='token'),
+      16 * 2 * 16 * 32 + 17 * (2 * TOKENS + 2 * 4 * 32 * 17) + 2 * 32 * 10,
+    ),
+    (
+      tiny_vit(pool='attention'),
+      16 * (2 * 16 * 32 + 2 * TOKENS + 2 * 4 * 32 * 16)
+      + 2 * (TOKENS // 2 + 15 * 2 * 2 * 32 * 24 + 32 * 10)
+      + 4 * 32 * 16,
+    ),
+  ],
+  ids=['tied', 'untied', 'dense', 'two kinds', 'mean', 'class token', 'attention pool'],
+)
+def test_forward_flops_are_exact(model, want):
+  assert flops.forward_flops(model, 16) == want, 'a matrix counts too often, or not at all'
+
+
+def test_layers_count_each():
+  one, three = (flops.forward_flops(tiny_model(layers=n), 64) for n in (1, 3))
+  two = flops.forward_flops(tiny_model(layers=2), 64)
+  assert three - two == two - one, 'the count is not a line in the number of layers'
+
+
+def test_a_training_step_is_three_forward_passes():
+  model = tiny_model()
+  got = flops.train_flops(model, 64)
+  assert got == 3 * flops.forward_flops(model, 64), 'backward is not twice forward'
+
+
+@pytest.mark.parametrize(
+  ('layers', 'width', 'attention', 'ffn', 'parameters'),
+  [
+    (12, 768, 768, 3072, 113_246_208),
+    (24, 1024, 1024, 4096, 402_653_184),
+    (32, 1280, 1280, 5120, 838_860_800),
+    (40, 1536, 1536, 6144, 1_509_949_440),
+  ],
+)
+def test_published_parameters_without_embeddings(layers, width, attention, ffn, parameters):
+  counts = {'qkv': attention, 'proj': attention, 'ffn': ffn}
+  model = tiny_model(layers=layers, width=width, heads=16, vocab_size=50304, tokens=counts)
+  assert flops.matrix_parameters(model) == parameters, 'not the count of TokenFormer, Table 9'
+
+
+# TokenFormer, Table 8 (3.6, 6.8 and 10.1 · 10⁴ T²) counts all scores, we count the causal half.
+@pytest.mark.parametrize(
+  ('width', 'per_square', 'printed'),
+  [(768, 36_864, '3.6'), (1408, 67_584, '6.8'), (2112, 101_376, '10.1')],
+)
+def test_token_token_flops_are_half_of_table_8(width, per_square, printed):
+  model = tiny_model(layers=12, width=width, heads=16, vocab_size=50304, dense=True)
+  got = 2 * 1024 * _attention(model, 1024)
+  assert got == per_square * 1024**2, f'Table 8 has {printed} · 10⁴ T² for this width'
+
+
+@pytest.mark.parametrize('window', [1, 100, 512, 2000])
+def test_a_window_counts_what_is_seen(window):
+  seen = np.minimum(np.arange(512) + 1, window).mean()
+  everything, part = (_attention(tiny_model(window=w), 512) for w in (0, window))
+  assert 256 * part / everything == pytest.approx(seen, rel=0.005), 'MFU is off by this'
+
+
+def test_token_token_flops_do_not_grow_with_the_parameter_tokens():
+  model = tiny_model()
+  grown = with_tokens(model, qkv=2140, proj=2140, ffn=8560)
+  assert _attention(grown, 512) == _attention(model, 512), 'growth is charged for token-token work'
+
+
+# Published: cloud.google.com/tpu/docs and NVIDIA's data sheets (dense). A chip of TPU v3 (123) and
+# of TPU7x (2307) has two TensorCores that do not work as one, and so is two devices to JAX.
+@pytest.mark.parametrize(
+  ('kind', 'tera'),
+  [
+    ('TPU v3', 123 / 2),
+    ('TPU v4', 275),
+    ('TPU v5 lite', 197),
+    ('TPU v5e', 197),
+    ('TPU v5', 459),
+    ('TPU v5p', 459),
+    ('TPU v6 lite', 918),
+    ('TPU7x', 2307 / 2),
+    ('NVIDIA A100-SXM4-80GB', 312),
+    ('NVIDIA H100 80GB HBM3', 989),
+    ('NVIDIA H100 PCIe', 756),
+    ('NVIDIA H200', 989),
+    ('Tesla V100-SXM2-16GB', 125),
+    ('Tesla T4', 65),
+    ('NVIDIA L4', 121),
+    ('NVIDIA L40S', 362),
+  ],
+)
+def test_peak_of_known_chips(kind, tera):
+  device = types.SimpleNamespace(device_kind=kind)
+  assert flops.peak_flops(device) == tera * 1e12, f'MFU on {kind} is off by the ratio of these two'
+
+
+@pytest.mark.parametrize('kind', ['cpu', 'NVIDIA GeForce RTX 4090', 'AMD Instinct MI300X', 'TPU'])
+def test_no_peak_of_unknown_chips(kind):
+  device = types.SimpleNamespace(device_kind=kind)
+  assert flops.peak_flops(device) is None, f'MFU on {kind} is made up'
+
+
+@pytest.mark.parametrize('pool', ['mean', 'token', 'attention'])
+def test_flops_of_an_image_are_those_the_compiler_counts(pool):
+  sizes = {'layers': 1, 'width': 256, 'gelu': 'tanh', 'patch': 8, 'channels': 3, 'pool': pool}
+  model = tiny_vit(**sizes, tokens={'qkv': 256, 'proj': 384, 'ffn': 1024})
+  definition = define(model)
+  images = jax.ShapeDtypeStruct((1, 96, 96, 3), jnp.float32)
+  lowered = jax.jit(lambda params, x: definition.bind(params)(x)[0]).lower(
+    definition.abstract, images
+  )
+  counted = lowered.compile().cost_analysis()['flops']
+  got = flops.forward_flops(model, 144)
+  assert got == pytest.approx(counted, rel=0.03), 'MFU is off by the ratio of these two'
+
+
+def test_a_step_of_images_counts_every_image_once():
+  config = Config(
+    model=tiny_vit(), data=DataConfig(image_size=16, batch_size=6), train=TrainConfig()
+  )
+  assert flops.length(config) == 16
+  assert flops.of_step(config) == 6 * 3 * flops.forward_flops(config.model, 16)

@@ -1,0 +1,450 @@
+"""The language model against golden values, published sizes, and itself computed in other ways."""
+
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import tiny_model
+
+from tokenformer_jax.config import InitConfig, MeshConfig, ModelConfig
+from tokenformer_jax.decoding.decode import Decoder
+from tokenformer_jax.model.lm import Compute, define_lm
+from tokenformer_jax.model.loss import loss_sums, objective
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.model.trunk import Context
+from tokenformer_jax.parallel import sharding
+
+# Computed in float32 by the authors' PyTorch layers on random weights; the model is below.
+GOLDEN = dict(np.load(Path(__file__).parents[1] / 'golden' / 'tokenformer_lm.npz'))
+GOLDEN_MODEL = tiny_model(heads=2, tokens={'qkv': 32, 'proj': 32, 'ffn': 128})
+GOLDEN_PROJECTIONS = {
+  ('attention', 'query'): 'attention.query',
+  ('attention', 'key'): 'attention.key',
+  ('attention', 'value'): 'attention.value',
+  ('attention', 'proj'): 'attention.proj',
+  ('ffn',): 'mlp',
+}
+DENSE = {'dense': True, 'bias': True, 'norm': 'affine'}
+LEARNED = {'rotary': 0, 'position_embedding': 'learned'}
+VARIANTS = {
+  'rotary': tiny_model(),
+  'none': tiny_model(rotary=0),
+  'dense, learned': tiny_model(**DENSE, **LEARNED, tied_head=False),
+}
+EACH_VARIANT = pytest.mark.parametrize('model', VARIANTS.values(), ids=VARIANTS)
+
+
+def _from_golden(kind: str) -> Params:
+  """The golden arrays `kind/…` as a tree of parameters, those of the layers stacked."""
+
+  def stacked(name: str) -> np.ndarray:
+    return np.stack([GOLDEN[f'{kind}/sequential.{2 + i}.{name}'] for i in range(2)])
+
+  blocks = {'attention': {}}
+  for (*parents, last), name in GOLDEN_PROJECTIONS.items():
+    parent = blocks[parents[0]] if parents else blocks
+    parent[last] = {
+      'keys': stacked(f'{name}.key_param_tokens'),
+      'values': stacked(f'{name}.value_param_tokens'),
+    }
+  return {
+    'embedding': GOLDEN[f'{kind}/sequential.0.word_embeddings.weight'],
+    'blocks': blocks,
+    'final_norm': {
+      'scale': GOLDEN[f'{kind}/sequential.5.norm.weight'],
+      'bias': GOLDEN[f'{kind}/sequential.5.norm.bias'],
+    },
+  }
+
+
+@functools.cache
+def _golden_gradient(remat: str, layers: str, chunk: int) -> tuple[float, Params]:
+  definition = define_lm(GOLDEN_MODEL, Compute(remat=remat, layers=layers))
+  ids = jnp.asarray(GOLDEN['input_ids'])
+  targets = jnp.concatenate([ids[:, 1:], jnp.full((2, 1), -1)], axis=1)
+
+  def loss(params):
+    model = definition.bind(params)
+    hidden = model.hidden(ids)[0]
+    total, sums = objective(hidden, model.output_embedding, targets, z_loss=0.0, chunk=chunk)
+    return total / sums.tokens
+
+  value, gradient = jax.jit(jax.value_and_grad(loss))(_from_golden('weights'))
+  return float(value), gradient
+
+
+def _ids(batch: int, length: int) -> np.ndarray:
+  return np.random.default_rng(0).integers(0, 64, (batch, length), np.int32)
+
+
+@functools.cache
+def _forward(model: ModelConfig, dtype: jnp.dtype = jnp.float32):
+  definition = define_lm(model, Compute(dtype=dtype))
+  return jax.jit(lambda params, ids: definition.bind(params)(ids)[0])
+
+
+@functools.cache
+def _params(model: ModelConfig) -> Params:
+  """Parameters large enough that every part of the model matters; faster than `init`."""
+  rng = np.random.default_rng(0)
+  return jax.tree.map(
+    lambda p: jnp.asarray(rng.normal(size=p.shape) * p.shape[-1] ** -0.5, p.dtype),
+    define_lm(model).abstract,
+  )
+
+
+def _paths(tree: Params) -> dict[str, jax.Array]:
+  leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+  return {'/'.join(key.key for key in path): leaf for path, leaf in leaves}
+
+
+def test_golden_logits():
+  got = _forward(GOLDEN_MODEL)(_from_golden('weights'), GOLDEN['input_ids'])
+  np.testing.assert_allclose(
+    got, GOLDEN['logits'], atol=1e-5, err_msg='the model is not the one that was released'
+  )
+
+
+# 32 positions: 8 divides them, 7 does not, 256 is more than there are.
+EACH_WAY = pytest.mark.parametrize(
+  ('remat', 'layers', 'chunk'),
+  [
+    ('everything', 'scan', 256),
+    ('score_inputs', 'scan', 256),
+    ('score_inputs', 'scan', 8),
+    ('dots', 'scan', 7),
+    ('full', 'scan', 7),
+    ('offload', 'scan', 7),
+    ('everything', 'unrolled', 256),
+    ('score_inputs', 'unrolled', 256),
+    ('dots', 'unrolled', 256),
+    ('full', 'unrolled', 256),
+  ],
+)
+
+
+@EACH_WAY
+def test_golden_loss(remat, layers, chunk):
+  got = _golden_gradient(remat, layers, chunk)[0]
+  assert abs(got - GOLDEN['loss']) < 1e-5, 'the loss is not the mean over the predicted tokens'
+
+
+@EACH_WAY
+def test_golden_gradients(remat, layers, chunk):
+  gradient = _golden_gradient(remat, layers, chunk)[1]
+  norms = {
+    path: jnp.sqrt(jnp.sum(g**2, axis=tuple(range(path.startswith('blocks'), g.ndim))))
+    for path, g in _paths(gradient).items()
+  }
+  for path, want in _paths(_from_golden('grad_norm')).items():
+    np.testing.assert_allclose(
+      norms[path], want, rtol=1e-4, err_msg=f'the gradient of {path} is wrong'
+    )
+
+
+def _tokenformer(layers: int, width: int, heads: int, attention: int, ffn: int) -> ModelConfig:
+  counts = {'qkv': attention, 'proj': attention, 'ffn': ffn}
+  return tiny_model(layers=layers, width=width, heads=heads, vocab_size=50304, tokens=counts)
+
+
+# TokenFormer, Table 9. The paper rounds those trained on OpenWebText: 123.6M, 354.2M, 753.8M and
+# 1309.7M.
+@pytest.mark.parametrize(
+  ('sizes', 'count'),
+  [
+    pytest.param((12, 768, 12, 768, 3072), 151_881_216, id='pile-150M'),
+    pytest.param((24, 1024, 16, 1024, 4096), 454_166_528, id='pile-450M'),
+    pytest.param((32, 1280, 16, 1280, 5120), 903_252_480, id='pile-900M'),
+    pytest.param((40, 1536, 16, 1536, 6144), 1_587_219_456, id='pile-1.5B'),
+    pytest.param((12, 768, 12, 576, 2304), 123_569_664, id='openwebtext-124M'),
+    pytest.param((12, 768, 12, 2140, 8560), 354_190_848, id='openwebtext-354M'),
+    pytest.param((12, 768, 12, 4850, 19400), 753_796_608, id='openwebtext-757M'),
+    pytest.param((12, 768, 12, 8620, 34480), 1_309_705_728, id='openwebtext-1.4B'),
+  ],
+)
+def test_published_sizes_of_tokenformer(sizes, count):
+  assert define_lm(_tokenformer(*sizes)).count == count, 'a published size has other parameters'
+
+
+@pytest.mark.parametrize(
+  ('changes', 'count'),
+  [
+    pytest.param({**LEARNED, 'vocab_size': 50257, 'max_length': 1024}, 124_439_808, id='gpt2-124M'),
+    pytest.param({'vocab_size': 50304, 'tied_head': False}, 162_322_944, id='pythia-160M'),
+  ],
+)
+def test_published_sizes_of_transformers(changes, count):
+  model = tiny_model(**DENSE, layers=12, width=768, heads=12, **changes)
+  assert define_lm(model).count == count, 'the baseline is not the published Transformer'
+
+
+def _logits_with_another_token(model: ModelConfig, j: int) -> tuple[jax.Array, jax.Array]:
+  """Logits [B, T, V] before and after the token at position j is changed."""
+  ids = _ids(2, 16)
+  changed = ids.copy()
+  changed[:, j] = (ids[:, j] + 1) % 64
+  return tuple(_forward(model)(_params(model), each) for each in (ids, changed))
+
+
+@pytest.mark.parametrize('j', [1, 7, 15])
+@EACH_VARIANT
+def test_a_logit_sees_no_later_token(model, j):
+  before, after = _logits_with_another_token(model, j)
+  same = before[:, :j] == after[:, :j]  # False for NaN, too
+  assert jnp.all(same), f'a logit before position {j} depends on the token there'
+
+
+@pytest.mark.parametrize('j', [0, 7])
+@EACH_VARIANT
+def test_a_logit_sees_every_earlier_token(model, j):
+  before, after = _logits_with_another_token(model, j)
+  moved = jnp.max(jnp.abs(after - before), axis=-1)[:, j:]
+  assert jnp.all(moved > 1e-4), f'a logit from position {j} on ignores the token there'
+
+
+@functools.cache
+def _decode(model: ModelConfig):
+  definition = define_lm(model, Compute(layers='list'))
+  return jax.jit(lambda params, *arguments: definition.bind(params)(*arguments))
+
+
+@pytest.mark.parametrize('prefill', [1, 7])
+@EACH_VARIANT
+def test_decoding_with_a_cache_is_the_forward_pass(model, prefill):
+  ids, logits = _ids(2, 16), []
+  params = Decoder(model, Compute()).prepare(_params(model))
+  cache = define_lm(model, Compute(layers='list')).bind(params).init_caches(2, 24)
+  for start, stop in [(0, prefill), *((i, i + 1) for i in range(prefill, 16))]:
+    part, cache = _decode(model)(params, ids[:, start:stop], Context(start), cache)
+    logits.append(part)
+  np.testing.assert_allclose(
+    jnp.concatenate(logits, axis=1),
+    _forward(model)(_params(model), ids),
+    atol=1e-5,
+    err_msg='what is generated is not what was trained',
+  )
+
+
+@functools.partial(jax.jit, static_argnames='chunk')
+def _sums(hidden, embedding, targets, chunk):
+  return loss_sums(hidden, embedding, targets, chunk=chunk)
+
+
+@pytest.mark.parametrize('chunk', [3, 12])
+def test_positions_without_a_target_do_not_count(chunk):
+  rng = np.random.default_rng(0)
+  hidden, embedding = np.float32(rng.normal(size=(2, 12, 8))), np.float32(rng.normal(size=(64, 8)))
+  targets = _ids(2, 12)
+  targets[:, 9:] = -1
+  got = _sums(hidden, embedding, targets, chunk)
+  want = _sums(hidden[:, :9], embedding, targets[:, :9], 9)
+  for name in want._fields:
+    np.testing.assert_allclose(
+      getattr(got, name),
+      getattr(want, name),
+      rtol=1e-5,
+      err_msg=f'{name} counts positions whose target is -1',
+    )
+
+
+def test_loss_sums_are_those_of_the_logits():
+  rng = np.random.default_rng(0)
+  hidden, embedding = rng.normal(size=(2, 5, 8)), rng.normal(size=(64, 8))
+  targets = _ids(2, 5)
+  targets[0, 0] = np.argmax(hidden[0, 0] @ embedding.T)  # so that one of them is right
+  logits = hidden @ embedding.T
+  log_z = np.log(np.sum(np.exp(logits), axis=-1))
+  at_target = np.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+  want = {
+    'nats': np.sum(log_z - at_target),
+    'log_z_squared': np.sum(log_z**2),
+    'tokens': 10,
+    'correct': np.sum(np.argmax(logits, axis=-1) == targets),
+  }
+  got = _sums(np.float32(hidden), np.float32(embedding), targets, 2)
+  for name, value in want.items():
+    np.testing.assert_allclose(getattr(got, name), value, rtol=1e-5, err_msg=f'{name} is wrong')
+
+
+@pytest.mark.parametrize('mesh', [None, {'fsdp': 8}, {'replica': 2, 'fsdp': 4}, {'tokens': 4}])
+@pytest.mark.parametrize('chunk', [5, 12])
+def test_the_gradient_made_with_the_loss_is_that_of_the_logits(chunk, mesh):
+  rng = np.random.default_rng(0)
+  hidden, embedding = np.float32(rng.normal(size=(8, 12, 8))), np.float32(rng.normal(size=(64, 8)))
+  targets = _ids(8, 12)
+  targets[:, 9:] = -1
+
+  def made(hidden, embedding):
+    total, sums = objective(hidden, embedding, targets, z_loss=0.1, chunk=chunk)
+    return total / sums.tokens
+
+  def written(hidden, embedding):
+    log_z = jax.nn.logsumexp(hidden @ embedding.T, axis=-1)[:, :9]
+    at_target = jnp.sum(hidden * embedding[targets], axis=-1)[:, :9]
+    return jnp.mean(log_z - at_target + 0.1 * log_z**2)
+
+  want = jax.value_and_grad(written, argnums=(0, 1))(hidden, embedding)
+  made = jax.jit(jax.value_and_grad(made, argnums=(0, 1)))
+  if mesh is None:
+    got = made(hidden, embedding)
+  else:
+    with jax.set_mesh(sharding.make_mesh(MeshConfig(**mesh))):
+      got = made(hidden, embedding)
+  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), got, want)
+
+
+# So large that chance moves no standard deviation by 5 %.
+LARGER = {'layers': 3, 'width': 64, 'vocab_size': 512, 'init': InitConfig(std=0.03)}
+
+
+@functools.cache
+def _initial(kind: str) -> dict[str, jax.Array]:
+  changes = {
+    'tokenformer': {},
+    'transformer': {**DENSE, **LEARNED, 'tied_head': False},
+  }
+  definition = define_lm(tiny_model(**LARGER, **changes[kind]))
+  return _paths(jax.jit(definition.init)(jax.random.key(0)))
+
+
+TO_RESIDUAL = 2 / (3 * 64**0.5)
+
+
+@pytest.mark.parametrize(
+  ('kind', 'name', 'std'),
+  [
+    ('tokenformer', 'embedding', 0.03),
+    ('tokenformer', 'attention/query/keys', 0.03),
+    ('tokenformer', 'attention/query/values', TO_RESIDUAL),
+    ('tokenformer', 'attention/proj/keys', 0.03),
+    ('tokenformer', 'attention/proj/values', TO_RESIDUAL),
+    ('tokenformer', 'ffn/keys', 0.03),
+    ('tokenformer', 'ffn/values', TO_RESIDUAL),
+    ('transformer', 'positions', 0.03),
+    ('transformer', 'head', 0.03),
+    ('transformer', 'attention/query/kernel', 0.03),
+    ('transformer', 'attention/proj/kernel', TO_RESIDUAL),
+    ('transformer', 'ffn/up/kernel', 0.03),
+    ('transformer', 'ffn/down/kernel', TO_RESIDUAL),
+  ],
+)
+def test_initial_spread(kind, name, std):
+  path = f'blocks/{name}' if '/' in name else name
+  got = float(jnp.std(_initial(kind)[path]))
+  np.testing.assert_allclose(got, std, rtol=0.05, err_msg=f'{path} does not start as released')
+
+
+def test_equal_models_are_each_drawn_as_its_own_config_says():
+  model = tiny_model(**LARGER)
+  other = tiny_model(**{**LARGER, 'init': InitConfig(std=0.03, embedding_std=1.0)})
+  assert other == model, 'another start makes another model'
+  for one, std in ((model, 0.03), (other, 1)):
+    params = _paths(jax.jit(define_lm(one).init)(jax.random.key(0)))
+    got = [float(jnp.std(params[path])) for path in ('embedding', 'blocks/ffn/keys')]
+    np.testing.assert_allclose(got, [std, 0.03], rtol=0.05, err_msg='drawn as an equal model is')
+
+
+@pytest.mark.parametrize('kind', ['tokenformer', 'transformer'])
+def test_norms_and_biases_start_as_no_change(kind):
+  for path, leaf in _initial(kind).items():
+    if path.endswith(('scale', 'bias')):
+      assert jnp.all(leaf == path.endswith('scale')), f'{path} changes what it gets'
+
+
+@pytest.mark.parametrize('kind', ['tokenformer', 'transformer'])
+def test_no_two_matrices_start_alike(kind):
+  matrices = []
+  for path, leaf in _initial(kind).items():
+    if not path.endswith(('scale', 'bias')):
+      matrices += list(np.asarray(leaf)) if path.startswith('blocks') else [np.asarray(leaf)]
+  firsts = {round(float(matrix[0, 0] / matrix.std()), 3) for matrix in matrices}
+  assert len(firsts) == len(matrices), 'two matrices are drawn from the same random numbers'
+
+
+def test_init_does_not_depend_on_the_devices():
+  definition = define_lm(tiny_model(**LARGER))
+  mesh = sharding.make_mesh(MeshConfig(fsdp=2, tokens=4))
+  shardings = sharding.tree_shardings(mesh, definition.axes)
+  got = _paths(jax.jit(definition.init, out_shardings=shardings)(jax.random.key(0)))
+  for path, want in _initial('tokenformer').items():
+    np.testing.assert_allclose(
+      got[path], want, rtol=1e-6, err_msg=f'{path} starts elsewhere on 8 devices'
+    )
+
+
+def test_bfloat16_is_close_to_float32():
+  model = tiny_model()
+  want = _forward(model)(_params(model), _ids(2, 16))
+  got = _forward(model, jnp.bfloat16)(_params(model), _ids(2, 16))
+  error = jnp.sqrt(jnp.mean((got - want) ** 2)) / jnp.std(want)
+  assert error < 0.03, 'something other than the activations has lost its precision'
+
+
+GRADIENTS = {
+  'tied': {},
+  'untied, with biases': {**DENSE, **LEARNED, 'tied_head': False},
+}
+
+
+def _gradient_of_text(model: ModelConfig, dtype: str) -> dict[str, np.ndarray]:
+  """The gradient of the loss of 24,576 tokens, distributed as those of text (Zipf)."""
+  definition = define_lm(model, Compute(dtype=jnp.dtype(dtype)))
+  likely = 1 / np.arange(1, model.vocab_size + 1)
+  ids = np.random.default_rng(0).choice(model.vocab_size, (1536, 17), p=likely / likely.sum())
+
+  def loss(params):
+    bound = definition.bind(params)
+    hidden_BxTxD, _, _ = bound.hidden(ids[:, :-1])
+    total, sums = objective(hidden_BxTxD, bound.output_embedding, ids[:, 1:], z_loss=0.0, chunk=16)
+    return total / sums.tokens
+
+  gradient = jax.jit(jax.grad(loss))(_params(model))
+  return {path: np.asarray(leaf, np.float64) for path, leaf in _paths(gradient).items()}
+
+
+@pytest.mark.parametrize('changes', GRADIENTS.values(), ids=GRADIENTS)
+def test_gradients_in_bfloat16_are_summed_in_float32(changes):
+  sizes = {'layers': 1, 'width': 16, 'heads': 2, 'vocab_size': 128}
+  model = tiny_model(**sizes, **changes)
+  want, got = (_gradient_of_text(model, dtype) for dtype in ('float32', 'bfloat16'))
+  for tree in (want, got):
+    tree.pop('blocks/attention/key/bias', None)  # Softmax takes no notice of it: it is 0.
+  for path in want:
+    error = np.linalg.norm(got[path] - want[path]) / np.linalg.norm(want[path])
+    assert error < 0.03, f'{path} is off by {error:.1%}: is it a sum over tokens in bfloat16?'
+  norms = [np.sqrt(sum(np.sum(g**2) for g in tree.values())) for tree in (want, got)]
+  assert abs(norms[1] / norms[0] - 1) < 0.005, 'grad_norm, and what is clipped by it, is wrong'
+  row = [np.linalg.norm(tree['embedding'][0]) for tree in (want, got)]
+  assert abs(row[1] / row[0] - 1) < 0.01, 'a frequent token learns at another rate'
+
+
+@pytest.mark.parametrize('tied_head', [True, False])
+def test_logits_are_float32(tied_head):
+  definition = define_lm(tiny_model(tied_head=tied_head), Compute(dtype=jnp.bfloat16))
+  ids = jax.ShapeDtypeStruct((1, 4), jnp.int32)
+  logits = jax.eval_shape(
+    lambda params, ids: definition.bind(params)(ids)[0], definition.abstract, ids
+  )
+  assert logits.dtype == jnp.float32, 'the loss of a large vocabulary needs float32 logits'
+
+
+def test_parameters_are_float32_whatever_the_activations_are():
+  definition = define_lm(tiny_model(), Compute(dtype=jnp.bfloat16))
+  dtypes = {leaf.dtype for leaf in jax.tree.leaves(definition.abstract)}
+  assert dtypes == {jnp.dtype('float32')}, 'small updates are lost in bfloat16 parameters'
+
+
+def test_a_layer_is_traced_once_however_many_there_are():
+  def products(layers: int) -> int:
+    definition = define_lm(tiny_model(layers=layers))
+    ids = jax.ShapeDtypeStruct((1, 8), jnp.int32)
+
+    def loss(params, ids):
+      return jnp.sum(definition.bind(params)(ids)[0])
+
+    return str(jax.make_jaxpr(jax.grad(loss))(definition.abstract, ids)).count('dot_general')
+
+  assert products(2) == products(6), 'the time to compile grows with the number of layers'

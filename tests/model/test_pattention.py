@@ -1,0 +1,312 @@
+"""Pattention against its formulas, and the properties that growth relies on."""
+
+import contextlib
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gradients import with_gradients
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenformer_jax.config import MeshConfig, PattentionConfig
+from tokenformer_jax.model.params import define
+from tokenformer_jax.model.pattention import Pattention, parameter_weights, pattention
+from tokenformer_jax.parallel import sharding
+
+SCORES = ['l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm', 'softmax', 'exp_l2_norm']
+WITH_GELU = SCORES[:3]
+EACH_SCORE = pytest.mark.parametrize('score', SCORES)
+EACH_WITH_GELU = pytest.mark.parametrize('score', WITH_GELU)
+SEEDS = st.integers(0, 2**32 - 1)
+
+_erf = np.vectorize(math.erf)
+
+
+def _gelu(x: np.ndarray, form: str = 'exact') -> np.ndarray:
+  if form == 'tanh':
+    return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+  return x / 2 * (1 + _erf(x / math.sqrt(2)))
+
+
+def _reference(scores: np.ndarray, score: str, gelu: str, reference_tokens: int) -> np.ndarray:
+  """Θ in float64, as the papers write it."""
+  tau = math.sqrt(reference_tokens)
+  if score == 'l2_norm_gelu':
+    return _gelu(tau * scores / np.linalg.norm(scores, axis=-1, keepdims=True), gelu)
+  activated = np.exp(scores) if score in ('softmax', 'exp_l2_norm') else _gelu(scores, gelu)
+  if score in ('gelu_l1_norm', 'softmax'):
+    return tau**2 * activated / np.abs(activated).sum(axis=-1, keepdims=True)
+  return tau * activated / np.linalg.norm(activated, axis=-1, keepdims=True)
+
+
+@functools.partial(jax.jit, static_argnames=('score', 'gelu', 'reference_tokens'))
+def _weights(scores, score='l2_norm_gelu', gelu='exact', reference_tokens=None):
+  reference_tokens = reference_tokens or scores.shape[-1]
+  return parameter_weights(scores, score=score, gelu=gelu, reference_tokens=reference_tokens)
+
+
+@functools.partial(jax.jit, static_argnames=('score', 'reference_tokens'))
+def _pattention(x, keys, values, score='l2_norm_gelu', reference_tokens=12):
+  return pattention(x, keys, values, score=score, reference_tokens=reference_tokens)
+
+
+def _normal(seed: int, *shapes: tuple[int, ...]) -> list[np.ndarray]:
+  rng = np.random.default_rng(seed)
+  return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+
+
+def _example(seed: int, tokens: int = 12) -> list[np.ndarray]:
+  """x [B, T, D_in], keys and values, of different sizes everywhere."""
+  return _normal(seed, (2, 3, 8), (tokens, 8), (tokens, 5))
+
+
+@pytest.mark.parametrize('gelu', ['exact', 'tanh'])
+@EACH_SCORE
+def test_weights_are_the_formula(score, gelu):
+  (scores,) = _normal(0, (2, 3, 12))
+  np.testing.assert_allclose(
+    _weights(scores, score, gelu, 7),
+    _reference(np.float64(scores), score, gelu, 7),
+    rtol=2e-5,
+    atol=1e-6,
+    err_msg=f'{score} is not Θ of the paper',
+  )
+
+
+def test_pattention_is_weights_times_values():
+  x, keys, values = (np.float64(a) for a in _example(0))
+  want = _reference(x @ keys.T, 'l2_norm_gelu', 'exact', 12) @ values
+  np.testing.assert_allclose(
+    _pattention(*_example(0)), want, rtol=1e-5, atol=1e-5, err_msg='Pattention is not Θ(x Kᵀ) V'
+  )
+
+
+@pytest.mark.parametrize(
+  'mesh', [None, {'fsdp': 8}, {'replica': 2, 'fsdp': 2, 'tokens': 2}, {'fsdp': 1, 'tokens': 8}]
+)
+@pytest.mark.parametrize('heads', [None, (4, 4), (4, 6)])  # and as heads that zeros fill
+@pytest.mark.parametrize('tokens', [16, 128, 1024])
+def test_gradients_are_those_of_the_formula_however_many_tokens(tokens, heads, mesh):
+  x, keys, values = _normal(0, (8, 3, 16), (tokens, 16), (tokens, 8))
+  if heads:
+    x = np.pad(x.reshape(8, 3, 4, 4), [(0, 0)] * 3 + [(0, heads[1] - 4)])
+
+  def written(x, keys, values):
+    scores = x[..., :4].reshape(8, 3, 16) @ keys.T if heads else x @ keys.T
+    scores = scores / jnp.linalg.norm(scores, axis=-1, keepdims=True) * math.sqrt(12)
+    return jax.nn.gelu(scores, approximate=False) @ values
+
+  want = with_gradients(written, x, keys, values)
+  with jax.set_mesh(sharding.make_mesh(MeshConfig(**mesh))) if mesh else contextlib.nullcontext():
+    apply = functools.partial(pattention, reference_tokens=12, gelu='exact')
+    got = jax.jit(functools.partial(with_gradients, apply))(x, keys, values)
+  for one, other in zip(got, want, strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=SEEDS, factor=st.floats(1e-2, 1e3))
+def test_the_length_of_the_input_does_not_matter(seed, factor):
+  x, keys, values = _example(seed)
+  np.testing.assert_allclose(
+    _pattention(np.float32(factor) * x, keys, values),
+    _pattention(x, keys, values),
+    rtol=1e-3,
+    atol=1e-4,
+    err_msg='Pattention(cx) is not Pattention(x)',
+  )
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=SEEDS, factor=st.floats(1e-2, 1e3))
+def test_the_scale_of_all_keys_does_not_matter(seed, factor):
+  x, keys, values = _example(seed)
+  np.testing.assert_allclose(
+    _pattention(x, np.float32(factor) * keys, values),
+    _pattention(x, keys, values),
+    rtol=1e-3,
+    atol=1e-4,
+    err_msg='Pattention changes with the scale of all keys',
+  )
+
+
+@EACH_SCORE
+@settings(deadline=None, max_examples=10)
+@given(seed=SEEDS)
+def test_the_order_of_the_tokens_does_not_matter(score, seed):
+  x, keys, values = _example(seed)
+  order = np.random.default_rng(seed).permutation(12)
+  np.testing.assert_allclose(
+    _pattention(x, keys[order], values[order], score),
+    _pattention(x, keys, values, score),
+    rtol=1e-3,
+    atol=1e-4,
+    err_msg='a parameter token has a place that matters',
+  )
+
+
+def _inside_gelu(scores: np.ndarray, **options) -> jax.Array:
+  """Z = τ A / ‖A‖₂, because GELU(z) − GELU(−z) = z."""
+  return _weights(scores, **options) - _weights(-scores, **options)
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=SEEDS, factor=st.floats(1e-2, 1e3))
+def test_what_gelu_sees_has_mean_square_one(seed, factor):
+  (scores,) = _normal(seed, (2, 3, 12))
+  z = _inside_gelu(np.float32(factor) * scores)
+  np.testing.assert_allclose(
+    jnp.mean(z**2, axis=-1), 1, rtol=1e-4, err_msg='a row of scores is not normalised to rms 1'
+  )
+
+
+def test_derivative_of_the_weights():
+  (scores,) = _normal(0, (1, 1, 12))
+  got = jax.jit(jax.jacobian(_weights))(scores)[0, 0, :, 0, 0]
+  a = np.float64(scores[0, 0])
+  z = _inside_gelu(scores)[0, 0]
+  slope = (1 + _erf(z / math.sqrt(2))) / 2 + z * np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
+  inner = math.sqrt(12) / np.linalg.norm(a) * (np.eye(12) - np.outer(z, z) / 12)
+  np.testing.assert_allclose(
+    got, slope[:, None] * inner, atol=1e-5, err_msg='not f′(Z) (τ/‖A‖) (1 − Z Zᵀ/n), eq. 25'
+  )
+
+
+def _zero_inputs() -> dict[str, list[np.ndarray]]:
+  x, keys, values = _example(0)
+  row = x.copy()
+  row[0, 1] = 0
+  return {'a zero row': [row, keys, values], 'zero keys': [x, 0 * keys, values]}
+
+
+@functools.cache
+def _value_and_gradients(score: str):
+  def total(*arguments):
+    return jnp.sum(_pattention(*arguments, score) ** 2)
+
+  return jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2)))
+
+
+@pytest.mark.parametrize('zero', _zero_inputs())
+@EACH_SCORE
+def test_zero_scores_have_finite_values_and_gradients(score, zero):
+  value, gradients = _value_and_gradients(score)(*_zero_inputs()[zero])
+  finite = [bool(jnp.all(jnp.isfinite(leaf))) for leaf in (value, *gradients)]
+  assert all(finite), f'{zero} gives NaN or infinity (value, d/dx, d/dkeys, d/dvalues: {finite})'
+
+
+def _with_zero_keys(seed: int, more: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+  """Arguments before and after `more` tokens with zero keys and random values are added."""
+  x, keys, values = _example(seed)
+  (new_values,) = _normal(seed + 1, (more, 5))
+  new_keys = np.zeros((more, 8), np.float32)
+  return [x, keys, values], [x, np.append(keys, new_keys, 0), np.append(values, new_values, 0)]
+
+
+@EACH_WITH_GELU
+@settings(deadline=None, max_examples=10)
+@given(seed=SEEDS, more=st.sampled_from([1, 12, 20]))
+def test_tokens_with_zero_keys_change_nothing(score, seed, more):
+  before, after = _with_zero_keys(seed, more)
+  np.testing.assert_allclose(
+    _pattention(*after, score, 12),
+    _pattention(*before, score, 12),
+    rtol=1e-4,
+    atol=1e-5,
+    err_msg='a model does not compute the same after it has grown',
+  )
+
+
+def test_a_larger_reference_stretches_what_gelu_sees():
+  """Growing with τ² = n + m, as the released code does, is no growth that changes nothing."""
+  (scores,) = _normal(0, (2, 3, 12))
+  grown = np.concatenate([scores, np.zeros((2, 3, 20), np.float32)], axis=-1)
+  np.testing.assert_allclose(
+    _inside_gelu(grown, reference_tokens=32)[..., :12],
+    math.sqrt(32 / 12) * _inside_gelu(scores, reference_tokens=12),
+    rtol=1e-4,
+    atol=1e-6,
+    err_msg='the factor inside GELU is not √((n + m)/n)',
+  )
+
+
+def _layer():
+  """A function of (parameters, x), and its arguments. Only the parameter tokens are 12."""
+  definition = define(
+    lambda rngs: Pattention(
+      8,
+      5,
+      PattentionConfig(tokens=12),
+      key_std=1.0,
+      value_std=1.0,
+      rngs=rngs,
+    )
+  )
+  x, keys, values = _example(0)
+  return (lambda params, x: definition.bind(params)(x)), ({'keys': keys, 'values': values}, x)
+
+
+def test_the_norms_of_the_scores_are_kept_and_not_the_scores():
+  apply, arguments = _layer()
+  backward = jax.eval_shape(lambda *arguments: jax.vjp(apply, *arguments)[1], *arguments)
+  kept = [leaf.shape for leaf in jax.tree.leaves(backward)]
+  assert (2, 3, 12) not in kept, f'arrays of the shapes {kept} are kept'
+  assert (2, 3, 1) in kept, 'with split tokens, the backward pass reduces over the devices again'
+
+
+def test_the_backward_pass_sums_over_a_row_once():
+  apply, arguments = _layer()
+  out, backward = jax.vjp(apply, *arguments)
+  recomputed = jax.make_jaxpr(backward)(out).eqns[0].params['jaxpr']
+  sums = [one for one in recomputed.eqns if one.primitive.name == 'reduce_sum']
+  of_rows = [one for one in sums if one.invars[0].aval.shape == (2, 3, 12)]
+  assert len(of_rows) == 1, 'the norm is summed again, and what is computed again waits for it'
+
+
+@pytest.mark.parametrize('score', ['softmax', 'exp_l2_norm'])
+def test_large_scores_do_not_overflow(score):
+  scores = np.array([[[1e4, 1e4 - 1, -1e4, 0]]], np.float32)
+  want = _reference(np.float64(scores) - 1e4, score, 'exact', 4)
+  np.testing.assert_allclose(
+    _weights(scores, score), want, rtol=1e-3, atol=1e-6, err_msg='exp overflows'
+  )
+
+
+# The factor of l2_norm_gelu is itself rounded to bfloat16.
+@pytest.mark.parametrize(
+  ('score', 'bound'), [(s, 5e-3 if s == 'l2_norm_gelu' else 1e-3) for s in SCORES]
+)
+def test_norms_of_bfloat16_scores_are_summed_in_float32(score, bound):
+  scores = jnp.asarray(_normal(0, (1, 64, 4096))[0], jnp.bfloat16)
+  got, want = (
+    np.float64(_weights(scores, score)),
+    _reference(np.float64(scores), score, 'exact', 4096),
+  )
+  # Single weights are rounded to bfloat16; their common factor must not be.
+  factor = np.sum(got * want, axis=-1) / np.sum(want**2, axis=-1)
+  assert np.max(np.abs(factor - 1)) < bound, 'the norm of a long row has lost its precision'
+
+
+@EACH_SCORE
+def test_weights_have_the_dtype_of_the_scores(score):
+  weights = jax.eval_shape(lambda a: _weights(a, score), jnp.ones((1, 1, 4), jnp.bfloat16))
+  assert weights.dtype == jnp.bfloat16, 'the product with the values leaves bfloat16'
+
+
+@EACH_SCORE
+def test_gradients_of_bfloat16_scores_are_those_of_float32_rounded(score):
+  scores, cotangent = _normal(0, (1, 8, 256), (1, 8, 256))
+  scores, cotangent = (jnp.asarray(a, jnp.bfloat16) for a in (scores, cotangent))
+
+  def gradient(dtype):
+    backward = jax.vjp(lambda a: _weights(a, score), scores.astype(dtype))[1]
+    return np.float64(backward(cotangent.astype(dtype))[0])
+
+  got, want = gradient(jnp.bfloat16), gradient(jnp.float32)
+  # Two roundings, of 2⁻⁹ at most each: of what waits for the row's sum, and of all.
+  error = np.linalg.norm(got - want, axis=-1) / np.linalg.norm(want, axis=-1)
+  assert 0 < np.max(error) < 2**-8, 'more is rounded than what waits and the result'

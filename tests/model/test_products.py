@@ -1,0 +1,194 @@
+"""Products of activations with parameters, on one device and on meshes that split them."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gradients import with_gradients
+
+from tokenformer_jax.config import MeshConfig
+from tokenformer_jax.model import products
+from tokenformer_jax.parallel import per_device, sharding
+
+KEYS, UP, DOWN = ('param_tokens', 'width'), ('width', 'hidden'), ('hidden', 'width')
+
+
+def _trace_for(monkeypatch, platform: str) -> None:
+  """Write programs as for devices of this kind."""
+  for module in (products, per_device):
+    monkeypatch.setattr(module, 'platform', lambda: platform)
+
+
+@pytest.mark.parametrize(
+  ('equation', 'x', 'matrix'),
+  [
+    ('BTI,IO->BTO', (2, 3, 6), (6, 5)),
+    ('BTN,NHK->BTHK', (2, 3, 6), (6, 2, 4)),
+    ('BTHK,NHK->BTN', (2, 3, 2, 4), (6, 2, 4)),
+  ],
+)
+def test_products_are_the_same_for_every_platform(monkeypatch, equation, x, matrix):
+  x, matrix = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate((x, matrix)))
+
+  def on(platform: str):
+    monkeypatch.setattr(products, 'platform', lambda: platform)
+    out, backward = jax.vjp(lambda x, matrix: products.product(equation, x, matrix), x, matrix)
+    return out, *backward(jnp.cos(out))
+
+  for got, want in zip(on('tpu'), on('cpu'), strict=True):
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+# The equation of what is stored, its axes, the position of what is summed over, and heads if they
+# come out.
+PROJECTIONS = {
+  'scores': ('BTI,OI->BTO', KEYS, 1, None),
+  'scores of heads': ('BTHK,OHK->BTO', KEYS, 1, None),
+  'values': ('BTI,IO->BTO', KEYS, 0, None),
+  'values to heads': ('BTI,IHK->BTHK', KEYS, 0, (4, 2)),
+  'up': ('BTI,IO->BTO', UP, 0, None),
+  'up to heads': ('BTI,IHK->BTHK', UP, 0, (4, 2)),
+  'down': ('BTI,IO->BTO', DOWN, 0, None),
+  'down of heads': ('BTHK,HKO->BTO', DOWN, 0, None),
+}
+MESHES = [
+  {'fsdp': 8},
+  {'replica': 2, 'fsdp': 4},
+  {'fsdp': 4, 'tokens': 2},
+  {'fsdp': 1, 'tokens': 8},
+]
+
+
+def _projection(name: str, batch: int = 8):
+  """Arrays [B, T, 8] or [B, T, 4, 2] and [8, 8], and x M by `project` and as it is written."""
+  equation, axes, contract, out_heads = PROJECTIONS[name]
+  shape = (4, 2) if 'HK,' in equation else (8,)
+  x = jax.random.normal(jax.random.key(0), (batch, 3, *shape))
+  matrix = jax.random.normal(jax.random.key(1), (8, 8))
+
+  def project(x, matrix):
+    return products.project(x, matrix, axes, contract=contract, out_heads=out_heads)
+
+  def written(x, matrix):
+    order = equation.split(',')[1].split('-')[0]
+    sizes = {'I': 8, 'O': 8, 'H': 4, 'K': 2}
+    return jnp.einsum(equation, x, matrix.reshape([sizes[letter] for letter in order]))
+
+  return x, matrix, project, written
+
+
+@pytest.mark.parametrize('batch', [8, 3])
+@pytest.mark.parametrize('mesh', [None, *MESHES])
+@pytest.mark.parametrize('name', PROJECTIONS)
+def test_a_projection_is_the_product_and_so_are_its_gradients(monkeypatch, name, mesh, batch):
+  _trace_for(monkeypatch, 'tpu' if mesh else 'cpu')
+  monkeypatch.setattr(per_device, '_TWO_STEPS', 8)
+  x, matrix, project, written = _projection(name, batch)
+  want = with_gradients(written, x, matrix)
+  if mesh is None:
+    got = with_gradients(project, x, matrix)
+  else:
+    axes = PROJECTIONS[name][1]
+    mesh = sharding.make_mesh(MeshConfig(**mesh))
+    matrix = jax.device_put(matrix, jax.NamedSharding(mesh, sharding.spec(axes)))
+    if batch == 8:
+      x = jax.device_put(x, sharding.batch_sharding(mesh))
+    with jax.set_mesh(mesh):
+      got = jax.jit(with_gradients, static_argnums=0)(project, x, matrix)
+  for one, other in zip(got, want, strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(('tokens', 'width'), [(9, 8), (8, 6)])
+def test_a_matrix_that_the_mesh_does_not_divide_is_multiplied_all_the_same(tokens, width):
+  x, keys = (jax.random.normal(jax.random.key(n), (n, width)) for n in (8, tokens))
+  with jax.set_mesh(sharding.make_mesh(MeshConfig(fsdp=4, tokens=2))):
+    got = jax.jit(functools.partial(products.project, axes=KEYS, contract=1))(x[:, None], keys)
+  np.testing.assert_allclose(got[:, 0], x @ keys.T, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('name', PROJECTIONS)
+@pytest.mark.parametrize(
+  ('platform', 'mesh', 'scatters'),
+  [('tpu', {'fsdp': 8}, 2), ('tpu', {'replica': 2, 'fsdp': 4}, 2), ('gpu', {'fsdp': 8}, 1)],
+)
+def test_no_device_gets_the_whole_gradient_of_a_matrix(monkeypatch, name, platform, mesh, scatters):
+  _trace_for(monkeypatch, platform)
+  x, matrix, project, _ = _projection(name)
+  mesh = sharding.make_mesh(MeshConfig(**mesh))
+  place = jax.NamedSharding(mesh, sharding.spec(PROJECTIONS[name][1]))
+  with jax.set_mesh(mesh):
+    x, matrix = jax.device_put(x, sharding.batch_sharding(mesh)), jax.device_put(matrix, place)
+    step = jax.jit(with_gradients, static_argnums=0)
+    program = step.lower(project, x, matrix).compile().as_text()
+  found = re.findall(r'f32\[([0-9,]*)\]\S* (all-reduce|reduce-scatter|all-gather)\(', program)
+  found = [(kind, np.prod([int(size) for size in shape.split(',')])) for shape, kind in found]
+  assert [kind for kind, _ in found].count('reduce-scatter') == scatters, found
+  assert [size for kind, size in found if kind == 'all-gather'] == [64], found
+  assert all(size < 64 for kind, size in found if kind == 'all-reduce'), found
+
+
+TABLE = ('vocab', 'width')
+
+
+def _many_of_few(rows: int, width: int):
+  """A table, 24,576 ids of which a seventh are one row, and a bfloat16 gradient for each."""
+  rng = np.random.default_rng(0)
+  likely = 1 / np.arange(1, rows + 1)
+  ids_BxT = rng.choice(rows, (8, 3072), p=likely / likely.sum()).astype(np.int32)
+  table = jnp.asarray(rng.normal(size=(rows, width)), jnp.float32)
+  change_BxTxD = jnp.asarray(rng.normal(1, 1, (*ids_BxT.shape, width)), jnp.bfloat16)
+  return table, ids_BxT, change_BxTxD
+
+
+def _looked_up(table, ids_BxT, change_BxTxD):
+  """Rows in bfloat16, and the gradient of the table."""
+  rows, backward = jax.vjp(
+    lambda table: products.look_up(table, ids_BxT, TABLE, jnp.dtype('bfloat16')), table
+  )
+  return rows, backward(change_BxTxD)[0]
+
+
+LOOK_UP_MESHES = [{'fsdp': 8}, {'replica': 2, 'fsdp': 4}, {'replica': 2, 'fsdp': 2, 'tokens': 2}]
+
+
+@pytest.mark.parametrize('mesh', [None, *LOOK_UP_MESHES, {'fsdp': 1, 'tokens': 8}])
+def test_all_gradients_of_a_frequent_row_are_summed(monkeypatch, mesh):
+  _trace_for(monkeypatch, 'tpu' if mesh else 'cpu')
+  table, ids, change = _many_of_few(256, 16)
+  want = np.zeros(table.shape)
+  np.add.at(want, ids, np.asarray(change, np.float64))
+  if mesh is None:
+    rows, got = jax.jit(_looked_up)(table, ids, change)
+  else:
+    mesh = sharding.make_mesh(MeshConfig(**mesh))
+    place = jax.NamedSharding(mesh, sharding.spec(TABLE))
+    with jax.set_mesh(mesh):
+      table = jax.device_put(table, place)
+      ids, change = (jax.device_put(x, sharding.batch_sharding(mesh)) for x in (ids, change))
+      rows, got = jax.jit(_looked_up)(table, ids, change)
+  assert (rows == table.astype(jnp.bfloat16)[ids]).all(), 'a row is not that of its token'
+  error = np.linalg.norm(got - want) / np.linalg.norm(want)
+  assert error < 1e-4, f'the gradient of a table is off by {error:.1%}: was it summed in bfloat16?'
+
+
+@pytest.mark.parametrize('mesh', LOOK_UP_MESHES)
+def test_no_device_gets_the_whole_gradient_of_a_table(monkeypatch, mesh):
+  _trace_for(monkeypatch, 'gpu')
+  mesh = sharding.make_mesh(MeshConfig(**mesh))
+  place = jax.NamedSharding(mesh, sharding.spec(TABLE))
+  table, ids, change = _many_of_few(256, 16)
+  with jax.set_mesh(mesh):
+    table = jax.device_put(table, place)
+    ids, change = (jax.device_put(x, sharding.batch_sharding(mesh)) for x in (ids, change))
+    gradient = jax.jit(lambda *arguments: _looked_up(*arguments)[1], out_shardings=place)
+    program = gradient.lower(table, ids, change).compile().as_text()
+  found = re.findall(r'(\w+)\[([0-9,]*)\]\S* (all-reduce|reduce-scatter)\(', program)
+  sums = [(kind, dtype, np.prod(list(map(int, shape.split(','))))) for dtype, shape, kind in found]
+  part = table.size // mesh.shape['tokens']
+  assert ('reduce-scatter', 'f32', part // mesh.shape['fsdp']) in sums, sums
+  whole = [one for one in sums if one[0] == 'all-reduce' and one[2] >= part]
+  assert not whole, f'a sum of the whole table in the place of one that is scattered: {whole}'

@@ -1,0 +1,155 @@
+"""Attention by the splash kernel, interpreted: what a TPU computes, on a CPU."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from tiny import tiny_model
+
+from tokenformer_jax.config import MeshConfig
+from tokenformer_jax.model import splash
+from tokenformer_jax.model.attention import Attention, causal_attention, full_attention, kernel
+from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.parallel import sharding
+
+PLAIN = {True: causal_attention, False: full_attention}
+
+
+def _inputs(batch: int, length: int, heads: int) -> list[jax.Array]:
+  keys = jax.random.split(jax.random.key(0), 3)
+  return [jax.random.normal(key, (batch, length, heads, 32)) for key in keys]
+
+
+def _value_and_gradients(attend, inputs: list[jax.Array]):
+  def loss(query, key, value):
+    out = attend(query, key, value)
+    return jnp.sum(jnp.sin(out)), out
+
+  return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))(*inputs)
+
+
+@pytest.mark.parametrize('causal', [True, False])
+def test_splash_is_softmax_attention(causal):
+  inputs = _inputs(batch=2, length=256, heads=2)
+  (_, got), got_gradients = _value_and_gradients(
+    lambda *x: splash.attention(*x, causal=causal, interpret=True), inputs
+  )
+  (_, want), gradients = _value_and_gradients(PLAIN[causal], inputs)
+  np.testing.assert_allclose(got, want, atol=1e-5)
+  for name, one, other in zip('qkv', got_gradients, gradients, strict=True):
+    np.testing.assert_allclose(one, other, atol=1e-5, err_msg=f'the gradient of {name}')
+
+
+# In three blocks of 128 the first keys are out of reach of the last queries, or in it by one.
+@pytest.mark.parametrize('window', [100, 130])
+def test_splash_in_a_window_is_softmax_attention(window):
+  inputs = _inputs(batch=1, length=384, heads=1)
+  (_, got), got_gradients = _value_and_gradients(
+    lambda *x: splash.attention(*x, causal=True, window=window, interpret=True), inputs
+  )
+  (_, want), gradients = _value_and_gradients(
+    lambda *x: causal_attention(*x, window=window), inputs
+  )
+  np.testing.assert_allclose(got, want, atol=1e-5)
+  for name, one, other in zip('qkv', got_gradients, gradients, strict=True):
+    np.testing.assert_allclose(one, other, atol=1e-5, err_msg=f'the gradient of {name}')
+
+
+def test_zeros_that_fill_heads_change_nothing():
+  inputs = _inputs(batch=1, length=128, heads=2)
+  filled = [jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, 96))) for x in inputs]
+  got = splash.attention(*filled, head_width=32, causal=True, interpret=True)
+  np.testing.assert_allclose(got[..., :32], causal_attention(*inputs), atol=1e-5)
+
+
+def test_a_layer_that_fills_its_heads_computes_what_another_kernel_does(monkeypatch):
+  interpreted = functools.partial(splash.attention, interpret=True)
+  monkeypatch.setattr(splash, 'attention', interpreted)
+  model = tiny_model(width=192, heads=2)
+  assert splash.filled(96) == 128
+  of_kernel = {
+    name: Attention(model.layer.mixer, model, compute=Compute(attention=name), rngs=nnx.Rngs(0))
+    for name in ('splash', 'xla')
+  }
+  x_BxTxD = jax.random.normal(jax.random.key(0), (1, 128, model.width))
+
+  def loss(layer: Attention, x: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.sin(layer(x)[0]))
+
+  got, want = (nnx.grad(loss)(of_kernel[name], x_BxTxD) for name in ('splash', 'xla'))
+  for (path, one), other in zip(
+    jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(got)),
+    jax.tree.leaves(nnx.to_pure_dict(want)),
+    strict=True,
+  ):
+    atol = 1e-5 * np.abs(other).max()
+    np.testing.assert_allclose(one, other, atol=atol, err_msg=f'the gradient of {path}')
+
+
+@pytest.mark.parametrize('window', [0, 1, 2, 128, 129, 130, 257, 258, 1000])
+def test_the_blocks_that_are_computed_are_those_in_which_a_key_is_seen(window):
+  seen_TxT = np.tri(640, dtype=bool)
+  if window:
+    seen_TxT &= ~np.tri(640, k=-window, dtype=bool)
+  blocks = seen_TxT.reshape(5, 128, 5, 128).any(axis=(1, 3)).sum()
+  assert splash.computed_blocks(640, window) == blocks, 'time is planned for other blocks'
+
+
+def test_rows_and_heads_stay_on_their_devices():
+  mesh = sharding.make_mesh(MeshConfig(replica=2, fsdp=2, tokens=2))
+  inputs = _inputs(batch=4, length=128, heads=2)
+  attend = jax.jit(lambda *x: splash.attention(*x, causal=True, interpret=True))
+  place = jax.NamedSharding(mesh, sharding.spec(('batch', None, 'heads', None)))
+  with jax.set_mesh(mesh):
+    compiled = attend.lower(*jax.device_put(inputs, place)).compile()
+    got = compiled(*jax.device_put(inputs, place))
+  np.testing.assert_allclose(got, causal_attention(*inputs), atol=1e-5)
+  for collective in ('all-gather', 'all-reduce', 'all-to-all', 'collective-permute'):
+    assert collective not in compiled.as_text(), f'{collective} moves what every device has'
+
+
+@pytest.mark.parametrize(
+  ('sizes', 'fits'),
+  [((4, 2, 256), True), ((4, 2, 200), False), ((2, 2, 256), False), ((4, 1, 256), False)],
+)
+def test_lengths_rows_and_heads_that_do_not_divide_are_left_to_xla(sizes, fits):
+  with jax.set_mesh(sharding.make_mesh(MeshConfig(replica=2, fsdp=2, tokens=2))):
+    assert splash.fits(*sizes) == fits
+
+
+def test_the_platform_chooses_the_kernel():
+  chosen = {platform: kernel('auto', jnp.bfloat16, platform) for platform in ('cpu', 'gpu', 'tpu')}
+  assert chosen == {'cpu': 'xla', 'gpu': 'cudnn', 'tpu': 'splash'}
+  assert kernel('auto', jnp.float32, 'gpu') == 'xla', 'cuDNN has no attention in float32'
+  assert kernel('xla', jnp.bfloat16, 'tpu') == 'xla', 'a name that is given is taken'
+
+
+def _cost(name, *operands, window=0):
+  scope = f'jit(f)/splash_window_{window}/splash_mha/pallas_call'
+  return splash.cost(name, operands, side=128, scope=scope)
+
+
+def test_the_cost_counts_the_blocks_that_are_computed():
+  queries = ('bf16', (3, 2, 1024, 96))
+  dense = _cost('splash_mha_fwd_residuals.3', queries)
+  causal = _cost('splash_mha_fwd_residuals.3', ('s8', (1, 2, 2)), queries)
+  assert dense[0] == 2 * 2 * 3 * 2 * 1024**2 * 96, 'two products'
+  assert dense[1] == dense[0] * 128 / 96, 'heads are filled up to 128'
+  assert causal[0] == dense[0] * 3 / 4, 'of 2 × 2 blocks one is all masked'
+  row = ('f32', (2, 1024, 96))
+  assert 3 * _cost('splash_mha_fwd_residuals.3', row)[0] == dense[0], 'of 3 rows'
+  queries, table = ('bf16', (3, 2, 2048, 96)), ('s8', (1, 4, 4))
+  of_all, of_window = (
+    _cost('splash_mha_dkv.3', table, queries, window=window)[0] for window in (0, 512)
+  )
+  assert of_window / of_all == 7 / 10, 'a window of a block has each block and the one before'
+  assert _cost('gmm.1', queries) is None
+
+
+def test_a_mask_of_which_the_program_says_nothing_has_no_cost():
+  queries, table = ('bf16', (3, 2, 2048, 96)), ('s8', (1, 4, 4))
+  found = splash.cost('splash_mha_dkv.3', [table, queries], side=128, scope='jit(f)/pallas_call')
+  assert found is None, 'a window is made up'

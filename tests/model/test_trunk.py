@@ -1,0 +1,337 @@
+"""Layers of one or several kinds run as their pattern says, in every way in which they can run."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import third_architecture as third
+from flax import nnx
+from jax.extend import core
+from tiny import tiny_model
+
+from tokenformer_jax import tasks
+from tokenformer_jax.config import Config, MeshConfig, OptimConfig, TrainConfig, choices
+from tokenformer_jax.config.pattern import Group
+from tokenformer_jax.decoding.decode import Decoder, Request
+from tokenformer_jax.decoding.sampling import GREEDY
+from tokenformer_jax.model import lm, trunk
+from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.model.params import Definition, Params, Role, param
+from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, NOTHING, Aux, Inputs
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.steps import optim
+from tokenformer_jax.steps import step as step_lib
+
+_SLOW = pytest.mark.slow
+
+IDS = np.random.default_rng(0).integers(0, 64, (4, 13), np.int32)
+
+
+@pytest.fixture(autouse=True, scope='module')
+def third_architecture():
+  with third.named():
+    yield
+
+
+def _definition(**how) -> Definition:
+  return define_lm(third.MODEL, Compute(**how))
+
+
+@functools.cache
+def _params() -> Params:
+  rng = np.random.default_rng(0)
+  return jax.tree.map(
+    lambda p: jnp.asarray(rng.normal(size=p.shape) * p.shape[-1] ** -0.5, p.dtype),
+    _definition().abstract,
+  )
+
+
+def _shapes(tree: Params) -> dict[str, tuple[int, ...]]:
+  leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+  return {'/'.join(str(key.key) for key in path): leaf.shape for path, leaf in leaves}
+
+
+# Where parameters are
+
+
+def test_every_stack_has_its_name_and_an_axis_of_layers():
+  shapes = {path: s for path, s in _shapes(_params()).items() if path.endswith('query/keys')}
+  assert shapes == {
+    'blocks/local_0/attention/query/keys': (2, 24, 32),
+    'blocks/linear_1/attention/query/keys': (2, 24, 32),
+    'blocks/linear_2/attention/query/keys': (1, 24, 32),
+  }, 'checkpoints have other paths'
+  axes = _definition().axes['blocks']['linear_2']['attention']['query']['keys']
+  assert axes == ('layers', 'param_tokens', 'width'), 'the new axis has no name'
+
+
+class _Scale(nnx.Module):
+  """x · scale · factor, a layer that says what it is given to say."""
+
+  def __init__(self, scale: float, says: tuple[str, ...] = (), *, compute: Compute, rngs: nnx.Rngs):
+    del compute
+    self.scale, self.says = (
+      param(rngs, nnx.initializers.constant(scale), (), (), role=Role.VECTOR),
+      says,
+    )
+
+  def __call__(self, x, context=FROM_START, cache=None, inputs=NO_INPUTS):
+    del context
+    x = x * self.scale[...] + inputs.branch_scales_Bx2
+    if not self.says:
+      return x, cache, NOTHING
+    return x, cache, Aux(jnp.sum(x), {name: jnp.sum(x) for name in self.says})
+
+
+def _scales(groups: list[Group], layers: str, **says: tuple[str, ...]) -> tuple[float, Aux]:
+  """x ← x · scale + input of every layer, with the inputs 1, 2, …: what depends on the order."""
+  makers = {
+    name: functools.partial(_Scale, scale, says.get(name, ()))
+    for name, scale in {'a': 2.0, 'b': 3.0}.items()
+  }
+  architecture, compute = trunk.Architecture(tuple(groups), makers), Compute(layers=layers)
+
+  def run() -> tuple[jax.Array, Aux]:
+    blocks = trunk.make(architecture, compute=compute, rngs=nnx.Rngs(0))
+    inputs = Inputs(branch_scales_Bx2=jnp.arange(1.0, 1 + architecture.size))
+    x, _, aux = trunk.run(
+      blocks, architecture.groups, jnp.float32(1), inputs=inputs, compute=compute
+    )
+    return x, aux
+
+  x, aux = jax.jit(run)()
+  return float(x), aux
+
+
+A_B_GROUPS = pytest.mark.parametrize(
+  'groups',
+  [
+    [Group(('a',), 3)],
+    [Group(('a',), 3), Group(('b',), 1)],
+    [Group(('b',), 1), Group(('a', 'b'), 2), Group(('a',), 2)],
+  ],
+  ids=['a*3', 'a*3 b', 'b (a b)*2 a*2'],
+)
+EACH_WAY = pytest.mark.parametrize('layers', ['scan', 'unrolled', 'list'])
+
+
+@A_B_GROUPS
+@EACH_WAY
+def test_layers_run_in_order_each_with_its_own_input(groups, layers):
+  want = 1.0
+  names = [name for group in groups for name in group.layers * group.count]
+  for i, name in enumerate(names, start=1):
+    want = want * {'a': 2, 'b': 3}[name] + i
+  got, aux = _scales(groups, layers)
+  assert got == want, 'layers run in another order, or have the input of another layer'
+  assert jax.tree.leaves(aux) == [], 'layers that say nothing have a part in the program'
+
+
+@EACH_WAY
+def test_losses_of_layers_add_up_and_figures_are_their_means(layers):
+  # After each layer x is 1 · 3 + 1, then 4 · 2 + 2, 10 · 3 + 3, 33 · 2 + 4.
+  groups = [Group(('b', 'a'), 2)]
+  _, aux = _scales(groups, layers, a=('size',), b=('size', 'of_b'))
+  assert float(aux.loss) == 4 + 10 + 33 + 70, 'the loss of a layer is lost'
+  figures = {name: float(value) for name, value in aux.figures.items()}
+  assert figures == {'size': (4 + 10 + 33 + 70) / 4, 'of_b': (4 + 33) / 2}, (
+    'a figure is not the mean over the layers that have it'
+  )
+
+
+def _are_kept_apart(jaxpr) -> bool:
+  """Whether anything in a program may not be merged with what is computed again."""
+  return any(
+    eqn.params.get('prevent_cse', False)
+    or any(_are_kept_apart(inner) for inner in core.jaxprs_in_params(eqn.params))
+    for eqn in jaxpr.eqns
+  )
+
+
+@pytest.mark.parametrize('remat', ['score_inputs', 'full'])
+def test_what_is_computed_again_in_a_group_that_runs_once_is_not_merged(remat):
+  """XLA takes a loop of one round apart, and could then keep what is to be computed again."""
+  definition = _definition(remat=remat)
+  program = jax.make_jaxpr(lambda p: definition.bind(p)(IDS)[0])(_params())
+  apart = {
+    eqn.params['length']: _are_kept_apart(eqn.params['jaxpr'].jaxpr)
+    for eqn in program.eqns
+    if eqn.primitive.name == 'scan'
+  }
+  assert apart == {2: False, 1: True}, 'XLA may keep what is to be computed again'
+
+
+# Training
+
+
+def _objective(definition: Definition, params: Params, key: jax.Array | None = None) -> jax.Array:
+  inputs = Inputs(key=jax.random.split(key, third.MODEL.depth)) if key is not None else NO_INPUTS
+  hidden_BxTxD, _, aux = definition.bind(params).hidden(IDS, inputs=inputs)
+  return jnp.mean(jnp.sin(hidden_BxTxD)) + aux.loss, aux.figures
+
+
+@functools.cache
+def _gradient(remat: str, layers: str):
+  objective = functools.partial(_objective, _definition(remat=remat, layers=layers))
+  return jax.jit(jax.value_and_grad(objective, has_aux=True))(_params(), jax.random.key(1))
+
+
+def _ways() -> list:
+  """All ways in which layers run; the first and the last are in the quick tests."""
+  kept = sorted({*choices('train.remat')} - {'auto'})
+  ways = list(itertools.product(kept, choices('train.layers')))
+  slow = [pytest.param(*way, marks=_SLOW) for way in ways[1:-1]]
+  return [ways[0], *slow, ways[-1]]
+
+
+@pytest.mark.parametrize(('remat', 'layers'), _ways())
+def test_losses_and_gradients_are_the_same_however_layers_run(remat, layers):
+  want, got = _gradient('score_inputs', 'scan'), _gradient(remat, layers)
+  for (path, one), other in zip(
+    jax.tree_util.tree_flatten_with_path(got)[0], jax.tree.leaves(want), strict=True
+  ):
+    np.testing.assert_allclose(
+      one, other, rtol=2e-4, atol=1e-5, err_msg=f'{jax.tree_util.keystr(path)} is another'
+    )
+
+
+def test_layers_of_a_list_compute_what_stacked_ones_do():
+  unstacked = lm.unstack(_params(), third.MODEL)
+  got = jax.jit(functools.partial(_objective, _definition(layers='list')))(unstacked)
+  want = jax.jit(functools.partial(_objective, _definition()))(_params())
+  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), got, want)
+
+
+def test_a_key_reaches_the_layers():
+  objective = jax.jit(functools.partial(_objective, _definition()))
+  drawn = {float(objective(_params(), key)[0]) for key in (None, *map(jax.random.key, range(2)))}
+  assert len(drawn) == 3, 'nothing is drawn, or always the same'
+
+
+@functools.cache
+def _step(devices: int, parts: int = 1):
+  """The state before and after a step, and its figures."""
+  config = Config(
+    model=third.MODEL,
+    optim=OptimConfig(accumulation_steps=parts, warmup_steps=1),
+    train=TrainConfig(steps=10),
+  )
+  mesh = sharding.make_mesh(
+    MeshConfig(fsdp=4, tokens=2) if devices == 8 else MeshConfig(), jax.devices()[:devices]
+  )
+  task = tasks.make(config)
+  tx = optim.make_optimizer(config.optim, config.train.steps, task.definition.info)
+  rows = np.random.default_rng(0).integers(0, 64, (8, 13), np.int32)
+  with jax.set_mesh(mesh):
+    places = step_lib.state_shardings(mesh, task.definition, tx)
+    state = {'params': _params(), 'opt_state': tx.init(_params()), **step_lib._counters()}
+    before = jax.device_put(state, places)
+    batch = jax.device_put(rows, sharding.batch_sharding(mesh))
+    sums = jax.device_get(step_lib.make_eval_step(task, mesh)(before['params'], batch))
+    after, figures = step_lib.make_train_step(task, tx, config, mesh)(
+      jax.tree.map(jnp.copy, before), batch
+    )
+  return jax.device_get((before, after, figures)), sums, task
+
+
+@pytest.mark.parametrize(
+  ('devices', 'parts'), [(1, 1), pytest.param(8, 1, marks=_SLOW), pytest.param(1, 2, marks=_SLOW)]
+)
+def test_what_layers_say_reaches_the_step(devices, parts):
+  (before, after, figures), _, _ = _step(devices, parts)
+  _, _, aux = (
+    _definition()
+    .bind(_params())
+    .hidden(np.random.default_rng(0).integers(0, 64, (8, 13), np.int32)[:, :-1])
+  )
+  assert figures['aux_loss'] == pytest.approx(float(aux.loss), rel=1e-4), 'not the sum of layers'
+  want = float(aux.figures['linear/size'])
+  assert figures['linear/size'] == pytest.approx(want, rel=1e-4), 'not the mean of layers or parts'
+  assert figures['skipped_steps'] == 0, 'a gradient is not finite'
+  moved = jax.tree.map(lambda old, new: bool(np.any(old != new)), before, after)
+  assert all(jax.tree.leaves(moved['params'])), f'parameters without a gradient: {moved["params"]}'
+
+
+def test_the_loss_of_layers_is_minimised_and_not_reported_as_the_loss():
+  task, key = _step(1)[2], jax.random.key(0)
+  rows = np.random.default_rng(0).integers(0, 64, (8, 13), np.int32)
+  objective, figures = jax.jit(task.loss)(_params(), rows, key)
+  assert float(objective - figures['loss']) == pytest.approx(float(figures['aux_loss']), rel=1e-4)
+
+
+def test_an_evaluation_reports_means_of_what_layers_say():
+  (_, _, figures), sums, _ = _step(1)
+  more = sums._replace(count=3 * sums.count, layers={k: 2 * v for k, v in sums.layers.items()})
+  assert sums.layer_figures()['linear/size'] == pytest.approx(figures['linear/size'], rel=1e-5)
+  together = jax.tree.map(np.add, sums, more).layer_figures()['aux_loss']
+  assert together == pytest.approx(3 / 4 * figures['aux_loss'], rel=1e-5), (
+    'batches do not count by what they hold'
+  )
+
+
+# Decoding
+
+UNEQUAL = (3, 20, 1, 40)  # lengths of prompts: shorter and longer than the window
+
+
+def _prompt(length: int) -> list[int]:
+  return np.random.default_rng(length).integers(0, 64, length).tolist()
+
+
+@functools.cache
+def _texts(devices: int) -> list[list[int]]:
+  decoder, definition = Decoder(third.MODEL, Compute()), _definition()
+  requests = [Request(_prompt(length), 12, GREEDY) for length in UNEQUAL]
+  mesh = sharding.make_mesh(
+    MeshConfig(fsdp=4, tokens=2) if devices == 8 else MeshConfig(), jax.devices()[:devices]
+  )
+  with jax.set_mesh(mesh):
+    params = jax.device_put(_params(), sharding.tree_shardings(mesh, definition.axes))
+    texts = decoder(decoder.prepare(params), requests)
+  return [text.tolist() for text in texts]
+
+
+@pytest.mark.parametrize('devices', [1, 8])
+def test_greedy_text_is_the_argmax_of_the_forward_pass(devices):
+  forward = jax.jit(lambda ids: _definition().bind(_params())(ids)[0])
+  for length, text in zip(UNEQUAL, _texts(devices), strict=True):
+    ids = np.zeros((1, 64), np.int32)
+    ids[0, : length + 12] = [*_prompt(length), *text]
+    want = forward(ids)[0, length - 1 : length + 11].argmax(axis=-1)
+    assert text == want.tolist(), 'the caches give other tokens than the forward pass'
+
+
+def test_each_layer_has_its_own_cache():
+  module = _definition(layers='list').bind(lm.unstack(_params(), third.MODEL))
+  shapes = [jax.tree.map(jnp.shape, cache) for cache in module.init_caches(2, 64)]
+  ring, state = ((2, 4, third.WINDOW, 8),) * 2, ((2, 4, 8, 8),)
+  assert [tuple(shape) for shape in shapes] == [ring, state, ring, state, state], (
+    'a window keeps more slots than it sees, or layers are in another order'
+  )
+
+
+def test_caches_are_split_as_their_layers_say():
+  mesh = sharding.make_mesh(MeshConfig(fsdp=4, tokens=2))
+  params = lm.unstack(_params(), third.MODEL)
+  with jax.set_mesh(mesh):
+    caches = jax.jit(lambda: _definition(layers='list').bind(params).init_caches(4, 64))()
+  parts = [[a.addressable_shards[0].data.shape[:2] for a in cache] for cache in caches]
+  assert all(part == (1, 2) for cache in parts for part in cache), (
+    'devices hold more of the caches than their heads and rows'
+  )
+
+
+def test_caches_need_layers_from_a_list():
+  with pytest.raises(ValueError, match='list'):
+    _definition().bind(_params()).hidden(IDS, caches=())
+
+
+def test_the_default_architecture_is_one_stack():
+  from tokenformer_jax.model.blocks import architecture  # noqa: PLC0415
+
+  layers = architecture(tiny_model())
+  assert layers.groups == (Group(('layer',), 2),), 'old checkpoints have other paths'

@@ -1,0 +1,316 @@
+"""Where arrays live: the mesh, the rules, and the optimizer's state beside its parameters."""
+
+import ast
+import dataclasses
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, Mesh
+from tiny import tiny_model
+
+from tokenformer_jax import tasks
+from tokenformer_jax.config import Config, MeshConfig, TrainConfig
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.parallel.sharding import is_axes
+from tokenformer_jax.steps import optim
+from tokenformer_jax.steps import step as step_lib
+
+DENSE = {
+  'dense': True,
+  'bias': True,
+  'norm': 'affine',
+  'rotary': 0,
+  'position_embedding': 'learned',
+}
+EACH_PROJECTION = pytest.mark.parametrize(
+  'changes', [{'tied_head': False}, DENSE], ids=['pattention', 'dense']
+)
+
+
+@EACH_PROJECTION
+def test_the_rules_know_every_axis(changes):
+  axes = jax.tree.leaves(define_lm(tiny_model(**changes)).axes, is_leaf=is_axes)
+  unknown = {name for names in axes for name in names} - sharding.RULES.keys()
+  assert not unknown, f'no rule says where the axes {unknown} live'
+
+
+@EACH_PROJECTION
+def test_every_axis_has_a_name(changes):
+  definition = define_lm(tiny_model(**changes))
+  named = jax.tree.map(
+    lambda leaf, names: leaf.ndim == len(names), definition.abstract, definition.axes
+  )
+  assert all(jax.tree.leaves(named)), f'an axis has no name: {named}'
+
+
+@EACH_PROJECTION
+def test_no_array_is_split_twice_over_the_same_devices(changes):
+  for names in jax.tree.leaves(define_lm(tiny_model(**changes)).axes, is_leaf=is_axes):
+    split = [axis for axis in sharding.spec(names) if axis is not None]
+    assert len(split) == len(set(split)), f'two axes of {names} are split over {split}'
+
+
+@pytest.mark.parametrize(
+  ('config', 'shape'),
+  [
+    (MeshConfig(), (1, 8, 1)),
+    (MeshConfig(replica=2, fsdp=-1, tokens=2), (2, 2, 2)),
+    (MeshConfig(replica=-1, fsdp=4, tokens=2), (1, 4, 2)),
+    (MeshConfig(replica=1, fsdp=1, tokens=-1), (1, 1, 8)),
+    (MeshConfig(replica=2, fsdp=4, tokens=1), (2, 4, 1)),
+  ],
+)
+def test_mesh_sizes(config, shape):
+  mesh = sharding.make_mesh(config)
+  assert mesh.devices.shape == shape, '-1 is not what the other sizes leave'
+
+
+def test_a_mesh_over_some_devices():
+  mesh = sharding.make_mesh(MeshConfig(fsdp=-1, tokens=2), jax.devices()[:4])
+  assert mesh.devices.shape == (1, 2, 2), 'the mesh is not made of the devices given'
+
+
+@pytest.mark.parametrize(
+  ('config', 'sentence'),
+  [
+    (
+      MeshConfig(replica=-1, fsdp=-1, tokens=2),
+      'config.mesh has replica=-1, fsdp=-1, tokens=2; sizes are positive, and at most one is -1 '
+      '(the rest)',
+    ),
+    (
+      MeshConfig(replica=1, fsdp=0, tokens=1),
+      'config.mesh has replica=1, fsdp=0, tokens=1; sizes are positive, and at most one is -1 '
+      '(the rest)',
+    ),
+    (
+      MeshConfig(replica=1, fsdp=-2, tokens=1),
+      'config.mesh has replica=1, fsdp=-2, tokens=1; sizes are positive, and at most one is -1 '
+      '(the rest)',
+    ),
+    (
+      MeshConfig(replica=1, fsdp=3, tokens=2),
+      'config.mesh has replica=1, fsdp=3, tokens=2, and the product of these sizes must be '
+      'the number of devices, 8',
+    ),
+    (
+      MeshConfig(replica=1, fsdp=-1, tokens=3),
+      'config.mesh has replica=1, fsdp=-1, tokens=3, and the product of these sizes must be '
+      'the number of devices, 8',
+    ),
+  ],
+)
+def test_a_mesh_that_cannot_be(config, sentence):
+  with pytest.raises(UserError) as error:
+    sharding.make_mesh(config)
+  assert str(error.value) == sentence, 'the sentence does not say what to put right'
+
+
+ON_EIGHT = MeshConfig(fsdp=4, tokens=2)
+
+
+def _mesh() -> Mesh:
+  return sharding.make_mesh(ON_EIGHT)
+
+
+@functools.cache
+def _states(remat: str = 'score_inputs', on: MeshConfig = ON_EIGHT) -> dict[str, step_lib.State]:
+  """The state of a run on 4 × 2 devices, or others, before and after a step."""
+  config = Config(model=tiny_model(), train=TrainConfig(steps=10, remat=remat))
+  mesh, task = sharding.make_mesh(on), tasks.make(config)
+  definition = task.definition
+  tx = optim.make_optimizer(config.optim, config.train.steps, definition.info)
+  rows = np.random.default_rng(0).integers(0, 64, (8, 13), np.int32)
+  with jax.set_mesh(mesh):
+    new = jax.jit(
+      functools.partial(step_lib.initial_state, definition, tx),
+      out_shardings=step_lib.state_shardings(mesh, definition, tx),
+    )
+    step = step_lib.make_train_step(task, tx, config, mesh)
+    before = new(0)
+    after, _ = step(
+      jax.tree.map(jnp.copy, before), jax.device_put(rows, sharding.batch_sharding(mesh))
+    )
+  return {'before': before, 'after': after}
+
+
+WHEN = pytest.mark.parametrize('when', ['before', 'after'])
+
+
+def _adam(state: step_lib.State) -> optax.ScaleByAdamState:
+  def is_adam(part):
+    return isinstance(part, optax.ScaleByAdamState)
+
+  (adam,) = filter(is_adam, jax.tree.leaves(state['opt_state'], is_leaf=is_adam))
+  return adam
+
+
+@WHEN
+@pytest.mark.parametrize('moment', ['mu', 'nu'])
+def test_moments_live_where_their_parameters_do(when, moment):
+  state = _states()[when]
+  adam = _adam(state)
+  together = jax.tree.map(
+    lambda m, p: m.sharding.is_equivalent_to(p.sharding, p.ndim),
+    getattr(adam, moment),
+    state['params'],
+  )
+  assert all(jax.tree.leaves(together)), f'{moment} is moved in each step: {together}'
+
+
+@pytest.mark.slow
+def test_gradients_on_a_mesh_with_activations_on_the_host():
+  want, got = (_adam(_states(remat)['after']).mu for remat in ('score_inputs', 'offload'))
+  jax.tree.map(
+    lambda one, other: np.testing.assert_allclose(
+      one, other, rtol=1e-3, atol=1e-6, err_msg='remat=offload changes a gradient'
+    ),
+    got,
+    want,
+  )
+
+
+@WHEN
+def test_parameters_live_where_the_rules_say(when):
+  want = sharding.tree_shardings(_mesh(), define_lm(tiny_model()).axes)
+  right = jax.tree.map(
+    lambda p, s: p.sharding.is_equivalent_to(s, p.ndim), _states()[when]['params'], want
+  )
+  assert all(jax.tree.leaves(right)), f'parameters are not where the rules put them: {right}'
+
+
+@pytest.mark.parametrize(
+  ('path', 'shape'),
+  [
+    ('embedding', (64 // 4, 32 // 2)),
+    ('final_norm/scale', (32,)),
+    ('blocks/attention/query/keys', (2, 24 // 4, 32 // 2)),
+    ('blocks/attention/query/values', (2, 24 // 4, 32 // 2)),
+    ('blocks/attention/proj/keys', (2, 40 // 4, 32 // 2)),
+    ('blocks/attention/proj/values', (2, 40 // 4, 32 // 2)),
+    ('blocks/ffn/keys', (2, 48 // 4, 32 // 2)),
+    ('blocks/ffn/values', (2, 48 // 4, 32 // 2)),
+  ],
+)
+def test_a_device_holds_its_part_only(path, shape):
+  mesh, definition = sharding.make_mesh(MeshConfig(fsdp=2, tokens=4)), define_lm(tiny_model())
+  leaf, names = definition.abstract, definition.axes
+  for key in path.split('/'):
+    leaf, names = leaf[key], names[key]
+  # Not NamedSharding.shard_shape, but what a device is given in fact.
+  array = jax.device_put(np.zeros(leaf.shape), sharding.tree_shardings(mesh, {'x': names})['x'])
+  shapes = {shard.data.shape for shard in array.addressable_shards}
+  assert shapes == {shape}, f'{path} is not split over 2 fsdp × 4 tokens'
+
+
+def test_an_activation_is_constrained_under_a_mesh():
+  with jax.set_mesh(_mesh()):
+    x = jax.jit(lambda x: sharding.constrain(x, 'batch', None, 'param_tokens'))(np.ones((4, 3, 8)))
+  assert x.sharding.shard_shape(x.shape) == (1, 3, 4), 'activations are not split by the rules'
+
+
+def test_an_activation_is_left_alone_without_a_mesh():
+  x = jnp.ones((4, 3, 8))
+  assert sharding.constrain(x, 'batch', None, 'param_tokens') is x, 'one device needs a mesh'
+
+
+def test_a_program_is_for_the_platform_of_the_mesh_that_is_set():
+  assert sharding.platform() == 'cpu', 'no mesh is set: it is for this process'
+  elsewhere = AbstractDevice(device_kind='TPU v5', num_cores=1, platform='tpu')
+  axes = tuple(field.name for field in dataclasses.fields(MeshConfig))
+  mesh = AbstractMesh((1, 1, 1), axes, abstract_device=elsewhere)
+  with jax.sharding.use_abstract_mesh(mesh):
+    assert sharding.platform() == 'tpu', 'its devices are not those here'
+
+
+def test_what_divides_passes():
+  definition = define_lm(tiny_model())
+  mesh = sharding.make_mesh(MeshConfig(fsdp=2, tokens=4))
+  assert sharding.check_divides(mesh, definition.abstract, definition.axes) is None
+
+
+@pytest.mark.parametrize(
+  ('changes', 'sentence'),
+  [
+    (
+      {'tokens': {'qkv': 24, 'proj': 42, 'ffn': 48}},
+      "the axis 'param_tokens' of parameter blocks/attention/proj/keys has the size 42, which is "
+      'not a multiple of tokens = 4 of the mesh; change that size or config.mesh',
+    ),
+    (
+      {'vocab_size': 65},
+      "the axis 'vocab' of parameter embedding has the size 65, which is not a multiple of "
+      'tokens = 4 of the mesh; change that size or config.mesh',
+    ),
+  ],
+)
+def test_a_parameter_that_cannot_be_split_is_named(changes, sentence):
+  definition = define_lm(tiny_model(**changes))
+  mesh = sharding.make_mesh(MeshConfig(fsdp=2, tokens=4))
+  with pytest.raises(UserError) as error:
+    sharding.check_divides(mesh, definition.abstract, definition.axes)
+  assert str(error.value) == sentence, 'the sentence does not name parameter, size and mesh'
+
+
+def test_a_batch_that_cannot_be_split_is_named():
+  mesh = sharding.make_mesh(MeshConfig(replica=2, fsdp=4))
+  with pytest.raises(UserError) as error:
+    sharding.check_divisible(mesh, 'batch', 12, 'of config.data.batch_size')
+  assert str(error.value) == (
+    "the axis 'batch' of config.data.batch_size has the size 12, which is not a multiple of "
+    'replica × fsdp = 8 of the mesh; change that size or config.mesh'
+  ), 'the sentence does not name the batch, its size and the mesh'
+
+
+@dataclasses.dataclass(frozen=True)
+class FourAxes(MeshConfig):
+  experts: int = 1
+
+
+@pytest.mark.slow
+def test_a_new_axis_of_the_mesh_is_a_size_and_a_rule(monkeypatch):
+  three = _states()['after']['params']
+  monkeypatch.setitem(sharding.RULES, 'experts', 'experts')
+  monkeypatch.setitem(sharding.RULES, 'batch', ('replica', 'fsdp', 'experts'))
+  config = FourAxes(fsdp=2, tokens=2, experts=-1)
+  mesh = sharding.make_mesh(config)
+  assert mesh.shape == {'replica': 1, 'fsdp': 2, 'tokens': 2, 'experts': 2}
+  assert (sharding.parts('batch', mesh), sharding.parts('experts', mesh)) == (4, 2)
+  place = sharding.tree_shardings(mesh, {'x': ('experts', 'param_tokens', 'width')})['x']
+  assert place.shard_shape((4, 24, 32)) == (2, 12, 16), 'experts are not split by their rule'
+  jax.tree.map(
+    lambda one, other: np.testing.assert_allclose(
+      one, other, rtol=1e-3, atol=1e-5, err_msg='a step computes something else on a fourth axis'
+    ),
+    _states(on=config)['after']['params'],
+    three,
+  )
+
+
+@pytest.mark.parametrize('axis', ['batch', 'width', 'heads', 'layers'])
+def test_how_many_parts_an_axis_has(axis):
+  want = {'batch': 4, 'width': 2, 'heads': 2, 'layers': 1}[axis]
+  mesh = sharding.make_mesh(MeshConfig(replica=2, fsdp=2, tokens=2))
+  assert sharding.parts(axis, mesh) == want
+  assert sharding.parts(axis) == 1, 'without a mesh nothing is split'
+  with jax.set_mesh(mesh):
+    assert sharding.parts(axis) == want, 'the mesh that is set does not count'
+
+
+def test_no_other_file_names_an_axis_of_the_mesh():
+  package = Path(sharding.__file__).parent.parent
+  for file in sorted(package.rglob('*.py')):
+    if file.name in ('sharding.py', 'config.py'):
+      continue
+    nodes = list(ast.walk(ast.parse(file.read_text())))
+    named = {node.value for node in nodes if isinstance(node, ast.Constant)}
+    named |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    # `tokens` has other meanings elsewhere.
+    assert not named & {'replica', 'fsdp'}, f'{file} does not ask sharding.py, but knows its mesh'

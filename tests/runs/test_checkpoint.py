@@ -1,0 +1,373 @@
+"""Checkpoints: what is read is what was written, or it is refused by name."""
+
+import dataclasses
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tiny_run
+from jax.sharding import NamedSharding, PartitionSpec
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import (
+  Config,
+  GrowConfig,
+  MeshConfig,
+  ModelConfig,
+  TrainConfig,
+  migrate,
+)
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.parallel import devices, sharding
+from tokenformer_jax.runs import checkpoint, checkpoint_meta, checksum
+from tokenformer_jax.runs.checkpoint_meta import Ancestor
+from tokenformer_jax.training import loop
+
+TOKENIZER = {'kind': 'bytes'}
+
+
+def state(seed=0):
+  rng = np.random.default_rng(seed)
+  return {
+    'params': {'keys': jnp.asarray(rng.normal(size=(8, 16)), jnp.float32)},
+    'opt_state': {'count': jnp.asarray(3), 'mu': jnp.asarray(rng.normal(size=64), jnp.bfloat16)},
+    'step': jnp.asarray(7, jnp.int32),
+  }
+
+
+def abstract(tree, shardings=None):
+  single = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  shardings = jax.tree.map(lambda _: single, tree) if shardings is None else shardings
+  return sharding.with_shardings(tree, shardings)
+
+
+def save(workdir, steps=(1, 2), loss=None, keep=10):
+  checkpoints = checkpoint.Checkpoints(workdir, keep=keep)
+  for step in steps:
+    checkpoints.save(step, state(step), Config(), TOKENIZER, loss)
+  checkpoints.wait()
+  checkpoints.close()
+
+
+def read(workdir, step):
+  checkpoints = checkpoint.Checkpoints(workdir)
+  return checkpoints.restore(checkpoints.meta(step), abstract(state()))
+
+
+def test_a_checkpoint_is_read_as_it_was_written(tmp_path):
+  save(tmp_path)
+  restored = read(tmp_path, 2)
+  for a, b in zip(jax.tree.leaves(restored), jax.tree.leaves(state(2)), strict=True):
+    assert a.dtype == b.dtype, 'a dtype changed on the way'
+    np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg='a value changed')
+
+
+def test_a_checkpoint_says_what_it_is(tmp_path):
+  save(tmp_path)
+  meta = checkpoint.Checkpoints(tmp_path).meta(2)
+  assert (meta.step, meta.config, meta.tokenizer) == (2, Config(), TOKENIZER)
+
+
+def test_a_checkpoint_does_not_choose_where_programs_are_loaded_from(tmp_path):
+  theirs = dataclasses.replace(Config(), train=TrainConfig(compilation_cache='/tmp/theirs'))
+  checkpoints = checkpoint.Checkpoints(tmp_path, keep=1)
+  checkpoints.save(1, state(), theirs, TOKENIZER)
+  checkpoints.wait()
+  got = checkpoints.meta(1).config
+  assert got == Config(), 'JAX would run what it finds in a directory that a stranger chose'
+
+
+def test_a_checkpoint_says_how_its_model_came_to_be(tmp_path):
+  first = Ancestor('grow', '/runs/a', 10, ModelConfig(width=64), GrowConfig(), 9)
+  second = dataclasses.replace(
+    first, action='merge', source='/runs/b', grow=GrowConfig(method='duplicate', noise=0.5)
+  )
+  checkpoints = checkpoint.Checkpoints(tmp_path, keep=1)
+  checkpoints.save(
+    7,
+    {**state(), 'skipped': jnp.asarray(3)},
+    Config(),
+    TOKENIZER,
+    lineage=(first, second),
+    contents='added_tokens',
+  )
+  checkpoints.wait()
+  _, meta = checkpoint.open_source(tmp_path, None)
+  assert meta.lineage == (first, second), 'the lineage is another one after reading'
+  assert meta.contents == 'added_tokens'
+  assert meta.updates == 4, 'skipped steps count as updates'
+
+
+def test_a_checkpoint_is_of_a_model_that_never_grew_unless_it_says_so(tmp_path):
+  save(tmp_path)
+  meta = checkpoint.Checkpoints(tmp_path).meta(2)
+  assert (meta.lineage, meta.contents, meta.updates) == ((), 'model', 2)
+
+
+def test_what_is_donated_after_save_is_still_written(tmp_path):
+  checkpoints = checkpoint.Checkpoints(tmp_path, keep=1)
+  big = {'params': jnp.arange(2**20, dtype=jnp.float32)}
+  overwrite = jax.jit(lambda tree: jax.tree.map(lambda x: x * 0 - 1, tree), donate_argnums=0)
+  expected = np.asarray(big['params']).copy()
+  checkpoints.save(1, big, Config(), TOKENIZER, None)
+  for _ in range(3):
+    big = overwrite(big)
+  checkpoints.wait()
+  single = abstract({'params': jnp.zeros(2**20)})
+  restored = checkpoints.restore(checkpoints.meta(1), single)
+  np.testing.assert_array_equal(
+    np.asarray(restored['params']), expected, err_msg='the next step wrote into the checkpoint'
+  )
+
+
+def test_parameters_can_be_read_without_the_rest(tmp_path):
+  save(tmp_path)
+  checkpoints = checkpoint.Checkpoints(tmp_path)
+  params = {'params': abstract(state())['params']}
+  restored = checkpoints.restore(checkpoints.meta(2), params)
+  assert set(restored) == {'params'}
+  np.testing.assert_array_equal(restored['params']['keys'], state(2)['params']['keys'])
+
+
+def test_arrays_made_when_they_are_written_are_as_others(tmp_path):
+  """Their checksums, too, which numpy makes of them: three axes, two, and one."""
+  rng = np.random.default_rng(0)
+  shapes = {'a': (3, 5, 7), 'b': (2049, 513), 'c': (3,)}
+  arrays = {n: rng.normal(size=shape).astype(np.float32) for n, shape in shapes.items()}
+  arrays['half'] = arrays['c'].astype(jnp.bfloat16)
+  deferred = {n: checkpoint.Deferred(a.shape, a.dtype, lambda a=a: a) for n, a in arrays.items()}
+  checkpoints = checkpoint.Checkpoints(tmp_path, keep=2)
+  checkpoints.save(1, {'params': jax.tree.map(jnp.asarray, arrays)}, Config(), TOKENIZER)
+  checkpoints.save(2, {'params': deferred}, Config(), TOKENIZER)
+  checkpoints.wait()
+  first, second = checkpoints.meta(1), checkpoints.meta(2)
+  assert first.checksums == second.checksums, 'another checksum than that of a jax array'
+  restored = checkpoints.restore(second, {'params': abstract(arrays)})['params']
+  for name, array in arrays.items():
+    np.testing.assert_array_equal(np.asarray(restored[name]), array, err_msg=name)
+
+
+def test_of_parameters_alone_the_rest_is_read_as_zeros(tmp_path):
+  checkpoints = checkpoint.Checkpoints(tmp_path, keep=1)
+  alone = {'params': state()['params']}
+  checkpoints.save(0, alone, Config(), TOKENIZER, contents='params')
+  checkpoints.wait()
+  _, meta = checkpoint.open_source(tmp_path, None)
+  checkpoint.check_is_model(meta, tmp_path)
+  restored = checkpoints.restore(meta, abstract(state()))
+  np.testing.assert_array_equal(restored['params']['keys'], state()['params']['keys'])
+  rest = {name: part for name, part in restored.items() if name != 'params'}
+  wanted = jax.tree.map(jnp.zeros_like, {name: state()[name] for name in rest})
+  assert set(restored) == set(state())
+  for a, b in zip(jax.tree.leaves(rest), jax.tree.leaves(wanted), strict=True):
+    assert a.dtype == b.dtype and np.array_equal(a, b), 'not a fresh state'
+  checkpoints.save(1, alone, Config(), TOKENIZER)
+  checkpoints.wait()
+  with pytest.raises(checkpoint.DamagedError):
+    checkpoints.restore(checkpoints.meta(1), abstract(state()))
+
+
+def test_arrays_go_straight_to_their_place_on_another_mesh(tmp_path):
+  save(tmp_path)
+  mesh = sharding.make_mesh(MeshConfig(fsdp=4, tokens=2))
+  everywhere = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), state())
+  everywhere['params']['keys'] = NamedSharding(mesh, PartitionSpec('tokens', 'fsdp'))
+  checkpoints = checkpoint.Checkpoints(tmp_path)
+  restored = checkpoints.restore(checkpoints.meta(2), abstract(state(), everywhere))
+  keys = restored['params']['keys']
+  assert {shard.data.shape for shard in keys.addressable_shards} == {(4, 4)}, 'not split'
+  np.testing.assert_array_equal(np.asarray(keys), np.asarray(state(2)['params']['keys']))
+
+
+def test_another_shape_is_refused_and_not_padded(tmp_path):
+  save(tmp_path)
+  wanted = state()
+  wanted['params']['keys'] = jnp.zeros((10, 16))
+  checkpoints = checkpoint.Checkpoints(tmp_path)
+  with pytest.raises(checkpoint.DamagedError):
+    checkpoints.restore(checkpoints.meta(2), abstract(wanted))
+
+
+def data_files(workdir, step):
+  files = [p for p in Path(workdir, 'checkpoints', str(step)).rglob('*') if p.is_file()]
+  return sorted(p for p in files if p.stat().st_size > 0)
+
+
+@pytest.mark.parametrize('seed', range(12))
+def test_a_flipped_byte_is_noticed_wherever_it_matters(tmp_path, seed):
+  """Any one byte of any file: the arrays are refused, or they are bit for bit right."""
+  save(tmp_path, steps=(2,))
+  rng = random.Random(seed)
+  victim = rng.choice(data_files(tmp_path, 2))
+  content = bytearray(victim.read_bytes())
+  position = rng.randrange(len(content))
+  content[position] ^= 1 << rng.randrange(8)
+  victim.write_bytes(content)
+  try:
+    restored = read(tmp_path, 2)
+  except checkpoint.DamagedError:
+    return
+  for a, b in zip(jax.tree.leaves(restored), jax.tree.leaves(state(2)), strict=True):
+    np.testing.assert_array_equal(
+      np.asarray(a), np.asarray(b), err_msg=f'byte {position} of {victim.name} went unnoticed'
+    )
+
+
+@pytest.mark.parametrize('shape', [(7, 5), (2, 3, 4)])
+def test_the_checksum_sees_every_bit(shape):
+  values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+  reference = int(checksum.on_devices(jnp.asarray(values)))
+  for index in np.ndindex(values.shape):
+    for bit in range(32):
+      flipped = values.copy()
+      flipped.view(np.uint32)[index] ^= np.uint32(1 << bit)
+      assert int(checksum.on_devices(jnp.asarray(flipped))) != reference, (index, bit)
+
+
+@pytest.mark.parametrize('layers', [(), (3,)])
+def test_the_checksum_is_the_same_on_every_mesh(layers):
+  values = jnp.asarray(np.random.default_rng(0).normal(size=(*layers, 8, 16)), jnp.float32)
+  mesh = sharding.make_mesh(MeshConfig(fsdp=4, tokens=2))
+  spec = PartitionSpec(*[None for _ in layers], 'tokens', 'fsdp')
+  split = jax.device_put(values, NamedSharding(mesh, spec))
+  assert int(jax.jit(checksum.on_devices)(split)) == int(checksum.on_devices(values))
+
+
+@pytest.fixture
+def finished(tmp_path, monkeypatch):
+  """A run with checkpoints of the steps 5, 10, 15 and 20, and its config."""
+  monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:1])
+  source = tiny_run.write_corpus(tmp_path / 'corpus')
+  config = tiny_run.config(source, tmp_path / 'cache', train__keep_checkpoints=9)
+  return config, tmp_path / 'run', loop.train(config, tmp_path / 'run')
+
+
+def truncate(workdir, step):
+  for path in data_files(workdir, step):
+    if path.parent.name == 'd':
+      os.truncate(path, path.stat().st_size // 2)
+
+
+def test_the_checkpoint_before_a_damaged_one_is_used_and_nothing_is_lost(finished, capsys):
+  config, workdir, whole = finished
+  truncate(workdir, 20)
+  resumed = loop.train(config, workdir)
+  said = capsys.readouterr().err
+  assert 'the checkpoint of step 20 is damaged' in said and 'going on from step 15' in said, said
+  for a, b in zip(jax.tree.leaves(resumed), jax.tree.leaves(whole), strict=True):
+    np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg='not the same end')
+  assert (workdir / 'damaged/20').is_dir(), 'the damaged checkpoint was deleted'
+  assert checkpoint.Checkpoints(workdir).steps()[-1] == 20, 'step 20 was not written again'
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_afresh(finished):
+  config, workdir, _ = finished
+  for step in (5, 10, 15, 20):
+    truncate(workdir, step)
+  with pytest.raises(UserError, match=r'no checkpoint in .* can be read \(step 20: .*step 5: '):
+    loop.train(config, workdir)
+  assert not (workdir / 'damaged').exists(), 'checkpoints were moved although none was usable'
+
+
+def test_a_later_format_is_refused_by_name(tmp_path, monkeypatch):
+  later = migrate.FORMAT + 1
+  monkeypatch.setattr(migrate, 'FORMAT', later)
+  save(tmp_path)
+  with pytest.raises(UserError, match=rf'/2 has the format {later}, which this version'):
+    checkpoint.Checkpoints(tmp_path).meta(2)
+
+
+@pytest.mark.parametrize('part', ['whole', 'params'])
+def test_renamed_arrays_are_read_from_the_paths_that_they_were_stored_at(tmp_path, part):
+  """Also those of the optimizer, of which one more part comes before the moments now."""
+  keys = {'blocks': {'keys': jnp.arange(6.0), 'mu': jnp.arange(5.0)}}
+  moments = optax.ScaleByAdamState(jnp.asarray(3), *(jax.tree.map(jnp.square, keys),) * 2)
+  written = {'params': keys, 'opt_state': (moments, optax.EmptyState()), 'step': jnp.asarray(7)}
+  checkpoints = checkpoint.Checkpoints(tmp_path, keep=1)
+  checkpoints.save(2, written, Config(), TOKENIZER)
+  checkpoints.wait()
+  stored = json.loads((tmp_path / 'checkpoints/2/meta/metadata').read_text())
+  renames = {'blocks/keys': 'layers/ffn/keys', 'blocks': 'layers', 'opt_state/0': 'opt_state/1'}
+  changes = {**migrate.CHANGES, migrate.FORMAT + 1: migrate.Change(arrays=renames)}
+  meta = checkpoint_meta.from_json(stored, TOKENIZER, 'the run', changes)
+
+  def renamed(tree):
+    return {'layers': {'ffn': {'keys': tree['blocks']['keys']}, 'mu': tree['blocks']['mu']}}
+
+  now = optax.ScaleByAdamState(moments.count, renamed(moments.mu), renamed(moments.nu))
+  wanted = {
+    'params': renamed(keys),
+    'opt_state': (optax.EmptyState(), now),
+    'step': written['step'],
+  }
+  wanted = wanted if part == 'whole' else {part: wanted[part]}
+  got = checkpoints.restore(meta, abstract(wanted))
+  assert jax.tree.structure(got) == jax.tree.structure(wanted), 'not the state of today'
+  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+    np.testing.assert_array_equal(a, b, err_msg='an array is read from the path of another one')
+
+
+def test_sources_that_are_none_are_named(tmp_path):
+  with pytest.raises(UserError, match='is not the work directory of a run'):
+    checkpoint.open_source(tmp_path / 'nothing', None)
+  save(tmp_path)
+  with pytest.raises(UserError, match='has no checkpoint of step 3; it has the steps 1, 2'):
+    checkpoint.open_source(tmp_path, 3)
+
+
+def test_differences_name_every_key():
+  a = config_lib.with_token_counts(ModelConfig(width=64), {'qkv': 8})
+  b = config_lib.with_token_counts(ModelConfig(width=32), {'qkv': 9})
+  assert list(config_lib.differences(a, b, 'model.')) == [
+    ('model.width', 64, 32),
+    ('model.layer.mixer.qkv.tokens', 8, 9),
+  ]
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_told_and_the_last_good_checkpoint_stays(tmp_path):
+  """A limit on the size of files stands for a disk without room: a write fails half way."""
+  source = tiny_run.write_corpus(tmp_path / 'corpus')
+  arguments = (source, tmp_path / 'cache', tmp_path / 'run')
+  assert tiny_run.run(tiny_run.command(*arguments, train__steps=5)).returncode == 0
+
+  def limit():
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+  full = tiny_run.run(tiny_run.command(*arguments), preexec_fn=limit)
+  assert full.returncode == 2, full.stderr[-2000:]
+  assert 'a checkpoint could not be written' in full.stderr, full.stderr[-2000:]
+  assert 'the last good checkpoint is step 5' in full.stderr, full.stderr[-2000:]
+  assert 'Traceback' not in full.stderr, full.stderr[-2000:]
+  again = tiny_run.run(tiny_run.command(*arguments))
+  assert 'going on after step 5' in again.stderr and again.returncode == 0, again.stderr[-2000:]
+
+
+@pytest.mark.slow
+def test_sigterm_saves_and_says_how_to_go_on(tmp_path):
+  source = tiny_run.write_corpus(tmp_path / 'corpus')
+  command = tiny_run.command(
+    source, tmp_path / 'cache', tmp_path / 'run', train__steps=100_000, train__log_every=10
+  )
+  process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=tiny_run.environment())
+  said = ''
+  for line in process.stderr:
+    said += line
+    if line.startswith('step 20/'):
+      process.send_signal(signal.SIGTERM)
+      break
+  said += process.communicate(timeout=120)[1]
+  assert process.returncode == 0, said
+  assert 'to go on: python ' in said, said
+  saved = checkpoint.Checkpoints(tmp_path / 'run').steps()
+  assert f'saving step {saved[-1]}' in said and saved[-1] >= 20, said

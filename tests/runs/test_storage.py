@@ -1,0 +1,363 @@
+"""Storage that fails for a while, is full, or forbids: no work is lost, no checkpoint condemned."""
+
+import contextlib
+import errno
+import itertools
+import json
+import math
+import os
+import resource
+import shutil
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import tiny_run
+from outcomes import assert_same
+
+from tokenformer_jax import cli
+from tokenformer_jax.config import Config
+from tokenformer_jax.errors import TransientError, UserError
+from tokenformer_jax.parallel import devices, hosts, sharding
+from tokenformer_jax.runs import checkpoint, metrics
+from tokenformer_jax.storage import paths, retry
+from tokenformer_jax.training import loop
+
+EIO = OSError(errno.EIO, 'Input/output error')
+FULL = OSError(errno.ENOSPC, 'No space left on device')
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+  monkeypatch.setattr(retry, 'PAUSES', (0.01,) * 4)
+
+
+@pytest.fixture
+def fail(monkeypatch):
+  """Has a function raise errors, one in each call, before it works again."""
+
+  def install(owner, name, errors, when=lambda *arguments: True):
+    right, left = getattr(owner, name), iter(errors)
+
+    def failing(*arguments, **named):
+      if when(*arguments) and (error := next(left, None)) is not None:
+        raise error
+      return right(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, failing)
+
+  return install
+
+
+def state(step):
+  return {'params': {'keys': jnp.arange(24.0).reshape(4, 6) + step}, 'step': jnp.asarray(step)}
+
+
+def save(workdir, losses, keep=10):
+  """Saves steps 1, 2, … with these losses on the validation split."""
+  with contextlib.closing(checkpoint.Checkpoints(workdir, keep=keep)) as checkpoints:
+    for step, loss in enumerate(losses, start=1):
+      checkpoints.save(step, state(step), Config(), {'kind': 'bytes'}, loss)
+      checkpoints.wait()
+
+
+def restore(workdir, step):
+  checkpoints = checkpoint.Checkpoints(workdir)
+  single = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  abstract = sharding.with_shardings(state(0), jax.tree.map(lambda _: single, state(0)))
+  return checkpoints.restore(checkpoints.meta(step), abstract)
+
+
+def assert_intact(workdir, step):
+  for got, want in zip(
+    jax.tree.leaves(restore(workdir, step)), jax.tree.leaves(state(step)), strict=True
+  ):
+    np.testing.assert_array_equal(got, want, err_msg=f'the checkpoint of step {step} is lost')
+
+
+# Reading
+
+
+@pytest.mark.parametrize('error', [OSError('503'), EIO, TimeoutError()], ids=repr)
+def test_reading_is_tried_again(tmp_path, fail, error):
+  save(tmp_path, [1.0])
+  fail(ocp.Checkpointer, 'restore', [error] * 3)
+  assert_intact(tmp_path, 1)
+
+
+def test_a_checkpoint_that_cannot_be_read_for_long_is_not_taken_for_damaged(tmp_path, fail):
+  save(tmp_path, [1.0])
+  fail(ocp.Checkpointer, 'restore', itertools.repeat(OSError('503')))
+  with pytest.raises(TransientError, match=r'reading .*checkpoints/1 failed 5 times .*503'):
+    restore(tmp_path, 1)
+
+
+def test_missing_rights_are_told(tmp_path, fail):
+  save(tmp_path, [1.0])
+  fail(ocp.Checkpointer, 'restore', itertools.repeat(PermissionError(errno.EACCES, 'denied')))
+  with pytest.raises(UserError, match=r'checkpoints/1 cannot be read \(.*denied\); check its'):
+    restore(tmp_path, 1)
+
+
+DAMAGE = {
+  'a file is missing': lambda path: (path / 'meta/metadata').unlink(),
+  'the arrays are missing': lambda path: shutil.rmtree(path / 'state'),
+  'JSON is cut short': lambda path: os.truncate(path / 'meta/metadata', 50),
+  'another digest': lambda path: (path / 'tokenizer/metadata').write_text('{"kind": "x"}'),
+  'a description of arrays is garbage': lambda path: (path / 'state/_METADATA').write_text('[]'),
+  'arrays are cut short': lambda path: [os.truncate(p, 9) for p in path.glob('state/**/d/*')],
+}
+
+
+@pytest.mark.parametrize('name', DAMAGE)
+def test_content_that_does_not_hold_is_damage_at_once(tmp_path, monkeypatch, name):
+  save(tmp_path, [1.0])
+  monkeypatch.setattr(retry, 'PAUSES', (1000.0,))  # A pause would stop the test.
+  DAMAGE[name](tmp_path / 'checkpoints/1')
+  with pytest.raises(checkpoint.DamagedError):
+    restore(tmp_path, 1)
+
+
+def test_a_directory_that_cannot_be_looked_at_is_not_taken_for_an_empty_one(tmp_path, monkeypatch):
+  save(tmp_path, [1.0])
+  monkeypatch.setattr(os.path, 'isdir', lambda path: False)  # as it answers to EIO, and Orbax asks
+  with pytest.raises(TransientError, match='could not be read'):
+    checkpoint.Checkpoints(tmp_path).steps()
+
+
+def test_a_process_waits_for_one_that_tries_again(tmp_path, monkeypatch):
+  """Of two processes the other one fails twice to read: this one reads once, and does the same."""
+  save(tmp_path, [1.0])
+  said, read, right = [], [], ocp.Checkpointer.restore
+
+  def highest(number):
+    said.append(number)
+    return max(number, 2 if len(said) <= 2 else 0)
+
+  monkeypatch.setattr(hosts, 'highest', highest)
+  monkeypatch.setattr(ocp.Checkpointer, 'restore', lambda *a, **k: read.append(1) or right(*a, **k))
+  checkpoint.Checkpoints(tmp_path).meta(1)
+  assert said == [0, 0, 0], 'it left the other one alone in what all have to call'
+  assert read == [1], 'it read again what it had read'
+
+
+def test_all_processes_take_the_step_that_the_first_one_sees(tmp_path, monkeypatch):
+  save(tmp_path, [1.0, 1.0])
+  monkeypatch.setattr(hosts, 'from_first', lambda make: '[1]')
+  _, meta = checkpoint.open_source(tmp_path, None)
+  assert meta.step == 1, 'each process chooses the checkpoint by what itself sees'
+
+
+# Writing
+
+
+@pytest.fixture(scope='module')
+def unbroken(tmp_path_factory):
+  """The config of a run, how to run it in another directory, and its last state."""
+  root = tmp_path_factory.mktemp('unbroken')
+  source = tiny_run.write_corpus(root / 'corpus')
+  config = tiny_run.config(source, root / 'cache', train__log_every=1, train__tensorboard=True)
+
+  def run(workdir):
+    with pytest.MonkeyPatch.context() as patch:
+      patch.setattr(devices, 'find', lambda: jax.devices()[:1])
+      return loop.train(config, workdir)
+
+  return run, run(root / 'run')
+
+
+def is_last_rename(source, target):
+  """Whether it makes a checkpoint count, which is the last thing done for one."""
+  name = Path(target).name
+  return name.isdigit() and Path(source).name == f'{name}.orbax-checkpoint-tmp'
+
+
+@pytest.mark.slow
+def test_a_save_that_fails_is_made_again_and_the_run_is_the_same(unbroken, tmp_path, fail):
+  run, want = unbroken
+  fail(os, 'rename', [EIO, EIO], is_last_rename)
+  fail(ocp.CheckpointManager, 'save', [None, None, OSError('503')])
+  assert_same(run(tmp_path), want, 'the run')
+  assert checkpoint.Checkpoints(tmp_path).steps()[-1] == 20
+  lines = [line['step'] for line in metrics.read(tmp_path) if 'train/loss' in line]
+  assert lines == list(range(1, 21)), 'figures are missing, or there twice'
+
+
+KINDS = {'transient': (EIO, TransientError), 'full': (FULL, UserError)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_run_that_cannot_save_ends_with_its_last_checkpoint(unbroken, tmp_path, fail, kind):
+  error, told = KINDS[kind]
+
+  def of_another_step(source, target):
+    return is_last_rename(source, target) and Path(target).name != '5'
+
+  fail(os, 'rename', itertools.repeat(error), of_another_step)
+  with pytest.raises(told, match=r'the last good checkpoint is step 5; '):
+    unbroken[0](tmp_path)
+  with contextlib.closing(checkpoint.Checkpoints(tmp_path)) as checkpoints:
+    assert checkpoints.meta(checkpoints.steps()[-1]).step == 5, 'the last good checkpoint is gone'
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_the_last_checkpoint_stays_where_no_further_one_can_be_written(tmp_path, fail, kind):
+  error, told = KINDS[kind]
+  save(tmp_path, [None], keep=1)
+  with contextlib.closing(checkpoint.Checkpoints(tmp_path, keep=1)) as checkpoints:
+    fail(os, 'rename', itertools.repeat(error), is_last_rename)
+    with pytest.raises(told, match=r'the last good checkpoint is step 1; ') as raised:
+      checkpoints.save(2, state(2), Config(), {'kind': 'bytes'}, wait=True)
+  assert raised.value.__cause__ is error
+  assert_intact(tmp_path, 1)
+
+
+def test_a_save_that_failed_in_the_background_is_asked_for_again(tmp_path, fail):
+  fail(os, 'rename', [EIO, None], is_last_rename)
+  with contextlib.closing(checkpoint.Checkpoints(tmp_path, keep=1)) as checkpoints:
+    checkpoints.save(1, state(1), Config(), {'kind': 'bytes'})
+    assert until(checkpoints.failed), 'a save that failed is taken for a good one'
+    checkpoints.save(2, state(2), Config(), {'kind': 'bytes'})
+    checkpoints.wait()
+    assert not checkpoints.failed(), 'a good save is taken for one that failed'
+    assert checkpoints.steps() == [2], 'what was never written is listed'
+  assert_intact(tmp_path, 2)
+
+
+def until(condition):
+  """Whether it comes true within a minute."""
+  deadline = time.monotonic() + 60
+  while not (found := condition()) and time.monotonic() < deadline:
+    time.sleep(0.01)
+  return found
+
+
+def test_a_file_that_cannot_be_written_for_a_while_is_written_later(tmp_path, fail):
+  fail(os, 'replace', [EIO, EIO])
+  paths.write(tmp_path / 'config.json', 'text')
+  assert (tmp_path / 'config.json').read_text() == 'text'
+
+
+@pytest.mark.parametrize('loss', [math.nan, math.inf])
+def test_a_loss_that_is_no_number_is_never_the_best(tmp_path, loss):
+  save(tmp_path, [loss, 2.0, loss, 3.0, loss, 4.0], keep=1)
+  assert checkpoint.Checkpoints(tmp_path).steps() == [2, 6], 'the best one, or the last, is gone'
+
+
+def test_the_best_checkpoint_stays_when_a_run_goes_on(tmp_path):
+  save(tmp_path, [1.0, 2.0], keep=1)
+  with contextlib.closing(checkpoint.Checkpoints(tmp_path, keep=1)) as checkpoints:
+    checkpoints.save(3, state(3), Config(), {'kind': 'bytes'}, 3.0, wait=True)
+  assert checkpoint.Checkpoints(tmp_path).steps() == [1, 3], 'which one was the best is forgotten'
+
+
+def test_losses_that_cannot_be_read_do_not_keep_a_run_from_going_on(tmp_path):
+  save(tmp_path, [1.0, 2.0])
+  (tmp_path / 'checkpoints/1/metrics/metrics').write_text('{"loss": ')
+  with contextlib.closing(checkpoint.Checkpoints(tmp_path, keep=2)) as checkpoints:
+    assert checkpoints.steps() == [1, 2]
+
+
+# Figures
+
+
+@contextlib.contextmanager
+def room(path, bytes_left):
+  """Lets files grow by so much beyond the size of one: a disk that is full then."""
+  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + bytes_left, hard))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def open_metrics(workdir, first_step=0, tensorboard=False):
+  return metrics.Metrics(workdir, first_step=first_step, steps=9, tensorboard=tensorboard)
+
+
+def test_a_full_disk_leaves_whole_lines_and_a_sentence(tmp_path):
+  figures = open_metrics(tmp_path)
+  figures.write(1, {'train/loss': 1.0})
+  with (
+    room(tmp_path / 'metrics.jsonl', 10),
+    pytest.raises(UserError, match=r'figures could not be written to .*; make room, then run the'),
+  ):
+    figures.write(2, {'train/loss': 2.0})
+  figures.write(3, {'train/loss': 3.0})
+  figures.close()
+  content = (tmp_path / 'metrics.jsonl').read_text()
+  assert [json.loads(line)['step'] for line in content.splitlines()] == [1, 3], content
+
+
+def test_a_full_disk_does_not_stop_a_run_for_ever_in_tensorboard(tmp_path):
+  figures = open_metrics(tmp_path, tensorboard=True)
+  (events,) = (tmp_path / 'tensorboard').iterdir()
+  many = {f'train/{i}': 1.0 for i in range(500)}
+  figures.write(1, many)
+  # So that there is room for the lines, and none for the events.
+  os.truncate(tmp_path / 'metrics.jsonl', 0)
+  with room(events, 10), pytest.raises(UserError, match='figures could not be written'):
+    figures.write(2, many)
+  figures.close()
+
+
+def test_lines_after_half_a_line_are_read(tmp_path):
+  whole = [{'step': step, 'train/loss': 1.0} for step in (1, 2, 3)]
+  lines = [json.dumps(line).encode() for line in whole]
+  lines.insert(1, lines[1][:9])
+  lines.insert(3, b'\0' * 9 + b'\xff')
+  (tmp_path / 'metrics.jsonl').write_bytes(b'\n'.join(lines))
+  assert metrics.read(tmp_path) == whole, 'half a line hides those after it'
+  open_metrics(tmp_path, first_step=2).close()
+  assert metrics.read(tmp_path) == whole[:2]
+
+
+def test_figures_are_written_after_a_while(tmp_path, fail):
+  figures = open_metrics(tmp_path)
+  fail(metrics, '_append', [EIO, EIO])
+  figures.write(1, {'train/loss': 1.0})
+  figures.close()
+  assert [line['step'] for line in metrics.read(tmp_path)] == [1]
+
+
+# Paths
+
+
+def test_what_cannot_be_looked_at_is_not_absent(tmp_path, fail):
+  assert paths.exists(tmp_path) and not paths.exists(tmp_path / 'x')
+  fail(os, 'stat', itertools.repeat(EIO), lambda path, **_: path == tmp_path)
+  with pytest.raises(TransientError, match='looking for'):
+    paths.exists(tmp_path)
+
+
+# The end of a command
+
+
+ENDS = {
+  'told': (TransientError('reading x failed 9 times'), 75, 'error: reading x failed 9 times\n'),
+  'not caught': (OSError('503'), 75, 'error: OSError: 503; this may pass by itself: run the same'),
+  'full': (FULL, 2, 'error: OSError: [Errno 28] No space left on device; free space'),
+}
+
+
+@pytest.mark.parametrize('name', ENDS)
+def test_a_command_ends_with_a_sentence_and_a_status_that_says_whether_to_start_again(
+  name, capsys, monkeypatch
+):
+  error, status, said = ENDS[name]
+
+  def main(argv):
+    raise error
+
+  monkeypatch.setattr(cli.app, 'run', lambda run, **_: main(()))
+  with pytest.raises(SystemExit) as ended:
+    cli.run(main, on_all_hosts=False)
+  assert ended.value.code == status
+  printed = capsys.readouterr().err
+  assert printed.startswith(said) and printed.count('\n') == 1, printed

@@ -1,0 +1,438 @@
+"""The learning rate and AdamW against their formulas; old and new tokens after a growth."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from tiny import tiny_model, tiny_vit
+
+from tokenformer_jax.config import OptimConfig
+from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.model.models import define
+from tokenformer_jax.model.params import ParamInfo, Role
+from tokenformer_jax.steps.optim import (
+  LastGrowth,
+  decay_mask,
+  learning_rate,
+  make_optimizer,
+  schedule,
+)
+
+PEAK, WARMUP, STEPS = 6e-4, 10, 110
+
+
+def _rate(update: int, **changes) -> float:
+  config = OptimConfig(learning_rate=PEAK, warmup_steps=WARMUP, **changes)
+  return float(learning_rate(config, STEPS)(update))
+
+
+@pytest.mark.parametrize(
+  ('update', 'rate', 'meaning'),
+  [
+    (0, PEAK / WARMUP, 'the first update is not 1/W of the peak'),
+    (4, PEAK / 2, 'the warm-up is not linear'),
+    (WARMUP - 1, PEAK, 'the last update of the warm-up has not the peak'),
+    (WARMUP, PEAK, 'the decay does not start at the peak'),
+    (60, 0.55 * PEAK, 'the middle of a cosine is not the mean of peak and floor'),
+    (35, (0.1 + 0.9 * (1 + np.cos(np.pi / 4)) / 2) * PEAK, 'the decay is not a cosine'),
+    (STEPS, 0.1 * PEAK, 'the decay does not end at the floor'),
+    (STEPS + 50, 0.1 * PEAK, 'the rate leaves the floor after the end'),
+  ],
+)
+def test_cosine(update, rate, meaning):
+  np.testing.assert_allclose(_rate(update, final_fraction=0.1), rate, rtol=1e-5, err_msg=meaning)
+
+
+def test_cosine_to_zero():
+  assert abs(_rate(STEPS, final_fraction=0.0)) < 1e-9, 'a floor of 0 is not reached'
+
+
+@pytest.mark.parametrize(('update', 'rate'), [(0, PEAK / WARMUP), (WARMUP, PEAK), (STEPS, PEAK)])
+def test_constant(update, rate):
+  got = _rate(update, schedule='constant')
+  np.testing.assert_allclose(got, rate, rtol=1e-5, err_msg='not constant after the warm-up')
+
+
+@pytest.mark.parametrize('kind', ['cosine', 'constant'])
+@pytest.mark.parametrize('warmup', [0, 1])
+def test_without_a_warmup_the_first_update_has_the_peak(kind, warmup):
+  config = OptimConfig(learning_rate=PEAK, warmup_steps=warmup, schedule=kind)
+  got = float(learning_rate(config, STEPS)(0))
+  np.testing.assert_allclose(got, PEAK, rtol=1e-5, err_msg='something is warmed up')
+
+
+@pytest.mark.parametrize('steps', [1, WARMUP])
+def test_a_run_that_ends_in_its_warmup(steps):
+  config = OptimConfig(learning_rate=PEAK, warmup_steps=WARMUP)
+  got = float(learning_rate(config, steps)(steps - 1))
+  np.testing.assert_allclose(
+    got, steps / WARMUP * PEAK, rtol=1e-5, err_msg='the warm-up depends on the end of the run'
+  )
+
+
+DENSE = {
+  'dense': True,
+  'bias': True,
+  'norm': 'affine',
+  'rotary': 0,
+  'position_embedding': 'learned',
+}
+
+
+@pytest.mark.parametrize('changes', [{'tied_head': False}, DENSE], ids=['pattention', 'dense'])
+def test_matrices_decay_and_nothing_else(changes):
+  leaves = jax.tree_util.tree_leaves_with_path(decay_mask(define_lm(tiny_model(**changes)).info))
+  decays = {jax.tree_util.keystr(path, simple=True, separator='/'): value for path, value in leaves}
+  wrong = [path for path, value in decays.items() if value == path.endswith(('scale', 'bias'))]
+  assert not wrong, f'these decay and should not, or the other way round: {wrong}'
+
+
+def _info(axes: tuple[str, ...], role: Role) -> ParamInfo:
+  return ParamInfo(axes, role, jax.nn.initializers.zeros)
+
+
+INFO = {
+  'kernel': _info(('width', 'hidden'), Role.KERNEL),
+  'bias': _info(('norm',), Role.BIAS),
+}
+
+
+def _adamw(config: OptimConfig, params: dict, gradients: list[dict]) -> dict:
+  """AdamW in float64 (Loshchilov & Hutter 2019, algorithm 2), after clipping by the global norm."""
+  b1, b2 = config.beta1, config.beta2
+  m = {name: 0.0 for name in params}
+  v = {name: 0.0 for name in params}
+  for t, gradient in enumerate(gradients, start=1):
+    norm = np.sqrt(sum(np.sum(g**2) for g in gradient.values()))
+    factor = min(1, config.clip_norm / norm) if config.clip_norm else 1
+    for name, g in gradient.items():
+      m[name] = b1 * m[name] + (1 - b1) * factor * g
+      v[name] = b2 * v[name] + (1 - b2) * (factor * g) ** 2
+      m_hat, v_hat = m[name] / (1 - b1**t), v[name] / (1 - b2**t)
+      decay = config.weight_decay * params[name] if name == 'kernel' else 0
+      update = m_hat / (np.sqrt(v_hat) + config.epsilon) + decay
+      params = {**params, name: params[name] - config.learning_rate * update}
+  return params
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    pytest.param({'clip_norm': 0.0, 'weight_decay': 0.0}, id='adam'),
+    pytest.param({'clip_norm': 0.0, 'weight_decay': 0.1}, id='decay'),
+    pytest.param({'clip_norm': 1.0, 'weight_decay': 0.0}, id='clipping'),
+    pytest.param({'clip_norm': 100.0, 'weight_decay': 0.0}, id='clipping that is not needed'),
+    pytest.param({'clip_norm': 1.0, 'weight_decay': 0.1, 'epsilon': 0.1}, id='everything'),
+  ],
+)
+def test_updates_are_those_of_adamw(changes):
+  config = OptimConfig(
+    learning_rate=0.01, warmup_steps=0, schedule='constant', beta1=0.8, beta2=0.9, **changes
+  )
+  rng = np.random.default_rng(0)
+
+  def draw():
+    return {'kernel': rng.normal(size=(3, 4)), 'bias': rng.normal(size=4)}
+
+  start, gradients = draw(), [draw() for _ in range(4)]
+  # The last gradient is smaller than the clipping norm.
+  gradients[-1] = {name: 0.1 * g for name, g in gradients[-1].items()}
+  tx = make_optimizer(config, 10, INFO)
+  params = jax.tree.map(jnp.float32, start)
+  state, update = tx.init(params), jax.jit(tx.update)
+  for gradient in gradients:
+    updates, state = update(jax.tree.map(jnp.float32, gradient), state, params)
+    params = jax.tree.map(jnp.add, params, updates)
+  want = _adamw(config, start, gradients)
+  for name, value in want.items():
+    np.testing.assert_allclose(
+      params[name], value, rtol=1e-5, atol=1e-6, err_msg=f'{name} is not updated as by AdamW'
+    )
+
+
+# After a growth
+
+
+GROWN_INFO = {'keys': _info(('layers', 'param_tokens', 'width'), Role.KEY), **INFO}
+OLD = 3  # of 5 tokens
+GROWTH = LastGrowth(updates=1000, old_tokens={'keys': OLD, 'kernel': 0, 'bias': 0})
+STEADY = {
+  'learning_rate': 0.01,
+  'warmup_steps': 0,
+  'schedule': 'constant',
+  'new_token_warmup': 0,
+}
+
+
+def _normal(seed: int) -> dict:
+  rng = np.random.default_rng(seed)
+  shapes = {'keys': (2, 5, 3), 'kernel': (3, 4), 'bias': (4,)}
+  return {name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
+
+
+def _counted(part, updates: int):
+  """Adam's part and the schedule's after so many updates, as a growth leaves them."""
+  if isinstance(part, optax.ScaleByAdamState):
+    mu = jax.tree.map(lambda a: 0.1 * a, _normal(7))
+    mu['keys'] = mu['keys'].at[:, OLD:].set(0)
+    return optax.ScaleByAdamState(jnp.asarray(updates), mu, jax.tree.map(jnp.square, mu))
+  if isinstance(part, optax.ScaleByScheduleState):
+    return optax.ScaleByScheduleState(jnp.asarray(updates))
+  return part
+
+
+def _after(tx, params: dict, updates: int):
+  known = (optax.ScaleByAdamState, optax.ScaleByScheduleState)
+  return jax.tree.map(
+    lambda part: _counted(part, updates), tx.init(params), is_leaf=lambda p: isinstance(p, known)
+  )
+
+
+def _updates(growth: LastGrowth | None = GROWTH, update: int = 1, **changes) -> dict:
+  """The update that comes as number `update` after the growth, from the same moments."""
+  tx = make_optimizer(OptimConfig(**{**STEADY, **changes}), 10**6, GROWN_INFO, growth)
+  params = _normal(0)
+  updates, _ = tx.update(_normal(1), _after(tx, params, GROWTH.updates + update - 1), params)
+  return updates
+
+
+def _assert_factors(got: dict, want: dict, old: float, new: float, meaning: str) -> None:
+  """`got` is `want` times one factor for what is old and another for the new tokens."""
+  factors = {'keys': np.where(np.arange(5)[:, None] < OLD, old, new), 'kernel': old, 'bias': old}
+  for name, factor in factors.items():
+    np.testing.assert_allclose(
+      got[name], factor * np.asarray(want[name]), rtol=1e-5, err_msg=f'{meaning}: {name}'
+    )
+
+
+def test_without_a_growth_its_settings_mean_nothing():
+  settings = {'old_tokens': 'scale:0.1', 'new_token_warmup': 9, 'new_token_correction': True}
+  _assert_factors(_updates(None, **settings), _updates(None), 1, 1, 'a model that never grew')
+
+
+def test_without_a_warmup_a_growth_changes_no_rate():
+  _assert_factors(_updates(), _updates(None), 1, 1, 'old and new tokens are told apart')
+
+
+def test_old_tokens_scaled():
+  got = _updates(old_tokens='scale:0.1')
+  _assert_factors(got, _updates(), 0.1, 1, 'old_tokens=scale:0.1')
+
+
+@pytest.mark.parametrize(
+  ('update', 'factor'), [(1, 1 / 5), (2, 2 / 5), (4, 4 / 5), (5, 1), (6, 1), (500, 1)]
+)
+def test_new_tokens_warm_up(update, factor):
+  got = _updates(update=update, new_token_warmup=4)
+  want = _updates(update=update)
+  _assert_factors(got, want, 1, factor, f'update {update} of a warm-up over 4')
+
+
+def test_new_tokens_are_corrected_as_by_a_fresh_adam():
+  """Old moments are those of Adam after 1000 updates; new ones are zero."""
+  got = _updates(new_token_correction=True, weight_decay=0.0, clip_norm=0.0)
+  fresh = make_optimizer(OptimConfig(**STEADY, weight_decay=0.0, clip_norm=0.0), 10**6, GROWN_INFO)
+  want, _ = fresh.update(_normal(1), fresh.init(_normal(0)), _normal(0))
+  np.testing.assert_allclose(
+    got['keys'][:, OLD:], want['keys'][:, OLD:], rtol=1e-4, err_msg='not the first step of Adam'
+  )
+  plain = _updates(weight_decay=0.0, clip_norm=0.0)
+  np.testing.assert_allclose(
+    got['keys'][:, :OLD], plain['keys'][:, :OLD], rtol=1e-6, err_msg='old tokens are corrected, too'
+  )
+
+
+def test_the_correction_goes_away():
+  got = _updates(update=2000, new_token_correction=True)
+  _assert_factors(got, _updates(update=2000), 1, 1, 'the correction after 2000 updates')
+
+
+@pytest.mark.parametrize(
+  ('of_adam', 'of_schedule', 'why'),
+  [
+    (0, 0, 'a converted model has made no update, so that Adam corrects everything'),
+    (0, 1000, 'moments were dropped, so that Adam corrects everything'),
+    (1000, 0, 'the steps were restarted, and Adam has its moments'),
+    (5, 5, 'the model grew after five updates'),
+  ],
+)
+def test_new_tokens_are_corrected_once_wherever_the_counts_stand(of_adam, of_schedule, why):
+  """With zero moments the first update of a new token is the first one of Adam, whose size is 1."""
+  growth = dataclasses.replace(GROWTH, updates=of_schedule)
+  settings = {**STEADY, 'weight_decay': 0.0, 'clip_norm': 0.0, 'new_token_correction': True}
+  tx = make_optimizer(OptimConfig(**settings), 10**6, GROWN_INFO, growth)
+
+  def at_the_growth(part):
+    if isinstance(part, optax.ScaleByAdamState):
+      return part._replace(count=jnp.asarray(of_adam))
+    if isinstance(part, optax.ScaleByScheduleState):
+      return part._replace(count=jnp.asarray(of_schedule))
+    return part
+
+  known = (optax.ScaleByAdamState, optax.ScaleByScheduleState)
+  state = jax.tree.map(
+    at_the_growth, tx.init(_normal(0)), is_leaf=lambda part: isinstance(part, known)
+  )
+  got, _ = tx.update(_normal(1), state, _normal(0))
+  np.testing.assert_allclose(
+    np.abs(got['keys'][:, OLD:]),
+    STEADY['learning_rate'],
+    rtol=1e-3,
+    err_msg=f'new tokens are not corrected once: {why}',
+  )
+
+
+def _frozen(steps: int = 3, **changes):
+  """Parameters and optimizer state before and after some steps with old tokens frozen."""
+  tx = make_optimizer(
+    OptimConfig(**{**STEADY, **changes}, old_tokens='freeze'), 10**6, GROWN_INFO, GROWTH
+  )
+  params = _normal(0)
+  state = _after(tx, params, GROWTH.updates)
+  before = (params, state)
+  update = jax.jit(tx.update)
+  for i in range(steps):
+    updates, state = update(_normal(i + 1), state, params)
+    params = jax.tree.map(jnp.add, params, updates)
+  return before, (params, state)
+
+
+def _moments(state) -> dict:
+  (adam,) = [
+    part
+    for part in jax.tree.leaves(state, is_leaf=lambda p: isinstance(p, optax.ScaleByAdamState))
+    if isinstance(part, optax.ScaleByAdamState)
+  ]
+  return {'mu': adam.mu, 'nu': adam.nu}
+
+
+def test_frozen_is_frozen_bit_for_bit():
+  (params, state), (new_params, new_state) = _frozen()
+  trees = {'params': (params, new_params)}
+  trees |= {name: (tree, _moments(new_state)[name]) for name, tree in _moments(state).items()}
+  for kind, (old, new) in trees.items():
+    for name in ('kernel', 'bias'):
+      assert np.asarray(old[name]).tobytes() == np.asarray(new[name]).tobytes(), f'{kind}/{name}'
+    kept = [np.asarray(tree['keys'][:, :OLD]).tobytes() for tree in (old, new)]
+    assert kept[0] == kept[1], f'{kind} of old tokens moved'
+    assert np.all(old['keys'][:, OLD:] != new['keys'][:, OLD:]), f'{kind} of new tokens stands'
+
+
+@pytest.mark.parametrize('clip_norm', [1.0, 1e3])
+def test_clipping_sees_new_tokens_only_when_the_others_are_frozen(clip_norm):
+  """New tokens move as in an optimizer that has nothing else."""
+  (params, _), (got, _) = _frozen(clip_norm=clip_norm)
+  tx = make_optimizer(
+    OptimConfig(**STEADY, clip_norm=clip_norm), 10**6, {'keys': GROWN_INFO['keys']}
+  )
+  alone = {'keys': params['keys'][:, OLD:]}
+  zero = jax.tree.map(jnp.zeros_like, alone)
+  known = (optax.ScaleByAdamState, optax.ScaleByScheduleState)
+
+  def counted(part):
+    if isinstance(part, optax.ScaleByAdamState):
+      return optax.ScaleByAdamState(jnp.asarray(GROWTH.updates), zero, zero)
+    return part
+
+  state = jax.tree.map(counted, tx.init(alone), is_leaf=lambda p: isinstance(p, known))
+  for i in range(3):
+    updates, state = tx.update({'keys': _normal(i + 1)['keys'][:, OLD:]}, state, alone)
+    alone = jax.tree.map(jnp.add, alone, updates)
+  np.testing.assert_allclose(
+    got['keys'][:, OLD:], alone['keys'], rtol=1e-5, err_msg='gradients of frozen tokens count'
+  )
+
+
+@pytest.mark.parametrize('setting', [{}, {'old_tokens': 'freeze'}, {'new_token_correction': True}])
+def test_the_state_has_one_structure(setting):
+  plain = make_optimizer(OptimConfig(), 10, GROWN_INFO).init(_normal(0))
+  grown = make_optimizer(OptimConfig(**setting), 10, GROWN_INFO, GROWTH)
+  state = grown.init(_normal(0))
+  _, after = grown.update(_normal(1), state, _normal(0))
+  assert jax.tree.structure(state) == jax.tree.structure(plain), 'a checkpoint cannot be read'
+  assert jax.tree.structure(after) == jax.tree.structure(plain), 'the second step fails'
+
+
+@pytest.mark.parametrize('update', [0, 4, WARMUP, 60, STEPS])
+def test_a_schedule_that_starts_later_is_shifted(update):
+  config = OptimConfig(learning_rate=PEAK, warmup_steps=WARMUP)
+  later = learning_rate(config, STEPS + 1000, start=1000)
+  np.testing.assert_allclose(
+    later(update + 1000), learning_rate(config, STEPS)(update), rtol=1e-5, err_msg='not shifted'
+  )
+
+
+@pytest.mark.parametrize(('restart', 'start'), [(True, GROWTH.updates), (False, 0)])
+def test_the_schedule_restarts_at_the_growth_if_asked(restart, start):
+  config = OptimConfig(learning_rate=PEAK, warmup_steps=WARMUP, restart_schedule=restart)
+  got, want = schedule(config, 2000, GROWTH), learning_rate(config, 2000, start)
+  for update in (1000, 1005, 1500, 2000):
+    assert float(got(update)) == float(want(update)), f'the rate of update {update}'
+  assert float(schedule(config, 2000)(1000)) == float(learning_rate(config, 2000)(1000)), (
+    'a schedule restarts without a growth'
+  )
+
+
+def test_the_rate_of_updates_follows_the_restarted_schedule():
+  changes = {'warmup_steps': 10, 'learning_rate': 0.01}
+  first, plain = _updates(**changes), _updates()
+  _assert_factors(first, plain, 0.1, 0.1, 'the first update of a warm-up over 10')
+  _assert_factors(
+    _updates(**changes, restart_schedule=False), plain, 1, 1, 'a warm-up that was over'
+  )
+
+
+@pytest.mark.parametrize(
+  'model', [tiny_vit(pool='token', position_embedding='learned'), tiny_model()]
+)
+def test_lower_blocks_learn_slower_by_one_factor_each(model):
+  definition = define(model)
+  params = jax.tree.map(lambda p: jnp.ones(p.shape), definition.abstract)
+  plain, decayed = (
+    make_optimizer(OptimConfig(layer_decay=decay), STEPS, definition.info) for decay in (1.0, 0.5)
+  )
+  want, got = (tx.update(params, tx.init(params), params)[0] for tx in (plain, decayed))
+  factors = jax.tree.map(lambda a, b: np.asarray(a / b), got, want)
+  for leaf in jax.tree.leaves(factors['blocks']):
+    np.testing.assert_allclose(leaf[0], 0.25, rtol=1e-5, err_msg='of the lower of two blocks')
+    np.testing.assert_allclose(leaf[1], 0.5, rtol=1e-5, err_msg='of the upper of two blocks')
+  before = {'embedding', 'positions', 'patch_embedding', 'class_token'}
+  for name in factors.keys() - {'blocks'}:
+    for leaf in jax.tree.leaves(factors[name]):
+      want_factor = 0.125 if name in before else 1
+      np.testing.assert_allclose(leaf, want_factor, rtol=1e-5, err_msg=f'of {name}')
+
+
+def test_layers_of_several_groups_count_as_one_trunk():
+  def group(*depths: int) -> ParamInfo:
+    return dataclasses.replace(_info(('layers', 'width', 'hidden'), Role.KERNEL), depth=depths)
+
+  info = {
+    'lower': group(1, 3),
+    'between': group(2, 4),
+    'upper': group(5),
+    'embedding': dataclasses.replace(_info(('vocab', 'width'), Role.EMBEDDING), depth=0),
+    'head': _info(('vocab', 'width'), Role.HEAD),
+  }
+  stacked = {'lower': (2, 3, 4), 'between': (2, 3, 4), 'upper': (1, 3, 4)}
+  shapes = {**stacked, 'embedding': (5, 3), 'head': (5, 3)}
+  params = {name: jnp.ones(shape) for name, shape in shapes.items()}
+  plain, decayed = (
+    make_optimizer(OptimConfig(layer_decay=decay), STEPS, info) for decay in (1.0, 0.5)
+  )
+  want, got = (tx.update(params, tx.init(params), params)[0] for tx in (plain, decayed))
+  factors = {name: np.asarray(got[name] / want[name]) for name in shapes}
+  for name, wanted in {
+    'embedding': [2**-6] * 5,
+    'lower': [2**-5, 2**-3],
+    'between': [2**-4, 2**-2],
+    'upper': [2**-1],
+    'head': [1] * 5,
+  }.items():
+    rows = factors[name].reshape(len(factors[name]), -1)
+    np.testing.assert_allclose(
+      rows, np.broadcast_to(np.array(wanted)[:, None], rows.shape), rtol=1e-5, err_msg=f'of {name}'
+    )

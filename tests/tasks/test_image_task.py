@@ -1,0 +1,270 @@
+"""The task of classifying images: its loss and figures, and what it says of bad images."""
+
+import dataclasses
+import errno
+import os
+from pathlib import Path
+
+import image_files
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import tiny_vit
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax import tasks
+from tokenformer_jax.config import Config, DataConfig, InitConfig, OptimConfig
+from tokenformer_jax.errors import TransientError, UserError
+from tokenformer_jax.model import models
+from tokenformer_jax.storage import retry
+from tokenformer_jax.tasks import images as image_task
+from tokenformer_jax.training import sizes
+
+RNG = np.random.default_rng(0)
+BATCH = {
+  'images': RNG.integers(0, 256, (6, 8, 8, 1), np.uint8),
+  'labels': np.array([3, 1, 4, 1, 5, -1], np.int32),
+}
+
+
+def _task(**optim) -> image_task.ImageTask:
+  return tasks.make(
+    Config(model=tiny_vit(), data=DataConfig(image_size=8), optim=OptimConfig(**optim))
+  )
+
+
+def _params(task):
+  rng = np.random.default_rng(1)
+  abstract = task.definition.abstract
+  return jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape) * 0.3, p.dtype), abstract)
+
+
+def _log_probabilities(task, params):
+  logits, _ = jax.jit(task.logits)(params, BATCH)
+  return np.asarray(jax.nn.log_softmax(logits), np.float64)
+
+
+def _loss(task, params, batch=BATCH, seed=0):
+  objective, figures = jax.jit(task.loss)(params, batch, jax.random.key(seed))
+  assert objective == figures['loss']
+  return float(objective)
+
+
+def test_the_loss_is_the_mean_over_images_that_count():
+  task = _task()
+  params = _params(task)
+  chosen = _log_probabilities(task, params)[np.arange(5), BATCH['labels'][:5]]
+  np.testing.assert_allclose(_loss(task, params), -chosen.mean(), rtol=1e-5)
+
+
+def test_smoothed_labels_weigh_every_class():
+  params, smooth = _params(_task()), _task(label_smoothing=0.2)
+  log_p = _log_probabilities(smooth, params)[:5]
+  chosen = log_p[np.arange(5), BATCH['labels'][:5]]
+  want = -(0.8 * chosen + 0.2 * log_p.mean(axis=1)).mean()
+  np.testing.assert_allclose(_loss(smooth, params), want, rtol=1e-5)
+
+
+@pytest.mark.parametrize('optim', [{'mixup': 0.8}, {'cutmix': 1.0}, {'drop_path': 0.5}])
+def test_what_is_drawn_in_a_step_follows_from_its_key(optim):
+  task = _task(**optim)
+  params = _params(task)
+  drawn = [_loss(task, params, seed=seed) for seed in (0, 0, 1, 2)]
+  assert drawn[0] == drawn[1] and len(set(drawn)) > 1
+  assert np.all(np.isfinite(drawn))
+
+
+def test_a_batch_without_any_usable_image_has_no_loss():
+  task = _task()
+  batch = {**BATCH, 'labels': np.full(6, -1, np.int32)}
+  assert _loss(task, _params(task), batch) == 0
+
+
+def test_figures_of_an_evaluation():
+  task = _task()
+  params = _params(task)
+  sums = jax.device_get(jax.jit(task.sums)(params, BATCH))
+  twice = jax.tree.map(lambda x: 2.0 * x, sums)
+  log_p, labels = _log_probabilities(task, params)[:5], BATCH['labels'][:5]
+  order = np.argsort(-log_p, axis=1)
+  hit, confidence = order[:, 0] == labels, np.exp(log_p.max(axis=1))
+  bins = np.minimum(14, (confidence * 15).astype(int))
+  gaps = [abs(np.sum(hit[bins == b]) - np.sum(confidence[bins == b])) for b in range(15)]
+  want = {
+    'loss': -log_p[np.arange(5), labels].mean(),
+    'accuracy': hit.mean(),
+    'top5_accuracy': np.any(order[:, :5] == labels[:, None], axis=1).mean(),
+    'calibration_error': sum(gaps) / 5,
+  }
+  for figures in (task.eval_figures(sums), task.eval_figures(twice)):
+    for name, value in want.items():
+      np.testing.assert_allclose(figures[name], value, rtol=1e-5, err_msg=name)
+
+
+def test_a_model_that_says_the_same_of_all_classes_is_right_by_chance():
+  task = _task()
+  params = jax.tree.map(jnp.zeros_like, _params(task))
+  sums = jax.jit(task.sums)(params, {**BATCH, 'labels': np.arange(6, dtype=np.int32)})
+  assert (sums.task.correct, sums.task.correct_top5) == (1, 5)
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """A task on a folder of which two images, one a truncated one, cannot be used."""
+  source = image_files.write_sets(tmp_path / 'sets')
+  (tmp_path / 'sets/train/ant/0.png').write_bytes(b'no image')
+  broken = tmp_path / 'sets/val/bee/1.JPG'
+  broken.write_bytes(broken.read_bytes()[:-400])
+
+  def task(**data):
+    values = config_lib.defaults()
+    values.model.update(kind='vit', position_embedding='sincos', tied_head=False, patch=4)
+    values.model.pattern, values.model.layer.mixer.positions.kind = 'layer', 'none'
+    values.data.update(source=source, image_size=8, batch_size=12, prefetch=1, **data)
+    made = tasks.make(sizes.fill_in(config_lib.resolve(values)))
+    made.prepare()
+    return made
+
+  return task
+
+
+def test_bad_images_are_named_once_and_counted(folder, capsys):
+  task = folder()
+  for _ in range(2):
+    assert sum(np.sum(batch['labels'] >= 0) for batch in task.validation_batches(range(12))) == 20
+  assert len(list(task.train_batches(range(12), 0, 6))) == 6  # two epochs
+  said = capsys.readouterr().err
+  assert said.count('bee/1.JPG is left out') == 1 and said.count('ant/0.png is left out') == 1
+  want = {'data/bad_train_images': 1, 'data/bad_validation_images': 1}
+  assert task.train_figures(1.0) == want
+
+
+def test_a_batch_of_nothing_but_bad_images_is_fatal(folder, tmp_path):
+  for path in (tmp_path / 'sets/val').rglob('*.*'):
+    path.write_bytes(b'no image')
+  with pytest.raises(
+    UserError, match=r'none of the 12 images of a batch can be used.*UnidentifiedI'
+  ):
+    list(folder().validation_batches(range(12)))
+
+
+class Failing:
+  """`Path.read_bytes` on a disk that fails, for every image, as often as told."""
+
+  def __init__(self, error: int, times: int):
+    self.error, self.times, self.failed = error, times, {}
+
+  def __call__(self, path: Path) -> bytes:
+    if self.failed.setdefault(path, 0) < self.times:
+      self.failed[path] += 1
+      raise OSError(self.error, os.strerror(self.error), str(path))
+    return path.open('rb').read()
+
+
+# EMFILE (files that are open) is not the storage's, but no more the image's fault.
+@pytest.mark.parametrize('error', [errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EMFILE])
+@pytest.mark.parametrize('on_bad_image', ['skip', 'fail'])
+def test_images_that_cannot_be_read_for_a_while_are_read_later(
+  folder, monkeypatch, capsys, tmp_path, error, on_bad_image
+):
+  (tmp_path / 'sets/val/bee/1.JPG').unlink()
+  monkeypatch.setattr(retry, 'PAUSES', (0.0,) * 3)
+  task = folder(on_bad_image=on_bad_image)
+  want = list(task.validation_batches(range(12)))
+  failing = Failing(error, times=2)
+  monkeypatch.setattr(Path, 'read_bytes', lambda path: failing(path))
+  got = list(task.validation_batches(range(12)))
+  assert sum(failing.failed.values()) == 40, 'the test made nothing fail'
+  for a, b in zip(want, got, strict=True):
+    np.testing.assert_array_equal(a['images'], b['images'], err_msg='images were left out')
+    np.testing.assert_array_equal(a['labels'], b['labels'], err_msg='images were left out')
+  assert not task.train_figures(1.0), 'intact images are counted as bad'
+  assert 'is left out' not in capsys.readouterr().err, 'intact images are called bad'
+
+
+def test_a_disk_that_stays_away_ends_the_run_so_that_it_can_be_started_again(
+  folder, monkeypatch, tmp_path
+):
+  monkeypatch.setattr(retry, 'PAUSES', (0.0,) * 3)
+  task = folder()
+  (tmp_path / 'sets').rename(tmp_path / 'away')  # as when a mount is gone
+  with pytest.raises(TransientError, match=r'reading .* failed 4 times'):
+    list(task.train_batches(range(12), 0, 2))
+  (tmp_path / 'away').rename(tmp_path / 'sets')  # Threads that read ahead are still trying.
+
+
+def test_an_image_that_is_gone_is_a_bad_one(folder, tmp_path, capsys):
+  task = folder()
+  (tmp_path / 'sets/val/bee/0.png').unlink()
+  list(task.validation_batches(range(12)))
+  assert 'bee/0.png is left out (FileNotFoundError' in capsys.readouterr().err
+
+
+def test_bad_images_are_fatal_if_they_are_to_be(folder):
+  task = folder(on_bad_image='fail')
+  with pytest.raises(UserError, match=r'bee/1\.JPG cannot be used .*on_bad_image=skip'):
+    list(task.validation_batches(range(12)))
+
+
+def test_sizes_are_those_of_the_data(folder):
+  task = folder()
+  model = task.config.model
+  assert (model.classes, model.channels, task.examples) == (3, 3, 36)
+  assert task.vocabulary() == {'classes': ['ant', 'bee', 'cat']}
+  assert task.describe_data() == '36 images of 3 classes'
+
+
+def test_too_few_classes_are_refused(folder):
+  config = folder().config
+  few = dataclasses.replace(config, model=dataclasses.replace(config.model, classes=2))
+  with pytest.raises(UserError, match=r'classes is 2, but folder:.* has 3'):
+    tasks.fill_in(few)
+
+
+def test_models_are_compared_on_held_out_images_or_on_noise(folder, tmp_path):
+  task = folder()
+  batch, name = task.held_out({}, 4)
+  later, _ = task.held_out({}, 2, 2)
+  assert name == '4 held-out images of the run' and batch['images'].shape == (4, 8, 8, 3)
+  np.testing.assert_array_equal(later['images'], batch['images'][2:])
+  gone = dataclasses.replace(task.config.data, source=f'folder:{tmp_path}/gone')
+  elsewhere = tasks.make(dataclasses.replace(task.config, data=gone))
+  batch, name = elsewhere.held_out({}, 4)
+  assert name == '4 images of noise' and batch['images'].shape == (4, 8, 8, 3)
+  names = [one.held_out({}, 1)[1] for one in (task, elsewhere)]
+  assert names == ['1 held-out image of the run', '1 image of noise']
+
+
+def test_a_model_is_adapted_to_other_classes_and_another_resolution():
+  source = tiny_vit(position_embedding='learned')
+  target = dataclasses.replace(source, classes=17, max_length=16)
+  assert tasks.adapted(source, target) == target
+  old = models.define(source)
+  params = jax.tree.map(lambda p: jnp.full(p.shape, 2.0), old.abstract)
+  new, moments = (tasks.adapt(params, target, seed) for seed in (0, None))
+  for tree in (new, moments):
+    assert jax.tree.map(jnp.shape, tree) == jax.tree.map(jnp.shape, models.define(target).abstract)
+  np.testing.assert_allclose(new['positions'], 2, rtol=1e-5)
+  assert np.std(new['head']['kernel']) > 0, 'the new head is not drawn'
+  assert not moments['head']['kernel'].any() and not moments['positions'].any()
+  assert new['blocks'] is params['blocks']
+
+
+def test_a_new_head_is_drawn_as_the_target_says():
+  source = tiny_vit()
+  target = dataclasses.replace(source, classes=100, init=InitConfig(std=0.5))
+  params = models.define(source).init(jax.random.key(0))
+  head = tasks.adapt(params, tasks.adapted(source, target), 0)['head']['kernel']
+  np.testing.assert_allclose(np.std(head), 0.5, rtol=0.05, err_msg='drawn as in the source')
+
+
+def test_a_head_for_as_many_other_classes_is_drawn_anew():
+  model = tiny_vit()
+  params = jax.tree.map(lambda p: jnp.full(p.shape, 2.0), models.define(model).abstract)
+  for seed, value in ((0, 'a parameter'), (None, 'a moment')):
+    kept = tasks.adapt(params, model, seed)
+    assert kept['head'] is params['head'], f'{value} of a head that fits is not kept'
+    new = tasks.adapt(params, model, seed, new_head=True)
+    assert not np.any(new['head']['kernel'] == 2.0), f'{value} of the old head stays'
+    assert new['blocks'] is params['blocks']

@@ -1,0 +1,48 @@
+"""What every task says of itself, against what it does."""
+
+import contextlib
+import dataclasses
+
+import jax
+import pytest
+import tiny_run
+
+from tokenformer_jax import tasks
+from tokenformer_jax.training import sizes
+
+
+@pytest.fixture(params=['text', 'images'])
+def task(request, tmp_path):
+  if request.param == 'images':
+    config = tiny_run.vit_config(data__prefetch=1)
+  else:
+    source = tiny_run.write_corpus(tmp_path / 'text')
+    config = tiny_run.config(source, tmp_path / 'cache')
+  made = tasks.make(sizes.fill_in(config))
+  made.prepare()
+  return made
+
+
+def test_a_plan_has_the_batches_that_a_run_reads(task):
+  rows = range(task.config.data.batch_size)
+  with contextlib.closing(task.train_batches(rows, 0, 1)) as batches:
+    batch = next(batches)
+  shapes = jax.tree.map(lambda x: (x.shape, x.dtype), batch)
+  planned = jax.tree.map(lambda x: (x.shape, x.dtype), task.abstract_batch())
+  assert shapes == planned, 'a plan compiles the step for other batches'
+
+
+def _with_model(task, **sizes):
+  model = dataclasses.replace(task.config.model, **sizes)
+  return dataclasses.replace(task.config, model=model)
+
+
+def test_sizes_that_need_no_data_are_those_of_the_data(task):
+  found = tasks.fill_in_unread(_with_model(task, max_length=0))
+  assert found == task.config, 'a plan is for another model'
+
+
+def test_the_size_that_only_the_data_has_is_named(task):
+  config = _with_model(task, **{task.data_size_key: 0})
+  assert tasks.fill_in_unread(config) is None, 'a plan makes a size up'
+  assert tasks.data_size_key(config) == task.data_size_key

@@ -1,0 +1,414 @@
+"""What a run keeps of the checkpoint that it goes on from: tokenizer, classes, place in data."""
+
+import contextlib
+import dataclasses
+import shutil
+
+import image_files
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_run
+
+from tokenformer_jax import tasks
+from tokenformer_jax.data import images, order, store, tokenizers
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.parallel import devices
+from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.runs.checkpoint_meta import Seen
+from tokenformer_jax.steps import step
+from tokenformer_jax.tasks.text import TextTask
+from tokenformer_jax.training import loop, origin, sizes
+
+STEP, BATCH = 10, 8  # of the checkpoint in `kept`
+
+
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+  monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:1])
+
+
+@pytest.fixture
+def make(tmp_path):
+  """Builds configs on a corpus with a trained tokenizer."""
+  source = tiny_run.write_corpus(tmp_path / 'text')
+  options = {'data__tokenizer': 'bpe:280', 'train__steps': 40}
+  return lambda **changes: tiny_run.config(
+    changes.pop('source', source), tmp_path / 'cache', **{**options, **changes}
+  )
+
+
+@pytest.fixture
+def other_text(tmp_path):
+  """A corpus of other words, and so with another `bpe:280`."""
+  folder = tmp_path / 'other'
+  folder.mkdir()
+  for i in range(40):
+    text = f'zebras {i} jump over quick foxes, {i * i} jumping zebras. '
+    (folder / f'{i}.txt').write_text(text * 9)
+  return f'files:{folder}/*.txt'
+
+
+def save(config, workdir, *, step=STEP, seen='of the run', state=None, **changes):
+  """Writes a checkpoint as a run leaves it; returns what it says of itself.
+
+  Args:
+    config: of the run.
+    workdir: of the run.
+    step: of the checkpoint.
+    seen: None: not known, as of old checkpoints.
+    state: an array alone unless given.
+    **changes: arguments of `Checkpoints.save`.
+  """
+  config = sizes.fill_in(config)
+  task = tasks.make(config)
+  task.prepare()
+  if seen == 'of the run':
+    seen = Seen(step * config.data.batch_size, task.digest)
+  with contextlib.closing(checkpoint.Checkpoints(workdir, keep=9)) as checkpoints:
+    state = state or {'params': {'x': jnp.zeros(1)}}
+    arguments = {'tokenizer': task.vocabulary(), 'seen': seen, **changes}
+    checkpoints.save(step, state, config, **arguments)
+    checkpoints.wait()
+    return checkpoints.meta(step)
+
+
+def begin(config, workdir):
+  """The run, ready to read its first state."""
+  run = loop.Trainer(config, workdir)
+  run.checkpoints.close()
+  return run
+
+
+def from_run(config, workdir, **grow):
+  """The config, to start from a run."""
+  grown = dataclasses.replace(config.grow, **grow)
+  return dataclasses.replace(config, init_from=str(workdir), grow=grown)
+
+
+def refusal(config, workdir):
+  with pytest.raises(UserError) as error:
+    loop.Trainer(config, workdir)
+  return str(error.value)
+
+
+# The tokenizer.
+
+
+@pytest.mark.parametrize('how', ['resume', 'init_from'])
+def test_a_model_keeps_its_tokenizer_whatever_text_it_reads(make, other_text, tmp_path, how):
+  trained = save(make(), tmp_path / 'run').tokenizer
+  config = make(source=other_text)
+  if how == 'init_from':
+    run = begin(from_run(config, tmp_path / 'run'), tmp_path / 'next')
+  else:
+    run = begin(config, tmp_path / 'run')
+  assert run.task.vocabulary() == trained, f'{how} on other text changes what the ids mean'
+  store_of_run = run.task._store
+  ids = np.asarray(store_of_run.train[:50])
+  assert 'zebra' in tokenizers.from_json(trained).decode(ids), 'the text was not encoded with it'
+  own = store.prepare(config.data).tokenizer  # another run, from scratch, trains one
+  assert own.fingerprint != store_of_run.tokenizer.fingerprint
+
+
+@pytest.mark.parametrize('how', ['resume', 'init_from'])
+def test_another_tokenizer_is_refused_before_any_text_is_read(make, tmp_path, how, monkeypatch):
+  kept = save(make(), tmp_path / 'run')
+  file = tmp_path / 'other.json'
+  file.write_text(tokenizers.train_bpe(['a b c'] * 9, 270)._tokenizer.to_str())
+  monkeypatch.setattr(TextTask, 'prepare', lambda self: pytest.fail('the text was read'))
+  for spec in ('bytes', 'bpe:281', str(file)):
+    config = make(data__tokenizer=spec)
+    if how == 'init_from':
+      sentence = refusal(from_run(config, tmp_path / 'run'), tmp_path / 'next')
+    else:
+      sentence = refusal(config, tmp_path / 'run')
+    fingerprint = tokenizers.from_json(kept.tokenizer).fingerprint
+    assert f'config.data.tokenizer is {spec!r}' in sentence, f'{spec} is taken for the tokenizer'
+    assert f"('bpe:280', fingerprint {fingerprint}" in sentence
+    assert 'set config.data.tokenizer=bpe:280' in sentence, 'the sentence does not say what to do'
+
+
+def test_a_tokenizer_from_a_file_is_known_by_its_content(make, tmp_path):
+  file, copy = tmp_path / 'tokenizer.json', tmp_path / 'copy.json'
+  file.write_text(tokenizers.train_bpe(['some words of a text'] * 9, 270)._tokenizer.to_str())
+  shutil.copy(file, copy)
+  config = make(data__tokenizer=str(file))
+  trained = save(config, tmp_path / 'run').tokenizer
+  assert begin(make(data__tokenizer=str(copy)), tmp_path / 'run').task.vocabulary() == trained
+  file.write_text(tokenizers.train_bpe(['other words'] * 9, 270)._tokenizer.to_str())
+  assert 'move the file away' in refusal(config, tmp_path / 'run'), 'a changed file is taken'
+  file.unlink()
+  assert begin(config, tmp_path / 'run').task.vocabulary() == trained, (
+    'a run needs the file, though its checkpoint holds the tokenizer'
+  )
+
+
+def test_a_store_is_not_built_again_for_the_tokenizer_that_is_kept(
+  make, other_text, tmp_path, capsys
+):
+  config = make()
+  save(config, tmp_path / 'run')
+  first = store.prepare(config.data).path
+  capsys.readouterr()
+  assert begin(config, tmp_path / 'run').task._store.path == first, 'a resumed run tokenizes again'
+  other = make(source=other_text)
+  paths = {begin(other, tmp_path / 'run').task._store.path for _ in range(2)}
+  assert len(paths) == 1
+  assert capsys.readouterr().err.count('tokenizing') == 1, 'every start tokenizes the text'
+
+
+def test_models_are_compared_on_text_in_their_own_tokens(make, other_text, tmp_path):
+  """Not on those of a store that another run of the same config made with its own tokenizer."""
+  config = make(source=other_text)
+  store.prepare(config.data)
+  trained = save(make(), tmp_path / 'run').tokenizer
+  task = tasks.make(sizes.fill_in(config))
+  rows, name = task.held_out(trained, 2)
+  assert name.endswith('text of the Python standard library'), 'the wrong store is used'
+  made = store.prepare(config.data, tokenizers.from_json(trained))
+  rows, name = task.held_out(trained, 2)
+  assert name.endswith('held-out text of the run')
+  np.testing.assert_array_equal(rows.ravel(), made.validation[: rows.size])
+
+
+def test_the_vocabulary_and_the_positions_are_those_of_the_model(make, tmp_path):
+  save(make(model__vocab_size=512, model__max_length=100), tmp_path / 'run')
+  config = make(data__sequence_length=16)
+  model = begin(from_run(config, tmp_path / 'run'), tmp_path / 'next').config.model
+  assert (model.vocab_size, model.max_length) == (512, 100), 'the sizes are made up anew'
+  learned = {
+    'model__position_embedding': 'learned',
+    'model__layer__mixer__positions__kind': 'none',
+  }
+  save(make(**learned), tmp_path / 'learned')
+  longer = from_run(make(**learned, data__sequence_length=64), tmp_path / 'learned')
+  assert 'has learned positions for 32 tokens' in refusal(longer, tmp_path / 'next')
+
+
+# What can be known without the data.
+
+
+@pytest.mark.parametrize('how', ['resume', 'init_from'])
+def test_another_model_is_refused_before_any_text_is_read(make, tmp_path, monkeypatch, how):
+  save(make(), tmp_path / 'run')
+  monkeypatch.setattr(TextTask, 'prepare', lambda self: pytest.fail('the text was read'))
+  config = make(model__width=64)
+  if how == 'resume':
+    sentence = refusal(config, tmp_path / 'run')
+    assert 'is of another model: model.width is 32 there and 64 in the config' in sentence
+  else:
+    sentence = refusal(from_run(config, tmp_path / 'run'), tmp_path / 'next')
+    assert 'model.width is 32 in the source and 64 in the target' in sentence
+  assert not (tmp_path / 'next').exists(), 'a refused run leaves a work directory'
+
+
+@pytest.mark.parametrize('how', ['resume', 'init_from'])
+def test_a_model_that_would_be_drawn_otherwise_is_the_same_model(make, tmp_path, how):
+  save(make(), tmp_path / 'run')
+  config = make(model__init__std=0.5)
+  if how == 'resume':
+    begin(config, tmp_path / 'run')
+  else:
+    begin(from_run(config, tmp_path / 'run'), tmp_path / 'next')
+
+
+def test_the_images_are_not_looked_at_for_another_model(tmp_path, monkeypatch):
+  source = image_files.write_sets(tmp_path / 'sets')
+  config = tiny_run.vit_config(data__source=source)
+  save(config, tmp_path / 'run')
+  images.open_images.cache_clear()
+  monkeypatch.setattr(images, 'open_images', lambda data: pytest.fail('the images were read'))
+  wider = tiny_run.vit_config(data__source=source, model__width=64)
+  assert 'model.width is 32 there and 64 in the config' in refusal(wider, tmp_path / 'run')
+  monkeypatch.setattr(devices, 'find', jax.devices)
+  for changes, sentence in (
+    ({'mesh__tokens': 8, 'mesh__fsdp': 1}, "the axis 'heads'"),
+    ({'data__batch_size': 12}, "the axis 'batch'"),
+    ({'mesh__fsdp': 16}, 'config.mesh has replica=1, fsdp=16'),
+  ):
+    config = tiny_run.vit_config(data__source=source, **changes)
+    assert sentence in refusal(config, tmp_path / 'new'), 'the images are read first'
+
+
+# The place in the data.
+
+
+def test_a_resumed_run_may_have_another_batch_size(make, tmp_path):
+  save(make(), tmp_path / 'run')
+  run = begin(make(data__batch_size=16), tmp_path / 'run')
+  assert run.position == order.Position(STEP, STEP * BATCH), 'samples are skipped or repeated'
+  with contextlib.closing(run.task.train_batches(range(16), STEP, STEP + 1, run.position)) as rows:
+    batch = next(rows)
+  tokens, seed, length = run.task._store.train, run.config.train.seed, 32
+  n = store.window_count(tokens, length)
+  for row, tokens_of_row in enumerate(batch):
+    sample = order.sample_index(seed, STEP * BATCH + row, n)
+    np.testing.assert_array_equal(
+      tokens_of_row, tokens[sample * length : sample * length + length + 1], 'another sample'
+    )
+
+
+def test_an_old_checkpoint_has_seen_its_steps_times_its_batch_size(make, tmp_path):
+  meta = save(make(), tmp_path / 'run', seen=None)
+  assert meta.seen == Seen(STEP * BATCH, '')
+  assert begin(make(data__batch_size=2), tmp_path / 'run').position == order.Position(10, 80)
+
+
+def state_of(run, value=3):
+  """A whole state of a run, all of whose entries are one value."""
+  abstract = jax.eval_shape(lambda: step.initial_state(run.task.definition, run.tx, 0))
+  state = jax.tree.map(lambda a: jnp.full(a.shape, value, a.dtype), abstract)
+  return {**state, 'skipped': jnp.zeros((), jnp.int32)}
+
+
+def test_the_place_is_that_of_the_checkpoint_that_could_be_read(make, tmp_path):
+  config = make()
+  state = state_of(begin(config, tmp_path / 'nothing'))
+  digest = save(config, tmp_path / 'run', step=5, state=state).seen.digest
+  save(config, tmp_path / 'run', step=8, state=state, seen=Seen(88, digest))
+  shutil.rmtree(tmp_path / 'run/checkpoints/8/state')
+  run = loop.Trainer(config, tmp_path / 'run')
+  with jax.set_mesh(run.mesh), contextlib.closing(run.checkpoints):
+    _, first = run.first_state()
+  assert (first, run.position) == (5, order.Position(5, 40)), 'samples are skipped'
+
+
+def test_a_run_that_starts_from_another_goes_on_in_its_data(make, other_text, tmp_path):
+  meta = save(make(), tmp_path / 'run')
+  save(make(), tmp_path / 'run', step=20, seen=Seen(200, meta.seen.digest))  # of two batch sizes
+
+  def position(config, **grow):
+    return begin(from_run(config, tmp_path / 'run', **grow), tmp_path / 'next').position
+
+  assert position(make(data__batch_size=4)) == order.Position(20, 200)
+  assert position(make(), step='restart') == order.Position(0, 0)
+  assert position(make(source=other_text)) == order.Position(20, 0), 'other text is skipped'
+  assert position(make(train__seed=1)) == order.Position(20, 0)
+  assert position(make(data__new_order_at=20)) == order.Position(20, 0)
+
+
+def test_another_order_of_the_data_is_refused_unless_it_is_asked_for(make, tmp_path, monkeypatch):
+  save(make(), tmp_path / 'run')
+  for key, old, new in (('train.seed', 0, 1), ('data.sequence_length', 32, 16)):
+    changed = {key.replace('.', '__'): new}
+    with monkeypatch.context() as patch:
+      patch.setattr(TextTask, 'prepare', lambda self: pytest.fail('the text was read'))
+      sentence = refusal(make(**changed), tmp_path / 'run')
+    assert f'config.{key} is {new} and was {old}' in sentence
+    assert 'has seen 80 samples' in sentence and 'set config.data.new_order_at=10' in sentence
+    run = begin(make(**changed, data__new_order_at=10), tmp_path / 'run')
+    assert run.position == order.Position(10, 0), 'a new order does not begin with its first sample'
+  assert 'new_order_at=10' in refusal(make(train__seed=1, data__new_order_at=9), tmp_path / 'run')
+
+
+def test_text_that_changed_under_its_name_is_refused_unless_it_is_asked_for(make, tmp_path):
+  save(make(), tmp_path / 'run')
+  (tmp_path / 'text/0.txt').write_text('def grow ' * 200)
+  sentence = refusal(make(), tmp_path / 'run')
+  assert 'has other content than it had' in sentence and 'config.data.new_order_at=10' in sentence
+  asked = begin(make(data__new_order_at=10), tmp_path / 'run')
+  assert asked.position == order.Position(10, 0)
+  # The checkpoints that follow are of the new order, which is not begun a second time.
+  save(make(), tmp_path / 'run', step=15, seen=Seen(40, asked.task.digest))
+  assert begin(make(data__new_order_at=10), tmp_path / 'run').position == order.Position(15, 40)
+
+
+def test_another_source_is_asked_for_by_its_name(make, other_text, tmp_path):
+  save(make(), tmp_path / 'run')
+  config = make(source=other_text)
+  assert begin(config, tmp_path / 'run').position == order.Position(10, 0)
+  shutil.copytree(tmp_path / 'text', tmp_path / 'moved')
+  moved = make(source=f'files:{tmp_path}/moved/*.txt')
+  assert begin(moved, tmp_path / 'run').position == order.Position(10, 80), (
+    'the same text at another place is not known again'
+  )
+
+
+def test_lengths_in_examples_count_what_was_seen(make, tmp_path):
+  save(make(), tmp_path / 'run')
+  values = {'train__steps': 1000, 'train__examples': 240, 'data__batch_size': 16}
+  config = begin(make(**values), tmp_path / 'run').config
+  assert config.train.steps == 10 + (240 - 80) // 16, 'not 240 examples in all'
+
+
+# What is said.
+
+
+def said(run, capsys):
+  capsys.readouterr()
+  origin.say_changes(run.config, run.origin, run.task.digest)
+  return capsys.readouterr().err.splitlines()
+
+
+def test_keys_that_differ_are_said_in_one_line(make, tmp_path, capsys):
+  config = make()
+  save(config, tmp_path / 'run')
+  assert said(begin(config, tmp_path / 'run'), capsys) == [], 'a plain resume is not silent'
+  changes = {'optim__learning_rate': 1e-4, 'data__batch_size': 16, 'train__steps': 50}
+  silent = {'train__log_every': 1, 'data__prefetch': 2, 'train__checkpoint_every': 7}
+  changed = make(**changes, **silent, init_from=str(tmp_path / 'nothing'))
+  (line,) = said(begin(changed, tmp_path / 'run'), capsys)
+  assert line == (
+    'different from step 10 on: data.batch_size: 8 -> 16; optim.learning_rate: 0.003 -> 0.0001; '
+    f'train.steps: 40 -> 50; init_from={tmp_path}/nothing is ignored, because there is a checkpoint'
+  )
+
+
+def test_a_new_order_of_the_data_is_said(make, other_text, tmp_path, capsys):
+  save(make(), tmp_path / 'run')
+  config = make(source=other_text)
+  for run in (begin(config, tmp_path / 'run'), begin(from_run(config, tmp_path / 'run'), tmp_path)):
+    *_, line = said(run, capsys)
+    assert line.startswith('a new order of the data begins after step 10 with its first sample: ')
+    assert f'config.data.source is {other_text!r}' in line
+
+
+def test_a_converted_model_has_no_settings_that_could_differ(make, tmp_path, capsys):
+  save(make(), tmp_path / 'run', step=0, contents='params')
+  run = begin(make(optim__learning_rate=1e-4, train__seed=1), tmp_path / 'run')
+  assert said(run, capsys) == []
+
+
+# The classes of images.
+
+
+@pytest.fixture
+def sets(tmp_path):
+  """Two sets of images of three classes each, with other names."""
+  sources = []
+  for names in (('ant', 'bee', 'cat'), ('ant', 'dog', 'emu')):
+    root = tmp_path / '-'.join(names)
+    image_files.write_classes(root / 'train', names, 12)
+    image_files.write_classes(root / 'val', names, 7)
+    sources.append(f'folder:{root}')
+  return sources
+
+
+def test_a_classifier_is_not_resumed_on_other_classes(sets, tmp_path):
+  save(tiny_run.vit_config(data__source=sets[0]), tmp_path / 'run')
+  sentence = refusal(tiny_run.vit_config(data__source=sets[1]), tmp_path / 'run')
+  assert "2 of its 3 classes stand for something else in the data: class 1 is 'dog'" in sentence
+  assert "was trained with 'bee'" in sentence and '--config.init_from=DIR' in sentence
+
+
+@pytest.mark.slow
+def test_a_classifier_gets_a_new_head_for_as_many_other_classes(sets, tmp_path, capsys):
+  config = tiny_run.vit_config(data__source=sets[0])
+  run = begin(config, tmp_path / 'nothing')
+  old = state_of(run)
+  save(config, tmp_path / 'run', step=3, state=old)
+  heads = []
+  for source in sets:
+    changed = tiny_run.vit_config(data__source=source, init_from=str(tmp_path / 'run'))
+    run = begin(changed, tmp_path / 'next')
+    with jax.set_mesh(run.mesh):
+      state, _ = run.first_state()
+    heads.append(np.asarray(state['params']['head']['kernel']))
+    blocks = (state['params']['blocks'], old['params']['blocks'])
+    assert all(map(np.array_equal, *map(jax.tree.leaves, blocks))), 'more than the head is new'
+  np.testing.assert_array_equal(heads[0], 3, 'the head is new though the classes are the same')
+  assert np.all(heads[1] != 3), 'the head of other classes is kept'
+  err = capsys.readouterr().err
+  assert err.count('adapting') == 1 and 'a new head, because 2 of its 3 classes' in err

@@ -1,0 +1,361 @@
+"""Training runs: the same on every mesh, after a resume, and never waiting for the device."""
+
+import dataclasses
+import json
+import math
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_run
+from jax.experimental.compilation_cache import compilation_cache
+from jax.sharding import Mesh
+from outcomes import assert_same, losses
+
+from tokenformer_jax import tasks
+from tokenformer_jax.data import order, text
+from tokenformer_jax.decoding import perplexity, score, trained
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.parallel import devices, sharding
+from tokenformer_jax.runs import checkpoint, metrics
+from tokenformer_jax.steps import optim
+from tokenformer_jax.steps import step as step_lib
+from tokenformer_jax.tasks.text import TextTask
+from tokenformer_jax.training import loop, sizes
+
+
+def test_a_run_learns_and_leaves_what_the_docs_promise(make, tmp_path, one_device):
+  changes = {'train__tensorboard': True, 'train__eval_every': 10, 'train__sample_tokens': 8}
+  loop.train(make(train__steps=60, **changes), tmp_path / 'run')
+  lines = metrics.read(tmp_path / 'run')
+  names = set().union(*lines)
+  assert names >= {
+    'train/loss',
+    'train/perplexity',
+    'train/bits_per_byte',
+    'train/grad_norm',
+    'train/update_norm',
+    'train/learning_rate',
+    'train/skipped_steps',
+    'eval/loss',
+    'eval/perplexity',
+    'eval/bits_per_byte',
+    'eval/accuracy',
+    'perf/tokens_per_second',
+    'perf/step_seconds',
+    'perf/model_tflops_per_second',
+    'perf/host_peak_gib',
+  }, 'metrics.jsonl lacks figures'
+  by_step = losses(tmp_path / 'run', 'eval/loss')
+  assert by_step[60] < by_step[10] - 0.3, 'the model does not learn'
+  stored = json.loads((tmp_path / 'run/config.json').read_text())
+  assert stored['model']['layer']['ffn']['reference'] == 64, 'config.json is not filled in'
+  assert list((tmp_path / 'run/tensorboard').iterdir()), 'no TensorBoard events'
+
+
+@pytest.mark.slow
+def test_bits_per_byte_follows_from_the_loss(make, tmp_path, one_device):
+  loop.train(make(), tmp_path / 'run')
+  last = [line for line in metrics.read(tmp_path / 'run') if 'eval/loss' in line][-1]
+  # The bytes tokenizer has one token for a byte and one more for the end of each document.
+  expected = last['eval/loss'] / math.log(2)
+  assert expected < last['eval/bits_per_byte'] < 1.02 * expected, (
+    'bits per byte do not fit the loss'
+  )
+
+
+_SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+  'mesh', [pytest.param((8, 1), marks=_SLOW), (4, 2), pytest.param((2, 4), marks=_SLOW)]
+)
+def test_losses_are_the_same_on_every_mesh(make, tmp_path, mesh, monkeypatch):
+  config = make(train__log_every=1, train__eval_every=0)
+  with monkeypatch.context() as patch:
+    patch.setattr(devices, 'find', lambda: jax.devices()[:1])
+    loop.train(config, tmp_path / 'one')
+  sizes = dataclasses.replace(config.mesh, fsdp=mesh[0], tokens=mesh[1])
+  loop.train(dataclasses.replace(config, mesh=sizes), tmp_path / 'many')
+  one, many = losses(tmp_path / 'one'), losses(tmp_path / 'many')
+  np.testing.assert_allclose(
+    list(many.values()), list(one.values()), rtol=1e-4, err_msg=f'mesh {mesh} changes the losses'
+  )
+  assert len(one) == 20
+
+
+@pytest.mark.parametrize('checkpoint_every', [5, pytest.param(7, marks=_SLOW)])
+def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(
+  make, tmp_path, one_device, checkpoint_every
+):
+  whole = loop.train(make(), tmp_path / 'whole')
+  broken = make(train__checkpoint_every=checkpoint_every, train__keep_checkpoints=9)
+  loop.train(broken, tmp_path / 'broken')
+  for step in (10, 14, 15, 20):  # forget the last ones, as a crash would
+    path = tmp_path / f'broken/checkpoints/{step}'
+    if path.exists():
+      path.rename(tmp_path / f'broken/{step}.lost')
+  resumed = loop.train(broken, tmp_path / 'broken')
+  assert_same(whole, resumed, 'after a resume')
+  steps = [line['step'] for line in metrics.read(tmp_path / 'broken') if 'train/loss' in line]
+  assert steps == [5, 10, 15, 20], 'metrics.jsonl repeats or lacks lines after a resume'
+
+
+@_SLOW
+def test_every_sample_is_seen_once_whatever_the_batch_sizes(
+  make, tmp_path, one_device, monkeypatch
+):
+  positions, rows_of = {}, order.train_rows
+
+  def spy(tokens, step, rows, *, batch_size, position=None, **options):
+    if position is None:  # a look at the data before the run
+      return rows_of(tokens, step, rows, batch_size=batch_size, **options)
+    first = position.batch_start(int(step), batch_size)
+    positions[int(step)] = [first + row for row in rows]
+    return rows_of(tokens, step, rows, batch_size=batch_size, position=position, **options)
+
+  monkeypatch.setattr(order, 'train_rows', spy)
+  for batch_size, steps in ((8, 5), (16, 8), (4, 12), (4, 15)):
+    config = make(data__batch_size=batch_size, train__steps=steps)
+    loop.train(config, tmp_path / 'run')
+  grown = dataclasses.replace(
+    make(train__steps=18, model__layer__ffn__tokens=96), init_from=str(tmp_path / 'run')
+  )
+  loop.train(grown, tmp_path / 'grown')
+  seen = [position for step in sorted(positions) for position in positions[step]]
+  samples = 5 * 8 + 3 * 16 + 7 * 4 + 3 * 8
+  assert seen == list(range(samples)), 'samples are skipped or seen again'
+  checkpoints, meta = checkpoint.open_source(tmp_path / 'grown', None)
+  checkpoints.close()
+  assert meta.seen.samples == samples
+
+
+@_SLOW
+def test_fine_tuning_on_other_text_starts_where_the_model_is(make, tmp_path, one_device):
+  """Measured by its own tokens; ids of another tokenizer would be worse than chance."""
+  other = tmp_path / 'other'
+  other.mkdir()
+  for i in range(60):
+    (other / f'{i}.txt').write_text(f'return {i} keys of value token grow def self naïve ' * 12)
+  first = make(data__tokenizer='bpe:300', train__steps=150)
+  loop.train(first, tmp_path / 'first')
+  changes = {'data__tokenizer': 'bpe:300', 'train__steps': 170, 'data__source': f'files:{other}/*'}
+  second = dataclasses.replace(make(**changes), init_from=str(tmp_path / 'first'))
+  loop.train(second, tmp_path / 'second')
+  at_birth = losses(tmp_path / 'second', 'eval/loss')[150]
+  model = trained.load(str(tmp_path / 'first'))
+  scorer = score.Scorer(model.definition, model.params, model.mesh, max_length=32)
+  documents = text.open_source(f'files:{other}/*', 'text').documents()
+  expected = perplexity.measure(scorer, model.tokenizer, documents).loss
+  assert abs(at_birth - expected) < 0.1 * expected, 'the new text is encoded by another tokenizer'
+
+
+@_SLOW
+def test_a_checkpoint_of_one_mesh_goes_on_on_another(make, tmp_path, monkeypatch):
+  config = make(train__log_every=1, train__keep_checkpoints=4)
+  loop.train(config, tmp_path / 'straight')
+  mesh = dataclasses.replace(config.mesh, fsdp=2, tokens=4)
+  loop.train(dataclasses.replace(config, mesh=mesh), tmp_path / 'moved')
+  for step in (15, 20):
+    (tmp_path / f'moved/checkpoints/{step}').rename(tmp_path / f'{step}.lost')
+  monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:1])
+  loop.train(config, tmp_path / 'moved')
+  straight, moved = losses(tmp_path / 'straight'), losses(tmp_path / 'moved')
+  np.testing.assert_allclose(
+    list(moved.values()), list(straight.values()), rtol=1e-4, err_msg='the mesh changes the losses'
+  )
+
+
+def one_device_mesh() -> Mesh:
+  return sharding.make_mesh(tiny_run.config_lib.MeshConfig(), jax.devices()[:1])
+
+
+def build(config):
+  """The model, its optimizer, and the compiled step on one device with a first state."""
+  config, mesh = sizes.fill_in(config), one_device_mesh()
+  task = tasks.make(config)
+  definition = task.definition
+  tx = optim.make_optimizer(config.optim, config.train.steps, definition.info)
+  step = step_lib.make_train_step(task, tx, config, mesh)
+  return step, jax.jit(lambda: step_lib.initial_state(definition, tx, 0))()
+
+
+def random_batch(config):
+  shape = (config.data.batch_size, config.data.sequence_length + 1)
+  return jnp.asarray(np.random.default_rng(1).integers(0, 256, shape, np.int32))
+
+
+def test_the_step_compiles_once_and_the_host_never_waits(make, tmp_path, one_device):
+  run = loop.Trainer(make(), tmp_path / 'run')
+  with jax.set_mesh(run.mesh):
+    run.train()
+  assert run.train_step._cache_size() == 1, 'the training step was compiled more than once'
+
+
+def test_steps_move_nothing_between_host_and_device(make):
+  config = make()
+  step, state = build(config)
+  batch = random_batch(config)
+  state, _ = step(state, batch)
+  with jax.transfer_guard('disallow'):
+    for _ in range(3):
+      state, figures = step(state, batch)
+  assert int(state['step']) == 4, 'steps are not counted'
+  assert np.isfinite(figures['loss']), 'the loss is not finite'
+
+
+def test_the_state_is_donated(make):
+  config = make()
+  step, state = build(config)
+  step(state, random_batch(config))
+  kept = [leaf for leaf in jax.tree.leaves(state) if not leaf.is_deleted()]
+  assert not kept, 'the old state stays alive, so a step needs twice the memory'
+
+
+@pytest.mark.slow
+def test_accumulation_changes_the_order_of_sums_only(make):
+  whole, parts = make(), make(optim__accumulation_steps=4)
+  (step_1, state_1), (step_4, state_4) = build(whole), build(parts)
+  batch = random_batch(whole)
+  for _ in range(3):
+    (state_1, one), (state_4, four) = step_1(state_1, batch), step_4(state_4, batch)
+  np.testing.assert_allclose(four['loss'], one['loss'], rtol=1e-5, err_msg='the losses differ')
+  np.testing.assert_allclose(
+    four['grad_norm'], one['grad_norm'], rtol=1e-4, err_msg='the gradients differ'
+  )
+
+
+@pytest.mark.slow
+def test_z_loss_pulls_the_normaliser_to_one(make):
+  config = make(optim__z_loss=1.0, train__steps=200)
+  step, state = build(config)
+  plain_step, plain_state = build(make(train__steps=200))
+  batch = random_batch(config)
+  for _ in range(30):
+    state, figures = step(state, batch)
+    plain_state, plain = plain_step(plain_state, batch)
+  assert figures['grad_norm'] != plain['grad_norm'], 'z_loss is accepted and ignored'
+  assert figures['loss'] > plain['loss'], 'the figure called loss is not the cross-entropy alone'
+
+
+def test_a_step_without_a_finite_gradient_changes_nothing(make):
+  config = make()
+  step, state = build(config)
+  batch = random_batch(config)
+  state, _ = step(state, batch)
+  broken = jax.tree.map(jnp.copy, state)
+  broken['params']['embedding'] = broken['params']['embedding'].at[:, 0].set(jnp.inf)
+  expected = jax.tree.map(np.asarray, (broken['params'], broken['opt_state']))
+  broken, figures = step(broken, batch)
+  assert_same((broken['params'], broken['opt_state']), expected, 'a step that is skipped')
+  assert int(figures['skipped_steps']) == 1 and int(broken['skipped_in_a_row']) == 1
+  state['skipped'], state['skipped_in_a_row'] = broken['skipped'], broken['skipped_in_a_row']
+  state, _ = step(state, batch)
+  assert int(state['skipped_in_a_row']) == 0, 'a good step does not end the row'
+  assert int(state['skipped']) == 1, 'skipped steps are forgotten'
+
+
+def test_a_run_that_diverges_stops_and_says_what_to_do(make, tmp_path, one_device):
+  config = make(
+    optim__learning_rate=1e38,
+    optim__warmup_steps=0,
+    optim__clip_norm=0.0,
+    train__steps=100,
+    train__max_skipped_steps=10,
+  )
+  with pytest.raises(UserError, match=r'not finite in \d+ steps in a row.*learning_rate'):
+    loop.train(config, tmp_path / 'run')
+  assert max(losses(tmp_path / 'run')) < 40, 'the run went on for long after it had diverged'
+
+
+def test_a_stop_asked_for_during_an_evaluation_saves_the_step_after_it(
+  make, tmp_path, one_device, monkeypatch
+):
+  figures = TextTask.eval_figures
+
+  def preempted(*arguments):
+    signal.raise_signal(signal.SIGTERM)
+    return figures(*arguments)
+
+  monkeypatch.setattr(TextTask, 'eval_figures', preempted)
+  config = make(train__steps=100, train__eval_every=5, train__checkpoint_every=1000)
+  state, stopped = loop.train_or_stop(config, tmp_path / 'run')
+  assert list(losses(tmp_path / 'run', 'eval/loss')) == [5], 'the evaluation was not finished'
+  assert stopped and state['step'] == 6, 'the signal was lost, or not waited for'
+  assert checkpoint.Checkpoints(tmp_path / 'run').steps() == [6], 'the last step is not saved'
+
+
+@pytest.mark.slow
+def test_chosen_steps_are_profiled_and_programs_are_kept(make, tmp_path, one_device):
+  cache, of_tests = tmp_path / 'programs', jax.config.jax_compilation_cache_dir
+  config = make(train__profile_steps='2:3', train__compilation_cache=str(cache), train__steps=4)
+  compilation_cache.reset_cache()  # It is opened once in a process.
+  try:
+    loop.train(config, tmp_path / 'run')
+  finally:
+    jax.config.update('jax_compilation_cache_dir', of_tests)
+    compilation_cache.reset_cache()
+  assert list((tmp_path / 'run/profile').rglob('*.xplane.pb')), 'no profile was written'
+  assert list(cache.iterdir()), 'no compiled program was kept'
+
+
+@_SLOW
+def test_bfloat16_activations_train_as_float32_ones_do(make, tmp_path, one_device):
+  for dtype in ('float32', 'bfloat16'):
+    config = dataclasses.replace(make(train__log_every=1), dtype=dtype)
+    state = loop.train(config, tmp_path / dtype)
+  single, half = losses(tmp_path / 'float32'), losses(tmp_path / 'bfloat16')
+  np.testing.assert_allclose(
+    list(half.values()), list(single.values()), rtol=0.02, err_msg='bfloat16 trains otherwise'
+  )
+  assert {leaf.dtype for leaf in jax.tree.leaves(state['params'])} == {jnp.dtype('float32')}
+
+
+@pytest.mark.slow
+def test_a_finished_run_says_so(make, tmp_path, one_device, capsys):
+  loop.train(make(), tmp_path / 'run')
+  loop.train(make(), tmp_path / 'run')
+  assert 'trained to step 20 already' in capsys.readouterr().err
+
+
+def test_a_work_directory_of_another_model_is_refused(make, tmp_path, one_device):
+  loop.train(make(), tmp_path / 'run')
+  with pytest.raises(
+    UserError, match=r'model\.layer\.ffn\.tokens is 64 there and 128 in the config'
+  ):
+    loop.train(make(model__layer__ffn__tokens=128), tmp_path / 'run')
+
+
+def test_what_does_not_fit_the_mesh_is_named_before_the_text_is_read(make, tmp_path, monkeypatch):
+  monkeypatch.setattr(TextTask, 'prepare', lambda self: pytest.fail('the text was read'))
+  for changes, sentence in (
+    ({'mesh__tokens': 8, 'mesh__fsdp': 1}, r"the axis 'heads' .* has the size 4"),
+    (
+      {'model__layer__ffn__tokens': 63, 'mesh__tokens': 2},
+      r"'param_tokens' of parameter .*ffn/keys",
+    ),
+    ({'data__batch_size': 12}, r"the axis 'batch' of config.data.batch_size"),
+    ({'mesh__fsdp': 3}, r'number of devices, 8'),
+    ({'model__vocab_size': 100}, r'has 256 token ids; make it at least that'),
+  ):
+    with pytest.raises(UserError, match=sentence):
+      loop.train(make(**changes), tmp_path / 'run')
+
+
+@_SLOW
+def test_the_best_checkpoint_stays_beside_the_newest(make, tmp_path, one_device):
+  config = make(
+    train__steps=60,
+    train__eval_every=5,
+    train__keep_checkpoints=2,
+    optim__learning_rate=0.3,
+    optim__schedule='constant',
+    optim__warmup_steps=1,
+  )
+  loop.train(config, tmp_path / 'run')
+  by_step = losses(tmp_path / 'run', 'eval/loss')
+  best = min(by_step, key=by_step.get)
+  kept = checkpoint.Checkpoints(tmp_path / 'run').steps()
+  assert set(kept) == {best, 55, 60}, f'kept {kept}, but the best is {best}'

@@ -1,0 +1,168 @@
+"""Training runs on images: the same on every mesh and after a resume, grown, adapted, averaged."""
+
+import contextlib
+import dataclasses
+import math
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import tiny_run
+from grow.growing import difference, mesh_of
+from outcomes import assert_same
+
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import files, verify
+from tokenformer_jax.parallel import devices
+from tokenformer_jax.runs import checkpoint, metrics
+from tokenformer_jax.training import loop, sizes
+
+# What a step draws at random is drawn in every test here.
+RANDOM = {
+  'data__crop_area': 0.5,
+  'optim__mixup': 0.8,
+  'optim__cutmix': 1.0,
+  'optim__drop_path': 0.2,
+  'optim__label_smoothing': 0.1,
+}
+SLOW = pytest.mark.slow
+
+
+def _make(**changes):
+  return tiny_run.vit_config(**{**RANDOM, **changes})
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+  """A run of 20 steps on one device with an average, and its last state."""
+  workdir = tmp_path_factory.mktemp('whole') / 'run'
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(devices, 'find', lambda: jax.devices()[:1])
+    changes = {'train__ema': 0.9, 'train__keep_checkpoints': 9, 'train__log_every': 1}
+    state = loop.train(_make(**changes), workdir)
+  return workdir, jax.tree.map(np.asarray, state)
+
+
+def _losses(workdir):
+  return {x['step']: x['train/loss'] for x in metrics.read(workdir) if 'train/loss' in x}
+
+
+def test_a_run_leaves_the_figures_of_images(whole):
+  names = set().union(*metrics.read(whole[0]))
+  assert names >= {
+    'train/loss',
+    'perf/images_per_second',
+    'perf/model_tflops_per_second',
+    'eval/loss',
+    'eval/accuracy',
+    'eval/top5_accuracy',
+    'eval/calibration_error',
+    'eval/ema_loss',
+    'eval/ema_accuracy',
+  }
+  assert not {name for name in names if 'token' in name or 'perplexity' in name}
+  assert metrics.read(whole[0])[-1]['eval/images'] == 32
+
+
+def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(whole, tmp_path, one_device):
+  shutil.copytree(whole[0], tmp_path / 'run')
+  for step in (15, 20):  # forget the last ones, as a crash would
+    shutil.rmtree(tmp_path / f'run/checkpoints/{step}')
+  changes = {'train__ema': 0.9, 'train__keep_checkpoints': 9, 'train__log_every': 1}
+  assert_same(loop.train(_make(**changes), tmp_path / 'run'), whole[1], 'after a resume')
+
+
+@pytest.mark.slow
+def test_losses_are_the_same_on_4_x_2_devices(whole, tmp_path):
+  config = _make(mesh__fsdp=4, mesh__tokens=2, train__log_every=1, train__eval_batches=0)
+  loop.train(config, tmp_path / 'many')
+  one, many = _losses(whole[0]), _losses(tmp_path / 'many')
+  assert len(many) == 20
+  np.testing.assert_allclose(
+    list(many.values()), list(one.values()), rtol=1e-4, err_msg='the mesh changes the losses'
+  )
+  assert metrics.read(tmp_path / 'many')[-1]['eval/images'] == 359, 'not every image counts once'
+
+
+def test_the_average_follows_the_parameters(whole):
+  params, ema = (whole[1][name]['head']['kernel'] for name in ('params', 'ema'))
+  first = _read(whole[0], 5)['params']['head']['kernel']
+  assert 0 < np.abs(ema - params).mean() < np.abs(ema - first).mean(), 'the average lags behind'
+
+
+def _read(workdir, step):
+  """The state of a checkpoint."""
+  checkpoints, meta = checkpoint.open_source(workdir, step)
+  with contextlib.closing(checkpoints):
+    return jax.tree.map(np.asarray, files.read(checkpoints, meta, mesh_of()))
+
+
+def test_a_trained_vit_grows_exactly_with_its_average(whole, tmp_path, one_device):
+  counts = {'model__layer__mixer__qkv__tokens': 48, 'model__layer__ffn__tokens': 128}
+  config = _make(**counts, train__ema=0.9, train__steps=24, init_from=str(whole[0]))
+  run = loop.Trainer(config, tmp_path / 'grown')
+  with jax.set_mesh(run.mesh), contextlib.closing(run.checkpoints):
+    state, step = run.first_state()
+  assert step == 20
+  small, large = (
+    verify.exact_task(run.config, model) for model in (run.origin.model, run.config.model)
+  )
+  batch, _ = small.held_out({}, 8)
+  before, after = (jax.jit(task.logits) for task in (small, large))
+  for name in ('params', 'ema'):
+    want, got = before(whole[1][name], batch)[0], after(state[name], batch)[0]
+    assert difference(np.asarray(got), np.asarray(want)) <= 1e-5, f'{name} compute something else'
+
+
+@SLOW
+def test_an_average_may_begin_and_end_with_a_later_run(whole, tmp_path, one_device):
+  shutil.copytree(whole[0], tmp_path / 'run')
+  without = loop.train(_make(train__steps=22), tmp_path / 'run')
+  assert 'ema' not in without
+  again = loop.train(_make(train__steps=24, train__ema=0.5), tmp_path / 'run')
+  assert np.abs(again['ema']['head']['kernel'] - again['params']['head']['kernel']).max() > 0
+
+
+@SLOW
+def test_fine_tuning_takes_another_head_and_another_resolution(tmp_path, one_device):
+  first = _make(model__position_embedding='learned', train__steps=5)
+  old = loop.train(first, tmp_path / 'first')
+  config = _make(
+    model__position_embedding='learned',
+    model__classes=17,
+    data__image_size=16,
+    init_from=str(tmp_path / 'first'),
+    grow__step='restart',
+    grow__moments='drop',
+    optim__layer_decay=0.5,
+    train__steps=2,
+  )
+  run = loop.Trainer(config, tmp_path / 'second')
+  with jax.set_mesh(run.mesh), contextlib.closing(run.checkpoints):
+    state, step = run.first_state()
+    params = state['params']
+    assert step == 0 and params['head']['kernel'].shape == (32, 17)
+    assert params['positions'].shape == (16, 32)
+    np.testing.assert_allclose(
+      np.mean(params['positions'], axis=0), np.mean(old['params']['positions'], axis=0), atol=2e-3
+    )
+    assert_same(params['blocks'], old['params']['blocks'], 'the blocks')
+    moments = jax.tree.leaves(state['opt_state'])
+    assert not any(np.any(leaf) for leaf in moments), 'moments of another task'
+    assert math.isfinite(run.train()['params']['head']['bias'].sum())
+
+
+def test_another_number_of_classes_is_no_resume(whole, tmp_path, one_device):
+  with pytest.raises(UserError, match=r'is of another model: model\.classes is 10 there and 12'):
+    loop.train(_make(model__classes=12), whole[0])
+
+
+def test_lengths_in_epochs_and_examples():
+  epochs = _make(train__steps=1000, train__epochs=2.0, optim__warmup_steps=100)
+  epochs = dataclasses.replace(epochs, optim=dataclasses.replace(epochs.optim, warmup_examples=160))
+  config = sizes.in_steps(epochs, 1438)
+  assert (config.train.steps, config.optim.warmup_steps) == (math.ceil(2 * 1438 / 16), 10)
+  assert sizes.in_steps(config, 99) == config, 'what was in steps changes'
+  with pytest.raises(UserError, match=r'train\.steps=20 and config\.train\.epochs=2.* give one'):
+    _make(train__epochs=2.0)

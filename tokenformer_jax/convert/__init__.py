@@ -1,0 +1,1 @@
+"""Weights between this library and released ones: the files of PyTorch, and both formats."""

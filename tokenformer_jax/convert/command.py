@@ -1,0 +1,379 @@
+r"""Turn released TokenFormer weights into a run of ours, and back, tensor by tensor.
+
+  tokenformer convert to-jax --source=pytorch_model.bin --target=RUN
+      [--tokenizer=tokenizer.json] [--heads=N] [--rotary_fraction=F] [--sequence_length=N]
+      [--score=l2_norm_gelu|gelu_l2_norm|softmax] [--allow_nonfinite]
+  tokenformer convert to-jax --source=CHECKPOINT --target=RUN [--zoom_dim=N] …
+  tokenformer convert to-torch --source=RUN[@STEP] --target=pytorch_model.bin
+      [--dtype=float32|float16|bfloat16] [--allow_nonfinite]
+
+The source of to-jax is a .bin or .safetensors file, the .index.json of a sharded set, or a
+directory with one of them; or an Orbax checkpoint of the released TPU code. The work directory that
+it makes can be generated from, grown, trained on and evaluated. It holds the parameters alone,
+since the optimizer's moments of a model whose training begins are zero. The suffix of to-torch's
+target, .bin or .safetensors, is its format.
+
+The weights do not say which score function they were trained with, nor how many heads there are or
+how much of each is rotated. The command says what it took, and a flag takes another value.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from absl import flags
+
+from tokenformer_jax import cli, messages, usage
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import Config, DataConfig, MeshConfig, ModelConfig, RotaryConfig
+from tokenformer_jax.convert import released_torch, released_tpu, tensor_files
+from tokenformer_jax.data import tokenizers
+from tokenformer_jax.errors import UserError, nearest
+from tokenformer_jax.grow import files
+from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.storage import paths
+
+_SCORE = released_torch.SCORE
+_CHUNK = 2**22  # numbers that are looked at together
+
+_TAKEN = {
+  'to-jax': (
+    *('heads', 'rotary_fraction', 'score', 'zoom_dim', 'tokenizer', 'sequence_length'),
+    'allow_nonfinite',
+  ),
+  'to-torch': ('dtype', 'allow_nonfinite'),
+}
+
+
+def to_jax(
+  source: Path,
+  target: paths.Path,
+  *,
+  tokenizer: str = '',
+  heads: int | None = None,
+  rotary_fraction: float | None = None,
+  score: str = _SCORE,
+  zoom_dim: int | None = None,
+  sequence_length: int = 2048,
+  allow_nonfinite: bool = False,
+) -> Config:
+  """Make a work directory, with a checkpoint of step 0, from released weights.
+
+  Args:
+    source: see `tensor_files.find`; or an Orbax checkpoint, see `released_tpu`.
+    target: the new work directory.
+    tokenizer: the path of a `tokenizer.json`, or `bytes`; empty: the one beside the source.
+    heads: see `released_torch.model_of`, or `released_tpu.model_of`.
+    rotary_fraction: see `released_torch.model_of`; an Orbax checkpoint has none.
+    score: see `released_torch.model_of`.
+    zoom_dim: see `released_tpu.model_of`; only an Orbax checkpoint has one.
+    sequence_length: for what is trained or evaluated later; nothing of the model depends on it.
+    allow_nonfinite: accept weights that are NaN or infinite, with a message.
+
+  Returns:
+    The config of the run.
+
+  Raises:
+    UserError: the source is not what `tensor_files.find` and `released_torch.model_of` expect, a
+      weight is not finite, the tokenizer does not fit, or the target exists or cannot be written.
+      Nothing is left of the target then.
+  """
+  files.check_target(target)
+  model, weights = _find(source, heads, rotary_fraction, score, zoom_dim)
+  spec = tokenizer or _tokenizer_beside(source)
+  loaded = _load_tokenizer(spec)
+  if loaded.size > model.vocab_size:
+    raise UserError(
+      f'the tokenizer {spec} has {loaded.size} token ids, and the embedding {model.vocab_size} '
+      'rows; name the tokenizer of this model by --tokenizer'
+    )
+  config = Config(
+    model=dataclasses.replace(model, max_length=sequence_length),
+    data=DataConfig(
+      tokenizer=spec if spec == 'bytes' else str(Path(spec).expanduser().absolute()),
+      sequence_length=sequence_length,
+    ),
+  )
+  config_lib.resolve(config_lib.to_config_dict(config))
+  found = _NonFinite(str(source), allow_nonfinite)
+  for name, numbers in weights.numbers():
+    found.count(name, numbers)
+  found.report()
+  state = {'params': weights.params}
+  files.write(target, state, config, loaded.to_json(), lineage=(), contents='params', step=0)
+  return config
+
+
+class _Weights(NamedTuple):
+  """Weights that are found, and not read yet."""
+
+  params: Params  # of `checkpoint.Deferred`
+  numbers: Callable[[], Iterator[tuple[str, np.ndarray]]]  # some at a time, with a tensor's name
+
+
+def _find(
+  source: Path,
+  heads: int | None,
+  rotary_fraction: float | None,
+  score: str,
+  zoom_dim: int | None,
+) -> tuple[ModelConfig, _Weights]:
+  """Find the model of a source, and its weights."""
+  if directory := released_tpu.directory_of(source):
+    if rotary_fraction is not None:
+      raise UserError(
+        f'--rotary_fraction has no meaning for {source}, a checkpoint of the released TPU code, '
+        'whose models have no positions; leave it out'
+      )
+    arrays = released_tpu.find(directory)
+    model = released_tpu.model_of(arrays, heads=heads, zoom_dim=zoom_dim or 0, score=score)
+    return model, _Weights(
+      released_tpu.deferred(model, arrays),
+      lambda: ((name, array.read()) for name, array in arrays.items()),
+    )
+  if zoom_dim is not None:
+    raise UserError(
+      f'--zoom_dim has no meaning for {source}, which is not a checkpoint of the released TPU '
+      'code; leave it out'
+    )
+  tensors = tensor_files.find(source)
+  shapes = {name: tensor.shape for name, tensor in tensors.items()}
+  model = released_torch.model_of(shapes, heads=heads, rotary_fraction=rotary_fraction, score=score)
+  return model, _Weights(
+    released_torch.deferred(model, tensors),
+    lambda: ((name, chunk) for name, tensor in tensors.items() for chunk in tensor.chunks()),
+  )
+
+
+class _NonFinite:
+  """Counts the weights that are NaN or infinite."""
+
+  def __init__(self, source: str, allowed: bool):
+    self._source, self._allowed = source, allowed
+    self._number, self._first = 0, ''
+
+  def count(self, name: str, numbers: np.ndarray) -> None:
+    """Count those of a tensor, or of a part of it."""
+    flat = numbers.reshape(-1)
+    for chunk in np.split(flat, range(_CHUNK, len(flat), _CHUNK)):
+      wrong = len(chunk) - int(np.count_nonzero(np.isfinite(chunk)))
+      self._first = self._first or (name if wrong else '')
+      self._number += wrong
+
+  def report(self) -> None:
+    """Say how many there are, if any.
+
+    Raises:
+      UserError: there are, and they are not allowed.
+    """
+    if not self._number:
+      return
+    told = (
+      f'{self._source} has {self._number:,} weights that are NaN or infinite, the first of them in '
+      f'the tensor {self._first}'
+    )
+    if not self._allowed:
+      raise UserError(
+        f'{told}: a model with them computes nothing but NaN; fetch the weights again, or name an '
+        'earlier checkpoint (--allow_nonfinite takes them as they are)'
+      )
+    messages.say(f'{told}; they are taken as they are (--allow_nonfinite)')
+
+
+def _tokenizer_beside(source: Path) -> str:
+  beside = (source if source.is_dir() else source.parent) / 'tokenizer.json'
+  if not beside.is_file():
+    raise UserError(
+      f'there is no {beside}; put it there or name it by --tokenizer ({tokenizers.WHERE_TO_GET}), '
+      'or take --tokenizer=bytes for a model of bytes'
+    )
+  return str(beside)
+
+
+def _load_tokenizer(spec: str) -> tokenizers.Tokenizer:
+  if spec != 'bytes' and not Path(spec).expanduser().is_file():
+    raise UserError(
+      f'--tokenizer={spec} is not a file; it must be bytes or the path of a tokenizer.json '
+      f'({tokenizers.WHERE_TO_GET})'
+    )
+  try:
+    return tokenizers.load(spec)
+  except UserError as error:
+    raise UserError(str(error).replace('config.data.tokenizer', '--tokenizer')) from error
+
+
+def to_torch(
+  source: str, target: Path, *, dtype: str = 'float32', allow_nonfinite: bool = False
+) -> ModelConfig:
+  """Write the parameters of a run as released: the exact inverse of `to_jax`.
+
+  Args:
+    source: the run, DIR or DIR@STEP.
+    target: a new file; its suffix, `.bin` or `.safetensors`, is the format.
+    dtype: of the tensors; what came from this dtype goes back to it bit for bit.
+    allow_nonfinite: as in `to_jax`.
+
+  Returns:
+    The model.
+
+  Raises:
+    UserError: the run cannot be read, the released code cannot compute its model, a
+      weight is not finite, or the target exists or cannot be written. Nothing is left of the target
+      then.
+  """
+  files.check_target(target)
+  if target.suffix not in tensor_files.SUFFIXES:
+    raise UserError(f'the target {target} must end in {" or ".join(tensor_files.SUFFIXES)}')
+  directory, step = paths.split_source(source)
+  checkpoints, meta = checkpoint.open_source(directory, step)
+  with contextlib.closing(checkpoints):
+    checkpoint.check_is_model(meta, directory)
+    model = meta.config.model
+    released_torch.check_can_compute(model)
+    places = released_torch.layout(model)
+    shapes = {name: place.shape for name, place in places.items()}
+    found = _NonFinite(source, allow_nonfinite)
+    stream = _counted(_tensors(checkpoints, meta, places), found)
+    with files.alone(target):
+      tensor_files.write(target, dtype, shapes, stream)
+  return model
+
+
+def _counted(
+  stream: Iterator[tuple[str, np.ndarray]], found: _NonFinite
+) -> Iterator[tuple[str, np.ndarray]]:
+  """Yield the stream, and end in an error if a number in it is not allowed."""
+  for name, array in stream:
+    found.count(name, array)
+    yield name, array
+  found.report()
+
+
+def _tensors(
+  checkpoints: checkpoint.Checkpoints,
+  meta: Meta,
+  places: Mapping[str, released_torch.Place],
+) -> Iterator[tuple[str, np.ndarray]]:
+  """Yield every tensor with its name, array by array of the checkpoint."""
+  abstract = define_lm(meta.config.model).abstract
+  mesh = sharding.make_mesh(MeshConfig(), jax.local_devices()[:1])
+  names: dict[tuple[str, ...], list[str]] = {}
+  for name, place in places.items():
+    names.setdefault(place.path, []).append(name)
+  for path, of_layers in names.items():
+    alone = released_torch.at(abstract, path)
+    for key in reversed(path):
+      alone = {key: alone}
+    array = np.asarray(released_torch.at(files.read_params(checkpoints, meta, mesh, alone), path))
+    for name in of_layers:
+      layer = places[name].layer
+      # A copy of a layer, so that whoever still holds the last one does not hold all of them.
+      yield name, array if layer is None else array[layer].copy()
+    del array  # before the next one is read
+    files.return_freed_memory()
+
+
+def define_flags() -> None:
+  """Define the command's flags."""
+  flags.DEFINE_string('source', None, 'Weights (to-jax) or a run (to-torch).', required=True)
+  flags.DEFINE_string('target', None, 'The new work directory, or file.', required=True)
+  flags.DEFINE_integer(
+    'heads', None, 'Attention heads. Default: by the width, as released.', lower_bound=1
+  )
+  flags.DEFINE_float(
+    'rotary_fraction', None, 'Of each head, how much is rotated. Default: 0.25, as released.'
+  )
+  flags.DEFINE_enum(
+    'score',
+    _SCORE,
+    released_torch.SCORES,
+    'What the model makes of its scores, which the weights do not say (norm_activation_type or, in '
+    'the TPU code, normalize_type in the config that it was trained with).',
+  )
+  flags.DEFINE_integer(
+    'zoom_dim', None, 'Of the config of a TPU checkpoint, if it was not 0.', lower_bound=0
+  )
+  flags.DEFINE_string(
+    'tokenizer', '', 'A tokenizer.json, or bytes. Default: the tokenizer.json beside the source.'
+  )
+  flags.DEFINE_integer('sequence_length', 2048, 'For later training.', lower_bound=1)
+  flags.DEFINE_bool('allow_nonfinite', False, 'Takes weights that are NaN or infinite, too.')
+  flags.DEFINE_enum('dtype', 'float32', tensor_files.DTYPES, 'Of the tensors that are written.')
+
+
+def main(argv: Sequence[str]) -> None:
+  """Run the command."""
+  # Nothing is computed, so an accelerator, which other processes may hold, is left alone.
+  jax.config.update('jax_platforms', 'cpu')
+  action, *rest = argv[1:] or ['']
+  if action not in _TAKEN or rest:
+    wrong = rest[0] if action in _TAKEN else action
+    raise UserError(f'unknown command {wrong!r}{nearest(wrong, _TAKEN)}')
+  values = flags.FLAGS
+  for name in {*_TAKEN['to-jax'], *_TAKEN['to-torch']} - {*_TAKEN[action]}:
+    if values[name].present:
+      raise UserError(f'--{name} has no meaning for {action}; leave it out')
+  for name in ('source', 'target'):
+    if not values[name].value:
+      raise UserError(f'--{name} is empty; it must be a path')
+  options = {name: values[name].value for name in _TAKEN[action]}
+  target = paths.parse_path(values.target) if action == 'to-jax' else paths.local(values.target)
+  if action == 'to-jax':
+    model = to_jax(paths.local(values.source), target, **options).model
+  else:
+    model = to_torch(values.source, target, **options)
+  mixer, score = model.layer.mixer, model.layer.ffn.score.kind
+  rotary = mixer.positions
+  rotated = rotary.fraction if isinstance(rotary, RotaryConfig) else 0
+  counts, references = (
+    {name: getattr(one, size) for name, one in config_lib.pattentions(model).items()}
+    for size in ('tokens', 'reference')
+  )
+  messages.say(
+    f'{model.depth} layers, width {model.width}, {mixer.heads} heads, of each of which {rotated:g} '
+    f'is rotated, parameter tokens {config_lib.counts_as_text(counts)}, score {score}'
+  )
+  if action == 'to-jax':
+    _say_assumed(model)
+    messages.say(f'wrote {target}; to try it:')
+    command = usage.spell_command('generate')
+    print(f"{command} --source={target} --prompt='Once upon a time'")
+    return
+  messages.say(f'wrote {target}')
+  if score != _SCORE:
+    messages.say(
+      f'the file does not say that the score is {score}: set norm_activation_type to it in '
+      f'the config of the released code, where the released models have {_SCORE}'
+    )
+  if references != counts:
+    messages.say(
+      'the released code takes the scale from the number of tokens, so it will not compute what '
+      f'this model does, whose reference counts are {config_lib.counts_as_text(references)}; a '
+      'model grown with --scale=resize (as --method=duplicate is) computes the same there'
+    )
+
+
+def _say_assumed(model: ModelConfig) -> None:
+  """Say what was assumed, and which flags change it."""
+  named = {'heads': model.layer.mixer.heads, 'score': model.layer.ffn.score.kind}
+  if isinstance(rotary := model.layer.mixer.positions, RotaryConfig):
+    named['rotary_fraction'] = rotary.fraction
+  assumed = [f'--{name}={value}' for name, value in named.items() if not flags.FLAGS[name].present]
+  if assumed:
+    messages.say(
+      f'assumed, as the weights do not say it and the released models have it: {", ".join(assumed)}'
+    )
+
+
+def run() -> None:
+  """Run the command with the arguments of this process."""
+  define_flags()
+  cli.run(main, positional=True, on_all_hosts=False)

@@ -1,0 +1,33 @@
+"""Rounding of lengths and batching of requests of similar length, so that few programs compile."""
+
+from collections.abc import Iterator, Sequence
+
+from jax.sharding import Mesh
+
+from tokenformer_jax.parallel.sharding import parts
+
+_SMALLEST = 64
+
+
+def bucket(length: int) -> int:
+  """Round a length up to 64, 96, 128, 192, 256, 384, and so on."""
+  size = _SMALLEST
+  while size < length:
+    size *= 2
+  return size * 3 // 4 if size > _SMALLEST and length <= size * 3 // 4 else size
+
+
+def batches(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
+  """Yield the indices of requests in batches of `size` (the last may be smaller), longest first.
+
+  The longest batch needs the most memory, so a lack of memory shows at once.
+  """
+  order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+  for first in range(0, len(order), size):
+    yield order[first : first + size]
+
+
+def rows(count: int, mesh: Mesh | None = None) -> int:
+  """Round a number of rows up to a multiple that a mesh (default: the current one) can split."""
+  multiple = parts('batch', mesh)
+  return -(-count // multiple) * multiple

@@ -1,0 +1,216 @@
+"""Text token by token, for batches of prompts of unequal lengths, with the caches of the layers.
+
+Rows are padded on the left, so that they end in the same slot and a new token of every row goes to
+the same slot of the caches. Shapes are static: prompts, and the room for all tokens, are rounded up
+to few lengths (`buckets.bucket`), for each of which two programs compile, one that reads the
+prompts and one that writes tokens, several in a row without the host.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tokenformer_jax.config import ModelConfig
+from tokenformer_jax.decoding import buckets, sampling
+from tokenformer_jax.decoding.sampling import Draws, Sampling
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.model.lm import LM, Compute, define_lm, unstack
+from tokenformer_jax.model.loss import logits
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.model.trunk import Context
+from tokenformer_jax.parallel.sharding import Axes, constrain, is_axes
+
+_CHUNK = 16  # tokens between two looks of the host
+STREAM_CHUNK = 4  # of one text that somebody waits for
+NOTHING = -1  # where a row has ended
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """A text to write.
+
+  Attributes:
+    prompt: token ids [T ≥ 1].
+    length: tokens to write, at most.
+    sampling: how they are drawn.
+    stop: token ids that end the text; the one that does is its last.
+    ended: whether these tokens are enough, which the host asks now and then; a text may be a few
+      tokens longer than it had to be.
+  """
+
+  prompt: Sequence[int]
+  length: int
+  sampling: Sampling = sampling.DEFAULT
+  stop: tuple[int, ...] = ()
+  ended: Callable[[list[int]], bool] | None = None
+
+
+class _State(NamedTuple):
+  """Between two chunks, with `slot` the one that the next token goes to."""
+
+  caches: tuple[Any, ...]  # of the layers, as each makes its own
+  logits_BxV: jax.Array
+  slot: jax.Array
+  left_B: jax.Array  # tokens that each row may still write
+
+  def placed(self, module: LM) -> '_State':
+    """With the partition that every chunk begins with, so that it is compiled once."""
+    return _State(
+      caches=module.place_caches(self.caches),
+      logits_BxV=constrain(self.logits_BxV, 'batch', 'vocab'),
+      slot=constrain(self.slot),
+      left_B=constrain(self.left_B, None),
+    )
+
+
+class _Rows(NamedTuple):
+  """What stays the same for a batch."""
+
+  padding_B: np.ndarray
+  draws: Draws
+  stop_BxK: np.ndarray
+
+
+class Decoder:
+  """Writes texts with one model; programs that were compiled once are kept."""
+
+  def __init__(self, model: ModelConfig, compute: Compute):
+    """Defines the model, with layers from a list."""
+    self._model = model
+    definition = define_lm(model, dataclasses.replace(compute, layers='list'))
+
+    @jax.jit
+    def prepare(params: Params) -> Params:
+      def placed(names: Axes, array: jax.Array) -> jax.Array:
+        # Norms are computed in float32.
+        return constrain(array if 'norm' in names else array.astype(compute.dtype), *names)
+
+      return jax.tree.map(placed, definition.axes, unstack(params, model), is_leaf=is_axes)
+
+    @functools.partial(jax.jit, static_argnames='space')
+    def prefill(params: Params, ids_BxT: jax.Array, rows: _Rows, left_B: jax.Array, space: int):
+      module = definition.bind(params)
+      caches = module.init_caches(ids_BxT.shape[0], space)
+      hidden_BxTxD, caches, _ = module.hidden(ids_BxT, Context(0, rows.padding_B), caches)
+      last_BxV = logits(hidden_BxTxD[:, -1:], module.output_embedding)[:, 0]
+      return _State(caches, last_BxV, jnp.int32(ids_BxT.shape[1]), left_B).placed(module)
+
+    @functools.partial(jax.jit, static_argnames=('need', 'chunk'), donate_argnames='state')
+    def advance(params, state: _State, rows: _Rows, going_B: jax.Array, need: str, chunk: int):
+      module = definition.bind(params)
+      state = state._replace(left_B=jnp.where(going_B, state.left_B, 0))
+
+      def step(carry: tuple[jax.Array, jax.Array, _State]) -> tuple[jax.Array, jax.Array, _State]:
+        i, written_CxB, (caches, logits_BxV, slot, left_B) = carry
+        position_B = slot - rows.padding_B
+        ids_B = sampling.draw(logits_BxV, rows.draws, position_B, need=need)
+        written_CxB = written_CxB.at[i].set(jnp.where(left_B > 0, ids_B, NOTHING))
+        stops_B = jnp.any(ids_B[:, None] == rows.stop_BxK, axis=-1)
+        left_B = jnp.where(stops_B, 0, jnp.maximum(left_B - 1, 0))
+        logits_Bx1xV, caches = module(ids_B[:, None], Context(slot, rows.padding_B), caches)
+        return i + 1, written_CxB, _State(caches, logits_Bx1xV[:, 0], slot + 1, left_B)
+
+      def goes_on(carry: tuple[jax.Array, jax.Array, _State]) -> jax.Array:
+        i, _, state = carry
+        return (i < chunk) & jnp.any(state.left_B > 0)
+
+      nothing = jnp.full((chunk, rows.padding_B.shape[0]), NOTHING)
+      _, written_CxB, state = jax.lax.while_loop(goes_on, step, (jnp.int32(0), nothing, state))
+      # Every host reads all rows, to stop at the same token.
+      return constrain(written_CxB, None, None), state.placed(module)
+
+    self._prepare, self._prefill, self._advance = prepare, prefill, advance
+
+  def prepare(self, params: Params) -> Params:
+    """A model's parameters as the other functions want them, for many calls.
+
+    Every layer has its own arrays, and those that are cast for every product are cast already; so a
+    token is written without copying parameters. The model computes the same.
+    """
+    return self._prepare(params)
+
+  def __call__(
+    self, params: Params, requests: Sequence[Request], *, batch_size: int = 8
+  ) -> list[np.ndarray]:
+    """The token ids that follow each prompt, in the order of the requests.
+
+    A text depends on its own request only, not on what it is batched with.
+
+    Args:
+      params: from `prepare`.
+      requests: the same ones on every host.
+      batch_size: rows at a time; on a mesh rounded up to what it can split.
+
+    Raises:
+      UserError: the model has learned positions that do not reach so far.
+    """
+    texts: list[np.ndarray] = [np.array([], np.int32)] * len(requests)
+    lengths = [len(request.prompt) + request.length for request in requests]
+    for indices in buckets.batches(lengths, buckets.rows(batch_size)):
+      nothing = np.empty((0, len(indices)), np.int32)
+      chunks = self.chunks(params, [requests[i] for i in indices])
+      for i, written in zip(indices, np.concatenate([nothing, *chunks]).T, strict=True):
+        texts[i] = written[written != NOTHING]
+    return texts
+
+  def chunks(
+    self, params: Params, requests: Sequence[Request], *, chunk: int = _CHUNK
+  ) -> Iterator[np.ndarray]:
+    """Tokens [C, B] of one batch as they come, `chunk` at a time; NOTHING after a row's end."""
+    self._check_positions(requests)
+    count = len(requests)
+    # Rows to fill up a batch: the first one again, with nothing to write.
+    filled = [*requests, *[requests[0]] * (buckets.rows(count) - count)]
+    left_B = np.array([r.length if i < count else 0 for i, r in enumerate(filled)], np.int32)
+    padded = buckets.bucket(max(len(r.prompt) for r in filled))
+    longest = int(left_B.max())
+    rows = _Rows(
+      padding_B=np.array([padded - len(r.prompt) for r in filled], np.int32),
+      draws=Draws.from_samplings([r.sampling for r in filled]),
+      stop_BxK=_stops(filled),
+    )
+    ids_BxT = np.zeros((len(filled), padded), np.int32)
+    for row, request in zip(ids_BxT, filled, strict=True):
+      row[padded - len(request.prompt) :] = request.prompt
+    state = self._prefill(params, ids_BxT, rows, left_B, space=buckets.bucket(padded + longest))
+    need = sampling.needs([r.sampling for r in requests])
+    going_B = np.ones(len(filled), bool)
+    texts: list[list[int]] = [[] for _ in requests]
+    for _ in range(0, longest, chunk):
+      written_CxB, state = self._advance(params, state, rows, going_B, need=need, chunk=chunk)
+      written_CxB = np.asarray(written_CxB.addressable_data(0))[:, :count]
+      yield written_CxB
+      for i, (text, new) in enumerate(zip(texts, written_CxB.T, strict=True)):
+        text.extend(new[new != NOTHING].tolist())
+        ended = requests[i].ended
+        going_B[i] = new[-1] != NOTHING and not (ended and ended(text))
+      if not going_B[:count].any():
+        return
+
+  def stream(self, params: Params, request: Request) -> Iterator[int]:
+    """The token ids of one text, soon after they are drawn."""
+    for written_Cx1 in self.chunks(params, [request], chunk=STREAM_CHUNK):
+      yield from (token for token in written_Cx1[:, 0].tolist() if token != NOTHING)
+
+  def _check_positions(self, requests: Sequence[Request]) -> None:
+    total = max(len(request.prompt) + request.length for request in requests)
+    if self._model.position_embedding == 'learned' and total > self._model.max_length:
+      raise UserError(
+        f'the prompt and the text to write are {total} tokens; this model has learned positions '
+        f'for {self._model.max_length}; ask for fewer'
+      )
+
+
+def _stops(requests: Sequence[Request]) -> np.ndarray:
+  """Stop ids [B, K], rows with fewer filled up with an id that no token has."""
+  # Few numbers of them, so that few programs are compiled.
+  most = -(-max([1, *(len(request.stop) for request in requests)]) // 4) * 4
+  stops = np.full((len(requests), most), NOTHING, np.int32)
+  for row, request in zip(stops, requests, strict=True):
+    row[: len(request.stop)] = request.stop
+  return stops

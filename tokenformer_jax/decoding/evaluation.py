@@ -1,0 +1,190 @@
+"""Measure a trained language model on lm-evaluation-harness and on any text; render tables."""
+
+import dataclasses
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import tqdm
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import ModelConfig, token_counts
+from tokenformer_jax.decoding import perplexity
+from tokenformer_jax.decoding.score import Scorer
+from tokenformer_jax.decoding.trained import Trained
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.parallel import hosts
+from tokenformer_jax.runs import checkpoint
+
+# Table 1 of arXiv 2410.23168: task, metric, and the factor from the harness to the table.
+_COLUMNS = {
+  'LAMBADA ppl': ('lambada_openai', 'perplexity', 1),
+  'LAMBADA': ('lambada_openai', 'acc', 100),
+  'HellaSwag': ('hellaswag', 'acc_norm', 100),
+  'PIQA': ('piqa', 'acc', 100),
+  'ARC-E': ('arc_easy', 'acc', 100),
+  'ARC-C': ('arc_challenge', 'acc_norm', 100),
+  'WinoGrande': ('winogrande', 'acc', 100),
+}
+_AVERAGE = 'average'  # the mean of all accuracies
+
+# The figures of the paper, by layers and width of the model.
+_PUBLISHED = {
+  (12, 768): ('TokenFormer-150M', (16.38, 45.0, 35.5, 64.9, 47.3, 24.9, 50.4, 44.7)),
+  (24, 1024): ('TokenFormer-450M', (7.69, 57.3, 47.5, 69.5, 56.2, 26.7, 54.6, 52.0)),
+  (32, 1280): ('TokenFormer-900M', (5.46, 64.0, 55.3, 72.4, 59.9, 30.6, 56.4, 56.4)),
+  (40, 1536): ('TokenFormer-1.5B', (5.24, 64.7, 60.0, 74.8, 64.8, 32.0, 59.7, 59.3)),
+}
+
+
+def published(model: ModelConfig) -> tuple[str, dict[str, float]] | None:
+  """The name and the published figures of the released model of exactly this size, if any."""
+  counts = {'qkv': model.width, 'proj': model.width, 'ffn': 4 * model.width}
+  if (model.depth, model.width) not in _PUBLISHED or token_counts(model) != counts:
+    return None
+  name, figures = _PUBLISHED[model.depth, model.width]
+  return name, dict(zip([*_COLUMNS, _AVERAGE], figures, strict=True))
+
+
+def table_1(tasks: Mapping[str, Any]) -> dict[str, float]:
+  """Return the columns of the paper's Table 1 that the results have, and the average if all are.
+
+  Args:
+    tasks: results by task, from `harness.evaluate`.
+  """
+  found = {}
+  for column, (task, metric, factor) in _COLUMNS.items():
+    if metric in tasks.get(task, {}).get('metrics', {}):
+      found[column] = factor * tasks[task]['metrics'][metric]['value']
+  accuracies = [value for column, value in found.items() if column != 'LAMBADA ppl']
+  if len(found) == len(_COLUMNS):
+    found[_AVERAGE] = math.fsum(accuracies) / len(accuracies)
+  return found
+
+
+def import_harness() -> Any:
+  """Import and return the module `harness`, which needs lm-evaluation-harness.
+
+  Raises:
+    UserError: lm-evaluation-harness is not installed.
+  """
+  try:
+    from tokenformer_jax.decoding import harness  # noqa: PLC0415 (an extra)
+  except ImportError as error:
+    raise UserError(
+      f'--tasks needs lm-evaluation-harness ({error}); install it: pip install -e ".[eval]"'
+    ) from error
+  # The harness warns about every default that a task uses.
+  logging.getLogger('lm_eval').setLevel(logging.ERROR)
+  return harness
+
+
+def make_scorer(
+  model: Trained, max_length: int | None = None, batch_size: int | None = None
+) -> Scorer:
+  """Return a scorer for rows of a model; it keeps the programs that it compiles.
+
+  Args:
+    model: a language model.
+    max_length: the most tokens of input; None: the training's sequence length.
+    batch_size: rows of a batch; None: enough rows for several thousand tokens.
+
+  Raises:
+    UserError: `max_length` exceeds the model's learned positions.
+  """
+  length = model.context_length(max_length)
+  return Scorer(
+    model.definition, model.params, model.mesh, max_length=length, batch_size=batch_size
+  )
+
+
+def evaluate(
+  model: Trained,
+  scorer: Scorer,
+  *,
+  documents: Iterable[str] | None = None,
+  stride: int | None = None,
+  tasks: Sequence[Any] = (),
+  num_fewshot: int | None = None,
+  limit: int | None = None,
+) -> dict[str, Any]:
+  """Measure a model on a text and on tasks.
+
+  Args:
+    model: a language model.
+    scorer: the model's scorer, from `make_scorer`.
+    documents: the documents of a text; None: no text.
+    stride: tokens that each window over the text scores; None: a whole window.
+    tasks: from `harness.find_tasks`.
+    num_fewshot: solved examples before each question; None: the task's own number.
+    limit: samples of each task; None: all.
+
+  Returns:
+    A report as JSON: source, step, model, dtype, max_length, versions; `text` has the figures of
+    `perplexity.Figures`, `tasks` has the figures of each task (see `harness.evaluate`).
+
+  Raises:
+    UserError: the stride is longer than a window, or the text is empty.
+  """
+  report = {
+    'source': model.source,
+    'step': model.meta.step,
+    'model': config_lib.to_json(model.config.model),
+    'dtype': str(model.compute.dtype),
+    'max_length': scorer.max_length,
+    'versions': checkpoint.package_versions(('tokenformer_jax', 'jax', 'lm_eval')),
+  }
+  if tasks:
+    harness = import_harness()
+    adapter = harness.TokenFormerLM(model, scorer)
+    report['tasks'] = harness.evaluate(adapter, tasks, num_fewshot, limit)
+    report['limit'] = limit
+  if documents is not None:
+    no_bar = None if hosts.is_first() else True  # None shows the bar on a terminal only.
+    with tqdm.tqdm(desc='windows', disable=no_bar) as bar:
+      figures = perplexity.measure(scorer, model.tokenizer, documents, stride, bar.update)
+    report['text'] = dataclasses.asdict(figures)
+  return report
+
+
+def render(report: Mapping[str, Any], model: ModelConfig) -> str:
+  """Return the tables of a report from `evaluate`."""
+  blocks = []
+  if tasks := report.get('tasks'):
+    rows = [('task', 'metric', 'value', '±', 'samples')]
+    for task, result in tasks.items():
+      for metric, figure in result['metrics'].items():
+        error = '' if figure['stderr'] is None else f'{figure["stderr"]:.4f}'
+        rows.append((task, metric, f'{figure["value"]:.4f}', error, str(result['samples'])))
+    blocks.append(_aligned(rows, left=2))
+    if columns := table_1(tasks):
+      blocks.append(_table_1(f'{report["source"]}, step {report["step"]}', columns, model))
+  if figures := report.get('text'):
+    rows = [(key.replace('_', ' '), _number(value)) for key, value in figures.items()]
+    blocks.append(_aligned(rows, left=1))
+  return '\n\n'.join(blocks)
+
+
+def _table_1(name: str, columns: Mapping[str, float], model: ModelConfig) -> str:
+  rows = [('', *columns), (name, *(f'{value:.2f}' for value in columns.values()))]
+  if known := published(model):
+    size, figures = known
+    rows.append((f'{size}, as published', *(f'{figures[column]:.2f}' for column in columns)))
+  return _aligned(rows, left=1)
+
+
+def _number(value: Any) -> str:
+  return f'{value:,.4f}' if isinstance(value, float) else str(value)
+
+
+def _aligned(rows: Sequence[Sequence[str]], left: int) -> str:
+  """Align rows in columns: the first `left` columns to the left, the others to the right."""
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  return '\n'.join(
+    '  '.join(
+      cell.ljust(width) if i < left else cell.rjust(width)
+      for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+    ).rstrip()
+    for row in rows
+  )

@@ -1,0 +1,330 @@
+r"""Adapt a trained model to lm-evaluation-harness (`lm_eval`), and run the harness's command line.
+
+  python -m tokenformer_jax.decoding.harness run --model tokenformer_jax --model_args source=RUN \
+    --tasks …
+
+This command is `lm_eval run …` with all of its options. The harness only knows models that are
+registered in the process, so this module must be imported first: by this command, or by
+`import tokenformer_jax.decoding.harness` before `lm_eval.simple_evaluate(model='tokenformer_jax',
+…)`.
+
+All processes of a multi-host run compute all requests together; only the first prints and writes.
+"""
+
+import contextlib
+import difflib
+import logging
+import multiprocessing
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import lm_eval.models  # Registers the harness's own models beside this one.
+import tqdm
+from absl import flags
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import model_registry
+from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.tasks import TaskManager
+from lm_eval.utils import (
+  get_rolling_token_windows,
+  make_disjoint_window,
+  simple_parse_args_string,
+)
+
+from tokenformer_jax import messages
+from tokenformer_jax.decoding import trained
+from tokenformer_jax.decoding.decode import Decoder
+from tokenformer_jax.decoding.sampling import GREEDY, Sampling
+from tokenformer_jax.decoding.score import Row, Score, Scorer
+from tokenformer_jax.decoding.texts import decode_text, make_request
+from tokenformer_jax.errors import UserError, nearest
+from tokenformer_jax.parallel import hosts
+from tokenformer_jax.runs import checkpoint
+
+NAME = 'tokenformer_jax'
+_RESAMPLES = 1000  # bootstrap samples for the errors of metrics that are not means
+_TEXTS = 16  # texts to write at a time, if no batch size is given
+_SETTINGS = ('until', 'max_gen_toks', 'do_sample', 'temperature', 'top_k', 'top_p')
+_ARGUMENTS = ('source', 'max_length', 'tokens', 'batch_size')
+
+# Register the class by name: when this module runs as a command, it is imported a second time.
+model_registry.register(NAME, target='tokenformer_jax.decoding.harness:TokenFormerLM')
+
+
+class TokenFormerLM(TemplateLM):
+  """A trained model with the interface of the harness.
+
+  Context and continuation are tokenized together and split where the context alone would end. An
+  empty context becomes an end of document (`TemplateLM`).
+  """
+
+  def __init__(self, model: trained.Trained, scorer: Scorer):
+    """Wrap a model and its scorer."""
+    super().__init__()
+    self._model, self._scorer, self._tokenizer = model, scorer, model.tokenizer
+    self._decoder = Decoder(model.config.model, model.compute)
+
+  @classmethod
+  def create_from_arg_string(
+    cls, arg_string: str, additional_config: dict[str, Any] | None = None
+  ) -> 'TokenFormerLM':
+    return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
+
+  @classmethod
+  def create_from_arg_obj(
+    cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
+  ) -> 'TokenFormerLM':
+    """Load the model that `--model_args` names.
+
+    Args:
+      arg_dict: `source`, and optionally `max_length` and `tokens` (see `trained.load`).
+      additional_config: values of other flags. `batch_size` is the rows of a batch, or `auto`. The
+        other values are for PyTorch and are ignored.
+
+    Raises:
+      UserError: an argument is unknown, or `source` is missing.
+    """
+    given = {'batch_size': (additional_config or {}).get('batch_size') or 'auto', **arg_dict}
+    for name in given:
+      if name not in _ARGUMENTS:
+        raise UserError(f'the model takes no argument {name!r}{nearest(name, _ARGUMENTS)}')
+    if 'source' not in given:
+      raise UserError('the model needs the run to evaluate: --model_args source=DIR, or DIR@STEP')
+    counts = {k: _count(k, given[k]) for k in ('max_length', 'tokens') if k in given}
+    batch_size = str(given['batch_size'])
+    rows = None if batch_size.startswith('auto') else _count('batch_size', batch_size)
+    model = trained.load(str(given['source']), counts.get('tokens', 1))
+    length = model.context_length(counts.get('max_length'))
+    scorer = Scorer(model.definition, model.params, model.mesh, max_length=length, batch_size=rows)
+    return cls(model, scorer)
+
+  @property
+  def eot_token_id(self) -> int:
+    return self._tokenizer.end_of_document
+
+  @property
+  def max_length(self) -> int:
+    """Return the most tokens of input."""
+    return self._scorer.max_length
+
+  @property
+  def tokenizer_name(self) -> str:
+    return self._tokenizer.fingerprint
+
+  def tok_encode(self, string: str, add_special_tokens: bool | None = None) -> list[int]:
+    """Return the token ids of a text, without special tokens whatever is asked for."""
+    del add_special_tokens
+    return self._tokenizer.encode(string).tolist()
+
+  def loglikelihood_rolling(
+    self, requests: Sequence[Instance], disable_tqdm: bool = False
+  ) -> list[float]:
+    """Return Σ log p of whole texts, each token once, in windows that fill the context."""
+    texts = [request.args[0] for request in requests]
+    windows, owners = [], []
+    for i, text in enumerate(texts):
+      pairs = get_rolling_token_windows(
+        token_list=self.tok_encode(text),
+        prefix_token=self.prefix_token_id,
+        max_seq_len=self.max_length,
+        context_len=1,
+      )
+      for pair in pairs:
+        windows.append(Row(*make_disjoint_window(pair)))
+        owners.append(i)
+    sums = [0.0] * len(texts)
+    for i, score in zip(owners, self._score(windows, disable_tqdm), strict=True):
+      sums[i] += score.log_prob
+    for text, log_prob in zip(texts, sums, strict=True):
+      self.cache_hook.add_partial('loglikelihood_rolling', (text,), log_prob)
+    return sums
+
+  def _loglikelihood_tokens(
+    self,
+    requests: Sequence[tuple[tuple[str, str], list[int], list[int]]],
+    disable_tqdm: bool = False,
+  ) -> list[tuple[float, bool]]:
+    # `TemplateLM` moves trailing spaces to the continuation, which can leave an empty context.
+    rows = [Row(context or [self.prefix_token_id], new) for _, context, new in requests]
+    scores = [tuple(score) for score in self._score(rows, disable_tqdm)]
+    for (texts, _, _), score in zip(requests, scores, strict=True):
+      self.cache_hook.add_partial('loglikelihood', texts, score)
+    return scores
+
+  def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
+    """Return the texts that follow contexts, up to the first of the strings `until`.
+
+    Raises:
+      UserError: a setting is unknown, or a text is longer than the model's context.
+    """
+    asked, stops = [], []
+    for i, (context, settings) in enumerate(request.args for request in requests):
+      settings = normalize_gen_kwargs(settings)
+      stop = [string for string in settings.pop('until', []) if string]
+      length = settings.pop('max_gen_toks')
+      if length >= self.max_length:
+        raise UserError(
+          f'a task asks for {length} tokens of text, but the model is evaluated on '
+          f'{self.max_length} with the context; ask for fewer (max_gen_toks), or raise max_length '
+          'if its positions allow it'
+        )
+      ids = self.tok_encode(context)[length - self.max_length :] or [self.eot_token_id]
+      asked.append(make_request(self._tokenizer, ids, length, _sampling(settings, i), stop))
+      stops.append(stop)
+    with jax.set_mesh(self._model.mesh):
+      size = self._scorer.batch_size or _TEXTS
+      params = self._decoder.prepare(self._model.params)
+      written = self._decoder(params, asked, batch_size=size)
+    texts = []
+    for request, ids, stop in zip(requests, written, stops, strict=True):
+      texts.append(decode_text(self._tokenizer, ids.tolist(), stop))
+      self.cache_hook.add_partial('generate_until', request.args, texts[-1])
+    return texts
+
+  def _score(self, rows: Sequence[Row], disable_tqdm: bool) -> list[Score]:
+    first = hosts.is_first()
+    cut = sum(len(row.context) + len(row.continuation) - 1 > self.max_length for row in rows)
+    if cut and first:
+      messages.say(
+        f'{cut} of {len(rows)} texts are longer than {self.max_length} tokens; the beginnings of '
+        'their contexts are cut'
+      )
+    no_bar = True if disable_tqdm or not first else None  # None shows the bar on a terminal only.
+    with tqdm.tqdm(total=len(rows), desc='rows', disable=no_bar) as bar:
+      return self._scorer(rows, bar.update)
+
+
+def find_tasks(names: Sequence[str], include_path: str | None = None) -> list[Any]:
+  """Load tasks and groups of tasks by name, with their data.
+
+  Args:
+    names: names from `lm_eval ls tasks`.
+    include_path: a directory with more tasks.
+
+  Raises:
+    UserError: a name is unknown, or the data of a task cannot be read.
+  """
+  if include_path is not None and not os.path.isdir(include_path):
+    raise UserError(f'--include_path={include_path} is not a directory')
+  manager = TaskManager(include_path=include_path)
+  tasks, groups = {}, {}
+  for name in names:
+    if name not in manager.all_tasks:
+      close = difflib.get_close_matches(name, manager.all_tasks, n=1)
+      hint = f'did you mean {close[0]!r}?' if close else 'list them by `lm_eval ls tasks`'
+      raise UserError(f'there is no task {name!r} in lm-evaluation-harness; {hint}')
+    try:
+      loaded = manager.load([name])
+    except OSError as error:  # A missing connection is an OSError.
+      raise UserError(
+        f'the data of the task {name!r} cannot be read ({checkpoint.one_line(error)}); the harness '
+        'fetches it from the internet once and then keeps it (HF_HOME)'
+      ) from error
+    if name in loaded['groups']:
+      groups[name] = loaded['groups'][name]
+    else:
+      tasks.update(loaded['tasks'])
+  found = [*tasks.values(), *groups.values()]
+  try:
+    manager.load(found)
+  except ValueError as error:
+    raise UserError(f'--tasks names a task twice: {error}') from error
+  return found
+
+
+def evaluate(
+  model: TokenFormerLM, tasks: Sequence[Any], num_fewshot: int | None, limit: int | None
+) -> dict[str, Any]:
+  """Run tasks and return the result of each task and group.
+
+  Args:
+    model: the model.
+    tasks: from `find_tasks`.
+    num_fewshot: solved examples before each question; None: the task's own number.
+    limit: samples of each task; None: all.
+
+  Returns:
+    By name `{'metrics': {METRIC: {'value': …, 'stderr': …}}, 'samples': …, 'num_fewshot': …,
+    'version': …}`, with None for values that the harness does not know.
+  """
+  # The harness forks processes to estimate errors, which could deadlock with JAX's threads.
+  os.environ.setdefault('DISABLE_MULTIPROC', '1')
+  with contextlib.redirect_stdout(sys.stderr):
+    found = lm_eval.simple_evaluate(
+      model=model,
+      tasks=list(tasks),
+      num_fewshot=num_fewshot,
+      limit=limit,
+      log_samples=False,
+      bootstrap_iters=_RESAMPLES,
+      task_manager=TaskManager(include_defaults=False),  # The tasks are loaded already.
+    )
+  return {
+    name: {
+      'metrics': _metrics(result),
+      'samples': found['n-samples'].get(name, {}).get('effective'),
+      'num_fewshot': found['n-shot'].get(name),
+      'version': found['versions'].get(name),
+    }
+    for name, result in found['results'].items()
+  }
+
+
+def _metrics(result: dict[str, Any]) -> dict[str, Any]:
+  """Return metrics and errors from the harness's `METRIC,FILTER` and `METRIC_stderr,FILTER`."""
+  metrics = {}
+  for key, value in result.items():
+    metric, comma, by = key.partition(',')
+    if not comma or metric.endswith('_stderr'):
+      continue
+    error = result.get(f'{metric}_stderr,{by}')
+    metrics[metric if by == 'none' else key] = {
+      'value': float(value),
+      'stderr': float(error) if isinstance(error, (int, float)) else None,
+    }
+  return metrics
+
+
+def _sampling(settings: dict[str, Any], i: int) -> Sampling:
+  """Return the sampling of request `i` from its task's settings."""
+  for name in settings:
+    if name not in _SETTINGS:
+      raise UserError(f'a task sets {name!r} for the text to write{nearest(name, _SETTINGS)}')
+  if not settings['do_sample']:
+    return GREEDY
+  given = {name: settings[name] for name in ('temperature', 'top_k', 'top_p') if name in settings}
+  # Each request has its own seed, because a task may ask for several texts of one request.
+  return Sampling(**{'temperature': 1.0, 'top_p': 1.0, 'seed': i, **given})
+
+
+def _count(name: str, value: Any) -> int:
+  if not str(value).isdecimal() or int(value) == 0:
+    raise UserError(f'{name} is {value!r}; it must be a number greater than 0')
+  return int(value)
+
+
+def main() -> None:
+  """Run the harness's command line; a `UserError` becomes one line and exit status 2."""
+  from lm_eval.__main__ import cli_evaluate  # noqa: PLC0415 (slow)
+
+  # The harness estimates errors in processes, and a fork of a process with JAX's threads can hang.
+  multiprocessing.set_start_method('spawn')
+  logging.getLogger('absl').setLevel(logging.WARNING)
+  hosts.define_flags()
+  flags.FLAGS(sys.argv[:1])  # All arguments are the harness's, so JAX detects the hosts.
+  try:
+    with hosts.joined():
+      if jax.process_count() > 1:  # The harness prints in the process with LOCAL_RANK 0 only.
+        os.environ['LOCAL_RANK'] = str(jax.process_index())
+      cli_evaluate()
+  except UserError as error:
+    messages.say(f'error: {error}')
+    sys.exit(2)
+
+
+if __name__ == '__main__':
+  main()

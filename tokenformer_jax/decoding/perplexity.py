@@ -1,0 +1,120 @@
+"""Measure how well a model predicts a text: loss, perplexity and bits per byte."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+from tokenformer_jax.data.tokenizers import Tokenizer
+from tokenformer_jax.decoding.score import Row, Scorer
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.runs.metrics import perplexity
+
+_ROWS = 4096  # rows to score together
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+  """The figures of one text.
+
+  Attributes:
+    documents, words, bytes: counts of the text; white space separates words, bytes are UTF-8.
+    tokens: predicted tokens: the tokens of the text and one end of document per document.
+    loss: nats per token.
+    perplexity, word_perplexity: exp of the nats per token, and per word.
+    bits_per_byte: all bits divided by all bytes.
+    window, stride: the tokens in a window, and how many of them, at its end, it scores.
+  """
+
+  documents: int
+  tokens: int
+  words: int
+  bytes: int
+  loss: float
+  perplexity: float
+  word_perplexity: float
+  bits_per_byte: float
+  window: int
+  stride: int
+
+
+def windows(
+  documents: Iterable[np.ndarray], end_of_document: int, length: int, stride: int
+) -> Iterator[Row]:
+  """Yield windows that score every token of a text once, after the tokens before it.
+
+  As in training, documents are concatenated with an end of document after each, and windows span
+  document boundaries. The first window begins after an end of document, which is not scored.
+
+  Args:
+    documents: the token ids of each document.
+    end_of_document: the id that ends a document.
+    length: the length of a window, in tokens of input.
+    stride: tokens that a window scores; the first window scores `length`. A token therefore has at
+      least `length − stride` tokens of context, if the text has as many before it.
+  """
+  context, pending = np.array([end_of_document]), np.array([], np.int32)
+  size = length
+  for document in documents:
+    pending = np.concatenate([pending, document, [end_of_document]])
+    while len(pending) >= size:
+      yield Row(context, pending[:size])
+      context = np.concatenate([context, pending[:size]])[-length:]
+      pending, size = pending[size:], stride
+  if len(pending):
+    yield Row(context, pending)
+
+
+def measure(
+  scorer: Scorer,
+  tokenizer: Tokenizer,
+  documents: Iterable[str],
+  stride: int | None = None,
+  progress: Callable[[int], None] = lambda done: None,
+) -> Figures:
+  """Score a text in windows of the scorer's maximum length.
+
+  Args:
+    scorer: the scorer of the model.
+    tokenizer: the tokenizer of the model.
+    documents: the documents of the text.
+    stride: see `windows`. None: windows that do not overlap, as in training.
+    progress: called with the number of windows done since the last call.
+
+  Raises:
+    UserError: the stride is longer than a window, or the text is empty.
+  """
+  length = scorer.max_length
+  stride = length if stride is None else stride
+  if not 1 <= stride <= length:
+    raise UserError(
+      f'the stride is {stride}; it must be at least 1 and at most the window, {length} tokens'
+    )
+  counts = {'documents': 0, 'words': 0, 'bytes': 0}
+
+  def encoded() -> Iterator[np.ndarray]:
+    for text in documents:
+      counts['documents'] += 1
+      counts['words'] += len(text.split())
+      counts['bytes'] += len(text.encode())
+      yield tokenizer.encode(text)
+
+  nats, tokens = 0.0, 0
+  rows = windows(encoded(), tokenizer.end_of_document, length, stride)
+  while part := list(itertools.islice(rows, _ROWS)):
+    nats -= math.fsum(score.log_prob for score in scorer(part, progress))
+    tokens += sum(len(row.continuation) for row in part)
+  if not counts['bytes']:
+    raise UserError('the text has no documents, or only empty ones')
+  return Figures(
+    **counts,
+    tokens=tokens,
+    loss=nats / tokens,
+    perplexity=perplexity(nats / tokens),
+    word_perplexity=perplexity(nats / max(1, counts['words'])),
+    bits_per_byte=nats / math.log(2) / counts['bytes'],
+    window=length,
+    stride=stride,
+  )

@@ -1,0 +1,114 @@
+"""Draw the next token from the logits, with settings for each row of a batch."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tokenformer_jax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+  """The settings for drawing one text.
+
+  Attributes:
+    temperature: divides the logits; 0 takes the likeliest token.
+    top_k: draw from the k likeliest tokens only; 0: from all.
+    top_p: draw from the fewest likeliest tokens whose probabilities reach p; 1: from all.
+    seed: the seed of the draws. The same seed gives the same text in any batch.
+  """
+
+  temperature: float = 0.8
+  top_k: int = 0
+  top_p: float = 0.95
+  seed: int = 0
+
+  def __post_init__(self):
+    if not 0 <= self.temperature < float('inf'):
+      raise UserError(f'temperature is {self.temperature}; it must not be negative')
+    if self.top_k < 0:
+      raise UserError(f'top_k is {self.top_k}; it must not be negative')
+    if not 0 < self.top_p <= 1:
+      raise UserError(f'top_p is {self.top_p}; it must lie between 0 (excluded) and 1')
+    if not 0 <= self.seed < 2**32:
+      raise UserError(f'seed is {self.seed}; it must lie between 0 and 2³² (excluded)')
+
+
+DEFAULT = Sampling()
+GREEDY = Sampling(temperature=0)
+
+
+class Draws(NamedTuple):
+  """The settings of a batch, with one entry for each row."""
+
+  temperature_B: np.ndarray
+  top_k_B: np.ndarray
+  top_p_B: np.ndarray
+  seed_B: np.ndarray
+
+  @classmethod
+  def from_samplings(cls, samplings: Sequence[Sampling]) -> 'Draws':
+    """Return the settings of several rows as arrays."""
+    return cls(
+      np.array([s.temperature for s in samplings], np.float32),
+      np.array([s.top_k for s in samplings], np.int32),
+      np.array([s.top_p for s in samplings], np.float32),
+      np.array([s.seed for s in samplings], np.uint32),
+    )
+
+
+def needs(samplings: Sequence[Sampling]) -> str:
+  """Return the draws that `draw` must support for some rows: `likeliest`, `any` or `limited`."""
+  drawn = [s for s in samplings if s.temperature > 0]
+  if not drawn:
+    return 'likeliest'
+  return 'limited' if any(s.top_k or s.top_p < 1 for s in drawn) else 'any'
+
+
+def draw(
+  logits_BxV: jax.Array, draws: Draws, position_B: jax.Array, *, need: str = 'limited'
+) -> jax.Array:
+  """Draw one token id for each row.
+
+  Args:
+    logits_BxV: float32 scores.
+    draws: the settings of each row.
+    position_B: the position of the token in its text. Seed and position determine the draw.
+    need: see `needs`; a static choice, which avoids sorting the vocabulary if no row limits draws.
+
+  Returns:
+    Token ids [B].
+  """
+  likeliest_B = jnp.argmax(logits_BxV, axis=-1).astype(jnp.int32)
+  if need == 'likeliest':
+    return likeliest_B
+  greedy_B = draws.temperature_B == 0
+  scaled_BxV = logits_BxV / jnp.where(greedy_B, 1, draws.temperature_B)[:, None]
+  if need == 'limited':
+    scaled_BxV = _limit(scaled_BxV, draws)
+
+  def one(logits_V: jax.Array, seed: jax.Array, position: jax.Array) -> jax.Array:
+    key = jax.random.fold_in(jax.random.key(seed), position)
+    return jax.random.categorical(key, logits_V).astype(jnp.int32)
+
+  drawn_B = jax.vmap(one)(scaled_BxV, draws.seed_B, position_B)
+  return jnp.where(greedy_B, likeliest_B, drawn_B)
+
+
+def _limit(logits_BxV: jax.Array, draws: Draws) -> jax.Array:
+  """Return the logits, with −∞ for tokens that top_k or top_p exclude."""
+  ordered_BxV = jnp.sort(logits_BxV, axis=-1, descending=True)
+  vocabulary = logits_BxV.shape[-1]
+  kept_B = jnp.where(draws.top_k_B == 0, vocabulary, jnp.minimum(draws.top_k_B, vocabulary))
+  in_top_k = jnp.arange(vocabulary)[None] < kept_B[:, None]
+  probabilities = jax.nn.softmax(jnp.where(in_top_k, ordered_BxV, -jnp.inf), axis=-1)
+  # A token stays if the likelier ones do not reach p, so the likeliest token always stays.
+  before = jnp.cumsum(probabilities, axis=-1) - probabilities
+  in_top_p = (before < draws.top_p_B[:, None]) | (draws.top_p_B == 1)[:, None]
+  stays = in_top_k & in_top_p
+  lowest_Bx1 = jnp.min(jnp.where(stays, ordered_BxV, jnp.inf), axis=-1, keepdims=True)
+  return jnp.where(logits_BxV < lowest_Bx1, -jnp.inf, logits_BxV)

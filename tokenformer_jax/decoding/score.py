@@ -1,0 +1,142 @@
+"""Compute log-probabilities of given continuations, in batches of few shapes."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from tokenformer_jax.decoding import buckets
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.model.loss import LossSums, row_loss_sums
+from tokenformer_jax.model.params import Definition, Params
+from tokenformer_jax.parallel import sharding
+
+# Limits for each part that the mesh splits a batch into.
+_BATCH_TOKENS = 8192  # rows times length, if no batch size is given
+_LOGIT_ROWS = 2048  # rows of logits in memory at once
+
+
+class Row(NamedTuple):
+  """Token ids of a context, and of the continuation that is scored."""
+
+  context: Sequence[int]  # at least one
+  continuation: Sequence[int]
+
+
+class Score(NamedTuple):
+  """The score of a continuation under a model."""
+
+  log_prob: float  # Σ log p(token | everything before it), in nats
+  is_greedy: bool  # whether every token of it has the largest logit
+
+
+class Scorer:
+  """A scorer of rows of any lengths with one model, compiled once for each bucket of lengths."""
+
+  def __init__(
+    self,
+    definition: Definition,
+    params: Params,
+    mesh: Mesh,
+    *,
+    max_length: int,
+    batch_size: int | None = None,
+  ):
+    """Define the programs without compiling them.
+
+    Args:
+      definition: the definition of the language model.
+      params: the parameters on the mesh.
+      mesh: any mesh; every process must score the same rows.
+      max_length: the most tokens of input. Longer contexts are cut on the left.
+      batch_size: rows of a batch, rounded up to a number that the mesh can split. None: enough rows
+        for several thousand tokens.
+    """
+    self.mesh, self.max_length, self.batch_size = mesh, max_length, batch_size
+    self._params = params
+
+    def sums(params: Params, batch_Bx2xT: jax.Array) -> LossSums:
+      model = definition.bind(params)
+      hidden_BxTxD, _, _ = model.hidden(batch_Bx2xT[:, 0])
+      chunk = max(1, _LOGIT_ROWS * buckets.rows(1) // batch_Bx2xT.shape[0])
+      return row_loss_sums(hidden_BxTxD, model.output_embedding, batch_Bx2xT[:, 1], chunk=chunk)
+
+    # Every host needs all sums.
+    self._sums = jax.jit(sums, out_shardings=sharding.replicated(mesh))
+
+  def __call__(
+    self, rows: Sequence[Row], progress: Callable[[int], None] = lambda done: None
+  ) -> list[Score]:
+    """Score rows and return the scores in their order.
+
+    Args:
+      rows: contexts and continuations; an empty continuation has the probability 1.
+      progress: called with the number of rows done since the last call.
+
+    Raises:
+      UserError: a continuation is longer than `max_length`.
+    """
+    for row in rows:
+      if len(row.continuation) > self.max_length:
+        raise UserError(
+          f'a text to be scored as one is {len(row.continuation)} tokens, but the model is '
+          f'evaluated on at most {self.max_length}; raise max_length if its positions allow it'
+        )
+    lengths = [self._input_length(row) for row in rows]
+    scores: list[Score | None] = [None] * len(rows)
+    with jax.set_mesh(self.mesh):
+      for indices, size, length in self._batches(lengths):
+        tokens_BxT = fill([rows[i] for i in indices], size, length)
+        sums = jax.device_get(self._sums(self._params, self._on_mesh(tokens_BxT)))
+        for i, nats, correct, tokens in zip(
+          indices, sums.nats, sums.correct, sums.tokens, strict=False
+        ):
+          scores[i] = Score(-float(nats), bool(correct == tokens))
+        progress(len(indices))
+    return scores
+
+  def _input_length(self, row: Row) -> int:
+    return min(len(row.context) + len(row.continuation) - 1, self.max_length)
+
+  def _batches(self, lengths: Sequence[int]) -> Iterator[tuple[list[int], int, int]]:
+    """Yield the indices of each batch, its number of rows after filling up, and its length.
+
+    The number of rows is a function of the length, so each length compiles one program. The longest
+    batches come first, so that a lack of memory shows at once.
+    """
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    first = 0
+    while first < len(order):
+      length = min(buckets.bucket(lengths[order[first]]), self.max_length)
+      fitting = max(1, _BATCH_TOKENS // length) * buckets.rows(1)
+      size = buckets.rows(self.batch_size or fitting)
+      yield order[first : first + size], size, length
+      first += size
+
+  def _on_mesh(self, batch: np.ndarray) -> jax.Array:
+    place = sharding.batch_sharding(self.mesh)
+    return jax.make_array_from_callback(batch.shape, place, lambda index: batch[index])
+
+
+def fill(batch: Sequence[Row], size: int, length: int) -> np.ndarray:
+  """Return a batch as one array of inputs and targets.
+
+  Args:
+    batch: at most `size` rows. Contexts too long for `length` lose their beginnings.
+    size: rows of the array; surplus rows are not scored.
+    length: the length of the input, T.
+
+  Returns:
+    int32 [size, 2, T]; a target of −1 is not scored.
+  """
+  filled = np.zeros((size, 2, length), np.int32)
+  filled[:, 1] = -1
+  for (inputs, targets), row in zip(filled, batch, strict=False):
+    tokens = np.concatenate([row.context, row.continuation]).astype(np.int32)[-(length + 1) :]
+    end = len(tokens) - 1
+    inputs[:end] = tokens[:-1]
+    start = end - len(row.continuation)
+    targets[start:end] = tokens[start + 1 :]
+  return filled

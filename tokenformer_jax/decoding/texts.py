@@ -1,0 +1,101 @@
+"""Convert text requests to tokens for the decoder, and written tokens back to text."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tokenformer_jax.data import tokenizers
+from tokenformer_jax.decoding.decode import Decoder, Request
+from tokenformer_jax.decoding.sampling import DEFAULT, Sampling
+from tokenformer_jax.model.params import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class TextRequest:
+  """A request for a text after a prompt: at most `length` tokens, ending before a stop string."""
+
+  prompt: str
+  length: int = 256
+  sampling: Sampling = DEFAULT
+  stop: tuple[str, ...] = ()
+
+  def tokens(self, tokenizer: tokenizers.Tokenizer) -> Request:
+    """Return the request in tokens, with the prompt as the beginning of a document."""
+    ids = np.append(tokenizer.end_of_document, tokenizer.encode(self.prompt))
+    return make_request(tokenizer, ids.tolist(), self.length, self.sampling, self.stop)
+
+
+def make_request(
+  tokenizer: tokenizers.Tokenizer,
+  ids: Sequence[int],
+  length: int,
+  sampling: Sampling,
+  stop: Sequence[str],
+) -> Request:
+  """Return a request that ends with the document, or once its text has one of the stop strings."""
+
+  def ended(written: list[int]) -> bool:
+    text = tokenizer.decode(written)
+    return any(string in text for string in stop)
+
+  end = (tokenizer.end_of_document,)
+  return Request(ids, length, sampling, stop=end, ended=ended if stop else None)
+
+
+def until(pieces: Iterable[str], stop: Sequence[str]) -> Iterator[str]:
+  """Yield the pieces' text up to the stop string that completes first. No stop string is empty."""
+  waiting = max(map(len, stop), default=1) - 1  # characters that may begin a stop string
+  text, written = '', 0
+  for piece in pieces:
+    text += piece
+    starts = [(text.find(string), string) for string in stop if string in text]
+    if starts:
+      _, start = min((start + len(string), start) for start, string in starts)
+      yield text[written:start]
+      return
+    end = max(written, len(text) - waiting)
+    yield text[written:end]
+    written = end
+  yield text[written:]
+
+
+def decode_text(
+  tokenizer: tokenizers.Tokenizer, ids: Sequence[int], stop: Sequence[str] = ()
+) -> str:
+  """Return the text of written tokens, up to the end of the document or a stop string."""
+  return ''.join(until(stream_text(tokenizer, iter(ids)), stop))
+
+
+def complete(
+  decoder: Decoder,
+  params: Params,
+  tokenizer: tokenizers.Tokenizer,
+  requests: Sequence[TextRequest],
+  *,
+  batch_size: int = 8,
+) -> Iterator[tuple[str, int]]:
+  """Yield the text after each prompt and its number of tokens, in the order of the requests.
+
+  Raises:
+    UserError: a text would be longer than the model's learned positions.
+  """
+  asked = [request.tokens(tokenizer) for request in requests]
+  for request, ids in zip(requests, decoder(params, asked, batch_size=batch_size), strict=True):
+    yield decode_text(tokenizer, ids.tolist(), request.stop), len(ids)
+
+
+def stream_text(tokenizer: Any, ids: Iterator[int]) -> Iterator[str]:
+  """Yield text as tokens come, in whole characters, up to an end of document."""
+  seen, written = [], ''
+  for token in ids:
+    if token == tokenizer.end_of_document:
+      break
+    seen.append(token)
+    text = tokenizer.decode(np.array(seen))
+    if text.endswith('\N{REPLACEMENT CHARACTER}'):
+      continue  # The rest of the character is in later tokens.
+    yield text[len(written) :]
+    written = text
+  yield tokenizer.decode(np.array(seen, np.int32))[len(written) :]

@@ -1,0 +1,111 @@
+"""A trained model, read for use from the run that `DIR` or `DIR@STEP` names."""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from tokenformer_jax.config import Config, MeshConfig
+from tokenformer_jax.data import tokenizers
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.model import models
+from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.params import Definition, Params
+from tokenformer_jax.parallel import devices, sharding
+from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.storage import paths
+
+Check = Callable[[Meta, paths.Path], None]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trained:
+  """What a checkpoint holds, on a mesh.
+
+  Attributes:
+    source: as it was named.
+    meta: what the checkpoint says of itself.
+    definition, compute: of the model and of how it is computed here.
+    params: on the mesh.
+    mesh: all devices.
+  """
+
+  source: str
+  meta: Meta
+  definition: Definition
+  compute: Compute
+  params: Params
+  mesh: Mesh
+
+  @property
+  def config(self) -> Config:
+    """Of the run, with every size filled in."""
+    return self.meta.config
+
+  @functools.cached_property
+  def tokenizer(self) -> tokenizers.Tokenizer:
+    """Of a language model."""
+    return tokenizers.from_json(self.meta.tokenizer)
+
+  def context_length(self, asked: int | None = None) -> int:
+    """The most tokens of input that the model is to be given.
+
+    Args:
+      asked: None: the length it was trained with.
+
+    Raises:
+      UserError: the model has learned positions that do not reach so far.
+    """
+    model, length = self.config.model, asked or self.config.data.sequence_length
+    if model.position_embedding == 'learned' and length > model.max_length:
+      raise UserError(
+        f'max_length is {length}, but this model has learned positions for {model.max_length} '
+        'tokens; ask for at most that'
+      )
+    return length
+
+
+def load(
+  source: str,
+  tokens: int = 1,
+  *,
+  check: Check = checkpoint.check_is_language_model,
+  evenly: bool = True,
+  dtype: str | None = None,
+) -> Trained:
+  """Reads a checkpoint onto all devices.
+
+  Args:
+    source: `DIR`, or `DIR@STEP`.
+    tokens: the number of devices that parameter tokens, heads and vocabulary are split over; width
+      and batch are split over the rest.
+    check: raises a UserError for a checkpoint of something else than what is wanted, before its
+      arrays are read.
+    evenly: whether a mesh that does not divide the model is a mistake; otherwise every device has
+      all of the arrays that cannot be divided.
+    dtype: of activations; None: that of the run.
+
+  Raises:
+    UserError: there is no such run, it is damaged, or the mesh does not divide the model.
+  """
+  directory, step = paths.split_source(source)
+  mesh = sharding.make_mesh(MeshConfig(tokens=tokens), devices.find())
+  checkpoints, meta = checkpoint.open_source(directory, step)
+  with contextlib.closing(checkpoints):
+    check(meta, directory)
+    model, compute = meta.config.model, Compute.of_trained(meta.config)
+    if dtype is not None:
+      compute = dataclasses.replace(compute, dtype=jnp.dtype(dtype))
+    definition = models.define(model, compute)
+    if evenly:
+      sharding.check_divides(mesh, definition.abstract, definition.axes)
+      for heads in model.heads:
+        sharding.check_divisible(mesh, 'heads', heads, 'heads of a layer of the model')
+    shardings = sharding.tree_shardings(mesh, definition.axes)
+    abstract = {'params': sharding.with_even_shardings(definition.abstract, shardings)}
+    params = checkpoint.restore_source(checkpoints, meta, abstract)['params']
+  return Trained(source, meta, definition, compute, params, mesh)

@@ -1,0 +1,55 @@
+"""Write texts with a trained language model and its decoder."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import jax
+from jax.sharding import Mesh
+
+from tokenformer_jax.data import tokenizers
+from tokenformer_jax.decoding.decode import Decoder
+from tokenformer_jax.decoding.texts import TextRequest, complete
+from tokenformer_jax.decoding.trained import Trained
+from tokenformer_jax.model.params import Params
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Writer:
+  """A language model that is ready to write texts; it keeps its compiled programs.
+
+  Attributes:
+    decoder: the decoder of the model.
+    params: the parameters in the decoder's form, on the mesh.
+    tokenizer: the tokenizer of the model.
+    mesh: the mesh to compute on.
+  """
+
+  decoder: Decoder
+  params: Params
+  tokenizer: tokenizers.Tokenizer
+  mesh: Mesh
+
+  @classmethod
+  def from_trained(cls, model: Trained) -> 'Writer':
+    """Prepare a model for writing. The writer does not use the model's own parameters."""
+    decoder = Decoder(model.config.model, model.compute)
+    with jax.set_mesh(model.mesh):
+      return cls(decoder, decoder.prepare(model.params), model.tokenizer, model.mesh)
+
+  def write(self, requests: Sequence[TextRequest], batch_size: int = 8) -> list[tuple[str, int]]:
+    """Return the text after each prompt, and its number of tokens.
+
+    Args:
+      requests: the texts to write.
+      batch_size: the number of texts to write at a time.
+
+    Raises:
+      UserError: a text would be longer than the model's learned positions.
+    """
+    with jax.set_mesh(self.mesh):
+      written = complete(self.decoder, self.params, self.tokenizer, requests, batch_size=batch_size)
+      return list(written)
+
+  def stream(self, request: TextRequest) -> Iterator[int]:
+    """Yield the token ids of one text as they are drawn. Call inside `jax.set_mesh(self.mesh)`."""
+    return self.decoder.stream(self.params, request.tokens(self.tokenizer))

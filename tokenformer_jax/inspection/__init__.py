@@ -1,0 +1,1 @@
+"""What the parameter tokens of a trained model answer to, and which are used."""

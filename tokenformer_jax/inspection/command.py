@@ -1,0 +1,183 @@
+r"""Show what the parameter tokens of a trained model answer to, and which of them are used.
+
+  tokenformer inspect --source=runs/lm_stdlib --text='def main(' --out=heat.png
+
+The weights of a Pattention are an attention map from the tokens of a text to parameter tokens. The
+command prints the parameter tokens with the largest weights on the text, with the input tokens that
+cause them, and draws the maps. It counts on more text how many parameter tokens are in use. For a
+model that has grown, it compares the new tokens with the old ones.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+from tokenformer_jax import cli, messages
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.data import held_out, text
+from tokenformer_jax.decoding.trained import Trained
+from tokenformer_jax.errors import UserError, nearest
+from tokenformer_jax.inspection import picture, report
+from tokenformer_jax.inspection.model import load, maps, measure, old_tokens
+from tokenformer_jax.inspection.weights import names as names_of
+from tokenformer_jax.inspection.weights import pattentions
+from tokenformer_jax.parallel import hosts
+
+
+def define_flags() -> None:
+  """Define the command's flags."""
+  flags.DEFINE_string('source', None, 'A run: DIR, or DIR@STEP.', required=True)
+  flags.DEFINE_string(
+    'text', '', "A text, or files:GLOB for the text of files; empty: the run's held-out text."
+  )
+  flags.DEFINE_integer('length', 64, 'The number of tokens of the text to show.', lower_bound=1)
+  flags.DEFINE_integer(
+    'corpus_tokens',
+    32768,
+    "Tokens to measure usage on: from the files of --text, else from the run's held-out text.",
+    lower_bound=1,
+  )
+  flags.DEFINE_string('layer', 'all', 'The number of a layer in the model, the first is 0; or all.')
+  flags.DEFINE_list('kinds', None, 'Pattentions of a layer, such as query,ffn; by default all.')
+  flags.DEFINE_integer(
+    'top_k', 5, 'Parameter tokens to list for each Pattention, and inputs of each.', lower_bound=1
+  )
+  flags.DEFINE_string('out', None, 'The heat map to write: .png, .pdf or .svg.')
+  flags.DEFINE_string('json', None, 'A JSON file for the output, with figures for every token.')
+
+
+def run() -> None:
+  """Run the command with the arguments of this process."""
+  define_flags()
+  cli.run(main)
+
+
+def main(argv: Sequence[str]) -> None:
+  """Run the command."""
+  del argv
+  values = flags.FLAGS
+  if values.out and Path(values.out).suffix not in picture.SUFFIXES:
+    raise UserError(f'--out={values.out} must end in one of {", ".join(picture.SUFFIXES)}')
+  for flag in ('out', 'json'):
+    cli.output_file(flag)
+  if values.text.startswith('files:'):  # Report a wrong name before the model loads.
+    text.open_source(values.text, 'text', '--text')
+  model = load(values.source)
+  old = old_tokens(model)
+  chosen = _chosen(model)
+  shown, name, corpus, corpus_name = _read_text(model)
+  names = report.labels(model.tokenizer, shown.tolist())
+  found = _only(chosen, maps(model, shown, list(chosen)))
+  if values.out:  # Before what takes longer, so that a missing library is told at once.
+    _write(values.out, '--out', picture.draw(found, names, old).savefig)
+  strongest = report.strongest_rows(found, values.top_k)
+  print(f'{values.source}, step {model.meta.step}: the first {len(shown)} tokens of {name}\n')
+  print(report.strongest_table(strongest, names), flush=True)
+  used = _only(chosen, measure(model, corpus))
+  counted = report.usage_rows(used)
+  print(f'\nusage on {len(corpus):,} tokens of {corpus_name}\n')
+  print(report.usage_table(counted))
+  growth = None
+  if old is not None and (aged := report.age_rows(used, old)):
+    last = model.meta.lineage[-1]
+    growth = {'action': last.action, 'source': last.source, 'step': last.step, 'layers': aged}
+    print(f'\nold and new tokens: {last.action} at step {last.step} of {last.source}\n')
+    print(report.age_table(aged))
+  print(f'\n{report.DEFINITIONS}')
+  if values.json:
+    content = {
+      'source': values.source,
+      'step': model.meta.step,
+      'model': config_lib.to_json(model.meta.config.model),
+      'text': {'name': name, 'ids': shown.tolist(), 'labels': names},
+      'strongest': strongest,
+      'usage': {'text': corpus_name, 'positions': len(corpus), 'layers': counted},
+      'growth': growth,
+      'tokens': report.token_rows(used),
+      'definitions': report.DEFINITIONS,
+    }
+    written = json.dumps(content, ensure_ascii=False) + '\n'
+    _write(values.json, '--json', lambda path: Path(path).write_text(written, 'utf-8'))
+
+
+def _read_text(model: Trained) -> tuple[np.ndarray, str, np.ndarray, str]:
+  """Return the ids to show and the name of their text, and those to measure usage on."""
+  values, config, tokenizer = flags.FLAGS, model.meta.config, model.tokenizer
+  if values.text.startswith('files:'):
+    try:
+      documents = text.open_source(values.text, config.data.text_field).documents()
+      corpus = held_out.first_tokens(documents, tokenizer, values.corpus_tokens)
+    except UserError as error:
+      raise UserError(str(error).replace('config.data.source', '--text')) from error
+    corpus_name = values.text
+  else:
+    corpus, corpus_name = held_out.held_out_tokens(config.data, tokenizer, values.corpus_tokens)
+  if not len(corpus):
+    raise UserError(f'there is no text in {corpus_name}')
+  as_given = values.text and not values.text.startswith('files:')
+  ids = tokenizer.encode(values.text) if as_given else corpus
+  name = 'the text given' if as_given else corpus_name
+  # In training a document follows an end of document, so prepend one.
+  ids = np.append(tokenizer.end_of_document, ids).astype(np.int32)
+  length = values.length
+  if config.model.position_embedding == 'learned':
+    length = min(length, config.model.max_length)
+  return ids[:length], name, corpus, corpus_name
+
+
+def _chosen(model: Trained) -> dict[int, list[str]]:
+  """Return the Pattentions that --layer and --kinds ask for, by layer.
+
+  Raises:
+    UserError: there are none, or no such layer or kind.
+  """
+  known = pattentions(model.definition)
+  layers = _layers(flags.FLAGS.layer, len(known))
+  kinds = _kinds(flags.FLAGS.kinds, names_of(model.definition))
+  chosen = {layer: [kind for kind in kinds if kind in known[layer]] for layer in layers}
+  if not any(chosen.values()):
+    (layer,) = layers  # all of them have all kinds
+    here = ', '.join(known[layer])
+    raise UserError(
+      f'layer {layer} has no parameter tokens of {", ".join(kinds)}; it has '
+      f'{f"those of {here}" if here else "none at all"}, so take another --layer'
+    )
+  return {layer: kinds for layer, kinds in chosen.items() if kinds}
+
+
+def _only(
+  chosen: Mapping[int, Sequence[str]], found: Mapping[int, Mapping[str, Any]]
+) -> dict[int, dict[str, Any]]:
+  """Return what was found for the chosen layers and kinds."""
+  return {layer: {kind: found[layer][kind] for kind in kinds} for layer, kinds in chosen.items()}
+
+
+def _layers(asked: str, layers: int) -> list[int]:
+  if asked == 'all':
+    return list(range(layers))
+  if asked not in map(str, range(layers)):
+    raise UserError(f'--layer is {asked!r}; this model has the layers 0 to {layers - 1}, or all')
+  return [int(asked)]
+
+
+def _kinds(asked: list[str] | None, known: Sequence[str]) -> Sequence[str]:
+  if asked is None:
+    return known
+  for kind in asked or ['']:
+    if kind not in known:
+      raise UserError(f'--kinds names {kind!r}{nearest(kind, known)}')
+  return asked
+
+
+def _write(path: str, flag: str, write: Callable[[str], Any]) -> None:
+  if not hosts.is_first():
+    return
+  try:
+    write(path)
+  except OSError as error:
+    raise UserError(f'{flag}={path} cannot be written: {error.strerror}') from error
+  messages.say(f'wrote {path}')

@@ -1,0 +1,87 @@
+"""A run opened to look into it: the functions behind the command and `Run` in Python.
+
+  model = load('runs/lm_stdlib')
+  ids = model.tokenizer.encode('def main(')
+  maps(model, ids, [0])[0]['ffn']        the weights [T, N] of its feed-forward Pattention
+  measure(model, ids)[0]['ffn'].unused   which of its parameter tokens are unused, [N]
+
+Results are by the number of the layer in the model, from 0 on, and are numpy; `weights.py` has the
+functions to trace in a jit of one's own.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.decoding import trained
+from tokenformer_jax.decoding.trained import Trained
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import last_growth
+from tokenformer_jax.grow.tokens import lookup
+from tokenformer_jax.inspection import usage
+from tokenformer_jax.inspection.weights import compiled_maps, pattentions
+from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.storage import paths
+
+
+def load(source: str) -> Trained:
+  """Read a model of parameter tokens, over all devices, in the dtype of its run.
+
+  Args:
+    source: DIR or DIR@STEP.
+
+  Raises:
+    UserError: that is no run, it is damaged, or the model has no parameter tokens.
+  """
+  return trained.load(source, check=check_has_tokens, evenly=False)
+
+
+def check_has_tokens(meta: Meta, directory: paths.Path) -> None:
+  """Check that a checkpoint is a language model of parameter tokens.
+
+  Raises:
+    UserError: it is something else.
+  """
+  checkpoint.check_is_language_model(meta, directory)
+  if not config_lib.pattentions(meta.config.model):
+    raise UserError(f'{directory} is a Transformer: it has no parameter tokens to look into')
+
+
+def old_tokens(model: Trained) -> dict[int, dict[str, int]] | None:
+  """Return how many tokens the last growth found, by layer and kind, or None if it added none."""
+  growth = last_growth(model.meta.lineage, model.config.model)
+  if growth is None:
+    return None
+  layers = pattentions(model.definition)
+  counts = {
+    number: {name: lookup(growth.old_tokens, one.keys) for name, one in layer.items()}
+    for number, layer in enumerate(layers)
+  }
+  now = {
+    number: {name: one.tokens for name, one in layer.items()} for number, layer in enumerate(layers)
+  }
+  return None if counts == now else counts
+
+
+def maps(
+  model: Trained, ids: np.ndarray, layers: Sequence[int]
+) -> dict[int, dict[str, np.ndarray]]:
+  """Return the weights of some layers for ids [T], by layer and kind: float32 [T, N]."""
+  run = compiled_maps(model.definition, model.mesh)
+  with jax.set_mesh(model.mesh):
+    (batch,) = usage.batches(np.asarray(ids)[None], 1, model.mesh)
+    found = {layer: run(model.params, batch, layer) for layer in layers}
+  known = pattentions(model.definition)
+  return {
+    layer: {name: np.asarray(of_layer[name, one.tokens]) for name, one in known[layer].items()}
+    for layer, of_layer in found.items()
+  }
+
+
+def measure(model: Trained, ids: np.ndarray) -> dict[int, dict[str, usage.Usage]]:
+  """Measure usage on a corpus of ids [P], cut into sequences as long as those of training."""
+  rows = usage.as_rows(ids, model.config.data.sequence_length)
+  return usage.measure(model.definition, model.params, rows, model.mesh)

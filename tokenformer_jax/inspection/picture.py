@@ -1,0 +1,164 @@
+"""Draw heat maps of the weights: input tokens × parameter tokens."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tokenformer_jax.errors import UserError
+
+if TYPE_CHECKING:
+  from matplotlib.axes import Axes
+  from matplotlib.figure import Figure
+  from matplotlib.image import AxesImage
+
+SUFFIXES = ('.png', '.pdf', '.svg')
+
+_COLUMNS_PER_INCH = 64  # the most parameter tokens that a reader can distinguish
+_ROW_INCHES = (0.13, 0.25)  # the least and the largest height of an input token's row
+_LEAST_INCHES = 1.0  # the least height of a panel
+_FRAME_INCHES = 0.5  # room above and below a panel for title and numbers
+_BAR_INCHES = 0.65  # the height of the colour bars with their numbers
+_LINE_INCHES = 12  # the width of a line of low panels; a line of high panels is wider
+_LONGEST_NAME = 14  # the most characters of a label
+_HIGHEST = 20_000  # the most pixels of the figure's height
+
+
+def draw(
+  maps: Mapping[int, Mapping[str, np.ndarray]],
+  names: Sequence[str],
+  old: Mapping[int, Mapping[str, int]] | None = None,
+) -> 'Figure':
+  """Draw a figure with a panel for each layer and kind.
+
+  For a long text the panels of a layer stand side by side. For a short text they stand in several
+  lines, to avoid a figure that is a thin strip. All panels of a kind share one colour scale. The
+  scale ends at the 99.9th percentile of the weights and is finer for small weights (arsinh), so
+  that a few large weights do not hide the others. If there are more parameter tokens than a reader
+  can distinguish, a column shows the largest weight of several neighbours. New tokens whose weights
+  are all zero, as after a growth, are hatched.
+
+  Args:
+    maps: by layer and kind, weights [T, N].
+    names: of the input tokens.
+    old: how many parameter tokens are old, by layer and kind; a line parts them from the new ones.
+
+  Raises:
+    UserError: matplotlib is not installed.
+  """
+  try:
+    from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
+  except ImportError as error:
+    raise UserError(
+      'matplotlib, which draws the heat map, is not installed; run pip install -e ".[plot]"'
+    ) from error
+  widths = {
+    layer: {kind: _panel_width(map_TxN.shape[1]) for kind, map_TxN in of_layer.items()}
+    for layer, of_layer in maps.items()
+  }
+  row = float(np.clip(3 / len(names), *_ROW_INCHES))
+  panel = max(_LEAST_INCHES, row * len(names)) + _FRAME_INCHES
+  most = max(_LINE_INCHES, 2.5 * panel)
+  rows = [(layer, line) for layer, own in widths.items() for line in _lines(own, most)]
+  height = len(rows) * panel + _BAR_INCHES
+  figure = Figure(
+    figsize=(max(sum(widths[layer][kind] for kind in line) for layer, line in rows) + 1, height),
+    dpi=min(150, _HIGHEST / height),
+    layout='constrained',
+  )
+  grid = figure.add_gridspec(len(rows) + 1, 1, height_ratios=[*[panel] * len(rows), _BAR_INCHES])
+  images = {}
+  for place, (layer, line) in zip(grid, rows, strict=False):
+    cells = place.subgridspec(1, len(line), width_ratios=[widths[layer][kind] for kind in line])
+    for i, (cell, kind) in enumerate(zip(cells, line, strict=True)):
+      axes, map_TxN = figure.add_subplot(cell), maps[layer][kind]
+      limit = _limit([of_layer[kind] for of_layer in maps.values() if kind in of_layer])
+      images[kind] = _panel(axes, map_TxN, limit, round(widths[layer][kind] * _COLUMNS_PER_INCH))
+      axes.set_title(f'layer {layer}, {kind}', fontsize=9)
+      if layer == list(maps)[-1]:
+        axes.set_xlabel('parameter token', fontsize=8)
+      if old is not None and old[layer][kind] < map_TxN.shape[1]:
+        _mark_new(axes, map_TxN, old[layer][kind])
+      if i == 0:
+        axes.set_yticks(range(len(names)), [_drawable(name) for name in names])
+        axes.set_ylabel('input token', fontsize=8)
+      axes.tick_params(labelsize=7 if row < 0.2 else 9, length=2)
+  for cell, (kind, image) in zip(grid[-1].subgridspec(1, len(images)), images.items(), strict=True):
+    bar = figure.add_subplot(cell)
+    bar_options = {'orientation': 'horizontal', 'extend': 'both', 'format': '{x:g}'}
+    figure.colorbar(image, cax=bar, ticks=MaxNLocator(5), **bar_options)
+    bar.tick_params(labelsize=7)
+    bar.set_xlabel(f'weight, {kind}', fontsize=8)
+  return figure
+
+
+def _lines(widths: Mapping[str, float], most: float) -> list[list[str]]:
+  """Split the kinds of a layer into lines that are at most so wide."""
+  lines: list[list[str]] = [[]]
+  for kind, width in widths.items():
+    if lines[-1] and sum(widths[k] for k in lines[-1]) + width > most:
+      lines.append([])
+    lines[-1].append(kind)
+  return lines
+
+
+def _limit(maps: Sequence[np.ndarray]) -> float:
+  """Return the weight at which the colours of a kind end."""
+  sizes = np.concatenate([np.abs(map_TxN).ravel() for map_TxN in maps])
+  return float(np.quantile(sizes, 0.999)) or float(sizes.max()) or 1.0
+
+
+def _mark_new(axes: 'Axes', map_TxN: np.ndarray, old: int) -> None:
+  """Part new parameter tokens from old ones, and say so if no new one has a weight."""
+  axes.axvline(old - 0.5, color='black', linewidth=0.8)
+  if label := axes.get_xlabel():
+    axes.set_xlabel(f'{label}: old | new', fontsize=8)
+  count = map_TxN.shape[1] - old
+  if not map_TxN[:, old:].any():
+    end = map_TxN.shape[1] - 0.5
+    axes.axvspan(old - 0.5, end, facecolor='none', edgecolor='0.7', hatch='///', linewidth=0)
+    axes.set_title(f'{axes.get_title()}: {count} new, weight 0', fontsize=9)
+
+
+def _panel(axes: 'Axes', map_TxN: np.ndarray, limit: float, columns: int) -> 'AxesImage':
+  from matplotlib.colors import AsinhNorm  # noqa: PLC0415
+
+  pooled, count = _pooled(map_TxN, columns)
+  image = axes.imshow(
+    pooled,
+    cmap='RdBu_r',
+    norm=AsinhNorm(limit / 5, vmin=-limit, vmax=limit),
+    aspect='auto',
+    interpolation='nearest',
+    extent=(-0.5, count - 0.5, len(map_TxN) - 0.5, -0.5),
+  )
+  axes.set_xlim(right=map_TxN.shape[1] - 0.5)
+  axes.set_yticks([])
+  return image
+
+
+def _panel_width(tokens: int) -> float:
+  """Return inches: more for more parameter tokens, within reason."""
+  return min(max(2.5, tokens / _COLUMNS_PER_INCH), 8)
+
+
+def _pooled(map_TxN: np.ndarray, columns: int) -> tuple[np.ndarray, int]:
+  """Pool neighbours by their largest weight; return the columns and how many they stand for."""
+  length, tokens = map_TxN.shape
+  each = -(-tokens // columns)
+  count = -(-tokens // each) * each
+  groups = np.pad(map_TxN, ((0, 0), (0, count - tokens))).reshape(length, -1, each)
+  largest = np.abs(groups).argmax(axis=-1)[..., None]
+  return np.take_along_axis(groups, largest, axis=-1)[..., 0], count
+
+
+def _drawable(name: str) -> str:
+  """Shorten a label, and write characters that matplotlib's own font lacks as codes."""
+  from matplotlib import font_manager  # noqa: PLC0415
+
+  font = font_manager.get_font(font_manager.findfont('DejaVu Sans'))
+  known = (c if font.get_char_index(ord(c)) else ascii(c)[1:-1] for c in name)
+  text = ''.join(known)
+  text = text if len(text) <= _LONGEST_NAME else f'{text[: _LONGEST_NAME - 1]}…'
+  return text.replace('$', r'\$')  # A plain $ would start a formula.

@@ -1,0 +1,155 @@
+"""Rows for JSON and tables for a terminal, of what was seen."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tokenformer_jax.data.tokenizers import Tokenizer
+from tokenformer_jax.inspection.usage import Usage
+
+DEFINITIONS = """\
+contribution   of a parameter token: |weight| · ‖value‖₂, averaged over the positions of the text
+nearly unused  less than 1/100 of the mean contribution in its Pattention
+unused         at no position more than 1/1000 of that mean; also counted as nearly unused
+dead           key and value are zero, and so is its weight: it has no gradient and stays so
+for 90 %       how many tokens, the strongest first, make 90 % of the contribution"""
+
+_VISIBLE = str.maketrans({' ': '·', '\n': '⏎', '\t': '⇥', '\r': '␍'})
+Row = dict[str, Any]
+
+
+def labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+  """Return each token as text with visible white space; the end of a document is ⟨end⟩."""
+  return [
+    '⟨end⟩' if token == tokenizer.end_of_document else tokenizer.decode([token]).translate(_VISIBLE)
+    for token in ids
+  ]
+
+
+def strongest_rows(maps: Mapping[int, Mapping[str, np.ndarray]], top_k: int) -> list[Row]:
+  """Return the parameter tokens with the largest weights, and the positions that have these.
+
+  Args:
+    maps: weights [T, N] by layer and kind. Weights may be negative; their absolute value counts.
+    top_k: the number of parameter tokens of each Pattention, and of positions of each token.
+  """
+  rows = []
+  for layer, by_kind in maps.items():
+    for kind, map_TxN in by_kind.items():
+      sizes_TxN = np.abs(map_TxN)
+      for token in np.argsort(-sizes_TxN.max(axis=0), kind='stable')[:top_k].tolist():
+        positions = np.argsort(-sizes_TxN[:, token], kind='stable')[:top_k].tolist()
+        inputs = [{'position': t, 'weight': float(map_TxN[t, token])} for t in positions]
+        rows.append({'layer': layer, 'kind': kind, 'token': token, 'inputs': inputs})
+  return rows
+
+
+def usage_rows(usage: Mapping[int, Mapping[str, Usage]]) -> list[Row]:
+  """Count the parameter tokens that are used, and those that are not, by layer and kind."""
+  return [
+    {
+      'layer': layer,
+      'kind': kind,
+      'tokens': len(found.mean),
+      'dead': int(found.dead.sum()),
+      'unused': int(found.unused.sum()),
+      'nearly_unused': int(found.nearly_unused.sum()),
+      'for_90_percent': found.tokens_for(0.9),
+    }
+    for layer, of_layer in usage.items()
+    for kind, found in of_layer.items()
+  ]
+
+
+def age_rows(
+  usage: Mapping[int, Mapping[str, Usage]], old: Mapping[int, Mapping[str, int]]
+) -> list[Row]:
+  """Compare the old tokens of each layer and kind with the new ones, where there are new ones.
+
+  Args:
+    usage: by layer and kind.
+    old: how many tokens there were before the last growth, by layer and kind.
+  """
+  rows = []
+  for layer, of_layer in usage.items():
+    for kind, found in of_layer.items():
+      first, count = old[layer][kind], len(found.mean)
+      if first == count:
+        continue
+      unused = found.nearly_unused
+      rows.append(
+        {
+          'layer': layer,
+          'kind': kind,
+          'old': first,
+          'new': count - first,
+          'new_share_of_tokens': (count - first) / count,
+          'new_share_of_contribution': float(found.share[first:].sum()),
+          'nearly_unused_old': int(unused[:first].sum()),
+          'nearly_unused_new': int(unused[first:].sum()),
+        }
+      )
+  return rows
+
+
+def token_rows(usage: Mapping[int, Mapping[str, Usage]]) -> list[Row]:
+  """Return every figure of every parameter token, a list for each layer and kind."""
+
+  def listed(values: np.ndarray) -> list[float]:
+    return [float(f'{value:.6g}') for value in values]
+
+  return [
+    {
+      'layer': layer,
+      'kind': kind,
+      'mean': listed(found.mean),
+      'root_mean_square': listed(found.root_mean_square),
+      'largest': listed(found.largest),
+      'value_norm': listed(found.value_norms),
+      'contribution': listed(found.contribution),
+    }
+    for layer, of_layer in usage.items()
+    for kind, found in of_layer.items()
+  ]
+
+
+def strongest_table(rows: Sequence[Row], names: Sequence[str]) -> str:
+  """Return the rows of `strongest_rows` as text; `names` are the labels of the input tokens."""
+  lines = [('layer', 'kind', 'token', 'input tokens (position) and its weights for them')]
+  for row in rows:
+    inputs = (f'{names[i["position"]]} ({i["position"]}) {i["weight"]:.2f}' for i in row['inputs'])
+    lines.append((str(row['layer']), row['kind'], str(row['token']), '  '.join(inputs)))
+  return _aligned(lines, left=(1, 3))
+
+
+def usage_table(rows: Sequence[Row]) -> str:
+  """Return the rows of `usage_rows` as text."""
+  head = ('layer', 'kind', 'tokens', 'dead', 'unused', 'nearly unused', 'for 90 %')
+  lines = [
+    tuple(f'{value:,}' if type(value) is int else value for value in r.values()) for r in rows
+  ]
+  return _aligned([head, *lines], left=(1,))
+
+
+def age_table(rows: Sequence[Row]) -> str:
+  """Return the rows of `age_rows` as text."""
+  head = ('layer', 'kind', 'old', 'new', 'new: of tokens', 'of contribution')
+  lines = [(*head, 'nearly unused: old', 'new')]
+  for row in rows:
+    layer, kind, old, new, tokens, contribution, *unused = row.values()
+    shares = f'{tokens:.1%}', f'{contribution:.1%}'
+    lines.append((f'{layer}', kind, f'{old:,}', f'{new:,}', *shares, *(f'{n:,}' for n in unused)))
+  return _aligned(lines, left=(1,))
+
+
+def _aligned(lines: Sequence[Sequence[str]], left: Sequence[int]) -> str:
+  """Align columns, each as wide as its cells need, numbers to the right."""
+  widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+  return '\n'.join(
+    '  '.join(
+      cell.ljust(width) if i in left else cell.rjust(width)
+      for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+    ).rstrip()
+    for line in lines
+  )

@@ -1,0 +1,174 @@
+"""How much each parameter token is used on a text, and what counts as unused.
+
+At a position, a parameter token with the weight w adds w v to the output. Its **contribution** is
+|w| ‖v‖₂, averaged over the positions of a text. In one Pattention, with the mean contribution of
+its parameter tokens as the measure, a token is
+
+  dead           if its key and its value are zero and the score function gives a score of 0 the
+                 weight 0: it adds nothing, and has no gradient, so it never will
+  unused         if at no position |w| ‖v‖₂ is more than 1/1000 of the mean contribution
+  nearly unused  if its contribution is less than 1/100 of the mean (unused ones are as well)
+
+A token with a zero key and a value, as growth adds them, is unused and not dead: it learns.
+
+This is not the importance that `grow shrink` goes by (grow/importance.py). |⟨v, ∂loss/∂v⟩| says
+what the loss would change by, to first order, and takes targets and a backward pass. Usage says how
+much the token adds to the output, which others may cancel, or the loss may not notice.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from tokenformer_jax.grow.tokens import lookup
+from tokenformer_jax.inspection.weights import Found, Sums, compiled_sums, pattentions
+from tokenformer_jax.model.params import Definition, Params
+from tokenformer_jax.parallel import sharding
+
+UNUSED = 1e-3  # of the mean contribution, at every position
+NEARLY_UNUSED = 1e-2  # of the mean contribution, on average
+
+_WEIGHTS_AT_ONCE = 2**24  # on a device: 64 MiB in float32
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Usage:
+  """How much the parameter tokens of one Pattention are used; arrays are [N].
+
+  Attributes:
+    positions: how many positions of text it was measured on.
+    mean: the mean of |w|.
+    root_mean_square: of w.
+    largest: the largest |w|.
+    value_norms: ‖v‖₂.
+    dead: see this module.
+  """
+
+  positions: int
+  mean: np.ndarray
+  root_mean_square: np.ndarray
+  largest: np.ndarray
+  value_norms: np.ndarray
+  dead: np.ndarray
+
+  @property
+  def contribution(self) -> np.ndarray:
+    """The mean of |w| ‖v‖₂."""
+    return self.mean * self.value_norms
+
+  @property
+  def share(self) -> np.ndarray:
+    """Each token's part of the contribution of all; the parts add up to 1, or to 0."""
+    return self.contribution / (self.contribution.sum() or 1)
+
+  @property
+  def unused(self) -> np.ndarray:
+    """Which tokens are unused: see this module."""
+    return self.largest * self.value_norms <= UNUSED * self.contribution.mean()
+
+  @property
+  def nearly_unused(self) -> np.ndarray:
+    """Which tokens are nearly unused: see this module."""
+    return self.contribution <= NEARLY_UNUSED * self.contribution.mean()
+
+  def tokens_for(self, fraction: float) -> int:
+    """Return the least number of tokens that make this fraction of the contribution."""
+    reached = np.cumsum(np.sort(self.share)[::-1])
+    return int(np.sum(reached < fraction * reached[-1])) + 1
+
+
+def measure(
+  definition: Definition, params: Params, rows: np.ndarray, mesh: Mesh
+) -> dict[int, dict[str, Usage]]:
+  """Measure usage on a text, a few rows of it at a time.
+
+  Args:
+    definition: of the model, from `define_lm`; it says the dtype.
+    params: of the model, anywhere on the mesh.
+    rows: token ids [R, T]; −1 is padding at the end of a row.
+    mesh: to run on.
+
+  Returns:
+    By the number of the layer, from 0 on, and the name of the Pattention.
+  """
+  layers = pattentions(definition)
+  most = max(one.tokens for layer in layers for one in layer.values())
+  at_once = max(1, _WEIGHTS_AT_ONCE // (rows.shape[1] * most))
+  run = compiled_sums(definition, mesh)
+  total = None
+  with jax.set_mesh(mesh):
+    for batch in batches(rows, at_once, mesh):
+      new = jax.tree.map(lambda a: np.asarray(a, np.float64), run(params, batch))
+      total = new if total is None else jax.tree.map(_add, total, new, is_leaf=_is_sums)
+    arrays = {
+      (one.layer.stack, name): (lookup(params, one.keys), lookup(params, one.values))
+      for layer in layers
+      for name, one in layer.items()
+    }
+    norms, zeros = jax.device_get(
+      jax.jit(_of_tokens, out_shardings=sharding.replicated(mesh))(arrays)
+    )
+  positions = int(np.sum(rows >= 0))
+
+  def usage(name: str, one: Found) -> Usage:
+    stack, index = one.layer
+    found = Sums(*(array[index] for array in total[stack][name]))
+    return Usage(
+      positions=positions,
+      mean=found.total / positions,
+      root_mean_square=np.sqrt(found.squares / positions),
+      largest=found.largest,
+      value_norms=np.asarray(norms[stack, name][index], np.float64),
+      dead=zeros[stack, name][index] & one.zero_at_zero,
+    )
+
+  return {
+    number: {name: usage(name, one) for name, one in layer.items()}
+    for number, layer in enumerate(layers)
+  }
+
+
+def batches(rows: np.ndarray, at_once: int, mesh: Mesh) -> list[jax.Array]:
+  """Split rows [R, T] into batches of equal size on the mesh; padding fills up the last one.
+
+  Args:
+    rows: token ids.
+    at_once: how many rows a device may have.
+    mesh: whose devices share the rows of a batch.
+  """
+  parts = sharding.parts('batch', mesh)
+  size = min(at_once, -(-len(rows) // parts)) * parts
+  padded = np.full((-(-len(rows) // size) * size, rows.shape[1]), -1, np.int32)
+  padded[: len(rows)] = rows
+  place = sharding.batch_sharding(mesh)
+  return [jax.device_put(batch, place) for batch in np.split(padded, len(padded) // size)]
+
+
+def as_rows(ids: np.ndarray, length: int) -> np.ndarray:
+  """Cut token ids [P] into rows [R, T ≤ length]; padding fills up the last one."""
+  length = min(length, len(ids))
+  rows = np.full((-(-len(ids) // length), length), -1, np.int32)
+  rows.ravel()[: len(ids)] = ids
+  return rows
+
+
+def _add(a: Sums, b: Sums) -> Sums:
+  return Sums(a.total + b.total, a.squares + b.squares, np.maximum(a.largest, b.largest))
+
+
+def _is_sums(node: object) -> bool:
+  return isinstance(node, Sums)
+
+
+def _of_tokens(
+  keys_and_values: dict[tuple[str, str], tuple[jax.Array, jax.Array]],
+) -> tuple[dict[tuple[str, str], jax.Array], dict[tuple[str, str], jax.Array]]:
+  """Return ‖v‖₂ of every parameter token, and whether its key and its value are zero, [L, N]."""
+  norms, zeros = {}, {}
+  for name, (keys, values) in keys_and_values.items():
+    norms[name] = jnp.linalg.norm(values, axis=-1)
+    zeros[name] = ~jnp.any(keys, axis=-1) & ~jnp.any(values, axis=-1)
+  return norms, zeros

@@ -1,0 +1,1 @@
+"""The models: parameters, products with them, layers, and the language and vision models."""

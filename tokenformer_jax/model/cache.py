@@ -1,0 +1,83 @@
+"""Caches of softmax attention: keys and values of all slots, or of the last ones in a ring.
+
+Each is a NamedTuple of arrays [B, H, S, K] that its mixer makes and reads; whoever decodes sees
+arrays with logical axes.
+"""
+
+from typing import NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+
+from tokenformer_jax.parallel.sharding import constrain
+
+AXES: tuple[str | None, ...] = ('batch', 'heads', None, None)
+_NOT_WRITTEN = 2**30  # a slot that comes after every query
+
+
+class View(NamedTuple):
+  """Keys and values that queries may see [B, H, S, K], and the slot [S] that each of them is of."""
+
+  keys: jax.Array
+  values: jax.Array
+  slots_S: jax.Array
+
+
+class KV(NamedTuple):
+  """Keys and values of every slot."""
+
+  keys: jax.Array
+  values: jax.Array
+
+  def write(self, new: 'KV', start: jax.Array | int) -> Self:
+    """Return the cache with new keys and values, in the slots from `start` on."""
+
+    def put(old: jax.Array, new: jax.Array) -> jax.Array:
+      return constrain(jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=2), *AXES)
+
+    return jax.tree.map(put, self, new)
+
+  def extend(self, new: 'KV', start: jax.Array | int) -> tuple[Self, View]:
+    """Return the cache with new keys and values, and what their queries may see."""
+    cache = self.write(new, start)
+    return cache, View(*cache, jnp.arange(cache.keys.shape[2]))
+
+
+class Ring(NamedTuple):
+  """Keys and values of the last R slots, that of slot s at the place s mod R."""
+
+  keys: jax.Array
+  values: jax.Array
+
+  def write(self, new: KV, start: jax.Array | int) -> Self:
+    """Return the cache with new keys and values, in the slots from `start` on."""
+    size, length = self.keys.shape[2], new.keys.shape[2]
+    kept = min(size, length)
+
+    def put(old: jax.Array, new: jax.Array) -> jax.Array:
+      if length == 1:
+        written = jax.lax.dynamic_update_slice_in_dim(old, new, start % size, axis=2)
+      else:
+        places = (start + length - kept + jnp.arange(kept)) % size
+        written = old.at[:, :, places].set(new[:, :, length - kept :], unique_indices=True)
+      return constrain(written, *AXES)
+
+    return jax.tree.map(put, self, Ring(*new))
+
+  def extend(self, new: KV, start: jax.Array | int) -> tuple[Self, View]:
+    """Return the cache with new keys and values, and what their queries may see."""
+    cache, length = self.write(new, start), new.keys.shape[2]
+    if length == 1:
+      return cache, View(*cache, self._slots(start))
+    # The first new queries see slots that the last new keys have taken the places of.
+    slots_S = jnp.concatenate([self._slots(start - 1), start + jnp.arange(length)])
+    keys, values = (
+      constrain(jnp.concatenate(pair, axis=2), *AXES) for pair in zip(self, new, strict=True)
+    )
+    return cache, View(keys, values, slots_S)
+
+  def _slots(self, last: jax.Array | int) -> jax.Array:
+    """Return the slots [R] of what is at each place once `last` is written."""
+    size = self.keys.shape[2]
+    slots_R = last - (last - jnp.arange(size)) % size
+    return jnp.where(slots_R < 0, _NOT_WRITTEN, slots_R)

@@ -1,0 +1,51 @@
+"""Choose how a model is computed, apart from the function that it computes."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from tokenformer_jax.config import Config
+
+
+@dataclasses.dataclass(frozen=True)
+class Compute:
+  """The choices for computing a model; they do not change its parameters."""
+
+  dtype: jnp.dtype = jnp.float32  # the dtype of activations
+  remat: str = 'score_inputs'  # the values kept for the backward pass: see stack.py
+  # scan: a loop over stacked layers. unrolled: stacked layers, one after the other. list: layers
+  # with arrays of their own, for decoding.
+  layers: str = 'scan'
+  attention: str = 'auto'  # see attention.kernel
+
+  @classmethod
+  def of(cls, config: Config) -> 'Compute':
+    """Return the choices of a run; `dtype=auto` is float32 on a CPU and bfloat16 elsewhere."""
+    name = config.dtype
+    if name == 'auto':
+      name = 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
+    train = config.train
+    remat = remat_on(train.remat, jax.default_backend())
+    return cls(jnp.dtype(name), remat, train.layers, train.attention)
+
+  @classmethod
+  def of_trained(cls, config: Config) -> 'Compute':
+    """Return the choices for using a trained model: the run's dtype, with defaults otherwise.
+
+    The run's attention kernel may be for another kind of device.
+    """
+    return cls(cls.of(config).dtype)
+
+
+def remat_on(name: str, platform: str) -> str:
+  """Return the meaning of `config.train.remat` on a platform: see `stack.py`.
+
+  `auto` is `everything` on a CPU, whose memory is large, and `score_inputs` elsewhere.
+  """
+  if name != 'auto':
+    return name
+  return 'everything' if platform == 'cpu' else 'score_inputs'
+
+
+DEFAULT = Compute()

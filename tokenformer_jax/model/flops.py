@@ -1,0 +1,105 @@
+"""Model FLOPs by formula, and the chips' published peaks: the one place that MFU comes from."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+
+from tokenformer_jax.config import Config, ModelConfig
+from tokenformer_jax.model import models, trunk
+from tokenformer_jax.model.params import matrix_entries
+
+# Dense bf16 peak of one device in TFLOP/s, by the start of `device_kind`; the longest match counts.
+# A device is a chip, but for TPU v3 and TPU7x, whose chips are two devices.
+PEAK_TFLOPS = {
+  'TPU v3': 61.5,
+  'TPU v4': 275,
+  'TPU v5 lite': 197,
+  'TPU v5e': 197,
+  'TPU v5': 459,
+  'TPU v6 lite': 918,
+  'TPU v6e': 918,
+  'TPU7x': 1153.5,
+  'Tesla V100': 125,
+  'Tesla T4': 65,
+  'NVIDIA L4': 121,
+  'NVIDIA L40': 181,
+  'NVIDIA L40S': 362,
+  'NVIDIA A100': 312,
+  'NVIDIA H100': 989,
+  'NVIDIA H100 NVL': 835,
+  'NVIDIA H100 PCIe': 756,
+  'NVIDIA H200': 989,
+  'NVIDIA B200': 2250,
+}
+
+
+def peak_flops(device: jax.Device) -> float | None:
+  """The device's published bf16 peak in FLOP/s, or None if it is not in the table (a CPU, say)."""
+  peak = of_kind(PEAK_TFLOPS, device)
+  return peak * 1e12 if peak else None
+
+
+def of_kind(table: Mapping[str, Any], device: jax.Device) -> Any:
+  """What a table has for the kind of a device, by the longest key that it begins with, or None."""
+  matches = [name for name in table if device.device_kind.startswith(name)]
+  return table[max(matches, key=len)] if matches else None
+
+
+def matrix_parameters(model: ModelConfig) -> int:
+  """Count the entries of the matrices that a token meets in the layers (TokenFormer, Table 3)."""
+  return matrix_entries(_module(model), lambda info: info.in_layers)
+
+
+def forward_flops(model: ModelConfig, length: int) -> float:
+  """Count the FLOPs of the forward pass for one token in a sequence of `length`, on average.
+
+  There are two for every entry of a matrix that the token uses, the head's included, and those of
+  mixers that depend on the length. Of a ViT they are for one image of `length` patches.
+  """
+  if model.kind == 'vit':
+    return _image_flops(model, length)
+  module = _module(model)
+  return 2 * matrix_entries(module) + trunk.length_flops(module.blocks, module.groups, length)
+
+
+def _image_flops(model: ModelConfig, patches: int) -> float:
+  module, length = _module(model), patches + (model.pool == 'token')
+  before = matrix_entries(module, lambda info: info.depth == 0)
+  after = matrix_entries(module, lambda info: info.depth is None)
+  matrices = 2 * (patches * before + length * matrix_parameters(model) + after)
+  pool = module.pool.length_flops(length) if module.pool else 0
+  return matrices + length * trunk.length_flops(module.blocks, module.groups, length) + pool
+
+
+def _module(model: ModelConfig) -> nnx.Module:
+  """Return the model with shapes in the place of parameters."""
+  definition = models.define(model)
+  return definition.bind(definition.abstract)
+
+
+def train_flops(model: ModelConfig, length: int) -> float:
+  """FLOPs of a training step for what `forward_flops` counts.
+
+  Backward is twice forward, recomputing not counted.
+  """
+  return 3 * forward_flops(model, length)
+
+
+def unit(model: ModelConfig) -> str:
+  """What the functions above count the FLOPs of."""
+  return 'an image' if model.kind == 'vit' else 'a token'
+
+
+def length(config: Config) -> int:
+  """Tokens or patches of an example of a run, which the functions above ask for."""
+  if config.model.kind == 'vit':
+    return (config.data.image_size // config.model.patch) ** 2
+  return config.data.sequence_length
+
+
+def of_step(config: Config) -> float:
+  """FLOPs of a training step over all devices."""
+  units = 1 if config.model.kind == 'vit' else length(config)
+  return config.data.batch_size * units * train_flops(config.model, length(config))

@@ -1,0 +1,120 @@
+"""The language model: embedding, trunk, final norm, head.
+
+A TokenFormer if its layers are made of Pattentions; with dense projections, biases and affine norms
+the same code is the Transformer of GPT-2 and Pythia, the baseline.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from tokenformer_jax.config import InitConfig, ModelConfig
+from tokenformer_jax.model import trunk
+from tokenformer_jax.model.blocks import architecture
+from tokenformer_jax.model.compute import DEFAULT, Compute
+from tokenformer_jax.model.layers import LayerNorm, repeat
+from tokenformer_jax.model.loss import logits
+from tokenformer_jax.model.params import Definition, Params, Role, define, param
+from tokenformer_jax.model.products import look_up
+from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, Aux, Context, Inputs
+from tokenformer_jax.parallel.sharding import constrain
+
+
+class LM(nnx.Module):
+  """A causal language model over token ids [B, T]."""
+
+  def __init__(self, config: ModelConfig, compute: Compute, *, rngs: nnx.Rngs):
+    self.compute = compute
+    self.head_scale = config.width**-0.5 if config.scaled_logits else None
+
+    def table(rows: int, axis: str, role: Role) -> nnx.Param:
+      normal = nnx.initializers.normal(config.init.embedding_std or config.init.std)
+      depth = None if role is Role.HEAD else 0
+      return param(rngs, normal, (rows, config.width), (axis, 'width'), role=role, depth=depth)
+
+    learned = config.position_embedding == 'learned'
+    role = Role.TIED_EMBEDDING if config.tied_head else Role.EMBEDDING
+    self.embedding = table(config.vocab_size, 'vocab', role)
+    self.positions = table(config.max_length, 'position', Role.POSITION) if learned else None
+    layers = architecture(config)
+    self.groups = layers.groups
+    self.blocks = trunk.make(layers, compute=compute, rngs=rngs)
+    self.final_norm = (
+      LayerNorm(config.width, config.final_norm, epsilon=config.norm_epsilon, rngs=rngs)
+      if config.final_norm != 'none'
+      else None
+    )
+    self.head = None if config.tied_head else table(config.vocab_size, 'vocab', Role.HEAD)
+
+  def embed(self, ids_BxT: jax.Array, context: Context = FROM_START) -> jax.Array:
+    """Return what the first layer reads, [B, T, D]."""
+    x_BxTxD = look_up(self.embedding[...], ids_BxT, ('vocab', 'width'), self.compute.dtype)
+    if self.positions is not None:
+      positions_BxT = context.positions(ids_BxT.shape[1])
+      rows_BxTxD = jnp.take(self.positions[...], positions_BxT, axis=0, mode='clip')
+      x_BxTxD = x_BxTxD + repeat(rows_BxTxD, x_BxTxD.shape, x_BxTxD.dtype)
+    return constrain(x_BxTxD, 'batch', None, None)
+
+  def hidden(
+    self,
+    ids_BxT: jax.Array,
+    context: Context = FROM_START,
+    caches: Sequence[Any] | None = None,
+    inputs: Inputs = NO_INPUTS,
+  ) -> tuple[jax.Array, tuple[Any, ...] | None, Aux]:
+    """Return what the head reads [B, T, D], the caches, what the layers say: see `trunk.run`."""
+    x_BxTxD, caches, aux = trunk.run(
+      self.blocks,
+      self.groups,
+      self.embed(ids_BxT, context),
+      context,
+      caches,
+      inputs,
+      compute=self.compute,
+    )
+    if self.final_norm is not None:
+      x_BxTxD = self.final_norm(x_BxTxD)
+    return x_BxTxD if self.head_scale is None else x_BxTxD * self.head_scale, caches, aux
+
+  def __call__(
+    self,
+    ids_BxT: jax.Array,
+    context: Context = FROM_START,
+    caches: Sequence[Any] | None = None,
+  ) -> tuple[jax.Array, tuple[Any, ...] | None]:
+    """Return float32 logits [B, T, V] of the next token at every position, and the caches."""
+    hidden_BxTxD, caches, _ = self.hidden(ids_BxT, context, caches)
+    return logits(hidden_BxTxD, self.output_embedding), caches
+
+  def init_caches(self, batch: int, length: int) -> tuple[Any, ...]:
+    """Return empty caches for texts of up to `length` slots; needs `Compute.layers='list'`."""
+    return trunk.init_caches(self.blocks, batch, length, self.compute.dtype)
+
+  def place_caches(self, caches: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the caches in their places on the mesh."""
+    return trunk.place_caches(self.blocks, caches)
+
+  @property
+  def output_embedding(self) -> jax.Array:
+    """The head's matrix [V, D]."""
+    return (self.embedding if self.head is None else self.head)[...]
+
+
+def define_lm(config: ModelConfig, compute: Compute = DEFAULT) -> Definition:
+  """The model's parameters and functions; `config` has every size filled in (no zeros left)."""
+  return _define(config, config.init, compute)
+
+
+@functools.cache
+def _define(config: ModelConfig, init: InitConfig, compute: Compute) -> Definition:
+  del init  # Models are equal whatever they are drawn from, so it is a part of the cache's key.
+  return define(lambda rngs: LM(config, compute, rngs=rngs))
+
+
+def unstack(params: Params, config: ModelConfig) -> Params:
+  """Return a model's parameters as `Compute.layers='list'` has them."""
+  return {**params, 'blocks': trunk.unstack(params['blocks'], architecture(config).groups)}

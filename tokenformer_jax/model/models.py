@@ -1,0 +1,12 @@
+"""The kinds of models: what `model.kind` picks."""
+
+from tokenformer_jax.config import ModelConfig
+from tokenformer_jax.model.compute import DEFAULT, Compute
+from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.model.params import Definition
+from tokenformer_jax.model.vit import define_vit
+
+
+def define(config: ModelConfig, compute: Compute = DEFAULT) -> Definition:
+  """The parameters and functions of a model; `config` has every size filled in."""
+  return (define_vit if config.kind == 'vit' else define_lm)(config, compute)

@@ -1,0 +1,204 @@
+"""Parameters as a plain nested dict of arrays, taken out of Flax NNX modules.
+
+NNX modules say what the parameters are; they exist only while a function is traced. What is
+trained, stored and grown is a nested dict `{'blocks': {'ffn': {'keys': Array, …}, …}, …}`, so the
+transforms are plain JAX and the files on disk do not depend on the module library.
+"""
+
+import dataclasses
+import enum
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from tokenformer_jax.parallel.sharding import Axes
+
+Params = dict[str, Any]
+Initializer = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]
+
+
+class Role(enum.Enum):
+  """What an array of parameters is for."""
+
+  KEY = 'key'  # of parameter tokens: an input is scored by them
+  VALUE = 'value'  # of parameter tokens: their weighted sum is the output
+  EMBEDDING = 'embedding'  # rows that are looked up
+  TIED_EMBEDDING = 'tied_embedding'  # rows that are looked up, and are the head's as well
+  HEAD = 'head'  # a row for each logit
+  POSITION = 'position'  # a row for each position, added to its input
+  KERNEL = 'kernel'  # a matrix from its second-last axis to its last one
+  ROUTER = 'router'  # a matrix whose products choose experts
+  BIAS = 'bias'  # added to an output
+  GAIN = 'gain'  # the scale of a norm
+  VECTOR = 'vector'  # an input that is learned: a class token, the query of a pool
+
+
+# The roles of arrays that a token is multiplied with.
+_MATRICES = (Role.KEY, Role.VALUE, Role.TIED_EMBEDDING, Role.HEAD, Role.KERNEL, Role.ROUTER)
+
+
+@dataclasses.dataclass(frozen=True)
+class ParamInfo:
+  """What is known of an array of parameters besides its shape.
+
+  Growth, decay, rates, sharding and FLOPs go by this, and never by the names in an array's path.
+
+  Attributes:
+    axes: a logical name for each axis (see `sharding.RULES`).
+    role: what it is for.
+    initializer: draws it, from a key, a shape and a dtype. Growth draws arrays in other shapes.
+    depth: 0 before the layers; of stacked layers the number of each, from 1 on; None after the
+      layers, and in layers that are not stacked, which only decode.
+    active: the share of its entries that one token uses.
+  """
+
+  axes: Axes
+  role: Role
+  initializer: Initializer
+  depth: int | tuple[int, ...] | None = None
+  active: float = 1.0
+
+  @property
+  def token_axis(self) -> int | None:
+    """The position of the axis that grows, or None."""
+    return token_axis(self.axes)
+
+  @property
+  def in_layers(self) -> bool:
+    """Whether it belongs to a layer."""
+    return isinstance(self.depth, tuple)
+
+
+def param(
+  rngs: nnx.Rngs,
+  init: Initializer,
+  shape: tuple[int, ...],
+  axes: Axes,
+  *,
+  role: Role,
+  depth: int | None = None,
+  active: float = 1.0,
+) -> nnx.Param:
+  """Make a float32 parameter; for axes, role, depth and active see `ParamInfo`."""
+  if len(shape) != len(axes):
+    raise ValueError(f'{len(axes)} axis names {axes} for the shape {shape}')
+  info = ParamInfo(axes, role, init, depth, active)
+  return nnx.Param(init(rngs.params(), shape, jnp.float32), info=info)
+
+
+def token_axis(axes: Axes) -> int | None:
+  """The position of the axis that grows, or None for an array that has none."""
+  return axes.index('param_tokens') if 'param_tokens' in axes else None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Definition:
+  """A module taken apart into functions of a nested dict.
+
+  Attributes:
+    init: from a random key to the parameters.
+    bind: from parameters to a module that can be called, for use inside a traced function.
+    abstract: the parameters' shapes and dtypes.
+    info: a `ParamInfo` for each array, in a tree like the parameters.
+  """
+
+  init: Callable[[jax.Array], Params]
+  bind: Callable[[Params], Any]
+  abstract: Params
+  info: Params
+
+  @functools.cached_property
+  def axes(self) -> Params:
+    """The parameters' logical axis names, a tuple of strings for each array."""
+    return jax.tree.map(lambda one: one.axes, self.info)
+
+  @property
+  def count(self) -> int:
+    """The number of parameters, found without allocating any."""
+    return sum(leaf.size for leaf in jax.tree.leaves(self.abstract))
+
+
+def define(make: Callable[[nnx.Rngs], nnx.Module]) -> Definition:
+  """Takes the module that `make` builds apart; allocates nothing."""
+  graphdef, state = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
+
+  def init(key: jax.Array) -> Params:
+    return nnx.to_pure_dict(nnx.state(make(nnx.Rngs(params=key)), nnx.Param))
+
+  def bind(params: Params) -> nnx.Module:
+    bound = jax.tree.map(lambda leaf: leaf, state)
+    nnx.replace_by_pure_dict(bound, params)
+    return nnx.merge(graphdef, bound)
+
+  return Definition(
+    init=init,
+    bind=bind,
+    abstract=nnx.to_pure_dict(state),
+    info=nnx.to_pure_dict(_map_variables(lambda v: v.get_metadata('info'), state)),
+  )
+
+
+def stack(
+  make: Callable[[nnx.Rngs], nnx.Module],
+  layers: int,
+  *,
+  rngs: nnx.Rngs,
+  depths: Sequence[int] | None = None,
+) -> nnx.Module:
+  """Make `layers` modules as one, every parameter with a leading axis `layers`.
+
+  Args:
+    make: makes one of them.
+    layers: how many there are.
+    rngs: the stream `params` is used.
+    depths: the number of each among all layers of the model, from 1 on; None: they are all.
+  """
+  graphdef, _ = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
+
+  def init(key: jax.Array) -> nnx.State:
+    return nnx.state(make(nnx.Rngs(params=key)), nnx.Param)
+
+  def stacked(one: ParamInfo) -> ParamInfo:
+    return dataclasses.replace(
+      one,
+      axes=('layers', *one.axes),
+      initializer=_layer_by_layer(one.initializer),
+      depth=tuple(depths or range(1, layers + 1)),
+    )
+
+  state = jax.vmap(init)(jax.random.split(rngs.params(), layers))
+  named = _map_variables(lambda v: v.replace(info=stacked(v.get_metadata('info'))), state)
+  return nnx.merge(graphdef, named)
+
+
+def _layer_by_layer(init: Initializer) -> Initializer:
+  """Draws [L, …]; one layer after the other, which takes a CPU half the time of all at once."""
+
+  def layers(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    keys = jax.random.split(key, shape[0])
+    return jax.lax.map(lambda key: init(key, shape[1:], dtype), keys)
+
+  return layers
+
+
+def matrix_entries(
+  module: nnx.Module, which: Callable[[ParamInfo], bool] = lambda info: True
+) -> int:
+  """Count the entries of a module's matrices that one token uses, of those that `which` picks."""
+  variables = jax.tree.leaves(nnx.state(module, nnx.Param), is_leaf=_is_variable)
+  infos = [(variable.get_metadata('info'), variable.size) for variable in variables]
+  return sum(
+    round(size * info.active) for info, size in infos if info.role in _MATRICES and which(info)
+  )
+
+
+def _map_variables(f: Callable[[nnx.Variable], Any], state: nnx.State) -> nnx.State:
+  return jax.tree.map(f, state, is_leaf=_is_variable)
+
+
+def _is_variable(node: Any) -> bool:
+  return isinstance(node, nnx.Variable)

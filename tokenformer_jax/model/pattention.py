@@ -1,0 +1,316 @@
+"""Pattention: attention between the input and learnable parameter tokens.
+
+A TokenFormer has one wherever a Transformer has a linear projection (Wang et al. 2024,
+arXiv 2410.23168, eq. 3-5). With keys K [N, D_in] and values V [N, D_out],
+
+  Pattention(x) = Θ(x Kᵀ) V
+
+where Θ is one of the score functions below. The number N of parameter tokens is free: it changes
+neither the input's nor the output's width, which is how a trained model grows.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from tokenformer_jax.config import PattentionConfig
+from tokenformer_jax.model.params import Role, param
+from tokenformer_jax.model.products import product, project
+from tokenformer_jax.model.stack import PROJECTED, ROW_STATISTICS
+from tokenformer_jax.parallel import per_device
+from tokenformer_jax.parallel.sharding import constrain, parts
+
+# Keeps a row of zeros finite; far below the rounding of any row that is not.
+EPSILON = 1e-12
+
+SCORES = 'pattention_scores'  # the name of what the backward pass may find kept
+
+_AXES = ('param_tokens', 'width')  # of keys and of values
+
+# Parameter tokens on a device, in widths of the input, from which on the gradient of the norm is
+# taken through KᵀK. The gradient of the scores then need not be read again once a sum over its row
+# is known, which costs more than products of D² numbers for each row (benchmarks/norm_cost.py).
+_MANY = 8
+
+
+def activate(x: jax.Array, gelu: str) -> jax.Array:
+  """GELU by the error function (`exact`) or by its `tanh` approximation, of the shape of x.
+
+  `exact` is written with erf in float32: on a CPU that takes a third of the time of `jax.nn.gelu`,
+  which goes through erfc to keep the relative error of results near 0, and on a TPU it is cheaper,
+  too. The absolute error is one rounding of x.
+  """
+  if gelu == 'tanh':
+    return jax.nn.gelu(x, approximate=True)
+  x32 = x.astype(jnp.float32)
+  return (0.5 * x32 * (1 + jax.lax.erf(x32 * jnp.sqrt(jnp.float32(0.5))))).astype(x.dtype)
+
+
+def parameter_weights(
+  scores_BxTxN: jax.Array,
+  *,
+  score: str = 'l2_norm_gelu',
+  gelu: str = 'exact',
+  reference_tokens: int,
+  row_epsilon: float = 0.0,
+  square_BxTx1: jax.Array | None = None,
+) -> jax.Array:
+  """Θ: the weight of every parameter token, from its score A.
+
+  With τ² = `reference_tokens`, the number of tokens that the model was first trained with:
+
+    l2_norm_gelu   GELU(τ A / ‖A‖₂)             TokenFormer (as released)
+    gelu_l2_norm   τ GELU(A) / ‖GELU(A)‖₂       Table 4, GELU + L2 (as released)
+    gelu_l1_norm   τ² GELU(A) / ‖GELU(A)‖₁      Table 4, GELU + L1
+    softmax        τ² exp(A) / ‖exp(A)‖₁        Table 4, exp + L1 (as released)
+    exp_l2_norm    τ exp(A) / ‖exp(A)‖₂         exp + L2
+
+  τ is data and not the array's shape, so that tokens of score 0 can be added without changing the
+  weights of the others (exactly so for the forms with GELU, for which a zero score has weight 0).
+
+  Args:
+    scores_BxTxN: x Kᵀ, in the dtype of the activations; what is made of them is float32.
+    score: the name of a form above.
+    gelu: `exact` (by the error function) or `tanh`.
+    reference_tokens: τ².
+    row_epsilon: added to every norm, as the released TPU code does (1e-5).
+    square_BxTx1: ‖A‖₂², for `l2_norm_gelu`, if it is known.
+
+  Returns:
+    Weights of the shape and dtype of the scores.
+  """
+  dtype, scores_BxTxN = scores_BxTxN.dtype, scores_BxTxN.astype(jnp.float32)
+  if score == 'l2_norm_gelu':
+    square = _square(scores_BxTxN) if square_BxTx1 is None else square_BxTx1
+    inverse = _inverse_l2(square, reference_tokens, row_epsilon)
+    scaled_BxTxN = _gradient_waits(scores_BxTxN, dtype) * inverse
+    return activate(scaled_BxTxN, gelu).astype(dtype)
+  if score in ('gelu_l2_norm', 'gelu_l1_norm'):
+    weights = activate(scores_BxTxN, gelu)
+  else:
+    # A shift of a whole row cancels in the norm and keeps exp from overflowing.
+    row_max = jax.lax.stop_gradient(jnp.max(scores_BxTxN, axis=-1, keepdims=True))
+    weights = jnp.exp(scores_BxTxN - row_max)
+  if score in ('gelu_l1_norm', 'softmax'):
+    scale = _inverse_l1(weights, reference_tokens, row_epsilon)
+  else:
+    scale = _inverse_l2(_square(weights), reference_tokens, row_epsilon)
+  return (_gradient_waits(weights, dtype) * scale).astype(dtype)
+
+
+def _gradient_waits(rows: jax.Array, dtype: jnp.dtype) -> jax.Array:
+  """The rows, with their gradient rounded to `dtype`.
+
+  What reaches them past their norm is complete only with the norm's part, a sum over the row. Until
+  that is known it waits in memory, in float32 if XLA may choose, for it drops pairs of conversions.
+  """
+  return rows if rows.dtype == dtype else _rounded_gradient(rows, dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _rounded_gradient(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+  del dtype
+  return x
+
+
+def _forward(x: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, None]:
+  return _rounded_gradient(x, dtype), None
+
+
+def _backward(dtype: jnp.dtype, _: None, gradient: jax.Array) -> tuple[jax.Array]:
+  rounded = jax.lax.optimization_barrier(gradient.astype(dtype))
+  return (rounded.astype(gradient.dtype),)
+
+
+_rounded_gradient.defvjp(_forward, _backward)
+
+
+def _square(rows: jax.Array) -> jax.Array:
+  """‖row‖₂² in float32, with a last axis of 1."""
+  return jnp.sum(jnp.square(rows.astype(jnp.float32)), axis=-1, keepdims=True)
+
+
+def _inverse_l2(square: jax.Array, reference_tokens: int, epsilon: float) -> jax.Array:
+  """τ / (‖row‖₂ + ε) from ‖row‖₂²."""
+  square = checkpoint_name(square + EPSILON, ROW_STATISTICS)
+  inverse = 1 / (jnp.sqrt(square) + epsilon) if epsilon else jax.lax.rsqrt(square)
+  return inverse * jnp.sqrt(jnp.float32(reference_tokens))
+
+
+def _inverse_l1(rows: jax.Array, reference_tokens: int, epsilon: float) -> jax.Array:
+  """τ² / (‖row‖₁ + ε), with a last axis of 1."""
+  total = jnp.sum(jnp.abs(rows), axis=-1, keepdims=True) + (epsilon or EPSILON)
+  return reference_tokens / checkpoint_name(total, ROW_STATISTICS)
+
+
+def scores(x: jax.Array, keys_NxI: jax.Array) -> jax.Array:
+  """Scores x Kᵀ, [B, T, N], for x [B, T, I] or as heads [B, T, H, K], which zeros may fill."""
+  return constrain(project(x, keys_NxI, _AXES, contract=1), 'batch', None, 'param_tokens')
+
+
+def _are_many(keys_NxI: jax.Array, x: jax.Array) -> bool:
+  """Whether the norm of the scores is differentiated through KᵀK. Of heads it is not."""
+  return x.ndim == 3 and len(keys_NxI) >= _MANY * parts('param_tokens') * x.shape[-1]
+
+
+def _scores_and_square(x_BxTxI: jax.Array, keys_NxI: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Scores, and their ‖A‖₂² [B, T, 1], whose gradient goes to x and K and not to the scores."""
+
+  def of_device(x_BxTxI: jax.Array, keys_NxI: jax.Array) -> tuple[jax.Array, jax.Array]:
+    scores_BxTxN = product('BTI,NI->BTN', x_BxTxI, keys_NxI)
+    if not per_device.is_split('param_tokens'):
+      return scores_BxTxN, _square_of_product(x_BxTxI, keys_NxI, scores_BxTxN)
+    x_BxTxI = per_device.varying(x_BxTxI, 'param_tokens')
+    square_BxTx1 = _square_of_product(x_BxTxI, keys_NxI, scores_BxTxN)
+    return scores_BxTxN, per_device.total(square_BxTx1, 'param_tokens')
+
+  keys_NxI = keys_NxI.astype(x_BxTxI.dtype)
+  scores_BxTxN, square_BxTx1 = per_device.on_each_device(
+    of_device, x_BxTxI, keys_NxI, _AXES, split_out=(True, False)
+  )
+  return constrain(scores_BxTxN, 'batch', None, 'param_tokens'), square_BxTx1
+
+
+@jax.custom_vjp
+def _square_of_product(
+  x_BxTxI: jax.Array, keys_NxI: jax.Array, scores_BxTxN: jax.Array
+) -> jax.Array:
+  """‖x Kᵀ‖₂² = x (KᵀK) xᵀ: the former is computed, the latter differentiated."""
+  del x_BxTxI, keys_NxI
+  return _square(scores_BxTxN)
+
+
+def _square_forward(
+  x_BxTxI: jax.Array, keys_NxI: jax.Array, scores_BxTxN: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+  return _square_of_product(x_BxTxI, keys_NxI, scores_BxTxN), (x_BxTxI, keys_NxI)
+
+
+def _square_backward(
+  kept: tuple[jax.Array, jax.Array], gradient_BxTx1: jax.Array
+) -> tuple[jax.Array, jax.Array, None]:
+  x_BxTxI, keys_NxI = kept
+  gram_IxI = keys_NxI.T @ keys_NxI
+  turned_BxTxI = product('BTI,IJ->BTJ', x_BxTxI, gram_IxI, preferred_element_type=jnp.float32)
+  of_x = (2 * gradient_BxTx1 * turned_BxTxI).astype(x_BxTxI.dtype)
+  scaled_BxTxI = (2 * gradient_BxTx1 * x_BxTxI.astype(jnp.float32)).astype(x_BxTxI.dtype)
+  return of_x, keys_NxI @ jnp.einsum('BTI,BTJ->IJ', scaled_BxTxI, x_BxTxI), None
+
+
+_square_of_product.defvjp(_square_forward, _square_backward)
+
+
+def pattention(
+  x: jax.Array,
+  keys_NxI: jax.Array,
+  values_NxO: jax.Array,
+  *,
+  score: str = 'l2_norm_gelu',
+  out_heads: tuple[int, int] | None = None,
+  keep_scores: bool = False,
+  prevent_cse: bool = False,
+  **how: Any,
+) -> jax.Array:
+  """Θ(x Kᵀ) V in the dtype of x.
+
+  Args:
+    x: [B, T, I], or as heads [B, T, H, K], which zeros may fill.
+    keys_NxI: K.
+    values_NxO: V.
+    score: as in `parameter_weights`.
+    out_heads: their number H and their width K, filled with zeros, for heads as the output.
+    keep_scores: see `keep_for_backward`.
+    prevent_cse: likewise.
+    **how: as in `parameter_weights`.
+
+  Returns:
+    [B, T, O], or [B, T, H, K].
+  """
+
+  def apply(x: jax.Array, keys_NxI: jax.Array, values_NxO: jax.Array) -> jax.Array:
+    if score == 'l2_norm_gelu' and _are_many(keys_NxI, x):
+      scores_BxTxN, square_BxTx1 = _scores_and_square(x, keys_NxI)
+    else:
+      scores_BxTxN, square_BxTx1 = scores(x, keys_NxI), None
+    scores_BxTxN = checkpoint_name(scores_BxTxN, SCORES)
+    weights_BxTxN = parameter_weights(scores_BxTxN, score=score, square_BxTx1=square_BxTx1, **how)
+    return project(weights_BxTxN, values_NxO, _AXES, contract=0, out_heads=out_heads)
+
+  return keep_for_backward(apply, keep_scores, prevent_cse)(x, keys_NxI, values_NxO)
+
+
+def keep_for_backward(
+  apply: Callable[..., jax.Array], keep_scores: bool, prevent_cse: bool
+) -> Callable[..., jax.Array]:
+  """Return a Pattention that keeps its inputs and the norms of its scores for the backward pass.
+
+  Args:
+    apply: what computes it; what is made of the scores is computed again.
+    keep_scores: keep the scores as well. Without, they are computed again from the inputs.
+    prevent_cse: keep XLA from merging that with how they were computed first, which it cannot do in
+      a loop over layers anyway. Kept scores leave it free to keep more.
+  """
+  kept = (ROW_STATISTICS, SCORES) if keep_scores else (ROW_STATISTICS,)
+  policy = jax.checkpoint_policies.save_only_these_names(*kept)
+  apply = jax.checkpoint(apply, prevent_cse=prevent_cse and not keep_scores, policy=policy)
+  return lambda *arguments: checkpoint_name(apply(*arguments), PROJECTED)
+
+
+class Pattention(nnx.Module):
+  """Pattention with its parameters: `keys` [N, D_in] and `values` [N, D_out]."""
+
+  def __init__(
+    self,
+    d_in: int,
+    d_out: int,
+    config: PattentionConfig,
+    *,
+    key_std: float,
+    value_std: float,
+    keep_scores: bool = False,
+    prevent_cse: bool = False,
+    rngs: nnx.Rngs,
+  ):
+    """Draws keys and values from normal distributions of the given standard deviations.
+
+    Args:
+      d_in: width of the input.
+      d_out: width of the output.
+      config: the numbers of tokens, and the score function.
+      key_std: standard deviation of the keys.
+      value_std: standard deviation of the values.
+      keep_scores: see `keep_for_backward`.
+      prevent_cse: likewise.
+      rngs: the stream `params` is used.
+    """
+    of_keys, of_values = nnx.initializers.normal(key_std), nnx.initializers.normal(value_std)
+    self.keys = param(rngs, of_keys, (config.tokens, d_in), _AXES, role=Role.KEY)
+    self.values = param(rngs, of_values, (config.tokens, d_out), _AXES, role=Role.VALUE)
+    self.how = {
+      'score': config.score.kind,
+      'reference_tokens': config.reference or config.tokens,
+      **dataclasses.asdict(config.score),
+    }
+    self.keep_scores, self.prevent_cse = keep_scores, prevent_cse
+
+  def weights(self, x: jax.Array) -> jax.Array:
+    """The weight of every parameter token [B, T, N], for what `__call__` takes."""
+    return parameter_weights(scores(x, self.keys[...]), **self.how)
+
+  def __call__(self, x: jax.Array, out_heads: tuple[int, int] | None = None) -> jax.Array:
+    """Θ(x Kᵀ) V, as `pattention`."""
+    return pattention(
+      x,
+      self.keys[...],
+      self.values[...],
+      out_heads=out_heads,
+      keep_scores=self.keep_scores,
+      prevent_cse=self.prevent_cse,
+      **self.how,
+    )

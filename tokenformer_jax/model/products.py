@@ -1,0 +1,186 @@
+"""Products of activations with matrices of parameters, and lookups in tables."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from tokenformer_jax.parallel import per_device
+from tokenformer_jax.parallel.sharding import Axes, constrain, parts, platform
+
+
+def product(equation: str, x: jax.Array, matrix: jax.Array, **kwargs) -> jax.Array:
+  """Return `jnp.einsum(equation, x, matrix)` of activations [B, T, …] and a matrix: [B, T, …].
+
+  On a CPU the product runs on x as [M, …], with M = B T. The gradient of the matrix then sums over
+  one axis; for two axes XLA would first write a transposed copy of the output's gradient. On a TPU
+  x keeps its axes: in XLA's layout of activations T is the last axis and B the first, so merging
+  them would need a copy.
+
+  Args:
+    equation: for example `BTI,IO->BTO`.
+    x: activations, [B, T, …].
+    matrix: cast to the dtype of x.
+    **kwargs: passed to `jnp.einsum`.
+  """
+  matrix = matrix.astype(x.dtype)
+  if platform() != 'cpu':
+    return jnp.einsum(equation, x, matrix, **kwargs)
+  at, to = equation.index('BT'), equation.split('->')[1].index('BT')
+  rows = x.reshape(*x.shape[:at], -1, *x.shape[at + 2 :])
+  out = jnp.einsum(equation.replace('BT', 'M'), rows, matrix, **kwargs)
+  return out.reshape(*out.shape[:to], *x.shape[at : at + 2], *out.shape[to + 1 :])
+
+
+def project(
+  x: jax.Array,
+  matrix: jax.Array,
+  axes: Axes,
+  *,
+  contract: int,
+  out_heads: tuple[int, int] | None = None,
+) -> jax.Array:
+  """Multiply activations with a matrix of parameters, which may be split over devices.
+
+  Args:
+    x: activations [B, T, I], or heads [B, T, H, K], which may be filled with zeros.
+    matrix: [I, O] or [O, I], as it is stored; cast to the dtype of x.
+    axes: the logical axes of the matrix; one is `width`, and several devices split the other.
+    contract: the position of I in the matrix.
+    out_heads: for heads as the output, their number H and their width K, filled with zeros.
+
+  Returns:
+    [B, T, O], or [B, T, H, K].
+  """
+  matrix = matrix.astype(x.dtype)
+  x_axes, out_axes = ('BTHK' if x.ndim == 4 else 'BTI'), ('BTHK' if out_heads else 'BTO')
+  heads = out_heads or (x.shape[2:] if x.ndim == 4 else None)
+  on_part = _OnPart(x_axes, out_axes, axes, contract, heads, matrix.shape)
+  if heads and heads[0] % parts('heads'):
+    return on_part.product(x, matrix)
+  if axes[contract] == 'width':
+    case = on_part.from_heads if x.ndim == 4 else on_part.from_width
+  else:
+    case = on_part.to_heads if out_heads else on_part.to_width
+  return per_device.on_each_device(
+    lambda x, part: (case if per_device.is_split(on_part.split) else on_part.product)(x, part),
+    x,
+    matrix,
+    axes,
+    split_in=case != on_part.from_width,
+    split_out=case != on_part.to_width,
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class _OnPart:
+  """The product of `project` with a device's part of the matrix, in four cases.
+
+  Attributes:
+    x_axes: the letters of the axes of x: `BTI` or `BTHK`.
+    out_axes: the letters of the axes of the result: `BTO` or `BTHK`.
+    axes: as in `project`.
+    contract: as in `project`.
+    heads: the number and width of the heads of x or of the result, or None.
+    shape: the shape of the whole matrix.
+  """
+
+  x_axes: str
+  out_axes: str
+  axes: Axes
+  contract: int
+  heads: tuple[int, int] | None
+  shape: tuple[int, int]
+
+  @property
+  def split(self) -> str:
+    """Return the logical axis of the matrix that devices split."""
+    return next(axis for axis in self.axes if axis != 'width')
+
+  def product(
+    self, x: jax.Array, part: jax.Array, *, x_axes: str = '', out_axes: str = ''
+  ) -> jax.Array:
+    """Multiply x with all or a part of the matrix, which has its whole width.
+
+    Args:
+      x: the activations.
+      part: the matrix or a part of it. It is split into heads if x or the result has heads.
+      x_axes: the order of the axes of x if it differs from `self.x_axes`.
+      out_axes: the order of the axes of the result if it differs from `self.out_axes`.
+    """
+    x_axes, out_axes = x_axes or self.x_axes, out_axes or self.out_axes
+    stored = [side.replace('BT', '') for side in (self.x_axes, self.out_axes)]
+    if self.contract == 1:
+      stored.reverse()
+    if 'HK' in stored:
+      at = stored.index('HK')
+      number = self.heads[0] * part.shape[at] // self.shape[at]
+      places = tuple(None if axis == 'width' else axis for axis in self.axes)
+      part = split_heads(part, at, (number, self.heads[1]), places)
+    return product(f'{x_axes},{"".join(stored)}->{out_axes}', x, part)
+
+  def from_width(self, x: jax.Array, part: jax.Array) -> jax.Array:
+    """Multiply a whole x into a part of the result, without any exchange."""
+    return self.product(x, part)
+
+  def to_width(self, x: jax.Array, part: jax.Array) -> jax.Array:
+    """Multiply a part of x, and sum over devices into the whole result."""
+    return per_device.total(self.product(x, part), self.split)
+
+  # Exchanged heads are moved to the first axis, as `per_device.scatter` needs.
+
+  def from_heads(self, x: jax.Array, part: jax.Array) -> jax.Array:
+    """Gather x from the heads of all devices, and multiply it into a part of the result."""
+    whole_HxBxTxK = per_device.gather(jnp.moveaxis(x, 2, 0), 'heads', 0)
+    return self.product(whole_HxBxTxK, part, x_axes='HBTK')
+
+  def to_heads(self, x: jax.Array, part: jax.Array) -> jax.Array:
+    """Multiply a part of x, sum over devices, and return to each device its heads of the result."""
+    summed_HxBxTxK = per_device.scatter(self.product(x, part, out_axes='HBTK'), 'heads')
+    return jnp.moveaxis(summed_HxBxTxK, 0, 2)
+
+
+def look_up(table: jax.Array, ids_BxT: jax.Array, axes: Axes, dtype: jnp.dtype) -> jax.Array:
+  """Return rows of a table of parameters, [B, T, D] in `dtype`.
+
+  The gradient of a row is summed in the dtype of the table, float32, on each device and between
+  devices. A frequent token has thousands of gradients in a batch, and a sum in bfloat16 would stop
+  growing after a few hundred.
+
+  Args:
+    table: [V, D], as it is stored.
+    ids_BxT: the numbers of the rows to return.
+    axes: the logical axes of the table; the second is `width`.
+    dtype: the dtype of the activations, in which a table with a split width is gathered.
+  """
+
+  def on_device(ids_BxT: jax.Array, table: jax.Array) -> jax.Array:
+    if not per_device.is_split(axes[0]):
+      return jnp.take(table, ids_BxT, axis=0).astype(dtype)
+    ids_BxT = ids_BxT - per_device.first_index(axes[0], len(table))
+    here_BxTx1 = ((ids_BxT >= 0) & (ids_BxT < len(table)))[..., None]
+    rows_BxTxD = jnp.take(table, ids_BxT, axis=0, mode='clip').astype(dtype)
+    return per_device.total(jnp.where(here_BxTx1, rows_BxTxD, 0), axes[0])
+
+  return per_device.on_each_device(on_device, ids_BxT, table, axes, gathered_in=dtype)
+
+
+def split_heads(
+  matrix: jax.Array, axis: int, heads: tuple[int, ...], axes: tuple[str | None, ...]
+) -> jax.Array:
+  """Split the axis D of a matrix [I, D], [D, O] or a bias [D] into heads.
+
+  Args:
+    matrix: of any dtype.
+    axis: the position of D.
+    heads: the number H of heads and their width K. Zeros fill heads if K is more than D/H.
+    axes: the logical axes of the matrix, for `sharding.constrain` before it is filled.
+  """
+  shape = list(matrix.shape)
+  width = shape[axis] // heads[0]
+  shape[axis : axis + 1] = heads[0], width
+  if width == heads[1]:
+    return matrix.reshape(shape)
+  fill = [(0, heads[1] - width if i == axis + 1 else 0) for i in range(len(shape))]
+  # Constrain first, because XLA fails to fill heads that are split over devices (jax 0.10.2).
+  return jnp.pad(constrain(matrix, *axes).reshape(shape), fill)

@@ -1,0 +1,166 @@
+"""Token-token attention by the splash kernel on TPUs; each device computes its rows and heads.
+
+The kernel is part of JAX. This module chooses its block size, runs it on the mesh and computes its
+cost.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+
+import jax
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as library
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+from tokenformer_jax.parallel.sharding import parts, spec
+
+LANES = 128  # lanes of a vector unit; the number of positions must be a multiple
+_BLOCK = 512
+_AXES = ('batch', 'heads', None, None)
+# For each kernel: the matrix products per block of scores, and the vector operations per score
+# (mask, maximum, exponential, sum, cast; in the backward pass also products with the gradient).
+_WORK = {'fwd': (2, 12), 'dkv': (4, 14), 'dq': (3, 14)}
+_KERNEL = re.compile(r'splash_mha_(fwd|dkv|dq)')
+# The scope of a kernel call. A compiled program keeps the scope in the names of operations, also in
+# the backward pass, and has no other information about the mask.
+_SCOPE = 'splash_window_{}'
+_WINDOW = re.compile(_SCOPE.format(r'(\d+)'))
+
+
+def fits(batch: int, heads: int, length: int) -> bool:
+  """Return whether the kernel can compute [B, T, H, K] of these sizes on the current mesh."""
+  divides = batch % parts('batch') == 0 and heads % parts('heads') == 0
+  return length % LANES == 0 and divides
+
+
+def filled(head_width: int) -> int:
+  """Return the head width that projections should produce: K, or K filled up to whole lanes.
+
+  The kernel fills heads with zeros. If the projection fills them, their values need not move
+  between lanes before and after the kernel. If more than a quarter would be zeros, the extra
+  products cost about as much as the moves, so the result is K.
+  """
+  lanes = -(-head_width // LANES) * LANES
+  return lanes if 4 * head_width >= 3 * lanes else head_width
+
+
+def block_size(length: int) -> int:
+  """Return the queries and keys per block: the largest power of two ≤ 512 that divides T."""
+  return math.gcd(length, _BLOCK)
+
+
+def attention(
+  query: jax.Array,
+  key: jax.Array,
+  value: jax.Array,
+  *,
+  head_width: int | None = None,
+  causal: bool,
+  window: int = 0,
+  interpret: bool = False,
+) -> jax.Array:
+  """Return the softmax attention of queries, keys and values [B, T, H, K].
+
+  Args:
+    query: the queries; T is a multiple of `LANES`.
+    key: the keys, in the same shape.
+    value: the values, in the same shape.
+    head_width: scores are divided by its square root; None: K. Less than K if zeros fill the heads.
+    causal: whether a query sees only the keys up to its own position.
+    window: with `causal`, the number of keys that a query sees, up to its own; 0: all.
+    interpret: whether to run the kernel without a TPU, slowly, for tests.
+
+  Returns:
+    The weighted values [B, T, H, K].
+  """
+  query = query * (head_width or query.shape[-1]) ** -0.5
+  query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
+
+  def on_device(query_BxHxTxK: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    _, heads, length, _ = query_BxHxTxK.shape
+    apply = _kernel(heads, _mask(length, causal, window), interpret)
+    with jax.named_scope(_SCOPE.format(window)):
+      return jax.vmap(apply)(query_BxHxTxK, key, value)
+
+  if not jax.sharding.get_abstract_mesh().empty:
+    place = spec(_AXES)
+    # A kernel does not declare over which axes its result varies, so JAX cannot check that.
+    on_device = jax.shard_map(on_device, in_specs=(place,) * 3, out_specs=place, check_vma=False)
+  return on_device(query, key, value).swapaxes(1, 2)
+
+
+def _mask(length: int, causal: bool, window: int) -> masks.Mask:
+  shape = (length, length)
+  if causal and window:
+    # The library counts the positions left and right of a query without the query's own.
+    return masks.LocalMask(shape, (window - 1, 0), offset=0)
+  return masks.CausalMask(shape) if causal else masks.FullMask(shape)
+
+
+def _kernel(heads: int, mask: masks.Mask, interpret: bool):
+  block = block_size(mask.shape[0])
+  # Use two kernels in the backward pass. One kernel for all three gradients returns a partial
+  # gradient of the queries for every block of keys, and summing these costs more than computing the
+  # scores twice.
+  blocks = library.BlockSizes(
+    **dict.fromkeys(
+      (
+        *('block_q', 'block_kv', 'block_kv_compute'),
+        *('block_q_dkv', 'block_kv_dkv', 'block_kv_dkv_compute'),
+        *('block_q_dq', 'block_kv_dq'),
+      ),
+      block,
+    ),
+  )
+  return library.make_splash_mha(
+    masks.MultiHeadMask((mask,) * heads),
+    block_sizes=blocks,
+    head_shards=1,
+    q_seq_shards=1,
+    interpret=interpret,
+  )
+
+
+def computed_blocks(length: int, window: int = 0) -> int:
+  """Return how many blocks of scores the causal kernel computes: those with a visible key."""
+  block = block_size(length)
+  blocks = length // block
+  # The last key of a block and the first query of the n-th block after it are (n − 1) · block + 1
+  # positions apart.
+  diagonals = min(blocks, (window + block - 2) // block + 1) if window else blocks
+  return diagonals * blocks - diagonals * (diagonals - 1) // 2
+
+
+def cost(
+  name: str, operands: Sequence[tuple[str, tuple[int, ...]]], *, side: int, scope: str
+) -> tuple[float, float, float] | None:
+  """Return the cost of a call of the kernel, which a compiled program does not contain.
+
+  The kernel skips blocks that are masked entirely, and computes partly masked blocks whole.
+
+  Args:
+    name: the name of the operation in the program.
+    operands: the data types and shapes of the operands: tables of blocks (`s8`) if there is a mask,
+      and the queries on a device, [B, H, T, K], or [H, T, K] for one row.
+    side: the side of the matrix unit; zeros fill narrower heads up to it.
+    scope: the scope of the operation in the program's metadata, which names the window. No operand
+      shows the window, because the tables of the backward pass are not reduced to it.
+
+  Returns:
+    The FLOPs of the products, the same with the zeros that fill heads, and the operations of the
+    vector units; None for another kernel, and for a mask whose window the scope does not name.
+  """
+  found = _KERNEL.search(name)
+  if not found:
+    return None
+  *rows, length, width = next(shape for dtype, shape in operands if 'f' in dtype)
+  computed = (length // block_size(length)) ** 2
+  if any(dtype == 's8' for dtype, _ in operands):
+    window = _WINDOW.search(scope)
+    if not window:
+      return None
+    computed = computed_blocks(length, int(window.group(1)))
+  scores = math.prod(rows) * computed * block_size(length) ** 2
+  products, operations = _WORK[found.group(1)]
+  filled = -(-width // side) * side
+  return products * 2 * scores * width, products * 2 * scores * filled, operations * scores

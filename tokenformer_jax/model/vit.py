@@ -1,0 +1,196 @@
+"""The vision transformer: patches, a trunk without a causal mask, a pooled head.
+
+With Pattentions the blocks are a TokenFormer's, with dense projections the usual ViT's
+(Dosovitskiy et al. 2021, arXiv 2010.11929). Patch embedding and head are matrices in both: with the
+paper's numbers of parameter tokens the blocks of its smallest ViT have 84.9 million parameters of
+the 86 that it gives, which leaves room for a convolution (0.6) and a linear head (0.8) and not for
+two more Pattentions (1.9).
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from tokenformer_jax.config import InitConfig, ModelConfig
+from tokenformer_jax.model import trunk
+from tokenformer_jax.model.blocks import architecture
+from tokenformer_jax.model.compute import DEFAULT, Compute
+from tokenformer_jax.model.layers import Dense, LayerNorm, feed_forward, projection, repeat
+from tokenformer_jax.model.params import Definition, Role, define, matrix_entries, param
+from tokenformer_jax.model.trunk import NO_INPUTS, Aux, Inputs
+from tokenformer_jax.parallel.sharding import constrain
+
+_BASE = 10000.0  # of the sin-cos positions
+
+
+def patches(images_BxHxWxC: jax.Array, size: int) -> jax.Array:
+  """The non-overlapping patches [B, T, size · size · C] of images, row by row."""
+  batch, height, width, channels = images_BxHxWxC.shape
+  rows, columns = height // size, width // size
+  grid = images_BxHxWxC.reshape(batch, rows, size, columns, size, channels).swapaxes(2, 3)
+  return grid.reshape(batch, rows * columns, size * size * channels)
+
+
+@functools.cache
+def sincos_positions(rows: int, columns: int, width: int) -> np.ndarray:
+  """Fixed two-dimensional positions [rows · columns, D] (Chen et al. 2021, arXiv 2104.02057).
+
+  A quarter of the width each for the sine and the cosine of the column, and of the row.
+  """
+  frequencies = _BASE ** -(np.arange(width // 4) / (width // 4))
+  at_row, at_column = np.meshgrid(np.arange(rows), np.arange(columns), indexing='ij')
+  angles = [np.outer(at.ravel(), frequencies) for at in (at_column, at_row)]
+  return np.concatenate([f(a) for a in angles for f in (np.sin, np.cos)], axis=1, dtype=np.float32)
+
+
+def resample_positions(table_TxD: jax.Array, length: int) -> jax.Array:
+  """Learned positions of a square grid for another square grid, of `length` patches (bicubic)."""
+  old, new = (round(n**0.5) for n in (table_TxD.shape[0], length))
+  grid = table_TxD.reshape(old, old, -1)
+  return jax.image.resize(grid, (new, new, grid.shape[-1]), 'bicubic').reshape(length, -1)
+
+
+def branch_scales(key: jax.Array, layers: int, batch: int, rate: float) -> jax.Array:
+  """Stochastic depth (Huang et al. 2016, arXiv 1603.09382) as a factor [L, B, 2] of each branch.
+
+  0 with a probability that rises from 0 in the first block to `rate` in the last one, else what
+  keeps the expectation; for each image, its attention and its feed-forward branch by itself.
+  """
+  kept_L = 1 - jnp.linspace(0, rate, layers)
+  kept_Lx1x1 = kept_L[:, None, None]
+  return jax.random.bernoulli(key, kept_Lx1x1, (layers, batch, 2)) / kept_Lx1x1
+
+
+class AttentionPool(nnx.Module):
+  """One learned query attends to all positions; then a feed-forward layer (arXiv 2106.04560)."""
+
+  def __init__(self, config: ModelConfig, *, compute: Compute, rngs: nnx.Rngs):
+    layer = config.layer
+    make = functools.partial(projection, model=config, compute=compute, rngs=rngs)
+    into_heads, out_of_heads = ('width', 'heads'), ('heads', 'width')
+    self.query, self.key, self.value = (make(layer.mixer.qkv, axes=into_heads) for _ in range(3))
+    self.proj = make(layer.mixer.proj, axes=out_of_heads)
+    self.probe = param(
+      rngs, nnx.initializers.normal(1.0), (config.width,), ('norm',), role=Role.VECTOR
+    )
+    norm = functools.partial(LayerNorm, config.width, layer.norm, epsilon=config.norm_epsilon)
+    self.norm = None if layer.ffn.kind == 'none' else norm(rngs=rngs)
+    self.ffn = feed_forward(layer.ffn, config, compute=compute, rngs=rngs)
+    self.heads = layer.mixer.heads
+
+  def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
+    """[B, T, D] → [B, 1, D]."""
+    batch, _, width = x_BxTxD.shape
+    probe_Bx1xD = repeat(self.probe[...], (batch, 1, width), x_BxTxD.dtype)
+    heads = (self.heads, width // self.heads)
+    query, key, value = (
+      self.query(probe_Bx1xD, heads),
+      self.key(x_BxTxD, heads),
+      self.value(x_BxTxD, heads),
+    )
+    pooled_Bx1xD = self.proj(jax.nn.dot_product_attention(query, key, value, implementation='xla'))
+    return pooled_Bx1xD if self.ffn is None else pooled_Bx1xD + self.ffn(self.norm(pooled_Bx1xD))
+
+  def length_flops(self, length: int) -> int:
+    """Count the FLOPs for `length` positions beyond one use of every matrix.
+
+    Keys and values are those of all positions; everything else is of the one query.
+    """
+    of_position = 2 * (matrix_entries(self.key) + matrix_entries(self.value))
+    return (length - 1) * of_position + 4 * self.probe.size * length
+
+
+class ViT(nnx.Module):
+  """A classifier of images [B, H, W, C] with values around 0."""
+
+  def __init__(self, config: ModelConfig, compute: Compute, *, rngs: nnx.Rngs):
+    self.compute, self.patch = compute, config.patch
+    self.position_kind, self.pool_kind = config.position_embedding, config.pool
+
+    # The kernel of a convolution of stride and size `patch`, its first three axes made one.
+    inputs = config.patch**2 * config.channels
+    self.patch_embedding = Dense(
+      inputs, config.width, ('patch', 'width'), std=inputs**-0.5, bias=True, depth=0, rngs=rngs
+    )
+    make = functools.partial(param, rngs, nnx.initializers.normal(config.init.std), depth=0)
+    self.positions = (
+      make((config.max_length, config.width), ('position', 'width'), role=Role.POSITION)
+      if config.position_embedding == 'learned'
+      else None
+    )
+    # One vector: like a norm it is not split, and does not decay.
+    self.class_token = (
+      make((config.width,), ('norm',), role=Role.VECTOR) if config.pool == 'token' else None
+    )
+    layers = architecture(config, causal=False)
+    self.groups = layers.groups
+    self.blocks = trunk.make(layers, compute=compute, rngs=rngs)
+    self.final_norm = (
+      LayerNorm(config.width, config.final_norm, epsilon=config.norm_epsilon, rngs=rngs)
+      if config.final_norm != 'none'
+      else None
+    )
+    self.pool = (
+      AttentionPool(config, compute=compute, rngs=rngs) if config.pool == 'attention' else None
+    )
+    self.head = Dense(
+      config.width,
+      config.classes,
+      ('width', 'classes'),
+      std=config.init.std,
+      bias=True,
+      rngs=rngs,
+    )
+
+  def __call__(
+    self,
+    images_BxHxWxC: jax.Array,
+    inputs: Inputs = NO_INPUTS,
+  ) -> tuple[jax.Array, Aux]:
+    """Return float32 logits [B, classes], and what the layers say.
+
+    `inputs.branch_scales_Bx2` is for training with stochastic depth: see `branch_scales`.
+    """
+    x_BxTxD = self._embed(images_BxHxWxC.astype(self.compute.dtype))
+    x_BxTxD, _, aux = trunk.run(
+      self.blocks,
+      self.groups,
+      constrain(x_BxTxD, 'batch', None, None),
+      inputs=inputs,
+      compute=self.compute,
+    )
+    if self.final_norm is not None:
+      x_BxTxD = self.final_norm(x_BxTxD)
+    if self.pool_kind == 'mean':
+      pooled_Bx1xD = jnp.mean(x_BxTxD.astype(jnp.float32), axis=1, keepdims=True)
+    else:
+      pooled_Bx1xD = x_BxTxD[:, :1] if self.pool is None else self.pool(x_BxTxD)
+    return self.head(pooled_Bx1xD.astype(jnp.float32))[:, 0], aux
+
+  def _embed(self, images_BxHxWxC: jax.Array) -> jax.Array:
+    """Patches with their positions, and the class token before them if there is one."""
+    x_BxTxD = self.patch_embedding(patches(images_BxHxWxC, self.patch))
+    batch, _, width = x_BxTxD.shape
+    if self.position_kind == 'learned':
+      x_BxTxD = x_BxTxD + repeat(self.positions[...], x_BxTxD.shape, x_BxTxD.dtype)
+    elif self.position_kind == 'sincos':
+      rows, columns = (size // self.patch for size in images_BxHxWxC.shape[1:3])
+      x_BxTxD = x_BxTxD + sincos_positions(rows, columns, width).astype(x_BxTxD.dtype)[None]
+    if self.class_token is not None:
+      token_Bx1xD = repeat(self.class_token[...], (batch, 1, width), x_BxTxD.dtype)
+      x_BxTxD = jnp.concatenate([token_Bx1xD, x_BxTxD], axis=1)
+    return x_BxTxD
+
+
+def define_vit(config: ModelConfig, compute: Compute = DEFAULT) -> Definition:
+  """The model's parameters and functions; `config` has every size filled in (no zeros left)."""
+  return _define(config, config.init, compute)
+
+
+@functools.cache
+def _define(config: ModelConfig, init: InitConfig, compute: Compute) -> Definition:
+  del init  # Models are equal whatever they are drawn from, so it is a part of the cache's key.
+  return define(lambda rngs: ViT(config, compute, rngs=rngs))

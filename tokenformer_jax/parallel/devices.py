@@ -1,0 +1,69 @@
+"""Find the devices of a run, and check that a config can be split over them."""
+
+import os
+from typing import TYPE_CHECKING
+
+import jax
+from jax.sharding import AbstractMesh, Mesh
+
+from tokenformer_jax.config import Config
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.parallel import sharding
+
+if TYPE_CHECKING:
+  from tokenformer_jax.model.params import Definition
+
+
+def find() -> list[jax.Device]:
+  """Return all devices.
+
+  Raises:
+    UserError: there is no device of a platform in JAX_PLATFORMS.
+  """
+  try:
+    return jax.devices()
+  except RuntimeError as error:
+    asked = os.environ.get('JAX_PLATFORMS', '')
+    raise UserError(
+      f'no device of the kind JAX_PLATFORMS={asked!r} was found ({str(error).splitlines()[0]}); '
+      'unset it, or install jax for that device (pip install -e ".[tpu]" or ".[cuda]")'
+    ) from error
+
+
+def check_fits(config: Config, definition: 'Definition', mesh: Mesh) -> None:
+  """Check that the mesh can split parameters, heads and batch, and suits the attention kernel.
+
+  Raises:
+    UserError: a size cannot be split evenly, or the attention kernel is for other devices.
+  """
+  check_devices(config, mesh)
+  sharding.check_divides(mesh, definition.abstract, definition.axes)
+
+
+def check_devices(config: Config, mesh: Mesh) -> None:
+  """Check the part of `check_fits` that needs no sizes from the data.
+
+  Raises:
+    UserError: as `check_fits`, except for the parameters.
+  """
+  kernel, platform = config.train.attention, mesh.devices.flat[0].platform
+  needed = {'splash': 'tpu', 'cudnn': 'gpu'}.get(kernel, platform)
+  if needed != platform:
+    raise UserError(
+      f'config.train.attention={kernel} is for a {needed}, and the devices are {platform}; '
+      'auto takes the kernel of the devices'
+    )
+  check_splits(config, mesh)
+
+
+def check_splits(config: Config, mesh: Mesh | AbstractMesh) -> None:
+  """Check that heads and batch can be split over the mesh.
+
+  Raises:
+    UserError: a size is not a multiple of its number of parts.
+  """
+  for heads in config.model.heads:
+    sharding.check_divisible(mesh, 'heads', heads, 'heads of a layer of config.model')
+  parts = config.optim.accumulation_steps
+  rows = f'of config.data.batch_size / optim.accumulation_steps = {config.data.batch_size}/{parts}'
+  sharding.check_divisible(mesh, 'batch', config.data.batch_size // parts, rows)

@@ -1,0 +1,194 @@
+"""Functions that run on each device, on its rows and its part of a matrix.
+
+Devices exchange data by logical axis: `total(x, 'param_tokens')` sums over the devices that hold
+different parameter tokens, whatever mesh axis splits these.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.layout import Layout, with_layout_constraint
+from jax.sharding import PartitionSpec
+
+from tokenformer_jax.parallel.sharding import Axes, mesh_axes, parts, platform, spec
+
+_TWO_STEPS = 16  # from this number of devices that split heads on, heads are scattered in two steps
+
+
+def on_each_device(
+  f: Callable[[Any, jax.Array], Any],
+  rows: Any,
+  matrix: jax.Array,
+  axes: Axes,
+  *,
+  split_in: bool = False,
+  split_out: Any = False,
+  gathered_in: jnp.dtype | None = None,
+) -> Any:
+  """Apply `f(rows, matrix)` on each device to its rows and the whole width of its part of a matrix.
+
+  Each device gathers the width. It gets its part of the gradient, summed over the devices with
+  other rows, by a reduce-scatter. XLA alone would use one all-reduce of whole gradients, which
+  moves twice the bytes.
+
+  On one device, and if the rows or the matrix do not divide, f gets the whole arrays.
+
+  Args:
+    f: the function. It must sum over the devices of the other axis if that `is_split`.
+    rows: arrays [B, …].
+    matrix: of two axes, as it is stored.
+    axes: the logical axes of the matrix; one is `width`. The other is split like parameter tokens
+      if no rule splits it.
+    split_in: whether the other axis is also the third axis of the rows, split over devices.
+    split_out: whether the other axis is the third axis of the result, for each of its arrays.
+    gathered_in: the dtype for gathering the matrix, if its gradient needs more precision: f gets
+      the matrix, and devices sum its gradient, in the dtype of the matrix. By default all three
+      use that dtype.
+
+  Returns:
+    The result of f: arrays [B, …], or arrays with one number for each device with other rows.
+  """
+  sizes = jax.sharding.get_abstract_mesh().shape
+  if math.prod(sizes.values()) == 1:
+    return f(rows, matrix)
+  places = [_along(axis) for axis in axes]
+  pieces = parts('batch'), *(math.prod(sizes[name] for name in place) for place in places)
+  lengths = len(jax.tree.leaves(rows)[0]), *matrix.shape
+  if any(length % piece for length, piece in zip(lengths, pieces, strict=True)):
+    return f(rows, matrix)
+  at_width = axes.index('width')
+  # Leave out mesh axes of size 1: no sum runs along them, so values must not count as varying.
+  others = tuple(name for name in places[1 - at_width] if sizes[name] > 1) or None
+  places[1 - at_width] = others
+  (batch,) = spec(('batch',))
+  whole, split = PartitionSpec(batch), PartitionSpec(batch, None, others)
+  same = tuple(name for name in mesh_axes('batch') if name not in places[at_width])
+
+  def on_part(rows: Any, part: jax.Array) -> Any:
+    part = jax.lax.pcast(part, same, to='varying')
+    return f(rows, gather(part, 'width', at_width, gathered_in))
+
+  return jax.shard_map(
+    on_part,
+    in_specs=(split if split_in else whole, PartitionSpec(*places)),
+    out_specs=jax.tree.map(lambda is_split: split if is_split else whole, split_out),
+  )(rows, matrix)
+
+
+def _along(axis: str) -> tuple[str, ...]:
+  """Return the mesh axes that split a logical axis inside `on_each_device`.
+
+  An axis without a rule (`patch`, `classes`) is stored whole, and split for products only.
+  """
+  return mesh_axes(axis) or mesh_axes('param_tokens')
+
+
+def is_split(axis: str) -> bool:
+  """Return whether the current trace runs on one of several devices that split a logical axis."""
+  mesh = jax.sharding.get_abstract_mesh()
+  return bool(mesh.manual_axes) and math.prod(mesh.shape[name] for name in _along(axis)) > 1
+
+
+def total(x: Any, axis: str) -> Any:
+  """Sum arrays over the devices that split a logical axis."""
+  return jax.lax.psum(x, _along(axis))
+
+
+def largest(x: Any, axis: str) -> Any:
+  """Return the maximum of arrays over the devices that split a logical axis."""
+  return jax.lax.pmax(x, _along(axis))
+
+
+def varying(x: jax.Array, axis: str) -> jax.Array:
+  """Mark an array as a copy per device, so that its gradient is summed over devices."""
+  return jax.lax.pcast(x, _along(axis), to='varying')
+
+
+def first_index(axis: str, size: int) -> jax.Array:
+  """Return the start of this device's part of a logical axis, if each part has `size` entries."""
+  along = _along(axis)
+  # For a tuple of one axis JAX would add operations: multiply the index by 1 and add it to 0.
+  return size * jax.lax.axis_index(along[0] if len(along) == 1 else along)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def gather(part: jax.Array, axis: str, position: int, dtype: jnp.dtype | None = None) -> jax.Array:
+  """Gather an array on each device. The backward pass sums its gradient and scatters it.
+
+  Args:
+    part: the device's part of the array.
+    axis: the logical axis that is split.
+    position: the position of that axis in the array.
+    dtype: values are rounded to this dtype for the transfer; None keeps their dtype. The gradient
+      is transferred in the dtype of the array.
+  """
+  moved = part.astype(dtype or part.dtype)
+  return jax.lax.all_gather(moved, _along(axis), axis=position, tiled=True).astype(part.dtype)
+
+
+def _gather_forward(
+  part: jax.Array, axis: str, position: int, dtype: jnp.dtype | None
+) -> tuple[jax.Array, None]:
+  return gather(part, axis, position, dtype), None
+
+
+def _gather_backward(
+  axis: str, position: int, dtype: jnp.dtype | None, _: None, gradient: jax.Array
+) -> tuple[jax.Array]:
+  del dtype
+  gradient = _scatter(jnp.moveaxis(gradient, position, 0), axis)
+  return (jnp.moveaxis(gradient, 0, position),)
+
+
+gather.defvjp(_gather_forward, _gather_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def scatter(x: jax.Array, axis: str) -> jax.Array:
+  """Sum arrays over devices, and return to each device its part of the first axis.
+
+  The backward pass gathers the gradient along that axis.
+
+  Args:
+    x: the device's contribution to the whole array.
+    axis: the logical axis of the array's first axis, which the result splits.
+  """
+  return _scatter(x, axis)
+
+
+def _scatter_forward(x: jax.Array, axis: str) -> tuple[jax.Array, None]:
+  return scatter(x, axis), None
+
+
+def _scatter_backward(axis: str, _: None, gradient: jax.Array) -> tuple[jax.Array]:
+  return (jax.lax.all_gather(gradient, _along(axis), tiled=True),)
+
+
+scatter.defvjp(_scatter_forward, _scatter_backward)
+
+
+def _scatter(x: jax.Array, axis: str) -> jax.Array:
+  """Sum arrays over devices, and return to each device its part of the first axis.
+
+  On TPUs the sum runs in two steps: over groups of devices a stride apart, then over groups of
+  neighbours. The split axis is contiguous in memory. XLA compiles any other reduce-scatter over 16
+  or 64 devices as an all-reduce. A layout constraint makes gradients of weights contiguous, because
+  XLA may choose another layout for one of them. Over 4 devices that split heads one step is right:
+  XLA keeps a single reduce-scatter if the split axis is an axis of its own, and turns two steps
+  into all-reduces.
+  """
+  along, devices = _along(axis), parts(axis)
+  inner = max(d for d in range(1, math.isqrt(devices) + 1) if devices % d == 0)
+  if platform() != 'tpu' or inner == 1 or (axis != 'width' and devices < _TWO_STEPS):
+    return jax.lax.psum_scatter(x.reshape(devices, -1, *x.shape[1:]), along)
+  if axis == 'width':
+    x = with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+  numbers = np.arange(devices).reshape(-1, inner)
+  for groups in (numbers.T, numbers):
+    x = jax.lax.psum_scatter(x, along, axis_index_groups=groups.tolist(), tiled=True)
+  return x

@@ -1,0 +1,259 @@
+"""The mesh, the one table of sharding rules, and the shardings of any pytree.
+
+No other file names a mesh axis. Other files use logical axes: `parts` returns how many ways an axis
+is split, `constrain` fixes the sharding of an array, and `per_device` exchanges data. A new mesh
+axis needs a size in `config.MeshConfig` and a name in `RULES`.
+
+The mesh axes: `replica` (copies of the model, one or more per slice), `fsdp` (splits the width of
+parameters and optimizer state, and the batch), `tokens` (splits parameter tokens, heads and
+vocabulary).
+"""
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+import jax
+import optax
+from jax.experimental import mesh_utils
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from tokenformer_jax.config import MeshConfig
+from tokenformer_jax.errors import UserError
+
+if TYPE_CHECKING:
+  from tokenformer_jax.model.params import Params
+
+Axes = tuple[str, ...]
+
+# Logical axis → mesh axis or axes. None: not split.
+RULES = {
+  'batch': ('replica', 'fsdp'),
+  'width': 'fsdp',
+  'param_tokens': 'tokens',  # the axis that grows
+  'heads': 'tokens',
+  'hidden': 'tokens',  # the hidden width of the Transformer baseline's feed-forward layer
+  'vocab': 'tokens',
+  'layers': None,
+  'position': None,
+  'patch': None,
+  'classes': None,
+  'norm': None,
+}
+
+
+def is_axes(node: Any) -> bool:
+  """Whether a node of a tree of axis names is a leaf; for `jax.tree.map(…, is_leaf=is_axes)`."""
+  return isinstance(node, tuple)
+
+
+def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
+  """Return a mesh over the given devices (default: all), with the axes of the config in order.
+
+  Each slice of TPUs is its own replica: slices are linked by the data center's network only.
+
+  Raises:
+    UserError: the sizes do not multiply to the number of devices, or slices would have to share a
+      replica.
+  """
+  devices = jax.devices() if devices is None else devices
+  sizes = mesh_sizes(config, len(devices))
+  names, types = tuple(sizes), (AxisType.Auto,) * len(sizes)
+  # Only slices of TPUs count: on other platforms each host is a slice, and any layout is allowed.
+  # TPUs of a compile-only topology of one slice have no slice index.
+  slices = len({getattr(d, 'slice_index', 0) if d.platform == 'tpu' else 0 for d in devices})
+  if slices == 1:
+    # `jax.make_mesh` does the same, but fails for a mesh of 4 × 64 on most 16 × 16 topologies.
+    shape = tuple(sizes.values())
+    grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    return Mesh(grid, names, types)
+  if sizes['replica'] % slices:
+    raise UserError(
+      f'config.mesh.replica is {sizes["replica"]}, and the devices are in {slices} slices; it must '
+      f'be a multiple of {slices}, because each slice holds whole replicas'
+    )
+  outside = {name: slices if name == 'replica' else 1 for name in names}
+  inside = [sizes[name] // outside[name] for name in names]
+  grid = mesh_utils.create_hybrid_device_mesh(
+    inside, list(outside.values()), devices, allow_split_physical_axes=True
+  )
+  return Mesh(grid, names, types)
+
+
+def abstract_mesh(config: MeshConfig, devices: int) -> AbstractMesh:
+  """Return the abstract mesh over a number of devices, without the devices themselves.
+
+  Raises:
+    UserError: the sizes do not multiply to the number of devices.
+  """
+  sizes = mesh_sizes(config, devices)
+  return AbstractMesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes))
+
+
+def mesh_sizes(config: MeshConfig, devices: int) -> dict[str, int]:
+  """Return the size of each mesh axis over a number of devices, with the −1 filled in.
+
+  Raises:
+    UserError: the sizes do not multiply to the number of devices.
+  """
+  sizes = dataclasses.asdict(config)
+  named = ', '.join(f'{axis}={size}' for axis, size in sizes.items())
+  values = list(sizes.values())
+  if values.count(-1) > 1 or any(size < 1 and size != -1 for size in values):
+    raise UserError(
+      f'config.mesh has {named}; sizes are positive, and at most one is -1 (the rest)'
+    )
+  known = math.prod(size for size in values if size != -1)
+  if devices % known == 0:
+    sizes = {axis: devices // known if size == -1 else size for axis, size in sizes.items()}
+  if math.prod(sizes.values()) != devices:
+    raise UserError(
+      f'config.mesh has {named}, and the product of these sizes must be the number of devices, '
+      f'{devices}'
+    )
+  return sizes
+
+
+def resplit(config: MeshConfig, devices: int, parts_of_tokens: int) -> MeshConfig | None:
+  """Return a mesh config with the same replicas that splits parameter tokens in a number of parts.
+
+  The rest of the devices split the width. Return None if they do not divide.
+  """
+  sizes = mesh_sizes(config, devices)
+  left = sizes['fsdp'] * sizes['tokens']
+  if left % parts_of_tokens:
+    return None
+  changes = {'fsdp': left // parts_of_tokens, 'tokens': parts_of_tokens}
+  return dataclasses.replace(config, **{**sizes, **changes})
+
+
+def mesh_axes(axis: str) -> tuple[str, ...]:
+  """Return the mesh axes over which the rules split a logical axis."""
+  names = RULES[axis] or ()
+  return (names,) if isinstance(names, str) else names
+
+
+def parts(axis: str, mesh: Mesh | AbstractMesh | None = None) -> int:
+  """Return in how many parts a mesh (default: the current one) splits a logical axis.
+
+  A batch must have a multiple of `parts('batch')` rows. Without a mesh the result is 1.
+  """
+  sizes = (jax.sharding.get_abstract_mesh() if mesh is None else mesh).shape
+  return math.prod(sizes.get(name, 1) for name in mesh_axes(axis))
+
+
+def replica_axes() -> tuple[str, ...]:
+  """Return the mesh axes along which devices hold different rows, but the same parameters."""
+  return tuple(name for name in mesh_axes('batch') if name not in mesh_axes('width'))
+
+
+def replicas(mesh: Mesh | AbstractMesh) -> int:
+  """Return how many devices of a mesh hold the same parameters with different rows."""
+  return math.prod(mesh.shape[name] for name in replica_axes())
+
+
+def spec(axes: Axes | tuple[str | None, ...]) -> PartitionSpec:
+  """Return the partition of an array with the given logical axes."""
+  return PartitionSpec(*[None if axis is None else RULES[axis] for axis in axes])
+
+
+def tree_shardings(mesh: Mesh, axes: 'Params') -> 'Params':
+  """Return the shardings for a tree of logical axes, such as `Definition.axes`."""
+  return jax.tree.map(lambda a: NamedSharding(mesh, spec(a)), axes, is_leaf=is_axes)
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+  """Return the sharding of an array that every device holds whole."""
+  return NamedSharding(mesh, PartitionSpec())
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+  """Return the sharding of a batch [B, …]."""
+  return NamedSharding(mesh, spec(('batch',)))
+
+
+def optimizer_shardings(
+  mesh: Mesh, tx: optax.GradientTransformation, abstract_params: 'Params', axes: 'Params'
+) -> Any:
+  """Return the shardings of the state of `tx`: arrays of a parameter are sharded like it."""
+  return optax.tree.map_params(
+    tx,
+    lambda _, sharding: sharding,
+    jax.eval_shape(tx.init, abstract_params),
+    tree_shardings(mesh, axes),
+    transform_non_params=lambda _: replicated(mesh),
+  )
+
+
+def with_shardings(abstract: Any, shardings: Any) -> Any:
+  """Return the shapes and dtypes of `abstract` with shardings, for restoring a checkpoint."""
+  return jax.tree.map(
+    lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), abstract, shardings
+  )
+
+
+def with_even_shardings(abstract: Any, shardings: Any) -> Any:
+  """Return the same as `with_shardings`, but do not split an axis that does not divide."""
+
+  def placed(array: Any, place: NamedSharding) -> jax.ShapeDtypeStruct:
+    split = []
+    for size, axes in zip(array.shape, place.spec, strict=False):
+      names = () if axes is None else (axes,) if isinstance(axes, str) else axes
+      divides = size % math.prod(place.mesh.shape[name] for name in names) == 0
+      split.append(axes if divides else None)
+    even = NamedSharding(place.mesh, PartitionSpec(*split))
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=even)
+
+  return jax.tree.map(placed, abstract, shardings)
+
+
+def platform() -> str:
+  """Return the platform that the current trace is compiled for: `cpu`, `gpu` or `tpu`.
+
+  The platform is that of the current mesh, whose devices may be remote, else that of this process.
+  """
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  return device.platform if device is not None else jax.default_backend()
+
+
+def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
+  """Fix the sharding of an activation if a mesh is set (`jax.set_mesh`).
+
+  Return the activation unchanged inside `jax.shard_map`, where every array is already one part.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty or mesh.manual_axes:
+    return x
+  return jax.lax.with_sharding_constraint(x, spec(axes))
+
+
+def check_divides(mesh: Mesh, abstract: 'Params', axes: 'Params') -> None:
+  """Check that every parameter can be split evenly over the mesh.
+
+  Raises:
+    UserError: an axis is not a multiple of the mesh axes that split it.
+  """
+  paths = jax.tree_util.tree_flatten_with_path(abstract)[0]
+  for (path, leaf), names in zip(paths, jax.tree.leaves(axes, is_leaf=is_axes), strict=True):
+    for size, name in zip(leaf.shape, names, strict=True):
+      check_divisible(mesh, name, size, f'of parameter {"/".join(key.key for key in path)}')
+
+
+def check_divisible(mesh: Mesh, name: str, size: int, place: str) -> None:
+  """Check that a logical axis of a size can be split evenly over the mesh.
+
+  Args:
+    mesh: the mesh.
+    name: the logical axis.
+    size: the size of the axis.
+    place: names the array in the message: 'of parameter NAME'.
+
+  Raises:
+    UserError: the size is not a multiple of the mesh axes that split the axis.
+  """
+  if size % parts(name, mesh):
+    raise UserError(
+      f'the axis {name!r} {place} has the size {size}, which is not a multiple of '
+      f'{" × ".join(mesh_axes(name))} = {parts(name, mesh)} of the mesh; change that size or '
+      'config.mesh'
+    )

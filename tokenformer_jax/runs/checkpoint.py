@@ -1,0 +1,440 @@
+"""Checkpoints by Orbax: asynchronous, self-contained, checked bit by bit when read.
+
+A checkpoint holds three items: `state` (a nested dict of arrays), `meta` (JSON: format version,
+step, the whole config, package versions, a checksum of every array) and `tokenizer` (JSON; for a
+classifier, the names of its classes). These items suffice to resume, grow, evaluate and generate.
+
+A checkpoint is damaged if a checksum, a digest or a format in it is wrong. A read error does not
+mean damage: reading is tried again, and the checkpoint stays in its place.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import functools
+import hashlib
+import importlib.metadata
+import json
+import math
+import os
+import time
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+from absl import logging
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import Config, migrate
+from tokenformer_jax.errors import TransientError, UserError
+from tokenformer_jax.parallel import hosts
+from tokenformer_jax.runs import checkpoint_meta, checksum, orbax_setup
+from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta, Seen
+from tokenformer_jax.runs.checkpoint_reader import (
+  DamagedError,
+  read_arrays,
+  read_together,
+  with_paths,
+)
+from tokenformer_jax.runs.orbax_setup import Deferred
+from tokenformer_jax.storage import paths, retry
+from tokenformer_jax.storage.retry import one_line
+
+# Arrays are stored in pieces, so that writing and reading need little memory besides the arrays.
+_SAVE_ARGS = ocp.SaveArgs(chunk_byte_size=64 * 2**20)
+_FILE_BYTES = 64 * 2**20  # size of a file of pieces, which stays in memory until it is full
+_PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'tokenformer_jax')
+
+
+class Checkpoints:
+  """The checkpoints of one work directory, `WORKDIR/checkpoints/STEP`."""
+
+  def __init__(
+    self, workdir: str | os.PathLike[str], *, keep: int | None = None, save_gb: int | None = None
+  ):
+    """Open the directory for reading or, with `keep`, for writing.
+
+    Args:
+      workdir: the run's work directory.
+      keep: the number of newest checkpoints to keep, besides the one with the lowest loss.
+      save_gb: how much of a state to copy for writing at a time. The state must then not change
+        until `wait` returns. None: copy all of it before `save` returns.
+    """
+    orbax_setup.quiet()
+    self.directory = paths.absolute(paths.parse_path(workdir)) / 'checkpoints'
+    self._keep, self._save_gb = keep, save_gb
+    self._reader = orbax_setup.make_reader()
+    try:
+      self._manager = retry.retried(self._open, f'opening {self.directory}')
+    except Exception as error:
+      if not retry.is_for_user(error):
+        raise
+      raise UserError(
+        f'{self.directory} cannot be opened ({one_line(error)}); check its permissions and your '
+        'account'
+      ) from error
+    self._pending = False  # whether the outcome of the last save is unknown
+    self._unwritten: int | None = None  # the step of the last save, unless it succeeded
+    self._failures, self._again_at = 0, 0.0  # failed saves in a row, and the time to try again
+
+  def _open(self) -> ocp.CheckpointManager:
+    make = functools.partial(orbax_setup.make_manager, self.directory, self._keep, self._save_gb)
+    if self._keep is None:
+      manager = make(metrics=False)
+    else:
+      self.directory.mkdir(parents=True, exist_ok=True)
+      try:
+        manager = make(metrics=True)
+      except orbax_setup.FORMAT_ERRORS as error:
+        if retry.is_transient(error):
+          raise
+        logging.warning('the best checkpoint cannot be determined: %s', one_line(error))
+        manager = make(metrics=False)
+    # Orbax treats an unreadable directory as absent.
+    if hidden := set(paths.steps(self.directory)) - set(manager.all_steps()):
+      raise OSError(errno.EIO, f'the checkpoints {sorted(hidden)} could not be read')
+    return manager
+
+  def steps(self) -> list[int]:
+    """Return the steps of all complete checkpoints, ascending."""
+    return sorted(self._manager.all_steps())
+
+  def common_steps(self) -> list[int]:
+    """Return the `steps` that the first process sees. All processes must call this method."""
+    return json.loads(hosts.from_first(lambda: json.dumps(self.steps())))
+
+  def save(
+    self,
+    step: int,
+    state: Any,
+    config: Config,
+    tokenizer: dict[str, Any],
+    loss: float | None = None,
+    *,
+    lineage: Lineage = (),
+    contents: str = 'model',
+    wait: bool = False,
+    seen: Seen | None = None,
+  ) -> None:
+    """Start to write a checkpoint. Unless `save_gb` is set, `state` may be donated afterwards.
+
+    In one process, writing is retried after a transient error: by this method, or, if the error
+    occurs in the background, by the caller (`failed`). Several processes cannot retry: after a
+    failure of one, the others wait for it inside Orbax.
+
+    Args:
+      step: the name of the checkpoint.
+      state: as in `step.initial_state`; for `contents` other than `model` any nested dict. Its
+        arrays may be `Deferred`.
+      config: the run's config, with every size filled in.
+      tokenizer: the meaning of the model's ids, from `Task.vocabulary`.
+      loss: the loss on the validation split, if it was measured.
+      lineage: the history of the model.
+      contents: see `Meta`.
+      wait: whether to wait until the checkpoint is on disk, and to retry until it is.
+      seen: see `Meta`. None: `step` batches of the config's batch size.
+
+    Raises:
+      UserError: this or the previous checkpoint cannot be written until the user acts.
+      TransientError: writing kept failing with errors that may pass.
+    """
+    meta = {
+      'format': migrate.FORMAT,
+      'step': step,
+      'updates': step - int(state.get('skipped', 0)),
+      'config': config_lib.to_json(config),
+      'lineage': [config_lib.to_json(ancestor) for ancestor in lineage],
+      'contents': contents,
+      'packages': package_versions(),
+      'checksums': {path: int(value) for path, value in with_paths(_checksums(state))},
+      'seen': dataclasses.asdict(seen or Seen(step * config.data.batch_size)),
+    }
+    args = ocp.args.Composite(
+      state=ocp.args.PyTreeSave(
+        state,
+        save_args=jax.tree.map(lambda _: _SAVE_ARGS, state),
+        ocdbt_target_data_file_size=_FILE_BYTES,
+      ),
+      meta=ocp.args.JsonSave({**meta, 'digest': _digest(meta)}),
+      tokenizer=ocp.args.JsonSave({**tokenizer, 'digest': _digest(tokenizer)}),
+    )
+    # Without a finite loss, a checkpoint must not count as the best.
+    metrics = None if loss is None or not math.isfinite(loss) else {'loss': loss}
+
+    def write() -> None:
+      self._settle()
+      if self._failures:
+        self._manager.reload()
+        if step in self.steps():  # An earlier try succeeded after all.
+          return
+      self._pending, self._unwritten = True, step
+      try:
+        self._manager.save(step, args=args, metrics=metrics)
+      except Exception as error:
+        self._fail(error)
+      if wait:
+        self._settle()
+
+    pauses = () if jax.process_count() > 1 else retry.PAUSES
+    try:
+      retry.retried(write, f'writing the checkpoint of step {step}', pauses)
+    except Exception as error:
+      self._raise_unwritten(error)
+
+  def wait(self) -> None:
+    """Wait until the checkpoint that `save` started is on disk.
+
+    Raises:
+      UserError: the checkpoint cannot be written until the user acts.
+      TransientError: the checkpoint was not written, but a later try may succeed.
+    """
+    try:
+      self._settle()
+    except Exception as error:
+      self._raise_unwritten(error)
+
+  def failed(self) -> bool:
+    """Return, without waiting, whether the last save failed and it is time to save again.
+
+    Raises:
+      UserError: the checkpoint cannot be written until the user acts.
+      TransientError: saving has failed too often, or there are several processes.
+    """
+    if self._pending and not self._manager.is_saving_in_progress():
+      try:
+        self._settle()
+      except Exception as error:
+        too_often = jax.process_count() > 1 or self._failures > len(retry.PAUSES)
+        if too_often or not retry.is_transient(error):
+          self._raise_unwritten(error)
+        pause = retry.PAUSES[self._failures - 1]
+        self._again_at = time.monotonic() + pause
+        retry.announce('writing a checkpoint', pause, error)
+    return bool(self._failures) and not self._pending and time.monotonic() >= self._again_at
+
+  def _settle(self) -> None:
+    """Wait for the end of the previous save; raise its error, if any."""
+    try:
+      self._manager.wait_until_finished()
+    except Exception as error:
+      self._fail(error)
+    if self._pending:
+      self._pending, self._unwritten, self._failures = False, None, 0
+
+  def _fail(self, error: Exception) -> NoReturn:
+    """Count a failed save, and raise its error."""
+    self._pending, self._failures = False, self._failures + 1
+    if not hosts.is_loss(error):
+      with contextlib.suppress(Exception):  # The error of the save itself matters more.
+        self._manager.reload()  # Orbax lists a step as soon as it starts to write it.
+    # A try that Orbax abandoned writes on for a moment, and then removes its files.
+    gone = str(error).startswith('NOT_FOUND')  # TensorStore's status for a missing file
+    if gone or isinstance(error, (FileNotFoundError, FileExistsError)):
+      raise OSError(errno.ESTALE, str(error)) from error
+    raise error
+
+  def _raise_unwritten(self, error: Exception) -> NoReturn:
+    """Raise the error of a save as a sentence for the user."""
+    # A TimeoutError is a failure of storage, not the loss of another process.
+    if hosts.is_loss(error) and not isinstance(error, TimeoutError):
+      raise error
+    cause = (error.__cause__ if isinstance(error, TransientError) else None) or error
+    complete = [s for s in self.steps() if s != self._unwritten]
+    last = f'the last good checkpoint is step {complete[-1]}' if complete else 'none is saved yet'
+    failure = f'a checkpoint could not be written to {self.directory} ({one_line(cause)}); {last}; '
+    if retry.is_transient(cause):
+      raise TransientError(
+        f'{failure}this may pass by itself: run the same command again to continue from there'
+      ) from cause
+    raise UserError(
+      f'{failure}free space or choose another --workdir, then run the same command to continue '
+      'from there'
+    ) from cause
+
+  def close(self) -> None:
+    """Wait for writes in progress, and end the background threads.
+
+    An error is only logged: `wait` has raised it already, or another error ends the run.
+    """
+    try:
+      self._manager.close()
+    except Exception as error:
+      logging.warning('a checkpoint was not written: %s', one_line(error))
+
+  def meta(self, step: int) -> Meta:
+    """Return the description in a checkpoint.
+
+    Raises:
+      DamagedError: the content has changed since it was written.
+      UserError: a later version of this package wrote it, or the permission to read is missing.
+      TransientError: reading kept failing with errors that may pass.
+    """
+    args = ocp.args.Composite(meta=ocp.args.JsonRestore(), tokenizer=ocp.args.JsonRestore())
+    directory = self.directory / str(step)
+
+    def read() -> Meta:
+      restored = self._reader.restore(directory, args=args)
+      meta, tokenizer = _checked(restored['meta']), _checked(restored['tokenizer'])
+      return checkpoint_meta.from_json(meta, tokenizer, str(directory))
+
+    return read_together(directory, read)
+
+  def restore(self, meta: Meta, abstract: Any) -> Any:
+    """Read the state, or a part of it, directly into the shardings of `abstract`.
+
+    Args:
+      meta: the description of the checkpoint, from `Checkpoints.meta`.
+      abstract: `jax.ShapeDtypeStruct`s with shardings: the whole state, or some of its entries.
+
+    Returns:
+      Arrays in the structure of `abstract`.
+
+    Raises:
+      DamagedError: the content has changed since it was written.
+      UserError: the permission to read is missing.
+      TransientError: reading kept failing with errors that may pass.
+    """
+    fresh = {}
+    if meta.contents == 'params':
+      fresh = {name: part for name, part in abstract.items() if name != 'params'}
+      abstract = {'params': abstract['params']}
+    for path, _ in with_paths(abstract):
+      if path not in meta.checksums:
+        raise DamagedError(f'the array {path} is missing')
+    whole = len(with_paths(abstract)) == len(meta.checksums)
+    directory = self.directory / str(meta.step)
+    state = read_together(
+      directory,
+      lambda: read_arrays(
+        self._reader, directory, abstract, whole=whole, stored_paths=meta.stored_paths
+      ),
+    )
+    for path, value in with_paths(_checksums(state)):
+      if meta.checksums[path] != int(value):
+        raise DamagedError(f'the array {path} has changed since it was written')
+    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype, device=a.sharding), fresh)
+    return {**state, **zeros}
+
+  def set_aside(self, step: int) -> paths.Path:
+    """Move a damaged checkpoint to `WORKDIR/damaged/STEP`."""
+
+    def move() -> str:
+      target = self.directory.parent / 'damaged' / str(step)
+      while paths.exists(target):
+        target = target.with_name(f'{target.name}_again')
+      target.parent.mkdir(exist_ok=True)
+      paths.rename(self.directory / str(step), target)
+      return os.fspath(target)
+
+    moved = paths.parse_path(hosts.from_first(move))
+    retry.retried(self._manager.reload, f'reading {self.directory}')
+    return moved
+
+
+def open_source(directory: paths.Path, step: int | None) -> tuple[Checkpoints, Meta]:
+  """Open the checkpoint of a step (None: the newest one that can be read).
+
+  Raises:
+    UserError: there is no such checkpoint, or it is damaged.
+  """
+  if not paths.exists(directory / 'checkpoints'):
+    raise UserError(f'{directory} is not the work directory of a run: it has no checkpoints/')
+  checkpoints = Checkpoints(directory)
+  steps = checkpoints.common_steps()
+  if step is not None and step not in steps:
+    raise UserError(f'{directory} has no checkpoint of step {step}; it has {_listed(steps)}')
+  for candidate in [step] if step is not None else reversed(steps):
+    try:
+      return checkpoints, checkpoints.meta(candidate)
+    except DamagedError as error:
+      logging.warning('checkpoint %s of %s is damaged: %s', candidate, directory, error)
+  raise UserError(f'no checkpoint of {directory} can be read; it has {_listed(steps)}')
+
+
+def restore_source(checkpoints: Checkpoints, meta: Meta, abstract: Any) -> Any:
+  """Restore from a checkpoint that `open_source` found, and report damage to the user.
+
+  Raises:
+    UserError: the checkpoint is damaged.
+  """
+  try:
+    return checkpoints.restore(meta, abstract)
+  except DamagedError as error:
+    raise UserError(
+      f'the checkpoint of step {meta.step} in {checkpoints.directory.parent} is damaged ({error}); '
+      'name an earlier one as DIR@STEP'
+    ) from error
+
+
+def has(meta: Meta, entry: str) -> bool:
+  """Return whether the state in a checkpoint has an entry such as `params`."""
+  return any(path.startswith(f'{entry}/') for path in meta.checksums)
+
+
+def check_is_model(meta: Meta, directory: paths.Path) -> None:
+  """Check that a checkpoint holds a model.
+
+  Raises:
+    UserError: the checkpoint holds something else.
+  """
+  if meta.contents not in ('model', 'params'):
+    raise UserError(
+      f'{directory} holds added tokens only; merge them into a model first '
+      '(python -m tokenformer_jax.grow merge)'
+    )
+
+
+def check_is_language_model(meta: Meta, directory: paths.Path) -> None:
+  """Check that a checkpoint holds a language model.
+
+  Raises:
+    UserError: the checkpoint holds something else.
+  """
+  check_is_model(meta, directory)
+  if meta.config.model.kind != 'lm':
+    raise UserError(
+      f'{directory} is not a language model: its model.kind is {meta.config.model.kind}; name the '
+      'work directory of a language model'
+    )
+
+
+def _listed(steps: list[int]) -> str:
+  return f'the steps {", ".join(map(str, steps))}' if steps else 'none'
+
+
+def _checksums(state: Any) -> Any:
+  """Return the checksums of a state, computed one array at a time to save memory.
+
+  Wait for each checksum: on a CPU, programs that run at once can deadlock in their collectives.
+  """
+
+  def compute(array: Any) -> Any:
+    if isinstance(array, Deferred):
+      return checksum.on_host(array.read())
+    return jax.block_until_ready(checksum.on_devices(array))
+
+  return jax.tree.map(compute, state)
+
+
+def _digest(content: dict[str, Any]) -> str:
+  return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _checked(content: dict[str, Any]) -> dict[str, Any]:
+  content = dict(content)
+  if content.pop('digest', None) != _digest(content):
+    raise DamagedError('its description has changed since it was written')
+  return content
+
+
+def package_versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
+  """Return the installed version of each package, or `not installed`."""
+  versions = {}
+  for package in packages:
+    try:
+      versions[package] = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+      versions[package] = 'not installed'
+  return versions

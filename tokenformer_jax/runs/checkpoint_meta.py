@@ -1,0 +1,85 @@
+"""The description in a checkpoint: its step, config, lineage, checksums and tokenizer."""
+
+import dataclasses
+from typing import Any
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import migrate
+from tokenformer_jax.runs import saved_config
+
+
+@dataclasses.dataclass(frozen=True)
+class Ancestor:
+  """One entry of a lineage: a change of a model other than by training."""
+
+  action: str  # grow, shrink, merge or remove
+  source: str  # the source's work directory
+  step: int  # the source's step
+  model: config_lib.ModelConfig  # the source's model
+  grow: config_lib.GrowConfig  # the options of the action
+  updates: int  # the new model's count of optimizer updates when it was created
+  # After merge, and in extracted tokens: the runs that the added tokens came from, one per line.
+  tokens_of: str = ''
+
+
+Lineage = tuple[Ancestor, ...]  # the oldest first
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+  """The training data that a run has seen."""
+
+  samples: int  # the number of samples, in the order of data/order.py
+  digest: str = ''  # the digest of the data; '' in checkpoints without it
+
+
+@dataclasses.dataclass(frozen=True)
+class Meta:
+  """The description in a checkpoint."""
+
+  step: int
+  updates: int  # updates by the optimizer: `step` minus the skipped updates
+  config: config_lib.Config  # the config of the run that wrote it, with every size filled in
+  lineage: Lineage
+  # `model`; `params` for a model without training, so that the rest of its state is zero; or
+  # `added_tokens` for the tokens of the last growth alone.
+  contents: str
+  checksums: dict[str, int]  # by path in the state
+  tokenizer: dict[str, Any]
+  seen: Seen = Seen(0)
+  # Array paths in the files, by path in the state, for arrays whose path an earlier format differs.
+  stored_paths: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+def from_json(
+  stored: dict[str, Any],
+  tokenizer: dict[str, Any],
+  where: str,
+  changes: migrate.Changes = migrate.CHANGES,
+) -> Meta:
+  """Return the description in a checkpoint of any format.
+
+  Args:
+    stored: the checkpoint's `meta`.
+    tokenizer: the checkpoint's `tokenizer`.
+    where: the name of the checkpoint for messages.
+    changes: the changes of the format since the first version.
+
+  Raises:
+    UserError: a later version of this package wrote the checkpoint.
+  """
+  migrate.check_format(stored['format'], where, changes)
+  meta = migrate.meta(stored, changes)
+  paths = {migrate.array_path(p, stored['format'], changes): p for p in stored['checksums']}
+  config = config_lib.from_dict(config_lib.Config, meta['config'])
+  return Meta(
+    step=meta['step'],
+    updates=meta['updates'],
+    config=saved_config.without_programs(config),
+    lineage=tuple(config_lib.from_dict(Ancestor, entry) for entry in meta['lineage']),
+    contents=meta['contents'],
+    checksums=meta['checksums'],
+    tokenizer=tokenizer,
+    seen=config_lib.from_dict(Seen, meta['seen']),
+    stored_paths={path: old for path, old in paths.items() if path != old},
+  )

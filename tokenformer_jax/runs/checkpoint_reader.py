@@ -1,0 +1,133 @@
+"""Reading of a checkpoint: all processes agree on the outcome, and arrays go to their shardings."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import jax
+import orbax.checkpoint as ocp
+
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.parallel import hosts
+from tokenformer_jax.runs import orbax_setup
+from tokenformer_jax.storage import paths, retry
+
+_T = TypeVar('_T')
+# Outcomes of a read in a process. The highest outcome of all processes decides.
+_READ, _DAMAGED, _UNREADABLE, _MISTAKE = range(4)
+
+
+class DamagedError(Exception):
+  """A checkpoint whose content has changed: a checksum, digest or format is wrong."""
+
+
+def read_together(path: paths.Path, read: Callable[[], _T]) -> _T:
+  """Return the value that `read` reads from the checkpoint at a path.
+
+  All processes must call this function. Each process reads by itself. Then all processes, also
+  those that failed, share their outcomes and take the same next step: continue, end, or let the
+  failed processes try again. Damage must be found twice, because a transfer may be cut short.
+
+  Raises:
+    DamagedError: some process found changed content.
+    UserError: the permission to read is missing, or `read` raised it.
+    TransientError: reading kept failing with errors that may pass.
+  """
+  value, error, is_read, confirmed = None, None, False, False
+  for pause in (*retry.PAUSES, None):
+    if not is_read:
+      try:
+        value, error, is_read = read(), None, True
+      except Exception as raised:
+        if hosts.is_loss(raised):
+          raise
+        error = raised
+    ended = hosts.highest(_ended(error))
+    if ended == _READ:
+      return value
+    if ended == _MISTAKE or (ended == _DAMAGED and (confirmed or pause is None)):
+      break
+    if ended == _DAMAGED:
+      confirmed = True
+      continue
+    if pause is None:
+      raise retry.gave_up(f'reading {path}', len(retry.PAUSES) + 1, error) from error
+    if error is not None:
+      retry.announce(f'reading {path}', pause, error)
+      time.sleep(pause)
+  if ended == _DAMAGED:
+    reason = retry.one_line(error) if error else 'another process finds it damaged'
+    raise DamagedError(reason) from error
+  if error is None or _ended(error) != _MISTAKE:
+    raise UserError(f'another process cannot read {path}; its output says why') from error
+  if retry.is_for_user(error) and not isinstance(error, UserError):
+    raise UserError(
+      f'{path} cannot be read ({retry.one_line(error)}); check its permissions and your account'
+    ) from error
+  raise error
+
+
+def _ended(error: Exception | None) -> int:
+  """Return the outcome of a read. Only an error about the content means damage."""
+  if error is None:
+    return _READ
+  if retry.is_for_user(error):
+    return _MISTAKE
+  content = isinstance(error, (DamagedError, *orbax_setup.FORMAT_ERRORS))
+  if retry.is_transient(error) or (isinstance(error, OSError) and not content):
+    return _UNREADABLE
+  return _DAMAGED if content else _MISTAKE
+
+
+def read_arrays(
+  reader: ocp.Checkpointer,
+  path: paths.Path,
+  abstract: Any,
+  *,
+  whole: bool,
+  stored_paths: Mapping[str, str],
+) -> Any:
+  """Read the arrays of a state directly into their shardings.
+
+  Args:
+    reader: from `orbax_setup.make_reader`.
+    path: the path of the checkpoint.
+    abstract: `jax.ShapeDtypeStruct`s with shardings: the whole state, or some of its entries.
+    whole: whether `abstract` has all arrays in the files.
+    stored_paths: the paths in the files of arrays whose path differs, by path in the state.
+
+  Returns:
+    Arrays in the structure of `abstract`.
+  """
+  if stored_paths:
+    return _read_renamed(reader, path, abstract, stored_paths)
+  if whole:
+    args = ocp.args.StandardRestore(abstract)
+  else:
+    restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
+    args = ocp.args.PyTreeRestore(abstract, restore_args=restore_args, partial_restore=True)
+  return reader.restore(path, args=ocp.args.Composite(state=args))['state']
+
+
+def _read_renamed(
+  reader: ocp.Checkpointer, path: paths.Path, abstract: Any, stored_paths: Mapping[str, str]
+) -> Any:
+  """Read arrays in the structure of the files, and return them in the structure of `abstract`."""
+  stored = {stored_paths.get(at, at): leaf for at, leaf in with_paths(abstract)}
+  structure = reader.metadata(path).item_metadata['state'].tree
+  item = jax.tree.map_with_path(
+    lambda keys, _: stored.get(_joined(keys), ocp.PLACEHOLDER), structure
+  )
+  restore_args = ocp.checkpoint_utils.construct_restore_args(item)
+  args = ocp.args.Composite(state=ocp.args.PyTreeRestore(item, restore_args=restore_args))
+  arrays = dict(with_paths(reader.restore(path, args=args)['state']))
+  return jax.tree.unflatten(jax.tree.structure(abstract), [arrays[at] for at in stored])
+
+
+def with_paths(tree: Any) -> list[tuple[str, Any]]:
+  """Return the leaves of a tree with paths such as `params/blocks/ffn/keys`."""
+  return [(_joined(keys), leaf) for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
+
+
+def _joined(keys: Any) -> str:
+  return jax.tree_util.keystr(keys, simple=True, separator='/')

@@ -1,0 +1,213 @@
+"""Read the points of a run's metric, and draw the figure of the command `plot`."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.model import flops
+from tokenformer_jax.runs import metrics, saved_config
+from tokenformer_jax.storage import paths
+
+if TYPE_CHECKING:
+  from matplotlib.axes import Axes
+  from matplotlib.axis import Axis
+  from matplotlib.figure import Figure
+
+X_AXES = ('steps', 'examples', 'tokens', 'flops')
+
+_COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
+_UNITS = {
+  'loss': 'loss (nats per token)',
+  'bits_per_byte': 'bits per byte',
+  'accuracy': 'accuracy (fraction of tokens or images)',
+  'top5_accuracy': 'top-5 accuracy (fraction of images)',
+  'calibration_error': 'expected calibration error',
+  'learning_rate': 'learning rate',
+  'grad_norm': 'gradient norm',
+  'tokens_per_second': 'tokens per second',
+  'images_per_second': 'images per second',
+  'step_seconds': 'seconds per step',
+  'mfu': 'MFU (fraction of peak)',
+}
+_FALLING = ('loss', 'perplexity', 'bits_per_byte')  # metrics that fall steeply at first
+_START = 0.1  # A curve that begins in this part of its steps gets a logarithmic x axis.
+# Labels of a logarithmic axis in every decade, by the largest ratio of the axis's values.
+_TICKS = (
+  (2.5, ()),  # linear steps
+  (20, (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8)),
+  (300, (1, 2, 5)),
+  (math.inf, (1, 3)),
+)
+_VALIDATION = {
+  'linestyle': '--',
+  'linewidth': 0.9,
+  'marker': 'o',
+  'markersize': 5.5,
+  'markeredgecolor': 'white',
+}
+SUFFIXES = ('.png', '.pdf', '.svg')
+
+
+def curves(run: str | Path, x: str, y: str) -> dict[str, tuple[list[float], list[float]]]:
+  """Return the points of a metric, and of the same metric on the validation data.
+
+  Args:
+    run: a work directory.
+    x: `steps`, or the `examples` (sequences or images), `tokens` or model `flops` of training.
+    y: the metric's name. For `train/NAME`, `eval/NAME` is returned as well if the run has it.
+
+  Returns:
+    Values along x and y by metric name; a value that was not finite is NaN.
+
+  Raises:
+    UserError: the directory is not a run, or the run has no such metric.
+  """
+  run = paths.parse_path(run)
+  lines, scale = read(run), _per_step(run, x)
+  names = {name for line in lines for name in line if name != 'step'}
+  if y not in names:
+    raise UserError(f'{run} has no metric {y!r}; it has {", ".join(sorted(names))}')
+  found = {}
+  for name in (y, y.replace('train/', 'eval/')):
+    points = [(line['step'] * scale, line[name]) for line in lines if name in line]
+    if points:
+      xs, ys = zip(*points, strict=True)
+      found[name] = [*xs], [value if _is_finite(value) else math.nan for value in ys]
+  if not any(map(_is_finite, found[y][1])):
+    raise UserError(f'{run} has no finite value of {y}, so there is nothing to draw')
+  return found
+
+
+def read(run: paths.Path) -> list[dict[str, float]]:
+  """Return the lines of a run's metrics.jsonl, at least one.
+
+  Raises:
+    UserError: the directory is not a run, or the run has no figures yet.
+  """
+  try:
+    lines = metrics.read(run)
+  except (paths.errors(run), ValueError, RecursionError) as error:
+    raise UserError(
+      f'{run} is not a run: its metrics.jsonl cannot be read ({paths.reason(error)}); give the '
+      '--workdir of a training run'
+    ) from error
+  if not lines:
+    raise UserError(f'{run} has no figures yet; the first come after config.train.log_every steps')
+  if not all(_is_finite(line['step']) for line in lines):
+    raise UserError(f'{run} is not a run: a step in its metrics.jsonl is not a number; give a run')
+  return lines
+
+
+def _is_finite(value: Any) -> bool:
+  return type(value) in (int, float) and math.isfinite(value)
+
+
+def _per_step(run: paths.Path, x: str) -> float:
+  """Return the length of one step on the x axis."""
+  if x == 'steps':
+    return 1
+  resolved = saved_config.read(run / 'config.json', 'use --x=steps', needed_by=f'--x={x}')
+  if x == 'examples':
+    return resolved.data.batch_size
+  if x == 'tokens':
+    if resolved.model.kind != 'lm':
+      raise UserError(f'{run} trains on images, which have no tokens; use --x=examples')
+    return resolved.data.batch_size * resolved.data.sequence_length
+  return flops.of_step(resolved)
+
+
+def draw(runs: Sequence[str | Path], x: str, y: str) -> 'Figure':
+  """Return a figure with one colour for each run: `train/…` as a line, `eval/…` as dashed points.
+
+  A metric that falls steeply at first, such as a loss, gets logarithmic axes, which show the whole
+  curve and keep its end readable.
+
+  Raises:
+    UserError: matplotlib is not installed, or as `curves`.
+  """
+  try:
+    from matplotlib.figure import Figure  # noqa: PLC0415
+  except ImportError as error:
+    raise UserError(
+      'matplotlib, which draws the curves, is not installed; run pip install -e ".[plot]"'
+    ) from error
+  runs = [*dict.fromkeys(map(paths.parse_path, runs))]
+  drawn = {name: curves(run, x, y) for name, run in zip(_names(runs), runs, strict=True)}
+  figure = Figure(figsize=(8, 4.5), dpi=150, layout='constrained')
+  axes = figure.add_subplot()
+  for i, (name, found) in enumerate(drawn.items()):
+    colour = _COLOURS[i % len(_COLOURS)]
+    for metric, (xs, ys) in found.items():
+      if metric == y:
+        marker = 'o' if metric.startswith('eval/') or len(xs) == 1 else None
+        axes.plot(xs, ys, color=colour, linewidth=1.6, marker=marker, markersize=4, label=name)
+      else:
+        axes.plot(xs, ys, color=colour, **_VALIDATION)
+  if any(len(found) > 1 for found in drawn.values()):
+    axes.plot([], [], color='grey', label='validation', **_VALIDATION)
+  _finish(axes, x, y)
+  return figure
+
+
+def _names(runs: Sequence[paths.Path]) -> list[str]:
+  """Return the directories' names, or their whole paths if two runs have the same name."""
+  names = [run.resolve().name for run in runs]
+  return names if len(set(names)) == len(names) else [str(run) for run in runs]
+
+
+def _finish(axes: 'Axes', x: str, y: str) -> None:
+  """Set labels, scales and limits."""
+  split, _, name = y.rpartition('/')
+  falls = name in _FALLING and all(value > 0 for _, ys in _points(axes) for value in ys)
+  from_start = all(0 < xs[0] <= _START * xs[-1] for xs, _ in _points(axes))
+  if x == 'flops':
+    axes.set_xscale('log')
+    axes.set_xlabel('model FLOPs of training')
+  else:
+    power, unit = _unit(max(max(xs) for xs, _ in _points(axes)))
+    axes.set_xlabel(f'training {x}{unit}')
+    if falls and from_start:
+      axes.set_xscale('log')
+      _label_plainly(axes.xaxis, [at for xs, _ in _points(axes) for at in xs], power)
+    else:
+      axes.set_xlim(left=0)
+      axes.xaxis.set_major_formatter(lambda value, position: f'{value / power:,g}')
+  if falls:
+    axes.set_yscale('log')
+    _label_plainly(axes.yaxis, [value for _, ys in _points(axes) for value in ys])
+  label = _UNITS.get(name, name.replace('_', ' '))
+  axes.set_ylabel(f'validation {label}' if split == 'eval' else label)
+  axes.grid(color='0.9', linewidth=0.8)
+  axes.set_axisbelow(True)
+  axes.spines[['top', 'right']].set_visible(False)
+  axes.legend(frameon=False)
+
+
+def _points(axes: 'Axes') -> list[tuple[list[float], list[float]]]:
+  """Return the finite points of every line that has any."""
+  lines = [
+    [(float(x), float(y)) for x, y in line.get_xydata() if math.isfinite(y)] for line in axes.lines
+  ]
+  return [tuple(map(list, zip(*points, strict=True))) for points in lines if points]
+
+
+def _label_plainly(axis: 'Axis', values: list[float], power: float = 1) -> None:
+  """Label a logarithmic axis with plain numbers, in linear steps if the values span little."""
+  from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter  # noqa: PLC0415
+
+  span = max(values) / min(values)
+  within_decade = next(subs for most, subs in _TICKS if span < most)
+  even = MaxNLocator(8, steps=[1, 2, 2.5, 5, 10])
+  axis.set_major_locator(LogLocator(subs=within_decade) if within_decade else even)
+  axis.set_major_formatter(lambda value, position: f'{value / power:,g}')
+  axis.set_minor_formatter(NullFormatter())
+
+
+def _unit(largest: float) -> tuple[float, str]:
+  """Return the power of ten that keeps tick labels short, and its name."""
+  for power, name in ((1e12, 'trillions'), (1e9, 'billions'), (1e6, 'millions')):
+    if largest >= power:
+      return power, f' ({name})'
+  return 1, ''

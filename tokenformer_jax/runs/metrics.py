@@ -1,0 +1,306 @@
+"""Write figures to metrics.jsonl, TensorBoard event files and the terminal."""
+
+import contextlib
+import io
+import json
+import math
+import os
+import pathlib
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import tqdm
+
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.parallel import hosts
+from tokenformer_jax.storage import paths, retry
+
+_GIB = 2**30
+
+
+class Metrics:
+  """The writer of a run's figures. Only the first process writes."""
+
+  def __init__(self, workdir: paths.Path, *, first_step: int, steps: int, tensorboard: bool):
+    """Open the files of a run that starts or resumes after `first_step` steps.
+
+    Drop lines of `metrics.jsonl` after that step, because a crash lost their work.
+    """
+    self._active = hosts.is_first()
+    if not self._active:
+      return
+    self._steps = steps
+    self._files = paths.Growing(workdir)
+    self._events: _Events | None = None
+    self._path = self._files.directory / 'metrics.jsonl'
+    with _user_errors(self._files.directory):
+      if tensorboard:
+        self._events = _Events(self._files.directory / 'tensorboard', first_step)
+      retry.retried(lambda: self._files.fetch('metrics.jsonl'), 'reading metrics.jsonl')
+      _drop_after(self._path, first_step)
+      self._lines = retry.retried(
+        lambda: self._path.open('ab', buffering=0), f'opening {self._path}'
+      )
+    self._bar = None
+    if sys.stderr.isatty():
+      self._bar = tqdm.tqdm(total=steps, initial=first_step, unit='step', dynamic_ncols=True)
+    self._started, self._first_step = time.monotonic(), first_step
+
+  def write(self, step: int, figures: dict[str, float]) -> None:
+    """Write figures under flat names such as `train/loss`, and show the main ones.
+
+    Raises:
+      UserError: the user has to act, for example because the disk is full.
+      TransientError: every attempt to write failed.
+    """
+    if not self._active:
+      return
+    # JSON has neither NaN nor infinity.
+    finite = {name: value if math.isfinite(value) else None for name, value in figures.items()}
+    line = json.dumps({'step': step, **finite}).encode() + b'\n'
+    with _user_errors(self._files.directory):
+      retry.retried(lambda: _append(self._lines, line), f'writing {self._path}')
+      if self._events:
+        self._events.scalars(step, figures)
+    self._files.publish_sometimes()
+    self._show(step, figures)
+
+  def say(self, text: str) -> None:
+    """Print a line on the terminal, above the progress bar if there is one."""
+    if not self._active:
+      return
+    if self._bar is not None:
+      self._bar.write(text, file=sys.stderr)
+    else:
+      print(text, file=sys.stderr, flush=True)
+
+  def text(self, step: int, name: str, text: str) -> None:
+    """Write a sample of text to TensorBoard and the terminal."""
+    if not self._active:
+      return
+    if self._events:
+      with _user_errors(self._files.directory):
+        self._events.text(step, name, f'```\n{text}\n```')
+    self.say('\n'.join(f'  | {line}' for line in text.splitlines()))
+
+  @contextlib.contextmanager
+  def pause(self) -> Iterator[None]:
+    """Exclude the time inside, such as an evaluation, from the estimate of the remaining time."""
+    before = time.monotonic()
+    yield
+    if self._active:
+      self._started += time.monotonic() - before
+
+  def publish(self) -> None:
+    """Bring all written lines into the work directory, which may be in a bucket."""
+    if self._active:
+      self._files.publish()
+
+  def close(self) -> None:
+    """Flush and close the files; leave the progress bar on the terminal."""
+    if not self._active:
+      return
+    self._lines.close()
+    if self._events:
+      with contextlib.suppress(OSError):  # Failed writes are reported already.
+        self._events.close()
+    self._files.close()
+    if self._bar is not None:
+      self._bar.close()
+
+  def _show(self, step: int, figures: dict[str, float]) -> None:
+    names = {
+      'train/loss': 'loss {:.4f}',
+      'train/bits_per_byte': 'bits/byte {:.3f}',
+      'train/grad_norm': 'grad {:.2f}',
+      'train/learning_rate': 'lr {:.2e}',
+      'perf/tokens_per_second': '{:,.0f} tok/s',
+      'perf/images_per_second': '{:,.0f} img/s',
+      'perf/mfu': 'MFU {:.1%}',
+      'eval/loss': 'eval loss {:.4f}',
+      'eval/perplexity': 'perplexity {:.2f}',
+      'eval/bits_per_byte': 'eval bits/byte {:.3f}',
+      'eval/accuracy': 'accuracy {:.3f}',
+      'eval/ema_accuracy': 'with EMA {:.3f}',
+      'eval/calibration_error': 'calibration error {:.3f}',
+    }
+    shown = '  '.join(form.format(figures[n]) for n, form in names.items() if n in figures)
+    if self._bar is not None:
+      self._bar.update(step - self._bar.n)
+      if 'eval/loss' not in figures:
+        self._bar.set_postfix_str(shown)
+        return
+    self.say(f'step {step}/{self._steps}  {shown}{self._remaining(step)}')
+
+  def _remaining(self, step: int) -> str:
+    if self._bar is not None or step == self._first_step:
+      return ''
+    per_step = (time.monotonic() - self._started) / (step - self._first_step)
+    left = round(per_step * (self._steps - step))
+    return f'  {left // 3600}:{left // 60 % 60:02}:{left % 60:02} left'
+
+
+class _Events:
+  """A TensorBoard event file, written without a thread.
+
+  The thread of tensorboardX's SummaryWriter dies when the disk is full, and later events then block
+  for ever.
+  """
+
+  def __init__(self, directory: pathlib.Path, first_step: int):
+    # These modules import PyTorch if it is installed, so import them only when needed.
+    from tensorboardX import event_file_writer, summary  # noqa: PLC0415
+    from tensorboardX.proto import event_pb2  # noqa: PLC0415
+
+    self._protos, self._summary = event_pb2, summary
+    directory.mkdir(parents=True, exist_ok=True)
+    # The name has the time in seconds only; the process id separates runs of the same second.
+    self._writer = event_file_writer.EventsWriter(str(directory / 'events'), f'.{os.getpid()}')
+    start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+    self._add(first_step + 1, session_log=start)  # Hides events whose work a crash lost.
+
+  def scalars(self, step: int, figures: dict[str, float]) -> None:
+    """Add figures."""
+    for name, value in figures.items():
+      self._add(step, summary=self._summary.scalar(name, value))
+    retry.retried(self._writer.flush, 'writing the events of TensorBoard')
+
+  def text(self, step: int, name: str, text: str) -> None:
+    """Add a text."""
+    self._add(step, summary=self._summary.text(name, text))
+    retry.retried(self._writer.flush, 'writing the events of TensorBoard')
+
+  def close(self) -> None:
+    """Close the file."""
+    self._writer.close()
+
+  def _add(self, step: int, **content: Any) -> None:
+    self._writer.write_event(self._protos.Event(wall_time=time.time(), step=step, **content))
+
+
+class Window:
+  """The figures since the last log point, which stay on the device until `figures` is called."""
+
+  def __init__(
+    self,
+    *,
+    units: int,
+    unit: str,
+    flops: float,
+    peak_flops: float | None,
+    derived: Callable[[float], dict[str, float]],
+  ):
+    """Start the clock.
+
+    Args:
+      units: the units, such as tokens, of one step over all devices.
+      unit: the name of the units.
+      flops: model FLOPs of one step.
+      peak_flops: peak FLOP/s of all devices together, or None if it is not published.
+      derived: returns the figures that follow from the mean loss of a window.
+    """
+    self._units, self._unit, self._flops, self._peak_flops = units, unit, flops, peak_flops
+    self._derived = derived
+    self._pending: list[dict[str, jax.Array]] = []
+    self.skipped_in_a_row = 0
+    self.restart_clock()
+
+  def add(self, figures: dict[str, jax.Array]) -> None:
+    """Add the figures of a step without waiting for the device."""
+    self._pending.append(figures)
+    self._timed_steps += 1
+
+  def restart_clock(self) -> None:
+    """Restart the clock, so that the time since the last step does not count as training."""
+    self._clock, self._timed_steps = time.monotonic(), 0
+
+  def figures(self) -> dict[str, float]:
+    """Wait for the device and return the mean loss and the last step's other figures."""
+    fetched = jax.device_get(self._pending)
+    seconds = (time.monotonic() - self._clock) / self._timed_steps
+    self._pending = []
+    self.restart_clock()
+    last = {name: float(value) for name, value in fetched[-1].items()}
+    self.skipped_in_a_row = int(last.pop('skipped_in_a_row'))
+    losses = [step['loss'] for step in fetched if math.isfinite(step['loss'])]
+    last['loss'] = float(np.mean(losses)) if losses else math.nan
+    figures = {
+      **{f'train/{name}': value for name, value in last.items()},
+      **self._derived(last['loss']),
+      'perf/step_seconds': seconds,
+      f'perf/{self._unit}_per_second': self._units / seconds,
+      'perf/model_tflops_per_second': self._flops / seconds / 1e12,
+      **_memory(),
+    }
+    if self._peak_flops:
+      figures['perf/mfu'] = self._flops / seconds / self._peak_flops
+    return figures
+
+
+def perplexity(loss: float) -> float:
+  """Return exp(loss), bounded so that a run that diverges causes no overflow."""
+  return math.exp(min(loss, 700.0))
+
+
+def _memory() -> dict[str, float]:
+  """Return peak memory in GiB: of this process, and of the first local device if it reports it."""
+  figures = {'perf/host_peak_gib': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _GIB}
+  stats = jax.local_devices()[0].memory_stats() or {}
+  if 'peak_bytes_in_use' in stats:
+    figures['perf/device_peak_gib'] = stats['peak_bytes_in_use'] / _GIB
+  return figures
+
+
+def read(workdir: str | os.PathLike[str]) -> list[dict[str, float]]:
+  """Return the lines of a run's metrics.jsonl without incomplete lines."""
+  return _parse_lines((paths.parse_path(workdir) / 'metrics.jsonl').read_bytes())
+
+
+def _parse_lines(content: bytes) -> list[dict[str, float]]:
+  lines = []
+  for line in content.splitlines():
+    with contextlib.suppress(ValueError):  # The line is not JSON, or not UTF-8.
+      found = json.loads(line)
+      if isinstance(found, dict) and 'step' in found:
+        lines.append(found)
+  return lines
+
+
+def _append(file: io.FileIO, line: bytes) -> None:
+  """Append a line to a file, whole or not at all."""
+  end = file.seek(0, os.SEEK_END)
+  try:
+    written = 0
+    while written < len(line):
+      written += file.write(line[written:])
+  except OSError:
+    with contextlib.suppress(OSError):
+      file.truncate(end)
+    raise
+
+
+@contextlib.contextmanager
+def _user_errors(directory: pathlib.Path) -> Iterator[None]:
+  """Turn errors that the user has to fix, such as a full disk, into a `UserError`."""
+  try:
+    yield
+  except OSError as error:
+    if not retry.is_for_user(error):
+      raise
+    raise UserError(
+      f'figures could not be written to {directory} ({retry.one_line(error)}); the checkpoints are '
+      'intact; make room, then run the same command to go on from the last one'
+    ) from error
+
+
+def _drop_after(path: pathlib.Path, step: int) -> None:
+  if not path.exists():
+    return
+  content = retry.retried(path.read_bytes, f'reading {path}')
+  kept = [json.dumps(line) for line in _parse_lines(content) if line['step'] <= step]
+  paths.write(path, ''.join(f'{line}\n' for line in kept))

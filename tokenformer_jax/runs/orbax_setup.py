@@ -1,0 +1,180 @@
+"""Configuration of Orbax for checkpoints: the reader, the manager, and which checkpoints stay.
+
+Only this file, the other checkpoint files and `convert/released_tpu.py`, which reads foreign
+checkpoints, use Orbax.
+"""
+
+import dataclasses
+import logging as std_logging
+import math
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from absl import logging
+from orbax.checkpoint import checkpoint_managers
+
+from tokenformer_jax.storage import paths
+
+_RESTORE_GB = 1  # the amount that Orbax reads at a time
+# Errors that Orbax raises for files with unexpected content.
+FORMAT_ERRORS = (
+  *(ValueError, TypeError, AttributeError, LookupError, AssertionError, EOFError, RecursionError),
+  *(FileNotFoundError, NotADirectoryError, IsADirectoryError),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Deferred:
+  """An array that is created only when it is written, so that memory holds one at a time."""
+
+  shape: tuple[int, ...]
+  dtype: np.dtype
+  read: Callable[[], np.ndarray]  # returns the same array each time
+
+  @property
+  def size(self) -> int:
+    return math.prod(self.shape)
+
+  @property
+  def nbytes(self) -> int:
+    return self.size * self.dtype.itemsize
+
+
+class _OneByOne(ocp.type_handlers.NumpyHandler):
+  """A type handler that writes deferred arrays one after the other, each as a NumPy array."""
+
+  async def serialize(
+    self, values: Sequence[Deferred], infos: Sequence[Any], args: Sequence[Any] | None = None
+  ) -> Sequence[ocp.future.Future]:
+    write = super().serialize
+
+    async def one_by_one() -> None:
+      for value, info, arg in zip(values, infos, args, strict=True):
+        for written in await write([value.read()], [info], [arg]):
+          written.result()
+
+    return [ocp.future.CommitFutureAwaitingContractedSignals(one_by_one(), name='one_by_one')]
+
+
+class _RedundantLogs(std_logging.Filter):
+  """A filter that drops Orbax's tracebacks, which `Checkpoints` raises, and expected warnings."""
+
+  def filter(self, record: std_logging.LogRecord) -> bool:
+    from_orbax = 'orbax' in record.pathname or record.name == 'asyncio'
+    known = ('read only', 'preemption', 'tracked_metric')
+    return not (from_orbax and (record.exc_info or any(k in record.getMessage() for k in known)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _UnraisableHook:
+  """A hook that drops the reports of reads and writes that fail besides the one that is raised."""
+
+  otherwise: Callable[[Any], None]  # the previous hook
+
+  def __call__(self, unraisable: Any) -> None:
+    frames = [frame for frame, _ in traceback.walk_tb(unraisable.exc_traceback)]
+    from_orbax = bool(frames) and 'orbax' in frames[-1].f_code.co_filename
+    # TensorStore reports a closed event loop.
+    if not from_orbax and str(unraisable.exc_value) != 'Event loop is closed':
+      self.otherwise(unraisable)
+
+
+_REDUNDANT_LOGS = _RedundantLogs()  # one object, because a logger adds the same filter only once
+
+
+def make_reader() -> ocp.Checkpointer:
+  """Return a reader of checkpoint items that does not synchronise with other processes.
+
+  Orbax's manager synchronises the processes at the end of `restore`, so a process that failed would
+  leave the others waiting for ever.
+  """
+  this = jax.process_index()
+  alone = ocp.options.MultiprocessingOptions(primary_host=this, active_processes={this})
+  handler = ocp.CompositeCheckpointHandler(
+    composite_options=ocp.CompositeOptions(multiprocessing_options=alone),
+    handler_registry=_handlers(None),
+  )
+  return ocp.Checkpointer(handler, multiprocessing_options=alone)
+
+
+def make_manager(
+  directory: paths.Path, keep: int | None, save_gb: int | None, *, metrics: bool
+) -> ocp.CheckpointManager:
+  """Return a manager that lists checkpoints and, with `keep`, writes and deletes them.
+
+  This function does not synchronise processes, so one process can retry by itself.
+
+  Args:
+    directory: the directory of all checkpoints; it must exist.
+    keep: the number of newest checkpoints to keep, besides the one with the lowest loss.
+    save_gb: how much of a state to copy at a time. None: copy all of it before `save` returns.
+    metrics: whether to read the losses, which determine the best checkpoint.
+  """
+  writes = keep is not None
+  policies = checkpoint_managers.AnyPreservationPolicy(
+    [
+      checkpoint_managers.LatestN(keep),
+      checkpoint_managers.BestN(
+        get_metric_fn=_loss,
+        reverse=True,  # Orbax keeps the last in the order, which is then the lowest loss.
+        n=1,
+        keep_checkpoints_without_metrics=False,
+      ),
+    ]
+  )
+  return ocp.CheckpointManager(
+    directory,
+    options=ocp.CheckpointManagerOptions(
+      preservation_policy=policies,
+      best_fn=_loss,  # Without this Orbax forgets the losses at the end of the run.
+      best_mode='min',
+      create=False,
+      read_only=not writes,
+      save_interval_steps=1 if writes else 0,
+      cleanup_tmp_directories=writes,
+      save_root_metadata=False,
+      lightweight_initialize=not metrics,
+    ),
+    handler_registry=_handlers(save_gb),
+  )
+
+
+def quiet() -> None:
+  """Keep Orbax from logging errors that `Checkpoints` raises."""
+  for logger in (logging.get_absl_logger(), std_logging.getLogger('asyncio')):
+    logger.addFilter(_REDUNDANT_LOGS)
+  if not isinstance(sys.unraisablehook, _UnraisableHook):
+    sys.unraisablehook = _UnraisableHook(sys.unraisablehook)
+
+
+def _handlers(save_gb: int | None) -> ocp.handlers.CheckpointHandlerRegistry:
+  handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
+  kinds = ocp.type_handlers.create_type_handler_registry(
+    (jax.Array, ocp.type_handlers.get_type_handler(jax.Array)),
+    (Deferred, _OneByOne(deepcopy_host_arrays=False)),
+  )
+  arrays = ocp.PyTreeCheckpointHandler(
+    type_handler_registry=kinds,
+    restore_concurrent_gb=_RESTORE_GB,
+    save_device_host_concurrent_gb=save_gb,
+    # With a limit, no array is copied at once before `save` returns.
+    is_prioritized_key_fn=None if save_gb is None else lambda path: False,
+  )
+  strict = ocp.StandardCheckpointHandler(restore_concurrent_gb=_RESTORE_GB)
+  handlers.add('state', ocp.args.PyTreeSave, arrays)
+  handlers.add('state', ocp.args.PyTreeRestore, arrays)
+  handlers.add('state', ocp.args.StandardRestore, strict)
+  for item in ('meta', 'tokenizer'):
+    handlers.add(item, ocp.args.JsonSave, ocp.JsonCheckpointHandler)
+    handlers.add(item, ocp.args.JsonRestore, ocp.JsonCheckpointHandler)
+  return handlers
+
+
+def _loss(metrics: dict[str, float]) -> float:
+  """Return the loss that ranks a checkpoint. A loss that is not finite ranks last."""
+  return metrics['loss'] if math.isfinite(metrics['loss']) else math.inf

@@ -1,0 +1,57 @@
+"""The config of a saved run, as `config.json` has it, and what of it counts on this machine.
+
+A run may come from a stranger. Most keys say what is computed, and can only make a bad model. Of
+the paths, these stay, because only data is read from them or written to them:
+
+  data.source, data.tokenizer   text, images, a tokenizer.json
+  data.cache_dir                token stores, in folders named by a hash of what they hold
+  init_from                     a checkpoint, whose own config passes through here
+
+`train.compilation_cache` does not stay. JAX loads finished programs from that directory and runs
+them, so whoever chooses the directory chooses what this process does. The user names it, by a flag
+(--config.train.compilation_cache=DIR), a config file, or JAX_COMPILATION_CACHE_DIR.
+"""
+
+import dataclasses
+import json
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import Config, migrate
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.storage import paths
+
+
+def to_text(config: Config) -> str:
+  """Return what `config.json` holds: the format, and the groups of the config."""
+  return f'{json.dumps({"format": migrate.FORMAT, **config_lib.to_json(config)}, indent=2)}\n'
+
+
+def read(path: paths.Path, advice: str, needed_by: str = '') -> Config:
+  """Read a `config.json` of any format; `train.compilation_cache` is as the file has it.
+
+  Args:
+    path: of the file.
+    advice: what the user can do where it is no config.
+    needed_by: what asks for it, if that is not the user.
+
+  Raises:
+    UserError: it cannot be read, is not a config, or a later version of this package wrote it.
+  """
+  try:
+    stored = json.loads(path.read_text())
+    if not isinstance(stored, dict):
+      raise ValueError(f'it holds a {type(stored).__name__}')
+    written_as = stored.pop('format', 1)
+    migrate.check_format(written_as, str(path))
+    return config_lib.from_dict(Config, migrate.config(stored, written_as))
+  except migrate.LaterFormatError:
+    raise
+  except (paths.errors(path), ValueError, RecursionError, UserError) as error:
+    subject = f'{path}, which {needed_by} needs,' if needed_by else path
+    reason = paths.reason(error)
+    raise UserError(f'{subject} is not the config of a run ({reason}); {advice}') from error
+
+
+def without_programs(saved: Config) -> Config:
+  """Return the config of a saved run without the directory of compiled programs."""
+  return dataclasses.replace(saved, train=dataclasses.replace(saved.train, compilation_cache=''))

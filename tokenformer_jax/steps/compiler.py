@@ -1,0 +1,60 @@
+"""XLA options for compiling the steps, by device kind.
+
+The options for TPUs were found with the planner, on programs compiled for v5e, v5p, v6e and TPU7x
+(docs/pods.md).
+"""
+
+from jax.sharding import Mesh
+
+from tokenformer_jax.model.flops import of_kind
+
+# Gather weights that are split over 64 or more chips, in parallel with other work. Without these
+# options the compiler uses an all-reduce of the whole matrix instead, which moves twice the bytes.
+_GATHERS = {
+  'xla_enable_async_all_gather': 'true',
+  'xla_tpu_prefer_async_allgather_to_allreduce': 'true',
+  'xla_tpu_enable_async_collective_fusion': 'true',
+  'xla_tpu_enable_async_collective_fusion_fuse_all_gather': 'true',
+  'xla_tpu_enable_async_collective_fusion_multiple_steps': 'true',
+}
+# Keep products with weights in thin shards whole. In a loop over the shards the matrix unit would
+# mostly wait.
+_WHOLE_PRODUCTS = {'xla_jf_spmd_threshold_for_windowed_einsum_mib': '1000000'}
+
+# The limit on a core's vector memory (VMEM) for one operation, in KiB. Within the compiler's own
+# limit, products are cut into smaller blocks, which read more, and a step takes a tenth longer. The
+# values are common in training on these chips. Compilation takes up to three times as long. A v4
+# has far less vector memory, so it keeps the compiler's limit.
+_VMEM = 'xla_tpu_scoped_vmem_limit_kib'
+
+_TPU = {**_GATHERS, **_WHOLE_PRODUCTS}
+_SETS = {  # by the start of `device_kind`
+  'TPU': _TPU,
+  'TPU v5': {**_TPU, _VMEM: '50000'},  # v5e and v5p
+  'TPU v6': {**_TPU, _VMEM: '98304'},
+  'TPU7x': {**_TPU, _VMEM: '61440'},
+}
+
+
+# With this option, runs of one program return the same bits. CPUs and TPUs need no option for that.
+# On a GPU the sums of a scatter, some products and cuDNN's attention backward have no fixed order,
+# and autotuning may choose another algorithm for a product at every start.
+_DETERMINISTIC_GPU = {'xla_gpu_deterministic_ops': True}
+
+
+def options(name: str, mesh: Mesh) -> dict[str, str | bool]:
+  """Return the options for the training step.
+
+  Args:
+    name: `config.train.compiler_options`: `auto`, the set for the mesh's devices; `deterministic`,
+      the same set with bit-exact repetition on a GPU; or `none`.
+    mesh: the mesh of the program.
+  """
+  fastest = of_kind(_SETS, mesh.devices.flat[0]) or {}
+  return {} if name == 'none' else {**fastest, **eval_options(name, mesh)}
+
+
+def eval_options(name: str, mesh: Mesh) -> dict[str, str | bool]:
+  """Return the options for the evaluation step; for the arguments see `options`."""
+  repeats = name == 'deterministic' and mesh.devices.flat[0].platform == 'gpu'
+  return _DETERMINISTIC_GPU if repeats else {}

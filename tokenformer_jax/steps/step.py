@@ -1,0 +1,148 @@
+"""Make the state of a run, and compile its training and evaluation steps."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from tokenformer_jax.config import Config
+from tokenformer_jax.model.params import Definition, Params
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.steps import compiler, optim
+from tokenformer_jax.tasks import Batch, Task
+
+State = dict[str, Any]
+Step = Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]
+
+
+def initial_state(
+  definition: Definition, tx: optax.GradientTransformation, seed: jax.Array, *, ema: bool = False
+) -> State:
+  """Return new parameters, with the optimizer's state and the counters of the run.
+
+  `step` counts batches, `skipped` counts steps whose gradient was not finite, and
+  `skipped_in_a_row` counts these since the last good step. `ema`, which is optional, is a moving
+  average of `params`. Under jit with `state_shardings`, no host or device holds more than its part.
+  """
+  params = definition.init(jax.random.key(seed))
+  average = {'ema': params} if ema else {}
+  return {'params': params, **average, 'opt_state': tx.init(params), **_counters()}
+
+
+def state_shardings(
+  mesh: Mesh, definition: Definition, tx: optax.GradientTransformation, *, ema: bool = False
+) -> State:
+  """Return the sharding of every array of the state."""
+  param_shardings = sharding.tree_shardings(mesh, definition.axes)
+  return {
+    'params': param_shardings,
+    **({'ema': param_shardings} if ema else {}),
+    'opt_state': sharding.optimizer_shardings(mesh, tx, definition.abstract, definition.axes),
+    **jax.tree.map(lambda _: sharding.replicated(mesh), _counters()),
+  }
+
+
+def _counters() -> dict[str, jax.Array]:
+  return {name: jnp.zeros((), jnp.int32) for name in ('step', 'skipped', 'skipped_in_a_row')}
+
+
+def make_train_step(
+  task: Task,
+  tx: optax.GradientTransformation,
+  config: Config,
+  mesh: Mesh,
+  growth: optim.LastGrowth | None = None,
+) -> Step:
+  """Return the compiled training step: `(state, batch) → (state, figures)`.
+
+  The step donates the old state. The batch is the task's, split over the devices by rows. A step
+  whose loss or gradient is not finite changes neither parameters nor optimizer state. Random draws
+  are a function of `config.train.seed` and the step. `growth` must be the one that `tx` was made
+  with.
+  """
+  rate = optim.schedule(config.optim, config.train.steps, growth)
+  gradient = _gradient(task, config.optim.accumulation_steps)
+
+  def step(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
+    params, opt_state = state['params'], state['opt_state']
+    key = jax.random.fold_in(jax.random.key(config.train.seed), state['step'])
+    grads, figures = gradient(params, batch, key)
+    grad_norm = optax.tree.norm(grads)
+    updates, new_opt_state = tx.update(grads, opt_state, params)
+    new = (optax.apply_updates(params, updates), new_opt_state)
+    good = jnp.isfinite(figures['loss']) & jnp.isfinite(grad_norm)
+    params, opt_state = jax.tree.map(
+      lambda new, old: jnp.where(good, new, old), new, (params, opt_state)
+    )
+    counters = {
+      'step': state['step'] + 1,
+      'skipped': state['skipped'] + ~good,
+      'skipped_in_a_row': jnp.where(good, 0, state['skipped_in_a_row'] + 1),
+    }
+    updates_made = counters['step'] - counters['skipped']
+    average = {}
+    if config.train.ema:
+      rate_of_old = jnp.where(good, _ema_decay(config.train.ema, updates_made), 1)
+      average = {'ema': optax.incremental_update(params, state['ema'], 1 - rate_of_old)}
+    state = {'params': params, **average, 'opt_state': opt_state, **counters}
+    figures |= {
+      'grad_norm': grad_norm,
+      'update_norm': optax.tree.norm(updates),
+      'learning_rate': rate(jnp.maximum(updates_made - 1, 0)),
+      'skipped_steps': state['skipped'],
+      'skipped_in_a_row': state['skipped_in_a_row'],
+    }
+    return state, figures
+
+  shardings = state_shardings(mesh, task.definition, tx, ema=config.train.ema > 0)
+  return jax.jit(
+    step,
+    donate_argnums=0,
+    in_shardings=(shardings, sharding.batch_sharding(mesh)),
+    out_shardings=(shardings, sharding.replicated(mesh)),
+    compiler_options=compiler.options(config.train.compiler_options, mesh) or None,
+  )
+
+
+def _gradient(
+  task: Task, parts: int
+) -> Callable[[Params, Batch, jax.Array], tuple[Params, dict[str, jax.Array]]]:
+  """Return the function for the loss gradient and figures of a batch, computed in `parts` parts."""
+  gradient = jax.grad(task.loss, has_aux=True)
+  if parts == 1:
+    return gradient
+
+  # Each device deals its own rows out to the parts, so no row moves to another device. All parts
+  # have the same number of rows, so the mean of their means is the mean over the batch.
+  def deal(x_Bx: jax.Array) -> jax.Array:
+    return x_Bx.reshape(x_Bx.shape[0] // parts, parts, *x_Bx.shape[1:]).swapaxes(0, 1)
+
+  def whole(params: Params, batch: Batch, key: jax.Array) -> tuple[Params, dict[str, jax.Array]]:
+    def add(total, numbered_part):
+      number, part = numbered_part
+      part = jax.tree.map(lambda x: sharding.constrain(x, 'batch', *[None] * (x.ndim - 1)), part)
+      new = gradient(params, part, jax.random.fold_in(key, number))
+      return jax.tree.map(lambda t, new: t + new / parts, total, new), None
+
+    batch_P = jax.tree.map(deal, batch)
+    like = jax.eval_shape(gradient, params, jax.tree.map(lambda x: x[0], batch_P), key)
+    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+    return jax.lax.scan(add, zero, (jnp.arange(parts), batch_P))[0]
+
+  return whole
+
+
+def _ema_decay(decay: float, updates: jax.Array) -> jax.Array:
+  """Return the decay of the average: smaller at first, so that early parameters fade quickly."""
+  return jnp.minimum(decay, (1 + updates) / (10 + updates))
+
+
+def make_eval_step(task: Task, mesh: Mesh) -> Callable[[Params, Batch], Any]:
+  """Return the compiled evaluation step: the task's sums over a validation batch."""
+  options = compiler.eval_options(task.config.train.compiler_options, mesh)
+  return jax.jit(
+    task.sums, out_shardings=sharding.replicated(mesh), compiler_options=options or None
+  )

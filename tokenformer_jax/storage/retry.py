@@ -1,0 +1,202 @@
+"""Storage that fails for a while: classification of errors, and retries with growing pauses.
+
+A storage error is transient (a busy server, a broken connection, EIO of a network disk), or it is
+for the user (a full disk, missing permissions), or it is neither, and the caller knows its meaning
+(a missing file, content of another format). Each library reports errors in its own way: by errno,
+by HTTP status, or by the name of a status in the text.
+"""
+
+import errno
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, TypeVar
+
+import jax
+from absl import logging
+
+from tokenformer_jax.errors import TransientError, UserError
+
+_T = TypeVar('_T')
+_Kind = Literal['transient', 'user'] | None
+
+PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 60.0, 60.0)  # seconds between tries: three minutes
+
+_ERRNOS: dict[str, tuple[str, ...]] = {
+  'transient': (
+    *('EIO', 'EAGAIN', 'EBUSY', 'EINTR', 'EPIPE', 'ESTALE', 'ETIMEDOUT', 'EREMOTEIO', 'ENOLINK'),
+    *('ECONNRESET', 'ECONNABORTED', 'ECONNREFUSED', 'ENOTCONN', 'ESHUTDOWN', 'ENOBUFS'),
+    *('ENETDOWN', 'ENETUNREACH', 'ENETRESET', 'EHOSTDOWN', 'EHOSTUNREACH'),
+    'ENOTEMPTY',  # raised when a directory is removed during a write into it
+  ),
+  'user': ('ENOSPC', 'EDQUOT', 'EFBIG', 'EACCES', 'EPERM', 'EROFS'),
+}
+_KIND_BY_ERRNO = {
+  getattr(errno, name): kind
+  for kind, names in _ERRNOS.items()
+  for name in names
+  if hasattr(errno, name)  # Some exist on Linux only.
+}
+_KIND_BY_HTTP = {408: 'transient', 425: 'transient', 429: 'transient', 401: 'user', 403: 'user'}
+_KIND_BY_HTTP |= dict.fromkeys((500, 502, 503, 504), 'transient')
+# Status names as gRPC, TensorStore and Google's APIs write them.
+_KIND_BY_NAME = {'PERMISSION_DENIED': 'user', 'UNAUTHENTICATED': 'user'} | dict.fromkeys(
+  ('UNAVAILABLE', 'DEADLINE_EXCEEDED', 'ABORTED', 'RESOURCE_EXHAUSTED'), 'transient'
+)
+_REMOTE = ('aiohttp', 'gcsfs', 'google', 'requests', 'urllib3')  # client libraries of servers
+_REMOTE_TRANSIENT = {
+  *('ClientConnectionError', 'ClientPayloadError', 'ChecksumError', 'TransportError', 'RetryError'),
+  *('ConnectionError', 'ChunkedEncodingError', 'ContentDecodingError', 'Timeout', 'HTTPError'),
+}
+_ERRNO_IN_TEXT = re.compile(r'os_error_code=\W?(\d+)|\[Errno (\d+)\]|OS error (\d+)')
+_HTTP_IN_TEXT = re.compile(
+  r'http_response_code=\W?(\d{3})|(?:HTTP|status)(?: response| error)?(?: status)?(?: code)?:? '
+  r'?(\d{3})\b|^(\d{3})$'
+)
+_NAME_IN_TEXT = re.compile(rf'\b({"|".join(_KIND_BY_NAME)})\b')
+_WORDS = (  # in the order of the search
+  ('user', re.compile(r'no space left|quota exceeded|read-only file system', re.I)),
+  ('transient', re.compile(r'curl_code=|rateLimitExceeded')),
+  ('user', re.compile(r'^forbidden|permission denied', re.I)),
+  (
+    'transient',
+    re.compile(
+      r'timed out|timeout|try again|temporarily|too many requests|service unavailable|'
+      r'broken pipe|connection (?:reset|refused|closed|aborted)|server disconnected',
+      re.I,
+    ),
+  ),
+)
+
+
+def is_transient(error: BaseException) -> bool:
+  """Return whether a storage error may pass by itself, so that a retry makes sense.
+
+  If the error itself is not known, its causes decide.
+  """
+  return _kind(error) == 'transient'
+
+
+def is_for_user(error: BaseException) -> bool:
+  """Return whether a storage error stays until the user acts: no space, or no permission."""
+  return _kind(error) == 'user'
+
+
+def retried(action: Callable[[], _T], doing: str, pauses: Sequence[float] | None = None) -> _T:
+  """Call `action` until it succeeds, with growing pauses after transient errors.
+
+  Args:
+    action: must be safe to repeat after it failed half way.
+    doing: describes the action in messages: 'reading FILE'.
+    pauses: the pauses between tries in seconds; None means `PAUSES`.
+
+  Raises:
+    TransientError: every try failed with a transient error.
+    Exception: the first error that is not transient, unchanged.
+  """
+  pauses = PAUSES if pauses is None else pauses
+  for pause in (*pauses, None):
+    try:
+      return action()
+    except Exception as error:
+      if isinstance(error, TransientError) or not is_transient(error):
+        raise
+      if pause is None:
+        raise gave_up(doing, len(pauses) + 1, error) from error
+      announce(doing, pause, error)
+    time.sleep(pause)
+  raise AssertionError  # The last try returns or raises.
+
+
+def announce(doing: str, pause: float, error: BaseException) -> None:
+  """Log that an action failed and will be tried again after a pause."""
+  logging.warning('%s failed (%s); trying again in %g s', doing, one_line(error), pause)
+
+
+def gave_up(doing: str, tries: int, error: BaseException | None) -> TransientError:
+  """Return the error for an action that failed on every try (None: in another process)."""
+  reason = one_line(error) if error else 'in another process, whose output says why'
+  return TransientError(
+    f'{doing} failed {tries} times ({reason}); this may pass by itself and nothing is lost: run '
+    'the same command again'
+  )
+
+
+def one_line(error: BaseException) -> str:
+  """Return the type and the first line of an exception, and cut the middle of a long line.
+
+  Libraries name the action at the beginning and the reason at the end. A bare `Exception` is
+  replaced by its cause.
+  """
+  while type(error) is Exception and error.__cause__:
+    error = error.__cause__
+  lines = str(error).strip().splitlines() or ['']
+  text = f'{type(error).__name__}: {lines[0]}' if lines[0] else type(error).__name__
+  return text if len(text) <= 300 else f'{text[:150]} … {text[-150:]}'
+
+
+def _kind(error: BaseException) -> _Kind:
+  for one in _chain(error):
+    if isinstance(one, UserError):
+      return 'user'
+    if kind := _kind_alone(one):
+      return kind
+  return None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+  """Yield an exception, the members of a group, and the causes of each."""
+  seen = set()
+  while error is not None and id(error) not in seen:
+    seen.add(id(error))
+    yield error
+    if isinstance(error, BaseExceptionGroup):
+      for one in error.exceptions:
+        yield from _chain(one)
+    error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _kind_alone(error: BaseException) -> _Kind:
+  # An unreachable name server looks like an unknown name (gaierror).
+  if isinstance(error, (TransientError, TimeoutError, ConnectionError, socket.gaierror)):
+    return 'transient'
+  if isinstance(error, PermissionError):
+    return 'user'
+  if isinstance(error, (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)):
+    return None
+  if isinstance(error, OSError) and error.errno in _KIND_BY_ERRNO:
+    return _KIND_BY_ERRNO[error.errno]
+  if type(error).__module__.partition('.')[0] in _REMOTE:
+    return _kind_remote(error)
+  if isinstance(error, jax.errors.JaxRuntimeError):
+    return None  # Devices and other processes use the same status names.
+  if isinstance(error, (OSError, ValueError, RuntimeError)):
+    return _kind_by_text(str(error))
+  return None
+
+
+def _kind_remote(error: BaseException) -> _Kind:
+  """Classify an error of a client library."""
+  response = getattr(error, 'response', None)
+  for holder, name in ((error, 'status'), (error, 'code'), (response, 'status_code')):
+    status = str(getattr(holder, name, None))
+    if status.isdigit():
+      return _KIND_BY_HTTP.get(int(status))
+  names = {base.__name__ for base in type(error).__mro__}
+  if names & _REMOTE_TRANSIENT or getattr(error, 'retryable', False) is True:
+    return 'transient'
+  return _kind_by_text(str(error))
+
+
+def _kind_by_text(text: str) -> _Kind:
+  if found := _ERRNO_IN_TEXT.search(text):
+    return _KIND_BY_ERRNO.get(int(next(filter(None, found.groups()))))
+  if found := _HTTP_IN_TEXT.search(text):
+    return _KIND_BY_HTTP.get(int(next(filter(None, found.groups()))))
+  for kind, words in _WORDS[:2]:
+    if words.search(text):
+      return kind
+  if found := _NAME_IN_TEXT.search(text):
+    return _KIND_BY_NAME[found[1]]
+  return next((kind for kind, words in _WORDS[2:] if words.search(text)), None)

@@ -1,0 +1,67 @@
+"""Compute the figures of a task on its validation split, during training and afterwards."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.tasks import Batch, Task
+
+
+def figures(
+  task: Task,
+  eval_step: Callable[[Params, Batch], Any],
+  versions: Mapping[str, Params],
+  rows: Sequence[int],
+  mesh: Mesh,
+) -> dict[str, float]:
+  """Run the validation split through the versions of a model.
+
+  Args:
+    task: the prepared task.
+    eval_step: from `step.make_eval_step`.
+    versions: parameters, by the prefix of their figures' names.
+    rows: the rows of every batch that this process's devices hold.
+    mesh: the mesh whose devices share the batches.
+
+  Returns:
+    Figures by names such as `loss` and `ema_loss`.
+  """
+
+  def sum_batch(params: Params, batch: Batch) -> Any:
+    sums = eval_step(params, batch)
+    # On a CPU, concurrent programs can deadlock in each other's collectives.
+    return jax.block_until_ready(sums) if jax.default_backend() == 'cpu' else sums
+
+  parts = []
+  for batch in task.validation_batches(rows):
+    on_devices = to_devices(batch, task.config.data.batch_size, rows, mesh)
+    parts.append({prefix: sum_batch(params, on_devices) for prefix, params in versions.items()})
+  sums = jax.tree.map(
+    lambda *values: np.sum(values, axis=0, dtype=np.float64), *jax.device_get(parts)
+  )
+  return {
+    f'{prefix}{name}': float(value)
+    for prefix, version_sums in sums.items()
+    for name, value in task.eval_figures(version_sums).items()
+  }
+
+
+def to_devices(local: Batch, batch_size: int, rows: Sequence[int], mesh: Mesh) -> Batch:
+  """Return the global batch; `local` has the given rows of its arrays."""
+  position = {row: i for i, row in enumerate(rows)}
+
+  def whole(array: np.ndarray) -> jax.Array:
+    shape = (batch_size, *array.shape[1:])
+
+    def part(index: tuple[slice, ...]) -> np.ndarray:
+      first, stop, _ = index[0].indices(shape[0])
+      return array[position[first] : position[stop - 1] + 1]
+
+    return jax.make_array_from_callback(shape, sharding.batch_sharding(mesh), part)
+
+  return jax.tree.map(whole, local)

@@ -1,0 +1,296 @@
+"""Train a model: from a config to a work directory with checkpoints and figures."""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable
+
+import jax
+
+from tokenformer_jax import grow, messages, tasks
+from tokenformer_jax.config import Config, profile_range
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.model import flops
+from tokenformer_jax.parallel import devices, hosts, sharding
+from tokenformer_jax.runs import checkpoint, lease, saved_config
+from tokenformer_jax.runs.checkpoint_meta import Seen
+from tokenformer_jax.runs.metrics import Metrics, Window
+from tokenformer_jax.steps import optim
+from tokenformer_jax.steps import step as step_lib
+from tokenformer_jax.steps.step import State
+from tokenformer_jax.storage import paths
+from tokenformer_jax.tasks import validation
+from tokenformer_jax.training import origin, sizes, start
+
+_EVALUATED = {'': 'params', 'ema_': 'ema'}  # prefix of the figures → entry of the state
+
+
+def train(config: Config, workdir: str | os.PathLike[str]) -> State:
+  """Train to `config.train.steps`, from the newest checkpoint in `workdir` if there is one.
+
+  Args:
+    config: from `config.resolve`.
+    workdir: the directory for checkpoints and figures; made if it does not exist.
+
+  Returns:
+    The last state: see `step.initial_state`.
+
+  Raises:
+    UserError: a mistake that the user can correct; the message says how.
+  """
+  return _train(config, paths.parse_path(workdir), ends_process=False)[0]
+
+
+def train_or_stop(config: Config, workdir: str | os.PathLike[str]) -> tuple[State, bool]:
+  """Train as `train` does, for a command; also return whether it was asked to stop early.
+
+  If another process has taken over the work directory, end this process at once with status 2.
+  """
+  return _train(config, paths.parse_path(workdir), ends_process=True)
+
+
+def _train(config: Config, workdir: paths.Path, *, ends_process: bool) -> tuple[State, bool]:
+  if config.train.compilation_cache:  # which the first program decides for all
+    jax.config.update('jax_compilation_cache_dir', config.train.compilation_cache)
+  devices.find()  # Report missing devices before the work directory is touched.
+  with lease.hold_together(
+    workdir / 'lease',
+    f'the work directory {workdir}',
+    'choose another --workdir',
+    ends_process=ends_process,
+  ) as check_lease:
+    trainer = Trainer(config, workdir, check_lease)
+    with jax.set_mesh(trainer.mesh), contextlib.closing(trainer.checkpoints):
+      state = trainer.train()
+    return state, int(state['step']) < trainer.config.train.steps
+
+
+class Trainer:
+  """One process of a run: data, state and compiled steps, and the training loop."""
+
+  def __init__(
+    self, config: Config, workdir: paths.Path, check_lease: Callable[[], None] = lambda: None
+  ):
+    """Validate everything, then prepare the data, the work directory and the compiled steps.
+
+    Args:
+      config: the config of the run.
+      workdir: the work directory.
+      check_lease: raises if another process has taken over the work directory; called before every
+        write.
+    """
+    self.check_lease = check_lease
+    self.mesh = sharding.make_mesh(config.mesh, devices.find())
+    devices.check_devices(config, self.mesh)
+    self.origin = origin.find(config, workdir)
+    hosts.meet('the work directory is as an earlier run left it')
+    self.config = config = sizes.fill_in(config, self.origin)
+    origin.check(config, self.origin)
+    self.task = tasks.make(config, self.origin.vocabulary)
+    definition = self.task.definition
+    devices.check_fits(config, definition, self.mesh)
+    growth = grow.last_growth(self.origin.lineage, config.model)
+    start.check_old_tokens(config, growth, definition)
+    self.task.prepare()  # Missing data fails here, before the work directory is made.
+    start.make_writable(workdir)
+    self.workdir = workdir
+    self.checkpoints = checkpoint.Checkpoints(workdir, keep=config.train.keep_checkpoints)
+    origin.check_data(config, self.origin, self.task)
+    self.position = origin.position(config, self.origin, self.task.digest)
+    self.config = config = sizes.in_steps(config, self.task.examples, self.position)
+    self.tx = optim.make_optimizer(config.optim, config.train.steps, definition.info, growth)
+    self.train_step = step_lib.make_train_step(self.task, self.tx, config, self.mesh, growth)
+    self.eval_step = step_lib.make_eval_step(self.task, self.mesh)
+    self.rows = local_rows(sharding.batch_sharding(self.mesh), config.data.batch_size)
+
+  def train(self) -> State:
+    """Train, and return the last state."""
+    state, first = self.first_state()
+    origin.say_changes(self.config, self.origin, self.task.digest)
+    steps = self.config.train.steps
+    if first >= steps and self.origin.source is not None:
+      raise UserError(
+        f'config.init_from={self.config.init_from} is at step {first}, where the run would go on, '
+        f'and config.train.steps is {steps}; raise it, or set config.grow.step=restart'
+      )
+    if first >= steps:
+      messages.say(
+        f'{self.workdir} is trained to step {first} already; raise --config.train.steps to go on'
+      )
+      return state
+    self.check_lease()
+    written = saved_config.to_text(self.config)
+    hosts.by_first(lambda: paths.write(self.workdir / 'config.json', written))
+    metrics = Metrics(
+      self.workdir, first_step=first, steps=steps, tensorboard=self.config.train.tensorboard
+    )
+    with contextlib.closing(metrics), hosts.StopRequest() as stop:
+      metrics.say(self._description(first))
+      if self._is_new_born(first):
+        self._evaluate(state, first, metrics)
+      return self._loop(state, first, metrics, stop)
+
+  def first_state(self) -> tuple[State, int]:
+    """Return the state to start from, and the number of steps it has made.
+
+    A checkpoint in the work directory has precedence, then the run `config.init_from`, grown if
+    this model is larger, then new parameters.
+    """
+    definition = self.task.definition
+    ema = self.config.train.ema > 0
+    shardings = step_lib.state_shardings(self.mesh, definition, self.tx, ema=ema)
+
+    def new(seed: jax.Array) -> State:
+      return step_lib.initial_state(definition, self.tx, seed, ema=ema)
+
+    abstract = sharding.with_shardings(jax.eval_shape(new, 0), shardings)
+    resumed = start.resume(self.checkpoints, self.config, abstract)
+    if resumed is not None:
+      state, meta = resumed  # If the newest checkpoint is damaged, these are from an earlier one.
+      self.origin = dataclasses.replace(self.origin, meta=meta)
+      self.position = origin.position(self.config, self.origin, self.task.digest)
+      return state, meta.step
+    if self.origin.source is not None:
+      state = start.grown(self.config, self.origin, self.mesh, self.task.other_meaning)
+      return state, int(state['step'])
+    return jax.jit(new, out_shardings=shardings)(self.config.train.seed), 0
+
+  def _is_new_born(self, first: int) -> bool:
+    """Return whether the model was made from another one and has not been trained since."""
+    if not self.origin.lineage:
+      return False
+    last = self.origin.lineage[-1]
+    return first == (0 if last.grow.step == 'restart' else last.step)
+
+  def to_devices(self, local: tasks.Batch) -> tasks.Batch:
+    """Return the global batch; `local` has the rows `self.rows` of its arrays."""
+    return validation.to_devices(local, self.config.data.batch_size, self.rows, self.mesh)
+
+  def evaluate(self, state: State) -> dict[str, float]:
+    """Return the task's figures on the validation split, under names such as `eval/loss`.
+
+    If the run keeps an average of the parameters, its figures have names such as `eval/ema_loss`.
+    """
+    versions = {prefix: state[name] for prefix, name in _EVALUATED.items() if name in state}
+    found = validation.figures(self.task, self.eval_step, versions, self.rows, self.mesh)
+    return {f'eval/{name}': value for name, value in found.items()}
+
+  def _loop(self, state: State, first: int, metrics: Metrics, stop: hosts.StopRequest) -> State:
+    config, steps = self.config.train, self.config.train.steps
+    profile = _Profile(self.workdir, profile_range(config))
+    window = self._window()
+    batches = self.task.train_batches(self.rows, first, steps, self.position)
+    with contextlib.closing(batches):
+      for step, rows in enumerate(batches, start=first + 1):
+        profile.before(step)
+        state, figures = self.train_step(state, self.to_devices(rows))
+        window.add(figures)
+        profile.after(step, figures)
+        stopping = stop.after(step)  # Ask once; a later signal waits for the next step.
+        last, save_again = step == steps or stopping, False
+        if step % config.log_every == 0 or last:
+          self.check_lease()
+          metrics.write(step, window.figures())
+          save_again = self.checkpoints.failed()
+          self._stop_if_diverged(step, window.skipped_in_a_row)
+        loss = None
+        if step == steps or (_due(step, config.eval_every) and not stopping):
+          loss = self._evaluate(state, step, metrics)
+          window.restart_clock()
+        if _due(step, config.checkpoint_every) or last or save_again:
+          self.check_lease()
+          metrics.publish()
+          self._save(step, state, loss, wait=last)
+          window.restart_clock()
+        if stopping and step < steps:
+          metrics.say(f'asked to stop: saving step {step}')
+          break
+    profile.close()
+    self.checkpoints.wait()
+    metrics.say(f'saved {self.workdir}/checkpoints/{step}')
+    return state
+
+  def _save(self, step: int, state: State, loss: float | None, wait: bool) -> None:
+    seen = Seen(
+      samples=self.position.batch_start(step, self.config.data.batch_size), digest=self.task.digest
+    )
+    vocabulary, lineage = self.task.vocabulary(), self.origin.lineage
+    self.checkpoints.save(
+      step, state, self.config, vocabulary, loss, lineage=lineage, seen=seen, wait=wait
+    )
+
+  def _evaluate(self, state: State, step: int, metrics: Metrics) -> float:
+    with metrics.pause():
+      figures = self.evaluate(state)
+      self.check_lease()
+      metrics.write(step, figures)
+      if sample := self.task.sample(state['params']):
+        metrics.text(step, 'sample', sample)
+    return figures['eval/loss']
+
+  def _stop_if_diverged(self, step: int, in_a_row: int) -> None:
+    if in_a_row < self.config.train.max_skipped_steps:
+      return
+    self.checkpoints.wait()
+    saved = self.checkpoints.steps()
+    last = f'the last checkpoint is step {saved[-1]}' if saved else 'no checkpoint is saved yet'
+    raise UserError(
+      f'the loss or its gradient was not finite in {in_a_row} steps in a row, from step '
+      f'{step - in_a_row + 1}; {last}; lower config.optim.learning_rate or lengthen '
+      'config.optim.warmup_steps and run again'
+    )
+
+  def _window(self) -> Window:
+    peak = flops.peak_flops(self.mesh.devices.flat[0])
+    return Window(
+      units=self.task.units_per_step,
+      unit=self.task.unit,
+      flops=flops.of_step(self.config),
+      peak_flops=peak and peak * self.mesh.size,
+      derived=self.task.train_figures,
+    )
+
+  def _description(self, first: int) -> str:
+    mesh = ' × '.join(f'{size} {axis}' for axis, size in self.mesh.shape.items())
+    kind = self.mesh.devices.flat[0].device_kind
+    return (
+      f'{f"going on after step {first}" if first else "training"} in {self.workdir}: '
+      f'{self.task.definition.count:,} parameters, {self.task.describe_data()}, {mesh} of {kind}'
+    )
+
+
+def local_rows(batches: jax.sharding.NamedSharding, batch_size: int) -> list[int]:
+  """Return the rows of a global batch that this process's devices hold, ascending."""
+  rows: set[int] = set()
+  for index in batches.addressable_devices_indices_map((batch_size,)).values():
+    rows.update(range(*index[0].indices(batch_size)))
+  return sorted(rows)
+
+
+def _due(step: int, every: int) -> bool:
+  return every > 0 and step % every == 0
+
+
+class _Profile:
+  """A profiler of a range of steps. It writes to the work directory for TensorBoard and xprof."""
+
+  def __init__(self, workdir: paths.Path, steps: tuple[int, int] | None):
+    self._files = paths.Growing(workdir) if steps else None
+    self._steps = steps
+    self._running = False
+
+  def before(self, step: int) -> None:
+    if self._steps and not self._running and self._steps[0] <= step <= self._steps[1]:
+      jax.profiler.start_trace(str(self._files.directory / 'profile'))
+      self._running = True
+
+  def after(self, step: int, figures: dict[str, jax.Array]) -> None:
+    if self._running and step >= self._steps[1]:
+      jax.block_until_ready(figures)
+      self.close()
+
+  def close(self) -> None:
+    if self._running:
+      jax.profiler.stop_trace()
+      self._files.close()
+      self._running = False

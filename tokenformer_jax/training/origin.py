@@ -1,0 +1,262 @@
+"""Find the checkpoint that a run continues from, and check that the run may continue from it.
+
+A model is its parameters and the meaning of its ids, so a run keeps the tokenizer or the classes of
+the checkpoint that it continues from. The run also keeps its place in the data: see `position`.
+"""
+
+import contextlib
+import dataclasses
+from typing import Any
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax import messages, tasks
+from tokenformer_jax.config import Config, ModelConfig, lookup
+from tokenformer_jax.data.order import BEGINNING, Position
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import files, state
+from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta
+from tokenformer_jax.storage import paths
+
+# Keys that decide the batch of a step, besides the data, the batch size and the position.
+_ORDER_KEYS = ('train.seed', 'data.sequence_length')
+# Keys that decide the data, for checkpoints without a digest of the data.
+_DATA_KEYS = (
+  'data.source',
+  'data.text_field',
+  'data.validation_source',
+  'data.validation_fraction',
+)
+# Keys that change neither the resulting model nor its figures.
+_NOT_SAID = (
+  'data.cache_dir',
+  'data.workers',
+  'data.prefetch',
+  'train.log_every',
+  'train.checkpoint_every',
+  'train.keep_checkpoints',
+  'train.sample_tokens',
+  'train.sample_prompt',
+  'train.profile_steps',
+  'train.tensorboard',
+  'train.compilation_cache',
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+  """The start of a run: its own checkpoint, another run to grow, or nothing.
+
+  Attributes:
+    meta: the metadata of the checkpoint, or None.
+    where: the name of the checkpoint in messages.
+    lineage: the growths and other actions that made the run's model.
+    source: the checkpoints of another run, or None.
+  """
+
+  meta: Meta | None = None
+  where: str = ''
+  lineage: Lineage = ()
+  source: checkpoint.Checkpoints | None = None
+
+  @property
+  def resumes(self) -> bool:
+    """Return whether the checkpoint is the run's own."""
+    return self.meta is not None and self.source is None
+
+  @property
+  def model(self) -> ModelConfig | None:
+    """Return the model of the checkpoint, or None."""
+    return self.meta and self.meta.config.model
+
+  @property
+  def vocabulary(self) -> dict[str, Any] | None:
+    """Return the meaning of the ids of the checkpoint's model: see `Task.vocabulary`."""
+    return self.meta and self.meta.tokenizer
+
+
+NOTHING = Origin()
+
+
+def find(config: Config, workdir: paths.Path) -> Origin:
+  """Return the newest checkpoint in the work directory, or the one of `config.init_from`.
+
+  Raises:
+    UserError: `config.init_from` is not a run, or cannot be read.
+  """
+  if paths.exists(workdir / 'checkpoints'):
+    checkpoints = checkpoint.Checkpoints(workdir)
+    with contextlib.closing(checkpoints):
+      for step in reversed(checkpoints.common_steps()):
+        with contextlib.suppress(checkpoint.DamagedError):  # `start.resume` reports it.
+          meta = checkpoints.meta(step)
+          checkpoint.check_is_model(meta, workdir)
+          return Origin(meta, in_workdir(step), meta.lineage)
+  if not config.init_from:
+    return NOTHING
+  directory, step = paths.split_source(config.init_from)
+  checkpoints, meta = checkpoint.open_source(directory, step)
+  checkpoint.check_is_model(meta, directory)
+  lineage = files.descend(meta, directory, 'grow', config.grow)
+  return Origin(meta, f'config.init_from={config.init_from}', lineage, checkpoints)
+
+
+def in_workdir(step: int) -> str:
+  """Return the name of a checkpoint of the run for messages."""
+  return f'the checkpoint of step {step} in this work directory'
+
+
+def check(config: Config, origin: Origin) -> None:
+  """Check model, vocabulary and order of the data before any data is read.
+
+  Args:
+    config: the config, with every size filled in.
+    origin: the origin of the run.
+
+  Raises:
+    UserError: the checkpoint's model cannot be grown to this one, its tokenizer differs, or it has
+      seen its data in another order.
+  """
+  if origin.meta is None:
+    return
+  if origin.resumes:
+    check_same_model(config, origin.meta.config, origin.where)
+  else:
+    source = tasks.adapted(origin.model, config.model)
+    try:
+      state.check(source, config.model, config.grow)
+    except UserError as error:
+      raise UserError(f'{origin.where}: {error}') from error
+  tasks.check_vocabulary(config, origin.meta, origin.where)
+  check_order(config, origin)
+
+
+def check_same_model(config: Config, theirs: Config, where: str) -> None:
+  """Check that a checkpoint has the run's model.
+
+  Raises:
+    UserError: the models differ; the message has the keys.
+  """
+  found = list(config_lib.differences(config.model, theirs.model, 'model.'))
+  if not found:
+    return
+  advice = 'set these keys to its values, or choose another one'
+  if all(one.path.endswith(('.tokens', '.reference')) for one in found):
+    advice += (
+      ' (to have it grow: python -m tokenformer_jax.grow --source=DIR --target=NEW_DIR '
+      f'--param_tokens={config_lib.counts_as_text(config_lib.token_counts(config.model))})'
+    )
+  differing = [f'{path} is {old!r} there and {new!r} in the config' for path, new, old in found]
+  raise UserError(f'{where} is of another model: {"; ".join(differing)}; {advice}')
+
+
+def check_order(config: Config, origin: Origin, digest: str | None = None) -> None:
+  """Check that a resumed run keeps the order of its data, or that the user asked for another order.
+
+  Only another `data.source`, or `init_from`, counts as asking for other data.
+
+  Args:
+    config: the config of the run.
+    origin: the origin of the run.
+    digest: the digest of the data; None: the data is not read yet.
+
+  Raises:
+    UserError: the run would see some samples again and others never, without being asked to.
+  """
+  meta = origin.meta
+  if not origin.resumes or not meta.seen.samples or config.data.new_order_at == meta.step:
+    return
+  if config.data.source != meta.config.data.source:
+    return
+  if changes := _changes(config, meta, digest):
+    raise UserError(
+      f'{" and ".join(changes)}, so the data would come in another order than the one in which '
+      f'{origin.where} has seen {meta.seen.samples:,} samples; put that back, choose another '
+      f'--workdir, or set config.data.new_order_at={meta.step}, which begins the new order with '
+      'its first sample'
+    )
+
+
+def check_data(config: Config, origin: Origin, task: tasks.Task) -> None:
+  """Check the open data against the checkpoint that the run continues from.
+
+  Raises:
+    UserError: the labels have another meaning than in the run's own checkpoint, or the order of the
+      data differs: see `check_order`.
+  """
+  if origin.resumes and (reason := task.other_meaning):
+    raise UserError(
+      f'{origin.where} does not fit config.data.source={config.data.source}: {reason}; choose the '
+      'images that it was trained on, or start another run from it, with a new head '
+      '(--workdir=NEW_DIR --config.init_from=DIR)'
+    )
+  check_order(config, origin, task.digest)
+
+
+def position(config: Config, origin: Origin, digest: str) -> Position:
+  """Return the place in the order of its data where a run begins.
+
+  Args:
+    config: the config of the run.
+    origin: the origin of the run.
+    digest: the digest of the data.
+  """
+  meta = origin.meta
+  if meta is None or (origin.source is not None and config.grow.step == 'restart'):
+    return BEGINNING
+  if config.data.new_order_at == meta.step or _changes(config, meta, digest):
+    return Position(meta.step, 0)
+  return Position(meta.step, meta.seen.samples)
+
+
+def say_changes(config: Config, origin: Origin, digest: str) -> None:
+  """Print the settings that a resumed run changes, and a new order of its data.
+
+  Args:
+    config: the config of the run, with every size and length filled in.
+    origin: the origin of the run, with the checkpoint that was read.
+    digest: the digest of the data.
+  """
+  meta = origin.meta
+  if meta is None:
+    return
+  changed = []
+  # A converted model has no earlier settings to compare with.
+  if origin.resumes and meta.contents == 'model':
+    changed = _changed(config, meta.config)
+    if config.init_from and config.init_from != meta.config.init_from:
+      changed.append(f'init_from={config.init_from} is ignored, because there is a checkpoint')
+  if changed:
+    messages.say(f'different from step {meta.step} on: {"; ".join(changed)}')
+  begins = position(config, origin, digest)
+  if begins.step and meta.seen.samples and not begins.sample:
+    changes = _changes(config, meta, digest) or ['config.data.new_order_at asks for it']
+    messages.say(
+      f'a new order of the data begins after step {begins.step} with its first sample: '
+      f'{" and ".join(changes)}'
+    )
+
+
+def _changes(config: Config, meta: Meta, digest: str | None) -> list[str]:
+  """Return the reasons why the order of samples differs from the checkpoint's."""
+
+  def differing(keys: tuple[str, ...]) -> list[str]:
+    values = [(key, lookup(config, key), lookup(meta.config, key)) for key in keys]
+    return [f'config.{key} is {now!r} and was {old!r}' for key, now, old in values if now != old]
+
+  changes = differing(_ORDER_KEYS)
+  if digest is None or meta.seen.digest == digest:
+    return changes
+  changed = differing(_DATA_KEYS)
+  if meta.seen.digest and not changed:
+    changed = [f'config.data.source={config.data.source} has other content than it had']
+  return changes + changed
+
+
+def _changed(ours: Config, theirs: Config) -> list[str]:
+  """Return the keys that have another value now, as `key: old -> new`."""
+  return [
+    f'{path}: {old!r} -> {new!r}'
+    for path, new, old in config_lib.differences(ours, theirs)
+    if path != 'init_from' and not path.startswith('grow.') and path not in _NOT_SAID
+  ]

@@ -1,0 +1,61 @@
+"""Sizes that a config leaves open, and lengths in other units, filled in."""
+
+import dataclasses
+import math
+from typing import Any
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax import tasks
+from tokenformer_jax.config import Config, pattentions, token_counts
+from tokenformer_jax.data.order import BEGINNING, Position
+from tokenformer_jax.grow import state
+from tokenformer_jax.training.origin import NOTHING, Origin
+
+
+def fill_in(config: Config, origin: Origin = NOTHING) -> Config:
+  """Replaces the zeros that stand for "what fits": reference counts, and what the task knows.
+
+  Raises:
+    UserError: see `tasks.fill_in`.
+  """
+  return with_references(tasks.fill_in(config, origin.model, resumed=origin.resumes), origin)
+
+
+def with_references(config: Config, origin: Origin = NOTHING) -> Config:
+  """Replaces zero reference counts by those of the origin, grown if `config.grow` says so."""
+  model, old = config.model, {} if origin.model is None else pattentions(origin.model)
+  new = pattentions(model)
+  if old and old.keys() == new.keys():
+    grown = pattentions(state.grown_model(origin.model, token_counts(model), config.grow))
+    of_origin = {
+      name: dataclasses.replace(one, reference=one.reference or grown[name].reference)
+      for name, one in new.items()
+    }
+    model = config_lib.with_pattentions(model, of_origin)
+  return dataclasses.replace(config, model=config_lib.with_references(model))
+
+
+def in_steps(config: Config, examples: int, position: Position = BEGINNING) -> Config:
+  """The config with lengths in steps that were given in epochs or examples.
+
+  Args:
+    config: of the run.
+    examples: of an epoch.
+    position: where the run begins in the order of the examples: those before it count.
+  """
+
+  def steps(group: Any, prefix: str, begin: Position = BEGINNING) -> int:
+    epochs, count = getattr(group, f'{prefix}epochs'), getattr(group, f'{prefix}examples')
+    if not (epochs or count):
+      return getattr(group, f'{prefix}steps')
+    left = (count or epochs * examples) - begin.sample
+    return begin.step + math.ceil(left / config.data.batch_size)
+
+  train, optim = config.train, config.optim
+  return dataclasses.replace(
+    config,
+    train=dataclasses.replace(train, steps=steps(train, '', position), epochs=0.0, examples=0),
+    optim=dataclasses.replace(
+      optim, warmup_steps=steps(optim, 'warmup_'), warmup_epochs=0.0, warmup_examples=0
+    ),
+  )
