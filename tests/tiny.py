@@ -1,8 +1,15 @@
 """Models small enough to be compiled in a second."""
 
+import functools
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from tokenformer_jax.config import ModelConfig, TokenCounts
+from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.model.params import Params
 
 
 def tiny_model(**changes: Any) -> ModelConfig:
@@ -39,3 +46,13 @@ def tiny_vit(**changes: Any) -> ModelConfig:
     'max_length': 4 if changes.get('positions') == 'learned' else 0,
   }
   return tiny_model(**{**sizes, **changes})
+
+
+@functools.cache
+def large_params(model: ModelConfig) -> Params:
+  """Return parameters of a language model, so large that every part and earlier token matters."""
+  rng = np.random.default_rng(0)
+  return jax.tree.map(
+    lambda p: jnp.asarray(rng.normal(size=p.shape) * p.shape[-1] ** -0.5, p.dtype),
+    define_lm(model).abstract,
+  )

@@ -11,7 +11,7 @@ import third_architecture as third
 import tiny_run
 from flax import nnx
 from jax.extend import core
-from tiny import tiny_model
+from tiny import large_params, tiny_model
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, MeshConfig, OptimConfig, TrainConfig, choices
@@ -46,13 +46,8 @@ def _definition(**how) -> Definition:
   return define_lm(third.MODEL, Compute(**how))
 
 
-@functools.cache
 def _params() -> Params:
-  rng = np.random.default_rng(0)
-  return jax.tree.map(
-    lambda p: jnp.asarray(rng.normal(size=p.shape) * p.shape[-1] ** -0.5, p.dtype),
-    _definition().abstract,
-  )
+  return large_params(third.MODEL)
 
 
 def _shapes(tree: Params) -> dict[str, tuple[int, ...]]:
