@@ -173,7 +173,7 @@ REFUSALS = {
   'a target that cannot be made': (['--target={home}/corpus/0.txt/x/y', LARGER], 'choose anoth'),
   'no run': (['--source={home}/nothing', LARGER], 'is not the work directory of a run'),
   'no such step': (['--source={home}/run@7', LARGER], 'has no checkpoint of step 7; it has the st'),
-  'a source that ends oddly': (['--source={home}/run@new', LARGER], 'it is DIR or DIR@STEP'),
+  'a source that ends oddly': (['--source={home}/run@new', LARGER], 'give DIR or DIR@STEP'),
   'an unknown kind': (['--param_tokens=fnn=128'], "names 'fnn'; did you mean 'ffn'"),
   'no number': (['--param_tokens=ffn=many'], "has 'ffn=many'; it must be ffn=N"),
   'a superscript': (['--param_tokens=ffn=²'], "has 'ffn=²'; it must be ffn=N"),
