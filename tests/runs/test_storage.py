@@ -9,6 +9,7 @@ import os
 import resource
 import shutil
 import time
+import types
 from pathlib import Path
 
 import jax
@@ -23,7 +24,7 @@ from tokenformer_jax import cli
 from tokenformer_jax.config import Config
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.parallel import devices, hosts, sharding
-from tokenformer_jax.runs import checkpoint, metrics
+from tokenformer_jax.runs import checkpoint, metrics, orbax_setup
 from tokenformer_jax.storage import paths, retry
 from tokenformer_jax.training import loop
 
@@ -361,3 +362,16 @@ def test_a_command_ends_with_a_sentence_and_a_status_that_says_whether_to_start_
   assert ended.value.code == status
   printed = capsys.readouterr().err
   assert printed.startswith(said) and printed.count('\n') == 1, printed
+
+
+@pytest.mark.parametrize(('file', 'printed'), [('/lib/orbax/writing.py', 0), ('/lib/mine.py', 1)])
+def test_a_write_of_orbax_that_never_began_prints_nothing(file, printed):
+  names: dict = {}
+  exec(compile('async def write():\n  pass', file, 'exec'), names)
+  seen, coroutine = [], names['write']()
+  report = types.SimpleNamespace(object=coroutine, exc_traceback=None, exc_value=KeyError('x'))
+  orbax_setup._UnraisableHook(seen.append)(report)
+  coroutine.close()
+  assert len(seen) == printed, (
+    'Orbax prints a traceback beside the error, or that of others is lost'
+  )

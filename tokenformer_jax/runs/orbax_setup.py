@@ -5,6 +5,7 @@ checkpoints, use Orbax.
 """
 
 import dataclasses
+import inspect
 import logging as std_logging
 import math
 import sys
@@ -78,7 +79,10 @@ class _UnraisableHook:
 
   def __call__(self, unraisable: Any) -> None:
     frames = [frame for frame, _ in traceback.walk_tb(unraisable.exc_traceback)]
-    from_orbax = bool(frames) and 'orbax' in frames[-1].f_code.co_filename
+    codes = [frame.f_code for frame in frames[-1:]]
+    if inspect.iscoroutine(unraisable.object):  # One that never started has no frame of its own.
+      codes.append(unraisable.object.cr_code)
+    from_orbax = any('orbax' in code.co_filename for code in codes)
     # TensorStore reports a closed event loop.
     if not from_orbax and str(unraisable.exc_value) != 'Event loop is closed':
       self.otherwise(unraisable)
