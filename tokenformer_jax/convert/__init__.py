@@ -1,1 +1,1 @@
-"""Weights between this library and released ones: the files of PyTorch, and both formats."""
+"""Convert weights to and from the released code: PyTorch files and TPU checkpoints."""

@@ -1,1 +1,1 @@
-"""Data: sources of text, tokenizers, the token store, and batches as a function of the step."""
+"""Sources of text and images, tokenizers, the token store, and batches by step number."""

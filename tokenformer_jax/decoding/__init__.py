@@ -1,1 +1,1 @@
-"""A trained model in use: text that it writes, and scores that it gives."""
+"""Use a trained model: generate text, score text, and evaluate."""

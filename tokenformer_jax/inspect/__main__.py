@@ -2,7 +2,7 @@
 
 from tokenformer_jax.inspection import command
 
-# This folder has no __init__.py: it would hide Python's own `inspect` from whoever runs a file of
-# tokenformer_jax by its path, which puts that file's folder first in the search for modules.
+# This folder has no __init__.py. Python puts the folder of a file that is run by its path first in
+# its module search, so a package `inspect` here would hide the standard library's.
 
 command.run()

@@ -1,1 +1,1 @@
-"""What the parameter tokens of a trained model answer to, and which are used."""
+"""Show what the parameter tokens of a trained model respond to, and which of them are used."""

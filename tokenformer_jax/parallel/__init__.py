@@ -1,1 +1,1 @@
-"""Many devices and many processes: how arrays are split, and who speaks for all."""
+"""Arrays split over devices, and several processes that work as one."""

@@ -18,7 +18,7 @@ def find() -> list[jax.Device]:
   """Return all devices.
 
   Raises:
-    UserError: there is no device of a platform in JAX_PLATFORMS.
+    UserError: JAX finds no device of the platforms in JAX_PLATFORMS.
   """
   try:
     return jax.devices()

@@ -1,1 +1,1 @@
-"""A run on disk: its checkpoints, its config, its metrics, and the lease of who writes to it."""
+"""A run on disk: checkpoints, config, metrics, and the lease that allows one writer."""

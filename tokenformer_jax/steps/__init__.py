@@ -1,1 +1,1 @@
-"""One step of training, compiled: the optimizer, the step, and the options of the compiler."""
+"""The compiled training step, the optimizer, and the compiler options."""

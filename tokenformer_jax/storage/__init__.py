@@ -1,1 +1,1 @@
-"""Files on disks and in buckets: paths, and which of their errors are tried again."""
+"""Files on disks and in buckets: paths, and retries of errors that may pass."""

@@ -1,1 +1,1 @@
-"""A run from its start to its end: where it starts, its sizes, and the loop."""
+"""Train a run: its starting state, its sizes, and the loop."""
