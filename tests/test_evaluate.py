@@ -7,9 +7,8 @@ import sys
 from typing import Any
 
 import datasets
-import jax
-import jax.numpy as jnp
 import pytest
+import tiny
 import tiny_run
 import tiny_trained
 from absl import flags
@@ -38,7 +37,7 @@ def source(tmp_path_factory) -> str:
   """A run that has only parameters, and that named the kernel of other devices for attention."""
   whole, target = tiny_trained.config(), tmp_path_factory.mktemp('runs') / 'tiny'
   whole = dataclasses.replace(whole, train=dataclasses.replace(whole.train, attention='cudnn'))
-  state = {'params': jax.tree.map(jnp.asarray, tiny_trained.params(whole.model))}
+  state = {'params': tiny.large_params(whole.model)}
   files.write(
     target, state, whole, ByteTokenizer().to_json(), lineage=(), contents='params', step=7
   )

@@ -1,8 +1,13 @@
 """Models small enough to be compiled in a second."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from tokenformer_jax import config
 from tokenformer_jax.config import (
@@ -14,6 +19,8 @@ from tokenformer_jax.config import (
   RotaryConfig,
 )
 from tokenformer_jax.config.layer import SCORES
+from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.model.params import Params
 
 COUNTS = {'qkv': 24, 'proj': 40, 'ffn': 48}
 
@@ -97,6 +104,19 @@ def tiny_vit(**changes: Any) -> ModelConfig:
   return tiny_model(**{**sizes, **changes})
 
 
+def two_kinds(*, window: int = 8, **changes: Any) -> ModelConfig:
+  """Return five layers in three stacks; `local` ones have a window and no feed-forward part.
+
+  Args:
+    window: of the local layers.
+    **changes: as for `tiny_model`, for all layers.
+  """
+  model = tiny_model(**{'pattern': '(local layer)*2 local', **changes})
+  mixer = dataclasses.replace(model.layer.mixer, window=window)
+  local = dataclasses.replace(model.layer, mixer=mixer, ffn=config.NoFeedForwardConfig())
+  return dataclasses.replace(model, variants=config.Layers({'local': local}))
+
+
 def with_mixer(model: ModelConfig, **changes: Any) -> ModelConfig:
   """Return a model with other keys of `model.layer.mixer`."""
   mixer = dataclasses.replace(model.layer.mixer, **changes)
@@ -106,3 +126,13 @@ def with_mixer(model: ModelConfig, **changes: Any) -> ModelConfig:
 def with_tokens(model: ModelConfig, **counts: int) -> ModelConfig:
   """Return a model with other numbers of parameter tokens, and the same reference counts."""
   return config.with_token_counts(model, counts)
+
+
+@functools.cache
+def large_params(model: ModelConfig) -> Params:
+  """Return parameters of a language model, so large that every part and earlier token matters."""
+  rng = np.random.default_rng(0)
+  return jax.tree.map(
+    lambda p: jnp.asarray(rng.normal(size=p.shape) * p.shape[-1] ** -0.5, p.dtype),
+    define_lm(model).abstract,
+  )

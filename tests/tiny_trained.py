@@ -8,14 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tiny import tiny_model
+from tiny import large_params, tiny_model
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.data.tokenizers import ByteTokenizer
 from tokenformer_jax.decoding.trained import Trained
 from tokenformer_jax.model.lm import Compute, define_lm
-from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs.checkpoint_meta import Meta
 
@@ -29,15 +28,6 @@ def config(**changes: Any) -> config_lib.Config:
   base = config_lib.resolve(config_lib.defaults())
   data = dataclasses.replace(base.data, tokenizer='bytes', sequence_length=LENGTH)
   return dataclasses.replace(base, model=model, data=data)
-
-
-def params(model: config_lib.ModelConfig) -> Params:
-  """Parameters large enough that every earlier token matters."""
-  rng = np.random.default_rng(0)
-  return jax.tree.map(
-    lambda p: np.asarray(rng.normal(size=p.shape) * p.shape[-1] ** -0.5, p.dtype),
-    define_lm(model).abstract,
-  )
 
 
 @functools.cache
@@ -60,7 +50,9 @@ def trained(devices: int = 1, **changes: Any) -> Trained:
     ),
     definition=definition,
     compute=compute,
-    params=jax.device_put(params(whole.model), sharding.tree_shardings(mesh, definition.axes)),
+    params=jax.device_put(
+      large_params(whole.model), sharding.tree_shardings(mesh, definition.axes)
+    ),
     mesh=mesh,
   )
 
@@ -82,7 +74,7 @@ def log_probs(ids: Sequence[int], pad: int = 0, **changes: Any) -> np.ndarray:
   model = config(**changes).model
   padded = np.zeros((1, max(pad, len(ids))), np.int32)
   padded[0, : len(ids)] = ids
-  logits = np.asarray(_forward(model)(params(model), padded), np.float64)[0, : len(ids)]
+  logits = np.asarray(_forward(model)(large_params(model), padded), np.float64)[0, : len(ids)]
   largest = logits.max(axis=-1, keepdims=True)
   return logits - largest - np.log(np.exp(logits - largest).sum(axis=-1, keepdims=True))
 

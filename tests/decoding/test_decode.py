@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compilations import compilations
-from tiny import tiny_model
+from tiny import large_params, tiny_model
 
 from tokenformer_jax.config import MeshConfig, ModelConfig
 from tokenformer_jax.decoding.buckets import batches, bucket
@@ -29,18 +29,8 @@ UNEQUAL = (5, 63, 1, 64, 40)  # lengths of prompts
 
 
 @functools.cache
-def _params(model: ModelConfig) -> Params:
-  """Parameters large enough that every earlier token matters."""
-  rng = np.random.default_rng(0)
-  return jax.tree.map(
-    lambda p: jnp.asarray(rng.normal(size=p.shape) * p.shape[-1] ** -0.5, p.dtype),
-    define_lm(model).abstract,
-  )
-
-
-@functools.cache
 def _prepared(model: ModelConfig) -> Params:
-  return _decoder(model).prepare(_params(model))
+  return _decoder(model).prepare(large_params(model))
 
 
 @functools.cache
@@ -67,7 +57,7 @@ def _forward(model: ModelConfig):
 def _logits(model: ModelConfig, ids: list[int]) -> np.ndarray:
   padded = np.zeros((1, 80), np.int32)
   padded[0, : len(ids)] = ids
-  return np.asarray(_forward(model)(_params(model), padded)[0, : len(ids)])
+  return np.asarray(_forward(model)(large_params(model), padded)[0, : len(ids)])
 
 
 @pytest.mark.parametrize(
@@ -206,7 +196,7 @@ def _on_a_mesh() -> tuple[list[list[int]], list[str]]:
   definition = define_lm(MODEL)
   decoder = Decoder(MODEL, Compute())
   mesh = sharding.make_mesh(MeshConfig(fsdp=4, tokens=2))
-  params = jax.device_put(_params(MODEL), sharding.tree_shardings(mesh, definition.axes))
+  params = jax.device_put(large_params(MODEL), sharding.tree_shardings(mesh, definition.axes))
   with jax.set_mesh(mesh), compilations() as names:
     params = decoder.prepare(params)
     decoder(params, _mixed())
@@ -260,13 +250,13 @@ def test_learned_positions_have_an_end():
 def test_prepared_parameters_compute_what_the_model_does(model):
   """Those of the embedding, the matrices and the biases are rounded once, and not each time."""
   compute = Compute(dtype=jnp.dtype('bfloat16'))
-  prepared = Decoder(model, compute).prepare(_params(model))
+  prepared = Decoder(model, compute).prepare(large_params(model))
   assert {a.dtype.name for a in jax.tree.leaves(prepared)} == {'bfloat16', 'float32'}
 
   def logits(compute: Compute, params: Params) -> np.ndarray:
     definition = define_lm(model, compute)
     return jax.jit(lambda params: definition.bind(params)(np.array([_prompt(20)]))[0])(params)
 
-  want = logits(compute, _params(model))
+  want = logits(compute, large_params(model))
   got = logits(dataclasses.replace(compute, layers='list'), prepared)
   np.testing.assert_allclose(got, want, atol=0.02 * np.abs(want).max(), err_msg='another model')

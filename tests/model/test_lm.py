@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import tiny_model
+from tiny import large_params, tiny_model
 
 from tokenformer_jax.config import InitConfig, MeshConfig, ModelConfig
 from tokenformer_jax.decoding.decode import Decoder
@@ -83,16 +83,6 @@ def _ids(batch: int, length: int) -> np.ndarray:
 def _forward(model: ModelConfig, dtype: jnp.dtype = jnp.float32):
   definition = define_lm(model, Compute(dtype=dtype))
   return jax.jit(lambda params, ids: definition.bind(params)(ids)[0])
-
-
-@functools.cache
-def _params(model: ModelConfig) -> Params:
-  """Parameters large enough that every part of the model matters; faster than `init`."""
-  rng = np.random.default_rng(0)
-  return jax.tree.map(
-    lambda p: jnp.asarray(rng.normal(size=p.shape) * p.shape[-1] ** -0.5, p.dtype),
-    define_lm(model).abstract,
-  )
 
 
 def _paths(tree: Params) -> dict[str, jax.Array]:
@@ -196,7 +186,7 @@ def _logits_with_another_token(model: ModelConfig, j: int) -> tuple[jax.Array, j
   ids = _ids(2, 16)
   changed = ids.copy()
   changed[:, j] = (ids[:, j] + 1) % 64
-  return tuple(_forward(model)(_params(model), each) for each in (ids, changed))
+  return tuple(_forward(model)(large_params(model), each) for each in (ids, changed))
 
 
 @pytest.mark.parametrize('j', [1, 7, 15])
@@ -225,14 +215,14 @@ def _decode(model: ModelConfig):
 @EACH_VARIANT
 def test_decoding_with_a_cache_is_the_forward_pass(model, prefill):
   ids, logits = _ids(2, 16), []
-  params = Decoder(model, Compute()).prepare(_params(model))
+  params = Decoder(model, Compute()).prepare(large_params(model))
   cache = define_lm(model, Compute(layers='list')).bind(params).init_caches(2, 24)
   for start, stop in [(0, prefill), *((i, i + 1) for i in range(prefill, 16))]:
     part, cache = _decode(model)(params, ids[:, start:stop], Context(start), cache)
     logits.append(part)
   np.testing.assert_allclose(
     jnp.concatenate(logits, axis=1),
-    _forward(model)(_params(model), ids),
+    _forward(model)(large_params(model), ids),
     atol=1e-5,
     err_msg='what is generated is not what was trained',
   )
@@ -387,8 +377,8 @@ def test_init_does_not_depend_on_the_devices():
 
 def test_bfloat16_is_close_to_float32():
   model = tiny_model()
-  want = _forward(model)(_params(model), _ids(2, 16))
-  got = _forward(model, jnp.bfloat16)(_params(model), _ids(2, 16))
+  want = _forward(model)(large_params(model), _ids(2, 16))
+  got = _forward(model, jnp.bfloat16)(large_params(model), _ids(2, 16))
   error = jnp.sqrt(jnp.mean((got - want) ** 2)) / jnp.std(want)
   assert error < 0.03, 'something other than the activations has lost its precision'
 
@@ -416,7 +406,7 @@ def _gradient_of_text(model: ModelConfig, dtype: str) -> dict[str, np.ndarray]:
     total, sums = objective(hidden_BxTxD, bound.output_embedding, ids[:, 1:], z_loss=0.0, chunk=16)
     return total / sums.tokens
 
-  gradient = jax.jit(jax.grad(loss))(_params(model))
+  gradient = jax.jit(jax.grad(loss))(large_params(model))
   return {path: np.asarray(leaf, np.float64) for path, leaf in _paths(gradient).items()}
 
 

@@ -10,7 +10,7 @@ import pytest
 import third_architecture as third
 from flax import nnx
 from jax.extend import core
-from tiny import tiny_model
+from tiny import large_params, tiny_model
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, MeshConfig, OptimConfig, TrainConfig, choices
@@ -41,13 +41,8 @@ def _definition(**how) -> Definition:
   return define_lm(third.MODEL, Compute(**how))
 
 
-@functools.cache
 def _params() -> Params:
-  rng = np.random.default_rng(0)
-  return jax.tree.map(
-    lambda p: jnp.asarray(rng.normal(size=p.shape) * p.shape[-1] ** -0.5, p.dtype),
-    _definition().abstract,
-  )
+  return large_params(third.MODEL)
 
 
 def _shapes(tree: Params) -> dict[str, tuple[int, ...]]:
