@@ -20,7 +20,7 @@ from typing import Any
 import cells
 from cells import MODELS, Figures, Row
 
-from tokenformer_jax.config import ModelConfig, from_dict, token_counts
+from tokenformer_jax.config import ModelConfig, from_dict
 from tokenformer_jax.plan import topology
 
 HEAD = (
@@ -48,7 +48,7 @@ class Expected:
   received: float
 
 
-def expected(model: ModelConfig, fsdp: int, tokens: int, positions: int) -> list[Expected]:
+def expected(model: dict[str, Any], fsdp: int, tokens: int, positions: int) -> list[Expected]:
   """Return the collectives that a layer needs in a step with recomputation `full`.
 
   There are F devices along `fsdp` and S along `tokens`, M positions on a device, width D, and
@@ -69,17 +69,18 @@ def expected(model: ModelConfig, fsdp: int, tokens: int, positions: int) -> list
                 input is scattered to heads; each M D · 2 bytes (S−1)/S, or twice that if whole
 
   Args:
-    model: all its layers are equal.
+    model: the model's values in a config.
     fsdp: F.
     tokens: S.
     positions: M.
   """
-  counts = token_counts(model)
-  matrices = 2 * (3 * counts['qkv'] + counts['proj'] + counts['ffn']) * model.width
+  mixer, ffn = model['layer']['mixer'], model['layer']['ffn']
+  tokens_of_layer = 3 * mixer['qkv']['tokens'] + mixer['proj']['tokens'] + ffn['tokens']
+  matrices = 2 * tokens_of_layer * model['width']
   weights = matrices / tokens * ACTIVATION * (fsdp - 1) / fsdp
   part = (tokens - 1) / tokens
   norms = positions * NORM * 2 * part
-  activations = positions * model.width * ACTIVATION * part
+  activations = positions * model['width'] * ACTIVATION * part
   over_fsdp = [
     Expected('fsdp', 'all-gather', 'weights', 20, 2 * weights),
     Expected('fsdp', 'reduce-scatter', 'gradients', 10, weights),
@@ -96,14 +97,14 @@ def expected(model: ModelConfig, fsdp: int, tokens: int, positions: int) -> list
   return (over_fsdp if fsdp > 1 else []) + (over_tokens if tokens > 1 else [])
 
 
-def _model(figures: Figures) -> ModelConfig:
-  """Return the model of a plan."""
-  return from_dict(ModelConfig, figures['config']['model'])
+def depth(figures: Figures) -> int:
+  """Return the number of layers of the model that was planned."""
+  return from_dict(ModelConfig, figures['config']['model']).depth
 
 
 def per_layer(shallow: Figures, deep: Figures) -> dict[tuple[str, str], tuple[float, float]]:
   """Return number and bytes of a layer's collectives by axis and kind, from plans at two depths."""
-  layers = _model(deep).depth - _model(shallow).depth
+  layers = depth(deep) - depth(shallow)
   totals: dict[tuple[str, str], tuple[float, float]] = {}
   for sign, figures in ((1, deep), (-1, shallow)):
     for row in figures['traffic']:
@@ -160,17 +161,17 @@ def main() -> None:
     mesh = f'{fsdp} fsdp × {tokens} tokens'
     sequences = model.rows(args.tokens_per_chip)  # for the devices that share rows
     found = []
-    for depth in args.depths.split(','):
+    for layers in args.depths.split(','):
       flags = model.on(
         args.topology,
         sequences * fsdp,
         '--quick',
         '--config.train.remat=full',
         f'--config.mesh.tokens={tokens}',
-        f'--config.model.pattern=layer*{depth}',
+        f'--config.model.pattern=layer*{layers}',
         *others,
       )
-      label = f'{args.model}-{args.topology}-tokens{tokens}-layers{depth}'
+      label = f'{args.model}-{args.topology}-tokens{tokens}-layers{layers}'
       found.append(cells.planned(label, flags, args.out, report=args.report))
     if not all(found) or any('error' in one for one in found):
       reasons = [one['error'] for one in found if one and 'error' in one]
@@ -178,7 +179,7 @@ def main() -> None:
       continue
     used += found
     positions = sequences * model.length
-    wanted = expected(_model(found[0]), fsdp, tokens, positions)
+    wanted = expected(found[0]['config']['model'], fsdp, tokens, positions)
     lines += rows(mesh, wanted, per_layer(*found))
   print(
     f'a layer of {args.model} on {args.topology}, {args.tokens_per_chip:,} positions on a device; '

@@ -32,18 +32,19 @@ SIZES = {
 
 def model_config(size: Size) -> Any:
   """Return our `ModelConfig` of a size."""
-  from tokenformer_jax import config  # noqa: PLC0415
+  from tokenformer_jax import config  # noqa: PLC0415 (each process loads one framework)
 
+  reference = size.reference_qkv
   mixer = config.SoftmaxConfig(
-    size.heads,
-    qkv=config.PattentionConfig(size.qkv, size.reference_qkv),
-    proj=config.PattentionConfig(size.proj, size.reference_qkv),
+    heads=size.heads,
+    qkv=config.PattentionConfig(size.qkv, reference),
+    proj=config.PattentionConfig(size.proj, reference),
   )
   return config.ModelConfig(
     pattern=f'layer*{size.layers}',
     width=size.width,
+    layer=config.LayerConfig(mixer, config.PattentionConfig(size.ffn, 4 * reference)),
     vocab_size=size.vocab_size,
-    layer=config.LayerConfig(mixer, ffn=config.PattentionConfig(size.ffn, 4 * size.reference_qkv)),
   )
 
 

@@ -74,9 +74,12 @@ def _tasks(results: dict[str, dict[str, float]]) -> dict[str, Any]:
   }
 
 
-def _released(**changes: Any) -> config.ModelConfig:
-  counts = {'qkv': 768, 'proj': 768, 'ffn': 3072}
-  return tiny_model(**{'layers': 12, 'width': 768, 'heads': 12, 'tokens': counts, **changes})
+RELEASED = {
+  'layers': 12,
+  'width': 768,
+  'heads': 12,
+  'tokens': {'qkv': 768, 'proj': 768, 'ffn': 3072},
+}
 
 
 def test_tasks_and_text_in_one_report(command, source, tmp_path):
@@ -153,7 +156,7 @@ def test_there_is_no_average_of_some(task):
 
 def test_the_published_row_is_beside_a_model_of_that_size():
   report = {'source': 'runs/150m', 'step': 0, 'tasks': _tasks(RESULTS)}
-  ours, theirs = evaluation.render(report, _released()).splitlines()[-2:]
+  ours, theirs = evaluation.render(report, tiny_model(**RELEASED)).splitlines()[-2:]
   assert ours.startswith('runs/150m, step 0 ')
   assert _numbers(ours)[-8:] == [16.5, 45, 36, 65, 47, 25, 51, 44.83]
   assert theirs.startswith('TokenFormer-150M, as published ')
@@ -173,7 +176,7 @@ def _numbers(line: str) -> list[float]:
   ],
 )
 def test_no_row_is_beside_a_model_of_another_size(changes):
-  assert evaluation.published(_released(**changes)) is None
+  assert evaluation.published(tiny_model(**{**RELEASED, **changes})) is None
 
 
 @pytest.mark.parametrize('size', evaluation._PUBLISHED)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import tiny_model, tiny_vit, with_tokens
+from tiny import tiny_model, tiny_vit, two_kinds, with_tokens
 
 from tokenformer_jax.config import Config, DataConfig, ModelConfig, TrainConfig
 from tokenformer_jax.model import flops
@@ -45,6 +45,9 @@ def test_forward_flops_are_those_the_compiler_counts(changes):
 # By hand, for width 32, 2 layers, 24, 40 and 48 parameter tokens, and 64 words.
 TOKENS = 2 * (3 * 2 * 32 * 24 + 2 * 32 * 40 + 2 * 32 * 48)
 DENSE = 2 * (4 * 32 * 32 + 2 * 32 * 128)
+# Three layers without the 48, whose 16 positions see 6 on average in a window of 8, and two whole
+# ones, whose positions see 8.
+KINDS = 2 * (3 * (TOKENS // 2 - 2 * 32 * 48) + TOKENS + 64 * 32) + 4 * 32 * (3 * 6 + 2 * 8)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +59,7 @@ DENSE = 2 * (4 * 32 * 32 + 2 * 32 * 128)
       2 * (TOKENS + 64 * 32) + 2 * 4 * 32 * 8,
     ),
     (tiny_model(dense=True, bias=True), 2 * (DENSE + 64 * 32) + 2 * 4 * 32 * 8),
+    (two_kinds(), KINDS),
     (tiny_vit(), 16 * (2 * 16 * 32 + 2 * TOKENS + 2 * 4 * 32 * 16) + 2 * 32 * 10),
     (
       tiny_vit(pool='token'),
@@ -68,7 +72,7 @@ DENSE = 2 * (4 * 32 * 32 + 2 * 32 * 128)
       + 4 * 32 * 16,
     ),
   ],
-  ids=['tied', 'untied', 'dense', 'mean', 'class token', 'attention pool'],
+  ids=['tied', 'untied', 'dense', 'two kinds', 'mean', 'class token', 'attention pool'],
 )
 def test_forward_flops_are_exact(model, want):
   assert flops.forward_flops(model, 16) == want, 'a matrix counts too often, or not at all'
@@ -121,8 +125,7 @@ def test_a_window_counts_what_is_seen(window):
 
 def test_token_token_flops_do_not_grow_with_the_parameter_tokens():
   model = tiny_model()
-  counts = {'qkv': 2140, 'proj': 2140, 'ffn': 8560}
-  grown = with_tokens(model, **counts)
+  grown = with_tokens(model, qkv=2140, proj=2140, ffn=8560)
   assert _attention(grown, 512) == _attention(model, 512), 'growth is charged for token-token work'
 
 

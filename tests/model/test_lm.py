@@ -28,10 +28,11 @@ GOLDEN_PROJECTIONS = {
   ('ffn',): 'mlp',
 }
 DENSE = {'dense': True, 'bias': True, 'norm': 'affine'}
+LEARNED = {'rotary': 0, 'position_embedding': 'learned'}
 VARIANTS = {
   'rotary': tiny_model(),
   'none': tiny_model(rotary=0),
-  'dense, learned': tiny_model(**DENSE, rotary=0, position_embedding='learned', tied_head=False),
+  'dense, learned': tiny_model(**DENSE, **LEARNED, tied_head=False),
 }
 EACH_VARIANT = pytest.mark.parametrize('model', VARIANTS.values(), ids=VARIANTS)
 
@@ -136,14 +137,7 @@ def test_golden_gradients(remat, layers, chunk):
 
 def _tokenformer(layers: int, width: int, heads: int, attention: int, ffn: int) -> ModelConfig:
   counts = {'qkv': attention, 'proj': attention, 'ffn': ffn}
-  return tiny_model(
-    layers=layers,
-    width=width,
-    heads=heads,
-    vocab_size=50304,
-    tokens=counts,
-    reference=counts,
-  )
+  return tiny_model(layers=layers, width=width, heads=heads, vocab_size=50304, tokens=counts)
 
 
 # TokenFormer, Table 9. The paper rounds those trained on OpenWebText: 123.6M, 354.2M, 753.8M and
@@ -168,11 +162,7 @@ def test_published_sizes_of_tokenformer(sizes, count):
 @pytest.mark.parametrize(
   ('changes', 'count'),
   [
-    pytest.param(
-      {'vocab_size': 50257, 'rotary': 0, 'position_embedding': 'learned', 'max_length': 1024},
-      124_439_808,
-      id='gpt2-124M',
-    ),
+    pytest.param({**LEARNED, 'vocab_size': 50257, 'max_length': 1024}, 124_439_808, id='gpt2-124M'),
     pytest.param({'vocab_size': 50304, 'tied_head': False}, 162_322_944, id='pythia-160M'),
   ],
 )
@@ -304,7 +294,7 @@ LARGER = {'layers': 3, 'width': 64, 'vocab_size': 512, 'init': InitConfig(std=0.
 def _initial(kind: str) -> dict[str, jax.Array]:
   changes = {
     'tokenformer': {},
-    'transformer': {**DENSE, 'rotary': 0, 'position_embedding': 'learned', 'tied_head': False},
+    'transformer': {**DENSE, **LEARNED, 'tied_head': False},
   }
   definition = define_lm(tiny_model(**LARGER, **changes[kind]))
   return _paths(jax.jit(definition.init)(jax.random.key(0)))
@@ -385,12 +375,7 @@ def test_bfloat16_is_close_to_float32():
 
 GRADIENTS = {
   'tied': {},
-  'untied, with biases': {
-    **DENSE,
-    'rotary': 0,
-    'position_embedding': 'learned',
-    'tied_head': False,
-  },
+  'untied, with biases': {**DENSE, **LEARNED, 'tied_head': False},
 }
 
 

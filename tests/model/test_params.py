@@ -10,13 +10,8 @@ from tokenformer_jax.model.models import define
 from tokenformer_jax.model.params import Definition, Role, matrix_entries, param, stack
 from tokenformer_jax.model.params import define as take_apart
 
-DENSE = {
-  'dense': True,
-  'bias': True,
-  'norm': 'affine',
-  'rotary': 0,
-  'position_embedding': 'learned',
-}
+LEARNED = {'rotary': 0, 'position_embedding': 'learned'}
+DENSE = {'dense': True, 'bias': True, 'norm': 'affine', **LEARNED}
 
 
 def _infos(definition: Definition) -> dict:
@@ -49,8 +44,8 @@ def test_an_untied_head_is_one_and_the_embedding_is_looked_up_only():
 @pytest.mark.parametrize(
   'model',
   [
-    tiny_model(tied_head=False, rotary=0, position_embedding='learned'),
-    tiny_vit(pool='token', position_embedding='learned'),
+    tiny_model(tied_head=False, **LEARNED),
+    tiny_vit(pool='token', **LEARNED),
     tiny_vit(pool='attention'),
   ],
   ids=['lm', 'class token', 'attention pool'],

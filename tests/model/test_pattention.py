@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenformer_jax.config import MeshConfig, PattentionConfig
-from tokenformer_jax.config.layer import L2NormGELU
 from tokenformer_jax.model.params import define
 from tokenformer_jax.model.pattention import Pattention, parameter_weights, pattention
 from tokenformer_jax.parallel import sharding
@@ -241,7 +240,7 @@ def _layer():
     lambda rngs: Pattention(
       8,
       5,
-      PattentionConfig(tokens=12, reference=12, score=L2NormGELU(gelu='exact')),
+      PattentionConfig(tokens=12),
       key_std=1.0,
       value_std=1.0,
       rngs=rngs,

@@ -119,10 +119,8 @@ def folder(tmp_path):
 
   def task(**data):
     values = config_lib.defaults()
-    values.model.update(
-      kind='vit', pattern='layer', position_embedding='sincos', tied_head=False, patch=4
-    )
-    values.model.layer.mixer.positions.kind = 'none'
+    values.model.update(kind='vit', position_embedding='sincos', tied_head=False, patch=4)
+    values.model.pattern, values.model.layer.mixer.positions.kind = 'layer', 'none'
     values.data.update(source=source, image_size=8, batch_size=12, prefetch=1, **data)
     made = tasks.make(sizes.fill_in(config_lib.resolve(values)))
     made.prepare()

@@ -76,7 +76,8 @@ class AttentionPool(nnx.Module):
     self.probe = param(
       rngs, nnx.initializers.normal(1.0), (config.width,), ('norm',), role=Role.VECTOR
     )
-    self.norm = LayerNorm(config.width, layer.norm, epsilon=config.norm_epsilon, rngs=rngs)
+    norm = functools.partial(LayerNorm, config.width, layer.norm, epsilon=config.norm_epsilon)
+    self.norm = None if layer.ffn.kind == 'none' else norm(rngs=rngs)
     self.ffn = feed_forward(layer.ffn, config, compute=compute, rngs=rngs)
     self.heads = layer.mixer.heads
 
