@@ -146,8 +146,8 @@ def test_every_layer_has_its_own_pattentions_in_their_order():
 @pytest.mark.parametrize('devices', [1, 8])
 def test_maps_and_sums_are_those_of_the_layer_asked_for(devices):
   mesh = mesh_of() if devices == 1 else mesh_of(fsdp=4, tokens=2)
-  params = jax.device_put(_params(), sharding.of_axes(mesh, DEFINITION.axes))
-  ids = jax.device_put(IDS, sharding.of_batch(mesh))
+  params = jax.device_put(_params(), sharding.tree_shardings(mesh, DEFINITION.axes))
+  ids = jax.device_put(IDS, sharding.batch_sharding(mesh))
   with jax.set_mesh(mesh):
     sums = compiled_sums(DEFINITION, mesh)(params, ids)
     for number, (want, layer) in enumerate(zip(_reference(), pattentions(DEFINITION), strict=True)):

@@ -37,14 +37,6 @@ def material(tmp_path_factory) -> Path:
   return folder
 
 
-_DENSE = {
-  'model__layer__mixer__qkv__kind': 'dense',
-  'model__layer__mixer__proj__kind': 'dense',
-  'model__layer__ffn__kind': 'mlp',
-  'model__layer__ffn__width': 64,
-}
-
-
 def _make(folder: Path) -> None:
   being_made = folder.with_suffix('.new')
   inputs.write(being_made)
@@ -52,7 +44,7 @@ def _make(folder: Path) -> None:
   cache = being_made / 'cache'
   runs = {
     'lm': tiny_run.config(source, cache),
-    'dense': tiny_run.config(source, cache, **_DENSE),
+    'dense': tiny_run.config(source, cache, **tiny_run.DENSE, model__layer__ffn__width=64),
     'vit': tiny_run.vit_config(),
   }
   for name, config in runs.items():

@@ -66,7 +66,7 @@ def test_init_from_refuses_another_model_and_a_missing_run(make, tmp_path, one_d
   wider = sentence(ancestor[0], model__width=64)
   assert wider.startswith(f'config.init_from={ancestor[0]}: model.width is 32 in the source and 64')
   smaller = sentence(ancestor[0], model__layer__ffn__tokens=32)
-  assert 'model.layer.ffn.tokens is 64 in the source, and 32 is smaller' in smaller
+  assert 'ffn has 64 parameter tokens in the source, and 32 are fewer' in smaller
   assert 'is not the work directory of a run' in sentence(tmp_path / 'nothing')
   assert 'has no checkpoint of step 7' in sentence(f'{ancestor[0]}@7')
   config = dataclasses.replace(make(), init_from=str(ancestor[0]))

@@ -9,11 +9,11 @@ from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.inspection.usage import Usage
 
 DEFINITIONS = """\
-contribution   of a parameter token: |weight| · ‖value‖₂, averaged over the positions of the text
-nearly unused  less than 1/100 of the mean contribution in its Pattention
-unused         at no position more than 1/1000 of that mean; also counted as nearly unused
-dead           key and value are zero, and so is its weight: it has no gradient and stays so
-for 90 %       how many tokens, the strongest first, make 90 % of the contribution"""
+contribution   |weight| · ‖value‖₂ of a parameter token, averaged over the positions of the text
+nearly unused  contributes less than 1/100 of the mean contribution in its Pattention
+unused         contributes at most 1/1000 of that mean at every position; also nearly unused
+dead           key, value and weight are zero, so the token has no gradient and stays dead
+for 90 %       the fewest tokens that together make 90 % of the contribution"""
 
 _VISIBLE = str.maketrans({' ': '·', '\n': '⏎', '\t': '⇥', '\r': '␍'})
 Row = dict[str, Any]
