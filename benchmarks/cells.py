@@ -62,7 +62,7 @@ def parser(doc: str, out: str) -> argparse.ArgumentParser:
   """Return a parser with the flags that all benchmarks share."""
   made = argparse.ArgumentParser(
     description=doc.splitlines()[0],
-    epilog="Other flags are the planner's, --config.model.layers=2 say.",
+    epilog="Other flags are the planner's, --config.model.pattern=layer*2 say.",
     allow_abbrev=False,
   )
   made.add_argument('--out', type=Path, default=Path(out), help='where the cells are kept')

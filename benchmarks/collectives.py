@@ -20,6 +20,7 @@ from typing import Any
 import cells
 from cells import MODELS, Figures, Row
 
+from tokenformer_jax.config import ModelConfig, from_dict
 from tokenformer_jax.plan import topology
 
 HEAD = (
@@ -73,8 +74,9 @@ def expected(model: dict[str, Any], fsdp: int, tokens: int, positions: int) -> l
     tokens: S.
     positions: M.
   """
-  counts = model['param_tokens']
-  matrices = 2 * (3 * counts['qkv'] + counts['proj'] + counts['ffn']) * model['width']
+  mixer, ffn = model['layer']['mixer'], model['layer']['ffn']
+  tokens_of_layer = 3 * mixer['qkv']['tokens'] + mixer['proj']['tokens'] + ffn['tokens']
+  matrices = 2 * tokens_of_layer * model['width']
   weights = matrices / tokens * ACTIVATION * (fsdp - 1) / fsdp
   part = (tokens - 1) / tokens
   norms = positions * NORM * 2 * part
@@ -95,9 +97,14 @@ def expected(model: dict[str, Any], fsdp: int, tokens: int, positions: int) -> l
   return (over_fsdp if fsdp > 1 else []) + (over_tokens if tokens > 1 else [])
 
 
+def depth(figures: Figures) -> int:
+  """Return the number of layers of the model that was planned."""
+  return from_dict(ModelConfig, figures['config']['model']).depth
+
+
 def per_layer(shallow: Figures, deep: Figures) -> dict[tuple[str, str], tuple[float, float]]:
   """Return number and bytes of a layer's collectives by axis and kind, from plans at two depths."""
-  layers = deep['config']['model']['layers'] - shallow['config']['model']['layers']
+  layers = depth(deep) - depth(shallow)
   totals: dict[tuple[str, str], tuple[float, float]] = {}
   for sign, figures in ((1, deep), (-1, shallow)):
     for row in figures['traffic']:
@@ -154,17 +161,17 @@ def main() -> None:
     mesh = f'{fsdp} fsdp × {tokens} tokens'
     sequences = model.rows(args.tokens_per_chip)  # for the devices that share rows
     found = []
-    for depth in args.depths.split(','):
+    for layers in args.depths.split(','):
       flags = model.on(
         args.topology,
         sequences * fsdp,
         '--quick',
         '--config.train.remat=full',
         f'--config.mesh.tokens={tokens}',
-        f'--config.model.layers={depth}',
+        f'--config.model.pattern=layer*{layers}',
         *others,
       )
-      label = f'{args.model}-{args.topology}-tokens{tokens}-layers{depth}'
+      label = f'{args.model}-{args.topology}-tokens{tokens}-layers{layers}'
       found.append(cells.planned(label, flags, args.out, report=args.report))
     if not all(found) or any('error' in one for one in found):
       reasons = [one['error'] for one in found if one and 'error' in one]

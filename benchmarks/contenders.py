@@ -32,15 +32,19 @@ SIZES = {
 
 def model_config(size: Size) -> Any:
   """Return our `ModelConfig` of a size."""
-  from tokenformer_jax.config import ModelConfig, TokenCounts  # noqa: PLC0415
+  from tokenformer_jax import config  # noqa: PLC0415 (each process loads one framework)
 
-  return ModelConfig(
-    layers=size.layers,
-    width=size.width,
+  reference = size.reference_qkv
+  mixer = config.SoftmaxConfig(
     heads=size.heads,
+    qkv=config.PattentionConfig(size.qkv, reference),
+    proj=config.PattentionConfig(size.proj, reference),
+  )
+  return config.ModelConfig(
+    pattern=f'layer*{size.layers}',
+    width=size.width,
+    layer=config.LayerConfig(mixer, config.PattentionConfig(size.ffn, 4 * reference)),
     vocab_size=size.vocab_size,
-    param_tokens=TokenCounts(size.qkv, size.proj, size.ffn),
-    reference_tokens=TokenCounts(size.reference_qkv, size.reference_qkv, 4 * size.reference_qkv),
   )
 
 

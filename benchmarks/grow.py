@@ -132,14 +132,15 @@ def main() -> None:
   directory = Path(args.directory or tempfile.mkdtemp())
   directory.mkdir(parents=True, exist_ok=True)
   run([sys.executable, __file__, '--make', chain[0], str(directory / chain[0])])
+  from tokenformer_jax import config  # noqa: PLC0415
+  from tokenformer_jax.model.lm import define_lm  # noqa: PLC0415
+
   print('| stage | s | s, read + write | factor | target GB | peak GB | factor |')
   print('|---|---|---|---|---|---|---|')
   for old, new in itertools.pairwise(chain):
     model = model_config(new).model
-    counts = ','.join(f'{k}={v}' for k, v in dataclasses.asdict(model.param_tokens).items())
+    counts = config.counts_as_text(config.token_counts(model))
     rounds = [time_stage(directory / old, directory / new, counts) for _ in range(args.rounds)]
-    from tokenformer_jax.model.lm import define_lm  # noqa: PLC0415
-
     size, peak = define_lm(model).count * BYTES / 1e9, max(peak for *_, peak in rounds)
     growing, reading, writing, _ = map(statistics.median, zip(*rounds, strict=True))
     factors = sorted(grow / (read + write) for grow, read, write, _ in rounds)

@@ -32,13 +32,13 @@ from tokenformer_jax.model.products import product, project, split_heads
 from tokenformer_jax.model.stack import ROW_STATISTICS
 from tokenformer_jax.plan import command, topology
 
-GROWN = {'qkv': 8704, 'proj': 8704, 'ffn': 34816}
+GROWN = {'mixer.qkv': 8704, 'mixer.proj': 8704, 'ffn': 34816}  # parameter tokens
 SHAPES = {
   'n = d, lm_pile:1_5b': MODELS['lm_pile:1_5b'],
   'n = 11 d, lm_openwebtext:1_4b': Model(
     'lm_openwebtext.py:1_4b',
     1024,
-    tuple(f'--config.model.param_tokens.{kind}={count}' for kind, count in GROWN.items()),
+    tuple(f'--config.model.layer.{part}.tokens={count}' for part, count in GROWN.items()),
   ),
 }
 TOPOLOGIES = ('v5p:4x4x4', 'v5e:4x4')
@@ -119,7 +119,7 @@ def plan_cells(args, others: list[str], shape: str, on: str) -> dict[str, Figure
         on,
         model.rows(args.tokens_per_chip) * topology.parse(on).chips,
         '--config.train.remat=full',
-        f'--config.model.gelu={gelu}',
+        *(f'--config.model.layer.{part}.score.gelu={gelu}' for part in GROWN),
         *others,
       ),
       args.out,

@@ -37,8 +37,7 @@ def jax_step(size: Size, remat: str) -> Callable[[], None]:
   from tokenformer_jax.parallel import sharding  # noqa: PLC0415
   from tokenformer_jax.steps import optim, step  # noqa: PLC0415
 
-  values = config.defaults()
-  values.model.update(dataclasses.asdict(model_config(size)))
+  values = config.to_config_dict(config.Config(model=model_config(size)))
   values.data.update(batch_size=size.batch, sequence_length=size.length)
   values.train.update(remat=remat, loss_chunk=min(512, size.length))
   resolved = config.resolve(values)

@@ -24,10 +24,10 @@ model, 30 billion for each stage. The times are an estimate: the run's model FLO
   1_4b     1,309,705,728       8620  34480       2.5e20   6 h                    11.77
 
 The counts are the paper's. Multiples of 128 fill the matrix unit of a TPU: 640, 2176, 4864 and
-8704, four times that for ffn. They can be set by flags, --config.model.param_tokens.qkv=2176 and
-so on; if the first model has other counts, every later one needs these as its
-model.reference_tokens. The paper's released TPU code trains without positions
-(--config.model.positions=none); here they are rotary, as on the Pile.
+8704, four times that for ffn. They can be set by flags, such as
+--config.model.layer.mixer.qkv.tokens=2176; if the first model has other counts, every later one
+needs these as `reference` beside its own. The paper's released TPU code trains without positions
+(--config.model.layer.mixer.positions.kind=none); here they are rotary, as on the Pile.
 """
 
 from tokenformer_jax import config
@@ -43,13 +43,17 @@ def get_config(variant='124m'):
   c = config.defaults()
 
   count = VARIANTS[variant]
-  c.model.layers, c.model.width, c.model.heads = 12, 768, 12
+  c.model.pattern, c.model.width = 'layer*12', 768
   c.model.vocab_size = 50304  # of GPT-2's tokenizer, 50257, rounded up
-  c.model.param_tokens.update(qkv=count, proj=count, ffn=4 * count)
+  mixer, ffn = c.model.layer.mixer, c.model.layer.ffn
+  mixer.heads = 12
+  mixer.qkv.tokens = mixer.proj.tokens = count
+  ffn.tokens = 4 * count
   # The scale τ = √576 (√2304) is part of the function that the first model learned. It stays when
   # parameter tokens are added; with τ = √count, growth would multiply all scores of the old ones.
   first = VARIANTS['124m']
-  c.model.reference_tokens.update(qkv=first, proj=first, ffn=4 * first)
+  mixer.qkv.reference = mixer.proj.reference = first
+  ffn.reference = 4 * first
 
   c.data.source = 'files:data/openwebtext/*.jsonl.zst'
   c.data.tokenizer = 'data/gpt2/tokenizer.json'

@@ -36,9 +36,12 @@ def get_config(variant='150m'):
   c = config.defaults()
 
   layers, width, heads = VARIANTS[variant]
-  c.model.layers, c.model.width, c.model.heads = layers, width, heads
+  c.model.pattern, c.model.width = f'layer*{layers}', width
   c.model.vocab_size = 50304  # of GPT-NeoX-20B's tokenizer, 50277, rounded up
-  c.model.param_tokens.update(qkv=width, proj=width, ffn=4 * width)
+  mixer = c.model.layer.mixer
+  mixer.heads = heads
+  mixer.qkv.tokens = mixer.proj.tokens = width
+  c.model.layer.ffn.tokens = 4 * width
 
   c.data.source = 'files:data/pile/train/*.jsonl.zst'
   c.data.tokenizer = 'data/gpt-neox-20b/tokenizer.json'

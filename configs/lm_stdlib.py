@@ -12,11 +12,13 @@ from tokenformer_jax import config
 
 def get_config():
   c = config.defaults()
-  c.model.layers = 3
+  c.model.pattern = 'layer*3'
   c.model.width = 192
-  c.model.heads = 3
-  c.model.param_tokens = {'qkv': 192, 'proj': 192, 'ffn': 768}
-  c.model.rotary_fraction = 1.0
+  mixer = c.model.layer.mixer
+  mixer.heads = 3
+  mixer.positions.fraction = 1.0
+  mixer.qkv.tokens = mixer.proj.tokens = 192
+  c.model.layer.ffn.tokens = 768
   c.model.init.std = 0.1  # steadier than the released 0.02 at a rate as high as this
   c.data.source = 'stdlib'
   c.data.tokenizer = 'bpe:2048'

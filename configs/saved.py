@@ -4,11 +4,7 @@ python train.py --config=configs/saved.py:DIR --workdir=OTHER_DIR
 python train.py --workdir=DIR     takes it by itself, to go on with that run
 """
 
-import dataclasses
-
-from ml_collections import ConfigDict
-
-from tokenformer_jax import messages
+from tokenformer_jax import config, messages
 from tokenformer_jax.runs import saved_config
 from tokenformer_jax.storage import paths
 
@@ -21,4 +17,4 @@ def get_config(workdir):
       f'{path} keeps compiled programs in {programs!r}, which is not taken from there, since they '
       f'are run as they are; if you trust them: --config.train.compilation_cache={programs}'
     )
-  return ConfigDict(dataclasses.asdict(saved_config.without_programs(saved)))
+  return config.to_config_dict(saved_config.without_programs(saved))

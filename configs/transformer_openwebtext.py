@@ -37,11 +37,12 @@ def get_config(variant='124m'):
   if variant not in VARIANTS:
     raise UserError(f'config variant is {variant!r}; it must be one of {", ".join(VARIANTS)}')
   c = _TOKENFORMER['get_config']('124m')  # from scratch, all of them
-  c.model.projection = 'dense'
   c.model.width = VARIANTS[variant]
-  c.model.heads = c.model.width // 64
-  c.model.positions = 'learned'
-  c.model.bias = True
-  c.model.block_norm = 'affine'
-  c.model.gelu = 'tanh'
+  c.model.position_embedding = 'learned'
+  layer = c.model.layer
+  layer.mixer.heads = c.model.width // 64
+  layer.mixer.positions.kind = 'none'
+  layer.mixer.qkv = layer.mixer.proj = {'kind': 'dense', 'bias': True}
+  layer.ffn = {'kind': 'mlp', 'bias': True, 'gelu': 'tanh'}
+  layer.norm = 'affine'
   return c

@@ -28,8 +28,9 @@ _TOKENFORMER = runpy.run_path(str(Path(__file__).with_name('lm_pile.py')))
 
 def get_config(variant='150m'):
   c = _TOKENFORMER['get_config'](variant)
-  c.model.projection = 'dense'
-  c.model.bias = True
-  c.model.block_norm = 'affine'
+  layer = c.model.layer
+  layer.mixer.qkv = layer.mixer.proj = {'kind': 'dense', 'bias': True}
+  layer.ffn = {'kind': 'mlp', 'bias': True}
+  layer.norm = 'affine'
   c.model.tied_head = False
   return c

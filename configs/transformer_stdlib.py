@@ -14,8 +14,9 @@ _TOKENFORMER = runpy.run_path(str(Path(__file__).with_name('lm_stdlib.py')))
 
 def get_config():
   c = _TOKENFORMER['get_config']()
-  c.model.projection = 'dense'
+  layer, mixer = c.model.layer, c.model.layer.mixer
   # As many matrix entries: a block has 2 D (3 qkv + proj + ffn) of them there, 4 D² + 2 D F here.
-  counts = c.model.param_tokens
-  c.model.ffn_width = 3 * counts.qkv + counts.proj + counts.ffn - 2 * c.model.width
+  tokens = 3 * mixer.qkv.tokens + mixer.proj.tokens + layer.ffn.tokens
+  mixer.qkv = mixer.proj = {'kind': 'dense'}
+  layer.ffn = {'kind': 'mlp', 'width': tokens - 2 * c.model.width}
   return c

@@ -28,7 +28,8 @@ def get_config(variant='b16'):
   if variant not in VARIANTS:
     raise UserError(f'config variant is {variant!r}; it must be one of {", ".join(VARIANTS)}')
   c = _TOKENFORMER['get_config'](variant)
-  c.model.projection = 'dense'
-  c.model.bias = True
-  c.model.block_norm = 'affine'
+  layer = c.model.layer
+  layer.mixer.qkv = layer.mixer.proj = {'kind': 'dense', 'bias': True}
+  layer.ffn = {'kind': 'mlp', 'bias': True}
+  layer.norm = 'affine'
   return c

@@ -15,11 +15,14 @@ from tokenformer_jax import config
 def get_config():
   c = config.defaults()
   c.model.kind = 'vit'
-  c.model.layers = 4
+  c.model.pattern = 'layer*4'
   c.model.width = 96
-  c.model.heads = 4
-  c.model.param_tokens = {'qkv': 96, 'proj': 96, 'ffn': 384}
-  c.model.positions = 'sincos'
+  mixer = c.model.layer.mixer
+  mixer.heads = 4
+  mixer.positions.kind = 'none'
+  mixer.qkv.tokens = mixer.proj.tokens = 96
+  c.model.layer.ffn.tokens = 384
+  c.model.position_embedding = 'sincos'
   c.model.patch = 4
   c.model.tied_head = False
   c.model.init.std = 0.1

@@ -49,9 +49,13 @@ def get_config(variant='b16'):
 
   layers, width, heads, tokens = VARIANTS[variant]
   c.model.kind = 'vit'
-  c.model.layers, c.model.width, c.model.heads = layers, width, heads
-  c.model.param_tokens.update(qkv=tokens, proj=tokens, ffn=4 * tokens)
-  c.model.positions = 'sincos'
+  c.model.pattern, c.model.width = f'layer*{layers}', width
+  mixer = c.model.layer.mixer
+  mixer.heads = heads
+  mixer.positions.kind = 'none'
+  mixer.qkv.tokens = mixer.proj.tokens = tokens
+  c.model.layer.ffn.tokens = 4 * tokens
+  c.model.position_embedding = 'sincos'
   c.model.tied_head = False
 
   c.data.source = 'tfds:imagenet2012'

@@ -47,12 +47,16 @@ class Plan:
   def config(self, kind: str, size: int, seed: int, steps: int, **changes) -> Config:
     """Return a run's config; two underscores in the name of a change stand for a dot."""
     c = config_lib.defaults()
-    c.model.layers, c.model.width, c.model.heads = 2, 64, 8
-    c.model.param_tokens.update(qkv=64 * size, proj=64 * size, ffn=256 * size)
+    layer, mixer = c.model.layer, c.model.layer.mixer
+    c.model.pattern, c.model.width, mixer.heads = 'layer*2', 64, 8
+    mixer.qkv.tokens = mixer.proj.tokens = 64 * size
+    layer.ffn.tokens = 256 * size
     if kind == 'transformer':
       width = TRANSFORMER_WIDTHS[size]
-      c.model.update(projection='dense', width=width, heads=width // 8, block_norm='affine')
-    c.model.rotary_fraction, c.model.init.std = 1.0, 0.1
+      c.model.width, mixer.heads, layer.norm = width, width // 8, 'affine'
+      mixer.qkv = mixer.proj = {'kind': 'dense'}
+      layer.ffn = {'kind': 'mlp'}
+    mixer.positions.fraction, c.model.init.std = 1.0, 0.1
     c.data.update(source='stdlib', tokenizer='bytes', sequence_length=64, batch_size=8)
     c.optim.update(learning_rate=self.rates[kind], warmup_steps=30, final_fraction=0.1)
     c.optim.new_token_warmup = 0  # but in `taming`, which decides about it
@@ -131,9 +135,9 @@ def scaling(plan: Plan, seed: int) -> None:
 
 
 TWICE_THE_SCALE = {
-  'model__reference_tokens__qkv': 128,
-  'model__reference_tokens__proj': 128,
-  'model__reference_tokens__ffn': 512,
+  'model__layer__mixer__qkv__reference': 128,
+  'model__layer__mixer__proj__reference': 128,
+  'model__layer__ffn__reference': 512,
 }
 HANDOVER = {
   'not grown': ('tokenformer', 1, {}),

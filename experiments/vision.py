@@ -20,7 +20,6 @@ them with clutter (cluttered_digits/). Every run calls `tokenformer_jax.train` w
 
 import argparse
 import dataclasses
-import runpy
 from pathlib import Path
 
 import jax
@@ -30,6 +29,7 @@ from cluttered_digits import cluttered_digits
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config
+from tokenformer_jax.config import file as config_file
 from tokenformer_jax.model import flops
 from tokenformer_jax.runs import metrics
 from tokenformer_jax.training import sizes
@@ -46,19 +46,32 @@ DATA = {
     'model__patch': 8,
   },
 }
+
+
+def _score(kind: str) -> dict[str, str]:
+  """Return the changes that give each projection another score."""
+  projections = ('mixer__qkv', 'mixer__proj', 'ffn')
+  return {f'model__layer__{name}__score__kind': kind for name in projections}
+
+
 # Name → config file and changes.
 ARMS = {
   'TokenFormer': ('vit_digits', {}),
   'ViT': ('transformer_vit_digits', {}),
   'ViT, biases and affine norms': (
     'transformer_vit_digits',
-    {'model__bias': True, 'model__block_norm': 'affine'},
+    {
+      'model__layer__mixer__qkv__bias': True,
+      'model__layer__mixer__proj__bias': True,
+      'model__layer__ffn__bias': True,
+      'model__layer__norm': 'affine',
+    },
   ),
-  'gelu_l2_norm': ('vit_digits', {'model__score': 'gelu_l2_norm'}),
-  'gelu_l1_norm': ('vit_digits', {'model__score': 'gelu_l1_norm'}),
-  'softmax': ('vit_digits', {'model__score': 'softmax'}),
-  'affine norms': ('vit_digits', {'model__block_norm': 'affine'}),
-  'norms with a bias': ('vit_digits', {'model__block_norm': 'bias'}),
+  'gelu_l2_norm': ('vit_digits', _score('gelu_l2_norm')),
+  'gelu_l1_norm': ('vit_digits', _score('gelu_l1_norm')),
+  'softmax': ('vit_digits', _score('softmax')),
+  'affine norms': ('vit_digits', {'model__layer__norm': 'affine'}),
+  'norms with a bias': ('vit_digits', {'model__layer__norm': 'bias'}),
   'grown': ('vit_digits', {}),
   'from scratch': ('vit_digits', {}),
 }
@@ -98,7 +111,7 @@ class Plan:
   def config(self, name: str, seed: int, steps: int, rate: float, **more) -> Config:
     """Return a run's config; two underscores in the name of a change stand for a dot."""
     file, changes = ARMS[name]
-    values = runpy.run_path(str(CONFIGS / f'{file}.py'))['get_config']()
+    values = config_file.load(str(CONFIGS / f'{file}.py'))
     values.optim.learning_rate = rate
     values.train.update(
       steps=steps, seed=seed, eval_every=0, checkpoint_every=10**9, keep_checkpoints=1
@@ -134,8 +147,10 @@ class Plan:
     base = self.arm('TokenFormer', seed)
     rate, steps = self.rate('TokenFormer'), STEPS
     small = self.config('TokenFormer', seed, steps, rate)
-    counts = small.model.param_tokens
-    twice = {f'model__param_tokens__{k}': 2 * getattr(counts, k) for k in ('qkv', 'proj', 'ffn')}
+    twice = {
+      f'{config_lib.key_of(small.model, name)}.tokens'.replace('.', '__'): 2 * count
+      for name, count in config_lib.token_counts(small.model).items()
+    }
     grown = self.config('grown', seed, steps + steps // 2, rate, init_from=str(base), **twice)
     self.run(f'grown/{seed}', grown)
     of_small, of_large = (flops.of_step(sizes.fill_in(c)) for c in (small, grown))

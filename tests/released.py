@@ -6,12 +6,11 @@ import numpy as np
 import tokenizers as hf
 from tiny import tiny_model
 
-from tokenformer_jax.config import TokenCounts
 from tokenformer_jax.convert import tensor_files
 
 # Computed in float32 by the authors' PyTorch layers on random weights; the model is below.
 GOLDEN = dict(np.load(Path(__file__).parent / 'golden' / 'tokenformer_lm.npz'))
-MODEL = tiny_model(heads=2, param_tokens=TokenCounts(qkv=32, proj=32, ffn=128))
+MODEL = tiny_model(heads=2, tokens={'qkv': 32, 'proj': 32, 'ffn': 128})
 WEIGHTS = {
   name.removeprefix('weights/'): array
   for name, array in GOLDEN.items()

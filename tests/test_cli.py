@@ -1,6 +1,5 @@
 """The commands as a user types them: what they write, and one sentence for a mistake."""
 
-import dataclasses
 import json
 import runpy
 import subprocess
@@ -40,8 +39,8 @@ MISTAKES = {
     '150m',
   ),
   'wrong value': (
-    [*TRAIN, '--config.model.score=softmx'],
-    "config.model.score is 'softmx'; it must be one of l2_norm_gelu,",
+    [*TRAIN, '--config.model.layer.ffn.score.kind=softmx'],
+    "config.model.layer.ffn.score.kind is 'softmx'; it must be one of l2_norm_gelu,",
   ),
   'mesh that does not fit': (
     [*TRAIN, '--config.mesh.fsdp=3'],
@@ -175,12 +174,11 @@ def test_train_takes_the_config_of_its_work_directory(tmp_path, monkeypatch):
 def test_a_saved_config_is_what_was_saved(tmp_path):
   get_config = runpy.run_path(str(tiny_run.ROOT / 'configs/saved.py'))['get_config']
   values = config.defaults()
-  values.model.layers, values.optim.old_tokens = 7, 'scale:0.5'
+  values.model.pattern, values.optim.old_tokens = 'layer*7', 'scale:0.5'
   wanted = config.resolve(values)
   (tmp_path / 'config.json').write_text(saved_config.to_text(wanted))
   assert config.resolve(get_config(str(tmp_path))) == wanted
-  older = dataclasses.asdict(wanted)  # without a format: the first one
-  del older['grow'], older['optim']['old_tokens']
+  older = {'model': {'layers': 7}}  # without a format: the first one
   (tmp_path / 'config.json').write_text(json.dumps(older))
   got = config.resolve(get_config(str(tmp_path)))
   assert got.model == wanted.model and got.grow == config.Config().grow, 'an older run is lost'
@@ -202,7 +200,7 @@ def test_a_saved_run_does_not_choose_where_programs_are_loaded_from(tmp_path, ca
   """JAX runs what it finds in that directory: a stranger's run would run a stranger's program."""
   get_config = runpy.run_path(str(tiny_run.ROOT / 'configs/saved.py'))['get_config']
   mine = config.resolve(config.defaults())
-  saved = dataclasses.asdict(mine)
+  saved = json.loads(saved_config.to_text(mine))
   saved['train']['compilation_cache'] = '/tmp/theirs'
   (tmp_path / 'config.json').write_text(json.dumps(saved))
   got = config.resolve(get_config(str(tmp_path)))
@@ -244,7 +242,7 @@ def test_a_run_grows_and_goes_on_as_the_command_says(tmp_path):
   assert done.returncode == 0, done.stderr
   assert 'going on after step 20' in done.stderr, done.stderr
   stored = json.loads((tmp_path / 'grown/config.json').read_text())
-  assert stored['train']['steps'] == 40 and stored['model']['param_tokens']['ffn'] == 128
+  assert stored['train']['steps'] == 40 and stored['model']['layer']['ffn']['tokens'] == 128
 
 
 @pytest.mark.slow

@@ -13,9 +13,9 @@ import tiny_run
 import tiny_trained
 from absl import flags
 from lm_eval.tasks import TaskManager
+from tiny import tiny_model
 
 from tokenformer_jax import config, evaluate
-from tokenformer_jax.config import TokenCounts
 from tokenformer_jax.data.tokenizers import ByteTokenizer
 from tokenformer_jax.decoding import evaluation, harness
 from tokenformer_jax.errors import UserError
@@ -74,9 +74,12 @@ def _tasks(results: dict[str, dict[str, float]]) -> dict[str, Any]:
   }
 
 
-def _released() -> config.ModelConfig:
-  counts = TokenCounts(qkv=768, proj=768, ffn=3072)
-  return config.ModelConfig(layers=12, width=768, heads=12, param_tokens=counts)
+RELEASED = {
+  'layers': 12,
+  'width': 768,
+  'heads': 12,
+  'tokens': {'qkv': 768, 'proj': 768, 'ffn': 3072},
+}
 
 
 def test_tasks_and_text_in_one_report(command, source, tmp_path):
@@ -90,7 +93,7 @@ def test_tasks_and_text_in_one_report(command, source, tmp_path):
     '--batch_size=8',
   )
   assert (report['source'], report['step'], report['limit']) == (source, 7, 2)
-  assert report['model'] == dataclasses.asdict(tiny_trained.config().model)
+  assert report['model'] == config.to_json(tiny_trained.config().model)
   assert set(report['versions']) == {'tokenformer_jax', 'jax', 'lm_eval'}
   assert report['seconds'] > 0
   last_word = report['tasks']['local_last_word']
@@ -128,7 +131,7 @@ def test_without_the_harness_the_extra_is_named(command, monkeypatch):
 
 
 def test_learned_positions_bound_the_length():
-  model = tiny_trained.trained(positions='learned')
+  model = tiny_trained.trained(rotary=0, position_embedding='learned')
   with pytest.raises(UserError, match=r'max_length is 49, but this model has learned .* for 48'):
     model.context_length(49)
 
@@ -153,7 +156,7 @@ def test_there_is_no_average_of_some(task):
 
 def test_the_published_row_is_beside_a_model_of_that_size():
   report = {'source': 'runs/150m', 'step': 0, 'tasks': _tasks(RESULTS)}
-  ours, theirs = evaluation.render(report, _released()).splitlines()[-2:]
+  ours, theirs = evaluation.render(report, tiny_model(**RELEASED)).splitlines()[-2:]
   assert ours.startswith('runs/150m, step 0 ')
   assert _numbers(ours)[-8:] == [16.5, 45, 36, 65, 47, 25, 51, 44.83]
   assert theirs.startswith('TokenFormer-150M, as published ')
@@ -167,13 +170,13 @@ def _numbers(line: str) -> list[float]:
 @pytest.mark.parametrize(
   'changes',
   [
-    {'param_tokens': TokenCounts(qkv=768, proj=768, ffn=3200)},
+    {'tokens': {'qkv': 768, 'proj': 768, 'ffn': 3200}},
     {'layers': 13},
-    {'projection': 'dense'},
+    {'dense': True},
   ],
 )
 def test_no_row_is_beside_a_model_of_another_size(changes):
-  assert evaluation.published(dataclasses.replace(_released(), **changes)) is None
+  assert evaluation.published(tiny_model(**{**RELEASED, **changes})) is None
 
 
 @pytest.mark.parametrize('size', evaluation._PUBLISHED)

@@ -11,6 +11,7 @@ import tiny_run
 from compilations import compilations
 
 import tokenformer_jax
+from tokenformer_jax import config as config_lib
 from tokenformer_jax import grow, plan
 from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest
@@ -164,8 +165,9 @@ def test_growth_is_exact_and_says_so(run, grown, home, capsys):
   before, after = run.logits(ids, exact=True), grown.logits(ids, exact=True)
   assert np.abs(before - after).max() < 1e-5, 'the grown model computes something else'
   assert grown.parameters['blocks']['ffn']['keys'].shape[1] == 96
-  assert (grown.step, grown.config.model.param_tokens.proj) == (20, 32)
-  assert grown.old_tokens == {'query': 32, 'key': 32, 'value': 32, 'proj': 32, 'ffn': 64}
+  assert (grown.step, grown.config.model.layer.mixer.proj.tokens) == (20, 32)
+  of_layer = {'query': 32, 'key': 32, 'value': 32, 'proj': 32, 'ffn': 64}
+  assert grown.old_tokens == {0: of_layer, 1: of_layer}
   assert run.old_tokens is None, 'a run that has not grown has old tokens'
   run.grow(home / 'again', {'ffn': 96})
   said = capsys.readouterr().err
@@ -185,7 +187,7 @@ def test_a_run_goes_on_where_it_is(grown, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_begins_another_one_and_grows_on_the_way(run, home):
-  model = {'param_tokens': {'ffn': 80}}
+  model = {'layer': {'ffn': {'tokens': 80}}}
   frozen = run.train(22, workdir=home / 'frozen', model=model, optim={'old_tokens': 'freeze'})
   assert frozen.config.init_from == run.source and frozen.step == 22
   old, new = (r.parameters['blocks']['ffn']['keys'] for r in (run, frozen))
@@ -195,18 +197,18 @@ def test_a_run_begins_another_one_and_grows_on_the_way(run, home):
   np.testing.assert_array_equal(merged.parameters['blocks']['ffn']['keys'], new)
   removed = frozen.remove(home / 'removed')
   np.testing.assert_array_equal(removed.parameters['blocks']['ffn']['keys'], old)
-  assert frozen.shrink(home / 'less', {'ffn': 40}).config.model.param_tokens.ffn == 40
+  assert frozen.shrink(home / 'less', {'ffn': 40}).config.model.layer.ffn.tokens == 40
 
 
 def test_growth_by_python_is_growth_by_the_function(run, grown):
   model, target = run.config.model, grown.config.model
   assert grow.inexact(model, target, grown.config.grow) is None
-  counts = grow.grown_model(model, target.param_tokens, grown.config.grow)
+  counts = grow.grown_model(model, config_lib.token_counts(target), grown.config.grow)
   assert counts == target
 
 
 MISTAKES = {
-  'a kind': (lambda run, to: run.grow(to, {'fnn': 96}), "param_tokens has 'fnn'; did you mean"),
+  'a kind': (lambda run, to: run.grow(to, {'fnn': 96}), "param_tokens names 'fnn'; did you mean"),
   'a count': (lambda run, to: run.grow(to, {'ffn': '96'}), "ffn='96'; it must be an integer"),
   'fewer tokens': (lambda run, to: run.grow(to, {'ffn': 8}), 'ffn'),
   'nothing larger': (lambda run, to: run.grow(to), 'nothing would grow'),
@@ -216,7 +218,7 @@ MISTAKES = {
   'a group': (lambda run, to: run.train(30, optimizer={}), "config key 'optimizer' is unknown"),
   'a key': (lambda run, to: run.train(30, optim={'rate': 1}), "config key 'optim.rate' is"),
   'a type': (lambda run, to: run.train('many'), "config.train.steps is 'many'"),
-  'a value for a group': (lambda run, to: run.train(30, model=3), 'config.model is a group'),
+  'a value for a group': (lambda run, to: run.train(30, model=3), 'config.model is 3; it is a group'),
   'a length': (lambda run, to: run.generate('a', length=0), 'length is 0'),
   'a temperature': (lambda run, to: run.generate('a', temperature=-1), 'temperature is -1'),
   'no text': (lambda run, to: run.logits([]), 'there are no inputs'),
@@ -249,12 +251,13 @@ def test_maps_have_a_row_for_each_token(run):
     **dict.fromkeys(('query', 'key', 'value', 'proj'), (6, 32)),
     'ffn': (6, 64),
   }
-  assert run.usage('some words', tokens=8)['ffn'].positions == 8
+  assert run.usage('some words', tokens=8)[0]['ffn'].positions == 8
 
 
 def test_new_tokens_have_no_weight_at_birth(grown):
   assert not grown.maps('def', [0])[0]['ffn'][:, 64:].any(), 'the new tokens take part'
-  assert not grown.usage(tokens=300)['ffn'].share[:, 64:].any()
+  used = grown.usage(tokens=300)
+  assert not any(used[layer]['ffn'].share[64:].any() for layer in (0, 1))
 
 
 def test_figures_are_drawn(run, grown, tmp_path):

@@ -1,32 +1,44 @@
-"""An architecture that no config can say yet: layers of two kinds with different caches.
+"""A mixer that the package does not have, and an architecture of two kinds of layers with it.
 
-`local` is the block of every model, with a window; `linear` is linear attention without a
-feed-forward layer, which decodes with a recurrent state, draws noise, and says how large its output
-is.
+`linear` is linear attention: it decodes with a recurrent state, draws noise, and says how large its
+output is. Everything that the package knows of it is its name, in `config.MIXERS` and
+`blocks.MIXERS`. The architecture has it in turn with softmax attention in a window.
 """
 
+import contextlib
 import dataclasses
 import functools
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import pytest
 from flax import nnx
 from tiny import tiny_model
 
-from tokenformer_jax.config import ModelConfig
-from tokenformer_jax.model import pattern
-from tokenformer_jax.model.blocks import Block
+from tokenformer_jax import config
+from tokenformer_jax.config import ModelConfig, PattentionConfig
+from tokenformer_jax.config.fields import key, one_of
+from tokenformer_jax.config.layer import PROJECTIONS
+from tokenformer_jax.config.model import Layers
+from tokenformer_jax.model import blocks
 from tokenformer_jax.model.compute import Compute
-from tokenformer_jax.model.layers import LayerNorm, projection
-from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, Architecture, Aux, Context, Inputs
+from tokenformer_jax.model.layers import projection
+from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, Aux, Context, Inputs
 from tokenformer_jax.parallel.sharding import constrain
 
-PATTERN = '(local linear)*2 linear'
-WINDOW = 5
-AUX_WEIGHT = 0.1
-# No other test has a model with this ε, so none finds this architecture under its config.
-MODEL = tiny_model(layers=5, tied_head=False, norm_epsilon=3e-5)
+
+@dataclasses.dataclass(frozen=True)
+class LinearConfig:
+  """Linear attention, the sum of its heads' mean squares in the loss."""
+
+  kind: ClassVar[str] = 'linear'
+
+  heads: int = key(4, 'H, heads of the attention', above=0)
+  size_weight: float = key(0.1, 'of the mean square of the output, in the loss', least=0)
+  qkv: PattentionConfig = one_of(PattentionConfig(), PROJECTIONS, 'query, key and value, each')
+  proj: PattentionConfig = one_of(PattentionConfig(), PROJECTIONS, "the attention's output")
 
 
 class State(NamedTuple):
@@ -36,14 +48,22 @@ class State(NamedTuple):
 
 
 class Linear(nnx.Module):
-  """x + LinearAttention(Norm(x)), with a factor 1 + noise if it is given a key."""
+  """Causal linear attention, with a factor 1 + noise if it is given a key."""
 
-  def __init__(self, config: ModelConfig, *, compute: Compute, rngs: nnx.Rngs):
-    make = functools.partial(projection, config, compute=compute, rngs=rngs)
-    self.norm = LayerNorm(config.width, 'plain', epsilon=config.norm_epsilon, rngs=rngs)
-    self.query, self.key, self.value = make('qkv'), make('qkv'), make('qkv')
-    self.proj = make('proj')
-    self.heads = (config.heads, config.width // config.heads)
+  def __init__(
+    self,
+    config: LinearConfig,
+    model: ModelConfig,
+    *,
+    causal: bool,
+    compute: Compute,
+    rngs: nnx.Rngs,
+  ):
+    assert causal, 'this mixer has no other mask'
+    make = functools.partial(projection, model=model, compute=compute, rngs=rngs)
+    self.query, self.key, self.value = (make(config.qkv, axes=('width', 'heads')) for _ in 'qkv')
+    self.proj = make(config.proj, axes=('heads', 'width'))
+    self.heads, self.weight = (config.heads, model.width // config.heads), config.size_weight
 
   def init_cache(self, batch: int, length: int, dtype: jnp.dtype) -> State:
     del length, dtype
@@ -53,6 +73,10 @@ class Linear(nnx.Module):
   def cache_axes(self) -> State:
     return State(('batch', 'heads', None, None))
 
+  def length_flops(self, length: int) -> float:
+    heads, width = self.heads
+    return 4 * heads * width * (length + 1) / 2
+
   def __call__(
     self,
     x_BxTxD: jax.Array,
@@ -60,12 +84,12 @@ class Linear(nnx.Module):
     cache: State | None = None,
     inputs: Inputs = NO_INPUTS,
   ) -> tuple[jax.Array, State | None, Aux]:
-    normed_BxTxD, length = self.norm(x_BxTxD), x_BxTxD.shape[1]
-    query, key, value = (p(normed_BxTxD, self.heads) for p in (self.query, self.key, self.value))
+    length = x_BxTxD.shape[1]
+    query, key, value = (p(x_BxTxD, self.heads) for p in (self.query, self.key, self.value))
     is_token_BxT = context.positions(length) >= 0
     key = key * is_token_BxT[..., None, None]
     scores_BxHxTxS = jnp.einsum('BTHK,BSHK->BHTS', query, key) * jnp.tri(length)[None, None]
-    added = jnp.einsum('BHTS,BSHK->BTHK', scores_BxHxTxS, value)
+    added = jnp.einsum('BHTS,BSHK->BTHK', scores_BxHxTxS.astype(value.dtype), value)
     if cache is not None:
       added = added + jnp.einsum('BTHK,BHKL->BTHL', query, cache.products)
       cache = State(cache.products + jnp.einsum('BTHK,BTHL->BHKL', key, value))
@@ -73,14 +97,39 @@ class Linear(nnx.Module):
     if inputs.key is not None:
       added_BxTxD = added_BxTxD * (1 + jax.random.normal(inputs.key))
     size = jnp.mean(jnp.square(added_BxTxD.astype(jnp.float32)))
-    return x_BxTxD + added_BxTxD, cache, Aux(AUX_WEIGHT * size, {'linear/size': size})
+    return added_BxTxD, cache, Aux(self.weight * size, {'linear/size': size})
 
 
-def architecture(config: ModelConfig, *, causal: bool = True) -> Architecture:
-  """Takes the place of `blocks.architecture`."""
-  local = dataclasses.replace(config, window=WINDOW)
-  makers = {
-    'local': functools.partial(Block, local, causal=causal),
-    'linear': functools.partial(Linear, config),
-  }
-  return Architecture(pattern.parse(PATTERN, tuple(makers), 'the pattern'), makers)
+PATTERN = '(local linear)*2 linear'
+WINDOW = 5
+
+
+def model() -> ModelConfig:
+  """Return the architecture; every size is filled in."""
+  base = tiny_model(tied_head=False)
+  layer = base.layer
+  local = dataclasses.replace(layer, mixer=dataclasses.replace(layer.mixer, window=WINDOW))
+  mixer = LinearConfig(qkv=layer.mixer.qkv, proj=layer.mixer.proj)
+  linear = dataclasses.replace(layer, mixer=mixer, ffn=config.NoFeedForwardConfig())
+  variants = Layers({'local': local, 'linear': linear})
+  return dataclasses.replace(base, pattern=PATTERN, variants=variants)
+
+
+MODEL = model()
+
+# The same as changes of a config.
+CHANGES = {
+  'model.pattern': PATTERN,
+  'model.variants.local': {'mixer': {'window': WINDOW}},
+  'model.variants.linear': {'mixer': {'kind': 'linear'}, 'ffn': {'kind': 'none'}},
+  'model.tied_head': False,
+}
+
+
+@contextlib.contextmanager
+def named() -> Iterator[None]:
+  """Name the mixer, all that a config needs to have it."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setitem(config.MIXERS, 'linear', LinearConfig)
+    patch.setitem(blocks.MIXERS, 'linear', Linear)
+    yield

@@ -1,51 +1,131 @@
 """Models small enough to be compiled in a second."""
 
+import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tokenformer_jax.config import ModelConfig, TokenCounts
+from tokenformer_jax import config
+from tokenformer_jax.config import (
+  DenseConfig,
+  MLPConfig,
+  ModelConfig,
+  NoPositionsConfig,
+  PattentionConfig,
+  RotaryConfig,
+)
+from tokenformer_jax.config.layer import SCORES
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Params
 
+COUNTS = {'qkv': 24, 'proj': 40, 'ffn': 48}
 
-def tiny_model(**changes: Any) -> ModelConfig:
-  """Two layers of width 32 over 64 tokens; every size is filled in and divides by 4.
+
+def tiny_model(
+  *,
+  layers: int = 2,
+  heads: int = 4,
+  window: int = 0,
+  rotary: float = 0.5,
+  tokens: Mapping[str, int] = COUNTS,
+  reference: Mapping[str, int] | None = None,
+  score: str = 'l2_norm_gelu',
+  gelu: str = 'exact',
+  row_epsilon: float = 0.0,
+  dense: bool = False,
+  bias: bool = False,
+  ffn_width: int = 0,
+  norm: str = 'plain',
+  **changes: Any,
+) -> ModelConfig:
+  """Return two layers of width 32 over 64 tokens; every size is filled in and divides by 4.
 
   The numbers of parameter tokens differ from each other and from every other size, so that no axis
   passes for another. The reference counts are the numbers of parameter tokens unless given.
+
+  Args:
+    layers: equal ones.
+    heads: of the attention.
+    window: of the attention.
+    rotary: the part of each head that is rotated; 0: queries and keys know no positions.
+    tokens: the numbers of parameter tokens, by projection; those left out are as above.
+    reference: the reference counts, by projection.
+    score: of all projections.
+    gelu: of all scores, or of an MLP.
+    row_epsilon: of all scores.
+    dense: whether it is a Transformer.
+    bias: of a Transformer's projections.
+    ffn_width: of a Transformer.
+    norm: of the layers.
+    **changes: keys of `ModelConfig`.
   """
-  counts = changes.get('param_tokens', TokenCounts(qkv=24, proj=40, ffn=48))
-  sizes = {
-    'layers': 2,
-    'width': 32,
-    'heads': 4,
-    'vocab_size': 64,
-    'param_tokens': counts,
-    'reference_tokens': counts,
-    'rotary_fraction': 0.5,
-    'max_length': 128,
+  counts = {**COUNTS, **tokens}
+  references = {**counts, **(reference or {})}
+  has_gelu = {'gelu': gelu} if SCORES[score].zero_at_zero else {}
+  of_score = SCORES[score](row_epsilon=row_epsilon, **has_gelu)
+  parts: dict[str, Any] = {
+    name: PattentionConfig(count, references[name], of_score) for name, count in counts.items()
   }
-  return ModelConfig(**{**sizes, **changes})
+  if dense:
+    parts = {'qkv': DenseConfig(bias), 'proj': DenseConfig(bias)}
+    parts['ffn'] = MLPConfig(ffn_width, bias, gelu)
+  layer = config.LayerConfig(
+    mixer=config.SoftmaxConfig(
+      heads,
+      window,
+      RotaryConfig(rotary) if rotary else NoPositionsConfig(),
+      qkv=parts['qkv'],
+      proj=parts['proj'],
+    ),
+    ffn=parts['ffn'],
+    norm=norm,
+  )
+  sizes = {'width': 32, 'vocab_size': 64, 'max_length': 128, 'layer': layer}
+  return ModelConfig(**{'pattern': f'layer*{layers}', **sizes, **changes})
 
 
 def tiny_vit(**changes: Any) -> ModelConfig:
-  """Two layers of width 32 for grey images of 8 × 8 pixels, four patches, and ten classes."""
+  """Return two layers of width 32 for grey images of 8 × 8 pixels, 4 patches, and ten classes."""
   sizes = {
     'kind': 'vit',
-    'positions': 'sincos',
+    'rotary': 0,
+    'position_embedding': 'sincos',
     'patch': 4,
     'channels': 1,
     'classes': 10,
     'tied_head': False,
     'vocab_size': 0,
-    'rotary_fraction': 0.25,
-    'max_length': 4 if changes.get('positions') == 'learned' else 0,
+    'max_length': 4 if changes.get('position_embedding') == 'learned' else 0,
   }
   return tiny_model(**{**sizes, **changes})
+
+
+def two_kinds(*, window: int = 8, **changes: Any) -> ModelConfig:
+  """Return five layers in three stacks; `local` ones have a window and no feed-forward part.
+
+  Args:
+    window: of the local layers.
+    **changes: as for `tiny_model`, for all layers.
+  """
+  model = tiny_model(**{'pattern': '(local layer)*2 local', **changes})
+  mixer = dataclasses.replace(model.layer.mixer, window=window)
+  local = dataclasses.replace(model.layer, mixer=mixer, ffn=config.NoFeedForwardConfig())
+  return dataclasses.replace(model, variants=config.Layers({'local': local}))
+
+
+def with_mixer(model: ModelConfig, **changes: Any) -> ModelConfig:
+  """Return a model with other keys of `model.layer.mixer`."""
+  mixer = dataclasses.replace(model.layer.mixer, **changes)
+  return dataclasses.replace(model, layer=dataclasses.replace(model.layer, mixer=mixer))
+
+
+def with_tokens(model: ModelConfig, **counts: int) -> ModelConfig:
+  """Return a model with other numbers of parameter tokens, and the same reference counts."""
+  return config.with_token_counts(model, counts)
 
 
 @functools.cache

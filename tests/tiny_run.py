@@ -12,12 +12,12 @@ from tokenformer_jax import config as config_lib
 ROOT = Path(__file__).parent.parent
 
 CHANGES = {
-  'model.layers': 2,
+  'model.pattern': 'layer*2',
   'model.width': 32,
-  'model.heads': 4,
-  'model.param_tokens.qkv': 32,
-  'model.param_tokens.proj': 32,
-  'model.param_tokens.ffn': 64,
+  'model.layer.mixer.heads': 4,
+  'model.layer.mixer.qkv.tokens': 32,
+  'model.layer.mixer.proj.tokens': 32,
+  'model.layer.ffn.tokens': 64,
   'data.tokenizer': 'bytes',
   'data.sequence_length': 32,
   'data.batch_size': 8,
@@ -54,15 +54,16 @@ def config(source: str, cache: Path, **changes) -> config_lib.Config:
 
 VIT = {
   'model.kind': 'vit',
-  'model.positions': 'sincos',
+  'model.position_embedding': 'sincos',
+  'model.layer.mixer.positions.kind': 'none',
   'model.tied_head': False,
   'model.patch': 4,
-  'model.layers': 2,
+  'model.pattern': 'layer*2',
   'model.width': 32,
-  'model.heads': 4,
-  'model.param_tokens.qkv': 32,
-  'model.param_tokens.proj': 32,
-  'model.param_tokens.ffn': 64,
+  'model.layer.mixer.heads': 4,
+  'model.layer.mixer.qkv.tokens': 32,
+  'model.layer.mixer.proj.tokens': 32,
+  'model.layer.ffn.tokens': 64,
   'data.source': 'digits',
   'data.image_size': 8,
   'data.batch_size': 16,
@@ -75,6 +76,16 @@ VIT = {
   'train.eval_batches': 2,
   'train.checkpoint_every': 5,
   'train.tensorboard': False,
+}
+
+# A Transformer. The numbers of parameter tokens are the defaults: others have no meaning for it.
+DENSE = {
+  'model.layer.mixer.qkv.kind': 'dense',
+  'model.layer.mixer.qkv.tokens': 128,
+  'model.layer.mixer.proj.kind': 'dense',
+  'model.layer.mixer.proj.tokens': 128,
+  'model.layer.ffn.kind': 'mlp',
+  'model.layer.ffn.tokens': 512,
 }
 
 

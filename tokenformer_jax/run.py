@@ -97,7 +97,7 @@ class Run:
     model = self.config.model
     kind = 'a language model' if model.kind == 'lm' else 'an image classifier'
     return (
-      f'<Run {self.source}: {kind} of {model.layers} layers × {model.width}, '
+      f'<Run {self.source}: {kind} of {model.depth} layers × {model.width}, '
       f'{self.parameter_count:,} parameters>'
     )
 
@@ -310,7 +310,7 @@ class Run:
     """
     if steps is not None:
       changes = {**changes, 'train': {**changes.get('train', {}), 'steps': steps}}
-    values = dataclasses.asdict(self.config)
+    config = self.config
     if workdir is None:
       if (newest := load(self.directory).step) != self.step:
         raise UserError(
@@ -319,11 +319,9 @@ class Run:
         )
       workdir = self.directory
     else:
-      values['init_from'] = self.source
-      values['grow'] = dataclasses.asdict(GrowConfig())
-      if self.config.model.kind == 'vit':
-        values['model']['classes'] = 0  # The new run takes the number from its own images.
-    loop.train(configure.changed(values, changes), workdir)
+      model = dataclasses.replace(config.model, classes=0)  # those of the images, maybe others
+      config = dataclasses.replace(config, init_from=self.source, grow=GrowConfig(), model=model)
+    loop.train(configure.changed(config, changes), workdir)
     return load(workdir)
 
   def grow(
@@ -342,10 +340,11 @@ class Run:
 
     Args:
       target: the new work directory.
-      param_tokens: new counts by kind (qkv, proj, ffn); a kind that is left out keeps its count.
-      width: the new width of a Transformer, for example with method='net2net'.
-      heads: the new number of heads of a Transformer.
-      ffn_width: the new inner width of a Transformer's feed-forward layers.
+      param_tokens: new counts by projection, such as qkv, proj and ffn; others stay. In a model
+        of several layers local.ffn is that of one layer, and ffn that of all.
+      width: of a Transformer, by method='net2net', for example.
+      heads: of a Transformer.
+      ffn_width: of a Transformer.
       **how: keys of the group `grow` of a config, such as method, moments and step.
 
     Returns:
@@ -416,7 +415,7 @@ class Run:
       UserError: the model has no parameter tokens, or a layer does not exist.
     """
     inspect_model.check_has_tokens(self.meta, self.directory)
-    count = self.config.model.layers
+    count = self.config.model.depth
     layers = range(count) if layers is None else layers
     for layer in layers:
       if layer not in range(count):
@@ -430,15 +429,15 @@ class Run:
     return report.labels(self.tokenizer, ids.tolist())
 
   @property
-  def old_tokens(self) -> dict[str, int] | None:
-    """Return the tokens of each kind before the last growth; None if it added none."""
+  def old_tokens(self) -> dict[int, dict[str, int]] | None:
+    """Return how many tokens the last growth found, by layer and kind; None if it added none."""
     inspect_model.check_has_tokens(self.meta, self.directory)
     return inspect_model.old_tokens(self._loaded.model)
 
-  def usage(self, text: str | None = None, tokens: int = 32768) -> dict[str, Usage]:
-    """Return how much each parameter token is used, by kind of projection.
+  def usage(self, text: str | None = None, tokens: int = 32768) -> dict[int, dict[str, Usage]]:
+    """Return how much each parameter token is used, by layer and kind of projection.
 
-      run.usage()['ffn'].nearly_unused      [layers, N]
+      run.usage()[0]['ffn'].nearly_unused      [N]
 
     Args:
       text: the text to measure on; None: text that the run was not trained on.

@@ -15,7 +15,7 @@ from tokenformer_jax import config
 
 def get_config(variant='small'):
   c = config.defaults()
-  c.model.layers = {'small': 2, 'large': 8}[variant]
+  c.model.pattern = {'small': 'layer*2', 'large': 'layer*8'}[variant]
   c.optim.learning_rate = c.data.get_ref('batch_size').to_float() * 1e-4
   return c
 """
@@ -37,7 +37,12 @@ def load(tmp_path, monkeypatch):
   """Loads a config file with flags, as a command does; the flags are taken back."""
   known = set(flags.FLAGS)
 
+  def forget():
+    for name in set(flags.FLAGS) - known:
+      delattr(flags.FLAGS, name)
+
   def load(source: str, *arguments: str, variant: str = '') -> config.Config:
+    forget()
     (tmp_path / 'mine.py').write_text(source)
     line = ['train.py', f'--config={tmp_path}/mine.py{variant}', *arguments]
     monkeypatch.setattr(sys, 'argv', line)
@@ -46,12 +51,11 @@ def load(tmp_path, monkeypatch):
     return config_file.read()
 
   yield load
-  for name in set(flags.FLAGS) - known:
-    delattr(flags.FLAGS, name)
+  forget()
 
 
 def test_a_variant_is_an_argument(load):
-  assert load(VARIANTS, variant=':large').model.layers == 8
+  assert load(VARIANTS, variant=':large').model.depth == 8
   assert config_file.name() == 'mine_large', 'the default work directory is not told by its name'
 
 
@@ -65,8 +69,8 @@ def test_a_value_follows_the_one_that_it_is_computed_from(load):
 
 
 def test_keys_that_a_file_leaves_out_have_their_defaults_and_can_be_overridden(load):
-  got = load(PART, '--config.train.steps=7', '--config.model.layers=3')
-  assert (got.model.width, got.model.layers, got.train.steps) == (64, 3, 7)
+  got = load(PART, '--config.train.steps=7', '--config.model.pattern=layer*3')
+  assert (got.model.width, got.model.depth, got.train.steps) == (64, 3, 7)
   assert got.data == config.Config().data
 
 
@@ -76,6 +80,12 @@ def test_keys_that_a_file_leaves_out_have_their_defaults_and_can_be_overridden(l
     ('c.model.init_std = 0.1', "'model.init_std' is unknown; it is called 'model.init.std' now"),
     ('c.model.update(init_std=0.1)', "'model.init_std' is unknown; it is called 'model.init.std'"),
     ('print(c.model.init_std)', "line 5, fails with .*; it is called 'model.init.std' now"),
+    ('c.model.heads = 8', "'model.heads' is unknown; it is called 'model.layer.mixer.heads' now"),
+    (
+      'c.model.param_tokens.update(qkv=64)',
+      "line 5, fails with .*; it is called 'model.layer.mixer.qkv.tokens', .* and "
+      "'model.layer.ffn.tokens' now",
+    ),
   ],
 )
 def test_a_file_of_an_earlier_version_is_told_the_new_name_of_a_key(line, sentence, load):
@@ -88,3 +98,90 @@ def test_no_bytecode_is_written_beside_a_config(load, tmp_path, monkeypatch):
   monkeypatch.setattr(sys, 'dont_write_bytecode', False)
   load(VARIANTS)
   assert [path.name for path in Path(tmp_path).iterdir()] == ['mine.py']
+
+
+# Layers by name
+
+LAYERS = """
+from tokenformer_jax import config
+
+def get_config():
+  c = config.defaults()
+  c.model.pattern = 'local*2 dense layer'
+  c.model.layer.ffn.tokens = 384
+  c.model.layer.mixer.heads = 2
+  c.model.variants.local = {'mixer': {'window': 16}}
+  c.model.variants.dense = {'ffn': {'kind': 'mlp', 'width': 64}}
+  return c
+"""
+
+
+def test_a_layer_has_the_keys_of_model_layer_that_it_does_not_set(load):
+  layers = load(LAYERS).model.layers
+  assert (layers['local'].mixer.window, layers['layer'].mixer.window) == (16, 0)
+  assert layers['local'].mixer.heads == layers['dense'].mixer.heads == 2
+  assert layers['local'].ffn.tokens == 384 and layers['dense'].ffn == config.MLPConfig(64)
+
+
+def test_a_flag_on_model_layer_reaches_the_layers_that_do_not_set_the_key(load):
+  flags = ['mixer.heads=8', 'mixer.window=32', 'ffn.tokens=96']
+  layers = load(LAYERS, *(f'--config.model.layer.{flag}' for flag in flags)).model.layers
+  assert layers['local'].mixer.heads == layers['dense'].mixer.heads == 8, 'a flag is not followed'
+  assert (layers['local'].mixer.window, layers['dense'].mixer.window) == (16, 32), (
+    'a flag on model.layer does not reach exactly the layers that follow it'
+  )
+  assert layers['local'].ffn.tokens == 96 and layers['dense'].ffn == config.MLPConfig(64)
+
+
+def test_a_flag_on_one_layer_changes_no_other(load):
+  flag = '--config.model.variants.local.mixer.window=4'
+  layers = load(LAYERS, flag, '--config.model.variants.local.mixer.heads=4').model.layers
+  assert (layers['local'].mixer.window, layers['local'].mixer.heads) == (4, 4)
+  assert (layers['layer'].mixer.window, layers['layer'].mixer.heads) == (0, 2), (
+    'a flag on a variant changes model.layer'
+  )
+
+
+def test_flags_may_name_a_layer_that_the_file_does_not_have(load):
+  pattern = '--config.model.pattern=(near layer)*2'
+  layers = load(VARIANTS, pattern, '--config.model.variants.near.mixer.window=4').model.layers
+  assert (layers['near'].mixer.window, layers['layer'].mixer.window) == (4, 0)
+  with pytest.raises(UserError, match=r"has 'neer', which is not in model\.pattern"):
+    load(VARIANTS, '--config.model.variants.neer.mixer.window=4')
+
+
+def test_a_flag_that_chooses_another_kind_leaves_what_the_file_said_of_the_former(load):
+  got = load(LAYERS, '--config.model.layer.ffn.kind=mlp').model.layers
+  assert got['layer'].ffn == got['local'].ffn == config.MLPConfig(), (
+    'a change of kind needs every key of the former kind taken out'
+  )
+  assert got['dense'].ffn == config.MLPConfig(64)
+  back = load(LAYERS, '--config.model.variants.dense.ffn.kind=pattention').model.layers
+  assert back['dense'].ffn == config.PattentionConfig(384), 'it is no version of model.layer'
+
+
+def test_a_flag_for_a_kind_that_another_flag_takes_away_is_a_mistake(load):
+  for group in ('layer', 'variants.local'):
+    kind, tokens = f'--config.model.{group}.ffn.kind=mlp', f'--config.model.{group}.ffn.tokens=5'
+    with pytest.raises(UserError, match=rf'config\.model\.{group}\.ffn\.tokens is 5, which has a'):
+      load(LAYERS, kind, tokens)
+
+
+@pytest.mark.parametrize(
+  ('line', 'sentence'),
+  [
+    (
+      'c.model.variants.local = {"mixer": {"windw": 3}}',
+      "'model.variants.local.mixer.windw' is unknown; did you mean 'model.variants.local.mixer.win",
+    ),
+    ('c.model.variants.more = 3', 'sets config.model.variants.more to 3, and that is a group'),
+    (
+      'c.model.variants.layer = {}',
+      r'config\.model\.variants\.layer cannot be the name of a layer',
+    ),
+    ('c.model.pattern = "locl layer"', "'locl' is not a layer; did you mean 'local'?"),
+  ],
+)
+def test_a_mistake_in_a_layer_of_a_file_is_named(line, sentence, load):
+  with pytest.raises(UserError, match=sentence):
+    load(LAYERS.replace('  return c', f'  {line}\n  return c'))

@@ -4,20 +4,25 @@ from tokenformer_jax.config import Config, fields, keys
 
 
 def test_every_key_says_what_it_means():
-  silent = [leaf.path for leaf in fields.leaves(Config()) if not leaf.key.meaning]
+  silent = [leaf.path for leaf in fields.leaves(Config(), every=True) if not leaf.key.meaning]
   assert not silent, f'`fields.key` beside the field says what it is: {silent}'
 
 
 def test_a_key_has_its_default_its_choices_its_meaning_and_its_scope():
-  found = {leaf.path: leaf for leaf in fields.leaves(Config())}
-  schedule, window = found['optim.schedule'], found['model.window']
+  found = {leaf.path: leaf for leaf in fields.leaves(Config(), every=True)}
+  schedule, window = found['optim.schedule'], found['model.layer.mixer.window']
   assert (schedule.value, schedule.key.choices) == ('cosine', ('cosine', 'constant'))
   assert 'warm-up' in schedule.key.meaning, 'a field has the meaning of another one'
-  assert window.key.meaning.startswith('how many positions')
-  assert 'reference_tokens' in found['model.reference_tokens.ffn'].key.meaning, (
-    'the meaning of a group is not said of its keys'
+  assert window.key.meaning.startswith('positions that a token')
+  assert found['model.layer.ffn.kind'].key.choices == ('pattention', 'mlp', 'none')
+  assert (found['model.layer.ffn.tokens'].kinds, found['model.layer.ffn.tokens'].value) == (
+    ('pattention',),
+    512,
   )
-  assert found['model.patch'].key.only == 'vit' and found['model.window'].key.only == 'lm'
+  assert (found['model.layer.ffn.width'].kinds, found['model.layer.norm'].kinds) == (('mlp',), ())
+  assert (
+    found['model.patch'].key.only == 'vit' and found['model.layer.mixer.window'].key.only == 'lm'
+  )
   assert found['model.width'].key.only == '' == found['data.source'].key.only, (
     'a key for all models is said to be for one kind'
   )
@@ -25,7 +30,7 @@ def test_a_key_has_its_default_its_choices_its_meaning_and_its_scope():
 
 def test_every_key_is_listed_once():
   listed = [line.partition('=')[0] for line in keys.render().splitlines() if line[2:3].strip()]
-  paths = [leaf.path for leaf in fields.leaves(Config())]
+  paths = [leaf.path for leaf in fields.leaves(Config(), every=True)]
   assert [line[2:] for line in listed if line.startswith('  ')] == paths, 'a key is not in --help'
 
 
@@ -42,3 +47,13 @@ def test_the_list_says_which_model_a_key_is_for():
     line.startswith('  optim.old_tokens=train ') and '  [grown] ' in line for line in lines
   )
   assert '[vit]' in lines[0] and '[grown]' in lines[0], 'nothing says what the marks mean'
+
+
+def test_the_list_says_which_kind_of_its_group_a_key_is_for():
+  text = ' '.join(keys.render().split())
+  assert ' model.layer.ffn.width=0 [mlp] F, the width' in text, 'a key of an MLP looks like any'
+  assert ' model.layer.mixer.qkv.tokens=128 [pattention] N, the number' in text
+  assert ' model.layer.ffn.tokens=512 [pattention] as model.layer.mixer.qkv.tokens ' in text, (
+    'the same key of another projection is explained again'
+  )
+  assert 'model.variants' in text.partition('model.kind=')[0], 'nothing says what variants have'

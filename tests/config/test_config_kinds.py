@@ -43,12 +43,21 @@ def test_keys_of_images_are_refused_for_text(path, value):
 @pytest.mark.parametrize(
   ('changes', 'sentence'),
   [
-    ({'model__positions': 'rotary'}, r"is 'rotary'; for model\.kind=vit .* sincos, learned, none"),
+    (
+      {'model__layer__mixer__positions__kind': 'rotary'},
+      r'positions\.kind is rotary, and the patches of a ViT are in no order; set it to none',
+    ),
     ({'model__tied_head': True}, 'tied_head is True, and the head of a ViT'),
     ({'data__image_size': 30}, r'image_size is 30, which is not a multiple of model\.patch=4'),
-    ({'model__width': 30, 'model__heads': 3}, 'width is 30; it must be a multiple of 4'),
+    (
+      {'model__width': 30, 'model__layer__mixer__heads': 3},
+      'width is 30; it must be a multiple of 4',
+    ),
     ({'model__channels': 2}, r'channels is 2; it must be 1 \(grey\), 3'),
-    ({'model__positions': 'learned', 'model__max_length': 5}, 'have 4 patches; set it to 0'),
+    (
+      {'model__position_embedding': 'learned', 'model__max_length': 5},
+      'have 4 patches; set it to 0',
+    ),
     ({'data__rand_augment': 11.0}, 'rand_augment is 11.0; it must lie between 0 and 10'),
     ({'model__pool': 'max'}, 'must be one of mean, token, attention'),
     ({'data__on_bad_image': 'warn'}, 'must be one of skip, fail'),
@@ -62,5 +71,6 @@ def test_what_no_vit_can_be(changes, sentence):
 
 
 def test_what_no_language_model_can_be():
-  with pytest.raises(UserError, match=r"is 'sincos'; for model\.kind=lm it must be one of rotary"):
-    _text(model__positions='sincos')
+  sentence = r"is 'sincos'; for model\.kind=lm it must be one of none, learned"
+  with pytest.raises(UserError, match=sentence):
+    _text(model__position_embedding='sincos')

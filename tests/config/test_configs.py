@@ -126,7 +126,7 @@ def test_pile_models_train_as_in_the_paper(variant):
   resolved = _resolve('lm_pile', variant)
   model, optim = resolved.model, resolved.optim
   width = model.width
-  assert model.param_tokens == config.TokenCounts(qkv=width, proj=width, ffn=4 * width)
+  assert config.token_counts(model) == {'qkv': width, 'proj': width, 'ffn': 4 * width}
   assert (resolved.data.batch_size, resolved.data.sequence_length) == (1024, 2048)
   assert (resolved.train.steps, optim.warmup_steps) == (143_000, 1430)
   assert (optim.learning_rate, optim.final_fraction) == (6e-4, 0.1)
@@ -136,9 +136,10 @@ def test_pile_models_train_as_in_the_paper(variant):
 @pytest.mark.parametrize('variant', COUNTS['lm_openwebtext'])
 def test_growth_changes_only_the_parameter_tokens(variant):
   first, grown = _resolve('lm_openwebtext', '124m'), _resolve('lm_openwebtext', variant)
-  same_but_for_growth = dataclasses.replace(grown.model, param_tokens=first.model.param_tokens)
+  same_but_for_growth = config.with_token_counts(grown.model, config.token_counts(first.model))
   assert same_but_for_growth == first.model, 'the larger model would not compute what this one does'
-  assert grown.model.reference_tokens == config.TokenCounts(qkv=576, proj=576, ffn=2304)
+  references = {name: one.reference for name, one in config.pattentions(grown.model).items()}
+  assert references == {'qkv': 576, 'proj': 576, 'ffn': 2304}
   assert (grown.data, grown.optim) == (first.data, first.optim)
 
 
@@ -159,7 +160,7 @@ def test_openwebtext_models_train_as_in_the_paper(variant):
   assert (resolved.train.steps, resolved.init_from) == (600_000, '')
   assert (resolved.optim.learning_rate, resolved.optim.final_fraction) == (6e-4, 0)
   assert resolved.optim.warmup_steps == 2000
-  assert resolved.model.width == 64 * resolved.model.heads
+  assert (resolved.model.width // 64,) == resolved.model.heads
   _check_optimizer(resolved.optim)
 
 
@@ -170,8 +171,16 @@ def _check_optimizer(optim: config.OptimConfig) -> None:
 @pytest.mark.parametrize('variant', COUNTS['transformer_pile'])
 def test_a_transformer_on_the_pile_is_a_twin_of_the_tokenformer(variant):
   ours, theirs = _resolve('lm_pile', variant), _resolve('transformer_pile', variant)
-  dense = {'projection': 'dense', 'bias': True, 'block_norm': 'affine', 'tied_head': False}
-  assert theirs == dataclasses.replace(ours, model=dataclasses.replace(ours.model, **dense))
+  twin = dataclasses.replace(_transformer(ours.model), tied_head=False)
+  assert theirs == dataclasses.replace(ours, model=twin)
+
+
+def _transformer(model: config.ModelConfig) -> config.ModelConfig:
+  """Return the model with matrices that have biases, and affine norms."""
+  matrix = config.DenseConfig(bias=True)
+  mixer = dataclasses.replace(model.layer.mixer, qkv=matrix, proj=matrix)
+  layer = config.LayerConfig(mixer, config.MLPConfig(bias=True), norm='affine')
+  return dataclasses.replace(model, layer=layer)
 
 
 def test_the_dense_twin_of_the_default_has_as_many_parameters():
@@ -185,8 +194,8 @@ def test_the_dense_twin_of_the_default_has_as_many_parameters():
 def test_vits_train_as_in_the_recipe(variant):
   resolved = _resolve('vit_imagenet', variant)
   model, data, optim, train = resolved.model, resolved.data, resolved.optim, resolved.train
-  tokens = model.param_tokens
-  assert tokens.qkv == tokens.proj == tokens.ffn // 4
+  tokens = config.token_counts(model)
+  assert tokens['qkv'] == tokens['proj'] == tokens['ffn'] // 4
   assert (data.image_size, model.patch, data.batch_size, data.rand_augment) == (224, 16, 4096, 9)
   assert (optim.beta1, optim.beta2, optim.weight_decay, optim.clip_norm) == (0.9, 0.95, 0.3, 0)
   assert (optim.mixup, optim.cutmix, optim.label_smoothing) == (0.8, 1.0, 0.1)
@@ -205,8 +214,7 @@ def test_the_rate_of_a_vit_follows_the_batch():
 @pytest.mark.parametrize('variant', COUNTS['transformer_vit_imagenet'])
 def test_the_usual_vit_is_a_twin_of_the_tokenformer(variant):
   ours = _resolve('vit_imagenet', variant)
-  dense = {'projection': 'dense', 'bias': True, 'block_norm': 'affine'}
-  want = dataclasses.replace(ours, model=dataclasses.replace(ours.model, **dense))
+  want = dataclasses.replace(ours, model=_transformer(ours.model))
   assert _resolve('transformer_vit_imagenet', variant) == want
 
 

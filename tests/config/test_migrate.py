@@ -1,9 +1,11 @@
 """JSON of earlier formats becomes today's; the changes here are invented, but for the real ones."""
 
+import copy
 import dataclasses
 
 import pytest
 
+from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config, DataConfig, GrowConfig, ModelConfig, migrate
 from tokenformer_jax.config.migrate import Change
 from tokenformer_jax.errors import UserError
@@ -20,8 +22,8 @@ def stored(format_=migrate.FORMAT, **changes):
     'format': format_,
     'step': 5,
     'updates': 5,
-    'config': dataclasses.asdict(CONFIG),
-    'lineage': [dataclasses.asdict(ANCESTOR)],
+    'config': config_lib.to_json(CONFIG),
+    'lineage': [config_lib.to_json(ANCESTOR)],
     'contents': 'model',
     'checksums': {'params/blocks/ffn/keys': 1, 'opt_state/0/mu/blocks/ffn/keys': 2, 'step': 3},
     'seen': {'samples': 40, 'digest': 'abc'},
@@ -30,11 +32,12 @@ def stored(format_=migrate.FORMAT, **changes):
 
 
 def test_what_format_1_left_out_is_filled_in():
-  old = stored(1)
+  of_format_1 = {'config': {'data': {'batch_size': 8}}, 'lineage': []}
+  old = stored(1, **of_format_1)
   del old['seen']
   meta = checkpoint_meta.from_json(old, {}, 'a run')
   assert meta.seen == Seen(samples=5 * 8), 'the run would see samples again, or miss some'
-  assert checkpoint_meta.from_json(stored(1), {}, 'a run').seen == Seen(40, 'abc')
+  assert checkpoint_meta.from_json(stored(1, **of_format_1), {}, 'a run').seen == Seen(40, 'abc')
 
 
 def test_todays_json_is_left_as_it_is():
@@ -102,12 +105,12 @@ def test_what_a_config_lacks_is_left_to_its_reader(values):
 def test_a_checkpoint_and_its_lineage_get_the_new_names():
   old = stored()
   for model in (old['config']['model'], old['lineage'][0]['model']):
-    model['depth'], model['norm'] = model.pop('layers'), model.pop('block_norm')
+    model['depth'], model['last_norm'] = model.pop('pattern'), model.pop('final_norm')
   old['ran'] = old.pop('updates')
   change = Change(
     meta=lambda meta: {**meta, 'updates': meta['ran']},
-    keys={'model.norm': 'model.block_norm'},
-    config=lambda config: {**config, 'model': _with_layers(config['model'])},
+    keys={'model.last_norm': 'model.final_norm'},
+    config=lambda config: {**config, 'model': _with_pattern(config['model'])},
     arrays={'blocks/ffn': 'layers/mlp'},
   )
   changes = {**migrate.CHANGES, migrate.FORMAT + 1: change}
@@ -126,8 +129,8 @@ def test_a_checkpoint_and_its_lineage_get_the_new_names():
   }
 
 
-def _with_layers(model):
-  return {**{k: v for k, v in model.items() if k != 'depth'}, 'layers': model['depth']}
+def _with_pattern(model):
+  return {**{k: v for k, v in model.items() if k != 'depth'}, 'pattern': model['depth']}
 
 
 def test_names_of_arrays_are_whole_parts_and_the_longest_counts():
@@ -146,3 +149,122 @@ def test_what_is_no_format_is_refused(format_):
 def test_a_later_format_is_refused():
   with pytest.raises(migrate.LaterFormatError, match=r'^/runs/a has the format .* a newer one$'):
     checkpoint_meta.from_json(stored(migrate.FORMAT + 1), {}, '/runs/a')
+
+
+# Format 2, in which all layers were equal and their keys stood side by side
+
+MODEL_2 = {
+  'kind': 'lm',
+  'projection': 'pattention',
+  'layers': 3,
+  'width': 32,
+  'heads': 2,
+  'vocab_size': 64,
+  'param_tokens': {'qkv': 8, 'proj': 12, 'ffn': 20},
+  'reference_tokens': {'qkv': 0, 'proj': 6, 'ffn': 10},
+  'score': 'l2_norm_gelu',
+  'gelu': 'tanh',
+  'row_epsilon': 1e-5,
+  'ffn_width': 48,
+  'bias': False,
+  'block_norm': 'bias',
+  'final_norm': 'plain',
+  'norm_epsilon': 1e-6,
+  'positions': 'rotary',
+  'rotary_fraction': 0.5,
+  'rotary_base': 500.0,
+  'window': 7,
+  'max_length': 16,
+  'tied_head': False,
+  'scaled_logits': True,
+  'patch': 16,
+  'channels': 0,
+  'classes': 0,
+  'pool': 'mean',
+  'init': {'std': 0.1, 'embedding_std': 0.5},
+}
+ROTARY, NO_POSITIONS = config_lib.RotaryConfig(0.5, 500.0), config_lib.NoPositionsConfig()
+MATRIX = config_lib.DenseConfig(bias=True)
+SCORE = config_lib.layer.L2NormGELU(1e-5, 'tanh')
+
+
+def _model_3(positions=ROTARY, score=SCORE, parts=None, **changes):
+  """Return what `MODEL_2` is today, with other parts."""
+  qkv, proj, ffn = parts or (
+    config_lib.PattentionConfig(8, 0, score),
+    config_lib.PattentionConfig(12, 6, score),
+    config_lib.PattentionConfig(20, 10, score),
+  )
+  model = ModelConfig(
+    pattern='layer*3',
+    width=32,
+    layer=config_lib.LayerConfig(
+      config_lib.SoftmaxConfig(2, 7, positions, qkv, proj), ffn, norm='bias'
+    ),
+    norm_epsilon=1e-6,
+    final_norm='plain',
+    max_length=16,
+    vocab_size=64,
+    tied_head=False,
+    scaled_logits=True,
+    init=config_lib.InitConfig(0.1, 0.5),
+  )
+  return dataclasses.replace(model, **changes)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'want'),
+  [
+    pytest.param({}, _model_3(), id='pattention'),
+    pytest.param(
+      {'projection': 'dense', 'bias': True},
+      _model_3(parts=(MATRIX, MATRIX, config_lib.MLPConfig(48, True, 'tanh'))),
+      id='dense',
+    ),
+    *(
+      pytest.param(
+        {'positions': embedding},
+        _model_3(NO_POSITIONS, position_embedding=embedding),
+        id=embedding,
+      )
+      for embedding in ('learned', 'sincos', 'none')
+    ),
+    *(
+      pytest.param({'score': kind}, _model_3(score=config_lib.layer.SCORES[kind](1e-5)), id=kind)
+      for kind in ('softmax', 'exp_l2_norm')
+    ),
+    pytest.param(
+      {'score': 'gelu_l1_norm'},
+      _model_3(score=config_lib.layer.GELUL1Norm(1e-5, 'tanh')),
+      id='gelu_l1_norm',
+    ),
+  ],
+)
+@pytest.mark.parametrize('of_format_1', [False, True])
+def test_a_model_of_format_2_has_the_same_parts_today(changes, want, of_format_1):
+  old = {**copy.deepcopy(MODEL_2), **changes}
+  if of_format_1:
+    init = old.pop('init')
+    old |= {'init_std': init['std'], 'embedding_std': init['embedding_std']}
+  before = copy.deepcopy(old)
+  stored_model = migrate.config({'model': old}, 1 if of_format_1 else 2)
+  model = config_lib.from_dict(Config, stored_model).model
+  assert model == want and model.init == want.init, 'a stored model is read as another one'
+  assert old == before, 'the argument was changed'
+  assert config_lib.to_json(model) == stored_model['model'], 'a key is left to its default'
+
+
+def test_a_key_that_a_file_of_format_2_lacks_has_the_default_of_that_format():
+  old = {'model': {'layers': 7, 'param_tokens': {'ffn': 64}}}
+  model = config_lib.from_dict(Config, migrate.config(old, 2)).model
+  assert model.depth == 7 and config_lib.token_counts(model) == {'qkv': 128, 'proj': 128, 'ffn': 64}
+  assert model.layer.mixer.positions == config_lib.RotaryConfig()
+
+
+@pytest.mark.parametrize(
+  'model', [3, {'layers': 'x'}, {'param_tokens': 3}, {'projection': []}, {'score': {}}]
+)
+def test_what_is_wrong_in_a_model_of_format_2_is_left_to_its_reader(model):
+  with pytest.raises(UserError):
+    resolved = config_lib.from_dict(Config, migrate.config({'model': model}, 2))
+    assert resolved.model.groups

@@ -16,7 +16,7 @@ from absl import flags
 from tiny import tiny_model
 
 from tokenformer_jax import config
-from tokenformer_jax.config import MeshConfig, TokenCounts
+from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.convert import command as convert
 from tokenformer_jax.convert import released_torch, tensor_files
 from tokenformer_jax.data import tokenizers
@@ -72,9 +72,7 @@ def test_golden_logits(run):
 def test_the_run_is_described_by_what_was_read(run):
   _, meta = _restored(run)
   assert (meta.step, meta.updates, meta.lineage) == (0, 0, ())
-  assert meta.config.model == tiny_model(
-    heads=2, param_tokens=TokenCounts(qkv=32, proj=32, ffn=128), max_length=32
-  )
+  assert meta.config.model == dataclasses.replace(released.MODEL, max_length=32)
   assert tokenizers.from_json(meta.tokenizer).size == 64, 'another tokenizer'
   written = saved_config.read(run / 'config.json', 'nothing')
   assert written == meta.config, 'config.json is not the config of the checkpoint'
@@ -155,9 +153,10 @@ def test_released_sizes_by_shape(variant):
   planned = config.resolve(runpy.run_path(str(file))['get_config'](variant)).model
   shapes = {name: place.shape for name, place in released_torch.layout(planned).items()}
   got = released_torch.model_of(shapes)
-  assert got.reference_tokens == planned.param_tokens, 'another scale'
-  assert got == dataclasses.replace(planned, reference_tokens=planned.param_tokens)
-  assert len(shapes) == 3 + 10 * planned.layers, 'the released files have 3 + 10 L tensors'
+  references = {name: one.reference for name, one in config.pattentions(got).items()}
+  assert references == config.token_counts(planned), 'another scale'
+  assert got == config.with_references(planned)
+  assert len(shapes) == 3 + 10 * planned.depth, 'the released files have 3 + 10 L tensors'
   assert sum(int(np.prod(shape)) for shape in shapes.values()) == define_lm(planned).count
 
 
@@ -271,7 +270,8 @@ def test_the_score_of_the_weights_is_named_by_a_flag(tmp_path, score, monkeypatc
   _convert('to-jax', *asked, f'--score={score}')
   said = capsys.readouterr().err
   assert f'score {score}' in said and 'assumed' not in said, said
-  assert _restored(tmp_path / 'run')[1].config.model.score == score
+  model = _restored(tmp_path / 'run')[1].config.model
+  assert {one.score.kind for one in config.pattentions(model).values()} == {score}
   _convert('to-torch', f'--source={tmp_path}/run', f'--target={tmp_path}/back.bin')
   said = capsys.readouterr().err
   differs = 'set norm_activation_type to it in the config of the released code' in said
@@ -306,12 +306,17 @@ def _convert(*arguments):
   [
     (
       {'score': 'gelu_l1_norm'},
-      r"model\.score is .*'gelu_l2_norm', 'softmax' only",
+      r"qkv\.score\.kind is .*'gelu_l2_norm', 'softmax' only",
     ),
-    ({'gelu': 'tanh'}, r"model\.gelu is 'tanh'; .* 'exact' only"),
-    ({'projection': 'dense'}, r'model\.projection'),
-    ({'positions': 'none'}, r'model\.positions'),
-    ({'window': 8}, r'model\.window is 8; .* 0 only'),
+    ({'gelu': 'tanh'}, r"qkv\.score\.gelu is 'tanh'; .* 'exact' only"),
+    ({'dense': True}, r"mixer\.qkv\.kind is 'dense'; .* 'pattention' only"),
+    ({'rotary': 0}, r"mixer\.positions\.kind is 'none'; .* 'rotary' only"),
+    ({'window': 8}, r'mixer\.window is 8; .* 0 only'),
+    (
+      {'pattern': 'layer local', 'variants': config.Layers({'local': tiny_model(window=8).layer})},
+      r"model\.pattern is 'layer local'; a model of several kinds of layers has no place in the",
+    ),
+    ({'pattern': '(layer layer)*2'}, r'model\.pattern is .* several kinds of layers has no place'),
   ],
 )
 def test_a_model_that_the_released_code_cannot_compute_is_refused(tmp_path, changes, match):

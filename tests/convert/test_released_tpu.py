@@ -8,7 +8,7 @@ import orbax.checkpoint as ocp
 import pytest
 import released
 
-from tokenformer_jax.config import MeshConfig, TokenCounts
+from tokenformer_jax.config import MeshConfig, token_counts
 from tokenformer_jax.convert import command as convert
 from tokenformer_jax.convert import released_tpu
 from tokenformer_jax.errors import UserError
@@ -135,7 +135,7 @@ def _logits(weights: dict, ids: np.ndarray, reference: int, _scores=_l2_norm_gel
 @pytest.mark.parametrize('zoom_dim', [None, 8], ids=['the counts', 'zoom_dim'])
 def test_it_computes_what_the_released_code_does(source, tmp_path, zoom_dim):
   model, params = _convert(source, tmp_path / 'run', zoom_dim=zoom_dim)
-  assert model.param_tokens == TokenCounts(SLOTS, SLOTS, 4 * SLOTS)
+  assert token_counts(model) == {'qkv': SLOTS, 'proj': SLOTS, 'ffn': 4 * SLOTS}
   ids = np.random.default_rng(1).integers(0, VOCABULARY, (2, 9))
   definition = define_lm(model)
   got = jax.jit(lambda p: definition.bind(p)(ids)[0])(params)
@@ -277,5 +277,5 @@ def test_a_damaged_array_is_named_and_nothing_is_left(source, tmp_path):
 
 def test_it_does_not_go_to_the_pytorch_layout(source, tmp_path):
   _convert(source, tmp_path / 'run')
-  with pytest.raises(UserError, match=r"model\.gelu is 'tanh'; the released layout is for"):
+  with pytest.raises(UserError, match=r"positions\.kind is 'none'; the released layout is for"):
     convert.to_torch(str(tmp_path / 'run'), tmp_path / 'model.bin')

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compilations import compilations
-from tiny import large_params, tiny_model
+from tiny import large_params, tiny_model, two_kinds
 
 from tokenformer_jax.config import MeshConfig, ModelConfig
 from tokenformer_jax.decoding.buckets import batches, bucket
@@ -21,11 +21,10 @@ from tokenformer_jax.model.trunk import Context
 from tokenformer_jax.parallel import sharding
 
 MODEL = tiny_model(tied_head=False)  # A tied head mostly repeats the last token.
-LEARNED = tiny_model(tied_head=False, positions='learned', max_length=100)
-DENSE = tiny_model(
-  tied_head=False, projection='dense', bias=True, block_norm='affine', positions='none'
-)
+LEARNED = tiny_model(tied_head=False, rotary=0, position_embedding='learned', max_length=100)
+DENSE = tiny_model(tied_head=False, dense=True, bias=True, norm='affine', rotary=0)
 WINDOW = tiny_model(tied_head=False, window=7)
+KINDS = two_kinds(tied_head=False)
 DRAWN = Sampling(temperature=2.0, top_k=20, top_p=0.9, seed=1)
 UNEQUAL = (5, 63, 1, 64, 40)  # lengths of prompts
 
@@ -63,7 +62,9 @@ def _logits(model: ModelConfig, ids: list[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-  'model', [MODEL, LEARNED, DENSE, WINDOW], ids=['rotary', 'learned', 'dense', 'window']
+  'model',
+  [MODEL, LEARNED, DENSE, WINDOW, KINDS],
+  ids=['rotary', 'learned', 'dense', 'window', 'kinds'],
 )
 def test_cached_logits_of_unequal_prompts_are_those_of_each_alone(model):
   """The prompts in one batch, left-padded, then three tokens one by one."""
@@ -94,7 +95,9 @@ def test_cached_logits_of_unequal_prompts_are_those_of_each_alone(model):
     )
 
 
-@pytest.mark.parametrize('model', [MODEL, LEARNED, WINDOW], ids=['rotary', 'learned', 'window'])
+@pytest.mark.parametrize(
+  'model', [MODEL, LEARNED, WINDOW, KINDS], ids=['rotary', 'learned', 'window', 'kinds']
+)
 def test_greedy_text_is_the_argmax_of_the_forward_pass(model):
   requests = [Request(_prompt(length), 12, GREEDY) for length in UNEQUAL]
   for request, text in zip(requests, _write(requests, model), strict=True):
@@ -224,9 +227,10 @@ def test_the_cache_is_split_as_the_heads_are():
   with jax.set_mesh(mesh):
     definition, params = define_lm(MODEL, Compute(layers='list')), _prepared(MODEL)
     cache = jax.jit(lambda: definition.bind(params).init_caches(4, 64))()
-  assert len(cache) == MODEL.layers
+  assert len(cache) == MODEL.depth
   local = cache[0].keys.addressable_shards[0].data.shape
-  want = (1, MODEL.heads // 2, 64, MODEL.width // MODEL.heads)
+  heads = MODEL.layer.mixer.heads
+  want = (1, heads // 2, 64, MODEL.width // heads)
   assert local == want, 'devices hold more of the cache than their heads and rows'
 
 
@@ -247,7 +251,7 @@ def test_learned_positions_have_an_end():
   ), 'the sentence does not say how many positions there are'
 
 
-@pytest.mark.parametrize('model', [LEARNED, DENSE], ids=['pattention', 'dense'])
+@pytest.mark.parametrize('model', [LEARNED, DENSE, KINDS], ids=['pattention', 'dense', 'kinds'])
 def test_prepared_parameters_compute_what_the_model_does(model):
   """Those of the embedding, the matrices and the biases are rounded once, and not each time."""
   compute = Compute(dtype=jnp.dtype('bfloat16'))

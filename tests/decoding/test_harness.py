@@ -182,11 +182,14 @@ def test_what_generation_writes_is_called_greedy():
     assert found == [True, False], f'after {context!r} not {text!r} but another one is likeliest'
 
 
+LEARNED = {'rotary': 0, 'position_embedding': 'learned'}
+
+
 def test_other_positions_are_scored_alike():
   """Learned positions have no room behind the longest input."""
   context, continuation = 'In the face of ambiguity, refuse the', ' temptation to guess'
-  wanted, _ = score(context.encode(), continuation.encode(), LENGTH, positions='learned')
-  assert abs(_log_prob(context, continuation, positions='learned') - wanted) < TOLERANCE
+  wanted, _ = score(context.encode(), continuation.encode(), LENGTH, **LEARNED)
+  assert abs(_log_prob(context, continuation, **LEARNED) - wanted) < TOLERANCE
 
 
 # Generation

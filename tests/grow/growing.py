@@ -10,9 +10,9 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 from outcomes import paths
-from tiny import tiny_model
+from tiny import COUNTS
 
-from tokenformer_jax.config import GrowConfig, MeshConfig, ModelConfig, OptimConfig, TokenCounts
+from tokenformer_jax.config import GrowConfig, MeshConfig, ModelConfig, OptimConfig
 from tokenformer_jax.grow import state as state_lib
 from tokenformer_jax.model.lm import Compute, define_lm
 from tokenformer_jax.model.params import Params
@@ -21,12 +21,17 @@ from tokenformer_jax.steps import optim
 from tokenformer_jax.steps.step import State
 
 IDS = np.random.default_rng(0).integers(0, 64, (2, 13), np.int32)
-DENSE = {'projection': 'dense', 'bias': True, 'block_norm': 'affine'}
-SMALL = tiny_model().param_tokens
-DOUBLE = TokenCounts(*(2 * count for count in (SMALL.qkv, SMALL.proj, SMALL.ffn)))
+DENSE = {'dense': True, 'bias': True, 'norm': 'affine'}
+SMALL = COUNTS
+DOUBLE = {name: 2 * count for name, count in SMALL.items()}
 # The counters of state_of: two steps were skipped.
 STEP, UPDATES = 20, 18
 PLAIN = OptimConfig()
+
+
+def by_name(qkv: int, proj: int, ffn: int) -> dict[str, int]:
+  """Return numbers of parameter tokens by projection."""
+  return {'qkv': qkv, 'proj': proj, 'ffn': ffn}
 
 
 def params_of(model: ModelConfig, seed: int = 0) -> Params:

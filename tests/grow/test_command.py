@@ -19,11 +19,11 @@ from commands import (
   read,
   write_run,
 )
-from growing import STEP, UPDATES, adam, mesh_of
+from growing import STEP, UPDATES, adam, by_name, mesh_of
 from outcomes import assert_same, paths
 
 from tokenformer_jax import grow as grow_lib
-from tokenformer_jax.config import GrowConfig, TokenCounts
+from tokenformer_jax.config import GrowConfig, token_counts
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files
 from tokenformer_jax.model.lm import define_lm
@@ -32,11 +32,12 @@ from tokenformer_jax.runs import checkpoint, saved_config
 from tokenformer_jax.runs.checkpoint_meta import Ancestor
 
 SLOW = pytest.mark.slow  # each of them runs the command, two models of which are compiled
-COUNTS = TokenCounts(48, 32, 96)
-DENSE = {
-  'model__projection': 'dense',
-  'model__bias': True,
-  'model__block_norm': 'affine',
+COUNTS = by_name(48, 32, 96)
+DENSE = tiny_run.DENSE | {
+  'model.layer.mixer.qkv.bias': True,
+  'model.layer.mixer.proj.bias': True,
+  'model.layer.ffn.bias': True,
+  'model.layer.norm': 'affine',
 }
 
 
@@ -92,7 +93,7 @@ def test_the_target_says_where_it_came_from(home, grown):
 def test_the_target_has_a_config_to_go_on_with(home, grown):
   config = saved_config.read(grown / 'config.json', 'nothing')
   assert config == meta_of(grown).config, 'config.json and the checkpoint disagree'
-  assert config.model.param_tokens == COUNTS and not config.init_from
+  assert token_counts(config.model) == COUNTS and not config.init_from
   _, step = first_state(dataclasses.replace(config), grown)
   assert step == STEP, 'training does not go on from the growth'
 
@@ -161,7 +162,7 @@ def test_a_transformer_grows_wider(home, tmp_path, capsys):
   grow(f'--source={home}/dense', f'--target={target}', '--method=hypercloning', '--width=64')
   assert 'exact: ' in capsys.readouterr().err
   model = meta_of(target).config.model
-  assert (model.width, model.heads) == (64, 8), 'the width of heads is not kept'
+  assert (model.width, model.layer.mixer.heads) == (64, 8), 'the width of heads is not kept'
 
 
 REFUSALS = {
@@ -212,12 +213,15 @@ REFUSALS = {
   'merging with itself': (['merge', '--added={home}/run'], 'merged, they would count twice'),
   'shrinking a Transformer': (
     ['shrink', '--source={home}/dense', '--param_tokens=ffn=32'],
-    'a model with projection=dense has no parameter tokens to drop',
+    '--param_tokens counts parameter tokens, and this model has none',
   ),
   'a count of zero': (['--param_tokens=ffn=0'], "has 'ffn=0'; it must be ffn=N"),
   'nothing': ([], 'nothing would grow; say what is to be larger'),
   'the same counts': (['--param_tokens=qkv=32,ffn=64'], 'nothing would grow'),
-  'a smaller count': (['--param_tokens=ffn=32'], r'ffn is 64 in the source, and 32 is smaller'),
+  'a smaller count': (
+    ['--param_tokens=ffn=32'],
+    'ffn has 64 parameter tokens in the source, and 32 are fewer',
+  ),
   'no multiple': (
     ['--param_tokens=ffn=96', '--method=duplicate'],
     'ffn=96 is not a multiple of the',
@@ -225,10 +229,10 @@ REFUSALS = {
   'dead tokens': ([LARGER, '--new_values=zero'], 'are dead'),
   'width by tokens': (['--width=64'], '--width is for the methods that widen a Transformer'),
   'tokens by width': ([LARGER, '--method=net2net'], '--param_tokens is not for method=net2net'),
-  'the wrong model': (['--width=64', '--method=net2net'], 'for models with projection=dense'),
+  'the wrong model': (['--width=64', '--method=net2net'], 'method net2net is for Transformers'),
   'the wrong model, too': (
     ['--source={home}/dense', '--param_tokens=ffn=96'],
-    'for models with projection=pattention',
+    'method zero_keys adds parameter tokens, and this model has none; choose net2net',
   ),
   'a width that heads do not divide': (
     ['--source={home}/dense', '--width=65', '--method=net2net_fill'],
@@ -242,8 +246,8 @@ REFUSALS = {
   'nothing to remove': (['remove'], 'nothing was added to'),
   'nothing to extract': (['extract'], 'nothing was added to'),
   'nothing to append': (['merge'], 'merge needs --added=DIR'),
-  'another width': (['merge', '--added={home}/dense'], r"model\.projection is 'pattention' in the"),
-  'no shrinking': (['shrink', '--param_tokens=ffn=96'], 'shrink cannot make 96 of it'),
+  'another width': (['merge', '--added={home}/dense'], r"qkv\.kind is 'pattention' in the source"),
+  'no shrinking': (['shrink', '--param_tokens=ffn=96'], 'shrink cannot make 96 of them'),
   'shrinking to the same': (['shrink'], 'nothing would shrink'),
   'an odd mesh': ([LARGER, '--mesh=fsdp=2'], 'number of devices, 1'),
   'an unknown axis': ([LARGER, '--mesh=data=1'], "--mesh names 'data'; known names: fsdp, repl"),
@@ -252,7 +256,7 @@ REFUSALS = {
 
 def test_a_refusal_makes_no_directory(home, tmp_path):
   """The parents of a target are made when something is written into it."""
-  with pytest.raises(UserError, match='smaller'):
+  with pytest.raises(UserError, match='are fewer'):
     grow(f'--source={home}/run', f'--target={tmp_path}/a/b/new', '--param_tokens=ffn=1')
   assert not list(tmp_path.iterdir()), 'a refused growth made directories'
 
@@ -295,7 +299,7 @@ def test_counts_that_the_mesh_does_not_divide_are_refused(home, tmp_path, monkey
 
 @SLOW
 def test_a_source_that_the_mesh_does_not_divide_can_grow(home, tmp_path, monkeypatch):
-  counts = {'model__param_tokens__qkv': 33, 'model__param_tokens__ffn': 65}
+  counts = {'model__layer__mixer__qkv__tokens': 33, 'model__layer__ffn__tokens': 65}
   write_run(tmp_path / 'odd', f'files:{home}/corpus/*.txt', home / 'cache', **counts)
   arguments = [f'--source={tmp_path}/odd', '--param_tokens=qkv=40,ffn=96']
   grow(*arguments, f'--target={tmp_path}/one')
@@ -350,7 +354,7 @@ def test_added_tokens_alone_are_no_model(home, extracted, tmp_path):
     grow(f'--source={extracted}', f'--target={tmp_path}/new', '--param_tokens=ffn=128')
   assert not list(tmp_path.iterdir())
   config = dataclasses.replace(
-    _config(home, model__param_tokens__ffn=128, model__param_tokens__qkv=48),
+    _config(home, model__layer__ffn__tokens=128, model__layer__mixer__qkv__tokens=48),
     init_from=str(extracted),
   )
   with pytest.raises(UserError, match=r'holds added tokens only'):
@@ -381,7 +385,7 @@ def test_copies_cannot_be_removed(home, tmp_path):
 @SLOW
 def test_two_runs_merge(home, tmp_path, capsys):
   grow('merge', f'--source={home}/run', f'--added={home}/other', f'--target={tmp_path}/both')
-  assert meta_of(tmp_path / 'both').config.model.param_tokens == TokenCounts(64, 64, 128)
+  assert token_counts(meta_of(tmp_path / 'both').config.model) == by_name(64, 64, 128)
   assert 'the logits differ by at most' in capsys.readouterr().err
   keys = paths(read(tmp_path / 'both')['params'])['blocks/ffn/keys']
   for name, half in (('run', keys[:, :64]), ('other', keys[:, 64:])):
@@ -411,7 +415,7 @@ def test_moments_can_be_dropped_by_every_action(home, grown, tmp_path):
 
 
 def test_init_from_grows_as_the_command_does(home, grown, tmp_path):
-  config = _config(home, model__param_tokens__qkv=48, model__param_tokens__ffn=96)
+  config = _config(home, model__layer__mixer__qkv__tokens=48, model__layer__ffn__tokens=96)
   config = dataclasses.replace(config, init_from=f'{home}/run')
   state, step = first_state(config, tmp_path / 'run')
   assert step == STEP, 'steps are forgotten'

@@ -11,9 +11,11 @@ import pytest
 from growing import (
   DENSE,
   IDS,
+  SMALL,
   STEP,
   UPDATES,
   adam,
+  by_name,
   difference,
   grow,
   logits,
@@ -24,10 +26,10 @@ from growing import (
   state_of,
 )
 from outcomes import assert_same, paths
-from tiny import tiny_model, tiny_vit
+from tiny import tiny_model, tiny_vit, with_mixer
 
 from tokenformer_jax import tasks
-from tokenformer_jax.config import Config, GrowConfig, OptimConfig, TokenCounts, TrainConfig
+from tokenformer_jax.config import Config, GrowConfig, OptimConfig, RotaryConfig, TrainConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import grown_model, last_growth, parts, verify
 from tokenformer_jax.model.lm import define_lm
@@ -36,7 +38,7 @@ from tokenformer_jax.steps import step as step_lib
 
 SLOW = pytest.mark.slow  # because of what is compiled
 SOURCE = tiny_model()
-LARGER = TokenCounts(32, 48, 64)
+LARGER = by_name(32, 48, 64)
 KEEP = GrowConfig()
 TARGET = grown_model(SOURCE, LARGER, KEEP)
 BORN = Ancestor('grow', 'somewhere', STEP, SOURCE, KEEP, UPDATES)
@@ -99,7 +101,7 @@ def test_remove_after_frozen_training_gives_the_base():
 def test_two_models_merge_into_one_with_the_tokens_of_both():
   other = state_of(SOURCE, seed=5)
   merged = parts.merge(state_of(SOURCE), other['params'], SOURCE, KEEP)
-  total = grown_model(SOURCE, TokenCounts(48, 80, 96), KEEP)
+  total = grown_model(SOURCE, by_name(48, 80, 96), KEEP)
   assert jax.tree.map(jnp.shape, merged['params']) == jax.tree.map(
     lambda a: a.shape, define_lm(total).abstract
   ), 'the counts do not add up'
@@ -116,18 +118,21 @@ def test_two_models_merge_into_one_with_the_tokens_of_both():
   ('theirs', 'sentence'),
   [
     (tiny_model(width=64), r'model\.width is 32 in the source and 64 in the added'),
-    (tiny_model(layers=3), r'model\.layers is 2'),
-    (tiny_model(score='softmax'), r"model\.score is 'l2_norm_gelu' in the source and 'softmax'"),
-    (tiny_model(heads=2), r'model\.heads is 4'),
-    (tiny_model(gelu='tanh'), r"model\.gelu is 'exact'"),
-    (tiny_model(**DENSE), r"model\.projection is 'pattention'"),
-    (tiny_model(row_epsilon=1e-5), r'model\.row_epsilon is 0\.0 in the source and 1e-05'),
-    (tiny_model(block_norm='affine'), r"model\.block_norm is 'plain'"),
+    (tiny_model(layers=3), r"model\.pattern is 'layer\*2' in the source and 'layer\*3'"),
+    (
+      tiny_model(score='softmax'),
+      r"qkv\.score\.kind is 'l2_norm_gelu' in the source and 'softmax'",
+    ),
+    (tiny_model(heads=2), r'model\.layer\.mixer\.heads is 4'),
+    (tiny_model(gelu='tanh'), r"model\.layer\.mixer\.qkv\.score\.gelu is 'exact'"),
+    (tiny_model(**DENSE), r"model\.layer\.mixer\.qkv\.kind is 'pattention'"),
+    (tiny_model(row_epsilon=1e-5), r'score\.row_epsilon is 0\.0 in the source and 1e-05'),
+    (tiny_model(norm='affine'), r"model\.layer\.norm is 'plain'"),
     (tiny_model(norm_epsilon=1e-6), r'model\.norm_epsilon is 1e-05'),
-    (tiny_model(positions='none'), r"model\.positions is 'rotary' in the source and 'none'"),
-    (tiny_model(rotary_base=500.0), r'model\.rotary_base is 10000\.0'),
-    (tiny_model(window=8), r'model\.window is 0 in the source and 8'),
-    (tiny_vit(positions='rotary', rotary_fraction=0.5), r"model\.kind is 'lm'.*and 'vit'"),
+    (tiny_model(rotary=0), r"positions\.kind is 'rotary' in the source and 'none'"),
+    (with_mixer(tiny_model(), positions=RotaryConfig(0.5, 500.0)), r'positions\.base is 10000\.0'),
+    (tiny_model(window=8), r'mixer\.window is 0 in the source and 8'),
+    (tiny_vit(), r"model\.kind is 'lm'.*and 'vit'"),
   ],
 )
 def test_models_that_do_not_merge(theirs, sentence):
@@ -137,7 +142,7 @@ def test_models_that_do_not_merge(theirs, sentence):
 
 def test_models_that_merge():
   assert parts.check_mergeable(SOURCE, dataclasses.replace(TARGET, max_length=64)) is None
-  with pytest.raises(UserError, match='projection=dense has no parameter tokens to merge'):
+  with pytest.raises(UserError, match='is a Transformer, which has no parameter tokens to merge'):
     parts.check_mergeable(tiny_model(**DENSE), SOURCE)
 
 
@@ -250,7 +255,7 @@ def _shrunken(state, before, counts):
 
 @SLOW
 def test_shrinking_right_after_a_growth_drops_what_it_added():
-  after, shrunken = _shrunken(_grown(), TARGET, SOURCE.param_tokens)
+  after, shrunken = _shrunken(_grown(), TARGET, SMALL)
   assert after == SOURCE, 'the model is not the one before the growth'
   base = state_of(SOURCE)
   assert_same(shrunken['params'], base['params'], 'an unused token was kept instead of a used one')
@@ -273,7 +278,7 @@ def test_shrinking_keeps_the_most_important_tokens():
   for row in IDS:
     g = gradient(params, row[None])['blocks']['ffn']['values']
     total = total + np.abs(np.sum(np.asarray(params['blocks']['ffn']['values'] * g), axis=-1))
-  _, shrunken = _shrunken(state_of(SOURCE), SOURCE, TokenCounts(24, 40, 30))
+  _, shrunken = _shrunken(state_of(SOURCE), SOURCE, by_name(24, 40, 30))
   for layer in range(2):
     kept = np.sort(np.argsort(-total[layer])[:30])
     for name in ('keys', 'values'):
@@ -292,8 +297,8 @@ def test_shrinking_keeps_the_most_important_tokens():
 @pytest.mark.parametrize(
   ('counts', 'sentence'),
   [
-    (TokenCounts(24, 40, 64), r'param_tokens\.ffn is 48, and shrink cannot make 64 of it'),
-    (TokenCounts(24, 40, 48), 'nothing would shrink'),
+    (by_name(24, 40, 64), 'ffn has 48 parameter tokens, and shrink cannot make 64 of them'),
+    (by_name(24, 40, 48), 'nothing would shrink'),
   ],
 )
 def test_what_is_not_a_shrinking(counts, sentence):

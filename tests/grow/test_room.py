@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 from growing import STEP, UPDATES, mesh_of
-from tiny import tiny_model
+from tiny import tiny_model, with_tokens
 
-from tokenformer_jax.config import Config, TokenCounts
+from tokenformer_jax.config import Config
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import room
 from tokenformer_jax.model import models
@@ -51,7 +51,7 @@ def test_devices_of_one_host_share_its_memory(monkeypatch):
 
 
 def test_both_figures_are_named(monkeypatch):
-  huge = dataclasses.replace(MODEL, param_tokens=TokenCounts(99_999_999_999, 40, 48))
+  huge = with_tokens(MODEL, qkv=99_999_999_999)
   monkeypatch.setattr(room, 'free_host_memory', lambda: 5 * 2**30)
   with pytest.raises(UserError, match=r'take 429,\d{3}\.\d GiB of .*, where 5\.0 GiB is free; ask'):
     room.check_memory(mesh_of(), (huge,), ema=False)
@@ -118,11 +118,11 @@ def test_the_disk_must_have_room_for_what_is_copied(monkeypatch, tmp_path, sourc
 @pytest.mark.parametrize(
   ('before', 'after', 'moments', 'part'),
   [
-    (MODEL, dataclasses.replace(MODEL, layers=4), 'pad', 1),
-    (MODEL, dataclasses.replace(MODEL, layers=4), 'drop', 1 / 3),
+    (MODEL, dataclasses.replace(MODEL, pattern='layer*4'), 'pad', 1),
+    (MODEL, dataclasses.replace(MODEL, pattern='layer*4'), 'drop', 1 / 3),
     (
       MODEL,
-      dataclasses.replace(MODEL, vocab_size=0, param_tokens=TokenCounts(1, 1, 1)),
+      with_tokens(dataclasses.replace(MODEL, vocab_size=0), qkv=1, proj=1, ffn=1),
       'pad',
       0.1,
     ),

@@ -16,6 +16,7 @@ from growing import (
   UPDATES,
   adam,
   assert_shared,
+  by_name,
   difference,
   forward,
   grow,
@@ -30,9 +31,9 @@ from growing import (
   state_of,
 )
 from outcomes import assert_same, paths
-from tiny import tiny_model
+from tiny import tiny_model, with_tokens
 
-from tokenformer_jax.config import GrowConfig, InitConfig, ModelConfig, TokenCounts
+from tokenformer_jax.config import GrowConfig, InitConfig, ModelConfig, pattentions, token_counts
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import grown_model, inexact, tokens
 from tokenformer_jax.grow import state as state_lib
@@ -43,27 +44,27 @@ SLOW = pytest.mark.slow  # because each case compiles two models
 ZERO_KEYS, DUPLICATE = GrowConfig(), GrowConfig(method='duplicate')
 SCORES = ('l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm', 'softmax', 'exp_l2_norm')
 WITH_GELU = SCORES[:3]
-LARGER = TokenCounts(32, 48, 64)
+LARGER = by_name(32, 48, 64)
 CHAINS = {
   'zero_keys': [
     (ZERO_KEYS, LARGER),
-    (ZERO_KEYS, TokenCounts(40, 48, 96)),
-    (ZERO_KEYS, TokenCounts(48, 64, 100)),
+    (ZERO_KEYS, by_name(40, 48, 96)),
+    (ZERO_KEYS, by_name(48, 64, 100)),
   ],
   'duplicate': [
     (DUPLICATE, DOUBLE),
-    (DUPLICATE, dataclasses.replace(DOUBLE, proj=160)),
-    (DUPLICATE, TokenCounts(144, 160, 192)),
+    (DUPLICATE, DOUBLE | {'proj': 160}),
+    (DUPLICATE, by_name(144, 160, 192)),
   ],
   'doubled': [
     (DUPLICATE, DOUBLE),
-    (DUPLICATE, TokenCounts(48, 160, 96)),
-    (DUPLICATE, TokenCounts(96, 160, 192)),
+    (DUPLICATE, by_name(48, 160, 96)),
+    (DUPLICATE, by_name(96, 160, 192)),
   ],
   'mixed': [
     (ZERO_KEYS, LARGER),
-    (DUPLICATE, TokenCounts(64, 96, 128)),
-    (ZERO_KEYS, TokenCounts(70, 100, 140)),
+    (DUPLICATE, by_name(64, 96, 128)),
+    (ZERO_KEYS, by_name(70, 100, 140)),
   ],
 }
 
@@ -149,7 +150,7 @@ def test_growth_on_a_mesh_is_growth():
 
 
 def _grown_and_said(
-  source: ModelConfig, counts: TokenCounts, config: GrowConfig
+  source: ModelConfig, counts: dict[str, int], config: GrowConfig
 ) -> tuple[float, str | None]:
   """By how much the logits differ after a growth, and what is said of it beforehand."""
   target = grown_model(source, counts, config)
@@ -163,7 +164,7 @@ def _grown_and_said(
   ('model', 'counts', 'config'),
   [
     ({}, LARGER, GrowConfig(scale='resize')),
-    ({'reference_tokens': TokenCounts(20, 30, 40)}, LARGER, ZERO_KEYS),
+    ({'reference': by_name(20, 30, 40)}, LARGER, ZERO_KEYS),
     *(
       pytest.param(*case, marks=SLOW)
       for case in [
@@ -181,9 +182,9 @@ def _grown_and_said(
         ({}, LARGER, GrowConfig(method='random', scale='keep')),
         ({}, LARGER, GrowConfig(method='random')),
         ({}, LARGER, GrowConfig(method='random', new_values='zero')),
-        ({}, dataclasses.replace(SMALL, ffn=64), GrowConfig(scale='resize')),
+        ({}, SMALL | {'ffn': 64}, GrowConfig(scale='resize')),
         ({}, SMALL, GrowConfig(scale='resize')),
-        ({'reference_tokens': TokenCounts(20, 30, 40)}, DOUBLE, DUPLICATE),
+        ({'reference': by_name(20, 30, 40)}, DOUBLE, DUPLICATE),
       ]
     ),
   ],
@@ -199,7 +200,7 @@ def test_a_reason_is_given_exactly_when_logits_differ(model, counts, config):
 @pytest.mark.parametrize(
   ('score', 'counts', 'config', 'sentence'),
   [
-    ('softmax', LARGER, ZERO_KEYS, r'score=softmax .* exp\(0\).*method=duplicate'),
+    ('softmax', LARGER, ZERO_KEYS, r'score softmax of \S*qkv .* exp\(0\).*method=duplicate'),
     ('l2_norm_gelu', LARGER, GrowConfig(scale='resize'), r'from 24 to 32.*use scale=keep'),
     ('l2_norm_gelu', DOUBLE, GrowConfig('duplicate', 'keep'), r'2 times.*use scale=resize'),
     ('l2_norm_gelu', DOUBLE, GrowConfig('duplicate', noise=0.1), r'noise=0\.1'),
@@ -234,69 +235,72 @@ def test_beside_an_epsilon_copies_count_otherwise_and_zero_keys_do_not(config):
 )
 def test_reference_counts_after_a_growth(counts, config, references):
   target = grown_model(tiny_model(), counts, config)
-  assert target.param_tokens == counts
-  assert target.reference_tokens == references, 'the scale τ is not the one asked for'
+  assert token_counts(target) == counts
+  found = {name: one.reference for name, one in pattentions(target).items()}
+  assert found == references, 'the scale τ is not the one asked for'
 
 
 # Refusals
 
 
 DENSE_MODEL = tiny_model(**DENSE)
+WIDE_MODEL = tiny_model(**DENSE, width=64, heads=8)
+MORE_TOKENS = with_tokens(tiny_model(), **LARGER)
 
 
 @pytest.mark.parametrize(
-  ('source', 'changes', 'config', 'sentence'),
+  ('source', 'target', 'config', 'sentence'),
   [
     (
       tiny_model(),
-      {'param_tokens': TokenCounts(24, 32, 48)},
+      with_tokens(tiny_model(), proj=32),
       ZERO_KEYS,
-      'proj is 40.*32 is smaller',
+      'proj has 40 parameter tokens in the source, and 32 are fewer',
     ),
     (
       tiny_model(),
-      {'param_tokens': LARGER},
+      MORE_TOKENS,
       DUPLICATE,
       'qkv=32 is not a multiple.*take 48',
     ),
     (
       tiny_model(),
-      {'param_tokens': LARGER},
+      MORE_TOKENS,
       GrowConfig(new_values='zero'),
       'keys and values are both zero are dead.*use new_values=init',
     ),
-    (tiny_model(), {'param_tokens': LARGER}, GrowConfig(noise=0.1), 'zero_keys does not; set it'),
+    (tiny_model(), MORE_TOKENS, GrowConfig(noise=0.1), 'zero_keys does not; set it'),
     (
       tiny_model(),
-      {'param_tokens': DOUBLE},
+      with_tokens(tiny_model(), **DOUBLE),
       GrowConfig(method='duplicate', new_values='zero'),
       'new_values=zero is for new tokens, which duplicate does not draw',
     ),
-    (tiny_model(), {'width': 64}, ZERO_KEYS, r'model\.width is 32 in the source and 64'),
-    (tiny_model(), {'score': 'softmax'}, ZERO_KEYS, r"model\.score is 'l2_norm_gelu' in the"),
+    (tiny_model(), tiny_model(width=64), ZERO_KEYS, r'model\.width is 32 in the source and 64'),
+    (tiny_model(), tiny_model(score='softmax'), ZERO_KEYS, r"qkv\.score\.kind is 'l2_norm_"),
     (
       tiny_model(),
-      {'width': 64, 'heads': 8},
+      tiny_model(width=64, heads=8),
       GrowConfig(method='net2net'),
-      'method net2net is for models with projection=dense.*choose zero_keys, duplicate, random',
+      'method net2net is for Transformers.*parameter tokens; choose zero_keys, duplicate, ran',
     ),
     (
       DENSE_MODEL,
-      {'param_tokens': LARGER},
+      WIDE_MODEL,
       ZERO_KEYS,
-      'method zero_keys is for models with projection=pattention.*choose net2net,',
+      'method zero_keys adds parameter tokens, and this model has none; choose net2net,',
     ),
     (
       DENSE_MODEL,
-      {'param_tokens': LARGER},
+      tiny_model(),
       GrowConfig(method='hypercloning'),
-      r'model\.param_tokens is .* growth by hypercloning changes width and heads and ffn_width',
+      r"qkv\.kind is 'dense' in the source and 'pattention' .* by hypercloning changes .*heads",
     ),
   ],
 )
-def test_what_cannot_grow_is_told_in_a_sentence(source, changes, config, sentence):
+def test_what_cannot_grow_is_told_in_a_sentence(source, target, config, sentence):
   with pytest.raises(UserError, match=sentence):
-    state_lib.check(source, dataclasses.replace(source, **changes), config)
+    state_lib.check(source, target, config)
 
 
 def test_the_same_model_is_no_growth():
@@ -351,7 +355,7 @@ def test_new_tokens_are_drawn_as_the_target_says():
   config = GrowConfig(method='random')
   source = tiny_model()
   target = dataclasses.replace(
-    grown_model(source, TokenCounts(24, 40, 480), config), init=InitConfig(std=0.5)
+    grown_model(source, by_name(24, 40, 480), config), init=InitConfig(std=0.5)
   )
   state_lib.check(source, target, config)  # A model may start otherwise and compute the same.
   keys = paths(grow_params(params_of(source), source, target, config))['blocks/ffn/keys']
@@ -393,7 +397,7 @@ def test_the_state_is_that_of_a_new_run_of_the_target(config):
 def test_copies_have_the_moments_that_they_would_have_had():
   """Exactly so for values. Keys have them in the mean: each reads other entries of the value."""
   source = tiny_model()
-  target = grown_model(source, dataclasses.replace(SMALL, ffn=192, qkv=48), DUPLICATE)
+  target = grown_model(source, SMALL | {'ffn': 192, 'qkv': 48}, DUPLICATE)
   params = params_of(source)
   _, small = loss_and_gradient(source)(params)
   _, large = loss_and_gradient(target)(grow_params(params, source, target, DUPLICATE))

@@ -1,9 +1,9 @@
 """What the table of a growth says."""
 
-from growing import DENSE
+from growing import DENSE, by_name
 from tiny import tiny_model
 
-from tokenformer_jax.config import GrowConfig, TokenCounts
+from tokenformer_jax.config import GrowConfig
 from tokenformer_jax.grow import grown_model, table
 from tokenformer_jax.model.lm import define_lm
 
@@ -14,7 +14,7 @@ def _rows(text):
 
 def test_counts_of_tokens_and_parameters():
   before = tiny_model()
-  after = grown_model(before, TokenCounts(48, 40, 96), GrowConfig())
+  after = grown_model(before, by_name(48, 40, 96), GrowConfig())
   rows = _rows(table.render(before, after, 32))
   assert rows['qkv tokens'][-4:] == ['24', '48', '×', '2.00']
   assert rows['proj tokens'][-2:] == ['40', '40'], 'a factor where nothing grows'
@@ -34,7 +34,7 @@ def test_widths_of_a_transformer():
 
 
 def test_counts_that_a_tpu_would_fill_up_are_named():
-  lines = table.advice(tiny_model(param_tokens=TokenCounts(128, 100, 300)))
+  lines = table.advice(tiny_model(tokens=by_name(128, 100, 300)))
   assert [line.split()[0] for line in lines] == ['proj=100', 'ffn=300']
   assert '384 costs it the same time' in lines[1]
   assert table.advice(tiny_model(**DENSE)) == []

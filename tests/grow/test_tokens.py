@@ -3,16 +3,16 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from growing import SMALL, grow_params, params_of
+from growing import SMALL, by_name, grow_params, params_of
 from outcomes import assert_same, paths
 from tiny import tiny_model
 
-from tokenformer_jax.config import GrowConfig, TokenCounts
+from tokenformer_jax.config import GrowConfig
 from tokenformer_jax.grow import grown_model, tokens
 from tokenformer_jax.model.lm import define_lm
 
 SOURCE = tiny_model()
-LARGER = TokenCounts(32, 48, 64)
+LARGER = by_name(32, 48, 64)
 TARGET = grown_model(SOURCE, LARGER, GrowConfig())
 
 
@@ -77,7 +77,7 @@ def test_shrink_keeps_the_most_important_tokens_of_each_layer_in_their_order():
 
 def test_of_duplicates_one_has_each_entry_of_the_value():
   config = GrowConfig(method='duplicate')
-  target = grown_model(SOURCE, TokenCounts(SMALL.qkv * 3, SMALL.proj, SMALL.ffn), config)
+  target = grown_model(SOURCE, SMALL | {'qkv': 72}, config)
   params = params_of(SOURCE)
   old, new = paths(params), paths(grow_params(params, SOURCE, target, config))
   query = 'blocks/attention/query'
@@ -100,7 +100,7 @@ def test_of_duplicates_one_has_each_entry_of_the_value():
 
 def test_noise_is_relative_and_on_the_copies_only():
   config = GrowConfig(method='duplicate', noise=0.1)
-  target = grown_model(SOURCE, TokenCounts(48, 80, 96), config)
+  target = grown_model(SOURCE, by_name(48, 80, 96), config)
   params = params_of(SOURCE)
   old, new = paths(params), paths(grow_params(params, SOURCE, target, config))
   keys = new['blocks/ffn/keys']

@@ -20,11 +20,11 @@ from growing import (
   state_of,
 )
 from outcomes import paths
-from tiny import tiny_model
+from tiny import tiny_model, tiny_vit
 
-from tokenformer_jax.config import GrowConfig
+from tokenformer_jax.config import GrowConfig, Layers
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import inexact
+from tokenformer_jax.grow import inexact, widen
 from tokenformer_jax.grow import state as state_lib
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.steps import step as step_lib
@@ -34,20 +34,20 @@ HYPER, NET2NET = GrowConfig(method='hypercloning'), GrowConfig(method='net2net')
 FILL = GrowConfig(method='net2net_fill')
 TWICE = {'width': 64, 'heads': 8}
 ODD = {**TWICE, 'ffn_width': 300}  # no multiple of the 128 units there are
+LEARNED = {'position_embedding': 'learned', 'rotary': 0}
 
-PLAIN = {'projection': 'dense', 'final_norm': 'plain', 'tied_head': False}
+PLAIN = {'dense': True, 'final_norm': 'plain', 'tied_head': False}
 CASES = {
   'plain': (PLAIN, TWICE),
-  'gpt': ({**DENSE, 'positions': 'learned'}, TWICE),
+  'gpt': ({**DENSE, **LEARNED}, TWICE),
   'pythia': ({**DENSE, 'tied_head': False}, TWICE),
   'no norm at the end': ({**PLAIN, 'bias': True, 'final_norm': 'none'}, TWICE),
-  'three times': ({**DENSE, 'positions': 'none'}, {'width': 96, 'heads': 12}),
+  'three times': ({**DENSE, 'rotary': 0}, {'width': 96, 'heads': 12}),
 }
 
 
 def _models(changes, wider):
-  source = tiny_model(**changes)
-  return source, dataclasses.replace(source, **wider)
+  return tiny_model(**changes), tiny_model(**{**changes, **wider})
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,8 @@ def _models(changes, wider):
   ids=lambda value: getattr(value, 'method', value),
 )
 def test_a_wider_model_computes_the_same(case, config):
-  source, target = _models(*CASES[case])
-  if config.method == 'net2net':
-    target = dataclasses.replace(target, ffn_width=300)
+  changes, wider = CASES[case]
+  source, target = _models(changes, ODD | wider if config.method == 'net2net' else wider)
   state_lib.check(source, target, config)
   assert inexact(source, target, config) is None, 'an exact method is said not to be'
   params = params_of(source)
@@ -98,7 +97,7 @@ def test_more_units_inside_the_feed_forward_layer_alone():
   [
     (DENSE, TWICE, HYPER),
     ({**DENSE, 'tied_head': False}, ODD, NET2NET),
-    ({**DENSE, 'positions': 'learned'}, ODD, NET2NET),
+    ({**DENSE, **LEARNED}, ODD, NET2NET),
   ],
   ids=['hypercloning', 'net2net', 'net2net, tied'],
 )
@@ -187,6 +186,17 @@ def test_what_cannot_be_widened_is_told(changes, wider, config, sentence):
   source, target = _models(changes, wider)
   with pytest.raises(UserError, match=sentence):
     state_lib.check(source, target, config)
+
+
+@pytest.mark.parametrize('changes', [{'heads': 2}, {'ffn_width': 64}], ids=['heads', 'ffn width'])
+@pytest.mark.parametrize('base', ['layer', 'pool'])
+def test_layers_of_other_sizes_are_not_widened(base, changes):
+  """The pool of a ViT is made as `model.layer`, whether or not the pattern has that."""
+  own = {'pattern': 'own layer'} if base == 'layer' else {'pattern': 'own', 'pool': 'attention'}
+  make = tiny_model if base == 'layer' else tiny_vit
+  variants = Layers({'own': make(**DENSE, **changes).layer})
+  with pytest.raises(UserError, match='different numbers of heads or widths of their feed-forward'):
+    widen.resized(make(**DENSE, **own, variants=variants), width=64)
 
 
 def test_what_net2net_fill_may():

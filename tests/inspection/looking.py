@@ -9,14 +9,14 @@ from jax.sharding import Mesh
 from scipy.special import erf
 from tiny import tiny_model
 
-from tokenformer_jax.config import MeshConfig, ModelConfig
+from tokenformer_jax.config import MeshConfig, ModelConfig, pattentions
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import sharding
 
 # The Pattentions of a layer as its forward pass meets them.
 KINDS = ('query', 'key', 'value', 'proj', 'ffn')
-MODEL = tiny_model(positions='learned')
+MODEL = tiny_model(position_embedding='learned', rotary=0)
 IDS = np.random.default_rng(0).integers(0, 64, (8, 13), np.int32)
 
 
@@ -52,25 +52,25 @@ def changed(params: Params, kind: str, **arrays: jax.Array) -> Params:
 def reference_maps() -> list[dict[str, np.ndarray]]:
   """The weights [B, T, N] of `MODEL` for `IDS`, by layer and kind, in float64."""
   params = jax.tree.map(lambda p: np.asarray(p, np.float64), params_of())
-  length, head = IDS.shape[1], MODEL.width // MODEL.heads
+  length, heads = IDS.shape[1], MODEL.layer.mixer.heads
+  head = MODEL.width // heads
   x = params['embedding'][IDS] + params['positions'][:length]
   layers = []
-  for layer in range(MODEL.layers):
+  for layer in range(MODEL.depth):
     found = {}
 
     def apply(kind, x, layer=layer, found=found):
       tokens = of_kind(params['blocks'], kind)
       scores = x @ tokens['keys'][layer].T
       config_kind = 'qkv' if kind in ('query', 'key', 'value') else kind
-      tau = np.sqrt(getattr(MODEL.reference_tokens, config_kind))
+      tau = np.sqrt(pattentions(MODEL)[config_kind].reference)
       scores *= tau / np.linalg.norm(scores, axis=-1, keepdims=True)
       found[kind] = scores * (1 + erf(scores / np.sqrt(2))) / 2
       return found[kind] @ tokens['values'][layer]
 
     normed = _norm(x)
     query, key, value = (
-      apply(kind, normed).reshape(*IDS.shape, MODEL.heads, head)
-      for kind in ('query', 'key', 'value')
+      apply(kind, normed).reshape(*IDS.shape, heads, head) for kind in ('query', 'key', 'value')
     )
     scores = np.einsum('BTHK,BSHK->BHTS', query, key) / np.sqrt(head)
     scores = np.where(np.tri(length, dtype=bool), scores, -np.inf)

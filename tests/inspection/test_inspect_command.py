@@ -16,7 +16,7 @@ from absl import flags
 from PIL import Image
 
 from tokenformer_jax import grow
-from tokenformer_jax.config import GrowConfig, TokenCounts
+from tokenformer_jax.config import GrowConfig
 from tokenformer_jax.data import held_out, store, tokenizers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.inspection import command
@@ -58,11 +58,11 @@ def home(tmp_path_factory):
   tx = make_optimizer(config.optim, 20, definition.info)
   state = jax.jit(lambda: step.initial_state(definition, tx, 0))()
   _save(root / 'run', config, state)
-  larger = grow.grown_model(model, TokenCounts(48, 32, 96), GrowConfig())
+  larger = grow.grown_model(model, {'qkv': 48, 'proj': 32, 'ffn': 96}, GrowConfig())
   state = jax.jit(lambda state: grow.grow(state, model, larger, GrowConfig()))(state)
   lineage = (Ancestor('grow', str(root / 'run'), 7, model, GrowConfig(), 7),)
   _save(root / 'grown', dataclasses.replace(config, model=larger), state, lineage)
-  dense = sizes.fill_in(tiny_run.config(text, root / 'cache', model__projection='dense'))
+  dense = sizes.fill_in(tiny_run.config(text, root / 'cache', **tiny_run.DENSE))
   _save(root / 'dense', dense, {'params': define_lm(dense.model).init(jax.random.key(0))})
   return root
 
@@ -124,9 +124,10 @@ def test_the_library_sees_what_the_command_does(home, seen):
   top = next(r for r in seen[1]['strongest'] if (r['layer'], r['kind']) == (1, 'ffn'))
   map_TxN = maps(model, ids, [1])[1]['ffn']
   assert map_TxN.shape == (12, 96) and np.argmax(np.abs(map_TxN).max(axis=0)) == top['token']
-  assert old_tokens(model) == {'query': 32, 'key': 32, 'value': 32, 'proj': 32, 'ffn': 64}
+  of_layer = {'query': 32, 'key': 32, 'value': 32, 'proj': 32, 'ffn': 64}
+  assert old_tokens(model) == {0: of_layer, 1: of_layer}
   corpus, _ = held_out.held_out_tokens(model.meta.config.data, model.tokenizer, 500)
-  used = measure(model, corpus)['ffn'].mean[1]
+  used = measure(model, corpus)[1]['ffn'].mean
   np.testing.assert_allclose(used, seen[1]['tokens'][-1]['mean'], rtol=1e-4)
 
 
@@ -150,7 +151,7 @@ def test_text_of_files_is_shown_and_measured(home, capsys):
 @pytest.mark.parametrize(
   ('options', 'sentence'),
   [
-    (['--source={home}/dense'], r'dense is a Transformer .* no parameter tokens'),
+    (['--source={home}/dense'], 'dense is a Transformer: it has no parameter tokens'),
     (['--source={home}/corpus'], r'corpus is not the work directory of a run'),
     (['--source={home}/run@3'], r'has no checkpoint of step 3; it has the steps 7'),
     (['--source={home}/run', '--layer=2'], r"--layer is '2'; this model has the layers 0 to 1"),

@@ -36,7 +36,9 @@ def test_every_layer_and_kind_has_its_panel(tmp_path):
 
 
 def test_a_line_parts_new_tokens_from_old_ones():
-  figure = picture.draw(_maps(query=7, ffn=20), NAMES, {'query': 7, 'ffn': 12})
+  figure = picture.draw(
+    _maps(query=7, ffn=20), NAMES, {1: {'query': 7, 'ffn': 12}, 4: {'query': 7, 'ffn': 12}}
+  )
   lines = {axes.get_title(): [line.get_xdata()[0] for line in axes.lines] for axes in figure.axes}
   assert lines['layer 4, ffn'] == [11.5], 'the last old token is 11'
   assert lines['layer 4, query'] == [], 'this kind did not grow'
@@ -47,7 +49,7 @@ def test_new_tokens_without_a_weight_are_hatched_and_counted():
   maps = _maps(query=7, ffn=20)
   for of_layer in maps.values():
     of_layer['ffn'][:, 12:] = 0
-  figure = picture.draw(maps, NAMES, {'query': 3, 'ffn': 12})
+  figure = picture.draw(maps, NAMES, {1: {'query': 3, 'ffn': 12}, 4: {'query': 3, 'ffn': 12}})
   panels = {axes.get_title(): axes for axes in figure.axes if axes.get_title()}
   grown = panels['layer 4, ffn: 8 new, weight 0']
   (hatched,) = [patch for patch in grown.patches if patch.get_hatch()]

@@ -1,15 +1,16 @@
 """What is counted as used, unused and dead is what the documentation says."""
 
-import dataclasses
 import functools
+import itertools
 
 import jax
 import numpy as np
 import pytest
 from looking import IDS, KINDS, MODEL, changed, mesh_of, of_kind, params_of, reference_maps
+from tiny import tiny_model
 
 from tokenformer_jax import grow
-from tokenformer_jax.config import GrowConfig, ModelConfig, TokenCounts
+from tokenformer_jax.config import GrowConfig, ModelConfig
 from tokenformer_jax.inspection import report, usage
 from tokenformer_jax.model.lm import Compute, define_lm
 from tokenformer_jax.model.params import Params
@@ -17,13 +18,13 @@ from tokenformer_jax.model.params import Params
 
 def _measure(
   params: Params, model: ModelConfig = MODEL, rows: np.ndarray = IDS
-) -> dict[str, usage.Usage]:
+) -> dict[int, dict[str, usage.Usage]]:
   definition = define_lm(model, Compute(attention='xla'))
-  return usage.measure(definition, model, params, rows, mesh_of())
+  return usage.measure(definition, params, rows, mesh_of())
 
 
 @functools.cache
-def _measured() -> dict[str, usage.Usage]:
+def _measured() -> dict[int, dict[str, usage.Usage]]:
   """Of parameters some tokens of whose `ffn` are zero in layer 0."""
   tokens = of_kind(params_of()['blocks'], 'ffn')
   keys, values = tokens['keys'].at[0, :3].set(0), tokens['values'].at[0, 2:5].set(0)
@@ -31,58 +32,60 @@ def _measured() -> dict[str, usage.Usage]:
 
 
 def test_figures_are_means_over_positions():
-  got = _measured()['query']
+  got = _measured()[0]['query']
   sizes = np.stack([np.abs(layer['query']).reshape(-1, 24) for layer in reference_maps()])
   # The second layer reads what the changed ffn of the first one made.
   assert got.positions == IDS.size
-  np.testing.assert_allclose(got.mean[0], sizes[0].mean(axis=0), rtol=1e-4)
-  np.testing.assert_allclose(
-    got.root_mean_square[0], np.sqrt((sizes[0] ** 2).mean(axis=0)), rtol=1e-4
-  )
-  np.testing.assert_allclose(got.largest[0], sizes[0].max(axis=0), rtol=1e-4)
-  norms = np.linalg.norm(of_kind(params_of()['blocks'], 'query')['values'], axis=-1)
+  np.testing.assert_allclose(got.mean, sizes[0].mean(axis=0), rtol=1e-4)
+  np.testing.assert_allclose(got.root_mean_square, np.sqrt((sizes[0] ** 2).mean(axis=0)), rtol=1e-4)
+  np.testing.assert_allclose(got.largest, sizes[0].max(axis=0), rtol=1e-4)
+  norms = np.linalg.norm(of_kind(params_of()['blocks'], 'query')['values'][0], axis=-1)
   np.testing.assert_allclose(got.contribution, got.mean * norms, rtol=1e-5)
 
 
 def test_a_zero_key_or_a_zero_value_is_unused():
-  unused = _measured()['ffn'].unused
-  assert np.flatnonzero(unused[0]).tolist() == [0, 1, 2, 3, 4]
-  assert not unused[1].any(), 'tokens of another layer are called unused'
+  first, second = (_measured()[layer]['ffn'].unused for layer in (0, 1))
+  assert np.flatnonzero(first).tolist() == [0, 1, 2, 3, 4]
+  assert not second.any(), 'tokens of another layer are called unused'
 
 
 def test_only_a_zero_key_with_a_zero_value_is_dead():
-  dead = _measured()['ffn'].dead
-  assert np.argwhere(dead).tolist() == [[0, 2]]
-  assert not any(found.dead.any() for kind, found in _measured().items() if kind != 'ffn')
+  dead = {
+    (layer, kind): np.flatnonzero(found.dead).tolist()
+    for layer, of_layer in _measured().items()
+    for kind, found in of_layer.items()
+  }
+  assert {place: tokens for place, tokens in dead.items() if tokens} == {(0, 'ffn'): [2]}
 
 
 def test_a_zero_key_is_not_dead_where_it_has_a_weight():
   tokens = of_kind(params_of()['blocks'], 'ffn')
   zero = {name: array.at[:, 0].set(0) for name, array in tokens.items()}
-  softmax = dataclasses.replace(MODEL, score='softmax')
-  found = _measure(changed(params_of(), 'ffn', **zero), softmax)['ffn']
-  assert found.mean[0, 0] > 0 and not found.dead.any(), 'its value has a gradient and will move'
-  assert found.unused[:, 0].all(), 'a value of zero adds nothing'
+  softmax = tiny_model(position_embedding='learned', rotary=0, score='softmax')
+  for of_layer in _measure(changed(params_of(), 'ffn', **zero), softmax).values():
+    found = of_layer['ffn']
+    assert found.mean[0] > 0 and not found.dead.any(), 'its value has a gradient and will move'
+    assert found.unused[0], 'a value of zero adds nothing'
 
 
 def test_nearly_unused_is_less_than_a_hundredth_of_the_mean():
-  ones = np.ones((1, 4))
+  ones = np.ones(4)
   found = usage.Usage(
     positions=1,
-    mean=np.array([[1.0, 1.0, 0.011, 0.004]]),
+    mean=np.array([1.0, 1.0, 0.011, 0.004]),
     root_mean_square=ones,
-    largest=np.array([[2.0, 2.0, 2.0, 0.1]]),
+    largest=np.array([2.0, 2.0, 2.0, 0.1]),
     value_norms=ones,
     dead=ones == 0,
   )
-  assert found.nearly_unused.tolist() == [[False, False, False, True]]
+  assert found.nearly_unused.tolist() == [False, False, False, True]
   assert not found.unused.any(), 'a token with one large weight is in use'
   np.testing.assert_allclose(found.share.sum(), 1)
-  assert [found.tokens_for(f).tolist() for f in (0.4, 0.9, 0.998)] == [[1], [2], [3]]
+  assert [found.tokens_for(f) for f in (0.4, 0.9, 0.998)] == [1, 2, 3]
 
 
 def test_nothing_is_used_where_all_values_are_zero():
-  zero = np.zeros((1, 4))
+  zero = np.zeros(4)
   found = usage.Usage(1, zero + 1, zero + 1, zero + 1, zero, zero == 1)
   assert found.unused.all() and found.nearly_unused.all() and not found.share.any()
 
@@ -94,10 +97,10 @@ def test_rows_may_come_in_any_number_at_once(monkeypatch):
   once = _measure(params_of(), rows=rows)
   monkeypatch.setattr(usage, '_WEIGHTS_AT_ONCE', 3 * 13 * 48)  # three rows
   thrice = _measure(params_of(), rows=rows)
-  for kind in KINDS:
-    assert thrice[kind].positions == 100
+  for layer, kind in itertools.product(range(2), KINDS):
+    assert thrice[layer][kind].positions == 100
     for field in ('mean', 'root_mean_square', 'largest'):
-      one, other = (getattr(found[kind], field) for found in (once, thrice))
+      one, other = (getattr(found[layer][kind], field) for found in (once, thrice))
       np.testing.assert_allclose(one, other, rtol=1e-5, err_msg=f'{field} depends on the batch')
 
 
@@ -114,7 +117,7 @@ def test_batches_are_equal_in_size_and_divide(devices):
 @functools.cache
 def _grown() -> tuple[ModelConfig, Params]:
   config = GrowConfig()
-  larger = grow.grown_model(MODEL, TokenCounts(qkv=48, proj=40, ffn=64), config)
+  larger = grow.grown_model(MODEL, {'qkv': 48, 'ffn': 64}, config)
   state = {'params': params_of(), 'opt_state': ()}
   grown = jax.jit(lambda state: grow.grow(state, MODEL, larger, config))(state)
   return larger, grown['params']
@@ -123,7 +126,7 @@ def _grown() -> tuple[ModelConfig, Params]:
 def test_new_tokens_have_no_share_before_they_are_trained():
   larger, params = _grown()
   old = {'query': 24, 'key': 24, 'value': 24, 'proj': 40, 'ffn': 48}
-  rows = report.age_rows(_measure(params, larger), old, range(2))
+  rows = report.age_rows(_measure(params, larger), {0: old, 1: old})
   assert [(row['layer'], row['kind']) for row in rows] == [
     (layer, kind) for layer in range(2) for kind in ('query', 'key', 'value', 'ffn')
   ], 'a kind that did not grow has no new tokens'
@@ -136,7 +139,7 @@ def test_new_tokens_have_no_share_before_they_are_trained():
 def test_growth_does_not_change_how_old_tokens_are_used():
   larger, params = _grown()
   before, after = _measure(params_of()), _measure(params, larger)
-  for kind in KINDS:
-    count = before[kind].mean.shape[1]
-    np.testing.assert_allclose(after[kind].mean[:, :count], before[kind].mean, rtol=1e-4)
-    assert not after[kind].dead.any(), 'new tokens have values, and learn'
+  for layer, kind in itertools.product(range(2), KINDS):
+    one, other = before[layer][kind], after[layer][kind]
+    np.testing.assert_allclose(other.mean[: len(one.mean)], one.mean, rtol=1e-4)
+    assert not other.dead.any(), 'new tokens have values, and learn'

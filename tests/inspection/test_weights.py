@@ -13,11 +13,10 @@ from tokenformer_jax.inspection.weights import (
   compiled_sums,
   maps,
   names,
-  paths,
+  pattentions,
   sums,
 )
 from tokenformer_jax.model.lm import Compute, define_lm
-from tokenformer_jax.model.params import Role
 from tokenformer_jax.parallel import sharding
 
 DEFINITION = define_lm(MODEL, Compute(attention='xla'))
@@ -26,26 +25,33 @@ PADDED = np.where(np.arange(13) < np.arange(6, 14)[:, None], IDS, -1)
 
 def test_names_are_those_of_the_modules_in_the_order_of_the_forward_pass():
   assert names(DEFINITION) == KINDS, 'reports and pictures have another order'
-  for role, name in ((Role.KEY, 'keys'), (Role.VALUE, 'values')):
-    found = {
-      kind: jax.tree_util.keystr(path, simple=True, separator='/')
-      for kind, path in paths(DEFINITION, role).items()
-    }
-    inner = {kind: kind if kind == 'ffn' else f'attention/{kind}' for kind in KINDS}
-    assert found == {kind: f'blocks/{inner[kind]}/{name}' for kind in KINDS}
+  inner = {kind: kind if kind == 'ffn' else f'attention/{kind}' for kind in KINDS}
+  for index, layer in enumerate(pattentions(DEFINITION)):
+    assert tuple(layer) == KINDS, 'reports and pictures have another order'
+    assert {one.layer.index for one in layer.values()} == {index}, 'of another layer'
+    for name in ('keys', 'values'):
+      found = {
+        kind: jax.tree_util.keystr(getattr(one, name), simple=True, separator='/')
+        for kind, one in layer.items()
+      }
+      assert found == {kind: f'blocks/{inner[kind]}/{name}' for kind in KINDS}
+
+
+def _by_kind(found):
+  return {kind: array for (kind, _), array in found.items()}
 
 
 @functools.cache
 def _maps():
-  return jax.jit(lambda params, ids, layer: maps(DEFINITION.bind(params), ids, layer))
+  return jax.jit(lambda params, ids, layer: _by_kind(maps(DEFINITION.bind(params), ids, layer)))
 
 
 @functools.cache
 def _sums():
-  return jax.jit(lambda params, ids: sums(DEFINITION.bind(params), ids))
+  return jax.jit(lambda params, ids: sums(DEFINITION.bind(params), ids)[''])
 
 
-@pytest.mark.parametrize('layer', range(MODEL.layers))
+@pytest.mark.parametrize('layer', range(MODEL.depth))
 def test_maps_are_what_the_formulas_say(layer):
   got, want = _maps()(params_of(), IDS, layer), reference_maps()[layer]
   for kind in KINDS:
@@ -96,8 +102,8 @@ def on_a_mesh():
   ids = jax.device_put(IDS, sharding.batch_sharding(mesh))
   with jax.set_mesh(mesh):
     return (
-      compiled_sums(DEFINITION, mesh)(params, ids),
-      compiled_maps(DEFINITION, mesh)(params, ids, 1),
+      compiled_sums(DEFINITION, mesh)(params, ids)[''],
+      _by_kind(compiled_maps(DEFINITION, mesh)(params, ids, 1)),
     )
 
 
@@ -119,7 +125,7 @@ def test_bfloat16_is_summed_in_float32():
 
   def both(params):
     model = definition.bind(params)
-    return sums(model, IDS)['ffn'].total[1], jnp.abs(maps(model, IDS, 1)['ffn'])
+    return sums(model, IDS)['']['ffn'].total[1], jnp.abs(maps(model, IDS, 1)['ffn', 48])
 
   total, sizes = jax.jit(both)(params_of())
   assert total.dtype == jnp.float32

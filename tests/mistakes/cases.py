@@ -289,8 +289,8 @@ PLAN = {
     'there is no file none.py',
   ),
   'a misspelt key to plan': (
-    'plan --config={repo}/configs/lm_stdlib.py --config.model.layer=3 --topology=v5e:4x4',
-    "did you mean 'model.layers'",
+    'plan --config={repo}/configs/lm_stdlib.py --config.model.layr=3 --topology=v5e:4x4',
+    "did you mean 'model.layer'",
   ),
   'a misspelt flag to plan': (
     'plan --config={repo}/configs/lm_stdlib.py --topolgy=v5e:4x4',

@@ -15,14 +15,14 @@ CONFIGS = {
   'nothing': (
     'from tokenformer_jax import config\n\n\ndef get_config():\n  c = config.defaults()\n'
   ),
-  'dict': "def get_config():\n  return {'model': {'layers': 3}}\n",
+  'dict': "def get_config():\n  return {'model': {'width': 64}}\n",
   'dataclass': (
     'from tokenformer_jax import config\n\n\ndef get_config():\n  return config.Config()\n'
   ),
   'variants': (
-    'from tokenformer_jax import config\n\nSIZES = {"small": 2}\n\n\n'
+    'from tokenformer_jax import config\n\nSIZES = {"small": "layer*2"}\n\n\n'
     'def get_config(variant="small"):\n  c = config.defaults()\n'
-    '  c.model.layers = SIZES[variant]\n  return c\n'
+    '  c.model.pattern = SIZES[variant]\n  return c\n'
   ),
   'needs_variant': (
     'from tokenformer_jax import config\n\n\ndef get_config(variant):\n  return config.defaults()\n'

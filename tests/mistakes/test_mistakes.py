@@ -44,7 +44,7 @@ def _make(folder: Path) -> None:
   cache = being_made / 'cache'
   runs = {
     'lm': tiny_run.config(source, cache),
-    'dense': tiny_run.config(source, cache, model__projection='dense', model__ffn_width=64),
+    'dense': tiny_run.config(source, cache, **tiny_run.DENSE, model__layer__ffn__width=64),
     'vit': tiny_run.vit_config(),
   }
   for name, config in runs.items():

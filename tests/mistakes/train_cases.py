@@ -36,8 +36,8 @@ TRAIN_KEYS = {
   'a key below a key': ('train --config.model.width.x=1', 'config.model.width is a single value'),
   'a group as a value': ('train --config.model=3', 'config.model is a group of keys'),
   'a group as a dict': (
-    'train --config.model.param_tokens="{\'qkv\': 3}"',
-    'config.model.param_tokens is a group of keys; set one of qkv, proj, ffn',
+    'train --config.model.layer.ffn="{\'tokens\': 3}"',
+    'config.model.layer.ffn is a group of keys; set one of kind, tokens,',
   ),
   'a key without a value': ('train --config.train.steps', 'has no value'),
   'a word for an integer': ('train --config.train.steps=many', 'it must be an integer'),
@@ -51,9 +51,38 @@ TRAIN_KEYS = {
   'no steps': ('train --config.train.steps=0', 'config.train.steps is 0'),
   'a negative batch': ('train --config.data.batch_size=-8', 'config.data.batch_size is -8'),
   'a seed too large': ('train --config.train.seed=3e9', 'less than 2147483648'),
-  'a choice that there is not': ('train --config.model.score=softmx', 'must be one of'),
+  'a choice that there is not': ('train --config.train.remat=softmx', 'must be one of'),
+  'a kind that there is not': (
+    'train --config.model.layer.ffn.kind=mpl',
+    'config.model.layer.ffn.kind is',
+  ),
+  'a key of another kind': (
+    'train --config.model.layer.ffn.kind=mlp --config.model.layer.ffn.tokens=5',
+    'which has a meaning for model.layer.ffn.kind=pattention only',
+  ),
+  'a key of an earlier version': (
+    'train --config.model.heads=8',
+    "it is called 'model.layer.mixer.heads' now",
+  ),
+  'a key inside a key of an earlier version': (
+    'train --config.model.param_tokens.ffn=512',
+    "it is called 'model.layer.ffn.tokens' now",
+  ),
+  'a number of layers for a pattern': (
+    'train --config.model.pattern=12',
+    'did you mean "layer*12"?',
+  ),
+  'a layer that is not in the pattern': (
+    'train --config.model.variants.local.mixer.window=8',
+    "config.model.variants has 'local', which is not in model.pattern='layer*",
+  ),
+  'a misspelt key of a layer': (
+    'train --config.model.variants.local.mixer.windw=8',
+    "did you mean 'model.variants.local.mixer.window'",
+  ),
+  'layers as a value': ('train --config.model.variants=3', 'is a group of layers'),
   'a width of no whole heads': (
-    'train --config.model.width=100 --config.model.heads=3',
+    'train --config.model.width=100 --config.model.layer.mixer.heads=3',
     'is not a multiple of',
   ),
   'a batch of no whole parts': (
@@ -148,7 +177,7 @@ TRAIN_CONFIGS = {
     'wrong_type.py, line 6, fails with TypeError',
   ),
   'a number for a group in a config': (
-    'train --config={in}/configs/group_lost.py --config.model.layers=3',
+    'train --config={in}/configs/group_lost.py --config.model.width=3',
     'sets config.model to 3',
   ),
   'a division by nothing in a reference': (
@@ -196,6 +225,9 @@ TRAIN_FILES = {
     '77',
   ),
   'a start from another kind of model': ('train {tiny} --config.init_from={vit}', '{vit}'),
-  'the run of another model': ('train {tiny} --workdir={lm} --config.model.layers=5', 'layers'),
+  'the run of another model': (
+    'train {tiny} --workdir={lm} --config.model.pattern=layer*5',
+    'pattern',
+  ),
   'a text for a run of images': ('train {tiny} --workdir={vit}', 'model'),
 }

@@ -119,8 +119,7 @@ def test_bfloat16_keeps_the_angles():
 # TokenFormer's four sizes have heads of 64, 64, 80 and 96 entries.
 @pytest.mark.parametrize(('head', 'rotated'), [(64, 16), (80, 20), (96, 24), (8, 2), (12, 2)])
 def test_rotary_width(head, rotated):
-  model = tiny_model(width=2 * head, heads=2, rotary_fraction=0.25)
-  assert rotary_width(model) == rotated, 'a quarter of each head, in whole planes, is rotated'
+  assert rotary_width(head, 0.25) == rotated, 'a quarter of each head, in whole planes, is rotated'
 
 
 def _mask(length: int, window: int) -> np.ndarray:
@@ -226,7 +225,9 @@ def _attend(
 ) -> jax.Array:
   """Attention with random parameters; `cached` fills all 12 positions of a cache."""
   model = tiny_model(window=window)
-  definition = define(lambda rngs: Attention(model, compute=Compute(), rngs=rngs))
+  definition = define(
+    lambda rngs: Attention(model.layer.mixer, model, compute=Compute(), rngs=rngs)
+  )
   rng = np.random.default_rng(0)
   params = jax.tree.map(
     lambda p: jnp.asarray(rng.normal(size=p.shape), p.dtype), definition.abstract

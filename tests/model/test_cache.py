@@ -21,8 +21,9 @@ PADDING = np.array([0, 3, 11])  # less and more than the windows below
 
 @functools.cache
 def _attention(window: int):
+  model = tiny_model(window=window)
   definition = define(
-    lambda rngs: Attention(tiny_model(window=window), compute=Compute(), rngs=rngs)
+    lambda rngs: Attention(model.layer.mixer, model, compute=Compute(), rngs=rngs)
   )
   rng = np.random.default_rng(0)
   params = jax.tree.map(
@@ -58,7 +59,7 @@ def test_attention_from_a_cache_is_that_of_the_whole_text(parts, window, padded)
 
   cache, outputs = attention.init_cache(3, LENGTH, jnp.float32), []
   for start, size in zip(np.cumsum([0, *parts]), parts, strict=False):
-    out, cache = read(cache, X_BxTxD[:, start : start + size], start, first=bool(start == 0))
+    out, cache, _ = read(cache, X_BxTxD[:, start : start + size], start, first=bool(start == 0))
     outputs.append(out)
   is_token = np.arange(LENGTH)[None] >= (PADDING[:, None] if padded else np.zeros((3, 1)))
   np.testing.assert_allclose(

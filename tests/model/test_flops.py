@@ -1,22 +1,21 @@
 """Counted FLOPs against the compiler's count and the published ones."""
 
-import dataclasses
 import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import tiny_model, tiny_vit
+from tiny import tiny_model, tiny_vit, two_kinds, with_tokens
 
-from tokenformer_jax.config import Config, DataConfig, ModelConfig, TokenCounts, TrainConfig
+from tokenformer_jax.config import Config, DataConfig, ModelConfig, TrainConfig
 from tokenformer_jax.model import flops
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.models import define
 
 # So wide that little of the work is outside of matrix products. Rotation is one that is no model's.
-WIDE = {'layers': 1, 'width': 512, 'vocab_size': 512, 'gelu': 'tanh', 'positions': 'none'}
-COUNTS = TokenCounts(qkv=512, proj=768, ffn=2048)
+WIDE = {'layers': 1, 'width': 512, 'vocab_size': 512, 'gelu': 'tanh', 'rotary': 0}
+COUNTS = {'qkv': 512, 'proj': 768, 'ffn': 2048}
 LENGTH = 128
 
 
@@ -27,7 +26,7 @@ def _attention(model: ModelConfig, length: int) -> float:
 
 @pytest.mark.parametrize(
   'changes',
-  [{'param_tokens': COUNTS}, {'projection': 'dense'}, {'projection': 'dense', 'ffn_width': 1536}],
+  [{'tokens': COUNTS}, {'dense': True}, {'dense': True, 'ffn_width': 1536}],
   ids=['pattention', 'dense', 'dense with a width'],
 )
 def test_forward_flops_are_those_the_compiler_counts(changes):
@@ -46,14 +45,21 @@ def test_forward_flops_are_those_the_compiler_counts(changes):
 # By hand, for width 32, 2 layers, 24, 40 and 48 parameter tokens, and 64 words.
 TOKENS = 2 * (3 * 2 * 32 * 24 + 2 * 32 * 40 + 2 * 32 * 48)
 DENSE = 2 * (4 * 32 * 32 + 2 * 32 * 128)
+# Three layers without the 48, whose 16 positions see 6 on average in a window of 8, and two whole
+# ones, whose positions see 8.
+KINDS = 2 * (3 * (TOKENS // 2 - 2 * 32 * 48) + TOKENS + 64 * 32) + 4 * 32 * (3 * 6 + 2 * 8)
 
 
 @pytest.mark.parametrize(
   ('model', 'want'),
   [
     (tiny_model(), 2 * (TOKENS + 64 * 32) + 2 * 4 * 32 * 8),
-    (tiny_model(tied_head=False, positions='learned'), 2 * (TOKENS + 64 * 32) + 2 * 4 * 32 * 8),
-    (tiny_model(projection='dense', bias=True), 2 * (DENSE + 64 * 32) + 2 * 4 * 32 * 8),
+    (
+      tiny_model(tied_head=False, rotary=0, position_embedding='learned'),
+      2 * (TOKENS + 64 * 32) + 2 * 4 * 32 * 8,
+    ),
+    (tiny_model(dense=True, bias=True), 2 * (DENSE + 64 * 32) + 2 * 4 * 32 * 8),
+    (two_kinds(), KINDS),
     (tiny_vit(), 16 * (2 * 16 * 32 + 2 * TOKENS + 2 * 4 * 32 * 16) + 2 * 32 * 10),
     (
       tiny_vit(pool='token'),
@@ -66,7 +72,7 @@ DENSE = 2 * (4 * 32 * 32 + 2 * 32 * 128)
       + 4 * 32 * 16,
     ),
   ],
-  ids=['tied', 'untied', 'dense', 'mean', 'class token', 'attention pool'],
+  ids=['tied', 'untied', 'dense', 'two kinds', 'mean', 'class token', 'attention pool'],
 )
 def test_forward_flops_are_exact(model, want):
   assert flops.forward_flops(model, 16) == want, 'a matrix counts too often, or not at all'
@@ -94,8 +100,8 @@ def test_a_training_step_is_three_forward_passes():
   ],
 )
 def test_published_parameters_without_embeddings(layers, width, attention, ffn, parameters):
-  counts = TokenCounts(qkv=attention, proj=attention, ffn=ffn)
-  model = ModelConfig(layers=layers, width=width, heads=16, vocab_size=50304, param_tokens=counts)
+  counts = {'qkv': attention, 'proj': attention, 'ffn': ffn}
+  model = tiny_model(layers=layers, width=width, heads=16, vocab_size=50304, tokens=counts)
   assert flops.matrix_parameters(model) == parameters, 'not the count of TokenFormer, Table 9'
 
 
@@ -105,7 +111,7 @@ def test_published_parameters_without_embeddings(layers, width, attention, ffn, 
   [(768, 36_864, '3.6'), (1408, 67_584, '6.8'), (2112, 101_376, '10.1')],
 )
 def test_token_token_flops_are_half_of_table_8(width, per_square, printed):
-  model = ModelConfig(layers=12, width=width, heads=16, vocab_size=50304, projection='dense')
+  model = tiny_model(layers=12, width=width, heads=16, vocab_size=50304, dense=True)
   got = 2 * 1024 * _attention(model, 1024)
   assert got == per_square * 1024**2, f'Table 8 has {printed} · 10⁴ T² for this width'
 
@@ -119,8 +125,7 @@ def test_a_window_counts_what_is_seen(window):
 
 def test_token_token_flops_do_not_grow_with_the_parameter_tokens():
   model = tiny_model()
-  counts = TokenCounts(qkv=2140, proj=2140, ffn=8560)
-  grown = dataclasses.replace(model, param_tokens=counts)
+  grown = with_tokens(model, qkv=2140, proj=2140, ffn=8560)
   assert _attention(grown, 512) == _attention(model, 512), 'growth is charged for token-token work'
 
 
@@ -161,7 +166,7 @@ def test_no_peak_of_unknown_chips(kind):
 @pytest.mark.parametrize('pool', ['mean', 'token', 'attention'])
 def test_flops_of_an_image_are_those_the_compiler_counts(pool):
   sizes = {'layers': 1, 'width': 256, 'gelu': 'tanh', 'patch': 8, 'channels': 3, 'pool': pool}
-  model = tiny_vit(**sizes, param_tokens=TokenCounts(256, 384, 1024))
+  model = tiny_vit(**sizes, tokens={'qkv': 256, 'proj': 384, 'ffn': 1024})
   definition = define(model)
   images = jax.ShapeDtypeStruct((1, 96, 96, 3), jnp.float32)
   lowered = jax.jit(lambda params, x: definition.bind(params)(x)[0]).lower(

@@ -39,15 +39,17 @@ def test_a_layer_norm_keeps_nothing_in_float32_for_each_element(form):
 
 @pytest.mark.parametrize('kind', ['pattention', 'dense'])
 def test_heads_are_the_parts_of_the_width_and_zeros_that_fill_them_change_nothing(kind):
-  model = tiny_model(projection=kind, bias=kind == 'dense')
+  model = tiny_model(dense=kind == 'dense', bias=kind == 'dense')
+  mixer = model.layer.mixer
 
   def make(seed: int):
-    return projection(model, 'qkv', compute=Compute(), rngs=nnx.Rngs(seed))
+    axes = ('width', 'heads')
+    return projection(mixer.qkv, model, axes, compute=Compute(), rngs=nnx.Rngs(seed))
 
   first, second = make(0), make(1)
   if kind == 'dense':
     first.bias[...] = jnp.arange(model.width, dtype=jnp.float32)
-  heads, head_width = model.heads, model.width // model.heads
+  heads, head_width = mixer.heads, model.width // mixer.heads
   x_BxTxD = jax.random.normal(jax.random.key(0), (2, 3, model.width))
   flat = first(x_BxTxD)
   want = flat.reshape(2, 3, heads, head_width)

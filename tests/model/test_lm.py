@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tiny import large_params, tiny_model
 
-from tokenformer_jax.config import InitConfig, MeshConfig, ModelConfig, TokenCounts
+from tokenformer_jax.config import InitConfig, MeshConfig, ModelConfig
 from tokenformer_jax.decoding.decode import Decoder
 from tokenformer_jax.model.lm import Compute, define_lm
 from tokenformer_jax.model.loss import loss_sums, objective
@@ -19,7 +19,7 @@ from tokenformer_jax.parallel import sharding
 
 # Computed in float32 by the authors' PyTorch layers on random weights; the model is below.
 GOLDEN = dict(np.load(Path(__file__).parents[1] / 'golden' / 'tokenformer_lm.npz'))
-GOLDEN_MODEL = tiny_model(heads=2, param_tokens=TokenCounts(qkv=32, proj=32, ffn=128))
+GOLDEN_MODEL = tiny_model(heads=2, tokens={'qkv': 32, 'proj': 32, 'ffn': 128})
 GOLDEN_PROJECTIONS = {
   ('attention', 'query'): 'attention.query',
   ('attention', 'key'): 'attention.key',
@@ -27,11 +27,12 @@ GOLDEN_PROJECTIONS = {
   ('attention', 'proj'): 'attention.proj',
   ('ffn',): 'mlp',
 }
-DENSE = {'projection': 'dense', 'bias': True, 'block_norm': 'affine'}
+DENSE = {'dense': True, 'bias': True, 'norm': 'affine'}
+LEARNED = {'rotary': 0, 'position_embedding': 'learned'}
 VARIANTS = {
   'rotary': tiny_model(),
-  'none': tiny_model(positions='none'),
-  'dense, learned': tiny_model(**DENSE, positions='learned', tied_head=False),
+  'none': tiny_model(rotary=0),
+  'dense, learned': tiny_model(**DENSE, **LEARNED, tied_head=False),
 }
 EACH_VARIANT = pytest.mark.parametrize('model', VARIANTS.values(), ids=VARIANTS)
 
@@ -135,15 +136,8 @@ def test_golden_gradients(remat, layers, chunk):
 
 
 def _tokenformer(layers: int, width: int, heads: int, attention: int, ffn: int) -> ModelConfig:
-  counts = TokenCounts(qkv=attention, proj=attention, ffn=ffn)
-  return ModelConfig(
-    layers=layers,
-    width=width,
-    heads=heads,
-    vocab_size=50304,
-    param_tokens=counts,
-    reference_tokens=counts,
-  )
+  counts = {'qkv': attention, 'proj': attention, 'ffn': ffn}
+  return tiny_model(layers=layers, width=width, heads=heads, vocab_size=50304, tokens=counts)
 
 
 # TokenFormer, Table 9. The paper rounds those trained on OpenWebText: 123.6M, 354.2M, 753.8M and
@@ -168,14 +162,12 @@ def test_published_sizes_of_tokenformer(sizes, count):
 @pytest.mark.parametrize(
   ('changes', 'count'),
   [
-    pytest.param(
-      {'vocab_size': 50257, 'positions': 'learned', 'max_length': 1024}, 124_439_808, id='gpt2-124M'
-    ),
+    pytest.param({**LEARNED, 'vocab_size': 50257, 'max_length': 1024}, 124_439_808, id='gpt2-124M'),
     pytest.param({'vocab_size': 50304, 'tied_head': False}, 162_322_944, id='pythia-160M'),
   ],
 )
 def test_published_sizes_of_transformers(changes, count):
-  model = ModelConfig(**DENSE, layers=12, width=768, heads=12, **changes)
+  model = tiny_model(**DENSE, layers=12, width=768, heads=12, **changes)
   assert define_lm(model).count == count, 'the baseline is not the published Transformer'
 
 
@@ -302,7 +294,7 @@ LARGER = {'layers': 3, 'width': 64, 'vocab_size': 512, 'init': InitConfig(std=0.
 def _initial(kind: str) -> dict[str, jax.Array]:
   changes = {
     'tokenformer': {},
-    'transformer': {**DENSE, 'positions': 'learned', 'tied_head': False},
+    'transformer': {**DENSE, **LEARNED, 'tied_head': False},
   }
   definition = define_lm(tiny_model(**LARGER, **changes[kind]))
   return _paths(jax.jit(definition.init)(jax.random.key(0)))
@@ -383,7 +375,7 @@ def test_bfloat16_is_close_to_float32():
 
 GRADIENTS = {
   'tied': {},
-  'untied, with biases': {**DENSE, 'positions': 'learned', 'tied_head': False},
+  'untied, with biases': {**DENSE, **LEARNED, 'tied_head': False},
 }
 
 

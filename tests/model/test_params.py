@@ -10,7 +10,8 @@ from tokenformer_jax.model.models import define
 from tokenformer_jax.model.params import Definition, Role, matrix_entries, param, stack
 from tokenformer_jax.model.params import define as take_apart
 
-DENSE = {'projection': 'dense', 'bias': True, 'block_norm': 'affine', 'positions': 'learned'}
+LEARNED = {'rotary': 0, 'position_embedding': 'learned'}
+DENSE = {'dense': True, 'bias': True, 'norm': 'affine', **LEARNED}
 
 
 def _infos(definition: Definition) -> dict:
@@ -43,8 +44,8 @@ def test_an_untied_head_is_one_and_the_embedding_is_looked_up_only():
 @pytest.mark.parametrize(
   'model',
   [
-    tiny_model(tied_head=False, positions='learned'),
-    tiny_vit(pool='token', positions='learned'),
+    tiny_model(tied_head=False, **LEARNED),
+    tiny_vit(pool='token', **LEARNED),
     tiny_vit(pool='attention'),
   ],
   ids=['lm', 'class token', 'attention pool'],
@@ -53,7 +54,7 @@ def test_depth_says_what_stands_before_and_after_the_layers(model: ModelConfig):
   before = {'embedding', 'positions', 'patch_embedding', 'class_token'}
   for path, info in _infos(define(model)).items():
     name = path.partition('/')[0]
-    layers = tuple(range(1, model.layers + 1))
+    layers = tuple(range(1, model.depth + 1))
     want = layers if name == 'blocks' else 0 if name in before else None
     assert info.depth == want, f'{path} would learn at the rate of another depth'
 

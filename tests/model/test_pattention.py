@@ -12,7 +12,7 @@ from gradients import with_gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenformer_jax.config import MeshConfig
+from tokenformer_jax.config import MeshConfig, PattentionConfig
 from tokenformer_jax.model.params import define
 from tokenformer_jax.model.pattention import Pattention, parameter_weights, pattention
 from tokenformer_jax.parallel import sharding
@@ -240,10 +240,7 @@ def _layer():
     lambda rngs: Pattention(
       8,
       5,
-      param_tokens=12,
-      reference_tokens=12,
-      score='l2_norm_gelu',
-      gelu='exact',
+      PattentionConfig(tokens=12),
       key_std=1.0,
       value_std=1.0,
       rngs=rngs,

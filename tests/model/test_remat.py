@@ -6,7 +6,7 @@ import pytest
 from tiny import tiny_model
 
 from tokenformer_jax import config
-from tokenformer_jax.config import ModelConfig, TokenCounts
+from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.model.compute import Compute, remat_on
 from tokenformer_jax.model.lm import define_lm
 
@@ -23,8 +23,8 @@ def _kept_for_backward(remat: str, model: ModelConfig) -> list[tuple[tuple[int, 
 @pytest.mark.parametrize('score', ['l2_norm_gelu', 'gelu_l2_norm', 'softmax'])
 @pytest.mark.parametrize('remat', sorted({*config.choices('train.remat')} - {'auto'}))
 def test_scores_are_kept_for_the_backward_pass_only_with_everything(remat, score):
-  counts = TokenCounts(qkv=40, proj=48, ffn=80)  # not the width of anything else
-  kept = _kept_for_backward(remat, tiny_model(param_tokens=counts, score=score))
+  counts = {'qkv': 40, 'proj': 48, 'ffn': 80}  # not the width of anything else
+  kept = _kept_for_backward(remat, tiny_model(tokens=counts, score=score))
   of_scores = [shape for shape, _ in kept if shape[2:] in {(8, 40), (8, 48), (8, 80)}]
   want = [(2, 2, 8, 40)] * 3 + [(2, 2, 8, 48), (2, 2, 8, 80)] if remat == 'everything' else []
   assert sorted(of_scores) == want, f'remat={remat} keeps {of_scores} [L, B, T, N]'
@@ -46,7 +46,7 @@ def test_what_is_kept_by_default_goes_by_the_platform(name, platform, want):
 
 @pytest.mark.parametrize('projection', ['pattention', 'dense'])
 def test_dots_keeps_what_projections_make(projection):
-  model = tiny_model(projection=projection)
+  model = tiny_model(dense=projection == 'dense')
   kept = [shape for shape, _ in _kept_for_backward('dots', model) if shape[:3] == (2, 2, 8)]
   # The layer's input; queries, keys and values as heads; what attention adds to the residual. What
   # the feed-forward layer adds is needed by the next; of a Transformer, what goes into its GELU.

@@ -68,13 +68,13 @@ def test_zeros_that_fill_heads_change_nothing():
 def test_a_layer_that_fills_its_heads_computes_what_another_kernel_does(monkeypatch):
   interpreted = functools.partial(splash.attention, interpret=True)
   monkeypatch.setattr(splash, 'attention', interpreted)
-  config = tiny_model(width=192, heads=2, positions='rotary')
+  model = tiny_model(width=192, heads=2)
   assert splash.filled(96) == 128
   of_kernel = {
-    name: Attention(config, compute=Compute(attention=name), rngs=nnx.Rngs(0))
+    name: Attention(model.layer.mixer, model, compute=Compute(attention=name), rngs=nnx.Rngs(0))
     for name in ('splash', 'xla')
   }
-  x_BxTxD = jax.random.normal(jax.random.key(0), (1, 128, config.width))
+  x_BxTxD = jax.random.normal(jax.random.key(0), (1, 128, model.width))
 
   def loss(layer: Attention, x: jax.Array) -> jax.Array:
     return jnp.sum(jnp.sin(layer(x)[0]))

@@ -8,26 +8,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import third_architecture as third
-import tiny_run
 from flax import nnx
 from jax.extend import core
 from tiny import large_params, tiny_model
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, MeshConfig, OptimConfig, TrainConfig, choices
+from tokenformer_jax.config.pattern import Group
 from tokenformer_jax.decoding.decode import Decoder, Request
 from tokenformer_jax.decoding.sampling import GREEDY
 from tokenformer_jax.model import lm, trunk
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Definition, Params, Role, param
-from tokenformer_jax.model.pattern import Group
 from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, NOTHING, Aux, Inputs
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.runs import metrics
 from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
-from tokenformer_jax.training import loop
 
 _SLOW = pytest.mark.slow
 
@@ -36,10 +33,8 @@ IDS = np.random.default_rng(0).integers(0, 64, (4, 13), np.int32)
 
 @pytest.fixture(autouse=True, scope='module')
 def third_architecture():
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(lm, 'architecture', third.architecture)
+  with third.named():
     yield
-    lm._define.cache_clear()
 
 
 def _definition(**how) -> Definition:
@@ -62,10 +57,10 @@ def test_every_stack_has_its_name_and_an_axis_of_layers():
   shapes = {path: s for path, s in _shapes(_params()).items() if path.endswith('query/keys')}
   assert shapes == {
     'blocks/local_0/attention/query/keys': (2, 24, 32),
-    'blocks/linear_1/query/keys': (2, 24, 32),
-    'blocks/linear_2/query/keys': (1, 24, 32),
+    'blocks/linear_1/attention/query/keys': (2, 24, 32),
+    'blocks/linear_2/attention/query/keys': (1, 24, 32),
   }, 'checkpoints have other paths'
-  axes = _definition().axes['blocks']['linear_2']['query']['keys']
+  axes = _definition().axes['blocks']['linear_2']['attention']['query']['keys']
   assert axes == ('layers', 'param_tokens', 'width'), 'the new axis has no name'
 
 
@@ -169,7 +164,7 @@ def test_what_is_computed_again_in_a_group_that_runs_once_is_not_merged(remat):
 
 
 def _objective(definition: Definition, params: Params, key: jax.Array | None = None) -> jax.Array:
-  inputs = Inputs(key=jax.random.split(key, third.MODEL.layers)) if key is not None else NO_INPUTS
+  inputs = Inputs(key=jax.random.split(key, third.MODEL.depth)) if key is not None else NO_INPUTS
   hidden_BxTxD, _, aux = definition.bind(params).hidden(IDS, inputs=inputs)
   return jnp.mean(jnp.sin(hidden_BxTxD)) + aux.loss, aux.figures
 
@@ -271,23 +266,6 @@ def test_an_evaluation_reports_means_of_what_layers_say():
   assert together == pytest.approx(3 / 4 * figures['aux_loss'], rel=1e-5), (
     'batches do not count by what they hold'
   )
-
-
-@_SLOW
-def test_a_run_writes_what_layers_say(tmp_path, monkeypatch):
-  devices = jax.devices()[:1]
-  monkeypatch.setattr(jax, 'devices', lambda *_: devices)
-  sizes = {'model__layers': 5, 'model__tied_head': False, 'model__norm_epsilon': 4e-5}
-  source = tiny_run.write_corpus(tmp_path / 'corpus')
-  config = tiny_run.config(source, tmp_path / 'cache', **sizes, train__steps=5)
-  loop.train(config, tmp_path / 'run')
-  lines = metrics.read(tmp_path / 'run')
-  for kind in ('train', 'eval'):
-    said = [line for line in lines if f'{kind}/loss' in line]
-    assert said, f'nothing is written of {kind}'
-    assert all({f'{kind}/linear/size', f'{kind}/aux_loss'} <= line.keys() for line in said), (
-      f'what layers say is not in the lines of {kind}'
-    )
 
 
 # Decoding

@@ -1,6 +1,5 @@
 """The vision transformer: its parts against other ways to compute them, and its randomness."""
 
-import dataclasses
 import functools
 
 import jax
@@ -74,7 +73,7 @@ def test_attention_sees_every_position():
   [('mean', 'sincos'), ('token', 'learned'), ('attention', 'none')],
 )
 def test_logits_depend_on_where_patches_are_just_if_there_are_positions(pool, positions):
-  model = tiny_vit(pool=pool, positions=positions)
+  model = tiny_vit(pool=pool, position_embedding=positions)
   logits = _logits(model)
   assert logits.shape == (3, 10) and logits.dtype == np.float32 and np.all(np.isfinite(logits))
   moved = _logits(model, images=IMAGES[:, ::-1].reshape(3, 8, 8, 1))  # rows of pixels, too
@@ -92,7 +91,7 @@ def test_the_last_patch_reaches_the_class_token():
 
 
 def test_a_dense_twin_has_biases_and_no_parameter_tokens():
-  model = tiny_vit(projection='dense', bias=True, block_norm='affine')
+  model = tiny_vit(dense=True, bias=True, norm='affine')
   assert _logits(model).shape == (3, 10)
   assert 'param_tokens' not in str(define(model).axes)
 
@@ -126,7 +125,7 @@ def test_an_image_whose_branches_are_all_left_out_is_its_patches():
 
 
 def test_axes_name_every_dimension():
-  model = tiny_vit(pool='attention', positions='learned')
+  model = tiny_vit(pool='attention', position_embedding='learned')
   definition = define(model)
   sizes = {'width': 32, 'classes': 10, 'patch': 16, 'position': 4, 'layers': 2, 'norm': 32}
   leaves = jax.tree_util.tree_leaves_with_path(definition.abstract)
@@ -137,5 +136,5 @@ def test_axes_name_every_dimension():
 
 
 def test_a_definition_allocates_nothing_at_full_size():
-  large = dataclasses.replace(tiny_vit(), layers=48, width=8192, heads=64)
+  large = tiny_vit(layers=48, width=8192, heads=64)
   assert define(large).count > 1e8

@@ -11,11 +11,12 @@ from typing import Any
 import jax
 import numpy as np
 import released
+import tiny
 import tiny_run
 
 from tokenformer_jax import config
 from tokenformer_jax import grow as grow_lib
-from tokenformer_jax.config import GrowConfig, MeshConfig, ModelConfig, TokenCounts
+from tokenformer_jax.config import GrowConfig, MeshConfig, ModelConfig
 from tokenformer_jax.grow import files
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params
@@ -98,12 +99,13 @@ def grown_logits(run: Path) -> list[float]:
   """The same of the run grown to a larger model by a method that is exact."""
   meta, mesh, checkpoints = _newest(run)
   source = meta.config.model
-  if source.projection == 'dense':
+  if not (counts := config.token_counts(source)):
     how = GrowConfig(method='hypercloning')
-    target = dataclasses.replace(source, width=2 * source.width, heads=2 * source.heads)
+    wider = tiny.with_mixer(source, heads=2 * source.layer.mixer.heads)
+    target = dataclasses.replace(wider, width=2 * source.width)
   else:
-    how, counts = GrowConfig(), source.param_tokens
-    more = TokenCounts(counts.qkv + 8, counts.proj + 4, 2 * counts.ffn)
+    how = GrowConfig()
+    more = {'qkv': counts['qkv'] + 8, 'proj': counts['proj'] + 4, 'ffn': 2 * counts['ffn']}
     target = grow_lib.grown_model(source, more, how)
   with contextlib.closing(checkpoints):
     state = files.read_and_grow(checkpoints, meta, mesh, target, how)

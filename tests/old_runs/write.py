@@ -7,6 +7,7 @@ Each run is a work directory as training left it, `NAME/run.tar.xz`, and what ha
 A format's runs are written once, by the last code of that format, and then stay as they are:
 
   format_1: by this script on top of commit 014dd5f
+  format_2: by this script at commit 2a1f162
 
   trained    a TokenFormer on text (bpe), after 8 of 12 steps, with the optimizer's moments
   grown      made of `trained` by zero keys, after 10 of 12 steps
@@ -34,13 +35,13 @@ from tokenformer_jax.config import migrate
 from tokenformer_jax.parallel import devices
 
 TEXT = {
-  'model.layers': 2,
+  'model.pattern': 'layer*2',
   'model.width': 16,
-  'model.heads': 2,
+  'model.layer.mixer.heads': 2,
   'model.vocab_size': 272,
-  'model.param_tokens.qkv': 12,
-  'model.param_tokens.proj': 8,
-  'model.param_tokens.ffn': 20,
+  'model.layer.mixer.qkv.tokens': 12,
+  'model.layer.mixer.proj.tokens': 8,
+  'model.layer.ffn.tokens': 20,
   'data.source': 'files:corpus/*.txt',
   'data.cache_dir': 'cache',
   'data.tokenizer': 'bpe:272',
@@ -60,14 +61,19 @@ TEXT = {
 }
 DENSE = {
   **TEXT,
-  'model.projection': 'dense',
-  'model.ffn_width': 24,
+  'model.layer.mixer.qkv.kind': 'dense',
+  'model.layer.mixer.qkv.bias': True,
+  'model.layer.mixer.proj.kind': 'dense',
+  'model.layer.mixer.proj.bias': True,
+  'model.layer.mixer.window': 8,
+  'model.layer.mixer.positions.kind': 'none',
+  'model.layer.ffn.kind': 'mlp',
+  'model.layer.ffn.bias': True,
+  'model.layer.ffn.width': 24,
+  'model.layer.norm': 'affine',
+  'model.position_embedding': 'learned',
   'model.max_length': 20,
   'model.vocab_size': 256,
-  'model.bias': True,
-  'model.block_norm': 'affine',
-  'model.positions': 'learned',
-  'model.window': 8,
   'model.tied_head': False,
   'data.tokenizer': 'bytes',
   'train.remat': 'dots',
@@ -76,10 +82,10 @@ DENSE = {
 VIT = {
   **tiny_run.VIT,
   'model.width': 16,
-  'model.heads': 2,
-  'model.param_tokens.qkv': 12,
-  'model.param_tokens.proj': 8,
-  'model.param_tokens.ffn': 20,
+  'model.layer.mixer.heads': 2,
+  'model.layer.mixer.qkv.tokens': 12,
+  'model.layer.mixer.proj.tokens': 8,
+  'model.layer.ffn.tokens': 20,
   'data.batch_size': 8,
   'optim.drop_path': 0.1,
   'optim.mixup': 0.5,

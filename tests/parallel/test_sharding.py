@@ -14,7 +14,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, Mesh
 from tiny import tiny_model
 
 from tokenformer_jax import tasks
-from tokenformer_jax.config import Config, MeshConfig, TokenCounts, TrainConfig
+from tokenformer_jax.config import Config, MeshConfig, TrainConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.parallel import sharding
@@ -22,7 +22,13 @@ from tokenformer_jax.parallel.sharding import is_axes
 from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
 
-DENSE = {'projection': 'dense', 'bias': True, 'block_norm': 'affine', 'positions': 'learned'}
+DENSE = {
+  'dense': True,
+  'bias': True,
+  'norm': 'affine',
+  'rotary': 0,
+  'position_embedding': 'learned',
+}
 EACH_PROJECTION = pytest.mark.parametrize(
   'changes', [{'tied_head': False}, DENSE], ids=['pattention', 'dense']
 )
@@ -234,7 +240,7 @@ def test_what_divides_passes():
   ('changes', 'sentence'),
   [
     (
-      {'param_tokens': TokenCounts(qkv=24, proj=42, ffn=48)},
+      {'tokens': {'qkv': 24, 'proj': 42, 'ffn': 48}},
       "the axis 'param_tokens' of parameter blocks/attention/proj/keys has the size 42, which is "
       'not a multiple of tokens = 4 of the mesh; change that size or config.mesh',
     ),

@@ -24,15 +24,15 @@ pytest.importorskip('libtpu', reason='pip install -e ".[tpu]" brings the compile
 pytestmark = pytest.mark.slow
 
 SMALL = {
-  'model.layers': 2,
+  'model.pattern': 'layer*2',
   'model.width': 256,
-  'model.heads': 4,
-  # With 0.25 and heads 64 wide, libtpu 0.0.42.1 aborts on the rotation for TPU7x: docs/plan.md.
-  'model.rotary_fraction': 1.0,
+  'model.layer.mixer.heads': 4,
+  # At 0.25 of heads 64 wide, libtpu 0.0.42.1 aborts on the rotation for TPU7x: docs/plan.md.
+  'model.layer.mixer.positions.fraction': 1.0,
   'model.vocab_size': 512,
-  'model.param_tokens.qkv': 256,
-  'model.param_tokens.proj': 256,
-  'model.param_tokens.ffn': 512,
+  'model.layer.mixer.qkv.tokens': 256,
+  'model.layer.mixer.proj.tokens': 256,
+  'model.layer.ffn.tokens': 512,
   'data.sequence_length': 128,
   'data.batch_size': 256,
   'data.tokenizer': 'nothing/tokenizer.json',
@@ -77,13 +77,15 @@ def test_the_step_compiles(name):
 
 @pytest.mark.parametrize('tokens', [1, 2])
 def test_the_step_compiles_with_heads_that_are_filled(tokens):
-  found = _plan('v5p:2x2x1', mesh__tokens=tokens, model__width=768, model__heads=8)
+  found = _plan('v5p:2x2x1', mesh__tokens=tokens, model__width=768, model__layer__mixer__heads=8)
   assert not found.costs.notes, 'there is something in the program that is not understood'
 
 
 @pytest.mark.parametrize('tokens', [4, 16])
 def test_tokens_are_split(tokens):
-  found = _plan('v5e:4x4', mesh__tokens=tokens, model__width=1024, model__heads=16, quick=True)
+  found = _plan(
+    'v5e:4x4', mesh__tokens=tokens, model__width=1024, model__layer__mixer__heads=16, quick=True
+  )
   assert found.mesh == {'replica': 1, 'fsdp': 16 // tokens, 'tokens': tokens}
   moved = _moved(found, 'tokens')
   assert moved['all-reduce'], 'the norms of rows are not summed'
@@ -107,7 +109,7 @@ def test_slices_do_not_share_a_replica():
 
 def test_more_layers_cost_what_a_layer_costs():
   two, four, six = (
-    _plan('v5p:2x2x1', model__layers=n, data__batch_size=16).costs for n in (2, 4, 6)
+    _plan('v5p:2x2x1', model__pattern=f'layer*{n}', data__batch_size=16).costs for n in (2, 4, 6)
   )
   assert four.flops - two.flops == six.flops - four.flops, 'the scan is not multiplied out'
   # The share of a layer's collectives that overlaps with its products varies with the depth.
@@ -115,8 +117,8 @@ def test_more_layers_cost_what_a_layer_costs():
 
 
 def test_inputs_of_layers_wait_on_the_host():
-  # With this many layers, offloading saves more memory than its copies need.
-  sizes = {'model__layers': 8, 'data__batch_size': 64, 'data__sequence_length': 1024}
+  # Enough of them that what the copies need is less than what they save.
+  sizes = {'model__pattern': 'layer*8', 'data__batch_size': 64, 'data__sequence_length': 1024}
   full, offload = (
     _plan('v5e:2x2', **sizes, train__remat=remat, quick=True).memory
     for remat in ('full', 'offload')
@@ -153,7 +155,7 @@ def test_without_a_loop_as_much_is_computed_again(remat):
 
 @pytest.mark.full_size
 def test_what_the_compiler_is_told_makes_steps_faster():
-  sizes = {'model__width': 1024, 'model__param_tokens__ffn': 4096, 'data__sequence_length': 1024}
+  sizes = {'model__width': 1024, 'model__layer__ffn__tokens': 4096, 'data__sequence_length': 1024}
   told, untold = (
     _plan('v5p:2x2x1', **sizes, data__batch_size=128, train__compiler_options=name).costs.cycles
     for name in ('auto', 'none')
@@ -183,9 +185,9 @@ def test_every_kernel_costs_what_its_own_window_does():
 
 
 def test_a_window_costs_less():
-  sizes = {'model__layers': 1, 'data__sequence_length': 2048, 'data__batch_size': 4}
+  sizes = {'model__pattern': 'layer', 'data__sequence_length': 2048, 'data__batch_size': 4}
   all_of_them = _plan('v5e:2x2', **sizes, quick=True)
-  near = _plan('v5e:2x2', **sizes, model__window=256)
+  near = _plan('v5e:2x2', **sizes, model__layer__mixer__window=256)
   ratio = near.costs.kernel_seconds / all_of_them.costs.kernel_seconds
   assert ratio == pytest.approx(7 / 10), 'of 4 × 4 blocks 10 are seen, and 7 in the window'
   assert near.model_flops < all_of_them.model_flops
@@ -239,7 +241,7 @@ def _command(variant, *flags):
 
 
 def test_the_command_and_what_it_says_first(tmp_path):
-  file, flags = tmp_path / 'plan.json', ('--topology=v5p:4x4x4', '--config.model.layers=2')
+  file, flags = tmp_path / 'plan.json', ('--topology=v5p:4x4x4', '--config.model.pattern=layer*2')
   done = _command('150m', *flags, f'--json={file}')
   assert done.returncode == 0, done.stderr
   first, second = done.stderr.splitlines()  # No message of libtpu is among them.

@@ -9,6 +9,7 @@ import pytest
 import tiny_run
 
 from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import pattentions, token_counts
 from tokenformer_jax.data import images
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops
@@ -82,19 +83,19 @@ def test_gpus_are_by_formula_and_it_says_so():
   assert kept.costs.flops * 4 == pytest.approx(kept.model_flops), 'nothing is computed again'
   full = _plan(train__remat='full')
   assert full.costs.flops == pytest.approx(plan.costs.flops * 4 / 3.5), 'one more forward pass'
-  dense = _plan(model__projection='dense')
+  dense = _plan(**tiny_run.DENSE)
   assert dense.costs.flops * 4 == pytest.approx(dense.model_flops), 'nothing is computed again'
 
 
 def test_what_is_kept_takes_memory_by_formula():
-  for projection in ('pattention', 'dense'):
+  for name, projections in (('pattention', {}), ('dense', tiny_run.DENSE)):
     ways = [
-      _plan(model__projection=projection, train__remat=remat).memory.temporaries
+      _plan(**projections, train__remat=remat).memory.temporaries
       for remat in ('offload', 'full', 'dots', 'score_inputs', 'everything')
     ]
-    if projection == 'dense':
+    if name == 'dense':
       assert ways.pop() == ways[-1], 'there are no scores to keep'
-    assert ways == sorted(set(ways)), projection
+    assert ways == sorted(set(ways)), name
 
 
 def test_before_there_are_cycles_times_are_rough():
@@ -210,8 +211,9 @@ def test_every_chip_has_a_published_peak():
 def test_stages_of_a_chain():
   config = _config(train__steps=50)
   grown = chain.stage(chain.stage(config, 'qkv=64,ffn=128,steps=10'), 'proj=64')
-  assert dataclasses.astuple(grown.model.param_tokens) == (64, 64, 128)
-  assert dataclasses.astuple(grown.model.reference_tokens) == (32, 32, 64), 'the scale changed'
+  assert token_counts(grown.model) == {'qkv': 64, 'proj': 64, 'ffn': 128}
+  references = [one.reference for one in pattentions(grown.model).values()]
+  assert references == [32, 32, 64], 'the scale changed'
   assert grown.train.steps == 10, 'a stage is as long as the one before, if nothing is said'
 
 

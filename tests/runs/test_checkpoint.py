@@ -17,12 +17,12 @@ import pytest
 import tiny_run
 from jax.sharding import NamedSharding, PartitionSpec
 
+from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import (
   Config,
   GrowConfig,
   MeshConfig,
   ModelConfig,
-  TokenCounts,
   TrainConfig,
   migrate,
 )
@@ -325,11 +325,11 @@ def test_sources_that_are_none_are_named(tmp_path):
 
 
 def test_differences_name_every_key():
-  a = ModelConfig(width=64, param_tokens=TokenCounts(qkv=8))
-  found = checkpoint.differences(a, dataclasses.replace(a, width=32, param_tokens=TokenCounts(9)))
-  assert found == [
-    'width is 32 there and 64 in the config',
-    'param_tokens.qkv is 9 there and 8 in the config',
+  a = config_lib.with_token_counts(ModelConfig(width=64), {'qkv': 8})
+  b = config_lib.with_token_counts(ModelConfig(width=32), {'qkv': 9})
+  assert list(config_lib.differences(a, b, 'model.')) == [
+    ('model.width', 64, 32),
+    ('model.layer.mixer.qkv.tokens', 8, 9),
   ]
 
 

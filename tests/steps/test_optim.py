@@ -73,7 +73,13 @@ def test_a_run_that_ends_in_its_warmup(steps):
   )
 
 
-DENSE = {'projection': 'dense', 'bias': True, 'block_norm': 'affine', 'positions': 'learned'}
+DENSE = {
+  'dense': True,
+  'bias': True,
+  'norm': 'affine',
+  'rotary': 0,
+  'position_embedding': 'learned',
+}
 
 
 @pytest.mark.parametrize('changes', [{'tied_head': False}, DENSE], ids=['pattention', 'dense'])
@@ -379,7 +385,9 @@ def test_the_rate_of_updates_follows_the_restarted_schedule():
   )
 
 
-@pytest.mark.parametrize('model', [tiny_vit(pool='token', positions='learned'), tiny_model()])
+@pytest.mark.parametrize(
+  'model', [tiny_vit(pool='token', position_embedding='learned'), tiny_model()]
+)
 def test_lower_blocks_learn_slower_by_one_factor_each(model):
   definition = define(model)
   params = jax.tree.map(lambda p: jnp.ones(p.shape), definition.abstract)

@@ -119,7 +119,8 @@ def folder(tmp_path):
 
   def task(**data):
     values = config_lib.defaults()
-    values.model.update(kind='vit', positions='sincos', tied_head=False, patch=4, layers=1)
+    values.model.update(kind='vit', position_embedding='sincos', tied_head=False, patch=4)
+    values.model.pattern, values.model.layer.mixer.positions.kind = 'layer', 'none'
     values.data.update(source=source, image_size=8, batch_size=12, prefetch=1, **data)
     made = tasks.make(sizes.fill_in(config_lib.resolve(values)))
     made.prepare()
@@ -236,7 +237,7 @@ def test_models_are_compared_on_held_out_images_or_on_noise(folder, tmp_path):
 
 
 def test_a_model_is_adapted_to_other_classes_and_another_resolution():
-  source = tiny_vit(positions='learned')
+  source = tiny_vit(position_embedding='learned')
   target = dataclasses.replace(source, classes=17, max_length=16)
   assert tasks.adapted(source, target) == target
   old = models.define(source)

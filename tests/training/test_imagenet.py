@@ -36,8 +36,10 @@ def test_b16_runs_its_pipeline_and_its_step(prepared, tmp_path, monkeypatch, wor
   full = config_lib.resolve(values.copy_and_resolve_references())
   # Smaller blocks and batches; images, views, patches, mixing, schedule and average are the real
   # ones.
-  values.model.update(layers=2, width=32, heads=2)
-  values.model.param_tokens.update(qkv=32, proj=32, ffn=128)
+  values.model.update(pattern='layer*2', width=32)
+  layer = values.model.layer
+  layer.mixer.heads, layer.ffn.tokens = 2, 128
+  layer.mixer.qkv.tokens = layer.mixer.proj.tokens = 32
   values.data.update(source=prepared, batch_size=8, workers=workers, prefetch=4)
   values.train.update(epochs=1.0, log_every=1, tensorboard=False)
   values.optim.warmup_epochs = 0.4

@@ -29,7 +29,7 @@ def ancestor(source, tmp_path_factory):
   return root / 'run', state
 
 
-LARGER = {'model__param_tokens__qkv': 48, 'model__param_tokens__ffn': 96}
+LARGER = {'model__layer__mixer__qkv__tokens': 48, 'model__layer__ffn__tokens': 96}
 
 
 def begin(config, workdir):
@@ -65,8 +65,8 @@ def test_init_from_refuses_another_model_and_a_missing_run(make, tmp_path, one_d
 
   wider = sentence(ancestor[0], model__width=64)
   assert wider.startswith(f'config.init_from={ancestor[0]}: model.width is 32 in the source and 64')
-  smaller = sentence(ancestor[0], model__param_tokens__ffn=32)
-  assert 'param_tokens.ffn is 64 in the source, and 32 is smaller' in smaller
+  smaller = sentence(ancestor[0], model__layer__ffn__tokens=32)
+  assert 'ffn has 64 parameter tokens in the source, and 32 are fewer' in smaller
   assert 'is not the work directory of a run' in sentence(tmp_path / 'nothing')
   assert 'has no checkpoint of step 7' in sentence(f'{ancestor[0]}@7')
   config = dataclasses.replace(make(), init_from=str(ancestor[0]))
@@ -96,8 +96,10 @@ def test_a_run_that_grew_goes_on_without_its_source(make, tmp_path, one_device, 
     20,
     20,
   )
-  assert born.model.param_tokens == config_lib.TokenCounts(32, 32, 64)
-  assert meta.config.model.reference_tokens == born.model.param_tokens, 'τ is not kept'
+  counts = config_lib.token_counts(born.model)
+  assert counts == {'qkv': 32, 'proj': 32, 'ffn': 64}
+  references = {n: one.reference for n, one in config_lib.pattentions(meta.config.model).items()}
+  assert references == counts, 'τ is not kept'
 
 
 @pytest.mark.slow

@@ -178,7 +178,10 @@ def test_the_vocabulary_and_the_positions_are_those_of_the_model(make, tmp_path)
   config = make(data__sequence_length=16)
   model = begin(from_run(config, tmp_path / 'run'), tmp_path / 'next').config.model
   assert (model.vocab_size, model.max_length) == (512, 100), 'the sizes are made up anew'
-  learned = {'model__positions': 'learned'}
+  learned = {
+    'model__position_embedding': 'learned',
+    'model__layer__mixer__positions__kind': 'none',
+  }
   save(make(**learned), tmp_path / 'learned')
   longer = from_run(make(**learned, data__sequence_length=64), tmp_path / 'learned')
   assert 'has learned positions for 32 tokens' in refusal(longer, tmp_path / 'next')

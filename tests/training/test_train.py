@@ -51,7 +51,7 @@ def test_a_run_learns_and_leaves_what_the_docs_promise(make, tmp_path, one_devic
   by_step = losses(tmp_path / 'run', 'eval/loss')
   assert by_step[60] < by_step[10] - 0.3, 'the model does not learn'
   stored = json.loads((tmp_path / 'run/config.json').read_text())
-  assert stored['model']['reference_tokens']['ffn'] == 64, 'config.json is not filled in'
+  assert stored['model']['layer']['ffn']['reference'] == 64, 'config.json is not filled in'
   assert list((tmp_path / 'run/tensorboard').iterdir()), 'no TensorBoard events'
 
 
@@ -121,7 +121,7 @@ def test_every_sample_is_seen_once_whatever_the_batch_sizes(
     config = make(data__batch_size=batch_size, train__steps=steps)
     loop.train(config, tmp_path / 'run')
   grown = dataclasses.replace(
-    make(train__steps=18, model__param_tokens__ffn=96), init_from=str(tmp_path / 'run')
+    make(train__steps=18, model__layer__ffn__tokens=96), init_from=str(tmp_path / 'run')
   )
   loop.train(grown, tmp_path / 'grown')
   seen = [position for step in sorted(positions) for position in positions[step]]
@@ -323,9 +323,9 @@ def test_a_finished_run_says_so(make, tmp_path, one_device, capsys):
 def test_a_work_directory_of_another_model_is_refused(make, tmp_path, one_device):
   loop.train(make(), tmp_path / 'run')
   with pytest.raises(
-    UserError, match=r'model\.param_tokens\.ffn is 64 there and 128 in the config'
+    UserError, match=r'model\.layer\.ffn\.tokens is 64 there and 128 in the config'
   ):
-    loop.train(make(model__param_tokens__ffn=128), tmp_path / 'run')
+    loop.train(make(model__layer__ffn__tokens=128), tmp_path / 'run')
 
 
 def test_what_does_not_fit_the_mesh_is_named_before_the_text_is_read(make, tmp_path, monkeypatch):
@@ -333,7 +333,7 @@ def test_what_does_not_fit_the_mesh_is_named_before_the_text_is_read(make, tmp_p
   for changes, sentence in (
     ({'mesh__tokens': 8, 'mesh__fsdp': 1}, r"the axis 'heads' .* has the size 4"),
     (
-      {'model__param_tokens__ffn': 63, 'mesh__tokens': 2},
+      {'model__layer__ffn__tokens': 63, 'mesh__tokens': 2},
       r"'param_tokens' of parameter .*ffn/keys",
     ),
     ({'data__batch_size': 12}, r"the axis 'batch' of config.data.batch_size"),

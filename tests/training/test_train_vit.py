@@ -99,7 +99,7 @@ def _read(workdir, step):
 
 
 def test_a_trained_vit_grows_exactly_with_its_average(whole, tmp_path, one_device):
-  counts = {'model__param_tokens__qkv': 48, 'model__param_tokens__ffn': 128}
+  counts = {'model__layer__mixer__qkv__tokens': 48, 'model__layer__ffn__tokens': 128}
   config = _make(**counts, train__ema=0.9, train__steps=24, init_from=str(whole[0]))
   run = loop.Trainer(config, tmp_path / 'grown')
   with jax.set_mesh(run.mesh), contextlib.closing(run.checkpoints):
@@ -126,10 +126,10 @@ def test_an_average_may_begin_and_end_with_a_later_run(whole, tmp_path, one_devi
 
 @SLOW
 def test_fine_tuning_takes_another_head_and_another_resolution(tmp_path, one_device):
-  first = _make(model__positions='learned', train__steps=5)
+  first = _make(model__position_embedding='learned', train__steps=5)
   old = loop.train(first, tmp_path / 'first')
   config = _make(
-    model__positions='learned',
+    model__position_embedding='learned',
     model__classes=17,
     data__image_size=16,
     init_from=str(tmp_path / 'first'),

@@ -5,37 +5,96 @@ A file in `configs/` starts from `defaults()`, a `ConfigDict` with every key, an
 read or a device is touched. A run stores the dataclasses as JSON, and `from_dict` reads them.
 
 A field says everything about its key (`fields.key`): default, meaning, bounds, choices, and which
-runs it is for. A function beside its dataclass checks what depends on several fields.
+runs it is for. A field of several variants (`fields.one_of`) has a `kind` and the keys of its kind.
+A function beside its dataclass checks what depends on several fields.
 """
 
 from tokenformer_jax.config.data import DataConfig
+from tokenformer_jax.config.fields import differences
 from tokenformer_jax.config.grow import GrowConfig
+from tokenformer_jax.config.layer import (
+  FEED_FORWARDS,
+  MIXERS,
+  DenseConfig,
+  LayerConfig,
+  MLPConfig,
+  NoFeedForwardConfig,
+  NoPositionsConfig,
+  PattentionConfig,
+  RotaryConfig,
+  ScoreConfig,
+  SoftmaxConfig,
+  map_parts,
+  parts,
+)
 from tokenformer_jax.config.mesh import MeshConfig
-from tokenformer_jax.config.model import InitConfig, ModelConfig, TokenCounts
+from tokenformer_jax.config.model import InitConfig, Layers, ModelConfig
 from tokenformer_jax.config.names import check_key, choices, keys_named, lookup, paths
 from tokenformer_jax.config.optim import OptimConfig, old_token_rate
+from tokenformer_jax.config.projections import (
+  count_names,
+  counts_as_text,
+  key_of,
+  named_counts,
+  pattentions,
+  token_counts,
+  with_pattentions,
+  with_references,
+  with_token_counts,
+)
 from tokenformer_jax.config.run import Config
 from tokenformer_jax.config.train import TrainConfig, profile_range
-from tokenformer_jax.config.values import defaults, from_dict, resolve
+from tokenformer_jax.config.values import (
+  defaults,
+  from_dict,
+  resolve,
+  to_config_dict,
+  to_json,
+)
 
 __all__ = [
+  'FEED_FORWARDS',
+  'MIXERS',
   'Config',
   'DataConfig',
+  'DenseConfig',
   'GrowConfig',
   'InitConfig',
+  'LayerConfig',
+  'Layers',
+  'MLPConfig',
   'MeshConfig',
   'ModelConfig',
+  'NoFeedForwardConfig',
+  'NoPositionsConfig',
   'OptimConfig',
-  'TokenCounts',
+  'PattentionConfig',
+  'RotaryConfig',
+  'ScoreConfig',
+  'SoftmaxConfig',
   'TrainConfig',
   'check_key',
   'choices',
+  'count_names',
+  'counts_as_text',
   'defaults',
+  'differences',
   'from_dict',
+  'key_of',
   'keys_named',
   'lookup',
+  'map_parts',
+  'named_counts',
   'old_token_rate',
+  'parts',
   'paths',
+  'pattentions',
   'profile_range',
   'resolve',
+  'to_config_dict',
+  'to_json',
+  'token_counts',
+  'with_pattentions',
+  'with_references',
+  'with_token_counts',
 ]

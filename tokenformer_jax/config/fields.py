@@ -1,18 +1,20 @@
 """Fields of a config that say everything about themselves, and the checks that read them.
 
 `key` makes a field of a frozen dataclass with its default, its meaning, the values it allows and
-the runs it is for. Checks, `--help` and flags of other commands read it from there.
+the runs it is for. `one_of` makes a field that holds one of several dataclasses, its *variants*,
+each with a name for its `kind`: in a config file such a field is a group of keys with `kind` and
+the keys of every variant. Checks, `--help` and flags read everything from the fields.
 """
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tokenformer_jax.errors import UserError
 
-KINDS = ('lm', 'vit')  # what `model.kind` can be
-_METADATA = 'key'
+MODEL_KINDS = ('lm', 'vit')  # the values of `model.kind`
+_METADATA, _VARIANTS = 'key', 'variants'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,12 +23,12 @@ class Key:
 
   Attributes:
     meaning: what the value is, as `--help` prints it.
-    choices: all values that are allowed, if they are few.
-    above: every value is greater.
-    least: no value is smaller.
-    most: no value is larger.
-    below: every value is smaller.
-    bits: of an integer, its sign included.
+    choices: the values that are allowed; empty: not a choice.
+    above: exclusive lower bound of a number.
+    least: inclusive lower bound.
+    most: inclusive upper bound.
+    below: exclusive upper bound.
+    bits: width of an integer, its sign included.
     only: the runs that the key has a meaning for: a `model.kind`, or `grown` for models that have
       grown. Empty: all runs.
   """
@@ -41,14 +43,14 @@ class Key:
   only: str = ''
 
   def check(self, path: str, value: Any) -> None:
-    """Check a value by itself.
+    """Check a single value.
 
     Args:
-      path: of the key, for the message.
-      value: of the right type.
+      path: path of the key, for the message.
+      value: the value, of the right type.
 
     Raises:
-      UserError: the value is none of the choices, or out of its bounds.
+      UserError: the value is not one of the choices, or is out of bounds.
     """
     if self.choices and value not in self.choices:
       names = ', '.join(choice or "'' (empty)" for choice in self.choices)
@@ -93,61 +95,200 @@ def key(default: Any, meaning: str, **says: Any) -> Any:
   return dataclasses.field(default=default, metadata={_METADATA: Key(meaning, **says)})
 
 
+Variants = Mapping[str, type]  # dataclasses by the name that each has as its `kind`
+
+
+def table(*variants: type) -> dict[str, type]:
+  """Return dataclasses by their class attribute `kind`."""
+  return {variant.kind: variant for variant in variants}
+
+
+def one_of(default: Any, variants: Variants, meaning: str) -> Any:
+  """Return a dataclass field that holds one of several dataclasses.
+
+  Args:
+    default: an instance of one of them.
+    variants: all of them by `kind`. The table may grow later.
+    meaning: what the field is, in a few words.
+  """
+  metadata = {_METADATA: Key(meaning), _VARIANTS: variants}
+  return dataclasses.field(default=default, metadata=metadata)
+
+
+def variants_of(field: dataclasses.Field) -> Variants | None:
+  """Return the variants of a field made by `one_of`, or None for any other field."""
+  return field.metadata.get(_VARIANTS)
+
+
+class Member(NamedTuple):
+  """A field of a variant, its value, and the kinds that have it; empty: all kinds."""
+
+  field: dataclasses.Field
+  value: Any
+  kinds: tuple[str, ...]
+
+
+def members(value: Any, group: dataclasses.Field) -> dict[str, Member]:
+  """Return the fields of all variants of a group by name, those of `value` first.
+
+  A field that `value` lacks has the value of the group's default, or else the default of its class.
+
+  Args:
+    value: the variant that is chosen.
+    group: the field that holds it, made by `one_of`.
+  """
+  variants = group.metadata[_VARIANTS]
+  kinds: dict[str, list[str]] = {}
+  for kind, variant in variants.items():
+    for field in dataclasses.fields(variant):
+      kinds.setdefault(field.name, []).append(kind)
+  found: dict[str, Member] = {}
+  for holder in (value, group.default, *(variant() for variant in variants.values())):
+    for field in dataclasses.fields(holder):
+      having = kinds[field.name]
+      scope = () if len(having) == len(variants) else tuple(having)
+      found.setdefault(field.name, Member(field, getattr(holder, field.name), scope))
+  return found
+
+
 class Leaf(NamedTuple):
   """A key of a config that is not a group.
 
   Attributes:
-    path: such as `model.param_tokens.qkv`.
-    value: in this config.
+    path: such as `model.layer.ffn.tokens`.
+    value: the value in this config.
+    default: the default of its field.
     key: what its field says, followed by what the field of its group says.
+    kinds: the kinds of its group that have the key; empty: all.
   """
 
   path: str
   value: Any
+  default: Any
   key: Key
+  kinds: tuple[str, ...] = ()
 
 
-def leaves(config: Any, prefix: str = '') -> Iterator[Leaf]:
+def leaves(config: Any, prefix: str = '', *, every: bool = False) -> Iterator[Leaf]:
   """Yield every key that is not a group, in the order of the fields.
 
   Args:
     config: a config dataclass.
-    prefix: of the paths.
+    prefix: what to put before each path.
+    every: whether to yield the keys of variants that the config did not choose as well, with their
+      defaults.
   """
   for field in dataclasses.fields(config):
-    own = field.metadata.get(_METADATA, Key())
-    value, path = getattr(config, field.name), f'{prefix}{field.name}'
-    if not dataclasses.is_dataclass(value):
-      yield Leaf(path, value, own)
-      continue
-    for inner in leaves(value, f'{path}.'):
+    yield from _field_leaves(field, getattr(config, field.name), prefix, every)
+
+
+def _field_leaves(field: dataclasses.Field, value: Any, prefix: str, every: bool) -> Iterator[Leaf]:
+  """Yield the keys of one field."""
+  own, path = field.metadata.get(_METADATA, Key()), f'{prefix}{field.name}'
+  if (variants := variants_of(field)) is not None:
+    chosen = Key(own.meaning, choices=tuple(variants))
+    yield Leaf(f'{path}.kind', value.kind, field.default.kind, chosen)
+    if not every:
+      yield from leaves(value, f'{path}.')
+      return
+    for inner in members(value, field).values():
+      for leaf in _field_leaves(inner.field, inner.value, f'{path}.', every):
+        yield leaf._replace(kinds=leaf.kinds or inner.kinds)
+  elif isinstance(value, Mapping):
+    for name, one in value.items():
+      yield from leaves(one, f'{path}.{name}.', every=every)
+  elif dataclasses.is_dataclass(value):
+    for inner in leaves(value, f'{path}.', every=every):
       meaning = '. '.join(filter(None, [inner.key.meaning, own.meaning]))
       yield inner._replace(key=dataclasses.replace(inner.key, meaning=meaning))
+  else:
+    yield Leaf(path, value, field.default, own)
+
+
+def every_key(config: Any) -> dict[str, Any]:
+  """Return the values of a config as nested dicts, including keys of kinds it did not choose."""
+  return {
+    field.name: every_value(field, getattr(config, field.name))
+    for field in dataclasses.fields(config)
+  }
+
+
+def every_value(field: dataclasses.Field, value: Any) -> Any:
+  """Return the value of a field, a group of keys as `every_key` returns it."""
+  if variants_of(field) is not None:
+    found = members(value, field)
+    return {'kind': value.kind} | {name: every_value(*one[:2]) for name, one in found.items()}
+  if isinstance(value, Mapping):
+    return {name: every_key(one) for name, one in value.items()}
+  return every_key(value) if dataclasses.is_dataclass(value) else value
+
+
+class Difference(NamedTuple):
+  """A key that two configs have with different values."""
+
+  path: str
+  ours: Any
+  theirs: Any
+
+
+def differences(ours: Any, theirs: Any, prefix: str = '') -> Iterator[Difference]:
+  """Yield the keys whose values make two configs of one class unequal.
+
+  Groups of different kinds differ in their `kind` only, layers with different names in their names.
+  """
+  for field in dataclasses.fields(ours):
+    a, b, path = getattr(ours, field.name), getattr(theirs, field.name), f'{prefix}{field.name}'
+    if a == b or not field.compare:
+      continue
+    if isinstance(a, Mapping) and a.keys() == b.keys():
+      for name in a:
+        yield from differences(a[name], b[name], f'{path}.{name}.')
+    elif isinstance(a, Mapping):
+      yield Difference(path, ', '.join(a), ', '.join(b))
+    elif not dataclasses.is_dataclass(a):
+      yield Difference(path, a, b)
+    elif variants_of(field) is not None and a.kind != b.kind:
+      yield Difference(f'{path}.kind', a.kind, b.kind)
+    else:
+      yield from differences(a, b, f'{path}.')
 
 
 def check(config: Any) -> None:
-  """Check every value of a config by itself.
+  """Check each value of a config without regard to the others.
 
   Raises:
-    UserError: a value is none of its choices, or out of its bounds.
+    UserError: a value is not one of its choices, or is out of bounds.
   """
-  for path, value, own in leaves(config):
-    own.check(path, value)
+  for leaf in leaves(config):
+    leaf.key.check(leaf.path, leaf.value)
 
 
 def check_scope(config: Any, kind: str) -> None:
-  """Check that what a config sets has a meaning for the kind of its model.
+  """Check that a config changes no key that has no meaning for its kind of model.
 
   Args:
-    config: the dataclass of a whole run; without arguments its class makes the defaults.
-    kind: of the model.
+    config: the dataclass of a whole run.
+    kind: its `model.kind`.
 
   Raises:
-    UserError: a key of another kind has another value than its default.
+    UserError: a key for another kind of model does not have its default.
   """
-  for (path, value, own), default in zip(leaves(config), leaves(type(config)()), strict=True):
-    if own.only in KINDS and own.only != kind and value != default.value:
-      raise UserError(
-        f'config.{path} is {value!r}, which has a meaning for model.kind={own.only} only, and this '
-        f'is {kind}; leave it out'
-      )
+  for leaf in leaves(config):
+    if leaf.key.only in MODEL_KINDS and leaf.key.only != kind and leaf.value != leaf.default:
+      raise meaningless(leaf.path, leaf.value, f'model.kind={leaf.key.only}', kind)
+
+
+def meaningless(path: str, value: Any, needed: str, kind: str) -> UserError:
+  """Return the error for a key that has no meaning for the kind that a config chose.
+
+  Args:
+    path: path of the key.
+    value: its value.
+    needed: what the key has a meaning for, such as `model.kind=lm`.
+    kind: the kind that was chosen instead.
+  """
+  shown = 'given' if isinstance(value, Mapping) else repr(value)
+  return UserError(
+    f'config.{path} is {shown}, which has a meaning for {needed} only, and this is {kind}; leave '
+    'it out'
+  )

@@ -1,11 +1,13 @@
 """The flag --config: a Python file with `get_config`, and one sentence for each mistake in it."""
 
+import copy
 import inspect
+import itertools
 import re
 import sys
 import traceback
 import types
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from ml_collections import ConfigDict, config_flags
 
 from tokenformer_jax import config
 from tokenformer_jax.config import Config
-from tokenformer_jax.config.names import renamed
+from tokenformer_jax.config.names import now_called, renamed
 from tokenformer_jax.errors import UserError, misspelt
 
 _LONGEST = 300  # letters of another library's message that are worth reading
@@ -36,13 +38,15 @@ def read() -> Config:
   """
   flag = flags.FLAGS['config']
   try:
+    of_file = flag.parser.values.copy_and_resolve_references()
     values = flag.value.copy_and_resolve_references()
   except Exception as error:  # The file's own code may run here, in references to other values.
     name = config_flags.get_config_filename(flag)
     raise UserError(
       f'--config={name}: a value that is computed from others cannot be ({_said(error)})'
     ) from error
-  return config.resolve(values)
+  # A flag may choose another kind; what the file said of the former one is then left.
+  return config.resolve(values, config.from_dict(Config, of_file.to_dict()))
 
 
 def name() -> str:
@@ -72,16 +76,21 @@ def _located(file: str) -> str:
 def check_overrides(arguments: Sequence[str]) -> None:
   """Check that every `--config.KEY` among the arguments names a single key.
 
+  A key of `model.variants.NAME` makes a layer of this name in a config that has none.
+
   Raises:
     UserError: there is no such key, or it is a group of keys.
   """
-  for argument in arguments:
-    if argument == '--':
-      return
+  parser = flags.FLAGS['config'].parser
+  parser.layers = []
+  for argument in itertools.takewhile(lambda one: one != '--', arguments):
     flag = argument.partition('=')[0]
     word = flag.lstrip('-').removeprefix('no')
     if flag.startswith('-') and word.startswith('config.'):
-      config.check_key(word.removeprefix('config.'), single=True)
+      key = word.removeprefix('config.')
+      config.check_key(key, single=True)
+      if layer := re.match(r'model\.variants\.(\w+)\.', key):
+        parser.layers.append(layer[1])
 
 
 class _Integer(flags.IntegerParser):
@@ -107,15 +116,22 @@ class _Parser(flags.ArgumentParser):
   It compiles the source itself, because an import would write bytecode beside the user's file.
   """
 
+  def __init__(self):
+    self.values = config.defaults()  # of the file, whatever flags change
+    self.layers: list[str] = []  # those of model.variants that flags name
+
   def parse(self, path: str) -> ConfigDict:
-    return load(path)
+    values = load(path, self.layers)
+    self.values = copy.deepcopy(values)
+    return values
 
 
-def load(path: str) -> ConfigDict:
-  """Return what `get_config` of a file gives, the keys that it leaves out filled in.
+def load(path: str, layers: Iterable[str] = ()) -> ConfigDict:
+  """Return what `get_config` of a file returns, the keys that it leaves out filled in.
 
   Args:
     path: FILE.py, FILE.py:VARIANT, or the name of a file that comes with the package.
+    layers: names of layers that `model.variants` is to have, whatever the file says.
 
   Raises:
     UserError: there is no such file or variant, or it does not give a config.
@@ -146,6 +162,11 @@ def load(path: str) -> ConfigDict:
     )
   with values.unlocked():
     _complete(values, config.defaults(), where)
+    for name in layers:
+      if name not in values.model.variants:
+        values.model.variants[name] = ConfigDict()
+    for name, layer in values.model.variants.items():
+      _follow(layer, values.model.layer, where, f'model.variants.{name}.')
   values.lock()
   return values
 
@@ -207,23 +228,47 @@ def _complete(
   where: str,
   group: str = '',
 ) -> None:
-  """Adds the keys that a file leaves out, so that a flag can override them."""
+  """Add the keys that a file leaves out, so that a flag can override them."""
   for key in values:
-    if key not in defaults:
-      try:
-        config.check_key(f'{group}{key}')
-      except UserError as error:
-        raise UserError(f'get_config of {where} returns what is not a config: {error}') from None
+    if key not in defaults and group != 'model.variants.':
+      _check_name(f'{group}{key}', where)
   for key, default in defaults.items():
     if key not in values:
       values[key] = default
     elif isinstance(default, ConfigDict):
-      if not isinstance(values[key], ConfigDict):
-        raise UserError(
-          f'get_config of {where} sets config.{group}{key} to {values[key]!r}, and that is a group '
-          'of keys'
-        )
+      _check_group(values[key], f'{group}{key}', where)
       _complete(values[key], default, where, f'{group}{key}.')
+
+
+def _follow(layer: Any, base: ConfigDict, where: str, group: str) -> None:
+  """Add the keys that a layer leaves out, each with the value that the base has in the end."""
+  _check_group(layer, group[:-1], where)
+  for key in layer:
+    if key not in base:
+      _check_name(f'{group}{key}', where)
+  for key, value in base.items():
+    if isinstance(value, ConfigDict):
+      if key not in layer:
+        layer[key] = ConfigDict()
+      _follow(layer[key], value, where, f'{group}{key}.')
+    elif key not in layer:
+      layer[key] = base.get_oneway_ref(key)
+
+
+def _check_name(path: str, where: str) -> None:
+  """Check that a key of a file is one."""
+  try:
+    config.check_key(path)
+  except UserError as error:
+    raise UserError(f'get_config of {where} returns what is not a config: {error}') from None
+
+
+def _check_group(value: Any, path: str, where: str) -> None:
+  """Check that the value of a group of keys is one."""
+  if not isinstance(value, ConfigDict):
+    raise UserError(
+      f'get_config of {where} sets config.{path} to {value!r}, and that is a group of keys'
+    )
 
 
 def _place(error: Exception, file: str) -> str:
@@ -239,5 +284,5 @@ def _said(error: Exception) -> str:
   text = ' '.join(str(error).split())
   if isinstance(error, AttributeError) and (now := renamed(text.strip('"\''))):
     # A ConfigDict says no more than the name that it lacks.
-    return f'{type(error).__name__}: {text}; it is called {" or ".join(map(repr, now))} now'
+    return f'{type(error).__name__}: {text}; {now_called(now)}'
   return f'{type(error).__name__}: {text[:_LONGEST]}' if text else type(error).__name__

@@ -1,26 +1,43 @@
-"""The list of a config's keys for `--help`, as their fields describe them."""
+"""List a config's keys for `--help`, as their fields describe them."""
+
+import itertools
 
 from tokenformer_jax import usage
-from tokenformer_jax.config.fields import Leaf, leaves
+from tokenformer_jax.config import fields
+from tokenformer_jax.config.fields import Key, Leaf
 from tokenformer_jax.config.run import Config
 
-_NAMES = 34  # columns of a key and its default
-_SCOPES = '[lm] and [vit]: for this model.kind only; [grown]: for a model that has grown.'
+_WIDEST = 48  # columns of a key and its default
+_SCOPES = """\
+[lm], [vit]: for this model.kind only. [grown]: for a model that has grown. Other marks: for this
+kind of the group only. A layer model.variants.NAME has the keys of model.layer."""
 
 
 def render() -> str:
-  """Return the keys as lines of text, each with its default, choices, scope and meaning."""
-  lines, group = [_SCOPES], ''
-  for leaf in leaves(Config()):
-    if (now := leaf.path.rpartition('.')[0].partition('.')[0]) != group:
-      group = now
-      lines.append('')
-    lines.extend(_lines(leaf))
-  return '\n'.join(lines)
+  """Return the keys as lines of text, each with its default, scope, choices and meaning."""
+  paragraphs = [_SCOPES]
+  seen: dict[tuple[str, Key], str] = {}
+  leaves = fields.leaves(Config(), every=True)
+  for _, group in itertools.groupby(leaves, lambda leaf: leaf.path.partition('.')[0]):
+    rows = [(f'  {leaf.path}={leaf.value}', _description(leaf, seen)) for leaf in group]
+    width = max(len(name) for name, _ in rows)
+    lines = (usage.columns(name, text, min(width, _WIDEST)) for name, text in rows)
+    paragraphs.append('\n'.join(itertools.chain.from_iterable(lines)))
+  return '\n\n'.join(paragraphs)
 
 
-def _lines(leaf: Leaf) -> list[str]:
+def _description(leaf: Leaf, seen: dict[tuple[str, Key], str]) -> str:
+  """Return the scope, choices and meaning of a key; for a key like a former one, the former's path.
+
+  Args:
+    leaf: the key.
+    seen: paths of the keys before it by name and by what their fields say; this key is added.
+  """
+  scope = leaf.kinds or ((leaf.key.only,) if leaf.key.only else ())
+  text = f'[{", ".join(scope)}] ' if scope else ''
+  same = (leaf.path.rpartition('.')[2], leaf.key)
+  if same in seen:
+    return f'{text}as {seen[same]}'
+  seen[same] = leaf.path
   choices = ' | '.join(choice or "''" for choice in leaf.key.choices)
-  text = '; '.join(filter(None, [choices, leaf.key.meaning]))
-  scope = f'[{leaf.key.only}] ' if leaf.key.only else ''
-  return usage.columns(f'  {leaf.path}={leaf.value}', scope + text, _NAMES)
+  return text + '; '.join(filter(None, [choices, leaf.key.meaning]))

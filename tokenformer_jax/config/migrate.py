@@ -10,7 +10,7 @@ Whoever renames a key of the config, a value of a key, or an array of the state 
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tokenformer_jax.errors import UserError
@@ -38,6 +38,8 @@ class Change:
       {'train.layers': {True: 'scan', False: 'unrolled'}}.
     config: makes the new config where names are not enough. Groups may be missing: the ancestors in
       a lineage have only `model` and `grow`.
+    moved: today's names of keys or groups that `config` replaces, for the message to a user who
+      writes the old name.
     arrays: new names of one or more whole parts of the paths of arrays: {'blocks/ffn': 'mlp'}. They
       count wherever these parts occur, so that parameters, their moments and their average are
       renamed together.
@@ -47,6 +49,7 @@ class Change:
   keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
   values: Mapping[str, Mapping[Any, Any]] = dataclasses.field(default_factory=dict)
   config: Callable[[Json], Json] = _unchanged
+  moved: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
   arrays: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -59,6 +62,65 @@ def _with_seen(meta: Json) -> Json:
   return {'seen': {'samples': samples, 'digest': ''}, **meta}
 
 
+# What a format 2 file that lacks a key means by it; keys that are not here have today's default.
+_FORMAT_2 = {
+  'layers': 4,
+  'positions': 'rotary',
+  'rotary_fraction': 0.25,
+  'rotary_base': 10000.0,
+  'projection': 'pattention',
+  'bias': False,
+  'ffn_width': 0,
+  'score': 'l2_norm_gelu',
+  'gelu': 'exact',
+  'row_epsilon': 0.0,
+  'param_tokens.qkv': 128,
+  'param_tokens.proj': 128,
+  'param_tokens.ffn': 512,
+  'reference_tokens.qkv': 0,
+  'reference_tokens.proj': 0,
+  'reference_tokens.ffn': 0,
+}
+
+
+def _with_layer(config: Json) -> Json:
+  """Make `model.layer`. Format 2 has equal layers, with the keys of all kinds side by side."""
+  model = config.get('model')
+  if not isinstance(model, dict):
+    return config
+  old = {**_FORMAT_2, **dict(_flat(model))}
+  new = {name: value for name, value in old.items() if name not in _FORMAT_2}
+  positions, score = {'kind': 'none'}, {'kind': old['score'], 'row_epsilon': old['row_epsilon']}
+  if old['positions'] == 'rotary':
+    new['position_embedding'] = 'none'
+    positions = {'kind': 'rotary', 'fraction': old['rotary_fraction'], 'base': old['rotary_base']}
+  else:
+    new['position_embedding'] = old['positions']
+  if old['score'] not in ('softmax', 'exp_l2_norm'):
+    score['gelu'] = old['gelu']
+
+  def projection(name: str, if_dense: Json) -> Json:
+    if old['projection'] == 'dense':
+      return if_dense
+    tokens, reference = old[f'param_tokens.{name}'], old[f'reference_tokens.{name}']
+    return {'kind': old['projection'], 'tokens': tokens, 'reference': reference, 'score': score}
+
+  matrix = {'kind': 'dense', 'bias': old['bias']}
+  mlp = {'kind': 'mlp', 'width': old['ffn_width'], 'bias': old['bias'], 'gelu': old['gelu']}
+  new |= {
+    'pattern': f'layer*{old["layers"]}',
+    'layer.mixer.kind': 'softmax',
+    'layer.mixer.positions': positions,
+    'layer.mixer.qkv': projection('qkv', matrix),
+    'layer.mixer.proj': projection('proj', matrix),
+    'layer.ffn': projection('ffn', mlp),
+    'variants': {},
+  }
+  return {**config, 'model': _nested(new)}
+
+
+_MIXER, _FFN = 'model.layer.mixer', 'model.layer.ffn'
+_PROJECTIONS = {'qkv': f'{_MIXER}.qkv', 'proj': f'{_MIXER}.proj', 'ffn': _FFN}
 CHANGES: Changes = {
   2: Change(
     meta=_with_seen,
@@ -70,6 +132,32 @@ CHANGES: Changes = {
     values={
       'train.layers': {True: 'scan', False: 'unrolled'},
       'train.remat': {'none': 'score_inputs'},
+    },
+  ),
+  3: Change(
+    keys={
+      'model.heads': f'{_MIXER}.heads',
+      'model.window': f'{_MIXER}.window',
+      'model.block_norm': 'model.layer.norm',
+    },
+    config=_with_layer,
+    moved={
+      'model.layers': ['model.pattern'],
+      'model.positions': ['model.position_embedding', f'{_MIXER}.positions.kind'],
+      'model.rotary_fraction': [f'{_MIXER}.positions.fraction'],
+      'model.rotary_base': [f'{_MIXER}.positions.base'],
+      'model.projection': [f'{path}.kind' for path in _PROJECTIONS.values()],
+      'model.bias': [f'{path}.bias' for path in _PROJECTIONS.values()],
+      'model.ffn_width': [f'{_FFN}.width'],
+      'model.score': [f'{path}.score.kind' for path in _PROJECTIONS.values()],
+      'model.gelu': [f'{path}.score.gelu' for path in _PROJECTIONS.values()],
+      'model.row_epsilon': [f'{path}.score.row_epsilon' for path in _PROJECTIONS.values()],
+      'model.param_tokens': [f'{path}.tokens' for path in _PROJECTIONS.values()],
+      'model.reference_tokens': [f'{path}.reference' for path in _PROJECTIONS.values()],
+      **{f'model.param_tokens.{one}': [f'{path}.tokens'] for one, path in _PROJECTIONS.items()},
+      **{
+        f'model.reference_tokens.{one}': [f'{path}.reference'] for one, path in _PROJECTIONS.items()
+      },
     },
   ),
 }
@@ -142,13 +230,21 @@ def array_path(stored: str, stored_format: int, changes: Changes = CHANGES) -> s
   return stored
 
 
-def renamed_keys(changes: Changes = CHANGES) -> dict[str, str]:
+def renamed_keys(changes: Changes = CHANGES) -> dict[str, list[str]]:
   """Return the keys and groups of a config that had another name, with their names of today."""
-  return {
-    old: next(_flat(config({old: None}, number - 1, changes)))[0]
-    for number, change in changes.items()
-    for old in change.keys
-  }
+  names: dict[str, list[str]] = {}
+  for number, change in changes.items():
+    for old in [*change.keys, *change.moved]:
+      names[old] = [old]
+      for later in _since(number - 1, changes):
+        names[old] = [new for name in names[old] for new in _names_after(later, name)]
+  return names
+
+
+def _names_after(change: Change, path: str) -> Sequence[str]:
+  """Return the names that a key of a config has after a change."""
+  renamed = _renamed(path, change.keys, '.', first=True)
+  return change.moved.get(renamed, [renamed])
 
 
 def _since(stored_format: int, changes: Changes) -> list[Change]:

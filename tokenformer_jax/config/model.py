@@ -1,30 +1,53 @@
 """The group `model`: what a model computes, and which of its values fit together."""
 
 import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping
 
-from tokenformer_jax.config.fields import KINDS, key
+from tokenformer_jax.config import pattern
+from tokenformer_jax.config.fields import MODEL_KINDS, key
+from tokenformer_jax.config.layer import (
+  LayerConfig,
+  NoPositionsConfig,
+  RotaryConfig,
+)
+from tokenformer_jax.config.pattern import Group
 from tokenformer_jax.errors import UserError
 
-_POSITIONS = {'lm': ('rotary', 'learned', 'none'), 'vit': ('sincos', 'learned', 'none')}
-
-
-@dataclasses.dataclass(frozen=True)
-class TokenCounts:
-  """Numbers of parameter tokens of one Pattention, by kind of projection."""
-
-  qkv: int = key(0, 'query, key and value, each')
-  proj: int = key(0, 'output projection of the attention')
-  ffn: int = key(0, 'the feed-forward Pattention')
+_EMBEDDINGS = {'lm': ('none', 'learned'), 'vit': ('sincos', 'learned', 'none')}
+BASE = 'layer'  # what patterns call `model.layer`
 
 
 @dataclasses.dataclass(frozen=True)
 class InitConfig:
-  """How the parameters of a new model, and the new ones of a grown model, are drawn."""
+  """How the parameters of a new model and the new parameters of a grown model are drawn."""
 
   std: float = key(0.02, 'standard deviation of keys, embeddings and dense kernels', above=0)
   embedding_std: float = key(
     0.0, 'that of embeddings. 0: init.std. The released TPU code has 1', least=0, only='lm'
   )
+
+
+class Layers(Mapping[str, LayerConfig]):
+  """Layers by name: an immutable mapping with a hash."""
+
+  def __init__(self, layers: Mapping[str, LayerConfig] | None = None):
+    self._layers = dict(layers or {})
+
+  def __getitem__(self, name: str) -> LayerConfig:
+    return self._layers[name]
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(self._layers)
+
+  def __len__(self) -> int:
+    return len(self._layers)
+
+  def __hash__(self) -> int:
+    return hash(frozenset(self._layers.items()))
+
+  def __repr__(self) -> str:
+    return f'Layers({self._layers})'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,88 +58,117 @@ class ModelConfig:
   comparisons.
   """
 
-  kind: str = key('lm', 'a language model or a vision transformer', choices=KINDS)
-  projection: str = key(
-    'pattention', 'dense is the Transformer baseline', choices=('pattention', 'dense')
+  kind: str = key('lm', 'a language model or a vision transformer', choices=MODEL_KINDS)
+  pattern: str = key(
+    'layer*4',
+    'the layers in their order: layer is model.layer, other names are in model.variants, for '
+    'example "local*5 layer" or "(local layer)*6"',
   )
-  layers: int = key(4, 'number of blocks', above=0)
   width: int = key(128, 'D, the size of a hidden state', above=0)
-  heads: int = key(4, 'H, heads of the attention', above=0)
+  layer: LayerConfig = LayerConfig()
+  variants: Layers = dataclasses.field(default_factory=Layers)
+  norm_epsilon: float = key(1e-5, 'added to the variance in every norm', above=0)
+  final_norm: str = key(
+    'affine',
+    'after the last layer, as layer.norm',
+    choices=('none', 'plain', 'affine'),
+  )
+  position_embedding: str = key(
+    'none',
+    'added to what the first layer reads; lm: none, learned; vit: sincos, learned, none',
+    choices=('none', 'learned', 'sincos'),
+  )
+  max_length: int = key(
+    0, 'of learned positions. 0: data.sequence_length, or the number of patches', least=0
+  )
   vocab_size: int = key(
     0, '0: the ids of the tokenizer, rounded up to a multiple of 128', least=0, only='lm'
   )
-  param_tokens: TokenCounts = TokenCounts(qkv=128, proj=128, ffn=512)
-  reference_tokens: TokenCounts = key(
-    TokenCounts(),
-    'τ = √reference_tokens. 0: equal to param_tokens. It stays what it was when a model grows',
-  )
-  score: str = key(
-    'l2_norm_gelu',
-    'Θ, from scores to weights: see model/pattention.py',
-    choices=('l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm', 'softmax', 'exp_l2_norm'),
-  )
-  gelu: str = key(
-    'exact', 'the exact function or its approximation by tanh', choices=('exact', 'tanh')
-  )
-  row_epsilon: float = key(
-    0.0, 'added to the norm of scores; the released TPU code has 1e-5', least=0
-  )
-  ffn_width: int = key(0, 'of dense feed-forward layers. 0: 4 · width', least=0)
-  bias: bool = key(False, 'add a bias to projections, for dense ones only')
-  block_norm: str = key(
-    'plain',
-    'LayerNorm without parameters, with a bias, or with both',
-    choices=('plain', 'bias', 'affine'),
-  )
-  final_norm: str = key(
-    'affine', 'the same, after the last block', choices=('none', 'plain', 'affine')
-  )
-  norm_epsilon: float = key(1e-5, 'added to the variance', above=0)
-  positions: str = key(
-    'rotary',
-    'lm: rotary, learned, none; vit: sincos, learned, none',
-    choices=('rotary', 'sincos', 'learned', 'none'),
-  )
-  rotary_fraction: float = key(
-    0.25, "part of each head's width that is rotated", least=0, most=1, only='lm'
-  )
-  rotary_base: float = key(10000.0, 'the longest wavelength is 2π times this', above=0, only='lm')
-  window: int = key(
-    0, 'how many positions one attends to, its own the last. 0: all up to it', least=0, only='lm'
-  )
-  max_length: int = key(
-    0, 'learned positions only. 0: data.sequence_length, or the number of patches', least=0
-  )
   tied_head: bool = key(True, 'the output embedding is the input embedding. Language models only')
   scaled_logits: bool = key(False, 'logits / √width, as in the released TPU code', only='lm')
-  init: InitConfig = dataclasses.field(default=InitConfig(), compare=False)
   patch: int = key(16, "pixels of a patch's side", above=0, only='vit')
   channels: int = key(0, 'of the images. 0: as the data has', least=0, only='vit')
   classes: int = key(0, 'outputs of the head. 0: as many as the data has', least=0, only='vit')
   pool: str = key(
     'mean',
-    'over patches; or a class token; or attention by a learned query',
+    'over patches; or a class token; or attention by a learned query, made as model.layer',
     choices=('mean', 'token', 'attention'),
     only='vit',
   )
+  init: InitConfig = dataclasses.field(default=InitConfig(), compare=False)
+
+  @functools.cached_property
+  def groups(self) -> tuple[Group, ...]:
+    """The groups of equal layers that the pattern stands for.
+
+    Raises:
+      UserError: it is not a pattern, or names a layer that the model does not have.
+    """
+    return pattern.parse(self.pattern, (BASE, *self.variants), 'config.model.pattern')
+
+  @property
+  def depth(self) -> int:
+    """L, the number of layers."""
+    return sum(group.size for group in self.groups)
+
+  @property
+  def layers(self) -> dict[str, LayerConfig]:
+    """The layers of the pattern by name, in the order of their first occurrence."""
+    named = {BASE: self.layer, **self.variants}
+    return {name: named[name] for group in self.groups for name in group.layers}
+
+  @property
+  def heads(self) -> tuple[int, ...]:
+    """The different numbers of heads of the mixers, the smallest first."""
+    mixers = (layer.mixer for layer in self.layers.values())
+    return tuple(sorted({mixer.heads for mixer in mixers if hasattr(mixer, 'heads')}))
+
+  def map_layers(self, change: Callable[[str, LayerConfig], LayerConfig]) -> 'ModelConfig':
+    """Return the model with every layer replaced.
+
+    Args:
+      change: function of a layer's name and config that returns its new config.
+    """
+    return dataclasses.replace(
+      self,
+      layer=change(BASE, self.layer),
+      variants=Layers({name: change(name, layer) for name, layer in self.variants.items()}),
+    )
+
+
+def used_layers(model: ModelConfig) -> dict[str, LayerConfig]:
+  """Return the layers that a model has parameters of, by name.
+
+  They are the layers of the pattern, and `model.layer` where the pool is made as that one.
+  """
+  return model.layers | ({BASE: model.layer} if model.pool == 'attention' else {})
+
+
+def layer_path(name: str) -> str:
+  """Return the path of the group of keys of a layer that a pattern names."""
+  return f'model.{BASE}' if name == BASE else f'model.variants.{name}'
 
 
 def check_model(model: ModelConfig) -> None:
-  """Check that the values of a model fit together; each fits by itself.
+  """Check that the values of a model fit together; `fields.check` has checked each one.
 
   Raises:
-    UserError: they do not.
+    UserError: two values do not fit together, or the pattern is not one.
   """
-  if model.positions not in _POSITIONS[model.kind]:
+  if model.position_embedding not in _EMBEDDINGS[model.kind]:
     raise UserError(
-      f'config.model.positions is {model.positions!r}; for model.kind={model.kind} it must be one '
-      f'of {", ".join(_POSITIONS[model.kind])}'
+      f'config.model.position_embedding is {model.position_embedding!r}; for model.kind='
+      f'{model.kind} it must be one of {", ".join(_EMBEDDINGS[model.kind])}'
+    )
+  if unused := [name for name in model.variants if name not in model.layers]:
+    raise UserError(
+      f'config.model.variants has {unused[0]!r}, which is not in model.pattern={model.pattern!r}; '
+      'name it there, or leave it out'
     )
   if model.kind == 'vit':
     _check_vit(model)
-  _check_heads(model)
-  if model.projection == 'pattention':
-    _check_pattention(model)
+  for name, layer in used_layers(model).items():
+    _check_layer(model, layer, layer_path(name))
 
 
 def _check_vit(model: ModelConfig) -> None:
@@ -125,9 +177,10 @@ def _check_vit(model: ModelConfig) -> None:
       'config.model.tied_head is True, and the head of a ViT has nothing to be tied to; set it to '
       'False'
     )
-  if model.positions == 'sincos' and model.width % 4:
+  if model.position_embedding == 'sincos' and model.width % 4:
     raise UserError(
-      f'config.model.width is {model.width}; it must be a multiple of 4 for positions=sincos'
+      f'config.model.width is {model.width}; it must be a multiple of 4 for '
+      'position_embedding=sincos'
     )
   if model.channels not in (0, 1, 3):
     raise UserError(
@@ -136,28 +189,23 @@ def _check_vit(model: ModelConfig) -> None:
     )
 
 
-def _check_heads(model: ModelConfig) -> None:
-  if model.width % model.heads:
+def _check_layer(model: ModelConfig, layer: LayerConfig, path: str) -> None:
+  heads = getattr(layer.mixer, 'heads', 1)
+  if model.width % heads:
     raise UserError(
-      f'config.model.width is {model.width}, which is not a multiple of model.heads={model.heads}'
+      f'config.model.width is {model.width}, which is not a multiple of {path}.mixer.heads={heads}'
     )
-  head_width = model.width // model.heads
-  if model.positions == 'rotary' and head_width * model.rotary_fraction < 2:
+  rotary = getattr(layer.mixer, 'positions', NoPositionsConfig())
+  if not isinstance(rotary, RotaryConfig):
+    return
+  if model.kind == 'vit':
     raise UserError(
-      f'config.model.rotary_fraction is {model.rotary_fraction} of heads {head_width} wide, which '
-      'rotates nothing; at least two entries must turn, or set model.positions=none'
+      f'config.{path}.mixer.positions.kind is rotary, and the patches of a ViT are in no order; '
+      'set it to none, and model.position_embedding to sincos or learned'
     )
-
-
-def _check_pattention(model: ModelConfig) -> None:
-  for kind in ('qkv', 'proj', 'ffn'):
-    count, reference = getattr(model.param_tokens, kind), getattr(model.reference_tokens, kind)
-    if count <= 0:
-      raise UserError(f'config.model.param_tokens.{kind} is {count}; it must be greater than 0')
-    if reference < 0:
-      raise UserError(
-        f'config.model.reference_tokens.{kind} is {reference}; it must be 0 (equal to '
-        'param_tokens) or the count that sets the scale'
-      )
-  if model.bias:
-    raise UserError('config.model.bias is for projection=dense; Pattention has no bias')
+  if model.width // heads * rotary.fraction < 2:
+    raise UserError(
+      f'config.{path}.mixer.positions.fraction is {rotary.fraction} of heads '
+      f'{model.width // heads} wide, which rotates nothing; at least two entries must turn, or set '
+      f'{path}.mixer.positions.kind=none'
+    )

@@ -1,88 +1,121 @@
-"""Keys of a config by name: dotted paths, and the nearest name for one that there is not."""
+"""Find keys of a config by dotted path, and the nearest name for an unknown one."""
 
-import dataclasses
-import typing
-from collections.abc import Collection
+import itertools
+import re
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from tokenformer_jax.config import migrate
-from tokenformer_jax.config.fields import leaves
+from tokenformer_jax.config.fields import every_key, leaves
+from tokenformer_jax.config.layer import LayerConfig
 from tokenformer_jax.config.run import Config
 from tokenformer_jax.errors import UserError, misspelt, nearest
 
-# Keys that had another name in earlier versions, and their names now.
+# Keys of earlier versions, each with the keys that have its meaning today.
 RENAMED = migrate.renamed_keys()
+
+# The group whose keys are what a config calls its layers, and the group that they are versions of.
+_VARIANTS, _LAYER = 'model.variants', 'model.layer'
 
 
 def paths() -> list[str]:
   """Return the dotted path of every key that is not a group."""
-  return [leaf.path for leaf in leaves(Config())]
+  return [leaf.path for leaf in leaves(Config(), every=True)]
 
 
 def choices(path: str) -> tuple[str, ...]:
   """Return the values that a key such as `grow.method` allows, or none if they are not listed."""
-  return {leaf.path: leaf.key.choices for leaf in leaves(Config())}[path]
+  return {leaf.path: leaf.key.choices for leaf in leaves(Config(), every=True)}[path]
 
 
 def lookup(config: Any, path: str) -> Any:
-  """Return the value at a dotted path such as `model.param_tokens.qkv`."""
+  """Return the value at a dotted path such as `model.layer.ffn.tokens`."""
   for name in path.split('.'):
     config = getattr(config, name)
   return config
 
 
 def check_key(path: str, *, single: bool = False) -> None:
-  """Check that a dotted path such as `model.param_tokens.qkv` names a key.
+  """Check that a dotted path such as `model.layer.ffn.tokens` names a key.
 
   Args:
-    path: of the key.
-    single: whether a group of keys is refused.
+    path: the dotted path.
+    single: whether to refuse a group of keys.
 
   Raises:
-    UserError: it does not; the message has the nearest name.
+    UserError: there is no such key; the message has the nearest name.
   """
-  cls = Config
-  for i, name in enumerate(names := path.split('.')):
-    types = typing.get_type_hints(cls) if dataclasses.is_dataclass(cls) else {}
-    if name not in types:
-      raise unknown(name, ''.join(f'{outer}.' for outer in names[:i]), types, names[-1])
-    cls = types[name]
-  if single and dataclasses.is_dataclass(cls):
-    names = ', '.join(field.name for field in dataclasses.fields(cls))
-    raise UserError(f'config.{path} is a group of keys; set one of {names}')
+  known: Any = every_key(Config())
+  for i, name in enumerate(parts := path.split('.')):
+    group = '.'.join(parts[:i])
+    inside = known if isinstance(known, dict) else {}
+    if group == _VARIANTS:
+      inside = {name: every_key(LayerConfig())}
+    if name not in inside:
+      raise unknown(name, f'{group}.' if group else '', inside, path)
+    known = inside[name]
+  if single and path == _VARIANTS:
+    raise UserError(f'config.{path} is a group of layers; set keys of one, {path}.NAME.KEY')
+  if single and isinstance(known, dict):
+    raise UserError(f'config.{path} is a group of keys; set one of {", ".join(known)}')
 
 
-def unknown(name: str, group: str, known: Collection[str], last: str = '') -> UserError:
-  """Return the error for a name that a group of keys does not have.
+def unknown(name: str, group: str, known: Collection[str], path: str = '') -> UserError:
+  """Return the error for an unknown name in a group of keys.
 
   Args:
-    name: that there is not.
-    group: the path of the group with a dot behind it, or nothing.
-    known: the names in the group; none if it is a single value.
-    last: the last part of the path that was asked for, which may be a key of another group.
+    name: the unknown name.
+    group: the path of the group with a dot at its end; empty for the whole config.
+    known: the names in the group; empty if `group` is a single value.
+    path: the path that was asked for, which may go on after `name`.
   """
+  for old in (path, group + name):
+    if now := RENAMED.get(old):
+      return UserError(f'config key {old!r} is unknown; {now_called(now)}')
   said = f'config key {group + name!r} is unknown'
   if not known:
     return UserError(f'{said}; config.{group[:-1]} is a single value')
-  if now := RENAMED.get(group + name):
-    return UserError(f'{said}; it is called {now!r} now')
   if near := misspelt(name, known):
     return UserError(f'{said}; did you mean {group + near!r}?')
-  if elsewhere := keys_named(last or name):
+  if elsewhere := _elsewhere(path or group + name):
     return UserError(f'{said}; did you mean {" or ".join(map(repr, elsewhere))}?')
   return UserError(said + nearest(name, known))
 
 
+def _elsewhere(path: str) -> list[str]:
+  """Return the keys with the same last part as a path; if some have all its parts, only these."""
+  layer = re.match(rf'{re.escape(_VARIANTS)}\.\w+', path)
+  if layer:
+    path = _LAYER + path[layer.end() :]
+  parts = path.split('.')
+  found = keys_named(parts[-1])
+  found = [key for key in found if _has_in_order(key.split('.'), parts)] or found
+  return [re.sub(rf'^{_LAYER}\b', layer[0], key) for key in found] if layer else found
+
+
+def _has_in_order(whole: Sequence[str], parts: Sequence[str]) -> bool:
+  rest = iter(whole)
+  return all(part in rest for part in parts)
+
+
 def keys_named(name: str) -> list[str]:
-  """Return the keys whose last part is, or was, a name, or is near to it."""
+  """Return the keys whose last part is `name`, or was in an earlier version, or else is near it."""
   last = {path: path.rpartition('.')[2] for path in paths()}
-  if name not in last.values():
-    if now := renamed(name):
-      return now
+  before = renamed(name)
+  if name not in last.values() and not before:
     name = misspelt(name, last.values())
-  return [path for path, own in last.items() if own == name]
+  return list(dict.fromkeys([*(path for path, own in last.items() if own == name), *before]))
 
 
 def renamed(name: str) -> list[str]:
-  """Return the keys whose last part was a name in an earlier version."""
-  return [now for old, now in RENAMED.items() if old.rpartition('.')[2] == name]
+  """Return today's names of the keys whose last part was `name` in an earlier version."""
+  found = (now for old, now in RENAMED.items() if old.rpartition('.')[2] == name)
+  return list(dict.fromkeys(itertools.chain.from_iterable(found)))
+
+
+def now_called(now: Sequence[str]) -> str:
+  """Return the part of a sentence that names the keys which an old key has become."""
+  *others, last = map(repr, now)
+  return (
+    f'it is called {", ".join(others)} and {last} now' if others else f'it is called {last} now'
+  )

@@ -65,8 +65,9 @@ def _check_lengths(config: Config) -> None:
 
 def _check_positions(model: ModelConfig, data: DataConfig) -> None:
   """Check that a model has positions for all tokens or patches of an input."""
+  learned = model.position_embedding == 'learned'
   if model.kind == 'lm':
-    if model.positions == 'learned' and 0 < model.max_length < data.sequence_length:
+    if learned and 0 < model.max_length < data.sequence_length:
       raise UserError(
         f'config.model.max_length is {model.max_length}, less than data.sequence_length='
         f'{data.sequence_length}; learned positions must reach that far'
@@ -78,7 +79,7 @@ def _check_positions(model: ModelConfig, data: DataConfig) -> None:
       f'model.patch={model.patch}'
     )
   patches = (data.image_size // model.patch) ** 2
-  if model.positions == 'learned' and model.max_length not in (0, patches):
+  if learned and model.max_length not in (0, patches):
     raise UserError(
       f'config.model.max_length is {model.max_length}, but images of data.image_size='
       f'{data.image_size} have {patches} patches; set it to 0 to have it fit'

@@ -1,4 +1,4 @@
-r"""Turns released TokenFormer weights into a run of ours, and back, tensor by tensor.
+r"""Turn released TokenFormer weights into a run of ours, and back, tensor by tensor.
 
   tokenformer convert to-jax --source=pytorch_model.bin --target=RUN
       [--tokenizer=tokenizer.json] [--heads=N] [--rotary_fraction=F] [--sequence_length=N]
@@ -24,13 +24,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
-import ml_collections
 import numpy as np
 from absl import flags
 
 from tokenformer_jax import cli, messages, usage
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import Config, DataConfig, MeshConfig, ModelConfig
+from tokenformer_jax.config import Config, DataConfig, MeshConfig, ModelConfig, RotaryConfig
 from tokenformer_jax.convert import released_torch, released_tpu, tensor_files
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError, nearest
@@ -42,7 +41,7 @@ from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
 
-_SCORE = released_torch.RELEASED.score
+_SCORE = released_torch.SCORE
 _CHUNK = 2**22  # numbers that are looked at together
 
 _TAKEN = {
@@ -66,7 +65,7 @@ def to_jax(
   sequence_length: int = 2048,
   allow_nonfinite: bool = False,
 ) -> Config:
-  """Makes a work directory, with a checkpoint of step 0, of released weights.
+  """Make a work directory, with a checkpoint of step 0, from released weights.
 
   Args:
     source: see `tensor_files.find`; or an Orbax checkpoint, see `released_tpu`.
@@ -77,7 +76,7 @@ def to_jax(
     score: see `released_torch.model_of`.
     zoom_dim: see `released_tpu.model_of`; only an Orbax checkpoint has one.
     sequence_length: for what is trained or evaluated later; nothing of the model depends on it.
-    allow_nonfinite: takes weights that are NaN or infinite, too, and says so.
+    allow_nonfinite: accept weights that are NaN or infinite, with a message.
 
   Returns:
     The config of the run.
@@ -103,7 +102,7 @@ def to_jax(
       sequence_length=sequence_length,
     ),
   )
-  config_lib.resolve(ml_collections.ConfigDict(dataclasses.asdict(config)))
+  config_lib.resolve(config_lib.to_config_dict(config))
   found = _NonFinite(str(source), allow_nonfinite)
   for name, numbers in weights.numbers():
     found.count(name, numbers)
@@ -127,7 +126,7 @@ def _find(
   score: str,
   zoom_dim: int | None,
 ) -> tuple[ModelConfig, _Weights]:
-  """The model of a source, and its weights."""
+  """Find the model of a source, and its weights."""
   if directory := released_tpu.directory_of(source):
     if rotary_fraction is not None:
       raise UserError(
@@ -162,7 +161,7 @@ class _NonFinite:
     self._number, self._first = 0, ''
 
   def count(self, name: str, numbers: np.ndarray) -> None:
-    """Counts those of a tensor, or of a part of it."""
+    """Count those of a tensor, or of a part of it."""
     flat = numbers.reshape(-1)
     for chunk in np.split(flat, range(_CHUNK, len(flat), _CHUNK)):
       wrong = len(chunk) - int(np.count_nonzero(np.isfinite(chunk)))
@@ -170,7 +169,7 @@ class _NonFinite:
       self._number += wrong
 
   def report(self) -> None:
-    """Says how many there are, if any.
+    """Say how many there are, if any.
 
     Raises:
       UserError: there are, and they are not allowed.
@@ -214,7 +213,7 @@ def _load_tokenizer(spec: str) -> tokenizers.Tokenizer:
 def to_torch(
   source: str, target: Path, *, dtype: str = 'float32', allow_nonfinite: bool = False
 ) -> ModelConfig:
-  """Writes the parameters of a run as released: the exact inverse of `to_jax`.
+  """Write the parameters of a run as released: the exact inverse of `to_jax`.
 
   Args:
     source: the run, DIR or DIR@STEP.
@@ -226,7 +225,7 @@ def to_torch(
     The model.
 
   Raises:
-    UserError: the run cannot be read, its model is none that the released code can compute, a
+    UserError: the run cannot be read, the released code cannot compute its model, a
       weight is not finite, or the target exists or cannot be written. Nothing is left of the target
       then.
   """
@@ -251,7 +250,7 @@ def to_torch(
 def _counted(
   stream: Iterator[tuple[str, np.ndarray]], found: _NonFinite
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """The stream, which ends in an error if there is something in it that is not allowed."""
+  """Yield the stream, and end in an error if a number in it is not allowed."""
   for name, array in stream:
     found.count(name, array)
     yield name, array
@@ -263,7 +262,7 @@ def _tensors(
   meta: Meta,
   places: Mapping[str, released_torch.Place],
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Every tensor with its name, array by array of the checkpoint."""
+  """Yield every tensor with its name, array by array of the checkpoint."""
   abstract = define_lm(meta.config.model).abstract
   mesh = sharding.make_mesh(MeshConfig(), jax.local_devices()[:1])
   names: dict[tuple[str, ...], list[str]] = {}
@@ -311,7 +310,7 @@ def define_flags() -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-  """Runs the command."""
+  """Run the command."""
   # Nothing is computed, so an accelerator, which other processes may hold, is left alone.
   jax.config.update('jax_platforms', 'cpu')
   action, *rest = argv[1:] or ['']
@@ -331,10 +330,17 @@ def main(argv: Sequence[str]) -> None:
     model = to_jax(paths.local(values.source), target, **options).model
   else:
     model = to_torch(values.source, target, **options)
-  rotated = model.rotary_fraction if model.positions == 'rotary' else 0
-  heads = f'{model.heads} heads, of each of which {rotated:g} is rotated'
-  sizes = f'{model.layers} layers, width {model.width}, {heads}, {model.param_tokens}'
-  messages.say(f'{sizes}, score {model.score}')
+  mixer, score = model.layer.mixer, model.layer.ffn.score.kind
+  rotary = mixer.positions
+  rotated = rotary.fraction if isinstance(rotary, RotaryConfig) else 0
+  counts, references = (
+    {name: getattr(one, size) for name, one in config_lib.pattentions(model).items()}
+    for size in ('tokens', 'reference')
+  )
+  messages.say(
+    f'{model.depth} layers, width {model.width}, {mixer.heads} heads, of each of which {rotated:g} '
+    f'is rotated, parameter tokens {config_lib.counts_as_text(counts)}, score {score}'
+  )
   if action == 'to-jax':
     _say_assumed(model)
     messages.say(f'wrote {target}; to try it:')
@@ -342,24 +348,24 @@ def main(argv: Sequence[str]) -> None:
     print(f"{command} --source={target} --prompt='Once upon a time'")
     return
   messages.say(f'wrote {target}')
-  if model.score != _SCORE:
+  if score != _SCORE:
     messages.say(
-      f'the file does not say that the score is {model.score}: set norm_activation_type to it in '
+      f'the file does not say that the score is {score}: set norm_activation_type to it in '
       f'the config of the released code, where the released models have {_SCORE}'
     )
-  if model.reference_tokens != model.param_tokens:
+  if references != counts:
     messages.say(
       'the released code takes the scale from the number of tokens, so it will not compute what '
-      f'this model does, whose reference counts are {model.reference_tokens}; a model grown with '
-      '--scale=resize (as --method=duplicate is) computes the same there'
+      f'this model does, whose reference counts are {config_lib.counts_as_text(references)}; a '
+      'model grown with --scale=resize (as --method=duplicate is) computes the same there'
     )
 
 
 def _say_assumed(model: ModelConfig) -> None:
-  """Says what was taken for granted, and by which flags it is changed."""
-  named = {'heads': model.heads, 'score': model.score}
-  if model.positions == 'rotary':
-    named['rotary_fraction'] = model.rotary_fraction
+  """Say what was assumed, and which flags change it."""
+  named = {'heads': model.layer.mixer.heads, 'score': model.layer.ffn.score.kind}
+  if isinstance(rotary := model.layer.mixer.positions, RotaryConfig):
+    named['rotary_fraction'] = rotary.fraction
   assumed = [f'--{name}={value}' for name, value in named.items() if not flags.FLAGS[name].present]
   if assumed:
     messages.say(

@@ -1,4 +1,4 @@
-"""Weights of the released PyTorch code: their names, and the model that they are of."""
+"""Weights of the released PyTorch code: their names, and the model that has them."""
 
 import dataclasses
 import re
@@ -7,7 +7,17 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
-from tokenformer_jax.config import ModelConfig, TokenCounts
+from tokenformer_jax import config
+from tokenformer_jax.config import (
+  ModelConfig,
+  NoPositionsConfig,
+  PattentionConfig,
+  RotaryConfig,
+  ScoreConfig,
+)
+from tokenformer_jax.config.layer import SCORES as SCORE_CONFIGS
+from tokenformer_jax.config.model import BASE
+from tokenformer_jax.config.pattern import Group
 from tokenformer_jax.convert.tensor_files import Shape, Tensor
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow import files
@@ -29,14 +39,16 @@ _PATTENTIONS = {  # name in a layer → path in a block
 _ARRAYS = {'key_param_tokens': 'keys', 'value_param_tokens': 'values'}
 _NORM = {'norm.weight': 'scale', 'norm.bias': 'bias'}
 
+_FREE = ('model.width', 'model.vocab_size', 'model.max_length')  # of a model in this layout
 _HEADS = {768: 12, 1024: 16, 1280: 16, 1536: 16}  # by width, in the released models (Table 9)
 RELEASED = ModelConfig()  # what all of them compute: its keys other than the sizes
+SCORE = RELEASED.layer.ffn.score.kind
 SCORES = ('l2_norm_gelu', 'gelu_l2_norm', 'softmax')  # that the released code can train with
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-  """Where a released tensor is among our parameters."""
+  """The place of a released tensor among our parameters."""
 
   path: tuple[str, ...]
   layer: int | None  # in a stacked array
@@ -47,13 +59,13 @@ def layout(model: ModelConfig) -> dict[str, Place]:
   """Return every tensor of the released checkpoint of a model, in its order; allocate nothing."""
   abstract = define_lm(model).abstract
   paths = {_EMBEDDING: (('embedding',), None)}
-  for layer in range(model.layers):
+  for layer in range(model.depth):
     for module, block in _PATTENTIONS.items():
       for tensor, array in _ARRAYS.items():
         name = f'sequential.{_FIRST_LAYER + layer}.{module}.{tensor}'
         paths[name] = (('blocks', *block, array), layer)
   for tensor, array in _NORM.items():
-    paths[f'sequential.{model.layers + 3}.{tensor}'] = (('final_norm', array), None)
+    paths[f'sequential.{model.depth + 3}.{tensor}'] = (('final_norm', array), None)
 
   def place(path: tuple[str, ...], layer: int | None) -> Place:
     shape = at(abstract, path).shape
@@ -67,7 +79,7 @@ def model_of(
   *,
   heads: int | None = None,
   rotary_fraction: float | None = None,
-  score: str = RELEASED.score,
+  score: str = SCORE,
 ) -> ModelConfig:
   """Return the model whose released checkpoint has tensors of these names and shapes.
 
@@ -86,11 +98,11 @@ def model_of(
   width, vocab_size = _sizes(shapes, _EMBEDDING)[::-1]
   layers = {int(match[1]) for match in map(_LAYER.match, shapes) if match}
   first = f'sequential.{_FIRST_LAYER}'
-  counts = TokenCounts(
-    qkv=_sizes(shapes, f'{first}.attention.query.key_param_tokens')[0],
-    proj=_sizes(shapes, f'{first}.attention.proj.key_param_tokens')[0],
-    ffn=_sizes(shapes, f'{first}.mlp.key_param_tokens')[0],
-  )
+  counts = {
+    'qkv': _sizes(shapes, f'{first}.attention.query.key_param_tokens')[0],
+    'proj': _sizes(shapes, f'{first}.attention.proj.key_param_tokens')[0],
+    'ffn': _sizes(shapes, f'{first}.mlp.key_param_tokens')[0],
+  }
   if heads is None and width not in _HEADS:
     raise UserError(
       f'no released model is {width} wide, so the number of heads cannot be guessed; give it as '
@@ -101,22 +113,20 @@ def model_of(
     raise UserError(
       f'the model is {width} wide, which is not a multiple of {heads} heads; change --heads'
     )
-  rotated = RELEASED.rotary_fraction if rotary_fraction is None else rotary_fraction
+  rotated = RELEASED.layer.mixer.positions.fraction if rotary_fraction is None else rotary_fraction
   if not (0 < rotated <= 1 and width // heads * rotated >= 2):
     raise UserError(
       f'--rotary_fraction={rotated:g} of heads that are {width // heads} wide cannot be rotated; '
       'it must be at most 1, and rotate at least two entries of each head'
     )
-  model = dataclasses.replace(
-    RELEASED,
+  model = sized(
+    dataclasses.replace(RELEASED, width=width, vocab_size=vocab_size),
     layers=len(layers),  # one that is left out shows as missing tensors
-    width=width,
     heads=heads,
-    vocab_size=vocab_size,
-    param_tokens=counts,
-    reference_tokens=counts,
-    rotary_fraction=rotated,
-    score=score,
+    positions=RotaryConfig(fraction=rotated),
+    tokens=counts,
+    references=counts,
+    score=SCORE_CONFIGS[score](),
   )
   expected = layout(model)
   for name, place in expected.items():
@@ -128,14 +138,14 @@ def model_of(
   for name in shapes:
     if name not in expected:
       raise UserError(
-        f'the tensor {name} has no place in a TokenFormer of {model.layers} layers'
+        f'the tensor {name} has no place in a TokenFormer of {model.depth} layers'
         f'{nearest(name, expected) if len(expected) < 1000 else ""}'
       )
   return model
 
 
 def _sizes(shapes: Mapping[str, Shape], name: str) -> Shape:
-  """The shape of a tensor that must be there; of two axes, except in the final norm."""
+  """Return the shape of a tensor that must be there, of two axes unless it is of the final norm."""
   if name not in shapes:
     some = ', '.join(list(shapes)[:3]) or 'none at all'
     raise UserError(
@@ -147,7 +157,7 @@ def _sizes(shapes: Mapping[str, Shape], name: str) -> Shape:
 
 
 def deferred(model: ModelConfig, tensors: Mapping[str, Tensor]) -> Params:
-  """Return the parameters, each of them put together from its tensors only when it is written."""
+  """Return the parameters; each is put together from its tensors only when it is written."""
   parts: dict[tuple[str, ...], list[Tensor]] = {}
   for name, place in layout(model).items():
     parts.setdefault(place.path, []).append(tensors[name])
@@ -169,20 +179,69 @@ def deferred(model: ModelConfig, tensors: Mapping[str, Tensor]) -> Params:
   return jax.tree.map_with_path(array, define_lm(model).abstract)
 
 
+def sized(
+  model: ModelConfig,
+  *,
+  layers: int,
+  heads: int,
+  positions: RotaryConfig | NoPositionsConfig,
+  tokens: Mapping[str, int],
+  references: Mapping[str, int],
+  score: ScoreConfig,
+) -> ModelConfig:
+  """Return a TokenFormer of equal layers.
+
+  Args:
+    model: has everything else.
+    layers: their number.
+    heads: of the attention.
+    positions: what queries and keys know of their positions.
+    tokens: the numbers of parameter tokens, by projection: qkv, proj and ffn.
+    references: the reference counts, likewise.
+    score: of all projections.
+  """
+  layer = dataclasses.replace(
+    model.layer, mixer=dataclasses.replace(model.layer.mixer, heads=heads, positions=positions)
+  )
+  model = dataclasses.replace(model, pattern=f'{BASE}*{layers}', layer=layer)
+  projections = {
+    name: PattentionConfig(count, references[name], score) for name, count in tokens.items()
+  }
+  return config.with_pattentions(model, projections)
+
+
 def check_can_compute(model: ModelConfig) -> None:
-  """Checks that the released code can compute a model, whatever its sizes."""
-  for field in dataclasses.fields(ModelConfig):
-    name = field.name
-    free = ('layers', 'width', 'heads', 'vocab_size', 'param_tokens', 'reference_tokens')
-    if name in (*free, 'rotary_fraction', 'ffn_width', 'max_length') or not field.compare:
+  """Check that the released code can compute a model, whatever its sizes.
+
+  Raises:
+    UserError: it cannot.
+  """
+  if model.groups != (Group((BASE,), model.depth),):
+    raise UserError(
+      f'model.pattern is {model.pattern!r}; a model of several kinds of layers has no place in the '
+      f'released layout, which is for {BASE}*N only'
+    )
+  like = dataclasses.replace(RELEASED, pattern=model.pattern)
+  for path, found, released in config.differences(model, like, 'model.'):
+    name = path.rpartition('.')[2]
+    if path in _FREE or name in ('tokens', 'reference', 'heads', 'fraction'):
       continue
-    if name == 'score' and model.score in SCORES:
+    if path.endswith('score.kind') and found in SCORES:
       continue
-    if getattr(model, name) != getattr(RELEASED, name):
-      raise UserError(
-        f'model.{name} is {getattr(model, name)!r}; the released layout is for models with '
-        f'{", ".join(map(repr, SCORES if name == "score" else [getattr(RELEASED, name)]))} only'
-      )
+    allowed = SCORES if path.endswith('score.kind') else [released]
+    raise UserError(
+      f'{path} is {found!r}; the released layout is for models with '
+      f'{", ".join(map(repr, allowed))} only'
+    )
+  if len(set(scores := _scores(model))) > 1:
+    raise UserError(
+      f'the projections have different scores ({", ".join(scores)}); the released layout is for '
+      'models with one score'
+    )
+
+
+def _scores(model: ModelConfig) -> list[str]:
+  return [one.score.kind for one in config.pattentions(model).values()]
 
 
 def at(tree: Params, path: Sequence[str]) -> jax.Array | jax.ShapeDtypeStruct:

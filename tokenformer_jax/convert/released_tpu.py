@@ -1,4 +1,4 @@
-"""Checkpoints of the released TPU code: where its arrays are, and the model that they are of.
+"""Checkpoints of the released TPU code: where their arrays are, and the model that has them.
 
 That code (a fork of MaxText, with layers scanned along axis 1) differs from the released PyTorch
 code in the tanh form of GELU, an epsilon beside the norm of a row of scores, no positions, logits
@@ -16,7 +16,9 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from tokenformer_jax.config import InitConfig, ModelConfig, TokenCounts
+from tokenformer_jax.config import InitConfig, ModelConfig, NoPositionsConfig
+from tokenformer_jax.config.layer import SCORES
+from tokenformer_jax.convert import released_torch
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Params
@@ -24,7 +26,7 @@ from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.storage import paths
 
 # What its models compute, whatever their sizes.
-_RELEASED = ModelConfig(gelu='tanh', positions='none', scaled_logits=True)
+_RELEASED = ModelConfig(scaled_logits=True)
 _ROW_EPSILON = {'l2_norm_gelu': 1e-5, 'gelu_l2_norm': 1e-8, 'softmax': 0.0}  # by score
 _EMBEDDING = 'token_embedder/embedding'  # [V, D]
 _ATTENTION, _MLP = 'decoder/layers/self_attention', 'decoder/layers/mlp'
@@ -73,14 +75,14 @@ _ARRAYS: dict[tuple[str, ...], tuple[str, Take]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-  """An array of a checkpoint, read when it is asked for."""
+  """An array of a checkpoint that can be read."""
 
   directory: Path
   path: tuple[str, ...]  # in the checkpoint's tree
   shape: tuple[int, ...]
 
   def read(self) -> np.ndarray:
-    """The array in float32.
+    """Read the array as float32.
 
     Raises:
       UserError: it cannot be read.
@@ -104,7 +106,7 @@ class Array:
 
 
 def directory_of(source: Path) -> Path | None:
-  """Where the arrays of an Orbax checkpoint are, in `source` or its `items`; None if it is none."""
+  """Return the directory of arrays, `source` or one in it; None if it is no Orbax checkpoint."""
   for directory in (source, source / 'items', source / 'default'):
     if (directory / '_METADATA').is_file():
       return directory
@@ -112,7 +114,7 @@ def directory_of(source: Path) -> Path | None:
 
 
 def find(directory: Path) -> dict[str, Array]:
-  """The model's arrays by their names, which are the ends of their paths among the parameters.
+  """Find the model's arrays by their names, the ends of their paths among the parameters.
 
   Raises:
     UserError: the checkpoint cannot be read, or an array is missing or there more than once.
@@ -151,7 +153,7 @@ def find(directory: Path) -> dict[str, Array]:
 
 
 def _check_chunks(directory: Path, name: str, array: Any) -> None:
-  """Checks that an array is not stored in pieces larger than itself, which are read whole."""
+  """Check that an array is not stored in pieces larger than itself, which are read whole."""
   chunk = getattr(array.storage, 'chunk_shape', None) or ()
   if math.prod(chunk) > max(1, math.prod(array.shape)):
     raise UserError(
@@ -161,7 +163,7 @@ def _check_chunks(directory: Path, name: str, array: Any) -> None:
 
 
 def _check_held(directory: Path, arrays: Iterable[Array]) -> None:
-  """Checks that the files can hold the arrays: what is missing in them would be read as zeros."""
+  """Check that the files can hold the arrays: missing bytes would be read as zeros."""
   held = sum(path.stat().st_size for path in directory.rglob('*') if path.is_file())
   wanted = sum(4 * math.prod(array.shape) for array in arrays)
   if wanted > _MOST_PACKED * held:
@@ -176,9 +178,9 @@ def model_of(
   *,
   heads: int | None = None,
   zoom_dim: int = 0,
-  score: str = _RELEASED.score,
+  score: str = released_torch.SCORE,
 ) -> ModelConfig:
-  """The model whose checkpoint has arrays of these names and shapes.
+  """Return the model whose checkpoint has arrays of these names and shapes.
 
   Args:
     arrays: from `find`.
@@ -216,17 +218,21 @@ def model_of(
     raise UserError(
       f'the model is {width} wide, which is not a multiple of {heads} heads; change --heads'
     )
-  model = dataclasses.replace(
-    _RELEASED,
+  scale = zoom_dim or slots
+  of_score = {'row_epsilon': _ROW_EPSILON[score]} | ({} if score == 'softmax' else {'gelu': 'tanh'})
+  model = released_torch.sized(
+    dataclasses.replace(
+      _RELEASED,
+      width=width,
+      vocab_size=vocab_size,
+      init=InitConfig(std=width**-0.5, embedding_std=1.0),
+    ),
     layers=layers,
-    width=width,
     heads=heads,
-    vocab_size=vocab_size,
-    param_tokens=TokenCounts(slots, slots, ffn),
-    reference_tokens=TokenCounts(zoom_dim or slots, zoom_dim or slots, 4 * zoom_dim or ffn),
-    init=InitConfig(std=width**-0.5, embedding_std=1.0),
-    score=score,
-    row_epsilon=_ROW_EPSILON[score],
+    positions=NoPositionsConfig(),
+    tokens={'qkv': slots, 'proj': slots, 'ffn': ffn},
+    references={'qkv': scale, 'proj': scale, 'ffn': 4 * zoom_dim or ffn},
+    score=SCORES[score](**of_score),
   )
   expected = {
     _EMBEDDING: (vocab_size, width),
@@ -248,7 +254,7 @@ def model_of(
 
 
 def deferred(model: ModelConfig, arrays: Mapping[str, Array]) -> Params:
-  """The parameters of `model`, each read only when it is written."""
+  """Return the parameters of `model`; each is read only when it is written."""
 
   def array(path: tuple, abstract: jax.ShapeDtypeStruct) -> checkpoint.Deferred:
     name, take = _ARRAYS[tuple(key.key for key in path)]

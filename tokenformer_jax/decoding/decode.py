@@ -199,7 +199,7 @@ class Decoder:
 
   def _check_positions(self, requests: Sequence[Request]) -> None:
     total = max(len(request.prompt) + request.length for request in requests)
-    if self._model.positions == 'learned' and total > self._model.max_length:
+    if self._model.position_embedding == 'learned' and total > self._model.max_length:
       raise UserError(
         f'the prompt and the text to write are {total} tokens; this model has learned positions '
         f'for {self._model.max_length}; ask for fewer'

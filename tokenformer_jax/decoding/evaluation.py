@@ -8,7 +8,8 @@ from typing import Any
 
 import tqdm
 
-from tokenformer_jax.config import ModelConfig
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import ModelConfig, token_counts
 from tokenformer_jax.decoding import perplexity
 from tokenformer_jax.decoding.score import Scorer
 from tokenformer_jax.decoding.trained import Trained
@@ -38,13 +39,11 @@ _PUBLISHED = {
 
 
 def published(model: ModelConfig) -> tuple[str, dict[str, float]] | None:
-  """Return name and published figures of the released model of exactly this size, or None."""
-  if model.projection != 'pattention' or (model.layers, model.width) not in _PUBLISHED:
+  """The name and the published figures of the released model of exactly this size, if any."""
+  counts = {'qkv': model.width, 'proj': model.width, 'ffn': 4 * model.width}
+  if (model.depth, model.width) not in _PUBLISHED or token_counts(model) != counts:
     return None
-  counts = (model.param_tokens.qkv, model.param_tokens.proj, model.param_tokens.ffn)
-  if counts != (model.width, model.width, 4 * model.width):
-    return None
-  name, figures = _PUBLISHED[model.layers, model.width]
+  name, figures = _PUBLISHED[model.depth, model.width]
   return name, dict(zip([*_COLUMNS, _AVERAGE], figures, strict=True))
 
 
@@ -131,7 +130,7 @@ def evaluate(
   report = {
     'source': model.source,
     'step': model.meta.step,
-    'model': dataclasses.asdict(model.config.model),
+    'model': config_lib.to_json(model.config.model),
     'dtype': str(model.compute.dtype),
     'max_length': scorer.max_length,
     'versions': checkpoint.package_versions(('tokenformer_jax', 'jax', 'lm_eval')),

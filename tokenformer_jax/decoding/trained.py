@@ -61,7 +61,7 @@ class Trained:
       UserError: the model has learned positions that do not reach so far.
     """
     model, length = self.config.model, asked or self.config.data.sequence_length
-    if model.positions == 'learned' and length > model.max_length:
+    if model.position_embedding == 'learned' and length > model.max_length:
       raise UserError(
         f'max_length is {length}, but this model has learned positions for {model.max_length} '
         'tokens; ask for at most that'
@@ -103,7 +103,8 @@ def load(
     definition = models.define(model, compute)
     if evenly:
       sharding.check_divides(mesh, definition.abstract, definition.axes)
-      sharding.check_divisible(mesh, 'heads', model.heads, 'of model.heads')
+      for heads in model.heads:
+        sharding.check_divisible(mesh, 'heads', heads, 'heads of a layer of the model')
     shardings = sharding.tree_shardings(mesh, definition.axes)
     abstract = {'params': sharding.with_even_shardings(definition.abstract, shardings)}
     params = checkpoint.restore_source(checkpoints, meta, abstract)['params']

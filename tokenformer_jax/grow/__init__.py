@@ -1,13 +1,13 @@
-"""Growth: a trained model made larger without changing what it computes.
+"""Grow a trained model without changing what it computes.
 
   tokens.py   more parameter tokens (the point of a TokenFormer), and fewer; parts of a model
   widen.py    a wider Transformer, the baseline: Net2Net and HyperCloning
-  state.py    which of them, whether it is exact, and the pure function over a whole state
+  state.py    checks, whether a growth is exact, and the pure function over a whole state
   room.py     does it fit into memory, and onto the disk
   files.py    growth from one work directory to another, array by array, whole or not at all
   command.py  `python -m tokenformer_jax.grow`
 
-`grow` is that pure function; `train.py` takes the same path for `config.init_from`.
+`grow` is that pure function. `train.py` uses it as well, for `config.init_from`.
 """
 
 from tokenformer_jax.grow.state import grow, grown_model, inexact, last_growth

@@ -7,16 +7,22 @@ reads an array, compares the two models on the same held-out text, and writes wh
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 from jax.sharding import Mesh
 
 from tokenformer_jax import messages
-from tokenformer_jax.config import Config, GrowConfig, MeshConfig, ModelConfig, TokenCounts
+from tokenformer_jax.config import (
+  Config,
+  GrowConfig,
+  MeshConfig,
+  ModelConfig,
+  token_counts,
+)
 from tokenformer_jax.decoding import buckets
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import files, parts, room, state, table, verify
+from tokenformer_jax.grow import files, parts, room, state, table, verify, widen
 from tokenformer_jax.model import flops, models
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import devices, sharding
@@ -184,9 +190,7 @@ def merge(source: Source, added: str, config: GrowConfig, target: Target) -> int
   parts.check_not_twice(source.meta, source.directory, meta, directory)
   with contextlib.closing(checkpoints):
     counts, new_tokens = parts.read_added(checkpoints, meta, source.mesh)
-  total = TokenCounts(
-    *(getattr(source.model.param_tokens, k) + getattr(counts, k) for k in state.KINDS)
-  )
+  total = {name: count + counts[name] for name, count in token_counts(source.model).items()}
   after = state.grown_model(source.model, total, config)
   _show_table(source, after, target)
   _check_room(source, after, config, target, held=(source.model, after))
@@ -234,7 +238,7 @@ def remove(source: Source, config: GrowConfig, target: Target) -> int | None:
 
 
 def shrink(
-  source: Source, counts: TokenCounts, examples: int, config: GrowConfig, target: Target
+  source: Source, counts: Mapping[str, int], examples: int, config: GrowConfig, target: Target
 ) -> int | None:
   """Keep only the parameter tokens that matter most for held-out examples.
 
@@ -276,7 +280,7 @@ def wanted_model(
   model: ModelConfig,
   config: GrowConfig,
   *,
-  param_tokens: TokenCounts | None = None,
+  param_tokens: Mapping[str, int] | None = None,
   **wide: int | None,
 ) -> ModelConfig:
   """Return the larger model that sizes ask for.
@@ -298,17 +302,11 @@ def wanted_model(
         f'--{next(iter(wide))} is for the methods that widen a Transformer; method='
         f'{config.method} adds parameter tokens: --param_tokens=qkv=N,proj=N,ffn=N'
       )
-    return state.grown_model(model, param_tokens or model.param_tokens, config)
+    return state.grown_model(model, param_tokens or {}, config)
   if param_tokens is not None:
     raise UserError(f'--param_tokens is not for method={config.method}, which takes --width=N')
-  if 'width' in wide and 'heads' not in wide:
-    wide['heads'] = max(1, round(model.heads * wide['width'] / model.width))
-  new = dataclasses.replace(model, **wide)
-  if new.width % new.heads:
-    raise UserError(
-      f'width {new.width} is not a multiple of {new.heads} heads; give --heads=N as well'
-    )
-  return new
+  state.check_method(model, config.method)
+  return widen.resized(model, **wide)
 
 
 def _show_table(source: Source, after: ModelConfig, target: Target) -> None:

@@ -1,4 +1,4 @@
-r"""Makes a trained model larger without changing what it computes.
+r"""Make a trained model larger without changing what it computes.
 
   tokenformer grow --source=DIR[@STEP] --target=DIR --param_tokens=qkv=N,proj=N,ffn=N
   tokenformer grow --source=DIR --target=DIR --method=net2net --width=N
@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 
 from absl import flags
 
-from tokenformer_jax import cli, messages, usage
-from tokenformer_jax.config import GrowConfig, MeshConfig, TokenCounts, choices
+from tokenformer_jax import cli, config, messages, usage
+from tokenformer_jax.config import GrowConfig, MeshConfig, choices
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow import actions, state
 from tokenformer_jax.grow.actions import Source, Target
@@ -41,12 +41,14 @@ _TAKEN = {
 
 
 def define_flags() -> None:
-  """Defines the command's flags."""
+  """Define the command's flags."""
   values = GrowConfig()
   flags.DEFINE_string('source', None, 'The run to start from: DIR, or DIR@STEP.', required=True)
   flags.DEFINE_string('target', None, 'The new work directory.', required=True)
   flags.DEFINE_string(
-    'param_tokens', None, 'Counts: qkv=N,proj=N,ffn=N; a kind that is left out keeps its count.'
+    'param_tokens',
+    None,
+    'Counts: qkv=N,proj=N,ffn=N, or of one kind of layers NAME.ffn=N; others stay.',
   )
   flags.DEFINE_integer('width', None, 'For a Transformer: the new width.')
   flags.DEFINE_integer('heads', None, 'For a Transformer: the new number of heads.')
@@ -122,6 +124,8 @@ def _grow(source: Source, config: GrowConfig, target: Target) -> int | None:
   for name, value in wide.items():
     if value is not None and not 1 <= value <= _MOST:
       raise UserError(f'--{name} is {value}; it must be at least 1 and at most {_MOST}')
+  if config.method in state.TOKEN_METHODS:
+    state.check_method(source.model, config.method)
   counts = None if values.param_tokens is None else _counts(source)
   after = actions.wanted_model(source.model, config, param_tokens=counts, **wide)
   return actions.grow(source, after, config, target)
@@ -143,14 +147,15 @@ def _shrink(source: Source, config: GrowConfig, target: Target) -> int | None:
   return actions.shrink(source, _counts(source), flags.FLAGS.examples, config, target)
 
 
-def _counts(source: Source) -> TokenCounts:
-  """Return the counts of --param_tokens."""
-  numbers = _numbers('param_tokens', state.KINDS, least=1)
-  return dataclasses.replace(source.model.param_tokens, **numbers)
+def _counts(source: Source) -> dict[str, int]:
+  """Return the counts of --param_tokens, and those of the projections that it leaves out."""
+  config.named_counts(source.model, {}, '--param_tokens')  # refuses a model without any
+  numbers = _numbers('param_tokens', config.count_names(source.model), least=1)
+  return config.named_counts(source.model, numbers, '--param_tokens')
 
 
 def _numbers(flag: str, allowed: Sequence[str], least: int) -> dict[str, int]:
-  """The numbers of a flag such as --param_tokens=qkv=128,ffn=512."""
+  """Read the numbers of a flag such as --param_tokens=qkv=128,ffn=512."""
   numbers = {}
   text = flags.FLAGS[flag].value
   for part in [] if text is None else text.split(','):

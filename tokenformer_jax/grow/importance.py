@@ -1,4 +1,4 @@
-"""How much each parameter token does for the loss, by which tokens are dropped."""
+"""The importance of each parameter token for the loss; `grow shrink` drops the least important."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,10 +12,10 @@ from tokenformer_jax.model.params import ParamInfo, Params, Role
 def of_tokens(
   loss: Callable[[Params, Any], jax.Array], params: Params, info: Params, batch: Any
 ) -> Params:
-  """The mean over examples of |⟨v, ∂loss/∂v⟩|, for the value v of every parameter token.
+  """Return the mean over examples of |⟨v, ∂loss/∂v⟩|, for the value v of every parameter token.
 
-  To first order that is what the loss of an example changes by when the token's contribution to the
-  output is taken away (Molchanov et al. 2019, arXiv 1906.10771, eq. 7, which squares it). A token
+  To first order, the loss of an example changes by that when the token's contribution to the output
+  is taken away (Molchanov et al. 2019, arXiv 1906.10771, eq. 7, which squares it). A token
   whose key is zero has weight zero and importance zero.
 
   Args:

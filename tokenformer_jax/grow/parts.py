@@ -1,6 +1,5 @@
 """Parts of a model as training states: tokens added, merged, removed, and the important ones."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -8,10 +7,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from tokenformer_jax.config import GrowConfig, ModelConfig, TokenCounts
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import GrowConfig, ModelConfig, pattentions, token_counts
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files, importance, tokens, verify
-from tokenformer_jax.grow.state import KINDS, map_trees
+from tokenformer_jax.grow.state import map_trees
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params, Role
 from tokenformer_jax.runs.checkpoint import Checkpoints
@@ -22,33 +22,31 @@ from tokenformer_jax.tasks import Batch, Task
 
 
 def last_addition(meta: Meta, directory: paths.Path) -> Ancestor:
-  """The growth or merge whose tokens are the last ones of a model.
+  """Return the growth or merge whose tokens are the last ones of a model.
 
   Raises:
     UserError: there was none.
   """
   if meta.lineage and meta.lineage[-1].action in ('grow', 'merge'):
     last = meta.lineage[-1]
-    if last.model.param_tokens != meta.config.model.param_tokens:
+    if token_counts(last.model) != token_counts(meta.config.model):
       return last
   raise UserError(f'nothing was added to {directory}: it is not the result of grow or merge')
 
 
-def added_counts(meta: Meta) -> TokenCounts:
-  """How many tokens a checkpoint has to give: the added ones, or all of a model."""
-  counts = meta.config.model.param_tokens
+def added_counts(meta: Meta) -> dict[str, int]:
+  """Return how many tokens a checkpoint has to give: the added ones, or all of a model."""
+  counts = token_counts(meta.config.model)
   if meta.contents != 'added_tokens':
     return counts
-  old = meta.lineage[-1].model.param_tokens
-  return TokenCounts(*(getattr(counts, k) - getattr(old, k) for k in KINDS))
+  old = token_counts(meta.lineage[-1].model)
+  return {name: count - old[name] for name, count in counts.items()}
 
 
-# What parameter tokens were trained with, so that they compute something else with another one.
-# Embeddings, the final norm and the head are the source's.
-_OF_TOKENS = (
-  *('kind', 'projection', 'width', 'layers', 'heads', 'score', 'gelu', 'row_epsilon'),
-  *('block_norm', 'norm_epsilon', 'positions', 'rotary_fraction', 'rotary_base', 'window'),
-)
+# Keys besides those of the layers on which the function of parameter tokens depends. Embeddings,
+# the final norm and the head are the source's.
+_OF_TOKENS = ('model.kind', 'model.pattern', 'model.width', 'model.norm_epsilon')
+_OF_LAYERS = ('model.layer.', 'model.variants')
 
 
 def check_mergeable(ours: ModelConfig, theirs: ModelConfig) -> None:
@@ -57,27 +55,30 @@ def check_mergeable(ours: ModelConfig, theirs: ModelConfig) -> None:
   Raises:
     UserError: they do not, or there are none.
   """
-  if ours.projection != 'pattention':
-    raise UserError(f'a model with projection={ours.projection} has no parameter tokens to merge')
-  for name in _OF_TOKENS:
-    a, b = getattr(ours, name), getattr(theirs, name)
-    if a != b:
+  if not pattentions(ours):
+    raise UserError('this model is a Transformer, which has no parameter tokens to merge')
+  for path, a, b in config_lib.differences(ours, theirs, 'model.'):
+    of_tokens = path in _OF_TOKENS or path.startswith(_OF_LAYERS)
+    if of_tokens and not path.endswith(('.tokens', '.reference')):
       raise UserError(
-        f'model.{name} is {a!r} in the source and {b!r} in the added one, whose tokens would not '
+        f'{path} is {a!r} in the source and {b!r} in the added one, whose tokens would not '
         'compute the same here; merge runs that agree in it'
       )
 
 
 def other_scale(ours: ModelConfig, theirs: ModelConfig) -> str | None:
   """Return a sentence if the added tokens get another scale than the one they were trained with."""
-  references = [getattr(model.reference_tokens, kind) for kind in KINDS for model in (ours, theirs)]
-  if references[::2] == references[1::2]:
+  there = pattentions(theirs)
+  differing = [
+    f'{name} {there[name].reference} there and {here.reference} here'
+    for name, here in pattentions(ours).items()
+    if there[name].reference != here.reference
+  ]
+  if not differing:
     return None
-  pairs = zip(KINDS, references[::2], references[1::2], strict=True)
-  found = ', '.join(f'{kind} {b} there and {a} here' for kind, a, b in pairs if a != b)
   return (
-    f'the added tokens were trained with other reference counts ({found}); they get the scale of '
-    'the source, which changes their weights'
+    f'the added tokens were trained with other reference counts ({", ".join(differing)}); they get '
+    'the scale of the source, which changes their weights'
   )
 
 
@@ -90,13 +91,13 @@ def additions(meta: Meta, directory: paths.Path) -> list[list[str]]:
   """
   if meta.contents == 'added_tokens':
     return [meta.lineage[-1].tokens_of.splitlines()]
-  after = [(a.source, a.model.param_tokens) for a in meta.lineage[1:]]
-  after.append((str(paths.absolute(directory)), meta.config.model.param_tokens))
+  after = [(a.source, token_counts(a.model)) for a in meta.lineage[1:]]
+  after.append((str(paths.absolute(directory)), token_counts(meta.config.model)))
   found = [[meta.lineage[0].source if meta.lineage else after[-1][0]]]
   for ancestor, (run, counts) in zip(meta.lineage, after, strict=False):
     if ancestor.action == 'merge':
       found.append(ancestor.tokens_of.splitlines())
-    elif ancestor.action == 'grow' and counts != ancestor.model.param_tokens:
+    elif ancestor.action == 'grow' and counts != token_counts(ancestor.model):
       found.append([run])
     elif ancestor.action == 'remove' and len(found) > 1:
       found.pop()
@@ -151,34 +152,34 @@ def _same_arrays(ours: Meta, theirs: Meta) -> bool:
 
 
 def check_smaller(before: ModelConfig, after: ModelConfig) -> None:
-  """Checks the counts of a shrunken model.
+  """Check the counts of a shrunken model.
 
   Raises:
     UserError: there are no counts, one is larger, or none is smaller.
   """
-  if before.projection != 'pattention':
-    raise UserError(f'a model with projection={before.projection} has no parameter tokens to drop')
-  for kind in KINDS:
-    old, new = getattr(before.param_tokens, kind), getattr(after.param_tokens, kind)
-    if new > old:
-      raise UserError(f'param_tokens.{kind} is {old}, and shrink cannot make {new} of it')
-  if before.param_tokens == after.param_tokens:
+  smaller = token_counts(after)
+  for name, old in token_counts(before).items():
+    if smaller[name] > old:
+      raise UserError(
+        f'{name} has {old} parameter tokens, and shrink cannot make {smaller[name]} of them'
+      )
+  if smaller == token_counts(before):
     raise UserError(
       'nothing would shrink; give smaller counts by --param_tokens=qkv=N,proj=N,ffn=N'
     )
 
 
 def extract(state: State, model: ModelConfig, last: Ancestor) -> State:
-  """The added tokens of a state, and nothing else."""
+  """Return the added tokens of a state, and nothing else."""
   sizes = tokens.counts(models.define(last.model))
   cut = jax.jit(lambda params: tokens.extract(params, models.define(model).axes, sizes))
   return {'params': cut(state['params'])}
 
 
-def read_added(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> tuple[TokenCounts, Params]:
-  """The tokens of a checkpoint from `extract`, or all those of a model, and how many they are."""
+def read_added(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> tuple[dict[str, int], Params]:
+  """Read the tokens of a checkpoint from `extract`, or all of a model; return counts and tokens."""
   counts = added_counts(meta)
-  definition = models.define(dataclasses.replace(meta.config.model, param_tokens=counts))
+  definition = models.define(config_lib.with_token_counts(meta.config.model, counts))
   none = jax.tree.map(lambda _: 0, definition.abstract)
   abstract = jax.eval_shape(
     lambda: tokens.extract(definition.init(jax.random.key(0)), definition.axes, none)
@@ -187,7 +188,7 @@ def read_added(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> tuple[TokenC
 
 
 def merge(state: State, added: Params, model: ModelConfig, config: GrowConfig) -> State:
-  """Appends tokens to those of a state; their moments are zero."""
+  """Append tokens to those of a state; their moments are zero."""
   axes = models.define(model).axes
 
   def append(more: Params, params: Params) -> Params:
@@ -198,7 +199,7 @@ def merge(state: State, added: Params, model: ModelConfig, config: GrowConfig) -
 
 
 def remove(state: State, model: ModelConfig, before: ModelConfig, config: GrowConfig) -> State:
-  """Takes the tokens out that are not in `before`."""
+  """Take out the tokens that are not in `before`."""
   axes, sizes = models.define(model).axes, tokens.counts(models.define(before))
 
   def first(params: Params) -> Params:
@@ -208,7 +209,7 @@ def remove(state: State, model: ModelConfig, before: ModelConfig, config: GrowCo
 
 
 def shrink(state: State, task: Task, after: ModelConfig, batch: Batch, config: GrowConfig) -> State:
-  """Keeps the tokens that are most important for a batch, of the task of the old model."""
+  """Keep the tokens that are most important for a batch of the old model's task."""
   definition, sizes = task.definition, tokens.counts(models.define(after))
 
   def loss(params: Params, examples: Batch) -> jax.Array:

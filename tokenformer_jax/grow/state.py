@@ -1,52 +1,64 @@
-"""Which growth it is, whether it is exact, and the pure function over a whole training state."""
+"""Growth as a pure function over a whole training state: checked, and exact or said not to be."""
 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from tokenformer_jax.config import GrowConfig, ModelConfig, TokenCounts
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import (
+  GrowConfig,
+  ModelConfig,
+  PattentionConfig,
+  pattentions,
+)
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import tokens, widen
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.model.pattention import ZERO_AT_ZERO
 from tokenformer_jax.runs.checkpoint_meta import Lineage
 from tokenformer_jax.steps import optim
 from tokenformer_jax.steps.step import State
 
 TOKEN_METHODS = ('zero_keys', 'duplicate', 'random')
 _COPYING = ('duplicate', 'net2net', 'hypercloning')
-KINDS = tuple(field.name for field in dataclasses.fields(TokenCounts))
 
 
 class ByArray(Protocol):
-  """A growth, array by array: from a path, an old array and its salt to the new one."""
+  """A growth, array by array."""
 
-  def param(self, path: tokens.Path, old: jax.Array, salt: jax.Array) -> jax.Array: ...
+  def param(self, path: tokens.Path, old: jax.Array, salt: jax.Array) -> jax.Array:
+    """Return the parameter at `path` after growth; for the salt see `tokens.drawing_key`."""
 
-  def moment(self, path: tokens.Path, old: jax.Array, order: int) -> jax.Array: ...
+  def moment(self, path: tokens.Path, old: jax.Array, order: int) -> jax.Array:
+    """Return Adam's moment of that parameter, of the order 1 or 2."""
 
 
-def grown_model(model: ModelConfig, param_tokens: TokenCounts, config: GrowConfig) -> ModelConfig:
-  """The larger model, with the reference counts that `config.scale` leaves or makes.
+def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfig) -> ModelConfig:
+  """Return the larger model, with the reference counts that `config.scale` keeps or makes.
 
-  `resize` has them grow as the counts do, so that a model that never kept its scale has τ = √N.
+  `resize` multiplies them by what the counts grow by, so that a model that never kept its scale has
+  τ = √N.
+
+  Args:
+    model: with all reference counts filled in.
+    counts: numbers of parameter tokens by the names of `config.pattentions`; others stay.
+    config: its scale, and its method.
   """
   resize = (config.scale or _own_scale(config.method)) == 'resize'
 
-  def reference(kind: str) -> int:
-    old = getattr(model.reference_tokens, kind)
-    factor = getattr(param_tokens, kind) / getattr(model.param_tokens, kind) if resize else 1
-    return round(old * factor)
+  def grown(old: PattentionConfig, count: int) -> PattentionConfig:
+    reference = round(old.reference * count / old.tokens) if resize else old.reference
+    return dataclasses.replace(old, tokens=count, reference=reference)
 
-  references = TokenCounts(**{kind: reference(kind) for kind in KINDS})
-  return dataclasses.replace(model, param_tokens=param_tokens, reference_tokens=references)
+  old = pattentions(model)
+  new = {name: grown(one, counts.get(name, one.tokens)) for name, one in old.items()}
+  return config_lib.with_pattentions(model, new)
 
 
 def _own_scale(method: str) -> str:
@@ -54,27 +66,22 @@ def _own_scale(method: str) -> str:
 
 
 def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
-  """Checks that the growth can be made.
+  """Check that the growth can be made.
 
   Raises:
-    UserError: a count becomes smaller, something else than the method changes would change, or new
-      tokens could never learn.
+    UserError: the method is for other models, a count becomes smaller, a key would change that the
+      method does not change, or new tokens could never learn.
   """
+  if source != target:
+    check_method(source, config.method)
   by_tokens = config.method in TOKEN_METHODS
-  changes = ('param_tokens', 'reference_tokens') if by_tokens else ('width', 'heads', 'ffn_width')
-  for field in dataclasses.fields(ModelConfig):
-    old, new = getattr(source, field.name), getattr(target, field.name)
-    if field.compare and old != new and field.name not in changes:
+  changes = ('tokens', 'reference') if by_tokens else ('width', 'heads')
+  for path, new, old in config_lib.differences(target, source, 'model.'):
+    if path.rpartition('.')[2] not in changes:
       raise UserError(
-        f'model.{field.name} is {old!r} in the source and {new!r} in the target; growth by '
-        f'{config.method} changes {" and ".join(changes)} only'
+        f'{path} is {old!r} in the source and {new!r} in the target; growth by {config.method} '
+        f'changes {" and ".join(changes)} only'
       )
-  if by_tokens != (source.projection == 'pattention') and source != target:
-    raise UserError(
-      f'method {config.method} is for models with projection='
-      f'{"pattention" if by_tokens else "dense"}, and this one has {source.projection}; choose '
-      f'{"net2net, net2net_fill or hypercloning" if by_tokens else ", ".join(TOKEN_METHODS)}'
-    )
   if not 0 <= config.noise < math.inf:
     raise UserError(f'noise is {config.noise}; it must be a finite number and not negative')
   if config.noise and config.method not in _COPYING:
@@ -89,18 +96,19 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
   if not by_tokens:
     widen.check(source, target, config.method)
     return
-  for kind in KINDS:
-    old, new = getattr(source.param_tokens, kind), getattr(target.param_tokens, kind)
+  larger = config_lib.token_counts(target)
+  for name, old in config_lib.token_counts(source).items():
+    new = larger[name]
     if new < old:
       raise UserError(
-        f'param_tokens.{kind} is {old} in the source, and {new} is smaller; growth only adds '
+        f'{name} has {old} parameter tokens in the source, and {new} are fewer; growth only adds '
         '(python -m tokenformer_jax.grow shrink drops the least important ones)'
       )
     if config.method == 'duplicate' and new % old:
       raise UserError(
-        f'param_tokens.{kind}={new} is not a multiple of the {old} that the source has; duplicate '
-        f'copies every token as often as the others: take {old * max(2, round(new / old))}, or '
-        'method=zero_keys'
+        f'{name}={new} is not a multiple of the {old} parameter tokens that the source has; '
+        f'duplicate copies every token as often as the others: take '
+        f'{old * max(2, round(new / old))}, or method=zero_keys'
       )
   if config.method == 'zero_keys' and config.new_values == 'zero':
     raise UserError(
@@ -110,7 +118,7 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
 
 
 def inexact(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> str | None:
-  """Why the grown model will not compute what the source did, or None if it will."""
+  """Return why the grown model will not compute what the source does, or None if it will."""
   if source == target:
     return None
   if config.noise:
@@ -121,41 +129,43 @@ def inexact(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> str
     return None
   if config.method == 'random':
     return 'the scores of random keys enter the norm of every row, and their values the output'
-  for kind in KINDS:
-    old, new = getattr(source.param_tokens, kind), getattr(target.param_tokens, kind)
-    before, after = (getattr(model.reference_tokens, kind) for model in (source, target))
-    if config.method == 'duplicate' and before * new != after * old:
-      return (
-        f'the tokens of {kind} are there {new // old} times, and so must the reference count be: '
-        f'it is {before}, then {after}; use scale=resize'
+  larger = pattentions(target)
+  reasons = (
+    tokens.inexact(name, old, larger[name], config.method)
+    for name, old in pattentions(source).items()
+  )
+  return next(filter(None, reasons), None)
+
+
+def check_method(model: ModelConfig, method: str) -> None:
+  """Check that a model has what a method grows: parameter tokens, or nothing but matrices.
+
+  Raises:
+    UserError: it has the other.
+  """
+  if method in TOKEN_METHODS:
+    if not pattentions(model):
+      raise UserError(
+        f'method {method} adds parameter tokens, and this model has none; choose net2net, '
+        'net2net_fill or hypercloning'
       )
-    if config.method == 'duplicate' and new > old and source.row_epsilon:
-      return (
-        f'model.row_epsilon={source.row_epsilon} counts for less beside the norm of {new // old} '
-        'times as many scores; use method=zero_keys, which is exact with it'
-      )
-    if config.method == 'zero_keys' and before != after:
-      return (
-        f'the reference count of {kind} changes from {before} to {after}, and with it the scale of '
-        'every old token; use scale=keep'
-      )
-    if config.method == 'zero_keys' and new > old and source.score not in ZERO_AT_ZERO:
-      return (
-        f'with score={source.score} a token of score 0 has the weight of exp(0), not 0; use '
-        'method=duplicate, which is exact for it'
-      )
-  return None
+  elif pattentions(model):
+    raise UserError(
+      f'method {method} is for Transformers, and this model has parameter tokens; choose '
+      f'{", ".join(TOKEN_METHODS)}'
+    )
 
 
 def by_array(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> ByArray:
-  """The growth from one model to another, array by array; `check` has passed."""
+  """Return the growth from one model to another, array by array; `check` has passed."""
   definition = models.define(source)
   if config.method == 'net2net_fill':
     return widen.FilledBlocks(models.define(target), config)
   if config.method not in TOKEN_METHODS:
     return widen.CopiedUnits(definition.info, source, target, config)
-  new = {k: getattr(target.param_tokens, k) - getattr(source.param_tokens, k) for k in KINDS}
-  added = dataclasses.replace(target, param_tokens=TokenCounts(**new))
+  before = config_lib.token_counts(source)
+  new = {name: count - before[name] for name, count in config_lib.token_counts(target).items()}
+  added = config_lib.with_token_counts(target, new)
   old, all_ = tokens.counts(definition), tokens.counts(models.define(target))
   copies = {
     path: tokens.lookup(all_, path) // max(1, count)
@@ -168,7 +178,7 @@ ToArray = Callable[[tokens.Path, jax.Array, jax.Array], jax.Array]
 
 
 def map_arrays(f: ToArray, tree: Params) -> Params:
-  """Maps a function of path, array and salt over a tree of parameters."""
+  """Map a function of path, array and salt over a tree of parameters."""
   return jax.tree.map_with_path(lambda path, old: f(path, old, tokens.salt_of(path)), tree)
 
 
@@ -179,11 +189,11 @@ def grow(
   config: GrowConfig,
   map_arrays: Callable[[ToArray, Params], Params] = map_arrays,
 ) -> State:
-  """The state of the larger model: parameters, moments and counters.
+  """Grow a state: parameters, moments and counters.
 
   A pure function: traced under jit with the target's shardings (`step.state_shardings`), no host or
-  device ever holds more than its part. Its arrays do not depend on each other, so they can be made
-  one after the other, too (`files.read_and_grow`).
+  device ever holds more than its part. Its arrays do not depend on each other:
+  `files.read_and_grow` makes one after the other.
 
   Args:
     state: of a run of the source model (see `step.initial_state`), whatever the settings of its
@@ -215,7 +225,7 @@ def map_trees(
   of_params: Callable[[Params], Params],
   of_moments: Callable[[int, Params], Params],
 ) -> State:
-  """Maps the parameters of a state and its moments (with their order), and sets the counters."""
+  """Map the parameters of a state and its moments (with their order), and set the counters."""
   known = (optax.ScaleByAdamState, optax.ScaleByScheduleState)
   restart = config.step == 'restart'
 
@@ -240,7 +250,7 @@ def map_trees(
 
 
 def last_growth(lineage: Lineage, model: ModelConfig) -> optim.LastGrowth | None:
-  """What the optimizer has to know of how `model` came to be, or None if it was only trained."""
+  """Return what the optimizer must know of the last growth, or None if there was none."""
   if not lineage:
     return None
   last = lineage[-1]

@@ -1,8 +1,7 @@
 """The table that the grow command prints: what a growth changes."""
 
-from tokenformer_jax.config import ModelConfig
-from tokenformer_jax.grow.state import KINDS
-from tokenformer_jax.grow.widen import hidden_width
+from tokenformer_jax.config import ModelConfig, pattentions, token_counts
+from tokenformer_jax.grow import widen
 from tokenformer_jax.model import flops, models
 
 _BYTES = 12  # of a parameter in training: itself and Adam's two moments, in float32
@@ -10,18 +9,17 @@ _TILE = 128  # the width of a TPU's matrix unit
 
 
 def render(before: ModelConfig, after: ModelConfig, length: int) -> str:
-  """A row for each quantity, before and after; FLOPs are for examples of `length` positions."""
+  """Return a row for each quantity, before and after; FLOPs are for `length` positions."""
   rows = [('', 'before', 'after', '')]
-  if after.projection == 'pattention':
-    for kind in KINDS:
-      rows.append(_row(f'{kind} tokens', *(getattr(m.param_tokens, kind) for m in (before, after))))
-    for kind in KINDS:
-      name = f'{kind} reference count (τ²)'
-      rows.append(_row(name, *(getattr(m.reference_tokens, kind) for m in (before, after))))
+  if old := pattentions(before):
+    new = pattentions(after)
+    for name, one in old.items():
+      rows.append(_row(f'{name} tokens', one.tokens, new[name].tokens))
+    for name, one in old.items():
+      rows.append(_row(f'{name} reference count (τ²)', one.reference, new[name].reference))
   else:
-    rows.append(_row('width', before.width, after.width))
-    rows.append(_row('heads', before.heads, after.heads))
-    rows.append(_row('feed-forward width', hidden_width(before), hidden_width(after)))
+    names = ('width', 'heads', 'feed-forward width')
+    rows += map(_row, names, widen.sizes(before), widen.sizes(after))
   counts = [models.define(model).count for model in (before, after)]
   rows.append(_row('parameters', *counts))
   rows.append(_row('MiB with Adam moments', *(count * _BYTES / 2**20 for count in counts)))
@@ -35,14 +33,11 @@ def render(before: ModelConfig, after: ModelConfig, length: int) -> str:
 
 
 def advice(model: ModelConfig) -> list[str]:
-  """A sentence for every count of parameter tokens that does not fill a TPU's matrix unit."""
-  if model.projection != 'pattention':
-    return []
-  counts = {kind: getattr(model.param_tokens, kind) for kind in KINDS}
+  """Return a sentence for every count of tokens that does not fill a TPU's matrix unit."""
   return [
-    f"{kind}={count} is not a multiple of {_TILE}, the width of a TPU's matrix unit; "
+    f"{name}={count} is not a multiple of {_TILE}, the width of a TPU's matrix unit; "
     f'{-(-count // _TILE) * _TILE} costs it the same time'
-    for kind, count in counts.items()
+    for name, count in token_counts(model).items()
     if count % _TILE
   ]
 

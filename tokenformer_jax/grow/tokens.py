@@ -1,4 +1,4 @@
-"""Parameter tokens added to a model, and taken out of it.
+"""Parameter tokens that are added to a model, and taken out of it.
 
 Everything goes by the logical axis `param_tokens`; new tokens stand behind the old ones. Functions
 work on trees of arrays and on single arrays alike, are pure, and can be traced under jit.
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tokenformer_jax.config import GrowConfig
+from tokenformer_jax.config import GrowConfig, PattentionConfig
 from tokenformer_jax.model.params import Definition, ParamInfo, Params, Role, token_axis
 from tokenformer_jax.parallel.sharding import Axes, is_axes
 
@@ -19,7 +19,7 @@ Path = tuple[Any, ...]
 
 
 def lookup(tree: Any, path: Path) -> Any:
-  """The entry of nested dicts at a path of `jax.tree_util`."""
+  """Return the entry of nested dicts at a path of `jax.tree_util`."""
   for key in path:
     tree = tree[key.key]
   return tree
@@ -35,7 +35,7 @@ def counts(definition: Definition) -> Params:
 
 
 class MoreTokens:
-  """How every array of a model with more parameter tokens is made of the old one.
+  """Makes every array of a model with more parameter tokens from the old one.
 
   Args:
     added: a model with the new tokens and no others, which says how they are drawn.
@@ -47,7 +47,7 @@ class MoreTokens:
     self._added, self._copies, self._config = added, copies, config
 
   def param(self, path: Path, old: jax.Array, salt: jax.Array) -> jax.Array:
-    """The parameter at `path` after growth; for the salt see `drawing_key`."""
+    """Return the parameter at `path` after growth; for the salt see `drawing_key`."""
     info = lookup(self._added.info, path)
     axis = info.token_axis
     if axis is None or not self._new(path, axis):
@@ -64,7 +64,7 @@ class MoreTokens:
     return jnp.concatenate([old, fresh], axis)
 
   def moment(self, path: Path, old: jax.Array, order: int) -> jax.Array:
-    """Adam's moment of the given order; new tokens start at zero.
+    """Return Adam's moment of the given order; new tokens start at zero.
 
     The value of a copy has the whole gradient of the old value, hence its moments. The gradient of
     its key is a sum over the entries of the value that the copy has, 1/c of them for c copies: 1/c
@@ -97,8 +97,44 @@ class MoreTokens:
     return jnp.concatenate([first, noisy], axis)
 
 
+def inexact(name: str, old: PattentionConfig, new: PattentionConfig, method: str) -> str | None:
+  """Return why a grown projection does not compute what the old one did, or None if it does.
+
+  Args:
+    name: of the projection.
+    old: before the growth.
+    new: after it.
+    method: `zero_keys` or `duplicate`.
+  """
+  grows = new.tokens > old.tokens
+  if method == 'duplicate':
+    times = new.tokens // old.tokens
+    if old.reference * new.tokens != new.reference * old.tokens:
+      return (
+        f'{name} has every token {times} times after it, and its reference count changes from '
+        f'{old.reference} to {new.reference} instead of {old.reference * times}; use scale=resize'
+      )
+    if grows and old.score.row_epsilon:
+      return (
+        f'row_epsilon={old.score.row_epsilon} of {name} is smaller against the norm of {times} '
+        'times as many scores; use method=zero_keys, which is exact with it'
+      )
+    return None
+  if old.reference != new.reference:
+    return (
+      f'the reference count of {name} changes from {old.reference} to {new.reference}, and with it '
+      'the scale of every old token; use scale=keep'
+    )
+  if grows and not old.score.zero_at_zero:
+    return (
+      f'the score {old.score.kind} of {name} gives a new token, whose key is zero, the weight of '
+      'exp(0) and not 0; use method=duplicate, which is exact for it'
+    )
+  return None
+
+
 def owners(key: jax.Array, shape: tuple[int, ...], copies: int | jax.Array) -> jax.Array:
-  """Draws for every entry of an array the copy that gets it; the other copies get 0.
+  """Draw for every entry of an array the copy that gets it; the other copies get 0.
 
   The copies add up to the array without rounding, in any floating-point format, and no two are
   equal. Equal copies would have equal gradients, and would stay equal for ever.
@@ -112,17 +148,17 @@ def owners(key: jax.Array, shape: tuple[int, ...], copies: int | jax.Array) -> j
 
 
 def salt_of(path: Path) -> np.uint32:
-  """What makes the draws of one array differ from another's: the same in every process."""
+  """Return what makes the draws of one array differ from another's, equal in all processes."""
   return np.uint32(zlib.crc32(jax.tree_util.keystr(path, simple=True, separator='/').encode()))
 
 
 def drawing_key(seed: int, salt: jax.Array) -> jax.Array:
-  """The key of an array's draws; with the salt as an argument, equal shapes share a program."""
+  """Return the key of an array's draws; a salt as an argument lets equal shapes share a program."""
   return jax.random.fold_in(jax.random.key(seed), salt)
 
 
 def with_noise(array: jax.Array, noise: float, key: jax.Array) -> jax.Array:
-  """Adds normal noise of `noise` times the array's root mean square."""
+  """Add normal noise of `noise` times the array's root mean square."""
   if not noise:
     return array
   scale = noise * jnp.sqrt(jnp.mean(jnp.square(array)))
@@ -130,7 +166,7 @@ def with_noise(array: jax.Array, noise: float, key: jax.Array) -> jax.Array:
 
 
 def merge(params: Params, added: Params, axes: Params) -> Params:
-  """Appends the parameter tokens of another model, or those from `extract`, to a model's own.
+  """Append the parameter tokens of another model, or those from `extract`, to a model's own.
 
   Args:
     params: the model; what has no parameter tokens is taken from it.
@@ -147,7 +183,7 @@ def merge(params: Params, added: Params, axes: Params) -> Params:
 
 
 def extract(params: Params, axes: Params, old_tokens: Params) -> Params:
-  """The parameter tokens behind the first `old_tokens` (as from `counts`) of each array, alone.
+  """Return the tokens behind the first `old_tokens` (as from `counts`) of each array, alone.
 
   Arrays that have none of them are left out: files hold no empty arrays.
   """
@@ -162,7 +198,7 @@ def extract(params: Params, axes: Params, old_tokens: Params) -> Params:
 
 
 def remove(params: Params, axes: Params, old_tokens: Params) -> Params:
-  """The model without the tokens that `extract` gives; bit for bit what it was if nothing moved."""
+  """Return the model without what `extract` gives: the one before if no old token moved."""
 
   def first(names: Axes, array: jax.Array, old: int) -> jax.Array:
     axis = token_axis(names)
@@ -172,7 +208,7 @@ def remove(params: Params, axes: Params, old_tokens: Params) -> Params:
 
 
 def shrink(params: Params, axes: Params, importance: Params, target_counts: Params) -> Params:
-  """Keeps the most important tokens of each layer, in their order.
+  """Keep the most important tokens of each layer, in their order.
 
   Args:
     params: the parameters, or a moment of them.

@@ -12,54 +12,110 @@ so the width must be a multiple of the old one; heads keep their width. The unit
 feed-forward layer may become any number with net2net.
 """
 
+import dataclasses
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tokenformer_jax.config import GrowConfig, ModelConfig
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import GrowConfig, MLPConfig, ModelConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow.tokens import Path, drawing_key, lookup, owners, with_noise
+from tokenformer_jax.model.layers import hidden_width
 from tokenformer_jax.model.params import Definition, ParamInfo, Params, Role
 
 
-def hidden_width(model: ModelConfig) -> int:
-  """The number of units inside the feed-forward layer."""
-  return model.ffn_width or 4 * model.width
+class Sizes(NamedTuple):
+  """The sizes that a Transformer grows by."""
+
+  width: int
+  heads: int
+  hidden: int  # units inside the feed-forward layer
+
+  @property
+  def head_width(self) -> int:
+    return self.width // self.heads
+
+
+def sizes(model: ModelConfig) -> Sizes:
+  """Return the sizes of a Transformer.
+
+  Raises:
+    UserError: its layers do not have the same sizes.
+  """
+  layers = [*model.layers.values()]
+  if model.pool == 'attention':
+    layers.append(model.layer)  # which the pool is made as
+  parts = [part for layer in layers for _, part in config_lib.parts(layer)]
+  heads = {part.heads for part in parts if hasattr(part, 'heads')}
+  hidden = {hidden_width(part, model) for part in parts if isinstance(part, MLPConfig)}
+  if len(heads) > 1 or len(hidden) > 1:
+    raise UserError(
+      'the layers of this model have different numbers of heads or widths of their feed-forward '
+      'parts; a Transformer is made wider only if all its layers have the same'
+    )
+  return Sizes(model.width, *(heads or {1}), *(hidden or {0}))
+
+
+def resized(
+  model: ModelConfig,
+  width: int | None = None,
+  heads: int | None = None,
+  ffn_width: int | None = None,
+) -> ModelConfig:
+  """Return a Transformer with other sizes; None: that of the model, heads in step with the width.
+
+  Raises:
+    UserError: see `sizes`; or the width is not a multiple of the heads.
+  """
+  old = sizes(model)
+  width = width or model.width
+  heads = heads or max(1, round(old.heads * width / old.width))
+  if width % heads:
+    raise UserError(f'width {width} is not a multiple of {heads} heads; give --heads=N as well')
+
+  def other(path: str, part: Any) -> Any:
+    del path
+    if isinstance(part, MLPConfig):
+      return dataclasses.replace(part, width=ffn_width or part.width)
+    return dataclasses.replace(part, heads=heads) if hasattr(part, 'heads') else part
+
+  wider = model.map_layers(lambda name, layer: config_lib.map_parts(layer, other))
+  return dataclasses.replace(wider, width=width)
 
 
 def check(source: ModelConfig, target: ModelConfig, method: str) -> None:
-  """Checks that the method can make `target` of `source`.
+  """Check that the method can make `target` of `source`.
 
   Raises:
     UserError: it cannot; the message says why.
   """
-  for name, old, new in (
-    ('width', source.width, target.width),
-    ('ffn_width', hidden_width(source), hidden_width(target)),
-    ('heads', source.heads, target.heads),
-  ):
+  before, after = sizes(source), sizes(target)
+  for name, old, new in zip(('width', 'heads', 'ffn_width'), before, after, strict=True):
     if new < old:
       raise UserError(f'the model has {name}={old}, and {new} is smaller; it can only grow')
   if method == 'net2net_fill':
     return
-  if target.width % source.width:
+  if after.width % before.width:
     raise UserError(
-      f'width {target.width} is not a multiple of the {source.width} that the model has, so '
+      f'width {after.width} is not a multiple of the {before.width} that the model has, so '
       f'{method} would change what LayerNorm computes; take a multiple, or method=net2net_fill, '
       'which is not exact'
     )
-  if source.width * target.heads != target.width * source.heads:
+  if before.head_width != after.head_width:
     raise UserError(
-      f'{target.heads} heads of width {target.width // target.heads} were asked for; {method} '
-      f'keeps the width of heads, {source.width // source.heads}, so width {target.width} has '
-      f'{target.width * source.heads // source.width} heads'
+      f'{after.heads} heads of width {after.head_width} were asked for; {method} keeps the width '
+      f'of heads, {before.head_width}, so width {after.width} has '
+      f'{after.width // before.head_width} heads'
     )
-  if method == 'hypercloning' and hidden_width(target) % hidden_width(source):
+  if method == 'hypercloning' and before.hidden and after.hidden % before.hidden:
     raise UserError(
-      f'ffn_width {hidden_width(target)} is not a multiple of the {hidden_width(source)} that the '
-      'model has, which hypercloning needs; take a multiple, or method=net2net'
+      f'ffn_width {after.hidden} is not a multiple of the {before.hidden} that the model has, '
+      'which hypercloning needs; take a multiple, or method=net2net'
     )
-  if target.width > source.width and source.tied_head and source.final_norm != 'affine':
+  if after.width > before.width and source.tied_head and source.final_norm != 'affine':
     raise UserError(
       f'a tied head under final_norm={source.final_norm} cannot be widened exactly: only a final '
       'norm with parameters can divide by the number of copies; use method=net2net_fill'
@@ -67,27 +123,25 @@ def check(source: ModelConfig, target: ModelConfig, method: str) -> None:
 
 
 class CopiedUnits:
-  """How every array of the wider model is made of the old one, for net2net and hypercloning."""
+  """Makes every array of the wider model from the old one, for net2net and hypercloning."""
 
   def __init__(self, info: Params, source: ModelConfig, target: ModelConfig, config: GrowConfig):
     self._info, self._config = info, config
     self._tied = any(one.role is Role.TIED_EMBEDDING for one in jax.tree.leaves(info))
     rng = np.random.default_rng(config.seed)
     tile = config.method == 'hypercloning'
-    head_width = source.width // source.heads
-    width = _balanced(rng, source.width, target.width, tile=tile)
-    heads = _balanced(rng, source.heads, target.heads, tile=tile)
-    hidden = np.arange(hidden_width(target)) % hidden_width(source)
-    if not tile:
-      hidden[hidden_width(source) :] = rng.integers(
-        hidden_width(source), size=len(hidden) - hidden_width(source)
-      )
-    entries = (heads[:, None] * head_width + np.arange(head_width)).ravel()
+    before, after = sizes(source), sizes(target)
+    width = _balanced(rng, before.width, after.width, tile=tile)
+    heads = _balanced(rng, before.heads, after.heads, tile=tile)
+    hidden = np.arange(after.hidden) % max(1, before.hidden)
+    if not tile and after.hidden > before.hidden:
+      hidden[before.hidden :] = rng.integers(before.hidden, size=after.hidden - before.hidden)
+    entries = (heads[:, None] * before.head_width + np.arange(before.head_width)).ravel()
     # For every new unit of an axis the old one that it copies.
     self._units = {'width': width, 'norm': width, 'heads': entries, 'hidden': hidden}
 
   def param(self, path: Path, old: jax.Array, salt: jax.Array) -> jax.Array:
-    """The parameter at `path` of the wider model; for the salt see `drawing_key`."""
+    """Return the parameter at `path` of the wider model; for the salt see `drawing_key`."""
     info, new = lookup(self._info, path), old
     names, reading = info.axes, _reading_axis(info)
     key = drawing_key(self._config.seed, salt)
@@ -103,7 +157,7 @@ class CopiedUnits:
     return with_noise(new, self._config.noise, key)
 
   def moment(self, path: Path, old: jax.Array, order: int) -> jax.Array:
-    """Adam's moment: that of the gradient the wider model has, which its copies share.
+    """Return Adam's moment, of the gradient of the wider model, which copies share.
 
     Every weight that reads a unit reads one of its c copies, so that a copy has 1/c of the mean
     gradient and, as parts of random signs add up, 1/c of the mean square.
@@ -121,7 +175,7 @@ class CopiedUnits:
     return new
 
   def _split(self, array: jax.Array, name: str, axis: int, key: jax.Array) -> jax.Array:
-    """Gives each weight that reads a unit to one of the unit's copies."""
+    """Give each weight that reads a unit to one of the unit's copies."""
     units = self._units[name]
     shape = [-1 if i == axis else 1 for i in range(array.ndim)]
     copies = jnp.asarray(np.bincount(units).reshape(shape))
@@ -130,7 +184,7 @@ class CopiedUnits:
     return jnp.where(mine, jnp.take(array, units, axis=axis), 0)
 
   def _divides_for_the_head(self, info: ParamInfo) -> bool:
-    """Return whether it is of the norm before a tied head, in whose place it divides."""
+    """Return whether an array is of the norm before a tied head, which divides for the head."""
     return self._tied and info.depth is None and info.role in (Role.GAIN, Role.BIAS)
 
   def _copies(self, name: str, axis: int, ndim: int) -> jax.Array:
@@ -146,7 +200,7 @@ def _reading_axis(info: ParamInfo) -> int | None:
 
 
 def _earlier_copies(units: np.ndarray) -> np.ndarray:
-  """For every new unit how many before it copy the same old one."""
+  """Count for every new unit how many before it copy the same old one."""
   order = np.argsort(units, kind='stable')
   in_order = units[order]
   earlier = np.empty_like(units)
@@ -155,27 +209,27 @@ def _earlier_copies(units: np.ndarray) -> np.ndarray:
 
 
 class FilledBlocks:
-  """How every array of the wider model is made of the old one, for net2net_fill."""
+  """Makes every array of the wider model from the old one, for net2net_fill."""
 
   def __init__(self, target: Definition, config: GrowConfig):
     self._target, self._config = target, config
 
   def param(self, path: Path, old: jax.Array, salt: jax.Array) -> jax.Array:
-    """The parameter at `path` of the wider model: new, with the old one in its first corner."""
+    """Return a new parameter with the old one in its first corner."""
     initializer = lookup(self._target.info, path).initializer
     shape = lookup(self._target.abstract, path).shape
     fresh = initializer(drawing_key(self._config.seed, salt), shape, old.dtype)
     return fresh.at[tuple(slice(size) for size in old.shape)].set(old)
 
   def moment(self, path: Path, old: jax.Array, order: int) -> jax.Array:
-    """Adam's moment, zero for what is new."""
+    """Return Adam's moment, zero for new entries."""
     del order
     shape = lookup(self._target.abstract, path).shape
     return jnp.zeros(shape, old.dtype).at[tuple(slice(size) for size in old.shape)].set(old)
 
 
 def _balanced(rng: np.random.Generator, old: int, new: int, *, tile: bool) -> np.ndarray:
-  """For each of `new` units the old one that it copies; each as often, the first ones in order."""
+  """Return the old unit that each of `new` units copies, all equally often, the first in order."""
   rounds = [np.arange(old)]
   rounds += [np.arange(old) if tile else rng.permutation(old) for _ in range(new // old - 1)]
   return np.concatenate(rounds)

@@ -1,4 +1,4 @@
-r"""Show what the parameter tokens of a trained model respond to, and which of them are used.
+r"""Show what the parameter tokens of a trained model answer to, and which of them are used.
 
   tokenformer inspect --source=runs/lm_stdlib --text='def main(' --out=heat.png
 
@@ -8,9 +8,8 @@ cause them, and draws the maps. It counts on more text how many parameter tokens
 model that has grown, it compares the new tokens with the old ones.
 """
 
-import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,14 @@ import numpy as np
 from absl import flags
 
 from tokenformer_jax import cli, messages
+from tokenformer_jax import config as config_lib
 from tokenformer_jax.data import held_out, text
 from tokenformer_jax.decoding.trained import Trained
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.inspection import picture, report
 from tokenformer_jax.inspection.model import load, maps, measure, old_tokens
 from tokenformer_jax.inspection.weights import names as names_of
+from tokenformer_jax.inspection.weights import pattentions
 from tokenformer_jax.parallel import hosts
 
 
@@ -40,7 +41,7 @@ def define_flags() -> None:
     "Tokens to measure usage on: from the files of --text, else from the run's held-out text.",
     lower_bound=1,
   )
-  flags.DEFINE_string('layer', 'all', 'The index of a layer, the first is 0; or all.')
+  flags.DEFINE_string('layer', 'all', 'The number of a layer in the model, the first is 0; or all.')
   flags.DEFINE_list('kinds', None, 'Pattentions of a layer, such as query,ffn; by default all.')
   flags.DEFINE_integer(
     'top_k', 5, 'Parameter tokens to list for each Pattention, and inputs of each.', lower_bound=1
@@ -56,7 +57,7 @@ def run() -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-  """Print the tables, and write the heat map and the JSON file if they are asked for."""
+  """Run the command."""
   del argv
   values = flags.FLAGS
   if values.out and Path(values.out).suffix not in picture.SUFFIXES:
@@ -67,26 +68,21 @@ def main(argv: Sequence[str]) -> None:
     text.open_source(values.text, 'text', '--text')
   model = load(values.source)
   old = old_tokens(model)
-  layers = _layers(values.layer, model.meta.config.model.layers)
-  kinds = _kinds(values.kinds, names_of(model.definition))
+  chosen = _chosen(model)
   shown, name, corpus, corpus_name = _read_text(model)
   names = report.labels(model.tokenizer, shown.tolist())
-  found = {
-    layer: {kind: by_kind[kind] for kind in kinds}
-    for layer, by_kind in maps(model, shown, layers).items()
-  }
-  if values.out:  # Draw before the slower measurement, to report a missing library at once.
+  found = _only(chosen, maps(model, shown, list(chosen)))
+  if values.out:  # Before what takes longer, so that a missing library is told at once.
     _write(values.out, '--out', picture.draw(found, names, old).savefig)
   strongest = report.strongest_rows(found, values.top_k)
   print(f'{values.source}, step {model.meta.step}: the first {len(shown)} tokens of {name}\n')
   print(report.strongest_table(strongest, names), flush=True)
-  used = measure(model, corpus)
-  used = {kind: used[kind] for kind in kinds}
-  counted = report.usage_rows(used, layers)
+  used = _only(chosen, measure(model, corpus))
+  counted = report.usage_rows(used)
   print(f'\nusage on {len(corpus):,} tokens of {corpus_name}\n')
   print(report.usage_table(counted))
   growth = None
-  if old is not None and (aged := report.age_rows(used, old, layers)):
+  if old is not None and (aged := report.age_rows(used, old)):
     last = model.meta.lineage[-1]
     growth = {'action': last.action, 'source': last.source, 'step': last.step, 'layers': aged}
     print(f'\nold and new tokens: {last.action} at step {last.step} of {last.source}\n')
@@ -96,12 +92,12 @@ def main(argv: Sequence[str]) -> None:
     content = {
       'source': values.source,
       'step': model.meta.step,
-      'model': dataclasses.asdict(model.meta.config.model),
+      'model': config_lib.to_json(model.meta.config.model),
       'text': {'name': name, 'ids': shown.tolist(), 'labels': names},
       'strongest': strongest,
       'usage': {'text': corpus_name, 'positions': len(corpus), 'layers': counted},
       'growth': growth,
-      'tokens': report.token_rows(used, layers),
+      'tokens': report.token_rows(used),
       'definitions': report.DEFINITIONS,
     }
     written = json.dumps(content, ensure_ascii=False) + '\n'
@@ -109,7 +105,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _read_text(model: Trained) -> tuple[np.ndarray, str, np.ndarray, str]:
-  """Return the ids to show with their text's name, and the ids to measure usage on with theirs."""
+  """Return the ids to show and the name of their text, and those to measure usage on."""
   values, config, tokenizer = flags.FLAGS, model.meta.config, model.tokenizer
   if values.text.startswith('files:'):
     try:
@@ -128,9 +124,36 @@ def _read_text(model: Trained) -> tuple[np.ndarray, str, np.ndarray, str]:
   # In training a document follows an end of document, so prepend one.
   ids = np.append(tokenizer.end_of_document, ids).astype(np.int32)
   length = values.length
-  if config.model.positions == 'learned':
+  if config.model.position_embedding == 'learned':
     length = min(length, config.model.max_length)
   return ids[:length], name, corpus, corpus_name
+
+
+def _chosen(model: Trained) -> dict[int, list[str]]:
+  """Return the Pattentions that --layer and --kinds ask for, by layer.
+
+  Raises:
+    UserError: there are none, or no such layer or kind.
+  """
+  known = pattentions(model.definition)
+  layers = _layers(flags.FLAGS.layer, len(known))
+  kinds = _kinds(flags.FLAGS.kinds, names_of(model.definition))
+  chosen = {layer: [kind for kind in kinds if kind in known[layer]] for layer in layers}
+  if not any(chosen.values()):
+    (layer,) = layers  # all of them have all kinds
+    here = ', '.join(known[layer])
+    raise UserError(
+      f'layer {layer} has no parameter tokens of {", ".join(kinds)}; it has '
+      f'{f"those of {here}" if here else "none at all"}, so take another --layer'
+    )
+  return {layer: kinds for layer, kinds in chosen.items() if kinds}
+
+
+def _only(
+  chosen: Mapping[int, Sequence[str]], found: Mapping[int, Mapping[str, Any]]
+) -> dict[int, dict[str, Any]]:
+  """Return what was found for the chosen layers and kinds."""
+  return {layer: {kind: found[layer][kind] for kind in kinds} for layer, kinds in chosen.items()}
 
 
 def _layers(asked: str, layers: int) -> list[int]:

@@ -2,10 +2,11 @@
 
   model = load('runs/lm_stdlib')
   ids = model.tokenizer.encode('def main(')
-  maps(model, ids, [0])[0]['ffn']     the weights [T, N] of the feed-forward Pattention of layer 0
-  measure(model, ids)['ffn'].unused   which of its parameter tokens are unused, [L, N]
+  maps(model, ids, [0])[0]['ffn']        the weights [T, N] of its feed-forward Pattention
+  measure(model, ids)[0]['ffn'].unused   which of its parameter tokens are unused, [N]
 
-The results are numpy; `weights.py` has the functions to trace in a jit of one's own.
+Results are by the number of the layer in the model, from 0 on, and are numpy; `weights.py` has the
+functions to trace in a jit of one's own.
 """
 
 from collections.abc import Sequence
@@ -13,15 +14,14 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from tokenformer_jax import config as config_lib
 from tokenformer_jax.decoding import trained
 from tokenformer_jax.decoding.trained import Trained
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import last_growth
 from tokenformer_jax.grow.tokens import lookup
 from tokenformer_jax.inspection import usage
-from tokenformer_jax.inspection.weights import compiled_maps, names
-from tokenformer_jax.inspection.weights import paths as paths_of
-from tokenformer_jax.model.params import Role
+from tokenformer_jax.inspection.weights import compiled_maps, pattentions
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
@@ -46,21 +46,23 @@ def check_has_tokens(meta: Meta, directory: paths.Path) -> None:
     UserError: it is something else.
   """
   checkpoint.check_is_language_model(meta, directory)
-  if meta.config.model.projection != 'pattention':
-    raise UserError(
-      f'{directory} is a Transformer (model.projection=dense): it has no parameter tokens to '
-      'look into'
-    )
+  if not config_lib.pattentions(meta.config.model):
+    raise UserError(f'{directory} is a Transformer: it has no parameter tokens to look into')
 
 
-def old_tokens(model: Trained) -> dict[str, int] | None:
-  """Return how many tokens of each kind the last growth found, or None if it added none."""
+def old_tokens(model: Trained) -> dict[int, dict[str, int]] | None:
+  """Return how many tokens the last growth found, by layer and kind, or None if it added none."""
   growth = last_growth(model.meta.lineage, model.config.model)
   if growth is None:
     return None
-  keys = paths_of(model.definition, Role.KEY)
-  counts = {name: lookup(growth.old_tokens, path) for name, path in keys.items()}
-  now = {name: lookup(model.params, path).shape[1] for name, path in keys.items()}
+  layers = pattentions(model.definition)
+  counts = {
+    number: {name: lookup(growth.old_tokens, one.keys) for name, one in layer.items()}
+    for number, layer in enumerate(layers)
+  }
+  now = {
+    number: {name: one.tokens for name, one in layer.items()} for number, layer in enumerate(layers)
+  }
   return None if counts == now else counts
 
 
@@ -72,14 +74,14 @@ def maps(
   with jax.set_mesh(model.mesh):
     (batch,) = usage.batches(np.asarray(ids)[None], 1, model.mesh)
     found = {layer: run(model.params, batch, layer) for layer in layers}
+  known = pattentions(model.definition)
   return {
-    layer: {name: np.asarray(of_layer[name]) for name in names(model.definition)}
+    layer: {name: np.asarray(of_layer[name, one.tokens]) for name, one in known[layer].items()}
     for layer, of_layer in found.items()
   }
 
 
-def measure(model: Trained, ids: np.ndarray) -> dict[str, usage.Usage]:
-  """Return the usage on a corpus of ids [P], cut into sequences as long as those of training."""
-  config = model.meta.config
-  rows = usage.as_rows(ids, config.data.sequence_length)
-  return usage.measure(model.definition, config.model, model.params, rows, model.mesh)
+def measure(model: Trained, ids: np.ndarray) -> dict[int, dict[str, usage.Usage]]:
+  """Measure usage on a corpus of ids [P], cut into sequences as long as those of training."""
+  rows = usage.as_rows(ids, model.config.data.sequence_length)
+  return usage.measure(model.definition, model.params, rows, model.mesh)

@@ -27,9 +27,9 @@ _HIGHEST = 20_000  # the most pixels of the figure's height
 def draw(
   maps: Mapping[int, Mapping[str, np.ndarray]],
   names: Sequence[str],
-  old: Mapping[str, int] | None = None,
+  old: Mapping[int, Mapping[str, int]] | None = None,
 ) -> 'Figure':
-  """Return a figure with a panel for each layer and kind.
+  """Draw a figure with a panel for each layer and kind.
 
   For a long text the panels of a layer stand side by side. For a short text they stand in several
   lines, to avoid a figure that is a thin strip. All panels of a kind share one colour scale. The
@@ -39,9 +39,9 @@ def draw(
   are all zero, as after a growth, are hatched.
 
   Args:
-    maps: weights [T, N] by layer and kind.
-    names: labels of the input tokens.
-    old: the number of old parameter tokens of each kind; a line separates them from the new ones.
+    maps: by layer and kind, weights [T, N].
+    names: of the input tokens.
+    old: how many parameter tokens are old, by layer and kind; a line parts them from the new ones.
 
   Raises:
     UserError: matplotlib is not installed.
@@ -53,30 +53,33 @@ def draw(
     raise UserError(
       'matplotlib, which draws the heat map, is not installed; run pip install -e ".[plot]"'
     ) from error
-  widths = {kind: _panel_width(a.shape[1]) for kind, a in next(iter(maps.values())).items()}
+  widths = {
+    layer: {kind: _panel_width(map_TxN.shape[1]) for kind, map_TxN in of_layer.items()}
+    for layer, of_layer in maps.items()
+  }
   row = float(np.clip(3 / len(names), *_ROW_INCHES))
   panel = max(_LEAST_INCHES, row * len(names)) + _FRAME_INCHES
-  lines = _lines(widths, max(_LINE_INCHES, 2.5 * panel))
-  height = len(maps) * len(lines) * panel + _BAR_INCHES
+  most = max(_LINE_INCHES, 2.5 * panel)
+  rows = [(layer, line) for layer, own in widths.items() for line in _lines(own, most)]
+  height = len(rows) * panel + _BAR_INCHES
   figure = Figure(
-    figsize=(max(sum(widths[kind] for kind in line) for line in lines) + 1, height),
+    figsize=(max(sum(widths[layer][kind] for kind in line) for layer, line in rows) + 1, height),
     dpi=min(150, _HIGHEST / height),
     layout='constrained',
   )
-  rows = [(layer, line) for layer in maps for line in lines]
   grid = figure.add_gridspec(len(rows) + 1, 1, height_ratios=[*[panel] * len(rows), _BAR_INCHES])
   images = {}
   for place, (layer, line) in zip(grid, rows, strict=False):
-    cells = place.subgridspec(1, len(line), width_ratios=[widths[kind] for kind in line])
+    cells = place.subgridspec(1, len(line), width_ratios=[widths[layer][kind] for kind in line])
     for i, (cell, kind) in enumerate(zip(cells, line, strict=True)):
       axes, map_TxN = figure.add_subplot(cell), maps[layer][kind]
-      limit = _limit([by_kind[kind] for by_kind in maps.values()])
-      images[kind] = _panel(axes, map_TxN, limit, round(widths[kind] * _COLUMNS_PER_INCH))
+      limit = _limit([of_layer[kind] for of_layer in maps.values() if kind in of_layer])
+      images[kind] = _panel(axes, map_TxN, limit, round(widths[layer][kind] * _COLUMNS_PER_INCH))
       axes.set_title(f'layer {layer}, {kind}', fontsize=9)
       if layer == list(maps)[-1]:
         axes.set_xlabel('parameter token', fontsize=8)
-      if old is not None and old[kind] < map_TxN.shape[1]:
-        _mark_new(axes, map_TxN, old[kind])
+      if old is not None and old[layer][kind] < map_TxN.shape[1]:
+        _mark_new(axes, map_TxN, old[layer][kind])
       if i == 0:
         axes.set_yticks(range(len(names)), [_drawable(name) for name in names])
         axes.set_ylabel('input token', fontsize=8)
@@ -91,7 +94,7 @@ def draw(
 
 
 def _lines(widths: Mapping[str, float], most: float) -> list[list[str]]:
-  """Return the kinds in lines, each at most `most` inches wide."""
+  """Split the kinds of a layer into lines that are at most so wide."""
   lines: list[list[str]] = [[]]
   for kind, width in widths.items():
     if lines[-1] and sum(widths[k] for k in lines[-1]) + width > most:
@@ -101,13 +104,13 @@ def _lines(widths: Mapping[str, float], most: float) -> list[list[str]]:
 
 
 def _limit(maps: Sequence[np.ndarray]) -> float:
-  """Return the weight at which the colour scale of a kind ends."""
+  """Return the weight at which the colours of a kind end."""
   sizes = np.concatenate([np.abs(map_TxN).ravel() for map_TxN in maps])
   return float(np.quantile(sizes, 0.999)) or float(sizes.max()) or 1.0
 
 
 def _mark_new(axes: 'Axes', map_TxN: np.ndarray, old: int) -> None:
-  """Separate new parameter tokens from old ones, and hatch the new ones if all weigh nothing."""
+  """Part new parameter tokens from old ones, and say so if no new one has a weight."""
   axes.axvline(old - 0.5, color='black', linewidth=0.8)
   if label := axes.get_xlabel():
     axes.set_xlabel(f'{label}: old | new', fontsize=8)
@@ -136,12 +139,12 @@ def _panel(axes: 'Axes', map_TxN: np.ndarray, limit: float, columns: int) -> 'Ax
 
 
 def _panel_width(tokens: int) -> float:
-  """Return the width in inches, which grows with the parameter tokens within bounds."""
+  """Return inches: more for more parameter tokens, within reason."""
   return min(max(2.5, tokens / _COLUMNS_PER_INCH), 8)
 
 
 def _pooled(map_TxN: np.ndarray, columns: int) -> tuple[np.ndarray, int]:
-  """Pool neighbouring columns by their largest weight; return them and the tokens they cover."""
+  """Pool neighbours by their largest weight; return the columns and how many they stand for."""
   length, tokens = map_TxN.shape
   each = -(-tokens // columns)
   count = -(-tokens // each) * each
@@ -151,7 +154,7 @@ def _pooled(map_TxN: np.ndarray, columns: int) -> tuple[np.ndarray, int]:
 
 
 def _drawable(name: str) -> str:
-  """Shorten a label, and replace characters that matplotlib's own font lacks."""
+  """Shorten a label, and write characters that matplotlib's own font lacks as codes."""
   from matplotlib import font_manager  # noqa: PLC0415
 
   font = font_manager.get_font(font_manager.findfont('DejaVu Sans'))

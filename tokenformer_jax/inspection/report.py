@@ -1,4 +1,4 @@
-"""Format the results of `inspect` as rows for JSON and as tables for a terminal."""
+"""Rows for JSON and tables for a terminal, of what was seen."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,7 +28,7 @@ def labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 
 
 def strongest_rows(maps: Mapping[int, Mapping[str, np.ndarray]], top_k: int) -> list[Row]:
-  """Return the parameter tokens with the largest weights, with the positions of these weights.
+  """Return the parameter tokens with the largest weights, and the positions that have these.
 
   Args:
     maps: weights [T, N] by layer and kind. Weights may be negative; their absolute value counts.
@@ -45,40 +45,39 @@ def strongest_rows(maps: Mapping[int, Mapping[str, np.ndarray]], top_k: int) -> 
   return rows
 
 
-def usage_rows(usage: Mapping[str, Usage], layers: Sequence[int]) -> list[Row]:
-  """Return how many parameter tokens of each layer and kind are used and unused."""
+def usage_rows(usage: Mapping[int, Mapping[str, Usage]]) -> list[Row]:
+  """Count the parameter tokens that are used, and those that are not, by layer and kind."""
   return [
     {
       'layer': layer,
       'kind': kind,
-      'tokens': found.mean.shape[1],
-      'dead': int(found.dead[layer].sum()),
-      'unused': int(found.unused[layer].sum()),
-      'nearly_unused': int(found.nearly_unused[layer].sum()),
-      'for_90_percent': int(found.tokens_for(0.9)[layer]),
+      'tokens': len(found.mean),
+      'dead': int(found.dead.sum()),
+      'unused': int(found.unused.sum()),
+      'nearly_unused': int(found.nearly_unused.sum()),
+      'for_90_percent': found.tokens_for(0.9),
     }
-    for layer in layers
-    for kind, found in usage.items()
+    for layer, of_layer in usage.items()
+    for kind, found in of_layer.items()
   ]
 
 
 def age_rows(
-  usage: Mapping[str, Usage], old: Mapping[str, int], layers: Sequence[int]
+  usage: Mapping[int, Mapping[str, Usage]], old: Mapping[int, Mapping[str, int]]
 ) -> list[Row]:
-  """Compare the old tokens with the new ones for each layer and kind that has new tokens.
+  """Compare the old tokens of each layer and kind with the new ones, where there are new ones.
 
   Args:
-    usage: the usage by kind.
-    old: the number of tokens of each kind before the last growth.
-    layers: the layers to report.
+    usage: by layer and kind.
+    old: how many tokens there were before the last growth, by layer and kind.
   """
   rows = []
-  for layer in layers:
-    for kind, found in usage.items():
-      first, count = old[kind], found.mean.shape[1]
+  for layer, of_layer in usage.items():
+    for kind, found in of_layer.items():
+      first, count = old[layer][kind], len(found.mean)
       if first == count:
         continue
-      unused = found.nearly_unused[layer]
+      unused = found.nearly_unused
       rows.append(
         {
           'layer': layer,
@@ -86,7 +85,7 @@ def age_rows(
           'old': first,
           'new': count - first,
           'new_share_of_tokens': (count - first) / count,
-          'new_share_of_contribution': float(found.share[layer, first:].sum()),
+          'new_share_of_contribution': float(found.share[first:].sum()),
           'nearly_unused_old': int(unused[:first].sum()),
           'nearly_unused_new': int(unused[first:].sum()),
         }
@@ -94,8 +93,8 @@ def age_rows(
   return rows
 
 
-def token_rows(usage: Mapping[str, Usage], layers: Sequence[int]) -> list[Row]:
-  """Return every figure of every parameter token, as lists for each layer and kind."""
+def token_rows(usage: Mapping[int, Mapping[str, Usage]]) -> list[Row]:
+  """Return every figure of every parameter token, a list for each layer and kind."""
 
   def listed(values: np.ndarray) -> list[float]:
     return [float(f'{value:.6g}') for value in values]
@@ -104,19 +103,19 @@ def token_rows(usage: Mapping[str, Usage], layers: Sequence[int]) -> list[Row]:
     {
       'layer': layer,
       'kind': kind,
-      'mean': listed(found.mean[layer]),
-      'root_mean_square': listed(found.root_mean_square[layer]),
-      'largest': listed(found.largest[layer]),
-      'value_norm': listed(found.value_norms[layer]),
-      'contribution': listed(found.contribution[layer]),
+      'mean': listed(found.mean),
+      'root_mean_square': listed(found.root_mean_square),
+      'largest': listed(found.largest),
+      'value_norm': listed(found.value_norms),
+      'contribution': listed(found.contribution),
     }
-    for layer in layers
-    for kind, found in usage.items()
+    for layer, of_layer in usage.items()
+    for kind, found in of_layer.items()
   ]
 
 
 def strongest_table(rows: Sequence[Row], names: Sequence[str]) -> str:
-  """Format the rows of `strongest_rows`; `names` are the labels of the input tokens."""
+  """Return the rows of `strongest_rows` as text; `names` are the labels of the input tokens."""
   lines = [('layer', 'kind', 'token', 'input tokens (position) and its weights for them')]
   for row in rows:
     inputs = (f'{names[i["position"]]} ({i["position"]}) {i["weight"]:.2f}' for i in row['inputs'])
@@ -125,7 +124,7 @@ def strongest_table(rows: Sequence[Row], names: Sequence[str]) -> str:
 
 
 def usage_table(rows: Sequence[Row]) -> str:
-  """Format the rows of `usage_rows`."""
+  """Return the rows of `usage_rows` as text."""
   head = ('layer', 'kind', 'tokens', 'dead', 'unused', 'nearly unused', 'for 90 %')
   lines = [
     tuple(f'{value:,}' if type(value) is int else value for value in r.values()) for r in rows
@@ -134,7 +133,7 @@ def usage_table(rows: Sequence[Row]) -> str:
 
 
 def age_table(rows: Sequence[Row]) -> str:
-  """Format the rows of `age_rows`."""
+  """Return the rows of `age_rows` as text."""
   head = ('layer', 'kind', 'old', 'new', 'new: of tokens', 'of contribution')
   lines = [(*head, 'nearly unused: old', 'new')]
   for row in rows:
@@ -145,7 +144,7 @@ def age_table(rows: Sequence[Row]) -> str:
 
 
 def _aligned(lines: Sequence[Sequence[str]], left: Sequence[int]) -> str:
-  """Align columns; those in `left` to the left and the others to the right."""
+  """Align columns, each as wide as its cells need, numbers to the right."""
   widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
   return '\n'.join(
     '  '.join(

@@ -7,7 +7,7 @@ its parameter tokens as the measure, a token is
   dead           if its key and its value are zero and the score function gives a score of 0 the
                  weight 0: it adds nothing, and has no gradient, so it never will
   unused         if at no position |w| ‖v‖₂ is more than 1/1000 of the mean contribution
-  nearly unused  if its contribution is less than 1/100 of the mean (unused ones are, too)
+  nearly unused  if its contribution is less than 1/100 of the mean (unused ones are as well)
 
 A token with a zero key and a value, as growth adds them, is unused and not dead: it learns.
 
@@ -23,11 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.grow.tokens import lookup
-from tokenformer_jax.inspection.weights import Sums, compiled_sums, names, paths
-from tokenformer_jax.model.params import Definition, Params, Role
-from tokenformer_jax.model.pattention import ZERO_AT_ZERO
+from tokenformer_jax.inspection.weights import Found, Sums, compiled_sums, pattentions
+from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.parallel import sharding
 
 UNUSED = 1e-3  # of the mean contribution, at every position
@@ -38,7 +36,7 @@ _WEIGHTS_AT_ONCE = 2**24  # on a device: 64 MiB in float32
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Usage:
-  """Of one Pattention in all layers; arrays are [L, N].
+  """How much the parameter tokens of one Pattention are used; arrays are [N].
 
   Attributes:
     positions: how many positions of text it was measured on.
@@ -63,65 +61,78 @@ class Usage:
 
   @property
   def share(self) -> np.ndarray:
-    """Each token's part of the contribution of all, which adds up to 1 in a layer (or to 0)."""
-    total = self.contribution.sum(axis=1, keepdims=True)
-    return self.contribution / np.where(total, total, 1)
+    """Each token's part of the contribution of all; the parts add up to 1, or to 0."""
+    return self.contribution / (self.contribution.sum() or 1)
 
   @property
   def unused(self) -> np.ndarray:
-    measure = self.contribution.mean(axis=1, keepdims=True)
-    return self.largest * self.value_norms <= UNUSED * measure
+    """Which tokens are unused: see this module."""
+    return self.largest * self.value_norms <= UNUSED * self.contribution.mean()
 
   @property
   def nearly_unused(self) -> np.ndarray:
-    return self.contribution <= NEARLY_UNUSED * self.contribution.mean(axis=1, keepdims=True)
+    """Which tokens are nearly unused: see this module."""
+    return self.contribution <= NEARLY_UNUSED * self.contribution.mean()
 
-  def tokens_for(self, fraction: float) -> np.ndarray:
-    """The least number of tokens that make this fraction of the contribution, [L]."""
-    reached = np.cumsum(np.sort(self.share, axis=1)[:, ::-1], axis=1)
-    return np.sum(reached < fraction * reached[:, -1:], axis=1) + 1
+  def tokens_for(self, fraction: float) -> int:
+    """Return the least number of tokens that make this fraction of the contribution."""
+    reached = np.cumsum(np.sort(self.share)[::-1])
+    return int(np.sum(reached < fraction * reached[-1])) + 1
 
 
 def measure(
-  definition: Definition, model: ModelConfig, params: Params, rows: np.ndarray, mesh: Mesh
-) -> dict[str, Usage]:
-  """Runs a text through a model, a few rows at a time, and returns the usage by Pattention.
+  definition: Definition, params: Params, rows: np.ndarray, mesh: Mesh
+) -> dict[int, dict[str, Usage]]:
+  """Measure usage on a text, a few rows of it at a time.
 
   Args:
     definition: of the model, from `define_lm`; it says the dtype.
-    model: with projection='pattention'.
-    params: its parameters, anywhere on the mesh.
+    params: of the model, anywhere on the mesh.
     rows: token ids [R, T]; −1 is padding at the end of a row.
     mesh: to run on.
+
+  Returns:
+    By the number of the layer, from 0 on, and the name of the Pattention.
   """
-  keys, values = (paths(definition, role) for role in (Role.KEY, Role.VALUE))
-  most = max(lookup(definition.abstract, path).shape[1] for path in keys.values())
+  layers = pattentions(definition)
+  most = max(one.tokens for layer in layers for one in layer.values())
   at_once = max(1, _WEIGHTS_AT_ONCE // (rows.shape[1] * most))
   run = compiled_sums(definition, mesh)
   total = None
   with jax.set_mesh(mesh):
     for batch in batches(rows, at_once, mesh):
       new = jax.tree.map(lambda a: np.asarray(a, np.float64), run(params, batch))
-      total = new if total is None else {name: _add(total[name], new[name]) for name in new}
-    found = {name: (lookup(params, keys[name]), lookup(params, values[name])) for name in keys}
-    norms, zeros = jax.jit(_of_tokens, out_shardings=sharding.replicated(mesh))(found)
-  positions = int(np.sum(rows >= 0))
-  zero_at_zero = model.score in ZERO_AT_ZERO
-  return {
-    name: Usage(
-      positions=positions,
-      mean=total[name].total / positions,
-      root_mean_square=np.sqrt(total[name].squares / positions),
-      largest=total[name].largest,
-      value_norms=np.asarray(norms[name], np.float64),
-      dead=np.asarray(zeros[name]) & zero_at_zero,
+      total = new if total is None else jax.tree.map(_add, total, new, is_leaf=_is_sums)
+    arrays = {
+      (one.layer.stack, name): (lookup(params, one.keys), lookup(params, one.values))
+      for layer in layers
+      for name, one in layer.items()
+    }
+    norms, zeros = jax.device_get(
+      jax.jit(_of_tokens, out_shardings=sharding.replicated(mesh))(arrays)
     )
-    for name in names(definition)
+  positions = int(np.sum(rows >= 0))
+
+  def usage(name: str, one: Found) -> Usage:
+    stack, index = one.layer
+    found = Sums(*(array[index] for array in total[stack][name]))
+    return Usage(
+      positions=positions,
+      mean=found.total / positions,
+      root_mean_square=np.sqrt(found.squares / positions),
+      largest=found.largest,
+      value_norms=np.asarray(norms[stack, name][index], np.float64),
+      dead=zeros[stack, name][index] & one.zero_at_zero,
+    )
+
+  return {
+    number: {name: usage(name, one) for name, one in layer.items()}
+    for number, layer in enumerate(layers)
   }
 
 
 def batches(rows: np.ndarray, at_once: int, mesh: Mesh) -> list[jax.Array]:
-  """Rows [R, T] as batches on the mesh, equal in size; the last one is filled up with padding.
+  """Split rows [R, T] into batches of equal size on the mesh; padding fills up the last one.
 
   Args:
     rows: token ids.
@@ -137,7 +148,7 @@ def batches(rows: np.ndarray, at_once: int, mesh: Mesh) -> list[jax.Array]:
 
 
 def as_rows(ids: np.ndarray, length: int) -> np.ndarray:
-  """Token ids [P] cut into rows [R, T ≤ length], the last one filled up with padding."""
+  """Cut token ids [P] into rows [R, T ≤ length]; padding fills up the last one."""
   length = min(length, len(ids))
   rows = np.full((-(-len(ids) // length), length), -1, np.int32)
   rows.ravel()[: len(ids)] = ids
@@ -148,9 +159,13 @@ def _add(a: Sums, b: Sums) -> Sums:
   return Sums(a.total + b.total, a.squares + b.squares, np.maximum(a.largest, b.largest))
 
 
+def _is_sums(node: object) -> bool:
+  return isinstance(node, Sums)
+
+
 def _of_tokens(
-  keys_and_values: dict[str, tuple[jax.Array, jax.Array]],
-) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+  keys_and_values: dict[tuple[str, str], tuple[jax.Array, jax.Array]],
+) -> tuple[dict[tuple[str, str], jax.Array], dict[tuple[str, str], jax.Array]]:
   """Return ‖v‖₂ of every parameter token, and whether its key and its value are zero, [L, N]."""
   norms, zeros = {}, {}
   for name, (keys, values) in keys_and_values.items():

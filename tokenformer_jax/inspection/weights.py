@@ -1,9 +1,11 @@
 """The weights Θ(x Kᵀ) of a model's Pattentions, taken from its own forward pass.
 
-Each is an attention map: of the tokens of the text over the parameter tokens. `sums` and `maps` run
-inside a jit, on any mesh and in any dtype, and neither keeps the weights of more than one layer.
+Each is an attention map: of the tokens of a text over the parameter tokens. `sums` and `maps` run
+inside a jit, on any mesh and in any dtype, and neither keeps the weights of all layers.
 
-The Pattentions of a layer have the names of their modules: `query` is `attention/query`.
+The Pattentions of a layer have the names of their modules: `query` is `attention/query`. Layers of
+several kinds have Pattentions of other names and sizes. Layers of one kind that stand at one place
+of a pattern are a stack (see `model/trunk.py`).
 """
 
 import functools
@@ -12,112 +14,180 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
+from tokenformer_jax.config.layer import SCORES
 from tokenformer_jax.grow.tokens import Path
-from tokenformer_jax.model.blocks import Block
+from tokenformer_jax.model import trunk
 from tokenformer_jax.model.lm import LM
 from tokenformer_jax.model.params import Definition, Params, Role
 from tokenformer_jax.model.pattention import Pattention
-from tokenformer_jax.model.stack import scan
+from tokenformer_jax.model.stack import scan_rows
+from tokenformer_jax.model.trunk import Layer, Place
 from tokenformer_jax.parallel import sharding
 
 
 class Sums(NamedTuple):
-  """Of the absolute weight |Θ| of every parameter token over positions, float32 [L, N]."""
+  """Sums of the absolute weight |Θ| of every parameter token over positions, float32 [L, N]."""
 
   total: jax.Array
   squares: jax.Array
   largest: jax.Array
 
 
-def names(definition: Definition) -> tuple[str, ...]:
-  """Return the names of the Pattentions of a layer, in the order in which it applies them."""
-  applied: list[str] = []
+class Found(NamedTuple):
+  """A Pattention of a layer.
 
-  def layer(block: Block, x: jax.Array, _: None) -> tuple[jax.Array, None]:
-    x, weights = _watched(block, x)
-    applied.extend(weights)
-    return x, None
+  Attributes:
+    layer: where the parameters of the layer are.
+    keys: the path of the stack's keys, [L, N, D].
+    values: the path of the stack's values.
+    tokens: N, the number of its parameter tokens.
+    zero_at_zero: whether its score function gives a score of 0 the weight 0.
+  """
+
+  layer: Place
+  keys: Path
+  values: Path
+  tokens: int
+  zero_at_zero: bool
+
+
+@functools.lru_cache(maxsize=4)
+def pattentions(definition: Definition) -> tuple[dict[str, Found], ...]:
+  """Return the Pattentions of each layer by name, in the order in which the layer applies them."""
+  arrays: dict[tuple[str, ...], dict[Role, Path]] = {}
+  for path, one in jax.tree_util.tree_leaves_with_path(definition.info):
+    arrays.setdefault(tuple(key.key for key in path[:-1]), {})[one.role] = path
+  places: list[Place] = []
+  of_stack: dict[str, dict[str, Found]] = {}
+
+  def found(place: Place, path: tuple[str, ...], module: Pattention) -> Found:
+    own = arrays['blocks', *filter(None, [place.stack]), *path]
+    zero_at_zero = SCORES[module.how['score']].zero_at_zero
+    return Found(place, own[Role.KEY], own[Role.VALUE], module.keys[...].shape[0], zero_at_zero)
 
   def run(params: Params, ids_BxT: jax.Array) -> jax.Array:
     model = definition.bind(params)
-    return scan(model.blocks, layer, model.embed(ids_BxT))[0]
+    places.extend(trunk.places(model.groups))
+    x_BxTxD = model.embed(ids_BxT)
+    for stacks in trunk.named_stacks(model.blocks, model.groups):
+      for stack, layers in stacks.items():
+        graphdef, state = nnx.split(layers)
+        block = nnx.merge(graphdef, jax.tree.map(lambda array: array[0], state))
+        modules = _pattentions(block)
+        x_BxTxD, weights = _watched(block, x_BxTxD)
+        of_stack[stack] = {name: found(Place(stack, 0), *modules[name]) for name in weights}
+    return x_BxTxD
 
   jax.eval_shape(run, definition.abstract, jax.ShapeDtypeStruct((1, 1), jnp.int32))
-  return tuple(dict.fromkeys(applied))
+  return tuple(
+    {name: one._replace(layer=place) for name, one in of_stack[place.stack].items()}
+    for place in places
+  )
 
 
-def paths(definition: Definition, role: Role) -> dict[str, Path]:
-  """Return where the layers' parameters of a role are, `KEY` or `VALUE`, by Pattention."""
-  found = [
-    path
-    for path, one in jax.tree_util.tree_leaves_with_path(definition.info)
-    if one.role is role and one.in_layers
-  ]
-  modules = [tuple(key.key for key in path[:-1]) for path in found]
-  return dict(zip(_short(modules), found, strict=True))
+def names(definition: Definition) -> tuple[str, ...]:
+  """Return the names of the Pattentions of all layers, each once, in the order of the layers."""
+  return tuple(dict.fromkeys(name for layer in pattentions(definition) for name in layer))
 
 
-def sums(model: LM, ids_BxT: jax.Array) -> dict[str, Sums]:
-  """Sums over all positions of a batch, reduced layer by layer as the model runs.
+def sums(model: LM, ids_BxT: jax.Array) -> dict[str, dict[str, Sums]]:
+  """Sum over all positions of a batch, layer by layer as the model runs.
 
   Args:
-    model: bound (`Definition.bind`), with projection='pattention'.
+    model: bound (`Definition.bind`), with parameter tokens.
     ids_BxT: token ids; an id of −1 is padding at the end of a row, and is not counted.
 
   Returns:
-    By name: sums of every layer and parameter token.
+    By stack and name: the sums of every layer of the stack and of every parameter token.
   """
   counted_BxTx1 = (ids_BxT >= 0)[..., None]
 
-  def layer(block: Block, x: jax.Array, _: None) -> tuple[jax.Array, dict[str, Sums]]:
+  def layer(block: Layer, x: jax.Array, _: jax.Array) -> tuple[jax.Array, dict[str, Sums]]:
     x, weights = _watched(block, x)
     sizes = jax.tree.map(lambda w: jnp.abs(jnp.where(counted_BxTx1, w, 0)), weights)
     return x, {
-      kind: Sums(
+      name: Sums(
         total=jnp.sum(size, axis=(0, 1)),
         squares=jnp.sum(jnp.square(size), axis=(0, 1)),
         largest=jnp.max(size, axis=(0, 1)),
       )
-      for kind, size in sizes.items()
+      for name, size in sizes.items()
     }
 
-  return scan(model.blocks, layer, model.embed(jnp.maximum(ids_BxT, 0)))[1]
+  return _run(model, layer, model.embed(jnp.maximum(ids_BxT, 0)))[1]
 
 
-def maps(model: LM, ids_BxT: jax.Array, layer: jax.Array | int) -> dict[str, jax.Array]:
-  """The weights of one layer, by name: float32 [B, T, N].
+def maps(model: LM, ids_BxT: jax.Array, layer: jax.Array | int) -> dict[tuple[str, int], jax.Array]:
+  """Return the weights of one layer.
 
   Args:
-    model: bound (`Definition.bind`), with projection='pattention'.
+    model: bound (`Definition.bind`), with parameter tokens.
     ids_BxT: token ids; −1 is padding at the end of a row, whose weights mean nothing.
-    layer: its index, which may be traced: all layers are one program.
+    layer: its number in the model, from 0 on. It may be traced: all layers are one program.
+
+  Returns:
+    By name and number N of parameter tokens, float32 [B, T, N]. What the layer has not is zero.
   """
 
-  def one(block: Block, carry: tuple[jax.Array, Any], index: jax.Array) -> tuple[Any, None]:
+  def one(block: Layer, carry: tuple[jax.Array, Any], number: jax.Array) -> tuple[Any, None]:
     x, kept = carry
     x, weights = _watched(block, x)
-    return (
-      x,
-      jax.tree.map(lambda new, old: jnp.where(index == layer, new, old), weights, kept),
-    ), None
+    new = {(name, array.shape[-1]): array for name, array in weights.items()}
+    chosen = {key: jnp.where(number == layer, array, kept[key]) for key, array in new.items()}
+    return (x, kept | chosen), None
 
-  x = model.embed(jnp.maximum(ids_BxT, 0))
-  found = _pattentions(model.blocks)
-  sizes = {name: getattr(*place).keys[...].shape for name, place in found.items()}
-  nothing = {name: jnp.zeros((*ids_BxT.shape, count)) for name, (_, count, _) in sizes.items()}
-  ((layers, *_), *_) = sizes.values()
-  (_, kept), _ = scan(model.blocks, one, (x, nothing), jnp.arange(layers))
+  sizes = {
+    (name, module.keys[...].shape[1])
+    for stacks in trunk.named_stacks(model.blocks, model.groups)
+    for layers in stacks.values()
+    for name, (_, module) in _pattentions(layers).items()
+  }
+  nothing = {(name, count): jnp.zeros((*ids_BxT.shape, count)) for name, count in sizes}
+  (_, kept), _ = _run(model, one, (model.embed(jnp.maximum(ids_BxT, 0)), nothing))
   return kept
+
+
+def _run(
+  model: LM, apply: Callable[[Layer, Any, jax.Array], tuple[Any, Any]], carry: Any
+) -> tuple[Any, dict[str, Any]]:
+  """Apply a function to all layers, one after the other.
+
+  Args:
+    model: has the layers.
+    apply: from a layer, what the last one handed on and the number of the layer, from 0 on, to what
+      it hands on and an output.
+    carry: what the first layer gets.
+
+  Returns:
+    What the last layer hands on, and the outputs of the layers of each stack, stacked.
+  """
+  outputs, first = {}, 0
+  for group, stacks in zip(
+    model.groups, trunk.named_stacks(model.blocks, model.groups), strict=True
+  ):
+    numbers = first + np.arange(group.size).reshape(group.count, len(stacks))
+    carry, found = scan_rows(
+      list(stacks.values()),
+      apply,
+      carry,
+      list(numbers.T),
+      remat='everything',  # nothing is differentiated
+      loop=group.count > 1,
+    )
+    outputs |= zip(stacks, found, strict=True)
+    first += group.size
+  return carry, outputs
 
 
 @functools.lru_cache(maxsize=4)  # A notebook asks again and again.
 def compiled_sums(
   definition: Definition, mesh: Mesh
-) -> Callable[[Params, jax.Array], dict[str, Sums]]:
-  """`sums` from parameters and ids, for `jax.set_mesh(mesh)`; every host gets all of the result."""
+) -> Callable[[Params, jax.Array], dict[str, dict[str, Sums]]]:
+  """Return `sums` of parameters and ids, for `jax.set_mesh(mesh)`; every host gets all of it."""
   return jax.jit(
     lambda params, ids: sums(definition.bind(params), ids),
     out_shardings=sharding.replicated(mesh),
@@ -127,8 +197,8 @@ def compiled_sums(
 @functools.lru_cache(maxsize=4)
 def compiled_maps(
   definition: Definition, mesh: Mesh
-) -> Callable[[Params, jax.Array, int], dict[str, jax.Array]]:
-  """`maps` of the first row [T, N] from parameters, ids and layer, for `jax.set_mesh(mesh)`."""
+) -> Callable[[Params, jax.Array, int], dict[tuple[str, int], jax.Array]]:
+  """Return `maps` of the first row [T, N], of parameters, ids and layer, for `jax.set_mesh`."""
   return jax.jit(
     lambda params, ids, layer: jax.tree.map(
       lambda map_BxTxN: map_BxTxN[0], maps(definition.bind(params), ids, layer)
@@ -148,33 +218,27 @@ class _Watched:
     return self._pattention(x, *out_heads)  # XLA computes what both have in common once.
 
 
-def _watched(block: Block, x_BxTxD: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """Run a block that nobody else has, as `scan` makes it.
+def _watched(block: Layer, x_BxTxD: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """Run a layer that nobody else has, as `scan_rows` makes it.
 
   Returns:
     Its output, and the weights [B, T, N] of its Pattentions in the order in which it applies them.
   """
   weights: dict[str, jax.Array] = {}
-  for name, (owner, attribute) in _pattentions(block).items():
+  modules = dict(nnx.iter_modules(block))
+  for name, (path, pattention) in _pattentions(block).items():
     see = functools.partial(weights.__setitem__, name)
-    setattr(owner, attribute, _Watched(getattr(owner, attribute), see))
+    setattr(modules[path[:-1]], path[-1], _Watched(pattention, see))
   x_BxTxD, _, _ = block(x_BxTxD)
   return x_BxTxD, weights
 
 
-def _pattentions(block: nnx.Module) -> dict[str, tuple[nnx.Module, str]]:
-  """Return the owner and the attribute of each Pattention of a layer, or of stacked layers."""
+def _pattentions(block: nnx.Module) -> dict[str, tuple[tuple[str, ...], Pattention]]:
+  """Return the path and the module of each Pattention of a layer, or of stacked layers, by name."""
   modules = dict(nnx.iter_modules(block))
-  found = [path for path, module in modules.items() if isinstance(module, Pattention)]
+  found = {path: module for path, module in modules.items() if isinstance(module, Pattention)}
+  last = [path[-1] for path in found]
   return {
-    name: (modules[path[:-1]], path[-1]) for name, path in zip(_short(found), found, strict=True)
+    path[-1] if last.count(path[-1]) == 1 else '/'.join(path): (path, module)
+    for path, module in found.items()
   }
-
-
-def _short(modules: list[tuple[Any, ...]]) -> list[str]:
-  """Return the last name of each module's path, or the whole path where another ends like it."""
-  last = [path[-1] for path in modules]
-  return [
-    name if last.count(name) == 1 else '/'.join(path)
-    for name, path in zip(last, modules, strict=True)
-  ]

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from tokenformer_jax.config import ModelConfig
+from tokenformer_jax.config import ModelConfig, RotaryConfig, SoftmaxConfig
 from tokenformer_jax.model import cache as caches
 from tokenformer_jax.model import splash
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.layers import projection
-from tokenformer_jax.model.trunk import FROM_START, Context
+from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, NOTHING, Aux, Context, Inputs
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.parallel.sharding import constrain
 
@@ -21,9 +21,9 @@ _MOST_BLOCKS = 16
 _MASKED = -1e30  # a score that softmax turns into 0
 
 
-def rotary_width(config: ModelConfig) -> int:
-  """How many entries of each head are rotated: an even number."""
-  return int(config.width // config.heads * config.rotary_fraction) // 2 * 2
+def rotary_width(head_width: int, fraction: float) -> int:
+  """Return how many entries of a head are rotated: an even number."""
+  return int(head_width * fraction) // 2 * 2
 
 
 def rotate(x_BxTxHxK: jax.Array, positions_BxT: jax.Array, *, width: int, base: float) -> jax.Array:
@@ -120,7 +120,7 @@ def _attend_block(
 
 
 def _sees(slots_T: jax.Array, keys_S: jax.Array, window: int) -> jax.Array:
-  """Which keys [T, S] the queries in these slots see: see `ModelConfig.window`."""
+  """Which keys [T, S] the queries in these slots see: see `SoftmaxConfig.window`."""
   distances_TxS = slots_T[:, None] - keys_S[None, :]
   seen_TxS = distances_TxS >= 0
   return seen_TxS & (distances_TxS < window) if window else seen_TxS
@@ -158,7 +158,7 @@ def attend(
 ) -> jax.Array:
   """Softmax attention of as many queries as keys, on [B, T, H, K] each, by `usable_kernel`.
 
-  `window` is that of `ModelConfig`, for causal attention. `head_width` is of `splash.attention`,
+  `window` is that of `SoftmaxConfig`, for causal attention. `head_width` is of `splash.attention`,
   the only one that takes heads filled with zeros.
   """
   batch, length, heads, _ = query.shape
@@ -195,38 +195,41 @@ def _attend_view(
   return jnp.einsum('BHTS,BHSK->BTHK', weights_BxHxTxS.astype(view.values.dtype), view.values)
 
 
-def length_flops(config: ModelConfig, length: int, *, causal: bool = True) -> float:
-  """Count the FLOPs of scores and weighted sums in all layers, for one of `length` positions.
-
-  That is 4 · D for each position that is seen (TokenFormer, Table 3). With a causal mask half of
-  them are, on average over positions, and less where a window W is shorter: W − W² / 2T.
-  """
-  seen = length
-  if causal:
-    window = min(config.window or length, length)
-    seen = window - window**2 / (2 * length) if length else 0
-  return config.layers * 4 * config.width * seen
-
-
 class Attention(nnx.Module):
-  """Multi-head attention whose query, key, value and output are projections."""
+  """Multi-head softmax attention whose query, key, value and output are projections."""
 
   def __init__(
     self,
-    config: ModelConfig,
+    config: SoftmaxConfig,
+    model: ModelConfig,
     *,
     causal: bool = True,
     compute: Compute,
     rngs: nnx.Rngs,
   ):
-    make = functools.partial(projection, config, compute=compute, rngs=rngs)
-    self.query, self.key, self.value = make('qkv'), make('qkv'), make('qkv')
-    self.proj = make('proj')
+    make = functools.partial(projection, model=model, compute=compute, rngs=rngs)
+    into_heads, out_of_heads = ('width', 'heads'), ('heads', 'width')
+    self.query, self.key, self.value = (make(config.qkv, axes=into_heads) for _ in range(3))
+    self.proj = make(config.proj, axes=out_of_heads)
     self.heads, self.causal, self.window = config.heads, causal, config.window
-    self.head_width = config.width // config.heads
-    self.rotary_width = rotary_width(config) if config.positions == 'rotary' else 0
-    self.rotary_base = config.rotary_base
+    self.head_width = model.width // config.heads
+    self.rotary_width, self.rotary_base = 0, 0.0
+    if isinstance(rotary := config.positions, RotaryConfig):
+      self.rotary_width = rotary_width(self.head_width, rotary.fraction)
+      self.rotary_base = rotary.base
     self.implementation = compute.attention
+
+  def length_flops(self, length: int) -> float:
+    """Count the FLOPs of scores and weighted sums, for one of `length` positions.
+
+    That is 4 · D for each position that is seen (TokenFormer, Table 3). With a causal mask half of
+    them are, on average over positions, and less where a window W is shorter: W − W² / 2T.
+    """
+    seen = length
+    if self.causal:
+      window = min(self.window or length, length)
+      seen = window - window**2 / (2 * length) if length else 0
+    return 4 * self.heads * self.head_width * seen
 
   def init_cache(self, batch: int, length: int, dtype: jnp.dtype) -> caches.KV | caches.Ring:
     """Return an empty cache for texts of up to `length` slots: of all, or of the window's."""
@@ -244,17 +247,20 @@ class Attention(nnx.Module):
     x_BxTxD: jax.Array,
     context: Context = FROM_START,
     cache: caches.KV | caches.Ring | None = None,
-  ) -> tuple[jax.Array, caches.KV | caches.Ring | None]:
+    inputs: Inputs = NO_INPUTS,
+  ) -> tuple[jax.Array, caches.KV | caches.Ring | None, Aux]:
     """Attend from the next T slots to those up to them, as the mask says.
 
     Args:
       x_BxTxD: the input.
       context: the first slot, and padding.
       cache: keys and values of the slots before; None if nothing will go on from here.
+      inputs: not used; nothing is drawn.
 
     Returns:
-      The output [B, T, D], and the cache with the new slots in it.
+      The output [B, T, D], the cache with the new slots in it, and nothing else.
     """
+    del inputs
     padding_B = context.padding_B
     plain = cache is None and padding_B is None
     name = usable_kernel(self.implementation, x_BxTxD.dtype, *x_BxTxD.shape[:2], self.heads)
@@ -271,7 +277,7 @@ class Attention(nnx.Module):
       new = caches.KV(key.swapaxes(1, 2), value.swapaxes(1, 2))
       if not context.is_beginning:
         cache, view = cache.extend(new, context.start)
-        return self._project(_attend_view(query, view, context, self.window)), cache
+        return self._project(_attend_view(query, view, context, self.window)), cache, NOTHING
       cache = cache.write(new, 0)
     if padding_B is not None:
       out_BxTxHxK = causal_attention(query, key, value, padding_B, window=self.window)
@@ -285,7 +291,7 @@ class Attention(nnx.Module):
         window=self.window,
         implementation=self.implementation,
       )
-    return self._project(out_BxTxHxK), cache
+    return self._project(out_BxTxHxK), cache, NOTHING
 
   def _project(self, out_BxTxHxK: jax.Array) -> jax.Array:
     return self.proj(constrain(out_BxTxHxK, 'batch', None, 'heads', None))

@@ -1,54 +1,57 @@
 """The pre-norm block, and the trunk of a model that is made of it."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from tokenformer_jax.config import ModelConfig
-from tokenformer_jax.model import pattern
+from tokenformer_jax.config import LayerConfig, ModelConfig
 from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.layers import LayerNorm, feed_forward
-from tokenformer_jax.model.trunk import (
-  FROM_START,
-  NO_INPUTS,
-  NOTHING,
-  Architecture,
-  Aux,
-  Context,
-  Inputs,
-)
+from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, Architecture, Aux, Context, Inputs
 from tokenformer_jax.parallel.sharding import constrain
+
+# The module of each kind of mixer, which `config.MIXERS` names as well. It is made from its config,
+# the model's, and the keywords of `Block`, and has the methods of `trunk.Layer`.
+MIXERS: dict[str, Callable[..., Any]] = {'softmax': Attention}
 
 
 class Block(nnx.Module):
-  """x + Attention(Norm(x)), then x + FeedForward(Norm(x)) (TokenFormer, eq. 6-7)."""
+  """x + Mixer(Norm(x)), then x + FeedForward(Norm(x)) (TokenFormer, eq. 6-7)."""
 
   def __init__(
     self,
-    config: ModelConfig,
+    config: LayerConfig,
+    model: ModelConfig,
     *,
     causal: bool = True,
     compute: Compute,
     rngs: nnx.Rngs,
   ):
     def norm():
-      return LayerNorm(config.width, config.block_norm, epsilon=config.norm_epsilon, rngs=rngs)
+      return LayerNorm(model.width, config.norm, epsilon=model.norm_epsilon, rngs=rngs)
 
-    self.attention_norm, self.ffn_norm = norm(), norm()
-    self.attention = Attention(config, causal=causal, compute=compute, rngs=rngs)
-    self.ffn = feed_forward(config, compute=compute, rngs=rngs)
+    self.attention_norm = norm()
+    self.ffn_norm = None if config.ffn.kind == 'none' else norm()
+    mixer = MIXERS[config.mixer.kind]
+    self.attention = mixer(config.mixer, model, causal=causal, compute=compute, rngs=rngs)
+    self.ffn = feed_forward(config.ffn, model, compute=compute, rngs=rngs)
 
   def init_cache(self, batch: int, length: int, dtype: jnp.dtype) -> Any:
-    """Return the attention's."""
+    """Return the mixer's."""
     return self.attention.init_cache(batch, length, dtype)
 
   def cache_axes(self) -> Any:
-    """Return the attention's."""
+    """Return the mixer's."""
     return self.attention.cache_axes()
+
+  def length_flops(self, length: int) -> float:
+    """Return the mixer's."""
+    return self.attention.length_flops(length)
 
   def __call__(
     self,
@@ -57,7 +60,7 @@ class Block(nnx.Module):
     cache: Any = None,
     inputs: Inputs = NO_INPUTS,
   ) -> tuple[jax.Array, Any, Aux]:
-    """Return the block's output [B, T, D], the attention's cache, and nothing else."""
+    """Return the block's output [B, T, D], and the mixer's cache and what else it says."""
 
     def scaled(added_BxTxD: jax.Array, branch: int) -> jax.Array:
       if inputs.branch_scales_Bx2 is None:
@@ -65,15 +68,18 @@ class Block(nnx.Module):
       scales_B = inputs.branch_scales_Bx2[:, branch, None, None]
       return added_BxTxD * scales_B.astype(added_BxTxD.dtype)
 
-    attended, cache = self.attention(self.attention_norm(x_BxTxD), context, cache)
-    x_BxTxD = constrain(x_BxTxD + scaled(attended, 0), 'batch', None, None)
+    mixed, cache, aux = self.attention(self.attention_norm(x_BxTxD), context, cache, inputs)
+    x_BxTxD = constrain(x_BxTxD + scaled(mixed, 0), 'batch', None, None)
+    if self.ffn is None:
+      return x_BxTxD, cache, aux
     x_BxTxD = x_BxTxD + scaled(self.ffn(self.ffn_norm(x_BxTxD)), 1)
-    return constrain(x_BxTxD, 'batch', None, None), cache, NOTHING
+    return constrain(x_BxTxD, 'batch', None, None), cache, aux
 
 
 def architecture(config: ModelConfig, *, causal: bool = True) -> Architecture:
-  """Return the layers of a model: one block, `config.layers` times."""
-  makers = {'layer': functools.partial(Block, config, causal=causal)}
-  return Architecture(
-    pattern.parse(f'layer*{config.layers}', tuple(makers), 'the pattern of layers'), makers
-  )
+  """Return the layers of a model."""
+  makers = {
+    name: functools.partial(Block, layer, config, causal=causal)
+    for name, layer in config.layers.items()
+  }
+  return Architecture(config.groups, makers)

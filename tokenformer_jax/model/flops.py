@@ -7,8 +7,7 @@ import jax
 from flax import nnx
 
 from tokenformer_jax.config import Config, ModelConfig
-from tokenformer_jax.model import models
-from tokenformer_jax.model.attention import length_flops
+from tokenformer_jax.model import models, trunk
 from tokenformer_jax.model.params import matrix_entries
 
 # Dense bf16 peak of one device in TFLOP/s, by the start of `device_kind`; the longest match counts.
@@ -57,11 +56,12 @@ def forward_flops(model: ModelConfig, length: int) -> float:
   """Count the FLOPs of the forward pass for one token in a sequence of `length`, on average.
 
   There are two for every entry of a matrix that the token uses, the head's included, and those of
-  `attention.length_flops`. Of a ViT they are for one image of `length` patches.
+  mixers that depend on the length. Of a ViT they are for one image of `length` patches.
   """
   if model.kind == 'vit':
     return _image_flops(model, length)
-  return 2 * matrix_entries(_module(model)) + length_flops(model, length)
+  module = _module(model)
+  return 2 * matrix_entries(module) + trunk.length_flops(module.blocks, module.groups, length)
 
 
 def _image_flops(model: ModelConfig, patches: int) -> float:
@@ -70,7 +70,7 @@ def _image_flops(model: ModelConfig, patches: int) -> float:
   after = matrix_entries(module, lambda info: info.depth is None)
   matrices = 2 * (patches * before + length * matrix_parameters(model) + after)
   pool = module.pool.length_flops(length) if module.pool else 0
-  return matrices + length * length_flops(model, length, causal=False) + pool
+  return matrices + length * trunk.length_flops(module.blocks, module.groups, length) + pool
 
 
 def _module(model: ModelConfig) -> nnx.Module:

@@ -1,6 +1,6 @@
 """The parts that blocks are made of: LayerNorm, projections and the feed-forward layer.
 
-A projection is a Pattention or, in the Transformer baseline (`projection='dense'`), a matrix.
+A projection is a Pattention or, in a Transformer, a matrix.
 """
 
 import functools
@@ -11,7 +11,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from tokenformer_jax.config import ModelConfig
+from tokenformer_jax.config import (
+  DenseConfig,
+  MLPConfig,
+  ModelConfig,
+  NoFeedForwardConfig,
+  PattentionConfig,
+)
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.params import Role, param
 from tokenformer_jax.model.pattention import Pattention, activate
@@ -101,26 +107,13 @@ class Dense(nnx.Module):
 
 
 class MLP(nnx.Module):
-  """The Transformer baseline's feed-forward layer: GELU(x W₁) W₂."""
+  """The Transformer's feed-forward layer: GELU(x W₁) W₂."""
 
-  def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-    hidden = config.ffn_width or 4 * config.width
-    self.up = Dense(
-      config.width,
-      hidden,
-      ('width', 'hidden'),
-      std=config.init.std,
-      bias=config.bias,
-      rngs=rngs,
-    )
-    self.down = Dense(
-      hidden,
-      config.width,
-      ('hidden', 'width'),
-      std=_output_std(config),
-      bias=config.bias,
-      rngs=rngs,
-    )
+  def __init__(self, config: MLPConfig, model: ModelConfig, *, rngs: nnx.Rngs):
+    hidden = hidden_width(config, model)
+    make = functools.partial(Dense, bias=config.bias, rngs=rngs)
+    self.up = make(model.width, hidden, ('width', 'hidden'), std=model.init.std)
+    self.down = make(hidden, model.width, ('hidden', 'width'), std=_output_std(model))
     self.gelu = config.gelu
 
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
@@ -129,23 +122,26 @@ class MLP(nnx.Module):
     return self.down(activate(hidden_BxTxF, self.gelu))
 
 
-def _output_std(config: ModelConfig) -> float:
+def hidden_width(config: MLPConfig, model: ModelConfig) -> int:
+  """Return the width between the two matrices of an MLP."""
+  return config.width or 4 * model.width
+
+
+def _output_std(model: ModelConfig) -> float:
   """Standard deviation 2 / (L √D) of what is added to the residual (released initialisation)."""
-  return 2 / (config.layers * math.sqrt(config.width))
+  return 2 / (model.depth * math.sqrt(model.width))
 
 
-def _pattention(config: ModelConfig, kind: str, *, compute: Compute, rngs: nnx.Rngs) -> Pattention:
-  count = getattr(config.param_tokens, kind)
+def pattention(
+  config: PattentionConfig, model: ModelConfig, *, compute: Compute, rngs: nnx.Rngs
+) -> Pattention:
+  """Return a Pattention [B, T, D] → [B, T, D]."""
   return Pattention(
-    config.width,
-    config.width,
-    param_tokens=count,
-    reference_tokens=getattr(config.reference_tokens, kind) or count,
-    score=config.score,
-    gelu=config.gelu,
-    row_epsilon=config.row_epsilon,
-    key_std=config.init.std,
-    value_std=_output_std(config),
+    model.width,
+    model.width,
+    config,
+    key_std=model.init.std,
+    value_std=_output_std(model),
     keep_scores=compute.remat == 'everything',
     prevent_cse=compute.layers != 'scan',
     rngs=rngs,
@@ -153,18 +149,44 @@ def _pattention(config: ModelConfig, kind: str, *, compute: Compute, rngs: nnx.R
 
 
 def projection(
-  config: ModelConfig, kind: str, *, compute: Compute, rngs: nnx.Rngs
+  config: PattentionConfig | DenseConfig,
+  model: ModelConfig,
+  axes: Axes,
+  *,
+  compute: Compute,
+  rngs: nnx.Rngs,
 ) -> Pattention | Dense:
-  """One of the attention's projections [B, T, D] → [B, T, D]; `kind` is `qkv` or `proj`."""
-  if config.projection == 'pattention':
-    return _pattention(config, kind, compute=compute, rngs=rngs)
-  std = config.init.std if kind == 'qkv' else _output_std(config)
-  axes = ('width', 'heads') if kind == 'qkv' else ('heads', 'width')
-  return Dense(config.width, config.width, axes, std=std, bias=config.bias, rngs=rngs)
+  """Return a projection [B, T, D] → [B, T, D].
+
+  Args:
+    config: which one.
+    model: that it is a part of.
+    axes: of the input and the output of a matrix, ('width', 'heads') or ('heads', 'width').
+    compute: how it is computed.
+    rngs: the stream `params` is used.
+  """
+  if isinstance(config, PattentionConfig):
+    return pattention(config, model, compute=compute, rngs=rngs)
+  std = _output_std(model) if axes[-1] == 'width' else model.init.std
+  return Dense(model.width, model.width, axes, std=std, bias=config.bias, rngs=rngs)
 
 
-def feed_forward(config: ModelConfig, *, compute: Compute, rngs: nnx.Rngs) -> Pattention | MLP:
-  """The second half of a block. One Pattention is the whole of it: both matrices and the GELU."""
-  if config.projection == 'pattention':
-    return _pattention(config, 'ffn', compute=compute, rngs=rngs)
-  return MLP(config, rngs=rngs)
+def feed_forward(
+  config: PattentionConfig | MLPConfig | NoFeedForwardConfig,
+  model: ModelConfig,
+  *,
+  compute: Compute,
+  rngs: nnx.Rngs,
+) -> Pattention | MLP | None:
+  """Return what works on each position alone, if the layer has it.
+
+  One Pattention is a whole feed-forward layer: both matrices and the GELU.
+  """
+  match config:
+    case PattentionConfig():
+      return pattention(config, model, compute=compute, rngs=rngs)
+    case MLPConfig():
+      return MLP(config, model, rngs=rngs)
+    case NoFeedForwardConfig():
+      return None
+  raise TypeError(f'{config} is no feed-forward layer')

@@ -1,7 +1,7 @@
 """The language model: embedding, trunk, final norm, head.
 
-TokenFormer with `projection='pattention'`; with `dense`, `bias` and affine norms the same code is
-the Transformer of GPT-2 and Pythia, the baseline.
+A TokenFormer if its layers are made of Pattentions; with dense projections, biases and affine norms
+the same code is the Transformer of GPT-2 and Pythia, the baseline.
 """
 
 import functools
@@ -36,7 +36,7 @@ class LM(nnx.Module):
       depth = None if role is Role.HEAD else 0
       return param(rngs, normal, (rows, config.width), (axis, 'width'), role=role, depth=depth)
 
-    learned = config.positions == 'learned'
+    learned = config.position_embedding == 'learned'
     role = Role.TIED_EMBEDDING if config.tied_head else Role.EMBEDDING
     self.embedding = table(config.vocab_size, 'vocab', role)
     self.positions = table(config.max_length, 'position', Role.POSITION) if learned else None

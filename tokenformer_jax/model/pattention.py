@@ -9,6 +9,7 @@ where Θ is one of the score functions below. The number N of parameter tokens i
 neither the input's nor the output's width, which is how a trained model grows.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from tokenformer_jax.config import PattentionConfig
 from tokenformer_jax.model.params import Role, param
 from tokenformer_jax.model.products import product, project
 from tokenformer_jax.model.stack import PROJECTED, ROW_STATISTICS
@@ -26,10 +28,6 @@ from tokenformer_jax.parallel.sharding import constrain, parts
 
 # Keeps a row of zeros finite; far below the rounding of any row that is not.
 EPSILON = 1e-12
-
-# Score functions under which a score of 0 has weight 0: a parameter token with a zero key adds
-# nothing, and leaves the weights of the others as they are.
-ZERO_AT_ZERO = ('l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm')
 
 SCORES = 'pattention_scores'  # the name of what the backward pass may find kept
 
@@ -271,12 +269,8 @@ class Pattention(nnx.Module):
     self,
     d_in: int,
     d_out: int,
+    config: PattentionConfig,
     *,
-    param_tokens: int,
-    reference_tokens: int,
-    score: str,
-    gelu: str,
-    row_epsilon: float = 0.0,
     key_std: float,
     value_std: float,
     keep_scores: bool = False,
@@ -288,11 +282,7 @@ class Pattention(nnx.Module):
     Args:
       d_in: width of the input.
       d_out: width of the output.
-      param_tokens: N, the number of parameter tokens.
-      reference_tokens: τ², see `parameter_weights`.
-      score: the score function's name.
-      gelu: `exact` or `tanh`.
-      row_epsilon: see `parameter_weights`.
+      config: the numbers of tokens, and the score function.
       key_std: standard deviation of the keys.
       value_std: standard deviation of the values.
       keep_scores: see `keep_for_backward`.
@@ -300,13 +290,12 @@ class Pattention(nnx.Module):
       rngs: the stream `params` is used.
     """
     of_keys, of_values = nnx.initializers.normal(key_std), nnx.initializers.normal(value_std)
-    self.keys = param(rngs, of_keys, (param_tokens, d_in), _AXES, role=Role.KEY)
-    self.values = param(rngs, of_values, (param_tokens, d_out), _AXES, role=Role.VALUE)
+    self.keys = param(rngs, of_keys, (config.tokens, d_in), _AXES, role=Role.KEY)
+    self.values = param(rngs, of_values, (config.tokens, d_out), _AXES, role=Role.VALUE)
     self.how = {
-      'score': score,
-      'gelu': gelu,
-      'reference_tokens': reference_tokens,
-      'row_epsilon': row_epsilon,
+      'score': config.score.kind,
+      'reference_tokens': config.reference or config.tokens,
+      **dataclasses.asdict(config.score),
     }
     self.keep_scores, self.prevent_cse = keep_scores, prevent_cse
 

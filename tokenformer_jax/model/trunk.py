@@ -1,7 +1,7 @@
 """The trunk of a model: layers of one or several kinds, run as a pattern says.
 
-A pattern (`pattern.py`) gives groups of equal rows of layers. The layers that stand at one place of
-a row have their parameters stacked along a leading axis, `layers`, and a group is one loop over
+A pattern (`config/pattern.py`) gives groups of equal rows of layers. The layers at one place of a
+row have their parameters stacked along a leading axis, `layers`, and a group is one loop over
 those stacks. A trunk with one stack is that stack, so its parameters have paths such as
 `blocks/attention/query/keys`; of several stacks each has its own name before that, the layer's with
 the number of the stack: `blocks/local_0/…`, `blocks/full_1/…`.
@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from tokenformer_jax.config.pattern import Group
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.params import Params, stack
-from tokenformer_jax.model.pattern import Group
 from tokenformer_jax.model.stack import scan_rows
 from tokenformer_jax.parallel.sharding import constrain
 
@@ -98,6 +98,9 @@ class Layer(Protocol):
   def cache_axes(self) -> Any:
     """Return the logical axes of each array of that cache, in the same NamedTuple."""
 
+  def length_flops(self, length: int) -> float:
+    """Count the FLOPs for one of `length` positions that depend on how many there are."""
+
 
 class Maker(Protocol):
   """Makes a layer."""
@@ -131,7 +134,7 @@ class Stacks(nnx.Module):
       setattr(self, name, layers)
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
   """Where the parameters of a layer are: the stack, '' if it is the only one, and the index."""
 
   stack: str
@@ -146,7 +149,7 @@ def make(architecture: Architecture, *, compute: Compute, rngs: nnx.Rngs) -> nnx
     return nnx.List([makers[name](compute=compute, rngs=rngs) for name in names])
 
   depths: dict[str, list[int]] = {}
-  for number, place in enumerate(_places(groups), start=1):
+  for number, place in enumerate(places(groups), start=1):
     depths.setdefault(place.stack, []).append(number)
 
   def stacked(own: str, name: str, group: Group) -> nnx.Module:
@@ -173,22 +176,50 @@ def _stack_names(groups: Sequence[Group]) -> list[list[str]]:
   return names
 
 
-def _places(groups: Sequence[Group]) -> Iterator[_Place]:
+def places(groups: Sequence[Group]) -> Iterator[Place]:
   """Yield where the parameters of each layer are, in the order that the layers run."""
   for group, names in zip(groups, _stack_names(groups), strict=True):
     for index in range(group.count):
       for name in names:
-        yield _Place(name, index)
+        yield Place(name, index)
+
+
+def named_stacks(blocks: nnx.Module, groups: Sequence[Group]) -> list[dict[str, nnx.Module]]:
+  """Return the stacks of each group by name, in the order that the layers of a row run.
+
+  Args:
+    blocks: stacks from `make`.
+    groups: of the architecture.
+  """
+  return [
+    {name: getattr(blocks, name) if name else blocks for name in names}
+    for names in _stack_names(groups)
+  ]
+
+
+def length_flops(blocks: nnx.Module, groups: Sequence[Group], length: int) -> float:
+  """Count the FLOPs for one of `length` positions that depend on how many there are.
+
+  Args:
+    blocks: stacks from `make`.
+    groups: of the architecture.
+    length: T.
+  """
+  return sum(
+    group.count * layers.length_flops(length)
+    for group, stacks in zip(groups, named_stacks(blocks, groups), strict=True)
+    for layers in stacks.values()
+  )
 
 
 def unstack(blocks: Params, groups: Sequence[Group]) -> Params:
   """Return the parameters of stacks as those of a list of layers, in the order of the run."""
 
-  def layer(place: _Place) -> Params:
+  def layer(place: Place) -> Params:
     stacked = blocks[place.stack] if place.stack else blocks
     return jax.tree.map(lambda array: array[place.index], stacked)
 
-  return {i: layer(place) for i, place in enumerate(_places(groups))}
+  return {i: layer(place) for i, place in enumerate(places(groups))}
 
 
 def run(
@@ -222,12 +253,11 @@ def run(
     raise ValueError("caches need Compute.layers='list'")
   said: list[Aux] = []
   first = 0
-  for group, names in zip(groups, _stack_names(groups), strict=True):
-    stacks = [getattr(blocks, name) if name else blocks for name in names]
+  for group, stacks in zip(groups, named_stacks(blocks, groups), strict=True):
     own = inputs
     if len(groups) > 1:
       own = jax.tree.map(lambda array, first=first, n=group.size: array[first : first + n], inputs)
-    x_BxTxD, of_group = _run_group(stacks, group, x_BxTxD, context, own, compute)
+    x_BxTxD, of_group = _run_group(list(stacks.values()), group, x_BxTxD, context, own, compute)
     said.extend(of_group)
     first += group.size
   return x_BxTxD, None, _combine(said)

@@ -1,6 +1,6 @@
 """The vision transformer: patches, a trunk without a causal mask, a pooled head.
 
-With `projection='pattention'` the blocks are a TokenFormer's, with `dense` the usual ViT's
+With Pattentions the blocks are a TokenFormer's, with dense projections the usual ViT's
 (Dosovitskiy et al. 2021, arXiv 2010.11929). Patch embedding and head are matrices in both: with the
 paper's numbers of parameter tokens the blocks of its smallest ViT have 84.9 million parameters of
 the 86 that it gives, which leaves room for a convolution (0.6) and a linear head (0.8) and not for
@@ -68,15 +68,18 @@ class AttentionPool(nnx.Module):
   """One learned query attends to all positions; then a feed-forward layer (arXiv 2106.04560)."""
 
   def __init__(self, config: ModelConfig, *, compute: Compute, rngs: nnx.Rngs):
-    make = functools.partial(projection, config, compute=compute, rngs=rngs)
-    self.query, self.key, self.value = make('qkv'), make('qkv'), make('qkv')
-    self.proj = make('proj')
+    layer = config.layer
+    make = functools.partial(projection, model=config, compute=compute, rngs=rngs)
+    into_heads, out_of_heads = ('width', 'heads'), ('heads', 'width')
+    self.query, self.key, self.value = (make(layer.mixer.qkv, axes=into_heads) for _ in range(3))
+    self.proj = make(layer.mixer.proj, axes=out_of_heads)
     self.probe = param(
       rngs, nnx.initializers.normal(1.0), (config.width,), ('norm',), role=Role.VECTOR
     )
-    self.norm = LayerNorm(config.width, config.block_norm, epsilon=config.norm_epsilon, rngs=rngs)
-    self.ffn = feed_forward(config, compute=compute, rngs=rngs)
-    self.heads = config.heads
+    norm = functools.partial(LayerNorm, config.width, layer.norm, epsilon=config.norm_epsilon)
+    self.norm = None if layer.ffn.kind == 'none' else norm(rngs=rngs)
+    self.ffn = feed_forward(layer.ffn, config, compute=compute, rngs=rngs)
+    self.heads = layer.mixer.heads
 
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
     """[B, T, D] → [B, 1, D]."""
@@ -89,7 +92,7 @@ class AttentionPool(nnx.Module):
       self.value(x_BxTxD, heads),
     )
     pooled_Bx1xD = self.proj(jax.nn.dot_product_attention(query, key, value, implementation='xla'))
-    return pooled_Bx1xD + self.ffn(self.norm(pooled_Bx1xD))
+    return pooled_Bx1xD if self.ffn is None else pooled_Bx1xD + self.ffn(self.norm(pooled_Bx1xD))
 
   def length_flops(self, length: int) -> int:
     """Count the FLOPs for `length` positions beyond one use of every matrix.
@@ -105,7 +108,7 @@ class ViT(nnx.Module):
 
   def __init__(self, config: ModelConfig, compute: Compute, *, rngs: nnx.Rngs):
     self.compute, self.patch = compute, config.patch
-    self.position_kind, self.pool_kind = config.positions, config.pool
+    self.position_kind, self.pool_kind = config.position_embedding, config.pool
 
     # The kernel of a convolution of stride and size `patch`, its first three axes made one.
     inputs = config.patch**2 * config.channels
@@ -115,7 +118,7 @@ class ViT(nnx.Module):
     make = functools.partial(param, rngs, nnx.initializers.normal(config.init.std), depth=0)
     self.positions = (
       make((config.max_length, config.width), ('position', 'width'), role=Role.POSITION)
-      if config.positions == 'learned'
+      if config.position_embedding == 'learned'
       else None
     )
     # One vector: like a norm it is not split, and does not decay.

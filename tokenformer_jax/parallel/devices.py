@@ -62,7 +62,8 @@ def check_splits(config: Config, mesh: Mesh | AbstractMesh) -> None:
   Raises:
     UserError: a size is not a multiple of its number of parts.
   """
-  sharding.check_divisible(mesh, 'heads', config.model.heads, 'of config.model.heads')
+  for heads in config.model.heads:
+    sharding.check_divisible(mesh, 'heads', heads, 'heads of a layer of config.model')
   parts = config.optim.accumulation_steps
   rows = f'of config.data.batch_size / optim.accumulation_steps = {config.data.batch_size}/{parts}'
   sharding.check_divisible(mesh, 'batch', config.data.batch_size // parts, rows)

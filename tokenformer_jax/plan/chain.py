@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from tokenformer_jax.config import Config, TokenCounts
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import Config, counts_as_text, token_counts
 from tokenformer_jax.errors import UserError, nearest
-from tokenformer_jax.grow.state import KINDS
 from tokenformer_jax.messages import say
 from tokenformer_jax.plan.estimate import Plan, plan, steps_of
 from tokenformer_jax.plan.table import Row, align, gib, ms, percent
@@ -28,28 +28,27 @@ def stage(config: Config, text: str) -> Config:
     UserError: the text is not of that form, or nothing grows.
   """
   numbers = {}
+  names = config_lib.count_names(config.model)
+  if not names:
+    raise UserError(f'--grow={text} adds parameter tokens, and a Transformer has none')
   for part in text.split(','):
     name, _, number = part.partition('=')
-    if name not in (*KINDS, 'steps'):
-      raise UserError(f'--grow={text} names {name!r}{nearest(name, (*KINDS, "steps"))}')
+    if name not in (*names, 'steps'):
+      raise UserError(f'--grow={text} names {name!r}{nearest(name, (*names, "steps"))}')
     if not number.isdigit() or int(number) == 0:
       raise UserError(f'--grow={text} has {part!r}; it must be {name}=N, with N greater than 0')
     numbers[name] = int(number)
-  model, old = config.model, config.model.param_tokens
-  if model.projection != 'pattention':
-    raise UserError(f'--grow={text} adds parameter tokens, and a Transformer has none')
   steps = numbers.pop('steps', steps_of(config))
-  new = dataclasses.replace(old, **numbers)
-  sizes = [(getattr(old, kind), getattr(new, kind)) for kind in KINDS]
-  if new == old or any(after < before for before, after in sizes):
+  old = token_counts(config.model)
+  new = config_lib.named_counts(config.model, numbers, f'--grow={text}')
+  if new == old or any(new[name] < count for name, count in old.items()):
     raise UserError(
-      f'--grow={text} must make no count smaller and one larger than {_counts(old)} of the stage '
-      'before it'
+      f'--grow={text} must make no count smaller and one larger than {counts_as_text(old)} of the '
+      'stage before it'
     )
-  reference = {kind: getattr(model.reference_tokens, kind) or getattr(old, kind) for kind in KINDS}
   return dataclasses.replace(
     config,
-    model=dataclasses.replace(model, param_tokens=new, reference_tokens=TokenCounts(**reference)),
+    model=config_lib.with_token_counts(config_lib.with_references(config.model), new),
     train=dataclasses.replace(config.train, steps=steps, epochs=0.0, examples=0),
   )
 
@@ -68,7 +67,7 @@ def plan_chain(config: Config, grow: list[str], on: Topology, *, quick: bool = F
     configs.append(stage(configs[-1], text))
   plans: list[Plan] = []
   for i, one in enumerate(configs):
-    say(f'stage {i + 1} of {len(configs)}: {_counts(one.model.param_tokens)}')
+    say(f'stage {i + 1} of {len(configs)}: {counts_as_text(token_counts(one.model))}')
     before = plans[-1].config.model if plans else None
     plans.append(plan(one, on, before, quick=quick))
   last = plans[-1]
@@ -84,7 +83,7 @@ def render(chain: Chain) -> str:
     ('', 'parameters', 'HBM GiB', 'ms a step', 'MFU', 'steps', 'FLOPs', 'chip-hours')
   ]
   for i, one in enumerate(chain.stages):
-    rows.append(_row(f'{i + 1}: {_counts(one.config.model.param_tokens)}', one))
+    rows.append(_row(f'{i + 1}: {counts_as_text(token_counts(one.config.model))}', one))
   flops = sum(one.steps * one.model_flops for one in chain.stages)
   hours = [sum(part) for part in zip(*(_chip_hours(one) for one in chain.stages), strict=True)]
   steps = f'{chain.scratch.steps:,}'
@@ -118,7 +117,3 @@ def _chip_hours(one: Plan) -> list[float]:
 
 def _range(values: list[float]) -> str:
   return ' … '.join(f'{value:,.0f}' for value in values)
-
-
-def _counts(counts: TokenCounts) -> str:
-  return ','.join(f'{kind}={getattr(counts, kind)}' for kind in KINDS)

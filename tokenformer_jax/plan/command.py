@@ -11,7 +11,6 @@ output.
   --grow=qkv=2176,proj=2176,ffn=8704    plan a growth chain; repeat the flag for each stage
 """
 
-import dataclasses
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +19,7 @@ import jax
 from absl import flags
 
 from tokenformer_jax import cli
-from tokenformer_jax.config import Config
+from tokenformer_jax.config import Config, to_json
 from tokenformer_jax.config import file as config_file
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.plan import chain, estimate, sweep, table, topology
@@ -83,9 +82,7 @@ def _answer(run: Config, on: Topology) -> tuple[str, Any]:
     best = tried[0].plan
     text = f'{sweep.render(tried)}\n\nthe fastest that fits:\n\n{table.render(best)}'
     return text, [
-      one.plan.to_json()
-      if one.plan
-      else {'reason': one.reason, 'config': dataclasses.asdict(one.config)}
+      one.plan.to_json() if one.plan else {'reason': one.reason, 'config': to_json(one.config)}
       for one in tried
     ]
   found = estimate.plan(run, on, quick=quick)

@@ -9,7 +9,7 @@ from typing import Any
 from jax.sharding import AbstractMesh, Mesh
 
 from tokenformer_jax import tasks
-from tokenformer_jax.config import Config, ModelConfig
+from tokenformer_jax.config import Config, ModelConfig, to_json
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.messages import say
 from tokenformer_jax.model import flops
@@ -134,7 +134,7 @@ class Plan:
       'steps': self.steps,
       'hours': self.hours,
       'chip_hours': self.hours and [hours * self.topology.chips for hours in self.hours],
-      'config': dataclasses.asdict(self.config),
+      'config': to_json(self.config),
     }
 
 

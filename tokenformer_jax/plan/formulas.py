@@ -1,8 +1,13 @@
 """A training step by formula, where no compiler is at hand: GPUs. Bounds, and no more than that."""
 
+import math
+
+import jax
 from jax.sharding import AbstractMesh
 
-from tokenformer_jax.model import flops
+from tokenformer_jax.config import ModelConfig
+from tokenformer_jax.model import flops, models
+from tokenformer_jax.model.params import Role
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.plan.chips import Chip
 from tokenformer_jax.plan.costs import Costs, Traffic
@@ -51,27 +56,37 @@ def of_step(
   model, parts = config.model, config.optim.accumulation_steps
   rows = config.data.batch_size / parts / sharding.parts('batch', mesh)
   length = flops.length(config)
-  remat, has_scores = config.train.remat, model.projection == 'pattention'
-  inner = 0 if has_scores else (model.ffn_width or 4 * model.width)
-  inner /= sharding.parts('hidden', mesh)
-  counts = model.param_tokens
-  scores = 3 * counts.qkv + counts.proj + counts.ffn if has_scores else 0
-  scores /= sharding.parts('param_tokens', mesh)
+  remat, depth = config.train.remat, model.depth
+  # Of all layers, for each position.
+  inner = _outputs(model, 'hidden', Role.KERNEL) / sharding.parts('hidden', mesh)
+  scores = _outputs(model, 'param_tokens', Role.KEY) / sharding.parts('param_tokens', mesh)
   widths, inners, all_scores = _KEPT[remat]
-  layer = 12 * model.width + 2 * inner + scores
-  kept = model.layers * (widths * model.width + inners * inner + all_scores * scores)
-  inputs = model.layers * model.width
+  inputs = depth * model.width
+  layer = 12 * model.width + (2 * inner + scores) / depth
+  kept = widths * inputs + inners * inner + all_scores * scores
   host = rows * length * inputs * _ACTIVATION if remat == 'offload' else 0.0
   chunk = min(config.train.loss_chunk, length) if model.kind == 'lm' else 1
   head = 2 * 4 * chunk * (model.vocab_size or model.classes) / sharding.parts('vocab', mesh)
   parameters, optimizer, batch = state
   temporaries = rows * (length * (kept + layer) * _ACTIVATION + head) + parameters
   memory = Memory(parameters, optimizer, batch, temporaries, 0.0, chip.hbm, host=host)
-  again = _AGAIN[remat][0 if has_scores else 1]
+  again = _AGAIN[remat][0 if scores else 1]
   executed = flops.of_step(config) * (3 + again) / 3 / mesh.size
-  activations = rows * length * model.width * _ACTIVATION * model.layers * parts
-  traffic = tuple(_traffic(mesh, parameters, activations, model.layers, parts, chip))
+  activations = rows * length * model.width * _ACTIVATION * depth * parts
+  traffic = tuple(_traffic(mesh, parameters, activations, depth, parts, chip))
   return memory, Costs(0, 0.0, executed, executed / chip.peak, traffic, ())
+
+
+def _outputs(model: ModelConfig, axis: str, role: Role) -> int:
+  """Count what the layers' matrices of a role make of one position along a logical axis."""
+  definition = models.define(model)
+  at = -2 if role is Role.KEY else -1
+  arrays, infos = jax.tree.leaves(definition.abstract), jax.tree.leaves(definition.info)
+  return sum(
+    math.prod(array.shape[:-2]) * array.shape[at]
+    for array, info in zip(arrays, infos, strict=True)
+    if info.in_layers and info.role is role and info.axes[at] == axis
+  )
 
 
 def _traffic(

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 
-from tokenformer_jax.config import Config
+from tokenformer_jax.config import Config, pattentions
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.messages import say
 from tokenformer_jax.model.compute import remat_on
@@ -38,14 +38,18 @@ class Tried:
 def candidates(config: Config, on: Topology) -> Iterator[Config]:
   """Yield the config, then variants with other meshes, batches and recomputation, nearest first."""
   whole = sharding.abstract_mesh(config.mesh, on.devices)
-  tokens = [parts for parts in (1, 2, 4, _MOST_TOKENS) if config.model.heads % parts == 0]
+  tokens = [
+    parts
+    for parts in (1, 2, 4, _MOST_TOKENS)
+    if all(heads % parts == 0 for heads in config.model.heads)
+  ]
   meshes = {parts: sharding.resplit(config.mesh, on.devices, parts) for parts in tokens}
   tokens = [parts for parts in tokens if meshes[parts] is not None]
   own = (remat_on(config.train.remat, on.platform), config.train.layers)
-  ways = [way for way in _WAYS if on.has_compiler or way[1] == own[1]]  # Formulas ignore loops.
-  if config.model.projection == 'dense':
-    ways = [way for way in ways if way[0] != 'everything']  # A dense layer has no scores to keep.
-  # Put the config's own choice first and keep the order of the others.
+  ways = [way for way in _WAYS if on.has_compiler or way[1] == own[1]]  # By formula: no loops.
+  if not pattentions(config.model):
+    ways = [way for way in ways if way[0] != 'everything']  # There are no scores to keep.
+  # The config's own choice first, then in the order given.
   tokens.sort(key=lambda parts: parts != sharding.parts('param_tokens', whole))
   ways = [own, *(way for way in ways if way != own)]
   options = list(itertools.product(_BATCHES, tokens, ways))

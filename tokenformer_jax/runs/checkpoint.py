@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from absl import logging
 
+from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config, migrate
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.parallel import hosts
@@ -143,8 +144,8 @@ class Checkpoints:
       'format': migrate.FORMAT,
       'step': step,
       'updates': step - int(state.get('skipped', 0)),
-      'config': dataclasses.asdict(config),
-      'lineage': [dataclasses.asdict(ancestor) for ancestor in lineage],
+      'config': config_lib.to_json(config),
+      'lineage': [config_lib.to_json(ancestor) for ancestor in lineage],
       'contents': contents,
       'packages': package_versions(),
       'checksums': {path: int(value) for path, value in with_paths(_checksums(state))},
@@ -397,20 +398,6 @@ def check_is_language_model(meta: Meta, directory: paths.Path) -> None:
       f'{directory} is not a language model: its model.kind is {meta.config.model.kind}; name the '
       'work directory of a language model'
     )
-
-
-def differences(ours: Any, theirs: Any, prefix: str = '') -> list[str]:
-  """Return the keys in which two configs differ, as phrases with both values."""
-  found = []
-  for field in dataclasses.fields(ours):
-    if not field.compare:
-      continue
-    a, b, name = getattr(ours, field.name), getattr(theirs, field.name), f'{prefix}{field.name}'
-    if dataclasses.is_dataclass(a):
-      found += differences(a, b, f'{name}.')
-    elif a != b:
-      found.append(f'{name} is {b!r} there and {a!r} in the config')
-  return found
 
 
 def _listed(steps: list[int]) -> str:

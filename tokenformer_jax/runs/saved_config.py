@@ -23,7 +23,7 @@ from tokenformer_jax.storage import paths
 
 def to_text(config: Config) -> str:
   """Return what `config.json` holds: the format, and the groups of the config."""
-  return f'{json.dumps({"format": migrate.FORMAT, **dataclasses.asdict(config)}, indent=2)}\n'
+  return f'{json.dumps({"format": migrate.FORMAT, **config_lib.to_json(config)}, indent=2)}\n'
 
 
 def read(path: paths.Path, advice: str, needed_by: str = '') -> Config:

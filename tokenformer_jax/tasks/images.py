@@ -91,7 +91,7 @@ class ImageTask(Task):
   def adapted(source: ModelConfig, target: ModelConfig) -> ModelConfig:
     """Return the source with the target's classes, initialization and number of positions."""
     changes = {'classes': target.classes, 'init': target.init}
-    if source.positions == target.positions == 'learned':
+    if source.position_embedding == target.position_embedding == 'learned':
       changes['max_length'] = target.max_length
     return dataclasses.replace(source, **changes)
 
@@ -132,7 +132,7 @@ class ImageTask(Task):
       counts_B &= counts_B[::-1]
     inputs = NO_INPUTS
     if optim.drop_path:
-      scales = vit.branch_scales(path_key, model.layers, len(labels_B), optim.drop_path)
+      scales = vit.branch_scales(path_key, model.depth, len(labels_B), optim.drop_path)
       inputs = Inputs(branch_scales_Bx2=scales)
     logits_BxC, aux = self.definition.bind(params)(pixels, inputs)
     losses_B = optax.softmax_cross_entropy(logits_BxC, targets_BxC)
@@ -315,7 +315,7 @@ class ImageTask(Task):
 
 def _with_sizes(config: Config, classes: int, channels: int) -> Config:
   patches = (config.data.image_size // config.model.patch) ** 2
-  length = patches if config.model.positions == 'learned' else 0
+  length = patches if config.model.position_embedding == 'learned' else 0
   sizes = {'classes': classes, 'channels': channels, 'max_length': length}
   return dataclasses.replace(config, model=dataclasses.replace(config.model, **sizes))
 

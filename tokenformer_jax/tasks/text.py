@@ -43,7 +43,7 @@ class TextTask(Task):
     if trained is not None:
       vocab_size = model.vocab_size or trained.vocab_size
       max_length = model.max_length or trained.max_length
-      if model.positions == 'learned' and max_length < length:
+      if model.position_embedding == 'learned' and max_length < length:
         raise UserError(
           f'config.data.sequence_length is {length}, but the model that the run goes on with has '
           f'learned positions for {max_length} tokens; take at most that'
@@ -189,7 +189,7 @@ class TextTask(Task):
     request = TextRequest(
       train.sample_prompt, train.sample_tokens, Sampling(seed=train.seed)
     ).tokens(tokenizer)
-    if model.positions == 'learned':
+    if model.position_embedding == 'learned':
       room = model.max_length - len(request.prompt)
       request = dataclasses.replace(request, length=min(request.length, room))
     (ids,) = self._decoder(self._decoder.prepare(params), [request])

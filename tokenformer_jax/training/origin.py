@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 from typing import Any
 
+from tokenformer_jax import config as config_lib
 from tokenformer_jax import messages, tasks
 from tokenformer_jax.config import Config, ModelConfig, lookup
 from tokenformer_jax.data.order import BEGINNING, Position
@@ -136,17 +137,17 @@ def check_same_model(config: Config, theirs: Config, where: str) -> None:
   Raises:
     UserError: the models differ; the message has the keys.
   """
-  found = checkpoint.differences(config.model, theirs.model, 'model.')
+  found = list(config_lib.differences(config.model, theirs.model, 'model.'))
   if not found:
     return
   advice = 'set these keys to its values, or choose another one'
-  if all('_tokens.' in line for line in found):
-    counts = ','.join(f'{k}={getattr(config.model.param_tokens, k)}' for k in state.KINDS)
+  if all(one.path.endswith(('.tokens', '.reference')) for one in found):
     advice += (
       ' (to have it grow: python -m tokenformer_jax.grow --source=DIR --target=NEW_DIR '
-      f'--param_tokens={counts})'
+      f'--param_tokens={config_lib.counts_as_text(config_lib.token_counts(config.model))})'
     )
-  raise UserError(f'{where} is of another model: {"; ".join(found)}; {advice}')
+  differing = [f'{path} is {old!r} there and {new!r} in the config' for path, new, old in found]
+  raise UserError(f'{where} is of another model: {"; ".join(differing)}; {advice}')
 
 
 def check_order(config: Config, origin: Origin, digest: str | None = None) -> None:
@@ -252,16 +253,10 @@ def _changes(config: Config, meta: Meta, digest: str | None) -> list[str]:
   return changes + changed
 
 
-def _changed(ours: Any, theirs: Any, prefix: str = '') -> list[str]:
-  """Return the keys whose values differ, as `key: old -> new`."""
-  found = []
-  for field in dataclasses.fields(ours):
-    name = f'{prefix}{field.name}'
-    new, old = getattr(ours, field.name), getattr(theirs, field.name)
-    if name in ('grow', 'init_from') or name in _NOT_SAID:  # Growth keys have no more effect.
-      continue
-    if dataclasses.is_dataclass(new):
-      found += _changed(new, old, f'{name}.')
-    elif new != old:
-      found.append(f'{name}: {old!r} -> {new!r}')
-  return found
+def _changed(ours: Config, theirs: Config) -> list[str]:
+  """Return the keys that have another value now, as `key: old -> new`."""
+  return [
+    f'{path}: {old!r} -> {new!r}'
+    for path, new, old in config_lib.differences(ours, theirs)
+    if path != 'init_from' and not path.startswith('grow.') and path not in _NOT_SAID
+  ]

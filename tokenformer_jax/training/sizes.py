@@ -4,8 +4,9 @@ import dataclasses
 import math
 from typing import Any
 
+from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks
-from tokenformer_jax.config import Config, TokenCounts
+from tokenformer_jax.config import Config, pattentions, token_counts
 from tokenformer_jax.data.order import BEGINNING, Position
 from tokenformer_jax.grow import state
 from tokenformer_jax.training.origin import NOTHING, Origin
@@ -22,15 +23,16 @@ def fill_in(config: Config, origin: Origin = NOTHING) -> Config:
 
 def with_references(config: Config, origin: Origin = NOTHING) -> Config:
   """Replaces zero reference counts by those of the origin, grown if `config.grow` says so."""
-  model = config.model
-  fitting, given = model.param_tokens, model.reference_tokens
-  if origin.model is not None and origin.model.projection == model.projection == 'pattention':
-    fitting = state.grown_model(origin.model, model.param_tokens, config.grow).reference_tokens
-  reference = {k: getattr(given, k) or getattr(fitting, k) for k in state.KINDS}
-  if model.projection == 'dense':  # It has none, so none can differ from those of another one.
-    model, reference = dataclasses.replace(model, param_tokens=TokenCounts()), {}
-  model = dataclasses.replace(model, reference_tokens=TokenCounts(**reference))
-  return dataclasses.replace(config, model=model)
+  model, old = config.model, {} if origin.model is None else pattentions(origin.model)
+  new = pattentions(model)
+  if old and old.keys() == new.keys():
+    grown = pattentions(state.grown_model(origin.model, token_counts(model), config.grow))
+    of_origin = {
+      name: dataclasses.replace(one, reference=one.reference or grown[name].reference)
+      for name, one in new.items()
+    }
+    model = config_lib.with_pattentions(model, of_origin)
+  return dataclasses.replace(config, model=config_lib.with_references(model))
 
 
 def in_steps(config: Config, examples: int, position: Position = BEGINNING) -> Config:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tokenformer_jax.config.pattern import Group, parse
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.model.pattern import Group, parse
 
 NAMES = ('dense', 'full', 'layer', 'local', 'moe')
 
@@ -69,8 +69,8 @@ def test_layers_run_in_the_order_that_they_are_written(pattern):
   [
     ('', 'it names no layer'),
     ('  ', 'it names no layer'),
-    ('layr*2', "'layr' is no layer; did you mean 'layer'?"),
-    ('other', "'other' is no layer; known names: dense, full, layer, local, moe"),
+    ('layr*2', "'layr' is not a layer; did you mean 'layer'?"),
+    ('other', "'other' is not a layer; known names: dense, full, layer, local, moe"),
     ('(dense moe', "a '(' is not closed"),
     ('dense moe)*2', "a ')' closes nothing"),
     (')', "a ')' closes nothing"),
@@ -81,7 +81,7 @@ def test_layers_run_in_the_order_that_they_are_written(pattern):
     ('layer*full', "not 'full'"),
     ('layer*2*2', "'*' stands where the name of a layer is expected"),
     ('*2', "'*' stands where the name of a layer is expected"),
-    ('2', "'2' stands where"),
+    ('2', '2 is not a layer; did you mean "dense*2"?'),
     ('layer, full', "',' stands where"),
     ('layer*10001', 'it has more than 10,000 layers'),
     ('layer*' + '9' * 5000, 'comes a number from 1 to 10,000'),

@@ -1,4 +1,4 @@
-"""Patterns of layers: a short text that says which layers a trunk has, and in which order."""
+"""Parse a pattern, the short text that says which layers a trunk has and in which order."""
 
 import re
 from collections.abc import Collection
@@ -42,7 +42,7 @@ def parse(pattern: str, known: Collection[str], where: str) -> tuple[Group, ...]
     where: what to call the pattern in a message, such as `config.model.pattern`.
 
   Raises:
-    UserError: the text is no pattern, or has a layer that is not known.
+    UserError: the text is not a pattern, or names an unknown layer.
   """
   parser = _Parser(pattern, known, where)
   groups: list[Group] = []
@@ -91,7 +91,11 @@ class _Parser:
     elif token in self._known:
       inner = [Group((token,), 1)]
     elif token.isidentifier():
-      raise self._error(f'{token!r} is no layer{nearest(token, self._known)}')
+      raise self._error(f'{token!r} is not a layer{nearest(token, self._known)}')
+    elif token.isdigit():
+      raise self._error(
+        f'{token} is not a layer; did you mean "{next(iter(self._known))}*{token}"?'
+      )
     else:
       raise self._error(f'{token!r} stands where the name of a layer is expected')
     count = self._count()
@@ -124,7 +128,6 @@ class _Parser:
     return token
 
   def _error(self, mistake: str) -> UserError:
-    return UserError(
-      f'{self._where} is {self._pattern!r}, and {mistake}; patterns are such as "layer*12", '
-      '"local*23 full" or "(dense moe)*6"'
-    )
+    examples = '; patterns are such as "layer*12", "local*23 full" or "(dense moe)*6"'
+    hint = '' if mistake.endswith('?') else examples
+    return UserError(f'{self._where} is {self._pattern!r}, and {mistake}{hint}')

@@ -1,0 +1,383 @@
+"""Layers of a config: kinds with their own keys, variants by name, and projections by name."""
+
+import dataclasses
+
+import pytest
+import tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import (
+  Config,
+  DenseConfig,
+  InitConfig,
+  LayerConfig,
+  Layers,
+  MLPConfig,
+  ModelConfig,
+  NoFeedForwardConfig,
+  NoPositionsConfig,
+  PattentionConfig,
+  RotaryConfig,
+  SoftmaxConfig,
+  fields,
+)
+from tokenformer_jax.config.layer import SCORES, ExpL2Norm, SoftmaxScore
+from tokenformer_jax.errors import UserError, nearest
+
+LOCAL = LayerConfig(SoftmaxConfig(window=8), MLPConfig(96), norm='bias')
+TWO = ModelConfig(pattern='local*2 layer', variants=Layers({'local': LOCAL}))
+
+
+# Every kind
+
+
+def _groups(cls):
+  """Yield each field made by `one_of` in a dataclass or in what its fields can hold."""
+  for field in dataclasses.fields(cls):
+    if (variants := fields.variants_of(field)) is not None:
+      yield field, variants
+      for variant in variants.values():
+        yield from _groups(variant)
+
+
+GROUPS = {
+  f'{field.name}: {", ".join(variants)}': variants for field, variants in _groups(LayerConfig)
+}
+
+
+@pytest.mark.parametrize('name', GROUPS)
+def test_kinds_of_one_group_agree_about_their_keys(name):
+  variants = GROUPS[name]
+  assert {kind: one.kind for kind, one in variants.items()} == {kind: kind for kind in variants}, (
+    'a kind is listed under the name of another one'
+  )
+  types = {}
+  for kind, variant in variants.items():
+    assert isinstance(variant(), variant), f'{kind} has a key without a default'
+    for field in dataclasses.fields(variant):
+      held = fields.variants_of(field)
+      want = types.setdefault(field.name, (field.type, held and list(held)))
+      assert want == (field.type, held and list(held)), (
+        f'{field.name} of {kind} has another type than of the kinds before it: a flag has one type'
+      )
+
+
+scores = st.sampled_from(list(SCORES.values())).flatmap(
+  lambda cls: st.builds(
+    cls,
+    row_epsilon=st.sampled_from([0.0, 1e-5]),
+    **({'gelu': st.sampled_from(['exact', 'tanh'])} if cls().zero_at_zero else {}),
+  )
+)
+counts = st.integers(1, 10**6)
+pattentions = st.builds(PattentionConfig, counts, st.integers(0, 10**6), scores)
+projections = pattentions | st.builds(DenseConfig, st.booleans())
+positions = st.builds(RotaryConfig, st.sampled_from([0.5, 1.0]), st.floats(1, 1e6)) | st.builds(
+  NoPositionsConfig
+)
+mixers = st.builds(
+  SoftmaxConfig, st.sampled_from([1, 2, 4]), st.integers(0, 99), positions, projections, projections
+)
+mlps = st.builds(MLPConfig, st.integers(0, 99), st.booleans(), st.sampled_from(['exact', 'tanh']))
+layers = st.builds(
+  LayerConfig,
+  mixers,
+  pattentions | mlps | st.builds(NoFeedForwardConfig),
+  st.sampled_from(['plain', 'bias', 'affine']),
+)
+
+
+@st.composite
+def configs(draw) -> Config:
+  variants = draw(st.dictionaries(st.sampled_from(['local', 'full', 'x_1']), layers, max_size=2))
+  names = draw(st.permutations(['layer', *variants]))
+  model = ModelConfig(
+    pattern=' '.join(names),
+    width=64,
+    layer=draw(layers),
+    variants=Layers(variants),
+    position_embedding=draw(st.sampled_from(['none', 'learned'])),
+    init=InitConfig(draw(st.floats(1e-3, 1))),
+  )
+  return dataclasses.replace(Config(), model=model)
+
+
+@settings(deadline=None)
+@given(config=configs())
+def test_any_config_is_the_same_after_it_was_stored(config):
+  stored = config_lib.to_json(config)
+  again = config_lib.from_dict(Config, stored)
+  assert again == config, 'a checkpoint describes another run'
+  assert config_lib.to_json(again) == stored, 'a key that takes no part in comparisons is lost'
+
+
+@settings(deadline=None)
+@given(config=configs(), base=st.none() | configs())
+def test_any_config_is_the_same_after_flags_could_change_it(config, base):
+  values = config_lib.to_config_dict(config)
+  assert config_lib.resolve(values, base) == config, 'configs/saved.py gives another run'
+
+
+@settings(deadline=None)
+@given(a=configs(), b=configs())
+def test_configs_differ_where_they_are_not_equal(a, b):
+  found = list(config_lib.differences(a.model, b.model, 'model.'))
+  assert bool(found) == (a.model != b.model), 'models that differ pass for the same, or the reverse'
+  for path, ours, theirs in found:
+    assert ours != theirs, f'{path} is said to differ'
+
+
+def test_layers_are_immutable_and_hashable():
+  one, same = Layers({'a': LOCAL, 'b': LayerConfig()}), Layers({'b': LayerConfig(), 'a': LOCAL})
+  assert one == same and hash(one) == hash(same), 'the order of variants makes another model'
+  assert hash(TWO) == hash(dataclasses.replace(TWO)), 'a model cannot be a static argument of jit'
+
+
+# Differences
+
+
+def test_differences_name_the_key_in_its_layer():
+  other = config_lib.with_token_counts(TWO, {'local.qkv': 9, 'ffn': 8})
+  other = dataclasses.replace(other, width=64)
+  assert list(config_lib.differences(TWO, other, 'model.')) == [
+    ('model.width', 128, 64),
+    ('model.layer.ffn.tokens', 512, 8),
+    ('model.variants.local.mixer.qkv.tokens', 128, 9),
+  ]
+
+
+def test_groups_of_different_kinds_differ_in_nothing_but_their_kind():
+  dense = tiny.with_mixer(TWO, qkv=DenseConfig(bias=True))
+  assert list(config_lib.differences(TWO, dense)) == [
+    ('layer.mixer.qkv.kind', 'pattention', 'dense')
+  ], 'keys that one of the two models does not have are compared'
+
+
+def test_other_names_of_layers_are_one_difference():
+  other = dataclasses.replace(TWO, variants=Layers({'full': LOCAL}))
+  assert list(config_lib.differences(TWO, other)) == [('variants', 'local', 'full')]
+
+
+# Keys of a kind that is not chosen
+
+
+def _resolve(base: Config | None = None, **changes) -> Config:
+  values = config_lib.to_config_dict(base or Config())
+  with values.unlocked():
+    values.update_from_flattened_dict({k.replace('__', '.'): v for k, v in changes.items()})
+  return config_lib.resolve(values, base)
+
+
+def _sentence(base: Config | None = None, **changes) -> str:
+  with pytest.raises(UserError) as error:
+    _resolve(base, **changes)
+  return str(error.value)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'sentence'),
+  [
+    (
+      {'ffn__kind': 'mlp', 'ffn__tokens': 5},
+      'ffn.tokens is 5, which has a meaning for model.layer.ffn.kind=pattention only, and this is '
+      'mlp; leave it out',
+    ),
+    (
+      {'ffn__width': 64},
+      'ffn.width is 64, which has a meaning for model.layer.ffn.kind=mlp only, and this is '
+      'pattention; leave it out',
+    ),
+    (
+      {'ffn__kind': 'none', 'ffn__gelu': 'tanh'},
+      "ffn.gelu is 'tanh', which has a meaning for model.layer.ffn.kind=mlp only, and this is "
+      'none; leave it out',
+    ),
+    (
+      {'mixer__positions__kind': 'none', 'mixer__positions__fraction': 0.5},
+      'mixer.positions.fraction is 0.5, which has a meaning for '
+      'model.layer.mixer.positions.kind=rotary only, and this is none; leave it out',
+    ),
+    (
+      {'mixer__qkv__kind': 'dense', 'mixer__qkv__score__kind': 'softmax'},
+      'mixer.qkv.score is given, which has a meaning for model.layer.mixer.qkv.kind=pattention '
+      'only, and this is dense; leave it out',
+    ),
+    (
+      {'ffn__score__kind': 'softmax', 'ffn__score__gelu': 'tanh'},
+      "ffn.score.gelu is 'tanh', which has a meaning for model.layer.ffn.score.kind=l2_norm_gelu "
+      'or gelu_l2_norm or gelu_l1_norm only, and this is softmax; leave it out',
+    ),
+  ],
+)
+def test_a_key_of_another_kind_is_refused(changes, sentence):
+  found = _sentence(**{f'model__layer__{key}': value for key, value in changes.items()})
+  assert found == f'config.model.layer.{sentence}', 'a key that has no effect is accepted'
+
+
+def test_a_key_of_another_kind_may_have_its_default():
+  ffn = _resolve(model__layer__ffn__kind='mlp', model__layer__ffn__tokens=512).model.layer.ffn
+  assert ffn == MLPConfig(), 'a config file cannot list every key with its default'
+
+
+def test_what_a_run_said_of_its_former_kind_is_left_when_the_kind_changes():
+  base = _resolve(model__layer__ffn__tokens=64, model__layer__ffn__score__kind='softmax')
+  assert _resolve(base, model__layer__ffn__kind='mlp').model.layer.ffn == MLPConfig()
+  sentence = _sentence(base, model__layer__ffn__kind='mlp', model__layer__ffn__tokens=65)
+  assert 'ffn.tokens is 65, which has a meaning' in sentence, 'a new value without effect is taken'
+
+
+def test_a_kind_that_comes_back_has_its_default_again():
+  base = _resolve(model__layer__ffn__kind='mlp', model__layer__ffn__width=64)
+  ffn = _resolve(base, model__layer__ffn__kind='pattention').model.layer.ffn
+  assert ffn == LayerConfig().ffn, 'a flag makes another feed-forward part than a file'
+
+
+# Variants
+
+
+def _from_json(model: dict) -> ModelConfig:
+  config = config_lib.from_dict(Config, {'model': model})
+  config_lib.resolve(config_lib.to_config_dict(config))
+  return config.model
+
+
+def test_a_variant_is_a_version_of_the_layer():
+  layer = {'ffn': {'tokens': 64}, 'mixer': {'heads': 2}}
+  own = {'mixer': {'window': 8, 'qkv': {'kind': 'dense'}}}
+  model = _from_json({'pattern': 'a layer', 'layer': layer, 'variants': {'a': own}})
+  want = SoftmaxConfig(heads=2, window=8, qkv=DenseConfig())
+  assert model.layers['a'] == LayerConfig(want, PattentionConfig(64)), 'a variant has other keys'
+  assert model.layers['layer'].mixer.window == 0, 'a variant changes model.layer'
+
+
+@pytest.mark.parametrize(
+  ('model', 'sentence'),
+  [
+    (
+      {'pattern': 'layer*2', 'variants': {'local': {}}},
+      "config.model.variants has 'local', which is not in model.pattern='layer*2'; name it there, "
+      'or leave it out',
+    ),
+    (
+      {'pattern': 'layer*2', 'variants': {'layer': {}}},
+      'config.model.variants.layer cannot be the name of a layer; take a word of letters, digits '
+      "and _ that is not 'layer'",
+    ),
+    (
+      {'pattern': 'a-b', 'variants': {'a-b': {}}},
+      'config.model.variants.a-b cannot be the name of a layer; take a word of letters, digits '
+      "and _ that is not 'layer'",
+    ),
+    (
+      {'pattern': 'locl*2', 'variants': {'local': {}}},
+      "config.model.pattern is 'locl*2', and 'locl' is not a layer; did you mean 'local'?",
+    ),
+    (
+      {'pattern': 'local*2'},
+      "config.model.pattern is 'local*2', and 'local' is not a layer; known names: layer; patterns "
+      'are such as "layer*12", "local*23 full" or "(dense moe)*6"',
+    ),
+    (
+      {'pattern': 'a', 'variants': {'a': {'mixer': {'windw': 8}}}},
+      "config key 'model.variants.a.mixer.windw' is unknown; did you mean "
+      "'model.variants.a.mixer.window'?",
+    ),
+    (
+      {'pattern': 'a', 'variants': {'a': {'ffn': {'kind': 'mpl'}}}},
+      "config.model.variants.a.ffn.kind is 'mpl'; it must be one of pattention, mlp, none",
+    ),
+    (
+      {'pattern': 'a', 'variants': {'a': {'ffn': {'kind': 'mlp', 'tokens': 5}}}},
+      'config.model.variants.a.ffn.tokens is 5, which has a meaning for '
+      'model.variants.a.ffn.kind=pattention only, and this is mlp; leave it out',
+    ),
+    (
+      {'pattern': 'a layer', 'variants': {'a': {'mixer': {'heads': 3}}}},
+      'config.model.width is 128, which is not a multiple of model.variants.a.mixer.heads=3',
+    ),
+    (
+      {'pattern': 'a layer', 'variants': {'a': {'mixer': {'heads': 0}}}},
+      'config.model.variants.a.mixer.heads is 0; it must be greater than 0',
+    ),
+  ],
+)
+def test_what_no_variant_can_be(model, sentence):
+  with pytest.raises(UserError) as error:
+    _from_json(model)
+  assert str(error.value) == sentence, 'the sentence does not name the layer'
+
+
+def test_only_layers_of_the_pattern_are_checked():
+  model = _from_json(
+    {'pattern': 'a', 'layer': {'mixer': {'heads': 3}}, 'variants': {'a': {'mixer': {'heads': 4}}}}
+  )
+  assert model.heads == (4,), 'a layer that never runs is checked'
+
+
+# Projections by name
+
+
+def test_projections_are_named_by_their_place_and_their_layer():
+  assert config_lib.token_counts(TWO) == {
+    'local.qkv': 128,
+    'local.proj': 128,
+    'qkv': 128,
+    'proj': 128,
+    'ffn': 512,
+  }, 'a projection has another name, or a matrix is counted'
+  assert config_lib.key_of(TWO, 'local.qkv') == 'model.variants.local.mixer.qkv'
+  assert config_lib.key_of(TWO, 'ffn') == 'model.layer.ffn'
+
+
+def test_a_pool_by_attention_has_the_parameters_of_the_layer():
+  vit = tiny.tiny_vit(pool='attention', pattern='a', variants=Layers({'a': tiny.tiny_vit().layer}))
+  assert set(config_lib.token_counts(vit)) >= {'qkv', 'a.qkv'}, 'the pool does not grow'
+
+
+@pytest.mark.parametrize(
+  ('given', 'want'),
+  [
+    ({'ffn': 600}, {'ffn': 600, 'local.ffn': 600}),
+    ({'local.ffn': 600}, {'ffn': 512, 'local.ffn': 600}),
+    ({'local.ffn': 600, 'ffn': 700}, {'ffn': 700, 'local.ffn': 600}),
+    ({'ffn': 700, 'local.ffn': 600}, {'ffn': 700, 'local.ffn': 600}),
+  ],
+)
+def test_a_count_is_for_every_layer_or_for_the_one_that_it_names(given, want):
+  both = dataclasses.replace(TWO, variants=Layers({'local': LayerConfig()}))
+  found = config_lib.named_counts(both, given, '--param_tokens')
+  assert {name: found[name] for name in want} == want, 'another layer grows'
+  assert found['local.qkv'] == found['qkv'] == 128, 'a projection that is not named grows'
+
+
+def test_a_count_of_a_projection_that_there_is_not_names_the_nearest():
+  with pytest.raises(UserError) as error:
+    config_lib.named_counts(TWO, {'local.qvk': 5}, '--param_tokens')
+  assert str(error.value) == "--param_tokens names 'local.qvk'; did you mean 'local.qkv'?"
+  with pytest.raises(UserError) as error:
+    config_lib.named_counts(TWO, {'local.ffn': 5}, '--param_tokens')
+  said = nearest('local.ffn', ['qkv', 'proj', 'ffn', 'local.qkv', 'local.proj'])
+  assert str(error.value) == f"--param_tokens names 'local.ffn'{said}", 'an MLP has tokens'
+  dense = tiny.tiny_model(dense=True)
+  with pytest.raises(UserError, match=r'^here counts parameter tokens, and this model has none$'):
+    config_lib.named_counts(dense, {'ffn': 5}, 'here')
+
+
+def test_references_of_zero_become_the_counts():
+  model = config_lib.with_token_counts(TWO, {'local.qkv': 7})
+  filled = config_lib.with_references(model)
+  references = {n: one.reference for n, one in config_lib.pattentions(filled).items()}
+  assert references == config_lib.token_counts(model), 'τ changes when the model grows'
+  again = config_lib.with_references(config_lib.with_token_counts(filled, {'local.qkv': 9}))
+  assert config_lib.pattentions(again)['local.qkv'].reference == 7, 'a reference is overwritten'
+
+
+def test_a_projection_is_replaced_in_its_layer_only():
+  score = SoftmaxScore()
+  changed = config_lib.with_pattentions(TWO, {'local.proj': PattentionConfig(5, 6, score)})
+  found = config_lib.pattentions(changed)
+  assert found['local.proj'] == PattentionConfig(5, 6, score)
+  assert found['proj'] == config_lib.pattentions(TWO)['proj'], 'another layer was changed'
+  assert ExpL2Norm.zero_at_zero is SoftmaxScore.zero_at_zero is False, 'zero keys are not exact'

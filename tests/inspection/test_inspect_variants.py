@@ -1,0 +1,270 @@
+"""Models of several kinds of layers are looked into layer by layer."""
+
+import contextlib
+import dataclasses
+import functools
+import io
+import json
+
+import jax
+import numpy as np
+import pytest
+import tiny_run
+from absl import flags
+from looking import IDS, mesh_of
+from tiny import tiny_model
+
+from tokenformer_jax import grow
+from tokenformer_jax.config import (
+  DenseConfig,
+  GrowConfig,
+  Layers,
+  ModelConfig,
+  NoFeedForwardConfig,
+  to_json,
+)
+from tokenformer_jax.data import store, tokenizers
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.inspection import command, report, usage
+from tokenformer_jax.inspection.model import load, maps, old_tokens
+from tokenformer_jax.inspection.weights import compiled_maps, compiled_sums, names, pattentions
+from tokenformer_jax.model.attention import Attention
+from tokenformer_jax.model.lm import Compute, define_lm, unstack
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.model.pattention import parameter_weights
+from tokenformer_jax.parallel import devices, sharding
+from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.runs.checkpoint_meta import Ancestor
+from tokenformer_jax.steps import step
+from tokenformer_jax.steps.optim import make_optimizer
+from tokenformer_jax.training import sizes
+
+ATTENTION = ('query', 'key', 'value', 'proj')
+ALL = (*ATTENTION, 'ffn')
+PATTERN = '(local layer)*2 local bare'
+
+
+def _model() -> ModelConfig:
+  """Six layers in four stacks: `local` has no ffn and softmax scores, `bare` has the ffn alone."""
+  local = tiny_model(window=8, tokens={'qkv': 16, 'proj': 20}, score='softmax').layer
+  bare = tiny_model(tokens={'ffn': 20}).layer
+  dense = DenseConfig()
+  return dataclasses.replace(
+    tiny_model(),
+    pattern=PATTERN,
+    variants=Layers(
+      {
+        'local': dataclasses.replace(local, ffn=NoFeedForwardConfig()),
+        'bare': dataclasses.replace(
+          bare, mixer=dataclasses.replace(bare.mixer, qkv=dense, proj=dense)
+        ),
+      }
+    ),
+  )
+
+
+MODEL = _model()
+DEFINITION = define_lm(MODEL, Compute(attention='xla'))
+KINDS = (ATTENTION, ALL, ATTENTION, ALL, ATTENTION, ('ffn',))  # of each layer
+COUNTS = {'local': (16, 16, 16, 20), 'layer': (24, 24, 24, 40, 48), 'bare': (20,)}
+NAMES = ('local', 'layer', 'local', 'layer', 'local', 'bare')
+
+
+@functools.cache
+def _params() -> Params:
+  """Normal ones, where the first token of every Pattention has a zero key and a zero value."""
+  rng = np.random.default_rng(0)
+
+  def draw(path, array):
+    drawn = np.float32(rng.normal(size=array.shape) * 0.2)
+    if path[-1].key in ('keys', 'values'):
+      drawn[:, 0] = 0
+    return drawn
+
+  return jax.tree.map_with_path(draw, DEFINITION.abstract)
+
+
+def _with_what_proj_reads(attention: Attention, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """The output of an attention, and the input of its last projection."""
+  proj, seen = attention.proj, []
+  attention.proj = lambda heads: seen.append(heads) or proj(heads)
+  out, _, _ = attention(x)
+  return out, seen[0]
+
+
+@functools.cache
+def _reference() -> list[dict[str, np.ndarray]]:
+  """The weights [B, T, N] by layer and kind, from layers that are run one by one."""
+  model = define_lm(MODEL, Compute(attention='xla', layers='list'))
+  bound = model.bind(unstack(_params(), MODEL))
+  x, found = bound.embed(IDS), []
+  for block, name in zip(bound.blocks, NAMES, strict=True):
+    normed = block.attention_norm(x)
+    score = 'softmax' if name == 'local' else 'l2_norm_gelu'
+
+    def weights(module, of, score=score):
+      scores = of @ module.keys[...].T
+      return parameter_weights(scores, score=score, reference_tokens=module.keys[...].shape[0])
+
+    own = {}
+    if name == 'bare':
+      mixed, _, _ = block.attention(normed)
+    else:
+      for kind in ('query', 'key', 'value'):
+        own[kind] = weights(getattr(block.attention, kind), normed)
+      proj, (mixed, heads) = block.attention.proj, _with_what_proj_reads(block.attention, normed)
+      own['proj'] = weights(proj, heads.reshape(x.shape))
+    x = x + mixed
+    if block.ffn is not None:
+      normed = block.ffn_norm(x)
+      own['ffn'] = weights(block.ffn, normed)
+      x = x + block.ffn(normed)
+    found.append({kind: np.asarray(array) for kind, array in own.items()})
+  return found
+
+
+def test_every_layer_has_its_own_pattentions_in_their_order():
+  found = pattentions(DEFINITION)
+  assert tuple(tuple(layer) for layer in found) == KINDS
+  assert names(DEFINITION) == ALL
+  for layer, name in zip(found, NAMES, strict=True):
+    assert tuple(one.tokens for one in layer.values()) == COUNTS[name]
+    assert {one.zero_at_zero for one in layer.values()} == {name != 'local'}
+  places = [next(iter(layer.values())).layer for layer in found]
+  assert places == [
+    ('local_0', 0),
+    ('layer_1', 0),
+    ('local_0', 1),
+    ('layer_1', 1),
+    ('local_2', 0),
+    ('bare_3', 0),
+  ]
+  path = jax.tree_util.keystr(found[5]['ffn'].values, simple=True, separator='/')
+  assert path == 'blocks/bare_3/ffn/values'
+
+
+@pytest.mark.parametrize('devices', [1, 8])
+def test_maps_and_sums_are_those_of_the_layer_asked_for(devices):
+  mesh = mesh_of() if devices == 1 else mesh_of(fsdp=4, tokens=2)
+  params = jax.device_put(_params(), sharding.tree_shardings(mesh, DEFINITION.axes))
+  ids = jax.device_put(IDS, sharding.batch_sharding(mesh))
+  with jax.set_mesh(mesh):
+    sums = compiled_sums(DEFINITION, mesh)(params, ids)
+    for number, (want, layer) in enumerate(zip(_reference(), pattentions(DEFINITION), strict=True)):
+      found = compiled_maps(DEFINITION, mesh)(params, ids, number)
+      for kind, one in layer.items():
+        message = f'not the weights of {kind} in layer {number}'
+        np.testing.assert_allclose(
+          found[kind, one.tokens], want[kind][0], rtol=1e-3, atol=1e-5, err_msg=message
+        )
+        stack, index = one.layer
+        total = np.abs(want[kind]).sum(axis=(0, 1))
+        np.testing.assert_allclose(
+          sums[stack][kind].total[index], total, rtol=1e-3, atol=1e-4, err_msg=message
+        )
+
+
+def test_what_is_dead_goes_by_the_score_of_its_own_layer():
+  """All first tokens are zero; beside softmax they have a weight, and so a gradient."""
+  found = usage.measure(DEFINITION, _params(), IDS, mesh_of())
+  for layer, name in enumerate(NAMES):
+    assert tuple(found[layer]) == KINDS[layer]
+    for kind, one in found[layer].items():
+      dead = [] if name == 'local' else [0]
+      assert np.flatnonzero(one.dead).tolist() == dead, f'{kind} of layer {layer}'
+      assert one.positions == IDS.size
+  counts = [row['tokens'] for row in report.usage_rows(found)]
+  assert counts == [count for name in NAMES for count in COUNTS[name]]
+
+
+# The command
+
+
+@pytest.fixture(scope='module')
+def home(tmp_path_factory):
+  """The run `grown`, whose `local.qkv` has grown from 16 to 24 and whose `ffn` from 64 to 80."""
+  root = tmp_path_factory.mktemp('variants')
+  text = tiny_run.write_corpus(root / 'corpus')
+  changes = {
+    'model.pattern': PATTERN,
+    'model.variants': {name: to_json(layer) for name, layer in MODEL.variants.items()},
+  }
+  config = sizes.fill_in(tiny_run.config(text, root / 'cache', **changes))
+  store.prepare(config.data)
+  model = config.model
+  tx = make_optimizer(config.optim, 20, define_lm(model).info)
+  state = jax.jit(lambda: step.initial_state(define_lm(model), tx, 0))()
+  larger = grow.grown_model(model, {'local.qkv': 24, 'ffn': 80}, GrowConfig())
+  state = jax.jit(lambda state: grow.grow(state, model, larger, GrowConfig()))(state)
+  with contextlib.closing(checkpoint.Checkpoints(root / 'grown', keep=1)) as checkpoints:
+    lineage = (Ancestor('grow', str(root / 'run'), 7, model, GrowConfig(), 7),)
+    tokenizer = tokenizers.load('bytes').to_json()
+    config = dataclasses.replace(config, model=larger)
+    checkpoints.save(7, state, config, tokenizer, lineage=lineage)
+    checkpoints.wait()
+  return root
+
+
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+  monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:1])
+
+
+def _inspect(*arguments: object) -> str:
+  """The command with these arguments, within this process; returns what it prints."""
+  known = set(flags.FLAGS)
+  command.define_flags()
+  try:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+      command.main(flags.FLAGS(['inspect', *map(str, arguments)]))
+  finally:
+    for name in set(flags.FLAGS) - known:
+      delattr(flags.FLAGS, name)
+  return printed.getvalue()
+
+
+def test_the_command_shows_every_layer_with_what_it_has(home):
+  files = [f'--out={home}/heat.png', f'--json={home}/all.json']
+  _inspect(f'--source={home}/grown', '--text=def', *files, '--corpus_tokens=200', '--top_k=1')
+  found = json.loads((home / 'all.json').read_text())
+  rows = [(row['layer'], row['kind']) for row in found['usage']['layers']]
+  assert rows == [(layer, kind) for layer, kinds in enumerate(KINDS) for kind in kinds]
+  grew = {(row['layer'], row['kind']): row['new'] for row in found['growth']['layers']}
+  of_local = {(layer, kind): 8 for layer in (0, 2, 4) for kind in ('query', 'key', 'value')}
+  assert grew == {**of_local, (1, 'ffn'): 16, (3, 'ffn'): 16}, 'other tokens are called new'
+  assert (home / 'heat.png').stat().st_size > 10_000, 'there is no picture'
+
+
+def test_layers_and_kinds_are_chosen_by_number_and_name(home):
+  _inspect(f'--source={home}/grown', '--text=d', '--layer=5', f'--json={home}/one.json')
+  found = json.loads((home / 'one.json').read_text())
+  assert [(row['layer'], row['kind']) for row in found['usage']['layers']] == [(5, 'ffn')]
+  assert not found['growth'], 'a layer that did not grow has new tokens'
+  _inspect(f'--source={home}/grown', '--text=d', '--kinds=ffn', f'--json={home}/ffn.json')
+  found = json.loads((home / 'ffn.json').read_text())
+  rows = [(row['layer'], row['kind']) for row in found['usage']['layers']]
+  assert rows == [(1, 'ffn'), (3, 'ffn'), (5, 'ffn')]
+
+
+@pytest.mark.parametrize(
+  ('options', 'sentence'),
+  [
+    (['--layer=6'], "--layer is '6'; this model has the layers 0 to 5"),
+    (['--layer=5', '--kinds=query'], 'layer 5 has no parameter tokens of query; it has those of f'),
+  ],
+)
+def test_what_a_layer_does_not_have_is_told(home, options, sentence):
+  with pytest.raises(UserError, match=sentence):
+    _inspect(f'--source={home}/grown', *options)
+
+
+def test_the_library_knows_what_is_old_and_new_by_layer(home):
+  model = load(f'{home}/grown')
+  old = old_tokens(model)
+  assert old[0] == {'query': 16, 'key': 16, 'value': 16, 'proj': 20}
+  assert (old[1]['ffn'], old[5]) == (64, {'ffn': 20})
+  found = maps(model, np.arange(5), [4, 5])
+  assert {layer: {k: a.shape for k, a in one.items()} for layer, one in found.items()} == {
+    4: {'query': (5, 24), 'key': (5, 24), 'value': (5, 24), 'proj': (5, 20)},
+    5: {'ffn': (5, 20)},
+  }

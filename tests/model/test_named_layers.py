@@ -1,0 +1,233 @@
+"""Models of several kinds of layers, named in `model.variants`, and layers of one part."""
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import tiny_model, tiny_vit, two_kinds
+
+from tokenformer_jax.config import MeshConfig, ModelConfig, NoFeedForwardConfig
+from tokenformer_jax.model import models
+from tokenformer_jax.model.lm import Compute, define_lm, unstack
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.model.trunk import Context, Inputs
+from tokenformer_jax.parallel import sharding
+
+MODEL = two_kinds(tied_head=False)
+IDS = np.random.default_rng(0).integers(0, 64, (8, 24), np.int32)
+GROUPS = {'local_0': (1, 3), 'layer_1': (2, 4), 'local_2': (5,)}  # the depths of each stack
+
+
+def _mixers_alone(model: ModelConfig) -> ModelConfig:
+  """Return a model whose `model.layer` has no feed-forward part."""
+  return dataclasses.replace(
+    model, layer=dataclasses.replace(model.layer, ffn=NoFeedForwardConfig())
+  )
+
+
+@functools.cache
+def _params(model: ModelConfig = MODEL) -> Params:
+  """Parameters large enough that every part of the model matters."""
+  rng = np.random.default_rng(0)
+  return jax.tree.map(
+    lambda p: jnp.asarray(rng.normal(size=p.shape) * p.shape[-1] ** -0.5, p.dtype),
+    models.define(model).abstract,
+  )
+
+
+@functools.cache
+def _computed(model: ModelConfig = MODEL, remat: str = 'score_inputs', layers: str = 'scan'):
+  """Logits, and the gradient of a function of them, as a function of parameters and ids."""
+  definition = define_lm(model, Compute(remat=remat, layers=layers))
+
+  def loss(params: Params, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+    logits = definition.bind(params)(ids)[0]
+    return jnp.mean(jax.nn.logsumexp(logits, axis=-1)), logits
+
+  def compute(params: Params, ids: jax.Array) -> tuple[jax.Array, Params]:
+    (_, logits), gradient = jax.value_and_grad(loss, has_aux=True)(params, ids)
+    return logits, gradient
+
+  return jax.jit(compute)
+
+
+def _assert_close(got: Params, want: Params, message: str) -> None:
+  found, wanted = (jax.tree_util.tree_leaves_with_path(tree) for tree in (got, want))
+  for (path, one), (other_path, other) in zip(found, wanted, strict=True):
+    assert path == other_path, message
+    scale = np.abs(other).max()
+    np.testing.assert_allclose(
+      one, other, rtol=1e-4, atol=1e-5 * scale, err_msg=f'{message}: {jax.tree_util.keystr(path)}'
+    )
+
+
+# Two kinds of layers
+
+
+def test_every_stack_has_the_parameters_of_its_own_layer():
+  shapes = jax.tree.map(jnp.shape, define_lm(MODEL).abstract['blocks'])
+  for name, depths in GROUPS.items():
+    count = len(depths)
+    qkv = {key: (count, 24, 32) for key in ('keys', 'values')}
+    proj = {key: (count, 40, 32) for key in ('keys', 'values')}
+    own = {'attention': {'query': qkv, 'key': qkv, 'value': qkv, 'proj': proj}}
+    if name == 'layer_1':
+      own['ffn'] = {key: (count, 48, 32) for key in ('keys', 'values')}
+    assert shapes.pop(name) == own, f'{name} is made as another layer'
+  assert not shapes, f'{shapes} are in no group of the pattern'
+
+
+def test_every_array_knows_how_deep_its_layers_are():
+  for name, stack in define_lm(MODEL).info['blocks'].items():
+    for info in jax.tree.leaves(stack):
+      assert info.depth == GROUPS[name], f'{name} would learn at the rate of another depth'
+
+
+def test_what_is_added_to_the_residual_starts_by_the_number_of_all_layers():
+  model = two_kinds(width=64, tokens={'qkv': 64, 'proj': 64, 'ffn': 64})
+  blocks = jax.jit(define_lm(model).init)(jax.random.key(0))['blocks']
+  for name, stack in blocks.items():
+    got = float(jnp.std(stack['attention']['proj']['values']))
+    np.testing.assert_allclose(
+      got, 2 / (5 * 64**0.5), rtol=0.05, err_msg=f'{name} starts elsewhere'
+    )
+
+
+@pytest.mark.parametrize(
+  ('remat', 'layers'),
+  [('full', 'scan'), ('score_inputs', 'unrolled'), ('everything', 'unrolled')],
+)
+def test_scanned_and_unrolled_layers_compute_the_same(remat, layers):
+  want, got = _computed()(_params(), IDS), _computed(remat=remat, layers=layers)(_params(), IDS)
+  _assert_close(got, want, f'layers={layers} with remat={remat} are another model')
+
+
+def test_a_list_of_layers_computes_the_same():
+  params = unstack(_params(), MODEL)
+  assert [('ffn' in layer) for layer in params['blocks'].values()] == [False, True] * 2 + [False]
+  logits, gradient = _computed()(_params(), IDS)
+  got, of_list = _computed(layers='list')(params, IDS)
+  _assert_close(got, logits, 'a list of layers is another model')
+  _assert_close(of_list, unstack(gradient, MODEL), 'a list of layers has another gradient')
+
+
+@pytest.mark.parametrize('layers', ['scan', 'unrolled'])
+@pytest.mark.parametrize('name', GROUPS)
+def test_every_layer_of_every_stack_counts(name, layers):
+  _, gradient = _computed(layers=layers)(_params(), IDS)
+  for path, leaf in jax.tree_util.tree_leaves_with_path(gradient['blocks'][name]):
+    norms = np.linalg.norm(leaf, axis=(1, 2))
+    assert np.all(norms > 0), f'{name}{jax.tree_util.keystr(path)} takes no part: {norms}'
+
+
+def _reach(model: ModelConfig) -> int:
+  """Return how many of 24 tokens the last logit depends on."""
+  embedding = _params(model)['embedding']
+
+  def last(x_BxTxD: jax.Array) -> jax.Array:
+    module = define_lm(model, Compute()).bind(_params(model))
+    module.embed = lambda ids, context: x_BxTxD
+    return module(IDS[:1])[0][0, -1]
+
+  derivative = jax.jit(jax.jacobian(last))(embedding[IDS[:1]])
+  return int(np.sum(np.abs(derivative).max(axis=(0, 1, 3)) > 0))
+
+
+@pytest.mark.parametrize(
+  ('pattern', 'tokens'), [('local', 8), ('local*2', 15), ('layer', 24), ('local*2 layer', 24)]
+)
+def test_each_layer_has_its_own_window(pattern, tokens):
+  model = two_kinds(pattern=pattern, tied_head=False)
+  assert _reach(model) == tokens, f'{pattern} with a window of 8 sees other tokens'
+
+
+@pytest.mark.parametrize('parts', [[1] * 24, [11, *[1] * 13], [5, 9, 10]])
+def test_decoding_with_caches_is_the_forward_pass(parts):
+  """A ring of 8 slots for each local layer, and all 24 slots for each of the others."""
+  definition, params = define_lm(MODEL, Compute(layers='list')), unstack(_params(), MODEL)
+  caches = definition.bind(params).init_caches(8, 24)
+  slots = [cache.keys.shape[2] for cache in caches]
+  assert slots == [8, 24, 8, 24, 8], 'a layer has the cache of another one'
+  apply = jax.jit(
+    lambda params, ids, start, caches: definition.bind(params)(ids, Context(start), caches)
+  )
+  logits = []
+  for start, size in zip(itertools.accumulate(parts, initial=0), parts, strict=False):
+    part, caches = apply(params, IDS[:, start : start + size], start, caches)
+    logits.append(part)
+  np.testing.assert_allclose(
+    np.concatenate(logits, axis=1),
+    _computed()(_params(), IDS)[0],
+    atol=1e-5,
+    err_msg='what is generated is not what was trained',
+  )
+
+
+@pytest.mark.parametrize('mesh', [{'fsdp': 4, 'tokens': 2}, {'replica': 2, 'fsdp': 2, 'tokens': 2}])
+def test_logits_and_gradients_do_not_depend_on_the_devices(mesh):
+  want = _computed()(_params(), IDS)
+  mesh, definition = sharding.make_mesh(MeshConfig(**mesh)), define_lm(MODEL)
+  with jax.set_mesh(mesh):
+    params = jax.device_put(_params(), sharding.tree_shardings(mesh, definition.axes))
+    ids = jax.device_put(IDS, sharding.batch_sharding(mesh))
+    got = _computed()(params, ids)
+  for name, depths in GROUPS.items():
+    keys = params['blocks'][name]['attention']['query']['keys']
+    local = keys.addressable_shards[0].data.shape
+    split = (len(depths), 24 // mesh.shape['tokens'], 32 // mesh.shape['fsdp'])
+    assert local == split, f'{name} is not split by the rules'
+  _assert_close(jax.device_get(got), want, '8 devices compute another model')
+
+
+@pytest.mark.parametrize(('name', 'first'), [('local', 0), ('layer', 1)])
+def test_branches_of_images_are_left_out_of_the_layers_that_are_meant(name, first):
+  """Leaving them out is the same as values of 0 in the stacks with this name."""
+  lm = two_kinds(window=0, rotary=0)  # patches know neither a window nor rotary positions
+  model = dataclasses.replace(tiny_vit(), pattern=lm.pattern, variants=lm.variants)
+  images = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype(np.float32)
+  definition, params = models.define(model), _params(model)
+  run = jax.jit(lambda p, x, s: definition.bind(p)(x, Inputs(branch_scales_Bx2=s))[0])
+  scales = np.ones((5, 3, 2), np.float32)
+  scales[first::2, 1] = 0
+  got, whole = (np.asarray(run(params, images, s)) for s in (scales, None))
+  blocks = {
+    stack: jax.tree.map(jnp.zeros_like, part) if stack.startswith(name) else part
+    for stack, part in params['blocks'].items()
+  }
+  without = np.asarray(run({**params, 'blocks': blocks}, images, None))
+  np.testing.assert_allclose(got[1], without[1], rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(got[[0, 2]], whole[[0, 2]], rtol=1e-5, atol=1e-5)
+  assert np.abs(got[1] - whole[1]).max() > 1e-3, 'these layers add nothing'
+
+
+# Layers that are a mixer alone
+
+
+@pytest.mark.parametrize('norm', ['plain', 'affine'])
+def test_a_layer_without_a_feed_forward_part_is_the_residual_and_its_mixer(norm):
+  """It is one whose feed-forward part adds nothing, without that part and its norm."""
+  whole = tiny_model(norm=norm, tied_head=False)
+  params = _params(whole)
+  blocks = dict(params['blocks'])
+  blocks['ffn'] = jax.tree.map(jnp.zeros_like, blocks['ffn'])
+  want, _ = _computed(whole)({**params, 'blocks': blocks}, IDS)
+  alone = _mixers_alone(whole)
+  blocks = {name: part for name, part in blocks.items() if name not in ('ffn', 'ffn_norm')}
+  own = {**params, 'blocks': blocks}
+  abstract = define_lm(alone).abstract
+  assert jax.tree.structure(own) == jax.tree.structure(abstract), 'it has parameters of no use'
+  got, _ = _computed(alone)(own, IDS)
+  np.testing.assert_allclose(got, want, atol=1e-5, err_msg='it computes something else')
+
+
+def test_the_pool_of_a_vit_without_feed_forward_parts_has_none():
+  model = _mixers_alone(tiny_vit(pool='attention', norm='affine'))
+  pool = models.define(model).abstract['pool']
+  assert set(pool) == {'query', 'key', 'value', 'proj', 'probe'}, 'it has parameters of no use'
+  images = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype(np.float32)
+  logits, _ = jax.jit(lambda p, x: models.define(model).bind(p)(x))(_params(model), images)
+  assert logits.shape == (3, 10) and np.all(np.isfinite(logits))

@@ -1,0 +1,111 @@
+"""Find and replace the projections of a model that have parameter tokens, by name.
+
+A projection of `model.layer` is called by its place: `qkv`, `proj`, `ffn`. A projection of another
+layer has the layer's name before that: `local.ffn`. Growth and the planner use these names.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tokenformer_jax.config.layer import LayerConfig, PattentionConfig, map_parts, parts
+from tokenformer_jax.config.model import BASE, ModelConfig, layer_path, used_layers
+from tokenformer_jax.errors import UserError, nearest
+
+
+def pattentions(model: ModelConfig) -> dict[str, PattentionConfig]:
+  """Return the projections of a model that have parameter tokens, by name."""
+  return {name: part for name, _, part in _places(model)}
+
+
+def key_of(model: ModelConfig, name: str) -> str:
+  """Return the path of the group of keys of a projection that `pattentions` names."""
+  return next(path for one, path, _ in _places(model) if one == name)
+
+
+def _places(model: ModelConfig) -> Iterator[tuple[str, str, PattentionConfig]]:
+  """Yield the name, the path and the config of each projection with parameter tokens."""
+  for layer, config in used_layers(model).items():
+    for path, part in parts(config):
+      if isinstance(part, PattentionConfig):
+        yield _name(layer, path), f'{layer_path(layer)}.{path}', part
+
+
+def _name(layer: str, path: str) -> str:
+  """Return the name of the projection at a path inside a layer."""
+  own = path.removeprefix('mixer.')
+  return own if layer == BASE else f'{layer}.{own}'
+
+
+def with_pattentions(model: ModelConfig, changed: Mapping[str, PattentionConfig]) -> ModelConfig:
+  """Return the model with some of its `pattentions` replaced, by name."""
+
+  def replaced(name: str, layer: LayerConfig) -> LayerConfig:
+    def other(path: str, part: Any) -> Any:
+      return changed.get(_name(name, path), part) if isinstance(part, PattentionConfig) else part
+
+    return map_parts(layer, other)
+
+  return model.map_layers(replaced)
+
+
+def with_token_counts(model: ModelConfig, counts: Mapping[str, int]) -> ModelConfig:
+  """Return the model with other numbers of parameter tokens; projections not named keep theirs."""
+  changed = {
+    name: dataclasses.replace(one, tokens=counts.get(name, one.tokens))
+    for name, one in pattentions(model).items()
+  }
+  return with_pattentions(model, changed)
+
+
+def with_references(model: ModelConfig) -> ModelConfig:
+  """Return the model with each reference count of 0 replaced by the number of tokens."""
+  filled = {
+    name: dataclasses.replace(one, reference=one.reference or one.tokens)
+    for name, one in pattentions(model).items()
+  }
+  return with_pattentions(model, filled)
+
+
+def token_counts(model: ModelConfig) -> dict[str, int]:
+  """Return the numbers of parameter tokens of a model, by the names of `pattentions`."""
+  return {name: one.tokens for name, one in pattentions(model).items()}
+
+
+def counts_as_text(counts: Mapping[str, int]) -> str:
+  """Return counts by name as `--param_tokens` takes them: `qkv=128,proj=128,ffn=512`."""
+  return ','.join(f'{name}={count}' for name, count in counts.items())
+
+
+def named_counts(model: ModelConfig, given: Mapping[str, int], where: str) -> dict[str, int]:
+  """Return the token counts of a model, some of them replaced.
+
+  Args:
+    model: the model.
+    given: new counts by name: `local.ffn` is one projection, and `ffn` the feed-forward part of
+      every layer that `given` does not name more exactly.
+    where: what to call the source of `given` in a message.
+
+  Raises:
+    UserError: the model has no projection of that name.
+  """
+  counts = token_counts(model)
+  if not counts:
+    raise UserError(f'{where} counts parameter tokens, and this model has none')
+  for name in sorted(given, key=lambda name: '.' in name):  # the exact names last
+    matches = [one for one in counts if name in (one, _short(one))]
+    if not matches:
+      raise UserError(f'{where} names {name!r}{nearest(name, count_names(model))}')
+    counts |= dict.fromkeys(matches, given[name])
+  return counts
+
+
+def count_names(model: ModelConfig) -> list[str]:
+  """Return the names that `named_counts` knows, those for every layer first."""
+  names = list(token_counts(model))
+  return list(dict.fromkeys([*map(_short, names), *names]))
+
+
+def _short(name: str) -> str:
+  """Return the name of a projection without its layer."""
+  return name.rpartition('.')[2]
