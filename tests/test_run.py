@@ -218,7 +218,7 @@ MISTAKES = {
   'a group': (lambda run, to: run.train(30, optimizer={}), "config key 'optimizer' is unknown"),
   'a key': (lambda run, to: run.train(30, optim={'rate': 1}), "config key 'optim.rate' is"),
   'a type': (lambda run, to: run.train('many'), "config.train.steps is 'many'"),
-  'a value for a group': (lambda run, to: run.train(30, model=3), 'config.model is 3; it is a group'),
+  'a value for a group': (lambda run, to: run.train(30, model=3), 'it is a group of keys'),
   'a length': (lambda run, to: run.generate('a', length=0), 'length is 0'),
   'a temperature': (lambda run, to: run.generate('a', temperature=-1), 'temperature is -1'),
   'no text': (lambda run, to: run.logits([]), 'there are no inputs'),

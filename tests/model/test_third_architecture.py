@@ -68,7 +68,8 @@ def test_it_goes_on_as_if_nothing_had_happened(run, home, wanted, one_device):
   shutil.copytree(run.directory, broken)
   shutil.rmtree(broken / 'checkpoints' / str(STEPS))
   loop.train(wanted, broken)
-  assert_same(tokenformer_jax.load(broken).parameters, run.parameters, 'a resumed run is another run')
+  resumed = tokenformer_jax.load(broken)
+  assert_same(resumed.parameters, run.parameters, 'a resumed run is another run')
 
 
 def test_it_grows_exactly_and_goes_on(run, home, one_device):
