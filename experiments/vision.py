@@ -153,7 +153,7 @@ class Plan:
     }
     grown = self.config('grown', seed, steps + steps // 2, rate, init_from=str(base), **twice)
     self.run(f'grown/{seed}', grown)
-    of_small, of_large = (flops.of_step(sizes.fill_in(c)) for c in (small, grown))
+    of_small, of_large = (flops.step_flops(sizes.fill_in(c)) for c in (small, grown))
     equal = round((steps * of_small + steps // 2 * of_large) / of_large)
     self.run(f'from scratch/{seed}', self.config('from scratch', seed, equal, rate, **twice))
 

@@ -182,4 +182,4 @@ def test_a_step_of_images_counts_every_image_once():
     model=tiny_vit(), data=DataConfig(image_size=16, batch_size=6), train=TrainConfig()
   )
   assert flops.length(config) == 16
-  assert flops.of_step(config) == 6 * 3 * flops.forward_flops(config.model, 16)
+  assert flops.step_flops(config) == 6 * 3 * flops.forward_flops(config.model, 16)

@@ -103,7 +103,7 @@ def test_its_flops_are_counted(run):
 def test_it_is_planned_by_formula(wanted):
   found = estimate.plan(wanted, topology.parse('gpu-h100:4'))
   assert found.parameters == models.define(found.config.model).count
-  assert found.model_flops == flops.of_step(found.config)
+  assert found.model_flops == flops.step_flops(found.config)
 
 
 @pytest.mark.slow

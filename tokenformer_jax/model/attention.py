@@ -1,4 +1,4 @@
-"""Token-token attention: rotary positions, masks, the kernel."""
+"""Token-token attention: rotary positions, masks and the choice of a kernel."""
 
 import functools
 
@@ -16,31 +16,31 @@ from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, NOTHING, Aux, Con
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.parallel.sharding import constrain
 
-_QUERY_BLOCK = 128  # positions, or more so that there are at most …
+_QUERY_BLOCK = 128  # positions; blocks are longer where there would be more than …
 _MOST_BLOCKS = 16
 _MASKED = -1e30  # a score that softmax turns into 0
 
 
 def rotary_width(head_width: int, fraction: float) -> int:
-  """Return how many entries of a head are rotated: an even number."""
+  """Return the number of rotated entries of a head, an even number."""
   return int(head_width * fraction) // 2 * 2
 
 
 def rotate(x_BxTxHxK: jax.Array, positions_BxT: jax.Array, *, width: int, base: float) -> jax.Array:
-  """Rotary position embedding of the first `width` entries of each head.
+  """Apply rotary position embedding to the first `width` entries of each head.
 
-  Entries i and i + width/2 form a plane, rotated by position · base^(−2i/width): the half-split
-  layout of GPT-NeoX (RoFormer, arXiv 2104.09864, eq. 15, with rotated entries as the exponent's
-  denominator). Angles are float32 whatever the activations are. Positions may be [1, T].
+  Entries i and i + width/2 form a plane, rotated by position · base^(−2i/width). This is the
+  half-split layout of GPT-NeoX (RoFormer, arXiv 2104.09864, eq. 15, with the number of rotated
+  entries as the exponent's denominator). Angles are always float32. Positions may be [1, T].
   """
   head = x_BxTxHxK.shape[-1]
   entries = np.arange(width // 2)
-  # Each entry's partner in its plane, by a matrix of 0 and ±1, which is exact: a TPU moves a few
-  # entries of every head at a far higher cost than that of a small product.
+  # A product with a matrix of 0 and ±1 swaps the entries of each plane, exactly. On a TPU this
+  # small product costs far less than moving a few entries of every head.
   partner_KxK = np.zeros((head, head), np.float32)
   partner_KxK[entries + width // 2, entries] = -1
   partner_KxK[entries, entries + width // 2] = 1
-  frequencies_K = np.zeros(head, np.float32)  # what is not rotated turns by 0
+  frequencies_K = np.zeros(head, np.float32)  # 0 for entries that are not rotated
   frequencies_K[:width] = np.tile(base ** (-2 * entries / width), 2)
   angles_BxTxK = positions_BxT.astype(jnp.float32)[..., None] * frequencies_K[None, None]
   cos_BxTx1xK, sin_BxTx1xK = (f(angles_BxTxK)[:, :, None] for f in (jnp.cos, jnp.sin))
@@ -60,13 +60,12 @@ def causal_attention(
   *,
   window: int = 0,
 ) -> jax.Array:
-  """Causal softmax attention by XLA's own operations, on [B, T, H, K] each.
+  """Return causal softmax attention on [B, T, H, K] each, by XLA's own operations.
 
-  Blocks of queries leave out the keys that none of them sees, and scores are computed again in the
-  backward pass instead of being kept: on a CPU this takes half the time of
-  `jax.nn.dot_product_attention` (benchmarks/attention.py). Softmax is in float32. The first
-  `padding_B` keys of each row are not seen, nor, unless `window` is 0, what is `window` positions
-  or more before a query.
+  Each block of queries skips the keys that none of its queries sees, and the backward pass
+  recomputes the scores. On a CPU this takes half the time of `jax.nn.dot_product_attention`
+  (benchmarks/attention.py). Softmax is in float32. No query sees the first `padding_B` keys of its
+  row, nor keys `window` or more positions before it; `window` 0 sets no limit.
   """
   length = query.shape[1]
   block = max(_QUERY_BLOCK, -(-length // _MOST_BLOCKS))
@@ -79,7 +78,7 @@ def causal_attention(
 
 
 def full_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-  """Softmax attention of every position to all of them, computed in the same way."""
+  """Return softmax attention of every position to all positions, by XLA's own operations."""
   query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
   return _attend_block(query, key, value, 0, query.shape[2], False, 0, None).swapaxes(1, 2)
 
@@ -95,10 +94,10 @@ def _attend_block(
   window: int,
   padding_B: jax.Array | None,
 ) -> jax.Array:
-  """Attention of the queries from `first` to before `last` to the keys before `last`.
+  """Return the attention of the queries in [first, last) to the keys before `last`.
 
-  Keys that are too far back for the first query are left out, too. The whole arrays come in, so
-  that the blocks keep the same three for their backward passes.
+  Keys outside the first query's window are skipped. The arguments are the whole arrays, so that all
+  blocks save the same three arrays for their backward passes.
   """
   first_key = max(0, first + 1 - window) if window else 0
   query = query[:, :, first:last]
@@ -120,17 +119,17 @@ def _attend_block(
 
 
 def _sees(slots_T: jax.Array, keys_S: jax.Array, window: int) -> jax.Array:
-  """Which keys [T, S] the queries in these slots see: see `SoftmaxConfig.window`."""
+  """Return the mask [T, S] of keys that the queries in these slots see (`SoftmaxConfig.window`)."""
   distances_TxS = slots_T[:, None] - keys_S[None, :]
   seen_TxS = distances_TxS >= 0
   return seen_TxS & (distances_TxS < window) if window else seen_TxS
 
 
 def kernel(name: str, dtype: jnp.dtype, platform: str | None = None) -> str:
-  """The kernel for `config.train.attention` on a platform, by default `sharding.platform()`.
+  """Return the kernel for `config.train.attention` on a platform, by default `sharding.platform()`.
 
-  `auto` is `splash` on a TPU and `cudnn`, cuDNN's flash attention, on a GPU in bfloat16; elsewhere
-  it is `xla`, `causal_attention`.
+  `auto` is `splash` on a TPU and `cudnn` (cuDNN's flash attention) on a GPU in bfloat16. Elsewhere
+  it is `xla` (`causal_attention`).
   """
   platform = platform or sharding.platform()
   if name != 'auto':
@@ -141,7 +140,7 @@ def kernel(name: str, dtype: jnp.dtype, platform: str | None = None) -> str:
 
 
 def usable_kernel(name: str, dtype: jnp.dtype, batch: int, length: int, heads: int) -> str:
-  """`kernel`, but `xla` where splash cannot compute these sizes (`splash.fits`)."""
+  """Return `kernel(name, dtype)`, or `xla` if splash cannot compute these sizes (`splash.fits`)."""
   name = kernel(name, dtype)
   return name if name != 'splash' or splash.fits(batch, heads, length) else 'xla'
 
@@ -156,16 +155,16 @@ def attend(
   window: int = 0,
   implementation: str,
 ) -> jax.Array:
-  """Softmax attention of as many queries as keys, on [B, T, H, K] each, by `usable_kernel`.
+  """Return softmax attention on [B, T, H, K] each, computed by the `usable_kernel`.
 
-  `window` is that of `SoftmaxConfig`, for causal attention. `head_width` is of `splash.attention`,
-  the only one that takes heads filled with zeros.
+  `window` is that of `SoftmaxConfig`, for causal attention. `head_width` is that of
+  `splash.attention`, the only kernel that takes heads filled with zeros.
   """
   batch, length, heads, _ = query.shape
   name = usable_kernel(implementation, query.dtype, batch, length, heads)
   window = window if window < length else 0
   if name == 'cudnn':
-    # JAX counts the positions to the left and to the right of a query, without its own.
+    # JAX counts the positions left and right of a query without the query's own.
     local = (window - 1, 0) if window else None
     return jax.nn.dot_product_attention(
       query, key, value, is_causal=causal, local_window_size=local, implementation='cudnn'
@@ -180,7 +179,7 @@ def attend(
 def _attend_view(
   query_BxTxHxK: jax.Array, view: caches.View, context: Context, window: int
 ) -> jax.Array:
-  """Attention of the queries in the slots from `context.start` on to what they may see."""
+  """Return the attention of the queries in slots `context.start` … to the keys in the view."""
   scores_BxHxTxS = jnp.einsum(
     'BTHK,BHSK->BHTS',
     query_BxTxHxK / jnp.sqrt(query_BxTxHxK.shape[-1]).astype(query_BxTxHxK.dtype),
@@ -220,10 +219,10 @@ class Attention(nnx.Module):
     self.implementation = compute.attention
 
   def length_flops(self, length: int) -> float:
-    """Count the FLOPs of scores and weighted sums, for one of `length` positions.
+    """Count the FLOPs of scores and weighted sums for one of `length` positions.
 
-    That is 4 · D for each position that is seen (TokenFormer, Table 3). With a causal mask half of
-    them are, on average over positions, and less where a window W is shorter: W − W² / 2T.
+    Each visible position costs 4 · D (TokenFormer, Table 3). Under a causal mask a query sees on
+    average T/2 positions, or W − W² / 2T with a window W < T.
     """
     seen = length
     if self.causal:
@@ -232,13 +231,13 @@ class Attention(nnx.Module):
     return 4 * self.heads * self.head_width * seen
 
   def init_cache(self, batch: int, length: int, dtype: jnp.dtype) -> caches.KV | caches.Ring:
-    """Return an empty cache for texts of up to `length` slots: of all, or of the window's."""
+    """Return an empty cache for texts of up to `length` slots, or for the slots of the window."""
     slots = min(self.window, length) if self.window else length
     empty = jnp.zeros((batch, self.heads, slots, self.head_width), dtype)
     return caches.Ring(empty, empty) if self.window else caches.KV(empty, empty)
 
   def cache_axes(self) -> caches.KV | caches.Ring:
-    """Return the logical axes of the arrays of that cache."""
+    """Return the logical axes of the arrays of the cache."""
     kind = caches.Ring if self.window else caches.KV
     return kind(caches.AXES, caches.AXES)
 
@@ -249,16 +248,16 @@ class Attention(nnx.Module):
     cache: caches.KV | caches.Ring | None = None,
     inputs: Inputs = NO_INPUTS,
   ) -> tuple[jax.Array, caches.KV | caches.Ring | None, Aux]:
-    """Attend from the next T slots to those up to them, as the mask says.
+    """Attend from the next T slots to all visible slots.
 
     Args:
       x_BxTxD: the input.
-      context: the first slot, and padding.
-      cache: keys and values of the slots before; None if nothing will go on from here.
-      inputs: not used; nothing is drawn.
+      context: the first slot and the padding.
+      cache: keys and values of earlier slots; None if no later call continues from here.
+      inputs: unused: this layer draws nothing.
 
     Returns:
-      The output [B, T, D], the cache with the new slots in it, and nothing else.
+      The output [B, T, D], the cache with the new slots, and an empty `Aux`.
     """
     del inputs
     padding_B = context.padding_B

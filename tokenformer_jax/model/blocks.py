@@ -1,4 +1,4 @@
-"""The pre-norm block, and the trunk of a model that is made of it."""
+"""The pre-norm block, and the architecture of a model made of such blocks."""
 
 import functools
 from collections.abc import Callable
@@ -15,8 +15,8 @@ from tokenformer_jax.model.layers import LayerNorm, feed_forward
 from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, Architecture, Aux, Context, Inputs
 from tokenformer_jax.parallel.sharding import constrain
 
-# The module of each kind of mixer, which `config.MIXERS` names as well. It is made from its config,
-# the model's, and the keywords of `Block`, and has the methods of `trunk.Layer`.
+# The module for each mixer name in `config.MIXERS`. Its constructor takes the mixer's config, the
+# model's config and the keywords of `Block`. It has the methods of `trunk.Layer`.
 MIXERS: dict[str, Callable[..., Any]] = {'softmax': Attention}
 
 
@@ -42,15 +42,15 @@ class Block(nnx.Module):
     self.ffn = feed_forward(config.ffn, model, compute=compute, rngs=rngs)
 
   def init_cache(self, batch: int, length: int, dtype: jnp.dtype) -> Any:
-    """Return the mixer's."""
+    """Return the mixer's empty cache."""
     return self.attention.init_cache(batch, length, dtype)
 
   def cache_axes(self) -> Any:
-    """Return the mixer's."""
+    """Return the logical axes of the mixer's cache."""
     return self.attention.cache_axes()
 
   def length_flops(self, length: int) -> float:
-    """Return the mixer's."""
+    """Count the mixer's FLOPs for one of `length` positions that depend on the length."""
     return self.attention.length_flops(length)
 
   def __call__(
@@ -60,7 +60,7 @@ class Block(nnx.Module):
     cache: Any = None,
     inputs: Inputs = NO_INPUTS,
   ) -> tuple[jax.Array, Any, Aux]:
-    """Return the block's output [B, T, D], and the mixer's cache and what else it says."""
+    """Return the block's output [B, T, D], and the mixer's cache and `Aux`."""
 
     def scaled(added_BxTxD: jax.Array, branch: int) -> jax.Array:
       if inputs.branch_scales_Bx2 is None:
@@ -77,7 +77,7 @@ class Block(nnx.Module):
 
 
 def architecture(config: ModelConfig, *, causal: bool = True) -> Architecture:
-  """Return the layers of a model."""
+  """Return the architecture that the model's config describes."""
   makers = {
     name: functools.partial(Block, layer, config, causal=causal)
     for name, layer in config.layers.items()

@@ -1,7 +1,7 @@
-"""Caches of softmax attention: keys and values of all slots, or of the last ones in a ring.
+"""Caches of softmax attention: keys and values of all slots, or of the last slots in a ring.
 
-Each is a NamedTuple of arrays [B, H, S, K] that its mixer makes and reads; whoever decodes sees
-arrays with logical axes.
+Each cache is a NamedTuple of arrays [B, H, S, K]. Only its mixer makes and reads it; the decoding
+code treats it as arrays with logical axes.
 """
 
 from typing import NamedTuple, Self
@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from tokenformer_jax.parallel.sharding import constrain
 
 AXES: tuple[str | None, ...] = ('batch', 'heads', None, None)
-_NOT_WRITTEN = 2**30  # a slot that comes after every query
+_NOT_WRITTEN = 2**30  # a slot number after every query, which masks the place
 
 
 class View(NamedTuple):
-  """Keys and values that queries may see [B, H, S, K], and the slot [S] that each of them is of."""
+  """Keys and values [B, H, S, K] that queries may see, and their slot numbers [S]."""
 
   keys: jax.Array
   values: jax.Array
@@ -30,7 +30,7 @@ class KV(NamedTuple):
   values: jax.Array
 
   def write(self, new: 'KV', start: jax.Array | int) -> Self:
-    """Return the cache with new keys and values, in the slots from `start` on."""
+    """Return the cache with new keys and values in the slots from `start` on."""
 
     def put(old: jax.Array, new: jax.Array) -> jax.Array:
       return constrain(jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=2), *AXES)
@@ -38,19 +38,19 @@ class KV(NamedTuple):
     return jax.tree.map(put, self, new)
 
   def extend(self, new: 'KV', start: jax.Array | int) -> tuple[Self, View]:
-    """Return the cache with new keys and values, and what their queries may see."""
+    """Return the cache with new keys and values, and the view of their queries."""
     cache = self.write(new, start)
     return cache, View(*cache, jnp.arange(cache.keys.shape[2]))
 
 
 class Ring(NamedTuple):
-  """Keys and values of the last R slots, that of slot s at the place s mod R."""
+  """Keys and values of the last R slots; slot s is at index s mod R."""
 
   keys: jax.Array
   values: jax.Array
 
   def write(self, new: KV, start: jax.Array | int) -> Self:
-    """Return the cache with new keys and values, in the slots from `start` on."""
+    """Return the cache with new keys and values in the slots from `start` on."""
     size, length = self.keys.shape[2], new.keys.shape[2]
     kept = min(size, length)
 
@@ -65,11 +65,11 @@ class Ring(NamedTuple):
     return jax.tree.map(put, self, Ring(*new))
 
   def extend(self, new: KV, start: jax.Array | int) -> tuple[Self, View]:
-    """Return the cache with new keys and values, and what their queries may see."""
+    """Return the cache with new keys and values, and the view of their queries."""
     cache, length = self.write(new, start), new.keys.shape[2]
     if length == 1:
       return cache, View(*cache, self._slots(start))
-    # The first new queries see slots that the last new keys have taken the places of.
+    # The first new queries still see slots that the last new keys overwrite in the ring.
     slots_S = jnp.concatenate([self._slots(start - 1), start + jnp.arange(length)])
     keys, values = (
       constrain(jnp.concatenate(pair, axis=2), *AXES) for pair in zip(self, new, strict=True)
@@ -77,7 +77,7 @@ class Ring(NamedTuple):
     return cache, View(keys, values, slots_S)
 
   def _slots(self, last: jax.Array | int) -> jax.Array:
-    """Return the slots [R] of what is at each place once `last` is written."""
+    """Return the slot number [R] at each index after slot `last` is written."""
     size = self.keys.shape[2]
     slots_R = last - (last - jnp.arange(size)) % size
     return jnp.where(slots_R < 0, _NOT_WRITTEN, slots_R)

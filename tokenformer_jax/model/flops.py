@@ -1,4 +1,4 @@
-"""Model FLOPs by formula, and the chips' published peaks: the one place that MFU comes from."""
+"""Model FLOPs by formula and published peaks of chips, the only inputs of every MFU."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from tokenformer_jax.model import models, trunk
 from tokenformer_jax.model.params import matrix_entries
 
 # Dense bf16 peak of one device in TFLOP/s, by the start of `device_kind`; the longest match counts.
-# A device is a chip, but for TPU v3 and TPU7x, whose chips are two devices.
+# A device is a chip, except for TPU v3 and TPU7x, whose chips are two devices.
 PEAK_TFLOPS = {
   'TPU v3': 61.5,
   'TPU v4': 275,
@@ -36,27 +36,27 @@ PEAK_TFLOPS = {
 
 
 def peak_flops(device: jax.Device) -> float | None:
-  """The device's published bf16 peak in FLOP/s, or None if it is not in the table (a CPU, say)."""
-  peak = of_kind(PEAK_TFLOPS, device)
+  """Return the device's published bf16 peak in FLOP/s, or None if the table lacks it (a CPU)."""
+  peak = lookup_device(PEAK_TFLOPS, device)
   return peak * 1e12 if peak else None
 
 
-def of_kind(table: Mapping[str, Any], device: jax.Device) -> Any:
-  """What a table has for the kind of a device, by the longest key that it begins with, or None."""
+def lookup_device(table: Mapping[str, Any], device: jax.Device) -> Any:
+  """Look up a device by the longest key that is a prefix of its `device_kind`; None if none is."""
   matches = [name for name in table if device.device_kind.startswith(name)]
   return table[max(matches, key=len)] if matches else None
 
 
 def matrix_parameters(model: ModelConfig) -> int:
-  """Count the entries of the matrices that a token meets in the layers (TokenFormer, Table 3)."""
+  """Count the entries of the layers' matrices that one token uses (TokenFormer, Table 3)."""
   return matrix_entries(_module(model), lambda info: info.in_layers)
 
 
 def forward_flops(model: ModelConfig, length: int) -> float:
-  """Count the FLOPs of the forward pass for one token in a sequence of `length`, on average.
+  """Count the mean FLOPs of the forward pass for one token in a sequence of `length`.
 
-  There are two for every entry of a matrix that the token uses, the head's included, and those of
-  mixers that depend on the length. Of a ViT they are for one image of `length` patches.
+  A token costs two FLOPs for each matrix entry that it uses, including the head, plus the mixers'
+  FLOPs that depend on the length. For a ViT the count is for one image of `length` patches.
   """
   if model.kind == 'vit':
     return _image_flops(model, length)
@@ -74,32 +74,32 @@ def _image_flops(model: ModelConfig, patches: int) -> float:
 
 
 def _module(model: ModelConfig) -> nnx.Module:
-  """Return the model with shapes in the place of parameters."""
+  """Return the model with shapes in place of parameters."""
   definition = models.define(model)
   return definition.bind(definition.abstract)
 
 
 def train_flops(model: ModelConfig, length: int) -> float:
-  """FLOPs of a training step for what `forward_flops` counts.
+  """Count the FLOPs of a training step for one token, or for one image of a ViT.
 
-  Backward is twice forward, recomputing not counted.
+  The backward pass counts as twice the forward pass; recomputation does not count.
   """
   return 3 * forward_flops(model, length)
 
 
 def unit(model: ModelConfig) -> str:
-  """What the functions above count the FLOPs of."""
+  """Return the unit that the functions above count FLOPs for."""
   return 'an image' if model.kind == 'vit' else 'a token'
 
 
 def length(config: Config) -> int:
-  """Tokens or patches of an example of a run, which the functions above ask for."""
+  """Return the `length` for the functions above: tokens or patches in an example of a run."""
   if config.model.kind == 'vit':
     return (config.data.image_size // config.model.patch) ** 2
   return config.data.sequence_length
 
 
-def of_step(config: Config) -> float:
-  """FLOPs of a training step over all devices."""
+def step_flops(config: Config) -> float:
+  """Count the model FLOPs of a training step over all devices."""
   units = 1 if config.model.kind == 'vit' else length(config)
   return config.data.batch_size * units * train_flops(config.model, length(config))

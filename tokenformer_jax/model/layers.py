@@ -1,4 +1,4 @@
-"""The parts that blocks are made of: LayerNorm, projections and the feed-forward layer.
+"""The parts of blocks: LayerNorm, projections and the feed-forward layer.
 
 A projection is a Pattention or, in a Transformer, a matrix.
 """
@@ -27,10 +27,9 @@ from tokenformer_jax.parallel.sharding import Axes, constrain
 
 
 def repeat(parameter: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
-  """Return a parameter as an array of `shape` and `dtype`, the same for every row.
+  """Return a parameter broadcast to `shape`, in `dtype`.
 
-  It is repeated in float32 and rounded afterwards, so that its gradient, a sum over all rows, is
-  summed in float32.
+  The cast comes after the broadcast, so that the gradient sums over all rows in float32.
   """
   return jnp.broadcast_to(parameter, shape).astype(dtype)
 
@@ -38,7 +37,7 @@ def repeat(parameter: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> ja
 class LayerNorm(nnx.Module):
   """LayerNorm over the last axis in float32.
 
-  `form` is 'plain', without parameters; 'bias', with a bias; or 'affine', with a scale, too.
+  `form` is 'plain' (no parameters), 'bias' (a bias) or 'affine' (a bias and a scale).
   """
 
   def __init__(self, width: int, form: str, *, epsilon: float, rngs: nnx.Rngs):
@@ -49,7 +48,7 @@ class LayerNorm(nnx.Module):
       self.bias = param(rngs, nnx.initializers.zeros, (width,), ('norm',), role=Role.BIAS)
 
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
-    """[B, T, D] → [B, T, D]."""
+    """Normalize each position: [B, T, D] → [B, T, D]."""
     scale = self.scale[...] if self.form == 'affine' else None
     bias = self.bias[...] if self.form != 'plain' else None
     return _layer_norm(x_BxTxD, scale, bias, self.epsilon)
@@ -59,10 +58,13 @@ class LayerNorm(nnx.Module):
 def _layer_norm(
   x_BxTxD: jax.Array, scale_D: jax.Array | None, bias_D: jax.Array | None, epsilon: float
 ) -> jax.Array:
-  """The backward pass finds x kept and its rows' moments, and nothing in float32 as large as x."""
+  """Normalize rows, saving only x and the rows' moments for the backward pass.
+
+  No float32 array as large as x is saved.
+  """
   x = x_BxTxD.astype(jnp.float32)
   mean = checkpoint_name(jnp.mean(x, axis=-1, keepdims=True), ROW_STATISTICS)
-  # Not the mean of (x − mean)²: both sums are made where x is, in one pass.
+  # E[x²] − mean² instead of E[(x − mean)²]: both sums then take one pass over x.
   square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
   variance = checkpoint_name(jnp.maximum(square - jnp.square(mean), 0) + epsilon, ROW_STATISTICS)
   x = (x - mean) * jax.lax.rsqrt(variance)
@@ -74,7 +76,7 @@ def _layer_norm(
 
 
 class Dense(nnx.Module):
-  """x W, with a bias if the model has them."""
+  """x W, with an optional bias."""
 
   def __init__(
     self,
@@ -91,13 +93,13 @@ class Dense(nnx.Module):
     make = functools.partial(param, rngs, depth=depth)
     normal = nnx.initializers.normal(std)
     self.kernel = make(normal, (d_in, d_out), axes, role=Role.KERNEL)
-    # Split and widened as the kernel's columns are; like a norm where these are not split.
+    # The bias is split and widened like the kernel's columns, or like a norm if those are unsplit.
     out_axis = 'norm' if axes[-1] == 'width' else axes[-1]
     zeros = nnx.initializers.zeros
     self.bias = make(zeros, (d_out,), (out_axis,), role=Role.BIAS) if bias else None
 
   def __call__(self, x: jax.Array, out_heads: tuple[int, int] | None = None) -> jax.Array:
-    """Heads as input or output are as in `pattention`."""
+    """Return x W + b; heads as input or output are as in `pattention`."""
     out = project(x, self.kernel[...], self.axes, contract=0, out_heads=out_heads)
     if self.bias is not None:
       bias = self.bias[...]
@@ -117,7 +119,7 @@ class MLP(nnx.Module):
     self.gelu = config.gelu
 
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
-    """[B, T, D] → [B, T, D]."""
+    """Apply the layer: [B, T, D] → [B, T, D]."""
     hidden_BxTxF = constrain(self.up(x_BxTxD), 'batch', None, 'hidden')
     return self.down(activate(hidden_BxTxF, self.gelu))
 
@@ -128,7 +130,7 @@ def hidden_width(config: MLPConfig, model: ModelConfig) -> int:
 
 
 def _output_std(model: ModelConfig) -> float:
-  """Standard deviation 2 / (L √D) of what is added to the residual (released initialisation)."""
+  """Return the std 2 / (L √D) of matrices that add to the residual (released initialization)."""
   return 2 / (model.depth * math.sqrt(model.width))
 
 
@@ -159,11 +161,11 @@ def projection(
   """Return a projection [B, T, D] → [B, T, D].
 
   Args:
-    config: which one.
-    model: that it is a part of.
-    axes: of the input and the output of a matrix, ('width', 'heads') or ('heads', 'width').
-    compute: how it is computed.
-    rngs: the stream `params` is used.
+    config: the projection's config.
+    model: the config of the whole model.
+    axes: the axes of a matrix, ('width', 'heads') or ('heads', 'width').
+    compute: how to compute the projection.
+    rngs: the source of the parameters, by its stream `params`.
   """
   if isinstance(config, PattentionConfig):
     return pattention(config, model, compute=compute, rngs=rngs)
@@ -178,7 +180,7 @@ def feed_forward(
   compute: Compute,
   rngs: nnx.Rngs,
 ) -> Pattention | MLP | None:
-  """Return what works on each position alone, if the layer has it.
+  """Return the feed-forward layer, or None if the config has none.
 
   One Pattention is a whole feed-forward layer: both matrices and the GELU.
   """
@@ -189,4 +191,4 @@ def feed_forward(
       return MLP(config, model, rngs=rngs)
     case NoFeedForwardConfig():
       return None
-  raise TypeError(f'{config} is no feed-forward layer')
+  raise TypeError(f'{config} is not a feed-forward layer')

@@ -1,7 +1,7 @@
 """The language model: embedding, trunk, final norm, head.
 
-A TokenFormer if its layers are made of Pattentions; with dense projections, biases and affine norms
-the same code is the Transformer of GPT-2 and Pythia, the baseline.
+With Pattentions it is a TokenFormer. With dense projections, biases and affine norms it is the
+baseline, the Transformer of GPT-2 and Pythia.
 """
 
 import functools
@@ -51,7 +51,7 @@ class LM(nnx.Module):
     self.head = None if config.tied_head else table(config.vocab_size, 'vocab', Role.HEAD)
 
   def embed(self, ids_BxT: jax.Array, context: Context = FROM_START) -> jax.Array:
-    """Return what the first layer reads, [B, T, D]."""
+    """Return the input of the first layer, [B, T, D]."""
     x_BxTxD = look_up(self.embedding[...], ids_BxT, ('vocab', 'width'), self.compute.dtype)
     if self.positions is not None:
       positions_BxT = context.positions(ids_BxT.shape[1])
@@ -66,7 +66,7 @@ class LM(nnx.Module):
     caches: Sequence[Any] | None = None,
     inputs: Inputs = NO_INPUTS,
   ) -> tuple[jax.Array, tuple[Any, ...] | None, Aux]:
-    """Return what the head reads [B, T, D], the caches, what the layers say: see `trunk.run`."""
+    """Return the input of the head [B, T, D], the caches and the `Aux`: see `trunk.run`."""
     x_BxTxD, caches, aux = trunk.run(
       self.blocks,
       self.groups,
@@ -95,7 +95,7 @@ class LM(nnx.Module):
     return trunk.init_caches(self.blocks, batch, length, self.compute.dtype)
 
   def place_caches(self, caches: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the caches in their places on the mesh."""
+    """Return the caches, partitioned on the mesh."""
     return trunk.place_caches(self.blocks, caches)
 
   @property
@@ -105,16 +105,16 @@ class LM(nnx.Module):
 
 
 def define_lm(config: ModelConfig, compute: Compute = DEFAULT) -> Definition:
-  """The model's parameters and functions; `config` has every size filled in (no zeros left)."""
+  """Return the model's parameters and functions; `config` has every size filled in (no zeros)."""
   return _define(config, config.init, compute)
 
 
 @functools.cache
 def _define(config: ModelConfig, init: InitConfig, compute: Compute) -> Definition:
-  del init  # Models are equal whatever they are drawn from, so it is a part of the cache's key.
+  del init  # Equality of configs ignores the initialization, so the cache's key holds it as well.
   return define(lambda rngs: LM(config, compute, rngs=rngs))
 
 
 def unstack(params: Params, config: ModelConfig) -> Params:
-  """Return a model's parameters as `Compute.layers='list'` has them."""
+  """Return a model's parameters in the layout of `Compute.layers='list'`."""
   return {**params, 'blocks': trunk.unstack(params['blocks'], architecture(config).groups)}

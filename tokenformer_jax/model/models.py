@@ -1,4 +1,4 @@
-"""The kinds of models: what `model.kind` picks."""
+"""The kinds of models that `model.kind` selects."""
 
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.model.compute import DEFAULT, Compute
@@ -8,5 +8,5 @@ from tokenformer_jax.model.vit import define_vit
 
 
 def define(config: ModelConfig, compute: Compute = DEFAULT) -> Definition:
-  """The parameters and functions of a model; `config` has every size filled in."""
+  """Return the parameters and functions of a model; `config` has every size filled in."""
   return (define_vit if config.kind == 'vit' else define_lm)(config, compute)

@@ -1,8 +1,8 @@
 """Parameters as a plain nested dict of arrays, taken out of Flax NNX modules.
 
-NNX modules say what the parameters are; they exist only while a function is traced. What is
-trained, stored and grown is a nested dict `{'blocks': {'ffn': {'keys': Array, …}, …}, …}`, so the
-transforms are plain JAX and the files on disk do not depend on the module library.
+NNX modules define the parameters, and exist only while a function is traced. Training, checkpoints
+and growth use a nested dict `{'blocks': {'ffn': {'keys': Array, …}, …}, …}`. So the transforms are
+plain JAX, and the files on disk do not depend on the module library.
 """
 
 import dataclasses
@@ -22,38 +22,38 @@ Initializer = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]
 
 
 class Role(enum.Enum):
-  """What an array of parameters is for."""
+  """The purpose of an array of parameters."""
 
-  KEY = 'key'  # of parameter tokens: an input is scored by them
+  KEY = 'key'  # of parameter tokens: they score the input
   VALUE = 'value'  # of parameter tokens: their weighted sum is the output
   EMBEDDING = 'embedding'  # rows that are looked up
-  TIED_EMBEDDING = 'tied_embedding'  # rows that are looked up, and are the head's as well
+  TIED_EMBEDDING = 'tied_embedding'  # rows that are looked up and also serve as the head
   HEAD = 'head'  # a row for each logit
   POSITION = 'position'  # a row for each position, added to its input
   KERNEL = 'kernel'  # a matrix from its second-last axis to its last one
   ROUTER = 'router'  # a matrix whose products choose experts
   BIAS = 'bias'  # added to an output
   GAIN = 'gain'  # the scale of a norm
-  VECTOR = 'vector'  # an input that is learned: a class token, the query of a pool
+  VECTOR = 'vector'  # a learned input: a class token, the query of a pool
 
 
-# The roles of arrays that a token is multiplied with.
+# The roles of arrays that multiply a token.
 _MATRICES = (Role.KEY, Role.VALUE, Role.TIED_EMBEDDING, Role.HEAD, Role.KERNEL, Role.ROUTER)
 
 
 @dataclasses.dataclass(frozen=True)
 class ParamInfo:
-  """What is known of an array of parameters besides its shape.
+  """Metadata of an array of parameters.
 
-  Growth, decay, rates, sharding and FLOPs go by this, and never by the names in an array's path.
+  Growth, decay, rates, sharding and FLOPs use it, and never the names in an array's path.
 
   Attributes:
     axes: a logical name for each axis (see `sharding.RULES`).
-    role: what it is for.
-    initializer: draws it, from a key, a shape and a dtype. Growth draws arrays in other shapes.
-    depth: 0 before the layers; of stacked layers the number of each, from 1 on; None after the
-      layers, and in layers that are not stacked, which only decode.
-    active: the share of its entries that one token uses.
+    role: the purpose of the array.
+    initializer: draws the array from a key, a shape and a dtype. Growth draws other shapes.
+    depth: 0 before the layers; in stacked layers the number of each layer, from 1 on; None after
+      the layers, and in layers that are not stacked, which only decode.
+    active: the share of the array's entries that one token uses.
   """
 
   axes: Axes
@@ -69,7 +69,7 @@ class ParamInfo:
 
   @property
   def in_layers(self) -> bool:
-    """Whether it belongs to a layer."""
+    """Whether the array belongs to a stacked layer."""
     return isinstance(self.depth, tuple)
 
 
@@ -83,7 +83,11 @@ def param(
   depth: int | None = None,
   active: float = 1.0,
 ) -> nnx.Param:
-  """Make a float32 parameter; for axes, role, depth and active see `ParamInfo`."""
+  """Make a float32 parameter; for axes, role, depth and active see `ParamInfo`.
+
+  Raises:
+    ValueError: the shape and the axes differ in length.
+  """
   if len(shape) != len(axes):
     raise ValueError(f'{len(axes)} axis names {axes} for the shape {shape}')
   info = ParamInfo(axes, role, init, depth, active)
@@ -91,7 +95,7 @@ def param(
 
 
 def token_axis(axes: Axes) -> int | None:
-  """The position of the axis that grows, or None for an array that has none."""
+  """Return the position of the axis that grows, or None for an array that does not grow."""
   return axes.index('param_tokens') if 'param_tokens' in axes else None
 
 
@@ -100,8 +104,8 @@ class Definition:
   """A module taken apart into functions of a nested dict.
 
   Attributes:
-    init: from a random key to the parameters.
-    bind: from parameters to a module that can be called, for use inside a traced function.
+    init: maps a random key to parameters.
+    bind: maps parameters to a callable module, for use inside a traced function.
     abstract: the parameters' shapes and dtypes.
     info: a `ParamInfo` for each array, in a tree like the parameters.
   """
@@ -118,12 +122,12 @@ class Definition:
 
   @property
   def count(self) -> int:
-    """The number of parameters, found without allocating any."""
+    """The number of parameters; allocates none."""
     return sum(leaf.size for leaf in jax.tree.leaves(self.abstract))
 
 
 def define(make: Callable[[nnx.Rngs], nnx.Module]) -> Definition:
-  """Takes the module that `make` builds apart; allocates nothing."""
+  """Take the module that `make` builds apart, without allocating arrays."""
   graphdef, state = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
 
   def init(key: jax.Array) -> Params:
@@ -149,13 +153,13 @@ def stack(
   rngs: nnx.Rngs,
   depths: Sequence[int] | None = None,
 ) -> nnx.Module:
-  """Make `layers` modules as one, every parameter with a leading axis `layers`.
+  """Make `layers` modules as one; every parameter has a leading axis `layers`.
 
   Args:
-    make: makes one of them.
-    layers: how many there are.
-    rngs: the stream `params` is used.
-    depths: the number of each among all layers of the model, from 1 on; None: they are all.
+    make: makes one module.
+    layers: the number of modules.
+    rngs: the source of the parameters, by its stream `params`.
+    depths: the number of each module among all layers of the model, from 1 on; None: 1 … `layers`.
   """
   graphdef, _ = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
 
@@ -176,7 +180,7 @@ def stack(
 
 
 def _layer_by_layer(init: Initializer) -> Initializer:
-  """Draws [L, …]; one layer after the other, which takes a CPU half the time of all at once."""
+  """Return an initializer of [L, …] that draws one layer at a time, in half the time on a CPU."""
 
   def layers(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     keys = jax.random.split(key, shape[0])
@@ -188,7 +192,7 @@ def _layer_by_layer(init: Initializer) -> Initializer:
 def matrix_entries(
   module: nnx.Module, which: Callable[[ParamInfo], bool] = lambda info: True
 ) -> int:
-  """Count the entries of a module's matrices that one token uses, of those that `which` picks."""
+  """Count the entries that one token uses of a module's matrices, of those that `which` selects."""
   variables = jax.tree.leaves(nnx.state(module, nnx.Param), is_leaf=_is_variable)
   infos = [(variable.get_metadata('info'), variable.size) for variable in variables]
   return sum(

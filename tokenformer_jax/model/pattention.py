@@ -1,12 +1,12 @@
 """Pattention: attention between the input and learnable parameter tokens.
 
-A TokenFormer has one wherever a Transformer has a linear projection (Wang et al. 2024,
+A TokenFormer has a Pattention wherever a Transformer has a linear projection (Wang et al. 2024,
 arXiv 2410.23168, eq. 3-5). With keys K [N, D_in] and values V [N, D_out],
 
   Pattention(x) = Θ(x Kᵀ) V
 
-where Θ is one of the score functions below. The number N of parameter tokens is free: it changes
-neither the input's nor the output's width, which is how a trained model grows.
+where Θ is one of the score functions below. The number N of parameter tokens changes neither the
+input's nor the output's width, so a trained model can grow by more tokens.
 """
 
 import dataclasses
@@ -26,25 +26,25 @@ from tokenformer_jax.model.stack import PROJECTED, ROW_STATISTICS
 from tokenformer_jax.parallel import per_device
 from tokenformer_jax.parallel.sharding import constrain, parts
 
-# Keeps a row of zeros finite; far below the rounding of any row that is not.
+# Keeps the result for a row of zeros finite; far below the rounding of any other row.
 EPSILON = 1e-12
 
-SCORES = 'pattention_scores'  # the name of what the backward pass may find kept
+SCORES = 'pattention_scores'  # the name of the scores, for a policy that may save them
 
 _AXES = ('param_tokens', 'width')  # of keys and of values
 
-# Parameter tokens on a device, in widths of the input, from which on the gradient of the norm is
-# taken through KᵀK. The gradient of the scores then need not be read again once a sum over its row
-# is known, which costs more than products of D² numbers for each row (benchmarks/norm_cost.py).
+# From this many parameter tokens per device on, in widths D of the input, the gradient of the norm
+# goes through KᵀK. This avoids a second read of the score gradient after a sum over its row, which
+# costs more than products of D² numbers for each row (benchmarks/norm_cost.py).
 _MANY = 8
 
 
 def activate(x: jax.Array, gelu: str) -> jax.Array:
-  """GELU by the error function (`exact`) or by its `tanh` approximation, of the shape of x.
+  """Apply GELU elementwise, by the error function (`exact`) or by its `tanh` approximation.
 
-  `exact` is written with erf in float32: on a CPU that takes a third of the time of `jax.nn.gelu`,
-  which goes through erfc to keep the relative error of results near 0, and on a TPU it is cheaper,
-  too. The absolute error is one rounding of x.
+  `exact` computes erf in float32. It takes a third of the time of `jax.nn.gelu` on a CPU, and is
+  cheaper on a TPU as well; `jax.nn.gelu` uses erfc to keep the relative error of results near 0.
+  The absolute error is one rounding of x.
   """
   if gelu == 'tanh':
     return jax.nn.gelu(x, approximate=True)
@@ -61,9 +61,9 @@ def parameter_weights(
   row_epsilon: float = 0.0,
   square_BxTx1: jax.Array | None = None,
 ) -> jax.Array:
-  """Θ: the weight of every parameter token, from its score A.
+  """Compute Θ, the weight of every parameter token, from its score A.
 
-  With τ² = `reference_tokens`, the number of tokens that the model was first trained with:
+  τ² = `reference_tokens` is the number of tokens that the model was first trained with:
 
     l2_norm_gelu   GELU(τ A / ‖A‖₂)             TokenFormer (as released)
     gelu_l2_norm   τ GELU(A) / ‖GELU(A)‖₂       Table 4, GELU + L2 (as released)
@@ -71,19 +71,19 @@ def parameter_weights(
     softmax        τ² exp(A) / ‖exp(A)‖₁        Table 4, exp + L1 (as released)
     exp_l2_norm    τ exp(A) / ‖exp(A)‖₂         exp + L2
 
-  τ is data and not the array's shape, so that tokens of score 0 can be added without changing the
-  weights of the others (exactly so for the forms with GELU, for which a zero score has weight 0).
+  τ is data, not the array's shape, so added tokens of score 0 leave the weights of the others
+  unchanged (exactly for the forms with GELU, where a zero score has weight 0).
 
   Args:
-    scores_BxTxN: x Kᵀ, in the dtype of the activations; what is made of them is float32.
+    scores_BxTxN: x Kᵀ, in the dtype of the activations; intermediate values are float32.
     score: the name of a form above.
     gelu: `exact` (by the error function) or `tanh`.
     reference_tokens: τ².
-    row_epsilon: added to every norm, as the released TPU code does (1e-5).
-    square_BxTx1: ‖A‖₂², for `l2_norm_gelu`, if it is known.
+    row_epsilon: added to every norm, as in the released TPU code (1e-5).
+    square_BxTx1: ‖A‖₂² for `l2_norm_gelu`, if already computed.
 
   Returns:
-    Weights of the shape and dtype of the scores.
+    Weights in the shape and dtype of the scores.
   """
   dtype, scores_BxTxN = scores_BxTxN.dtype, scores_BxTxN.astype(jnp.float32)
   if score == 'l2_norm_gelu':
@@ -105,10 +105,10 @@ def parameter_weights(
 
 
 def _gradient_waits(rows: jax.Array, dtype: jnp.dtype) -> jax.Array:
-  """The rows, with their gradient rounded to `dtype`.
+  """Return the rows unchanged, with their gradient rounded to `dtype`.
 
-  What reaches them past their norm is complete only with the norm's part, a sum over the row. Until
-  that is known it waits in memory, in float32 if XLA may choose, for it drops pairs of conversions.
+  The gradient needs a reduction over the row (the norm's part) before it is final. Until then it is
+  in memory, and XLA, which drops pairs of conversions, would hold it in float32.
   """
   return rows if rows.dtype == dtype else _rounded_gradient(rows, dtype)
 
@@ -132,35 +132,35 @@ _rounded_gradient.defvjp(_forward, _backward)
 
 
 def _square(rows: jax.Array) -> jax.Array:
-  """‖row‖₂² in float32, with a last axis of 1."""
+  """Return ‖row‖₂² in float32, with a last axis of 1."""
   return jnp.sum(jnp.square(rows.astype(jnp.float32)), axis=-1, keepdims=True)
 
 
 def _inverse_l2(square: jax.Array, reference_tokens: int, epsilon: float) -> jax.Array:
-  """τ / (‖row‖₂ + ε) from ‖row‖₂²."""
+  """Return τ / (‖row‖₂ + ε), given ‖row‖₂²."""
   square = checkpoint_name(square + EPSILON, ROW_STATISTICS)
   inverse = 1 / (jnp.sqrt(square) + epsilon) if epsilon else jax.lax.rsqrt(square)
   return inverse * jnp.sqrt(jnp.float32(reference_tokens))
 
 
 def _inverse_l1(rows: jax.Array, reference_tokens: int, epsilon: float) -> jax.Array:
-  """τ² / (‖row‖₁ + ε), with a last axis of 1."""
+  """Return τ² / (‖row‖₁ + ε), with a last axis of 1."""
   total = jnp.sum(jnp.abs(rows), axis=-1, keepdims=True) + (epsilon or EPSILON)
   return reference_tokens / checkpoint_name(total, ROW_STATISTICS)
 
 
 def scores(x: jax.Array, keys_NxI: jax.Array) -> jax.Array:
-  """Scores x Kᵀ, [B, T, N], for x [B, T, I] or as heads [B, T, H, K], which zeros may fill."""
+  """Return the scores x Kᵀ [B, T, N] of x [B, T, I], or of heads [B, T, H, K] with zero fill."""
   return constrain(project(x, keys_NxI, _AXES, contract=1), 'batch', None, 'param_tokens')
 
 
 def _are_many(keys_NxI: jax.Array, x: jax.Array) -> bool:
-  """Whether the norm of the scores is differentiated through KᵀK. Of heads it is not."""
+  """Return whether the gradient of the scores' norm goes through KᵀK; never for heads."""
   return x.ndim == 3 and len(keys_NxI) >= _MANY * parts('param_tokens') * x.shape[-1]
 
 
 def _scores_and_square(x_BxTxI: jax.Array, keys_NxI: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Scores, and their ‖A‖₂² [B, T, 1], whose gradient goes to x and K and not to the scores."""
+  """Return scores A and ‖A‖₂² [B, T, 1], whose gradient goes to x and K, not through the scores."""
 
   def of_device(x_BxTxI: jax.Array, keys_NxI: jax.Array) -> tuple[jax.Array, jax.Array]:
     scores_BxTxN = product('BTI,NI->BTN', x_BxTxI, keys_NxI)
@@ -181,7 +181,7 @@ def _scores_and_square(x_BxTxI: jax.Array, keys_NxI: jax.Array) -> tuple[jax.Arr
 def _square_of_product(
   x_BxTxI: jax.Array, keys_NxI: jax.Array, scores_BxTxN: jax.Array
 ) -> jax.Array:
-  """‖x Kᵀ‖₂² = x (KᵀK) xᵀ: the former is computed, the latter differentiated."""
+  """Return ‖x Kᵀ‖₂² from the scores; differentiate it as x (KᵀK) xᵀ."""
   del x_BxTxI, keys_NxI
   return _square(scores_BxTxN)
 
@@ -217,16 +217,16 @@ def pattention(
   prevent_cse: bool = False,
   **how: Any,
 ) -> jax.Array:
-  """Θ(x Kᵀ) V in the dtype of x.
+  """Return Θ(x Kᵀ) V in the dtype of x.
 
   Args:
-    x: [B, T, I], or as heads [B, T, H, K], which zeros may fill.
+    x: [B, T, I], or heads [B, T, H, K], which may be filled with zeros.
     keys_NxI: K.
     values_NxO: V.
     score: as in `parameter_weights`.
-    out_heads: their number H and their width K, filled with zeros, for heads as the output.
+    out_heads: for heads as the output, their number H and their width K, filled with zeros.
     keep_scores: see `keep_for_backward`.
-    prevent_cse: likewise.
+    prevent_cse: see `keep_for_backward`.
     **how: as in `parameter_weights`.
 
   Returns:
@@ -248,13 +248,13 @@ def pattention(
 def keep_for_backward(
   apply: Callable[..., jax.Array], keep_scores: bool, prevent_cse: bool
 ) -> Callable[..., jax.Array]:
-  """Return a Pattention that keeps its inputs and the norms of its scores for the backward pass.
+  """Return a Pattention that saves its inputs and the norms of its scores for the backward pass.
 
   Args:
-    apply: what computes it; what is made of the scores is computed again.
-    keep_scores: keep the scores as well. Without, they are computed again from the inputs.
-    prevent_cse: keep XLA from merging that with how they were computed first, which it cannot do in
-      a loop over layers anyway. Kept scores leave it free to keep more.
+    apply: computes the Pattention; the backward pass recomputes the values derived from the scores.
+    keep_scores: save the scores as well. Otherwise they are recomputed from the inputs.
+    prevent_cse: stop XLA from merging the recomputation with the forward pass, which it cannot do
+      in a loop over layers anyway. Ignored with `keep_scores`: XLA is then free to save more.
   """
   kept = (ROW_STATISTICS, SCORES) if keep_scores else (ROW_STATISTICS,)
   policy = jax.checkpoint_policies.save_only_these_names(*kept)
@@ -277,7 +277,7 @@ class Pattention(nnx.Module):
     prevent_cse: bool = False,
     rngs: nnx.Rngs,
   ):
-    """Draws keys and values from normal distributions of the given standard deviations.
+    """Draw keys and values from normal distributions with the given standard deviations.
 
     Args:
       d_in: width of the input.
@@ -286,8 +286,8 @@ class Pattention(nnx.Module):
       key_std: standard deviation of the keys.
       value_std: standard deviation of the values.
       keep_scores: see `keep_for_backward`.
-      prevent_cse: likewise.
-      rngs: the stream `params` is used.
+      prevent_cse: see `keep_for_backward`.
+      rngs: the source of the parameters, by its stream `params`.
     """
     of_keys, of_values = nnx.initializers.normal(key_std), nnx.initializers.normal(value_std)
     self.keys = param(rngs, of_keys, (config.tokens, d_in), _AXES, role=Role.KEY)
@@ -300,11 +300,11 @@ class Pattention(nnx.Module):
     self.keep_scores, self.prevent_cse = keep_scores, prevent_cse
 
   def weights(self, x: jax.Array) -> jax.Array:
-    """The weight of every parameter token [B, T, N], for what `__call__` takes."""
+    """Return the weight of every parameter token [B, T, N]; x is as for `__call__`."""
     return parameter_weights(scores(x, self.keys[...]), **self.how)
 
   def __call__(self, x: jax.Array, out_heads: tuple[int, int] | None = None) -> jax.Array:
-    """Θ(x Kᵀ) V, as `pattention`."""
+    """Return Θ(x Kᵀ) V; for the arguments see `pattention`."""
     return pattention(
       x,
       self.keys[...],

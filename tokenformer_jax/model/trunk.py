@@ -1,10 +1,10 @@
-"""The trunk of a model: layers of one or several kinds, run as a pattern says.
+"""The trunk of a model: layers of one or several kinds, run in the order of a pattern.
 
 A pattern (`config/pattern.py`) gives groups of equal rows of layers. The layers at one place of a
 row have their parameters stacked along a leading axis, `layers`, and a group is one loop over
-those stacks. A trunk with one stack is that stack, so its parameters have paths such as
-`blocks/attention/query/keys`; of several stacks each has its own name before that, the layer's with
-the number of the stack: `blocks/local_0/…`, `blocks/full_1/…`.
+those stacks. In a trunk with one stack the parameters have paths such as
+`blocks/attention/query/keys`. With several stacks the path includes the stack's name, which is the
+layer's name and the number of the stack: `blocks/local_0/…`, `blocks/full_1/…`.
 """
 
 import dataclasses
@@ -24,12 +24,12 @@ from tokenformer_jax.parallel.sharding import constrain
 
 
 class Context(NamedTuple):
-  """What all layers of a forward pass have in common.
+  """The inputs that all layers of a forward pass share.
 
   Attributes:
-    start: slot of the first token; the number 0 if none is before it.
-    padding_B: how many of the first slots of each row hold no token, so that rows of unequal
-      lengths end together; None: none in any row. What comes out of these slots means nothing.
+    start: the slot of the first token; the Python number 0 if no slot comes before it.
+    padding_B: the number of leading slots of each row without a token, so that rows of unequal
+      lengths end together; None: no row has any. The outputs at these slots are meaningless.
   """
 
   start: jax.Array | int = 0
@@ -37,13 +37,13 @@ class Context(NamedTuple):
 
   @property
   def is_beginning(self) -> bool:
-    """Whether no slot comes before the first token: known while a program is traced."""
+    """Whether no slot comes before the first token; known while a program is traced."""
     return isinstance(self.start, int) and self.start == 0
 
   def positions(self, length: int) -> jax.Array:
-    """Return the positions of the tokens in the next `length` slots, [B, T], or [1, T] for all.
+    """Return the positions of the next `length` slots, [B, T], or [1, T] if all rows agree.
 
-    The first token of a padded row has position 0, and the slots before it negative ones.
+    The first token of a padded row has position 0; the slots before it have negative positions.
     """
     slots_1xT = self.start + jnp.arange(length)[None]
     return slots_1xT if self.padding_B is None else slots_1xT - self.padding_B[:, None]
@@ -53,11 +53,11 @@ FROM_START = Context()
 
 
 class Inputs(NamedTuple):
-  """What each layer has for itself; for the whole trunk every array has a leading axis, `layers`.
+  """The inputs of one layer; for the whole trunk every array has a leading axis, `layers`.
 
   Attributes:
-    branch_scales_Bx2: factors of what the two halves of a layer add, for each row, or None.
-    key: for what the layer draws at random, or None.
+    branch_scales_Bx2: for each row, factors of the outputs of a layer's two branches; or None.
+    key: the key for the layer's random draws, or None.
   """
 
   branch_scales_Bx2: jax.Array | None = None
@@ -68,13 +68,13 @@ NO_INPUTS = Inputs()
 
 
 class Aux(NamedTuple):
-  """What layers say besides their output.
+  """Auxiliary results of layers.
 
   Attributes:
-    loss: a float32 number that training minimises besides the task's loss, weighted already; None:
-      nothing. That of a trunk is the sum over its layers.
-    figures: float32 numbers to report, by name. Those of a trunk are means over the layers that
-      have them.
+    loss: a weighted float32 loss that training minimizes besides the task's loss, or None. A trunk
+      returns the sum over its layers.
+    figures: float32 numbers to report, by name. A trunk returns means over the layers that have
+      them.
   """
 
   loss: jax.Array | None
@@ -85,12 +85,12 @@ NOTHING = Aux(loss=None, figures={})
 
 
 class Layer(Protocol):
-  """What a trunk is made of: an `nnx.Module` with these methods."""
+  """A layer of a trunk: an `nnx.Module` with these methods."""
 
   def __call__(
     self, x_BxTxD: jax.Array, context: Context, cache: Any, inputs: Inputs
   ) -> tuple[jax.Array, Any, Aux]:
-    """Return the output, the cache with the new slots in it (None for None), and what else."""
+    """Return the output, the cache with the new slots (None for None), and the `Aux`."""
 
   def init_cache(self, batch: int, length: int, dtype: jnp.dtype) -> Any:
     """Return the layer's empty cache for texts of up to `length` slots, a NamedTuple of arrays."""
@@ -99,7 +99,7 @@ class Layer(Protocol):
     """Return the logical axes of each array of that cache, in the same NamedTuple."""
 
   def length_flops(self, length: int) -> float:
-    """Count the FLOPs for one of `length` positions that depend on how many there are."""
+    """Count the FLOPs for one of `length` positions that depend on the length."""
 
 
 class Maker(Protocol):
@@ -110,11 +110,11 @@ class Maker(Protocol):
 
 
 class Architecture(NamedTuple):
-  """Which layers a trunk has.
+  """The layers of a trunk.
 
   Attributes:
     groups: from `pattern.parse`.
-    makers: of every name in the groups.
+    makers: the maker of each layer name in the groups.
   """
 
   groups: tuple[Group, ...]
@@ -127,7 +127,7 @@ class Architecture(NamedTuple):
 
 
 class Stacks(nnx.Module):
-  """Several stacks of layers, each under its name."""
+  """Several stacks of layers, each an attribute with the stack's name."""
 
   def __init__(self, stacks: Mapping[str, nnx.Module]):
     for name, layers in stacks.items():
@@ -135,14 +135,14 @@ class Stacks(nnx.Module):
 
 
 class Place(NamedTuple):
-  """Where the parameters of a layer are: the stack, '' if it is the only one, and the index."""
+  """The place of a layer's parameters: its stack ('' for the only stack) and its index there."""
 
   stack: str
   index: int
 
 
 def make(architecture: Architecture, *, compute: Compute, rngs: nnx.Rngs) -> nnx.Module:
-  """Return the layers as one module: a stack, several stacks, or a list in the order of the run."""
+  """Return the layers as one module: a stack, several stacks, or a list in execution order."""
   groups, makers = architecture
   if compute.layers == 'list':
     names = [name for group in groups for name in group.layers * group.count]
@@ -166,7 +166,7 @@ def make(architecture: Architecture, *, compute: Compute, rngs: nnx.Rngs) -> nnx
 
 
 def _stack_names(groups: Sequence[Group]) -> list[list[str]]:
-  """Return the names of each group's stacks; the only stack that there is has the name ''."""
+  """Return the names of each group's stacks; a single stack has the name ''."""
   if sum(len(group.layers) for group in groups) == 1:
     return [['']]
   names, number = [], 0
@@ -177,7 +177,7 @@ def _stack_names(groups: Sequence[Group]) -> list[list[str]]:
 
 
 def places(groups: Sequence[Group]) -> Iterator[Place]:
-  """Yield where the parameters of each layer are, in the order that the layers run."""
+  """Yield the place of each layer's parameters, in execution order."""
   for group, names in zip(groups, _stack_names(groups), strict=True):
     for index in range(group.count):
       for name in names:
@@ -185,11 +185,11 @@ def places(groups: Sequence[Group]) -> Iterator[Place]:
 
 
 def named_stacks(blocks: nnx.Module, groups: Sequence[Group]) -> list[dict[str, nnx.Module]]:
-  """Return the stacks of each group by name, in the order that the layers of a row run.
+  """Return the stacks of each group by name, in the execution order of a row.
 
   Args:
     blocks: stacks from `make`.
-    groups: of the architecture.
+    groups: the groups of the architecture.
   """
   return [
     {name: getattr(blocks, name) if name else blocks for name in names}
@@ -198,11 +198,11 @@ def named_stacks(blocks: nnx.Module, groups: Sequence[Group]) -> list[dict[str, 
 
 
 def length_flops(blocks: nnx.Module, groups: Sequence[Group], length: int) -> float:
-  """Count the FLOPs for one of `length` positions that depend on how many there are.
+  """Count the FLOPs for one of `length` positions that depend on the length.
 
   Args:
     blocks: stacks from `make`.
-    groups: of the architecture.
+    groups: the groups of the architecture.
     length: T.
   """
   return sum(
@@ -213,7 +213,7 @@ def length_flops(blocks: nnx.Module, groups: Sequence[Group], length: int) -> fl
 
 
 def unstack(blocks: Params, groups: Sequence[Group]) -> Params:
-  """Return the parameters of stacks as those of a list of layers, in the order of the run."""
+  """Return the parameters of stacks as those of a list of layers, in execution order."""
 
   def layer(place: Place) -> Params:
     stacked = blocks[place.stack] if place.stack else blocks
@@ -236,16 +236,19 @@ def run(
 
   Args:
     blocks: from `make`, for the same groups and the same `compute.layers`.
-    groups: of the architecture.
-    x_BxTxD: what the first layer reads.
-    context: what all layers have in common.
-    caches: one for each layer, in the order of the run, which needs `compute.layers='list'`; None:
-      nothing will go on from here.
-    inputs: what each layer has for itself, with a leading axis `layers`.
-    compute: how layers run, and what they keep for the backward pass.
+    groups: the groups of the architecture.
+    x_BxTxD: the input of the first layer.
+    context: the inputs that all layers share.
+    caches: one for each layer, in execution order; needs `compute.layers='list'`. None: no later
+      call continues from here.
+    inputs: the inputs of each layer, with a leading axis `layers`.
+    compute: how layers run, and the values that they save for the backward pass.
 
   Returns:
-    What the last layer makes, the caches with the new slots in them, and what the layers say.
+    The output of the last layer, the caches with the new slots, and the layers' combined `Aux`.
+
+  Raises:
+    ValueError: there are caches without `compute.layers='list'`.
   """
   if compute.layers == 'list':
     return _run_list(blocks, x_BxTxD, context, caches, inputs)
@@ -288,7 +291,7 @@ def _run_group(
   inputs: Inputs,
   compute: Compute,
 ) -> tuple[jax.Array, tuple[Aux, ...]]:
-  """Run the rows of a group; what the layers say has a leading axis, for each place of the row."""
+  """Run the rows of a group; return x, and for each place of the row its stacked `Aux`."""
 
   def apply(layer: Layer, x_BxTxD: jax.Array, own: Inputs) -> tuple[jax.Array, Aux]:
     x_BxTxD, _, aux = layer(x_BxTxD, context, None, own)
@@ -300,8 +303,8 @@ def _run_group(
     x_BxTxD,
     [_of_place(inputs, group, i) for i in range(len(stacks))],
     remat=compute.remat,
-    # A loop that runs once is taken apart by XLA, which could then keep what is to be computed
-    # again.
+    # XLA unrolls a loop that runs once, and could then merge the recomputation with the forward
+    # pass.
     loop=compute.layers == 'scan' and group.count > 1,
   )
 
@@ -314,7 +317,7 @@ def _of_place(inputs: Inputs, group: Group, place: int) -> Inputs:
 
 
 def _combine(said: Sequence[Aux]) -> Aux:
-  """Return what a trunk says, from what its layers say: numbers, or arrays of those of a stack."""
+  """Combine the `Aux` of layers (numbers) or of stacks (arrays) into that of the trunk."""
   losses = [jnp.sum(aux.loss) for aux in said if aux.loss is not None]
   figures: dict[str, list[jax.Array]] = {}
   for aux in said:
@@ -329,18 +332,18 @@ def _combine(said: Sequence[Aux]) -> Aux:
 def init_caches(
   blocks: Sequence[Layer], batch: int, length: int, dtype: jnp.dtype
 ) -> tuple[Any, ...]:
-  """Return an empty cache for each layer of a list, in its place on the mesh.
+  """Return an empty cache for each layer of a list, partitioned on the mesh.
 
   Args:
     blocks: from `make` with `compute.layers='list'`.
-    batch: B, rows.
-    length: slots that a text has room for, those of its padding included.
-    dtype: of activations.
+    batch: B, the number of rows.
+    length: the slots for a text, including its padding.
+    dtype: the dtype of activations.
   """
   return place_caches(blocks, tuple(layer.init_cache(batch, length, dtype) for layer in blocks))
 
 
 def place_caches(blocks: Sequence[Layer], caches: Sequence[Any]) -> tuple[Any, ...]:
-  """Return the caches with each array partitioned as its layer says."""
+  """Return the caches, each array partitioned by its layer's `cache_axes`."""
   axes = tuple(layer.cache_axes() for layer in blocks)
   return jax.tree.map(lambda array, names: constrain(array, *names), tuple(caches), axes)

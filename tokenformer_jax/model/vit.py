@@ -1,10 +1,10 @@
 """The vision transformer: patches, a trunk without a causal mask, a pooled head.
 
-With Pattentions the blocks are a TokenFormer's, with dense projections the usual ViT's
-(Dosovitskiy et al. 2021, arXiv 2010.11929). Patch embedding and head are matrices in both: with the
-paper's numbers of parameter tokens the blocks of its smallest ViT have 84.9 million parameters of
-the 86 that it gives, which leaves room for a convolution (0.6) and a linear head (0.8) and not for
-two more Pattentions (1.9).
+With Pattentions the blocks are a TokenFormer's; with dense projections they are the usual ViT's
+(Dosovitskiy et al. 2021, arXiv 2010.11929). Patch embedding and head are matrices in both. With the
+TokenFormer paper's numbers of parameter tokens, the blocks of its smallest ViT have 84.9 million
+parameters of the 86 million that it reports. The rest fits a convolution (0.6) and a linear head
+(0.8), but not two more Pattentions (1.9).
 """
 
 import functools
@@ -27,7 +27,7 @@ _BASE = 10000.0  # of the sin-cos positions
 
 
 def patches(images_BxHxWxC: jax.Array, size: int) -> jax.Array:
-  """The non-overlapping patches [B, T, size · size · C] of images, row by row."""
+  """Return the non-overlapping patches [B, T, size · size · C] of images, row by row."""
   batch, height, width, channels = images_BxHxWxC.shape
   rows, columns = height // size, width // size
   grid = images_BxHxWxC.reshape(batch, rows, size, columns, size, channels).swapaxes(2, 3)
@@ -36,9 +36,9 @@ def patches(images_BxHxWxC: jax.Array, size: int) -> jax.Array:
 
 @functools.cache
 def sincos_positions(rows: int, columns: int, width: int) -> np.ndarray:
-  """Fixed two-dimensional positions [rows · columns, D] (Chen et al. 2021, arXiv 2104.02057).
+  """Return fixed 2-D positions [rows · columns, D] (Chen et al. 2021, arXiv 2104.02057).
 
-  A quarter of the width each for the sine and the cosine of the column, and of the row.
+  Sine and cosine of the column, then sine and cosine of the row, each take a quarter of the width.
   """
   frequencies = _BASE ** -(np.arange(width // 4) / (width // 4))
   at_row, at_column = np.meshgrid(np.arange(rows), np.arange(columns), indexing='ij')
@@ -47,17 +47,18 @@ def sincos_positions(rows: int, columns: int, width: int) -> np.ndarray:
 
 
 def resample_positions(table_TxD: jax.Array, length: int) -> jax.Array:
-  """Learned positions of a square grid for another square grid, of `length` patches (bicubic)."""
+  """Resize learned positions of a square grid to a square grid of `length` patches (bicubic)."""
   old, new = (round(n**0.5) for n in (table_TxD.shape[0], length))
   grid = table_TxD.reshape(old, old, -1)
   return jax.image.resize(grid, (new, new, grid.shape[-1]), 'bicubic').reshape(length, -1)
 
 
 def branch_scales(key: jax.Array, layers: int, batch: int, rate: float) -> jax.Array:
-  """Stochastic depth (Huang et al. 2016, arXiv 1603.09382) as a factor [L, B, 2] of each branch.
+  """Draw stochastic depth (Huang et al. 2016, arXiv 1603.09382) as factors [L, B, 2] of branches.
 
-  0 with a probability that rises from 0 in the first block to `rate` in the last one, else what
-  keeps the expectation; for each image, its attention and its feed-forward branch by itself.
+  A factor is 0 with a probability that rises from 0 in the first block to `rate` in the last block.
+  Otherwise it is the factor that keeps the expectation. Draws are independent for each image and
+  for its attention and feed-forward branches.
   """
   kept_L = 1 - jnp.linspace(0, rate, layers)
   kept_Lx1x1 = kept_L[:, None, None]
@@ -65,7 +66,7 @@ def branch_scales(key: jax.Array, layers: int, batch: int, rate: float) -> jax.A
 
 
 class AttentionPool(nnx.Module):
-  """One learned query attends to all positions; then a feed-forward layer (arXiv 2106.04560)."""
+  """Pooling by attention of one learned query, then a feed-forward layer (arXiv 2106.04560)."""
 
   def __init__(self, config: ModelConfig, *, compute: Compute, rngs: nnx.Rngs):
     layer = config.layer
@@ -82,7 +83,7 @@ class AttentionPool(nnx.Module):
     self.heads = layer.mixer.heads
 
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
-    """[B, T, D] → [B, 1, D]."""
+    """Pool the positions: [B, T, D] → [B, 1, D]."""
     batch, _, width = x_BxTxD.shape
     probe_Bx1xD = repeat(self.probe[...], (batch, 1, width), x_BxTxD.dtype)
     heads = (self.heads, width // self.heads)
@@ -97,20 +98,20 @@ class AttentionPool(nnx.Module):
   def length_flops(self, length: int) -> int:
     """Count the FLOPs for `length` positions beyond one use of every matrix.
 
-    Keys and values are those of all positions; everything else is of the one query.
+    Only keys and values are computed at every position; everything else is for the one query.
     """
     of_position = 2 * (matrix_entries(self.key) + matrix_entries(self.value))
     return (length - 1) * of_position + 4 * self.probe.size * length
 
 
 class ViT(nnx.Module):
-  """A classifier of images [B, H, W, C] with values around 0."""
+  """A classifier of images [B, H, W, C] with pixel values around 0."""
 
   def __init__(self, config: ModelConfig, compute: Compute, *, rngs: nnx.Rngs):
     self.compute, self.patch = compute, config.patch
     self.position_kind, self.pool_kind = config.position_embedding, config.pool
 
-    # The kernel of a convolution of stride and size `patch`, its first three axes made one.
+    # The kernel of a convolution of stride and size `patch`, with its first three axes merged.
     inputs = config.patch**2 * config.channels
     self.patch_embedding = Dense(
       inputs, config.width, ('patch', 'width'), std=inputs**-0.5, bias=True, depth=0, rngs=rngs
@@ -121,7 +122,7 @@ class ViT(nnx.Module):
       if config.position_embedding == 'learned'
       else None
     )
-    # One vector: like a norm it is not split, and does not decay.
+    # A single vector is not split and does not decay, like a norm.
     self.class_token = (
       make((config.width,), ('norm',), role=Role.VECTOR) if config.pool == 'token' else None
     )
@@ -150,7 +151,7 @@ class ViT(nnx.Module):
     images_BxHxWxC: jax.Array,
     inputs: Inputs = NO_INPUTS,
   ) -> tuple[jax.Array, Aux]:
-    """Return float32 logits [B, classes], and what the layers say.
+    """Return float32 logits [B, classes], and the layers' `Aux`.
 
     `inputs.branch_scales_Bx2` is for training with stochastic depth: see `branch_scales`.
     """
@@ -171,7 +172,7 @@ class ViT(nnx.Module):
     return self.head(pooled_Bx1xD.astype(jnp.float32))[:, 0], aux
 
   def _embed(self, images_BxHxWxC: jax.Array) -> jax.Array:
-    """Patches with their positions, and the class token before them if there is one."""
+    """Embed the patches with their positions, after the class token if the model has one."""
     x_BxTxD = self.patch_embedding(patches(images_BxHxWxC, self.patch))
     batch, _, width = x_BxTxD.shape
     if self.position_kind == 'learned':
@@ -186,11 +187,11 @@ class ViT(nnx.Module):
 
 
 def define_vit(config: ModelConfig, compute: Compute = DEFAULT) -> Definition:
-  """The model's parameters and functions; `config` has every size filled in (no zeros left)."""
+  """Return the model's parameters and functions; `config` has every size filled in (no zeros)."""
   return _define(config, config.init, compute)
 
 
 @functools.cache
 def _define(config: ModelConfig, init: InitConfig, compute: Compute) -> Definition:
-  del init  # Models are equal whatever they are drawn from, so it is a part of the cache's key.
+  del init  # Equality of configs ignores the initialization, so the cache's key holds it as well.
   return define(lambda rngs: ViT(config, compute, rngs=rngs))

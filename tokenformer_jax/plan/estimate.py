@@ -49,8 +49,8 @@ class Plan:
 
   @property
   def model_flops(self) -> float:
-    """Return the model FLOPs of a step over all devices, by formula (`flops.of_step`)."""
-    return flops.of_step(self.config)
+    """Return the model FLOPs of a step over all devices, by formula (`flops.step_flops`)."""
+    return flops.step_flops(self.config)
 
   @property
   def compute_seconds(self) -> float:

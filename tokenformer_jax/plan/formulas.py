@@ -71,7 +71,7 @@ def of_step(
   temporaries = rows * (length * (kept + layer) * _ACTIVATION + head) + parameters
   memory = Memory(parameters, optimizer, batch, temporaries, 0.0, chip.hbm, host=host)
   again = _AGAIN[remat][0 if scores else 1]
-  executed = flops.of_step(config) * (3 + again) / 3 / mesh.size
+  executed = flops.step_flops(config) * (3 + again) / 3 / mesh.size
   activations = rows * length * model.width * _ACTIVATION * depth * parts
   traffic = tuple(_traffic(mesh, parameters, activations, depth, parts, chip))
   return memory, Costs(0, 0.0, executed, executed / chip.peak, traffic, ())

@@ -115,7 +115,7 @@ def _per_step(run: paths.Path, x: str) -> float:
     if resolved.model.kind != 'lm':
       raise UserError(f'{run} trains on images, which have no tokens; use --x=examples')
     return resolved.data.batch_size * resolved.data.sequence_length
-  return flops.of_step(resolved)
+  return flops.step_flops(resolved)
 
 
 def draw(runs: Sequence[str | Path], x: str, y: str) -> 'Figure':

@@ -6,7 +6,7 @@ The options for TPUs were found with the planner, on programs compiled for v5e, 
 
 from jax.sharding import Mesh
 
-from tokenformer_jax.model.flops import of_kind
+from tokenformer_jax.model.flops import lookup_device
 
 # Gather weights that are split over 64 or more chips, in parallel with other work. Without these
 # options the compiler uses an all-reduce of the whole matrix instead, which moves twice the bytes.
@@ -50,7 +50,7 @@ def options(name: str, mesh: Mesh) -> dict[str, str | bool]:
       the same set with bit-exact repetition on a GPU; or `none`.
     mesh: the mesh of the program.
   """
-  fastest = of_kind(_SETS, mesh.devices.flat[0]) or {}
+  fastest = lookup_device(_SETS, mesh.devices.flat[0]) or {}
   return {} if name == 'none' else {**fastest, **eval_options(name, mesh)}
 
 

@@ -245,7 +245,7 @@ class Trainer:
     return Window(
       units=self.task.units_per_step,
       unit=self.task.unit,
-      flops=flops.of_step(self.config),
+      flops=flops.step_flops(self.config),
       peak_flops=peak and peak * self.mesh.size,
       derived=self.task.train_figures,
     )
