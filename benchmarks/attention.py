@@ -12,7 +12,7 @@ import time
 import jax
 import jax.numpy as jnp
 
-from tokenformer_jax.model.attention import causal_attention, kernel
+from tokenformer_jax.model.kernels import causal_attention, kernel
 
 SHAPES = ((16, 256, 4, 32), (4, 512, 6, 64), (2, 1024, 12, 64))  # B, T, H, K
 ROUNDS = 9

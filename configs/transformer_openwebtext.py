@@ -43,6 +43,6 @@ def get_config(variant='124m'):
   layer.mixer.heads = c.model.width // 64
   layer.mixer.positions.kind = 'none'
   layer.mixer.qkv = layer.mixer.proj = {'kind': 'dense', 'bias': True}
-  layer.ffn = {'kind': 'mlp', 'bias': True, 'gelu': 'tanh'}
+  layer.ffn = {'kind': 'mlp', 'bias': True, 'activation': 'gelu_tanh'}
   layer.norm = 'affine'
   return c

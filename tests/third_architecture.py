@@ -20,8 +20,8 @@ from tiny import tiny_model
 from tokenformer_jax import config
 from tokenformer_jax.config import ModelConfig, PattentionConfig
 from tokenformer_jax.config.fields import key, one_of
-from tokenformer_jax.config.layer import PROJECTIONS
 from tokenformer_jax.config.model import Layers
+from tokenformer_jax.config.pattention import PROJECTIONS
 from tokenformer_jax.model import blocks
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.layers import projection

@@ -18,7 +18,7 @@ from tokenformer_jax.config import (
   PattentionConfig,
   RotaryConfig,
 )
-from tokenformer_jax.config.layer import SCORES
+from tokenformer_jax.config.pattention import SCORES
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Params
 
@@ -72,7 +72,7 @@ def tiny_model(
   }
   if dense:
     parts = {'qkv': DenseConfig(bias), 'proj': DenseConfig(bias)}
-    parts['ffn'] = MLPConfig(ffn_width, bias, gelu)
+    parts['ffn'] = MLPConfig(ffn_width, bias, {'exact': 'gelu', 'tanh': 'gelu_tanh'}[gelu])
   layer = config.LayerConfig(
     mixer=config.SoftmaxConfig(
       heads,

@@ -23,7 +23,7 @@ from tokenformer_jax.config import (
   SoftmaxConfig,
   fields,
 )
-from tokenformer_jax.config.layer import SCORES, ExpL2Norm, SoftmaxScore
+from tokenformer_jax.config.pattention import SCORES, ExpL2Norm, SoftmaxScore
 from tokenformer_jax.errors import UserError, nearest
 
 LOCAL = LayerConfig(SoftmaxConfig(window=8), MLPConfig(96), norm='bias')

@@ -8,14 +8,15 @@ from flax import nnx
 from tiny import tiny_model
 
 from tokenformer_jax.model.compute import Compute
-from tokenformer_jax.model.layers import LayerNorm, projection, repeat
+from tokenformer_jax.model.layers import projection, repeat
+from tokenformer_jax.model.norm import Norm
 
 
 @pytest.mark.parametrize(
   ('form', 'params'), [('plain', set()), ('bias', {'bias'}), ('affine', {'scale', 'bias'})]
 )
 def test_a_layer_norm_has_the_parameters_of_its_form_and_uses_them(form, params):
-  norm = LayerNorm(6, form, epsilon=1e-5, rngs=nnx.Rngs(0))
+  norm = Norm(form, tiny_model(width=6), rngs=nnx.Rngs(0))
   rng = np.random.default_rng(0)
   values = {name: rng.normal(size=6).astype(np.float32) for name in params}
   assert set(nnx.to_pure_dict(nnx.state(norm, nnx.Param))) == params
@@ -29,7 +30,7 @@ def test_a_layer_norm_has_the_parameters_of_its_form_and_uses_them(form, params)
 
 @pytest.mark.parametrize('form', ['plain', 'affine'])
 def test_a_layer_norm_keeps_nothing_in_float32_for_each_element(form):
-  norm = LayerNorm(6, form, epsilon=1e-5, rngs=nnx.Rngs(0))
+  norm = Norm(form, tiny_model(width=6), rngs=nnx.Rngs(0))
   x = jnp.ones((2, 4, 6), jnp.bfloat16)
   backward = jax.eval_shape(lambda x: jax.vjp(norm, x)[1], x)
   kept = [(leaf.dtype.name, leaf.size) for leaf in jax.tree.leaves(backward)]

@@ -11,8 +11,9 @@ from tiny import tiny_model
 
 from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.model import splash
-from tokenformer_jax.model.attention import Attention, causal_attention, full_attention, kernel
+from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.kernels import causal_attention, full_attention, kernel
 from tokenformer_jax.parallel import sharding
 
 PLAIN = {True: causal_attention, False: full_attention}

@@ -10,8 +10,8 @@ from tiny import tiny_vit
 
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.model import vit
-from tokenformer_jax.model.attention import full_attention
 from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.kernels import full_attention
 from tokenformer_jax.model.models import define
 from tokenformer_jax.model.trunk import Inputs
 

@@ -1,8 +1,8 @@
 """The group `model.layer`: what one layer computes, as a choice of variants with their own keys.
 
 A layer is a mixer, which moves information between positions, and a feed-forward part, which works
-on each position alone. A dataclass here says what one of them is; the module that computes it is
-named in `model/blocks.py`.
+on each position alone, joined by a wiring. A dataclass says what each of them is; the module that
+computes it is named in `model/blocks.py`.
 """
 
 import dataclasses
@@ -10,146 +10,22 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 from tokenformer_jax.config.fields import key, one_of, table
-
-
-@dataclasses.dataclass(frozen=True)
-class ScoreConfig:
-  """Θ, from the scores of parameter tokens to their weights: see `pattention.parameter_weights`."""
-
-  kind: ClassVar[str]
-  # True if a score of 0 has weight 0: then a parameter token with a zero key adds nothing and
-  # changes no other weight.
-  zero_at_zero: ClassVar[bool] = False
-
-  row_epsilon: float = key(
-    0.0, 'added to the norm of scores; the released TPU code has 1e-5', least=0
-  )
-
-
-@dataclasses.dataclass(frozen=True)
-class _GELUScore(ScoreConfig):
-  zero_at_zero = True
-
-  gelu: str = key(
-    'exact', 'the exact function or its approximation by tanh', choices=('exact', 'tanh')
-  )
-
-
-class L2NormGELU(_GELUScore):
-  """GELU(τ A / ‖A‖₂), the score of the TokenFormer."""
-
-  kind = 'l2_norm_gelu'
-
-
-class GELUL2Norm(_GELUScore):
-  """τ GELU(A) / ‖GELU(A)‖₂ (TokenFormer, Table 4)."""
-
-  kind = 'gelu_l2_norm'
-
-
-class GELUL1Norm(_GELUScore):
-  """τ² GELU(A) / ‖GELU(A)‖₁ (TokenFormer, Table 4)."""
-
-  kind = 'gelu_l1_norm'
-
-
-class SoftmaxScore(ScoreConfig):
-  """τ² exp(A) / ‖exp(A)‖₁ (TokenFormer, Table 4)."""
-
-  kind = 'softmax'
-
-
-class ExpL2Norm(ScoreConfig):
-  """τ exp(A) / ‖exp(A)‖₂."""
-
-  kind = 'exp_l2_norm'
-
-
-SCORES = table(L2NormGELU, GELUL2Norm, GELUL1Norm, SoftmaxScore, ExpL2Norm)
-
-
-@dataclasses.dataclass(frozen=True)
-class PattentionConfig:
-  """A projection by attention to parameter tokens."""
-
-  kind: ClassVar[str] = 'pattention'
-
-  tokens: int = key(128, 'N, the number of parameter tokens', above=0)
-  reference: int = key(
-    0,
-    'τ² of the score. 0: equal to tokens. Growth keeps it, see grow.scale',
-    least=0,
-  )
-  score: ScoreConfig = one_of(L2NormGELU(), SCORES, 'Θ, from scores to weights: see pattention.py')
-
-
-@dataclasses.dataclass(frozen=True)
-class DenseConfig:
-  """A projection by a matrix: the Transformer's."""
-
-  kind: ClassVar[str] = 'dense'
-
-  bias: bool = key(False, 'add a bias')
-
-
-PROJECTIONS = table(PattentionConfig, DenseConfig)
-
-
-@dataclasses.dataclass(frozen=True)
-class RotaryConfig:
-  """Queries and keys are rotated by their positions."""
-
-  kind: ClassVar[str] = 'rotary'
-
-  fraction: float = key(0.25, "part of each head's width that is rotated", least=0, most=1)
-  base: float = key(10000.0, 'the longest wavelength is 2π times this', above=0)
-
-
-@dataclasses.dataclass(frozen=True)
-class NoPositionsConfig:
-  """Queries and keys do not depend on positions; only a causal mask tells them apart."""
-
-  kind: ClassVar[str] = 'none'
-
-
-POSITIONS = table(RotaryConfig, NoPositionsConfig)
-
-
-@dataclasses.dataclass(frozen=True)
-class SoftmaxConfig:
-  """Multi-head softmax attention."""
-
-  kind: ClassVar[str] = 'softmax'
-
-  heads: int = key(4, 'H, heads of the attention', above=0)
-  window: int = key(
-    0, 'positions that a token attends to, itself included. 0: all before it', least=0, only='lm'
-  )
-  positions: RotaryConfig | NoPositionsConfig = one_of(
-    RotaryConfig(), POSITIONS, 'how queries and keys depend on their positions'
-  )
-  qkv: PattentionConfig | DenseConfig = one_of(
-    PattentionConfig(), PROJECTIONS, 'query, key and value, each'
-  )
-  proj: PattentionConfig | DenseConfig = one_of(
-    PattentionConfig(), PROJECTIONS, "the attention's output"
-  )
-
-
-# A mixer is named here and in `blocks.MIXERS`.
-MIXERS = table(SoftmaxConfig)
+from tokenformer_jax.config.mixers import MIXERS, SoftmaxConfig
+from tokenformer_jax.config.pattention import PattentionConfig
 
 
 @dataclasses.dataclass(frozen=True)
 class MLPConfig:
-  """GELU(x W₁) W₂: the Transformer's."""
+  """φ(x W₁) W₂: the Transformer's, with GELU as φ."""
 
   kind: ClassVar[str] = 'mlp'
 
   width: int = key(0, 'F, the width between the two matrices. 0: 4 · model.width', least=0)
   bias: bool = key(False, 'add a bias to both products')
-  gelu: str = key(
-    'exact', 'the exact function or its approximation by tanh', choices=('exact', 'tanh')
+  activation: str = key(
+    'gelu',
+    'φ: the exact GELU, its approximation by tanh, ReLU, or SiLU',
+    choices=('gelu', 'gelu_tanh', 'relu', 'silu'),
   )
 
 
@@ -164,8 +40,45 @@ FEED_FORWARDS = table(PattentionConfig, MLPConfig, NoFeedForwardConfig)
 
 
 @dataclasses.dataclass(frozen=True)
+class PreNormConfig:
+  """x + mixer(norm(x)), then x + ffn(norm(x))."""
+
+  kind: ClassVar[str] = 'pre_norm'
+
+
+@dataclasses.dataclass(frozen=True)
+class PostNormConfig:
+  """norm(x + mixer(x)), then norm(x + ffn(x))."""
+
+  kind: ClassVar[str] = 'post_norm'
+
+
+@dataclasses.dataclass(frozen=True)
+class SkiplessConfig:
+  """y = β mixer(norm(x)), then α y + β' ffn(norm(y)) (SAS of Simplified Transformer Blocks)."""
+
+  kind: ClassVar[str] = 'skipless'
+
+  gains: bool = key(True, 'learn the gains of the branches; without, all are 1')
+
+
+@dataclasses.dataclass(frozen=True)
+class ParallelConfig:
+  """β mixer(norm(x)) + β' ffn(norm(x)) with one norm (SAS-P), or the same added to x."""
+
+  kind: ClassVar[str] = 'parallel'
+
+  gains: bool = key(True, 'learn the gains of the branches; without, all are 1')
+  skip: bool = key(False, 'add both branches to x')
+
+
+WIRINGS = table(PreNormConfig, PostNormConfig, SkiplessConfig, ParallelConfig)
+NORMS = ('plain', 'bias', 'affine', 'rms', 'rms_plain', 'none')
+
+
+@dataclasses.dataclass(frozen=True)
 class LayerConfig:
-  """What one layer computes: x + mixer(norm(x)), then x + ffn(norm(x))."""
+  """What one layer computes."""
 
   mixer: Any = one_of(SoftmaxConfig(), MIXERS, 'moves information between positions')
   ffn: PattentionConfig | MLPConfig | NoFeedForwardConfig = one_of(
@@ -173,8 +86,12 @@ class LayerConfig:
   )
   norm: str = key(
     'plain',
-    'before each part: LayerNorm without parameters, with a bias, or with both',
-    choices=('plain', 'bias', 'affine'),
+    'LayerNorm without parameters, with a bias, or with both; RMSNorm with a scale or without; or '
+    'no norm',
+    choices=NORMS,
+  )
+  wiring: PreNormConfig | PostNormConfig | SkiplessConfig | ParallelConfig = one_of(
+    PreNormConfig(), WIRINGS, 'how norm, mixer and feed-forward part are joined'
   )
 
 

@@ -106,7 +106,8 @@ def _with_layer(config: Json) -> Json:
     return {'kind': old['projection'], 'tokens': tokens, 'reference': reference, 'score': score}
 
   matrix = {'kind': 'dense', 'bias': old['bias']}
-  mlp = {'kind': 'mlp', 'width': old['ffn_width'], 'bias': old['bias'], 'gelu': old['gelu']}
+  activation = 'gelu_tanh' if old['gelu'] == 'tanh' else 'gelu'
+  mlp = {'kind': 'mlp', 'width': old['ffn_width'], 'bias': old['bias'], 'activation': activation}
   new |= {
     'pattern': f'layer*{old["layers"]}',
     'layer.mixer.kind': 'softmax',
@@ -150,7 +151,10 @@ CHANGES: Changes = {
       'model.bias': [f'{path}.bias' for path in _PROJECTIONS.values()],
       'model.ffn_width': [f'{_FFN}.width'],
       'model.score': [f'{path}.score.kind' for path in _PROJECTIONS.values()],
-      'model.gelu': [f'{path}.score.gelu' for path in _PROJECTIONS.values()],
+      'model.gelu': [
+        *(f'{path}.score.gelu' for path in _PROJECTIONS.values()),
+        f'{_FFN}.activation',
+      ],
       'model.row_epsilon': [f'{path}.score.row_epsilon' for path in _PROJECTIONS.values()],
       'model.param_tokens': [f'{path}.tokens' for path in _PROJECTIONS.values()],
       'model.reference_tokens': [f'{path}.reference' for path in _PROJECTIONS.values()],

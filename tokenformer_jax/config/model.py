@@ -1,4 +1,4 @@
-"""The group `model`: what a model computes, and which of its values fit together."""
+"""The group `model`: what a model computes."""
 
 import dataclasses
 import functools
@@ -6,15 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 from tokenformer_jax.config import pattern
 from tokenformer_jax.config.fields import MODEL_KINDS, key
-from tokenformer_jax.config.layer import (
-  LayerConfig,
-  NoPositionsConfig,
-  RotaryConfig,
-)
+from tokenformer_jax.config.layer import NORMS, LayerConfig
 from tokenformer_jax.config.pattern import Group
-from tokenformer_jax.errors import UserError
 
-_EMBEDDINGS = {'lm': ('none', 'learned'), 'vit': ('sincos', 'learned', 'none')}
 BASE = 'layer'  # what patterns call `model.layer`
 
 
@@ -25,6 +19,17 @@ class InitConfig:
   std: float = key(0.02, 'standard deviation of keys, embeddings and dense kernels', above=0)
   embedding_std: float = key(
     0.0, 'that of embeddings. 0: init.std. The released TPU code has 1', least=0, only='lm'
+  )
+  output_std: float = key(
+    0.0, 'that of what is added to the residual stream. 0: 2 / (layers · √width)', least=0
+  )
+  attention_kernels: str = key(
+    'normal',
+    'kernels of value and output of attention; orthogonal is for V-SkipInit',
+    choices=('normal', 'orthogonal'),
+  )
+  ffn_gain: float = key(
+    0.0, 'of feed-forward parts, if wiring.gains. 0: 0.1 · √(18 / layers)', least=0
   )
 
 
@@ -68,10 +73,13 @@ class ModelConfig:
   layer: LayerConfig = LayerConfig()
   variants: Layers = dataclasses.field(default_factory=Layers)
   norm_epsilon: float = key(1e-5, 'added to the variance in every norm', above=0)
+  norm_epsilon_outside: bool = key(
+    False, 'RMSNorm adds norm_epsilon to the root, not inside it (Simplified Transformer Blocks)'
+  )
   final_norm: str = key(
     'affine',
     'after the last layer, as layer.norm',
-    choices=('none', 'plain', 'affine'),
+    choices=NORMS,
   )
   position_embedding: str = key(
     'none',
@@ -147,65 +155,3 @@ def used_layers(model: ModelConfig) -> dict[str, LayerConfig]:
 def layer_path(name: str) -> str:
   """Return the path of the group of keys of a layer that a pattern names."""
   return f'model.{BASE}' if name == BASE else f'model.variants.{name}'
-
-
-def check_model(model: ModelConfig) -> None:
-  """Check that the values of a model fit together; `fields.check` has checked each one.
-
-  Raises:
-    UserError: two values do not fit together, or the pattern is not one.
-  """
-  if model.position_embedding not in _EMBEDDINGS[model.kind]:
-    raise UserError(
-      f'config.model.position_embedding is {model.position_embedding!r}; for model.kind='
-      f'{model.kind} it must be one of {", ".join(_EMBEDDINGS[model.kind])}'
-    )
-  if unused := [name for name in model.variants if name not in model.layers]:
-    raise UserError(
-      f'config.model.variants has {unused[0]!r}, which is not in model.pattern={model.pattern!r}; '
-      'name it there, or leave it out'
-    )
-  if model.kind == 'vit':
-    _check_vit(model)
-  for name, layer in used_layers(model).items():
-    _check_layer(model, layer, layer_path(name))
-
-
-def _check_vit(model: ModelConfig) -> None:
-  if model.tied_head:
-    raise UserError(
-      'config.model.tied_head is True, and the head of a ViT has nothing to be tied to; set it to '
-      'False'
-    )
-  if model.position_embedding == 'sincos' and model.width % 4:
-    raise UserError(
-      f'config.model.width is {model.width}; it must be a multiple of 4 for '
-      'position_embedding=sincos'
-    )
-  if model.channels not in (0, 1, 3):
-    raise UserError(
-      f'config.model.channels is {model.channels}; it must be 1 (grey), 3 (colour) or 0 (as the '
-      'data)'
-    )
-
-
-def _check_layer(model: ModelConfig, layer: LayerConfig, path: str) -> None:
-  heads = getattr(layer.mixer, 'heads', 1)
-  if model.width % heads:
-    raise UserError(
-      f'config.model.width is {model.width}, which is not a multiple of {path}.mixer.heads={heads}'
-    )
-  rotary = getattr(layer.mixer, 'positions', NoPositionsConfig())
-  if not isinstance(rotary, RotaryConfig):
-    return
-  if model.kind == 'vit':
-    raise UserError(
-      f'config.{path}.mixer.positions.kind is rotary, and the patches of a ViT are in no order; '
-      'set it to none, and model.position_embedding to sincos or learned'
-    )
-  if model.width // heads * rotary.fraction < 2:
-    raise UserError(
-      f'config.{path}.mixer.positions.fraction is {rotary.fraction} of heads '
-      f'{model.width // heads} wide, which rotates nothing; at least two entries must turn, or set '
-      f'{path}.mixer.positions.kind=none'
-    )

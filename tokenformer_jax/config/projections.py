@@ -8,8 +8,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tokenformer_jax.config.layer import LayerConfig, PattentionConfig, map_parts, parts
+from tokenformer_jax.config.layer import LayerConfig, map_parts, parts
 from tokenformer_jax.config.model import BASE, ModelConfig, layer_path, used_layers
+from tokenformer_jax.config.pattention import PattentionConfig
 from tokenformer_jax.errors import UserError, nearest
 
 

@@ -3,11 +3,16 @@
 import dataclasses
 
 from tokenformer_jax.config import fields
+from tokenformer_jax.config.check_model import (
+  check_model,
+  check_receptive_field,
+  check_stochastic_depth,
+)
 from tokenformer_jax.config.data import DataConfig
 from tokenformer_jax.config.fields import key
 from tokenformer_jax.config.grow import GrowConfig
 from tokenformer_jax.config.mesh import MeshConfig
-from tokenformer_jax.config.model import ModelConfig, check_model
+from tokenformer_jax.config.model import ModelConfig
 from tokenformer_jax.config.optim import OptimConfig, old_token_rate
 from tokenformer_jax.config.train import TrainConfig, profile_range
 from tokenformer_jax.errors import UserError
@@ -41,10 +46,14 @@ def check(config: Config) -> None:
   fields.check(config)
   fields.check_scope(config, config.model.kind)
   check_model(config.model)
+  check_stochastic_depth(config.model, config.optim.drop_path, 'optim.drop_path')
   profile_range(config.train)
   old_token_rate(config.optim)
   _check_lengths(config)
   _check_positions(config.model, config.data)
+  if config.model.kind == 'lm':
+    length = config.data.sequence_length
+    check_receptive_field(config.model, config.train.receptive_field, length)
   if config.data.batch_size % config.optim.accumulation_steps:
     raise UserError(
       f'config.data.batch_size is {config.data.batch_size}, which is not a multiple of '

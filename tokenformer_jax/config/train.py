@@ -43,12 +43,19 @@ class TrainConfig:
     'scan', 'one program for all layers, in a loop; or one for each', choices=('scan', 'unrolled')
   )
   attention: str = key(
-    'auto', 'the kernel: see model/attention.py', choices=('auto', 'xla', 'cudnn', 'splash')
+    'auto', 'the kernel: see model/kernels.py', choices=('auto', 'xla', 'cudnn', 'splash')
   )
   compiler_options: str = key(
     'auto',
     "those that suit the devices, or XLA's defaults: see steps/compiler.py",
     choices=('auto', 'deterministic', 'none'),
+  )
+  receptive_field: float = key(
+    0.75,
+    'where the last layer attends to all positions and knows none of them, the most that the '
+    'windows before it may reach, as a part of data.sequence_length (HWFA). 0: not checked',
+    least=0,
+    only='lm',
   )
   loss_chunk: int = key(
     256, 'positions of each sequence whose logits are alive at once', above=0, only='lm'

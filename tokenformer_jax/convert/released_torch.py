@@ -15,8 +15,8 @@ from tokenformer_jax.config import (
   RotaryConfig,
   ScoreConfig,
 )
-from tokenformer_jax.config.layer import SCORES as SCORE_CONFIGS
 from tokenformer_jax.config.model import BASE
+from tokenformer_jax.config.pattention import SCORES as SCORE_CONFIGS
 from tokenformer_jax.config.pattern import Group
 from tokenformer_jax.convert.tensor_files import Shape, Tensor
 from tokenformer_jax.errors import UserError, nearest

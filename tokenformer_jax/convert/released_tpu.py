@@ -17,7 +17,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from tokenformer_jax.config import InitConfig, ModelConfig, NoPositionsConfig
-from tokenformer_jax.config.layer import SCORES
+from tokenformer_jax.config.pattention import SCORES
 from tokenformer_jax.convert import released_torch
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.lm import define_lm

@@ -18,7 +18,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from tokenformer_jax.config.layer import SCORES
+from tokenformer_jax.config.pattention import SCORES
 from tokenformer_jax.grow.tokens import Path
 from tokenformer_jax.model import trunk
 from tokenformer_jax.model.lm import LM

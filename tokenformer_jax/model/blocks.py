@@ -1,6 +1,7 @@
-"""The pre-norm block, and the architecture of a model made of such blocks."""
+"""The block, which joins a mixer and a feed-forward part, and the architecture made of blocks."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,8 @@ from flax import nnx
 from tokenformer_jax.config import LayerConfig, ModelConfig
 from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.compute import Compute
-from tokenformer_jax.model.layers import LayerNorm, feed_forward
+from tokenformer_jax.model.layers import feed_forward, gain, gained
+from tokenformer_jax.model.norm import make_norm, normed
 from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, Architecture, Aux, Context, Inputs
 from tokenformer_jax.parallel.sharding import constrain
 
@@ -21,7 +23,17 @@ MIXERS: dict[str, Callable[..., Any]] = {'softmax': Attention}
 
 
 class Block(nnx.Module):
-  """x + Mixer(Norm(x)), then x + FeedForward(Norm(x)) (TokenFormer, eq. 6-7)."""
+  """A mixer and a feed-forward part, joined by a wiring.
+
+    pre_norm    y = x + mixer(norm(x)), then y + ffn(norm(y))         TokenFormer, eq. 6-7
+    post_norm   y = norm(x + mixer(x)), then norm(y + ffn(y))
+    skipless    y = β mixer(norm(x)), then α y + β' ffn(norm(y))      SAS
+    parallel    β mixer(norm(x)) + β' ffn(norm(x)), with one norm     SAS-P; with `skip` added to x
+
+  SAS and SAS-P are the Simplified Transformer Blocks (He & Hofmann 2023, arXiv 2311.01906). Their
+  gains are learned; without gains α = β = β' = 1. Without a feed-forward part the second half of a
+  line is missing.
+  """
 
   def __init__(
     self,
@@ -32,14 +44,20 @@ class Block(nnx.Module):
     compute: Compute,
     rngs: nnx.Rngs,
   ):
-    def norm():
-      return LayerNorm(model.width, config.norm, epsilon=model.norm_epsilon, rngs=rngs)
-
+    self.wiring = config.wiring
+    has_ffn = config.ffn.kind != 'none'
+    norm = functools.partial(make_norm, config.norm, model, rngs=rngs)
     self.attention_norm = norm()
-    self.ffn_norm = None if config.ffn.kind == 'none' else norm()
+    self.ffn_norm = norm() if has_ffn and config.wiring.kind != 'parallel' else None
     mixer = MIXERS[config.mixer.kind]
     self.attention = mixer(config.mixer, model, causal=causal, compute=compute, rngs=rngs)
     self.ffn = feed_forward(config.ffn, model, compute=compute, rngs=rngs)
+    gains = getattr(config.wiring, 'gains', False)
+    of_ffn = model.init.ffn_gain or 0.1 * math.sqrt(18 / model.depth)
+    has_skip_gain = gains and has_ffn and config.wiring.kind == 'skipless'
+    self.mixer_gain = gain(rngs) if gains else None
+    self.skip_gain = gain(rngs) if has_skip_gain else None
+    self.ffn_gain = gain(rngs, of_ffn) if gains and has_ffn else None
 
   def init_cache(self, batch: int, length: int, dtype: jnp.dtype) -> Any:
     """Return the mixer's empty cache."""
@@ -60,20 +78,33 @@ class Block(nnx.Module):
     cache: Any = None,
     inputs: Inputs = NO_INPUTS,
   ) -> tuple[jax.Array, Any, Aux]:
-    """Return the block's output [B, T, D], and the mixer's cache and `Aux`."""
-
-    def scaled(added_BxTxD: jax.Array, branch: int) -> jax.Array:
-      if inputs.branch_scales_Bx2 is None:
-        return added_BxTxD
-      scales_B = inputs.branch_scales_Bx2[:, branch, None, None]
-      return added_BxTxD * scales_B.astype(added_BxTxD.dtype)
-
-    mixed, cache, aux = self.attention(self.attention_norm(x_BxTxD), context, cache, inputs)
-    x_BxTxD = constrain(x_BxTxD + scaled(mixed, 0), 'batch', None, None)
+    """Return the block's output [B, T, D], and the cache and `Aux` of the mixer."""
+    post_norm, parallel = (self.wiring.kind == name for name in ('post_norm', 'parallel'))
+    normed_BxTxD = x_BxTxD if post_norm else normed(self.attention_norm, x_BxTxD)
+    mixed, cache, aux = self.attention(normed_BxTxD, context, cache, inputs)
+    y_BxTxD = gained(self.mixer_gain, _scaled(mixed, inputs, 0))
+    if self.wiring.kind in ('pre_norm', 'post_norm') or (parallel and self.wiring.skip):
+      y_BxTxD = x_BxTxD + y_BxTxD
+    if post_norm:
+      y_BxTxD = normed(self.attention_norm, y_BxTxD)
+    y_BxTxD = constrain(y_BxTxD, 'batch', None, None)
     if self.ffn is None:
-      return x_BxTxD, cache, aux
-    x_BxTxD = x_BxTxD + scaled(self.ffn(self.ffn_norm(x_BxTxD)), 1)
-    return constrain(x_BxTxD, 'batch', None, None), cache, aux
+      return y_BxTxD, cache, aux
+    if not parallel:
+      normed_BxTxD = y_BxTxD if post_norm else normed(self.ffn_norm, y_BxTxD)
+    added = gained(self.ffn_gain, _scaled(self.ffn(normed_BxTxD), inputs, 1))
+    y_BxTxD = gained(self.skip_gain, y_BxTxD) + added
+    if post_norm:
+      y_BxTxD = normed(self.ffn_norm, y_BxTxD)
+    return constrain(y_BxTxD, 'batch', None, None), cache, aux
+
+
+def _scaled(added_BxTxD: jax.Array, inputs: Inputs, branch: int) -> jax.Array:
+  """Return the output of a branch times the factor that each row has for it."""
+  if inputs.branch_scales_Bx2 is None:
+    return added_BxTxD
+  scales_B = inputs.branch_scales_Bx2[:, branch, None, None]
+  return added_BxTxD * scales_B.astype(added_BxTxD.dtype)
 
 
 def architecture(config: ModelConfig, *, causal: bool = True) -> Architecture:

@@ -1,4 +1,4 @@
-"""The parts of blocks: LayerNorm, projections and the feed-forward layer.
+"""The parts of blocks: projections and the feed-forward layer.
 
 A projection is a Pattention or, in a Transformer, a matrix.
 """
@@ -19,11 +19,19 @@ from tokenformer_jax.config import (
   PattentionConfig,
 )
 from tokenformer_jax.model.compute import Compute
-from tokenformer_jax.model.params import Role, param
+from tokenformer_jax.model.params import Initializer, Role, param
 from tokenformer_jax.model.pattention import Pattention, activate
 from tokenformer_jax.model.products import project, split_heads
-from tokenformer_jax.model.stack import KEEP_STATISTICS, PROJECTED, ROW_STATISTICS
+from tokenformer_jax.model.stack import PROJECTED
 from tokenformer_jax.parallel.sharding import Axes, constrain
+
+_ZEROS = nnx.initializers.zeros
+_ACTIVATIONS = {
+  'gelu': functools.partial(activate, gelu='exact'),
+  'gelu_tanh': functools.partial(activate, gelu='tanh'),
+  'relu': jax.nn.relu,
+  'silu': jax.nn.silu,
+}
 
 
 def repeat(parameter: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
@@ -34,45 +42,17 @@ def repeat(parameter: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> ja
   return jnp.broadcast_to(parameter, shape).astype(dtype)
 
 
-class LayerNorm(nnx.Module):
-  """LayerNorm over the last axis in float32.
-
-  `form` is 'plain' (no parameters), 'bias' (a bias) or 'affine' (a bias and a scale).
-  """
-
-  def __init__(self, width: int, form: str, *, epsilon: float, rngs: nnx.Rngs):
-    self.form, self.epsilon = form, epsilon
-    if form == 'affine':
-      self.scale = param(rngs, nnx.initializers.ones, (width,), ('norm',), role=Role.GAIN)
-    if form != 'plain':
-      self.bias = param(rngs, nnx.initializers.zeros, (width,), ('norm',), role=Role.BIAS)
-
-  def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
-    """Normalize each position: [B, T, D] → [B, T, D]."""
-    scale = self.scale[...] if self.form == 'affine' else None
-    bias = self.bias[...] if self.form != 'plain' else None
-    return _layer_norm(x_BxTxD, scale, bias, self.epsilon)
+def gain(rngs: nnx.Rngs, value: float = 1.0, heads: int = 0) -> nnx.Param:
+  """Make a learned factor, or one for each of several heads [H]; it does not decay."""
+  shape, axes = ((heads,), ('head_gains',)) if heads else ((), ())
+  return param(rngs, nnx.initializers.constant(value), shape, axes, role=Role.GAIN)
 
 
-@functools.partial(jax.checkpoint, prevent_cse=False, policy=KEEP_STATISTICS, static_argnums=3)
-def _layer_norm(
-  x_BxTxD: jax.Array, scale_D: jax.Array | None, bias_D: jax.Array | None, epsilon: float
-) -> jax.Array:
-  """Normalize rows, saving only x and the rows' moments for the backward pass.
-
-  No float32 array as large as x is saved.
-  """
-  x = x_BxTxD.astype(jnp.float32)
-  mean = checkpoint_name(jnp.mean(x, axis=-1, keepdims=True), ROW_STATISTICS)
-  # E[x²] − mean² instead of E[(x − mean)²]: both sums then take one pass over x.
-  square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
-  variance = checkpoint_name(jnp.maximum(square - jnp.square(mean), 0) + epsilon, ROW_STATISTICS)
-  x = (x - mean) * jax.lax.rsqrt(variance)
-  if scale_D is not None:
-    x = x * scale_D[None, None]
-  if bias_D is not None:
-    x = x + bias_D[None, None]
-  return x.astype(x_BxTxD.dtype)
+def gained(factor: nnx.Param | None, x: jax.Array) -> jax.Array:
+  """Return x times a learned factor, multiplied in float32; without a factor x itself."""
+  if factor is None:
+    return x
+  return (x.astype(jnp.float32) * factor[...]).astype(x.dtype)
 
 
 class Dense(nnx.Module):
@@ -87,16 +67,28 @@ class Dense(nnx.Module):
     std: float,
     bias: bool,
     depth: int | None = None,
+    first: Initializer | None = None,
     rngs: nnx.Rngs,
   ):
+    """Make a matrix and a bias.
+
+    Args:
+      d_in: rows of the matrix.
+      d_out: its columns.
+      axes: their logical axes.
+      std: the standard deviation of the matrix.
+      bias: whether there is one.
+      depth: see `ParamInfo`.
+      first: see `param`.
+      rngs: the source of the parameters, by its stream `params`.
+    """
     self.axes = axes
     make = functools.partial(param, rngs, depth=depth)
     normal = nnx.initializers.normal(std)
-    self.kernel = make(normal, (d_in, d_out), axes, role=Role.KERNEL)
+    self.kernel = make(normal, (d_in, d_out), axes, role=Role.KERNEL, first=first)
     # The bias is split and widened like the kernel's columns, or like a norm if those are unsplit.
     out_axis = 'norm' if axes[-1] == 'width' else axes[-1]
-    zeros = nnx.initializers.zeros
-    self.bias = make(zeros, (d_out,), (out_axis,), role=Role.BIAS) if bias else None
+    self.bias = make(_ZEROS, (d_out,), (out_axis,), role=Role.BIAS) if bias else None
 
   def __call__(self, x: jax.Array, out_heads: tuple[int, int] | None = None) -> jax.Array:
     """Return x W + b; heads as input or output are as in `pattention`."""
@@ -109,19 +101,19 @@ class Dense(nnx.Module):
 
 
 class MLP(nnx.Module):
-  """The Transformer's feed-forward layer: GELU(x W₁) W₂."""
+  """The Transformer's feed-forward layer: φ(x W₁) W₂."""
 
   def __init__(self, config: MLPConfig, model: ModelConfig, *, rngs: nnx.Rngs):
     hidden = hidden_width(config, model)
     make = functools.partial(Dense, bias=config.bias, rngs=rngs)
     self.up = make(model.width, hidden, ('width', 'hidden'), std=model.init.std)
     self.down = make(hidden, model.width, ('hidden', 'width'), std=_output_std(model))
-    self.gelu = config.gelu
+    self.activation = config.activation
 
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
     """Apply the layer: [B, T, D] → [B, T, D]."""
     hidden_BxTxF = constrain(self.up(x_BxTxD), 'batch', None, 'hidden')
-    return self.down(activate(hidden_BxTxF, self.gelu))
+    return self.down(_ACTIVATIONS[self.activation](hidden_BxTxF))
 
 
 def hidden_width(config: MLPConfig, model: ModelConfig) -> int:
@@ -130,20 +122,26 @@ def hidden_width(config: MLPConfig, model: ModelConfig) -> int:
 
 
 def _output_std(model: ModelConfig) -> float:
-  """Return the std 2 / (L √D) of matrices that add to the residual (released initialization)."""
-  return 2 / (model.depth * math.sqrt(model.width))
+  """Return the std of matrices that add to the residual: by default the released 2 / (L √D)."""
+  return model.init.output_std or 2 / (model.depth * math.sqrt(model.width))
 
 
 def pattention(
-  config: PattentionConfig, model: ModelConfig, *, compute: Compute, rngs: nnx.Rngs
+  config: PattentionConfig,
+  model: ModelConfig,
+  widths: tuple[int, int] | None = None,
+  *,
+  starts_at_zero: bool = False,
+  compute: Compute,
+  rngs: nnx.Rngs,
 ) -> Pattention:
-  """Return a Pattention [B, T, D] → [B, T, D]."""
+  """Return a Pattention [B, T, I] → [B, T, O]; for `widths` see `projection`."""
   return Pattention(
-    model.width,
-    model.width,
+    *(widths or (model.width, model.width)),
     config,
     key_std=model.init.std,
     value_std=_output_std(model),
+    first_values=_ZEROS if starts_at_zero else None,
     keep_scores=compute.remat == 'everything',
     prevent_cse=compute.layers != 'scan',
     rngs=rngs,
@@ -154,23 +152,33 @@ def projection(
   config: PattentionConfig | DenseConfig,
   model: ModelConfig,
   axes: Axes,
+  widths: tuple[int, int] | None = None,
   *,
+  starts_at_zero: bool = False,
+  orthogonal: bool = False,
   compute: Compute,
   rngs: nnx.Rngs,
 ) -> Pattention | Dense:
-  """Return a projection [B, T, D] → [B, T, D].
+  """Return a projection [B, T, I] → [B, T, O].
 
   Args:
     config: the projection's config.
     model: the config of the whole model.
-    axes: the axes of a matrix, ('width', 'heads') or ('heads', 'width').
+    axes: the axes of a matrix, such as ('width', 'heads') or ('heads', 'width').
+    widths: I and O; None: the width of the model.
+    starts_at_zero: whether the output is zero at the start.
+    orthogonal: whether a matrix is orthogonal at the start.
     compute: how to compute the projection.
     rngs: the source of the parameters, by its stream `params`.
   """
   if isinstance(config, PattentionConfig):
-    return pattention(config, model, compute=compute, rngs=rngs)
+    zero = {'starts_at_zero': starts_at_zero}
+    return pattention(config, model, widths, **zero, compute=compute, rngs=rngs)
   std = _output_std(model) if axes[-1] == 'width' else model.init.std
-  return Dense(model.width, model.width, axes, std=std, bias=config.bias, rngs=rngs)
+  first = nnx.initializers.orthogonal() if orthogonal else None
+  first = _ZEROS if starts_at_zero else first
+  widths = widths or (model.width, model.width)
+  return Dense(*widths, axes, std=std, bias=config.bias, first=first, rngs=rngs)
 
 
 def feed_forward(

@@ -16,8 +16,9 @@ from tokenformer_jax.config import InitConfig, ModelConfig
 from tokenformer_jax.model import trunk
 from tokenformer_jax.model.blocks import architecture
 from tokenformer_jax.model.compute import DEFAULT, Compute
-from tokenformer_jax.model.layers import LayerNorm, repeat
+from tokenformer_jax.model.layers import repeat
 from tokenformer_jax.model.loss import logits
+from tokenformer_jax.model.norm import make_norm, normed
 from tokenformer_jax.model.params import Definition, Params, Role, define, param
 from tokenformer_jax.model.products import look_up
 from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, Aux, Context, Inputs
@@ -43,11 +44,7 @@ class LM(nnx.Module):
     layers = architecture(config)
     self.groups = layers.groups
     self.blocks = trunk.make(layers, compute=compute, rngs=rngs)
-    self.final_norm = (
-      LayerNorm(config.width, config.final_norm, epsilon=config.norm_epsilon, rngs=rngs)
-      if config.final_norm != 'none'
-      else None
-    )
+    self.final_norm = make_norm(config.final_norm, config, rngs=rngs)
     self.head = None if config.tied_head else table(config.vocab_size, 'vocab', Role.HEAD)
 
   def embed(self, ids_BxT: jax.Array, context: Context = FROM_START) -> jax.Array:
@@ -76,8 +73,7 @@ class LM(nnx.Module):
       inputs,
       compute=self.compute,
     )
-    if self.final_norm is not None:
-      x_BxTxD = self.final_norm(x_BxTxD)
+    x_BxTxD = normed(self.final_norm, x_BxTxD)
     return x_BxTxD if self.head_scale is None else x_BxTxD * self.head_scale, caches, aux
 
   def __call__(

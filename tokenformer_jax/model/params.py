@@ -82,8 +82,11 @@ def param(
   role: Role,
   depth: int | None = None,
   active: float = 1.0,
+  first: Initializer | None = None,
 ) -> nnx.Param:
   """Make a float32 parameter; for axes, role, depth and active see `ParamInfo`.
+
+  `init` draws it, and what growth adds to it; `first` draws it at the start if the two differ.
 
   Raises:
     ValueError: the shape and the axes differ in length.
@@ -91,7 +94,7 @@ def param(
   if len(shape) != len(axes):
     raise ValueError(f'{len(axes)} axis names {axes} for the shape {shape}')
   info = ParamInfo(axes, role, init, depth, active)
-  return nnx.Param(init(rngs.params(), shape, jnp.float32), info=info)
+  return nnx.Param((first or init)(rngs.params(), shape, jnp.float32), info=info)
 
 
 def token_axis(axes: Axes) -> int | None:

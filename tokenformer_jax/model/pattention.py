@@ -20,7 +20,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from tokenformer_jax.config import PattentionConfig
-from tokenformer_jax.model.params import Role, param
+from tokenformer_jax.model.params import Initializer, Role, param
 from tokenformer_jax.model.products import product, project
 from tokenformer_jax.model.stack import PROJECTED, ROW_STATISTICS
 from tokenformer_jax.parallel import per_device
@@ -273,6 +273,7 @@ class Pattention(nnx.Module):
     *,
     key_std: float,
     value_std: float,
+    first_values: Initializer | None = None,
     keep_scores: bool = False,
     prevent_cse: bool = False,
     rngs: nnx.Rngs,
@@ -285,13 +286,16 @@ class Pattention(nnx.Module):
       config: the numbers of tokens, and the score function.
       key_std: standard deviation of the keys.
       value_std: standard deviation of the values.
+      first_values: draws the values at the start, if other than those of growth: see `param`.
       keep_scores: see `keep_for_backward`.
       prevent_cse: see `keep_for_backward`.
       rngs: the source of the parameters, by its stream `params`.
     """
     of_keys, of_values = nnx.initializers.normal(key_std), nnx.initializers.normal(value_std)
     self.keys = param(rngs, of_keys, (config.tokens, d_in), _AXES, role=Role.KEY)
-    self.values = param(rngs, of_values, (config.tokens, d_out), _AXES, role=Role.VALUE)
+    self.values = param(
+      rngs, of_values, (config.tokens, d_out), _AXES, role=Role.VALUE, first=first_values
+    )
     self.how = {
       'score': config.score.kind,
       'reference_tokens': config.reference or config.tokens,

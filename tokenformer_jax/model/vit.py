@@ -18,7 +18,8 @@ from tokenformer_jax.config import InitConfig, ModelConfig
 from tokenformer_jax.model import trunk
 from tokenformer_jax.model.blocks import architecture
 from tokenformer_jax.model.compute import DEFAULT, Compute
-from tokenformer_jax.model.layers import Dense, LayerNorm, feed_forward, projection, repeat
+from tokenformer_jax.model.layers import Dense, feed_forward, projection, repeat
+from tokenformer_jax.model.norm import make_norm, normed
 from tokenformer_jax.model.params import Definition, Role, define, matrix_entries, param
 from tokenformer_jax.model.trunk import NO_INPUTS, Aux, Inputs
 from tokenformer_jax.parallel.sharding import constrain
@@ -77,8 +78,8 @@ class AttentionPool(nnx.Module):
     self.probe = param(
       rngs, nnx.initializers.normal(1.0), (config.width,), ('norm',), role=Role.VECTOR
     )
-    norm = functools.partial(LayerNorm, config.width, layer.norm, epsilon=config.norm_epsilon)
-    self.norm = None if layer.ffn.kind == 'none' else norm(rngs=rngs)
+    has_ffn = layer.ffn.kind != 'none'
+    self.norm = make_norm(layer.norm, config, rngs=rngs) if has_ffn else None
     self.ffn = feed_forward(layer.ffn, config, compute=compute, rngs=rngs)
     self.heads = layer.mixer.heads
 
@@ -93,7 +94,9 @@ class AttentionPool(nnx.Module):
       self.value(x_BxTxD, heads),
     )
     pooled_Bx1xD = self.proj(jax.nn.dot_product_attention(query, key, value, implementation='xla'))
-    return pooled_Bx1xD if self.ffn is None else pooled_Bx1xD + self.ffn(self.norm(pooled_Bx1xD))
+    return (
+      pooled_Bx1xD if self.ffn is None else pooled_Bx1xD + self.ffn(normed(self.norm, pooled_Bx1xD))
+    )
 
   def length_flops(self, length: int) -> int:
     """Count the FLOPs for `length` positions beyond one use of every matrix.
@@ -129,11 +132,7 @@ class ViT(nnx.Module):
     layers = architecture(config, causal=False)
     self.groups = layers.groups
     self.blocks = trunk.make(layers, compute=compute, rngs=rngs)
-    self.final_norm = (
-      LayerNorm(config.width, config.final_norm, epsilon=config.norm_epsilon, rngs=rngs)
-      if config.final_norm != 'none'
-      else None
-    )
+    self.final_norm = make_norm(config.final_norm, config, rngs=rngs)
     self.pool = (
       AttentionPool(config, compute=compute, rngs=rngs) if config.pool == 'attention' else None
     )
@@ -163,8 +162,7 @@ class ViT(nnx.Module):
       inputs=inputs,
       compute=self.compute,
     )
-    if self.final_norm is not None:
-      x_BxTxD = self.final_norm(x_BxTxD)
+    x_BxTxD = normed(self.final_norm, x_BxTxD)
     if self.pool_kind == 'mean':
       pooled_Bx1xD = jnp.mean(x_BxTxD.astype(jnp.float32), axis=1, keepdims=True)
     else:

@@ -39,6 +39,7 @@ RULES = {
   'patch': None,
   'classes': None,
   'norm': None,
+  'head_gains': None,
 }
 
 

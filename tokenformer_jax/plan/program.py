@@ -14,7 +14,7 @@ from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import tokens
-from tokenformer_jax.model import attention, compute
+from tokenformer_jax.model import compute, kernels
 from tokenformer_jax.model.models import define
 from tokenformer_jax.parallel import devices, sharding
 from tokenformer_jax.plan import early
@@ -128,7 +128,7 @@ def make_step(config: Config, before: ModelConfig | None = None, platform: str =
     config = dataclasses.replace(config, dtype='bfloat16')
   train = dataclasses.replace(
     config.train,
-    attention=attention.kernel(config.train.attention, jnp.dtype(config.dtype), platform),
+    attention=kernels.kernel(config.train.attention, jnp.dtype(config.dtype), platform),
     remat=compute.remat_on(config.train.remat, platform),
   )
   config = dataclasses.replace(config, train=train)

@@ -1,0 +1,187 @@
+"""Check that the values of a model fit together."""
+
+from collections.abc import Iterator
+
+from tokenformer_jax.config.layer import LayerConfig, ParallelConfig, SkiplessConfig
+from tokenformer_jax.config.mixers import (
+  GatedUnitConfig,
+  LinearConfig,
+  NoPositionsConfig,
+  PositionScaleConfig,
+  RotaryConfig,
+  SoftmaxConfig,
+)
+from tokenformer_jax.config.model import ModelConfig, layer_path, used_layers
+from tokenformer_jax.config.pattention import NoProjectionConfig
+from tokenformer_jax.errors import UserError
+
+_EMBEDDINGS = {'lm': ('none', 'learned'), 'vit': ('sincos', 'learned', 'none')}
+
+
+def check_model(model: ModelConfig) -> None:
+  """Check that the values of a model fit together; `fields.check` has checked each one.
+
+  Raises:
+    UserError: two values do not fit together, or the pattern is not one.
+  """
+  if model.position_embedding not in _EMBEDDINGS[model.kind]:
+    raise UserError(
+      f'config.model.position_embedding is {model.position_embedding!r}; for model.kind='
+      f'{model.kind} it must be one of {", ".join(_EMBEDDINGS[model.kind])}'
+    )
+  if unused := [name for name in model.variants if name not in model.layers]:
+    raise UserError(
+      f'config.model.variants has {unused[0]!r}, which is not in model.pattern={model.pattern!r}; '
+      'name it there, or leave it out'
+    )
+  if model.kind == 'vit':
+    _check_vit(model)
+  for name, layer in used_layers(model).items():
+    _check_layer(model, layer, layer_path(name))
+    _check_clip(layer, layer_path(name))
+  if model.pool == 'attention':
+    _check_pool(model)
+  norms = {model.final_norm, *(layer.norm for layer in model.layers.values())}
+  if model.norm_epsilon_outside and not norms & {'rms', 'rms_plain'}:
+    raise UserError(
+      'config.model.norm_epsilon_outside is True, and no norm of the model is an RMSNorm; leave it '
+      'out, or set model.layer.norm=rms'
+    )
+
+
+def _check_vit(model: ModelConfig) -> None:
+  if model.tied_head:
+    raise UserError(
+      'config.model.tied_head is True, and the head of a ViT has nothing to be tied to; set it to '
+      'False'
+    )
+  if model.position_embedding == 'sincos' and model.width % 4:
+    raise UserError(
+      f'config.model.width is {model.width}; it must be a multiple of 4 for '
+      'position_embedding=sincos'
+    )
+  if model.channels not in (0, 1, 3):
+    raise UserError(
+      f'config.model.channels is {model.channels}; it must be 1 (grey), 3 (colour) or 0 (as the '
+      'data)'
+    )
+
+
+def _check_layer(model: ModelConfig, layer: LayerConfig, path: str) -> None:
+  mixer = layer.mixer
+  heads = getattr(mixer, 'heads', 1)
+  if model.width % heads:
+    raise UserError(
+      f'config.model.width is {model.width}, which is not a multiple of {path}.mixer.heads={heads}'
+    )
+  if isinstance(mixer, SoftmaxConfig) and mixer.value_skip:
+    if isinstance(mixer.value, NoProjectionConfig):
+      raise UserError(
+        f'config.{path}.mixer.value_skip is True, and with value.kind=none the value is the input '
+        'already; choose a projection as value.kind, or leave value_skip out'
+      )
+  scale = getattr(mixer, 'length_scale', None)
+  if isinstance(scale, PositionScaleConfig) and scale.length == 1:
+    raise UserError(
+      f'config.{path}.mixer.length_scale.length is 1, whose logarithm is 0; it must be at least 2, '
+      'or 0 for data.sequence_length'
+    )
+  rotary = getattr(mixer, 'positions', NoPositionsConfig())
+  if isinstance(rotary, RotaryConfig):
+    head = mixer.head_width if isinstance(mixer, GatedUnitConfig) else model.width // heads
+    _check_rotary(model, rotary, head, f'{path}.mixer')
+
+
+def _check_rotary(model: ModelConfig, rotary: RotaryConfig, head: int, path: str) -> None:
+  if model.kind == 'vit':
+    raise UserError(
+      f'config.{path}.positions.kind is rotary, and the patches of a ViT are in no order; '
+      'set it to none, and model.position_embedding to sincos or learned'
+    )
+  if head * rotary.fraction < 2:
+    raise UserError(
+      f'config.{path}.positions.fraction is {rotary.fraction} of heads {head} wide, which rotates '
+      f'nothing; at least two entries must turn, or set {path}.positions.kind=none'
+    )
+
+
+def _check_clip(layer: LayerConfig, path: str) -> None:
+  rotary = getattr(layer.mixer, 'positions', None)
+  if isinstance(layer.mixer, LinearConfig) and isinstance(rotary, RotaryConfig) and rotary.clip:
+    raise UserError(
+      f'config.{path}.mixer.positions.clip is {rotary.clip}, and linear attention has no scores of '
+      'single pairs to clip distances in; leave it out'
+    )
+
+
+def _check_pool(model: ModelConfig) -> None:
+  mixer = model.layer.mixer
+  plain = isinstance(mixer, SoftmaxConfig) and not (mixer.shaped or mixer.value_skip)
+  if not plain or 'none' in (mixer.proj.kind, mixer.value.kind):
+    raise UserError(
+      'config.model.pool is attention, which is made as model.layer, and its mixer is not plain '
+      'softmax attention with a value and an output projection; set pool to mean or token'
+    )
+
+
+def check_stochastic_depth(model: ModelConfig, rate: float, key: str) -> None:
+  """Check that branches may be left out: that each layer passes its input on without them.
+
+  Raises:
+    UserError: the rate is not 0, and a layer has no skip connection.
+  """
+  for name, layer in model.layers.items():
+    wiring = layer.wiring
+    if rate and (
+      isinstance(wiring, SkiplessConfig) or (isinstance(wiring, ParallelConfig) and not wiring.skip)
+    ):
+      raise UserError(
+        f'config.{key} is {rate}, and {layer_path(name)}.wiring.kind={wiring.kind} has no skip '
+        'connection that would be left without its branches; set it to 0'
+      )
+
+
+def check_receptive_field(model: ModelConfig, share: float, length: int) -> None:
+  """Check the rule of HWFA, (w − 1)(L − 1) + 1 ≤ α N (Su 2023, kexue.fm/archives/9603).
+
+  It is for models whose last layers attend to all positions and know none of them: positions then
+  come from the windows before them, which must not reach over a whole training text.
+
+  Args:
+    model: the model.
+    share: α; 0: do not check.
+    length: N, of the training texts.
+
+  Raises:
+    UserError: the windows reach further.
+  """
+  mixers = [layer.mixer for layer in _in_order(model)]
+  while mixers and _is_full_without_positions(mixers[-1]):
+    mixers.pop()
+  windows = [getattr(mixer, 'window', 0) for mixer in mixers]
+  is_hybrid = 0 < len(windows) < model.depth and all(windows)
+  if not (share and is_hybrid) or model.position_embedding != 'none':
+    return
+  reach = sum(window - 1 for window in windows) + 1
+  if reach > share * length:
+    fits = max(1, int((share * length - 1) // len(windows)) + 1)
+    raise UserError(
+      f'the {len(windows)} window layers of config.model reach {reach} positions, more than '
+      f'train.receptive_field={share} of data.sequence_length={length}; a window of {fits} fits, '
+      'or set train.receptive_field=0'
+    )
+
+
+def _in_order(model: ModelConfig) -> Iterator[LayerConfig]:
+  """Yield the config of each layer in the order that they run."""
+  for group in model.groups:
+    yield from [model.layers[name] for name in group.layers] * group.count
+
+
+def _is_full_without_positions(mixer: object) -> bool:
+  """Return whether a mixer attends to everything and knows no positions."""
+  return (
+    isinstance(mixer, SoftmaxConfig | GatedUnitConfig)
+    and not mixer.window
+    and isinstance(mixer.positions, NoPositionsConfig)
+  )

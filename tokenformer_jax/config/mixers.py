@@ -1,0 +1,166 @@
+"""Mixers as values of a config: how a layer moves information between positions."""
+
+import dataclasses
+from typing import ClassVar
+
+from tokenformer_jax.config.fields import key, one_of, table
+from tokenformer_jax.config.pattention import (
+  MAYBE_PROJECTIONS,
+  PROJECTIONS,
+  DenseConfig,
+  NoProjectionConfig,
+  PattentionConfig,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RotaryConfig:
+  """Queries and keys are rotated by their positions."""
+
+  kind: ClassVar[str] = 'rotary'
+
+  fraction: float = key(0.25, "part of each head's width that is rotated", least=0, most=1)
+  base: float = key(10000.0, 'the longest wavelength is 2π times this', above=0)
+  layout: str = key(
+    'half_split',
+    'entries that are rotated together: i and i + r/2, or 2i and 2i + 1',
+    choices=('half_split', 'interleaved'),
+  )
+  clip: int = key(
+    0, 'the largest distance that counts, as in ReRoPE; 0: no limit. Softmax attention', least=0
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class NoPositionsConfig:
+  """Queries and keys do not depend on positions; only a causal mask tells them apart."""
+
+  kind: ClassVar[str] = 'none'
+
+
+POSITIONS = table(RotaryConfig, NoPositionsConfig)
+Positions = RotaryConfig | NoPositionsConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class LengthScaleConfig:
+  """Scores do not depend on the number of keys."""
+
+  kind: ClassVar[str] = 'none'
+
+
+@dataclasses.dataclass(frozen=True)
+class SeenScaleConfig(LengthScaleConfig):
+  """Scores times log(max(l, least)) / log(base), with l keys that a query sees (GAU-alpha)."""
+
+  kind = 'seen'
+
+  least: int = key(16, 'the smallest number of keys that counts', above=1)
+  base: float = key(512.0, 'the number of keys with a factor of 1', above=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class PositionScaleConfig(LengthScaleConfig):
+  """Scores times max(1, log(i + 1) / log(length)) for a query at position i."""
+
+  kind = 'position'
+
+  length: int = key(0, 'N, up to which the factor is 1. 0: data.sequence_length', least=0)
+
+
+LENGTH_SCALES = table(LengthScaleConfig, SeenScaleConfig, PositionScaleConfig)
+
+
+@dataclasses.dataclass(frozen=True)
+class AsKeyConfig:
+  """The value is a projection of its own, made as the key's."""
+
+  kind: ClassVar[str] = 'as_key'
+
+
+VALUES = table(AsKeyConfig, PattentionConfig, DenseConfig, NoProjectionConfig)
+_WINDOW = 'positions that a token attends to, itself included. 0: all before it'
+
+
+@dataclasses.dataclass(frozen=True)
+class SoftmaxConfig:
+  """Multi-head softmax attention."""
+
+  kind: ClassVar[str] = 'softmax'
+
+  heads: int = key(4, 'H, heads of the attention', above=0)
+  window: int = key(0, _WINDOW, least=0, only='lm')
+  positions: Positions = one_of(
+    RotaryConfig(), POSITIONS, 'how queries and keys depend on their positions'
+  )
+  length_scale: LengthScaleConfig = one_of(
+    LengthScaleConfig(), LENGTH_SCALES, 'a factor of scores that grows with the length'
+  )
+  qkv: PattentionConfig | DenseConfig = one_of(
+    PattentionConfig(), PROJECTIONS, 'query, key and value, each'
+  )
+  value: AsKeyConfig | PattentionConfig | DenseConfig | NoProjectionConfig = one_of(
+    AsKeyConfig(), VALUES, 'value: made as the key, by a projection of its own, or the input itself'
+  )
+  value_skip: bool = key(
+    False, 'add the input to the value, each with a learned gain; the projection starts at zero'
+  )
+  proj: PattentionConfig | DenseConfig | NoProjectionConfig = one_of(
+    PattentionConfig(), MAYBE_PROJECTIONS, "the attention's output"
+  )
+  shaped: bool = key(
+    False,
+    'shaped attention, α I + β A − γ C with learned gains a head and C the uniform attention; '
+    'queries start at zero, which makes it the identity',
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class GatedUnitConfig:
+  """A gated attention unit, (U ⊙ A V) W of one head, which needs no feed-forward part."""
+
+  kind: ClassVar[str] = 'gated_unit'
+
+  width: int = key(0, 'e, of U and V. 0: 2 · model.width', least=0)
+  head_width: int = key(128, 's, of queries and keys', above=0)
+  window: int = key(0, _WINDOW, least=0, only='lm')
+  positions: Positions = one_of(
+    RotaryConfig(), POSITIONS, 'how queries and keys depend on their positions'
+  )
+  normalise: str = key(
+    'softmax',
+    'from scores to weights: softmax, or relu² / l for l keys that a query sees. The softmax_plus '
+    'of GAU-alpha is softmax with length_scale.kind=seen',
+    choices=('softmax', 'squared_relu'),
+  )
+  length_scale: LengthScaleConfig = one_of(
+    LengthScaleConfig(), LENGTH_SCALES, 'a factor of scores that grows with the length'
+  )
+  offset: bool = key(False, 'add an offset to the scaled queries and keys')
+  uvq: PattentionConfig | DenseConfig = one_of(
+    PattentionConfig(), PROJECTIONS, 'of U, V and what queries and keys are scaled from, together'
+  )
+  proj: PattentionConfig | DenseConfig = one_of(PattentionConfig(), PROJECTIONS, 'the output')
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearConfig:
+  """Linear attention, whose rotation is in the numerator only (RoFormer, eq. 19)."""
+
+  kind: ClassVar[str] = 'linear'
+
+  heads: int = key(4, 'H, heads of the attention', above=0)
+  positions: Positions = one_of(
+    RotaryConfig(), POSITIONS, 'how queries and keys depend on their positions'
+  )
+  feature: str = key('elu', 'φ: elu + 1, relu, or softplus', choices=('elu', 'relu', 'softplus'))
+  qkv: PattentionConfig | DenseConfig = one_of(
+    PattentionConfig(), PROJECTIONS, 'query, key and value, each'
+  )
+  proj: PattentionConfig | DenseConfig = one_of(
+    PattentionConfig(), PROJECTIONS, "the attention's output"
+  )
+
+
+# A mixer is named here and in `blocks.MIXERS`.
+MIXERS = table(SoftmaxConfig, GatedUnitConfig, LinearConfig)

@@ -1,0 +1,254 @@
+"""Token-token attention of queries, keys and values: masks, and the choice of a kernel."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from tokenformer_jax.model import cache as caches
+from tokenformer_jax.model import splash
+from tokenformer_jax.model.trunk import Context
+from tokenformer_jax.parallel import sharding
+
+_QUERY_BLOCK = 128  # positions; blocks are longer where there would be more than …
+_MOST_BLOCKS = 16
+_MASKED = -1e30  # a score that softmax turns into 0
+
+
+class Far(NamedTuple):
+  """Other queries and keys for pairs that are `clip` positions apart or more, as in ReRoPE.
+
+  Attributes:
+    query: as the queries, rotated by the position `clip`.
+    key: as the keys, rotated by the position 0.
+    clip: the distance.
+  """
+
+  query: jax.Array
+  key: jax.Array
+  clip: int
+
+
+def causal_attention(
+  query: jax.Array,
+  key: jax.Array,
+  value: jax.Array,
+  padding_B: jax.Array | None = None,
+  *,
+  window: int = 0,
+  normalise: str = 'softmax',
+  far: Far | None = None,
+) -> jax.Array:
+  """Return causal attention on [B, T, H, K] each, by XLA's own operations.
+
+  Each block of queries skips the keys that none of its queries sees, and the backward pass
+  recomputes the scores. On a CPU this takes half the time of `jax.nn.dot_product_attention`
+  (benchmarks/attention.py). Weights are float32.
+
+  Args:
+    query: the queries.
+    key: the keys.
+    value: the values; their K may be another one.
+    padding_B: the number of the first keys of each row that no query sees; None: sees all.
+    window: the number of keys that a query sees, up to its own; 0: all.
+    normalise: from scores to weights: see `weigh`.
+    far: other queries and keys for pairs that are far apart.
+  """
+  length = query.shape[1]
+  block = max(_QUERY_BLOCK, -(-length // _MOST_BLOCKS))
+  query, key, value, others, clip = _heads_first(query, key, value, far)
+  blocks = []
+  for first in range(0, length, block):
+    last = min(first + block, length)
+    static = (first, last, True, window, normalise, clip)
+    blocks.append(_attend_block(query, key, value, others, padding_B, static))
+  return jnp.concatenate(blocks, axis=2).swapaxes(1, 2)
+
+
+def full_attention(
+  query: jax.Array,
+  key: jax.Array,
+  value: jax.Array,
+  padding_B: jax.Array | None = None,
+  *,
+  normalise: str = 'softmax',
+  far: Far | None = None,
+) -> jax.Array:
+  """Return the attention of every position to all, by XLA's own operations; as above."""
+  query, key, value, others, clip = _heads_first(query, key, value, far)
+  static = (0, query.shape[2], False, 0, normalise, clip)
+  return _attend_block(query, key, value, others, padding_B, static).swapaxes(1, 2)
+
+
+def _heads_first(query: jax.Array, key: jax.Array, value: jax.Array, far: Far | None):
+  """Return arrays [B, H, T, K], those of pairs that are far apart, and the distance."""
+  query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
+  others = None if far is None else (far.query.swapaxes(1, 2), far.key.swapaxes(1, 2))
+  return query, key, value, others, 0 if far is None else far.clip
+
+
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=(5,))
+def _attend_block(
+  query: jax.Array,
+  key: jax.Array,
+  value: jax.Array,
+  far: tuple[jax.Array, jax.Array] | None,
+  padding_B: jax.Array | None,
+  static: tuple[int, int, bool, int, str, int],
+) -> jax.Array:
+  """Return the attention of a block of queries to the keys before its end.
+
+  Keys outside the first query's window are skipped. The arguments are the whole arrays, so that all
+  blocks save the same arrays for their backward passes.
+
+  Args:
+    query: [B, H, T, K].
+    key: likewise.
+    value: likewise.
+    far: queries and keys for pairs that are far apart.
+    padding_B: see `causal_attention`.
+    static: the first query of the block, the one after its last, whether it is causal, the window,
+      the normalisation, and the distance of pairs that are far apart.
+  """
+  first, last, causal, window, normalise, clip = static
+  first_key = max(0, first + 1 - window) if window else 0
+
+  def scores(query: jax.Array, key: jax.Array) -> jax.Array:
+    query, key = query[:, :, first:last], key[:, :, first_key:last]
+    return _scores('BHCK,BHSK->BHCS', query, key)
+
+  queries_T, keys_S = jnp.arange(first, last), jnp.arange(first_key, last)
+  scores_BxHxCxS = scores(query, key)
+  if far is not None:
+    is_far = (queries_T[:, None] - keys_S[None, :] >= clip)[None, None]
+    scores_BxHxCxS = jnp.where(is_far, scores(*far), scores_BxHxCxS)
+  seen = _sees(queries_T, keys_S, window)[None, None] if causal else None
+  if padding_B is not None:
+    is_token = (keys_S[None, :] >= padding_B[:, None])[:, None, None]
+    seen = is_token if seen is None else seen & is_token
+  weights_BxHxCxS = weigh(scores_BxHxCxS, seen, normalise).astype(value.dtype)
+  return jnp.einsum('BHCS,BHSK->BHCK', weights_BxHxCxS, value[:, :, first_key:last])
+
+
+def _scores(letters: str, query: jax.Array, key: jax.Array) -> jax.Array:
+  """Return q · k / √K in float32."""
+  query = query / jnp.sqrt(query.shape[-1]).astype(query.dtype)
+  return jnp.einsum(letters, query, key, preferred_element_type=jnp.float32)
+
+
+def weigh(scores: jax.Array, seen: jax.Array | None, normalise: str) -> jax.Array:
+  """Return the weights of keys from float32 scores [B, H, T, S].
+
+    softmax        exp(a) / Σ exp(a)
+    squared_relu   relu(a)² / l
+
+  Args:
+    scores: a.
+    seen: a mask that broadcasts to the scores; None: all keys are seen.
+    normalise: a name above. l is the number of keys that the query sees.
+  """
+  if normalise == 'softmax':
+    return jax.nn.softmax(scores if seen is None else jnp.where(seen, scores, _MASKED))
+  squares = jnp.square(jax.nn.relu(scores))
+  if seen is None:
+    return squares / scores.shape[-1]
+  return jnp.where(seen, squares, 0) / jnp.maximum(jnp.sum(seen, axis=-1, keepdims=True), 1)
+
+
+def _sees(slots_T: jax.Array, keys_S: jax.Array, window: int) -> jax.Array:
+  """Return the mask [T, S] of keys that the queries in these slots see (`SoftmaxConfig.window`)."""
+  distances_TxS = slots_T[:, None] - keys_S[None, :]
+  seen_TxS = distances_TxS >= 0
+  return seen_TxS & (distances_TxS < window) if window else seen_TxS
+
+
+def kernel(name: str, dtype: jnp.dtype, platform: str | None = None) -> str:
+  """Return the kernel for `config.train.attention` on a platform, by default `sharding.platform()`.
+
+  `auto` is `splash` on a TPU and `cudnn` (cuDNN's flash attention) on a GPU in bfloat16. Elsewhere
+  it is `xla` (`causal_attention`).
+  """
+  platform = platform or sharding.platform()
+  if name != 'auto':
+    return name
+  if platform == 'gpu' and dtype == jnp.bfloat16:
+    return 'cudnn'
+  return 'splash' if platform == 'tpu' else 'xla'
+
+
+def usable_kernel(name: str, dtype: jnp.dtype, batch: int, length: int, heads: int) -> str:
+  """Return `kernel(name, dtype)`, or `xla` if splash cannot compute these sizes (`splash.fits`)."""
+  name = kernel(name, dtype)
+  return name if name != 'splash' or splash.fits(batch, heads, length) else 'xla'
+
+
+def attend(
+  query: jax.Array,
+  key: jax.Array,
+  value: jax.Array,
+  *,
+  head_width: int | None = None,
+  causal: bool,
+  window: int = 0,
+  implementation: str,
+) -> jax.Array:
+  """Return softmax attention on [B, T, H, K] each, computed by the `usable_kernel`.
+
+  `window` is that of `SoftmaxConfig`, for causal attention. `head_width` is that of
+  `splash.attention`, the only kernel that takes heads filled with zeros.
+  """
+  batch, length, heads, _ = query.shape
+  name = usable_kernel(implementation, query.dtype, batch, length, heads)
+  window = window if window < length else 0
+  if name == 'cudnn':
+    # JAX counts the positions left and right of a query without the query's own.
+    local = (window - 1, 0) if window else None
+    return jax.nn.dot_product_attention(
+      query, key, value, is_causal=causal, local_window_size=local, implementation='cudnn'
+    )
+  if name == 'splash':
+    return splash.attention(query, key, value, head_width=head_width, causal=causal, window=window)
+  if causal:
+    return causal_attention(query, key, value, window=window)
+  return full_attention(query, key, value)
+
+
+def sees_view(view: caches.View, context: Context, length: int, window: int) -> jax.Array:
+  """Return the mask [B, 1, T, S], or [1, 1, T, S], of what the next `length` queries see."""
+  queries_T = context.start + jnp.arange(length)
+  seen = _sees(queries_T, view.slots_S, window)[None, None]
+  if context.padding_B is None:
+    return seen
+  return seen & (view.slots_S[None, :] >= context.padding_B[:, None])[:, None, None]
+
+
+def attend_view(
+  query_BxTxHxK: jax.Array,
+  view: caches.View,
+  context: Context,
+  window: int,
+  *,
+  normalise: str = 'softmax',
+  far: Far | None = None,
+) -> jax.Array:
+  """Return the attention of the queries in slots `context.start` … to the keys in the view.
+
+  Args:
+    query_BxTxHxK: the queries.
+    view: keys and values that are visible.
+    context: the first slot and the padding.
+    window: see `causal_attention`.
+    normalise: likewise.
+    far: likewise, with keys [B, H, S, K].
+  """
+  scores_BxHxTxS = _scores('BTHK,BHSK->BHTS', query_BxTxHxK, view.keys)
+  length = query_BxTxHxK.shape[1]
+  if far is not None:
+    queries_T = context.start + jnp.arange(length)
+    is_far = (queries_T[:, None] - view.slots_S[None, :] >= far.clip)[None, None]
+    of_far = _scores('BTHK,BHSK->BHTS', far.query, far.key)
+    scores_BxHxTxS = jnp.where(is_far, of_far, scores_BxHxTxS)
+  seen = sees_view(view, context, length, window)
+  weights_BxHxTxS = weigh(scores_BxHxTxS, seen, normalise).astype(view.values.dtype)
+  return jnp.einsum('BHTS,BHSK->BTHK', weights_BxHxTxS, view.values)

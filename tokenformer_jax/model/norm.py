@@ -1,0 +1,92 @@
+"""Norms over the width of a hidden state, computed in float32."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from tokenformer_jax.config import ModelConfig
+from tokenformer_jax.model.params import Role, param
+from tokenformer_jax.model.stack import KEEP_STATISTICS, ROW_STATISTICS
+
+_WITH_SCALE = ('affine', 'rms')
+_WITH_BIAS = ('bias', 'affine')
+
+
+class Norm(nnx.Module):
+  """LayerNorm or RMSNorm (Zhang & Sennrich 2019, arXiv 1910.07467) over the last axis.
+
+  plain, bias, affine    (x − mean) / √(variance + ε), alone, with a bias, with a scale and a bias
+  rms, rms_plain         x / √(mean x² + ε), with a scale, alone; or x / (√(mean x²) + ε)
+  """
+
+  def __init__(self, form: str, model: ModelConfig, *, rngs: nnx.Rngs):
+    """Make a norm.
+
+    Args:
+      form: a name above.
+      model: for its width and ε.
+      rngs: unused: no parameter is drawn.
+    """
+    self.is_rms = form in ('rms', 'rms_plain')
+    self.epsilon, self.outside = model.norm_epsilon, model.norm_epsilon_outside
+    make = functools.partial(param, rngs, shape=(model.width,), axes=('norm',))
+    self.scale = make(nnx.initializers.ones, role=Role.GAIN) if form in _WITH_SCALE else None
+    self.bias = make(nnx.initializers.zeros, role=Role.BIAS) if form in _WITH_BIAS else None
+
+  def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
+    """Normalize each position: [B, T, D] → [B, T, D]."""
+    scale = None if self.scale is None else self.scale[...]
+    if self.is_rms:
+      return _rms_norm(x_BxTxD, scale, self.epsilon, self.outside)
+    return _layer_norm(x_BxTxD, scale, None if self.bias is None else self.bias[...], self.epsilon)
+
+
+def make_norm(form: str, model: ModelConfig, *, rngs: nnx.Rngs) -> Norm | None:
+  """Return a norm, or None for the form `none`."""
+  return None if form == 'none' else Norm(form, model, rngs=rngs)
+
+
+def normed(norm: Norm | None, x_BxTxD: jax.Array) -> jax.Array:
+  """Return the normalized array, or the array itself without a norm."""
+  return x_BxTxD if norm is None else norm(x_BxTxD)
+
+
+@functools.partial(jax.checkpoint, prevent_cse=False, policy=KEEP_STATISTICS, static_argnums=3)
+def _layer_norm(
+  x_BxTxD: jax.Array, scale_D: jax.Array | None, bias_D: jax.Array | None, epsilon: float
+) -> jax.Array:
+  """Normalize rows, saving only x and the rows' moments for the backward pass.
+
+  No float32 array as large as x is saved.
+  """
+  x = x_BxTxD.astype(jnp.float32)
+  mean = checkpoint_name(jnp.mean(x, axis=-1, keepdims=True), ROW_STATISTICS)
+  # E[x²] − mean² instead of E[(x − mean)²]: both sums then take one pass over x.
+  square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+  variance = checkpoint_name(jnp.maximum(square - jnp.square(mean), 0) + epsilon, ROW_STATISTICS)
+  x = (x - mean) * jax.lax.rsqrt(variance)
+  if scale_D is not None:
+    x = x * scale_D[None, None]
+  if bias_D is not None:
+    x = x + bias_D[None, None]
+  return x.astype(x_BxTxD.dtype)
+
+
+@functools.partial(jax.checkpoint, prevent_cse=False, policy=KEEP_STATISTICS, static_argnums=(2, 3))
+def _rms_norm(
+  x_BxTxD: jax.Array, scale_D: jax.Array | None, epsilon: float, outside: bool
+) -> jax.Array:
+  """Divide rows by their root mean square, saving what `_layer_norm` does."""
+  x = x_BxTxD.astype(jnp.float32)
+  square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+  # The derivative of √ at a row of zeros is infinite; the smallest normal number keeps it finite.
+  square = checkpoint_name(
+    square + (jnp.finfo(jnp.float32).tiny if outside else epsilon), ROW_STATISTICS
+  )
+  x = x / (jnp.sqrt(square) + epsilon) if outside else x * jax.lax.rsqrt(square)
+  if scale_D is not None:
+    x = x * scale_D[None, None]
+  return x.astype(x_BxTxD.dtype)

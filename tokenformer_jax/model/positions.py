@@ -1,0 +1,132 @@
+"""How queries and keys depend on positions: rotary embedding, and scales that grow with length."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tokenformer_jax.config import (
+  LengthScaleConfig,
+  NoPositionsConfig,
+  PositionScaleConfig,
+  RotaryConfig,
+  SeenScaleConfig,
+)
+from tokenformer_jax.model.kernels import Far
+
+_TURN = 2.0**32  # units of a whole turn in 32-bit angles
+
+
+def rotary_width(head_width: int, fraction: float) -> int:
+  """Return the number of rotated entries of a head, an even number."""
+  return int(head_width * fraction) // 2 * 2
+
+
+class Rotary:
+  """Rotary position embedding (RoFormer, arXiv 2104.09864, eq. 15) of the entries of a head.
+
+  With r rotated entries, the i-th pair of entries is a plane that turns by base^(−2i/r) a position.
+  The layout says which entries are a pair: i and i + r/2 (`half_split`, as in GPT-NeoX) or 2i and
+  2i + 1 (`interleaved`, as in RoFormer and GPT-J).
+  """
+
+  def __init__(self, config: RotaryConfig | NoPositionsConfig, head_width: int):
+    """Plan the rotation of heads; `head_width` is K without zeros that fill heads."""
+    self.width, self.clip = 0, 0
+    if isinstance(config, RotaryConfig):
+      self.width = rotary_width(head_width, config.fraction)
+      self.base, self.clip, self.layout = config.base, config.clip, config.layout
+
+  def __call__(self, x_BxTxHxK: jax.Array, positions_BxT: jax.Array) -> jax.Array:
+    """Rotate heads [B, T, H, K] by positions [B, T], or [1, T] for all rows."""
+    if not self.width:
+      return x_BxTxHxK
+    partner_KxK, turns_K = self._planes(x_BxTxHxK.shape[-1])
+    angles_BxTxK = _angles(positions_BxT, turns_K)
+    cos_BxTx1xK, sin_BxTx1xK = (f(angles_BxTxK)[:, :, None] for f in (jnp.cos, jnp.sin))
+    partners_BxTxHxK = jnp.einsum(
+      'BTHK,KL->BTHL', x_BxTxHxK, partner_KxK.astype(x_BxTxHxK.dtype), precision='highest'
+    )
+    rotated = x_BxTxHxK.astype(jnp.float32) * cos_BxTx1xK
+    rotated = rotated + partners_BxTxHxK.astype(jnp.float32) * sin_BxTx1xK
+    return rotated.astype(x_BxTxHxK.dtype)
+
+  def _planes(self, head: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the matrix that swaps the entries of each plane, and the turns of each entry.
+
+    A product with a matrix of 0 and ±1 is exact. On a TPU this small product costs far less than
+    moving a few entries of every head.
+    """
+    pairs = np.arange(self.width // 2)
+    first, second = pairs, pairs + self.width // 2
+    if self.layout == 'interleaved':
+      first, second = 2 * pairs, 2 * pairs + 1
+    partner_KxK, turns_K = np.zeros((head, head), np.float32), np.zeros(head)
+    partner_KxK[second, first], partner_KxK[first, second] = -1, 1
+    turns_K[first] = turns_K[second] = self.base ** (-2 * pairs / self.width) / (2 * np.pi)
+    return partner_KxK, turns_K
+
+
+def far_apart(rotary: Rotary, query: jax.Array, key: jax.Array) -> Far | None:
+  """Return what pairs that are `clip` apart or more are scored with, or None without a clip.
+
+  Their relative position is `clip` (Su 2023, kexue.fm/archives/9708, ReRoPE).
+
+  Args:
+    rotary: how the layer rotates.
+    query: [B, T, H, K], not rotated.
+    key: likewise.
+  """
+  if not rotary.clip:
+    return None
+  return Far(rotary(query, jnp.full((1, query.shape[1]), rotary.clip)), key, rotary.clip)
+
+
+def _angles(positions_BxT: jax.Array, turns_K: np.ndarray) -> jax.Array:
+  """Return positions · turns as float32 angles [B, T, K] between −π and π.
+
+  The product is taken modulo a turn in 32-bit integers, so an angle is as exact for a position of a
+  million as for 1: a float32 product would be wrong by 0.03 there.
+
+  Args:
+    positions_BxT: int32, up to 2²⁴ in size.
+    turns_K: turns a position, in float64.
+  """
+  units_K = turns_K % 1 * _TURN
+  whole_K = np.floor(units_K)
+  rest_K = (units_K - whole_K).astype(np.float32)
+  whole_K = whole_K.astype(np.uint32).view(np.int32)
+  positions_BxTx1 = jnp.asarray(positions_BxT, jnp.int32)[..., None]
+  rest_BxTxK = positions_BxTx1.astype(jnp.float32) * rest_K[None, None]
+  units_BxTxK = positions_BxTx1 * whole_K[None, None] + jnp.round(rest_BxTxK).astype(jnp.int32)
+  return units_BxTxK.astype(jnp.float32) * np.float32(2 * np.pi / _TURN)
+
+
+def scale_by_length(
+  config: LengthScaleConfig, query: jax.Array, positions_BxT: jax.Array, seen: jax.Array | int
+) -> jax.Array:
+  """Multiply queries by a factor that grows with the length, which keeps attention focused.
+
+  A factor on the query is one on its scores (Su 2021, kexue.fm/archives/8823).
+
+  Args:
+    config: which factor.
+    query: [B, T, H, K].
+    positions_BxT: positions of the queries; those of padding are negative.
+    seen: the number of keys that each query sees, [B, T] or one number.
+
+  Returns:
+    The queries in their shape and dtype.
+  """
+  match config:
+    case SeenScaleConfig():
+      counts = jnp.maximum(seen, config.least).astype(jnp.float32)
+      factor = jnp.log(counts) / math.log(config.base)
+    case PositionScaleConfig():
+      counts = jnp.maximum(positions_BxT + 1, 1).astype(jnp.float32)
+      factor = jnp.maximum(1, jnp.log(counts) / math.log(config.length))
+    case _:
+      return query
+  factor_BxTx1x1 = jnp.broadcast_to(factor, positions_BxT.shape)[..., None, None]
+  return (query.astype(jnp.float32) * factor_BxTx1x1).astype(query.dtype)
