@@ -1,8 +1,8 @@
 """The group `model.layer`: what one layer computes, as a choice of variants with their own keys.
 
 A layer is a mixer, which moves information between positions, and a feed-forward part, which works
-on each position alone. A dataclass here says what one of them is; the module that computes it is
-named in `model/blocks.py`.
+on each position alone. Each dataclass here configures one of them; `model/blocks.py` names the
+modules of mixers.
 """
 
 import dataclasses
@@ -14,10 +14,10 @@ from tokenformer_jax.config.fields import key, one_of, table
 
 @dataclasses.dataclass(frozen=True)
 class ScoreConfig:
-  """Θ, from the scores of parameter tokens to their weights: see `pattention.parameter_weights`."""
+  """Θ, which maps scores of parameter tokens to weights: see `pattention.parameter_weights`."""
 
   kind: ClassVar[str]
-  # True if a score of 0 has weight 0: then a parameter token with a zero key adds nothing and
+  # Whether a score of 0 has weight 0: then a parameter token with a zero key adds nothing and
   # changes no other weight.
   zero_at_zero: ClassVar[bool] = False
 
@@ -77,7 +77,7 @@ class PattentionConfig:
   tokens: int = key(128, 'N, the number of parameter tokens', above=0)
   reference: int = key(
     0,
-    'τ² of the score. 0: equal to tokens. Growth keeps it, see grow.scale',
+    'τ² of the score. 0: equal to tokens. Growth keeps it: see grow.scale',
     least=0,
   )
   score: ScoreConfig = one_of(L2NormGELU(), SCORES, 'Θ, from scores to weights: see pattention.py')
@@ -97,7 +97,7 @@ PROJECTIONS = table(PattentionConfig, DenseConfig)
 
 @dataclasses.dataclass(frozen=True)
 class RotaryConfig:
-  """Queries and keys are rotated by their positions."""
+  """Rotation of queries and keys by their positions."""
 
   kind: ClassVar[str] = 'rotary'
 
@@ -107,7 +107,7 @@ class RotaryConfig:
 
 @dataclasses.dataclass(frozen=True)
 class NoPositionsConfig:
-  """Queries and keys do not depend on positions; only a causal mask tells them apart."""
+  """Queries and keys without positions; only a causal mask distinguishes positions."""
 
   kind: ClassVar[str] = 'none'
 
@@ -191,8 +191,8 @@ def map_parts(config: Any, change: Callable[[str, Any], Any], prefix: str = '') 
 
   Args:
     config: a config dataclass.
-    change: function of a path and the dataclass there that returns the new one.
-    prefix: what to put before each path.
+    change: maps a path and the dataclass at that path to the new dataclass.
+    prefix: the text before each path.
   """
   changed = {
     field.name: change(path, map_parts(value, change, f'{path}.'))
