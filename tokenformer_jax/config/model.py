@@ -81,7 +81,7 @@ class ModelConfig:
     choices=('none', 'learned', 'sincos'),
   )
   max_length: int = key(
-    0, 'learned positions. 0: data.sequence_length, or the number of patches', least=0
+    0, 'number of learned positions. 0: data.sequence_length, or the number of patches', least=0
   )
   vocab_size: int = key(
     0, '0: the ids of the tokenizer, rounded up to a multiple of 128', least=0, only='lm'
