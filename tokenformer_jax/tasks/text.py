@@ -45,7 +45,7 @@ class TextTask(Task):
       max_length = model.max_length or trained.max_length
       if model.position_embedding == 'learned' and max_length < length:
         raise UserError(
-          f'config.data.sequence_length is {length}, but the model that the run goes on with has '
+          f'config.data.sequence_length is {length}, but the model that the run continues from has '
           f'learned positions for {max_length} tokens; take at most that'
         )
     else:
