@@ -161,7 +161,7 @@ def _layers(
   _check_group(values, path)
   layers = {}
   for name, own in values.items():
-    if not name.isidentifier() or name == BASE:
+    if not (name.isidentifier() and name.isascii()) or name == BASE:
       raise UserError(
         f'config.{path}.{name} cannot be the name of a layer; take a word of letters, digits and '
         f'_ that is not {BASE!r}'

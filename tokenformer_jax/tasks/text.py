@@ -191,6 +191,8 @@ class TextTask(Task):
     ).tokens(tokenizer)
     if model.position_embedding == 'learned':
       room = model.max_length - len(request.prompt)
+      if room < 1:
+        return f'none: train.sample_prompt is as long as the {model.max_length} learned positions'
       request = dataclasses.replace(request, length=min(request.length, room))
     (ids,) = self._decoder(self._decoder.prepare(params), [request])
     return train.sample_prompt + decode_text(tokenizer, ids.tolist())

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from tokenformer_jax import config as config_lib
 from tokenformer_jax import messages, tasks
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.errors import TransientError, UserError
@@ -117,7 +118,10 @@ def grown(config: Config, origin: Origin, mesh: Mesh, other_meaning: str = '') -
   if source == meta.config.model and not other_meaning:
     grown = files.read_and_grow(checkpoints, meta, mesh, target, config.grow)
     return _with_average(config, grown)
-  changed = checkpoint.differences(source, meta.config.model, 'model.')
+  changed = [
+    f'{path} is {old!r} there and {new!r} in the config'
+    for path, new, old in config_lib.differences(source, meta.config.model, 'model.')
+  ]
   if other_meaning:
     changed.append(f'a new head, because {other_meaning}')
   messages.say(f'adapting {config.init_from}: {", ".join(changed)}')
