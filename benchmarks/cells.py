@@ -34,7 +34,7 @@ class Model:
   flags: tuple[str, ...] = ()
 
   def rows(self, tokens: int) -> int:
-    """Return the number of sequences with so many tokens."""
+    """Return the number of sequences in a number of tokens."""
     rows, rest = divmod(tokens, self.length)
     if rest or not rows:
       sys.exit(f'--tokens_per_chip={tokens} is not a multiple of the sequence length {self.length}')
@@ -62,12 +62,12 @@ def parser(doc: str, out: str) -> argparse.ArgumentParser:
   """Return a parser with the flags that all benchmarks share."""
   made = argparse.ArgumentParser(
     description=doc.splitlines()[0],
-    epilog="Other flags are the planner's, --config.model.pattern=layer*2 say.",
+    epilog='Other flags go to the planner, such as --config.model.pattern=layer*2.',
     allow_abbrev=False,
   )
-  made.add_argument('--out', type=Path, default=Path(out), help='where the cells are kept')
-  made.add_argument('--tokens_per_chip', type=int, default=32768, help='of a batch')
-  made.add_argument('--report', action='store_true', help='plan nothing, print what there is')
+  made.add_argument('--out', type=Path, default=Path(out), help='the directory of the cells')
+  made.add_argument('--tokens_per_chip', type=int, default=32768, help='tokens of a batch')
+  made.add_argument('--report', action='store_true', help='print the kept cells, plan nothing')
   return made
 
 
@@ -127,8 +127,8 @@ def planned(
 
 def choose(made: argparse.ArgumentParser) -> None:
   """Add the flags that choose some of the cells."""
-  made.add_argument('--only', default='', help='a part of the names of the models to take')
-  made.add_argument('--on', default='', help='a part of the names of the topologies to take')
+  made.add_argument('--only', default='', help='a part of the names of the models to plan')
+  made.add_argument('--on', default='', help='a part of the names of the topologies to plan on')
 
 
 def versions(found: Iterable[Figures]) -> str:

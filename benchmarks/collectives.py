@@ -6,7 +6,7 @@ r"""Compare the data that chips must exchange for a layer with the compiled prog
 The meshes split by `fsdp` alone, by `tokens` alone and by both, with recomputation `full`. The
 found data of a layer is the difference between two depths divided by their difference in layers,
 which leaves out the head and the embedding. A collective of several arrays, which the compiler
-merges, counts once. A whole sum in place of a scattered one shows as an all-reduce of twice the
+merges, counts once. A whole sum instead of a scattered one shows as an all-reduce of twice the
 bytes.
 
 The command lays out two programs for each mesh, in seconds. It needs `pip install -e ".[tpu]"`, but

@@ -67,7 +67,7 @@ def main() -> None:
   """Run the contenders in turns and print a table."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--size', choices=SIZES, default='150m')
-  parser.add_argument('--batches', default='1,8', help='sizes of batches, by comma')
+  parser.add_argument('--batches', default='1,8', help='batch sizes, separated by commas')
   parser.add_argument('--prompt', type=int, default=128, help='tokens of each prompt')
   parser.add_argument('--length', type=int, default=64, help='tokens to write; a multiple of 16')
   parser.add_argument('--rounds', type=int, default=5)

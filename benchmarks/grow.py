@@ -116,8 +116,8 @@ def main() -> None:
   """Run the chain and print a row for each stage."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--chain', default='124m,354m,757m')
-  parser.add_argument('--rounds', type=int, default=5, help='of each stage (default: 5)')
-  parser.add_argument('--directory', help='for the runs; default: a temporary one')
+  parser.add_argument('--rounds', type=int, default=5, help='rounds of each stage (default: 5)')
+  parser.add_argument('--directory', help='for the runs (default: temporary)')
   parser.add_argument('--keep', action='store_true', help='do not remove the runs')
   parser.add_argument('--make', nargs=2, help=argparse.SUPPRESS)
   parser.add_argument('--time', nargs=2, help=argparse.SUPPRESS)

@@ -4,7 +4,7 @@ r"""Compare two lookups of the embedding and their gradients, by the compiler's 
   python benchmarks/lookup.py --topology=v6e:8x8 --vocab=50304 --width=768 --tokens_per_chip=32768
 
 One lookup is `products.look_up`, which sums gradients in float32 on each device and scatters them.
-The other is `jnp.take` of the table in bfloat16, partitioned by XLA. Each takes seconds. The
+The other is `jnp.take` of the table in bfloat16, partitioned by XLA. Each compiles in seconds. The
 command needs `pip install -e ".[tpu]"`, but no TPU.
 """
 
@@ -65,7 +65,7 @@ def main() -> None:
   )
   parser.add_argument('--topology', nargs='+', default=['v5p:4x4x4', 'v6e:8x8'])
   parser.add_argument('--vocab', type=int, default=50304, help='rows of the table')
-  parser.add_argument('--width', type=int, default=768, help='of a row')
+  parser.add_argument('--width', type=int, default=768, help='entries of a row')
   parser.add_argument('--sequence_length', type=int, default=2048)
   parser.add_argument('--tokens_per_chip', type=int, default=32768)
   args = parser.parse_args()

@@ -122,7 +122,7 @@ def main() -> None:
   parser.add_argument('--batch', type=int, help='sequences in a step')
   parser.add_argument('--remat', default='score_inputs', help='see tokenformer_jax/model/stack.py')
   parser.add_argument('--rounds', type=int, default=15)
-  parser.add_argument('--contenders', default=','.join(CONTENDERS), help='of them, by comma')
+  parser.add_argument('--contenders', default=','.join(CONTENDERS), help='names, comma-separated')
   parser.add_argument('--out', help='a JSON file for the figures')
   parser.add_argument('--serve', choices=CONTENDERS, help=argparse.SUPPRESS)
   args = parser.parse_args()

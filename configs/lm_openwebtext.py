@@ -1,21 +1,21 @@
-r"""The growth family on OpenWebText: 12 layers of width 768, more and more parameter tokens.
+r"""The growth family on OpenWebText: 12 layers of width 768, and ever more parameter tokens.
 
   python train.py --config=configs/lm_openwebtext.py:{124m,354m,757m,1_4b}
 
-The models differ in their parameter tokens alone, and keep the scale of the first. As in the paper,
-each is grown from the one before it: runs/lm_openwebtext_124m and so on, the work directories that
-these commands have by default (--config.init_from=DIR names another). Growth is exact, keeps the
-optimizer's moments and counts the steps on, so a stage sees text that the one before it did not.
-With --config.init_from= (empty) and --config.train.steps a size is trained from scratch.
+The models differ only in their parameter tokens, and keep the scale of the first. As in the paper,
+each grows from the one before it: runs/lm_openwebtext_124m and so on, the default work directories
+of these commands (--config.init_from=DIR names another). Growth is exact, keeps the optimizer's
+moments and continues the count of steps, so each stage sees text that earlier stages did not see.
+With --config.init_from= (empty) and --config.train.steps, a size trains from scratch.
 
-Wants data/openwebtext/*.jsonl.zst (a document a line, under `text`) and the tokenizer of GPT-2,
-data/gpt2/tokenizer.json. Meant for 64 TPU chips of 32 GB or more (v4, v5p, v6e). The batch is that
-of all chips together; for fewer of them raise --config.optim.accumulation_steps.
+Needs data/openwebtext/*.jsonl.zst (a document a line, under `text`) and the tokenizer of GPT-2,
+data/gpt2/tokenizer.json. Meant for 64 TPU chips of 32 GB or more (v4, v5p, v6e). The batch is for
+all chips together; with fewer chips, raise --config.optim.accumulation_steps.
 
-Not run to the end with this code yet. The perplexities are the paper's (Section 4.1), on the 5 %
-of the documents that are held out, from training on TPU v4: 300 billion tokens for the first
-model, 30 billion for each stage. The times are an estimate: the run's model FLOPs at 40 % MFU on
-64 chips of v5p.
+Not run to the end with this code yet. The perplexities are the paper's (Section 4.1), on the
+held-out 5 % of the documents, from training on TPU v4: 300 billion tokens for the first model,
+30 billion for each stage. The times are an estimate: the run's model FLOPs at 40 % MFU on 64 chips
+of v5p.
 
   variant     parameters  qkv, proj    ffn  model FLOPs  time  perplexity in the paper
   124m       123,569,664        576   2304       2.5e20   6 h                    16.41
@@ -24,9 +24,9 @@ model, 30 billion for each stage. The times are an estimate: the run's model FLO
   1_4b     1,309,705,728       8620  34480       2.5e20   6 h                    11.77
 
 The counts are the paper's. Multiples of 128 fill the matrix unit of a TPU: 640, 2176, 4864 and
-8704, four times that for ffn. They can be set by flags, such as
---config.model.layer.mixer.qkv.tokens=2176; if the first model has other counts, every later one
-needs these as `reference` beside its own. The paper's released TPU code trains without positions
+8704, four times that for ffn. Flags can set them, such as
+--config.model.layer.mixer.qkv.tokens=2176; if the first model has other counts, every later model
+needs these counts as its `reference`. The paper's released TPU code trains without positions
 (--config.model.layer.mixer.positions.kind=none); here they are rotary, as on the Pile.
 """
 
@@ -44,7 +44,7 @@ def get_config(variant='124m'):
 
   count = VARIANTS[variant]
   c.model.pattern, c.model.width = 'layer*12', 768
-  c.model.vocab_size = 50304  # of GPT-2's tokenizer, 50257, rounded up
+  c.model.vocab_size = 50304  # 50257 of GPT-2's tokenizer, rounded up
   mixer, ffn = c.model.layer.mixer, c.model.layer.ffn
   mixer.heads = 12
   mixer.qkv.tokens = mixer.proj.tokens = count
@@ -65,7 +65,7 @@ def get_config(variant='124m'):
   c.optim.warmup_steps = 2000
   c.optim.final_fraction = 0.0
 
-  # 600,000 steps, then 60,000 for each stage, counted on.
+  # 600,000 steps, and 60,000 more for each stage.
   stage = list(VARIANTS).index(variant)
   c.train.steps = 600_000 + 60_000 * stage
   if stage:

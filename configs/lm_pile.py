@@ -2,12 +2,11 @@ r"""TokenFormer language models on the Pile: 300 billion tokens, as in the paper
 
   python train.py --config=configs/lm_pile.py:150m
 
-Wants data/pile/train/*.jsonl.zst (a document a line, under `text`) and the tokenizer of
+Needs data/pile/train/*.jsonl.zst (a document a line, under `text`) and the tokenizer of
 GPT-NeoX-20B, data/gpt-neox-20b/tokenizer.json. Meant for 64 TPU chips of 32 GB or more (v4, v5p,
-v6e). The batch is that of all chips together; for fewer of them raise
---config.optim.accumulation_steps. On v5p there is memory for 1_5b with
---config.train.remat=score_inputs --config.train.layers=unrolled, in a tenth less time
-(docs/pods.md).
+v6e). The batch is for all chips together; with fewer chips, raise
+--config.optim.accumulation_steps. On v5p, 1_5b also fits with --config.train.remat=score_inputs
+--config.train.layers=unrolled, which takes a tenth less time (docs/pods.md).
 
 Not run to the end with this code yet. The perplexities are the paper's, on the Pile, from training
 on GPUs. The times are an estimate: the run's model FLOPs at 40 % MFU on 64 chips of v5p.
@@ -37,7 +36,7 @@ def get_config(variant='150m'):
 
   layers, width, heads = VARIANTS[variant]
   c.model.pattern, c.model.width = f'layer*{layers}', width
-  c.model.vocab_size = 50304  # of GPT-NeoX-20B's tokenizer, 50277, rounded up
+  c.model.vocab_size = 50304  # 50277 of GPT-NeoX-20B's tokenizer, rounded up
   mixer = c.model.layer.mixer
   mixer.heads = heads
   mixer.qkv.tokens = mixer.proj.tokens = width
@@ -47,7 +46,7 @@ def get_config(variant='150m'):
   c.data.tokenizer = 'data/gpt-neox-20b/tokenizer.json'
   c.data.sequence_length = 2048
   c.data.batch_size = 1024
-  c.data.validation_fraction = 0.001  # some 0.3 billion tokens
+  c.data.validation_fraction = 0.001  # about 0.3 billion tokens
 
   c.optim.learning_rate = 6e-4
   c.optim.warmup_steps = 1430  # 1 %

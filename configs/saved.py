@@ -1,7 +1,7 @@
-r"""The config of an earlier run, as its work directory has it.
+r"""The config of an earlier run, from its work directory.
 
 python train.py --config=configs/saved.py:DIR --workdir=OTHER_DIR
-python train.py --workdir=DIR     takes it by itself, to go on with that run
+python train.py --workdir=DIR     uses this config without the flag, to continue that run
 """
 
 from tokenformer_jax import config, messages
@@ -14,7 +14,7 @@ def get_config(workdir):
   saved = saved_config.read(path, 'name a work directory')
   if programs := saved.train.compilation_cache:
     messages.say(
-      f'{path} keeps compiled programs in {programs!r}, which is not taken from there, since they '
-      f'are run as they are; if you trust them: --config.train.compilation_cache={programs}'
+      f'{path} names {programs!r} for compiled programs, which is ignored, because such programs '
+      f'run unchecked; if you trust them: --config.train.compilation_cache={programs}'
     )
   return config.to_config_dict(saved_config.without_programs(saved))

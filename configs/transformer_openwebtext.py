@@ -2,13 +2,13 @@ r"""Transformer baselines on OpenWebText: blocks of GPT-2, 12 layers of four wid
 
   python train.py --config=configs/transformer_openwebtext.py:124m
 
-Each has about the parameters of its namesake in lm_openwebtext.py, and the data, hardware,
-optimizer and 600,000 steps of its first model. A Transformer grows by its width, so each of them
-is trained from scratch.
+Each has about as many parameters as its namesake in lm_openwebtext.py, and the data, hardware,
+optimizer and 600,000 steps of the first model there. A Transformer grows by its width, so each of
+these trains from scratch.
 
-Not run to the end with this code yet. The perplexities are the paper's (Section 4.1), on the 5 %
-of the documents that are held out, from training on TPU v4 for 300 billion tokens. The times are
-an estimate: the run's model FLOPs at 40 % MFU on 64 chips of v5p.
+Not run to the end with this code yet. The perplexities are the paper's (Section 4.1), on the
+held-out 5 % of the documents, from training on TPU v4 for 300 billion tokens. The times are an
+estimate: the run's model FLOPs at 40 % MFU on 64 chips of v5p.
 
   variant     parameters  width  heads  model FLOPs  time  perplexity in the paper
   124m       124,475,904    768     12       2.5e20   6 h                    17.06
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tokenformer_jax.errors import UserError
 
-# A config file is loaded by its path, from any directory; so it finds its neighbour by path, too.
+# A config file is loaded by its path, from any directory, so it must find its neighbour by path.
 _TOKENFORMER = runpy.run_path(str(Path(__file__).with_name('lm_openwebtext.py')))
 
 VARIANTS = {  # width; heads are 64 wide
@@ -36,7 +36,7 @@ VARIANTS = {  # width; heads are 64 wide
 def get_config(variant='124m'):
   if variant not in VARIANTS:
     raise UserError(f'config variant is {variant!r}; it must be one of {", ".join(VARIANTS)}')
-  c = _TOKENFORMER['get_config']('124m')  # from scratch, all of them
+  c = _TOKENFORMER['get_config']('124m')  # All variants train from scratch.
   c.model.width = VARIANTS[variant]
   c.model.position_embedding = 'learned'
   layer = c.model.layer

@@ -1,16 +1,16 @@
-r"""Transformer baselines on the Pile: the models of lm_pile.py with dense projections, as Pythia.
+r"""Transformer baselines on the Pile: the models of lm_pile.py with dense projections, like Pythia.
 
   python train.py --config=configs/transformer_pile.py:150m
 
 Variants, layers, widths, heads, data, hardware and optimizer are those of lm_pile.py. As in
-Pythia, projections have biases, norms are affine, the head is a matrix of its own and a quarter of
-each head is rotated; other than there, the two halves of a block follow each other. 150m and 450m
-have the sizes of Pythia-160M and 410M; Pythia-1B and 1.4B are wider than 900m and 1_5b, with fewer
-layers.
+Pythia, projections have biases, norms are affine, the output head has its own matrix and a quarter
+of each attention head is rotated. Unlike in Pythia, the two halves of a block follow each other.
+150m and 450m have the sizes of Pythia-160M and 410M; Pythia-1B and 1.4B are wider than 900m and
+1_5b, with fewer layers.
 
-Not run to the end with this code yet. The perplexities are those of the nearest Pythia as the
-TokenFormer paper gives them (Table 1); it was trained on GPUs. The times are an estimate: the
-run's model FLOPs at 40 % MFU on 64 chips of v5p.
+Not run to the end with this code yet. The perplexities are those of the nearest Pythia in the
+TokenFormer paper (Table 1); Pythia was trained on GPUs. The times are an estimate: the run's model
+FLOPs at 40 % MFU on 64 chips of v5p.
 
   variant     parameters  layers  width  model FLOPs  time  perplexity in the paper
   150m       162,322,944      12    768       2.6e20   6 h       29.64, Pythia-160M
@@ -22,7 +22,7 @@ run's model FLOPs at 40 % MFU on 64 chips of v5p.
 import runpy
 from pathlib import Path
 
-# A config file is loaded by its path, from any directory; so it finds its neighbour by path, too.
+# A config file is loaded by its path, from any directory, so it must find its neighbour by path.
 _TOKENFORMER = runpy.run_path(str(Path(__file__).with_name('lm_pile.py')))
 
 

@@ -1,21 +1,21 @@
-r"""The dense twin of lm_stdlib.py: matrices in the place of parameter tokens, as many parameters.
+r"""The dense twin of lm_stdlib.py: matrices instead of parameter tokens, as many parameters.
 
   python train.py --config=configs/transformer_stdlib.py
 
-Everything else, and so the hardware and about the time, is as in lm_stdlib.py.
+Everything else is as in lm_stdlib.py: the same hardware, and about the same time.
 """
 
 import runpy
 from pathlib import Path
 
-# A config file is loaded by its path, from any directory; so it finds its neighbour by path, too.
+# A config file is loaded by its path, from any directory, so it must find its neighbour by path.
 _TOKENFORMER = runpy.run_path(str(Path(__file__).with_name('lm_stdlib.py')))
 
 
 def get_config():
   c = _TOKENFORMER['get_config']()
   layer, mixer = c.model.layer, c.model.layer.mixer
-  # As many matrix entries: a block has 2 D (3 qkv + proj + ffn) of them there, 4 D² + 2 D F here.
+  # Equal matrix entries: a block has 2 D (3 qkv + proj + ffn) of them there, 4 D² + 2 D F here.
   tokens = 3 * mixer.qkv.tokens + mixer.proj.tokens + layer.ffn.tokens
   mixer.qkv = mixer.proj = {'kind': 'dense'}
   layer.ffn = {'kind': 'mlp', 'width': tokens - 2 * c.model.width}

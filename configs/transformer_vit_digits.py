@@ -1,15 +1,15 @@
-r"""The usual vision transformer in the place of the TokenFormer of vit_digits.py.
+r"""The usual vision transformer instead of the TokenFormer of vit_digits.py.
 
   python train.py --config=configs/transformer_vit_digits.py
 
-Its blocks have as many matrix entries. Everything else, and so the hardware and about the time, is
-as in vit_digits.py.
+Its blocks have as many matrix entries. Everything else is as in vit_digits.py: the same hardware,
+and about the same time.
 """
 
 import runpy
 from pathlib import Path
 
-# A config file is loaded by its path, from any directory; so it finds its neighbour by path, too.
+# A config file is loaded by its path, from any directory, so it must find its neighbour by path.
 _TOKENFORMER = runpy.run_path(str(Path(__file__).with_name('vit_digits.py')))
 
 

@@ -3,8 +3,8 @@ r"""The usual vision transformers on ImageNet-1k: vit_imagenet.py with dense pro
   python train.py --config=configs/transformer_vit_imagenet.py:b16
 
 Layers, widths, heads, data, hardware and recipe are those of vit_imagenet.py. As usual, projections
-have biases and norms are affine. The times are an estimate as there; the accuracies are those of
-the ViTs of this recipe that the paper compares with (Table 2).
+have biases and norms are affine. The times are an estimate, as in vit_imagenet.py. The accuracies
+are those of the ViTs with this recipe in the paper's comparison (Table 2).
 
   variant   parameters  layers  width  model FLOPs    time  top-1 in the paper
   ti16       5,679,400      12    192       2.9e18   4 min                   –
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tokenformer_jax.errors import UserError
 
-# A config file is loaded by its path, from any directory; so it finds its neighbour by path, too.
+# A config file is loaded by its path, from any directory, so it must find its neighbour by path.
 _TOKENFORMER = runpy.run_path(str(Path(__file__).with_name('vit_imagenet.py')))
 
 VARIANTS = ('ti16', 's16', 'b16', 'l16')

@@ -1,20 +1,20 @@
-r"""Fine-tunes a trained ViT for other classes at a higher resolution.
+r"""Fine-tune a trained ViT for other classes at a higher resolution.
 
   python train.py --config=configs/vit_finetune.py --config.init_from=runs/vit_imagenet_b16
 
 Starts from the parameters of that run (DIR or DIR@STEP), with a new head for the classes of the new
-data, new moments and the step 0. Sin-cos positions are computed for the new resolution, learned
-ones are resampled. Lower blocks learn slower by `optim.layer_decay`. The model must be that of the
-run, by default of vit_imagenet.py:b16; with larger counts of parameter tokens it grows on the way.
+data, new moments and the step 0. Sin-cos positions are computed for the new resolution; learned
+positions are resampled. Lower blocks learn slower by `optim.layer_decay`. The model must be that of
+the run, by default of vit_imagenet.py:b16; with larger counts of parameter tokens it also grows.
 
-Wants cifar100 as TensorFlow Datasets prepares it in array_record files; any other
-`--config.data.source` will do. Not run to the end with this code yet.
+Needs cifar100 as TensorFlow Datasets prepares it in array_record files, or another
+`--config.data.source`. Not run to the end with this code yet.
 """
 
 import runpy
 from pathlib import Path
 
-# A config file is loaded by its path, from any directory; so it finds its neighbour by path, too.
+# A config file is loaded by its path, from any directory, so it must find its neighbour by path.
 _FROM_SCRATCH = runpy.run_path(str(Path(__file__).with_name('vit_imagenet.py')))
 
 

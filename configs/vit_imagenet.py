@@ -6,18 +6,18 @@ The recipe is that of He et al. 2021 (arXiv 2111.06377, Table 11) for ViTs train
 which the paper names: AdamW, a base rate of 1e-4 for each 256 images of a batch, weight decay 0.3,
 20 of 300 epochs (200 for l16) of warm-up, RandAugment(9, 0.5), mixup, cutmix, label smoothing,
 stochastic depth, and an average of the parameters that is evaluated beside them. Positions are
-fixed, and the mean over the patches goes to the head. ti16 and s16 take the recipe of b16.
+fixed, and the mean over the patches goes to the head. ti16 and s16 use the recipe of b16.
 
-Wants imagenet2012 as TensorFlow Datasets prepares it, in array_record files, below $TFDS_DATA_DIR:
+Needs imagenet2012 as TensorFlow Datasets prepares it, in array_record files, below $TFDS_DATA_DIR:
 `tfds build imagenet2012 --file_format=array_record` after downloading the two archives by hand.
-Meant for 64 TPU chips (v4, v5p, v6e); the batch is that of all chips together.
+Meant for 64 TPU chips (v4, v5p, v6e); the batch is for all chips together.
 
 Not run to the end with this code yet. The accuracies are the paper's. The times are an estimate:
 the run's model FLOPs at 40 % MFU on 64 chips of v5p. The tokens are those of qkv and proj; ffn has
-four times as many. b16_576 and l16_768 have about the parameters of the usual ViT. The paper gives
-86, 109, 307 and 407 million for the last four. The first one agrees; the others cannot with the
-paper's widths and numbers of tokens (its Table 9), whose blocks alone have 113.2, 302.0 and 402.7
-million.
+four times as many. b16_576 and l16_768 have about as many parameters as the usual ViT. The paper
+gives 86, 109, 307 and 407 million for the last four. The first number agrees. The others cannot
+agree with the paper's widths and numbers of tokens (Table 9): the blocks alone have 113.2, 302.0
+and 402.7 million.
 
   variant   parameters  layers  width  tokens  model FLOPs    time  top-1 in the paper
   ti16       7,418,920      12    192     192       3.7e18   5 min                   –
@@ -68,7 +68,7 @@ def get_config(variant='b16'):
   c.data.rand_augment = 9.0
   c.data.eval_crop = 0.875
 
-  # Follows the batch that a flag may change.
+  # The rate follows the batch, which a flag may change.
   c.optim.learning_rate = c.data.get_ref('batch_size').to_float() * (1e-4 / 256)
   c.optim.warmup_epochs = 20.0
   c.optim.final_fraction = 0.0

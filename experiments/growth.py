@@ -59,7 +59,7 @@ class Plan:
     mixer.positions.fraction, c.model.init.std = 1.0, 0.1
     c.data.update(source='stdlib', tokenizer='bytes', sequence_length=64, batch_size=8)
     c.optim.update(learning_rate=self.rates[kind], warmup_steps=30, final_fraction=0.1)
-    c.optim.new_token_warmup = 0  # but in `taming`, which decides about it
+    c.optim.new_token_warmup = 0  # `taming` sets it itself.
     c.train.update(
       steps=steps,
       seed=seed,

@@ -16,7 +16,7 @@ def once(out: Path, name: str, config: Config) -> Path:
     print(f'== {name}', flush=True)
     _, stopped = loop.train_or_stop(config, workdir)
     if stopped:
-      raise SystemExit('stopped; the same command goes on')
+      raise SystemExit('stopped; run the same command to continue')
     (workdir / 'done').touch()
   return workdir
 

@@ -3,12 +3,12 @@
   run = tokenformer_jax.load('runs/lm_stdlib')         a run: DIR, or DIR@STEP
   run.generate('def main(')                            text
   run.grow('runs/grown', {'ffn': 1536}).train(1500)    a larger model, trained on
-  tokenformer_jax.train('vit_digits', 'runs/digits')   a new run, of a config
-  tokenformer_jax.plan('lm_pile:1_5b', 'v5p:4x4x4')    what a run takes on TPUs
+  tokenformer_jax.train('vit_digits', 'runs/digits')   a new run from a config
+  tokenformer_jax.plan('lm_pile:1_5b', 'v5p:4x4x4')    what a run needs on TPUs
   tokenformer_jax.config.defaults()                    every key of a config
 
 `help(tokenformer_jax.Run)` has the rest. Importing the package imports nothing else; each of these
-names is looked up when it is first used.
+names is imported at its first use.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Shared code of the command-line entries: running `main`, and checking output files."""
+"""Run the `main` of a command, and check its output files."""
 
 import contextlib
 import gc

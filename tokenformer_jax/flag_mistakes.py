@@ -1,4 +1,4 @@
-"""Parses a command's flags, with one sentence for each mistake in them."""
+"""Parse a command's flags, and report a mistake in them in one sentence."""
 
 import re
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from tokenformer_jax.errors import UserError, misspelt
 
 
 def parse(argv: Sequence[str]) -> list[str]:
-  """Parse the flags of `argv`, and return what is left.
+  """Parse the flags of `argv`, and return the other arguments.
 
   Raises:
     UserError: a flag is unknown, missing or empty, or its value does not fit.
@@ -31,7 +31,7 @@ def parse(argv: Sequence[str]) -> list[str]:
 
 
 def _unknown(name: str) -> str:
-  """The sentence for an unknown flag, which may be the last part of a config's key."""
+  """Return the sentence for an unknown flag, which may be the last part of a config's key."""
   known = [flag.name for flag in usage.own_flags()]
   plain = name.replace('-', '_').lower()
   if plain in known:
@@ -46,7 +46,7 @@ def _unknown(name: str) -> str:
 
 
 def _sentence(error: Exception) -> str:
-  """One sentence for what absl or ml_collections raises for a flag."""
+  """Return one sentence for an error that absl or ml_collections raises for a flag."""
   text = ' '.join(str(error).split())
   if missing := re.search(r'Flag --(\S+) must have a value other than None', text):
     name = missing[1]
@@ -65,7 +65,7 @@ def _sentence(error: Exception) -> str:
 
 
 def _allowed(name: str) -> str:
-  """What the values of a flag are, as far as its parser says."""
+  """Return the allowed values of a flag, or an empty string if its parser does not say."""
   if name not in flags.FLAGS:
     return ''
   parser = flags.FLAGS[name].parser

@@ -63,7 +63,7 @@ class Loaded:
       UserError: a row is longer than the model's learned positions.
     """
     longest, model = max(map(len, rows)), self.model.config.model
-    length = buckets.bucket(longest)  # Few lengths, so that few programs compile.
+    length = buckets.bucket(longest)  # Buckets of lengths keep the number of programs small.
     if model.position_embedding == 'learned':
       self.model.context_length(longest)
       length = min(length, model.max_length)

@@ -1,4 +1,4 @@
-r"""Draws the curves of one or more runs.
+r"""Draw the curves of one or more runs.
 
 tokenformer plot runs/lm_stdlib runs/transformer_stdlib --x=flops --out=loss.png
 """
@@ -15,13 +15,13 @@ from tokenformer_jax.runs import curves
 
 def define_flags() -> None:
   """Define the command's flags."""
-  flags.DEFINE_enum('x', 'steps', curves.X_AXES, 'What the x axis counts.')
+  flags.DEFINE_enum('x', 'steps', curves.X_AXES, 'The unit of the x axis.')
   flags.DEFINE_string('y', 'train/loss', 'A metric; eval/NAME is drawn beside train/NAME.')
   flags.DEFINE_string('out', 'curves.png', 'The file to write: .png, .pdf or .svg.')
 
 
 def main(argv: Sequence[str]) -> None:
-  """Draws the runs in `argv` and writes the file."""
+  """Draw the runs in `argv` and write the file."""
   values, runs = flags.FLAGS, argv[1:]
   if not runs:
     raise UserError(

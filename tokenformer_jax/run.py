@@ -62,7 +62,7 @@ def train(config: Config | ml_collections.ConfigDict | str, workdir: Path, **cha
   """Train a model, or resume the run in the work directory.
 
     c = tokenformer_jax.config.defaults()
-    run = tokenformer_jax.train(c, 'runs/small', model={'layers': 2}, train={'steps': 300})
+    run = tokenformer_jax.train(c, 'runs/small', model={'pattern': 'layer*2'}, train={'steps': 300})
 
   Args:
     config: from `config.defaults()`, from `Run.config`, or a file: FILE.py, FILE.py:VARIANT or the
@@ -319,7 +319,8 @@ class Run:
         )
       workdir = self.directory
     else:
-      model = dataclasses.replace(config.model, classes=0)  # those of the images, maybe others
+      # The new run takes the number of classes from its own images.
+      model = dataclasses.replace(config.model, classes=0)
       config = dataclasses.replace(config, init_from=self.source, grow=GrowConfig(), model=model)
     loop.train(configure.changed(config, changes), workdir)
     return load(workdir)
@@ -340,11 +341,11 @@ class Run:
 
     Args:
       target: the new work directory.
-      param_tokens: new counts by projection, such as qkv, proj and ffn; others stay. In a model
-        of several layers local.ffn is that of one layer, and ffn that of all.
-      width: of a Transformer, by method='net2net', for example.
-      heads: of a Transformer.
-      ffn_width: of a Transformer.
+      param_tokens: new counts by projection, such as qkv, proj and ffn; others stay. With several
+        kinds of layers, `local.ffn` is the count of one kind, and `ffn` that of all.
+      width: the new width of a Transformer, for example with method='net2net'.
+      heads: the new number of heads of a Transformer.
+      ffn_width: the new inner width of a Transformer's feed-forward layers.
       **how: keys of the group `grow` of a config, such as method, moments and step.
 
     Returns:
@@ -430,7 +431,7 @@ class Run:
 
   @property
   def old_tokens(self) -> dict[int, dict[str, int]] | None:
-    """Return how many tokens the last growth found, by layer and kind; None if it added none."""
+    """Return the tokens before the last growth, by layer and kind; None if it added none."""
     inspect_model.check_has_tokens(self.meta, self.directory)
     return inspect_model.old_tokens(self._loaded.model)
 

@@ -68,8 +68,8 @@ def run() -> None:
 def with_config(arguments: list[str]) -> list[str]:
   """Return the arguments, with a --config added if there is none.
 
-  A default of the flag itself would not do: it would be loaded, with all overrides, beside the
-  config that the user names.
+  A default of the flag itself would be loaded, with all overrides, beside the config that the user
+  names.
   """
   given = {}
   for argument, following in itertools.zip_longest(arguments, arguments[1:]):

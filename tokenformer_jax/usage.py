@@ -1,4 +1,4 @@
-"""The text of `--help`: a command's docstring and its own flags, without those of libraries."""
+"""Build the text of `--help`: a command's docstring and its own flags, without library flags."""
 
 import re
 import shlex

@@ -1,1 +1,1 @@
-"""Cluttered digits as a TFDS dataset. TFDS requires a package of its own."""
+"""Cluttered digits as a TFDS dataset. TFDS requires a package for each dataset."""

@@ -271,6 +271,11 @@ def test_a_variant_is_a_version_of_the_layer():
       "and _ that is not 'layer'",
     ),
     (
+      {'pattern': 'été', 'variants': {'été': {}}},
+      'config.model.variants.été cannot be the name of a layer; take a word of letters, digits '
+      "and _ that is not 'layer'",
+    ),
+    (
       {'pattern': 'locl*2', 'variants': {'local': {}}},
       "config.model.pattern is 'locl*2', and 'locl' is not a layer; did you mean 'local'?",
     ),

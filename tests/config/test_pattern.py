@@ -86,7 +86,7 @@ def test_layers_run_in_the_order_that_they_are_written(pattern):
     ('layer*10001', 'it has more than 10,000 layers'),
     ('layer*' + '9' * 5000, 'comes a number from 1 to 10,000'),
     ('((layer*9999 full)*9999 full)*9999', 'it has more than 10,000 layers'),
-    ('(' * 5000 + 'layer', 'it has more than 20 parentheses in each other'),
+    ('(' * 5000 + 'layer', 'it has more than 20 nested parentheses'),
   ],
 )
 def test_what_is_no_pattern_is_one_sentence(pattern, mistake):

@@ -152,7 +152,7 @@ def test_released_sizes_by_shape(variant):
   file = tiny_run.ROOT / 'configs/lm_pile.py'
   planned = config.resolve(runpy.run_path(str(file))['get_config'](variant)).model
   shapes = {name: place.shape for name, place in released_torch.layout(planned).items()}
-  got = released_torch.model_of(shapes)
+  got = released_torch.infer_model(shapes)
   references = {name: one.reference for name, one in config.pattentions(got).items()}
   assert references == config.token_counts(planned), 'another scale'
   assert got == config.with_references(planned)
@@ -286,7 +286,7 @@ def test_what_is_assumed_is_said(tmp_path, capsys):
   source = released.write(tmp_path / 'model.bin')
   _convert('to-jax', f'--source={source}', f'--target={tmp_path}/run', '--heads=2')
   said = capsys.readouterr().err
-  assert 'the released models have it: --score=l2_norm_gelu, --rotary_fraction=0.25' in said, said
+  assert 'the weights do not say it: --score=l2_norm_gelu, --rotary_fraction=0.25' in said, said
 
 
 def _convert(*arguments):

@@ -147,7 +147,7 @@ def test_it_computes_what_the_released_code_does(source, tmp_path, zoom_dim):
 def test_it_computes_the_other_scores_of_the_released_code(source, theta):
   arrays = released_tpu.find(source / 'items')
   score = theta.__name__.removeprefix('_')
-  model = released_tpu.model_of(arrays, heads=HEADS, score=score)
+  model = released_tpu.infer_model(arrays, heads=HEADS, score=score)
   params = jax.tree.map(lambda array: array.read(), released_tpu.deferred(model, arrays))
   ids = np.random.default_rng(1).integers(0, VOCABULARY, (2, 9))
   definition = define_lm(model)

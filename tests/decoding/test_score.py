@@ -92,7 +92,7 @@ def test_no_rows_have_no_scores():
 
 
 def test_a_continuation_that_does_not_fit_is_refused():
-  with pytest.raises(UserError, match=f'is {LENGTH + 1} tokens, but .* at most {LENGTH}; raise'):
+  with pytest.raises(UserError, match=f'has {LENGTH + 1} tokens, but .* at most {LENGTH}; raise'):
     _scorer()([_row(1, LENGTH + 1)])
 
 

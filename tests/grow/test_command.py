@@ -122,7 +122,7 @@ def test_what_it_says(home, tmp_path, capsys):
 def test_what_is_not_exact_is_said_and_written(home, tmp_path, capsys):
   grow(f'--source={home}/run', f'--target={tmp_path}/new', LARGER, '--method=random')
   said = capsys.readouterr().err
-  assert 'not exact: the grown model will not compute what the source does, for the sc' in said
+  assert 'not exact: the grown model will not compute what the source does, because the sc' in said
   assert (tmp_path / 'new').is_dir()
 
 
@@ -239,7 +239,7 @@ REFUSALS = {
     'give --heads=N as well',
   ),
   'an unknown action': (['grwo', LARGER], "unknown command 'grwo'; did you mean 'grow'"),
-  'two actions': (['extract', 'remove'], "'remove' after 'extract' is one word more"),
+  'two actions': (['extract', 'remove'], "'remove' after 'extract' is one word too many"),
   'a flag of another action': (['extract', LARGER], '--param_tokens has no meaning for extract'),
   'examples to grow by': ([LARGER, '--examples=4'], '--examples has no meaning for grow'),
   'a seed to remove by': (['remove', '--seed=4'], '--seed has no meaning for remove'),

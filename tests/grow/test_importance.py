@@ -24,8 +24,8 @@ def _loss(params, rows):
 
 @functools.cache
 def _scores():
-  of_tokens = functools.partial(importance.of_tokens, _loss, info=define_lm(MODEL).info)
-  return jax.jit(of_tokens)(params_of(MODEL), batch=IDS)
+  score_tokens = functools.partial(importance.score_tokens, _loss, info=define_lm(MODEL).info)
+  return jax.jit(score_tokens)(params_of(MODEL), batch=IDS)
 
 
 def test_keys_have_the_importance_of_their_values():
@@ -53,9 +53,9 @@ def test_importance_is_the_gradient_against_the_value_sequence_by_sequence():
 def test_importance_predicts_what_a_token_adds_to_the_loss():
   """By differences: a value scaled by 1 ± ε."""
   params, rows, step = params_of(MODEL), IDS[:1], 0.05
-  of_tokens = functools.partial(importance.of_tokens, _loss, info=define_lm(MODEL).info)
+  score_tokens = functools.partial(importance.score_tokens, _loss, info=define_lm(MODEL).info)
   scores = np.asarray(
-    jax.jit(of_tokens)(params, batch=rows)['blocks']['attention']['proj']['values'][0]
+    jax.jit(score_tokens)(params, batch=rows)['blocks']['attention']['proj']['values'][0]
   )
   values = params['blocks']['attention']['proj']['values']
 
@@ -91,7 +91,7 @@ def test_keys_go_with_the_values_of_their_module_whatever_the_names():
   def loss(params, row):
     return sum(jnp.sum(module['a']) * jnp.sum(row) for module in params.values())
 
-  scores = importance.of_tokens(loss, params, tree, jnp.ones((4, 1)))
+  scores = importance.score_tokens(loss, params, tree, jnp.ones((4, 1)))
   for name, want in (('first', 4), ('second', 10)):
     for array in ('a', 'b'):
       np.testing.assert_array_equal(

@@ -223,7 +223,7 @@ def test_importance_is_of_every_token_of_every_stack():
     return verify.loss(verify.exact_task(Config(), MODEL), params, rows)[0]
 
   params = params_of(MODEL)
-  found = jax.jit(functools.partial(importance.of_tokens, loss, info=definition.info))(
+  found = jax.jit(functools.partial(importance.score_tokens, loss, info=definition.info))(
     params, batch=IDS
   )
   counts = tokens.counts(definition)

@@ -4,9 +4,9 @@ A file in `configs/` starts from `defaults()`, a `ConfigDict` with every key, an
 `resolve` turns the result into a `Config` and checks everything that can be known before data is
 read or a device is touched. A run stores the dataclasses as JSON, and `from_dict` reads them.
 
-A field says everything about its key (`fields.key`): default, meaning, bounds, choices, and which
-runs it is for. A field of several variants (`fields.one_of`) has a `kind` and the keys of its kind.
-A function beside its dataclass checks what depends on several fields.
+A field describes its key completely (`fields.key`): default, meaning, bounds, choices and scope. A
+field of several variants (`fields.one_of`) has a `kind` and the keys of its kind. A function beside
+each dataclass checks the conditions that involve several fields.
 """
 
 from tokenformer_jax.config.data import DataConfig

@@ -74,12 +74,12 @@ def _check_layer(model: ModelConfig, layer: LayerConfig, path: str) -> None:
     raise UserError(
       f'config.model.width is {model.width}, which is not a multiple of {path}.mixer.heads={heads}'
     )
-  if isinstance(mixer, SoftmaxConfig) and mixer.value_skip:
-    if isinstance(mixer.value, NoProjectionConfig):
-      raise UserError(
-        f'config.{path}.mixer.value_skip is True, and with value.kind=none the value is the input '
-        'already; choose a projection as value.kind, or leave value_skip out'
-      )
+  has_no_value = isinstance(getattr(mixer, 'value', None), NoProjectionConfig)
+  if has_no_value and mixer.value_skip:
+    raise UserError(
+      f'config.{path}.mixer.value_skip is True, and with value.kind=none the value is the input '
+      'already; choose a projection as value.kind, or leave value_skip out'
+    )
   scale = getattr(mixer, 'length_scale', None)
   if isinstance(scale, PositionScaleConfig) and scale.length == 1:
     raise UserError(

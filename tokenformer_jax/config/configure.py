@@ -1,4 +1,4 @@
-"""Configs from what Python code gives: values, files, and changes to those of a run."""
+"""Make configs from the arguments of Python code: values, files and changes to a run's config."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ def resolve(config: Config | ConfigDict | str, **changes: Any) -> Config:
   """Return a validated config.
 
   Args:
-    config: from `config.defaults()`, of a run, or a file: see `config_file.load`.
+    config: a config from `config.defaults()`, a run's config, or a file: see `config_file.load`.
     **changes: see `changed`.
 
   Raises:
@@ -30,11 +30,11 @@ def resolve(config: Config | ConfigDict | str, **changes: Any) -> Config:
 
 
 def changed(config: Config, changes: Mapping[str, Any]) -> Config:
-  """Return a validated config with other values.
+  """Return a validated config with some values changed.
 
   Args:
-    config: of which they are others.
-    changes: nested dicts of other values, by group of keys.
+    config: the config to change.
+    changes: nested dicts of the new values, by group of keys.
 
   Raises:
     UserError: a key is unknown, or a value does not fit.
@@ -43,7 +43,7 @@ def changed(config: Config, changes: Mapping[str, Any]) -> Config:
 
 
 def grow_config(config: Config, how: Mapping[str, Any]) -> GrowConfig:
-  """Return the group `grow` with these values, whatever the run's own last growth was.
+  """Return the group `grow` with these values, and defaults instead of the run's last growth.
 
   Raises:
     UserError: see `changed`.

@@ -1,9 +1,9 @@
-"""Fields of a config that say everything about themselves, and the checks that read them.
+"""Fields of a config that describe themselves completely, and the checks that read them.
 
 `key` makes a field of a frozen dataclass with its default, its meaning, the values it allows and
-the runs it is for. `one_of` makes a field that holds one of several dataclasses, its *variants*,
-each with a name for its `kind`: in a config file such a field is a group of keys with `kind` and
-the keys of every variant. Checks, `--help` and flags read everything from the fields.
+the runs it is for. `one_of` makes a field that holds one of several dataclasses, its *variants*.
+Each variant has a name, its `kind`. In a config file such a field is a group of keys with `kind`
+and the keys of every variant. Checks, `--help` and flags read everything from the fields.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ _METADATA, _VARIANTS = 'key', 'variants'
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-  """What a field says besides its name, type and default.
+  """The description of a field besides its name, type and default.
 
   Attributes:
     meaning: what the value is, as `--help` prints it.
@@ -29,8 +29,8 @@ class Key:
     most: inclusive upper bound.
     below: exclusive upper bound.
     bits: width of an integer, its sign included.
-    only: the runs that the key has a meaning for: a `model.kind`, or `grown` for models that have
-      grown. Empty: all runs.
+    only: the runs that the key applies to: a `model.kind`, or `grown` for models that have grown.
+      Empty: all runs.
   """
 
   meaning: str = ''
@@ -85,7 +85,7 @@ def _at_least(low: float) -> str:
 
 
 def key(default: Any, meaning: str, **says: Any) -> Any:
-  """Return a dataclass field that says everything about a key.
+  """Return a dataclass field that describes a key completely.
 
   Args:
     default: the value unless a config sets another one.
@@ -95,7 +95,7 @@ def key(default: Any, meaning: str, **says: Any) -> Any:
   return dataclasses.field(default=default, metadata={_METADATA: Key(meaning, **says)})
 
 
-Variants = Mapping[str, type]  # dataclasses by the name that each has as its `kind`
+Variants = Mapping[str, type]  # dataclasses by their `kind`
 
 
 def table(*variants: type) -> dict[str, type]:
@@ -107,8 +107,8 @@ def one_of(default: Any, variants: Variants, meaning: str) -> Any:
   """Return a dataclass field that holds one of several dataclasses.
 
   Args:
-    default: an instance of one of them.
-    variants: all of them by `kind`. The table may grow later.
+    default: an instance of one variant.
+    variants: all variants by `kind`. The table may grow later.
     meaning: what the field is, in a few words.
   """
   metadata = {_METADATA: Key(meaning), _VARIANTS: variants}
@@ -134,8 +134,8 @@ def members(value: Any, group: dataclasses.Field) -> dict[str, Member]:
   A field that `value` lacks has the value of the group's default, or else the default of its class.
 
   Args:
-    value: the variant that is chosen.
-    group: the field that holds it, made by `one_of`.
+    value: the chosen variant.
+    group: the field that holds the variant, made by `one_of`.
   """
   variants = group.metadata[_VARIANTS]
   kinds: dict[str, list[str]] = {}
@@ -155,10 +155,10 @@ class Leaf(NamedTuple):
   """A key of a config that is not a group.
 
   Attributes:
-    path: such as `model.layer.ffn.tokens`.
+    path: its dotted path, such as `model.layer.ffn.tokens`.
     value: the value in this config.
     default: the default of its field.
-    key: what its field says, followed by what the field of its group says.
+    key: the `Key` of its field; its meaning ends with the meaning of its group.
     kinds: the kinds of its group that have the key; empty: all.
   """
 
@@ -174,7 +174,7 @@ def leaves(config: Any, prefix: str = '', *, every: bool = False) -> Iterator[Le
 
   Args:
     config: a config dataclass.
-    prefix: what to put before each path.
+    prefix: the text before each path.
     every: whether to yield the keys of variants that the config did not choose as well, with their
       defaults.
   """
@@ -206,7 +206,7 @@ def _field_leaves(field: dataclasses.Field, value: Any, prefix: str, every: bool
 
 
 def every_key(config: Any) -> dict[str, Any]:
-  """Return the values of a config as nested dicts, including keys of kinds it did not choose."""
+  """Return the values of a config as nested dicts, including keys of kinds not chosen."""
   return {
     field.name: every_value(field, getattr(config, field.name))
     for field in dataclasses.fields(config)
@@ -214,7 +214,7 @@ def every_key(config: Any) -> dict[str, Any]:
 
 
 def every_value(field: dataclasses.Field, value: Any) -> Any:
-  """Return the value of a field, a group of keys as `every_key` returns it."""
+  """Return the value of a field; a group of keys is as from `every_key`."""
   if variants_of(field) is not None:
     found = members(value, field)
     return {'kind': value.kind} | {name: every_value(*one[:2]) for name, one in found.items()}
@@ -234,7 +234,7 @@ class Difference(NamedTuple):
 def differences(ours: Any, theirs: Any, prefix: str = '') -> Iterator[Difference]:
   """Yield the keys whose values make two configs of one class unequal.
 
-  Groups of different kinds differ in their `kind` only, layers with different names in their names.
+  Groups of different kinds yield only `kind`; layers with different names yield only the names.
   """
   for field in dataclasses.fields(ours):
     a, b, path = getattr(ours, field.name), getattr(theirs, field.name), f'{prefix}{field.name}'
@@ -264,7 +264,7 @@ def check(config: Any) -> None:
 
 
 def check_scope(config: Any, kind: str) -> None:
-  """Check that a config changes no key that has no meaning for its kind of model.
+  """Check that a config changes no key of another kind of model.
 
   Args:
     config: the dataclass of a whole run.
@@ -279,13 +279,13 @@ def check_scope(config: Any, kind: str) -> None:
 
 
 def meaningless(path: str, value: Any, needed: str, kind: str) -> UserError:
-  """Return the error for a key that has no meaning for the kind that a config chose.
+  """Return the error for a key that does not apply to the kind that a config chose.
 
   Args:
     path: path of the key.
     value: its value.
-    needed: what the key has a meaning for, such as `model.kind=lm`.
-    kind: the kind that was chosen instead.
+    needed: the choice that the key applies to, such as `model.kind=lm`.
+    kind: the kind that the config chose instead.
   """
   shown = 'given' if isinstance(value, Mapping) else repr(value)
   return UserError(

@@ -1,4 +1,4 @@
-"""The flag --config: a Python file with `get_config`, and one sentence for each mistake in it."""
+"""The flag --config: load a Python file with `get_config`, and report a mistake in one sentence."""
 
 import copy
 import inspect
@@ -20,11 +20,11 @@ from tokenformer_jax.config import Config
 from tokenformer_jax.config.names import now_called, renamed
 from tokenformer_jax.errors import UserError, misspelt
 
-_LONGEST = 300  # letters of another library's message that are worth reading
+_LONGEST = 300  # letters to keep of another library's message
 
 
 def define(help_text: str) -> None:
-  """Define the flag, and the overrides `--config.KEY=VALUE` that go with it."""
+  """Define the flag and its overrides `--config.KEY=VALUE`."""
   config_flags.DEFINE_config_file('config', None, help_text)
   flags.FLAGS['config'].parser = _Parser()
   config_flags.register_flag_parser_for_type(int, _Integer())
@@ -43,9 +43,9 @@ def read() -> Config:
   except Exception as error:  # The file's own code may run here, in references to other values.
     name = config_flags.get_config_filename(flag)
     raise UserError(
-      f'--config={name}: a value that is computed from others cannot be ({_said(error)})'
+      f'--config={name}: a value that depends on others cannot be computed ({_said(error)})'
     ) from error
-  # A flag may choose another kind; what the file said of the former one is then left.
+  # A flag may choose another kind; the file's values for the former kind then remain.
   return config.resolve(values, config.from_dict(Config, of_file.to_dict()))
 
 
@@ -56,19 +56,19 @@ def name() -> str:
 
 
 def shipped(name: str) -> Path:
-  """Return the path of a config file that comes with the package, by its name without suffix."""
+  """Return the path of a config file of the package, given its name without suffix."""
   return _shipped_folder() / f'{name}.py'
 
 
 def _shipped_folder() -> Path:
-  """Return the folder of the config files: in an installed package, or beside it in a checkout."""
+  """Return the folder of config files: inside an installed package, beside it in a checkout."""
   package = Path(__file__).parent.parent
   installed = package / 'configs'
   return installed if installed.is_dir() else package.parent / 'configs'
 
 
 def _located(file: str) -> str:
-  """Return the path of a config file, which may be the name of one that comes with the package."""
+  """Return the path of a config file, given a path or the name of a config of the package."""
   is_name = re.fullmatch(r'\w+', file) and not Path(file).exists()
   return str(shipped(file)) if is_name and shipped(file).exists() else file
 
@@ -76,7 +76,7 @@ def _located(file: str) -> str:
 def check_overrides(arguments: Sequence[str]) -> None:
   """Check that every `--config.KEY` among the arguments names a single key.
 
-  A key of `model.variants.NAME` makes a layer of this name in a config that has none.
+  A key of `model.variants.NAME` adds a layer of this name to a config that has none.
 
   Raises:
     UserError: there is no such key, or it is a group of keys.
@@ -94,7 +94,7 @@ def check_overrides(arguments: Sequence[str]) -> None:
 
 
 class _Integer(flags.IntegerParser):
-  """Integers, also as `1e4`."""
+  """Parses integers, also written as `1e4`."""
 
   def convert(self, argument: Any) -> int:
     try:
@@ -104,21 +104,21 @@ class _Integer(flags.IntegerParser):
         number = Decimal(argument)
       except InvalidOperation:
         raise ValueError('not a number') from None
-      # Decimal is exact, and a bound keeps 1e999999999 from filling the memory.
+      # Decimal is exact, and the bound stops 1e999999999 from filling the memory.
       if not number.is_finite() or number.adjusted() > 18 or number % 1:
         raise ValueError('not an integer') from None
       return int(number)
 
 
 class _Parser(flags.ArgumentParser):
-  """Loads the file with a sentence for what is wrong in it, where ml_collections raises anything.
+  """Loads the file and reports a mistake in one sentence; ml_collections would raise any exception.
 
   It compiles the source itself, because an import would write bytecode beside the user's file.
   """
 
   def __init__(self):
-    self.values = config.defaults()  # of the file, whatever flags change
-    self.layers: list[str] = []  # those of model.variants that flags name
+    self.values = config.defaults()  # the file's values, without the changes by flags
+    self.layers: list[str] = []  # the names in model.variants that flags mention
 
   def parse(self, path: str) -> ConfigDict:
     values = load(path, self.layers)
@@ -127,14 +127,14 @@ class _Parser(flags.ArgumentParser):
 
 
 def load(path: str, layers: Iterable[str] = ()) -> ConfigDict:
-  """Return what `get_config` of a file returns, the keys that it leaves out filled in.
+  """Return the config from `get_config` of a file, with the missing keys filled in.
 
   Args:
-    path: FILE.py, FILE.py:VARIANT, or the name of a file that comes with the package.
-    layers: names of layers that `model.variants` is to have, whatever the file says.
+    path: FILE.py, FILE.py:VARIANT, or the name of a config of the package.
+    layers: names of layers to add to `model.variants` if the file lacks them.
 
   Raises:
-    UserError: there is no such file or variant, or it does not give a config.
+    UserError: there is no such file or variant, or it does not return a config.
   """
   file, colon, variant = path.partition(':')
   file = _located(file)
@@ -191,14 +191,14 @@ def _check_file(path: str, file: str) -> None:
 
 
 def _module(file: str) -> types.ModuleType:
-  """The file's module, as if imported."""
+  """Return the file's module, as if imported."""
   try:
     source = Path(file).read_bytes()
   except OSError as error:
     raise UserError(f'the file --config={file} cannot be read ({error.strerror})') from error
   module = types.ModuleType('config_of_this_run')
   module.__file__ = file
-  sys.modules[module.__name__] = module  # where dataclasses and pickle look for it
+  sys.modules[module.__name__] = module  # dataclasses and pickle look for it here
   exec(compile(source, file, 'exec'), module.__dict__)
   return module
 
@@ -241,7 +241,7 @@ def _complete(
 
 
 def _follow(layer: Any, base: ConfigDict, where: str, group: str) -> None:
-  """Add the keys that a layer leaves out, each with the value that the base has in the end."""
+  """Add the keys that a layer leaves out, each as a reference to the base's final value."""
   _check_group(layer, group[:-1], where)
   for key in layer:
     if key not in base:
@@ -256,15 +256,15 @@ def _follow(layer: Any, base: ConfigDict, where: str, group: str) -> None:
 
 
 def _check_name(path: str, where: str) -> None:
-  """Check that a key of a file is one."""
+  """Check that a key in a file exists."""
   try:
     config.check_key(path)
   except UserError as error:
-    raise UserError(f'get_config of {where} returns what is not a config: {error}') from None
+    raise UserError(f'get_config of {where} returns an invalid config: {error}') from None
 
 
 def _check_group(value: Any, path: str, where: str) -> None:
-  """Check that the value of a group of keys is one."""
+  """Check that the value of a group of keys is a `ConfigDict`."""
   if not isinstance(value, ConfigDict):
     raise UserError(
       f'get_config of {where} sets config.{path} to {value!r}, and that is a group of keys'
@@ -272,7 +272,7 @@ def _check_group(value: Any, path: str, where: str) -> None:
 
 
 def _place(error: Exception, file: str) -> str:
-  """Where in the config file an exception comes from, and what it says."""
+  """Return the place in the config file that an exception comes from, and its message."""
   if isinstance(error, SyntaxError) and error.filename and error.lineno:
     return f'{error.filename}, line {error.lineno}, is not Python ({error.msg})'
   lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == file]
@@ -283,6 +283,6 @@ def _place(error: Exception, file: str) -> str:
 def _said(error: Exception) -> str:
   text = ' '.join(str(error).split())
   if isinstance(error, AttributeError) and (now := renamed(text.strip('"\''))):
-    # A ConfigDict says no more than the name that it lacks.
+    # The message of a ConfigDict is only the missing name.
     return f'{type(error).__name__}: {text}; {now_called(now)}'
   return f'{type(error).__name__}: {text[:_LONGEST]}' if text else type(error).__name__

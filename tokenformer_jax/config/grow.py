@@ -1,4 +1,4 @@
-"""The group `grow`: how a larger model is made of a trained one."""
+"""The group `grow`: how to make a larger model from a trained one."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ from tokenformer_jax.config.fields import key
 
 @dataclasses.dataclass(frozen=True)
 class GrowConfig:
-  """How `init_from`, or the grow command, makes a larger model of a trained one: see grow/."""
+  """How `init_from` or the grow command makes a larger model from a trained one: see grow/."""
 
   method: str = key(
     'zero_keys',
@@ -23,14 +23,14 @@ class GrowConfig:
   )
   scale: str = key(
     '',
-    "keep or resize the reference counts. '': as it is exact for the method",
+    "keep or resize the reference counts. '': whichever is exact for the method",
     choices=('', 'keep', 'resize'),
   )
   new_values: str = key('init', 'the values of new tokens', choices=('init', 'zero'))
   moments: str = key('pad', "the optimizer's moments", choices=('pad', 'drop'))
   step: str = key(
     'keep',
-    'the number of steps, which the data and the schedule go by',
+    'the step number, which sets the position in the data and the schedule',
     choices=('keep', 'restart'),
   )
   noise: float = key(
@@ -38,4 +38,4 @@ class GrowConfig:
     "added to copies, as a fraction of each array's root mean square. 0: exact",
     least=0,
   )
-  seed: int = key(0, 'of what growth draws', least=0)
+  seed: int = key(0, 'seed of the random draws of growth', least=0)

@@ -1,4 +1,4 @@
-"""List a config's keys for `--help`, as their fields describe them."""
+"""List a config's keys for `--help`, from the descriptions in their fields."""
 
 import itertools
 
@@ -27,11 +27,11 @@ def render() -> str:
 
 
 def _description(leaf: Leaf, seen: dict[tuple[str, Key], str]) -> str:
-  """Return the scope, choices and meaning of a key; for a key like a former one, the former's path.
+  """Return the scope, choices and meaning of a key, or the path of an earlier key like it.
 
   Args:
     leaf: the key.
-    seen: paths of the keys before it by name and by what their fields say; this key is added.
+    seen: paths of earlier keys by name and description; the function adds this key.
   """
   scope = leaf.kinds or ((leaf.key.only,) if leaf.key.only else ())
   text = f'[{", ".join(scope)}] ' if scope else ''

@@ -1,8 +1,8 @@
 """The group `model.layer`: what one layer computes, as a choice of variants with their own keys.
 
 A layer is a mixer, which moves information between positions, and a feed-forward part, which works
-on each position alone, joined by a wiring. A dataclass says what each of them is; the module that
-computes it is named in `model/blocks.py`.
+on each position alone, joined by a wiring. Each dataclass configures one of
+them; `model/blocks.py` names the modules of mixers.
 """
 
 import dataclasses
@@ -108,8 +108,8 @@ def map_parts(config: Any, change: Callable[[str, Any], Any], prefix: str = '') 
 
   Args:
     config: a config dataclass.
-    change: function of a path and the dataclass there that returns the new one.
-    prefix: what to put before each path.
+    change: maps a path and the dataclass at that path to the new dataclass.
+    prefix: the text before each path.
   """
   changed = {
     field.name: change(path, map_parts(value, change, f'{path}.'))

@@ -1,4 +1,4 @@
-"""The group `mesh`: how the devices are arranged."""
+"""The group `mesh`: the arrangement of the devices."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ from tokenformer_jax.config.fields import key
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-  """Sizes of the mesh axes; one of them may be -1, the rest of the devices."""
+  """Sizes of the mesh axes; one size may be -1: all remaining devices."""
 
   replica: int = key(1, 'copies of the model')
   fsdp: int = key(-1, 'parts of parameters by width, and of the batch')

@@ -1,11 +1,11 @@
-"""Bring stored JSON of an earlier format to today's: configs, and what a checkpoint says of itself.
+"""Convert stored JSON of an earlier format to today's: configs and the `meta` of checkpoints.
 
 Two files have a format number: the `meta` of a checkpoint, and `config.json` of a work directory,
-where no number means 1. Whatever is read from them passes through here. A config that a user writes
+where no number means 1. Everything read from them passes through here. A config that a user writes
 does not: an old name in it is a mistake, which `config.resolve` reports.
 
-Whoever renames a key of the config, a value of a key, or an array of the state adds an entry to
-`CHANGES`. `tests/old_runs/` has runs of every format, which must go on and grow as they always did.
+To rename a key of the config, a value of a key, or an array of the state, add an entry to
+`CHANGES`. `tests/old_runs/` has runs of every format, which must resume and grow as before.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 
 class LaterFormatError(UserError):
-  """A file that a later version of this package wrote."""
+  """Raised for a file that a later version of this package wrote."""
 
 
 def _unchanged(stored: Json) -> Json:
@@ -28,20 +28,20 @@ def _unchanged(stored: Json) -> Json:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-  """What changed from one format to the next, in the order in which it is applied.
+  """The changes from one format to the next, in the order of application.
 
   Attributes:
-    meta: makes the new `meta` of a checkpoint; the config in it is of the format before.
+    meta: makes the new `meta` of a checkpoint; the config in it has the format before.
     keys: new names of keys, or of whole groups, of the config:
       {'train.scan': 'train.layers', 'mesh': 'devices'}.
     values: new names of values, by the new name of their key:
       {'train.layers': {True: 'scan', False: 'unrolled'}}.
-    config: makes the new config where names are not enough. Groups may be missing: the ancestors in
-      a lineage have only `model` and `grow`.
+    config: makes the new config where new names are not enough. Groups may be missing: the
+      ancestors in a lineage have only `model` and `grow`.
     moved: today's names of keys or groups that `config` replaces, for the message to a user who
       writes the old name.
     arrays: new names of one or more whole parts of the paths of arrays: {'blocks/ffn': 'mlp'}. They
-      count wherever these parts occur, so that parameters, their moments and their average are
+      apply wherever these parts occur, so that parameters, their moments and their average are
       renamed together.
   """
 
@@ -53,16 +53,16 @@ class Change:
   arrays: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-Changes = Mapping[int, Change]  # by the format that they lead to
+Changes = Mapping[int, Change]  # by the format that each change leads to
 
 
 def _with_seen(meta: Json) -> Json:
-  """Format 1 may leave out what the run has seen: then its batches all had one size."""
+  """Add the samples seen, which format 1 may omit if all batches had one size."""
   samples = meta['step'] * meta['config']['data']['batch_size']
   return {'seen': {'samples': samples, 'digest': ''}, **meta}
 
 
-# What a format 2 file that lacks a key means by it; keys that are not here have today's default.
+# The defaults of format 2 for missing keys; keys not listed here have today's default.
 _FORMAT_2 = {
   'layers': 4,
   'positions': 'rotary',
@@ -84,7 +84,7 @@ _FORMAT_2 = {
 
 
 def _with_layer(config: Json) -> Json:
-  """Make `model.layer`. Format 2 has equal layers, with the keys of all kinds side by side."""
+  """Make `model.layer` from the keys of format 2, which has equal layers and no variants."""
   model = config.get('model')
   if not isinstance(model, dict):
     return config
@@ -165,7 +165,7 @@ CHANGES: Changes = {
     },
   ),
 }
-FORMAT = max(CHANGES)  # of what is written
+FORMAT = max(CHANGES)  # the format of new files
 
 
 def check_format(stored: Any, where: str, changes: Changes = CHANGES) -> None:
@@ -173,12 +173,12 @@ def check_format(stored: Any, where: str, changes: Changes = CHANGES) -> None:
 
   Args:
     stored: the format.
-    where: how the error names the file.
-    changes: by the format that they lead to.
+    where: the name of the file for the error.
+    changes: the changes by format.
 
   Raises:
-    LaterFormatError: it is later than all that are known.
-    UserError: it is not a format.
+    LaterFormatError: the format is later than every known one.
+    UserError: the value is not a format.
   """
   if type(stored) is not int or stored < 1:
     raise UserError(f'the format {stored!r} in {where} is not a number from 1 on')
@@ -193,8 +193,8 @@ def meta(stored: Json, changes: Changes = CHANGES) -> Json:
   """Return the `meta` of a checkpoint in today's format: its config, lineage and checksums.
 
   Args:
-    stored: as it was read; `check_format` has passed.
-    changes: by the format that they lead to.
+    stored: the `meta` from the file; `check_format` has passed.
+    changes: the changes by format.
   """
   new = stored
   for change in _since(stored['format'], changes):
@@ -212,9 +212,9 @@ def config(stored: Json, stored_format: int, changes: Changes = CHANGES) -> Json
   """Return a config in today's format.
 
   Args:
-    stored: the groups of keys as they were read.
-    stored_format: in which they were written; `check_format` has passed.
-    changes: by the format that they lead to.
+    stored: the groups of keys from the file.
+    stored_format: the format of the file; `check_format` has passed.
+    changes: the changes by format.
   """
   for change in _since(stored_format, changes):
     stored = _changed(stored, change)
@@ -222,12 +222,12 @@ def config(stored: Json, stored_format: int, changes: Changes = CHANGES) -> Json
 
 
 def array_path(stored: str, stored_format: int, changes: Changes = CHANGES) -> str:
-  """Return the path that an array of a stored state has in today's format.
+  """Return the path in today's format of an array of a stored state.
 
   Args:
-    stored: its path in the files.
-    stored_format: in which they were written; `check_format` has passed.
-    changes: by the format that they lead to.
+    stored: the array's path in the files.
+    stored_format: the format of the files; `check_format` has passed.
+    changes: the changes by format.
   """
   for change in _since(stored_format, changes):
     stored = _renamed(stored, change.arrays, '/')
@@ -235,7 +235,7 @@ def array_path(stored: str, stored_format: int, changes: Changes = CHANGES) -> s
 
 
 def renamed_keys(changes: Changes = CHANGES) -> dict[str, list[str]]:
-  """Return the keys and groups of a config that had another name, with their names of today."""
+  """Return the earlier names of keys and groups of a config, each with its names of today."""
   names: dict[str, list[str]] = {}
   for number, change in changes.items():
     for old in [*change.keys, *change.moved]:
@@ -246,7 +246,7 @@ def renamed_keys(changes: Changes = CHANGES) -> dict[str, list[str]]:
 
 
 def _names_after(change: Change, path: str) -> Sequence[str]:
-  """Return the names that a key of a config has after a change."""
+  """Return the names of a key of a config after a change."""
   renamed = _renamed(path, change.keys, '.', first=True)
   return change.moved.get(renamed, [renamed])
 
@@ -257,14 +257,14 @@ def _since(stored_format: int, changes: Changes) -> list[Change]:
 
 
 def _of_ancestor(ancestor: Json, change: Change) -> Json:
-  """Return the groups of a config that an entry of a lineage has."""
+  """Return the changed groups of a config that an entry of a lineage has."""
   groups = {name: ancestor[name] for name in ('model', 'grow')}
   changed = _changed(groups, change)
   return {name: changed[name] for name in groups}
 
 
 def _changed(config: Json, change: Change) -> Json:
-  """Return a config in which keys and values have new names."""
+  """Return a config with a change applied."""
   flat = {_renamed(path, change.keys, '.', first=True): v for path, v in _flat(config)}
   for path, names in change.values.items():
     for old, new in names.items():
@@ -275,7 +275,7 @@ def _changed(config: Json, change: Change) -> Json:
 
 
 def _renamed(path: str, names: Mapping[str, str], separator: str, *, first: bool = False) -> str:
-  """Return a path in which whole parts have new names: all of them, or only the `first` ones."""
+  """Return a path with whole parts renamed: everywhere, or only at its start (`first`)."""
   if not names:
     return path
   longest_first = '|'.join(map(re.escape, sorted(names, key=len, reverse=True)))
@@ -285,7 +285,7 @@ def _renamed(path: str, names: Mapping[str, str], separator: str, *, first: bool
 
 
 def _flat(groups: Json, prefix: str = '') -> Iterator[tuple[str, Any]]:
-  """Yield each value with its dotted path. An empty group is a value, which its reader judges."""
+  """Yield each value with its dotted path. An empty group counts as a value."""
   for name, value in groups.items():
     if isinstance(value, dict) and value:
       yield from _flat(value, f'{prefix}{name}.')
@@ -294,7 +294,7 @@ def _flat(groups: Json, prefix: str = '') -> Iterator[tuple[str, Any]]:
 
 
 def _nested(flat: Json) -> Json:
-  """Return the groups of values with dotted paths: the inverse of `_flat`."""
+  """Return the groups of values given by dotted paths: the inverse of `_flat`."""
   groups: Json = {}
   for path, value in flat.items():
     *outer, name = path.split('.')

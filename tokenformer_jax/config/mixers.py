@@ -15,7 +15,7 @@ from tokenformer_jax.config.pattention import (
 
 @dataclasses.dataclass(frozen=True)
 class RotaryConfig:
-  """Queries and keys are rotated by their positions."""
+  """Rotation of queries and keys by their positions."""
 
   kind: ClassVar[str] = 'rotary'
 
@@ -33,7 +33,7 @@ class RotaryConfig:
 
 @dataclasses.dataclass(frozen=True)
 class NoPositionsConfig:
-  """Queries and keys do not depend on positions; only a causal mask tells them apart."""
+  """Queries and keys without positions; only a causal mask distinguishes positions."""
 
   kind: ClassVar[str] = 'none'
 

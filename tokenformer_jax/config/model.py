@@ -9,16 +9,19 @@ from tokenformer_jax.config.fields import MODEL_KINDS, key
 from tokenformer_jax.config.layer import NORMS, LayerConfig
 from tokenformer_jax.config.pattern import Group
 
-BASE = 'layer'  # what patterns call `model.layer`
+BASE = 'layer'  # the name of `model.layer` in patterns
 
 
 @dataclasses.dataclass(frozen=True)
 class InitConfig:
-  """How the parameters of a new model and the new parameters of a grown model are drawn."""
+  """How to draw the parameters of a new model and the new parameters of a grown model."""
 
   std: float = key(0.02, 'standard deviation of keys, embeddings and dense kernels', above=0)
   embedding_std: float = key(
-    0.0, 'that of embeddings. 0: init.std. The released TPU code has 1', least=0, only='lm'
+    0.0,
+    'standard deviation of embeddings. 0: init.std. The released TPU code has 1',
+    least=0,
+    only='lm',
   )
   output_std: float = key(
     0.0, 'that of what is added to the residual stream. 0: 2 / (layers · √width)', least=0
@@ -57,17 +60,16 @@ class Layers(Mapping[str, LayerConfig]):
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-  """What a model computes, and what its parameters are drawn from.
+  """What a model computes, and the distribution of its initial parameters.
 
-  Two models that are equal compute the same function of their parameters: `init` takes no part in
-  comparisons.
+  Equal models compute the same function of their parameters: comparisons ignore `init`.
   """
 
   kind: str = key('lm', 'a language model or a vision transformer', choices=MODEL_KINDS)
   pattern: str = key(
     'layer*4',
-    'the layers in their order: layer is model.layer, other names are in model.variants, for '
-    'example "local*5 layer" or "(local layer)*6"',
+    'the layers in order: layer is model.layer, other names are in model.variants, for example '
+    '"local*5 layer" or "(local layer)*6"',
   )
   width: int = key(128, 'D, the size of a hidden state', above=0)
   layer: LayerConfig = LayerConfig()
@@ -83,11 +85,11 @@ class ModelConfig:
   )
   position_embedding: str = key(
     'none',
-    'added to what the first layer reads; lm: none, learned; vit: sincos, learned, none',
+    'added to the input of the first layer; lm: none, learned; vit: sincos, learned, none',
     choices=('none', 'learned', 'sincos'),
   )
   max_length: int = key(
-    0, 'of learned positions. 0: data.sequence_length, or the number of patches', least=0
+    0, 'number of learned positions. 0: data.sequence_length, or the number of patches', least=0
   )
   vocab_size: int = key(
     0, '0: the ids of the tokenizer, rounded up to a multiple of 128', least=0, only='lm'
@@ -95,8 +97,8 @@ class ModelConfig:
   tied_head: bool = key(True, 'the output embedding is the input embedding. Language models only')
   scaled_logits: bool = key(False, 'logits / √width, as in the released TPU code', only='lm')
   patch: int = key(16, "pixels of a patch's side", above=0, only='vit')
-  channels: int = key(0, 'of the images. 0: as the data has', least=0, only='vit')
-  classes: int = key(0, 'outputs of the head. 0: as many as the data has', least=0, only='vit')
+  channels: int = key(0, 'channels of an image. 0: as in the data', least=0, only='vit')
+  classes: int = key(0, 'outputs of the head. 0: as in the data', least=0, only='vit')
   pool: str = key(
     'mean',
     'over patches; or a class token; or attention by a learned query, made as model.layer',
@@ -107,10 +109,10 @@ class ModelConfig:
 
   @functools.cached_property
   def groups(self) -> tuple[Group, ...]:
-    """The groups of equal layers that the pattern stands for.
+    """The groups of equal layers in the pattern.
 
     Raises:
-      UserError: it is not a pattern, or names a layer that the model does not have.
+      UserError: the text is not a pattern, or names a layer that the model does not have.
     """
     return pattern.parse(self.pattern, (BASE, *self.variants), 'config.model.pattern')
 
@@ -127,7 +129,7 @@ class ModelConfig:
 
   @property
   def heads(self) -> tuple[int, ...]:
-    """The different numbers of heads of the mixers, the smallest first."""
+    """The distinct numbers of heads of the mixers, the smallest first."""
     mixers = (layer.mixer for layer in self.layers.values())
     return tuple(sorted({mixer.heads for mixer in mixers if hasattr(mixer, 'heads')}))
 
@@ -135,7 +137,7 @@ class ModelConfig:
     """Return the model with every layer replaced.
 
     Args:
-      change: function of a layer's name and config that returns its new config.
+      change: maps a layer's name and config to its new config.
     """
     return dataclasses.replace(
       self,
@@ -145,13 +147,13 @@ class ModelConfig:
 
 
 def used_layers(model: ModelConfig) -> dict[str, LayerConfig]:
-  """Return the layers that a model has parameters of, by name.
+  """Return the layers that have parameters in a model, by name.
 
-  They are the layers of the pattern, and `model.layer` where the pool is made as that one.
+  They are the layers of the pattern, and `model.layer` if an attention pool uses its config.
   """
   return model.layers | ({BASE: model.layer} if model.pool == 'attention' else {})
 
 
 def layer_path(name: str) -> str:
-  """Return the path of the group of keys of a layer that a pattern names."""
+  """Return the path of the group of keys of a layer, given its name in a pattern."""
   return f'model.{BASE}' if name == BASE else f'model.variants.{name}'

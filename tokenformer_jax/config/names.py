@@ -11,10 +11,10 @@ from tokenformer_jax.config.layer import LayerConfig
 from tokenformer_jax.config.run import Config
 from tokenformer_jax.errors import UserError, misspelt, nearest
 
-# Keys of earlier versions, each with the keys that have its meaning today.
+# Keys of earlier versions, each with today's keys of the same meaning.
 RENAMED = migrate.renamed_keys()
 
-# The group whose keys are what a config calls its layers, and the group that they are versions of.
+# The group of named layers, and the group that each of these layers is a version of.
 _VARIANTS, _LAYER = 'model.variants', 'model.layer'
 
 
@@ -67,7 +67,7 @@ def unknown(name: str, group: str, known: Collection[str], path: str = '') -> Us
     name: the unknown name.
     group: the path of the group with a dot at its end; empty for the whole config.
     known: the names in the group; empty if `group` is a single value.
-    path: the path that was asked for, which may go on after `name`.
+    path: the requested path, which may continue after `name`.
   """
   for old in (path, group + name):
     if now := RENAMED.get(old):
@@ -83,7 +83,7 @@ def unknown(name: str, group: str, known: Collection[str], path: str = '') -> Us
 
 
 def _elsewhere(path: str) -> list[str]:
-  """Return the keys with the same last part as a path; if some have all its parts, only these."""
+  """Return the keys with the last part of a path, or only those with all its parts if any exist."""
   layer = re.match(rf'{re.escape(_VARIANTS)}\.\w+', path)
   if layer:
     path = _LAYER + path[layer.end() :]
@@ -99,7 +99,7 @@ def _has_in_order(whole: Sequence[str], parts: Sequence[str]) -> bool:
 
 
 def keys_named(name: str) -> list[str]:
-  """Return the keys whose last part is `name`, or was in an earlier version, or else is near it."""
+  """Return the keys whose last part is or was `name`; if there is none, those with a near name."""
   last = {path: path.rpartition('.')[2] for path in paths()}
   before = renamed(name)
   if name not in last.values() and not before:
@@ -114,7 +114,7 @@ def renamed(name: str) -> list[str]:
 
 
 def now_called(now: Sequence[str]) -> str:
-  """Return the part of a sentence that names the keys which an old key has become."""
+  """Return the part of a sentence that gives today's names of an old key."""
   *others, last = map(repr, now)
   return (
     f'it is called {", ".join(others)} and {last} now' if others else f'it is called {last} now'

@@ -1,4 +1,4 @@
-"""The group `optim`: AdamW, its learning rate, and the loss that it minimises."""
+"""The group `optim`: AdamW, its learning rate, and the loss that it minimizes."""
 
 import dataclasses
 import math
@@ -18,18 +18,14 @@ class OptimConfig:
   final_fraction: float = key(
     0.1, 'the floor of the decay, as a fraction of the peak', least=0, most=1
   )
-  schedule: str = key(
-    'cosine', 'how the rate goes on after the warm-up', choices=('cosine', 'constant')
-  )
+  schedule: str = key('cosine', 'the rate after the warm-up', choices=('cosine', 'constant'))
   # Adam divides by 1 − β.
   beta1: float = key(0.9, "decay of Adam's mean of gradients", least=0, below=1)
   beta2: float = key(0.95, "decay of Adam's mean of squared gradients", least=0, below=1)
   epsilon: float = key(1e-8, "added to Adam's denominator", above=0)
-  weight_decay: float = key(0.1, 'of matrices; norms and biases have none', least=0)
+  weight_decay: float = key(0.1, 'decay of matrices; norms and biases have none', least=0)
   clip_norm: float = key(1.0, 'largest norm of the whole gradient. 0: no clipping', least=0)
-  accumulation_steps: int = key(
-    1, 'parts that a batch is computed in, one after the other', above=0
-  )
+  accumulation_steps: int = key(1, 'parts of a batch, computed one after the other', above=0)
   z_loss: float = key(
     0.0, "weight of log² of the softmax's denominator in the loss", least=0, only='lm'
   )
@@ -41,36 +37,36 @@ class OptimConfig:
   )
   mixup: float = key(
     0.0,
-    'α of the Beta distribution of the weights of two images. 0: none',
+    'α of the Beta distribution that weights two images. 0: none',
     least=0,
     only='vit',
   )
   cutmix: float = key(
-    0.0, 'α of the same for areas; with both, half of the batches each', least=0, only='vit'
+    0.0, 'α as for mixup, for areas; with both, half of the batches each', least=0, only='vit'
   )
   label_smoothing: float = key(
-    0.0, 'probability that is spread over all classes', least=0, below=1, only='vit'
+    0.0, 'probability to spread over all classes', least=0, below=1, only='vit'
   )
   drop_path: float = key(
-    0.0, 'probability that a branch of the last block is left out', least=0, below=1, only='vit'
+    0.0, 'probability of dropping a branch of the last block', least=0, below=1, only='vit'
   )
-  restart_schedule: bool = key(True, 'warm up and decay anew from the last growth on', only='grown')
+  restart_schedule: bool = key(True, 'warm up and decay again after the last growth', only='grown')
   old_tokens: str = key(
     'train', 'everything older than the last growth: train, freeze or scale:X', only='grown'
   )
   new_token_warmup: int = key(
     100,
-    "updates in which the new tokens' rate rises to that of the old ones",
+    "updates in which the new tokens' rate rises to the old tokens' rate",
     least=0,
     only='grown',
   )
   new_token_correction: bool = key(
-    False, "Adam's bias correction counts from the growth for new tokens", only='grown'
+    False, "for new tokens, count Adam's bias correction from the growth on", only='grown'
   )
 
 
 def old_token_rate(optim: OptimConfig) -> float:
-  """Return the factor of `optim.old_tokens` on updates of what is older than the last growth.
+  """Return the factor of `optim.old_tokens` on updates of parameters older than the last growth.
 
   Raises:
     UserError: the value has another form.

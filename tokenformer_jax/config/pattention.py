@@ -8,10 +8,10 @@ from tokenformer_jax.config.fields import key, one_of, table
 
 @dataclasses.dataclass(frozen=True)
 class ScoreConfig:
-  """Θ, from the scores of parameter tokens to their weights: see `pattention.parameter_weights`."""
+  """Θ, which maps scores of parameter tokens to weights: see `pattention.parameter_weights`."""
 
   kind: ClassVar[str]
-  # True if a score of 0 has weight 0: then a parameter token with a zero key adds nothing and
+  # Whether a score of 0 has weight 0: then a parameter token with a zero key adds nothing and
   # changes no other weight.
   zero_at_zero: ClassVar[bool] = False
 
@@ -71,7 +71,7 @@ class PattentionConfig:
   tokens: int = key(128, 'N, the number of parameter tokens', above=0)
   reference: int = key(
     0,
-    'τ² of the score. 0: equal to tokens. Growth keeps it, see grow.scale',
+    'τ² of the score. 0: equal to tokens. Growth keeps it: see grow.scale',
     least=0,
   )
   score: ScoreConfig = one_of(L2NormGELU(), SCORES, 'Θ, from scores to weights: see pattention.py')

@@ -1,4 +1,4 @@
-"""Parse a pattern, the short text that says which layers a trunk has and in which order."""
+"""Parse a pattern, the short text that lists the layers of a trunk in order."""
 
 import re
 from collections.abc import Collection
@@ -8,16 +8,16 @@ from tokenformer_jax.errors import UserError, nearest
 
 _TOKEN = re.compile(r'\s*([A-Za-z_]\w*|[0-9]+|\S)')
 _COUNT = re.compile(r'0*[1-9][0-9]{0,4}')
-_MOST_DEEP = 20  # parentheses in parentheses
-_MOST_LAYERS = 10_000  # of a pattern that is not a slip of the keyboard
+_MOST_DEEP = 20  # nested parentheses
+_MOST_LAYERS = 10_000  # more layers are taken for a typing mistake
 
 
 class Group(NamedTuple):
-  """Layers that run one after the other, the whole row `count` times.
+  """A row of layers that runs `count` times.
 
   Attributes:
-    layers: the name of each.
-    count: how often the row is repeated.
+    layers: the name of each layer of the row.
+    count: the number of times that the row runs.
   """
 
   layers: tuple[str, ...]
@@ -32,14 +32,14 @@ class Group(NamedTuple):
 def parse(pattern: str, known: Collection[str], where: str) -> tuple[Group, ...]:
   """Return the groups of a pattern such as `layer*12`, `local*23 full` or `(dense moe)*6`.
 
-  A name is a layer, `*N` repeats what is before it, and parentheses hold what is repeated together.
-  A repeated parenthesis is one group, whose row has every layer of the parenthesis. Everything else
-  gives groups of one kind of layer; neighbours with equal rows become one group.
+  A name is a layer, `*N` repeats the item before it, and parentheses make several layers one item.
+  A repeated parenthesis is one group, whose row has every layer of the parenthesis. All other
+  groups have one kind of layer. Adjacent groups with equal rows become one group.
 
   Args:
     pattern: the text.
-    known: names that a layer may have.
-    where: what to call the pattern in a message, such as `config.model.pattern`.
+    known: the names of layers.
+    where: the name of the pattern in a message, such as `config.model.pattern`.
 
   Raises:
     UserError: the text is not a pattern, or names an unknown layer.
@@ -70,7 +70,7 @@ class _Parser:
     return groups
 
   def _sequence(self, depth: int) -> list[Group]:
-    """Groups up to the end, or up to a ')' that belongs to a '(' before this sequence."""
+    """Parse groups up to the end, or up to a ')' that closes a '(' before this sequence."""
     groups: list[Group] = []
     while self._peek() not in ('', ')'):
       groups.extend(self._item(depth))
@@ -78,11 +78,11 @@ class _Parser:
     return groups
 
   def _item(self, depth: int) -> list[Group]:
-    """A name or a parenthesis, with its count."""
+    """Parse a name or a parenthesis, with its count."""
     token = self._take()
     if token == '(':
       if depth == _MOST_DEEP:
-        raise self._error(f'it has more than {_MOST_DEEP} parentheses in each other')
+        raise self._error(f'it has more than {_MOST_DEEP} nested parentheses')
       inner = self._sequence(depth + 1)
       if self._take() != ')':
         raise self._error("a '(' is not closed")

@@ -1,7 +1,7 @@
 """Find and replace the projections of a model that have parameter tokens, by name.
 
-A projection of `model.layer` is called by its place: `qkv`, `proj`, `ffn`. A projection of another
-layer has the layer's name before that: `local.ffn`. Growth and the planner use these names.
+The name of a projection of `model.layer` is its place: `qkv`, `proj`, `ffn`. In another layer the
+name starts with the layer's name: `local.ffn`. Growth and the planner use these names.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ def pattentions(model: ModelConfig) -> dict[str, PattentionConfig]:
 
 
 def key_of(model: ModelConfig, name: str) -> str:
-  """Return the path of the group of keys of a projection that `pattentions` names."""
+  """Return the path of the group of keys of a projection, given its name in `pattentions`."""
   return next(path for one, path, _ in _places(model) if one == name)
 
 
@@ -51,7 +51,7 @@ def with_pattentions(model: ModelConfig, changed: Mapping[str, PattentionConfig]
 
 
 def with_token_counts(model: ModelConfig, counts: Mapping[str, int]) -> ModelConfig:
-  """Return the model with other numbers of parameter tokens; projections not named keep theirs."""
+  """Return the model with new numbers of parameter tokens for the named projections."""
   changed = {
     name: dataclasses.replace(one, tokens=counts.get(name, one.tokens))
     for name, one in pattentions(model).items()
@@ -74,21 +74,21 @@ def token_counts(model: ModelConfig) -> dict[str, int]:
 
 
 def counts_as_text(counts: Mapping[str, int]) -> str:
-  """Return counts by name as `--param_tokens` takes them: `qkv=128,proj=128,ffn=512`."""
+  """Return counts by name in the form of `--param_tokens`: `qkv=128,proj=128,ffn=512`."""
   return ','.join(f'{name}={count}' for name, count in counts.items())
 
 
 def named_counts(model: ModelConfig, given: Mapping[str, int], where: str) -> dict[str, int]:
-  """Return the token counts of a model, some of them replaced.
+  """Return the token counts of a model with some of them replaced.
 
   Args:
     model: the model.
-    given: new counts by name: `local.ffn` is one projection, and `ffn` the feed-forward part of
+    given: new counts by name. `local.ffn` is one projection; `ffn` is the feed-forward part of
       every layer that `given` does not name more exactly.
-    where: what to call the source of `given` in a message.
+    where: the name of the source of `given` in a message.
 
   Raises:
-    UserError: the model has no projection of that name.
+    UserError: the model has no parameter tokens, or no projection of that name.
   """
   counts = token_counts(model)
   if not counts:
@@ -102,7 +102,7 @@ def named_counts(model: ModelConfig, given: Mapping[str, int], where: str) -> di
 
 
 def count_names(model: ModelConfig) -> list[str]:
-  """Return the names that `named_counts` knows, those for every layer first."""
+  """Return the names that `named_counts` accepts, first those for every layer."""
   names = list(token_counts(model))
   return list(dict.fromkeys([*map(_short, names), *names]))
 

@@ -1,4 +1,4 @@
-"""A whole run: all groups of its config, and which values of several groups fit together."""
+"""The config of a whole run, and the check that values of several groups fit together."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ from tokenformer_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """A whole run."""
+  """The config of a whole run."""
 
   model: ModelConfig = ModelConfig()
   data: DataConfig = DataConfig()
@@ -29,7 +29,7 @@ class Config:
   mesh: MeshConfig = MeshConfig()
   dtype: str = key(
     'auto',
-    'of activations: bfloat16 on TPU and GPU, float32 on CPU',
+    'dtype of activations. auto: bfloat16 on TPU and GPU, float32 on CPU',
     choices=('auto', 'float32', 'bfloat16'),
   )
   init_from: str = key('', "another run's directory, DIR or DIR@STEP, grown to this model")
@@ -40,8 +40,8 @@ def check(config: Config) -> None:
   """Check everything that can be known before data is read or a device is touched.
 
   Raises:
-    UserError: a value is not allowed, has no meaning for this kind of model, or does not fit
-      another one.
+    UserError: a value is not allowed, does not apply to this kind of model, or does not fit another
+      value.
   """
   fields.check(config)
   fields.check_scope(config, config.model.kind)
@@ -62,14 +62,14 @@ def check(config: Config) -> None:
 
 
 def _check_lengths(config: Config) -> None:
-  """Check that a length is given in one unit."""
+  """Check that each length is set in one unit only."""
   for group, name in (('train', ''), ('optim', 'warmup_')):
     values, defaults = getattr(config, group), getattr(Config(), group)
     names = [f'{name}{unit}' for unit in ('steps', 'epochs', 'examples')]
     given = [n for n in names if getattr(values, n) != getattr(defaults, n)]
     if len(given) > 1:
       said = ' and '.join(f'config.{group}.{n}={getattr(values, n)}' for n in given)
-      raise UserError(f'{said} say the same in several units; give one of them')
+      raise UserError(f'{said} set one length in several units; give one of them')
 
 
 def _check_positions(model: ModelConfig, data: DataConfig) -> None:

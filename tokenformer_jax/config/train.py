@@ -15,17 +15,19 @@ class TrainConfig:
     0.0, 'passes over the training data, instead of steps, if greater than 0', least=0
   )
   examples: int = key(0, 'sequences or images, instead of steps', least=0, bits=64)
-  seed: int = key(0, 'of parameters, of the order of the data and of what is drawn', least=0)
+  seed: int = key(0, 'seed of parameters, of the order of the data and of random draws', least=0)
   log_every: int = key(10, 'steps between lines of figures', above=0)
   eval_every: int = key(
     250, 'steps between evaluations; also at the end. 0: only at the end', least=0
   )
   eval_batches: int = key(0, 'batches of an evaluation. 0: the whole validation split', least=0)
   checkpoint_every: int = key(250, 'steps between checkpoints; also at the end', above=0)
-  keep_checkpoints: int = key(2, 'the newest ones; the best by eval/loss is kept besides', above=0)
+  keep_checkpoints: int = key(
+    2, 'newest checkpoints to keep, besides the best by eval/loss', above=0
+  )
   ema: float = key(
     0.0,
-    'decay of a moving average of the parameters, evaluated beside them as eval/ema_…. 0: none',
+    'decay of a moving average of the parameters, also evaluated, as eval/ema_…. 0: none',
     least=0,
     below=1,
   )
@@ -33,10 +35,10 @@ class TrainConfig:
   sample_tokens: int = key(
     64, 'length of the text written at each evaluation. 0: none', least=0, only='lm'
   )
-  sample_prompt: str = key('', "what that text starts with. '': a new document", only='lm')
+  sample_prompt: str = key('', "the start of that text. '': a new document", only='lm')
   remat: str = key(
     'auto',
-    'what is kept for the backward pass: see model/stack.py',
+    'the values to save for the backward pass: see model/stack.py',
     choices=('auto', 'everything', 'score_inputs', 'dots', 'full', 'offload'),
   )
   layers: str = key(
@@ -47,7 +49,7 @@ class TrainConfig:
   )
   compiler_options: str = key(
     'auto',
-    "those that suit the devices, or XLA's defaults: see steps/compiler.py",
+    "options for the devices, or XLA's defaults (none): see steps/compiler.py",
     choices=('auto', 'deterministic', 'none'),
   )
   receptive_field: float = key(
@@ -58,7 +60,7 @@ class TrainConfig:
     only='lm',
   )
   loss_chunk: int = key(
-    256, 'positions of each sequence whose logits are alive at once', above=0, only='lm'
+    256, 'positions of each sequence whose logits are in memory at once', above=0, only='lm'
   )
   profile_steps: str = key(
     '', "'FIRST:LAST' writes a profile of these steps into the work directory"

@@ -1,8 +1,8 @@
 """Convert configs to nested dicts and back.
 
-A config has two forms as nested dicts. `to_json` returns what the config says and nothing else; a
-run stores this form. `defaults` and `to_config_dict` return every key, so that a file or a flag can
-set it, including the keys of kinds that the config did not choose. `from_dict` reads both forms.
+A config has two forms as nested dicts. `to_json` returns only the keys of the kinds that the config
+chose; a run stores this form. `defaults` and `to_config_dict` return the keys of all kinds, so that
+a file or a flag can set them. `from_dict` reads both forms.
 """
 
 import dataclasses
@@ -58,11 +58,11 @@ def from_dict(cls: type, values: Mapping[str, Any], base: Any = None) -> Any:
   """Build a config dataclass from nested dicts.
 
   A key of a kind that is not chosen may repeat its default or its value in `base`. So a change of
-  `kind` is enough: the keys of the former kind need not be removed.
+  `kind` is enough: the keys of the former kind can stay.
 
   Args:
     cls: the class.
-    values: nested dicts of either form. A key that is left out has its value in `base`; inside
+    values: nested dicts of either form. A missing key has its value in `base`; inside
       `model.variants`, its value in `model.layer`.
     base: the config that the values change; None: the defaults.
 
@@ -80,10 +80,10 @@ def _build(
 
   Args:
     cls: its class.
-    base: an instance with the values that are left out, or None.
+    base: an instance with the values of missing keys, or None.
     values: nested dicts.
-    known: nested dicts of the values that keys of kinds which are not chosen may repeat.
-    prefix: what precedes each key in a message.
+    known: nested dicts of the values that keys of kinds not chosen may repeat.
+    prefix: the text before each key in a message.
   """
   types = typing.get_type_hints(cls)
   own = {field.name: field for field in dataclasses.fields(cls)}
@@ -105,12 +105,12 @@ def _build(
 
 
 def _inside(known: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
-  """Return what each of several nested dicts has at a name, if it has it."""
+  """Return the values at a name in several nested dicts, from those that have it."""
   return [one[name] for one in known if name in one]
 
 
 def _default(field: dataclasses.Field, expected: type) -> Any:
-  """Return the default of a field; of a group without one, that of its class; else None."""
+  """Return the default of a field; for a group without one, the default of its class; else None."""
   if field.default is not dataclasses.MISSING:
     return field.default
   if field.default_factory is not dataclasses.MISSING:
@@ -121,7 +121,11 @@ def _default(field: dataclasses.Field, expected: type) -> Any:
 def _convert(
   field: dataclasses.Field, expected: type, base: Any, value: Any, known: Sequence[Any], path: str
 ) -> Any:
-  """Return the value of a field, of the right type; for `base` and `known` see `_build`."""
+  """Return the value of a field in the right type; for `base` and `known` see `_build`.
+
+  Raises:
+    UserError: the value has the wrong type.
+  """
   if dataclasses.is_dataclass(base):
     _check_group(value, path)
     if fields.variants_of(field) is not None:
@@ -149,15 +153,15 @@ def _layers(
   Args:
     base: `model.layer`.
     values: nested dicts by name.
-    known: what keys of other kinds may repeat (see `_build`), each by name.
-    known_bases: the same of `model.layer`. A layer of a config file follows it in every key that it
-      does not set, also in keys of other kinds.
-    path: of the layers, for messages.
+    known: the values that keys of other kinds may repeat (see `_build`), by layer name.
+    known_bases: such values of `model.layer`. A layer of a config file repeats `model.layer` in
+      every key that it does not set, including keys of other kinds.
+    path: the path of the layers, for messages.
   """
   _check_group(values, path)
   layers = {}
   for name, own in values.items():
-    if not name.isidentifier() or name == BASE:
+    if not (name.isidentifier() and name.isascii()) or name == BASE:
       raise UserError(
         f'config.{path}.{name} cannot be the name of a layer; take a word of letters, digits and '
         f'_ that is not {BASE!r}'
@@ -189,7 +193,7 @@ def _choose(
 
 
 def _like(base: Any, default: Any, variant: type) -> Any:
-  """Return another variant with its defaults, and the values of `base` for the keys of both."""
+  """Return another variant with its defaults, and the values of `base` for their common keys."""
   chosen = default if isinstance(default, variant) else variant()
   names = {field.name for field in dataclasses.fields(base)}
   both = [field.name for field in dataclasses.fields(chosen) if field.name in names]
@@ -203,10 +207,10 @@ def _check_others(
   known: Sequence[Mapping[str, Any]],
   path: str,
 ) -> None:
-  """Check that keys which the chosen variant lacks belong to another one and repeat a known value.
+  """Check that keys not in the chosen variant belong to another one and repeat a known value.
 
   Raises:
-    UserError: no variant has the key, or its value is a new one.
+    UserError: no variant has the key, or its value is new.
   """
   members = fields.members(chosen, field)
   for name, value in others.items():
@@ -218,7 +222,7 @@ def _check_others(
 
 
 def _repeats(value: Any, known: Any) -> bool:
-  """Whether nested dicts have the same values as others, or some of them."""
+  """Return whether nested dicts have the same values as others, or a part of them."""
   if not isinstance(known, Mapping):
     return value == known
   return isinstance(value, Mapping) and all(

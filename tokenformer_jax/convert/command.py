@@ -7,14 +7,13 @@ r"""Turn released TokenFormer weights into a run of ours, and back, tensor by te
   tokenformer convert to-torch --source=RUN[@STEP] --target=pytorch_model.bin
       [--dtype=float32|float16|bfloat16] [--allow_nonfinite]
 
-The source of to-jax is a .bin or .safetensors file, the .index.json of a sharded set, or a
-directory with one of them; or an Orbax checkpoint of the released TPU code. The work directory that
-it makes can be generated from, grown, trained on and evaluated. It holds the parameters alone,
-since the optimizer's moments of a model whose training begins are zero. The suffix of to-torch's
-target, .bin or .safetensors, is its format.
+The source of to-jax is a .bin or .safetensors file, the .index.json of a sharded set, a directory
+with one of them, or an Orbax checkpoint of the released TPU code. From the new work directory you
+can generate, grow, train on and evaluate. It holds only parameters, because the optimizer's moments
+are zero when training begins. The suffix of to-torch's target, .bin or .safetensors, is its format.
 
-The weights do not say which score function they were trained with, nor how many heads there are or
-how much of each is rotated. The command says what it took, and a flag takes another value.
+The weights do not say which score function they were trained with, how many heads there are, or
+which part of each head is rotated. The command prints what it assumes, and flags change it.
 """
 
 import contextlib
@@ -42,7 +41,7 @@ from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
 
 _SCORE = released_torch.SCORE
-_CHUNK = 2**22  # numbers that are looked at together
+_CHUNK = 2**22  # numbers to check at once
 
 _TAKEN = {
   'to-jax': (
@@ -71,20 +70,20 @@ def to_jax(
     source: see `tensor_files.find`; or an Orbax checkpoint, see `released_tpu`.
     target: the new work directory.
     tokenizer: the path of a `tokenizer.json`, or `bytes`; empty: the one beside the source.
-    heads: see `released_torch.model_of`, or `released_tpu.model_of`.
-    rotary_fraction: see `released_torch.model_of`; an Orbax checkpoint has none.
-    score: see `released_torch.model_of`.
-    zoom_dim: see `released_tpu.model_of`; only an Orbax checkpoint has one.
-    sequence_length: for what is trained or evaluated later; nothing of the model depends on it.
+    heads: see `released_torch.infer_model`, or `released_tpu.infer_model`.
+    rotary_fraction: see `released_torch.infer_model`; an Orbax checkpoint has none.
+    score: see `released_torch.infer_model`.
+    zoom_dim: see `released_tpu.infer_model`; only an Orbax checkpoint has one.
+    sequence_length: for later training and evaluation; the model does not depend on it.
     allow_nonfinite: accept weights that are NaN or infinite, with a message.
 
   Returns:
     The config of the run.
 
   Raises:
-    UserError: the source is not what `tensor_files.find` and `released_torch.model_of` expect, a
+    UserError: the source is not what `tensor_files.find` and `released_torch.infer_model` expect, a
       weight is not finite, the tokenizer does not fit, or the target exists or cannot be written.
-      Nothing is left of the target then.
+      Nothing of the target remains then.
   """
   files.check_target(target)
   model, weights = _find(source, heads, rotary_fraction, score, zoom_dim)
@@ -113,10 +112,10 @@ def to_jax(
 
 
 class _Weights(NamedTuple):
-  """Weights that are found, and not read yet."""
+  """Weights that were found but not read."""
 
-  params: Params  # of `checkpoint.Deferred`
-  numbers: Callable[[], Iterator[tuple[str, np.ndarray]]]  # some at a time, with a tensor's name
+  params: Params  # The leaves are `checkpoint.Deferred`.
+  numbers: Callable[[], Iterator[tuple[str, np.ndarray]]]  # in chunks, with the tensor's name
 
 
 def _find(
@@ -126,15 +125,15 @@ def _find(
   score: str,
   zoom_dim: int | None,
 ) -> tuple[ModelConfig, _Weights]:
-  """Find the model of a source, and its weights."""
-  if directory := released_tpu.directory_of(source):
+  """Return the model of a source, and its weights."""
+  if directory := released_tpu.find_directory(source):
     if rotary_fraction is not None:
       raise UserError(
         f'--rotary_fraction has no meaning for {source}, a checkpoint of the released TPU code, '
         'whose models have no positions; leave it out'
       )
     arrays = released_tpu.find(directory)
-    model = released_tpu.model_of(arrays, heads=heads, zoom_dim=zoom_dim or 0, score=score)
+    model = released_tpu.infer_model(arrays, heads=heads, zoom_dim=zoom_dim or 0, score=score)
     return model, _Weights(
       released_tpu.deferred(model, arrays),
       lambda: ((name, array.read()) for name, array in arrays.items()),
@@ -146,7 +145,9 @@ def _find(
     )
   tensors = tensor_files.find(source)
   shapes = {name: tensor.shape for name, tensor in tensors.items()}
-  model = released_torch.model_of(shapes, heads=heads, rotary_fraction=rotary_fraction, score=score)
+  model = released_torch.infer_model(
+    shapes, heads=heads, rotary_fraction=rotary_fraction, score=score
+  )
   return model, _Weights(
     released_torch.deferred(model, tensors),
     lambda: ((name, chunk) for name, tensor in tensors.items() for chunk in tensor.chunks()),
@@ -161,7 +162,7 @@ class _NonFinite:
     self._number, self._first = 0, ''
 
   def count(self, name: str, numbers: np.ndarray) -> None:
-    """Count those of a tensor, or of a part of it."""
+    """Count the weights of a tensor, or of a part of it."""
     flat = numbers.reshape(-1)
     for chunk in np.split(flat, range(_CHUNK, len(flat), _CHUNK)):
       wrong = len(chunk) - int(np.count_nonzero(np.isfinite(chunk)))
@@ -169,10 +170,10 @@ class _NonFinite:
       self._number += wrong
 
   def report(self) -> None:
-    """Say how many there are, if any.
+    """Print how many there are, if any.
 
     Raises:
-      UserError: there are, and they are not allowed.
+      UserError: there are some, and they are not allowed.
     """
     if not self._number:
       return
@@ -213,21 +214,20 @@ def _load_tokenizer(spec: str) -> tokenizers.Tokenizer:
 def to_torch(
   source: str, target: Path, *, dtype: str = 'float32', allow_nonfinite: bool = False
 ) -> ModelConfig:
-  """Write the parameters of a run as released: the exact inverse of `to_jax`.
+  """Write the parameters of a run in the released format: the exact inverse of `to_jax`.
 
   Args:
     source: the run, DIR or DIR@STEP.
     target: a new file; its suffix, `.bin` or `.safetensors`, is the format.
-    dtype: of the tensors; what came from this dtype goes back to it bit for bit.
+    dtype: the dtype of the tensors; weights that came from it return to it bit for bit.
     allow_nonfinite: as in `to_jax`.
 
   Returns:
     The model.
 
   Raises:
-    UserError: the run cannot be read, the released code cannot compute its model, a
-      weight is not finite, or the target exists or cannot be written. Nothing is left of the target
-      then.
+    UserError: the run cannot be read, the released code cannot compute its model, a weight is not
+      finite, or the target exists or cannot be written. Nothing of the target remains then.
   """
   files.check_target(target)
   if target.suffix not in tensor_files.SUFFIXES:
@@ -250,7 +250,7 @@ def to_torch(
 def _counted(
   stream: Iterator[tuple[str, np.ndarray]], found: _NonFinite
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Yield the stream, and end in an error if a number in it is not allowed."""
+  """Yield the stream; raise at its end if a number in it is not allowed."""
   for name, array in stream:
     found.count(name, array)
     yield name, array
@@ -275,7 +275,7 @@ def _tensors(
     array = np.asarray(released_torch.at(files.read_params(checkpoints, meta, mesh, alone), path))
     for name in of_layers:
       layer = places[name].layer
-      # A copy of a layer, so that whoever still holds the last one does not hold all of them.
+      # Copy the layer: a view of it, held by the consumer, would keep all layers in memory.
       yield name, array if layer is None else array[layer].copy()
     del array  # before the next one is read
     files.return_freed_memory()
@@ -289,29 +289,29 @@ def define_flags() -> None:
     'heads', None, 'Attention heads. Default: by the width, as released.', lower_bound=1
   )
   flags.DEFINE_float(
-    'rotary_fraction', None, 'Of each head, how much is rotated. Default: 0.25, as released.'
+    'rotary_fraction', None, 'The rotated part of each head. Default: 0.25, as released.'
   )
   flags.DEFINE_enum(
     'score',
     _SCORE,
     released_torch.SCORES,
-    'What the model makes of its scores, which the weights do not say (norm_activation_type or, in '
-    'the TPU code, normalize_type in the config that it was trained with).',
+    'The score function, which the weights do not say: norm_activation_type, or normalize_type of '
+    'the TPU code, in the config of the training.',
   )
   flags.DEFINE_integer(
-    'zoom_dim', None, 'Of the config of a TPU checkpoint, if it was not 0.', lower_bound=0
+    'zoom_dim', None, 'The zoom_dim in the config of a TPU checkpoint.', lower_bound=0
   )
   flags.DEFINE_string(
     'tokenizer', '', 'A tokenizer.json, or bytes. Default: the tokenizer.json beside the source.'
   )
   flags.DEFINE_integer('sequence_length', 2048, 'For later training.', lower_bound=1)
-  flags.DEFINE_bool('allow_nonfinite', False, 'Takes weights that are NaN or infinite, too.')
-  flags.DEFINE_enum('dtype', 'float32', tensor_files.DTYPES, 'Of the tensors that are written.')
+  flags.DEFINE_bool('allow_nonfinite', False, 'Accept weights that are NaN or infinite.')
+  flags.DEFINE_enum('dtype', 'float32', tensor_files.DTYPES, 'The dtype of the written tensors.')
 
 
 def main(argv: Sequence[str]) -> None:
-  """Run the command."""
-  # Nothing is computed, so an accelerator, which other processes may hold, is left alone.
+  """Run the action that the first word names."""
+  # Leave accelerators alone: nothing is computed, and other processes may hold them.
   jax.config.update('jax_platforms', 'cpu')
   action, *rest = argv[1:] or ['']
   if action not in _TAKEN or rest:
@@ -338,8 +338,8 @@ def main(argv: Sequence[str]) -> None:
     for size in ('tokens', 'reference')
   )
   messages.say(
-    f'{model.depth} layers, width {model.width}, {mixer.heads} heads, of each of which {rotated:g} '
-    f'is rotated, parameter tokens {config_lib.counts_as_text(counts)}, score {score}'
+    f'{model.depth} layers, width {model.width}, {mixer.heads} heads, rotated part {rotated:g} of '
+    f'each, parameter tokens {config_lib.counts_as_text(counts)}, score {score}'
   )
   if action == 'to-jax':
     _say_assumed(model)
@@ -369,7 +369,7 @@ def _say_assumed(model: ModelConfig) -> None:
   assumed = [f'--{name}={value}' for name, value in named.items() if not flags.FLAGS[name].present]
   if assumed:
     messages.say(
-      f'assumed, as the weights do not say it and the released models have it: {", ".join(assumed)}'
+      f'assumed as in the released models, because the weights do not say it: {", ".join(assumed)}'
     )
 
 

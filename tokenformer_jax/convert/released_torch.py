@@ -1,4 +1,4 @@
-"""Weights of the released PyTorch code: their names, and the model that has them."""
+"""Map weights of the released PyTorch code to our parameters, and infer the model they are of."""
 
 import dataclasses
 import re
@@ -39,11 +39,11 @@ _PATTENTIONS = {  # name in a layer → path in a block
 _ARRAYS = {'key_param_tokens': 'keys', 'value_param_tokens': 'values'}
 _NORM = {'norm.weight': 'scale', 'norm.bias': 'bias'}
 
-_FREE = ('model.width', 'model.vocab_size', 'model.max_length')  # of a model in this layout
+_FREE = ('model.width', 'model.vocab_size', 'model.max_length')  # keys that the layout leaves free
 _HEADS = {768: 12, 1024: 16, 1280: 16, 1536: 16}  # by width, in the released models (Table 9)
-RELEASED = ModelConfig()  # what all of them compute: its keys other than the sizes
+RELEASED = ModelConfig()  # all released models, except for the sizes
 SCORE = RELEASED.layer.ffn.score.kind
-SCORES = ('l2_norm_gelu', 'gelu_l2_norm', 'softmax')  # that the released code can train with
+SCORES = ('l2_norm_gelu', 'gelu_l2_norm', 'softmax')  # all scores of the released code
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ def layout(model: ModelConfig) -> dict[str, Place]:
   return {name: place(*where) for name, where in paths.items()}
 
 
-def model_of(
+def infer_model(
   shapes: Mapping[str, Shape],
   *,
   heads: int | None = None,
@@ -86,13 +86,13 @@ def model_of(
   The reference counts are the numbers of parameter tokens: the released code takes τ from them.
 
   Args:
-    shapes: of all tensors, by their released names.
+    shapes: the shapes of all tensors, by released name.
     heads: H; None: as in the released model of this width.
-    rotary_fraction: of each head's width; None: a quarter, as in all released models.
+    rotary_fraction: the rotated part of each head; None: a quarter, as in all released models.
     score: one of `SCORES`; all released models have the default.
 
   Raises:
-    UserError: a tensor is missing, unknown, or of a shape that does not fit the others, or the
+    UserError: a tensor is missing, is unknown, or has a shape that does not fit the others, or the
       number of heads is not known.
   """
   width, vocab_size = _sizes(shapes, _EMBEDDING)[::-1]
@@ -121,7 +121,7 @@ def model_of(
     )
   model = sized(
     dataclasses.replace(RELEASED, width=width, vocab_size=vocab_size),
-    layers=len(layers),  # one that is left out shows as missing tensors
+    layers=len(layers),  # A gap in the layers shows as missing tensors.
     heads=heads,
     positions=RotaryConfig(fraction=rotated),
     tokens=counts,
@@ -145,7 +145,7 @@ def model_of(
 
 
 def _sizes(shapes: Mapping[str, Shape], name: str) -> Shape:
-  """Return the shape of a tensor that must be there, of two axes unless it is of the final norm."""
+  """Return the shape of a required tensor; it must have two axes, except in the final norm."""
   if name not in shapes:
     some = ', '.join(list(shapes)[:3]) or 'none at all'
     raise UserError(
@@ -157,7 +157,7 @@ def _sizes(shapes: Mapping[str, Shape], name: str) -> Shape:
 
 
 def deferred(model: ModelConfig, tensors: Mapping[str, Tensor]) -> Params:
-  """Return the parameters; each is put together from its tensors only when it is written."""
+  """Return the parameters; each is read from its tensors only when it is written."""
   parts: dict[tuple[str, ...], list[Tensor]] = {}
   for name, place in layout(model).items():
     parts.setdefault(place.path, []).append(tensors[name])
@@ -192,13 +192,13 @@ def sized(
   """Return a TokenFormer of equal layers.
 
   Args:
-    model: has everything else.
-    layers: their number.
-    heads: of the attention.
-    positions: what queries and keys know of their positions.
+    model: supplies all other keys.
+    layers: the number of layers.
+    heads: the number of attention heads.
+    positions: the position encoding of queries and keys.
     tokens: the numbers of parameter tokens, by projection: qkv, proj and ffn.
-    references: the reference counts, likewise.
-    score: of all projections.
+    references: the reference counts, by projection.
+    score: the score of all projections.
   """
   layer = dataclasses.replace(
     model.layer, mixer=dataclasses.replace(model.layer.mixer, heads=heads, positions=positions)

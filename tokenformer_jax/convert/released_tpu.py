@@ -1,9 +1,9 @@
-"""Checkpoints of the released TPU code: where their arrays are, and the model that has them.
+"""Map checkpoints of the released TPU code to our parameters, and infer the model they are of.
 
 That code (a fork of MaxText, with layers scanned along axis 1) differs from the released PyTorch
-code in the tanh form of GELU, an epsilon beside the norm of a row of scores, no positions, logits
+code in the tanh form of GELU, an epsilon added to the norm of a row of scores, no positions, logits
 divided by √width, and embeddings drawn with a standard deviation of 1. Its final norm stores the
-scale less one. Query, key and value have one array of keys.
+scale minus one. One array holds the keys of query, key and value.
 """
 
 import dataclasses
@@ -25,14 +25,14 @@ from tokenformer_jax.model.params import Params
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.storage import paths
 
-# What its models compute, whatever their sizes.
+# All models of that code, except for sizes and scores.
 _RELEASED = ModelConfig(scaled_logits=True)
 _ROW_EPSILON = {'l2_norm_gelu': 1e-5, 'gelu_l2_norm': 1e-8, 'softmax': 0.0}  # by score
 _EMBEDDING = 'token_embedder/embedding'  # [V, D]
 _ATTENTION, _MLP = 'decoder/layers/self_attention', 'decoder/layers/mlp'
 _NORM = 'decoder/decoder_norm'
 
-_MOST_PACKED = 16  # bytes of float32 for a byte in the files; weights are hardly packed at all
+_MOST_PACKED = 16  # bytes of float32 for a byte in the files; weights hardly compress
 
 Take = Callable[[np.ndarray], np.ndarray]
 
@@ -53,7 +53,7 @@ def _whole(array: np.ndarray) -> np.ndarray:
   return array
 
 
-# Path among our parameters → name of theirs, and what ours is of it.
+# Path of our parameter → name of their array, and the function from theirs to ours.
 _ARRAYS: dict[tuple[str, ...], tuple[str, Take]] = {
   ('embedding',): (_EMBEDDING, _whole),
   ('final_norm', 'scale'): (f'{_NORM}/scale', lambda scale: scale + 1),
@@ -75,7 +75,7 @@ _ARRAYS: dict[tuple[str, ...], tuple[str, Take]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-  """An array of a checkpoint that can be read."""
+  """An array of a checkpoint, not read yet."""
 
   directory: Path
   path: tuple[str, ...]  # in the checkpoint's tree
@@ -105,8 +105,8 @@ class Array:
     return np.asarray(found, np.float32)
 
 
-def directory_of(source: Path) -> Path | None:
-  """Return the directory of arrays, `source` or one in it; None if it is no Orbax checkpoint."""
+def find_directory(source: Path) -> Path | None:
+  """Return the directory of the arrays, `source` or one in it; None without an Orbax checkpoint."""
   for directory in (source, source / 'items', source / 'default'):
     if (directory / '_METADATA').is_file():
       return directory
@@ -114,10 +114,10 @@ def directory_of(source: Path) -> Path | None:
 
 
 def find(directory: Path) -> dict[str, Array]:
-  """Find the model's arrays by their names, the ends of their paths among the parameters.
+  """Return the model's arrays by name. A name is the end of a path in the checkpoint's tree.
 
   Raises:
-    UserError: the checkpoint cannot be read, or an array is missing or there more than once.
+    UserError: the checkpoint cannot be read, or an array is missing or found more than once.
   """
   try:
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
@@ -153,7 +153,7 @@ def find(directory: Path) -> dict[str, Array]:
 
 
 def _check_chunks(directory: Path, name: str, array: Any) -> None:
-  """Check that an array is not stored in pieces larger than itself, which are read whole."""
+  """Check that no stored piece of an array is larger than the array: pieces are read whole."""
   chunk = getattr(array.storage, 'chunk_shape', None) or ()
   if math.prod(chunk) > max(1, math.prod(array.shape)):
     raise UserError(
@@ -173,7 +173,7 @@ def _check_held(directory: Path, arrays: Iterable[Array]) -> None:
     )
 
 
-def model_of(
+def infer_model(
   arrays: Mapping[str, Array],
   *,
   heads: int | None = None,
@@ -185,10 +185,10 @@ def model_of(
   Args:
     arrays: from `find`.
     heads: H; None: a head for every 64 entries of the width, as released.
-    zoom_dim: of the config that it was trained with: the count whose root is the scale of the
-      attention's Pattentions, and four times it that of the feed-forward ones. 0: the numbers of
-      parameter tokens.
-    score: one of `convert.SCORES`.
+    zoom_dim: the `zoom_dim` of the training. Its root is the scale of the attention's Pattentions,
+      and the root of 4 · zoom_dim that of the feed-forward ones. 0: take the numbers of parameter
+      tokens instead.
+    score: one of `released_torch.SCORES`.
 
   Raises:
     UserError: a shape does not fit the others, the heads do not divide the width, or the score has

@@ -1,4 +1,4 @@
-"""Decoding and augmentation: from an encoded image to the pixels that a model sees.
+"""Decode and augment images: from an encoded image to the pixels that a model sees.
 
 Pillow decodes, crops and resizes. The caller seeds the random generator, so that every host gets
 the same pixels for the same image and epoch.

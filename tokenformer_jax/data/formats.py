@@ -1,4 +1,4 @@
-"""Detection of files that are not text, with the command that converts each to text.
+"""Detect files that are not text, and name the command that converts each to text.
 
 The file name decides where the content cannot: text with commas is text, unless the file is called
 .csv. The content decides otherwise.
@@ -79,7 +79,7 @@ def has_document_a_line(path: str) -> bool:
 
 
 def check_name(path: str) -> None:
-  """Check that a file is empty or is not called like a table or an archive.
+  """Check that a file is empty, or does not have the name of a table or an archive.
 
   Raises:
     UserError: the name is that of a table or an archive. The message has the command to convert it.

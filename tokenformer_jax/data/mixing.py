@@ -1,4 +1,4 @@
-"""Mixing of two images of a batch into one: mixup and cutmix, on the devices."""
+"""Mix two images of a batch into one: mixup and cutmix, on the devices."""
 
 import jax
 import jax.numpy as jnp

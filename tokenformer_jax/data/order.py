@@ -223,7 +223,7 @@ def read_ahead(
   """
   dataset = grain.MapDataset.source(steps)[first_step:]
   if config.workers:
-    # Grain reads flags when it starts workers, and a notebook, for example, has not parsed any.
+    # Grain reads flags when it starts workers, but a notebook, for example, parses no flags.
     if not flags.FLAGS.is_parsed():
       flags.FLAGS.mark_as_parsed()
     batches = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))

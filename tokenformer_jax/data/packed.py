@@ -1,4 +1,4 @@
-"""Unpacking of files piece by piece, with a limit on memory that follows the size of the file.
+"""Unpack files piece by piece, with a limit on memory that follows the size of the file.
 
 A packed file of a few kilobytes can hold gigabytes, and can request a window of 2 GiB. Text does
 not compress a hundredfold. So the parts of a packed file that stay in memory, a document or a

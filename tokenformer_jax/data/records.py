@@ -1,4 +1,4 @@
-"""Reading of TensorFlow Datasets sets in `array_record` files, for text and for images."""
+"""Read TensorFlow Datasets sets in `array_record` files, for text and for images."""
 
 import errno
 import re

@@ -26,7 +26,7 @@ def define_flags() -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-  """Run the command."""
+  """Verify the store that the flags name, and print its number of tokens."""
   del argv
   given = flags.FLAGS.store
   if (given is None) == (flags.FLAGS['config'].value is None):

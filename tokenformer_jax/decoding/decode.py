@@ -1,9 +1,9 @@
-"""Text token by token, for batches of prompts of unequal lengths, with the caches of the layers.
+"""Generate text token by token, for batches of prompts of unequal lengths, with layer caches.
 
-Rows are padded on the left, so that they end in the same slot and a new token of every row goes to
-the same slot of the caches. Shapes are static: prompts, and the room for all tokens, are rounded up
-to few lengths (`buckets.bucket`), for each of which two programs compile, one that reads the
-prompts and one that writes tokens, several in a row without the host.
+Rows are padded on the left, so that they end in the same slot and the new tokens of all rows go to
+the same slot of the caches. Shapes are static: the lengths of prompts and of whole texts are
+rounded up to a few sizes (`buckets.bucket`). Two programs compile for each size: one reads the
+prompts, the other writes several tokens in a row without the host.
 """
 
 import dataclasses
@@ -25,22 +25,22 @@ from tokenformer_jax.model.params import Params
 from tokenformer_jax.model.trunk import Context
 from tokenformer_jax.parallel.sharding import Axes, constrain, is_axes
 
-_CHUNK = 16  # tokens between two looks of the host
-STREAM_CHUNK = 4  # of one text that somebody waits for
-NOTHING = -1  # where a row has ended
+_CHUNK = 16  # tokens that one call writes before the host reads them
+STREAM_CHUNK = 4  # the same for a streamed text, whose reader waits
+NOTHING = -1  # the id after the end of a row
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """A text to write.
+  """A request for a text.
 
   Attributes:
     prompt: token ids [T ≥ 1].
-    length: tokens to write, at most.
-    sampling: how they are drawn.
-    stop: token ids that end the text; the one that does is its last.
-    ended: whether these tokens are enough, which the host asks now and then; a text may be a few
-      tokens longer than it had to be.
+    length: the most tokens to write.
+    sampling: the settings for drawing tokens.
+    stop: token ids that end the text. The text includes the id that ends it.
+    ended: returns whether the written tokens are enough. The host calls it once per chunk, so a
+      text may be a few tokens longer than necessary.
   """
 
   prompt: Sequence[int]
@@ -51,15 +51,15 @@ class Request:
 
 
 class _State(NamedTuple):
-  """Between two chunks, with `slot` the one that the next token goes to."""
+  """The state between two chunks."""
 
-  caches: tuple[Any, ...]  # of the layers, as each makes its own
+  caches: tuple[Any, ...]  # one for each layer
   logits_BxV: jax.Array
-  slot: jax.Array
+  slot: jax.Array  # the slot of the next token
   left_B: jax.Array  # tokens that each row may still write
 
   def placed(self, module: LM) -> '_State':
-    """With the partition that every chunk begins with, so that it is compiled once."""
+    """Return the state in the partition that every chunk starts with, so it compiles once."""
     return _State(
       caches=module.place_caches(self.caches),
       logits_BxV=constrain(self.logits_BxV, 'batch', 'vocab'),
@@ -69,7 +69,7 @@ class _State(NamedTuple):
 
 
 class _Rows(NamedTuple):
-  """What stays the same for a batch."""
+  """The constants of a batch."""
 
   padding_B: np.ndarray
   draws: Draws
@@ -77,17 +77,17 @@ class _Rows(NamedTuple):
 
 
 class Decoder:
-  """Writes texts with one model; programs that were compiled once are kept."""
+  """Writes texts with one model; it keeps its compiled programs."""
 
   def __init__(self, model: ModelConfig, compute: Compute):
-    """Defines the model, with layers from a list."""
+    """Define the model, with its layers in a list."""
     self._model = model
     definition = define_lm(model, dataclasses.replace(compute, layers='list'))
 
     @jax.jit
     def prepare(params: Params) -> Params:
       def placed(names: Axes, array: jax.Array) -> jax.Array:
-        # Norms are computed in float32.
+        # Norms keep float32, because they compute in float32.
         return constrain(array if 'norm' in names else array.astype(compute.dtype), *names)
 
       return jax.tree.map(placed, definition.axes, unstack(params, model), is_leaf=is_axes)
@@ -121,33 +121,33 @@ class Decoder:
 
       nothing = jnp.full((chunk, rows.padding_B.shape[0]), NOTHING)
       _, written_CxB, state = jax.lax.while_loop(goes_on, step, (jnp.int32(0), nothing, state))
-      # Every host reads all rows, to stop at the same token.
+      # Every host reads all rows, so that all stop at the same token.
       return constrain(written_CxB, None, None), state.placed(module)
 
     self._prepare, self._prefill, self._advance = prepare, prefill, advance
 
   def prepare(self, params: Params) -> Params:
-    """A model's parameters as the other functions want them, for many calls.
+    """Return a model's parameters in the form that the other methods take, for many calls.
 
-    Every layer has its own arrays, and those that are cast for every product are cast already; so a
-    token is written without copying parameters. The model computes the same.
+    Every layer has its own arrays, already cast to the dtype of the products. So writing a token
+    copies no parameters. The results of the model do not change.
     """
     return self._prepare(params)
 
   def __call__(
     self, params: Params, requests: Sequence[Request], *, batch_size: int = 8
   ) -> list[np.ndarray]:
-    """The token ids that follow each prompt, in the order of the requests.
+    """Return the token ids that follow each prompt, in the order of the requests.
 
-    A text depends on its own request only, not on what it is batched with.
+    A text depends only on its own request, not on the other requests of its batch.
 
     Args:
       params: from `prepare`.
-      requests: the same ones on every host.
-      batch_size: rows at a time; on a mesh rounded up to what it can split.
+      requests: the texts to write, the same on every host.
+      batch_size: rows at a time, rounded up to a number that the mesh can split.
 
     Raises:
-      UserError: the model has learned positions that do not reach so far.
+      UserError: a text would be longer than the model's learned positions.
     """
     texts: list[np.ndarray] = [np.array([], np.int32)] * len(requests)
     lengths = [len(request.prompt) + request.length for request in requests]
@@ -161,10 +161,10 @@ class Decoder:
   def chunks(
     self, params: Params, requests: Sequence[Request], *, chunk: int = _CHUNK
   ) -> Iterator[np.ndarray]:
-    """Tokens [C, B] of one batch as they come, `chunk` at a time; NOTHING after a row's end."""
+    """Yield the tokens [C, B] of one batch, C ≤ `chunk` at a time; NOTHING after a row's end."""
     self._check_positions(requests)
     count = len(requests)
-    # Rows to fill up a batch: the first one again, with nothing to write.
+    # Copies of the first request with nothing to write fill the batch.
     filled = [*requests, *[requests[0]] * (buckets.rows(count) - count)]
     left_B = np.array([r.length if i < count else 0 for i, r in enumerate(filled)], np.int32)
     padded = buckets.bucket(max(len(r.prompt) for r in filled))
@@ -193,7 +193,7 @@ class Decoder:
         return
 
   def stream(self, params: Params, request: Request) -> Iterator[int]:
-    """The token ids of one text, soon after they are drawn."""
+    """Yield the token ids of one text soon after they are drawn."""
     for written_Cx1 in self.chunks(params, [request], chunk=STREAM_CHUNK):
       yield from (token for token in written_Cx1[:, 0].tolist() if token != NOTHING)
 
@@ -207,8 +207,8 @@ class Decoder:
 
 
 def _stops(requests: Sequence[Request]) -> np.ndarray:
-  """Stop ids [B, K], rows with fewer filled up with an id that no token has."""
-  # Few numbers of them, so that few programs are compiled.
+  """Return stop ids [B, K]; NOTHING, which no token has, fills rows with fewer."""
+  # K is rounded up to a multiple of 4, so that few programs compile.
   most = -(-max([1, *(len(request.stop) for request in requests)]) // 4) * 4
   stops = np.full((len(requests), most), NOTHING, np.int32)
   for row, request in zip(stops, requests, strict=True):

@@ -39,7 +39,7 @@ _PUBLISHED = {
 
 
 def published(model: ModelConfig) -> tuple[str, dict[str, float]] | None:
-  """The name and the published figures of the released model of exactly this size, if any."""
+  """Return name and published figures of the released model of exactly this size, or None."""
   counts = {'qkv': model.width, 'proj': model.width, 'ffn': 4 * model.width}
   if (model.depth, model.width) not in _PUBLISHED or token_counts(model) != counts:
     return None
@@ -48,7 +48,7 @@ def published(model: ModelConfig) -> tuple[str, dict[str, float]] | None:
 
 
 def table_1(tasks: Mapping[str, Any]) -> dict[str, float]:
-  """Return the columns of the paper's Table 1 that the results have, and the average if all are.
+  """Return the columns of the paper's Table 1 in the results, and the average if all are there.
 
   Args:
     tasks: results by task, from `harness.evaluate`.

@@ -116,7 +116,7 @@ class TokenFormerLM(TemplateLM):
     return self._tokenizer.fingerprint
 
   def tok_encode(self, string: str, add_special_tokens: bool | None = None) -> list[int]:
-    """Return the token ids of a text, without special tokens whatever is asked for."""
+    """Return the token ids of a text, never with special tokens."""
     del add_special_tokens
     return self._tokenizer.encode(string).tolist()
 

@@ -19,7 +19,7 @@ _LOGIT_ROWS = 2048  # rows of logits in memory at once
 
 
 class Row(NamedTuple):
-  """Token ids of a context, and of the continuation that is scored."""
+  """Token ids of a context, and of the continuation to score."""
 
   context: Sequence[int]  # at least one
   continuation: Sequence[int]
@@ -81,7 +81,7 @@ class Scorer:
     for row in rows:
       if len(row.continuation) > self.max_length:
         raise UserError(
-          f'a text to be scored as one is {len(row.continuation)} tokens, but the model is '
+          f'a text to score has {len(row.continuation)} tokens, but the model is '
           f'evaluated on at most {self.max_length}; raise max_length if its positions allow it'
         )
     lengths = [self._input_length(row) for row in rows]

@@ -1,4 +1,4 @@
-"""A trained model, read for use from the run that `DIR` or `DIR@STEP` names."""
+"""Load a trained model for use from the run that `DIR` or `DIR@STEP` names."""
 
 import contextlib
 import dataclasses
@@ -24,14 +24,15 @@ Check = Callable[[Meta, paths.Path], None]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trained:
-  """What a checkpoint holds, on a mesh.
+  """The content of a checkpoint, on a mesh.
 
   Attributes:
-    source: as it was named.
-    meta: what the checkpoint says of itself.
-    definition, compute: of the model and of how it is computed here.
-    params: on the mesh.
-    mesh: all devices.
+    source: the name that the caller gave.
+    meta: the checkpoint's metadata.
+    definition: the definition of the model.
+    compute: how the model is computed here.
+    params: the parameters, on the mesh.
+    mesh: the mesh of all devices.
   """
 
   source: str
@@ -43,22 +44,22 @@ class Trained:
 
   @property
   def config(self) -> Config:
-    """Of the run, with every size filled in."""
+    """The config of the run, with every size filled in."""
     return self.meta.config
 
   @functools.cached_property
   def tokenizer(self) -> tokenizers.Tokenizer:
-    """Of a language model."""
+    """The tokenizer of a language model."""
     return tokenizers.from_json(self.meta.tokenizer)
 
   def context_length(self, asked: int | None = None) -> int:
-    """The most tokens of input that the model is to be given.
+    """Return the most tokens of input to give the model.
 
     Args:
-      asked: None: the length it was trained with.
+      asked: the requested length; None: the sequence length of the training.
 
     Raises:
-      UserError: the model has learned positions that do not reach so far.
+      UserError: the length exceeds the model's learned positions.
     """
     model, length = self.config.model, asked or self.config.data.sequence_length
     if model.position_embedding == 'learned' and length > model.max_length:
@@ -77,17 +78,16 @@ def load(
   evenly: bool = True,
   dtype: str | None = None,
 ) -> Trained:
-  """Reads a checkpoint onto all devices.
+  """Load a checkpoint onto all devices.
 
   Args:
     source: `DIR`, or `DIR@STEP`.
-    tokens: the number of devices that parameter tokens, heads and vocabulary are split over; width
-      and batch are split over the rest.
-    check: raises a UserError for a checkpoint of something else than what is wanted, before its
-      arrays are read.
-    evenly: whether a mesh that does not divide the model is a mistake; otherwise every device has
-      all of the arrays that cannot be divided.
-    dtype: of activations; None: that of the run.
+    tokens: the number of devices that split parameter tokens, heads and vocabulary; the remaining
+      mesh splits width and batch.
+    check: raises a UserError for a checkpoint of the wrong kind, before its arrays are read.
+    evenly: whether to refuse a mesh that does not divide the model. Otherwise every device has a
+      full copy of the arrays that cannot be divided.
+    dtype: the dtype of activations; None: the run's.
 
   Raises:
     UserError: there is no such run, it is damaged, or the mesh does not divide the model.

@@ -3,11 +3,11 @@
   tokens.py   more parameter tokens (the point of a TokenFormer), and fewer; parts of a model
   widen.py    a wider Transformer, the baseline: Net2Net and HyperCloning
   state.py    checks, whether a growth is exact, and the pure function over a whole state
-  room.py     does it fit into memory, and onto the disk
+  room.py     checks of memory and disk
   files.py    growth from one work directory to another, array by array, whole or not at all
   command.py  `python -m tokenformer_jax.grow`
 
-`grow` is that pure function. `train.py` uses it as well, for `config.init_from`.
+`grow` is that pure function; `train.py` uses it for `config.init_from`.
 """
 
 from tokenformer_jax.grow.state import grow, grown_model, inexact, last_growth

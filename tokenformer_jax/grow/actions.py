@@ -1,7 +1,8 @@
-"""From one run to another: what the command `grow`, and `Run.grow` in Python, do.
+"""Make one run from another, for the command `grow` and for `Run.grow`.
 
-Each action takes an open `Source` and a target, checks everything that can be checked before it
-reads an array, compares the two models on the same held-out text, and writes whole or not at all.
+Each action takes an open `Source` and a `Target`, and checks all it can before it reads an array.
+`grow`, `merge` and `shrink` compare both models on the same held-out examples. A target is written
+whole or not at all.
 """
 
 import contextlib
@@ -31,12 +32,12 @@ from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import Batch
 
-_EXAMPLES = 1  # of the batch that compares two models, or the least number that the mesh can split
+_EXAMPLES = 1  # to compare two models on, rounded up to what the mesh can split
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """A checkpoint that something is to be made of, and the mesh to do it on."""
+  """The checkpoint that an action starts from, and the mesh that it runs on."""
 
   directory: paths.Path
   checkpoints: checkpoint.Checkpoints
@@ -51,12 +52,12 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-  """Where the new run goes.
+  """The place of the new run.
 
   Attributes:
     directory: a new work directory.
-    dry_run: whether to end before anything is read or written.
-    show: takes the table of what changes.
+    dry_run: whether to stop before anything is read or written.
+    show: prints the table of changes.
   """
 
   directory: paths.Path
@@ -68,12 +69,12 @@ class Target:
 def open_source(
   source: str, target: Target, mesh_config: MeshConfig | None = None
 ) -> Iterator[Source]:
-  """Open a run that something is to be made of, once it is clear that the target can be made.
+  """Open the run to start from, after a check that the target can be made.
 
   Args:
     source: DIR or DIR@STEP.
-    target: of the action.
-    mesh_config: None: that of the source if it makes up the devices here, or all of them.
+    target: the place of the new run.
+    mesh_config: the mesh; None: the source's if it fits the devices here, else all devices.
 
   Raises:
     UserError: there is no such run, it holds no model, the target exists or cannot be made, or the
@@ -108,14 +109,14 @@ def grow(source: Source, after: ModelConfig, config: GrowConfig, target: Target)
     source: the run.
     after: the larger model.
     config: how new weights are made.
-    target: where it goes.
+    target: the place of the new run.
 
   Returns:
     The step of the new run; None after a dry run.
 
   Raises:
-    UserError: the model is not larger in a way that `config.method` knows, there is no room, or an
-      exact growth computes something else. Nothing is written then.
+    UserError: `config.method` cannot make the larger model, there is no room, or an exact growth
+      computes something else. Nothing is written then.
   """
   before = source.model
   if after == before:
@@ -128,7 +129,7 @@ def grow(source: Source, after: ModelConfig, config: GrowConfig, target: Target)
   _check_room(source, after, config, target, held=(after,))
   reason = state.inexact(before, after, config)
   messages.say(
-    f'not exact: the grown model will not compute what the source does, for {reason}'
+    f'not exact: the grown model will not compute what the source does, because {reason}'
     if reason
     else 'exact: the grown model computes what the source does'
   )
@@ -150,7 +151,7 @@ def grow(source: Source, after: ModelConfig, config: GrowConfig, target: Target)
 
 
 def extract(source: Source, target: Target) -> None:
-  """Write the tokens that the last growth added, alone.
+  """Write only the tokens that the last growth added.
 
   Raises:
     UserError: the run has not grown, or the target cannot be written.
@@ -175,8 +176,8 @@ def merge(source: Source, added: str, config: GrowConfig, target: Target) -> int
   Args:
     source: the run.
     added: DIR or DIR@STEP.
-    config: what becomes of scale, moments and step.
-    target: where the result goes.
+    config: how to treat scale, moments and step.
+    target: the place of the new run.
 
   Returns:
     The step of the new run; None after a dry run.
@@ -213,14 +214,14 @@ def remove(source: Source, config: GrowConfig, target: Target) -> int | None:
 
   Args:
     source: the run.
-    config: what becomes of moments and step.
-    target: where the result goes.
+    config: how to treat moments and step.
+    target: the place of the new run.
 
   Returns:
     The step of the new run; None after a dry run.
 
   Raises:
-    UserError: nothing was added, or it cannot be told from what was there before.
+    UserError: nothing was added, or the added tokens cannot be told from the old ones.
   """
   last = parts.last_addition(source.meta, source.directory)
   if last.grow.method == 'duplicate' and last.action == 'grow':
@@ -244,10 +245,10 @@ def shrink(
 
   Args:
     source: the run.
-    counts: of the tokens to keep.
-    examples: sequences or images that importance is measured on.
-    config: what becomes of scale, moments and step.
-    target: where the result goes.
+    counts: the numbers of tokens to keep.
+    examples: the number of sequences or images to measure importance on.
+    config: how to treat scale, moments and step.
+    target: the place of the new run.
 
   Returns:
     The step of the new run; None after a dry run.
@@ -283,17 +284,17 @@ def wanted_model(
   param_tokens: Mapping[str, int] | None = None,
   **wide: int | None,
 ) -> ModelConfig:
-  """Return the larger model that sizes ask for.
+  """Return the larger model with the given sizes.
 
   Args:
-    model: the source's.
+    model: the model of the source.
     config: its method says which sizes can change.
-    param_tokens: the new counts; None: those of the model.
-    **wide: `width`, `heads` and `ffn_width` of a Transformer; None: that of the model, but for the
-      heads, which go with the width.
+    param_tokens: the new counts; None keeps the model's.
+    **wide: `width`, `heads` and `ffn_width` of a Transformer; None keeps the model's, except that
+      heads follow the width.
 
   Raises:
-    UserError: a size is not one that the method changes, or does not divide.
+    UserError: the method does not change a size, or a size does not divide.
   """
   wide = {name: value for name, value in wide.items() if value is not None}
   if config.method in state.TOKEN_METHODS:
@@ -341,7 +342,7 @@ def _check_room(
 
 
 def _batch(source: Source, examples: int, first: int = 0) -> tuple[Batch, str]:
-  """Return held-out examples, as many as the mesh can split or a few more, and their name."""
+  """Return held-out examples and their name; round the number up to what the mesh can split."""
   rounded = [buckets.rows(count, source.mesh) for count in (examples, first)]
   task = verify.exact_task(source.meta.config, source.model)
   return task.held_out(source.meta.tokenizer, *rounded)

@@ -3,9 +3,9 @@ r"""Make a trained model larger without changing what it computes.
   tokenformer grow --source=DIR[@STEP] --target=DIR --param_tokens=qkv=N,proj=N,ffn=N
   tokenformer grow --source=DIR --target=DIR --method=net2net --width=N
 
-The second widens a Transformer. A word before the flags names something else to do:
+The second form widens a Transformer. A word before the flags names another action:
 
-  extract  write the tokens that the last growth added, alone
+  extract  write only the tokens that the last growth added
   merge    append the tokens of --added, from extract or another run, to those of --source
   remove   take out what the last growth or merge added
   shrink   keep only the most important tokens, to the counts of --param_tokens
@@ -24,9 +24,9 @@ from tokenformer_jax.grow import actions, state
 from tokenformer_jax.grow.actions import Source, Target
 from tokenformer_jax.storage import paths
 
-_MOST = 10**12  # of what a number of the command line may count
+_MOST = 10**12  # the largest number that a flag may have
 
-# The flags that not every action takes, and those that each one does.
+# The flags that only some actions take, and the ones that each action takes.
 _OPTIONS = (
   *('param_tokens', 'width', 'heads', 'ffn_width', 'method', 'scale', 'new_values', 'moments'),
   *('step', 'noise', 'seed', 'added', 'examples', 'dry_run'),
@@ -48,22 +48,22 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'param_tokens',
     None,
-    'Counts: qkv=N,proj=N,ffn=N, or of one kind of layers NAME.ffn=N; others stay.',
+    'New counts: qkv=N,proj=N,ffn=N; NAME.ffn=N for one kind of layer. Others stay.',
   )
   flags.DEFINE_integer('width', None, 'For a Transformer: the new width.')
   flags.DEFINE_integer('heads', None, 'For a Transformer: the new number of heads.')
   flags.DEFINE_integer('ffn_width', None, 'For a Transformer: the new feed-forward width.')
   flags.DEFINE_enum('method', values.method, choices('grow.method'), 'How new weights are made.')
   flags.DEFINE_enum(
-    'scale', values.scale, choices('grow.scale'), 'The reference counts; empty: what is exact.'
+    'scale', values.scale, choices('grow.scale'), 'The reference counts; empty: the exact way.'
   )
   flags.DEFINE_enum(
     'new_values', values.new_values, choices('grow.new_values'), 'The values of new tokens.'
   )
   flags.DEFINE_enum('moments', values.moments, choices('grow.moments'), "The optimizer's moments.")
   flags.DEFINE_enum('step', values.step, choices('grow.step'), 'The number of steps made.')
-  flags.DEFINE_float('noise', values.noise, 'On copies, of their root mean square.', lower_bound=0)
-  flags.DEFINE_integer('seed', values.seed, 'Seed of what is drawn.', lower_bound=0)
+  flags.DEFINE_float('noise', values.noise, 'Noise on copies, in units of RMS.', lower_bound=0)
+  flags.DEFINE_integer('seed', values.seed, 'Seed of the random draws.', lower_bound=0)
   flags.DEFINE_string('mesh', None, 'replica=N,fsdp=N,tokens=N; default: as the source.')
   flags.DEFINE_string('added', None, 'For merge: the run whose tokens are appended, DIR[@STEP].')
   flags.DEFINE_integer(
@@ -91,7 +91,7 @@ def main(argv: Sequence[str]) -> None:
   if action not in known:
     raise UserError(f'unknown command {action!r}{nearest(action, known)}')
   if len(argv) > 2:
-    raise UserError(f'{argv[2]!r} after {action!r} is one word more than one thing to do')
+    raise UserError(f'{argv[2]!r} after {action!r} is one word too many; name one action')
   values = flags.FLAGS
   for name in _OPTIONS:
     if values[name].present and name not in _TAKEN[action]:
@@ -148,8 +148,8 @@ def _shrink(source: Source, config: GrowConfig, target: Target) -> int | None:
 
 
 def _counts(source: Source) -> dict[str, int]:
-  """Return the counts of --param_tokens, and those of the projections that it leaves out."""
-  config.named_counts(source.model, {}, '--param_tokens')  # refuses a model without any
+  """Return the counts of --param_tokens, and the model's for projections that it leaves out."""
+  config.named_counts(source.model, {}, '--param_tokens')  # refuses a model without tokens
   numbers = _numbers('param_tokens', config.count_names(source.model), least=1)
   return config.named_counts(source.model, numbers, '--param_tokens')
 

@@ -82,7 +82,7 @@ def read_and_grow(
     def one(path: tokens.Path, old: jax.ShapeDtypeStruct) -> concurrent.futures.Future | None:
       place = NamedSharding(mesh, sharding.spec(tokens.lookup(axes, path)))
       grow = jax.jit(functools.partial(f, path), out_shardings=place)
-      traced = grow.trace(old, tokens.salt_of(path))
+      traced = grow.trace(old, tokens.drawing_salt(path))
       if old.sharding == place and traced.jaxpr.jaxpr.outvars == traced.jaxpr.jaxpr.invars[:1]:
         return None  # The array stays unchanged and in place.
       lowered = traced.lower()
@@ -109,7 +109,7 @@ def read_and_grow(
     ) -> jax.Array:
       if program is None:
         return old
-      new = program.result()(old, tokens.salt_of(path))
+      new = program.result()(old, tokens.drawing_salt(path))
       made.append((new, old))
       if len(made) == 2:  # Keep at most two new arrays in flight.
         free_the_oldest()
@@ -136,7 +136,7 @@ def read_and_grow(
 
 
 def return_freed_memory() -> None:
-  """Return to the system the memory that glibc's allocator keeps, a tenth of the state on a CPU."""
+  """Give memory that glibc's allocator keeps back to the system: a tenth of the state on a CPU."""
   with contextlib.suppress(OSError, AttributeError):  # another C library
     ctypes.CDLL('libc.so.6').malloc_trim(0)
 
@@ -171,7 +171,7 @@ def check_target(target: paths.Path, source: paths.Path | None = None) -> None:
 
   Args:
     target: the new work directory.
-    source: the run that the target is made from. The target must not lie in it.
+    source: the run to start from. The target must not lie in it.
 
   Raises:
     UserError: the target exists, lies in the source, or cannot be made.

@@ -9,24 +9,24 @@ import jax.numpy as jnp
 from tokenformer_jax.model.params import ParamInfo, Params, Role
 
 
-def of_tokens(
+def score_tokens(
   loss: Callable[[Params, Any], jax.Array], params: Params, info: Params, batch: Any
 ) -> Params:
   """Return the mean over examples of |⟨v, ∂loss/∂v⟩|, for the value v of every parameter token.
 
-  To first order, the loss of an example changes by that when the token's contribution to the output
-  is taken away (Molchanov et al. 2019, arXiv 1906.10771, eq. 7, which squares it). A token
+  To first order, this is the change of an example's loss when the token's contribution to the
+  output is removed (Molchanov et al. 2019, arXiv 1906.10771, eq. 7, which squares it). A token
   whose key is zero has weight zero and importance zero.
 
   Args:
-    loss: from parameters and a batch of one example to its mean loss.
-    params: the model's.
-    info: what is known of each array.
+    loss: maps parameters and a batch of one example to its mean loss.
+    params: the parameters of the model.
+    info: the `ParamInfo` of each array.
     batch: the calibration examples, a pytree of arrays [B, …].
 
   Returns:
-    A tree like the parameters. For an array with parameter tokens, float32 [..., N], of a key that
-    of its value; for another one a zero.
+    A tree like the parameters: float32 [..., N] for an array of parameter tokens, where a key has
+    the importance of its value; zero for other arrays.
   """
 
   def add(total: Params, example: Any) -> tuple[Params, None]:
@@ -49,7 +49,7 @@ def of_tokens(
 
 
 def _with_those_of_values(info: Params, scores: Params) -> Params:
-  """Give keys the importance of the values of the same module."""
+  """Give each key the importance of the value in its module."""
   of_values = {
     path[:-1]: score
     for (path, one), score in zip(

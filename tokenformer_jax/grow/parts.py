@@ -1,4 +1,4 @@
-"""Parts of a model as training states: tokens added, merged, removed, and the important ones."""
+"""Extract, merge, remove and select the parameter tokens of a training state."""
 
 import functools
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from tokenformer_jax.tasks import Batch, Task
 
 
 def last_addition(meta: Meta, directory: paths.Path) -> Ancestor:
-  """Return the growth or merge whose tokens are the last ones of a model.
+  """Return the growth or merge that added the last tokens of a model.
 
   Raises:
     UserError: there was none.
@@ -35,7 +35,7 @@ def last_addition(meta: Meta, directory: paths.Path) -> Ancestor:
 
 
 def added_counts(meta: Meta) -> dict[str, int]:
-  """Return how many tokens a checkpoint has to give: the added ones, or all of a model."""
+  """Return how many tokens a checkpoint offers: the added ones, or all of a model."""
   counts = token_counts(meta.config.model)
   if meta.contents != 'added_tokens':
     return counts
@@ -43,17 +43,17 @@ def added_counts(meta: Meta) -> dict[str, int]:
   return {name: count - old[name] for name, count in counts.items()}
 
 
-# Keys besides those of the layers on which the function of parameter tokens depends. Embeddings,
-# the final norm and the head are the source's.
+# Keys, besides those of the layers, that change what parameter tokens compute. Embeddings, final
+# norm and head are the source's.
 _OF_TOKENS = ('model.kind', 'model.pattern', 'model.width', 'model.norm_epsilon')
 _OF_LAYERS = ('model.layer.', 'model.variants')
 
 
 def check_mergeable(ours: ModelConfig, theirs: ModelConfig) -> None:
-  """Check that the tokens of one model compute in the other what they compute in theirs.
+  """Check that the tokens of `theirs` compute the same in `ours`.
 
   Raises:
-    UserError: they do not, or there are none.
+    UserError: they do not, or `ours` has no parameter tokens.
   """
   if not pattentions(ours):
     raise UserError('this model is a Transformer, which has no parameter tokens to merge')
@@ -67,7 +67,7 @@ def check_mergeable(ours: ModelConfig, theirs: ModelConfig) -> None:
 
 
 def other_scale(ours: ModelConfig, theirs: ModelConfig) -> str | None:
-  """Return a sentence if the added tokens get another scale than the one they were trained with."""
+  """Return a warning if the added tokens get another scale than in training, or None."""
   there = pattentions(theirs)
   differing = [
     f'{name} {there[name].reference} there and {here.reference} here'
@@ -86,8 +86,8 @@ def additions(meta: Meta, directory: paths.Path) -> list[list[str]]:
   """Return the runs in which the parameter tokens of a checkpoint were first trained.
 
   Returns:
-    A list of runs for the first tokens and for each growth and merge after them that was not taken
-    out again. It is empty where an older version did not record them.
+    A list of runs for the first tokens, and for each later growth or merge that was not removed
+    again. A list is empty where an older version did not record the runs.
   """
   if meta.contents == 'added_tokens':
     return [meta.lineage[-1].tokens_of.splitlines()]
@@ -105,14 +105,14 @@ def additions(meta: Meta, directory: paths.Path) -> list[list[str]]:
 
 
 def as_lines(found: list[list[str]]) -> str:
-  """Return runs of `additions` as `Ancestor.tokens_of` has them."""
+  """Join runs of `additions` to the form of `Ancestor.tokens_of`."""
   return '\n'.join(run for runs in found for run in runs)
 
 
 def check_not_twice(
   source: Meta, directory: paths.Path, added: Meta, added_directory: paths.Path
 ) -> None:
-  """Check that the source has none of the tokens that are to be appended.
+  """Check that the source has none of the tokens to append.
 
   Raises:
     UserError: it has some, which would count twice.
@@ -170,7 +170,7 @@ def check_smaller(before: ModelConfig, after: ModelConfig) -> None:
 
 
 def extract(state: State, model: ModelConfig, last: Ancestor) -> State:
-  """Return the added tokens of a state, and nothing else."""
+  """Return only the added tokens of a state."""
   sizes = tokens.counts(models.define(last.model))
   cut = jax.jit(lambda params: tokens.extract(params, models.define(model).axes, sizes))
   return {'params': cut(state['params'])}
@@ -199,7 +199,7 @@ def merge(state: State, added: Params, model: ModelConfig, config: GrowConfig) -
 
 
 def remove(state: State, model: ModelConfig, before: ModelConfig, config: GrowConfig) -> State:
-  """Take out the tokens that are not in `before`."""
+  """Remove the tokens that are not in `before`."""
   axes, sizes = models.define(model).axes, tokens.counts(models.define(before))
 
   def first(params: Params) -> Params:
@@ -215,7 +215,7 @@ def shrink(state: State, task: Task, after: ModelConfig, batch: Batch, config: G
   def loss(params: Params, examples: Batch) -> jax.Array:
     return verify.loss(task, params, examples)[0]
 
-  score = jax.jit(functools.partial(importance.of_tokens, loss, info=definition.info))
+  score = jax.jit(functools.partial(importance.score_tokens, loss, info=definition.info))
   scores = score(state['params'], batch=batch)
 
   def keep(params: Params) -> Params:

@@ -1,4 +1,4 @@
-"""Growth as a pure function over a whole training state: checked, and exact or said not to be."""
+"""Grow a whole training state by a pure function; check a growth, and say whether it is exact."""
 
 import dataclasses
 import functools
@@ -36,19 +36,19 @@ class ByArray(Protocol):
     """Return the parameter at `path` after growth; for the salt see `tokens.drawing_key`."""
 
   def moment(self, path: tokens.Path, old: jax.Array, order: int) -> jax.Array:
-    """Return Adam's moment of that parameter, of the order 1 or 2."""
+    """Return Adam's moment of order 1 or 2 of that parameter."""
 
 
 def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfig) -> ModelConfig:
   """Return the larger model, with the reference counts that `config.scale` keeps or makes.
 
-  `resize` multiplies them by what the counts grow by, so that a model that never kept its scale has
-  τ = √N.
+  `resize` multiplies them by the factor of the counts, so that a model that never kept its scale
+  has τ = √N.
 
   Args:
     model: with all reference counts filled in.
     counts: numbers of parameter tokens by the names of `config.pattentions`; others stay.
-    config: its scale, and its method.
+    config: has the scale and the method.
   """
   resize = (config.scale or _own_scale(config.method)) == 'resize'
 
@@ -69,8 +69,8 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
   """Check that the growth can be made.
 
   Raises:
-    UserError: the method is for other models, a count becomes smaller, a key would change that the
-      method does not change, or new tokens could never learn.
+    UserError: the method is for other models, a count becomes smaller, the method cannot change a
+      key that differs, or new tokens could never learn.
   """
   if source != target:
     check_method(source, config.method)
@@ -138,10 +138,10 @@ def inexact(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> str
 
 
 def check_method(model: ModelConfig, method: str) -> None:
-  """Check that a model has what a method grows: parameter tokens, or nothing but matrices.
+  """Check that a method is for models with parameter tokens, or without, like this one.
 
   Raises:
-    UserError: it has the other.
+    UserError: it is not.
   """
   if method in TOKEN_METHODS:
     if not pattentions(model):
@@ -179,7 +179,7 @@ ToArray = Callable[[tokens.Path, jax.Array, jax.Array], jax.Array]
 
 def map_arrays(f: ToArray, tree: Params) -> Params:
   """Map a function of path, array and salt over a tree of parameters."""
-  return jax.tree.map_with_path(lambda path, old: f(path, old, tokens.salt_of(path)), tree)
+  return jax.tree.map_with_path(lambda path, old: f(path, old, tokens.drawing_salt(path)), tree)
 
 
 def grow(
@@ -191,17 +191,16 @@ def grow(
 ) -> State:
   """Grow a state: parameters, moments and counters.
 
-  A pure function: traced under jit with the target's shardings (`step.state_shardings`), no host or
-  device ever holds more than its part. Its arrays do not depend on each other:
+  The function is pure. Under jit with the target's shardings (`step.state_shardings`), no host or
+  device ever holds more than its part. New arrays do not depend on each other:
   `files.read_and_grow` makes one after the other.
 
   Args:
-    state: of a run of the source model (see `step.initial_state`), whatever the settings of its
-      optimizer were.
-    source: the model that the state is of.
-    target: the larger one, see `grown_model`; `check` has passed.
-    config: the method, and what becomes of moments and counters.
-    map_arrays: as the function of this name.
+    state: from a run of the source model (see `step.initial_state`), with any optimizer settings.
+    source: the model of the state.
+    target: the larger model, see `grown_model`; `check` has passed.
+    config: the method, and how to treat moments and counters.
+    map_arrays: does what the function `map_arrays` does.
 
   Returns:
     The state, with the optimizer's structure unchanged.
@@ -250,7 +249,7 @@ def map_trees(
 
 
 def last_growth(lineage: Lineage, model: ModelConfig) -> optim.LastGrowth | None:
-  """Return what the optimizer must know of the last growth, or None if there was none."""
+  """Return what the optimizer must know about the last growth; None if there is no lineage."""
   if not lineage:
     return None
   last = lineage[-1]

@@ -1,15 +1,15 @@
-"""The table that the grow command prints: what a growth changes."""
+"""The table of changes that the grow command prints."""
 
 from tokenformer_jax.config import ModelConfig, pattentions, token_counts
 from tokenformer_jax.grow import widen
 from tokenformer_jax.model import flops, models
 
-_BYTES = 12  # of a parameter in training: itself and Adam's two moments, in float32
+_BYTES = 12  # per parameter in training: itself and Adam's two moments, in float32
 _TILE = 128  # the width of a TPU's matrix unit
 
 
 def render(before: ModelConfig, after: ModelConfig, length: int) -> str:
-  """Return a row for each quantity, before and after; FLOPs are for `length` positions."""
+  """Return a table of quantities before and after; FLOPs are for `length` positions."""
   rows = [('', 'before', 'after', '')]
   if old := pattentions(before):
     new = pattentions(after)

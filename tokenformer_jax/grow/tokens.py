@@ -1,7 +1,7 @@
-"""Parameter tokens that are added to a model, and taken out of it.
+"""Add parameter tokens to a model, and remove them.
 
-Everything goes by the logical axis `param_tokens`; new tokens stand behind the old ones. Functions
-work on trees of arrays and on single arrays alike, are pure, and can be traced under jit.
+Tokens lie along the logical axis `param_tokens`, new ones behind old ones. The functions are pure,
+work on trees of arrays and on single arrays, and can be traced under jit.
 """
 
 import zlib
@@ -38,8 +38,8 @@ class MoreTokens:
   """Makes every array of a model with more parameter tokens from the old one.
 
   Args:
-    added: a model with the new tokens and no others, which says how they are drawn.
-    copies: of the tokens, for the method `duplicate`.
+    added: a model with only the new tokens; it has their initializers.
+    copies: the number of copies of the tokens of each array, for the method `duplicate`.
     config: method, values, noise and seed.
   """
 
@@ -66,9 +66,10 @@ class MoreTokens:
   def moment(self, path: Path, old: jax.Array, order: int) -> jax.Array:
     """Return Adam's moment of the given order; new tokens start at zero.
 
-    The value of a copy has the whole gradient of the old value, hence its moments. The gradient of
-    its key is a sum over the entries of the value that the copy has, 1/c of them for c copies: 1/c
-    of the old one's mean and, as parts of random signs add up, 1/c of its mean square.
+    The value of a copy has the whole gradient of the old value, so it has the same moments. The
+    gradient of its key is a sum over the entries of the value that the copy has, 1/c of them for c
+    copies. So it has 1/c of the old mean and, as terms of random signs add up, 1/c of the old mean
+    square.
     """
     info = lookup(self._added.info, path)
     axis = info.token_axis
@@ -111,7 +112,7 @@ def inexact(name: str, old: PattentionConfig, new: PattentionConfig, method: str
     times = new.tokens // old.tokens
     if old.reference * new.tokens != new.reference * old.tokens:
       return (
-        f'{name} has every token {times} times after it, and its reference count changes from '
+        f'{name} gets every token {times} times, and its reference count changes from '
         f'{old.reference} to {new.reference} instead of {old.reference * times}; use scale=resize'
       )
     if grows and old.score.row_epsilon:
@@ -142,18 +143,18 @@ def owners(key: jax.Array, shape: tuple[int, ...], copies: int | jax.Array) -> j
   Args:
     key: of the array's draws.
     shape: the shape of the array.
-    copies: how many there are, of a shape that broadcasts.
+    copies: the number of copies, of a shape that broadcasts to `shape`.
   """
   return jax.random.randint(jax.random.fold_in(key, 1), shape, 0, copies)
 
 
-def salt_of(path: Path) -> np.uint32:
-  """Return what makes the draws of one array differ from another's, equal in all processes."""
+def drawing_salt(path: Path) -> np.uint32:
+  """Return the salt that gives an array its own draws; it is equal in all processes."""
   return np.uint32(zlib.crc32(jax.tree_util.keystr(path, simple=True, separator='/').encode()))
 
 
 def drawing_key(seed: int, salt: jax.Array) -> jax.Array:
-  """Return the key of an array's draws; a salt as an argument lets equal shapes share a program."""
+  """Return the key of an array's draws; the salt can be traced, so equal shapes share a program."""
   return jax.random.fold_in(jax.random.key(seed), salt)
 
 
@@ -169,8 +170,8 @@ def merge(params: Params, added: Params, axes: Params) -> Params:
   """Append the parameter tokens of another model, or those from `extract`, to a model's own.
 
   Args:
-    params: the model; what has no parameter tokens is taken from it.
-    added: a model of the same width and depth, or the part of one that has parameter tokens.
+    params: the parameters of the model; arrays without parameter tokens stay as they are.
+    added: those of a model of the same width and depth, or only its parameter tokens.
     axes: logical axes of `params`.
   """
   more = dict(jax.tree_util.tree_flatten_with_path(added)[0])
@@ -183,9 +184,9 @@ def merge(params: Params, added: Params, axes: Params) -> Params:
 
 
 def extract(params: Params, axes: Params, old_tokens: Params) -> Params:
-  """Return the tokens behind the first `old_tokens` (as from `counts`) of each array, alone.
+  """Return only the tokens behind the first `old_tokens` (as from `counts`) of each array.
 
-  Arrays that have none of them are left out: files hold no empty arrays.
+  Arrays without such tokens are left out: files hold no empty arrays.
   """
 
   def behind(names: Axes, array: jax.Array, old: int) -> jax.Array | None:
@@ -198,7 +199,7 @@ def extract(params: Params, axes: Params, old_tokens: Params) -> Params:
 
 
 def remove(params: Params, axes: Params, old_tokens: Params) -> Params:
-  """Return the model without what `extract` gives: the one before if no old token moved."""
+  """Return a model without the tokens of `extract`, bit for bit as before if no old one changed."""
 
   def first(names: Axes, array: jax.Array, old: int) -> jax.Array:
     axis = token_axis(names)
@@ -213,9 +214,9 @@ def shrink(params: Params, axes: Params, importance: Params, target_counts: Para
   Args:
     params: the parameters, or a moment of them.
     axes: their logical axes.
-    importance: for each array with parameter tokens [..., N], equal for the keys and the values
-      that belong together; as from `importance.of_tokens`.
-    target_counts: how many to keep, a tree as from `counts`.
+    importance: [..., N] for each array of parameter tokens, equal for keys and values of a module,
+      as from `importance.score_tokens`.
+    target_counts: the numbers to keep, a tree as from `counts`.
   """
 
   def keep(names: Axes, array: jax.Array, score: jax.Array, count: int) -> jax.Array:

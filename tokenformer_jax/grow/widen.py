@@ -1,15 +1,15 @@
-"""A wider Transformer from a trained one: the baselines that growth of parameter tokens is held to.
+"""Widen a trained Transformer: the baselines for the growth of parameter tokens.
 
   hypercloning  every unit c times, in order (Samragh et al. 2024, arXiv 2409.12903, symmetric)
   net2net       copies of units drawn at random (Chen et al. 2016, arXiv 1511.05641, Net2WiderNet)
   net2net_fill  [[W, new], [new, new]], the form of the TokenFormer paper (eq. 13); not exact
 
-The first two keep the function: of the c copies of a unit, each weight reads one, drawn at random
+The first two keep the function: each weight reads one of the c copies of a unit, drawn at random
 (the paper divides the weight by c). So no weight is rounded and no two copies have the same
 gradient; copies with equal gradients would stay equal for ever. LayerNorm sees the same mean and
-variance only if every unit of the residual stream has as many copies as the others,
-so the width must be a multiple of the old one; heads keep their width. The units inside the
-feed-forward layer may become any number with net2net.
+variance only if all units of the residual stream have equally many copies, so the width must be a
+multiple of the old one. Heads keep their width. With net2net, the feed-forward layer may get any
+larger number of inner units.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ def sizes(model: ModelConfig) -> Sizes:
   """
   layers = [*model.layers.values()]
   if model.pool == 'attention':
-    layers.append(model.layer)  # which the pool is made as
+    layers.append(model.layer)  # The pool is such a layer.
   parts = [part for layer in layers for _, part in config_lib.parts(layer)]
   heads = {part.heads for part in parts if hasattr(part, 'heads')}
   hidden = {hidden_width(part, model) for part in parts if isinstance(part, MLPConfig)}
@@ -65,7 +65,7 @@ def resized(
   heads: int | None = None,
   ffn_width: int | None = None,
 ) -> ModelConfig:
-  """Return a Transformer with other sizes; None: that of the model, heads in step with the width.
+  """Return a Transformer with other sizes; None keeps a size, except that heads follow the width.
 
   Raises:
     UserError: see `sizes`; or the width is not a multiple of the heads.
@@ -87,7 +87,7 @@ def resized(
 
 
 def check(source: ModelConfig, target: ModelConfig, method: str) -> None:
-  """Check that the method can make `target` of `source`.
+  """Check that the method can make `target` from `source`.
 
   Raises:
     UserError: it cannot; the message says why.
@@ -137,7 +137,7 @@ class CopiedUnits:
     if not tile and after.hidden > before.hidden:
       hidden[before.hidden :] = rng.integers(before.hidden, size=after.hidden - before.hidden)
     entries = (heads[:, None] * before.head_width + np.arange(before.head_width)).ravel()
-    # For every new unit of an axis the old one that it copies.
+    # The old unit that each new unit of an axis copies.
     self._units = {'width': width, 'norm': width, 'heads': entries, 'hidden': hidden}
 
   def param(self, path: Path, old: jax.Array, salt: jax.Array) -> jax.Array:
@@ -157,10 +157,10 @@ class CopiedUnits:
     return with_noise(new, self._config.noise, key)
 
   def moment(self, path: Path, old: jax.Array, order: int) -> jax.Array:
-    """Return Adam's moment, of the gradient of the wider model, which copies share.
+    """Return Adam's moment of the wider model's gradient, which copies share.
 
-    Every weight that reads a unit reads one of its c copies, so that a copy has 1/c of the mean
-    gradient and, as parts of random signs add up, 1/c of the mean square.
+    Every weight that reads a unit reads one of its c copies. So a copy has 1/c of the mean gradient
+    and, as terms of random signs add up, 1/c of the mean square.
     """
     del order
     info, new = lookup(self._info, path), old
@@ -184,7 +184,7 @@ class CopiedUnits:
     return jnp.where(mine, jnp.take(array, units, axis=axis), 0)
 
   def _divides_for_the_head(self, info: ParamInfo) -> bool:
-    """Return whether an array is of the norm before a tied head, which divides for the head."""
+    """Return whether an array belongs to the norm that divides for a tied head."""
     return self._tied and info.depth is None and info.role in (Role.GAIN, Role.BIAS)
 
   def _copies(self, name: str, axis: int, ndim: int) -> jax.Array:
@@ -200,7 +200,7 @@ def _reading_axis(info: ParamInfo) -> int | None:
 
 
 def _earlier_copies(units: np.ndarray) -> np.ndarray:
-  """Count for every new unit how many before it copy the same old one."""
+  """Count, for every new unit, the units before it that copy the same old unit."""
   order = np.argsort(units, kind='stable')
   in_order = units[order]
   earlier = np.empty_like(units)
@@ -229,7 +229,7 @@ class FilledBlocks:
 
 
 def _balanced(rng: np.random.Generator, old: int, new: int, *, tile: bool) -> np.ndarray:
-  """Return the old unit that each of `new` units copies, all equally often, the first in order."""
+  """Return the old unit that each new unit copies: each equally often, the first ones in order."""
   rounds = [np.arange(old)]
   rounds += [np.arange(old) if tile else rng.permutation(old) for _ in range(new // old - 1)]
   return np.concatenate(rounds)

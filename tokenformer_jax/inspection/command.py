@@ -1,4 +1,4 @@
-r"""Show what the parameter tokens of a trained model answer to, and which of them are used.
+r"""Show what the parameter tokens of a trained model respond to, and which of them are used.
 
   tokenformer inspect --source=runs/lm_stdlib --text='def main(' --out=heat.png
 
@@ -41,7 +41,7 @@ def define_flags() -> None:
     "Tokens to measure usage on: from the files of --text, else from the run's held-out text.",
     lower_bound=1,
   )
-  flags.DEFINE_string('layer', 'all', 'The number of a layer in the model, the first is 0; or all.')
+  flags.DEFINE_string('layer', 'all', 'The number of a layer, the first is 0; or all.')
   flags.DEFINE_list('kinds', None, 'Pattentions of a layer, such as query,ffn; by default all.')
   flags.DEFINE_integer(
     'top_k', 5, 'Parameter tokens to list for each Pattention, and inputs of each.', lower_bound=1
@@ -57,7 +57,7 @@ def run() -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-  """Run the command."""
+  """Print the tables, and write the heat map and the JSON file if they are asked for."""
   del argv
   values = flags.FLAGS
   if values.out and Path(values.out).suffix not in picture.SUFFIXES:
@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> None:
   shown, name, corpus, corpus_name = _read_text(model)
   names = report.labels(model.tokenizer, shown.tolist())
   found = _only(chosen, maps(model, shown, list(chosen)))
-  if values.out:  # Before what takes longer, so that a missing library is told at once.
+  if values.out:  # Draw before the slower measurement, to report a missing library at once.
     _write(values.out, '--out', picture.draw(found, names, old).savefig)
   strongest = report.strongest_rows(found, values.top_k)
   print(f'{values.source}, step {model.meta.step}: the first {len(shown)} tokens of {name}\n')
@@ -105,7 +105,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _read_text(model: Trained) -> tuple[np.ndarray, str, np.ndarray, str]:
-  """Return the ids to show and the name of their text, and those to measure usage on."""
+  """Return the ids to show with their text's name, and the ids to measure usage on with theirs."""
   values, config, tokenizer = flags.FLAGS, model.meta.config, model.tokenizer
   if values.text.startswith('files:'):
     try:
@@ -133,14 +133,14 @@ def _chosen(model: Trained) -> dict[int, list[str]]:
   """Return the Pattentions that --layer and --kinds ask for, by layer.
 
   Raises:
-    UserError: there are none, or no such layer or kind.
+    UserError: there is no such layer or kind, or the layer has none of the kinds.
   """
   known = pattentions(model.definition)
   layers = _layers(flags.FLAGS.layer, len(known))
   kinds = _kinds(flags.FLAGS.kinds, names_of(model.definition))
   chosen = {layer: [kind for kind in kinds if kind in known[layer]] for layer in layers}
   if not any(chosen.values()):
-    (layer,) = layers  # all of them have all kinds
+    (layer,) = layers  # All layers together have every kind, so --layer names one.
     here = ', '.join(known[layer])
     raise UserError(
       f'layer {layer} has no parameter tokens of {", ".join(kinds)}; it has '
@@ -152,7 +152,7 @@ def _chosen(model: Trained) -> dict[int, list[str]]:
 def _only(
   chosen: Mapping[int, Sequence[str]], found: Mapping[int, Mapping[str, Any]]
 ) -> dict[int, dict[str, Any]]:
-  """Return what was found for the chosen layers and kinds."""
+  """Return the part of `found` for the chosen layers and kinds."""
   return {layer: {kind: found[layer][kind] for kind in kinds} for layer, kinds in chosen.items()}
 
 

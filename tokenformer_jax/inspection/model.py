@@ -1,12 +1,12 @@
-"""A run opened to look into it: the functions behind the command and `Run` in Python.
+"""Open a run to inspect it: the functions behind the command and `Run` in Python.
 
   model = load('runs/lm_stdlib')
   ids = model.tokenizer.encode('def main(')
   maps(model, ids, [0])[0]['ffn']        the weights [T, N] of its feed-forward Pattention
   measure(model, ids)[0]['ffn'].unused   which of its parameter tokens are unused, [N]
 
-Results are by the number of the layer in the model, from 0 on, and are numpy; `weights.py` has the
-functions to trace in a jit of one's own.
+Results are numpy arrays by layer number, from 0 on. `weights.py` has functions to trace in your own
+jit.
 """
 
 from collections.abc import Sequence
@@ -28,22 +28,22 @@ from tokenformer_jax.storage import paths
 
 
 def load(source: str) -> Trained:
-  """Read a model of parameter tokens, over all devices, in the dtype of its run.
+  """Load a model with parameter tokens onto all devices, in the dtype of its run.
 
   Args:
     source: DIR or DIR@STEP.
 
   Raises:
-    UserError: that is no run, it is damaged, or the model has no parameter tokens.
+    UserError: there is no such run, it is damaged, or its model has no parameter tokens.
   """
   return trained.load(source, check=check_has_tokens, evenly=False)
 
 
 def check_has_tokens(meta: Meta, directory: paths.Path) -> None:
-  """Check that a checkpoint is a language model of parameter tokens.
+  """Check that a checkpoint is a language model with parameter tokens.
 
   Raises:
-    UserError: it is something else.
+    UserError: it is not.
   """
   checkpoint.check_is_language_model(meta, directory)
   if not config_lib.pattentions(meta.config.model):
@@ -51,7 +51,7 @@ def check_has_tokens(meta: Meta, directory: paths.Path) -> None:
 
 
 def old_tokens(model: Trained) -> dict[int, dict[str, int]] | None:
-  """Return how many tokens the last growth found, by layer and kind, or None if it added none."""
+  """Return the tokens before the last growth, by layer and kind, or None if it added none."""
   growth = last_growth(model.meta.lineage, model.config.model)
   if growth is None:
     return None

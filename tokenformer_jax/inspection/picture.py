@@ -29,7 +29,7 @@ def draw(
   names: Sequence[str],
   old: Mapping[int, Mapping[str, int]] | None = None,
 ) -> 'Figure':
-  """Draw a figure with a panel for each layer and kind.
+  """Return a figure with a panel for each layer and kind.
 
   For a long text the panels of a layer stand side by side. For a short text they stand in several
   lines, to avoid a figure that is a thin strip. All panels of a kind share one colour scale. The
@@ -39,9 +39,9 @@ def draw(
   are all zero, as after a growth, are hatched.
 
   Args:
-    maps: by layer and kind, weights [T, N].
-    names: of the input tokens.
-    old: how many parameter tokens are old, by layer and kind; a line parts them from the new ones.
+    maps: weights [T, N] by layer and kind.
+    names: labels of the input tokens.
+    old: the number of old parameter tokens, by layer and kind; a line separates them from new ones.
 
   Raises:
     UserError: matplotlib is not installed.
@@ -94,7 +94,7 @@ def draw(
 
 
 def _lines(widths: Mapping[str, float], most: float) -> list[list[str]]:
-  """Split the kinds of a layer into lines that are at most so wide."""
+  """Return the kinds of a layer in lines, each at most `most` inches wide."""
   lines: list[list[str]] = [[]]
   for kind, width in widths.items():
     if lines[-1] and sum(widths[k] for k in lines[-1]) + width > most:
@@ -104,13 +104,13 @@ def _lines(widths: Mapping[str, float], most: float) -> list[list[str]]:
 
 
 def _limit(maps: Sequence[np.ndarray]) -> float:
-  """Return the weight at which the colours of a kind end."""
+  """Return the weight at which the colour scale of a kind ends."""
   sizes = np.concatenate([np.abs(map_TxN).ravel() for map_TxN in maps])
   return float(np.quantile(sizes, 0.999)) or float(sizes.max()) or 1.0
 
 
 def _mark_new(axes: 'Axes', map_TxN: np.ndarray, old: int) -> None:
-  """Part new parameter tokens from old ones, and say so if no new one has a weight."""
+  """Separate new parameter tokens from old ones, and hatch the new ones if all weigh nothing."""
   axes.axvline(old - 0.5, color='black', linewidth=0.8)
   if label := axes.get_xlabel():
     axes.set_xlabel(f'{label}: old | new', fontsize=8)
@@ -139,12 +139,12 @@ def _panel(axes: 'Axes', map_TxN: np.ndarray, limit: float, columns: int) -> 'Ax
 
 
 def _panel_width(tokens: int) -> float:
-  """Return inches: more for more parameter tokens, within reason."""
+  """Return the width in inches, which grows with the parameter tokens within bounds."""
   return min(max(2.5, tokens / _COLUMNS_PER_INCH), 8)
 
 
 def _pooled(map_TxN: np.ndarray, columns: int) -> tuple[np.ndarray, int]:
-  """Pool neighbours by their largest weight; return the columns and how many they stand for."""
+  """Pool neighbouring columns by their largest weight; return them and the tokens they cover."""
   length, tokens = map_TxN.shape
   each = -(-tokens // columns)
   count = -(-tokens // each) * each
@@ -154,7 +154,7 @@ def _pooled(map_TxN: np.ndarray, columns: int) -> tuple[np.ndarray, int]:
 
 
 def _drawable(name: str) -> str:
-  """Shorten a label, and write characters that matplotlib's own font lacks as codes."""
+  """Shorten a label, and replace characters that matplotlib's own font lacks by codes."""
   from matplotlib import font_manager  # noqa: PLC0415
 
   font = font_manager.get_font(font_manager.findfont('DejaVu Sans'))

@@ -1,4 +1,4 @@
-"""Rows for JSON and tables for a terminal, of what was seen."""
+"""Format the results of `inspect` as rows for JSON and as tables for a terminal."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,7 +28,7 @@ def labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 
 
 def strongest_rows(maps: Mapping[int, Mapping[str, np.ndarray]], top_k: int) -> list[Row]:
-  """Return the parameter tokens with the largest weights, and the positions that have these.
+  """Return the parameter tokens with the largest weights, with the positions of these weights.
 
   Args:
     maps: weights [T, N] by layer and kind. Weights may be negative; their absolute value counts.
@@ -46,7 +46,7 @@ def strongest_rows(maps: Mapping[int, Mapping[str, np.ndarray]], top_k: int) -> 
 
 
 def usage_rows(usage: Mapping[int, Mapping[str, Usage]]) -> list[Row]:
-  """Count the parameter tokens that are used, and those that are not, by layer and kind."""
+  """Return how many parameter tokens of each layer and kind are used and unused."""
   return [
     {
       'layer': layer,
@@ -65,11 +65,11 @@ def usage_rows(usage: Mapping[int, Mapping[str, Usage]]) -> list[Row]:
 def age_rows(
   usage: Mapping[int, Mapping[str, Usage]], old: Mapping[int, Mapping[str, int]]
 ) -> list[Row]:
-  """Compare the old tokens of each layer and kind with the new ones, where there are new ones.
+  """Compare the old tokens with the new ones for each layer and kind that has new tokens.
 
   Args:
-    usage: by layer and kind.
-    old: how many tokens there were before the last growth, by layer and kind.
+    usage: the usage by layer and kind.
+    old: the number of tokens before the last growth, by layer and kind.
   """
   rows = []
   for layer, of_layer in usage.items():
@@ -94,7 +94,7 @@ def age_rows(
 
 
 def token_rows(usage: Mapping[int, Mapping[str, Usage]]) -> list[Row]:
-  """Return every figure of every parameter token, a list for each layer and kind."""
+  """Return every figure of every parameter token, as lists for each layer and kind."""
 
   def listed(values: np.ndarray) -> list[float]:
     return [float(f'{value:.6g}') for value in values]
@@ -115,7 +115,7 @@ def token_rows(usage: Mapping[int, Mapping[str, Usage]]) -> list[Row]:
 
 
 def strongest_table(rows: Sequence[Row], names: Sequence[str]) -> str:
-  """Return the rows of `strongest_rows` as text; `names` are the labels of the input tokens."""
+  """Format the rows of `strongest_rows`; `names` are the labels of the input tokens."""
   lines = [('layer', 'kind', 'token', 'input tokens (position) and its weights for them')]
   for row in rows:
     inputs = (f'{names[i["position"]]} ({i["position"]}) {i["weight"]:.2f}' for i in row['inputs'])
@@ -124,7 +124,7 @@ def strongest_table(rows: Sequence[Row], names: Sequence[str]) -> str:
 
 
 def usage_table(rows: Sequence[Row]) -> str:
-  """Return the rows of `usage_rows` as text."""
+  """Format the rows of `usage_rows`."""
   head = ('layer', 'kind', 'tokens', 'dead', 'unused', 'nearly unused', 'for 90 %')
   lines = [
     tuple(f'{value:,}' if type(value) is int else value for value in r.values()) for r in rows
@@ -133,7 +133,7 @@ def usage_table(rows: Sequence[Row]) -> str:
 
 
 def age_table(rows: Sequence[Row]) -> str:
-  """Return the rows of `age_rows` as text."""
+  """Format the rows of `age_rows`."""
   head = ('layer', 'kind', 'old', 'new', 'new: of tokens', 'of contribution')
   lines = [(*head, 'nearly unused: old', 'new')]
   for row in rows:
@@ -144,7 +144,7 @@ def age_table(rows: Sequence[Row]) -> str:
 
 
 def _aligned(lines: Sequence[Sequence[str]], left: Sequence[int]) -> str:
-  """Align columns, each as wide as its cells need, numbers to the right."""
+  """Align columns; those in `left` to the left and the others to the right."""
   widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
   return '\n'.join(
     '  '.join(

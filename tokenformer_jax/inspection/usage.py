@@ -1,4 +1,4 @@
-"""How much each parameter token is used on a text, and what counts as unused.
+"""Measure how much each parameter token is used on a text.
 
 At a position, a parameter token with the weight w adds w v to the output. Its **contribution** is
 |w| ‖v‖₂, averaged over the positions of a text. In one Pattention, with the mean contribution of
@@ -7,13 +7,14 @@ its parameter tokens as the measure, a token is
   dead           if its key and its value are zero and the score function gives a score of 0 the
                  weight 0: it adds nothing, and has no gradient, so it never will
   unused         if at no position |w| ‖v‖₂ is more than 1/1000 of the mean contribution
-  nearly unused  if its contribution is less than 1/100 of the mean (unused ones are as well)
+  nearly unused  if its contribution is less than 1/100 of the mean (unused tokens also are)
 
-A token with a zero key and a value, as growth adds them, is unused and not dead: it learns.
+A token with a zero key and a nonzero value, as growth adds them, is unused but not dead: it learns.
 
-This is not the importance that `grow shrink` goes by (grow/importance.py). |⟨v, ∂loss/∂v⟩| says
-what the loss would change by, to first order, and takes targets and a backward pass. Usage says how
-much the token adds to the output, which others may cancel, or the loss may not notice.
+Usage is not the importance that `grow shrink` uses (grow/importance.py). |⟨v, ∂loss/∂v⟩| is the
+change of the loss without the token, to first order; it needs targets and a backward pass. Usage
+is the size of a token's part in the output. Other tokens may cancel this part, or the loss may not
+depend on it.
 """
 
 import dataclasses
@@ -39,12 +40,12 @@ class Usage:
   """How much the parameter tokens of one Pattention are used; arrays are [N].
 
   Attributes:
-    positions: how many positions of text it was measured on.
+    positions: the number of positions of the text.
     mean: the mean of |w|.
-    root_mean_square: of w.
+    root_mean_square: the root mean square of w.
     largest: the largest |w|.
     value_norms: ‖v‖₂.
-    dead: see this module.
+    dead: whether a token is dead: see this module.
   """
 
   positions: int
@@ -56,22 +57,22 @@ class Usage:
 
   @property
   def contribution(self) -> np.ndarray:
-    """The mean of |w| ‖v‖₂."""
+    """Return the mean of |w| ‖v‖₂."""
     return self.mean * self.value_norms
 
   @property
   def share(self) -> np.ndarray:
-    """Each token's part of the contribution of all; the parts add up to 1, or to 0."""
+    """Return each token's part of the total contribution; the parts add up to 1, or to 0."""
     return self.contribution / (self.contribution.sum() or 1)
 
   @property
   def unused(self) -> np.ndarray:
-    """Which tokens are unused: see this module."""
+    """Return which tokens are unused: see this module."""
     return self.largest * self.value_norms <= UNUSED * self.contribution.mean()
 
   @property
   def nearly_unused(self) -> np.ndarray:
-    """Which tokens are nearly unused: see this module."""
+    """Return which tokens are nearly unused: see this module."""
     return self.contribution <= NEARLY_UNUSED * self.contribution.mean()
 
   def tokens_for(self, fraction: float) -> int:
@@ -83,16 +84,16 @@ class Usage:
 def measure(
   definition: Definition, params: Params, rows: np.ndarray, mesh: Mesh
 ) -> dict[int, dict[str, Usage]]:
-  """Measure usage on a text, a few rows of it at a time.
+  """Measure usage on a text, a few rows at a time.
 
   Args:
-    definition: of the model, from `define_lm`; it says the dtype.
-    params: of the model, anywhere on the mesh.
+    definition: the model, from `define_lm`; it sets the dtype.
+    params: the parameters, anywhere on the mesh.
     rows: token ids [R, T]; −1 is padding at the end of a row.
-    mesh: to run on.
+    mesh: the mesh to run on.
 
   Returns:
-    By the number of the layer, from 0 on, and the name of the Pattention.
+    The usage by layer number, from 0 on, and by name of the Pattention.
   """
   layers = pattentions(definition)
   most = max(one.tokens for layer in layers for one in layer.values())
@@ -136,8 +137,8 @@ def batches(rows: np.ndarray, at_once: int, mesh: Mesh) -> list[jax.Array]:
 
   Args:
     rows: token ids.
-    at_once: how many rows a device may have.
-    mesh: whose devices share the rows of a batch.
+    at_once: the most rows that a device may have.
+    mesh: its devices share the rows of a batch.
   """
   parts = sharding.parts('batch', mesh)
   size = min(at_once, -(-len(rows) // parts)) * parts

@@ -1,11 +1,11 @@
-"""The weights Θ(x Kᵀ) of a model's Pattentions, taken from its own forward pass.
+"""Read the weights Θ(x Kᵀ) of a model's Pattentions from its own forward pass.
 
-Each is an attention map: of the tokens of a text over the parameter tokens. `sums` and `maps` run
+They are an attention map from the tokens of a text to the parameter tokens. `sums` and `maps` run
 inside a jit, on any mesh and in any dtype, and neither keeps the weights of all layers.
 
 The Pattentions of a layer have the names of their modules: `query` is `attention/query`. Layers of
-several kinds have Pattentions of other names and sizes. Layers of one kind that stand at one place
-of a pattern are a stack (see `model/trunk.py`).
+different kinds have Pattentions of different names and sizes. Layers of one kind at one place of a
+pattern form a stack (see `model/trunk.py`).
 """
 
 import functools
@@ -41,7 +41,7 @@ class Found(NamedTuple):
   """A Pattention of a layer.
 
   Attributes:
-    layer: where the parameters of the layer are.
+    layer: the place of the layer's parameters.
     keys: the path of the stack's keys, [L, N, D].
     values: the path of the stack's values.
     tokens: N, the number of its parameter tokens.
@@ -102,7 +102,7 @@ def sums(model: LM, ids_BxT: jax.Array) -> dict[str, dict[str, Sums]]:
     ids_BxT: token ids; an id of −1 is padding at the end of a row, and is not counted.
 
   Returns:
-    By stack and name: the sums of every layer of the stack and of every parameter token.
+    By stack and name: the sums for every layer of the stack and every parameter token.
   """
   counted_BxTx1 = (ids_BxT >= 0)[..., None]
 
@@ -127,10 +127,11 @@ def maps(model: LM, ids_BxT: jax.Array, layer: jax.Array | int) -> dict[tuple[st
   Args:
     model: bound (`Definition.bind`), with parameter tokens.
     ids_BxT: token ids; −1 is padding at the end of a row, whose weights mean nothing.
-    layer: its number in the model, from 0 on. It may be traced: all layers are one program.
+    layer: its number in the model, from 0 on. It may be traced: all layers share one program.
 
   Returns:
-    By name and number N of parameter tokens, float32 [B, T, N]. What the layer has not is zero.
+    Weights by name and number N of parameter tokens, float32 [B, T, N]. Those of Pattentions that
+    the layer does not have are zero.
   """
 
   def one(block: Layer, carry: tuple[jax.Array, Any], number: jax.Array) -> tuple[Any, None]:
@@ -158,12 +159,12 @@ def _run(
 
   Args:
     model: has the layers.
-    apply: from a layer, what the last one handed on and the number of the layer, from 0 on, to what
-      it hands on and an output.
-    carry: what the first layer gets.
+    apply: maps a layer, the carry and the number of the layer, from 0 on, to the next carry and an
+      output.
+    carry: the carry for the first layer.
 
   Returns:
-    What the last layer hands on, and the outputs of the layers of each stack, stacked.
+    The carry of the last layer, and the outputs of the layers of each stack, stacked.
   """
   outputs, first = {}, 0
   for group, stacks in zip(
@@ -187,7 +188,7 @@ def _run(
 def compiled_sums(
   definition: Definition, mesh: Mesh
 ) -> Callable[[Params, jax.Array], dict[str, dict[str, Sums]]]:
-  """Return `sums` of parameters and ids, for `jax.set_mesh(mesh)`; every host gets all of it."""
+  """Return jitted `sums` for calls in `jax.set_mesh(mesh)`; every host gets the whole result."""
   return jax.jit(
     lambda params, ids: sums(definition.bind(params), ids),
     out_shardings=sharding.replicated(mesh),
@@ -198,7 +199,7 @@ def compiled_sums(
 def compiled_maps(
   definition: Definition, mesh: Mesh
 ) -> Callable[[Params, jax.Array, int], dict[tuple[str, int], jax.Array]]:
-  """Return `maps` of the first row [T, N], of parameters, ids and layer, for `jax.set_mesh`."""
+  """Return jitted `maps` of the first row [T, N] for calls in `jax.set_mesh(mesh)`."""
   return jax.jit(
     lambda params, ids, layer: jax.tree.map(
       lambda map_BxTxN: map_BxTxN[0], maps(definition.bind(params), ids, layer)
@@ -208,21 +209,21 @@ def compiled_maps(
 
 
 class _Watched:
-  """A Pattention that shows its weights before it answers."""
+  """A Pattention that passes its weights to `see` before it computes its output."""
 
   def __init__(self, pattention: Pattention, see: Callable[[jax.Array], None]):
     self._pattention, self._see = pattention, see
 
   def __call__(self, x: jax.Array, *out_heads: tuple[int, int]) -> jax.Array:
     self._see(self._pattention.weights(x).astype(jnp.float32))
-    return self._pattention(x, *out_heads)  # XLA computes what both have in common once.
+    return self._pattention(x, *out_heads)  # XLA computes the common part once.
 
 
 def _watched(block: Layer, x_BxTxD: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """Run a layer that nobody else has, as `scan_rows` makes it.
+  """Run a layer and watch it. This changes the layer, so it must be a new one, as in `scan_rows`.
 
   Returns:
-    Its output, and the weights [B, T, N] of its Pattentions in the order in which it applies them.
+    The output, and the weights [B, T, N] of the Pattentions in the order in which they apply.
   """
   weights: dict[str, jax.Array] = {}
   modules = dict(nnx.iter_modules(block))

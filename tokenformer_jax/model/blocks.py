@@ -68,7 +68,7 @@ class Block(nnx.Module):
     return self.attention.cache_axes()
 
   def length_flops(self, length: int) -> float:
-    """Count the mixer's FLOPs for one of `length` positions that depend on the length."""
+    """Count the mixer's length-dependent FLOPs of one of `length` positions."""
     return self.attention.length_flops(length)
 
   def __call__(

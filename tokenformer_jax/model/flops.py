@@ -1,4 +1,4 @@
-"""Model FLOPs by formula and published peaks of chips, the only inputs of every MFU."""
+"""Model FLOPs by formula and published peaks of chips: the one source of every MFU figure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -56,7 +56,7 @@ def forward_flops(model: ModelConfig, length: int) -> float:
   """Count the mean FLOPs of the forward pass for one token in a sequence of `length`.
 
   A token costs two FLOPs for each matrix entry that it uses, including the head, plus the mixers'
-  FLOPs that depend on the length. For a ViT the count is for one image of `length` patches.
+  length-dependent FLOPs. For a ViT the count is for one image of `length` patches.
   """
   if model.kind == 'vit':
     return _image_flops(model, length)

@@ -99,7 +99,7 @@ class Layer(Protocol):
     """Return the logical axes of each array of that cache, in the same NamedTuple."""
 
   def length_flops(self, length: int) -> float:
-    """Count the FLOPs for one of `length` positions that depend on the length."""
+    """Count the length-dependent FLOPs of one of `length` positions."""
 
 
 class Maker(Protocol):
@@ -198,7 +198,7 @@ def named_stacks(blocks: nnx.Module, groups: Sequence[Group]) -> list[dict[str, 
 
 
 def length_flops(blocks: nnx.Module, groups: Sequence[Group], length: int) -> float:
-  """Count the FLOPs for one of `length` positions that depend on the length.
+  """Count the length-dependent FLOPs of one of `length` positions.
 
   Args:
     blocks: stacks from `make`.

@@ -1,7 +1,7 @@
-"""Functions that run on each device, on its rows and its part of a matrix.
+"""Run functions on each device, on its rows and its part of a matrix.
 
 Devices exchange data by logical axis: `total(x, 'param_tokens')` sums over the devices that hold
-different parameter tokens, whatever mesh axis splits these.
+different parameter tokens, for any mesh axis that splits them.
 """
 
 import functools
@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 
 from tokenformer_jax.parallel.sharding import Axes, mesh_axes, parts, platform, spec
 
-_TWO_STEPS = 16  # from this number of devices that split heads on, heads are scattered in two steps
+_TWO_STEPS = 16  # the least number of devices over which heads are scattered in two steps
 
 
 def on_each_device(

@@ -44,7 +44,7 @@ RULES = {
 
 
 def is_axes(node: Any) -> bool:
-  """Whether a node of a tree of axis names is a leaf; for `jax.tree.map(…, is_leaf=is_axes)`."""
+  """Return whether a node of a tree of axis names is a leaf, for `is_leaf` of `jax.tree.map`."""
   return isinstance(node, tuple)
 
 

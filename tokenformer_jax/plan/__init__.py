@@ -6,7 +6,7 @@ program.py      the training step, compiled for those devices; its memory
 early.py        the compiler's intermediate result, available after seconds
 hlo.py walk.py  parser for the program's text; how often every instruction runs
 costs.py        cycles, FLOPs and collectives of a step (matmuls.py, elementwise.py, collectives.py)
-formulas.py     the same by formula, for GPUs
+formulas.py     memory and costs by formula, for GPUs
 estimate.py     the plan: times, MFU, hours
 table.py        the plan as text
 sweep.py        search for the fastest of several configs

@@ -1,4 +1,4 @@
-"""Growth chains: every stage planned, and the whole against the largest model from scratch."""
+"""Plan growth chains: every stage, and the whole against the largest model from scratch."""
 
 import dataclasses
 
@@ -6,23 +6,23 @@ from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config, counts_as_text, token_counts
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.messages import say
-from tokenformer_jax.plan.estimate import Plan, plan, steps_of
+from tokenformer_jax.plan.estimate import Plan, count_steps, plan
 from tokenformer_jax.plan.table import Row, align, gib, ms, percent
 from tokenformer_jax.plan.topology import Topology
 
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-  """The stages of a chain, and the last one's model trained alone on as many tokens."""
+  """The plans of a chain's stages, and of its last model from scratch on as many tokens."""
 
   stages: tuple[Plan, ...]
   scratch: Plan
 
 
 def stage(config: Config, text: str) -> Config:
-  """The config grown as `--grow=qkv=N,proj=N,ffn=N[,steps=N]` says.
+  """Return the config grown as `--grow=qkv=N,proj=N,ffn=N[,steps=N]` says.
 
-  Reference counts stay, and steps are the stage's own, by default as many as the config has.
+  Reference counts stay. The steps are those of this stage alone, by default as many as before.
 
   Raises:
     UserError: the text is not of that form, or nothing grows.
@@ -38,7 +38,7 @@ def stage(config: Config, text: str) -> Config:
     if not number.isdigit() or int(number) == 0:
       raise UserError(f'--grow={text} has {part!r}; it must be {name}=N, with N greater than 0')
     numbers[name] = int(number)
-  steps = numbers.pop('steps', steps_of(config))
+  steps = numbers.pop('steps', count_steps(config))
   old = token_counts(config.model)
   new = config_lib.named_counts(config.model, numbers, f'--grow={text}')
   if new == old or any(new[name] < count for name, count in old.items()):
@@ -54,10 +54,11 @@ def stage(config: Config, text: str) -> Config:
 
 
 def plan_chain(config: Config, grow: list[str], on: Topology, *, quick: bool = False) -> Chain:
-  """Plans the config and every stage that grows out of it.
+  """Plan the config and every stage that grows from it.
 
   Raises:
-    UserError: a stage is not one, or does not divide by the mesh.
+    UserError: the text of a stage is wrong, a size does not divide by the mesh, or
+      `config.train.epochs` is set.
     DoesNotFitError: a stage does not fit.
   """
   if config.train.epochs:
@@ -71,14 +72,14 @@ def plan_chain(config: Config, grow: list[str], on: Topology, *, quick: bool = F
     before = plans[-1].config.model if plans else None
     plans.append(plan(one, on, before, quick=quick))
   last = plans[-1]
-  # Its step is that of the last stage, but for the factors on old and new tokens.
+  # A step from scratch is that of the last stage, except for the factors on old and new tokens.
   train = dataclasses.replace(last.config.train, steps=sum(one.steps for one in plans))
   alone = dataclasses.replace(last, config=dataclasses.replace(last.config, train=train))
   return Chain(tuple(plans), alone)
 
 
 def render(chain: Chain) -> str:
-  """A row for each stage, the total, and the largest model alone."""
+  """Return a table with a row for each stage, the total, and the largest model alone."""
   rows: list[Row] = [
     ('', 'parameters', 'HBM GiB', 'ms a step', 'MFU', 'steps', 'FLOPs', 'chip-hours')
   ]

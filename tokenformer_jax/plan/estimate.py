@@ -83,8 +83,8 @@ class Plan:
 
   @property
   def steps(self) -> int | None:
-    """Return the steps of the run: see `steps_of`."""
-    return steps_of(self.config)
+    """Return the steps of the run: see `count_steps`."""
+    return count_steps(self.config)
 
   @property
   def hours(self) -> tuple[float, float] | None:
@@ -138,7 +138,7 @@ class Plan:
     }
 
 
-def steps_of(config: Config) -> int | None:
+def count_steps(config: Config) -> int | None:
   """Return the steps of a run, or None if they are in epochs and need the data's size."""
   if config.train.epochs:
     examples = tasks.known_examples(config)
@@ -206,7 +206,7 @@ def _by_formula(step: Step, on: Topology) -> Plan:
   sharding.check_divides(mesh, step.task.definition.abstract, step.task.definition.axes)
   devices.check_splits(step.config, mesh)
   state = program.state_bytes(step, mesh)
-  memory, found = formulas.of_step(step, mesh, state, on.chip)
+  memory, found = formulas.memory_and_costs(step, mesh, state, on.chip)
   if memory.left < 0:
     error = DoesNotFitError('by formula')
     error.needed, error.capacity = memory.peak / 2**30, memory.capacity / 2**30

@@ -1,4 +1,4 @@
-"""A training step by formula, where no compiler is at hand: GPUs. Bounds, and no more than that."""
+"""Bound memory and costs of a training step by formula, for GPUs: they have no compiler here."""
 
 import math
 
@@ -14,10 +14,10 @@ from tokenformer_jax.plan.costs import Costs, Traffic
 from tokenformer_jax.plan.program import Memory, Step
 
 _ACTIVATION = 2  # bytes of bfloat16
-_PROJECTIONS = 5  # of a layer: query, key, value, output, feed-forward
+_PROJECTIONS = 5  # in a layer: query, key, value, output, feed-forward
 _NODE = 8  # GPUs that NVLink connects
-# What `train.remat` keeps of a layer on the device, for each position: times the model's width, the
-# inner width of a dense feed-forward layer, and the number of scores.
+# Numbers that `train.remat` keeps on the device for a layer and a position, as multiples of the
+# model's width, the inner width of a dense feed-forward layer, and the number of scores.
 _KEPT = {
   'everything': (12, 2, 1),
   'score_inputs': (12, 2, 0),
@@ -25,7 +25,7 @@ _KEPT = {
   'full': (1, 0, 0),
   'offload': (0, 0, 0),
 }
-# Forward passes that it computes again: of Pattention, whose scores are half of one, and of others.
+# Forward passes that it recomputes, for Pattention, whose scores are half of one, and for others.
 _AGAIN = {
   'everything': (0.0, 0.0),
   'score_inputs': (0.5, 0.0),
@@ -35,21 +35,21 @@ _AGAIN = {
 }
 
 
-def of_step(
+def memory_and_costs(
   step: Step, mesh: AbstractMesh, state: tuple[float, float, float], chip: Chip
 ) -> tuple[Memory, Costs]:
-  """Memory and costs of a device.
+  """Return the memory and the costs of a step on one device.
 
-  Activations are those that recomputation keeps of every layer, all of one layer, the logits of a
-  chunk of the loss, and gradients in float32. FLOPs are the model's, with what is recomputed.
-  Collectives are the gathers of the weights, in the forward and the backward pass, the reduction of
-  gradients, and, where parameter tokens are split, the sum of the output of every projection, and
-  of its input's gradient.
+  Temporaries are the activations that recomputation keeps of every layer, all activations of one
+  layer, the logits of a chunk of the loss, and gradients in float32. FLOPs are the model's plus the
+  recomputed ones. Collectives are the gathers of the weights in the forward and the backward pass,
+  and the reduction of gradients. If parameter tokens are split, the outputs of every projection and
+  the gradients of its inputs are summed as well.
 
   Args:
-    step: to be computed.
-    mesh: of the devices.
-    state: bytes of parameters, of the rest of the state, and of a batch, on a device.
+    step: the training step.
+    mesh: the mesh of the devices.
+    state: bytes on a device of parameters, of the rest of the state, and of a batch.
     chip: the device.
   """
   config = step.config
@@ -57,7 +57,7 @@ def of_step(
   rows = config.data.batch_size / parts / sharding.parts('batch', mesh)
   length = flops.length(config)
   remat, depth = config.train.remat, model.depth
-  # Of all layers, for each position.
+  # Sums over all layers, for each position.
   inner = _outputs(model, 'hidden', Role.KERNEL) / sharding.parts('hidden', mesh)
   scores = _outputs(model, 'param_tokens', Role.KEY) / sharding.parts('param_tokens', mesh)
   widths, inners, all_scores = _KEPT[remat]
@@ -78,7 +78,7 @@ def of_step(
 
 
 def _outputs(model: ModelConfig, axis: str, role: Role) -> int:
-  """Count what the layers' matrices of a role make of one position along a logical axis."""
+  """Count the outputs for one position, along a logical axis, of the layers' matrices of a role."""
   definition = models.define(model)
   at = -2 if role is Role.KEY else -1
   arrays, infos = jax.tree.leaves(definition.abstract), jax.tree.leaves(definition.info)
@@ -100,11 +100,11 @@ def _traffic(
   """Return the collectives of a step.
 
   Args:
-    mesh: of the devices.
+    mesh: the mesh of the devices.
     parameters: bytes in float32 on a device.
     activations: bytes of the outputs of one projection in each layer, on a device.
-    layers: of the model.
-    parts: that the batch is computed in.
+    layers: the number of layers.
+    parts: the number of parts that accumulation splits the batch into.
     chip: the device.
   """
   rows: list[Traffic] = []

@@ -46,10 +46,10 @@ def candidates(config: Config, on: Topology) -> Iterator[Config]:
   meshes = {parts: sharding.resplit(config.mesh, on.devices, parts) for parts in tokens}
   tokens = [parts for parts in tokens if meshes[parts] is not None]
   own = (remat_on(config.train.remat, on.platform), config.train.layers)
-  ways = [way for way in _WAYS if on.has_compiler or way[1] == own[1]]  # By formula: no loops.
+  ways = [way for way in _WAYS if on.has_compiler or way[1] == own[1]]  # Formulas ignore loops.
   if not pattentions(config.model):
-    ways = [way for way in ways if way[0] != 'everything']  # There are no scores to keep.
-  # The config's own choice first, then in the order given.
+    ways = [way for way in ways if way[0] != 'everything']  # A dense layer has no scores to keep.
+  # Put the config's own choice first and keep the order of the others.
   tokens.sort(key=lambda parts: parts != sharding.parts('param_tokens', whole))
   ways = [own, *(way for way in ways if way != own)]
   options = list(itertools.product(_BATCHES, tokens, ways))

@@ -47,7 +47,7 @@ class Meta:
   checksums: dict[str, int]  # by path in the state
   tokenizer: dict[str, Any]
   seen: Seen = Seen(0)
-  # Array paths in the files, by path in the state, for arrays whose path an earlier format differs.
+  # Array paths in the files, by path in the state, where an earlier format has another path.
   stored_paths: dict[str, str] = dataclasses.field(default_factory=dict)
 
 

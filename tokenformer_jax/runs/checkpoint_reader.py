@@ -1,4 +1,4 @@
-"""Reading of a checkpoint: all processes agree on the outcome, and arrays go to their shardings."""
+"""Read a checkpoint: all processes agree on the outcome, and arrays go to their shardings."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ class DamagedError(Exception):
 def read_together(path: paths.Path, read: Callable[[], _T]) -> _T:
   """Return the value that `read` reads from the checkpoint at a path.
 
-  All processes must call this function. Each process reads by itself. Then all processes, also
+  All processes must call this function. Each process reads by itself. Then all processes, including
   those that failed, share their outcomes and take the same next step: continue, end, or let the
   failed processes try again. Damage must be found twice, because a transfer may be cut short.
 

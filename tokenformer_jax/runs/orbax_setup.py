@@ -1,4 +1,4 @@
-"""Configuration of Orbax for checkpoints: the reader, the manager, and which checkpoints stay.
+"""Configure Orbax for checkpoints: the reader, the manager, and which checkpoints stay.
 
 Only this file, the other checkpoint files and `convert/released_tpu.py`, which reads foreign
 checkpoints, use Orbax.

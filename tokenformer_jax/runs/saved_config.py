@@ -1,14 +1,14 @@
-"""The config of a saved run, as `config.json` has it, and what of it counts on this machine.
+"""Write and read the config of a run, and drop the key that could make it run foreign programs.
 
-A run may come from a stranger. Most keys say what is computed, and can only make a bad model. Of
-the paths, these stay, because only data is read from them or written to them:
+A run may come from a stranger. Most keys say what to compute, and can only make a bad model. These
+paths stay, because only data is read from them or written to them:
 
   data.source, data.tokenizer   text, images, a tokenizer.json
   data.cache_dir                token stores, in folders named by a hash of what they hold
   init_from                     a checkpoint, whose own config passes through here
 
-`train.compilation_cache` does not stay. JAX loads finished programs from that directory and runs
-them, so whoever chooses the directory chooses what this process does. The user names it, by a flag
+`train.compilation_cache` does not stay. JAX loads compiled programs from that directory and runs
+them, so whoever chooses the directory controls this process. The user names it by a flag
 (--config.train.compilation_cache=DIR), a config file, or JAX_COMPILATION_CACHE_DIR.
 """
 
@@ -22,20 +22,20 @@ from tokenformer_jax.storage import paths
 
 
 def to_text(config: Config) -> str:
-  """Return what `config.json` holds: the format, and the groups of the config."""
+  """Return the text of `config.json`: the format, and the groups of the config."""
   return f'{json.dumps({"format": migrate.FORMAT, **config_lib.to_json(config)}, indent=2)}\n'
 
 
 def read(path: paths.Path, advice: str, needed_by: str = '') -> Config:
-  """Read a `config.json` of any format; `train.compilation_cache` is as the file has it.
+  """Read a `config.json` of any format, with its `train.compilation_cache`.
 
   Args:
-    path: of the file.
-    advice: what the user can do where it is no config.
-    needed_by: what asks for it, if that is not the user.
+    path: the path of the file.
+    advice: tells the user what to do if the file is not a config.
+    needed_by: the flag that needs the file, or empty if the user named the file.
 
   Raises:
-    UserError: it cannot be read, is not a config, or a later version of this package wrote it.
+    UserError: the file cannot be read, is not a config, or is from a later version of this package.
   """
   try:
     stored = json.loads(path.read_text())

@@ -24,7 +24,7 @@ class LastGrowth:
   Attributes:
     updates: the count of updates at the growth.
     old_tokens: a tree like the parameters, with the number of old parameter tokens of each array.
-      An array without parameter tokens counts as old, whatever its number is.
+      An array without parameter tokens counts as old, for any number.
   """
 
   updates: int
@@ -59,7 +59,7 @@ def learning_rate(config: OptimConfig, steps: int, start: int = 0) -> optax.Sche
 
 
 def schedule(config: OptimConfig, steps: int, growth: LastGrowth | None = None) -> optax.Schedule:
-  """Return the learning rate of a run; `restart_schedule` starts it anew after a growth."""
+  """Return the learning rate of a run; `restart_schedule` restarts it after a growth."""
   start = growth.updates if growth and config.restart_schedule else 0
   return learning_rate(config, steps, start)
 

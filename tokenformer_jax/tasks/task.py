@@ -23,7 +23,7 @@ def with_aux(
   """Return the objective with the auxiliary loss of the layers, and the figures of the step.
 
   Args:
-    objective: the value that the task minimises.
+    objective: the value that the task minimizes.
     loss: the part of the objective that is reported as `loss`.
     aux: the auxiliary loss and the figures of the model's layers.
   """

@@ -45,7 +45,7 @@ class TextTask(Task):
       max_length = model.max_length or trained.max_length
       if model.position_embedding == 'learned' and max_length < length:
         raise UserError(
-          f'config.data.sequence_length is {length}, but the model that the run goes on with has '
+          f'config.data.sequence_length is {length}, but the model that the run continues from has '
           f'learned positions for {max_length} tokens; take at most that'
         )
     else:
@@ -191,6 +191,8 @@ class TextTask(Task):
     ).tokens(tokenizer)
     if model.position_embedding == 'learned':
       room = model.max_length - len(request.prompt)
+      if room < 1:
+        return f'none: train.sample_prompt is as long as the {model.max_length} learned positions'
       request = dataclasses.replace(request, length=min(request.length, room))
     (ids,) = self._decoder(self._decoder.prepare(params), [request])
     return train.sample_prompt + decode_text(tokenizer, ids.tolist())

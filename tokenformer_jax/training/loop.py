@@ -50,7 +50,7 @@ def train_or_stop(config: Config, workdir: str | os.PathLike[str]) -> tuple[Stat
 
 
 def _train(config: Config, workdir: paths.Path, *, ends_process: bool) -> tuple[State, bool]:
-  if config.train.compilation_cache:  # which the first program decides for all
+  if config.train.compilation_cache:  # JAX reads it once, before the first program.
     jax.config.update('jax_compilation_cache_dir', config.train.compilation_cache)
   devices.find()  # Report missing devices before the work directory is touched.
   with lease.hold_together(

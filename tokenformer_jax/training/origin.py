@@ -254,7 +254,8 @@ def _changes(config: Config, meta: Meta, digest: str | None) -> list[str]:
 
 
 def _changed(ours: Config, theirs: Config) -> list[str]:
-  """Return the keys that have another value now, as `key: old -> new`."""
+  """Return the keys whose values differ, as `key: old -> new`."""
+  # The keys of `grow` have no more effect.
   return [
     f'{path}: {old!r} -> {new!r}'
     for path, new, old in config_lib.differences(ours, theirs)

@@ -1,4 +1,4 @@
-"""Sizes that a config leaves open, and lengths in other units, filled in."""
+"""Fill in sizes that a config leaves open, and convert lengths to steps."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ from tokenformer_jax.training.origin import NOTHING, Origin
 
 
 def fill_in(config: Config, origin: Origin = NOTHING) -> Config:
-  """Replaces the zeros that stand for "what fits": reference counts, and what the task knows.
+  """Replace zeros that stand for "what fits": reference counts, and the sizes of the task.
 
   Raises:
     UserError: see `tasks.fill_in`.
@@ -22,7 +22,7 @@ def fill_in(config: Config, origin: Origin = NOTHING) -> Config:
 
 
 def with_references(config: Config, origin: Origin = NOTHING) -> Config:
-  """Replaces zero reference counts by those of the origin, grown if `config.grow` says so."""
+  """Replace zero reference counts by those of the origin, grown if `config.grow` says so."""
   model, old = config.model, {} if origin.model is None else pattentions(origin.model)
   new = pattentions(model)
   if old and old.keys() == new.keys():
@@ -36,12 +36,12 @@ def with_references(config: Config, origin: Origin = NOTHING) -> Config:
 
 
 def in_steps(config: Config, examples: int, position: Position = BEGINNING) -> Config:
-  """The config with lengths in steps that were given in epochs or examples.
+  """Return the config with lengths in epochs or examples converted to steps.
 
   Args:
-    config: of the run.
-    examples: of an epoch.
-    position: where the run begins in the order of the examples: those before it count.
+    config: the config of the run.
+    examples: the number of examples in an epoch.
+    position: the start of the run in the order of the examples; examples before it count.
   """
 
   def steps(group: Any, prefix: str, begin: Position = BEGINNING) -> int:

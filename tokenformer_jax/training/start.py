@@ -1,9 +1,10 @@
-"""The state that a run starts from: its own last one, or that of another run, grown."""
+"""Restore the state that a run starts from: its own last state, or another run's, grown."""
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from tokenformer_jax import config as config_lib
 from tokenformer_jax import messages, tasks
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.errors import TransientError, UserError
@@ -21,7 +22,7 @@ from tokenformer_jax.training.origin import Origin, check_same_model, in_workdir
 
 
 def make_writable(workdir: paths.Path) -> None:
-  """Makes the work directory.
+  """Make the work directory.
 
   Raises:
     UserError: it cannot be made or written.
@@ -40,17 +41,17 @@ def make_writable(workdir: paths.Path) -> None:
 def resume(
   checkpoints: checkpoint.Checkpoints, config: Config, abstract: State
 ) -> tuple[State, Meta] | None:
-  """The newest state that can be read and its checkpoint, or None in a new work directory.
+  """Return the newest readable state and its metadata, or None in a new work directory.
 
-  A damaged checkpoint is named and moved to `damaged/`, and the one before it is taken.
+  Report a damaged checkpoint, move it to `damaged/`, and try the one before it.
 
   Args:
-    checkpoints: of the work directory.
-    config: with every size filled in.
+    checkpoints: the checkpoints of the work directory.
+    config: the config, with every size filled in.
     abstract: shapes and shardings of the state.
 
   Raises:
-    UserError: the checkpoint is of another model, or all of them are damaged.
+    UserError: the checkpoint is of another model, or all checkpoints are damaged.
   """
   damaged = {}
   for step in reversed(checkpoints.common_steps()):
@@ -86,9 +87,9 @@ def _restored(
 
 
 def _with_average(config: Config, state: State) -> State:
-  """The state with a moving average of the parameters if the config asks for one, or without.
+  """Return the state with a moving average of the parameters, or without, as the config says.
 
-  An average that was not kept so far starts from the parameters.
+  A new average starts from the parameters.
   """
   if not config.train.ema:
     return {name: part for name, part in state.items() if name != 'ema'}
@@ -96,18 +97,18 @@ def _with_average(config: Config, state: State) -> State:
 
 
 def grown(config: Config, origin: Origin, mesh: Mesh, other_meaning: str = '') -> State:
-  """The state of the run `config.init_from`, grown to this run's model.
+  """Return the state of the run `config.init_from`, grown to this run's model.
 
-  What the task can change on the way, such as the head for other classes, is changed first.
+  Before the growth, adapt what the task can change, such as the head for other classes.
 
   Args:
-    config: of the run; `origin.check` has passed.
-    origin: of the run.
-    mesh: where the state is to be.
-    other_meaning: see `Task.other_meaning`; if the data has one, the head is drawn anew.
+    config: the config of the run; `origin.check` has passed.
+    origin: the origin of the run.
+    mesh: the mesh to place the state on.
+    other_meaning: see `Task.other_meaning`; if it is not empty, the head is drawn anew.
 
   Raises:
-    UserError: it is damaged.
+    UserError: the checkpoint is damaged.
   """
   checkpoints, meta, target = origin.source, origin.meta, config.model
   source = tasks.adapted(meta.config.model, target)
@@ -117,7 +118,10 @@ def grown(config: Config, origin: Origin, mesh: Mesh, other_meaning: str = '') -
   if source == meta.config.model and not other_meaning:
     grown = files.read_and_grow(checkpoints, meta, mesh, target, config.grow)
     return _with_average(config, grown)
-  changed = checkpoint.differences(source, meta.config.model, 'model.')
+  changed = [
+    f'{path} is {old!r} there and {new!r} in the config'
+    for path, new, old in config_lib.differences(source, meta.config.model, 'model.')
+  ]
   if other_meaning:
     changed.append(f'a new head, because {other_meaning}')
   messages.say(f'adapting {config.init_from}: {", ".join(changed)}')
@@ -133,7 +137,7 @@ def grown(config: Config, origin: Origin, mesh: Mesh, other_meaning: str = '') -
 
 
 def _adapted(old: State, model: ModelConfig, config: Config, *, new_head: bool) -> State:
-  """A state whose parameters, average and moments have the shapes of the adapted model."""
+  """Return a state whose parameters, average and moments have the shapes of the adapted model."""
 
   def params(tree: Params) -> Params:
     return tasks.adapt(tree, model, config.grow.seed, new_head=new_head)
@@ -146,10 +150,10 @@ def _adapted(old: State, model: ModelConfig, config: Config, *, new_head: bool) 
 
 
 def check_old_tokens(config: Config, growth: LastGrowth | None, definition: Definition) -> None:
-  """Checks that there is something old, and something new, for `optim.old_tokens` to tell apart.
+  """Check that the model has old and new tokens if `optim.old_tokens` treats them differently.
 
   Raises:
-    UserError: there is not.
+    UserError: it has no new tokens.
   """
   if config.optim.old_tokens == 'train':
     return
