@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import architectures
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -63,8 +64,11 @@ def _logits(model: ModelConfig, ids: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize(
   'model',
-  [MODEL, LEARNED, DENSE, WINDOW, KINDS],
-  ids=['rotary', 'learned', 'dense', 'window', 'kinds'],
+  [
+    *(MODEL, LEARNED, DENSE, WINDOW, KINDS),
+    *(pytest.param(model, marks=pytest.mark.slow) for model in architectures.MODELS.values()),
+  ],
+  ids=['rotary', 'learned', 'dense', 'window', 'kinds', *architectures.MODELS],
 )
 def test_cached_logits_of_unequal_prompts_are_those_of_each_alone(model):
   """The prompts in one batch, left-padded, then three tokens one by one."""
