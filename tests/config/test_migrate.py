@@ -185,7 +185,7 @@ MODEL_2 = {
 }
 ROTARY, NO_POSITIONS = config_lib.RotaryConfig(0.5, 500.0), config_lib.NoPositionsConfig()
 MATRIX = config_lib.DenseConfig(bias=True)
-SCORE = config_lib.layer.L2NormGELU(1e-5, 'tanh')
+SCORE = config_lib.pattention.L2NormGELU(1e-5, 'tanh')
 
 
 def _model_3(positions=ROTARY, score=SCORE, parts=None, **changes):
@@ -230,12 +230,14 @@ def _model_3(positions=ROTARY, score=SCORE, parts=None, **changes):
       for embedding in ('learned', 'sincos', 'none')
     ),
     *(
-      pytest.param({'score': kind}, _model_3(score=config_lib.layer.SCORES[kind](1e-5)), id=kind)
+      pytest.param(
+        {'score': kind}, _model_3(score=config_lib.pattention.SCORES[kind](1e-5)), id=kind
+      )
       for kind in ('softmax', 'exp_l2_norm')
     ),
     pytest.param(
       {'score': 'gelu_l1_norm'},
-      _model_3(score=config_lib.layer.GELUL1Norm(1e-5, 'tanh')),
+      _model_3(score=config_lib.pattention.GELUL1Norm(1e-5, 'tanh')),
       id='gelu_l1_norm',
     ),
   ],

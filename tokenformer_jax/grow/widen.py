@@ -92,6 +92,12 @@ def check(source: ModelConfig, target: ModelConfig, method: str) -> None:
   Raises:
     UserError: it cannot; the message says why.
   """
+  for name, layer in source.layers.items():
+    if not config_lib.is_plain(layer.mixer):
+      raise UserError(
+        f'layer {name!r} has a mixer other than softmax attention with value and output '
+        f'projections, which {method} cannot widen'
+      )
   before, after = sizes(source), sizes(target)
   for name, old, new in zip(('width', 'heads', 'ffn_width'), before, after, strict=True):
     if new < old:
