@@ -123,6 +123,13 @@ def with_mixer(model: ModelConfig, **changes: Any) -> ModelConfig:
   return dataclasses.replace(model, layer=dataclasses.replace(model.layer, mixer=mixer))
 
 
+def linear(model: ModelConfig, feature: str = 'elu') -> ModelConfig:
+  """Return a model whose `model.layer` has linear attention with the same projections."""
+  old = model.layer.mixer
+  mixer = config.LinearConfig(old.heads, old.positions, feature, old.qkv, old.proj)
+  return dataclasses.replace(model, layer=dataclasses.replace(model.layer, mixer=mixer))
+
+
 def with_tokens(model: ModelConfig, **counts: int) -> ModelConfig:
   """Return a model with other numbers of parameter tokens, and the same reference counts."""
   return config.with_token_counts(model, counts)

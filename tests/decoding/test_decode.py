@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compilations import compilations
-from tiny import large_params, tiny_model, two_kinds
+from tiny import large_params, linear, tiny_model, two_kinds
 
 from tokenformer_jax.config import MeshConfig, ModelConfig
 from tokenformer_jax.decoding.buckets import batches, bucket
@@ -26,6 +26,7 @@ LEARNED = tiny_model(tied_head=False, rotary=0, position_embedding='learned', ma
 DENSE = tiny_model(tied_head=False, dense=True, bias=True, norm='affine', rotary=0)
 WINDOW = tiny_model(tied_head=False, window=7)
 KINDS = two_kinds(tied_head=False)
+LINEAR = linear(tiny_model(tied_head=False))
 DRAWN = Sampling(temperature=2.0, top_k=20, top_p=0.9, seed=1)
 UNEQUAL = (5, 63, 1, 64, 40)  # lengths of prompts
 
@@ -65,10 +66,10 @@ def _logits(model: ModelConfig, ids: list[int]) -> np.ndarray:
 @pytest.mark.parametrize(
   'model',
   [
-    *(MODEL, LEARNED, DENSE, WINDOW, KINDS),
+    *(MODEL, LEARNED, DENSE, WINDOW, KINDS, LINEAR),
     *(pytest.param(model, marks=pytest.mark.slow) for model in architectures.MODELS.values()),
   ],
-  ids=['rotary', 'learned', 'dense', 'window', 'kinds', *architectures.MODELS],
+  ids=['rotary', 'learned', 'dense', 'window', 'kinds', 'linear', *architectures.MODELS],
 )
 def test_cached_logits_of_unequal_prompts_are_those_of_each_alone(model):
   """The prompts in one batch, left-padded, then three tokens one by one."""
@@ -100,7 +101,9 @@ def test_cached_logits_of_unequal_prompts_are_those_of_each_alone(model):
 
 
 @pytest.mark.parametrize(
-  'model', [MODEL, LEARNED, WINDOW, KINDS], ids=['rotary', 'learned', 'window', 'kinds']
+  'model',
+  [MODEL, LEARNED, WINDOW, KINDS, LINEAR],
+  ids=['rotary', 'learned', 'window', 'kinds', 'linear'],
 )
 def test_greedy_text_is_the_argmax_of_the_forward_pass(model):
   requests = [Request(_prompt(length), 12, GREEDY) for length in UNEQUAL]
