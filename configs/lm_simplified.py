@@ -1,7 +1,7 @@
 r"""Simplified Transformer Blocks: skipless blocks, without values and output projections.
 
   python train.py --config=configs/lm_simplified.py                    # small, SAS-P
-  python train.py --config=configs/lm_simplified.py:small,sas,tokens   # of parameter tokens: it grows
+  python train.py --config=configs/lm_simplified.py:small,sas,tokens   # parameter tokens: it grows
   python train.py --config=configs/lm_simplified.py:18x768,sas_p       # the paper's
 
 The variant is SIZE, or SIZE,BLOCK, or SIZE,BLOCK,tokens. A block is one of
@@ -109,7 +109,9 @@ def set_blocks(c, layers, hidden, block, of_tokens):
       layer.wiring = {'kind': 'skipless', 'gains': False}
     case 'parallel':
       layer.wiring = {'kind': 'parallel', 'gains': False, 'skip': True}
-  c.model.init.output_std = c.model.init.std  # the gain of a branch takes the place of a small start
+  c.model.init.output_std = (
+    c.model.init.std
+  )  # the gain of a branch takes the place of a small start
   if block == 'v_skipinit':
     c.model.init.attention_kernels = 'orthogonal'
   c.model.pattern = f'layer*{layers}'

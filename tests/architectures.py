@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from tiny import tiny_model, with_mixer
+from tiny import gated_model, linear, tiny_model, with_mixer
 
 from tokenformer_jax.config import (
   DenseConfig,
@@ -73,4 +73,6 @@ MODELS = {
     tiny_model(tied_head=False), positions=RotaryConfig(1.0, layout='interleaved')
   ),
   'post norm': post_norm(),
+  'gated units': gated_model(tied_head=False),
+  'linear': linear(tiny_model(tied_head=False)),
 }

@@ -117,6 +117,34 @@ def two_kinds(*, window: int = 8, **changes: Any) -> ModelConfig:
   return dataclasses.replace(model, variants=config.Layers({'local': local}))
 
 
+def gated_model(
+  *, scores: str = 'softmax', positions: Any = None, length_scale: Any = None, **changes: Any
+) -> ModelConfig:
+  """Return layers that are a gated attention unit alone, 48 wide inside with a head of 16.
+
+  Args:
+    scores: `normalise` of the mixer.
+    positions: those of the mixer, in the place of what `rotary` says.
+    length_scale: of the mixer.
+    **changes: as for `tiny_model`; `uvq` is made as its `qkv`, and a bias adds offsets.
+  """
+  model = tiny_model(**changes)
+  was = model.layer.mixer
+  mixer = config.GatedUnitConfig(
+    width=48,
+    head_width=16,
+    window=was.window,
+    positions=positions or was.positions,
+    normalise=scores,
+    length_scale=length_scale or was.length_scale,
+    offset=changes.get('bias', False),
+    uvq=was.qkv,
+    out=was.proj,
+  )
+  layer = dataclasses.replace(model.layer, mixer=mixer, ffn=config.NoFeedForwardConfig())
+  return dataclasses.replace(model, layer=layer)
+
+
 def with_mixer(model: ModelConfig, **changes: Any) -> ModelConfig:
   """Return a model with other keys of `model.layer.mixer`."""
   mixer = dataclasses.replace(model.layer.mixer, **changes)

@@ -259,7 +259,13 @@ def test_a_model_of_format_2_has_the_same_parts_today(changes, want, of_format_1
 
 # Keys whose default is what every model of format 2 computes.
 SINCE_FORMAT_3 = {
-  *('init.output_std', 'init.attention_kernels', 'init.ffn_gain', 'norm_epsilon_outside'),
+  *(
+    'init.output_std',
+    'init.attention_kernels',
+    'init.ffn_gain',
+    'norm_epsilon_outside',
+    'embedding_norm',
+  ),
   *('layer.wiring.kind', 'layer.mixer.shaped', 'layer.mixer.length_scale.kind'),
   *('layer.mixer.value.kind', 'layer.mixer.value_skip'),
   *('layer.mixer.positions.layout', 'layer.mixer.positions.clip'),

@@ -9,9 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compilations import compilations
-from tiny import large_params, linear, tiny_model, two_kinds
+from tiny import gated_model, large_params, linear, tiny_model, two_kinds
 
-from tokenformer_jax.config import MeshConfig, ModelConfig
+from tokenformer_jax.config import (
+  MeshConfig,
+  ModelConfig,
+  PositionScaleConfig,
+  RotaryConfig,
+  SeenScaleConfig,
+)
 from tokenformer_jax.decoding.buckets import batches, bucket
 from tokenformer_jax.decoding.decode import Decoder, Request
 from tokenformer_jax.decoding.sampling import GREEDY, Sampling
@@ -27,6 +33,19 @@ DENSE = tiny_model(tied_head=False, dense=True, bias=True, norm='affine', rotary
 WINDOW = tiny_model(tied_head=False, window=7)
 KINDS = two_kinds(tied_head=False)
 LINEAR = linear(tiny_model(tied_head=False))
+GATED = {
+  'gated': gated_model(tied_head=False),
+  'gated, a window': gated_model(tied_head=False, window=7, length_scale=SeenScaleConfig()),
+  'gated, squared relu': gated_model(tied_head=False, scores='squared_relu', dense=True, bias=True),
+  'gated, relu in a window': gated_model(
+    tied_head=False, scores='squared_relu', window=7, embedding_norm='rms'
+  ),
+  'gated, clipped distances': gated_model(
+    tied_head=False,
+    positions=RotaryConfig(fraction=1.0, clip=5),
+    length_scale=PositionScaleConfig(length=8),
+  ),
+}
 DRAWN = Sampling(temperature=2.0, top_k=20, top_p=0.9, seed=1)
 UNEQUAL = (5, 63, 1, 64, 40)  # lengths of prompts
 
@@ -66,10 +85,10 @@ def _logits(model: ModelConfig, ids: list[int]) -> np.ndarray:
 @pytest.mark.parametrize(
   'model',
   [
-    *(MODEL, LEARNED, DENSE, WINDOW, KINDS, LINEAR),
+    *(MODEL, LEARNED, DENSE, WINDOW, KINDS, LINEAR, *GATED.values()),
     *(pytest.param(model, marks=pytest.mark.slow) for model in architectures.MODELS.values()),
   ],
-  ids=['rotary', 'learned', 'dense', 'window', 'kinds', 'linear', *architectures.MODELS],
+  ids=['rotary', 'learned', 'dense', 'window', 'kinds', 'linear', *GATED, *architectures.MODELS],
 )
 def test_cached_logits_of_unequal_prompts_are_those_of_each_alone(model):
   """The prompts in one batch, left-padded, then three tokens one by one."""
@@ -204,11 +223,11 @@ def test_every_request_is_in_one_batch_the_longest_first():
 
 
 @functools.cache
-def _on_a_mesh() -> tuple[list[list[int]], list[str]]:
-  definition = define_lm(MODEL)
-  decoder = Decoder(MODEL, Compute())
+def _on_a_mesh(model: ModelConfig) -> tuple[list[list[int]], list[str]]:
+  definition = define_lm(model)
+  decoder = Decoder(model, Compute())
   mesh = sharding.make_mesh(MeshConfig(fsdp=4, tokens=2))
-  params = jax.device_put(large_params(MODEL), sharding.tree_shardings(mesh, definition.axes))
+  params = jax.device_put(large_params(model), sharding.tree_shardings(mesh, definition.axes))
   with jax.set_mesh(mesh), compilations() as names:
     params = decoder.prepare(params)
     decoder(params, _mixed())
@@ -220,13 +239,22 @@ def _mixed() -> list[Request]:
   return [Request(_prompt(n), 20, (GREEDY, DRAWN)[i % 2]) for i, n in enumerate(UNEQUAL)]
 
 
-def test_texts_do_not_depend_on_the_devices():
-  assert _on_a_mesh()[0] == _write(_mixed()), '8 devices write other texts than one'
+EACH_ON_A_MESH = pytest.mark.parametrize(
+  'model', [MODEL, GATED['gated, a window']], ids=['heads', 'gated']
+)
 
 
-def test_a_bucket_is_compiled_once_on_a_mesh():
+@EACH_ON_A_MESH
+def test_texts_do_not_depend_on_the_devices(model):
+  assert _on_a_mesh(model)[0] == _write(_mixed(), model), '8 devices write other texts than one'
+
+
+@EACH_ON_A_MESH
+def test_a_bucket_is_compiled_once_on_a_mesh(model):
   """Two chunks of tokens, twice."""
-  assert _on_a_mesh()[1] == ['prefill', 'advance'], 'a state comes out otherwise than it went in'
+  assert _on_a_mesh(model)[1] == ['prefill', 'advance'], (
+    'a state comes out otherwise than it went in'
+  )
 
 
 def test_the_cache_is_split_as_the_heads_are():

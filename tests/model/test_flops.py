@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import tiny_model, tiny_vit, two_kinds, with_tokens
+from tiny import gated_model, tiny_model, tiny_vit, two_kinds, with_tokens
 
 from tokenformer_jax.config import Config, DataConfig, ModelConfig, TrainConfig
 from tokenformer_jax.model import flops
@@ -45,6 +45,8 @@ def test_forward_flops_are_those_the_compiler_counts(changes):
 # By hand, for width 32, 2 layers, 24, 40 and 48 parameter tokens, and 64 words.
 TOKENS = 2 * (3 * 2 * 32 * 24 + 2 * 32 * 40 + 2 * 32 * 48)
 DENSE = 2 * (4 * 32 * 32 + 2 * 32 * 128)
+# A gated attention unit, 48 wide with a head of 16, has matrices into 112 and out of 48.
+GATED = 2 * (24 * (32 + 112) + 40 * (48 + 32))
 # Three layers without the 48, whose 16 positions see 6 on average in a window of 8, and two whole
 # ones, whose positions see 8.
 KINDS = 2 * (3 * (TOKENS // 2 - 2 * 32 * 48) + TOKENS + 64 * 32) + 4 * 32 * (3 * 6 + 2 * 8)
@@ -60,6 +62,11 @@ KINDS = 2 * (3 * (TOKENS // 2 - 2 * 32 * 48) + TOKENS + 64 * 32) + 4 * 32 * (3 *
     ),
     (tiny_model(dense=True, bias=True), 2 * (DENSE + 64 * 32) + 2 * 4 * 32 * 8),
     (two_kinds(), KINDS),
+    (gated_model(), 2 * (GATED + 64 * 32) + 2 * (2 * 16 + 2 * 48) * 8),
+    (
+      gated_model(dense=True, bias=True, window=8),
+      2 * (2 * (32 * 112 + 48 * 32) + 64 * 32) + 2 * (2 * 16 + 2 * 48) * 6,
+    ),
     (tiny_vit(), 16 * (2 * 16 * 32 + 2 * TOKENS + 2 * 4 * 32 * 16) + 2 * 32 * 10),
     (
       tiny_vit(pool='token'),
@@ -72,7 +79,10 @@ KINDS = 2 * (3 * (TOKENS // 2 - 2 * 32 * 48) + TOKENS + 64 * 32) + 4 * 32 * (3 *
       + 4 * 32 * 16,
     ),
   ],
-  ids=['tied', 'untied', 'dense', 'two kinds', 'mean', 'class token', 'attention pool'],
+  ids=[
+    *('tied', 'untied', 'dense', 'two kinds', 'gated', 'gated, dense, a window'),
+    *('mean', 'class token', 'attention pool'),
+  ],
 )
 def test_forward_flops_are_exact(model, want):
   assert flops.forward_flops(model, 16) == want, 'a matrix counts too often, or not at all'

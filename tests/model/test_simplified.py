@@ -42,9 +42,9 @@ BLOCK = {
   'ln_1.weight': 'attention_norm/scale',
   'ln_1.bias': 'attention_norm/bias',
   'ln_2.scale': 'ffn_norm/scale',
-  'attn.attn_mat_skip_gain': 'attention/gains/0',
-  'attn.attn_mat_resid_gain': 'attention/gains/1',
-  'attn.centre_attn_gain': 'attention/gains/2',
+  'attn.attn_mat_skip_gain': 'attention/identity_gain',
+  'attn.attn_mat_resid_gain': 'attention/attention_gain',
+  'attn.centre_attn_gain': 'attention/uniform_gain',
   'attn.v_attn.resid_gain': 'attention/value_gain',
   'attn.v_attn.skip_gain': 'attention/input_gain',
   'attn.v_attn.weight': 'attention/value/kernel',
@@ -263,4 +263,4 @@ def test_a_new_simplified_model_passes_normalised_values_on(name):
 def test_gains_do_not_decay():
   mask = optim.decay_mask(define_lm(VARIANTS['sas']).info)
   block = mask['blocks']['layer_1']
-  assert not any(jax.tree.leaves([block['mixer_gain'], block['attention']['gains']]))
+  assert not any(jax.tree.leaves([block['mixer_gain'], block['attention']['uniform_gain']]))

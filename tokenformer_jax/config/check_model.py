@@ -42,7 +42,8 @@ def check_model(model: ModelConfig) -> None:
     _check_clip(layer, layer_path(name))
   if model.pool == 'attention':
     _check_pool(model)
-  norms = {model.final_norm, *(layer.norm for layer in model.layers.values())}
+  around = (model.embedding_norm, model.final_norm)
+  norms = {*around, *(layer.norm for layer in model.layers.values())}
   if model.norm_epsilon_outside and not norms & {'rms', 'rms_plain'}:
     raise UserError(
       'config.model.norm_epsilon_outside is True, and no norm of the model is an RMSNorm; leave it '

@@ -80,11 +80,10 @@ class ModelConfig:
   norm_epsilon_outside: bool = key(
     False, 'RMSNorm adds norm_epsilon to the root, not inside it (Simplified Transformer Blocks)'
   )
-  final_norm: str = key(
-    'affine',
-    'after the last layer, as layer.norm',
-    choices=NORMS,
+  embedding_norm: str = key(
+    'none', 'before the first layer, as layer.norm (GAU-alpha)', choices=NORMS, only='lm'
   )
+  final_norm: str = key('affine', 'after the last layer, as layer.norm', choices=NORMS)
   position_embedding: str = key(
     'none',
     'added to the input of the first layer; lm: none, learned; vit: sincos, learned, none',

@@ -7,17 +7,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from tokenformer_jax.config import (
-  AsKeyConfig,
-  ModelConfig,
-  NoProjectionConfig,
-  SoftmaxConfig,
-)
+from tokenformer_jax.config import AsKeyConfig, ModelConfig, SoftmaxConfig
 from tokenformer_jax.model import cache as caches
 from tokenformer_jax.model import kernels, splash
 from tokenformer_jax.model.compute import Compute
-from tokenformer_jax.model.layers import gain, gained, projection
-from tokenformer_jax.model.positions import Rotary, far_apart, scale_by_length
+from tokenformer_jax.model.layers import gain, gained, out_of_heads, projection
+from tokenformer_jax.model.positions import Rotary
+from tokenformer_jax.model.token_attention import TokenAttention
 from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, NOTHING, Aux, Context, Inputs
 from tokenformer_jax.model.uniform import prefix_sums, uniform_attention
 from tokenformer_jax.parallel.sharding import constrain
@@ -52,33 +48,27 @@ class Attention(nnx.Module):
     rngs: nnx.Rngs,
   ):
     make = functools.partial(projection, model=model, compute=compute, rngs=rngs)
-    into_heads, out_of_heads = ('width', 'heads'), ('heads', 'width')
+    into_heads = ('width', 'heads')
     orthogonal = model.init.attention_kernels == 'orthogonal'
     self.query = make(config.qkv, axes=into_heads, starts_at_zero=config.shaped)
     self.key = make(config.qkv, axes=into_heads)
     value = config.qkv if isinstance(config.value, AsKeyConfig) else config.value
-    self.value = (
-      make(value, axes=into_heads, starts_at_zero=config.value_skip, orthogonal=orthogonal)
-      if not isinstance(value, NoProjectionConfig)
-      else None
+    self.value = make(
+      value, axes=into_heads, starts_at_zero=config.value_skip, orthogonal=orthogonal
     )
-    self.proj = (
-      make(config.proj, axes=out_of_heads, orthogonal=orthogonal)
-      if not isinstance(config.proj, NoProjectionConfig)
-      else None
-    )
+    self.proj = make(config.proj, axes=('heads', 'width'), orthogonal=orthogonal)
     # V = g₁ x + g₂ value(x)
     self.input_gain, self.value_gain = (
       (gain(rngs), gain(rngs)) if config.value_skip else (None, None)
     )
-    # α, β and γ
-    self.gains = (
-      nnx.List([gain(rngs, heads=config.heads) for _ in range(3)]) if config.shaped else None
-    )
-    self.heads, self.causal, self.window = config.heads, causal, config.window
-    self.head_width = model.width // config.heads
-    self.rotary = Rotary(config.positions, self.head_width)
-    self.length_scale = config.length_scale
+    heads = config.heads if config.shaped else 0
+    self.identity_gain = gain(rngs, heads=heads) if heads else None  # α
+    self.attention_gain = gain(rngs, heads=heads) if heads else None  # β
+    self.uniform_gain = gain(rngs, heads=heads) if heads else None  # γ
+    self.shaped = config.shaped
+    self.heads, self.head_width = config.heads, model.width // config.heads
+    rotary = Rotary(config.positions, self.head_width)
+    self.attend = TokenAttention(rotary, causal, config.window, config.length_scale)
     self.implementation = compute.attention
 
   def length_flops(self, length: int) -> float:
@@ -87,25 +77,23 @@ class Attention(nnx.Module):
     Each visible position costs 4 · D (TokenFormer, Table 3). Under a causal mask a query sees on
     average T/2 positions, or W − W² / 2T with a window W < T.
     """
-    return 4 * self.heads * self.head_width * mean_seen(length, self.causal, self.window)
+    return 4 * self.heads * self.head_width * self.attend.mean_seen(length)
 
   def init_cache(self, batch: int, length: int, dtype: jnp.dtype) -> Cache:
     """Return an empty cache for texts of up to `length` slots, or for the slots of the window."""
-    slots = min(self.window, length) if self.window else length
-    empty = jnp.zeros((batch, self.heads, slots, self.head_width), dtype)
-    if self.window:
-      return caches.Ring(empty, empty)
-    if self.gains is None:
-      return caches.KV(empty, empty)
+    widths = (self.head_width, self.head_width)
+    empty = self.attend.init_cache(batch, self.heads, length, widths, dtype)
+    if not self.shaped or isinstance(empty, caches.Ring):
+      return empty
     total = jnp.zeros((batch, 1, self.heads, self.head_width), jnp.float32)
-    return SummedKV(caches.KV(empty, empty), total)
+    return SummedKV(empty, total)
 
   def cache_axes(self) -> Cache:
     """Return the logical axes of the arrays of the cache."""
-    if self.window:
-      return caches.Ring(caches.AXES, caches.AXES)
-    kv = caches.KV(caches.AXES, caches.AXES)
-    return kv if self.gains is None else SummedKV(kv, ('batch', None, 'heads', None))
+    axes = self.attend.cache(*caches.HEADS)
+    if not self.shaped or isinstance(axes, caches.Ring):
+      return axes
+    return SummedKV(axes, ('batch', None, 'heads', None))
 
   def __call__(
     self,
@@ -128,7 +116,8 @@ class Attention(nnx.Module):
     del inputs
     length = x_BxTxD.shape[1]
     positions_BxT = context.positions(length)
-    plain = cache is None and context.padding_B is None and not self.rotary.clip
+    attend, rotary = self.attend, self.attend.rotary
+    plain = cache is None and context.padding_B is None and not rotary.clip
     name = kernels.usable_kernel(
       self.implementation, x_BxTxD.dtype, x_BxTxD.shape[0], length, self.heads
     )
@@ -141,25 +130,24 @@ class Attention(nnx.Module):
         self._value(x_BxTxD, filled),
       )
     )
-    seen = seen_keys(positions_BxT, self.causal, self.window)
-    query = scale_by_length(self.length_scale, query, positions_BxT, seen)
+    query = attend.scaled(query, positions_BxT)
     if cache is not None:
       return self._with_cache(query, key, value, context, cache)
     if plain:
       mixed = kernels.attend(
-        self.rotary(query, positions_BxT),
-        self.rotary(key, positions_BxT),
+        rotary(query, positions_BxT),
+        rotary(key, positions_BxT),
         value,
         head_width=self.head_width,
-        causal=self.causal,
-        window=self.window,
+        causal=attend.causal,
+        window=attend.window,
         implementation=self.implementation,
       )
     else:
-      mixed = self._attend(query, key, value, context)
+      mixed = attend(query, key, value, context)
     mean = None
-    if self.gains is not None:
-      mean = uniform_attention(value, positions_BxT, causal=self.causal, window=self.window)
+    if self.shaped:
+      mean = uniform_attention(value, positions_BxT, causal=attend.causal, window=attend.window)
     return self._output(value, mixed, mean), None, NOTHING
 
   def _value(self, x_BxTxD: jax.Array, filled: int) -> jax.Array:
@@ -173,36 +161,14 @@ class Attention(nnx.Module):
     projected = self.value(x_BxTxD, (self.heads, filled))
     return gained(self.input_gain, x_BxTxHxK) + gained(self.value_gain, projected)
 
-  def _attend(
-    self, query: jax.Array, key: jax.Array, value: jax.Array, context: Context
-  ) -> jax.Array:
-    """Return the attention of padded texts, or with clipped distances, from their beginning."""
-    positions_BxT = context.positions(query.shape[1])
-    far = far_apart(self.rotary, query, key)
-    query, key = self.rotary(query, positions_BxT), self.rotary(key, positions_BxT)
-    if not self.causal:
-      return kernels.full_attention(query, key, value, context.padding_B, far=far)
-    return kernels.causal_attention(
-      query, key, value, context.padding_B, window=self.window, far=far
-    )
-
   def _with_cache(
     self, query: jax.Array, key: jax.Array, value: jax.Array, context: Context, cache: Cache
   ) -> tuple[jax.Array, Cache, Aux]:
     """Return what `__call__` does, with a cache."""
     positions_BxT = context.positions(query.shape[1])
-    # With clipped distances the cache holds keys that are not rotated yet.
-    stored = key if self.rotary.clip else self.rotary(key, positions_BxT)
-    new = caches.KV(stored.swapaxes(1, 2), value.swapaxes(1, 2))
     old = cache.kv if isinstance(cache, SummedKV) else cache
-    if context.is_beginning:
-      kept = old.write(new, 0)
-      mixed = self._attend(query, key, value, context)
-      view = None
-    else:
-      kept, view = old.extend(new, context.start)
-      mixed = self._attend_view(query, view, context)
-    if self.gains is None:
+    mixed, kept, view = self.attend.with_cache(query, key, value, context, old)
+    if not self.shaped:
       return self._output(value, mixed, None), kept, NOTHING
     if isinstance(cache, SummedKV):
       is_token = (positions_BxT >= 0)[..., None, None]
@@ -210,56 +176,20 @@ class Attention(nnx.Module):
       mean = sums / jnp.maximum(positions_BxT + 1, 1)[..., None, None]
       return self._output(value, mixed, mean), SummedKV(kept, sums[:, -1:]), NOTHING
     if view is None:
-      mean = uniform_attention(value, positions_BxT, causal=True, window=self.window)
+      mean = uniform_attention(value, positions_BxT, causal=True, window=self.attend.window)
     else:
-      seen = kernels.sees_view(view, context, query.shape[1], self.window)
+      seen = kernels.sees_view(view, context, query.shape[1], self.attend.window)
       weights = seen / jnp.maximum(jnp.sum(seen, axis=-1, keepdims=True), 1)
       mean = jnp.einsum('BHTS,BHSK->BTHK', weights.astype(jnp.float32), view.values)
     return self._output(value, mixed, mean), kept, NOTHING
 
-  def _attend_view(self, query: jax.Array, view: caches.View, context: Context) -> jax.Array:
-    """Return the attention to the keys of a cache."""
-    far = None
-    if self.rotary.clip:
-      key = view.keys.swapaxes(1, 2)
-      far = far_apart(self.rotary, query, key)
-      far = far._replace(key=far.key.swapaxes(1, 2))
-      padding_Bx1 = 0 if context.padding_B is None else context.padding_B[:, None]
-      key = self.rotary(key, view.slots_S[None] - padding_Bx1)
-      view = view._replace(keys=key.swapaxes(1, 2))
-    query = self.rotary(query, context.positions(query.shape[1]))
-    return kernels.attend_view(query, view, context, self.window, far=far)
-
   def _output(self, value: jax.Array, mixed: jax.Array, mean: jax.Array | None) -> jax.Array:
     """Return the output [B, T, D] for values V, attention A V and uniform attention C V."""
-    if self.gains is not None:
-      alpha, beta, gamma = (one[...][None, None, :, None] for one in self.gains)
+    if self.shaped:
+      alpha, beta, gamma = (
+        one[...][None, None, :, None]
+        for one in (self.identity_gain, self.attention_gain, self.uniform_gain)
+      )
       shaped = alpha * value.astype(jnp.float32) + beta * mixed.astype(jnp.float32) - gamma * mean
       mixed = shaped.astype(value.dtype)
-    mixed = constrain(mixed, 'batch', None, 'heads', None)
-    if self.proj is not None:
-      return self.proj(mixed)
-    mixed = mixed[..., : self.head_width]
-    return constrain(mixed.reshape(*mixed.shape[:2], -1), 'batch', None, None)
-
-
-def mean_seen(length: int, causal: bool, window: int) -> float:
-  """Return the number of positions that one of `length` sees, on average."""
-  if not causal:
-    return length
-  window = min(window or length, length)
-  return window - window**2 / (2 * length) if length else 0
-
-
-def seen_keys(positions_BxT: jax.Array, causal: bool, window: int) -> jax.Array:
-  """Return the number of keys [B, T] that the queries at these positions see.
-
-  Args:
-    positions_BxT: negative for padding. Without `causal` those of whole texts.
-    causal: whether they see the positions up to their own, and not all.
-    window: the most positions that they see; 0: all.
-  """
-  if not causal:
-    return jnp.broadcast_to(positions_BxT[:, -1:] + 1, positions_BxT.shape)
-  seen_BxT = jnp.maximum(positions_BxT + 1, 1)
-  return jnp.minimum(seen_BxT, window) if window else seen_BxT
+    return out_of_heads(self.proj, mixed, self.head_width)

@@ -1,4 +1,4 @@
-"""Caches of softmax attention: keys and values of all slots, or of the last slots in a ring.
+"""Caches of mixers with scores: keys and values of all slots, or of the last slots in a ring.
 
 Each cache is a NamedTuple of arrays [B, H, S, K]. Only its mixer makes and reads it; the decoding
 code treats it as arrays with logical axes.
@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from tokenformer_jax.parallel.sharding import constrain
 
 AXES: tuple[str | None, ...] = ('batch', 'heads', None, None)
+PairAxes = tuple[tuple[str | None, ...], tuple[str | None, ...]]  # of keys and of values
+HEADS: PairAxes = (AXES, AXES)
 _NOT_WRITTEN = 2**30  # a slot number after every query, which masks the place
 
 
@@ -29,17 +31,17 @@ class KV(NamedTuple):
   keys: jax.Array
   values: jax.Array
 
-  def write(self, new: 'KV', start: jax.Array | int) -> Self:
+  def write(self, new: 'KV', start: jax.Array | int, axes: PairAxes = HEADS) -> Self:
     """Return the cache with new keys and values in the slots from `start` on."""
 
-    def put(old: jax.Array, new: jax.Array) -> jax.Array:
-      return constrain(jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=2), *AXES)
+    def put(old: jax.Array, new: jax.Array, names: tuple[str | None, ...]) -> jax.Array:
+      return constrain(jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=2), *names)
 
-    return jax.tree.map(put, self, new)
+    return KV(*map(put, self, new, axes))
 
-  def extend(self, new: 'KV', start: jax.Array | int) -> tuple[Self, View]:
+  def extend(self, new: 'KV', start: jax.Array | int, axes: PairAxes = HEADS) -> tuple[Self, View]:
     """Return the cache with new keys and values, and the view of their queries."""
-    cache = self.write(new, start)
+    cache = self.write(new, start, axes)
     return cache, View(*cache, jnp.arange(cache.keys.shape[2]))
 
 
@@ -49,30 +51,31 @@ class Ring(NamedTuple):
   keys: jax.Array
   values: jax.Array
 
-  def write(self, new: KV, start: jax.Array | int) -> Self:
+  def write(self, new: KV, start: jax.Array | int, axes: PairAxes = HEADS) -> Self:
     """Return the cache with new keys and values in the slots from `start` on."""
     size, length = self.keys.shape[2], new.keys.shape[2]
     kept = min(size, length)
 
-    def put(old: jax.Array, new: jax.Array) -> jax.Array:
+    def put(old: jax.Array, new: jax.Array, names: tuple[str | None, ...]) -> jax.Array:
       if length == 1:
         written = jax.lax.dynamic_update_slice_in_dim(old, new, start % size, axis=2)
       else:
         places = (start + length - kept + jnp.arange(kept)) % size
         written = old.at[:, :, places].set(new[:, :, length - kept :], unique_indices=True)
-      return constrain(written, *AXES)
+      return constrain(written, *names)
 
-    return jax.tree.map(put, self, Ring(*new))
+    return Ring(*map(put, self, new, axes))
 
-  def extend(self, new: KV, start: jax.Array | int) -> tuple[Self, View]:
+  def extend(self, new: KV, start: jax.Array | int, axes: PairAxes = HEADS) -> tuple[Self, View]:
     """Return the cache with new keys and values, and the view of their queries."""
-    cache, length = self.write(new, start), new.keys.shape[2]
+    cache, length = self.write(new, start, axes), new.keys.shape[2]
     if length == 1:
       return cache, View(*cache, self._slots(start))
     # The first new queries still see slots that the last new keys overwrite in the ring.
     slots_S = jnp.concatenate([self._slots(start - 1), start + jnp.arange(length)])
     keys, values = (
-      constrain(jnp.concatenate(pair, axis=2), *AXES) for pair in zip(self, new, strict=True)
+      constrain(jnp.concatenate([old, added], axis=2), *names)
+      for old, added, names in zip(self, new, axes, strict=True)
     )
     return cache, View(keys, values, slots_S)
 

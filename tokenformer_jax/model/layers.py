@@ -16,6 +16,7 @@ from tokenformer_jax.config import (
   MLPConfig,
   ModelConfig,
   NoFeedForwardConfig,
+  NoProjectionConfig,
   PattentionConfig,
 )
 from tokenformer_jax.model.compute import Compute
@@ -148,8 +149,25 @@ def pattention(
   )
 
 
+def out_of_heads(
+  proj: Pattention | Dense | None, heads_BxTxHxK: jax.Array, width: int
+) -> jax.Array:
+  """Return the output projection of heads [B, T, H, K]; without one the heads as [B, T, D].
+
+  Args:
+    proj: the projection.
+    heads_BxTxHxK: the heads, which zeros may fill.
+    width: K without these zeros.
+  """
+  heads_BxTxHxK = constrain(heads_BxTxHxK, 'batch', None, 'heads', None)
+  if proj is not None:
+    return proj(heads_BxTxHxK)
+  kept = heads_BxTxHxK[..., :width]
+  return constrain(kept.reshape(*kept.shape[:2], -1), 'batch', None, None)
+
+
 def projection(
-  config: PattentionConfig | DenseConfig,
+  config: PattentionConfig | DenseConfig | NoProjectionConfig,
   model: ModelConfig,
   axes: Axes,
   widths: tuple[int, int] | None = None,
@@ -158,8 +176,8 @@ def projection(
   orthogonal: bool = False,
   compute: Compute,
   rngs: nnx.Rngs,
-) -> Pattention | Dense:
-  """Return a projection [B, T, I] → [B, T, O].
+) -> Pattention | Dense | None:
+  """Return a projection [B, T, I] → [B, T, O], or None if the config has none.
 
   Args:
     config: the projection's config.
@@ -171,6 +189,8 @@ def projection(
     compute: how to compute the projection.
     rngs: the source of the parameters, by its stream `params`.
   """
+  if isinstance(config, NoProjectionConfig):
+    return None
   if isinstance(config, PattentionConfig):
     zero = {'starts_at_zero': starts_at_zero}
     return pattention(config, model, widths, **zero, compute=compute, rngs=rngs)

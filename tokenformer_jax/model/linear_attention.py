@@ -19,7 +19,7 @@ from flax import nnx
 
 from tokenformer_jax.config import LinearConfig, ModelConfig
 from tokenformer_jax.model.compute import Compute
-from tokenformer_jax.model.layers import projection
+from tokenformer_jax.model.layers import out_of_heads, projection
 from tokenformer_jax.model.positions import Rotary
 from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, NOTHING, Aux, Context, Inputs
 from tokenformer_jax.parallel.sharding import constrain
@@ -111,8 +111,8 @@ class LinearAttention(nnx.Module):
       mixed, state = causal_attention(query, key, value, positions_BxT, cache, **how)
     else:
       mixed, state = full_attention(query, key, value, positions_BxT, **how), None
-    mixed = constrain(mixed, 'batch', None, 'heads', None)
-    return self.proj(mixed), None if cache is None else state, NOTHING
+    output_BxTxD = out_of_heads(self.proj, mixed, self.head_width)
+    return output_BxTxD, None if cache is None else state, NOTHING
 
 
 def causal_attention(

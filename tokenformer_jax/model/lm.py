@@ -1,4 +1,4 @@
-"""The language model: embedding, trunk, final norm, head.
+"""The language model: embedding, its norm, trunk, final norm, head.
 
 With Pattentions it is a TokenFormer. With dense projections, biases and affine norms it is the
 baseline, the Transformer of GPT-2 and Pythia.
@@ -41,6 +41,7 @@ class LM(nnx.Module):
     role = Role.TIED_EMBEDDING if config.tied_head else Role.EMBEDDING
     self.embedding = table(config.vocab_size, 'vocab', role)
     self.positions = table(config.max_length, 'position', Role.POSITION) if learned else None
+    self.embedding_norm = make_norm(config.embedding_norm, config, depth=0, rngs=rngs)
     layers = architecture(config)
     self.groups = layers.groups
     self.blocks = trunk.make(layers, compute=compute, rngs=rngs)
@@ -54,7 +55,7 @@ class LM(nnx.Module):
       positions_BxT = context.positions(ids_BxT.shape[1])
       rows_BxTxD = jnp.take(self.positions[...], positions_BxT, axis=0, mode='clip')
       x_BxTxD = x_BxTxD + repeat(rows_BxTxD, x_BxTxD.shape, x_BxTxD.dtype)
-    return constrain(x_BxTxD, 'batch', None, None)
+    return constrain(normed(self.embedding_norm, x_BxTxD), 'batch', None, None)
 
   def hidden(
     self,

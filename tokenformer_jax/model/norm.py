@@ -22,17 +22,18 @@ class Norm(nnx.Module):
   rms, rms_plain         x / √(mean x² + ε), with a scale, alone; or x / (√(mean x²) + ε)
   """
 
-  def __init__(self, form: str, model: ModelConfig, *, rngs: nnx.Rngs):
+  def __init__(self, form: str, model: ModelConfig, *, depth: int | None = None, rngs: nnx.Rngs):
     """Make a norm.
 
     Args:
       form: a name above.
       model: for its width and ε.
+      depth: see `ParamInfo`.
       rngs: unused: no parameter is drawn.
     """
     self.is_rms = form in ('rms', 'rms_plain')
     self.epsilon, self.outside = model.norm_epsilon, model.norm_epsilon_outside
-    make = functools.partial(param, rngs, shape=(model.width,), axes=('norm',))
+    make = functools.partial(param, rngs, shape=(model.width,), axes=('norm',), depth=depth)
     self.scale = make(nnx.initializers.ones, role=Role.GAIN) if form in _WITH_SCALE else None
     self.bias = make(nnx.initializers.zeros, role=Role.BIAS) if form in _WITH_BIAS else None
 
@@ -44,9 +45,11 @@ class Norm(nnx.Module):
     return _layer_norm(x_BxTxD, scale, None if self.bias is None else self.bias[...], self.epsilon)
 
 
-def make_norm(form: str, model: ModelConfig, *, rngs: nnx.Rngs) -> Norm | None:
+def make_norm(
+  form: str, model: ModelConfig, *, depth: int | None = None, rngs: nnx.Rngs
+) -> Norm | None:
   """Return a norm, or None for the form `none`."""
-  return None if form == 'none' else Norm(form, model, rngs=rngs)
+  return None if form == 'none' else Norm(form, model, depth=depth, rngs=rngs)
 
 
 def normed(norm: Norm | None, x_BxTxD: jax.Array) -> jax.Array:

@@ -32,7 +32,7 @@ RULES = {
   'width': 'fsdp',
   'param_tokens': 'tokens',  # the axis that grows
   'heads': 'tokens',
-  'hidden': 'tokens',  # the hidden width of the Transformer baseline's feed-forward layer
+  'hidden': 'tokens',  # the width inside an MLP or a gated attention unit
   'vocab': 'tokens',
   'layers': None,
   'position': None,
@@ -40,6 +40,7 @@ RULES = {
   'classes': None,
   'norm': None,
   'head_gains': None,
+  'head_width': None,
 }
 
 

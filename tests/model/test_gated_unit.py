@@ -1,0 +1,361 @@
+"""The gated attention unit against golden values, and what holds for it whatever its parameters."""
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from tiny import gated_model, large_params, tiny_model
+
+from tokenformer_jax.config import (
+  DenseConfig,
+  GatedUnitConfig,
+  LengthScaleConfig,
+  MeshConfig,
+  ModelConfig,
+  NoFeedForwardConfig,
+  NoPositionsConfig,
+  PositionScaleConfig,
+  PostNormConfig,
+  RotaryConfig,
+  SeenScaleConfig,
+)
+from tokenformer_jax.config.model import Layers
+from tokenformer_jax.model import trunk
+from tokenformer_jax.model.blocks import architecture
+from tokenformer_jax.model.cache import KV, Ring
+from tokenformer_jax.model.compute import DEFAULT
+from tokenformer_jax.model.gated_unit import GatedUnit
+from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.model.params import Params, Role, define
+from tokenformer_jax.model.positions import scale_by_length
+from tokenformer_jax.model.trunk import FROM_START, Context
+from tokenformer_jax.parallel import sharding
+
+# Computed in float64 by bert4keras and GAU-alpha on random weights; `meta` has their commits.
+GOLDEN = dict(np.load(Path(__file__).parents[1] / 'golden' / 'gau.npz'))
+META = json.loads(str(GOLDEN['meta']))
+LENGTHS = np.array(META['lengths'])  # of the rows, which end with padding
+IS_TOKEN = GOLDEN['padding_mask']
+SEEN = SeenScaleConfig()  # the softmax_plus of the source is softmax with this scale
+ROTARY = RotaryConfig(fraction=1.0, layout='interleaved')
+PLACES = {
+  'uvq/kernel': 'i_dense/kernel',
+  'uvq/bias': 'i_dense/bias',
+  'query/scale': 'q_scaleoffset/gamma',
+  'query/bias': 'q_scaleoffset/beta',
+  'key/scale': 'k_scaleoffset/gamma',
+  'key/bias': 'k_scaleoffset/beta',
+  'proj/kernel': 'o_dense/kernel',
+  'proj/bias': 'o_dense/bias',
+}
+
+
+def unit(**changes) -> GatedUnitConfig:
+  """Return the config of a layer of the file."""
+  sizes = {'width': META['e'], 'head_width': META['s'], 'length_scale': SEEN, 'positions': ROTARY}
+  bias = DenseConfig(changes.pop('bias', False))
+  return GatedUnitConfig(**{**sizes, 'uvq': bias, 'proj': bias, 'offset': bias.bias, **changes})
+
+
+def model_of(*units: GatedUnitConfig, **changes):
+  """Return the post-norm model of the file with these layers."""
+  rest = {'ffn': NoFeedForwardConfig(), 'norm': 'rms_plain', 'wiring': PostNormConfig()}
+  layers = [dataclasses.replace(tiny_model().layer, mixer=unit, **rest) for unit in units]
+  names = ('layer', 'last')[: len(layers)]
+  whole = {
+    'pattern': ' '.join(f'{name}*{count}' for name, count in zip(names, (2, 1), strict=False)),
+    'layer': layers[0],
+    'variants': Layers(dict(zip(names[1:], layers[1:], strict=True))),
+    'vocab_size': META['vocab'],
+    'norm_epsilon': META['rms_epsilon'],
+    'embedding_norm': 'rms_plain',
+    'final_norm': 'none',
+    **changes,
+  }
+  return tiny_model(**whole)
+
+
+def nested(flat: dict) -> Params:
+  """Return arrays by path as a tree."""
+  tree: Params = {}
+  for path, array in flat.items():
+    *parents, last = path.split('/')
+    functools.reduce(lambda node, name: node.setdefault(name, {}), parents, tree)[last] = array
+  return tree
+
+
+def weights(layer: str) -> dict[str, np.ndarray]:
+  """Return the arrays of a layer of the file by their paths in a `GatedUnit`."""
+  names = {ours: f'weights/{layer}/gau/{theirs}' for ours, theirs in PLACES.items()}
+  return {ours: GOLDEN[name] for ours, name in names.items() if name in GOLDEN}
+
+
+def roll(rows: np.ndarray, back: bool = False) -> np.ndarray:
+  """Move the padding at the end of each row to its beginning, or back.
+
+  Relative positions are the same after it, so the outputs of tokens are, too.
+  """
+  shifts = rows.shape[1] - LENGTHS
+  return np.stack([np.roll(row, -n if back else n, 0) for row, n in zip(rows, shifts, strict=True)])
+
+
+CASES = {
+  'layer/full_plus_rope': (False, False, unit()),
+  'layer/pad_plus_rope': (False, True, unit()),
+  'layer/causal_plus_rope': (True, False, unit()),
+  'layer/causal_plus_norope': (True, False, unit(positions=NoPositionsConfig())),
+  'layer/window_softmax_rope': (True, False, unit(window=5, length_scale=LengthScaleConfig())),
+  'layer/window_plus_rope': (True, False, unit(window=5)),
+  'layer/causal_sqrelu_rope': (
+    True,
+    False,
+    unit(normalise='squared_relu', length_scale=LengthScaleConfig()),
+  ),
+  'layer/causal_pad_plus_rope': (True, True, unit()),
+  'biased/causal_plus_rope': (True, False, unit(bias=True)),
+}
+
+
+@functools.cache
+def _layer_of_case(case: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+  """The output of a layer on the x of the file, and its gradients by the names of the file."""
+  causal, padded, config = CASES[case]
+  layer = 'biased' if case.startswith('biased') else 'layer_0'
+  moved = roll if padded else lambda rows, back=False: rows
+  cotangent = moved(GOLDEN['cotangent'] * (IS_TOKEN[..., None] if padded else 1))
+  context = Context(0, 24 - LENGTHS if padded else None)
+  definition = define(
+    lambda rngs: GatedUnit(config, tiny_model(), causal=causal, compute=DEFAULT, rngs=rngs)
+  )
+
+  def objective(flat: dict, x_BxTxD: jax.Array) -> tuple[jax.Array, jax.Array]:
+    y_BxTxD = definition.bind(nested(flat))(x_BxTxD, context)[0]
+    return jnp.sum(y_BxTxD * cotangent), y_BxTxD
+
+  run = jax.jit(jax.value_and_grad(objective, argnums=(0, 1), has_aux=True))
+  (_, y), (of_weights, of_x) = run(weights(layer), moved(GOLDEN['x']))
+  gradient = {PLACES[path]: array for path, array in of_weights.items()} | {'x': of_x}
+  return moved(np.asarray(y), back=True), gradient
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_golden_layers(case):
+  want, got = GOLDEN[f'{case}/y'], _layer_of_case(case)[0]
+  compared = IS_TOKEN if CASES[case][1] else np.ones_like(IS_TOKEN)
+  np.testing.assert_allclose(
+    got[compared],
+    want[compared],
+    rtol=0,
+    atol=2e-6 * np.abs(want).max(),
+    err_msg=f'{case} is not the layer of bert4keras',
+  )
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_golden_gradients_of_layers(case):
+  _, gradient = _layer_of_case(case)
+  norms = [np.linalg.norm(gradient[name]) for name in META['cases'][case]['grad_norm_order']]
+  np.testing.assert_allclose(
+    norms, GOLDEN[f'{case}/grad_norm'], rtol=1e-4, err_msg=f'the gradients of {case} are others'
+  )
+
+
+def _run_layers(model, params: Params, x_BxTxD: jax.Array, causal: bool, context=FROM_START):
+  """Run the layers of a model alone, on an input in the place of the embeddings."""
+  layers = architecture(model, causal=causal)
+  definition = define(lambda rngs: trunk.make(layers, compute=DEFAULT, rngs=rngs))
+  return trunk.run(definition.bind(params), layers.groups, x_BxTxD, context, compute=DEFAULT)[0]
+
+
+def _stacked(*layers: str) -> Params:
+  """Return layers of the file as a stack."""
+  flat = [weights(layer) for layer in layers]
+  arrays = {path: np.stack([one[path] for one in flat]) for path in flat[0]}
+  return {'attention': nested(arrays)}
+
+
+LOCAL = unit(window=META['window'], length_scale=LengthScaleConfig())
+HWFA = {
+  'hwfa': model_of(LOCAL, unit(positions=NoPositionsConfig())),
+  'hwfa_per_query_log': model_of(
+    LOCAL, unit(positions=NoPositionsConfig(), length_scale=PositionScaleConfig(length=8))
+  ),
+}
+OF_HWFA = {'layer_0': _stacked('layer_0', 'layer_1'), 'last_1': _stacked('layer_2')}
+
+
+@pytest.mark.parametrize('name', HWFA)
+def test_golden_windows_and_a_full_layer(name):
+  run = jax.jit(functools.partial(_run_layers, HWFA[name], causal=True))
+  np.testing.assert_allclose(
+    run(OF_HWFA, GOLDEN['x']), GOLDEN[f'{name}/y'], rtol=0, atol=3e-5, err_msg=f'not the {name}'
+  )
+
+
+def test_golden_first_layer_of_windows():
+  model = model_of(LOCAL, pattern='layer')
+  got = jax.jit(functools.partial(_run_layers, model, causal=True))(
+    _stacked('layer_0'), GOLDEN['x']
+  )
+  np.testing.assert_allclose(got, GOLDEN['hwfa/layer_0'], rtol=0, atol=3e-5)
+
+
+def test_golden_gradients_of_windows_and_a_full_layer():
+  def objective(params: Params, x_BxTxD: jax.Array) -> jax.Array:
+    return jnp.sum(_run_layers(HWFA['hwfa'], params, x_BxTxD, True) * GOLDEN['cotangent'])
+
+  of_params, of_x = jax.jit(jax.grad(objective, argnums=(0, 1)))(OF_HWFA, GOLDEN['x'])
+  norms = {'x': np.linalg.norm(of_x)}
+  for number, (stack, index) in enumerate([('layer_0', 0), ('layer_0', 1), ('last_1', 0)]):
+    for path, array in jax.tree_util.tree_leaves_with_path(of_params[stack]['attention']):
+      ours = '/'.join(key.key for key in path)
+      norms[f'layer_{number}/gau/{PLACES[ours]}'] = np.linalg.norm(array[index])
+  np.testing.assert_allclose(
+    [norms[name] for name in META['hwfa']['grad_norm_order']],
+    GOLDEN['hwfa/grad_norm'],
+    rtol=1e-4,
+    err_msg='gradients through windows and a full layer are others',
+  )
+
+
+def test_golden_factors_of_the_last_layer():
+  scale = PositionScaleConfig(length=META['hwfa_per_query_log']['training_length'])
+  got = scale_by_length(scale, jnp.ones((1, 24, 1, 1)), jnp.arange(24)[None], seen=24)
+  np.testing.assert_allclose(got[0, :, 0, 0], GOLDEN['hwfa_per_query_log/factor'], rtol=1e-6)
+
+
+WHOLE = model_of(unit(), pattern='layer*3')
+
+
+@functools.cache
+def _whole_logits(causal: bool) -> np.ndarray:
+  """Logits of the whole model of the file, zero where it has padding."""
+  ids, context = roll(GOLDEN['input_ids']), Context(0, 24 - LENGTHS)
+  params = {
+    'embedding': GOLDEN['weights/word_embeddings'],
+    'blocks': _stacked('layer_0', 'layer_1', 'layer_2'),
+  }
+
+  @jax.jit
+  def logits(params: Params) -> jax.Array:
+    module = define_lm(WHOLE).bind(params)
+    if causal:
+      return module(ids, context)[0]
+    # A language model is causal; the same layers without a mask are run by hand.
+    x_BxTxD = module.embed(ids, context)
+    x_BxTxD = _run_layers(WHOLE, params['blocks'], x_BxTxD, causal, context)
+    return x_BxTxD @ params['embedding'].T
+
+  return roll(np.asarray(logits(params)), back=True) * IS_TOKEN[..., None]
+
+
+@pytest.mark.parametrize(('name', 'causal'), [('model_lm', True), ('model_mlm', False)])
+def test_golden_logits(name, causal):
+  np.testing.assert_allclose(
+    _whole_logits(causal),
+    GOLDEN[f'{name}/logits'],
+    rtol=0,
+    atol=5e-5,
+    err_msg=f'{name} of GAU-alpha computes other logits',
+  )
+
+
+# Properties
+
+
+def test_scales_start_at_one_and_do_not_decay():
+  definition = define_lm(gated_model(dense=True, bias=True))
+  info = definition.info['blocks']['attention']
+  drawn = jax.jit(definition.init)(jax.random.key(0))['blocks']['attention']
+  for name in ('query', 'key'):
+    roles = {part: one.role for part, one in info[name].items()}
+    assert roles == {'scale': Role.GAIN, 'bias': Role.BIAS}, 'scales or offsets decay'
+    assert np.all(drawn[name]['scale'] == 1) and np.all(drawn[name]['bias'] == 0)
+  assert 'bias' not in define_lm(gated_model()).info['blocks']['attention']['query']
+
+
+def _seen(model: ModelConfig) -> np.ndarray:
+  """Return which inputs j of the layers the output i depends on, [T, T]."""
+  blocks, x_TxD = large_params(model)['blocks'], GOLDEN['x'][0]
+
+  def outputs(x_TxD: jax.Array) -> jax.Array:
+    return _run_layers(model, blocks, x_TxD[None], True)[0]
+
+  # XLA simplifies the reverse mode wrongly if the cotangents are the identity (jaxlib 0.10.2).
+  derivative = jax.jit(jax.jacfwd(outputs))(x_TxD)
+  return np.abs(derivative).max(axis=(1, 3)) > 0
+
+
+@pytest.mark.parametrize('scores', ['softmax', 'squared_relu'])
+@pytest.mark.parametrize(('layers', 'window'), [(1, 5), (2, 5), (2, 1)])
+def test_windows_reach_as_far_as_all_of_them_together(scores, layers, window):
+  """L − 1 windows before a full layer: i sees j if and only if 0 ≤ i − j ≤ (w − 1)(L − 1)."""
+  model = gated_model(layers=layers, window=window, scores=scores)
+  distance_TxT = np.arange(24)[:, None] - np.arange(24)[None]
+  may = (distance_TxT >= 0) & (distance_TxT <= (window - 1) * layers)
+  if scores == 'softmax':
+    np.testing.assert_array_equal(_seen(model), may, err_msg='windows reach further, or less far')
+  else:  # a pair with a negative score has no weight
+    assert not np.any(_seen(model) & ~may), 'a position sees the future, or beyond its windows'
+    assert np.all(np.diag(_seen(model))), 'a position has no gate'
+
+
+def test_a_full_layer_sees_everything_before():
+  window = gated_model(window=5)
+  full = dataclasses.replace(gated_model(rotary=0).layer)
+  model = dataclasses.replace(window, pattern='layer*2 full', variants=Layers({'full': full}))
+  np.testing.assert_array_equal(
+    _seen(model), np.tri(24, dtype=bool), err_msg='the last layer does not see all before it'
+  )
+
+
+@pytest.mark.parametrize(('window', 'kind', 'slots'), [(0, KV, 64), (7, Ring, 7)])
+def test_a_cache_has_the_slots_that_can_be_seen(window, kind, slots):
+  model = gated_model(window=window)
+  layer = GatedUnit(model.layer.mixer, model, compute=DEFAULT, rngs=nnx.Rngs(0))
+  cache = layer.init_cache(3, 64, jnp.bfloat16)
+  assert isinstance(cache, kind) and isinstance(layer.cache_axes(), kind)
+  assert (cache.keys.shape, cache.values.shape) == ((3, 1, slots, 16), (3, 1, slots, 48)), (
+    'memory for slots that are not seen'
+  )
+
+
+@pytest.mark.parametrize(
+  'model',
+  [
+    gated_model(dense=True, bias=True, norm='affine', embedding_norm='rms'),
+    gated_model(window=5),
+    gated_model(scores='squared_relu', positions=RotaryConfig(clip=4)),
+  ],
+  ids=['dense', 'pattention, a window', 'pattention, clipped squared relu'],
+)
+@pytest.mark.parametrize('remat', ['score_inputs', 'full'])
+def test_logits_and_gradients_do_not_depend_on_the_devices(model, remat):
+  definition = define_lm(model, dataclasses.replace(DEFAULT, remat=remat))
+  ids = np.random.default_rng(0).integers(0, 64, (8, 24), np.int32)
+
+  def loss(params: Params, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+    logits = definition.bind(params)(ids)[0]
+    return jnp.mean(jax.nn.logsumexp(logits, axis=-1)), logits
+
+  compute = jax.jit(jax.value_and_grad(loss, has_aux=True))
+  want = compute(large_params(model), ids)
+  mesh = sharding.make_mesh(MeshConfig(fsdp=4, tokens=2))
+  with jax.set_mesh(mesh):
+    params = jax.device_put(large_params(model), sharding.tree_shardings(mesh, definition.axes))
+    got = jax.device_get(compute(params, jax.device_put(ids, sharding.batch_sharding(mesh))))
+  found, wanted = (jax.tree_util.tree_leaves_with_path(tree) for tree in (got, want))
+  for (path, one), (_, other) in zip(found, wanted, strict=True):
+    np.testing.assert_allclose(
+      one,
+      other,
+      rtol=1e-4,
+      atol=1e-5 * np.abs(other).max(),
+      err_msg=f'8 devices compute another {jax.tree_util.keystr(path)}',
+    )

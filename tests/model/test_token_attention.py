@@ -1,0 +1,145 @@
+"""Clipped distances and scales by length, of whole texts and from a cache."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tokenformer_jax.config import (
+  LengthScaleConfig,
+  NoPositionsConfig,
+  PositionScaleConfig,
+  RotaryConfig,
+  SeenScaleConfig,
+)
+from tokenformer_jax.model.positions import Rotary, scale_by_length
+from tokenformer_jax.model.token_attention import TokenAttention
+from tokenformer_jax.model.trunk import FROM_START, Context
+
+LENGTH, WIDTH, WIDE = 24, 8, 12  # of texts, of queries and keys, and of values
+PADDING = np.array([0, 3, 11])
+
+
+@functools.cache
+def _attention(
+  clip: int = 0, window: int = 0, causal: bool = True, fraction: float = 1.0, scores='softmax'
+) -> TokenAttention:
+  positions = RotaryConfig(fraction, clip=clip) if fraction else NoPositionsConfig()
+  rotary = Rotary(positions, WIDTH)
+  return TokenAttention(rotary, causal, window, LengthScaleConfig(), scores)
+
+
+def _arrays(heads: int = 2) -> list[jax.Array]:
+  """Queries, keys and values."""
+  rng = np.random.default_rng(0)
+  widths = (WIDTH, WIDTH, WIDE)
+  return [jnp.asarray(rng.normal(size=(3, LENGTH, heads, w)), jnp.float32) for w in widths]
+
+
+def _turned(x: np.ndarray, angle: np.ndarray) -> np.ndarray:
+  """Rotate by angles of each plane in float64: entry i is paired with entry i + K/2."""
+  first, second = np.split(x, 2, axis=-1)
+  cos, sin = np.cos(angle), np.sin(angle)
+  return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+@pytest.mark.parametrize('causal', [True, False])
+@pytest.mark.parametrize('clip', [1, 5, 23])
+def test_clipped_distances_are_the_formula(clip, causal):
+  """Pair by pair: the query is turned by min(i − j, clip) positions, and the key is not."""
+  query, key, value = (np.float64(x) for x in _arrays())
+  slots = np.arange(LENGTH)
+  distance_TxS = slots[:, None] - slots[None]
+  turns_K = 10000.0 ** (-2 * np.arange(WIDTH // 2) / WIDTH)
+  angles = np.minimum(distance_TxS, clip)[..., None] * turns_K
+  turned = _turned(query[:, :, None], angles[None, :, :, None])
+  scores = np.einsum('BTSHK,BSHK->BHTS', turned, key) / np.sqrt(WIDTH)
+  weights = np.exp(scores) * ((distance_TxS >= 0) | (not causal))
+  want = np.einsum('BHTS,BSHK->BTHK', weights / weights.sum(-1, keepdims=True), value)
+  got = jax.jit(lambda *x: _attention(clip, causal=causal)(*x, FROM_START))(*_arrays())
+  np.testing.assert_allclose(got, want, atol=1e-5, err_msg='not ReRoPE')
+
+
+@pytest.mark.parametrize('window', [0, 7])
+def test_a_clip_that_no_pair_reaches_changes_nothing(window):
+  got, want = (
+    jax.jit(lambda *x, clip=clip: _attention(clip, window)(*x, FROM_START))(*_arrays())
+    for clip in (window or LENGTH, 0)
+  )
+  np.testing.assert_allclose(got, want, atol=1e-6, err_msg='near pairs are clipped')
+
+
+# Slots that are read together: a prompt, then one by one or several.
+PARTS = {'one by one': [9, *[1] * 15], 'several at a time': [4, 1, 7, 2, 10]}
+
+
+@pytest.mark.parametrize('padded', [False, True], ids=['whole rows', 'left-padded'])
+@pytest.mark.parametrize('scores', ['softmax', 'squared_relu'])
+@pytest.mark.parametrize(('clip', 'window'), [(0, 0), (5, 0), (3, 8)])
+@pytest.mark.parametrize('parts', PARTS.values(), ids=PARTS)
+def test_attention_from_a_cache_is_that_of_the_whole_text(parts, clip, window, scores, padded):
+  attention = _attention(clip, window, scores=scores)
+  padding_B = PADDING if padded else None
+
+  @functools.partial(jax.jit, static_argnames='first')
+  def read(cache, arrays, start, first):
+    context = Context(0 if first else start, padding_B)
+    return attention.with_cache(*arrays, context, cache)[:2]
+
+  cache, outputs = attention.init_cache(3, 2, LENGTH, (WIDTH, WIDE), jnp.float32), []
+  for start, size in zip(np.cumsum([0, *parts]), parts, strict=False):
+    now = [x[:, start : start + size] for x in _arrays()]
+    out, cache = read(cache, now, start, first=bool(start == 0))
+    outputs.append(out)
+  is_token = np.arange(LENGTH)[None] >= (PADDING[:, None] if padded else np.zeros((3, 1)))
+  want = jax.jit(lambda *x: attention(*x, Context(0, padding_B)))(*_arrays())
+  np.testing.assert_allclose(
+    np.concatenate(outputs, axis=1)[is_token],
+    np.asarray(want)[is_token],
+    atol=1e-5,
+    err_msg='a slot is lost, seen too long, or taken for another',
+  )
+
+
+# Scales by length
+
+
+def _factors(config: LengthScaleConfig, positions: np.ndarray, seen: np.ndarray) -> np.ndarray:
+  ones = jnp.ones((*positions.shape, 1, 1))
+  return np.asarray(scale_by_length(config, ones, jnp.asarray(positions), jnp.asarray(seen)))[
+    ..., 0, 0
+  ]
+
+
+def test_the_factor_of_a_position_is_one_up_to_the_trained_length():
+  positions = np.arange(-3, 4 * 512)[None]  # those of padding are negative
+  got = _factors(PositionScaleConfig(length=512), positions, positions + 1)
+  inside = positions < 512
+  assert np.all(got[inside] == 1), 'short texts are computed otherwise than in training'
+  np.testing.assert_allclose(got[~inside], np.log(positions[~inside] + 1) / np.log(512), rtol=1e-6)
+
+
+def test_the_factor_of_seen_keys_begins_to_grow_at_the_smallest_count():
+  seen = np.array([[1, 15, 16, 17, 512, 4096]])
+  got = _factors(SeenScaleConfig(), np.zeros_like(seen), seen)
+  np.testing.assert_allclose(got, np.log(np.maximum(seen, 16)) / np.log(512), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  ('causal', 'window', 'want'),
+  [
+    (True, 0, [[1, 2, 3, 4, 5, 6], [1, 1, 1, 2, 3, 4]]),
+    (True, 3, [[1, 2, 3, 3, 3, 3], [1, 1, 1, 2, 3, 3]]),
+    (False, 0, [[6] * 6, [4] * 6]),
+  ],
+)
+def test_queries_are_scaled_by_the_keys_that_they_see(causal, window, want):
+  rotary = Rotary(NoPositionsConfig(), WIDTH)
+  attention = TokenAttention(rotary, causal, window, SeenScaleConfig(least=2, base=4.0))
+  positions = Context(0, jnp.array([0, 2])).positions(6)
+  got = attention.scaled(jnp.ones((2, 6, 1, 1)), positions)[..., 0, 0]
+  counts = np.maximum(want, 2)
+  is_token = np.asarray(positions) >= 0
+  np.testing.assert_allclose(got[is_token], (np.log(counts) / np.log(4))[is_token], rtol=1e-6)

@@ -1,0 +1,109 @@
+"""The gated attention unit: one head of attention whose output is gated, and no feed-forward part.
+
+It is the layer of FLASH (Hua et al. 2022, arXiv 2202.10447) as in GAU-alpha (Su 2022,
+kexue.fm/archives/9052).
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from tokenformer_jax.config import GatedUnitConfig, ModelConfig
+from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.layers import projection
+from tokenformer_jax.model.params import Role, param
+from tokenformer_jax.model.positions import Rotary
+from tokenformer_jax.model.token_attention import Cache, TokenAttention
+from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, NOTHING, Aux, Context, Inputs
+from tokenformer_jax.parallel.sharding import constrain, parts
+
+
+class ScaleOffset(nnx.Module):
+  """γ ⊙ x + β for the last axis of x, or γ ⊙ x; computed in float32."""
+
+  def __init__(self, width: int, *, offset: bool, rngs: nnx.Rngs):
+    make = functools.partial(param, rngs, shape=(width,), axes=('head_width',))
+    self.scale = make(nnx.initializers.ones, role=Role.GAIN)
+    self.bias = make(nnx.initializers.zeros, role=Role.BIAS) if offset else None
+
+  def __call__(self, x_BxTxS: jax.Array) -> jax.Array:
+    """Apply the scale and the offset: [B, T, S] → [B, T, S]."""
+    x = x_BxTxS.astype(jnp.float32) * self.scale[...][None, None]
+    if self.bias is not None:
+      x = x + self.bias[...][None, None]
+    return x.astype(x_BxTxS.dtype)
+
+
+class GatedUnit(nnx.Module):
+  """(U ⊙ A V) W with U, V, Z = SiLU(x P) and attention A of queries and keys scaled from Z.
+
+  U and V are e wide; Z, the queries γ_q ⊙ Z and the keys γ_k ⊙ Z are s wide.
+  """
+
+  def __init__(
+    self,
+    config: GatedUnitConfig,
+    model: ModelConfig,
+    *,
+    causal: bool = True,
+    compute: Compute,
+    rngs: nnx.Rngs,
+  ):
+    self.width, self.head_width = config.width or 2 * model.width, config.head_width
+    make = functools.partial(projection, model=model, compute=compute, rngs=rngs)
+    into = (model.width, 2 * self.width + self.head_width)
+    self.uvq = make(config.uvq, axes=('width', 'hidden'), widths=into)
+    self.out = make(config.out, axes=('hidden', 'width'), widths=(self.width, model.width))
+    scale = functools.partial(ScaleOffset, self.head_width, offset=config.offset, rngs=rngs)
+    self.query, self.key = scale(), scale()
+    rotary = Rotary(config.positions, self.head_width)
+    self.attend = TokenAttention(
+      rotary, causal, config.window, config.length_scale, config.normalise
+    )
+
+  def length_flops(self, length: int) -> float:
+    """Count the FLOPs of scores and weighted sums for one of `length` positions.
+
+    Each visible position costs 2 s for its score and 2 e for its value.
+    """
+    return 2 * (self.head_width + self.width) * self.attend.mean_seen(length)
+
+  def init_cache(self, batch: int, length: int, dtype: jnp.dtype) -> Cache:
+    """Return an empty cache for texts of up to `length` slots, or for the slots of the window."""
+    return self.attend.init_cache(batch, 1, length, (self.head_width, self.width), dtype)
+
+  def cache_axes(self) -> Cache:
+    """Return the logical axes of the arrays of the cache."""
+    return self.attend.cache(('batch', None, None, None), ('batch', None, None, self._split))
+
+  @property
+  def _split(self) -> str | None:
+    """The logical axis of U and V, or None if the devices cannot split it evenly."""
+    return 'hidden' if self.width % parts('hidden') == 0 else None
+
+  def __call__(
+    self,
+    x_BxTxD: jax.Array,
+    context: Context = FROM_START,
+    cache: Cache | None = None,
+    inputs: Inputs = NO_INPUTS,
+  ) -> tuple[jax.Array, Cache | None, Aux]:
+    """Attend from the next T slots to all visible slots: see `Attention.__call__`."""
+    del inputs
+    uvz = jax.nn.silu(self.uvq(x_BxTxD))
+    gate, value, shared = jnp.split(uvz, (self.width, 2 * self.width), axis=-1)
+    gate = constrain(gate, 'batch', None, self._split)
+    value = constrain(value, 'batch', None, self._split)[:, :, None]
+    # Every device computes all scores, which are narrow, and its part of the wide values.
+    shared = constrain(shared, 'batch', None, None)
+    query = self.attend.scaled(self.query(shared)[:, :, None], context.positions(x_BxTxD.shape[1]))
+    key = self.key(shared)[:, :, None]
+    if cache is None:
+      mixed = self.attend(query, key, value, context)
+    else:
+      axes = tuple(self.cache_axes())
+      mixed, cache, _ = self.attend.with_cache(query, key, value, context, cache, axes)
+    gated = constrain(gate * mixed[:, :, 0], 'batch', None, self._split)
+    return self.out(gated), cache, NOTHING
