@@ -1,20 +1,20 @@
 """Bound memory and costs of a training step by formula, for GPUs: they have no compiler here."""
 
 import math
+from collections.abc import Iterator
 
 import jax
 from jax.sharding import AbstractMesh
 
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.model import flops, models
-from tokenformer_jax.model.params import Role
+from tokenformer_jax.model.params import ParamInfo, Role
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.plan.chips import Chip
 from tokenformer_jax.plan.costs import Costs, Traffic
 from tokenformer_jax.plan.program import Memory, Step
 
 _ACTIVATION = 2  # bytes of bfloat16
-_PROJECTIONS = 5  # in a layer: query, key, value, output, feed-forward
 _NODE = 8  # GPUs that NVLink connects
 # Numbers that `train.remat` keeps on the device for a layer and a position, as multiples of the
 # model's width, the inner width of a dense feed-forward layer, and the number of scores.
@@ -72,28 +72,45 @@ def memory_and_costs(
   memory = Memory(parameters, optimizer, batch, temporaries, 0.0, chip.hbm, host=host)
   again = _AGAIN[remat][0 if scores else 1]
   executed = flops.step_flops(config) * (3 + again) / 3 / mesh.size
-  activations = rows * length * model.width * _ACTIVATION * depth * parts
-  traffic = tuple(_traffic(mesh, parameters, activations, depth, parts, chip))
+  output = rows * length * model.width * _ACTIVATION
+  traffic = tuple(_traffic(mesh, parameters, output, _summed_projections(model), parts, chip))
   return memory, Costs(0, 0.0, executed, executed / chip.peak, traffic, ())
 
 
 def _outputs(model: ModelConfig, axis: str, role: Role) -> int:
   """Count the outputs for one position, along a logical axis, of the layers' matrices of a role."""
-  definition = models.define(model)
   at = -2 if role is Role.KEY else -1
-  arrays, infos = jax.tree.leaves(definition.abstract), jax.tree.leaves(definition.info)
   return sum(
-    math.prod(array.shape[:-2]) * array.shape[at]
-    for array, info in zip(arrays, infos, strict=True)
-    if info.in_layers and info.role is role and info.axes[at] == axis
+    math.prod(shape[:-2]) * shape[at]
+    for shape, info in _of_layers(model)
+    if info.role is role and info.axes[at] == axis
   )
+
+
+def _summed_projections(model: ModelConfig) -> int:
+  """Count the projections in all layers whose input is split over `tokens`: sums cross devices."""
+  split = sharding.mesh_axes('param_tokens')
+  return sum(
+    math.prod(shape[:-2])
+    for shape, info in _of_layers(model)
+    if info.role in (Role.VALUE, Role.KERNEL) and sharding.mesh_axes(info.axes[-2]) == split
+  )
+
+
+def _of_layers(model: ModelConfig) -> Iterator[tuple[tuple[int, ...], ParamInfo]]:
+  """Yield the shape and the metadata of each array in the layers."""
+  definition = models.define(model)
+  arrays, infos = jax.tree.leaves(definition.abstract), jax.tree.leaves(definition.info)
+  for array, info in zip(arrays, infos, strict=True):
+    if info.in_layers:
+      yield array.shape, info
 
 
 def _traffic(
   mesh: AbstractMesh,
   parameters: float,
-  activations: float,
-  layers: int,
+  output: float,
+  projections: int,
   parts: int,
   chip: Chip,
 ) -> list[Traffic]:
@@ -102,8 +119,8 @@ def _traffic(
   Args:
     mesh: the mesh of the devices.
     parameters: bytes in float32 on a device.
-    activations: bytes of the outputs of one projection in each layer, on a device.
-    layers: the number of layers.
+    output: bytes of the output of one projection, on a device.
+    projections: the number of projections whose output is summed over parts of their matrices.
     parts: the number of parts that accumulation splits the batch into.
     chip: the device.
   """
@@ -121,8 +138,8 @@ def _traffic(
     add(width, 'all-gather', of_replica, 2 * parts, gathered)
     add(width, 'reduce-scatter', of_replica, parts, parameters * (size - 1) * parts)
   if (size := sharding.parts('param_tokens', mesh)) > 1:
-    moved = 2 * (size - 1) / size * activations * 2 * _PROJECTIONS
-    count = 2 * _PROJECTIONS * layers * parts
+    count = 2 * projections * parts  # in the forward and in the backward pass
+    moved = 2 * (size - 1) / size * output * count
     add(sharding.mesh_axes('param_tokens'), 'all-reduce', of_replica, count, moved)
   if replicas > 1:
     moved = 2 * parameters * (replicas - 1) / replicas
