@@ -83,6 +83,11 @@ def _check_layer(model: ModelConfig, layer: LayerConfig, path: str) -> None:
       'already; choose a projection as value.kind, or leave value_skip out'
     )
   scale = getattr(mixer, 'length_scale', None)
+  if model.kind == 'vit' and isinstance(scale, PositionScaleConfig):
+    raise UserError(
+      f'config.{path}.mixer.length_scale.kind is position, and the patches of a ViT are in no '
+      'order; set it to seen or none'
+    )
   if isinstance(scale, PositionScaleConfig) and scale.length == 1:
     raise UserError(
       f'config.{path}.mixer.length_scale.length is 1, whose logarithm is 0; it must be at least 2, '
