@@ -40,7 +40,7 @@ VERBS = {
   'convert': Verb(
     'convert.command',
     'python -m tokenformer_jax.convert',
-    'read and write released PyTorch weights',
+    'read and write released weights; change the rotary layout of a run',
   ),
   'inspect': Verb(
     'inspection.command',

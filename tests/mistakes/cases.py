@@ -240,6 +240,23 @@ CONVERT = {
     '--dtype=float8: it must be one of',
   ),
   'heads of nothing': ('convert to-jax --source=a --target=b --heads=0', '--heads=0'),
+  'no layout': ('convert layout --source={lm} --target=new', '--layout is missing'),
+  'a layout that there is not': (
+    'convert layout --source={lm} --target=new --layout=neox',
+    '--layout=neox: it must be one of',
+  ),
+  'the layout that it has': (
+    'convert layout --source={lm} --target=new --layout=half_split',
+    'is half_split already',
+  ),
+  'a layout without rotation': (
+    'convert layout --source={vit} --target=new --layout=interleaved',
+    'no layer of the model has rotary positions',
+  ),
+  'a layout of weights': (
+    'convert to-jax --source=a --target=b --layout=interleaved',
+    '--layout has no meaning for to-jax',
+  ),
 }
 
 PLAN = {

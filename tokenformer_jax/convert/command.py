@@ -6,6 +6,8 @@ r"""Turn released TokenFormer weights into a run of ours, and back, tensor by te
   tokenformer convert to-jax --source=CHECKPOINT --target=RUN [--zoom_dim=N] …
   tokenformer convert to-torch --source=RUN[@STEP] --target=pytorch_model.bin
       [--dtype=float32|float16|bfloat16] [--allow_nonfinite]
+  tokenformer convert layout --source=RUN[@STEP] --target=RUN
+      --layout=half_split|interleaved
 
 The source of to-jax is a .bin or .safetensors file, the .index.json of a sharded set, a directory
 with one of them, or an Orbax checkpoint of the released TPU code. From the new work directory you
@@ -14,6 +16,9 @@ are zero when training begins. The suffix of to-torch's target, .bin or .safeten
 
 The weights do not say which score function they were trained with, how many heads there are, or
 which part of each head is rotated. The command prints what it assumes, and flags change it.
+
+layout writes a run that computes the same with the other rotary layout, and that continues where
+the source does.
 """
 
 import contextlib
@@ -29,7 +34,7 @@ from absl import flags
 from tokenformer_jax import cli, messages, usage
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config, DataConfig, MeshConfig, ModelConfig, RotaryConfig
-from tokenformer_jax.convert import released_torch, released_tpu, tensor_files
+from tokenformer_jax.convert import released_torch, released_tpu, rotary_layout, tensor_files
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow import files
@@ -49,6 +54,7 @@ _TAKEN = {
     'allow_nonfinite',
   ),
   'to-torch': ('dtype', 'allow_nonfinite'),
+  'layout': ('layout',),
 }
 
 
@@ -283,7 +289,9 @@ def _tensors(
 
 def define_flags() -> None:
   """Define the command's flags."""
-  flags.DEFINE_string('source', None, 'Weights (to-jax) or a run (to-torch).', required=True)
+  flags.DEFINE_string(
+    'source', None, 'Weights (to-jax) or a run (to-torch, layout).', required=True
+  )
   flags.DEFINE_string('target', None, 'The new work directory, or file.', required=True)
   flags.DEFINE_integer(
     'heads', None, 'Attention heads. Default: by the width, as released.', lower_bound=1
@@ -307,6 +315,7 @@ def define_flags() -> None:
   flags.DEFINE_integer('sequence_length', 2048, 'For later training.', lower_bound=1)
   flags.DEFINE_bool('allow_nonfinite', False, 'Accept weights that are NaN or infinite.')
   flags.DEFINE_enum('dtype', 'float32', tensor_files.DTYPES, 'The dtype of the written tensors.')
+  flags.DEFINE_enum('layout', None, rotary_layout.LAYOUTS, 'The rotary layout to change to.')
 
 
 def main(argv: Sequence[str]) -> None:
@@ -318,14 +327,18 @@ def main(argv: Sequence[str]) -> None:
     wrong = rest[0] if action in _TAKEN else action
     raise UserError(f'unknown command {wrong!r}{nearest(wrong, _TAKEN)}')
   values = flags.FLAGS
-  for name in {*_TAKEN['to-jax'], *_TAKEN['to-torch']} - {*_TAKEN[action]}:
+  for name in {name for taken in _TAKEN.values() for name in taken} - {*_TAKEN[action]}:
     if values[name].present:
       raise UserError(f'--{name} has no meaning for {action}; leave it out')
   for name in ('source', 'target'):
     if not values[name].value:
       raise UserError(f'--{name} is empty; it must be a path')
   options = {name: values[name].value for name in _TAKEN[action]}
-  target = paths.parse_path(values.target) if action == 'to-jax' else paths.local(values.target)
+  is_file = action == 'to-torch'
+  target = paths.local(values.target) if is_file else paths.parse_path(values.target)
+  if action == 'layout':
+    _change_layout(values.source, target, values.layout)
+    return
   if action == 'to-jax':
     model = to_jax(paths.local(values.source), target, **options).model
   else:
@@ -343,9 +356,7 @@ def main(argv: Sequence[str]) -> None:
   )
   if action == 'to-jax':
     _say_assumed(model)
-    messages.say(f'wrote {target}; to try it:')
-    command = usage.spell_command('generate')
-    print(f"{command} --source={target} --prompt='Once upon a time'")
+    _say_written(target)
     return
   messages.say(f'wrote {target}')
   if score != _SCORE:
@@ -359,6 +370,21 @@ def main(argv: Sequence[str]) -> None:
       f'this model does, whose reference counts are {config_lib.counts_as_text(references)}; a '
       'model grown with --scale=resize (as --method=duplicate is) computes the same there'
     )
+
+
+def _change_layout(source: str, target: paths.Path, layout: str | None) -> None:
+  if layout is None:
+    raise UserError(f'--layout is missing; it must be one of {", ".join(rotary_layout.LAYOUTS)}')
+  rotary_layout.convert_run(source, target, layout)
+  messages.say(f'the model computes what that of {source} does, with the rotary layout {layout}')
+  _say_written(target)
+
+
+def _say_written(target: paths.Path) -> None:
+  """Say that a run was written, and print a command that tries it."""
+  messages.say(f'wrote {target}; to try it:')
+  command = usage.spell_command('generate')
+  print(f"{command} --source={target} --prompt='Once upon a time'")
 
 
 def _say_assumed(model: ModelConfig) -> None:

@@ -1,0 +1,180 @@
+"""Change the rotary layout of a model without changing what it computes.
+
+The layouts differ in which entries of a head are a pair that turns: i and i + r/2 (`half_split`),
+or 2i and 2i + 1 (`interleaved`), with r rotated entries. A permutation of each head's queries and
+keys takes one layout to the other and leaves all scores as they are. Here it permutes the columns
+of the parameters that make queries and keys, and their moments.
+"""
+
+import contextlib
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import (
+  GrowConfig,
+  LayerConfig,
+  LinearConfig,
+  MeshConfig,
+  ModelConfig,
+  RotaryConfig,
+  SoftmaxConfig,
+)
+from tokenformer_jax.config.model import layer_path, used_layers
+from tokenformer_jax.errors import UserError, nearest
+from tokenformer_jax.grow import files
+from tokenformer_jax.grow.state import map_trees
+from tokenformer_jax.model import models, trunk
+from tokenformer_jax.model.params import Params, Role
+from tokenformer_jax.model.positions import rotary_width
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.storage import paths
+
+LAYOUTS = config_lib.choices('model.layer.mixer.positions.layout')
+# Arrays whose last axis is the output of a projection.
+_OUTPUTS = (Role.KERNEL, Role.BIAS, Role.VALUE)
+
+
+def convert_layout(params: Params, model: ModelConfig, layout: str) -> tuple[Params, ModelConfig]:
+  """Return the parameters and the model of the same function with another rotary layout.
+
+  Args:
+    params: of a model, with stacked layers.
+    model: every size is filled in.
+    layout: half_split or interleaved.
+
+  Raises:
+    UserError: there is no such layout, no layer rotates, all layers that rotate have the layout, or
+      a layer that rotates has neither softmax nor linear attention.
+  """
+  _check(model, layout)
+  return _permuted(params, _orders(model, layout)), _with_layout(model, layout)
+
+
+def convert_run(source: str, target: paths.Path, layout: str) -> ModelConfig:
+  """Write a run with another rotary layout, at the same step and with its optimizer's state.
+
+  Args:
+    source: the run, DIR or DIR@STEP.
+    target: the new work directory.
+    layout: half_split or interleaved.
+
+  Returns:
+    The new model.
+
+  Raises:
+    UserError: the run cannot be read, `convert_layout` cannot convert its model, or the target
+      exists or cannot be written. Nothing of the target remains then.
+  """
+  directory, step = paths.split_source(source)
+  files.check_target(target, directory)
+  checkpoints, meta = checkpoint.open_source(directory, step)
+  with contextlib.closing(checkpoints):
+    checkpoint.check_is_model(meta, directory)
+    model = meta.config.model
+    _check(model, layout)
+    orders = _orders(model, layout)
+    mesh = sharding.make_mesh(MeshConfig(), jax.local_devices()[:1])
+    if meta.contents == 'params':
+      params = files.read_params(checkpoints, meta, mesh, models.define(model).abstract)
+      state = {'params': _permuted(params, orders)}
+    else:
+      state = map_trees(
+        files.read(checkpoints, meta, mesh),
+        GrowConfig(),  # keeps the moments and the step
+        lambda params: _permuted(params, orders),
+        lambda _, moments: _permuted(moments, orders),
+      )
+  model = _with_layout(model, layout)
+  files.write(
+    target,
+    state,
+    dataclasses.replace(meta.config, model=model, init_from=''),
+    meta.tokenizer,
+    # Earlier models in this layout, so that `grow remove` goes back to one that fits the arrays.
+    lineage=tuple(
+      dataclasses.replace(ancestor, model=_with_layout(ancestor.model, layout))
+      for ancestor in meta.lineage
+    ),
+    contents=meta.contents,
+    step=meta.step,
+    seen=meta.seen,
+  )
+  return model
+
+
+def _check(model: ModelConfig, layout: str) -> None:
+  """Check that `convert_layout` can convert a model; for the errors see there."""
+  if layout not in LAYOUTS:
+    raise UserError(f'the layout is {layout!r}{nearest(layout, LAYOUTS)}')
+  rotating = {name: layer for name, layer in used_layers(model).items() if _rotary(layer)}
+  if not rotating:
+    raise UserError('no layer of the model has rotary positions, so there is no layout to change')
+  changing = {name: one for name, one in rotating.items() if _rotary(one).layout != layout}
+  if not changing:
+    raise UserError(f'the rotary layout of the model is {layout} already; nothing would change')
+  for name, layer in changing.items():
+    if not isinstance(layer.mixer, SoftmaxConfig | LinearConfig):
+      raise UserError(
+        f'{layer_path(name)}.mixer.kind is {layer.mixer.kind}; a layout can be changed only where '
+        'queries and keys have projections of their own, as with softmax and linear'
+      )
+
+
+def _rotary(layer: LayerConfig) -> RotaryConfig | None:
+  """Return how a layer rotates, or None if it does not."""
+  positions = getattr(layer.mixer, 'positions', None)
+  return positions if isinstance(positions, RotaryConfig) else None
+
+
+def _with_layout(model: ModelConfig, layout: str) -> ModelConfig:
+  """Return a model whose rotary positions all have the layout."""
+
+  def change(path: str, part: Any) -> Any:
+    del path
+    is_rotary = isinstance(part, RotaryConfig)
+    return dataclasses.replace(part, layout=layout) if is_rotary else part
+
+  return model.map_layers(lambda name, layer: config_lib.map_parts(layer, change))
+
+
+def _orders(model: ModelConfig, layout: str) -> dict[tuple[str, ...], np.ndarray]:
+  """Return the new order of the last axis of each array to permute, by its path."""
+  names = [name for group in model.groups for name in group.layers * group.count]
+  of_projection = {}
+  for name, place in zip(names, trunk.places(model.groups), strict=True):
+    layer = model.layers[name]
+    if (rotary := _rotary(layer)) and rotary.layout != layout:
+      order = _order(rotary, layer.mixer.heads, model.width // layer.mixer.heads)
+      for projection in ('query', 'key'):
+        of_projection['blocks', *filter(None, [place.stack]), 'attention', projection] = order
+  info = jax.tree_util.tree_leaves_with_path(models.define(model).info)
+  found = {tuple(key.key for key in path): one for path, one in info}
+  return {
+    path: of_projection[path[:-1]]
+    for path, one in found.items()
+    if path[:-1] in of_projection and one.role in _OUTPUTS
+  }
+
+
+def _order(rotary: RotaryConfig, heads: int, head_width: int) -> np.ndarray:
+  """Return which old entry of queries and keys each entry of the other layout is."""
+  rotated = np.arange(rotary_width(head_width, rotary.fraction))
+  pairs = rotated.reshape(2, -1) if rotary.layout == 'half_split' else rotated.reshape(-1, 2)
+  of_head = np.append(pairs.T.ravel(), np.arange(len(rotated), head_width))
+  return (head_width * np.arange(heads)[:, None] + of_head).ravel()
+
+
+def _permuted(tree: Params, orders: dict[tuple[str, ...], np.ndarray]) -> Params:
+  """Return parameters, or a tree like them, with some arrays' last axes in another order."""
+
+  def one(path: tuple[Any, ...], array: jax.Array) -> jax.Array:
+    order = orders.get(tuple(key.key for key in path))
+    return array if order is None else jnp.take(array, order, axis=-1)
+
+  return jax.tree.map_with_path(one, tree)
