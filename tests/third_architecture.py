@@ -1,8 +1,9 @@
 """A mixer that the package does not have, and an architecture of two kinds of layers with it.
 
-`linear` is linear attention: it decodes with a recurrent state, draws noise, and says how large its
-output is. Everything that the package knows of it is its name, in `config.MIXERS` and
-`blocks.MIXERS`. The architecture has it in turn with softmax attention in a window.
+`recurrent` is linear attention without feature maps or a normaliser: it decodes with a recurrent
+state, draws noise, and says how large its output is. Everything that the package knows of it is its
+name, in `config.MIXERS` and `blocks.MIXERS`. The architecture has it in turn with softmax attention
+in a window.
 """
 
 import contextlib
@@ -30,10 +31,10 @@ from tokenformer_jax.parallel.sharding import constrain
 
 
 @dataclasses.dataclass(frozen=True)
-class LinearConfig:
+class RecurrentConfig:
   """Linear attention, the sum of its heads' mean squares in the loss."""
 
-  kind: ClassVar[str] = 'linear'
+  kind: ClassVar[str] = 'recurrent'
 
   heads: int = key(4, 'H, heads of the attention', above=0)
   size_weight: float = key(0.1, 'of the mean square of the output, in the loss', least=0)
@@ -47,12 +48,12 @@ class State(NamedTuple):
   products: jax.Array
 
 
-class Linear(nnx.Module):
+class Recurrent(nnx.Module):
   """Causal linear attention, with a factor 1 + noise if it is given a key."""
 
   def __init__(
     self,
-    config: LinearConfig,
+    config: RecurrentConfig,
     model: ModelConfig,
     *,
     causal: bool,
@@ -97,10 +98,10 @@ class Linear(nnx.Module):
     if inputs.key is not None:
       added_BxTxD = added_BxTxD * (1 + jax.random.normal(inputs.key))
     size = jnp.mean(jnp.square(added_BxTxD.astype(jnp.float32)))
-    return added_BxTxD, cache, Aux(self.weight * size, {'linear/size': size})
+    return added_BxTxD, cache, Aux(self.weight * size, {'recurrent/size': size})
 
 
-PATTERN = '(local linear)*2 linear'
+PATTERN = '(local recurrent)*2 recurrent'
 WINDOW = 5
 
 
@@ -109,9 +110,9 @@ def model() -> ModelConfig:
   base = tiny_model(tied_head=False)
   layer = base.layer
   local = dataclasses.replace(layer, mixer=dataclasses.replace(layer.mixer, window=WINDOW))
-  mixer = LinearConfig(qkv=layer.mixer.qkv, proj=layer.mixer.proj)
-  linear = dataclasses.replace(layer, mixer=mixer, ffn=config.NoFeedForwardConfig())
-  variants = Layers({'local': local, 'linear': linear})
+  mixer = RecurrentConfig(qkv=layer.mixer.qkv, proj=layer.mixer.proj)
+  recurrent = dataclasses.replace(layer, mixer=mixer, ffn=config.NoFeedForwardConfig())
+  variants = Layers({'local': local, 'recurrent': recurrent})
   return dataclasses.replace(base, pattern=PATTERN, variants=variants)
 
 
@@ -121,7 +122,7 @@ MODEL = model()
 CHANGES = {
   'model.pattern': PATTERN,
   'model.variants.local': {'mixer': {'window': WINDOW}},
-  'model.variants.linear': {'mixer': {'kind': 'linear'}, 'ffn': {'kind': 'none'}},
+  'model.variants.recurrent': {'mixer': {'kind': 'recurrent'}, 'ffn': {'kind': 'none'}},
   'model.tied_head': False,
 }
 
@@ -130,6 +131,6 @@ CHANGES = {
 def named() -> Iterator[None]:
   """Name the mixer, all that a config needs to have it."""
   with pytest.MonkeyPatch.context() as patch:
-    patch.setitem(config.MIXERS, 'linear', LinearConfig)
-    patch.setitem(blocks.MIXERS, 'linear', Linear)
+    patch.setitem(config.MIXERS, 'recurrent', RecurrentConfig)
+    patch.setitem(blocks.MIXERS, 'recurrent', Recurrent)
     yield

@@ -139,7 +139,7 @@ def gated_model(
     length_scale=length_scale or was.length_scale,
     offset=changes.get('bias', False),
     uvq=was.qkv,
-    proj=was.proj,
+    out=was.proj,
   )
   layer = dataclasses.replace(model.layer, mixer=mixer, ffn=config.NoFeedForwardConfig())
   return dataclasses.replace(model, layer=layer)
@@ -148,6 +148,13 @@ def gated_model(
 def with_mixer(model: ModelConfig, **changes: Any) -> ModelConfig:
   """Return a model with other keys of `model.layer.mixer`."""
   mixer = dataclasses.replace(model.layer.mixer, **changes)
+  return dataclasses.replace(model, layer=dataclasses.replace(model.layer, mixer=mixer))
+
+
+def linear(model: ModelConfig, feature: str = 'elu') -> ModelConfig:
+  """Return a model whose `model.layer` has linear attention with the same projections."""
+  old = model.layer.mixer
+  mixer = config.LinearConfig(old.heads, old.positions, feature, old.qkv, old.proj)
   return dataclasses.replace(model, layer=dataclasses.replace(model.layer, mixer=mixer))
 
 

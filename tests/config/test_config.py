@@ -230,9 +230,9 @@ def test_a_value_of_the_wrong_type(path, value, sentence):
   ('path', 'value', 'allowed'),
   [
     ('model.kind', 'lstm', 'lm, vit'),
-    ('model.layer.mixer.kind', 'hyena', 'softmax'),
+    ('model.layer.mixer.kind', 'hyena', 'softmax, gated_unit, linear'),
     ('model.layer.mixer.qkv.kind', 'linear', 'pattention, dense'),
-    ('model.layer.mixer.proj.kind', 'linear', 'pattention, dense'),
+    ('model.layer.mixer.proj.kind', 'linear', 'pattention, dense, none'),
     ('model.layer.ffn.kind', 'mpl', 'pattention, mlp, none'),
     (
       'model.layer.ffn.score.kind',
@@ -240,8 +240,9 @@ def test_a_value_of_the_wrong_type(path, value, sentence):
       'l2_norm_gelu, gelu_l2_norm, gelu_l1_norm, softmax, exp_l2_norm',
     ),
     ('model.layer.ffn.score.gelu', 'erf', 'exact, tanh'),
-    ('model.layer.norm', 'none', 'plain, bias, affine'),
-    ('model.final_norm', 'rms', 'none, plain, affine'),
+    ('model.layer.norm', 'batch', 'plain, bias, affine, rms, rms_plain, none'),
+    ('model.final_norm', 'batch', 'plain, bias, affine, rms, rms_plain, none'),
+    ('model.layer.wiring.kind', 'sandwich', 'pre_norm, post_norm, skipless, parallel'),
     ('model.layer.mixer.positions.kind', 'alibi', 'rotary, none'),
     ('model.position_embedding', 'rotary', 'none, learned, sincos'),
     ('optim.schedule', 'linear', 'cosine, constant'),

@@ -21,13 +21,13 @@ _OTHER = {
 }
 
 
-OF_TEXT = [leaf.path for leaf in fields.leaves(config_lib.Config()) if leaf.key.only == 'lm']
+OF_TEXT = {leaf.path: leaf for leaf in fields.leaves(config_lib.Config()) if leaf.key.only == 'lm'}
 
 
 @pytest.mark.parametrize('path', OF_TEXT)
 def test_keys_of_text_are_refused_for_images(path):
-  default = config_lib.lookup(config_lib.Config(), path)
-  other = _OTHER.get(type(default), lambda value: value + 1)(default)
+  default, choices = OF_TEXT[path].default, OF_TEXT[path].key.choices
+  other = choices[0] if choices else _OTHER.get(type(default), lambda value: value + 1)(default)
   with pytest.raises(UserError, match=rf'{path} is .* model\.kind=lm only, and this is vit'):
     tiny_run.vit_config(**{path.replace('.', '__'): other})
 

@@ -3,12 +3,13 @@
 import dataclasses
 import functools
 
+import architectures
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from compilations import compilations
-from tiny import gated_model, large_params, tiny_model, two_kinds
+from tiny import gated_model, large_params, linear, tiny_model, two_kinds
 
 from tokenformer_jax.config import (
   MeshConfig,
@@ -31,6 +32,7 @@ LEARNED = tiny_model(tied_head=False, rotary=0, position_embedding='learned', ma
 DENSE = tiny_model(tied_head=False, dense=True, bias=True, norm='affine', rotary=0)
 WINDOW = tiny_model(tied_head=False, window=7)
 KINDS = two_kinds(tied_head=False)
+LINEAR = linear(tiny_model(tied_head=False))
 GATED = {
   'gated': gated_model(tied_head=False),
   'gated, a window': gated_model(tied_head=False, window=7, length_scale=SeenScaleConfig()),
@@ -82,8 +84,11 @@ def _logits(model: ModelConfig, ids: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize(
   'model',
-  [MODEL, LEARNED, DENSE, WINDOW, KINDS, *GATED.values()],
-  ids=['rotary', 'learned', 'dense', 'window', 'kinds', *GATED],
+  [
+    *(MODEL, LEARNED, DENSE, WINDOW, KINDS, LINEAR, *GATED.values()),
+    *(pytest.param(model, marks=pytest.mark.slow) for model in architectures.MODELS.values()),
+  ],
+  ids=['rotary', 'learned', 'dense', 'window', 'kinds', 'linear', *GATED, *architectures.MODELS],
 )
 def test_cached_logits_of_unequal_prompts_are_those_of_each_alone(model):
   """The prompts in one batch, left-padded, then three tokens one by one."""
@@ -115,7 +120,9 @@ def test_cached_logits_of_unequal_prompts_are_those_of_each_alone(model):
 
 
 @pytest.mark.parametrize(
-  'model', [MODEL, LEARNED, WINDOW, KINDS], ids=['rotary', 'learned', 'window', 'kinds']
+  'model',
+  [MODEL, LEARNED, WINDOW, KINDS, LINEAR],
+  ids=['rotary', 'learned', 'window', 'kinds', 'linear'],
 )
 def test_greedy_text_is_the_argmax_of_the_forward_pass(model):
   requests = [Request(_prompt(length), 12, GREEDY) for length in UNEQUAL]

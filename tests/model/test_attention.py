@@ -1,4 +1,4 @@
-"""Rotary positions, and the causal mask with and without a window."""
+"""Softmax attention: the causal mask with and without a window, and the choice of a kernel."""
 
 import functools
 
@@ -6,117 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tiny import tiny_model
 
-from tokenformer_jax.config import RotaryConfig
 from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.kernels import attend, causal_attention, kernel
 from tokenformer_jax.model.params import define
-from tokenformer_jax.model.positions import Rotary, rotary_width
 from tokenformer_jax.model.trunk import Context
-
-BASE = 10000.0
-
-
-@functools.partial(jax.jit, static_argnames='width')
-def _rotate(x, positions, width=8):
-  config = RotaryConfig(fraction=width / x.shape[-1], base=BASE)
-  return Rotary(config, x.shape[-1])(x, positions[None])
 
 
 def _heads(seed: int, length: int = 6, dtype=np.float32) -> np.ndarray:
   """[B, T, H, K] with K = 8."""
   return np.random.default_rng(seed).normal(size=(2, length, 3, 8)).astype(dtype)
-
-
-@settings(deadline=None, max_examples=30)
-@given(seed=st.integers(0, 2**32 - 1), shift=st.integers(0, 2000))
-def test_scores_depend_on_distances_only(seed, shift):
-  query, key, positions = _heads(seed), _heads(seed + 1), np.arange(6)
-
-  def scores(positions):
-    return jnp.einsum('BTHK,BSHK->BHTS', _rotate(query, positions), _rotate(key, positions))
-
-  np.testing.assert_allclose(
-    scores(positions + shift),
-    scores(positions),
-    atol=1e-4,
-    err_msg='a text that starts later is attended to differently',
-  )
-
-
-@settings(deadline=None, max_examples=30)
-@given(seed=st.integers(0, 2**32 - 1), start=st.integers(0, 10**6))
-def test_rotation_keeps_lengths(seed, start):
-  x = _heads(seed)
-  np.testing.assert_allclose(
-    jnp.linalg.norm(_rotate(x, start + np.arange(6)), axis=-1),
-    np.linalg.norm(x, axis=-1),
-    rtol=1e-5,
-    err_msg='a rotation changes the length of a vector',
-  )
-
-
-@pytest.mark.parametrize('width', [2, 4, 6])
-def test_partial_rotation_leaves_the_rest(width):
-  x = _heads(0)
-  np.testing.assert_array_equal(
-    _rotate(x, 1 + np.arange(6), width)[..., width:],
-    x[..., width:],
-    err_msg=f'entries after the first {width} are rotated',
-  )
-
-
-def test_position_0_is_not_rotated():
-  x = _heads(0, length=1)
-  np.testing.assert_array_equal(_rotate(x, np.arange(1)), x, err_msg='R₀ is not the identity')
-
-
-def _rotation(position: int, width: int) -> np.ndarray:
-  """R as an 8 × 8 matrix in float64: entries i and i + width/2 form a plane."""
-  matrix = np.eye(8)
-  for i in range(width // 2):
-    angle = position * BASE ** (-2 * i / width)
-    plane = np.ix_([i, i + width // 2], [i, i + width // 2])
-    matrix[plane] = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
-  return matrix
-
-
-@pytest.mark.parametrize('width', [4, 8])
-def test_rotation_is_a_block_diagonal_matrix(width):
-  x, positions = _heads(0), np.array([0, 1, 2, 30, 100, 500])
-  rotations = np.stack([_rotation(position, width) for position in positions])
-  np.testing.assert_allclose(
-    _rotate(x, positions, width),
-    np.einsum('TJK,BTHK->BTHJ', rotations, np.float64(x)),
-    atol=1e-5,
-    err_msg='planes or angles are not those of GPT-NeoX (half-split)',
-  )
-
-
-def test_the_two_halves_form_the_planes():
-  unit = np.zeros((1, 1, 1, 8), np.float32)
-  unit[..., 0] = 1
-  rotated = _rotate(unit, np.ones(1))[0, 0, 0]
-  assert np.flatnonzero(rotated).tolist() == [0, 4], 'entry i is not paired with entry i + width/2'
-
-
-def test_bfloat16_keeps_the_angles():
-  x, positions = _heads(0, dtype=jnp.bfloat16), 10**6 + np.arange(6)
-  rotations = np.stack([_rotation(position, 8) for position in positions])
-  want = np.einsum('TJK,BTHK->BTHJ', rotations, np.float64(x))
-  error = np.abs(np.float64(_rotate(x, positions)) - want)
-  bound = 2**-8 * np.abs(want) + 1e-5  # the rounding to bfloat16
-  assert np.all(error < bound), 'angles of far positions are rounded to bfloat16'
-
-
-# TokenFormer's four sizes have heads of 64, 64, 80 and 96 entries.
-@pytest.mark.parametrize(('head', 'rotated'), [(64, 16), (80, 20), (96, 24), (8, 2), (12, 2)])
-def test_rotary_width(head, rotated):
-  assert rotary_width(head, 0.25) == rotated, 'a quarter of each head, in whole planes, is rotated'
 
 
 def _mask(length: int, window: int) -> np.ndarray:

@@ -52,8 +52,8 @@ PLACES = {
   'query/bias': 'q_scaleoffset/beta',
   'key/scale': 'k_scaleoffset/gamma',
   'key/bias': 'k_scaleoffset/beta',
-  'proj/kernel': 'o_dense/kernel',
-  'proj/bias': 'o_dense/bias',
+  'out/kernel': 'o_dense/kernel',
+  'out/bias': 'o_dense/bias',
 }
 
 
@@ -61,7 +61,7 @@ def unit(**changes) -> GatedUnitConfig:
   """Return the config of a layer of the file."""
   sizes = {'width': META['e'], 'head_width': META['s'], 'length_scale': SEEN, 'positions': ROTARY}
   bias = DenseConfig(changes.pop('bias', False))
-  return GatedUnitConfig(**{**sizes, 'uvq': bias, 'proj': bias, 'offset': bias.bias, **changes})
+  return GatedUnitConfig(**{**sizes, 'uvq': bias, 'out': bias, 'offset': bias.bias, **changes})
 
 
 def model_of(*units: GatedUnitConfig, **changes):

@@ -58,7 +58,7 @@ def test_it_writes_what_its_layers_say(run):
   lines = metrics.read(run.directory)
   for kind in ('train', 'eval'):
     said = [line for line in lines if f'{kind}/loss' in line]
-    assert said and all({f'{kind}/linear/size', f'{kind}/aux_loss'} <= m.keys() for m in said), (
+    assert said and all({f'{kind}/recurrent/size', f'{kind}/aux_loss'} <= m.keys() for m in said), (
       f'what layers say is not in the lines of {kind}'
     )
 
@@ -73,10 +73,10 @@ def test_it_goes_on_as_if_nothing_had_happened(run, home, wanted, one_device):
 
 
 def test_it_grows_exactly_and_goes_on(run, home, one_device):
-  grown = run.grow(home / 'grown', {'ffn': 96, 'linear.qkv': 48})
+  grown = run.grow(home / 'grown', {'ffn': 96, 'recurrent.qkv': 48})
   counts = models.define(grown.config.model).abstract['blocks']
   found = [counts[name]['attention']['query']['keys'].shape[1] for name in sorted(counts)]
-  assert found == [48, 48, 32], 'other projections have grown than those that were named'
+  assert found == [32, 48, 48], 'other projections have grown than those that were named'
   ids = np.arange(24)[None] % 256
   np.testing.assert_allclose(
     grown.logits(ids), run.logits(ids), atol=1e-6, err_msg='growth changes what the model computes'

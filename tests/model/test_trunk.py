@@ -57,10 +57,10 @@ def test_every_stack_has_its_name_and_an_axis_of_layers():
   shapes = {path: s for path, s in _shapes(_params()).items() if path.endswith('query/keys')}
   assert shapes == {
     'blocks/local_0/attention/query/keys': (2, 24, 32),
-    'blocks/linear_1/attention/query/keys': (2, 24, 32),
-    'blocks/linear_2/attention/query/keys': (1, 24, 32),
+    'blocks/recurrent_1/attention/query/keys': (2, 24, 32),
+    'blocks/recurrent_2/attention/query/keys': (1, 24, 32),
   }, 'checkpoints have other paths'
-  axes = _definition().axes['blocks']['linear_2']['attention']['query']['keys']
+  axes = _definition().axes['blocks']['recurrent_2']['attention']['query']['keys']
   assert axes == ('layers', 'param_tokens', 'width'), 'the new axis has no name'
 
 
@@ -244,8 +244,10 @@ def test_what_layers_say_reaches_the_step(devices, parts):
     .hidden(np.random.default_rng(0).integers(0, 64, (8, 13), np.int32)[:, :-1])
   )
   assert figures['aux_loss'] == pytest.approx(float(aux.loss), rel=1e-4), 'not the sum of layers'
-  want = float(aux.figures['linear/size'])
-  assert figures['linear/size'] == pytest.approx(want, rel=1e-4), 'not the mean of layers or parts'
+  want = float(aux.figures['recurrent/size'])
+  assert figures['recurrent/size'] == pytest.approx(want, rel=1e-4), (
+    'not the mean of layers or parts'
+  )
   assert figures['skipped_steps'] == 0, 'a gradient is not finite'
   moved = jax.tree.map(lambda old, new: bool(np.any(old != new)), before, after)
   assert all(jax.tree.leaves(moved['params'])), f'parameters without a gradient: {moved["params"]}'
@@ -261,7 +263,9 @@ def test_the_loss_of_layers_is_minimised_and_not_reported_as_the_loss():
 def test_an_evaluation_reports_means_of_what_layers_say():
   (_, _, figures), sums, _ = _step(1)
   more = sums._replace(count=3 * sums.count, layers={k: 2 * v for k, v in sums.layers.items()})
-  assert sums.layer_figures()['linear/size'] == pytest.approx(figures['linear/size'], rel=1e-5)
+  assert sums.layer_figures()['recurrent/size'] == pytest.approx(
+    figures['recurrent/size'], rel=1e-5
+  )
   together = jax.tree.map(np.add, sums, more).layer_figures()['aux_loss']
   assert together == pytest.approx(3 / 4 * figures['aux_loss'], rel=1e-5), (
     'batches do not count by what they hold'

@@ -36,6 +36,7 @@ from tokenformer_jax.config.mixers import (
   RotaryConfig,
   SeenScaleConfig,
   SoftmaxConfig,
+  is_plain,
 )
 from tokenformer_jax.config.model import InitConfig, Layers, ModelConfig
 from tokenformer_jax.config.names import check_key, choices, keys_named, lookup, paths
@@ -106,6 +107,7 @@ __all__ = [
   'defaults',
   'differences',
   'from_dict',
+  'is_plain',
   'key_of',
   'keys_named',
   'lookup',

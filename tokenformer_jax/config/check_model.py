@@ -10,6 +10,7 @@ from tokenformer_jax.config.mixers import (
   PositionScaleConfig,
   RotaryConfig,
   SoftmaxConfig,
+  is_plain,
 )
 from tokenformer_jax.config.model import ModelConfig, layer_path, used_layers
 from tokenformer_jax.config.pattention import NoProjectionConfig
@@ -116,9 +117,7 @@ def _check_clip(layer: LayerConfig, path: str) -> None:
 
 
 def _check_pool(model: ModelConfig) -> None:
-  mixer = model.layer.mixer
-  plain = isinstance(mixer, SoftmaxConfig) and not (mixer.shaped or mixer.value_skip)
-  if not plain or 'none' in (mixer.proj.kind, mixer.value.kind):
+  if not is_plain(model.layer.mixer):
     raise UserError(
       'config.model.pool is attention, which is made as model.layer, and its mixer is not plain '
       'softmax attention with a value and an output projection; set pool to mean or token'

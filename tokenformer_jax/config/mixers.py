@@ -1,7 +1,7 @@
 """Mixers as values of a config: how a layer moves information between positions."""
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tokenformer_jax.config.fields import key, one_of, table
 from tokenformer_jax.config.pattention import (
@@ -93,11 +93,11 @@ class SoftmaxConfig:
   positions: Positions = one_of(
     RotaryConfig(), POSITIONS, 'how queries and keys depend on their positions'
   )
-  length_scale: LengthScaleConfig = one_of(
-    LengthScaleConfig(), LENGTH_SCALES, 'a factor of scores that grows with the length'
-  )
   qkv: PattentionConfig | DenseConfig = one_of(
     PattentionConfig(), PROJECTIONS, 'query, key and value, each'
+  )
+  proj: PattentionConfig | DenseConfig | NoProjectionConfig = one_of(
+    PattentionConfig(), MAYBE_PROJECTIONS, "the attention's output"
   )
   value: AsKeyConfig | PattentionConfig | DenseConfig | NoProjectionConfig = one_of(
     AsKeyConfig(), VALUES, 'value: made as the key, by a projection of its own, or the input itself'
@@ -105,8 +105,8 @@ class SoftmaxConfig:
   value_skip: bool = key(
     False, 'add the input to the value, each with a learned gain; the projection starts at zero'
   )
-  proj: PattentionConfig | DenseConfig | NoProjectionConfig = one_of(
-    PattentionConfig(), MAYBE_PROJECTIONS, "the attention's output"
+  length_scale: LengthScaleConfig = one_of(
+    LengthScaleConfig(), LENGTH_SCALES, 'a factor of scores that grows with the length'
   )
   shaped: bool = key(
     False,
@@ -140,7 +140,7 @@ class GatedUnitConfig:
   uvq: PattentionConfig | DenseConfig = one_of(
     PattentionConfig(), PROJECTIONS, 'of U, V and what queries and keys are scaled from, together'
   )
-  proj: PattentionConfig | DenseConfig = one_of(PattentionConfig(), PROJECTIONS, 'the output')
+  out: PattentionConfig | DenseConfig = one_of(PattentionConfig(), PROJECTIONS, 'the output')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,10 +157,17 @@ class LinearConfig:
   qkv: PattentionConfig | DenseConfig = one_of(
     PattentionConfig(), PROJECTIONS, 'query, key and value, each'
   )
-  proj: PattentionConfig | DenseConfig = one_of(
-    PattentionConfig(), PROJECTIONS, "the attention's output"
+  proj: PattentionConfig | DenseConfig | NoProjectionConfig = one_of(
+    PattentionConfig(), MAYBE_PROJECTIONS, "the attention's output"
   )
 
 
 # A mixer is named here and in `blocks.MIXERS`.
 MIXERS = table(SoftmaxConfig, GatedUnitConfig, LinearConfig)
+
+
+def is_plain(mixer: Any) -> bool:
+  """Return whether a mixer is softmax attention with projections of value and output alone."""
+  if not isinstance(mixer, SoftmaxConfig) or mixer.shaped or mixer.value_skip:
+    return False
+  return not any(isinstance(one, NoProjectionConfig) for one in (mixer.value, mixer.proj))

@@ -3,10 +3,12 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from tokenformer_jax.config import pattern
 from tokenformer_jax.config.fields import MODEL_KINDS, key
-from tokenformer_jax.config.layer import NORMS, LayerConfig
+from tokenformer_jax.config.layer import NORMS, LayerConfig, map_parts, parts
+from tokenformer_jax.config.mixers import PositionScaleConfig
 from tokenformer_jax.config.pattern import Group
 
 BASE = 'layer'  # the name of `model.layer` in patterns
@@ -131,6 +133,23 @@ class ModelConfig:
     """The distinct numbers of heads of the mixers, the smallest first."""
     mixers = (layer.mixer for layer in self.layers.values())
     return tuple(sorted({mixer.heads for mixer in mixers if hasattr(mixer, 'heads')}))
+
+  @property
+  def scale_length(self) -> int | None:
+    """The first length of a `length_scale` of kind `position`, or None without one."""
+    found = (part for layer in self.layers.values() for _, part in parts(layer))
+    lengths = (part.length for part in found if isinstance(part, PositionScaleConfig))
+    return next(lengths, None)
+
+  def with_scale_length(self, length: int) -> 'ModelConfig':
+    """Return the model with a length of 0 of each `length_scale` of kind `position` filled in."""
+
+    def filled(path: str, part: Any) -> Any:
+      del path
+      is_open = isinstance(part, PositionScaleConfig) and not part.length
+      return dataclasses.replace(part, length=length) if is_open else part
+
+    return self.map_layers(lambda name, layer: map_parts(layer, filled))
 
   def map_layers(self, change: Callable[[str, LayerConfig], LayerConfig]) -> 'ModelConfig':
     """Return the model with every layer replaced.

@@ -7,16 +7,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from tokenformer_jax.config import (
-  AsKeyConfig,
-  ModelConfig,
-  NoProjectionConfig,
-  SoftmaxConfig,
-)
+from tokenformer_jax.config import AsKeyConfig, ModelConfig, SoftmaxConfig
 from tokenformer_jax.model import cache as caches
 from tokenformer_jax.model import kernels, splash
 from tokenformer_jax.model.compute import Compute
-from tokenformer_jax.model.layers import gain, gained, projection
+from tokenformer_jax.model.layers import gain, gained, out_of_heads, projection
 from tokenformer_jax.model.positions import Rotary
 from tokenformer_jax.model.token_attention import TokenAttention
 from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, NOTHING, Aux, Context, Inputs
@@ -53,29 +48,24 @@ class Attention(nnx.Module):
     rngs: nnx.Rngs,
   ):
     make = functools.partial(projection, model=model, compute=compute, rngs=rngs)
-    into_heads, out_of_heads = ('width', 'heads'), ('heads', 'width')
+    into_heads = ('width', 'heads')
     orthogonal = model.init.attention_kernels == 'orthogonal'
     self.query = make(config.qkv, axes=into_heads, starts_at_zero=config.shaped)
     self.key = make(config.qkv, axes=into_heads)
     value = config.qkv if isinstance(config.value, AsKeyConfig) else config.value
-    self.value = (
-      make(value, axes=into_heads, starts_at_zero=config.value_skip, orthogonal=orthogonal)
-      if not isinstance(value, NoProjectionConfig)
-      else None
+    self.value = make(
+      value, axes=into_heads, starts_at_zero=config.value_skip, orthogonal=orthogonal
     )
-    self.proj = (
-      make(config.proj, axes=out_of_heads, orthogonal=orthogonal)
-      if not isinstance(config.proj, NoProjectionConfig)
-      else None
-    )
+    self.proj = make(config.proj, axes=('heads', 'width'), orthogonal=orthogonal)
     # V = g₁ x + g₂ value(x)
     self.input_gain, self.value_gain = (
       (gain(rngs), gain(rngs)) if config.value_skip else (None, None)
     )
-    # α, β and γ
-    self.gains = (
-      nnx.List([gain(rngs, heads=config.heads) for _ in range(3)]) if config.shaped else None
-    )
+    heads = config.heads if config.shaped else 0
+    self.identity_gain = gain(rngs, heads=heads) if heads else None  # α
+    self.attention_gain = gain(rngs, heads=heads) if heads else None  # β
+    self.uniform_gain = gain(rngs, heads=heads) if heads else None  # γ
+    self.shaped = config.shaped
     self.heads, self.head_width = config.heads, model.width // config.heads
     rotary = Rotary(config.positions, self.head_width)
     self.attend = TokenAttention(rotary, causal, config.window, config.length_scale)
@@ -93,7 +83,7 @@ class Attention(nnx.Module):
     """Return an empty cache for texts of up to `length` slots, or for the slots of the window."""
     widths = (self.head_width, self.head_width)
     empty = self.attend.init_cache(batch, self.heads, length, widths, dtype)
-    if self.gains is None or isinstance(empty, caches.Ring):
+    if not self.shaped or isinstance(empty, caches.Ring):
       return empty
     total = jnp.zeros((batch, 1, self.heads, self.head_width), jnp.float32)
     return SummedKV(empty, total)
@@ -101,7 +91,7 @@ class Attention(nnx.Module):
   def cache_axes(self) -> Cache:
     """Return the logical axes of the arrays of the cache."""
     axes = self.attend.cache(*caches.HEADS)
-    if self.gains is None or isinstance(axes, caches.Ring):
+    if not self.shaped or isinstance(axes, caches.Ring):
       return axes
     return SummedKV(axes, ('batch', None, 'heads', None))
 
@@ -156,7 +146,7 @@ class Attention(nnx.Module):
     else:
       mixed = attend(query, key, value, context)
     mean = None
-    if self.gains is not None:
+    if self.shaped:
       mean = uniform_attention(value, positions_BxT, causal=attend.causal, window=attend.window)
     return self._output(value, mixed, mean), None, NOTHING
 
@@ -178,7 +168,7 @@ class Attention(nnx.Module):
     positions_BxT = context.positions(query.shape[1])
     old = cache.kv if isinstance(cache, SummedKV) else cache
     mixed, kept, view = self.attend.with_cache(query, key, value, context, old)
-    if self.gains is None:
+    if not self.shaped:
       return self._output(value, mixed, None), kept, NOTHING
     if isinstance(cache, SummedKV):
       is_token = (positions_BxT >= 0)[..., None, None]
@@ -195,12 +185,11 @@ class Attention(nnx.Module):
 
   def _output(self, value: jax.Array, mixed: jax.Array, mean: jax.Array | None) -> jax.Array:
     """Return the output [B, T, D] for values V, attention A V and uniform attention C V."""
-    if self.gains is not None:
-      alpha, beta, gamma = (one[...][None, None, :, None] for one in self.gains)
+    if self.shaped:
+      alpha, beta, gamma = (
+        one[...][None, None, :, None]
+        for one in (self.identity_gain, self.attention_gain, self.uniform_gain)
+      )
       shaped = alpha * value.astype(jnp.float32) + beta * mixed.astype(jnp.float32) - gamma * mean
       mixed = shaped.astype(value.dtype)
-    mixed = constrain(mixed, 'batch', None, 'heads', None)
-    if self.proj is not None:
-      return self.proj(mixed)
-    mixed = mixed[..., : self.head_width]
-    return constrain(mixed.reshape(*mixed.shape[:2], -1), 'batch', None, None)
+    return out_of_heads(self.proj, mixed, self.head_width)

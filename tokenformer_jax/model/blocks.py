@@ -14,13 +14,18 @@ from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.gated_unit import GatedUnit
 from tokenformer_jax.model.layers import feed_forward, gain, gained
+from tokenformer_jax.model.linear_attention import LinearAttention
 from tokenformer_jax.model.norm import make_norm, normed
 from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, Architecture, Aux, Context, Inputs
 from tokenformer_jax.parallel.sharding import constrain
 
 # The module for each mixer name in `config.MIXERS`. Its constructor takes the mixer's config, the
 # model's config and the keywords of `Block`. It has the methods of `trunk.Layer`.
-MIXERS: dict[str, Callable[..., Any]] = {'softmax': Attention, 'gated_unit': GatedUnit}
+MIXERS: dict[str, Callable[..., Any]] = {
+  'softmax': Attention,
+  'gated_unit': GatedUnit,
+  'linear': LinearAttention,
+}
 
 
 class Block(nnx.Module):

@@ -55,7 +55,7 @@ class GatedUnit(nnx.Module):
     make = functools.partial(projection, model=model, compute=compute, rngs=rngs)
     into = (model.width, 2 * self.width + self.head_width)
     self.uvq = make(config.uvq, axes=('width', 'hidden'), widths=into)
-    self.proj = make(config.proj, axes=('hidden', 'width'), widths=(self.width, model.width))
+    self.out = make(config.out, axes=('hidden', 'width'), widths=(self.width, model.width))
     scale = functools.partial(ScaleOffset, self.head_width, offset=config.offset, rngs=rngs)
     self.query, self.key = scale(), scale()
     rotary = Rotary(config.positions, self.head_width)
@@ -106,4 +106,4 @@ class GatedUnit(nnx.Module):
       axes = tuple(self.cache_axes())
       mixed, cache, _ = self.attend.with_cache(query, key, value, context, cache, axes)
     gated = constrain(gate * mixed[:, :, 0], 'batch', None, self._split)
-    return self.proj(gated), cache, NOTHING
+    return self.out(gated), cache, NOTHING

@@ -18,6 +18,7 @@ from tokenformer_jax.config import (
   MLPConfig,
   ModelConfig,
   NoFeedForwardConfig,
+  NoProjectionConfig,
   PattentionConfig,
 )
 from tokenformer_jax.model.compute import Compute
@@ -94,7 +95,8 @@ class Dense(nnx.Module):
 
   def __call__(self, x: jax.Array, out_heads: tuple[int, int] | None = None) -> jax.Array:
     """Return x W + b; heads as input or output are as in `pattention`."""
-    return self._apply(x, self.kernel[...], self._bias(), out_heads)
+    bias = None if self.bias is None else self.bias[...]
+    return self._apply(x, self.kernel[...], bias, out_heads)
 
   def in_parts(self, x: jax.Array, widths: Sequence[int]) -> list[jax.Array]:
     """Return x W + b in parts of these widths: see `in_parts`.
@@ -107,9 +109,6 @@ class Dense(nnx.Module):
     biases = [None for _ in widths] if self.bias is None else _cut(self.bias[...], widths)
     kernels = _cut(self.kernel[...], widths)
     return [self._apply(x, *one) for one in zip(kernels, biases, strict=True)]
-
-  def _bias(self) -> jax.Array | None:
-    return None if self.bias is None else self.bias[...]
 
   def _apply(
     self,
@@ -196,8 +195,25 @@ def pattention(
   )
 
 
+def out_of_heads(
+  proj: Pattention | Dense | None, heads_BxTxHxK: jax.Array, width: int
+) -> jax.Array:
+  """Return the output projection of heads [B, T, H, K]; without one the heads as [B, T, D].
+
+  Args:
+    proj: the projection.
+    heads_BxTxHxK: the heads, which zeros may fill.
+    width: K without these zeros.
+  """
+  heads_BxTxHxK = constrain(heads_BxTxHxK, 'batch', None, 'heads', None)
+  if proj is not None:
+    return proj(heads_BxTxHxK)
+  kept = heads_BxTxHxK[..., :width]
+  return constrain(kept.reshape(*kept.shape[:2], -1), 'batch', None, None)
+
+
 def projection(
-  config: PattentionConfig | DenseConfig,
+  config: PattentionConfig | DenseConfig | NoProjectionConfig,
   model: ModelConfig,
   axes: Axes,
   widths: tuple[int, int] | None = None,
@@ -206,8 +222,8 @@ def projection(
   orthogonal: bool = False,
   compute: Compute,
   rngs: nnx.Rngs,
-) -> Pattention | Dense:
-  """Return a projection [B, T, I] → [B, T, O].
+) -> Pattention | Dense | None:
+  """Return a projection [B, T, I] → [B, T, O], or None if the config has none.
 
   Args:
     config: the projection's config.
@@ -219,6 +235,8 @@ def projection(
     compute: how to compute the projection.
     rngs: the source of the parameters, by its stream `params`.
   """
+  if isinstance(config, NoProjectionConfig):
+    return None
   if isinstance(config, PattentionConfig):
     zero = {'starts_at_zero': starts_at_zero}
     return pattention(config, model, widths, **zero, compute=compute, rngs=rngs)

@@ -58,14 +58,17 @@ class TextTask(Task):
           f'has {ids} token ids; make it at least that, or 0 to have it fit'
         )
     model = dataclasses.replace(model, vocab_size=vocab_size, max_length=max_length)
+    known = None if trained is None else trained.scale_length
+    model = model.with_scale_length(known or length)
     return dataclasses.replace(config, model=model)
 
   @staticmethod
   def fill_in_unread(config: Config) -> Config | None:
     if not config.model.vocab_size:
       return None
-    length = config.model.max_length or config.data.sequence_length
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, max_length=length))
+    length = config.data.sequence_length
+    model = dataclasses.replace(config.model, max_length=config.model.max_length or length)
+    return dataclasses.replace(config, model=model.with_scale_length(length))
 
   @staticmethod
   def check_vocabulary(config: Config, meta: Meta, where: str) -> None:

@@ -9,17 +9,28 @@ from hypothesis import strategies as st
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import (
+  AsKeyConfig,
   Config,
   DenseConfig,
+  GatedUnitConfig,
   InitConfig,
   LayerConfig,
   Layers,
+  LengthScaleConfig,
+  LinearConfig,
   MLPConfig,
   ModelConfig,
   NoFeedForwardConfig,
   NoPositionsConfig,
+  NoProjectionConfig,
+  ParallelConfig,
   PattentionConfig,
+  PositionScaleConfig,
+  PostNormConfig,
+  PreNormConfig,
   RotaryConfig,
+  SeenScaleConfig,
+  SkiplessConfig,
   SoftmaxConfig,
   fields,
 )
@@ -74,18 +85,58 @@ scores = st.sampled_from(list(SCORES.values())).flatmap(
 counts = st.integers(1, 10**6)
 pattentions = st.builds(PattentionConfig, counts, st.integers(0, 10**6), scores)
 projections = pattentions | st.builds(DenseConfig, st.booleans())
-positions = st.builds(RotaryConfig, st.sampled_from([0.5, 1.0]), st.floats(1, 1e6)) | st.builds(
-  NoPositionsConfig
+outputs = projections | st.builds(NoProjectionConfig)
+layouts = st.sampled_from(['half_split', 'interleaved'])
+angles = (st.sampled_from([0.5, 1.0]), st.floats(1, 1e6), layouts)
+no_positions = st.builds(NoPositionsConfig)
+positions = st.builds(RotaryConfig, *angles, st.integers(0, 99)) | no_positions
+length_scales = (
+  st.builds(LengthScaleConfig)
+  | st.builds(SeenScaleConfig, st.integers(2, 99), st.floats(2, 999))
+  | st.builds(PositionScaleConfig, st.integers(2, 99))
 )
-mixers = st.builds(
-  SoftmaxConfig, st.sampled_from([1, 2, 4]), st.integers(0, 99), positions, projections, projections
+heads, windows = st.sampled_from([1, 2, 4]), st.integers(0, 64)
+mixers = (
+  st.builds(SoftmaxConfig, heads, windows, positions, projections, outputs)
+  | st.builds(
+    SoftmaxConfig,
+    heads,
+    value=projections | st.builds(AsKeyConfig),
+    value_skip=st.booleans(),
+    length_scale=length_scales,
+    shaped=st.booleans(),
+  )
+  | st.builds(
+    GatedUnitConfig,
+    width=st.integers(0, 99),
+    window=windows,
+    positions=positions,
+    normalise=st.sampled_from(['softmax', 'squared_relu']),
+    length_scale=length_scales,
+    uvq=projections,
+  )
+  | st.builds(
+    LinearConfig,
+    heads,
+    st.builds(RotaryConfig, *angles) | no_positions,
+    st.sampled_from(['elu', 'relu']),
+    proj=outputs,
+  )
 )
-mlps = st.builds(MLPConfig, st.integers(0, 99), st.booleans(), st.sampled_from(['exact', 'tanh']))
+activations = st.sampled_from(['gelu', 'gelu_tanh', 'relu', 'silu'])
+mlps = st.builds(MLPConfig, st.integers(0, 99), st.booleans(), activations)
+wirings = (
+  st.builds(PreNormConfig)
+  | st.builds(PostNormConfig)
+  | st.builds(SkiplessConfig, st.booleans())
+  | st.builds(ParallelConfig, st.booleans(), st.booleans())
+)
 layers = st.builds(
   LayerConfig,
   mixers,
   pattentions | mlps | st.builds(NoFeedForwardConfig),
-  st.sampled_from(['plain', 'bias', 'affine']),
+  st.sampled_from(['plain', 'bias', 'affine', 'rms', 'rms_plain', 'none']),
+  wirings,
 )
 
 
@@ -190,9 +241,9 @@ def _sentence(base: Config | None = None, **changes) -> str:
       'pattention; leave it out',
     ),
     (
-      {'ffn__kind': 'none', 'ffn__gelu': 'tanh'},
-      "ffn.gelu is 'tanh', which has a meaning for model.layer.ffn.kind=mlp only, and this is "
-      'none; leave it out',
+      {'ffn__kind': 'none', 'ffn__activation': 'relu'},
+      "ffn.activation is 'relu', which has a meaning for model.layer.ffn.kind=mlp only, and this "
+      'is none; leave it out',
     ),
     (
       {'mixer__positions__kind': 'none', 'mixer__positions__fraction': 0.5},

@@ -1,0 +1,119 @@
+"""What holds for every architecture: however layers run, on any mesh, grown or not."""
+
+import functools
+
+import architectures
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import large_params
+
+from tokenformer_jax import config
+from tokenformer_jax.config import GrowConfig, MeshConfig, ModelConfig
+from tokenformer_jax.grow import state
+from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.lm import define_lm, unstack
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.steps import optim, step
+
+QUICK = ('skipless, tokens', 'hybrid')
+IDS = np.random.default_rng(0).integers(0, 64, (8, 24), np.int32)
+
+
+def each(names):
+  """Parametrize over architectures; those that are not quick are slow."""
+  slow = pytest.mark.slow
+  params = [pytest.param(name, marks=() if name in QUICK else slow) for name in names]
+  return pytest.mark.parametrize('name', params)
+
+
+EACH = each(architectures.MODELS)
+GROWING = each(name for name, model in architectures.MODELS.items() if config.pattentions(model))
+
+
+@functools.cache
+def _computed(model: ModelConfig, layers: str = 'scan', remat: str = 'score_inputs'):
+  """Logits, and the gradient of a function of them, as a function of parameters and ids."""
+  definition = define_lm(model, Compute(remat=remat, layers=layers))
+
+  def loss(params: Params, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+    logits = definition.bind(params)(ids)[0]
+    return jnp.mean(jax.nn.logsumexp(logits, axis=-1)), logits
+
+  def compute(params: Params, ids: jax.Array) -> tuple[jax.Array, Params]:
+    (_, logits), gradient = jax.value_and_grad(loss, has_aux=True)(params, ids)
+    return logits, gradient
+
+  return jax.jit(compute)
+
+
+def _assert_close(got: Params, want: Params, message: str) -> None:
+  found, wanted = (jax.tree_util.tree_leaves_with_path(tree) for tree in (got, want))
+  for (path, one), (other_path, other) in zip(found, wanted, strict=True):
+    assert path == other_path, message
+    limits = {'rtol': 1e-4, 'atol': 1e-5 * max(1e-3, np.abs(other).max())}
+    np.testing.assert_allclose(
+      one, other, **limits, err_msg=f'{message}: {jax.tree_util.keystr(path)}'
+    )
+
+
+@EACH
+def test_layers_compute_the_same_however_they_run(name):
+  model = architectures.MODELS[name]
+  params = large_params(model)
+  logits, gradient = _computed(model)(params, IDS)
+  assert np.all(np.isfinite(logits)), 'logits are not finite'
+  of_list = _computed(model, 'list')(unstack(params, model), IDS)
+  _assert_close(of_list[0], logits, 'a list of layers is another model')
+  _assert_close(of_list[1], unstack(gradient, model), 'a list of layers has another gradient')
+  unrolled = _computed(model, 'unrolled', 'everything')(params, IDS)
+  _assert_close(unrolled, (logits, gradient), 'unrolled layers are another model')
+
+
+@EACH
+def test_later_tokens_change_nothing(name):
+  model = architectures.MODELS[name]
+  changed = IDS.copy()
+  changed[:, 13] = (IDS[:, 13] + 1) % 64
+  first, second = (_computed(model)(large_params(model), ids)[0] for ids in (IDS, changed))
+  np.testing.assert_allclose(first[:, :13], second[:, :13], atol=1e-6, err_msg='it sees the future')
+  assert np.abs(first[:, 13] - second[:, 13]).max() > 1e-3, 'it does not see its own token'
+
+
+@EACH
+def test_logits_and_gradients_do_not_depend_on_the_devices(name):
+  model = architectures.MODELS[name]
+  want = _computed(model)(large_params(model), IDS)
+  mesh, definition = sharding.make_mesh(MeshConfig(fsdp=4, tokens=2)), define_lm(model)
+  with jax.set_mesh(mesh):
+    shardings = sharding.tree_shardings(mesh, definition.axes)
+    params = jax.device_put(large_params(model), shardings)
+    got = _computed(model)(params, jax.device_put(IDS, sharding.batch_sharding(mesh)))
+  _assert_close(jax.device_get(got), want, '8 devices compute another model')
+
+
+@GROWING
+def test_growth_is_exact(name):
+  model = architectures.MODELS[name]
+  counts = {one: count + 8 for one, count in config.token_counts(model).items()}
+  larger = state.grown_model(model, counts, GrowConfig())
+  state.check(model, larger, GrowConfig())
+  assert state.inexact(model, larger, GrowConfig()) is None
+  definition = define_lm(model)
+  tx = optim.make_optimizer(config.OptimConfig(), 10, definition.info)
+  old = {**step.initial_state(definition, tx, 0), 'params': large_params(model)}
+  new = jax.jit(lambda old: state.grow(old, model, larger, GrowConfig()))(old)
+  got, gradient = _computed(larger)(new['params'], IDS)
+  want = _computed(model)(large_params(model), IDS)[0]
+  np.testing.assert_allclose(
+    got, want, atol=1e-6 * np.abs(want).max(), err_msg='growth changes the model'
+  )
+  for path, info in jax.tree_util.tree_leaves_with_path(define_lm(larger).info):
+    if info.role.value != 'key':
+      continue
+    of_keys = functools.reduce(lambda tree, one: tree[one.key], path, gradient)
+    before = of_keys.shape[1] - 8
+    alive = np.abs(of_keys[:, before:]).max(axis=(1, 2))
+    assert np.all(alive > 0), f'new tokens of {jax.tree_util.keystr(path)} can never learn'

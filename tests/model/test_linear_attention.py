@@ -1,0 +1,314 @@
+"""Linear attention is its formula: in chunks, with padding, after a state, and in its gradients."""
+
+import functools
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_run
+from gradients import with_gradients
+from jax.extend import core
+from tiny import large_params, linear, tiny_model, tiny_vit
+
+from tokenformer_jax.config import MeshConfig, NoPositionsConfig, RotaryConfig
+from tokenformer_jax.model import flops, models
+from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.linear_attention import (
+  LinearAttention,
+  State,
+  causal_attention,
+  full_attention,
+)
+from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.model.params import define, matrix_entries
+from tokenformer_jax.model.positions import Rotary
+from tokenformer_jax.model.trunk import Context
+from tokenformer_jax.parallel import sharding
+
+GOLDEN = np.load(tiny_run.ROOT / 'tests/golden/rope.npz')
+FEATURES = ('elu', 'relu', 'softplus')
+ROTARY = RotaryConfig(fraction=0.5, layout='interleaved')
+CAUSAL = pytest.mark.parametrize('causal', [True, False], ids=['causal', 'bidirectional'])
+
+
+def _attend(
+  query, key, value, positions=None, *, rotary=ROTARY, feature='elu', causal=True, state=None
+):
+  """The outputs alone; positions from 0 on unless given, [T] or [B, T]."""
+  positions = jnp.arange(query.shape[1]) if positions is None else jnp.asarray(positions)
+  arguments = (query, key, value, jnp.atleast_2d(positions))
+  how = {'rotary': Rotary(rotary, query.shape[-1]), 'feature': feature}
+  return (
+    causal_attention(*arguments, state, **how)[0] if causal else full_attention(*arguments, **how)
+  )
+
+
+def _inputs(length: int, seed: int = 0, dtype=np.float32) -> list[np.ndarray]:
+  """Queries and keys [2, T, 3, 8], and values [2, T, 3, 5]."""
+  rng = np.random.default_rng(seed)
+  return [rng.normal(size=(2, length, 3, width)).astype(dtype) for width in (8, 8, 5)]
+
+
+def _features(x, feature: str):
+  if feature == 'elu':
+    return jax.nn.elu(x) + 1
+  return jax.nn.relu(x) if feature == 'relu' else jax.nn.softplus(x)
+
+
+def _quadratic(query, key, value, *, rotary=ROTARY, feature='elu', causal=True):
+  """RoFormer, eq. 19, with all scores at once."""
+  positions, turn = jnp.arange(query.shape[1])[None], Rotary(rotary, query.shape[-1])
+  query, key = (_features(x, feature) for x in (query, key))
+  pairs = 'BTHK,BSHK->BHTS'
+  scores = jnp.einsum(pairs, turn(query, positions), turn(key, positions))
+  weights = jnp.einsum(pairs, query, key)
+  if causal:
+    scores, weights = jnp.tril(scores), jnp.tril(weights)
+  total = weights.sum(axis=-1, keepdims=True)
+  shares = jnp.where(total > 0, scores / jnp.where(total > 0, total, 1), 0)
+  return jnp.einsum('BHTS,BSHL->BTHL', shares, value)
+
+
+@CAUSAL
+def test_golden_values_and_gradients(causal):
+  """A transcription of the formula in float64."""
+  arguments = [jnp.asarray(GOLDEN[name]) for name in ('q', 'k', 'linear/v')]
+  rotary = RotaryConfig(fraction=1.0, layout='interleaved')
+  attend = jax.jit(functools.partial(_attend, rotary=rotary, causal=causal))
+  out, backward = jax.vjp(attend, *arguments)
+  name = f'linear/{"causal" if causal else "bidirectional"}'
+  parts = ('y', 'grad_q', 'grad_k', 'grad_v')
+  got = (out, *backward(GOLDEN['linear/cotangent']))
+  for part, array in zip(parts, got, strict=True):
+    np.testing.assert_allclose(
+      array, GOLDEN[f'{name}/{part}'], atol=5e-6, err_msg=f'{part} is not that of eq. 19'
+    )
+
+
+# One position, and the borders of chunks of at most 128.
+@CAUSAL
+@pytest.mark.parametrize('length', [1, 127, 128, 129, 300])
+def test_it_is_the_quadratic_form(length, causal):
+  arguments = [jnp.asarray(x) for x in _inputs(length)]
+  got, want = (
+    jax.jit(functools.partial(with_gradients, functools.partial(f, causal=causal)))(*arguments)
+    for f in (_attend, _quadratic)
+  )
+  for name, one, other in zip(('output', *'qkv'), got, want, strict=True):
+    np.testing.assert_allclose(one, other, atol=1e-5, err_msg=f'{name}: sums are not eq. 19')
+
+
+@pytest.mark.parametrize('rotary', [ROTARY, NoPositionsConfig()], ids=['rotary', 'none'])
+@pytest.mark.parametrize('feature', FEATURES)
+def test_features_and_positions(feature, rotary):
+  arguments = _inputs(200)
+  got, want = (
+    jax.jit(functools.partial(f, feature=feature, rotary=rotary)) for f in (_attend, _quadratic)
+  )
+  # The denominator of relu is small at the first positions.
+  np.testing.assert_allclose(
+    got(*arguments), want(*arguments), rtol=1e-4, atol=1e-5, err_msg='not the map that is named'
+  )
+
+
+def test_very_negative_inputs_keep_their_features():
+  """elu(−16) + 1 is e⁻¹⁶, of which exp(−16) − 1 + 1 keeps one bit in float32."""
+  query, value = jnp.zeros((1, 2, 1, 4)), jnp.zeros((1, 2, 1, 1)).at[:, 1].set(1.0)
+  key = jnp.zeros((1, 2, 1, 4)).at[:, 0].set(-16.0).at[:, 1].set(-15.0)
+  share = float(_attend(query, key, value, rotary=NoPositionsConfig())[0, 1, 0, 0])
+  assert share == pytest.approx(1 / (1 + np.exp(-1)), rel=1e-5), 'keys lose their features'
+
+
+@CAUSAL
+def test_with_equal_positions_rotary_attention_is_plain(causal):
+  """Only differences of positions matter, and then none does."""
+  arguments, positions = _inputs(150), np.full(150, 7)
+  np.testing.assert_allclose(
+    jax.jit(functools.partial(_attend, causal=causal))(*arguments, positions),
+    jax.jit(functools.partial(_attend, causal=causal, rotary=NoPositionsConfig()))(*arguments),
+    atol=1e-5,
+    err_msg='equal positions change the attention',
+  )
+
+
+@CAUSAL
+def test_a_shift_of_all_positions_changes_nothing(causal):
+  arguments, positions = _inputs(150), np.arange(150)
+  attend = jax.jit(functools.partial(_attend, causal=causal))
+  np.testing.assert_allclose(
+    attend(*arguments, 10**6 + positions),
+    attend(*arguments, positions),
+    atol=1e-5,
+    err_msg='the attention depends on more than distances',
+  )
+
+
+@pytest.mark.parametrize('changed', [0, 100, 128, 200])
+def test_what_comes_later_has_no_influence(changed):
+  attend, arguments = jax.jit(_attend), _inputs(300)
+  other = [x.copy() for x in arguments]
+  for x, new in zip(other, _inputs(300, seed=1), strict=True):
+    x[:, changed:] = new[:, changed:]
+  before, after = attend(*arguments), attend(*other)
+  np.testing.assert_array_equal(before[:, :changed], after[:, :changed], err_msg='not causal')
+  assert np.all(np.any(before[:, changed:] != after[:, changed:], axis=(2, 3))), 'nothing arrives'
+
+
+@CAUSAL
+def test_padding_counts_nowhere(causal):
+  arguments, padding = _inputs(140), np.array([0, 31])
+  attend = jax.jit(functools.partial(_attend, causal=causal))
+  got = attend(*arguments, np.arange(140) - padding[:, None])
+  for row, first in enumerate(padding):
+    alone = attend(*(x[row : row + 1, first:] for x in arguments))
+    np.testing.assert_allclose(
+      got[row, first:], alone[0], atol=1e-5, err_msg=f'{first} slots of padding change a row'
+    )
+
+
+@CAUSAL
+@pytest.mark.parametrize('feature', FEATURES)
+def test_a_denominator_of_zero_gives_zeros(feature, causal):
+  """Padded queries see no key, and features of relu may all be 0."""
+  positions = np.broadcast_to(np.arange(6) - 2, (2, 6))
+  query, key, value = (jnp.asarray(x) for x in _inputs(6))
+  key = key.at[1].set(-1.0)
+  attend = functools.partial(_attend, positions=positions, feature=feature, causal=causal)
+  out, *gradients = jax.jit(functools.partial(with_gradients, attend))(query, key, value)
+  for name, array in zip(('output', *'qkv'), (out, *gradients), strict=True):
+    assert np.all(np.isfinite(array)), f'{name} is not finite'
+  if causal:
+    np.testing.assert_array_equal(out[:, :2], 0, err_msg='padding attends to something')
+  if feature == 'relu':
+    np.testing.assert_array_equal(out[1], 0, err_msg='keys without features are attended to')
+
+
+def test_a_text_may_come_in_parts():
+  """One position, some, and more than a chunk, each after the state of those before."""
+  arguments = _inputs(300)
+  how = {'rotary': Rotary(ROTARY, 8), 'feature': 'elu'}
+  attend = jax.jit(functools.partial(causal_attention, **how))
+  state = State(jnp.zeros((2, 3, 8, 5)), jnp.zeros((2, 3, 8)))
+  parts, start = [], 0
+  for end in (1, 2, 7, 8, 151, 300):
+    part, positions = (x[:, start:end] for x in arguments), np.arange(start, end)[None]
+    out, state = attend(*part, positions, state)
+    parts.append(out)
+    start = end
+  np.testing.assert_allclose(
+    np.concatenate(parts, axis=1), jax.jit(_attend)(*arguments), atol=1e-5, err_msg='the state'
+  )
+
+
+def test_sums_of_a_bfloat16_model_are_float32():
+  """With 16 bits a sum of chunks of equal size stops growing after 256 of them."""
+  ones = jnp.ones((1, 2**16, 1, 2), jnp.bfloat16)
+  attend = functools.partial(_attend, rotary=NoPositionsConfig())
+  out = jax.jit(attend)(ones, ones, ones)
+  assert out.dtype == jnp.bfloat16, 'another dtype than the values have'
+  np.testing.assert_array_equal(np.float32(out), 1, err_msg='a sum is rounded to bfloat16')
+  products = _equations(jax.make_jaxpr(attend)(ones, ones, ones).jaxpr)
+  dtypes = {e.outvars[0].aval.dtype.name for e in products if e.primitive.name == 'dot_general'}
+  assert dtypes == {'float32'}, 'products inside a chunk are rounded before they are added'
+
+
+def _equations(jaxpr) -> Iterator[core.JaxprEqn]:
+  """All equations of a program, inner ones included."""
+  for eqn in jaxpr.eqns:
+    yield eqn
+    for inner in core.jaxprs_in_params(eqn.params):
+      yield from _equations(inner)
+
+
+def _widest(jaxpr, length: int) -> list[tuple[int, ...]]:
+  """The shapes in a program in which two axes are as long as the text."""
+  arrays = (v for eqn in _equations(jaxpr) for v in (*eqn.invars, *eqn.outvars))
+  shapes = [getattr(v.aval, 'shape', ()) for v in arrays]
+  return [shape for shape in shapes if sum(size >= length for size in shape) > 1]
+
+
+@CAUSAL
+def test_memory_is_proportional_to_the_length(causal):
+  shapes = [jax.ShapeDtypeStruct((1, 4096, 2, width), jnp.float32) for width in (16, 16, 16)]
+
+  def program(f) -> list[tuple[int, ...]]:
+    total = lambda *x: jnp.sum(f(*x, causal=causal))  # noqa: E731
+    return _widest(
+      jax.make_jaxpr(jax.value_and_grad(total, argnums=(0, 1, 2)))(*shapes).jaxpr, 4096
+    )
+
+  assert program(_quadratic), 'the search finds no array of T × T where there are some'
+  assert not program(_attend), 'there is an array of T × T'
+
+
+def _module(model, causal: bool = True) -> LinearAttention:
+  definition = define(
+    lambda rngs: LinearAttention(
+      model.layer.mixer, model, causal=causal, compute=Compute(), rngs=rngs
+    )
+  )
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda p: jnp.asarray(rng.normal(size=p.shape), p.dtype), definition.abstract
+  )
+  return definition.bind(params)
+
+
+def test_the_state_has_a_constant_size():
+  module = _module(linear(tiny_model()))
+  sizes = {
+    tuple(x.shape for x in module.init_cache(2, length, jnp.bfloat16)) for length in (1, 64, 10**6)
+  }
+  assert sizes == {((2, 4, 8, 8), (2, 4, 8))}, 'the cache grows with the text'
+  assert {x.dtype for x in module.init_cache(2, 64, jnp.bfloat16)} == {jnp.dtype('float32')}
+  axes = module.cache_axes()
+  assert [len(names) for names in axes] == [4, 3] and axes.keys == ('batch', 'heads', None)
+
+
+def test_a_layer_keeps_a_state_only_if_it_is_given_one():
+  module = _module(linear(tiny_model()))
+  x = jnp.ones((2, 5, 32))
+  alone, nothing, _ = module(x)
+  cached, state, _ = module(x, Context(0), module.init_cache(2, 64, jnp.float32))
+  assert nothing is None and isinstance(state, State)
+  np.testing.assert_allclose(cached, alone, rtol=1e-5, err_msg='a cache changes the output')
+
+
+def test_flops_are_those_of_the_recurrent_form():
+  model = linear(tiny_model())
+  definition = models.define(model)
+  matrices = matrix_entries(definition.bind(definition.abstract))
+  for length in (1, 128, 5000):
+    want = 2 * matrices + model.depth * 4 * 4 * 8**2
+    assert flops.forward_flops(model, length) == want, 'a token costs more in a longer text'
+
+
+def test_every_patch_of_an_image_sees_all_others():
+  module = _module(linear(tiny_vit()), causal=False)
+  x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 4, 32)), jnp.float32)
+  jacobian = jax.jit(jax.jacobian(lambda x: module(x)[0]))(x)
+  assert np.all(np.abs(jacobian).max(axis=(0, 2, 3, 5)) > 0), 'a patch does not see another one'
+
+
+def test_a_mesh_changes_nothing():
+  """Rows and heads are split over devices; the loop over chunks is on each."""
+  model = linear(tiny_model())
+  definition, params = define_lm(model), large_params(model)
+  ids = np.random.default_rng(0).integers(0, 64, (4, 200), np.int32)
+
+  def gradients(params):
+    return jax.value_and_grad(lambda p: jnp.mean(jnp.sin(definition.bind(p).hidden(ids)[0])))(
+      params
+    )
+
+  want = jax.jit(gradients)(params)
+  mesh = sharding.make_mesh(MeshConfig(fsdp=4, tokens=2))
+  with jax.set_mesh(mesh):
+    placed = jax.device_put(params, sharding.tree_shardings(mesh, definition.axes))
+    got = jax.jit(gradients)(placed)
+  for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+    np.testing.assert_allclose(
+      one, other, rtol=1e-3, atol=1e-6, err_msg='8 devices differ from one'
+    )

@@ -1,0 +1,248 @@
+"""Linear attention, whose rotation is in the numerator only.
+
+With a positive feature map φ and the rotation R_m of position m (RoFormer, arXiv 2104.09864,
+eq. 19),
+
+  o_m = Σ_n (R_m φ(q_m))ᵀ (R_n φ(k_n)) v_n / Σ_n φ(q_m)ᵀ φ(k_n)
+
+The denominator has no rotation, so that it stays positive. Without positions this is the linear
+attention of Katharopoulos et al. 2020 (arXiv 2006.16236). All sums over n go through a state of
+constant size, Σ R_n φ(k_n) v_nᵀ and Σ φ(k_n), so there is no T × T array.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from tokenformer_jax.config import LinearConfig, ModelConfig
+from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.layers import out_of_heads, projection
+from tokenformer_jax.model.positions import Rotary
+from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, NOTHING, Aux, Context, Inputs
+from tokenformer_jax.parallel.sharding import constrain
+
+_CHUNK = 128  # the most positions whose scores are computed together
+_LEAST = 1e-12  # the smallest denominator to divide by; keeps its inverse square in float32
+
+
+class State(NamedTuple):
+  """Sums over all positions so far, float32.
+
+  Attributes:
+    products: Σ R_n φ(k_n) v_nᵀ, [B, H, K, L] for values of width L.
+    keys: Σ φ(k_n), [B, H, K].
+  """
+
+  products: jax.Array
+  keys: jax.Array
+
+
+_AXES = State(('batch', 'heads', None, None), ('batch', 'heads', None))
+
+
+class LinearAttention(nnx.Module):
+  """Multi-head linear attention whose query, key, value and output are projections."""
+
+  def __init__(
+    self,
+    config: LinearConfig,
+    model: ModelConfig,
+    *,
+    causal: bool = True,
+    compute: Compute,
+    rngs: nnx.Rngs,
+  ):
+    make = functools.partial(projection, model=model, compute=compute, rngs=rngs)
+    self.query = make(config.qkv, axes=('width', 'heads'))
+    self.key = make(config.qkv, axes=('width', 'heads'))
+    self.value = make(config.qkv, axes=('width', 'heads'))
+    self.proj = make(config.proj, axes=('heads', 'width'))
+    self.heads, self.causal, self.feature = config.heads, causal, config.feature
+    self.head_width = model.width // config.heads
+    self.rotary = Rotary(config.positions, self.head_width)
+
+  def length_flops(self, length: int) -> float:
+    """Count the FLOPs of the recurrent form for one position, 4 · H · K², whatever the length.
+
+    A key enters the state and a query reads it, by a product of K × K each. Products inside a chunk
+    and normalisers do not count: they depend on how the sums are computed.
+    """
+    del length
+    return 4 * self.heads * self.head_width**2
+
+  def init_cache(self, batch: int, length: int, dtype: jnp.dtype) -> State:
+    """Return the state before the first slot; its size depends on neither length nor dtype."""
+    del length, dtype
+    return _empty(batch, self.heads, self.head_width, self.head_width)
+
+  def cache_axes(self) -> State:
+    """Return the logical axes of the arrays of the cache."""
+    return _AXES
+
+  def __call__(
+    self,
+    x_BxTxD: jax.Array,
+    context: Context = FROM_START,
+    cache: State | None = None,
+    inputs: Inputs = NO_INPUTS,
+  ) -> tuple[jax.Array, State | None, Aux]:
+    """Attend from the next T slots to all visible slots.
+
+    Args:
+      x_BxTxD: the input.
+      context: the first slot and the padding.
+      cache: the state after the slots before; None if no later call continues from here.
+      inputs: unused: this layer draws nothing.
+
+    Returns:
+      The output [B, T, D], the state after the new slots, and an empty `Aux`.
+    """
+    del inputs
+    query, key, value = (
+      constrain(project(x_BxTxD, (self.heads, self.head_width)), 'batch', None, 'heads', None)
+      for project in (self.query, self.key, self.value)
+    )
+    positions_BxT = context.positions(x_BxTxD.shape[1])
+    how = {'rotary': self.rotary, 'feature': self.feature}
+    if self.causal:
+      mixed, state = causal_attention(query, key, value, positions_BxT, cache, **how)
+    else:
+      mixed, state = full_attention(query, key, value, positions_BxT, **how), None
+    output_BxTxD = out_of_heads(self.proj, mixed, self.head_width)
+    return output_BxTxD, None if cache is None else state, NOTHING
+
+
+def causal_attention(
+  query: jax.Array,
+  key: jax.Array,
+  value: jax.Array,
+  positions_BxT: jax.Array,
+  state: State | None = None,
+  *,
+  rotary: Rotary,
+  feature: str,
+) -> tuple[jax.Array, State]:
+  """Return the attention of each position to those up to it, and the state after the last.
+
+  A loop over chunks carries the state. Inside a chunk the masked scores are a product. The backward
+  pass saves the inputs and the state before each chunk, and recomputes one chunk after the other,
+  so its memory is proportional to T.
+
+  Args:
+    query: [B, T, H, K].
+    key: likewise.
+    value: [B, T, H, L].
+    positions_BxT: the positions, [1, T] if all rows have the same. The keys at negative ones, of
+      padding, count nowhere.
+    state: the sums over earlier positions; None: there are none.
+    rotary: rotates heads by positions.
+    feature: the name of φ, of `LinearConfig`.
+
+  Returns:
+    [B, T, H, L] in the dtype of the values. Where the denominator is 0 the output is 0.
+  """
+  batch, length, heads, width = query.shape
+  if state is None:
+    state = _empty(batch, heads, width, value.shape[-1])
+  count = -(-length // _CHUNK)
+  parts = [_split(x, count) for x in (query, key, value)]
+
+  @functools.partial(jax.checkpoint, prevent_cse=False)
+  def attend(state: State, part: tuple[jax.Array, ...]) -> tuple[State, jax.Array]:
+    query, key, value, positions_BxC = part
+    mapped = _map(query, key, positions_BxC, rotary, feature)
+    mask_CxC = jnp.tri(query.shape[1], dtype=jnp.float32)
+    scores = (
+      _product('BCHK,BSHK->BHCS', mapped.turned_query, mapped.turned_key) * mask_CxC[None, None]
+    )
+    mixed = _product('BHCS,BSHL->BCHL', scores.astype(value.dtype), value)
+    mixed += _product('BCHK,BHKL->BCHL', mapped.turned_query, state.products)
+    sums = _product('CS,BSHK->BCHK', mask_CxC.astype(key.dtype), mapped.key)
+    sums += state.keys[:, None]
+    products = state.products + _product('BSHK,BSHL->BHKL', mapped.turned_key, value)
+    state = _constrained(State(products, sums[:, -1]))
+    return state, (mixed * _inverse(mapped.query, sums)).astype(value.dtype)
+
+  positions = _split(positions_BxT, count, filling=-1)
+  state, mixed = jax.lax.scan(attend, _constrained(state), (*parts, positions))
+  mixed = mixed.swapaxes(0, 1).reshape(batch, -1, *value.shape[2:])
+  return mixed[:, :length], state
+
+
+def full_attention(
+  query: jax.Array,
+  key: jax.Array,
+  value: jax.Array,
+  positions_BxT: jax.Array,
+  *,
+  rotary: Rotary,
+  feature: str,
+) -> jax.Array:
+  """Return the attention of each position to all; see `causal_attention`."""
+
+  @functools.partial(jax.checkpoint, prevent_cse=False)
+  def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    mapped = _map(query, key, positions_BxT, rotary, feature)
+    products = _product('BTHK,BTHL->BHKL', mapped.turned_key, value)
+    sums = jnp.sum(mapped.key.astype(jnp.float32), axis=1, keepdims=True)
+    mixed = _product('BTHK,BHKL->BTHL', mapped.turned_query, products)
+    return (mixed * _inverse(mapped.query, sums)).astype(value.dtype)
+
+  return attend(query, key, value)
+
+
+class _Mapped(NamedTuple):
+  """Queries and keys after the feature map, and the same rotated by their positions."""
+
+  query: jax.Array
+  key: jax.Array
+  turned_query: jax.Array
+  turned_key: jax.Array
+
+
+def _map(
+  query: jax.Array, key: jax.Array, positions_BxT: jax.Array, rotary: Rotary, feature: str
+) -> _Mapped:
+  """Return the features, in the dtype of the inputs; those of keys in padding are 0."""
+  query, key = (_FEATURES[feature](x.astype(jnp.float32)).astype(x.dtype) for x in (query, key))
+  key = key * (positions_BxT >= 0)[..., None, None].astype(key.dtype)
+  return _Mapped(query, key, rotary(query, positions_BxT), rotary(key, positions_BxT))
+
+
+def _elu_plus_one(x: jax.Array) -> jax.Array:
+  """Return elu(x) + 1 without the cancellation of exp(x) − 1 + 1."""
+  return jnp.where(x >= 0, x + 1, jnp.exp(jnp.minimum(x, 0)))
+
+
+_FEATURES = {'elu': _elu_plus_one, 'relu': jax.nn.relu, 'softplus': jax.nn.softplus}
+
+
+def _inverse(query: jax.Array, sums: jax.Array) -> jax.Array:
+  """Return 1 / Σ φ(q)ᵀ φ(k) with a last axis of 1; 0, and no gradient, where the sum is 0."""
+  total = jnp.sum(query.astype(jnp.float32) * sums, axis=-1, keepdims=True)
+  is_known = total > _LEAST
+  return jnp.where(is_known, 1 / jnp.where(is_known, total, 1), 0)
+
+
+def _product(letters: str, *arrays: jax.Array) -> jax.Array:
+  return jnp.einsum(letters, *arrays, preferred_element_type=jnp.float32)
+
+
+def _split(x: jax.Array, count: int, filling: int = 0) -> jax.Array:
+  """Return [B, T, …] in chunks of equal length, [count, B, C, …], the last one filled up."""
+  size = -(-x.shape[1] // count)
+  ends = [(0, 0), (0, count * size - x.shape[1])] + [(0, 0)] * (x.ndim - 2)
+  x = jnp.pad(x, ends, constant_values=filling)
+  return x.reshape(x.shape[0], count, size, *x.shape[2:]).swapaxes(0, 1)
+
+
+def _empty(batch: int, heads: int, width: int, value_width: int) -> State:
+  products = jnp.zeros((batch, heads, width, value_width), jnp.float32)
+  return State(products, jnp.zeros((batch, heads, width), jnp.float32))
+
+
+def _constrained(state: State) -> State:
+  return State(*(constrain(x, *axes) for x, axes in zip(state, _AXES, strict=True)))
