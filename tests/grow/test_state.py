@@ -115,8 +115,8 @@ def test_a_chain_of_three_growths_changes_no_logit(chain, score, tied):
 @pytest.mark.parametrize(('scores', 'rounding'), [('softmax', 1e-6), ('squared_relu', 3e-6)])
 def test_a_gated_attention_unit_grows_exactly(scores, rounding):
   source = gated_model(scores=scores, window=5)
-  assert token_counts(source) == {'uvq': 24, 'proj': 40}
-  different, reason = _grown_and_said(source, {'uvq': 32, 'proj': 56}, ZERO_KEYS)
+  assert token_counts(source) == {'uvq': 24, 'out': 40}
+  different, reason = _grown_and_said(source, {'uvq': 32, 'out': 56}, ZERO_KEYS)
   assert reason is None, 'the growth is exact and said not to be'
   assert different <= rounding, f'growth changes the logits by {different}'
 
@@ -304,7 +304,7 @@ MORE_TOKENS = with_tokens(tiny_model(), **LARGER)
       gated_model(dense=True),
       gated_model(dense=True, width=64),
       GrowConfig(method='net2net'),
-      'gated attention unit.*cannot be made wider',
+      "layer 'layer' has a mixer other than softmax attention.* net2net cannot widen",
     ),
     (
       DENSE_MODEL,

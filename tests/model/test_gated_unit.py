@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import re
 from pathlib import Path
 
 import jax
@@ -51,8 +52,8 @@ PLACES = {
   'query/bias': 'q_scaleoffset/beta',
   'key/scale': 'k_scaleoffset/gamma',
   'key/bias': 'k_scaleoffset/beta',
-  'proj/kernel': 'o_dense/kernel',
-  'proj/bias': 'o_dense/bias',
+  'out/kernel': 'o_dense/kernel',
+  'out/bias': 'o_dense/bias',
 }
 
 
@@ -60,7 +61,7 @@ def unit(**changes) -> GatedUnitConfig:
   """Return the config of a layer of the file."""
   sizes = {'width': META['e'], 'head_width': META['s'], 'length_scale': SEEN, 'positions': ROTARY}
   bias = DenseConfig(changes.pop('bias', False))
-  return GatedUnitConfig(**{**sizes, 'uvq': bias, 'proj': bias, 'offset': bias.bias, **changes})
+  return GatedUnitConfig(**{**sizes, 'uvq': bias, 'out': bias, 'offset': bias.bias, **changes})
 
 
 def model_of(*units: GatedUnitConfig, **changes):
@@ -359,3 +360,20 @@ def test_logits_and_gradients_do_not_depend_on_the_devices(model, remat):
       atol=1e-5 * np.abs(other).max(),
       err_msg=f'8 devices compute another {jax.tree_util.keystr(path)}',
     )
+
+
+@pytest.mark.parametrize('dense', [True, False], ids=['dense', 'pattention'])
+def test_devices_do_not_exchange_what_is_cut(dense):
+  model = gated_model(dense=dense, bias=dense)
+  definition = define_lm(model)
+  mesh = sharding.make_mesh(MeshConfig(fsdp=4, tokens=2))
+  params = sharding.with_shardings(
+    definition.abstract, sharding.tree_shardings(mesh, definition.axes)
+  )
+  ids = jax.ShapeDtypeStruct((8, 24), jnp.int32, sharding=sharding.batch_sharding(mesh))
+  with jax.set_mesh(mesh):
+    forward = jax.jit(lambda params, ids: definition.bind(params)(ids)[0])
+    program = forward.lower(params, ids).compile().as_text()
+  moved = re.findall(r'(\w+\[[\d,]+\])\S* (?:collective-permute|all-to-all)\(', program)
+  of_activations = [shape for shape in moved if shape.count(',') >= 2]
+  assert not of_activations, f'parts of outputs move between devices: {of_activations}'

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import GatedUnitConfig, GrowConfig, MLPConfig, ModelConfig
+from tokenformer_jax.config import GrowConfig, MLPConfig, ModelConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow.tokens import Path, drawing_key, lookup, owners, with_noise
 from tokenformer_jax.model.layers import hidden_width
@@ -43,17 +43,12 @@ def sizes(model: ModelConfig) -> Sizes:
   """Return the sizes of a Transformer.
 
   Raises:
-    UserError: its layers do not have the same sizes, or are gated attention units.
+    UserError: its layers do not have the same sizes.
   """
   layers = [*model.layers.values()]
   if model.pool == 'attention':
     layers.append(model.layer)  # The pool is such a layer.
   parts = [part for layer in layers for _, part in config_lib.parts(layer)]
-  if any(isinstance(part, GatedUnitConfig) for part in parts):
-    raise UserError(
-      'this model has a gated attention unit, and a model with one cannot be made wider; give it '
-      'parameter tokens (uvq.kind=pattention), which can grow'
-    )
   heads = {part.heads for part in parts if hasattr(part, 'heads')}
   hidden = {hidden_width(part, model) for part in parts if isinstance(part, MLPConfig)}
   if len(heads) > 1 or len(hidden) > 1:

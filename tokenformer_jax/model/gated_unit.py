@@ -12,7 +12,7 @@ from flax import nnx
 
 from tokenformer_jax.config import GatedUnitConfig, ModelConfig
 from tokenformer_jax.model.compute import Compute
-from tokenformer_jax.model.layers import projection
+from tokenformer_jax.model.layers import in_parts, projection
 from tokenformer_jax.model.params import Role, param
 from tokenformer_jax.model.positions import Rotary
 from tokenformer_jax.model.token_attention import Cache, TokenAttention
@@ -92,8 +92,8 @@ class GatedUnit(nnx.Module):
   ) -> tuple[jax.Array, Cache | None, Aux]:
     """Attend from the next T slots to all visible slots: see `Attention.__call__`."""
     del inputs
-    uvz = jax.nn.silu(self.uvq(x_BxTxD))
-    gate, value, shared = jnp.split(uvz, (self.width, 2 * self.width), axis=-1)
+    widths = (self.width, self.width, self.head_width)
+    gate, value, shared = map(jax.nn.silu, in_parts(self.uvq, x_BxTxD, widths))
     gate = constrain(gate, 'batch', None, self._split)
     value = constrain(value, 'batch', None, self._split)[:, :, None]
     # Every device computes all scores, which are narrow, and its part of the wide values.

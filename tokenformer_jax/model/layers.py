@@ -4,7 +4,9 @@ A projection is a Pattention or, in a Transformer, a matrix.
 """
 
 import functools
+import itertools
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +26,7 @@ from tokenformer_jax.model.params import Initializer, Role, param
 from tokenformer_jax.model.pattention import Pattention, activate
 from tokenformer_jax.model.products import project, split_heads
 from tokenformer_jax.model.stack import PROJECTED
-from tokenformer_jax.parallel.sharding import Axes, constrain
+from tokenformer_jax.parallel.sharding import Axes, constrain, parts
 
 _ZEROS = nnx.initializers.zeros
 _ACTIVATIONS = {
@@ -93,12 +95,56 @@ class Dense(nnx.Module):
 
   def __call__(self, x: jax.Array, out_heads: tuple[int, int] | None = None) -> jax.Array:
     """Return x W + b; heads as input or output are as in `pattention`."""
-    out = project(x, self.kernel[...], self.axes, contract=0, out_heads=out_heads)
-    if self.bias is not None:
-      bias = self.bias[...]
+    bias = None if self.bias is None else self.bias[...]
+    return self._apply(x, self.kernel[...], bias, out_heads)
+
+  def in_parts(self, x: jax.Array, widths: Sequence[int]) -> list[jax.Array]:
+    """Return x W + b in parts of these widths: see `in_parts`.
+
+    On several devices each part has a product of its own with its columns of the matrix. Moving
+    columns between devices costs far less than moving the output.
+    """
+    if parts(self.axes[-1]) == 1:
+      return _cut(self(x), widths)
+    biases = [None for _ in widths] if self.bias is None else _cut(self.bias[...], widths)
+    kernels = _cut(self.kernel[...], widths)
+    return [self._apply(x, *one) for one in zip(kernels, biases, strict=True)]
+
+  def _apply(
+    self,
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    out_heads: tuple[int, int] | None = None,
+  ) -> jax.Array:
+    """Return the product with a matrix or some of its columns, plus the bias."""
+    out = project(x, kernel, self.axes, contract=0, out_heads=out_heads)
+    if bias is not None:
       bias = split_heads(bias, 0, out_heads, ('heads',)) if out_heads else bias
       out += repeat(bias, out.shape, out.dtype)
     return checkpoint_name(out, PROJECTED)
+
+
+def in_parts(
+  projection: Pattention | Dense, x_BxTxI: jax.Array, widths: Sequence[int]
+) -> list[jax.Array]:
+  """Return the output of a projection in parts [B, T, W], ready to be split over devices.
+
+  To cut an output that is split already, devices would exchange most of it.
+
+  Args:
+    projection: its output is as wide as the parts together.
+    x_BxTxI: the input.
+    widths: those of the parts, in their order.
+  """
+  if isinstance(projection, Dense):
+    return projection.in_parts(x_BxTxI, widths)
+  return [constrain(part, 'batch', None, None) for part in _cut(projection(x_BxTxI), widths)]
+
+
+def _cut(x: jax.Array, widths: Sequence[int]) -> list[jax.Array]:
+  """Return parts of the last axis."""
+  return jnp.split(x, list(itertools.accumulate(widths))[:-1], axis=-1)
 
 
 class MLP(nnx.Module):
