@@ -1,4 +1,4 @@
-"""A whole run of each architecture: trained, resumed, read, measured, looked into, grown, planned."""
+"""A whole run of each architecture: trained, resumed, read, measured, grown, planned."""
 
 import shutil
 
