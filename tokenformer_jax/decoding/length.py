@@ -1,4 +1,4 @@
-"""Texts longer than those of training: what a model makes of them, and ReRoPE at inference."""
+"""Describe whether a model works in texts longer than those of training; clip its distances."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def say_length(config: Config, asked: int) -> None:
 def describe_length(model: ModelConfig, trained: int, asked: int) -> str:
   """Return one sentence about what makes a model work in longer texts, or what prevents it.
 
-  Of several kinds of layers, those that work worst decide.
+  With several kinds of layers, the kinds that work worst decide.
 
   Args:
     model: the model of a run.
