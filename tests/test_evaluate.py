@@ -46,7 +46,7 @@ def source(tmp_path_factory) -> str:
 
 @pytest.fixture
 def command(source, tmp_path, monkeypatch, capsys):
-  """Runs the command on all 8 devices; returns what it printed, and what it wrote."""
+  """Run the command on all 8 devices; return its two outputs, and its report."""
   known = set(flags.FLAGS)
   evaluate.define_flags()
   monkeypatch.setattr(datasets.config, 'HF_DATASETS_CACHE', tmp_path / 'datasets')
@@ -57,10 +57,10 @@ def command(source, tmp_path, monkeypatch, capsys):
   monkeypatch.chdir(tiny_run.ROOT)
   output = tmp_path / 'report.json'
 
-  def run(*arguments: str) -> tuple[str, dict[str, Any]]:
+  def run(*arguments: str) -> tuple[str, str, dict[str, Any]]:
     flags.FLAGS(['evaluate', f'--source={source}', f'--output={output}', *arguments])
     evaluate.main(['evaluate'])
-    return capsys.readouterr().out, json.loads(output.read_text())
+    return *capsys.readouterr(), json.loads(output.read_text())
 
   yield run
   for name in set(flags.FLAGS) - known:
@@ -84,7 +84,7 @@ RELEASED = {
 
 def test_tasks_and_text_in_one_report(command, source, tmp_path):
   (tmp_path / 'a.txt').write_text('Readability counts.')
-  printed, report = command(
+  printed, _, report = command(
     '--include_path=tests/tasks',
     '--tasks=local_last_word,local_rolling',
     f'--text=files:{tmp_path}/*.txt',
@@ -105,6 +105,21 @@ def test_tasks_and_text_in_one_report(command, source, tmp_path):
   figure = last_word['metrics']['perplexity']['value']
   assert f'{figure:.4f}' in printed and f'{report["text"]["loss"]:,.4f}' in printed
   assert 'bootstrapping' not in printed, 'the standard output has more than the results'
+
+
+def test_a_length_beyond_training_is_explained(command, tmp_path):
+  (tmp_path / 'a.txt').write_text('Readability counts.' * 9)
+  text = f'--text=files:{tmp_path}/*.txt'
+  _, said, report = command(text, '--max_length=60')
+  untrained = 'rotary positions beyond the 48 of training are untrained; --clip_positions=W '
+  assert said.startswith(untrained) and report['max_length'] == 60
+  _, said, clipped = command(text, '--max_length=60', '--clip_positions=12')
+  made = 'full attention with distances up to 12: made for lengths beyond the 48 of training\n'
+  assert said == made
+  assert clipped['model']['layer']['mixer']['positions']['clip'] == 12, 'the report hides the clip'
+  assert clipped['text']['loss'] != report['text']['loss'], 'the clip has no effect'
+  _, said, _ = command(text, '--max_length=48', '--clip_positions=12')
+  assert said == '', 'a sentence about a length of training'
 
 
 MISTAKES = {

@@ -149,6 +149,26 @@ def test_the_second_call_compiles_nothing(run):
   assert not names, f'compiled again: {names}'
 
 
+def test_distances_can_be_clipped(run):
+  ids, _ = run.held_out(2)
+  want = run.logits(ids)
+  np.testing.assert_allclose(run.logits(ids, clip_positions=ids.shape[1]), want, atol=1e-5)
+  assert np.abs(run.logits(ids, clip_positions=4) - want).max() > 1e-5, 'the clip has no effect'
+  np.testing.assert_array_equal(run.logits(ids), want, 'the clip stays')
+  first = run.generate('def f(x', length=1, temperature=0, clip_positions=4)
+  logits = run.logits('def f(x', clip_positions=4)[0, -1]
+  assert run.tokenizer.decode([int(logits.argmax())]) == first
+  text = ['some words, and many more of them']
+  figures = run.evaluate(text, max_length=40, clip_positions=4)
+  assert figures['window'] == 40 and figures['loss'] != run.evaluate(text, max_length=40)['loss']
+  assert run.evaluate(clip_positions=32)['loss'] == pytest.approx(run.evaluate()['loss'], abs=1e-5)
+
+
+def test_a_text_ends_at_the_most_tokens(run):
+  free = run.generate('def', length=20, temperature=0)
+  assert run.generate('def', length=20, temperature=0, max_length=9) == free[:5]
+
+
 def test_figures_are_flat(run):
   assert set(run.evaluate()) == {'loss', 'perplexity', 'bits_per_byte', 'accuracy'}
   last = [line for line in run.metrics() if 'eval/loss' in line][-1]
@@ -221,6 +241,8 @@ MISTAKES = {
   'a value for a group': (lambda run, to: run.train(30, model=3), 'it is a group of keys'),
   'a length': (lambda run, to: run.generate('a', length=0), 'length is 0'),
   'a temperature': (lambda run, to: run.generate('a', temperature=-1), 'temperature is -1'),
+  'a clip': (lambda run, to: run.logits('a', clip_positions=0), 'clip_positions is 0'),
+  'no room': (lambda run, to: run.generate('abc', max_length=4), 'a prompt is 4 tokens'),
   'no text': (lambda run, to: run.logits([]), 'there are no inputs'),
   'ids': (lambda run, to: run.logits([[1, 256]]), 'they must be integers'),
   'a layer': (lambda run, to: run.maps('a', [2]), 'the layers 0 to 1'),

@@ -78,6 +78,9 @@ VIT = {
   'train.tensorboard': False,
 }
 
+# Learned positions for the 32 tokens of a sequence.
+LEARNED = {'model__position_embedding': 'learned', 'model__layer__mixer__positions__kind': 'none'}
+
 # A Transformer. The numbers of parameter tokens are the defaults: others have no meaning for it.
 DENSE = {
   'model.layer.mixer.qkv.kind': 'dense',

@@ -20,7 +20,7 @@ from absl import flags
 
 from tokenformer_jax import cli
 from tokenformer_jax.data import text
-from tokenformer_jax.decoding import evaluation, trained
+from tokenformer_jax.decoding import evaluation, length, trained
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import hosts
 
@@ -41,6 +41,7 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     'max_length', None, "The most tokens of input (default: the training's sequence length).", 1
   )
+  flags.DEFINE_integer('clip_positions', None, length.CLIP_HELP, 1)
   flags.DEFINE_integer(
     'batch_size', None, 'Rows of a batch (default: enough for several thousand tokens).', 1
   )
@@ -56,18 +57,18 @@ def main(argv: Sequence[str]) -> None:
     raise UserError('nothing to evaluate on; give --tasks=NAME,…, --text=files:GLOB, or both')
   output = cli.output_file('output')
   # Report mistakes in the tasks before the model loads.
-  tasks = []
-  if values.tasks:
-    tasks = evaluation.import_harness().find_tasks(values.tasks, values.include_path)
+  tasks = evaluation.find_tasks(values.tasks, values.include_path)
   if values.text:  # Report a wrong name before the model loads, which has the run's text_field.
     text.open_source(values.text, 'text', '--text')
-  model = trained.load(values.source, values.tokens)
+  model = trained.load(values.source, values.tokens, clip_positions=values.clip_positions)
+  scorer = evaluation.make_scorer(model, values.max_length, values.batch_size)
+  length.say_length(model.config, scorer.max_length)
   documents = None
   if values.text:
     documents = text.open_source(values.text, model.config.data.text_field, '--text').documents()
   report = evaluation.evaluate(
     model,
-    evaluation.make_scorer(model, values.max_length, values.batch_size),
+    scorer,
     documents=documents,
     stride=values.stride,
     tasks=tasks,

@@ -21,7 +21,7 @@ import jax
 from absl import flags
 
 from tokenformer_jax import cli, messages
-from tokenformer_jax.decoding import decode, trained
+from tokenformer_jax.decoding import decode, length, trained
 from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest, stream_text, until
 from tokenformer_jax.decoding.writer import Writer
@@ -73,6 +73,7 @@ def _request(values: Any, default: TextRequest) -> TextRequest:
     length=values.get('length', default.length),
     sampling=dataclasses.replace(default.sampling, **drawn),
     stop=tuple(values.get('stop', default.stop)),
+    max_length=default.max_length,
   )
 
 
@@ -82,6 +83,10 @@ def define_flags() -> None:
   flags.DEFINE_string('prompt', '', 'The text to continue; empty: a new document.')
   flags.DEFINE_string('requests', None, 'A file of requests, one JSON object per line; see above.')
   flags.DEFINE_integer('length', 256, 'The most tokens to write.', lower_bound=1)
+  flags.DEFINE_integer(
+    'max_length', None, 'The most tokens of prompt and text together (default: no limit).', 1
+  )
+  flags.DEFINE_integer('clip_positions', None, length.CLIP_HELP, 1)
   flags.DEFINE_float('temperature', 0.8, 'Divides the logits; 0 takes the likeliest token.')
   flags.DEFINE_integer('top_k', 0, 'Draw from the k likeliest tokens; 0: from all.')
   flags.DEFINE_float('top_p', 0.95, 'Draw from the likeliest tokens that reach p together; 1: all.')
@@ -98,9 +103,14 @@ def main(argv: Sequence[str]) -> None:
   if values.requests and values['prompt'].present:
     raise UserError('--prompt and --requests are both given; put the prompt into the file')
   sampling = Sampling(values.temperature, values.top_k, values.top_p, values.seed)
-  default = TextRequest(values.prompt, values.length, sampling, tuple(filter(None, values.stop)))
+  stop = tuple(filter(None, values.stop))
+  default = TextRequest(values.prompt, values.length, sampling, stop, values.max_length)
   requests = read_requests(Path(values.requests), default) if values.requests else [default]
-  writer = Writer.from_trained(trained.load(values.source, values.tokens))
+  model = trained.load(values.source, values.tokens, clip_positions=values.clip_positions)
+  model.context_length(values.max_length)
+  asked = [request.tokens(model.tokenizer) for request in requests]
+  length.say_length(model.config, max(len(one.prompt) + one.length for one in asked))
+  writer = Writer.from_trained(model)
   if values.requests:
     _write_all(writer, requests, values.batch_size)
   else:

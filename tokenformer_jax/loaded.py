@@ -26,21 +26,36 @@ from tokenformer_jax.tasks import Batch, Task, validation
 class Loaded:
   """A checkpoint in use; each part is read or compiled when it is first needed, and kept."""
 
-  def __init__(self, source: str):
-    """Keep the checkpoint's name, DIR@STEP."""
-    self._source = source
+  def __init__(self, source: str, model: Trained | None = None):
+    """Keep the checkpoint's name, DIR@STEP, or its model if it is in memory."""
+    self._source, self._given = source, model
+    self._clipped: dict[int, Loaded] = {}
     self._programs: dict[bool, Callable[[Params, Batch], jax.Array]] = {}
     self._scorers: dict[tuple[int | None, int | None], Scorer] = {}
 
   @functools.cached_property
   def model(self) -> Trained:
     """Return the model on all devices."""
+    if self._given is not None:
+      return self._given
     return trained.load(self._source, check=checkpoint.check_is_model, evenly=False)
 
   @functools.cached_property
   def writer(self) -> Writer:
     """Return the model's writer of texts."""
     return Writer.from_trained(self.model)
+
+  def clipped(self, clip: int | None) -> 'Loaded':
+    """Return the same parameters with `positions.clip` (see `length.with_clip`); None: this.
+
+    Raises:
+      UserError: the model has no positions to clip.
+    """
+    if clip is None:
+      return self
+    if clip not in self._clipped:
+      self._clipped[clip] = Loaded(self._source, self.model.with_clip(clip))
+    return self._clipped[clip]
 
   def scorer(self, max_length: int | None, batch_size: int | None) -> Scorer:
     """Return the scorer of rows: see `evaluation.make_scorer`."""

@@ -152,6 +152,8 @@ class Run:
     seed: int = 0,
     stop: Sequence[str] = (),
     batch_size: int = 8,
+    max_length: int | None = None,
+    clip_positions: int | None = None,
   ) -> str | list[str]:
     """Continue a prompt, or each of several prompts.
 
@@ -167,6 +169,8 @@ class Run:
       seed: the seed of the draws.
       stop: a text ends before the first of these strings.
       batch_size: the number of texts to write at a time.
+      max_length: the most tokens of a prompt and its text together; None: no limit.
+      clip_positions: the largest distance in full rotary attention (ReRoPE); None: the model's.
 
     Returns:
       The text without its prompt; for several prompts a list, in their order.
@@ -179,11 +183,14 @@ class Run:
       raise UserError(f'length is {length}; it must be at least 1')
     sampling = Sampling(temperature, top_k, top_p, seed)
     prompts = [prompt] if isinstance(prompt, str) else prompt
-    requests = [TextRequest(one, length, sampling, tuple(filter(None, stop))) for one in prompts]
-    written = [found for found, _ in self._loaded.writer.write(requests, batch_size)]
-    return written[0] if isinstance(prompt, str) else written
+    ends = tuple(filter(None, stop))
+    requests = [TextRequest(one, length, sampling, ends, max_length) for one in prompts]
+    found = self._loaded.clipped(clip_positions).writer.write(requests, batch_size)
+    return found[0][0] if isinstance(prompt, str) else [one for one, _ in found]
 
-  def logits(self, inputs: Any, *, exact: bool = False) -> np.ndarray:
+  def logits(
+    self, inputs: Any, *, exact: bool = False, clip_positions: int | None = None
+  ) -> np.ndarray:
     """Return the logits of the model: for the next token, or for the classes.
 
       run.logits(['def main(', 'x = '])      [2, T, V]; row t predicts the text's token t
@@ -194,6 +201,7 @@ class Run:
         the beginning of a document; ids are used unchanged. For a classifier images, uint8
         [B, S, S, C] with the size and channels of its training.
       exact: compute in float32 with products in full precision, on any device.
+      clip_positions: see `generate`.
 
     Returns:
       float32 [B, T, V]; T is the length of the longest text, and rows after the end of a shorter
@@ -202,9 +210,10 @@ class Run:
     Raises:
       UserError: the inputs have a wrong shape, or are longer than the model's positions.
     """
+    loaded = self._loaded.clipped(clip_positions)
     if self.config.model.kind != 'lm':
-      return self._loaded.image_logits(np.asarray(inputs), exact=exact)
-    return self._loaded.text_logits(self._rows(inputs), exact=exact)
+      return loaded.image_logits(np.asarray(inputs), exact=exact)
+    return loaded.text_logits(self._rows(inputs), exact=exact)
 
   def held_out(self, count: int, first: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return examples that the model was not trained on.
@@ -232,6 +241,7 @@ class Run:
     *,
     stride: int | None = None,
     max_length: int | None = None,
+    clip_positions: int | None = None,
     batch_size: int | None = None,
     num_fewshot: int | None = None,
     limit: int | None = None,
@@ -248,6 +258,7 @@ class Run:
       tasks: tasks of lm-evaluation-harness, which has to be installed.
       stride: tokens that each window over the texts scores; None: a whole window.
       max_length: the most tokens of input; None: the training's sequence length.
+      clip_positions: see `generate`.
       batch_size: rows of a batch; None: enough rows for several thousand tokens.
       num_fewshot: solved examples before each question; None: the task's own number.
       limit: samples of each task; None: all.
@@ -261,30 +272,24 @@ class Run:
     Raises:
       UserError: a text or task does not exist, or the run is not a language model.
     """
+    model = self._loaded.clipped(clip_positions)
     if texts is None and not tasks:
-      return self._loaded.validate()
+      return model.validate()
     self._check_is_language_model()
-    names = [tasks] if isinstance(tasks, str) else tasks
-    loaded = evaluation.import_harness().find_tasks(names, include_path) if names else []
+    loaded = evaluation.find_tasks(tasks, include_path)
     documents = texts
     if isinstance(texts, str):
       documents = text.open_source(texts, self.config.data.text_field, 'texts').documents()
     found = evaluation.evaluate(
-      self._loaded.model,
-      self._loaded.scorer(max_length, batch_size),
+      model.model,
+      model.scorer(max_length, batch_size),
       documents=documents,
       stride=stride,
       tasks=loaded,
       num_fewshot=num_fewshot,
       limit=limit,
     )
-    figures = dict(found.get('text', {}))
-    for task, result in found.get('tasks', {}).items():
-      for name, figure in result['metrics'].items():
-        figures[f'{task}/{name}'] = figure['value']
-        if figure['stderr'] is not None:
-          figures[f'{task}/{name}_stderr'] = figure['stderr']
-    return figures
+    return evaluation.flat_figures(found)
 
   # Make other runs from this one.
 

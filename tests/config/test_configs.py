@@ -227,3 +227,33 @@ def test_fine_tuning_starts_from_the_model_of_the_first_run():
   resolved, first = _resolve('vit_finetune'), _resolve('vit_imagenet', 'b16')
   assert resolved.model == first.model and resolved.init_from == 'runs/vit_imagenet_b16'
   assert resolved.data.image_size != first.data.image_size and resolved.optim.layer_decay < 1
+
+
+HYBRIDS = runpy.run_path(str(ROOT / 'configs/lm_hybrid.py'))
+
+
+@pytest.mark.parametrize('variant', HYBRIDS['VARIANTS'])
+def test_hybrids_have_the_size_that_their_file_says(variant):
+  resolved = _resolve('lm_hybrid', variant)  # which checks the rule for windows
+  assert resolved.train.receptive_field == 0.75
+  model = resolved.model.with_scale_length(resolved.data.sequence_length)
+  vocabulary = model.vocab_size or 2048
+  count = _define(dataclasses.replace(resolved, model=model), vocab_size=vocabulary).count
+  rows = [line.split()[:2] for line in HYBRIDS['__doc__'].splitlines()]
+  assert [variant, f'{count:,}'] in rows, 'the table on top of the file is out of date'
+
+
+@pytest.mark.parametrize('variant', HYBRIDS['LARGE'])
+def test_large_hybrids_are_those_of_the_paper(variant):
+  resolved = _resolve('lm_hybrid', variant)
+  model, mixer = resolved.model, resolved.model.layer.mixer
+  assert (model.depth, model.width, resolved.data.sequence_length) == (24, 768, 512)
+  assert (mixer.width, mixer.head_width, mixer.normalise) == (1536, 128, 'softmax')
+  windows = {name: layer.mixer.window for name, layer in model.layers.items()}
+  want = {'gau_24x768': {'layer': 0}, 'hwfa_24x768': {'local': 16, 'full': 0}}
+  assert windows == want.get(variant, {'local': 64, 'full': 0})
+
+
+def test_an_unknown_hybrid_is_told_all_there_are():
+  with pytest.raises(UserError, match=f'must be one of {", ".join(HYBRIDS["VARIANTS"])}$'):
+    _resolve('lm_hybrid', 'hwfa3')

@@ -1,7 +1,7 @@
 """Mistakes that a user makes: what is typed, and what the sentence about it has to name.
 
-A command starts with the verb; {in} is the folder of `inputs.py`, {lm}, {dense} and {vit} are
-runs, {repo} is the project, and {tiny} are flags of a small model of the text in {in}.
+A command starts with the verb; {in} is the folder of `inputs.py`, {lm}, {dense}, {learned} and
+{vit} are runs, {repo} is the project, and {tiny} are flags of a small model of the text in {in}.
 """
 
 from train_cases import TRAIN_CONFIGS, TRAIN_FILES, TRAIN_FLAGS, TRAIN_KEYS
@@ -51,6 +51,28 @@ GENERATE = {
   'a prompt without its flag': ('generate --source={lm} hello', "unexpected argument 'hello'"),
   'more devices than there are': ('generate --source={lm} --tokens=2', 'tokens=2'),
   'no devices': ('generate --source={lm} --tokens=0', '--tokens=0'),
+  'more tokens than learned positions': (
+    'generate --source={learned} --max_length=33',
+    'max_length is 33, but this model has learned positions for 32 tokens',
+  ),
+  'a text of more tokens than learned positions': (
+    'generate --source={learned} --length=32',
+    'the prompt and the text to write are 33 tokens',
+  ),
+  'no tokens at most': ('generate --source={lm} --max_length=0', '--max_length=0: it must be'),
+  'a negative length': ('generate --source={lm} --max_length=-5', '--max_length=-5: it must be'),
+  'a prompt without room for a text': (
+    'generate --source={lm} --prompt=abc --max_length=4',
+    'a prompt is 4 tokens',
+  ),
+  'distances of learned positions to limit': (
+    'generate --source={learned} --clip_positions=8',
+    'no layer of this model has full attention with rotary positions',
+  ),
+  'a negative distance': (
+    'generate --source={lm} --clip_positions=-1',
+    '--clip_positions=-1: it must be a positive integer',
+  ),
 }
 
 EVALUATE = {
@@ -88,6 +110,22 @@ EVALUATE = {
   'a length beyond the positions': (
     'evaluate --source={lm} --text=files:{in}/some/*.txt --stride=100000',
     'stride',
+  ),
+  'more tokens of input than learned positions': (
+    'evaluate --source={learned} --text=files:{in}/some/*.txt --max_length=33',
+    'max_length is 33, but this model has learned positions for 32 tokens',
+  ),
+  'no tokens of input': (
+    'evaluate --source={lm} --text=files:{in}/some/*.txt --max_length=0',
+    '--max_length=0: it must be a positive integer',
+  ),
+  'distances of learned positions to evaluate with': (
+    'evaluate --source={learned} --text=files:{in}/some/*.txt --clip_positions=8',
+    'no layer of this model has full attention with rotary positions',
+  ),
+  'distances of nothing': (
+    'evaluate --source={lm} --text=files:{in}/some/*.txt --clip_positions=0',
+    '--clip_positions=0: it must be a positive integer',
   ),
   'examples of less than nothing': ('evaluate --source={lm} --tasks=a --num_fewshot=-1', '-1'),
 }

@@ -45,6 +45,7 @@ def _make(folder: Path) -> None:
   runs = {
     'lm': tiny_run.config(source, cache),
     'dense': tiny_run.config(source, cache, **tiny_run.DENSE, model__layer__ffn__width=64),
+    'learned': tiny_run.config(source, cache, **tiny_run.LEARNED),
     'vit': tiny_run.vit_config(),
   }
   for name, config in runs.items():
@@ -70,7 +71,7 @@ def _write_run(workdir: Path, config: Config) -> None:
 
 def filled(text: str, material: Path) -> str:
   """A text of `cases.py` with its names replaced."""
-  names = {name: str(material / name) for name in ('lm', 'dense', 'vit')}
+  names = {name: str(material / name) for name in ('lm', 'dense', 'learned', 'vit')}
   tiny = shlex.join([TEXT.format(material), *MODEL])
   for name, value in {
     'repo': str(tiny_run.ROOT),

@@ -60,6 +60,32 @@ TRAIN_KEYS = {
     'train --config.model.layer.ffn.kind=mlp --config.model.layer.ffn.tokens=5',
     'which has a meaning for model.layer.ffn.kind=pattention only',
   ),
+  'a key of softmax attention for a gated unit': (
+    'train --config.model.layer.mixer.kind=gated_unit --config.model.layer.mixer.heads=2',
+    'config.model.layer.mixer.heads is 2, which has a meaning for model.layer.mixer.kind=',
+  ),
+  'a window for linear attention': (
+    'train --config.model.layer.mixer.kind=linear --config.model.layer.mixer.window=8',
+    'config.model.layer.mixer.window is 8, which has a meaning for model.layer.mixer.kind=',
+  ),
+  'a distance to clip for linear attention': (
+    'train --config.model.layer.mixer.kind=linear --config.model.layer.mixer.positions.clip=8',
+    'config.model.layer.mixer.positions.clip is 8',
+  ),
+  'a key of a gated unit for softmax attention': (
+    'train --config.model.layer.mixer.head_width=64',
+    'has a meaning for model.layer.mixer.kind=gated_unit only',
+  ),
+  'a key of rotary positions for none': (
+    'train --config.model.layer.mixer.positions.kind=none'
+    ' --config.model.layer.mixer.positions.clip=8',
+    'has a meaning for model.layer.mixer.positions.kind=rotary only',
+  ),
+  'windows that reach too far': (
+    'train --config={repo}/configs/lm_hybrid.py --config.model.variants.local.mixer.window=21',
+    'reach 101 positions, more than train.receptive_field=0.75 of data.sequence_length=128; a '
+    'window of 20 fits',
+  ),
   'a key of an earlier version': (
     'train --config.model.heads=8',
     "it is called 'model.layer.mixer.heads' now",
@@ -75,6 +101,11 @@ TRAIN_KEYS = {
   'a layer that is not in the pattern': (
     'train --config.model.variants.local.mixer.window=8',
     "config.model.variants has 'local', which is not in model.pattern='layer*",
+  ),
+  'a pattern of no layer': ("train --config.model.pattern=''", 'it names no layer'),
+  'a pattern of a layer that there is not': (
+    'train --config.model.pattern=locl*3 --config.model.variants.local.mixer.window=8',
+    "'locl' is not a layer; did you mean 'local'",
   ),
   'a misspelt key of a layer': (
     'train --config.model.variants.local.mixer.windw=8',

@@ -160,21 +160,30 @@ def check_receptive_field(model: ModelConfig, share: float, length: int) -> None
   Raises:
     UserError: the windows reach further.
   """
+  layers, reach = window_reach(model)
+  if share and reach > share * length:
+    fits = max(1, int((share * length - 1) // layers) + 1)
+    raise UserError(
+      f'the {layers} window layers of config.model reach {reach} positions, more than '
+      f'train.receptive_field={share} of data.sequence_length={length}; a window of {fits} fits, '
+      'or set train.receptive_field=0'
+    )
+
+
+def window_reach(model: ModelConfig) -> tuple[int, int]:
+  """Return the number of window layers of a hybrid, and the positions that they reach together.
+
+  A hybrid is a model whose last layers attend to all positions and know none of them, after layers
+  with windows. Other models have (0, 0).
+  """
   mixers = [layer.mixer for layer in _in_order(model)]
   while mixers and _is_full_without_positions(mixers[-1]):
     mixers.pop()
   windows = [getattr(mixer, 'window', 0) for mixer in mixers]
   is_hybrid = 0 < len(windows) < model.depth and all(windows)
-  if not (share and is_hybrid) or model.position_embedding != 'none':
-    return
-  reach = sum(window - 1 for window in windows) + 1
-  if reach > share * length:
-    fits = max(1, int((share * length - 1) // len(windows)) + 1)
-    raise UserError(
-      f'the {len(windows)} window layers of config.model reach {reach} positions, more than '
-      f'train.receptive_field={share} of data.sequence_length={length}; a window of {fits} fits, '
-      'or set train.receptive_field=0'
-    )
+  if not is_hybrid or model.position_embedding != 'none':
+    return 0, 0
+  return len(windows), sum(window - 1 for window in windows) + 1
 
 
 def _in_order(model: ModelConfig) -> Iterator[LayerConfig]:

@@ -80,6 +80,20 @@ def import_harness() -> Any:
   return harness
 
 
+def find_tasks(names: str | Sequence[str], include_path: str | None = None) -> list[Any]:
+  """Return tasks of lm-evaluation-harness by their names, for `evaluate`.
+
+  Args:
+    names: one name, or several; none: the harness is not imported.
+    include_path: a folder with tasks of your own.
+
+  Raises:
+    UserError: the harness is not installed, or has no such task.
+  """
+  names = [names] if isinstance(names, str) else names
+  return import_harness().find_tasks(names, include_path) if names else []
+
+
 def make_scorer(
   model: Trained, max_length: int | None = None, batch_size: int | None = None
 ) -> Scorer:
@@ -116,7 +130,7 @@ def evaluate(
     scorer: the model's scorer, from `make_scorer`.
     documents: the documents of a text; None: no text.
     stride: tokens that each window over the text scores; None: a whole window.
-    tasks: from `harness.find_tasks`.
+    tasks: from `find_tasks`.
     num_fewshot: solved examples before each question; None: the task's own number.
     limit: samples of each task; None: all.
 
@@ -146,6 +160,20 @@ def evaluate(
       figures = perplexity.measure(scorer, model.tokenizer, documents, stride, bar.update)
     report['text'] = dataclasses.asdict(figures)
   return report
+
+
+def flat_figures(report: Mapping[str, Any]) -> dict[str, float]:
+  """Return the figures of a report from `evaluate` by name.
+
+  They are the fields of `perplexity.Figures`, and `TASK/METRIC` and `TASK/METRIC_stderr`.
+  """
+  figures = dict(report.get('text', {}))
+  for task, result in report.get('tasks', {}).items():
+    for name, figure in result['metrics'].items():
+      figures[f'{task}/{name}'] = figure['value']
+      if figure['stderr'] is not None:
+        figures[f'{task}/{name}_stderr'] = figure['stderr']
+  return figures
 
 
 def render(report: Mapping[str, Any], model: ModelConfig) -> str:

@@ -36,6 +36,7 @@ from lm_eval.utils import (
 )
 
 from tokenformer_jax import messages
+from tokenformer_jax.decoding import length as lengths
 from tokenformer_jax.decoding import trained
 from tokenformer_jax.decoding.decode import Decoder
 from tokenformer_jax.decoding.sampling import GREEDY, Sampling
@@ -49,7 +50,7 @@ NAME = 'tokenformer_jax'
 _RESAMPLES = 1000  # bootstrap samples for the errors of metrics that are not means
 _TEXTS = 16  # texts to write at a time, if no batch size is given
 _SETTINGS = ('until', 'max_gen_toks', 'do_sample', 'temperature', 'top_k', 'top_p')
-_ARGUMENTS = ('source', 'max_length', 'tokens', 'batch_size')
+_ARGUMENTS = ('source', 'max_length', 'clip_positions', 'tokens', 'batch_size')
 
 # Register the class by name: when this module runs as a command, it is imported a second time.
 model_registry.register(NAME, target='tokenformer_jax.decoding.harness:TokenFormerLM')
@@ -81,7 +82,8 @@ class TokenFormerLM(TemplateLM):
     """Load the model that `--model_args` names.
 
     Args:
-      arg_dict: `source`, and optionally `max_length` and `tokens` (see `trained.load`).
+      arg_dict: `source`, and optionally `max_length`, `clip_positions` and `tokens` (see
+        `trained.load`).
       additional_config: values of other flags. `batch_size` is the rows of a batch, or `auto`. The
         other values are for PyTorch and are ignored.
 
@@ -94,11 +96,14 @@ class TokenFormerLM(TemplateLM):
         raise UserError(f'the model takes no argument {name!r}{nearest(name, _ARGUMENTS)}')
     if 'source' not in given:
       raise UserError('the model needs the run to evaluate: --model_args source=DIR, or DIR@STEP')
-    counts = {k: _count(k, given[k]) for k in ('max_length', 'tokens') if k in given}
+    numbers = ('max_length', 'clip_positions', 'tokens')
+    counts = {k: _count(k, given[k]) for k in numbers if k in given}
     batch_size = str(given['batch_size'])
     rows = None if batch_size.startswith('auto') else _count('batch_size', batch_size)
-    model = trained.load(str(given['source']), counts.get('tokens', 1))
+    clip = counts.get('clip_positions')
+    model = trained.load(str(given['source']), counts.get('tokens', 1), clip_positions=clip)
     length = model.context_length(counts.get('max_length'))
+    lengths.say_length(model.config, length)
     scorer = Scorer(model.definition, model.params, model.mesh, max_length=length, batch_size=rows)
     return cls(model, scorer)
 

@@ -9,22 +9,39 @@ import numpy as np
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.decoding.decode import Decoder, Request
 from tokenformer_jax.decoding.sampling import DEFAULT, Sampling
+from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.params import Params
 
 
 @dataclasses.dataclass(frozen=True)
 class TextRequest:
-  """A request for a text after a prompt: at most `length` tokens, ending before a stop string."""
+  """A request for a text after a prompt: at most `length` tokens, ending before a stop string.
+
+  With `max_length`, prompt and text together have at most that many tokens.
+  """
 
   prompt: str
   length: int = 256
   sampling: Sampling = DEFAULT
   stop: tuple[str, ...] = ()
+  max_length: int | None = None
 
   def tokens(self, tokenizer: tokenizers.Tokenizer) -> Request:
-    """Return the request in tokens, with the prompt as the beginning of a document."""
+    """Return the request in tokens, with the prompt as the beginning of a document.
+
+    Raises:
+      UserError: the prompt alone has `max_length` tokens.
+    """
     ids = np.append(tokenizer.end_of_document, tokenizer.encode(self.prompt))
-    return make_request(tokenizer, ids.tolist(), self.length, self.sampling, self.stop)
+    length = self.length
+    if self.max_length is not None:
+      length = min(length, self.max_length - len(ids))
+      if length < 1:
+        raise UserError(
+          f'max_length is {self.max_length}, and a prompt is {len(ids)} tokens with the beginning '
+          'of its document, which leaves none to write; raise it, or shorten the prompt'
+        )
+    return make_request(tokenizer, ids.tolist(), length, self.sampling, self.stop)
 
 
 def make_request(

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from tokenformer_jax.config import Config, MeshConfig
 from tokenformer_jax.data import tokenizers
+from tokenformer_jax.decoding import length as lengths
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import models
 from tokenformer_jax.model.compute import Compute
@@ -59,8 +60,10 @@ class Trained:
       asked: the requested length; None: the sequence length of the training.
 
     Raises:
-      UserError: the length exceeds the model's learned positions.
+      UserError: the length is not positive, or exceeds the model's learned positions.
     """
+    if asked is not None and asked < 1:
+      raise UserError(f'max_length is {asked}; it must be at least 1')
     model, length = self.config.model, asked or self.config.data.sequence_length
     if model.position_embedding == 'learned' and length > model.max_length:
       raise UserError(
@@ -68,6 +71,12 @@ class Trained:
         'tokens; ask for at most that'
       )
     return length
+
+  def with_clip(self, clip: int) -> 'Trained':
+    """Return the same parameters as a model with `positions.clip`: see `length.with_clip`."""
+    meta = _clipped(self.meta, clip)
+    definition = models.define(meta.config.model, self.compute)
+    return dataclasses.replace(self, meta=meta, definition=definition)
 
 
 def load(
@@ -77,6 +86,7 @@ def load(
   check: Check = checkpoint.check_is_language_model,
   evenly: bool = True,
   dtype: str | None = None,
+  clip_positions: int | None = None,
 ) -> Trained:
   """Load a checkpoint onto all devices.
 
@@ -88,15 +98,20 @@ def load(
     evenly: whether to refuse a mesh that does not divide the model. Otherwise every device has a
       full copy of the arrays that cannot be divided.
     dtype: the dtype of activations; None: the run's.
+    clip_positions: the largest distance that full attention with rotary positions distinguishes
+      (see `length.with_clip`); None: the model's own.
 
   Raises:
-    UserError: there is no such run, it is damaged, or the mesh does not divide the model.
+    UserError: there is no such run, it is damaged, the mesh does not divide the model, or it has no
+      positions to clip.
   """
   directory, step = paths.split_source(source)
   mesh = sharding.make_mesh(MeshConfig(tokens=tokens), devices.find())
   checkpoints, meta = checkpoint.open_source(directory, step)
   with contextlib.closing(checkpoints):
     check(meta, directory)
+    if clip_positions is not None:
+      meta = _clipped(meta, clip_positions)
     model, compute = meta.config.model, Compute.of_trained(meta.config)
     if dtype is not None:
       compute = dataclasses.replace(compute, dtype=jnp.dtype(dtype))
@@ -109,3 +124,9 @@ def load(
     abstract = {'params': sharding.with_even_shardings(definition.abstract, shardings)}
     params = checkpoint.restore_source(checkpoints, meta, abstract)['params']
   return Trained(source, meta, definition, compute, params, mesh)
+
+
+def _clipped(meta: Meta, clip: int) -> Meta:
+  """Return the description of a model with clipped distances."""
+  model = lengths.with_clip(meta.config.model, clip)
+  return dataclasses.replace(meta, config=dataclasses.replace(meta.config, model=model))

@@ -1,0 +1,279 @@
+"""Texts longer than those of training: the sentence about a model, and clipped distances."""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import numpy as np
+import pytest
+import tiny_trained
+from architectures import hybrid
+from tiny import gated_model, large_params, linear, tiny_model, with_mixer
+
+from tokenformer_jax.config import (
+  Layers,
+  ModelConfig,
+  NoPositionsConfig,
+  PositionScaleConfig,
+  RotaryConfig,
+  SeenScaleConfig,
+)
+from tokenformer_jax.decoding.decode import Decoder, Request
+from tokenformer_jax.decoding.length import describe_length, say_length, with_clip
+from tokenformer_jax.decoding.sampling import GREEDY
+from tokenformer_jax.decoding.texts import TextRequest
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.model.lm import Compute, define_lm
+from tokenformer_jax.model.params import Params
+
+PROMPT = np.random.default_rng(0).integers(0, 64, 30).tolist()
+
+
+def _mixed(pattern: str, full: ModelConfig, *, window: int = 16, **local) -> ModelConfig:
+  """Return a model whose `layer` is that of `full`, with `local` layers in windows."""
+  mixer = dataclasses.replace(full.layer.mixer, window=window, positions=RotaryConfig(1.0))
+  mixer = dataclasses.replace(mixer, **local)
+  variants = Layers({'local': dataclasses.replace(full.layer, mixer=mixer)})
+  return dataclasses.replace(full, pattern=pattern, variants=variants)
+
+
+ROTARY, NONE = tiny_model(), tiny_model(rotary=0)
+CLIPPED = with_mixer(ROTARY, positions=RotaryConfig(clip=256))
+BY_POSITION = with_mixer(NONE, length_scale=PositionScaleConfig(length=512))
+BY_SEEN = with_mixer(NONE, length_scale=SeenScaleConfig())
+MADE = ': made for lengths beyond the 512 of training'
+UNTRAINED = (
+  'rotary positions beyond the 512 of training are untrained; --clip_positions=W limits distances '
+  'as ReRoPE does'
+)
+MASK = 'only the causal mask distinguishes positions, and those beyond the 512 of training are '
+NO_FACTOR = (
+  'full attention without positions and without a factor for longer texts spreads its weights over '
+  'more tokens than the 512 of training'
+)
+
+SENTENCES = {
+  'learned, too few': (
+    tiny_model(rotary=0, position_embedding='learned', max_length=600),
+    'learned positions end at 600',
+  ),
+  'learned': (
+    tiny_model(rotary=0, position_embedding='learned', max_length=1024),
+    'learned positions beyond the 512 of training are untrained',
+  ),
+  'rotary': (ROTARY, UNTRAINED),
+  'rotary, gated': (gated_model(), UNTRAINED),
+  'clipped': (CLIPPED, f'full attention with distances up to 256{MADE}'),
+  'clipped, with a factor': (
+    with_mixer(CLIPPED, length_scale=PositionScaleConfig(length=512)),
+    f'full attention with distances up to 256, with a factor for longer texts{MADE}',
+  ),
+  'clipped too far': (
+    with_mixer(ROTARY, positions=RotaryConfig(clip=512)),
+    'rotary distances beyond the 512 of training are untrained, and they are limited to 512; '
+    '--clip_positions=W below 512 limits them as ReRoPE does',
+  ),
+  'windows': (tiny_model(window=512), f'windows of 512{MADE}'),
+  'windows without positions': (tiny_model(window=16, rotary=0), f'windows of 16{MADE}'),
+  'windows, gated': (gated_model(window=16), f'gated units in windows of 16{MADE}'),
+  'too wide windows': (
+    tiny_model(window=513),
+    'windows of 513 with rotary positions beyond the 512 of training are untrained',
+  ),
+  'HWFA': (
+    _mixed('local*3 layer', BY_POSITION),
+    f'windows of 16 and full attention without positions, with a factor for longer texts{MADE}',
+  ),
+  'HWFA, a factor of what is seen': (
+    _mixed('local*3 layer', BY_SEEN),
+    f'windows of 16 and full attention without positions, with a factor for longer texts{MADE}',
+  ),
+  'HWFA without a factor': (_mixed('local*3 layer', NONE), NO_FACTOR),
+  'HWFA of gated units': (
+    _mixed('local*3 layer', gated_model(rotary=0, length_scale=BY_SEEN.layer.mixer.length_scale)),
+    'gated units in windows of 16 and gated units without positions, with a factor for longer '
+    f'texts{MADE}',
+  ),
+  'HWFA of gated units without a factor': (
+    _mixed('local*3 layer', gated_model(rotary=0)),
+    'gated units without positions and without a factor for longer texts spread their weights '
+    'over more tokens than the 512 of training',
+  ),
+  'HWFA of squared relu': (
+    _mixed('local*3 layer', gated_model(rotary=0, scores='squared_relu')),
+    'gated units divide relu² by more tokens than the 512 of training',
+  ),
+  'HWFA beyond its training': (
+    _mixed('local*3 layer', BY_POSITION, window=200),
+    '3 layers with windows together reach 598 positions, beyond the 512 of training',
+  ),
+  'HWFA2': (_mixed('local layer local', ROTARY), UNTRAINED),
+  'HWFA2, clipped': (
+    _mixed('local layer local', CLIPPED),
+    f'windows of 16 and full attention with distances up to 256{MADE}',
+  ),
+  'no positions, with a factor': (BY_POSITION, f'{MASK}untrained'),
+  'no positions': (NONE, f'{MASK}untrained'),
+  'linear': (
+    linear(ROTARY),
+    'linear attention with rotary positions beyond the 512 of training is untrained',
+  ),
+  'linear without positions, after windows': (
+    dataclasses.replace(
+      linear(NONE), pattern='local layer', variants=_mixed('local layer', NONE).variants
+    ),
+    'linear attention without positions sums over more tokens than the 512 of training',
+  ),
+  'linear without positions': (linear(NONE), f'{MASK}untrained'),
+  'two untrained kinds': (
+    dataclasses.replace(
+      ROTARY, pattern='layer other', variants=Layers({'other': linear(ROTARY).layer})
+    ),
+    f'{UNTRAINED}; linear attention with rotary positions beyond the 512 of training is untrained',
+  ),
+}
+
+
+@pytest.mark.parametrize('name', SENTENCES)
+def test_the_sentence_names_what_decides(name):
+  model, sentence = SENTENCES[name]
+  assert describe_length(model, 512, 1024) == sentence
+
+
+@pytest.mark.parametrize('name', SENTENCES)
+def test_a_length_of_training_needs_no_sentence(name):
+  assert describe_length(SENTENCES[name][0], 512, 512) == ''
+
+
+def test_the_sentence_is_one_line_on_standard_error(capsys):
+  config = tiny_trained.config()
+  say_length(config, tiny_trained.LENGTH)
+  assert capsys.readouterr() == ('', ''), 'a sentence about a length of training'
+  say_length(config, tiny_trained.LENGTH + 1)
+  said = capsys.readouterr()
+  assert said.out == '' and re.fullmatch(r'rotary positions beyond the 48 .*\n', said.err)
+
+
+# Clipped distances
+
+HWFA2 = _mixed('local full local', tiny_model(tied_head=False), window=9)
+HWFA2 = dataclasses.replace(HWFA2, variants=Layers({**HWFA2.variants, 'full': HWFA2.layer}))
+CLIPPABLE = {
+  'rotary': tiny_model(tied_head=False),
+  'gated': gated_model(tied_head=False),
+  'HWFA2': HWFA2,
+}
+
+
+@functools.cache
+def _params(model: ModelConfig) -> Params:
+  """Return large parameters; those of gated units have scores in which positions matter."""
+
+  def larger(path, array: jax.Array) -> jax.Array:
+    names = jax.tree_util.keystr(path)
+    return array * 20 if 'attention' in names and 'scale' in names else array
+
+  return jax.tree_util.tree_map_with_path(larger, large_params(model))
+
+
+@functools.cache
+def _logits(model: ModelConfig) -> np.ndarray:
+  ids = np.array([PROMPT])
+  definition = define_lm(model)
+  return np.asarray(jax.jit(lambda p: definition.bind(p)(ids)[0])(_params(model)))
+
+
+@pytest.mark.parametrize('name', CLIPPABLE)
+def test_a_distance_beyond_the_text_changes_nothing(name):
+  model = CLIPPABLE[name]
+  clipped = _logits(with_clip(model, len(PROMPT)))
+  np.testing.assert_allclose(clipped, _logits(model), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize('name', CLIPPABLE)
+def test_a_clip_changes_the_tokens_that_it_reaches_and_no_others(name):
+  got, free = _logits(with_clip(CLIPPABLE[name], 12)), _logits(CLIPPABLE[name])
+  np.testing.assert_allclose(got[:, :13], free[:, :13], rtol=0, atol=1e-5)
+  assert np.abs(got[:, 13:] - free[:, 13:]).max() > 1e-3, 'the clip has no effect'
+
+
+def test_layers_with_windows_keep_their_distances():
+  clipped = with_clip(HWFA2, 12)
+  assert clipped.layers['full'].mixer.positions == RotaryConfig(0.5, clip=12)
+  assert clipped.layers['local'] == HWFA2.layers['local']
+  assert with_clip(clipped, 7) == with_clip(HWFA2, 7), 'a clip of training is kept'
+
+
+@pytest.mark.parametrize('name', CLIPPABLE)
+def test_a_text_is_the_likeliest_with_clipped_distances(name):
+  model = with_clip(CLIPPABLE[name], 12)
+  params = _params(model)
+  decoder, definition = Decoder(model, Compute()), define_lm(model)
+  (text,) = decoder(decoder.prepare(params), [Request(PROMPT, 16, GREEDY)])
+  ids = np.array([[*PROMPT, *text]])
+  logits = jax.jit(lambda params: definition.bind(params)(ids)[0])(params)[0]
+  assert text.tolist() == np.asarray(logits[len(PROMPT) - 1 : -1].argmax(axis=-1)).tolist()
+
+
+def test_a_model_in_memory_is_clipped_with_its_parameters():
+  model = tiny_trained.trained()
+  clipped = model.with_clip(12)
+  assert clipped.config.model.layer.mixer.positions.clip == 12
+  assert model.config.model.layer.mixer.positions.clip == 0
+  assert clipped.params is model.params
+  # A definition of the same config computes the same.
+  want = define_lm(clipped.config.model, model.compute)
+  ids = np.array([PROMPT])
+  got, expected = (
+    jax.jit(lambda p, one=one: one.bind(p)(ids)[0])(model.params)
+    for one in (clipped.definition, want)
+  )
+  np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize(
+  'model',
+  [
+    NONE,
+    tiny_model(window=16),
+    hybrid(),
+    linear(ROTARY),
+    gated_model(positions=NoPositionsConfig()),
+  ],
+  ids=['no positions', 'windows', 'HWFA', 'linear', 'gated'],
+)
+def test_a_model_without_distances_to_clip_is_refused(model):
+  with pytest.raises(UserError) as error:
+    with_clip(model, 12)
+  assert str(error.value) == (
+    'clip_positions is 12, and no layer of this model has full attention with rotary positions; '
+    'leave it out'
+  )
+
+
+@pytest.mark.parametrize('clip', [0, -1])
+def test_a_clip_is_positive(clip):
+  with pytest.raises(UserError, match=f'clip_positions is {clip}; it must be at least 1'):
+    with_clip(ROTARY, clip)
+
+
+# The most tokens of a prompt and its text
+
+
+def test_a_text_ends_at_the_most_tokens():
+  tokenizer = tiny_trained.trained().tokenizer
+  request = TextRequest('abc', 10, max_length=7)
+  assert request.tokens(tokenizer).length == 3, 'an end of document and the prompt are 4 tokens'
+  assert dataclasses.replace(request, max_length=100).tokens(tokenizer).length == 10
+  assert dataclasses.replace(request, max_length=None).tokens(tokenizer).length == 10
+
+
+def test_a_prompt_without_room_for_a_text_is_refused():
+  with pytest.raises(UserError, match='max_length is 4, and a prompt is 4 tokens'):
+    TextRequest('abc', 10, max_length=4).tokens(tiny_trained.trained().tokenizer)
+
+
+def test_a_length_is_positive():
+  with pytest.raises(UserError, match='max_length is -1; it must be at least 1'):
+    tiny_trained.trained().context_length(-1)
