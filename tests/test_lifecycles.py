@@ -53,10 +53,7 @@ RUNS = {
   },
   'linear': {f'{MIXER}.kind': 'linear', f'{MIXER}.positions.fraction': 1.0},
 }
-QUICK = ('simplified',)
-pytestmark = pytest.mark.parametrize(
-  'name', [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in RUNS]
-)
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize('name', RUNS)]
 
 
 def _config(name: str, source: str, cache, **changes) -> config_lib.Config:

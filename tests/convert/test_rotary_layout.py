@@ -91,6 +91,7 @@ def test_layers_that_have_the_layout_stay():
   np.testing.assert_allclose(_logits(target, turned), _logits(model, params), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_as_it_would_have(make, tmp_path, one_device):
   """Moments are in the order of their parameters."""
   wanted = make(train__steps=8, train__checkpoint_every=4, train__log_every=1, train__ema=0.9)
@@ -105,6 +106,7 @@ def test_a_run_goes_on_as_it_would_have(make, tmp_path, one_device):
     assert loss == pytest.approx(want[step], rel=1e-5), f'another loss at step {step}'
 
 
+@pytest.mark.slow
 def test_what_was_grown_can_be_taken_out_again(make, tmp_path, one_device):
   """The models of a lineage have the layout, so that the way back fits the arrays."""
   loop.train(make(train__steps=2), tmp_path / 'run')

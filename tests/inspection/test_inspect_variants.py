@@ -143,7 +143,7 @@ def test_every_layer_has_its_own_pattentions_in_their_order():
   assert path == 'blocks/bare_3/ffn/values'
 
 
-@pytest.mark.parametrize('devices', [1, 8])
+@pytest.mark.parametrize('devices', [1, pytest.param(8, marks=pytest.mark.slow)])
 def test_maps_and_sums_are_those_of_the_layer_asked_for(devices):
   mesh = mesh_of() if devices == 1 else mesh_of(fsdp=4, tokens=2)
   params = jax.device_put(_params(), sharding.tree_shardings(mesh, DEFINITION.axes))

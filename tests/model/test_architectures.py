@@ -18,7 +18,7 @@ from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps import optim, step
 
-QUICK = ('skipless, tokens', 'hybrid')
+QUICK = ('skipless, tokens',)
 IDS = np.random.default_rng(0).integers(0, 64, (8, 24), np.int32)
 
 
