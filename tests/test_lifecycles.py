@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 import tiny_run
+from compilations import compilations
 from outcomes import assert_same
 
 import tokenformer_jax
@@ -91,6 +92,20 @@ def test_it_learns_and_goes_on_as_if_nothing_had_happened(name, made, source, tm
   loop.train(run.config, broken)
   resumed = tokenformer_jax.load(broken)
   assert_same(resumed.parameters, run.parameters, 'a resumed run is another run')
+
+
+def test_its_losses_are_the_same_on_a_mesh(name, made, source, tmp_path, monkeypatch):
+  run = made(name)
+  config = _config(name, source, tmp_path / 'cache', mesh__fsdp=4, mesh__tokens=2)
+  monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:8])
+  with compilations() as names:
+    loop.train(config, tmp_path / 'mesh')
+  one, eight = (
+    [line['train/loss'] for line in metrics.read(directory) if 'train/loss' in line]
+    for directory in (run.directory, tmp_path / 'mesh')
+  )
+  np.testing.assert_allclose(eight, one, rtol=1e-4, err_msg='the mesh changes the losses')
+  assert names.count('step') == 1, 'the training step was compiled more than once'
 
 
 def test_it_writes_is_measured_and_looked_into(name, made, one_device):
