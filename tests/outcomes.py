@@ -27,3 +27,12 @@ def assert_same(got: Any, want: Any, meaning: str) -> None:
   assert got.keys() == want.keys(), f'{meaning}: {got.keys() ^ want.keys()} are not in both'
   for path, array in want.items():
     np.testing.assert_array_equal(got[path], array, err_msg=f'{meaning}: {path} differs')
+
+
+def assert_close(got: Any, want: Any, meaning: str) -> None:
+  """Two trees are the same but for the order of sums in float32."""
+  got, want = paths(got), paths(want)
+  assert got.keys() == want.keys(), f'{meaning}: {got.keys() ^ want.keys()} are not in both'
+  for path, array in want.items():
+    limits = {'rtol': 1e-4, 'atol': 1e-5 * max(1e-3, np.abs(array).max())}
+    np.testing.assert_allclose(got[path], array, **limits, err_msg=f'{meaning}: {path} differs')

@@ -4,17 +4,15 @@ import functools
 
 import architectures
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import large_params
+from outcomes import assert_close
+from tiny import large_params, logits_and_gradient
 
 from tokenformer_jax import config
-from tokenformer_jax.config import GrowConfig, MeshConfig, ModelConfig
+from tokenformer_jax.config import GrowConfig, MeshConfig
 from tokenformer_jax.grow import state
-from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.lm import define_lm, unstack
-from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps import optim, step
 
@@ -33,43 +31,17 @@ EACH = each(architectures.MODELS)
 GROWING = each(name for name, model in architectures.MODELS.items() if config.pattentions(model))
 
 
-@functools.cache
-def _computed(model: ModelConfig, layers: str = 'scan', remat: str = 'score_inputs'):
-  """Logits, and the gradient of a function of them, as a function of parameters and ids."""
-  definition = define_lm(model, Compute(remat=remat, layers=layers))
-
-  def loss(params: Params, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-    logits = definition.bind(params)(ids)[0]
-    return jnp.mean(jax.nn.logsumexp(logits, axis=-1)), logits
-
-  def compute(params: Params, ids: jax.Array) -> tuple[jax.Array, Params]:
-    (_, logits), gradient = jax.value_and_grad(loss, has_aux=True)(params, ids)
-    return logits, gradient
-
-  return jax.jit(compute)
-
-
-def _assert_close(got: Params, want: Params, message: str) -> None:
-  found, wanted = (jax.tree_util.tree_leaves_with_path(tree) for tree in (got, want))
-  for (path, one), (other_path, other) in zip(found, wanted, strict=True):
-    assert path == other_path, message
-    limits = {'rtol': 1e-4, 'atol': 1e-5 * max(1e-3, np.abs(other).max())}
-    np.testing.assert_allclose(
-      one, other, **limits, err_msg=f'{message}: {jax.tree_util.keystr(path)}'
-    )
-
-
 @EACH
 def test_layers_compute_the_same_however_they_run(name):
   model = architectures.MODELS[name]
   params = large_params(model)
-  logits, gradient = _computed(model)(params, IDS)
+  logits, gradient = logits_and_gradient(model)(params, IDS)
   assert np.all(np.isfinite(logits)), 'logits are not finite'
-  of_list = _computed(model, 'list')(unstack(params, model), IDS)
-  _assert_close(of_list[0], logits, 'a list of layers is another model')
-  _assert_close(of_list[1], unstack(gradient, model), 'a list of layers has another gradient')
-  unrolled = _computed(model, 'unrolled', 'everything')(params, IDS)
-  _assert_close(unrolled, (logits, gradient), 'unrolled layers are another model')
+  of_list = logits_and_gradient(model, 'list')(unstack(params, model), IDS)
+  assert_close(of_list[0], logits, 'a list of layers is another model')
+  assert_close(of_list[1], unstack(gradient, model), 'a list of layers has another gradient')
+  unrolled = logits_and_gradient(model, 'unrolled', 'everything')(params, IDS)
+  assert_close(unrolled, (logits, gradient), 'unrolled layers are another model')
 
 
 @EACH
@@ -77,7 +49,9 @@ def test_later_tokens_change_nothing(name):
   model = architectures.MODELS[name]
   changed = IDS.copy()
   changed[:, 13] = (IDS[:, 13] + 1) % 64
-  first, second = (_computed(model)(large_params(model), ids)[0] for ids in (IDS, changed))
+  first, second = (
+    logits_and_gradient(model)(large_params(model), ids)[0] for ids in (IDS, changed)
+  )
   np.testing.assert_allclose(first[:, :13], second[:, :13], atol=1e-6, err_msg='it sees the future')
   assert np.abs(first[:, 13] - second[:, 13]).max() > 1e-3, 'it does not see its own token'
 
@@ -85,13 +59,13 @@ def test_later_tokens_change_nothing(name):
 @EACH
 def test_logits_and_gradients_do_not_depend_on_the_devices(name):
   model = architectures.MODELS[name]
-  want = _computed(model)(large_params(model), IDS)
+  want = logits_and_gradient(model)(large_params(model), IDS)
   mesh, definition = sharding.make_mesh(MeshConfig(fsdp=4, tokens=2)), define_lm(model)
   with jax.set_mesh(mesh):
     shardings = sharding.tree_shardings(mesh, definition.axes)
     params = jax.device_put(large_params(model), shardings)
-    got = _computed(model)(params, jax.device_put(IDS, sharding.batch_sharding(mesh)))
-  _assert_close(jax.device_get(got), want, '8 devices compute another model')
+    got = logits_and_gradient(model)(params, jax.device_put(IDS, sharding.batch_sharding(mesh)))
+  assert_close(jax.device_get(got), want, '8 devices compute another model')
 
 
 @GROWING
@@ -105,8 +79,8 @@ def test_growth_is_exact(name):
   tx = optim.make_optimizer(config.OptimConfig(), 10, definition.info)
   old = {**step.initial_state(definition, tx, 0), 'params': large_params(model)}
   new = jax.jit(lambda old: state.grow(old, model, larger, GrowConfig()))(old)
-  got, gradient = _computed(larger)(new['params'], IDS)
-  want = _computed(model)(large_params(model), IDS)[0]
+  got, gradient = logits_and_gradient(larger)(new['params'], IDS)
+  want = logits_and_gradient(model)(large_params(model), IDS)[0]
   np.testing.assert_allclose(
     got, want, atol=1e-6 * np.abs(want).max(), err_msg='growth changes the model'
   )

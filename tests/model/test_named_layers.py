@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import tiny_model, tiny_vit, two_kinds
+from outcomes import assert_close
+from tiny import logits_and_gradient, tiny_model, tiny_vit, two_kinds
 
 from tokenformer_jax.config import MeshConfig, ModelConfig, NoFeedForwardConfig
 from tokenformer_jax.model import models
@@ -37,32 +38,6 @@ def _params(model: ModelConfig = MODEL) -> Params:
     lambda p: jnp.asarray(rng.normal(size=p.shape) * p.shape[-1] ** -0.5, p.dtype),
     models.define(model).abstract,
   )
-
-
-@functools.cache
-def _computed(model: ModelConfig = MODEL, remat: str = 'score_inputs', layers: str = 'scan'):
-  """Logits, and the gradient of a function of them, as a function of parameters and ids."""
-  definition = define_lm(model, Compute(remat=remat, layers=layers))
-
-  def loss(params: Params, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-    logits = definition.bind(params)(ids)[0]
-    return jnp.mean(jax.nn.logsumexp(logits, axis=-1)), logits
-
-  def compute(params: Params, ids: jax.Array) -> tuple[jax.Array, Params]:
-    (_, logits), gradient = jax.value_and_grad(loss, has_aux=True)(params, ids)
-    return logits, gradient
-
-  return jax.jit(compute)
-
-
-def _assert_close(got: Params, want: Params, message: str) -> None:
-  found, wanted = (jax.tree_util.tree_leaves_with_path(tree) for tree in (got, want))
-  for (path, one), (other_path, other) in zip(found, wanted, strict=True):
-    assert path == other_path, message
-    scale = np.abs(other).max()
-    np.testing.assert_allclose(
-      one, other, rtol=1e-4, atol=1e-5 * scale, err_msg=f'{message}: {jax.tree_util.keystr(path)}'
-    )
 
 
 # Two kinds of layers
@@ -102,23 +77,26 @@ def test_what_is_added_to_the_residual_starts_by_the_number_of_all_layers():
   [('full', 'scan'), ('score_inputs', 'unrolled'), ('everything', 'unrolled')],
 )
 def test_scanned_and_unrolled_layers_compute_the_same(remat, layers):
-  want, got = _computed()(_params(), IDS), _computed(remat=remat, layers=layers)(_params(), IDS)
-  _assert_close(got, want, f'layers={layers} with remat={remat} are another model')
+  want, got = (
+    logits_and_gradient(MODEL)(_params(), IDS),
+    logits_and_gradient(MODEL, layers, remat)(_params(), IDS),
+  )
+  assert_close(got, want, f'layers={layers} with remat={remat} are another model')
 
 
 def test_a_list_of_layers_computes_the_same():
   params = unstack(_params(), MODEL)
   assert [('ffn' in layer) for layer in params['blocks'].values()] == [False, True] * 2 + [False]
-  logits, gradient = _computed()(_params(), IDS)
-  got, of_list = _computed(layers='list')(params, IDS)
-  _assert_close(got, logits, 'a list of layers is another model')
-  _assert_close(of_list, unstack(gradient, MODEL), 'a list of layers has another gradient')
+  logits, gradient = logits_and_gradient(MODEL)(_params(), IDS)
+  got, of_list = logits_and_gradient(MODEL, 'list')(params, IDS)
+  assert_close(got, logits, 'a list of layers is another model')
+  assert_close(of_list, unstack(gradient, MODEL), 'a list of layers has another gradient')
 
 
 @pytest.mark.parametrize('layers', ['scan', 'unrolled'])
 @pytest.mark.parametrize('name', GROUPS)
 def test_every_layer_of_every_stack_counts(name, layers):
-  _, gradient = _computed(layers=layers)(_params(), IDS)
+  _, gradient = logits_and_gradient(MODEL, layers)(_params(), IDS)
   for path, leaf in jax.tree_util.tree_leaves_with_path(gradient['blocks'][name]):
     norms = np.linalg.norm(leaf, axis=(1, 2))
     assert np.all(norms > 0), f'{name}{jax.tree_util.keystr(path)} takes no part: {norms}'
@@ -161,7 +139,7 @@ def test_decoding_with_caches_is_the_forward_pass(parts):
     logits.append(part)
   np.testing.assert_allclose(
     np.concatenate(logits, axis=1),
-    _computed()(_params(), IDS)[0],
+    logits_and_gradient(MODEL)(_params(), IDS)[0],
     atol=1e-5,
     err_msg='what is generated is not what was trained',
   )
@@ -169,18 +147,18 @@ def test_decoding_with_caches_is_the_forward_pass(parts):
 
 @pytest.mark.parametrize('mesh', [{'fsdp': 4, 'tokens': 2}, {'replica': 2, 'fsdp': 2, 'tokens': 2}])
 def test_logits_and_gradients_do_not_depend_on_the_devices(mesh):
-  want = _computed()(_params(), IDS)
+  want = logits_and_gradient(MODEL)(_params(), IDS)
   mesh, definition = sharding.make_mesh(MeshConfig(**mesh)), define_lm(MODEL)
   with jax.set_mesh(mesh):
     params = jax.device_put(_params(), sharding.tree_shardings(mesh, definition.axes))
     ids = jax.device_put(IDS, sharding.batch_sharding(mesh))
-    got = _computed()(params, ids)
+    got = logits_and_gradient(MODEL)(params, ids)
   for name, depths in GROUPS.items():
     keys = params['blocks'][name]['attention']['query']['keys']
     local = keys.addressable_shards[0].data.shape
     split = (len(depths), 24 // mesh.shape['tokens'], 32 // mesh.shape['fsdp'])
     assert local == split, f'{name} is not split by the rules'
-  _assert_close(jax.device_get(got), want, '8 devices compute another model')
+  assert_close(jax.device_get(got), want, '8 devices compute another model')
 
 
 @pytest.mark.parametrize(('name', 'first'), [('local', 0), ('layer', 1)])
@@ -214,13 +192,13 @@ def test_a_layer_without_a_feed_forward_part_is_the_residual_and_its_mixer(norm)
   params = _params(whole)
   blocks = dict(params['blocks'])
   blocks['ffn'] = jax.tree.map(jnp.zeros_like, blocks['ffn'])
-  want, _ = _computed(whole)({**params, 'blocks': blocks}, IDS)
+  want, _ = logits_and_gradient(whole)({**params, 'blocks': blocks}, IDS)
   alone = _mixers_alone(whole)
   blocks = {name: part for name, part in blocks.items() if name not in ('ffn', 'ffn_norm')}
   own = {**params, 'blocks': blocks}
   abstract = define_lm(alone).abstract
   assert jax.tree.structure(own) == jax.tree.structure(abstract), 'it has parameters of no use'
-  got, _ = _computed(alone)(own, IDS)
+  got, _ = logits_and_gradient(alone)(own, IDS)
   np.testing.assert_allclose(got, want, atol=1e-5, err_msg='it computes something else')
 
 
