@@ -248,6 +248,7 @@ MISTAKES = {
   'a layer': (lambda run, to: run.maps('a', [2]), 'the layers 0 to 1'),
   'an axis': (lambda run, to: run.plot(x='step'), "x is 'step'; did you mean 'steps'"),
   'a metric': (lambda run, to: run.plot('train/los'), "has no metric 'train/los'"),
+  'a length for no text': (lambda run, to: run.evaluate(max_length=8), 'name texts or tasks'),
   'no files': (lambda run, to: run.evaluate('files:/nothing/*'), 'texts is files:/nothing/*'),
   'classes of text': (lambda run, to: run.classes, 'has no classes'),
   'a config': (lambda run, to: tokenformer_jax.train('lm_plie', to), 'there is no file lm_plie'),

@@ -16,7 +16,7 @@ import numpy as np
 
 from tokenformer_jax import tasks as tasks_lib
 from tokenformer_jax.config import Config, GrowConfig, configure
-from tokenformer_jax.data import held_out, text, tokenizers
+from tokenformer_jax.data import held_out, tokenizers
 from tokenformer_jax.decoding import evaluation
 from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest
@@ -270,22 +270,21 @@ class Run:
       validation data.
 
     Raises:
-      UserError: a text or task does not exist, or the run is not a language model.
+      UserError: a text or task does not exist, or the run is not a language model; or there are
+        neither, and a length, a batch or a limit is given.
     """
     model = self._loaded.clipped(clip_positions)
     if texts is None and not tasks:
+      if any((stride, max_length, batch_size, num_fewshot, limit)):
+        raise UserError('name texts or tasks; without, the lengths and batches are of validation')
       return model.validate()
     self._check_is_language_model()
-    loaded = evaluation.find_tasks(tasks, include_path)
-    documents = texts
-    if isinstance(texts, str):
-      documents = text.open_source(texts, self.config.data.text_field, 'texts').documents()
     found = evaluation.evaluate(
       model.model,
       model.scorer(max_length, batch_size),
-      documents=documents,
+      documents=evaluation.open_documents(texts, self.config.data.text_field),
       stride=stride,
-      tasks=loaded,
+      tasks=evaluation.find_tasks(tasks, include_path),
       num_fewshot=num_fewshot,
       limit=limit,
     )

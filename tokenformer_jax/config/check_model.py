@@ -23,7 +23,7 @@ def check_model(model: ModelConfig) -> None:
   """Check that the values of a model fit together; `fields.check` has checked each one.
 
   Raises:
-    UserError: two values do not fit together, or the pattern is not one.
+    UserError: two values do not fit together, or the pattern is not valid.
   """
   if model.position_embedding not in _EMBEDDINGS[model.kind]:
     raise UserError(

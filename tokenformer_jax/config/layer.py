@@ -1,8 +1,8 @@
 """The group `model.layer`: what one layer computes, as a choice of variants with their own keys.
 
 A layer is a mixer, which moves information between positions, and a feed-forward part, which works
-on each position alone, joined by a wiring. Each dataclass configures one of
-them; `model/blocks.py` names the modules of mixers.
+on each position alone, joined by a wiring. Each dataclass configures one of them; `model/blocks.py`
+names the modules of mixers.
 """
 
 import dataclasses

@@ -10,6 +10,7 @@ import tqdm
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import ModelConfig, token_counts
+from tokenformer_jax.data import text
 from tokenformer_jax.decoding import perplexity
 from tokenformer_jax.decoding.score import Scorer
 from tokenformer_jax.decoding.trained import Trained
@@ -160,6 +161,21 @@ def evaluate(
       figures = perplexity.measure(scorer, model.tokenizer, documents, stride, bar.update)
     report['text'] = dataclasses.asdict(figures)
   return report
+
+
+def open_documents(texts: str | Iterable[str] | None, field: str) -> Iterable[str] | None:
+  """Return documents, or None for None.
+
+  Args:
+    texts: documents, or the source of documents as in `data.source`.
+    field: the name of the text in documents of several fields.
+
+  Raises:
+    UserError: there is no such source.
+  """
+  if not isinstance(texts, str):
+    return texts
+  return text.open_source(texts, field, 'texts').documents()
 
 
 def flat_figures(report: Mapping[str, Any]) -> dict[str, float]:
