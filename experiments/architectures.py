@@ -15,8 +15,9 @@ Parts:
   pairs   even pairs, on longer strings than in training: see even_pairs.py
   growth  architectures of parameter tokens, grown to twice their tokens
 
-Two more parts run only if `--parts` names them:
+Three more parts run only if `--parts` names them:
 
+  learned the blocks with learned positions, as in the paper; `blocks` has rotary ones
   rates   the blocks at a third and at three times their learning rate
   depth   a few of the blocks with 48 layers
 
@@ -42,7 +43,7 @@ from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config
 
 SIMPLIFIED = runpy.run_path(str(Path(__file__).parents[1] / 'configs/lm_simplified.py'))
-PARTS = ('blocks', 'speed', 'length', 'pairs', 'growth', 'rates', 'depth')
+PARTS = ('blocks', 'speed', 'length', 'pairs', 'growth', 'learned', 'rates', 'depth')
 LAYERS, DEEP_LAYERS = 12, 48
 BLOCK_STEPS, MODEL_STEPS, GROWTH_STEPS = 400, 600, 150
 # Three times the paper's rates, 1e-3 and 3e-4 for v_skipinit: models are narrow and runs short.
@@ -94,7 +95,9 @@ class Plan:
     """Return the number of steps for a number at scale 1."""
     return max(1, round(count * self.scale))
 
-  def block(self, name: str, seed: int, steps: int, rate: float, layers: int = LAYERS) -> Config:
+  def block(
+    self, name: str, seed: int, rate: float = RATE, layers: int = LAYERS, *, learned: bool = False
+  ) -> Config:
     """Return the config of a run of the part `blocks`."""
     block, of_tokens = BLOCKS[name]
     values = config_lib.defaults()
@@ -103,8 +106,11 @@ class Plan:
     values.model.init.std = 0.02 * (768 / self.width) ** 0.5  # 0.02 at the paper's width
     hidden = (4 if layers == LAYERS else 2) * self.width  # half in the paper's depth study
     SIMPLIFIED['set_blocks'](values, layers, hidden, block, of_tokens)
-    values.model.position_embedding = 'learned'
-    return self.on_text(values, seed, steps, rate)
+    if learned:
+      values.model.position_embedding = 'learned'
+    else:
+      values.model.layer.mixer.positions = {'kind': 'rotary', 'fraction': 1.0}
+    return self.on_text(values, seed, self.steps(BLOCK_STEPS), rate)
 
   def model(self, name: str, seed: int, rate: float, *, of_tokens: bool = False) -> Config:
     """Return the config of a run of the part `length`, or with parameter tokens of `growth`."""
@@ -149,13 +155,11 @@ class Plan:
     )
     return config_lib.resolve(values)
 
-  def train_block(self, name: str, seed: int, layers: int = LAYERS, factor: float = 1.0) -> Path:
+  def train_block(self, name: str, seed: int, part: str = 'blocks', factor: float = 1.0) -> Path:
     """Return the run of a block, at its rate times a factor."""
     rate = factor * (SKIPINIT_RATE if name == 'v_skipinit' else RATE)
-    config = self.block(name, seed, self.steps(BLOCK_STEPS), rate, layers)
-    part = 'blocks' if layers == LAYERS else 'depth'
-    if factor != 1:
-      part = f'rates/{factor:.2g}'
+    layers = DEEP_LAYERS if part == 'depth' else LAYERS
+    config = self.block(name, seed, rate, layers, learned=part == 'learned')
     return trials.once(self.out, f'{part}/{name}/{seed}', config)
 
 
@@ -165,23 +169,29 @@ def blocks(plan: Plan, seed: int) -> None:
     plan.train_block(name, seed)
 
 
+def learned(plan: Plan, seed: int) -> None:
+  """Train each block with learned positions."""
+  for name in BLOCKS:
+    plan.train_block(name, seed, 'learned')
+
+
 def depth(plan: Plan, seed: int) -> None:
   """Train a few blocks with many layers."""
   for name in DEEP:
-    plan.train_block(name, seed, DEEP_LAYERS)
+    plan.train_block(name, seed, 'depth')
 
 
 def rates(plan: Plan, seed: int) -> None:
   """Train each block at other rates."""
   for name in BLOCKS:
     for factor in RATE_FACTORS:
-      plan.train_block(name, seed, factor=factor)
+      plan.train_block(name, seed, f'rates/{factor:.2g}', factor)
 
 
 def speed(plan: Plan, seed: int) -> None:
   """Measure a training step of each block, in turns."""
   if seed == 0 and not (file := plan.out / 'speed.json').exists():
-    configs = {name: plan.block(name, 0, plan.steps(BLOCK_STEPS), RATE) for name in BLOCKS}
+    configs = {name: plan.block(name, 0) for name in BLOCKS}
     write(file, step_times.measure(configs))
 
 
@@ -208,7 +218,7 @@ def growth(plan: Plan, seed: int) -> None:
   """Grow one architecture of each kind, and train it on beside one that did not grow."""
   for name in GROWN:
     if name in BLOCKS:
-      base, config = plan.train_block(name, seed), plan.block(name, seed, 1, RATE)
+      base, config = plan.train_block(name, seed), plan.block(name, seed)
     else:
       config = plan.model(name, seed, RATE, of_tokens=True)
       base = trials.once(plan.out, f'growth/{name}/base/{seed}', config)
@@ -252,7 +262,7 @@ def main() -> None:
   """Run the parts."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--out', required=True)
-  parser.add_argument('--parts', default=','.join(PARTS[:-2]))
+  parser.add_argument('--parts', default=','.join(PARTS[:-3]))
   parser.add_argument('--seeds', default='0,1,2')
   parser.add_argument('--scale', type=float, default=1.0)
   parser.add_argument('--width', type=int, default=64)
@@ -269,7 +279,7 @@ def main() -> None:
   jax.config.update('jax_compilation_cache_dir', str((out / 'compiled').absolute()))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
   plan = Plan(out, args.scale, args.width)
-  by_name = {f.__name__: f for f in (blocks, speed, length, pairs, growth, rates, depth)}
+  by_name = {f.__name__: f for f in (blocks, speed, length, pairs, growth, learned, rates, depth)}
   # Finish one seed after the other, so that an interrupted experiment has complete seeds.
   for seed in args.seeds.split(','):
     for part in parts:

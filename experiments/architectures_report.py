@@ -65,14 +65,15 @@ def blocks(out: Path, pictures: Path, part: str = 'blocks') -> None:
   found = {name: curves(out / part / name) for name in architectures.BLOCKS}
   found = {name: each for name, each in found.items() if each}
   last = max(max(each[0]) for each in found.values())
-  timed = {n: one for n, one in times.items() if n in found} if part == 'blocks' else {}
-  budget = last * min((one['cpu'] for one in timed.values()), default=0)
+  timed = {name: times[name] for name in found} if times and part == 'blocks' else {}
+  fastest = last * min((one['cpu'] for one in timed.values()), default=0)
+  budget = [f'{fastest:.1f} s of CPU'] if timed else []
   points = [last // 4, last // 2, last]
-  rows = [['', *(f'{p} steps' for p in points), f'{budget:.1f} s of CPU', 'seeds']]
+  rows = [['', *(f'{p} steps' for p in points), *budget, 'seeds']]
   for name, each in found.items():
     losses = [spread(at(c, point) for c in each) for point in points]
-    there = spread(at(c, budget / timed[name]['cpu']) for c in each) if name in timed else '–'
-    rows.append([name, *losses, there, str(len(each))])
+    there = [spread(at(c, fastest / timed[name]['cpu']) for c in each)] if timed else []
+    rows.append([name, *losses, *there, str(len(each))])
   print(f'## {part}\n')
   table(rows)
   if not timed:
@@ -203,8 +204,9 @@ def main() -> None:
     blocks(out, pictures)
   if (out / 'rates').exists():
     rates(out)
-  if (out / 'depth').exists():
-    blocks(out, pictures, 'depth')
+  for part in ('learned', 'depth'):
+    if (out / part).exists():
+      blocks(out, pictures, part)
   if (out / 'length').exists():
     length(out, pictures)
   if (out / 'pairs').exists():
