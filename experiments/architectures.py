@@ -49,6 +49,7 @@ BLOCK_STEPS, MODEL_STEPS, GROWTH_STEPS = 400, 600, 150
 # Three times the paper's rates, 1e-3 and 3e-4 for v_skipinit: models are narrow and runs short.
 RATE, SKIPINIT_RATE = 3e-3, 1e-3
 RATE_FACTORS = (1 / 3, 3)  # of the part `rates`
+REMATS = ('auto', 'dots')  # values of train.remat, in the part `speed`
 CLIPS = (16, 32)  # of distances, in tests of ReRoPE
 HEAD_WIDTH, LENGTH, WINDOW = 16, 64, 10  # windows reach 9 · 5 + 1 = 46 of 0.75 · 64 positions
 # Name → block of configs/lm_simplified.py, and whether it is made of parameter tokens.
@@ -189,10 +190,15 @@ def rates(plan: Plan, seed: int) -> None:
 
 
 def speed(plan: Plan, seed: int) -> None:
-  """Measure a training step of each block, in turns."""
+  """Measure a training step of each block, in turns, for each of REMATS."""
   if seed == 0 and not (file := plan.out / 'speed.json').exists():
-    configs = {name: plan.block(name, 0) for name in BLOCKS}
-    write(file, step_times.measure(configs))
+    configs = {(name, remat): plan.block(name, 0) for name in BLOCKS for remat in REMATS}
+    configs = {
+      key: dataclasses.replace(one, train=dataclasses.replace(one.train, remat=key[1]))
+      for key, one in configs.items()
+    }
+    found = step_times.measure(configs)
+    write(file, {name: {remat: found[name, remat] for remat in REMATS} for name in BLOCKS})
 
 
 def length(plan: Plan, seed: int) -> None:

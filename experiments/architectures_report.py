@@ -65,24 +65,27 @@ def blocks(out: Path, pictures: Path, part: str = 'blocks') -> None:
   found = {name: curves(out / part / name) for name in architectures.BLOCKS}
   found = {name: each for name, each in found.items() if each}
   last = max(max(each[0]) for each in found.values())
-  timed = {name: times[name] for name in found} if times and part == 'blocks' else {}
-  fastest = last * min((one['cpu'] for one in timed.values()), default=0)
+  timed = {}  # name → seconds of a step
+  if times and part == 'blocks':
+    timed = {name: min(one['cpu'] for one in times[name].values()) for name in found}
+  fastest = last * min(timed.values(), default=0)
   budget = [f'{fastest:.1f} s of CPU'] if timed else []
   points = [last // 4, last // 2, last]
   rows = [['', *(f'{p} steps' for p in points), *budget, 'seeds']]
   for name, each in found.items():
     losses = [spread(at(c, point) for c in each) for point in points]
-    there = [spread(at(c, fastest / timed[name]['cpu']) for c in each)] if timed else []
+    there = [spread(at(c, fastest / timed[name]) for c in each)] if timed else []
     rows.append([name, *losses, *there, str(len(each))])
   print(f'## {part}\n')
   table(rows)
   if not timed:
     return
-  base = timed.get('pre_ln', next(iter(timed.values())))
-  rows = [['', 'parameters', 'ms of CPU a step', 'tokens a second of CPU', 'speed over pre_ln']]
-  for name, one in timed.items():
-    speed = [f'{one["tokens"] / one["cpu"]:,.0f}', f'{base["cpu"] / one["cpu"]:.2f}']
-    rows.append([name, f'{one["parameters"]:,}', f'{one["cpu"] * 1e3:.1f}', *speed])
+  remats = architectures.REMATS
+  rows = [['', 'parameters', *(f'ms of CPU a step, remat={r}' for r in remats), 'tokens/s']]
+  for name, seconds in timed.items():
+    one = times[name][remats[0]]
+    each = (f'{times[name][remat]["cpu"] * 1e3:.1f}' for remat in remats)
+    rows.append([name, f'{one["parameters"]:,}', *each, f'{one["tokens"] / seconds:,.0f}'])
   print('## speed\n')
   table(rows)
   figure, (by_step, by_time) = plt.subplots(1, 2, figsize=(11, 4.5), sharey=True)
@@ -90,7 +93,7 @@ def blocks(out: Path, pictures: Path, part: str = 'blocks') -> None:
     line, style = mean(each), '--' if 'tokens' in name else '-'
     by_step.plot(line.keys(), line.values(), style, label=name, lw=1.3)
     if name in timed:
-      by_time.plot([s * timed[name]['cpu'] for s in line], line.values(), style, label=name, lw=1.3)
+      by_time.plot([s * timed[name] for s in line], line.values(), style, label=name, lw=1.3)
   by_step.set(xlabel='steps', ylabel='bits per byte, held out')
   by_time.set(xlabel='seconds of CPU')
   by_step.grid(alpha=0.3)
@@ -152,15 +155,18 @@ def pairs(out: Path, pictures: Path) -> None:
   print('## pairs: accuracy, %\n')
   lengths = [str(n) for n in even_pairs.TESTS]
   rows = [['', f'loss below {LEARNED} at step', *(f'{n} letters' for n in lengths), 'seeds']]
+  others = [(name, 'accuracy') for name in even_pairs.ARMS if name != 'HWFA']
   figure, axes = plt.subplots(figsize=(8, 4.5))
-  for name in even_pairs.ARMS:
+  for name, field in [('HWFA', 'accuracy'), ('HWFA', 'unscaled'), *others]:
     if each := read_all(out / f'pairs/{name}', '*.json'):
       firsts = [next((s for s, loss in one['losses'] if loss < LEARNED), None) for one in each]
       learned = ', '.join('never' if one is None else str(one) for one in firsts)
-      values = [[100 * one['accuracy'][n] for one in each] for n in lengths]
-      rows.append([name, learned, *(spread(v, 1) for v in values), str(len(each))])
+      values = [[100 * one[field][n] for one in each] for n in lengths]
+      label = name if field == 'accuracy' else 'no length scale'
+      rows.append([label, learned, *(spread(v, 1) for v in values), str(len(each))])
       means = [statistics.mean(v) for v in values]
-      axes.plot([int(n) for n in lengths], means, 'o-', ms=3, lw=1.3, label=name)
+      style = '--' if field == 'unscaled' else '-'
+      axes.plot([int(n) for n in lengths], means, f'o{style}', ms=3, lw=1.3, label=label)
   table(rows)
   axes.set(xlabel='letters of a string', ylabel='accuracy, %', xscale='log')
   axes.set_xticks([int(n) for n in lengths], lengths)

@@ -16,14 +16,14 @@ import numpy as np
 import optax
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import Config
+from tokenformer_jax.config import Config, LengthScaleConfig, ModelConfig, map_parts
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.loss import logits
-from tokenformer_jax.model.params import Params
+from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.steps import optim
 
 LONGEST, TESTS, ROWS = 31, (31, 64, 128, 256, 512), 256
-STEPS, BATCH, LOG_EVERY = 800, 32, 25
+STEPS, BATCH, LOG_EVERY = 1200, 32, 25
 LENGTH = LONGEST + 2  # with the start and `=`
 ANSWERS, EQUALS, START = 2, 2, 3  # the ids of the answers and letters are 0 and 1
 
@@ -33,11 +33,6 @@ HWFA = {'local': WINDOW, 'full': FREE}
 # Name → pattern, variants of the layer, and the largest part of the length that windows may reach.
 ARMS: dict[str, tuple[str, dict[str, Any], float]] = {
   'HWFA': ('local*3 full', HWFA, 0.75),
-  'no length scale': (
-    'local*3 full',
-    {'local': WINDOW, 'full': {'mixer': {'positions': {'kind': 'none'}}}},
-    0.75,
-  ),
   'full RoPE': ('layer*4', {}, 0.75),
   'no RoPE in windows': (
     'local*3 full',
@@ -73,6 +68,16 @@ def make_config(name: str, seed: int, steps: int) -> Config:
   return config_lib.resolve(values)
 
 
+def without_scale(model: ModelConfig) -> ModelConfig:
+  """Return the model without the factors of scores that grow with the length."""
+
+  def change(path: str, part: Any) -> Any:
+    del path
+    return LengthScaleConfig() if isinstance(part, LengthScaleConfig) else part
+
+  return model.map_layers(lambda _, layer: map_parts(layer, change))
+
+
 def draw(rng: np.random.Generator, lengths: Sequence[int]) -> tuple[np.ndarray, ...]:
   """Return the ids of texts [B, T], the index of each `=`, and the answers [B]."""
   lengths = np.asarray(lengths)
@@ -84,21 +89,38 @@ def draw(rng: np.random.Generator, lengths: Sequence[int]) -> tuple[np.ndarray, 
   return ids, lengths + 1, answers
 
 
+def scores(definition: Definition, params: Params, ids: jax.Array, ends: jax.Array) -> jax.Array:
+  """Return the scores [B, 2] of both answers, for texts [B, T] and the index of each `=`."""
+  model = definition.bind(params)
+  hidden_BxTxD, _, _ = model.hidden(ids)
+  at_end_Bx1xD = jnp.take_along_axis(hidden_BxTxD, ends[:, None, None], axis=1)
+  return logits(at_end_Bx1xD, model.output_embedding)[:, 0, :ANSWERS]
+
+
 def train_and_test(name: str, seed: int, steps: int) -> dict[str, Any]:
-  """Return the accuracy by length of string, and the loss of the training."""
+  """Return the accuracy by length of string, and the loss of the training.
+
+  The length scale has a factor of 1 on training texts, so one training serves both: `unscaled` is
+  the accuracy of the same parameters without it.
+  """
   config = make_config(name, seed, steps)
-  definition = define_lm(config.model.with_scale_length(LENGTH))
+  model = config.model.with_scale_length(LENGTH)
+  definition = define_lm(model)
+  params, losses = train(definition, config)
+  found = {'accuracy': test(definition, params), 'losses': losses}
+  if name == 'HWFA':
+    found['unscaled'] = test(define_lm(without_scale(model)), params)
+  return found
+
+
+def train(definition: Definition, config: Config) -> tuple[Params, list[tuple[int, float]]]:
+  """Return trained parameters, and the mean loss of each LOG_EVERY steps."""
+  steps = config.train.steps
   tx = optim.make_optimizer(config.optim, steps, definition.info)
 
-  def scores(params: Params, ids_BxT: jax.Array, ends_B: jax.Array) -> jax.Array:
-    model = definition.bind(params)
-    hidden_BxTxD, _, _ = model.hidden(ids_BxT)
-    at_end_Bx1xD = jnp.take_along_axis(hidden_BxTxD, ends_B[:, None, None], axis=1)
-    return logits(at_end_Bx1xD, model.output_embedding)[:, 0, :ANSWERS]
-
   def loss(params: Params, ids: jax.Array, ends: jax.Array, answers: jax.Array) -> jax.Array:
-    losses = optax.softmax_cross_entropy_with_integer_labels(scores(params, ids, ends), answers)
-    return jnp.mean(losses)
+    found = scores(definition, params, ids, ends)
+    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(found, answers))
 
   @functools.partial(jax.jit, donate_argnums=(0, 1))
   def step(params: Params, state: Any, *batch: jax.Array) -> tuple[Params, Any, jax.Array]:
@@ -106,21 +128,28 @@ def train_and_test(name: str, seed: int, steps: int) -> dict[str, Any]:
     updates, state = tx.update(gradient, state, params)
     return optax.apply_updates(params, updates), state, value
 
-  params = jax.jit(definition.init)(jax.random.key(seed))
-  state, losses = jax.jit(tx.init)(params), []
-  rng = np.random.default_rng(seed)
-  for number in range(steps):
+  params = jax.jit(definition.init)(jax.random.key(config.train.seed))
+  state, recent, losses = jax.jit(tx.init)(params), [], []
+  rng = np.random.default_rng(config.train.seed)
+  for number in range(1, steps + 1):
     # A text of the greatest length keeps the shape of batches equal.
     lengths = np.append(rng.integers(1, LONGEST + 1, BATCH - 1), LONGEST)
     params, state, value = step(params, state, *draw(rng, lengths))
-    if number % LOG_EVERY == LOG_EVERY - 1:
-      losses.append((number + 1, float(value)))
-  # Every arm and seed has the same tests.
-  rng, guess, found = np.random.default_rng(1234), jax.jit(scores), {}
+    recent.append(value)
+    if number % LOG_EVERY == 0:
+      losses.append((number, float(np.mean(recent))))
+      recent = []
+  return params, losses
+
+
+def test(definition: Definition, params: Params) -> dict[str, float]:
+  """Return the accuracy by length of string; every model has the same strings."""
+  rng, found = np.random.default_rng(1234), {}
+  guess = jax.jit(functools.partial(scores, definition))
   for length in TESTS:
     right = 0
     for _ in range(4):
       ids, ends, answers = draw(rng, [length] * (ROWS // 4))
       right += int(np.sum(np.argmax(guess(params, ids, ends), axis=-1) == answers))
     found[str(length)] = right / ROWS
-  return {'accuracy': found, 'losses': losses}
+  return found

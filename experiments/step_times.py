@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from collections.abc import Hashable
 from typing import Any
 
 import jax
@@ -14,11 +15,11 @@ from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.training import sizes
 
-ROUNDS, STEPS = 7, 8
+ROUNDS, STEPS = 5, 8
 
 
-def measure(configs: dict[str, Config]) -> dict[str, dict[str, float]]:
-  """Return by name the parameters, and the median seconds of a step over the rounds.
+def measure(configs: dict[Hashable, Config]) -> dict[Hashable, dict[str, float]]:
+  """Return by key the parameters, and the median seconds of a step over the rounds.
 
   `cpu` is the time that this process has spent on the processor. On a single core it is the time of
   a step on a free machine, also while other programs run. `wall` is the smallest time by the clock.
