@@ -147,6 +147,7 @@ def length(out: Path, pictures: Path) -> None:
         axes.grid(alpha=0.3)
     print(f'## length: {kind}, {unit}\n')
     table(rows)
+  all_axes[0].set_ylim(top=5.2)  # room for the legend
   finish(all_axes[0], figure, pictures / 'architectures_length.png')
 
 
