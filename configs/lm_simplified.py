@@ -20,8 +20,8 @@ data/codeparrot/tokenizer.json. The paper's rate falls linearly; here it falls b
 with this code yet: one GPU of 24 GB took 10 hours for 18x768 in the paper, to a loss of 1.16
 (pre_ln) and 1.25 (sas_p_nonorm).
 
-small: the text of the Python standard library; 12 layers; two CPU cores (Xeon, 2.5 GHz). Times and
-losses of all blocks are in docs/architectures.md.
+small: the text of the Python standard library; 12 layers; for two CPU cores. docs/architectures.md
+compares all blocks in a smaller size.
 """
 
 from tokenformer_jax import config

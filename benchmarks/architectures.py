@@ -1,0 +1,83 @@
+r"""Plan a training step of several architectures on TPUs, for the table in docs/architectures.md.
+
+  python benchmarks/architectures.py            plan the missing cells and print the table
+  python benchmarks/architectures.py --only=SAS --on=v5p
+  python benchmarks/architectures.py --report   print the table of the kept cells
+
+Every model has 12 layers of width 768, sequences of 2,048 tokens, recomputation `full`, and the
+vocabulary and batch of `configs/lm_pile.py:150m`. The times are the rough ones of
+`python -m tokenformer_jax.plan --quick`: from the TPU compiler's layout of the step, which it
+has after seconds. The command needs `pip install -e ".[tpu]"`, but no TPU.
+"""
+
+import cells
+from cells import Figures, Model, Row
+
+LENGTH = 2048
+SIMPLIFIED = (
+  '--config.model.pattern=first layer*11',
+  '--config.model.vocab_size=50304',
+  f'--config.data.sequence_length={LENGTH}',
+  '--config.train.remat=full',
+  '--config.train.loss_chunk=512',
+)
+WINDOWS = (
+  '--config.model.pattern=local*11 layer',
+  '--config.model.variants.local.mixer.window=256',
+)
+MODELS = {
+  'TokenFormer': Model('lm_pile.py:150m', LENGTH),
+  'Transformer': Model('transformer_pile.py:150m', LENGTH),
+  'SAS-P, dense': Model('lm_simplified.py:18x768,sas_p', LENGTH, SIMPLIFIED),
+  'SAS-P, tokens': Model('lm_simplified.py:18x768,sas_p,tokens', LENGTH, SIMPLIFIED),
+  'TokenFormer, local*11 full': Model('lm_pile.py:150m', LENGTH, WINDOWS),
+}
+TOPOLOGIES = ('v5p:4x4x4', 'v6e:8x8')
+CHIPS = 64
+HEAD = (
+  'model', 'topology', 'parameters', 'HBM peak, GiB', 'ms a step', 'over TokenFormer',
+  'model PFLOP', 'MFU',
+)  # fmt: skip
+
+
+def row(name: str, on: str, found: Figures, base: Figures | None) -> Row:
+  """Return a row of the table; `base` is the TokenFormer on the same topology."""
+  if 'error' in found:
+    return (name, on, '', found['error'], *[''] * 4)
+  memory, (fast, slow), (high, low) = found['memory'], found['step_seconds'], found['mfu']
+  ratio = f'{fast / base["step_seconds"][0]:.2f}' if base and 'error' not in base else ''
+  return (
+    name,
+    on,
+    f'{found["parameters"]:,}',
+    f'{memory["peak"] / 2**30:.2f} of {memory["capacity"] / 2**30:.0f}',
+    f'{fast * 1e3:,.0f} … {slow * 1e3:,.0f}',
+    ratio,
+    f'{found["model_flops"] / 1e15:.2f}',
+    f'{low:.0%} … {high:.0%}',
+  )
+
+
+def main() -> None:
+  """Plan the cells and print the table."""
+  parser = cells.parser(__doc__, 'runs/architectures_tpu')
+  cells.choose(parser)
+  args, others = parser.parse_known_args()
+  found = {}
+  for on in TOPOLOGIES:
+    for name, model in MODELS.items():
+      if args.only in name and args.on in on:
+        batch = model.rows(args.tokens_per_chip) * CHIPS
+        flags = model.on(on, batch, f'--config.mesh.fsdp={CHIPS}', '--quick', *others)
+        label = f'{name}-{on}'.replace(' ', '_').replace('*', 'x')
+        found[name, on] = cells.planned(label, flags, args.out, report=args.report)
+  there = {key: one for key, one in found.items() if one}
+  print(f'{args.tokens_per_chip:,} tokens a chip; {cells.versions(there.values())}\n')
+  rows = [row(*key, one, there.get(('TokenFormer', key[1]))) for key, one in there.items()]
+  print(cells.table(HEAD, rows))
+  if missing := [' on '.join(key) for key, one in found.items() if not one]:
+    print(f'\nnot planned: {", ".join(missing)}')
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,155 @@
+"""Train small models on even pairs, and test them on longer strings.
+
+A text is a start token, a string of `a` and `b`, and `=`. The answer is whether the string has an
+even number of pairs of unequal neighbours, which is whether its first letter is its last one. The
+loss is that of the answer alone. Training strings have 1 to 31 letters of equal probability, and
+every length is equally likely.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import Config, LengthScaleConfig, ModelConfig, map_parts
+from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.model.loss import logits
+from tokenformer_jax.model.params import Definition, Params
+from tokenformer_jax.steps import optim
+
+LONGEST, TESTS, ROWS = 31, (31, 64, 128, 256, 512), 256
+STEPS, BATCH, LOG_EVERY = 1200, 32, 25
+LENGTH = LONGEST + 2  # with the start and `=`
+ANSWERS, EQUALS, START = 2, 2, 3  # the ids of the answers and letters are 0 and 1
+
+WINDOW = {'mixer': {'window': 8}}  # three layers reach 22 of 0.75 · 33 positions
+FREE = {'mixer': {'positions': {'kind': 'none'}, 'length_scale': {'kind': 'position'}}}
+HWFA = {'local': WINDOW, 'full': FREE}
+# Name → pattern, variants of the layer, and the largest part of the length that windows may reach.
+ARMS: dict[str, tuple[str, dict[str, Any], float]] = {
+  'HWFA': ('local*3 full', HWFA, 0.75),
+  'full RoPE': ('layer*4', {}, 0.75),
+  'no RoPE in windows': (
+    'local*3 full',
+    {'local': {'mixer': {'window': 8, 'positions': {'kind': 'none'}}}, 'full': FREE},
+    0.75,
+  ),
+  'RoPE on the last layer': (
+    'local*3 full',
+    {'local': WINDOW, 'full': {'mixer': {'length_scale': {'kind': 'position'}}}},
+    0.75,
+  ),
+  'windows only': ('local*4', {'local': WINDOW}, 0.75),
+  'two full layers': ('local*2 full*2', HWFA, 0.75),
+  'window 16': ('local*3 full', {'local': {'mixer': {'window': 16}}, 'full': FREE}, 0.0),
+}
+
+
+def make_config(name: str, seed: int, steps: int) -> Config:
+  """Return the config of an arm."""
+  pattern, variants, share = ARMS[name]
+  values = config_lib.defaults()
+  model = values.model
+  model.pattern, model.width, model.layer.mixer.heads = pattern, 64, 4
+  model.layer.mixer.qkv = model.layer.mixer.proj = {'kind': 'dense'}
+  model.layer.mixer.positions.fraction = 1.0
+  model.layer.ffn = {'kind': 'mlp'}
+  for variant, changes in variants.items():
+    model.variants[variant] = changes
+  model.vocab_size, model.init.std = 4, 0.1
+  values.data.sequence_length = LENGTH
+  values.optim.update(learning_rate=3e-3, warmup_steps=steps // 20, final_fraction=0.1)
+  values.train.update(seed=seed, steps=steps, receptive_field=share)
+  return config_lib.resolve(values)
+
+
+def without_scale(model: ModelConfig) -> ModelConfig:
+  """Return the model without the factors of scores that grow with the length."""
+
+  def change(path: str, part: Any) -> Any:
+    del path
+    return LengthScaleConfig() if isinstance(part, LengthScaleConfig) else part
+
+  return model.map_layers(lambda _, layer: map_parts(layer, change))
+
+
+def draw(rng: np.random.Generator, lengths: Sequence[int]) -> tuple[np.ndarray, ...]:
+  """Return the ids of texts [B, T], the index of each `=`, and the answers [B]."""
+  lengths = np.asarray(lengths)
+  letters = rng.integers(0, 2, (len(lengths), lengths.max()), dtype=np.int32)
+  ids = np.pad(letters, ((0, 0), (1, 1)), constant_values=START)
+  rows = np.arange(len(lengths))
+  ids[rows, lengths + 1] = EQUALS
+  answers = (letters[:, 0] == letters[rows, lengths - 1]).astype(np.int32)
+  return ids, lengths + 1, answers
+
+
+def scores(definition: Definition, params: Params, ids: jax.Array, ends: jax.Array) -> jax.Array:
+  """Return the scores [B, 2] of both answers, for texts [B, T] and the index of each `=`."""
+  model = definition.bind(params)
+  hidden_BxTxD, _, _ = model.hidden(ids)
+  at_end_Bx1xD = jnp.take_along_axis(hidden_BxTxD, ends[:, None, None], axis=1)
+  return logits(at_end_Bx1xD, model.output_embedding)[:, 0, :ANSWERS]
+
+
+def train_and_test(name: str, seed: int, steps: int) -> dict[str, Any]:
+  """Return the accuracy by length of string, and the loss of the training.
+
+  The length scale has a factor of 1 on training texts, so one training serves both: `unscaled` is
+  the accuracy of the same parameters without it.
+  """
+  config = make_config(name, seed, steps)
+  model = config.model.with_scale_length(LENGTH)
+  definition = define_lm(model)
+  params, losses = train(definition, config)
+  found = {'accuracy': test(definition, params), 'losses': losses}
+  if name == 'HWFA':
+    found['unscaled'] = test(define_lm(without_scale(model)), params)
+  return found
+
+
+def train(definition: Definition, config: Config) -> tuple[Params, list[tuple[int, float]]]:
+  """Return trained parameters, and the mean loss of each LOG_EVERY steps."""
+  steps = config.train.steps
+  tx = optim.make_optimizer(config.optim, steps, definition.info)
+
+  def loss(params: Params, ids: jax.Array, ends: jax.Array, answers: jax.Array) -> jax.Array:
+    found = scores(definition, params, ids, ends)
+    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(found, answers))
+
+  @functools.partial(jax.jit, donate_argnums=(0, 1))
+  def step(params: Params, state: Any, *batch: jax.Array) -> tuple[Params, Any, jax.Array]:
+    value, gradient = jax.value_and_grad(loss)(params, *batch)
+    updates, state = tx.update(gradient, state, params)
+    return optax.apply_updates(params, updates), state, value
+
+  params = jax.jit(definition.init)(jax.random.key(config.train.seed))
+  state, recent, losses = jax.jit(tx.init)(params), [], []
+  rng = np.random.default_rng(config.train.seed)
+  for number in range(1, steps + 1):
+    # A text of the greatest length keeps the shape of batches equal.
+    lengths = np.append(rng.integers(1, LONGEST + 1, BATCH - 1), LONGEST)
+    params, state, value = step(params, state, *draw(rng, lengths))
+    recent.append(value)
+    if number % LOG_EVERY == 0:
+      losses.append((number, float(np.mean(recent))))
+      recent = []
+  return params, losses
+
+
+def test(definition: Definition, params: Params) -> dict[str, float]:
+  """Return the accuracy by length of string; every model has the same strings."""
+  rng, found = np.random.default_rng(1234), {}
+  guess = jax.jit(functools.partial(scores, definition))
+  for length in TESTS:
+    right = 0
+    for _ in range(4):
+      ids, ends, answers = draw(rng, [length] * (ROWS // 4))
+      right += int(np.sum(np.argmax(guess(params, ids, ends), axis=-1) == answers))
+    found[str(length)] = right / ROWS
+  return found
