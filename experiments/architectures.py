@@ -17,9 +17,9 @@ Parts:
 
 Three more parts run only if `--parts` names them:
 
-  learned the blocks with learned positions, as in the paper; `blocks` has rotary ones
-  rates   the blocks at a third and at three times their learning rate
-  depth   a few of the blocks with 48 layers
+  learned  the blocks with learned positions, as in the paper; `blocks` has rotary ones
+  rates    the blocks at a third and at three times their learning rate
+  depth    a few of the blocks with 48 layers
 
 Runs on text call `tokenformer_jax.train` with a config. `--scale` multiplies the steps of all runs;
 `--width` is that of the models of text.
