@@ -169,7 +169,10 @@ def pairs(out: Path, pictures: Path) -> None:
       style, color = ('--' if field == 'unscaled' else '-'), f'C{len(rows) - 2}'
       for seed, line in enumerate(zip(*values, strict=True)):
         text = label if seed == 0 else None
-        axes.plot([int(n) for n in lengths], line, f'o{style}', color=color, ms=3, lw=1, label=text)
+        first = {'lw': 2, 'zorder': 3} if label == 'HWFA' else {'lw': 1}
+        axes.plot(
+          [int(n) for n in lengths], line, f'o{style}', color=color, ms=3, label=text, **first
+        )
   table(rows)
   axes.set(xlabel='letters of a string', ylabel='accuracy, %', xscale='log')
   axes.set_xticks([int(n) for n in lengths], lengths)
