@@ -75,7 +75,7 @@ def test_the_step_compiles(name):
   assert moved['all-reduce'] < 0.3 * moved['reduce-scatter'], 'gradients are summed whole'
 
 
-@pytest.mark.parametrize('tokens', [1, 2])
+@pytest.mark.parametrize('tokens', [1, pytest.param(2, marks=pytest.mark.full_size)])
 def test_the_step_compiles_with_heads_that_are_filled(tokens):
   found = _plan('v5p:2x2x1', mesh__tokens=tokens, model__width=768, model__layer__mixer__heads=8)
   assert not found.costs.notes, 'there is something in the program that is not understood'
@@ -128,6 +128,7 @@ def test_inputs_of_layers_wait_on_the_host():
   assert offload.temporaries < full.temporaries, 'nothing of HBM is saved'
 
 
+@pytest.mark.full_size
 def test_the_step_compiles_with_inputs_of_layers_on_the_host():
   found = _plan('v5e:2x2', train__remat='offload')
   assert found.memory.host == 2 * (256 / 4) * 128 * 256 * 2, 'not [L, B, T, D] in bfloat16'
