@@ -16,19 +16,14 @@ from tokenformer_jax.model.lm import define_lm, unstack
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps import optim, step
 
-QUICK = ('skipless, tokens',)
 IDS = np.random.default_rng(0).integers(0, 64, (8, 24), np.int32)
 
 
-def each(names):
-  """Parametrize over architectures; those that are not quick are slow."""
-  slow = pytest.mark.slow
-  params = [pytest.param(name, marks=() if name in QUICK else slow) for name in names]
-  return pytest.mark.parametrize('name', params)
-
-
-EACH = each(architectures.MODELS)
-GROWING = each(name for name, model in architectures.MODELS.items() if config.pattentions(model))
+pytestmark = pytest.mark.slow
+EACH = pytest.mark.parametrize('name', architectures.MODELS)
+GROWING = pytest.mark.parametrize(
+  'name', [name for name, model in architectures.MODELS.items() if config.pattentions(model)]
+)
 
 
 @EACH
