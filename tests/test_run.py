@@ -134,6 +134,7 @@ def test_a_shorter_text_ends_in_nan_and_changes_nothing(run):
   assert np.isnan(both[0, 3:]).all() and np.isfinite(both[1]).all()
 
 
+@pytest.mark.slow
 def test_the_second_call_compiles_nothing(run):
   def calls():
     run.generate(['def', 'x'], length=4)
@@ -149,6 +150,7 @@ def test_the_second_call_compiles_nothing(run):
   assert not names, f'compiled again: {names}'
 
 
+@pytest.mark.slow
 def test_distances_can_be_clipped(run):
   ids, _ = run.held_out(2)
   want = run.logits(ids)

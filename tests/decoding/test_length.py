@@ -206,6 +206,7 @@ def test_layers_with_windows_keep_their_distances():
 
 
 @pytest.mark.parametrize('name', CLIPPABLE)
+@pytest.mark.slow
 def test_a_text_is_the_likeliest_with_clipped_distances(name):
   model = with_clip(CLIPPABLE[name], 12)
   params = _params(model)

@@ -113,6 +113,7 @@ def test_a_chain_of_three_growths_changes_no_logit(chain, score, tied):
 
 # Against float64, the rounding of the source alone is 4e-7 with softmax, 1.3e-6 with squares.
 @pytest.mark.parametrize(('scores', 'rounding'), [('softmax', 1e-6), ('squared_relu', 3e-6)])
+@pytest.mark.slow
 def test_a_gated_attention_unit_grows_exactly(scores, rounding):
   source = gated_model(scores=scores, window=5)
   assert token_counts(source) == {'uvq': 24, 'out': 40}

@@ -337,6 +337,7 @@ def test_a_cache_has_the_slots_that_can_be_seen(window, kind, slots):
   ids=['dense', 'pattention, a window', 'pattention, clipped squared relu'],
 )
 @pytest.mark.parametrize('remat', ['score_inputs', 'full'])
+@pytest.mark.slow
 def test_logits_and_gradients_do_not_depend_on_the_devices(model, remat):
   definition = define_lm(model, dataclasses.replace(DEFAULT, remat=remat))
   ids = np.random.default_rng(0).integers(0, 64, (8, 24), np.int32)

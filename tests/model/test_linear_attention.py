@@ -292,6 +292,7 @@ def test_every_patch_of_an_image_sees_all_others():
   assert np.all(np.abs(jacobian).max(axis=(0, 2, 3, 5)) > 0), 'a patch does not see another one'
 
 
+@pytest.mark.slow
 def test_a_mesh_changes_nothing():
   """Rows and heads are split over devices; the loop over chunks is on each."""
   model = linear(tiny_model())
