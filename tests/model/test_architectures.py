@@ -1,4 +1,4 @@
-"""What holds for every architecture: however layers run, on any mesh, grown or not."""
+"""Check every architecture: however its layers run, on any mesh, grown or not."""
 
 import functools
 

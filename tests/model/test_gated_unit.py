@@ -100,7 +100,7 @@ def weights(layer: str) -> dict[str, np.ndarray]:
 def roll(rows: np.ndarray, back: bool = False) -> np.ndarray:
   """Move the padding at the end of each row to its beginning, or back.
 
-  Relative positions are the same after it, so the outputs of tokens are, too.
+  Relative positions are the same after it, so the outputs of tokens are as well.
   """
   shifts = rows.shape[1] - LENGTHS
   return np.stack([np.roll(row, -n if back else n, 0) for row, n in zip(rows, shifts, strict=True)])

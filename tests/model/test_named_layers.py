@@ -145,7 +145,13 @@ def test_decoding_with_caches_is_the_forward_pass(parts):
   )
 
 
-@pytest.mark.parametrize('mesh', [{'replica': 2, 'fsdp': 2, 'tokens': 2}])
+@pytest.mark.parametrize(
+  'mesh',
+  [
+    pytest.param({'fsdp': 4, 'tokens': 2}, marks=pytest.mark.slow),
+    {'replica': 2, 'fsdp': 2, 'tokens': 2},
+  ],
+)
 def test_logits_and_gradients_do_not_depend_on_the_devices(mesh):
   want = logits_and_gradient(MODEL)(_params(), IDS)
   mesh, definition = sharding.make_mesh(MeshConfig(**mesh)), define_lm(MODEL)

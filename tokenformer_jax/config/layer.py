@@ -78,7 +78,7 @@ NORMS = ('plain', 'bias', 'affine', 'rms', 'rms_plain', 'none')
 
 @dataclasses.dataclass(frozen=True)
 class LayerConfig:
-  """What one layer computes."""
+  """The parts of one layer: mixer, feed-forward part, norm and wiring."""
 
   mixer: Any = one_of(SoftmaxConfig(), MIXERS, 'moves information between positions')
   ffn: PattentionConfig | MLPConfig | NoFeedForwardConfig = one_of(
