@@ -15,6 +15,8 @@ import tiny_run
 
 from tokenformer_jax.runs import checkpoint, metrics
 
+pytestmark = pytest.mark.slow
+
 STEPS = 60
 MISTAKE = 2  # the exit status
 CHANGES = {'train__steps': STEPS, 'train__checkpoint_every': 5, 'train__keep_checkpoints': 99}
@@ -88,12 +90,7 @@ def wait_until(condition: Callable[[], bool], process: multiprocessing.Process) 
     time.sleep(0.002)
 
 
-def seeds(quick: int, all_: int) -> list:
-  """The first seeds are in the quick tests, the others in the slow ones."""
-  return [pytest.param(i, marks=[pytest.mark.slow] * (i >= quick)) for i in range(all_)]
-
-
-@pytest.mark.parametrize('seed', seeds(1, 30))
+@pytest.mark.parametrize('seed', range(30))
 def test_kill_9_at_any_moment(runs, unbroken, seed):
   """Two lives end at a random moment, each in a place of its own: the start, steps, a save."""
   rng, workdir = random.Random(seed), runs.root / f'killed_{seed}'
@@ -109,7 +106,7 @@ def test_kill_9_at_any_moment(runs, unbroken, seed):
   check_as_unbroken(workdir, unbroken)
 
 
-@pytest.mark.parametrize('seed', seeds(1, 10))
+@pytest.mark.parametrize('seed', range(10))
 def test_two_runs_in_one_work_directory(runs, unbroken, seed):
   """One trains, the other ends with a sentence; the figures are those of one run."""
   rng, workdir = random.Random(seed), runs.root / f'two_{seed}'
@@ -127,7 +124,7 @@ def test_two_runs_in_one_work_directory(runs, unbroken, seed):
   check_as_unbroken(workdir, unbroken)
 
 
-@pytest.mark.parametrize('seed', seeds(0, 10))
+@pytest.mark.parametrize('seed', range(10))
 def test_a_successor_of_a_killed_run_that_meets_another(runs, unbroken, seed):
   """One of two successors takes over from a run that was killed."""
   rng, workdir = random.Random(seed), runs.root / f'successors_{seed}'

@@ -39,6 +39,8 @@ from tokenformer_jax.steps import step
 from tokenformer_jax.steps.optim import make_optimizer
 from tokenformer_jax.training import sizes
 
+pytestmark = pytest.mark.slow
+
 ATTENTION = ('query', 'key', 'value', 'proj')
 ALL = (*ATTENTION, 'ffn')
 PATTERN = '(local layer)*2 local bare'
@@ -143,7 +145,7 @@ def test_every_layer_has_its_own_pattentions_in_their_order():
   assert path == 'blocks/bare_3/ffn/values'
 
 
-@pytest.mark.parametrize('devices', [1, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('devices', [1, 8])
 def test_maps_and_sums_are_those_of_the_layer_asked_for(devices):
   mesh = mesh_of() if devices == 1 else mesh_of(fsdp=4, tokens=2)
   params = jax.device_put(_params(), sharding.tree_shardings(mesh, DEFINITION.axes))

@@ -66,6 +66,7 @@ def test_zeros_that_fill_heads_change_nothing():
   np.testing.assert_allclose(got[..., :32], causal_attention(*inputs), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_layer_that_fills_its_heads_computes_what_another_kernel_does(monkeypatch):
   interpreted = functools.partial(splash.attention, interpret=True)
   monkeypatch.setattr(splash, 'attention', interpreted)

@@ -72,6 +72,7 @@ def test_it_goes_on_as_if_nothing_had_happened(run, home, wanted, one_device):
   assert_same(resumed.parameters, run.parameters, 'a resumed run is another run')
 
 
+@pytest.mark.slow
 def test_it_grows_exactly_and_goes_on(run, home, one_device):
   grown = run.grow(home / 'grown', {'ffn': 96, 'recurrent.qkv': 48})
   counts = models.define(grown.config.model).abstract['blocks']

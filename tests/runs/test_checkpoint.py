@@ -30,6 +30,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import devices, sharding
 from tokenformer_jax.runs import checkpoint, checkpoint_meta, checksum
 from tokenformer_jax.runs.checkpoint_meta import Ancestor
+from tokenformer_jax.storage import retry
 from tokenformer_jax.training import loop
 
 TOKENIZER = {'kind': 'bytes'}
@@ -111,6 +112,30 @@ def test_a_checkpoint_is_of_a_model_that_never_grew_unless_it_says_so(tmp_path):
   save(tmp_path)
   meta = checkpoint.Checkpoints(tmp_path).meta(2)
   assert (meta.lineage, meta.contents, meta.updates) == ((), 'model', 2)
+
+
+@pytest.mark.parametrize(
+  'error',
+  [
+    FileExistsError('state'),
+    ValueError('NOT_FOUND: state/manifest.ocdbt'),
+    ValueError('Checkpoint directory does not exist: state.'),
+  ],
+)
+def test_files_that_a_replaced_process_removed_are_written_again(tmp_path, monkeypatch, error):
+  monkeypatch.setattr(retry, 'PAUSES', (0.0,))
+  checkpoints = checkpoint.Checkpoints(tmp_path, keep=2)
+  save, errors = checkpoints._manager.save, [error]
+
+  def fail_once(*args, **kwargs):
+    if errors:
+      raise errors.pop()
+    return save(*args, **kwargs)
+
+  monkeypatch.setattr(checkpoints._manager, 'save', fail_once)
+  checkpoints.save(10, state(), Config(), TOKENIZER, wait=True)
+  assert not errors and checkpoints.steps() == [10]
+  checkpoints.close()
 
 
 def test_what_is_donated_after_save_is_still_written(tmp_path):

@@ -18,6 +18,8 @@ from tokenformer_jax.runs import checkpoint, curves, metrics
 from tokenformer_jax.storage import paths
 from tokenformer_jax.training import loop
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope='module')
 def source(tmp_path_factory):
@@ -172,7 +174,6 @@ def test_calls_fail_by_chance_but_the_same_ones_each_time():
   assert failed(matching=r'/19\d$') == list(range(190, 200))
 
 
-@pytest.mark.slow
 def test_a_damaged_checkpoint_is_moved_aside(run, bucket, copy, make):
   url, of_bucket = copy
   of_bucket['runs/copy/checkpoints/20/meta/metadata'] = (10**6, b'{}')
@@ -189,7 +190,6 @@ def test_a_command_of_its_own(run, bucket):
   assert f'{url} is trained to step 20 already' in done.stderr
 
 
-@pytest.mark.slow
 def test_two_processes_share_a_bucket(bucket, source, tmp_path):
   found = []
   for workdir in ('gs://bucket/runs/two', tmp_path / 'run'):

@@ -45,6 +45,8 @@ from tokenformer_jax.storage.retry import one_line
 # Arrays are stored in pieces, so that writing and reading need little memory besides the arrays.
 _SAVE_ARGS = ocp.SaveArgs(chunk_byte_size=64 * 2**20)
 _FILE_BYTES = 64 * 2**20  # size of a file of pieces, which stays in memory until it is full
+# The messages of TensorStore and of Orbax about files that were there.
+_GONE = ('NOT_FOUND', 'Checkpoint directory does not exist')
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'tokenformer_jax')
 
 
@@ -229,9 +231,9 @@ class Checkpoints:
     if not hosts.is_loss(error):
       with contextlib.suppress(Exception):  # The error of the save itself matters more.
         self._manager.reload()  # Orbax lists a step as soon as it starts to write it.
-    # A try that Orbax abandoned writes on for a moment, and then removes its files.
-    gone = str(error).startswith('NOT_FOUND')  # TensorStore's status for a missing file
-    if gone or isinstance(error, (FileNotFoundError, FileExistsError)):
+    # Something else removed the files: a try that Orbax abandoned, which writes on for a moment, or
+    # a process that this one replaced and that was suspended in the middle of the same checkpoint.
+    if isinstance(error, (FileNotFoundError, FileExistsError)) or str(error).startswith(_GONE):
       raise OSError(errno.ESTALE, str(error)) from error
     raise error
 
