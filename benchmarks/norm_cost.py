@@ -27,6 +27,7 @@ from cells import MODELS, Figures, Model, Row
 from jax.ad_checkpoint import checkpoint_name
 
 from tokenformer_jax import cli
+from tokenformer_jax.config import TokenGroup
 from tokenformer_jax.model import pattention
 from tokenformer_jax.model.products import product, project, split_heads
 from tokenformer_jax.model.stack import ROW_STATISTICS
@@ -61,11 +62,12 @@ def by_products_of_keys(
   keep_scores: bool,
   prevent_cse: bool,
   gelu: str,
-  reference_tokens: int,
+  groups: Sequence[TokenGroup],
   **how,
 ) -> jax.Array:
   """Replace `pattention.pattention`: compute norms from products of keys, D² instead of N terms."""
   del how
+  (one,) = groups
 
   def apply(x: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
     keys_NxI = keys.astype(x.dtype)
@@ -76,7 +78,7 @@ def by_products_of_keys(
     turned_BxTxI = product('BTI,IO->BTO', x_BxTxI, gram_IxI, preferred_element_type=jnp.float32)
     square = jnp.sum(turned_BxTxI * x_BxTxI.astype(jnp.float32), axis=-1, keepdims=True)
     square = checkpoint_name(square + pattention.EPSILON, ROW_STATISTICS)
-    inverse = jax.lax.rsqrt(square) * jnp.sqrt(jnp.float32(reference_tokens))
+    inverse = jax.lax.rsqrt(square) * jnp.sqrt(jnp.float32(one.reference))
     scores = checkpoint_name(pattention.scores(x, keys), pattention.SCORES)
     weights = pattention.activate(scores.astype(jnp.float32) * inverse, gelu)
     weights = weights.astype(x.dtype)

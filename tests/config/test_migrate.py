@@ -259,6 +259,9 @@ def test_a_model_of_format_2_has_the_same_parts_today(changes, want, of_format_1
 
 # Keys whose default is what every model of format 2 computes.
 SINCE_FORMAT_3 = {
+  'layer.ffn.groups',
+  'layer.mixer.proj.groups',
+  'layer.mixer.qkv.groups',
   *(
     'init.output_std',
     'init.attention_kernels',
@@ -266,6 +269,7 @@ SINCE_FORMAT_3 = {
     'norm_epsilon_outside',
     'embedding_norm',
   ),
+  *('layer.ffn.groups', 'layer.mixer.proj.groups', 'layer.mixer.qkv.groups'),
   *('layer.wiring.kind', 'layer.mixer.shaped', 'layer.mixer.length_scale.kind'),
   *('layer.mixer.value.kind', 'layer.mixer.value_skip'),
   *('layer.mixer.positions.layout', 'layer.mixer.positions.clip'),

@@ -26,9 +26,9 @@ from outcomes import paths
 from tiny import tiny_model
 
 from tokenformer_jax import tasks
-from tokenformer_jax.config import Config, GrowConfig, OptimConfig, TrainConfig
+from tokenformer_jax.config import Config, GrowConfig, OptimConfig, TokenGroup, TrainConfig
 from tokenformer_jax.grow import grown_model, last_growth
-from tokenformer_jax.model import pattention
+from tokenformer_jax.model import groups, pattention
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.runs.checkpoint_meta import Ancestor
 from tokenformer_jax.steps import optim
@@ -93,7 +93,8 @@ def _one_layer(new_values):
   all_keys, all_values = np.vstack([keys, np.zeros((3, 8))]), np.vstack([values, new_values])
 
   def output(keys, values):
-    out = pattention.pattention(jnp.float32(x), keys, values, reference_tokens=reference)
+    one = (TokenGroup(len(keys), reference),)
+    out = pattention.pattention(jnp.float32(x), keys, values, groups=one)
     return jnp.sum(out * jnp.float32(g))
 
   gradients = jax.jit(jax.grad(output, argnums=(0, 1)))(
@@ -155,7 +156,7 @@ def test_no_new_token_is_dead():
       for layer in range(2):
         scores = jnp.asarray(x @ after[path][layer].T, jnp.float32)
         weights = pattention.parameter_weights(
-          scores, score='l2_norm_gelu', gelu='exact', reference_tokens=old
+          scores, score='l2_norm_gelu', gelu='exact', groups=groups.make((TokenGroup(old, old),))
         )
         largest = np.abs(weights)[:, old:].max(axis=0)
         assert largest.min() > 1e-4, f'a new token of {path} has no weight after 100 steps'

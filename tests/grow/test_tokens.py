@@ -10,10 +10,18 @@ from tiny import tiny_model
 from tokenformer_jax.config import GrowConfig
 from tokenformer_jax.grow import grown_model, tokens
 from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.model.params import ParamInfo, Role
+from tokenformer_jax.parallel.sharding import is_axes
 
 SOURCE = tiny_model()
 LARGER = by_name(32, 48, 64)
 TARGET = grown_model(SOURCE, LARGER, GrowConfig())
+
+AXES = {'ffn': {'keys': ('layers', 'param_tokens', 'width')}, 'norm': ('layers', 'norm')}
+
+
+def _info(groups):
+  return jax.tree.map(lambda a: ParamInfo(a, Role.KEY, None, groups=groups), AXES, is_leaf=is_axes)
 
 
 def _counts(model):
@@ -60,14 +68,13 @@ def test_remove_undoes_a_growth():
 
 
 def test_shrink_keeps_the_most_important_tokens_of_each_layer_in_their_order():
-  axes = {'ffn': {'keys': ('layers', 'param_tokens', 'width')}, 'norm': ('layers', 'norm')}
   keys = np.arange(2 * 5 * 3, dtype=np.float32).reshape(2, 5, 3)
   params = {'ffn': {'keys': jnp.asarray(keys)}, 'norm': jnp.ones((2, 3))}
   importance = {
     'ffn': {'keys': jnp.asarray([[5.0, 1.0, 4.0, 2.0, 6.0], [0.0, 0.0, 0.0, 1.0, 0.0]])},
     'norm': jnp.zeros(()),
   }
-  got = tokens.shrink(params, axes, importance, {'ffn': {'keys': 3}, 'norm': 0})
+  got = tokens.shrink(params, _info((5,)), importance, _info((3,)))
   np.testing.assert_array_equal(got['ffn']['keys'][0], keys[0, [0, 2, 4]], err_msg='not the best')
   np.testing.assert_array_equal(
     got['ffn']['keys'][1], keys[1, [0, 1, 3]], err_msg='of equal tokens, not the first ones stay'
@@ -110,3 +117,15 @@ def test_noise_is_relative_and_on_the_copies_only():
   assert abs(ratio - 0.1) < 0.01, f'the noise is {ratio} of the root mean square, not 0.1'
   other = new['blocks/attention/proj/keys'][:, 40:] - old['blocks/attention/proj/keys']
   assert not np.allclose(other[:, :40], noise[:, :40]), 'two arrays have the same noise'
+
+
+def test_shrink_keeps_the_best_of_each_group():
+  keys = jnp.arange(2 * 5 * 3, dtype=jnp.float32).reshape(2, 5, 3)
+  params = {'ffn': {'keys': keys}, 'norm': jnp.ones((2, 3))}
+  importance = {
+    'ffn': {'keys': jnp.float32([[1, 2, 9, 7, 8], [2, 1, 7, 9, 8]])},
+    'norm': jnp.zeros(()),
+  }
+  got = tokens.shrink(params, _info((2, 3)), importance, _info((1, 2)))
+  np.testing.assert_array_equal(got['ffn']['keys'][0], keys[0, jnp.array([1, 2, 4])])
+  np.testing.assert_array_equal(got['ffn']['keys'][1], keys[1, jnp.array([0, 3, 4])])

@@ -28,6 +28,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.inspection import command, report, usage
 from tokenformer_jax.inspection.model import load, maps, old_tokens
 from tokenformer_jax.inspection.weights import compiled_maps, compiled_sums, names, pattentions
+from tokenformer_jax.model import groups
 from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.lm import Compute, define_lm, unstack
 from tokenformer_jax.model.params import Params
@@ -106,7 +107,7 @@ def _reference() -> list[dict[str, np.ndarray]]:
 
     def weights(module, of, score=score):
       scores = of @ module.keys[...].T
-      return parameter_weights(scores, score=score, reference_tokens=module.keys[...].shape[0])
+      return parameter_weights(scores, score=score, groups=groups.make(module.groups))
 
     own = {}
     if name == 'bare':

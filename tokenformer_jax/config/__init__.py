@@ -46,6 +46,9 @@ from tokenformer_jax.config.pattention import (
   NoProjectionConfig,
   PattentionConfig,
   ScoreConfig,
+  TokenGroup,
+  token_groups,
+  with_groups,
 )
 from tokenformer_jax.config.projections import (
   count_names,
@@ -99,6 +102,7 @@ __all__ = [
   'SeenScaleConfig',
   'SkiplessConfig',
   'SoftmaxConfig',
+  'TokenGroup',
   'TrainConfig',
   'check_key',
   'choices',
@@ -122,6 +126,8 @@ __all__ = [
   'to_config_dict',
   'to_json',
   'token_counts',
+  'token_groups',
+  'with_groups',
   'with_pattentions',
   'with_references',
   'with_token_counts',

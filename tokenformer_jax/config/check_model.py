@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tokenformer_jax.config.layer import LayerConfig, ParallelConfig, SkiplessConfig
+from tokenformer_jax.config.layer import LayerConfig, ParallelConfig, SkiplessConfig, parts
 from tokenformer_jax.config.mixers import (
   GatedUnitConfig,
   LinearConfig,
@@ -13,7 +13,7 @@ from tokenformer_jax.config.mixers import (
   is_plain,
 )
 from tokenformer_jax.config.model import ModelConfig, layer_path, used_layers
-from tokenformer_jax.config.pattention import NoProjectionConfig
+from tokenformer_jax.config.pattention import NoProjectionConfig, PattentionConfig, token_groups
 from tokenformer_jax.errors import UserError
 
 _EMBEDDINGS = {'lm': ('none', 'learned'), 'vit': ('sincos', 'learned', 'none')}
@@ -70,6 +70,9 @@ def _check_vit(model: ModelConfig) -> None:
 
 
 def _check_layer(model: ModelConfig, layer: LayerConfig, path: str) -> None:
+  for place, part in parts(layer):
+    if isinstance(part, PattentionConfig):
+      token_groups(part, f'config.{path}.{place}.')
   mixer = layer.mixer
   heads = getattr(mixer, 'heads', 1)
   if model.width % heads:

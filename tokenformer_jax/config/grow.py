@@ -11,8 +11,10 @@ class GrowConfig:
 
   method: str = key(
     'zero_keys',
-    'the last three widen a Transformer, the others add tokens',
+    'group adds tokens with a norm of their own, the next three add tokens to the last group, and '
+    'the others widen a Transformer',
     choices=(
+      'group',
       'zero_keys',
       'duplicate',
       'random',
@@ -26,7 +28,17 @@ class GrowConfig:
     "keep or resize the reference counts. '': whichever is exact for the method",
     choices=('', 'keep', 'resize'),
   )
-  new_values: str = key('init', 'the values of new tokens', choices=('init', 'zero'))
+  new_keys: str = key(
+    'init',
+    'the keys of new tokens, for group and random: drawn as at the start, drawn with the root mean '
+    "square of each layer's trained keys, or copied from them with noise",
+    choices=('init', 'trained', 'copies'),
+  )
+  new_values: str = key(
+    '',
+    "the values of new tokens. '': zero for group, init for the others",
+    choices=('', 'init', 'zero'),
+  )
   moments: str = key('pad', "the optimizer's moments", choices=('pad', 'drop'))
   step: str = key(
     'keep',

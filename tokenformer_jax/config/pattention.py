@@ -1,9 +1,15 @@
 """Projections as values of a config: Pattention with a score function, a matrix, or none."""
 
 import dataclasses
-from typing import ClassVar
+import itertools
+import re
+from collections.abc import Iterable
+from typing import ClassVar, NamedTuple
 
 from tokenformer_jax.config.fields import key, one_of, table
+from tokenformer_jax.errors import UserError
+
+_GROUP = re.compile(r'([0-9]{1,9})(?::([0-9]{1,9}))?(?:\*([0-9]{1,4}))?')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +81,86 @@ class PattentionConfig:
     least=0,
   )
   score: ScoreConfig = one_of(L2NormGELU(), SCORES, 'Θ, from scores to weights: see pattention.py')
+  groups: str = key(
+    '',
+    "tokens of each group with a norm of its own, as in '576 1728' or '64*4', or with the τ² of "
+    "each, as in '576:576 1728:1728'. '': one group",
+  )
+
+
+class TokenGroup(NamedTuple):
+  """Parameter tokens that share a norm.
+
+  Attributes:
+    tokens: their number.
+    reference: τ² of their score.
+  """
+
+  tokens: int
+  reference: int
+
+
+def token_groups(config: PattentionConfig, where: str = '') -> tuple[TokenGroup, ...]:
+  """Return the groups of a projection in the order of its tokens; the paper's model has one.
+
+  Args:
+    config: the projection.
+    where: the path of the projection, for messages.
+
+  Raises:
+    UserError: `groups` has another form, or its tokens do not add up to `tokens`.
+  """
+  if not config.groups.strip():
+    return (TokenGroup(config.tokens, config.reference or config.tokens),)
+  groups = []
+  for part in config.groups.split():
+    match = _GROUP.fullmatch(part)
+    tokens, reference, count = match.groups(default='') if match else ('0', '', '')
+    if not int(tokens) or count == '0':
+      raise UserError(
+        f'{where}groups={config.groups!r} has {part!r}; a group is TOKENS or TOKENS:REFERENCE, and '
+        "*N repeats it, for example '576:576 1728:1728' or '64*4'"
+      )
+    groups += [TokenGroup(int(tokens), int(reference or 0) or int(tokens))] * int(count or 1)
+  total = sum(group.tokens for group in groups)
+  if total != config.tokens:
+    raise UserError(
+      f'{where}groups={config.groups!r} has {total} tokens, and tokens is {config.tokens}; set '
+      f'tokens={total}, or other groups'
+    )
+  if config.reference:
+    raise UserError(
+      f'{where}reference={config.reference} is for one group, and groups={config.groups!r} has '
+      f'{len(groups)}; set it to 0, and write TOKENS:REFERENCE in groups'
+    )
+  return tuple(groups)
+
+
+def with_groups(config: PattentionConfig, groups: Iterable[TokenGroup]) -> PattentionConfig:
+  """Return a projection with these groups of tokens."""
+  groups = tuple(groups)
+  total = sum(group.tokens for group in groups)
+  if len(groups) == 1:
+    return dataclasses.replace(config, tokens=total, reference=groups[0].reference, groups='')
+  text = []
+  for group, equal in itertools.groupby(groups):
+    count = len(list(equal))
+    text.append(f'{group.tokens}:{group.reference}' + (f'*{count}' if count > 1 else ''))
+  return dataclasses.replace(config, tokens=total, reference=0, groups=' '.join(text))
+
+
+def resized(config: PattentionConfig, tokens: int) -> PattentionConfig:
+  """Return a projection with more tokens in its last group, or with its first tokens only."""
+  if not config.groups:
+    return dataclasses.replace(config, tokens=tokens)
+  groups, left = [], tokens
+  for group in token_groups(config):
+    if left > 0:
+      groups.append(group._replace(tokens=min(left, group.tokens)))
+    left -= group.tokens
+  if left > 0:
+    groups[-1] = groups[-1]._replace(tokens=groups[-1].tokens + left)
+  return with_groups(config, groups)
 
 
 @dataclasses.dataclass(frozen=True)

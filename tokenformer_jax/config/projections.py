@@ -4,13 +4,17 @@ The name of a projection of `model.layer` is its place: `qkv`, `proj`, `ffn`. In
 name starts with the layer's name: `local.ffn`. Growth and the planner use these names.
 """
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tokenformer_jax.config.layer import LayerConfig, map_parts, parts
 from tokenformer_jax.config.model import BASE, ModelConfig, layer_path, used_layers
-from tokenformer_jax.config.pattention import PattentionConfig
+from tokenformer_jax.config.pattention import (
+  PattentionConfig,
+  resized,
+  token_groups,
+  with_groups,
+)
 from tokenformer_jax.errors import UserError, nearest
 
 
@@ -51,20 +55,19 @@ def with_pattentions(model: ModelConfig, changed: Mapping[str, PattentionConfig]
 
 
 def with_token_counts(model: ModelConfig, counts: Mapping[str, int]) -> ModelConfig:
-  """Return the model with new numbers of parameter tokens for the named projections."""
+  """Return the model with new numbers of parameter tokens for the named projections.
+
+  In a projection with several groups, the numbers of the last ones change: see `resized`.
+  """
   changed = {
-    name: dataclasses.replace(one, tokens=counts.get(name, one.tokens))
-    for name, one in pattentions(model).items()
+    name: resized(one, counts.get(name, one.tokens)) for name, one in pattentions(model).items()
   }
   return with_pattentions(model, changed)
 
 
 def with_references(model: ModelConfig) -> ModelConfig:
   """Return the model with each reference count of 0 replaced by the number of tokens."""
-  filled = {
-    name: dataclasses.replace(one, reference=one.reference or one.tokens)
-    for name, one in pattentions(model).items()
-  }
+  filled = {name: with_groups(one, token_groups(one)) for name, one in pattentions(model).items()}
   return with_pattentions(model, filled)
 
 

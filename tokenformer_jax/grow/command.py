@@ -28,8 +28,8 @@ _MOST = 10**12  # the largest number that a flag may have
 
 # The flags that only some actions take, and the ones that each action takes.
 _OPTIONS = (
-  *('param_tokens', 'width', 'heads', 'ffn_width', 'method', 'scale', 'new_values', 'moments'),
-  *('step', 'noise', 'seed', 'added', 'examples', 'dry_run'),
+  *('param_tokens', 'width', 'heads', 'ffn_width', 'method', 'scale', 'new_keys', 'new_values'),
+  *('moments', 'step', 'noise', 'seed', 'added', 'examples', 'dry_run'),
 )
 _TAKEN = {
   'grow': set(_OPTIONS) - {'added', 'examples'},
@@ -56,6 +56,9 @@ def define_flags() -> None:
   flags.DEFINE_enum('method', values.method, choices('grow.method'), 'How new weights are made.')
   flags.DEFINE_enum(
     'scale', values.scale, choices('grow.scale'), 'The reference counts; empty: the exact way.'
+  )
+  flags.DEFINE_enum(
+    'new_keys', values.new_keys, choices('grow.new_keys'), 'The keys of new tokens.'
   )
   flags.DEFINE_enum(
     'new_values', values.new_values, choices('grow.new_values'), 'The values of new tokens.'

@@ -59,7 +59,7 @@ def check_mergeable(ours: ModelConfig, theirs: ModelConfig) -> None:
     raise UserError('this model is a Transformer, which has no parameter tokens to merge')
   for path, a, b in config_lib.differences(ours, theirs, 'model.'):
     of_tokens = path in _OF_TOKENS or path.startswith(_OF_LAYERS)
-    if of_tokens and not path.endswith(('.tokens', '.reference')):
+    if of_tokens and not path.endswith(('.tokens', '.reference', '.groups')):
       raise UserError(
         f'{path} is {a!r} in the source and {b!r} in the added one, whose tokens would not '
         'compute the same here; merge runs that agree in it'
@@ -210,7 +210,7 @@ def remove(state: State, model: ModelConfig, before: ModelConfig, config: GrowCo
 
 def shrink(state: State, task: Task, after: ModelConfig, batch: Batch, config: GrowConfig) -> State:
   """Keep the tokens that are most important for a batch of the old model's task."""
-  definition, sizes = task.definition, tokens.counts(models.define(after))
+  definition, target = task.definition, models.define(after)
 
   def loss(params: Params, examples: Batch) -> jax.Array:
     return verify.loss(task, params, examples)[0]
@@ -219,7 +219,7 @@ def shrink(state: State, task: Task, after: ModelConfig, batch: Batch, config: G
   scores = score(state['params'], batch=batch)
 
   def keep(params: Params) -> Params:
-    return tokens.shrink(params, definition.axes, scores, sizes)
+    return tokens.shrink(params, definition.info, scores, target.info)
 
   return _map(state, config, keep, keep)
 

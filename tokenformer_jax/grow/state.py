@@ -1,9 +1,8 @@
 """Grow a whole training state by a pure function; check a growth, and say whether it is exact."""
 
-import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -15,7 +14,10 @@ from tokenformer_jax.config import (
   GrowConfig,
   ModelConfig,
   PattentionConfig,
+  TokenGroup,
   pattentions,
+  token_groups,
+  with_groups,
 )
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import tokens, widen
@@ -25,7 +27,7 @@ from tokenformer_jax.runs.checkpoint_meta import Lineage
 from tokenformer_jax.steps import optim
 from tokenformer_jax.steps.step import State
 
-TOKEN_METHODS = ('zero_keys', 'duplicate', 'random')
+TOKEN_METHODS = ('group', 'zero_keys', 'duplicate', 'random')
 _COPYING = ('duplicate', 'net2net', 'hypercloning')
 
 
@@ -40,10 +42,11 @@ class ByArray(Protocol):
 
 
 def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfig) -> ModelConfig:
-  """Return the larger model, with the reference counts that `config.scale` keeps or makes.
+  """Return the model with other counts, and the reference counts that `config.scale` makes.
 
   `resize` multiplies them by the factor of the counts, so that a model that never kept its scale
-  has τ = √N.
+  has τ = √N. The method `group` puts new tokens into a group of their own; the others put them into
+  the last group. Fewer tokens are taken from all groups alike.
 
   Args:
     model: with all reference counts filled in.
@@ -53,12 +56,34 @@ def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfi
   resize = (config.scale or _own_scale(config.method)) == 'resize'
 
   def grown(old: PattentionConfig, count: int) -> PattentionConfig:
-    reference = round(old.reference * count / old.tokens) if resize else old.reference
-    return dataclasses.replace(old, tokens=count, reference=reference)
+    before = token_groups(old)
+    if count > old.tokens and config.method == 'group':
+      added = count - old.tokens
+      return with_groups(old, (*before, TokenGroup(added, added)))
+    sizes = _sizes([group.tokens for group in before], count)
+    return with_groups(
+      old,
+      (
+        TokenGroup(size, round(one.reference * size / one.tokens) if resize else one.reference)
+        for one, size in zip(before, sizes, strict=True)
+      ),
+    )
 
   old = pattentions(model)
   new = {name: grown(one, counts.get(name, one.tokens)) for name, one in old.items()}
   return config_lib.with_pattentions(model, new)
+
+
+def _sizes(groups: Sequence[int], count: int) -> list[int]:
+  """Return the sizes of groups with another number of tokens in all, at least 1 of each group."""
+  total = sum(groups)
+  if count >= total:
+    return [*groups[:-1], groups[-1] + count - total]
+  sizes = [max(1, size * count // total) for size in groups]
+  by_loss = sorted(range(len(groups)), key=lambda i: sizes[i] / groups[i])
+  for i in by_loss[: max(0, count - sum(sizes))]:
+    sizes[i] += 1
+  return sizes
 
 
 def _own_scale(method: str) -> str:
@@ -75,23 +100,29 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
   if source != target:
     check_method(source, config.method)
   by_tokens = config.method in TOKEN_METHODS
-  changes = ('tokens', 'reference') if by_tokens else ('width', 'heads')
+  changes = ('tokens', 'reference', 'groups') if by_tokens else ('width', 'heads')
   for path, new, old in config_lib.differences(target, source, 'model.'):
     if path.rpartition('.')[2] not in changes:
       raise UserError(
         f'{path} is {old!r} in the source and {new!r} in the target; growth by {config.method} '
-        f'changes {" and ".join(changes)} only'
+        f'changes {", ".join(changes[:-1])} and {changes[-1]} only'
       )
   if not 0 <= config.noise < math.inf:
     raise UserError(f'noise is {config.noise}; it must be a finite number and not negative')
-  if config.noise and config.method not in _COPYING:
+  copies = config.method in _COPYING or config.new_keys == 'copies'
+  if config.noise and not copies:
     raise UserError(
-      f'noise is for the methods that copy ({", ".join(_COPYING)}), and {config.method} does not; '
-      'set it to 0'
+      f'noise is for the methods that copy ({", ".join(_COPYING)}) and for new_keys=copies, and '
+      f'{config.method} copies nothing; set it to 0'
     )
-  if config.new_values == 'zero' and config.method not in ('zero_keys', 'random'):
+  if config.new_values == 'zero' and config.method not in ('group', 'zero_keys', 'random'):
     raise UserError(
-      f'new_values=zero is for new tokens, which {config.method} does not draw; set it to init'
+      f'new_values=zero is for new tokens, which {config.method} does not draw; leave it out'
+    )
+  if config.new_keys != 'init' and config.method not in ('group', 'random'):
+    raise UserError(
+      f'new_keys={config.new_keys} is for keys that group or random draw, and not for '
+      f'{config.method}; set it to init'
     )
   if not by_tokens:
     widen.check(source, target, config.method)
@@ -110,6 +141,7 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
         f'duplicate copies every token as often as the others: take '
         f'{old * max(2, round(new / old))}, or method=zero_keys'
       )
+    _check_groups(name, pattentions(source)[name], pattentions(target)[name], config.method)
   if config.method == 'zero_keys' and config.new_values == 'zero':
     raise UserError(
       'new tokens whose keys and values are both zero are dead: both gradients are zero for ever, '
@@ -117,11 +149,30 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
     )
 
 
+def _check_groups(name: str, old: PattentionConfig, new: PattentionConfig, method: str) -> None:
+  """Check that a method makes the groups of a larger projection from those of the old one."""
+  before, after = token_groups(old), token_groups(new)
+  if method == 'duplicate' and len(before) > 1 and new.tokens > old.tokens:
+    raise UserError(
+      f'{name} has {len(before)} groups of tokens, and duplicate copies those of one group only; '
+      'use method=group'
+    )
+  kept = len(before) if method == 'group' else len(before) - 1
+  extra = len(after) - len(before)
+  sizes = [[group.tokens for group in groups[:kept]] for groups in (before, after)]
+  if sizes[0] != sizes[1] or (extra and method != 'group'):
+    raise UserError(
+      f'{name} has the groups {with_groups(old, before).groups or old.tokens!r} in the source and '
+      f'{with_groups(new, after).groups or new.tokens!r} in the target; growth by {method} '
+      + ('adds groups behind them' if method == 'group' else 'adds tokens to the last group')
+    )
+
+
 def inexact(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> str | None:
   """Return why the grown model will not compute what the source does, or None if it will."""
   if source == target:
     return None
-  if config.noise:
+  if config.noise and config.method in _COPYING:
     return f'noise={config.noise} is added to what is copied'
   if config.method == 'net2net_fill':
     return 'the new blocks add to every output'
@@ -131,8 +182,7 @@ def inexact(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> str
     return 'the scores of random keys enter the norm of every row, and their values the output'
   larger = pattentions(target)
   reasons = (
-    tokens.inexact(name, old, larger[name], config.method)
-    for name, old in pattentions(source).items()
+    tokens.inexact(name, old, larger[name], config) for name, old in pattentions(source).items()
   )
   return next(filter(None, reasons), None)
 

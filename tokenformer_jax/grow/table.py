@@ -1,6 +1,13 @@
 """The table of changes that the grow command prints."""
 
-from tokenformer_jax.config import ModelConfig, pattentions, token_counts
+from tokenformer_jax.config import (
+  ModelConfig,
+  PattentionConfig,
+  pattentions,
+  token_counts,
+  token_groups,
+  with_groups,
+)
 from tokenformer_jax.grow import widen
 from tokenformer_jax.model import flops, models
 
@@ -16,7 +23,7 @@ def render(before: ModelConfig, after: ModelConfig, length: int) -> str:
     for name, one in old.items():
       rows.append(_row(f'{name} tokens', one.tokens, new[name].tokens))
     for name, one in old.items():
-      rows.append(_row(f'{name} reference count (τ²)', one.reference, new[name].reference))
+      rows.append(_groups_row(name, one, new[name]))
   else:
     names = ('width', 'heads', 'feed-forward width')
     rows += map(_row, names, widen.sizes(before), widen.sizes(after))
@@ -30,6 +37,17 @@ def render(before: ModelConfig, after: ModelConfig, length: int) -> str:
     '  '.join([row[0].ljust(widths[0]), *(row[i].rjust(widths[i]) for i in (1, 2, 3))]).rstrip()
     for row in rows
   )
+
+
+def _groups_row(
+  name: str, before: PattentionConfig, after: PattentionConfig
+) -> tuple[str, str, str, str]:
+  """Return the row of a projection's reference counts, or of its groups if there are several."""
+  both = [with_groups(one, token_groups(one)) for one in (before, after)]
+  if not any(one.groups for one in both):
+    return _row(f'{name} reference count (τ²)', *(one.reference for one in both))
+  texts = (one.groups or f'{one.tokens}:{one.reference}' for one in both)
+  return (f'{name} groups (tokens:τ²)', *texts, '')
 
 
 def advice(model: ModelConfig) -> list[str]:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tokenformer_jax.config import GrowConfig, PattentionConfig
+from tokenformer_jax.config import GrowConfig, PattentionConfig, token_groups
 from tokenformer_jax.model.params import Definition, ParamInfo, Params, Role, token_axis
 from tokenformer_jax.parallel.sharding import Axes, is_axes
 
@@ -55,12 +55,15 @@ class MoreTokens:
     config, of_keys = self._config, info.role is Role.KEY
     if config.method == 'duplicate':
       return self._duplicate(path, old, of_keys, axis, salt)
-    zero = config.method == 'zero_keys' if of_keys else config.new_values == 'zero'
+    zero = config.method == 'zero_keys' if of_keys else zero_values(config)
     shape = lookup(self._added.abstract, path).shape
+    key = drawing_key(config.seed, salt)
     if zero:
       fresh = jnp.zeros(shape, old.dtype)
+    elif of_keys and config.new_keys != 'init':
+      fresh = _like_trained(old, shape, axis, key, config)
     else:
-      fresh = info.initializer(drawing_key(config.seed, salt), shape, old.dtype)
+      fresh = info.initializer(key, shape, old.dtype)
     return jnp.concatenate([old, fresh], axis)
 
   def moment(self, path: Path, old: jax.Array, order: int) -> jax.Array:
@@ -98,22 +101,43 @@ class MoreTokens:
     return jnp.concatenate([first, noisy], axis)
 
 
-def inexact(name: str, old: PattentionConfig, new: PattentionConfig, method: str) -> str | None:
+def zero_values(config: GrowConfig) -> bool:
+  """Return whether the values of new tokens are zero."""
+  return config.new_values == 'zero' or (config.method == 'group' and not config.new_values)
+
+
+def _like_trained(
+  old: jax.Array, shape: tuple[int, ...], axis: int, key: jax.Array, config: GrowConfig
+) -> jax.Array:
+  """Return keys [..., N, D] of the size of trained ones: drawn, or copied in order with noise."""
+  scale = jnp.sqrt(jnp.mean(jnp.square(old), axis=(axis, -1), keepdims=True))
+  normal = jax.random.normal(key, shape, old.dtype)
+  if config.new_keys == 'trained':
+    return scale * normal
+  copied = jnp.take(old, jnp.arange(shape[axis]) % old.shape[axis], axis=axis)
+  return copied + config.noise * scale * normal
+
+
+def inexact(
+  name: str, old: PattentionConfig, new: PattentionConfig, config: GrowConfig
+) -> str | None:
   """Return why a grown projection does not compute what the old one did, or None if it does.
 
   Args:
     name: of the projection.
     old: before the growth.
     new: after it.
-    method: `zero_keys` or `duplicate`.
+    config: its method is `group`, `zero_keys` or `duplicate`.
   """
   grows = new.tokens > old.tokens
-  if method == 'duplicate':
+  before, after = token_groups(old), token_groups(new)
+  if config.method == 'duplicate':
     times = new.tokens // old.tokens
-    if old.reference * new.tokens != new.reference * old.tokens:
+    reference, changed = before[0].reference, after[0].reference
+    if reference * new.tokens != changed * old.tokens:
       return (
         f'{name} gets every token {times} times, and its reference count changes from '
-        f'{old.reference} to {new.reference} instead of {old.reference * times}; use scale=resize'
+        f'{reference} to {changed} instead of {reference * times}; use scale=resize'
       )
     if grows and old.score.row_epsilon:
       return (
@@ -121,15 +145,18 @@ def inexact(name: str, old: PattentionConfig, new: PattentionConfig, method: str
         'times as many scores; use method=zero_keys, which is exact with it'
       )
     return None
-  if old.reference != new.reference:
-    return (
-      f'the reference count of {name} changes from {old.reference} to {new.reference}, and with it '
-      'the scale of every old token; use scale=keep'
-    )
+  for one, other in zip(before, after, strict=False):
+    if one.reference != other.reference:
+      return (
+        f'the reference count of {name} changes from {one.reference} to {other.reference}, and '
+        'with it the scale of every old token; use scale=keep'
+      )
+  if grows and config.method == 'group':
+    return None if zero_values(config) else f'the values of the new tokens of {name} are not zero'
   if grows and not old.score.zero_at_zero:
     return (
       f'the score {old.score.kind} of {name} gives a new token, whose key is zero, the weight of '
-      'exp(0) and not 0; use method=duplicate, which is exact for it'
+      'exp(0) and not 0; use method=group or duplicate, which are exact for it'
     )
   return None
 
@@ -208,25 +235,29 @@ def remove(params: Params, axes: Params, old_tokens: Params) -> Params:
   return jax.tree.map(first, axes, params, old_tokens, is_leaf=is_axes)
 
 
-def shrink(params: Params, axes: Params, importance: Params, target_counts: Params) -> Params:
-  """Keep the most important tokens of each layer, in their order.
+def shrink(params: Params, info: Params, importance: Params, target: Params) -> Params:
+  """Keep the most important tokens of each group of each layer, in their order.
 
   Args:
     params: the parameters, or a moment of them.
-    axes: their logical axes.
+    info: the `ParamInfo` of each array.
     importance: [..., N] for each array of parameter tokens, equal for keys and values of a module,
       as from `importance.score_tokens`.
-    target_counts: the numbers to keep, a tree as from `counts`.
+    target: the `ParamInfo` of each array of the smaller model, which has the numbers to keep.
   """
 
-  def keep(names: Axes, array: jax.Array, score: jax.Array, count: int) -> jax.Array:
-    axis = token_axis(names)
-    if axis is None or count == array.shape[axis]:
+  def keep(one: ParamInfo, array: jax.Array, score: jax.Array, smaller: ParamInfo) -> jax.Array:
+    if one.token_axis is None or one.groups == smaller.groups:
       return array
-    kept = jnp.sort(jax.lax.top_k(score, count)[1], axis=-1)
-    return jnp.take_along_axis(array, kept[..., None], axis=axis)
+    start, kept = 0, []
+    for size, count in zip(one.groups, smaller.groups, strict=True):
+      best = jax.lax.top_k(score[..., start : start + size], count)[1]
+      kept.append(start + jnp.sort(best, axis=-1))
+      start += size
+    places = jnp.concatenate(kept, axis=-1)
+    return jnp.take_along_axis(array, places[..., None], axis=one.token_axis)
 
-  return jax.tree.map(keep, axes, params, importance, target_counts, is_leaf=is_axes)
+  return jax.tree.map(keep, info, params, importance, target)
 
 
 def _without_none(tree: Params) -> Params:

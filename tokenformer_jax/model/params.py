@@ -54,6 +54,7 @@ class ParamInfo:
     depth: 0 before the layers; in stacked layers the number of each layer, from 1 on; None after
       the layers, and in layers that are not stacked, which only decode.
     active: the share of the array's entries that one token uses.
+    groups: for an array of parameter tokens, the numbers of tokens that share a norm, in order.
   """
 
   axes: Axes
@@ -61,6 +62,7 @@ class ParamInfo:
   initializer: Initializer
   depth: int | tuple[int, ...] | None = None
   active: float = 1.0
+  groups: tuple[int, ...] = ()
 
   @property
   def token_axis(self) -> int | None:
@@ -82,9 +84,10 @@ def param(
   role: Role,
   depth: int | None = None,
   active: float = 1.0,
+  groups: tuple[int, ...] = (),
   first: Initializer | None = None,
 ) -> nnx.Param:
-  """Make a float32 parameter; for axes, role, depth and active see `ParamInfo`.
+  """Make a float32 parameter; for axes, role, depth, active and groups see `ParamInfo`.
 
   `init` draws it, and what growth adds to it; `first` draws it at the start if the two differ.
 
@@ -93,7 +96,7 @@ def param(
   """
   if len(shape) != len(axes):
     raise ValueError(f'{len(axes)} axis names {axes} for the shape {shape}')
-  info = ParamInfo(axes, role, init, depth, active)
+  info = ParamInfo(axes, role, init, depth, active, groups)
   return nnx.Param((first or init)(rngs.params(), shape, jnp.float32), info=info)
 
 

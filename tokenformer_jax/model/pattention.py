@@ -7,11 +7,19 @@ arXiv 2410.23168, eq. 3-5). With keys K [N, D_in] and values V [N, D_out],
 
 where Θ is one of the score functions below. The number N of parameter tokens changes neither the
 input's nor the output's width, so a trained model can grow by more tokens.
+
+The tokens may come in several groups, each with a norm of its own:
+
+  Pattention(x) = Σ_g Θ_g(x K_gᵀ) V_g
+
+So a further group of tokens with values of zero adds exactly zero, whatever its keys are, for every
+score function and in every dtype. One group is the model of the paper.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +27,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from tokenformer_jax.config import PattentionConfig
+from tokenformer_jax.config import PattentionConfig, TokenGroup, token_groups
+from tokenformer_jax.model import groups as groups_lib
 from tokenformer_jax.model.params import Initializer, Role, param
 from tokenformer_jax.model.products import product, project
 from tokenformer_jax.model.stack import PROJECTED, ROW_STATISTICS
@@ -57,13 +66,14 @@ def parameter_weights(
   *,
   score: str = 'l2_norm_gelu',
   gelu: str = 'exact',
-  reference_tokens: int,
+  groups: groups_lib.OneGroup | groups_lib.Groups,
   row_epsilon: float = 0.0,
   square_BxTx1: jax.Array | None = None,
 ) -> jax.Array:
   """Compute Θ, the weight of every parameter token, from its score A.
 
-  τ² = `reference_tokens` is the number of tokens that the model was first trained with:
+  The norm of a token is that over its group. τ² is the reference count of the group: the number of
+  tokens that it was first trained with.
 
     l2_norm_gelu   GELU(τ A / ‖A‖₂)             TokenFormer (as released)
     gelu_l2_norm   τ GELU(A) / ‖GELU(A)‖₂       Table 4, GELU + L2 (as released)
@@ -78,30 +88,30 @@ def parameter_weights(
     scores_BxTxN: x Kᵀ, in the dtype of the activations; intermediate values are float32.
     score: the name of a form above.
     gelu: `exact` (by the error function) or `tanh`.
-    reference_tokens: τ².
+    groups: the groups of the tokens, from `groups.make`.
     row_epsilon: added to every norm, as in the released TPU code (1e-5).
-    square_BxTx1: ‖A‖₂² for `l2_norm_gelu`, if already computed.
+    square_BxTx1: ‖A‖₂² for `l2_norm_gelu` and one group, if already computed.
 
   Returns:
     Weights in the shape and dtype of the scores.
   """
   dtype, scores_BxTxN = scores_BxTxN.dtype, scores_BxTxN.astype(jnp.float32)
   if score == 'l2_norm_gelu':
-    square = _square(scores_BxTxN) if square_BxTx1 is None else square_BxTx1
-    inverse = _inverse_l2(square, reference_tokens, row_epsilon)
-    scaled_BxTxN = _gradient_waits(scores_BxTxN, dtype) * inverse
+    square = groups.total(jnp.square(scores_BxTxN)) if square_BxTx1 is None else square_BxTx1
+    inverse = _inverse_l2(square, groups.reference, row_epsilon)
+    scaled_BxTxN = _gradient_waits(scores_BxTxN, dtype) * groups.spread(inverse)
     return activate(scaled_BxTxN, gelu).astype(dtype)
   if score in ('gelu_l2_norm', 'gelu_l1_norm'):
     weights = activate(scores_BxTxN, gelu)
   else:
-    # A shift of a whole row cancels in the norm and keeps exp from overflowing.
-    row_max = jax.lax.stop_gradient(jnp.max(scores_BxTxN, axis=-1, keepdims=True))
-    weights = jnp.exp(scores_BxTxN - row_max)
+    # A shift of a whole group cancels in its norm and keeps exp from overflowing.
+    largest = groups.spread(groups.largest(jax.lax.stop_gradient(scores_BxTxN)))
+    weights = jnp.exp(scores_BxTxN - largest)
   if score in ('gelu_l1_norm', 'softmax'):
-    scale = _inverse_l1(weights, reference_tokens, row_epsilon)
+    scale = _inverse_l1(groups.total(jnp.abs(weights)), groups.reference, row_epsilon)
   else:
-    scale = _inverse_l2(_square(weights), reference_tokens, row_epsilon)
-  return (_gradient_waits(weights, dtype) * scale).astype(dtype)
+    scale = _inverse_l2(groups.total(jnp.square(weights)), groups.reference, row_epsilon)
+  return (_gradient_waits(weights, dtype) * groups.spread(scale)).astype(dtype)
 
 
 def _gradient_waits(rows: jax.Array, dtype: jnp.dtype) -> jax.Array:
@@ -136,17 +146,16 @@ def _square(rows: jax.Array) -> jax.Array:
   return jnp.sum(jnp.square(rows.astype(jnp.float32)), axis=-1, keepdims=True)
 
 
-def _inverse_l2(square: jax.Array, reference_tokens: int, epsilon: float) -> jax.Array:
-  """Return τ / (‖row‖₂ + ε), given ‖row‖₂²."""
+def _inverse_l2(square: jax.Array, reference: jax.Array, epsilon: float) -> jax.Array:
+  """Return τ / (‖A‖₂ + ε), given ‖A‖₂² and τ²."""
   square = checkpoint_name(square + EPSILON, ROW_STATISTICS)
   inverse = 1 / (jnp.sqrt(square) + epsilon) if epsilon else jax.lax.rsqrt(square)
-  return inverse * jnp.sqrt(jnp.float32(reference_tokens))
+  return inverse * jnp.sqrt(reference)
 
 
-def _inverse_l1(rows: jax.Array, reference_tokens: int, epsilon: float) -> jax.Array:
-  """Return τ² / (‖row‖₁ + ε), with a last axis of 1."""
-  total = jnp.sum(jnp.abs(rows), axis=-1, keepdims=True) + (epsilon or EPSILON)
-  return reference_tokens / checkpoint_name(total, ROW_STATISTICS)
+def _inverse_l1(total: jax.Array, reference: jax.Array, epsilon: float) -> jax.Array:
+  """Return τ² / (‖A‖₁ + ε), given ‖A‖₁ and τ²."""
+  return reference / checkpoint_name(total + (epsilon or EPSILON), ROW_STATISTICS)
 
 
 def scores(x: jax.Array, keys_NxI: jax.Array) -> jax.Array:
@@ -211,18 +220,23 @@ def pattention(
   keys_NxI: jax.Array,
   values_NxO: jax.Array,
   *,
+  groups: Sequence[TokenGroup],
   score: str = 'l2_norm_gelu',
   out_heads: tuple[int, int] | None = None,
   keep_scores: bool = False,
   prevent_cse: bool = False,
   **how: Any,
 ) -> jax.Array:
-  """Return Θ(x Kᵀ) V in the dtype of x.
+  """Return Σ_g Θ_g(x K_gᵀ) V_g in the dtype of x.
+
+  Unless several devices split the tokens, each group is computed apart, and the results are added
+  in the order of the groups. A group whose values are zero then changes no bit.
 
   Args:
     x: [B, T, I], or heads [B, T, H, K], which may be filled with zeros.
     keys_NxI: K.
     values_NxO: V.
+    groups: the groups of the tokens, in their order.
     score: as in `parameter_weights`.
     out_heads: for heads as the output, their number H and their width K, filled with zeros.
     keep_scores: see `keep_for_backward`.
@@ -232,14 +246,31 @@ def pattention(
   Returns:
     [B, T, O], or [B, T, H, K].
   """
+  if len(groups) > 1 and parts('param_tokens') == 1:
+    cuts = list(itertools.accumulate(group.tokens for group in groups))[:-1]
+    apart = zip(groups, jnp.split(keys_NxI, cuts), jnp.split(values_NxO, cuts), strict=True)
+    of_group = functools.partial(
+      pattention,
+      score=score,
+      out_heads=out_heads,
+      keep_scores=keep_scores,
+      prevent_cse=prevent_cse,
+      **how,
+    )
+    return functools.reduce(
+      jnp.add, [of_group(x, keys, values, groups=(group,)) for group, keys, values in apart]
+    )
+  together = groups_lib.make(groups)
 
   def apply(x: jax.Array, keys_NxI: jax.Array, values_NxO: jax.Array) -> jax.Array:
-    if score == 'l2_norm_gelu' and _are_many(keys_NxI, x):
+    if score == 'l2_norm_gelu' and len(groups) == 1 and _are_many(keys_NxI, x):
       scores_BxTxN, square_BxTx1 = _scores_and_square(x, keys_NxI)
     else:
       scores_BxTxN, square_BxTx1 = scores(x, keys_NxI), None
     scores_BxTxN = checkpoint_name(scores_BxTxN, SCORES)
-    weights_BxTxN = parameter_weights(scores_BxTxN, score=score, square_BxTx1=square_BxTx1, **how)
+    weights_BxTxN = parameter_weights(
+      scores_BxTxN, score=score, groups=together, square_BxTx1=square_BxTx1, **how
+    )
     return project(weights_BxTxN, values_NxO, _AXES, contract=0, out_heads=out_heads)
 
   return keep_for_backward(apply, keep_scores, prevent_cse)(x, keys_NxI, values_NxO)
@@ -292,20 +323,21 @@ class Pattention(nnx.Module):
       rngs: the source of the parameters, by its stream `params`.
     """
     of_keys, of_values = nnx.initializers.normal(key_std), nnx.initializers.normal(value_std)
-    self.keys = param(rngs, of_keys, (config.tokens, d_in), _AXES, role=Role.KEY)
-    self.values = param(
-      rngs, of_values, (config.tokens, d_out), _AXES, role=Role.VALUE, first=first_values
+    self.groups = token_groups(config)
+    sizes = tuple(group.tokens for group in self.groups)
+    make = functools.partial(param, rngs, groups=sizes)
+    self.keys = make(of_keys, (config.tokens, d_in), _AXES, role=Role.KEY)
+    self.values = make(
+      of_values, (config.tokens, d_out), _AXES, role=Role.VALUE, first=first_values
     )
-    self.how = {
-      'score': config.score.kind,
-      'reference_tokens': config.reference or config.tokens,
-      **dataclasses.asdict(config.score),
-    }
+    self.how = {'score': config.score.kind, **dataclasses.asdict(config.score)}
     self.keep_scores, self.prevent_cse = keep_scores, prevent_cse
 
   def weights(self, x: jax.Array) -> jax.Array:
     """Return the weight of every parameter token [B, T, N]; x is as for `__call__`."""
-    return parameter_weights(scores(x, self.keys[...]), **self.how)
+    return parameter_weights(
+      scores(x, self.keys[...]), groups=groups_lib.make(self.groups), **self.how
+    )
 
   def __call__(self, x: jax.Array, out_heads: tuple[int, int] | None = None) -> jax.Array:
     """Return Θ(x Kᵀ) V; for the arguments see `pattention`."""
@@ -313,6 +345,7 @@ class Pattention(nnx.Module):
       x,
       self.keys[...],
       self.values[...],
+      groups=self.groups,
       out_heads=out_heads,
       keep_scores=self.keep_scores,
       prevent_cse=self.prevent_cse,

@@ -141,7 +141,7 @@ def check_same_model(config: Config, theirs: Config, where: str) -> None:
   if not found:
     return
   advice = 'set these keys to its values, or choose another one'
-  if all(one.path.endswith(('.tokens', '.reference')) for one in found):
+  if all(one.path.endswith(('.tokens', '.reference', '.groups')) for one in found):
     advice += (
       ' (to have it grow: python -m tokenformer_jax.grow --source=DIR --target=NEW_DIR '
       f'--param_tokens={config_lib.counts_as_text(config_lib.token_counts(config.model))})'

@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks
-from tokenformer_jax.config import Config, pattentions, token_counts
+from tokenformer_jax.config import Config, PattentionConfig, pattentions, token_counts
 from tokenformer_jax.data.order import BEGINNING, Position
 from tokenformer_jax.grow import state
 from tokenformer_jax.training.origin import NOTHING, Origin
@@ -27,12 +27,19 @@ def with_references(config: Config, origin: Origin = NOTHING) -> Config:
   new = pattentions(model)
   if old and old.keys() == new.keys():
     grown = pattentions(state.grown_model(origin.model, token_counts(model), config.grow))
-    of_origin = {
-      name: dataclasses.replace(one, reference=one.reference or grown[name].reference)
-      for name, one in new.items()
-    }
+    of_origin = {name: _like(one, grown[name]) for name, one in new.items()}
     model = config_lib.with_pattentions(model, of_origin)
   return dataclasses.replace(config, model=config_lib.with_references(model))
+
+
+def _like(one: PattentionConfig, grown: PattentionConfig) -> PattentionConfig:
+  """Return a projection with the groups and reference counts that the growth of its origin gives.
+
+  What the config says itself has precedence.
+  """
+  if one.groups or one.reference:
+    return one
+  return dataclasses.replace(one, reference=grown.reference, groups=grown.groups)
 
 
 def in_steps(config: Config, examples: int, position: Position = BEGINNING) -> Config:

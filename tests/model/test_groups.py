@@ -1,0 +1,133 @@
+"""Groups of parameter tokens: each has a norm of its own, on every number of devices."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tokenformer_jax.config import MeshConfig, PattentionConfig, TokenGroup, token_groups
+from tokenformer_jax.config.pattention import SCORES, resized, with_groups
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.model import groups
+from tokenformer_jax.model.pattention import parameter_weights, pattention
+from tokenformer_jax.parallel import sharding
+
+# Sizes of groups that lie on 4 devices in different ways.
+SIZES = {
+  'one a device': (4, 4, 4, 4),
+  'two on a device': (2, 2, 4, 4, 1, 3),
+  'over devices': (4, 12),
+  'across a border': (6, 2, 8),
+}
+
+
+def _of(sizes: tuple[int, ...]) -> tuple[TokenGroup, ...]:
+  return tuple(TokenGroup(size, 2 * size + i) for i, size in enumerate(sizes))
+
+
+def _arrays(tokens: int, width: int = 8) -> tuple[jax.Array, jax.Array, jax.Array]:
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(4, 3, width))
+  keys, values = rng.normal(size=(2, tokens, width))
+  return tuple(map(jnp.float32, (x, keys, values)))
+
+
+@pytest.mark.parametrize('score', SCORES)
+@pytest.mark.parametrize('pieces', [1, 2, 4])
+@pytest.mark.parametrize('sizes', SIZES.values(), ids=SIZES)
+def test_each_group_has_the_weights_that_it_has_alone(sizes, pieces, score):
+  scores = jnp.float32(np.random.default_rng(1).normal(size=(2, 3, sum(sizes))))
+  how = {'score': score, 'row_epsilon': 1e-5}
+  got = parameter_weights(scores, groups=groups.make(_of(sizes), pieces), **how)
+  start = 0
+  for group in _of(sizes):
+    own = scores[..., start : start + group.tokens]
+    want = parameter_weights(own, groups=groups.make((group,)), **how)
+    np.testing.assert_allclose(got[..., start : start + group.tokens], want, rtol=1e-5, atol=1e-6)
+    start += group.tokens
+
+
+def test_a_group_of_large_scores_hides_no_other():
+  scores = jnp.float32([[[1.0, 2.0, 300.0, 301.0]]])
+  two = groups.make((TokenGroup(2, 2), TokenGroup(2, 2)), 1)
+  weights = parameter_weights(scores, score='softmax', groups=two)
+  np.testing.assert_allclose(weights[..., :2], weights[..., 2:], rtol=1e-5)
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('score', SCORES)
+def test_a_group_with_values_of_zero_changes_no_bit(score, dtype):
+  x, keys, values = (array.astype(dtype) for array in _arrays(28))
+  values = values.at[12:].set(0)
+  run = jax.jit(pattention, static_argnames=('groups', 'score'))
+  small = run(x, keys[:12], values[:12], groups=(TokenGroup(12, 12),), score=score)
+  large = run(x, keys, values, groups=(TokenGroup(12, 12), TokenGroup(16, 5)), score=score)
+  assert small.dtype == dtype and np.array_equal(small, large)
+
+
+@pytest.mark.parametrize('sizes', SIZES.values(), ids=SIZES)
+def test_outputs_and_gradients_do_not_depend_on_the_devices(sizes):
+  arrays = _arrays(sum(sizes))
+  target = jnp.float32(np.random.default_rng(2).normal(size=arrays[0].shape))
+
+  def loss(x, keys, values):
+    return jnp.sum(target * pattention(x, keys, values, groups=_of(sizes)))
+
+  run = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))
+  want = run(*arrays)
+  mesh = sharding.make_mesh(MeshConfig(fsdp=2, tokens=4), jax.devices())
+  with jax.set_mesh(mesh):
+    got = run(*arrays)
+  for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(('sizes', 'crosses'), [((4, 4, 4, 4), False), ((4, 12), True)])
+def test_sums_of_norms_cross_devices_only_for_groups_that_do(sizes, crosses):
+  mesh = sharding.make_mesh(MeshConfig(fsdp=2, tokens=4), jax.devices())
+
+  def weights(scores):
+    return parameter_weights(scores, groups=groups.make(_of(sizes)))
+
+  place = jax.sharding.NamedSharding(mesh, sharding.spec(('batch', None, 'param_tokens')))
+  scores = jax.ShapeDtypeStruct((4, 3, 16), jnp.float32, sharding=place)
+  with jax.set_mesh(mesh):
+    text = jax.jit(weights, out_shardings=place).lower(scores).compile().as_text()
+  assert ('all-reduce' in text) == crosses
+  assert 'all-gather' not in text and 'collective-permute' not in text, 'scores move'
+
+
+def test_groups_are_written_in_a_config_as_they_are_read():
+  config = PattentionConfig(tokens=11, groups='2 3:7*3')
+  found = token_groups(config)
+  assert found == (TokenGroup(2, 2), *[TokenGroup(3, 7)] * 3)
+  written = with_groups(config, found)
+  assert written.groups == '2:2 3:7*3' and token_groups(written) == found
+  one = with_groups(config, found[:1])
+  assert (one.tokens, one.reference, one.groups) == (2, 2, '')
+
+
+@pytest.mark.parametrize(
+  ('tokens', 'want'), [(14, '2:2 3:7*2 6:7'), (6, '2:2 3:7 1:7'), (5, '2:2 3:7'), (2, '')]
+)
+def test_more_tokens_join_the_last_group_and_fewer_are_the_first_ones(tokens, want):
+  config = resized(PattentionConfig(tokens=11, groups='2 3:7*3'), tokens)
+  assert (config.tokens, config.groups) == (tokens, want)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'sentence'),
+  [
+    ({'groups': '2 x'}, "has 'x'; a group is TOKENS or TOKENS:REFERENCE"),
+    ({'groups': '0 8'}, "has '0'"),
+    ({'groups': '4*0 8'}, "has '4*0'"),
+    ({'groups': '2 3'}, 'has 5 tokens, and tokens is 8; set tokens=5, or other groups'),
+    ({'groups': '2 6', 'reference': 8}, 'reference=8 is for one group'),
+  ],
+)
+def test_a_mistake_is_one_sentence(changes, sentence):
+  with pytest.raises(UserError) as error:
+    token_groups(dataclasses.replace(PattentionConfig(tokens=8), **changes), 'config.x.')
+  assert sentence in str(error.value) and 'config.x.' in str(error.value)

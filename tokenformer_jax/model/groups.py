@@ -1,0 +1,128 @@
+"""Sums over the groups of parameter tokens, which have a norm each, on one or several devices.
+
+The scores of a row lie in one array [B, T, N], group behind group. Devices that split N hold equal
+parts of it, and a group may begin or end inside a part. Every part is cut at all places where some
+group ends in some part, so that each piece of a part belongs to one group. Sums over pieces stay on
+their device. Only if a group lies on several devices do its sums cross devices.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tokenformer_jax.config import TokenGroup
+from tokenformer_jax.parallel.sharding import constrain, parts
+
+
+class OneGroup:
+  """The tokens of a row as one group: the model of the paper.
+
+  Attributes:
+    reference: τ², which broadcasts to a statistic.
+  """
+
+  def __init__(self, reference: int):
+    self.reference = jnp.float32(reference)
+
+  def total(self, rows_BxTxN: jax.Array) -> jax.Array:
+    """Return the sum over each group: a statistic, here [B, T, 1]."""
+    return jnp.sum(rows_BxTxN, axis=-1, keepdims=True)
+
+  def largest(self, rows_BxTxN: jax.Array) -> jax.Array:
+    """Return the maximum of each group."""
+    return jnp.max(rows_BxTxN, axis=-1, keepdims=True)
+
+  def spread(self, statistic: jax.Array) -> jax.Array:
+    """Return for every token the statistic of its group; it broadcasts to [B, T, N]."""
+    return statistic
+
+
+@dataclasses.dataclass(frozen=True)
+class Groups:
+  """The tokens of a row in several groups, N split in P parts of M pieces.
+
+  A statistic is [B, T, P, G] if every group lies in one part, and G is the most groups of a part;
+  else it is [B, T, 1, G] for G groups.
+
+  Attributes:
+    widths: the number of tokens of each of the M pieces of a part.
+    member: whether a piece belongs to a group, [P, M, G].
+    references: τ² of each group, [P or 1, G]; 1 for a group that a part lacks.
+  """
+
+  widths: tuple[int, ...]
+  member: np.ndarray
+  references: np.ndarray
+
+  @property
+  def reference(self) -> jax.Array:
+    """τ² of each group, which broadcasts to a statistic."""
+    return jnp.asarray(self.references)[None, None]
+
+  def total(self, rows_BxTxN: jax.Array) -> jax.Array:
+    """Return the sum over each group: a statistic."""
+    return self._reduced(rows_BxTxN, jnp.sum, 0)
+
+  def largest(self, rows_BxTxN: jax.Array) -> jax.Array:
+    """Return the maximum of each group."""
+    return self._reduced(rows_BxTxN, jnp.max, -jnp.inf)
+
+  def spread(self, statistic_BxTxPxG: jax.Array) -> jax.Array:
+    """Return for every token the statistic of its group, [B, T, N]."""
+    own = jnp.where(self.member[None, None], statistic_BxTxPxG[..., None, :], 0)
+    of_pieces = jnp.sum(own, axis=-1)
+    split = jnp.split(of_pieces, len(self.widths), axis=-1)
+    shape = of_pieces.shape[:-1]
+    wide = [
+      jnp.broadcast_to(one, (*shape, width)) for one, width in zip(split, self.widths, strict=True)
+    ]
+    rows = jnp.concatenate(wide, axis=-1).reshape(*shape[:2], -1)
+    return constrain(rows, 'batch', None, 'param_tokens')
+
+  def _reduced(
+    self, rows_BxTxN: jax.Array, reduce: Callable[..., jax.Array], nothing: float
+  ) -> jax.Array:
+    rows = rows_BxTxN.reshape(*rows_BxTxN.shape[:2], len(self.member), -1)
+    rows = constrain(rows, 'batch', None, 'param_tokens', None)
+    pieces = jnp.split(rows, list(itertools.accumulate(self.widths))[:-1], axis=-1)
+    of_pieces = jnp.stack([reduce(piece, axis=-1) for piece in pieces], axis=-1)
+    candidates = jnp.where(self.member[None, None], of_pieces[..., None], nothing)
+    inside = reduce(candidates, axis=-2)
+    if len(self.references) == len(self.member):
+      return inside
+    return reduce(inside, axis=-2, keepdims=True)
+
+
+def make(groups: Sequence[TokenGroup], pieces: int | None = None) -> OneGroup | Groups:
+  """Return the groups of a row whose N tokens are split in parts.
+
+  Args:
+    groups: in the order of the tokens.
+    pieces: P, the number of parts; None: that of the current mesh.
+  """
+  if len(groups) == 1:
+    return OneGroup(groups[0].reference)
+  return _make(tuple(groups), parts('param_tokens') if pieces is None else pieces)
+
+
+@functools.lru_cache(maxsize=128)
+def _make(groups: tuple[TokenGroup, ...], pieces: int) -> Groups:
+  ends = np.cumsum([group.tokens for group in groups])
+  part = ends[-1] // pieces
+  cuts = sorted({0, *(int(end) % part for end in ends)})
+  widths = tuple(np.diff([*cuts, part]).tolist())
+  starts = np.arange(pieces)[:, None] * part + np.asarray(cuts)
+  owner = np.searchsorted(ends, starts, side='right')  # [P, M]
+  first_of_part = owner[:, :1]
+  whole = all(set(one).isdisjoint(two) for one, two in itertools.combinations(owner.tolist(), 2))
+  number = owner - first_of_part if whole else owner
+  count = int(number.max()) + 1
+  references = np.ones((pieces if whole else 1, count), np.float32)
+  rows = np.arange(pieces)[:, None] if whole else np.zeros((pieces, 1), int)
+  references[rows, number] = np.asarray([group.reference for group in groups], np.float32)[owner]
+  return Groups(widths, number[..., None] == np.arange(count), references)
