@@ -122,9 +122,10 @@ def test_a_chain_of_three_growths_changes_no_logit(chain, score, tied):
     lambda a: a.shape, define_lm(target).abstract
   ), 'the arrays are not those of the target'
   got = difference(logits(target, grown), logits(source, params))
-  assert got <= (0 if chain == 'group' else 1e-5), (
-    f'three growths by {chain} change the logits by {got}'
-  )
+  # XLA fuses the operations of the other scores in another way in the larger program.
+  apart = {'l2_norm_gelu': 0, 'softmax': 0}.get(score, 1e-6)
+  allowed = apart if chain == 'group' else 1e-5
+  assert got <= allowed, f'three growths by {chain} change the logits by {got}'
 
 
 # Against float64, the rounding of the source alone is 4e-7 with softmax, 1.3e-6 with squares.
@@ -139,7 +140,7 @@ def test_a_gated_attention_unit_grows_exactly(scores, rounding):
 
 
 @SLOW
-@pytest.mark.parametrize('chain', ['zero_keys', 'doubled', 'duplicate'])
+@pytest.mark.parametrize('chain', ['zero_keys', 'doubled', 'duplicate', 'group'])
 def test_bfloat16_activations_add_at_most_one_rounding(chain):
   source = tiny_model()
   target, run = _chain(chain, source)
@@ -151,10 +152,11 @@ def test_bfloat16_activations_add_at_most_one_rounding(chain):
 
 
 @SLOW
-def test_growth_on_a_mesh_is_growth():
+@pytest.mark.parametrize(('chain', 'allowed'), [('mixed', 1e-5), ('group', 1e-6)])
+def test_growth_on_a_mesh_is_growth(chain, allowed):
   """Under jit, straight into the target's shardings, of parameters and moments."""
   source = tiny_model()
-  target, run = _chain('mixed', source)
+  target, run = _chain(chain, source)
   old = state_of(source)
   alone = jax.jit(run)(old)
   mesh = mesh_of(fsdp=4, tokens=2)
@@ -165,7 +167,7 @@ def test_growth_on_a_mesh_is_growth():
     new = jax.jit(run, out_shardings=places[1])(jax.device_put(old, places[0]))
     got = np.asarray(forward(target)(new['params'], np.repeat(IDS[:, :-1], 2, axis=0)))[::2]
   assert_same(new, alone, 'on a mesh other tokens are drawn')
-  assert difference(got, logits(source, old['params'])) <= 1e-5, 'not exact on a mesh'
+  assert difference(got, logits(source, old['params'])) <= allowed, 'not exact on a mesh'
   elsewhere = [
     path
     for (path, a), s in zip(
@@ -227,7 +229,7 @@ def test_a_reason_is_given_exactly_when_logits_differ(model, counts, config):
 @pytest.mark.parametrize(
   ('score', 'counts', 'config', 'sentence'),
   [
-    ('softmax', LARGER, ZERO_KEYS, r'score softmax of \S*qkv .* exp\(0\).*method=duplicate'),
+    ('softmax', LARGER, ZERO_KEYS, r'score softmax of \S*qkv .* exp\(0\).*method=group or dup'),
     ('l2_norm_gelu', LARGER, GrowConfig(scale='resize'), r'from 24 to 32.*use scale=keep'),
     ('l2_norm_gelu', DOUBLE, GrowConfig('duplicate', 'keep'), r'2 times.*use scale=resize'),
     ('l2_norm_gelu', DOUBLE, GrowConfig('duplicate', noise=0.1), r'noise=0\.1'),
@@ -296,7 +298,7 @@ MORE_TOKENS = with_tokens(tiny_model(), **LARGER)
       GrowConfig(new_values='zero'),
       'keys and values are both zero are dead.*use new_values=init',
     ),
-    (tiny_model(), MORE_TOKENS, GrowConfig(noise=0.1), 'zero_keys does not; set it'),
+    (tiny_model(), MORE_TOKENS, GrowConfig(noise=0.1), 'zero_keys copies nothing; set it'),
     (
       tiny_model(),
       with_tokens(tiny_model(), **DOUBLE),
@@ -309,7 +311,7 @@ MORE_TOKENS = with_tokens(tiny_model(), **LARGER)
       tiny_model(),
       tiny_model(width=64, heads=8),
       GrowConfig(method='net2net'),
-      'method net2net is for Transformers.*parameter tokens; choose zero_keys, duplicate, ran',
+      'method net2net is for Transformers.*parameter tokens; choose group, zero_keys, dup',
     ),
     (
       DENSE_MODEL,
