@@ -253,10 +253,10 @@ def test_a_value_of_the_wrong_type(path, value, sentence):
     (
       'grow.method',
       'copy',
-      'zero_keys, duplicate, random, net2net, net2net_fill, hypercloning',
+      'group, zero_keys, duplicate, random, net2net, net2net_fill, hypercloning',
     ),
     ('grow.scale', 'kept', "'' (empty), keep, resize"),
-    ('grow.new_values', 'normal', 'init, zero'),
+    ('grow.new_values', 'normal', "'' (empty), init, zero"),
     ('grow.moments', 'keep', 'pad, drop'),
     ('grow.step', '0', 'keep, restart'),
   ],

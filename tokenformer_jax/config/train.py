@@ -31,6 +31,13 @@ class TrainConfig:
     least=0,
     below=1,
   )
+  drop_groups: float = key(
+    0.0,
+    'probability that a step trains only the first groups of parameter tokens, so that each number '
+    'of them serves alone: see steps/elastic.py',
+    least=0,
+    most=1,
+  )
   max_skipped_steps: int = key(20, 'non-finite steps in a row after which the run stops', above=0)
   sample_tokens: int = key(
     64, 'length of the text written at each evaluation. 0: none', least=0, only='lm'

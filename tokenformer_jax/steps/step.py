@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from tokenformer_jax.config import Config
 from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.steps import compiler, optim
+from tokenformer_jax.steps import compiler, elastic, optim
 from tokenformer_jax.tasks import Batch, Task
 
 State = dict[str, Any]
@@ -64,7 +64,10 @@ def make_train_step(
   with.
   """
   rate = optim.schedule(config.optim, config.train.steps, growth)
-  gradient = _gradient(task, config.optim.accumulation_steps)
+  loss = task.loss
+  if config.train.drop_groups:
+    loss = elastic.with_dropped_groups(loss, task.definition.info, config.train.drop_groups)
+  gradient = _gradient(loss, config.optim.accumulation_steps)
 
   def step(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
     params, opt_state = state['params'], state['opt_state']
@@ -108,10 +111,10 @@ def make_train_step(
 
 
 def _gradient(
-  task: Task, parts: int
+  loss: Callable[..., tuple[jax.Array, dict[str, jax.Array]]], parts: int
 ) -> Callable[[Params, Batch, jax.Array], tuple[Params, dict[str, jax.Array]]]:
   """Return the function for the loss gradient and figures of a batch, computed in `parts` parts."""
-  gradient = jax.grad(task.loss, has_aux=True)
+  gradient = jax.grad(loss, has_aux=True)
   if parts == 1:
     return gradient
 

@@ -15,7 +15,7 @@ from tokenformer_jax.parallel import devices, hosts, sharding
 from tokenformer_jax.runs import checkpoint, lease, saved_config
 from tokenformer_jax.runs.checkpoint_meta import Seen
 from tokenformer_jax.runs.metrics import Metrics, Window
-from tokenformer_jax.steps import optim
+from tokenformer_jax.steps import elastic, optim
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
@@ -91,6 +91,7 @@ class Trainer:
     devices.check_fits(config, definition, self.mesh)
     growth = grow.last_growth(self.origin.lineage, config.model)
     start.check_old_tokens(config, growth, definition)
+    elastic.check(config.train.drop_groups, definition.info)
     self.task.prepare()  # Missing data fails here, before the work directory is made.
     start.make_writable(workdir)
     self.workdir = workdir

@@ -1,0 +1,61 @@
+"""Elastic models: some steps train the first groups of parameter tokens alone."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from growing import IDS, by_name, logits, params_of
+from tiny import tiny_model
+
+from tokenformer_jax.config import GrowConfig
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import grown_model, remove, tokens
+from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.steps import elastic
+
+SMALL = tiny_model()
+GROUP = GrowConfig(method='group')
+MIDDLE = grown_model(SMALL, by_name(32, 48, 64), GROUP)
+LARGE = grown_model(MIDDLE, by_name(48, 48, 100), GROUP)
+
+
+@pytest.mark.parametrize(('count', 'model'), [(1, SMALL), (2, MIDDLE), (3, LARGE), (9, LARGE)])
+def test_the_first_groups_compute_what_the_smaller_model_does(count, model):
+  params, definition = params_of(LARGE), define_lm(LARGE)
+  smaller = remove(params, definition.axes, tokens.counts(define_lm(model)))
+  got = logits(LARGE, elastic.keep_first(params, definition.info, count))
+  np.testing.assert_allclose(got, logits(model, smaller), rtol=1e-5, atol=1e-5)
+
+
+def test_later_groups_are_left_out_as_often_as_asked():
+  info = define_lm(LARGE).info
+  ones = jax.tree.map(lambda a: jnp.ones(a.shape), define_lm(LARGE).abstract)
+
+  def counted(params, batch, key):
+    del batch, key
+    return jnp.sum(params['blocks']['ffn']['values'][0, :, 0])
+
+  def count(rate):
+    loss = elastic.with_dropped_groups(counted, info, rate)
+    found = [float(loss(ones, IDS, jax.random.key(seed))) for seed in range(100)]
+    return [found.count(size) for size in (48, 64, 100)]
+
+  # The first size is that of the model before any growth.
+  assert count(0.0) == [0, 0, 100] and count(1.0)[2] == 0
+  few, some, all_ = count(0.5)
+  assert 10 < few < 40 and 10 < some < 40 and 30 < all_ < 70
+
+
+def test_what_has_no_groups_cannot_leave_them_out():
+  with pytest.raises(UserError, match=r'drop_groups is 0\.5, and no projection of this model has'):
+    elastic.check(0.5, define_lm(SMALL).info)
+  elastic.check(0.5, define_lm(MIDDLE).info)
+  elastic.check(0.0, define_lm(SMALL).info)
+
+
+def test_groups_of_a_model_from_scratch_can_be_left_out():
+  ffn = dataclasses.replace(SMALL.layer.ffn, tokens=48, reference=0, groups='24*2')
+  model = dataclasses.replace(SMALL, layer=dataclasses.replace(SMALL.layer, ffn=ffn))
+  assert elastic.group_count(define_lm(model).info) == 2
