@@ -2,6 +2,7 @@ r"""Compare the data that chips must exchange for a layer with the compiled prog
 
   python benchmarks/collectives.py                                 1_5b on v5e:4x4
   python benchmarks/collectives.py --model=lm_openwebtext:1_4b --topology=v5p:2x2x1 --tokens=1,2,4
+  python benchmarks/collectives.py --groups=1 --tokens=4,16        a group of tokens on each device
 
 The meshes split by `fsdp` alone, by `tokens` alone and by both, with recomputation `full`. The
 found data of a layer is the difference between two depths divided by their difference in layers,
@@ -20,7 +21,7 @@ from typing import Any
 import cells
 from cells import MODELS, Figures, Row
 
-from tokenformer_jax.config import ModelConfig, from_dict
+from tokenformer_jax.config import ModelConfig, file, from_dict
 from tokenformer_jax.plan import topology
 
 HEAD = (
@@ -48,7 +49,9 @@ class Expected:
   received: float
 
 
-def expected(model: dict[str, Any], fsdp: int, tokens: int, positions: int) -> list[Expected]:
+def expected(
+  model: dict[str, Any], fsdp: int, tokens: int, positions: int, groups: int = 0
+) -> list[Expected]:
   """Return the collectives that a layer needs in a step with recomputation `full`.
 
   There are F devices along `fsdp` and S along `tokens`, M positions on a device, width D, and
@@ -59,7 +62,8 @@ def expected(model: dict[str, Any], fsdp: int, tokens: int, positions: int) -> l
                 again in the backward pass: 2 · 10, in all 2 · Σ 2 nᵢ/S D · 2 bytes (F−1)/F
     gradients   reduce-scatters of the same arrays: 10, in all Σ 2 nᵢ/S D · 2 bytes (F−1)/F
     row norms   sums over tokens of a number for every position, which is kept, and of a gradient:
-                2 · 5 sums of M · 4 bytes, each 2 (S−1)/S of that
+                2 · 5 sums of M · 4 bytes, each 2 (S−1)/S of that; none if every group of tokens lies
+                on one device
     outputs     query, key and value are reduce-scattered to heads: 3 forward, 3 recomputed; output
                 projection and feed-forward are summed whole: 2 forward, and the output projection
                 once recomputed
@@ -73,6 +77,7 @@ def expected(model: dict[str, Any], fsdp: int, tokens: int, positions: int) -> l
     fsdp: F.
     tokens: S.
     positions: M.
+    groups: the number of groups of tokens on each device; 0: all tokens are one group.
   """
   mixer, ffn = model['layer']['mixer'], model['layer']['ffn']
   tokens_of_layer = 3 * mixer['qkv']['tokens'] + mixer['proj']['tokens'] + ffn['tokens']
@@ -86,7 +91,7 @@ def expected(model: dict[str, Any], fsdp: int, tokens: int, positions: int) -> l
     Expected('fsdp', 'reduce-scatter', 'gradients', 10, weights),
   ]
   over_tokens = [
-    Expected('tokens', 'all-reduce', 'row norms', 10, 10 * norms),
+    *([] if groups else [Expected('tokens', 'all-reduce', 'row norms', 10, 10 * norms)]),
     Expected('tokens', 'all-reduce', 'outputs', 3, 3 * 2 * activations),
     Expected('tokens', 'all-reduce', 'gradients of inputs', 2, 2 * 2 * activations),
     Expected('tokens', 'reduce-scatter', 'outputs to heads', 6, 6 * activations),
@@ -95,6 +100,20 @@ def expected(model: dict[str, Any], fsdp: int, tokens: int, positions: int) -> l
     Expected('tokens', 'all-gather', 'gradients of heads', 3, 3 * activations),
   ]
   return (over_fsdp if fsdp > 1 else []) + (over_tokens if tokens > 1 else [])
+
+
+def in_groups(model: dict[str, Any], groups: int) -> list[str]:
+  """Return the flags that split each projection of a model into equal groups of tokens."""
+  mixer, ffn = model['layer']['mixer'], model['layer']['ffn']
+  sizes = {'mixer.qkv': mixer['qkv'], 'mixer.proj': mixer['proj'], 'ffn': ffn}
+  flags = []
+  for name, one in sizes.items():
+    size = one['tokens'] // groups
+    flags += [
+      f'--config.model.layer.{name}.groups={size}*{groups}',
+      f'--config.model.layer.{name}.reference=0',
+    ]
+  return flags
 
 
 def depth(figures: Figures) -> int:
@@ -150,6 +169,7 @@ def main() -> None:
   parser.add_argument('--model', choices=MODELS, default='lm_pile:1_5b')
   parser.add_argument('--topology', default='v5e:4x4')
   parser.add_argument('--tokens', default='1,4,16', help='sizes of the mesh along tokens')
+  parser.add_argument('--groups', type=int, default=0, help='groups on each device; 0: one in all')
   parser.add_argument('--depths', default='2,4', help='two numbers of layers')
   args, others = parser.parse_known_args()
   model, devices = MODELS[args.model], topology.parse(args.topology).devices
@@ -159,6 +179,9 @@ def main() -> None:
     if rest:
       sys.exit(f'--tokens={tokens} does not divide {devices} devices')
     mesh = f'{fsdp} fsdp × {tokens} tokens'
+    groups = args.groups * tokens
+    if groups:
+      mesh += f', {groups} groups'
     sequences = model.rows(args.tokens_per_chip)  # for the devices that share rows
     found = []
     for layers in args.depths.split(','):
@@ -169,9 +192,10 @@ def main() -> None:
         '--config.train.remat=full',
         f'--config.mesh.tokens={tokens}',
         f'--config.model.pattern=layer*{layers}',
+        *(in_groups(file.load(f'configs/{model.file}').model.to_dict(), groups) if groups else []),
         *others,
       )
-      label = f'{args.model}-{args.topology}-tokens{tokens}-layers{layers}'
+      label = f'{args.model}-{args.topology}-tokens{tokens}-layers{layers}-groups{groups}'
       found.append(cells.planned(label, flags, args.out, report=args.report))
     if not all(found) or any('error' in one for one in found):
       reasons = [one['error'] for one in found if one and 'error' in one]
@@ -179,7 +203,7 @@ def main() -> None:
       continue
     used += found
     positions = sequences * model.length
-    wanted = expected(found[0]['config']['model'], fsdp, tokens, positions)
+    wanted = expected(found[0]['config']['model'], fsdp, tokens, positions, groups)
     lines += rows(mesh, wanted, per_layer(*found))
   print(
     f'a layer of {args.model} on {args.topology}, {args.tokens_per_chip:,} positions on a device; '
