@@ -62,7 +62,7 @@ def expected(
                 again in the backward pass: 2 · 10, in all 2 · Σ 2 nᵢ/S D · 2 bytes (F−1)/F
     gradients   reduce-scatters of the same arrays: 10, in all Σ 2 nᵢ/S D · 2 bytes (F−1)/F
     row norms   sums over tokens of a number for every position, which is kept, and of a gradient:
-                2 · 5 sums of M · 4 bytes, each 2 (S−1)/S of that; none if every group of tokens lies
+                2 · 5 sums of M · 4 bytes, each 2 (S−1)/S of that; none if each group lies
                 on one device
     outputs     query, key and value are reduce-scattered to heads: 3 forward, 3 recomputed; output
                 projection and feed-forward are summed whole: 2 forward, and the output projection
