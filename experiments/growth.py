@@ -1,251 +1,346 @@
-r"""Measure whether growing a trained TokenFormer is worth it, with small models on a CPU.
+r"""Measure what growth saves: chains that grow, against models trained from scratch at the final size.
 
-  python experiments/growth.py --out=runs/growth              everything; continues where it stopped
-  python experiments/growth.py --out=runs/growth --parts=handover --seeds=0,1
-  python experiments/growth_report.py runs/growth docs        tables and pictures of finished runs
+  python experiments/growth.py --out=runs/growth                 everything; goes on where it stopped
+  python experiments/growth.py --out=runs/growth --scales=small --parts=arms,scratch
+  python experiments/growth_report.py runs/growth docs           tables and pictures of finished runs
 
-Parts, after the TokenFormer paper (arXiv 2410.23168):
+A chain trains the small model at a constant rate, grows it, and ends with a decay of the rate to
+zero. All arms spend the same FLOPs, the decay included: BUDGET times those of the small model's
+stable run, of which the decay has the part DECAY. Each arm tries the rates of FACTORS (times the
+rate of the small model) with seed 0, and runs the other seeds at its best one. Parts:
 
-  rates       the peak learning rate of each kind of model, for the other parts (seed 0)
-  scaling     a model grown twice, against models from scratch at each size (Figures 3, 4 and 7)
-  handover    the first steps after growth, by method, moments and learning rate (Figure 7, Table 8)
-  taming      ways to start new tokens
-  forgetting  growth for another corpus, with old tokens trained, scaled or frozen (Figure 6)
+  rates     the rate of each small model (seed 0)
+  arms      every way to grow, at three quarters of the stable run, to four times the tokens
+  scratch   the large model from scratch, decayed at several budgets
+  points    growth earlier and later, to other sizes, and in two stages
+  handover  the first 50 steps after growth, evaluated every 10
+  elastic   one model of three sizes, against models of these sizes and `grow shrink`
+  forgetting  growth for another text, with old tokens trained, scaled or frozen
 
 Every run calls `tokenformer_jax.train` with a config, and grows by `config.init_from`.
 """
 
 import argparse
 import dataclasses
-import json
-import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+import forgetting
 import jax
 import trials
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config
 from tokenformer_jax.model import flops
+from tokenformer_jax.runs import metrics
 from tokenformer_jax.training import sizes
 
-BASE_STEPS, STAGE_STEPS, HANDOVER_STEPS, FORGETTING_STEPS = 1000, 500, 200, 300
-# By size, in units of the base model: the width at which a Transformer has as many parameters in
-# its blocks as the TokenFormer. Its heads are 8 wide, like the TokenFormer's.
-TRANSFORMER_WIDTHS = {1: 72, 2: 104, 4: 144}
-RATES = (1e-3, 2e-3, 4e-3, 8e-3, 16e-3)
-KINDS = ('tokenformer', 'transformer')
+BUDGET, DECAY = 3, 0.2
+POINT = 0.75  # of the stable run, where arms grow
+RATES = (1e-3, 2e-3, 4e-3, 8e-3)
+FACTORS = (1, 1 / 2, 1 / 4)
+SCRATCH_BUDGETS = (0.5, 1, 2)  # in budgets of a chain
+Changes = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+  """The sizes of the small model.
+
+  Attributes:
+    layers: the number of layers.
+    width: of the TokenFormer, which has as many parameter tokens, and four times as many in its
+      feed-forward part.
+    dense_width: of the Transformer with as many parameters in its blocks.
+    steps: of the stable run.
+  """
+
+  layers: int
+  width: int
+  dense_width: int
+  steps: int
+
+
+SCALES = {'small': Scale(2, 64, 72, 1200), 'large': Scale(4, 96, 112, 2400)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+  """A kind of model: its changes to the TokenFormer's config, and whether it is a Transformer."""
+
+  changes: Changes = dataclasses.field(default_factory=dict)
+  dense: bool = False
+
+
+KINDS = {
+  'tokenformer': Kind(),
+  'transformer': Kind(dense=True),
+  'muon': Kind({'optim__name': 'muon'}),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+  """A size: factors of the small model's parameter tokens (or, squared, width) and of its layers."""
+
+  tokens: int = 1
+  layers: int = 1
+  groups: int = 0  # from scratch, in as many equal groups of tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+  """A way to spend the budget: a kind of model, how it grows, and to which size."""
+
+  kind: str = 'tokenformer'
+  size: Size = Size(4)
+  grow: Changes = dataclasses.field(default_factory=dict)
+  stages: tuple[tuple[float, Size], ...] = ()  # (point, size); (): one growth at POINT
+
+
+def _grown(method: str, **changes: Any) -> dict[str, Any]:
+  return {'grow__method': method, **changes}
+
+
+# Copies need noise to part if each value is shared evenly; the exact growth of copies needs none.
+ARMS = {
+  'no growth': Arm(size=Size()),
+  'group': Arm(grow=_grown('group')),
+  'group, keys like trained': Arm(grow=_grown('group', grow__new_keys='trained')),
+  'group, keys copied': Arm(grow=_grown('group', grow__new_keys='copies', grow__noise=0.5)),
+  'zero_keys': Arm(grow=_grown('zero_keys')),
+  'duplicate': Arm(grow=_grown('duplicate')),
+  'as released': Arm(grow=_grown('random', grow__moments='drop')),
+  'scale only': Arm(size=Size(), grow={'scale_only': True}),
+  'depth': Arm(size=Size(1, 4)),
+  'depth, copies': Arm(size=Size(1, 4), grow={'grow__place': 'copies'}),
+  'tokens and depth': Arm(size=Size(2, 2), grow=_grown('group')),
+  'transformer, no growth': Arm('transformer', Size()),
+  'net2net': Arm('transformer', grow=_grown('net2net', grow__noise=0.01)),
+  'hypercloning': Arm('transformer', grow=_grown('hypercloning', grow__noise=0.01)),
+  'muon, no growth': Arm('muon', Size()),
+  'muon, group': Arm('muon', grow=_grown('group')),
+}
+POINTS = {
+  **{
+    f'group at {point:.0%}': Arm(grow=_grown('group'), stages=((point, Size(4)),))
+    for point in (0.25, 0.5, 0.9)
+  },
+  'group ×2': Arm(size=Size(2), grow=_grown('group')),
+  'group ×8': Arm(size=Size(8), grow=_grown('group')),
+  'group ×2 ×2': Arm(grow=_grown('group'), stages=((0.5, Size(2)), (0.75, Size(4)))),
+}
+SCRATCH = {
+  'scratch': Arm(),
+  'scratch, four groups': Arm(size=Size(4, 1, 4)),
+  'scratch, transformer': Arm('transformer'),
+  'scratch, muon': Arm('muon'),
+}
+HANDOVER = ('no growth', 'group', 'zero_keys', 'duplicate', 'as released', 'depth', 'net2net')
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """The directory of the runs, and the best peak rates."""
+  """The runs of one scale."""
 
   out: Path
-  rates: dict[str, float]
+  scale: Scale
+  seeds: tuple[int, ...]
 
-  def config(self, kind: str, size: int, seed: int, steps: int, **changes) -> Config:
+  def config(self, kind: str, size: Size, seed: int, steps: int, **changes: Any) -> Config:
     """Return a run's config; two underscores in the name of a change stand for a dot."""
-    c = config_lib.defaults()
+    c, scale = config_lib.defaults(), self.scale
     layer, mixer = c.model.layer, c.model.layer.mixer
-    c.model.pattern, c.model.width, mixer.heads = 'layer*2', 64, 8
-    mixer.qkv.tokens = mixer.proj.tokens = 64 * size
-    layer.ffn.tokens = 256 * size
-    if kind == 'transformer':
-      width = TRANSFORMER_WIDTHS[size]
+    c.model.pattern = f'layer*{scale.layers * size.layers}'
+    c.model.width, mixer.heads = scale.width, scale.width // 8
+    mixer.qkv.tokens = mixer.proj.tokens = scale.width * size.tokens
+    layer.ffn.tokens = 4 * scale.width * size.tokens
+    if size.groups:
+      for one in (mixer.qkv, mixer.proj, layer.ffn):
+        one.groups = f'{one.tokens // size.groups}*{size.groups}'
+    if KINDS[kind].dense:
+      width = round(scale.dense_width * size.tokens**0.5)
       c.model.width, mixer.heads, layer.norm = width, width // 8, 'affine'
       mixer.qkv = mixer.proj = {'kind': 'dense'}
       layer.ffn = {'kind': 'mlp'}
     mixer.positions.fraction, c.model.init.std = 1.0, 0.1
     c.data.update(source='stdlib', tokenizer='bytes', sequence_length=64, batch_size=8)
-    c.optim.update(learning_rate=self.rates[kind], warmup_steps=30, final_fraction=0.1)
-    c.optim.new_token_warmup = 0  # `taming` sets it itself.
-    c.train.update(
-      steps=steps,
-      seed=seed,
-      log_every=100,
-      eval_every=100,
-      eval_batches=16,
-      checkpoint_every=10**9,
-      keep_checkpoints=1,
-      sample_tokens=0,
-      loss_chunk=64,
-      tensorboard=False,
-    )
+    c.optim.update(schedule='wsd', warmup_steps=50, final_fraction=0.0)
+    c.train.update(steps=steps, seed=seed, log_every=100, eval_every=0, eval_batches=32)
+    c.train.update(checkpoint_every=10**9, keep_checkpoints=99, sample_tokens=0, loss_chunk=64)
+    c.train.tensorboard = False
+    changes = {**KINDS[kind].changes, **changes}
     c.update_from_flattened_dict({k.replace('__', '.'): v for k, v in changes.items()})
     return config_lib.resolve(c)
+
+  def step_flops(self, kind: str, size: Size) -> float:
+    """Return the model FLOPs of one step."""
+    config = self.config(kind, size, 0, 1)
+    data, model = config.data, sizes.fill_in(config).model
+    return data.batch_size * data.sequence_length * flops.train_flops(model, data.sequence_length)
+
+  def budget(self, kind: str) -> float:
+    """Return the FLOPs that every arm of a kind spends."""
+    return BUDGET * self.scale.steps * self.step_flops(kind, Size())
 
   def run(self, name: str, config: Config) -> Path:
     """Train, unless the run is done; return the work directory."""
     return trials.once(self.out, name, config)
 
-  def base(self, kind: str, seed: int) -> Path:
-    """Return the run of the model that grows."""
-    config = self.config(kind, 1, seed, BASE_STEPS)
-    return self.run(f'base/{kind}/{seed}', config)
+  def rate(self, kind: str) -> float:
+    """Return the rate of the small model with the least loss after a decay (seed 0)."""
 
+    def loss(rate: float) -> float:
+      config = self.config(kind, Size(), 0, self.scale.steps, optim__learning_rate=rate)
+      return final_loss(self.run(f'rates/{kind}/{rate:g}', config))
 
-def rates(plan: Plan) -> None:
-  """Run a short training at each rate."""
-  for kind in KINDS:
-    for rate in RATES:
-      config = plan.config(kind, 1, 0, 300, optim__learning_rate=rate)
-      plan.run(f'rates/{kind}/{rate:g}', config)
+    return min(RATES, key=loss)
 
-
-def best_rates(out: Path) -> dict[str, float]:
-  """Return the rate of `rates` with the least final loss, for each kind of model."""
-
-  def loss(kind: str, rate: float) -> float:
-    lines = (out / f'rates/{kind}/{rate:g}/metrics.jsonl').read_text().splitlines()
-    return [json.loads(line)['eval/loss'] for line in lines if 'eval/loss' in line][-1]
-
-  return {kind: min(RATES, key=lambda rate: loss(kind, rate)) for kind in KINDS}
-
-
-def step_flops(config: Config) -> float:
-  """Return the model FLOPs of one step of a run."""
-  data = config.data
-  model = sizes.fill_in(config).model
-  return data.batch_size * data.sequence_length * flops.train_flops(model, data.sequence_length)
-
-
-def scaling(plan: Plan, seed: int) -> None:
-  """Grow ×2 twice, and train each size from scratch with as many FLOPs."""
-  stages = {
-    'zero_keys': ('tokenformer', {}),
-    'duplicate': ('tokenformer', {'grow__method': 'duplicate', 'grow__noise': 0.1}),
-    'released': ('tokenformer', {'grow__method': 'random', 'grow__moments': 'drop'}),
-    'net2net_fill': ('transformer', {'grow__method': 'net2net_fill', 'grow__moments': 'drop'}),
-  }
-  spent = {}
-  for name, (kind, changes) in stages.items():
-    source, total = plan.base(kind, seed), BASE_STEPS * step_flops(plan.config(kind, 1, 0, 1))
-    spent[kind, 1] = total
-    for stage, size in enumerate((2, 4), start=1):
-      steps = BASE_STEPS + stage * STAGE_STEPS
-      config = plan.config(kind, size, seed, steps, init_from=str(source), **changes)
-      source = plan.run(f'scaling/{name}/{size}/{seed}', config)
-      total += STAGE_STEPS * step_flops(config)
-      spent[kind, size] = total
-  for kind in KINDS:
-    for size in (2, 4):
-      steps = round(spent[kind, size] / step_flops(plan.config(kind, size, 0, 1)))
-      plan.run(f'scaling/scratch_{kind}/{size}/{seed}', plan.config(kind, size, seed, steps))
-
-
-TWICE_THE_SCALE = {
-  'model__layer__mixer__qkv__reference': 128,
-  'model__layer__mixer__proj__reference': 128,
-  'model__layer__ffn__reference': 512,
-}
-HANDOVER = {
-  'not grown': ('tokenformer', 1, {}),
-  'scale only': ('tokenformer', 1, TWICE_THE_SCALE),  # τ of the grown model
-  'zero_keys': ('tokenformer', 2, {'grow__method': 'zero_keys'}),
-  'duplicate': ('tokenformer', 2, {'grow__method': 'duplicate', 'grow__noise': 0.01}),
-  'random': ('tokenformer', 2, {'grow__method': 'random'}),
-  'Transformer, not grown': ('transformer', 1, {}),
-  'net2net': ('transformer', 4, {'grow__method': 'net2net', 'grow__noise': 0.01}),
-  'net2net_fill': ('transformer', 4, {'grow__method': 'net2net_fill'}),
-  'hypercloning': ('transformer', 4, {'grow__method': 'hypercloning', 'grow__noise': 0.01}),
-}
-
-
-def handover(plan: Plan, seed: int) -> None:
-  """Train the first steps after growth."""
-  for name, (kind, size, changes) in HANDOVER.items():
-    for moments in ('pad', 'drop'):
-      for level, factor in (('low', 0.1), ('peak', 1.0)):
-        config = plan.config(
-          kind,
-          size,
-          seed,
-          BASE_STEPS + HANDOVER_STEPS,
-          init_from=str(plan.base(kind, seed)),
-          grow__moments=moments,
-          optim__learning_rate=plan.rates[kind] * factor,
-          optim__schedule='constant',
-          optim__warmup_steps=0,
-          train__eval_every=20,
-          **changes,
-        )
-        plan.run(f'handover/{name}/{moments}/{level}/{seed}', config)
-
-
-TAMING = {
-  'as it is': {},
-  'bias correction': {'optim__new_token_correction': True},
-  'warm-up 20': {'optim__new_token_warmup': 20},
-  'warm-up 100': {'optim__new_token_warmup': 100},
-}
-
-
-def taming(plan: Plan, seed: int) -> None:
-  """Compare ways to limit the first updates of new tokens, with zero keys and kept moments."""
-  for name, changes in TAMING.items():
-    for level, factor in (('low', 0.1), ('peak', 1.0)):
-      config = plan.config(
-        'tokenformer',
-        2,
-        seed,
-        BASE_STEPS + HANDOVER_STEPS,
-        init_from=str(plan.base('tokenformer', seed)),
-        optim__learning_rate=plan.rates['tokenformer'] * factor,
-        optim__schedule='constant',
-        optim__warmup_steps=0,
-        train__eval_every=20,
-        **changes,
-      )
-      plan.run(f'taming/{name}/{level}/{seed}', config)
-
-
-def forgetting(plan: Plan, seed: int) -> None:
-  """Train on other text, and measure the loss on the old text before and after."""
-  source = f'files:{write_second_corpus(plan.out)}/*.txt'
-  base = plan.base('tokenformer', seed)
-  arms = {'not grown': (1, 'train'), 'train': (2, 'train'), 'scale:0.1': (2, 'scale:0.1')}
-  arms['freeze'] = (2, 'freeze')
-  for name, (size, old_tokens) in arms.items():
-    steps = BASE_STEPS + FORGETTING_STEPS
-    changes = {'init_from': str(base), 'optim__old_tokens': old_tokens}
-    config = plan.config('tokenformer', size, seed, steps, data__source=source, **changes)
-    new = plan.run(f'forgetting/{name}/{seed}', config)
-    # A step at rate 0 on the old text yields its evaluation.
-    back = plan.config(
-      'tokenformer',
+  def stable(self, kind: str, size: Size, seed: int, rate: float, steps: int, every: int) -> Path:
+    """Return a run at a constant rate that keeps a checkpoint every so many steps."""
+    config = self.config(
+      kind,
       size,
       seed,
-      steps + 1,
-      init_from=str(new),
-      optim__learning_rate=1e-30,
-      optim__weight_decay=0.0,
+      steps,
+      optim__schedule='constant',
+      optim__learning_rate=rate,
+      train__checkpoint_every=every,
     )
-    plan.run(f'forgetting/{name} on the old text/{seed}', back)
+    name = f'stable/{kind}/{size.tokens}x{size.layers}x{size.groups}/{rate:g}/{seed}'
+    return self.run(name, config)
+
+  def base(self, kind: str, seed: int) -> Path:
+    """Return the stable run of the small model."""
+    steps = self.scale.steps
+    return self.stable(kind, Size(), seed, self.rate(kind), steps, steps // 20)
+
+  def arm(self, name: str, arm: Arm, factor: float, seed: int, **changes: Any) -> Path:
+    """Return the last run of an arm."""
+    kind, stages = arm.kind, arm.stages or ((POINT, arm.size),)
+    source, size = self.base(kind, seed), Size()
+    step = round(stages[0][0] * self.scale.steps)
+    spent = step * self.step_flops(kind, size)
+    budget, grow = self.budget(kind), dict(arm.grow)
+    if grow.pop('scale_only', False):
+      grow |= self._references(4)
+    for i, (_, size) in enumerate(stages):
+      per_step, last = self.step_flops(kind, size), i == len(stages) - 1
+      decay = round(DECAY * budget / per_step)
+      if last:
+        steps = step + round((budget - spent) / per_step)
+      else:
+        steps = step + round((stages[i + 1][0] - stages[i][0]) * self.scale.steps)
+      config = self.config(
+        kind,
+        size,
+        seed,
+        steps,
+        **{
+          'init_from': f'{source}@{step}',
+          'optim__learning_rate': self.rate(kind) * factor,
+          **({'train__decay_from': steps - decay} if last else {'optim__schedule': 'constant'}),
+          **grow,
+          **changes,
+        },
+      )
+      source = self.run(f'arms/{name}/{factor:.3g}/{seed}/{i}', config)
+      spent, step = spent + (steps - step) * per_step, steps
+    return source
+
+  def _references(self, factor: int) -> dict[str, int]:
+    """Return τ² of a model with so many times as many tokens."""
+    width = self.scale.width * factor
+    of_mixer = {f'model__layer__mixer__{name}__reference': width for name in ('qkv', 'proj')}
+    return of_mixer | {'model__layer__ffn__reference': 4 * width}
+
+  def best(self, try_: Callable[[float, int], Path]) -> float:
+    """Return the factor of the rate with the least loss at seed 0."""
+    return min(FACTORS, key=lambda factor: final_loss(try_(factor, 0)))
+
+  def scratch(self, name: str, arm: Arm, factor: float, seed: int, budget: float) -> Path:
+    """Return the large model from scratch, decayed at a part of the budget."""
+    kind, size = arm.kind, arm.size
+    per_step, rate = self.step_flops(kind, size), self.rate(kind) * factor
+    ends = [round(part * self.budget(kind) / per_step) for part in SCRATCH_BUDGETS]
+    steps = round(budget * self.budget(kind) / per_step)
+    begins = {end: round((1 - DECAY) * end) for end in ends}
+    # Checkpoints are taken where a decay begins: all budgets are multiples of the smallest.
+    stable = self.stable(kind, size, seed, rate, begins[max(ends)], begins[min(ends)])
+    step = min(paths_of_steps(stable), key=lambda step: abs(step - begins[steps]))
+    config = self.config(
+      kind,
+      size,
+      seed,
+      steps,
+      init_from=f'{stable}@{step}',
+      optim__learning_rate=rate,
+      train__decay_from=step,
+    )
+    return self.run(f'scratch/{name}/{budget:g}/{factor:.3g}/{seed}', config)
 
 
-def write_second_corpus(out: Path) -> Path:
-  """Write English prose: Python's language reference for `help`, with a file for each topic."""
-  from pydoc_data import topics  # noqa: PLC0415 (needed for this part only)
+def paths_of_steps(workdir: Path) -> list[int]:
+  """Return the steps that a run has checkpoints of."""
+  return [int(path.name) for path in (workdir / 'checkpoints').iterdir() if path.name.isdigit()]
 
-  folder = out / 'corpus'
-  if not folder.exists():
-    temporary = out / 'corpus.partial'
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    for name, text in topics.topics.items():
-      (temporary / f'{name}.txt').write_text(text)
-    temporary.rename(folder)
-  return folder
+
+def final_loss(workdir: Path) -> float:
+  """Return the last bits per byte on held-out text."""
+  lines = [line for line in metrics.read(workdir) if 'eval/bits_per_byte' in line]
+  return lines[-1]['eval/bits_per_byte']
+
+
+def arms(plan: Plan, chosen: Mapping[str, Arm]) -> None:
+  """Run arms: every rate with seed 0, then the best one with the other seeds."""
+  for name, arm in chosen.items():
+    factor = plan.best(lambda f, seed, name=name, arm=arm: plan.arm(name, arm, f, seed))
+    for seed in plan.seeds:
+      plan.arm(name, arm, factor, seed)
+
+
+def scratch(plan: Plan, chosen: Mapping[str, Arm]) -> None:
+  """Run models from scratch; the rate is the best one at the chain's own budget."""
+  for name, arm in chosen.items():
+    factor = plan.best(lambda f, seed, name=name, arm=arm: plan.scratch(name, arm, f, seed, 1))
+    for seed in plan.seeds:
+      for budget in SCRATCH_BUDGETS:
+        plan.scratch(name, arm, factor, seed, budget)
+
+
+def handover(plan: Plan) -> None:
+  """Train the first steps after growth, with the rate of the arm."""
+  for name in HANDOVER:
+    arm = ARMS[name]
+    factor = plan.best(lambda f, seed, name=name, arm=arm: plan.arm(name, arm, f, seed))
+    for seed in plan.seeds:
+      step = round(POINT * plan.scale.steps)
+      config = plan.config(
+        arm.kind,
+        arm.size,
+        seed,
+        step + 50,
+        **{
+          'init_from': f'{plan.base(arm.kind, seed)}@{step}',
+          'optim__schedule': 'constant',
+          'optim__learning_rate': plan.rate(arm.kind) * factor,
+          'train__eval_every': 10,
+          **arm.grow,
+        },
+      )
+      plan.run(f'handover/{name}/{seed}', config)
 
 
 def main() -> None:
   """Run the parts."""
-  names = ('rates', 'scaling', 'handover', 'taming', 'forgetting')
+  names = ('arms', 'scratch', 'points', 'handover', 'forgetting')
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--out', required=True)
   parser.add_argument('--parts', default=','.join(names))
+  parser.add_argument('--scales', default=','.join(SCALES))
   parser.add_argument('--seeds', default='0,1,2')
+  parser.add_argument('--only', default='', help='names of arms, separated by ;')
   args = parser.parse_args()
   parts = args.parts.split(',')
   if unknown := set(parts) - set(names):
@@ -254,15 +349,22 @@ def main() -> None:
   # Most runs share their programs with runs of other seeds or methods.
   jax.config.update('jax_compilation_cache_dir', str((out / 'compiled').absolute()))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
-  rates(Plan(out, dict.fromkeys(KINDS, RATES[0])))
-  plan = Plan(out, best_rates(out))
-  (out / 'rates.json').write_text(json.dumps(plan.rates))
-  by_name = {f.__name__: f for f in (scaling, handover, taming, forgetting)}
-  # Finish one seed after the other, so that an interrupted experiment has complete seeds.
-  for seed in args.seeds.split(','):
+
+  def chosen(all_: Mapping[str, Arm]) -> dict[str, Arm]:
+    wanted = args.only.split(';') if args.only else list(all_)
+    return {name: arm for name, arm in all_.items() if name in wanted}
+
+  for scale in args.scales.split(','):
+    plan = Plan(out / scale, SCALES[scale], tuple(map(int, args.seeds.split(','))))
+    run = {
+      'arms': lambda plan=plan: arms(plan, chosen(ARMS)),
+      'scratch': lambda plan=plan: scratch(plan, chosen(SCRATCH)),
+      'points': lambda plan=plan: arms(plan, chosen(POINTS)),
+      'handover': lambda plan=plan: handover(plan),
+      'forgetting': lambda plan=plan: forgetting.run(plan, {1: Size(), 2: Size(2)}),
+    }
     for part in parts:
-      if part in by_name:
-        by_name[part](plan, int(seed))
+      run[part]()
 
 
 if __name__ == '__main__':
