@@ -1,4 +1,4 @@
-"""Grow for another text, and measure what is forgotten of the first (Figure 6 of arXiv 2410.23168)."""
+"""Grow for another text, and measure what is forgotten (Figure 6 of arXiv 2410.23168)."""
 
 import shutil
 from pathlib import Path

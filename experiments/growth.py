@@ -1,8 +1,8 @@
-r"""Measure what growth saves: chains that grow, against models trained from scratch at the final size.
+r"""Measure what growth saves: chains that grow, against models from scratch at the final size.
 
-  python experiments/growth.py --out=runs/growth                 everything; goes on where it stopped
+  python experiments/growth.py --out=runs/growth              everything; goes on where it stopped
   python experiments/growth.py --out=runs/growth --scales=small --parts=arms,scratch
-  python experiments/growth_report.py runs/growth docs           tables and pictures of finished runs
+  python experiments/growth_report.py runs/growth docs        tables and pictures of finished runs
 
 A chain trains the small model at a constant rate, grows it, and ends with a decay of the rate to
 zero. All arms spend the same FLOPs, the decay included: BUDGET times those of the small model's
@@ -82,7 +82,7 @@ KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-  """A size: factors of the small model's parameter tokens (or, squared, width) and of its layers."""
+  """A size: factors of the small model's parameter tokens (or width²) and of its layers."""
 
   tokens: int = 1
   layers: int = 1
