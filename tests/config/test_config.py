@@ -245,7 +245,7 @@ def test_a_value_of_the_wrong_type(path, value, sentence):
     ('model.layer.wiring.kind', 'sandwich', 'pre_norm, post_norm, skipless, parallel'),
     ('model.layer.mixer.positions.kind', 'alibi', 'rotary, none'),
     ('model.position_embedding', 'rotary', 'none, learned, sincos'),
-    ('optim.schedule', 'linear', 'cosine, constant'),
+    ('optim.schedule', 'step', 'cosine, linear, wsd, constant'),
     ('train.remat', 'yes', 'auto, everything, score_inputs, dots, full, offload'),
     ('train.layers', 'loop', 'scan, unrolled'),
     ('train.attention', 'flash', 'auto, xla, cudnn, splash'),

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from tokenformer_jax.config import OptimConfig, old_token_rate
+from tokenformer_jax.config import OptimConfig, old_token_rate, restarts_schedule
 from tokenformer_jax.model.params import ParamInfo, Params, Role
 
 _WITHOUT_DECAY = (Role.BIAS, Role.GAIN, Role.VECTOR)
@@ -31,37 +31,56 @@ class LastGrowth:
   old_tokens: Params
 
 
-def learning_rate(config: OptimConfig, steps: int, start: int = 0) -> optax.Schedule:
+def learning_rate(
+  config: OptimConfig, steps: int, start: int = 0, decay_from: int = 0
+) -> optax.Schedule:
   """Return the schedule from the number of updates made to the learning rate of the next one.
 
-  The rate warms up linearly to the peak, then follows a cosine down to `final_fraction` of it, or
-  stays constant.
+  The rate warms up linearly to the peak. From there `cosine` and `linear` decay to the floor, a
+  fraction `final_fraction` of the peak; `constant` stays; `wsd` stays until its decay begins.
 
   Args:
-    config: the peak, the length of the warm-up, and the floor.
+    config: the peak, the length of the warm-up, the shape of the decay, and the floor.
     steps: the number of updates at which the decay ends.
     start: the number of updates at which the warm-up starts.
+    decay_from: the number of updates at which the decay of `wsd` begins. 0: `decay_share` says it.
   """
+  peak, floor = config.learning_rate, config.final_fraction
+  warmup_end = start + config.warmup_steps
+  begin = warmup_end
+  if config.schedule == 'wsd':
+    begin = decay_from or max(warmup_end, steps - round(config.decay_share * (steps - start)))
+  length = max(1, steps - begin)
   if config.schedule == 'constant':
-    decay = optax.schedules.constant_schedule(config.learning_rate)
+    decay = optax.schedules.constant_schedule(peak)
+  elif config.schedule == 'cosine':
+    decay = optax.schedules.cosine_decay_schedule(peak, length, alpha=floor)
+  elif config.schedule == 'wsd' and config.decay_shape == 'one_minus_sqrt':
+
+    def decay(count: jax.Array) -> jax.Array:
+      part = jnp.clip(count / length, 0, 1)
+      return peak * (floor + (1 - floor) * (1 - jnp.sqrt(part)))
+
   else:
-    decay = optax.schedules.cosine_decay_schedule(
-      config.learning_rate, max(1, steps - start - config.warmup_steps), alpha=config.final_fraction
-    )
+    decay = optax.schedules.linear_schedule(peak, floor * peak, length)
   # The first update of a warm-up of W steps has the rate peak/W, the last one the peak.
   warmup = optax.schedules.linear_schedule(
-    config.learning_rate / max(1, config.warmup_steps),
-    config.learning_rate,
-    max(1, config.warmup_steps - 1),
+    peak / max(1, config.warmup_steps), peak, max(1, config.warmup_steps - 1)
   )
-  from_zero = optax.schedules.join_schedules([warmup, decay], [config.warmup_steps])
+  stable = optax.schedules.constant_schedule(peak)
+  phases, ends = [warmup, decay], [config.warmup_steps]
+  if begin > warmup_end:
+    phases, ends = [warmup, stable, decay], [config.warmup_steps, begin - start]
+  from_zero = optax.schedules.join_schedules(phases, ends)
   return lambda count: from_zero(count - start)
 
 
-def schedule(config: OptimConfig, steps: int, growth: LastGrowth | None = None) -> optax.Schedule:
-  """Return the learning rate of a run; `restart_schedule` restarts it after a growth."""
-  start = growth.updates if growth and config.restart_schedule else 0
-  return learning_rate(config, steps, start)
+def schedule(
+  config: OptimConfig, steps: int, growth: LastGrowth | None = None, decay_from: int = 0
+) -> optax.Schedule:
+  """Return the learning rate of a run: `learning_rate`, which may start anew at the last growth."""
+  start = growth.updates if growth and restarts_schedule(config) else 0
+  return learning_rate(config, steps, start, decay_from)
 
 
 def decay_mask(info: Params) -> Params:
@@ -70,7 +89,11 @@ def decay_mask(info: Params) -> Params:
 
 
 def make_optimizer(
-  config: OptimConfig, steps: int, info: Params, growth: LastGrowth | None = None
+  config: OptimConfig,
+  steps: int,
+  info: Params,
+  growth: LastGrowth | None = None,
+  decay_from: int = 0,
 ) -> optax.GradientTransformation:
   """Return AdamW (Loshchilov & Hutter 2019) on gradients clipped by their global norm.
 
@@ -81,6 +104,7 @@ def make_optimizer(
     steps: the length of the run; the learning rate reaches its floor there.
     info: `Definition.info` of the model.
     growth: the last growth, or None for a model that never grew.
+    decay_from: see `learning_rate`.
   """
   adam = optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
   clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
@@ -90,7 +114,7 @@ def make_optimizer(
   chain = optax.chain(
     clipped_adam,
     optax.add_decayed_weights(config.weight_decay, mask=decay_mask(info)),
-    _scale_by_rates(config, schedule(config, steps, growth), info, growth),
+    _scale_by_rates(config, schedule(config, steps, growth, decay_from), info, growth),
   )
 
   def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:

@@ -63,7 +63,7 @@ def make_train_step(
   are a function of `config.train.seed` and the step. `growth` must be the one that `tx` was made
   with.
   """
-  rate = optim.schedule(config.optim, config.train.steps, growth)
+  rate = optim.schedule(config.optim, config.train.steps, growth, config.train.decay_from)
   gradient = _gradient(task, config.optim.accumulation_steps)
 
   def step(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
