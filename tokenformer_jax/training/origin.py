@@ -128,6 +128,7 @@ def check(config: Config, origin: Origin) -> None:
       state.check(source, config.model, config.grow)
     except UserError as error:
       raise UserError(f'{origin.where}: {error}') from error
+  check_same_optimizer(config, origin.meta, origin.where, resumes=origin.resumes)
   tasks.check_vocabulary(config, origin.meta, origin.where)
   check_order(config, origin)
 
@@ -206,6 +207,27 @@ def check_same_model(config: Config, theirs: Config, where: str) -> None:
     )
   differing = [f'{path} is {old!r} there and {new!r} in the config' for path, new, old in found]
   raise UserError(f'{where} is of another model: {"; ".join(differing)}; {advice}')
+
+
+def check_same_optimizer(config: Config, meta: Meta, where: str, *, resumes: bool = True) -> None:
+  """Check that a checkpoint has the statistics of the run's optimizer, or that none are kept.
+
+  Raises:
+    UserError: it has those of another optimizer.
+  """
+  ours, theirs = config.optim.name, meta.config.optim.name
+  if ours == theirs or meta.contents != 'model' or (not resumes and config.grow.moments == 'drop'):
+    return
+  advice = 'set config.grow.moments=drop, with which the new one begins with empty statistics'
+  if resumes:
+    advice = (
+      'start another run from it with the new one (--workdir=NEW_DIR --config.init_from=DIR '
+      '--config.grow.moments=drop)'
+    )
+  raise UserError(
+    f'config.optim.name is {ours}, but {where} was trained with {theirs}, whose statistics mean '
+    f'nothing to {ours}; set it to {theirs}, or {advice}'
+  )
 
 
 def check_order(config: Config, origin: Origin, digest: str | None = None) -> None:
