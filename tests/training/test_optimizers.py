@@ -132,7 +132,8 @@ def _after_steps(name: str, on: MeshConfig) -> dict:
 def test_a_mesh_computes_what_one_device_does(name):
   want = _after_steps(name, MeshConfig(fsdp=1, tokens=1))
   got = _after_steps(name, MeshConfig(fsdp=4, tokens=2))
+  # A sum in another order may change the sign of an entry near 0, which is lion's whole update.
+  allowed = 1e-3 if name == 'lion' else 0
   for path, one in want.items():
-    # Signs, and orthogonalized directions without a gradient, enlarge the last bits of a sum.
-    near = np.isclose(got[path], one, rtol=1e-3, atol=1e-5)
-    assert near.mean() > 0.999, f'{name}: {path} differs in {np.mean(~near):.2%} of its entries'
+    far = ~np.isclose(got[path], one, rtol=1e-3, atol=1e-5)
+    assert far.mean() <= allowed, f'{name}: {path} differs in {far.mean():.2%} of its entries'
