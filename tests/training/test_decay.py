@@ -83,6 +83,15 @@ def test_a_decay_does_not_begin_within_another_one(make, tmp_path, one_device, s
   assert 'has begun to decay already (optim.schedule=wsd of 10 steps)' in said
 
 
+def test_a_decay_does_not_begin_in_the_warmup_after_a_growth(make, tmp_path, one_device, stable):
+  changes = {'train__decay_from': 16, 'train__steps': 30, 'model__layer__ffn__tokens': 96}
+  config = _branch(make, stable, step=12, **changes, optim__restart_schedule='yes')
+  said = _sentence(config, tmp_path / 'early')
+  assert 'is 16, which is inside the warm-up after the last growth, to update 17' in said
+  optim = dataclasses.replace(config.optim, restart_schedule='')
+  loop.Trainer(dataclasses.replace(config, optim=optim), tmp_path / 'fine').checkpoints.close()
+
+
 @pytest.mark.parametrize(
   ('changes', 'said'),
   [

@@ -160,6 +160,14 @@ def check_decay(config: Config, origin: Origin) -> None:
   """
   config_lib.check_decay(config)
   meta, begin = origin.meta, config.train.decay_from
+  growth = state.last_growth(origin.lineage, config.model)
+  if begin and growth and config_lib.restarts_schedule(config.optim):
+    warm = growth.updates + config.optim.warmup_steps
+    if begin < warm:
+      raise UserError(
+        f'config.train.decay_from is {begin}, which is inside the warm-up after the last growth, to '
+        f'update {warm}; set it to that or more, or set config.optim.restart_schedule=no'
+      )
   if not begin or meta is None or (origin.source is not None and config.grow.step == 'restart'):
     return
   if origin.resumes and meta.config.train.decay_from == begin:
