@@ -165,8 +165,8 @@ def check_decay(config: Config, origin: Origin) -> None:
     warm = growth.updates + config.optim.warmup_steps
     if begin < warm:
       raise UserError(
-        f'config.train.decay_from is {begin}, which is inside the warm-up after the last growth, to '
-        f'update {warm}; set it to that or more, or set config.optim.restart_schedule=no'
+        f'config.train.decay_from is {begin}, which is inside the warm-up after the last growth, '
+        f'to update {warm}; set it to that or more, or set config.optim.restart_schedule=no'
       )
   if not begin or meta is None or (origin.source is not None and config.grow.step == 'restart'):
     return
