@@ -245,7 +245,7 @@ def test_a_value_of_the_wrong_type(path, value, sentence):
     ('model.layer.wiring.kind', 'sandwich', 'pre_norm, post_norm, skipless, parallel'),
     ('model.layer.mixer.positions.kind', 'alibi', 'rotary, none'),
     ('model.position_embedding', 'rotary', 'none, learned, sincos'),
-    ('optim.schedule', 'linear', 'cosine, constant'),
+    ('optim.schedule', 'step', 'cosine, linear, wsd, constant'),
     ('train.remat', 'yes', 'auto, everything, score_inputs, dots, full, offload'),
     ('train.layers', 'loop', 'scan, unrolled'),
     ('train.attention', 'flash', 'auto, xla, cudnn, splash'),
@@ -478,3 +478,31 @@ def test_rates_of_old_tokens_that_cannot_be(value):
     f"config.optim.old_tokens is {value!r}; it must be 'train', 'freeze' or 'scale:X' with a "
     'factor X greater than 0, for example scale:0.1'
   ), 'the sentence does not show the form'
+
+
+@pytest.mark.parametrize(
+  ('key', 'value', 'needed', 'chosen'),
+  [
+    ('decay_share', 0.3, 'optim.schedule=wsd', {'schedule': 'cosine'}),
+    ('decay_shape', 'one_minus_sqrt', 'optim.schedule=wsd', {'schedule': 'linear'}),
+    (
+      'final_fraction',
+      0.0,
+      'optim.schedule=cosine or linear or wsd',
+      {'schedule': 'constant'},
+    ),
+    ('momentum', 0.9, 'optim.name=muon', {'name': 'adamw'}),
+    ('beta1', 0.8, 'optim.name=adamw or muon or lion', {'name': 'adafactor'}),
+    ('beta2', 0.99, 'optim.name=adamw or muon or lion', {'name': 'adafactor'}),
+    ('epsilon', 1e-6, 'optim.name=adamw or muon', {'name': 'lion'}),
+    ('new_token_correction', True, 'optim.name=adamw', {'name': 'lion'}),
+  ],
+)
+def test_a_key_without_a_meaning_for_what_was_chosen(key, value, needed, chosen):
+  ((choice, name),) = chosen.items()
+  changes = {f'optim__{key}': value, f'optim__{choice}': name}
+  want = (
+    f'config.optim.{key} is {value!r}, which has a meaning for {needed} only, and this is {name}; '
+    'leave it out'
+  )
+  assert _sentence(**changes) == want

@@ -11,7 +11,10 @@ def test_every_key_says_what_it_means():
 def test_a_key_has_its_default_its_choices_its_meaning_and_its_scope():
   found = {leaf.path: leaf for leaf in fields.leaves(Config(), every=True)}
   schedule, window = found['optim.schedule'], found['model.layer.mixer.window']
-  assert (schedule.value, schedule.key.choices) == ('cosine', ('cosine', 'constant'))
+  assert (schedule.value, schedule.key.choices) == (
+    'cosine',
+    ('cosine', 'linear', 'wsd', 'constant'),
+  )
   assert 'warm-up' in schedule.key.meaning, 'a field has the meaning of another one'
   assert window.key.meaning.startswith('positions that a token')
   assert found['model.layer.ffn.kind'].key.choices == ('pattention', 'mlp', 'none')

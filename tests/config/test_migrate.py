@@ -299,3 +299,25 @@ def test_what_is_wrong_in_a_model_of_format_2_is_left_to_its_reader(model):
   with pytest.raises(UserError):
     resolved = config_lib.from_dict(Config, migrate.config({'model': model}, 2))
     assert resolved.model.groups
+
+
+# Format 3, in which `restart_schedule` was yes or no for every schedule
+
+
+@pytest.mark.parametrize(
+  ('name', 'was', 'now'),
+  [
+    ('cosine', True, ''),
+    ('cosine', False, 'no'),
+    ('constant', True, 'yes'),
+    ('constant', False, 'no'),
+    ('constant', None, 'yes'),
+  ],
+)
+def test_an_old_schedule_restarts_as_it_did(name, was, now):
+  old = {'schedule': name, 'final_fraction': 0.0}
+  if was is not None:
+    old['restart_schedule'] = was
+  new = migrate.config({'optim': old}, 3)['optim']
+  assert new['restart_schedule'] == now, 'the rate after a growth is another one'
+  assert ('final_fraction' in new) == (name == 'cosine'), 'a key without a meaning is kept'

@@ -1,11 +1,12 @@
 """What the table of a growth says."""
 
-from growing import DENSE, by_name
+from growing import DENSE, by_name, mesh_of
 from tiny import tiny_model
 
-from tokenformer_jax.config import GrowConfig
+from tokenformer_jax.config import GrowConfig, OptimConfig
 from tokenformer_jax.grow import grown_model, table
 from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.steps.step import bytes_on_a_device
 
 
 def _rows(text):
@@ -22,6 +23,20 @@ def test_counts_of_tokens_and_parameters():
   counts = [f'{define_lm(model).count:,}' for model in (before, after)]
   assert rows['parameters'][1:3] == counts
   assert float(rows['training MFLOP a token'][-1]) > 1, 'a larger model costs nothing'
+
+
+def test_memory_is_that_of_the_optimizer():
+  definition, parts = define_lm(tiny_model(width=256)), {}
+  for name in ('adamw', 'muon', 'adafactor', 'lion'):
+    optim = OptimConfig(name=name)
+    parameters, rest = bytes_on_a_device(mesh_of(), definition, optim)
+    parts[name] = rest / parameters
+    rows = _rows(table.render(tiny_model(width=256), tiny_model(width=256), 32, optim))
+    want = f'{(parameters + rest) / 2**20:.1f}'
+    assert rows[f'MiB with state of {name}'][-1] == want, 'the table has another memory'
+  assert (parts['adamw'], parts['lion']) == (2, 1)
+  assert 1 < parts['muon'] < 2, 'muon keeps two moments where it needs one'
+  assert parts['adafactor'] < 0.1, 'mean squares are not factored'
 
 
 def test_widths_of_a_transformer():

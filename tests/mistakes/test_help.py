@@ -29,7 +29,9 @@ def test_help_of_training_lists_the_keys(server):
   """The list itself is in test_config_keys.py."""
   done = server.run(['train.py', '--help'], commands_server.ROOT)
   assert '  --workdir ' in done.out
-  assert '  optim.schedule=cosine             cosine | constant; the rate after' in done.out
+  assert (
+    '  optim.schedule=cosine             cosine | linear | wsd | constant; the rate' in done.out
+  )
 
 
 def test_help_names_the_default_and_the_choices_of_a_flag(server):

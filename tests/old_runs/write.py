@@ -8,6 +8,7 @@ A format's runs are written once, by the last code of that format, and then stay
 
   format_1: by this script on top of commit 014dd5f
   format_2: by this script at commit 2a1f162
+  format_3: by this script on top of commit 695bba1
 
   trained    a TokenFormer on text (bpe), after 8 of 12 steps, with the optimizer's moments
   grown      made of `trained` by zero keys, after 10 of 12 steps
@@ -60,7 +61,8 @@ TEXT = {
   'train.tensorboard': False,
 }
 DENSE = {
-  **TEXT,
+  # Counts of tokens are for models that have them.
+  **{key: value for key, value in TEXT.items() if not key.endswith('.tokens')},
   'model.layer.mixer.qkv.kind': 'dense',
   'model.layer.mixer.qkv.bias': True,
   'model.layer.mixer.proj.kind': 'dense',

@@ -365,7 +365,9 @@ def test_a_schedule_that_starts_later_is_shifted(update):
   )
 
 
-@pytest.mark.parametrize(('restart', 'start'), [(True, GROWTH.updates), (False, 0)])
+@pytest.mark.parametrize(
+  ('restart', 'start'), [('', GROWTH.updates), ('yes', GROWTH.updates), ('no', 0)]
+)
 def test_the_schedule_restarts_at_the_growth_if_asked(restart, start):
   config = OptimConfig(learning_rate=PEAK, warmup_steps=WARMUP, restart_schedule=restart)
   got, want = schedule(config, 2000, GROWTH), learning_rate(config, 2000, start)
@@ -377,11 +379,11 @@ def test_the_schedule_restarts_at_the_growth_if_asked(restart, start):
 
 
 def test_the_rate_of_updates_follows_the_restarted_schedule():
-  changes = {'warmup_steps': 10, 'learning_rate': 0.01}
+  changes = {'warmup_steps': 10, 'learning_rate': 0.01, 'restart_schedule': 'yes'}
   first, plain = _updates(**changes), _updates()
   _assert_factors(first, plain, 0.1, 0.1, 'the first update of a warm-up over 10')
   _assert_factors(
-    _updates(**changes, restart_schedule=False), plain, 1, 1, 'a warm-up that was over'
+    _updates(**{**changes, 'restart_schedule': 'no'}), plain, 1, 1, 'a warm-up that was over'
   )
 
 

@@ -40,7 +40,7 @@ from tokenformer_jax.config.mixers import (
 )
 from tokenformer_jax.config.model import InitConfig, Layers, ModelConfig
 from tokenformer_jax.config.names import check_key, choices, keys_named, lookup, paths
-from tokenformer_jax.config.optim import OptimConfig, old_token_rate
+from tokenformer_jax.config.optim import OptimConfig, old_token_rate, restarts_schedule
 from tokenformer_jax.config.pattention import (
   DenseConfig,
   NoProjectionConfig,
@@ -61,7 +61,7 @@ from tokenformer_jax.config.projections import (
   with_references,
   with_token_counts,
 )
-from tokenformer_jax.config.run import Config
+from tokenformer_jax.config.run import Config, check_decay
 from tokenformer_jax.config.train import TrainConfig, profile_range
 from tokenformer_jax.config.values import (
   defaults,
@@ -104,6 +104,7 @@ __all__ = [
   'SoftmaxConfig',
   'TokenGroup',
   'TrainConfig',
+  'check_decay',
   'check_key',
   'choices',
   'count_names',
@@ -123,6 +124,7 @@ __all__ = [
   'pattentions',
   'profile_range',
   'resolve',
+  'restarts_schedule',
   'to_config_dict',
   'to_json',
   'token_counts',

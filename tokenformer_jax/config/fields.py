@@ -31,6 +31,8 @@ class Key:
     bits: width of an integer, its sign included.
     only: the runs that the key applies to: a `model.kind`, or `grown` for models that have grown.
       Empty: all runs.
+    when: the values of another key of the group for which the key has a meaning, as `KEY=VALUE` or
+      `KEY=VALUE|VALUE`. Empty: all values.
   """
 
   meaning: str = ''
@@ -41,6 +43,7 @@ class Key:
   below: float = math.inf
   bits: int = 32
   only: str = ''
+  when: str = ''
 
   def check(self, path: str, value: Any) -> None:
     """Check a single value.
@@ -264,18 +267,29 @@ def check(config: Any) -> None:
 
 
 def check_scope(config: Any, kind: str) -> None:
-  """Check that a config changes no key of another kind of model.
+  """Check that a config changes no key that has no meaning for what it chose.
 
   Args:
     config: the dataclass of a whole run.
     kind: its `model.kind`.
 
   Raises:
-    UserError: a key for another kind of model does not have its default.
+    UserError: a key for another kind of model, or for another value of a key of its group, does not
+      have its default.
   """
-  for leaf in leaves(config):
-    if leaf.key.only in MODEL_KINDS and leaf.key.only != kind and leaf.value != leaf.default:
+  found = list(leaves(config))
+  values = {leaf.path: leaf.value for leaf in found}
+  for leaf in found:
+    if leaf.value == leaf.default:
+      continue
+    if leaf.key.only in MODEL_KINDS and leaf.key.only != kind:
       raise meaningless(leaf.path, leaf.value, f'model.kind={leaf.key.only}', kind)
+    if leaf.key.when:
+      name, _, needed = leaf.key.when.partition('=')
+      other = f'{leaf.path.rpartition(".")[0]}.{name}'
+      if values[other] not in needed.split('|'):
+        needed = needed.replace('|', ' or ')
+        raise meaningless(leaf.path, leaf.value, f'{other}={needed}', values[other])
 
 
 def meaningless(path: str, value: Any, needed: str, kind: str) -> UserError:

@@ -9,8 +9,9 @@ from tokenformer_jax.config.run import Config
 
 _WIDEST = 48  # columns of a key and its default
 _SCOPES = """\
-[lm], [vit]: for this model.kind only. [grown]: for a model that has grown. Other marks: for this
-kind of the group only. A layer model.variants.NAME has the keys of model.layer."""
+[lm], [vit]: for this model.kind only. [grown]: for a model that has grown. [KEY=VALUE]: for this
+value of another key of the group only. Other marks: for this kind of the group only. A layer
+model.variants.NAME has the keys of model.layer."""
 
 
 def render() -> str:
@@ -33,7 +34,7 @@ def _description(leaf: Leaf, seen: dict[tuple[str, Key], str]) -> str:
     leaf: the key.
     seen: paths of earlier keys by name and description; the function adds this key.
   """
-  scope = leaf.kinds or ((leaf.key.only,) if leaf.key.only else ())
+  scope = leaf.kinds or tuple(filter(None, (leaf.key.only, leaf.key.when)))
   text = f'[{", ".join(scope)}] ' if scope else ''
   same = (leaf.path.rpartition('.')[2], leaf.key)
   if same in seen:

@@ -120,6 +120,19 @@ def _with_layer(config: Json) -> Json:
   return {**config, 'model': _nested(new)}
 
 
+def _with_choice_of_restart(config: Json) -> Json:
+  """Make a choice of `optim.restart_schedule`, whose default now depends on the schedule."""
+  optim = config.get('optim')
+  if not isinstance(optim, dict):
+    return config
+  new, constant = dict(optim), optim.get('schedule') == 'constant'
+  if isinstance(restart := new.get('restart_schedule', True), bool):
+    new['restart_schedule'] = ('yes' if constant else '') if restart else 'no'
+  if constant:  # It has no floor, and a floor in its config is now refused.
+    new.pop('final_fraction', None)
+  return {**config, 'optim': new}
+
+
 _MIXER, _FFN = 'model.layer.mixer', 'model.layer.ffn'
 _PROJECTIONS = {'qkv': f'{_MIXER}.qkv', 'proj': f'{_MIXER}.proj', 'ffn': _FFN}
 CHANGES: Changes = {
@@ -164,6 +177,7 @@ CHANGES: Changes = {
       },
     },
   ),
+  4: Change(config=_with_choice_of_restart),
 }
 FORMAT = max(CHANGES)  # the format of new files
 

@@ -1,4 +1,4 @@
-"""The group `optim`: AdamW, its learning rate, and the loss that it minimizes."""
+"""The group `optim`: the optimizer, its learning rate, and the loss that it minimizes."""
 
 import dataclasses
 import math
@@ -9,20 +9,61 @@ from tokenformer_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class OptimConfig:
-  """AdamW with a warm-up and a cosine decay to a floor."""
+  """An optimizer, and a learning rate that warms up and then follows a schedule."""
 
+  name: str = key(
+    'adamw',
+    'the optimizer: see steps/optimizers.py',
+    choices=('adamw', 'muon', 'adafactor', 'lion'),
+  )
   learning_rate: float = key(1e-3, 'the peak of the learning rate', above=0)
   warmup_steps: int = key(100, 'updates in which the rate rises from 0 to the peak', least=0)
   warmup_epochs: float = key(0.0, 'instead of warmup_steps, if greater than 0', least=0)
   warmup_examples: int = key(0, 'instead of warmup_steps, if greater than 0', least=0, bits=64)
   final_fraction: float = key(
-    0.1, 'the floor of the decay, as a fraction of the peak', least=0, most=1
+    0.1,
+    'the floor of the decay, as a fraction of the peak',
+    least=0,
+    most=1,
+    when='schedule=cosine|linear|wsd',
   )
-  schedule: str = key('cosine', 'the rate after the warm-up', choices=('cosine', 'constant'))
+  schedule: str = key(
+    'cosine',
+    'the rate after the warm-up; wsd stays at the peak until its decay',
+    choices=('cosine', 'linear', 'wsd', 'constant'),
+  )
+  decay_share: float = key(
+    0.2,
+    'the share of all steps in which the rate decays, unless train.decay_from says where',
+    above=0,
+    most=1,
+    when='schedule=wsd',
+  )
+  decay_shape: str = key(
+    'linear',
+    'how it decays: linearly, or as 1 − √t',
+    choices=('linear', 'one_minus_sqrt'),
+    when='schedule=wsd',
+  )
   # Adam divides by 1 − β.
-  beta1: float = key(0.9, "decay of Adam's mean of gradients", least=0, below=1)
-  beta2: float = key(0.95, "decay of Adam's mean of squared gradients", least=0, below=1)
-  epsilon: float = key(1e-8, "added to Adam's denominator", above=0)
+  beta1: float = key(
+    0.9,
+    "decay of Adam's mean of gradients; of lion, their weight in an update",
+    least=0,
+    below=1,
+    when='name=adamw|muon|lion',
+  )
+  beta2: float = key(
+    0.95,
+    "decay of Adam's mean of squared gradients; of lion's mean of gradients",
+    least=0,
+    below=1,
+    when='name=adamw|muon|lion',
+  )
+  epsilon: float = key(1e-8, "added to Adam's denominator", above=0, when='name=adamw|muon')
+  momentum: float = key(
+    0.95, "decay of muon's mean of gradients", least=0, below=1, when='name=muon'
+  )
   weight_decay: float = key(0.1, 'decay of matrices; norms and biases have none', least=0)
   clip_norm: float = key(1.0, 'largest norm of the whole gradient. 0: no clipping', least=0)
   accumulation_steps: int = key(1, 'parts of a batch, computed one after the other', above=0)
@@ -50,7 +91,12 @@ class OptimConfig:
   drop_path: float = key(
     0.0, 'probability of dropping a branch of the last block', least=0, below=1, only='vit'
   )
-  restart_schedule: bool = key(True, 'warm up and decay again after the last growth', only='grown')
+  restart_schedule: str = key(
+    '',
+    "warm up again after the last growth: yes, no, or ('') if the schedule decays from its start",
+    choices=('', 'yes', 'no'),
+    only='grown',
+  )
   old_tokens: str = key(
     'train', 'everything older than the last growth: train, freeze or scale:X', only='grown'
   )
@@ -61,8 +107,22 @@ class OptimConfig:
     only='grown',
   )
   new_token_correction: bool = key(
-    False, "for new tokens, count Adam's bias correction from the growth on", only='grown'
+    False,
+    "for new tokens, count Adam's bias correction from the growth on",
+    only='grown',
+    when='name=adamw',
   )
+
+
+def restarts_schedule(optim: OptimConfig) -> bool:
+  """Return whether the learning rate warms up, and later decays, anew after a growth.
+
+  By default only the schedules whose rate falls right after the warm-up do, because the rate that
+  they have at a growth depends on the length of the run before it.
+  """
+  if optim.restart_schedule:
+    return optim.restart_schedule == 'yes'
+  return optim.schedule in ('cosine', 'linear')
 
 
 def old_token_rate(optim: OptimConfig) -> float:

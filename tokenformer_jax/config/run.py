@@ -50,6 +50,7 @@ def check(config: Config) -> None:
   profile_range(config.train)
   old_token_rate(config.optim)
   _check_lengths(config)
+  check_decay(config)
   _check_positions(config.model, config.data)
   if config.model.kind == 'lm':
     length = config.data.sequence_length
@@ -70,6 +71,40 @@ def _check_lengths(config: Config) -> None:
     if len(given) > 1:
       said = ' and '.join(f'config.{group}.{n}={getattr(values, n)}' for n in given)
       raise UserError(f'{said} set one length in several units; give one of them')
+
+
+def check_decay(config: Config) -> None:
+  """Check that `train.decay_from` fits the schedule, its warm-up and the length of the run.
+
+  A length in epochs or examples is not checked: it has no number of steps before the data is read.
+
+  Raises:
+    UserError: it does not fit.
+  """
+  train, optim, start = config.train, config.optim, config.train.decay_from
+  if not start:
+    return
+  said = f'config.train.decay_from is {start}'
+  if optim.schedule != 'wsd':
+    raise UserError(
+      f'{said}, and optim.schedule={optim.schedule} has no decay of its own; set '
+      'config.optim.schedule=wsd, which is constant until the decay'
+    )
+  if optim.decay_share != OptimConfig().decay_share:
+    raise UserError(
+      f'{said} and config.optim.decay_share is {optim.decay_share}, which both say where the decay '
+      'begins; give one of them'
+    )
+  if not (train.epochs or train.examples) and start >= train.steps:
+    raise UserError(
+      f'{said}, but the run ends at train.steps={train.steps}; raise train.steps, which is where '
+      'the decay ends'
+    )
+  if not (optim.warmup_epochs or optim.warmup_examples) and start < optim.warmup_steps:
+    raise UserError(
+      f'{said}, which is inside the warm-up of optim.warmup_steps={optim.warmup_steps}; set it to '
+      f'{optim.warmup_steps} or more'
+    )
 
 
 def _check_positions(model: ModelConfig, data: DataConfig) -> None:

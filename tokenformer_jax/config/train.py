@@ -15,6 +15,12 @@ class TrainConfig:
     0.0, 'passes over the training data, instead of steps, if greater than 0', least=0
   )
   examples: int = key(0, 'sequences or images, instead of steps', least=0, bits=64)
+  decay_from: int = key(
+    0,
+    'with optim.schedule=wsd, the update from which the rate decays until the last step; a run may '
+    'begin there from the checkpoint of a longer one (init_from). 0: as optim.decay_share says',
+    least=0,
+  )
   seed: int = key(0, 'seed of parameters, of the order of the data and of random draws', least=0)
   log_every: int = key(10, 'steps between lines of figures', above=0)
   eval_every: int = key(

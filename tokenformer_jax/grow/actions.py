@@ -311,7 +311,8 @@ def wanted_model(
 
 
 def _show_table(source: Source, after: ModelConfig, target: Target) -> None:
-  target.show(table.render(source.model, after, flops.length(source.meta.config)))
+  config = source.meta.config
+  target.show(table.render(source.model, after, flops.length(config), config.optim))
   for line in table.advice(after):
     messages.say(line)
   definition = models.define(after)
@@ -330,9 +331,10 @@ def _check_room(
   held: Sequence[ModelConfig],
 ) -> None:
   """Check memory for the models that are held at once, and the target's disk."""
-  kept = room.part_kept(source.model, after, config.moments)
+  optim = source.meta.config.optim
+  kept = room.part_kept(source.model, after, optim, config.moments)
   try:
-    room.check_memory(source.mesh, held, ema=checkpoint.has(source.meta, 'ema'))
+    room.check_memory(source.mesh, held, optim, ema=checkpoint.has(source.meta, 'ema'))
   except UserError as error:
     if not target.dry_run:
       raise

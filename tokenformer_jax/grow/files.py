@@ -18,13 +18,14 @@ from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.grow import room, state, tokens
 from tokenformer_jax.grow.state import ToArray
 from tokenformer_jax.model import models
-from tokenformer_jax.model.params import Params
+from tokenformer_jax.model.params import Params, Path, lookup
 from tokenformer_jax.parallel import hosts, sharding
 from tokenformer_jax.runs import checkpoint, lease, saved_config
 from tokenformer_jax.runs.checkpoint import Checkpoints
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Lineage, Meta, Seen
 from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
+from tokenformer_jax.steps.statistics import kept_axes
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
 
@@ -78,9 +79,9 @@ def read_and_grow(
   source, axes = meta.config.model, models.define(target).axes
   programs, compiled = collections.deque(), {}
 
-  def compile_(f: ToArray, tree: Params) -> Params:
-    def one(path: tokens.Path, old: jax.ShapeDtypeStruct) -> concurrent.futures.Future | None:
-      place = NamedSharding(mesh, sharding.spec(tokens.lookup(axes, path)))
+  def compile_(f: ToArray, tree: Params, name: str) -> Params:
+    def one(path: Path, old: jax.ShapeDtypeStruct) -> concurrent.futures.Future | None:
+      place = NamedSharding(mesh, sharding.spec(kept_axes(name, lookup(axes, path))))
       grow = jax.jit(functools.partial(f, path), out_shardings=place)
       traced = grow.trace(old, tokens.drawing_salt(path))
       if old.sharding == place and traced.jaxpr.jaxpr.outvars == traced.jaxpr.jaxpr.invars[:1]:
@@ -94,8 +95,8 @@ def read_and_grow(
     programs.append(jax.tree.map_with_path(one, tree))
     return tree
 
-  def run(f: ToArray, tree: Params) -> Params:
-    del f  # `compile_` has compiled it, in the same order.
+  def run(f: ToArray, tree: Params, name: str) -> Params:
+    del f, name  # `compile_` has compiled it, in the same order.
 
     made = collections.deque()
 
@@ -104,9 +105,7 @@ def read_and_grow(
       jax.block_until_ready(new)
       old.delete()
 
-    def one(
-      path: tokens.Path, program: concurrent.futures.Future | None, old: jax.Array
-    ) -> jax.Array:
+    def one(path: Path, program: concurrent.futures.Future | None, old: jax.Array) -> jax.Array:
       if program is None:
         return old
       new = program.result()(old, tokens.drawing_salt(path))

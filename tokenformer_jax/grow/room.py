@@ -10,36 +10,39 @@ import shutil
 from collections.abc import Sequence
 
 import jax
-import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
-from tokenformer_jax.config import ModelConfig
+from tokenformer_jax.config import MeshConfig, ModelConfig, OptimConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import models
 from tokenformer_jax.parallel import hosts, sharding
-from tokenformer_jax.parallel.sharding import is_axes
 from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.storage import paths
 
-_FLOAT32 = 4  # bytes of every number in a state
 _AGAIN = 0.9  # Arrays take at least this part of their bytes in the source again in the target.
 # Files with a container's limit in bytes, one for each version of control groups; `max` is none.
 _LIMITS = ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes')
 
 
-def check_memory(mesh: Mesh, held: Sequence[ModelConfig], *, ema: bool) -> None:
+def check_memory(
+  mesh: Mesh, held: Sequence[ModelConfig], config: OptimConfig, *, ema: bool
+) -> None:
   """Check that the states of several models fit together into the memory of the mesh.
 
   Args:
     mesh: the mesh to place the states on.
     held: the models. Growth frees each old array once the new one exists, so it holds the grown
       model and at most two more arrays; the other actions hold both models.
+    config: names the optimizer of the states.
     ema: whether the states have a moving average of the parameters.
 
   Raises:
     UserError: the states do not fit, on this host or on another one.
   """
-  needed = sum(_bytes_on_a_device(mesh, model) for model in held) * (4 if ema else 3)
+  needed = sum(
+    sum(step_lib.bytes_on_a_device(mesh, models.define(model), config, ema=ema)) for model in held
+  )
   mine = [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
   if mine[0].platform == 'cpu':
     needed, free, where = needed * len(mine), free_host_memory(), 'of this host'
@@ -85,10 +88,22 @@ def existing_parent(path: pathlib.Path) -> pathlib.Path:
   return next(parent for parent in parents if os.path.lexists(parent))
 
 
-def part_kept(before: ModelConfig, after: ModelConfig, moments: str) -> float:
-  """Return a lower bound of the part of a state that an action keeps."""
-  counts = [models.define(model).count for model in (before, after)]
-  return min(1.0, counts[1] / counts[0]) * (1 if moments == 'pad' else 1 / 3)
+def part_kept(before: ModelConfig, after: ModelConfig, config: OptimConfig, moments: str) -> float:
+  """Return a lower bound of the part of a state that an action keeps.
+
+  Args:
+    before: the model of the source.
+    after: that of the target.
+    config: names the optimizer of both.
+    moments: `drop` makes them zeros, which take no room in files.
+  """
+  definitions = [models.define(model) for model in (before, after)]
+  kept = min(1.0, definitions[1].count / definitions[0].count)
+  if moments == 'pad':
+    return kept
+  one_device = sharding.abstract_mesh(MeshConfig(), 1)
+  parameters, rest = step_lib.bytes_on_a_device(one_device, definitions[0], config)
+  return kept * parameters / (parameters + rest)
 
 
 def free_host_memory() -> int:
@@ -111,16 +126,6 @@ def _free_device_memory(devices: Sequence[jax.Device]) -> int | None:
   if not all('bytes_limit' in one for one in stats):
     return None
   return min(one['bytes_limit'] - one.get('bytes_in_use', 0) for one in stats)
-
-
-def _bytes_on_a_device(mesh: Mesh, model: ModelConfig) -> int:
-  """Return the bytes of a model's parameters that one device of the mesh holds."""
-  definition = models.define(model)
-  shapes = [leaf.shape for leaf in jax.tree.leaves(definition.abstract)]
-  names = jax.tree.leaves(definition.axes, is_leaf=is_axes)
-  places = [NamedSharding(mesh, sharding.spec(axes)) for axes in names]
-  shards = [place.shard_shape(shape) for place, shape in zip(places, shapes, strict=True)]
-  return sum(int(np.prod(shard, dtype=object)) * _FLOAT32 for shard in shards)
 
 
 def _gib(size: int) -> str:

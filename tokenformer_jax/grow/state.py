@@ -1,6 +1,5 @@
 """Grow a whole training state by a pure function; check a growth, and say whether it is exact."""
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -22,9 +21,9 @@ from tokenformer_jax.config import (
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import tokens, widen
 from tokenformer_jax.model import models
-from tokenformer_jax.model.params import Params
+from tokenformer_jax.model.params import Params, Path, lookup
 from tokenformer_jax.runs.checkpoint_meta import Lineage
-from tokenformer_jax.steps import optim
+from tokenformer_jax.steps import optim, statistics
 from tokenformer_jax.steps.step import State
 
 TOKEN_METHODS = ('group', 'zero_keys', 'duplicate', 'random')
@@ -34,11 +33,11 @@ _COPYING = ('duplicate', 'net2net', 'hypercloning')
 class ByArray(Protocol):
   """A growth, array by array."""
 
-  def param(self, path: tokens.Path, old: jax.Array, salt: jax.Array) -> jax.Array:
+  def param(self, path: Path, old: jax.Array, salt: jax.Array) -> jax.Array:
     """Return the parameter at `path` after growth; for the salt see `tokens.drawing_key`."""
 
-  def moment(self, path: tokens.Path, old: jax.Array, order: int) -> jax.Array:
-    """Return Adam's moment of order 1 or 2 of that parameter."""
+  def moment(self, path: Path, old: jax.Array, order: int) -> jax.Array:
+    """Return the mean of its gradients (order 1) or of their squares (order 2) after growth."""
 
 
 def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfig) -> ModelConfig:
@@ -218,17 +217,25 @@ def by_array(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> By
   added = config_lib.with_token_counts(target, new)
   old, all_ = tokens.counts(definition), tokens.counts(models.define(target))
   copies = {
-    path: tokens.lookup(all_, path) // max(1, count)
+    path: lookup(all_, path) // max(1, count)
     for path, count in jax.tree_util.tree_flatten_with_path(old)[0]
   }
   return tokens.MoreTokens(models.define(added), copies, config)
 
 
-ToArray = Callable[[tokens.Path, jax.Array, jax.Array], jax.Array]
+ToArray = Callable[[Path, jax.Array, jax.Array], jax.Array]
+MapArrays = Callable[[ToArray, Params, str], Params]
 
 
-def map_arrays(f: ToArray, tree: Params) -> Params:
-  """Map a function of path, array and salt over a tree of parameters."""
+def map_arrays(f: ToArray, tree: Params, name: str = '') -> Params:
+  """Map a function of path, array and salt over a tree.
+
+  Args:
+    f: the function.
+    tree: parameters, or a statistic of them.
+    name: that of the statistic in `statistics.ORDERS`; '': the tree is parameters.
+  """
+  del name
   return jax.tree.map_with_path(lambda path, old: f(path, old, tokens.drawing_salt(path)), tree)
 
 
@@ -237,16 +244,16 @@ def grow(
   source: ModelConfig,
   target: ModelConfig,
   config: GrowConfig,
-  map_arrays: Callable[[ToArray, Params], Params] = map_arrays,
+  map_arrays: MapArrays = map_arrays,
 ) -> State:
-  """Grow a state: parameters, moments and counters.
+  """Grow a state: parameters, the optimizer's statistics, and counters.
 
   The function is pure. Under jit with the target's shardings (`step.state_shardings`), no host or
   device ever holds more than its part. New arrays do not depend on each other:
   `files.read_and_grow` makes one after the other.
 
   Args:
-    state: from a run of the source model (see `step.initial_state`), with any optimizer settings.
+    state: from a run of the source model (see `step.initial_state`), with any optimizer.
     source: the model of the state.
     target: the larger model, see `grown_model`; `check` has passed.
     config: the method, and how to treat moments and counters.
@@ -255,17 +262,22 @@ def grow(
   Returns:
     The state, with the optimizer's structure unchanged.
   """
-  arrays = by_array(source, target, config)
+  arrays, definition = by_array(source, target, config), models.define(source)
 
-  def moments(order: int, tree: Params) -> Params:
-    def moment(path: tokens.Path, old: jax.Array, salt: jax.Array) -> jax.Array:
+  def of_statistic(name: str, tree: Params) -> Params:
+    def statistic(path: Path, old: jax.Array, salt: jax.Array) -> jax.Array:
       del salt  # nothing is drawn
-      new = arrays.moment(path, old, order)
-      return jnp.zeros_like(new) if config.moments == 'drop' else new
+      whole = statistics.expand(name, old, lookup(definition.abstract, path).shape)
+      new = arrays.moment(path, whole, statistics.ORDERS[name])
+      if config.moments == 'drop':
+        return jnp.zeros_like(statistics.reduce(name, new))
+      if new is whole:
+        return old
+      return statistics.reduce(name, statistics.with_history(name, new))
 
-    return map_arrays(moment, tree)
+    return map_arrays(statistic, tree, name)
 
-  return map_trees(state, config, functools.partial(map_arrays, arrays.param), moments)
+  return _map_state(state, config, lambda tree: map_arrays(arrays.param, tree, ''), of_statistic)
 
 
 def map_trees(
@@ -274,26 +286,60 @@ def map_trees(
   of_params: Callable[[Params], Params],
   of_moments: Callable[[int, Params], Params],
 ) -> State:
-  """Map the parameters of a state and its moments (with their order), and set the counters."""
-  known = (optax.ScaleByAdamState, optax.ScaleByScheduleState)
+  """Map the parameters and the optimizer's statistics of a state, and set the counters.
+
+  Args:
+    state: from `step.initial_state`, with any optimizer.
+    config: says whether counters start at 0.
+    of_params: maps a tree of parameters.
+    of_moments: maps, in the same way, a tree of means of gradients (1) or of their squares (2). A
+      statistic that exists for some parameters only, or as means of rows, gets this shape before.
+  """
+  shapes = jax.tree.map(lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype), state['params'])
+
+  def of_statistic(name: str, tree: Params) -> Params:
+    order = statistics.ORDERS[name]
+    if name in ('mu', 'nu') and jax.tree.structure(tree) == jax.tree.structure(shapes):
+      return of_moments(order, tree)
+
+    def in_shape(like: jax.ShapeDtypeStruct, one: Any) -> jax.Array:
+      if statistics.is_masked(one):
+        return jnp.zeros(like.shape, like.dtype)
+      return statistics.expand(name, one, like.shape)
+
+    def own_shape(new: jax.Array, old: Any) -> Any:
+      if statistics.is_masked(old):
+        return old
+      return statistics.reduce(name, statistics.with_history(name, new))
+
+    def mapped(tree: Params) -> Params:
+      new = of_moments(order, jax.tree.map(in_shape, shapes, tree))
+      return jax.tree.map(own_shape, new, tree)
+
+    return jax.jit(mapped)(tree)  # The arrays of other shapes are never made.
+
+  return _map_state(state, config, of_params, of_statistic)
+
+
+def _map_state(
+  state: State,
+  config: GrowConfig,
+  of_params: Callable[[Params], Params],
+  of_statistic: Callable[[str, Params], Params],
+) -> State:
+  """Map parameters and statistics, and set the counters that `config` restarts."""
   restart = config.step == 'restart'
 
-  def optimizer_part(part: Any) -> Any:
-    if isinstance(part, optax.ScaleByAdamState):
-      return optax.ScaleByAdamState(
-        count=jnp.zeros_like(part.count) if config.moments == 'drop' else part.count,
-        mu=of_moments(1, part.mu),
-        nu=of_moments(2, part.nu),
-      )
-    return jax.tree.map(jnp.zeros_like, part) if restart else part  # the count of the schedule
+  def of_count(part: Any, count: jax.Array) -> jax.Array:
+    of_rates = isinstance(part, optax.ScaleByScheduleState)  # the count of the learning rate
+    again = restart if of_rates else config.moments == 'drop'
+    return jnp.zeros_like(count) if again else count
 
   of_models = ('params', 'ema')  # the parameters, and their average if the run keeps one
   counters = {k: value for k, value in state.items() if k not in (*of_models, 'opt_state')}
   return {
     **{name: of_params(state[name]) for name in of_models if name in state},
-    'opt_state': jax.tree.map(
-      optimizer_part, state['opt_state'], is_leaf=lambda part: isinstance(part, known)
-    ),
+    'opt_state': statistics.map_state(of_statistic, of_count, state['opt_state']),
     **(jax.tree.map(jnp.zeros_like, counters) if restart else counters),
   }
 

@@ -1,7 +1,9 @@
 """The table of changes that the grow command prints."""
 
 from tokenformer_jax.config import (
+  MeshConfig,
   ModelConfig,
+  OptimConfig,
   PattentionConfig,
   pattentions,
   token_counts,
@@ -10,13 +12,24 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.grow import widen
 from tokenformer_jax.model import flops, models
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.steps.step import bytes_on_a_device
 
-_BYTES = 12  # per parameter in training: itself and Adam's two moments, in float32
+_PLAIN = OptimConfig()
 _TILE = 128  # the width of a TPU's matrix unit
 
 
-def render(before: ModelConfig, after: ModelConfig, length: int) -> str:
-  """Return a table of quantities before and after; FLOPs are for `length` positions."""
+def render(
+  before: ModelConfig, after: ModelConfig, length: int, optim: OptimConfig = _PLAIN
+) -> str:
+  """Return a table of quantities before and after a growth.
+
+  Args:
+    before: the model before it.
+    after: the model after it.
+    length: the positions that FLOPs are for.
+    optim: names the optimizer whose state takes memory beside the parameters.
+  """
   rows = [('', 'before', 'after', '')]
   if old := pattentions(before):
     new = pattentions(after)
@@ -27,9 +40,11 @@ def render(before: ModelConfig, after: ModelConfig, length: int) -> str:
   else:
     names = ('width', 'heads', 'feed-forward width')
     rows += map(_row, names, widen.sizes(before), widen.sizes(after))
-  counts = [models.define(model).count for model in (before, after)]
-  rows.append(_row('parameters', *counts))
-  rows.append(_row('MiB with Adam moments', *(count * _BYTES / 2**20 for count in counts)))
+  definitions = [models.define(model) for model in (before, after)]
+  rows.append(_row('parameters', *(one.count for one in definitions)))
+  one_device = sharding.abstract_mesh(MeshConfig(), 1)
+  sizes = (sum(bytes_on_a_device(one_device, one, optim)) for one in definitions)
+  rows.append(_row(f'MiB with state of {optim.name}', *(size / 2**20 for size in sizes)))
   work = (flops.train_flops(model, length) / 1e6 for model in (before, after))
   rows.append(_row(f'training MFLOP {flops.unit(before)}', *work))
   widths = [max(len(row[i]) for row in rows) for i in range(4)]

@@ -12,17 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from tokenformer_jax.config import GrowConfig, PattentionConfig, token_groups
-from tokenformer_jax.model.params import Definition, ParamInfo, Params, Role, token_axis
+from tokenformer_jax.model.params import (
+  Definition,
+  ParamInfo,
+  Params,
+  Path,
+  Role,
+  lookup,
+  token_axis,
+)
 from tokenformer_jax.parallel.sharding import Axes, is_axes
-
-Path = tuple[Any, ...]
-
-
-def lookup(tree: Any, path: Path) -> Any:
-  """Return the entry of nested dicts at a path of `jax.tree_util`."""
-  for key in path:
-    tree = tree[key.key]
-  return tree
 
 
 def counts(definition: Definition) -> Params:
@@ -67,7 +66,7 @@ class MoreTokens:
     return jnp.concatenate([old, fresh], axis)
 
   def moment(self, path: Path, old: jax.Array, order: int) -> jax.Array:
-    """Return Adam's moment of the given order; new tokens start at zero.
+    """Return a mean of gradients (order 1) or of their squares (2); new tokens start at zero.
 
     The value of a copy has the whole gradient of the old value, so it has the same moments. The
     gradient of its key is a sum over the entries of the value that the copy has, 1/c of them for c

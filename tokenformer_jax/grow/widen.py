@@ -22,9 +22,9 @@ import numpy as np
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import GrowConfig, MLPConfig, ModelConfig
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow.tokens import Path, drawing_key, lookup, owners, with_noise
+from tokenformer_jax.grow.tokens import drawing_key, owners, with_noise
 from tokenformer_jax.model.layers import hidden_width
-from tokenformer_jax.model.params import Definition, ParamInfo, Params, Role
+from tokenformer_jax.model.params import Definition, ParamInfo, Params, Path, Role, lookup
 
 
 class Sizes(NamedTuple):
@@ -163,7 +163,7 @@ class CopiedUnits:
     return with_noise(new, self._config.noise, key)
 
   def moment(self, path: Path, old: jax.Array, order: int) -> jax.Array:
-    """Return Adam's moment of the wider model's gradient, which copies share.
+    """Return a mean of the wider model's gradients, or of their squares, which copies share.
 
     Every weight that reads a unit reads one of its c copies. So a copy has 1/c of the mean gradient
     and, as terms of random signs add up, 1/c of the mean square.
@@ -228,7 +228,7 @@ class FilledBlocks:
     return fresh.at[tuple(slice(size) for size in old.shape)].set(old)
 
   def moment(self, path: Path, old: jax.Array, order: int) -> jax.Array:
-    """Return Adam's moment, zero for new entries."""
+    """Return a mean of gradients or of their squares, zero for new entries."""
     del order
     shape = lookup(self._target.abstract, path).shape
     return jnp.zeros(shape, old.dtype).at[tuple(slice(size) for size in old.shape)].set(old)

@@ -18,6 +18,7 @@ from flax import nnx
 from tokenformer_jax.parallel.sharding import Axes
 
 Params = dict[str, Any]
+Path = tuple[Any, ...]  # of `jax.tree_util`
 Initializer = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]
 
 
@@ -98,6 +99,13 @@ def param(
     raise ValueError(f'{len(axes)} axis names {axes} for the shape {shape}')
   info = ParamInfo(axes, role, init, depth, active, groups)
   return nnx.Param((first or init)(rngs.params(), shape, jnp.float32), info=info)
+
+
+def lookup(tree: Any, path: Path) -> Any:
+  """Return the entry of nested dicts at a path of `jax.tree_util`."""
+  for key in path:
+    tree = tree[key.key]
+  return tree
 
 
 def token_axis(axes: Axes) -> int | None:

@@ -14,7 +14,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import jax
-import optax
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -172,19 +171,6 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def batch_sharding(mesh: Mesh) -> NamedSharding:
   """Return the sharding of a batch [B, …]."""
   return NamedSharding(mesh, spec(('batch',)))
-
-
-def optimizer_shardings(
-  mesh: Mesh, tx: optax.GradientTransformation, abstract_params: 'Params', axes: 'Params'
-) -> Any:
-  """Return the shardings of the state of `tx`: arrays of a parameter are sharded like it."""
-  return optax.tree.map_params(
-    tx,
-    lambda _, sharding: sharding,
-    jax.eval_shape(tx.init, abstract_params),
-    tree_shardings(mesh, axes),
-    transform_non_params=lambda _: replicated(mesh),
-  )
 
 
 def with_shardings(abstract: Any, shardings: Any) -> Any:

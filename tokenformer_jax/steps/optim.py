@@ -1,4 +1,4 @@
-"""Build the optimizer: AdamW with clipping, a warm-up and a cosine decay to a floor.
+"""Build the optimizer of a run: clipping, one of `optimizers.py`, decay, and a learning rate.
 
 After a growth, old and new tokens of one array may have different rates: see `LastGrowth`.
 """
@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from tokenformer_jax.config import OptimConfig, old_token_rate
-from tokenformer_jax.model.params import ParamInfo, Params, Role
-
-_WITHOUT_DECAY = (Role.BIAS, Role.GAIN, Role.VECTOR)
+from tokenformer_jax.config import OptimConfig, old_token_rate, restarts_schedule
+from tokenformer_jax.model.params import ParamInfo, Params
+from tokenformer_jax.steps import optimizers
+from tokenformer_jax.steps.statistics import is_masked, kept_axes, map_state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,84 +31,126 @@ class LastGrowth:
   old_tokens: Params
 
 
-def learning_rate(config: OptimConfig, steps: int, start: int = 0) -> optax.Schedule:
+def learning_rate(
+  config: OptimConfig, steps: int, start: int = 0, decay_from: int = 0
+) -> optax.Schedule:
   """Return the schedule from the number of updates made to the learning rate of the next one.
 
-  The rate warms up linearly to the peak, then follows a cosine down to `final_fraction` of it, or
-  stays constant.
+  The rate warms up linearly to the peak. From there `cosine` and `linear` decay to the floor, a
+  fraction `final_fraction` of the peak; `constant` stays; `wsd` stays until its decay begins.
 
   Args:
-    config: the peak, the length of the warm-up, and the floor.
+    config: the peak, the length of the warm-up, the shape of the decay, and the floor.
     steps: the number of updates at which the decay ends.
     start: the number of updates at which the warm-up starts.
+    decay_from: the number of updates at which the decay of `wsd` begins. 0: `decay_share` says it.
   """
+  peak, floor = config.learning_rate, config.final_fraction
+  warmup_end = start + config.warmup_steps
+  begin = warmup_end
+  if config.schedule == 'wsd':
+    begin = decay_from or max(warmup_end, steps - round(config.decay_share * (steps - start)))
+  length = max(1, steps - begin)
   if config.schedule == 'constant':
-    decay = optax.schedules.constant_schedule(config.learning_rate)
+    decay = optax.schedules.constant_schedule(peak)
+  elif config.schedule == 'cosine':
+    decay = optax.schedules.cosine_decay_schedule(peak, length, alpha=floor)
+  elif config.schedule == 'wsd' and config.decay_shape == 'one_minus_sqrt':
+
+    def decay(count: jax.Array) -> jax.Array:
+      part = jnp.clip(count / length, 0, 1)
+      return peak * (floor + (1 - floor) * (1 - jnp.sqrt(part)))
+
   else:
-    decay = optax.schedules.cosine_decay_schedule(
-      config.learning_rate, max(1, steps - start - config.warmup_steps), alpha=config.final_fraction
-    )
+    decay = optax.schedules.linear_schedule(peak, floor * peak, length)
   # The first update of a warm-up of W steps has the rate peak/W, the last one the peak.
   warmup = optax.schedules.linear_schedule(
-    config.learning_rate / max(1, config.warmup_steps),
-    config.learning_rate,
-    max(1, config.warmup_steps - 1),
+    peak / max(1, config.warmup_steps), peak, max(1, config.warmup_steps - 1)
   )
-  from_zero = optax.schedules.join_schedules([warmup, decay], [config.warmup_steps])
+  stable = optax.schedules.constant_schedule(peak)
+  phases, ends = [warmup, decay], [config.warmup_steps]
+  if begin > warmup_end:
+    phases, ends = [warmup, stable, decay], [config.warmup_steps, begin - start]
+  from_zero = optax.schedules.join_schedules(phases, ends)
   return lambda count: from_zero(count - start)
 
 
-def schedule(config: OptimConfig, steps: int, growth: LastGrowth | None = None) -> optax.Schedule:
-  """Return the learning rate of a run; `restart_schedule` restarts it after a growth."""
-  start = growth.updates if growth and config.restart_schedule else 0
-  return learning_rate(config, steps, start)
+def schedule(
+  config: OptimConfig, steps: int, growth: LastGrowth | None = None, decay_from: int = 0
+) -> optax.Schedule:
+  """Return the learning rate of a run: `learning_rate`, which may start anew at the last growth."""
+  start = growth.updates if growth and restarts_schedule(config) else 0
+  return learning_rate(config, steps, start, decay_from)
 
 
 def decay_mask(info: Params) -> Params:
   """Return which parameters decay: parameter tokens, embeddings, kernels; not norms and biases."""
-  return jax.tree.map(lambda one: one.role not in _WITHOUT_DECAY, info)
+  return jax.tree.map(lambda one: one.role not in optimizers.WITHOUT_DECAY, info)
 
 
 def make_optimizer(
-  config: OptimConfig, steps: int, info: Params, growth: LastGrowth | None = None
+  config: OptimConfig,
+  steps: int,
+  info: Params,
+  growth: LastGrowth | None = None,
+  decay_from: int = 0,
 ) -> optax.GradientTransformation:
-  """Return AdamW (Loshchilov & Hutter 2019) on gradients clipped by their global norm.
+  """Return the optimizer `optim.name` on gradients clipped by their global norm.
 
-  The structure of its state is the same for every config, with and without a growth.
+  Weights decay as in AdamW (Loshchilov & Hutter 2019): by the rate, and not through the optimizer.
+  For each name the structure of the state is the same for every config, with and without a growth.
 
   Args:
     config: rates, moments, decay, and the settings of old and new tokens.
     steps: the length of the run; the learning rate reaches its floor there.
     info: `Definition.info` of the model.
     growth: the last growth, or None for a model that never grew.
+    decay_from: see `learning_rate`.
   """
-  adam = optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
+  freezes = growth is not None and old_token_rate(config) == 0
+  hidden = growth.old_tokens if freezes else jax.tree.map(lambda _: 0, info)
   clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
-  clipped_adam = optax.chain(clip, adam)
-  if growth is not None and old_token_rate(config) == 0:
-    clipped_adam = _without_old(clipped_adam, info, growth)
+  clipped = optax.chain(clip, optimizers.scale(config, info, hidden))
+  if freezes:
+    clipped = _without_old(clipped, info, growth)
   chain = optax.chain(
-    clipped_adam,
+    clipped,
     optax.add_decayed_weights(config.weight_decay, mask=decay_mask(info)),
-    _scale_by_rates(config, schedule(config, steps, growth), info, growth),
+    _scale_by_rates(config, schedule(config, steps, growth, decay_from), info, growth),
   )
 
   def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
-    (_, before), *_ = state
-    return chain.update(updates, state, params, adam_count=before.count)
+    (_, before), *_, rates = state
+    # Only Adam has a correction to undo, and only its state is a single part with a count.
+    counted = before if config.new_token_correction else rates
+    return chain.update(updates, state, params, adam_count=counted.count)
 
   return optax.GradientTransformation(chain.init, update)
 
 
 def _by_age(
-  f: Callable[..., jax.Array], info: Params, growth: LastGrowth, *trees: Params
+  f: Callable[..., jax.Array], info: Params, growth: LastGrowth, *trees: Params, name: str = ''
 ) -> Params:
-  """Map `f(old, *arrays)` over trees; `old` broadcasts to the array and is true for old entries."""
+  """Map `f(old, *arrays)` over trees; `old` broadcasts to the array and is true for old entries.
 
-  def on_array(one: ParamInfo, count: int, *arrays: jax.Array) -> jax.Array:
-    if (axis := one.token_axis) is None:
+  Args:
+    f: the function.
+    info: `Definition.info` of the model.
+    growth: the last growth.
+    *trees: like the parameters.
+    name: the statistic that they are, if they are one. Of a mean over old and new tokens no entry
+      is old.
+  """
+
+  def on_array(one: ParamInfo, count: int, *arrays: Any) -> Any:
+    if is_masked(arrays[0]):
+      return arrays[0]
+    if one.token_axis is None:
       return f(True, *arrays)
-    shape = arrays[0].shape
+    axes, shape = kept_axes(name, one.axes), arrays[0].shape
+    if 'param_tokens' not in axes:
+      return f(False, *arrays)
+    axis = axes.index('param_tokens')
     old = jnp.arange(shape[axis]) < count
     return f(old.reshape([shape[axis] if i == axis else 1 for i in range(len(shape))]), *arrays)
 
@@ -118,23 +160,21 @@ def _by_age(
 def _without_old(
   inner: optax.GradientTransformation, info: Params, growth: LastGrowth
 ) -> optax.GradientTransformation:
-  """Hide the gradient of old entries from `inner`, and keep their moments.
+  """Hide gradients and statistics of old entries from `inner`, and keep these statistics.
 
-  `inner` has Adam's state. It clips by the norm of the new tokens' gradient alone.
+  `inner` clips by the norm of the new tokens' gradient alone, and orthogonalizes them alone.
   """
 
+  def hidden(tree: Params, name: str = '') -> Params:
+    return _by_age(lambda old, x: jnp.where(old, 0, x), info, growth, tree, name=name)
+
+  def kept(name: str, before: Params, after: Params) -> Params:
+    return _by_age(lambda old, a, b: jnp.where(old, a, b), info, growth, before, after, name=name)
+
   def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
-    masked = _by_age(lambda old, u: jnp.where(old, 0, u), info, growth, updates)
-    updates, new = inner.update(masked, state, params)
-
-    def keep(old_tree: Params, new_tree: Params) -> Params:
-      return _by_age(lambda old, a, b: jnp.where(old, a, b), info, growth, old_tree, new_tree)
-
-    (clip, before), (_, after) = state, new
-    return updates, (
-      clip,
-      after._replace(mu=keep(before.mu, after.mu), nu=keep(before.nu, after.nu)),
-    )
+    seen = map_state(lambda name, tree: hidden(tree, name), lambda _, count: count, state)
+    updates, new = inner.update(hidden(updates), seen, params)
+    return updates, map_state(kept, lambda _, before, after: after, state, new)
 
   return optax.GradientTransformation(inner.init, update)
 

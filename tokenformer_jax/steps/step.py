@@ -1,17 +1,18 @@
 """Make the state of a run, and compile its training and evaluation steps."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
-from tokenformer_jax.config import Config
+from tokenformer_jax.config import Config, OptimConfig
 from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.steps import compiler, elastic, optim
+from tokenformer_jax.steps import compiler, elastic, optim, statistics
 from tokenformer_jax.tasks import Batch, Task
 
 State = dict[str, Any]
@@ -40,9 +41,32 @@ def state_shardings(
   return {
     'params': param_shardings,
     **({'ema': param_shardings} if ema else {}),
-    'opt_state': sharding.optimizer_shardings(mesh, tx, definition.abstract, definition.axes),
+    'opt_state': statistics.shardings(mesh, tx, definition.abstract, definition.axes),
     **jax.tree.map(lambda _: sharding.replicated(mesh), _counters()),
   }
+
+
+def bytes_on_a_device(
+  mesh: Mesh | AbstractMesh, definition: Definition, config: OptimConfig, *, ema: bool = False
+) -> tuple[int, int]:
+  """Return the bytes on a device of a state's parameters, and of its average and optimizer state.
+
+  The few bytes of the counters are left out.
+  """
+  tx = optim.make_optimizer(config, 1, definition.info)
+  state = {'params': definition.abstract, 'opt_state': jax.eval_shape(tx.init, definition.abstract)}
+  places = state_shardings(mesh, definition, tx)
+
+  def size(name: str) -> int:
+    pairs = zip(jax.tree.leaves(state[name]), jax.tree.leaves(places[name]), strict=True)
+    return sum(
+      math.prod(place.shard_shape(array.shape)) * array.dtype.itemsize
+      for array, place in pairs
+      if array.ndim
+    )
+
+  parameters = size('params')
+  return parameters, size('opt_state') + ema * parameters
 
 
 def _counters() -> dict[str, jax.Array]:
@@ -63,7 +87,7 @@ def make_train_step(
   are a function of `config.train.seed` and the step. `growth` must be the one that `tx` was made
   with.
   """
-  rate = optim.schedule(config.optim, config.train.steps, growth)
+  rate = optim.schedule(config.optim, config.train.steps, growth, config.train.decay_from)
   loss = task.loss
   if config.train.drop_groups:
     loss = elastic.with_dropped_groups(loss, task.definition.info, config.train.drop_groups)

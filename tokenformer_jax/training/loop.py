@@ -86,6 +86,7 @@ class Trainer:
     hosts.meet('the work directory is as an earlier run left it')
     self.config = config = sizes.fill_in(config, self.origin)
     origin.check(config, self.origin)
+    self.origin = origin.as_branch(config, self.origin)
     self.task = tasks.make(config, self.origin.vocabulary)
     definition = self.task.definition
     devices.check_fits(config, definition, self.mesh)
@@ -99,7 +100,10 @@ class Trainer:
     origin.check_data(config, self.origin, self.task)
     self.position = origin.position(config, self.origin, self.task.digest)
     self.config = config = sizes.in_steps(config, self.task.examples, self.position)
-    self.tx = optim.make_optimizer(config.optim, config.train.steps, definition.info, growth)
+    origin.check_decay(config, self.origin)
+    self.tx = optim.make_optimizer(
+      config.optim, config.train.steps, definition.info, growth, config.train.decay_from
+    )
     self.train_step = step_lib.make_train_step(self.task, self.tx, config, self.mesh, growth)
     self.eval_step = step_lib.make_eval_step(self.task, self.mesh)
     self.rows = local_rows(sharding.batch_sharding(self.mesh), config.data.batch_size)

@@ -16,6 +16,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files, state
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta
+from tokenformer_jax.steps import optim
 from tokenformer_jax.storage import paths
 
 # Keys that decide the batch of a step, besides the data, the batch size and the position.
@@ -127,8 +128,74 @@ def check(config: Config, origin: Origin) -> None:
       state.check(source, config.model, config.grow)
     except UserError as error:
       raise UserError(f'{origin.where}: {error}') from error
+  check_same_optimizer(config, origin.meta, origin.where, resumes=origin.resumes)
   tasks.check_vocabulary(config, origin.meta, origin.where)
   check_order(config, origin)
+
+
+def as_branch(config: Config, origin: Origin) -> Origin:
+  """Return the origin of a run that decays from a checkpoint on, as one without a growth.
+
+  A run with `train.decay_from` that takes model, moments and step of `init_from` as they are goes
+  on with that run. So its last growth, and which of its tokens are old, are those of that run.
+  """
+  kept = config.grow.moments == 'pad' and config.grow.step == 'keep'
+  if origin.source is None or not config.train.decay_from or not kept:
+    return origin
+  if origin.meta.contents != 'model' or config.model != origin.model:
+    return origin
+  return dataclasses.replace(origin, lineage=origin.meta.lineage)
+
+
+def check_decay(config: Config, origin: Origin) -> None:
+  """Check that the decay of `train.decay_from` can begin after the checkpoint of the origin.
+
+  Args:
+    config: the config, with all lengths in steps.
+    origin: the origin of the run.
+
+  Raises:
+    UserError: the decay would begin in the past, or the checkpoint is from within another decay; or
+      see `config.check_decay`.
+  """
+  config_lib.check_decay(config)
+  meta, begin = origin.meta, config.train.decay_from
+  growth = state.last_growth(origin.lineage, config.model)
+  if begin and growth and config_lib.restarts_schedule(config.optim):
+    warm = growth.updates + config.optim.warmup_steps
+    if begin < warm:
+      raise UserError(
+        f'config.train.decay_from is {begin}, which is inside the warm-up after the last growth, '
+        f'to update {warm}; set it to that or more, or set config.optim.restart_schedule=no'
+      )
+  if not begin or meta is None or (origin.source is not None and config.grow.step == 'restart'):
+    return
+  if origin.resumes and meta.config.train.decay_from == begin:
+    return
+  if meta.updates > begin:
+    raise UserError(
+      f'config.train.decay_from is {begin}, but {origin.where} has made {meta.updates} updates, so '
+      'the decay would have begun in the past; set it to that number or more, or start from an '
+      'earlier checkpoint (--workdir=NEW_DIR --config.init_from=DIR@STEP)'
+    )
+  if _has_decayed(meta):
+    theirs = meta.config
+    raise UserError(
+      f'config.train.decay_from is {begin}, but the rate of {origin.where} has begun to decay '
+      f'already (optim.schedule={theirs.optim.schedule} of {theirs.train.steps} steps); start from '
+      'an earlier checkpoint (--config.init_from=DIR@STEP), or from a run with '
+      'optim.schedule=wsd or constant'
+    )
+
+
+def _has_decayed(meta: Meta) -> bool:
+  """Return whether the rate of a checkpoint's last update was below the peak after its warm-up."""
+  config, growth = meta.config.optim, state.last_growth(meta.lineage, meta.config.model)
+  rate = optim.schedule(config, meta.config.train.steps, growth, meta.config.train.decay_from)
+  start = growth.updates if growth and config_lib.restarts_schedule(config) else 0
+  if meta.updates - start <= config.warmup_steps:
+    return False
+  return float(rate(meta.updates - 1)) < config.learning_rate * (1 - 1e-6)
 
 
 def check_same_model(config: Config, theirs: Config, where: str) -> None:
@@ -148,6 +215,27 @@ def check_same_model(config: Config, theirs: Config, where: str) -> None:
     )
   differing = [f'{path} is {old!r} there and {new!r} in the config' for path, new, old in found]
   raise UserError(f'{where} is of another model: {"; ".join(differing)}; {advice}')
+
+
+def check_same_optimizer(config: Config, meta: Meta, where: str, *, resumes: bool = True) -> None:
+  """Check that a checkpoint has the statistics of the run's optimizer, or that none are kept.
+
+  Raises:
+    UserError: it has those of another optimizer.
+  """
+  ours, theirs = config.optim.name, meta.config.optim.name
+  if ours == theirs or meta.contents != 'model' or (not resumes and config.grow.moments == 'drop'):
+    return
+  advice = 'set config.grow.moments=drop, with which the new one begins with empty statistics'
+  if resumes:
+    advice = (
+      'start another run from it with the new one (--workdir=NEW_DIR --config.init_from=DIR '
+      '--config.grow.moments=drop)'
+    )
+  raise UserError(
+    f'config.optim.name is {ours}, but {where} was trained with {theirs}, whose statistics mean '
+    f'nothing to {ours}; set it to {theirs}, or {advice}'
+  )
 
 
 def check_order(config: Config, origin: Origin, digest: str | None = None) -> None:

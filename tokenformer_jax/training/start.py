@@ -18,7 +18,12 @@ from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.optim import LastGrowth
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
-from tokenformer_jax.training.origin import Origin, check_same_model, in_workdir
+from tokenformer_jax.training.origin import (
+  Origin,
+  check_same_model,
+  check_same_optimizer,
+  in_workdir,
+)
 
 
 def make_writable(workdir: paths.Path) -> None:
@@ -58,6 +63,7 @@ def resume(
     try:
       meta = checkpoints.meta(step)
       check_same_model(config, meta.config, in_workdir(step))
+      check_same_optimizer(config, meta, in_workdir(step))
       restored = _restored(checkpoints, meta, config, abstract)
     except checkpoint.DamagedError as error:
       damaged[step] = error
@@ -114,10 +120,10 @@ def grown(config: Config, origin: Origin, mesh: Mesh, other_meaning: str = '') -
   source = tasks.adapted(meta.config.model, target)
   if reason := state.inexact(source, target, config.grow):
     messages.say(f'the grown model will not compute what {config.init_from} does: {reason}')
-  room.check_memory(mesh, (target,), ema=checkpoint.has(meta, 'ema'))
+  room.check_memory(mesh, (target,), meta.config.optim, ema=checkpoint.has(meta, 'ema'))
   if source == meta.config.model and not other_meaning:
     grown = files.read_and_grow(checkpoints, meta, mesh, target, config.grow)
-    return _with_average(config, grown)
+    return _with_average(config, _with_optimizer(config, meta, grown, mesh))
   changed = [
     f'{path} is {old!r} there and {new!r} in the config'
     for path, new, old in config_lib.differences(source, meta.config.model, 'model.')
@@ -126,14 +132,30 @@ def grown(config: Config, origin: Origin, mesh: Mesh, other_meaning: str = '') -
     changed.append(f'a new head, because {other_meaning}')
   messages.say(f'adapting {config.init_from}: {", ".join(changed)}')
   old, definition = files.read(checkpoints, meta, mesh), models.define(target)
-  tx = optim.make_optimizer(config.optim, config.train.steps, definition.info)
+  tx = optim.make_optimizer(meta.config.optim, config.train.steps, definition.info)
   shardings = step_lib.state_shardings(mesh, definition, tx, ema='ema' in old)
 
   def adapt_and_grow(old: State) -> State:
     adapted = _adapted(old, source, config, new_head=bool(other_meaning))
     return state.grow(adapted, source, target, config.grow)
 
-  return _with_average(config, jax.jit(adapt_and_grow, out_shardings=shardings)(old))
+  new = jax.jit(adapt_and_grow, out_shardings=shardings)(old)
+  return _with_average(config, _with_optimizer(config, meta, new, mesh))
+
+
+def _with_optimizer(config: Config, meta: Meta, state: State, mesh: Mesh) -> State:
+  """Return a state with the statistics of the run's optimizer, all zero if the source had another.
+
+  The count of the learning rate stays.
+  """
+  if config.optim.name == meta.config.optim.name:
+    return state
+  definition = models.define(config.model)
+  tx = optim.make_optimizer(config.optim, config.train.steps, definition.info)
+  shardings = step_lib.state_shardings(mesh, definition, tx)['opt_state']
+  *_, rates = state['opt_state']
+  *others, _ = jax.jit(tx.init, out_shardings=shardings)(state['params'])
+  return {**state, 'opt_state': (*others, rates)}
 
 
 def _adapted(old: State, model: ModelConfig, config: Config, *, new_head: bool) -> State:

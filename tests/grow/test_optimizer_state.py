@@ -1,0 +1,153 @@
+"""The state of every optimizer grows with its model, and shrinks again."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from growing import (
+  DENSE,
+  DOUBLE,
+  STEP,
+  UPDATES,
+  grow,
+  optimizer,
+  params_of,
+  schedule_count,
+)
+from outcomes import assert_close, paths
+from tiny import tiny_model, with_tokens
+
+from tokenformer_jax.config import GrowConfig, OptimConfig
+from tokenformer_jax.grow import grown_model, parts, widen
+from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.steps import statistics
+
+NAMES = ('muon', 'adafactor', 'lion')
+EACH = pytest.mark.parametrize('name', NAMES)
+MODEL = tiny_model()
+KEEP = GrowConfig()
+
+
+def _state(name: str, model=MODEL) -> dict:
+  """A state in which no statistic is zero, and those of order 2 are positive."""
+  params, rng = params_of(model), np.random.default_rng(1)
+
+  def of_statistic(which, tree):
+    def draw(array):
+      drawn = jnp.asarray(rng.normal(size=array.shape), jnp.float32)
+      return jnp.square(drawn) + 0.1 if statistics.ORDERS[which] == 2 else drawn
+
+    return jax.tree.map(draw, tree)
+
+  opt_state = statistics.map_state(
+    of_statistic,
+    lambda part, count: jnp.asarray(UPDATES, jnp.int32),
+    optimizer(model, OptimConfig(name=name)).init(params),
+  )
+  counters = {'step': STEP, 'skipped': STEP - UPDATES, 'skipped_in_a_row': 0}
+  return {'params': params, 'opt_state': opt_state, **jax.tree.map(jnp.int32, counters)}
+
+
+def _assert_fits(state: dict, name: str, model) -> None:
+  definition = define_lm(model)
+  want = jax.eval_shape(optimizer(model, OptimConfig(name=name)).init, definition.abstract)
+  shapes = [jax.tree.map(jnp.shape, tree) for tree in (state['opt_state'], want)]
+  assert shapes[0] == shapes[1], 'the state does not fit the optimizer of the larger model'
+
+
+def _statistics(state: dict) -> dict[str, np.ndarray]:
+  """Arrays by the statistic's name and the parameter's path."""
+  found = {}
+
+  def collect(which, tree):
+    for path, array in paths(tree).items():
+      assert (which, path) not in found
+      found[which, path] = array
+    return tree
+
+  statistics.map_state(collect, lambda part, count: count, state['opt_state'])
+  return found
+
+
+@EACH
+@pytest.mark.parametrize('method', ['zero_keys', 'duplicate'])
+def test_statistics_of_old_tokens_stay_and_new_ones_begin(name, method):
+  config = GrowConfig(method=method)
+  target, state = grown_model(MODEL, DOUBLE, config), _state(name)
+  new = grow(state, MODEL, target, config)
+  _assert_fits(new, name, target)
+  before, after = _statistics(state), _statistics(new)
+  part = 0.5 if method == 'duplicate' else 1  # A copied key has half of its gradient.
+  for which, path in (('mu', 'blocks/ffn/keys'), ('v_row', 'blocks/ffn/keys')):
+    if (which, path) not in before:
+      continue
+    old, grown = before[which, path], after[which, path]
+    size = old.shape[1]
+    np.testing.assert_allclose(grown[:, :size], part * old, rtol=1e-5, err_msg=f'{which} {path}')
+    if which == 'mu' and method == 'zero_keys':
+      assert not grown[:, size:].any(), 'new tokens have a momentum already'
+    if which == 'v_row' and method == 'zero_keys':
+      np.testing.assert_allclose(
+        grown[:, size:], np.broadcast_to(old.mean(1, keepdims=True), old.shape), rtol=1e-5
+      )
+  assert schedule_count(new) == UPDATES, 'the rate does not go on'
+
+
+@EACH
+def test_what_does_not_grow_stays_bit_for_bit(name):
+  target = with_tokens(MODEL, ffn=96)
+  before, after = (
+    _statistics(one) for one in (_state(name), grow(_state(name), MODEL, target, KEEP))
+  )
+  same = [key for key in before if 'ffn' not in key[1]]
+  assert same
+  for key in same:
+    np.testing.assert_array_equal(after[key], before[key], err_msg=f'{key} changes')
+
+
+@EACH
+def test_dropped_statistics_are_zero_and_their_counts_too(name):
+  target, config = with_tokens(MODEL, ffn=96), GrowConfig(moments='drop')
+  new = grow(_state(name), MODEL, target, config)
+  _assert_fits(new, name, target)
+  assert not any(array.any() for array in _statistics(new).values()), 'something is kept'
+  counts = []
+
+  def count(part, value):
+    counts.append((type(part).__name__, int(value)))
+    return value
+
+  statistics.map_state(lambda which, tree: tree, count, new['opt_state'])
+  wrong = [one for one in counts if (one[1] == 0) == (one[0] == 'ScaleByScheduleState')]
+  assert not wrong, f'these counts are wrong: {wrong}'
+
+
+@EACH
+def test_a_removal_undoes_a_growth(name):
+  target = with_tokens(MODEL, **DOUBLE)
+  state = _state(name)
+  back = parts.remove(grow(state, MODEL, target, KEEP), target, MODEL, KEEP)
+  _assert_fits(back, name, MODEL)
+  before, after = (_statistics(one) for one in (state, back))
+  same = {key: array for key, array in before.items() if key[0] in ('mu', 'nu', 'v', 'v_row')}
+  assert_close({str(k): after[k] for k in same}, {str(k): same[k] for k in same}, name)
+
+
+@EACH
+def test_a_merge_adds_tokens_without_a_momentum(name):
+  added = with_tokens(MODEL, qkv=4, proj=4, ffn=8)
+  total = with_tokens(MODEL, qkv=28, proj=44, ffn=56)
+  tokens = {'blocks': params_of(added)['blocks']}
+  merged = parts.merge(_state(name), tokens, MODEL, KEEP)
+  _assert_fits(merged, name, total)
+
+
+@EACH
+@pytest.mark.parametrize('method', ['hypercloning', 'net2net_fill'])
+def test_wider_transformers_keep_their_optimizer(name, method):
+  model, config = tiny_model(**DENSE), GrowConfig(method=method)
+  target = widen.resized(model, width=64)
+  new = grow(_state(name, model), model, target, config)
+  _assert_fits(new, name, target)
+  bad = [key for key, a in _statistics(new).items() if key[0][0] == 'v' and not np.all(a > 0)]
+  assert not bad, f'a mean square is not positive: {bad}'

@@ -1,0 +1,217 @@
+"""What each optimizer makes of a gradient, and what it does with frozen tokens."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from outcomes import paths
+from tiny import tiny_model
+
+from tokenformer_jax.config import OptimConfig
+from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.model.params import ParamInfo, Role
+from tokenformer_jax.steps import optim, optimizers, statistics
+
+NAMES = ('adamw', 'muon', 'adafactor', 'lion')
+EACH = pytest.mark.parametrize('name', NAMES)
+ZEROS = jax.nn.initializers.zeros
+INFO = {
+  'keys': ParamInfo(('layers', 'param_tokens', 'width'), Role.KEY, ZEROS, (1, 2)),
+  'values': ParamInfo(('layers', 'param_tokens', 'width'), Role.VALUE, ZEROS, (1, 2)),
+  'kernel': ParamInfo(('layers', 'width', 'hidden'), Role.KERNEL, ZEROS, (1, 2)),
+  'embedding': ParamInfo(('vocab', 'width'), Role.EMBEDDING, ZEROS, 0),
+  'gain': ParamInfo(('norm',), Role.GAIN, ZEROS),
+}
+SHAPES = {
+  'keys': (2, 7, 3),
+  'values': (2, 7, 4),
+  'kernel': (2, 3, 5),
+  'embedding': (6, 3),
+  'gain': (3,),
+}
+OLD = 3  # of 7 tokens
+GROWTH = optim.LastGrowth(100, {name: OLD * (name in ('keys', 'values')) for name in SHAPES})
+STEADY = {
+  'learning_rate': 0.01,
+  'warmup_steps': 0,
+  'schedule': 'constant',
+  'new_token_warmup': 0,
+}
+
+
+def _draw(seed: int) -> dict:
+  rng = np.random.default_rng(seed)
+  return {k: jnp.asarray(rng.normal(size=shape), jnp.float32) for k, shape in SHAPES.items()}
+
+
+def _scaled(name: str, gradients: list[dict], **changes) -> dict:
+  """The last update that the optimizer makes of some gradients, before decay and rate."""
+  info = {key: INFO[key] for key in gradients[0]}
+  none = {key: 0 for key in info}
+  tx = optimizers.scale(OptimConfig(name=name, **changes), info, none)
+  state = tx.init(gradients[0])
+  for gradient in gradients:
+    updates, state = tx.update(gradient, state, gradient)
+  return updates
+
+
+def test_muon_orthogonalizes_each_layer_by_itself():
+  gradients = _draw(0)
+  got = _scaled('muon', [gradients])
+  for key in ('keys', 'values', 'kernel'):
+    for layer, update in enumerate(np.asarray(got[key])):
+      values = np.linalg.svd(update, compute_uv=False) / np.sqrt(max(update.shape))
+      assert np.all((values > 0.1) & (values < 0.3)), f'{key} {layer}: {values}, and not about 0.2'
+  other = {k: v.at[1].multiply(3) if v.ndim == 3 else v for k, v in gradients.items()}
+  again = _scaled('muon', [other])
+  np.testing.assert_allclose(
+    got['keys'][0], again['keys'][0], rtol=1e-6, err_msg='a layer depends on another one'
+  )
+
+
+def test_muon_leaves_the_rest_to_adam():
+  gradients = [_draw(0), _draw(1)]
+  rest = [{k: one[k] for k in ('embedding', 'gain')} for one in gradients]
+  got, want = _scaled('muon', gradients), _scaled('adamw', rest)
+  for key in want:
+    np.testing.assert_allclose(got[key], want[key], rtol=1e-6, err_msg=f'{key} is not under Adam')
+
+
+@pytest.mark.parametrize('changes', [{'tied_head': False}, {'dense': True, 'bias': True}])
+def test_muon_has_the_matrices_of_layers(changes):
+  definition = define_lm(tiny_model(**changes))
+  tx = optim.make_optimizer(OptimConfig(name='muon'), 10, definition.info)
+  ((_, parts), *_) = jax.eval_shape(tx.init, definition.abstract)
+  by_muon = set(paths_of(parts.inner_states['muon'].inner_state.mu))
+  by_adam = set(paths_of(parts.inner_states['adam'].inner_state.mu))
+  assert by_muon | by_adam == set(paths_of(definition.abstract)) and not by_muon & by_adam
+  endings = ('keys', 'values', 'kernel')
+  wrong = [p for p in by_adam if p.startswith('blocks') and p.endswith(endings)]
+  wrong += [p for p in by_muon if not (p.startswith('blocks') and p.endswith(endings))]
+  assert not wrong, f'these are with the wrong optimizer: {wrong}'
+
+
+def paths_of(tree) -> list[str]:
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  return [jax.tree_util.keystr(path, simple=True, separator='/') for path, _ in leaves]
+
+
+def test_lion_takes_signs():
+  got = paths(_scaled('lion', [_draw(0)]))
+  for key, gradient in paths(_draw(0)).items():
+    np.testing.assert_array_equal(got[key], np.sign(gradient), err_msg=key)
+
+
+@pytest.mark.parametrize('key', ['embedding', 'gain', 'keys'])
+def test_adafactor_is_that_of_optax(key):
+  """Of one matrix, or of one layer: optax has no layers."""
+  gradients = [{key: _draw(seed)[key]} for seed in range(3)]
+  got = np.asarray(_scaled('adafactor', gradients)[key])
+  tx = optax.chain(
+    optax.scale_by_factored_rms(min_dim_size_to_factor=1), optax.clip_by_block_rms(1.0)
+  )
+
+  def last(arrays: list) -> np.ndarray:
+    state = tx.init(arrays[0])
+    for array in arrays:
+      updates, state = tx.update(array, state, array)
+    return np.asarray(updates)
+
+  layers = range(2) if key == 'keys' else [...]
+  for layer in layers:
+    want = last([one[key][layer] for one in gradients])
+    np.testing.assert_allclose(got[layer], want, rtol=1e-5, atol=1e-6, err_msg=f'{key}, {layer}')
+
+
+# Old and new tokens
+
+
+def _trained(tx, params: dict):
+  """The state after two updates."""
+  state = tx.init(params)
+  for seed in (5, 6):
+    _, state = tx.update(_draw(seed), state, params)
+  return state
+
+
+def _config(name: str, **changes) -> OptimConfig:
+  return OptimConfig(**{'name': name, **STEADY, **changes})
+
+
+@EACH
+def test_the_state_has_one_structure_and_known_parts(name):
+  params = _draw(0)
+  plain = optim.make_optimizer(_config(name), 10, INFO).init(params)
+  for changes in ({}, {'old_tokens': 'freeze'}, {'clip_norm': 0.0}):
+    tx = optim.make_optimizer(_config(name, **changes), 10, INFO, GROWTH)
+    _, after = tx.update(_draw(1), tx.init(params), params)
+    assert jax.tree.structure(after) == jax.tree.structure(plain), f'{changes}: another structure'
+  same = statistics.map_state(lambda name, tree: tree, lambda part, count: count, plain)
+  assert jax.tree.structure(same) == jax.tree.structure(plain), 'a part of the state is lost'
+
+
+@EACH
+def test_frozen_tokens_stay_bit_for_bit(name):
+  params = _draw(0)
+  tx = optim.make_optimizer(_config(name, old_tokens='freeze'), 10, INFO, GROWTH)
+  state = _trained(optim.make_optimizer(_config(name), 10, INFO), params)
+  updates, new = jax.jit(tx.update)(_draw(1), state, params)
+  for key, update in paths(updates).items():
+    new_tokens = update[:, OLD:] if key in ('keys', 'values') else update[:0]
+    assert np.count_nonzero(update) == np.count_nonzero(new_tokens), f'{key}: old entries move'
+    assert np.all(new_tokens), f'{key}: new tokens stand'
+  kept = []
+
+  def of_statistic(which, before, after):
+    for key in before:
+      if statistics.is_masked(before[key]):
+        continue
+      a, b = np.asarray(before[key]), np.asarray(after[key])
+      if key in ('keys', 'values'):
+        if which == 'v_col':
+          continue  # a mean over old and new tokens
+        a, b = a[:, :OLD], b[:, :OLD]
+      kept.append((which, key, a.tobytes() == b.tobytes()))
+    return after
+
+  statistics.map_state(of_statistic, lambda _, before, after: after, state, new)
+  assert kept, 'nothing was compared'
+  assert all(same for *_, same in kept), f'statistics of old entries change: {kept}'
+
+
+@EACH
+def test_new_tokens_move_as_if_the_frozen_ones_were_not_there(name):
+  """From an empty state: means of rows and columns are those of the new tokens."""
+  params, frozen = _draw(0), _config(name, old_tokens='freeze')
+  tx = optim.make_optimizer(frozen, 10, INFO, GROWTH)
+  keys = ('keys', 'values')
+  alone = {key: INFO[key] for key in keys}
+  other = optim.make_optimizer(_config(name), 10, alone)
+  state, state_alone = tx.init(params), other.init({k: params[k][:, OLD:] for k in keys})
+  for seed in (1, 2, 3):
+    gradient = _draw(seed)
+    got, state = tx.update(gradient, state, params)
+    short = [{k: tree[k][:, OLD:] for k in keys} for tree in (gradient, params)]
+    want, state_alone = other.update(short[0], state_alone, short[1])
+  for key in keys:
+    np.testing.assert_allclose(
+      got[key][:, OLD:], want[key], rtol=1e-4, atol=1e-7, err_msg=f'{name}: {key}'
+    )
+
+
+@EACH
+@pytest.mark.parametrize('changes', [{'old_tokens': 'scale:0.1'}, {'new_token_warmup': 3}])
+def test_rates_by_age_hold_for_every_optimizer(name, changes):
+  params = _draw(0)
+  plain = optim.make_optimizer(_config(name), 1000, INFO, GROWTH)
+  tx = optim.make_optimizer(_config(name, **changes), 1000, INFO, GROWTH)
+  state = _trained(plain, params)
+  *others, rates = state
+  state = (*others, rates._replace(count=jnp.asarray(GROWTH.updates)))
+  got, want = (paths(one.update(_draw(1), state, params)[0]) for one in (tx, plain))
+  old, new = (0.1, 1) if 'old_tokens' in changes else (1, 0.25)
+  factor = np.where(np.arange(7)[:, None] < OLD, old, new)
+  for key, update in want.items():
+    factors = factor if key in ('keys', 'values') else old
+    np.testing.assert_allclose(got[key], factors * update, rtol=1e-5, err_msg=f'{name}: {key}')

@@ -1,0 +1,68 @@
+"""The learning rate of each schedule at the updates where its shape can be told from others."""
+
+import numpy as np
+import pytest
+
+from tokenformer_jax.config import OptimConfig
+from tokenformer_jax.steps.optim import LastGrowth, learning_rate, schedule
+
+PEAK, WARMUP, STEPS = 6e-4, 10, 110
+GROWTH = LastGrowth(updates=60, old_tokens={})
+
+
+def _config(name: str, **changes) -> OptimConfig:
+  return OptimConfig(
+    learning_rate=PEAK, warmup_steps=WARMUP, schedule=name, final_fraction=0.1, **changes
+  )
+
+
+@pytest.mark.parametrize(
+  ('update', 'part'), [(0, 0.1), (9, 1), (10, 1), (60, 0.55), (85, 0.325), (110, 0.1), (200, 0.1)]
+)
+def test_linear(update, part):
+  got = learning_rate(_config('linear'), STEPS)(update)
+  np.testing.assert_allclose(got, part * PEAK, rtol=1e-5, err_msg='not a line to the floor')
+
+
+@pytest.mark.parametrize(
+  ('shape', 'update', 'part'),
+  [
+    *[(shape, update, 0.1) for shape in ('linear', 'one_minus_sqrt') for update in (0, 110, 200)],
+    *[(shape, update, 1) for shape in ('linear', 'one_minus_sqrt') for update in (9, 50, 88)],
+    ('linear', 99, 0.55),
+    ('one_minus_sqrt', 99, 0.1 + 0.9 * (1 - np.sqrt(0.5))),
+    ('one_minus_sqrt', 93.5, 0.55),
+  ],
+)
+def test_wsd_is_stable_and_decays_over_the_last_fifth(shape, update, part):
+  got = learning_rate(_config('wsd', decay_shape=shape), STEPS)(update)
+  np.testing.assert_allclose(got, part * PEAK, rtol=1e-5, err_msg=f'{shape} at {update}')
+
+
+@pytest.mark.parametrize(
+  ('decay_from', 'share', 'begin'), [(0, 0.5, 55), (0, 1.0, WARMUP), (40, 0.2, 40), (10, 0.2, 10)]
+)
+def test_wsd_begins_its_decay_where_it_should(decay_from, share, begin):
+  rate = learning_rate(_config('wsd', decay_share=share), STEPS, 0, decay_from)
+  middle = (begin + STEPS) / 2
+  got = [float(rate(update)) / PEAK for update in (begin, middle, STEPS)]
+  np.testing.assert_allclose(got, [1, 0.55, 0.1], rtol=1e-5, err_msg=f'not from {begin} on')
+
+
+@pytest.mark.parametrize(
+  ('name', 'restart', 'start'),
+  [
+    ('cosine', '', 60),
+    ('linear', '', 60),
+    ('wsd', '', 0),
+    ('constant', '', 0),
+    ('wsd', 'yes', 60),
+    ('constant', 'yes', 60),
+    ('linear', 'no', 0),
+  ],
+)
+def test_a_growth_in_a_stable_phase_needs_no_warmup(name, restart, start):
+  config = _config(name, restart_schedule=restart)
+  got, want = schedule(config, STEPS, GROWTH), learning_rate(config, STEPS, start)
+  for update in (60, 65, 80, 109):
+    assert float(got(update)) == float(want(update)), f'the rate of update {update}'

@@ -1,0 +1,108 @@
+"""One run at a constant rate gives a model of every length: branches that decay from it."""
+
+import dataclasses
+import shutil
+
+import jax
+import pytest
+import tiny_run
+from outcomes import assert_same, losses
+
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.parallel import devices
+from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.training import loop
+
+STABLE = {
+  'optim__schedule': 'constant',
+  'train__steps': 12,
+  'train__checkpoint_every': 4,
+  'train__keep_checkpoints': 9,
+  'train__log_every': 1,
+}
+DECAY = {**STABLE, 'optim__schedule': 'wsd', 'train__decay_from': 8, 'train__steps': 14}
+BRANCH = {**DECAY, 'train__checkpoint_every': 3}
+
+
+@pytest.fixture(scope='module')
+def stable(source, tmp_path_factory):
+  """A run of 12 steps at a constant rate, with checkpoints of the steps 4, 8 and 12."""
+  root = tmp_path_factory.mktemp('stable')
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(devices, 'find', lambda: jax.devices()[:1])
+    loop.train(tiny_run.config(source, root / 'cache', **STABLE), root / 'run')
+  return root / 'run'
+
+
+def _branch(make, stable, step=8, **changes):
+  return dataclasses.replace(make(**{**BRANCH, **changes}), init_from=f'{stable}@{step}')
+
+
+@pytest.mark.slow
+def test_a_branch_is_the_run_that_decays_from_there(make, tmp_path, one_device, stable):
+  """From the start, from the checkpoint of the stable run, and in the place of its last steps."""
+  whole = loop.train(make(**DECAY), tmp_path / 'whole')
+  branch = loop.train(_branch(make, stable), tmp_path / 'branch')
+  assert_same(branch, whole, 'a branch')
+  assert losses(tmp_path / 'branch', 'train/loss') == {
+    step: loss for step, loss in losses(tmp_path / 'whole', 'train/loss').items() if step > 8
+  }, 'the branch does not see the batches that follow'
+
+  shutil.rmtree(tmp_path / 'branch/checkpoints/14')  # as a crash would
+  assert_same(loop.train(_branch(make, stable), tmp_path / 'branch'), whole, 'a resumed branch')
+  checkpoints, meta = checkpoint.open_source(tmp_path / 'branch', None)
+  checkpoints.close()
+  assert not meta.lineage, 'a branch counts as a growth'
+
+  shutil.copytree(stable, tmp_path / 'place')
+  shutil.rmtree(tmp_path / 'place/checkpoints/12')
+  assert_same(loop.train(make(**DECAY), tmp_path / 'place'), whole, 'in place')
+  rates = losses(tmp_path / 'place', 'train/learning_rate')
+  peak = rates[8]
+  assert [rates[step] / peak for step in (9, 12, 14)] == pytest.approx([1, 0.55, 0.25])
+
+
+def _sentence(config, workdir):
+  with pytest.raises(UserError) as error:
+    loop.Trainer(config, workdir)
+  return str(error.value)
+
+
+def test_a_decay_cannot_begin_in_the_past(make, tmp_path, one_device, stable):
+  said = _sentence(_branch(make, stable, step=12), tmp_path / 'late')
+  assert 'has made 12 updates, so the decay would have begun in the past' in said
+  shutil.copytree(stable, tmp_path / 'place')
+  said = _sentence(make(**BRANCH), tmp_path / 'place')
+  assert said.startswith('config.train.decay_from is 8, but the checkpoint of step 12 in this work')
+
+
+def test_a_decay_does_not_begin_within_another_one(make, tmp_path, one_device, stable):
+  loop.train(_branch(make, stable, train__steps=10), tmp_path / 'branch')
+  decayed = _branch(make, tmp_path / 'branch', step=10, train__decay_from=12)
+  said = _sentence(decayed, tmp_path / 'again')
+  assert 'has begun to decay already (optim.schedule=wsd of 10 steps)' in said
+
+
+def test_a_decay_does_not_begin_in_the_warmup_after_a_growth(make, tmp_path, one_device, stable):
+  changes = {'train__decay_from': 16, 'train__steps': 30, 'model__layer__ffn__tokens': 96}
+  config = _branch(make, stable, step=12, **changes, optim__restart_schedule='yes')
+  said = _sentence(config, tmp_path / 'early')
+  assert 'is 16, which is inside the warm-up after the last growth, to update 17' in said
+  optim = dataclasses.replace(config.optim, restart_schedule='')
+  loop.Trainer(dataclasses.replace(config, optim=optim), tmp_path / 'fine').checkpoints.close()
+
+
+@pytest.mark.parametrize(
+  ('changes', 'said'),
+  [
+    ({'optim__schedule': 'cosine'}, 'schedule=cosine has no decay of its own; set config.optim.s'),
+    ({'optim__schedule': 'constant'}, 'schedule=constant has no decay of its own; set config.opt'),
+    ({'train__steps': 8}, 'the run ends at train.steps=8; raise train.steps'),
+    ({'optim__warmup_steps': 9}, 'inside the warm-up of optim.warmup_steps=9; set it to 9 or more'),
+    ({'optim__decay_share': 0.5}, 'decay_share is 0.5, which both say where the decay begins'),
+  ],
+)
+def test_what_does_not_fit_a_decay(make, changes, said):
+  with pytest.raises(UserError) as error:
+    make(**{**DECAY, **changes})
+  assert said in str(error.value)

@@ -1,0 +1,110 @@
+"""What an optimizer's state consists of: statistics of parameters, and counts of updates.
+
+The state is nested tuples and dicts of optax. An array of it is known by the name of its field: a
+statistic lies in a tree like the parameters, without those that the statistic is not kept for
+(`optax.MaskedNode`). Sharding, growth and freezing read this, so they work for every optimizer of
+`optimizers.py`. A new optimizer needs its fields in `ORDERS`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from tokenformer_jax.model.params import Params, lookup
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.parallel.sharding import Axes
+
+# The fields that hold statistics: means of gradients (1), or of their squares (2).
+ORDERS = {'mu': 1, 'nu': 2, 'v': 2, 'v_row': 2, 'v_col': 2}
+# The axis of the parameter over which the statistic is a mean besides.
+_AVERAGED = {'v_row': -1, 'v_col': -2}
+
+OfStatistic = Callable[..., Params]  # of the field's name, and its tree in every state
+OfCount = Callable[..., Any]  # of the part that the count lies in, and the count in every state
+
+
+def is_masked(node: Any) -> bool:
+  """Return whether a place of a statistic's tree is one that the statistic is not kept for."""
+  return isinstance(node, optax.MaskedNode)
+
+
+def map_state(of_statistic: OfStatistic, of_count: OfCount, *states: Any) -> Any:
+  """Map the statistics and the counts of optimizer states of one structure.
+
+  Raises:
+    TypeError: the first state holds something else.
+  """
+  first, *_ = states
+  if isinstance(first, dict):
+    return {
+      name: map_state(of_statistic, of_count, *(one[name] for one in states)) for name in first
+    }
+  if not isinstance(first, tuple):
+    raise TypeError(f'{type(first)} is neither a statistic of `ORDERS` nor a count')
+  fields = getattr(first, '_fields', [''] * len(first))
+  new = []
+  for name, *parts in zip(fields, *states, strict=True):
+    if name in ORDERS:
+      new.append(of_statistic(name, *parts))
+    elif name == 'count':
+      new.append(of_count(first, *parts))
+    else:
+      new.append(map_state(of_statistic, of_count, *parts))
+  return type(first)(*new) if hasattr(first, '_fields') else tuple(new)
+
+
+def kept_axes(name: str, axes: Axes) -> Axes:
+  """Return the logical axes of a statistic of a parameter; '' is the parameter itself."""
+  if name not in _AVERAGED:
+    return axes
+  averaged = len(axes) + _AVERAGED[name]
+  return tuple(axis for i, axis in enumerate(axes) if i != averaged)
+
+
+def expand(name: str, array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+  """Return a statistic in the shape of its parameter."""
+  if name not in _AVERAGED:
+    return array
+  return jnp.broadcast_to(jnp.expand_dims(array, _AVERAGED[name]), shape)
+
+
+def reduce(name: str, array: jax.Array) -> jax.Array:
+  """Return a statistic from its values in the shape of the parameter: the inverse of `expand`."""
+  return jnp.mean(array, _AVERAGED[name]) if name in _AVERAGED else array
+
+
+def with_history(name: str, array: jax.Array) -> jax.Array:
+  """Replace zeros of a mean square by the mean of the others, if no mean of gradients is beside it.
+
+  An update by the root of a mean square that begins at zero is too large by 1/√(1 − β). Adam's mean
+  of gradients, which begins at zero as well, makes up for it; Adafactor has none.
+
+  Args:
+    name: of the statistic.
+    array: in the shape of the parameter, after tokens or units were added. The mean is that of a
+      matrix, or of a vector.
+  """
+  if name not in ('v', *_AVERAGED):
+    return array
+  known, over = array != 0, (-1,) if name == 'v' else (-2, -1)
+  number = jnp.maximum(1, jnp.sum(known, over, keepdims=True))
+  return jnp.where(known, array, jnp.sum(array, over, keepdims=True) / number)
+
+
+def shardings(mesh: Mesh, tx: optax.GradientTransformation, abstract: Params, axes: Params) -> Any:
+  """Return the shardings of the state of `tx`: a statistic is sharded like its parameter."""
+
+  def of_statistic(name: str, tree: Params) -> Params:
+    return jax.tree.map_with_path(
+      lambda path, _: jax.sharding.NamedSharding(
+        mesh, sharding.spec(kept_axes(name, lookup(axes, path)))
+      ),
+      tree,
+    )
+
+  state = jax.eval_shape(tx.init, abstract)
+  return map_state(of_statistic, lambda part, count: sharding.replicated(mesh), state)
