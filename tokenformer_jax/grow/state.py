@@ -1,24 +1,25 @@
 """Grow a whole training state by a pure function; check a growth, and say whether it is exact."""
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import (
   GrowConfig,
+  Layers,
   ModelConfig,
   PattentionConfig,
   pattentions,
 )
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import tokens, widen
+from tokenformer_jax.grow import depth, tokens, widen
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.runs.checkpoint_meta import Lineage
@@ -72,6 +73,7 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
     UserError: the method is for other models, a count becomes smaller, the method cannot change a
       key that differs, or new tokens could never learn.
   """
+  deeper, target = target, depth.shallow(source, target)
   if source != target:
     check_method(source, config.method)
   by_tokens = config.method in TOKEN_METHODS
@@ -80,8 +82,9 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
     if path.rpartition('.')[2] not in changes:
       raise UserError(
         f'{path} is {old!r} in the source and {new!r} in the target; growth by {config.method} '
-        f'changes {" and ".join(changes)} only'
+        f'changes {" and ".join(changes)}, and adds layers, only'
       )
+  depth.check(source, deeper, config.place)
   if not 0 <= config.noise < math.inf:
     raise UserError(f'noise is {config.noise}; it must be a finite number and not negative')
   if config.noise and config.method not in _COPYING:
@@ -94,7 +97,8 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
       f'new_values=zero is for new tokens, which {config.method} does not draw; set it to init'
     )
   if not by_tokens:
-    widen.check(source, target, config.method)
+    if source != target or source == deeper:
+      widen.check(source, target, config.method)
     return
   larger = config_lib.token_counts(target)
   for name, old in config_lib.token_counts(source).items():
@@ -119,6 +123,9 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
 
 def inexact(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> str | None:
   """Return why the grown model will not compute what the source does, or None if it will."""
+  if reason := depth.inexact(source, target, config.place):
+    return reason
+  target = depth.shallow(source, target)
   if source == target:
     return None
   if config.noise:
@@ -157,8 +164,10 @@ def check_method(model: ModelConfig, method: str) -> None:
 
 
 def by_array(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> ByArray:
-  """Return the growth from one model to another, array by array; `check` has passed."""
+  """Return the growth to a model of as many layers, array by array; `check` has passed."""
   definition = models.define(source)
+  if source == target:
+    return _Same()
   if config.method == 'net2net_fill':
     return widen.FilledBlocks(models.define(target), config)
   if config.method not in TOKEN_METHODS:
@@ -174,12 +183,62 @@ def by_array(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> By
   return tokens.MoreTokens(models.define(added), copies, config)
 
 
-ToArray = Callable[[tokens.Path, jax.Array, jax.Array], jax.Array]
+class _Same:
+  """Leaves every array as it is."""
+
+  def param(self, path: tokens.Path, old: jax.Array, salt: jax.Array) -> jax.Array:
+    del path, salt
+    return old
+
+  def moment(self, path: tokens.Path, old: jax.Array, order: int) -> jax.Array:
+    del path, order
+    return old
 
 
-def map_arrays(f: ToArray, tree: Params) -> Params:
-  """Map a function of path, array and salt over a tree of parameters."""
-  return jax.tree.map_with_path(lambda path, old: f(path, old, tokens.drawing_salt(path)), tree)
+class ToArray(Protocol):
+  """Makes an array of a tree from arrays of another tree."""
+
+  def __call__(self, path: tokens.Path, olds: Sequence[jax.Array], salts: np.ndarray) -> jax.Array:
+    """Return the array at `path`.
+
+    Args:
+      path: its path in the new tree.
+      olds: the old arrays that it is made from, of which there may be none.
+      salts: of its own draws and of those of each old array: see `tokens.drawing_key`.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrays:
+  """The arrays of a new tree, each with those of an old tree that it is made from.
+
+  Attributes:
+    layers: the new layers, or None: each array is made from the one at its own path.
+  """
+
+  layers: depth.MoreLayers | None
+
+  def sources(self, path: tokens.Path) -> tuple[tokens.Path, ...]:
+    """Return the paths in the old tree of the arrays that the one at `path` is made from."""
+    return (path,) if self.layers is None else self.layers.sources(path)
+
+  def salts(self, path: tokens.Path) -> np.ndarray:
+    """Return the salts for `ToArray`."""
+    return np.array([tokens.drawing_salt(one) for one in (path, *self.sources(path))], np.uint32)
+
+  def map(self, f: Callable[[tokens.Path, list[Any]], Any], tree: Params) -> Params:
+    """Return the new tree of the values of `f(path, olds)`, for an old tree."""
+    if self.layers is None:
+      return jax.tree.map_with_path(lambda path, old: f(path, [old]), tree)
+    return jax.tree.map_with_path(
+      lambda path, _: f(path, [tokens.lookup(tree, one) for one in self.sources(path)]),
+      self.layers.abstract,
+    )
+
+
+def map_arrays(f: ToArray, tree: Params, arrays: Arrays) -> Params:
+  """Map a function of path, arrays and salts over a tree of parameters."""
+  return arrays.map(lambda path, olds: f(path, olds, arrays.salts(path)), tree)
 
 
 def grow(
@@ -187,9 +246,9 @@ def grow(
   source: ModelConfig,
   target: ModelConfig,
   config: GrowConfig,
-  map_arrays: Callable[[ToArray, Params], Params] = map_arrays,
+  map_arrays: Callable[[ToArray, Params, Arrays], Params] = map_arrays,
 ) -> State:
-  """Grow a state: parameters, moments and counters.
+  """Grow a state: parameters, moments and counters. Old layers grow before new ones are added.
 
   The function is pure. Under jit with the target's shardings (`step.state_shardings`), no host or
   device ever holds more than its part. New arrays do not depend on each other:
@@ -205,17 +264,27 @@ def grow(
   Returns:
     The state, with the optimizer's structure unchanged.
   """
-  arrays = by_array(source, target, config)
+  by_layer = by_array(source, depth.shallow(source, target), config)
+  deeper = source.groups != target.groups
+  layers = depth.MoreLayers(source, target, config) if deeper else None
+  arrays = Arrays(layers)
+
+  def param(path: tokens.Path, olds: Sequence[jax.Array], salts: jax.Array) -> jax.Array:
+    froms = zip(arrays.sources(path), olds, salts[1:], strict=True)
+    grown = [by_layer.param(*one) for one in froms]
+    return grown[0] if layers is None else layers.param(path, grown, salts[0])
 
   def moments(order: int, tree: Params) -> Params:
-    def moment(path: tokens.Path, old: jax.Array, salt: jax.Array) -> jax.Array:
-      del salt  # nothing is drawn
-      new = arrays.moment(path, old, order)
+    def moment(path: tokens.Path, olds: Sequence[jax.Array], salts: jax.Array) -> jax.Array:
+      del salts  # nothing is drawn
+      froms = zip(arrays.sources(path), olds, strict=True)
+      grown = [by_layer.moment(*one, order) for one in froms]
+      new = grown[0] if layers is None else layers.moment(path, grown)
       return jnp.zeros_like(new) if config.moments == 'drop' else new
 
-    return map_arrays(moment, tree)
+    return map_arrays(moment, tree, arrays)
 
-  return map_trees(state, config, functools.partial(map_arrays, arrays.param), moments)
+  return map_trees(state, config, lambda tree: map_arrays(param, tree, arrays), moments)
 
 
 def map_trees(
@@ -253,5 +322,26 @@ def last_growth(lineage: Lineage, model: ModelConfig) -> optim.LastGrowth | None
   if not lineage:
     return None
   last = lineage[-1]
-  old = models.define(last.model if last.action in ('grow', 'merge') else model)
-  return optim.LastGrowth(last.updates, tokens.counts(old))
+  before = last.model if last.action in ('grow', 'merge') else model
+  return growth_from(before, model, last.grow.place, last.updates)
+
+
+def growth_from(
+  before: ModelConfig, model: ModelConfig, place: str = 'between', updates: int = 0
+) -> optim.LastGrowth:
+  """Return what the optimizer must know about a growth.
+
+  Args:
+    before: the model before the growth.
+    model: the model after it.
+    place: `grow.place` of the growth.
+    updates: the count of updates at the growth.
+  """
+  as_deep = dataclasses.replace(before, pattern=model.pattern, variants=_both(before, model))
+  new = depth.new_layers(before, model, place) if before.groups != model.groups else ()
+  return optim.LastGrowth(updates, tokens.counts(models.define(as_deep)), new)
+
+
+def _both(before: ModelConfig, model: ModelConfig) -> Layers:
+  """Return the layers of the model before a growth, and those that only the new model has."""
+  return Layers({**model.variants, **before.variants})

@@ -1,6 +1,8 @@
 """The table of changes that the grow command prints."""
 
-from tokenformer_jax.config import ModelConfig, pattentions, token_counts
+import collections
+
+from tokenformer_jax.config import ModelConfig, pattentions, pattern, token_counts
 from tokenformer_jax.grow import widen
 from tokenformer_jax.model import flops, models
 
@@ -11,6 +13,8 @@ _TILE = 128  # the width of a TPU's matrix unit
 def render(before: ModelConfig, after: ModelConfig, length: int) -> str:
   """Return a table of quantities before and after; FLOPs are for `length` positions."""
   rows = [('', 'before', 'after', '')]
+  if before.groups != after.groups:
+    rows += _layers(before, after)
   if old := pattentions(before):
     new = pattentions(after)
     for name, one in old.items():
@@ -32,6 +36,13 @@ def render(before: ModelConfig, after: ModelConfig, length: int) -> str:
   )
 
 
+def _layers(before: ModelConfig, after: ModelConfig) -> list[tuple[str, str, str, str]]:
+  """Return rows of the number of layers, and of those of each name if there are several."""
+  old, new = (collections.Counter(pattern.names(model.groups)) for model in (before, after))
+  named = [_row(f'{name} layers', old[name], count) for name, count in new.items()]
+  return [_row('layers', before.depth, after.depth), *(named if len(new) > 1 else [])]
+
+
 def advice(model: ModelConfig) -> list[str]:
   """Return a sentence for every count of tokens that does not fill a TPU's matrix unit."""
   return [
@@ -43,6 +54,6 @@ def advice(model: ModelConfig) -> list[str]:
 
 
 def _row(name: str, before: float, after: float) -> tuple[str, str, str, str]:
-  factor = '' if before == after else f'× {after / before:.2f}'
+  factor = '' if before == after or not before else f'× {after / before:.2f}'
   texts = (f'{x:,}' if isinstance(x, int) else f'{x:,.1f}' for x in (before, after))
   return (name, *texts, factor)

@@ -54,6 +54,9 @@ class ParamInfo:
     depth: 0 before the layers; in stacked layers the number of each layer, from 1 on; None after
       the layers, and in layers that are not stacked, which only decode.
     active: the share of the array's entries that one token uses.
+    adds_to_residual: whether a branch adds its products with the array to the residual stream. A
+      layer whose arrays of this kind are zero adds nothing.
+    first: draws the array of a new layer if not `initializer` does.
   """
 
   axes: Axes
@@ -61,6 +64,8 @@ class ParamInfo:
   initializer: Initializer
   depth: int | tuple[int, ...] | None = None
   active: float = 1.0
+  adds_to_residual: bool = False
+  first: Initializer | None = None
 
   @property
   def token_axis(self) -> int | None:
@@ -82,9 +87,10 @@ def param(
   role: Role,
   depth: int | None = None,
   active: float = 1.0,
+  adds_to_residual: bool = False,
   first: Initializer | None = None,
 ) -> nnx.Param:
-  """Make a float32 parameter; for axes, role, depth and active see `ParamInfo`.
+  """Make a float32 parameter; for the arguments from axes to adds_to_residual see `ParamInfo`.
 
   `init` draws it, and what growth adds to it; `first` draws it at the start if the two differ.
 
@@ -93,7 +99,7 @@ def param(
   """
   if len(shape) != len(axes):
     raise ValueError(f'{len(axes)} axis names {axes} for the shape {shape}')
-  info = ParamInfo(axes, role, init, depth, active)
+  info = ParamInfo(axes, role, init, depth, active, adds_to_residual, first)
   return nnx.Param((first or init)(rngs.params(), shape, jnp.float32), info=info)
 
 
@@ -174,6 +180,7 @@ def stack(
       one,
       axes=('layers', *one.axes),
       initializer=_layer_by_layer(one.initializer),
+      first=None if one.first is None else _layer_by_layer(one.first),
       depth=tuple(depths or range(1, layers + 1)),
     )
 

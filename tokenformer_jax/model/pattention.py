@@ -274,6 +274,7 @@ class Pattention(nnx.Module):
     key_std: float,
     value_std: float,
     first_values: Initializer | None = None,
+    adds_to_residual: bool = False,
     keep_scores: bool = False,
     prevent_cse: bool = False,
     rngs: nnx.Rngs,
@@ -287,6 +288,7 @@ class Pattention(nnx.Module):
       key_std: standard deviation of the keys.
       value_std: standard deviation of the values.
       first_values: draws the values at the start, if other than those of growth: see `param`.
+      adds_to_residual: whether a branch adds the output to the residual stream.
       keep_scores: see `keep_for_backward`.
       prevent_cse: see `keep_for_backward`.
       rngs: the source of the parameters, by its stream `params`.
@@ -294,7 +296,13 @@ class Pattention(nnx.Module):
     of_keys, of_values = nnx.initializers.normal(key_std), nnx.initializers.normal(value_std)
     self.keys = param(rngs, of_keys, (config.tokens, d_in), _AXES, role=Role.KEY)
     self.values = param(
-      rngs, of_values, (config.tokens, d_out), _AXES, role=Role.VALUE, first=first_values
+      rngs,
+      of_values,
+      (config.tokens, d_out),
+      _AXES,
+      role=Role.VALUE,
+      adds_to_residual=adds_to_residual,
+      first=first_values,
     )
     self.how = {
       'score': config.score.kind,

@@ -25,10 +25,12 @@ class LastGrowth:
     updates: the count of updates at the growth.
     old_tokens: a tree like the parameters, with the number of old parameter tokens of each array.
       An array without parameter tokens counts as old, for any number.
+    new_layers: the numbers of the layers that are new as a whole: see `ParamInfo.depth`.
   """
 
   updates: int
   old_tokens: Params
+  new_layers: tuple[int, ...] = ()
 
 
 def learning_rate(config: OptimConfig, steps: int, start: int = 0) -> optax.Schedule:
@@ -106,11 +108,16 @@ def _by_age(
   """Map `f(old, *arrays)` over trees; `old` broadcasts to the array and is true for old entries."""
 
   def on_array(one: ParamInfo, count: int, *arrays: jax.Array) -> jax.Array:
-    if (axis := one.token_axis) is None:
-      return f(True, *arrays)
-    shape = arrays[0].shape
-    old = jnp.arange(shape[axis]) < count
-    return f(old.reshape([shape[axis] if i == axis else 1 for i in range(len(shape))]), *arrays)
+    def along(axis: int, values: jax.Array) -> jax.Array:
+      return values.reshape([-1 if i == axis else 1 for i in range(arrays[0].ndim)])
+
+    old = True
+    if (axis := one.token_axis) is not None:
+      old = along(axis, jnp.arange(arrays[0].shape[axis]) < count)
+    if one.in_layers and not set(growth.new_layers).isdisjoint(one.depth):
+      of_layers = [number not in growth.new_layers for number in one.depth]
+      old &= along(0, jnp.array(of_layers))  # The first axis is 'layers'.
+    return f(old, *arrays)
 
   return jax.tree.map(on_array, info, growth.old_tokens, *trees)
 
