@@ -30,6 +30,7 @@ from tokenformer_jax.config import pattern as pattern_lib
 from tokenformer_jax.config.model import BASE, layer_path
 from tokenformer_jax.config.pattern import Group
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import tokens
 from tokenformer_jax.grow.tokens import Path, drawing_key, lookup
 from tokenformer_jax.model import models, trunk
 from tokenformer_jax.model.params import Params
@@ -83,6 +84,12 @@ def shallow(source: ModelConfig, target: ModelConfig) -> ModelConfig:
     if name in source.variants or name not in used
   }
   return dataclasses.replace(target, pattern=source.pattern, variants=Layers(kept))
+
+
+def as_deep(source: ModelConfig, target: ModelConfig) -> ModelConfig:
+  """Return the source with the target's pattern."""
+  both = Layers({**target.variants, **source.variants})
+  return dataclasses.replace(source, pattern=target.pattern, variants=both)
 
 
 def old_layers(source: ModelConfig, target: ModelConfig, place: str) -> tuple[int | None, ...]:
@@ -285,6 +292,7 @@ class MoreLayers:
   def __init__(self, source: ModelConfig, target: ModelConfig, config: GrowConfig):
     definition = models.define(target)
     self.abstract, self._info, self._config = definition.abstract, definition.info, config
+    self._old_tokens = tokens.counts(models.define(as_deep(source, target)))
     found, copied = (which(source, target, config.place) for which in (old_layers, _copied))
     origins = [copy if old is None else old for old, copy in zip(found, copied, strict=True)]
     self._is_new = [old is None for old in found]
@@ -298,6 +306,8 @@ class MoreLayers:
     """Return the parameter at `path`, given those of its `sources`; for the salt see `drawing_key`.
 
     New layers are drawn as in a new model, or copied; the arrays whose products they add are zero.
+    Their tokens that the same growth adds to the old layers are drawn, too: with zero keys, as
+    there, and zero values they would be dead.
     """
     info, abstract = lookup(self._info, path), lookup(self.abstract, path)
     if not info.in_layers:
@@ -311,9 +321,17 @@ class MoreLayers:
       return (info.first or info.initializer)(key, shape, abstract.dtype)
 
     new = self._stacks.take(path, olds, fresh)
-    if info.adds_to_residual and self._config.place == 'copies':
-      return self._without_new(path, new)
-    return new
+    if self._config.place != 'copies':
+      return new
+    if info.adds_to_residual:
+      return self._with_new(path, new, 0)
+    axis, count = info.token_axis, lookup(self._old_tokens, path)
+    if axis is None or count == new.shape[axis]:
+      return new
+    kept, _ = jnp.split(new, [count], axis)
+    drawn = fresh(len(new))
+    _, drawn = jnp.split(drawn, [count], axis)
+    return self._with_new(path, new, jnp.concatenate([kept, drawn], axis))
 
   def moment(self, path: Path, olds: Sequence[jax.Array]) -> jax.Array:
     """Return a moment of the parameter at `path`: zero in new layers, except in whole copies."""
@@ -323,13 +341,14 @@ class MoreLayers:
     new = self._stacks.take(
       path, olds, lambda count: jnp.zeros((count, *abstract.shape[1:]), abstract.dtype)
     )
-    return self._without_new(path, new) if self._config.place == 'copies' else new
+    return self._with_new(path, new, 0) if self._config.place == 'copies' else new
 
-  def _without_new(self, path: Path, array: jax.Array) -> jax.Array:
+  def _with_new(self, path: Path, array: jax.Array, new: jax.Array | int) -> jax.Array:
+    """Return the array with other values in its new layers."""
     is_new = self._stacks.of_layers(path, self._is_new)
     if not is_new.any():
       return array
-    return jnp.where(is_new.reshape(-1, *[1] * (array.ndim - 1)), 0, array)
+    return jnp.where(is_new.reshape(-1, *[1] * (array.ndim - 1)), new, array)
 
 
 def remove(params: Params, model: ModelConfig, before: ModelConfig, place: str) -> Params:

@@ -13,7 +13,6 @@ import optax
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import (
   GrowConfig,
-  Layers,
   ModelConfig,
   PattentionConfig,
   pattentions,
@@ -85,6 +84,12 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
         f'changes {" and ".join(changes)}, and adds layers, only'
       )
   depth.check(source, deeper, config.place)
+  if config.place == 'copies' and config.method in _COPYING and source != target:
+    raise UserError(
+      f'{config.method} makes copies that differ only in what they add, which place=copies sets to '
+      'zero in new layers, so that they would stay equal for ever; use place=between or behind, or '
+      'add the layers by a growth of its own'
+    )
   if not 0 <= config.noise < math.inf:
     raise UserError(f'noise is {config.noise}; it must be a finite number and not negative')
   if config.noise and config.method not in _COPYING:
@@ -337,11 +342,6 @@ def growth_from(
     place: `grow.place` of the growth.
     updates: the count of updates at the growth.
   """
-  as_deep = dataclasses.replace(before, pattern=model.pattern, variants=_both(before, model))
   new = depth.new_layers(before, model, place) if before.groups != model.groups else ()
-  return optim.LastGrowth(updates, tokens.counts(models.define(as_deep)), new)
-
-
-def _both(before: ModelConfig, model: ModelConfig) -> Layers:
-  """Return the layers of the model before a growth, and those that only the new model has."""
-  return Layers({**model.variants, **before.variants})
+  old = models.define(depth.as_deep(before, model))
+  return optim.LastGrowth(updates, tokens.counts(old), new)
