@@ -26,7 +26,7 @@ from growing import (
   state_of,
 )
 from outcomes import assert_same, paths
-from tiny import tiny_model, two_kinds
+from tiny import gated_model, linear, tiny_model, tiny_vit, two_kinds
 from tiny_run import write_corpus
 
 from tokenformer_jax import tasks
@@ -38,6 +38,7 @@ from tokenformer_jax.config import (
   OptimConfig,
   ParallelConfig,
   PostNormConfig,
+  PreNormConfig,
   SkiplessConfig,
   TrainConfig,
 )
@@ -45,6 +46,7 @@ from tokenformer_jax.config import pattern as pattern_lib
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import depth, grown_model, last_growth, parts, table
 from tokenformer_jax.grow import state as state_lib
+from tokenformer_jax.model import models
 from tokenformer_jax.model.lm import Compute, define_lm, unstack
 from tokenformer_jax.runs.checkpoint_meta import Ancestor
 from tokenformer_jax.steps import optim
@@ -63,6 +65,11 @@ def _layers(pattern, target, place='between'):
   """Return which layers of a pattern are old, from 1 on, and 0 for new ones."""
   one, other = (dataclasses.replace(KINDS, pattern=text) for text in (pattern, target))
   return [0 if old is None else old + 1 for old in depth.old_layers(one, other, place)]
+
+
+def _with_wiring(model, wiring, **changes):
+  layer: LayerConfig = dataclasses.replace(model.layer, wiring=wiring, **changes)
+  return dataclasses.replace(model, layer=layer)
 
 
 # Which layers are new
@@ -180,6 +187,50 @@ def test_branches_in_parallel_with_a_skip_connection():
   _assert_exact(*of)
 
 
+@pytest.mark.parametrize(
+  ('model', 'arrays'),
+  [
+    (
+      tiny_model(**DENSE),
+      {'attention/proj/kernel', 'attention/proj/bias', 'ffn/down/kernel', 'ffn/down/bias'},
+    ),
+    (linear(tiny_model()), {'attention/proj/values', 'ffn/values'}),
+    (_with_wiring(gated_model(), PreNormConfig()), {'attention/out/values'}),
+    (tiny_vit(), {'attention/proj/values', 'ffn/values'}),
+  ],
+)
+def test_what_a_layer_adds_is_in_the_metadata(model, arrays):
+  info = jax.tree_util.tree_leaves_with_path(models.define(model).info['blocks'])
+  found = {
+    jax.tree_util.keystr(path, simple=True, separator='/')
+    for path, one in info
+    if one.adds_to_residual
+  }
+  assert found == arrays
+
+
+@SLOW
+@pytest.mark.parametrize(
+  'model', [linear(tiny_model()), _with_wiring(gated_model(), PreNormConfig())]
+)
+def test_other_mixers_grow_in_depth(model):
+  target = dataclasses.replace(model, pattern=f'layer*{2 * model.depth}')
+  _assert_exact(model, target, compute=_one_by_one)
+
+
+@SLOW
+def test_a_vision_transformer():
+  source, target = tiny_vit(), tiny_vit(layers=4)
+  abstract, images = models.define(source).abstract, np.ones((2, 8, 8, 1), np.float32)
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape) * 0.2, a.dtype), abstract)
+  grown = grow_params(params, source, target, PLAIN)
+  before, after = (
+    models.define(model).bind(own)(images)[0] for model, own in ((source, params), (target, grown))
+  )
+  np.testing.assert_allclose(after, before, rtol=0, atol=1e-6)
+
+
 def test_whole_copies_are_not_exact_and_compute_what_their_layers_compute():
   source, target = tiny_model(layers=1), tiny_model(layers=2)
   assert 'once more' in state_lib.inexact(source, target, WHOLE)
@@ -215,6 +266,7 @@ def test_copies_are_of_the_layer_before():
   assert not values[[1, 3]].any(), 'a copy adds something'
 
 
+@SLOW
 def test_layers_with_old_tokens_and_layers_with_new_ones():
   target = dataclasses.replace(grown_model(SOURCE, {'ffn': 64}, PLAIN), pattern='layer*4')
   grown = paths(_assert_exact(SOURCE, target, within=1e-6))
@@ -327,8 +379,13 @@ def test_all_new_arrays_learn_and_frozen_layers_do_not(old_tokens, place):
   [
     (SOURCE, TARGET, PLAIN),
     (SOURCE, tiny_model(layers=5, tokens={'ffn': 64}, reference={'ffn': 48}), BEHIND),
-    (KINDS, MORE_KINDS, COPIES),
-    (KINDS, dataclasses.replace(KINDS, pattern='local layer*2 local*2 layer local'), PLAIN),
+    pytest.param(KINDS, MORE_KINDS, COPIES, marks=SLOW),
+    pytest.param(
+      KINDS,
+      dataclasses.replace(KINDS, pattern='local layer*2 local*2 layer local'),
+      PLAIN,
+      marks=SLOW,
+    ),
   ],
 )
 def test_removing_gives_back_the_old_model(source, target, how):
@@ -338,11 +395,6 @@ def test_removing_gives_back_the_old_model(source, target, how):
 
 
 # Refusals and messages
-
-
-def _with_wiring(model, wiring, **changes):
-  layer: LayerConfig = dataclasses.replace(model.layer, wiring=wiring, **changes)
-  return dataclasses.replace(model, layer=layer)
 
 
 @pytest.mark.parametrize(
