@@ -29,6 +29,7 @@ from outcomes import assert_same, paths
 from tiny import gated_model, linear, tiny_model, tiny_vit, two_kinds
 from tiny_run import write_corpus
 
+from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks
 from tokenformer_jax.config import (
   Config,
@@ -48,6 +49,7 @@ from tokenformer_jax.grow import depth, grown_model, last_growth, parts, table
 from tokenformer_jax.grow import state as state_lib
 from tokenformer_jax.model import models
 from tokenformer_jax.model.lm import Compute, define_lm, unstack
+from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Ancestor
 from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
@@ -179,6 +181,15 @@ def test_new_layers_change_no_logit(source, target, config):
 @pytest.mark.parametrize('config', [PLAIN, COPIES])
 def test_new_layers_change_no_bit_of_compiled_logits(config):
   _assert_exact(SOURCE, TARGET, config)
+
+
+@SLOW
+def test_a_transformer_gets_wider_and_deeper():
+  source = tiny_model(**DENSE, tied_head=False)
+  target = tiny_model(**DENSE, tied_head=False, layers=4, width=64, heads=8)
+  _assert_exact(source, target, GrowConfig('net2net'), within=1e-5)
+  with pytest.raises(UserError, match='would stay equal for ever'):
+    state_lib.check(source, target, GrowConfig('net2net', place='copies'))
 
 
 @SLOW
@@ -484,6 +495,45 @@ def test_the_command_grows_and_gives_back(tmp_path, text, capsys):
     )
   with pytest.raises(UserError, match='--place is of new layers'):
     grow_command(f'--source={source}', f'--target={tmp_path / "no"}', '--place=behind')
+
+
+@SLOW
+def test_old_arrays_are_freed_once_all_new_ones_are_made_from_them(tmp_path, text, monkeypatch):
+  source, kept = tmp_path / 'source', []
+  write_run(source, text, tmp_path / 'cache', model__pattern='layer*3')
+  restore = checkpoint.restore_source
+
+  def seen(*arguments):
+    kept.append(restore(*arguments))
+    return kept[-1]
+
+  monkeypatch.setattr(checkpoint, 'restore_source', seen)
+  grow_command(f'--source={source}', f'--target={tmp_path / "to"}', '--pattern=layer*4')
+  old = jax.tree_util.tree_leaves_with_path(kept[0]['params']['blocks'])
+  assert old and all(array.is_deleted() for _, array in old), 'both models are in memory'
+  assert not kept[0]['params']['embedding'].is_deleted(), 'what stays is copied'
+
+
+@SLOW
+@pytest.mark.parametrize('mesh', ['replica=8', 'fsdp=4,tokens=2'])
+def test_the_command_moves_layers_between_stacks(tmp_path, text, mesh):
+  source, target, back = (tmp_path / name for name in ('source', 'target', 'back'))
+  local = config_lib.to_json(KINDS)['variants']['local']
+  changes = {'model.pattern': KINDS.pattern, 'model.variants': {'local': local}}
+  write_run(source, text, tmp_path / 'cache', **changes)
+  pattern = 'local layer*2 local*2 layer local'
+  grow_command(
+    f'--source={source}',
+    f'--target={target}',
+    f'--pattern={pattern}',
+    '--param_tokens=ffn=96',
+    f'--mesh={mesh}',
+  )
+  before, after = (meta_of(run).config.model for run in (source, target))
+  want = grow(read(source), before, after, PLAIN)
+  assert_same(read(target), want, 'the command makes another state than the function')
+  grow_command('remove', f'--source={target}', f'--target={back}')
+  assert_same(read(back), read(source), 'remove')
 
 
 @SLOW
