@@ -222,6 +222,21 @@ def test_a_run_begins_another_one_and_grows_on_the_way(run, home):
   assert frozen.shrink(home / 'less', {'ffn': 40}).config.model.layer.ffn.tokens == 40
 
 
+@pytest.mark.slow
+def test_a_run_gets_layers_and_loses_them_again(run, home, capsys):
+  deeper = run.grow(home / 'deeper', {'ffn': 80}, layers=4, place='behind')
+  said = capsys.readouterr().err
+  assert 'exact: the grown model computes what the source does' in said, said
+  ids, _ = run.held_out(8)
+  before, after = run.logits(ids, exact=True), deeper.logits(ids, exact=True)
+  assert np.abs(before - after).max() < 1e-5, 'the deeper model computes something else'
+  assert [layer['ffn'] for layer in deeper.old_tokens.values()] == [64, 64, 0, 0]
+  removed = deeper.remove(home / 'shallow')
+  assert removed.config.model == run.config.model
+  values = removed.parameters['blocks']['ffn']['values']
+  np.testing.assert_array_equal(values, run.parameters['blocks']['ffn']['values'])
+
+
 def test_growth_by_python_is_growth_by_the_function(run, grown):
   model, target = run.config.model, grown.config.model
   assert grow.inexact(model, target, grown.config.grow) is None

@@ -334,6 +334,8 @@ class Run:
     target: Path,
     param_tokens: Mapping[str, int] | None = None,
     *,
+    layers: int | None = None,
+    pattern: str | None = None,
     width: int | None = None,
     heads: int | None = None,
     ffn_width: int | None = None,
@@ -347,10 +349,12 @@ class Run:
       target: the new work directory.
       param_tokens: new counts by projection, such as qkv, proj and ffn; others stay. With several
         kinds of layers, `local.ffn` is the count of one kind, and `ffn` that of all.
+      layers: the new number of layers, all of the rows that there are.
+      pattern: the new pattern of layers, where rows differ: 'local*10 full'.
       width: the new width of a Transformer, for example with method='net2net'.
       heads: the new number of heads of a Transformer.
       ffn_width: the new inner width of a Transformer's feed-forward layers.
-      **how: keys of the group `grow` of a config, such as method, moments and step.
+      **how: keys of the group `grow` of a config, such as method, place and step.
 
     Returns:
       The larger run, at the same step.
@@ -362,9 +366,9 @@ class Run:
     config = configure.grow_config(self.config, how)
     counts = None if param_tokens is None else configure.counts(self.config.model, param_tokens)
     with self._to(target) as (source, to):
-      after = actions.wanted_model(
-        source.model, config, param_tokens=counts, width=width, heads=heads, ffn_width=ffn_width
-      )
+      wide = {'width': width, 'heads': heads, 'ffn_width': ffn_width}
+      deep = {'layers': layers, 'pattern': pattern}
+      after = actions.wanted_model(source.model, config, param_tokens=counts, **deep, **wide)
       actions.grow(source, after, config, to)
     return load(target)
 
@@ -425,13 +429,11 @@ class Run:
     for layer in layers:
       if layer not in range(count):
         raise UserError(f'layer {layer} does not exist; the model has the layers 0 to {count - 1}')
-    (ids,) = self._rows(text)
-    return inspect_model.maps(self._loaded.model, ids, layers)
+    return inspect_model.maps(self._loaded.model, self._rows(text)[0], layers)
 
   def labels(self, text: str) -> list[str]:
     """Return the tokens of a text in the order of `maps`, with visible white space."""
-    (ids,) = self._rows(text)
-    return report.labels(self.tokenizer, ids.tolist())
+    return report.labels(self.tokenizer, self._rows(text)[0].tolist())
 
   @property
   def old_tokens(self) -> dict[int, dict[str, int]] | None:

@@ -183,6 +183,18 @@ GROW = {
   'two commands': ('grow shrink merge --source={lm} --target=new', "'merge'"),
   'nothing larger': ('grow --source={lm} --target=new', 'nothing would grow'),
   'fewer tokens': ('grow --source={lm} --target=new --param_tokens=ffn=8', 'ffn'),
+  'fewer layers': ('grow --source={lm} --target=new --layers=1', '--layers is 1'),
+  'no layers': ('grow --source={lm} --target=new --layers=0', '--layers is 0'),
+  'layers of no name': ("grow --source={lm} --target=new --pattern='lyer*4'", 'did you mean'),
+  'layers said twice': ('grow --source={lm} --target=new --layers=4 --pattern=layer*4', 'one of'),
+  'a place of no layers': (
+    'grow --source={lm} --target=new --param_tokens=ffn=128 --place=behind',
+    '--layers=N',
+  ),
+  'layers to shrink': (
+    'grow shrink --source={lm} --target=new --layers=4',
+    'no meaning for shrink',
+  ),
   'tokens of a kind that there is not': (
     'grow --source={lm} --target=new --param_tokens=fnn=128',
     "did you mean 'ffn'",

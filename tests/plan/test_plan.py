@@ -215,6 +215,8 @@ def test_stages_of_a_chain():
   references = [one.reference for one in pattentions(grown.model).values()]
   assert references == [32, 32, 64], 'the scale changed'
   assert grown.train.steps == 10, 'a stage is as long as the one before, if nothing is said'
+  deeper = chain.stage(grown, 'ffn=256,layers=8')
+  assert (deeper.model.pattern, token_counts(deeper.model)['ffn']) == ('layer*8', 256)
 
 
 @pytest.mark.parametrize(
@@ -223,6 +225,8 @@ def test_stages_of_a_chain():
     ('qvk=64', "names 'qvk'; did you mean 'qkv'?"),
     ('qkv=x', "has 'qkv=x'; it must be qkv=N"),
     ('qkv=16', 'must make no count smaller'),
+    ('layers=1', 'at least as many'),
+    ('pattern=layr', "--pattern is 'layr', and 'layr' is not a layer"),
     ('steps=5', 'must make no count smaller and one larger'),
   ],
 )

@@ -103,6 +103,23 @@ def test_a_run_that_grew_goes_on_without_its_source(make, tmp_path, one_device, 
 
 
 @pytest.mark.slow
+def test_a_run_of_more_layers_resumes_bit_for_bit_and_its_old_layers_can_be_frozen(
+  make, tmp_path, one_device, ancestor
+):
+  changes = {'model__pattern': 'layer*4', 'optim__old_tokens': 'freeze', **LARGER}
+  config = make(train__steps=30, train__keep_checkpoints=9, **changes)
+  config = dataclasses.replace(config, init_from=str(ancestor[0]))
+  whole = loop.train(config, tmp_path / 'run')
+  (tmp_path / 'run/checkpoints/30').rename(tmp_path / '30.lost')  # as a crash would
+  assert_same(loop.train(config, tmp_path / 'run'), whole, 'after a resume')
+
+  old, new = (state['params']['blocks']['ffn']['values'] for state in (ancestor[1], whole))
+  np.testing.assert_array_equal(new[::2, :64], old, 'frozen layers moved')
+  assert np.all(np.any(np.asarray(new[1::2]), axis=-1)), 'a token of a new layer is still zero'
+  np.testing.assert_array_equal(whole['params']['embedding'], ancestor[1]['params']['embedding'])
+
+
+@pytest.mark.slow
 def test_a_growth_on_the_way_says_that_it_is_not_exact(
   make, tmp_path, one_device, ancestor, capsys
 ):

@@ -51,3 +51,9 @@ class GrowConfig:
     least=0,
   )
   seed: int = key(0, 'seed of the random draws of growth', least=0)
+  place: str = key(
+    'between',
+    'of new layers: between the old ones or behind them; copies is between and copies the layer '
+    'before in place of draws; whole_copies keeps what the copies add, which is not exact',
+    choices=('between', 'behind', 'copies', 'whole_copies'),
+  )

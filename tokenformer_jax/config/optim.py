@@ -102,7 +102,7 @@ class OptimConfig:
   )
   new_token_warmup: int = key(
     100,
-    "updates in which the new tokens' rate rises to the old tokens' rate",
+    'updates in which the rate of new tokens and layers rises to that of the old ones',
     least=0,
     only='grown',
   )

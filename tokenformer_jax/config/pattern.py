@@ -1,7 +1,8 @@
 """Parse a pattern, the short text that lists the layers of a trunk in order."""
 
+import itertools
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from tokenformer_jax.errors import UserError, nearest
@@ -51,6 +52,22 @@ def parse(pattern: str, known: Collection[str], where: str) -> tuple[Group, ...]
       group = Group(group.layers, groups.pop().count + group.count)
     groups.append(group)
   return tuple(groups)
+
+
+def names(groups: Iterable[Group]) -> list[str]:
+  """Return the name of each layer of groups, in execution order."""
+  return [name for group in groups for name in group.layers * group.count]
+
+
+def as_text(groups: Iterable[Group]) -> str:
+  """Return the pattern of groups, which `parse` reads."""
+  items = []
+  for layers, count in groups:
+    runs = ((name, len(list(equal))) for name, equal in itertools.groupby(layers))
+    row = ' '.join(name if times == 1 else f'{name}*{times}' for name, times in runs)
+    row = f'({row})' if len(layers) > 1 else row
+    items.append(row if count == 1 else f'{row}*{count}')
+  return ' '.join(items)
 
 
 class _Parser:

@@ -1,6 +1,7 @@
 """Grow a trained model without changing what it computes.
 
   tokens.py   more parameter tokens (the point of a TokenFormer), and fewer; parts of a model
+  depth.py    more layers
   widen.py    a wider Transformer, the baseline: Net2Net and HyperCloning
   state.py    checks, whether a growth is exact, and the pure function over a whole state
   room.py     checks of memory and disk
@@ -10,13 +11,14 @@
 `grow` is that pure function; `train.py` uses it for `config.init_from`.
 """
 
-from tokenformer_jax.grow.state import grow, grown_model, inexact, last_growth
+from tokenformer_jax.grow.state import grow, grown_model, growth_from, inexact, last_growth
 from tokenformer_jax.grow.tokens import extract, merge, remove, shrink
 
 __all__ = [
   'extract',
   'grow',
   'grown_model',
+  'growth_from',
   'inexact',
   'last_growth',
   'merge',

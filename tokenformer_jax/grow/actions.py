@@ -23,7 +23,7 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.decoding import buckets
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import files, parts, room, state, table, verify, widen
+from tokenformer_jax.grow import depth, files, parts, room, state, table, verify, widen
 from tokenformer_jax.model import flops, models
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import devices, sharding
@@ -122,7 +122,7 @@ def grow(source: Source, after: ModelConfig, config: GrowConfig, target: Target)
   if after == before:
     raise UserError(
       'nothing would grow; say what is to be larger, by --param_tokens=qkv=N,proj=N,ffn=N, or by '
-      '--width=N for a Transformer'
+      '--width=N for a Transformer, or --layers=N'
     )
   state.check(before, after, config)
   _show_table(source, after, target)
@@ -157,6 +157,7 @@ def extract(source: Source, target: Target) -> None:
     UserError: the run has not grown, or the target cannot be written.
   """
   last = parts.last_addition(source.meta, source.directory)
+  parts.check_no_layers(last, source.model, source.directory)
   lineage, found = source.meta.lineage, parts.additions(source.meta, source.directory)
   whole = files.read(source.checkpoints, source.meta, source.mesh)
   files.write(
@@ -187,6 +188,8 @@ def merge(source: Source, added: str, config: GrowConfig, target: Target) -> int
   """
   directory, step = paths.split_source(added)
   checkpoints, meta = checkpoint.open_source(directory, step)
+  if meta.lineage and meta.lineage[-1].action == 'grow':
+    parts.check_no_layers(meta.lineage[-1], meta.config.model, directory)
   parts.check_mergeable(source.model, meta.config.model)
   parts.check_not_twice(source.meta, source.directory, meta, directory)
   with contextlib.closing(checkpoints):
@@ -234,7 +237,7 @@ def remove(source: Source, config: GrowConfig, target: Target) -> int | None:
   if target.dry_run:
     return None
   old = files.read(source.checkpoints, source.meta, source.mesh)
-  new = parts.remove(old, source.model, last.model, config)
+  new = parts.remove(old, source.model, last.model, config, last.grow.place)
   return _write(source, new, last.model, config, 'remove', target)
 
 
@@ -282,6 +285,8 @@ def wanted_model(
   config: GrowConfig,
   *,
   param_tokens: Mapping[str, int] | None = None,
+  layers: int | None = None,
+  pattern: str | None = None,
   **wide: int | None,
 ) -> ModelConfig:
   """Return the larger model with the given sizes.
@@ -290,12 +295,27 @@ def wanted_model(
     model: the model of the source.
     config: its method says which sizes can change.
     param_tokens: the new counts; None keeps the model's.
+    layers: the new number of layers; None keeps the model's.
+    pattern: the new pattern instead of `layers`.
     **wide: `width`, `heads` and `ffn_width` of a Transformer; None keeps the model's, except that
       heads follow the width.
 
   Raises:
     UserError: the method does not change a size, or a size does not divide.
   """
+  grown = _wider(model, config, param_tokens, wide, deeper=bool(layers or pattern))
+  return depth.wanted(grown, layers, pattern)
+
+
+def _wider(
+  model: ModelConfig,
+  config: GrowConfig,
+  param_tokens: Mapping[str, int] | None,
+  wide: Mapping[str, int | None],
+  *,
+  deeper: bool,
+) -> ModelConfig:
+  """Return the model with other sizes of its layers; `deeper`: layers are added besides."""
   wide = {name: value for name, value in wide.items() if value is not None}
   if config.method in state.TOKEN_METHODS:
     if wide:
@@ -306,6 +326,8 @@ def wanted_model(
     return state.grown_model(model, param_tokens or {}, config)
   if param_tokens is not None:
     raise UserError(f'--param_tokens is not for method={config.method}, which takes --width=N')
+  if deeper and not wide:
+    return model
   state.check_method(model, config.method)
   return widen.resized(model, **wide)
 

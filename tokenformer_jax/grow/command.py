@@ -1,13 +1,20 @@
 r"""Make a trained model larger without changing what it computes.
 
   tokenformer grow --source=DIR[@STEP] --target=DIR --param_tokens=qkv=N,proj=N,ffn=N
+  tokenformer grow --source=DIR --target=DIR --layers=N --place=between|behind|copies|whole_copies
   tokenformer grow --source=DIR --target=DIR --method=net2net --width=N
 
-The second form widens a Transformer. A word before the flags names another action:
+The second form adds layers that compute nothing at first: what they add to the residual stream
+starts at zero. They come between the old ones or behind them. `copies` copies the layer before in
+place of draws, and `whole_copies` keeps what it adds, which is not exact. With several kinds of
+layers, --pattern='local*10 full' says which are there; together with --param_tokens the old layers
+get new tokens as well. The third form widens a Transformer.
+
+A word before the flags names another action:
 
   extract  write only the tokens that the last growth added
   merge    append the tokens of --added, from extract or another run, to those of --source
-  remove   take out what the last growth or merge added
+  remove   take out the tokens and layers that the last growth or merge added
   shrink   keep only the most important tokens, to the counts of --param_tokens
 """
 
@@ -28,8 +35,9 @@ _MOST = 10**12  # the largest number that a flag may have
 
 # The flags that only some actions take, and the ones that each action takes.
 _OPTIONS = (
-  *('param_tokens', 'width', 'heads', 'ffn_width', 'method', 'scale', 'new_keys', 'new_values'),
-  *('moments', 'step', 'noise', 'seed', 'added', 'examples', 'dry_run'),
+  *('param_tokens', 'layers', 'pattern', 'place', 'width', 'heads', 'ffn_width', 'method'),
+  *('scale', 'new_keys', 'new_values', 'moments'),
+  *('step', 'noise', 'seed', 'added', 'examples', 'dry_run'),
 )
 _TAKEN = {
   'grow': set(_OPTIONS) - {'added', 'examples'},
@@ -50,6 +58,9 @@ def define_flags() -> None:
     None,
     'New counts: qkv=N,proj=N,ffn=N; NAME.ffn=N for one kind of layer. Others stay.',
   )
+  flags.DEFINE_integer('layers', None, 'The new number of layers, all of the rows that there are.')
+  flags.DEFINE_string('pattern', None, "The new pattern of layers, such as 'local*10 full'.")
+  flags.DEFINE_enum('place', values.place, choices('grow.place'), 'Where new layers are.')
   flags.DEFINE_integer('width', None, 'For a Transformer: the new width.')
   flags.DEFINE_integer('heads', None, 'For a Transformer: the new number of heads.')
   flags.DEFINE_integer('ffn_width', None, 'For a Transformer: the new feed-forward width.')
@@ -123,14 +134,19 @@ def main(argv: Sequence[str]) -> None:
 
 def _grow(source: Source, config: GrowConfig, target: Target) -> int | None:
   values = flags.FLAGS
-  wide = {name: getattr(values, name) for name in ('width', 'heads', 'ffn_width')}
-  for name, value in wide.items():
+  sizes = {name: getattr(values, name) for name in ('layers', 'width', 'heads', 'ffn_width')}
+  for name, value in sizes.items():
     if value is not None and not 1 <= value <= _MOST:
       raise UserError(f'--{name} is {value}; it must be at least 1 and at most {_MOST}')
-  if config.method in state.TOKEN_METHODS:
+  deeper = values.layers is not None or values.pattern is not None
+  if config.method in state.TOKEN_METHODS and not deeper:
     state.check_method(source.model, config.method)
+  if values['place'].present and not deeper:
+    raise UserError('--place is of new layers; say how many: --layers=N or --pattern=PATTERN')
   counts = None if values.param_tokens is None else _counts(source)
-  after = actions.wanted_model(source.model, config, param_tokens=counts, **wide)
+  after = actions.wanted_model(
+    source.model, config, param_tokens=counts, pattern=values.pattern, **sizes
+  )
   return actions.grow(source, after, config, target)
 
 

@@ -15,8 +15,8 @@ from jax.sharding import Mesh, NamedSharding
 
 from tokenformer_jax.config import Config, GrowConfig, ModelConfig
 from tokenformer_jax.errors import TransientError, UserError
-from tokenformer_jax.grow import room, state, tokens
-from tokenformer_jax.grow.state import ToArray
+from tokenformer_jax.grow import room, state
+from tokenformer_jax.grow.state import Arrays, ToArray
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params, Path, lookup
 from tokenformer_jax.parallel import hosts, sharding
@@ -79,12 +79,13 @@ def read_and_grow(
   source, axes = meta.config.model, models.define(target).axes
   programs, compiled = collections.deque(), {}
 
-  def compile_(f: ToArray, tree: Params, name: str) -> Params:
-    def one(path: Path, old: jax.ShapeDtypeStruct) -> concurrent.futures.Future | None:
+  def compile_(f: ToArray, tree: Params, arrays: Arrays, name: str) -> Params:
+    def one(path: Path, olds: list[jax.ShapeDtypeStruct]) -> concurrent.futures.Future | None:
       place = NamedSharding(mesh, sharding.spec(kept_axes(name, lookup(axes, path))))
       grow = jax.jit(functools.partial(f, path), out_shardings=place)
-      traced = grow.trace(old, tokens.drawing_salt(path))
-      if old.sharding == place and traced.jaxpr.jaxpr.outvars == traced.jaxpr.jaxpr.invars[:1]:
+      traced = grow.trace(olds, arrays.salts(path))
+      unchanged = traced.jaxpr.jaxpr.outvars == traced.jaxpr.jaxpr.invars[:1]
+      if len(olds) == 1 and olds[0].sharding == place and unchanged:
         return None  # The array stays unchanged and in place.
       lowered = traced.lower()
       program = lowered.as_text()  # Many arrays have the same program.
@@ -92,30 +93,33 @@ def read_and_grow(
         compiled[program] = pool.submit(lowered.compile)
       return compiled[program]
 
-    programs.append(jax.tree.map_with_path(one, tree))
+    programs.append(arrays.map(one, tree))
     return tree
 
-  def run(f: ToArray, tree: Params, name: str) -> Params:
+  def run(f: ToArray, tree: Params, arrays: Arrays, name: str) -> Params:
     del f, name  # `compile_` has compiled it, in the same order.
-
-    made = collections.deque()
+    own, made = programs.popleft(), collections.deque()
+    uses: collections.Counter[int] = collections.Counter()
+    arrays.map(lambda path, olds: uses.update(map(id, olds)), tree)
 
     def free_the_oldest() -> None:
-      new, old = made.popleft()
+      new, olds = made.popleft()
       jax.block_until_ready(new)
-      old.delete()
+      for old in olds:
+        old.delete()
 
-    def one(path: Path, program: concurrent.futures.Future | None, old: jax.Array) -> jax.Array:
+    def one(path: Path, olds: list[jax.Array]) -> jax.Array:
+      program = lookup(own, path)
       if program is None:
-        return old
-      new = program.result()(old, tokens.drawing_salt(path))
-      made.append((new, old))
+        return olds[0]
+      new = program.result()(olds, arrays.salts(path))
+      uses.subtract(map(id, olds))
+      made.append((new, [old for old in olds if not uses[id(old)]]))
       if len(made) == 2:  # Keep at most two new arrays in flight.
         free_the_oldest()
       return new
 
-    is_none = lambda x: x is None  # noqa: E731
-    new = jax.tree.map_with_path(one, programs.popleft(), tree, is_leaf=is_none)
+    new = arrays.map(one, tree)
     while made:
       free_the_oldest()
     if tree is params:

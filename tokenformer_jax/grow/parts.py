@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import GrowConfig, ModelConfig, pattentions, token_counts
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import files, importance, tokens, verify
+from tokenformer_jax.grow import depth, files, importance, tokens, verify
 from tokenformer_jax.grow.state import map_trees
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params, Role
@@ -22,16 +22,38 @@ from tokenformer_jax.tasks import Batch, Task
 
 
 def last_addition(meta: Meta, directory: paths.Path) -> Ancestor:
-  """Return the growth or merge that added the last tokens of a model.
+  """Return the growth or merge that added the last tokens or layers of a model.
 
   Raises:
     UserError: there was none.
   """
   if meta.lineage and meta.lineage[-1].action in ('grow', 'merge'):
     last = meta.lineage[-1]
-    if token_counts(last.model) != token_counts(meta.config.model):
+    if _adds(last.model, meta.config.model):
       return last
   raise UserError(f'nothing was added to {directory}: it is not the result of grow or merge')
+
+
+def _adds(before: ModelConfig, after: ModelConfig) -> bool:
+  """Return whether a model has tokens or layers that another has not, and is no wider."""
+  same_layers = depth.shallow(before, after)
+  return before.width == after.width and (
+    before.groups != after.groups or token_counts(before) != token_counts(same_layers)
+  )
+
+
+def check_no_layers(last: Ancestor, model: ModelConfig, directory: paths.Path) -> None:
+  """Check that the last growth added tokens alone.
+
+  Raises:
+    UserError: it added layers.
+  """
+  if last.model.groups != model.groups:
+    raise UserError(
+      f'the last growth of {directory} added layers (from {last.model.pattern!r} to '
+      f'{model.pattern!r}), and tokens of new layers cannot be extracted or merged; grow layers '
+      'first, and tokens by a growth of their own'
+    )
 
 
 def added_counts(meta: Meta) -> dict[str, int]:
@@ -91,13 +113,13 @@ def additions(meta: Meta, directory: paths.Path) -> list[list[str]]:
   """
   if meta.contents == 'added_tokens':
     return [meta.lineage[-1].tokens_of.splitlines()]
-  after = [(a.source, token_counts(a.model)) for a in meta.lineage[1:]]
-  after.append((str(paths.absolute(directory)), token_counts(meta.config.model)))
+  after = [(a.source, a.model) for a in meta.lineage[1:]]
+  after.append((str(paths.absolute(directory)), meta.config.model))
   found = [[meta.lineage[0].source if meta.lineage else after[-1][0]]]
-  for ancestor, (run, counts) in zip(meta.lineage, after, strict=False):
+  for ancestor, (run, model) in zip(meta.lineage, after, strict=False):
     if ancestor.action == 'merge':
       found.append(ancestor.tokens_of.splitlines())
-    elif ancestor.action == 'grow' and counts != token_counts(ancestor.model):
+    elif ancestor.action == 'grow' and _adds(ancestor.model, model):
       found.append([run])
     elif ancestor.action == 'remove' and len(found) > 1:
       found.pop()
@@ -198,12 +220,16 @@ def merge(state: State, added: Params, model: ModelConfig, config: GrowConfig) -
   return _map(state, config, functools.partial(append, added), functools.partial(append, zero))
 
 
-def remove(state: State, model: ModelConfig, before: ModelConfig, config: GrowConfig) -> State:
-  """Remove the tokens that are not in `before`."""
-  axes, sizes = models.define(model).axes, tokens.counts(models.define(before))
+def remove(
+  state: State, model: ModelConfig, before: ModelConfig, config: GrowConfig, place: str = 'between'
+) -> State:
+  """Remove the layers and tokens that are not in `before`; `place` is that of the growth."""
+  definition = models.define(before)
+  axes, sizes = definition.axes, tokens.counts(definition)
 
   def first(params: Params) -> Params:
-    return tokens.remove(params, axes, sizes)
+    old_layers = depth.remove(params, model, before, place)
+    return tokens.remove(old_layers, axes, sizes)
 
   return _map(state, config, first, first)
 

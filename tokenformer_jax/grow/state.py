@@ -1,11 +1,13 @@
 """Grow a whole training state by a pure function; check a growth, and say whether it is exact."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from tokenformer_jax import config as config_lib
@@ -19,7 +21,7 @@ from tokenformer_jax.config import (
   with_groups,
 )
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import tokens, widen
+from tokenformer_jax.grow import depth, tokens, widen
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params, Path, lookup
 from tokenformer_jax.runs.checkpoint_meta import Lineage
@@ -96,6 +98,7 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
     UserError: the method is for other models, a count becomes smaller, the method cannot change a
       key that differs, or new tokens could never learn.
   """
+  deeper, target = target, depth.shallow(source, target)
   if source != target:
     check_method(source, config.method)
   by_tokens = config.method in TOKEN_METHODS
@@ -104,8 +107,15 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
     if path.rpartition('.')[2] not in changes:
       raise UserError(
         f'{path} is {old!r} in the source and {new!r} in the target; growth by {config.method} '
-        f'changes {", ".join(changes[:-1])} and {changes[-1]} only'
+        f'changes {", ".join(changes[:-1])} and {changes[-1]}, and adds layers, only'
       )
+  depth.check(source, deeper, config.place)
+  if config.place == 'copies' and config.method in _COPYING and source != target:
+    raise UserError(
+      f'{config.method} makes copies that differ only in what they add, which place=copies sets to '
+      'zero in new layers, so that they would stay equal for ever; use place=between or behind, or '
+      'add the layers by a growth of its own'
+    )
   if not 0 <= config.noise < math.inf:
     raise UserError(f'noise is {config.noise}; it must be a finite number and not negative')
   copies = config.method in _COPYING or config.new_keys == 'copies'
@@ -124,7 +134,8 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
       f'{config.method}; set it to init'
     )
   if not by_tokens:
-    widen.check(source, target, config.method)
+    if source != target or source == deeper:
+      widen.check(source, target, config.method)
     return
   larger = config_lib.token_counts(target)
   for name, old in config_lib.token_counts(source).items():
@@ -169,6 +180,9 @@ def _check_groups(name: str, old: PattentionConfig, new: PattentionConfig, metho
 
 def inexact(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> str | None:
   """Return why the grown model will not compute what the source does, or None if it will."""
+  if reason := depth.inexact(source, target, config.place):
+    return reason
+  target = depth.shallow(source, target)
   if source == target:
     return None
   if config.noise and config.method in _COPYING:
@@ -206,8 +220,10 @@ def check_method(model: ModelConfig, method: str) -> None:
 
 
 def by_array(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> ByArray:
-  """Return the growth from one model to another, array by array; `check` has passed."""
+  """Return the growth to a model of as many layers, array by array; `check` has passed."""
   definition = models.define(source)
+  if source == target:
+    return _Same()
   if config.method == 'net2net_fill':
     return widen.FilledBlocks(models.define(target), config)
   if config.method not in TOKEN_METHODS:
@@ -223,20 +239,75 @@ def by_array(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> By
   return tokens.MoreTokens(models.define(added), copies, config)
 
 
-ToArray = Callable[[Path, jax.Array, jax.Array], jax.Array]
-MapArrays = Callable[[ToArray, Params, str], Params]
+class _Same:
+  """Leaves every array as it is."""
+
+  def param(self, path: Path, old: jax.Array, salt: jax.Array) -> jax.Array:
+    del path, salt
+    return old
+
+  def moment(self, path: Path, old: jax.Array, order: int) -> jax.Array:
+    del path, order
+    return old
 
 
-def map_arrays(f: ToArray, tree: Params, name: str = '') -> Params:
-  """Map a function of path, array and salt over a tree.
+class ToArray(Protocol):
+  """Makes an array of a tree from arrays of another tree."""
+
+  def __call__(self, path: Path, olds: Sequence[jax.Array], salts: np.ndarray) -> jax.Array:
+    """Return the array at `path`.
+
+    Args:
+      path: its path in the new tree.
+      olds: the old arrays that it is made from, of which there may be none.
+      salts: of its own draws and of those of each old array: see `tokens.drawing_key`.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrays:
+  """The arrays of a new tree, each with those of an old tree that it is made from.
+
+  Attributes:
+    layers: the new layers, or None: each array is made from the one at its own path.
+  """
+
+  layers: depth.MoreLayers | None
+
+  def sources(self, path: Path) -> tuple[Path, ...]:
+    """Return the paths in the old tree of the arrays that the one at `path` is made from."""
+    return (path,) if self.layers is None else self.layers.sources(path)
+
+  def salts(self, path: Path) -> np.ndarray:
+    """Return the salts for `ToArray`."""
+    return np.array([tokens.drawing_salt(one) for one in (path, *self.sources(path))], np.uint32)
+
+  def map(self, f: Callable[[Path, list[Any]], Any], tree: Params) -> Params:
+    """Return the new tree of the values of `f(path, olds)`, for an old tree."""
+    if self.layers is None:
+      return jax.tree.map_with_path(lambda path, old: f(path, [old]), tree)
+
+    def one(path: Path, _: Any) -> Any:
+      olds = [lookup(tree, source) for source in self.sources(path)]
+      return olds[0] if any(map(statistics.is_masked, olds)) else f(path, olds)
+
+    return jax.tree.map_with_path(one, self.layers.abstract)
+
+
+MapArrays = Callable[[ToArray, Params, Arrays, str], Params]
+
+
+def map_arrays(f: ToArray, tree: Params, arrays: Arrays, name: str = '') -> Params:
+  """Map a function of path, arrays and salts over a tree.
 
   Args:
     f: the function.
     tree: parameters, or a statistic of them.
+    arrays: the arrays of the new tree.
     name: that of the statistic in `statistics.ORDERS`; '': the tree is parameters.
   """
   del name
-  return jax.tree.map_with_path(lambda path, old: f(path, old, tokens.drawing_salt(path)), tree)
+  return arrays.map(lambda path, olds: f(path, olds, arrays.salts(path)), tree)
 
 
 def grow(
@@ -247,6 +318,8 @@ def grow(
   map_arrays: MapArrays = map_arrays,
 ) -> State:
   """Grow a state: parameters, the optimizer's statistics, and counters.
+
+  Old layers grow before new ones are added.
 
   The function is pure. Under jit with the target's shardings (`step.state_shardings`), no host or
   device ever holds more than its part. New arrays do not depend on each other:
@@ -262,22 +335,38 @@ def grow(
   Returns:
     The state, with the optimizer's structure unchanged.
   """
-  arrays, definition = by_array(source, target, config), models.define(source)
+  by_layer = by_array(source, depth.shallow(source, target), config)
+  deeper = source.groups != target.groups
+  layers = depth.MoreLayers(source, target, config) if deeper else None
+  arrays, definition = Arrays(layers), models.define(source)
+
+  def param(path: Path, olds: Sequence[jax.Array], salts: jax.Array) -> jax.Array:
+    froms = zip(arrays.sources(path), olds, salts[1:], strict=True)
+    grown = [by_layer.param(*one) for one in froms]
+    return grown[0] if layers is None else layers.param(path, grown, salts[0])
 
   def of_statistic(name: str, tree: Params) -> Params:
-    def statistic(path: Path, old: jax.Array, salt: jax.Array) -> jax.Array:
-      del salt  # nothing is drawn
-      whole = statistics.expand(name, old, lookup(definition.abstract, path).shape)
-      new = arrays.moment(path, whole, statistics.ORDERS[name])
+    def statistic(path: Path, olds: Sequence[jax.Array], salts: jax.Array) -> jax.Array:
+      del salts  # nothing is drawn
+      froms = arrays.sources(path)
+      wholes = [
+        statistics.expand(name, old, lookup(definition.abstract, one).shape)
+        for one, old in zip(froms, olds, strict=True)
+      ]
+      grown = [
+        by_layer.moment(one, whole, statistics.ORDERS[name])
+        for one, whole in zip(froms, wholes, strict=True)
+      ]
+      new = grown[0] if layers is None else layers.moment(path, grown)
       if config.moments == 'drop':
         return jnp.zeros_like(statistics.reduce(name, new))
-      if new is whole:
-        return old
+      if wholes and new is wholes[0]:
+        return olds[0]
       return statistics.reduce(name, statistics.with_history(name, new))
 
-    return map_arrays(statistic, tree, name)
+    return map_arrays(statistic, tree, arrays, name)
 
-  return _map_state(state, config, lambda tree: map_arrays(arrays.param, tree, ''), of_statistic)
+  return _map_state(state, config, lambda tree: map_arrays(param, tree, arrays, ''), of_statistic)
 
 
 def map_trees(
@@ -349,5 +438,21 @@ def last_growth(lineage: Lineage, model: ModelConfig) -> optim.LastGrowth | None
   if not lineage:
     return None
   last = lineage[-1]
-  old = models.define(last.model if last.action in ('grow', 'merge') else model)
-  return optim.LastGrowth(last.updates, tokens.counts(old))
+  before = last.model if last.action in ('grow', 'merge') else model
+  return growth_from(before, model, last.grow.place, last.updates)
+
+
+def growth_from(
+  before: ModelConfig, model: ModelConfig, place: str = 'between', updates: int = 0
+) -> optim.LastGrowth:
+  """Return what the optimizer must know about a growth.
+
+  Args:
+    before: the model before the growth.
+    model: the model after it.
+    place: `grow.place` of the growth.
+    updates: the count of updates at the growth.
+  """
+  new = depth.new_layers(before, model, place) if before.groups != model.groups else ()
+  old = models.define(depth.as_deep(before, model))
+  return optim.LastGrowth(updates, tokens.counts(old), new)

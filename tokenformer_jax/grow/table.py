@@ -1,11 +1,14 @@
 """The table of changes that the grow command prints."""
 
+import collections
+
 from tokenformer_jax.config import (
   MeshConfig,
   ModelConfig,
   OptimConfig,
   PattentionConfig,
   pattentions,
+  pattern,
   token_counts,
   token_groups,
   with_groups,
@@ -31,6 +34,8 @@ def render(
     optim: names the optimizer whose state takes memory beside the parameters.
   """
   rows = [('', 'before', 'after', '')]
+  if before.groups != after.groups:
+    rows += _layers(before, after)
   if old := pattentions(before):
     new = pattentions(after)
     for name, one in old.items():
@@ -65,6 +70,13 @@ def _groups_row(
   return (f'{name} groups (tokens:τ²)', *texts, '')
 
 
+def _layers(before: ModelConfig, after: ModelConfig) -> list[tuple[str, str, str, str]]:
+  """Return rows of the number of layers, and of those of each name if there are several."""
+  old, new = (collections.Counter(pattern.names(model.groups)) for model in (before, after))
+  named = [_row(f'{name} layers', old[name], count) for name, count in new.items()]
+  return [_row('layers', before.depth, after.depth), *(named if len(new) > 1 else [])]
+
+
 def advice(model: ModelConfig) -> list[str]:
   """Return a sentence for every count of tokens that does not fill a TPU's matrix unit."""
   return [
@@ -76,6 +88,6 @@ def advice(model: ModelConfig) -> list[str]:
 
 
 def _row(name: str, before: float, after: float) -> tuple[str, str, str, str]:
-  factor = '' if before == after else f'× {after / before:.2f}'
+  factor = '' if before == after or not before else f'× {after / before:.2f}'
   texts = (f'{x:,}' if isinstance(x, int) else f'{x:,.1f}' for x in (before, after))
   return (name, *texts, factor)

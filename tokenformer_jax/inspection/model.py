@@ -57,7 +57,10 @@ def old_tokens(model: Trained) -> dict[int, dict[str, int]] | None:
     return None
   layers = pattentions(model.definition)
   counts = {
-    number: {name: lookup(growth.old_tokens, one.keys) for name, one in layer.items()}
+    number: {
+      name: 0 if number + 1 in growth.new_layers else lookup(growth.old_tokens, one.keys)
+      for name, one in layer.items()
+    }
     for number, layer in enumerate(layers)
   }
   now = {

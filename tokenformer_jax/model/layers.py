@@ -70,6 +70,7 @@ class Dense(nnx.Module):
     std: float,
     bias: bool,
     depth: int | None = None,
+    adds_to_residual: bool = False,
     first: Initializer | None = None,
     rngs: nnx.Rngs,
   ):
@@ -82,11 +83,12 @@ class Dense(nnx.Module):
       std: the standard deviation of the matrix.
       bias: whether there is one.
       depth: see `ParamInfo`.
+      adds_to_residual: whether a branch adds the output to the residual stream.
       first: see `param`.
       rngs: the source of the parameters, by its stream `params`.
     """
     self.axes = axes
-    make = functools.partial(param, rngs, depth=depth)
+    make = functools.partial(param, rngs, depth=depth, adds_to_residual=adds_to_residual)
     normal = nnx.initializers.normal(std)
     self.kernel = make(normal, (d_in, d_out), axes, role=Role.KERNEL, first=first)
     # The bias is split and widened like the kernel's columns, or like a norm if those are unsplit.
@@ -154,7 +156,8 @@ class MLP(nnx.Module):
     hidden = hidden_width(config, model)
     make = functools.partial(Dense, bias=config.bias, rngs=rngs)
     self.up = make(model.width, hidden, ('width', 'hidden'), std=model.init.std)
-    self.down = make(hidden, model.width, ('hidden', 'width'), std=_output_std(model))
+    std = _output_std(model)
+    self.down = make(hidden, model.width, ('hidden', 'width'), std=std, adds_to_residual=True)
     self.activation = config.activation
 
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
@@ -178,6 +181,7 @@ def pattention(
   model: ModelConfig,
   widths: tuple[int, int] | None = None,
   *,
+  adds_to_residual: bool,
   starts_at_zero: bool = False,
   compute: Compute,
   rngs: nnx.Rngs,
@@ -189,6 +193,7 @@ def pattention(
     key_std=model.init.std,
     value_std=_output_std(model),
     first_values=_ZEROS if starts_at_zero else None,
+    adds_to_residual=adds_to_residual,
     keep_scores=compute.remat == 'everything',
     prevent_cse=compute.layers != 'scan',
     rngs=rngs,
@@ -228,7 +233,8 @@ def projection(
   Args:
     config: the projection's config.
     model: the config of the whole model.
-    axes: the axes of a matrix, such as ('width', 'heads') or ('heads', 'width').
+    axes: the axes of a matrix, such as ('width', 'heads') or ('heads', 'width'). An output of the
+      axis 'width' is added to the residual stream.
     widths: I and O; None: the width of the model.
     starts_at_zero: whether the output is zero at the start.
     orthogonal: whether a matrix is orthogonal at the start.
@@ -237,14 +243,16 @@ def projection(
   """
   if isinstance(config, NoProjectionConfig):
     return None
+  adds = axes[-1] == 'width'
   if isinstance(config, PattentionConfig):
-    zero = {'starts_at_zero': starts_at_zero}
-    return pattention(config, model, widths, **zero, compute=compute, rngs=rngs)
-  std = _output_std(model) if axes[-1] == 'width' else model.init.std
+    how = {'adds_to_residual': adds, 'starts_at_zero': starts_at_zero}
+    return pattention(config, model, widths, **how, compute=compute, rngs=rngs)
+  std = _output_std(model) if adds else model.init.std
   first = nnx.initializers.orthogonal() if orthogonal else None
   first = _ZEROS if starts_at_zero else first
   widths = widths or (model.width, model.width)
-  return Dense(*widths, axes, std=std, bias=config.bias, first=first, rngs=rngs)
+  how = {'bias': config.bias, 'adds_to_residual': adds}
+  return Dense(*widths, axes, std=std, first=first, **how, rngs=rngs)
 
 
 def feed_forward(
@@ -260,7 +268,7 @@ def feed_forward(
   """
   match config:
     case PattentionConfig():
-      return pattention(config, model, compute=compute, rngs=rngs)
+      return pattention(config, model, adds_to_residual=True, compute=compute, rngs=rngs)
     case MLPConfig():
       return MLP(config, model, rngs=rngs)
     case NoFeedForwardConfig():

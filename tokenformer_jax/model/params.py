@@ -56,6 +56,9 @@ class ParamInfo:
       the layers, and in layers that are not stacked, which only decode.
     active: the share of the array's entries that one token uses.
     groups: for an array of parameter tokens, the numbers of tokens that share a norm, in order.
+    adds_to_residual: whether a branch adds its products with the array to the residual stream. A
+      layer whose arrays of this kind are zero adds nothing.
+    first: draws the array of a new layer if not `initializer` does.
   """
 
   axes: Axes
@@ -64,6 +67,8 @@ class ParamInfo:
   depth: int | tuple[int, ...] | None = None
   active: float = 1.0
   groups: tuple[int, ...] = ()
+  adds_to_residual: bool = False
+  first: Initializer | None = None
 
   @property
   def token_axis(self) -> int | None:
@@ -86,9 +91,10 @@ def param(
   depth: int | None = None,
   active: float = 1.0,
   groups: tuple[int, ...] = (),
+  adds_to_residual: bool = False,
   first: Initializer | None = None,
 ) -> nnx.Param:
-  """Make a float32 parameter; for axes, role, depth, active and groups see `ParamInfo`.
+  """Make a float32 parameter; for the arguments from axes to adds_to_residual see `ParamInfo`.
 
   `init` draws it, and what growth adds to it; `first` draws it at the start if the two differ.
 
@@ -97,7 +103,7 @@ def param(
   """
   if len(shape) != len(axes):
     raise ValueError(f'{len(axes)} axis names {axes} for the shape {shape}')
-  info = ParamInfo(axes, role, init, depth, active, groups)
+  info = ParamInfo(axes, role, init, depth, active, groups, adds_to_residual, first)
   return nnx.Param((first or init)(rngs.params(), shape, jnp.float32), info=info)
 
 
@@ -185,6 +191,7 @@ def stack(
       one,
       axes=('layers', *one.axes),
       initializer=_layer_by_layer(one.initializer),
+      first=None if one.first is None else _layer_by_layer(one.first),
       depth=tuple(depths or range(1, layers + 1)),
     )
 

@@ -305,6 +305,7 @@ class Pattention(nnx.Module):
     key_std: float,
     value_std: float,
     first_values: Initializer | None = None,
+    adds_to_residual: bool = False,
     keep_scores: bool = False,
     prevent_cse: bool = False,
     rngs: nnx.Rngs,
@@ -318,6 +319,7 @@ class Pattention(nnx.Module):
       key_std: standard deviation of the keys.
       value_std: standard deviation of the values.
       first_values: draws the values at the start, if other than those of growth: see `param`.
+      adds_to_residual: whether a branch adds the output to the residual stream.
       keep_scores: see `keep_for_backward`.
       prevent_cse: see `keep_for_backward`.
       rngs: the source of the parameters, by its stream `params`.
@@ -328,7 +330,12 @@ class Pattention(nnx.Module):
     make = functools.partial(param, rngs, groups=sizes)
     self.keys = make(of_keys, (config.tokens, d_in), _AXES, role=Role.KEY)
     self.values = make(
-      of_values, (config.tokens, d_out), _AXES, role=Role.VALUE, first=first_values
+      of_values,
+      (config.tokens, d_out),
+      _AXES,
+      role=Role.VALUE,
+      adds_to_residual=adds_to_residual,
+      first=first_values,
     )
     self.how = {'score': config.score.kind, **dataclasses.asdict(config.score)}
     self.keep_scores, self.prevent_cse = keep_scores, prevent_cse

@@ -3,8 +3,9 @@
 import dataclasses
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import Config, counts_as_text, token_counts
+from tokenformer_jax.config import Config, ModelConfig, counts_as_text, token_counts
 from tokenformer_jax.errors import UserError, nearest
+from tokenformer_jax.grow import depth
 from tokenformer_jax.messages import say
 from tokenformer_jax.plan.estimate import Plan, count_steps, plan
 from tokenformer_jax.plan.table import Row, align, gib, ms, percent
@@ -20,37 +21,54 @@ class Chain:
 
 
 def stage(config: Config, text: str) -> Config:
-  """Return the config grown as `--grow=qkv=N,proj=N,ffn=N[,steps=N]` says.
+  """Return the config grown as `--grow=qkv=N,proj=N,ffn=N[,layers=N][,steps=N]` says.
 
-  Reference counts stay. The steps are those of this stage alone, by default as many as before.
+  `pattern=PATTERN` takes the place of `layers=N` where rows of layers differ. Reference counts
+  stay. The steps are those of this stage alone, by default as many as before.
 
   Raises:
     UserError: the text is not of that form, or nothing grows.
   """
-  numbers = {}
+  numbers: dict[str, int] = {}
+  pattern = None
   names = config_lib.count_names(config.model)
-  if not names:
-    raise UserError(f'--grow={text} adds parameter tokens, and a Transformer has none')
+  known = (*names, 'layers', 'pattern', 'steps')
   for part in text.split(','):
     name, _, number = part.partition('=')
-    if name not in (*names, 'steps'):
-      raise UserError(f'--grow={text} names {name!r}{nearest(name, (*names, "steps"))}')
+    if name not in known:
+      if not names:
+        raise UserError(
+          f'--grow={text} adds parameter tokens, and a Transformer has none; it takes layers=N'
+        )
+      raise UserError(f'--grow={text} names {name!r}{nearest(name, known)}')
+    if name == 'pattern':
+      pattern = number
+      continue
     if not number.isdigit() or int(number) == 0:
       raise UserError(f'--grow={text} has {part!r}; it must be {name}=N, with N greater than 0')
     numbers[name] = int(number)
-  steps = numbers.pop('steps', count_steps(config))
+  steps, layers = numbers.pop('steps', count_steps(config)), numbers.pop('layers', None)
+  filled = config_lib.with_references(config.model)
+  deeper = depth.wanted(filled, layers, pattern)
+  depth.check(filled, deeper, 'between')
   old = token_counts(config.model)
-  new = config_lib.named_counts(config.model, numbers, f'--grow={text}')
-  if new == old or any(new[name] < count for name, count in old.items()):
+  new = config_lib.named_counts(config.model, numbers, f'--grow={text}') if names else {}
+  same = new == old and deeper.groups == config.model.groups
+  if same or any(new[name] < count for name, count in old.items()):
     raise UserError(
-      f'--grow={text} must make no count smaller and one larger than {counts_as_text(old)} of the '
-      'stage before it'
+      f'--grow={text} must make no count smaller and one larger than {_sizes(config.model)} of the '
+      'stage before it, or add layers'
     )
   return dataclasses.replace(
     config,
-    model=config_lib.with_token_counts(config_lib.with_references(config.model), new),
+    model=config_lib.with_token_counts(deeper, new),
     train=dataclasses.replace(config.train, steps=steps, epochs=0.0, examples=0),
   )
+
+
+def _sizes(model: ModelConfig) -> str:
+  """Return the sizes that stages may change, in the form of `--grow`."""
+  return f'{counts_as_text(token_counts(model) | {"layers": model.depth})}'
 
 
 def plan_chain(config: Config, grow: list[str], on: Topology, *, quick: bool = False) -> Chain:
@@ -68,7 +86,7 @@ def plan_chain(config: Config, grow: list[str], on: Topology, *, quick: bool = F
     configs.append(stage(configs[-1], text))
   plans: list[Plan] = []
   for i, one in enumerate(configs):
-    say(f'stage {i + 1} of {len(configs)}: {counts_as_text(token_counts(one.model))}')
+    say(f'stage {i + 1} of {len(configs)}: {_sizes(one.model)}')
     before = plans[-1].config.model if plans else None
     plans.append(plan(one, on, before, quick=quick))
   last = plans[-1]
@@ -84,7 +102,7 @@ def render(chain: Chain) -> str:
     ('', 'parameters', 'HBM GiB', 'ms a step', 'MFU', 'steps', 'FLOPs', 'chip-hours')
   ]
   for i, one in enumerate(chain.stages):
-    rows.append(_row(f'{i + 1}: {counts_as_text(token_counts(one.config.model))}', one))
+    rows.append(_row(f'{i + 1}: {_sizes(one.config.model)}', one))
   flops = sum(one.steps * one.model_flops for one in chain.stages)
   hours = [sum(part) for part in zip(*(_chip_hours(one) for one in chain.stages), strict=True)]
   steps = f'{chain.scratch.steps:,}'

@@ -9,6 +9,7 @@ output.
   --quick                               plan in seconds, with rough times
   --sweep=12                            try up to 12 meshes, batches and recomputations
   --grow=qkv=2176,proj=2176,ffn=8704    plan a growth chain; repeat the flag for each stage
+  --grow=ffn=8704,layers=24             a stage with more layers
 """
 
 import os
@@ -37,7 +38,7 @@ def define_flags() -> None:
     'quick', False, 'Take seconds instead of minutes for each program, without its cycles.'
   )
   flags.DEFINE_integer('sweep', 0, 'The most programs to compile in a search.', lower_bound=0)
-  flags.DEFINE_multi_string('grow', [], 'A stage: qkv=N,proj=N,ffn=N[,steps=N]; may be repeated.')
+  flags.DEFINE_multi_string('grow', [], 'A stage: qkv=N,proj=N,ffn=N,layers=N[,steps=N].')
   flags.DEFINE_string('json', None, 'A JSON file to write the figures to.')
 
 

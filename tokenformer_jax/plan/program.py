@@ -13,9 +13,8 @@ from jax.sharding import AbstractMesh, Mesh
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import tokens
+from tokenformer_jax.grow import growth_from
 from tokenformer_jax.model import compute, kernels
-from tokenformer_jax.model.models import define
 from tokenformer_jax.parallel import devices, sharding
 from tokenformer_jax.plan import early
 from tokenformer_jax.steps import optim
@@ -135,8 +134,7 @@ def make_step(config: Config, before: ModelConfig | None = None, platform: str =
   task = tasks.make(config)
   growth = None
   if before is not None:
-    old = define(before)
-    growth = optim.LastGrowth(updates=0, old_tokens=tokens.counts(old))
+    growth = growth_from(before, config.model)
   tx = optim.make_optimizer(config.optim, config.train.steps, task.definition.info, growth)
   return Step(config, task, tx, growth)
 

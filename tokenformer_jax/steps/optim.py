@@ -25,10 +25,12 @@ class LastGrowth:
     updates: the count of updates at the growth.
     old_tokens: a tree like the parameters, with the number of old parameter tokens of each array.
       An array without parameter tokens counts as old, for any number.
+    new_layers: the numbers of the layers that are new as a whole: see `ParamInfo.depth`.
   """
 
   updates: int
   old_tokens: Params
+  new_layers: tuple[int, ...] = ()
 
 
 def learning_rate(
@@ -145,14 +147,21 @@ def _by_age(
   def on_array(one: ParamInfo, count: int, *arrays: Any) -> Any:
     if is_masked(arrays[0]):
       return arrays[0]
-    if one.token_axis is None:
-      return f(True, *arrays)
     axes, shape = kept_axes(name, one.axes), arrays[0].shape
-    if 'param_tokens' not in axes:
-      return f(False, *arrays)
-    axis = axes.index('param_tokens')
-    old = jnp.arange(shape[axis]) < count
-    return f(old.reshape([shape[axis] if i == axis else 1 for i in range(len(shape))]), *arrays)
+
+    def along(axis: int, values: jax.Array) -> jax.Array:
+      return values.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+
+    old = True
+    if one.token_axis is not None and 'param_tokens' not in axes:
+      old = False
+    elif one.token_axis is not None:
+      axis = axes.index('param_tokens')
+      old = along(axis, jnp.arange(shape[axis]) < count)
+    if one.in_layers and not set(growth.new_layers).isdisjoint(one.depth):
+      of_layers = [number not in growth.new_layers for number in one.depth]
+      old &= along(0, jnp.array(of_layers))  # The first axis is 'layers'.
+    return f(old, *arrays)
 
   return jax.tree.map(on_array, info, growth.old_tokens, *trees)
 

@@ -208,10 +208,16 @@ def check_same_model(config: Config, theirs: Config, where: str) -> None:
   if not found:
     return
   advice = 'set these keys to its values, or choose another one'
-  if all(one.path.endswith(('.tokens', '.reference', '.groups')) for one in found):
+  paths_found = [one.path for one in found]
+  if all(
+    path.endswith(('.tokens', '.reference', '.groups', 'model.pattern')) for path in paths_found
+  ):
+    counts = config_lib.counts_as_text(config_lib.token_counts(config.model))
+    sizes = [f'--param_tokens={counts}'] if paths_found != ['model.pattern'] else []
+    sizes += [f"--pattern='{config.model.pattern}'"] if 'model.pattern' in paths_found else []
     advice += (
       ' (to have it grow: python -m tokenformer_jax.grow --source=DIR --target=NEW_DIR '
-      f'--param_tokens={config_lib.counts_as_text(config_lib.token_counts(config.model))})'
+      f'{" ".join(sizes)})'
     )
   differing = [f'{path} is {old!r} there and {new!r} in the config' for path, new, old in found]
   raise UserError(f'{where} is of another model: {"; ".join(differing)}; {advice}')

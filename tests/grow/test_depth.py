@@ -1,0 +1,564 @@
+"""More layers: they compute nothing at first, learn at once, and come out again bit for bit."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from commands import first_state, meta_of, read, write_run
+from commands import grow as grow_command
+from growing import (
+  DENSE,
+  DOUBLE,
+  IDS,
+  STEP,
+  UPDATES,
+  adam,
+  difference,
+  grow,
+  grow_params,
+  logits,
+  loss_and_gradient,
+  mesh_of,
+  params_of,
+  state_of,
+)
+from outcomes import assert_same, paths
+from tiny import gated_model, linear, tiny_model, tiny_vit, two_kinds
+from tiny_run import write_corpus
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax import tasks
+from tokenformer_jax.config import (
+  Config,
+  GrowConfig,
+  LayerConfig,
+  NoProjectionConfig,
+  OptimConfig,
+  ParallelConfig,
+  PostNormConfig,
+  PreNormConfig,
+  SkiplessConfig,
+  TrainConfig,
+)
+from tokenformer_jax.config import pattern as pattern_lib
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import depth, grown_model, last_growth, parts, table
+from tokenformer_jax.grow import state as state_lib
+from tokenformer_jax.model import models
+from tokenformer_jax.model.lm import Compute, define_lm, unstack
+from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.runs.checkpoint_meta import Ancestor
+from tokenformer_jax.steps import optim
+from tokenformer_jax.steps import step as step_lib
+
+SLOW = pytest.mark.slow  # because of what is compiled
+PLAIN, DUPLICATE = GrowConfig(), GrowConfig('duplicate')
+BEHIND, COPIES, WHOLE = (GrowConfig(place=place) for place in ('behind', 'copies', 'whole_copies'))
+SOURCE = tiny_model()
+TARGET = tiny_model(layers=4)
+KINDS = two_kinds()  # (local layer)*2 local
+MORE_KINDS = dataclasses.replace(KINDS, pattern='(local layer)*4 local*2')
+
+
+def _layers(pattern, target, place='between'):
+  """Return which layers of a pattern are old, from 1 on, and 0 for new ones."""
+  one, other = (dataclasses.replace(KINDS, pattern=text) for text in (pattern, target))
+  return [0 if old is None else old + 1 for old in depth.old_layers(one, other, place)]
+
+
+def _with_wiring(model, wiring, **changes):
+  layer: LayerConfig = dataclasses.replace(model.layer, wiring=wiring, **changes)
+  return dataclasses.replace(model, layer=layer)
+
+
+# Which layers are new
+
+
+@pytest.mark.parametrize(
+  ('pattern', 'target', 'place', 'want'),
+  [
+    ('layer*2', 'layer*4', 'between', [1, 0, 2, 0]),
+    ('layer*2', 'layer*4', 'behind', [1, 2, 0, 0]),
+    ('layer*3', 'layer*4', 'copies', [1, 2, 3, 0]),
+    ('layer*2', 'layer*7', 'between', [1, 0, 0, 2, 0, 0, 0]),
+    ('(local layer)*2', '(local layer)*4', 'between', [1, 2, 0, 0, 3, 4, 0, 0]),
+    ('(local layer)*2', '(local layer)*3', 'behind', [1, 2, 3, 4, 0, 0]),
+    ('local*2 layer', 'local*4 layer', 'between', [1, 0, 2, 0, 3]),
+    ('local*2 layer', 'local*4 layer', 'behind', [1, 2, 0, 0, 3]),
+    ('local*2 layer', '(local*2 layer)*2', 'behind', [1, 2, 3, 0, 0, 0]),
+    ('layer*2', '(local layer)*2', 'between', [0, 1, 0, 2]),
+    ('layer', 'local layer local', 'behind', [0, 1, 0]),
+  ],
+)
+def test_the_layers_that_are_old(pattern, target, place, want):
+  assert _layers(pattern, target, place) == want
+
+
+@pytest.mark.parametrize('place', ['between', 'behind'])
+def test_old_layers_keep_their_order_and_their_names(place):
+  rng = np.random.default_rng(0)
+  for _ in range(200):
+    after = rng.choice(['local', 'layer'], rng.integers(1, 12))
+    before = after[np.sort(rng.permutation(len(after))[: rng.integers(1, len(after) + 1)])]
+    found = [one for one in _layers(' '.join(before), ' '.join(after), place) if one]
+    assert found == list(range(1, len(before) + 1)), f'{before} in {after}'
+
+
+def test_patterns_whose_layers_are_not_the_sources_are_refused():
+  with pytest.raises(UserError, match="does not have the source's layers in their order"):
+    _layers('local layer', 'layer*2 local')
+
+
+@pytest.mark.parametrize(
+  'text', ['layer', 'layer*12', '(local layer)*6', 'local*5 layer', '(local*5 layer)*2 local']
+)
+def test_a_pattern_is_written_as_it_is_read(text):
+  groups = pattern_lib.parse(text, ('layer', 'local'), 'here')
+  assert pattern_lib.as_text(groups) == text
+
+
+def test_a_number_of_layers():
+  assert depth.wanted(SOURCE, 6, None).pattern == 'layer*6'
+  rows = dataclasses.replace(KINDS, pattern='(local layer)*2')
+  assert depth.wanted(rows, 8, None).pattern == '(local layer)*4'
+  for model, layers, sentence in (
+    (SOURCE, 1, 'at least as many'),
+    (rows, 7, 'a multiple of the row'),
+    (KINDS, 8, 'write the new pattern: --pattern='),
+  ):
+    with pytest.raises(UserError, match=sentence):
+      depth.wanted(model, layers, None)
+  with pytest.raises(UserError, match='give one of them'):
+    depth.wanted(SOURCE, 4, 'layer*4')
+
+
+# What the grown model computes
+
+
+def _one_by_one(model, params):
+  """The logits without a loop over layers, which XLA rounds as it likes."""
+  definition = define_lm(model, Compute(attention='xla', layers='list'))
+  return np.asarray(definition.bind(unstack(params, model))(IDS[:, :-1])[0])
+
+
+def _assert_exact(source, target, config=PLAIN, *, within=0.0, compute=logits):
+  state_lib.check(source, target, config)
+  assert state_lib.inexact(source, target, config) is None, 'an exact growth is said not to be'
+  params = params_of(source)
+  grown = grow_params(params, source, target, config)
+  assert jax.tree.map(jnp.shape, grown) == jax.tree.map(
+    lambda a: a.shape, define_lm(target).abstract
+  ), 'the arrays are not those of the target'
+  got = difference(compute(target, grown), compute(source, params))
+  assert got <= within, f'new layers change the logits by {got}'
+  return grown
+
+
+@SLOW
+@pytest.mark.parametrize(
+  ('source', 'target', 'config'),
+  [
+    (SOURCE, tiny_model(layers=5), BEHIND),
+    (KINDS, MORE_KINDS, PLAIN),
+    (KINDS, MORE_KINDS, COPIES),
+    (
+      dataclasses.replace(KINDS, pattern='layer*2'),
+      dataclasses.replace(KINDS, pattern='layer local layer*2'),
+      PLAIN,
+    ),
+    (tiny_model(**DENSE), tiny_model(**DENSE, layers=4), COPIES),
+    (tiny_model(layers=1), tiny_model(layers=3), PLAIN),
+  ],
+)
+def test_new_layers_change_no_logit(source, target, config):
+  _assert_exact(source, target, config, compute=_one_by_one)
+  _assert_exact(source, target, config, within=1e-6)
+
+
+@pytest.mark.parametrize('config', [PLAIN, COPIES])
+def test_new_layers_change_no_bit_of_compiled_logits(config):
+  _assert_exact(SOURCE, TARGET, config)
+
+
+@SLOW
+def test_a_transformer_gets_wider_and_deeper():
+  source = tiny_model(**DENSE, tied_head=False)
+  target = tiny_model(**DENSE, tied_head=False, layers=4, width=64, heads=8)
+  _assert_exact(source, target, GrowConfig('net2net'), within=1e-5)
+  with pytest.raises(UserError, match='would stay equal for ever'):
+    state_lib.check(source, target, GrowConfig('net2net', place='copies'))
+
+
+@SLOW
+def test_branches_in_parallel_with_a_skip_connection():
+  of = [_with_wiring(model, ParallelConfig(skip=True)) for model in (SOURCE, TARGET)]
+  _assert_exact(*of)
+
+
+@pytest.mark.parametrize(
+  ('model', 'arrays'),
+  [
+    (
+      tiny_model(**DENSE),
+      {'attention/proj/kernel', 'attention/proj/bias', 'ffn/down/kernel', 'ffn/down/bias'},
+    ),
+    (linear(tiny_model()), {'attention/proj/values', 'ffn/values'}),
+    (_with_wiring(gated_model(), PreNormConfig()), {'attention/out/values'}),
+    (tiny_vit(), {'attention/proj/values', 'ffn/values'}),
+  ],
+)
+def test_what_a_layer_adds_is_in_the_metadata(model, arrays):
+  info = jax.tree_util.tree_leaves_with_path(models.define(model).info['blocks'])
+  found = {
+    jax.tree_util.keystr(path, simple=True, separator='/')
+    for path, one in info
+    if one.adds_to_residual
+  }
+  assert found == arrays
+
+
+@SLOW
+@pytest.mark.parametrize(
+  'model', [linear(tiny_model()), _with_wiring(gated_model(), PreNormConfig())]
+)
+def test_other_mixers_grow_in_depth(model):
+  target = dataclasses.replace(model, pattern=f'layer*{2 * model.depth}')
+  _assert_exact(model, target, compute=_one_by_one)
+
+
+@SLOW
+def test_a_vision_transformer():
+  source, target = tiny_vit(), tiny_vit(layers=4)
+  abstract, images = models.define(source).abstract, np.ones((2, 8, 8, 1), np.float32)
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape) * 0.2, a.dtype), abstract)
+  grown = grow_params(params, source, target, PLAIN)
+  before, after = (
+    models.define(model).bind(own)(images)[0] for model, own in ((source, params), (target, grown))
+  )
+  np.testing.assert_allclose(after, before, rtol=0, atol=1e-6)
+
+
+def test_whole_copies_are_not_exact_and_compute_what_their_layers_compute():
+  source, target = tiny_model(layers=1), tiny_model(layers=2)
+  assert 'once more' in state_lib.inexact(source, target, WHOLE)
+  params = params_of(source)
+  grown = grow_params(params, source, target, WHOLE)
+  for path, array in paths(grown).items():
+    if path.startswith('blocks'):
+      np.testing.assert_array_equal(array[0], array[1], err_msg=f'{path} is no copy')
+  assert difference(logits(target, grown), logits(source, params)) > 1e-3
+
+
+def test_new_layers_are_drawn_as_in_a_new_model_and_their_outputs_are_zero():
+  grown = paths(grow_params(params_of(SOURCE), SOURCE, TARGET, PLAIN))
+  flagged = {
+    jax.tree_util.keystr(path, simple=True, separator='/')
+    for path, one in jax.tree_util.tree_leaves_with_path(define_lm(TARGET).info)
+    if one.adds_to_residual
+  }
+  zero = {path for path in grown if path.startswith('blocks') and not grown[path][[1, 3]].any()}
+  assert zero == flagged == {'blocks/attention/proj/values', 'blocks/ffn/values'}
+  keys = grown['blocks/ffn/keys'][[1, 3]]
+  assert abs(keys.std() / TARGET.init.std - 1) < 0.1, 'new keys have another deviation'
+  assert not np.array_equal(*keys), 'two new layers are equal'
+
+
+def test_copies_are_of_the_layer_before():
+  params = paths(params_of(SOURCE))
+  grown = paths(grow_params(params_of(SOURCE), SOURCE, TARGET, COPIES))
+  for path in ('blocks/ffn/keys', 'blocks/attention/query/values'):
+    np.testing.assert_array_equal(grown[path], params[path][[0, 0, 1, 1]])
+  values = grown['blocks/ffn/values']
+  np.testing.assert_array_equal(values[[0, 2]], params['blocks/ffn/values'])
+  assert not values[[1, 3]].any(), 'a copy adds something'
+
+
+@SLOW
+def test_layers_with_old_tokens_and_layers_with_new_ones():
+  target = dataclasses.replace(grown_model(SOURCE, {'ffn': 64}, PLAIN), pattern='layer*4')
+  grown = paths(_assert_exact(SOURCE, target, within=1e-6))
+  keys = grown['blocks/ffn/keys']
+  assert not keys[[0, 2], 48:].any(), 'new tokens of old layers have keys'
+  assert keys[[1, 3]].any(axis=-1).all(), 'a token of a new layer has no key'
+  alone = grown_model(SOURCE, {'ffn': 64}, PLAIN)
+  tokens_alone = paths(grow_params(params_of(SOURCE), SOURCE, alone, PLAIN))
+  np.testing.assert_array_equal(
+    grown['blocks/ffn/values'][[0, 2]], tokens_alone['blocks/ffn/values']
+  )
+
+
+# The optimizer
+
+
+@functools.cache
+def _gradients():
+  grown = grow_params(params_of(SOURCE), SOURCE, TARGET, PLAIN)
+  return loss_and_gradient(SOURCE)(params_of(SOURCE)), loss_and_gradient(TARGET)(grown)
+
+
+def test_the_outputs_of_new_layers_have_a_gradient_at_once():
+  (_, small), (_, large) = _gradients()
+  small, large = paths(small), paths(large)
+  for path, gradient in large.items():
+    if not path.startswith('blocks'):
+      continue
+    new = np.abs(gradient[[1, 3]]).reshape(2, -1).max(axis=1)
+    adds = path in ('blocks/attention/proj/values', 'blocks/ffn/values')
+    assert (new > 0).all() if adds else not new.any(), path
+    np.testing.assert_allclose(gradient[[0, 2]], small[path], rtol=1e-5, atol=1e-6, err_msg=path)
+
+
+@pytest.mark.parametrize('place', ['between', 'copies', 'whole_copies'])
+def test_moments_of_new_layers(place):
+  state = state_of(SOURCE)
+  grown = grow(state, SOURCE, TARGET, GrowConfig(place=place))
+  for order in ('mu', 'nu'):
+    old, new = (paths(getattr(adam(one), order)) for one in (state, grown))
+    for path, array in old.items():
+      if path.startswith('blocks'):
+        np.testing.assert_array_equal(new[path][[0, 2]], array, err_msg=path)
+        want = array if place == 'whole_copies' else np.zeros_like(array)
+        np.testing.assert_array_equal(new[path][[1, 3]], want, err_msg=path)
+      else:
+        np.testing.assert_array_equal(new[path], array, err_msg=path)
+  assert int(grown['step']) == STEP
+
+
+def _born(target=TARGET, config=PLAIN, model=SOURCE):
+  return last_growth((Ancestor('grow', 'somewhere', STEP, model, config, UPDATES),), target)
+
+
+def test_the_optimizer_is_told_of_new_layers():
+  assert _born().new_layers == (2, 4)
+  assert _born(config=BEHIND).new_layers == (3, 4)
+  assert _born(SOURCE).new_layers == ()
+  growth = _born(MORE_KINDS, model=KINDS)
+  assert growth.new_layers == (3, 4, 7, 8, 10)
+  assert growth.old_tokens.keys() == define_lm(MORE_KINDS).abstract.keys()
+
+
+def _train(state, model, config, steps, growth):
+  mesh, config = mesh_of(), dataclasses.replace(config, model=model)
+  tx = optim.make_optimizer(config.optim, config.train.steps, define_lm(model).info, growth)
+  with jax.set_mesh(mesh):
+    step = step_lib.make_train_step(tasks.make(config), tx, config, mesh, growth)
+    rng = np.random.default_rng(0)
+    for _ in range(steps):
+      state, _ = step(state, jnp.asarray(rng.integers(0, 64, (4, 17), np.int32)))
+  return state
+
+
+@SLOW
+@pytest.mark.parametrize('old_tokens', ['train', 'freeze'])
+@pytest.mark.parametrize('place', ['between', 'copies'])
+def test_all_new_arrays_learn_and_frozen_layers_do_not(old_tokens, place):
+  how = GrowConfig(place=place)
+  target = dataclasses.replace(grown_model(SOURCE, {'ffn': 64}, how), pattern='layer*4')
+  grown = grow(state_of(SOURCE), SOURCE, target, how)
+  before = paths(jax.tree.map(np.array, grown['params']))
+  config = Config(
+    optim=OptimConfig(warmup_steps=0, old_tokens=old_tokens), train=TrainConfig(steps=1000)
+  )
+  after = _train(grown, target, config, 20, _born(target, how))
+  for path, array in paths(after['params']).items():
+    if not path.startswith('blocks'):
+      continue
+    changed = array != before[path]
+    assert changed[[1, 3]].any(axis=-1).all(), f'a row of {path} in a new layer is dead'
+    old = changed[[0, 2]]
+    if path.startswith('blocks/ffn'):
+      assert old[:, 48:].any(axis=-1).all(), f'a new token of {path} is dead'
+      old = old[:, :48]
+    assert old.any() == (old_tokens == 'train'), f'old layers of {path}'
+  mu = paths(adam(after).mu)['blocks/ffn/keys']
+  frozen = np.array_equal(
+    mu[[0, 2], :48],
+    paths(adam(grow(state_of(SOURCE), SOURCE, target, how)).mu)['blocks/ffn/keys'][[0, 2], :48],
+  )
+  assert frozen == (old_tokens == 'freeze'), 'moments of frozen layers'
+
+
+# Back again
+
+
+@pytest.mark.parametrize(
+  ('source', 'target', 'how'),
+  [
+    (SOURCE, TARGET, PLAIN),
+    (SOURCE, tiny_model(layers=5, tokens={'ffn': 64}, reference={'ffn': 48}), BEHIND),
+    pytest.param(KINDS, MORE_KINDS, COPIES, marks=SLOW),
+    pytest.param(
+      KINDS,
+      dataclasses.replace(KINDS, pattern='local layer*2 local*2 layer local'),
+      PLAIN,
+      marks=SLOW,
+    ),
+  ],
+)
+def test_removing_gives_back_the_old_model(source, target, how):
+  state = state_of(source)
+  grown = grow(state, source, target, how)
+  assert_same(parts.remove(grown, target, source, PLAIN, how.place), state, 'remove')
+
+
+# Refusals and messages
+
+
+@pytest.mark.parametrize(
+  ('wiring', 'sentence'),
+  [
+    (PostNormConfig(), 'model.layer.wiring.kind=post_norm it is normalized again'),
+    (SkiplessConfig(), 'wiring.kind=skipless there is no skip connection'),
+    (ParallelConfig(), 'wiring.kind=parallel there is no skip connection'),
+  ],
+)
+def test_wirings_that_pass_nothing_on_are_refused(wiring, sentence):
+  models = [_with_wiring(model, wiring) for model in (SOURCE, TARGET)]
+  with pytest.raises(UserError, match=sentence):
+    state_lib.check(*models, PLAIN)
+  state_lib.check(*models, WHOLE)
+
+
+def test_mixers_without_an_output_projection_are_refused():
+  mixer = dataclasses.replace(SOURCE.layer.mixer, proj=NoProjectionConfig())
+  models = [_with_wiring(model, SOURCE.layer.wiring, mixer=mixer) for model in (SOURCE, TARGET)]
+  with pytest.raises(UserError, match='no output projection that could be zero'):
+    state_lib.check(*models, PLAIN)
+
+
+@pytest.mark.parametrize(
+  ('source', 'target', 'how', 'sentence'),
+  [
+    (SOURCE, SOURCE, BEHIND, 'place=behind is for new layers, and none is added'),
+    (TARGET, SOURCE, PLAIN, 'growth only adds layers'),
+    (SOURCE, tiny_model(layers=4, width=64), PLAIN, 'model.width is 32 in the source'),
+    (
+      SOURCE,
+      dataclasses.replace(grown_model(SOURCE, DOUBLE, DUPLICATE), pattern='layer*4'),
+      GrowConfig('duplicate', place='copies'),
+      'would stay equal for ever',
+    ),
+    (tiny_model(**DENSE), tiny_model(**DENSE, layers=4, width=64), PLAIN, 'this model has none'),
+  ],
+)
+def test_growths_that_are_refused(source, target, how, sentence):
+  with pytest.raises(UserError, match=sentence):
+    state_lib.check(source, target, how)
+
+
+def test_the_table_has_the_layers():
+  lines = table.render(KINDS, MORE_KINDS, 32).splitlines()
+  rows = {line.split('  ')[0]: line.split()[-4:-2] for line in lines[1:]}
+  assert rows['layers'] == ['5', '10']
+  assert rows['local layers'] == ['3', '6']
+  assert rows['layer layers'] == ['2', '4']
+
+
+# The command, from run to run
+
+
+@pytest.fixture(scope='module')
+def text(tmp_path_factory):
+  return write_corpus(tmp_path_factory.mktemp('text'))
+
+
+@SLOW
+def test_the_command_grows_and_gives_back(tmp_path, text, capsys):
+  source, target, back = (tmp_path / name for name in ('source', 'target', 'back'))
+  write_run(source, text, tmp_path / 'cache')
+  grow_command(f'--source={source}', f'--target={target}', '--layers=4', '--dry_run')
+  assert not target.exists()
+  grow_command(
+    f'--source={source}',
+    f'--target={target}',
+    '--layers=4',
+    '--param_tokens=ffn=64',
+    '--place=copies',
+  )
+  said = capsys.readouterr()
+  assert 'the logits differ by at most 0,' in said.err + said.out
+  meta = meta_of(target)
+  assert meta.config.model.depth == 4 and meta.lineage[-1].grow.place == 'copies'
+  want = grow(read(source), meta.lineage[-1].model, meta.config.model, COPIES)
+  assert_same(read(target), want, 'the command makes another state than the function')
+  grow_command('remove', f'--source={target}', f'--target={back}')
+  assert_same(read(back), read(source), 'remove after --layers')
+  with pytest.raises(UserError, match='added layers'):
+    grow_command('extract', f'--source={target}', f'--target={tmp_path / "parts"}')
+  with pytest.raises(UserError, match='added layers'):
+    grow_command(
+      'merge', f'--source={target}', f'--added={target}', f'--target={tmp_path / "merged"}'
+    )
+  with pytest.raises(UserError, match='--place is of new layers'):
+    grow_command(f'--source={source}', f'--target={tmp_path / "no"}', '--place=behind')
+
+
+@SLOW
+def test_old_arrays_are_freed_once_all_new_ones_are_made_from_them(tmp_path, text, monkeypatch):
+  source, kept = tmp_path / 'source', []
+  write_run(source, text, tmp_path / 'cache', model__pattern='layer*3')
+  restore = checkpoint.restore_source
+
+  def seen(*arguments):
+    kept.append(restore(*arguments))
+    return kept[-1]
+
+  monkeypatch.setattr(checkpoint, 'restore_source', seen)
+  grow_command(f'--source={source}', f'--target={tmp_path / "to"}', '--pattern=layer*4')
+  old = jax.tree_util.tree_leaves_with_path(kept[0]['params']['blocks'])
+  assert old and all(array.is_deleted() for _, array in old), 'both models are in memory'
+  assert not kept[0]['params']['embedding'].is_deleted(), 'what stays is copied'
+
+
+@SLOW
+@pytest.mark.parametrize('mesh', ['replica=8', 'fsdp=4,tokens=2'])
+def test_the_command_moves_layers_between_stacks(tmp_path, text, mesh):
+  source, target, back = (tmp_path / name for name in ('source', 'target', 'back'))
+  local = config_lib.to_json(KINDS)['variants']['local']
+  changes = {'model.pattern': KINDS.pattern, 'model.variants': {'local': local}}
+  write_run(source, text, tmp_path / 'cache', **changes)
+  pattern = 'local layer*2 local*2 layer local'
+  grow_command(
+    f'--source={source}',
+    f'--target={target}',
+    f'--pattern={pattern}',
+    '--param_tokens=ffn=96',
+    f'--mesh={mesh}',
+  )
+  before, after = (meta_of(run).config.model for run in (source, target))
+  want = grow(read(source), before, after, PLAIN)
+  assert_same(read(target), want, 'the command makes another state than the function')
+  grow_command('remove', f'--source={target}', f'--target={back}')
+  assert_same(read(back), read(source), 'remove')
+
+
+@SLOW
+def test_growth_on_several_devices_gives_the_same_arrays(tmp_path, text):
+  source, alone, split = (tmp_path / name for name in ('source', 'alone', 'split'))
+  config = write_run(source, text, tmp_path / 'cache')
+  grow_command(f'--source={source}', f'--target={alone}', '--layers=4', '--mesh=replica=8')
+  grow_command(f'--source={source}', f'--target={split}', '--layers=4', '--mesh=fsdp=4,tokens=2')
+  assert_same(read(split), read(alone), 'the mesh changes what is drawn')
+  model = meta_of(split).config.model
+  got = logits(model, read(split)['params'])
+  assert difference(got, logits(config.model, read(source)['params'])) <= 1e-6
+
+
+@SLOW
+def test_a_run_begins_from_a_shallower_one(tmp_path, text):
+  source = tmp_path / 'source'
+  write_run(source, text, tmp_path / 'cache')
+  old = meta_of(source).config
+  config = dataclasses.replace(
+    old,
+    init_from=str(source),
+    model=dataclasses.replace(old.model, pattern='layer*4'),
+    grow=BEHIND,
+  )
+  got, step = first_state(config, tmp_path / 'target')
+  assert step == STEP
+  assert_same(got, grow(read(source), old.model, config.model, BEHIND), 'init_from')

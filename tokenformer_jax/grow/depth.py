@@ -1,0 +1,373 @@
+"""Add layers that compute nothing at first, and take them out again.
+
+What a new layer adds to the residual stream is a product with arrays that are zero at first
+(`ParamInfo.adds_to_residual`), so that it passes its input on unchanged, bit for bit. These arrays
+have a gradient at once, and its other arrays one update later. Zero-initialized outputs of added
+layers are those of LLaMA Pro (Wu et al. 2024, arXiv 2401.02415), which copies the other arrays.
+
+Layers are matched by their names in the pattern, in order: every layer of the larger model is one
+of the smaller model, or new. So two patterns and `grow.place` say which layers are new.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import DictKey
+
+from tokenformer_jax.config import (
+  GrowConfig,
+  LayerConfig,
+  Layers,
+  ModelConfig,
+  NoProjectionConfig,
+  with_references,
+)
+from tokenformer_jax.config import pattern as pattern_lib
+from tokenformer_jax.config.model import BASE, layer_path
+from tokenformer_jax.config.pattern import Group
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import tokens
+from tokenformer_jax.grow.tokens import Path, drawing_key, lookup
+from tokenformer_jax.model import models, trunk
+from tokenformer_jax.model.params import Params
+
+T = TypeVar('T')
+
+_COPYING = ('copies', 'whole_copies')
+
+
+def wanted(model: ModelConfig, layers: int | None, pattern: str | None) -> ModelConfig:
+  """Return a model with more layers.
+
+  Args:
+    model: the model.
+    layers: the new number of layers of a model whose rows are all equal; None: not given.
+    pattern: the new pattern; None: not given.
+
+  Raises:
+    UserError: both are given, or `layers` fits no larger pattern of such rows.
+  """
+  if layers is not None and pattern is not None:
+    raise UserError('--layers and --pattern both say which layers there are; give one of them')
+  if pattern is not None:
+    known = (BASE, *model.variants)
+    text = pattern_lib.as_text(pattern_lib.parse(pattern, known, '--pattern'))
+    return with_references(dataclasses.replace(model, pattern=text))
+  if layers is None:
+    return model
+  (row, _), *others = model.groups
+  if others:
+    raise UserError(
+      f'--layers={layers} does not say which layers of the pattern {model.pattern!r} are to be '
+      'more; write the new pattern: --pattern=…'
+    )
+  if layers < model.depth or layers % len(row):
+    multiple = f' of whole rows of {len(row)}' if len(row) > 1 else ''
+    raise UserError(
+      f'--layers is {layers}, and the model has {model.depth} layers{multiple}; it must be '
+      f'{"a multiple of the row and " if multiple else ""}at least as many'
+    )
+  text = pattern_lib.as_text([Group(row, layers // len(row))])
+  return dataclasses.replace(model, pattern=text)
+
+
+def shallow(source: ModelConfig, target: ModelConfig) -> ModelConfig:
+  """Return the target with the source's layers: what it becomes before layers are added."""
+  used = pattern_lib.names(target.groups)
+  kept = {
+    name: layer
+    for name, layer in target.variants.items()
+    if name in source.variants or name not in used
+  }
+  return dataclasses.replace(target, pattern=source.pattern, variants=Layers(kept))
+
+
+def as_deep(source: ModelConfig, target: ModelConfig) -> ModelConfig:
+  """Return the source with the target's pattern."""
+  both = Layers({**target.variants, **source.variants})
+  return dataclasses.replace(source, pattern=target.pattern, variants=both)
+
+
+def old_layers(source: ModelConfig, target: ModelConfig, place: str) -> tuple[int | None, ...]:
+  """Return, for each layer of the target, which layer of the source it is; None: it is new.
+
+  If the target has rows as the source has, only more of them, whole rows are new.
+
+  Args:
+    source: the smaller model.
+    target: the larger model.
+    place: `grow.place`.
+
+  Raises:
+    UserError: the source's layers are not among those of the target in their order.
+  """
+  before, after = source.groups, target.groups
+  found: list[int | None] = [None] * target.depth
+  same_rows = [group.layers for group in before] == [group.layers for group in after]
+  if same_rows and all(old.count <= new.count for old, new in zip(before, after, strict=True)):
+    first_old = first_new = 0
+    for old, new in zip(before, after, strict=True):
+      width = len(old.layers)
+      rows = _places([old.layers] * old.count, [old.layers] * new.count, place) or []
+      for row, at in enumerate(rows):
+        for i in range(width):
+          found[first_new + at * width + i] = first_old + row * width + i
+      first_old, first_new = first_old + old.size, first_new + new.size
+    return tuple(found)
+  at = _places(pattern_lib.names(before), pattern_lib.names(after), place)
+  if at is None:
+    raise UserError(
+      f'model.pattern is {source.pattern!r} in the source and {target.pattern!r} in the target, '
+      "which does not have the source's layers in their order; growth only adds layers, so write a "
+      'pattern that has them all'
+    )
+  for layer, new in enumerate(at):
+    found[new] = layer
+  return tuple(found)
+
+
+def _places(old: Sequence[T], new: Sequence[T], place: str) -> list[int] | None:
+  """Return where each old item is among the new ones, in order, or None if there is no way.
+
+  Among the ways, each item comes as early as possible with `behind`, and is otherwise as near as
+  possible to a place that spreads them evenly.
+  """
+  latest, at = [0] * len(old), len(new)
+  for i in reversed(range(len(old))):
+    at = next((j for j in reversed(range(at)) if new[j] == old[i]), -1)
+    if at < 0:
+      return None
+    latest[i] = at
+  found: list[int] = []
+  for i, item in enumerate(old):
+    first = found[-1] + 1 if found else 0
+    best = first if place == 'behind' else i * len(new) // len(old)
+    possible = (j for j in range(first, latest[i] + 1) if new[j] == item)
+    found.append(min(possible, key=lambda j: abs(j - best)))
+  return found
+
+
+def new_layers(source: ModelConfig, target: ModelConfig, place: str) -> tuple[int, ...]:
+  """Return the numbers of the target's new layers, from 1 on."""
+  found = old_layers(source, target, place)
+  return tuple(number for number, layer in enumerate(found, start=1) if layer is None)
+
+
+def _copied(source: ModelConfig, target: ModelConfig, place: str) -> list[int | None]:
+  """Return which layer of the source each new layer copies: the last before it, or the first."""
+  found = old_layers(source, target, place)
+  names = pattern_lib.names(target.groups)
+  copied: list[int | None] = [None] * len(found)
+  if place not in _COPYING:
+    return copied
+  last: dict[str, int] = {}
+  for name, layer in reversed(list(zip(names, found, strict=True))):
+    if layer is not None:
+      last[name] = layer  # in the end the first layer of each name
+  for number, (name, layer) in enumerate(zip(names, found, strict=True)):
+    if layer is not None:
+      last[name] = layer
+    else:
+      copied[number] = last.get(name)
+  return copied
+
+
+def check(source: ModelConfig, target: ModelConfig, place: str) -> None:
+  """Check that the layers of the target can be added.
+
+  Raises:
+    UserError: no layer is added and `place` is for new ones, the source's layers are not among the
+      target's, or a new layer could not pass its input on.
+  """
+  if source.groups == target.groups:
+    if place != 'between':
+      raise UserError(f'grow.place={place} is for new layers, and none is added; leave it out')
+    return
+  found, copied = old_layers(source, target, place), _copied(source, target, place)
+  names = pattern_lib.names(target.groups)
+  for name, layer, copy in zip(names, found, copied, strict=True):
+    keeps_outputs = place == 'whole_copies' and copy is not None
+    reason = None if layer is not None or keeps_outputs else _obstacle(target.layers[name])
+    if reason:
+      raise UserError(
+        f'a new layer must pass its input on unchanged at first, and with {layer_path(name)}.'
+        f'{reason}; only whole copies of old layers can be added, which is not exact: '
+        'place=whole_copies'
+      )
+
+
+def _obstacle(layer: LayerConfig) -> str | None:
+  """Return why a layer whose outputs are zero changes its input, or None if it does not."""
+  kind = layer.wiring.kind
+  if kind == 'post_norm':
+    return 'wiring.kind=post_norm it is normalized again'
+  if kind == 'skipless' or (kind == 'parallel' and not layer.wiring.skip):
+    return f'wiring.kind={kind} there is no skip connection'
+  if isinstance(getattr(layer.mixer, 'proj', None), NoProjectionConfig):
+    return 'mixer.proj.kind=none the mixer has no output projection that could be zero'
+  return None
+
+
+def inexact(source: ModelConfig, target: ModelConfig, place: str) -> str | None:
+  """Return why the deeper model does not compute what the source does, or None if it does."""
+  if place == 'whole_copies' and any(one is not None for one in _copied(source, target, place)):
+    return 'the copies of layers add once more what the layers add'
+  return None
+
+
+class Stacks:
+  """Makes the stacked arrays of one pattern from those of another.
+
+  Args:
+    before: the groups of layers of the given arrays.
+    after: those of the arrays to make.
+    origins: for each layer of `after` the layer of `before` that it is made from, or None.
+  """
+
+  def __init__(
+    self, before: Sequence[Group], after: Sequence[Group], origins: Sequence[int | None]
+  ):
+    old, new = list(trunk.places(before)), list(trunk.places(after))
+    self._several = bool(new[0].stack)
+    self._stacks: dict[str, list[trunk.Place | None]] = {}
+    self._numbers: dict[str, list[int]] = {}
+    for number, (place, origin) in enumerate(zip(new, origins, strict=True)):
+      self._stacks.setdefault(place.stack, []).append(None if origin is None else old[origin])
+      self._numbers.setdefault(place.stack, []).append(number)
+
+  def sources(self, path: Path) -> tuple[Path, ...]:
+    """Return the paths of the stacked arrays that the one at `path` is made from."""
+    rest = path[2:] if self._several else path[1:]
+    return tuple(
+      (path[0], DictKey(stack), *rest) if stack else (path[0], *rest)
+      for stack in self._stacks_before(path)
+    )
+
+  def take(
+    self, path: Path, arrays: Sequence[jax.Array], fresh: Callable[[int], jax.Array] | None = None
+  ) -> jax.Array:
+    """Return the array at `path`.
+
+    Args:
+      path: the array's path.
+      arrays: the arrays at `sources(path)`.
+      fresh: makes the entries [n, …] of the layers that are made from none.
+    """
+    first, counted = {}, 0
+    for stack, array in zip(self._stacks_before(path), arrays, strict=True):
+      first[stack], counted = counted, counted + len(array)
+    rows, own = [], 0
+    for place in self._stack(path):
+      rows.append(counted + own if place is None else first[place.stack] + place.index)
+      own += place is None
+    parts = [*arrays, fresh(own)] if own and fresh is not None else list(arrays)
+    whole = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+    return whole if rows == list(range(len(whole))) else jnp.take(whole, np.array(rows), axis=0)
+
+  def of_layers(self, path: Path, values: Sequence[bool]) -> np.ndarray:
+    """Return the values of the layers of the array at `path`, given those of all layers."""
+    return np.array([values[number] for number in self._numbers[self._name(path)]])
+
+  def _name(self, path: Path) -> str:
+    return path[1].key if self._several else ''
+
+  def _stack(self, path: Path) -> list[trunk.Place | None]:
+    return self._stacks[self._name(path)]
+
+  def _stacks_before(self, path: Path) -> list[str]:
+    return list(dict.fromkeys(place.stack for place in self._stack(path) if place is not None))
+
+
+class MoreLayers:
+  """Makes every array of a model with more layers from those of the model with fewer.
+
+  Attributes:
+    abstract: the shapes and dtypes of the larger model's arrays.
+  """
+
+  def __init__(self, source: ModelConfig, target: ModelConfig, config: GrowConfig):
+    definition = models.define(target)
+    self.abstract, self._info, self._config = definition.abstract, definition.info, config
+    self._old_tokens = tokens.counts(models.define(as_deep(source, target)))
+    found, copied = (which(source, target, config.place) for which in (old_layers, _copied))
+    origins = [copy if old is None else old for old, copy in zip(found, copied, strict=True)]
+    self._is_new = [old is None for old in found]
+    self._stacks = Stacks(source.groups, target.groups, origins)
+
+  def sources(self, path: Path) -> tuple[Path, ...]:
+    """Return the paths of the arrays of the smaller model that the one at `path` is made from."""
+    return self._stacks.sources(path) if lookup(self._info, path).in_layers else (path,)
+
+  def param(self, path: Path, olds: Sequence[jax.Array], salt: jax.Array) -> jax.Array:
+    """Return the parameter at `path`, given those of its `sources`; for the salt see `drawing_key`.
+
+    New layers are drawn as in a new model, or copied; the arrays whose products they add are zero.
+    Their tokens that the same growth adds to the old layers are drawn, too: with zero keys, as
+    there, and zero values they would be dead.
+    """
+    info, abstract = lookup(self._info, path), lookup(self.abstract, path)
+    if not info.in_layers:
+      return olds[0]
+    key = jax.random.fold_in(drawing_key(self._config.seed, salt), 2)
+
+    def fresh(count: int) -> jax.Array:
+      shape = (count, *abstract.shape[1:])
+      if info.adds_to_residual:
+        return jnp.zeros(shape, abstract.dtype)
+      return (info.first or info.initializer)(key, shape, abstract.dtype)
+
+    new = self._stacks.take(path, olds, fresh)
+    if self._config.place != 'copies':
+      return new
+    if info.adds_to_residual:
+      return self._with_new(path, new, 0)
+    axis, count = info.token_axis, lookup(self._old_tokens, path)
+    if axis is None or count == new.shape[axis]:
+      return new
+    kept, _ = jnp.split(new, [count], axis)
+    drawn = fresh(len(new))
+    _, drawn = jnp.split(drawn, [count], axis)
+    return self._with_new(path, new, jnp.concatenate([kept, drawn], axis))
+
+  def moment(self, path: Path, olds: Sequence[jax.Array]) -> jax.Array:
+    """Return a moment of the parameter at `path`: zero in new layers, except in whole copies."""
+    abstract = lookup(self.abstract, path)
+    if not lookup(self._info, path).in_layers:
+      return olds[0]
+    new = self._stacks.take(
+      path, olds, lambda count: jnp.zeros((count, *abstract.shape[1:]), abstract.dtype)
+    )
+    return self._with_new(path, new, 0) if self._config.place == 'copies' else new
+
+  def _with_new(self, path: Path, array: jax.Array, new: jax.Array | int) -> jax.Array:
+    """Return the array with other values in its new layers."""
+    is_new = self._stacks.of_layers(path, self._is_new)
+    if not is_new.any():
+      return array
+    return jnp.where(is_new.reshape(-1, *[1] * (array.ndim - 1)), new, array)
+
+
+def remove(params: Params, model: ModelConfig, before: ModelConfig, place: str) -> Params:
+  """Return the parameters of the layers that `model` had before it grew, and all others.
+
+  Args:
+    params: the parameters of `model`, or a moment of them.
+    model: the larger model.
+    before: the smaller model.
+    place: the `grow.place` of the growth.
+  """
+  if model.groups == before.groups:
+    return params
+  now = {old: at for at, old in enumerate(old_layers(before, model, place)) if old is not None}
+  stacks = Stacks(model.groups, before.groups, [now[layer] for layer in range(before.depth)])
+
+  def one(path: Path, info: Any) -> jax.Array:
+    if not info.in_layers:
+      return lookup(params, path)
+    return stacks.take(path, [lookup(params, source) for source in stacks.sources(path)])
+
+  return jax.tree.map_with_path(one, models.define(before).info)
