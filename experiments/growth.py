@@ -166,12 +166,14 @@ class Plan:
       layer.ffn = {'kind': 'mlp'}
     mixer.positions.fraction, c.model.init.std = 1.0, 0.1
     c.data.update(source='stdlib', tokenizer='bytes', sequence_length=64, batch_size=8)
-    c.optim.update(schedule='wsd', warmup_steps=50, final_fraction=0.0)
+    c.optim.update(schedule='wsd', warmup_steps=50)
     c.train.update(steps=steps, seed=seed, log_every=100, eval_every=0, eval_batches=32)
     c.train.update(checkpoint_every=10**9, keep_checkpoints=99, sample_tokens=0, loss_chunk=64)
     c.train.tensorboard = False
     changes = {**KINDS[kind].changes, **changes}
     c.update_from_flattened_dict({k.replace('__', '.'): v for k, v in changes.items()})
+    if c.optim.schedule == 'wsd':
+      c.optim.final_fraction = 0.0
     return config_lib.resolve(c)
 
   def step_flops(self, kind: str, size: Size) -> float:
