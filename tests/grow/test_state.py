@@ -432,9 +432,9 @@ def test_copies_have_the_moments_that_they_would_have_had():
 def test_arrays_grown_one_by_one_are_those_grown_at_once():
   source = tiny_model()
 
-  def in_reverse(f, tree):
+  def in_reverse(f, tree, arrays):
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
-    done = [f(path, leaf, tokens.drawing_salt(path)) for path, leaf in reversed(leaves)]
+    done = [f(path, [leaf], arrays.salts(path)) for path, leaf in reversed(leaves)]
     return jax.tree.unflatten(structure, done[::-1])
 
   new = jax.jit(lambda s: state_lib.grow(s, source, TARGET, ZERO_KEYS, in_reverse))(
