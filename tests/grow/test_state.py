@@ -35,7 +35,7 @@ from tiny import gated_model, tiny_model, with_tokens
 
 from tokenformer_jax.config import GrowConfig, InitConfig, ModelConfig, pattentions, token_counts
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import grown_model, inexact, tokens
+from tokenformer_jax.grow import grown_model, inexact
 from tokenformer_jax.grow import state as state_lib
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.steps import step as step_lib
