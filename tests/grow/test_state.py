@@ -35,7 +35,7 @@ from tiny import gated_model, tiny_model, with_tokens
 
 from tokenformer_jax.config import GrowConfig, InitConfig, ModelConfig, pattentions, token_counts
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import grown_model, inexact, tokens
+from tokenformer_jax.grow import grown_model, inexact
 from tokenformer_jax.grow import state as state_lib
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.steps import step as step_lib
@@ -450,10 +450,10 @@ def test_copies_have_the_moments_that_they_would_have_had():
 def test_arrays_grown_one_by_one_are_those_grown_at_once():
   source = tiny_model()
 
-  def in_reverse(f, tree, name):
+  def in_reverse(f, tree, arrays, name):
     del name
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
-    done = [f(path, leaf, tokens.drawing_salt(path)) for path, leaf in reversed(leaves)]
+    done = [f(path, [leaf], arrays.salts(path)) for path, leaf in reversed(leaves)]
     return jax.tree.unflatten(structure, done[::-1])
 
   new = jax.jit(lambda s: state_lib.grow(s, source, TARGET, ZERO_KEYS, in_reverse))(

@@ -1,14 +1,14 @@
 r"""Make a trained model larger without changing what it computes.
 
   tokenformer grow --source=DIR[@STEP] --target=DIR --param_tokens=qkv=N,proj=N,ffn=N
-  tokenformer grow --source=DIR --target=DIR --layers=N --place=between|behind|copies|whole_copies
+  tokenformer grow --source=DIR --target=DIR --layers=N --place=PLACE
   tokenformer grow --source=DIR --target=DIR --method=net2net --width=N
 
-The second form adds layers that compute nothing at first: what they add to the residual stream
-starts at zero. They come between the old ones or behind them. `copies` copies the layer before in
-place of draws, and `whole_copies` keeps what it adds, which is not exact. With several kinds of
-layers, --pattern='local*10 full' says which are there; together with --param_tokens the old layers
-get new tokens as well. The third form widens a Transformer.
+The second form adds layers that add zero to the residual stream at first. PLACE is `between` the
+old ones or `behind` them. `copies` copies the layer before in place of draws, and `whole_copies`
+keeps what it adds, which is not exact. Where rows of layers differ, --pattern='local*10 full' says
+which there are. With --param_tokens, the old layers get new tokens first. The third form widens a
+Transformer.
 
 A word before the flags names another action:
 
