@@ -63,6 +63,11 @@ class OptimConfig:
   new_token_correction: bool = key(
     False, "for new tokens, count Adam's bias correction from the growth on", only='grown'
   )
+  frozen_groups: str = key(
+    '',
+    "numbers of the groups of parameter tokens that do not train, counted from 1, as in '1 2'. "
+    "'': none",
+  )
 
 
 def old_token_rate(optim: OptimConfig) -> float:

@@ -23,7 +23,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import tokens, widen
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.runs.checkpoint_meta import Lineage
+from tokenformer_jax.runs.checkpoint_meta import Lineage, changes_of_tokens
 from tokenformer_jax.steps import optim
 from tokenformer_jax.steps.step import State
 
@@ -300,7 +300,7 @@ def map_trees(
 
 def last_growth(lineage: Lineage, model: ModelConfig) -> optim.LastGrowth | None:
   """Return what the optimizer must know about the last growth; None if there is no lineage."""
-  if not lineage:
+  if not (lineage := changes_of_tokens(lineage)):
     return None
   last = lineage[-1]
   old = models.define(last.model if last.action in ('grow', 'merge') else model)

@@ -5,6 +5,7 @@ import dataclasses
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config, counts_as_text, token_counts
 from tokenformer_jax.errors import UserError, nearest
+from tokenformer_jax.grow import grown_model
 from tokenformer_jax.messages import say
 from tokenformer_jax.plan.estimate import Plan, count_steps, plan
 from tokenformer_jax.plan.table import Row, align, gib, ms, percent
@@ -22,7 +23,8 @@ class Chain:
 def stage(config: Config, text: str) -> Config:
   """Return the config grown as `--grow=qkv=N,proj=N,ffn=N[,steps=N]` says.
 
-  Reference counts stay. The steps are those of this stage alone, by default as many as before.
+  The groups of tokens and the reference counts are those that growth by `config.grow` makes. The
+  steps are those of this stage alone, by default as many as before.
 
   Raises:
     UserError: the text is not of that form, or nothing grows.
@@ -48,7 +50,7 @@ def stage(config: Config, text: str) -> Config:
     )
   return dataclasses.replace(
     config,
-    model=config_lib.with_token_counts(config_lib.with_references(config.model), new),
+    model=grown_model(config_lib.with_references(config.model), new, config.grow),
     train=dataclasses.replace(config.train, steps=steps, epochs=0.0, examples=0),
   )
 

@@ -91,6 +91,7 @@ class Trainer:
     devices.check_fits(config, definition, self.mesh)
     growth = grow.last_growth(self.origin.lineage, config.model)
     start.check_old_tokens(config, growth, definition)
+    start.check_frozen_groups(config)
     self.task.prepare()  # Missing data fails here, before the work directory is made.
     start.make_writable(workdir)
     self.workdir = workdir
