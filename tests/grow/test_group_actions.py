@@ -40,7 +40,6 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import groups, last_growth, parts, state
 from tokenformer_jax.model import group_trees
 from tokenformer_jax.model.lm import define_lm
-from tokenformer_jax.model.params import Role
 from tokenformer_jax.model.pattention import pattention
 from tokenformer_jax.parallel import devices
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
@@ -153,6 +152,7 @@ def test_removed_groups_leave_the_others_with_their_moments():
   assert int(adam(new).count) == UPDATES
 
 
+@SLOW
 def test_the_first_group_alone_computes_what_the_base_does():
   old = state_of(BASE)
   whole = grow(old, BASE, SPECIALIST, dataclasses.replace(GROUP, new_values='init'))
@@ -175,6 +175,7 @@ def test_a_factor_multiplies_values_only():
   assert_same(parts.scale_groups(old, TWICE, [2, 3], 1.0), old, 'a factor of 1')
 
 
+@SLOW
 def test_a_factor_of_zero_is_the_model_without_the_group():
   old = state_of(SPECIALIST)
   zero = parts.scale_groups(old, SPECIALIST, [2], 0.0)
@@ -186,15 +187,16 @@ def test_a_factor_of_zero_is_the_model_without_the_group():
 
 
 @functools.cache
+def _base():
+  return parts.choose_groups(state_of(SPECIALIST), SPECIALIST, chosen.first(1), KEEP)
+
+
+@functools.cache
 def _trained(seed):
-  """A specialist: the base grown by a group, with random values of what was added."""
-  whole = grow(state_of(BASE), BASE, SPECIALIST, dataclasses.replace(GROUP, seed=seed))
-  random, info = params_of(SPECIALIST, seed + 10), define_lm(SPECIALIST).info
-
-  def of_array(one, mask, own, other):
-    return jnp.where(mask, other, own) if one.role in (Role.KEY, Role.VALUE) else own
-
-  params = jax.tree.map(of_array, info, group_trees.mask(info, [2]), whole['params'], random)
+  """A specialist: the tokens and the rest of the base, and a group of random keys and values."""
+  whole, base, info = state_of(SPECIALIST, seed), state_of(SPECIALIST), define_lm(SPECIALIST).info
+  masks = group_trees.mask(info, [2])
+  params = jax.tree.map(jnp.where, masks, whole['params'], base['params'])
   return {**whole, 'params': params}
 
 
@@ -234,7 +236,7 @@ def test_two_specialists_add_up(place):
     return np.asarray(pattention(x, keys, values, groups=token_groups(pattentions(model)[name])))
 
   for layer in range(2):
-    base = output(BASE, state_of(BASE)['params'], layer)
+    base = output(BASE, _base()['params'], layer)
     one, two = (output(SPECIALIST, _trained(i)['params'], layer) - base for i in (1, 2))
     got = output(after, merged['params'], layer) - base
     size = np.abs(np.stack([base, one, two])).max()
@@ -265,7 +267,7 @@ def test_extract_then_merge_is_the_grown_model(numbers):
   assert parts.additions(extracted, HERE) == [['/first']]
   parts.check_not_twice(_meta(), pathlib.Path('/base'), extracted, pathlib.Path('/added'))
   assert parts.merged_model(BASE, extracted, KEEP) == SPECIALIST
-  merged = parts.merge(state_of(BASE), added, BASE, KEEP)
+  merged = parts.merge(_base(), added, BASE, KEEP)
   assert_same(merged['params'], _trained(1)['params'], 'extracted and merged')
 
 
@@ -473,6 +475,7 @@ def test_the_command_prints_the_table(home, capsys):
   assert len(capsys.readouterr().out.splitlines()) == 2
 
 
+@SLOW
 def test_freeze_writes_the_same_run_with_another_config(home, tmp_path):
   command('freeze', '--groups=1', f'--source={home}/two', f'--target={tmp_path}/frozen')
   meta = meta_of(tmp_path / 'frozen')
@@ -496,6 +499,14 @@ def test_remove_slice_and_scale_write_runs(home, tmp_path):
   last = meta_of(tmp_path / 'scaled').lineage[-1]
   assert (last.action, last.groups, last.factor) == ('scale', '2', 0.0)
   assert not paths(read(tmp_path / 'scaled')['params'])['blocks/ffn/values'][:, 32:].any()
+
+
+def test_a_growth_into_a_frozen_group_is_refused(home, tmp_path):
+  frozen = tmp_path / 'frozen'
+  command('freeze', '--groups=2', f'--source={home}/two', f'--target={frozen}')
+  with pytest.raises(UserError, match=r'new tokens of ffn would be in group 2, which .* freezes'):
+    command(f'--source={frozen}', f'--target={tmp_path}/new', '--param_tokens=ffn=96')
+  assert not (tmp_path / 'new').exists()
 
 
 @SLOW

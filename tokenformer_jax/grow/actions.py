@@ -127,6 +127,7 @@ def grow(source: Source, after: ModelConfig, config: GrowConfig, target: Target)
       '--width=N for a Transformer'
     )
   state.check(before, after, config)
+  check_new_tokens_train(source.meta.config.optim, before, after)
   _show_table(source, after, target)
   _check_room(source, after, config, target, held=(after,))
   reason = state.inexact(before, after, config)
@@ -198,6 +199,7 @@ def merge(source: Source, added: str, config: GrowConfig, target: Target) -> int
   parts.check_mergeable(source.model, meta.config.model)
   parts.check_not_twice(source.meta, source.directory, meta, directory)
   after = parts.merged_model(source.model, meta, config)
+  check_new_tokens_train(source.meta.config.optim, source.model, after)
   with contextlib.closing(checkpoints):
     new_tokens = parts.read_added(checkpoints, meta, source.mesh)
   _show_table(source, after, target)
@@ -272,9 +274,11 @@ def rewrite(
   Raises:
     UserError: there is no room.
   """
+  held = [after]
   if after != source.model:
     _show_table(source, after, target)
-  _check_room(source, after, config, target, held=(source.model, after))
+    held.append(source.model)
+  _check_room(source, after, config, target, held)
   if target.dry_run:
     return None
   new = change(files.read(source.checkpoints, source.meta, source.mesh))
@@ -354,7 +358,6 @@ def wanted_model(
 
 
 def _show_table(source: Source, after: ModelConfig, target: Target) -> None:
-  check_new_tokens_train(source.meta.config.optim, source.model, after)
   target.show(table.render(source.model, after, flops.length(source.meta.config)))
   for line in table.advice(after):
     messages.say(line)

@@ -188,7 +188,7 @@ def _slice(source: Source, config: GrowConfig, target: Target) -> int | None:
     raise UserError(
       f'slice needs --groups=N, the number of groups to keep, and --groups is {_short(text)!r}'
     )
-  return group_actions.slice_(source, int(text), config, target)
+  return group_actions.keep_first(source, int(text), config, target)
 
 
 def _scale(source: Source, config: GrowConfig, target: Target) -> int | None:

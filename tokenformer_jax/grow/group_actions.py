@@ -58,7 +58,7 @@ def remove(
   return _choose(source, without(numbers), 'remove', numbers, config, target)
 
 
-def slice_(source: Source, count: int, config: GrowConfig, target: Target) -> int | None:
+def keep_first(source: Source, count: int, config: GrowConfig, target: Target) -> int | None:
   """Keep the first groups of each projection; for the arguments see `remove`.
 
   Raises:
