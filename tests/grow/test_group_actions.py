@@ -338,6 +338,7 @@ def test_groups_are_not_resized_by_a_merge():
 # The lineage
 
 
+DEEPER = tiny_model(layers=3)
 ONCE = _grown(BASE, by_name(32, 40, 64))
 GREW_TWICE = (_born('grow', '/base', BASE), _born('grow', '/one', ONCE))
 WITHOUT_2 = chosen.choose(TWICE, chosen.without([2]))
@@ -365,13 +366,22 @@ WITHOUT_2 = chosen.choose(TWICE, chosen.without([2]))
       _meta((*GREW_TWICE, _born('scale', '/two', TWICE, groups='2', factor=0.5)), TWICE),
       [['/base'], ['/one'], ['/two']],
     ),
+    # New layers have tokens in all groups.
+    (_meta((_born('grow', '/base', BASE),), DEEPER), [['/base'], ['/here']]),
+    (
+      _meta((_born('grow', '/base', BASE), _born('remove', '/deep', DEEPER)), BASE),
+      [['/base']],
+    ),
     # A lineage that does not fit its models: nothing is taken for gone.
     (
       _meta((*GREW_TWICE, _born('remove', '/two', TWICE, groups='2')), BASE),
       [['/base'], ['/one'], ['/two']],
     ),
   ],
-  ids=['grown', 'the middle', 'the last', 'sliced', 'removed', 'scaled', 'odd'],
+  ids=[
+    *('grown', 'the middle', 'the last', 'sliced', 'removed', 'scaled'),
+    *('deeper', 'as deep as before', 'odd'),
+  ],
 )
 def test_which_runs_the_tokens_come_from(meta, runs):
   assert parts.additions(meta, HERE) == runs

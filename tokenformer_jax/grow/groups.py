@@ -7,7 +7,7 @@ The functions read only the description of a checkpoint. What is done to arrays 
 import dataclasses
 from collections.abc import Sequence
 
-from tokenformer_jax.config import ModelConfig, TokenGroup, token_counts
+from tokenformer_jax.config import ModelConfig, token_counts
 from tokenformer_jax.config.groups import frozen_groups, groups_of, parse_numbers
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta, changes_of_tokens
 from tokenformer_jax.storage import paths
@@ -55,14 +55,14 @@ def history(meta: Meta, directory: paths.Path) -> History:
   }
   every = [beginning]
   for i, ancestor in enumerate(meta.lineage):
-    addition = _addition(ancestor, runs[i + 1], len(every))
-    if ancestor.action in ('grow', 'merge') and _adds(models[i], models[i + 1]):
-      every.append(addition)
-    before, after = groups_of(models[i]), groups_of(models[i + 1])
+    step = _Step(ancestor, models[i], models[i + 1], _addition(ancestor, runs[i + 1], len(every)))
+    if ancestor.action in ('grow', 'merge') and step.adds:
+      every.append(step.addition)
+    latest = max((one.number for one in additions(found)), default=0)
     unknown = GroupHistory(tuple(every))
     found = {
-      name: _after(ancestor, addition, found.get(name, []), before.get(name, ()), groups, unknown)
-      for name, groups in after.items()
+      name: step.after_it(name, found.get(name, []), latest, unknown)
+      for name in groups_of(models[i + 1])
     }
   return found
 
@@ -76,41 +76,71 @@ def _addition(ancestor: Ancestor, run: str, number: int) -> Addition:
   return Addition(number, (run,), text)
 
 
-def _adds(before: ModelConfig, after: ModelConfig) -> bool:
-  old = token_counts(before)
-  return any(count != old.get(name) for name, count in token_counts(after).items())
+@dataclasses.dataclass(frozen=True)
+class _Step:
+  """An entry of the lineage, the models before and after it, and what it adds if it is a growth."""
+
+  ancestor: Ancestor
+  before: ModelConfig
+  after: ModelConfig
+  addition: Addition
+
+  @property
+  def deeper(self) -> bool:
+    """Whether the layers differ; new layers have new tokens in all groups."""
+    return self.before.groups != self.after.groups
+
+  @property
+  def adds(self) -> bool:
+    """Whether a projection has other tokens than before."""
+    return self.deeper or token_counts(self.before) != token_counts(self.after)
+
+  def after_it(
+    self, name: str, known: list[GroupHistory], latest: int, unknown: GroupHistory
+  ) -> list[GroupHistory]:
+    """Return the histories of a projection's groups after the entry.
+
+    Args:
+      name: of the projection.
+      known: the histories before the entry.
+      latest: the number of the last addition that the model has tokens of.
+      unknown: the history of groups that the entry does not account for.
+    """
+    count = len(groups_of(self.after)[name])
+    numbers = parse_numbers(self.ancestor.groups, "a lineage's groups")
+    new = list(known)
+    if self.ancestor.action in ('remove', 'slice') and numbers:
+      new = [one for i, one in enumerate(known, start=1) if i not in numbers]
+    elif self.ancestor.action == 'scale':
+      new = [
+        dataclasses.replace(one, factor=one.factor * (self.ancestor.factor if i in numbers else 1))
+        for i, one in enumerate(known, start=1)
+      ]
+    elif self.ancestor.action == 'remove':
+      new = [_without(one, latest) for one in known[:count]]
+    elif self.ancestor.action in ('grow', 'merge'):
+      new = self._added(name, known)
+    if len(new) != count or not all(one.additions for one in new):
+      return [unknown] * count
+    return new
+
+  def _added(self, name: str, known: list[GroupHistory]) -> list[GroupHistory]:
+    old, now = (groups_of(model).get(name, ()) for model in (self.before, self.after))
+    in_old = known
+    if self.deeper:
+      in_old = [_with(one, self.addition) for one in known]
+    elif len(old) == len(now) and old and now[-1].tokens > old[-1].tokens:
+      in_old = [*known[:-1], _with(known[-1], self.addition)]
+    return [*in_old, *[GroupHistory((self.addition,))] * (len(now) - len(old))]
 
 
-def _after(
-  ancestor: Ancestor,
-  addition: Addition,
-  known: list[GroupHistory],
-  before: Sequence[TokenGroup],
-  after: Sequence[TokenGroup],
-  unknown: GroupHistory,
-) -> list[GroupHistory]:
-  """Return the histories of a projection's groups after an entry of the lineage."""
-  numbers = parse_numbers(ancestor.groups, "a lineage's groups")
-  new = list(known)
-  if ancestor.action in ('remove', 'slice') and numbers:
-    new = [one for i, one in enumerate(known, start=1) if i not in numbers]
-  elif ancestor.action == 'scale':
-    new = [
-      dataclasses.replace(one, factor=one.factor * (ancestor.factor if i in numbers else 1))
-      for i, one in enumerate(known, start=1)
-    ]
-  elif ancestor.action == 'remove':
-    new = known[: len(after)]
-    if len(after) == len(before) and before and after[-1].tokens < before[-1].tokens:
-      new[-1] = dataclasses.replace(new[-1], additions=new[-1].additions[:-1])
-  elif ancestor.action in ('grow', 'merge'):
-    if len(after) > len(before):
-      new += [GroupHistory((addition,))] * (len(after) - len(before))
-    elif after and before and after[-1].tokens > before[-1].tokens:
-      new[-1] = dataclasses.replace(new[-1], additions=(*new[-1].additions, addition))
-  if len(new) != len(after) or not all(one.additions for one in new):
-    return [unknown] * len(after)
-  return new
+def _with(group: GroupHistory, addition: Addition) -> GroupHistory:
+  return dataclasses.replace(group, additions=(*group.additions, addition))
+
+
+def _without(group: GroupHistory, number: int) -> GroupHistory:
+  left = tuple(one for one in group.additions if one.number != number)
+  return dataclasses.replace(group, additions=left)
 
 
 def additions(found: History, numbers: Sequence[int] | None = None) -> list[Addition]:
