@@ -42,6 +42,7 @@ def define_flags() -> None:
     'max_length', None, "The most tokens of input (default: the training's sequence length).", 1
   )
   flags.DEFINE_integer('clip_positions', None, length.CLIP_HELP, 1)
+  flags.DEFINE_integer('groups', None, trained.GROUPS_HELP)
   flags.DEFINE_integer(
     'batch_size', None, 'Rows of a batch (default: enough for several thousand tokens).', 1
   )
@@ -60,7 +61,9 @@ def main(argv: Sequence[str]) -> None:
   tasks = evaluation.find_tasks(values.tasks, values.include_path)
   if values.text:  # Report a wrong name before the model loads, which has the run's text_field.
     text.open_source(values.text, 'text', '--text')
-  model = trained.load(values.source, values.tokens, clip_positions=values.clip_positions)
+  model = trained.load(
+    values.source, values.tokens, clip_positions=values.clip_positions, groups=values.groups
+  )
   scorer = evaluation.make_scorer(model, values.max_length, values.batch_size)
   length.say_length(model.config, scorer.max_length)
   documents = None

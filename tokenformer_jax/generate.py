@@ -87,6 +87,7 @@ def define_flags() -> None:
     'max_length', None, 'The most tokens of prompt and text together (default: no limit).', 1
   )
   flags.DEFINE_integer('clip_positions', None, length.CLIP_HELP, 1)
+  flags.DEFINE_integer('groups', None, trained.GROUPS_HELP)
   flags.DEFINE_float('temperature', 0.8, 'Divides the logits; 0 takes the likeliest token.')
   flags.DEFINE_integer('top_k', 0, 'Draw from the k likeliest tokens; 0: from all.')
   flags.DEFINE_float('top_p', 0.95, 'Draw from the likeliest tokens that reach p together; 1: all.')
@@ -106,7 +107,9 @@ def main(argv: Sequence[str]) -> None:
   stop = tuple(filter(None, values.stop))
   default = TextRequest(values.prompt, values.length, sampling, stop, values.max_length)
   requests = read_requests(Path(values.requests), default) if values.requests else [default]
-  model = trained.load(values.source, values.tokens, clip_positions=values.clip_positions)
+  model = trained.load(
+    values.source, values.tokens, clip_positions=values.clip_positions, groups=values.groups
+  )
   model.context_length(values.max_length)
   asked = [request.tokens(model.tokenizer) for request in requests]
   length.say_length(model.config, max(len(one.prompt) + one.length for one in asked))

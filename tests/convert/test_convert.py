@@ -17,11 +17,12 @@ from tiny import tiny_model
 
 from tokenformer_jax import config
 from tokenformer_jax.config import MeshConfig
+from tokenformer_jax.config.groups import choose, first, groups_of
 from tokenformer_jax.convert import command as convert
 from tokenformer_jax.convert import released_torch, tensor_files
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import files
+from tokenformer_jax.grow import files, grown_model
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint, saved_config
@@ -279,6 +280,17 @@ def test_the_score_of_the_weights_is_named_by_a_flag(tmp_path, score, monkeypatc
     f'whoever takes the file trusts another score: {said}'
   )
   assert _names(_read(tmp_path / 'back.bin')) == _names(released.WEIGHTS), 'other bits'
+
+
+def test_released_weights_are_one_group_and_several_groups_do_not_go_back():
+  shapes = {name: array.shape for name, array in released.WEIGHTS.items()}
+  model = released_torch.infer_model(shapes, heads=2, rotary_fraction=0.5)
+  assert {len(groups) for groups in groups_of(model).values()} == {1}
+  counts = {name: 2 * count for name, count in config.token_counts(model).items()}
+  grown = grown_model(config.with_references(model), counts, config.GrowConfig(method='group'))
+  with pytest.raises(UserError, match='qkv has 2 groups of parameter tokens with a norm each, and'):
+    released_torch.check_can_compute(grown)
+  released_torch.check_can_compute(choose(grown, first(1)))
 
 
 def test_what_is_assumed_is_said(tmp_path, capsys):

@@ -19,6 +19,7 @@ from tiny import tiny_model, with_tokens
 
 from tokenformer_jax.config import GrowConfig, OptimConfig
 from tokenformer_jax.grow import grown_model, parts, widen
+from tokenformer_jax.model import group_trees
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.steps import statistics
 
@@ -70,7 +71,7 @@ def _statistics(state: dict) -> dict[str, np.ndarray]:
 
 
 @EACH
-@pytest.mark.parametrize('method', ['zero_keys', 'duplicate'])
+@pytest.mark.parametrize('method', ['zero_keys', 'duplicate', 'group'])
 def test_statistics_of_old_tokens_stay_and_new_ones_begin(name, method):
   config = GrowConfig(method=method)
   target, state = grown_model(MODEL, DOUBLE, config), _state(name)
@@ -151,3 +152,22 @@ def test_wider_transformers_keep_their_optimizer(name, method):
   _assert_fits(new, name, target)
   bad = [key for key, a in _statistics(new).items() if key[0][0] == 'v' and not np.all(a > 0)]
   assert not bad, f'a mean square is not positive: {bad}'
+
+
+@pytest.mark.parametrize('name', ['adamw', *NAMES])
+def test_a_frozen_group_and_its_statistics_stay_and_the_others_move(name):
+  group = GrowConfig(method='group')
+  model = grown_model(MODEL, DOUBLE, group)
+  state, info = _state(name, model), define_lm(model).info
+  tx = optimizer(model, OptimConfig(name=name, frozen_groups='1'))
+  updates, new = tx.update(params_of(model, 5), state['opt_state'], state['params'])
+  held = paths(group_trees.mask(info, (1,)))
+  for path, update in paths(updates).items():
+    where = np.broadcast_to(held[path], update.shape)
+    assert not np.any(np.where(where, update, 0)), f'frozen tokens of {path} move'
+    assert np.all(np.where(where, 1, update)), f'others of {path} do not move'
+  before, after = _statistics(state), _statistics({'opt_state': new})
+  for (which, path), array in before.items():
+    if array.ndim == np.ndim(held[path]):
+      where = np.broadcast_to(held[path], array.shape)
+      assert np.array_equal(array[where], after[which, path][where]), f'{which} of {path} changes'

@@ -41,6 +41,7 @@ SOURCE = tiny_model()
 LARGER = by_name(32, 48, 64)
 KEEP = GrowConfig()
 TARGET = grown_model(SOURCE, LARGER, KEEP)
+MERGED = grown_model(TARGET, by_name(40, 56, 80), KEEP)
 BORN = Ancestor('grow', 'somewhere', STEP, SOURCE, KEEP, UPDATES)
 
 
@@ -173,7 +174,7 @@ def _born(action, source, model=SOURCE, tokens_of=''):
       [['/base']],
     ),
     (
-      _meta((_born('grow', '/base'), _born('merge', '/grown', TARGET, '/a\n/b')), TARGET),
+      _meta((_born('grow', '/base'), _born('merge', '/grown', TARGET, '/a\n/b')), MERGED),
       [['/base'], ['/grown'], ['/a', '/b']],
     ),
     (_meta((_born('merge', '/base'),), TARGET), [['/base'], []]),  # before merges were recorded

@@ -44,6 +44,9 @@ GENERATE = {
   'a negative temperature': ('generate --source={lm} --temperature=-1', 'temperature is -1'),
   'a temperature of nan': ('generate --source={lm} --temperature=nan', 'temperature is nan'),
   'a probability of two': ('generate --source={lm} --top_p=2', 'top_p is 2'),
+  'no groups to write with': ('generate --source={lm} --groups=0', '--groups is 0'),
+  'more groups than there are': ('generate --source={lm} --groups=2', 'from 1 to 1'),
+  'groups of a Transformer': ('generate --source={dense} --groups=1', 'Transformer'),
   'a length of nothing': ('generate --source={lm} --length=0', '--length=0: it must be a positive'),
   'a negative seed': ('generate --source={lm} --seed=-1', 'seed is -1'),
   'a misspelt flag to write with': ('generate --source={lm} --temprature=1', '--temperature'),
@@ -244,6 +247,16 @@ GROW = {
   'a merge of no run': ('grow merge --source={lm} --target=new --added=none', 'none is not'),
   'a merge of an empty name': ('grow merge --source={lm} --target=new --added=', '--added= is'),
   'a merge of images into text': ('grow merge --source={lm} --target=new --added={vit}', ''),
+  'a group that is not there': (
+    'grow remove --source={lm} --target=new --groups=2',
+    '--groups names group 2',
+  ),
+  'the only group': ('grow remove --source={lm} --target=new --groups=1', 'must keep one'),
+  'no factor': ('grow scale --source={lm} --target=new --groups=1', '--factor=X'),
+  'groups to freeze that are not there': (
+    'train {tiny} --config.optim.frozen_groups=2',
+    'frozen_groups names group 2',
+  ),
   'nothing to extract': ('grow extract --source={lm} --target=new', '{lm}'),
   'nothing to take out': ('grow remove --source={lm} --target=new', '{lm}'),
   'tokens to extract': (

@@ -9,7 +9,7 @@ import pytest
 import tiny_run
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import pattentions, token_counts
+from tokenformer_jax.config import GrowConfig, pattentions, token_counts
 from tokenformer_jax.data import images
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops
@@ -217,6 +217,13 @@ def test_stages_of_a_chain():
   assert grown.train.steps == 10, 'a stage is as long as the one before, if nothing is said'
   deeper = chain.stage(grown, 'ffn=256,layers=8')
   assert (deeper.model.pattern, token_counts(deeper.model)['ffn']) == ('layer*8', 256)
+
+
+def test_a_stage_has_the_groups_that_its_growth_makes():
+  config = dataclasses.replace(_config(), grow=GrowConfig(method='group'))
+  grown = chain.stage(chain.stage(config, 'qkv=64,ffn=128'), 'ffn=160')
+  groups = [one.groups for one in pattentions(grown.model).values()]
+  assert groups == ['32:32*2', '', '64:64*2 32:32']
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,11 @@ class OptimConfig:
     only='grown',
     when='name=adamw',
   )
+  frozen_groups: str = key(
+    '',
+    "numbers of the groups of parameter tokens that do not train, counted from 1, as in '1 2'. "
+    "'': none",
+  )
 
 
 def restarts_schedule(optim: OptimConfig) -> bool:

@@ -10,6 +10,7 @@ from tokenformer_jax.config.check_model import (
 )
 from tokenformer_jax.config.data import DataConfig
 from tokenformer_jax.config.fields import key
+from tokenformer_jax.config.groups import frozen_groups
 from tokenformer_jax.config.grow import GrowConfig
 from tokenformer_jax.config.mesh import MeshConfig
 from tokenformer_jax.config.model import ModelConfig
@@ -49,6 +50,7 @@ def check(config: Config) -> None:
   check_stochastic_depth(config.model, config.optim.drop_path, 'optim.drop_path')
   profile_range(config.train)
   old_token_rate(config.optim)
+  frozen_groups(config.optim)
   _check_lengths(config)
   check_decay(config)
   _check_positions(config.model, config.data)

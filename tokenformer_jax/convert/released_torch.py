@@ -15,6 +15,7 @@ from tokenformer_jax.config import (
   RotaryConfig,
   ScoreConfig,
 )
+from tokenformer_jax.config.groups import groups_of
 from tokenformer_jax.config.model import BASE
 from tokenformer_jax.config.pattention import SCORES as SCORE_CONFIGS
 from tokenformer_jax.config.pattern import Group
@@ -221,10 +222,17 @@ def check_can_compute(model: ModelConfig) -> None:
       f'model.pattern is {model.pattern!r}; a model of several kinds of layers has no place in the '
       f'released layout, which is for {BASE}*N only'
     )
+  for name, groups in groups_of(model).items():
+    if len(groups) > 1:
+      raise UserError(
+        f'{name} has {len(groups)} groups of parameter tokens with a norm each, and the released '
+        'code has one norm over all tokens, so it cannot hold this model; convert the model of its '
+        'first group: python -m tokenformer_jax.grow slice --groups=1'
+      )
   like = dataclasses.replace(RELEASED, pattern=model.pattern)
   for path, found, released in config.differences(model, like, 'model.'):
     name = path.rpartition('.')[2]
-    if path in _FREE or name in ('tokens', 'reference', 'heads', 'fraction'):
+    if path in _FREE or name in ('tokens', 'reference', 'groups', 'heads', 'fraction'):
       continue
     if path.endswith('score.kind') and found in SCORES:
       continue

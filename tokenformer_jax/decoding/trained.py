@@ -5,20 +5,25 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from tokenformer_jax.config import Config, MeshConfig
+from tokenformer_jax.config import Config, MeshConfig, ModelConfig
+from tokenformer_jax.config.groups import choose, first, most_groups
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.decoding import length as lengths
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.model import models
+from tokenformer_jax.model import group_trees, models
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.parallel import devices, sharding
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
+
+# Of the flag --groups.
+GROUPS_HELP = 'Use only the first N groups of tokens of each projection (default: all).'
 
 Check = Callable[[Meta, paths.Path], None]
 
@@ -87,6 +92,7 @@ def load(
   evenly: bool = True,
   dtype: str | None = None,
   clip_positions: int | None = None,
+  groups: int | None = None,
 ) -> Trained:
   """Load a checkpoint onto all devices.
 
@@ -100,10 +106,12 @@ def load(
     dtype: the dtype of activations; None: the run's.
     clip_positions: the largest distance that full attention with rotary positions distinguishes
       (see `length.with_clip`); None: the model's own.
+    groups: use only this many groups of parameter tokens of each projection, the first ones; None:
+      all.
 
   Raises:
-    UserError: there is no such run, it is damaged, the mesh does not divide the model, or it has no
-      positions to clip.
+    UserError: there is no such run, it is damaged, the mesh does not divide the model, it has no
+      positions to clip, or it has fewer groups.
   """
   directory, step = paths.split_source(source)
   mesh = sharding.make_mesh(MeshConfig(tokens=tokens), devices.find())
@@ -112,6 +120,9 @@ def load(
     check(meta, directory)
     if clip_positions is not None:
       meta = _clipped(meta, clip_positions)
+    whole = models.define(meta.config.model)
+    if groups is not None:
+      meta = _first_groups(meta, groups)
     model, compute = meta.config.model, Compute.of_trained(meta.config)
     if dtype is not None:
       compute = dataclasses.replace(compute, dtype=jnp.dtype(dtype))
@@ -121,12 +132,47 @@ def load(
       for heads in model.heads:
         sharding.check_divisible(mesh, 'heads', heads, 'heads of a layer of the model')
     shardings = sharding.tree_shardings(mesh, definition.axes)
-    abstract = {'params': sharding.with_even_shardings(definition.abstract, shardings)}
+    abstract = {'params': sharding.with_even_shardings(whole.abstract, shardings)}
     params = checkpoint.restore_source(checkpoints, meta, abstract)['params']
+    if groups is not None:
+      params = _cut(params, whole, definition, groups, shardings)
   return Trained(source, meta, definition, compute, params, mesh)
+
+
+def _first_groups(meta: Meta, count: int) -> Meta:
+  """Return the description of a model with its first groups of parameter tokens.
+
+  Raises:
+    UserError: the model has fewer groups, or none.
+  """
+  model = meta.config.model
+  most = most_groups(model)
+  if not most:
+    raise UserError(f'--groups is {count}, and this model is a Transformer, which has no groups')
+  if not 1 <= count <= most:
+    raise UserError(
+      f'--groups is {count}; it must be from 1 to {most}, the most groups of parameter tokens that '
+      'a projection has'
+    )
+  return _with_model(meta, choose(model, first(count)))
+
+
+def _cut(
+  params: Params, whole: Definition, definition: Definition, groups: int, shardings: Params
+) -> Params:
+  """Return the first groups of each array of parameter tokens, in their places."""
+  abstract = sharding.with_even_shardings(definition.abstract, shardings)
+  places = jax.tree.map(lambda a: a.sharding, abstract)
+  cut = jax.jit(
+    lambda params: group_trees.take(params, whole.info, first(groups)), out_shardings=places
+  )
+  return cut(params)
 
 
 def _clipped(meta: Meta, clip: int) -> Meta:
   """Return the description of a model with clipped distances."""
-  model = lengths.with_clip(meta.config.model, clip)
+  return _with_model(meta, lengths.with_clip(meta.config.model, clip))
+
+
+def _with_model(meta: Meta, model: ModelConfig) -> Meta:
   return dataclasses.replace(meta, config=dataclasses.replace(meta.config, model=model))

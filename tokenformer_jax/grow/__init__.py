@@ -4,6 +4,7 @@
   depth.py    more layers
   widen.py    a wider Transformer, the baseline: Net2Net and HyperCloning
   state.py    checks, whether a growth is exact, and the pure function over a whole state
+  groups.py   where each group of tokens comes from
   room.py     checks of memory and disk
   files.py    growth from one work directory to another, array by array, whole or not at all
   command.py  `python -m tokenformer_jax.grow`

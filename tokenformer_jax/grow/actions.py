@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -19,8 +20,9 @@ from tokenformer_jax.config import (
   GrowConfig,
   MeshConfig,
   ModelConfig,
-  token_counts,
+  OptimConfig,
 )
+from tokenformer_jax.config.groups import check_new_tokens_train
 from tokenformer_jax.decoding import buckets
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import depth, files, parts, room, state, table, verify, widen
@@ -125,6 +127,7 @@ def grow(source: Source, after: ModelConfig, config: GrowConfig, target: Target)
       '--width=N for a Transformer, or --layers=N'
     )
   state.check(before, after, config)
+  check_new_tokens_train(source.meta.config.optim, before, after)
   _show_table(source, after, target)
   _check_room(source, after, config, target, held=(after,))
   reason = state.inexact(before, after, config)
@@ -150,24 +153,29 @@ def grow(source: Source, after: ModelConfig, config: GrowConfig, target: Target)
   return _write(source, new, after, config, 'grow', target)
 
 
-def extract(source: Source, target: Target) -> None:
-  """Write only the tokens that the last growth added.
+def extract(source: Source, target: Target, numbers: Sequence[int] = ()) -> None:
+  """Write only the tokens that the last growth added, or those of some groups.
+
+  Args:
+    source: the run.
+    target: the place of the tokens.
+    numbers: of the groups; none: what the last growth added.
 
   Raises:
-    UserError: the run has not grown, or the target cannot be written.
+    UserError: the run has not grown, a projection has no other group, or the target cannot be
+      written.
   """
-  last = parts.last_addition(source.meta, source.directory)
-  parts.check_no_layers(last, source.model, source.directory)
-  lineage, found = source.meta.lineage, parts.additions(source.meta, source.directory)
-  whole = files.read(source.checkpoints, source.meta, source.mesh)
+  meta = source.meta
+  lineage, model = parts.extraction(meta, source.directory, numbers)
+  whole = files.read(source.checkpoints, meta, source.mesh)
   files.write(
     target.directory,
-    parts.extract(whole, source.model, last),
-    _new_config(source, source.model, source.meta.config.grow),
-    source.meta.tokenizer,
-    lineage=(*lineage[:-1], dataclasses.replace(lineage[-1], tokens_of=parts.as_lines(found[-1:]))),
+    parts.extract(whole, source.model, lineage[-1], numbers),
+    _new_config(source, model, meta.config.grow),
+    meta.tokenizer,
+    lineage=lineage,
     contents='added_tokens',
-    step=source.meta.step,
+    step=meta.step,
   )
 
 
@@ -192,13 +200,14 @@ def merge(source: Source, added: str, config: GrowConfig, target: Target) -> int
     parts.check_no_layers(meta.lineage[-1], meta.config.model, directory)
   parts.check_mergeable(source.model, meta.config.model)
   parts.check_not_twice(source.meta, source.directory, meta, directory)
+  after = parts.merged_model(source.model, meta, config)
+  check_new_tokens_train(source.meta.config.optim, source.model, after)
   with contextlib.closing(checkpoints):
-    counts, new_tokens = parts.read_added(checkpoints, meta, source.mesh)
-  total = {name: count + counts[name] for name, count in token_counts(source.model).items()}
-  after = state.grown_model(source.model, total, config)
+    new_tokens = parts.read_added(checkpoints, meta, source.mesh)
   _show_table(source, after, target)
   _check_room(source, after, config, target, held=(source.model, after))
-  if note := parts.other_scale(source.model, meta.config.model):
+  own = parts.own_groups(source.model, meta)
+  if note := parts.other_scale(source.model, meta.config.model, own):
     messages.say(note)
   if target.dry_run:
     return None
@@ -209,7 +218,7 @@ def merge(source: Source, added: str, config: GrowConfig, target: Target) -> int
   new = parts.merge(old, new_tokens, source.model, config)
   _verify(computed, recompute(new['params']), name, exact=False)
   tokens_of = parts.as_lines(parts.additions(meta, directory))
-  return _write(source, new, after, config, 'merge', target, tokens_of)
+  return _write(source, new, after, config, 'merge', target, tokens_of=tokens_of)
 
 
 def remove(source: Source, config: GrowConfig, target: Target) -> int | None:
@@ -232,13 +241,50 @@ def remove(source: Source, config: GrowConfig, target: Target) -> int | None:
       'the last growth duplicated the tokens and divided the values of the old ones among the '
       'copies; taking the copies out would not give back what was there'
     )
-  _show_table(source, last.model, target)
-  _check_room(source, last.model, config, target, held=(source.model, last.model))
+
+  def change(old: state.State) -> state.State:
+    return parts.remove(old, source.model, last.model, config, last.grow.place)
+
+  return rewrite(source, last.model, change, 'remove', config, target)
+
+
+def rewrite(
+  source: Source,
+  after: ModelConfig,
+  change: Callable[[state.State], state.State],
+  action: str,
+  config: GrowConfig,
+  target: Target,
+  optim: OptimConfig | None = None,
+  **details: Any,
+) -> int | None:
+  """Write a run whose state is a function of the source's, with a table of the change.
+
+  Args:
+    source: the run.
+    after: the model of the new state.
+    change: makes the new state.
+    action: the name of the action for the lineage.
+    config: how `change` treats moments and step.
+    target: the place of the new run.
+    optim: the optimizer's settings of the new run; None: the source's.
+    **details: fields of the lineage's new entry.
+
+  Returns:
+    The step of the new run; None after a dry run.
+
+  Raises:
+    UserError: there is no room.
+  """
+  held = [after]
+  if after != source.model:
+    _show_table(source, after, target)
+    held.append(source.model)
+  _check_room(source, after, config, target, held)
   if target.dry_run:
     return None
-  old = files.read(source.checkpoints, source.meta, source.mesh)
-  new = parts.remove(old, source.model, last.model, config, last.grow.place)
-  return _write(source, new, last.model, config, 'remove', target)
+  new = change(files.read(source.checkpoints, source.meta, source.mesh))
+  return _write(source, new, after, config, action, target, optim, **details)
 
 
 def shrink(
@@ -396,9 +442,17 @@ def _verify(before: verify.Outputs, after: verify.Outputs, name: str, *, exact: 
     )
 
 
-def _new_config(source: Source, model: ModelConfig, config: GrowConfig) -> Config:
+def _new_config(
+  source: Source, model: ModelConfig, config: GrowConfig, optim: OptimConfig | None = None
+) -> Config:
+  old = source.meta.config
   return dataclasses.replace(
-    source.meta.config, model=model, grow=config, mesh=source.mesh_config, init_from=''
+    old,
+    model=model,
+    optim=optim or old.optim,
+    grow=config,
+    mesh=source.mesh_config,
+    init_from='',
   )
 
 
@@ -409,15 +463,16 @@ def _write(
   config: GrowConfig,
   action: str,
   target: Target,
-  tokens_of: str = '',
+  optim: OptimConfig | None = None,
+  **details: Any,
 ) -> int:
   step = int(new['step'])
   files.write(
     target.directory,
     new,
-    _new_config(source, model, config),
+    _new_config(source, model, config, optim),
     source.meta.tokenizer,
-    lineage=files.descend(source.meta, source.directory, action, config, tokens_of),
+    lineage=files.descend(source.meta, source.directory, action, config, **details),
     step=step,
     seen=None if config.step == 'restart' else source.meta.seen,
   )

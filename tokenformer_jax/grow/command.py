@@ -16,6 +16,16 @@ A word before the flags names another action:
   merge    append the tokens of --added, from extract or another run, to those of --source
   remove   take out the tokens and layers that the last growth or merge added
   shrink   keep only the most important tokens, to the counts of --param_tokens
+
+Growth by --method=group adds a group of tokens to each projection that grows. Groups are counted
+from 1 in each projection:
+
+  groups   print a table of the groups and of where they come from; needs no --target
+  remove   with --groups=2,3: take these groups out
+  extract  with --groups=2: write only the tokens of these groups
+  slice    keep the first --groups=N groups of each projection
+  scale    multiply the values of --groups=2 by --factor=0.5
+  freeze   train all groups but --groups=1,2 from here on; --groups= trains all
 """
 
 import dataclasses
@@ -26,8 +36,9 @@ from absl import flags
 
 from tokenformer_jax import cli, config, messages, usage
 from tokenformer_jax.config import GrowConfig, MeshConfig, choices
+from tokenformer_jax.config.groups import parse_numbers
 from tokenformer_jax.errors import UserError, nearest
-from tokenformer_jax.grow import actions, state
+from tokenformer_jax.grow import actions, group_actions, state
 from tokenformer_jax.grow.actions import Source, Target
 from tokenformer_jax.storage import paths
 
@@ -36,15 +47,19 @@ _MOST = 10**12  # the largest number that a flag may have
 # The flags that only some actions take, and the ones that each action takes.
 _OPTIONS = (
   *('param_tokens', 'layers', 'pattern', 'place', 'width', 'heads', 'ffn_width', 'method'),
-  *('scale', 'new_keys', 'new_values', 'moments'),
-  *('step', 'noise', 'seed', 'added', 'examples', 'dry_run'),
+  *('scale', 'new_keys', 'new_values', 'moments', 'step', 'noise', 'seed', 'added', 'examples'),
+  *('dry_run', 'groups', 'factor'),
 )
 _TAKEN = {
-  'grow': set(_OPTIONS) - {'added', 'examples'},
-  'extract': set(),
+  'grow': set(_OPTIONS) - {'added', 'examples', 'groups', 'factor'},
+  'extract': {'groups'},
   'merge': {'added', 'scale', 'moments', 'step', 'dry_run'},
-  'remove': {'moments', 'step', 'dry_run'},
+  'remove': {'groups', 'moments', 'step', 'dry_run'},
   'shrink': {'param_tokens', 'scale', 'moments', 'step', 'examples', 'dry_run'},
+  'groups': set(),
+  'slice': {'groups', 'moments', 'step', 'dry_run'},
+  'scale': {'groups', 'factor'},
+  'freeze': {'groups'},
 }
 
 
@@ -52,7 +67,7 @@ def define_flags() -> None:
   """Define the command's flags."""
   values = GrowConfig()
   flags.DEFINE_string('source', None, 'The run to start from: DIR, or DIR@STEP.', required=True)
-  flags.DEFINE_string('target', None, 'The new work directory.', required=True)
+  flags.DEFINE_string('target', None, 'The new work directory.')
   flags.DEFINE_string(
     'param_tokens',
     None,
@@ -83,6 +98,8 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     'examples', 16, 'For shrink: calibration sequences or images.', lower_bound=1
   )
+  flags.DEFINE_string('groups', '', 'Numbers of groups of tokens, as 2,3; for slice: how many.')
+  flags.DEFINE_float('factor', None, 'For scale: the factor of the values.')
   flags.DEFINE_bool('dry_run', False, 'Print the table and stop.')
 
 
@@ -98,12 +115,15 @@ def main(argv: Sequence[str]) -> None:
     'grow': _grow,
     'extract': _extract,
     'merge': _merge,
-    'remove': actions.remove,
+    'remove': _remove,
     'shrink': _shrink,
+    'slice': _slice,
+    'scale': _scale,
+    'freeze': _freeze,
   }
   action = argv[1] if len(argv) > 1 else 'grow'
-  if action not in known:
-    raise UserError(f'unknown command {action!r}{nearest(action, known)}')
+  if action not in _TAKEN:
+    raise UserError(f'unknown command {action!r}{nearest(action, _TAKEN)}')
   if len(argv) > 2:
     raise UserError(f'{argv[2]!r} after {action!r} is one word too many; name one action')
   values = flags.FLAGS
@@ -113,6 +133,13 @@ def main(argv: Sequence[str]) -> None:
   for name, most in (('seed', 2**31 - 1), ('examples', 2**16)):
     if values[name].value > most:
       raise UserError(f'--{name} is {values[name].value}; it must be at most {most}')
+  if values['groups'].present and not values.groups.strip() and action != 'freeze':
+    raise UserError('--groups is empty; name groups by their numbers, for example --groups=2,3')
+  if action == 'groups':
+    _print_groups()
+    return
+  if values.target is None:
+    raise UserError('--target is missing: the new work directory')
   target = Target(
     paths.parse_path(values.target), values.dry_run, lambda text: print(text, flush=True)
   )
@@ -150,10 +177,50 @@ def _grow(source: Source, config: GrowConfig, target: Target) -> int | None:
   return actions.grow(source, after, config, target)
 
 
+def _print_groups() -> None:
+  """Print the table of groups."""
+  for name in ('target', 'mesh'):
+    if flags.FLAGS[name].present:
+      raise UserError(f'--{name} has no meaning for groups; leave it out')
+  print(group_actions.table(flags.FLAGS.source), flush=True)
+
+
 def _extract(source: Source, config: GrowConfig, target: Target) -> None:
   del config
-  actions.extract(source, target)
-  messages.say(f'wrote {flags.FLAGS.target}: the added tokens of {source.directory}')
+  actions.extract(source, target, _groups())
+  which = f'groups {flags.FLAGS.groups}' if _groups() else 'the added tokens'
+  messages.say(f'wrote {flags.FLAGS.target}: {which} of {source.directory}')
+
+
+def _remove(source: Source, config: GrowConfig, target: Target) -> int | None:
+  if flags.FLAGS['groups'].present:
+    return group_actions.remove(source, _groups(), config, target)
+  return actions.remove(source, config, target)
+
+
+def _slice(source: Source, config: GrowConfig, target: Target) -> int | None:
+  text = flags.FLAGS.groups
+  if not re.fullmatch('-?[0-9]{1,6}', text):
+    raise UserError(
+      f'slice needs --groups=N, the number of groups to keep, and --groups is {_short(text)!r}'
+    )
+  return group_actions.keep_first(source, int(text), config, target)
+
+
+def _scale(source: Source, config: GrowConfig, target: Target) -> int | None:
+  if flags.FLAGS.factor is None:
+    raise UserError('scale needs --factor=X, the factor of the values of --groups')
+  return group_actions.scale(source, _groups(), flags.FLAGS.factor, config, target)
+
+
+def _freeze(source: Source, config: GrowConfig, target: Target) -> int | None:
+  if not flags.FLAGS['groups'].present:
+    raise UserError('freeze needs --groups=N,…, or --groups= to train all groups')
+  return group_actions.freeze(source, _groups(), config, target)
+
+
+def _groups() -> tuple[int, ...]:
+  return parse_numbers(flags.FLAGS.groups, '--groups')
 
 
 def _merge(source: Source, config: GrowConfig, target: Target) -> int | None:

@@ -153,9 +153,9 @@ def read_params(checkpoints: Checkpoints, meta: Meta, mesh: Mesh, abstract: Para
 
 
 def descend(
-  meta: Meta, source: paths.Path, action: str, config: GrowConfig, tokens_of: str = ''
+  meta: Meta, source: paths.Path, action: str, config: GrowConfig, **details: Any
 ) -> Lineage:
-  """Return the lineage of a model made from a checkpoint; for `tokens_of` see `Ancestor`."""
+  """Return the lineage of a model made from a checkpoint; for the details see `Ancestor`."""
   updates = 0 if config.step == 'restart' else meta.updates
   born = Ancestor(
     action=action,
@@ -164,7 +164,7 @@ def descend(
     model=meta.config.model,
     grow=config,
     updates=updates,
-    tokens_of=tokens_of,
+    **details,
   )
   return (*meta.lineage, born)
 

@@ -1,21 +1,41 @@
 """Extract, merge, remove and select the parameter tokens of a training state."""
 
+import dataclasses
 import functools
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import GrowConfig, ModelConfig, pattentions, token_counts
+from tokenformer_jax.config import (
+  GrowConfig,
+  ModelConfig,
+  TokenGroup,
+  pattentions,
+  token_counts,
+  token_groups,
+  with_groups,
+)
+from tokenformer_jax.config.groups import (
+  Choice,
+  as_text,
+  at_the_end,
+  check_numbers,
+  choose,
+  groups_of,
+  most_groups,
+  without,
+)
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import depth, files, importance, tokens, verify
-from tokenformer_jax.grow.state import map_trees
-from tokenformer_jax.model import models
+from tokenformer_jax.grow import depth, files, groups, importance, tokens, verify
+from tokenformer_jax.grow.state import grown_model, map_trees
+from tokenformer_jax.model import group_trees, models
 from tokenformer_jax.model.params import Params, Role
 from tokenformer_jax.runs.checkpoint import Checkpoints
-from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
+from tokenformer_jax.runs.checkpoint_meta import Ancestor, Lineage, Meta, changes_of_tokens
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import Batch, Task
@@ -27,11 +47,15 @@ def last_addition(meta: Meta, directory: paths.Path) -> Ancestor:
   Raises:
     UserError: there was none.
   """
-  if meta.lineage and meta.lineage[-1].action in ('grow', 'merge'):
-    last = meta.lineage[-1]
+  changes = changes_of_tokens(meta.lineage)
+  if changes and changes[-1].action in ('grow', 'merge'):
+    last = changes[-1]
     if _adds(last.model, meta.config.model):
       return last
-  raise UserError(f'nothing was added to {directory}: it is not the result of grow or merge')
+  advice = '; --groups=N,… names groups of its tokens' if most_groups(meta.config.model) > 1 else ''
+  raise UserError(
+    f'nothing was added to {directory}: it is not the result of grow or merge{advice}'
+  )
 
 
 def _adds(before: ModelConfig, after: ModelConfig) -> bool:
@@ -88,13 +112,70 @@ def check_mergeable(ours: ModelConfig, theirs: ModelConfig) -> None:
       )
 
 
-def other_scale(ours: ModelConfig, theirs: ModelConfig) -> str | None:
-  """Return a warning if the added tokens get another scale than in training, or None."""
-  there = pattentions(theirs)
+def own_groups(ours: ModelConfig, added: Meta) -> dict[str, tuple[TokenGroup, ...]]:
+  """Return the groups that a merge appends to each projection; none where tokens join the last one.
+
+  Tokens that had groups of their own keep them. Extracted tokens from inside a group join the last
+  group of a model with as many groups as the one that they were added to. Whole models of one group
+  each share a norm after the merge; if either has several, the added tokens become groups.
+
+  Args:
+    ours: the model to append to.
+    added: the description of the run or of the extracted tokens.
+  """
+  here, there, counts = groups_of(ours), groups_of(added.config.model), added_counts(added)
+  if added.contents != 'added_tokens':
+    several = max(most_groups(ours), most_groups(added.config.model)) > 1
+    return {name: theirs if several else () for name, theirs in there.items()}
+  found = {}
+  for name, base in groups_of(added.lineage[-1].model).items():
+    found[name] = there[name][len(base) :]
+    inside = sum(group.tokens for group in found[name]) != counts[name]
+    if inside and len(here[name]) != len(base):
+      found[name] = (TokenGroup(counts[name], there[name][-1].reference),)
+  return found
+
+
+def merged_model(ours: ModelConfig, added: Meta, config: GrowConfig) -> ModelConfig:
+  """Return the model with the tokens of another run, or of `extract`, in the places of the merge.
+
+  Raises:
+    UserError: `config.scale` is resize, and the tokens come in groups of their own.
+  """
+  own, counts = own_groups(ours, added), added_counts(added)
+  if config.scale == 'resize' and any(own.values()):
+    raise UserError(
+      '--scale=resize is for tokens that join a group, and these come in groups of their own, '
+      'which keep their reference counts; leave it out'
+    )
+  joining = {
+    name: count + counts[name] for name, count in token_counts(ours).items() if not own[name]
+  }
+  joined = grown_model(ours, joining, dataclasses.replace(config, method='zero_keys'))
+  appended = {
+    name: with_groups(one, (*token_groups(one), *own[name]))
+    for name, one in pattentions(joined).items()
+  }
+  return config_lib.with_pattentions(joined, appended)
+
+
+def other_scale(
+  ours: ModelConfig,
+  theirs: ModelConfig,
+  own: Mapping[str, Sequence[TokenGroup]] = types.MappingProxyType({}),
+) -> str | None:
+  """Return a warning if tokens that join a group get another scale than in training, or None.
+
+  Args:
+    ours: the model to append to.
+    theirs: the model that the tokens were trained in.
+    own: the groups that are appended, by `own_groups`.
+  """
+  there = groups_of(theirs)
   differing = [
-    f'{name} {there[name].reference} there and {here.reference} here'
-    for name, here in pattentions(ours).items()
-    if there[name].reference != here.reference
+    f'{name} {there[name][-1].reference} there and {here[-1].reference} here'
+    for name, here in groups_of(ours).items()
+    if not own.get(name) and there[name][-1].reference != here[-1].reference
   ]
   if not differing:
     return None
@@ -108,27 +189,18 @@ def additions(meta: Meta, directory: paths.Path) -> list[list[str]]:
   """Return the runs in which the parameter tokens of a checkpoint were first trained.
 
   Returns:
-    A list of runs for the first tokens, and for each later growth or merge that was not removed
-    again. A list is empty where an older version did not record the runs.
+    A list of runs for the first tokens, and for each later growth or merge, as far as the model
+    still has tokens of it. A list is empty where an older version did not record the runs.
   """
   if meta.contents == 'added_tokens':
     return [meta.lineage[-1].tokens_of.splitlines()]
-  after = [(a.source, a.model) for a in meta.lineage[1:]]
-  after.append((str(paths.absolute(directory)), meta.config.model))
-  found = [[meta.lineage[0].source if meta.lineage else after[-1][0]]]
-  for ancestor, (run, model) in zip(meta.lineage, after, strict=False):
-    if ancestor.action == 'merge':
-      found.append(ancestor.tokens_of.splitlines())
-    elif ancestor.action == 'grow' and _adds(ancestor.model, model):
-      found.append([run])
-    elif ancestor.action == 'remove' and len(found) > 1:
-      found.pop()
-  return found
+  found = groups.additions(groups.history(meta, directory))
+  return [list(addition.runs) for addition in found]
 
 
 def as_lines(found: list[list[str]]) -> str:
   """Join runs of `additions` to the form of `Ancestor.tokens_of`."""
-  return '\n'.join(run for runs in found for run in runs)
+  return '\n'.join(dict.fromkeys(run for runs in found for run in runs))
 
 
 def check_not_twice(
@@ -145,7 +217,9 @@ def check_not_twice(
   if not common and not _same_arrays(source, added):
     return
   if added.contents == 'added_tokens':
-    advice = f'merge them into a run without them, such as {added.lineage[-1].source}'
+    last = added.lineage[-1]
+    known_one = '' if last.action == 'extract' else f', such as {last.source}'
+    advice = f'merge them into a run without them{known_one}'
   elif len(theirs) > 1 and theirs[-1] and not known.intersection(theirs[-1]):
     advice = (
       'append only what was added to it: python -m tokenformer_jax.grow extract '
@@ -191,22 +265,73 @@ def check_smaller(before: ModelConfig, after: ModelConfig) -> None:
     )
 
 
-def extract(state: State, model: ModelConfig, last: Ancestor) -> State:
-  """Return only the added tokens of a state."""
-  sizes = tokens.counts(models.define(last.model))
-  cut = jax.jit(lambda params: tokens.extract(params, models.define(model).axes, sizes))
-  return {'params': cut(state['params'])}
+def extraction(
+  meta: Meta, directory: paths.Path, numbers: Sequence[int]
+) -> tuple[Lineage, ModelConfig]:
+  """Return the lineage and the model of extracted tokens.
+
+  Args:
+    meta: the description of the run to extract from.
+    directory: its work directory.
+    numbers: of the groups to extract; none: what the last growth or merge added.
+
+  Returns:
+    The lineage, whose last entry has the model without the extracted tokens, and the whole model
+    with the extracted tokens behind the others.
+
+  Raises:
+    UserError: nothing was added, there is no such group, or a projection has no other group.
+  """
+  model = meta.config.model
+  if not numbers:
+    born = last_addition(meta, directory)
+    check_no_layers(born, model, directory)
+    tokens_of = as_lines(additions(meta, directory)[-1:])
+    before = meta.lineage[: meta.lineage.index(born)]
+    return (*before, dataclasses.replace(born, tokens_of=tokens_of)), model
+  check_numbers(model, numbers, '--groups')
+  found = groups.additions(groups.history(meta, directory), numbers)
+  whole = dataclasses.replace(
+    meta, config=dataclasses.replace(meta.config, model=choose(model, without(numbers)))
+  )
+  lineage = files.descend(
+    whole,
+    directory,
+    'extract',
+    GrowConfig(),
+    tokens_of=as_lines([list(addition.runs) for addition in found]),
+    groups=as_text(numbers),
+  )
+  return lineage, choose(model, at_the_end(numbers))
 
 
-def read_added(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> tuple[dict[str, int], Params]:
-  """Read the tokens of a checkpoint from `extract`, or all of a model; return counts and tokens."""
+def extract(state: State, model: ModelConfig, last: Ancestor, numbers: Sequence[int] = ()) -> State:
+  """Return only some tokens of a state.
+
+  Args:
+    state: of the whole model.
+    model: the whole model.
+    last: the last entry of the lineage of `extraction`.
+    numbers: of the groups to extract; none: the tokens behind those of `last.model`.
+  """
+  definition, sizes = models.define(model), tokens.counts(models.define(last.model))
+
+  def cut(params: Params) -> Params:
+    ordered = group_trees.take(params, definition.info, at_the_end(numbers))
+    return tokens.extract(ordered, definition.axes, sizes)
+
+  return {'params': jax.jit(cut)(state['params'])}
+
+
+def read_added(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> Params:
+  """Read the tokens of a checkpoint from `extract`, or all of a model."""
   counts = added_counts(meta)
   definition = models.define(config_lib.with_token_counts(meta.config.model, counts))
   none = jax.tree.map(lambda _: 0, definition.abstract)
   abstract = jax.eval_shape(
     lambda: tokens.extract(definition.init(jax.random.key(0)), definition.axes, none)
   )
-  return counts, files.read_params(checkpoints, meta, mesh, abstract)
+  return files.read_params(checkpoints, meta, mesh, abstract)
 
 
 def merge(state: State, added: Params, model: ModelConfig, config: GrowConfig) -> State:
@@ -232,6 +357,26 @@ def remove(
     return tokens.remove(old_layers, axes, sizes)
 
   return _map(state, config, first, first)
+
+
+def choose_groups(state: State, model: ModelConfig, choice: Choice, config: GrowConfig) -> State:
+  """Return a state with the chosen groups of each projection, and their moments."""
+  info = models.define(model).info
+
+  def chosen(params: Params) -> Params:
+    return group_trees.take(params, info, choice)
+
+  return _map(state, config, chosen, chosen)
+
+
+def scale_groups(state: State, model: ModelConfig, numbers: Sequence[int], factor: float) -> State:
+  """Multiply the values of some groups, in the parameters and in their average; keep the rest."""
+  info = models.define(model).info
+  scaled = jax.jit(lambda params: group_trees.scale(params, info, numbers, factor))
+  return {
+    **state,
+    **{name: scaled(state[name]) for name in ('params', 'ema') if name in state},
+  }
 
 
 def shrink(state: State, task: Task, after: ModelConfig, batch: Batch, config: GrowConfig) -> State:

@@ -24,7 +24,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import depth, tokens, widen
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params, Path, lookup
-from tokenformer_jax.runs.checkpoint_meta import Lineage
+from tokenformer_jax.runs.checkpoint_meta import Lineage, changes_of_tokens
 from tokenformer_jax.steps import optim, statistics
 from tokenformer_jax.steps.step import State
 
@@ -435,7 +435,7 @@ def _map_state(
 
 def last_growth(lineage: Lineage, model: ModelConfig) -> optim.LastGrowth | None:
   """Return what the optimizer must know about the last growth; None if there is no lineage."""
-  if not lineage:
+  if not (lineage := changes_of_tokens(lineage)):
     return None
   last = lineage[-1]
   before = last.model if last.action in ('grow', 'merge') else model

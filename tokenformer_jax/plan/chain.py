@@ -5,7 +5,7 @@ import dataclasses
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config, ModelConfig, counts_as_text, token_counts
 from tokenformer_jax.errors import UserError, nearest
-from tokenformer_jax.grow import depth
+from tokenformer_jax.grow import depth, grown_model
 from tokenformer_jax.messages import say
 from tokenformer_jax.plan.estimate import Plan, count_steps, plan
 from tokenformer_jax.plan.table import Row, align, gib, ms, percent
@@ -23,8 +23,9 @@ class Chain:
 def stage(config: Config, text: str) -> Config:
   """Return the config grown as `--grow=qkv=N,proj=N,ffn=N[,layers=N][,steps=N]` says.
 
-  `pattern=PATTERN` takes the place of `layers=N` where rows of layers differ. Reference counts
-  stay. The steps are those of this stage alone, by default as many as before.
+  `pattern=PATTERN` takes the place of `layers=N` where rows of layers differ. The groups of tokens
+  and the reference counts are those that growth by `config.grow` makes. The steps are those of this
+  stage alone, by default as many as before.
 
   Raises:
     UserError: the text is not of that form, or nothing grows.
@@ -61,7 +62,7 @@ def stage(config: Config, text: str) -> Config:
     )
   return dataclasses.replace(
     config,
-    model=config_lib.with_token_counts(deeper, new),
+    model=grown_model(deeper, new, config.grow),
     train=dataclasses.replace(config.train, steps=steps, epochs=0.0, examples=0),
   )
 

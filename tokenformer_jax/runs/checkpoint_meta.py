@@ -12,7 +12,7 @@ from tokenformer_jax.runs import saved_config
 class Ancestor:
   """One entry of a lineage: a change of a model other than by training."""
 
-  action: str  # grow, shrink, merge or remove
+  action: str  # grow, shrink, merge, remove, slice, scale or freeze; extract in extracted tokens
   source: str  # the source's work directory
   step: int  # the source's step
   model: config_lib.ModelConfig  # the source's model
@@ -20,9 +20,21 @@ class Ancestor:
   updates: int  # the new model's count of optimizer updates when it was created
   # After merge, and in extracted tokens: the runs that the added tokens came from, one per line.
   tokens_of: str = ''
+  # The numbers of the source's groups of parameter tokens that the action took out (remove, slice),
+  # took alone (extract), multiplied (scale) or froze (freeze). Empty for actions on whole models.
+  groups: str = ''
+  factor: float = 1.0  # of scale
 
 
 Lineage = tuple[Ancestor, ...]  # the oldest first
+
+
+def changes_of_tokens(lineage: Lineage) -> Lineage:
+  """Return the entries after which a model had other arrays or fresh counters.
+
+  The others, scale and freeze, leave the tokens, the moments and the counts of updates as they are.
+  """
+  return tuple(one for one in lineage if one.action not in ('scale', 'freeze'))
 
 
 @dataclasses.dataclass(frozen=True)

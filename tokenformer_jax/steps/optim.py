@@ -4,7 +4,8 @@ After a growth, old and new tokens of one array may have different rates: see `L
 """
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +13,8 @@ import jax.numpy as jnp
 import optax
 
 from tokenformer_jax.config import OptimConfig, old_token_rate, restarts_schedule
+from tokenformer_jax.config.groups import frozen_groups
+from tokenformer_jax.model import group_trees
 from tokenformer_jax.model.params import ParamInfo, Params
 from tokenformer_jax.steps import optimizers
 from tokenformer_jax.steps.statistics import is_masked, kept_axes, map_state
@@ -109,12 +112,17 @@ def make_optimizer(
     growth: the last growth, or None for a model that never grew.
     decay_from: see `learning_rate`.
   """
-  freezes = growth is not None and old_token_rate(config) == 0
-  hidden = growth.old_tokens if freezes else jax.tree.map(lambda _: 0, info)
+  freezes, frozen = growth is not None and old_token_rate(config) == 0, frozen_groups(config)
+  hidden = jax.tree.map(lambda one: sum(_sizes(one, frozen)), info)
+  if freezes:
+    hidden = growth.old_tokens
   clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
   clipped = optax.chain(clip, optimizers.scale(config, info, hidden))
+  in_frozen = functools.partial(_by_group, info, frozen)
   if freezes:
-    clipped = _without_old(clipped, info, growth)
+    clipped = _without(clipped, functools.partial(_by_age, info, growth))
+  if frozen:
+    clipped = _without(clipped, in_frozen)
   chain = optax.chain(
     clipped,
     optax.add_decayed_weights(config.weight_decay, mask=decay_mask(info)),
@@ -125,20 +133,52 @@ def make_optimizer(
     (_, before), *_, rates = state
     # Only Adam has a correction to undo, and only its state is a single part with a count.
     counted = before if config.new_token_correction else rates
-    return chain.update(updates, state, params, adam_count=counted.count)
+    updates, state = chain.update(updates, state, params, adam_count=counted.count)
+    if frozen:
+      updates = in_frozen(lambda held, u: jnp.where(held, 0, u), updates)
+    return updates, state
 
   return optax.GradientTransformation(chain.init, update)
 
 
+def _sizes(one: ParamInfo, numbers: Sequence[int]) -> list[int]:
+  """Return the sizes of an array's groups of tokens with these numbers."""
+  return [size for number, size in enumerate(one.groups, start=1) if number in numbers]
+
+
+def _by_group(
+  info: Params,
+  numbers: Sequence[int],
+  f: Callable[..., jax.Array],
+  *trees: Params,
+  name: str = '',
+) -> Params:
+  """Map `f(held, *arrays)` over trees; `held` is true for tokens of the groups with these numbers.
+
+  The arguments are those of `_by_age`.
+  """
+
+  def on_array(one: ParamInfo, held: jax.Array, *arrays: Any) -> Any:
+    if is_masked(arrays[0]):
+      return arrays[0]
+    axes = kept_axes(name, one.axes)
+    if 'param_tokens' not in axes:
+      return f(False, *arrays)
+    kept = [size for axis, size in zip(one.axes, held.shape, strict=True) if axis in axes]
+    return f(held.reshape(kept), *arrays)
+
+  return jax.tree.map(on_array, info, group_trees.mask(info, numbers), *trees)
+
+
 def _by_age(
-  f: Callable[..., jax.Array], info: Params, growth: LastGrowth, *trees: Params, name: str = ''
+  info: Params, growth: LastGrowth, f: Callable[..., jax.Array], *trees: Params, name: str = ''
 ) -> Params:
   """Map `f(old, *arrays)` over trees; `old` broadcasts to the array and is true for old entries.
 
   Args:
-    f: the function.
     info: `Definition.info` of the model.
     growth: the last growth.
+    f: the function.
     *trees: like the parameters.
     name: the statistic that they are, if they are one. Of a mean over old and new tokens no entry
       is old.
@@ -166,19 +206,23 @@ def _by_age(
   return jax.tree.map(on_array, info, growth.old_tokens, *trees)
 
 
-def _without_old(
-  inner: optax.GradientTransformation, info: Params, growth: LastGrowth
+def _without(
+  inner: optax.GradientTransformation, by_entry: Callable[..., Params]
 ) -> optax.GradientTransformation:
-  """Hide gradients and statistics of old entries from `inner`, and keep these statistics.
+  """Hide gradients and statistics of some entries from `inner`, and keep these statistics.
 
-  `inner` clips by the norm of the new tokens' gradient alone, and orthogonalizes them alone.
+  `inner` clips by the norm of the other entries' gradient alone, and orthogonalizes them alone.
+
+  Args:
+    inner: the transformation.
+    by_entry: `_by_age` or `_by_group` without their last arguments; true for the hidden entries.
   """
 
   def hidden(tree: Params, name: str = '') -> Params:
-    return _by_age(lambda old, x: jnp.where(old, 0, x), info, growth, tree, name=name)
+    return by_entry(lambda held, x: jnp.where(held, 0, x), tree, name=name)
 
   def kept(name: str, before: Params, after: Params) -> Params:
-    return _by_age(lambda old, a, b: jnp.where(old, a, b), info, growth, before, after, name=name)
+    return by_entry(lambda held, a, b: jnp.where(held, a, b), before, after, name=name)
 
   def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
     seen = map_state(lambda name, tree: hidden(tree, name), lambda _, count: count, state)
@@ -207,7 +251,7 @@ def _scale_by_rates(
       since = state.count - growth.updates + 1
       factor_new = step * _new_token_factor(config, since, adam_count + 1)
       updates = _by_age(
-        lambda old, u: u * jnp.where(old, factor_old, factor_new), info, growth, updates
+        info, growth, lambda old, u: u * jnp.where(old, factor_old, factor_new), updates
       )
     return updates, optax.ScaleByScheduleState(optax.safe_increment(state.count))
 

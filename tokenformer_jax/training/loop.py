@@ -93,6 +93,7 @@ class Trainer:
     growth = grow.last_growth(self.origin.lineage, config.model)
     start.check_old_tokens(config, growth, definition)
     elastic.check(config.train.drop_groups, definition.info)
+    start.check_frozen_groups(config)
     self.task.prepare()  # Missing data fails here, before the work directory is made.
     start.make_writable(workdir)
     self.workdir = workdir

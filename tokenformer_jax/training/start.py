@@ -7,6 +7,7 @@ from jax.sharding import Mesh
 from tokenformer_jax import config as config_lib
 from tokenformer_jax import messages, tasks
 from tokenformer_jax.config import Config, ModelConfig
+from tokenformer_jax.config.groups import check_numbers, frozen_groups
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.grow import files, room, state, tokens
 from tokenformer_jax.model import models
@@ -185,3 +186,12 @@ def check_old_tokens(config: Config, growth: LastGrowth | None, definition: Defi
       f'config.optim.old_tokens is {config.optim.old_tokens!r}, but this model has no tokens newer '
       'than the others, and no newer layers; grow it first, or set it to train'
     )
+
+
+def check_frozen_groups(config: Config) -> None:
+  """Check that the model has the groups that `optim.frozen_groups` names.
+
+  Raises:
+    UserError: it has not.
+  """
+  check_numbers(config.model, frozen_groups(config.optim), 'config.optim.frozen_groups')

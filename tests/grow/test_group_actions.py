@@ -1,0 +1,617 @@
+"""Groups of parameter tokens after a growth by groups: listed, taken apart, joined, weighted."""
+
+import dataclasses
+import functools
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_run
+from commands import grow as command
+from commands import meta_of, read, write_run
+from growing import (
+  STEP,
+  UPDATES,
+  adam,
+  by_name,
+  difference,
+  grow,
+  logits,
+  params_of,
+  state_of,
+)
+from outcomes import assert_same, paths
+from tiny import tiny_model
+
+from tokenformer_jax.config import (
+  Config,
+  GrowConfig,
+  OptimConfig,
+  TokenGroup,
+  pattentions,
+  token_counts,
+  token_groups,
+)
+from tokenformer_jax.config import groups as chosen
+from tokenformer_jax.decoding import trained
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import groups, last_growth, parts, state
+from tokenformer_jax.model import group_trees
+from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.model.pattention import pattention
+from tokenformer_jax.parallel import devices
+from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
+from tokenformer_jax.training import start
+
+SLOW = pytest.mark.slow  # because whole commands compile two models each
+BASE = tiny_model()
+GROUP, KEEP = GrowConfig(method='group'), GrowConfig()
+HERE = pathlib.Path('/here')
+
+
+def _grown(model, counts, config=GROUP):
+  return state.grown_model(model, counts, config)
+
+
+# A model whose projections have 3, 2 and 3 groups.
+TWICE = _grown(_grown(BASE, by_name(32, 40, 64)), by_name(40, 48, 80))
+SPECIALIST = _grown(BASE, by_name(32, 48, 64))
+
+
+def _born(action, source, model, method='group', **details):
+  return Ancestor(action, source, STEP, model, GrowConfig(method=method), UPDATES, **details)
+
+
+def _meta(lineage=(), model=BASE, contents='model', **optim):
+  config = Config(model=model, optim=OptimConfig(**optim))
+  return Meta(STEP, UPDATES, config, lineage, contents, {}, {})
+
+
+def _sizes(model):
+  return {
+    name: [group.tokens for group in found] for name, found in chosen.groups_of(model).items()
+  }
+
+
+# Choices of groups
+
+
+def test_the_first_groups_of_each_projection():
+  assert _sizes(TWICE) == {'qkv': [24, 8, 8], 'proj': [40, 8], 'ffn': [48, 16, 16]}
+  two = chosen.choose(TWICE, chosen.first(2))
+  assert _sizes(two) == {'qkv': [24, 8], 'proj': [40, 8], 'ffn': [48, 16]}
+  assert chosen.choose(TWICE, chosen.first(1)) == BASE, 'the first groups are not the base'
+
+
+def test_any_groups_can_go_if_every_projection_keeps_one():
+  assert _sizes(chosen.choose(TWICE, chosen.without([2])))['proj'] == [40]
+  assert _sizes(chosen.choose(TWICE, chosen.without([1])))['ffn'] == [16, 16]
+  with pytest.raises(UserError, match=r'proj would keep none of its groups .*, of which it has 2'):
+    chosen.choose(TWICE, chosen.without([1, 2]))
+
+
+def test_arrays_are_cut_as_their_model():
+  params = params_of(TWICE)
+  for choice in (chosen.first(2), chosen.without([1]), chosen.at_the_end([2])):
+    got = group_trees.take(params, define_lm(TWICE).info, choice)
+    want = define_lm(chosen.choose(TWICE, choice)).abstract
+    assert jax.tree.map(jnp.shape, got) == jax.tree.map(lambda a: a.shape, want)
+  keys = paths(group_trees.take(params, define_lm(TWICE).info, chosen.at_the_end([2])))
+  old = paths(params)['blocks/ffn/keys']
+  want = np.concatenate([old[:, :48], old[:, 64:], old[:, 48:64]], axis=1)
+  np.testing.assert_array_equal(keys['blocks/ffn/keys'], want)
+
+
+def test_a_mask_marks_the_tokens_of_groups():
+  masks = paths(jax.jit(lambda: group_trees.mask(define_lm(TWICE).info, [1, 3]))())
+  assert masks['blocks/ffn/keys'].shape == (1, 80, 1)
+  np.testing.assert_array_equal(
+    masks['blocks/ffn/values'].ravel(), [True] * 48 + [False] * 16 + [True] * 16
+  )
+  np.testing.assert_array_equal(
+    masks['blocks/attention/proj/keys'].ravel(), [True] * 40 + [False] * 8
+  )
+  assert masks['embedding'].shape == () and not masks['embedding']
+
+
+def test_a_mask_is_not_a_constant_of_the_program():
+  text = jax.jit(lambda: group_trees.mask(define_lm(TWICE).info, [2])).lower().as_text()
+  assert 'stablehlo.iota' in text and len(text) < 50_000
+
+
+@pytest.mark.parametrize(
+  ('text', 'numbers'), [('', ()), ('2,3', (2, 3)), ('3 1', (1, 3)), ('2, 10', (2, 10))]
+)
+def test_numbers_of_groups(text, numbers):
+  assert chosen.parse_numbers(text, 'x') == numbers
+  assert chosen.parse_numbers(chosen.as_text(numbers), 'x') == numbers
+
+
+@pytest.mark.parametrize('text', ['0', 'two', '1-3', '1,,x', '-1', '2,2', '1e3'])
+def test_what_are_no_numbers_of_groups(text):
+  with pytest.raises(UserError, match=r'^--groups is '):
+    chosen.parse_numbers(text, '--groups')
+
+
+# States
+
+
+def test_removed_groups_leave_the_others_with_their_moments():
+  old = state_of(TWICE)
+  new = parts.choose_groups(old, TWICE, chosen.without([2]), KEEP)
+  for name in ('params', 'mu', 'nu'):
+    before, after = (
+      paths(one['params'] if name == 'params' else getattr(adam(one), name)) for one in (old, new)
+    )
+    keys = before['blocks/ffn/keys']
+    want = np.concatenate([keys[:, :48], keys[:, 64:]], axis=1)
+    np.testing.assert_array_equal(after['blocks/ffn/keys'], want, err_msg=name)
+    np.testing.assert_array_equal(after['embedding'], before['embedding'], err_msg=name)
+  assert int(adam(new).count) == UPDATES
+
+
+@SLOW
+def test_the_first_group_alone_computes_what_the_base_does():
+  old = state_of(BASE)
+  whole = grow(old, BASE, SPECIALIST, dataclasses.replace(GROUP, new_values='init'))
+  alone = parts.choose_groups(whole, SPECIALIST, chosen.first(1), KEEP)
+  assert_same(alone, old, 'sliced')
+  assert difference(logits(SPECIALIST, whole['params']), logits(BASE, old['params'])) > 1e-3
+
+
+def test_a_factor_multiplies_values_only():
+  old = {**state_of(TWICE), 'ema': params_of(TWICE, 7)}
+  new = parts.scale_groups(old, TWICE, [2], 0.5)
+  for name in ('params', 'ema'):
+    before, after = paths(old[name]), paths(new[name])
+    values = before['blocks/ffn/values'].copy()
+    values[:, 48:64] *= 0.5
+    np.testing.assert_array_equal(after['blocks/ffn/values'], values, err_msg=name)
+    for path in before.keys() - {path for path in before if path.endswith('/values')}:
+      np.testing.assert_array_equal(after[path], before[path], err_msg=f'{path} of {name}')
+  assert_same(new['opt_state'], old['opt_state'], 'moments')
+  assert_same(parts.scale_groups(old, TWICE, [2, 3], 1.0), old, 'a factor of 1')
+
+
+@SLOW
+def test_a_factor_of_zero_is_the_model_without_the_group():
+  old = state_of(SPECIALIST)
+  zero = parts.scale_groups(old, SPECIALIST, [2], 0.0)
+  without = parts.choose_groups(old, SPECIALIST, chosen.first(1), KEEP)
+  np.testing.assert_array_equal(logits(SPECIALIST, zero['params']), logits(BASE, without['params']))
+
+
+# Merging
+
+
+@functools.cache
+def _base():
+  return parts.choose_groups(state_of(SPECIALIST), SPECIALIST, chosen.first(1), KEEP)
+
+
+@functools.cache
+def _trained(seed):
+  """A specialist: the tokens and the rest of the base, and a group of random keys and values."""
+  whole, base, info = state_of(SPECIALIST, seed), state_of(SPECIALIST), define_lm(SPECIALIST).info
+  masks = group_trees.mask(info, [2])
+  params = jax.tree.map(jnp.where, masks, whole['params'], base['params'])
+  return {**whole, 'params': params}
+
+
+def _specialist(name):
+  return _meta((_born('grow', '/base', BASE),), SPECIALIST), pathlib.Path(name)
+
+
+@functools.cache
+def _merged():
+  """The first specialist with what was extracted from the second, and the merge's model."""
+  meta, directory = _specialist('/second')
+  lineage, model = parts.extraction(meta, directory, [])
+  added = parts.extract(_trained(2), model, lineage[-1])['params']
+  extracted = _meta(lineage, model, 'added_tokens')
+  after = parts.merged_model(SPECIALIST, extracted, KEEP)
+  return after, parts.merge(_trained(1), added, SPECIALIST, KEEP), extracted
+
+
+def test_merged_groups_stay_groups():
+  after, state, _ = _merged()
+  assert _sizes(after) == {'qkv': [24, 8, 8], 'proj': [40, 8, 8], 'ffn': [48, 16, 16]}
+  assert token_groups(pattentions(after)['ffn'])[2] == TokenGroup(16, 16)
+  want = jax.tree.map(lambda a: a.shape, define_lm(after).abstract)
+  assert jax.tree.map(jnp.shape, state['params']) == want
+
+
+@pytest.mark.parametrize('place', ['attention/query', 'attention/proj', 'ffn'])
+def test_two_specialists_add_up(place):
+  """What each Pattention adds to the base's output is the sum of what the two add."""
+  after, merged, _ = _merged()
+  x = jnp.float32(np.random.default_rng(3).normal(size=(2, 5, 32)))
+  name = {'attention/query': 'qkv', 'attention/proj': 'proj', 'ffn': 'ffn'}[place]
+
+  def output(model, params, layer):
+    arrays = paths(params)
+    keys, values = (arrays[f'blocks/{place}/{part}'][layer] for part in ('keys', 'values'))
+    return np.asarray(pattention(x, keys, values, groups=token_groups(pattentions(model)[name])))
+
+  for layer in range(2):
+    base = output(BASE, _base()['params'], layer)
+    one, two = (output(SPECIALIST, _trained(i)['params'], layer) - base for i in (1, 2))
+    got = output(after, merged['params'], layer) - base
+    size = np.abs(np.stack([base, one, two])).max()
+    assert np.abs(one).max() > 0.1 and np.abs(two).max() > 0.1, 'nothing was added'
+    np.testing.assert_allclose(got, one + two, rtol=0, atol=1e-6 * size)
+
+
+def test_merge_then_remove_is_the_first_specialist():
+  after, merged, extracted = _merged()
+  lineage = (
+    *_specialist('/first')[0].lineage,
+    _born('merge', '/first', SPECIALIST, tokens_of='/second'),
+  )
+  last = parts.last_addition(_meta(lineage, after), HERE)
+  assert last.model == SPECIALIST
+  assert_same(parts.remove(merged, after, last.model, KEEP), _trained(1), 'merged and removed')
+  without = parts.choose_groups(merged, after, chosen.without([3]), KEEP)
+  assert_same(without, _trained(1), 'merged, and its group removed')
+  assert parts.additions(extracted, HERE) == [['/second']]
+
+
+@pytest.mark.parametrize('numbers', [[], [2]])
+def test_extract_then_merge_is_the_grown_model(numbers):
+  meta, directory = _specialist('/first')
+  lineage, model = parts.extraction(meta, directory, numbers)
+  added = parts.extract(_trained(1), SPECIALIST, lineage[-1], numbers)['params']
+  extracted = _meta(lineage, model, 'added_tokens')
+  assert parts.additions(extracted, HERE) == [['/first']]
+  parts.check_not_twice(_meta(), pathlib.Path('/base'), extracted, pathlib.Path('/added'))
+  assert parts.merged_model(BASE, extracted, KEEP) == SPECIALIST
+  merged = parts.merge(_base(), added, BASE, KEEP)
+  assert_same(merged['params'], _trained(1)['params'], 'extracted and merged')
+
+
+def test_a_group_in_the_middle_is_extracted():
+  lineage = (
+    _born('grow', '/base', BASE),
+    _born('grow', '/one', _grown(BASE, by_name(32, 40, 64))),
+  )
+  meta, old = _meta(lineage, TWICE), state_of(TWICE)
+  lineage, model = parts.extraction(meta, HERE, [2])
+  extracted = _meta(lineage, model, 'added_tokens')
+  assert parts.added_counts(extracted) == by_name(8, 8, 16)
+  assert parts.additions(extracted, HERE) == [['/one', '/here']], 'of one or the other projection'
+  added = paths(parts.extract(old, TWICE, lineage[-1], [2])['params'])
+  keys = paths(old['params'])['blocks/ffn/keys']
+  np.testing.assert_array_equal(added['blocks/ffn/keys'], keys[:, 48:64])
+
+
+def test_all_groups_cannot_be_extracted():
+  with pytest.raises(UserError, match=r'proj would keep none of its groups'):
+    parts.extraction(_meta((), TWICE), HERE, [1, 2])
+
+
+def _whole(model):
+  return _meta((), model)
+
+
+ZERO_KEYS = _grown(BASE, by_name(32, 48, 64), GrowConfig(method='zero_keys'))
+OF_ZERO_KEYS = _meta((_born('grow', '/base', BASE, 'zero_keys'),), ZERO_KEYS, 'added_tokens')
+
+
+@pytest.mark.parametrize(
+  ('ours', 'added', 'ffn'),
+  [
+    (BASE, _whole(BASE), [96]),
+    (SPECIALIST, _whole(BASE), [48, 16, 48]),
+    (BASE, _whole(SPECIALIST), [48, 48, 16]),
+    (BASE, OF_ZERO_KEYS, [64]),
+    (SPECIALIST, OF_ZERO_KEYS, [48, 16, 16]),
+  ],
+  ids=['one norm', 'a whole model', 'groups into one', 'into the norm', 'out of a norm'],
+)
+def test_where_merged_tokens_go(ours, added, ffn):
+  assert _sizes(parts.merged_model(ours, added, KEEP))['ffn'] == ffn
+  got = token_counts(parts.merged_model(ours, added, KEEP))
+  want = {name: n + parts.added_counts(added)[name] for name, n in token_counts(ours).items()}
+  assert got == want
+
+
+def test_a_scale_of_tokens_that_join_is_compared_with_their_group():
+  resized = _grown(BASE, by_name(32, 48, 64), GrowConfig(method='random', scale='resize'))
+  added = _meta((_born('grow', '/base', BASE, 'random'),), resized, 'added_tokens')
+  own = parts.own_groups(BASE, added)
+  assert 'qkv 32 there and 24 here' in parts.other_scale(BASE, resized, own)
+  own = parts.own_groups(SPECIALIST, added)
+  assert own['qkv'] == (TokenGroup(8, 32),), 'a group of its own has another scale'
+  assert parts.other_scale(SPECIALIST, resized, own) is None
+
+
+def test_groups_are_not_resized_by_a_merge():
+  with pytest.raises(UserError, match='--scale=resize is for tokens that join a group'):
+    parts.merged_model(SPECIALIST, _whole(BASE), GrowConfig(scale='resize'))
+  other = tiny_model(score='softmax')
+  with pytest.raises(UserError, match=r"score\.kind is 'l2_norm_gelu' in the source and 'softmax'"):
+    parts.check_mergeable(SPECIALIST, _grown(other, by_name(32, 48, 64)))
+
+
+# The lineage
+
+
+DEEPER = tiny_model(layers=3)
+ONCE = _grown(BASE, by_name(32, 40, 64))
+GREW_TWICE = (_born('grow', '/base', BASE), _born('grow', '/one', ONCE))
+WITHOUT_2 = chosen.choose(TWICE, chosen.without([2]))
+
+
+@pytest.mark.parametrize(
+  ('meta', 'runs'),
+  [
+    (_meta(GREW_TWICE, TWICE), [['/base'], ['/one'], ['/here']]),
+    # Group 2 of proj is of the second growth, which is still there in other projections.
+    (
+      _meta((*GREW_TWICE, _born('remove', '/two', TWICE, groups='2')), WITHOUT_2),
+      [['/base'], ['/two']],
+    ),
+    (
+      _meta(
+        (*GREW_TWICE, _born('remove', '/two', TWICE, groups='3')),
+        chosen.choose(TWICE, chosen.without([3])),
+      ),
+      [['/base'], ['/one'], ['/two']],
+    ),
+    (_meta((*GREW_TWICE, _born('slice', '/two', TWICE, groups='2 3')), BASE), [['/base']]),
+    (_meta((*GREW_TWICE, _born('remove', '/two', TWICE)), ONCE), [['/base'], ['/one']]),
+    (
+      _meta((*GREW_TWICE, _born('scale', '/two', TWICE, groups='2', factor=0.5)), TWICE),
+      [['/base'], ['/one'], ['/two']],
+    ),
+    # New layers have tokens in all groups.
+    (_meta((_born('grow', '/base', BASE),), DEEPER), [['/base'], ['/here']]),
+    (
+      _meta((_born('grow', '/base', BASE), _born('remove', '/deep', DEEPER)), BASE),
+      [['/base']],
+    ),
+    # A lineage that does not fit its models: nothing is taken for gone.
+    (
+      _meta((*GREW_TWICE, _born('remove', '/two', TWICE, groups='2')), BASE),
+      [['/base'], ['/one'], ['/two']],
+    ),
+  ],
+  ids=[
+    *('grown', 'the middle', 'the last', 'sliced', 'removed', 'scaled'),
+    *('deeper', 'as deep as before', 'odd'),
+  ],
+)
+def test_which_runs_the_tokens_come_from(meta, runs):
+  assert parts.additions(meta, HERE) == runs
+
+
+def test_what_a_factor_or_freezing_leaves_as_it_was():
+  """The last growth is still the last: for the optimizer, and for remove and extract."""
+  for action in ('scale', 'freeze'):
+    meta = _meta((*GREW_TWICE, _born(action, '/two', TWICE, groups='1')), TWICE)
+    assert parts.last_addition(meta, HERE) is GREW_TWICE[-1]
+    got, want = last_growth(meta.lineage, TWICE), last_growth(GREW_TWICE, TWICE)
+    assert got == want
+    lineage, _ = parts.extraction(meta, HERE, [])
+    assert lineage[-1].model == ONCE
+
+
+def test_a_removed_group_hides_the_last_growth():
+  meta = _meta((*GREW_TWICE, _born('remove', '/two', TWICE, groups='2')), WITHOUT_2)
+  with pytest.raises(UserError, match='not the result of grow or merge; --groups=N,… names'):
+    parts.last_addition(meta, HERE)
+
+
+def test_the_table_of_groups():
+  lineage = (*GREW_TWICE, _born('scale', '/two', TWICE, groups='3', factor=0.5))
+  lines = groups.render(_meta(lineage, TWICE, frozen_groups='1'), HERE).splitlines()
+  words = [line.split() for line in lines]
+  assert words[0][:3] == ['group', 'qkv', '(tokens:τ²)']
+  assert words[1][:4] == ['1', '24:24', '40:40', '48:48']
+  assert '  the beginning of /base  ' in lines[1] and lines[1].endswith('  frozen')
+  assert words[2][:4] == ['2', '8:8', '–', '16:16']
+  assert f'  grow (group) at step {STEP} of /base  ' in lines[2] and lines[2].endswith('  trained')
+  assert words[3][:4] == ['2', '–', '8:8', '–'], 'a group of another growth is in one row'
+  assert f'grow (group) at step {STEP} of /one, × 0.5 ' in lines[4]
+  assert len(lines) == 5
+
+
+def test_the_table_of_a_model_with_one_group():
+  lines = groups.render(_meta(), HERE).splitlines()
+  assert len(lines) == 2 and '1 ' in lines[1] and 'the beginning of /here' in lines[1]
+  grown = _meta((_born('grow', '/base', BASE, 'zero_keys'),), ZERO_KEYS, old_tokens='freeze')
+  line = groups.render(grown, HERE).splitlines()[1]
+  assert f'the beginning of /base, grow (zero_keys) at step {STEP} of /base' in line
+  assert line.endswith('new tokens trained')
+
+
+# Frozen groups
+
+
+def test_frozen_groups_keep_their_tokens_when_others_go():
+  optim = OptimConfig(frozen_groups='1 3')
+  assert chosen.choose_frozen(optim, TWICE, chosen.without([2])) == '1 2'
+  assert chosen.choose_frozen(optim, TWICE, chosen.first(2)) == '1'
+  assert chosen.choose_frozen(optim, TWICE, chosen.without([1])) == '2'
+
+
+def test_new_tokens_are_not_frozen():
+  frozen = OptimConfig(frozen_groups='2')
+  chosen.check_new_tokens_train(frozen, SPECIALIST, _grown(SPECIALIST, by_name(40, 56, 80)))
+  with pytest.raises(UserError, match=r'new tokens of qkv would be in group 2, which .* freezes'):
+    chosen.check_new_tokens_train(frozen, BASE, SPECIALIST)
+  into = _grown(SPECIALIST, by_name(40, 48, 64), GrowConfig(method='zero_keys'))
+  with pytest.raises(UserError, match=r'new tokens of qkv would be in group 2'):
+    chosen.check_new_tokens_train(frozen, SPECIALIST, into)
+
+
+def test_frozen_groups_must_exist():
+  config = Config(model=TWICE, optim=OptimConfig(frozen_groups='4'))
+  with pytest.raises(UserError, match=r'frozen_groups names group 4; .* the groups 1 to 3 at most'):
+    start.check_frozen_groups(config)
+  start.check_frozen_groups(Config(model=TWICE, optim=OptimConfig(frozen_groups='1 3')))
+  with pytest.raises(UserError, match=r"config.optim.frozen_groups is 'one'; it must be numbers"):
+    chosen.frozen_groups(OptimConfig(frozen_groups='one'))
+
+
+# Whole commands
+
+
+@pytest.fixture(scope='module')
+def home(tmp_path_factory):
+  """A directory with the run `run` of one group, `two` of two groups, and a Transformer."""
+  root = tmp_path_factory.mktemp('groups')
+  text = tiny_run.write_corpus(root / 'corpus')
+  write_run(root / 'run', text, root / 'cache')
+  tokens = {f'model__layer__{name}__tokens': 64 for name in ('mixer__qkv', 'mixer__proj', 'ffn')}
+  split = {name.replace('tokens', 'groups'): '32 32' for name in tokens}
+  write_run(root / 'two', text, root / 'cache', **tokens, **split)
+  write_run(root / 'dense', text, root / 'cache', **tiny_run.DENSE)
+  return root
+
+
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+  monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:1])
+
+
+def test_the_command_prints_the_table(home, capsys):
+  command('groups', f'--source={home}/two')
+  out = capsys.readouterr().out.splitlines()
+  assert [line.split()[:2] for line in out[1:]] == [['1', '32:32'], ['2', '32:32']]
+  command('groups', f'--source={home}/run')
+  assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+@SLOW
+def test_freeze_writes_the_same_run_with_another_config(home, tmp_path):
+  command('freeze', '--groups=1', f'--source={home}/two', f'--target={tmp_path}/frozen')
+  meta = meta_of(tmp_path / 'frozen')
+  assert meta.config.optim.frozen_groups == '1'
+  assert (meta.lineage[-1].action, meta.lineage[-1].groups) == ('freeze', '1')
+  assert_same(read(tmp_path / 'frozen'), read(home / 'two'), 'frozen')
+  command('freeze', '--groups=', f'--source={tmp_path}/frozen', f'--target={tmp_path}/free')
+  assert meta_of(tmp_path / 'free').config.optim.frozen_groups == ''
+
+
+@SLOW
+def test_remove_slice_and_scale_write_runs(home, tmp_path):
+  source = f'--source={home}/two'
+  command('remove', '--groups=1', source, f'--target={tmp_path}/removed')
+  command('slice', '--groups=1', source, f'--target={tmp_path}/sliced')
+  old = paths(read(home / 'two')['params'])['blocks/ffn/keys']
+  for name, part, gone in (('removed', old[:, 32:], '1'), ('sliced', old[:, :32], '2')):
+    np.testing.assert_array_equal(paths(read(tmp_path / name)['params'])['blocks/ffn/keys'], part)
+    assert meta_of(tmp_path / name).lineage[-1].groups == gone
+  command('scale', '--groups=2', '--factor=0', source, f'--target={tmp_path}/scaled')
+  last = meta_of(tmp_path / 'scaled').lineage[-1]
+  assert (last.action, last.groups, last.factor) == ('scale', '2', 0.0)
+  assert not paths(read(tmp_path / 'scaled')['params'])['blocks/ffn/values'][:, 32:].any()
+
+
+def test_a_growth_into_a_frozen_group_is_refused(home, tmp_path):
+  frozen = tmp_path / 'frozen'
+  command('freeze', '--groups=2', f'--source={home}/two', f'--target={frozen}')
+  with pytest.raises(UserError, match=r'new tokens of ffn would be in group 2, which .* freezes'):
+    command(f'--source={frozen}', f'--target={tmp_path}/new', '--param_tokens=ffn=96')
+  assert not (tmp_path / 'new').exists()
+
+
+@SLOW
+def test_two_runs_grown_by_a_group_merge(home, tmp_path, capsys):
+  grown = ['--method=group', '--param_tokens=qkv=48,ffn=96']
+  for name, seed in (('a', 1), ('b', 2)):
+    command(f'--source={home}/run', f'--target={tmp_path}/{name}', *grown, f'--seed={seed}')
+  command('extract', '--groups=2', f'--source={tmp_path}/b', f'--target={tmp_path}/of_b')
+  merge = ['merge', f'--added={tmp_path}/of_b']
+  command(*merge, f'--source={tmp_path}/a', f'--target={tmp_path}/both')
+  meta = meta_of(tmp_path / 'both')
+  assert _sizes(meta.config.model) == {'qkv': [32, 16, 16], 'proj': [32], 'ffn': [64, 32, 32]}
+  with pytest.raises(UserError, match='merged, they would count twice; merge them into a run with'):
+    command(*merge, f'--source={tmp_path}/both', f'--target={tmp_path}/again')
+  command('remove', f'--source={tmp_path}/both', f'--target={tmp_path}/a_again')
+  assert_same(read(tmp_path / 'a_again'), read(tmp_path / 'a'), 'merged and removed')
+  command(*merge, f'--source={home}/run', f'--target={tmp_path}/b_again')
+  assert_same(read(tmp_path / 'b_again')['params'], read(tmp_path / 'b')['params'], 'put back')
+  capsys.readouterr()
+  command('groups', f'--source={tmp_path}/both')
+  assert f'merge of {tmp_path}/b at step {STEP} of {tmp_path}/a' in capsys.readouterr().out
+
+
+def test_a_run_is_used_with_its_first_groups(home):
+  whole = trained.load(f'{home}/two')
+  part = trained.load(f'{home}/two', groups=1)
+  assert _sizes(part.config.model)['ffn'] == [32]
+  keys = [one.params['blocks']['ffn']['keys'] for one in (whole, part)]
+  np.testing.assert_array_equal(keys[1], keys[0][:, :32])
+  assert_same(trained.load(f'{home}/two', groups=2).params, whole.params, 'all groups')
+  for count in (0, 3):
+    with pytest.raises(UserError, match=rf'--groups is {count}; it must be from 1 to 2'):
+      trained.load(f'{home}/two', groups=count)
+  with pytest.raises(UserError, match='is a Transformer, which has no groups'):
+    trained.load(f'{home}/dense', groups=1)
+
+
+def test_first_groups_on_several_devices(home, monkeypatch):
+  want = trained.load(f'{home}/two', groups=1)
+  monkeypatch.setattr(devices, 'find', jax.devices)
+  got = trained.load(f'{home}/two', 2, groups=1)
+  assert_same(got.params, want.params, 'on eight devices')
+  keys = got.params['blocks']['ffn']['keys']
+  assert {s.data.shape for s in keys.addressable_shards} == {(2, 32 // 2, 32 // 4)}
+
+
+MISTAKES = {
+  'no such group': (['remove', '--groups=3'], '--groups names group 3; .* groups 1 to 2 at most'),
+  'one group only': (
+    ['scale', '--groups=2', '--factor=2', '--source={home}/run'],
+    'names group 2; each projection has one group at most',
+  ),
+  'all groups': (['remove', '--groups=1,2'], 'qkv would keep none of its groups'),
+  'all groups to extract': (['extract', '--groups=1,2'], 'would keep none of its groups'),
+  'words': (['remove', '--groups=two'], "--groups is 'two'; it must be numbers of groups"),
+  'group zero': (['extract', '--groups=0'], "--groups is '0'; it must be numbers of groups"),
+  'a group twice': (['remove', '--groups=2,2'], 'name every group once'),
+  'an empty list': (['remove', '--groups='], '--groups is empty; name groups by their numbers'),
+  'no list to scale': (['scale', '--factor=2'], '--groups is empty; name groups'),
+  'no factor': (['scale', '--groups=2'], 'scale needs --factor=X'),
+  'a factor that is not a number': (['scale', '--groups=2', '--factor=nan'], '--factor is nan'),
+  'no list to freeze': (['freeze'], 'freeze needs --groups=N,…, or --groups='),
+  'no number to slice': (['slice', '--groups=1,2'], 'slice needs --groups=N, the number of gro'),
+  'nothing sliced': (['slice', '--groups=2'], r'--groups is 2, .*it must be from 1 to 1'),
+  'a slice of nothing': (['slice', '--groups=0'], '--groups is 0, the number of groups to keep'),
+  'a slice of one': (
+    ['slice', '--groups=1', '--source={home}/run'],
+    'every projection of this model has one group, so that there is nothing to take out',
+  ),
+  'groups to grow by': (['--groups=2'], '--groups has no meaning for grow'),
+  'groups to merge': (['merge', '--groups=2'], '--groups has no meaning for merge'),
+  'groups of groups': (['groups', '--groups=2'], '--groups has no meaning for groups'),
+  'a target of a table': (['groups'], '--target has no meaning for groups'),
+  'a factor to remove by': (['remove', '--factor=2'], '--factor has no meaning for remove'),
+  'a Transformer': (
+    ['freeze', '--groups=1', '--source={home}/dense'],
+    'is a Transformer, which has no groups of parameter tokens',
+  ),
+}
+
+
+@pytest.mark.parametrize('name', MISTAKES)
+def test_a_mistake_is_one_sentence_and_nothing_is_written(home, tmp_path, name):
+  arguments, sentence = MISTAKES[name]
+  arguments = [argument.format(home=home) for argument in arguments]
+  for flag, value in {'source': home / 'two', 'target': tmp_path / 'new'}.items():
+    if not any(argument.startswith(f'--{flag}=') for argument in arguments):
+      arguments.append(f'--{flag}={value}')
+  with pytest.raises(UserError, match=sentence) as error:
+    command(*arguments)
+  assert '\n' not in str(error.value) and not list(tmp_path.iterdir())
+
+
+def test_the_table_is_of_models_with_tokens(home):
+  with pytest.raises(UserError, match='is a Transformer, which has no groups'):
+    command('groups', f'--source={home}/dense')
+  with pytest.raises(UserError, match='--target is missing: the new work directory'):
+    command('remove', f'--source={home}/two')

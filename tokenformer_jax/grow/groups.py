@@ -1,0 +1,206 @@
+"""Tell from a run's lineage where each of its groups of parameter tokens comes from.
+
+The functions read only the description of a checkpoint. What is done to arrays is in
+`model/group_trees.py`.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from tokenformer_jax.config import ModelConfig, token_counts
+from tokenformer_jax.config.groups import frozen_groups, groups_of, parse_numbers
+from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta, changes_of_tokens
+from tokenformer_jax.storage import paths
+
+
+@dataclasses.dataclass(frozen=True)
+class Addition:
+  """A growth or merge that added parameter tokens, or the beginning of a run.
+
+  Attributes:
+    number: the place among the additions of a model.
+    runs: the runs in which the tokens were first trained; empty where an older version did not
+      record them.
+    text: a description for a table.
+  """
+
+  number: int
+  runs: tuple[str, ...]
+  text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupHistory:
+  """The additions that a group's tokens came by, the oldest first, and the factor of its values."""
+
+  additions: tuple[Addition, ...]
+  factor: float = 1.0
+
+
+History = dict[str, list[GroupHistory]]
+
+
+def history(meta: Meta, directory: paths.Path) -> History:
+  """Return the history of each group, by the name of its projection.
+
+  Where an entry of the lineage does not say what became of a group, the group counts as one with
+  tokens of every addition so far, so that nothing is taken for new that may be old.
+  """
+  runs = [ancestor.source for ancestor in meta.lineage] + [str(paths.absolute(directory))]
+  models = [ancestor.model for ancestor in meta.lineage] + [meta.config.model]
+  beginning = Addition(0, (runs[0],), f'the beginning of {runs[0]}')
+  found = {
+    name: [GroupHistory((beginning,))] * len(groups)
+    for name, groups in groups_of(models[0]).items()
+  }
+  every = [beginning]
+  for i, ancestor in enumerate(meta.lineage):
+    step = _Step(ancestor, models[i], models[i + 1], _addition(ancestor, runs[i + 1], len(every)))
+    if ancestor.action in ('grow', 'merge') and step.adds:
+      every.append(step.addition)
+    latest = max((one.number for one in additions(found)), default=0)
+    unknown = GroupHistory(tuple(every))
+    found = {
+      name: step.after_it(name, found.get(name, []), latest, unknown)
+      for name in groups_of(models[i + 1])
+    }
+  return found
+
+
+def _addition(ancestor: Ancestor, run: str, number: int) -> Addition:
+  if ancestor.action == 'merge':
+    added = tuple(ancestor.tokens_of.splitlines())
+    what = f'merge of {", ".join(added) or "another run"} at step {ancestor.step} of'
+    return Addition(number, added, f'{what} {ancestor.source}')
+  text = f'grow ({ancestor.grow.method}) at step {ancestor.step} of {ancestor.source}'
+  return Addition(number, (run,), text)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+  """An entry of the lineage, the models before and after it, and what it adds if it is a growth."""
+
+  ancestor: Ancestor
+  before: ModelConfig
+  after: ModelConfig
+  addition: Addition
+
+  @property
+  def deeper(self) -> bool:
+    """Whether the layers differ; new layers have new tokens in all groups."""
+    return self.before.groups != self.after.groups
+
+  @property
+  def adds(self) -> bool:
+    """Whether a projection has other tokens than before."""
+    return self.deeper or token_counts(self.before) != token_counts(self.after)
+
+  def after_it(
+    self, name: str, known: list[GroupHistory], latest: int, unknown: GroupHistory
+  ) -> list[GroupHistory]:
+    """Return the histories of a projection's groups after the entry.
+
+    Args:
+      name: of the projection.
+      known: the histories before the entry.
+      latest: the number of the last addition that the model has tokens of.
+      unknown: the history of groups that the entry does not account for.
+    """
+    count = len(groups_of(self.after)[name])
+    numbers = parse_numbers(self.ancestor.groups, "a lineage's groups")
+    new = list(known)
+    if self.ancestor.action in ('remove', 'slice') and numbers:
+      new = [one for i, one in enumerate(known, start=1) if i not in numbers]
+    elif self.ancestor.action == 'scale':
+      new = [
+        dataclasses.replace(one, factor=one.factor * (self.ancestor.factor if i in numbers else 1))
+        for i, one in enumerate(known, start=1)
+      ]
+    elif self.ancestor.action == 'remove':
+      new = [_without(one, latest) for one in known[:count]]
+    elif self.ancestor.action in ('grow', 'merge'):
+      new = self._added(name, known)
+    if len(new) != count or not all(one.additions for one in new):
+      return [unknown] * count
+    return new
+
+  def _added(self, name: str, known: list[GroupHistory]) -> list[GroupHistory]:
+    old, now = (groups_of(model).get(name, ()) for model in (self.before, self.after))
+    in_old = known
+    if self.deeper:
+      in_old = [_with(one, self.addition) for one in known]
+    elif len(old) == len(now) and old and now[-1].tokens > old[-1].tokens:
+      in_old = [*known[:-1], _with(known[-1], self.addition)]
+    return [*in_old, *[GroupHistory((self.addition,))] * (len(now) - len(old))]
+
+
+def _with(group: GroupHistory, addition: Addition) -> GroupHistory:
+  return dataclasses.replace(group, additions=(*group.additions, addition))
+
+
+def _without(group: GroupHistory, number: int) -> GroupHistory:
+  left = tuple(one for one in group.additions if one.number != number)
+  return dataclasses.replace(group, additions=left)
+
+
+def additions(found: History, numbers: Sequence[int] | None = None) -> list[Addition]:
+  """Return the additions that the groups of a model came by, in their order; each once.
+
+  Args:
+    found: the history of each group.
+    numbers: only those of the groups with these numbers; None: of all groups.
+  """
+  all_ = {
+    addition.number: addition
+    for groups in found.values()
+    for i, group in enumerate(groups, start=1)
+    if numbers is None or i in numbers
+    for addition in group.additions
+  }
+  return [all_[number] for number in sorted(all_)]
+
+
+def render(meta: Meta, directory: paths.Path) -> str:
+  """Return a table of a model's groups: tokens and τ² of each projection, and their history.
+
+  Projections whose group of a number has another history are in another row.
+  """
+  found, sizes = history(meta, directory), groups_of(meta.config.model)
+  rows: dict[tuple[int, str, str], dict[str, str]] = {}
+  for number in range(1, max(map(len, found.values())) + 1):
+    for name, groups in found.items():
+      if number > len(groups):
+        continue
+      group, size = groups[number - 1], sizes[name][number - 1]
+      text = ', '.join(addition.text for addition in group.additions)
+      if group.factor != 1:
+        text += f', × {group.factor:g}'
+      row = (number, text, _state(meta, name, number))
+      rows.setdefault(row, {})[name] = f'{size.tokens}:{size.reference}'
+  lines = [
+    ['group', *(f'{name} (tokens:τ²)' for name in found), 'added by', 'training'],
+    *(
+      [str(number), *(cells.get(name, '–') for name in found), text, state]
+      for (number, text, state), cells in rows.items()
+    ),
+  ]
+  widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+  return '\n'.join(
+    '  '.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+    for line in lines
+  )
+
+
+def _state(meta: Meta, name: str, number: int) -> str:
+  """Return whether training changes a group of a projection."""
+  optim = meta.config.optim
+  if number in frozen_groups(optim):
+    return 'frozen'
+  changes = changes_of_tokens(meta.lineage)
+  if optim.old_tokens != 'freeze' or not changes or changes[-1].action not in ('grow', 'merge'):
+    return 'trained'
+  old = groups_of(changes[-1].model).get(name, ())
+  if number > len(old):
+    return 'trained'
+  now = groups_of(meta.config.model)[name][number - 1]
+  return 'frozen' if now.tokens == old[number - 1].tokens else 'new tokens trained'
