@@ -62,7 +62,7 @@ class Scale:
   steps: int
 
 
-SCALES = {'small': Scale(2, 64, 72, 1200), 'large': Scale(4, 96, 112, 2400)}
+SCALES = {'small': Scale(2, 64, 72, 2400), 'large': Scale(4, 96, 112, 4800)}
 
 
 @dataclasses.dataclass(frozen=True)
