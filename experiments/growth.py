@@ -38,7 +38,7 @@ from tokenformer_jax.training import sizes
 
 BUDGET, DECAY = 3, 0.2
 POINT = 0.75  # of the stable run, where arms grow
-RATES = (1e-3, 2e-3, 4e-3, 8e-3)
+RATES = (2e-3, 4e-3, 8e-3, 16e-3)
 FACTORS = (1, 1 / 2, 1 / 4)
 SCRATCH_BUDGETS = (0.5, 1, 2)  # in budgets of a chain
 Changes = Mapping[str, Any]
@@ -62,7 +62,8 @@ class Scale:
   steps: int
 
 
-SCALES = {'small': Scale(2, 64, 72, 2400), 'large': Scale(4, 96, 112, 4800)}
+# From scratch, the large model sees about 20 tokens a parameter of its layers with one budget.
+SCALES = {'small': Scale(2, 32, 36, 6000), 'large': Scale(2, 64, 72, 24000)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,13 +162,16 @@ class Plan:
         one.groups = f'{one.tokens // size.groups}*{size.groups}'
     if KINDS[kind].dense:
       width = round(scale.dense_width * size.tokens**0.5)
-      c.model.width, mixer.heads, layer.norm = width, width // 8, 'affine'
+      c.model.width, mixer.heads, layer.norm = width, width // 4, 'affine'
       mixer.qkv = mixer.proj = {'kind': 'dense'}
       layer.ffn = {'kind': 'mlp'}
+    # Values a quarter as large as by default suit short runs of every kind.
+    depth = scale.layers * size.layers
+    c.model.init.output_std = 0.5 / (depth * c.model.width**0.5)
     mixer.positions.fraction, c.model.init.std = 1.0, 0.1
     c.data.update(source='stdlib', tokenizer='bytes', sequence_length=64, batch_size=8)
     c.optim.update(schedule='wsd', warmup_steps=50)
-    c.train.update(steps=steps, seed=seed, log_every=100, eval_every=0, eval_batches=32)
+    c.train.update(steps=steps, seed=seed, log_every=500, eval_every=0, eval_batches=64)
     c.train.update(checkpoint_every=10**9, keep_checkpoints=99, sample_tokens=0, loss_chunk=64)
     c.train.tensorboard = False
     changes = {**KINDS[kind].changes, **changes}

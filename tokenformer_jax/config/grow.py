@@ -10,7 +10,7 @@ class GrowConfig:
   """How `init_from` or the grow command makes a larger model from a trained one: see grow/."""
 
   method: str = key(
-    'zero_keys',
+    'group',
     'group adds tokens with a norm of their own, the next three add tokens to the last group, and '
     'the others widen a Transformer',
     choices=(
@@ -51,6 +51,12 @@ class GrowConfig:
     least=0,
   )
   seed: int = key(0, 'seed of the random draws of growth', least=0)
+  rate: float = key(
+    0.0,
+    'factor on optim.learning_rate in the config that the command grow writes. 0: r^−¾, where r is '
+    'the factor by which the parameters of the layers grow; 1: as before',
+    least=0,
+  )
   place: str = key(
     'between',
     'of new layers: between the old ones or behind them; copies is between and copies the layer '

@@ -51,6 +51,11 @@ def check(config: Config) -> None:
   profile_range(config.train)
   old_token_rate(config.optim)
   frozen_groups(config.optim)
+  if config.init_from and config.grow.rate:
+    raise UserError(
+      f'config.grow.rate is {config.grow.rate}, which is for the command grow; with init_from the '
+      'rate is optim.learning_rate itself, so set that'
+    )
   _check_lengths(config)
   check_decay(config)
   _check_positions(config.model, config.data)

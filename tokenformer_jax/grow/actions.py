@@ -150,7 +150,20 @@ def grow(source: Source, after: ModelConfig, config: GrowConfig, target: Target)
     see=lambda params: outputs.append(programs[len(outputs)](params)),
   )
   _verify(*outputs, name, exact=reason is None)
-  return _write(source, new, after, config, 'grow', target)
+  return _write(source, new, after, config, 'grow', target, _grown_rate(source, after, config))
+
+
+def _grown_rate(source: Source, after: ModelConfig, config: GrowConfig) -> OptimConfig:
+  """Return the optimizer's settings with the learning rate of the larger model; report it."""
+  optim = source.meta.config.optim
+  factor = config.rate or state.rate_factor(source.model, after)
+  rate = float(f'{optim.learning_rate * factor:.3g}')
+  if factor != 1:
+    messages.say(
+      f'optim.learning_rate is {optim.learning_rate:g} before and {rate:g} after, because a larger '
+      'model needs a lower rate (--rate=1 keeps it)'
+    )
+  return dataclasses.replace(optim, learning_rate=rate) if factor != 1 else optim
 
 
 def extract(source: Source, target: Target, numbers: Sequence[int] = ()) -> None:

@@ -200,6 +200,20 @@ def inexact(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> str
   return next(filter(None, reasons), None)
 
 
+def rate_factor(source: ModelConfig, target: ModelConfig) -> float:
+  """Return the factor on the learning rate for a larger model: r^−¾, rounded.
+
+  r is the factor by which the parameters of the layers grow. The exponent is a fit to the best
+  rates of docs/growth.md.
+  """
+  sizes = []
+  for model in (source, target):
+    definition = models.define(model)
+    infos, arrays = (jax.tree.leaves(tree) for tree in (definition.info, definition.abstract))
+    sizes.append(sum(a.size for one, a in zip(infos, arrays, strict=True) if one.in_layers))
+  return round((sizes[1] / sizes[0]) ** -0.75, 3)
+
+
 def check_method(model: ModelConfig, method: str) -> None:
   """Check that a method is for models with parameter tokens, or without, like this one.
 
