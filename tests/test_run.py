@@ -294,8 +294,8 @@ def test_maps_have_a_row_for_each_token(run):
   assert run.usage('some words', tokens=8)[0]['ffn'].positions == 8
 
 
-def test_new_tokens_have_no_weight_at_birth(grown):
-  assert not grown.maps('def', [0])[0]['ffn'][:, 64:].any(), 'the new tokens take part'
+def test_new_tokens_add_nothing_at_birth(grown):
+  assert grown.maps('def', [0])[0]['ffn'][:, 64:].any(), 'the new tokens see nothing'
   used = grown.usage(tokens=300)
   assert not any(used[layer]['ffn'].share[64:].any() for layer in (0, 1))
 

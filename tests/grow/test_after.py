@@ -35,7 +35,7 @@ from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
 
 SLOW = pytest.mark.slow  # because each case compiles two models
-ZERO_KEYS = GrowConfig()
+ZERO_KEYS = GrowConfig(method='zero_keys')
 DENSE_MODEL = tiny_model(**DENSE)
 TARGET = grown_model(tiny_model(), by_name(32, 48, 64), ZERO_KEYS)
 

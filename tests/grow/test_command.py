@@ -226,13 +226,13 @@ REFUSALS = {
     ['--param_tokens=ffn=96', '--method=duplicate'],
     'ffn=96 is not a multiple of the',
   ),
-  'dead tokens': ([LARGER, '--new_values=zero'], 'are dead'),
+  'dead tokens': ([LARGER, '--method=zero_keys', '--new_values=zero'], 'are dead'),
   'width by tokens': (['--width=64'], '--width is for the methods that widen a Transformer'),
   'tokens by width': ([LARGER, '--method=net2net'], '--param_tokens is not for method=net2net'),
   'the wrong model': (['--width=64', '--method=net2net'], 'method net2net is for Transformers'),
   'the wrong model, too': (
     ['--source={home}/dense', '--param_tokens=ffn=96'],
-    'method zero_keys adds parameter tokens, and this model has none; choose net2net',
+    'method group adds parameter tokens, and this model has none; choose net2net',
   ),
   'a width that heads do not divide': (
     ['--source={home}/dense', '--width=65', '--method=net2net_fill'],

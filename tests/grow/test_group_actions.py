@@ -515,7 +515,12 @@ def test_a_growth_into_a_frozen_group_is_refused(home, tmp_path):
   frozen = tmp_path / 'frozen'
   command('freeze', '--groups=2', f'--source={home}/two', f'--target={frozen}')
   with pytest.raises(UserError, match=r'new tokens of ffn would be in group 2, which .* freezes'):
-    command(f'--source={frozen}', f'--target={tmp_path}/new', '--param_tokens=ffn=96')
+    command(
+      f'--source={frozen}',
+      f'--target={tmp_path}/new',
+      '--param_tokens=ffn=96',
+      '--method=zero_keys',
+    )
   assert not (tmp_path / 'new').exists()
 
 

@@ -39,7 +39,7 @@ from tokenformer_jax.steps import step as step_lib
 SLOW = pytest.mark.slow  # because of what is compiled
 SOURCE = tiny_model()
 LARGER = by_name(32, 48, 64)
-KEEP = GrowConfig()
+KEEP = GrowConfig(method='zero_keys')
 TARGET = grown_model(SOURCE, LARGER, KEEP)
 MERGED = grown_model(TARGET, by_name(40, 56, 80), KEEP)
 BORN = Ancestor('grow', 'somewhere', STEP, SOURCE, KEEP, UPDATES)
@@ -149,7 +149,7 @@ def test_models_that_merge():
 
 def test_another_scale_of_the_added_tokens_is_said():
   assert parts.other_scale(SOURCE, TARGET) is None, 'a growth that kept the scale is said not to'
-  resized = grown_model(SOURCE, LARGER, GrowConfig(scale='resize'))
+  resized = grown_model(SOURCE, LARGER, GrowConfig('zero_keys', scale='resize'))
   said = parts.other_scale(SOURCE, resized)
   assert 'qkv 32 there and 24 here, proj 48 there and 40 here' in said
 

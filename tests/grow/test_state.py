@@ -192,13 +192,13 @@ def _grown_and_said(
 @pytest.mark.parametrize(
   ('model', 'counts', 'config'),
   [
-    ({}, LARGER, GrowConfig(scale='resize')),
+    ({}, LARGER, GrowConfig('zero_keys', scale='resize')),
     ({'reference': by_name(20, 30, 40)}, LARGER, ZERO_KEYS),
     *(
       pytest.param(*case, marks=SLOW)
       for case in [
         *(
-          ({'score': score}, LARGER, GrowConfig(scale=scale))
+          ({'score': score}, LARGER, GrowConfig('zero_keys', scale=scale))
           for score in SCORES
           for scale in ('keep', 'resize')
         ),
@@ -211,8 +211,8 @@ def _grown_and_said(
         ({}, LARGER, GrowConfig(method='random', scale='keep')),
         ({}, LARGER, GrowConfig(method='random')),
         ({}, LARGER, GrowConfig(method='random', new_values='zero')),
-        ({}, SMALL | {'ffn': 64}, GrowConfig(scale='resize')),
-        ({}, SMALL, GrowConfig(scale='resize')),
+        ({}, SMALL | {'ffn': 64}, GrowConfig('zero_keys', scale='resize')),
+        ({}, SMALL, GrowConfig('zero_keys', scale='resize')),
         ({'reference': by_name(20, 30, 40)}, DOUBLE, DUPLICATE),
       ]
     ),
@@ -230,7 +230,12 @@ def test_a_reason_is_given_exactly_when_logits_differ(model, counts, config):
   ('score', 'counts', 'config', 'sentence'),
   [
     ('softmax', LARGER, ZERO_KEYS, r'score softmax of \S*qkv .* exp\(0\).*method=group or dup'),
-    ('l2_norm_gelu', LARGER, GrowConfig(scale='resize'), r'from 24 to 32.*use scale=keep'),
+    (
+      'l2_norm_gelu',
+      LARGER,
+      GrowConfig('zero_keys', scale='resize'),
+      r'from 24 to 32.*use scale=keep',
+    ),
     ('l2_norm_gelu', DOUBLE, GrowConfig('duplicate', 'keep'), r'2 times.*use scale=resize'),
     ('l2_norm_gelu', DOUBLE, GrowConfig('duplicate', noise=0.1), r'noise=0\.1'),
     ('l2_norm_gelu', LARGER, GrowConfig('random'), 'random keys'),
@@ -255,7 +260,7 @@ def test_beside_an_epsilon_copies_count_otherwise_and_zero_keys_do_not(config):
   ('counts', 'config', 'references'),
   [
     (LARGER, ZERO_KEYS, SMALL),
-    (LARGER, GrowConfig(scale='resize'), LARGER),
+    (LARGER, GrowConfig('zero_keys', scale='resize'), LARGER),
     (DOUBLE, DUPLICATE, DOUBLE),
     (DOUBLE, GrowConfig(method='duplicate', scale='keep'), SMALL),
     (LARGER, GrowConfig(method='random'), LARGER),
@@ -295,10 +300,15 @@ MORE_TOKENS = with_tokens(tiny_model(), **LARGER)
     (
       tiny_model(),
       MORE_TOKENS,
-      GrowConfig(new_values='zero'),
+      GrowConfig('zero_keys', new_values='zero'),
       'keys and values are both zero are dead.*use new_values=init',
     ),
-    (tiny_model(), MORE_TOKENS, GrowConfig(noise=0.1), 'zero_keys copies nothing; set it'),
+    (
+      tiny_model(),
+      MORE_TOKENS,
+      GrowConfig('zero_keys', noise=0.1),
+      'zero_keys copies nothing; set it',
+    ),
     (
       tiny_model(),
       with_tokens(tiny_model(), **DOUBLE),
@@ -351,7 +361,7 @@ TARGET = grown_model(tiny_model(), LARGER, ZERO_KEYS)
 
 @functools.cache
 def _grown(**changes):
-  return grow(state_of(tiny_model()), tiny_model(), TARGET, GrowConfig(**changes))
+  return grow(state_of(tiny_model()), tiny_model(), TARGET, GrowConfig('zero_keys', **changes))
 
 
 def test_old_tokens_keep_their_moments_and_new_ones_start_at_zero():

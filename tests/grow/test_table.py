@@ -15,7 +15,7 @@ def _rows(text):
 
 def test_counts_of_tokens_and_parameters():
   before = tiny_model()
-  after = grown_model(before, by_name(48, 40, 96), GrowConfig())
+  after = grown_model(before, by_name(48, 40, 96), GrowConfig(method='zero_keys'))
   rows = _rows(table.render(before, after, 32))
   assert rows['qkv tokens'][-4:] == ['24', '48', '×', '2.00']
   assert rows['proj tokens'][-2:] == ['40', '40'], 'a factor where nothing grows'

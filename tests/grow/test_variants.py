@@ -55,7 +55,7 @@ from tokenformer_jax.parallel import devices
 from tokenformer_jax.runs.checkpoint_meta import Ancestor
 from tokenformer_jax.steps import step as step_lib
 
-ZERO_KEYS, DUPLICATE = GrowConfig(), GrowConfig(method='duplicate')
+ZERO_KEYS, DUPLICATE = GrowConfig(method='zero_keys'), GrowConfig(method='duplicate')
 SLOW = pytest.mark.slow  # because of what is compiled
 
 
@@ -251,7 +251,11 @@ def test_refusals_name_the_layer(source, counts, config, sentence):
   ('name', 'config', 'sentence'),
   [
     ('local.qkv', ZERO_KEYS, 'score softmax of local.qkv'),
-    ('local.proj', GrowConfig(scale='resize'), 'reference count of local.proj changes from 20'),
+    (
+      'local.proj',
+      GrowConfig('zero_keys', scale='resize'),
+      'reference count of local.proj changes from 20',
+    ),
     ('local.qkv', dataclasses.replace(DUPLICATE, scale='keep'), r'local\.qkv .* 2 times'),
   ],
 )

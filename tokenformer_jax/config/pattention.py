@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 from tokenformer_jax.config.fields import key, one_of, table
 from tokenformer_jax.errors import UserError
 
-_GROUP = re.compile(r'([0-9]{1,9})(?::([0-9]{1,9}))?(?:\*([0-9]{1,4}))?')
+_GROUP = re.compile(r'([0-9]{1,13})(?::([0-9]{1,13}))?(?:\*([0-9]{1,4}))?')
 
 
 @dataclasses.dataclass(frozen=True)

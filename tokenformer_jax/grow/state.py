@@ -124,6 +124,11 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
       f'noise is for the methods that copy ({", ".join(_COPYING)}) and for new_keys=copies, and '
       f'{config.method} copies nothing; set it to 0'
     )
+  if config.scale == 'resize' and config.method == 'group':
+    raise UserError(
+      'scale=resize is for tokens that join others in one norm, and group gives them a norm and a '
+      'reference count of their own; leave it out'
+    )
   if config.new_values == 'zero' and config.method not in ('group', 'zero_keys', 'random'):
     raise UserError(
       f'new_values=zero is for new tokens, which {config.method} does not draw; leave it out'
