@@ -2,171 +2,188 @@ r"""Make tables and pictures of the runs of `growth.py`.
 
   python experiments/growth_report.py runs/growth docs
 
-Writes growth_scaling.png, growth_handover.png and growth_taming.png into the directory and
-prints the tables of docs/growth.md. Losses are bits per byte on held-out text, as mean ± standard
-deviation over the finished seeds.
+Writes growth_saved.png and growth_handover.png into the directory and prints the tables of
+docs/growth.md. Losses are bits per byte on held-out text, as mean ± standard deviation over the
+finished seeds.
 """
 
+import json
+import math
 import statistics
 from pathlib import Path
 
 import growth
 import matplotlib
+from growth import ARMS, FACTORS, POINTS, SCALES, SCRATCH, SCRATCH_BUDGETS, Plan, Size
 from trials import directories, spread, table
 
-from tokenformer_jax.config import Config
-from tokenformer_jax.runs import metrics, saved_config
+from tokenformer_jax.runs import metrics
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
-Curve = dict[int, float]  # step → bits per byte
+Losses = dict[int, float]  # by seed
 
 
-def curves(folder: Path) -> list[Curve]:
-  """Return the evaluations of all seeds under a folder."""
-  found = []
-  for done in sorted(folder.glob('*/done')):
-    lines = [line for line in metrics.read(done.parent) if 'eval/bits_per_byte' in line]
-    found.append({line['step']: line['eval/bits_per_byte'] for line in lines})
+def losses(folder: Path, runs: str) -> dict[float, Losses]:
+  """Return the last loss of each finished seed by the factor of the rate.
+
+  Args:
+    folder: the folder of an arm.
+    runs: the pattern of its runs' folders below FACTOR/SEED.
+  """
+  found: dict[float, Losses] = {}
+  for done in sorted(folder.glob(f'*/*/{runs}done')):
+    factor, seed = done.relative_to(folder).parts[:2]
+    found.setdefault(float(factor), {})[int(seed)] = growth.final_loss(done.parent)
   return found
 
 
-def mean(found: list[Curve]) -> Curve:
-  """Return the mean over seeds, at the steps that all seeds have."""
-  steps = set.intersection(*(set(c) for c in found)) if found else set()
-  return {step: statistics.mean(c[step] for c in found) for step in sorted(steps)}
-
-
-def read_config(folder: Path) -> Config:
-  """Return the config of the first seed under a folder."""
-  path = next(iter(sorted(folder.glob('*/config.json'))))
-  return saved_config.read(path, 'run the experiment again')
+def best(found: dict[float, Losses]) -> tuple[float, Losses]:
+  """Return the factor with the least loss at seed 0, and the losses there."""
+  factor = min(found, key=lambda one: found[one].get(0, math.inf))
+  return factor, found[factor]
 
 
 def rates(out: Path) -> None:
-  """Print the losses by peak rate."""
-  rows = [['peak rate', *(f'{rate:g}' for rate in growth.RATES)]]
-  for kind in growth.KINDS:
-    last = []
-    for rate in growth.RATES:
-      lines = metrics.read(out / f'rates/{kind}/{rate:g}')
-      last.append([line['eval/bits_per_byte'] for line in lines if 'eval/loss' in line][-1])
-    rows.append([kind, *(f'{value:.3f}' for value in last)])
-  print('## rates\n')
+  """Print the losses of the small models by rate."""
+  rows = [['rate', *(f'{rate:g}' for rate in growth.RATES)]]
+  for folder in sorted((out / 'rates').iterdir()):
+    last = [growth.final_loss(folder / f'{rate:g}') for rate in growth.RATES]
+    rows.append([folder.name, *(f'{value:.3f}' for value in last)])
   table(rows)
 
 
-def scaling(out: Path, pictures: Path) -> None:
-  """Report the loss against cumulative FLOPs, and at the end of each stage."""
-  print('## scaling\n')
-  figure, axes = plt.subplots(figsize=(8, 5))
-  rows = [['', 'size', 'TFLOP, all stages', 'bits per byte', 'seeds']]
-  base = {kind: out / f'base/{kind}' for kind in growth.KINDS}
-  spent = {k: growth.BASE_STEPS * growth.step_flops(read_config(base[k])) for k in growth.KINDS}
-  for kind in growth.KINDS:
-    ends = [c[max(c)] for c in curves(base[kind])]
-    rows.append([kind, '×1', f'{spent[kind] / 1e12:.1f}', spread(ends), str(len(ends))])
-  for folder in sorted((out / 'scaling').iterdir()):
-    name = folder.name
-    scratch = name.startswith('scratch_')
-    kind = 'transformer' if name in ('net2net_fill', 'scratch_transformer') else 'tokenformer'
-    total, style = 0.0 if scratch else spent[kind], '--' if scratch else '-'
-    xs, ys = [], []
-    if not scratch:
-      line = mean(curves(base[kind]))
-      per_step = growth.step_flops(read_config(base[kind]))
-      xs, ys = [step * per_step for step in line], list(line.values())
-    for size in (2, 4):
-      here = folder / str(size)
-      found = curves(here)
-      if not found:
-        continue
-      per_step, line = growth.step_flops(read_config(here)), mean(found)
-      first = 0 if scratch else min(line)
-      start = 0.0 if scratch else total
-      x = [start + (step - first) * per_step for step in line]
-      total = x[-1]
-      ends = [c[max(c)] for c in found]
-      rows.append([name, f'×{size}', f'{total / 1e12:.1f}', spread(ends), str(len(ends))])
-      if scratch:
-        axes.plot(x, line.values(), style, label=f'{name} ×{size}', lw=1)
-      else:
-        xs, ys = xs + x, ys + list(line.values())
-    if xs:
-      axes.plot(xs, ys, style, label=f'{name}: ×1 → ×2 → ×4', lw=1.5)
-  table(rows)
-  axes.set(xlabel='cumulative training FLOPs', ylabel='bits per byte, held out')
-  axes.set_xscale('log')
-  axes.set_ylim(top=min(4.0, axes.get_ylim()[1]))
-  finish(axes, figure, pictures / 'growth_scaling.png')
+def scratch_curve(plan: Plan, name: str) -> list[tuple[float, float]]:
+  """Return FLOPs and mean loss of a model from scratch at each budget."""
+  arm, curve = SCRATCH[name], []
+  for budget in SCRATCH_BUDGETS:
+    found = losses(plan.out / f'scratch/{name}/{budget:g}', '')
+    if found:
+      curve.append((budget * plan.budget(arm.kind), statistics.mean(best(found)[1].values())))
+  return curve
 
 
-def handover(out: Path, pictures: Path, part: str) -> None:
-  """Report the loss right after growth and later, by arm."""
-  print(f'## {part}\n')
-  points = (0, 20, 40, 100, 200)
-  rows = [['', '', *(f'after {point}' for point in points), 'seeds']]
-  arms = {}
-  for folder in sorted({done.parent.parent for done in (out / part).glob('**/done')}):
-    found = curves(folder)
-    arms[folder.relative_to(out / part).parts] = mean(found)
-    first = growth.BASE_STEPS
-    values = [spread(c[first + p] for c in found if first + p in c) for p in points]
-    name, *rest = folder.relative_to(out / part).parts
-    rows.append([name, ', '.join(rest), *values, str(len(found))])
-  table(rows)
-  columns = sorted({parts[1:] for parts in arms})
-  figure, all_axes = plt.subplots(
-    1, len(columns), figsize=(4.2 * len(columns), 4.5), sharey=True, squeeze=False
-  )
-  for axes, column in zip(all_axes[0], columns, strict=True):
-    for parts, line in arms.items():
-      if parts[1:] == column:
-        axes.plot([s - growth.BASE_STEPS for s in line], line.values(), label=parts[0], lw=1.2)
-    axes.set(xlabel='steps after growth', title=', '.join(column))
-    axes.grid(alpha=0.3)
-  all_axes[0][0].set_ylabel('bits per byte, held out')
-  low = min(min(line.values()) for line in arms.values() if line)
-  all_axes[0][0].set_ylim(low - 0.05, low + 1.0)
-  finish(all_axes[0][-1], figure, pictures / f'growth_{part}.png')
+def needed(curve: list[tuple[float, float]], loss: float) -> float | None:
+  """Return the FLOPs at which a curve reaches a loss, between its points on a log scale; or None."""
+  for (x0, y0), (x1, y1) in zip(curve, curve[1:], strict=False):
+    if y1 <= loss <= y0:
+      part = (y0 - loss) / (y0 - y1)
+      return math.exp(math.log(x0) + part * (math.log(x1) - math.log(x0)))
+  return None
 
 
-def forgetting(out: Path) -> None:
-  """Report the loss on both texts after training on the second."""
-  print('## forgetting\n')
-  before = spread(c[max(c)] for c in curves(out / 'base/tokenformer'))
-  rows = [['old tokens', 'new text, after', 'old text, before', 'old text, after', 'seeds']]
-  for folder in sorted((out / 'forgetting').iterdir()):
-    if folder.name.endswith(' on the old text'):
+def saved(curve: list[tuple[float, float]], budget: float, loss: float) -> str:
+  """Return how much of the FLOPs from scratch an arm saves."""
+  if not curve:
+    return ''
+  flops = needed(curve, loss)
+  if flops is None:
+    more = curve[-1][1] > loss
+    return f'> {1 - budget / curve[-1][0]:.0%}' if more else f'< {1 - budget / curve[0][0]:.0%}'
+  return f'{1 - budget / flops:.0%}'
+
+
+def arms(plan: Plan) -> None:
+  """Print the table of arms, and of models from scratch."""
+  reference = {
+    kind: scratch_curve(plan, name)
+    for kind, name in (
+      ('tokenformer', 'scratch'),
+      ('transformer', 'scratch, transformer'),
+      ('muon', 'scratch, muon'),
+    )
+  }
+  rows = [['', *(f'rate × {factor:g}' for factor in FACTORS), 'all seeds', 'saves', 'seeds']]
+  for name, arm in {**ARMS, **POINTS}.items():
+    found = losses(plan.out / 'arms' / name, f'{max(0, len(arm.stages) - 1)}/')
+    if not found:
       continue
-    new = curves(folder)
-    old = curves(folder.with_name(f'{folder.name} on the old text'))
-    after = spread(c[max(c)] for c in new)
-    rows.append([folder.name, after, before, spread(c[min(c)] for c in old), str(len(new))])
+    tries = [f'{found[f][0]:.3f}' if 0 in found.get(f, {}) else '' for f in map(shown, FACTORS)]
+    values = best(found)[1].values()
+    share = saved(reference[arm.kind], plan.budget(arm.kind), statistics.mean(values))
+    rows.append([name, *tries, spread(values), share, str(len(values))])
+  for name in SCRATCH:
+    for budget in SCRATCH_BUDGETS:
+      found = losses(plan.out / f'scratch/{name}/{budget:g}', '')
+      if found:
+        tries = [f'{found[f][0]:.3f}' if 0 in found.get(f, {}) else '' for f in map(shown, FACTORS)]
+        values = best(found)[1].values()
+        rows.append([f'{name}, {budget:g} budgets', *tries, spread(values), '', str(len(values))])
   table(rows)
 
 
-def finish(axes: plt.Axes, figure: plt.Figure, path: Path) -> None:
-  """Add legend and grid, and write the file."""
-  axes.legend(fontsize=8, frameon=False)
-  axes.grid(alpha=0.3)
+def shown(factor: float) -> float:
+  """Return a factor as the name of a folder has it."""
+  return float(f'{factor:.3g}')
+
+
+def handover(plan: Plan) -> None:
+  """Print by how much the loss rises in the 50 steps after growth."""
+  rows = [['', *(f'step {step}' for step in range(0, 51, 10)), 'most', 'seeds']]
+  for name in growth.HANDOVER:
+    found = []
+    for done in sorted((plan.out / 'handover' / name).glob('*/done')):
+      lines = [line for line in metrics.read(done.parent) if 'eval/bits_per_byte' in line]
+      found.append([line['eval/bits_per_byte'] for line in lines])
+    if found:
+      before = [one[0] for one in found]
+      # A model that did not grow is not evaluated at once.
+      change = [
+        [value / first - 1 for value in one] for one, first in zip(found, before, strict=True)
+      ]
+      means = [f'{100 * statistics.mean(step):+.2f} %' for step in zip(*change, strict=True)]
+      most = max(max(one) for one in change)
+      rows.append([name, *means, f'{100 * most:+.2f} %', str(len(found))])
+  table(rows)
+
+
+def picture(plans: dict[str, Plan], pictures: Path) -> None:
+  """Draw the loss of models from scratch against FLOPs, with the arms at their budget."""
+  drawn = {name: plan for name, plan in plans.items() if scratch_curve(plan, 'scratch')}
+  if not drawn:
+    return
+  figure, all_axes = plt.subplots(1, len(drawn), figsize=(6 * len(drawn), 4.6), squeeze=False)
+  for axes, (name, plan) in zip(all_axes[0], drawn.items(), strict=True):
+    for scratch, style in (('scratch', 'k-o'), ('scratch, transformer', 'k--s')):
+      if curve := scratch_curve(plan, scratch):
+        axes.plot(*zip(*curve, strict=True), style, ms=4, label=f'from {scratch}, ×4')
+    for arm in ('no growth', 'group', 'zero_keys', 'as released', 'depth', 'net2net'):
+      found = losses(plan.out / 'arms' / arm, '0/')
+      if found:
+        values = list(best(found)[1].values())
+        error = statistics.stdev(values) if len(values) > 1 else 0
+        x = plan.budget(ARMS[arm].kind)
+        axes.errorbar(x, statistics.mean(values), error, fmt='D', ms=5, capsize=3, label=arm)
+    layers, width = plan.scale.layers, plan.scale.width
+    axes.set(title=f'{name}: {layers} layers × {width}, grown ×4', xlabel='training FLOPs, in all')
+    axes.set_xscale('log')
+    axes.grid(alpha=0.3, which='both')
+    axes.legend(fontsize=8, frameon=False)
+  all_axes[0][0].set_ylabel('bits per byte on held-out text, after the decay')
   figure.tight_layout()
-  figure.savefig(path, dpi=120)
-  plt.close(figure)
+  figure.savefig(pictures / 'growth_saved.png', dpi=120)
 
 
 def main() -> None:
-  """Report on every part that has runs."""
+  """Report on every scale that has runs."""
   out, pictures = directories()
-  rates(out)
-  if (out / 'scaling').exists():
-    scaling(out, pictures)
-  for part in ('handover', 'taming'):
-    if (out / part).exists():
-      handover(out, pictures, part)
-  if (out / 'forgetting').exists():
-    forgetting(out)
+  plans = {
+    name: Plan(out / name, scale, (0, 1, 2))
+    for name, scale in SCALES.items()
+    if (out / name / 'rates').exists()
+  }
+  for name, plan in plans.items():
+    tera = {kind: plan.budget(kind) / 1e12 for kind in ('tokenformer', 'transformer')}
+    steps = {
+      size: plan.budget('tokenformer') / plan.step_flops('tokenformer', Size(size))
+      for size in (1, 4)
+    }
+    print(f'## {name}\n\nbudget in TFLOP and in steps at ×1 and ×4: {json.dumps(tera)} {steps}\n')
+    rates(plan.out)
+    arms(plan)
+    handover(plan)
+  picture(plans, pictures)
 
 
 if __name__ == '__main__':
