@@ -7,6 +7,7 @@ docs/growth.md. Losses are bits per byte on held-out text, as mean ± standard d
 finished seeds.
 """
 
+import itertools
 import json
 import math
 import statistics
@@ -65,8 +66,8 @@ def scratch_curve(plan: Plan, name: str) -> list[tuple[float, float]]:
 
 
 def needed(curve: list[tuple[float, float]], loss: float) -> float | None:
-  """Return the FLOPs at which a curve reaches a loss, between its points on a log scale; or None."""
-  for (x0, y0), (x1, y1) in zip(curve, curve[1:], strict=False):
+  """Return the FLOPs at which a curve reaches a loss, by its logarithm between points; or None."""
+  for (x0, y0), (x1, y1) in itertools.pairwise(curve):
     if y1 <= loss <= y0:
       part = (y0 - loss) / (y0 - y1)
       return math.exp(math.log(x0) + part * (math.log(x1) - math.log(x0)))
@@ -127,11 +128,7 @@ def handover(plan: Plan) -> None:
       lines = [line for line in metrics.read(done.parent) if 'eval/bits_per_byte' in line]
       found.append([line['eval/bits_per_byte'] for line in lines])
     if found:
-      before = [one[0] for one in found]
-      # A model that did not grow is not evaluated at once.
-      change = [
-        [value / first - 1 for value in one] for one, first in zip(found, before, strict=True)
-      ]
+      change = [[value / one[0] - 1 for value in one] for one in found]
       means = [f'{100 * statistics.mean(step):+.2f} %' for step in zip(*change, strict=True)]
       most = max(max(one) for one in change)
       rows.append([name, *means, f'{100 * most:+.2f} %', str(len(found))])
@@ -175,11 +172,9 @@ def main() -> None:
   }
   for name, plan in plans.items():
     tera = {kind: plan.budget(kind) / 1e12 for kind in ('tokenformer', 'transformer')}
-    steps = {
-      size: plan.budget('tokenformer') / plan.step_flops('tokenformer', Size(size))
-      for size in (1, 4)
-    }
-    print(f'## {name}\n\nbudget in TFLOP and in steps at ×1 and ×4: {json.dumps(tera)} {steps}\n')
+    per_step = (plan.step_flops('tokenformer', Size(size)) for size in (1, 4))
+    steps = ' and '.join(f'{plan.budget("tokenformer") / one:,.0f}' for one in per_step)
+    print(f'## {name}\n\nbudget: {json.dumps(tera)} TFLOP; {steps} steps at ×1 and ×4\n')
     rates(plan.out)
     arms(plan)
     handover(plan)
