@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import elastic
 import forgetting
 import jax
 import trials
@@ -222,8 +223,8 @@ class Plan:
     steps = self.scale.steps
     return self.stable(kind, Size(), seed, self.rate(kind), steps, steps // 20)
 
-  def arm(self, name: str, arm: Arm, factor: float, seed: int, **changes: Any) -> Path:
-    """Return the last run of an arm."""
+  def arm(self, name: str, arm: Arm, factor: float, seed: int, last: Changes | None = None) -> Path:
+    """Return the last run of an arm; `last` changes the config of its last stage."""
     kind, stages = arm.kind, arm.stages or ((POINT, arm.size),)
     source, size = self.base(kind, seed), Size()
     step = round(stages[0][0] * self.scale.steps)
@@ -232,9 +233,9 @@ class Plan:
     if grow.pop('scale_only', False):
       grow |= self._references(4)
     for i, (_, size) in enumerate(stages):
-      per_step, last = self.step_flops(kind, size), i == len(stages) - 1
+      per_step, is_last = self.step_flops(kind, size), i == len(stages) - 1
       decay = round(DECAY * budget / per_step)
-      if last:
+      if is_last:
         steps = step + round((budget - spent) / per_step)
       else:
         steps = step + round((stages[i + 1][0] - stages[i][0]) * self.scale.steps)
@@ -246,9 +247,9 @@ class Plan:
         **{
           'init_from': f'{source}@{step}',
           'optim__learning_rate': self.rate(kind) * factor,
-          **({'train__decay_from': steps - decay} if last else {'optim__schedule': 'constant'}),
+          **({'train__decay_from': steps - decay} if is_last else {'optim__schedule': 'constant'}),
           **grow,
-          **changes,
+          **(last or {} if is_last else {}),
         },
       )
       source = self.run(f'arms/{name}/{factor:.3g}/{seed}/{i}', config)
@@ -340,7 +341,7 @@ def handover(plan: Plan) -> None:
 
 def main() -> None:
   """Run the parts."""
-  names = ('arms', 'scratch', 'points', 'handover', 'forgetting')
+  names = ('arms', 'scratch', 'points', 'handover', 'elastic', 'forgetting')
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--out', required=True)
   parser.add_argument('--parts', default=','.join(names))
@@ -367,6 +368,7 @@ def main() -> None:
       'scratch': lambda plan=plan: scratch(plan, chosen(SCRATCH)),
       'points': lambda plan=plan: arms(plan, chosen(POINTS)),
       'handover': lambda plan=plan: handover(plan),
+      'elastic': lambda plan=plan: elastic.run(plan, POINTS['group ×2 ×2']),
       'forgetting': lambda plan=plan: forgetting.run(plan, {1: Size(), 2: Size(2)}),
     }
     for part in parts:
