@@ -47,6 +47,7 @@ from tokenformer_jax.config.pattention import (
   PattentionConfig,
   ScoreConfig,
   TokenGroup,
+  resized,
   token_groups,
   with_groups,
 )
@@ -123,6 +124,7 @@ __all__ = [
   'paths',
   'pattentions',
   'profile_range',
+  'resized',
   'resolve',
   'restarts_schedule',
   'to_config_dict',

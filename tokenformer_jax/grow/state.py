@@ -47,7 +47,7 @@ def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfi
 
   `resize` multiplies them by the factor of the counts, so that a model that never kept its scale
   has τ = √N. The method `group` puts new tokens into a group of their own; the others put them into
-  the last group. Fewer tokens are taken from all groups alike.
+  the last group. Fewer tokens are those of the first groups.
 
   Args:
     model: with all reference counts filled in.
@@ -61,30 +61,15 @@ def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfi
     if count > old.tokens and config.method == 'group':
       added = count - old.tokens
       return with_groups(old, (*before, TokenGroup(added, added)))
-    sizes = _sizes([group.tokens for group in before], count)
-    return with_groups(
-      old,
-      (
-        TokenGroup(size, round(one.reference * size / one.tokens) if resize else one.reference)
-        for one, size in zip(before, sizes, strict=True)
-      ),
-    )
+    resized = []
+    for one, other in zip(before, token_groups(config_lib.resized(old, count)), strict=False):
+      factor = other.tokens / one.tokens if resize else 1
+      resized.append(TokenGroup(other.tokens, round(one.reference * factor)))
+    return with_groups(old, resized)
 
   old = pattentions(model)
   new = {name: grown(one, counts.get(name, one.tokens)) for name, one in old.items()}
   return config_lib.with_pattentions(model, new)
-
-
-def _sizes(groups: Sequence[int], count: int) -> list[int]:
-  """Return the sizes of groups with another number of tokens in all, at least 1 of each group."""
-  total = sum(groups)
-  if count >= total:
-    return [*groups[:-1], groups[-1] + count - total]
-  sizes = [max(1, size * count // total) for size in groups]
-  by_loss = sorted(range(len(groups)), key=lambda i: sizes[i] / groups[i])
-  for i in by_loss[: max(0, count - sum(sizes))]:
-    sizes[i] += 1
-  return sizes
 
 
 def _own_scale(method: str) -> str:

@@ -237,6 +237,8 @@ def remove(params: Params, axes: Params, old_tokens: Params) -> Params:
 def shrink(params: Params, info: Params, importance: Params, target: Params) -> Params:
   """Keep the most important tokens of each group of each layer, in their order.
 
+  The smaller model may have fewer groups; then the last ones go.
+
   Args:
     params: the parameters, or a moment of them.
     info: the `ParamInfo` of each array.
@@ -249,7 +251,7 @@ def shrink(params: Params, info: Params, importance: Params, target: Params) -> 
     if one.token_axis is None or one.groups == smaller.groups:
       return array
     start, kept = 0, []
-    for size, count in zip(one.groups, smaller.groups, strict=True):
+    for size, count in zip(one.groups, smaller.groups, strict=False):
       best = jax.lax.top_k(score[..., start : start + size], count)[1]
       kept.append(start + jnp.sort(best, axis=-1))
       start += size
