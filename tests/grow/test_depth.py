@@ -279,13 +279,14 @@ def test_copies_are_of_the_layer_before():
 
 @SLOW
 def test_layers_with_old_tokens_and_layers_with_new_ones():
-  target = dataclasses.replace(grown_model(SOURCE, {'ffn': 64}, PLAIN), pattern='layer*4')
-  grown = paths(_assert_exact(SOURCE, target, within=1e-6))
+  zero = GrowConfig('zero_keys')
+  target = dataclasses.replace(grown_model(SOURCE, {'ffn': 64}, zero), pattern='layer*4')
+  grown = paths(_assert_exact(SOURCE, target, zero, within=1e-6))
   keys = grown['blocks/ffn/keys']
   assert not keys[[0, 2], 48:].any(), 'new tokens of old layers have keys'
   assert keys[[1, 3]].any(axis=-1).all(), 'a token of a new layer has no key'
-  alone = grown_model(SOURCE, {'ffn': 64}, PLAIN)
-  tokens_alone = paths(grow_params(params_of(SOURCE), SOURCE, alone, PLAIN))
+  alone = grown_model(SOURCE, {'ffn': 64}, zero)
+  tokens_alone = paths(grow_params(params_of(SOURCE), SOURCE, alone, zero))
   np.testing.assert_array_equal(
     grown['blocks/ffn/values'][[0, 2]], tokens_alone['blocks/ffn/values']
   )

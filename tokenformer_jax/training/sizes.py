@@ -27,17 +27,21 @@ def with_references(config: Config, origin: Origin = NOTHING) -> Config:
   new = pattentions(model)
   if old and old.keys() == new.keys():
     grown = pattentions(state.grown_model(origin.model, token_counts(model), config.grow))
-    of_origin = {name: _like(one, grown[name]) for name, one in new.items()}
+    of_origin = {name: _like(one, old[name], grown[name]) for name, one in new.items()}
     model = config_lib.with_pattentions(model, of_origin)
   return dataclasses.replace(config, model=config_lib.with_references(model))
 
 
-def _like(one: PattentionConfig, grown: PattentionConfig) -> PattentionConfig:
+def _like(
+  one: PattentionConfig, old: PattentionConfig, grown: PattentionConfig
+) -> PattentionConfig:
   """Return a projection with the groups and reference counts that the growth of its origin gives.
 
-  What the config says itself has precedence.
+  What the config says itself has precedence, but for the reference count that the origin has: that
+  is the one of the first group if the growth adds a group.
   """
-  if one.groups or one.reference:
+  says_reference = one.reference and not (grown.groups and one.reference == old.reference)
+  if one.groups or says_reference:
     return one
   return dataclasses.replace(one, reference=grown.reference, groups=grown.groups)
 
