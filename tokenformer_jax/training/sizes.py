@@ -27,17 +27,26 @@ def with_references(config: Config, origin: Origin = NOTHING) -> Config:
   new = pattentions(model)
   if old and old.keys() == new.keys():
     grown = pattentions(state.grown_model(origin.model, token_counts(model), config.grow))
-    of_origin = {name: _like(one, grown[name]) for name, one in new.items()}
+    of_origin = {name: _like(one, old[name], grown[name]) for name, one in new.items()}
     model = config_lib.with_pattentions(model, of_origin)
   return dataclasses.replace(config, model=config_lib.with_references(model))
 
 
-def _like(one: PattentionConfig, grown: PattentionConfig) -> PattentionConfig:
+def _like(
+  one: PattentionConfig, old: PattentionConfig, grown: PattentionConfig
+) -> PattentionConfig:
   """Return a projection with the groups and reference counts that the growth of its origin gives.
 
-  What the config says itself has precedence.
+  What the config says itself has precedence. But a config made from the origin's has the origin's
+  reference count, which does not say how the new tokens of a growth by group are grouped.
+
+  Args:
+    one: the projection in the config.
+    old: in the origin.
+    grown: in the origin after the growth.
   """
-  if one.groups or one.reference:
+  from_origin = bool(grown.groups) and one.reference == old.reference
+  if one.groups or (one.reference and not from_origin):
     return one
   return dataclasses.replace(one, reference=grown.reference, groups=grown.groups)
 
