@@ -17,6 +17,7 @@ from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.generate import read_requests
+from tokenformer_jax.model import flops
 from tokenformer_jax.plan.estimate import Plan
 
 LARGER = {'qkv': 48, 'ffn': 96}
@@ -195,6 +196,15 @@ def test_growth_is_exact_and_says_so(run, grown, home, capsys):
   said = capsys.readouterr().err
   assert 'exact: the grown model computes what the source does' in said, said
   assert 'ffn tokens' in said, 'the table of what changes is not shown'
+
+
+def test_a_grown_run_says_which_groups_it_has_and_what_a_step_costs(run, grown):
+  last = grown.group_table().splitlines()[-1]
+  assert last.startswith('2 ') and '16:16' in last and str(run.directory) in last, last
+  for one in (run, grown):
+    tokens = one.config.data.batch_size * one.config.data.sequence_length
+    assert one.step_flops == tokens * flops.train_flops(one.config.model, 32)
+  assert grown.step_flops > run.step_flops
 
 
 def test_a_run_goes_on_where_it_is(grown, tmp_path):

@@ -16,17 +16,17 @@ import numpy as np
 
 from tokenformer_jax import tasks as tasks_lib
 from tokenformer_jax.config import Config, GrowConfig, configure
-from tokenformer_jax.data import held_out, tokenizers
+from tokenformer_jax.data import tokenizers
 from tokenformer_jax.decoding import evaluation
 from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest
 from tokenformer_jax.errors import UserError, nearest
-from tokenformer_jax.grow import actions
+from tokenformer_jax.grow import actions, group_actions
 from tokenformer_jax.inspection import model as inspect_model
 from tokenformer_jax.inspection import picture, report
 from tokenformer_jax.inspection.usage import Usage
 from tokenformer_jax.loaded import Loaded, rows_of_ids
-from tokenformer_jax.model import models
+from tokenformer_jax.model import flops, models
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.runs import checkpoint, curves
 from tokenformer_jax.runs.checkpoint_meta import Meta
@@ -138,6 +138,11 @@ class Run:
   def parameter_count(self) -> int:
     """Return the number of parameters without reading the checkpoint's arrays."""
     return models.define(self.config.model).count
+
+  @property
+  def step_flops(self) -> float:
+    """Return the model FLOPs of one training step at the size that the model has now."""
+    return flops.step_flops(self.config)
 
   # Use the model.
 
@@ -424,16 +429,15 @@ class Run:
       UserError: the model has no parameter tokens, or a layer does not exist.
     """
     inspect_model.check_has_tokens(self.meta, self.directory)
-    count = self.config.model.depth
-    layers = range(count) if layers is None else layers
-    for layer in layers:
-      if layer not in range(count):
-        raise UserError(f'layer {layer} does not exist; the model has the layers 0 to {count - 1}')
     return inspect_model.maps(self._loaded.model, self._rows(text)[0], layers)
 
   def labels(self, text: str) -> list[str]:
     """Return the tokens of a text in the order of `maps`, with visible white space."""
     return report.labels(self.tokenizer, self._rows(text)[0].tolist())
+
+  def group_table(self) -> str:
+    """Return a table of the groups of parameter tokens, and of the growths that added them."""
+    return group_actions.table(self.source)
 
   @property
   def old_tokens(self) -> dict[int, dict[str, int]] | None:
@@ -454,11 +458,7 @@ class Run:
       UserError: the model has no parameter tokens.
     """
     inspect_model.check_has_tokens(self.meta, self.directory)
-    if text is None:
-      ids, _ = held_out.held_out_tokens(self.config.data, self.tokenizer, tokens)
-    else:
-      ids = held_out.first_tokens([text], self.tokenizer, tokens)
-    return inspect_model.measure(self._loaded.model, ids)
+    return inspect_model.measure_text(self._loaded.model, text, tokens)
 
   def plot_maps(self, text: str, layers: Sequence[int] | None = None) -> 'Figure':
     """Draw `maps` with a panel for each layer and kind, and a line between old and new tokens."""
@@ -473,7 +473,7 @@ class Run:
 
     Args:
       y: a metric; `eval/NAME` is drawn beside `train/NAME`.
-      x: steps, examples, tokens or flops.
+      x: steps, examples, tokens or flops; the steps before a growth count at the present size.
       beside: more runs for the same figure.
 
     Raises:

@@ -17,8 +17,8 @@ A word before the flags names another action:
   remove   take out the tokens and layers that the last growth or merge added
   shrink   keep only the most important tokens, to the counts of --param_tokens
 
-Growth by --method=group adds a group of tokens to each projection that grows. Groups are counted
-from 1 in each projection:
+Growth adds a group of tokens to each projection that grows (--method=group, the default). Groups
+are counted from 1 in each projection:
 
   groups   print a table of the groups and of where they come from; needs no --target
   remove   with --groups=2,3: take these groups out

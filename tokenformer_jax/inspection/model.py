@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from tokenformer_jax import config as config_lib
+from tokenformer_jax.data import held_out
 from tokenformer_jax.decoding import trained
 from tokenformer_jax.decoding.trained import Trained
 from tokenformer_jax.errors import UserError
@@ -70,9 +71,23 @@ def old_tokens(model: Trained) -> dict[int, dict[str, int]] | None:
 
 
 def maps(
-  model: Trained, ids: np.ndarray, layers: Sequence[int]
+  model: Trained, ids: np.ndarray, layers: Sequence[int] | None = None
 ) -> dict[int, dict[str, np.ndarray]]:
-  """Return the weights of some layers for ids [T], by layer and kind: float32 [T, N]."""
+  """Return the weights of some layers for ids [T], by layer and kind: float32 [T, N].
+
+  Args:
+    model: the model.
+    ids: token ids [T].
+    layers: indices of layers from 0; None: all.
+
+  Raises:
+    UserError: a layer does not exist.
+  """
+  count = model.config.model.depth
+  layers = range(count) if layers is None else layers
+  for layer in layers:
+    if layer not in range(count):
+      raise UserError(f'layer {layer} does not exist; the model has the layers 0 to {count - 1}')
   run = compiled_maps(model.definition, model.mesh)
   with jax.set_mesh(model.mesh):
     (batch,) = usage.batches(np.asarray(ids)[None], 1, model.mesh)
@@ -88,3 +103,14 @@ def measure(model: Trained, ids: np.ndarray) -> dict[int, dict[str, usage.Usage]
   """Measure usage on a corpus of ids [P], cut into sequences as long as those of training."""
   rows = usage.as_rows(ids, model.config.data.sequence_length)
   return usage.measure(model.definition, model.params, rows, model.mesh)
+
+
+def measure_text(
+  model: Trained, text: str | None, tokens: int
+) -> dict[int, dict[str, usage.Usage]]:
+  """Measure usage on at most `tokens` tokens of a text; None: text that is not trained on."""
+  if text is None:
+    ids, _ = held_out.held_out_tokens(model.config.data, model.tokenizer, tokens)
+  else:
+    ids = held_out.first_tokens([text], model.tokenizer, tokens)
+  return measure(model, ids)

@@ -9,7 +9,7 @@ its parameter tokens as the measure, a token is
   unused         if at no position |w| ‖v‖₂ is more than 1/1000 of the mean contribution
   nearly unused  if its contribution is less than 1/100 of the mean (unused tokens also are)
 
-A token with a zero key and a nonzero value, as growth adds them, is unused but not dead: it learns.
+New tokens, with either a zero value or a zero key, are unused but not dead: they learn.
 
 Usage is not the importance that `grow shrink` uses (grow/importance.py). |⟨v, ∂loss/∂v⟩| is the
 change of the loss without the token, to first order; it needs targets and a backward pass. Usage

@@ -1,0 +1,43 @@
+"""Groups and reference counts that a config leaves to the growth of the run it begins from."""
+
+import dataclasses
+import types
+
+import pytest
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import GrowConfig
+from tokenformer_jax.training import sizes
+
+SOURCE = config_lib.with_references(config_lib.ModelConfig())
+TOKENS = SOURCE.layer.ffn.tokens
+LARGER = 3 * TOKENS
+
+
+def grown_ffn(method='group', model=SOURCE, **changes):
+  """Returns the feed-forward part of a run that begins from a source with filled-in sizes."""
+  ffn = dataclasses.replace(model.layer.ffn, tokens=LARGER, **changes)
+  larger = dataclasses.replace(model, layer=dataclasses.replace(model.layer, ffn=ffn))
+  config = config_lib.Config(model=larger, grow=GrowConfig(method=method))
+  return sizes.with_references(config, types.SimpleNamespace(model=SOURCE)).model.layer.ffn
+
+
+@pytest.mark.parametrize('reference', [0, TOKENS], ids=['open', 'of the source'])
+def test_larger_counts_make_a_group(reference):
+  ffn = grown_ffn(reference=reference)
+  assert ffn.groups == f'{TOKENS}:{TOKENS} {LARGER - TOKENS}:{LARGER - TOKENS}', (
+    'a config made from that of the source does not grow by a group'
+  )
+  assert ffn.reference == 0
+
+
+def test_what_the_config_says_has_precedence():
+  ffn = grown_ffn(reference=0, groups=f'{TOKENS}*3')
+  assert ffn.groups == f'{TOKENS}:{TOKENS}*3'
+  other = grown_ffn(reference=LARGER)
+  assert (other.reference, other.groups) == (LARGER, '')
+
+
+def test_without_a_group_the_scale_stays():
+  ffn = grown_ffn('zero_keys')
+  assert (ffn.reference, ffn.groups) == (TOKENS, '')
