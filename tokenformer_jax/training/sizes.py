@@ -37,16 +37,11 @@ def _like(
 ) -> PattentionConfig:
   """Return a projection with the groups and reference counts that the growth of its origin gives.
 
-  What the config says itself has precedence. But a config made from the origin's has the origin's
-  reference count, which does not say how the new tokens of a growth by group are grouped.
-
-  Args:
-    one: the projection in the config.
-    old: in the origin.
-    grown: in the origin after the growth.
+  What the config says itself has precedence, but for the reference count that the origin has: that
+  is the one of the first group if the growth adds a group.
   """
-  from_origin = bool(grown.groups) and one.reference == old.reference
-  if one.groups or (one.reference and not from_origin):
+  says_reference = one.reference and not (grown.groups and one.reference == old.reference)
+  if one.groups or says_reference:
     return one
   return dataclasses.replace(one, reference=grown.reference, groups=grown.groups)
 
