@@ -228,7 +228,7 @@ GROW = {
   ),
   'a method that there is not': (
     'grow --source={lm} --target=new --method=double',
-    '--method=double: it must be one of zero_keys',
+    '--method=double: it must be one of group',
   ),
   'less noise than none': ('grow --source={lm} --target=new --noise=-1', '--noise=-1'),
   'noise of nan': (

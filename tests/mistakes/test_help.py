@@ -36,4 +36,4 @@ def test_help_of_training_lists_the_keys(server):
 
 def test_help_names_the_default_and_the_choices_of_a_flag(server):
   done = server.run([*COMMANDS['grow'], '--help'], commands_server.ROOT)
-  assert '  --method=zero_keys        zero_keys | duplicate | random' in done.out, done.out
+  assert '  --method=group            group | zero_keys | duplicate' in done.out, done.out

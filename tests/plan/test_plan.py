@@ -9,7 +9,7 @@ import pytest
 import tiny_run
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import GrowConfig, pattentions, token_counts
+from tokenformer_jax.config import GrowConfig, pattentions, token_counts, token_groups
 from tokenformer_jax.data import images
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops
@@ -212,8 +212,8 @@ def test_stages_of_a_chain():
   config = _config(train__steps=50)
   grown = chain.stage(chain.stage(config, 'qkv=64,ffn=128,steps=10'), 'proj=64')
   assert token_counts(grown.model) == {'qkv': 64, 'proj': 64, 'ffn': 128}
-  references = [one.reference for one in pattentions(grown.model).values()]
-  assert references == [32, 32, 64], 'the scale changed'
+  firsts = [token_groups(one)[0] for one in pattentions(grown.model).values()]
+  assert firsts == [(32, 32), (32, 32), (64, 64)], 'the old tokens or their scale changed'
   assert grown.train.steps == 10, 'a stage is as long as the one before, if nothing is said'
   deeper = chain.stage(grown, 'ffn=256,layers=8')
   assert (deeper.model.pattern, token_counts(deeper.model)['ffn']) == ('layer*8', 256)

@@ -4,10 +4,9 @@ r"""Make a trained model larger without changing what it computes.
   tokenformer grow --source=DIR --target=DIR --layers=N --place=PLACE
   tokenformer grow --source=DIR --target=DIR --method=net2net --width=N
 
-The second form adds layers that add zero to the residual stream at first. PLACE is `between` the
-old ones or `behind` them. `copies` copies the layer before in place of draws, and `whole_copies`
-keeps what it adds, which is not exact. Where rows of layers differ, --pattern='local*10 full' says
-which there are. With --param_tokens, the old layers get new tokens first. The third form widens a
+The second form adds layers that add zero at first, `between` the old ones or `behind` them.
+`copies` are copies of the layer before; `whole_copies` keep what it adds, which is not exact. Where
+rows of layers differ, --pattern='local*10 full' says which there are. The third form widens a
 Transformer.
 
 A word before the flags names another action:
@@ -17,8 +16,7 @@ A word before the flags names another action:
   remove   take out the tokens and layers that the last growth or merge added
   shrink   keep only the most important tokens, to the counts of --param_tokens
 
-Growth adds a group of tokens to each projection that grows (--method=group, the default). Groups
-are counted from 1 in each projection:
+Growth adds a group of tokens to each projection that grows. Groups are counted from 1 in each:
 
   groups   print a table of the groups and of where they come from; needs no --target
   remove   with --groups=2,3: take these groups out
