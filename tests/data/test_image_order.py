@@ -94,6 +94,7 @@ def test_views_of_an_image_differ_from_epoch_to_epoch_and_by_seed():
     assert np.any(first['images'][same] != batch['images'][there])
 
 
+@pytest.mark.slow
 def test_worker_processes_read_the_same():
   views = Views(dataclasses.replace(DATA, workers=2), 3)
   split = Numbered(20)

@@ -12,6 +12,8 @@ from worker import AGAIN, FINISHED, STEPS, Ended, Worker
 
 _FLAGS = '--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0'
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope='module')
 def worker(tmp_path_factory) -> Iterator[Worker]:
@@ -26,11 +28,6 @@ def unbroken(worker) -> Ended:
   ended = worker.run('reference')
   assert ended.attempts == [FINISHED] and max(ended.checksums) == STEPS, ended
   return ended
-
-
-def seeds(quick: int, all_: int) -> list:
-  """The first seeds are in the quick tests, the others in the slow ones."""
-  return [pytest.param(i, marks=[pytest.mark.slow] * (i >= quick)) for i in range(all_)]
 
 
 def check_as_unbroken(ended: Ended, unbroken: Ended) -> None:
@@ -51,19 +48,19 @@ def check_no_mistake(ended: Ended) -> None:
   )
 
 
-@pytest.mark.parametrize('seed', seeds(1, 115))
+@pytest.mark.parametrize('seed', range(115))
 def test_calls_that_fail_for_a_while(worker, unbroken, seed):
   check_as_unbroken(ended := worker.run('failing_calls', seed=seed), unbroken)
   check_no_mistake(ended)
 
 
-@pytest.mark.parametrize('seed', seeds(0, 15))
+@pytest.mark.parametrize('seed', range(15))
 def test_a_bucket_that_fails_some_calls(worker, unbroken, seed):
   check_as_unbroken(ended := worker.run('failing_bucket', seed=seed), unbroken)
   check_no_mistake(ended)
 
 
-@pytest.mark.parametrize('seed', seeds(1, 20))
+@pytest.mark.parametrize('seed', range(20))
 def test_a_disk_that_fills(worker, unbroken, seed):
   ended = worker.run('full_disk', seed=seed)
   check_as_unbroken(ended, unbroken)
@@ -73,7 +70,7 @@ def test_a_disk_that_fills(worker, unbroken, seed):
   )
 
 
-@pytest.mark.parametrize('seed', seeds(1, 10))
+@pytest.mark.parametrize('seed', range(10))
 def test_clocks_that_jump(worker, unbroken, seed):
   check_as_unbroken(ended := worker.run('jumping_clock', seed=seed), unbroken)
   check_no_mistake(ended)

@@ -24,7 +24,10 @@ from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.steps import statistics
 
 NAMES = ('muon', 'adafactor', 'lion')
-EACH = pytest.mark.parametrize('name', NAMES)
+SLOW = pytest.mark.slow
+EACH = pytest.mark.parametrize(
+  'name', ['muon', *(pytest.param(name, marks=SLOW) for name in NAMES[1:])]
+)
 MODEL = tiny_model()
 KEEP = GrowConfig(method='zero_keys')
 
@@ -154,7 +157,9 @@ def test_wider_transformers_keep_their_optimizer(name, method):
   assert not bad, f'a mean square is not positive: {bad}'
 
 
-@pytest.mark.parametrize('name', ['adamw', *NAMES])
+@pytest.mark.parametrize(
+  'name', ['muon', *(pytest.param(name, marks=SLOW) for name in ('adamw', *NAMES[1:]))]
+)
 def test_a_frozen_group_and_its_statistics_stay_and_the_others_move(name):
   group = GrowConfig(method='group')
   model = grown_model(MODEL, DOUBLE, group)

@@ -14,7 +14,11 @@ from tokenformer_jax.model.params import ParamInfo, Role
 from tokenformer_jax.steps import optim, optimizers, statistics
 
 NAMES = ('adamw', 'muon', 'adafactor', 'lion')
-EACH = pytest.mark.parametrize('name', NAMES)
+SLOW = pytest.mark.slow
+# The quick tests have the default and the one whose state is most unlike it.
+EACH = pytest.mark.parametrize(
+  'name', ['adamw', 'muon', *(pytest.param(name, marks=SLOW) for name in NAMES[2:])]
+)
 ZEROS = jax.nn.initializers.zeros
 INFO = {
   'keys': ParamInfo(('layers', 'param_tokens', 'width'), Role.KEY, ZEROS, (1, 2)),

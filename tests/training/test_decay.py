@@ -13,6 +13,8 @@ from tokenformer_jax.parallel import devices
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.training import loop
 
+pytestmark = pytest.mark.slow
+
 STABLE = {
   'optim__schedule': 'constant',
   'train__steps': 12,
@@ -38,7 +40,6 @@ def _branch(make, stable, step=8, **changes):
   return dataclasses.replace(make(**{**BRANCH, **changes}), init_from=f'{stable}@{step}')
 
 
-@pytest.mark.slow
 def test_a_branch_is_the_run_that_decays_from_there(make, tmp_path, one_device, stable):
   """From the start, from the checkpoint of the stable run, and in the place of its last steps."""
   whole = loop.train(make(**DECAY), tmp_path / 'whole')

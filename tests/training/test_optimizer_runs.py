@@ -20,6 +20,8 @@ from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.training import loop
 
+pytestmark = pytest.mark.slow
+
 RATES = {'muon': 3e-3, 'adafactor': 3e-3, 'lion': 1e-3}
 EACH = pytest.mark.parametrize('name', RATES)
 LARGER = {'model__layer__mixer__qkv__tokens': 64, 'model__layer__ffn__tokens': 128}
@@ -36,7 +38,6 @@ def _changes(name: str, **changes) -> dict:
   }
 
 
-@pytest.mark.slow
 @EACH
 def test_a_run_learns_resumes_and_grows(name, make, tmp_path, one_device):
   config = make(**_changes(name))
@@ -127,7 +128,6 @@ def _after_steps(name: str, on: MeshConfig) -> dict:
   return paths({name: state[name] for name in ('params', 'opt_state')})
 
 
-@pytest.mark.slow
 @EACH
 def test_a_mesh_computes_what_one_device_does(name):
   want = _after_steps(name, MeshConfig(fsdp=1, tokens=1))
