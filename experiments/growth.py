@@ -316,10 +316,9 @@ def scratch(plan: Plan, chosen: Mapping[str, Arm]) -> None:
         plan.scratch(name, arm, factor, seed, budget)
 
 
-def handover(plan: Plan) -> None:
+def handover(plan: Plan, chosen: Mapping[str, Arm]) -> None:
   """Train the first steps after growth, with the rate of the arm."""
-  for name in HANDOVER:
-    arm = ARMS[name]
+  for name, arm in chosen.items():
     factor = plan.best(lambda f, seed, name=name, arm=arm: plan.arm(name, arm, f, seed))
     for seed in plan.seeds:
       step = round(POINT * plan.scale.steps)
@@ -367,7 +366,7 @@ def main() -> None:
       'arms': lambda plan=plan: arms(plan, chosen(ARMS)),
       'scratch': lambda plan=plan: scratch(plan, chosen(SCRATCH)),
       'points': lambda plan=plan: arms(plan, chosen(POINTS)),
-      'handover': lambda plan=plan: handover(plan),
+      'handover': lambda plan=plan: handover(plan, chosen({name: ARMS[name] for name in HANDOVER})),
       'elastic': lambda plan=plan: elastic.run(plan, POINTS['group ×2 ×2']),
       'forgetting': lambda plan=plan: forgetting.run(plan, {1: Size(), 2: Size(2)}),
     }
