@@ -101,7 +101,7 @@ class OptimConfig:
     'train', 'everything older than the last growth: train, freeze or scale:X', only='grown'
   )
   new_token_warmup: int = key(
-    50,
+    100,
     'updates in which the rate of new tokens and layers rises to that of the old ones',
     least=0,
     only='grown',
