@@ -13,6 +13,7 @@ from tokenformer_jax import config
 from tokenformer_jax.config import GrowConfig, MeshConfig
 from tokenformer_jax.grow import state
 from tokenformer_jax.model.lm import define_lm, unstack
+from tokenformer_jax.model.params import Role
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps import optim, step
 
@@ -64,25 +65,27 @@ def test_logits_and_gradients_do_not_depend_on_the_devices(name):
 
 
 @GROWING
-def test_growth_is_exact(name):
-  model = architectures.MODELS[name]
+@pytest.mark.parametrize(('method', 'first'), [('zero_keys', Role.KEY), ('group', Role.VALUE)])
+def test_growth_is_exact(name, method, first):
+  """And every new token learns, by its key or its value first."""
+  model, how = architectures.MODELS[name], GrowConfig(method)
   counts = {one: count + 8 for one, count in config.token_counts(model).items()}
-  larger = state.grown_model(model, counts, GrowConfig())
-  state.check(model, larger, GrowConfig())
-  assert state.inexact(model, larger, GrowConfig()) is None
+  larger = state.grown_model(model, counts, how)
+  state.check(model, larger, how)
+  assert state.inexact(model, larger, how) is None
   definition = define_lm(model)
   tx = optim.make_optimizer(config.OptimConfig(), 10, definition.info)
   old = {**step.initial_state(definition, tx, 0), 'params': large_params(model)}
-  new = jax.jit(lambda old: state.grow(old, model, larger, GrowConfig()))(old)
+  new = jax.jit(lambda old: state.grow(old, model, larger, how))(old)
   got, gradient = logits_and_gradient(larger)(new['params'], IDS)
   want = logits_and_gradient(model)(large_params(model), IDS)[0]
   np.testing.assert_allclose(
     got, want, atol=1e-6 * np.abs(want).max(), err_msg='growth changes the model'
   )
   for path, info in jax.tree_util.tree_leaves_with_path(define_lm(larger).info):
-    if info.role.value != 'key':
+    if info.role is not first:
       continue
-    of_keys = functools.reduce(lambda tree, one: tree[one.key], path, gradient)
-    before = of_keys.shape[1] - 8
-    alive = np.abs(of_keys[:, before:]).max(axis=(1, 2))
+    of_tokens = functools.reduce(lambda tree, one: tree[one.key], path, gradient)
+    before = of_tokens.shape[1] - 8
+    alive = np.abs(of_tokens[:, before:]).max(axis=(1, 2))
     assert np.all(alive > 0), f'new tokens of {jax.tree_util.keystr(path)} can never learn'
