@@ -104,7 +104,8 @@ def run(arguments: list[str]) -> tuple[float, float, str]:
 def time_stage(source: Path, target: Path, counts: str) -> tuple[float, float, float, float]:
   """Make the target; return the seconds of growing, reading and writing, and the peak memory."""
   shutil.rmtree(target, ignore_errors=True)
-  grow = [sys.executable, '-m', 'tokenformer_jax.grow', f'--param_tokens={counts}']
+  grow = [sys.executable, '-m', 'tokenformer_jax.grow', '--method=zero_keys']
+  grow.append(f'--param_tokens={counts}')
   growing, peak, _ = run([*grow, f'--source={source}', f'--target={target}'])
   reading, writing = json.loads(
     run([sys.executable, __file__, '--time', str(source), str(target)])[2]

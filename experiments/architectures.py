@@ -232,7 +232,7 @@ def growth(plan: Plan, seed: int) -> None:
     workdir = plan.out / f'growth/{name}/exact/{seed}'
     if not (file := workdir.with_suffix('.json')).exists():
       before = tokenformer_jax.load(base)
-      after = before.grow(workdir, counts)
+      after = before.grow(workdir, counts, method='zero_keys')
       rows, _ = before.held_out(16)
       logits = [run.logits(rows, exact=True) for run in (before, after)]
       largest = float(abs(logits[0] - logits[1]).max())
@@ -251,6 +251,7 @@ def continue_from(base: Path, config: Config, steps: int, counts: dict[str, int]
     config,
     model=model,
     init_from=str(base),
+    grow=config_lib.GrowConfig('zero_keys'),
     train=dataclasses.replace(config.train, steps=steps, eval_every=20),
     optim=dataclasses.replace(config.optim, warmup_steps=10),
   )

@@ -151,6 +151,7 @@ class Plan:
       f'{config_lib.key_of(small.model, name)}.tokens'.replace('.', '__'): 2 * count
       for name, count in config_lib.token_counts(small.model).items()
     }
+    twice['grow__method'] = 'zero_keys'
     grown = self.config('grown', seed, steps + steps // 2, rate, init_from=str(base), **twice)
     self.run(f'grown/{seed}', grown)
     of_small, of_large = (flops.step_flops(sizes.fill_in(c)) for c in (small, grown))
