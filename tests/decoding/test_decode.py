@@ -136,6 +136,7 @@ def test_the_prompt_matters():
   assert first != second, 'the prompt is not read'
 
 
+@pytest.mark.slow
 def test_a_text_does_not_depend_on_its_batch():
   ways = [DRAWN, GREEDY, Sampling(1.0, top_p=1.0, seed=5), DRAWN, Sampling(seed=2)]
   requests = [

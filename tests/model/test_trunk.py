@@ -232,9 +232,8 @@ def _step(devices: int, parts: int = 1):
   return jax.device_get((before, after, figures)), sums, task
 
 
-@pytest.mark.parametrize(
-  ('devices', 'parts'), [(1, 1), pytest.param(8, 1, marks=_SLOW), pytest.param(1, 2, marks=_SLOW)]
-)
+@_SLOW
+@pytest.mark.parametrize(('devices', 'parts'), [(1, 1), (8, 1), (1, 2)])
 def test_what_layers_say_reaches_the_step(devices, parts):
   (before, after, figures), _, _ = _step(devices, parts)
   _, _, aux = (
