@@ -171,7 +171,7 @@ class Plan:
     c.model.init.output_std = 0.5 / (depth * c.model.width**0.5)
     mixer.positions.fraction, c.model.init.std = 1.0, 0.1
     c.data.update(source='stdlib', tokenizer='bytes', sequence_length=64, batch_size=8)
-    c.optim.update(schedule='wsd', warmup_steps=50)
+    c.optim.update(schedule='wsd', warmup_steps=50, new_token_warmup=50)
     c.train.update(steps=steps, seed=seed, log_every=500, eval_every=0, eval_batches=64)
     c.train.update(checkpoint_every=10**9, keep_checkpoints=99, sample_tokens=0, loss_chunk=64)
     c.train.tensorboard = False
