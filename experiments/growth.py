@@ -14,6 +14,7 @@ rate of the small model) with seed 0, and runs the other seeds at its best one. 
   scratch   the large model from scratch, decayed at several budgets
   points    growth earlier and later, to other sizes, and in two stages
   handover  the first 50 steps after growth, evaluated every 10
+  warmups   the same for a group at the rate that `grow` writes, by the new tokens' warm-up
   elastic   one model of three sizes, against models of these sizes and `grow shrink`
   forgetting  growth for another text, with old tokens trained, scaled or frozen
 
@@ -41,6 +42,7 @@ BUDGET, DECAY = 3, 0.2
 POINT = 0.75  # of the stable run, where arms grow
 RATES = (2e-3, 4e-3, 8e-3, 16e-3)
 FACTORS = (1, 1 / 2, 1 / 4)
+GROWN_RATE, WARMUPS = 0.354, (50, 100, 200, 400)  # of `grow`, for four times the tokens
 SCRATCH_BUDGETS = (0.5, 1, 2)  # in budgets of a chain
 Changes = Mapping[str, Any]
 
@@ -256,6 +258,24 @@ class Plan:
       spent, step = spent + (steps - step) * per_step, steps
     return source
 
+  def first_steps(self, arm: Arm, factor: float, seed: int, **changes: Any) -> Config:
+    """Return the config of the 50 steps after growth at a constant rate, evaluated every 10."""
+    step = round(POINT * self.scale.steps)
+    return self.config(
+      arm.kind,
+      arm.size,
+      seed,
+      step + 50,
+      **{
+        'init_from': f'{self.base(arm.kind, seed)}@{step}',
+        'optim__schedule': 'constant',
+        'optim__learning_rate': self.rate(arm.kind) * factor,
+        'train__eval_every': 10,
+        **arm.grow,
+        **changes,
+      },
+    )
+
   def _references(self, factor: int) -> dict[str, int]:
     """Return τ² of a model with so many times as many tokens."""
     width = self.scale.width * factor
@@ -316,31 +336,25 @@ def scratch(plan: Plan, chosen: Mapping[str, Arm]) -> None:
         plan.scratch(name, arm, factor, seed, budget)
 
 
+def warmups(plan: Plan) -> None:
+  """Train the first steps after growth by a group, with several warm-ups of the new tokens."""
+  for warmup in WARMUPS:
+    for seed in plan.seeds:
+      config = plan.first_steps(ARMS['group'], GROWN_RATE, seed, optim__new_token_warmup=warmup)
+      plan.run(f'warmups/{GROWN_RATE}-{warmup}/{seed}', config)
+
+
 def handover(plan: Plan, chosen: Mapping[str, Arm]) -> None:
   """Train the first steps after growth, with the rate of the arm."""
   for name, arm in chosen.items():
     factor = plan.best(lambda f, seed, name=name, arm=arm: plan.arm(name, arm, f, seed))
     for seed in plan.seeds:
-      step = round(POINT * plan.scale.steps)
-      config = plan.config(
-        arm.kind,
-        arm.size,
-        seed,
-        step + 50,
-        **{
-          'init_from': f'{plan.base(arm.kind, seed)}@{step}',
-          'optim__schedule': 'constant',
-          'optim__learning_rate': plan.rate(arm.kind) * factor,
-          'train__eval_every': 10,
-          **arm.grow,
-        },
-      )
-      plan.run(f'handover/{name}/{seed}', config)
+      plan.run(f'handover/{name}/{seed}', plan.first_steps(arm, factor, seed))
 
 
 def main() -> None:
   """Run the parts."""
-  names = ('arms', 'scratch', 'points', 'handover', 'elastic', 'forgetting')
+  names = ('arms', 'scratch', 'points', 'handover', 'warmups', 'elastic', 'forgetting')
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--out', required=True)
   parser.add_argument('--parts', default=','.join(names))
@@ -367,6 +381,7 @@ def main() -> None:
       'scratch': lambda plan=plan: scratch(plan, chosen(SCRATCH)),
       'points': lambda plan=plan: arms(plan, chosen(POINTS)),
       'handover': lambda plan=plan: handover(plan, chosen({name: ARMS[name] for name in HANDOVER})),
+      'warmups': lambda plan=plan: warmups(plan),
       'elastic': lambda plan=plan: elastic.run(plan, POINTS['group ×2 ×2']),
       'forgetting': lambda plan=plan: forgetting.run(plan, {1: Size(), 2: Size(2)}),
     }

@@ -122,16 +122,17 @@ def shown(factor: float) -> float:
 def handover(plan: Plan) -> None:
   """Print by how much the loss rises in the 50 steps after growth."""
   rows = [['', *(f'step {step}' for step in range(0, 51, 10)), 'most', 'seeds']]
-  for name in growth.HANDOVER:
+  warmups = [f'warmups/{growth.GROWN_RATE}-{warmup}' for warmup in growth.WARMUPS]
+  for name in [*(f'handover/{name}' for name in growth.HANDOVER), *warmups]:
     found = []
-    for done in sorted((plan.out / 'handover' / name).glob('*/done')):
+    for done in sorted((plan.out / name).glob('*/done')):
       lines = [line for line in metrics.read(done.parent) if 'eval/bits_per_byte' in line]
       found.append([line['eval/bits_per_byte'] for line in lines])
     if found:
       change = [[value / one[0] - 1 for value in one] for one in found]
       means = [f'{100 * statistics.mean(step):+.2f} %' for step in zip(*change, strict=True)]
       most = max(max(one) for one in change)
-      rows.append([name, *means, f'{100 * most:+.2f} %', str(len(found))])
+      rows.append([name.partition('/')[2], *means, f'{100 * most:+.2f} %', str(len(found))])
   table(rows)
 
 

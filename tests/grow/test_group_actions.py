@@ -225,7 +225,7 @@ def test_merged_groups_stay_groups():
 
 @pytest.mark.parametrize('place', ['attention/query', 'attention/proj', 'ffn'])
 def test_two_specialists_add_up(place):
-  """What each Pattention adds to the base's output is the sum of what the two add."""
+  """The merged model adds to each Pattention of the base what both specialists add together."""
   after, merged, _ = _merged()
   x = jnp.float32(np.random.default_rng(3).normal(size=(2, 5, 32)))
   name = {'attention/query': 'qkv', 'attention/proj': 'proj', 'ffn': 'ffn'}[place]

@@ -1,4 +1,4 @@
-"""What each optimizer makes of a gradient, and what it does with frozen tokens."""
+"""Check the updates of each optimizer, also with frozen tokens."""
 
 import jax
 import jax.numpy as jnp
@@ -109,7 +109,7 @@ def test_lion_takes_signs():
 
 @pytest.mark.parametrize('key', ['embedding', 'gain', 'keys'])
 def test_adafactor_is_that_of_optax(key):
-  """Of one matrix, or of one layer: optax has no layers."""
+  """Compare a matrix or a single layer, because optax does not treat layers apart."""
   gradients = [{key: _draw(seed)[key]} for seed in range(3)]
   got = np.asarray(_scaled('adafactor', gradients)[key])
   tx = optax.chain(

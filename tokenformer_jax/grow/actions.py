@@ -157,13 +157,14 @@ def _grown_rate(source: Source, after: ModelConfig, config: GrowConfig) -> Optim
   """Return the optimizer's settings with the learning rate of the larger model; report it."""
   optim = source.meta.config.optim
   factor = config.rate or state.rate_factor(source.model, after)
+  if factor == 1:
+    return optim
   rate = float(f'{optim.learning_rate * factor:.3g}')
-  if factor != 1:
-    messages.say(
-      f'optim.learning_rate is {optim.learning_rate:g} before and {rate:g} after, because a larger '
-      'model needs a lower rate (--rate=1 keeps it)'
-    )
-  return dataclasses.replace(optim, learning_rate=rate) if factor != 1 else optim
+  messages.say(
+    f'optim.learning_rate is {optim.learning_rate:g} before and {rate:g} after, because a larger '
+    'model needs a lower rate (--rate=1 keeps it)'
+  )
+  return dataclasses.replace(optim, learning_rate=rate)
 
 
 def extract(source: Source, target: Target, numbers: Sequence[int] = ()) -> None:

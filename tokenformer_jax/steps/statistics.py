@@ -1,4 +1,4 @@
-"""What an optimizer's state consists of: statistics of parameters, and counts of updates.
+"""Read and map an optimizer's state, which has statistics of parameters and counts of updates.
 
 The state is nested tuples and dicts of optax. An array of it is known by the name of its field: a
 statistic lies in a tree like the parameters, without those that the statistic is not kept for
