@@ -9,14 +9,24 @@ field of several variants (`fields.one_of`) has a `kind` and the keys of its kin
 each dataclass checks the conditions that involve several fields.
 """
 
+from tokenformer_jax.config.check_experts import draws
 from tokenformer_jax.config.data import DataConfig
+from tokenformer_jax.config.feed_forward import (
+  FEED_FORWARDS,
+  BiasBalanceConfig,
+  CapacityConfig,
+  ExpertsConfig,
+  GroupedConfig,
+  LossBalanceConfig,
+  MLPConfig,
+  NoBalanceConfig,
+  NoFeedForwardConfig,
+  RouterConfig,
+)
 from tokenformer_jax.config.fields import differences
 from tokenformer_jax.config.grow import GrowConfig
 from tokenformer_jax.config.layer import (
-  FEED_FORWARDS,
   LayerConfig,
-  MLPConfig,
-  NoFeedForwardConfig,
   ParallelConfig,
   PostNormConfig,
   PreNormConfig,
@@ -76,19 +86,25 @@ __all__ = [
   'FEED_FORWARDS',
   'MIXERS',
   'AsKeyConfig',
+  'BiasBalanceConfig',
+  'CapacityConfig',
   'Config',
   'DataConfig',
   'DenseConfig',
+  'ExpertsConfig',
   'GatedUnitConfig',
+  'GroupedConfig',
   'GrowConfig',
   'InitConfig',
   'LayerConfig',
   'Layers',
   'LengthScaleConfig',
   'LinearConfig',
+  'LossBalanceConfig',
   'MLPConfig',
   'MeshConfig',
   'ModelConfig',
+  'NoBalanceConfig',
   'NoFeedForwardConfig',
   'NoPositionsConfig',
   'NoProjectionConfig',
@@ -99,6 +115,7 @@ __all__ = [
   'PostNormConfig',
   'PreNormConfig',
   'RotaryConfig',
+  'RouterConfig',
   'ScoreConfig',
   'SeenScaleConfig',
   'SkiplessConfig',
@@ -112,6 +129,7 @@ __all__ = [
   'counts_as_text',
   'defaults',
   'differences',
+  'draws',
   'from_dict',
   'is_plain',
   'key_of',

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+from tokenformer_jax.config.check_experts import check_experts
+from tokenformer_jax.config.feed_forward import ExpertsConfig
 from tokenformer_jax.config.layer import LayerConfig, ParallelConfig, SkiplessConfig, parts
 from tokenformer_jax.config.mixers import (
   GatedUnitConfig,
@@ -73,6 +75,8 @@ def _check_layer(model: ModelConfig, layer: LayerConfig, path: str) -> None:
   for place, part in parts(layer):
     if isinstance(part, PattentionConfig):
       token_groups(part, f'config.{path}.{place}.')
+  if isinstance(layer.ffn, ExpertsConfig):
+    check_experts(layer.ffn, f'config.{path}.ffn')
   mixer = layer.mixer
   heads = getattr(mixer, 'heads', 1)
   if model.width % heads:

@@ -9,34 +9,15 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
+from tokenformer_jax.config.feed_forward import (
+  FEED_FORWARDS,
+  ExpertsConfig,
+  MLPConfig,
+  NoFeedForwardConfig,
+)
 from tokenformer_jax.config.fields import key, one_of, table
 from tokenformer_jax.config.mixers import MIXERS, SoftmaxConfig
 from tokenformer_jax.config.pattention import PattentionConfig
-
-
-@dataclasses.dataclass(frozen=True)
-class MLPConfig:
-  """φ(x W₁) W₂: the Transformer's, with GELU as φ."""
-
-  kind: ClassVar[str] = 'mlp'
-
-  width: int = key(0, 'F, the width between the two matrices. 0: 4 · model.width', least=0)
-  bias: bool = key(False, 'add a bias to both products')
-  activation: str = key(
-    'gelu',
-    'φ: the exact GELU, its approximation by tanh, ReLU, or SiLU',
-    choices=('gelu', 'gelu_tanh', 'relu', 'silu'),
-  )
-
-
-@dataclasses.dataclass(frozen=True)
-class NoFeedForwardConfig:
-  """A layer that is a mixer alone."""
-
-  kind: ClassVar[str] = 'none'
-
-
-FEED_FORWARDS = table(PattentionConfig, MLPConfig, NoFeedForwardConfig)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +62,7 @@ class LayerConfig:
   """The parts of one layer: mixer, feed-forward part, norm and wiring."""
 
   mixer: Any = one_of(SoftmaxConfig(), MIXERS, 'moves information between positions')
-  ffn: PattentionConfig | MLPConfig | NoFeedForwardConfig = one_of(
+  ffn: PattentionConfig | MLPConfig | ExpertsConfig | NoFeedForwardConfig = one_of(
     PattentionConfig(tokens=512), FEED_FORWARDS, 'works on each position alone'
   )
   norm: str = key(

@@ -11,4 +11,7 @@ class MeshConfig:
 
   replica: int = key(1, 'copies of the model')
   fsdp: int = key(-1, 'parts of parameters by width, and of the batch')
+  experts: int = key(
+    1, 'parts of the experts, and of batch and width as well: these devices are also fsdp'
+  )
   tokens: int = key(1, 'parts of parameter tokens, heads and vocabulary')

@@ -12,11 +12,20 @@ from flax import nnx
 from tokenformer_jax.config import LayerConfig, ModelConfig
 from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.feed_forward import apply, feed_forward
 from tokenformer_jax.model.gated_unit import GatedUnit
-from tokenformer_jax.model.layers import feed_forward, gain, gained
+from tokenformer_jax.model.layers import gain, gained
 from tokenformer_jax.model.linear_attention import LinearAttention
 from tokenformer_jax.model.norm import make_norm, normed
-from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, Architecture, Aux, Context, Inputs
+from tokenformer_jax.model.trunk import (
+  FROM_START,
+  NO_INPUTS,
+  Architecture,
+  Aux,
+  Context,
+  Inputs,
+  both,
+)
 from tokenformer_jax.parallel.sharding import constrain
 
 # The module for each mixer name in `config.MIXERS`. Its constructor takes the mixer's config, the
@@ -84,7 +93,7 @@ class Block(nnx.Module):
     cache: Any = None,
     inputs: Inputs = NO_INPUTS,
   ) -> tuple[jax.Array, Any, Aux]:
-    """Return the block's output [B, T, D], and the cache and `Aux` of the mixer."""
+    """Return the block's output [B, T, D], the cache of the mixer, and the `Aux` of both parts."""
     post_norm, parallel = (self.wiring.kind == name for name in ('post_norm', 'parallel'))
     normed_BxTxD = x_BxTxD if post_norm else normed(self.attention_norm, x_BxTxD)
     mixed, cache, aux = self.attention(normed_BxTxD, context, cache, inputs)
@@ -98,7 +107,8 @@ class Block(nnx.Module):
       return y_BxTxD, cache, aux
     if not parallel:
       normed_BxTxD = y_BxTxD if post_norm else normed(self.ffn_norm, y_BxTxD)
-    added = gained(self.ffn_gain, _scaled(self.ffn(normed_BxTxD), inputs, 1))
+    added, of_ffn = apply(self.ffn, normed_BxTxD, context, inputs)
+    added, aux = gained(self.ffn_gain, _scaled(added, inputs, 1)), both(aux, of_ffn)
     y_BxTxD = gained(self.skip_gain, y_BxTxD) + added
     if post_norm:
       y_BxTxD = normed(self.ffn_norm, y_BxTxD)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tokenformer_jax.config import TokenGroup
+from tokenformer_jax.parallel import per_device
 from tokenformer_jax.parallel.sharding import constrain, parts
 
 
@@ -40,6 +41,18 @@ class OneGroup:
   def spread(self, statistic: jax.Array) -> jax.Array:
     """Return for every token the statistic of its group; it broadcasts to [B, T, N]."""
     return statistic
+
+
+class OneGroupOnDevices(OneGroup):
+  """One group whose tokens several devices split, inside a function on each device."""
+
+  def total(self, rows_xN: jax.Array) -> jax.Array:
+    """Return the sum over the tokens of all devices."""
+    return per_device.total(super().total(rows_xN), 'param_tokens')
+
+  def largest(self, rows_xN: jax.Array) -> jax.Array:
+    """Return the maximum over the tokens of all devices."""
+    return per_device.largest(super().largest(rows_xN), 'param_tokens')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +121,11 @@ def make(groups: Sequence[TokenGroup], pieces: int | None = None) -> OneGroup | 
   if len(groups) == 1:
     return OneGroup(groups[0].reference)
   return _make(tuple(groups), parts('param_tokens') if pieces is None else pieces)
+
+
+def on_devices(reference: int) -> OneGroup:
+  """Return one group of tokens for a function on each device, or on one device."""
+  return (OneGroupOnDevices if per_device.is_split('param_tokens') else OneGroup)(reference)
 
 
 @functools.lru_cache(maxsize=128)

@@ -17,7 +17,6 @@ from tokenformer_jax.config import (
   DenseConfig,
   MLPConfig,
   ModelConfig,
-  NoFeedForwardConfig,
   NoProjectionConfig,
   PattentionConfig,
 )
@@ -29,7 +28,7 @@ from tokenformer_jax.model.stack import PROJECTED
 from tokenformer_jax.parallel.sharding import Axes, constrain, parts
 
 _ZEROS = nnx.initializers.zeros
-_ACTIVATIONS = {
+ACTIVATIONS = {
   'gelu': functools.partial(activate, gelu='exact'),
   'gelu_tanh': functools.partial(activate, gelu='tanh'),
   'relu': jax.nn.relu,
@@ -150,20 +149,26 @@ def _cut(x: jax.Array, widths: Sequence[int]) -> list[jax.Array]:
 
 
 class MLP(nnx.Module):
-  """The Transformer's feed-forward layer: φ(x W₁) W₂."""
+  """The Transformer's feed-forward layer: φ(x W₁) W₂ or, gated, (φ(x W₃) ⊙ x W₁) W₂."""
 
   def __init__(self, config: MLPConfig, model: ModelConfig, *, rngs: nnx.Rngs):
     hidden = hidden_width(config, model)
     make = functools.partial(Dense, bias=config.bias, rngs=rngs)
-    self.up = make(model.width, hidden, ('width', 'hidden'), std=model.init.std)
-    std = _output_std(model)
+    into = functools.partial(make, model.width, hidden, ('width', 'hidden'), std=model.init.std)
+    self.up = into()
+    self.gate = into() if config.gated else None
+    std = output_std(model)
     self.down = make(hidden, model.width, ('hidden', 'width'), std=std, adds_to_residual=True)
     self.activation = config.activation
 
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
     """Apply the layer: [B, T, D] → [B, T, D]."""
+    activation = ACTIVATIONS[self.activation]
     hidden_BxTxF = constrain(self.up(x_BxTxD), 'batch', None, 'hidden')
-    return self.down(_ACTIVATIONS[self.activation](hidden_BxTxF))
+    if self.gate is None:
+      return self.down(activation(hidden_BxTxF))
+    gate_BxTxF = constrain(self.gate(x_BxTxD), 'batch', None, 'hidden')
+    return self.down(activation(gate_BxTxF) * hidden_BxTxF)
 
 
 def hidden_width(config: MLPConfig, model: ModelConfig) -> int:
@@ -171,7 +176,7 @@ def hidden_width(config: MLPConfig, model: ModelConfig) -> int:
   return config.width or 4 * model.width
 
 
-def _output_std(model: ModelConfig) -> float:
+def output_std(model: ModelConfig) -> float:
   """Return the std of matrices that add to the residual: by default the released 2 / (L √D)."""
   return model.init.output_std or 2 / (model.depth * math.sqrt(model.width))
 
@@ -191,7 +196,7 @@ def pattention(
     *(widths or (model.width, model.width)),
     config,
     key_std=model.init.std,
-    value_std=_output_std(model),
+    value_std=output_std(model),
     first_values=_ZEROS if starts_at_zero else None,
     adds_to_residual=adds_to_residual,
     keep_scores=compute.remat == 'everything',
@@ -247,30 +252,9 @@ def projection(
   if isinstance(config, PattentionConfig):
     how = {'adds_to_residual': adds, 'starts_at_zero': starts_at_zero}
     return pattention(config, model, widths, **how, compute=compute, rngs=rngs)
-  std = _output_std(model) if adds else model.init.std
+  std = output_std(model) if adds else model.init.std
   first = nnx.initializers.orthogonal() if orthogonal else None
   first = _ZEROS if starts_at_zero else first
   widths = widths or (model.width, model.width)
   how = {'bias': config.bias, 'adds_to_residual': adds}
   return Dense(*widths, axes, std=std, first=first, **how, rngs=rngs)
-
-
-def feed_forward(
-  config: PattentionConfig | MLPConfig | NoFeedForwardConfig,
-  model: ModelConfig,
-  *,
-  compute: Compute,
-  rngs: nnx.Rngs,
-) -> Pattention | MLP | None:
-  """Return the feed-forward layer, or None if the config has none.
-
-  One Pattention is a whole feed-forward layer: both matrices and the GELU.
-  """
-  match config:
-    case PattentionConfig():
-      return pattention(config, model, adds_to_residual=True, compute=compute, rngs=rngs)
-    case MLPConfig():
-      return MLP(config, model, rngs=rngs)
-    case NoFeedForwardConfig():
-      return None
-  raise TypeError(f'{config} is not a feed-forward layer')

@@ -33,6 +33,7 @@ class Role(enum.Enum):
   POSITION = 'position'  # a row for each position, added to its input
   KERNEL = 'kernel'  # a matrix from its second-last axis to its last one
   ROUTER = 'router'  # a matrix whose products choose experts
+  BALANCE = 'balance'  # added to the gates of a router for the choice
   BIAS = 'bias'  # added to an output
   GAIN = 'gain'  # the scale of a norm
   VECTOR = 'vector'  # a learned input: a class token, the query of a pool
@@ -59,6 +60,7 @@ class ParamInfo:
     adds_to_residual: whether a branch adds its products with the array to the residual stream. A
       layer whose arrays of this kind are zero adds nothing.
     first: draws the array of a new layer if not `initializer` does.
+    own_update: maps the gradient of an array that no optimizer moves to its change in a step.
   """
 
   axes: Axes
@@ -69,6 +71,7 @@ class ParamInfo:
   groups: tuple[int, ...] = ()
   adds_to_residual: bool = False
   first: Initializer | None = None
+  own_update: Callable[[jax.Array], jax.Array] | None = None
 
   @property
   def token_axis(self) -> int | None:
@@ -93,8 +96,9 @@ def param(
   groups: tuple[int, ...] = (),
   adds_to_residual: bool = False,
   first: Initializer | None = None,
+  own_update: Callable[[jax.Array], jax.Array] | None = None,
 ) -> nnx.Param:
-  """Make a float32 parameter; for the arguments from axes to adds_to_residual see `ParamInfo`.
+  """Make a float32 parameter; for the arguments behind the shape see `ParamInfo`.
 
   `init` draws it, and what growth adds to it; `first` draws it at the start if the two differ.
 
@@ -103,7 +107,7 @@ def param(
   """
   if len(shape) != len(axes):
     raise ValueError(f'{len(axes)} axis names {axes} for the shape {shape}')
-  info = ParamInfo(axes, role, init, depth, active, groups, adds_to_residual, first)
+  info = ParamInfo(axes, role, init, depth, active, groups, adds_to_residual, first, own_update)
   return nnx.Param((first or init)(rngs.params(), shape, jnp.float32), info=info)
 
 

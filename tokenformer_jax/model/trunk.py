@@ -30,10 +30,12 @@ class Context(NamedTuple):
     start: the slot of the first token; the Python number 0 if no slot comes before it.
     padding_B: the number of leading slots of each row without a token, so that rows of unequal
       lengths end together; None: no row has any. The outputs at these slots are meaningless.
+    training: whether the pass is one of a training step; known while a program is traced.
   """
 
   start: jax.Array | int = 0
   padding_B: jax.Array | None = None
+  training: bool = False
 
   @property
   def is_beginning(self) -> bool:
@@ -73,8 +75,8 @@ class Aux(NamedTuple):
   Attributes:
     loss: a weighted float32 loss that training minimizes besides the task's loss, or None. A trunk
       returns the sum over its layers.
-    figures: float32 numbers to report, by name. A trunk returns means over the layers that have
-      them.
+    figures: float32 numbers, or vectors of numbers, to report, by name. A trunk returns means over
+      the layers that have them.
   """
 
   loss: jax.Array | None
@@ -82,6 +84,12 @@ class Aux(NamedTuple):
 
 
 NOTHING = Aux(loss=None, figures={})
+
+
+def both(one: Aux, other: Aux) -> Aux:
+  """Return the `Aux` of two parts of a layer, which report different figures."""
+  losses = [aux.loss for aux in (one, other) if aux.loss is not None]
+  return Aux(sum(losses) if losses else None, {**one.figures, **other.figures})
 
 
 class Layer(Protocol):
@@ -278,7 +286,7 @@ def _run_list(
     own = jax.tree.map(lambda array, i=i: array[i], inputs)
     cache = None if caches is None else caches[i]
     x_BxTxD, cache, aux = layer(x_BxTxD, context, cache, own)
-    said.append(aux)
+    said.append(jax.tree.map(lambda value: jnp.asarray(value)[None], aux))
     written.append(cache)
   return x_BxTxD, None if caches is None else tuple(written), _combine(said)
 
@@ -317,16 +325,27 @@ def _of_place(inputs: Inputs, group: Group, place: int) -> Inputs:
 
 
 def _combine(said: Sequence[Aux]) -> Aux:
-  """Combine the `Aux` of layers (numbers) or of stacks (arrays) into that of the trunk."""
+  """Combine the `Aux` of stacks, whose arrays have a leading axis, into that of the trunk.
+
+  An entry i of a vector of figures becomes the figure `NAME/i`.
+  """
   losses = [jnp.sum(aux.loss) for aux in said if aux.loss is not None]
   figures: dict[str, list[jax.Array]] = {}
   for aux in said:
     for name, value in aux.figures.items():
-      figures.setdefault(name, []).append(jnp.ravel(value))
+      entries = {name: value} if value.ndim == 1 else _entries(name, value)
+      for one, values in entries.items():
+        figures.setdefault(one, []).append(values)
   return Aux(
     loss=sum(losses) if losses else None,
     figures={name: jnp.mean(jnp.concatenate(values)) for name, values in figures.items()},
   )
+
+
+def _entries(name: str, value_LxN: jax.Array) -> dict[str, jax.Array]:
+  """Return the entries of vectors by names that sort as their numbers do."""
+  digits = len(str(value_LxN.shape[1] - 1))
+  return {f'{name}/{i:0{digits}}': value_LxN[:, i] for i in range(value_LxN.shape[1])}
 
 
 def init_caches(

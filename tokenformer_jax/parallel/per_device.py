@@ -83,9 +83,11 @@ def on_each_device(
 def _along(axis: str) -> tuple[str, ...]:
   """Return the mesh axes that split a logical axis inside `on_each_device`.
 
-  An axis without a rule (`patch`, `classes`) is stored whole, and split for products only.
+  An axis without a rule (`patch`, `classes`) is stored whole, and split for products only. Mesh
+  axes of size 1 are left out, but for the last one if all are.
   """
-  return mesh_axes(axis) or mesh_axes('param_tokens')
+  axes, sizes = mesh_axes(axis) or mesh_axes('param_tokens'), jax.sharding.get_abstract_mesh().shape
+  return tuple(name for name in axes if sizes.get(name, 1) > 1) or axes[-1:]
 
 
 def is_split(axis: str) -> bool:
@@ -107,6 +109,17 @@ def largest(x: Any, axis: str) -> Any:
 def varying(x: jax.Array, axis: str) -> jax.Array:
   """Mark an array as a copy per device, so that its gradient is summed over devices."""
   return jax.lax.pcast(x, _along(axis), to='varying')
+
+
+def varying_over_rows(x: jax.Array, axes: Axes) -> jax.Array:
+  """Mark a device's part of an array as a copy for its rows: its gradient is summed in one place.
+
+  Args:
+    x: the part.
+    axes: the logical axes of the array.
+  """
+  split = {name for axis in axes for name in mesh_axes(axis)}
+  return jax.lax.pcast(x, tuple(n for n in mesh_axes('batch') if n not in split), to='varying')
 
 
 def first_index(axis: str, size: int) -> jax.Array:
@@ -182,13 +195,35 @@ def _scatter(x: jax.Array, axis: str) -> jax.Array:
   XLA keeps a single reduce-scatter if the split axis is an axis of its own, and turns two steps
   into all-reduces.
   """
-  along, devices = _along(axis), parts(axis)
+  along = _along(axis)
+  if platform() != 'tpu':
+    return jax.lax.psum_scatter(x.reshape(parts(axis), -1, *x.shape[1:]), along)
+  for name in along:
+    x = _scatter_along(x, axis, name)
+  return x
+
+
+def _scatter_along(x: jax.Array, axis: str, name: str) -> jax.Array:
+  """Do what `_scatter` does, on TPUs and along one of the mesh axes of a logical axis."""
+  devices = jax.sharding.get_abstract_mesh().shape[name]
   inner = max(d for d in range(1, math.isqrt(devices) + 1) if devices % d == 0)
-  if platform() != 'tpu' or inner == 1 or (axis != 'width' and devices < _TWO_STEPS):
-    return jax.lax.psum_scatter(x.reshape(devices, -1, *x.shape[1:]), along)
+  if inner == 1 or (axis != 'width' and devices < _TWO_STEPS):
+    return jax.lax.psum_scatter(x.reshape(devices, -1, *x.shape[1:]), (name,))
   if axis == 'width':
     x = with_layout_constraint(x, Layout(tuple(range(x.ndim))))
   numbers = np.arange(devices).reshape(-1, inner)
   for groups in (numbers.T, numbers):
-    x = jax.lax.psum_scatter(x, along, axis_index_groups=groups.tolist(), tiled=True)
+    x = jax.lax.psum_scatter(x, (name,), axis_index_groups=groups.tolist(), tiled=True)
   return x
+
+
+def exchange(x: jax.Array, axis: str) -> jax.Array:
+  """Send each part of the first axis to the device of its number, on each device.
+
+  Part i of the result comes from device i. The backward pass is the same.
+
+  Args:
+    x: one part for each of the devices that split a logical axis.
+    axis: the logical axis.
+  """
+  return jax.lax.all_to_all(x, _along(axis), 0, 0)

@@ -5,8 +5,8 @@ is split, `constrain` fixes the sharding of an array, and `per_device` exchanges
 axis needs a size in `config.MeshConfig` and a name in `RULES`.
 
 The mesh axes: `replica` (copies of the model, one or more per slice), `fsdp` (splits the width of
-parameters and optimizer state, and the batch), `tokens` (splits parameter tokens, heads and
-vocabulary).
+parameters and optimizer state, and the batch), `experts` (splits experts, and for everything else
+is a part of fsdp), `tokens` (splits parameter tokens, heads and vocabulary).
 """
 
 import dataclasses
@@ -27,11 +27,15 @@ Axes = tuple[str, ...]
 
 # Logical axis → mesh axis or axes. None: not split.
 RULES = {
-  'batch': ('replica', 'fsdp'),
-  'width': 'fsdp',
+  'batch': ('replica', 'fsdp', 'experts'),
+  'width': ('fsdp', 'experts'),
   'param_tokens': 'tokens',  # the axis that grows
   'heads': 'tokens',
   'hidden': 'tokens',  # the width inside an MLP or a gated attention unit
+  'experts': 'experts',
+  'expert_width': 'fsdp',  # the width of the model in the arrays of experts
+  'expert_hidden': 'tokens',  # the width inside an expert
+  'routes': None,  # the outputs of a router: one for each expert
   'vocab': 'tokens',
   'layers': None,
   'position': None,

@@ -129,16 +129,30 @@ def make_optimizer(
     _scale_by_rates(config, schedule(config, steps, growth, decay_from), info, growth),
   )
 
-  def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
+  def update(gradient: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
     (_, before), *_, rates = state
     # Only Adam has a correction to undo, and only its state is a single part with a count.
     counted = before if config.new_token_correction else rates
-    updates, state = chain.update(updates, state, params, adam_count=counted.count)
+    updates, state = chain.update(moved(info, gradient), state, params, adam_count=counted.count)
     if frozen:
       updates = in_frozen(lambda held, u: jnp.where(held, 0, u), updates)
-    return updates, state
+    return _with_own(info, gradient, updates), state
 
   return optax.GradientTransformation(chain.init, update)
+
+
+def moved(info: Params, gradient: Params) -> Params:
+  """Return the gradient of the arrays that the optimizer moves, with zeros for the others."""
+  return jax.tree.map(
+    lambda one, g: g if one.own_update is None else jnp.zeros_like(g), info, gradient
+  )
+
+
+def _with_own(info: Params, gradient: Params, updates: Params) -> Params:
+  """Return the updates, with their own ones for arrays that the optimizer does not move."""
+  return jax.tree.map(
+    lambda one, g, u: u if one.own_update is None else one.own_update(g), info, gradient, updates
+  )
 
 
 def _sizes(one: ParamInfo, numbers: Sequence[int]) -> list[int]:

@@ -97,7 +97,7 @@ def make_train_step(
     params, opt_state = state['params'], state['opt_state']
     key = jax.random.fold_in(jax.random.key(config.train.seed), state['step'])
     grads, figures = gradient(params, batch, key)
-    grad_norm = optax.tree.norm(grads)
+    grad_norm = optax.tree.norm(optim.moved(task.definition.info, grads))
     updates, new_opt_state = tx.update(grads, opt_state, params)
     new = (optax.apply_updates(params, updates), new_opt_state)
     good = jnp.isfinite(figures['loss']) & jnp.isfinite(grad_norm)

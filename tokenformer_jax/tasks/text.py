@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.data import order, store, tokenizers
 from tokenformer_jax.data.held_out import held_out_tokens
@@ -20,7 +21,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.loss import LossSums, loss_sums, objective
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.model.trunk import Aux
+from tokenformer_jax.model.trunk import NO_INPUTS, Aux, Context, Inputs
 from tokenformer_jax.parallel import hosts
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.runs.metrics import perplexity
@@ -84,10 +85,9 @@ class TextTask(Task):
   def loss(
     self, params: Params, batch: jax.Array, key: jax.Array
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    del key
     z_loss = self.config.optim.z_loss
     f = functools.partial(objective, z_loss=z_loss)
-    (total, sums), aux = self._apply_to_targets(f, params, batch)
+    (total, sums), aux = self._apply_to_targets(f, params, batch, key)
     return with_aux(total / sums.tokens, sums.nats / sums.tokens, aux)
 
   def sums(self, params: Params, batch: jax.Array) -> EvalSums:
@@ -95,10 +95,15 @@ class TextTask(Task):
     return EvalSums.from_batch(sums, aux, sums.tokens)
 
   def _apply_to_targets(
-    self, f: Callable[..., Any], params: Params, batch: jax.Array
+    self, f: Callable[..., Any], params: Params, batch: jax.Array, key: jax.Array | None = None
   ) -> tuple[Any, Aux]:
+    """Return `f` of the last hidden states and the targets; `key` is that of a training step."""
     model = self.definition.bind(params)
-    hidden_BxTxD, _, aux = model.hidden(jnp.maximum(batch[:, :-1], 0))
+    context = Context(training=key is not None)
+    inputs = NO_INPUTS
+    if key is not None and config_lib.draws(self.config.model):
+      inputs = Inputs(key=jax.random.split(key, self.config.model.depth))
+    hidden_BxTxD, _, aux = model.hidden(jnp.maximum(batch[:, :-1], 0), context, inputs=inputs)
     chunk = self.config.train.loss_chunk
     return f(hidden_BxTxD, model.output_embedding, batch[:, 1:], chunk=chunk), aux
 

@@ -1,0 +1,171 @@
+"""Feed-forward parts as values of a config: an MLP, routed experts, or none.
+
+A Pattention (`config/pattention.py`) is a feed-forward part as well.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+from tokenformer_jax.config.fields import key, one_of, table
+from tokenformer_jax.config.pattention import PattentionConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class MLPConfig:
+  """φ(x W₁) W₂: the Transformer's, with GELU as φ; or, gated, (φ(x W₃) ⊙ x W₁) W₂."""
+
+  kind: ClassVar[str] = 'mlp'
+
+  width: int = key(0, 'F, the width between the two matrices. 0: 4 · model.width', least=0)
+  bias: bool = key(False, 'add a bias to every product')
+  activation: str = key(
+    'gelu',
+    'φ: the exact GELU, its approximation by tanh, ReLU, or SiLU',
+    choices=('gelu', 'gelu_tanh', 'relu', 'silu'),
+  )
+  gated: bool = key(False, 'multiply by a gate φ(x W₃); with SiLU this is SwiGLU')
+
+
+@dataclasses.dataclass(frozen=True)
+class NoFeedForwardConfig:
+  """A layer that is a mixer alone."""
+
+  kind: ClassVar[str] = 'none'
+
+
+@dataclasses.dataclass(frozen=True)
+class RouterConfig:
+  """The choice of K experts for each token, by the largest gates; equal gates by the number."""
+
+  gates: str = key('softmax', 'of the products of input and router', choices=('softmax', 'sigmoid'))
+  top_k: int = key(1, 'K, the experts of a token', above=0)
+  renormalize: bool = key(False, 'divide the K gates by their sum; needs top_k of at least 2')
+  jitter: float = key(
+    0.0, 'ε: training multiplies the input by random numbers of 1 ± ε', least=0, below=1
+  )
+  z_loss: float = key(
+    0.0, 'weight of the mean square of the log-sum-exp of the products (ST-MoE)', least=0
+  )
+  dtype: str = key(
+    'float32',
+    'of products and gates. bfloat16 is for comparison only: training diverges (Switch, Table 2)',
+    choices=('float32', 'bfloat16'),
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class NoBalanceConfig:
+  """Nothing balances the load."""
+
+  kind: ClassVar[str] = 'none'
+
+
+@dataclasses.dataclass(frozen=True)
+class LossBalanceConfig:
+  """weight · E · Σ f P, with the share f of choices and the mean gate P of each expert.
+
+  It is the loss of the Switch Transformer (eq. 4), and of DeepSeekMoE with α₁ and α₂ (eq. 12, 15).
+  """
+
+  kind: ClassVar[str] = 'loss'
+
+  weight: float = key(0.01, 'α₁', least=0)
+  over: str = key(
+    'sequence',
+    'f and P are means over a sequence, or over the batch',
+    choices=('sequence', 'batch'),
+  )
+  devices: int = key(
+    1, 'groups of equally many experts, which device_weight balances as well', above=0
+  )
+  device_weight: float = key(0.0, 'α₂, of the same loss over the groups of devices', least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class BiasBalanceConfig:
+  """A bias for the choice, moved after each step against the load (Wang et al. 2024).
+
+  Gates are without it (arXiv 2408.15664, algorithm 1).
+  """
+
+  kind: ClassVar[str] = 'bias'
+
+  rate: float = key(0.001, 'u, the step', above=0)
+  by: str = key(
+    'sign',
+    'move by u · sign(e), or by u · e, where e is by how much the share of the load is too small',
+    choices=('sign', 'error'),
+  )
+
+
+BALANCES = table(LossBalanceConfig, BiasBalanceConfig, NoBalanceConfig)
+
+
+@dataclasses.dataclass(frozen=True)
+class CapacityConfig:
+  """Each expert has places for so many tokens of a sequence; those beyond get nothing from it.
+
+  Switch Transformer, eq. 3. Whether a token has a place does not depend on the mesh. Decoding
+  token by token drops none.
+  """
+
+  kind: ClassVar[str] = 'capacity'
+
+  factor: float = key(1.25, 'places of an expert, in K · tokens / E, in training', above=0)
+  eval_factor: float = key(2.0, 'the same in evaluation', above=0)
+  least: int = key(4, 'the least number of places', least=0)
+  rows: int = key(1, 'sequences that share the places', above=0)
+  order: str = key(
+    'sequence',
+    'tokens get places in their order, or those with the largest gates first, by which later '
+    'tokens of a sequence act on earlier ones',
+    choices=('sequence', 'gate'),
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupedConfig:
+  """Every token gets all its experts: tokens are sorted, and products grouped by expert."""
+
+  kind: ClassVar[str] = 'grouped'
+
+  device_factor: float = key(
+    0.0,
+    'on several devices with mesh.experts: places that a device has for the tokens of another one, '
+    'in those at even load; tokens beyond get nothing. 0: as many as there can be',
+    least=0,
+  )
+
+
+DISPATCHES = table(CapacityConfig, GroupedConfig)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertsConfig:
+  """Experts, of which a router chooses some for each token, beside a part that all tokens use.
+
+  y = shared(x) + Σ_k g_k expert_k(x). With Pattention as both it is a sparse Pattention: groups of
+  parameter tokens of which each has a norm of its own.
+  """
+
+  kind: ClassVar[str] = 'experts'
+
+  count: int = key(8, 'E, the experts that the router chooses from', above=0)
+  expert: MLPConfig | PattentionConfig = one_of(
+    MLPConfig(), table(MLPConfig, PattentionConfig), 'each expert'
+  )
+  shared: PattentionConfig | MLPConfig | NoFeedForwardConfig = one_of(
+    NoFeedForwardConfig(),
+    table(PattentionConfig, MLPConfig, NoFeedForwardConfig),
+    'the part for all tokens. K_s shared experts of width F are one MLP of width K_s · F',
+  )
+  router: RouterConfig = RouterConfig()
+  balance: LossBalanceConfig | BiasBalanceConfig | NoBalanceConfig = one_of(
+    LossBalanceConfig(), BALANCES, 'what keeps the load of experts even'
+  )
+  dispatch: CapacityConfig | GroupedConfig = one_of(
+    GroupedConfig(), DISPATCHES, 'how tokens get to experts'
+  )
+
+
+FEED_FORWARDS = table(PattentionConfig, MLPConfig, ExpertsConfig, NoFeedForwardConfig)

@@ -1,0 +1,145 @@
+"""Routed experts as a feed-forward part, and the matrices of all experts."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from tokenformer_jax.config import (
+  ExpertsConfig,
+  MLPConfig,
+  ModelConfig,
+  PattentionConfig,
+  token_groups,
+)
+from tokenformer_jax.model import dispatch
+from tokenformer_jax.model import groups as groups_lib
+from tokenformer_jax.model.layers import ACTIVATIONS, hidden_width, output_std
+from tokenformer_jax.model.params import Initializer, Role, param
+from tokenformer_jax.model.pattention import parameter_weights
+from tokenformer_jax.model.router import Router
+from tokenformer_jax.model.stack import PROJECTED
+from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, Aux, Context, Inputs
+from tokenformer_jax.parallel.sharding import Axes
+
+
+class ExpertMLPs(nnx.Module):
+  """φ(x W₁) W₂ or (φ(x W₃) ⊙ x W₁) W₂ of every expert: `up`, `gate` [E, D, F], `down` [E, F, D]."""
+
+  def __init__(self, config: ExpertsConfig, model: ModelConfig, active: float, *, rngs: nnx.Rngs):
+    own = config.expert
+    inner = config.count, model.width, hidden_width(own, model)
+    normal, axes = nnx.initializers.normal(model.init.std), ('expert_width', 'expert_hidden')
+
+    def make(shape: tuple[int, ...], axes: Axes, init: Initializer, **says: Any) -> nnx.Param:
+      how = {'role': Role.KERNEL, 'active': active, **says}
+      return param(rngs, init, shape, ('experts', *axes), **how)
+
+    self.up = make(inner, axes, normal)
+    self.gate = make(inner, axes, normal) if own.gated else None
+    adds = nnx.initializers.normal(output_std(model))
+    shape = inner[0], inner[2], inner[1]
+    self.down = make(shape, axes[::-1], adds, adds_to_residual=True)
+    self.activation = ACTIVATIONS[own.activation]
+    self.axes = [('experts', *axes)] * (2 if own.gated else 1) + [('experts', *axes[::-1])]
+
+  def matrices(self) -> list[jax.Array]:
+    """Return the matrices, in the order of `axes`."""
+    used = [self.up, self.gate, self.down]
+    return [one[...] for one in used if one is not None]
+
+  def apply(self, rows: jax.Array, product: Any, up: jax.Array, *others: jax.Array) -> jax.Array:
+    """Return what each expert makes of its rows: see `dispatch.run`."""
+    *gate, down = others
+    hidden = checkpoint_name(product(rows, up), PROJECTED)
+    if gate:
+      hidden *= self.activation(checkpoint_name(product(rows, gate[0]), PROJECTED))
+    else:
+      hidden = self.activation(hidden)
+    return product(hidden, down)
+
+
+class ExpertPattentions(nnx.Module):
+  """Θ(x Kᵀ) V of every expert, with a norm for each: `keys` and `values` [E, N, D]."""
+
+  def __init__(self, config: ExpertsConfig, model: ModelConfig, active: float, *, rngs: nnx.Rngs):
+    own, axes = config.expert, ('experts', 'param_tokens', 'expert_width')
+    (self.group,) = token_groups(own)
+    shape = config.count, own.tokens, model.width
+
+    def make(std: float, role: Role, **says: Any) -> nnx.Param:
+      normal = nnx.initializers.normal(std)
+      groups = (own.tokens,)
+      return param(rngs, normal, shape, axes, role=role, active=active, groups=groups, **says)
+
+    self.keys = make(model.init.std, Role.KEY)
+    self.values = make(output_std(model), Role.VALUE, adds_to_residual=True)
+    self.how = {'score': own.score.kind, **dataclasses.asdict(own.score)}
+    self.axes = [axes, axes]
+
+  def matrices(self) -> list[jax.Array]:
+    """Return keys and values."""
+    return [self.keys[...], self.values[...]]
+
+  def apply(
+    self, rows: jax.Array, product: Any, keys_ExNxD: jax.Array, values_ExNxD: jax.Array
+  ) -> jax.Array:
+    """Return what each expert makes of its rows: see `dispatch.run`."""
+    scores = product(rows, jnp.swapaxes(keys_ExNxD, 1, 2))
+    group = groups_lib.on_devices(self.group.reference)
+    weights = parameter_weights(checkpoint_name(scores, PROJECTED), groups=group, **self.how)
+    return product(weights, values_ExNxD)
+
+
+class Experts(nnx.Module):
+  """A part that all tokens use, plus the experts that a router chooses for each token.
+
+  Switch Transformer (Fedus et al. 2021, arXiv 2101.03961) with one expert a token; DeepSeekMoE (Dai
+  et al. 2024, arXiv 2401.06066) with small and shared experts.
+  """
+
+  def __init__(
+    self,
+    config: ExpertsConfig,
+    model: ModelConfig,
+    shared: Callable[[jax.Array], jax.Array] | None,
+    *,
+    rngs: nnx.Rngs,
+  ):
+    self.shared = shared
+    self.router = Router(config, model, rngs=rngs)
+    of_experts = {MLPConfig: ExpertMLPs, PattentionConfig: ExpertPattentions}
+    active = config.router.top_k / config.count
+    self.experts = of_experts[type(config.expert)](config, model, active, rngs=rngs)
+    self.dispatch = config.dispatch
+
+  def __call__(
+    self, x_BxTxD: jax.Array, context: Context = FROM_START, inputs: Inputs = NO_INPUTS
+  ) -> tuple[jax.Array, Aux]:
+    """Return the output [B, T, D], the losses of the router, and figures of the load.
+
+    Training is what `context.training` says; `inputs.key` draws the jitter of the router.
+    """
+    valid_BxT = None
+    if context.padding_B is not None:
+      valid_BxT = context.positions(x_BxTxD.shape[1]) >= 0
+    choice, aux = self.router(x_BxTxD, valid_BxT, inputs.key if context.training else None)
+    routed = dispatch.run(
+      self.experts.apply,
+      x_BxTxD,
+      choice,
+      self.experts.matrices(),
+      self.experts.axes,
+      self.dispatch if context.is_beginning else dispatch.WITHOUT_DROPS,
+      training=context.training,
+    )
+    chosen_BxTxK = choice.experts_BxTxK < self.router.count
+    dropped = 1 - jnp.sum(routed.kept_BxTxK) / jnp.maximum(jnp.sum(chosen_BxTxK), 1)
+    y_BxTxD = checkpoint_name(routed.out_BxTxD, PROJECTED)
+    if self.shared is not None:
+      y_BxTxD += self.shared(x_BxTxD)
+    return y_BxTxD, aux._replace(figures={**aux.figures, 'router/dropped': dropped})

@@ -1,0 +1,52 @@
+"""The feed-forward part of a layer, by its config."""
+
+import jax
+from flax import nnx
+
+from tokenformer_jax.config import (
+  ExpertsConfig,
+  MLPConfig,
+  ModelConfig,
+  NoFeedForwardConfig,
+  PattentionConfig,
+)
+from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.experts import Experts
+from tokenformer_jax.model.layers import MLP, pattention
+from tokenformer_jax.model.pattention import Pattention
+from tokenformer_jax.model.trunk import NOTHING, Aux, Context, Inputs
+
+FeedForward = Pattention | MLP | Experts
+
+
+def feed_forward(
+  config: PattentionConfig | MLPConfig | ExpertsConfig | NoFeedForwardConfig,
+  model: ModelConfig,
+  *,
+  compute: Compute,
+  rngs: nnx.Rngs,
+) -> FeedForward | None:
+  """Return the feed-forward part, or None if the config has none.
+
+  One Pattention is a whole feed-forward layer: both matrices and the GELU.
+  """
+  match config:
+    case PattentionConfig():
+      return pattention(config, model, adds_to_residual=True, compute=compute, rngs=rngs)
+    case MLPConfig():
+      return MLP(config, model, rngs=rngs)
+    case ExpertsConfig():
+      shared = feed_forward(config.shared, model, compute=compute, rngs=rngs)
+      return Experts(config, model, shared, rngs=rngs)
+    case NoFeedForwardConfig():
+      return None
+  raise TypeError(f'{config} is not a feed-forward layer')
+
+
+def apply(
+  ffn: FeedForward, x_BxTxD: jax.Array, context: Context, inputs: Inputs
+) -> tuple[jax.Array, Aux]:
+  """Return the output of a feed-forward part [B, T, D] and its `Aux`, which only experts have."""
+  if isinstance(ffn, Experts):
+    return ffn(x_BxTxD, context, inputs)
+  return ffn(x_BxTxD), NOTHING

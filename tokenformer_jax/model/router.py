@@ -1,0 +1,211 @@
+"""Routers: the choice of experts for each token, and what keeps their load even.
+
+All of it is computed in float32 whatever the activations are (Switch Transformer, section 2.4).
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from tokenformer_jax.config import (
+  BiasBalanceConfig,
+  ExpertsConfig,
+  LossBalanceConfig,
+  ModelConfig,
+  RouterConfig,
+)
+from tokenformer_jax.model.params import Role, param
+from tokenformer_jax.model.trunk import Aux
+from tokenformer_jax.parallel.sharding import constrain
+
+
+class Choice(NamedTuple):
+  """The experts of each token.
+
+  Attributes:
+    experts_BxTxK: their numbers, int32; E, which is no expert, for a token that does not count.
+    gates_BxTxK: their weights, float32.
+  """
+
+  experts_BxTxK: jax.Array
+  gates_BxTxK: jax.Array
+
+
+class Router(nnx.Module):
+  """Chooses experts by the largest of gates [E], which are softmax or sigmoid of x W."""
+
+  def __init__(self, config: ExpertsConfig, model: ModelConfig, *, rngs: nnx.Rngs):
+    self.router, self.balance, self.count = config.router, config.balance, config.count
+    normal = nnx.initializers.normal(model.init.std)
+    shape = model.width, config.count
+    self.kernel = param(rngs, normal, shape, ('width', 'routes'), role=Role.ROUTER)
+    self.bias = None
+    if isinstance(config.balance, BiasBalanceConfig):
+      self.bias = param(
+        rngs,
+        nnx.initializers.zeros,
+        (config.count,),
+        ('routes',),
+        role=Role.BALANCE,
+        own_update=_mover(config.balance),
+      )
+
+  def __call__(
+    self,
+    x_BxTxD: jax.Array,
+    valid_BxT: jax.Array | None = None,
+    key: jax.Array | None = None,
+  ) -> tuple[Choice, Aux]:
+    """Return the experts of each token, the weighted losses, and figures.
+
+    Args:
+      x_BxTxD: the input of the experts.
+      valid_BxT: the tokens that count; None: all.
+      key: of the jitter; None: not training.
+    """
+    dtype = jnp.dtype(self.router.dtype)
+    x_BxTxD = x_BxTxD.astype(dtype)
+    if key is not None and self.router.jitter:
+      near = 1 - self.router.jitter, 1 + self.router.jitter
+      x_BxTxD *= jax.random.uniform(key, x_BxTxD.shape, dtype, *near)
+    kernel = constrain(self.kernel[...].astype(dtype), None, None)
+    logits_BxTxE = jnp.einsum('BTD,DE->BTE', x_BxTxD, kernel, preferred_element_type=dtype)
+    gates_BxTxE = gates(logits_BxTxE, self.router).astype(jnp.float32)
+    bias = None if self.bias is None else self.bias[...]
+    choice = choose(gates_BxTxE, self.router, bias, valid_BxT)
+    aux = _aux(
+      choice, gates_BxTxE, logits_BxTxE.astype(jnp.float32), valid_BxT, self.router, self.balance
+    )
+    if bias is None:
+      return choice, aux
+    return choice, aux._replace(loss=aux.loss + _as_gradient(bias, _load(choice, self.count)))
+
+
+def gates(logits_BxTxE: jax.Array, config: RouterConfig) -> jax.Array:
+  """Return the gate of every expert."""
+  return (jax.nn.softmax if config.gates == 'softmax' else jax.nn.sigmoid)(logits_BxTxE)
+
+
+def choose(
+  gates_BxTxE: jax.Array,
+  config: RouterConfig,
+  bias_E: jax.Array | None = None,
+  valid_BxT: jax.Array | None = None,
+) -> Choice:
+  """Return the K experts with the largest gates, of equal ones those with the lower numbers.
+
+  Args:
+    gates_BxTxE: float32.
+    config: K, and whether the chosen gates are divided by their sum.
+    bias_E: added to the gates for the choice only.
+    valid_BxT: the tokens that count; None: all.
+  """
+  if bias_E is None:
+    chosen_BxTxK, experts_BxTxK = jax.lax.top_k(gates_BxTxE, config.top_k)
+  else:
+    _, experts_BxTxK = jax.lax.top_k(gates_BxTxE + jax.lax.stop_gradient(bias_E), config.top_k)
+    chosen_BxTxK = jnp.take_along_axis(gates_BxTxE, experts_BxTxK, axis=-1)
+  if config.renormalize:
+    chosen_BxTxK /= jnp.sum(chosen_BxTxK, axis=-1, keepdims=True)
+  if valid_BxT is not None:
+    experts_BxTxK = jnp.where(valid_BxT[..., None], experts_BxTxK, gates_BxTxE.shape[-1])
+  return Choice(experts_BxTxK.astype(jnp.int32), chosen_BxTxK)
+
+
+def _aux(
+  choice: Choice,
+  gates_BxTxE: jax.Array,
+  logits_BxTxE: jax.Array,
+  valid_BxT: jax.Array | None,
+  router: RouterConfig,
+  balance: Any,
+) -> Aux:
+  """Return the weighted losses and the figures of a router."""
+  count, share_BxTxE = gates_BxTxE.shape[-1], gates_BxTxE
+  if router.gates == 'sigmoid':
+    share_BxTxE /= jnp.sum(gates_BxTxE, axis=-1, keepdims=True)
+  weight_BxT = jnp.ones(gates_BxTxE.shape[:2]) if valid_BxT is None else valid_BxT.astype(float)
+  loss = jnp.float32(0)
+  if router.z_loss:
+    loss += router.z_loss * z_loss(logits_BxTxE, weight_BxT)
+  if isinstance(balance, LossBalanceConfig):
+    chosen_BxTxE = _chosen(choice, count)
+    over = (1,) if balance.over == 'sequence' else (0, 1)
+    both = (balance.weight, 1), (balance.device_weight, count // balance.devices)
+    for scale, size in both:
+      if scale:
+        loss += scale * balance_loss(chosen_BxTxE, share_BxTxE, weight_BxT, over, size)
+  load_E = _load(choice, count)
+  entropy_BxT = -jnp.sum(jax.scipy.special.xlogy(share_BxTxE, share_BxTxE), axis=-1)
+  figures = {
+    'router/max_violation': count * jnp.max(load_E) - 1,
+    'router/entropy': jnp.sum(entropy_BxT * weight_BxT) / jnp.sum(weight_BxT),
+    'router/load': load_E,
+  }
+  return Aux(loss, jax.lax.stop_gradient(figures))
+
+
+def _chosen(choice: Choice, count: int) -> jax.Array:
+  """Return the number of times that a token chose an expert, float32 [B, T, E]."""
+  return jnp.sum(jax.nn.one_hot(choice.experts_BxTxK, count, dtype=jnp.float32), axis=2)
+
+
+def _load(choice: Choice, count: int) -> jax.Array:
+  """Return the share of all choices that each expert has, float32 [E]."""
+  times_E = jnp.sum(_chosen(choice, count), axis=(0, 1))
+  return times_E / jnp.maximum(jnp.sum(times_E), 1)
+
+
+def balance_loss(
+  chosen_BxTxE: jax.Array,
+  share_BxTxE: jax.Array,
+  weight_BxT: jax.Array,
+  over: tuple[int, ...],
+  size: int = 1,
+) -> jax.Array:
+  """Return E · Σ f P, which is 1 at even load; over groups of experts Σ f' P'.
+
+  Switch Transformer, eq. 4; DeepSeekMoE, eq. 12 to 17, where f' is the mean of f over a group and
+  P' the sum of P. The gradient goes through P alone.
+
+  Args:
+    chosen_BxTxE: whether a token chose an expert.
+    share_BxTxE: the gates of all experts, which add up to 1.
+    weight_BxT: 1 for a token that counts, else 0.
+    over: the axes that f and P are means over: (0, 1), or (1,), and then the result is a mean over
+      sequences.
+    size: the number of experts in a group.
+  """
+  chosen = jnp.sum(chosen_BxTxE * weight_BxT[..., None], axis=over)
+  share = chosen / jnp.maximum(jnp.sum(chosen, axis=-1, keepdims=True), 1)  # [..., E]
+  tokens = jnp.maximum(jnp.sum(weight_BxT, axis=over), 1)[..., None]
+  mean = jnp.sum(share_BxTxE * weight_BxT[..., None], axis=over) / tokens
+  share, mean = (
+    jnp.sum(one.reshape(*one.shape[:-1], -1, size), axis=-1)
+    for one in (jax.lax.stop_gradient(share), mean)
+  )
+  return jnp.mean(share.shape[-1] * jnp.sum(share * mean, axis=-1))
+
+
+def z_loss(logits_BxTxE: jax.Array, weight_BxT: jax.Array) -> jax.Array:
+  """Return the mean over tokens of the square of log Σ exp (ST-MoE, arXiv 2202.08906, eq. 5)."""
+  square_BxT = jnp.square(jax.nn.logsumexp(logits_BxTxE, axis=-1))
+  return jnp.sum(square_BxT * weight_BxT) / jnp.sum(weight_BxT)
+
+
+def _as_gradient(bias_E: jax.Array, load_E: jax.Array) -> jax.Array:
+  """Return a zero whose gradient with respect to the bias is how far the load is above the mean.
+
+  So the loads of a batch, or of all its parts, reach the bias's own update as a gradient would.
+  """
+  excess_E = jax.lax.stop_gradient(load_E - 1 / load_E.shape[0])
+  return jnp.sum(excess_E * (bias_E - jax.lax.stop_gradient(bias_E)))
+
+
+def _mover(config: BiasBalanceConfig) -> Any:
+  """Return the function from the excess of the load to the change of the bias."""
+  if config.by == 'sign':
+    return lambda excess: -config.rate * jnp.sign(excess)
+  return lambda excess: -config.rate * excess
