@@ -129,6 +129,11 @@ def _check_clip(layer: LayerConfig, path: str) -> None:
 
 
 def _check_pool(model: ModelConfig) -> None:
+  if isinstance(model.layer.ffn, ExpertsConfig):
+    raise UserError(
+      'config.model.pool is attention, which is made as model.layer, and its feed-forward part has '
+      'experts, which one query has no use for; set pool to mean or token'
+    )
   if not is_plain(model.layer.mixer):
     raise UserError(
       'config.model.pool is attention, which is made as model.layer, and its mixer is not plain '

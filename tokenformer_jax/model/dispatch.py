@@ -11,13 +11,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
 from tokenformer_jax.config import CapacityConfig, GroupedConfig
 from tokenformer_jax.model import grouped
 from tokenformer_jax.model.router import Choice
 from tokenformer_jax.parallel import per_device
-from tokenformer_jax.parallel.sharding import Axes, parts, spec
+from tokenformer_jax.parallel.sharding import Axes, parts
 
 # (rows of several experts, the product of such rows with a matrix for each expert) → their results
 Apply = Callable[..., jax.Array]
@@ -85,7 +84,7 @@ def run(
   ]
   if math.prod(sizes.values()) == 1 or any(size % parts(name) for size, name in lengths):
     return on_device(x_BxTxD, choice, *matrices)
-  batch = PartitionSpec(*spec(('batch',)))
+  batch = per_device.split_spec(('batch',))
 
   def on_part(x: jax.Array, choice: Choice, *pieces: jax.Array) -> Routed:
     whole = [_whole(piece, names) for piece, names in zip(pieces, axes, strict=True)]
@@ -96,7 +95,7 @@ def run(
 
   return jax.shard_map(
     on_part,
-    in_specs=(batch, batch, *map(spec, axes)),
+    in_specs=(batch, batch, *map(per_device.split_spec, axes)),
     out_specs=batch,
   )(x_BxTxD, choice, *matrices)
 

@@ -41,16 +41,7 @@ class Router(nnx.Module):
     normal = nnx.initializers.normal(model.init.std)
     shape = model.width, config.count
     self.kernel = param(rngs, normal, shape, ('width', 'routes'), role=Role.ROUTER)
-    self.bias = None
-    if isinstance(config.balance, BiasBalanceConfig):
-      self.bias = param(
-        rngs,
-        nnx.initializers.zeros,
-        (config.count,),
-        ('routes',),
-        role=Role.BALANCE,
-        own_update=_mover(config.balance),
-      )
+    self.bias = _bias(config, rngs)
 
   def __call__(
     self,
@@ -83,6 +74,14 @@ class Router(nnx.Module):
     return choice, aux._replace(loss=aux.loss + _as_gradient(bias, _load(choice, self.count)))
 
 
+def _bias(config: ExpertsConfig, rngs: nnx.Rngs) -> nnx.Param | None:
+  """Return the bias of the choice, which its own update moves, or None without one."""
+  if not isinstance(config.balance, BiasBalanceConfig):
+    return None
+  how = {'role': Role.BALANCE, 'own_update': _mover(config.balance)}
+  return param(rngs, nnx.initializers.zeros, (config.count,), ('routes',), **how)
+
+
 def gates(logits_BxTxE: jax.Array, config: RouterConfig) -> jax.Array:
   """Return the gate of every expert."""
   return (jax.nn.softmax if config.gates == 'softmax' else jax.nn.sigmoid)(logits_BxTxE)
@@ -105,7 +104,9 @@ def choose(
   if bias_E is None:
     chosen_BxTxK, experts_BxTxK = jax.lax.top_k(gates_BxTxE, config.top_k)
   else:
-    _, experts_BxTxK = jax.lax.top_k(gates_BxTxE + jax.lax.stop_gradient(bias_E), config.top_k)
+    _, experts_BxTxK = jax.lax.top_k(
+      gates_BxTxE + jax.lax.stop_gradient(bias_E)[None, None], config.top_k
+    )
     chosen_BxTxK = jnp.take_along_axis(gates_BxTxE, experts_BxTxK, axis=-1)
   if config.renormalize:
     chosen_BxTxK /= jnp.sum(chosen_BxTxK, axis=-1, keepdims=True)

@@ -18,7 +18,8 @@ from tokenformer_jax.config import InitConfig, ModelConfig
 from tokenformer_jax.model import trunk
 from tokenformer_jax.model.blocks import architecture
 from tokenformer_jax.model.compute import DEFAULT, Compute
-from tokenformer_jax.model.layers import Dense, feed_forward, projection, repeat
+from tokenformer_jax.model.feed_forward import feed_forward
+from tokenformer_jax.model.layers import Dense, projection, repeat
 from tokenformer_jax.model.norm import make_norm, normed
 from tokenformer_jax.model.params import Definition, Role, define, matrix_entries, param
 from tokenformer_jax.model.trunk import NO_INPUTS, Aux, Inputs

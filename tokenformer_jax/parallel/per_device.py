@@ -118,8 +118,24 @@ def varying_over_rows(x: jax.Array, axes: Axes) -> jax.Array:
     x: the part.
     axes: the logical axes of the array.
   """
-  split = {name for axis in axes for name in mesh_axes(axis)}
-  return jax.lax.pcast(x, tuple(n for n in mesh_axes('batch') if n not in split), to='varying')
+  split = {name for axis in axes for name in _split_axes(axis)}
+  return jax.lax.pcast(
+    x, tuple(name for name in _split_axes('batch') if name not in split), to='varying'
+  )
+
+
+def split_spec(axes: Axes) -> PartitionSpec:
+  """Return the partition of an array, for functions on each device.
+
+  It leaves out mesh axes of size 1: no sum runs along them, so values must not count as varying.
+  """
+  return PartitionSpec(*[_split_axes(axis) or None for axis in axes])
+
+
+def _split_axes(axis: str) -> tuple[str, ...]:
+  """Return the mesh axes of more than one device that split a logical axis."""
+  sizes = jax.sharding.get_abstract_mesh().shape
+  return tuple(name for name in mesh_axes(axis) if sizes[name] > 1)
 
 
 def first_index(axis: str, size: int) -> jax.Array:
