@@ -55,15 +55,14 @@ def on_each_device(
   Returns:
     The result of f: arrays [B, …], or arrays with one number for each device with other rows.
   """
-  sizes = jax.sharding.get_abstract_mesh().shape
+  sizes, matrices = jax.sharding.get_abstract_mesh().shape, (matrix, *fixed)
   if math.prod(sizes.values()) == 1:
-    return f(rows, matrix, *fixed)
+    return f(rows, *matrices)
   places = [_along(axis) for axis in axes]
   pieces = parts('batch'), *(math.prod(sizes[name] for name in place) for place in places)
-  batch_size = len(jax.tree.leaves(rows)[0])
-  lengths = [(batch_size, *one.shape) for one in (matrix, *fixed)]
+  lengths = [(len(jax.tree.leaves(rows)[0]), *one.shape) for one in matrices]
   if any(length % piece for one in lengths for length, piece in zip(one, pieces, strict=True)):
-    return f(rows, matrix, *fixed)
+    return f(rows, *matrices)
   at_width = axes.index('width')
   # Leave out mesh axes of size 1: no sum runs along them, so values must not count as varying.
   others = tuple(name for name in places[1 - at_width] if sizes[name] > 1) or None
@@ -76,7 +75,6 @@ def on_each_device(
     own = [jax.lax.pcast(part, same, to='varying') for part in own]
     return f(rows, *(gather(part, 'width', at_width, gathered_in) for part in own))
 
-  matrices = (matrix, *fixed)
   return jax.shard_map(
     on_part,
     in_specs=(split if split_in else whole, *[PartitionSpec(*places)] * len(matrices)),
