@@ -95,10 +95,8 @@ def make_train_step(
 ) -> Step:
   """Return the compiled training step: `(state, batch) → (state, figures)`.
 
-  If the task has a teacher, its parameters are a third argument, which the step neither donates nor
-  changes; they are sharded by the rules of all parameters.
-
-  The step donates the old state. The batch is the task's, split over the devices by rows. A step
+  The step donates the old state. If the task has a teacher, its parameters are a third argument,
+  which the step does not donate, sharded by the rules of all parameters. The batch is the task's, split over the devices by rows. A step
   whose loss or gradient is not finite changes neither parameters nor optimizer state. Random draws
   are a function of `config.train.seed` and the step. `growth` must be the one that `tx` was made
   with.
