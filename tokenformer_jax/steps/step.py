@@ -96,10 +96,10 @@ def make_train_step(
   """Return the compiled training step: `(state, batch) → (state, figures)`.
 
   The step donates the old state. If the task has a teacher, its parameters are a third argument,
-  which the step does not donate, sharded by the rules of all parameters. The batch is the task's, split over the devices by rows. A step
-  whose loss or gradient is not finite changes neither parameters nor optimizer state. Random draws
-  are a function of `config.train.seed` and the step. `growth` must be the one that `tx` was made
-  with.
+  which the step does not donate, sharded by the rules of all parameters. The batch is the task's,
+  split over the devices by rows. A step whose loss or gradient is not finite changes neither
+  parameters nor optimizer state. Random draws are a function of `config.train.seed` and the step.
+  `growth` must be the one that `tx` was made with.
   """
   rate = optim.schedule(config.optim, config.train.steps, growth, config.train.decay_from)
   loss = task.loss
