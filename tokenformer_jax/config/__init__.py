@@ -10,6 +10,7 @@ each dataclass checks the conditions that involve several fields.
 """
 
 from tokenformer_jax.config.data import DataConfig
+from tokenformer_jax.config.distill import DistillConfig
 from tokenformer_jax.config.fields import differences
 from tokenformer_jax.config.grow import GrowConfig
 from tokenformer_jax.config.layer import (
@@ -79,6 +80,7 @@ __all__ = [
   'Config',
   'DataConfig',
   'DenseConfig',
+  'DistillConfig',
   'GatedUnitConfig',
   'GrowConfig',
   'InitConfig',
