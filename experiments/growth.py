@@ -1,6 +1,6 @@
 r"""Measure what growth saves: chains that grow, against models from scratch at the final size.
 
-  python experiments/growth.py --out=runs/growth              everything; goes on where it stopped
+  python experiments/growth.py --out=runs/growth              two scales; goes on where it stopped
   python experiments/growth.py --out=runs/growth --scales=small --parts=arms,scratch
   python experiments/growth_report.py runs/growth docs        tables and pictures of finished runs
 
@@ -57,16 +57,23 @@ class Scale:
       feed-forward part.
     dense_width: of the Transformer with as many parameters in its blocks.
     steps: of the stable run.
+    dense_head: the width of a head of the Transformer.
   """
 
   layers: int
   width: int
   dense_width: int
   steps: int
+  dense_head: int = 4
 
 
-# From scratch, the large model sees about 20 tokens a parameter of its layers with one budget.
-SCALES = {'small': Scale(2, 32, 36, 6000), 'large': Scale(2, 64, 72, 24000)}
+# From scratch, the grown size sees about 20 tokens a parameter of its layers with one budget. Each
+# scale has four times the parameters of the one before it, and 16 times its FLOPs.
+SCALES = {
+  'tiny': Scale(2, 16, 18, 1500, dense_head=6),
+  'small': Scale(2, 32, 36, 6000),
+  'large': Scale(2, 64, 72, 24000),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +127,7 @@ ARMS = {
   'depth': Arm(size=Size(1, 4)),
   'depth, copies': Arm(size=Size(1, 4), grow={'grow__place': 'copies'}),
   'tokens and depth': Arm(size=Size(2, 2), grow=_grown('group')),
+  'tokens and depth, copies': Arm(size=Size(2, 2), grow=_grown('group', grow__place='copies')),
   'transformer, no growth': Arm('transformer', Size()),
   'net2net': Arm('transformer', grow=_grown('net2net', grow__noise=0.01)),
   'hypercloning': Arm('transformer', grow=_grown('hypercloning', grow__noise=0.01)),
@@ -165,7 +173,7 @@ class Plan:
         one.groups = f'{one.tokens // size.groups}*{size.groups}'
     if KINDS[kind].dense:
       width = round(scale.dense_width * size.tokens**0.5)
-      c.model.width, mixer.heads, layer.norm = width, width // 4, 'affine'
+      c.model.width, mixer.heads, layer.norm = width, width // scale.dense_head, 'affine'
       mixer.qkv = mixer.proj = {'kind': 'dense'}
       layer.ffn = {'kind': 'mlp'}
     # Values a quarter as large as by default suit short runs of every kind.
@@ -358,7 +366,7 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--out', required=True)
   parser.add_argument('--parts', default=','.join(names))
-  parser.add_argument('--scales', default=','.join(SCALES))
+  parser.add_argument('--scales', default='tiny,small')
   parser.add_argument('--seeds', default='0,1,2')
   parser.add_argument('--only', default='', help='names of arms, separated by ;')
   args = parser.parse_args()

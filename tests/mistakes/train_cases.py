@@ -44,6 +44,22 @@ TRAIN_KEYS = {
   'a fraction for an integer': ('train --config.train.steps=1.5e0', 'it must be an integer'),
   'an empty integer': ('train --config.train.steps=', 'it must be an integer'),
   'an endless integer': ('train --config.train.steps=1e999999999', 'it must be an integer'),
+  'a teacher for images': (
+    'train --config={repo}/configs/vit_digits.py --config.distill.teacher=x',
+    "config.distill.teacher is 'x', which has a meaning for model.kind=lm only",
+  ),
+  'more than the whole weight for a teacher': (
+    'train --config.distill.teacher=x --config.distill.weight=1.5',
+    'config.distill.weight is 1.5; it must lie between 0 and 1',
+  ),
+  'a weight for no teacher': (
+    'train --config.distill.weight=0.5',
+    'config.distill.weight is 0.5, and there is no teacher',
+  ),
+  'two beginnings': (
+    'train --config.distill.teacher=x --config.distill.init=yes --config.init_from=y',
+    'config.distill.init=yes and config.init_from=y both say',
+  ),
   'a step beyond 32 bits': ('train --config.train.steps=1e12', 'config.train.steps is'),
   'a word for a number': ('train --config.optim.learning_rate=high', 'it must be a number'),
   'a learning rate of nan': ('train --config.optim.learning_rate=nan', 'greater than 0'),
@@ -256,6 +272,14 @@ TRAIN_FILES = {
     '77',
   ),
   'a start from another kind of model': ('train {tiny} --config.init_from={vit}', '{vit}'),
+  'a teacher that is no run': (
+    'train {tiny} --config.distill.teacher={in}/some',
+    'config.distill.teacher={in}/some: {in}/some is not the work directory of a run',
+  ),
+  'a teacher of images': (
+    'train {tiny} --config.distill.teacher={vit}',
+    '{vit} is not a language model',
+  ),
   'the run of another model': (
     'train {tiny} --workdir={lm} --config.model.pattern=layer*5',
     'pattern',

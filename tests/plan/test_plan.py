@@ -57,6 +57,13 @@ def test_a_run_in_examples_has_steps_and_one_in_epochs_has_none():
   assert 'its length is in epochs' in table.render(plan)
 
 
+def test_a_plan_says_that_it_leaves_a_teacher_out():
+  plan = _plan(distill__teacher='runs/large')
+  assert 'note: the teacher runs/large is left out' in table.render(plan)
+  assert plan.model_flops == _plan().model_flops, "FLOPs of a teacher count as the model's"
+  assert 'teacher' not in table.render(_plan(distill__teacher='runs/large', distill__weight=0.0))
+
+
 def test_the_table_has_what_the_plan_has():
   text = table.render(_compiled(train__steps=3600))
   rows = {line.split('  ')[0]: line.split() for line in text.splitlines()}

@@ -11,6 +11,7 @@ each dataclass checks the conditions that involve several fields.
 
 from tokenformer_jax.config.check_experts import draws
 from tokenformer_jax.config.data import DataConfig
+from tokenformer_jax.config.distill import DistillConfig
 from tokenformer_jax.config.feed_forward import (
   FEED_FORWARDS,
   BiasBalanceConfig,
@@ -91,6 +92,7 @@ __all__ = [
   'Config',
   'DataConfig',
   'DenseConfig',
+  'DistillConfig',
   'ExpertsConfig',
   'GatedUnitConfig',
   'GroupedConfig',

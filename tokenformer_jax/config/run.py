@@ -10,6 +10,7 @@ from tokenformer_jax.config.check_model import (
   check_stochastic_depth,
 )
 from tokenformer_jax.config.data import DataConfig
+from tokenformer_jax.config.distill import DistillConfig, check_distill
 from tokenformer_jax.config.fields import key
 from tokenformer_jax.config.groups import frozen_groups
 from tokenformer_jax.config.grow import GrowConfig
@@ -36,6 +37,7 @@ class Config:
   )
   init_from: str = key('', "another run's directory, DIR or DIR@STEP, grown to this model")
   grow: GrowConfig = GrowConfig()
+  distill: DistillConfig = DistillConfig()
 
 
 def check(config: Config) -> None:
@@ -52,6 +54,7 @@ def check(config: Config) -> None:
   profile_range(config.train)
   old_token_rate(config.optim)
   frozen_groups(config.optim)
+  check_distill(config.distill, config.init_from)
   if config.init_from and config.grow.rate:
     raise UserError(
       f'config.grow.rate is {config.grow.rate}, which is for the command grow; with init_from the '

@@ -180,6 +180,14 @@ def bpe_size(spec: str) -> int | None:
   return int(size)
 
 
+def names_same(spec: str, trained_spec: str, trained: Tokenizer) -> bool:
+  """Return whether a spec names the tokenizer that a model was trained with: see `check_same`."""
+  gone = spec != 'bytes' and not Path(spec).expanduser().is_file()
+  if spec == trained_spec and gone:  # a trained BPE, or a file that was removed since
+    return True
+  return not bpe_size(spec) and load(spec).fingerprint == trained.fingerprint
+
+
 def check_same(spec: str, trained_spec: str, trained: Tokenizer, where: str) -> None:
   """Check that a spec names the tokenizer that a model was trained with.
 
@@ -195,12 +203,9 @@ def check_same(spec: str, trained_spec: str, trained: Tokenizer, where: str) -> 
   Raises:
     UserError: the spec names another tokenizer.
   """
-  gone = spec != 'bytes' and not Path(spec).expanduser().is_file()
-  if spec == trained_spec and gone:  # a trained BPE, or a file that was removed since
+  if names_same(spec, trained_spec, trained):
     return
   ours = None if bpe_size(spec) else load(spec).fingerprint
-  if ours == trained.fingerprint:
-    return
   fingerprint = f'fingerprint {trained.fingerprint}' + (f', here {ours}' if ours else '')
   advice = f"set config.data.tokenizer={trained_spec} to keep the checkpoint's tokenizer"
   if spec == trained_spec:

@@ -1,7 +1,7 @@
 """Logits and cross-entropy over a large vocabulary, a chunk of positions at a time."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from tokenformer_jax.model.products import product
 from tokenformer_jax.parallel import per_device
 from tokenformer_jax.parallel.sharding import constrain
+
+Rows = tuple[jax.Array, ...]  # arrays [B, T, …], the input of the head first
 
 
 def logits(hidden_BxTxD: jax.Array, embedding_VxD: jax.Array) -> jax.Array:
@@ -39,8 +41,7 @@ def objective(
 ) -> tuple[jax.Array, LossSums]:
   """Return the training objective of a batch, Σ −log p(target) + z_loss (log Z)², in float32.
 
-  The forward pass computes the gradient of each chunk of positions together with its logits. So the
-  logits are neither saved nor recomputed; recomputing would be a fourth product with the head.
+  For its gradient see `minimized`.
 
   Args:
     hidden_BxTxD: the input of the head.
@@ -52,9 +53,8 @@ def objective(
   Returns:
     The objective, and the sums that it consists of, without a gradient.
   """
-  on_rows = functools.partial(_objective, z_loss)
-  parts, sums = _in_chunks(on_rows, hidden_BxTxD, embedding_VxD, targets_BxT, chunk)
-  return jnp.sum(parts), jax.lax.stop_gradient(jax.tree.map(jnp.sum, sums))
+  plain = Objective(_part_sums, functools.partial(_weighted, z_loss))
+  return minimized(plain, (hidden_BxTxD, targets_BxT), embedding_VxD, chunk=chunk)
 
 
 def loss_sums(
@@ -75,97 +75,155 @@ def row_loss_sums(
   Returns:
     Float32 sums [B] over the positions that count.
   """
-  return _in_chunks(_sums, hidden_BxTxD, embedding_VxD, targets_BxT, chunk)
+  on_rows = functools.partial(_sums, _part_sums)
+  return _in_chunks(on_rows, (hidden_BxTxD, targets_BxT), embedding_VxD, (), chunk)
+
+
+class Objective(NamedTuple):
+  """What training minimizes, as sums over chunks of positions.
+
+  Attributes:
+    sums: maps the head [V, D], other fixed heads, and a chunk of each row, of the student's input
+      of the head first, to sums [B] in a pytree.
+    weigh: maps such sums to the value, a number.
+  """
+
+  sums: Callable[..., Any]
+  weigh: Callable[[Any], jax.Array]
+
+
+def minimized(
+  objective: Objective,
+  rows: Rows,
+  embedding_VxD: jax.Array,
+  fixed: Sequence[jax.Array] = (),
+  *,
+  chunk: int,
+) -> tuple[jax.Array, Any]:
+  """Return the value of an objective, with a gradient by the head and by the first of the rows.
+
+  The forward pass computes the gradient of each chunk of positions together with its logits. So the
+  logits are neither saved nor recomputed; recomputing would be a fourth product with the head.
+
+  Args:
+    objective: the objective.
+    rows: the input of the head [B, T, D], and other arrays [B, T, …] without a gradient. Integers
+      are padded with −1, other arrays with 0.
+    embedding_VxD: the matrix of the head.
+    fixed: matrices of other heads [V, …] without a gradient.
+    chunk: the number of positions of each sequence in a chunk; the last chunk may be shorter.
+
+  Returns:
+    The value, and the sums over the batch that it consists of, without a gradient.
+  """
+  on_rows = functools.partial(_with_gradient, objective)
+  parts, sums = _in_chunks(on_rows, rows, embedding_VxD, fixed, chunk)
+  return jnp.sum(parts), jax.lax.stop_gradient(jax.tree.map(jnp.sum, sums))
 
 
 def _in_chunks(
-  on_rows: Callable[[tuple[jax.Array, jax.Array], jax.Array], Any],
-  hidden_BxTxD: jax.Array,
+  on_rows: Callable[..., Any],
+  rows: Rows,
   embedding_VxD: jax.Array,
-  targets_BxT: jax.Array,
+  fixed: Sequence[jax.Array],
   chunk: int,
 ) -> Any:
-  """Apply `on_rows` to P chunks [P, B, C, D] and [P, B, C], and the head [V, D]."""
-  batch, length, width = hidden_BxTxD.shape
+  """Apply `on_rows` to P chunks [P, B, C, …] of the rows, the head, and the fixed heads."""
+  batch, length = rows[0].shape[:2]
   chunk = min(chunk, length)
-  if padding := -length % chunk:
-    hidden_BxTxD = jnp.pad(hidden_BxTxD, ((0, 0), (0, padding), (0, 0)))
-    targets_BxT = jnp.pad(targets_BxT, ((0, 0), (0, padding)), constant_values=-1)
-  rows = hidden_BxTxD.reshape(batch, -1, chunk, width), targets_BxT.reshape(batch, -1, chunk)
+  padding = -length % chunk
 
-  def on_device(rows: tuple[jax.Array, jax.Array], head_VxD: jax.Array) -> Any:
-    # Gather the head once, not for every chunk.
-    head_VxD = constrain(head_VxD, 'vocab', None)
-    return on_rows(jax.tree.map(lambda rows: rows.swapaxes(0, 1), rows), head_VxD)
+  def cut(row: jax.Array) -> jax.Array:
+    if padding:
+      filler = -1 if jnp.issubdtype(row.dtype, jnp.integer) else 0
+      widths = ((0, 0), (0, padding), *[(0, 0)] * (row.ndim - 2))
+      row = jnp.pad(row, widths, constant_values=filler)
+    return row.reshape(batch, -1, chunk, *row.shape[2:])
 
-  head_VxD = embedding_VxD.astype(hidden_BxTxD.dtype)
-  return per_device.on_each_device(on_device, rows, head_VxD, ('vocab', 'width'))
+  def on_device(rows: Rows, *heads: jax.Array) -> Any:
+    # Gather the heads once, not for every chunk.
+    head_VxD, *fixed = (constrain(head, 'vocab', None) for head in heads)
+    return on_rows(tuple(row.swapaxes(0, 1) for row in rows), head_VxD, tuple(fixed))
+
+  dtype = rows[0].dtype
+  head_VxD, *others = (head.astype(dtype) for head in (embedding_VxD, *fixed))
+  axes = ('vocab', 'width')
+  return per_device.on_each_device(on_device, tuple(map(cut, rows)), head_VxD, axes, fixed=others)
 
 
-def _sums(rows: tuple[jax.Array, jax.Array], head_VxD: jax.Array) -> LossSums:
-  return _summed(jax.lax.map(lambda part: _part_sums(head_VxD, *part), rows))
+def _sums(
+  part_sums: Callable[..., Any], rows: Rows, head_VxD: jax.Array, fixed: Sequence[jax.Array]
+) -> Any:
+  return _summed(jax.lax.map(lambda part: part_sums(head_VxD, *fixed, *part), rows))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _objective(
-  z_loss: float, rows: tuple[jax.Array, jax.Array], head_VxD: jax.Array
-) -> tuple[jax.Array, LossSums]:
-  """Return the objective [1] of all rows, and the sums [B]."""
-  sums = _sums(rows, head_VxD)
-  return _weighted(sums, z_loss)[None], sums
+def _with_gradient(
+  objective: Objective, rows: Rows, head_VxD: jax.Array, fixed: tuple[jax.Array, ...]
+) -> tuple[jax.Array, Any]:
+  """Return the value [1] of all rows, and the sums [B]."""
+  sums = _sums(objective.sums, rows, head_VxD, fixed)
+  return objective.weigh(sums)[None], sums
 
 
-def _objective_forward(
-  z_loss: float, rows: tuple[jax.Array, jax.Array], head_VxD: jax.Array
-) -> tuple[tuple[jax.Array, LossSums], tuple[jax.Array, jax.Array]]:
+def _forward(
+  objective: Objective, rows: Rows, head_VxD: jax.Array, fixed: tuple[jax.Array, ...]
+) -> tuple[tuple[jax.Array, Any], Any]:
   @functools.partial(jax.grad, argnums=(0, 1), has_aux=True)
-  def gradient(
-    head_VxD: jax.Array, hidden_BxCxD: jax.Array, targets_BxC: jax.Array
-  ) -> tuple[jax.Array, LossSums]:
-    sums = _part_sums(head_VxD, hidden_BxCxD, targets_BxC)
-    return _weighted(sums, z_loss), sums
+  def gradient(head_VxD: jax.Array, hidden_BxCxD: jax.Array, others: Rows) -> tuple[jax.Array, Any]:
+    sums = objective.sums(head_VxD, *fixed, hidden_BxCxD, *others)
+    return objective.weigh(sums), sums
 
-  def body(
-    total_VxD: jax.Array, part: tuple[jax.Array, jax.Array]
-  ) -> tuple[jax.Array, tuple[LossSums, jax.Array]]:
-    (d_head_VxD, d_hidden_BxCxD), sums = gradient(head_VxD, *part)
+  def body(total_VxD: jax.Array, part: Rows) -> tuple[jax.Array, tuple[Any, jax.Array]]:
+    (d_head_VxD, d_hidden_BxCxD), sums = gradient(head_VxD, part[0], part[1:])
     return total_VxD + d_head_VxD.astype(total_VxD.dtype), (sums, d_hidden_BxCxD)
 
   zero = jnp.zeros_like(head_VxD, jnp.float32)
   d_head_VxD, (sums, d_hidden_PxBxCxD) = jax.lax.scan(body, zero, rows)
   sums = _summed(sums)
-  return (_weighted(sums, z_loss)[None], sums), (d_hidden_PxBxCxD, d_head_VxD)
+  return (objective.weigh(sums)[None], sums), (
+    (d_hidden_PxBxCxD, d_head_VxD),
+    tuple(None for _ in rows[1:]),
+  )
 
 
-def _objective_backward(
-  z_loss: float,
-  gradients: tuple[jax.Array, jax.Array],
-  change: tuple[jax.Array, LossSums],
-) -> tuple[tuple[jax.Array, None], jax.Array]:
-  del z_loss
+def _backward(
+  objective: Objective, saved: Any, change: tuple[jax.Array, Any]
+) -> tuple[Any, jax.Array, None]:
+  del objective
+  gradients, of_others = saved
   dtype = gradients[0].dtype  # also the dtype of the head, whose gradient was summed in float32
   d_hidden, d_head = ((g.astype(jnp.float32) * change[0][0]).astype(dtype) for g in gradients)
-  return (d_hidden, None), d_head
+  return (d_hidden, *of_others), d_head, None
 
 
-_objective.defvjp(_objective_forward, _objective_backward)
+_with_gradient.defvjp(_forward, _backward)
 
 
-def _weighted(sums: LossSums, z_loss: float) -> jax.Array:
+def _weighted(z_loss: float, sums: LossSums) -> jax.Array:
   return jnp.sum(sums.nats + z_loss * sums.log_z_squared)
 
 
-def _summed(sums_PxB: LossSums) -> LossSums:
+def _summed(sums_PxB: Any) -> Any:
   return jax.tree.map(functools.partial(jnp.sum, axis=0), sums_PxB)
 
 
 def _part_sums(head_VxD: jax.Array, hidden_BxCxD: jax.Array, targets_BxC: jax.Array) -> LossSums:
   logits_BxCxV = logits(hidden_BxCxD, head_VxD)
-  vocab, ids_BxC = logits_BxCxV.shape[-1], targets_BxC
+  return chunk_sums(logits_BxCxV, largest(logits_BxCxV), targets_BxC)
+
+
+def largest(logits_BxCxV: jax.Array) -> jax.Array:
+  """Return the largest logit of each position [B, C], without a gradient."""
   top = jnp.max(jax.lax.stop_gradient(logits_BxCxV), axis=-1)
+  return per_device.largest(top, 'vocab') if per_device.is_split('vocab') else top
+
+
+def chunk_sums(logits_BxCxV: jax.Array, top: jax.Array, targets_BxC: jax.Array) -> LossSums:
+  """Return the sums [B] of a chunk of positions; `top` is from `largest`."""
+  vocab, ids_BxC = logits_BxCxV.shape[-1], targets_BxC
   if per_device.is_split('vocab'):
     ids_BxC = ids_BxC - per_device.first_index('vocab', vocab)
-    top = per_device.largest(top, 'vocab')
   total = jnp.sum(jnp.exp(logits_BxCxV - top[..., None]), axis=-1)
   at_target = jnp.take_along_axis(logits_BxCxV, jnp.clip(ids_BxC, 0, vocab - 1)[..., None], axis=-1)
   at_target = jnp.where((ids_BxC >= 0) & (ids_BxC < vocab), at_target.squeeze(-1), 0)

@@ -6,7 +6,7 @@ different parameter tokens, for any mesh axis that splits them.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,11 +21,12 @@ _TWO_STEPS = 16  # the least number of devices over which heads are scattered in
 
 
 def on_each_device(
-  f: Callable[[Any, jax.Array], Any],
+  f: Callable[..., Any],
   rows: Any,
   matrix: jax.Array,
   axes: Axes,
   *,
+  fixed: Sequence[jax.Array] = (),
   split_in: bool = False,
   split_out: Any = False,
   gathered_in: jnp.dtype | None = None,
@@ -44,6 +45,7 @@ def on_each_device(
     matrix: of two axes, as it is stored.
     axes: the logical axes of the matrix; one is `width`. The other is split like parameter tokens
       if no rule splits it.
+    fixed: more matrices with these axes, of any width, that have no gradient: f(rows, matrix, …).
     split_in: whether the other axis is also the third axis of the rows, split over devices.
     split_out: whether the other axis is the third axis of the result, for each of its arrays.
     gathered_in: the dtype for gathering the matrix, if its gradient needs more precision: f gets
@@ -53,14 +55,14 @@ def on_each_device(
   Returns:
     The result of f: arrays [B, …], or arrays with one number for each device with other rows.
   """
-  sizes = jax.sharding.get_abstract_mesh().shape
+  sizes, matrices = jax.sharding.get_abstract_mesh().shape, (matrix, *fixed)
   if math.prod(sizes.values()) == 1:
-    return f(rows, matrix)
+    return f(rows, *matrices)
   places = [_along(axis) for axis in axes]
   pieces = parts('batch'), *(math.prod(sizes[name] for name in place) for place in places)
-  lengths = len(jax.tree.leaves(rows)[0]), *matrix.shape
-  if any(length % piece for length, piece in zip(lengths, pieces, strict=True)):
-    return f(rows, matrix)
+  lengths = [(len(jax.tree.leaves(rows)[0]), *one.shape) for one in matrices]
+  if any(length % piece for one in lengths for length, piece in zip(one, pieces, strict=True)):
+    return f(rows, *matrices)
   at_width = axes.index('width')
   # Leave out mesh axes of size 1: no sum runs along them, so values must not count as varying.
   others = tuple(name for name in places[1 - at_width] if sizes[name] > 1) or None
@@ -69,15 +71,15 @@ def on_each_device(
   whole, split = PartitionSpec(batch), PartitionSpec(batch, None, others)
   same = tuple(name for name in mesh_axes('batch') if name not in places[at_width])
 
-  def on_part(rows: Any, part: jax.Array) -> Any:
-    part = jax.lax.pcast(part, same, to='varying')
-    return f(rows, gather(part, 'width', at_width, gathered_in))
+  def on_part(rows: Any, *own: jax.Array) -> Any:
+    own = [jax.lax.pcast(part, same, to='varying') for part in own]
+    return f(rows, *(gather(part, 'width', at_width, gathered_in) for part in own))
 
   return jax.shard_map(
     on_part,
-    in_specs=(split if split_in else whole, PartitionSpec(*places)),
+    in_specs=(split if split_in else whole, *[PartitionSpec(*places)] * len(matrices)),
     out_specs=jax.tree.map(lambda is_split: split if is_split else whole, split_out),
-  )(rows, matrix)
+  )(rows, *matrices)
 
 
 def _along(axis: str) -> tuple[str, ...]:

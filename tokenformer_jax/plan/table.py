@@ -26,6 +26,12 @@ def render(plan: Plan) -> str:
     align(_run(plan)),
     *(f'note: {note}' for note in (*costs.notes, on.chip.caveat) if note),
   ]
+  distill = plan.config.distill
+  if distill.teacher and distill.weight:
+    sections.append(
+      f'note: the teacher {distill.teacher} is left out: its parameters take memory, and its '
+      'forward pass time, besides what the table says; its FLOPs never count as those of the model'
+    )
   memory = plan.memory
   gaps = (memory.allocated or 0) - memory.temporaries
   if memory.left < gaps:

@@ -31,7 +31,7 @@ from tokenformer_jax.config import Config, migrate
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.parallel import hosts
 from tokenformer_jax.runs import checkpoint_meta, checksum, orbax_setup
-from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta, Seen
+from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta, Seen, TeacherRecord
 from tokenformer_jax.runs.checkpoint_reader import (
   DamagedError,
   read_arrays,
@@ -119,6 +119,7 @@ class Checkpoints:
     contents: str = 'model',
     wait: bool = False,
     seen: Seen | None = None,
+    teacher: TeacherRecord | None = None,
   ) -> None:
     """Start to write a checkpoint. Unless `save_gb` is set, `state` may be donated afterwards.
 
@@ -137,6 +138,7 @@ class Checkpoints:
       contents: see `Meta`.
       wait: whether to wait until the checkpoint is on disk, and to retry until it is.
       seen: see `Meta`. None: `step` batches of the config's batch size.
+      teacher: see `Meta`.
 
     Raises:
       UserError: this or the previous checkpoint cannot be written until the user acts.
@@ -152,6 +154,7 @@ class Checkpoints:
       'packages': package_versions(),
       'checksums': {path: int(value) for path, value in with_paths(_checksums(state))},
       'seen': dataclasses.asdict(seen or Seen(step * config.data.batch_size)),
+      'teacher': teacher and dataclasses.asdict(teacher),
     }
     args = ocp.args.Composite(
       state=ocp.args.PyTreeSave(

@@ -46,6 +46,14 @@ class Seen:
 
 
 @dataclasses.dataclass(frozen=True)
+class TeacherRecord:
+  """The teacher that a run is trained with."""
+
+  source: str  # the teacher's run, DIR@STEP
+  digest: str  # of the checksums of its parameters, wherever it lies
+
+
+@dataclasses.dataclass(frozen=True)
 class Meta:
   """The description in a checkpoint."""
 
@@ -59,6 +67,7 @@ class Meta:
   checksums: dict[str, int]  # by path in the state
   tokenizer: dict[str, Any]
   seen: Seen = Seen(0)
+  teacher: TeacherRecord | None = None
   # Array paths in the files, by path in the state, where an earlier format has another path.
   stored_paths: dict[str, str] = dataclasses.field(default_factory=dict)
 
@@ -93,5 +102,6 @@ def from_json(
     checksums=meta['checksums'],
     tokenizer=tokenizer,
     seen=config_lib.from_dict(Seen, meta['seen']),
+    teacher=TeacherRecord(**meta['teacher']) if meta.get('teacher') else None,
     stored_paths={path: old for path, old in paths.items() if path != old},
   )

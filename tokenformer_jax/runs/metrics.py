@@ -194,6 +194,7 @@ class Window:
     flops: float,
     peak_flops: float | None,
     derived: Callable[[float], dict[str, float]],
+    teacher_flops: float = 0.0,
   ):
     """Start the clock.
 
@@ -203,9 +204,10 @@ class Window:
       flops: model FLOPs of one step.
       peak_flops: peak FLOP/s of all devices together, or None if it is not published.
       derived: returns the figures that follow from the mean loss of a window.
+      teacher_flops: FLOPs of a teacher's forward pass in one step, which are reported apart.
     """
     self._units, self._unit, self._flops, self._peak_flops = units, unit, flops, peak_flops
-    self._derived = derived
+    self._derived, self._teacher_flops = derived, teacher_flops
     self._pending: list[dict[str, jax.Array]] = []
     self.skipped_in_a_row = 0
     self.restart_clock()
@@ -237,6 +239,8 @@ class Window:
       'perf/model_tflops_per_second': self._flops / seconds / 1e12,
       **_memory(),
     }
+    if self._teacher_flops:
+      figures['perf/teacher_tflops_per_second'] = self._teacher_flops / seconds / 1e12
     if self._peak_flops:
       figures['perf/mfu'] = self._flops / seconds / self._peak_flops
     return figures

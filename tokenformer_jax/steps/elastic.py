@@ -44,7 +44,7 @@ def keep_first(params: Params, info: Params, count: jax.Array | int) -> Params:
 
 
 def with_dropped_groups(loss: Callable[..., Any], info: Params, rate: float) -> Callable[..., Any]:
-  """Return the loss `(params, batch, key)` in which later groups are left out at random.
+  """Return the loss `(params, batch, key, …)` in which later groups are left out at random.
 
   Args:
     loss: the loss of the whole model.
@@ -54,11 +54,11 @@ def with_dropped_groups(loss: Callable[..., Any], info: Params, rate: float) -> 
   """
   groups = group_count(info)
 
-  def dropped(params: Params, batch: Any, key: jax.Array) -> Any:
+  def dropped(params: Params, batch: Any, key: jax.Array, *same: Params) -> Any:
     key, of_rate, of_count = jax.random.split(key, 3)
     fewer = jax.random.randint(of_count, (), 1, groups)
     count = jnp.where(jax.random.bernoulli(of_rate, rate), fewer, groups)
-    return loss(keep_first(params, info, count), batch, key)
+    return loss(keep_first(params, info, count), batch, key, *same)
 
   return dropped
 

@@ -16,19 +16,32 @@ from tokenformer_jax.steps import compiler, elastic, optim, statistics
 from tokenformer_jax.tasks import Batch, Task
 
 State = dict[str, Any]
-Step = Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]
+Step = Callable[..., tuple[State, dict[str, jax.Array]]]  # of a State and a Batch
+
+Begin = Callable[[Params], Params]  # maps drawn parameters to those that a run begins with
+
+
+def as_drawn(drawn: Params) -> Params:
+  """Return the parameters unchanged: a `Begin`."""
+  return drawn
 
 
 def initial_state(
-  definition: Definition, tx: optax.GradientTransformation, seed: jax.Array, *, ema: bool = False
+  definition: Definition,
+  tx: optax.GradientTransformation,
+  seed: jax.Array,
+  *,
+  ema: bool = False,
+  begin: Begin = as_drawn,
 ) -> State:
   """Return new parameters, with the optimizer's state and the counters of the run.
 
   `step` counts batches, `skipped` counts steps whose gradient was not finite, and
   `skipped_in_a_row` counts these since the last good step. `ema`, which is optional, is a moving
-  average of `params`. Under jit with `state_shardings`, no host or device holds more than its part.
+  average of `params`. `begin` maps drawn parameters to those that the state has. Under jit with
+  `state_shardings`, no host or device holds more than its part.
   """
-  params = definition.init(jax.random.key(seed))
+  params = begin(definition.init(jax.random.key(seed)))
   average = {'ema': params} if ema else {}
   return {'params': params, **average, 'opt_state': tx.init(params), **_counters()}
 
@@ -82,10 +95,11 @@ def make_train_step(
 ) -> Step:
   """Return the compiled training step: `(state, batch) → (state, figures)`.
 
-  The step donates the old state. The batch is the task's, split over the devices by rows. A step
-  whose loss or gradient is not finite changes neither parameters nor optimizer state. Random draws
-  are a function of `config.train.seed` and the step. `growth` must be the one that `tx` was made
-  with.
+  The step donates the old state. If the task has a teacher, its parameters are a third argument,
+  which the step does not donate, sharded by the rules of all parameters. The batch is the task's,
+  split over the devices by rows. A step whose loss or gradient is not finite changes neither
+  parameters nor optimizer state. Random draws are a function of `config.train.seed` and the step.
+  `growth` must be the one that `tx` was made with.
   """
   rate = optim.schedule(config.optim, config.train.steps, growth, config.train.decay_from)
   loss = task.loss
@@ -93,10 +107,10 @@ def make_train_step(
     loss = elastic.with_dropped_groups(loss, task.definition.info, config.train.drop_groups)
   gradient = _gradient(loss, config.optim.accumulation_steps)
 
-  def step(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
+  def step(state: State, batch: Batch, *teacher: Params) -> tuple[State, dict[str, jax.Array]]:
     params, opt_state = state['params'], state['opt_state']
     key = jax.random.fold_in(jax.random.key(config.train.seed), state['step'])
-    grads, figures = gradient(params, batch, key)
+    grads, figures = gradient(params, batch, key, *teacher)
     grad_norm = optax.tree.norm(optim.moved(task.definition.info, grads))
     updates, new_opt_state = tx.update(grads, opt_state, params)
     new = (optax.apply_updates(params, updates), new_opt_state)
@@ -125,10 +139,11 @@ def make_train_step(
     return state, figures
 
   shardings = state_shardings(mesh, task.definition, tx, ema=config.train.ema > 0)
+  fixed = [sharding.tree_shardings(mesh, task.teacher.axes)] if task.teacher else []
   return jax.jit(
     step,
     donate_argnums=0,
-    in_shardings=(shardings, sharding.batch_sharding(mesh)),
+    in_shardings=(shardings, sharding.batch_sharding(mesh), *fixed),
     out_shardings=(shardings, sharding.replicated(mesh)),
     compiler_options=compiler.options(config.train.compiler_options, mesh) or None,
   )
@@ -136,8 +151,11 @@ def make_train_step(
 
 def _gradient(
   loss: Callable[..., tuple[jax.Array, dict[str, jax.Array]]], parts: int
-) -> Callable[[Params, Batch, jax.Array], tuple[Params, dict[str, jax.Array]]]:
-  """Return the function for the loss gradient and figures of a batch, computed in `parts` parts."""
+) -> Callable[..., tuple[Params, dict[str, jax.Array]]]:
+  """Return the function for the loss gradient and figures of a batch, computed in `parts` parts.
+
+  Its arguments are those of the loss: parameters, batch, key, and what is the same for all parts.
+  """
   gradient = jax.grad(loss, has_aux=True)
   if parts == 1:
     return gradient
@@ -147,15 +165,17 @@ def _gradient(
   def deal(x_Bx: jax.Array) -> jax.Array:
     return x_Bx.reshape(x_Bx.shape[0] // parts, parts, *x_Bx.shape[1:]).swapaxes(0, 1)
 
-  def whole(params: Params, batch: Batch, key: jax.Array) -> tuple[Params, dict[str, jax.Array]]:
+  def whole(
+    params: Params, batch: Batch, key: jax.Array, *same: Params
+  ) -> tuple[Params, dict[str, jax.Array]]:
     def add(total, numbered_part):
       number, part = numbered_part
       part = jax.tree.map(lambda x: sharding.constrain(x, 'batch', *[None] * (x.ndim - 1)), part)
-      new = gradient(params, part, jax.random.fold_in(key, number))
+      new = gradient(params, part, jax.random.fold_in(key, number), *same)
       return jax.tree.map(lambda t, new: t + new / parts, total, new), None
 
     batch_P = jax.tree.map(deal, batch)
-    like = jax.eval_shape(gradient, params, jax.tree.map(lambda x: x[0], batch_P), key)
+    like = jax.eval_shape(gradient, params, jax.tree.map(lambda x: x[0], batch_P), key, *same)
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
     return jax.lax.scan(add, zero, (jnp.arange(parts), batch_P))[0]
 

@@ -1,8 +1,9 @@
 """Define tasks, the parts of a run that depend on its kind of model; `make` picks by that kind.
 
-task.py    the interface for the loop, the step and growth
-text.py    language models on text
-images.py  vision transformers on images
+task.py       the interface for the loop, the step and growth
+text.py       language models on text
+distilled.py  language models on text, with a teacher
+images.py     vision transformers on images
 """
 
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.tasks.distilled import DistilledTextTask
 from tokenformer_jax.tasks.images import ImageTask
 from tokenformer_jax.tasks.task import Batch, Task
 from tokenformer_jax.tasks.text import TextTask
@@ -59,14 +61,22 @@ def known_examples(config: Config) -> int | None:
   return _TASKS[config.model.kind].known_examples(config)
 
 
-def make(config: Config, vocabulary: dict[str, Any] | None = None) -> Task:
+def make(
+  config: Config,
+  vocabulary: dict[str, Any] | None = None,
+  teacher: ModelConfig | None = None,
+) -> Task:
   """Return the task of a run.
 
   Args:
     config: the config, with every size filled in.
     vocabulary: the vocabulary of the checkpoint that the run continues from, or None; see
       `Task.vocabulary`.
+    teacher: the model that a step of the run learns from, or None: the task is for other uses than
+      training, or the run has no teacher.
   """
+  if teacher is not None and config.distill.weight:
+    return DistilledTextTask(config, vocabulary, teacher)
   return _TASKS[config.model.kind](config, vocabulary)
 
 

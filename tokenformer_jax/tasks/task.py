@@ -10,7 +10,7 @@ from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.data.order import BEGINNING, Position
 from tokenformer_jax.model import models
 from tokenformer_jax.model.compute import Compute
-from tokenformer_jax.model.params import Params
+from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.model.trunk import Aux
 from tokenformer_jax.runs.checkpoint_meta import Meta
 
@@ -67,8 +67,11 @@ class Task(abc.ABC):
     data_size_key: the key of the model config that the data determines if it is 0.
     config: the config of the run, with every size filled in.
     definition: the model.
+    teacher: the model that the run learns from besides its targets, or None. With one, `loss` has
+      its parameters as another argument.
   """
 
+  teacher: Definition | None = None
   unit: ClassVar[str]
   data_size_key: ClassVar[str]
 

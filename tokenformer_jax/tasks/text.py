@@ -19,6 +19,7 @@ from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest, decode_text
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.lm import LM
 from tokenformer_jax.model.loss import LossSums, loss_sums, objective
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.model.trunk import NO_INPUTS, Aux, Context, Inputs
@@ -97,15 +98,25 @@ class TextTask(Task):
   def _apply_to_targets(
     self, f: Callable[..., Any], params: Params, batch: jax.Array, key: jax.Array | None = None
   ) -> tuple[Any, Aux]:
-    """Return `f` of the last hidden states and the targets; `key` is that of a training step."""
+    """Return `f` of the last hidden states and the targets; for `key` see `hidden`."""
     model = self.definition.bind(params)
-    context = Context(training=key is not None)
+    hidden_BxTxD, aux = self.hidden(model, jnp.maximum(batch[:, :-1], 0), key)
+    chunk = self.config.train.loss_chunk
+    return f(hidden_BxTxD, model.output_embedding, batch[:, 1:], chunk=chunk), aux
+
+  def hidden(self, model: LM, ids_BxT: jax.Array, key: jax.Array | None) -> tuple[jax.Array, Aux]:
+    """Return the input of the head [B, T, D], and the `Aux` of the layers.
+
+    Args:
+      model: the model.
+      ids_BxT: the tokens.
+      key: that of a training step; None: an evaluation.
+    """
     inputs = NO_INPUTS
     if key is not None and config_lib.draws(self.config.model):
       inputs = Inputs(key=jax.random.split(key, self.config.model.depth))
-    hidden_BxTxD, _, aux = model.hidden(jnp.maximum(batch[:, :-1], 0), context, inputs=inputs)
-    chunk = self.config.train.loss_chunk
-    return f(hidden_BxTxD, model.output_embedding, batch[:, 1:], chunk=chunk), aux
+    hidden_BxTxD, _, aux = model.hidden(ids_BxT, Context(training=key is not None), inputs=inputs)
+    return hidden_BxTxD, aux
 
   def logits(self, params: Params, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
     logits_BxTxV, _ = self.definition.bind(params)(batch[:, :-1])

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ from tokenformer_jax import grow, messages, tasks
 from tokenformer_jax.config import Config, profile_range
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops
+from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import devices, hosts, sharding
 from tokenformer_jax.runs import checkpoint, lease, saved_config
 from tokenformer_jax.runs.checkpoint_meta import Seen
@@ -20,7 +22,8 @@ from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import validation
-from tokenformer_jax.training import origin, sizes, start
+from tokenformer_jax.training import inherit, origin, sizes, start
+from tokenformer_jax.training import teacher as teacher_lib
 
 _EVALUATED = {'': 'params', 'ema_': 'ema'}  # prefix of the figures → entry of the state
 
@@ -84,10 +87,11 @@ class Trainer:
     devices.check_devices(config, self.mesh)
     self.origin = origin.find(config, workdir)
     hosts.meet('the work directory is as an earlier run left it')
+    config, self.teacher = teacher_lib.find(config, self.origin)
     self.config = config = sizes.fill_in(config, self.origin)
     origin.check(config, self.origin)
     self.origin = origin.as_branch(config, self.origin)
-    self.task = tasks.make(config, self.origin.vocabulary)
+    self.task = self._make_task()
     definition = self.task.definition
     devices.check_fits(config, definition, self.mesh)
     growth = grow.last_growth(self.origin.lineage, config.model)
@@ -108,6 +112,14 @@ class Trainer:
     self.train_step = step_lib.make_train_step(self.task, self.tx, config, self.mesh, growth)
     self.eval_step = step_lib.make_eval_step(self.task, self.mesh)
     self.rows = local_rows(sharding.batch_sharding(self.mesh), config.data.batch_size)
+
+  def _make_task(self) -> tasks.Task:
+    """Return the task; text has the vocabulary of the origin or of the teacher if it has any."""
+    vocabulary, teacher = self.origin.vocabulary, self.teacher
+    if teacher is None:
+      return tasks.make(self.config, vocabulary)
+    teacher_lib.check(self.config, teacher, self.mesh)
+    return tasks.make(self.config, vocabulary or teacher.meta.tokenizer, teacher.meta.config.model)
 
   def train(self) -> State:
     """Train, and return the last state."""
@@ -132,6 +144,8 @@ class Trainer:
     )
     with contextlib.closing(metrics), hosts.StopRequest() as stop:
       metrics.say(self._description(first))
+      if self.teacher is not None:
+        metrics.say(self.teacher.description(self.config))
       if self._is_new_born(first):
         self._evaluate(state, first, metrics)
       return self._loop(state, first, metrics, stop)
@@ -141,13 +155,15 @@ class Trainer:
 
     A checkpoint in the work directory has precedence, then the run `config.init_from`, grown if
     this model is larger, then new parameters.
+
+    The arrays of the teacher take the place of new ones if `config.distill.init` says so.
     """
     definition = self.task.definition
     ema = self.config.train.ema > 0
     shardings = step_lib.state_shardings(self.mesh, definition, self.tx, ema=ema)
 
-    def new(seed: jax.Array) -> State:
-      return step_lib.initial_state(definition, self.tx, seed, ema=ema)
+    def new(seed: jax.Array, begin: step_lib.Begin = step_lib.as_drawn) -> State:
+      return step_lib.initial_state(definition, self.tx, seed, ema=ema, begin=begin)
 
     abstract = sharding.with_shardings(jax.eval_shape(new, 0), shardings)
     resumed = start.resume(self.checkpoints, self.config, abstract)
@@ -159,7 +175,26 @@ class Trainer:
     if self.origin.source is not None:
       state = start.grown(self.config, self.origin, self.mesh, self.task.other_meaning)
       return state, int(state['step'])
+    if self.config.distill.init == 'yes':
+      return self._begun_as_teacher(new, shardings), 0
     return jax.jit(new, out_shardings=shardings)(self.config.train.seed), 0
+
+  def _begun_as_teacher(self, new: Callable[..., State], shardings: State) -> State:
+    """Return the state from `new` with the arrays that the teacher has as well."""
+    model = self.config.model
+    found = inherit.sources(model, self.teacher.meta.config.model)
+    messages.say(inherit.description(model, found))
+
+    def begun(seed: jax.Array, other: Params) -> State:
+      return new(seed, lambda drawn: inherit.begin(drawn, other, found))
+
+    (params,) = self._fixed or (self.teacher.read(self.mesh),)
+    return jax.jit(begun, out_shardings=shardings)(self.config.train.seed, params)
+
+  @functools.cached_property
+  def _fixed(self) -> tuple[Params, ...]:
+    """The arguments of every training step: the teacher's parameters if a step has a teacher."""
+    return () if self.task.teacher is None else (self.teacher.read(self.mesh),)
 
   def _is_new_born(self, first: int) -> bool:
     """Return whether the model was made from another one and has not been trained since."""
@@ -184,12 +219,12 @@ class Trainer:
   def _loop(self, state: State, first: int, metrics: Metrics, stop: hosts.StopRequest) -> State:
     config, steps = self.config.train, self.config.train.steps
     profile = _Profile(self.workdir, profile_range(config))
-    window = self._window()
+    window, fixed = self._window(), self._fixed
     batches = self.task.train_batches(self.rows, first, steps, self.position)
     with contextlib.closing(batches):
       for step, rows in enumerate(batches, start=first + 1):
         profile.before(step)
-        state, figures = self.train_step(state, self.to_devices(rows))
+        state, figures = self.train_step(state, self.to_devices(rows), *fixed)
         window.add(figures)
         profile.after(step, figures)
         stopping = stop.after(step)  # Ask once; a later signal waits for the next step.
@@ -222,7 +257,15 @@ class Trainer:
     )
     vocabulary, lineage = self.task.vocabulary(), self.origin.lineage
     self.checkpoints.save(
-      step, state, self.config, vocabulary, loss, lineage=lineage, seen=seen, wait=wait
+      step,
+      state,
+      self.config,
+      vocabulary,
+      loss,
+      lineage=lineage,
+      seen=seen,
+      teacher=self.teacher and self.teacher.record,
+      wait=wait,
     )
 
   def _evaluate(self, state: State, step: int, metrics: Metrics) -> float:
@@ -254,6 +297,7 @@ class Trainer:
       flops=flops.step_flops(self.config),
       peak_flops=peak and peak * self.mesh.size,
       derived=self.task.train_figures,
+      teacher_flops=self.teacher.step_flops(self.config) if self.task.teacher else 0.0,
     )
 
   def _description(self, first: int) -> str:

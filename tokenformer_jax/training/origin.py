@@ -320,6 +320,10 @@ def say_changes(config: Config, origin: Origin, digest: str) -> None:
     changed = _changed(config, meta.config)
     if config.init_from and config.init_from != meta.config.init_from:
       changed.append(f'init_from={config.init_from} is ignored, because there is a checkpoint')
+    if config.distill.init != meta.config.distill.init:
+      changed.append(
+        f'distill.init={config.distill.init} is ignored, because there is a checkpoint'
+      )
   if changed:
     messages.say(f'different from step {meta.step} on: {"; ".join(changed)}')
   begins = position(config, origin, digest)
@@ -349,9 +353,11 @@ def _changes(config: Config, meta: Meta, digest: str | None) -> list[str]:
 
 def _changed(ours: Config, theirs: Config) -> list[str]:
   """Return the keys whose values differ, as `key: old -> new`."""
-  # The keys of `grow` have no more effect.
+  # The keys of `grow` and a beginning have no more effect.
   return [
     f'{path}: {old!r} -> {new!r}'
     for path, new, old in config_lib.differences(ours, theirs)
-    if path != 'init_from' and not path.startswith('grow.') and path not in _NOT_SAID
+    if path not in ('init_from', 'distill.init')
+    and not path.startswith('grow.')
+    and path not in _NOT_SAID
   ]

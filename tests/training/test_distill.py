@@ -1,0 +1,309 @@
+"""Runs that learn from a teacher: what they compute, keep, and refuse."""
+
+import contextlib
+import dataclasses
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import tiny_run
+from outcomes import assert_close, assert_same, losses
+from tiny import tiny_model
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax import tasks
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.model import models
+from tokenformer_jax.parallel import devices
+from tokenformer_jax.runs import checkpoint, metrics
+from tokenformer_jax.training import inherit, loop
+
+_SLOW = pytest.mark.slow
+SMALLER = {'model__layer__ffn__tokens': 32, 'train__steps': 10}
+
+
+@pytest.fixture(scope='module')
+def teacher(source, tmp_path_factory):
+  """The work directory of a run of 20 steps with checkpoints of steps 15 and 20."""
+  root = tmp_path_factory.mktemp('teacher')
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(devices, 'find', lambda: jax.devices()[:1])
+    loop.train(tiny_run.config(source, root / 'cache'), root / 'run')
+  return root / 'run'
+
+
+@contextlib.contextmanager
+def trainer(config, workdir):
+  """A run that has not begun, inside its mesh."""
+  run = loop.Trainer(config, workdir)
+  with jax.set_mesh(run.mesh), contextlib.closing(run.checkpoints):
+    yield run
+
+
+def first_batch(run):
+  with contextlib.closing(run.task.train_batches(run.rows, 0, 1)) as batches:
+    return run.to_devices(next(batches))
+
+
+@pytest.fixture(scope='module')
+def student(source, teacher, tmp_path_factory):
+  """The work directory of a run of 10 steps with that teacher."""
+  root = tmp_path_factory.mktemp('student')
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(devices, 'find', lambda: jax.devices()[:1])
+    config = tiny_run.config(source, root / 'cache', distill__teacher=str(teacher), **SMALLER)
+    loop.train(config, root / 'run')
+  return root / 'run'
+
+
+def meta_of(workdir):
+  checkpoints, meta = checkpoint.open_source(workdir, None)
+  checkpoints.close()
+  return meta
+
+
+def sentence(config, workdir):
+  with pytest.raises(UserError) as error:
+    loop.Trainer(config, workdir)
+  return str(error.value)
+
+
+def test_a_checkpoint_only_names_the_teacher(teacher, student):
+  lines = metrics.read(student)
+  own = next(line['eval/loss'] for line in metrics.read(teacher) if 'eval/loss' in line)
+  figures = next(line for line in lines if 'train/teacher_loss' in line)
+  assert figures['train/teacher_loss'] == pytest.approx(own, abs=0.3), 'the teacher is not read'
+  assert figures['train/distill_loss'] > 0
+  tflops = figures['perf/teacher_tflops_per_second'] / figures['perf/model_tflops_per_second']
+  assert 0.3 < tflops < 0.5, 'its forward pass is not a little over a third of the FLOPs of a step'
+  meta, plain = meta_of(student), meta_of(teacher)
+  assert meta.checksums.keys() == plain.checksums.keys(), 'the teacher is in the checkpoint'
+  assert meta.teacher.source == meta.config.distill.teacher == f'{teacher}@20'
+
+
+@_SLOW
+def test_the_weight_0_is_training_without_a_teacher(make, tmp_path, one_device, teacher):
+  plain = loop.train(make(**SMALLER), tmp_path / 'plain')
+  config = make(distill__teacher=str(teacher), distill__weight=0.0, **SMALLER)
+  assert_same(loop.train(config, tmp_path / 'run'), plain, 'weight 0')
+  assert losses(tmp_path / 'run') == losses(tmp_path / 'plain')
+
+
+def test_a_teacher_without_weight_has_no_part_in_a_step(make, tmp_path, one_device, teacher):
+  config = make(distill__teacher=str(teacher), distill__weight=0.0, **SMALLER)
+  with trainer(config, tmp_path / 'run') as run:
+    assert run.task.teacher is None and not run._fixed, 'a step computes what counts for nothing'
+    assert 'has the weight 0' in run.teacher.description(run.config)
+
+
+def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(
+  make, tmp_path, one_device, teacher, student
+):
+  shutil.copytree(student, tmp_path / 'run')
+  (tmp_path / 'run/checkpoints/10').rename(tmp_path / '10.lost')
+  loop.train(make(distill__teacher=str(teacher), **SMALLER), tmp_path / 'run')
+  assert meta_of(tmp_path / 'run').checksums == meta_of(student).checksums
+
+
+@_SLOW
+@pytest.mark.parametrize('changes', [{}, {'optim__accumulation_steps': 2}], ids=['', 'parts'])
+def test_losses_are_the_same_on_a_mesh(make, tmp_path, teacher, monkeypatch, changes):
+  options = {'distill__temperature': 2.0, 'train__log_every': 1, 'data__batch_size': 16, **changes}
+  config = make(distill__teacher=str(teacher), **options)
+  with monkeypatch.context() as patch:
+    patch.setattr(devices, 'find', lambda: jax.devices()[:1])
+    loop.train(config, tmp_path / 'one')
+  mesh = dataclasses.replace(config.mesh, fsdp=4, tokens=2)
+  loop.train(dataclasses.replace(config, mesh=mesh), tmp_path / 'many')
+  for name in ('train/loss', 'train/distill_loss'):
+    one, many = (losses(tmp_path / run, name) for run in ('one', 'many'))
+    np.testing.assert_allclose(list(many.values()), list(one.values()), rtol=1e-4, err_msg=name)
+
+
+@_SLOW
+def test_parts_of_a_batch_have_the_gradient_of_the_whole(make, tmp_path, one_device, teacher):
+  found = []
+  for parts in (1, 4):
+    changes = {'distill__teacher': str(teacher), 'optim__accumulation_steps': parts}
+    with trainer(make(**changes), tmp_path / str(parts)) as run:
+      state, _ = run.first_state()
+      state, figures = run.train_step(state, first_batch(run), *run._fixed)
+      found.append((state['params'], {name: figures[name] for name in ('loss', 'distill_loss')}))
+  assert_close(found[1], found[0], 'accumulation')
+
+
+def test_a_step_leaves_the_teacher_alone(make, tmp_path, one_device, teacher):
+  config = make(distill__teacher=str(teacher), distill__init='yes')
+  with trainer(config, tmp_path / 'run') as run:
+    state, _ = run.first_state()
+    (params,) = run._fixed
+    before = jax.tree.map(np.asarray, params)
+    assert_same(state['params'], before, 'an equal student at its beginning')
+    for _ in range(2):
+      state, figures = run.train_step(state, first_batch(run), params)
+    assert_same(params, before, 'the teacher after two steps')
+    # The first of them was with the rate 0.6e-3: the student is still near to its teacher.
+    assert float(figures['loss']) == pytest.approx(float(figures['teacher_loss']), rel=0.05)
+
+
+@_SLOW
+def test_an_evaluation_does_not_see_the_teacher(make, tmp_path, one_device, teacher):
+  with trainer(make(distill__teacher=str(teacher)), tmp_path / 'run') as run:
+    state, _ = run.first_state()
+    plain = tasks.make(run.config, run.task.vocabulary())
+    found = [task.sums(state['params'], first_batch(run)) for task in (run.task, plain)]
+    assert_same(found[0].task._asdict(), found[1].task._asdict(), 'an evaluation with a teacher')
+
+
+def _drawn(model, seed):
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), models.define(model).abstract)
+
+
+def test_a_student_begins_with_the_arrays_that_its_teacher_has_too():
+  """Layers are matched by their numbers: those of the teacher are in one stack."""
+  theirs = tiny_model(layers=2)
+  wide = config_lib.with_token_counts(theirs, {'ffn': 96}).layer
+  own = dataclasses.replace(
+    theirs, pattern='layer wide layer', variants=config_lib.Layers({'wide': wide})
+  )
+  drawn, other = _drawn(own, 0), _drawn(theirs, 1)
+  found = inherit.sources(own, theirs)
+  got, drawn, other = (
+    jax.tree.map(np.float32, tree) for tree in (inherit.begin(drawn, other, found), drawn, other)
+  )
+  blocks, params = got['blocks'], other['blocks']
+  assert_same(got['embedding'], other['embedding'], 'the embedding')
+  for stack, layer in (('layer_0', 0), ('wide_1', 1)):
+    want = jax.tree.map(lambda array, layer=layer: array[layer : layer + 1], params['attention'])
+    assert_same(blocks[stack]['attention'], want, f'attention of {stack}')
+  want = jax.tree.map(lambda array: array[:1], params['ffn'])
+  assert_same(blocks['layer_0']['ffn'], want, 'the first feed-forward part')
+  assert_same(blocks['wide_1']['ffn'], drawn['blocks']['wide_1']['ffn'], 'wider than the teacher')
+  assert_same(blocks['layer_2'], drawn['blocks']['layer_2'], 'a layer that it lacks')
+  copied = models.define(theirs).count - 48 * 32 * 2
+  said = inherit.description(own, found)
+  assert said.startswith(f"{copied:,} parameters are the teacher's, and "), said
+  assert 'blocks/wide_1/ffn' in said and 'blocks/layer_0' not in said
+
+
+@pytest.mark.parametrize(
+  ('change', 'stays'),
+  [
+    ({'heads': 8}, 'attention'),  # the same arrays, read in another way
+    ({'reference': {'ffn': 24}}, 'ffn'),
+    ({'score': 'gelu_l1_norm'}, 'ffn'),
+    ({'norm': 'affine'}, 'attention_norm'),
+  ],
+)
+def test_arrays_of_equal_shape_and_other_meaning_are_drawn(change, stays):
+  theirs = tiny_model(norm='bias')
+  found = inherit.sources(tiny_model(**{'norm': 'bias', **change}), theirs)
+  origins = [one for path, one in found.items() if stays in path]
+  assert origins and not any(any(one) for one in origins), f'{stays} is copied'
+  assert found[('embedding',)] == [inherit.Source(('embedding',))]
+
+
+@_SLOW
+def test_a_run_begins_so_with_an_average(make, tmp_path, one_device, teacher, capsys):
+  changes = {'model__layer__ffn__tokens': 96, 'train__ema': 0.5}
+  config = make(distill__teacher=str(teacher), distill__init='yes', **changes)
+  with trainer(config, tmp_path / 'run') as run:
+    state, _ = run.first_state()
+    theirs = run._fixed[0]
+  attention = theirs['blocks']['attention']
+  assert_same(state['params']['blocks']['attention'], attention, 'attention')
+  assert_same(state['ema'], state['params'], 'the average')
+  assert "24,640 parameters are the teacher's, and 12,288 are drawn" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  ('changes', 'named'),
+  [
+    ({'distill__teacher': '{}@7'}, 'has no checkpoint of step 7'),
+    ({'distill__teacher': '{}/none'}, 'none is not the work directory of a run'),
+    (
+      {'data__tokenizer': 'bpe:300'},
+      "is 'bpe:300', but config.distill.teacher={} was trained with",
+    ),
+    (
+      {'model__vocab_size': 512},
+      'config.model.vocab_size is 512, and config.distill.teacher={}@20',
+    ),
+    (
+      {'distill__init': 'yes', 'model__width': 64},
+      'do not fit: model.width is 32 there and 64 in the config',
+    ),
+  ],
+  ids=['step', 'run', 'tokenizer', 'vocabulary', 'width'],
+)
+def test_a_teacher_that_does_not_fit_is_one_sentence(
+  make, tmp_path, one_device, teacher, changes, named
+):
+  changes = {'distill__teacher': '{}', **changes}
+  changes['distill__teacher'] = changes['distill__teacher'].format(teacher)
+  said = sentence(make(**changes), tmp_path / 'run')
+  assert named.format(teacher) in said, said
+  assert not (tmp_path / 'run').exists(), 'the mistake left a work directory'
+
+
+def test_a_teacher_that_the_mesh_cannot_split_is_one_sentence(make, tmp_path, teacher):
+  options = {'mesh__fsdp': 1, 'mesh__tokens': 8, 'model__layer__mixer__heads': 8}
+  positions = {'model__layer__mixer__positions__kind': 'none'}
+  config = make(distill__teacher=str(teacher), **options, **positions)
+  said = sentence(config, tmp_path / 'run')
+  assert f"{teacher}@20 cannot be split over the mesh: the axis 'heads'" in said
+
+
+def test_an_unfinished_teacher_is_allowed_and_said(make, tmp_path, one_device, teacher):
+  with trainer(make(distill__teacher=f'{teacher}@15'), tmp_path / 'run') as run:
+    said = run.teacher.description(run.config)
+  assert said.startswith(f'learning from {teacher}@15, which has made 15 of its 20 steps: 32,832 p')
+  assert 'TFLOP a step beside' in said
+
+
+def test_a_run_keeps_its_teacher(make, tmp_path, one_device, teacher, student):
+  shutil.copytree(student, tmp_path / 'run')
+  kept, moved = f'{teacher}@20', tmp_path / 'moved'
+  other = sentence(make(distill__teacher=f'{teacher}@15', **SMALLER), tmp_path / 'run')
+  assert f'has other parameters than {kept}' in other
+  assert f'was trained with the teacher {kept}' in sentence(make(**SMALLER), tmp_path / 'run')
+  missing = sentence(make(distill__teacher=str(moved), **SMALLER), tmp_path / 'run')
+  assert 'is not the work directory of a run' in missing and 'put it back' in missing
+  shutil.copytree(teacher, moved)
+  with trainer(make(distill__teacher=str(moved), **SMALLER), tmp_path / 'run') as run:
+    assert run.teacher.record.source == f'{moved}@20', 'a teacher cannot be moved'
+
+
+@_SLOW
+def test_a_teacher_that_trains_on_is_the_one_it_was(make, tmp_path, one_device, teacher):
+  shutil.copytree(teacher, tmp_path / 'teacher')
+  config = make(distill__teacher=f'{tmp_path}/teacher', **SMALLER)
+  loop.train(config, tmp_path / 'run')
+  loop.train(make(train__steps=21, train__keep_checkpoints=9), tmp_path / 'teacher')
+  with trainer(config, tmp_path / 'run') as run:
+    assert run.teacher.record.source == f'{tmp_path}/teacher@20', 'a later checkpoint is taken'
+
+
+@_SLOW
+def test_a_student_has_the_trained_tokenizer_of_its_teacher(tmp_path, one_device):
+  """`bpe:SIZE` on other text would be another tokenizer."""
+  source = tiny_run.write_corpus(tmp_path / 'text')
+  other = tmp_path / 'other'
+  other.mkdir()
+  for i in range(40):
+    (other / f'{i}.txt').write_text(f'zebras {i} jump over quick foxes, {i * i} zebras. ' * 9)
+
+  def config(text, **changes):
+    changes = {'data__tokenizer': 'bpe:280', 'train__steps': 1, **changes}
+    return tiny_run.config(text, tmp_path / 'cache', **changes)
+
+  loop.train(config(source), tmp_path / 'teacher')
+  student = config(f'files:{other}/*.txt', distill__teacher=str(tmp_path / 'teacher'))
+  with trainer(student, tmp_path / 'run') as run:
+    assert run.task.vocabulary() == {
+      name: value
+      for name, value in meta_of(tmp_path / 'teacher').tokenizer.items()
+      if name != 'digest'
+    }

@@ -1,0 +1,119 @@
+"""Cross-entropy to a teacher's probabilities, in the chunks of positions of the ordinary loss."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from tokenformer_jax.model.loss import (
+  LossSums,
+  Objective,
+  chunk_sums,
+  largest,
+  logits,
+  minimized,
+)
+from tokenformer_jax.parallel import per_device
+
+
+class DistilledSums(NamedTuple):
+  """Sums over predicted tokens. Sums of parts add up."""
+
+  student: LossSums
+  teacher: LossSums
+  # Σ −Σ_v p(v) log q(v), with p of the teacher and q of the student at the temperature
+  soft_nats: jax.Array
+
+
+class Heads(NamedTuple):
+  """The input of a model's head [B, T, D] and its matrix [V, D]; the width is each model's own."""
+
+  hidden_BxTxD: jax.Array
+  embedding_VxD: jax.Array
+
+
+def distilled_objective(
+  student: Heads,
+  teacher: Heads,
+  targets_BxT: jax.Array,
+  *,
+  weight: float,
+  temperature: float,
+  z_loss: float,
+  chunk: int,
+) -> tuple[jax.Array, DistilledSums]:
+  """Return the training objective of a batch with a teacher, in float32.
+
+  It is Σ weight · T² · soft + (1 − weight) · nats + z_loss · (log Z)² over the positions that
+  count, where soft is the cross-entropy to the teacher's probabilities and nats that to the
+  targets. Only [B, chunk, V] logits of each model are in memory at once. The gradient is that of
+  the student: see `loss.minimized`.
+
+  Args:
+    student: the model that is trained.
+    teacher: the model that it learns from.
+    targets_BxT: the next tokens; −1 marks a position that does not count.
+    weight: of the cross-entropy to the teacher, from 0 to 1.
+    temperature: T, by which the logits of both are divided in that term.
+    z_loss: the weight of (log Z)² of the student.
+    chunk: the number of positions of each sequence in a chunk; the last chunk may be shorter.
+
+  Returns:
+    The objective, and the sums that it consists of, without a gradient.
+  """
+
+  def weigh(sums: DistilledSums) -> jax.Array:
+    of_targets, soft = sums.student, sums.soft_nats
+    return jnp.sum(
+      weight * temperature**2 * soft
+      + (1 - weight) * of_targets.nats
+      + z_loss * of_targets.log_z_squared
+    )
+
+  fixed = jax.lax.stop_gradient(teacher)
+  return minimized(
+    Objective(functools.partial(_part_sums, temperature), weigh),
+    (student.hidden_BxTxD, targets_BxT, fixed.hidden_BxTxD),
+    student.embedding_VxD,
+    (fixed.embedding_VxD,),
+    chunk=chunk,
+  )
+
+
+def _part_sums(
+  temperature: float,
+  head_VxD: jax.Array,
+  teacher_head_VxE: jax.Array,
+  hidden_BxCxD: jax.Array,
+  targets_BxC: jax.Array,
+  teacher_hidden_BxCxE: jax.Array,
+) -> DistilledSums:
+  of_student = logits(hidden_BxCxD, head_VxD)
+  of_teacher = jax.lax.stop_gradient(logits(teacher_hidden_BxCxE, teacher_head_VxE))
+  tops = largest(of_student), largest(of_teacher)
+  soft_BxC = _cross_entropy(of_student, of_teacher, tops, temperature)
+  return DistilledSums(
+    student=chunk_sums(of_student, tops[0], targets_BxC),
+    teacher=chunk_sums(of_teacher, tops[1], targets_BxC),
+    soft_nats=jnp.sum(jnp.where(targets_BxC >= 0, soft_BxC, 0), axis=-1),
+  )
+
+
+def _cross_entropy(
+  student_BxCxV: jax.Array,
+  teacher_BxCxV: jax.Array,
+  tops: tuple[jax.Array, jax.Array],
+  temperature: float,
+) -> jax.Array:
+  """Return the cross-entropy [B, C] to the teacher's probabilities, from logits and their maxima.
+
+  With s and t relative to their maxima it is log Σ exp(s/T) − Σ exp(t/T) s/T / Σ exp(t/T).
+  """
+  student = (student_BxCxV - tops[0][..., None]) / temperature
+  weights = jnp.exp((teacher_BxCxV - tops[1][..., None]) / temperature)
+  sums = tuple(jnp.sum(x, axis=-1) for x in (jnp.exp(student), weights, weights * student))
+  if per_device.is_split('vocab'):
+    sums = per_device.total(sums, 'vocab')
+  total_student, total_teacher, product = sums
+  return jnp.log(total_student) - product / total_teacher

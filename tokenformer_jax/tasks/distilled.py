@@ -1,0 +1,52 @@
+"""Train language models on text and on the probabilities of a teacher."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tokenformer_jax.config import Config, ModelConfig
+from tokenformer_jax.model import models
+from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.distilled_loss import Heads, distilled_objective
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.tasks.task import with_aux
+from tokenformer_jax.tasks.text import TextTask
+
+
+class DistilledTextTask(TextTask):
+  """The prediction of the next token, and of what a teacher predicts.
+
+  Evaluation is that of `TextTask`: the teacher has no part in it.
+  """
+
+  def __init__(self, config: Config, vocabulary: dict[str, Any] | None, teacher: ModelConfig):
+    super().__init__(config, vocabulary)
+    self.teacher = models.define(teacher, Compute.of(config))
+
+  def loss(
+    self, params: Params, batch: jax.Array, key: jax.Array, teacher: Params
+  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Return the objective of a batch and its figures.
+
+    `loss` is the cross-entropy to the targets, as without a teacher. `distill_loss` is that to the
+    teacher's probabilities, and `teacher_loss` the teacher's own cross-entropy to the targets.
+    """
+    ids_BxT, distill = jnp.maximum(batch[:, :-1], 0), self.config.distill
+    model, of_teacher = self.definition.bind(params), self.teacher.bind(teacher)
+    hidden_BxTxD, aux = self.hidden(model, ids_BxT, key)
+    teacher_hidden_BxTxD, _, _ = of_teacher.hidden(ids_BxT)
+    total, sums = distilled_objective(
+      Heads(hidden_BxTxD, model.output_embedding),
+      Heads(teacher_hidden_BxTxD, of_teacher.output_embedding),
+      batch[:, 1:],
+      weight=distill.weight,
+      temperature=distill.temperature,
+      z_loss=self.config.optim.z_loss,
+      chunk=self.config.train.loss_chunk,
+    )
+    tokens = sums.student.tokens
+    objective, figures = with_aux(total / tokens, sums.student.nats / tokens, aux)
+    figures['distill_loss'] = sums.soft_nats / tokens
+    figures['teacher_loss'] = sums.teacher.nats / tokens
+    return objective, figures

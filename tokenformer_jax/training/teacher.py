@@ -1,0 +1,191 @@
+"""Find the teacher of a run (`config.distill`), check that it fits, and read its parameters.
+
+A run keeps its teacher: a checkpoint records the teacher's run, step and a digest of its
+parameters, and a run that goes on from there must have the same parameters as its teacher.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+
+from jax.sharding import Mesh
+
+from tokenformer_jax.config import Config
+from tokenformer_jax.data import tokenizers
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.model import flops, models
+from tokenformer_jax.model.params import Definition, Params
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.runs.checkpoint_meta import Meta, TeacherRecord
+from tokenformer_jax.storage import paths
+from tokenformer_jax.training.origin import Origin
+
+_ANOTHER = (
+  'or start another run from it with another teacher or none (--workdir=NEW_DIR '
+  '--config.init_from=DIR)'
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Teacher:
+  """A checkpoint that a run learns from.
+
+  Attributes:
+    record: what the run's checkpoints say of the teacher.
+    meta: the metadata of the checkpoint.
+    checkpoints: the checkpoints of the teacher's run.
+  """
+
+  record: TeacherRecord
+  meta: Meta
+  checkpoints: checkpoint.Checkpoints
+
+  @property
+  def definition(self) -> Definition:
+    """The teacher's model, for its metadata; `Task.teacher` says how a run computes it."""
+    return models.define(self.meta.config.model)
+
+  def read(self, mesh: Mesh) -> Params:
+    """Read the parameters once, sharded over the mesh by the rules of all parameters.
+
+    Raises:
+      UserError: the checkpoint is damaged.
+    """
+    shardings = sharding.tree_shardings(mesh, self.definition.axes)
+    abstract = {'params': sharding.with_shardings(self.definition.abstract, shardings)}
+    with contextlib.closing(self.checkpoints):
+      return checkpoint.restore_source(self.checkpoints, self.meta, abstract)['params']
+
+  def step_flops(self, config: Config) -> float:
+    """Count the FLOPs of the teacher's forward pass in a step of a run over all devices."""
+    length = config.data.sequence_length
+    return config.data.batch_size * length * flops.forward_flops(self.meta.config.model, length)
+
+  def description(self, config: Config) -> str:
+    """Return a line about the teacher for the start of a run."""
+    meta, own = self.meta, ''
+    if meta.contents == 'model' and meta.step < meta.config.train.steps:
+      own = f', which has made {meta.step} of its {meta.config.train.steps} steps'
+    if not config.distill.weight:
+      return f'the teacher {self.record.source}{own} has the weight 0: no step computes it'
+    teacher, student = self.step_flops(config) / 1e12, flops.step_flops(config) / 1e12
+    return (
+      f'learning from {self.record.source}{own}: {self.definition.count:,} parameters, '
+      f'{teacher:,.3g} TFLOP a step beside {student:,.3g} of the student'
+    )
+
+
+def find(config: Config, origin: Origin) -> tuple[Config, Teacher | None]:
+  """Open the teacher of a run, before any data is read.
+
+  Args:
+    config: the config of the run; sizes may be open.
+    origin: the origin of the run.
+
+  Returns:
+    The config with the step of the teacher and, unless the run continues from a checkpoint, with
+    the teacher's vocabulary in the place of an open size; and the teacher, or None.
+
+  Raises:
+    UserError: the teacher cannot be read, is no language model, has another tokenizer, or is not
+      the one that the run's own checkpoint was trained with.
+  """
+  kept = origin.meta.teacher if origin.resumes else None
+  source = config.distill.teacher
+  if not source:
+    if kept:
+      raise UserError(
+        f'{origin.where} was trained with the teacher {kept.source}, and config.distill.teacher is '
+        f'empty; set it to that, {_ANOTHER}'
+      )
+    return config, None
+  try:
+    directory, step = paths.split_source(source)
+    if kept and step is None and kept.source.rpartition('@')[0] == str(directory):
+      step = int(kept.source.rpartition('@')[2])  # A later checkpoint of it is another teacher.
+    checkpoints, meta = checkpoint.open_source(directory, step)
+    checkpoint.check_is_language_model(meta, directory)
+  except UserError as error:
+    needed = f'; {origin.where} was trained with it: put it back, {_ANOTHER}' if kept else ''
+    raise UserError(f'config.distill.teacher={source}: {error}{needed}') from error
+  record = TeacherRecord(f'{directory}@{meta.step}', _digest(meta))
+  if kept and kept.digest != record.digest:
+    raise UserError(
+      f'config.distill.teacher={source} has other parameters than {kept.source}, the teacher that '
+      f'{origin.where} was trained with; name that one, {_ANOTHER}'
+    )
+  _check_tokenizer(config, origin, meta)
+  distill = dataclasses.replace(config.distill, teacher=record.source)
+  config = dataclasses.replace(config, distill=distill)
+  if origin.model is None and not config.model.vocab_size:
+    model = dataclasses.replace(config.model, vocab_size=meta.config.model.vocab_size)
+    config = dataclasses.replace(config, model=model)
+  return config, Teacher(record, meta, checkpoints)
+
+
+def _digest(meta: Meta) -> str:
+  """Return a digest of the checksums of a checkpoint's parameters."""
+  sums = {path: one for path, one in meta.checksums.items() if path.startswith('params/')}
+  return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _check_tokenizer(config: Config, origin: Origin, meta: Meta) -> None:
+  """Check that the ids of the run stand for the same text as those of the teacher."""
+  trained, spec = tokenizers.from_json(meta.tokenizer), meta.config.data.tokenizer
+  ours = config.data.tokenizer
+  if origin.vocabulary is not None:
+    same = tokenizers.from_json(origin.vocabulary).fingerprint == trained.fingerprint
+  else:
+    same = tokenizers.names_same(ours, spec, trained)
+  if not same:
+    raise UserError(
+      f'config.data.tokenizer is {ours!r}, but config.distill.teacher={config.distill.teacher} was '
+      f'trained with another tokenizer ({spec!r}, fingerprint {trained.fingerprint}), whose ids '
+      'stand for other text; a student needs the tokenizer of its teacher'
+    )
+
+
+def check(config: Config, teacher: Teacher, mesh: Mesh) -> None:
+  """Check that a teacher fits the model, the data and the mesh of a run.
+
+  Args:
+    config: the config, with every size filled in.
+    teacher: from `find`.
+    mesh: the mesh of the run.
+
+  Raises:
+    UserError: it does not fit.
+  """
+  said = f'config.distill.teacher={teacher.record.source}'
+  student, model = config.model, teacher.meta.config.model
+  if model.vocab_size != student.vocab_size:
+    raise UserError(
+      f'config.model.vocab_size is {student.vocab_size}, and {said} has {model.vocab_size}; their '
+      f'probabilities are compared id by id, so set it to {model.vocab_size}'
+    )
+  length = config.data.sequence_length
+  if model.position_embedding == 'learned' and model.max_length < length:
+    raise UserError(
+      f'config.data.sequence_length is {length}, and {said} has learned positions for '
+      f'{model.max_length} tokens; take at most that'
+    )
+  if config.distill.init == 'yes':
+    differing = [
+      f'model.{name} is {theirs!r} there and {ours!r} in the config'
+      for name in ('width', 'scaled_logits')
+      for ours, theirs in [(getattr(student, name), getattr(model, name))]
+      if ours != theirs
+    ]
+    if differing:
+      raise UserError(
+        f'config.distill.init=yes copies arrays of {said}, which do not fit: '
+        f'{" and ".join(differing)}; set config.distill.init=no, or make these equal'
+      )
+  try:
+    sharding.check_divides(mesh, teacher.definition.abstract, teacher.definition.axes)
+    for heads in model.heads:
+      sharding.check_divisible(mesh, 'heads', heads, 'heads of a layer')
+  except UserError as error:
+    raise UserError(f'{said} cannot be split over the mesh: {error}') from error
