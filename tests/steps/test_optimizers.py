@@ -1,5 +1,7 @@
 """Check the updates of each optimizer, also with frozen tokens."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,7 +54,7 @@ def _draw(seed: int) -> dict:
 def _scaled(name: str, gradients: list[dict], **changes) -> dict:
   """The last update that the optimizer makes of some gradients, before decay and rate."""
   info = {key: INFO[key] for key in gradients[0]}
-  none = {key: 0 for key in info}
+  none = jax.tree.map(optimizers.hidden_tokens, info)
   tx = optimizers.scale(OptimConfig(name=name, **changes), info, none)
   state = tx.init(gradients[0])
   for gradient in gradients:
@@ -72,6 +74,56 @@ def test_muon_orthogonalizes_each_layer_by_itself():
   np.testing.assert_allclose(
     got['keys'][0], again['keys'][0], rtol=1e-6, err_msg='a layer depends on another one'
   )
+
+
+GROUPED = {
+  key: dataclasses.replace(one, groups=(OLD, 7 - OLD) if one.token_axis else ())
+  for key, one in INFO.items()
+}
+
+
+def _part(tree: dict, where: slice) -> dict:
+  """Some tokens of the arrays that have any."""
+  return {key: tree[key][:, where] for key in ('keys', 'values')}
+
+
+@pytest.mark.parametrize('group', [1, 2])
+def test_muon_moves_a_group_as_if_it_were_alone(group):
+  """Also with moments, which the other group has as well."""
+  where = slice(0, OLD) if group == 1 else slice(OLD, 7)
+  hidden = jax.tree.map(optimizers.hidden_tokens, GROUPED)
+  tx = optimizers.scale(OptimConfig(name='muon'), GROUPED, hidden)
+  alone = {key: INFO[key] for key in ('keys', 'values')}
+  other = optimizers.scale(OptimConfig(name='muon'), alone, {key: (0,) for key in alone})
+  state, state_alone = tx.init(_draw(0)), other.init(_part(_draw(0), where))
+  for seed in (1, 2, 3):
+    got, state = tx.update(_draw(seed), state)
+    want, state_alone = other.update(_part(_draw(seed), where), state_alone)
+  for key in alone:
+    np.testing.assert_allclose(
+      got[key][:, where], want[key], rtol=1e-6, atol=1e-7, err_msg=f'{key} depends on other groups'
+    )
+
+
+def test_muon_computes_one_group_as_without_groups():
+  gradients, one_group = _draw(0), {}
+  for key, one in INFO.items():
+    one_group[key] = dataclasses.replace(one, groups=(7,) if one.token_axis else ())
+  hidden = jax.tree.map(optimizers.hidden_tokens, one_group)
+  tx = optimizers.scale(OptimConfig(name='muon'), one_group, hidden)
+  got, _ = tx.update(gradients, tx.init(gradients))
+  for key, want in _scaled('muon', [gradients]).items():
+    np.testing.assert_array_equal(got[key], want, err_msg=key)
+
+
+@pytest.mark.parametrize(
+  ('frozen', 'old', 'hidden'),
+  [((), 0, (0, 0)), ((), 2, (2, 0)), ((), 5, (3, 2)), ((2,), 0, (0, 4)), ((1,), 4, (3, 1))],
+)
+def test_hidden_tokens_are_counted_by_group(frozen, old, hidden):
+  assert optimizers.hidden_tokens(GROUPED['keys'], frozen, old) == hidden
+  assert optimizers.hidden_tokens(INFO['keys'], (), old) == (old,)
+  assert optimizers.hidden_tokens(GROUPED['kernel'], frozen, old) == ()
 
 
 def test_muon_leaves_the_rest_to_adam():
