@@ -217,6 +217,20 @@ def test_a_run_goes_on_where_it_is(grown, tmp_path):
     own.train(30)
 
 
+def test_groups_are_handled_from_python(run, grown, home):
+  """The second group is that of the growth."""
+  without, half = grown.remove(home / 'without', [2]), grown.scale(home / 'half', [2], 0.5)
+  for one in (without, grown.slice(home / 'first', 1)):
+    assert one.config.model == run.config.model, one.directory
+  assert '× 0.5' in half.group_table().splitlines()[-1]
+  frozen = grown.freeze(home / 'frozen_group', [1])
+  assert frozen.config.optim.frozen_groups == '1'
+  assert not frozen.freeze(home / 'thawed', []).config.optim.frozen_groups
+  grown.extract(home / 'group', [2])
+  merged = run.merge(home / 'group', home / 'from_group')
+  assert merged.config.model == grown.config.model
+
+
 @pytest.mark.slow
 def test_a_run_begins_another_one_and_grows_on_the_way(run, home):
   model = {'layer': {'ffn': {'tokens': 80}}}
@@ -262,6 +276,11 @@ MISTAKES = {
   'a method': (lambda run, to: run.grow(to, {'ffn': 96}, method='dup'), 'config.grow.method'),
   'a key of growth': (lambda run, to: run.grow(to, {'ffn': 96}, metod='x'), "did you mean 'grow.m"),
   'a target that is there': (lambda run, to: run.grow(run.directory, {'ffn': 96}), 'exists'),
+  'a group of tokens': (lambda run, to: run.remove(to, [2]), '--groups names group 2'),
+  'no list of groups': (lambda run, to: run.extract(to, 2), 'groups is 2; it must be a list of'),
+  'no groups': (lambda run, to: run.scale(to, [], 0.5), 'groups is []; it must be a list of'),
+  'all groups': (lambda run, to: run.slice(to, 1), 'one group, so that there is nothing to take'),
+  'a factor': (lambda run, to: run.scale(to, [1], 'x'), "factor is 'x'; it must be a finite"),
   'a group': (lambda run, to: run.train(30, optimizer={}), "config key 'optimizer' is unknown"),
   'a key': (lambda run, to: run.train(30, optim={'rate': 1}), "config key 'optim.rate' is"),
   'a type': (lambda run, to: run.train('many'), "config.train.steps is 'many'"),
