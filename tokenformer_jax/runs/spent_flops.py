@@ -1,8 +1,8 @@
-"""Count the model FLOPs of a run's training, each stage at the size that the model had.
+"""Count the model FLOPs of a run's training, each stage at the size that the model had then.
 
-A lineage records the FLOPs before each growth. Checkpoints of earlier versions do not: the FLOPs of
-a stage that no entry records follow from the model that the entry names, and from the batch size
-and length of the run that asks.
+A lineage records the FLOPs before each growth. Lineages of earlier versions do not; then the FLOPs
+of a stage follow from the model that the lineage names, and from the batch size and length of the
+run in question.
 """
 
 import dataclasses
@@ -14,19 +14,19 @@ from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta
 
 @dataclasses.dataclass(frozen=True)
 class Spent:
-  """The model FLOPs of training up to any step of a run.
+  """The model FLOPs of training up to any step of a run's last stage.
 
   Attributes:
-    before: those of all stages before the last entry of the lineage.
-    begin: the step at which the run's last stage begins.
-    per_step: those of a step of this stage.
-    assumed: whether `before` is in part counted with the batch size and length of this run.
+    before: the FLOPs of all stages before the last one.
+    begin: the step at which the last stage begins.
+    per_step: the FLOPs of a step of the last stage.
+    assumed: whether `before` takes a batch size and a length that no lineage records.
   """
 
   before: float
   begin: int
   per_step: float
-  assumed: bool = False
+  assumed: bool
 
   def at(self, step: float) -> float:
     """Return the FLOPs of all training up to a step."""
@@ -34,32 +34,22 @@ class Spent:
 
 
 def of_run(lineage: Lineage, config: Config) -> Spent:
-  """Return the FLOPs of a run.
+  """Return the FLOPs of a run and of the runs that it descends from.
 
-  The training of tokens that a merge appended is not counted.
-
-  Args:
-    lineage: of the run.
-    config: of the run.
+  The training of tokens that a merge appended does not count.
   """
-  spent = Spent(0.0, 0, 0.0)
+  before, begin, assumed = 0.0, 0, False
   for one in lineage:
-    before, assumed = one.flops, False
-    if not before and one.step > spent.begin:
-      of_stage = flops.step_flops(dataclasses.replace(config, model=one.model))
-      before = spent.before + (one.step - spent.begin) * of_stage
-      assumed = True
-    begin = 0 if one.grow.step == 'restart' else one.step
-    spent = Spent(before or spent.before, begin, 0.0, assumed or (spent.assumed and not before))
-  return dataclasses.replace(spent, per_step=flops.step_flops(config))
+    if one.flops:
+      before, assumed = one.flops, False
+    elif one.step > begin:
+      of_step = flops.step_flops(dataclasses.replace(config, model=one.model))
+      before, assumed = before + (one.step - begin) * of_step, True
+    begin = one.first_step
+  return Spent(before, begin, flops.step_flops(config), assumed)
 
 
 def of_checkpoint(meta: Meta) -> float:
-  """Return the FLOPs of the training of a checkpoint, with those of the runs that it comes from.
-
-  The result is 0 if they are not known: for a converted model, or where a lineage does not say.
-  """
+  """Return the FLOPs of the training that led to a checkpoint; 0 if there is none or not known."""
   spent = of_run(meta.lineage, meta.config)
-  if meta.contents != 'model' or spent.assumed:
-    return 0.0
-  return spent.at(meta.step)
+  return 0.0 if spent.assumed else spent.at(meta.step)
