@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from steady import OLD, STEADY
 from tiny import tiny_model, tiny_vit
 
 from tokenformer_jax.config import OptimConfig
@@ -157,14 +158,7 @@ def test_updates_are_those_of_adamw(changes):
 
 
 GROWN_INFO = {'keys': _info(('layers', 'param_tokens', 'width'), Role.KEY), **INFO}
-OLD = 3  # of 5 tokens
 GROWTH = LastGrowth(updates=1000, old_tokens={'keys': OLD, 'kernel': 0, 'bias': 0})
-STEADY = {
-  'learning_rate': 0.01,
-  'warmup_steps': 0,
-  'schedule': 'constant',
-  'new_token_warmup': 0,
-}
 
 
 def _normal(seed: int) -> dict:

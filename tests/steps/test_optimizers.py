@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from outcomes import paths
+from steady import OLD, STEADY
 from tiny import tiny_model
 
 from tokenformer_jax.config import OptimConfig
@@ -36,14 +37,7 @@ SHAPES = {
   'embedding': (6, 3),
   'gain': (3,),
 }
-OLD = 3  # of 7 tokens
 GROWTH = optim.LastGrowth(100, {name: OLD * (name in ('keys', 'values')) for name in SHAPES})
-STEADY = {
-  'learning_rate': 0.01,
-  'warmup_steps': 0,
-  'schedule': 'constant',
-  'new_token_warmup': 0,
-}
 
 
 def _draw(seed: int) -> dict:
