@@ -130,3 +130,22 @@ def test_a_run_begins_from_a_shallower_one(tmp_path, text):
   got, step = first_state(config, tmp_path / 'target')
   assert step == STEP
   assert_same(got, grow(read(source), old.model, config.model, BEHIND), 'init_from')
+
+
+@SLOW
+def test_copies_without_training_are_not_copied_as_layers(tmp_path, text):
+  source, copied = tmp_path / 'source', tmp_path / 'copied'
+  write_run(source, text, tmp_path / 'cache')
+  grow_command(
+    f'--source={source}', f'--target={copied}', '--method=duplicate', '--param_tokens=ffn=128'
+  )
+  sentence = 'could stay equal for ever; train the model before you add layers'
+  with pytest.raises(UserError, match=sentence):
+    grow_command(
+      f'--source={copied}', f'--target={tmp_path / "to"}', '--layers=4', '--place=copies'
+    )
+  old = meta_of(copied).config
+  deeper = dataclasses.replace(old.model, pattern='layer*4')
+  config = dataclasses.replace(old, init_from=str(copied), model=deeper, grow=COPIES)
+  with pytest.raises(UserError, match=f'config.init_from={copied}: .*{sentence}'):
+    first_state(config, tmp_path / 'to')

@@ -98,7 +98,7 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
     raise UserError(
       f'{config.method} makes copies that differ only in what they add, which place=copies sets to '
       'zero in new layers, so that they would stay equal for ever; use place=between or behind, or '
-      'add the layers by a growth of its own'
+      'train the grown model before you add the layers'
     )
   if not 0 <= config.noise < math.inf:
     raise UserError(f'noise is {config.noise}; it must be a finite number and not negative')
