@@ -13,7 +13,7 @@ Parts:
   length  models trained on texts of LENGTH tokens, on texts up to 8 times as long (HWFA,
           kexue.fm/archives/9603)
   pairs   even pairs, on longer strings than in training: see even_pairs.py
-  growth  architectures of parameter tokens, grown to twice their tokens
+  growth  architectures of parameter tokens, grown to twice their tokens by zero_keys
 
 Three more parts run only if `--parts` names them:
 

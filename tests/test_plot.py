@@ -5,16 +5,18 @@ import json
 import math
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 from absl import flags
 
 from tokenformer_jax import plot
-from tokenformer_jax.config import Config, DataConfig, ModelConfig
+from tokenformer_jax.config import Config, DataConfig, GrowConfig, ModelConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops
 from tokenformer_jax.runs import curves, saved_config
+from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
 
 CONFIG = Config(
   model=ModelConfig(vocab_size=4096), data=DataConfig(batch_size=16, sequence_length=256)
@@ -51,6 +53,30 @@ def test_steps_become_tokens_and_flops(run, x, per_step):
   assert (ys[0], ys[2]) == (8, 3)
   assert math.isnan(ys[1]), 'a loss that was not finite is a gap in the curve'
   assert found['eval/loss'] == ([30 * per_step], [3.5])
+
+
+def test_a_grown_run_counts_the_steps_before_it_at_their_size(run, monkeypatch, capsys):
+  """The figures of a grown run begin at its growth, after 10 steps."""
+  small = dataclasses.replace(CONFIG.model, pattern='layer*2')
+  entry = Ancestor('grow', '/runs/small', 10, small, GrowConfig(), 10)
+  before = 10 * flops.step_flops(dataclasses.replace(CONFIG, model=small))
+  for recorded in (0.0, before / 2):
+    lineage = (dataclasses.replace(entry, flops=recorded),)
+    meta = Meta(30, 30, CONFIG, lineage, 'model', {}, {})
+    opened = types.SimpleNamespace(close=lambda: None), meta
+    monkeypatch.setattr(curves.checkpoint, 'open_source', lambda *_, found=opened: found)
+    xs, _ = curves.curves(run, 'flops', 'train/loss')['train/loss']
+    own = [steps * flops.step_flops(CONFIG) for steps in (0, 10, 20)]
+    assert xs == [(recorded or before) + one for one in own]
+    said = 'does not record the FLOPs before its last growth' in capsys.readouterr().err
+    assert said == (not recorded), 'what is assumed is not said, or what is known is'
+
+
+def test_a_run_that_began_from_another_without_a_checkpoint_says_what_is_missing(run, capsys):
+  config = dataclasses.replace(CONFIG, init_from='runs/base@7')
+  (run / 'config.json').write_text(saved_config.to_text(config))
+  curves.curves(run, 'flops', 'train/loss')
+  assert 'no checkpoint that tells of the training before runs/base@7' in capsys.readouterr().err
 
 
 def test_validation_points_have_the_colour_of_their_run(run, tmp_path):

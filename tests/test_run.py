@@ -1,5 +1,7 @@
 """Runs from Python: what a notebook calls gives what the commands give, and compiles once."""
 
+import contextlib
+import io
 import shutil
 import subprocess
 import sys
@@ -36,8 +38,15 @@ def run(home):
 
 
 @pytest.fixture(scope='module')
-def grown(run, home):
-  return run.grow(home / 'grown', LARGER)
+def growth(run, home):
+  """The grown run, and what was said when it grew."""
+  with contextlib.redirect_stderr(io.StringIO()) as said:
+    return run.grow(home / 'grown', LARGER), said.getvalue()
+
+
+@pytest.fixture(scope='module')
+def grown(growth):
+  return growth[0]
 
 
 @pytest.fixture(scope='module')
@@ -183,7 +192,8 @@ def test_figures_are_flat(run):
 # Growth and training
 
 
-def test_growth_is_exact_and_says_so(run, grown, home, capsys):
+def test_growth_is_exact_and_says_so(run, growth):
+  grown, said = growth
   ids, _ = run.held_out(8)
   before, after = run.logits(ids, exact=True), grown.logits(ids, exact=True)
   assert np.abs(before - after).max() < 1e-5, 'the grown model computes something else'
@@ -192,8 +202,6 @@ def test_growth_is_exact_and_says_so(run, grown, home, capsys):
   of_layer = {'query': 32, 'key': 32, 'value': 32, 'proj': 32, 'ffn': 64}
   assert grown.old_tokens == {0: of_layer, 1: of_layer}
   assert run.old_tokens is None, 'a run that has not grown has old tokens'
-  run.grow(home / 'again', {'ffn': 96})
-  said = capsys.readouterr().err
   assert 'exact: the grown model computes what the source does' in said, said
   assert 'ffn tokens' in said, 'the table of what changes is not shown'
 
@@ -207,6 +215,7 @@ def test_a_grown_run_says_which_groups_it_has_and_what_a_step_costs(run, grown):
   assert grown.step_flops > run.step_flops
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_it_is(grown, tmp_path):
   shutil.copytree(grown.directory, tmp_path / 'own')
   own = tokenformer_jax.load(tmp_path / 'own')
@@ -215,6 +224,21 @@ def test_a_run_goes_on_where_it_is(grown, tmp_path):
   assert more.config.optim.learning_rate == 1e-3
   with pytest.raises(UserError, match=r'own@20 is not the newest .* step 24; name another'):
     own.train(30)
+
+
+@pytest.mark.slow
+def test_groups_are_handled_from_python(run, grown, home):
+  """The second group is that of the growth."""
+  without, half = grown.remove(home / 'without', [2]), grown.scale(home / 'half', [2], 0.5)
+  for one in (without, grown.slice(home / 'first', 1)):
+    assert one.config.model == run.config.model, one.directory
+  assert '× 0.5' in half.group_table().splitlines()[-1]
+  frozen = grown.freeze(home / 'frozen_group', [1])
+  assert frozen.config.optim.frozen_groups == '1'
+  assert not frozen.freeze(home / 'thawed', []).config.optim.frozen_groups
+  grown.extract(home / 'group', [2])
+  merged = run.merge(home / 'group', home / 'from_group')
+  assert merged.config.model == grown.config.model
 
 
 @pytest.mark.slow
@@ -262,6 +286,11 @@ MISTAKES = {
   'a method': (lambda run, to: run.grow(to, {'ffn': 96}, method='dup'), 'config.grow.method'),
   'a key of growth': (lambda run, to: run.grow(to, {'ffn': 96}, metod='x'), "did you mean 'grow.m"),
   'a target that is there': (lambda run, to: run.grow(run.directory, {'ffn': 96}), 'exists'),
+  'a group of tokens': (lambda run, to: run.remove(to, [2]), '--groups names group 2'),
+  'no list of groups': (lambda run, to: run.extract(to, 2), 'groups is 2; it must be a list of'),
+  'no groups': (lambda run, to: run.scale(to, [], 0.5), 'groups is []; it must be a list of'),
+  'all groups': (lambda run, to: run.slice(to, 1), 'one group, so that there is nothing to take'),
+  'a factor': (lambda run, to: run.scale(to, [1], 'x'), "factor is 'x'; it must be a finite"),
   'a group': (lambda run, to: run.train(30, optimizer={}), "config key 'optimizer' is unknown"),
   'a key': (lambda run, to: run.train(30, optim={'rate': 1}), "config key 'optim.rate' is"),
   'a type': (lambda run, to: run.train('many'), "config.train.steps is 'many'"),
@@ -336,6 +365,7 @@ def test_a_classifier(vit, home):
   assert labels.shape == (20,) and grown.train(22).step == 22
 
 
+@pytest.mark.slow  # because of the run
 @pytest.mark.parametrize(
   ('call', 'sentence'),
   [

@@ -26,6 +26,7 @@ from tokenformer_jax import grow as grow_lib
 from tokenformer_jax.config import GrowConfig, token_counts
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files
+from tokenformer_jax.model import flops
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.parallel import devices
 from tokenformer_jax.runs import checkpoint, saved_config
@@ -83,8 +84,11 @@ def test_it_writes_what_the_function_makes(home, grown):
 def test_the_target_says_where_it_came_from(home, grown):
   meta, before = meta_of(grown), meta_of(home / 'run')
   assert (meta.step, meta.updates, meta.contents) == (STEP, UPDATES, 'model')
+  spent = STEP * flops.step_flops(before.config)
   assert meta.lineage == (
-    Ancestor('grow', str(home / 'run'), STEP, before.config.model, GrowConfig(), UPDATES),
+    Ancestor(
+      'grow', str(home / 'run'), STEP, before.config.model, GrowConfig(), UPDATES, flops=spent
+    ),
   )
   assert meta.tokenizer == before.tokenizer
   assert meta.seen == SEEN, 'training the target repeats or skips data'

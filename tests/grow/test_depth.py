@@ -7,8 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from commands import first_state, meta_of, read, write_run
-from commands import grow as grow_command
 from growing import (
   DENSE,
   DOUBLE,
@@ -27,9 +25,7 @@ from growing import (
 )
 from outcomes import assert_same, paths
 from tiny import gated_model, linear, tiny_model, tiny_vit, two_kinds
-from tiny_run import write_corpus
 
-from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks
 from tokenformer_jax.config import (
   Config,
@@ -49,7 +45,6 @@ from tokenformer_jax.grow import depth, grown_model, last_growth, parts, table
 from tokenformer_jax.grow import state as state_lib
 from tokenformer_jax.model import models
 from tokenformer_jax.model.lm import Compute, define_lm, unstack
-from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Ancestor
 from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
@@ -451,115 +446,30 @@ def test_growths_that_are_refused(source, target, how, sentence):
     state_lib.check(source, target, how)
 
 
+def _lineage(*how):
+  """Growths of SOURCE without training between them; each is at the step where it was."""
+  return tuple(Ancestor('grow', 'somewhere', STEP, SOURCE, one, UPDATES) for one in how)
+
+
+TWINS = GrowConfig(new_keys='copies')
+
+
+@pytest.mark.parametrize('how', [(DUPLICATE,), (TWINS,), (DUPLICATE, PLAIN)])
+def test_copies_that_were_not_trained_are_not_copied_again(how):
+  with pytest.raises(UserError, match='train the model before you add layers, or use place=bet'):
+    depth.check_no_twins(_lineage(*how), STEP, 'copies')
+  depth.check_no_twins(_lineage(*how), STEP, 'between')
+  depth.check_no_twins(_lineage(*how), STEP + 1, 'copies')  # They have been trained.
+
+
+@pytest.mark.parametrize('how', [PLAIN, GrowConfig('duplicate', noise=0.1)])
+def test_tokens_that_differ_are_copied(how):
+  depth.check_no_twins(_lineage(how), STEP, 'copies')
+
+
 def test_the_table_has_the_layers():
   lines = table.render(KINDS, MORE_KINDS, 32).splitlines()
   rows = {line.split('  ')[0]: line.split()[-4:-2] for line in lines[1:]}
   assert rows['layers'] == ['5', '10']
   assert rows['local layers'] == ['3', '6']
   assert rows['layer layers'] == ['2', '4']
-
-
-# The command, from run to run
-
-
-@pytest.fixture(scope='module')
-def text(tmp_path_factory):
-  return write_corpus(tmp_path_factory.mktemp('text'))
-
-
-@SLOW
-def test_the_command_grows_and_gives_back(tmp_path, text, capsys):
-  source, target, back = (tmp_path / name for name in ('source', 'target', 'back'))
-  write_run(source, text, tmp_path / 'cache')
-  grow_command(f'--source={source}', f'--target={target}', '--layers=4', '--dry_run')
-  assert not target.exists()
-  grow_command(
-    f'--source={source}',
-    f'--target={target}',
-    '--layers=4',
-    '--param_tokens=ffn=64',
-    '--place=copies',
-  )
-  said = capsys.readouterr()
-  assert 'the logits differ by at most 0,' in said.err + said.out
-  meta = meta_of(target)
-  assert meta.config.model.depth == 4 and meta.lineage[-1].grow.place == 'copies'
-  want = grow(read(source), meta.lineage[-1].model, meta.config.model, COPIES)
-  assert_same(read(target), want, 'the command makes another state than the function')
-  grow_command('remove', f'--source={target}', f'--target={back}')
-  assert_same(read(back), read(source), 'remove after --layers')
-  with pytest.raises(UserError, match='added layers'):
-    grow_command('extract', f'--source={target}', f'--target={tmp_path / "parts"}')
-  with pytest.raises(UserError, match='added layers'):
-    grow_command(
-      'merge', f'--source={target}', f'--added={target}', f'--target={tmp_path / "merged"}'
-    )
-  with pytest.raises(UserError, match='--place is of new layers'):
-    grow_command(f'--source={source}', f'--target={tmp_path / "no"}', '--place=behind')
-
-
-@SLOW
-def test_old_arrays_are_freed_once_all_new_ones_are_made_from_them(tmp_path, text, monkeypatch):
-  source, kept = tmp_path / 'source', []
-  write_run(source, text, tmp_path / 'cache', model__pattern='layer*3')
-  restore = checkpoint.restore_source
-
-  def seen(*arguments):
-    kept.append(restore(*arguments))
-    return kept[-1]
-
-  monkeypatch.setattr(checkpoint, 'restore_source', seen)
-  grow_command(f'--source={source}', f'--target={tmp_path / "to"}', '--pattern=layer*4')
-  old = jax.tree_util.tree_leaves_with_path(kept[0]['params']['blocks'])
-  assert old and all(array.is_deleted() for _, array in old), 'both models are in memory'
-  assert not kept[0]['params']['embedding'].is_deleted(), 'what stays is copied'
-
-
-@SLOW
-@pytest.mark.parametrize('mesh', ['replica=8', 'fsdp=4,tokens=2'])
-def test_the_command_moves_layers_between_stacks(tmp_path, text, mesh):
-  source, target, back = (tmp_path / name for name in ('source', 'target', 'back'))
-  local = config_lib.to_json(KINDS)['variants']['local']
-  changes = {'model.pattern': KINDS.pattern, 'model.variants': {'local': local}}
-  write_run(source, text, tmp_path / 'cache', **changes)
-  pattern = 'local layer*2 local*2 layer local'
-  grow_command(
-    f'--source={source}',
-    f'--target={target}',
-    f'--pattern={pattern}',
-    '--param_tokens=ffn=96',
-    f'--mesh={mesh}',
-  )
-  before, after = (meta_of(run).config.model for run in (source, target))
-  want = grow(read(source), before, after, PLAIN)
-  assert_same(read(target), want, 'the command makes another state than the function')
-  grow_command('remove', f'--source={target}', f'--target={back}')
-  assert_same(read(back), read(source), 'remove')
-
-
-@SLOW
-def test_growth_on_several_devices_gives_the_same_arrays(tmp_path, text):
-  source, alone, split = (tmp_path / name for name in ('source', 'alone', 'split'))
-  config = write_run(source, text, tmp_path / 'cache')
-  grow_command(f'--source={source}', f'--target={alone}', '--layers=4', '--mesh=replica=8')
-  grow_command(f'--source={source}', f'--target={split}', '--layers=4', '--mesh=fsdp=4,tokens=2')
-  assert_same(read(split), read(alone), 'the mesh changes what is drawn')
-  model = meta_of(split).config.model
-  got = logits(model, read(split)['params'])
-  assert difference(got, logits(config.model, read(source)['params'])) <= 1e-6
-
-
-@SLOW
-def test_a_run_begins_from_a_shallower_one(tmp_path, text):
-  source = tmp_path / 'source'
-  write_run(source, text, tmp_path / 'cache')
-  old = meta_of(source).config
-  config = dataclasses.replace(
-    old,
-    init_from=str(source),
-    model=dataclasses.replace(old.model, pattern='layer*4'),
-    grow=BEHIND,
-  )
-  got, step = first_state(config, tmp_path / 'target')
-  assert step == STEP
-  assert_same(got, grow(read(source), old.model, config.model, BEHIND), 'init_from')

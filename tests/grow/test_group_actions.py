@@ -8,9 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny_run
-from commands import grow as command
-from commands import meta_of, read, write_run
 from growing import (
   STEP,
   UPDATES,
@@ -35,13 +32,11 @@ from tokenformer_jax.config import (
   token_groups,
 )
 from tokenformer_jax.config import groups as chosen
-from tokenformer_jax.decoding import trained
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import groups, last_growth, parts, state
 from tokenformer_jax.model import group_trees
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.pattention import pattention
-from tokenformer_jax.parallel import devices
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
 from tokenformer_jax.training import start
 
@@ -454,169 +449,3 @@ def test_frozen_groups_must_exist():
   start.check_frozen_groups(Config(model=TWICE, optim=OptimConfig(frozen_groups='1 3')))
   with pytest.raises(UserError, match=r"config.optim.frozen_groups is 'one'; it must be numbers"):
     chosen.frozen_groups(OptimConfig(frozen_groups='one'))
-
-
-# Whole commands
-
-
-@pytest.fixture(scope='module')
-def home(tmp_path_factory):
-  """A directory with the run `run` of one group, `two` of two groups, and a Transformer."""
-  root = tmp_path_factory.mktemp('groups')
-  text = tiny_run.write_corpus(root / 'corpus')
-  write_run(root / 'run', text, root / 'cache')
-  tokens = {f'model__layer__{name}__tokens': 64 for name in ('mixer__qkv', 'mixer__proj', 'ffn')}
-  split = {name.replace('tokens', 'groups'): '32 32' for name in tokens}
-  write_run(root / 'two', text, root / 'cache', **tokens, **split)
-  write_run(root / 'dense', text, root / 'cache', **tiny_run.DENSE)
-  return root
-
-
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-  monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:1])
-
-
-def test_the_command_prints_the_table(home, capsys):
-  command('groups', f'--source={home}/two')
-  out = capsys.readouterr().out.splitlines()
-  assert [line.split()[:2] for line in out[1:]] == [['1', '32:32'], ['2', '32:32']]
-  command('groups', f'--source={home}/run')
-  assert len(capsys.readouterr().out.splitlines()) == 2
-
-
-@SLOW
-def test_freeze_writes_the_same_run_with_another_config(home, tmp_path):
-  command('freeze', '--groups=1', f'--source={home}/two', f'--target={tmp_path}/frozen')
-  meta = meta_of(tmp_path / 'frozen')
-  assert meta.config.optim.frozen_groups == '1'
-  assert (meta.lineage[-1].action, meta.lineage[-1].groups) == ('freeze', '1')
-  assert_same(read(tmp_path / 'frozen'), read(home / 'two'), 'frozen')
-  command('freeze', '--groups=', f'--source={tmp_path}/frozen', f'--target={tmp_path}/free')
-  assert meta_of(tmp_path / 'free').config.optim.frozen_groups == ''
-
-
-@SLOW
-def test_remove_slice_and_scale_write_runs(home, tmp_path):
-  source = f'--source={home}/two'
-  command('remove', '--groups=1', source, f'--target={tmp_path}/removed')
-  command('slice', '--groups=1', source, f'--target={tmp_path}/sliced')
-  old = paths(read(home / 'two')['params'])['blocks/ffn/keys']
-  for name, part, gone in (('removed', old[:, 32:], '1'), ('sliced', old[:, :32], '2')):
-    np.testing.assert_array_equal(paths(read(tmp_path / name)['params'])['blocks/ffn/keys'], part)
-    assert meta_of(tmp_path / name).lineage[-1].groups == gone
-  command('scale', '--groups=2', '--factor=0', source, f'--target={tmp_path}/scaled')
-  last = meta_of(tmp_path / 'scaled').lineage[-1]
-  assert (last.action, last.groups, last.factor) == ('scale', '2', 0.0)
-  assert not paths(read(tmp_path / 'scaled')['params'])['blocks/ffn/values'][:, 32:].any()
-
-
-def test_a_growth_into_a_frozen_group_is_refused(home, tmp_path):
-  frozen = tmp_path / 'frozen'
-  command('freeze', '--groups=2', f'--source={home}/two', f'--target={frozen}')
-  with pytest.raises(UserError, match=r'new tokens of ffn would be in group 2, which .* freezes'):
-    command(
-      f'--source={frozen}',
-      f'--target={tmp_path}/new',
-      '--param_tokens=ffn=96',
-      '--method=zero_keys',
-    )
-  assert not (tmp_path / 'new').exists()
-
-
-@SLOW
-def test_two_runs_grown_by_a_group_merge(home, tmp_path, capsys):
-  grown = ['--method=group', '--param_tokens=qkv=48,ffn=96']
-  for name, seed in (('a', 1), ('b', 2)):
-    command(f'--source={home}/run', f'--target={tmp_path}/{name}', *grown, f'--seed={seed}')
-  command('extract', '--groups=2', f'--source={tmp_path}/b', f'--target={tmp_path}/of_b')
-  merge = ['merge', f'--added={tmp_path}/of_b']
-  command(*merge, f'--source={tmp_path}/a', f'--target={tmp_path}/both')
-  meta = meta_of(tmp_path / 'both')
-  assert _sizes(meta.config.model) == {'qkv': [32, 16, 16], 'proj': [32], 'ffn': [64, 32, 32]}
-  with pytest.raises(UserError, match='merged, they would count twice; merge them into a run with'):
-    command(*merge, f'--source={tmp_path}/both', f'--target={tmp_path}/again')
-  command('remove', f'--source={tmp_path}/both', f'--target={tmp_path}/a_again')
-  assert_same(read(tmp_path / 'a_again'), read(tmp_path / 'a'), 'merged and removed')
-  command(*merge, f'--source={home}/run', f'--target={tmp_path}/b_again')
-  assert_same(read(tmp_path / 'b_again')['params'], read(tmp_path / 'b')['params'], 'put back')
-  capsys.readouterr()
-  command('groups', f'--source={tmp_path}/both')
-  assert f'merge of {tmp_path}/b at step {STEP} of {tmp_path}/a' in capsys.readouterr().out
-
-
-def test_a_run_is_used_with_its_first_groups(home):
-  whole = trained.load(f'{home}/two')
-  part = trained.load(f'{home}/two', groups=1)
-  assert _sizes(part.config.model)['ffn'] == [32]
-  keys = [one.params['blocks']['ffn']['keys'] for one in (whole, part)]
-  np.testing.assert_array_equal(keys[1], keys[0][:, :32])
-  assert_same(trained.load(f'{home}/two', groups=2).params, whole.params, 'all groups')
-  for count in (0, 3):
-    with pytest.raises(UserError, match=rf'--groups is {count}; it must be from 1 to 2'):
-      trained.load(f'{home}/two', groups=count)
-  with pytest.raises(UserError, match='is a Transformer, which has no groups'):
-    trained.load(f'{home}/dense', groups=1)
-
-
-def test_first_groups_on_several_devices(home, monkeypatch):
-  want = trained.load(f'{home}/two', groups=1)
-  monkeypatch.setattr(devices, 'find', jax.devices)
-  got = trained.load(f'{home}/two', 2, groups=1)
-  assert_same(got.params, want.params, 'on eight devices')
-  keys = got.params['blocks']['ffn']['keys']
-  assert {s.data.shape for s in keys.addressable_shards} == {(2, 32 // 2, 32 // 4)}
-
-
-MISTAKES = {
-  'no such group': (['remove', '--groups=3'], '--groups names group 3; .* groups 1 to 2 at most'),
-  'one group only': (
-    ['scale', '--groups=2', '--factor=2', '--source={home}/run'],
-    'names group 2; each projection has one group at most',
-  ),
-  'all groups': (['remove', '--groups=1,2'], 'qkv would keep none of its groups'),
-  'all groups to extract': (['extract', '--groups=1,2'], 'would keep none of its groups'),
-  'words': (['remove', '--groups=two'], "--groups is 'two'; it must be numbers of groups"),
-  'group zero': (['extract', '--groups=0'], "--groups is '0'; it must be numbers of groups"),
-  'a group twice': (['remove', '--groups=2,2'], 'name every group once'),
-  'an empty list': (['remove', '--groups='], '--groups is empty; name groups by their numbers'),
-  'no list to scale': (['scale', '--factor=2'], '--groups is empty; name groups'),
-  'no factor': (['scale', '--groups=2'], 'scale needs --factor=X'),
-  'a factor that is not a number': (['scale', '--groups=2', '--factor=nan'], '--factor is nan'),
-  'no list to freeze': (['freeze'], 'freeze needs --groups=N,…, or --groups='),
-  'no number to slice': (['slice', '--groups=1,2'], 'slice needs --groups=N, the number of gro'),
-  'nothing sliced': (['slice', '--groups=2'], r'--groups is 2, .*it must be from 1 to 1'),
-  'a slice of nothing': (['slice', '--groups=0'], '--groups is 0, the number of groups to keep'),
-  'a slice of one': (
-    ['slice', '--groups=1', '--source={home}/run'],
-    'every projection of this model has one group, so that there is nothing to take out',
-  ),
-  'groups to grow by': (['--groups=2'], '--groups has no meaning for grow'),
-  'groups to merge': (['merge', '--groups=2'], '--groups has no meaning for merge'),
-  'groups of groups': (['groups', '--groups=2'], '--groups has no meaning for groups'),
-  'a target of a table': (['groups'], '--target has no meaning for groups'),
-  'a factor to remove by': (['remove', '--factor=2'], '--factor has no meaning for remove'),
-  'a Transformer': (
-    ['freeze', '--groups=1', '--source={home}/dense'],
-    'is a Transformer, which has no groups of parameter tokens',
-  ),
-}
-
-
-@pytest.mark.parametrize('name', MISTAKES)
-def test_a_mistake_is_one_sentence_and_nothing_is_written(home, tmp_path, name):
-  arguments, sentence = MISTAKES[name]
-  arguments = [argument.format(home=home) for argument in arguments]
-  for flag, value in {'source': home / 'two', 'target': tmp_path / 'new'}.items():
-    if not any(argument.startswith(f'--{flag}=') for argument in arguments):
-      arguments.append(f'--{flag}={value}')
-  with pytest.raises(UserError, match=sentence) as error:
-    command(*arguments)
-  assert '\n' not in str(error.value) and not list(tmp_path.iterdir())
-
-
-def test_the_table_is_of_models_with_tokens(home):
-  with pytest.raises(UserError, match='is a Transformer, which has no groups'):
-    command('groups', f'--source={home}/dense')
-  with pytest.raises(UserError, match='--target is missing: the new work directory'):
-    command('remove', f'--source={home}/two')

@@ -1,11 +1,14 @@
 """Check the updates of each optimizer, also with frozen tokens."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from outcomes import paths
+from steady import OLD, STEADY
 from tiny import tiny_model
 
 from tokenformer_jax.config import OptimConfig
@@ -34,14 +37,7 @@ SHAPES = {
   'embedding': (6, 3),
   'gain': (3,),
 }
-OLD = 3  # of 7 tokens
 GROWTH = optim.LastGrowth(100, {name: OLD * (name in ('keys', 'values')) for name in SHAPES})
-STEADY = {
-  'learning_rate': 0.01,
-  'warmup_steps': 0,
-  'schedule': 'constant',
-  'new_token_warmup': 0,
-}
 
 
 def _draw(seed: int) -> dict:
@@ -52,11 +48,11 @@ def _draw(seed: int) -> dict:
 def _scaled(name: str, gradients: list[dict], **changes) -> dict:
   """The last update that the optimizer makes of some gradients, before decay and rate."""
   info = {key: INFO[key] for key in gradients[0]}
-  none = {key: 0 for key in info}
+  none = jax.tree.map(optimizers.hidden_tokens, info)
   tx = optimizers.scale(OptimConfig(name=name, **changes), info, none)
-  state = tx.init(gradients[0])
+  state, update = tx.init(gradients[0]), jax.jit(tx.update)
   for gradient in gradients:
-    updates, state = tx.update(gradient, state, gradient)
+    updates, state = update(gradient, state, gradient)
   return updates
 
 
@@ -72,6 +68,56 @@ def test_muon_orthogonalizes_each_layer_by_itself():
   np.testing.assert_allclose(
     got['keys'][0], again['keys'][0], rtol=1e-6, err_msg='a layer depends on another one'
   )
+
+
+GROUPED = {
+  key: dataclasses.replace(one, groups=(OLD, 7 - OLD) if one.token_axis else ())
+  for key, one in INFO.items()
+}
+
+
+def _part(tree: dict, where: slice) -> dict:
+  """Some tokens of the arrays that have any."""
+  return {key: tree[key][:, where] for key in ('keys', 'values')}
+
+
+@pytest.mark.parametrize('where', [slice(0, OLD), slice(OLD, 7)], ids=['old', 'new'])
+def test_muon_moves_a_group_as_if_it_were_alone(where):
+  """Also with moments, which the other group has as well."""
+  hidden = jax.tree.map(optimizers.hidden_tokens, GROUPED)
+  tx = optimizers.scale(OptimConfig(name='muon'), GROUPED, hidden)
+  alone = {key: INFO[key] for key in ('keys', 'values')}
+  other = optimizers.scale(OptimConfig(name='muon'), alone, {key: (0,) for key in alone})
+  state, state_alone = tx.init(_draw(0)), other.init(_part(_draw(0), where))
+  update, update_alone = jax.jit(tx.update), jax.jit(other.update)
+  for seed in (1, 2, 3):
+    got, state = update(_draw(seed), state)
+    want, state_alone = update_alone(_part(_draw(seed), where), state_alone)
+  for key in alone:
+    np.testing.assert_allclose(
+      got[key][:, where], want[key], rtol=1e-5, atol=1e-6, err_msg=f'{key} depends on other groups'
+    )
+
+
+def test_muon_computes_one_group_as_without_groups():
+  gradients, one_group = _draw(0), {}
+  for key, one in INFO.items():
+    one_group[key] = dataclasses.replace(one, groups=(7,) if one.token_axis else ())
+  hidden = jax.tree.map(optimizers.hidden_tokens, one_group)
+  tx = optimizers.scale(OptimConfig(name='muon'), one_group, hidden)
+  got, _ = jax.jit(tx.update)(gradients, tx.init(gradients), gradients)
+  for key, want in _scaled('muon', [gradients]).items():
+    np.testing.assert_array_equal(got[key], want, err_msg=key)
+
+
+@pytest.mark.parametrize(
+  ('frozen', 'old', 'hidden'),
+  [((), 0, (0, 0)), ((), 2, (2, 0)), ((), 5, (3, 2)), ((2,), 0, (0, 4)), ((1,), 4, (3, 1))],
+)
+def test_hidden_tokens_are_counted_by_group(frozen, old, hidden):
+  assert optimizers.hidden_tokens(GROUPED['keys'], frozen, old) == hidden
+  assert optimizers.hidden_tokens(INFO['keys'], (), old) == (old,)
+  assert optimizers.hidden_tokens(GROUPED['kernel'], frozen, old) == ()
 
 
 def test_muon_leaves_the_rest_to_adam():
@@ -133,9 +179,9 @@ def test_adafactor_is_that_of_optax(key):
 
 def _trained(tx, params: dict):
   """The state after two updates."""
-  state = tx.init(params)
+  state, update = tx.init(params), jax.jit(tx.update)
   for seed in (5, 6):
-    _, state = tx.update(_draw(seed), state, params)
+    _, state = update(_draw(seed), state, params)
   return state
 
 
@@ -149,7 +195,7 @@ def test_the_state_has_one_structure_and_known_parts(name):
   plain = optim.make_optimizer(_config(name), 10, INFO).init(params)
   for changes in ({}, {'old_tokens': 'freeze'}, {'clip_norm': 0.0}):
     tx = optim.make_optimizer(_config(name, **changes), 10, INFO, GROWTH)
-    _, after = tx.update(_draw(1), tx.init(params), params)
+    after = jax.eval_shape(lambda: tx.update(_draw(1), tx.init(params), params)[1])  # noqa: B023
     assert jax.tree.structure(after) == jax.tree.structure(plain), f'{changes}: another structure'
   same = statistics.map_state(lambda name, tree: tree, lambda part, count: count, plain)
   assert jax.tree.structure(same) == jax.tree.structure(plain), 'a part of the state is lost'
@@ -193,11 +239,12 @@ def test_new_tokens_move_as_if_the_frozen_ones_were_not_there(name):
   alone = {key: INFO[key] for key in keys}
   other = optim.make_optimizer(_config(name), 10, alone)
   state, state_alone = tx.init(params), other.init({k: params[k][:, OLD:] for k in keys})
+  update, update_alone = jax.jit(tx.update), jax.jit(other.update)
   for seed in (1, 2, 3):
     gradient = _draw(seed)
-    got, state = tx.update(gradient, state, params)
+    got, state = update(gradient, state, params)
     short = [{k: tree[k][:, OLD:] for k in keys} for tree in (gradient, params)]
-    want, state_alone = other.update(short[0], state_alone, short[1])
+    want, state_alone = update_alone(short[0], state_alone, short[1])
   for key in keys:
     np.testing.assert_allclose(
       got[key][:, OLD:], want[key], rtol=1e-4, atol=1e-7, err_msg=f'{name}: {key}'
@@ -213,7 +260,7 @@ def test_rates_by_age_hold_for_every_optimizer(name, changes):
   state = _trained(plain, params)
   *others, rates = state
   state = (*others, rates._replace(count=jnp.asarray(GROWTH.updates)))
-  got, want = (paths(one.update(_draw(1), state, params)[0]) for one in (tx, plain))
+  got, want = (paths(jax.jit(one.update)(_draw(1), state, params)[0]) for one in (tx, plain))
   old, new = (0.1, 1) if 'old_tokens' in changes else (1, 0.25)
   factor = np.where(np.arange(7)[:, None] < OLD, old, new)
   for key, update in want.items():

@@ -34,6 +34,7 @@ from tokenformer_jax.grow import tokens
 from tokenformer_jax.grow.tokens import Path, drawing_key, lookup
 from tokenformer_jax.model import models, trunk
 from tokenformer_jax.model.params import Params
+from tokenformer_jax.runs.checkpoint_meta import Lineage
 
 T = TypeVar('T')
 
@@ -197,6 +198,35 @@ def check(source: ModelConfig, target: ModelConfig, place: str) -> None:
         f'a new layer must pass its input on unchanged at first, and with {layer_path(name)}.'
         f'{reason}; only whole copies of old layers can be added, which is not exact: '
         'place=whole_copies'
+      )
+
+
+def check_no_twins(lineage: Lineage, step: int, place: str) -> None:
+  """Check that copies of layers do not hold tokens or units that would stay equal for ever.
+
+  Copies of tokens differ only in what they add until they are trained, and `place=copies` sets that
+  to zero in the new layers.
+
+  Args:
+    lineage: of the model that layers are added to.
+    step: the step of this model.
+    place: `grow.place` of the new layers.
+
+  Raises:
+    UserError: an earlier growth copied tokens or units, and no training followed.
+  """
+  if place != 'copies':
+    return
+  for one in reversed(lineage):
+    if one.first_step != step:
+      return
+    how, step = one.grow, one.step
+    copies = how.method in tokens.COPYING or how.new_keys == 'copies'
+    if one.action == 'grow' and copies and not how.noise:
+      raise UserError(
+        f'the growth of {one.source} made copies that differ only in what they add, which '
+        'place=copies sets to zero in new layers, so that they could stay equal for ever; train '
+        'the model before you add layers, or use place=between or behind'
       )
 
 

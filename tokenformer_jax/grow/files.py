@@ -20,7 +20,7 @@ from tokenformer_jax.grow.state import Arrays, ToArray
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params, Path, lookup
 from tokenformer_jax.parallel import hosts, sharding
-from tokenformer_jax.runs import checkpoint, lease, saved_config
+from tokenformer_jax.runs import checkpoint, lease, saved_config, spent_flops
 from tokenformer_jax.runs.checkpoint import Checkpoints
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Lineage, Meta, Seen
 from tokenformer_jax.steps import optim
@@ -164,6 +164,7 @@ def descend(
     model=meta.config.model,
     grow=config,
     updates=updates,
+    flops=spent_flops.of_checkpoint(meta),
     **details,
   )
   return (*meta.lineage, born)

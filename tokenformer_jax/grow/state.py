@@ -29,7 +29,6 @@ from tokenformer_jax.steps import optim, statistics
 from tokenformer_jax.steps.step import State
 
 TOKEN_METHODS = ('group', 'zero_keys', 'duplicate', 'random')
-_COPYING = ('duplicate', 'net2net', 'hypercloning')
 
 
 class ByArray(Protocol):
@@ -95,19 +94,19 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
         f'changes {", ".join(changes[:-1])} and {changes[-1]}, and adds layers, only'
       )
   depth.check(source, deeper, config.place)
-  if config.place == 'copies' and config.method in _COPYING and source != target:
+  if config.place == 'copies' and config.method in tokens.COPYING and source != target:
     raise UserError(
       f'{config.method} makes copies that differ only in what they add, which place=copies sets to '
       'zero in new layers, so that they would stay equal for ever; use place=between or behind, or '
-      'add the layers by a growth of its own'
+      'train the grown model before you add the layers'
     )
   if not 0 <= config.noise < math.inf:
     raise UserError(f'noise is {config.noise}; it must be a finite number and not negative')
-  copies = config.method in _COPYING or config.new_keys == 'copies'
+  copies = config.method in tokens.COPYING or config.new_keys == 'copies'
   if config.noise and not copies:
     raise UserError(
-      f'noise is for the methods that copy ({", ".join(_COPYING)}) and for new_keys=copies, and '
-      f'{config.method} copies nothing; set it to 0'
+      f'noise is for the methods that copy ({", ".join(tokens.COPYING)}) and for new_keys=copies, '
+      f'and {config.method} copies nothing; set it to 0'
     )
   if config.scale == 'resize' and config.method == 'group':
     raise UserError(
@@ -155,7 +154,7 @@ def _check_groups(name: str, old: PattentionConfig, new: PattentionConfig, metho
   if method == 'duplicate' and len(before) > 1 and new.tokens > old.tokens:
     raise UserError(
       f'{name} has {len(before)} groups of tokens, and duplicate copies those of one group only; '
-      'use method=group'
+      'use method=group, which adds a group, or zero_keys, which adds tokens to the last one'
     )
   kept = len(before) if method == 'group' else len(before) - 1
   extra = len(after) - len(before)
@@ -175,7 +174,7 @@ def inexact(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> str
   target = depth.shallow(source, target)
   if source == target:
     return None
-  if config.noise and config.method in _COPYING:
+  if config.noise and config.method in tokens.COPYING:
     return f'noise={config.noise} is added to what is copied'
   if config.method == 'net2net_fill':
     return 'the new blocks add to every output'

@@ -23,6 +23,9 @@ from tokenformer_jax.model.params import (
 )
 from tokenformer_jax.parallel.sharding import Axes, is_axes
 
+# The methods that copy tokens or units. Without noise the copies differ only in what they add.
+COPYING = ('duplicate', 'net2net', 'hypercloning')
+
 
 def counts(definition: Definition) -> Params:
   """Return the number of parameter tokens of every array; 0 for those that have none."""

@@ -24,6 +24,13 @@ class Ancestor:
   # took alone (extract), multiplied (scale) or froze (freeze). Empty for actions on whole models.
   groups: str = ''
   factor: float = 1.0  # of scale
+  # The model FLOPs of the training that led to the source; 0 in lineages that do not record them.
+  flops: float = 0.0
+
+  @property
+  def first_step(self) -> int:
+    """Return the step at which the new model begins."""
+    return 0 if self.grow.step == 'restart' else self.step
 
 
 Lineage = tuple[Ancestor, ...]  # the oldest first

@@ -1,13 +1,14 @@
 """Read the points of a run's metric, and draw the figure of the command `plot`."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokenformer_jax import messages
+from tokenformer_jax.config import Config
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.model import flops
-from tokenformer_jax.runs import metrics, saved_config
+from tokenformer_jax.runs import checkpoint, metrics, saved_config, spent_flops
 from tokenformer_jax.storage import paths
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ def curves(run: str | Path, x: str, y: str) -> dict[str, tuple[list[float], list
 
   Args:
     run: a work directory.
-    x: `steps`, or the `examples` (sequences or images), `tokens` or model `flops` of training.
+    x: `steps`, or the `examples` (sequences or images), `tokens` or model `flops` of training. For
+      a run that has grown the FLOPs are those of all stages, each at the size that it had.
     y: the metric's name. For `train/NAME`, `eval/NAME` is returned as well if the run has it.
 
   Returns:
@@ -65,13 +67,13 @@ def curves(run: str | Path, x: str, y: str) -> dict[str, tuple[list[float], list
     UserError: the directory is not a run, or the run has no such metric.
   """
   run = paths.parse_path(run)
-  lines, scale = read(run), _per_step(run, x)
+  lines, along = read(run), _axis(run, x)
   names = {name for line in lines for name in line if name != 'step'}
   if y not in names:
     raise UserError(f'{run} has no metric {y!r}; it has {", ".join(sorted(names))}')
   found = {}
   for name in (y, y.replace('train/', 'eval/')):
-    points = [(line['step'] * scale, line[name]) for line in lines if name in line]
+    points = [(along(line['step']), line[name]) for line in lines if name in line]
     if points:
       xs, ys = zip(*points, strict=True)
       found[name] = [*xs], [value if _is_finite(value) else math.nan for value in ys]
@@ -104,18 +106,39 @@ def _is_finite(value: Any) -> bool:
   return type(value) in (int, float) and math.isfinite(value)
 
 
-def _per_step(run: paths.Path, x: str) -> float:
-  """Return the length of one step on the x axis."""
+def _axis(run: paths.Path, x: str) -> Callable[[float], float]:
+  """Return the function from a step of a run to its place on the x axis."""
   if x == 'steps':
-    return 1
-  resolved = saved_config.read(run / 'config.json', 'use --x=steps', needed_by=f'--x={x}')
-  if x == 'examples':
-    return resolved.data.batch_size
-  if x == 'tokens':
-    if resolved.model.kind != 'lm':
-      raise UserError(f'{run} trains on images, which have no tokens; use --x=examples')
-    return resolved.data.batch_size * resolved.data.sequence_length
-  return flops.step_flops(resolved)
+    return lambda step: step
+  config = saved_config.read(run / 'config.json', 'use --x=steps', needed_by=f'--x={x}')
+  if x == 'flops':
+    return _spent_flops(run, config).at
+  if x == 'tokens' and config.model.kind != 'lm':
+    raise UserError(f'{run} trains on images, which have no tokens; use --x=examples')
+  length = config.data.sequence_length if x == 'tokens' else 1
+  return lambda step: step * config.data.batch_size * length
+
+
+def _spent_flops(run: paths.Path, config: Config) -> spent_flops.Spent:
+  """Return the FLOPs of a run by the lineage in its newest checkpoint; say what is assumed."""
+  try:
+    checkpoints, meta = checkpoint.open_source(run, None)
+    checkpoints.close()
+    lineage = meta.lineage
+  except UserError:
+    lineage = ()
+    if config.init_from:
+      messages.say(
+        f'{run} has no checkpoint that tells of the training before {config.init_from}; its FLOPs '
+        'are counted at the size of this run'
+      )
+  spent = spent_flops.of_run(lineage, config)
+  if spent.assumed:
+    messages.say(
+      f'{run} does not record the FLOPs before its last growth; they are counted with the batch '
+      'size and length of this run, at the sizes that the model had'
+    )
+  return spent
 
 
 def draw(runs: Sequence[str | Path], x: str, y: str) -> 'Figure':

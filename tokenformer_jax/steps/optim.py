@@ -113,9 +113,8 @@ def make_optimizer(
     decay_from: see `learning_rate`.
   """
   freezes, frozen = growth is not None and old_token_rate(config) == 0, frozen_groups(config)
-  hidden = jax.tree.map(lambda one: sum(_sizes(one, frozen)), info)
-  if freezes:
-    hidden = growth.old_tokens
+  old = growth.old_tokens if freezes else jax.tree.map(lambda one: 0, info)
+  hidden = jax.tree.map(lambda one, count: optimizers.hidden_tokens(one, frozen, count), info, old)
   clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
   clipped = optax.chain(clip, optimizers.scale(config, info, hidden))
   in_frozen = functools.partial(_by_group, info, frozen)
@@ -153,11 +152,6 @@ def _with_own(info: Params, gradient: Params, updates: Params) -> Params:
   return jax.tree.map(
     lambda one, g, u: u if one.own_update is None else one.own_update(g), info, gradient, updates
   )
-
-
-def _sizes(one: ParamInfo, numbers: Sequence[int]) -> list[int]:
-  """Return the sizes of an array's groups of tokens with these numbers."""
-  return [size for number, size in enumerate(one.groups, start=1) if number in numbers]
 
 
 def _by_group(

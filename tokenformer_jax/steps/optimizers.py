@@ -8,7 +8,9 @@
 Rates, their schedule, the decay of weights and growth are the same for all: see `optim.py`.
 """
 
+import itertools
 import math
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -28,14 +30,35 @@ _FACTORED_POWER = 0.8  # The decay of Adafactor's mean squares at update t is 1 
 _FACTORED_EPSILON = 1e-30
 
 
+def hidden_tokens(one: ParamInfo, frozen: Collection[int] = (), old: int = 0) -> tuple[int, ...]:
+  """Return how many tokens of each group of an array are hidden from the optimizer.
+
+  Their gradients and statistics are kept at zero, because they are frozen. An array without
+  parameter tokens has no groups.
+
+  Args:
+    one: the metadata of the array.
+    frozen: the numbers of groups that are hidden as a whole.
+    old: the number of leading tokens of the array that are hidden.
+  """
+  if one.token_axis is None:
+    return ()
+  if not one.groups:
+    return (old,)
+  starts = itertools.accumulate(one.groups[:-1], initial=0)
+  return tuple(
+    size if number in frozen else min(max(old - start, 0), size)
+    for number, (size, start) in enumerate(zip(one.groups, starts, strict=True), start=1)
+  )
+
+
 def scale(config: OptimConfig, info: Params, hidden: Params) -> optax.GradientTransformation:
   """Return the transformation of clipped gradients that `optim.name` selects.
 
   Args:
     config: the name and its settings.
     info: `Definition.info` of the model.
-    hidden: a tree like the parameters, with the number of leading parameter tokens of each array
-      whose gradients and statistics are kept at zero, because they are frozen.
+    hidden: a tree like the parameters, with a tuple for each array: see `hidden_tokens`.
   """
   adam = optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
   if config.name == 'adamw':
@@ -51,8 +74,8 @@ def scale(config: OptimConfig, info: Params, hidden: Params) -> optax.GradientTr
 def _matrix(one: ParamInfo) -> contrib.MuonDimensionNumbers | None:
   """Return the axes in and out of a matrix that muon orthogonalizes, or None for Adam.
 
-  These are keys [N, D_in], values [N, D_out] and kernels of layers, each layer by itself. All
-  parameter tokens of an array are one matrix, old and new.
+  These are keys [N, D_in], values [N, D_out] and kernels of layers, each layer and each group of
+  parameter tokens by itself. The old and new tokens of one group are one matrix.
   """
   if not one.in_layers:
     return None
@@ -69,33 +92,61 @@ def _scale_by_muon(
 ) -> optax.GradientTransformation:
   """Return muon for the matrices of layers; the other places of its trees are masked.
 
-  The state keeps no coefficients, so that all its arrays are counts and statistics.
+  Each group of parameter tokens is a matrix of its own, so the update of a group does not depend on
+  other groups. The state keeps no coefficients, so that all its arrays are counts and statistics.
   """
 
-  def masked(one: ParamInfo, found: Any) -> Any:
-    return optax.MaskedNode() if _matrix(one) is None else found
+  def numbers_of(one: ParamInfo) -> Any:
+    axes = _matrix(one)
+    if axes is None:
+      return optax.MaskedNode()
+    return axes if len(one.groups) < 2 else (axes,) * len(one.groups)
 
-  numbers = jax.tree.map(lambda one: masked(one, _matrix(one)), info)
-  inner = contrib.scale_by_muon(beta=config.momentum, weight_dimension_numbers=numbers)
+  inner = contrib.scale_by_muon(
+    beta=config.momentum, weight_dimension_numbers=jax.tree.map(numbers_of, info)
+  )
 
-  def scaled(one: ParamInfo, hidden: int, update: Any) -> Any:
+  def scaled(one: ParamInfo, hidden: tuple[int, ...], update: Any) -> Any:
     if is_masked(update):
       return update
-    sizes = _visible(one, update.shape, hidden)
     axes = _matrix(one)
-    larger = max(1, sizes[axes.reduction_axis], sizes[axes.output_axis])
-    return update * (_MUON_RMS * math.sqrt(larger))
+    # A kernel hides no tokens, and is one matrix.
+    for_each = zip(hidden or (0,), update if isinstance(update, tuple) else (update,), strict=True)
+    new = []
+    for count, matrix in for_each:
+      sizes = _visible(one, matrix.shape, count)
+      larger = max(1, sizes[axes.reduction_axis], sizes[axes.output_axis])
+      new.append(matrix * (_MUON_RMS * math.sqrt(larger)))
+    return _joined(one, new)
 
   def init(params: Params) -> contrib.MuonState:
     return inner.init(params)._replace(ns_coeffs=optax.EmptyState())
 
   def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
-    coefficients = inner.init({}).ns_coeffs
-    updates, new = inner.update(updates, state._replace(ns_coeffs=coefficients), params)
+    del params
+    updates, mu = (jax.tree.map(_by_groups, info, tree) for tree in (updates, state.mu))
+    whole = state._replace(mu=mu, ns_coeffs=inner.init({}).ns_coeffs)
+    updates, new = inner.update(updates, whole)
     updates = jax.tree.map(scaled, info, hidden, updates)
-    return updates, new._replace(ns_coeffs=optax.EmptyState())
+    mu = jax.tree.map(_joined, info, new.mu)
+    return updates, new._replace(mu=mu, ns_coeffs=optax.EmptyState())
 
   return optax.GradientTransformation(init, update)
+
+
+def _by_groups(one: ParamInfo, array: Any) -> Any:
+  """Return the arrays of an array's groups of parameter tokens; one group stays as it is."""
+  if is_masked(array) or len(one.groups) < 2:
+    return array
+  ends = list(itertools.accumulate(one.groups))[:-1]
+  return tuple(jnp.split(array, ends, one.token_axis))
+
+
+def _joined(one: ParamInfo, arrays: Any) -> Any:
+  """Return one array from those of its groups: the inverse of `_by_groups`."""
+  if not isinstance(arrays, (tuple, list)) or is_masked(arrays):
+    return arrays
+  return arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays, one.token_axis)
 
 
 def _visible(one: ParamInfo, shape: tuple[int, ...], hidden: int) -> tuple[int, ...]:
@@ -113,6 +164,10 @@ def _scale_by_factored_rms(info: Params, hidden: Params) -> optax.GradientTransf
   `optax.scale_by_factored_rms` keeps the two largest axes, of which one may be `layers`, and keeps
   others after a growth. This function keeps the last two axes of every matrix, of any size. Updates
   are clipped to a root mean square of 1 for each matrix of each layer.
+
+  The mean squares of columns are over all tokens. From the update on at which tokens freeze, their
+  part fades from it, with the weight that all old gradients have; until then the updates of the
+  others are smaller. The state does not hold their part, so it cannot be taken out at once.
   """
 
   def init(params: Params) -> optax.FactoredState:
@@ -153,7 +208,7 @@ def _scale_by_factored_rms(info: Params, hidden: Params) -> optax.GradientTransf
 
 
 def _factored_update(
-  one: ParamInfo, hidden: int, gradient: jax.Array, row: Any, col: Any, whole: Any
+  one: ParamInfo, hidden: tuple[int, ...], gradient: jax.Array, row: Any, col: Any, whole: Any
 ) -> jax.Array:
   """Return the clipped update of an array by Adafactor."""
   if is_masked(whole):
@@ -162,7 +217,7 @@ def _factored_update(
   else:
     update = gradient * jax.lax.rsqrt(whole)
   over = tuple(i for i, axis in enumerate(one.axes) if axis != 'layers')
-  sizes = _visible(one, update.shape, hidden)
+  sizes = _visible(one, update.shape, sum(hidden))
   number = max(1, math.prod(sizes[i] for i in over))
   rms = jnp.sqrt(jnp.sum(jnp.square(update), over, keepdims=True) / number)
   return update / jnp.maximum(1, rms)

@@ -198,10 +198,7 @@ class Trainer:
 
   def _is_new_born(self, first: int) -> bool:
     """Return whether the model was made from another one and has not been trained since."""
-    if not self.origin.lineage:
-      return False
-    last = self.origin.lineage[-1]
-    return first == (0 if last.grow.step == 'restart' else last.step)
+    return bool(self.origin.lineage) and first == self.origin.lineage[-1].first_step
 
   def to_devices(self, local: tasks.Batch) -> tasks.Batch:
     """Return the global batch; `local` has the rows `self.rows` of its arrays."""

@@ -13,7 +13,7 @@ from tokenformer_jax import messages, tasks
 from tokenformer_jax.config import Config, ModelConfig, lookup
 from tokenformer_jax.data.order import BEGINNING, Position
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import files, state
+from tokenformer_jax.grow import depth, files, state
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta
 from tokenformer_jax.steps import optim
@@ -126,6 +126,7 @@ def check(config: Config, origin: Origin) -> None:
     source = tasks.adapted(origin.model, config.model)
     try:
       state.check(source, config.model, config.grow)
+      depth.check_no_twins(origin.meta.lineage, origin.meta.step, config.grow.place)
     except UserError as error:
       raise UserError(f'{origin.where}: {error}') from error
   check_same_optimizer(config, origin.meta, origin.where, resumes=origin.resumes)

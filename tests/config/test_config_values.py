@@ -1,0 +1,170 @@
+"""Values that a config may not have, by their kind, and what the refusal says."""
+
+import pytest
+from changing import refusal, resolved
+
+from tokenformer_jax import config as config_lib
+
+
+@pytest.mark.parametrize(
+  ('path', 'value', 'allowed'),
+  [
+    ('model.kind', 'lstm', 'lm, vit'),
+    ('model.layer.mixer.kind', 'hyena', 'softmax, gated_unit, linear'),
+    ('model.layer.mixer.qkv.kind', 'linear', 'pattention, dense'),
+    ('model.layer.mixer.proj.kind', 'linear', 'pattention, dense, none'),
+    ('model.layer.ffn.kind', 'mpl', 'pattention, mlp, none'),
+    (
+      'model.layer.ffn.score.kind',
+      'relu',
+      'l2_norm_gelu, gelu_l2_norm, gelu_l1_norm, softmax, exp_l2_norm',
+    ),
+    ('model.layer.ffn.score.gelu', 'erf', 'exact, tanh'),
+    ('model.layer.norm', 'batch', 'plain, bias, affine, rms, rms_plain, none'),
+    ('model.final_norm', 'batch', 'plain, bias, affine, rms, rms_plain, none'),
+    ('model.layer.wiring.kind', 'sandwich', 'pre_norm, post_norm, skipless, parallel'),
+    ('model.layer.mixer.positions.kind', 'alibi', 'rotary, none'),
+    ('model.position_embedding', 'rotary', 'none, learned, sincos'),
+    ('optim.schedule', 'step', 'cosine, linear, wsd, constant'),
+    ('train.remat', 'yes', 'auto, everything, score_inputs, dots, full, offload'),
+    ('train.layers', 'loop', 'scan, unrolled'),
+    ('train.attention', 'flash', 'auto, xla, cudnn, splash'),
+    ('dtype', 'float16', 'auto, float32, bfloat16'),
+    (
+      'grow.method',
+      'copy',
+      'group, zero_keys, duplicate, random, net2net, net2net_fill, hypercloning',
+    ),
+    ('grow.scale', 'kept', "'' (empty), keep, resize"),
+    ('grow.new_values', 'normal', "'' (empty), init, zero"),
+    ('grow.moments', 'keep', 'pad, drop'),
+    ('grow.step', '0', 'keep, restart'),
+  ],
+)
+def test_a_choice_that_there_is_not(path, value, allowed):
+  want = f'config.{path} is {value!r}; it must be one of {allowed}'
+  assert refusal(**{path.replace('.', '__'): value}) == want, 'the choices are not named'
+
+
+INTEGERS = [
+  'model.width',
+  'model.layer.mixer.heads',
+  'model.layer.mixer.qkv.tokens',
+  'model.layer.mixer.proj.tokens',
+  'model.layer.ffn.tokens',
+  'data.sequence_length',
+  'data.batch_size',
+  'data.prefetch',
+  'optim.accumulation_steps',
+  'train.steps',
+  'train.log_every',
+  'train.checkpoint_every',
+  'train.keep_checkpoints',
+  'train.max_skipped_steps',
+  'train.loss_chunk',
+]
+FLOATS = [
+  'model.init.std',
+  'model.norm_epsilon',
+  'model.layer.mixer.positions.base',
+  'optim.learning_rate',
+  'optim.epsilon',
+]
+
+
+@pytest.mark.parametrize(
+  ('path', 'value'),
+  [
+    *((path, 0) for path in INTEGERS),
+    *((path, value) for path in FLOATS for value in (0.0, -1.0, float('nan'))),
+  ],
+)
+def test_what_must_be_positive(path, value):
+  want = f'config.{path} is {value}; it must be greater than 0'
+  assert refusal(**{path.replace('.', '__'): value}) == want, f'{path} cannot be {value}'
+
+
+@pytest.mark.parametrize(
+  ('path', 'value'),
+  [
+    ('model.vocab_size', -1),
+    ('model.layer.ffn.reference', -1),
+    ('model.max_length', -1),
+    ('model.layer.mixer.window', -1),
+    ('data.workers', -1),
+    ('optim.warmup_steps', -1),
+    ('optim.weight_decay', -0.1),
+    ('optim.weight_decay', float('nan')),
+    ('optim.clip_norm', -1.0),
+    ('optim.z_loss', -1e-4),
+    ('train.seed', -1),
+    ('train.eval_every', -1),
+    ('train.eval_batches', -1),
+    ('train.sample_tokens', -1),
+    ('optim.new_token_warmup', -1),
+    ('grow.noise', -0.1),
+    ('grow.seed', -1),
+  ],
+)
+def test_what_must_not_be_negative(path, value):
+  want = f'config.{path} is {value}; it must not be negative'
+  assert refusal(**{path.replace('.', '__'): value}) == want, f'{path} cannot be {value}'
+
+
+@pytest.mark.parametrize('value', [-0.1, 1.5, float('nan')])
+@pytest.mark.parametrize('path', ['model.layer.mixer.positions.fraction', 'optim.final_fraction'])
+def test_what_must_be_a_fraction(path, value):
+  want = f'config.{path} is {value}; it must lie between 0 and 1'
+  assert refusal(**{path.replace('.', '__'): value}) == want, f'{path} cannot be {value}'
+
+
+@pytest.mark.parametrize('value', [-0.1, 1.0, float('nan')])
+@pytest.mark.parametrize('path', ['optim.beta1', 'optim.beta2'])
+def test_the_betas_are_less_than_one(path, value):
+  want = f'config.{path} is {value}; it must lie between 0 and 1 (excluded)'
+  assert refusal(**{path.replace('.', '__'): value}) == want, 'Adam divides by 1 − β'
+
+
+@pytest.mark.parametrize(
+  ('path', 'value', 'bounds'),
+  [
+    ('data.crop_area', 0.0, 'be greater than 0 and at most 1'),
+    ('data.crop_area', 1.5, 'be greater than 0 and at most 1'),
+    ('optim.layer_decay', float('nan'), 'be greater than 0 and at most 1'),
+    ('data.rand_augment', -1.0, 'lie between 0 and 10'),
+    ('optim.drop_path', 1.0, 'lie between 0 and 1 (excluded)'),
+    ('optim.clip_norm', float('inf'), 'be finite'),
+    ('optim.learning_rate', float('inf'), 'be finite'),
+    ('optim.beta1', float('-inf'), 'be finite'),
+  ],
+)
+def test_both_bounds_of_a_number_are_told(path, value, bounds):
+  want = f'config.{path} is {value}; it must {bounds}'
+  assert refusal(**{path.replace('.', '__'): value}) == want, f'{path} cannot be {value}'
+
+
+def test_an_integer_larger_than_any_float_is_told_as_well():
+  assert 'it must be less than 2147483648' in refusal(model__width=10**400)
+
+
+@pytest.mark.parametrize('path', ['train.examples', 'optim.warmup_examples'])
+def test_examples_are_counted_in_64_bits(path):
+  config = resolved(**{path.replace('.', '__'): 2**40})
+  assert config_lib.lookup(config, path) == 2**40, 'a long run cannot be given in examples'
+  assert refusal(**{path.replace('.', '__'): 2**63}).endswith(
+    'must be less than 9223372036854775808'
+  )
+
+
+@pytest.mark.parametrize('path', ['train.seed', 'grow.seed', 'train.steps', 'model.width'])
+def test_an_integer_fits_in_32_bits(path):
+  assert refusal(**{path.replace('.', '__'): 2**31}) == (
+    f'config.{path} is 2147483648; it must be less than 2147483648'
+  ), 'the run ends with a traceback'
+
+
+@pytest.mark.parametrize('value', [0.0, 1.0])
+def test_no_split_may_be_empty(value):
+  assert refusal(data__validation_fraction=value) == (
+    f'config.data.validation_fraction is {value}; it must lie between 0 and 1, both excluded'
+  ), 'one of the two splits has no document'
