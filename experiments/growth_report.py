@@ -123,7 +123,8 @@ def handover(plan: Plan) -> None:
   """Print by how much the loss rises in the 50 steps after growth."""
   rows = [['', *(f'step {step}' for step in range(0, 51, 10)), 'most', 'seeds']]
   warmups = [f'warmups/{growth.GROWN_RATE}-{warmup}' for warmup in growth.WARMUPS]
-  for name in [*(f'handover/{name}' for name in growth.HANDOVER), *warmups]:
+  defaults = [f'defaults/{name}' for name in growth.DEFAULTS]
+  for name in [*(f'handover/{name}' for name in growth.HANDOVER), *warmups, *defaults]:
     found = []
     for done in sorted((plan.out / name).glob('*/done')):
       lines = [line for line in metrics.read(done.parent) if 'eval/bits_per_byte' in line]
