@@ -15,6 +15,7 @@ rate of the small model) with seed 0, and runs the other seeds at its best one. 
   points    growth earlier and later, to other sizes, and in two stages
   handover  the first 50 steps after growth, evaluated every 10
   warmups   the same for a group at the rate that `grow` writes, by the new tokens' warm-up
+  defaults  the same with all that `grow` does by default, for every kind and size of growth
   elastic   one model of three sizes, against models of these sizes and `grow shrink`
   forgetting  growth for another text, with old tokens trained, scaled or frozen
 
@@ -34,6 +35,7 @@ import trials
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config
+from tokenformer_jax.grow import state
 from tokenformer_jax.model import flops
 from tokenformer_jax.runs import metrics
 from tokenformer_jax.training import sizes
@@ -124,13 +126,14 @@ ARMS = {
   'duplicate': Arm(grow=_grown('duplicate')),
   'as released': Arm(grow=_grown('random', grow__moments='drop')),
   'scale only': Arm(size=Size(), grow={'scale_only': True}),
-  'depth': Arm(size=Size(1, 4)),
+  'depth': Arm(size=Size(1, 4), grow={'grow__place': 'between'}),
   'depth, copies': Arm(size=Size(1, 4), grow={'grow__place': 'copies'}),
-  'tokens and depth': Arm(size=Size(2, 2), grow=_grown('group')),
+  'tokens and depth': Arm(size=Size(2, 2), grow=_grown('group', grow__place='between')),
   'tokens and depth, copies': Arm(size=Size(2, 2), grow=_grown('group', grow__place='copies')),
   'transformer, no growth': Arm('transformer', Size()),
   'net2net': Arm('transformer', grow=_grown('net2net', grow__noise=0.01)),
   'hypercloning': Arm('transformer', grow=_grown('hypercloning', grow__noise=0.01)),
+  'transformer, depth, copies': Arm('transformer', Size(1, 4), {'grow__place': 'copies'}),
   'muon, no growth': Arm('muon', Size()),
   'muon, group': Arm('muon', grow=_grown('group')),
 }
@@ -139,15 +142,24 @@ POINTS = {
     f'group at {point:.0%}': Arm(grow=_grown('group'), stages=((point, Size(4)),))
     for point in (0.25, 0.5, 0.9)
   },
+  'tokens and depth, copies at 50%': Arm(
+    size=Size(2, 2), grow=_grown('group', grow__place='copies'), stages=((0.5, Size(2, 2)),)
+  ),
   'group ×2': Arm(size=Size(2), grow=_grown('group')),
   'group ×8': Arm(size=Size(8), grow=_grown('group')),
   'group ×2 ×2': Arm(grow=_grown('group'), stages=((0.5, Size(2)), (0.75, Size(4)))),
 }
 SCRATCH = {
   'scratch': Arm(),
+  'scratch, depth': Arm(size=Size(1, 4)),
+  'scratch, tokens and depth': Arm(size=Size(2, 2)),
   'scratch, four groups': Arm(size=Size(4, 1, 4)),
   'scratch, transformer': Arm('transformer'),
   'scratch, muon': Arm('muon'),
+}
+DEFAULTS = {
+  **{f'group ×{size}': Arm(size=Size(size), grow=_grown('group')) for size in (2, 4, 8)},
+  **{name: ARMS[name] for name in ('depth', 'depth, copies', 'tokens and depth')},
 }
 HANDOVER = ('no growth', 'group', 'zero_keys', 'duplicate', 'as released', 'depth', 'net2net')
 
@@ -352,6 +364,17 @@ def warmups(plan: Plan) -> None:
       plan.run(f'warmups/{GROWN_RATE}-{warmup}/{seed}', config)
 
 
+def defaults(plan: Plan) -> None:
+  """Train the first steps after growth as `grow` leaves a run: its rate, and its warm-up."""
+  default = config_lib.Config().optim.new_token_warmup
+  for name, arm in DEFAULTS.items():
+    models = [sizes.fill_in(plan.config(arm.kind, one, 0, 1)).model for one in (Size(), arm.size)]
+    factor = state.rate_factor(*models)
+    for seed in plan.seeds:
+      config = plan.first_steps(arm, factor, seed, optim__new_token_warmup=default)
+      plan.run(f'defaults/{name}/{seed}', config)
+
+
 def handover(plan: Plan, chosen: Mapping[str, Arm]) -> None:
   """Train the first steps after growth, with the rate of the arm."""
   for name, arm in chosen.items():
@@ -362,7 +385,7 @@ def handover(plan: Plan, chosen: Mapping[str, Arm]) -> None:
 
 def main() -> None:
   """Run the parts."""
-  names = ('arms', 'scratch', 'points', 'handover', 'warmups', 'elastic', 'forgetting')
+  names = ('arms', 'scratch', 'points', 'handover', 'warmups', 'defaults', 'elastic', 'forgetting')
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--out', required=True)
   parser.add_argument('--parts', default=','.join(names))
@@ -390,6 +413,7 @@ def main() -> None:
       'points': lambda plan=plan: arms(plan, chosen(POINTS)),
       'handover': lambda plan=plan: handover(plan, chosen({name: ARMS[name] for name in HANDOVER})),
       'warmups': lambda plan=plan: warmups(plan),
+      'defaults': lambda plan=plan: defaults(plan),
       'elastic': lambda plan=plan: elastic.run(plan, POINTS['group ×2 ×2']),
       'forgetting': lambda plan=plan: forgetting.run(plan, {1: Size(), 2: Size(2)}),
     }

@@ -13,6 +13,8 @@ import math
 import statistics
 from pathlib import Path
 
+import elastic
+import forgetting
 import growth
 import matplotlib
 from growth import ARMS, FACTORS, POINTS, SCALES, SCRATCH, SCRATCH_BUDGETS, Plan, Size
@@ -87,14 +89,7 @@ def saved(curve: list[tuple[float, float]], budget: float, loss: float) -> str:
 
 def arms(plan: Plan) -> None:
   """Print the table of arms, and of models from scratch."""
-  reference = {
-    kind: scratch_curve(plan, name)
-    for kind, name in (
-      ('tokenformer', 'scratch'),
-      ('transformer', 'scratch, transformer'),
-      ('muon', 'scratch, muon'),
-    )
-  }
+  references = {(arm.kind, arm.size): scratch_curve(plan, name) for name, arm in SCRATCH.items()}
   rows = [['', *(f'rate × {factor:g}' for factor in FACTORS), 'all seeds', 'saves', 'seeds']]
   for name, arm in {**ARMS, **POINTS}.items():
     found = losses(plan.out / 'arms' / name, f'{max(0, len(arm.stages) - 1)}/')
@@ -102,7 +97,9 @@ def arms(plan: Plan) -> None:
       continue
     tries = [f'{found[f][0]:.3f}' if 0 in found.get(f, {}) else '' for f in map(shown, FACTORS)]
     values = best(found)[1].values()
-    share = saved(reference[arm.kind], plan.budget(arm.kind), statistics.mean(values))
+    # From scratch at the size that the arm ends with; what does not grow, at four times the tokens.
+    size = Size(4) if arm.size in (Size(), Size(2), Size(8)) else arm.size
+    share = saved(references[arm.kind, size], plan.budget(arm.kind), statistics.mean(values))
     rows.append([name, *tries, spread(values), share, str(len(values))])
   for name in SCRATCH:
     for budget in SCRATCH_BUDGETS:
@@ -123,7 +120,8 @@ def handover(plan: Plan) -> None:
   """Print by how much the loss rises in the 50 steps after growth."""
   rows = [['', *(f'step {step}' for step in range(0, 51, 10)), 'most', 'seeds']]
   warmups = [f'warmups/{growth.GROWN_RATE}-{warmup}' for warmup in growth.WARMUPS]
-  for name in [*(f'handover/{name}' for name in growth.HANDOVER), *warmups]:
+  defaults = [f'defaults/{name}' for name in growth.DEFAULTS]
+  for name in [*(f'handover/{name}' for name in growth.HANDOVER), *warmups, *defaults]:
     found = []
     for done in sorted((plan.out / name).glob('*/done')):
       lines = [line for line in metrics.read(done.parent) if 'eval/bits_per_byte' in line]
@@ -133,6 +131,43 @@ def handover(plan: Plan) -> None:
       means = [f'{100 * statistics.mean(step):+.2f} %' for step in zip(*change, strict=True)]
       most = max(max(one) for one in change)
       rows.append([name.partition('/')[2], *means, f'{100 * most:+.2f} %', str(len(found))])
+  table(rows)
+
+
+def elastic_models(plan: Plan) -> None:
+  """Print the loss of each number of groups, beside models of these sizes alone and `shrink`."""
+  rows = [['', 'tokens × 1', 'tokens × 2', 'tokens × 4', 'seeds']]
+  for rate in elastic.RATES:
+    folders = sorted((plan.out / 'arms' / f'elastic {rate:g}').glob('*/*/1'))
+    rows += _elastic_rows(f'groups left out in {rate:.0%} of steps', folders, 'sizes.json')
+    if not rate:
+      rows += _elastic_rows('the same, by `grow shrink`', folders, 'shrunk.json')
+  alone = []
+  for name in ('no growth', 'group ×2', 'group'):
+    found = losses(plan.out / 'arms' / name, '0/')
+    alone.append(spread(best(found)[1].values()) if found else '')
+  rows.append(['a model for each size', *alone, ''])
+  table(rows)
+
+
+def _elastic_rows(name: str, folders: list[Path], file: str) -> list[list[str]]:
+  found = [json.loads((one / file).read_text()) for one in folders if (one / file).exists()]
+  if not found:
+    return []
+  columns = [[one[size] for one in found if size in one] for size in ('1', '2', '3')]
+  return [[name, *(spread(column) if column else '' for column in columns), str(len(found))]]
+
+
+def forgotten(plan: Plan) -> None:
+  """Print the loss on the old and on the new text after training on the new one."""
+  rows = [['old tokens', 'new text', 'old text', 'seeds']]
+  for name in forgetting.ARMS:
+    values = []
+    for folder in (f'forgetting/{name}', f'forgetting/{name} on the old text'):
+      done = sorted((plan.out / folder).glob('*/done'))
+      values.append([growth.final_loss(one.parent) for one in done])
+    if values[0]:
+      rows.append([name, *(spread(one) for one in values), str(len(values[0]))])
   table(rows)
 
 
@@ -179,6 +214,8 @@ def main() -> None:
     rates(plan.out)
     arms(plan)
     handover(plan)
+    elastic_models(plan)
+    forgotten(plan)
   picture(plans, pictures)
 
 

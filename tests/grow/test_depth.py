@@ -50,7 +50,7 @@ from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
 
 SLOW = pytest.mark.slow  # because of what is compiled
-PLAIN, DUPLICATE = GrowConfig(), GrowConfig('duplicate')
+PLAIN, DUPLICATE = (GrowConfig(one, place='between') for one in ('group', 'duplicate'))
 BEHIND, COPIES, WHOLE = (GrowConfig(place=place) for place in ('behind', 'copies', 'whole_copies'))
 SOURCE = tiny_model()
 TARGET = tiny_model(layers=4)
@@ -457,14 +457,15 @@ TWINS = GrowConfig(new_keys='copies')
 @pytest.mark.parametrize('how', [(DUPLICATE,), (TWINS,), (DUPLICATE, PLAIN)])
 def test_copies_that_were_not_trained_are_not_copied_again(how):
   with pytest.raises(UserError, match='train the model before you add layers, or use place=bet'):
-    depth.check_no_twins(_lineage(*how), STEP, 'copies')
-  depth.check_no_twins(_lineage(*how), STEP, 'between')
-  depth.check_no_twins(_lineage(*how), STEP + 1, 'copies')  # They have been trained.
+    depth.check_no_twins(SOURCE, TARGET, _lineage(*how), STEP, 'copies')
+  depth.check_no_twins(SOURCE, TARGET, _lineage(*how), STEP, 'between')
+  depth.check_no_twins(SOURCE, SOURCE, _lineage(*how), STEP, 'copies')  # No layer is added.
+  depth.check_no_twins(SOURCE, TARGET, _lineage(*how), STEP + 1, 'copies')  # They have been trained.
 
 
 @pytest.mark.parametrize('how', [PLAIN, GrowConfig('duplicate', noise=0.1)])
 def test_tokens_that_differ_are_copied(how):
-  depth.check_no_twins(_lineage(how), STEP, 'copies')
+  depth.check_no_twins(SOURCE, TARGET, _lineage(how), STEP, 'copies')
 
 
 def test_the_table_has_the_layers():

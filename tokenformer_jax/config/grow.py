@@ -58,8 +58,9 @@ class GrowConfig:
     least=0,
   )
   place: str = key(
-    'between',
-    'of new layers: between the old ones or behind them; copies is between and copies the layer '
-    'before in place of draws; whole_copies keeps what the copies add, which is not exact',
-    choices=('between', 'behind', 'copies', 'whole_copies'),
+    'copies',
+    'of new layers: between the old ones as copies of the layer before that add nothing yet, or '
+    'drawn between the old ones or behind them; whole_copies add what the layer before adds, which '
+    'is not exact',
+    choices=('copies', 'between', 'behind', 'whole_copies'),
   )

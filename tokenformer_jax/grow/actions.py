@@ -127,7 +127,7 @@ def grow(source: Source, after: ModelConfig, config: GrowConfig, target: Target)
       '--width=N for a Transformer, or --layers=N'
     )
   state.check(before, after, config)
-  depth.check_no_twins(source.meta.lineage, source.meta.step, config.place)
+  depth.check_no_twins(before, after, source.meta.lineage, source.meta.step, config.place)
   check_new_tokens_train(source.meta.config.optim, before, after)
   _show_table(source, after, target)
   _check_room(source, after, config, target, held=(after,))

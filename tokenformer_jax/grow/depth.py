@@ -185,7 +185,7 @@ def check(source: ModelConfig, target: ModelConfig, place: str) -> None:
       target's, or a new layer could not pass its input on.
   """
   if source.groups == target.groups:
-    if place != 'between':
+    if place not in ('copies', 'between'):  # the default, and that of earlier versions
       raise UserError(f'grow.place={place} is for new layers, and none is added; leave it out')
     return
   found, copied = old_layers(source, target, place), _copied(source, target, place)
@@ -201,21 +201,25 @@ def check(source: ModelConfig, target: ModelConfig, place: str) -> None:
       )
 
 
-def check_no_twins(lineage: Lineage, step: int, place: str) -> None:
+def check_no_twins(
+  source: ModelConfig, target: ModelConfig, lineage: Lineage, step: int, place: str
+) -> None:
   """Check that copies of layers do not hold tokens or units that would stay equal for ever.
 
   Copies of tokens differ only in what they add until they are trained, and `place=copies` sets that
   to zero in the new layers.
 
   Args:
-    lineage: of the model that layers are added to.
-    step: the step of this model.
+    source: the model that layers may be added to.
+    target: the larger model.
+    lineage: of the source.
+    step: the step of the source.
     place: `grow.place` of the new layers.
 
   Raises:
     UserError: an earlier growth copied tokens or units, and no training followed.
   """
-  if place != 'copies':
+  if place != 'copies' or source.groups == target.groups:
     return
   for one in reversed(lineage):
     if one.first_step != step:

@@ -94,7 +94,8 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
         f'changes {", ".join(changes[:-1])} and {changes[-1]}, and adds layers, only'
       )
   depth.check(source, deeper, config.place)
-  if config.place == 'copies' and config.method in tokens.COPYING and source != target:
+  adds_copies = config.place == 'copies' and source.groups != deeper.groups
+  if adds_copies and config.method in tokens.COPYING and source != target:
     raise UserError(
       f'{config.method} makes copies that differ only in what they add, which place=copies sets to '
       'zero in new layers, so that they would stay equal for ever; use place=between or behind, or '

@@ -126,7 +126,8 @@ def check(config: Config, origin: Origin) -> None:
     source = tasks.adapted(origin.model, config.model)
     try:
       state.check(source, config.model, config.grow)
-      depth.check_no_twins(origin.meta.lineage, origin.meta.step, config.grow.place)
+      lineage, step = origin.meta.lineage, origin.meta.step
+      depth.check_no_twins(source, config.model, lineage, step, config.grow.place)
     except UserError as error:
       raise UserError(f'{origin.where}: {error}') from error
   check_same_optimizer(config, origin.meta, origin.where, resumes=origin.resumes)
