@@ -51,8 +51,8 @@ def scale(config: OptimConfig, info: Params, hidden: Params) -> optax.GradientTr
 def _matrix(one: ParamInfo) -> contrib.MuonDimensionNumbers | None:
   """Return the axes in and out of a matrix that muon orthogonalizes, or None for Adam.
 
-  These are keys [N, D_in], values [N, D_out] and kernels of layers, each layer by itself. All
-  parameter tokens of an array are one matrix, old and new.
+  These are keys [N, D_in], values [N, D_out] and kernels of layers, each layer and each expert by
+  itself. All parameter tokens of an array are one matrix, old and new.
   """
   if not one.in_layers:
     return None
@@ -112,7 +112,7 @@ def _scale_by_factored_rms(info: Params, hidden: Params) -> optax.GradientTransf
 
   `optax.scale_by_factored_rms` keeps the two largest axes, of which one may be `layers`, and keeps
   others after a growth. This function keeps the last two axes of every matrix, of any size. Updates
-  are clipped to a root mean square of 1 for each matrix of each layer.
+  are clipped to a root mean square of 1 for each matrix of each layer and expert.
   """
 
   def init(params: Params) -> optax.FactoredState:
@@ -161,7 +161,7 @@ def _factored_update(
     update = gradient * jax.lax.rsqrt(share)[..., None] * jax.lax.rsqrt(col)[..., None, :]
   else:
     update = gradient * jax.lax.rsqrt(whole)
-  over = tuple(i for i, axis in enumerate(one.axes) if axis != 'layers')
+  over = tuple(i for i, axis in enumerate(one.axes) if axis not in ('layers', 'experts'))
   sizes = _visible(one, update.shape, hidden)
   number = max(1, math.prod(sizes[i] for i in over))
   rms = jnp.sqrt(jnp.sum(jnp.square(update), over, keepdims=True) / number)
