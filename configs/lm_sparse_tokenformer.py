@@ -10,14 +10,16 @@ r"""TokenFormers with parameter tokens as experts: some for every input, and gro
 Each group has a norm of its own, so that the others compute the same without it. A bias of the
 choice keeps the load even, without a loss (Wang et al. 2024, arXiv 2408.15664).
 
-TINY
+`tiny` trains on the text of the Python standard library, 300 steps: 55 s of one core's time of a
+shared EPYC, which took 6:56 minutes, compilation included; 2.204 bits per byte of a fifth of the
+held-out text at the end (loss 4.824), seed 0.
 
 `124m_8x` needs the files of lm_openwebtext.py, and is meant for 64 TPU chips of 32 GB or more. Not
 run with this code yet. FLOPs are those of a training step for a token.
 
-  variant       parameters  used by a token  FLOPs
-  tiny           2,303,040        1,383,488
-  124m_8x    1,030,429,312      162,207,232
+  variant     parameters  used by a token  FLOPs
+  tiny         2,105,664        1,188,160  7.5e6
+  124m_8x  1,030,425,216      162,204,288  1.0e9
 """
 
 import runpy

@@ -8,16 +8,18 @@ r"""Switch Transformers as causal language models: every other layer has experts
           12 layers, of which 6 have 128 experts of width 3072; ReLU, RMSNorm, a capacity of 1.25 in
           training and 2.0 in evaluation, Adafactor
 
-TINY
+`tiny` trains on the text of the Python standard library, 300 steps: 43 s of one core's time of a
+shared EPYC, which took 2:11 minutes, compilation included; 2.374 bits per byte of a fifth of the
+held-out text at the end (loss 5.196), seed 0.
 
-`base` needs the files of lm_pile.py and is meant for 64 TPU chips of 32 GB or more; eight devices
-each share out the experts (mesh.experts). Not run with this code yet. It differs from the article,
-whose model is T5 and fills gaps in C4: it is causal, has rotary positions, the head is the
-embedding, and the rate follows a cosine.
+`base` needs the files of lm_pile.py and is meant for 64 TPU chips of 32 GB or more, of which eight
+share out the experts among them (mesh.experts). Not run with this code yet. It differs from the
+article, whose model is T5 and fills gaps in C4: it is causal, has rotary positions, its head is the
+embedding, and its rate follows a cosine.
 
   variant     parameters  used by a token
-  tiny         1,642,112          724,608
-  base     3,697,184,256      133,115,136
+  tiny         2,886,784        1,051,776
+  base     3,719,744,256      124,177,152
 """
 
 from tokenformer_jax import config
