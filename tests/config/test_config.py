@@ -109,7 +109,7 @@ def test_what_is_left_out_of_a_stored_config_has_its_default():
     ),
     (
       'mesh__xyz',
-      "config key 'mesh.xyz' is unknown; known names: fsdp, replica, tokens",
+      "config key 'mesh.xyz' is unknown; known names: experts, fsdp, replica, tokens",
     ),
   ],
 )
@@ -210,7 +210,7 @@ def test_models_that_are_drawn_otherwise_are_equal():
     (
       'model.layer.ffn.kind',
       ['mlp'],
-      "config.model.layer.ffn.kind is ['mlp']; it must be one of pattention, mlp, none",
+      "config.model.layer.ffn.kind is ['mlp']; it must be one of pattention, mlp, experts, none",
     ),
   ],
 )
@@ -233,7 +233,7 @@ def test_a_value_of_the_wrong_type(path, value, sentence):
     ('model.layer.mixer.kind', 'hyena', 'softmax, gated_unit, linear'),
     ('model.layer.mixer.qkv.kind', 'linear', 'pattention, dense'),
     ('model.layer.mixer.proj.kind', 'linear', 'pattention, dense, none'),
-    ('model.layer.ffn.kind', 'mpl', 'pattention, mlp, none'),
+    ('model.layer.ffn.kind', 'mpl', 'pattention, mlp, experts, none'),
     (
       'model.layer.ffn.score.kind',
       'relu',
