@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from mixtures import mixture
 from tiny import gated_model, linear, tiny_model, with_mixer
 
 from tokenformer_jax.config import (
@@ -75,4 +76,6 @@ MODELS = {
   'post norm': post_norm(),
   'gated units': gated_model(tied_head=False),
   'linear': linear(tiny_model(tied_head=False)),
+  'experts': mixture('fine-grained', dense=True, tied_head=False),
+  'experts of tokens': mixture('sparse', tied_head=False),
 }

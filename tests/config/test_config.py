@@ -91,7 +91,7 @@ def test_what_is_left_out_of_a_stored_config_has_its_default():
     ),
     (
       'mesh__xyz',
-      "config key 'mesh.xyz' is unknown; known names: fsdp, replica, tokens",
+      "config key 'mesh.xyz' is unknown; known names: experts, fsdp, replica, tokens",
     ),
   ],
 )
@@ -192,7 +192,7 @@ def test_models_that_are_drawn_otherwise_are_equal():
     (
       'model.layer.ffn.kind',
       ['mlp'],
-      "config.model.layer.ffn.kind is ['mlp']; it must be one of pattention, mlp, none",
+      "config.model.layer.ffn.kind is ['mlp']; it must be one of pattention, mlp, experts, none",
     ),
   ],
 )

@@ -17,7 +17,7 @@ def test_a_key_has_its_default_its_choices_its_meaning_and_its_scope():
   )
   assert 'warm-up' in schedule.key.meaning, 'a field has the meaning of another one'
   assert window.key.meaning.startswith('positions that a token')
-  assert found['model.layer.ffn.kind'].key.choices == ('pattention', 'mlp', 'none')
+  assert found['model.layer.ffn.kind'].key.choices == ('pattention', 'mlp', 'experts', 'none')
   assert (found['model.layer.ffn.tokens'].kinds, found['model.layer.ffn.tokens'].value) == (
     ('pattention',),
     512,

@@ -13,7 +13,7 @@ from tokenformer_jax import config as config_lib
     ('model.layer.mixer.kind', 'hyena', 'softmax, gated_unit, linear'),
     ('model.layer.mixer.qkv.kind', 'linear', 'pattention, dense'),
     ('model.layer.mixer.proj.kind', 'linear', 'pattention, dense, none'),
-    ('model.layer.ffn.kind', 'mpl', 'pattention, mlp, none'),
+    ('model.layer.ffn.kind', 'mpl', 'pattention, mlp, experts, none'),
     (
       'model.layer.ffn.score.kind',
       'relu',

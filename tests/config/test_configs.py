@@ -11,6 +11,7 @@ import pytest
 
 from tokenformer_jax import config
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.model import flops
 from tokenformer_jax.model.models import define
 from tokenformer_jax.model.params import Definition
 from tokenformer_jax.parallel import sharding
@@ -257,3 +258,52 @@ def test_large_hybrids_are_those_of_the_paper(variant):
 def test_an_unknown_hybrid_is_told_all_there_are():
   with pytest.raises(UserError, match=f'must be one of {", ".join(HYBRIDS["VARIANTS"])}$'):
     _resolve('lm_hybrid', 'hwfa3')
+
+
+MIXTURES = {
+  'lm_switch': ('tiny', 'base'),
+  'lm_deepseekmoe': ('tiny', '2b', '16b'),
+  'lm_sparse_tokenformer': ('tiny', '124m_8x'),
+}
+
+
+def _mixture(name: str, variant: str) -> tuple[config.Config, Definition]:
+  resolved = _resolve(name, variant)
+  return resolved, _define(resolved, vocab_size=resolved.model.vocab_size or 2048)
+
+
+@pytest.mark.parametrize(
+  ('name', 'variant'), [(name, variant) for name, names in MIXTURES.items() for variant in names]
+)
+def test_mixtures_have_the_size_that_their_file_says_and_split_over_64_chips(name, variant):
+  resolved, definition = _mixture(name, variant)
+  table = (ROOT / 'configs' / f'{name}.py').read_text().split('"""')[1]
+  rows = [line.split()[:3] for line in table.splitlines()]
+  counts = [variant, f'{definition.count:,}', f'{definition.active:,}']
+  assert counts in rows, f'the table on top of the file is out of date: {counts}'
+  if variant != 'tiny':
+    mesh = sharding.abstract_mesh(resolved.mesh, 64)
+    sharding.check_divides(mesh, definition.abstract, definition.axes)
+    sharding.check_divisible(mesh, 'batch', resolved.data.batch_size, 'of the batch')
+
+
+def test_deepseekmoe_16b_has_the_published_size():
+  _, definition = _mixture('lm_deepseekmoe', '16b')
+  assert round(definition.count / 1e9, 2) == 16.38  # 16.4B
+  assert round(definition.active / 1e9, 2) == 2.83  # 2.8B
+
+
+def test_a_sparse_tokenformer_has_8_times_the_parameters_at_a_third_more_work():
+  dense, sparse = _resolve('lm_openwebtext', '124m'), _resolve('lm_sparse_tokenformer', '124m_8x')
+  assert _define(sparse).count / _define(dense).count == pytest.approx(8.34, abs=0.01)
+  ratio = flops.step_flops(sparse) / flops.step_flops(dense)
+  assert ratio == pytest.approx(1.29, abs=0.01)
+  shared = config.with_references(dense.model).layer
+  assert config.with_references(sparse.model).layer.ffn.shared == shared.ffn
+  assert config.with_references(sparse.model).layer.mixer == shared.mixer
+
+
+@pytest.mark.parametrize('name', MIXTURES)
+def test_an_unknown_mixture_is_told_all_there_are(name):
+  with pytest.raises(UserError, match=f'must be one of {", ".join(MIXTURES[name])}$'):
+    _resolve(name, 'nope')

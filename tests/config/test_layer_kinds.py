@@ -343,7 +343,7 @@ def test_a_variant_is_a_version_of_the_layer():
     ),
     (
       {'pattern': 'a', 'variants': {'a': {'ffn': {'kind': 'mpl'}}}},
-      "config.model.variants.a.ffn.kind is 'mpl'; it must be one of pattention, mlp, none",
+      "config.model.variants.a.ffn.kind is 'mpl'; it must be one of pattention, mlp, experts, none",
     ),
     (
       {'pattern': 'a', 'variants': {'a': {'ffn': {'kind': 'mlp', 'tokens': 5}}}},

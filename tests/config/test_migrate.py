@@ -259,6 +259,7 @@ def test_a_model_of_format_2_has_the_same_parts_today(changes, want, of_format_1
 
 # Keys whose default is what every model of format 2 computes.
 SINCE_FORMAT_3 = {
+  'layer.ffn.gated',
   'layer.ffn.groups',
   'layer.mixer.proj.groups',
   'layer.mixer.qkv.groups',

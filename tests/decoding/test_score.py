@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import pytest
 from compilations import compilations
+from mixtures import mixture
 from tiny_trained import LENGTH, log_probs, score, trained
 
 from tokenformer_jax.decoding import score as score_lib
@@ -118,3 +119,13 @@ def test_rows_fill_a_batch(monkeypatch):
   sizes = []
   _scorer(8, batch_size=None)([_row(40, 8)] * 9, sizes.append)
   assert sizes == [2 * 4, 1], 'a batch has more or fewer rows than there is room for'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['fine-grained', 'sparse'])
+def test_a_mixture_scores_a_row_as_one_forward_pass_does(kind):
+  layer = mixture(kind).layer
+  model = trained(layer=layer)
+  scorer = Scorer(model.definition, model.params, model.mesh, max_length=LENGTH, batch_size=4)
+  for sizes, found in zip(SIZES[:4], scorer([_row(*sizes) for sizes in SIZES[:4]]), strict=True):
+    assert abs(found.log_prob - score(*_row(*sizes), layer=layer)[0]) < TOLERANCE

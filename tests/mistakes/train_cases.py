@@ -27,12 +27,56 @@ TRAIN_FLAGS = {
   'no processes': ('train --num_processes=0', '--num_processes=0: it must be a positive integer'),
 }
 
+_MIXTURE = 'train --config.model.layer.ffn.kind=experts --config.model.layer.ffn.'
+
+EXPERTS = {
+  'more experts of a token than there are': (
+    f'{_MIXTURE}router.top_k=9',
+    'ffn.router.top_k is 9, and there are config.model.layer.ffn.count=8 experts; take at most 8',
+  ),
+  'one gate divided by itself': (
+    f'{_MIXTURE}router.renormalize=true',
+    'ffn.router.renormalize is True with router.top_k=1, whose one gate would always be 1',
+  ),
+  'experts with biases': (
+    f'{_MIXTURE}expert.bias=true',
+    'config.model.layer.ffn.expert.bias is True, and experts have no biases; set it to False',
+  ),
+  'an expert of several groups': (
+    f"{_MIXTURE}expert.kind=pattention --config.model.layer.ffn.expert.groups='64 64'",
+    "ffn.expert.groups is '64 64', and each expert is one group already; leave it out",
+  ),
+  'groups of experts that do not divide': (
+    f'{_MIXTURE}balance.devices=3',
+    'ffn.balance.devices is 3, which does not divide the 8 experts; take a divisor',
+  ),
+  'a weight of one group of experts': (
+    f'{_MIXTURE}balance.device_weight=0.1',
+    'with balance.devices=1 there is nothing to balance between',
+  ),
+  'a capacity of nothing': (
+    f'{_MIXTURE}dispatch.kind=capacity --config.model.layer.ffn.dispatch.least=0'
+    ' --config.model.layer.ffn.dispatch.factor=0.001',
+    'no expert has a place and every token is dropped; make it larger, or ffn.dispatch.least 1',
+  ),
+  'a capacity without places to share': (
+    f'{_MIXTURE}dispatch.factor=2',
+    'ffn.dispatch.factor is 2.0, which has a meaning for model.layer.ffn.dispatch.kind=capacity',
+  ),
+  'no experts': (f'{_MIXTURE}count=0', 'config.model.layer.ffn.count is 0'),
+  'experts on devices that there are not': (
+    f'{_MIXTURE}count=8 --config.mesh.experts=2',
+    'experts=2, tokens=1, and the product of these sizes must be the number of devices, 1',
+  ),
+}
+
 TRAIN_KEYS = {
+  **EXPERTS,
   'a misspelt key': ('train --config.model.widht=64', "did you mean 'model.width'"),
   'a key of another group': ('train --config.model.steps=5', "did you mean 'train.steps'"),
   'a key without its group': ('train --config.batch_size=5', "did you mean 'data.batch_size'"),
   'a misspelt group': ('train --config.optimizer.beta1=0.5', "'optimizer' is unknown"),
-  'a key like no other': ('train --config.mesh.xyz=1', 'known names: fsdp, replica, tokens'),
+  'a key like no other': ('train --config.mesh.xyz=1', 'known names: experts, fsdp, replica'),
   'a key below a key': ('train --config.model.width.x=1', 'config.model.width is a single value'),
   'a group as a value': ('train --config.model=3', 'config.model is a group of keys'),
   'a group as a dict': (

@@ -11,6 +11,8 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, Mesh
+from mixtures import KINDS as MIXTURES
+from mixtures import mixture
 from tiny import tiny_model
 
 from tokenformer_jax import tasks
@@ -30,7 +32,9 @@ DENSE = {
   'position_embedding': 'learned',
 }
 EACH_PROJECTION = pytest.mark.parametrize(
-  'changes', [{'tied_head': False}, DENSE], ids=['pattention', 'dense']
+  'changes',
+  [{'tied_head': False}, DENSE, *({'layer': mixture(name).layer} for name in MIXTURES)],
+  ids=['pattention', 'dense', *MIXTURES],
 )
 
 
@@ -53,18 +57,19 @@ def test_every_axis_has_a_name(changes):
 @EACH_PROJECTION
 def test_no_array_is_split_twice_over_the_same_devices(changes):
   for names in jax.tree.leaves(define_lm(tiny_model(**changes)).axes, is_leaf=is_axes):
-    split = [axis for axis in sharding.spec(names) if axis is not None]
+    split = [axis for name in names for axis in sharding.mesh_axes(name)]
     assert len(split) == len(set(split)), f'two axes of {names} are split over {split}'
 
 
 @pytest.mark.parametrize(
   ('config', 'shape'),
   [
-    (MeshConfig(), (1, 8, 1)),
-    (MeshConfig(replica=2, fsdp=-1, tokens=2), (2, 2, 2)),
-    (MeshConfig(replica=-1, fsdp=4, tokens=2), (1, 4, 2)),
-    (MeshConfig(replica=1, fsdp=1, tokens=-1), (1, 1, 8)),
-    (MeshConfig(replica=2, fsdp=4, tokens=1), (2, 4, 1)),
+    (MeshConfig(), (1, 8, 1, 1)),
+    (MeshConfig(replica=2, fsdp=-1, tokens=2), (2, 2, 1, 2)),
+    (MeshConfig(replica=-1, fsdp=4, tokens=2), (1, 4, 1, 2)),
+    (MeshConfig(replica=1, fsdp=1, tokens=-1), (1, 1, 1, 8)),
+    (MeshConfig(experts=4), (1, 2, 4, 1)),
+    (MeshConfig(replica=2, fsdp=4, tokens=1), (2, 4, 1, 1)),
   ],
 )
 def test_mesh_sizes(config, shape):
@@ -74,7 +79,7 @@ def test_mesh_sizes(config, shape):
 
 def test_a_mesh_over_some_devices():
   mesh = sharding.make_mesh(MeshConfig(fsdp=-1, tokens=2), jax.devices()[:4])
-  assert mesh.devices.shape == (1, 2, 2), 'the mesh is not made of the devices given'
+  assert mesh.devices.shape == (1, 2, 1, 2), 'the mesh is not made of the devices given'
 
 
 @pytest.mark.parametrize(
@@ -82,34 +87,58 @@ def test_a_mesh_over_some_devices():
   [
     (
       MeshConfig(replica=-1, fsdp=-1, tokens=2),
-      'config.mesh has replica=-1, fsdp=-1, tokens=2; sizes are positive, and at most one is -1 '
-      '(the rest)',
+      'config.mesh has replica=-1, fsdp=-1, experts=1, tokens=2; sizes are positive, and at most '
+      'one is -1 (the rest)',
     ),
     (
       MeshConfig(replica=1, fsdp=0, tokens=1),
-      'config.mesh has replica=1, fsdp=0, tokens=1; sizes are positive, and at most one is -1 '
-      '(the rest)',
+      'config.mesh has replica=1, fsdp=0, experts=1, tokens=1; sizes are positive, and at most '
+      'one is -1 (the rest)',
     ),
     (
       MeshConfig(replica=1, fsdp=-2, tokens=1),
-      'config.mesh has replica=1, fsdp=-2, tokens=1; sizes are positive, and at most one is -1 '
-      '(the rest)',
+      'config.mesh has replica=1, fsdp=-2, experts=1, tokens=1; sizes are positive, and at most '
+      'one is -1 (the rest)',
     ),
     (
       MeshConfig(replica=1, fsdp=3, tokens=2),
-      'config.mesh has replica=1, fsdp=3, tokens=2, and the product of these sizes must be '
-      'the number of devices, 8',
+      'config.mesh has replica=1, fsdp=3, experts=1, tokens=2, and the product of these sizes '
+      'must be the number of devices, 8',
     ),
     (
       MeshConfig(replica=1, fsdp=-1, tokens=3),
-      'config.mesh has replica=1, fsdp=-1, tokens=3, and the product of these sizes must be '
-      'the number of devices, 8',
+      'config.mesh has replica=1, fsdp=-1, experts=1, tokens=3, and the product of these sizes '
+      'must be the number of devices, 8',
     ),
   ],
 )
 def test_a_mesh_that_cannot_be(config, sentence):
   with pytest.raises(UserError) as error:
     sharding.make_mesh(config)
+  assert str(error.value) == sentence, 'the sentence does not say what to put right'
+
+
+@pytest.mark.parametrize(
+  ('mesh', 'sentence'),
+  [
+    (
+      MeshConfig(fsdp=1, experts=3),
+      "the axis 'experts' of parameter blocks/ffn/experts/down has the size 8, which is not a "
+      'multiple of experts = 3 of the mesh; change that size or config.mesh',
+    ),
+    (
+      MeshConfig(fsdp=1, experts=16),
+      "the axis 'experts' of parameter blocks/ffn/experts/down has the size 8, which is not a "
+      'multiple of experts = 16 of the mesh; change that size or config.mesh',
+    ),
+  ],
+)
+def test_experts_that_do_not_divide(mesh, sentence):
+  definition = define_lm(tiny_model(layer=mixture('switch').layer, width=48))
+  with pytest.raises(UserError) as error:
+    sharding.check_divides(
+      sharding.abstract_mesh(mesh, mesh.experts), definition.abstract, definition.axes
+    )
   assert str(error.value) == sentence, 'the sentence does not say what to put right'
 
 
@@ -270,27 +299,27 @@ def test_a_batch_that_cannot_be_split_is_named():
 
 
 @dataclasses.dataclass(frozen=True)
-class FourAxes(MeshConfig):
-  experts: int = 1
+class FiveAxes(MeshConfig):
+  stages: int = 1
 
 
 @pytest.mark.slow
 def test_a_new_axis_of_the_mesh_is_a_size_and_a_rule(monkeypatch):
-  three = _states()['after']['params']
-  monkeypatch.setitem(sharding.RULES, 'experts', 'experts')
-  monkeypatch.setitem(sharding.RULES, 'batch', ('replica', 'fsdp', 'experts'))
-  config = FourAxes(fsdp=2, tokens=2, experts=-1)
+  four = _states()['after']['params']
+  monkeypatch.setitem(sharding.RULES, 'stages', 'stages')
+  monkeypatch.setitem(sharding.RULES, 'batch', ('replica', 'fsdp', 'experts', 'stages'))
+  config = FiveAxes(fsdp=2, tokens=2, stages=-1)
   mesh = sharding.make_mesh(config)
-  assert mesh.shape == {'replica': 1, 'fsdp': 2, 'tokens': 2, 'experts': 2}
-  assert (sharding.parts('batch', mesh), sharding.parts('experts', mesh)) == (4, 2)
-  place = sharding.tree_shardings(mesh, {'x': ('experts', 'param_tokens', 'width')})['x']
-  assert place.shard_shape((4, 24, 32)) == (2, 12, 16), 'experts are not split by their rule'
+  assert mesh.shape == {'replica': 1, 'fsdp': 2, 'experts': 1, 'tokens': 2, 'stages': 2}
+  assert (sharding.parts('batch', mesh), sharding.parts('stages', mesh)) == (4, 2)
+  place = sharding.tree_shardings(mesh, {'x': ('stages', 'param_tokens', 'width')})['x']
+  assert place.shard_shape((4, 24, 32)) == (2, 12, 16), 'stages are not split by their rule'
   jax.tree.map(
     lambda one, other: np.testing.assert_allclose(
-      one, other, rtol=1e-3, atol=1e-5, err_msg='a step computes something else on a fourth axis'
+      one, other, rtol=1e-3, atol=1e-5, err_msg='a step computes something else on a fifth axis'
     ),
     _states(on=config)['after']['params'],
-    three,
+    four,
   )
 
 

@@ -1,1 +1,1 @@
-"""Show what the parameter tokens of a trained model respond to, and which of them are used."""
+"""Show what parameter tokens and experts of a trained model respond to, and which are used."""

@@ -1,4 +1,4 @@
-r"""Show what the parameter tokens of a trained model respond to, and which of them are used.
+r"""Show what parameter tokens and experts of a trained model respond to, and which are used.
 
   tokenformer inspect --source=runs/lm_stdlib --text='def main(' --out=heat.png
 
@@ -6,12 +6,15 @@ The weights of a Pattention are an attention map from the tokens of a text to pa
 command prints the parameter tokens with the largest weights on the text, with the input tokens that
 cause them, and draws the maps. It counts on more text how many parameter tokens are in use. For a
 model that has grown, it compares the new tokens with the old ones.
+
+For a model with routed experts it prints the load of each layer's experts on that text, and the
+tokens that the busiest experts get most; the JSON file has them for all experts.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from absl import flags
@@ -22,10 +25,20 @@ from tokenformer_jax.data import held_out, text
 from tokenformer_jax.decoding.trained import Trained
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.inspection import picture, report
-from tokenformer_jax.inspection.model import load, maps, measure, old_tokens
+from tokenformer_jax.inspection.model import answers, load, maps, measure, old_tokens
+from tokenformer_jax.inspection.report import Row
 from tokenformer_jax.inspection.weights import names as names_of
 from tokenformer_jax.inspection.weights import pattentions
 from tokenformer_jax.parallel import hosts
+
+
+class Texts(NamedTuple):
+  """The ids to show with their text's name, and the ids to measure usage on with theirs."""
+
+  shown: np.ndarray
+  name: str
+  corpus: np.ndarray
+  corpus_name: str
 
 
 def define_flags() -> None:
@@ -67,19 +80,35 @@ def main(argv: Sequence[str]) -> None:
   if values.text.startswith('files:'):  # Report a wrong name before the model loads.
     text.open_source(values.text, 'text', '--text')
   model = load(values.source)
-  old = old_tokens(model)
   chosen = _chosen(model)
-  shown, name, corpus, corpus_name = _read_text(model)
-  names = report.labels(model.tokenizer, shown.tolist())
-  found = _only(chosen, maps(model, shown, list(chosen)))
+  content = {
+    'source': values.source,
+    'step': model.meta.step,
+    'model': config_lib.to_json(model.meta.config.model),
+  }
+  texts = _read_text(model)
+  print(f'{values.source}, step {model.meta.step}: {model.definition.counts}')
+  if chosen:
+    content |= _show_tokens(model, chosen, texts)
+  content['experts'] = _show_experts(model, texts)
+  if values.json:
+    written = json.dumps(content, ensure_ascii=False) + '\n'
+    _write(values.json, '--json', lambda path: Path(path).write_text(written, 'utf-8'))
+
+
+def _show_tokens(model: Trained, chosen: Mapping[int, Sequence[str]], texts: Texts) -> Row:
+  """Print and draw the parameter tokens, and return the content of the JSON file about them."""
+  values, old = flags.FLAGS, old_tokens(model)
+  names = report.labels(model.tokenizer, texts.shown.tolist())
+  found = _only(chosen, maps(model, texts.shown, list(chosen)))
   if values.out:  # Draw before the slower measurement, to report a missing library at once.
     _write(values.out, '--out', picture.draw(found, names, old).savefig)
   strongest = report.strongest_rows(found, values.top_k)
-  print(f'{values.source}, step {model.meta.step}: the first {len(shown)} tokens of {name}\n')
+  print(f'\nthe first {len(texts.shown)} tokens of {texts.name}\n')
   print(report.strongest_table(strongest, names), flush=True)
-  used = _only(chosen, measure(model, corpus))
+  used = _only(chosen, measure(model, texts.corpus))
   counted = report.usage_rows(used)
-  print(f'\nusage on {len(corpus):,} tokens of {corpus_name}\n')
+  print(f'\nusage on {len(texts.corpus):,} tokens of {texts.corpus_name}\n')
   print(report.usage_table(counted))
   growth = None
   if old is not None and (aged := report.age_rows(used, old)):
@@ -88,24 +117,44 @@ def main(argv: Sequence[str]) -> None:
     print(f'\nold and new tokens: {last.action} at step {last.step} of {last.source}\n')
     print(report.age_table(aged))
   print(f'\n{report.DEFINITIONS}')
-  if values.json:
-    content = {
-      'source': values.source,
-      'step': model.meta.step,
-      'model': config_lib.to_json(model.meta.config.model),
-      'text': {'name': name, 'ids': shown.tolist(), 'labels': names},
-      'strongest': strongest,
-      'usage': {'text': corpus_name, 'positions': len(corpus), 'layers': counted},
-      'growth': growth,
-      'tokens': report.token_rows(used),
-      'definitions': report.DEFINITIONS,
-    }
-    written = json.dumps(content, ensure_ascii=False) + '\n'
-    _write(values.json, '--json', lambda path: Path(path).write_text(written, 'utf-8'))
+  return {
+    'text': {'name': texts.name, 'ids': texts.shown.tolist(), 'labels': names},
+    'strongest': strongest,
+    'usage': {'text': texts.corpus_name, 'positions': len(texts.corpus), 'layers': counted},
+    'growth': growth,
+    'tokens': report.token_rows(used),
+    'definitions': report.DEFINITIONS,
+  }
 
 
-def _read_text(model: Trained) -> tuple[np.ndarray, str, np.ndarray, str]:
-  """Return the ids to show with their text's name, and the ids to measure usage on with theirs."""
+def _show_experts(model: Trained, texts: Texts) -> Row | None:
+  """Print the load of experts and what they answer to; return it for JSON, or None without any."""
+  top_k, layers = flags.FLAGS.top_k, _layers(flags.FLAGS.layer, model.config.model.depth)
+  found = {n: one for n, one in answers(model, texts.corpus).items() if n in layers}
+  if not found:
+    return None
+  load = report.expert_rows(found)
+  answered = report.answer_rows(found, model.tokenizer, top_k)
+  print(f'\nexperts on {len(texts.corpus):,} tokens of {texts.corpus_name}\n')
+  print(report.expert_table(load))
+  print(f'\nthe busiest experts of each layer and the tokens that they get most, at most {top_k}\n')
+  print(report.answer_table(answered, top_k))
+  print(f'\n{report.OF_EXPERTS}')
+  return {
+    'text': texts.corpus_name,
+    'positions': len(texts.corpus),
+    'layers': load,
+    'answers': answered,
+    'definitions': report.OF_EXPERTS,
+  }
+
+
+def _read_text(model: Trained) -> Texts:
+  """Return the texts that the flags ask for.
+
+  Raises:
+    UserError: they are not there, or empty.
+  """
   values, config, tokenizer = flags.FLAGS, model.meta.config, model.tokenizer
   if values.text.startswith('files:'):
     try:
@@ -126,16 +175,23 @@ def _read_text(model: Trained) -> tuple[np.ndarray, str, np.ndarray, str]:
   length = values.length
   if config.model.position_embedding == 'learned':
     length = min(length, config.model.max_length)
-  return ids[:length], name, corpus, corpus_name
+  return Texts(ids[:length], name, corpus, corpus_name)
 
 
 def _chosen(model: Trained) -> dict[int, list[str]]:
-  """Return the Pattentions that --layer and --kinds ask for, by layer.
+  """Return the Pattentions that --layer and --kinds ask for, by layer; none in a Transformer.
 
   Raises:
     UserError: there is no such layer or kind, or the layer has none of the kinds.
   """
   known = pattentions(model.definition)
+  if not any(known):
+    for flag in ('kinds', 'out'):
+      if given := flags.FLAGS[flag].value:
+        raise UserError(
+          f'--{flag} is {given!r}, and this model has experts but no parameter tokens; leave it out'
+        )
+    return {}
   layers = _layers(flags.FLAGS.layer, len(known))
   kinds = _kinds(flags.FLAGS.kinds, names_of(model.definition))
   chosen = {layer: [kind for kind in kinds if kind in known[layer]] for layer in layers}

@@ -21,7 +21,7 @@ from tokenformer_jax.decoding.trained import Trained
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import last_growth
 from tokenformer_jax.grow.tokens import lookup
-from tokenformer_jax.inspection import usage
+from tokenformer_jax.inspection import experts, usage
 from tokenformer_jax.inspection.weights import compiled_maps, pattentions
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta
@@ -29,25 +29,28 @@ from tokenformer_jax.storage import paths
 
 
 def load(source: str) -> Trained:
-  """Load a model with parameter tokens onto all devices, in the dtype of its run.
+  """Load a model with parameter tokens or experts onto all devices, in the dtype of its run.
 
   Args:
     source: DIR or DIR@STEP.
 
   Raises:
-    UserError: there is no such run, it is damaged, or its model has no parameter tokens.
+    UserError: there is no such run, it is damaged, or its model has neither.
   """
   return trained.load(source, check=check_has_tokens, evenly=False)
 
 
 def check_has_tokens(meta: Meta, directory: paths.Path) -> None:
-  """Check that a checkpoint is a language model with parameter tokens.
+  """Check that a checkpoint is a language model with parameter tokens or experts.
 
   Raises:
     UserError: it is not.
   """
   checkpoint.check_is_language_model(meta, directory)
-  if not config_lib.pattentions(meta.config.model):
+  model = meta.config.model
+  layers = model.layers.values()
+  has_experts = any(isinstance(layer.ffn, config_lib.ExpertsConfig) for layer in layers)
+  if not (has_experts or config_lib.pattentions(model)):
     raise UserError(f'{directory} is a Transformer: it has no parameter tokens to look into')
 
 
@@ -103,6 +106,12 @@ def measure(model: Trained, ids: np.ndarray) -> dict[int, dict[str, usage.Usage]
   """Measure usage on a corpus of ids [P], cut into sequences as long as those of training."""
   rows = usage.as_rows(ids, model.config.data.sequence_length)
   return usage.measure(model.definition, model.params, rows, model.mesh)
+
+
+def answers(model: Trained, ids: np.ndarray) -> dict[int, experts.Answers]:
+  """Return which experts answer to which tokens of a corpus [P], by layer with a router."""
+  rows = usage.as_rows(ids, model.config.data.sequence_length)
+  return experts.measure(model.definition, model.params, rows, model.mesh)
 
 
 def measure_text(

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from tokenformer_jax.data.tokenizers import Tokenizer
+from tokenformer_jax.inspection.experts import Answers
 from tokenformer_jax.inspection.usage import Usage
 
 DEFINITIONS = """\
@@ -14,6 +15,9 @@ nearly unused  contributes less than 1/100 of the mean contribution in its Patte
 unused         contributes at most 1/1000 of that mean at every position; also nearly unused
 dead           key, value and weight are zero, so the token has no gradient and stays dead
 for 90 %       the fewest tokens that together make 90 % of the contribution"""
+OF_EXPERTS = """\
+load           the share of all choices of a layer's router that an expert has
+max violation  the largest load over that at even load, less 1"""
 
 _VISIBLE = str.maketrans({' ': '·', '\n': '⏎', '\t': '⇥', '\r': '␍'})
 Row = dict[str, Any]
@@ -42,6 +46,44 @@ def strongest_rows(maps: Mapping[int, Mapping[str, np.ndarray]], top_k: int) -> 
         positions = np.argsort(-sizes_TxN[:, token], kind='stable')[:top_k].tolist()
         inputs = [{'position': t, 'weight': float(map_TxN[t, token])} for t in positions]
         rows.append({'layer': layer, 'kind': kind, 'token': token, 'inputs': inputs})
+  return rows
+
+
+def expert_rows(answers: Mapping[int, Answers]) -> list[Row]:
+  """Return the load of the experts of each layer."""
+  return [
+    {
+      'layer': layer,
+      'experts': found.count,
+      'load': [float(f'{share:.6g}') for share in found.load],
+      'largest': float(found.load.max()),
+      'smallest': float(found.load.min()),
+      'max_violation': float(found.count * found.load.max() - 1),
+      'unused': int(np.sum(found.load == 0)),
+    }
+    for layer, found in answers.items()
+  ]
+
+
+def answer_rows(answers: Mapping[int, Answers], names: Tokenizer, top_k: int) -> list[Row]:
+  """Return the tokens that each expert gets most often, the busiest experts of a layer first.
+
+  Args:
+    answers: by layer.
+    names: the tokenizer, for the text of tokens.
+    top_k: the number of tokens of an expert.
+  """
+  rows = []
+  for layer, found in answers.items():
+    load = found.load
+    for expert in np.argsort(-load, kind='stable').tolist():
+      tokens = found.tokens(expert, top_k)
+      texts = labels(names, [token for token, _, _ in tokens])
+      listed = [
+        {'id': token, 'text': text, 'of_expert': of_expert, 'of_token': of_token}
+        for text, (token, of_expert, of_token) in zip(texts, tokens, strict=True)
+      ]
+      rows.append({'layer': layer, 'expert': expert, 'load': float(load[expert]), 'tokens': listed})
   return rows
 
 
@@ -121,6 +163,29 @@ def strongest_table(rows: Sequence[Row], names: Sequence[str]) -> str:
     inputs = (f'{names[i["position"]]} ({i["position"]}) {i["weight"]:.2f}' for i in row['inputs'])
     lines.append((str(row['layer']), row['kind'], str(row['token']), '  '.join(inputs)))
   return _aligned(lines, left=(1, 3))
+
+
+def expert_table(rows: Sequence[Row]) -> str:
+  """Format the rows of `expert_rows`."""
+  lines = [('layer', 'experts', 'largest load', 'smallest', 'max violation', 'unused')]
+  for row in rows:
+    shares = (f'{row[name]:.1%}' for name in ('largest', 'smallest'))
+    violation = f'{row["max_violation"]:.2f}'
+    lines.append((f'{row["layer"]}', f'{row["experts"]}', *shares, violation, f'{row["unused"]}'))
+  return _aligned(lines, left=())
+
+
+def answer_table(rows: Sequence[Row], top_k: int) -> str:
+  """Format the rows of `answer_rows`, for the first `top_k` experts of each layer."""
+  lines = [('layer', 'expert', 'load', 'tokens: of what the expert gets, of the token')]
+  listed: dict[int, int] = {}
+  for row in rows:
+    listed[row['layer']] = listed.get(row['layer'], 0) + 1
+    if listed[row['layer']] > top_k:
+      continue
+    tokens = (f'{t["text"]} {t["of_expert"]:.0%}, {t["of_token"]:.0%}' for t in row['tokens'])
+    lines.append((f'{row["layer"]}', f'{row["expert"]}', f'{row["load"]:.1%}', '  '.join(tokens)))
+  return _aligned(lines, left=(3,))
 
 
 def usage_table(rows: Sequence[Row]) -> str:

@@ -118,7 +118,7 @@ def sums(model: LM, ids_BxT: jax.Array) -> dict[str, dict[str, Sums]]:
       for name, size in sizes.items()
     }
 
-  return _run(model, layer, model.embed(jnp.maximum(ids_BxT, 0)))[1]
+  return run_layers(model, layer, model.embed(jnp.maximum(ids_BxT, 0)))[1]
 
 
 def maps(model: LM, ids_BxT: jax.Array, layer: jax.Array | int) -> dict[tuple[str, int], jax.Array]:
@@ -148,11 +148,11 @@ def maps(model: LM, ids_BxT: jax.Array, layer: jax.Array | int) -> dict[tuple[st
     for name, (_, module) in _pattentions(layers).items()
   }
   nothing = {(name, count): jnp.zeros((*ids_BxT.shape, count)) for name, count in sizes}
-  (_, kept), _ = _run(model, one, (model.embed(jnp.maximum(ids_BxT, 0)), nothing))
+  (_, kept), _ = run_layers(model, one, (model.embed(jnp.maximum(ids_BxT, 0)), nothing))
   return kept
 
 
-def _run(
+def run_layers(
   model: LM, apply: Callable[[Layer, Any, jax.Array], tuple[Any, Any]], carry: Any
 ) -> tuple[Any, dict[str, Any]]:
   """Apply a function to all layers, one after the other.

@@ -122,8 +122,10 @@ def _with_capacity(
   top_k, rows = choice.experts_BxTxK.shape[-1], config.rows if batch % config.rows == 0 else 1
   groups = batch // rows
   slots = capacity(config, rows * length, top_k, count, training)
+  if not slots:
+    return Routed(0 * x_BxTxD, choice.experts_BxTxK < 0)
   experts_GxM, gates_GxM = (one.reshape(groups, -1) for one in choice)
-  place_GxM = jax.vmap(lambda e, g: _place(e, g, count, config.order))(experts_GxM, gates_GxM)
+  place_GxM = jax.vmap(lambda e, g: place(e, g, count, config.order))(experts_GxM, gates_GxM)
   kept_GxM = (place_GxM < slots) & (experts_GxM < count)
   # The places of all groups, expert by expert.
   group_Gx1 = jnp.arange(groups, dtype=jnp.int32)[:, None]
@@ -139,8 +141,15 @@ def _with_capacity(
   return Routed(_combine(rows_MxD, choice.gates_BxTxK, kept_BxTxK), kept_BxTxK)
 
 
-def _place(experts_M: jax.Array, gates_M: jax.Array, count: int, order: str) -> jax.Array:
-  """Return the place of each choice of a group at its expert."""
+def place(experts_M: jax.Array, gates_M: jax.Array, count: int, order: str) -> jax.Array:
+  """Return the place of each choice of a group at its expert, from 0 on.
+
+  Args:
+    experts_M: the chosen experts, choice k of token t at K t + k; `count` for none.
+    gates_M: their gates.
+    count: the number of experts.
+    order: see `CapacityConfig.order`.
+  """
   if order == 'sequence':
     return grouped.places(experts_M, count).of_row_M
   first = jnp.argsort(-gates_M, stable=True)

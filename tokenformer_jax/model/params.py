@@ -149,6 +149,21 @@ class Definition:
     """The number of parameters; allocates none."""
     return sum(leaf.size for leaf in jax.tree.leaves(self.abstract))
 
+  @property
+  def active(self) -> int:
+    """The number of parameters in use for one token: all but the experts that it does not choose.
+
+    Embeddings count whole.
+    """
+    pairs = zip(jax.tree.leaves(self.abstract), jax.tree.leaves(self.info), strict=True)
+    return sum(round(leaf.size * one.active) for leaf, one in pairs)
+
+  @property
+  def counts(self) -> str:
+    """The number of parameters as text, with that of the active ones if they are fewer."""
+    active = f' ({self.active:,} active)' if self.active != self.count else ''
+    return f'{self.count:,} parameters{active}'
+
 
 def define(make: Callable[[nnx.Rngs], nnx.Module]) -> Definition:
   """Take the module that `make` builds apart, without allocating arrays."""

@@ -244,8 +244,8 @@ def check_divisible(mesh: Mesh, name: str, size: int, place: str) -> None:
     UserError: the size is not a multiple of the mesh axes that split the axis.
   """
   if size % parts(name, mesh):
+    split = [axis for axis in mesh_axes(name) if mesh.shape[axis] > 1]
     raise UserError(
       f'the axis {name!r} {place} has the size {size}, which is not a multiple of '
-      f'{" × ".join(mesh_axes(name))} = {parts(name, mesh)} of the mesh; change that size or '
-      'config.mesh'
+      f'{" × ".join(split)} = {parts(name, mesh)} of the mesh; change that size or config.mesh'
     )

@@ -74,8 +74,8 @@ def scale(config: OptimConfig, info: Params, hidden: Params) -> optax.GradientTr
 def _matrix(one: ParamInfo) -> contrib.MuonDimensionNumbers | None:
   """Return the axes in and out of a matrix that muon orthogonalizes, or None for Adam.
 
-  These are keys [N, D_in], values [N, D_out] and kernels of layers, each layer and each group of
-  parameter tokens by itself. The old and new tokens of one group are one matrix.
+  These are keys [N, D_in], values [N, D_out] and kernels of layers, each layer, each expert and each
+  group of parameter tokens by itself. The old and new tokens of one group are one matrix.
   """
   if not one.in_layers:
     return None
@@ -163,7 +163,8 @@ def _scale_by_factored_rms(info: Params, hidden: Params) -> optax.GradientTransf
 
   `optax.scale_by_factored_rms` keeps the two largest axes, of which one may be `layers`, and keeps
   others after a growth. This function keeps the last two axes of every matrix, of any size. Updates
-  are clipped to a root mean square of 1 for each matrix of each layer.
+  are clipped to a root mean square of 1 for each matrix of each layer and
+  expert.
 
   The mean squares of columns are over all tokens. From the update on at which tokens freeze, their
   part fades from it, with the weight that all old gradients have; until then the updates of the
@@ -216,7 +217,7 @@ def _factored_update(
     update = gradient * jax.lax.rsqrt(share)[..., None] * jax.lax.rsqrt(col)[..., None, :]
   else:
     update = gradient * jax.lax.rsqrt(whole)
-  over = tuple(i for i, axis in enumerate(one.axes) if axis != 'layers')
+  over = tuple(i for i, axis in enumerate(one.axes) if axis not in ('layers', 'experts'))
   sizes = _visible(one, update.shape, sum(hidden))
   number = max(1, math.prod(sizes[i] for i in over))
   rms = jnp.sqrt(jnp.sum(jnp.square(update), over, keepdims=True) / number)

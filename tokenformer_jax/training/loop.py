@@ -302,7 +302,7 @@ class Trainer:
     kind = self.mesh.devices.flat[0].device_kind
     return (
       f'{f"going on after step {first}" if first else "training"} in {self.workdir}: '
-      f'{self.task.definition.count:,} parameters, {self.task.describe_data()}, {mesh} of {kind}'
+      f'{self.task.definition.counts}, {self.task.describe_data()}, {mesh} of {kind}'
     )
 
 

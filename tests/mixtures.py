@@ -1,0 +1,74 @@
+"""Routed experts and models with them, small enough to be compiled in a second or two."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tiny import tiny_model
+
+from tokenformer_jax.config import (
+  CapacityConfig,
+  ExpertsConfig,
+  LossBalanceConfig,
+  MLPConfig,
+  ModelConfig,
+  NoBalanceConfig,
+  PattentionConfig,
+  RouterConfig,
+)
+from tokenformer_jax.model.compute import DEFAULT
+from tokenformer_jax.model.feed_forward import feed_forward
+from tokenformer_jax.model.params import Definition, Params, define
+
+SWIGLU = {'activation': 'silu', 'gated': True}
+TOKENS = PattentionConfig(tokens=8, reference=8)
+KINDS = {
+  'switch': ExpertsConfig(
+    count=8, expert=MLPConfig(16, activation='relu'), dispatch=CapacityConfig(1.0, 1.0, least=1)
+  ),
+  'fine-grained': ExpertsConfig(
+    count=8,
+    expert=MLPConfig(16, **SWIGLU),
+    shared=MLPConfig(16, **SWIGLU),
+    router=RouterConfig(top_k=3),
+    balance=LossBalanceConfig(0.01, devices=4, device_weight=0.05),
+  ),
+  'sparse': ExpertsConfig(
+    count=8,
+    expert=TOKENS,
+    shared=PattentionConfig(tokens=16, reference=16),
+    router=RouterConfig('sigmoid', top_k=2),
+  ),
+}
+
+
+def layer(config: ExpertsConfig, width: int = 16) -> Definition:
+  """Return routed experts alone, as a feed-forward part."""
+  model = ModelConfig(width=width)
+  return define(lambda rngs: feed_forward(config, model, compute=DEFAULT, rngs=rngs))
+
+
+def unbalanced(**changes: Any) -> ExpertsConfig:
+  """Return four MLPs as experts without a loss of the router's own."""
+  values = {'count': 4, 'expert': MLPConfig(8), 'balance': NoBalanceConfig(), **changes}
+  return ExpertsConfig(**values)
+
+
+def large(definition: Definition, seed: int = 0) -> Params:
+  """Return parameters so large that every choice of an expert matters."""
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape), p.dtype), definition.abstract)
+
+
+def inputs(*shape: int, seed: int = 1) -> jax.Array:
+  """Return random numbers of a shape, float32."""
+  return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def mixture(kind: str | ExpertsConfig = 'fine-grained', **changes: Any) -> ModelConfig:
+  """Return `tiny_model` with routed experts in every layer."""
+  model = tiny_model(**changes)
+  ffn = KINDS[kind] if isinstance(kind, str) else kind
+  return dataclasses.replace(model, layer=dataclasses.replace(model.layer, ffn=ffn))

@@ -1,0 +1,209 @@
+"""The way of tokens to experts: places, order, drops, and the same on every mesh."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from mixtures import inputs, large, layer, unbalanced
+
+from tokenformer_jax.config import (
+  CapacityConfig,
+  GroupedConfig,
+  LossBalanceConfig,
+  MeshConfig,
+  MLPConfig,
+  RouterConfig,
+)
+from tokenformer_jax.model import dispatch, grouped
+from tokenformer_jax.model.router import Choice
+from tokenformer_jax.model.trunk import Context
+from tokenformer_jax.parallel import sharding
+
+PLENTY = CapacityConfig(factor=100, eval_factor=100)
+MESHES = [
+  {'fsdp': 1},
+  {'fsdp': 8},
+  {'fsdp': 1, 'experts': 2, 'replica': 4},
+  {'fsdp': 2, 'experts': 4},
+  {'fsdp': 1, 'experts': 8},
+  {'fsdp': 2, 'experts': 2, 'tokens': 2},
+]
+
+
+def _copy(rows, product, matrices):
+  """An expert that multiplies its rows by its own number + 1."""
+  return product(rows, matrices)
+
+
+def _numbered(experts, config, training=True, gates=None, count=4):
+  """Run experts on ones: each choice that is kept adds the expert's number + 1, times its gate."""
+  experts = jnp.asarray(experts, jnp.int32)
+  gates = jnp.ones(experts.shape) if gates is None else jnp.asarray(gates)
+  matrices = [(1.0 + jnp.arange(count))[:, None, None]]
+  x = jnp.ones((*experts.shape[:2], 1))
+  axes = [('experts', 'expert_width', 'expert_hidden')]
+  return dispatch.run(_copy, x, Choice(experts, gates), matrices, axes, config, training=training)
+
+
+def test_the_places_of_an_expert():
+  config = CapacityConfig(factor=1.25, eval_factor=2.0, least=4)
+  assert dispatch.capacity(config, 24, 1, 4, training=True) == 8  # 7.5: halves to even
+  assert dispatch.capacity(config, 24, 1, 4, training=False) == 12
+  assert dispatch.capacity(config, 24, 2, 4, training=True) == 15
+  assert dispatch.capacity(config, 24, 1, 64, training=True) == 4, 'the least'
+  assert dispatch.capacity(config, 3, 1, 64, training=True) == 3, 'more places than tokens'
+
+
+def test_an_expert_that_all_choose_takes_the_first_tokens_only():
+  config = CapacityConfig(factor=1.0, least=1)
+  out, kept = _numbered(np.full((2, 12, 1), 2), config)
+  want = np.repeat([3, 0], [3, 9])
+  np.testing.assert_array_equal(out[..., 0], [want, want], 'not exactly `capacity`, first in order')
+  np.testing.assert_array_equal(kept[..., 0], [want > 0] * 2)
+
+
+def test_the_largest_gates_come_first_if_asked():
+  gates = np.array([0.1, 0.9, 0.3, 0.8, 0.3, 0.2])[None, :, None]
+  config = CapacityConfig(factor=2.0, least=1, order='gate')
+  _, kept = _numbered(np.zeros((1, 6, 1)), config, gates=gates)
+  assert kept[0, :, 0].tolist() == [False, True, True, True, False, False]
+
+
+def test_without_places_experts_add_nothing():
+  out, kept = _numbered(np.zeros((1, 6, 1)), CapacityConfig(factor=0.01, least=0))
+  assert not np.any(out) and not np.any(kept)
+
+
+def test_rows_can_share_places():
+  experts = np.array([[0, 0, 0, 0], [1, 1, 2, 3]])[..., None]
+  alone, shared = (
+    _numbered(experts, CapacityConfig(factor=1.0, least=1, rows=rows)).kept_BxTxK[..., 0]
+    for rows in (1, 2)
+  )
+  assert alone.tolist() == [[True, False, False, False], [True, False, True, True]]
+  assert shared.tolist() == [[True, True, False, False], [True, True, True, True]]
+
+
+@pytest.mark.parametrize('config', [PLENTY, GroupedConfig()], ids=['capacity', 'grouped'])
+def test_every_expert_of_a_token_adds_its_part(config):
+  experts = np.array([[[0, 2], [3, 1], [4, 4], [1, 3]]])  # 4 is no expert
+  gates = np.array([[[0.5, 0.25], [1, 1], [1, 1], [0.125, 2]]])
+  out, kept = _numbered(experts, config, gates=gates)
+  assert out[0, :, 0].tolist() == [0.5 + 0.75, 4 + 2, 0, 0.25 + 8]
+  assert kept[0].tolist() == [[True, True], [True, True], [False, False], [True, True]]
+
+
+@pytest.mark.parametrize('platform', ['cpu', 'tpu'])
+@pytest.mark.parametrize('rows', [1, 37, 200])
+def test_sorted_rows_meet_the_matrix_of_their_expert(platform, rows, monkeypatch):
+  # In blocks on CPUs, by `ragged_dot` elsewhere.
+  monkeypatch.setattr(grouped, 'platform', lambda: platform)
+  rng = np.random.default_rng(0)
+  experts = rng.choice([0, 1, 3, 5, 6], rows)  # some have no rows, and 6 is none
+  x, matrices = inputs(rows, 8), inputs(6, 8, 5, seed=2)
+
+  @jax.jit
+  def f(experts, x):
+    order = grouped.sort(experts, 6)
+    return order.back(order.product(order.rows(x), matrices))
+
+  got = f(jnp.asarray(experts, jnp.int32), x)
+  whole = jnp.concatenate([matrices, jnp.zeros((1, 8, 5))])
+  np.testing.assert_allclose(got, jnp.einsum('MI,MIO->MO', x, whole[experts]), atol=1e-5)
+
+
+def test_both_ways_agree_where_nothing_is_dropped():
+  router = RouterConfig(top_k=2, renormalize=True)
+  config = unbalanced(router=router, expert=MLPConfig(8, gated=True), balance=LossBalanceConfig())
+  params, x = large(layer(config)), inputs(4, 12, 16)
+
+  def compute(how):
+    definition = layer(dataclasses.replace(config, dispatch=how))
+
+    def f(params, x):
+      y, aux = definition.bind(params)(x, Context(training=True))
+      return jnp.mean(jnp.square(y)) + aux.loss, y
+
+    return jax.jit(jax.value_and_grad(f, (0, 1), has_aux=True))(params, x)
+
+  (_, one), by_places = compute(PLENTY)
+  (_, two), by_groups = compute(GroupedConfig())
+  assert float(jnp.abs(one).max()) > 1
+  np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-5 * float(jnp.abs(one).max()))
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.abs(a).max())),
+    by_places,
+    by_groups,
+  )
+
+
+def test_decoding_token_by_token_drops_none():
+  config = unbalanced(dispatch=CapacityConfig(factor=0.01, eval_factor=0.01, least=0))
+  definition = layer(config)
+  run, x = definition.bind(large(definition)), inputs(2, 3, 16)
+  at_start, later = (run(x, Context(start))[1].figures for start in (0, jnp.int32(5)))
+  assert (at_start['router/dropped'], later['router/dropped']) == (1, 0)
+
+
+def _on_mesh(sizes, config, experts, x):
+  count = int(np.prod(list(sizes.values())))
+  mesh = sharding.make_mesh(MeshConfig(**sizes), jax.devices()[:count])
+  matrix = inputs(8, 4, 6, seed=4)
+
+  def f(x, experts, matrix):
+    choice = Choice(experts, 0.5 + 0 * experts.astype(jnp.float32))
+    axes = [
+      ('experts', 'expert_width', 'expert_hidden'),
+      ('experts', 'expert_hidden', 'expert_width'),
+    ]
+    both = [matrix, jnp.swapaxes(matrix, 1, 2)]
+
+    def apply(rows, product, up, down):
+      return product(product(rows, up), down)
+
+    return dispatch.run(apply, x, choice, both, axes, config, training=True)
+
+  with jax.set_mesh(mesh):
+    places = sharding.batch_sharding(mesh)
+    return jax.jit(f, in_shardings=(places, places, None))(x, experts, matrix)
+
+
+SOME_DROP = {
+  'capacity': CapacityConfig(factor=1.0, least=1),
+  'shared by two rows': CapacityConfig(factor=1.0, least=1, rows=2),
+  'by gate': CapacityConfig(factor=1.0, least=1, order='gate'),
+  'grouped': GroupedConfig(),
+}
+
+
+@pytest.mark.parametrize(
+  ('name', 'sizes'),
+  [
+    ('capacity', MESHES[-1]),
+    ('grouped', MESHES[-1]),
+    *(
+      pytest.param(name, sizes, marks=pytest.mark.slow)
+      for name in SOME_DROP
+      for sizes in MESHES[1:]
+    ),
+  ],
+  ids=str,
+)
+def test_a_token_is_dropped_or_kept_on_every_mesh(name, sizes):
+  experts = jnp.asarray(np.random.default_rng(0).integers(0, 8, (16, 12, 2)), jnp.int32)
+  x, config = inputs(16, 12, 4), SOME_DROP[name]
+  want, got = (_on_mesh(one, config, experts, x) for one in (MESHES[0], sizes))
+  np.testing.assert_array_equal(got.kept_BxTxK, want.kept_BxTxK)
+  assert np.all(want.kept_BxTxK) == (name == 'grouped')
+  np.testing.assert_allclose(got.out_BxTxD, want.out_BxTxD, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_device_with_too_few_places_says_what_it_drops():
+  experts = jnp.zeros((16, 12, 2), jnp.int32)
+  x, sizes = inputs(16, 12, 4), {'fsdp': 1, 'experts': 4}
+  _, kept = _on_mesh(sizes, GroupedConfig(device_factor=2.0), experts, x)
+  # A device has 4 · 12 · 2 choices, all for the first one, and that has places for half of them.
+  assert np.mean(kept) == 0.5

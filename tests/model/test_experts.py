@@ -1,0 +1,247 @@
+"""Layers of experts against the reference, and the models that they become at their limits."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from mixtures import SWIGLU, TOKENS, inputs, large, layer, unbalanced
+from tiny import tiny_model
+
+from tokenformer_jax.config import (
+  CapacityConfig,
+  ExpertsConfig,
+  LossBalanceConfig,
+  MLPConfig,
+  PattentionConfig,
+  RouterConfig,
+)
+from tokenformer_jax.model.compute import DEFAULT
+from tokenformer_jax.model.feed_forward import feed_forward
+from tokenformer_jax.model.params import define
+from tokenformer_jax.model.trunk import Context
+
+GOLDEN = Path(__file__).parents[1] / 'golden'
+SWITCH = np.load(GOLDEN / 'switch.npz')  # by google/flaxformer: see its `meta`
+DEEPSEEK = np.load(GOLDEN / 'deepseekmoe.npz')  # by deepseek-ai/ESFT
+RELU = MLPConfig(32, activation='relu')
+
+
+def _norm(array) -> float:
+  return np.linalg.norm(np.asarray(array))
+
+
+def _run(config, params, x, cotangent):
+  """Return the output, the loss of the router, and the gradients of parameters and input."""
+  definition = layer(config)
+
+  def f(params, x):
+    y, aux = definition.bind(params)(x, Context(training=True))
+    return jnp.sum(y * cotangent) + aux.loss, (y, aux.loss)
+
+  (_, (y, loss)), gradients = jax.jit(jax.value_and_grad(f, (0, 1), has_aux=True))(params, x)
+  return y, loss, *gradients
+
+
+@pytest.mark.parametrize('factor', ['1.0', '1.25', '2.0'])
+def test_a_switch_layer_is_that_of_the_reference(factor):
+  golden = {
+    name.removeprefix(f'layer/factor_{factor}/'): SWITCH[name]
+    for name in SWITCH.files
+    if name.startswith(f'layer/factor_{factor}/')
+  }
+  config = ExpertsConfig(
+    count=4,
+    expert=RELU,
+    router=RouterConfig(z_loss=0.001),
+    dispatch=CapacityConfig(factor=float(factor), least=1),
+  )
+  params = {
+    'router': {'kernel': SWITCH['weights/router/kernel']},
+    'experts': {'up': SWITCH['weights/experts/wi'], 'down': SWITCH['weights/experts/wo']},
+  }
+  y, loss, of_params, of_x = _run(config, params, SWITCH['layer/x'], SWITCH['layer/cotangent'])
+  np.testing.assert_allclose(y, golden['y'], atol=5e-6)
+  want = 0.01 * golden['aux_loss'] + 0.001 * golden['z_loss']
+  np.testing.assert_allclose(loss, want, atol=1e-5)
+  router = golden['grad/router']
+  np.testing.assert_allclose(
+    of_params['router']['kernel'], router, atol=1e-5 * np.abs(router).max()
+  )
+  for ours, theirs in (('up', 'wi'), ('down', 'wo')):
+    norms = [_norm(one) for one in of_params['experts'][ours]]
+    np.testing.assert_allclose(norms, golden[f'grad_norm/experts/{theirs}'], rtol=1e-5)
+  np.testing.assert_allclose(_norm(of_x), golden['grad_norm/x'], rtol=1e-5)
+
+
+def _deepseek_weights():
+  def kernel(name: str):
+    return DEEPSEEK[f'weights/{name}.weight'].T
+
+  def stacked(name: str):
+    return np.stack([kernel(f'experts.{i}.{name}_proj') for i in range(8)])
+
+  names = ('up', 'gate', 'down')
+  return {
+    'router': {'kernel': kernel('gate')},
+    'experts': {name: stacked(name) for name in names},
+    'shared': {name: {'kernel': kernel(f'shared_experts.{name}_proj')} for name in names},
+  }
+
+
+CASES = {
+  **{
+    f'norm_{norm}_seq_{seq}': {'renormalize': bool(norm), 'over': ('batch', 'sequence')[seq]}
+    for norm in (0, 1)
+    for seq in (0, 1)
+  },
+  'no_shared': {},
+  'top1_norm': {'top_k': 1},  # of which the source ignores `norm_topk_prob`
+}
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_a_deepseekmoe_layer_is_that_of_the_reference(name):
+  case, params = CASES[name], _deepseek_weights()
+  router = RouterConfig(top_k=case.get('top_k', 3), renormalize=case.get('renormalize', False))
+  config = ExpertsConfig(
+    count=8,
+    expert=MLPConfig(8, **SWIGLU),
+    shared=MLPConfig(16, **SWIGLU),
+    router=router,
+    balance=LossBalanceConfig(0.01, over=case.get('over', 'sequence')),
+  )
+  if name == 'no_shared':
+    params.pop('shared')
+    config = dataclasses.replace(config, shared=ExpertsConfig().shared)
+  y, loss, of_params, of_x = _run(config, params, DEEPSEEK['x'], DEEPSEEK['cotangent'])
+  np.testing.assert_allclose(y, DEEPSEEK[f'{name}/y'], atol=2e-5)
+  np.testing.assert_allclose(loss, DEEPSEEK[f'{name}/aux_loss'], atol=1e-7)
+  if f'{name}/grad/gate.weight' not in DEEPSEEK:
+    return
+  want = DEEPSEEK[f'{name}/grad/gate.weight'].T
+  np.testing.assert_allclose(
+    of_params['router']['kernel'], want, atol=1e-4 * np.abs(want).max(), rtol=0
+  )
+  np.testing.assert_allclose(_norm(of_x), DEEPSEEK[f'{name}/grad_norm/x'], rtol=1e-4)
+  norms = [
+    _norm(of_params['experts'][part][i]) for i in range(8) for part in ('down', 'gate', 'up')
+  ] + [_norm(of_params['shared'][part]['kernel']) for part in ('down', 'gate', 'up')]
+  np.testing.assert_allclose(norms, DEEPSEEK[f'{name}/grad_norm/experts'], rtol=1e-4)
+
+
+@pytest.mark.parametrize('over', ['batch', 'sequence'])
+def test_the_balance_loss_of_deepseekmoe_has_its_gradient(over):
+  config = ExpertsConfig(
+    count=8,
+    expert=MLPConfig(8, **SWIGLU),
+    router=RouterConfig(top_k=3),
+    balance=LossBalanceConfig(0.01, over=over),
+  )
+  params = _deepseek_weights()
+  params.pop('shared')
+  _, _, of_params, of_x = _run(config, params, DEEPSEEK['x'], jnp.zeros(()))
+  name = f'seq_{over == "sequence":d}/aux_grad'
+  np.testing.assert_allclose(
+    of_params['router']['kernel'].T, DEEPSEEK[f'{name}/gate.weight'], atol=1e-7
+  )
+  np.testing.assert_allclose(of_x, DEEPSEEK[f'{name}/x'], atol=1e-7)
+
+
+def _output(config, params, x):
+  definition = layer(config)
+  return jax.jit(lambda params, x: definition.bind(params)(x)[0])(params, x)
+
+
+@pytest.mark.parametrize('dispatch', [CapacityConfig(1.0, 1.0, least=1), ExpertsConfig().dispatch])
+def test_the_order_of_experts_does_not_matter(dispatch):
+  config = unbalanced(router=RouterConfig(top_k=2), dispatch=dispatch)
+  params, x, order = large(layer(config)), inputs(2, 12, 16), np.array([2, 0, 3, 1])
+  other = {
+    'router': {'kernel': params['router']['kernel'][:, order]},
+    'experts': jax.tree.map(lambda one: one[order], params['experts']),
+  }
+  np.testing.assert_allclose(
+    _output(config, params, x), _output(config, other, x), rtol=1e-5, atol=1e-4
+  )
+
+
+def _alone(part, params, x):
+  """Return what a feed-forward part without a router makes of x."""
+  model = tiny_model(width=x.shape[-1])
+  definition = define(lambda rngs: feed_forward(part, model, compute=DEFAULT, rngs=rngs))
+  return definition.bind(params)(x)
+
+
+def test_one_expert_is_the_dense_mlp():
+  config = unbalanced(count=1, expert=MLPConfig(8, **SWIGLU), dispatch=CapacityConfig(1.0, 1.0))
+  params, x = large(layer(config)), inputs(2, 12, 16)
+  dense = {name: {'kernel': one[0]} for name, one in params['experts'].items()}
+  want = _alone(config.expert, dense, x)
+  np.testing.assert_allclose(_output(config, params, x), want, rtol=1e-5, atol=1e-4)
+
+
+def test_experts_that_are_all_shared_are_the_dense_mlp_of_their_width():
+  # Three shared experts of width 8 as one of 24, beside an expert that adds nothing.
+  one = MLPConfig(8, activation='relu')
+  config = unbalanced(expert=one, shared=dataclasses.replace(one, width=24))
+  params, x = large(layer(config)), inputs(2, 12, 16)
+  params['experts']['down'] *= 0
+  up, down = (params['shared'][name]['kernel'] for name in ('up', 'down'))
+  parts = [slice(8 * i, 8 * i + 8) for i in range(3)]
+  want = sum(
+    _alone(one, {'up': {'kernel': up[:, part]}, 'down': {'kernel': down[part]}}, x)
+    for part in parts
+  )
+  np.testing.assert_allclose(_output(config, params, x), want, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize('renormalize', [False, True])
+def test_whole_experts_without_shared_ones_are_a_plain_mixture(renormalize):
+  # GShard's layer (Lepikhin et al. 2020) with top-2, and DeepSeekMoE's with m = 1 and K_s = 0.
+  config = unbalanced(router=RouterConfig(top_k=2, renormalize=renormalize))
+  params, x = large(layer(config)), inputs(2, 12, 16)
+  gates = np.asarray(jax.nn.softmax(x @ params['router']['kernel']))
+  kept = np.where(gates >= np.sort(gates, -1)[..., -2:-1], gates, 0)
+  kept /= kept.sum(-1, keepdims=True) if renormalize else 1
+  every = [
+    _alone(config.expert, {n: {'kernel': one[i]} for n, one in params['experts'].items()}, x)
+    for i in range(4)
+  ]
+  want = sum(kept[..., i : i + 1] * every[i] for i in range(4))
+  np.testing.assert_allclose(_output(config, params, x), want, rtol=1e-4, atol=1e-4)
+
+
+def test_groups_of_parameter_tokens_each_have_a_norm_of_their_own():
+  shared = PattentionConfig(tokens=16, reference=16)
+  router = RouterConfig('sigmoid', top_k=2)
+  config = unbalanced(expert=TOKENS, shared=shared, router=router)
+  params, x = large(layer(config)), inputs(2, 12, 16)
+  gates = np.asarray(jax.nn.sigmoid(x @ params['router']['kernel']))
+  kept = np.where(gates >= np.sort(gates, -1)[..., -2:-1], gates, 0)
+  every = [
+    _alone(TOKENS, {name: one[i] for name, one in params['experts'].items()}, x) for i in range(4)
+  ]
+  want = _alone(shared, params['shared'], x) + sum(
+    kept[..., i : i + 1] * every[i] for i in range(4)
+  )
+  np.testing.assert_allclose(_output(config, params, x), want, rtol=1e-4, atol=1e-4)
+
+
+def test_activations_of_bfloat16_stay_near_float32_and_choose_by_it():
+  config = unbalanced(router=RouterConfig(top_k=2))
+  params, x = large(layer(config)), inputs(2, 12, 16).astype(jnp.bfloat16)
+  got, want = _output(config, params, x), _output(config, params, x.astype(jnp.float32))
+  assert got.dtype == jnp.bfloat16
+  # A choice that differs would move an output by its own size.
+  np.testing.assert_allclose(got.astype(jnp.float32), want, atol=0.02 * float(jnp.abs(want).max()))
+
+
+def test_parameters_of_one_token_are_counted_by_its_share_of_experts():
+  definition = layer(unbalanced(count=8, router=RouterConfig(top_k=2)))
+  of_expert = 2 * 16 * 8
+  assert definition.count == 16 * 8 + 8 * of_expert
+  assert definition.active == 16 * 8 + 2 * of_expert
+  assert definition.counts == f'{128 + 2048:,} parameters ({128 + 512:,} active)'

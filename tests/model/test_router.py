@@ -1,0 +1,247 @@
+"""Routers: choice and losses against the reference, the float32 rule, and the bias."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from mixtures import inputs, layer, unbalanced
+
+from tokenformer_jax.config import BiasBalanceConfig, ModelConfig, RouterConfig
+from tokenformer_jax.model import dispatch, router
+from tokenformer_jax.model.params import define
+
+GOLDEN = Path(__file__).parents[1] / 'golden'
+SWITCH = np.load(GOLDEN / 'switch.npz')  # by google/flaxformer: see its `meta`
+DEEPSEEK = np.load(GOLDEN / 'deepseekmoe.npz')  # by deepseek-ai/ESFT
+TOP_1 = RouterConfig()
+
+
+def _gates(logits) -> jax.Array:
+  return jax.nn.softmax(jnp.asarray(logits))
+
+
+def _dispatch(name: str, capacity: int, order: str = 'sequence', valid=None):
+  """Return the dispatch and the combine array [G, T, E, C] of the logits in a golden file."""
+  logits = SWITCH[f'{name}/logits'] if f'{name}/logits' in SWITCH else SWITCH['router/logits']
+  choice = router.choose(_gates(logits), TOP_1, valid_BxT=valid)
+  experts, gates = choice.experts_BxTxK[..., 0], choice.gates_BxTxK[..., 0]
+  places = jax.vmap(lambda e, g: dispatch.place(e, g, 4, order))(experts, gates)
+  of_expert = jax.nn.one_hot(experts, 4)[..., None]
+  taken = of_expert * jax.nn.one_hot(places, capacity)[:, :, None]
+  return np.asarray(taken), np.asarray(taken * gates[..., None, None])
+
+
+@pytest.mark.parametrize(
+  ('name', 'capacity', 'order'),
+  [
+    *(('router', capacity, 'sequence') for capacity in (2, 4, 8, 24)),
+    ('router_bpr', 4, 'gate'),
+    ('router_padded', 4, 'sequence'),
+  ],
+)
+def test_tokens_get_the_places_of_the_reference(name, capacity, order):
+  valid = SWITCH['router_padded/valid'] if name == 'router_padded' else None
+  taken, weights = _dispatch(name, capacity, order, valid)
+  want = f'{name}/capacity_{capacity}'
+  np.testing.assert_array_equal(taken, SWITCH[f'{want}/dispatch'])
+  np.testing.assert_allclose(weights, SWITCH[f'{want}/combine'], atol=1e-6)
+
+
+def _balance(logits: jax.Array, weight: jax.Array) -> jax.Array:
+  gates = _gates(logits)
+  chosen = jax.nn.one_hot(jnp.argmax(gates, -1), gates.shape[-1]) * weight[..., None]
+  return router.balance_loss(chosen, gates, weight, over=(1,))
+
+
+LOSSES = {'aux_loss': _balance, 'z_loss': router.z_loss}
+
+
+@pytest.mark.parametrize('name', LOSSES)
+def test_losses_and_their_gradients_are_those_of_the_reference(name):
+  f = jax.jit(jax.value_and_grad(LOSSES[name]))
+  loss, gradient = f(jnp.asarray(SWITCH['router/logits']), jnp.ones((4, 24)))
+  want = SWITCH[f'router/{name}_grad']
+  np.testing.assert_allclose(loss, SWITCH[f'router/{name}'], atol=1e-5)
+  np.testing.assert_allclose(gradient, want, atol=1e-5 * np.abs(want).max())
+
+
+def test_padding_counts_in_no_mean():
+  # The source divides f, P and z of a padded row by all its tokens, and a padded token adds
+  # (log 4)² to z. We divide by the tokens that count, so that padding changes nothing.
+  logits, valid = (SWITCH[f'router_padded/{name}'] for name in ('logits', 'valid'))
+  weight = jnp.asarray(valid, jnp.float32)
+  z = router.z_loss(jnp.asarray(logits), weight)
+  of_source = (z * valid.sum() + (~valid).sum() * np.log(4) ** 2) / valid.size
+  np.testing.assert_allclose(of_source, SWITCH['router_padded/z_loss'], rtol=1e-5)
+
+  alone = [
+    _balance(jnp.asarray(row[valid])[None], jnp.ones((1, valid.sum())))
+    for row, valid in zip(logits, valid, strict=True)
+  ]
+  np.testing.assert_allclose(_balance(jnp.asarray(logits), weight), np.mean(alone), rtol=1e-6)
+
+
+@pytest.mark.parametrize('renormalize', [False, True])
+def test_several_experts_are_those_of_the_reference(renormalize):
+  assert json.loads(str(DEEPSEEK['meta']))['num_experts_per_tok'] == 3
+  config = RouterConfig(top_k=3, renormalize=renormalize)
+  experts, gates = router.choose(jnp.asarray(DEEPSEEK['scores']), config)
+  order = np.argsort(experts, axis=-1)  # The file has them by number.
+  name = f'norm_{renormalize:d}'
+  np.testing.assert_array_equal(
+    np.take_along_axis(np.asarray(experts), order, -1), DEEPSEEK[f'{name}/topk_index']
+  )
+  np.testing.assert_allclose(
+    np.take_along_axis(np.asarray(gates), order, -1), DEEPSEEK[f'{name}/topk_weight'], atol=1e-6
+  )
+  total = np.asarray(gates).sum(-1)
+  assert np.allclose(total, 1, atol=1e-6) if renormalize else (total < 1).all()
+
+
+def test_equal_gates_go_by_number():
+  gates = jnp.full((1, 1, 6), 0.25).at[0, 0, 4].set(0.5)
+  found = router.choose(gates, RouterConfig(top_k=3)).experts_BxTxK
+  assert found.tolist() == [[[4, 0, 1]]]
+
+
+def test_the_loss_is_1_at_even_load_and_the_number_of_experts_at_collapse():
+  even = jnp.tile(jnp.eye(8), (2, 3, 1))  # [2, 24, 8]
+  weight = jnp.ones((2, 24))
+  uniform = jnp.full(even.shape, 1 / 8)
+  one = jnp.zeros_like(even).at[..., 5].set(1.0)
+  for over in ((1,), (0, 1)):
+    assert router.balance_loss(even, uniform, weight, over) == pytest.approx(1)
+    assert router.balance_loss(one, one, weight, over) == pytest.approx(8)
+    # K experts a token change nothing: f is a share of choices.
+    two = even + jnp.roll(even, 1, axis=-1)
+    assert router.balance_loss(two, uniform, weight, over) == pytest.approx(1)
+
+
+@pytest.mark.parametrize('size', [1, 2, 4])
+def test_the_loss_of_groups_has_the_mean_share_and_the_sum_of_gates(size):
+  gates, weight = _gates(inputs(3, 10, 8)), jnp.ones((3, 10))
+  chosen = jax.nn.one_hot(jnp.argmax(gates, -1), 8)
+  # DeepSeekMoE, eq. 15 to 17; groups of one expert are eq. 12.
+  f, p = 8 * np.asarray(chosen).mean(1), np.asarray(gates).mean(1)
+  f, p = f.reshape(3, -1, size).mean(-1), p.reshape(3, -1, size).sum(-1)
+  want = (f * p).sum(-1).mean()
+  assert router.balance_loss(chosen, gates, weight, (1,), size) == pytest.approx(want, rel=1e-5)
+
+
+def test_the_gradient_goes_through_the_mean_gate_alone():
+  gates, weight = _gates(inputs(2, 10, 4)), jnp.ones((2, 10))
+  chosen = jax.nn.one_hot(jnp.argmax(gates, -1), 4)
+  by_chosen, by_gates = jax.grad(router.balance_loss, (0, 1))(chosen, gates, weight, (1,))
+  assert not np.any(by_chosen), 'a gradient through f, which is a count'
+  share = np.asarray(chosen).mean(1, keepdims=True)
+  np.testing.assert_allclose(by_gates, np.broadcast_to(4 * share / 20, gates.shape), rtol=1e-5)
+
+
+def _router(**changes):
+  config = unbalanced(**changes)
+  definition = define(lambda rngs: router.Router(config, ModelConfig(width=16), rngs=rngs))
+  params = jax.tree.map(lambda p: inputs(*p.shape, seed=3), definition.abstract)
+  return definition, params
+
+
+@pytest.mark.parametrize(('dtype', 'exact'), [('float32', True), ('bfloat16', False)])
+def test_products_and_gates_are_float32_whatever_the_activations_are(dtype, exact):
+  definition, params = _router(router=RouterConfig(dtype=dtype))
+  x = inputs(2, 12, 16).astype(jnp.bfloat16)
+  f = jax.jit(lambda params, x: definition.bind(params)(x)[0].gates_BxTxK)
+  logits = jax.make_jaxpr(f)(params, x).pretty_print()
+  assert ('f32[2,12,4] = dot_general' in logits) == exact
+  gates = f(params, x)
+  assert gates.dtype == jnp.float32
+  want = _gates(x.astype(jnp.float32) @ params['kernel']).max(-1, keepdims=True)
+  assert np.allclose(gates, want, atol=1e-6) == exact
+
+
+def test_jitter_is_drawn_in_training_only():
+  definition, params = _router(router=RouterConfig(jitter=0.1))
+  x = inputs(1, 6, 16)
+  run = definition.bind(params)
+  calm, moved, again = (
+    run(x, None, key)[0].gates_BxTxK for key in (None, *[jax.random.key(0)] * 2)
+  )
+  assert not np.allclose(calm, moved) and np.array_equal(moved, again)
+  plain = _router()[0].bind(params)
+  assert np.array_equal(plain(x, None, jax.random.key(0))[0].gates_BxTxK, calm)
+
+
+def test_the_bias_acts_on_the_choice_and_not_on_gates():
+  definition, params = _router(balance=BiasBalanceConfig(), router=RouterConfig('sigmoid'))
+  params |= {'bias': jnp.array([0.0, 0.0, 9.0, 0.0])}
+  x = inputs(2, 12, 16)
+
+  def f(params):
+    choice, aux = definition.bind(params)(x)
+    return jnp.sum(choice.gates_BxTxK) + aux.loss, (choice, aux)
+
+  (_, (choice, aux)), gradient = jax.value_and_grad(f, has_aux=True)(params)
+  assert np.all(choice.experts_BxTxK == 2)
+  want = jax.nn.sigmoid(x @ params['kernel'])[..., 2:3]
+  np.testing.assert_allclose(choice.gates_BxTxK, want, atol=1e-6)
+  assert aux.loss == 0, 'the bias adds to the loss'
+  # What reaches the bias is the excess of the load alone, whatever is made of the gates.
+  np.testing.assert_allclose(gradient['bias'], [-0.25, -0.25, 0.75, -0.25], atol=1e-6)
+  move = definition.info['bias'].own_update(gradient['bias'])
+  np.testing.assert_allclose(move, [1e-3, 1e-3, -1e-3, 1e-3], atol=1e-9)
+
+
+@pytest.mark.parametrize('by', ['sign', 'error'])
+def test_the_bias_evens_the_load_in_a_few_hundred_steps(by):
+  config = BiasBalanceConfig(rate=1e-2 if by == 'sign' else 0.1, by=by)
+  definition = define(
+    lambda rngs: router.Router(
+      unbalanced(count=8, router=RouterConfig('sigmoid', top_k=2), balance=config),
+      ModelConfig(width=16),
+      rngs=rngs,
+    )
+  )
+  # Logits with a mean, so that without a bias half of the experts get nearly everything.
+  x = inputs(16, 64, 16).at[..., 0].set(1)
+  kernel = 0.3 * inputs(16, 8, seed=5).at[0].set(jnp.linspace(-3, 3, 8))
+
+  def step(bias, _):
+    def loss(bias):
+      _, aux = definition.bind({'kernel': kernel, 'bias': bias})(x)
+      return aux.loss, aux.figures['router/max_violation']
+
+    gradient, violation = jax.grad(loss, has_aux=True)(bias)
+    return bias + definition.info['bias'].own_update(gradient), violation
+
+  _, violation = jax.jit(lambda b: jax.lax.scan(step, b, length=400))(jnp.zeros(8))
+  assert violation[0] > 1, 'the toy is even from the start'
+  assert np.mean(violation[-50:]) < 0.1, 'loss-free balance does not balance'
+
+
+def test_figures_of_an_even_and_of_a_collapsed_router():
+  definition, params = _router(router=RouterConfig(top_k=4))
+  _, aux = definition.bind(params)(inputs(2, 6, 16))
+  assert aux.figures['router/max_violation'] == pytest.approx(0, abs=1e-6)
+  np.testing.assert_allclose(aux.figures['router/load'], 0.25)
+  definition, _ = _router()
+  collapsed = {'kernel': jnp.zeros((16, 4)).at[0, 3].set(50.0)}
+  _, aux = definition.bind(collapsed)(jnp.ones((2, 6, 16)))
+  assert aux.figures['router/max_violation'] == pytest.approx(3)
+  assert aux.figures['router/entropy'] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_padded_token_chooses_no_expert():
+  definition, params = _router()
+  valid = jnp.array([[False, False, True, True]])
+  choice, aux = definition.bind(params)(inputs(1, 4, 16), valid)
+  assert choice.experts_BxTxK[0, :2, 0].tolist() == [4, 4]
+  assert float(jnp.sum(aux.figures['router/load'])) == pytest.approx(1)
+
+
+def test_the_gradient_reaches_the_router_through_the_gate():
+  definition = layer(unbalanced())
+  params = jax.tree.map(lambda p: inputs(*p.shape, seed=7), definition.abstract)
+  x = inputs(2, 6, 16)
+  gradient = jax.grad(lambda p: jnp.sum(definition.bind(p)(x)[0]))(params)
+  assert np.any(gradient['router']['kernel']), 'without a balance loss the router never learns'

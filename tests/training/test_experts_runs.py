@@ -1,0 +1,134 @@
+"""Runs of mixtures: the same on every mesh, after a resume, and with every optimizer."""
+
+import dataclasses
+import functools
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from mixtures import KINDS, mixture
+from outcomes import assert_same, losses, paths
+from tiny_run import vit_config
+
+from tokenformer_jax import tasks
+from tokenformer_jax.config import (
+  BiasBalanceConfig,
+  Config,
+  DataConfig,
+  MeshConfig,
+  OptimConfig,
+  TrainConfig,
+)
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.steps import optim
+from tokenformer_jax.steps import step as step_lib
+from tokenformer_jax.training import loop
+
+pytestmark = pytest.mark.slow
+
+BIASED = dataclasses.replace(KINDS['sparse'], balance=BiasBalanceConfig(0.01))
+CASES = {'switch': KINDS['switch'], 'fine-grained': KINDS['fine-grained'], 'sparse': BIASED}
+# Flags of a run with experts; `tokens` has its default, because others have no meaning for experts.
+FLAGS = {
+  'model__layer__ffn__kind': 'experts',
+  'model__layer__ffn__tokens': 512,
+  'model__layer__ffn__count': 8,
+  'model__layer__ffn__expert__width': 16,
+  'model__layer__ffn__router__top_k': 2,
+  'model__layer__ffn__balance__kind': 'bias',
+  'model__layer__ffn__balance__rate': 0.01,
+}
+
+
+def _steps(name: str, mesh: MeshConfig, steps: int, optimizer: str = 'adamw', parts: int = 1):
+  """Return the losses and the last state of a run on a mesh, with other rows in each step."""
+  rate = {'lion': 3e-4}.get(optimizer, 3e-3)
+  config = Config(
+    model=mixture(CASES[name], tokens={'qkv': 32, 'proj': 32}),
+    data=DataConfig(batch_size=16, sequence_length=16),
+    optim=OptimConfig(name=optimizer, learning_rate=rate, warmup_steps=0, accumulation_steps=parts),
+    train=TrainConfig(steps=100),
+    mesh=mesh,
+  )
+  count = mesh.replica * mesh.fsdp * mesh.experts * mesh.tokens
+  devices, task = sharding.make_mesh(mesh, jax.devices()[:count]), tasks.make(config)
+  tx = optim.make_optimizer(config.optim, 100, task.definition.info)
+  shardings = step_lib.state_shardings(devices, task.definition, tx)
+  rng, found = np.random.default_rng(0), []
+  words = rng.integers(0, 64, (64, 17), np.int32) // rng.integers(1, 9, (64, 1))
+  with jax.set_mesh(devices):
+    new = jax.jit(
+      functools.partial(step_lib.initial_state, task.definition, tx), out_shardings=shardings
+    )
+    step, state = step_lib.make_train_step(task, tx, config, devices), new(0)
+    for number in range(steps):
+      rows = jnp.asarray(words[16 * (number % 4) :][:16])
+      state, figures = step(state, jax.device_put(rows, sharding.batch_sharding(devices)))
+      found.append(float(figures['loss']))
+  return np.array(found), jax.device_get(state)
+
+
+ONE = MeshConfig(fsdp=1)
+_on_one = functools.cache(lambda name: _steps(name, ONE, 20))
+
+
+@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize(
+  'mesh',
+  [
+    MeshConfig(fsdp=8),
+    MeshConfig(fsdp=1, experts=2, replica=4),
+    MeshConfig(fsdp=2, experts=4),
+    MeshConfig(fsdp=1, experts=8),
+    MeshConfig(fsdp=2, experts=2, tokens=2),
+  ],
+  ids=['fsdp 8', 'experts 2', 'experts 4', 'experts 8', 'tokens 2'],
+)
+def test_twenty_steps_agree_on_every_mesh(name, mesh):
+  want, got = _on_one(name)[0], _steps(name, mesh, 20)[0]
+  assert want[-1] < want[0] - 0.1, 'it does not learn'
+  np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+@pytest.mark.parametrize('optimizer', ['adamw', 'muon', 'adafactor', 'lion'])
+def test_every_optimizer_trains_a_mixture(optimizer):
+  for name in ('fine-grained', 'sparse'):
+    found, state = _steps(name, ONE, 20, optimizer)
+    assert found[-4:].mean() < found[:4].mean() - 0.1, f'{optimizer} does not learn: {found}'
+    for path, array in paths(state['params']).items():
+      assert np.all(np.isfinite(array)), path
+      if path.endswith('bias'):  # moved by its own update: at most 20 steps of 0.01
+        assert 0 < np.abs(array).max() <= 0.2 + 1e-6
+
+
+def test_accumulated_gradients_move_the_bias_by_the_mean_load():
+  _, whole = _steps('sparse', ONE, 1)
+  _, parts = _steps('sparse', ONE, 1, parts=4)
+  one, two = (state['params']['blocks']['ffn']['router']['bias'] for state in (whole, parts))
+  assert np.abs(one).max() == pytest.approx(0.01)
+  np.testing.assert_array_equal(one, two)
+
+
+def test_a_resumed_run_has_the_bias_of_an_unbroken_one(make, tmp_path, one_device):
+  config = make(**FLAGS, train__keep_checkpoints=9, train__log_every=1)
+  whole = loop.train(config, tmp_path / 'run')
+  curve = losses(tmp_path / 'run')
+  assert curve[20] < curve[1] - 0.5, f'it does not learn: {curve}'
+  assert np.any(whole['params']['blocks']['ffn']['router']['bias'])
+  for name in ('router/max_violation', 'router/entropy', 'router/dropped', 'router/load/7'):
+    assert len(losses(tmp_path / 'run', f'train/{name}')) == 20
+    assert len(losses(tmp_path / 'run', f'eval/{name}')) == 1
+  shutil.copytree(tmp_path / 'run', tmp_path / 'again')
+  for step in (15, 20):  # as a crash would
+    shutil.rmtree(tmp_path / 'again/checkpoints' / str(step))
+  assert_same(loop.train(config, tmp_path / 'again'), whole, 'a resumed run')
+
+
+def test_a_vit_with_experts_trains(tmp_path, one_device):
+  config = vit_config(**FLAGS, train__log_every=1)
+  loop.train(config, tmp_path / 'run')
+  curve = losses(tmp_path / 'run')
+  assert curve[20] < curve[1] - 0.1, f'it does not learn: {curve}'
+  assert len(losses(tmp_path / 'run', 'eval/router/max_violation')) == 1

@@ -1,0 +1,148 @@
+"""Count which experts answer to which tokens of a text, layer by layer.
+
+A router chooses experts for the hidden state at a position, which depends on the whole text up to
+there. The counts go by the token at that position.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from tokenformer_jax.inspection.usage import batches
+from tokenformer_jax.inspection.weights import run_layers
+from tokenformer_jax.model import trunk
+from tokenformer_jax.model.lm import LM
+from tokenformer_jax.model.params import Definition, Params
+from tokenformer_jax.model.router import Choice, Router
+from tokenformer_jax.model.trunk import Aux, Layer
+from tokenformer_jax.parallel import sharding
+
+_CHOICES_AT_ONCE = 2**22  # on a device, over all layers
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Answers:
+  """The experts that a layer chose for a text.
+
+  Attributes:
+    ids: the token id of each choice, [M].
+    experts: the expert of each choice, [M].
+    count: E, the number of experts.
+  """
+
+  ids: np.ndarray
+  experts: np.ndarray
+  count: int
+
+  @property
+  def load(self) -> np.ndarray:
+    """Return the share of all choices that each expert has, [E]."""
+    return np.bincount(self.experts, minlength=self.count) / max(1, len(self.experts))
+
+  def tokens(self, expert: int, most: int) -> list[tuple[int, float, float]]:
+    """Return the token ids that an expert gets most often.
+
+    Args:
+      expert: its number.
+      most: the number of ids.
+
+    Returns:
+      For each the id, its part of the expert's choices, and the expert's part of the choices for
+      this id.
+    """
+    ids, times = np.unique(self.ids[self.experts == expert], return_counts=True)
+    first = np.argsort(-times, kind='stable')[:most]
+    return [
+      (int(ids[i]), float(times[i] / times.sum()), float(times[i] / np.sum(self.ids == ids[i])))
+      for i in first
+    ]
+
+
+def measure(
+  definition: Definition, params: Params, rows: np.ndarray, mesh: Mesh
+) -> dict[int, Answers]:
+  """Return the experts that each layer with a router chose for a text, by layer from 0 on.
+
+  Args:
+    definition: the model, from `define_lm`.
+    params: the parameters, anywhere on the mesh.
+    rows: token ids [R, T]; −1 is padding at the end of a row.
+    mesh: the mesh to run on.
+  """
+  model = definition.bind(definition.abstract)
+  routers = {
+    stack: router
+    for stacks in trunk.named_stacks(model.blocks, model.groups)
+    for stack, layers in stacks.items()
+    for router in _routers(layers).values()
+  }
+  if not routers:
+    return {}
+  places = list(trunk.places(model.groups))
+  most = sum(routers[place.stack].router.top_k for place in places if place.stack in routers)
+  run = _compiled(definition, mesh)
+  parts = []
+  with jax.set_mesh(mesh):
+    for batch in batches(rows, max(1, _CHOICES_AT_ONCE // (rows.shape[1] * most)), mesh):
+      ids = np.asarray(jax.device_get(batch))
+      parts.append((ids, jax.device_get(run(params, batch))))
+
+  def answers(place: trunk.Place) -> Answers:
+    ids, experts = [], []
+    for ids_BxT, by_stack in parts:
+      chosen_BxTxK = by_stack[place.stack][place.index]
+      counts = ids_BxT >= 0
+      experts.append(chosen_BxTxK[counts].ravel())
+      ids.append(np.repeat(ids_BxT[counts], chosen_BxTxK.shape[-1]))
+    count = routers[place.stack].count
+    return Answers(np.concatenate(ids), np.concatenate(experts), count)
+
+  return {number: answers(place) for number, place in enumerate(places) if place.stack in routers}
+
+
+@functools.lru_cache(maxsize=4)
+def _compiled(definition: Definition, mesh: Mesh) -> Callable[..., dict[str, jax.Array]]:
+  """Return jitted `_choices` for calls in `jax.set_mesh(mesh)`; every host gets the result."""
+  return jax.jit(
+    lambda params, ids: _choices(definition.bind(params), ids),
+    out_shardings=sharding.replicated(mesh),
+  )
+
+
+def _choices(model: LM, ids_BxT: jax.Array) -> dict[str, jax.Array]:
+  """Return the experts of every token, [L, B, T, K] for each stack of layers with a router."""
+
+  def layer(block: Layer, x: jax.Array, _: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+    seen: list[jax.Array] = []
+    modules = dict(nnx.iter_modules(block))
+    for path, router in _routers(block).items():
+      setattr(modules[path[:-1]], path[-1], _Watched(router, seen.append))
+    return block(x)[0], seen
+
+  _, found = run_layers(model, layer, model.embed(jnp.maximum(ids_BxT, 0)))
+  return {stack: chosen[0] for stack, chosen in found.items() if chosen}
+
+
+def _routers(block: nnx.Module) -> dict[tuple[Any, ...], Router]:
+  """Return the router of a layer, or of stacked layers, by its path; or nothing."""
+  modules = nnx.iter_modules(block)
+  return {path: module for path, module in modules if isinstance(module, Router)}
+
+
+class _Watched:
+  """A router that passes its choice to `see`."""
+
+  def __init__(self, router: Router, see: Callable[[jax.Array], None]):
+    self._router, self._see, self.count = router, see, router.count
+
+  def __call__(self, *arguments: Any) -> tuple[Choice, Aux]:
+    choice, aux = self._router(*arguments)
+    self._see(choice.experts_BxTxK)
+    return choice, aux
