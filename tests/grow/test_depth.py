@@ -460,7 +460,9 @@ def test_copies_that_were_not_trained_are_not_copied_again(how):
     depth.check_no_twins(SOURCE, TARGET, _lineage(*how), STEP, 'copies')
   depth.check_no_twins(SOURCE, TARGET, _lineage(*how), STEP, 'between')
   depth.check_no_twins(SOURCE, SOURCE, _lineage(*how), STEP, 'copies')  # No layer is added.
-  depth.check_no_twins(SOURCE, TARGET, _lineage(*how), STEP + 1, 'copies')  # They have been trained.
+  depth.check_no_twins(
+    SOURCE, TARGET, _lineage(*how), STEP + 1, 'copies'
+  )  # They have been trained.
 
 
 @pytest.mark.parametrize('how', [PLAIN, GrowConfig('duplicate', noise=0.1)])
