@@ -74,8 +74,8 @@ def scale(config: OptimConfig, info: Params, hidden: Params) -> optax.GradientTr
 def _matrix(one: ParamInfo) -> contrib.MuonDimensionNumbers | None:
   """Return the axes in and out of a matrix that muon orthogonalizes, or None for Adam.
 
-  These are keys [N, D_in], values [N, D_out] and kernels of layers, each layer, each expert and each
-  group of parameter tokens by itself. The old and new tokens of one group are one matrix.
+  These are keys [N, D_in], values [N, D_out] and kernels of layers: each layer, each expert and
+  each group of parameter tokens by itself. The old and new tokens of one group are one matrix.
   """
   if not one.in_layers:
     return None
