@@ -64,6 +64,7 @@ from tokenformer_jax.config.pattention import (
 from tokenformer_jax.config.projections import (
   count_names,
   counts_as_text,
+  is_of_experts,
   key_of,
   named_counts,
   pattentions,
@@ -131,6 +132,7 @@ __all__ = [
   'differences',
   'draws',
   'from_dict',
+  'is_of_experts',
   'is_plain',
   'key_of',
   'keys_named',

@@ -143,7 +143,7 @@ def check_new_tokens_train(optim: OptimConfig, before: ModelConfig, after: Model
     for number in frozen:
       place = number - 1
       if place < len(groups) and groups[place].tokens > sum(
-        one.tokens for one in old[name][place : place + 1]
+        one.tokens for one in old.get(name, ())[place : place + 1]
       ):
         raise UserError(
           f'new tokens of {name} would be in group {number}, which config.optim.frozen_groups='
