@@ -19,12 +19,13 @@ Choice = Callable[[int], Sequence[int]]
 _NUMBERS = re.compile(r'[1-9][0-9]{0,5}([ ,]+[1-9][0-9]{0,5})*')
 
 
-def parse_numbers(text: str, where: str) -> tuple[int, ...]:
+def parse_numbers(text: str, where: str, what: str = 'groups') -> tuple[int, ...]:
   """Return the numbers of groups in a text such as '2,3' or '2 3', in rising order; '' has none.
 
   Args:
     text: the text.
     where: its name for messages.
+    what: the things that the numbers are of, for messages.
 
   Raises:
     UserError: the text has another form, or a number twice.
@@ -34,11 +35,11 @@ def parse_numbers(text: str, where: str) -> tuple[int, ...]:
     return ()
   if not _NUMBERS.fullmatch(text):
     raise UserError(
-      f"{where} is {text[:40]!r}; it must be numbers of groups, counted from 1, for example '2,3'"
+      f"{where} is {text[:40]!r}; it must be numbers of {what}, counted from 1, for example '2,3'"
     )
   numbers = [int(number) for number in re.split('[ ,]+', text)]
   if len(set(numbers)) < len(numbers):
-    raise UserError(f'{where} is {text[:40]!r}; name every group once')
+    raise UserError(f'{where} is {text[:40]!r}; name every {what.removesuffix("s")} once')
   return tuple(sorted(numbers))
 
 

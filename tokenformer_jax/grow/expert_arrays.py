@@ -200,19 +200,17 @@ def take(tree: Params, info: Params, numbers: Params) -> Params:
   Args:
     tree: parameters, or a moment of them.
     info: the `ParamInfo` of each array.
-    numbers: the numbers of the experts that stay, from 0 on, [L, N] or [N], for each array with
-      experts; anything for the others.
+    numbers: the numbers of the experts that stay, from 0 on, [L, N] for each array with experts;
+      anything for the others.
   """
 
-  def of_array(one: ParamInfo, array: jax.Array, kept: jax.Array) -> jax.Array:
+  def of_array(one: ParamInfo, array: jax.Array, kept_LxN: jax.Array) -> jax.Array:
     axis = expert_axis(one)
     if axis is None:
       return array
-    if axis == 0:
-      return jnp.take(array, kept, axis=0)
     shape = [1] * array.ndim
-    shape[0], shape[axis] = kept.shape
-    return jnp.take_along_axis(array, kept.reshape(shape), axis)
+    shape[0], shape[axis] = kept_LxN.shape
+    return jnp.take_along_axis(array, kept_LxN.reshape(shape), axis)
 
   return jax.tree.map(of_array, info, tree, numbers)
 
@@ -229,7 +227,7 @@ def loads(task: Task, params: Params, batch: Batch) -> Params:
     batch: examples [B, …].
 
   Returns:
-    A tree like the parameters of the task; other arrays have the scalar 0.
+    A tree like the parameters; other arrays have the scalar 0.
   """
   info, abstract = task.definition.info, task.definition.abstract
 
@@ -252,39 +250,46 @@ def loads(task: Task, params: Params, batch: Batch) -> Params:
   # The module of each bias is the router, which lies beside the experts.
   found = {path[:-2]: share + 1 / share.shape[-1] for path, share in excess.items()}
 
-  def of_array(path: Path, one: ParamInfo) -> jax.Array:
-    parents = (path[:at] for at in range(len(path)))
-    inside = next((at for at in parents if at in found), None)
-    return jnp.zeros(()) if expert_axis(one) is None else found[inside]
+  def of_array(path: Path, _: jax.Array) -> jax.Array:
+    if expert_axis(lookup(info, path)) is None:
+      return jnp.zeros(())
+    return next(found[path[:at]] for at in range(len(path)) if path[:at] in found)
 
-  return jax.tree.map_with_path(of_array, info)
+  return jax.tree.map_with_path(of_array, params)
 
 
-def most_used(loads: Params, count: Params) -> Params:
-  """Return the numbers [L, N] of the experts with the largest loads, in rising order."""
+def most_used(loads: Params, info: Params, smaller: Params) -> Params:
+  """Return the numbers [L, N] of the experts with the largest loads, in rising order, for `take`.
 
-  def of_array(load: jax.Array, number: int) -> jax.Array:
-    if not load.ndim:
+  Args:
+    loads: from `loads`.
+    info: the `ParamInfo` of each array.
+    smaller: the shapes of the arrays of the model with fewer experts.
+  """
+
+  def of_array(one: ParamInfo, load: jax.Array, array: jax.ShapeDtypeStruct) -> jax.Array:
+    axis = expert_axis(one)
+    if axis is None:
       return load
-    return jnp.sort(jax.lax.top_k(load, number)[1], axis=-1)
+    return jnp.sort(jax.lax.top_k(load, array.shape[axis])[1], axis=-1)
 
-  return jax.tree.map(of_array, loads, count)
+  return jax.tree.map(of_array, info, loads, smaller)
 
 
-def kept_numbers(info: Params, abstract: Params, gone: Sequence[int]) -> Params:
+def without(info: Params, abstract: Params, gone: Sequence[int]) -> Params:
   """Return the numbers [L, N] of all experts but some, for `take`.
 
   Args:
     info: the `ParamInfo` of each array.
     abstract: its shape.
-    gone: the numbers of the others, from 0 on.
+    gone: the numbers of the others, from 1 on.
   """
 
   def of_array(one: ParamInfo, array: jax.ShapeDtypeStruct) -> np.ndarray:
     axis = expert_axis(one)
     if axis is None:
       return np.zeros((), np.int32)
-    kept = np.array([i for i in range(array.shape[axis]) if i not in gone], np.int32)
-    return np.broadcast_to(kept, (array.shape[0], len(kept))) if axis else kept
+    kept = [i for i in range(array.shape[axis]) if i + 1 not in gone]
+    return np.tile(np.array(kept, np.int32), (array.shape[0], 1))
 
   return jax.tree.map(of_array, info, abstract)

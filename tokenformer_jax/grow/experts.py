@@ -10,8 +10,8 @@ two. The arrays are made in `expert_arrays.py`.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from tokenformer_jax.config import (
   BiasBalanceConfig,
@@ -30,32 +30,35 @@ from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.model.layers import hidden_width
 
 
-def wanted(
-  model: ModelConfig,
-  counts: Mapping[str, int],
-  tokens: int | None = None,
-  top_k: int | None = None,
-) -> ModelConfig:
+class Wanted(NamedTuple):
+  """The experts that a model is to get.
+
+  Attributes:
+    counts: the new numbers of experts by the name of the layer, as from `named_counts`.
+    tokens: the parameter tokens of each new expert; None: as many as the Pattention has.
+    top_k: the experts of a token; None: those of the mixture, else 1 beside a Pattention and 2 that
+      are made of an MLP.
+  """
+
+  counts: Mapping[str, int]
+  tokens: int | None = None
+  top_k: int | None = None
+
+
+def wanted(model: ModelConfig, more: Wanted) -> ModelConfig:
   """Return a model with more experts, or with experts in the place of dense parts.
 
-  A Pattention becomes `shared`, with experts of one token's choice beside it. An MLP becomes
-  experts of which a token has two, whose gates add up to 1.
-
-  Args:
-    model: the model.
-    counts: the new numbers of experts by the name of the layer.
-    tokens: the parameter tokens of each new expert; None: as many as the Pattention has.
-    top_k: the experts of a token; None: the model's, or as above.
+  A Pattention becomes `shared`, with experts beside it. An MLP becomes experts of which a token has
+  two, whose gates add up to 1.
 
   Raises:
     UserError: a layer has another feed-forward part, or the values do not fit together.
   """
 
   def grown(name: str, layer: LayerConfig) -> LayerConfig:
-    if name not in counts:
+    if name not in more.counts:
       return layer
-    path = f'{layer_path(name)}.ffn'
-    new = _with_experts(layer.ffn, counts[name], tokens, top_k, path)
+    new = _with_experts(layer.ffn, more.counts[name], more, f'{layer_path(name)}.ffn')
     return dataclasses.replace(layer, ffn=new)
 
   after = model.map_layers(grown)
@@ -63,36 +66,32 @@ def wanted(
   return after
 
 
-def _with_experts(
-  ffn: Any, count: int, tokens: int | None, top_k: int | None, path: str
-) -> ExpertsConfig:
-  """Return a feed-forward part with `count` experts; for the arguments see `wanted`."""
-  if tokens is not None and not isinstance(ffn, PattentionConfig):
+def _with_experts(ffn: Any, count: int, more: Wanted, path: str) -> ExpertsConfig:
+  """Return a feed-forward part with `count` experts."""
+  if more.tokens is not None and not isinstance(ffn, PattentionConfig):
     advice = (
-      'use --param_tokens=ffn.expert=N' if _expert_tokens(ffn) else 'copies are as large as it is'
+      'its experts grow by --param_tokens=ffn.expert=N --method=zero_keys'
+      if isinstance(ffn, ExpertsConfig)
+      else 'its copies are as large as it is'
     )
     raise UserError(
       f'--expert_tokens is for new experts beside a Pattention, and {path}.kind is {ffn.kind}; '
       f'leave it out ({advice})'
     )
   if isinstance(ffn, ExpertsConfig):
-    router = dataclasses.replace(ffn.router, top_k=top_k or ffn.router.top_k)
+    router = dataclasses.replace(ffn.router, top_k=more.top_k or ffn.router.top_k)
     return dataclasses.replace(ffn, count=count, router=router)
   if isinstance(ffn, PattentionConfig):
-    size = tokens or ffn.tokens
+    size = more.tokens or ffn.tokens
     expert = PattentionConfig(tokens=size, reference=size, score=ffn.score)
-    return ExpertsConfig(count, expert, ffn, RouterConfig(top_k=top_k or 1))
+    return ExpertsConfig(count, expert, ffn, RouterConfig(top_k=more.top_k or 1))
   if ffn.bias:
     raise UserError(
       f'{path}.bias is True, and experts have no biases, so that it cannot become experts; grow a '
       'model without biases'
     )
-  top_k = top_k or 2
+  top_k = more.top_k or 2
   return ExpertsConfig(count, ffn, router=RouterConfig(top_k=top_k, renormalize=top_k > 1))
-
-
-def _expert_tokens(ffn: Any) -> bool:
-  return isinstance(ffn, ExpertsConfig) and isinstance(ffn.expert, PattentionConfig)
 
 
 def named_counts(
@@ -150,12 +149,19 @@ def counts_of(model: ModelConfig) -> dict[str, int]:
   }
 
 
-def former_names(name: str) -> tuple[str, ...]:
-  """Return the names that a projection can have had before experts were added or taken out."""
-  ends = ('', '.shared', '.expert')
-  short = next((name.removesuffix(end) for end in ends[1:] if name.endswith(f'ffn{end}')), name)
-  found = [f'{short}{end}' for end in ends] if short.endswith('ffn') else []
-  return (name, *(one for one in found if one != name))
+def former_names(name: str, present: Container[str]) -> tuple[str, ...]:
+  """Return the names that a projection can have had before experts were added or taken out.
+
+  Args:
+    name: of the projection.
+    present: the names of all projections of the model.
+  """
+  ends = ('.shared', '.expert')
+  short = next((name.removesuffix(end) for end in ends if name.endswith(f'ffn{end}')), name)
+  is_new = name == f'{short}.expert' and f'{short}.shared' in present
+  if is_new or not f'.{short}'.endswith('.ffn'):
+    return (name,)
+  return (name, short, *(f'{short}{end}' for end in ends))
 
 
 def narrow(source: ModelConfig, target: ModelConfig) -> ModelConfig:
@@ -250,14 +256,13 @@ def _inexact(path: str, old: Any, new: ExpertsConfig) -> str | None:
     return None
   everyone = router.top_k == new.count
   if is_mixture:
-    # Gates of old experts that new ones do not change.
-    apart = router.gates == 'sigmoid'
-    all_before = old.router.top_k == old.count
+    # A sigmoid's gates of old experts are what they were.
+    apart, all_before = router.gates == 'sigmoid', old.router.top_k == old.count
     if all_before and everyone and apart and not router.renormalize:
       reason = None
     elif router.top_k != old.router.top_k:
       reason = f'tokens of {path} choose {router.top_k} experts in the place of {old.router.top_k}'
-    elif not apart and not router.renormalize:
+    elif not apart:
       reason = f'the softmax of the router of {path} gives new experts a part of the gates'
     elif not isinstance(new.balance, BiasBalanceConfig):
       reason = f'tokens of {path} may choose new experts, which add nothing yet, before old ones'
@@ -296,11 +301,6 @@ def _pairs(source: ModelConfig, target: ModelConfig) -> Iterator[tuple[str, Any,
       yield name, old, new
 
 
-def differ(source: ModelConfig, target: ModelConfig) -> bool:
-  """Return whether the layers that both models have differ in their experts."""
-  return narrow(source, target) != target
-
-
 def balanced_by_bias(model: ModelConfig) -> ModelConfig:
   """Return the model with a bias for the choice in every router, to measure the load by."""
 
@@ -314,16 +314,37 @@ def balanced_by_bias(model: ModelConfig) -> ModelConfig:
   return model.map_layers(changed)
 
 
-def check_numbers(model: ModelConfig, numbers: Sequence[int], where: str) -> None:
-  """Check that each layer with experts has experts of these numbers, from 1 on, and keeps one.
+def without(model: ModelConfig, numbers: Sequence[int], where: str) -> ModelConfig:
+  """Return the model without the experts of these numbers, from 1 on, in each layer with experts.
 
   Raises:
-    UserError: a layer has not, or no layer has experts.
+    UserError: a layer has no such expert, or would keep too few.
   """
-  for name, count in named_counts(model, 1, where, dense=False).items():
-    count = used_layers(model)[name].ffn.count
-    if numbers and max(numbers) > count:
+  counts = counts_of(model)
+  named_counts(model, 1, where, dense=False)  # refuses a model without experts
+  for name, count in counts.items():
+    path = f'{layer_path(name)}.ffn'
+    if max(numbers) > count:
       raise UserError(
-        f'{where} names expert {max(numbers)}, and {layer_path(name)}.ffn has the experts 1 to '
-        f'{count}'
+        f'{where} names expert {max(numbers)}, and {path} has the experts 1 to {count}'
       )
+    if len(numbers) == count:
+      raise UserError(f'{path} would keep none of its {count} experts; name fewer in {where}')
+  return with_counts(model, {name: count - len(numbers) for name, count in counts.items()})
+
+
+def smaller(model: ModelConfig, counts: Mapping[str, int], where: str) -> ModelConfig:
+  """Return the model with fewer experts in the named layers, and as many in the others.
+
+  Raises:
+    UserError: a number is larger, or none is smaller; or see `with_counts`.
+  """
+  before = counts_of(model)
+  for name, count in counts.items():
+    if count > before[name]:
+      raise UserError(
+        f'{layer_path(name)}.ffn has {before[name]} experts, and shrink cannot make {count} of them'
+      )
+  if all(before[name] == count for name, count in counts.items()):
+    raise UserError(f'nothing would shrink; give a smaller number of experts by {where}')
+  return with_counts(model, counts)

@@ -218,6 +218,11 @@ def check_method(model: ModelConfig, method: str) -> None:
         f'method {method} adds parameter tokens, and this model has none; choose net2net, '
         'net2net_fill or hypercloning'
       )
+  elif experts.counts_of(model):
+    raise UserError(
+      f'method {method} widens a Transformer without experts, and this model has some; choose '
+      'another source'
+    )
   elif pattentions(model):
     raise UserError(
       f'method {method} is for Transformers, and this model has parameter tokens; choose '

@@ -24,6 +24,7 @@ class Ancestor:
   # took alone (extract), multiplied (scale) or froze (freeze). Empty for actions on whole models.
   groups: str = ''
   factor: float = 1.0  # of scale
+  experts: str = ''  # the numbers of the source's experts that remove took out
 
 
 Lineage = tuple[Ancestor, ...]  # the oldest first
