@@ -1,8 +1,14 @@
-"""Tiny models with experts, and growth by experts."""
+"""Tiny models with experts, and growth by experts.
+
+As a script: print for each score function and dtype whether growth keeps all bits of the logits.
+"""
 
 import dataclasses
+import sys
 from typing import Any
 
+import numpy as np
+from growing import grow_params, logits, params_of
 from tiny import tiny_model
 
 from tokenformer_jax.config import BiasBalanceConfig, GrowConfig, ModelConfig, RouterConfig
@@ -38,3 +44,12 @@ def sparse(score: str = 'l2_norm_gelu', **changes: Any) -> ModelConfig:
 def upcycled(**changes: Any) -> ModelConfig:
   """Four experts that were one MLP, of which a token has two."""
   return with_experts(tiny_model(dense=True, **changes), 4)
+
+
+if __name__ == '__main__':
+  for name in sys.argv[1:]:
+    small, large = tiny_model(score=name), sparse(name)
+    old = params_of(small)
+    new = grow_params(old, small, large, PLAIN)
+    for dtype in ('float32', 'bfloat16'):
+      print(np.array_equal(logits(small, old, dtype), logits(large, new, dtype)))

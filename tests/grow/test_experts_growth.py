@@ -1,11 +1,16 @@
 """Experts are added without a change of what the model computes, and are taken out again."""
 
 import dataclasses
+import itertools
+import pathlib
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from growing import (
   STEP,
   UPDATES,
@@ -21,6 +26,7 @@ from growing import (
 from outcomes import assert_same, paths
 from routed import PLAIN, by_bias, sparse, upcycled, with_experts, with_ffn
 from tiny import tiny_model, two_kinds
+from tiny_run import environment
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import (
@@ -36,18 +42,20 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import (
   expert_arrays,
   experts,
-  groups,
   grown_model,
   growth_from,
   parts,
   table,
 )
 from tokenformer_jax.grow import state as state_lib
+from tokenformer_jax.model.compute import DEFAULT
+from tokenformer_jax.model.feed_forward import feed_forward
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.steps import optim
 
 SLOW = pytest.mark.slow  # because of what is compiled
 ZERO_KEYS = GrowConfig('zero_keys')
+OTHERS = ('muon', 'adafactor', 'lion')  # optimizers
 SCORES = ('l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm', 'softmax', 'exp_l2_norm')
 
 
@@ -77,17 +85,47 @@ def test_the_projections_of_experts_have_names():
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-@pytest.mark.parametrize(
-  'score', [SCORES[0], *(pytest.param(one, marks=SLOW) for one in SCORES[1:])]
-)
+@pytest.mark.parametrize('score', [SCORES[0], *(pytest.param(n, marks=SLOW) for n in SCORES[1:])])
 def test_routed_experts_beside_a_pattention_add_exactly_zero(score, dtype):
+  """Operation by operation: what XLA makes of a whole model depends on its flags."""
   source, target = tiny_model(score=score), sparse(score)
+  old, new = (
+    feed_forward(model.layer.ffn, model, compute=DEFAULT, rngs=nnx.Rngs(0))
+    for model in (source, target)
+  )
+  new.shared = old
+  new.experts.values[...] = jnp.zeros_like(new.experts.values[...])
+  x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 5, 32)), dtype)
+  np.testing.assert_array_equal(new(x)[0], old(x), err_msg='the experts add something')
+
+
+@SLOW
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_a_model_computes_the_same_with_routed_experts(dtype):
+  source, target = tiny_model(), sparse()
   assert _exact(source, target) is None
   params = params_of(source)
   new = grow_params(params, source, target, PLAIN)
-  np.testing.assert_array_equal(
-    logits(target, new, dtype), logits(source, params, dtype), err_msg='the model computes else'
+  found = difference(logits(target, new, dtype), logits(source, params, dtype))
+  assert found < (1e-6 if dtype == 'float32' else 1e-2)
+
+
+@SLOW
+def test_the_compiled_model_has_the_same_bits_as_before():
+  """In a process with XLA's own flags, which the tests change."""
+  folder = pathlib.Path(__file__).parent
+  program = [sys.executable, str(folder / 'routed.py'), 'l2_norm_gelu', 'softmax']
+  search = f'{folder}:{folder.parent}:{folder.parent.parent}'
+  done = subprocess.run(
+    program,
+    env=environment(8) | {'PYTHONPATH': search},
+    capture_output=True,
+    text=True,
+    timeout=300,
+    check=False,
   )
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.split() == ['True'] * 4, 'some logits change'
 
 
 def test_the_dense_part_stays_array_for_array_with_its_moments():
@@ -116,13 +154,14 @@ def test_new_experts_and_their_router_learn():
   assert gradient['blocks']['ffn']['experts']['values'].any(), 'values have no gradient at first'
 
 
+@SLOW
 def test_an_mlp_can_stay_as_the_shared_part():
   source = tiny_model(dense=True)
   target = with_ffn(upcycled(), shared=MLPConfig(), expert=MLPConfig(64), router=RouterConfig())
   assert _exact(source, target) is None
   params = params_of(source)
   new = grow_params(params, source, target, PLAIN)
-  np.testing.assert_array_equal(logits(target, new), logits(source, params))
+  assert difference(logits(target, new), logits(source, params)) < 1e-6
 
 
 # Copies of an MLP
@@ -188,13 +227,14 @@ def test_which_copies_are_exact(changes, sentence):
 # More experts
 
 
+@SLOW
 def test_experts_that_a_bias_keeps_back_change_nothing():
   source = by_bias(sparse())
   target = with_experts(source, 6)
   assert _exact(source, target) is None
   params = params_of(source)
   new = grow_params(params, source, target, PLAIN)
-  np.testing.assert_array_equal(logits(target, new), logits(source, params))
+  assert difference(logits(target, new), logits(source, params)) < 1e-6
   old, now = (tree['blocks']['ffn']['router']['bias'] for tree in (params, new))
   np.testing.assert_array_equal(now[:, :4], old)
   assert jnp.all(now[:, 4:] < jnp.min(old, axis=1, keepdims=True))
@@ -251,7 +291,7 @@ def test_chains_of_tokens_experts_tokens_and_layers_are_exact():
   models.append(grown_model(models[3], {'ffn.expert': 24}, ZERO_KEYS))
   models.append(dataclasses.replace(models[4], pattern='layer*4'))
   params = [params_of(models[0])]
-  for old, new in zip(models, models[1:], strict=False):
+  for old, new in itertools.pairwise(models):
     config = ZERO_KEYS if new is models[4] else PLAIN
     assert _exact(old, new, config) is None
     params.append(grow_params(params[-1], old, new, config))
@@ -277,13 +317,14 @@ def test_tokens_experts_and_layers_at_once():
   assert_same(back, old, 'what was there before the growth')
 
 
+@SLOW
 def test_tokens_of_one_layer_of_a_pattern_become_experts():
   source = two_kinds()
   target = with_experts(source, 4, 16)
   assert experts.counts_of(target) == {'layer': 4}, 'a layer without a feed-forward part has some'
   params = params_of(source)
   new = grow_params(params, source, target, PLAIN)
-  np.testing.assert_array_equal(logits(target, new), logits(source, params))
+  assert difference(logits(target, new), logits(source, params)) < 1e-6
 
 
 @SLOW
@@ -308,7 +349,7 @@ def test_fewer_experts_and_other_routers_are_refused():
   source = sparse()
   with pytest.raises(UserError, match='ffn has 4 experts in the source, and 2 are fewer'):
     state_lib.check(source, with_ffn(source, count=2), PLAIN)
-  with pytest.raises(UserError, match='balance.weight is 0.01 in the source and 0.5'):
+  with pytest.raises(UserError, match=r'balance\.weight is 0\.01 in the source and 0.5'):
     state_lib.check(source, with_ffn(source, balance=LossBalanceConfig(0.5)), PLAIN)
   with pytest.raises(UserError, match='widens a Transformer without experts'):
     state_lib.check_method(upcycled(), 'net2net')
@@ -383,9 +424,8 @@ def test_only_what_is_new_counts_as_new():
   assert growth_from(source, tiny_model(layers=4)).old_experts is None
 
 
-@pytest.mark.parametrize(
-  'name', ['adamw', *(pytest.param(n, marks=SLOW) for n in ('muon', 'adafactor', 'lion'))]
-)
+@SLOW
+@pytest.mark.parametrize('name', ['adamw', *OTHERS])
 def test_frozen_old_parts_stay_while_new_experts_train(name):
   source = sparse()
   target = with_experts(source, 6)
@@ -404,7 +444,7 @@ def test_frozen_old_parts_stay_while_new_experts_train(name):
 
 
 @SLOW
-@pytest.mark.parametrize('name', ['muon', 'adafactor', 'lion'])
+@pytest.mark.parametrize('name', OTHERS)
 def test_the_state_of_every_optimizer_fits_the_larger_model(name):
   config = OptimConfig(name=name)
   for source, target in (
@@ -449,7 +489,6 @@ def test_names_before_and_after():
   assert experts.former_names('local.ffn.expert', {'local.ffn.expert'})[1] == 'local.ffn'
   assert experts.former_names('ffn', {'ffn'}) == ('ffn', 'ffn', 'ffn.shared', 'ffn.expert')
   assert experts.former_names('qkv', after) == ('qkv',)
-  assert groups  # its history is tested with the commands
 
 
 @pytest.mark.parametrize(
@@ -462,11 +501,11 @@ def test_names_before_and_after():
     (lambda: with_experts(tiny_model(), 0), 'here is 0 for layer; it must be at least 1'),
     (
       lambda: experts.named_counts(two_kinds(), {'local': 4}, '--experts'),
-      "names the layer 'local'",
+      "the layer 'local'",
     ),
     (
       lambda: experts.named_counts(tiny_model(), 2, '--experts', dense=False),
-      'no layer .* has exp',
+      'no layer .* has e',
     ),
     (lambda: experts.smaller(sparse(), {'layer': 6}, 'N'), 'shrink cannot make 6 of them'),
     (lambda: experts.smaller(sparse(), {'layer': 4}, '--experts=N'), 'nothing would shrink'),
