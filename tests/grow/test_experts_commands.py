@@ -1,17 +1,20 @@
 """The commands that add experts to a run, take them out, and keep those that are used."""
 
 import dataclasses
+import math
 
 import jax
 import numpy as np
 import pytest
 import tiny_run
-from commands import first_state, meta_of, read, write_run
+from commands import SEEN, first_state, meta_of, read, write_run
 from commands import grow as command
 from growing import STEP
 from outcomes import assert_same
 
+from tokenformer_jax.config import BiasBalanceConfig, RouterConfig
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.training import loop
 
 SLOW = pytest.mark.slow  # because whole commands compile two models each
@@ -47,7 +50,7 @@ def mixture(tmp_path_factory, source):
 @SLOW
 def test_a_dense_run_gets_routed_experts_and_loses_them_again(base, tmp_path, capsys):
   command(f'--source={base}', f'--target={tmp_path / "grown"}', *SPARSE, '--top_k=2')
-  said = capsys.readouterr().out
+  said = ''.join(capsys.readouterr())
   assert 'exact: the grown model computes what the source does' in said
   assert 'ffn experts' in said
   meta = meta_of(tmp_path / 'grown')
@@ -70,7 +73,7 @@ def test_a_dense_run_gets_routed_experts_and_loses_them_again(base, tmp_path, ca
 def test_a_transformer_becomes_a_mixture(source, tmp_path, capsys):
   write_run(tmp_path / 'dense', source, tmp_path / 'cache', **DENSE)
   command(f'--source={tmp_path / "dense"}', f'--target={tmp_path / "grown"}', '--experts=4')
-  assert 'exact: the grown model' in capsys.readouterr().out
+  assert 'exact: the grown model' in ''.join(capsys.readouterr())
   ffn = meta_of(tmp_path / 'grown').config.model.layer.ffn
   assert (ffn.count, ffn.router.top_k, ffn.router.renormalize) == (4, 2, True)
 
@@ -78,7 +81,7 @@ def test_a_transformer_becomes_a_mixture(source, tmp_path, capsys):
 @SLOW
 def test_more_experts_report_the_change_where_they_are_not_exact(mixture, tmp_path, capsys):
   command(f'--source={mixture}', f'--target={tmp_path / "more"}', '--experts=layer=6')
-  said = capsys.readouterr().out
+  said = ''.join(capsys.readouterr())
   assert 'not exact' in said and 'the loss is' in said
   assert meta_of(tmp_path / 'more').config.model.layer.ffn.count == 6
 
@@ -90,7 +93,7 @@ def test_shrink_keeps_the_experts_that_are_used(mixture, tmp_path, capsys):
   steered = tmp_path / 'steered'
   _write_with_bias(mixture, steered, unused)
   command('shrink', f'--source={steered}', f'--target={tmp_path / "small"}', '--experts=2')
-  said = capsys.readouterr().out
+  said = ''.join(capsys.readouterr())
   assert 'the experts that go have 0.0% of the choices' in said
   old, new = (read(run)['params']['blocks']['ffn'] for run in (steered, tmp_path / 'small'))
   for layer, kept in enumerate(([1, 3], [0, 3])):
@@ -102,11 +105,6 @@ def test_shrink_keeps_the_experts_that_are_used(mixture, tmp_path, capsys):
 
 def _write_with_bias(source, target, unused):
   """Write the run with a router that is balanced by a bias, which is low for some experts."""
-  from commands import SEEN  # noqa: PLC0415
-
-  from tokenformer_jax.config import BiasBalanceConfig, RouterConfig  # noqa: PLC0415
-  from tokenformer_jax.runs import checkpoint  # noqa: PLC0415
-
   meta, state = meta_of(source), read(source)
   model = meta.config.model
   ffn = dataclasses.replace(
@@ -139,7 +137,7 @@ def _write_with_bias(source, target, unused):
 @SLOW
 def test_named_experts_are_taken_out(mixture, tmp_path, capsys):
   command('remove', f'--source={mixture}', f'--target={tmp_path / "fewer"}', '--experts=1,3')
-  assert 'the loss is' in capsys.readouterr().out
+  assert 'the loss is' in ''.join(capsys.readouterr())
   old, new = (read(run)['params']['blocks']['ffn'] for run in (mixture, tmp_path / 'fewer'))
   np.testing.assert_array_equal(
     new['experts']['keys'], np.asarray(old['experts']['keys'])[:, [1, 3]]
@@ -160,38 +158,30 @@ def test_training_grows_by_a_config_with_experts(base, source, tmp_path):
 
 @SLOW
 @pytest.mark.parametrize('mesh', ['fsdp=1', 'fsdp=2,experts=2,tokens=2'])
-def test_a_trained_run_grows_exactly_and_resumes_bit_for_bit(source, tmp_path, capsys, mesh):
-  config = tiny_run.config(source, tmp_path / 'cache', train__steps=6, mesh__fsdp=1)
-  config = dataclasses.replace(
-    config, train=dataclasses.replace(config.train, checkpoint_every=3, log_every=3)
-  )
+def test_a_trained_run_grows_exactly_and_resumes_bit_for_bit(
+  source, tmp_path, capsys, monkeypatch, mesh
+):
   sizes = {name: int(size) for name, size in (part.split('=') for part in mesh.split(','))}
-  if len(sizes) > 1:
-    config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, **sizes))
-  else:
-    pytest.importorskip('jax')
-  _train(config, tmp_path / 'base', sizes)
+  here = jax.devices()[: math.prod(sizes.values())]
+  monkeypatch.setattr(jax, 'devices', lambda *_: here)
+  changes = {f'mesh__{name}': size for name, size in sizes.items()}
+  config = tiny_run.config(
+    source, tmp_path / 'cache', train__steps=6, train__checkpoint_every=3, **changes
+  )
+  loop.train(config, tmp_path / 'base')
   grown = [tmp_path / name for name in ('one', 'other')]
-  for target in grown:
-    capsys.readouterr()
-    command(f'--source={tmp_path / "base"}', f'--target={target}', *SPARSE, f'--mesh={mesh}')
-    assert 'exact: the grown' in capsys.readouterr().out
   for target, lengths in zip(grown, ([12], [9, 12]), strict=True):
+    capsys.readouterr()
+    command(f'--source={tmp_path / "base"}', f'--target={target}', *SPARSE)
+    assert 'exact: the grown' in ''.join(capsys.readouterr())
     for steps in lengths:
       config = meta_of(target).config
       train = dataclasses.replace(config.train, steps=steps)
-      _train(dataclasses.replace(config, train=train), target, sizes)
+      loop.train(dataclasses.replace(config, train=train), target)
   one, other = map(read, grown)
+  assert int(one['step']) == 12
   assert_same(one, other, 'a run that stopped and went on')
   assert np.asarray(one['params']['blocks']['ffn']['experts']['values']).any()
-
-
-def _train(config, workdir, sizes):
-  """Train on as many of the eight devices as the mesh has."""
-  number = int(np.prod(list(sizes.values())))
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(jax, 'devices', lambda *_, here=jax.devices()[:number]: here)
-    loop.train(config, workdir)
 
 
 @pytest.mark.parametrize(
