@@ -4,11 +4,10 @@ A `Run` is a work directory and one of its checkpoints. Its methods call the sam
 commands, and keep arrays and programs in memory. A mistake raises a `UserError` of one sentence.
 """
 
-import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import ml_collections
@@ -21,7 +20,8 @@ from tokenformer_jax.decoding import evaluation
 from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest
 from tokenformer_jax.errors import UserError, nearest
-from tokenformer_jax.grow import actions, group_actions
+from tokenformer_jax.grow import group_actions
+from tokenformer_jax.growing import Growing
 from tokenformer_jax.inspection import model as inspect_model
 from tokenformer_jax.inspection import picture, report
 from tokenformer_jax.inspection.usage import Usage
@@ -80,7 +80,7 @@ def train(config: Config | ml_collections.ConfigDict | str, workdir: Path, **cha
   return load(workdir)
 
 
-class Run:
+class Run(Growing):
   """A work directory and the model in one of its checkpoints, from `load` or `train`.
 
   Attributes:
@@ -334,80 +334,8 @@ class Run:
     loop.train(configure.changed(config, changes), workdir)
     return load(workdir)
 
-  def grow(
-    self,
-    target: Path,
-    param_tokens: Mapping[str, int] | None = None,
-    *,
-    layers: int | None = None,
-    pattern: str | None = None,
-    width: int | None = None,
-    heads: int | None = None,
-    ffn_width: int | None = None,
-    **how: Any,
-  ) -> 'Run':
-    """Make a larger model in a new work directory; report what changes and whether it is exact.
-
-      grown = run.grow('runs/grown', {'qkv': 128, 'proj': 128, 'ffn': 512})
-
-    Args:
-      target: the new work directory.
-      param_tokens: new counts by projection, such as qkv, proj and ffn; others stay. With several
-        kinds of layers, `local.ffn` is the count of one kind, and `ffn` that of all.
-      layers: the new number of layers, all of the rows that there are.
-      pattern: the new pattern of layers, where rows differ: 'local*10 full'.
-      width: the new width of a Transformer, for example with method='net2net'.
-      heads: the new number of heads of a Transformer.
-      ffn_width: the new inner width of a Transformer's feed-forward layers.
-      **how: keys of the group `grow` of a config, such as method, place and step.
-
-    Returns:
-      The larger run, at the same step.
-
-    Raises:
-      UserError: the target exists, a size is not allowed, or a growth that must be exact changes
-        the outputs. Nothing is written then.
-    """
-    config = configure.grow_config(self.config, how)
-    counts = None if param_tokens is None else configure.counts(self.config.model, param_tokens)
-    with self._to(target) as (source, to):
-      wide = {'width': width, 'heads': heads, 'ffn_width': ffn_width}
-      deep = {'layers': layers, 'pattern': pattern}
-      after = actions.wanted_model(source.model, config, param_tokens=counts, **deep, **wide)
-      actions.grow(source, after, config, to)
+  def _open(self, target: Path) -> 'Run':
     return load(target)
-
-  def extract(self, target: Path) -> None:
-    """Write only the tokens that the last growth added to a new directory, for `merge`."""
-    with self._to(target) as (source, to):
-      actions.extract(source, to)
-
-  def merge(self, added: Path, target: Path, **how: Any) -> 'Run':
-    """Append the tokens of another run, or of `extract`, to this run's in a new work directory."""
-    with self._to(target) as (source, to):
-      actions.merge(source, os.fspath(added), configure.grow_config(self.config, how), to)
-    return load(target)
-
-  def remove(self, target: Path, **how: Any) -> 'Run':
-    """Remove the tokens that the last growth or merge added, in a new work directory."""
-    with self._to(target) as (source, to):
-      actions.remove(source, configure.grow_config(self.config, how), to)
-    return load(target)
-
-  def shrink(
-    self, target: Path, param_tokens: Mapping[str, int], *, examples: int = 16, **how: Any
-  ) -> 'Run':
-    """Keep the most important tokens for held-out examples, in a new work directory."""
-    with self._to(target) as (source, to):
-      counts = configure.counts(self.config.model, param_tokens)
-      actions.shrink(source, counts, examples, configure.grow_config(self.config, how), to)
-    return load(target)
-
-  @contextlib.contextmanager
-  def _to(self, target: Path) -> Iterator[tuple[actions.Source, actions.Target]]:
-    to = actions.Target(paths.parse_path(target))
-    with actions.open_source(self.source, to) as source:
-      yield source, to
 
   # Inspect the model.
 

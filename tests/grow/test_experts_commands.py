@@ -12,6 +12,7 @@ from commands import grow as command
 from growing import STEP
 from outcomes import assert_same
 
+import tokenformer_jax
 from tokenformer_jax.config import BiasBalanceConfig, RouterConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.runs import checkpoint
@@ -144,6 +145,22 @@ def test_named_experts_are_taken_out(mixture, tmp_path, capsys):
   )
   meta = meta_of(tmp_path / 'fewer')
   assert (meta.lineage[-1].action, meta.lineage[-1].experts) == ('remove', '1 3')
+
+
+@SLOW
+def test_a_run_grows_by_experts_from_python(base, tmp_path):
+  run = tokenformer_jax.load(base)
+  grown = run.grow(tmp_path / 'grown', experts=4, expert_tokens=16)
+  assert grown.config.model.layer.ffn.count == 4
+  assert grown.remove(tmp_path / 'fewer', experts=[2]).config.model.layer.ffn.count == 3
+  assert grown.shrink(tmp_path / 'few', experts=2).config.model.layer.ffn.count == 2
+  assert grown.remove(tmp_path / 'back').config.model == run.config.model
+  with pytest.raises(UserError, match='are of new experts; say how many'):
+    run.grow(tmp_path / 'no', top_k=2)
+  with pytest.raises(UserError, match='either param_tokens or experts'):
+    run.shrink(tmp_path / 'no')
+  with pytest.raises(UserError, match='whole model with experts'):
+    grown.merge(grown.directory, tmp_path / 'no')
 
 
 @SLOW

@@ -37,7 +37,9 @@ from tokenformer_jax.config import (
   NoFeedForwardConfig,
   OptimConfig,
   RouterConfig,
+  former_names,
 )
+from tokenformer_jax.config.groups import check_new_tokens_train
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import (
   expert_arrays,
@@ -177,6 +179,18 @@ def test_experts_that_are_copies_compute_what_the_mlp_did():
     copies = new['blocks']['ffn']['experts'][name]
     for i in range(4):
       np.testing.assert_array_equal(copies[:, i], params['blocks']['ffn'][kernel]['kernel'])
+
+
+@SLOW
+def test_experts_can_be_copies_of_a_pattention():
+  source = tiny_model()
+  router = RouterConfig(top_k=2, renormalize=True)
+  target = with_ffn(sparse(), shared=NoFeedForwardConfig(), expert=source.layer.ffn, router=router)
+  assert _exact(source, target) is None
+  old = state_of(source)
+  new = grow(old, source, target, PLAIN)
+  assert difference(logits(target, new['params']), logits(source, old['params'])) < 1e-5
+  assert_same(parts.remove(new, target, source, PLAIN), old, 'what was there before the growth')
 
 
 @SLOW
@@ -480,15 +494,21 @@ def test_the_table_shows_experts():
   assert 'ffn experts' in table.render(tiny_model(dense=True), upcycled(), 32)
 
 
+def test_tokens_of_frozen_groups_are_known_by_their_former_name():
+  source = grown_model(tiny_model(), {'ffn': 64}, PLAIN)
+  target = with_experts(source, 4, 16)
+  check_new_tokens_train(OptimConfig(frozen_groups='2'), source, target)
+  with pytest.raises(UserError, match=r'new tokens of ffn\.expert would be in group 1'):
+    check_new_tokens_train(OptimConfig(frozen_groups='1'), source, target)
+
+
 def test_names_before_and_after():
   after = {'qkv', 'ffn.shared', 'ffn.expert'}
-  assert experts.former_names('ffn.shared', after)[1] == 'ffn'
-  assert experts.former_names('ffn.expert', after) == ('ffn.expert',), (
-    'new tokens are taken for old'
-  )
-  assert experts.former_names('local.ffn.expert', {'local.ffn.expert'})[1] == 'local.ffn'
-  assert experts.former_names('ffn', {'ffn'}) == ('ffn', 'ffn', 'ffn.shared', 'ffn.expert')
-  assert experts.former_names('qkv', after) == ('qkv',)
+  assert former_names('ffn.shared', after)[1] == 'ffn'
+  assert former_names('ffn.expert', after) == ('ffn.expert',), 'new tokens are taken for old'
+  assert former_names('local.ffn.expert', {'local.ffn.expert'})[1] == 'local.ffn'
+  assert former_names('ffn', {'ffn'}) == ('ffn', 'ffn', 'ffn.shared', 'ffn.expert')
+  assert former_names('qkv', after) == ('qkv',)
 
 
 @pytest.mark.parametrize(

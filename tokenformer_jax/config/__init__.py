@@ -64,6 +64,7 @@ from tokenformer_jax.config.pattention import (
 from tokenformer_jax.config.projections import (
   count_names,
   counts_as_text,
+  former_names,
   is_of_experts,
   key_of,
   named_counts,
@@ -131,6 +132,7 @@ __all__ = [
   'defaults',
   'differences',
   'draws',
+  'former_names',
   'from_dict',
   'is_of_experts',
   'is_plain',

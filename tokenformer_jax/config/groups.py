@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from tokenformer_jax.config.model import ModelConfig
 from tokenformer_jax.config.optim import OptimConfig
 from tokenformer_jax.config.pattention import TokenGroup, token_groups, with_groups
-from tokenformer_jax.config.projections import pattentions, with_pattentions
+from tokenformer_jax.config.projections import former_names, pattentions, with_pattentions
 from tokenformer_jax.errors import UserError
 
 Choice = Callable[[int], Sequence[int]]
@@ -139,12 +139,13 @@ def check_new_tokens_train(optim: OptimConfig, before: ModelConfig, after: Model
   Raises:
     UserError: some do, so that they would never train.
   """
-  old, frozen = groups_of(before), frozen_groups(optim)
-  for name, groups in groups_of(after).items():
+  old, new, frozen = groups_of(before), groups_of(after), frozen_groups(optim)
+  for name, groups in new.items():
+    was = next((old[one] for one in former_names(name, new) if one in old), ())
     for number in frozen:
       place = number - 1
       if place < len(groups) and groups[place].tokens > sum(
-        one.tokens for one in old.get(name, ())[place : place + 1]
+        one.tokens for one in was[place : place + 1]
       ):
         raise UserError(
           f'new tokens of {name} would be in group {number}, which config.optim.frozen_groups='

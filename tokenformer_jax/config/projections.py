@@ -5,7 +5,7 @@ The name of a projection of `model.layer` is its place: `qkv`, `proj`, `ffn`; `f
 `local.ffn`. Growth and the planner use these names.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 from tokenformer_jax.config.layer import LayerConfig, map_parts, parts
@@ -46,6 +46,21 @@ def _name(layer: str, path: str) -> str:
 def is_of_experts(name: str) -> bool:
   """Return whether a projection, given its name, is that of each expert."""
   return f'.{name}'.endswith('.ffn.expert')
+
+
+def former_names(name: str, present: Container[str]) -> tuple[str, ...]:
+  """Return the names that a projection can have had before experts were added or taken out.
+
+  Args:
+    name: of the projection.
+    present: the names of all projections of the model.
+  """
+  ends = ('.shared', '.expert')
+  short = next((name.removesuffix(end) for end in ends if name.endswith(f'ffn{end}')), name)
+  is_new = name == f'{short}.expert' and f'{short}.shared' in present
+  if is_new or not f'.{short}'.endswith('.ffn'):
+    return (name,)
+  return (name, short, *(f'{short}{end}' for end in ends))
 
 
 def with_pattentions(model: ModelConfig, changed: Mapping[str, PattentionConfig]) -> ModelConfig:

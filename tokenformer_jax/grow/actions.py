@@ -213,6 +213,7 @@ def merge(source: Source, added: str, config: GrowConfig, target: Target) -> int
   if meta.lineage and meta.lineage[-1].action == 'grow':
     parts.check_no_layers(meta.lineage[-1], meta.config.model, directory)
   parts.check_mergeable(source.model, meta.config.model)
+  parts.check_no_experts(meta, directory)
   parts.check_not_twice(source.meta, source.directory, meta, directory)
   after = parts.merged_model(source.model, meta, config)
   check_new_tokens_train(source.meta.config.optim, source.model, after)

@@ -10,7 +10,7 @@ two. The arrays are made in `expert_arrays.py`.
 """
 
 import dataclasses
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tokenformer_jax.config import (
@@ -147,21 +147,6 @@ def counts_of(model: ModelConfig) -> dict[str, int]:
     for name, layer in used_layers(model).items()
     if isinstance(layer.ffn, ExpertsConfig)
   }
-
-
-def former_names(name: str, present: Container[str]) -> tuple[str, ...]:
-  """Return the names that a projection can have had before experts were added or taken out.
-
-  Args:
-    name: of the projection.
-    present: the names of all projections of the model.
-  """
-  ends = ('.shared', '.expert')
-  short = next((name.removesuffix(end) for end in ends if name.endswith(f'ffn{end}')), name)
-  is_new = name == f'{short}.expert' and f'{short}.shared' in present
-  if is_new or not f'.{short}'.endswith('.ffn'):
-    return (name,)
-  return (name, short, *(f'{short}{end}' for end in ends))
 
 
 def narrow(source: ModelConfig, target: ModelConfig) -> ModelConfig:

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from tokenformer_jax.config import ModelConfig, is_of_experts, token_counts
+from tokenformer_jax.config import ModelConfig, former_names, is_of_experts, token_counts
 from tokenformer_jax.config.groups import frozen_groups, groups_of, parse_numbers
 from tokenformer_jax.config.model import BASE
 from tokenformer_jax.grow import experts
@@ -141,7 +141,7 @@ class _Step:
 
 def _of_projection(found: Mapping[str, T], name: str, model: ModelConfig) -> T | None:
   """Return the entry of a projection of a model, also under a name that it had before experts."""
-  former = experts.former_names(name, token_counts(model))
+  former = former_names(name, token_counts(model))
   return next((found[one] for one in former if one in found), None)
 
 

@@ -128,6 +128,19 @@ def check_mergeable(ours: ModelConfig, theirs: ModelConfig) -> None:
       )
 
 
+def check_no_experts(added: Meta, directory: paths.Path) -> None:
+  """Check that a whole model to merge has no experts, whose router could not choose among both.
+
+  Raises:
+    UserError: it has some.
+  """
+  if added.contents != 'added_tokens' and experts.counts_of(added.config.model):
+    raise UserError(
+      f'{directory} is a whole model with experts, and no router would choose among those of both '
+      'models; merge the tokens that a growth added to it (grow extract)'
+    )
+
+
 def own_groups(ours: ModelConfig, added: Meta) -> dict[str, tuple[TokenGroup, ...]]:
   """Return the groups that a merge appends to each projection; none where tokens join the last one.
 

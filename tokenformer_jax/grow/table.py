@@ -7,6 +7,7 @@ from tokenformer_jax.config import (
   ModelConfig,
   OptimConfig,
   PattentionConfig,
+  former_names,
   pattentions,
   pattern,
   token_counts,
@@ -40,7 +41,7 @@ def render(
   rows += _experts(before, after)
   if new := pattentions(after):
     old = pattentions(before)
-    former = {name: experts.former_names(name, new) for name in new}
+    former = {name: former_names(name, new) for name in new}
     was = {name: next((old[one] for one in former[name] if one in old), None) for name in new}
     for name, one in new.items():
       rows.append(_row(f'{name} tokens', was[name].tokens if was[name] else 0, one.tokens))
