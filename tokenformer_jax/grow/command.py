@@ -105,7 +105,7 @@ def define_flags() -> None:
   flags.DEFINE_float('noise', values.noise, 'Noise on copies, in units of RMS.', lower_bound=0)
   flags.DEFINE_float('rate', values.rate, 'Factor on the learning rate; 0: by size.', lower_bound=0)
   flags.DEFINE_integer('seed', values.seed, 'Seed of the random draws.', lower_bound=0)
-  flags.DEFINE_string('mesh', None, 'replica=N,fsdp=N,tokens=N; default: as the source.')
+  flags.DEFINE_string('mesh', None, 'replica=N,fsdp=N,experts=N,tokens=N; default: as the source.')
   flags.DEFINE_string('added', None, 'For merge: the run whose tokens are appended, DIR[@STEP].')
   flags.DEFINE_integer(
     'examples', 16, 'For shrink: calibration sequences or images.', lower_bound=1
