@@ -9,9 +9,10 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from tokenformer_jax.config import Config, configure
+from tokenformer_jax.config import Config, ModelConfig, configure
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import actions, group_actions
+from tokenformer_jax.grow import actions, expert_actions, group_actions
+from tokenformer_jax.grow import experts as experts_lib
 from tokenformer_jax.storage import paths
 
 Path = str | os.PathLike[str]
@@ -37,6 +38,9 @@ class Growable:
     width: int | None = None,
     heads: int | None = None,
     ffn_width: int | None = None,
+    experts: int | Mapping[str, int] | None = None,
+    expert_tokens: int | None = None,
+    top_k: int | None = None,
     **how: Any,
   ) -> Self:
     """Make a larger model in a new work directory; report what changes and whether it is exact.
@@ -52,6 +56,10 @@ class Growable:
       width: the new width of a Transformer, for example with method='net2net'.
       heads: the new number of heads of a Transformer.
       ffn_width: the new inner width of a Transformer's feed-forward layers.
+      experts: the new number of experts of all layers, or numbers by the name of the layer.
+      expert_tokens: the parameter tokens of each new expert beside a Pattention; None: as many as
+        that has.
+      top_k: the experts of a token: see `experts.Wanted`.
       **how: keys of the group `grow` of a config, such as method, place and step.
 
     Returns:
@@ -66,7 +74,10 @@ class Growable:
     with self._to(target) as (source, to):
       wide = {'width': width, 'heads': heads, 'ffn_width': ffn_width}
       deep = {'layers': layers, 'pattern': pattern}
-      after = actions.wanted_model(source.model, config, param_tokens=counts, **deep, **wide)
+      more = _experts(source.model, experts, expert_tokens, top_k)
+      after = actions.wanted_model(
+        source.model, config, param_tokens=counts, more=more, **deep, **wide
+      )
       actions.grow(source, after, config, to)
     return self._open(target)
 
@@ -114,25 +125,35 @@ class Growable:
     target: Path,
     groups: Sequence[int] | None = None,
     *,
+    experts: Sequence[int] | None = None,
     moments: str = 'pad',
     step: str = 'keep',
   ) -> Self:
-    """Take groups of parameter tokens out, in a new work directory.
+    """Take groups of parameter tokens or experts out, in a new work directory.
 
       run.remove('runs/without', [2, 3])
 
     Args:
       target: the new work directory.
-      groups: numbers of groups from 1 on; None: the tokens and layers that the last growth or
-        merge added.
+      groups: numbers of groups from 1 on. Without groups and experts, what the last growth or merge
+        added goes.
+      experts: numbers of experts from 1 on.
       moments: pad or drop the optimizer's moments.
       step: keep or restart the number of steps.
+
+    Raises:
+      UserError: both are given, or there is nothing to take out.
     """
+    if groups is not None and experts is not None:
+      raise UserError('remove needs either groups or experts, the numbers to take out')
     config = configure.grow_config(self.config, {'moments': moments, 'step': step})
     numbers = () if groups is None else _numbers(groups)
+    of_experts = () if experts is None else _numbers(experts, what='experts')
     with self._to(target) as (source, to):
       if numbers:
         group_actions.remove(source, numbers, config, to)
+      elif of_experts:
+        expert_actions.remove(source, of_experts, config, to)
       else:
         actions.remove(source, config, to)
     return self._open(target)
@@ -189,27 +210,38 @@ class Growable:
   def shrink(
     self,
     target: Path,
-    param_tokens: Mapping[str, int],
+    param_tokens: Mapping[str, int] | None = None,
     *,
+    experts: int | Mapping[str, int] | None = None,
     examples: int = 16,
     scale: str = '',
     moments: str = 'pad',
     step: str = 'keep',
   ) -> Self:
-    """Keep the most important tokens for held-out examples, in a new work directory.
+    """Keep the tokens that matter most for held-out examples, or the experts that they use most.
 
     Args:
       target: the new work directory.
       param_tokens: the counts to keep by projection; others stay.
+      experts: instead, the number of experts to keep, of all layers or by the name of the layer.
       examples: the number of sequences or images to measure importance on.
       scale: keep or resize the reference counts.
       moments: pad or drop the optimizer's moments.
       step: keep or restart the number of steps.
+
+    Raises:
+      UserError: both or neither are given, or nothing becomes smaller.
     """
+    if (param_tokens is None) == (experts is None):
+      raise UserError('shrink needs either param_tokens or experts, the numbers to keep')
     config = configure.grow_config(self.config, {'scale': scale, 'moments': moments, 'step': step})
     with self._to(target) as (source, to):
-      counts = configure.counts(self.config.model, param_tokens)
-      actions.shrink(source, counts, examples, config, to)
+      if experts is not None:
+        kept = experts_lib.named_counts(source.model, experts, 'experts', dense=False)
+        expert_actions.shrink(source, kept, examples, config, to)
+      else:
+        counts = configure.counts(self.config.model, param_tokens)
+        actions.shrink(source, counts, examples, config, to)
     return self._open(target)
 
   def group_table(self) -> str:
@@ -223,8 +255,23 @@ class Growable:
       yield source, to
 
 
-def _numbers(groups: Any, least: int = 1) -> tuple[int, ...]:
-  """Return numbers of groups in rising order.
+def _experts(
+  model: ModelConfig,
+  experts: int | Mapping[str, int] | None,
+  expert_tokens: int | None,
+  top_k: int | None,
+) -> experts_lib.Wanted | None:
+  """Return the experts that are wanted, or None."""
+  if experts is not None:
+    counts = experts_lib.named_counts(model, experts, 'experts')
+    return experts_lib.Wanted(counts, expert_tokens, top_k)
+  if expert_tokens is not None or top_k is not None:
+    raise UserError('expert_tokens and top_k are of new experts; say how many: experts=N')
+  return None
+
+
+def _numbers(groups: Any, least: int = 1, what: str = 'groups') -> tuple[int, ...]:
+  """Return numbers of groups or experts in rising order.
 
   Raises:
     UserError: they are not different integers from 1 on, or fewer than `least`.
@@ -233,7 +280,7 @@ def _numbers(groups: Any, least: int = 1) -> tuple[int, ...]:
   known = numbers is not None and all(type(one) is int and one >= 1 for one in numbers)
   if not known or len(set(numbers)) < len(numbers) or len(numbers) < least:
     raise UserError(
-      f'groups is {groups!r}; it must be a list of different numbers of groups, counted from 1, '
+      f'{what} is {groups!r}; it must be a list of different numbers of {what}, counted from 1, '
       'for example [2, 3]'
     )
   return tuple(sorted(numbers))

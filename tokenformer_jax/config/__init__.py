@@ -65,6 +65,8 @@ from tokenformer_jax.config.pattention import (
 from tokenformer_jax.config.projections import (
   count_names,
   counts_as_text,
+  former_names,
+  is_of_experts,
   key_of,
   named_counts,
   pattentions,
@@ -132,7 +134,9 @@ __all__ = [
   'defaults',
   'differences',
   'draws',
+  'former_names',
   'from_dict',
+  'is_of_experts',
   'is_plain',
   'key_of',
   'keys_named',

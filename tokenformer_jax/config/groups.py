@@ -12,19 +12,20 @@ from collections.abc import Callable, Collection, Sequence
 from tokenformer_jax.config.model import ModelConfig
 from tokenformer_jax.config.optim import OptimConfig
 from tokenformer_jax.config.pattention import TokenGroup, token_groups, with_groups
-from tokenformer_jax.config.projections import pattentions, with_pattentions
+from tokenformer_jax.config.projections import former_names, pattentions, with_pattentions
 from tokenformer_jax.errors import UserError
 
 Choice = Callable[[int], Sequence[int]]
 _NUMBERS = re.compile(r'[1-9][0-9]{0,5}([ ,]+[1-9][0-9]{0,5})*')
 
 
-def parse_numbers(text: str, where: str) -> tuple[int, ...]:
+def parse_numbers(text: str, where: str, what: str = 'groups') -> tuple[int, ...]:
   """Return the numbers of groups in a text such as '2,3' or '2 3', in rising order; '' has none.
 
   Args:
     text: the text.
     where: its name for messages.
+    what: the things that the numbers are of, for messages.
 
   Raises:
     UserError: the text has another form, or a number twice.
@@ -34,11 +35,11 @@ def parse_numbers(text: str, where: str) -> tuple[int, ...]:
     return ()
   if not _NUMBERS.fullmatch(text):
     raise UserError(
-      f"{where} is {text[:40]!r}; it must be numbers of groups, counted from 1, for example '2,3'"
+      f"{where} is {text[:40]!r}; it must be numbers of {what}, counted from 1, for example '2,3'"
     )
   numbers = [int(number) for number in re.split('[ ,]+', text)]
   if len(set(numbers)) < len(numbers):
-    raise UserError(f'{where} is {text[:40]!r}; name every group once')
+    raise UserError(f'{where} is {text[:40]!r}; name every {what.removesuffix("s")} once')
   return tuple(sorted(numbers))
 
 
@@ -138,12 +139,13 @@ def check_new_tokens_train(optim: OptimConfig, before: ModelConfig, after: Model
   Raises:
     UserError: some do, so that they would never train.
   """
-  old, frozen = groups_of(before), frozen_groups(optim)
-  for name, groups in groups_of(after).items():
+  old, new, frozen = groups_of(before), groups_of(after), frozen_groups(optim)
+  for name, groups in new.items():
+    was = next((old[one] for one in former_names(name, new) if one in old), ())
     for number in frozen:
       place = number - 1
       if place < len(groups) and groups[place].tokens > sum(
-        one.tokens for one in old[name][place : place + 1]
+        one.tokens for one in was[place : place + 1]
       ):
         raise UserError(
           f'new tokens of {name} would be in group {number}, which config.optim.frozen_groups='

@@ -1,10 +1,11 @@
 """Find and replace the projections of a model that have parameter tokens, by name.
 
-The name of a projection of `model.layer` is its place: `qkv`, `proj`, `ffn`. In another layer the
-name starts with the layer's name: `local.ffn`. Growth and the planner use these names.
+The name of a projection of `model.layer` is its place: `qkv`, `proj`, `ffn`; `ffn.shared` and
+`ffn.expert` in a layer with experts. In another layer the name starts with the layer's name:
+`local.ffn`. Growth and the planner use these names.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 from tokenformer_jax.config.layer import LayerConfig, map_parts, parts
@@ -40,6 +41,26 @@ def _name(layer: str, path: str) -> str:
   """Return the name of the projection at a path inside a layer."""
   own = path.removeprefix('mixer.')
   return own if layer == BASE else f'{layer}.{own}'
+
+
+def is_of_experts(name: str) -> bool:
+  """Return whether a projection, given its name, is that of each expert."""
+  return f'.{name}'.endswith('.ffn.expert')
+
+
+def former_names(name: str, present: Container[str]) -> tuple[str, ...]:
+  """Return the names that a projection can have had before experts were added or taken out.
+
+  Args:
+    name: of the projection.
+    present: the names of all projections of the model.
+  """
+  ends = ('.shared', '.expert')
+  short = next((name.removesuffix(end) for end in ends if name.endswith(f'ffn{end}')), name)
+  is_new = name == f'{short}.expert' and f'{short}.shared' in present
+  if is_new or not f'.{short}'.endswith('.ffn'):
+    return (name,)
+  return (name, short, *(f'{short}{end}' for end in ends))
 
 
 def with_pattentions(model: ModelConfig, changed: Mapping[str, PattentionConfig]) -> ModelConfig:
@@ -96,8 +117,9 @@ def named_counts(model: ModelConfig, given: Mapping[str, int], where: str) -> di
   counts = token_counts(model)
   if not counts:
     raise UserError(f'{where} counts parameter tokens, and this model has none')
-  for name in sorted(given, key=lambda name: '.' in name):  # the exact names last
-    matches = [one for one in counts if name in (one, _short(one))]
+  short = _short_names(model)
+  for name in sorted(given, key=lambda name: name.count('.')):  # the exact names last
+    matches = [one for one in counts if name in (one, short[one])]
     if not matches:
       raise UserError(f'{where} names {name!r}{nearest(name, count_names(model))}')
     counts |= dict.fromkeys(matches, given[name])
@@ -106,10 +128,15 @@ def named_counts(model: ModelConfig, given: Mapping[str, int], where: str) -> di
 
 def count_names(model: ModelConfig) -> list[str]:
   """Return the names that `named_counts` accepts, first those for every layer."""
-  names = list(token_counts(model))
-  return list(dict.fromkeys([*map(_short, names), *names]))
+  short = _short_names(model)
+  return list(dict.fromkeys([*short.values(), *short]))
 
 
-def _short(name: str) -> str:
-  """Return the name of a projection without its layer."""
-  return name.rpartition('.')[2]
+def _short_names(model: ModelConfig) -> dict[str, str]:
+  """Return the name of each projection without its layer, by its name."""
+  return {
+    _name(layer, path): _name(BASE, path)
+    for layer, config in used_layers(model).items()
+    for path, part in parts(config)
+    if isinstance(part, PattentionConfig)
+  }

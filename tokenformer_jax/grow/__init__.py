@@ -3,6 +3,8 @@
   tokens.py   more parameter tokens (the point of a TokenFormer), and fewer; parts of a model
   depth.py    more layers
   widen.py    a wider Transformer, the baseline: Net2Net and HyperCloning
+  experts.py  routed experts: the models before and after
+  arrays.py   the stages of a growth, array by array; expert_arrays.py is that of experts
   state.py    checks, whether a growth is exact, and the pure function over a whole state
   groups.py   where each group of tokens comes from
   room.py     checks of memory and disk

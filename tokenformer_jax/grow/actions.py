@@ -25,7 +25,7 @@ from tokenformer_jax.config import (
 from tokenformer_jax.config.groups import check_new_tokens_train
 from tokenformer_jax.decoding import buckets
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import depth, files, parts, room, state, table, verify, widen
+from tokenformer_jax.grow import depth, experts, files, parts, room, state, table, verify, widen
 from tokenformer_jax.model import flops, models
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import devices, sharding
@@ -124,13 +124,13 @@ def grow(source: Source, after: ModelConfig, config: GrowConfig, target: Target)
   if after == before:
     raise UserError(
       'nothing would grow; say what is to be larger, by --param_tokens=qkv=N,proj=N,ffn=N, or by '
-      '--width=N for a Transformer, or --layers=N'
+      '--width=N for a Transformer, or --experts=N, or --layers=N'
     )
   state.check(before, after, config)
   depth.check_no_twins(before, after, source.meta.lineage, source.meta.step, config.place)
   check_new_tokens_train(source.meta.config.optim, before, after)
-  _show_table(source, after, target)
-  _check_room(source, after, config, target, held=(after,))
+  show_table(source, after, target)
+  check_room(source, after, config, target, held=(after,))
   reason = state.inexact(before, after, config)
   messages.say(
     f'not exact: the grown model will not compute what the source does, because {reason}'
@@ -139,8 +139,8 @@ def grow(source: Source, after: ModelConfig, config: GrowConfig, target: Target)
   )
   if target.dry_run:
     return None
-  batch, name = _batch(source, _EXAMPLES)
-  programs = [_program(source, model, batch) for model in (before, after)]
+  batch, name = held_out(source, _EXAMPLES)
+  programs = [compile_outputs(source, model, batch) for model in (before, after)]
   outputs: list[verify.Outputs] = []
   new = files.read_and_grow(
     source.checkpoints,
@@ -150,8 +150,8 @@ def grow(source: Source, after: ModelConfig, config: GrowConfig, target: Target)
     config,
     see=lambda params: outputs.append(programs[len(outputs)](params)),
   )
-  _verify(*outputs, name, exact=reason is None)
-  return _write(source, new, after, config, 'grow', target, _grown_rate(source, after, config))
+  verify.report(*outputs, name, exact=reason is None)
+  return write(source, new, after, config, 'grow', target, _grown_rate(source, after, config))
 
 
 def _grown_rate(source: Source, after: ModelConfig, config: GrowConfig) -> OptimConfig:
@@ -214,26 +214,27 @@ def merge(source: Source, added: str, config: GrowConfig, target: Target) -> int
   if meta.lineage and meta.lineage[-1].action == 'grow':
     parts.check_no_layers(meta.lineage[-1], meta.config.model, directory)
   parts.check_mergeable(source.model, meta.config.model)
+  parts.check_no_experts(meta, directory)
   parts.check_not_twice(source.meta, source.directory, meta, directory)
   after = parts.merged_model(source.model, meta, config)
   check_new_tokens_train(source.meta.config.optim, source.model, after)
   with contextlib.closing(checkpoints):
     new_tokens = parts.read_added(checkpoints, meta, source.mesh)
-  _show_table(source, after, target)
-  _check_room(source, after, config, target, held=(source.model, after))
+  show_table(source, after, target)
+  check_room(source, after, config, target, held=(source.model, after))
   own = parts.own_groups(source.model, meta)
   if note := parts.other_scale(source.model, meta.config.model, own):
     messages.say(note)
   if target.dry_run:
     return None
-  batch, name = _batch(source, _EXAMPLES)
-  compute, recompute = (_program(source, model, batch) for model in (source.model, after))
+  batch, name = held_out(source, _EXAMPLES)
+  compute, recompute = (compile_outputs(source, model, batch) for model in (source.model, after))
   old = files.read(source.checkpoints, source.meta, source.mesh)
   computed = compute(old['params'])
   new = parts.merge(old, new_tokens, source.model, config)
-  _verify(computed, recompute(new['params']), name, exact=False)
+  verify.report(computed, recompute(new['params']), name, exact=False)
   tokens_of = parts.as_lines(parts.additions(meta, directory))
-  return _write(source, new, after, config, 'merge', target, tokens_of=tokens_of)
+  return write(source, new, after, config, 'merge', target, tokens_of=tokens_of)
 
 
 def remove(source: Source, config: GrowConfig, target: Target) -> int | None:
@@ -293,13 +294,13 @@ def rewrite(
   """
   held = [after]
   if after != source.model:
-    _show_table(source, after, target)
+    show_table(source, after, target)
     held.append(source.model)
-  _check_room(source, after, config, target, held)
+  check_room(source, after, config, target, held)
   if target.dry_run:
     return None
   new = change(files.read(source.checkpoints, source.meta, source.mesh))
-  return _write(source, new, after, config, action, target, optim, **details)
+  return write(source, new, after, config, action, target, optim, **details)
 
 
 def shrink(
@@ -323,13 +324,13 @@ def shrink(
   before = source.model
   after = state.grown_model(before, counts, config)
   parts.check_smaller(before, after)
-  _show_table(source, after, target)
-  _check_room(source, after, config, target, held=(before, after))
+  show_table(source, after, target)
+  check_room(source, after, config, target, held=(before, after))
   if target.dry_run:
     return None
-  calibration, calibration_name = _batch(source, examples)
-  batch, name = _batch(source, examples, first=examples)
-  compute, recompute = (_program(source, model, batch) for model in (before, after))
+  calibration, calibration_name = held_out(source, examples)
+  batch, name = held_out(source, examples, first=examples)
+  compute, recompute = (compile_outputs(source, model, batch) for model in (before, after))
   old = files.read(source.checkpoints, source.meta, source.mesh)
   computed = compute(old['params'])
   task = verify.exact_task(source.meta.config, before)
@@ -337,8 +338,8 @@ def shrink(
   messages.say(
     f'importance of a token: mean over examples of |⟨value, ∂loss/∂value⟩|, on {calibration_name}'
   )
-  _verify(computed, recompute(new['params']), name, exact=False)
-  return _write(source, new, after, config, 'shrink', target)
+  verify.report(computed, recompute(new['params']), name, exact=False)
+  return write(source, new, after, config, 'shrink', target)
 
 
 def wanted_model(
@@ -348,6 +349,7 @@ def wanted_model(
   param_tokens: Mapping[str, int] | None = None,
   layers: int | None = None,
   pattern: str | None = None,
+  more: experts.Wanted | None = None,
   **wide: int | None,
 ) -> ModelConfig:
   """Return the larger model with the given sizes.
@@ -358,14 +360,15 @@ def wanted_model(
     param_tokens: the new counts; None keeps the model's.
     layers: the new number of layers; None keeps the model's.
     pattern: the new pattern instead of `layers`.
+    more: the new experts, if there are some.
     **wide: `width`, `heads` and `ffn_width` of a Transformer; None keeps the model's, except that
       heads follow the width.
 
   Raises:
     UserError: the method does not change a size, or a size does not divide.
   """
-  grown = _wider(model, config, param_tokens, wide, deeper=bool(layers or pattern))
-  return depth.wanted(grown, layers, pattern)
+  grown = _wider(model, config, param_tokens, wide, deeper=bool(layers or pattern or more))
+  return depth.wanted(experts.wanted(grown, more) if more else grown, layers, pattern)
 
 
 def _wider(
@@ -376,7 +379,7 @@ def _wider(
   *,
   deeper: bool,
 ) -> ModelConfig:
-  """Return the model with other sizes of its layers; `deeper`: layers are added besides."""
+  """Return the model with other sizes of its layers; `deeper`: layers or experts are added too."""
   wide = {name: value for name, value in wide.items() if value is not None}
   if config.method in state.TOKEN_METHODS:
     if wide:
@@ -393,7 +396,8 @@ def _wider(
   return widen.resized(model, **wide)
 
 
-def _show_table(source: Source, after: ModelConfig, target: Target) -> None:
+def show_table(source: Source, after: ModelConfig, target: Target) -> None:
+  """Print the table of changes and advice; check that the mesh divides the new model."""
   config = source.meta.config
   target.show(table.render(source.model, after, flops.length(config), config.optim))
   for line in table.advice(after):
@@ -406,7 +410,7 @@ def _show_table(source: Source, after: ModelConfig, target: Target) -> None:
     sharding.check_divides(planned, definition.abstract, definition.axes)
 
 
-def _check_room(
+def check_room(
   source: Source,
   after: ModelConfig,
   config: GrowConfig,
@@ -426,35 +430,18 @@ def _check_room(
     room.check_disk(target.directory, source.meta, source.directory, kept)
 
 
-def _batch(source: Source, examples: int, first: int = 0) -> tuple[Batch, str]:
+def held_out(source: Source, examples: int, first: int = 0) -> tuple[Batch, str]:
   """Return held-out examples and their name; round the number up to what the mesh can split."""
   rounded = [buckets.rows(count, source.mesh) for count in (examples, first)]
   task = verify.exact_task(source.meta.config, source.model)
   return task.held_out(source.meta.tokenizer, *rounded)
 
 
-def _program(
+def compile_outputs(
   source: Source, model: ModelConfig, batch: Batch
 ) -> Callable[[Params], verify.Outputs]:
+  """Return the function from parameters of a model to its outputs on a batch."""
   return verify.program(verify.exact_task(source.meta.config, model), batch, source.mesh)
-
-
-def _verify(before: verify.Outputs, after: verify.Outputs, name: str, *, exact: bool) -> None:
-  different, allowed = verify.largest_difference(before, after)
-  messages.say(
-    f'{name}: the logits differ by at most {different:.2g}, the loss is {before.loss:.6f} before '
-    f'and {after.loss:.6f} after'
-  )
-  if not math.isfinite(different):
-    raise UserError(
-      'the logits before or after are not finite, so that the result could not be trained; nothing '
-      'was written'
-    )
-  if exact and different > allowed:
-    raise UserError(
-      f'the grown model is not what it should be: its logits differ by {different:.2g}, and '
-      f'{allowed:.2g} is what float32 explains; nothing was written'
-    )
 
 
 def _new_config(
@@ -471,7 +458,7 @@ def _new_config(
   )
 
 
-def _write(
+def write(
   source: Source,
   new: state.State,
   model: ModelConfig,
@@ -481,6 +468,7 @@ def _write(
   optim: OptimConfig | None = None,
   **details: Any,
 ) -> int:
+  """Write the new run; return its step. The details are fields of the lineage's new entry."""
   step = int(new['step'])
   files.write(
     target.directory,

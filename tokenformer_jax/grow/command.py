@@ -2,19 +2,23 @@ r"""Make a trained model larger without changing what it computes.
 
   tokenformer grow --source=DIR[@STEP] --target=DIR --param_tokens=qkv=N,proj=N,ffn=N
   tokenformer grow --source=DIR --target=DIR --layers=N --place=PLACE
+  tokenformer grow --source=DIR --target=DIR --experts=N [--expert_tokens=N] [--top_k=K]
   tokenformer grow --source=DIR --target=DIR --method=net2net --width=N
 
 The second form adds layers that add zero at first, `between` the old ones or `behind` them.
 `copies` are copies of the layer before; `whole_copies` keep what it adds, which is not exact. Where
-rows of layers differ, --pattern='local*10 full' says which there are. The third form widens a
-Transformer.
+rows of layers differ, --pattern='local*10 full' says which there are. The third form adds experts:
+a Pattention stays on for all tokens, with routed experts of zero values beside it; an MLP becomes
+copies of itself; a mixture gets more experts. --experts=NAME=N is for one kind of layer. The last
+form widens a Transformer.
 
 A word before the flags names another action:
 
   extract  write only the tokens that the last growth added
   merge    append the tokens of --added, from extract or another run, to those of --source
-  remove   take out the tokens and layers that the last growth or merge added
-  shrink   keep only the most important tokens, to the counts of --param_tokens
+  remove   take out what the last growth or merge added; with --experts=2,3: these experts
+  shrink   keep only the most important tokens, to the counts of --param_tokens; with --experts=N:
+           only the experts that tokens choose most
 
 Growth adds a group of tokens to each projection that grows. Groups are counted from 1 in each:
 
@@ -36,7 +40,7 @@ from tokenformer_jax import cli, config, messages, usage
 from tokenformer_jax.config import GrowConfig, MeshConfig, choices
 from tokenformer_jax.config.groups import parse_numbers
 from tokenformer_jax.errors import UserError, nearest
-from tokenformer_jax.grow import actions, group_actions, state
+from tokenformer_jax.grow import actions, expert_actions, experts, group_actions, state
 from tokenformer_jax.grow.actions import Source, Target
 from tokenformer_jax.storage import paths
 
@@ -46,14 +50,14 @@ _MOST = 10**12  # the largest number that a flag may have
 _OPTIONS = (
   *('param_tokens', 'layers', 'pattern', 'place', 'width', 'heads', 'ffn_width', 'method'),
   *('scale', 'new_keys', 'new_values', 'moments', 'step', 'noise', 'seed', 'added', 'examples'),
-  *('dry_run', 'groups', 'factor', 'rate'),
+  *('dry_run', 'groups', 'factor', 'rate', 'experts', 'expert_tokens', 'top_k'),
 )
 _TAKEN = {
   'grow': set(_OPTIONS) - {'added', 'examples', 'groups', 'factor'},
   'extract': {'groups'},
   'merge': {'added', 'scale', 'moments', 'step', 'dry_run'},
-  'remove': {'groups', 'moments', 'step', 'dry_run'},
-  'shrink': {'param_tokens', 'scale', 'moments', 'step', 'examples', 'dry_run'},
+  'remove': {'groups', 'experts', 'moments', 'step', 'dry_run'},
+  'shrink': {'param_tokens', 'experts', 'scale', 'moments', 'step', 'examples', 'dry_run'},
   'groups': set(),
   'slice': {'groups', 'moments', 'step', 'dry_run'},
   'scale': {'groups', 'factor'},
@@ -74,6 +78,15 @@ def define_flags() -> None:
   flags.DEFINE_integer('layers', None, 'The new number of layers, all of the rows that there are.')
   flags.DEFINE_string('pattern', None, "The new pattern of layers, such as 'local*10 full'.")
   flags.DEFINE_enum('place', values.place, choices('grow.place'), 'Where new layers are.')
+  flags.DEFINE_string(
+    'experts', None, 'The number of experts, N or NAME=N; for remove: numbers of experts, as 2,3.'
+  )
+  flags.DEFINE_integer(
+    'expert_tokens', None, 'Parameter tokens of each new expert; default: as the Pattention has.'
+  )
+  flags.DEFINE_integer(
+    'top_k', None, 'The experts of a token; default: as before, 1 beside a Pattention, 2 of MLPs.'
+  )
   flags.DEFINE_integer('width', None, 'For a Transformer: the new width.')
   flags.DEFINE_integer('heads', None, 'For a Transformer: the new number of heads.')
   flags.DEFINE_integer('ffn_width', None, 'For a Transformer: the new feed-forward width.')
@@ -92,7 +105,7 @@ def define_flags() -> None:
   flags.DEFINE_float('noise', values.noise, 'Noise on copies, in units of RMS.', lower_bound=0)
   flags.DEFINE_float('rate', values.rate, 'Factor on the learning rate; 0: by size.', lower_bound=0)
   flags.DEFINE_integer('seed', values.seed, 'Seed of the random draws.', lower_bound=0)
-  flags.DEFINE_string('mesh', None, 'replica=N,fsdp=N,tokens=N; default: as the source.')
+  flags.DEFINE_string('mesh', None, 'replica=N,fsdp=N,experts=N,tokens=N; default: as the source.')
   flags.DEFINE_string('added', None, 'For merge: the run whose tokens are appended, DIR[@STEP].')
   flags.DEFINE_integer(
     'examples', 16, 'For shrink: calibration sequences or images.', lower_bound=1
@@ -161,17 +174,24 @@ def main(argv: Sequence[str]) -> None:
 def _grow(source: Source, config: GrowConfig, target: Target) -> int | None:
   values = flags.FLAGS
   sizes = {name: getattr(values, name) for name in ('layers', 'width', 'heads', 'ffn_width')}
-  for name, value in sizes.items():
+  of_experts = {'expert_tokens': values.expert_tokens, 'top_k': values.top_k}
+  for name, value in {**sizes, **of_experts}.items():
     if value is not None and not 1 <= value <= _MOST:
       raise UserError(f'--{name} is {value}; it must be at least 1 and at most {_MOST}')
   deeper = values.layers is not None or values.pattern is not None
-  if config.method in state.TOKEN_METHODS and not deeper:
+  more = None
+  if values.experts is not None:
+    more = experts.Wanted(_expert_counts(source), values.expert_tokens, values.top_k)
+  for name, value in of_experts.items():
+    if value is not None and more is None:
+      raise UserError(f'--{name} is of new experts; say how many: --experts=N')
+  if config.method in state.TOKEN_METHODS and not deeper and more is None:
     state.check_method(source.model, config.method)
   if values['place'].present and not deeper:
     raise UserError('--place is of new layers; say how many: --layers=N or --pattern=PATTERN')
   counts = None if values.param_tokens is None else _counts(source)
   after = actions.wanted_model(
-    source.model, config, param_tokens=counts, pattern=values.pattern, **sizes
+    source.model, config, param_tokens=counts, pattern=values.pattern, more=more, **sizes
   )
   return actions.grow(source, after, config, target)
 
@@ -192,6 +212,13 @@ def _extract(source: Source, config: GrowConfig, target: Target) -> None:
 
 
 def _remove(source: Source, config: GrowConfig, target: Target) -> int | None:
+  if flags.FLAGS['experts'].present:
+    if flags.FLAGS['groups'].present:
+      raise UserError('--experts and --groups both say what to take out; give one of them')
+    numbers = parse_numbers(flags.FLAGS.experts, '--experts', 'experts')
+    if not numbers:
+      raise UserError('--experts is empty; name experts by their numbers, as --experts=2,3')
+    return expert_actions.remove(source, numbers, config, target)
   if flags.FLAGS['groups'].present:
     return group_actions.remove(source, _groups(), config, target)
   return actions.remove(source, config, target)
@@ -229,6 +256,12 @@ def _merge(source: Source, config: GrowConfig, target: Target) -> int | None:
 
 
 def _shrink(source: Source, config: GrowConfig, target: Target) -> int | None:
+  values = flags.FLAGS
+  if values.experts is not None:
+    if values.param_tokens is not None:
+      raise UserError('--experts and --param_tokens both say what to keep; give one of them')
+    counts = _expert_counts(source, dense=False)
+    return expert_actions.shrink(source, counts, values.examples, config, target)
   return actions.shrink(source, _counts(source), flags.FLAGS.examples, config, target)
 
 
@@ -237,6 +270,15 @@ def _counts(source: Source) -> dict[str, int]:
   config.named_counts(source.model, {}, '--param_tokens')  # refuses a model without tokens
   numbers = _numbers('param_tokens', config.count_names(source.model), least=1)
   return config.named_counts(source.model, numbers, '--param_tokens')
+
+
+def _expert_counts(source: Source, *, dense: bool = True) -> dict[str, int]:
+  """Return the numbers of --experts by the name of the layer: see `experts.named_counts`."""
+  text = flags.FLAGS.experts
+  if re.fullmatch('-?[0-9]{1,6}', text):
+    return experts.named_counts(source.model, int(text), '--experts', dense=dense)
+  numbers = _numbers('experts', list(source.model.layers), least=1)
+  return experts.named_counts(source.model, numbers, '--experts', dense=dense)
 
 
 def _numbers(flag: str, allowed: Sequence[str], least: int) -> dict[str, int]:

@@ -367,8 +367,9 @@ class MoreLayers:
     _, drawn = jnp.split(drawn, [count], axis)
     return self._with_new(path, new, jnp.concatenate([kept, drawn], axis))
 
-  def moment(self, path: Path, olds: Sequence[jax.Array]) -> jax.Array:
+  def moment(self, path: Path, olds: Sequence[jax.Array], order: int) -> jax.Array:
     """Return a moment of the parameter at `path`: zero in new layers, except in whole copies."""
+    del order
     abstract = lookup(self.abstract, path)
     if not lookup(self._info, path).in_layers:
       return olds[0]

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 from tokenformer_jax.config import Config, GrowConfig, ModelConfig
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.grow import room, state
-from tokenformer_jax.grow.state import Arrays, ToArray
+from tokenformer_jax.grow.arrays import Arrays, ToArray
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params, Path, lookup
 from tokenformer_jax.parallel import hosts, sharding
@@ -93,14 +93,14 @@ def read_and_grow(
         compiled[program] = pool.submit(lowered.compile)
       return compiled[program]
 
-    programs.append(arrays.map(one, tree))
+    programs.append(arrays.map(one, tree, name))
     return tree
 
   def run(f: ToArray, tree: Params, arrays: Arrays, name: str) -> Params:
-    del f, name  # `compile_` has compiled it, in the same order.
+    del f  # `compile_` has compiled it, in the same order.
     own, made = programs.popleft(), collections.deque()
     uses: collections.Counter[int] = collections.Counter()
-    arrays.map(lambda path, olds: uses.update(map(id, olds)), tree)
+    arrays.map(lambda path, olds: uses.update(map(id, olds)), tree, name)
 
     def free_the_oldest() -> None:
       new, olds = made.popleft()
@@ -119,7 +119,7 @@ def read_and_grow(
         free_the_oldest()
       return new
 
-    new = arrays.map(one, tree)
+    new = arrays.map(one, tree, name)
     while made:
       free_the_oldest()
     if tree is params:

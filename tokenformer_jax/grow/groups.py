@@ -5,10 +5,13 @@ The functions read only the description of a checkpoint. What is done to arrays 
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
-from tokenformer_jax.config import ModelConfig, token_counts
+from tokenformer_jax.config import ModelConfig, former_names, is_of_experts, token_counts
 from tokenformer_jax.config.groups import frozen_groups, groups_of, parse_numbers
+from tokenformer_jax.config.model import BASE
+from tokenformer_jax.grow import experts
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta, changes_of_tokens
 from tokenformer_jax.storage import paths
 
@@ -37,6 +40,7 @@ class GroupHistory:
   factor: float = 1.0
 
 
+T = TypeVar('T')
 History = dict[str, list[GroupHistory]]
 
 
@@ -61,7 +65,7 @@ def history(meta: Meta, directory: paths.Path) -> History:
     latest = max((one.number for one in additions(found)), default=0)
     unknown = GroupHistory(tuple(every))
     found = {
-      name: step.after_it(name, found.get(name, []), latest, unknown)
+      name: step.after_it(name, _of_projection(found, name, step.after) or [], latest, unknown)
       for name in groups_of(models[i + 1])
     }
   return found
@@ -116,7 +120,7 @@ class _Step:
         dataclasses.replace(one, factor=one.factor * (self.ancestor.factor if i in numbers else 1))
         for i, one in enumerate(known, start=1)
       ]
-    elif self.ancestor.action == 'remove':
+    elif self.ancestor.action == 'remove' and not self.ancestor.experts:
       new = [_without(one, latest) for one in known[:count]]
     elif self.ancestor.action in ('grow', 'merge'):
       new = self._added(name, known)
@@ -125,13 +129,20 @@ class _Step:
     return new
 
   def _added(self, name: str, known: list[GroupHistory]) -> list[GroupHistory]:
-    old, now = (groups_of(model).get(name, ()) for model in (self.before, self.after))
+    old = _of_projection(groups_of(self.before), name, self.after) or ()
+    now = groups_of(self.after)[name]
     in_old = known
     if self.deeper:
       in_old = [_with(one, self.addition) for one in known]
     elif len(old) == len(now) and old and now[-1].tokens > old[-1].tokens:
       in_old = [*known[:-1], _with(known[-1], self.addition)]
     return [*in_old, *[GroupHistory((self.addition,))] * (len(now) - len(old))]
+
+
+def _of_projection(found: Mapping[str, T], name: str, model: ModelConfig) -> T | None:
+  """Return the entry of a projection of a model, also under a name that it had before experts."""
+  former = former_names(name, token_counts(model))
+  return next((found[one] for one in former if one in found), None)
 
 
 def _with(group: GroupHistory, addition: Addition) -> GroupHistory:
@@ -178,7 +189,7 @@ def render(meta: Meta, directory: paths.Path) -> str:
       row = (number, text, _state(meta, name, number))
       rows.setdefault(row, {})[name] = f'{size.tokens}:{size.reference}'
   lines = [
-    ['group', *(f'{name} (tokens:τ²)' for name in found), 'added by', 'training'],
+    ['group', *(_heading(name, meta.config.model) for name in found), 'added by', 'training'],
     *(
       [str(number), *(cells.get(name, '–') for name in found), text, state]
       for (number, text, state), cells in rows.items()
@@ -191,6 +202,14 @@ def render(meta: Meta, directory: paths.Path) -> str:
   )
 
 
+def _heading(name: str, model: ModelConfig) -> str:
+  """Return the heading of a projection's column, with the number of experts that each have it."""
+  if not is_of_experts(name):
+    return f'{name} (tokens:τ²)'
+  layer = name.removesuffix('ffn.expert').removesuffix('.') or BASE
+  return f'{name} (tokens:τ², {experts.counts_of(model)[layer]} experts)'
+
+
 def _state(meta: Meta, name: str, number: int) -> str:
   """Return whether training changes a group of a projection."""
   optim = meta.config.optim
@@ -199,7 +218,7 @@ def _state(meta: Meta, name: str, number: int) -> str:
   changes = changes_of_tokens(meta.lineage)
   if optim.old_tokens != 'freeze' or not changes or changes[-1].action not in ('grow', 'merge'):
     return 'trained'
-  old = groups_of(changes[-1].model).get(name, ())
+  old = _of_projection(groups_of(changes[-1].model), name, meta.config.model) or ()
   if number > len(old):
     return 'trained'
   now = groups_of(meta.config.model)[name][number - 1]

@@ -30,8 +30,17 @@ from tokenformer_jax.config.groups import (
   without,
 )
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import depth, files, groups, importance, tokens, verify
-from tokenformer_jax.grow.state import grown_model, map_trees
+from tokenformer_jax.grow import (
+  depth,
+  expert_arrays,
+  experts,
+  files,
+  groups,
+  importance,
+  tokens,
+  verify,
+)
+from tokenformer_jax.grow.state import grown_model, map_trees, run_stages
 from tokenformer_jax.model import group_trees, models
 from tokenformer_jax.model.params import Params, Role
 from tokenformer_jax.runs.checkpoint import Checkpoints
@@ -59,10 +68,12 @@ def last_addition(meta: Meta, directory: paths.Path) -> Ancestor:
 
 
 def _adds(before: ModelConfig, after: ModelConfig) -> bool:
-  """Return whether a model has tokens or layers that another has not, and is no wider."""
+  """Return whether a model has tokens, experts or layers that another has not, and is no wider."""
   same_layers = depth.shallow(before, after)
   return before.width == after.width and (
-    before.groups != after.groups or token_counts(before) != token_counts(same_layers)
+    before.groups != after.groups
+    or experts.narrow(before, same_layers) != same_layers
+    or token_counts(before) != token_counts(same_layers)
   )
 
 
@@ -70,8 +81,13 @@ def check_no_layers(last: Ancestor, model: ModelConfig, directory: paths.Path) -
   """Check that the last growth added tokens alone.
 
   Raises:
-    UserError: it added layers.
+    UserError: it added experts or layers.
   """
+  if experts.narrow(last.model, model) != model:
+    raise UserError(
+      f'the last growth of {directory} added experts, which cannot be extracted or merged, because '
+      'a router chooses among all of them; grow experts first, and tokens by a growth of their own'
+    )
   if last.model.groups != model.groups:
     raise UserError(
       f'the last growth of {directory} added layers (from {last.model.pattern!r} to '
@@ -110,6 +126,19 @@ def check_mergeable(ours: ModelConfig, theirs: ModelConfig) -> None:
         f'{path} is {a!r} in the source and {b!r} in the added one, whose tokens would not '
         'compute the same here; merge runs that agree in it'
       )
+
+
+def check_no_experts(added: Meta, directory: paths.Path) -> None:
+  """Check that a whole model to merge has no experts, whose router could not choose among both.
+
+  Raises:
+    UserError: it has some.
+  """
+  if added.contents != 'added_tokens' and experts.counts_of(added.config.model):
+    raise UserError(
+      f'{directory} is a whole model with experts, and no router would choose among those of both '
+      'models; merge the tokens that a growth added to it (grow extract)'
+    )
 
 
 def own_groups(ours: ModelConfig, added: Meta) -> dict[str, tuple[TokenGroup, ...]]:
@@ -348,7 +377,11 @@ def merge(state: State, added: Params, model: ModelConfig, config: GrowConfig) -
 def remove(
   state: State, model: ModelConfig, before: ModelConfig, config: GrowConfig, place: str = 'between'
 ) -> State:
-  """Remove the layers and tokens that are not in `before`; `place` is that of the growth."""
+  """Remove layers, experts and tokens that are not in `before`; `place` is that of the growth."""
+  narrow = experts.narrow(before, model)
+  if narrow != model:
+    more = expert_arrays.MoreExperts(narrow, model, config)
+    state, model = run_stages(state, model, narrow, [more.inverse()], config), narrow
   definition = models.define(before)
   axes, sizes = definition.axes, tokens.counts(definition)
 
@@ -367,6 +400,16 @@ def choose_groups(state: State, model: ModelConfig, choice: Choice, config: Grow
     return group_trees.take(params, info, choice)
 
   return _map(state, config, chosen, chosen)
+
+
+def take_experts(state: State, model: ModelConfig, numbers: Params, config: GrowConfig) -> State:
+  """Return a state with some experts of each layer: see `expert_arrays.take`."""
+  info = models.define(model).info
+
+  def taken(params: Params) -> Params:
+    return expert_arrays.take(params, info, numbers)
+
+  return _map(state, config, taken, taken)
 
 
 def scale_groups(state: State, model: ModelConfig, numbers: Sequence[int], factor: float) -> State:

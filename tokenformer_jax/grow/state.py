@@ -1,13 +1,11 @@
 """Grow a whole training state by a pure function; check a growth, and say whether it is exact."""
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from tokenformer_jax import config as config_lib
@@ -21,7 +19,8 @@ from tokenformer_jax.config import (
   with_groups,
 )
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import depth, tokens, widen
+from tokenformer_jax.grow import depth, expert_arrays, experts, tokens, widen
+from tokenformer_jax.grow.arrays import Arrays, ByArray, InPlace, MapArrays, Stage, map_arrays
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params, Path, lookup
 from tokenformer_jax.runs.checkpoint_meta import Lineage, changes_of_tokens
@@ -29,16 +28,6 @@ from tokenformer_jax.steps import optim, statistics
 from tokenformer_jax.steps.step import State
 
 TOKEN_METHODS = ('group', 'zero_keys', 'duplicate', 'random')
-
-
-class ByArray(Protocol):
-  """A growth, array by array."""
-
-  def param(self, path: Path, old: jax.Array, salt: jax.Array) -> jax.Array:
-    """Return the parameter at `path` after growth; for the salt see `tokens.drawing_key`."""
-
-  def moment(self, path: Path, old: jax.Array, order: int) -> jax.Array:
-    """Return the mean of its gradients (order 1) or of their squares (order 2) after growth."""
 
 
 def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfig) -> ModelConfig:
@@ -55,9 +44,9 @@ def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfi
   """
   resize = (config.scale or _own_scale(config.method)) == 'resize'
 
-  def grown(old: PattentionConfig, count: int) -> PattentionConfig:
+  def grown(name: str, old: PattentionConfig, count: int) -> PattentionConfig:
     before = token_groups(old)
-    if count > old.tokens and config.method == 'group':
+    if count > old.tokens and config.method == 'group' and not config_lib.is_of_experts(name):
       added = count - old.tokens
       return with_groups(old, (*before, TokenGroup(added, added)))
     resized = []
@@ -67,7 +56,7 @@ def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfi
     return with_groups(old, resized)
 
   old = pattentions(model)
-  new = {name: grown(one, counts.get(name, one.tokens)) for name, one in old.items()}
+  new = {name: grown(name, one, counts.get(name, one.tokens)) for name, one in old.items()}
   return config_lib.with_pattentions(model, new)
 
 
@@ -82,7 +71,8 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
     UserError: the method is for other models, a count becomes smaller, the method cannot change a
       key that differs, or new tokens could never learn.
   """
-  deeper, target = target, depth.shallow(source, target)
+  deeper, shallow = target, depth.shallow(source, target)
+  target = experts.narrow(source, shallow)
   if source != target:
     check_method(source, config.method)
   by_tokens = config.method in TOKEN_METHODS
@@ -91,9 +81,10 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
     if path.rpartition('.')[2] not in changes:
       raise UserError(
         f'{path} is {old!r} in the source and {new!r} in the target; growth by {config.method} '
-        f'changes {", ".join(changes[:-1])} and {changes[-1]}, and adds layers, only'
+        f'changes {", ".join(changes[:-1])} and {changes[-1]}, and adds experts and layers, only'
       )
-  depth.check(source, deeper, config.place)
+  experts.check(target, shallow)
+  depth.check(experts.routed(source, shallow), deeper, config.place)
   adds_copies = config.place == 'copies' and source.groups != deeper.groups
   if adds_copies and config.method in tokens.COPYING and source != target:
     raise UserError(
@@ -152,6 +143,12 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
 def _check_groups(name: str, old: PattentionConfig, new: PattentionConfig, method: str) -> None:
   """Check that a method makes the groups of a larger projection from those of the old one."""
   before, after = token_groups(old), token_groups(new)
+  if method == 'group' and config_lib.is_of_experts(name) and new.tokens > old.tokens:
+    raise UserError(
+      f'{name} has {old.tokens} parameter tokens in the source and {new.tokens} in the target, and '
+      'growth by group would add a second norm, but each expert is one group; use '
+      'method=zero_keys, or add experts'
+    )
   if method == 'duplicate' and len(before) > 1 and new.tokens > old.tokens:
     raise UserError(
       f'{name} has {len(before)} groups of tokens, and duplicate copies those of one group only; '
@@ -172,7 +169,10 @@ def inexact(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> str
   """Return why the grown model will not compute what the source does, or None if it will."""
   if reason := depth.inexact(source, target, config.place):
     return reason
-  target = depth.shallow(source, target)
+  shallow = depth.shallow(source, target)
+  target = experts.narrow(source, shallow)
+  if reason := experts.inexact(target, shallow):
+    return reason
   if source == target:
     return None
   if config.noise and config.method in tokens.COPYING:
@@ -193,14 +193,16 @@ def inexact(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> str
 def rate_factor(source: ModelConfig, target: ModelConfig) -> float:
   """Return the factor on the learning rate for a larger model: r^−¾, rounded.
 
-  r is the factor by which the parameters of the layers grow. The exponent is a fit to the best
-  rates of docs/growth.md.
+  r is the factor by which the parameters of the layers grow that one token uses: a share of those
+  of experts. The exponent is a fit to the best rates of docs/growth.md.
   """
   sizes = []
   for model in (source, target):
     definition = models.define(model)
     infos, arrays = (jax.tree.leaves(tree) for tree in (definition.info, definition.abstract))
-    sizes.append(sum(a.size for one, a in zip(infos, arrays, strict=True) if one.in_layers))
+    sizes.append(
+      sum(a.size * one.active for one, a in zip(infos, arrays, strict=True) if one.in_layers)
+    )
   return round((sizes[1] / sizes[0]) ** -0.75, 3)
 
 
@@ -216,6 +218,11 @@ def check_method(model: ModelConfig, method: str) -> None:
         f'method {method} adds parameter tokens, and this model has none; choose net2net, '
         'net2net_fill or hypercloning'
       )
+  elif experts.counts_of(model):
+    raise UserError(
+      f'method {method} widens a Transformer without experts, and this model has some; choose '
+      'another source'
+    )
   elif pattentions(model):
     raise UserError(
       f'method {method} is for Transformers, and this model has parameter tokens; choose '
@@ -255,65 +262,6 @@ class _Same:
     return old
 
 
-class ToArray(Protocol):
-  """Makes an array of a tree from arrays of another tree."""
-
-  def __call__(self, path: Path, olds: Sequence[jax.Array], salts: np.ndarray) -> jax.Array:
-    """Return the array at `path`.
-
-    Args:
-      path: its path in the new tree.
-      olds: the old arrays that it is made from, of which there may be none.
-      salts: of its own draws and of those of each old array: see `tokens.drawing_key`.
-    """
-
-
-@dataclasses.dataclass(frozen=True)
-class Arrays:
-  """The arrays of a new tree, each with those of an old tree that it is made from.
-
-  Attributes:
-    layers: the new layers, or None: each array is made from the one at its own path.
-  """
-
-  layers: depth.MoreLayers | None
-
-  def sources(self, path: Path) -> tuple[Path, ...]:
-    """Return the paths in the old tree of the arrays that the one at `path` is made from."""
-    return (path,) if self.layers is None else self.layers.sources(path)
-
-  def salts(self, path: Path) -> np.ndarray:
-    """Return the salts for `ToArray`."""
-    return np.array([tokens.drawing_salt(one) for one in (path, *self.sources(path))], np.uint32)
-
-  def map(self, f: Callable[[Path, list[Any]], Any], tree: Params) -> Params:
-    """Return the new tree of the values of `f(path, olds)`, for an old tree."""
-    if self.layers is None:
-      return jax.tree.map_with_path(lambda path, old: f(path, [old]), tree)
-
-    def one(path: Path, _: Any) -> Any:
-      olds = [lookup(tree, source) for source in self.sources(path)]
-      return olds[0] if any(map(statistics.is_masked, olds)) else f(path, olds)
-
-    return jax.tree.map_with_path(one, self.layers.abstract)
-
-
-MapArrays = Callable[[ToArray, Params, Arrays, str], Params]
-
-
-def map_arrays(f: ToArray, tree: Params, arrays: Arrays, name: str = '') -> Params:
-  """Map a function of path, arrays and salts over a tree.
-
-  Args:
-    f: the function.
-    tree: parameters, or a statistic of them.
-    arrays: the arrays of the new tree.
-    name: that of the statistic in `statistics.ORDERS`; '': the tree is parameters.
-  """
-  del name
-  return arrays.map(lambda path, olds: f(path, olds, arrays.salts(path)), tree)
-
-
 def grow(
   state: State,
   source: ModelConfig,
@@ -323,7 +271,7 @@ def grow(
 ) -> State:
   """Grow a state: parameters, the optimizer's statistics, and counters.
 
-  Old layers grow before new ones are added.
+  Tokens are added first, then experts, then layers.
 
   The function is pure. Under jit with the target's shardings (`step.state_shardings`), no host or
   device ever holds more than its part. New arrays do not depend on each other:
@@ -339,29 +287,45 @@ def grow(
   Returns:
     The state, with the optimizer's structure unchanged.
   """
-  by_layer = by_array(source, depth.shallow(source, target), config)
-  deeper = source.groups != target.groups
-  layers = depth.MoreLayers(source, target, config) if deeper else None
-  arrays, definition = Arrays(layers), models.define(source)
+  shallow = depth.shallow(source, target)
+  narrow = experts.narrow(source, shallow)
+  stages: list[Stage] = [InPlace(by_array(source, narrow, config))]
+  if narrow != shallow:
+    stages.append(expert_arrays.MoreExperts(narrow, shallow, config))
+  if source.groups != target.groups:
+    stages.append(depth.MoreLayers(experts.routed(source, shallow), target, config))
+  return run_stages(state, source, target, stages, config, map_arrays)
+
+
+def run_stages(
+  state: State,
+  source: ModelConfig,
+  target: ModelConfig,
+  stages: Sequence[Stage],
+  config: GrowConfig,
+  map_arrays: MapArrays = map_arrays,
+) -> State:
+  """Return the state of another model, made by stages; for the arguments see `grow`."""
+  definition = models.define(source)
+  arrays = Arrays(definition, models.define(target), tuple(stages))
 
   def param(path: Path, olds: Sequence[jax.Array], salts: jax.Array) -> jax.Array:
-    froms = zip(arrays.sources(path), olds, salts[1:], strict=True)
-    grown = [by_layer.param(*one) for one in froms]
-    return grown[0] if layers is None else layers.param(path, grown, salts[0])
+    def made(stage: Stage, *of_array: Any) -> jax.Array:
+      return stage.param(*of_array)
+
+    return arrays.make(path, olds, made, salts)
 
   def of_statistic(name: str, tree: Params) -> Params:
+    def made(stage: Stage, path: Path, olds: Sequence[jax.Array], salt: jax.Array) -> jax.Array:
+      del salt  # Nothing is drawn.
+      return stage.moment(path, olds, statistics.ORDERS[name])
+
     def statistic(path: Path, olds: Sequence[jax.Array], salts: jax.Array) -> jax.Array:
-      del salts  # nothing is drawn
-      froms = arrays.sources(path)
       wholes = [
         statistics.expand(name, old, lookup(definition.abstract, one).shape)
-        for one, old in zip(froms, olds, strict=True)
+        for one, old in zip(arrays.sources(path), olds, strict=True)
       ]
-      grown = [
-        by_layer.moment(one, whole, statistics.ORDERS[name])
-        for one, whole in zip(froms, wholes, strict=True)
-      ]
-      new = grown[0] if layers is None else layers.moment(path, grown)
+      new = arrays.make(path, wholes, made, salts)
       if config.moments == 'drop':
         return jnp.zeros_like(statistics.reduce(name, new))
       if wholes and new is wholes[0]:
@@ -458,5 +422,6 @@ def growth_from(
     updates: the count of updates at the growth.
   """
   new = depth.new_layers(before, model, place) if before.groups != model.groups else ()
-  old = models.define(depth.as_deep(before, model))
-  return optim.LastGrowth(updates, tokens.counts(old), new)
+  old = models.define(depth.as_deep(experts.routed(before, model), model))
+  of_experts = expert_arrays.old_experts(before, model)
+  return optim.LastGrowth(updates, tokens.counts(old), new, of_experts)

@@ -7,13 +7,15 @@ from tokenformer_jax.config import (
   ModelConfig,
   OptimConfig,
   PattentionConfig,
+  former_names,
   pattentions,
   pattern,
   token_counts,
   token_groups,
   with_groups,
 )
-from tokenformer_jax.grow import widen
+from tokenformer_jax.config.model import BASE, used_layers
+from tokenformer_jax.grow import experts, widen
 from tokenformer_jax.model import flops, models
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps.step import bytes_on_a_device
@@ -36,13 +38,16 @@ def render(
   rows = [('', 'before', 'after', '')]
   if before.groups != after.groups:
     rows += _layers(before, after)
-  if old := pattentions(before):
-    new = pattentions(after)
-    for name, one in old.items():
-      rows.append(_row(f'{name} tokens', one.tokens, new[name].tokens))
-    for name, one in old.items():
-      rows.append(_groups_row(name, one, new[name]))
-  else:
+  rows += _experts(before, after)
+  if new := pattentions(after):
+    old = pattentions(before)
+    former = {name: former_names(name, new) for name in new}
+    was = {name: next((old[one] for one in former[name] if one in old), None) for name in new}
+    for name, one in new.items():
+      rows.append(_row(f'{name} tokens', was[name].tokens if was[name] else 0, one.tokens))
+    for name, one in new.items():
+      rows.append(_groups_row(name, was[name], one))
+  elif not experts.counts_of(after):
     names = ('width', 'heads', 'feed-forward width')
     rows += map(_row, names, widen.sizes(before), widen.sizes(after))
   definitions = [models.define(model) for model in (before, after)]
@@ -60,14 +65,35 @@ def render(
 
 
 def _groups_row(
-  name: str, before: PattentionConfig, after: PattentionConfig
+  name: str, before: PattentionConfig | None, after: PattentionConfig
 ) -> tuple[str, str, str, str]:
   """Return the row of a projection's reference counts, or of its groups if there are several."""
+  if before is None:
+    return _row(f'{name} reference count (τ²)', 0, token_groups(after)[0].reference)
   both = [with_groups(one, token_groups(one)) for one in (before, after)]
   if not any(one.groups for one in both):
     return _row(f'{name} reference count (τ²)', *(one.reference for one in both))
   texts = (one.groups or f'{one.tokens}:{one.reference}' for one in both)
   return (f'{name} groups (tokens:τ²)', *texts, '')
+
+
+def _experts(before: ModelConfig, after: ModelConfig) -> list[tuple[str, str, str, str]]:
+  """Return rows of the numbers of experts, and of those of a token where that changes."""
+  old, rows = _used(before), []
+  for name, (count, top_k) in _used(after).items():
+    place = 'ffn' if name == BASE else f'{name}.ffn'
+    had, chose = old.get(name, (0, 0))
+    rows.append(_row(f'{place} experts', had, count))
+    if chose != top_k:
+      rows.append(_row(f'{place} experts of a token', chose, top_k))
+  return rows
+
+
+def _used(model: ModelConfig) -> dict[str, tuple[int, int]]:
+  """Return the numbers of experts, and of those of a token, of each layer that has some."""
+  layers = used_layers(model)
+  counts = experts.counts_of(model)
+  return {name: (count, layers[name].ffn.router.top_k) for name, count in counts.items()}
 
 
 def _layers(before: ModelConfig, after: ModelConfig) -> list[tuple[str, str, str, str]]:

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import dataclasses
+import math
 from collections.abc import Callable
 
 import jax
@@ -9,8 +10,9 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from tokenformer_jax import tasks
+from tokenformer_jax import messages, tasks
 from tokenformer_jax.config import Config, ModelConfig
+from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.tasks import Batch, Task
@@ -73,3 +75,32 @@ def largest_difference(before: Outputs, after: Outputs) -> tuple[float, float]:
     lambda a, b: (jnp.max(jnp.abs(a - b)), jnp.maximum(1.0, jnp.max(jnp.abs(a))))
   )(before.logits, after.logits)
   return float(different), TOLERANCE * float(size)
+
+
+def report(before: Outputs, after: Outputs, name: str, *, exact: bool) -> None:
+  """Report how far two models' outputs on a batch differ.
+
+  Args:
+    before: the outputs of the model before a change.
+    after: those of the model after it.
+    name: of the batch.
+    exact: whether they have to be equal.
+
+  Raises:
+    UserError: outputs are not finite, or not equal although they have to be.
+  """
+  different, allowed = largest_difference(before, after)
+  messages.say(
+    f'{name}: the logits differ by at most {different:.2g}, the loss is {before.loss:.6f} before '
+    f'and {after.loss:.6f} after'
+  )
+  if not math.isfinite(different):
+    raise UserError(
+      'the logits before or after are not finite, so that the result could not be trained; nothing '
+      'was written'
+    )
+  if exact and different > allowed:
+    raise UserError(
+      f'the grown model is not what it should be: its logits differ by {different:.2g}, and '
+      f'{allowed:.2g} is what float32 explains; nothing was written'
+    )

@@ -24,6 +24,7 @@ class Ancestor:
   # took alone (extract), multiplied (scale) or froze (freeze). Empty for actions on whole models.
   groups: str = ''
   factor: float = 1.0  # of scale
+  experts: str = ''  # the numbers of the source's experts that remove took out
   # The model FLOPs of the training that led to the source; 0 in lineages that do not record them.
   flops: float = 0.0
 

@@ -29,11 +29,14 @@ class LastGrowth:
     old_tokens: a tree like the parameters, with the number of old parameter tokens of each array.
       An array without parameter tokens counts as old, for any number.
     new_layers: the numbers of the layers that are new as a whole: see `ParamInfo.depth`.
+    old_experts: a tree like the parameters, with the number of old experts of each array; −1: the
+      array has no new ones. None: no experts are new.
   """
 
   updates: int
   old_tokens: Params
   new_layers: tuple[int, ...] = ()
+  old_experts: Params | None = None
 
 
 def learning_rate(
@@ -113,7 +116,7 @@ def make_optimizer(
     decay_from: see `learning_rate`.
   """
   freezes, frozen = growth is not None and old_token_rate(config) == 0, frozen_groups(config)
-  old = growth.old_tokens if freezes else jax.tree.map(lambda one: 0, info)
+  old = _hidden_tokens(growth) if freezes else jax.tree.map(lambda one: 0, info)
   hidden = jax.tree.map(lambda one, count: optimizers.hidden_tokens(one, frozen, count), info, old)
   clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
   clipped = optax.chain(clip, optimizers.scale(config, info, hidden))
@@ -151,6 +154,15 @@ def _with_own(info: Params, gradient: Params, updates: Params) -> Params:
   """Return the updates, with their own ones for arrays that the optimizer does not move."""
   return jax.tree.map(
     lambda one, g, u: u if one.own_update is None else one.own_update(g), info, gradient, updates
+  )
+
+
+def _hidden_tokens(growth: LastGrowth) -> Params:
+  """Return the number of old parameter tokens of each array; 0 where they lie in old experts."""
+  if growth.old_experts is None:
+    return growth.old_tokens
+  return jax.tree.map(
+    lambda count, old: count if old < 0 else 0, growth.old_tokens, growth.old_experts
   )
 
 
@@ -192,7 +204,7 @@ def _by_age(
       is old.
   """
 
-  def on_array(one: ParamInfo, count: int, *arrays: Any) -> Any:
+  def on_array(one: ParamInfo, count: int, experts: int, *arrays: Any) -> Any:
     if is_masked(arrays[0]):
       return arrays[0]
     axes, shape = kept_axes(name, one.axes), arrays[0].shape
@@ -206,12 +218,19 @@ def _by_age(
     elif one.token_axis is not None:
       axis = axes.index('param_tokens')
       old = along(axis, jnp.arange(shape[axis]) < count)
+    if experts >= 0:
+      (of_experts,) = (axis for axis in one.axes if axis in ('experts', 'routes'))
+      at = axes.index(of_experts) if of_experts in axes else None
+      old &= False if at is None else along(at, jnp.arange(shape[at]) < experts)
     if one.in_layers and not set(growth.new_layers).isdisjoint(one.depth):
       of_layers = [number not in growth.new_layers for number in one.depth]
       old &= along(0, jnp.array(of_layers))  # The first axis is 'layers'.
     return f(old, *arrays)
 
-  return jax.tree.map(on_array, info, growth.old_tokens, *trees)
+  experts = growth.old_experts
+  if experts is None:
+    experts = jax.tree.map(lambda _: -1, growth.old_tokens)
+  return jax.tree.map(on_array, info, growth.old_tokens, experts, *trees)
 
 
 def _without(

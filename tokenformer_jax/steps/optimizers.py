@@ -10,7 +10,7 @@ Rates, their schedule, the decay of weights and growth are the same for all: see
 
 import itertools
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import jax
@@ -156,6 +156,20 @@ def _visible(one: ParamInfo, shape: tuple[int, ...], hidden: int) -> tuple[int, 
 
 def _is_factored(one: ParamInfo) -> bool:
   return one.role not in WITHOUT_DECAY and len(one.axes) - ('layers' in one.axes) >= 2
+
+
+def is_kept(name: str, one: ParamInfo, known: Iterable[tuple[ParamInfo, bool]]) -> bool:
+  """Return whether a statistic is kept for an array, given the arrays that it is masked for.
+
+  Args:
+    name: of the statistic: see `statistics.ORDERS`.
+    one: the metadata of the array.
+    known: the metadata of other arrays of the model, and whether the statistic is masked for them.
+  """
+  if name.startswith('v'):
+    return _is_factored(one) == (name != 'v')
+  is_matrix = _matrix(one) is not None
+  return not any(masked for other, masked in known if (_matrix(other) is not None) == is_matrix)
 
 
 def _scale_by_factored_rms(info: Params, hidden: Params) -> optax.GradientTransformation:

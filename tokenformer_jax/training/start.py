@@ -173,7 +173,7 @@ def _adapted(old: State, model: ModelConfig, config: Config, *, new_head: bool) 
 
 
 def check_old_tokens(config: Config, growth: LastGrowth | None, definition: Definition) -> None:
-  """Check that the model has new tokens or layers if `optim.old_tokens` treats them differently.
+  """Check that the model has newer parts if `optim.old_tokens` treats them differently.
 
   Raises:
     UserError: it has none.
@@ -181,10 +181,11 @@ def check_old_tokens(config: Config, growth: LastGrowth | None, definition: Defi
   if config.optim.old_tokens == 'train':
     return
   now = tokens.counts(definition)
-  if growth is None or (growth.old_tokens == now and not growth.new_layers):
+  adds = growth and (growth.old_tokens != now or growth.new_layers or growth.old_experts)
+  if not adds:
     raise UserError(
       f'config.optim.old_tokens is {config.optim.old_tokens!r}, but this model has no tokens newer '
-      'than the others, and no newer layers; grow it first, or set it to train'
+      'than the others, and no newer experts or layers; grow it first, or set it to train'
     )
 
 

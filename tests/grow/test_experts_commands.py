@@ -1,0 +1,238 @@
+"""The commands that add experts to a run, take them out, and keep those that are used."""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+import pytest
+import tiny_run
+from commands import SEEN, first_state, meta_of, read, write_run
+from commands import grow as command
+from growing import STEP
+from outcomes import assert_same
+
+import tokenformer_jax
+from tokenformer_jax.config import BiasBalanceConfig, RouterConfig
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.training import loop
+
+SLOW = pytest.mark.slow  # because whole commands compile two models each
+SPARSE = ('--experts=4', '--expert_tokens=16')
+MIXTURE = {
+  'model__layer__ffn__kind': 'experts',
+  'model__layer__ffn__tokens': 512,  # of a Pattention, which this is not
+  'model__layer__ffn__count': 4,
+  'model__layer__ffn__expert__kind': 'pattention',
+  'model__layer__ffn__expert__tokens': 16,
+  'model__layer__ffn__shared__kind': 'pattention',
+  'model__layer__ffn__shared__tokens': 64,
+}
+DENSE = {key.replace('.', '__'): value for key, value in tiny_run.DENSE.items()}
+
+
+@pytest.fixture(scope='module')
+def base(tmp_path_factory, source):
+  """A run of a TokenFormer, as after training."""
+  directory = tmp_path_factory.mktemp('base') / 'base'
+  write_run(directory, source, directory.parent / 'cache')
+  return directory
+
+
+@pytest.fixture(scope='module')
+def mixture(tmp_path_factory, source):
+  """A run of a sparse Pattention, as after training."""
+  directory = tmp_path_factory.mktemp('mixture') / 'mixture'
+  write_run(directory, source, directory.parent / 'cache', **MIXTURE)
+  return directory
+
+
+@SLOW
+def test_a_dense_run_gets_routed_experts_and_loses_them_again(base, tmp_path, capsys):
+  command(f'--source={base}', f'--target={tmp_path / "grown"}', *SPARSE, '--top_k=2')
+  said = ''.join(capsys.readouterr())
+  assert 'exact: the grown model computes what the source does' in said
+  assert 'ffn experts' in said
+  meta = meta_of(tmp_path / 'grown')
+  ffn = meta.config.model.layer.ffn
+  assert (ffn.count, ffn.expert.tokens, ffn.shared.tokens, ffn.router.top_k) == (4, 16, 64, 2)
+  assert meta.step == STEP and meta.lineage[-1].model.layer.ffn.kind == 'pattention'
+
+  command('groups', f'--source={tmp_path / "grown"}')
+  lines = capsys.readouterr().out.splitlines()
+  assert 'ffn.expert (tokens:τ², 4 experts)' in lines[0]
+  assert 'the beginning of' in lines[1] and '64:64' in lines[1], 'the shared part is taken for new'
+  assert '16:16' in lines[2] and 'grow (group)' in lines[2]
+
+  command('remove', f'--source={tmp_path / "grown"}', f'--target={tmp_path / "back"}')
+  assert_same(read(tmp_path / 'back'), read(base), 'what was there before the growth')
+  assert meta_of(tmp_path / 'back').config.model == meta_of(base).config.model
+
+
+@SLOW
+def test_a_transformer_becomes_a_mixture(source, tmp_path, capsys):
+  write_run(tmp_path / 'dense', source, tmp_path / 'cache', **DENSE)
+  command(f'--source={tmp_path / "dense"}', f'--target={tmp_path / "grown"}', '--experts=4')
+  assert 'exact: the grown model' in ''.join(capsys.readouterr())
+  ffn = meta_of(tmp_path / 'grown').config.model.layer.ffn
+  assert (ffn.count, ffn.router.top_k, ffn.router.renormalize) == (4, 2, True)
+
+
+@SLOW
+def test_more_experts_report_the_change_where_they_are_not_exact(mixture, tmp_path, capsys):
+  command(f'--source={mixture}', f'--target={tmp_path / "more"}', '--experts=layer=6')
+  said = ''.join(capsys.readouterr())
+  assert 'not exact' in said and 'the loss is' in said
+  assert meta_of(tmp_path / 'more').config.model.layer.ffn.count == 6
+
+
+@SLOW
+def test_shrink_keeps_the_experts_that_are_used(mixture, tmp_path, capsys):
+  """A router that never chooses experts 1 and 3 of the first layer, nor 2 and 3 of the second."""
+  unused = np.array([[0, 2], [1, 2]])
+  steered = tmp_path / 'steered'
+  _write_with_bias(mixture, steered, unused)
+  command('shrink', f'--source={steered}', f'--target={tmp_path / "small"}', '--experts=2')
+  said = ''.join(capsys.readouterr())
+  assert 'the experts that go have 0.0% of the choices' in said
+  old, new = (read(run)['params']['blocks']['ffn'] for run in (steered, tmp_path / 'small'))
+  for layer, kept in enumerate(([1, 3], [0, 3])):
+    np.testing.assert_array_equal(
+      new['experts']['keys'][layer], np.asarray(old['experts']['keys'])[layer][kept]
+    )
+  assert meta_of(tmp_path / 'small').lineage[-1].action == 'shrink'
+
+
+def _write_with_bias(source, target, unused):
+  """Write the run with a router that is balanced by a bias, which is low for some experts."""
+  meta, state = meta_of(source), read(source)
+  model = meta.config.model
+  ffn = dataclasses.replace(
+    model.layer.ffn, balance=BiasBalanceConfig(), router=RouterConfig('sigmoid')
+  )
+  layer = dataclasses.replace(model.layer, ffn=ffn)
+  config = dataclasses.replace(meta.config, model=dataclasses.replace(model, layer=layer))
+
+  def with_bias(tree, values):
+    router = tree['blocks']['ffn']['router'] | {'bias': values}
+    of_ffn = tree['blocks']['ffn'] | {'router': router}
+    return tree | {'blocks': tree['blocks'] | {'ffn': of_ffn}}
+
+  bias = np.zeros((2, 4), np.float32)
+  np.put_along_axis(bias, unused, -9.0, axis=1)
+  clipped, *others = state['opt_state']
+  nothing, adam = clipped
+  zero = np.zeros_like(bias)
+  adam = adam._replace(mu=with_bias(adam.mu, zero), nu=with_bias(adam.nu, zero))
+  state = state | {
+    'params': with_bias(state['params'], bias),
+    'opt_state': ((nothing, adam), *others),
+  }
+  checkpoints = checkpoint.Checkpoints(target, keep=1)
+  checkpoints.save(STEP, jax.tree.map(jax.numpy.asarray, state), config, meta.tokenizer, seen=SEEN)
+  checkpoints.wait()
+  checkpoints.close()
+
+
+@SLOW
+def test_named_experts_are_taken_out(mixture, tmp_path, capsys):
+  command('remove', f'--source={mixture}', f'--target={tmp_path / "fewer"}', '--experts=1,3')
+  assert 'the loss is' in ''.join(capsys.readouterr())
+  old, new = (read(run)['params']['blocks']['ffn'] for run in (mixture, tmp_path / 'fewer'))
+  np.testing.assert_array_equal(
+    new['experts']['keys'], np.asarray(old['experts']['keys'])[:, [1, 3]]
+  )
+  meta = meta_of(tmp_path / 'fewer')
+  assert (meta.lineage[-1].action, meta.lineage[-1].experts) == ('remove', '1 3')
+
+
+@SLOW
+def test_a_run_grows_by_experts_from_python(base, tmp_path):
+  run = tokenformer_jax.load(base)
+  grown = run.grow(tmp_path / 'grown', experts=4, expert_tokens=16)
+  assert grown.config.model.layer.ffn.count == 4
+  assert grown.remove(tmp_path / 'fewer', experts=[2]).config.model.layer.ffn.count == 3
+  assert grown.shrink(tmp_path / 'few', experts=2).config.model.layer.ffn.count == 2
+  with pytest.raises(UserError, match='are of new experts; say how many'):
+    run.grow(tmp_path / 'no', top_k=2)
+  with pytest.raises(UserError, match='either param_tokens or experts'):
+    run.shrink(tmp_path / 'no')
+  with pytest.raises(UserError, match='added experts, which cannot be extracted or merged'):
+    grown.merge(grown.directory, tmp_path / 'no')
+
+
+@SLOW
+def test_training_grows_by_a_config_with_experts(base, source, tmp_path):
+  grown = tmp_path / 'grown'
+  command(f'--source={base}', f'--target={grown}', *SPARSE)
+  config = tiny_run.config(source, tmp_path / 'cache', init_from=str(base), **MIXTURE)
+  state, step = first_state(config, tmp_path / 'run')
+  assert step == STEP
+  assert_same(state['params'], read(grown)['params'], 'the command grows in another way')
+
+
+@SLOW
+@pytest.mark.parametrize('mesh', ['fsdp=1', 'fsdp=2,experts=2,tokens=2'])
+def test_a_trained_run_grows_exactly_and_resumes_bit_for_bit(
+  source, tmp_path, capsys, monkeypatch, mesh
+):
+  sizes = {name: int(size) for name, size in (part.split('=') for part in mesh.split(','))}
+  here = jax.devices()[: math.prod(sizes.values())]
+  monkeypatch.setattr(jax, 'devices', lambda *_: here)
+  changes = {f'mesh__{name}': size for name, size in sizes.items()}
+  config = tiny_run.config(
+    source, tmp_path / 'cache', train__steps=6, train__checkpoint_every=3, **changes
+  )
+  loop.train(config, tmp_path / 'base')
+  grown = [tmp_path / name for name in ('one', 'other')]
+  for target, lengths in zip(grown, ([12], [9, 12]), strict=True):
+    capsys.readouterr()
+    command(f'--source={tmp_path / "base"}', f'--target={target}', *SPARSE)
+    assert 'exact: the grown' in ''.join(capsys.readouterr())
+    for steps in lengths:
+      config = meta_of(target).config
+      train = dataclasses.replace(config.train, steps=steps)
+      loop.train(dataclasses.replace(config, train=train), target)
+  one, other = map(read, grown)
+  assert int(one['step']) == 12
+  assert_same(one, other, 'a run that stopped and went on')
+  assert np.asarray(one['params']['blocks']['ffn']['experts']['values']).any()
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'sentence'),
+  [
+    (('--top_k=2',), '--top_k is of new experts; say how many: --experts=N'),
+    (('--experts=none=4',), "--experts names 'none'"),
+    (('--experts=0',), '--experts is 0 for layer; it must be at least 1'),
+    (('--experts=4', '--expert_tokens=0'), '--expert_tokens is 0; it must be at least 1'),
+    (('--experts=4', '--top_k=5'), 'top_k is 5, and there are .*count=4 experts'),
+    (('remove', '--experts=2'), '--experts counts experts, and no layer of this model has experts'),
+    (('remove', '--experts=x'), "must be numbers of experts, counted from 1, for example '2,3'"),
+    (('remove', '--experts=2,2'), 'name every expert once'),
+    (('remove', '--experts='), '--experts is empty'),
+    (('remove', '--experts=2', '--groups=2'), 'both say what to take out'),
+    (('shrink', '--experts=2'), 'no layer of this model has experts'),
+    (('shrink', '--experts=2', '--param_tokens=ffn=8'), 'both say what to keep'),
+    (('merge', '--experts=2'), '--experts has no meaning for merge'),
+  ],
+)
+def test_every_mistake_has_a_sentence(base, tmp_path, arguments, sentence):
+  with pytest.raises(UserError, match=sentence):
+    command(*arguments, f'--source={base}', f'--target={tmp_path / "new"}')
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'sentence'),
+  [
+    (('--experts=2',), 'has 4 experts in the source, and 2 are fewer; growth only adds'),
+    (('--param_tokens=ffn.expert=32',), 'each expert is one group; use method=zero_keys'),
+    (('remove', '--experts=5'), 'has the experts 1 to 4'),
+    (('shrink', '--experts=4'), 'nothing would shrink'),
+    (('shrink', '--experts=5'), 'shrink cannot make 5 of them'),
+  ],
+)
+def test_mistakes_with_a_mixture_have_a_sentence(mixture, tmp_path, arguments, sentence):
+  with pytest.raises(UserError, match=sentence):
+    command(*arguments, f'--source={mixture}', f'--target={tmp_path / "new"}')

@@ -1,0 +1,161 @@
+"""Make each array of a new tree from arrays of an old one, by the stages of a growth in turn."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+import optax
+
+from tokenformer_jax.grow import tokens
+from tokenformer_jax.model.params import Definition, Params, Path, lookup
+from tokenformer_jax.steps import optimizers, statistics
+
+
+class ByArray(Protocol):
+  """A growth that leaves every array at its path."""
+
+  def param(self, path: Path, old: jax.Array, salt: jax.Array) -> jax.Array:
+    """Return the parameter at `path` after growth; for the salt see `tokens.drawing_key`."""
+
+  def moment(self, path: Path, old: jax.Array, order: int) -> jax.Array:
+    """Return the mean of its gradients (order 1) or of their squares (order 2) after growth."""
+
+
+class Stage(Protocol):
+  """A change of a model after which arrays can lie at other paths."""
+
+  def sources(self, path: Path) -> tuple[Path, ...]:
+    """Return the paths of the old arrays that the one at `path` is made from; none: it is new."""
+
+  def param(self, path: Path, olds: Sequence[jax.Array], salt: jax.Array) -> jax.Array:
+    """Return the parameter at `path`; for the salt see `tokens.drawing_key`."""
+
+  def moment(self, path: Path, olds: Sequence[jax.Array], order: int) -> jax.Array:
+    """Return the mean of its gradients (order 1) or of their squares (order 2)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class InPlace:
+  """A `ByArray` as a stage."""
+
+  by_array: ByArray
+
+  def sources(self, path: Path) -> tuple[Path, ...]:
+    return (path,)
+
+  def param(self, path: Path, olds: Sequence[jax.Array], salt: jax.Array) -> jax.Array:
+    return self.by_array.param(path, olds[0], salt)
+
+  def moment(self, path: Path, olds: Sequence[jax.Array], order: int) -> jax.Array:
+    return self.by_array.moment(path, olds[0], order)
+
+
+class ToArray(Protocol):
+  """Makes an array of a tree from arrays of another tree."""
+
+  def __call__(self, path: Path, olds: Sequence[jax.Array], salts: np.ndarray) -> jax.Array:
+    """Return the array at `path`.
+
+    Args:
+      path: its path in the new tree.
+      olds: the old arrays that it is made from, of which there may be none.
+      salts: those of the arrays that the stages make on the way: see `Arrays.salts`.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrays:
+  """The arrays of a new tree, each with those of an old tree that it is made from.
+
+  Attributes:
+    before: the model of the old tree.
+    after: the model of the new tree.
+    stages: the changes, in order.
+  """
+
+  before: Definition
+  after: Definition
+  stages: tuple[Stage, ...]
+
+  def sources(self, path: Path) -> tuple[Path, ...]:
+    """Return the paths in the old tree of the arrays that the one at `path` is made from."""
+    return tuple(self._levels(path)[0])
+
+  def _levels(self, path: Path) -> list[list[Path]]:
+    """Return the paths of the arrays before each stage and, at the end, the path itself."""
+    levels = [[path]]
+    for stage in reversed(self.stages):
+      levels.insert(0, [source for one in levels[0] for source in stage.sources(one)])
+    return levels
+
+  def salts(self, path: Path) -> np.ndarray:
+    """Return the salts of the draws of each array that a stage makes, by its path."""
+    made = itertools.chain(*self._levels(path)[1:])
+    return np.array([tokens.drawing_salt(one) for one in made], np.uint32)
+
+  def make(
+    self, path: Path, olds: Sequence[jax.Array], how: Callable[..., jax.Array], salts: Sequence[Any]
+  ) -> jax.Array:
+    """Return the array at `path`.
+
+    Args:
+      path: its path in the new tree.
+      olds: the arrays at its `sources`.
+      how: `(stage, path, olds, salt)` makes an array of a stage.
+      salts: from `salts`.
+    """
+    arrays, at = list(olds), 0
+    for stage, level in zip(self.stages, self._levels(path)[1:], strict=True):
+      left, made = iter(arrays), []
+      for one in level:
+        taken = list(itertools.islice(left, len(stage.sources(one))))
+        made.append(how(stage, one, taken, salts[at]))
+        at += 1
+      arrays = made
+    return arrays[0]
+
+  def map(self, f: Callable[[Path, list[Any]], Any], tree: Params, name: str = '') -> Params:
+    """Return the new tree of the values of `f(path, olds)`.
+
+    Args:
+      f: the function.
+      tree: the old tree, of parameters or of a statistic of them. Arrays that the statistic is not
+        kept for stay masked.
+      name: that of the statistic; '': the tree is parameters.
+    """
+
+    def one(path: Path, _: Any) -> Any:
+      olds = [lookup(tree, source) for source in self.sources(path)]
+      if any(map(statistics.is_masked, olds)):
+        return olds[0]
+      if name and not olds and not self._is_kept(path, tree, name):
+        return optax.MaskedNode()
+      return f(path, olds)
+
+    return jax.tree.map_with_path(one, self.after.abstract)
+
+  def _is_kept(self, path: Path, tree: Params, name: str) -> bool:
+    """Return whether a statistic is kept for a new array, as for those like it."""
+    known = [
+      (one, statistics.is_masked(lookup(tree, at)))
+      for at, one in jax.tree_util.tree_leaves_with_path(self.before.info)
+    ]
+    return optimizers.is_kept(name, lookup(self.after.info, path), known)
+
+
+MapArrays = Callable[[ToArray, Params, Arrays, str], Params]
+
+
+def map_arrays(f: ToArray, tree: Params, arrays: Arrays, name: str = '') -> Params:
+  """Map a function of path, arrays and salts over a tree.
+
+  Args:
+    f: the function.
+    tree: parameters, or a statistic of them.
+    arrays: the arrays of the new tree.
+    name: that of the statistic in `statistics.ORDERS`; '': the tree is parameters.
+  """
+  return arrays.map(lambda path, olds: f(path, olds, arrays.salts(path)), tree, name)

@@ -1,0 +1,295 @@
+"""Make the arrays of a model with more experts, or with fewer, from those of the model before.
+
+The arrays of experts and of routers are known by their axes `experts` and `routes`, along which the
+entries of new experts lie behind the old ones.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import DictKey
+
+from tokenformer_jax.config import GrowConfig, ModelConfig
+from tokenformer_jax.grow import experts
+from tokenformer_jax.grow.tokens import drawing_key
+from tokenformer_jax.model import models
+from tokenformer_jax.model.params import ParamInfo, Params, Path, Role, lookup
+from tokenformer_jax.tasks import Batch, Task
+
+ALL = -1  # in place of a number of old experts: the array has no new ones
+
+
+def expert_axis(one: ParamInfo) -> int | None:
+  """Return the position of the axis with an entry for each expert, or None."""
+  found = [i for i, axis in enumerate(one.axes) if axis in ('experts', 'routes')]
+  return found[0] if found else None
+
+
+class MoreExperts:
+  """Makes every array of a model with more experts from those of the model with fewer.
+
+  Args:
+    source: the smaller model: from `experts.narrow`.
+    target: the larger model, with the same layers.
+    config: has the seed.
+
+  Attributes:
+    before: the shapes and dtypes of the smaller model's arrays.
+    abstract: those of the larger model's arrays.
+  """
+
+  def __init__(self, source: ModelConfig, target: ModelConfig, config: GrowConfig):
+    definition = models.define(target)
+    self.before, self.abstract = models.define(source).abstract, definition.abstract
+    self._info, self._config = definition.info, config
+
+  def sources(self, path: Path) -> tuple[Path, ...]:
+    """Return the path of the array that the one at `path` is made from; none for a new array."""
+    found = (one for one in self._former(path) if _has(self.before, one))
+    return tuple(found)[:1]
+
+  def _former(self, path: Path) -> Iterator[Path]:
+    """Yield the paths that the array at `path` can have in the smaller model."""
+    yield path
+    for at, key in enumerate(path):
+      rest = (*path[:at], *path[at + 1 :])
+      if key.key == 'shared':
+        yield rest
+      of_experts = key.key == 'experts' and 'experts' in lookup(self._info, path).axes
+      if of_experts and 'shared' not in lookup(self.abstract, path[:at]):
+        yield from (rest, (*rest, DictKey('kernel')))  # of a Pattention, or of an MLP
+
+  def param(self, path: Path, olds: Sequence[jax.Array], salt: jax.Array) -> jax.Array:
+    """Return the parameter at `path`, given those of its `sources`; for the salt see `drawing_key`.
+
+    Routers are drawn. New experts are drawn as in a new model, but add zero. A bias for the choice
+    is so low for new experts that tokens choose the old ones, as long as no bias moves.
+    """
+    info, abstract = lookup(self._info, path), lookup(self.abstract, path)
+    axis = expert_axis(info)
+    if olds and (axis is None or olds[0].shape == abstract.shape):
+      return olds[0]
+    if olds and olds[0].ndim < len(abstract.shape):
+      return jnp.broadcast_to(jnp.expand_dims(olds[0], axis), abstract.shape)
+    shape = _behind(abstract.shape, axis, olds)
+    key = jax.random.fold_in(drawing_key(self._config.seed, salt), 3)
+    if info.adds_to_residual:
+      fresh = jnp.zeros(shape, abstract.dtype)
+    elif info.role is Role.BALANCE and olds:
+      fresh = jnp.broadcast_to(jnp.min(olds[0], axis, keepdims=True) - 1, shape)
+    else:
+      fresh = (info.first or info.initializer)(key, shape, abstract.dtype)
+    return jnp.concatenate([*olds, fresh], axis) if olds else fresh
+
+  def moment(self, path: Path, olds: Sequence[jax.Array], order: int) -> jax.Array:
+    """Return a mean of gradients (order 1) or of their squares (2); zero for new experts.
+
+    The gradients of E copies add up to the old one, because gates add up to 1: each has 1/E of the
+    mean. A copy gets K/E of the tokens with a gate of about 1/K, and the squares of terms of random
+    signs add up, so it has 1/(E K) of the mean square.
+    """
+    info, abstract = lookup(self._info, path), lookup(self.abstract, path)
+    axis = expert_axis(info)
+    if olds and (axis is None or olds[0].shape == abstract.shape):
+      return olds[0]
+    if olds and olds[0].ndim < len(abstract.shape):
+      part = olds[0] / self._parts(path, order)
+      return jnp.broadcast_to(jnp.expand_dims(part, axis), abstract.shape)
+    fresh = jnp.zeros(_behind(abstract.shape, axis, olds), abstract.dtype)
+    return jnp.concatenate([*olds, fresh], axis) if olds else fresh
+
+  def _parts(self, path: Path, order: int) -> int:
+    """Return the number that a moment is divided by for each copy."""
+    info = lookup(self._info, path)
+    count = lookup(self.abstract, path).shape[expert_axis(info)]
+    return count if order == 1 else count * round(info.active * count)
+
+  def inverse(self) -> 'FewerExperts':
+    """Return what takes the new experts out again; of copies the first one stays."""
+    return FewerExperts(self)
+
+
+def _behind(shape: tuple[int, ...], axis: int, olds: Sequence[jax.Array]) -> tuple[int, ...]:
+  """Return the shape of the entries that are not in the old array, if there is one."""
+  if not olds:
+    return shape
+  return (*shape[:axis], shape[axis] - olds[0].shape[axis], *shape[axis + 1 :])
+
+
+def _has(tree: Params, path: Path) -> bool:
+  for key in path:
+    if not isinstance(tree, dict) or key.key not in tree:
+      return False
+    tree = tree[key.key]
+  return not isinstance(tree, dict)
+
+
+class FewerExperts:
+  """Makes every array of a smaller model from those of a larger one: the inverse of a growth.
+
+  Attributes:
+    abstract: the shapes and dtypes of the smaller model's arrays.
+  """
+
+  def __init__(self, more: MoreExperts):
+    self.abstract, self._more = more.before, more
+    paths = (path for path, _ in jax.tree_util.tree_leaves_with_path(more.abstract))
+    self._larger = {source: path for path in paths for source in more.sources(path)}
+
+  def sources(self, path: Path) -> tuple[Path, ...]:
+    """Return the path in the larger model of the array that the one at `path` is made from."""
+    return (self._larger[path],)
+
+  def param(self, path: Path, olds: Sequence[jax.Array], salt: jax.Array) -> jax.Array:
+    """Return the parameter at `path`; nothing is drawn."""
+    del salt
+    return self._first(path, olds[0])
+
+  def moment(self, path: Path, olds: Sequence[jax.Array], order: int) -> jax.Array:
+    """Return a moment of the parameter at `path`."""
+    old, shape = olds[0], lookup(self.abstract, path).shape
+    kept = self._first(path, old)
+    if len(shape) == old.ndim:
+      return kept
+    return kept * self._more._parts(self._larger[path], order)
+
+  def _first(self, path: Path, old: jax.Array) -> jax.Array:
+    shape, info = lookup(self.abstract, path).shape, self._more._info
+    if old.shape == shape:
+      return old
+    axis = expert_axis(lookup(info, self._larger[path]))
+    if len(shape) < old.ndim:
+      return jnp.take(old, 0, axis)
+    return jax.lax.slice_in_dim(old, 0, shape[axis], axis=axis)
+
+
+def old_experts(source: ModelConfig, target: ModelConfig) -> Params | None:
+  """Return the number of old experts of each array of the target; None: no expert is new.
+
+  Args:
+    source: the model before the growth, with any numbers of tokens and layers.
+    target: the model after it.
+
+  Returns:
+    A tree like the target's parameters; `ALL` for arrays without new entries. Of copies one is old.
+  """
+  before = experts.narrow(source, target)
+  if before == target:
+    return None
+  more = MoreExperts(before, target, GrowConfig())
+
+  def count(path: Path, one: ParamInfo) -> int:
+    axis, sources = expert_axis(one), more.sources(path)
+    if axis is None:
+      return ALL
+    if not sources:
+      return 0
+    old, new = lookup(more.before, sources[0]).shape, lookup(more.abstract, path).shape
+    if len(old) < len(new):
+      return 1
+    return ALL if old == new else old[axis]
+
+  return jax.tree.map_with_path(count, more._info)
+
+
+def take(tree: Params, info: Params, numbers: Params) -> Params:
+  """Return a tree with some experts of each layer.
+
+  Args:
+    tree: parameters, or a moment of them.
+    info: the `ParamInfo` of each array.
+    numbers: the numbers of the experts that stay, from 0 on, [L, N] for each array with experts;
+      anything for the others.
+  """
+
+  def of_array(one: ParamInfo, array: jax.Array, kept_LxN: jax.Array) -> jax.Array:
+    axis = expert_axis(one)
+    if axis is None:
+      return array
+    shape = [1] * array.ndim
+    shape[0], shape[axis] = kept_LxN.shape
+    return jnp.take_along_axis(array, kept_LxN.reshape(shape), axis)
+
+  return jax.tree.map(of_array, info, tree, numbers)
+
+
+def loads(task: Task, params: Params, batch: Batch) -> Params:
+  """Return the share of all choices that each expert has, float32 [L, E] for each array of experts.
+
+  It is the gradient of the auxiliary loss with respect to the bias of a router that is balanced by
+  one (`router._as_gradient`), plus 1/E.
+
+  Args:
+    task: of a model from `experts.balanced_by_bias`.
+    params: of the model before that: biases may be missing.
+    batch: examples [B, …].
+
+  Returns:
+    A tree like the parameters; other arrays have the scalar 0.
+  """
+  info, abstract = task.definition.info, task.definition.abstract
+
+  def whole(path: Path, one: jax.ShapeDtypeStruct) -> jax.Array:
+    return lookup(params, path) if _has(params, path) else jnp.zeros(one.shape, one.dtype)
+
+  filled = jax.tree.map_with_path(whole, abstract)
+  biases = {
+    path: lookup(filled, path)
+    for path, one in jax.tree_util.tree_leaves_with_path(info)
+    if one.role is Role.BALANCE
+  }
+
+  def auxiliary(biases: dict[Path, jax.Array]) -> jax.Array:
+    bound = jax.tree.map_with_path(lambda path, p: biases.get(path, p), filled)
+    sums = task.sums(bound, batch)
+    return sums.layers['aux_loss'] / sums.count
+
+  excess = jax.grad(auxiliary)(biases)
+  # The module of each bias is the router, which lies beside the experts.
+  found = {path[:-2]: share + 1 / share.shape[-1] for path, share in excess.items()}
+
+  def of_array(path: Path, _: jax.Array) -> jax.Array:
+    if expert_axis(lookup(info, path)) is None:
+      return jnp.zeros(())
+    return next(found[path[:at]] for at in range(len(path)) if path[:at] in found)
+
+  return jax.tree.map_with_path(of_array, params)
+
+
+def most_used(loads: Params, info: Params, smaller: Params) -> Params:
+  """Return the numbers [L, N] of the experts with the largest loads, in rising order, for `take`.
+
+  Args:
+    loads: from `loads`.
+    info: the `ParamInfo` of each array.
+    smaller: the shapes of the arrays of the model with fewer experts.
+  """
+
+  def of_array(one: ParamInfo, load: jax.Array, array: jax.ShapeDtypeStruct) -> jax.Array:
+    axis = expert_axis(one)
+    if axis is None:
+      return load
+    return jnp.sort(jax.lax.top_k(load, array.shape[axis])[1], axis=-1)
+
+  return jax.tree.map(of_array, info, loads, smaller)
+
+
+def without(info: Params, abstract: Params, gone: Sequence[int]) -> Params:
+  """Return the numbers [L, N] of all experts but some, for `take`.
+
+  Args:
+    info: the `ParamInfo` of each array.
+    abstract: its shape.
+    gone: the numbers of the others, from 1 on.
+  """
+
+  def of_array(one: ParamInfo, array: jax.ShapeDtypeStruct) -> np.ndarray:
+    axis = expert_axis(one)
+    if axis is None:
+      return np.zeros((), np.int32)
+    kept = [i for i in range(array.shape[axis]) if i + 1 not in gone]
+    return np.tile(np.array(kept, np.int32), (array.shape[0], 1))
+
+  return jax.tree.map(of_array, info, abstract)
