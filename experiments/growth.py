@@ -104,12 +104,13 @@ class Size:
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-  """A way to spend the budget: a kind of model, how it grows, and to which size."""
+  """A way to spend the budget, or a part of it: a kind of model, how it grows, and to which size."""
 
   kind: str = 'tokenformer'
   size: Size = Size(4)
   grow: Changes = dataclasses.field(default_factory=dict)
   stages: tuple[tuple[float, Size], ...] = ()  # (point, size); (): one growth at POINT
+  part: float = 1
 
 
 def _grown(method: str, **changes: Any) -> dict[str, Any]:
@@ -148,6 +149,10 @@ POINTS = {
   'group ×2': Arm(size=Size(2), grow=_grown('group')),
   'group ×8': Arm(size=Size(8), grow=_grown('group')),
   'group ×2 ×2': Arm(grow=_grown('group'), stages=((0.5, Size(2)), (0.75, Size(4)))),
+}
+POINTS |= {
+  f'{name}, half the budget': dataclasses.replace(ARMS[name], part=0.5)
+  for name in ('no growth', 'group', 'depth, copies', 'tokens and depth, copies', 'net2net')
 }
 SCRATCH = {
   'scratch': Arm(),
@@ -251,7 +256,7 @@ class Plan:
     source, size = self.base(kind, seed), Size()
     step = round(stages[0][0] * self.scale.steps)
     spent = step * self.step_flops(kind, size)
-    budget, grow = self.budget(kind), dict(arm.grow)
+    budget, grow = arm.part * self.budget(kind), dict(arm.grow)
     if grow.pop('scale_only', False):
       grow |= self._references(4)
     for i, (_, size) in enumerate(stages):
