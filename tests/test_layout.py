@@ -18,6 +18,7 @@ LAYERS = (
   'steps',
   'grow',
   'training',
+  'laws',
   'inspection',
   'plan',
   'convert',
