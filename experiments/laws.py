@@ -1,8 +1,8 @@
 r"""Fit a scaling law to small runs, and test what it predicts before the runs are made.
 
-  python experiments/laws.py --out=runs/laws --parts=sweep     36 runs; goes on where it stopped
-  python experiments/laws.py --out=runs/laws --parts=predict   writes experiments/laws_predicted.json
-  python experiments/laws.py --out=runs/laws --parts=larger    the runs that it predicts
+  python experiments/laws.py --out=runs/laws --parts=sweep    36 runs; goes on where it stopped
+  python experiments/laws.py --out=runs/laws --parts=predict  writes laws_predicted.json
+  python experiments/laws.py --out=runs/laws --parts=larger   the runs that it predicts
 
 The models are byte language models on the text of the Python standard library, 512 tokens a step:
 2 layers of width 8 to 48, one head and as many parameter tokens for each 8 of width, and

@@ -1,4 +1,4 @@
-"""Scaling laws: read runs, fit laws to them, predict, and plan growth; make the runs that a fit needs.
+"""Scaling laws: make runs of several sizes, fit laws to them, predict, and plan growth.
 
 runs.py         sizes, lengths and FLOPs of a finished run, and what it must share with others
 points.py       runs and CSV files as arrays of points

@@ -253,7 +253,7 @@ def _times(number: int, factor: float, name: str) -> int:
   product = number * Fraction(factor).limit_denominator(10**4)
   if product.denominator != 1 or product < 1:
     raise UserError(
-      f'--factors has {factor:g}, which makes {float(product):g} of {name}={number}; it must make a '
-      'whole number of at least 1 of every size'
+      f'--factors has {factor:g}, which makes {float(product):g} of {name}={number}; it must make '
+      'a whole number of at least 1 of every size'
     )
   return int(product)
