@@ -230,7 +230,7 @@ def _distance(analysis: Analysis, budget: float | None) -> list[str]:
   n, _ = formulas.optimum(analysis.main.values, budget, analysis.compute)
   if not points.active.min() <= n <= points.active.max():
     found.append(
-      f'the best size, {n:.3g}, lies outside of the sizes of the runs, {points.active.min():.3g} to '
-      f'{points.active.max():.3g}'
+      f'the best size, {n:.3g}, lies outside of the sizes of the runs, {points.active.min():.3g} '
+      f'to {points.active.max():.3g}'
     )
   return found

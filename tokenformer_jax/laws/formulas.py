@@ -248,8 +248,8 @@ def optimum(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Return the size N* and the tokens D* with the least loss for a budget of FLOPs.
 
-  With C = k N^p D it is N* = [(αA/(pβB)) (C/k)^β]^(1/(α+pβ)). For p = 1 and k = 6 that is the closed
-  form of Hoffmann et al. (2022), eq. 4.
+  With C = k N^p D it is N* = [(αA/(pβB)) (C/k)^β]^(1/(α+pβ)). For p = 1 and k = 6 that is the
+  closed form of Hoffmann et al. (2022), eq. 4.
   """
   alpha, beta = values['alpha'], values['beta']
   p, k = compute.power, compute.factor

@@ -1,4 +1,4 @@
-"""Draw the fitted laws: loss against compute, IsoFLOP parabolas, residuals, and grown chains.
+"""Draw the fitted laws: loss against compute, IsoFLOP parabolas, residuals, and grown chains."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
   from matplotlib.axes import Axes
   from matplotlib.figure import Figure
 
+_MOST_CURVES = 12  # sizes in one picture
 _BAND = {'alpha': 0.15, 'linewidth': 0}
 
 
@@ -91,17 +92,11 @@ def loss_figure(analysis: Analysis) -> 'Figure':
   axes = figure.add_subplot()
   spent = points.spent(analysis.compute)
   sizes = np.unique(points.active)
-  shown = sizes if len(sizes) <= 12 else sizes[np.linspace(0, len(sizes) - 1, 12).astype(int)]
-  for size, colour in zip(shown, _colours(len(shown)), strict=True):
-    mine = points.active == size
-    axes.plot(spent[mine], points.loss[mine], 'o', color=colour, markersize=4, label=number(size))
-    if points.is_dense:
-      x = np.geomspace(spent[mine].min() / 1.5, spent[mine].max() * 2, 100)
-      y = formulas.loss(values, size, analysis.compute.tokens(size, x))
-      axes.plot(x, y, color=colour, linewidth=1)
-  if len(shown) < len(sizes):
-    rest = ~np.isin(points.active, shown)
-    axes.plot(spent[rest], points.loss[rest], '.', color='0.7', markersize=3, zorder=0)
+  if points.is_dense and len(sizes) <= _MOST_CURVES:
+    _draw_sizes(axes, analysis, sizes, spent)
+  else:
+    shown = axes.scatter(spent, points.loss, c=np.log10(points.active), cmap='viridis', s=14)
+    figure.colorbar(shown, ax=axes, label='log₁₀ of parameters N')
   budgets = np.geomspace(spent.min(), spent.max() * 10, 100)
   drawn = {name: value[:, None] for name, value in analysis.main.drawn.items()}
   with np.errstate(all='ignore'):
@@ -115,8 +110,20 @@ def loss_figure(analysis: Analysis) -> 'Figure':
   top = points.loss.max() * 1.05
   axes.set_ylim(max(min(best.min(), points.loss.min()) * 0.97, 1e-3), top)
   _finish(axes, f'training FLOPs ({_named(analysis)})', 'loss (nats per token), at the end')
-  axes.legend(title='parameters N', frameon=False, fontsize=8, title_fontsize=8)
+  axes.legend(frameon=False, fontsize=8)
   return figure
+
+
+def _draw_sizes(axes: 'Axes', analysis: Analysis, sizes: np.ndarray, spent: np.ndarray) -> None:
+  """Draw the points and the law's curve of each size."""
+  points = analysis.points
+  for size, colour in zip(sizes, _colours(len(sizes)), strict=True):
+    mine = points.active == size
+    label = f'N = {number(size)}'
+    axes.plot(spent[mine], points.loss[mine], 'o', color=colour, markersize=4, label=label)
+    x = np.geomspace(spent[mine].min() / 1.5, spent[mine].max() * 2, 100)
+    y = formulas.loss(analysis.main.values, size, analysis.compute.tokens(size, x))
+    axes.plot(x, y, color=colour, linewidth=1)
 
 
 def _named(analysis: Analysis) -> str:
@@ -201,10 +208,18 @@ def growth_figure(analysis: Analysis, plan: growth.Plan, unit: str) -> 'Figure':
     xs.append(begin)
     ys.append(y[0])
   axes.plot(xs[1:], ys[1:], 'ko', markersize=5, label='growth')
-  for name, leg in (('best', plan.scratch), ('last', plan.scratch_last)):
+  alone = {'best': plan.scratch, 'last': plan.scratch_last}
+  if plan.scratch == plan.scratch_last:
+    alone = {'best and last': plan.scratch}
+  for (name, leg), colour in zip(alone.items(), ('0.3', '0.6'), strict=False):
     x, y = _leg_curve(values, leg, 0.0, None)
     axes.plot(
-      x, y, '--', linewidth=1.2, label=f'{name} size from scratch: {number(leg.parameters)}'
+      x,
+      y,
+      '--',
+      color=colour,
+      linewidth=1.2,
+      label=f'{name} size from scratch: {number(leg.parameters)}',
     )
   target, middle = plan.scratch.loss, plan.scratch.loss
   for ends, centre, colour in (
