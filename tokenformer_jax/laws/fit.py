@@ -23,7 +23,7 @@ LEVEL = 0.95  # of intervals
 _CHUNK = 256  # starts that run together; the others wait for the slowest of them
 _FIRST, _LAST = 60, 3000  # the most iterations from all starts, and from the best ones
 _BEST = 32  # starts that go on to the end
-_DRAW_STARTS = 4  # from which each draw of the bootstrap starts
+_DRAW_STARTS, _DRAWN = 4, 300  # of each draw of the bootstrap: starts, and the most iterations
 _TOLERANCE = 1e-14  # relative decrease of the objective that ends a run
 
 
@@ -124,26 +124,26 @@ def fit(
       f'{law.formula} has {starts.shape[1]} parameters, and there are {len(y)} points; give at '
       'least as many runs as parameters'
     )
-  with jax.enable_x64():
-    x, y = _arrays(logs), jnp.asarray(y)
-    one = functools.partial(_minimise, law.log_loss, x, y, delta)
-    everywhere = jnp.ones_like(y)
-    theta, objective = one(everywhere, jnp.asarray(starts), iterations=_FIRST)
-    order = np.argsort(np.where(np.isfinite(objective), objective, np.inf))[:_BEST]
-    theta, objective = one(everywhere, theta[order], iterations=_LAST)
-    order = np.argsort(np.where(np.isfinite(objective), objective, np.inf))
-    best, least = np.asarray(theta[order[0]]), float(objective[order[0]])
-    agreeing = int(np.sum(np.asarray(objective) <= least * (1 + 1e-6) + 1e-300))
-    rng = np.random.default_rng(seed)
-    counts = rng.multinomial(len(y), np.full(len(y), 1 / len(y)), size=draws)
-    from_here = jnp.asarray(np.asarray(theta)[_different(np.asarray(theta), order)])
-    drawn = _bootstrap(law.log_loss, x, y, delta, jnp.asarray(counts, float), from_here)
-    residuals = np.asarray(y - law.log_loss(jnp.asarray(best), x))
-  return Fit(law, best, least, residuals, np.asarray(drawn), (len(starts), agreeing))
+  run = functools.partial(_descend_all, law, _arrays(logs), y, delta)
+  everywhere = np.ones((1, len(y)))
+  theta, objective = run(everywhere, starts, _FIRST)
+  theta, objective = run(everywhere, theta[np.argsort(objective)[:_BEST]], _LAST)
+  order = np.argsort(objective)
+  best, least = theta[order[0]], float(objective[order[0]])
+  agreeing = int(np.sum(objective <= least * (1 + 1e-6) + 1e-300))
+  rng = np.random.default_rng(seed)
+  counts = rng.multinomial(len(y), np.full(len(y), 1 / len(y)), size=draws)
+  near = theta[_different(theta, order)]
+  drawn, reached = run(np.repeat(counts, len(near), axis=0), np.tile(near, (draws, 1)), _DRAWN)
+  chosen = reached.reshape(draws, -1).argmin(axis=1)
+  drawn = drawn.reshape(draws, len(near), -1)[np.arange(draws), chosen]
+  found = Fit(law, best, least, np.zeros_like(y), drawn, (len(starts), agreeing))
+  return dataclasses.replace(found, residuals=y - found.log_loss(logs))
 
 
 def _arrays(logs: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-  return {name: jnp.asarray(values, jnp.float64) for name, values in logs.items()}
+  with jax.enable_x64():
+    return {name: jnp.asarray(values, jnp.float64) for name, values in logs.items()}
 
 
 def _different(thetas: np.ndarray, order: np.ndarray) -> np.ndarray:
@@ -155,39 +155,57 @@ def _different(thetas: np.ndarray, order: np.ndarray) -> np.ndarray:
   return np.array([*kept, *[kept[0]] * _DRAW_STARTS][:_DRAW_STARTS])
 
 
-@functools.partial(jax.jit, static_argnums=(0,), static_argnames=('iterations',))
-def _minimise(
+def _descend_all(
+  law: Law,
+  x: Mapping[str, jax.Array],
+  y: np.ndarray,
+  delta: float,
+  weights: np.ndarray,
+  starts: np.ndarray,
+  iterations: int,
+) -> tuple[np.ndarray, np.ndarray]:
+  """Return the end and the objective of every start, [S, P] and [S].
+
+  Args:
+    law: the law.
+    x: logs of its inputs.
+    y: logs of the losses.
+    delta: of the Huber loss.
+    weights: of the points, [S, n] or [1, n].
+    starts: [S, P].
+    iterations: the most of each start.
+  """
+  weights = np.broadcast_to(weights, (len(starts), len(y)))
+  ends, objectives = [], []
+  with jax.enable_x64():
+    for first in range(0, len(starts), _CHUNK):  # The last chunk is filled up: one program for all.
+      rows = np.minimum(np.arange(first, first + _CHUNK), len(starts) - 1)
+      end, objective = _descend_chunk(
+        law.log_loss,
+        x,
+        jnp.asarray(y),
+        delta,
+        jnp.asarray(weights[rows], jnp.float64),
+        jnp.asarray(starts[rows], jnp.float64),
+        iterations,
+      )
+      ends.append(np.asarray(end))
+      objectives.append(np.asarray(objective))
+  return np.concatenate(ends)[: len(starts)], np.concatenate(objectives)[: len(starts)]
+
+
+@functools.partial(jax.jit, static_argnums=(0,))
+def _descend_chunk(
   log_loss: Callable[..., jax.Array],
   x: Mapping[str, jax.Array],
   y: jax.Array,
   delta: float,
   weights: jax.Array,
   starts: jax.Array,
-  *,
   iterations: int,
 ) -> tuple[jax.Array, jax.Array]:
-  """Return the end and the objective of every start, [S, P] and [S]."""
-  run = functools.partial(_descend, log_loss, x, y, delta, weights, iterations)
-  return jax.lax.map(run, starts, batch_size=_CHUNK)
-
-
-@functools.partial(jax.jit, static_argnums=(0,))
-def _bootstrap(
-  log_loss: Callable[..., jax.Array],
-  x: Mapping[str, jax.Array],
-  y: jax.Array,
-  delta: float,
-  counts: jax.Array,
-  starts: jax.Array,
-) -> jax.Array:
-  """Return the parameters with the least objective for every row of counts, [draws, P]."""
-
-  def one(weights: jax.Array) -> jax.Array:
-    descend = functools.partial(_descend, log_loss, x, y, delta, weights, 300)
-    theta, objective = jax.vmap(descend)(starts)
-    return theta[jnp.argmin(objective)]
-
-  return jax.lax.map(one, counts, batch_size=_CHUNK // _DRAW_STARTS)
+  run = functools.partial(_descend, log_loss, x, y, delta, iterations)
+  return jax.vmap(run)(weights, starts)
 
 
 def _descend(
@@ -195,8 +213,8 @@ def _descend(
   x: Mapping[str, jax.Array],
   y: jax.Array,
   delta: float,
-  weights: jax.Array,
   iterations: int,
+  weights: jax.Array,
   start: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
   """Return the end of one start and its objective; infinite if it is not a number."""
@@ -225,7 +243,8 @@ def _descend(
     trial = theta - jnp.linalg.solve(damped, gradient)
     new = evaluate(trial)
     better = new[0] < value  # False for NaN.
-    ended = better & (value - new[0] <= _TOLERANCE * value) | (damping > 1e14) | (value == 0)
+    small = jnp.isfinite(value) & (value - new[0] <= _TOLERANCE * value)
+    ended = better & small | (damping > 1e14) | (value == 0)
     theta, new = jax.tree.map(
       lambda a, b: jnp.where(better, a, b), (trial, new), (theta, (value, matrix, gradient))
     )
@@ -235,6 +254,9 @@ def _descend(
   def goes_on(state: tuple[Any, ...]) -> jax.Array:
     return (state[0] < iterations) & ~state[-1]
 
-  first = (0, start, evaluate(start), jnp.asarray(1e-2, start.dtype), jnp.asarray(False))
+  # The first step accepts the start itself, because its gradient is 0 and its objective infinite.
+  size = len(start)
+  nothing = (jnp.asarray(jnp.inf, start.dtype), jnp.eye(size), jnp.zeros(size))
+  first = (0, start, nothing, jnp.asarray(5e-2, start.dtype), jnp.asarray(False))
   _, theta, (value, *_), *_ = jax.lax.while_loop(goes_on, step, first)
   return theta, jnp.where(jnp.isfinite(value), value, jnp.inf)

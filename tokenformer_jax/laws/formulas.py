@@ -267,7 +267,7 @@ def exponents(values: Values, compute: Compute = Compute()) -> tuple[np.ndarray,
 def dense_training_flops(active: float, layers: int, width: int, tokens: int) -> float:
   """Return 6 N T + 12 L d T²: the training FLOPs of one sequence of T tokens.
 
-  N has no embeddings, and all T² scores count. With N the active parameters these are the FLOPs of
-  tables 1 and 2 of DeepSeekMoE (arXiv 2401.06066), whose T is 2,048.
+  All T² scores count. With N the parameters that a token uses, a tied embedding included, these are
+  the FLOPs of tables 1 and 2 of DeepSeekMoE (arXiv 2401.06066), whose T is 2,048.
   """
   return 6 * active * tokens + 12 * layers * width * tokens**2
