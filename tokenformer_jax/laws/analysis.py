@@ -16,6 +16,7 @@ LEAST_DISTINCT = 3  # sizes and lengths that a law with an exponent and a limit 
 _NARROW = 10.0  # a range of sizes or lengths below this factor is narrow
 _WIDE = 2.0  # an interval whose ends differ by more than this factor tells little
 _FAR = 10.0  # a budget beyond the largest run by more than this factor
+_EXPLAINED = 0.5  # a share of the residuals that follows from size and length
 _TOGETHER = 0.95  # correlation of log N and log D above which the two cannot be separated
 
 
@@ -199,10 +200,31 @@ def doubts(analysis: Analysis, budget: float | None = None) -> list[str]:
         'cannot be told; train some sizes on several lengths'
       )
   found += _unbounded(main)
+  if (share := _structure(analysis)) > _EXPLAINED:
+    found.append(
+      f'{share:.0%} of the residuals follow from N and D, so these runs do not lie on a law of '
+      'this form: predictions outside of their range carry an error that no interval has; look at '
+      'the residuals, and leave out the smallest or shortest runs'
+    )
   if len(points) < 2 * len(main.theta):
     found.append(f'{len(points)} points for {len(main.theta)} parameters: intervals are guesses')
   found += _distance(analysis, budget)
   return found
+
+
+def _structure(analysis: Analysis) -> float:
+  """Return the share of the residuals' variance that a quadratic of log N and log D explains.
+
+  It is adjusted for the number of points; 0 if there are too few.
+  """
+  r, points = analysis.main.residuals, analysis.points
+  n, d = (np.log(x / np.exp(np.log(x).mean())) for x in (points.active, points.tokens))
+  columns = np.stack([np.ones_like(n), n, d, n * d, n * n, d * d], axis=1)
+  free = len(r) - columns.shape[1]
+  if free < columns.shape[1] or not np.ptp(r) > 1e-6:
+    return 0.0
+  left = r - columns @ np.linalg.lstsq(columns, r, rcond=None)[0]
+  return 1 - (left @ left / free) / np.var(r, ddof=1)
 
 
 def _unbounded(main: Fit) -> list[str]:

@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> None:
   cli.output_file('json')
   jax.config.update('jax_platforms', 'cpu')  # Float64, and thousands of tiny fits.
   if values.pictures:
-    picture.check_installed()
+    picture.check_folder(Path(values.pictures))
   if values.csv:
     found = of_kaplan = points.read_csv(values.csv)
   else:

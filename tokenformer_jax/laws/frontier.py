@@ -132,10 +132,8 @@ def _envelope(points: Points, compute: Compute, which: np.ndarray) -> tuple[np.n
 
 
 def _parabolas(points: Points, compute: Compute, which: np.ndarray) -> list[Parabola]:
-  """Return the parabolas with a lowest point, at the budgets of the runs or between lengths."""
-  groups = _equal_flops(points, compute, which)
-  if len(groups) < 2:
-    groups = _interpolated(points, compute, which)
+  """Return parabolas at budgets between the lengths of sizes, or else at budgets of the runs."""
+  groups = _interpolated(points, compute, which) or _equal_flops(points, compute, which)
   found = []
   for flops, sizes, losses in groups:
     logs = np.log(sizes)

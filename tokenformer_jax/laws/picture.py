@@ -20,13 +20,15 @@ _MOST_CURVES = 12  # sizes in one picture
 _BAND = {'alpha': 0.15, 'linewidth': 0}
 
 
-def check_installed() -> None:
-  """Check that the library that draws is there.
+def check_folder(folder: Path) -> None:
+  """Check, before any long computation, that pictures can be drawn and written.
 
   Raises:
-    UserError: it is not.
+    UserError: the folder is a file, or matplotlib is missing.
   """
   _figure()
+  if folder.exists() and not folder.is_dir():
+    raise UserError(f'--pictures={folder} is a file; give the folder for the pictures')
 
 
 def _figure(**options: Any) -> 'Figure':
@@ -176,6 +178,8 @@ def isoflop_figure(analysis: Analysis) -> 'Figure':
 
 def residuals_figure(analysis: Analysis) -> 'Figure':
   """Return the residuals against size and tokens."""
+  from matplotlib.ticker import NullFormatter  # noqa: PLC0415
+
   points = analysis.points
   figure = _figure(figsize=(10, 4))
   percent = 100 * np.expm1(analysis.main.residuals)
@@ -189,6 +193,7 @@ def residuals_figure(analysis: Analysis) -> 'Figure':
     shown = axes.scatter(x, percent, c=ratio, cmap='viridis', s=18)
     axes.axhline(0, color='k', linewidth=0.8)
     axes.set_xscale('log')
+    axes.xaxis.set_minor_formatter(NullFormatter())
     _finish(axes, name, 'measured loss over that of the law, % more')
   figure.colorbar(shown, ax=axes, label='log₁₀ of tokens a parameter')
   return figure
