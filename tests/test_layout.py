@@ -18,9 +18,9 @@ LAYERS = (
   'steps',
   'grow',
   'training',
-  'laws',
   'inspection',
   'plan',
+  'laws',
   'convert',
 )
 BELOW = {'errors', 'messages'}

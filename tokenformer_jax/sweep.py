@@ -1,7 +1,6 @@
 r"""Train the grid of sizes and lengths that a scaling law needs, from one config.
 
-  tokenformer sweep --config=lm_stdlib --out=runs/law --factors=0.5,1,2 --lengths=1e6,2e6,4e6 \
-    --dry_run
+  tokenformer sweep --config=lm_stdlib --out=runs/law --factors=1,2 --lengths=1e6,2e6
   tokenformer laws runs/law
 
 A size is the config's model times a factor. All lengths of a size come from one stable run, which

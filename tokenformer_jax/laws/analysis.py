@@ -230,6 +230,13 @@ def _structure(analysis: Analysis) -> float:
 def _unbounded(main: Fit) -> list[str]:
   """Return the parameters whose intervals are too wide to use."""
   found = []
+  for x, ends in zip(main.theta, main.law.bounds, strict=True):
+    if min(abs(x - ends[0]), abs(x - ends[1])) < 1e-6 and ends != formulas.LIMIT:
+      found.append(
+        'the best fit lies at a bound of the exponents or constants: one of N and D hardly changes '
+        'the loss here, so use no prediction of this law'
+      )
+      break
   for name, (low, high) in main.intervals.items():
     if name == 'E' and low < 0.1 * main.values['E']:
       found.append('E is not told from zero: larger and longer runs would show the limit')

@@ -1,8 +1,9 @@
 r"""Fit scaling laws to runs, predict by them, and plan growth.
 
-  tokenformer laws runs/law --budget=1e15 --parameters=3e5 --tokens=8e6 --pictures=laws
+  tokenformer laws runs/law --budget=1e15 --pictures=laws
   tokenformer laws --csv=losses.csv --json=laws.json
-  tokenformer laws runs/law --target_loss=1.5 --sizes=2e4,1e5,4e5 --grown=runs/grown
+  tokenformer laws runs/law --parameters=3e5 --tokens=8e6
+  tokenformer laws runs/law --target_loss=1.5 --sizes=2e4,1e5,4e5 --handover=0.2
 
 The arguments are work directories of finished runs, or folders of them, as `sweep` makes. A CSV
 file has the columns parameters, tokens and loss, and may have active, flops, steps and name. The

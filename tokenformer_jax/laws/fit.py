@@ -1,7 +1,8 @@
 """Fit a law by the least Huber loss on logs, from many starts, with bootstrap intervals.
 
 The optimizer is Levenberg and Marquardt's for M-estimators: each step solves the normal equations
-with the weights min(1, δ/|r|), which the Huber loss gives its residuals. It runs all starts as one
+with the weights min(1, δ/|r|), which the Huber loss gives its residuals, and ends at the bounds of
+the law. It runs all starts as one
 jitted program in float64. `optax.lbfgs`, vmapped, takes more than ten times as long, because all
 starts wait for the slowest line search; both end at the same objective (tests/laws/test_fit.py).
 """
@@ -182,6 +183,7 @@ def _descend_all(
       rows = np.minimum(np.arange(first, first + _CHUNK), len(starts) - 1)
       end, objective = _descend_chunk(
         law.log_loss,
+        law.bounds,
         x,
         jnp.asarray(y),
         delta,
@@ -194,9 +196,10 @@ def _descend_all(
   return np.concatenate(ends)[: len(starts)], np.concatenate(objectives)[: len(starts)]
 
 
-@functools.partial(jax.jit, static_argnums=(0,))
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _descend_chunk(
   log_loss: Callable[..., jax.Array],
+  bounds: tuple[tuple[float, float], ...],
   x: Mapping[str, jax.Array],
   y: jax.Array,
   delta: float,
@@ -204,12 +207,13 @@ def _descend_chunk(
   starts: jax.Array,
   iterations: int,
 ) -> tuple[jax.Array, jax.Array]:
-  run = functools.partial(_descend, log_loss, x, y, delta, iterations)
+  run = functools.partial(_descend, log_loss, bounds, x, y, delta, iterations)
   return jax.vmap(run)(weights, starts)
 
 
 def _descend(
   log_loss: Callable[..., jax.Array],
+  bounds: tuple[tuple[float, float], ...],
   x: Mapping[str, jax.Array],
   y: jax.Array,
   delta: float,
@@ -218,6 +222,7 @@ def _descend(
   start: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
   """Return the end of one start and its objective; infinite if it is not a number."""
+  limits = jnp.asarray(bounds, start.dtype).T
 
   def evaluate(theta: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the objective, its Gauss-Newton matrix and its gradient."""
@@ -240,7 +245,7 @@ def _descend(
     diagonal = jnp.diagonal(matrix)
     floor = 1e-12 * jnp.max(diagonal) + 1e-300
     damped = matrix + damping * jnp.diag(jnp.maximum(diagonal, floor))
-    trial = theta - jnp.linalg.solve(damped, gradient)
+    trial = jnp.clip(theta - jnp.linalg.solve(damped, gradient), *limits)
     new = evaluate(trial)
     better = new[0] < value  # False for NaN.
     small = jnp.isfinite(value) & (value - new[0] <= _TOLERANCE * value)

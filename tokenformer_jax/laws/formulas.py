@@ -13,6 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+_EXPONENT = (0.0, 3.0)
+_LOG_EXPONENT = (-9.0, 1.1)
+_LOG = (-20.0, 100.0)  # of a constant
+LIMIT = (-20.0, 10.0)  # of log E
+
 Logs = Mapping[str, jax.Array]
 Values = Mapping[str, np.ndarray]  # of parameters by name; of one fit, or [draws] of a bootstrap
 
@@ -28,6 +33,8 @@ class Law:
     log_loss: maps θ and inputs to the log of the loss.
     values: maps θ [..., P] to the parameters by their published names.
     starts: returns θ [S, P] to start from, given the inputs and the log of the loss.
+    bounds: of each parameter of θ. Without them a few points can be met by steps in place of a
+      power law, with exponents of hundreds.
   """
 
   name: str
@@ -36,6 +43,7 @@ class Law:
   log_loss: Callable[[jax.Array, Logs], jax.Array]
   values: Callable[[np.ndarray], dict[str, np.ndarray]]
   starts: Callable[[Logs, np.ndarray], np.ndarray]
+  bounds: tuple[tuple[float, float], ...]
 
   @property
   def parameters(self) -> tuple[str, ...]:
@@ -76,6 +84,7 @@ CHINCHILLA = Law(
   _chinchilla_log_loss,
   _chinchilla_values,
   chinchilla_starts,
+  (_LOG, _LOG, LIMIT, _EXPONENT, _EXPONENT),
 )
 
 
@@ -94,6 +103,7 @@ EXPERTS = Law(
   lambda *_: np.concatenate(
     [np.insert(chinchilla_starts(), 5, gamma, axis=1) for gamma in (0.0, 0.2)]
   ),
+  (_LOG, _LOG, LIMIT, _EXPONENT, _EXPONENT, (-1.0, 3.0)),
 )
 
 
@@ -109,13 +119,13 @@ def _power(name: str, formula: str, of: str, names: tuple[str, str]) -> Law:
   def starts(x: Logs, y: np.ndarray) -> np.ndarray:
     return np.array([[y.mean() + alpha * np.mean(x[of]), alpha] for alpha in (0.02, 0.1, 0.5)])
 
-  return Law(name, formula, (of,), log_loss, values, starts)
+  return Law(name, formula, (of,), log_loss, values, starts, (_LOG, _EXPONENT))
 
 
 def _constant(k: np.ndarray, alpha: np.ndarray) -> np.ndarray:
   """Return e^(k/α), the size at which a power law has the loss 1."""
   with np.errstate(over='ignore', divide='ignore', invalid='ignore'):
-    return np.exp(k / alpha)
+    return np.exp(np.asarray(k) / np.asarray(alpha))
 
 
 KAPLAN_N = _power('kaplan_n', 'L(N) = (N_c/N)^alpha_N', 'n', ('alpha_N', 'N_c'))
@@ -151,6 +161,7 @@ KAPLAN_ND = Law(
   _kaplan_nd_log_loss,
   _kaplan_nd_values,
   _kaplan_nd_starts,
+  (_LOG_EXPONENT, _LOG_EXPONENT, _LOG, _LOG),
 )
 
 
@@ -180,6 +191,7 @@ KAPLAN_NS = Law(
   _kaplan_ns_log_loss,
   _kaplan_ns_values,
   _kaplan_ns_starts,
+  (_LOG, _EXPONENT, _LOG, _EXPONENT),
 )
 
 
@@ -206,6 +218,7 @@ KAPLAN_NSB = Law(
       for power in (0.5, 1.5)
     ]
   ),
+  (_LOG, _EXPONENT, _LOG, _EXPONENT, _LOG, (-2.0, 3.0)),
 )
 
 
