@@ -53,12 +53,12 @@ CALIBRATION, TEST = (4, 400_000, 1_500_000), (8, 800_000, 2_000_000)
 PREDICTED = Path(__file__).parent / 'laws_predicted.json'
 
 
-def base(width: int = 8, values: float = 1.0) -> Config:
+def base(width: int = 8, output_std: float = 0.0) -> Config:
   """Return the config of the smallest size; the length has no meaning yet.
 
   Args:
     width: of the model.
-    values: the size of the first values, in those of the default.
+    output_std: of the first values; 0: the default, 1 / √width.
   """
   c = config_lib.defaults()
   layer, mixer = c.model.layer, c.model.layer.mixer
@@ -67,7 +67,7 @@ def base(width: int = 8, values: float = 1.0) -> Config:
   mixer.qkv.tokens = mixer.proj.tokens = width
   layer.ffn.tokens = 4 * width
   mixer.positions.fraction, c.model.init.std = 1.0, 0.1
-  c.model.init.output_std = values / width**0.5
+  c.model.init.output_std = output_std
   c.data.update(source='stdlib', tokenizer='bytes', sequence_length=64, batch_size=8)
   c.optim.update(schedule='wsd', warmup_steps=50, final_fraction=0.0)
   c.optim.learning_rate = 8e-3 * (8 / width) ** 0.5
@@ -78,7 +78,7 @@ def base(width: int = 8, values: float = 1.0) -> Config:
 
 def small() -> Config:
   """Return the smallest size of `TOKENS`, whose values start at a quarter as in growth.py."""
-  return base(16, 0.25)
+  return base(16, 0.25 / 16**0.5)
 
 
 def train(config: Config, wanted: grid.Grid, out: str) -> None:
@@ -133,8 +133,8 @@ def grown(out: str, case: tuple[int, int, int]) -> Path:
   step_tokens = grid.tokens_of_step(config)
   first, steps = round(before / step_tokens), round(whole / step_tokens)
   constant = dataclasses.replace(config.optim, schedule='constant', final_fraction=0.1)
-  small = grid.with_train(dataclasses.replace(config, optim=constant), steps=first)
-  source = trials.once(Path(folder), f'small_{before}', small)
+  stable = grid.with_train(dataclasses.replace(config, optim=constant), steps=first)
+  source = trials.once(Path(folder), f'small_{before}', stable)
   rate = config.optim.learning_rate * GROWN_RATE
   large = dataclasses.replace(
     grid.with_train(config, steps=steps, decay_from=steps - round(DECAY * steps)),
