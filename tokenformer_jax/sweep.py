@@ -19,6 +19,7 @@ from tokenformer_jax import cli, messages, usage
 from tokenformer_jax.config import file as config_file
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import grid, grid_runs
+from tokenformer_jax.parallel import hosts
 
 
 def define_flags() -> None:
@@ -73,7 +74,8 @@ def main(argv: Sequence[str]) -> int:
   base = config_file.read()
   jobs = grid.jobs(base, wanted, values.out)
   found = grid_runs.progress(jobs, values.out)
-  print(grid_runs.listing(jobs, found), flush=True)
+  if hosts.is_first():
+    print(grid_runs.listing(jobs, found), flush=True)
   if values.dry_run:
     return 0
   if values.commands:
@@ -81,7 +83,8 @@ def main(argv: Sequence[str]) -> int:
     given = [one for one in sys.argv[1:] if one.lstrip('-').startswith('config')]
     train = usage.spell_command('train')
     lines = grid_runs.commands(left, base, given, train, values.out)
-    Path(values.commands).write_text(''.join(f'{line}\n' for line in lines))
+    if hosts.is_first():
+      Path(values.commands).write_text(''.join(f'{line}\n' for line in lines))
     messages.say(f'wrote {values.commands}: {len(lines)} lines, which may run at the same time')
     return 0
   if grid_runs.train_missing(jobs, values.out):

@@ -93,6 +93,14 @@ LAWS = {
     f'{_CSV} --target_loss=2 --sizes=1e8 --growth_time=1',
     '--growth_time is in chip-hours',
   ),
+  'stages of another count': (
+    'laws {lm} --target_loss=2 --stages=x.csv --count=without_embeddings',
+    '--stages counts all parameters',
+  ),
+  'stages that are not there': (
+    f'{_CSV} --target_loss=1.9 --stages=none.csv',
+    '--stages=none.csv cannot be read',
+  ),
   'too few samples': (f'{_CSV} --draws=2', '--draws=2'),
   'pictures in a file': (f'{_CSV} --pictures={{in}}/some/a.txt', '--pictures'),
   'figures in no folder': (f'{_CSV} --json=none/x.json', 'there is no folder none'),

@@ -72,7 +72,7 @@ def define_flags() -> None:
 def run() -> None:
   """Run the command with the arguments of this process."""
   define_flags()
-  cli.run(main, positional=True)
+  cli.run(main, positional=True, on_all_hosts=False)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -83,6 +83,8 @@ def main(argv: Sequence[str]) -> None:
   jax.config.update('jax_platforms', 'cpu')  # Float64, and thousands of tiny fits.
   if values.pictures:
     picture.check_folder(Path(values.pictures))
+  table = stages.of_file(values.stages) if values.stages else None
+  grown = [runs.read(one) for one in values.grown or ()]
   if values.csv:
     found = of_kaplan = points.read_csv(values.csv)
   else:
@@ -103,7 +105,7 @@ def main(argv: Sequence[str]) -> None:
     active = values.active or values.parameters
     predictions = [analysis.predict(fitted, values.parameters, values.tokens, active)]
     print(f'\n{report.prediction(predictions[0])}')
-  plan, unit = _grow(fitted)
+  plan, unit = _grow(fitted, table, grown)
   doubts = analysis.doubts(fitted, values.budget)
   if doubts:
     print('\nwhat the data cannot tell\n' + '\n'.join(f'  {one}' for one in doubts))
@@ -149,6 +151,10 @@ def _check_flags(named: Sequence[str]) -> None:
   for name in _GROWTH_FLAGS:
     if not used and values[name].present and name != 'chain':
       raise UserError(f'--{name} is for plans of growth; give --target_loss, or leave it out')
+  if values.stages and values.flag_values_dict()['count'] != 'all':
+    raise UserError(
+      '--stages counts all parameters, and --count=without_embeddings does not; use --count=all'
+    )
   if values.growth_time and not values.stages:
     raise UserError('--growth_time is in chip-hours, which --stages=FILE gives; --sizes has FLOPs')
 
@@ -162,8 +168,16 @@ def _kaplan(fitted: Analysis) -> str:
   return '\n\n'.join(parts)
 
 
-def _grow(fitted: Analysis) -> tuple[growth.Plan | None, str]:
-  """Print what is asked for about growth, and return the plan and its unit."""
+def _grow(
+  fitted: Analysis, table: tuple[list[growth.Stage], str] | None, grown: list[runs.FinishedRun]
+) -> tuple[growth.Plan | None, str]:
+  """Print what is asked for about growth, and return the plan and its unit.
+
+  Args:
+    fitted: the laws.
+    table: the stages of --stages and their unit, or None.
+    grown: the runs of --grown.
+  """
   values = flags.FLAGS
   if values.target_loss is None and not values.chain:
     return None, ''
@@ -174,8 +188,7 @@ def _grow(fitted: Analysis) -> tuple[growth.Plan | None, str]:
     )
   share = values.decay_share
   handover: float | np.ndarray = values.handover or 0.0
-  if values.grown:
-    grown = [runs.read(one) for one in values.grown]
+  if grown:
     each, handover = stages.handovers(grown, fitted.main, fitted.points.count, share)
     low, high = fit.interval(handover)
     listed = ', '.join(f'{c:.1%} ({one.name})' for c, one in zip(each, grown, strict=True))
@@ -193,10 +206,7 @@ def _grow(fitted: Analysis) -> tuple[growth.Plan | None, str]:
     print(f'\nthe chain {",".join(values.chain)}: loss {loss:.4f}, {low:.4f} … {high:.4f}')
   if values.target_loss is None:
     return None, ''
-  if values.stages:
-    found, unit = stages.of_file(values.stages)
-  else:
-    found, unit = stages.of_sizes([_number(text) for text in values.sizes], fitted)
+  found, unit = table or stages.of_sizes([_number(text) for text in values.sizes], fitted)
   assumed = growth.Assumptions(handover, share, values.growth_time, unit)
   plan = growth.plan(fitted.main.values, fitted.main.drawn, found, values.target_loss, assumed)
   print(f'\n{report.growth_plan(plan, values.target_loss, assumed)}')
