@@ -44,12 +44,12 @@ LARGER = grid.Grid('width', factors=(8, 10), lengths=(8_000_000,), branches=Fals
 TOKENS = grid.Grid(
   scale='tokens',
   factors=(1, 2, 4, 8),
-  lengths=(250_000, 500_000, 1_000_000, 2_000_000),
+  lengths=(250_000, 500_000, 1_000_000),
 )
 DECAY = 0.2
 GROWN_RATE = 0.5  # of the rate before a growth: the best of three in docs/growth.md
 # Factors of parameter tokens after the growth, and tokens of text before it and in all.
-CALIBRATION, TEST = (4, 400_000, 1_500_000), (8, 800_000, 2_000_000)
+CALIBRATION, TEST = (4, 200_000, 800_000), (8, 400_000, 1_000_000)
 PREDICTED = Path(__file__).parent / 'laws_predicted.json'
 
 
