@@ -20,6 +20,7 @@ LAYERS = (
   'training',
   'inspection',
   'plan',
+  'laws',
   'convert',
 )
 BELOW = {'errors', 'messages'}

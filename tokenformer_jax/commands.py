@@ -47,6 +47,14 @@ VERBS = {
     'python -m tokenformer_jax.inspect',
     'show what the parameter tokens respond to, and which are used',
   ),
+  'sweep': Verb(
+    'sweep', 'python -m tokenformer_jax.sweep', 'train the grid of runs that a scaling law needs'
+  ),
+  'laws': Verb(
+    'laws.command',
+    'python -m tokenformer_jax.laws',
+    'fit scaling laws to runs, predict by them, and plan growth',
+  ),
   'plot': Verb('plot', 'python -m tokenformer_jax.plot', 'draw the curves of runs'),
   'verify': Verb(
     'data.verify',

@@ -4,6 +4,7 @@ A command starts with the verb; {in} is the folder of `inputs.py`, {lm}, {dense}
 {vit} are runs, {repo} is the project, and {tiny} are flags of a small model of the text in {in}.
 """
 
+from law_cases import LAWS, SWEEP
 from train_cases import TRAIN_CONFIGS, TRAIN_FILES, TRAIN_FLAGS, TRAIN_KEYS
 
 GENERATE = {
@@ -431,7 +432,7 @@ HARNESS = {
 
 GROUPS = (
   *(TRAIN_FLAGS, TRAIN_KEYS, TRAIN_CONFIGS, TRAIN_FILES, GENERATE, EVALUATE, PLOT, INSPECT),
-  *(GROW, CONVERT, PLAN, VERIFY),
+  *(GROW, CONVERT, PLAN, VERIFY, SWEEP, LAWS),
 )
 CASES = {name: case for group in GROUPS for name, case in group.items()}
 SLOW_CASES = HARNESS

@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 _LIMIT = 200  # seconds for a command
 # What `python -m` runs: imported before, they would be there twice.
-_ENTRIES = ('generate', 'evaluate', 'plot', 'decoding.harness', 'data.verify')
+_ENTRIES = ('generate', 'evaluate', 'plot', 'sweep', 'decoding.harness', 'data.verify')
 _ALSO = ('lm_eval', 'lm_eval.evaluator', 'lm_eval.tasks', 'matplotlib.figure', 'tensorboardX')
 
 

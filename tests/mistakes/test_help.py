@@ -7,7 +7,9 @@ COMMANDS = {
   'train': ['train.py'],
   **{
     name: ['-m', f'tokenformer_jax.{name}']
-    for name in ('generate', 'evaluate', 'plot', 'inspect', 'grow', 'convert', 'plan')
+    for name in (
+      *('generate', 'evaluate', 'plot', 'inspect', 'grow', 'convert', 'plan', 'sweep', 'laws'),
+    )
   },
 }
 

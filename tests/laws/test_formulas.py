@@ -1,0 +1,127 @@
+"""The laws have the limits and optima that their papers give."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import synthetic
+from synthetic import PUBLISHED
+from tiny import tiny_model
+
+from tokenformer_jax.laws import formulas
+from tokenformer_jax.laws.formulas import Compute
+from tokenformer_jax.model import flops
+
+
+def test_the_closed_form_is_the_numeric_minimum():
+  for budget in (1e19, 1e22, 5.76e23):
+    for compute in (Compute(), Compute('exact', 9.0, 0.93)):
+      n, d = formulas.optimum(PUBLISHED, budget, compute)
+      around = n * np.geomspace(0.5, 2, 20_001)
+      losses = formulas.loss(PUBLISHED, around, compute.tokens(around, budget))
+      assert n == pytest.approx(around[np.argmin(losses)], rel=1e-3), 'N* is not the best size'
+      assert compute.flops(n, d) == pytest.approx(budget), 'N* and D* cost another budget'
+
+
+def test_published_parameters_give_the_published_exponents():
+  """0.452 and 0.548 are those of the rounded parameters; the paper prints 0.46 and 0.54."""
+  a, b = formulas.exponents(PUBLISHED)
+  assert (round(float(a), 3), round(float(b), 3)) == (0.452, 0.548)
+  unrounded, _ = formulas.exponents({**PUBLISHED, 'alpha': 0.3392, 'beta': 0.2849})
+  assert round(float(unrounded), 2) == 0.46, "approach 3 of the paper's table 2"
+
+
+def test_published_parameters_give_the_published_optima():
+  """With Gopher's 5.76e23 FLOPs: table A3 of the paper has 40.2 billion parameters."""
+  n, d = formulas.optimum(PUBLISHED, 5.76e23)
+  assert n == pytest.approx(32.2e9, rel=0.01), 'by the rounded parameters'
+  assert d == pytest.approx(2.98e12, rel=0.01)
+  ratio = PUBLISHED['alpha'] * PUBLISHED['A'] / (PUBLISHED['beta'] * PUBLISHED['B'])
+  g = ratio ** (1 / (PUBLISHED['alpha'] + PUBLISHED['beta']))
+  assert n == pytest.approx(g * (5.76e23 / 6) ** (0.28 / 0.62)), 'not eq. 4 of the paper'
+
+
+def test_tokens_for_a_loss_invert_the_law():
+  d = np.array([1e8, 1e10, 1e12])
+  loss = formulas.loss(PUBLISHED, 1e9, d)
+  assert formulas.tokens_for_loss(PUBLISHED, 1e9, loss) == pytest.approx(d)
+  limit = PUBLISHED['E'] + PUBLISHED['A'] * 1e9**-0.34
+  assert np.isinf(formulas.tokens_for_loss(PUBLISHED, 1e9, np.array(limit * 0.999))), (
+    'never reached'
+  )
+
+
+def _kaplan_nd(n, d):
+  # Table 2 of Kaplan et al. (2020): 0.076, 0.103, 6.4e13, 1.8e13.
+  with jax.enable_x64():
+    theta = jnp.array([np.log(0.076), np.log(0.103), np.log(6.4e13), np.log(1.8e13)])
+    logs = {'n': jnp.log(jnp.array([n])), 'd': jnp.log(jnp.array([d]))}
+    return float(jnp.exp(formulas.KAPLAN_ND.log_loss(theta, logs))[0])
+
+
+def test_kaplan_has_the_power_laws_as_limits():
+  assert _kaplan_nd(1e9, 1e30) == pytest.approx((6.4e13 / 1e9) ** 0.076, rel=1e-4), 'D → ∞'
+  assert _kaplan_nd(1e30, 1e9) == pytest.approx((1.8e13 / 1e9) ** 0.103, rel=1e-4), 'N → ∞'
+  # Analytic in 1/D: twice the distance from infinite data is twice the excess.
+  limit = _kaplan_nd(1e9, 1e30)
+  excess = [_kaplan_nd(1e9, d) - limit for d in (1e16, 5e15)]
+  assert excess[1] / excess[0] == pytest.approx(2, rel=0.1)
+
+
+def test_kaplan_overfits_by_the_published_amount():
+  """D ≳ 5e3 · N^0.74 is Kaplan's condition for an excess of less than 0.02."""
+  n = 1e9
+  for factor, less in ((1, True), (0.05, False)):
+    excess = _kaplan_nd(n, factor * 5e3 * n**0.74) / _kaplan_nd(n, 1e30) - 1
+    assert (excess < 0.025) == less, f'{excess:.3f}'
+
+
+def test_kaplan_steps_have_the_limits_of_the_critical_batch():
+  """Far above B_crit the steps count, far below it the tokens."""
+  theta = np.array([0.5, 0.08, 6.0, 0.76, np.log(2e8), np.log(1 / 0.21)])
+  loss, steps = 3.0, 1e4
+  critical = 2e8 / loss ** (1 / 0.21)
+
+  def least(batch):
+    x = {'s': jnp.log(steps), 'b': jnp.log(batch), 'l': jnp.log(loss)}
+    return float(jnp.exp(formulas._least_steps(jnp.asarray(theta), x)))
+
+  assert least(1e4 * critical) == pytest.approx(steps, rel=1e-3)
+  assert least(critical) == pytest.approx(steps / 2, rel=1e-3)
+  assert least(1e-4 * critical) == pytest.approx(steps * 1e-4, rel=1e-3)
+
+
+def test_experts_with_all_parameters_active_are_the_dense_law():
+  x = {name: jnp.log(jnp.array([1e8, 1e9])) for name in ('n', 'total')}
+  x['d'] = jnp.log(jnp.array([1e10, 1e11]))
+  theta = jnp.array([6.0, 6.0, 0.5, 0.34, 0.28])
+  dense = formulas.CHINCHILLA.log_loss(theta, x)
+  same = formulas.EXPERTS.log_loss(jnp.append(theta, 0.3), x)
+  assert jnp.array_equal(dense, same), 'the exponent of the total must not touch dense models'
+
+
+# DeepSeekMoE (arXiv 2401.06066), tables 1 and 2: TFLOPs of 2,048 tokens, by the feed-forward parts
+# of 8 d² that a token uses. 9 layers of width 1280, 8,192 tokens in the vocabulary.
+@pytest.mark.parametrize(('ffns', 'printed'), [(1, 2.9), (2, 4.3), (3, 5.8), (16, 24.6)])
+def test_flops_of_deepseekmoe_are_those_of_its_dense_rows(ffns, printed):
+  layers, width = 9, 1280
+  active = layers * width**2 * (4 + 8 * ffns) + 8192 * width
+  found = formulas.dense_training_flops(active, layers, width, 2048) / 1e12
+  assert round(found, 1) == printed, f'{found:.3f}'
+
+
+def test_table_3_and_these_formulas_count_the_same():
+  """SPEC 4.3: forward FLOPs 2NT + 4LdT² with all scores; `flops` counts their causal half."""
+  layers, width, length = 3, 64, 128
+  model = tiny_model(layers=layers, width=width, heads=4, tokens={'qkv': 40, 'proj': 56, 'ffn': 96})
+  n = 2 * layers * width * (3 * 40 + 56 + 96)
+  table = 6 * n * length + 12 * layers * width * length**2
+  assert formulas.dense_training_flops(n, layers, width, length) == table
+  head = 2 * model.vocab_size * width
+  half = 4 * layers * width * (length + 1) / 2
+  assert flops.train_flops(model, length) == pytest.approx(3 * (2 * n + head + half), rel=0.01)
+
+
+def test_synthetic_grid_has_the_law():
+  found = synthetic.on_grid()
+  assert formulas.loss(PUBLISHED, found.active, found.tokens) == pytest.approx(found.loss)

@@ -1,0 +1,174 @@
+"""A grid has the sizes and lengths asked for, trains what is missing, and writes commands."""
+
+import dataclasses
+import json
+import shlex
+
+import pytest
+import tiny_run
+from tiny import tiny_model
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import configure
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.laws import grid, grid_runs, points
+from tokenformer_jax.laws.grid import Grid
+from tokenformer_jax.runs import saved_config
+from tokenformer_jax.training import sizes
+
+
+@pytest.fixture
+def config(tmp_path):
+  return tiny_run.config('files:corpus', tmp_path / 'cache', optim__schedule='wsd')
+
+
+def test_width_scales_heads_and_parameter_tokens():
+  model = grid.scaled(tiny_model(), 'width', 0.5)
+  assert (model.width, model.layer.mixer.heads) == (16, 2)
+  assert config_lib.token_counts(model) == {'qkv': 12, 'proj': 20, 'ffn': 24}
+  dense = grid.scaled(tiny_model(dense=True, ffn_width=64), 'width', 2)
+  assert (dense.width, dense.layer.ffn.width) == (64, 128)
+
+
+def test_tokens_and_layers_scale_alone():
+  model = grid.scaled(tiny_model(), 'tokens', 2)
+  assert model.width == 32 and config_lib.token_counts(model)['qkv'] == 48
+  assert grid.scaled(tiny_model(), 'layers', 3).depth == 6
+  assert grid.scaled(tiny_model(), 'layers', 0.5).depth == 1
+
+
+@pytest.mark.parametrize(
+  ('model', 'scale', 'factor', 'message'),
+  [
+    (tiny_model(), 'width', 0.3, 'makes 7.2 of qkv.tokens=24; it must make a whole number'),
+    (tiny_model(), 'layers', 0.25, 'makes 0.5 of'),
+    (tiny_model(dense=True), 'tokens', 2, 'this model is a Transformer'),
+  ],
+)
+def test_sizes_that_are_no_whole_numbers(model, scale, factor, message):
+  with pytest.raises(UserError, match=message):
+    grid.scaled(model, scale, factor)
+
+
+def test_one_stable_run_serves_all_lengths(config):
+  jobs = grid.jobs(config, Grid('width', (1,), (25_600, 51_200)), 'out')
+  shown = [(job.stage, job.first, job.config.train.steps, job.config.init_from) for job in jobs]
+  assert shown == [
+    ('stable', 0, 80, ''),
+    ('branch', 80, 100, 'out/width_1/stable@80'),
+    ('stable', 80, 160, ''),
+    ('branch', 160, 200, 'out/width_1/stable@160'),
+  ]
+  assert [job.config.optim.schedule for job in jobs[:2]] == ['constant', 'wsd']
+  assert sum(job.steps for job in jobs) == 160 + 20 + 40
+
+
+def test_whole_runs_have_the_schedule_of_the_config(config):
+  config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, schedule='cosine'))
+  wanted = Grid('width', (1, 2), (25_600,), branches=False, rate_power=-1.0)
+  jobs = grid.jobs(config, wanted, 'out')
+  assert [job.config.optim.schedule for job in jobs] == ['cosine', 'cosine']
+  rates = [job.config.optim.learning_rate for job in jobs]
+  assert rates[1] == pytest.approx(rates[0] / 2)
+
+
+def test_runs_that_cost_too_much_are_left_out(config):
+  everything = Grid('width', (1, 2), (25_600, 51_200), branches=False)
+  costs = sorted(job.flops for job in grid.jobs(config, everything, 'out'))
+  some = dataclasses.replace(everything, most_flops=costs[1])
+  assert len(grid.jobs(config, some, 'out')) == 2
+  with pytest.raises(UserError, match='leaves out every run'):
+    grid.jobs(config, dataclasses.replace(everything, most_flops=1.0), 'out')
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'init_from': 'runs/other'}, 'config.init_from'),
+    ({'train': {'epochs': 2.0}}, 'config.train.epochs'),
+    ({'train': {'drop_groups': 0.5}}, 'config.train.drop_groups'),
+  ],
+)
+def test_configs_that_are_no_base(config, changes, message):
+  with pytest.raises(UserError, match=message):
+    grid.jobs(configure.changed(config, changes), Grid('width', (1,), (25_600,)), 'out')
+
+
+def test_a_length_within_the_warm_up_is_refused(config):
+  with pytest.raises(UserError, match='decay would begin at step 4, within the warm-up'):
+    grid.jobs(config, Grid('width', (1,), (1280,)), 'out')
+
+
+def test_images_have_no_lengths_in_tokens():
+  with pytest.raises(UserError, match='kind is vit'):
+    grid.jobs(tiny_run.vit_config(), Grid('width', (1,), (25_600,)), 'out')
+
+
+def test_a_run_of_another_config_is_refused(config, tmp_path):
+  (job,) = grid.jobs(config, Grid('width', (1,), (25_600,), branches=False), str(tmp_path))
+  workdir = tmp_path / job.name
+  workdir.mkdir(parents=True)
+  wanted = sizes.fill_in(job.config)
+  optim = dataclasses.replace(wanted.optim, learning_rate=1.0)
+  other = dataclasses.replace(wanted, optim=optim)
+  (workdir / 'config.json').write_text(saved_config.to_text(other))
+  with pytest.raises(UserError, match=r'optim.learning_rate is 1.0 there and 0.003 here'):
+    grid_runs.is_done(job, str(tmp_path))
+
+
+def test_finished_runs_are_known_and_give_times(config, tmp_path):
+  (job,) = grid.jobs(config, Grid('width', (1,), (25_600,), branches=False), str(tmp_path))
+  assert not grid_runs.progress([job], str(tmp_path)).done[0]
+  workdir = tmp_path / job.name
+  workdir.mkdir(parents=True)
+  (workdir / 'config.json').write_text(saved_config.to_text(sizes.fill_in(job.config)))
+  lines = [{'step': 50, 'perf/step_seconds': 0.5}, {'step': 100, 'eval/loss': 2.0}]
+  (workdir / 'metrics.jsonl').write_text(''.join(f'{json.dumps(one)}\n' for one in lines))
+  found = grid_runs.progress([job], str(tmp_path))
+  assert (found.done, found.seconds, found.measured) == ([True], [50.0], 1)
+  assert 'finished' in grid_runs.listing([job], found)
+
+
+def test_commands_make_the_config_of_each_job(config):
+  jobs = grid.jobs(config, Grid('width', (1, 2), (25_600, 51_200), rate_power=-0.5), 'out')
+  lines = grid_runs.commands(jobs, config, ['--config=base.py'], 'tokenformer train', 'out')
+  assert len(lines) == 2, 'sizes do not wait for each other'
+  for line, mine in zip(lines, (jobs[:4], jobs[4:]), strict=True):
+    for command, job in zip(line.split(' && '), mine, strict=True):
+      words = shlex.split(command)
+      assert words[:3] == ['tokenformer', 'train', '--config=base.py']
+      assert words[-1] == f'--workdir=out/{job.name}'
+      changes = dict(word.removeprefix('--config.').split('=', 1) for word in words[3:-1])
+      changed = _with_text(config, changes)
+      assert changed == job.config, f'{command} trains another config'
+
+
+def _with_text(config, changes):
+  """Return the config with keys set from text, as flags do."""
+  values = config_lib.to_json(config)
+  for path, text in changes.items():
+    *groups, key = path.split('.')
+    group = values
+    for name in groups:
+      group = group[name]
+    old = group[key]
+    group[key] = type(old)(text) if not isinstance(old, bool) else text == 'true'
+  return config_lib.from_dict(config_lib.Config, values)
+
+
+@pytest.mark.slow
+def test_a_grid_trains_and_resumes(tmp_path):
+  source = tiny_run.write_corpus(tmp_path / 'corpus')
+  config = tiny_run.config(source, tmp_path / 'cache', optim__schedule='wsd')
+  out = str(tmp_path / 'grid')
+  jobs = grid.jobs(config, Grid('width', (0.5,), (5120, 10_240)), out)
+  assert grid_runs.train_missing(jobs[:2], out)
+  first = tmp_path / 'grid' / jobs[1].name / 'metrics.jsonl'
+  before = first.stat().st_mtime_ns
+  assert grid_runs.progress(jobs, out).done == [True, True, False, False]
+  assert grid_runs.train_missing(jobs, out)
+  assert grid_runs.progress(jobs, out).done == [True] * 4
+  assert first.stat().st_mtime_ns == before, 'a finished run was made again'
+  found = points.read_runs([out], 'all')
+  assert found.tokens.tolist() == [5120, 10_240]
+  assert found.notes == ('1 run whose learning rate had not decayed is left out',)

@@ -1,0 +1,149 @@
+"""Runs and CSV files become points; what cannot be compared is refused in one sentence."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+import tiny_run
+from tiny import tiny_model
+
+from tokenformer_jax.config import Config, DataConfig, OptimConfig, TrainConfig
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.laws import points, runs
+from tokenformer_jax.laws.runs import FinishedRun, Growth, Size
+from tokenformer_jax.runs import saved_config
+
+SIZE = Size(1000, 600, 1000, 600, 7000.0)
+RUN = FinishedRun('a', SIZE, 100, 512, 2.0, True, {'text': 'x', 'tokenizer': 'bytes'}, 0.1)
+
+
+def _runs(*changes) -> list[FinishedRun]:
+  return [dataclasses.replace(RUN, name=f'run{i}', **one) for i, one in enumerate(changes)]
+
+
+def test_a_point_has_the_counts_of_its_run():
+  found = points.of_runs(_runs({}, {'steps': 200}), 'all')
+  assert found.total.tolist() == [1000, 1000] and found.tokens.tolist() == [51_200, 102_400]
+  assert found.flops.tolist() == [7000 * 51_200, 7000 * 102_400]
+  assert found.is_dense
+  inner = points.of_runs(_runs({}), 'without_embeddings')
+  assert inner.total.tolist() == [600]
+
+
+def test_active_and_total_parameters_of_experts_are_apart():
+  experts = Size(8000, 7600, 2000, 1600, 12_000.0)
+  found = points.of_runs(_runs({'size': experts}), 'all')
+  assert (found.total[0], found.active[0]) == (8000, 2000) and not found.is_dense
+
+
+@pytest.mark.parametrize(
+  ('other', 'message'),
+  [
+    ({'data': {'text': 'y', 'tokenizer': 'bytes'}}, 'other values of text'),
+    ({'data': {'text': 'x', 'tokenizer': 'bpe'}}, 'other values of tokenizer'),
+    ({'loss': math.nan}, 'the loss of run1 is nan'),
+    ({'growth': Growth(SIZE, 100)}, 'run1 has grown'),
+  ],
+)
+def test_runs_that_do_not_fit_together(other, message):
+  with pytest.raises(UserError, match=message):
+    points.of_runs(_runs({}, other), 'all')
+
+
+def test_runs_without_a_decay_are_left_out_unless_none_has_one():
+  some = points.of_runs(_runs({}, {'decayed': False}), 'all')
+  assert len(some) == 1 and 'left out' in some.notes[0]
+  none = points.of_runs(_runs({'decayed': False}, {'decayed': False}), 'all')
+  assert len(none) == 2 and 'taken as they are' in none.notes[0]
+
+
+@pytest.mark.parametrize(
+  ('changes', 'decayed'),
+  [
+    ({}, True),
+    ({'schedule': 'constant'}, False),
+    ({'schedule': 'wsd', 'final_fraction': 0.0}, True),
+    ({'schedule': 'linear', 'final_fraction': 0.5}, False),
+  ],
+)
+def test_the_schedule_says_whether_a_rate_has_decayed(changes, decayed):
+  config = Config(optim=OptimConfig(**changes), train=TrainConfig(steps=500))
+  assert runs._has_decayed(config) == decayed
+
+
+def test_sizes_count_embeddings_apart():
+  config = Config(model=tiny_model(tied_head=False), data=DataConfig(sequence_length=32))
+  size = runs.measure_size(config)
+  assert size.parameters - size.without_embeddings == 2 * 64 * 32, 'embedding and head'
+  assert size.active == size.parameters, 'a dense model uses everything'
+
+
+def test_an_unfinished_run_is_named(tmp_path):
+  config = tiny_run.config('files:none', tmp_path)
+  (tmp_path / 'config.json').write_text(saved_config.to_text(config))
+  (tmp_path / 'metrics.jsonl').write_text(json.dumps({'step': 5, 'train/loss': 3.0}) + '\n')
+  with pytest.raises(UserError, match='is not finished: it is at step 5 of 20'):
+    runs.read(str(tmp_path))
+
+
+def test_a_run_of_images_is_named(tmp_path):
+  (tmp_path / 'config.json').write_text(saved_config.to_text(tiny_run.vit_config()))
+  (tmp_path / 'metrics.jsonl').write_text('{"step": 20, "eval/loss": 3.0}\n')
+  with pytest.raises(UserError, match='trains on images'):
+    runs.read(str(tmp_path))
+
+
+def test_folders_without_runs_are_named(tmp_path):
+  with pytest.raises(UserError, match='there is no folder'):
+    points.find_runs([str(tmp_path / 'none')])
+  with pytest.raises(UserError, match='holds no run'):
+    points.find_runs([str(tmp_path)])
+
+
+def _csv(tmp_path, text: str) -> points.Points:
+  path = tmp_path / 'losses.csv'
+  path.write_text(text)
+  return points.read_csv(str(path))
+
+
+def test_a_csv_has_its_columns_in_any_order(tmp_path):
+  found = _csv(tmp_path, 'loss, tokens,parameters,active,name\n2.5,1e9,1e8,5e7,small\n')
+  assert (found.names, found.loss[0], found.active[0], found.total[0]) == (
+    ('small',),
+    2.5,
+    5e7,
+    1e8,
+  )
+
+
+@pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    ('', 'has no rows'),
+    ('parameters,tokens,loss\n', 'has no rows'),
+    ('parameters,tokens\n1,2\n', "has no column 'loss'"),
+    ('paramters,tokens,loss\n1,2,3\n', "did you mean 'parameters'"),
+    ('parameters,tokens,loss\n1,two,3\n', "line 2 of .* has tokens='two'"),
+    ('parameters,tokens,loss\n1,2,3\n1,2\n', 'line 3 of .* has loss=None'),
+    ('parameters,tokens,loss\n1,-2,3\n', "tokens='-2'"),
+    ('parameters,tokens,loss\n1,2,nan\n', 'is nan, and a law needs finite losses'),
+    ('parameters,tokens,loss,active\n1,2,3,4\n', 'more active parameters than parameters'),
+  ],
+)
+def test_mistakes_in_a_csv(tmp_path, text, message):
+  with pytest.raises(UserError, match=message):
+    _csv(tmp_path, text)
+
+
+def test_exact_compute_is_a_power_law_of_the_size(tmp_path):
+  text = 'parameters,tokens,loss,flops\n' + ''.join(
+    f'{n},{d},2,{3 * n**0.9 * d}\n' for n in (1e7, 1e8, 1e9) for d in (1e9, 1e10)
+  )
+  found = _csv(tmp_path, text).compute('exact')
+  assert (found.factor, found.power) == (pytest.approx(3), pytest.approx(0.9))
+  plain = _csv(tmp_path, 'parameters,tokens,loss\n1,2,3\n')
+  with pytest.raises(UserError, match='no column flops'):
+    plain.compute('exact')
+  assert np.isnan(plain.flops).all()

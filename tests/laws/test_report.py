@@ -1,0 +1,140 @@
+"""The command prints laws with intervals, and says what the data cannot tell."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import synthetic
+import tiny_run
+
+from tokenformer_jax.laws import analysis, formulas, frontier, picture, report
+from tokenformer_jax.laws.analysis import Analysis
+from tokenformer_jax.laws.fit import Fit
+from tokenformer_jax.laws.formulas import Compute
+from tokenformer_jax.laws.points import Points
+
+THETA = np.array([np.log(406.4), np.log(410.7), np.log(1.69), 0.34, 0.28])
+
+
+def _analysis(points: Points, theta: np.ndarray = THETA, spread: float = 0.01) -> Analysis:
+  """Return an analysis without a fit, whose draws scatter around the published law."""
+  draws = theta * (1 + spread * np.random.default_rng(0).normal(size=(200, 5)))
+  values = formulas.CHINCHILLA.values(theta)
+  residuals = np.log(points.loss / formulas.loss(values, points.active, points.tokens))
+  main = Fit(formulas.CHINCHILLA, theta, 0.0, residuals, draws, (4500, 32))
+  ways = [way(points, Compute(), draws=10) for way in (frontier.envelope, frontier.isoflop)]
+  return Analysis(points, Compute(), main, {}, points, {'kaplan_ns': 'no steps'}, *ways)
+
+
+def _doubts(points: Points, **options) -> str:
+  budget = options.pop('budget', None)
+  return '\n'.join(analysis.doubts(_analysis(points, **options), budget))
+
+
+GRID = synthetic.on_grid(6, 6, noise=0.002)
+
+
+def _only(points: Points, which: np.ndarray) -> Points:
+  changed = {
+    field.name: getattr(points, field.name)[which]
+    for field in dataclasses.fields(points)
+    if isinstance(getattr(points, field.name), np.ndarray)
+  }
+  return dataclasses.replace(points, names=tuple(np.array(points.names)[which]), **changed)
+
+
+def test_good_points_leave_no_doubt():
+  assert _doubts(GRID) == ''
+
+
+def test_doubts_about_the_points():
+  sizes = np.unique(GRID.active)
+  assert '2 sizes' in _doubts(_only(GRID, GRID.active <= sizes[1]))
+  narrow = dataclasses.replace(GRID, active=1e9 * (GRID.active / 1e9) ** 0.1)
+  assert 'the sizes span a factor of 2, below 10' in _doubts(narrow)
+  ratio = GRID.tokens / GRID.active
+  diagonal = _only(GRID, (ratio > 10) & (ratio < 300))
+  together = np.corrcoef(np.log(diagonal.active), np.log(diagonal.tokens))[0, 1]
+  assert ('have a correlation' in _doubts(diagonal)) == (together > 0.95)
+
+
+def test_doubts_about_the_fit():
+  assert 'alpha may be anything' in _doubts(GRID, spread=0.4)
+  limit = THETA.copy()
+  limit[2] = -19.0
+  assert 'E is not told from zero' in _doubts(GRID, theta=limit, spread=0.2)
+  bound = THETA.copy()
+  bound[3] = 3.0
+  assert 'lies at a bound' in _doubts(GRID, theta=bound)
+  bent = dataclasses.replace(GRID, loss=GRID.loss * (GRID.active / 1e9) ** 0.02)
+  assert 'of the residuals follow from N and D' in _doubts(bent)
+
+
+def test_doubts_about_a_budget_far_away():
+  said = _doubts(GRID, budget=1e27)
+  assert 'times that of the largest run' in said and 'lies outside of the sizes' in said
+  assert _doubts(GRID, budget=1e21) == ''
+
+
+def test_predictions_have_intervals():
+  made = _analysis(GRID)
+  best = analysis.optimum(made, 1e21)
+  n, d = formulas.optimum(made.main.values, 1e21)
+  assert (best.parameters, best.tokens) == (pytest.approx(n), pytest.approx(d))
+  assert best.parameters_interval[0] < n < best.parameters_interval[1]
+  run = analysis.predict(made, 1e9, 2e10, 1e9)
+  assert run.interval[0] < run.loss < run.interval[1] and run.flops == 1.2e20
+
+
+def test_json_has_the_parameters_by_name():
+  content = report.to_json(_analysis(GRID), ['a doubt'])
+  for name, value in synthetic.PUBLISHED.items():
+    assert content[name] == pytest.approx(value)
+    low, high = content['intervals'][name]
+    assert low < value < high
+  assert json.loads(json.dumps(content, allow_nan=False)) is not None, 'a NaN is no JSON'
+
+
+def test_text_has_a_row_for_each_parameter():
+  made = _analysis(GRID)
+  text = report.law(made.main)
+  assert all(f'  {name}' in text for name in synthetic.PUBLISHED)
+  assert '3 the law' in report.exponents(made)
+  assert report.between((0.0, np.inf)) == 'unbounded'
+
+
+@pytest.mark.parametrize('points', [GRID, synthetic.scattered(40)])
+def test_pictures_show_every_point(points):
+  axes = picture.loss_figure(_analysis(points)).axes[0]
+  drawn = sum(len(line.get_xdata()) for line in axes.lines if line.get_marker() == 'o')
+  drawn += sum(len(one.get_offsets()) for one in axes.collections[:1] if len(points) == 40)
+  assert drawn == len(points)
+  assert len(picture.residuals_figure(_analysis(points)).axes) == 3
+  assert len(picture.isoflop_figure(_analysis(points)).axes) == 2
+
+
+@pytest.mark.slow
+def test_the_command_fits_a_csv(tmp_path):
+  points = synthetic.on_grid(6, 6, noise=0.002)
+  rows = zip(points.active, points.tokens, points.loss, points.steps, strict=True)
+  table = '\n'.join(','.join(map(str, row)) for row in rows)
+  (tmp_path / 'losses.csv').write_text(f'parameters,tokens,loss,steps\n{table}\n')
+  done = tiny_run.run(
+    [
+      *(sys.executable, '-m', 'tokenformer_jax.laws', '--csv=losses.csv', '--json=laws.json'),
+      *('--budget=1e22', '--parameters=1e9', '--tokens=1e10', '--pictures=pictures'),
+      *('--target_loss=2.3', '--sizes=1e8,4e8,1.6e9,6.4e9', '--handover=0.1', '--draws=50'),
+    ],
+    cwd=tmp_path,
+  )
+  assert done.returncode == 0, done.stderr
+  assert isinstance(done, subprocess.CompletedProcess)
+  for text in ('L(N, D) = E + A/N^alpha', "Kaplan's laws", 'best for 1e+22', 'the chain saves'):
+    assert text in done.stdout, text
+  found = json.loads((tmp_path / 'laws.json').read_text())
+  assert found['alpha'] == pytest.approx(0.34, abs=0.02)
+  names = {path.name for path in (tmp_path / 'pictures').iterdir()}
+  assert names == {'loss.png', 'isoflop.png', 'residuals.png', 'growth.png'}

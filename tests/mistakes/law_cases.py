@@ -1,0 +1,107 @@
+"""Mistakes with `sweep` and `laws`: see `cases.py`."""
+
+_GRID = 'sweep --config={repo}/configs/lm_stdlib.py --out=x'
+
+SWEEP = {
+  'no config to sweep': ('sweep --out=x --factors=1 --lengths=1e6', '--config is missing'),
+  'no folder for a sweep': (
+    'sweep --config={repo}/configs/lm_stdlib.py --factors=1 --lengths=1e6',
+    '--out is missing',
+  ),
+  'no sizes to sweep': (f'{_GRID} --lengths=1e6', '--factors is missing'),
+  'no lengths to sweep': (f'{_GRID} --factors=1', '--lengths is missing'),
+  'a size in words': (f'{_GRID} --factors=small --lengths=1e6', "--factors has 'small'"),
+  'a size of nothing': (f'{_GRID} --factors=0 --lengths=1e6', "--factors has '0'"),
+  'a size without an end': (f'{_GRID} --factors=inf --lengths=1e6', "--factors has 'inf'"),
+  'a negative length to sweep': (f'{_GRID} --factors=1 --lengths=-5', "--lengths has '-5'"),
+  'half a head': (f'{_GRID} --factors=0.5 --lengths=1e6', 'makes 1.5 of mixer.heads=3'),
+  'a length within the warm-up': (f'{_GRID} --factors=1 --lengths=5e4', 'within the warm-up'),
+  'lengths that are too near': (
+    f'{_GRID} --factors=1 --lengths=1e6,1000100',
+    'where that of the length before begins',
+  ),
+  'a way to scale that there is not': (
+    f'{_GRID} --factors=1 --lengths=1e6 --scale=depth',
+    '--scale=depth: it must be one of width, tokens, layers',
+  ),
+  'a budget for nothing': (
+    f'{_GRID} --factors=1 --lengths=1e6 --most_flops=1',
+    'leaves out every run',
+  ),
+  'images to sweep': (
+    'sweep --config={repo}/configs/vit_digits.py --out=x --factors=1 --lengths=1e6',
+    'kind is vit',
+  ),
+  'a sweep from another run': (
+    'sweep --config={repo}/configs/lm_stdlib.py --config.init_from={lm} --out=x --factors=1 '
+    '--lengths=1e6',
+    'config.init_from',
+  ),
+  'commands in a dry run': (
+    f'{_GRID} --factors=1 --lengths=1e6 --dry_run --commands=x.sh',
+    '--dry_run',
+  ),
+  'commands in no folder': (
+    f'{_GRID} --factors=1 --lengths=1e6 --commands=none/x.sh',
+    'there is no folder none',
+  ),
+  'a misspelt flag to sweep with': (
+    f'{_GRID} --factors=1 --lenghts=1e6',
+    'did you mean --lengths',
+  ),
+}
+
+_CSV = 'laws --csv={in}/losses/good.csv'
+
+LAWS = {
+  'nothing to fit': ('laws', 'give work directories, or --csv=FILE'),
+  'runs and a CSV to fit': (f'{_CSV} {{lm}}', 'runs and --csv both name losses'),
+  'a folder that is not there to fit': ('laws none', 'there is no folder none'),
+  'a folder without runs to fit': ('laws {in}/some', '{in}/some holds no run'),
+  'an unfinished run to fit': ('laws {lm}', '{lm} is not finished: it is at step 2 of 20'),
+  'a run of images to fit': ('laws {vit}', 'images'),
+  'a CSV that is not there': ('laws --csv=none.csv', '--csv=none.csv cannot be read'),
+  'a CSV that is a folder': ('laws --csv={in}/some', 'cannot be read'),
+  'an empty CSV': ('laws --csv={in}/losses/empty.csv', 'has no rows'),
+  'a CSV with a misspelt column': ('laws --csv={in}/losses/typo.csv', "did you mean 'parameters'"),
+  'a CSV without losses': ('laws --csv={in}/losses/no_loss.csv', "has no column 'loss'"),
+  'a CSV with a word': ('laws --csv={in}/losses/word.csv', 'line 3 of'),
+  'a CSV with a NaN': ('laws --csv={in}/losses/nan.csv', 'is nan'),
+  'fewer losses than parameters': ('laws --csv={in}/losses/few.csv', '5 parameters'),
+  'a budget of nothing': (f'{_CSV} --budget=0', '--budget=0: it must be a number above 0'),
+  'a size without a length': (f'{_CSV} --parameters=1e9', '--tokens is missing'),
+  'a length without a size': (f'{_CSV} --tokens=1e9', '--parameters is missing'),
+  'active parameters of nothing': (f'{_CSV} --active=1e9', '--parameters, which is missing'),
+  'more active parameters than parameters': (
+    f'{_CSV} --parameters=1e8 --tokens=1e9 --active=1e9',
+    '--active=1e+09 is more than',
+  ),
+  'a count for a CSV': (f'{_CSV} --count=without_embeddings', '--count'),
+  'exact FLOPs of a CSV without them': (f'{_CSV} --compute=exact', 'no column flops'),
+  'a target without sizes': (f'{_CSV} --target_loss=2', 'give --sizes=N,N,… or --stages=FILE'),
+  'sizes without a target': (f'{_CSV} --sizes=1e8', '--sizes is for plans of growth'),
+  'a chain in words': (f'{_CSV} --chain=small', "--chain has 'small'"),
+  'two handovers': (
+    f'{_CSV} --target_loss=2 --sizes=1e8 --handover=0.1 --grown={{lm}}',
+    '--handover and --grown',
+  ),
+  'a handover of everything': (
+    f'{_CSV} --target_loss=2 --sizes=1e8 --handover=1',
+    '--handover=1: it must be below 1',
+  ),
+  'a growth time in FLOPs': (
+    f'{_CSV} --target_loss=2 --sizes=1e8 --growth_time=1',
+    '--growth_time is in chip-hours',
+  ),
+  'stages of another count': (
+    'laws {lm} --target_loss=2 --stages=x.csv --count=without_embeddings',
+    '--stages counts all parameters',
+  ),
+  'stages that are not there': (
+    f'{_CSV} --target_loss=1.9 --stages=none.csv',
+    '--stages=none.csv cannot be read',
+  ),
+  'too few samples': (f'{_CSV} --draws=2', '--draws=2'),
+  'pictures in a file': (f'{_CSV} --pictures={{in}}/some/a.txt', '--pictures'),
+  'figures in no folder': (f'{_CSV} --json=none/x.json', 'there is no folder none'),
+}

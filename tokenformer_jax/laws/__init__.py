@@ -1,0 +1,15 @@
+"""Scaling laws: make runs of several sizes, fit laws to them, predict, and plan growth.
+
+runs.py         sizes, lengths and FLOPs of a finished run, and what it must share with others
+points.py       runs and CSV files as arrays of points
+formulas.py     the laws as functions of sizes and tokens; their optima
+fit.py          parameters by least Huber loss from many starts; bootstrap
+frontier.py     the envelope and the IsoFLOP parabolas
+judge.py        what the data cannot tell
+growth.py       chains that grow, by dynamic programming over the loss
+report.py       the figures as text and as JSON
+picture.py      the figures as pictures
+command.py      `python -m tokenformer_jax.laws`
+grid.py         the grid of sizes and lengths that a law needs
+grid_runs.py    make the runs of a grid that are missing, or write them as commands
+"""

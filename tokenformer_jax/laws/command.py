@@ -1,0 +1,239 @@
+r"""Fit scaling laws to runs, predict by them, and plan growth.
+
+  tokenformer laws runs/law --budget=1e15 --pictures=laws
+  tokenformer laws --csv=losses.csv --json=laws.json
+  tokenformer laws runs/law --parameters=3e5 --tokens=8e6
+  tokenformer laws runs/law --target_loss=1.5 --sizes=2e4,1e5,4e5 --handover=0.2
+
+The arguments are work directories of finished runs, or folders of them, as `sweep` makes. A CSV
+file has the columns parameters, tokens and loss, and may have active, flops, steps and name. The
+command prints Chinchilla's and Kaplan's laws with intervals, and says what the data cannot tell.
+docs/laws.md explains the output.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+from absl import flags
+
+from tokenformer_jax import cli, messages
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.laws import (
+  analysis,
+  fit,
+  growth,
+  picture,
+  points,
+  report,
+  runs,
+  stages,
+)
+from tokenformer_jax.laws.analysis import Analysis
+from tokenformer_jax.plan import estimate
+
+_GROWTH_FLAGS = ('sizes', 'stages', 'chain', 'grown', 'handover', 'growth_time')
+
+
+def define_flags() -> None:
+  """Define the command's flags."""
+  flags.DEFINE_string('csv', None, 'A CSV file of losses, in the place of runs.')
+  flags.DEFINE_string('json', None, 'A JSON file for every figure.')
+  flags.DEFINE_string('pictures', None, 'A folder for loss.png, isoflop.png and residuals.png.')
+  flags.DEFINE_enum(
+    'count',
+    'all',
+    points.COUNTS,
+    "N of Chinchilla's law: all parameters, or those without embeddings and head. Kaplan's laws "
+    'never count embeddings.',
+  )
+  flags.DEFINE_enum('compute', '6ND', ['6ND', 'exact'], 'C: 6 N D, or the model FLOPs.')
+  flags.DEFINE_enum('fit', 'huber', ['huber', 'l2'], 'The loss of the fit, on logs.')
+  flags.DEFINE_integer('draws', 1000, 'Bootstrap samples of the runs.', lower_bound=20)
+  flags.DEFINE_float('budget', None, 'FLOPs to find the best size and length for.')
+  flags.DEFINE_float('parameters', None, 'N of a run whose loss to predict; needs --tokens.')
+  flags.DEFINE_float('active', None, 'The parameters that a token uses, of --parameters.')
+  flags.DEFINE_float('tokens', None, 'D of a run whose loss to predict; needs --parameters.')
+  flags.DEFINE_float('target_loss', None, 'Plan the growth that reaches this loss.')
+  flags.DEFINE_list('sizes', None, 'N of the sizes that a chain may have; its cost is in FLOPs.')
+  flags.DEFINE_string(
+    'stages', None, 'The JSON file of plan --grow, or a CSV file: sizes with their step times.'
+  )
+  flags.DEFINE_list('chain', None, 'A chain N:TOKENS,N:TOKENS whose loss to predict.')
+  flags.DEFINE_list('grown', None, 'Grown runs, whose losses give the handover.')
+  flags.DEFINE_float('handover', None, 'c, the part of the tokens that a growth loses.')
+  flags.DEFINE_float('growth_time', 0.0, 'Chip-hours of a growth itself.', lower_bound=0)
+  flags.DEFINE_float(
+    'decay_share', 0.2, 'The part of all tokens in which the rate decays.', 0, 0.99
+  )
+
+
+def run() -> None:
+  """Run the command with the arguments of this process."""
+  define_flags()
+  cli.run(main, positional=True, on_all_hosts=False)
+
+
+def main(argv: Sequence[str]) -> None:
+  """Fit, predict and print; write the JSON file and the pictures if they are asked for."""
+  values, named = flags.FLAGS, argv[1:]
+  _check_flags(named)
+  cli.output_file('json')
+  jax.config.update('jax_platforms', 'cpu')  # Float64, and thousands of tiny fits.
+  if values.pictures:
+    picture.check_folder(Path(values.pictures))
+  table = stages.of_file(values.stages) if values.stages else None
+  grown = [runs.read(one) for one in values.grown or ()]
+  if values.csv:
+    found = of_kaplan = points.read_csv(values.csv)
+  else:
+    finished = [runs.read(one) for one in points.find_runs(named)]
+    found = points.of_runs(finished, values.count)
+    of_kaplan = points.of_runs(finished, 'without_embeddings')
+  delta = fit.DELTA if values.fit == 'huber' else np.inf
+  fitted = analysis.analyse(
+    found, of_kaplan, compute=values.compute, delta=delta, draws=values.draws
+  )
+  print(f'{report.describe(fitted)}\n\n{report.law(fitted.main)}\n\n{report.exponents(fitted)}\n')
+  print(_kaplan(fitted), flush=True)
+  best = predictions = None
+  if values.budget:
+    best = analysis.optimum(fitted, values.budget)
+    print(f'\n{report.optimum(best)}')
+  if values.parameters:
+    active = values.active or values.parameters
+    predictions = [analysis.predict(fitted, values.parameters, values.tokens, active)]
+    print(f'\n{report.prediction(predictions[0])}')
+  plan, unit = _grow(fitted, table, grown)
+  doubts = analysis.doubts(fitted, values.budget)
+  if doubts:
+    print('\nwhat the data cannot tell\n' + '\n'.join(f'  {one}' for one in doubts))
+  if values.pictures:
+    written = picture.draw(fitted, Path(values.pictures), plan, unit)
+    messages.say(f'wrote {", ".join(map(str, written))}')
+  if values.json:
+    content = report.to_json(fitted, doubts, predictions or (), best, plan)
+    estimate.write_json(values.json, content)
+    messages.say(f'wrote {values.json}')
+
+
+def _check_flags(named: Sequence[str]) -> None:
+  """Check flags that need or exclude each other, before anything is read."""
+  values = flags.FLAGS
+  if bool(named) == bool(values.csv):
+    said = 'both name losses' if named else 'are both missing'
+    raise UserError(f'runs and --csv {said}; give work directories, or --csv=FILE')
+  if values.csv and values.flag_values_dict()['count'] != 'all':
+    raise UserError(
+      '--count says what to count in runs, and a CSV has counts already; leave --count out'
+    )
+  for name in ('budget', 'parameters', 'tokens', 'active', 'target_loss'):
+    value = values[name].value
+    if value is not None and not 0 < value < np.inf:
+      raise UserError(f'--{name}={value:g}: it must be a number above 0')
+  if (values.parameters is None) != (values.tokens is None):
+    missing = 'tokens' if values.tokens is None else 'parameters'
+    raise UserError(f'--{missing} is missing: a prediction needs --parameters and --tokens')
+  if values.active is not None and values.parameters is None:
+    raise UserError('--active is a part of --parameters, which is missing')
+  if values.active is not None and values.active > values.parameters:
+    raise UserError(f'--active={values.active:g} is more than --parameters={values.parameters:g}')
+  if values.handover is not None and values.grown:
+    raise UserError('--handover and --grown both say what a growth loses; give one of them')
+  if values.handover is not None and not values.handover < 1:
+    raise UserError(f'--handover={values.handover:g}: it must be below 1, a part of all tokens')
+  if values.target_loss is not None and bool(values.sizes) == bool(values.stages):
+    raise UserError(
+      '--target_loss needs the sizes that a chain may have; give --sizes=N,N,… or --stages=FILE'
+    )
+  used = values.target_loss is not None or values.chain
+  for name in _GROWTH_FLAGS:
+    if not used and values[name].present and name != 'chain':
+      raise UserError(f'--{name} is for plans of growth; give --target_loss, or leave it out')
+  if values.stages and values.flag_values_dict()['count'] != 'all':
+    raise UserError(
+      '--stages counts all parameters, and --count=without_embeddings does not; use --count=all'
+    )
+  if values.growth_time and not values.stages:
+    raise UserError('--growth_time is in chip-hours, which --stages=FILE gives; --sizes has FLOPs')
+
+
+def _kaplan(fitted: Analysis) -> str:
+  """Return Kaplan's laws, and those that cannot be fitted."""
+  counted = 'without embeddings' if fitted.kaplan_points.count != 'all' else 'as the CSV counts it'
+  parts = [f"Kaplan's laws, N {counted}"]
+  parts += [report.law(one) for one in fitted.kaplan.values()]
+  parts += [f'{name} is not fitted: {reason}' for name, reason in fitted.not_fitted.items()]
+  return '\n\n'.join(parts)
+
+
+def _grow(
+  fitted: Analysis, table: tuple[list[growth.Stage], str] | None, grown: list[runs.FinishedRun]
+) -> tuple[growth.Plan | None, str]:
+  """Print what is asked for about growth, and return the plan and its unit.
+
+  Args:
+    fitted: the laws.
+    table: the stages of --stages and their unit, or None.
+    grown: the runs of --grown.
+  """
+  values = flags.FLAGS
+  if values.target_loss is None and not values.chain:
+    return None, ''
+  if not fitted.points.is_dense:
+    raise UserError(
+      'plans of growth are for dense models, and these runs have fewer active parameters than '
+      'parameters; leave out --target_loss and --chain'
+    )
+  share = values.decay_share
+  handover: float | np.ndarray = values.handover or 0.0
+  if grown:
+    each, handover = stages.handovers(grown, fitted.main, fitted.points.count, share)
+    low, high = fit.interval(handover)
+    listed = ', '.join(f'{c:.1%} ({one.name})' for c, one in zip(each, grown, strict=True))
+    print(f'\nhandover by grown runs: {listed}; {low:.1%} … {high:.1%} over draws of the law')
+  assumed = growth.Assumptions(handover, share)
+  if values.chain:
+    legs = [_leg(text) for text in values.chain]
+    one = {name: np.array([value]) for name, value in fitted.main.values.items()}
+    central = growth.Assumptions(float(np.median(handover)), share)
+    loss = float(growth.chain_loss(one, legs, central)[0])
+    drawn = growth.chain_loss(fitted.main.drawn, legs, assumed)
+    rng = np.random.default_rng(0)
+    drawn = drawn * np.exp(rng.choice(fitted.main.residuals, drawn.shape))
+    low, high = fit.interval(drawn)
+    print(f'\nthe chain {",".join(values.chain)}: loss {loss:.4f}, {low:.4f} … {high:.4f}')
+  if values.target_loss is None:
+    return None, ''
+  found, unit = table or stages.of_sizes([_number(text) for text in values.sizes], fitted)
+  assumed = growth.Assumptions(handover, share, values.growth_time, unit)
+  plan = growth.plan(fitted.main.values, fitted.main.drawn, found, values.target_loss, assumed)
+  print(f'\n{report.growth_plan(plan, values.target_loss, assumed)}')
+  return plan, unit
+
+
+def _number(text: str) -> float:
+  try:
+    number = float(text)
+  except ValueError:
+    number = 0.0
+  if not 0 < number < np.inf:
+    raise UserError(f'--sizes has {text!r}; it must be numbers above 0, separated by commas')
+  return number
+
+
+def _leg(text: str) -> tuple[float, float]:
+  """Return the size and the tokens of `N:TOKENS`."""
+  size, _, tokens = text.partition(':')
+  try:
+    numbers = float(size), float(tokens)
+  except ValueError:
+    numbers = 0.0, 0.0
+  if not all(0 < number < np.inf for number in numbers):
+    raise UserError(f'--chain has {text!r}; it must be N:TOKENS, two numbers above 0')
+  return numbers
+
+
+if __name__ == '__main__':
+  run()

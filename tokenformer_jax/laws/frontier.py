@@ -1,0 +1,188 @@
+"""The size and length with the least loss for a budget, by two ways that fit no law of the loss.
+
+These are approaches 1 and 2 of Hoffmann et al. (2022): the envelope of the curves of all sizes, and
+parabolas through runs of equal FLOPs. Both interpolate between the lengths of a size, in the log of
+the loss against the log of FLOPs, and extrapolate nowhere.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from tokenformer_jax.laws.fit import interval
+from tokenformer_jax.laws.formulas import Compute
+from tokenformer_jax.laws.points import Points
+
+BUDGETS = 1500  # of the envelope, evenly spaced in the log of FLOPs
+PARABOLAS = 9  # IsoFLOP budgets
+_EQUAL = 0.03  # runs whose FLOPs differ by less are of one budget
+_LEAST_SIZES = 4  # of a parabola
+
+
+@dataclasses.dataclass(frozen=True)
+class Parabola:
+  """The losses of several sizes at one budget, with a parabola in the log of the size.
+
+  Attributes:
+    flops: the budget.
+    sizes: parameters of each size, [k].
+    losses: of each size, [k].
+    coefficients: of the parabola, the highest power first.
+    best: the size with its least loss; NaN if that lies outside of the sizes.
+  """
+
+  flops: float
+  sizes: np.ndarray
+  losses: np.ndarray
+  coefficients: np.ndarray
+  best: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Frontier:
+  """Best sizes by budget, and the exponents of N* ∝ C^a and D* ∝ C^b.
+
+  Attributes:
+    flops: budgets [k].
+    sizes: the best size of each [k].
+    a: the exponent of the size; NaN if there are fewer than two budgets or sizes.
+    b: the exponent of the tokens.
+    a_interval: of bootstrap samples of the runs.
+    parabolas: those of the IsoFLOP approach.
+  """
+
+  flops: np.ndarray
+  sizes: np.ndarray
+  a: float
+  b: float
+  a_interval: tuple[float, float]
+  parabolas: tuple[Parabola, ...] = ()
+
+
+def envelope(points: Points, compute: Compute, draws: int = 200, seed: int = 0) -> Frontier:
+  """Return the sizes with the least loss at each of 1,500 budgets (approach 1)."""
+  flops, sizes = _envelope(points, compute, np.arange(len(points)))
+  drawn = [_exponent(*_envelope(points, compute, one)) for one in _samples(points, draws, seed)]
+  return _frontier(flops, sizes, compute, drawn)
+
+
+def isoflop(points: Points, compute: Compute, draws: int = 200, seed: int = 0) -> Frontier:
+  """Return the sizes at the bottom of parabolas through runs of equal FLOPs (approach 2)."""
+  found = _parabolas(points, compute, np.arange(len(points)))
+  drawn = []
+  for one in _samples(points, draws, seed):
+    drawn.append(_exponent(*_bottoms(_parabolas(points, compute, one))))
+  flops, sizes = _bottoms(found)
+  return dataclasses.replace(_frontier(flops, sizes, compute, drawn), parabolas=tuple(found))
+
+
+def _frontier(
+  flops: np.ndarray, sizes: np.ndarray, compute: Compute, drawn: list[float]
+) -> Frontier:
+  a = _exponent(flops, sizes)
+  finite = np.array([one for one in drawn if np.isfinite(one)])
+  between = interval(finite) if len(finite) > len(drawn) / 2 else (-np.inf, np.inf)
+  return Frontier(flops, sizes, a, 1 - compute.power * a, between)
+
+
+def _exponent(flops: np.ndarray, sizes: np.ndarray) -> float:
+  """Return a of N* ∝ C^a by least squares of logs, or NaN."""
+  if len(set(flops)) < 2 or len(set(sizes)) < 2:
+    return np.nan
+  return float(np.polyfit(np.log(flops), np.log(sizes), 1)[0])
+
+
+def _samples(points: Points, draws: int, seed: int) -> list[np.ndarray]:
+  """Return bootstrap samples of the points, as indices."""
+  rng = np.random.default_rng(seed)
+  return [np.unique(rng.integers(0, len(points), len(points))) for _ in range(draws)]
+
+
+def _curves(
+  points: Points, compute: Compute, which: np.ndarray
+) -> list[tuple[float, np.ndarray, np.ndarray]]:
+  """Return the size, the log FLOPs and the log loss of the runs of each size, by FLOPs."""
+  flops, found = points.spent(compute), []
+  for size in np.unique(points.active[which]):
+    mine = which[points.active[which] == size]
+    x, first = np.unique(np.log(flops[mine]), return_index=True)
+    found.append((float(size), x, np.log(points.loss[mine])[first]))
+  return found
+
+
+def _at(x: np.ndarray, y: np.ndarray, where: np.ndarray) -> np.ndarray:
+  """Interpolate; NaN outside."""
+  return np.interp(where, x, y, left=np.nan, right=np.nan)
+
+
+def _envelope(points: Points, compute: Compute, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  curves = [one for one in _curves(points, compute, which) if len(one[1]) > 1]
+  if not curves:
+    return np.array([]), np.array([])
+  ends = [x[[0, -1]] for _, x, _ in curves]
+  grid = np.linspace(min(x[0] for x in ends), max(x[1] for x in ends), BUDGETS)
+  losses = np.array([_at(x, y, grid) for _, x, y in curves])  # [sizes, budgets]
+  # The ends of the range belong to the smallest and the largest size alone, and say nothing.
+  shared = np.isfinite(losses).sum(axis=0) >= 2
+  grid, losses = grid[shared], losses[:, shared]
+  if not len(grid):
+    return np.array([]), np.array([])
+  sizes = np.array([size for size, _, _ in curves])[np.nanargmin(losses, axis=0)]
+  return np.exp(grid), sizes
+
+
+def _parabolas(points: Points, compute: Compute, which: np.ndarray) -> list[Parabola]:
+  """Return parabolas at budgets between the lengths of sizes, or else at budgets of the runs."""
+  groups = _interpolated(points, compute, which) or _equal_flops(points, compute, which)
+  found = []
+  for flops, sizes, losses in groups:
+    logs = np.log(sizes)
+    coefficients = np.polyfit(logs, losses, 2)
+    bottom = -coefficients[1] / (2 * coefficients[0])
+    inside = coefficients[0] > 0 and logs.min() <= bottom <= logs.max()
+    best = float(np.exp(bottom)) if inside else np.nan
+    found.append(Parabola(flops, sizes, losses, coefficients, best))
+  return found
+
+
+def _equal_flops(
+  points: Points, compute: Compute, which: np.ndarray
+) -> list[tuple[float, np.ndarray, np.ndarray]]:
+  """Return the budgets at which runs of four sizes were made, with these sizes and losses."""
+  order = which[np.argsort(points.spent(compute)[which])]
+  flops, found, group = points.spent(compute), [], list(order[:1])
+  for i in [*order[1:], None]:
+    if i is not None and flops[i] <= flops[group[0]] * (1 + _EQUAL):
+      group.append(i)
+      continue
+    if len(set(points.active[group])) >= _LEAST_SIZES:
+      found.append((float(np.mean(flops[group])), points.active[group], points.loss[group]))
+    group = [i]
+  return found
+
+
+def _interpolated(
+  points: Points, compute: Compute, which: np.ndarray
+) -> list[tuple[float, np.ndarray, np.ndarray]]:
+  """Return budgets that lie between the lengths of at least four sizes."""
+  curves = [one for one in _curves(points, compute, which) if len(one[1]) > 1]
+  if len(curves) < _LEAST_SIZES:
+    return []
+  low = np.sort([x[0] for _, x, _ in curves])[_LEAST_SIZES - 1]
+  high = np.sort([x[-1] for _, x, _ in curves])[-_LEAST_SIZES]
+  if low >= high:
+    return []
+  found = []
+  for at in np.linspace(low, high, PARABOLAS):
+    losses = np.array([_at(x, y, at) for _, x, y in curves])
+    sizes = np.array([size for size, _, _ in curves])
+    known = np.isfinite(losses)
+    if known.sum() >= _LEAST_SIZES:
+      found.append((float(np.exp(at)), sizes[known], np.exp(losses[known])))
+  return found
+
+
+def _bottoms(parabolas: list[Parabola]) -> tuple[np.ndarray, np.ndarray]:
+  """Return the budgets and best sizes of the parabolas that have one."""
+  kept = [one for one in parabolas if np.isfinite(one.best)]
+  return np.array([one.flops for one in kept]), np.array([one.best for one in kept])

@@ -1,0 +1,259 @@
+"""Make the configs of a grid of sizes and lengths from one config."""
+
+import dataclasses
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import (
+  Config,
+  GatedUnitConfig,
+  LayerConfig,
+  LinearConfig,
+  MLPConfig,
+  ModelConfig,
+  OptimConfig,
+  SoftmaxConfig,
+  map_parts,
+)
+from tokenformer_jax.config.pattern import Group, as_text
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.laws.runs import Size, measure_size
+from tokenformer_jax.training import sizes
+
+SCALES = ('width', 'tokens', 'layers')
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """One run of a grid, or one part of a stable run.
+
+  Attributes:
+    name: its work directory, below that of the grid.
+    config: its config. Sizes that the config leaves open are still open.
+    size: the size of its model.
+    stage: `stable`, a part of the run whose rate stays constant; `branch`, the decay from it; or
+      `whole`, a run with the schedule of the config.
+    first: the step that it starts from.
+  """
+
+  name: str
+  config: Config
+  size: Size
+  stage: str
+  first: int = 0
+
+  @property
+  def steps(self) -> int:
+    """The number of steps that this job makes itself."""
+    return self.config.train.steps - self.first
+
+  @property
+  def tokens(self) -> int:
+    """The number of tokens that the model has seen at its end."""
+    return self.config.train.steps * tokens_of_step(self.config)
+
+  @property
+  def flops(self) -> float:
+    """The model FLOPs of the steps that this job makes."""
+    return self.steps * tokens_of_step(self.config) * self.size.flops_per_token
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+  """What to train: the product of sizes and lengths.
+
+  Attributes:
+    scale: what a factor multiplies: see `scaled`.
+    factors: of the size of the config's model.
+    lengths: in tokens.
+    branches: whether all lengths of a size share one stable run and differ in their decays.
+    rate_power: p; the learning rate of a size is the config's times factor^p.
+    most_flops: leave out combinations that need more model FLOPs; None: none.
+  """
+
+  scale: str
+  factors: Sequence[float]
+  lengths: Sequence[int]
+  branches: bool = True
+  rate_power: float = 0.0
+  most_flops: float | None = None
+
+
+def tokens_of_step(config: Config) -> int:
+  """Return the number of tokens in a batch."""
+  return config.data.batch_size * config.data.sequence_length
+
+
+def jobs(config: Config, grid: Grid, out: str) -> list[Job]:
+  """Return the jobs of a grid in an order in which each finds what it starts from.
+
+  Args:
+    config: the config whose model the factors multiply.
+    grid: what to train.
+    out: the directory of the grid.
+
+  Raises:
+    UserError: the config cannot be scaled, or a length is too short.
+  """
+  _check(config)
+  found = []
+  for factor in sorted(set(grid.factors)):
+    model = scaled(config.model, grid.scale, factor)
+    rate = config.optim.learning_rate * factor**grid.rate_power
+    optim = dataclasses.replace(config.optim, learning_rate=rate)
+    one = dataclasses.replace(config, model=model, optim=optim)
+    size = measure_size(sizes.fill_in(one))
+    ends = [round(tokens / tokens_of_step(one)) for tokens in sorted(set(grid.lengths))]
+    if grid.most_flops is not None:
+      each = tokens_of_step(one) * size.flops_per_token
+      ends = [end for end in ends if end * each <= grid.most_flops]
+    folder = f'{grid.scale}_{factor:g}'
+    make = _branched if grid.branches else _whole
+    found += make(one, size, folder, ends, out)
+  if not found:
+    raise UserError(
+      f'--most_flops={grid.most_flops:g} leaves out every run; raise it, or ask for smaller sizes '
+      'or shorter lengths'
+    )
+  return found
+
+
+def _whole(config: Config, size: Size, folder: str, ends: list[int], out: str) -> list[Job]:
+  del out
+  return [
+    Job(_name(folder, config, end), with_train(config, steps=end), size, 'whole') for end in ends
+  ]
+
+
+def _branched(config: Config, size: Size, folder: str, ends: list[int], out: str) -> list[Job]:
+  """Return the stable run in parts, each followed by the decay that starts at its end."""
+  share, plain = config.optim.decay_share, OptimConfig()
+  decay = dataclasses.replace(config.optim, schedule='wsd', decay_share=plain.decay_share)
+  constant = dataclasses.replace(
+    decay,
+    schedule='constant',
+    final_fraction=plain.final_fraction,
+    decay_shape=plain.decay_shape,
+  )
+  found, first = [], 0
+  for end in ends:
+    begin = end - max(1, round(share * end))
+    if begin <= max(first, config.optim.warmup_steps):
+      raise UserError(
+        f'--lengths has {end * tokens_of_step(config):,} tokens, {end} steps, whose decay would '
+        f'begin at step {begin}, within the warm-up or where that of the length before begins; '
+        'take a longer or more distant length, or --nobranches'
+      )
+    stable = with_train(
+      dataclasses.replace(config, optim=constant),
+      steps=begin,
+      # A checkpoint at the end of each part is all that branches need.
+      checkpoint_every=10**9,
+      keep_checkpoints=max(len(ends), config.train.keep_checkpoints),
+      eval_every=0,
+    )
+    found.append(Job(f'{folder}/stable', stable, size, 'stable', first))
+    branch = dataclasses.replace(
+      with_train(config, steps=end, decay_from=begin, keep_checkpoints=1, eval_every=0),
+      optim=decay,
+      init_from=f'{out}/{folder}/stable@{begin}',
+    )
+    found.append(Job(_name(folder, config, end), branch, size, 'branch', begin))
+    first = begin
+  return found
+
+
+def _name(folder: str, config: Config, end: int) -> str:
+  return f'{folder}/{end * tokens_of_step(config)}'
+
+
+def with_train(config: Config, **changes: Any) -> Config:
+  """Return a config with other values in its group `train`."""
+  return dataclasses.replace(config, train=dataclasses.replace(config.train, **changes))
+
+
+def _check(config: Config) -> None:
+  if config.model.kind != 'lm':
+    raise UserError(
+      'a law is about tokens of text, and config.model.kind is vit; give the config of a language '
+      'model'
+    )
+  if config.init_from:
+    raise UserError(
+      f'config.init_from is {config.init_from!r}; the runs of a law start from new parameters, so '
+      'leave it out'
+    )
+  if config.train.epochs or config.train.examples or config.train.decay_from:
+    raise UserError(
+      'config.train.epochs, config.train.examples and config.train.decay_from have no meaning '
+      'here, because --lengths says how long the runs are; leave them out'
+    )
+  if config.train.drop_groups:
+    raise UserError(
+      'config.train.drop_groups trains several sizes at once, and a law needs runs of one size '
+      'each; set it to 0'
+    )
+
+
+def scaled(model: ModelConfig, scale: str, factor: float) -> ModelConfig:
+  """Return a model of another size.
+
+  Args:
+    model: the model.
+    scale: `width` multiplies the width, the heads (whose own width stays), the widths inside layers
+      and the parameter tokens; `tokens` multiplies the parameter tokens alone; `layers` the number
+      of layers.
+    factor: multiplies the sizes.
+
+  Raises:
+    UserError: a size would not be a whole number, or the model has no parameter tokens to multiply.
+  """
+  if scale == 'layers':
+    layers = _times(model.depth, factor, f'model.pattern={model.pattern!r} layers')
+    (row, _), *others = model.groups
+    if others or layers % len(row):
+      raise UserError(
+        f'--scale=layers cannot multiply the pattern {model.pattern!r} by {factor:g}; it needs one '
+        'row of layers, whole times'
+      )
+    return dataclasses.replace(model, pattern=as_text([Group(row, layers // len(row))]))
+  counts = {
+    name: _times(count, factor, f'{name}.tokens')
+    for name, count in config_lib.token_counts(model).items()
+  }
+  if scale == 'tokens':
+    if not counts:
+      raise UserError(
+        '--scale=tokens multiplies parameter tokens, and this model is a Transformer; use '
+        '--scale=width or layers'
+      )
+    return config_lib.with_token_counts(model, counts)
+  wider = model.map_layers(lambda _, layer: _wider(layer, factor))
+  wider = dataclasses.replace(wider, width=_times(model.width, factor, 'width'))
+  return config_lib.with_token_counts(wider, counts) if counts else wider
+
+
+def _wider(layer: LayerConfig, factor: float) -> LayerConfig:
+  """Return a layer with more or fewer heads, and other widths inside."""
+
+  def change(path: str, part: Any) -> Any:
+    if isinstance(part, SoftmaxConfig | LinearConfig):
+      return dataclasses.replace(part, heads=_times(part.heads, factor, f'{path}.heads'))
+    if isinstance(part, GatedUnitConfig | MLPConfig) and part.width:
+      return dataclasses.replace(part, width=_times(part.width, factor, f'{path}.width'))
+    return part
+
+  return map_parts(layer, change)
+
+
+def _times(number: int, factor: float, name: str) -> int:
+  """Return a product that has to be a whole number of at least 1."""
+  product = number * Fraction(factor).limit_denominator(10**4)
+  if product.denominator != 1 or product < 1:
+    raise UserError(
+      f'--factors has {factor:g}, which makes {float(product):g} of {name}={number}; it must make '
+      'a whole number of at least 1 of every size'
+    )
+  return int(product)

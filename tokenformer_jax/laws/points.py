@@ -1,0 +1,279 @@
+"""Read runs and CSV files as points of a law: arrays of sizes, tokens and losses."""
+
+import csv
+import dataclasses
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tokenformer_jax.errors import UserError, counted, misspelt
+from tokenformer_jax.laws import runs
+from tokenformer_jax.laws.formulas import Compute
+from tokenformer_jax.laws.runs import FinishedRun
+
+COUNTS = ('all', 'without_embeddings')
+_COLUMNS = ('parameters', 'tokens', 'loss', 'active', 'flops', 'steps', 'name')
+_NEEDED = _COLUMNS[:3]
+
+
+@dataclasses.dataclass(frozen=True)
+class Points:
+  """Runs of several sizes and lengths; each array is [n].
+
+  Attributes:
+    names: of the runs.
+    total: all parameters of each, counted as `count` says.
+    active: the parameters that a token uses, N of the laws; those of `total` in a dense model.
+    tokens: the tokens seen, D.
+    loss: the final loss, in nats a token.
+    flops: the exact FLOPs of training; NaN where they are not known.
+    steps: updates; NaN where they are not known.
+    seconds: seconds for a token; NaN where they are not known.
+    count: `all` or `without_embeddings`.
+    notes: what of the input was left out, or is unusual; a sentence each.
+  """
+
+  names: tuple[str, ...]
+  total: np.ndarray
+  active: np.ndarray
+  tokens: np.ndarray
+  loss: np.ndarray
+  flops: np.ndarray
+  steps: np.ndarray
+  seconds: np.ndarray
+  count: str = 'all'
+  notes: tuple[str, ...] = ()
+
+  def __len__(self) -> int:
+    """Return the number of points."""
+    return len(self.names)
+
+  @property
+  def is_dense(self) -> bool:
+    """Whether every token uses all parameters of every model."""
+    return bool(np.all(self.total == self.active))
+
+  def logs(self, which: np.ndarray | slice = slice(None)) -> dict[str, np.ndarray]:
+    """Return the logs of the inputs of a law, of the points that an index selects."""
+    inputs = {
+      'n': self.active,
+      'total': self.total,
+      'd': self.tokens,
+      's': self.steps,
+      'b': self.tokens / self.steps,
+      'l': self.loss,
+    }
+    return {name: np.log(values[which]) for name, values in inputs.items()}
+
+  def compute(self, name: str) -> Compute:
+    """Return how compute follows from size and tokens.
+
+    `6ND` is a formula. `exact` is the power law of N through the exact FLOPs of a token.
+
+    Raises:
+      UserError: the exact FLOPs are not known.
+    """
+    if name == '6ND':
+      return Compute()
+    if not np.all(np.isfinite(self.flops)):
+      raise UserError(
+        '--compute=exact needs the FLOPs of every run, and the CSV has no column flops; add it, or '
+        'use --compute=6ND'
+      )
+    x, y = np.log(self.active), np.log(self.flops / self.tokens)
+    if len(set(x)) == 1:
+      return Compute('exact', float(np.exp(y[0] - x[0])), 1.0)
+    power, factor = np.polyfit(x, y, 1)
+    return Compute('exact', float(np.exp(factor)), float(power))
+
+  def spent(self, compute: Compute) -> np.ndarray:
+    """Return the FLOPs of each run: the exact ones if that is what `compute` fits."""
+    return self.flops if compute.name == 'exact' else compute.flops(self.active, self.tokens)
+
+
+def find_runs(arguments: Sequence[str]) -> list[str]:
+  """Return the work directories that the arguments name or hold.
+
+  Raises:
+    UserError: there is none.
+  """
+  found: list[str] = []
+  for argument in arguments:
+    if not Path(argument).exists() and '://' not in argument:
+      raise UserError(f'there is no folder {argument}; name work directories, or a folder of them')
+    inside = sorted(_work_directories(argument))
+    if not inside and '://' not in argument:
+      raise UserError(
+        f'{argument} holds no run: no config.json is in it or below it; name work directories of '
+        'training runs, or a folder of them'
+      )
+    found += inside or [argument]
+  return list(dict.fromkeys(found))
+
+
+def _work_directories(folder: str) -> Iterator[str]:
+  """Yield the folders with a `config.json`, at or below a folder of this machine."""
+  for where, below, files in os.walk(folder):
+    if 'config.json' in files:
+      below.clear()
+      yield where
+
+
+def of_runs(found: Iterable[FinishedRun], count: str) -> Points:
+  """Return finished runs as points.
+
+  Runs whose rate had not decayed are left out, unless none had.
+
+  Raises:
+    UserError: runs have other data, tokenizers or lengths of context; one has grown or has no
+      finite loss.
+  """
+  kept = sorted(found, key=lambda one: (one.size.parameters, one.tokens))
+  for one in kept:
+    if one.growth:
+      raise UserError(
+        f'{one.name} has grown, and a law needs runs of one size each; name it by --grown, or '
+        'leave it out'
+      )
+  _check_same_data(kept)
+  notes = []
+  if stable := [one.name for one in kept if not one.decayed]:
+    some = len(stable) < len(kept)
+    what = 'left out' if some else 'taken as they are, above what a decay would reach'
+    listed = f'{counted(len(stable), "run")} whose learning rate had not decayed'
+    notes.append(f'{listed} {"is" if len(stable) == 1 else "are"} {what}')
+    kept = [one for one in kept if one.decayed] if some else kept
+  whole = count == 'all'
+  sizes = [one.size for one in kept]
+  return _checked(
+    Points(
+      names=tuple(one.name for one in kept),
+      total=_array(one.parameters if whole else one.without_embeddings for one in sizes),
+      active=_array(one.active if whole else one.active_without_embeddings for one in sizes),
+      tokens=_array(one.tokens for one in kept),
+      loss=_array(one.loss for one in kept),
+      flops=_array(one.tokens * one.size.flops_per_token for one in kept),
+      steps=_array(one.steps for one in kept),
+      seconds=_array(one.step_seconds / one.batch_tokens for one in kept),
+      count=count,
+      notes=tuple(notes),
+    )
+  )
+
+
+def read_runs(arguments: Sequence[str], count: str) -> Points:
+  """Return the runs in work directories, or below folders, as points.
+
+  Raises:
+    UserError: a run is not finished, or as `of_runs`.
+  """
+  return of_runs([runs.read(one) for one in find_runs(arguments)], count)
+
+
+def _check_same_data(found: Sequence[FinishedRun]) -> None:
+  first = found[0]
+  for other in found[1:]:
+    for name, value in first.data.items():
+      if other.data[name] != value:
+        raise UserError(
+          f'{first.name} and {other.name} have other values of {name} ({value} and '
+          f'{other.data[name]}), so their losses cannot be compared; fit runs of one kind at a time'
+        )
+
+
+def _array(values: Iterable[float]) -> np.ndarray:
+  return np.array(list(values), float)
+
+
+def _checked(points: Points) -> Points:
+  """Return the points.
+
+  Raises:
+    UserError: a loss is not a positive number.
+  """
+  for name, loss in zip(points.names, points.loss, strict=True):
+    if not (math.isfinite(loss) and loss > 0):
+      raise UserError(
+        f'the loss of {name} is {loss:g}, and a law needs finite losses above 0; leave this run '
+        'out, or train it again'
+      )
+  return points
+
+
+def read_csv(path: str) -> Points:
+  """Read points from a CSV file.
+
+  Columns are parameters, tokens and loss, and may be active (parameters that a token uses), flops,
+  steps and name.
+
+  Raises:
+    UserError: the file cannot be read, or a column or a value is missing or wrong.
+  """
+  try:
+    with open(path, newline='', encoding='utf-8-sig') as file:
+      rows = list(csv.DictReader(file, skipinitialspace=True))
+      columns = [name.strip() for name in rows[0]] if rows else []
+  except (OSError, UnicodeDecodeError, csv.Error, AttributeError) as error:
+    reason = getattr(error, 'strerror', None) or error
+    raise UserError(f'--csv={path} cannot be read ({reason})') from error
+  if not rows:
+    raise UserError(
+      f'--csv={path} has no rows; it needs a head {",".join(_NEEDED)} and a row a run'
+    )
+  _check_columns(path, columns)
+  table = {
+    name: _array(_number(path, line, row, name) for line, row in enumerate(rows, start=2))
+    for name in columns
+    if name != 'name'
+  }
+  unknown = np.full(len(rows), math.nan)
+  total = table['parameters']
+  active = table.get('active', total)
+  if np.any(active > total):
+    line = int(np.argmax(active > total)) + 2
+    raise UserError(
+      f'line {line} of --csv={path} has more active parameters than parameters; active counts '
+      'those of all parameters that one token uses'
+    )
+  names = [row.get('name') or f'line {line} of {path}' for line, row in enumerate(rows, start=2)]
+  return _checked(
+    Points(
+      names=tuple(names),
+      total=total,
+      active=active,
+      tokens=table['tokens'],
+      loss=table['loss'],
+      flops=table.get('flops', unknown),
+      steps=table.get('steps', unknown),
+      seconds=unknown,
+      notes=('a CSV does not say whether the learning rates had decayed, nor on which text',),
+    )
+  )
+
+
+def _check_columns(path: str, columns: Sequence[str]) -> None:
+  for name in columns:
+    if name not in _COLUMNS:
+      near = misspelt(name, _COLUMNS)
+      hint = f'did you mean {near!r}?' if near else f'known columns: {", ".join(_COLUMNS)}'
+      raise UserError(f'--csv={path} has a column {name!r}; {hint}')
+  for name in _NEEDED:
+    if name not in columns:
+      raise UserError(f'--csv={path} has no column {name!r}; it needs {", ".join(_NEEDED)}')
+
+
+def _number(path: str, line: int, row: dict[str, str], name: str) -> float:
+  """Return a value of a row; a loss may be NaN, and is checked later."""
+  text = next((value for key, value in row.items() if key and key.strip() == name), None)
+  try:
+    value = float(text or '')
+  except ValueError:
+    value = 0.0
+  if name == 'loss' and math.isnan(value):
+    return value
+  if not 0 < value < math.inf:
+    raise UserError(f'line {line} of --csv={path} has {name}={text!r}; it must be a number above 0')
+  return value

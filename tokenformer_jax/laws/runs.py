@@ -1,0 +1,170 @@
+"""Read a finished run as a point of a law: its sizes, tokens, FLOPs, loss and data."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+
+from tokenformer_jax.config import Config, ModelConfig
+from tokenformer_jax.data import tokenizers
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.model import flops, models
+from tokenformer_jax.model.params import ParamInfo, Role
+from tokenformer_jax.runs import checkpoint, curves, saved_config
+from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.steps import optim
+from tokenformer_jax.storage import paths
+
+_EMBEDDINGS = (Role.EMBEDDING, Role.TIED_EMBEDDING, Role.POSITION, Role.HEAD)
+_DECAYED = 0.2  # a rate at or below this part of its peak counts as decayed
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+  """The size of a model.
+
+  Attributes:
+    parameters: all of them (Chinchilla's N).
+    without_embeddings: those besides embeddings, positions and the head (Kaplan's N).
+    active: those that one token uses, of all; a part of `parameters` in a mixture of experts.
+    active_without_embeddings: the same of those besides embeddings.
+    flops_per_token: exact model FLOPs of training on one token: see `flops.train_flops`.
+  """
+
+  parameters: int
+  without_embeddings: int
+  active: int
+  active_without_embeddings: int
+  flops_per_token: float
+
+
+@dataclasses.dataclass(frozen=True)
+class FinishedRun:
+  """A run that reached its last step.
+
+  Attributes:
+    name: its work directory.
+    size: the size of its model.
+    steps: the number of its updates, those of a stable run before it included.
+    batch_tokens: the number of tokens of a step.
+    loss: the last loss on the validation text, in nats a token; NaN if it was not finite.
+    decayed: whether the rate had decayed at the end.
+    data: what its loss depends on besides the model and its training, by name.
+    step_seconds: the median time of a step; NaN if it has no figures.
+    growth: the last growth, or None.
+  """
+
+  name: str
+  size: Size
+  steps: int
+  batch_tokens: int
+  loss: float
+  decayed: bool
+  data: dict[str, str]
+  step_seconds: float = math.nan
+  growth: 'Growth | None' = None
+
+  @property
+  def tokens(self) -> int:
+    """The number of tokens that the model has seen."""
+    return self.steps * self.batch_tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Growth:
+  """A growth in the past of a run: the size before it, and the tokens seen until then."""
+
+  size: Size
+  tokens: int
+
+
+@functools.lru_cache(maxsize=256)
+def _measure(model: ModelConfig, length: int) -> Size:
+  definition = models.define(model)
+  sizes = [array.size for array in jax.tree.leaves(definition.abstract)]
+  infos: list[ParamInfo] = jax.tree.leaves(
+    definition.info, is_leaf=lambda one: isinstance(one, ParamInfo)
+  )
+  arrays = list(zip(sizes, infos, strict=True))
+  inner = [(size, info) for size, info in arrays if info.role not in _EMBEDDINGS]
+  return Size(
+    parameters=sum(sizes),
+    without_embeddings=sum(size for size, _ in inner),
+    active=sum(round(size * info.active) for size, info in arrays),
+    active_without_embeddings=sum(round(size * info.active) for size, info in inner),
+    flops_per_token=flops.train_flops(model, length),
+  )
+
+
+def measure_size(config: Config) -> Size:
+  """Count the parameters and FLOPs of a config whose sizes are filled in."""
+  return _measure(config.model, config.data.sequence_length)
+
+
+def read(workdir: str) -> FinishedRun:
+  """Return a finished run.
+
+  Raises:
+    UserError: the directory is no run, or the run is of images or is not finished.
+  """
+  path = paths.parse_path(workdir)
+  lines = curves.read(path)
+  config = saved_config.read(path / 'config.json', 'give the --workdir of a training run')
+  if config.model.kind != 'lm':
+    raise UserError(f'{workdir} trains on images, and a law is about tokens of text; leave it out')
+  last, steps = lines[-1]['step'], config.train.steps
+  evaluated = [line for line in lines if line['step'] == steps and 'eval/loss' in line]
+  if not evaluated:
+    raise UserError(
+      f'{workdir} is not finished: it is at step {last:,} of {steps:,}; finish it by `train '
+      f'--workdir={workdir}`, or leave it out'
+    )
+  meta = _meta(path)
+  batch_tokens = config.data.batch_size * config.data.sequence_length
+  loss = evaluated[-1]['eval/loss']
+  seconds = sorted(line['perf/step_seconds'] for line in lines if line.get('perf/step_seconds'))
+  return FinishedRun(
+    name=workdir,
+    size=measure_size(config),
+    steps=steps,
+    batch_tokens=batch_tokens,
+    loss=math.nan if loss is None else loss,
+    decayed=_has_decayed(config),
+    data=_data(config, meta),
+    step_seconds=seconds[len(seconds) // 2] if seconds else math.nan,
+    growth=_growth(meta, config),
+  )
+
+
+def _meta(path: paths.Path) -> Meta:
+  checkpoints, meta = checkpoint.open_source(path, None)
+  checkpoints.close()
+  return meta
+
+
+def _has_decayed(config: Config) -> bool:
+  """Return whether the rate of the last update was a small part of the peak."""
+  steps, train = config.train.steps, config.train
+  rate = optim.learning_rate(config.optim, steps, decay_from=train.decay_from)
+  return float(rate(steps)) <= _DECAYED * config.optim.learning_rate
+
+
+def _data(config: Config, meta: Meta) -> dict[str, str]:
+  """Return what two runs must share for their losses to be comparable."""
+  data = config.data
+  return {
+    'tokenizer': tokenizers.from_json(meta.tokenizer).fingerprint,
+    'text': meta.seen.digest or data.source,
+    'validation text': f'{data.validation_source}, fraction {data.validation_fraction:g}',
+    'data.sequence_length': str(data.sequence_length),
+    'train.eval_batches': str(config.train.eval_batches),
+  }
+
+
+def _growth(meta: Meta, config: Config) -> Growth | None:
+  if not meta.lineage:
+    return None
+  last = meta.lineage[-1]
+  length = config.data.sequence_length
+  return Growth(_measure(last.model, length), last.step * config.data.batch_size * length)

@@ -1,0 +1,133 @@
+"""Read the sizes that a chain may have, with the cost of a token at each."""
+
+import csv
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tokenformer_jax.errors import UserError, misspelt
+from tokenformer_jax.laws import growth, runs
+from tokenformer_jax.laws.analysis import Analysis
+from tokenformer_jax.laws.fit import Fit
+from tokenformer_jax.laws.growth import Stage
+from tokenformer_jax.laws.runs import FinishedRun
+
+_COLUMNS = ('parameters', 'tokens_per_second', 'chips')
+_HOUR = 3600.0
+
+
+def of_sizes(sizes: Sequence[float], analysis: Analysis) -> tuple[list[Stage], str]:
+  """Return stages whose tokens cost FLOPs, and the unit."""
+  found = []
+  for size in sizes:
+    cost = float(analysis.compute.flops(np.float64(size), np.float64(1)))
+    found.append(Stage(size, (cost, cost)))
+  return found, 'FLOPs'
+
+
+def of_file(path: str) -> tuple[list[Stage], str]:
+  """Return stages whose tokens cost chip-hours, and the unit.
+
+  Args:
+    path: the JSON file of `plan --grow`, whose step times are a range; or a CSV file with columns
+      parameters, tokens_per_second and, if there are several, chips.
+
+  Raises:
+    UserError: the file is neither.
+  """
+  try:
+    with open(path, encoding='utf-8-sig') as file:
+      text = file.read()
+  except (OSError, UnicodeDecodeError) as error:
+    reason = getattr(error, 'strerror', None) or error
+    raise UserError(f'--stages={path} cannot be read ({reason})') from error
+  if text.lstrip().startswith(('{', '[')):
+    return [_of_plan(one, path) for one in _plans(text, path)], 'chip-hours'
+  rows = list(csv.DictReader(text.splitlines(), skipinitialspace=True))
+  for name in rows[0] if rows else ():
+    if name not in _COLUMNS:
+      near = misspelt(str(name), _COLUMNS)
+      hint = f'did you mean {near!r}?' if near else f'known columns: {", ".join(_COLUMNS)}'
+      raise UserError(f'--stages={path} has a column {name!r}; {hint}')
+  if not rows or not {'parameters', 'tokens_per_second'} <= rows[0].keys():
+    raise UserError(
+      f'--stages={path} is neither the JSON file of plan --grow nor a CSV file with the columns '
+      'parameters and tokens_per_second'
+    )
+  return [_of_row(row, line, path) for line, row in enumerate(rows, start=2)], 'chip-hours'
+
+
+def _plans(text: str, path: str) -> list[dict[str, Any]]:
+  try:
+    content = json.loads(text)
+    found = content.get('stages', [content])
+    assert found and all('step_seconds' in one for one in found)
+  except (ValueError, TypeError, KeyError, AssertionError) as error:
+    raise UserError(
+      f'--stages={path} is not the JSON file of plan; write it by plan --grow=… --json={path}'
+    ) from error
+  return found
+
+
+def _of_plan(one: dict[str, Any], path: str) -> Stage:
+  try:
+    data = one['config']['data']
+    tokens = data['batch_size'] * data['sequence_length']
+    fast, slow = (one['chips'] * seconds / tokens / _HOUR for seconds in one['step_seconds'])
+    return Stage(float(one['parameters']), (fast, slow))
+  except (KeyError, TypeError, ValueError) as error:
+    raise UserError(f'--stages={path} lacks {error} of a plan; write it anew by plan') from error
+
+
+def _of_row(row: dict[str, str], line: int, path: str) -> Stage:
+  numbers = []
+  for name in _COLUMNS:
+    text = row.get(name) or ('1' if name == 'chips' else '')
+    try:
+      value = float(text)
+    except ValueError:
+      value = 0.0
+    if not 0 < value < float('inf'):
+      raise UserError(
+        f'line {line} of --stages={path} has {name}={text!r}; it must be a number above 0'
+      )
+    numbers.append(value)
+  parameters, speed, chips = numbers
+  cost = chips / speed / _HOUR
+  return Stage(parameters, (cost, cost))
+
+
+def handovers(
+  grown: Sequence[FinishedRun], main: Fit, count: str, decay_share: float
+) -> tuple[np.ndarray, np.ndarray]:
+  """Return the handover c of each grown run, and for each draw the median over the runs.
+
+  Raises:
+    UserError: a run has not grown, or its loss is not finite or out of the law's reach.
+  """
+  central, drawn = [], []
+  for one in grown:
+    if one.growth is None:
+      raise UserError(
+        f'--grown names {one.name}, which has not grown; name runs that continue from a growth'
+      )
+    before = (_count(one.growth.size, count), float(one.growth.tokens))
+    after = (_count(one.size, count), float(one.tokens - one.growth.tokens))
+    arguments = (before, after, one.loss, decay_share)
+    c = float(growth.handover(main.values, *arguments))
+    if not np.isfinite(c):
+      raise UserError(
+        f'the law never reaches the loss {one.loss:.4g} of {one.name} at its size, so it says '
+        'nothing about the handover; leave this run out, or fit runs of larger sizes'
+      )
+    central.append(c)
+    drawn.append(growth.handover(main.drawn, *arguments))
+  together = np.array(drawn)
+  together = np.where(np.isfinite(together), together, np.array(central)[:, None])
+  return np.array(central), np.median(together, axis=0)
+
+
+def _count(size: runs.Size, count: str) -> float:
+  return float(size.active if count == 'all' else size.active_without_embeddings)

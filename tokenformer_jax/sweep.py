@@ -1,0 +1,116 @@
+r"""Train the grid of sizes and lengths that a scaling law needs, from one config.
+
+  tokenformer sweep --config=lm_stdlib --out=runs/law --factors=1,2 --lengths=1e6,2e6
+  tokenformer laws runs/law
+
+A size is the config's model times a factor. All lengths of a size come from one stable run, which
+keeps its rate constant; each length is a decay that starts from a checkpoint of it. The command
+trains what is missing, one run after the other on all devices, and goes on where it stopped. With
+--commands it trains nothing and writes a line for each size, for launch/ or another scheduler.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+
+from tokenformer_jax import cli, messages, usage
+from tokenformer_jax.config import file as config_file
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.laws import grid, grid_runs
+from tokenformer_jax.parallel import hosts
+
+
+def define_flags() -> None:
+  """Define the command's flags."""
+  config_file.define('The config whose model the factors multiply: FILE, FILE:VARIANT or NAME.')
+  flags.mark_flag_as_required('config')
+  flags.DEFINE_string('out', None, 'The directory for the runs.', required=True)
+  flags.DEFINE_list('factors', None, 'The sizes: factors of the sizes of the config.')
+  flags.DEFINE_list('lengths', None, 'The lengths of training in tokens, such as 1e6,2e6.')
+  flags.mark_flags_as_required(['factors', 'lengths'])
+  flags.DEFINE_enum(
+    'scale',
+    'width',
+    grid.SCALES,
+    'What a factor multiplies: the width, with heads and parameter tokens; the parameter tokens '
+    'alone; or the number of layers.',
+  )
+  flags.DEFINE_bool(
+    'branches', True, 'Train one stable run for each size, and only decays for each length.'
+  )
+  flags.DEFINE_float(
+    'rate_power', 0.0, 'p: the learning rate of a size is that of the config times factor^p.'
+  )
+  flags.DEFINE_float(
+    'most_flops', None, 'Leave out runs that need more FLOPs than this.', lower_bound=0
+  )
+  flags.DEFINE_bool('dry_run', False, 'List sizes, lengths, FLOPs and times, and train nothing.')
+  flags.DEFINE_string('commands', None, 'A file for the commands, in the place of training.')
+
+
+def run() -> None:
+  """Run the command with the arguments of this process."""
+  define_flags()
+  cli.run(main, stops=True)
+
+
+def main(argv: Sequence[str]) -> int:
+  """List the runs; then train what is missing, or write the commands."""
+  del argv
+  values = flags.FLAGS
+  if values.dry_run and values.commands:
+    raise UserError('--dry_run writes nothing, and --commands names a file to write; give one')
+  wanted = grid.Grid(
+    scale=values.scale,
+    factors=_numbers('factors', values.factors),
+    lengths=[round(one) for one in _numbers('lengths', values.lengths)],
+    branches=values.branches,
+    rate_power=values.rate_power,
+    most_flops=values.most_flops,
+  )
+  cli.output_file('commands')
+  base = config_file.read()
+  jobs = grid.jobs(base, wanted, values.out)
+  found = grid_runs.progress(jobs, values.out)
+  if hosts.is_first():
+    print(grid_runs.listing(jobs, found), flush=True)
+  if values.dry_run:
+    return 0
+  if values.commands:
+    left = [job for job, done in zip(jobs, found.done, strict=True) if not done]
+    given = [one for one in sys.argv[1:] if one.lstrip('-').startswith('config')]
+    train = usage.spell_command('train')
+    lines = grid_runs.commands(left, base, given, train, values.out)
+    if hosts.is_first():
+      Path(values.commands).write_text(''.join(f'{line}\n' for line in lines))
+    messages.say(f'wrote {values.commands}: {len(lines)} lines, which may run at the same time')
+    return 0
+  if grid_runs.train_missing(jobs, values.out):
+    messages.say(f'all runs are finished: {usage.spell_command("laws")} {values.out}')
+    return 0
+  messages.say('stopped; give the same command again to go on')
+  return 0
+
+
+def _numbers(flag: str, texts: Sequence[str]) -> list[float]:
+  """Return the positive numbers of a flag.
+
+  Raises:
+    UserError: a text is not a positive number.
+  """
+  numbers = []
+  for text in texts:
+    try:
+      number = float(text)
+    except ValueError:
+      number = 0.0
+    if not 0 < number < float('inf'):
+      raise UserError(f'--{flag} has {text!r}; it must be numbers above 0, separated by commas')
+    numbers.append(number)
+  return numbers
+
+
+if __name__ == '__main__':
+  run()
