@@ -65,7 +65,7 @@ def _product(
 ) -> jax.Array:
   del interpret
   tiles = product_tiles(tile, *matrices_ExIxO.shape[1:], rows_PxI.dtype.itemsize)
-  # XLA's own choice of 128 rows and up to 640 outputs keeps the matrix unit busy half of the time.
+  # XLA's own tiles, of 128 rows and 640 outputs, would compute 1920 outputs in place of 1408.
   with set_xla_metadata(ragged_dot_tiling=','.join(map(str, tiles))):
     return jax.lax.ragged_dot(rows_PxI, matrices_ExIxO, sizes_E)
 
