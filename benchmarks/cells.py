@@ -27,11 +27,13 @@ class Model:
     file: a file in `configs/`, and its variant.
     length: the length of its sequences.
     flags: flags that change the config.
+    before: the layers before the equal ones, as a pattern.
   """
 
   file: str
   length: int
   flags: tuple[str, ...] = ()
+  before: str = ''
 
   def rows(self, tokens: int) -> int:
     """Return the number of sequences in a number of tokens."""
@@ -55,6 +57,15 @@ MODELS = {
   'lm_pile:150m': Model('lm_pile.py:150m', 2048),
   'lm_pile:1_5b': Model('lm_pile.py:1_5b', 2048),
   'lm_openwebtext:1_4b': Model('lm_openwebtext.py:1_4b', 1024),
+}
+# Devices have places for 1.25 times the tokens of an even load.
+MIXTURES = {
+  'lm_deepseekmoe:16b': Model(
+    'lm_deepseekmoe.py:16b',
+    4096,
+    ('--config.model.layer.ffn.dispatch.device_factor=1.25',),
+    before='dense ',
+  ),
 }
 
 

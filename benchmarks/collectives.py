@@ -3,26 +3,29 @@ r"""Compare the data that chips must exchange for a layer with the compiled prog
   python benchmarks/collectives.py                                 1_5b on v5e:4x4
   python benchmarks/collectives.py --model=lm_openwebtext:1_4b --topology=v5p:2x2x1 --tokens=1,2,4
   python benchmarks/collectives.py --groups=1 --tokens=4,16        a group of tokens on each device
+  python benchmarks/collectives.py --model=lm_deepseekmoe:16b --topology=v5p:4x4x4 --experts=8,64
 
-The meshes split by `fsdp` alone, by `tokens` alone and by both, with recomputation `full`. The
-found data of a layer is the difference between two depths divided by their difference in layers,
-which leaves out the head and the embedding. A collective of several arrays, which the compiler
-merges, counts once. A whole sum instead of a scattered one shows as an all-reduce of twice the
-bytes.
+For a mixture, the meshes split by `fsdp` and by each number of `experts`. For other models they
+split by `fsdp` alone, by `tokens` alone and by both. Recomputation is `full`. The found data of a
+layer is the difference between two depths divided by their difference in layers, which leaves out
+the head and the embedding. A collective of several arrays, which the compiler merges, counts once.
+A whole sum instead of a scattered one shows as an all-reduce of twice the bytes.
 
 The command lays out two programs for each mesh, in seconds. It needs `pip install -e ".[tpu]"`, but
 no TPU. Cells are kept in `--out`, as in pods.py.
 """
 
+import argparse
 import dataclasses
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cells
-from cells import MODELS, Figures, Row
+from cells import MIXTURES, MODELS, Figures, Row
 
 from tokenformer_jax.config import ModelConfig, file, from_dict
-from tokenformer_jax.plan import topology
+from tokenformer_jax.plan import exchange, topology
 
 HEAD = (
   'mesh', 'along', 'collective', 'expected', 'number', 'found', 'MB in, expected', 'MB in, found'
@@ -102,6 +105,52 @@ def expected(
   return (over_fsdp if fsdp > 1 else []) + (over_tokens if tokens > 1 else [])
 
 
+def expected_of_mixture(
+  model: ModelConfig, fsdp: int, experts: int, rows: int, length: int
+) -> list[Expected]:
+  """Return the collectives that a layer with experts needs in a step with recomputation `full`.
+
+  There are F devices along `fsdp` and X along `experts`, N = F X in all, and width D. A device has
+  the part [E / X, D / F, …] of the experts' arrays, and D / N of the width of all others.
+
+    weights     gathers over both axes of the mixer's and the shared part's arrays, A bytes, forward
+                and again backward: 2 A (N−1)/N; over fsdp of its own experts, B bytes: 2 B (F−1)/F.
+                No device gathers other experts
+    router      gathers in float32 forward and again backward, and a sum of the gradient: D E · 4
+                bytes
+    gradients   reduce-scatters of A over fsdp, then of A / F over experts; of B over fsdp
+    tokens      all-to-alls over experts: `plan/exchange.py`
+
+  Args:
+    model: the model, with dense projections, of equal layers with experts.
+    fsdp: F.
+    experts: X.
+    rows: the sequences of a device.
+    length: the tokens of a sequence.
+  """
+  width, ffn = model.width, model.layer.ffn
+  devices = fsdp * experts
+  inner, shared = (2 + ffn.expert.gated, 2 + ffn.shared.gated)
+  others = (4 * width + shared * ffn.shared.width) * width * ACTIVATION
+  own = ffn.count // experts * inner * width * ffn.expert.width * ACTIVATION
+  router = width * ffn.count * NORM
+  both = '+'.join(name for name, size in (('fsdp', fsdp), ('experts', experts)) if size > 1)
+  of_fsdp, of_experts, of_all = (1 - 1 / size for size in (fsdp, experts, devices))
+  moved = exchange.of_layer(ffn, width, rows, length, experts)
+  number = 4 + shared
+  found = [
+    Expected('experts', 'all-to-all', 'tokens', moved.number, moved.received),
+    Expected(both, 'all-gather', 'weights', 2 * number, 2 * others * of_all),
+    Expected(both, 'all-gather', 'routers', 2, 2 * router * of_all),
+    Expected(both, 'all-reduce', 'gradient of the router', 1, 2 * router * of_all),
+    Expected('fsdp', 'all-gather', 'experts', 2 * inner, 2 * own * of_fsdp),
+    Expected('fsdp', 'reduce-scatter', 'gradients', number, others * of_fsdp),
+    Expected('fsdp', 'reduce-scatter', 'gradients of experts', inner, own * of_fsdp),
+    Expected('experts', 'reduce-scatter', 'gradients', number, others / fsdp * of_experts),
+  ]
+  return [one for one in found if one.received]
+
+
 def in_groups(model: dict[str, Any], groups: int) -> list[str]:
   """Return the flags that split each projection of a model into equal groups of tokens."""
   mixer, ffn = model['layer']['mixer'], model['layer']['ffn']
@@ -163,48 +212,93 @@ def rows(mesh: str, wanted: list[Expected], found: dict[tuple[str, str], Any]) -
   return lines
 
 
-def main() -> None:
-  """Plan the meshes at two depths and print the table."""
-  parser = cells.parser(__doc__, 'runs/collectives')
-  parser.add_argument('--model', choices=MODELS, default='lm_pile:1_5b')
-  parser.add_argument('--topology', default='v5e:4x4')
-  parser.add_argument('--tokens', default='1,4,16', help='sizes of the mesh along tokens')
-  parser.add_argument('--groups', type=int, default=0, help='groups on each device; 0: one in all')
-  parser.add_argument('--depths', default='2,4', help='two numbers of layers')
-  args, others = parser.parse_known_args()
-  model, devices = MODELS[args.model], topology.parse(args.topology).devices
-  lines, used = [], []
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """A mesh.
+
+  Attributes:
+    mesh: its sizes, for the table.
+    label: the name of its cells.
+    holders: the number of devices with different rows.
+    flags: the flags that set it.
+    wanted: maps a plan's figures to the expected collectives of a layer.
+  """
+
+  mesh: str
+  label: str
+  holders: int
+  flags: tuple[str, ...]
+  wanted: Callable[[Figures], list[Expected]]
+
+
+def cases(args: argparse.Namespace, devices: int, sequences: int) -> Iterator[Case]:
+  """Yield the meshes of a model of parameter tokens."""
+  model = MODELS[args.model]
   for tokens in map(int, args.tokens.split(',')):
     fsdp, rest = divmod(devices, tokens)
     if rest:
       sys.exit(f'--tokens={tokens} does not divide {devices} devices')
-    mesh = f'{fsdp} fsdp × {tokens} tokens'
     groups = args.groups * tokens
+    flags = [f'--config.mesh.tokens={tokens}']
     if groups:
-      mesh += f', {groups} groups'
-    sequences = model.rows(args.tokens_per_chip)  # for the devices that share rows
+      flags += in_groups(file.load(f'configs/{model.file}').model.to_dict(), groups)
+
+    def wanted(found: Figures, fsdp=fsdp, tokens=tokens, groups=groups) -> list[Expected]:
+      return expected(found['config']['model'], fsdp, tokens, sequences * model.length, groups)
+
+    mesh = f'{fsdp} fsdp × {tokens} tokens' + (f', {groups} groups' if groups else '')
+    yield Case(mesh, f'tokens{tokens}-groups{groups}', fsdp, tuple(flags), wanted)
+
+
+def cases_of_mixture(args: argparse.Namespace, devices: int, sequences: int) -> Iterator[Case]:
+  """Yield the meshes of a mixture."""
+  for experts in map(int, args.experts.split(',')):
+    fsdp, rest = divmod(devices, experts)
+    if rest:
+      sys.exit(f'--experts={experts} does not divide {devices} devices')
+
+    def wanted(found: Figures, fsdp=fsdp, experts=experts) -> list[Expected]:
+      model = from_dict(ModelConfig, found['config']['model'])
+      return expected_of_mixture(model, fsdp, experts, sequences, MIXTURES[args.model].length)
+
+    flags = (f'--config.mesh.experts={experts}',)
+    yield Case(f'{fsdp} fsdp × {experts} experts', f'experts{experts}', devices, flags, wanted)
+
+
+def main() -> None:
+  """Plan the meshes at two depths and print the table."""
+  parser = cells.parser(__doc__, 'runs/collectives')
+  parser.add_argument('--model', choices=[*MODELS, *MIXTURES], default='lm_pile:1_5b')
+  parser.add_argument('--topology', default='v5e:4x4')
+  parser.add_argument('--tokens', default='1,4,16', help='sizes of the mesh along tokens')
+  parser.add_argument('--experts', default='8', help='sizes along experts, for a mixture')
+  parser.add_argument('--groups', type=int, default=0, help='groups on each device; 0: one in all')
+  parser.add_argument('--depths', default='2,4', help='two numbers of layers')
+  args, others = parser.parse_known_args()
+  model, devices = {**MODELS, **MIXTURES}[args.model], topology.parse(args.topology).devices
+  lines, used = [], []
+  sequences = model.rows(args.tokens_per_chip)  # for the devices that share rows
+  of_model = cases_of_mixture if args.model in MIXTURES else cases
+  for case in of_model(args, devices, sequences):
     found = []
     for layers in args.depths.split(','):
       flags = model.on(
         args.topology,
-        sequences * fsdp,
+        sequences * case.holders,
         '--quick',
         '--config.train.remat=full',
-        f'--config.mesh.tokens={tokens}',
-        f'--config.model.pattern=layer*{layers}',
-        *(in_groups(file.load(f'configs/{model.file}').model.to_dict(), groups) if groups else []),
+        f'--config.model.pattern={model.before}layer*{layers}',
+        *case.flags,
         *others,
       )
-      label = f'{args.model}-{args.topology}-tokens{tokens}-layers{layers}-groups{groups}'
+      label = f'{args.model}-{args.topology}-{case.label}-layers{layers}'
       found.append(cells.planned(label, flags, args.out, report=args.report))
     if not all(found) or any('error' in one for one in found):
       reasons = [one['error'] for one in found if one and 'error' in one]
-      print(f'{mesh}: {"; ".join(reasons) or "not planned"}', file=sys.stderr)
+      print(f'{case.mesh}: {"; ".join(reasons) or "not planned"}', file=sys.stderr)
       continue
     used += found
-    positions = sequences * model.length
-    wanted = expected(found[0]['config']['model'], fsdp, tokens, positions, groups)
-    lines += rows(mesh, wanted, per_layer(*found))
+    lines += rows(case.mesh, case.wanted(found[0]), per_layer(*found))
   print(
     f'a layer of {args.model} on {args.topology}, {args.tokens_per_chip:,} positions on a device; '
     f'{cells.versions(used)}\n'

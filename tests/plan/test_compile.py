@@ -16,7 +16,7 @@ from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import splash
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.plan import costs, estimate, topology
+from tokenformer_jax.plan import costs, estimate, exchange, topology
 from tokenformer_jax.plan.chips import CHIPS
 from tokenformer_jax.plan.program import DoesNotFitError
 
@@ -192,6 +192,33 @@ def test_a_window_costs_less():
   ratio = near.costs.kernel_seconds / all_of_them.costs.kernel_seconds
   assert ratio == pytest.approx(7 / 10), 'of 4 × 4 blocks 10 are seen, and 7 in the window'
   assert near.model_flops < all_of_them.model_flops
+
+
+def test_a_mixture_exchanges_its_tokens_and_never_its_experts():
+  experts = {
+    'kind': 'experts',
+    'count': 8,
+    'expert': {'kind': 'mlp', 'width': 128},
+    'router': {'top_k': 2},
+    'dispatch': {'kind': 'grouped', 'device_factor': 1.25},
+  }
+  found = {
+    layers: _plan(
+      'v5p:2x2x1',
+      quick=True,
+      model__layer__ffn=experts,
+      model__pattern=f'layer*{layers}',
+      mesh__experts=2,
+    )
+    for layers in (2, 4)
+  }
+  model, rows = found[2].config.model, 256 // 4
+  wanted = exchange.of_layer(model.layer.ffn, 256, rows, 128, 2)
+  few, many = (_moved(one, 'experts')['all-to-all'] for one in found.values())
+  assert (many - few) / 2 == pytest.approx(wanted.received, rel=1e-6)
+  few, many = (_moved(one, 'fsdp')['all-gather'] for one in found.values())
+  own = 4 * 2 * 256 * 128 * 2  # of the 4 experts of a device, in bfloat16
+  assert (many - few) / 2 == pytest.approx(2 * own / 2, rel=1e-6), 'other experts are gathered'
 
 
 def test_what_does_not_fit():

@@ -192,6 +192,13 @@ def test_kernels_that_say_nothing_are_told():
   assert '1 kernels carry no cost estimate' in _read(with_line(line)).notes[0]
 
 
+def test_the_search_for_rows_of_experts_costs_nothing_beside_their_products():
+  line = 'f32[256] custom-call(%a), custom_call_target="tpu_custom_call"'
+  text = with_line(line).replace('%it', '%ragged-dot-metadata.1')
+  found = _read(text)
+  assert (found.kernel_seconds, found.notes) == (0, ())
+
+
 @pytest.mark.parametrize(
   ('attributes', 'left', 'right', 'out', 'flops'),
   [

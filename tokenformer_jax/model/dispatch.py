@@ -192,7 +192,7 @@ def _sorted(
     kept_BxTxK = choice.experts_BxTxK < count
     return Routed(_combine(rows_MxD, choice.gates_BxTxK, kept_BxTxK), kept_BxTxK)
   # Each device has places for the tokens of every other one.
-  slots = _device_slots(config, len(experts_M), top_k, local, devices)
+  slots = device_slots(config, len(experts_M), top_k, local, devices)
   target_M = jnp.where(experts_M < count, experts_M // local, devices)
   place_M = grouped.places(target_M, devices).of_row_M
   kept_M = (place_M < slots) & (experts_M < count)
@@ -224,8 +224,16 @@ def _sources(at_M: jax.Array, places: int) -> jax.Array:
   return jnp.full(places, len(at_M), jnp.int32).at[at_M].set(number_M, mode='drop')
 
 
-def _device_slots(config: GroupedConfig, choices: int, top_k: int, local: int, devices: int) -> int:
-  """Return the places that a device has for the choices of another one."""
+def device_slots(config: GroupedConfig, choices: int, top_k: int, local: int, devices: int) -> int:
+  """Return the places that a device has for the choices of another one.
+
+  Args:
+    config: how many.
+    choices: tokens of a device, times `top_k`.
+    top_k: the experts of a token.
+    local: the experts of a device.
+    devices: the number of devices that split the experts.
+  """
   most = choices // top_k * min(top_k, local)
   if not config.device_factor:
     return most

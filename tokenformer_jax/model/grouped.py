@@ -1,8 +1,8 @@
 """Products of rows with the matrix of the expert that each row belongs to.
 
-Rows sorted by expert are multiplied by `jax.lax.ragged_dot`, which XLA compiles into a kernel for
-TPUs and GPUs. On CPUs it costs as much as a product of all rows with all matrices (30 times as much
-with 16 experts), so there the rows of each expert are filled up to whole blocks, and each block is
+On TPUs, kernels multiply rows sorted by expert (`grouped_tpu.py`), on GPUs `jax.lax.ragged_dot`. On
+CPUs the latter costs as much as a product of all rows with all matrices (30 times as much with 16
+experts), so there the rows of each expert are filled up to whole blocks, and each block is
 multiplied by its expert's matrix.
 """
 
@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from tokenformer_jax.model import grouped_tpu
 from tokenformer_jax.parallel.sharding import platform
 
 
@@ -50,12 +51,14 @@ class Sorted(NamedTuple):
     place_M: the place of each row; P for a row without an expert.
     sizes_E: the number of places of each expert.
     block: the number of places that share a matrix; 0: places have no fill between experts.
+    tile: the number of rows that a TPU's kernel multiplies at once; 0: no TPU.
   """
 
   source_P: jax.Array
   place_M: jax.Array
   sizes_E: jax.Array
   block: int
+  tile: int
 
   def rows(self, x_MxD: jax.Array) -> jax.Array:
     """Return the rows at their places [P, D], with zeros at places without one."""
@@ -67,6 +70,8 @@ class Sorted(NamedTuple):
 
   def product(self, rows_PxI: jax.Array, matrices_ExIxO: jax.Array) -> jax.Array:
     """Return each row times the matrix of its expert, [P, O]."""
+    if self.tile:
+      return grouped_tpu.product(rows_PxI, matrices_ExIxO, self.sizes_E, self.tile)
     if not self.block:
       return jax.lax.ragged_dot(rows_PxI, matrices_ExIxO, self.sizes_E)
     blocks_NxSxI = rows_PxI.reshape(-1, self.block, rows_PxI.shape[-1])
@@ -84,19 +89,22 @@ def sort(experts_M: jax.Array, count: int) -> Sorted:
     experts_M: the expert of each row; `count` for none.
     count: the number of experts.
   """
-  number, block = len(experts_M), 0
+  number, block, tile = len(experts_M), 0, 0
   of_row_M, sizes_E = places(experts_M, count)
   if platform() == 'cpu':
     block = _block(number, count)
     sizes_E = -(-sizes_E // block) * block
     number = -(-(number + count * (block - 1)) // block) * block
+  elif platform() == 'tpu':
+    tile = grouped_tpu.row_tile(number, count)
+    number = -(-number // tile) * tile
   starts = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(sizes_E)])
   place_M = jnp.where(experts_M < count, starts[experts_M] + of_row_M, number)
   source_P = jnp.full(number, len(experts_M), jnp.int32)
   source_P = source_P.at[place_M].set(
     jnp.arange(len(experts_M), dtype=jnp.int32), mode='drop', unique_indices=False
   )
-  return Sorted(source_P, place_M, sizes_E, block)
+  return Sorted(source_P, place_M, sizes_E, block, tile)
 
 
 @functools.cache

@@ -126,6 +126,16 @@ def varying_over_rows(x: jax.Array, axes: Axes) -> jax.Array:
   )
 
 
+def vary_together(*arrays: jax.Array) -> list[jax.Array]:
+  """Mark arrays as copies per device along every mesh axis that one of them varies along."""
+  varying = [jax.typeof(x).manual_axis_type.varying for x in arrays]
+  missing = [tuple(frozenset().union(*varying) - own) for own in varying]
+  return [
+    jax.lax.pcast(x, axes, to='varying') if axes else x
+    for x, axes in zip(arrays, missing, strict=True)
+  ]
+
+
 def split_spec(axes: Axes) -> PartitionSpec:
   """Return the partition of an array, for functions on each device.
 

@@ -119,16 +119,25 @@ def mesh_sizes(config: MeshConfig, devices: int) -> dict[str, int]:
   return sizes
 
 
-def resplit(config: MeshConfig, devices: int, parts_of_tokens: int) -> MeshConfig | None:
-  """Return a mesh config with the same replicas that splits parameter tokens in a number of parts.
+def resplit(
+  config: MeshConfig, devices: int, parts_of_experts: int, parts_of_tokens: int
+) -> MeshConfig | None:
+  """Return a mesh config with the same replicas, for other numbers of parts.
 
   The rest of the devices split the width. Return None if they do not divide.
+
+  Args:
+    config: the mesh config.
+    devices: the number of devices.
+    parts_of_experts: the parts of the experts.
+    parts_of_tokens: the parts of parameter tokens.
   """
   sizes = mesh_sizes(config, devices)
-  left = sizes['fsdp'] * sizes['tokens']
-  if left % parts_of_tokens:
+  left = sizes['fsdp'] * sizes['experts'] * sizes['tokens']
+  fsdp, rest = divmod(left, parts_of_tokens * parts_of_experts)
+  if rest:
     return None
-  changes = {'fsdp': left // parts_of_tokens, 'tokens': parts_of_tokens}
+  changes = {'fsdp': fsdp, 'experts': parts_of_experts, 'tokens': parts_of_tokens}
   return dataclasses.replace(config, **{**sizes, **changes})
 
 

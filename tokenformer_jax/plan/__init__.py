@@ -7,6 +7,7 @@ early.py        the compiler's intermediate result, available after seconds
 hlo.py walk.py  parser for the program's text; how often every instruction runs
 costs.py        cycles, FLOPs and collectives of a step (matmuls.py, elementwise.py, collectives.py)
 formulas.py     memory and costs by formula, for GPUs
+exchange.py     tokens that devices exchange to reach their experts
 estimate.py     the plan: times, MFU, hours
 table.py        the plan as text
 sweep.py        search for the fastest of several configs

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 import jax
 from jax.sharding import AbstractMesh
 
-from tokenformer_jax.config import ModelConfig
+from tokenformer_jax.config import ExpertsConfig, MLPConfig, ModelConfig
 from tokenformer_jax.model import flops, models
 from tokenformer_jax.model.params import ParamInfo, Role
 from tokenformer_jax.parallel import sharding
+from tokenformer_jax.plan import exchange
 from tokenformer_jax.plan.chips import Chip
 from tokenformer_jax.plan.costs import Costs, Traffic
 from tokenformer_jax.plan.program import Memory, Step
@@ -44,7 +45,7 @@ def memory_and_costs(
   layer, the logits of a chunk of the loss, and gradients in float32. FLOPs are the model's plus the
   recomputed ones. Collectives are the gathers of the weights in the forward and the backward pass,
   and the reduction of gradients. If parameter tokens are split, the outputs of every projection and
-  the gradients of its inputs are summed as well.
+  the gradients of its inputs are summed as well. If experts are split, devices exchange tokens.
 
   Args:
     step: the training step.
@@ -65,15 +66,24 @@ def memory_and_costs(
   layer = 12 * model.width + (2 * inner + scores) / depth
   kept = widths * inputs + inners * inner + all_scores * scores
   host = rows * length * inputs * _ACTIVATION if remat == 'offload' else 0.0
+  of_experts, kept_of_experts = _numbers_of_experts(model, mesh, int(rows), length)
   chunk = min(config.train.loss_chunk, length) if model.kind == 'lm' else 1
   head = 2 * 4 * chunk * (model.vocab_size or model.classes) / sharding.parts('vocab', mesh)
   parameters, optimizer, batch = state
   temporaries = rows * (length * (kept + layer) * _ACTIVATION + head) + parameters
+  temporaries += _ACTIVATION * (of_experts + inners * kept_of_experts)
   memory = Memory(parameters, optimizer, batch, temporaries, 0.0, chip.hbm, host=host)
   again = _AGAIN[remat][0 if scores else 1]
   executed = flops.step_flops(config) * (3 + again) / 3 / mesh.size
   output = rows * length * model.width * _ACTIVATION
-  traffic = tuple(_traffic(mesh, parameters, output, _summed_projections(model), parts, chip))
+  moved = exchange.of_step(model, int(rows), length, sharding.parts('experts', mesh))
+  sizes = _parameter_bytes(model, mesh, parameters)
+  traffic = tuple(
+    [
+      *_weights_traffic(mesh, sizes, parts, chip),
+      *_tokens_traffic(mesh, output, _summed_projections(model), moved, parts, chip),
+    ]
+  )
   return memory, Costs(0, 0.0, executed, executed / chip.peak, traffic, ())
 
 
@@ -91,7 +101,8 @@ def _summed_projections(model: ModelConfig) -> int:
   """Count the projections in all layers whose input is split over `tokens`: sums cross devices."""
   split = sharding.mesh_axes('param_tokens')
   return sum(
-    math.prod(shape[:-2])
+    # The results of all experts are summed at once.
+    math.prod(size for size, axis in zip(shape[:-2], info.axes, strict=False) if axis != 'experts')
     for shape, info in _of_layers(model)
     if info.role in (Role.VALUE, Role.KERNEL) and sharding.mesh_axes(info.axes[-2]) == split
   )
@@ -106,42 +117,99 @@ def _of_layers(model: ModelConfig) -> Iterator[tuple[tuple[int, ...], ParamInfo]
       yield array.shape, info
 
 
-def _traffic(
-  mesh: AbstractMesh,
-  parameters: float,
-  output: float,
-  projections: int,
-  parts: int,
-  chip: Chip,
-) -> list[Traffic]:
-  """Return the collectives of a step.
+def _numbers_of_experts(
+  model: ModelConfig, mesh: AbstractMesh, rows: int, length: int
+) -> tuple[float, float]:
+  """Return the activations at experts on a device: those of one layer, and inner ones of all."""
+  most, kept = 0.0, 0.0
+  for experts, layers in exchange.experts_of(model):
+    places = exchange.places(experts, rows, length, sharding.parts('experts', mesh))
+    inner = places * _inner_width(experts, model) / sharding.parts('expert_hidden', mesh)
+    # Rows there and back, on both sides of an exchange; gate, product and gradient inside.
+    most = max(most, 4 * places * model.width + 3 * inner)
+    kept += layers * inner
+  return most, kept
+
+
+def _inner_width(experts: ExpertsConfig, model: ModelConfig) -> int:
+  expert = experts.expert
+  if isinstance(expert, MLPConfig):
+    return (1 + expert.gated) * (expert.width or 4 * model.width)
+  return expert.tokens
+
+
+def _parameter_bytes(model: ModelConfig, mesh: AbstractMesh, parameters: float) -> dict[str, float]:
+  """Return the bytes on a device of arrays whose width the rules split, by the axis."""
+  of_experts = sum(
+    4
+    * math.prod(
+      size / sharding.parts(axis, mesh) for size, axis in zip(shape, info.axes, strict=True)
+    )
+    for shape, info in _of_layers(model)
+    if 'expert_width' in info.axes
+  )
+  return {'width': parameters - of_experts, 'expert_width': of_experts}
+
+
+def _row(
+  axes: tuple[str, ...], kind: str, devices: int, count: int, moved: float, chip: Chip
+) -> Traffic:
+  """Return collectives of a step among so many devices, over NVLink if one node has them all."""
+  inside = devices <= _NODE
+  bandwidth, network = (chip.link, 'NVLink') if inside else (chip.dcn, 'network')
+  return Traffic('+'.join(axes), kind, network, count, moved / 1e9, moved / bandwidth)
+
+
+def _weights_traffic(
+  mesh: AbstractMesh, sizes: dict[str, float], parts: int, chip: Chip
+) -> Iterator[Traffic]:
+  """Yield the gathers of weights, and the sums of their gradients.
 
   Args:
     mesh: the mesh of the devices.
-    parameters: bytes in float32 on a device.
-    output: bytes of the output of one projection, on a device.
-    projections: the number of projections whose output is summed over parts of their matrices.
+    sizes: bytes in float32 on a device, by the axis along which they are gathered.
     parts: the number of parts that accumulation splits the batch into.
     chip: the device.
   """
-  rows: list[Traffic] = []
-
-  def add(axes: tuple[str, ...], kind: str, devices: int, count: int, moved: float) -> None:
-    inside = devices <= _NODE
-    bandwidth, network = (chip.link, 'NVLink') if inside else (chip.dcn, 'network')
-    rows.append(Traffic('+'.join(axes), kind, network, count, moved / 1e9, moved / bandwidth))
-
   replicas = sharding.replicas(mesh)
-  of_replica, width = mesh.size // replicas, sharding.mesh_axes('width')
-  if (size := sharding.parts('width', mesh)) > 1:
-    gathered = parameters / 2 * (size - 1) * 2 * parts  # in bfloat16, forward and backward
-    add(width, 'all-gather', of_replica, 2 * parts, gathered)
-    add(width, 'reduce-scatter', of_replica, parts, parameters * (size - 1) * parts)
+  for axis, part in sizes.items():
+    if part and (size := sharding.parts(axis, mesh)) > 1:
+      along = sharding.mesh_axes(axis)
+      along = tuple(name for name in along if mesh.shape[name] > 1)
+      gathered = part / 2 * (size - 1) * 2 * parts  # in bfloat16, forward and backward
+      of_replica = mesh.size // replicas
+      yield _row(along, 'all-gather', of_replica, 2 * parts, gathered, chip)
+      scattered = part * (size - 1) * parts
+      yield _row(along, 'reduce-scatter', of_replica, parts, scattered, chip)
+  if replicas > 1:
+    moved = 2 * sum(sizes.values()) * (replicas - 1) / replicas
+    yield _row(sharding.replica_axes(), 'all-reduce', mesh.size, 1, moved, chip)
+
+
+def _tokens_traffic(
+  mesh: AbstractMesh,
+  output: float,
+  projections: int,
+  moved: exchange.Exchange,
+  parts: int,
+  chip: Chip,
+) -> Iterator[Traffic]:
+  """Yield the collectives of activations.
+
+  Args:
+    mesh: the mesh of the devices.
+    output: bytes of the output of one projection, on a device.
+    projections: the number of projections whose output is summed over parts of their matrices.
+    moved: the exchange of tokens between experts for one part of the batch.
+    parts: the number of parts that accumulation splits the batch into.
+    chip: the device.
+  """
+  of_replica = mesh.size // sharding.replicas(mesh)
   if (size := sharding.parts('param_tokens', mesh)) > 1:
     count = 2 * projections * parts  # in the forward and in the backward pass
-    moved = 2 * (size - 1) / size * output * count
-    add(sharding.mesh_axes('param_tokens'), 'all-reduce', of_replica, count, moved)
-  if replicas > 1:
-    moved = 2 * parameters * (replicas - 1) / replicas
-    add(sharding.replica_axes(), 'all-reduce', mesh.size, 1, moved)
-  return rows
+    summed = 2 * (size - 1) / size * output * count
+    along = sharding.mesh_axes('param_tokens')
+    yield _row(along, 'all-reduce', of_replica, count, summed, chip)
+  if moved.number:
+    along, number = sharding.mesh_axes('experts'), parts * moved.number
+    yield _row(along, 'all-to-all', of_replica, number, parts * moved.received, chip)

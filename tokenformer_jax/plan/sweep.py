@@ -9,7 +9,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.messages import say
 from tokenformer_jax.model.compute import remat_on
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.plan import topology
+from tokenformer_jax.plan import exchange, topology
 from tokenformer_jax.plan.estimate import Plan, plan
 from tokenformer_jax.plan.program import DoesNotFitError
 from tokenformer_jax.plan.table import Row, align, gib, ms, percent
@@ -43,16 +43,21 @@ def candidates(config: Config, on: Topology) -> Iterator[Config]:
     for parts in (1, 2, 4, _MOST_TOKENS)
     if all(heads % parts == 0 for heads in config.model.heads)
   ]
-  meshes = {parts: sharding.resplit(config.mesh, on.devices, parts) for parts in tokens}
-  tokens = [parts for parts in tokens if meshes[parts] is not None]
+  of_config = sharding.parts('experts', whole), sharding.parts('param_tokens', whole)
+  experts = dict.fromkeys([of_config[0], *exchange.divisors(config.model, on.devices)])
+  meshes = {
+    split: sharding.resplit(config.mesh, on.devices, *split)
+    for split in itertools.product(experts, tokens)
+  }
+  splits = [split for split, mesh in meshes.items() if mesh is not None]
   own = (remat_on(config.train.remat, on.platform), config.train.layers)
   ways = [way for way in _WAYS if on.has_compiler or way[1] == own[1]]  # Formulas ignore loops.
   if not pattentions(config.model):
     ways = [way for way in ways if way[0] != 'everything']  # A dense layer has no scores to keep.
   # Put the config's own choice first and keep the order of the others.
-  tokens.sort(key=lambda parts: parts != sharding.parts('param_tokens', whole))
+  splits.sort(key=lambda split: split != of_config)
   ways = [own, *(way for way in ways if way != own)]
-  options = list(itertools.product(_BATCHES, tokens, ways))
+  options = list(itertools.product(_BATCHES, splits, ways))
   first = options[0]
   options.sort(key=lambda option: sum(a != b for a, b in zip(option, first, strict=True)))
   for factor, split, (remat, layers) in options:
