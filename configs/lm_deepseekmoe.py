@@ -13,13 +13,15 @@ r"""DeepSeekMoE: small experts, several a token, beside shared ones that all tok
 shared EPYC, which took 3:47 minutes, compilation included; 2.335 bits per byte of a fifth of the
 held-out text at the end (loss 5.110), seed 0.
 
-The large ones are meant for 64 TPU chips of 95 GB (v5p); with `16b`, eight devices share out the
-experts among them (mesh.experts). `2b` needs the files of lm_pile.py, and trains a tokenizer of
-8192 entries on them; `16b` needs data/deepseek/*.jsonl.zst and a tokenizer of at most 102,400
-entries, data/deepseek/tokenizer.json. Not run with this code yet. Sizes, batch, steps and peak
-rates are the article's. Its rate drops to 0.316 of the peak at 80 % of the steps and to 0.1 at 90
-%; here it falls to 0.1 in a line over the last 20 %. For `2b` the article gives the entries of an
-expert, 2 · 1280², and not its form; here it is an MLP with GELU, 1280 wide.
+The large ones are meant for 64 TPU chips of 95 GB (v5p). `16b` fits there with batches in nine
+parts. Devices gather the experts, which costs less than sending the tokens (docs/pods.md), as
+--config.mesh.experts=8 --config.model.layer.ffn.dispatch.device_factor=1.25 would. `2b` needs the
+files of lm_pile.py, and trains a tokenizer of 8192 entries on them; `16b` needs
+data/deepseek/*.jsonl.zst and a tokenizer of at most 102,400 entries, data/deepseek/tokenizer.json.
+Not run with this code yet. Sizes, batch, steps and peak rates are the article's. Its rate drops to
+0.316 of the peak at 80 % of the steps and to 0.1 at 90 %; here it falls to 0.1 in a line over the
+last 20 %. For `2b` the article gives the entries of an expert, 2 · 1280², and not its form; here it
+is an MLP with GELU, 1280 wide.
 
   variant      parameters  used by a token
   tiny          2,006,912        1,128,320
@@ -52,7 +54,7 @@ def get_config(variant='tiny'):
       set_model(c, width=2048, heads=16, dense=10_944, experts=27, alpha=0.001)
       set_experts(c, count=64, top_k=6, width=1408, shared=2, gated=True)
       set_large(c, vocabulary=102_400, length=4096, batch=4608, steps=106_449, rate=4.2e-4)
-      c.mesh.experts = 8
+      c.optim.accumulation_steps = 9
       c.data.source = 'files:data/deepseek/*.jsonl.zst'
       c.data.tokenizer = 'data/deepseek/tokenizer.json'
   return c

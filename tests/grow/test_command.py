@@ -254,7 +254,10 @@ REFUSALS = {
   'no shrinking': (['shrink', '--param_tokens=ffn=96'], 'shrink cannot make 96 of them'),
   'shrinking to the same': (['shrink'], 'nothing would shrink'),
   'an odd mesh': ([LARGER, '--mesh=fsdp=2'], 'number of devices, 1'),
-  'an unknown axis': ([LARGER, '--mesh=data=1'], "--mesh names 'data'; known names: experts, fsdp, repl"),
+  'an unknown axis': (
+    [LARGER, '--mesh=data=1'],
+    "--mesh names 'data'; known names: experts, fsdp, repl",
+  ),
 }
 
 

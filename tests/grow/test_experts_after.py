@@ -1,0 +1,221 @@
+"""Experts are taken out again; optimizer, tables and messages know of them."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from growing import (
+  adam,
+  grow,
+  params_of,
+  state_of,
+)
+from outcomes import assert_same
+from routed import PLAIN, by_bias, sparse, upcycled, with_experts, with_ffn
+from tiny import tiny_model, two_kinds
+
+from tokenformer_jax.config import (
+  GrowConfig,
+  NoFeedForwardConfig,
+  OptimConfig,
+  former_names,
+)
+from tokenformer_jax.config.groups import check_new_tokens_train
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import (
+  expert_arrays,
+  experts,
+  grown_model,
+  growth_from,
+  parts,
+  table,
+)
+from tokenformer_jax.grow import state as state_lib
+from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.steps import optim
+
+SLOW = pytest.mark.slow  # because of what is compiled
+ZERO_KEYS = GrowConfig('zero_keys')
+OTHERS = ('muon', 'adafactor', 'lion')  # optimizers
+SCORES = ('l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm', 'softmax', 'exp_l2_norm')
+
+
+def _exact(source, target, config=PLAIN):
+  state_lib.check(source, target, config)
+  return state_lib.inexact(source, target, config)
+
+
+# Out again
+
+
+@pytest.mark.parametrize(
+  ('source', 'target'),
+  [
+    (tiny_model(), sparse()),
+    (tiny_model(dense=True), upcycled()),
+    pytest.param(upcycled(), with_experts(upcycled(), 6), marks=SLOW),
+    pytest.param(by_bias(sparse()), with_experts(by_bias(sparse()), 6), marks=SLOW),
+  ],
+)
+def test_remove_is_the_inverse(source, target):
+  old = state_of(source)
+  new = grow(old, source, target, PLAIN)
+  assert_same(parts.remove(new, target, source, PLAIN), old, 'what was there before the growth')
+
+
+def test_any_experts_can_be_taken_out():
+  model = upcycled()
+  after = experts.without(model, [1, 3], '--experts')
+  assert after.layer.ffn.count == 2
+  info, abstract = define_lm(model).info, define_lm(model).abstract
+  old = state_of(model)
+  kept = expert_arrays.without(info, abstract, [1, 3])
+  new = parts.take_experts(old, model, kept, PLAIN)
+  for before, now in ((old['params'], new['params']), (adam(old).nu, adam(new).nu)):
+    was, left = (tree['blocks']['ffn'] for tree in (before, now))
+    np.testing.assert_array_equal(left['experts']['up'], was['experts']['up'][:, jnp.array([1, 3])])
+    np.testing.assert_array_equal(
+      left['router']['kernel'], was['router']['kernel'][..., jnp.array([1, 3])]
+    )
+  for numbers, sentence in (
+    ([5], 'names expert 5, and model.layer.ffn has the experts 1 to 4'),
+    ([1, 2, 3, 4], 'would keep none of its 4 experts'),
+    ([1, 2, 3], 'top_k is 2, and there are .*count=1 experts'),
+  ):
+    with pytest.raises(UserError, match=sentence):
+      experts.without(model, numbers, '--experts')
+
+
+def test_the_most_used_experts_stay_in_their_order():
+  model = sparse()
+  info, smaller = define_lm(model).info, define_lm(with_ffn(model, count=2)).abstract
+  load = jnp.array([[0.1, 0.4, 0.2, 0.3], [0.5, 0.0, 0.4, 0.1]])
+  loads = jax.tree.map(lambda one: load if expert_arrays.expert_axis(one) else jnp.zeros(()), info)
+  kept = expert_arrays.most_used(loads, info, smaller)
+  np.testing.assert_array_equal(kept['blocks']['ffn']['experts']['keys'], [[1, 3], [0, 2]])
+
+
+# What else knows of experts
+
+
+def test_only_what_is_new_counts_as_new():
+  source = tiny_model()
+  growth = growth_from(source, sparse())
+  assert growth.old_experts['blocks']['ffn']['experts'] == {'keys': 0, 'values': 0}
+  assert growth.old_experts['blocks']['ffn']['shared'] == {'keys': -1, 'values': -1}
+  assert growth.old_experts['embedding'] == -1
+  assert growth_from(tiny_model(dense=True), upcycled()).old_experts['blocks']['ffn'] == {
+    'experts': {'up': 1, 'down': 1},
+    'router': {'kernel': 0},
+  }
+  assert growth_from(sparse(), with_experts(sparse(), 6)).old_experts['blocks']['ffn'][
+    'router'
+  ] == {'kernel': 4}
+  assert growth_from(source, tiny_model(layers=4)).old_experts is None
+
+
+@SLOW
+@pytest.mark.parametrize('name', ['adamw', *OTHERS])
+def test_frozen_old_parts_stay_while_new_experts_train(name):
+  source = sparse()
+  target = with_experts(source, 6)
+  growth = growth_from(source, target)
+  config = OptimConfig(name=name, old_tokens='freeze', warmup_steps=0, weight_decay=0.0)
+  params = params_of(target)
+  tx = optim.make_optimizer(config, 100, define_lm(target).info, growth)
+  gradient = jax.tree.map(jnp.ones_like, params)
+  updates, _ = jax.jit(tx.update)(gradient, tx.init(params), params)
+  of_ffn = updates['blocks']['ffn']
+  for array in (of_ffn['experts']['keys'], jnp.moveaxis(of_ffn['router']['kernel'], -1, 1)):
+    assert not array[:, :4].any(), 'an old expert changes'
+    assert array[:, 4:].all(), 'a new expert does not train'
+    assert jnp.all(jnp.abs(array[:, 4:]) < 1), 'an update is too large'
+  assert not of_ffn['shared']['keys'].any() and not updates['embedding'].any()
+
+
+@SLOW
+@pytest.mark.parametrize('name', OTHERS)
+def test_the_state_of_every_optimizer_fits_the_larger_model(name):
+  config = OptimConfig(name=name)
+  for source, target in (
+    (tiny_model(), sparse()),
+    (tiny_model(dense=True), upcycled()),
+    (by_bias(sparse()), with_experts(by_bias(sparse()), 6)),
+  ):
+    params = params_of(source)
+    tx = [optim.make_optimizer(config, 100, define_lm(model).info) for model in (source, target)]
+    new = grow({'params': params, 'opt_state': tx[0].init(params)}, source, target, PLAIN)
+    want = jax.eval_shape(tx[1].init, define_lm(target).abstract)
+    shapes = [jax.tree.map(jnp.shape, tree) for tree in (new['opt_state'], want)]
+    assert shapes[0] == shapes[1], f'the state of {name} does not fit the larger model'
+    back = parts.remove(new, target, source, PLAIN)['opt_state']
+    want = jax.eval_shape(tx[0].init, define_lm(source).abstract)
+    shapes = [jax.tree.map(jnp.shape, tree) for tree in (back, want)]
+    assert shapes[0] == shapes[1], f'the state of {name} does not fit the model without experts'
+
+
+def test_the_learning_rate_goes_by_what_a_token_uses():
+  few, many = (with_experts(tiny_model(), count, 16) for count in (4, 64))
+  rates = [state_lib.rate_factor(tiny_model(), model) for model in (few, many)]
+  assert rates[0] > rates[1] > 0.8, 'unused experts lower the rate'
+
+
+def test_the_table_shows_experts():
+  text = table.render(tiny_model(), sparse(), 32)
+  assert [line.split() for line in text.splitlines() if 'experts' in line] == [
+    ['ffn', 'experts', '0', '4'],
+    ['ffn', 'experts', 'of', 'a', 'token', '0', '1'],
+  ]
+  assert 'ffn.shared tokens' in text and 'ffn.expert tokens' in text
+  assert 'ffn experts' in table.render(tiny_model(dense=True), upcycled(), 32)
+
+
+def test_tokens_of_frozen_groups_are_known_by_their_former_name():
+  source = grown_model(tiny_model(), {'ffn': 64}, PLAIN)
+  target = with_experts(source, 4, 16)
+  check_new_tokens_train(OptimConfig(frozen_groups='2'), source, target)
+  with pytest.raises(UserError, match=r'new tokens of ffn\.expert would be in group 1'):
+    check_new_tokens_train(OptimConfig(frozen_groups='1'), source, target)
+
+
+def test_names_before_and_after():
+  after = {'qkv', 'ffn.shared', 'ffn.expert'}
+  assert former_names('ffn.shared', after)[1] == 'ffn'
+  assert former_names('ffn.expert', after) == ('ffn.expert',), 'new tokens are taken for old'
+  assert former_names('local.ffn.expert', {'local.ffn.expert'})[1] == 'local.ffn'
+  assert former_names('ffn', {'ffn'}) == ('ffn', 'ffn', 'ffn.shared', 'ffn.expert')
+  assert former_names('qkv', after) == ('qkv',)
+
+
+@pytest.mark.parametrize(
+  ('make', 'sentence'),
+  [
+    (lambda: with_experts(tiny_model(dense=True), 4, 16), 'ffn.kind is mlp; leave it out'),
+    (lambda: with_experts(sparse(), 6, 16), '--param_tokens=ffn.expert=N --method=zero_keys'),
+    (lambda: with_experts(tiny_model(dense=True, bias=True), 4), 'experts have no biases'),
+    (lambda: with_experts(tiny_model(), 4, 16, 5), 'top_k is 5, and there are .*=4 experts'),
+    (lambda: with_experts(tiny_model(), 0), 'here is 0 for layer; it must be at least 1'),
+    (
+      lambda: experts.named_counts(two_kinds(), {'local': 4}, '--experts'),
+      "the layer 'local'",
+    ),
+    (
+      lambda: experts.named_counts(tiny_model(), 2, '--experts', dense=False),
+      'no layer .* has e',
+    ),
+    (lambda: experts.smaller(sparse(), {'layer': 6}, 'N'), 'shrink cannot make 6 of them'),
+    (lambda: experts.smaller(sparse(), {'layer': 4}, '--experts=N'), 'nothing would shrink'),
+  ],
+)
+def test_mistakes_have_a_sentence(make, sentence):
+  with pytest.raises(UserError, match=sentence):
+    make()
+
+
+def test_a_layer_without_a_feed_forward_part_gets_no_experts():
+  model = tiny_model()
+  layer = dataclasses.replace(model.layer, ffn=NoFeedForwardConfig())
+  with pytest.raises(UserError, match='no layer of this model has a feed-forward part'):
+    experts.named_counts(dataclasses.replace(model, layer=layer), 4, '--experts')
