@@ -28,6 +28,7 @@ def model():
   return dataclasses.replace(model, layer=dataclasses.replace(model.layer, ffn=ffn))
 
 
+@pytest.mark.slow
 def test_the_load_is_that_of_the_model(model):
   found = _measure(model)
   assert list(found) == [1, 3], 'the layers with a router, from 0 on'

@@ -76,6 +76,7 @@ def test_without_places_experts_add_nothing():
   assert not np.any(out) and not np.any(kept)
 
 
+@pytest.mark.slow
 def test_rows_can_share_places():
   experts = np.array([[0, 0, 0, 0], [1, 1, 2, 3]])[..., None]
   alone, shared = (
@@ -139,6 +140,7 @@ def test_both_ways_agree_where_nothing_is_dropped():
   )
 
 
+@pytest.mark.slow
 def test_decoding_token_by_token_drops_none():
   config = unbalanced(dispatch=CapacityConfig(factor=0.01, eval_factor=0.01, least=0))
   definition = layer(config)

@@ -214,6 +214,7 @@ def test_whole_experts_without_shared_ones_are_a_plain_mixture(renormalize):
   np.testing.assert_allclose(_output(config, params, x), want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_groups_of_parameter_tokens_each_have_a_norm_of_their_own():
   shared = PattentionConfig(tokens=16, reference=16)
   router = RouterConfig('sigmoid', top_k=2)

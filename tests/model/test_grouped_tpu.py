@@ -19,6 +19,7 @@ def _dense(rows, matrices):
   return jnp.pad(out, ((0, len(rows) - len(expert)), (0, 0)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('inputs', 'outputs'), [(64, 192), (192, 64)])
 def test_gradients_are_those_of_dense_products(inputs, outputs):
   keys = jax.random.split(jax.random.key(0), 3)

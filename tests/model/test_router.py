@@ -239,6 +239,7 @@ def test_a_padded_token_chooses_no_expert():
   assert float(jnp.sum(aux.figures['router/load'])) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_the_gradient_reaches_the_router_through_the_gate():
   definition = layer(unbalanced())
   params = jax.tree.map(lambda p: inputs(*p.shape, seed=7), definition.abstract)

@@ -19,7 +19,7 @@ from tokenformer_jax.parallel import devices
 from tokenformer_jax.runs import checkpoint, metrics
 from tokenformer_jax.training import inherit, loop
 
-_SLOW = pytest.mark.slow
+pytestmark = pytest.mark.slow  # because two runs are trained first
 SMALLER = {'model__layer__ffn__tokens': 32, 'train__steps': 10}
 
 
@@ -82,7 +82,6 @@ def test_a_checkpoint_only_names_the_teacher(teacher, student):
   assert meta.teacher.source == meta.config.distill.teacher == f'{teacher}@20'
 
 
-@_SLOW
 def test_the_weight_0_is_training_without_a_teacher(make, tmp_path, one_device, teacher):
   plain = loop.train(make(**SMALLER), tmp_path / 'plain')
   config = make(distill__teacher=str(teacher), distill__weight=0.0, **SMALLER)
@@ -106,7 +105,6 @@ def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(
   assert meta_of(tmp_path / 'run').checksums == meta_of(student).checksums
 
 
-@_SLOW
 @pytest.mark.parametrize('changes', [{}, {'optim__accumulation_steps': 2}], ids=['', 'parts'])
 def test_losses_are_the_same_on_a_mesh(make, tmp_path, teacher, monkeypatch, changes):
   options = {'distill__temperature': 2.0, 'train__log_every': 1, 'data__batch_size': 16, **changes}
@@ -121,7 +119,6 @@ def test_losses_are_the_same_on_a_mesh(make, tmp_path, teacher, monkeypatch, cha
     np.testing.assert_allclose(list(many.values()), list(one.values()), rtol=1e-4, err_msg=name)
 
 
-@_SLOW
 def test_parts_of_a_batch_have_the_gradient_of_the_whole(make, tmp_path, one_device, teacher):
   found = []
   for parts in (1, 4):
@@ -147,7 +144,6 @@ def test_a_step_leaves_the_teacher_alone(make, tmp_path, one_device, teacher):
     assert float(figures['loss']) == pytest.approx(float(figures['teacher_loss']), rel=0.05)
 
 
-@_SLOW
 def test_an_evaluation_does_not_see_the_teacher(make, tmp_path, one_device, teacher):
   with trainer(make(distill__teacher=str(teacher)), tmp_path / 'run') as run:
     state, _ = run.first_state()
@@ -205,7 +201,6 @@ def test_arrays_of_equal_shape_and_other_meaning_are_drawn(change, stays):
   assert found[('embedding',)] == [inherit.Source(('embedding',))]
 
 
-@_SLOW
 def test_a_run_begins_so_with_an_average(make, tmp_path, one_device, teacher, capsys):
   changes = {'model__layer__ffn__tokens': 96, 'train__ema': 0.5}
   config = make(distill__teacher=str(teacher), distill__init='yes', **changes)
@@ -276,7 +271,6 @@ def test_a_run_keeps_its_teacher(make, tmp_path, one_device, teacher, student):
     assert run.teacher.record.source == f'{moved}@20', 'a teacher cannot be moved'
 
 
-@_SLOW
 def test_a_teacher_that_trains_on_is_the_one_it_was(make, tmp_path, one_device, teacher):
   shutil.copytree(teacher, tmp_path / 'teacher')
   config = make(distill__teacher=f'{tmp_path}/teacher', **SMALLER)
@@ -286,7 +280,6 @@ def test_a_teacher_that_trains_on_is_the_one_it_was(make, tmp_path, one_device, 
     assert run.teacher.record.source == f'{tmp_path}/teacher@20', 'a later checkpoint is taken'
 
 
-@_SLOW
 def test_a_student_has_the_trained_tokenizer_of_its_teacher(tmp_path, one_device):
   """`bpe:SIZE` on other text would be another tokenizer."""
   source = tiny_run.write_corpus(tmp_path / 'text')
