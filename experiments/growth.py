@@ -104,7 +104,7 @@ class Size:
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-  """A way to spend the budget, or a part of it: a kind of model, how it grows, and to which size."""
+  """A way to spend a part of the budget: a kind of model, how it grows, and to which size."""
 
   kind: str = 'tokenformer'
   size: Size = Size(4)
