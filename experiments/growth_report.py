@@ -100,7 +100,9 @@ def arms(plan: Plan) -> None:
     # From scratch at the size that the arm ends with; what does not grow, at four times the tokens.
     size = Size(4) if arm.size in (Size(), Size(2), Size(8)) else arm.size
     share = saved(
-      references[arm.kind, size], arm.part * plan.budget(arm.kind), statistics.mean(values)
+      references.get((arm.kind, size), []),
+      arm.part * plan.budget(arm.kind),
+      statistics.mean(values),
     )
     rows.append([name, *tries, spread(values), share, str(len(values))])
   for name in SCRATCH:
