@@ -145,11 +145,13 @@ class Trial:
     layer.norm, mixer.positions.fraction, c.model.init.std = 'affine', 1.0, 0.1
     c.model.init.output_std = 0.5 / (2 * WIDTH**0.5)
     c.data.update(source='stdlib', tokenizer='bytes', sequence_length=64, batch_size=8)
-    c.optim.update(learning_rate=RATE, schedule='wsd', warmup_steps=50, final_fraction=0.0)
+    c.optim.update(learning_rate=RATE, schedule='wsd', warmup_steps=50)
     c.train.update(steps=steps, seed=self.seed, log_every=100, eval_every=0, eval_batches=64)
     c.train.update(checkpoint_every=10**9, sample_tokens=0, loss_chunk=64, tensorboard=False)
     changes = dict(changes) | {name.replace('__', '.'): value for name, value in more.items()}
     c.update_from_flattened_dict(changes)
+    if c.optim.schedule == 'wsd':
+      c.optim.final_fraction = 0.0
     return config_lib.resolve(c)
 
   def run(self, name: str, config: Config) -> Path:
