@@ -3,9 +3,15 @@
 import dataclasses
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import Config, ModelConfig, counts_as_text, token_counts
+from tokenformer_jax.config import (
+  Config,
+  ExpertsConfig,
+  ModelConfig,
+  counts_as_text,
+  token_counts,
+)
 from tokenformer_jax.errors import UserError, nearest
-from tokenformer_jax.grow import depth, grown_model
+from tokenformer_jax.grow import depth, experts, grown_model
 from tokenformer_jax.messages import say
 from tokenformer_jax.plan.estimate import Plan, count_steps, plan
 from tokenformer_jax.plan.table import Row, align, gib, ms, percent
@@ -20,26 +26,64 @@ class Chain:
   scratch: Plan
 
 
-def stage(config: Config, text: str) -> Config:
-  """Return the config grown as `--grow=qkv=N,proj=N,ffn=N[,layers=N][,steps=N]` says.
+_OTHERS = ('experts', 'expert_tokens', 'top_k', 'layers', 'pattern', 'steps')
 
-  `pattern=PATTERN` takes the place of `layers=N` where rows of layers differ. The groups of tokens
-  and the reference counts are those that growth by `config.grow` makes. The steps are those of this
-  stage alone, by default as many as before.
+
+def stage(config: Config, text: str) -> Config:
+  """Return the config grown as `--grow=qkv=N,proj=N,ffn=N[,experts=N][,layers=N][,steps=N]` says.
+
+  `pattern=PATTERN` takes the place of `layers=N` where rows of layers differ; `expert_tokens=N` and
+  `top_k=K` go with experts, as in the command grow. The groups of tokens and the reference counts
+  are those that growth by `config.grow` makes. The steps are those of this stage alone, by default
+  as many as before.
 
   Raises:
     UserError: the text is not of that form, or nothing grows.
   """
+  numbers, pattern = _parsed(config.model, text)
+  steps, layers = numbers.pop('steps', count_steps(config)), numbers.pop('layers', None)
+  more = {name: numbers.pop(name, None) for name in ('experts', 'expert_tokens', 'top_k')}
+  before = config_lib.with_references(config.model)
+  old = token_counts(before)
+  new = config_lib.named_counts(before, numbers, f'--grow={text}') if numbers else old
+  grown = routed = grown_model(before, new, config.grow)
+  if more['experts'] is not None:
+    counts = experts.named_counts(grown, more['experts'], f'--grow={text}')
+    routed = experts.wanted(grown, experts.Wanted(counts, more['expert_tokens'], more['top_k']))
+  elif set(more.values()) != {None}:
+    raise UserError(f'--grow={text} has expert_tokens or top_k, which go with experts=N')
+  after = depth.wanted(routed, layers, pattern)
+  if after == before or any(new[name] < count for name, count in old.items()):
+    raise UserError(
+      f'--grow={text} must make no count smaller and one larger than {_sizes(config.model)} of the '
+      'stage before it, or add experts or layers'
+    )
+  experts.check(grown, routed)
+  depth.check(routed, after, 'between')
+  return dataclasses.replace(
+    config,
+    model=after,
+    train=dataclasses.replace(config.train, steps=steps, epochs=0.0, examples=0),
+  )
+
+
+def _parsed(model: ModelConfig, text: str) -> tuple[dict[str, int], str | None]:
+  """Return the numbers of a stage by name, and its pattern or None.
+
+  Raises:
+    UserError: a name is unknown, or a value is not a number.
+  """
   numbers: dict[str, int] = {}
   pattern = None
-  names = config_lib.count_names(config.model)
-  known = (*names, 'layers', 'pattern', 'steps')
+  names = config_lib.count_names(model)
+  known = (*names, *_OTHERS)
   for part in text.split(','):
     name, _, number = part.partition('=')
     if name not in known:
       if not names:
         raise UserError(
-          f'--grow={text} adds parameter tokens, and a Transformer has none; it takes layers=N'
+          f'--grow={text} adds parameter tokens, and a Transformer has none; it takes layers=N and '
+          'experts=N'
         )
       raise UserError(f'--grow={text} names {name!r}{nearest(name, known)}')
     if name == 'pattern':
@@ -48,28 +92,14 @@ def stage(config: Config, text: str) -> Config:
     if not number.isdigit() or int(number) == 0:
       raise UserError(f'--grow={text} has {part!r}; it must be {name}=N, with N greater than 0')
     numbers[name] = int(number)
-  steps, layers = numbers.pop('steps', count_steps(config)), numbers.pop('layers', None)
-  filled = config_lib.with_references(config.model)
-  deeper = depth.wanted(filled, layers, pattern)
-  depth.check(filled, deeper, 'between')
-  old = token_counts(config.model)
-  new = config_lib.named_counts(config.model, numbers, f'--grow={text}') if names else {}
-  same = new == old and deeper.groups == config.model.groups
-  if same or any(new[name] < count for name, count in old.items()):
-    raise UserError(
-      f'--grow={text} must make no count smaller and one larger than {_sizes(config.model)} of the '
-      'stage before it, or add layers'
-    )
-  return dataclasses.replace(
-    config,
-    model=grown_model(deeper, new, config.grow),
-    train=dataclasses.replace(config.train, steps=steps, epochs=0.0, examples=0),
-  )
+  return numbers, pattern
 
 
 def _sizes(model: ModelConfig) -> str:
   """Return the sizes that stages may change, in the form of `--grow`."""
-  return f'{counts_as_text(token_counts(model) | {"layers": model.depth})}'
+  routed = [one.ffn.count for one in model.layers.values() if isinstance(one.ffn, ExpertsConfig)]
+  of_experts = {'experts': max(routed)} if routed else {}
+  return counts_as_text(token_counts(model) | of_experts | {'layers': model.depth})
 
 
 def plan_chain(config: Config, grow: list[str], on: Topology, *, quick: bool = False) -> Chain:
