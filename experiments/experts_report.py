@@ -67,7 +67,7 @@ def _routed(line: dict[str, float]) -> bool:
 
 def balance(out: Path) -> None:
   """Print how uneven the load is over time: the largest load above the mean, in means."""
-  steps = [100, 300, experts.STEPS // 2, experts.STEPS]
+  steps = [100, 300, 700, experts.STEPS]
   rows = [['', *(f'step {step}' for step in steps), 'entropy', 'bits a byte', 'seeds']]
   for name in experts.BALANCE:
     if found := runs(out / 'balance' / name):
