@@ -27,6 +27,21 @@ import matplotlib.pyplot as plt
 
 Losses = dict[int, float]  # by seed
 
+# What the picture shows: models from scratch of four times the size, and arms.
+_SCRATCH = {
+  'scratch': 'k-o',
+  'scratch, tokens and depth': 'k:^',
+  'scratch, transformer': 'k--s',
+}
+_DRAWN = (
+  'no growth',
+  'group',
+  'tokens and depth, copies',
+  'zero_keys',
+  'as released',
+  'net2net',
+)
+
 
 def losses(folder: Path, runs: str) -> dict[float, Losses]:
   """Return the last loss of each finished seed by the factor of the rate.
@@ -182,10 +197,10 @@ def picture(plans: dict[str, Plan], pictures: Path) -> None:
     return
   figure, all_axes = plt.subplots(1, len(drawn), figsize=(6 * len(drawn), 4.6), squeeze=False)
   for axes, (name, plan) in zip(all_axes[0], drawn.items(), strict=True):
-    for scratch, style in (('scratch', 'k-o'), ('scratch, transformer', 'k--s')):
+    for scratch, style in _SCRATCH.items():
       if curve := scratch_curve(plan, scratch):
-        axes.plot(*zip(*curve, strict=True), style, ms=4, label=f'from {scratch}, ×4')
-    for arm in ('no growth', 'group', 'zero_keys', 'as released', 'depth', 'net2net'):
+        axes.plot(*zip(*curve, strict=True), style, ms=4, label=f'from {scratch}')
+    for arm in _DRAWN:
       found = losses(plan.out / 'arms' / arm, '0/')
       if found:
         values = list(best(found)[1].values())
