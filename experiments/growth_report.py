@@ -17,7 +17,8 @@ import elastic
 import forgetting
 import growth
 import matplotlib
-from growth import ARMS, FACTORS, POINTS, SCALES, SCRATCH, SCRATCH_BUDGETS, Plan, Size
+import numpy as np
+from growth import ARMS, FACTORS, POINTS, SCALES, SCRATCH, SCRATCH_BUDGETS, Arm, Plan, Size
 from trials import directories, spread, table
 
 from tokenformer_jax.runs import metrics
@@ -102,10 +103,82 @@ def saved(curve: list[tuple[float, float]], budget: float, loss: float) -> str:
   return f'{1 - budget / flops:.0%}'
 
 
+# Of each kind of model, the arm that does not grow, and one whose growth is exact.
+_OF_KIND = {
+  'tokenformer': ('no growth', 'group'),
+  'transformer': ('transformer, no growth', 'transformer, depth, copies'),
+  'muon': ('muon, no growth', 'muon, group'),
+}
+Curve = list[tuple[float, float]]  # FLOPs since the growth, and bits per byte in training
+
+
+def training_curves(plan: Plan, name: str, arm: Arm) -> tuple[list[float], list[Curve]]:
+  """Return what the last stage of an arm logged at its best rate.
+
+  Returns:
+    For each seed the loss on held-out text at the growth; and the training losses, each at the
+    middle of the steps that it is a mean over.
+  """
+  folder = plan.out / 'arms' / name
+  factor, _ = best(losses(folder, '0/'))
+  per_step, at_growth, curves = plan.step_flops(arm.kind, arm.size), [], []
+  for done in sorted(folder.glob(f'{factor:.3g}/*/0/done')):
+    lines = list(metrics.read(done.parent))
+    at_growth.append(next(x['eval/bits_per_byte'] for x in lines if 'eval/bits_per_byte' in x))
+    start = before = lines[0]['step']
+    curve = []
+    for line in lines:
+      if 'train/bits_per_byte' in line:
+        middle = (line['step'] + before) / 2 - start
+        curve.append((middle * per_step, line['train/bits_per_byte']))
+        before = line['step']
+    curves.append(curve)
+  return at_growth, curves
+
+
+def ahead(plan: Plan, name: str, arm: Arm) -> tuple[str, str]:
+  """Return the jump of the loss at growth, and after how many steps an arm passes no growth.
+
+  The loss before growth is that after an exact one.
+  """
+  base, exact = _OF_KIND[arm.kind]
+  elsewhere = arm.stages and arm.stages != ((growth.POINT, arm.size),)
+  if name == base or elsewhere or arm.part != 1 or not losses(plan.out / 'arms' / base, '0/'):
+    return '', ''
+  _, without = training_curves(plan, base, ARMS[base])
+  after, curves = training_curves(plan, name, arm)
+  jump = ''
+  if losses(plan.out / 'arms' / exact, '0/'):
+    before, _ = training_curves(plan, exact, ARMS[exact])
+    pairs = zip(before, after, strict=False)
+    jump = f'{100 * statistics.mean(new / old - 1 for old, new in pairs):+.1f} %'
+  own, other = _mean(curves), _mean(without)
+  passed = (x for x, y in own if y < np.interp(x, *zip(*other, strict=True)))
+  first = next(passed, None)
+  return jump, 'never' if first is None else f'{first / plan.step_flops(arm.kind, arm.size):,.0f}'
+
+
+def _mean(curves: list[Curve]) -> Curve:
+  """Return the mean of curves with the same FLOPs."""
+  return [
+    (points[0][0], statistics.mean(y for _, y in points)) for points in zip(*curves, strict=False)
+  ]
+
+
 def arms(plan: Plan) -> None:
   """Print the table of arms, and of models from scratch."""
   references = {(arm.kind, arm.size): scratch_curve(plan, name) for name, arm in SCRATCH.items()}
-  rows = [['', *(f'rate × {factor:g}' for factor in FACTORS), 'all seeds', 'saves', 'seeds']]
+  rows = [
+    [
+      '',
+      *(f'rate × {factor:g}' for factor in FACTORS),
+      'all seeds',
+      'saves',
+      'jump',
+      'ahead after',
+      'seeds',
+    ]
+  ]
   for name, arm in {**ARMS, **POINTS}.items():
     found = losses(plan.out / 'arms' / name, f'{max(0, len(arm.stages) - 1)}/')
     if not found:
@@ -119,14 +192,15 @@ def arms(plan: Plan) -> None:
       arm.part * plan.budget(arm.kind),
       statistics.mean(values),
     )
-    rows.append([name, *tries, spread(values), share, str(len(values))])
+    rows.append([name, *tries, spread(values), share, *ahead(plan, name, arm), str(len(values))])
   for name in SCRATCH:
     for budget in SCRATCH_BUDGETS:
       found = losses(plan.out / f'scratch/{name}/{budget:g}', '')
       if found:
         tries = [f'{found[f][0]:.3f}' if 0 in found.get(f, {}) else '' for f in map(shown, FACTORS)]
         values = best(found)[1].values()
-        rows.append([f'{name}, {budget:g} budgets', *tries, spread(values), '', str(len(values))])
+        count = str(len(values))
+        rows.append([f'{name}, {budget:g} budgets', *tries, spread(values), '', '', '', count])
   table(rows)
 
 
