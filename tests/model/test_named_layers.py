@@ -149,7 +149,7 @@ def test_decoding_with_caches_is_the_forward_pass(parts):
   'mesh',
   [
     pytest.param({'fsdp': 4, 'tokens': 2}, marks=pytest.mark.slow),
-    {'replica': 2, 'fsdp': 2, 'tokens': 2},
+    pytest.param({'replica': 2, 'fsdp': 2, 'tokens': 2}, marks=pytest.mark.slow),
   ],
 )
 def test_logits_and_gradients_do_not_depend_on_the_devices(mesh):

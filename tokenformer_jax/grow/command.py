@@ -2,7 +2,7 @@ r"""Make a trained model larger without changing what it computes.
 
   tokenformer grow --source=DIR[@STEP] --target=DIR --param_tokens=qkv=N,proj=N,ffn=N
   tokenformer grow --source=DIR --target=DIR --layers=N --place=PLACE
-  tokenformer grow --source=DIR --target=DIR --experts=N [--expert_tokens=N] [--top_k=K]
+  tokenformer grow --source=DIR --target=DIR --experts=N [--top_k=K] …
   tokenformer grow --source=DIR --target=DIR --method=net2net --width=N
 
 The second form adds layers that add zero at first, `between` the old ones or `behind` them.
