@@ -81,6 +81,25 @@ def balance(out: Path) -> None:
   table(rows)
 
 
+def drops(out: Path) -> None:
+  """Print the share of choices without a place over time, in training."""
+  steps = [100, 300, 700, experts.STEPS]
+  rows = [['dropped in training', *(f'step {step}' for step in steps)]]
+  for name in experts.QUALITY:
+    at = [
+      [
+        100 * line['train/router/dropped']
+        for lines in runs(out / 'quality' / name)
+        for line in lines
+        if line['step'] == step and 'train/router/dropped' in line
+      ]
+      for step in steps
+    ]
+    if all(at) and any(map(any, at)):
+      rows.append([name, *(f'{spread(one, 1)} %' for one in at)])
+  table(rows)
+
+
 def growth(out: Path) -> None:
   """Print the losses of the ways to go on with a trained model."""
   rows = [['', 'parameters', 'of one token', 'kFLOP a token', 'bits a byte', 'seeds']]
@@ -145,6 +164,7 @@ def main() -> None:
   for part in ('quality', 'precision', 'init'):
     plain(out, part)
   balance(out)
+  drops(out)
   growth(out)
   distillation(out)
   picture(out, pictures)

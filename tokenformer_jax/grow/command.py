@@ -5,12 +5,12 @@ r"""Make a trained model larger without changing what it computes.
   tokenformer grow --source=DIR --target=DIR --experts=N [--top_k=K] …
   tokenformer grow --source=DIR --target=DIR --method=net2net --width=N
 
-The second form adds layers that add zero at first, `between` the old ones or `behind` them.
-`copies` are copies of the layer before; `whole_copies` keep what it adds, which is not exact. Where
-rows of layers differ, --pattern='local*10 full' says which there are. The third form adds experts:
-a Pattention stays on for all tokens, with routed experts of zero values beside it; an MLP becomes
-copies of itself; a mixture gets more experts. --experts=NAME=N is for one kind of layer. The last
-form widens a Transformer.
+The second form adds layers that add zero at first: copies of the layer before (the default), or
+drawn ones `between` the old ones or `behind` them; `whole_copies` keep what the layer before adds,
+which is not exact. Where rows of layers differ, --pattern='local*10 full' says which there are. The
+third form adds experts: a Pattention stays on for all tokens, with routed experts of zero values
+beside it; an MLP becomes copies of itself; a mixture gets more experts. --experts=NAME=N is for one
+kind of layer. The last form widens a Transformer.
 
 A word before the flags names another action:
 
