@@ -16,6 +16,7 @@ from tokenformer_jax.config import (
   MLPConfig,
   RouterConfig,
 )
+from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import dispatch, grouped
 from tokenformer_jax.model.router import Choice
 from tokenformer_jax.model.trunk import Context
@@ -85,6 +86,12 @@ def test_rows_can_share_places():
   )
   assert alone.tolist() == [[True, False, False, False], [True, False, True, True]]
   assert shared.tolist() == [[True, True, False, False], [True, True, True, True]]
+
+
+def test_rows_that_do_not_divide_the_sequences_of_a_device_are_told():
+  experts = np.zeros((2, 4, 1), np.int32)
+  with pytest.raises(UserError, match='rows=4, and a device has 2 sequences'):
+    _numbered(experts, CapacityConfig(rows=4))
 
 
 @pytest.mark.parametrize('config', [PLENTY, GroupedConfig()], ids=['capacity', 'grouped'])

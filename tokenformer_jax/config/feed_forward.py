@@ -114,7 +114,9 @@ class CapacityConfig:
   factor: float = key(1.25, 'places of an expert, in K · tokens / E, in training', above=0)
   eval_factor: float = key(2.0, 'the same in evaluation', above=0)
   least: int = key(4, 'the least number of places', least=0)
-  rows: int = key(1, 'sequences that share the places', above=0)
+  rows: int = key(
+    1, 'sequences of a device that share the places; in evaluation as many as divide them', above=0
+  )
   order: str = key(
     'sequence',
     'tokens get places in their order, or those with the largest gates first, by which later '

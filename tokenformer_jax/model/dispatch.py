@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from tokenformer_jax.config import CapacityConfig, GroupedConfig
+from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import grouped
 from tokenformer_jax.model.router import Choice
 from tokenformer_jax.parallel import per_device
@@ -119,7 +120,12 @@ def _with_capacity(
 ) -> Routed:
   """Return the result of experts that have places for so many tokens of each group."""
   batch, length, width = x_BxTxD.shape
-  top_k, rows = choice.experts_BxTxK.shape[-1], config.rows if batch % config.rows == 0 else 1
+  top_k, rows = choice.experts_BxTxK.shape[-1], math.gcd(batch, config.rows)
+  if training and rows < config.rows:
+    raise UserError(
+      f'config.model has ffn.dispatch.rows={config.rows}, and a device has {batch} sequences of a '
+      'batch, or of each part of it with optim.accumulation_steps; make rows a divisor of that'
+    )
   groups = batch // rows
   slots = capacity(config, rows * length, top_k, count, training)
   if not slots:
