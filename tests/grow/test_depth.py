@@ -182,9 +182,9 @@ def test_new_layers_change_no_bit_of_compiled_logits(config):
 def test_a_transformer_gets_wider_and_deeper():
   source = tiny_model(**DENSE, tied_head=False)
   target = tiny_model(**DENSE, tied_head=False, layers=4, width=64, heads=8)
-  _assert_exact(source, target, GrowConfig('net2net'), within=1e-5)
+  _assert_exact(source, target, GrowConfig('net2net', place='between'), within=1e-5)
   with pytest.raises(UserError, match='would stay equal for ever'):
-    state_lib.check(source, target, GrowConfig('net2net', place='copies'))
+    state_lib.check(source, target, GrowConfig('net2net'))
 
 
 @SLOW
