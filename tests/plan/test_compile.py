@@ -86,7 +86,7 @@ def test_tokens_are_split(tokens):
   found = _plan(
     'v5e:4x4', mesh__tokens=tokens, model__width=1024, model__layer__mixer__heads=16, quick=True
   )
-  assert found.mesh == {'replica': 1, 'fsdp': 16 // tokens, 'tokens': tokens}
+  assert found.mesh == {'replica': 1, 'fsdp': 16 // tokens, 'experts': 1, 'tokens': tokens}
   moved = _moved(found, 'tokens')
   assert moved['all-reduce'], 'the norms of rows are not summed'
   assert moved['reduce-scatter'], 'outputs are whole on each device before they are heads'
