@@ -44,7 +44,7 @@ MISTAKES = {
   ),
   'mesh that does not fit': (
     [*TRAIN, '--config.mesh.fsdp=3'],
-    'config.mesh has replica=1, fsdp=3, experts=1, tokens=1, and the product of these sizes must be',
+    'config.mesh has replica=1, fsdp=3, experts=1, tokens=1, and the product of these sizes must',
   ),
   'no such device': (
     ['env', 'JAX_PLATFORMS=tpu', *TRAIN],
