@@ -10,6 +10,7 @@ import logging as std_logging
 import math
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -154,6 +155,8 @@ def quiet() -> None:
     logger.addFilter(_REDUNDANT_LOGS)
   if not isinstance(sys.unraisablehook, _UnraisableHook):
     sys.unraisablehook = _UnraisableHook(sys.unraisablehook)
+  # A save that failed leaves writes that never began; Python tells them with a line of its source.
+  warnings.filterwarnings('ignore', 'coroutine .* was never awaited', RuntimeWarning)
 
 
 def _handlers(save_gb: int | None) -> ocp.handlers.CheckpointHandlerRegistry:
