@@ -9,6 +9,7 @@ decay of the rate to zero. Parts:
 
   quality       models of equal steps; DENSE has the FLOPs of the mixtures, WIDE their parameters
   balance       what keeps the load even: nothing, a loss, a bias
+  drops         the same with a capacity of 1.25, beyond which tokens are dropped
   precision     bfloat16 activations, with the router in float32 and in bfloat16
   init          initial values by √(s / fan in), s = 1 and 0.1, at a high rate
   growth        a trained dense TokenFormer that goes on with routed experts of parameter tokens,
@@ -105,6 +106,10 @@ BALANCE = {
     **_FINE,
     **{'balance.kind': 'bias', 'balance.rate': 0.01, 'router.gates': 'sigmoid'},
   ),
+}
+DROPS = {
+  name: changes | {FFN + 'dispatch.kind': 'capacity', FFN + 'dispatch.factor': 1.25}
+  for name, changes in BALANCE.items()
 }
 PRECISION = {
   'router in float32': _SWITCH | _BF16,
@@ -208,7 +213,13 @@ STUDENTS = {
   "begun with the teacher's other weights": {'weight': 0.0, 'init': 'yes'},
   'both': {'weight': 0.25, 'init': 'yes'},
 }
-PARTS = {'quality': QUALITY, 'balance': BALANCE, 'precision': PRECISION, 'init': INIT}
+PARTS = {
+  'quality': QUALITY,
+  'balance': BALANCE,
+  'drops': DROPS,
+  'precision': PRECISION,
+  'init': INIT,
+}
 
 
 def main() -> None:

@@ -85,11 +85,12 @@ def drops(out: Path) -> None:
   """Print the share of choices without a place over time, in training."""
   steps = [100, 300, 700, experts.STEPS]
   rows = [['dropped in training', *(f'step {step}' for step in steps)]]
-  for name in experts.QUALITY:
+  of_parts = (('quality', experts.QUALITY), ('drops', experts.DROPS))
+  for part, name in ((part, name) for part, names in of_parts for name in names):
     at = [
       [
         100 * line['train/router/dropped']
-        for lines in runs(out / 'quality' / name)
+        for lines in runs(out / part / name)
         for line in lines
         if line['step'] == step and 'train/router/dropped' in line
       ]
