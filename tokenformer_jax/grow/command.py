@@ -5,26 +5,17 @@ r"""Make a trained model larger without changing what it computes.
   tokenformer grow --source=DIR --target=DIR --experts=N [--top_k=K] …
   tokenformer grow --source=DIR --target=DIR --method=net2net --width=N
 
-The second form adds layers that add zero at first: copies of the layer before (the default), or
-drawn ones `between` the old ones or `behind` them; `whole_copies` keep what the layer before adds,
-which is not exact. Where rows of layers differ, --pattern='local*10 full' says which there are. The
-third form adds experts: a Pattention stays on for all tokens, with routed experts of zero values
-beside it; an MLP becomes copies of itself; a mixture gets more experts. --experts=NAME=N is for one
-kind of layer. The last form widens a Transformer.
+New layers and experts add zero at first. Layers are copies of the layer before, or drawn `between`
+the old ones or `behind` them. --pattern='local*10 full' is for rows that differ, --experts=NAME=N
+for one kind of layer. The last form widens a Transformer.
 
-A word before the flags names another action:
+A word before the flags names another action; groups of tokens are counted from 1:
 
-  extract  write only the tokens that the last growth added
+  extract  write only the tokens that the last growth added, or those of --groups=2
   merge    append the tokens of --added, from extract or another run, to those of --source
-  remove   take out what the last growth or merge added; with --experts=2,3: these experts
-  shrink   keep only the most important tokens, to the counts of --param_tokens; with --experts=N:
-           only the experts that tokens choose most
-
-Growth adds a group of tokens to each projection that grows. Groups are counted from 1 in each:
-
+  remove   take out what the last growth or merge added, or --groups=2,3, or --experts=2,3
+  shrink   keep the most important tokens (--param_tokens), or the most used experts (--experts=N)
   groups   print a table of the groups and of where they come from; needs no --target
-  remove   with --groups=2,3: take these groups out
-  extract  with --groups=2: write only the tokens of these groups
   slice    keep the first --groups=N groups of each projection
   scale    multiply the values of --groups=2 by --factor=0.5
   freeze   train all groups but --groups=1,2 from here on; --groups= trains all
