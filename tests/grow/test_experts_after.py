@@ -92,7 +92,7 @@ def test_the_most_used_experts_stay_in_their_order():
   model = sparse()
   info, smaller = define_lm(model).info, define_lm(with_ffn(model, count=2)).abstract
   load = jnp.array([[0.1, 0.4, 0.2, 0.3], [0.5, 0.0, 0.4, 0.1]])
-  loads = jax.tree.map(lambda one: load if expert_arrays.expert_axis(one) else jnp.zeros(()), info)
+  loads = jax.tree.map(lambda one: load if one.expert_axis else jnp.zeros(()), info)
   kept = expert_arrays.most_used(loads, info, smaller)
   np.testing.assert_array_equal(kept['blocks']['ffn']['experts']['keys'], [[1, 3], [0, 2]])
 

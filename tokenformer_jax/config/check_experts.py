@@ -63,10 +63,7 @@ def check_capacity(model: ModelConfig, length: int) -> None:
   Raises:
     UserError: an expert has no place, so that all tokens would be dropped.
   """
-  for name, layer in model.layers.items():
-    experts = layer.ffn
-    if not isinstance(experts, ExpertsConfig):
-      continue
+  for name, experts in model.experts.items():
     dispatch = experts.dispatch
     if not isinstance(dispatch, CapacityConfig):
       continue
@@ -82,5 +79,4 @@ def check_capacity(model: ModelConfig, length: int) -> None:
 
 def draws(model: ModelConfig) -> bool:
   """Return whether a router of the model draws random numbers in training."""
-  parts = (layer.ffn for layer in model.layers.values())
-  return any(isinstance(part, ExpertsConfig) and part.router.jitter > 0 for part in parts)
+  return any(experts.router.jitter > 0 for experts in model.experts.values())

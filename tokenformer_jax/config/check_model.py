@@ -1,7 +1,5 @@
 """Check that the values of a model fit together."""
 
-from collections.abc import Iterator
-
 from tokenformer_jax.config.check_experts import check_experts
 from tokenformer_jax.config.feed_forward import ExpertsConfig
 from tokenformer_jax.config.layer import LayerConfig, ParallelConfig, SkiplessConfig, parts
@@ -188,7 +186,7 @@ def window_reach(model: ModelConfig) -> tuple[int, int]:
   A hybrid is a model whose last layers attend to all positions and know none of them, after layers
   with windows. Other models have (0, 0).
   """
-  mixers = [layer.mixer for layer in _in_order(model)]
+  mixers = [layer.mixer for layer in model.in_order]
   while mixers and _is_full_without_positions(mixers[-1]):
     mixers.pop()
   windows = [getattr(mixer, 'window', 0) for mixer in mixers]
@@ -196,12 +194,6 @@ def window_reach(model: ModelConfig) -> tuple[int, int]:
   if not is_hybrid or model.position_embedding != 'none':
     return 0, 0
   return len(windows), sum(window - 1 for window in windows) + 1
-
-
-def _in_order(model: ModelConfig) -> Iterator[LayerConfig]:
-  """Yield the config of each layer in the order that they run."""
-  for group in model.groups:
-    yield from [model.layers[name] for name in group.layers] * group.count
 
 
 def _is_full_without_positions(mixer: object) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tokenformer_jax.config import pattern
+from tokenformer_jax.config.feed_forward import ExpertsConfig
 from tokenformer_jax.config.fields import MODEL_KINDS, key
 from tokenformer_jax.config.layer import NORMS, LayerConfig, map_parts, parts
 from tokenformer_jax.config.mixers import PositionScaleConfig
@@ -127,6 +128,18 @@ class ModelConfig:
     """The layers of the pattern by name, in the order of their first occurrence."""
     named = {BASE: self.layer, **self.variants}
     return {name: named[name] for group in self.groups for name in group.layers}
+
+  @property
+  def in_order(self) -> list[LayerConfig]:
+    """The layers in the order that they run."""
+    named = self.layers
+    return [named[name] for name in pattern.names(self.groups)]
+
+  @property
+  def experts(self) -> dict[str, ExpertsConfig]:
+    """The routed experts of the layers that have some, by the name of the layer."""
+    found = {name: layer.ffn for name, layer in self.layers.items()}
+    return {name: ffn for name, ffn in found.items() if isinstance(ffn, ExpertsConfig)}
 
   @property
   def heads(self) -> tuple[int, ...]:

@@ -21,12 +21,6 @@ from tokenformer_jax.tasks import Batch, Task
 ALL = -1  # in place of a number of old experts: the array has no new ones
 
 
-def expert_axis(one: ParamInfo) -> int | None:
-  """Return the position of the axis with an entry for each expert, or None."""
-  found = [i for i, axis in enumerate(one.axes) if axis in ('experts', 'routes')]
-  return found[0] if found else None
-
-
 class MoreExperts:
   """Makes every array of a model with more experts from those of the model with fewer.
 
@@ -38,12 +32,13 @@ class MoreExperts:
   Attributes:
     before: the shapes and dtypes of the smaller model's arrays.
     abstract: those of the larger model's arrays.
+    info: the `ParamInfo` of each array of the larger model.
   """
 
   def __init__(self, source: ModelConfig, target: ModelConfig, config: GrowConfig):
     definition = models.define(target)
     self.before, self.abstract = models.define(source).abstract, definition.abstract
-    self._info, self._config = definition.info, config
+    self.info, self._config = definition.info, config
 
   def sources(self, path: Path) -> tuple[Path, ...]:
     """Return the path of the array that the one at `path` is made from; none for a new array."""
@@ -57,7 +52,7 @@ class MoreExperts:
       rest = (*path[:at], *path[at + 1 :])
       if key.key == 'shared':
         yield rest
-      of_experts = key.key == 'experts' and 'experts' in lookup(self._info, path).axes
+      of_experts = key.key == 'experts' and 'experts' in lookup(self.info, path).axes
       if of_experts and 'shared' not in lookup(self.abstract, path[:at]):
         yield from (rest, (*rest, DictKey('kernel')))  # of a Pattention, or of an MLP
 
@@ -67,8 +62,8 @@ class MoreExperts:
     Routers are drawn. New experts are drawn as in a new model, but add zero. A bias for the choice
     is so low for new experts that tokens choose the old ones, as long as no bias moves.
     """
-    info, abstract = lookup(self._info, path), lookup(self.abstract, path)
-    axis = expert_axis(info)
+    info, abstract = lookup(self.info, path), lookup(self.abstract, path)
+    axis = info.expert_axis
     if olds and (axis is None or olds[0].shape == abstract.shape):
       return olds[0]
     if olds and olds[0].ndim < len(abstract.shape):
@@ -90,20 +85,20 @@ class MoreExperts:
     mean. A copy gets K/E of the tokens with a gate of about 1/K, and the squares of terms of random
     signs add up, so it has 1/(E K) of the mean square.
     """
-    info, abstract = lookup(self._info, path), lookup(self.abstract, path)
-    axis = expert_axis(info)
+    info, abstract = lookup(self.info, path), lookup(self.abstract, path)
+    axis = info.expert_axis
     if olds and (axis is None or olds[0].shape == abstract.shape):
       return olds[0]
     if olds and olds[0].ndim < len(abstract.shape):
-      part = olds[0] / self._parts(path, order)
+      part = olds[0] / self.parts(path, order)
       return jnp.broadcast_to(jnp.expand_dims(part, axis), abstract.shape)
     fresh = jnp.zeros(_behind(abstract.shape, axis, olds), abstract.dtype)
     return jnp.concatenate([*olds, fresh], axis) if olds else fresh
 
-  def _parts(self, path: Path, order: int) -> int:
+  def parts(self, path: Path, order: int) -> int:
     """Return the number that a moment is divided by for each copy."""
-    info = lookup(self._info, path)
-    count = lookup(self.abstract, path).shape[expert_axis(info)]
+    info = lookup(self.info, path)
+    count = lookup(self.abstract, path).shape[info.expert_axis]
     return count if order == 1 else count * round(info.active * count)
 
   def inverse(self) -> 'FewerExperts':
@@ -153,13 +148,13 @@ class FewerExperts:
     kept = self._first(path, old)
     if len(shape) == old.ndim:
       return kept
-    return kept * self._more._parts(self._larger[path], order)
+    return kept * self._more.parts(self._larger[path], order)
 
   def _first(self, path: Path, old: jax.Array) -> jax.Array:
-    shape, info = lookup(self.abstract, path).shape, self._more._info
+    shape, info = lookup(self.abstract, path).shape, self._more.info
     if old.shape == shape:
       return old
-    axis = expert_axis(lookup(info, self._larger[path]))
+    axis = lookup(info, self._larger[path]).expert_axis
     if len(shape) < old.ndim:
       return jnp.take(old, 0, axis)
     return jax.lax.slice_in_dim(old, 0, shape[axis], axis=axis)
@@ -181,7 +176,7 @@ def old_experts(source: ModelConfig, target: ModelConfig) -> Params | None:
   more = MoreExperts(before, target, GrowConfig())
 
   def count(path: Path, one: ParamInfo) -> int:
-    axis, sources = expert_axis(one), more.sources(path)
+    axis, sources = one.expert_axis, more.sources(path)
     if axis is None:
       return ALL
     if not sources:
@@ -191,7 +186,7 @@ def old_experts(source: ModelConfig, target: ModelConfig) -> Params | None:
       return 1
     return ALL if old == new else old[axis]
 
-  return jax.tree.map_with_path(count, more._info)
+  return jax.tree.map_with_path(count, more.info)
 
 
 def take(tree: Params, info: Params, numbers: Params) -> Params:
@@ -205,7 +200,7 @@ def take(tree: Params, info: Params, numbers: Params) -> Params:
   """
 
   def of_array(one: ParamInfo, array: jax.Array, kept_LxN: jax.Array) -> jax.Array:
-    axis = expert_axis(one)
+    axis = one.expert_axis
     if axis is None:
       return array
     shape = [1] * array.ndim
@@ -251,7 +246,7 @@ def loads(task: Task, params: Params, batch: Batch) -> Params:
   found = {path[:-2]: share + 1 / share.shape[-1] for path, share in excess.items()}
 
   def of_array(path: Path, _: jax.Array) -> jax.Array:
-    if expert_axis(lookup(info, path)) is None:
+    if lookup(info, path).expert_axis is None:
       return jnp.zeros(())
     return next(found[path[:at]] for at in range(len(path)) if path[:at] in found)
 
@@ -268,7 +263,7 @@ def most_used(loads: Params, info: Params, smaller: Params) -> Params:
   """
 
   def of_array(one: ParamInfo, load: jax.Array, array: jax.ShapeDtypeStruct) -> jax.Array:
-    axis = expert_axis(one)
+    axis = one.expert_axis
     if axis is None:
       return load
     return jnp.sort(jax.lax.top_k(load, array.shape[axis])[1], axis=-1)
@@ -286,7 +281,7 @@ def without(info: Params, abstract: Params, gone: Sequence[int]) -> Params:
   """
 
   def of_array(one: ParamInfo, array: jax.ShapeDtypeStruct) -> np.ndarray:
-    axis = expert_axis(one)
+    axis = one.expert_axis
     if axis is None:
       return np.zeros((), np.int32)
     kept = [i for i in range(array.shape[axis]) if i + 1 not in gone]

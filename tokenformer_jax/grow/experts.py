@@ -142,11 +142,7 @@ def with_counts(model: ModelConfig, counts: Mapping[str, int]) -> ModelConfig:
 
 def counts_of(model: ModelConfig) -> dict[str, int]:
   """Return the number of experts of each layer that has some, by the name of the layer."""
-  return {
-    name: layer.ffn.count
-    for name, layer in used_layers(model).items()
-    if isinstance(layer.ffn, ExpertsConfig)
-  }
+  return {name: one.count for name, one in model.experts.items()}
 
 
 def narrow(source: ModelConfig, target: ModelConfig) -> ModelConfig:

@@ -11,7 +11,6 @@ from typing import TypeVar
 from tokenformer_jax.config import ModelConfig, former_names, is_of_experts, token_counts
 from tokenformer_jax.config.groups import frozen_groups, groups_of, parse_numbers
 from tokenformer_jax.config.model import BASE
-from tokenformer_jax.grow import experts
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta, changes_of_tokens
 from tokenformer_jax.storage import paths
 
@@ -207,7 +206,7 @@ def _heading(name: str, model: ModelConfig) -> str:
   if not is_of_experts(name):
     return f'{name} (tokens:τ²)'
   layer = name.removesuffix('ffn.expert').removesuffix('.') or BASE
-  return f'{name} (tokens:τ², {experts.counts_of(model)[layer]} experts)'
+  return f'{name} (tokens:τ², {model.experts[layer].count} experts)'
 
 
 def _state(meta: Meta, name: str, number: int) -> str:

@@ -134,7 +134,7 @@ def check_no_experts(added: Meta, directory: paths.Path) -> None:
   Raises:
     UserError: it has some.
   """
-  if added.contents != 'added_tokens' and experts.counts_of(added.config.model):
+  if added.contents != 'added_tokens' and added.config.model.experts:
     raise UserError(
       f'{directory} is a whole model with experts, and no router would choose among those of both '
       'models; merge the tokens that a growth added to it (grow extract)'

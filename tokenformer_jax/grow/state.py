@@ -218,7 +218,7 @@ def check_method(model: ModelConfig, method: str) -> None:
         f'method {method} adds parameter tokens, and this model has none; choose net2net, '
         'net2net_fill or hypercloning'
       )
-  elif experts.counts_of(model):
+  elif model.experts:
     raise UserError(
       f'method {method} widens a Transformer without experts, and this model has some; choose '
       'another source'

@@ -14,8 +14,8 @@ from tokenformer_jax.config import (
   token_groups,
   with_groups,
 )
-from tokenformer_jax.config.model import BASE, used_layers
-from tokenformer_jax.grow import experts, widen
+from tokenformer_jax.config.model import BASE
+from tokenformer_jax.grow import widen
 from tokenformer_jax.model import flops, models
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps.step import bytes_on_a_device
@@ -47,7 +47,7 @@ def render(
       rows.append(_row(f'{name} tokens', was[name].tokens if was[name] else 0, one.tokens))
     for name, one in new.items():
       rows.append(_groups_row(name, was[name], one))
-  elif not experts.counts_of(after):
+  elif not after.experts:
     names = ('width', 'heads', 'feed-forward width')
     rows += map(_row, names, widen.sizes(before), widen.sizes(after))
   definitions = [models.define(model) for model in (before, after)]
@@ -91,9 +91,7 @@ def _experts(before: ModelConfig, after: ModelConfig) -> list[tuple[str, str, st
 
 def _used(model: ModelConfig) -> dict[str, tuple[int, int]]:
   """Return the numbers of experts, and of those of a token, of each layer that has some."""
-  layers = used_layers(model)
-  counts = experts.counts_of(model)
-  return {name: (count, layers[name].ffn.router.top_k) for name, count in counts.items()}
+  return {name: (one.count, one.router.top_k) for name, one in model.experts.items()}
 
 
 def _layers(before: ModelConfig, after: ModelConfig) -> list[tuple[str, str, str, str]]:

@@ -48,9 +48,7 @@ def check_has_tokens(meta: Meta, directory: paths.Path) -> None:
   """
   checkpoint.check_is_language_model(meta, directory)
   model = meta.config.model
-  layers = model.layers.values()
-  has_experts = any(isinstance(layer.ffn, config_lib.ExpertsConfig) for layer in layers)
-  if not (has_experts or config_lib.pattentions(model)):
+  if not (model.experts or config_lib.pattentions(model)):
     raise UserError(f'{directory} is a Transformer: it has no parameter tokens to look into')
 
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from tokenformer_jax.config import CapacityConfig, GroupedConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import grouped
+from tokenformer_jax.model.grouped import rows_at, sources
 from tokenformer_jax.model.router import Choice
 from tokenformer_jax.parallel import per_device
 from tokenformer_jax.parallel.sharding import Axes, parts
@@ -137,12 +138,13 @@ def _with_capacity(
   group_Gx1 = jnp.arange(groups, dtype=jnp.int32)[:, None]
   at_GxM = (experts_GxM * groups + group_Gx1) * slots + place_GxM
   at_M = jnp.where(kept_GxM, at_GxM, count * groups * slots).reshape(-1)
-  source = _sources(at_M, count * groups * slots)
+  # Choice k of token t has the number K t + k, and M // K is no token's number.
+  source = sources(at_M, count * groups * slots)
   flat_NxD = x_BxTxD.reshape(-1, width)
-  places_PxD = _rows(flat_NxD, source // top_k)
+  places_PxD = rows_at(flat_NxD, source // top_k)
   of_experts_ExSxD = places_PxD.reshape(count, groups * slots, width)
   results = _at_experts(apply, of_experts_ExSxD, matrices).reshape(-1, width)
-  rows_MxD = _rows(results, at_M)
+  rows_MxD = rows_at(results, at_M)
   kept_BxTxK = kept_GxM.reshape(batch, length, top_k)
   return Routed(_combine(rows_MxD, choice.gates_BxTxK, kept_BxTxK), kept_BxTxK)
 
@@ -193,7 +195,7 @@ def _sorted(
   flat_NxD, devices = x_BxTxD.reshape(-1, width), count // local
   if devices == 1:
     order = grouped.sort(experts_M, count)
-    rows_PxD = _rows(flat_NxD, order.source_P // top_k)
+    rows_PxD = rows_at(flat_NxD, order.source_P // top_k)
     rows_MxD = order.back(apply(rows_PxD, order.product, *matrices))
     kept_BxTxK = choice.experts_BxTxK < count
     return Routed(_combine(rows_MxD, choice.gates_BxTxK, kept_BxTxK), kept_BxTxK)
@@ -203,31 +205,17 @@ def _sorted(
   place_M = grouped.places(target_M, devices).of_row_M
   kept_M = (place_M < slots) & (experts_M < count)
   at_M = jnp.where(kept_M, target_M * slots + place_M, devices * slots)
-  source = _sources(at_M, devices * slots)
-  places_PxD = _rows(flat_NxD, source // top_k)
+  source = sources(at_M, devices * slots)
+  places_PxD = rows_at(flat_NxD, source // top_k)
   own_P = jnp.append(experts_M % local, local)[source]
   sent = per_device.exchange(places_PxD.reshape(devices, slots, width), 'experts')
   own_P = per_device.exchange(own_P.reshape(devices, slots), 'experts').reshape(-1)
   order = grouped.sort(own_P, local)
   results = apply(order.rows(sent.reshape(-1, width)), order.product, *matrices)
   back = per_device.exchange(order.back(results).reshape(devices, slots, width), 'experts')
-  rows_MxD = _rows(back.reshape(-1, width), at_M)
+  rows_MxD = rows_at(back.reshape(-1, width), at_M)
   kept_BxTxK = kept_M.reshape(choice.experts_BxTxK.shape)
   return Routed(_combine(rows_MxD, choice.gates_BxTxK, kept_BxTxK), kept_BxTxK)
-
-
-def _rows(rows_NxD: jax.Array, numbers_P: jax.Array) -> jax.Array:
-  """Return the rows of these numbers, with zeros for the number N."""
-  return jnp.take(rows_NxD, numbers_P, axis=0, mode='fill', fill_value=0)
-
-
-def _sources(at_M: jax.Array, places: int) -> jax.Array:
-  """Return the choice at each place, given the place of each choice; M for none.
-
-  Choice k of token t has the number K t + k, so that M // K is no token's number.
-  """
-  number_M = jnp.arange(len(at_M), dtype=jnp.int32)
-  return jnp.full(places, len(at_M), jnp.int32).at[at_M].set(number_M, mode='drop')
 
 
 def device_slots(config: GroupedConfig, choices: int, top_k: int, local: int, devices: int) -> int:

@@ -16,6 +16,17 @@ from tokenformer_jax.model import grouped_tpu
 from tokenformer_jax.parallel.sharding import platform
 
 
+def rows_at(rows_NxD: jax.Array, numbers_P: jax.Array) -> jax.Array:
+  """Return the rows of these numbers [P, D], with zeros for the number N."""
+  return jnp.take(rows_NxD, numbers_P, axis=0, mode='fill', fill_value=0)
+
+
+def sources(place_M: jax.Array, places: int) -> jax.Array:
+  """Return the row at each place, given the place of each row; M for a place without one."""
+  number_M = jnp.arange(len(place_M), dtype=jnp.int32)
+  return jnp.full(places, len(place_M), jnp.int32).at[place_M].set(number_M, mode='drop')
+
+
 class Places(NamedTuple):
   """The place of each row among those of its expert.
 
@@ -62,11 +73,11 @@ class Sorted(NamedTuple):
 
   def rows(self, x_MxD: jax.Array) -> jax.Array:
     """Return the rows at their places [P, D], with zeros at places without one."""
-    return jnp.take(x_MxD, self.source_P, axis=0, mode='fill', fill_value=0)
+    return rows_at(x_MxD, self.source_P)
 
   def back(self, rows_PxD: jax.Array) -> jax.Array:
     """Return the rows in their first order [M, D], with zeros for those without an expert."""
-    return jnp.take(rows_PxD, self.place_M, axis=0, mode='fill', fill_value=0)
+    return rows_at(rows_PxD, self.place_M)
 
   def product(self, rows_PxI: jax.Array, matrices_ExIxO: jax.Array) -> jax.Array:
     """Return each row times the matrix of its expert, [P, O]."""
@@ -100,11 +111,7 @@ def sort(experts_M: jax.Array, count: int) -> Sorted:
     number = -(-number // tile) * tile
   starts = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(sizes_E)])
   place_M = jnp.where(experts_M < count, starts[experts_M] + of_row_M, number)
-  source_P = jnp.full(number, len(experts_M), jnp.int32)
-  source_P = source_P.at[place_M].set(
-    jnp.arange(len(experts_M), dtype=jnp.int32), mode='drop', unique_indices=False
-  )
-  return Sorted(source_P, place_M, sizes_E, block, tile)
+  return Sorted(sources(place_M, number), place_M, sizes_E, block, tile)
 
 
 @functools.cache

@@ -79,6 +79,12 @@ class ParamInfo:
     return token_axis(self.axes)
 
   @property
+  def expert_axis(self) -> int | None:
+    """The position of the axis with an entry for each expert, or None."""
+    found = [i for i, axis in enumerate(self.axes) if axis in ('experts', 'routes')]
+    return found[0] if found else None
+
+  @property
   def in_layers(self) -> bool:
     """Whether the array belongs to a stacked layer."""
     return isinstance(self.depth, tuple)

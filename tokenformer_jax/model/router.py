@@ -71,7 +71,8 @@ class Router(nnx.Module):
     )
     if bias is None:
       return choice, aux
-    return choice, aux._replace(loss=aux.loss + _as_gradient(bias, _load(choice, self.count)))
+    load_E = aux.figures['router/load']
+    return choice, aux._replace(loss=aux.loss + _as_gradient(bias, load_E))
 
 
 def _bias(config: ExpertsConfig, rngs: nnx.Rngs) -> nnx.Param | None:
@@ -128,17 +129,16 @@ def _aux(
   if router.gates == 'sigmoid':
     share_BxTxE /= jnp.sum(gates_BxTxE, axis=-1, keepdims=True)
   weight_BxT = jnp.ones(gates_BxTxE.shape[:2]) if valid_BxT is None else valid_BxT.astype(float)
-  loss = jnp.float32(0)
+  chosen_BxTxE, loss = _chosen(choice, count), jnp.float32(0)
   if router.z_loss:
     loss += router.z_loss * z_loss(logits_BxTxE, weight_BxT)
   if isinstance(balance, LossBalanceConfig):
-    chosen_BxTxE = _chosen(choice, count)
     over = (1,) if balance.over == 'sequence' else (0, 1)
     both = (balance.weight, 1), (balance.device_weight, count // balance.devices)
     for scale, size in both:
       if scale:
         loss += scale * balance_loss(chosen_BxTxE, share_BxTxE, weight_BxT, over, size)
-  load_E = _load(choice, count)
+  load_E = _load(chosen_BxTxE)
   entropy_BxT = -jnp.sum(jax.scipy.special.xlogy(share_BxTxE, share_BxTxE), axis=-1)
   figures = {
     'router/max_violation': count * jnp.max(load_E) - 1,
@@ -153,9 +153,9 @@ def _chosen(choice: Choice, count: int) -> jax.Array:
   return jnp.sum(jax.nn.one_hot(choice.experts_BxTxK, count, dtype=jnp.float32), axis=2)
 
 
-def _load(choice: Choice, count: int) -> jax.Array:
+def _load(chosen_BxTxE: jax.Array) -> jax.Array:
   """Return the share of all choices that each expert has, float32 [E]."""
-  times_E = jnp.sum(_chosen(choice, count), axis=(0, 1))
+  times_E = jnp.sum(chosen_BxTxE, axis=(0, 1))
   return times_E / jnp.maximum(jnp.sum(times_E), 1)
 
 

@@ -65,7 +65,7 @@ def on_each_device(
     return f(rows, *matrices)
   at_width = axes.index('width')
   # Leave out mesh axes of size 1: no sum runs along them, so values must not count as varying.
-  others = tuple(name for name in places[1 - at_width] if sizes[name] > 1) or None
+  others = _larger(places[1 - at_width]) or None
   places[1 - at_width] = others
   (batch,) = spec(('batch',))
   whole, split = PartitionSpec(batch), PartitionSpec(batch, None, others)
@@ -88,8 +88,8 @@ def _along(axis: str) -> tuple[str, ...]:
   An axis without a rule (`patch`, `classes`) is stored whole, and split for products only. Mesh
   axes of size 1 are left out, but for the last one if all are.
   """
-  axes, sizes = mesh_axes(axis) or mesh_axes('param_tokens'), jax.sharding.get_abstract_mesh().shape
-  return tuple(name for name in axes if sizes.get(name, 1) > 1) or axes[-1:]
+  axes = mesh_axes(axis) or mesh_axes('param_tokens')
+  return _larger(axes) or axes[-1:]
 
 
 def is_split(axis: str) -> bool:
@@ -120,10 +120,9 @@ def varying_over_rows(x: jax.Array, axes: Axes) -> jax.Array:
     x: the part.
     axes: the logical axes of the array.
   """
-  split = {name for axis in axes for name in _split_axes(axis)}
-  return jax.lax.pcast(
-    x, tuple(name for name in _split_axes('batch') if name not in split), to='varying'
-  )
+  split = {name for axis in axes for name in mesh_axes(axis)}
+  others = tuple(name for name in _larger(mesh_axes('batch')) if name not in split)
+  return jax.lax.pcast(x, others, to='varying')
 
 
 def vary_together(*arrays: jax.Array) -> list[jax.Array]:
@@ -141,13 +140,13 @@ def split_spec(axes: Axes) -> PartitionSpec:
 
   It leaves out mesh axes of size 1: no sum runs along them, so values must not count as varying.
   """
-  return PartitionSpec(*[_split_axes(axis) or None for axis in axes])
+  return PartitionSpec(*[_larger(mesh_axes(axis)) or None for axis in axes])
 
 
-def _split_axes(axis: str) -> tuple[str, ...]:
-  """Return the mesh axes of more than one device that split a logical axis."""
+def _larger(names: tuple[str, ...]) -> tuple[str, ...]:
+  """Return the mesh axes among these that have more than one device."""
   sizes = jax.sharding.get_abstract_mesh().shape
-  return tuple(name for name in mesh_axes(axis) if sizes[name] > 1)
+  return tuple(name for name in names if sizes.get(name, 1) > 1)
 
 
 def first_index(axis: str, size: int) -> jax.Array:

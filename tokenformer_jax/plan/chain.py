@@ -5,7 +5,6 @@ import dataclasses
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import (
   Config,
-  ExpertsConfig,
   ModelConfig,
   counts_as_text,
   token_counts,
@@ -97,8 +96,8 @@ def _parsed(model: ModelConfig, text: str) -> tuple[dict[str, int], str | None]:
 
 def _sizes(model: ModelConfig) -> str:
   """Return the sizes that stages may change, in the form of `--grow`."""
-  routed = [one.ffn.count for one in model.layers.values() if isinstance(one.ffn, ExpertsConfig)]
-  of_experts = {'experts': max(routed)} if routed else {}
+  counts = [one.count for one in model.experts.values()]
+  of_experts = {'experts': max(counts)} if counts else {}
   return counts_as_text(token_counts(model) | of_experts | {'layers': model.depth})
 
 

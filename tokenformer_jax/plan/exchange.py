@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-from tokenformer_jax.config import ExpertsConfig, GroupedConfig, ModelConfig
+from tokenformer_jax.config import ExpertsConfig, GroupedConfig, ModelConfig, pattern
 from tokenformer_jax.model import dispatch
 
 _ROW, _NUMBER = 2, 4  # bytes of a number in bfloat16, and of an expert's number
@@ -31,10 +31,9 @@ NONE = Exchange(0, 0.0)
 
 def experts_of(model: ModelConfig) -> Iterator[tuple[ExpertsConfig, int]]:
   """Yield the experts of each kind of layer, and the number of such layers."""
-  names = [name for group in model.groups for _ in range(group.count) for name in group.layers]
-  for name, layer in model.layers.items():
-    if isinstance(layer.ffn, ExpertsConfig):
-      yield layer.ffn, names.count(name)
+  names = pattern.names(model.groups)
+  for name, experts in model.experts.items():
+    yield experts, names.count(name)
 
 
 def places(experts: ExpertsConfig, rows: int, length: int, devices: int) -> int:
@@ -52,7 +51,7 @@ def places(experts: ExpertsConfig, rows: int, length: int, devices: int) -> int:
       return rows * length * top_k
     local = experts.count // devices
     return devices * dispatch.device_slots(how, rows * length * top_k, top_k, local, devices)
-  shared = how.rows if rows % how.rows == 0 else 1
+  shared = math.gcd(rows, how.rows)
   slots = dispatch.capacity(how, shared * length, top_k, experts.count, training=True)
   return experts.count * (rows // shared) * slots
 

@@ -8,6 +8,7 @@ from jax.sharding import AbstractMesh
 
 from tokenformer_jax.config import ExpertsConfig, MLPConfig, ModelConfig
 from tokenformer_jax.model import flops, models
+from tokenformer_jax.model.layers import hidden_width
 from tokenformer_jax.model.params import ParamInfo, Role
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.plan import exchange
@@ -134,7 +135,7 @@ def _numbers_of_experts(
 def _inner_width(experts: ExpertsConfig, model: ModelConfig) -> int:
   expert = experts.expert
   if isinstance(expert, MLPConfig):
-    return (1 + expert.gated) * (expert.width or 4 * model.width)
+    return (1 + expert.gated) * hidden_width(expert, model)
   return expert.tokens
 
 

@@ -219,7 +219,7 @@ def _by_age(
       axis = axes.index('param_tokens')
       old = along(axis, jnp.arange(shape[axis]) < count)
     if experts >= 0:
-      (of_experts,) = (axis for axis in one.axes if axis in ('experts', 'routes'))
+      of_experts = one.axes[one.expert_axis]
       at = axes.index(of_experts) if of_experts in axes else None
       old &= False if at is None else along(at, jnp.arange(shape[at]) < experts)
     if one.in_layers and not set(growth.new_layers).isdisjoint(one.depth):

@@ -13,8 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tokenformer_jax.config import LayerConfig, ModelConfig
-from tokenformer_jax.config import pattern as pattern_lib
+from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.model import models, trunk
 from tokenformer_jax.model.params import ParamInfo, Params
 
@@ -46,7 +45,7 @@ def sources(model: ModelConfig, other: ModelConfig) -> Sources:
   """Return where each array of a model comes from: one entry, or one for each layer of a stack."""
   own, theirs = _described(model), _described(other)
   places, other_places = (list(trunk.places(one.groups)) for one in (model, other))
-  layers, other_layers = _layers(model), _layers(other)
+  layers, other_layers = model.in_order, other.in_order
 
   def of_layer(path: Names, number: int) -> Source | None:
     rest = path[2:] if places[0].stack else path[1:]
@@ -80,11 +79,6 @@ def _described(model: ModelConfig) -> dict[Names, tuple[ParamInfo, jax.ShapeDtyp
 
 def _names(path: Any) -> Names:
   return tuple(key.key for key in path)
-
-
-def _layers(model: ModelConfig) -> list[LayerConfig]:
-  """Return the config of each layer in execution order."""
-  return [model.layers[name] for name in pattern_lib.names(model.groups)]
 
 
 def _same(
