@@ -4,6 +4,7 @@ Each writes a new work directory, as the command does, and prints the same lines
 run that it starts from.
 """
 
+import abc
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,22 +12,22 @@ from typing import Any, Self
 
 from tokenformer_jax.config import Config, ModelConfig, configure
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import actions, expert_actions, group_actions
+from tokenformer_jax.grow import actions, expert_actions, group_actions, wanted
 from tokenformer_jax.grow import experts as experts_lib
 from tokenformer_jax.storage import paths
 
 Path = str | os.PathLike[str]
 
 
-class Growable:
+class Growable(abc.ABC):
   """A run that can be grown; `Run` has the properties `source` and `config`, and opens targets."""
 
   source: str
   config: Config
 
+  @abc.abstractmethod
   def _open(self, directory: Path) -> Self:
     """Open the run in a directory that an action wrote."""
-    raise NotImplementedError
 
   def grow(
     self,
@@ -75,7 +76,7 @@ class Growable:
       wide = {'width': width, 'heads': heads, 'ffn_width': ffn_width}
       deep = {'layers': layers, 'pattern': pattern}
       more = _experts(source.model, experts, expert_tokens, top_k)
-      after = actions.wanted_model(
+      after = wanted.larger_model(
         source.model, config, param_tokens=counts, more=more, **deep, **wide
       )
       actions.grow(source, after, config, to)

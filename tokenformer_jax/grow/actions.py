@@ -25,7 +25,7 @@ from tokenformer_jax.config import (
 from tokenformer_jax.config.groups import check_new_tokens_train
 from tokenformer_jax.decoding import buckets
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import depth, experts, files, parts, room, state, table, verify, widen
+from tokenformer_jax.grow import depth, files, parts, room, state, table, verify
 from tokenformer_jax.model import flops, models
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import devices, sharding
@@ -321,79 +321,54 @@ def shrink(
   Raises:
     UserError: the counts are not smaller, or there is no room.
   """
+  after = state.grown_model(source.model, counts, config)
+  parts.check_smaller(source.model, after)
+
+  def smaller(old: state.State) -> state.State:
+    batch, name = held_out(source, examples)
+    task = verify.exact_task(source.meta.config, source.model)
+    new = parts.shrink(old, task, after, batch, config)
+    messages.say(f'importance of a token: mean over examples of |⟨value, ∂loss/∂value⟩|, on {name}')
+    return new
+
+  of = range(examples, 2 * examples)
+  return make_smaller(source, after, smaller, 'shrink', config, target, of)
+
+
+def make_smaller(
+  source: Source,
+  after: ModelConfig,
+  smaller: Callable[[state.State], state.State],
+  action: str,
+  config: GrowConfig,
+  target: Target,
+  examples: range,
+  **details: str,
+) -> int | None:
+  """Write a run with a part of a model, and report what that costs in loss.
+
+  Args:
+    source: the run.
+    after: the smaller model.
+    smaller: maps the state to that of the smaller model.
+    action: the name of the action for the lineage.
+    config: how to treat moments and step.
+    target: the place of the new run.
+    examples: the held-out examples that the loss is measured on.
+    **details: fields of the lineage's new entry.
+  """
   before = source.model
-  after = state.grown_model(before, counts, config)
-  parts.check_smaller(before, after)
   show_table(source, after, target)
   check_room(source, after, config, target, held=(before, after))
   if target.dry_run:
     return None
-  calibration, calibration_name = held_out(source, examples)
-  batch, name = held_out(source, examples, first=examples)
+  batch, name = held_out(source, len(examples), first=examples.start)
   compute, recompute = (compile_outputs(source, model, batch) for model in (before, after))
   old = files.read(source.checkpoints, source.meta, source.mesh)
   computed = compute(old['params'])
-  task = verify.exact_task(source.meta.config, before)
-  new = parts.shrink(old, task, after, calibration, config)
-  messages.say(
-    f'importance of a token: mean over examples of |⟨value, ∂loss/∂value⟩|, on {calibration_name}'
-  )
+  new = smaller(old)
   verify.report(computed, recompute(new['params']), name, exact=False)
-  return write(source, new, after, config, 'shrink', target)
-
-
-def wanted_model(
-  model: ModelConfig,
-  config: GrowConfig,
-  *,
-  param_tokens: Mapping[str, int] | None = None,
-  layers: int | None = None,
-  pattern: str | None = None,
-  more: experts.Wanted | None = None,
-  **wide: int | None,
-) -> ModelConfig:
-  """Return the larger model with the given sizes.
-
-  Args:
-    model: the model of the source.
-    config: its method says which sizes can change.
-    param_tokens: the new counts; None keeps the model's.
-    layers: the new number of layers; None keeps the model's.
-    pattern: the new pattern instead of `layers`.
-    more: the new experts, if there are some.
-    **wide: `width`, `heads` and `ffn_width` of a Transformer; None keeps the model's, except that
-      heads follow the width.
-
-  Raises:
-    UserError: the method does not change a size, or a size does not divide.
-  """
-  grown = _wider(model, config, param_tokens, wide, deeper=bool(layers or pattern or more))
-  return depth.wanted(experts.wanted(grown, more) if more else grown, layers, pattern)
-
-
-def _wider(
-  model: ModelConfig,
-  config: GrowConfig,
-  param_tokens: Mapping[str, int] | None,
-  wide: Mapping[str, int | None],
-  *,
-  deeper: bool,
-) -> ModelConfig:
-  """Return the model with other sizes of its layers; `deeper`: layers or experts are added too."""
-  wide = {name: value for name, value in wide.items() if value is not None}
-  if config.method in state.TOKEN_METHODS:
-    if wide:
-      raise UserError(
-        f'--{next(iter(wide))} is for the methods that widen a Transformer; method='
-        f'{config.method} adds parameter tokens: --param_tokens=qkv=N,proj=N,ffn=N'
-      )
-    return state.grown_model(model, param_tokens or {}, config)
-  if param_tokens is not None:
-    raise UserError(f'--param_tokens is not for method={config.method}, which takes --width=N')
-  if deeper and not wide:
-    return model
-  state.check_method(model, config.method)
-  return widen.resized(model, **wide)
+  return write(source, new, after, config, action, target, **details)
 
 
 def show_table(source: Source, after: ModelConfig, target: Target) -> None:

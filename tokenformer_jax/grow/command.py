@@ -31,7 +31,7 @@ from tokenformer_jax import cli, config, messages, usage
 from tokenformer_jax.config import GrowConfig, MeshConfig, choices
 from tokenformer_jax.config.groups import parse_numbers
 from tokenformer_jax.errors import UserError, nearest
-from tokenformer_jax.grow import actions, expert_actions, experts, group_actions, state
+from tokenformer_jax.grow import actions, expert_actions, experts, group_actions, state, wanted
 from tokenformer_jax.grow.actions import Source, Target
 from tokenformer_jax.storage import paths
 
@@ -181,7 +181,7 @@ def _grow(source: Source, config: GrowConfig, target: Target) -> int | None:
   if values['place'].present and not deeper:
     raise UserError('--place is of new layers; say how many: --layers=N or --pattern=PATTERN')
   counts = None if values.param_tokens is None else _counts(source)
-  after = actions.wanted_model(
+  after = wanted.larger_model(
     source.model, config, param_tokens=counts, pattern=values.pattern, more=more, **sizes
   )
   return actions.grow(source, after, config, target)

@@ -1,6 +1,6 @@
 """Take experts out of a run, for the command `grow` and for `Run`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from tokenformer_jax import messages
 from tokenformer_jax.config import GrowConfig, ModelConfig
 from tokenformer_jax.config.groups import as_text
-from tokenformer_jax.grow import actions, expert_arrays, experts, files, parts, verify
+from tokenformer_jax.grow import actions, expert_arrays, experts, parts, verify
 from tokenformer_jax.grow.actions import Source, Target
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params
@@ -36,8 +36,14 @@ def remove(
   after = experts.without(source.model, numbers, '--experts')
   definition = models.define(source.model)
   kept = expert_arrays.without(definition.info, definition.abstract, numbers)
+
+  def smaller(old: State) -> State:
+    return parts.take_experts(old, source.model, kept, config)
+
   text = as_text(numbers)
-  return _keep(source, after, lambda old: kept, 'remove', config, target, experts=text)
+  return actions.make_smaller(
+    source, after, smaller, 'remove', config, target, range(1), experts=text
+  )
 
 
 def shrink(
@@ -60,11 +66,13 @@ def shrink(
   """
   after = experts.smaller(source.model, counts, '--experts=N')
 
-  def kept(old: State) -> Params:
+  def smaller(old: State) -> State:
     batch, name = actions.held_out(source, examples)
-    return _most_used(source, after, old['params'], batch, name)
+    kept = _most_used(source, after, old['params'], batch, name)
+    return parts.take_experts(old, source.model, kept, config)
 
-  return _keep(source, after, kept, 'shrink', config, target, first=examples)
+  of = range(examples, examples + 1)
+  return actions.make_smaller(source, after, smaller, 'shrink', config, target, of)
 
 
 def _most_used(
@@ -83,39 +91,3 @@ def _most_used(
   lost = 1 - float(jnp.mean(jnp.concatenate(shares)))
   messages.say(f'the experts that go have {lost:.1%} of the choices of {name}')
   return kept
-
-
-def _keep(
-  source: Source,
-  after: ModelConfig,
-  kept: Callable[[State], Params],
-  action: str,
-  config: GrowConfig,
-  target: Target,
-  first: int = 0,
-  **details: str,
-) -> int | None:
-  """Write a run with some of the experts, and report what that costs in loss.
-
-  Args:
-    source: the run.
-    after: the model with fewer experts.
-    kept: returns the numbers for `expert_arrays.take`, given the state.
-    action: the name of the action for the lineage.
-    config: how to treat moments and step.
-    target: the place of the new run.
-    first: the number of held-out examples before those that the loss is measured on.
-    **details: fields of the lineage's new entry.
-  """
-  before = source.model
-  actions.show_table(source, after, target)
-  actions.check_room(source, after, config, target, held=(before, after))
-  if target.dry_run:
-    return None
-  batch, name = actions.held_out(source, 1, first=first)
-  compute, recompute = (actions.compile_outputs(source, one, batch) for one in (before, after))
-  old = files.read(source.checkpoints, source.meta, source.mesh)
-  computed = compute(old['params'])
-  new = parts.take_experts(old, before, kept(old), config)
-  verify.report(computed, recompute(new['params']), name, exact=False)
-  return actions.write(source, new, after, config, action, target, **details)
