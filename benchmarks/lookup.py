@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from tokenformer_jax.config import MeshConfig
+from tokenformer_jax.messages import aligned
 from tokenformer_jax.model.products import look_up
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.plan import costs, topology
-from tokenformer_jax.plan.table import align
 
 AXES = ('vocab', 'width')
 Lookup = Callable[[jax.Array, jax.Array], jax.Array]
@@ -79,7 +79,7 @@ def main() -> None:
       kinds = ' + '.join(traffic.kind for traffic in found.traffic)
       received = ' + '.join(f'{traffic.gigabytes * 1e3:.0f}' for traffic in found.traffic)
       lines.append((name, way, f'{found.cycles / 1e6:.2f}', kinds, received))
-  print(align(lines))
+  print(aligned(lines))
 
 
 if __name__ == '__main__':

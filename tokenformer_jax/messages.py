@@ -1,6 +1,7 @@
 """Messages to the user at the terminal, from the library and from commands."""
 
 import sys
+from collections.abc import Container, Sequence
 
 from tokenformer_jax.parallel import hosts
 
@@ -9,3 +10,15 @@ def say(text: str) -> None:
   """Print a line on the standard error of the first process; other processes print nothing."""
   if hosts.is_first():
     print(text, file=sys.stderr, flush=True)
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Container[int] = (0,)) -> str:
+  """Return rows of a table as lines; columns of the numbers `left` are aligned left."""
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  return '\n'.join(
+    '  '.join(
+      cell.ljust(width) if i in left else cell.rjust(width)
+      for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+    ).rstrip()
+    for row in rows
+  )

@@ -18,7 +18,7 @@ from absl import flags
 from tokenformer_jax import cli, messages, usage
 from tokenformer_jax.config import file as config_file
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.laws import grid, grid_runs
+from tokenformer_jax.laws import grid, grid_runs, points
 from tokenformer_jax.parallel import hosts
 
 
@@ -64,8 +64,8 @@ def main(argv: Sequence[str]) -> int:
     raise UserError('--dry_run writes nothing, and --commands names a file to write; give one')
   wanted = grid.Grid(
     scale=values.scale,
-    factors=_numbers('factors', values.factors),
-    lengths=[round(one) for one in _numbers('lengths', values.lengths)],
+    factors=points.positives('factors', values.factors),
+    lengths=[round(one) for one in points.positives('lengths', values.lengths)],
     branches=values.branches,
     rate_power=values.rate_power,
     most_flops=values.most_flops,
@@ -92,24 +92,6 @@ def main(argv: Sequence[str]) -> int:
     return 0
   messages.say('stopped; give the same command again to go on')
   return 0
-
-
-def _numbers(flag: str, texts: Sequence[str]) -> list[float]:
-  """Return the positive numbers of a flag.
-
-  Raises:
-    UserError: a text is not a positive number.
-  """
-  numbers = []
-  for text in texts:
-    try:
-      number = float(text)
-    except ValueError:
-      number = 0.0
-    if not 0 < number < float('inf'):
-      raise UserError(f'--{flag} has {text!r}; it must be numbers above 0, separated by commas')
-    numbers.append(number)
-  return numbers
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""What `inspect` says of experts: the choices of the model's own routers, and their tables."""
+"""`inspect` shows the choices of the model's own routers, in tables of experts."""
 
 import dataclasses
 

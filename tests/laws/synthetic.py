@@ -26,7 +26,6 @@ def points(
     loss=loss,
     flops=6 * n * d,
     steps=d / 1e6,
-    seconds=np.full(len(n), np.nan),
   )
 
 

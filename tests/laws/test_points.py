@@ -16,7 +16,7 @@ from tokenformer_jax.laws.runs import FinishedRun, Growth, Size
 from tokenformer_jax.runs import saved_config
 
 SIZE = Size(1000, 600, 1000, 600, 7000.0)
-RUN = FinishedRun('a', SIZE, 100, 512, 2.0, True, {'text': 'x', 'tokenizer': 'bytes'}, 0.1)
+RUN = FinishedRun('a', SIZE, 100, 512, 2.0, True, {'text': 'x', 'tokenizer': 'bytes'})
 
 
 def _runs(*changes) -> list[FinishedRun]:

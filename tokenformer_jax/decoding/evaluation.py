@@ -9,6 +9,7 @@ from typing import Any
 import tqdm
 
 from tokenformer_jax import config as config_lib
+from tokenformer_jax import messages
 from tokenformer_jax.config import ModelConfig, token_counts
 from tokenformer_jax.data import text
 from tokenformer_jax.decoding import perplexity
@@ -201,12 +202,12 @@ def render(report: Mapping[str, Any], model: ModelConfig) -> str:
       for metric, figure in result['metrics'].items():
         error = '' if figure['stderr'] is None else f'{figure["stderr"]:.4f}'
         rows.append((task, metric, f'{figure["value"]:.4f}', error, str(result['samples'])))
-    blocks.append(_aligned(rows, left=2))
+    blocks.append(messages.aligned(rows, left=(0, 1)))
     if columns := table_1(tasks):
       blocks.append(_table_1(f'{report["source"]}, step {report["step"]}', columns, model))
   if figures := report.get('text'):
     rows = [(key.replace('_', ' '), _number(value)) for key, value in figures.items()]
-    blocks.append(_aligned(rows, left=1))
+    blocks.append(messages.aligned(rows))
   return '\n\n'.join(blocks)
 
 
@@ -215,20 +216,8 @@ def _table_1(name: str, columns: Mapping[str, float], model: ModelConfig) -> str
   if known := published(model):
     size, figures = known
     rows.append((f'{size}, as published', *(f'{figures[column]:.2f}' for column in columns)))
-  return _aligned(rows, left=1)
+  return messages.aligned(rows)
 
 
 def _number(value: Any) -> str:
   return f'{value:,.4f}' if isinstance(value, float) else str(value)
-
-
-def _aligned(rows: Sequence[Sequence[str]], left: int) -> str:
-  """Align rows in columns: the first `left` columns to the left, the others to the right."""
-  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  return '\n'.join(
-    '  '.join(
-      cell.ljust(width) if i < left else cell.rjust(width)
-      for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-    ).rstrip()
-    for row in rows
-  )

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
+from tokenformer_jax import messages
 from tokenformer_jax.config import ModelConfig, former_names, is_of_experts, token_counts
 from tokenformer_jax.config.groups import frozen_groups, groups_of, parse_numbers
 from tokenformer_jax.config.model import BASE
@@ -194,11 +195,7 @@ def render(meta: Meta, directory: paths.Path) -> str:
       for (number, text, state), cells in rows.items()
     ),
   ]
-  widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-  return '\n'.join(
-    '  '.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-    for line in lines
-  )
+  return messages.aligned(lines, left=range(len(lines[0])))
 
 
 def _heading(name: str, model: ModelConfig) -> str:

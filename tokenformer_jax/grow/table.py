@@ -2,6 +2,7 @@
 
 import collections
 
+from tokenformer_jax import messages
 from tokenformer_jax.config import (
   MeshConfig,
   ModelConfig,
@@ -57,11 +58,7 @@ def render(
   rows.append(_row(f'MiB with state of {optim.name}', *(size / 2**20 for size in sizes)))
   work = (flops.train_flops(model, length) / 1e6 for model in (before, after))
   rows.append(_row(f'training MFLOP {flops.unit(before)}', *work))
-  widths = [max(len(row[i]) for row in rows) for i in range(4)]
-  return '\n'.join(
-    '  '.join([row[0].ljust(widths[0]), *(row[i].rjust(widths[i]) for i in (1, 2, 3))]).rstrip()
-    for row in rows
-  )
+  return messages.aligned(rows)
 
 
 def _groups_row(

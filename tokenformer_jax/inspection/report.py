@@ -8,6 +8,7 @@ import numpy as np
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.inspection.experts import Answers
 from tokenformer_jax.inspection.usage import Usage
+from tokenformer_jax.messages import aligned
 
 DEFINITIONS = """\
 contribution   |weight| · ‖value‖₂ of a parameter token, averaged over the positions of the text
@@ -162,7 +163,7 @@ def strongest_table(rows: Sequence[Row], names: Sequence[str]) -> str:
   for row in rows:
     inputs = (f'{names[i["position"]]} ({i["position"]}) {i["weight"]:.2f}' for i in row['inputs'])
     lines.append((str(row['layer']), row['kind'], str(row['token']), '  '.join(inputs)))
-  return _aligned(lines, left=(1, 3))
+  return aligned(lines, left=(1, 3))
 
 
 def expert_table(rows: Sequence[Row]) -> str:
@@ -172,7 +173,7 @@ def expert_table(rows: Sequence[Row]) -> str:
     shares = (f'{row[name]:.1%}' for name in ('largest', 'smallest'))
     violation = f'{row["max_violation"]:.2f}'
     lines.append((f'{row["layer"]}', f'{row["experts"]}', *shares, violation, f'{row["unused"]}'))
-  return _aligned(lines, left=())
+  return aligned(lines, left=())
 
 
 def answer_table(rows: Sequence[Row], top_k: int) -> str:
@@ -185,7 +186,7 @@ def answer_table(rows: Sequence[Row], top_k: int) -> str:
       continue
     tokens = (f'{t["text"]} {t["of_expert"]:.0%}, {t["of_token"]:.0%}' for t in row['tokens'])
     lines.append((f'{row["layer"]}', f'{row["expert"]}', f'{row["load"]:.1%}', '  '.join(tokens)))
-  return _aligned(lines, left=(3,))
+  return aligned(lines, left=(3,))
 
 
 def usage_table(rows: Sequence[Row]) -> str:
@@ -194,7 +195,7 @@ def usage_table(rows: Sequence[Row]) -> str:
   lines = [
     tuple(f'{value:,}' if type(value) is int else value for value in r.values()) for r in rows
   ]
-  return _aligned([head, *lines], left=(1,))
+  return aligned([head, *lines], left=(1,))
 
 
 def age_table(rows: Sequence[Row]) -> str:
@@ -205,16 +206,4 @@ def age_table(rows: Sequence[Row]) -> str:
     layer, kind, old, new, tokens, contribution, *unused = row.values()
     shares = f'{tokens:.1%}', f'{contribution:.1%}'
     lines.append((f'{layer}', kind, f'{old:,}', f'{new:,}', *shares, *(f'{n:,}' for n in unused)))
-  return _aligned(lines, left=(1,))
-
-
-def _aligned(lines: Sequence[Sequence[str]], left: Sequence[int]) -> str:
-  """Align columns; those in `left` to the left and the others to the right."""
-  widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-  return '\n'.join(
-    '  '.join(
-      cell.ljust(width) if i in left else cell.rjust(width)
-      for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-    ).rstrip()
-    for line in lines
-  )
+  return aligned(lines, left=(1,))

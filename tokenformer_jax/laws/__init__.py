@@ -5,7 +5,8 @@ points.py       runs and CSV files as arrays of points
 formulas.py     the laws as functions of sizes and tokens; their optima
 fit.py          parameters by least Huber loss from many starts; bootstrap
 frontier.py     the envelope and the IsoFLOP parabolas
-judge.py        what the data cannot tell
+analysis.py     all laws of a set of points, and what the data cannot tell
+stages.py       the sizes of a chain and their costs
 growth.py       chains that grow, by dynamic programming over the loss
 report.py       the figures as text and as JSON
 picture.py      the figures as pictures

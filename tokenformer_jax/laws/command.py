@@ -206,33 +206,19 @@ def _grow(
     print(f'\nthe chain {",".join(values.chain)}: loss {loss:.4f}, {low:.4f} … {high:.4f}')
   if values.target_loss is None:
     return None, ''
-  found, unit = table or stages.of_sizes([_number(text) for text in values.sizes], fitted)
+  found, unit = table or stages.of_sizes(points.positives('sizes', values.sizes), fitted)
   assumed = growth.Assumptions(handover, share, values.growth_time, unit)
   plan = growth.plan(fitted.main.values, fitted.main.drawn, found, values.target_loss, assumed)
   print(f'\n{report.growth_plan(plan, values.target_loss, assumed)}')
   return plan, unit
 
 
-def _number(text: str) -> float:
-  try:
-    number = float(text)
-  except ValueError:
-    number = 0.0
-  if not 0 < number < np.inf:
-    raise UserError(f'--sizes has {text!r}; it must be numbers above 0, separated by commas')
-  return number
-
-
 def _leg(text: str) -> tuple[float, float]:
   """Return the size and the tokens of `N:TOKENS`."""
-  size, _, tokens = text.partition(':')
-  try:
-    numbers = float(size), float(tokens)
-  except ValueError:
-    numbers = 0.0, 0.0
-  if not all(0 < number < np.inf for number in numbers):
+  numbers = [points.positive(one) for one in text.split(':')]
+  if len(numbers) != 2 or None in numbers:
     raise UserError(f'--chain has {text!r}; it must be N:TOKENS, two numbers above 0')
-  return numbers
+  return tuple(numbers)
 
 
 if __name__ == '__main__':

@@ -19,7 +19,7 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.config.pattern import Group, as_text
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.laws.runs import Size, measure_size
+from tokenformer_jax.laws.runs import Size, measure_size, tokens_of_step
 from tokenformer_jax.training import sizes
 
 SCALES = ('width', 'tokens', 'layers')
@@ -62,7 +62,7 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-  """What to train: the product of sizes and lengths.
+  """A grid of runs: the product of sizes and lengths.
 
   Attributes:
     scale: what a factor multiplies: see `scaled`.
@@ -79,11 +79,6 @@ class Grid:
   branches: bool = True
   rate_power: float = 0.0
   most_flops: float | None = None
-
-
-def tokens_of_step(config: Config) -> int:
-  """Return the number of tokens in a batch."""
-  return config.data.batch_size * config.data.sequence_length
 
 
 def jobs(config: Config, grid: Grid, out: str) -> list[Job]:

@@ -10,8 +10,9 @@ import jax
 
 from tokenformer_jax.config import Config, differences
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.laws.grid import Job, tokens_of_step, with_train
-from tokenformer_jax.messages import say
+from tokenformer_jax.laws.grid import Job, with_train
+from tokenformer_jax.laws.runs import tokens_of_step
+from tokenformer_jax.messages import aligned, say
 from tokenformer_jax.model import flops
 from tokenformer_jax.runs import metrics, saved_config
 from tokenformer_jax.storage import paths
@@ -24,7 +25,7 @@ _MFU = 0.3  # a guess, where the peak is published
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-  """What of a grid exists.
+  """The state of the runs of a grid.
 
   Attributes:
     done: for each job, whether it is finished.
@@ -164,14 +165,7 @@ def listing(jobs: Sequence[Job], found: Progress) -> str:
         'finished' if done else hours(seconds),
       )
     )
-  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  lines = []
-  for row in rows:
-    texts, numbers = row[:2], row[2:]
-    cells = [f'{text:<{width}}' for text, width in zip(texts, widths, strict=False)]
-    cells += [f'{text:>{width}}' for text, width in zip(numbers, widths[2:], strict=True)]
-    lines.append('  '.join(cells).rstrip())
-  return '\n'.join([*lines, '', _totals(jobs, found)])
+  return f'{aligned(rows, left=(0, 1))}\n\n{_totals(jobs, found)}'
 
 
 def _totals(jobs: Sequence[Job], found: Progress) -> str:

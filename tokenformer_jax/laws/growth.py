@@ -41,7 +41,7 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class Assumptions:
-  """What the plan takes for granted.
+  """The assumptions of a plan.
 
   Attributes:
     handover: c; a number, or one for each draw of the law.

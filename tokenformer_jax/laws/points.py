@@ -1,5 +1,6 @@
 """Read runs and CSV files as points of a law: arrays of sizes, tokens and losses."""
 
+import contextlib
 import csv
 import dataclasses
 import math
@@ -31,7 +32,6 @@ class Points:
     loss: the final loss, in nats a token.
     flops: the exact FLOPs of training; NaN where they are not known.
     steps: updates; NaN where they are not known.
-    seconds: seconds for a token; NaN where they are not known.
     count: `all` or `without_embeddings`.
     notes: what of the input was left out, or is unusual; a sentence each.
   """
@@ -43,7 +43,6 @@ class Points:
   loss: np.ndarray
   flops: np.ndarray
   steps: np.ndarray
-  seconds: np.ndarray
   count: str = 'all'
   notes: tuple[str, ...] = ()
 
@@ -157,7 +156,6 @@ def of_runs(found: Iterable[FinishedRun], count: str) -> Points:
       loss=_array(one.loss for one in kept),
       flops=_array(one.tokens * one.size.flops_per_token for one in kept),
       steps=_array(one.steps for one in kept),
-      seconds=_array(one.step_seconds / one.batch_tokens for one in kept),
       count=count,
       notes=tuple(notes),
     )
@@ -223,7 +221,10 @@ def read_csv(path: str) -> Points:
     raise UserError(
       f'--csv={path} has no rows; it needs a head {",".join(_NEEDED)} and a row a run'
     )
-  _check_columns(path, columns)
+  check_columns(columns, _COLUMNS, f'--csv={path}')
+  for name in _NEEDED:
+    if name not in columns:
+      raise UserError(f'--csv={path} has no column {name!r}; it needs {", ".join(_NEEDED)}')
   table = {
     name: _array(_number(path, line, row, name) for line, row in enumerate(rows, start=2))
     for name in columns
@@ -248,32 +249,53 @@ def read_csv(path: str) -> Points:
       loss=table['loss'],
       flops=table.get('flops', unknown),
       steps=table.get('steps', unknown),
-      seconds=unknown,
       notes=('a CSV does not say whether the learning rates had decayed, nor on which text',),
     )
   )
 
 
-def _check_columns(path: str, columns: Sequence[str]) -> None:
+def check_columns(columns: Iterable[str], known: Sequence[str], where: str) -> None:
+  """Check that the columns of a CSV file are known; `where` names it.
+
+  Raises:
+    UserError: one is not.
+  """
   for name in columns:
-    if name not in _COLUMNS:
-      near = misspelt(name, _COLUMNS)
-      hint = f'did you mean {near!r}?' if near else f'known columns: {", ".join(_COLUMNS)}'
-      raise UserError(f'--csv={path} has a column {name!r}; {hint}')
-  for name in _NEEDED:
-    if name not in columns:
-      raise UserError(f'--csv={path} has no column {name!r}; it needs {", ".join(_NEEDED)}')
+    if name not in known:
+      near = misspelt(name, known)
+      hint = f'did you mean {near!r}?' if near else f'known columns: {", ".join(known)}'
+      raise UserError(f'{where} has a column {name!r}; {hint}')
+
+
+def positive(text: str) -> float | None:
+  """Return the finite number above 0 that a text is, or None."""
+  try:
+    value = float(text)
+  except ValueError:
+    return None
+  return value if 0 < value < math.inf else None
+
+
+def positives(flag: str, texts: Sequence[str]) -> list[float]:
+  """Return the numbers of a flag.
+
+  Raises:
+    UserError: a text is not a finite number above 0.
+  """
+  numbers = [positive(text) for text in texts]
+  if None in numbers:
+    text = texts[numbers.index(None)]
+    raise UserError(f'--{flag} has {text!r}; it must be numbers above 0, separated by commas')
+  return numbers
 
 
 def _number(path: str, line: int, row: dict[str, str], name: str) -> float:
   """Return a value of a row; a loss may be NaN, and is checked later."""
   text = next((value for key, value in row.items() if key and key.strip() == name), None)
-  try:
-    value = float(text or '')
-  except ValueError:
-    value = 0.0
-  if name == 'loss' and math.isnan(value):
-    return value
-  if not 0 < value < math.inf:
+  if name == 'loss':
+    with contextlib.suppress(ValueError):
+      if math.isnan(float(text or '')):
+        return math.nan
+  if (value := positive(text or '')) is None:
     raise UserError(f'line {line} of --csv={path} has {name}={text!r}; it must be a number above 0')
   return value

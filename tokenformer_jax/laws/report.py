@@ -11,6 +11,7 @@ from tokenformer_jax.laws.analysis import Analysis, Optimum, Prediction
 from tokenformer_jax.laws.fit import LEVEL, Fit
 from tokenformer_jax.laws.formulas import Compute
 from tokenformer_jax.laws.frontier import Frontier
+from tokenformer_jax.messages import aligned
 
 _COUNTS = {'all': 'embeddings included', 'without_embeddings': 'without embeddings and head'}
 Row = Sequence[str]
@@ -28,18 +29,6 @@ def between(ends: tuple[float, float]) -> str:
   if not np.all(np.isfinite(ends)):
     return 'unbounded'
   return f'{number(ends[0])} … {number(ends[1])}'
-
-
-def align(rows: Sequence[Row]) -> str:
-  """Return rows of text with the first column to the left, and the others to the right."""
-  widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(max(map(len, rows)))]
-  lines = []
-  for row in rows:
-    first, *rest = row
-    cells = [f'{first:<{widths[0]}}']
-    cells += [f'{text:>{width}}' for text, width in zip(rest, widths[1:], strict=False)]
-    lines.append('  '.join(cells).rstrip())
-  return '\n'.join(lines)
 
 
 def describe(analysis: Analysis) -> str:
@@ -72,7 +61,7 @@ def law(fit: Fit) -> str:
   total, agreeing = fit.starts
   worst = int(np.argmax(np.abs(fit.residuals)))
   return (
-    f'{fit.law.formula}\n{align(rows)}\n'
+    f'{fit.law.formula}\n{aligned(rows)}\n'
     f'  residuals: {fit.spread:.2%} (from their median), at most '
     f'{abs(np.expm1(fit.residuals[worst])):.2%}; {agreeing} of the best starts of {total:,} agree'
   )
@@ -88,7 +77,7 @@ def exponents(analysis: Analysis) -> str:
     rows.append((f'  {name}', *_exponent(found)))
   a, ends = analysis.exponent
   rows.append(('  3 the law', f'{a:.3f}', between(ends), f'{1 - analysis.compute.power * a:.3f}'))
-  return f'best size N* ∝ C^a and best length D* ∝ C^b\n{align(rows)}'
+  return f'best size N* ∝ C^a and best length D* ∝ C^b\n{aligned(rows)}'
 
 
 def _exponent(found: Frontier) -> Row:
@@ -105,7 +94,7 @@ def optimum(found: Optimum) -> str:
     ('  D*', number(found.tokens), between(found.tokens_interval)),
     ('  loss', f'{found.loss:.4f}', between(found.loss_interval)),
   ]
-  return align(rows)
+  return aligned(rows)
 
 
 def prediction(found: Prediction) -> str:
@@ -123,14 +112,14 @@ def growth_plan(found: growth.Plan, target: float, assumed: growth.Assumptions) 
   unit = assumed.unit
   rows: list[Row] = [('', 'parameters', 'tokens', 'loss', unit, 'interval')]
   for i, leg in enumerate(found.legs):
-    rows.append(_leg(f'  stage {i + 1}', leg))
+    rows.append((*_leg(f'  stage {i + 1}', leg), ''))
   rows.append(('  the chain', '', '', f'{target:.4f}', number(found.total), between(found.cost)))
   rows.append((*_leg('  from scratch, best size', found.scratch), between(found.scratch_cost)))
-  rows.append(_leg('  from scratch, last size', found.scratch_last))
+  rows.append((*_leg('  from scratch, last size', found.scratch_last), ''))
   share = 1 - found.total / found.scratch.cost
   last = 1 - found.total / found.scratch_last.cost
   return (
-    f'the chain with the least {unit} to a loss of {target:g}\n{align(rows)}\n'
+    f'the chain with the least {unit} to a loss of {target:g}\n{aligned(rows)}\n'
     f'the chain saves {share:.1%} of the best size from scratch ({_shares(found.saving)}), and '
     f'{last:.1%} of its last size; as planned it reaches {between(found.reached)}\n'
     f'{assumptions(assumed)}'

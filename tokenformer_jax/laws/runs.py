@@ -10,7 +10,7 @@ from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops, models
-from tokenformer_jax.model.params import ParamInfo, Role
+from tokenformer_jax.model.params import Role
 from tokenformer_jax.runs import checkpoint, curves, saved_config
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.steps import optim
@@ -51,7 +51,6 @@ class FinishedRun:
     loss: the last loss on the validation text, in nats a token; NaN if it was not finite.
     decayed: whether the rate had decayed at the end.
     data: what its loss depends on besides the model and its training, by name.
-    step_seconds: the median time of a step; NaN if it has no figures.
     growth: the last growth, or None.
   """
 
@@ -62,7 +61,6 @@ class FinishedRun:
   loss: float
   decayed: bool
   data: dict[str, str]
-  step_seconds: float = math.nan
   growth: 'Growth | None' = None
 
   @property
@@ -79,20 +77,23 @@ class Growth:
   tokens: int
 
 
+def tokens_of_step(config: Config) -> int:
+  """Return the number of tokens in a batch."""
+  return config.data.batch_size * config.data.sequence_length
+
+
 @functools.lru_cache(maxsize=256)
 def _measure(model: ModelConfig, length: int) -> Size:
   definition = models.define(model)
-  sizes = [array.size for array in jax.tree.leaves(definition.abstract)]
-  infos: list[ParamInfo] = jax.tree.leaves(
-    definition.info, is_leaf=lambda one: isinstance(one, ParamInfo)
+  arrays, infos = (jax.tree.leaves(tree) for tree in (definition.abstract, definition.info))
+  outer = sum(
+    array.size for array, info in zip(arrays, infos, strict=True) if info.role in _EMBEDDINGS
   )
-  arrays = list(zip(sizes, infos, strict=True))
-  inner = [(size, info) for size, info in arrays if info.role not in _EMBEDDINGS]
   return Size(
-    parameters=sum(sizes),
-    without_embeddings=sum(size for size, _ in inner),
-    active=sum(round(size * info.active) for size, info in arrays),
-    active_without_embeddings=sum(round(size * info.active) for size, info in inner),
+    parameters=definition.count,
+    without_embeddings=definition.count - outer,
+    active=definition.active,
+    active_without_embeddings=definition.active - outer,
     flops_per_token=flops.train_flops(model, length),
   )
 
@@ -121,18 +122,15 @@ def read(workdir: str) -> FinishedRun:
       f'--workdir={workdir}`, or leave it out'
     )
   meta = _meta(path)
-  batch_tokens = config.data.batch_size * config.data.sequence_length
   loss = evaluated[-1]['eval/loss']
-  seconds = sorted(line['perf/step_seconds'] for line in lines if line.get('perf/step_seconds'))
   return FinishedRun(
     name=workdir,
     size=measure_size(config),
     steps=steps,
-    batch_tokens=batch_tokens,
+    batch_tokens=tokens_of_step(config),
     loss=math.nan if loss is None else loss,
     decayed=_has_decayed(config),
     data=_data(config, meta),
-    step_seconds=seconds[len(seconds) // 2] if seconds else math.nan,
     growth=_growth(meta, config),
   )
 
@@ -166,5 +164,5 @@ def _growth(meta: Meta, config: Config) -> Growth | None:
   if not meta.lineage:
     return None
   last = meta.lineage[-1]
-  length = config.data.sequence_length
-  return Growth(_measure(last.model, length), last.step * config.data.batch_size * length)
+  size = _measure(last.model, config.data.sequence_length)
+  return Growth(size, last.step * tokens_of_step(config))

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tokenformer_jax.errors import UserError, misspelt
-from tokenformer_jax.laws import growth, runs
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.laws import growth, points, runs
 from tokenformer_jax.laws.analysis import Analysis
 from tokenformer_jax.laws.fit import Fit
 from tokenformer_jax.laws.growth import Stage
@@ -46,11 +46,7 @@ def of_file(path: str) -> tuple[list[Stage], str]:
   if text.lstrip().startswith(('{', '[')):
     return [_of_plan(one, path) for one in _plans(text, path)], 'chip-hours'
   rows = list(csv.DictReader(text.splitlines(), skipinitialspace=True))
-  for name in rows[0] if rows else ():
-    if name not in _COLUMNS:
-      near = misspelt(str(name), _COLUMNS)
-      hint = f'did you mean {near!r}?' if near else f'known columns: {", ".join(_COLUMNS)}'
-      raise UserError(f'--stages={path} has a column {name!r}; {hint}')
+  points.check_columns(map(str, rows[0] if rows else ()), _COLUMNS, f'--stages={path}')
   if not rows or not {'parameters', 'tokens_per_second'} <= rows[0].keys():
     raise UserError(
       f'--stages={path} is neither the JSON file of plan --grow nor a CSV file with the columns '
@@ -85,11 +81,7 @@ def _of_row(row: dict[str, str], line: int, path: str) -> Stage:
   numbers = []
   for name in _COLUMNS:
     text = row.get(name) or ('1' if name == 'chips' else '')
-    try:
-      value = float(text)
-    except ValueError:
-      value = 0.0
-    if not 0 < value < float('inf'):
+    if (value := points.positive(text)) is None:
       raise UserError(
         f'line {line} of --stages={path} has {name}={text!r}; it must be a number above 0'
       )

@@ -80,7 +80,7 @@ def row_loss_sums(
 
 
 class Objective(NamedTuple):
-  """What training minimizes, as sums over chunks of positions.
+  """A training objective, as sums over chunks of positions.
 
   Attributes:
     sums: maps the head [V, D], other fixed heads, and a chunk of each row, of the student's input

@@ -11,9 +11,9 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow import depth, experts, grown_model
-from tokenformer_jax.messages import say
+from tokenformer_jax.messages import aligned, say
 from tokenformer_jax.plan.estimate import Plan, count_steps, plan
-from tokenformer_jax.plan.table import Row, align, gib, ms, percent
+from tokenformer_jax.plan.table import Row, gib, ms, percent
 from tokenformer_jax.plan.topology import Topology
 
 
@@ -141,7 +141,7 @@ def render(chain: Chain) -> str:
   whole = _chip_hours(chain.scratch)
   saved = [1 - part / all_of_it for part, all_of_it in zip(hours, whole, strict=True)]
   return (
-    f'{align(rows)}\n\nthe chain costs {percent(1 - max(saved))} to {percent(1 - min(saved))} of '
+    f'{aligned(rows)}\n\nthe chain costs {percent(1 - max(saved))} to {percent(1 - min(saved))} of '
     'the chip-hours of the largest model trained from scratch on as many tokens'
   )
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from tokenformer_jax.config import Config, pattentions
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.messages import say
+from tokenformer_jax.messages import aligned, say
 from tokenformer_jax.model.compute import remat_on
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.plan import exchange, topology
 from tokenformer_jax.plan.estimate import Plan, plan
 from tokenformer_jax.plan.program import DoesNotFitError
-from tokenformer_jax.plan.table import Row, align, gib, ms, percent
+from tokenformer_jax.plan.table import Row, gib, ms, percent
 from tokenformer_jax.plan.topology import Topology
 
 _BATCHES = (1, 2, 0.5)  # multiples of the config's batch
@@ -139,4 +139,4 @@ def render(tried: list[Tried]) -> str:
         f'{units / slow:,.0f} … {units / fast:,.0f}',
       )
     )
-  return align(rows)
+  return aligned(rows)

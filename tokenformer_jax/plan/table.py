@@ -1,7 +1,6 @@
 """Render a plan as the text that the plan command prints."""
 
-from collections.abc import Sequence
-
+from tokenformer_jax.messages import aligned
 from tokenformer_jax.plan.estimate import Plan
 
 Row = tuple[str, ...]
@@ -20,10 +19,10 @@ def render(plan: Plan) -> str:
   sections = [
     f'{slices}{on.name}: {on.chips} chips, {on.devices} devices, {mesh}; {how}',
     f'{plan.parameters:,} parameters',
-    align(_memory(plan)),
-    align(_compute(plan)),
-    align(_traffic(plan)) if costs.traffic else 'no collectives',
-    align(_run(plan)),
+    aligned(_memory(plan)),
+    aligned(_compute(plan)),
+    aligned(_traffic(plan)) if costs.traffic else 'no collectives',
+    aligned(_run(plan)),
     *(f'note: {note}' for note in (*costs.notes, on.chip.caveat) if note),
   ]
   distill = plan.config.distill
@@ -119,18 +118,6 @@ def _run(plan: Plan) -> list[Row]:
   chip_hours = [f'{value * plan.topology.chips:,.0f}' for value in plan.hours]
   run = f'{plan.steps:,} steps, {plan.steps * units:,} {unit}'
   return [*rows, (f'hours of {run}', *hours), ('chip-hours', *chip_hours)]
-
-
-def align(rows: Sequence[Row]) -> str:
-  """Return rows as lines, with the first column aligned left and the others right."""
-  widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-  return '\n'.join(
-    '  '.join(
-      [row[0].ljust(widths[0])]
-      + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-    ).rstrip()
-    for row in rows
-  )
 
 
 def gib(size: float) -> str:
