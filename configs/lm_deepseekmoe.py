@@ -29,10 +29,15 @@ is an MLP with GELU, 1280 wide.
   16b      16,375,728,128    2,828,650,496
 """
 
+import runpy
+from pathlib import Path
+
 from tokenformer_jax import config
 from tokenformer_jax.errors import UserError
 
 VARIANTS = ('tiny', '2b', '16b')
+# A config file is loaded by its path, from any directory, so it must find its neighbour by path.
+_SWITCH = runpy.run_path(str(Path(__file__).with_name('lm_switch.py')))
 
 
 def get_config(variant='tiny'):
@@ -43,7 +48,7 @@ def get_config(variant='tiny'):
     case 'tiny':
       set_model(c, width=128, heads=4, dense=344, experts=2, alpha=0.01)
       set_experts(c, count=16, top_k=3, width=88, shared=1, gated=True)
-      set_tiny(c)
+      _SWITCH['set_tiny'](c, rate=3e-3)
     case '2b':
       set_model(c, width=1280, heads=10, dense=0, experts=9, alpha=0.01)
       set_experts(c, count=63, top_k=7, width=1280, shared=1, gated=False)
@@ -86,22 +91,6 @@ def set_experts(c, count, top_k, width, shared, gated):
   ffn.expert = {'kind': 'mlp', 'width': width, **form}
   ffn.shared = {'kind': 'mlp', 'width': shared * width, **form}
   ffn.dispatch = {'kind': 'grouped'}
-
-
-def set_tiny(c):
-  """Set a short run on the text of the Python standard library."""
-  c.data.source = 'stdlib'
-  c.data.tokenizer = 'bpe:2048'
-  c.data.sequence_length = 128
-  c.data.batch_size = 8
-  c.optim.learning_rate = 3e-3
-  c.optim.warmup_steps = 30
-  c.train.steps = 300
-  c.train.log_every = 25
-  c.train.eval_every = 0
-  c.train.eval_batches = 28
-  c.train.checkpoint_every = 300
-  c.train.sample_tokens = 0
 
 
 def set_large(c, vocabulary, length, batch, steps, rate):

@@ -29,8 +29,9 @@ from tokenformer_jax import config
 from tokenformer_jax.errors import UserError
 
 VARIANTS = ('tiny', '124m_8x')
-# A config file is loaded by its path, from any directory, so it must find its neighbour by path.
+# A config file is loaded by its path, from any directory, so it must find its neighbours by path.
 _BASE = runpy.run_path(str(Path(__file__).with_name('lm_openwebtext.py')))
+_SWITCH = runpy.run_path(str(Path(__file__).with_name('lm_switch.py')))
 
 
 def get_config(variant='tiny'):
@@ -69,15 +70,4 @@ def set_tiny(c):
   mixer.positions.fraction = 1.0
   mixer.qkv.tokens = mixer.proj.tokens = 128
   c.model.init.std = 0.1
-  c.data.source = 'stdlib'
-  c.data.tokenizer = 'bpe:2048'
-  c.data.sequence_length = 128
-  c.data.batch_size = 8
-  c.optim.learning_rate = 4e-3
-  c.optim.warmup_steps = 30
-  c.train.steps = 300
-  c.train.log_every = 25
-  c.train.eval_every = 0
-  c.train.eval_batches = 28
-  c.train.checkpoint_every = 300
-  c.train.sample_tokens = 0
+  _SWITCH['set_tiny'](c, rate=4e-3)

@@ -37,7 +37,7 @@ def get_config(variant='tiny'):
     set_base(c)
   else:
     set_model(c, width=128, heads=4, pairs=2, count=8)
-    set_tiny(c)
+    set_tiny(c, rate=3e-3)
   return c
 
 
@@ -63,13 +63,13 @@ def set_model(c, width, heads, pairs, count):
   c.model.variants = {'switch': {'ffn': experts}}
 
 
-def set_tiny(c):
+def set_tiny(c, rate):
   """Set a short run on the text of the Python standard library."""
   c.data.source = 'stdlib'
   c.data.tokenizer = 'bpe:2048'
   c.data.sequence_length = 128
   c.data.batch_size = 8
-  c.optim.learning_rate = 3e-3
+  c.optim.learning_rate = rate
   c.optim.warmup_steps = 30
   c.train.steps = 300
   c.train.log_every = 25

@@ -17,14 +17,12 @@ decay of the rate to zero. Parts:
   distillation  a dense model that learns from a mixture
 """
 
-import argparse
 import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import trials
 
 from tokenformer_jax import config as config_lib
@@ -225,18 +223,9 @@ PARTS = {
 def main() -> None:
   """Run the parts."""
   names = (*PARTS, 'growth', 'distillation')
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--out', required=True)
-  parser.add_argument('--parts', default=','.join(names))
-  parser.add_argument('--seeds', default='0,1,2')
-  args = parser.parse_args()
-  parts = args.parts.split(',')
-  if unknown := set(parts) - set(names):
-    parser.error(f'unknown parts {", ".join(unknown)}; there are {", ".join(names)}')
-  out = Path(args.out)
-  jax.config.update('jax_compilation_cache_dir', str((out / 'compiled').absolute()))
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
-  for seed in map(int, args.seeds.split(',')):
+  parser = trials.parser(__doc__.splitlines()[0], names)
+  _, out, parts, seeds = trials.begin(parser, names)
+  for seed in seeds:
     trial = Trial(out, seed)
     for part in parts:
       for name, changes in PARTS.get(part, {}).items():

@@ -22,7 +22,6 @@ rate of the small model) with seed 0, and runs the other seeds at its best one. 
 Every run calls `tokenformer_jax.train` with a config, and grows by `config.init_from`.
 """
 
-import argparse
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,7 +29,6 @@ from typing import Any
 
 import elastic
 import forgetting
-import jax
 import trials
 
 from tokenformer_jax import config as config_lib
@@ -391,27 +389,17 @@ def handover(plan: Plan, chosen: Mapping[str, Arm]) -> None:
 def main() -> None:
   """Run the parts."""
   names = ('arms', 'scratch', 'points', 'handover', 'warmups', 'defaults', 'elastic', 'forgetting')
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--out', required=True)
-  parser.add_argument('--parts', default=','.join(names))
+  parser = trials.parser(__doc__.splitlines()[0], names)
   parser.add_argument('--scales', default='tiny,small')
-  parser.add_argument('--seeds', default='0,1,2')
   parser.add_argument('--only', default='', help='names of arms, separated by ;')
-  args = parser.parse_args()
-  parts = args.parts.split(',')
-  if unknown := set(parts) - set(names):
-    parser.error(f'unknown parts {", ".join(unknown)}; there are {", ".join(names)}')
-  out = Path(args.out)
-  # Most runs share their programs with runs of other seeds or methods.
-  jax.config.update('jax_compilation_cache_dir', str((out / 'compiled').absolute()))
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+  args, out, parts, seeds = trials.begin(parser, names)
 
   def chosen(all_: Mapping[str, Arm]) -> dict[str, Arm]:
     wanted = args.only.split(';') if args.only else list(all_)
     return {name: arm for name, arm in all_.items() if name in wanted}
 
   for scale in args.scales.split(','):
-    plan = Plan(out / scale, SCALES[scale], tuple(map(int, args.seeds.split(','))))
+    plan = Plan(out / scale, SCALES[scale], seeds)
     run = {
       'arms': lambda plan=plan: arms(plan, chosen(ARMS)),
       'scratch': lambda plan=plan: scratch(plan, chosen(SCRATCH)),

@@ -1,9 +1,12 @@
 """Run trainings once and print Markdown tables, for the experiments."""
 
+import argparse
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+import jax
 
 from tokenformer_jax.config import Config
 from tokenformer_jax.training import loop
@@ -19,6 +22,32 @@ def once(out: Path, name: str, config: Config) -> Path:
       raise SystemExit('stopped; run the same command to continue')
     (workdir / 'done').touch()
   return workdir
+
+
+def parser(description: str, parts: Sequence[str]) -> argparse.ArgumentParser:
+  """Return the parser of an experiment's command line, with the flags that all have."""
+  found = argparse.ArgumentParser(description=description)
+  found.add_argument('--out', required=True)
+  found.add_argument('--parts', default=','.join(parts))
+  found.add_argument('--seeds', default='0,1,2')
+  return found
+
+
+def begin(
+  parser: argparse.ArgumentParser, parts: Sequence[str]
+) -> tuple[argparse.Namespace, Path, list[str], tuple[int, ...]]:
+  """Return the arguments, the folder of the runs, the parts and the seeds; keep programs there.
+
+  Most runs share their programs with runs of other seeds or methods.
+  """
+  args = parser.parse_args()
+  wanted = args.parts.split(',')
+  if unknown := set(wanted) - set(parts):
+    parser.error(f'unknown parts {", ".join(unknown)}; there are {", ".join(parts)}')
+  out = Path(args.out)
+  jax.config.update('jax_compilation_cache_dir', str((out / 'compiled').absolute()))
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+  return args, out, wanted, tuple(map(int, args.seeds.split(',')))
 
 
 def spread(values: Iterable[float], digits: int = 3) -> str:

@@ -17,7 +17,6 @@ from routed import PLAIN, by_bias, sparse, upcycled, with_experts, with_ffn
 from tiny import tiny_model, two_kinds
 
 from tokenformer_jax.config import (
-  GrowConfig,
   NoFeedForwardConfig,
   OptimConfig,
   former_names,
@@ -37,14 +36,7 @@ from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.steps import optim
 
 SLOW = pytest.mark.slow  # because of what is compiled
-ZERO_KEYS = GrowConfig('zero_keys')
 OTHERS = ('muon', 'adafactor', 'lion')  # optimizers
-SCORES = ('l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm', 'softmax', 'exp_l2_norm')
-
-
-def _exact(source, target, config=PLAIN):
-  state_lib.check(source, target, config)
-  return state_lib.inexact(source, target, config)
 
 
 # Out again

@@ -50,7 +50,6 @@ from tokenformer_jax.model.lm import define_lm
 
 SLOW = pytest.mark.slow  # because of what is compiled
 ZERO_KEYS = GrowConfig('zero_keys')
-OTHERS = ('muon', 'adafactor', 'lion')  # optimizers
 SCORES = ('l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm', 'softmax', 'exp_l2_norm')
 
 

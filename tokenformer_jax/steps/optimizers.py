@@ -177,8 +177,7 @@ def _scale_by_factored_rms(info: Params, hidden: Params) -> optax.GradientTransf
 
   `optax.scale_by_factored_rms` keeps the two largest axes, of which one may be `layers`, and keeps
   others after a growth. This function keeps the last two axes of every matrix, of any size. Updates
-  are clipped to a root mean square of 1 for each matrix of each layer and
-  expert.
+  are clipped to a root mean square of 1 for each matrix of each layer and expert.
 
   The mean squares of columns are over all tokens. From the update on at which tokens freeze, their
   part fades from it, with the weight that all old gradients have; until then the updates of the
