@@ -25,7 +25,6 @@ Runs on text call `tokenformer_jax.train` with a config. `--scale` multiplies th
 `--width` is that of the models of text.
 """
 
-import argparse
 import dataclasses
 import json
 import runpy
@@ -33,7 +32,6 @@ from pathlib import Path
 from typing import Any
 
 import even_pairs
-import jax
 import length_tests
 import step_times
 import trials
@@ -267,30 +265,21 @@ def write(file: Path, content: Any) -> None:
 
 def main() -> None:
   """Run the parts."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--out', required=True)
-  parser.add_argument('--parts', default=','.join(PARTS[:-3]))
-  parser.add_argument('--seeds', default='0,1,2')
+  parser = trials.parser(__doc__.splitlines()[0], PARTS)
+  parser.set_defaults(parts=','.join(PARTS[:-3]))
   parser.add_argument('--scale', type=float, default=1.0)
   parser.add_argument('--width', type=int, default=64)
-  args = parser.parse_args()
-  parts = args.parts.split(',')
-  if unknown := set(parts) - set(PARTS):
-    parser.error(f'unknown parts {", ".join(unknown)}; there are {", ".join(PARTS)}')
-  out = Path(args.out)
+  args, out, parts, seeds = trials.begin(parser, PARTS)
   form = {'scale': args.scale, 'width': args.width}
   if (kept := out / 'form.json').exists() and json.loads(kept.read_text()) != form:
     parser.error(f'{out} has runs with {kept.read_text().strip()}; choose another --out')
   write(kept, form)
-  # Most runs share their programs with runs of other seeds.
-  jax.config.update('jax_compilation_cache_dir', str((out / 'compiled').absolute()))
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
   plan = Plan(out, args.scale, args.width)
   by_name = {f.__name__: f for f in (blocks, speed, length, pairs, growth, learned, rates, depth)}
   # Finish one seed after the other, so that an interrupted experiment has complete seeds.
-  for seed in args.seeds.split(','):
+  for seed in seeds:
     for part in parts:
-      by_name[part](plan, int(seed))
+      by_name[part](plan, seed)
 
 
 if __name__ == '__main__':
