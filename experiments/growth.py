@@ -135,6 +135,7 @@ ARMS = {
   'transformer, depth, copies': Arm('transformer', Size(1, 4), {'grow__place': 'copies'}),
   'muon, no growth': Arm('muon', Size()),
   'muon, group': Arm('muon', grow=_grown('group')),
+  'muon, tokens and depth, copies': Arm('muon', Size(2, 2), _grown('group', grow__place='copies')),
 }
 POINTS = {
   **{
@@ -150,7 +151,16 @@ POINTS = {
 }
 POINTS |= {
   f'{name}, half the budget': dataclasses.replace(ARMS[name], part=0.5)
-  for name in ('no growth', 'group', 'depth, copies', 'tokens and depth, copies', 'net2net')
+  for name in (
+    'no growth',
+    'group',
+    'depth, copies',
+    'tokens and depth, copies',
+    'net2net',
+    'muon, no growth',
+    'muon, group',
+    'muon, tokens and depth, copies',
+  )
 }
 SCRATCH = {
   'scratch': Arm(),
@@ -158,7 +168,9 @@ SCRATCH = {
   'scratch, tokens and depth': Arm(size=Size(2, 2)),
   'scratch, four groups': Arm(size=Size(4, 1, 4)),
   'scratch, transformer': Arm('transformer'),
+  'scratch, transformer, depth': Arm('transformer', Size(1, 4)),
   'scratch, muon': Arm('muon'),
+  'scratch, muon, tokens and depth': Arm('muon', Size(2, 2)),
 }
 DEFAULTS = {
   **{f'group ×{size}': Arm(size=Size(size), grow=_grown('group')) for size in (2, 4, 8)},
