@@ -40,7 +40,7 @@ from tokenformer_jax.training import sizes
 
 BUDGET, DECAY = 3, 0.2
 POINT = 0.75  # of the stable run, where arms grow
-RATES = (2e-3, 4e-3, 8e-3, 16e-3)
+RATES = (1e-3, 2e-3, 4e-3, 8e-3, 16e-3)
 FACTORS = (1, 1 / 2, 1 / 4)
 GROWN_RATE, WARMUPS = 0.354, (50, 100, 200, 400)  # of `grow`, for four times the tokens
 SCRATCH_BUDGETS = (0.5, 1, 2)  # in budgets of a chain
@@ -58,6 +58,8 @@ class Scale:
     dense_width: of the Transformer with as many parameters in its blocks.
     steps: of the stable run.
     dense_head: the width of a head of the Transformer.
+    rates: those that the small model tries.
+    factors: those that an arm tries.
   """
 
   layers: int
@@ -65,14 +67,17 @@ class Scale:
   dense_width: int
   steps: int
   dense_head: int = 4
+  rates: tuple[float, ...] = RATES[1:]
+  factors: tuple[float, ...] = FACTORS
 
 
 # From scratch, the grown size sees about 20 tokens a parameter of its layers with one budget. Each
-# scale has four times the parameters of the one before it, and 16 times its FLOPs.
+# scale has four times the parameters of the one before it, and 16 times its FLOPs, so that the last
+# tries only the rates that were best at the others.
 SCALES = {
   'tiny': Scale(2, 16, 18, 1500, dense_head=6),
   'small': Scale(2, 32, 36, 6000),
-  'large': Scale(2, 64, 72, 24000),
+  'large': Scale(2, 64, 72, 24000, rates=RATES[:3], factors=(1 / 2,)),
 }
 
 
@@ -239,7 +244,7 @@ class Plan:
       config = self.config(kind, Size(), 0, self.scale.steps, optim__learning_rate=rate)
       return final_loss(self.run(f'rates/{kind}/{rate:g}', config))
 
-    return min(RATES, key=loss)
+    return min(self.scale.rates, key=loss)
 
   def stable(self, kind: str, size: Size, seed: int, rate: float, steps: int, every: int) -> Path:
     """Return a run at a constant rate that keeps a checkpoint every so many steps."""
@@ -319,7 +324,7 @@ class Plan:
 
   def best(self, try_: Callable[[float, int], Path]) -> float:
     """Return the factor of the rate with the least loss at seed 0."""
-    return min(FACTORS, key=lambda factor: final_loss(try_(factor, 0)))
+    return min(self.scale.factors, key=lambda factor: final_loss(try_(factor, 0)))
 
   def scratch(self, name: str, arm: Arm, factor: float, seed: int, budget: float) -> Path:
     """Return the large model from scratch, decayed at a part of the budget."""

@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 
 import elastic
@@ -64,11 +65,12 @@ def best(found: dict[float, Losses]) -> tuple[float, Losses]:
   return factor, found[factor]
 
 
-def rates(out: Path) -> None:
+def rates(plan: Plan) -> None:
   """Print the losses of the small models by rate."""
-  rows = [['rate', *(f'{rate:g}' for rate in growth.RATES)]]
-  for folder in sorted((out / 'rates').iterdir()):
-    last = [growth.final_loss(folder / f'{rate:g}') for rate in growth.RATES]
+  rates = plan.scale.rates
+  rows = [['rate', *(f'{rate:g}' for rate in rates)]]
+  for folder in sorted((plan.out / 'rates').iterdir()):
+    last = [growth.final_loss(folder / f'{rate:g}') for rate in rates]
     rows.append([folder.name, *(f'{value:.3f}' for value in last)])
   table(rows)
 
@@ -165,42 +167,68 @@ def _mean(curves: list[Curve]) -> Curve:
   ]
 
 
+def arm_result(plan: Plan, name: str, arm: Arm) -> tuple[dict[float, Losses], list[str]] | None:
+  """Return an arm's losses by factor, and its cells: mean, saved FLOPs, jump, steps until ahead."""
+  found = losses(plan.out / 'arms' / name, f'{max(0, len(arm.stages) - 1)}/')
+  if not found:
+    return None
+  values = best(found)[1].values()
+  # From scratch at the size that the arm ends with; what does not grow, at four times the tokens.
+  size = Size(4) if arm.size in (Size(), Size(2), Size(8)) else arm.size
+  references = [of for of, other in SCRATCH.items() if (other.kind, other.size) == (arm.kind, size)]
+  curve = scratch_curve(plan, references[0]) if references else []
+  share = saved(curve, arm.part * plan.budget(arm.kind), statistics.mean(values))
+  return found, [spread(values), share, *ahead(plan, name, arm)]
+
+
 def arms(plan: Plan) -> None:
-  """Print the table of arms, and of models from scratch."""
-  references = {(arm.kind, arm.size): scratch_curve(plan, name) for name, arm in SCRATCH.items()}
-  rows = [
-    [
-      '',
-      *(f'rate × {factor:g}' for factor in FACTORS),
-      'all seeds',
-      'saves',
-      'jump',
-      'ahead after',
-      'seeds',
-    ]
-  ]
-  for name, arm in {**ARMS, **POINTS}.items():
-    found = losses(plan.out / 'arms' / name, f'{max(0, len(arm.stages) - 1)}/')
-    if not found:
-      continue
+  """Print each rate that arms and models from scratch tried, at seed 0."""
+  rows = [['', *(f'rate × {factor:g}' for factor in FACTORS), 'all seeds', 'seeds']]
+
+  def add(name: str, found: dict[float, Losses]) -> None:
     tries = [f'{found[f][0]:.3f}' if 0 in found.get(f, {}) else '' for f in map(shown, FACTORS)]
     values = best(found)[1].values()
-    # From scratch at the size that the arm ends with; what does not grow, at four times the tokens.
-    size = Size(4) if arm.size in (Size(), Size(2), Size(8)) else arm.size
-    share = saved(
-      references.get((arm.kind, size), []),
-      arm.part * plan.budget(arm.kind),
-      statistics.mean(values),
-    )
-    rows.append([name, *tries, spread(values), share, *ahead(plan, name, arm), str(len(values))])
+    rows.append([name, *tries, spread(values), str(len(values))])
+
+  for name, arm in {**ARMS, **POINTS}.items():
+    if result := arm_result(plan, name, arm):
+      add(name, result[0])
   for name in SCRATCH:
     for budget in SCRATCH_BUDGETS:
-      found = losses(plan.out / f'scratch/{name}/{budget:g}', '')
-      if found:
-        tries = [f'{found[f][0]:.3f}' if 0 in found.get(f, {}) else '' for f in map(shown, FACTORS)]
-        values = best(found)[1].values()
-        count = str(len(values))
-        rows.append([f'{name}, {budget:g} budgets', *tries, spread(values), '', '', '', count])
+      if found := losses(plan.out / f'scratch/{name}/{budget:g}', ''):
+        add(f'{name}, {budget:g} budgets', found)
+  table(rows)
+
+
+def compare(plans: Mapping[str, Plan], all_: Mapping[str, Arm], columns: int) -> None:
+  """Print arms with the scales beside each other.
+
+  Args:
+    plans: the scales, by name.
+    all_: the arms, by name.
+    columns: how many of the cells of `arm_result` to print.
+  """
+  heads = ('bits a byte', 'saves', 'jump', 'ahead after')[:columns]
+  rows = [['', *(f'{scale}: {head}' for scale in plans for head in heads)]]
+  for name, arm in all_.items():
+    results = [arm_result(plan, name, arm) for plan in plans.values()]
+    if any(results):
+      cells = [result[1][:columns] if result else [''] * columns for result in results]
+      rows.append([name, *itertools.chain(*cells)])
+  table(rows)
+
+
+def compare_scratch(plans: Mapping[str, Plan]) -> None:
+  """Print models from scratch with the scales beside each other."""
+  rows = [['from scratch', *(f'{scale}: {part:g}' for scale in plans for part in SCRATCH_BUDGETS)]]
+  for name in SCRATCH:
+    cells = []
+    for plan in plans.values():
+      for part in SCRATCH_BUDGETS:
+        found = losses(plan.out / f'scratch/{name}/{part:g}', '')
+        cells.append(spread(best(found)[1].values()) if found else '')
+    if any(cells):
+      rows.append([name, *cells])
   table(rows)
 
 
@@ -264,7 +292,7 @@ def forgotten(plan: Plan) -> None:
   table(rows)
 
 
-def picture(plans: dict[str, Plan], pictures: Path) -> None:
+def picture(plans: Mapping[str, Plan], pictures: Path) -> None:
   """Draw the loss of models from scratch against FLOPs, with the arms at their budget."""
   drawn = {name: plan for name, plan in plans.items() if scratch_curve(plan, 'scratch')}
   if not drawn:
@@ -304,11 +332,15 @@ def main() -> None:
     per_step = (plan.step_flops('tokenformer', Size(size)) for size in (1, 4))
     steps = ' and '.join(f'{plan.budget("tokenformer") / one:,.0f}' for one in per_step)
     print(f'## {name}\n\nbudget: {json.dumps(tera)} TFLOP; {steps} steps at ×1 and ×4\n')
-    rates(plan.out)
+    rates(plan)
     arms(plan)
     handover(plan)
     elastic_models(plan)
     forgotten(plan)
+  print('## All scales\n')
+  compare(plans, ARMS, 4)
+  compare_scratch(plans)
+  compare(plans, POINTS, 2)
   picture(plans, pictures)
 
 
