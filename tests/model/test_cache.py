@@ -38,6 +38,16 @@ def _whole(window: int, padded: bool) -> jax.Array:
   return jax.jit(lambda x: _attention(window)(x, context)[0])(X_BxTxD)
 
 
+@functools.cache
+def _read(window: int, padded: bool):
+  @functools.partial(jax.jit, static_argnames='first')
+  def read(cache, x, start, first):
+    context = Context(0 if first else start, PADDING if padded else None)
+    return _attention(window)(x, context, cache)
+
+  return read
+
+
 # Slots that are read together: a prompt, then one by one or several.
 PARTS = {
   'prompt, then one by one': [9, *[1] * 15],
@@ -51,13 +61,8 @@ PARTS = {
 @pytest.mark.parametrize('window', [0, 1, 5, 8, 23, 100])
 @pytest.mark.parametrize('parts', PARTS.values(), ids=PARTS)
 def test_attention_from_a_cache_is_that_of_the_whole_text(parts, window, padded):
-  attention, padding_B = _attention(window), PADDING if padded else None
-
-  @functools.partial(jax.jit, static_argnames='first')
-  def read(cache, x, start, first):
-    return attention(x, Context(0 if first else start, padding_B), cache)
-
-  cache, outputs = attention.init_cache(3, LENGTH, jnp.float32), []
+  read = _read(window, padded)
+  cache, outputs = _attention(window).init_cache(3, LENGTH, jnp.float32), []
   for start, size in zip(np.cumsum([0, *parts]), parts, strict=False):
     out, cache, _ = read(cache, X_BxTxD[:, start : start + size], start, first=bool(start == 0))
     outputs.append(out)

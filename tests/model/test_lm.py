@@ -102,16 +102,16 @@ def test_golden_logits():
 EACH_WAY = pytest.mark.parametrize(
   ('remat', 'layers', 'chunk'),
   [
-    ('everything', 'scan', 256),
-    ('score_inputs', 'scan', 256),
+    pytest.param('everything', 'scan', 256, marks=pytest.mark.slow),
+    pytest.param('score_inputs', 'scan', 256, marks=pytest.mark.slow),
     ('score_inputs', 'scan', 8),
     ('dots', 'scan', 7),
     ('full', 'scan', 7),
     ('offload', 'scan', 7),
     ('everything', 'unrolled', 256),
     ('score_inputs', 'unrolled', 256),
-    ('dots', 'unrolled', 256),
-    ('full', 'unrolled', 256),
+    pytest.param('dots', 'unrolled', 256, marks=pytest.mark.slow),
+    pytest.param('full', 'unrolled', 256, marks=pytest.mark.slow),
   ],
 )
 

@@ -74,7 +74,11 @@ def test_what_is_added_to_the_residual_starts_by_the_number_of_all_layers():
 
 @pytest.mark.parametrize(
   ('remat', 'layers'),
-  [('full', 'scan'), ('score_inputs', 'unrolled'), ('everything', 'unrolled')],
+  [
+    ('full', 'scan'),
+    ('score_inputs', 'unrolled'),
+    pytest.param('everything', 'unrolled', marks=pytest.mark.slow),
+  ],
 )
 def test_scanned_and_unrolled_layers_compute_the_same(remat, layers):
   want, got = (
