@@ -83,16 +83,25 @@ SCALES = {
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-  """A kind of model: its changes to the TokenFormer's config, and whether it is a Transformer."""
+  """A kind of model: its changes to the TokenFormer's config.
+
+  Attributes:
+    changes: to the config.
+    dense: whether it is a Transformer.
+    rate: a factor on the rates that the small model tries.
+  """
 
   changes: Changes = dataclasses.field(default_factory=dict)
   dense: bool = False
+  rate: float = 1
 
 
 KINDS = {
   'tokenformer': Kind(),
   'transformer': Kind(dense=True),
   'muon': Kind({'optim__name': 'muon'}),
+  'adafactor': Kind({'optim__name': 'adafactor'}),
+  'lion': Kind({'optim__name': 'lion'}, rate=0.1),
 }
 
 
@@ -141,6 +150,10 @@ ARMS = {
   'muon, no growth': Arm('muon', Size()),
   'muon, group': Arm('muon', grow=_grown('group')),
   'muon, tokens and depth, copies': Arm('muon', Size(2, 2), _grown('group', grow__place='copies')),
+  'adafactor, no growth': Arm('adafactor', Size()),
+  'adafactor, group': Arm('adafactor', grow=_grown('group')),
+  'lion, no growth': Arm('lion', Size()),
+  'lion, group': Arm('lion', grow=_grown('group')),
 }
 POINTS = {
   **{
@@ -180,6 +193,7 @@ SCRATCH = {
 DEFAULTS = {
   **{f'group ×{size}': Arm(size=Size(size), grow=_grown('group')) for size in (2, 4, 8)},
   **{name: ARMS[name] for name in ('depth', 'depth, copies', 'tokens and depth')},
+  **{name: ARMS[name] for name in ('muon, group', 'adafactor, group', 'lion, group')},
 }
 HANDOVER = ('no growth', 'group', 'zero_keys', 'duplicate', 'as released', 'depth', 'net2net')
 
@@ -244,7 +258,7 @@ class Plan:
       config = self.config(kind, Size(), 0, self.scale.steps, optim__learning_rate=rate)
       return final_loss(self.run(f'rates/{kind}/{rate:g}', config))
 
-    return min(self.scale.rates, key=loss)
+    return min((rate * KINDS[kind].rate for rate in self.scale.rates), key=loss)
 
   def stable(self, kind: str, size: Size, seed: int, rate: float, steps: int, every: int) -> Path:
     """Return a run at a constant rate that keeps a checkpoint every so many steps."""

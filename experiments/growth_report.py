@@ -70,8 +70,10 @@ def rates(plan: Plan) -> None:
   rates = plan.scale.rates
   rows = [['rate', *(f'{rate:g}' for rate in rates)]]
   for folder in sorted((plan.out / 'rates').iterdir()):
-    last = [growth.final_loss(folder / f'{rate:g}') for rate in rates]
-    rows.append([folder.name, *(f'{value:.3f}' for value in last)])
+    factor = growth.KINDS[folder.name].rate
+    found = [folder / f'{rate * factor:g}' for rate in rates]
+    last = [f'{growth.final_loss(one):.3f}' if (one / 'done').exists() else '' for one in found]
+    rows.append([folder.name if factor == 1 else f'{folder.name}, × {factor:g}', *last])
   table(rows)
 
 
@@ -109,7 +111,7 @@ def saved(curve: list[tuple[float, float]], budget: float, loss: float) -> str:
 _OF_KIND = {
   'tokenformer': ('no growth', 'group'),
   'transformer': ('transformer, no growth', 'transformer, depth, copies'),
-  'muon': ('muon, no growth', 'muon, group'),
+  **{name: (f'{name}, no growth', f'{name}, group') for name in ('muon', 'adafactor', 'lion')},
 }
 Curve = list[tuple[float, float]]  # FLOPs since the growth, and bits per byte in training
 
