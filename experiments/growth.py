@@ -101,6 +101,7 @@ KINDS = {
   'transformer': Kind(dense=True),
   'muon': Kind({'optim__name': 'muon'}),
   'adafactor': Kind({'optim__name': 'adafactor'}),
+  'transformer, muon': Kind({'optim__name': 'muon'}, dense=True),
   'lion': Kind({'optim__name': 'lion'}, rate=0.1),
 }
 
@@ -150,6 +151,7 @@ ARMS = {
   'muon, no growth': Arm('muon', Size()),
   'muon, group': Arm('muon', grow=_grown('group')),
   'muon, tokens and depth, copies': Arm('muon', Size(2, 2), _grown('group', grow__place='copies')),
+  'net2net, muon': Arm('transformer, muon', grow=_grown('net2net', grow__noise=0.01)),
   'adafactor, no growth': Arm('adafactor', Size()),
   'adafactor, group': Arm('adafactor', grow=_grown('group')),
   'lion, no growth': Arm('lion', Size()),

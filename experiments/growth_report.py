@@ -145,9 +145,9 @@ def ahead(plan: Plan, name: str, arm: Arm) -> tuple[str, str]:
 
   The loss before growth is that after an exact one.
   """
-  base, exact = _OF_KIND[arm.kind]
+  base, exact = _OF_KIND.get(arm.kind, ('', ''))
   elsewhere = arm.stages and arm.stages != ((growth.POINT, arm.size),)
-  if name == base or elsewhere or arm.part != 1 or not losses(plan.out / 'arms' / base, '0/'):
+  if base in ('', name) or elsewhere or arm.part != 1 or not losses(plan.out / 'arms' / base, '0/'):
     return '', ''
   _, without = training_curves(plan, base, ARMS[base])
   after, curves = training_curves(plan, name, arm)
