@@ -1,9 +1,9 @@
 """Add layers that compute nothing at first, and take them out again.
 
-What a new layer adds to the residual stream is a product with arrays that are zero at first
-(`ParamInfo.adds_to_residual`), so that it passes its input on unchanged, bit for bit. These arrays
-have a gradient at once, and its other arrays one update later. Zero-initialized outputs of added
-layers are those of LLaMA Pro (Wu et al. 2024, arXiv 2401.02415), which copies the other arrays.
+The arrays of a new layer that add to the residual stream (`ParamInfo.adds_to_residual`) are zero
+at first, so that the layer passes its input on unchanged, bit for bit. These arrays have a gradient
+at once, and its other arrays one update later. Zero-initialized outputs of added layers are those
+of LLaMA Pro (Wu et al. 2024, arXiv 2401.02415), which copies the other arrays.
 
 Layers are matched by their names in the pattern, in order: every layer of the larger model is one
 of the smaller model, or new. So two patterns and `grow.place` say which layers are new.
