@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import elastic
@@ -29,6 +29,7 @@ import matplotlib.pyplot as plt
 
 Losses = dict[int, float]  # by seed
 
+_TABLES = (('tiny', 'small'), ('large',))  # scales beside each other in a table
 # What the picture shows: models from scratch of four times the size, and arms.
 _SCRATCH = {
   'scratch': 'k-o',
@@ -102,9 +103,15 @@ def saved(curve: list[tuple[float, float]], budget: float, loss: float) -> str:
     return ''
   flops = needed(curve, loss)
   if flops is None:
-    more = curve[-1][1] > loss
-    return f'> {1 - budget / curve[-1][0]:.0%}' if more else f'< {1 - budget / curve[0][0]:.0%}'
-  return f'{1 - budget / flops:.0%}'
+    end, sign = (curve[-1], '> ') if curve[-1][1] > loss else (curve[0], '< ')
+    return sign + percent(1 - budget / end[0])
+  return percent(1 - budget / flops)
+
+
+def percent(share: float, digits: int = 0, sign: str = '') -> str:
+  """Format a share as the docs do; `sign='+'` gives what rises a sign as well."""
+  rounded = round(100 * share, digits) or 0.0
+  return f'{rounded:{sign if rounded else ""}.{digits}f} %'.replace('-', '−')
 
 
 # Of each kind of model, the arm that does not grow, and one whose growth is exact.
@@ -155,7 +162,7 @@ def ahead(plan: Plan, name: str, arm: Arm) -> tuple[str, str]:
   if losses(plan.out / 'arms' / exact, '0/'):
     before, _ = training_curves(plan, exact, ARMS[exact])
     pairs = zip(before, after, strict=False)
-    jump = f'{100 * statistics.mean(new / old - 1 for old, new in pairs):+.1f} %'
+    jump = percent(statistics.mean(new / old - 1 for old, new in pairs), 1, '+')
   own, other = _mean(curves), _mean(without)
   passed = (x for x, y in own if y < np.interp(x, *zip(*other, strict=True)))
   first = next(passed, None)
@@ -180,7 +187,12 @@ def arm_result(plan: Plan, name: str, arm: Arm) -> tuple[dict[float, Losses], li
   references = [of for of, other in SCRATCH.items() if (other.kind, other.size) == (arm.kind, size)]
   curve = scratch_curve(plan, references[0]) if references else []
   share = saved(curve, arm.part * plan.budget(arm.kind), statistics.mean(values))
-  return found, [spread(values), share, *ahead(plan, name, arm)]
+  return found, [cell(values), share, *ahead(plan, name, arm)]
+
+
+def cell(values: Collection[float]) -> str:
+  """Format losses as mean ± standard deviation, or say that there is one seed only."""
+  return spread(values) + ' (1 seed)' * (len(values) == 1)
 
 
 def arms(plan: Plan) -> None:
@@ -228,7 +240,7 @@ def compare_scratch(plans: Mapping[str, Plan]) -> None:
     for plan in plans.values():
       for part in SCRATCH_BUDGETS:
         found = losses(plan.out / f'scratch/{name}/{part:g}', '')
-        cells.append(spread(best(found)[1].values()) if found else '')
+        cells.append(cell(best(found)[1].values()) if found else '')
     if any(cells):
       rows.append([name, *cells])
   table(rows)
@@ -251,9 +263,9 @@ def handover(plan: Plan) -> None:
       found.append([line['eval/bits_per_byte'] for line in lines])
     if found:
       change = [[value / one[0] - 1 for value in one] for one in found]
-      means = [f'{100 * statistics.mean(step):+.2f} %' for step in zip(*change, strict=True)]
+      means = [percent(statistics.mean(step), 2, '+') for step in zip(*change, strict=True)]
       most = max(max(one) for one in change)
-      rows.append([name.partition('/')[2], *means, f'{100 * most:+.2f} %', str(len(found))])
+      rows.append([name.partition('/')[2], *means, percent(most, 2, '+'), str(len(found))])
   table(rows)
 
 
@@ -339,10 +351,12 @@ def main() -> None:
     handover(plan)
     elastic_models(plan)
     forgotten(plan)
-  print('## All scales\n')
-  compare(plans, ARMS, 4)
-  compare_scratch(plans)
-  compare(plans, POINTS, 2)
+  for scales in _TABLES:
+    beside = {name: plans[name] for name in scales if name in plans}
+    print(f'## {", ".join(beside)}\n')
+    compare(beside, ARMS, 4)
+    compare_scratch(beside)
+    compare(beside, POINTS, 2)
   picture(plans, pictures)
 
 
