@@ -162,9 +162,12 @@ POINTS = {
     f'group at {point:.0%}': Arm(grow=_grown('group'), stages=((point, Size(4)),))
     for point in (0.25, 0.5, 0.9)
   },
-  'tokens and depth, copies at 50%': Arm(
-    size=Size(2, 2), grow=_grown('group', grow__place='copies'), stages=((0.5, Size(2, 2)),)
-  ),
+  **{
+    f'tokens and depth, copies at {point:.0%}': Arm(
+      size=Size(2, 2), grow=_grown('group', grow__place='copies'), stages=((point, Size(2, 2)),)
+    )
+    for point in (0.25, 0.5)
+  },
   'group ×2': Arm(size=Size(2), grow=_grown('group')),
   'group ×8': Arm(size=Size(8), grow=_grown('group')),
   'group ×2 ×2': Arm(grow=_grown('group'), stages=((0.5, Size(2)), (0.75, Size(4)))),

@@ -232,6 +232,25 @@ def compare(plans: Mapping[str, Plan], all_: Mapping[str, Arm], columns: int) ->
   table(rows)
 
 
+def head_start(plans: Mapping[str, Plan]) -> None:
+  """Print by how many budgets the small model is ahead of the large ones from scratch.
+
+  A growth that keeps all that was learned, and gains nothing more, is ahead by as much.
+  """
+  rows = [['ahead of, in budgets', *(f'{scale}: {part:g}' for scale in plans for part in (0.5, 1))]]
+  for name in ('scratch', 'scratch, depth', 'scratch, tokens and depth'):
+    cells = []
+    for plan in plans.values():
+      for part, arm in ((0.5, 'no growth, half the budget'), (1, 'no growth')):
+        found = losses(plan.out / 'arms' / arm, '0/')
+        loss = statistics.mean(best(found)[1].values()) if found else math.inf
+        flops = needed(scratch_curve(plan, name), loss)
+        budget = plan.budget('tokenformer')
+        cells.append(f'{flops / budget - part:+.2f}'.replace('-', '−') if flops else '')
+    rows.append([name, *cells])
+  table(rows)
+
+
 def compare_scratch(plans: Mapping[str, Plan]) -> None:
   """Print models from scratch with the scales beside each other."""
   rows = [['from scratch', *(f'{scale}: {part:g}' for scale in plans for part in SCRATCH_BUDGETS)]]
@@ -356,6 +375,7 @@ def main() -> None:
     print(f'## {", ".join(beside)}\n')
     compare(beside, ARMS, 4)
     compare_scratch(beside)
+    head_start(beside)
     compare(beside, POINTS, 2)
   picture(plans, pictures)
 
