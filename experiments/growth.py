@@ -77,7 +77,7 @@ class Scale:
 SCALES = {
   'tiny': Scale(2, 16, 18, 1500, dense_head=6),
   'small': Scale(2, 32, 36, 6000),
-  'large': Scale(2, 64, 72, 24000, rates=RATES[:3], factors=FACTORS[:2]),
+  'large': Scale(2, 64, 72, 24000, rates=RATES[:3], factors=(1 / 2,)),
 }
 
 
