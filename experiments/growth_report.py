@@ -176,8 +176,12 @@ def _mean(curves: list[Curve]) -> Curve:
   ]
 
 
+# Saved are FLOPs in all, and those that follow the small model, which is given.
+COLUMNS = ('bits a byte', 'saves', 'saves, given small', 'jump', 'ahead after')
+
+
 def arm_result(plan: Plan, name: str, arm: Arm) -> tuple[dict[float, Losses], list[str]] | None:
-  """Return an arm's losses by factor, and its cells: mean, saved FLOPs, jump, steps until ahead."""
+  """Return an arm's losses by factor, and its cells as in COLUMNS."""
   found = losses(plan.out / 'arms' / name, f'{max(0, len(arm.stages) - 1)}/')
   if not found:
     return None
@@ -186,8 +190,11 @@ def arm_result(plan: Plan, name: str, arm: Arm) -> tuple[dict[float, Losses], li
   size = Size(4) if arm.size in (Size(), Size(2), Size(8)) else arm.size
   references = [of for of, other in SCRATCH.items() if (other.kind, other.size) == (arm.kind, size)]
   curve = scratch_curve(plan, references[0]) if references else []
-  share = saved(curve, arm.part * plan.budget(arm.kind), statistics.mean(values))
-  return found, [cell(values), share, *ahead(plan, name, arm)]
+  loss, budget = statistics.mean(values), arm.part * plan.budget(arm.kind)
+  point = arm.stages[0][0] if arm.stages else growth.POINT
+  before = point * plan.scale.steps * plan.step_flops(arm.kind, Size())
+  shares = [saved(curve, budget - given, loss) for given in (0, before)]
+  return found, [cell(values), *shares, *ahead(plan, name, arm)]
 
 
 def cell(values: Collection[float]) -> str:
@@ -214,21 +221,22 @@ def arms(plan: Plan) -> None:
   table(rows)
 
 
-def compare(plans: Mapping[str, Plan], all_: Mapping[str, Arm], columns: int) -> None:
+def compare(plans: Mapping[str, Plan], all_: Mapping[str, Arm], columns: slice) -> None:
   """Print arms with the scales beside each other.
 
   Args:
     plans: the scales, by name.
     all_: the arms, by name.
-    columns: how many of the cells of `arm_result` to print.
+    columns: which of COLUMNS to print.
   """
-  heads = ('bits a byte', 'saves', 'jump', 'ahead after')[:columns]
+  heads = COLUMNS[columns]
   rows = [['', *(f'{scale}: {head}' for scale in plans for head in heads)]]
   for name, arm in all_.items():
     results = [arm_result(plan, name, arm) for plan in plans.values()]
     if any(results):
-      cells = [result[1][:columns] if result else [''] * columns for result in results]
-      rows.append([name, *itertools.chain(*cells)])
+      cells = [result[1][columns] if result else [''] * len(heads) for result in results]
+      if any(itertools.chain(*cells)):
+        rows.append([name, *itertools.chain(*cells)])
   table(rows)
 
 
@@ -373,10 +381,11 @@ def main() -> None:
   for scales in _TABLES:
     beside = {name: plans[name] for name in scales if name in plans}
     print(f'## {", ".join(beside)}\n')
-    compare(beside, ARMS, 4)
+    compare(beside, ARMS, slice(3))
     compare_scratch(beside)
     head_start(beside)
-    compare(beside, POINTS, 2)
+    compare(beside, POINTS, slice(3))
+    compare(beside, ARMS, slice(3, 5))
   picture(plans, pictures)
 
 
