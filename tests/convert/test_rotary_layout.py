@@ -42,7 +42,14 @@ MODELS = {
   'shaped': with_mixer(tiny_model(rotary=0.5), shaped=True),
   'clipped': with_mixer(tiny_model(), positions=RotaryConfig(0.5, clip=4)),
 }
-EACH_MODEL = pytest.mark.parametrize('model', MODELS.values(), ids=MODELS)
+SLOW = ('two kinds', 'softmax and linear', 'shaped')
+EACH_MODEL = pytest.mark.parametrize(
+  'model',
+  [
+    pytest.param(model, id=name, marks=[pytest.mark.slow] * (name in SLOW))
+    for name, model in MODELS.items()
+  ],
+)
 
 
 def _logits(model, params):

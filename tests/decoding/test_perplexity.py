@@ -33,7 +33,7 @@ def _nats(stride: int) -> float:
   return total
 
 
-@pytest.mark.parametrize('devices', [1, 8])
+@pytest.mark.parametrize('devices', [pytest.param(1, marks=pytest.mark.slow), 8])
 @pytest.mark.parametrize('stride', [1, 20, LENGTH])
 def test_the_loss_is_that_of_one_window_after_the_other(stride, devices):
   found = _measure(DOCUMENTS, stride, devices)

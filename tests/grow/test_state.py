@@ -103,7 +103,7 @@ def _chain(name, model):
   [
     ('zero_keys', 'l2_norm_gelu', True),
     ('duplicate', 'softmax', False),
-    ('mixed', 'gelu_l1_norm', False),
+    pytest.param('mixed', 'gelu_l1_norm', False, marks=SLOW),
     ('group', 'exp_l2_norm', False),
     *(pytest.param('group', score, True, marks=SLOW) for score in SCORES),
     *(pytest.param('group and others', score, True, marks=SLOW) for score in WITH_GELU),

@@ -106,7 +106,7 @@ def test_a_count_is_for_all_layers_or_for_those_it_names(given, changed):
   ('config', 'counts', 'score'),
   [
     (ZERO_KEYS, LARGER, 'l2_norm_gelu'),
-    (DUPLICATE, DOUBLE, 'l2_norm_gelu'),
+    pytest.param(DUPLICATE, DOUBLE, 'l2_norm_gelu', marks=SLOW),
     pytest.param(DUPLICATE, COUNTS | {'local.proj': 60}, 'softmax', marks=SLOW),
   ],
   ids=['zero_keys', 'duplicate', 'one of softmax'],

@@ -183,6 +183,7 @@ def test_a_damaged_source_is_named(home, tmp_path):
     _inspect(f'--source={tmp_path}/run')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('module', ['inspect', 'grow'])
 def test_help_lists_the_flags(module):
   command = [sys.executable, '-m', f'tokenformer_jax.{module}', '--help']

@@ -68,6 +68,7 @@ def test_a_compiler_that_ends_at_once_says_nothing_first():
   assert early.run(compiler, lambda *_: pytest.fail('nothing is settled')) == 'compiled'
 
 
+@pytest.mark.slow
 def test_a_compiler_that_writes_something_else_is_waited_for():
   compiler = Compiler(report='')
   assert early.run(compiler, lambda *_: pytest.fail('there are no bytes')) == 'compiled'
@@ -102,6 +103,7 @@ def test_mistakes_come_from_the_process():
   assert (raised.value.needed, raised.value.capacity) == (24.33, 15.75)
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_a_mistake_with_its_status():
   with pytest.raises(UserError, match=r'ended with status -6, without an answer'):
     early.run_alone(_last_words, 'abort')

@@ -151,6 +151,7 @@ def test_an_owner_elsewhere_that_lives_is_waited_for_a_while(disk, capsys):
   assert '1.json' in names(disk), 'the claim of an owner that lives was removed'
 
 
+@pytest.mark.slow
 def test_time_in_which_nobody_could_look_is_no_silence(disk, monkeypatch):
   """Storage that is away keeps the owner from beating as it keeps others from looking."""
   left_by(disk, machine='elsewhere')
