@@ -169,6 +169,9 @@ POINTS = {
     for point in (0.25, 0.5)
   },
   'net2net at 25%': dataclasses.replace(ARMS['net2net'], stages=((0.25, Size(4)),)),
+  'muon, tokens and depth, copies at 25%': dataclasses.replace(
+    ARMS['muon, tokens and depth, copies'], stages=((0.25, Size(2, 2)),)
+  ),
   'group ×2': Arm(size=Size(2), grow=_grown('group')),
   'group ×8': Arm(size=Size(8), grow=_grown('group')),
   'group ×2 ×2': Arm(grow=_grown('group'), stages=((0.5, Size(2)), (0.75, Size(4)))),

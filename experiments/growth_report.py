@@ -40,6 +40,7 @@ _DRAWN = (
   'no growth',
   'group',
   'tokens and depth, copies',
+  'tokens and depth, copies at 25%',
   'zero_keys',
   'as released',
   'net2net',
@@ -348,7 +349,7 @@ def picture(plans: Mapping[str, Plan], pictures: Path) -> None:
       if found:
         values = list(best(found)[1].values())
         error = statistics.stdev(values) if len(values) > 1 else 0
-        x = plan.budget(ARMS[arm].kind)
+        x = plan.budget({**ARMS, **POINTS}[arm].kind)
         axes.errorbar(x, statistics.mean(values), error, fmt='D', ms=5, capsize=3, label=arm)
     layers, width = plan.scale.layers, plan.scale.width
     axes.set(title=f'{name}: {layers} layers × {width}, grown ×4', xlabel='training FLOPs, in all')
