@@ -339,7 +339,7 @@ def picture(plans: Mapping[str, Plan], pictures: Path) -> None:
   drawn = {name: plan for name, plan in plans.items() if scratch_curve(plan, 'scratch')}
   if not drawn:
     return
-  figure, all_axes = plt.subplots(1, len(drawn), figsize=(6 * len(drawn), 4.6), squeeze=False)
+  figure, all_axes = plt.subplots(1, len(drawn), figsize=(5 * len(drawn) + 2.4, 4.6), squeeze=False)
   for axes, (name, plan) in zip(all_axes[0], drawn.items(), strict=True):
     for scratch, style in _SCRATCH.items():
       if curve := scratch_curve(plan, scratch):
@@ -355,7 +355,7 @@ def picture(plans: Mapping[str, Plan], pictures: Path) -> None:
     axes.set(title=f'{name}: {layers} layers × {width}, grown ×4', xlabel='training FLOPs, in all')
     axes.set_xscale('log')
     axes.grid(alpha=0.3, which='both')
-    axes.legend(fontsize=8, frameon=False)
+  axes.legend(fontsize=8, frameon=False, loc='upper left', bbox_to_anchor=(1.01, 1))
   all_axes[0][0].set_ylabel('bits per byte on held-out text, after the decay')
   figure.tight_layout()
   figure.savefig(pictures / 'growth_saved.png', dpi=120)
