@@ -156,7 +156,9 @@ def quiet() -> None:
   if not isinstance(sys.unraisablehook, _UnraisableHook):
     sys.unraisablehook = _UnraisableHook(sys.unraisablehook)
   # A save that failed leaves writes that never began; Python tells them with a line of its source.
-  warnings.filterwarnings('ignore', 'coroutine .* was never awaited', RuntimeWarning)
+  warnings.filterwarnings(
+    'ignore', "coroutine 'async_serialize.* was never awaited", RuntimeWarning
+  )
 
 
 def _handlers(save_gb: int | None) -> ocp.handlers.CheckpointHandlerRegistry:
