@@ -157,21 +157,18 @@ ARMS = {
   'lion, no growth': Arm('lion', Size()),
   'lion, group': Arm('lion', grow=_grown('group')),
 }
+_AT = {
+  'group': (0.25, 0.5, 0.9),
+  'tokens and depth, copies': (0.25, 0.5),
+  'net2net': (0.25,),
+  'muon, tokens and depth, copies': (0.25,),
+}
 POINTS = {
   **{
-    f'group at {point:.0%}': Arm(grow=_grown('group'), stages=((point, Size(4)),))
-    for point in (0.25, 0.5, 0.9)
+    f'{name} at {point:.0%}': dataclasses.replace(ARMS[name], stages=((point, ARMS[name].size),))
+    for name, points in _AT.items()
+    for point in points
   },
-  **{
-    f'tokens and depth, copies at {point:.0%}': Arm(
-      size=Size(2, 2), grow=_grown('group', grow__place='copies'), stages=((point, Size(2, 2)),)
-    )
-    for point in (0.25, 0.5)
-  },
-  'net2net at 25%': dataclasses.replace(ARMS['net2net'], stages=((0.25, Size(4)),)),
-  'muon, tokens and depth, copies at 25%': dataclasses.replace(
-    ARMS['muon, tokens and depth, copies'], stages=((0.25, Size(2, 2)),)
-  ),
   'group ×2': Arm(size=Size(2), grow=_grown('group')),
   'group ×8': Arm(size=Size(8), grow=_grown('group')),
   'group ×2 ×2': Arm(grow=_grown('group'), stages=((0.5, Size(2)), (0.75, Size(4)))),

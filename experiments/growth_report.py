@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 import statistics
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import elastic
@@ -29,6 +29,7 @@ import matplotlib.pyplot as plt
 
 Losses = dict[int, float]  # by seed
 
+_GAINS = ('bits a byte', 'saves', 'saves, given small')
 _TABLES = (('tiny', 'small'), ('large',))  # scales beside each other in a table
 # What the picture shows: models from scratch of four times the size, and arms.
 _SCRATCH = {
@@ -153,9 +154,10 @@ def ahead(plan: Plan, name: str, arm: Arm) -> tuple[str, str]:
 
   The loss before growth is that after an exact one.
   """
-  base, exact = _OF_KIND.get(arm.kind, ('', ''))
-  elsewhere = arm.stages and arm.stages != ((growth.POINT, arm.size),)
-  if base in ('', name) or elsewhere or arm.part != 1 or not losses(plan.out / 'arms' / base, '0/'):
+  if arm.kind not in _OF_KIND or arm.stages or arm.part != 1:
+    return '', ''
+  base, exact = _OF_KIND[arm.kind]
+  if name == base or not all(losses(plan.out / 'arms' / one, '0/') for one in (base, name)):
     return '', ''
   _, without = training_curves(plan, base, ARMS[base])
   after, curves = training_curves(plan, name, arm)
@@ -177,15 +179,16 @@ def _mean(curves: list[Curve]) -> Curve:
   ]
 
 
-# Saved are FLOPs in all, and those that follow the small model, which is given.
-COLUMNS = ('bits a byte', 'saves', 'saves, given small', 'jump', 'ahead after')
+def arm_losses(plan: Plan, name: str, arm: Arm) -> dict[float, Losses]:
+  """Return the last loss of each finished seed of an arm by the factor of the rate."""
+  return losses(plan.out / 'arms' / name, f'{max(0, len(arm.stages) - 1)}/')
 
 
-def arm_result(plan: Plan, name: str, arm: Arm) -> tuple[dict[float, Losses], list[str]] | None:
-  """Return an arm's losses by factor, and its cells as in COLUMNS."""
-  found = losses(plan.out / 'arms' / name, f'{max(0, len(arm.stages) - 1)}/')
+def gains(plan: Plan, name: str, arm: Arm) -> tuple[str, str, str]:
+  """Return the loss of an arm, and the FLOPs that it saves: in all, and after the small model."""
+  found = arm_losses(plan, name, arm)
   if not found:
-    return None
+    return '', '', ''
   values = best(found)[1].values()
   # From scratch at the size that the arm ends with; what does not grow, at four times the tokens.
   size = Size(4) if arm.size in (Size(), Size(2), Size(8)) else arm.size
@@ -194,8 +197,7 @@ def arm_result(plan: Plan, name: str, arm: Arm) -> tuple[dict[float, Losses], li
   loss, budget = statistics.mean(values), arm.part * plan.budget(arm.kind)
   point = arm.stages[0][0] if arm.stages else growth.POINT
   before = point * plan.scale.steps * plan.step_flops(arm.kind, Size())
-  shares = [saved(curve, budget - given, loss) for given in (0, before)]
-  return found, [cell(values), *shares, *ahead(plan, name, arm)]
+  return cell(values), saved(curve, budget, loss), saved(curve, budget - before, loss)
 
 
 def cell(values: Collection[float]) -> str:
@@ -213,8 +215,8 @@ def arms(plan: Plan) -> None:
     rows.append([name, *tries, spread(values), str(len(values))])
 
   for name, arm in {**ARMS, **POINTS}.items():
-    if result := arm_result(plan, name, arm):
-      add(name, result[0])
+    if found := arm_losses(plan, name, arm):
+      add(name, found)
   for name in SCRATCH:
     for budget in SCRATCH_BUDGETS:
       if found := losses(plan.out / f'scratch/{name}/{budget:g}', ''):
@@ -222,22 +224,25 @@ def arms(plan: Plan) -> None:
   table(rows)
 
 
-def compare(plans: Mapping[str, Plan], all_: Mapping[str, Arm], columns: slice) -> None:
+def compare(
+  plans: Mapping[str, Plan],
+  all_: Mapping[str, Arm],
+  heads: Sequence[str],
+  cells: Callable[[Plan, str, Arm], Sequence[str]],
+) -> None:
   """Print arms with the scales beside each other.
 
   Args:
     plans: the scales, by name.
     all_: the arms, by name.
-    columns: which of COLUMNS to print.
+    heads: the columns of each scale.
+    cells: returns what an arm has in these columns; empty texts without a finished run.
   """
-  heads = COLUMNS[columns]
   rows = [['', *(f'{scale}: {head}' for scale in plans for head in heads)]]
   for name, arm in all_.items():
-    results = [arm_result(plan, name, arm) for plan in plans.values()]
-    if any(results):
-      cells = [result[1][columns] if result else [''] * len(heads) for result in results]
-      if any(itertools.chain(*cells)):
-        rows.append([name, *itertools.chain(*cells)])
+    row = [text for plan in plans.values() for text in cells(plan, name, arm)]
+    if any(row):
+      rows.append([name, *row])
   table(rows)
 
 
@@ -382,11 +387,11 @@ def main() -> None:
   for scales in _TABLES:
     beside = {name: plans[name] for name in scales if name in plans}
     print(f'## {", ".join(beside)}\n')
-    compare(beside, ARMS, slice(3))
+    compare(beside, ARMS, _GAINS, gains)
     compare_scratch(beside)
     head_start(beside)
-    compare(beside, POINTS, slice(3))
-    compare(beside, ARMS, slice(3, 5))
+    compare(beside, POINTS, _GAINS, gains)
+    compare(beside, ARMS, ('jump', 'ahead after'), ahead)
   picture(plans, pictures)
 
 
