@@ -395,6 +395,7 @@ def _gradient_of_text(model: ModelConfig, dtype: str) -> dict[str, np.ndarray]:
   return {path: np.asarray(leaf, np.float64) for path, leaf in _paths(gradient).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('changes', GRADIENTS.values(), ids=GRADIENTS)
 def test_gradients_in_bfloat16_are_summed_in_float32(changes):
   sizes = {'layers': 1, 'width': 16, 'heads': 2, 'vocab_size': 128}

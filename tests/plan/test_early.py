@@ -57,6 +57,7 @@ def test_it_says_what_is_settled_once_and_goes_on():
   assert told == [('HloModule jit_step', 7024420736, 4026531840)]
 
 
+@pytest.mark.slow
 def test_it_ends_when_it_need_not_go_on():
   compiler = Compiler()
   assert early.run(compiler, lambda *_: False) is None
@@ -91,6 +92,7 @@ def _last_words(kind):
   return 'an answer'
 
 
+@pytest.mark.slow
 def test_a_process_ends_with_its_answer():
   assert early.run_alone(_last_words, 'answer') == 'an answer'
 

@@ -127,6 +127,7 @@ def test_an_owner_elsewhere_is_replaced_when_it_is_silent(disk, capsys, content)
   assert 'which has been silent for' in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_owner_elsewhere_that_lives_is_waited_for_a_while(disk, capsys):
   owner = left_by(disk, machine='elsewhere', host='far', process=42)
   ended = threading.Event()
@@ -266,6 +267,7 @@ def test_a_heartbeat_that_fails_for_a_while_ends_nothing(disk, monkeypatch):
     check()
 
 
+@pytest.mark.slow
 def test_times_of_files_and_clocks_mean_nothing(tmp_path, monkeypatch):
   directory = tmp_path / 'lease'
   jump = [0.0]

@@ -69,9 +69,8 @@ def test_bits_per_byte_follows_from_the_loss(make, tmp_path, one_device):
 _SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize(
-  'mesh', [pytest.param((8, 1), marks=_SLOW), (4, 2), pytest.param((2, 4), marks=_SLOW)]
-)
+@_SLOW
+@pytest.mark.parametrize('mesh', [(8, 1), (4, 2), (2, 4)])
 def test_losses_are_the_same_on_every_mesh(make, tmp_path, mesh, monkeypatch):
   config = make(train__log_every=1, train__eval_every=0)
   with monkeypatch.context() as patch:
