@@ -178,7 +178,7 @@ def test_branches_of_images_are_left_out_of_the_layers_that_are_meant(name, firs
   model = dataclasses.replace(tiny_vit(), pattern=lm.pattern, variants=lm.variants)
   images = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype(np.float32)
   definition, params = models.define(model), _params(model)
-  run = jax.jit(lambda p, x, s: definition.bind(p)(x, Inputs(branch_scales_Bx2=s))[0])
+  run = jax.jit(lambda p, x, s: definition.bind(p)(x, inputs=Inputs(branch_scales_Bx2=s))[0])
   scales = np.ones((5, 3, 2), np.float32)
   scales[first::2, 1] = 0
   got, whole = (np.asarray(run(params, images, s)) for s in (scales, None))

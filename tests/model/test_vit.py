@@ -28,7 +28,7 @@ def _params(model: ModelConfig):
 
 def _logits(model, params=None, images=IMAGES, scales=None, compute=Compute()):  # noqa: B008
   definition = define(model, compute)
-  run = jax.jit(lambda p, x, s: definition.bind(p)(x, Inputs(branch_scales_Bx2=s))[0])
+  run = jax.jit(lambda p, x, s: definition.bind(p)(x, inputs=Inputs(branch_scales_Bx2=s))[0])
   return np.asarray(run(_params(model) if params is None else params, images, scales))
 
 

@@ -10,11 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from mixtures import unbalanced
 from tiny import tiny_vit
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks
-from tokenformer_jax.config import Config, DataConfig, InitConfig, OptimConfig
+from tokenformer_jax.config import (
+  CapacityConfig,
+  Config,
+  DataConfig,
+  InitConfig,
+  OptimConfig,
+  RouterConfig,
+)
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.model import models
 from tokenformer_jax.storage import retry
@@ -73,6 +81,19 @@ def test_what_is_drawn_in_a_step_follows_from_its_key(optim):
   drawn = [_loss(task, params, seed=seed) for seed in (0, 0, 1, 2)]
   assert drawn[0] == drawn[1] and len(set(drawn)) > 1
   assert np.all(np.isfinite(drawn))
+
+
+def test_experts_of_a_vit_have_the_capacity_and_the_jitter_of_training():
+  few = CapacityConfig(factor=0.25, eval_factor=4.0, least=1)  # 1 place for 4 patches, or 4
+  ffn = unbalanced(dispatch=few, router=RouterConfig(jitter=0.3))
+  model = tiny_vit(layers=1)
+  model = dataclasses.replace(model, layer=dataclasses.replace(model.layer, ffn=ffn))
+  task = tasks.make(Config(model=model, data=DataConfig(image_size=8)))
+  params, loss = _params(task), jax.jit(task.loss)
+  one, again, other = (loss(params, BATCH, jax.random.key(seed))[1] for seed in (0, 0, 1))
+  assert one['loss'] == again['loss'] != other['loss'], 'the router has no key of its own'
+  sums = jax.jit(task.sums)(params, BATCH)
+  assert one['router/dropped'] > 0.2 and sums.layer_figures()['router/dropped'] == 0
 
 
 def test_a_batch_without_any_usable_image_has_no_loss():

@@ -58,7 +58,7 @@ def check_capacity(model: ModelConfig, length: int) -> None:
 
   Args:
     model: the model.
-    length: T, of the training texts.
+    length: T, of the training texts or images.
 
   Raises:
     UserError: an expert has no place, so that all tokens would be dropped.

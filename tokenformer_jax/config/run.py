@@ -66,7 +66,7 @@ def check(config: Config) -> None:
   if config.model.kind == 'lm':
     length = config.data.sequence_length
     check_receptive_field(config.model, config.train.receptive_field, length)
-    check_capacity(config.model, length)
+  check_capacity(config.model, _tokens_of_an_input(config))
   if config.data.batch_size % config.optim.accumulation_steps:
     raise UserError(
       f'config.data.batch_size is {config.data.batch_size}, which is not a multiple of '
@@ -117,6 +117,14 @@ def check_decay(config: Config) -> None:
       f'{said}, which is inside the warm-up of optim.warmup_steps={optim.warmup_steps}; set it to '
       f'{optim.warmup_steps} or more'
     )
+
+
+def _tokens_of_an_input(config: Config) -> int:
+  """Return T, the number of slots of a training text or of an image."""
+  model, data = config.model, config.data
+  if model.kind == 'lm':
+    return data.sequence_length
+  return (data.image_size // model.patch) ** 2 + (model.pool == 'token')
 
 
 def _check_positions(model: ModelConfig, data: DataConfig) -> None:

@@ -22,7 +22,7 @@ from tokenformer_jax.model.feed_forward import feed_forward
 from tokenformer_jax.model.layers import Dense, projection, repeat
 from tokenformer_jax.model.norm import make_norm, normed
 from tokenformer_jax.model.params import Definition, Role, define, matrix_entries, param
-from tokenformer_jax.model.trunk import NO_INPUTS, Aux, Inputs
+from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, Aux, Context, Inputs
 from tokenformer_jax.parallel.sharding import constrain
 
 _BASE = 10000.0  # of the sin-cos positions
@@ -149,17 +149,22 @@ class ViT(nnx.Module):
   def __call__(
     self,
     images_BxHxWxC: jax.Array,
+    context: Context = FROM_START,
     inputs: Inputs = NO_INPUTS,
   ) -> tuple[jax.Array, Aux]:
     """Return float32 logits [B, classes], and the layers' `Aux`.
 
-    `inputs.branch_scales_Bx2` is for training with stochastic depth: see `branch_scales`.
+    Args:
+      images_BxHxWxC: pixel values around 0.
+      context: whether the pass is one of training; images have neither slots nor padding.
+      inputs: of each layer. `branch_scales_Bx2` is stochastic depth: see `branch_scales`.
     """
     x_BxTxD = self._embed(images_BxHxWxC.astype(self.compute.dtype))
     x_BxTxD, _, aux = trunk.run(
       self.blocks,
       self.groups,
       constrain(x_BxTxD, 'batch', None, None),
+      context,
       inputs=inputs,
       compute=self.compute,
     )

@@ -18,10 +18,10 @@ from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.messages import say
 from tokenformer_jax.model import models, vit
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.model.trunk import NO_INPUTS, Inputs
+from tokenformer_jax.model.trunk import Context, Inputs
 from tokenformer_jax.parallel import hosts
 from tokenformer_jax.runs.checkpoint_meta import Meta
-from tokenformer_jax.tasks.task import Batch, EvalSums, Task, with_aux
+from tokenformer_jax.tasks.task import Batch, EvalSums, Task, layer_keys, with_aux
 
 _TOP = 5
 _BINS = 15  # bins of confidence for the calibration error
@@ -120,7 +120,7 @@ class ImageTask(Task):
     self, params: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
     model, optim = self.config.model, self.config.optim
-    mix_key, path_key = jax.random.split(key)
+    mix_key, path_key, layers_key = jax.random.split(key, 3)
     pixels = _around_zero(batch['images'])
     pixels, own = mix(mix_key, pixels, mixup=optim.mixup, cutmix=optim.cutmix)
     labels_B, counts_B = batch['labels'], batch['labels'] >= 0
@@ -130,11 +130,11 @@ class ImageTask(Task):
     if optim.mixup or optim.cutmix:
       targets_BxC = own * targets_BxC + (1 - own) * targets_BxC[::-1]
       counts_B &= counts_B[::-1]
-    inputs = NO_INPUTS
+    inputs = Inputs(key=layer_keys(model, layers_key))
     if optim.drop_path:
       scales = vit.branch_scales(path_key, model.depth, len(labels_B), optim.drop_path)
-      inputs = Inputs(branch_scales_Bx2=scales)
-    logits_BxC, aux = self.definition.bind(params)(pixels, inputs)
+      inputs = inputs._replace(branch_scales_Bx2=scales)
+    logits_BxC, aux = self.definition.bind(params)(pixels, Context(training=True), inputs)
     losses_B = optax.softmax_cross_entropy(logits_BxC, targets_BxC)
     loss = jnp.sum(losses_B * counts_B) / jnp.maximum(1, jnp.sum(counts_B))
     return with_aux(loss, loss, aux)

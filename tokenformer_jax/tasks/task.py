@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 
+from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.data.order import BEGINNING, Position
 from tokenformer_jax.model import models
@@ -31,6 +32,18 @@ def with_aux(
   if aux.loss is None:
     return objective, figures
   return objective + aux.loss, {**figures, 'aux_loss': aux.loss}
+
+
+def layer_keys(model: ModelConfig, key: jax.Array | None) -> jax.Array | None:
+  """Return a key for each layer [L], or None if no layer draws random numbers.
+
+  Args:
+    model: the model.
+    key: that of a training step; None: an evaluation.
+  """
+  if key is None or not config_lib.draws(model):
+    return None
+  return jax.random.split(key, model.depth)
 
 
 class EvalSums(NamedTuple):

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.data import order, store, tokenizers
 from tokenformer_jax.data.held_out import held_out_tokens
@@ -22,11 +21,11 @@ from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.lm import LM
 from tokenformer_jax.model.loss import LossSums, loss_sums, objective
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.model.trunk import NO_INPUTS, Aux, Context, Inputs
+from tokenformer_jax.model.trunk import Aux, Context, Inputs
 from tokenformer_jax.parallel import hosts
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.runs.metrics import perplexity
-from tokenformer_jax.tasks.task import EvalSums, Task, with_aux
+from tokenformer_jax.tasks.task import EvalSums, Task, layer_keys, with_aux
 
 _LONGEST_COMPARED = 64  # the most tokens of a sequence for comparing two models
 
@@ -112,9 +111,7 @@ class TextTask(Task):
       ids_BxT: the tokens.
       key: that of a training step; None: an evaluation.
     """
-    inputs = NO_INPUTS
-    if key is not None and config_lib.draws(self.config.model):
-      inputs = Inputs(key=jax.random.split(key, self.config.model.depth))
+    inputs = Inputs(key=layer_keys(self.config.model, key))
     hidden_BxTxD, _, aux = model.hidden(ids_BxT, Context(training=key is not None), inputs=inputs)
     return hidden_BxTxD, aux
 
