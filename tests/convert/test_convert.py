@@ -109,6 +109,24 @@ def test_back_again_bit_for_bit(run, tmp_path, suffix):
   assert (tmp_path / f'again{suffix}').read_bytes() == target.read_bytes()
 
 
+def test_the_tokenizer_goes_with_the_weights(run, tmp_path):
+  exported = tmp_path / 'exported'
+  exported.mkdir()
+  convert.to_torch(str(run), exported / 'back.safetensors')
+  convert.to_torch(str(run), exported / 'back.bin')  # beside the same tokenizer
+  convert.to_jax(exported / 'back.bin', tmp_path / 'again', **released.OPTIONS)
+  of_run = {'tokenizer': f'{run}@0', **released.OPTIONS}
+  convert.to_jax(released.write(tmp_path / 'model.bin'), tmp_path / 'same', **of_run)
+  wanted, *got = (_restored(d)[1] for d in (run, tmp_path / 'again', tmp_path / 'same'))
+  assert [meta.tokenizer for meta in got] == 2 * [wanted.tokenizer], 'another tokenizer'
+  assert got[1].config.data.tokenizer == wanted.config.data.tokenizer
+
+  released.write_tokenizer(tmp_path, size=32)
+  with pytest.raises(UserError, match=r'tokenizer\.json is not the tokenizer of this model'):
+    convert.to_torch(str(run), tmp_path / 'beside_another.bin')
+  assert not (tmp_path / 'beside_another.bin').exists(), 'to-jax would read it with other ids'
+
+
 def test_back_again_from_and_to_pytorch(tmp_path):
   torch = pytest.importorskip('torch')
   released.write_tokenizer(tmp_path)
@@ -219,6 +237,7 @@ def test_wrong_tensors_are_named_and_nothing_is_left(tmp_path, mistake):
       {'tokenizer': 'nothing.json'},
       r'--tokenizer=nothing.json is not a file.*the tokenizer of GPT-NeoX-20B',
     ),
+    ({'tokenizer': '.'}, 'not the work directory of a run'),
     ({'target': ''}, 'exists; name a new directory'),
   ],
 )
@@ -254,10 +273,11 @@ def test_weights_that_are_not_finite_are_refused_unless_a_flag_takes_them(
   assert sorted(os.listdir(tmp_path)) == before, 'something was left'
   convert.to_jax(source, tmp_path / 'run', allow_nonfinite=True, **released.OPTIONS)
   assert TOLD in capsys.readouterr().err, 'they were taken without a word'
-  back = tmp_path / 'back.safetensors'
+  (tmp_path / 'out').mkdir()
+  back = tmp_path / 'out' / 'back.safetensors'
   with pytest.raises(UserError, match=f'{tmp_path}/run .*has 64 weights that are NaN'):
     convert.to_torch(str(tmp_path / 'run'), back)
-  assert not back.exists(), 'something was left'
+  assert not os.listdir(back.parent), 'something was left'
   convert.to_torch(str(tmp_path / 'run'), back, allow_nonfinite=True)
   assert 'has 64 weights that are NaN or infinite' in capsys.readouterr().err
   assert _names(_read(back)) == _names(NONFINITE), 'other bits'
@@ -410,6 +430,7 @@ def test_a_converted_model_generates_trains_grows_evaluates_and_converts_back(tm
   back = [f'--source={tmp_path}/grown', f'--target={tmp_path}/back.bin']
   said = python('-m', 'tokenformer_jax.convert', 'to-torch', *back)
   assert 'takes the scale from the number of tokens' in said.stderr, 'a silent change of function'
+  assert 'to-jax takes --tokenizer=bytes' in said.stderr, 'to-jax would ask for a file'
   got = tensor_files.find(tmp_path / 'back.bin')
   assert got['sequential.2.mlp.key_param_tokens'].shape == (96, 32), 'not the larger counts'
 

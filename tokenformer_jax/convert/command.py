@@ -1,7 +1,7 @@
 r"""Turn released TokenFormer weights into a run of ours, and back, tensor by tensor.
 
   tokenformer convert to-jax --source=pytorch_model.bin --target=RUN
-      [--tokenizer=tokenizer.json] [--heads=N] [--rotary_fraction=F] [--sequence_length=N]
+      [--tokenizer=tokenizer.json|bytes|RUN] [--heads=N] [--rotary_fraction=F] [--sequence_length=N]
       [--score=l2_norm_gelu|gelu_l2_norm|softmax] [--allow_nonfinite]
   tokenformer convert to-jax --source=CHECKPOINT --target=RUN [--zoom_dim=N] …
   tokenformer convert to-torch --source=RUN[@STEP] --target=pytorch_model.bin
@@ -12,7 +12,8 @@ r"""Turn released TokenFormer weights into a run of ours, and back, tensor by te
 The source of to-jax is a .bin or .safetensors file, the .index.json of a sharded set, a directory
 with one of them, or an Orbax checkpoint of the released TPU code. From the new work directory you
 can generate, grow, train on and evaluate. It holds only parameters, because the optimizer's moments
-are zero when training begins. The suffix of to-torch's target, .bin or .safetensors, is its format.
+are zero when training begins. The suffix of to-torch's target, .bin or .safetensors, is its format;
+the tokenizer becomes a tokenizer.json beside it, where to-jax looks for one.
 
 The weights do not say which score function they were trained with, how many heads there are, or
 which part of each head is rotated. The command prints what it assumes, and flags change it.
@@ -34,8 +35,13 @@ from absl import flags
 from tokenformer_jax import cli, messages, usage
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config, DataConfig, MeshConfig, ModelConfig, RotaryConfig
-from tokenformer_jax.convert import released_torch, released_tpu, rotary_layout, tensor_files
-from tokenformer_jax.data import tokenizers
+from tokenformer_jax.convert import (
+  released_torch,
+  released_tpu,
+  rotary_layout,
+  tensor_files,
+  vocabulary,
+)
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow import files
 from tokenformer_jax.model.lm import define_lm
@@ -75,7 +81,7 @@ def to_jax(
   Args:
     source: see `tensor_files.find`; or an Orbax checkpoint, see `released_tpu`.
     target: the new work directory.
-    tokenizer: the path of a `tokenizer.json`, or `bytes`; empty: the one beside the source.
+    tokenizer: see `vocabulary.find`.
     heads: see `released_torch.infer_model`, or `released_tpu.infer_model`.
     rotary_fraction: see `released_torch.infer_model`; an Orbax checkpoint has none.
     score: see `released_torch.infer_model`.
@@ -93,8 +99,7 @@ def to_jax(
   """
   files.check_target(target)
   model, weights = _find(source, heads, rotary_fraction, score, zoom_dim)
-  spec = tokenizer or _tokenizer_beside(source)
-  loaded = _load_tokenizer(spec)
+  spec, loaded = vocabulary.find(tokenizer, source)
   if loaded.size > model.vocab_size:
     raise UserError(
       f'the tokenizer {spec} has {loaded.size} token ids, and the embedding {model.vocab_size} '
@@ -102,10 +107,7 @@ def to_jax(
     )
   config = Config(
     model=dataclasses.replace(model, max_length=sequence_length),
-    data=DataConfig(
-      tokenizer=spec if spec == 'bytes' else str(Path(spec).expanduser().absolute()),
-      sequence_length=sequence_length,
-    ),
+    data=DataConfig(tokenizer=spec, sequence_length=sequence_length),
   )
   config_lib.resolve(config_lib.to_config_dict(config))
   found = _NonFinite(str(source), allow_nonfinite)
@@ -195,32 +197,13 @@ class _NonFinite:
     messages.say(f'{told}; they are taken as they are (--allow_nonfinite)')
 
 
-def _tokenizer_beside(source: Path) -> str:
-  beside = (source if source.is_dir() else source.parent) / 'tokenizer.json'
-  if not beside.is_file():
-    raise UserError(
-      f'there is no {beside}; put it there or name it by --tokenizer ({tokenizers.WHERE_TO_GET}), '
-      'or take --tokenizer=bytes for a model of bytes'
-    )
-  return str(beside)
-
-
-def _load_tokenizer(spec: str) -> tokenizers.Tokenizer:
-  if spec != 'bytes' and not Path(spec).expanduser().is_file():
-    raise UserError(
-      f'--tokenizer={spec} is not a file; it must be bytes or the path of a tokenizer.json '
-      f'({tokenizers.WHERE_TO_GET})'
-    )
-  try:
-    return tokenizers.load(spec)
-  except UserError as error:
-    raise UserError(str(error).replace('config.data.tokenizer', '--tokenizer')) from error
-
-
 def to_torch(
   source: str, target: Path, *, dtype: str = 'float32', allow_nonfinite: bool = False
 ) -> ModelConfig:
   """Write the parameters of a run in the released format: the exact inverse of `to_jax`.
+
+  The tokenizer of the run becomes a `tokenizer.json` in the same directory, where `to_jax` looks
+  for it: see `vocabulary.written_beside`.
 
   Args:
     source: the run, DIR or DIR@STEP.
@@ -233,7 +216,8 @@ def to_torch(
 
   Raises:
     UserError: the run cannot be read, the released code cannot compute its model, a weight is not
-      finite, or the target exists or cannot be written. Nothing of the target remains then.
+      finite, the target exists or cannot be written, or another tokenizer is beside it. Nothing of
+      the target remains then.
   """
   files.check_target(target)
   if target.suffix not in tensor_files.SUFFIXES:
@@ -244,11 +228,12 @@ def to_torch(
     checkpoint.check_is_model(meta, directory)
     model = meta.config.model
     released_torch.check_can_compute(model)
+    vocabulary.check_beside(target, meta.tokenizer)
     places = released_torch.layout(model)
     shapes = {name: place.shape for name, place in places.items()}
     found = _NonFinite(source, allow_nonfinite)
     stream = _counted(_tensors(checkpoints, meta, places), found)
-    with files.alone(target):
+    with files.alone(target), vocabulary.written_beside(target, meta.tokenizer):
       tensor_files.write(target, dtype, shapes, stream)
   return model
 
@@ -310,7 +295,10 @@ def define_flags() -> None:
     'zoom_dim', None, 'The zoom_dim in the config of a TPU checkpoint.', lower_bound=0
   )
   flags.DEFINE_string(
-    'tokenizer', '', 'A tokenizer.json, or bytes. Default: the tokenizer.json beside the source.'
+    'tokenizer',
+    '',
+    'A tokenizer.json, bytes, or the run (DIR or DIR@STEP) whose tokenizer to take. Default: the '
+    'tokenizer.json beside the source.',
   )
   flags.DEFINE_integer('sequence_length', 2048, 'For later training.', lower_bound=1)
   flags.DEFINE_bool('allow_nonfinite', False, 'Accept weights that are NaN or infinite.')
