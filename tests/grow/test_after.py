@@ -27,12 +27,13 @@ from tiny import tiny_model
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, GrowConfig, OptimConfig, TokenGroup, TrainConfig
-from tokenformer_jax.grow import grown_model, last_growth
+from tokenformer_jax.grow import grown_model
 from tokenformer_jax.model import groups, pattention
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.runs.checkpoint_meta import Ancestor
 from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
+from tokenformer_jax.steps.last_growth import last_growth
 
 SLOW = pytest.mark.slow  # because each case compiles two models
 ZERO_KEYS = GrowConfig(method='zero_keys')

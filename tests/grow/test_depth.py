@@ -38,16 +38,18 @@ from tokenformer_jax.config import (
   PreNormConfig,
   SkiplessConfig,
   TrainConfig,
+  matching,
 )
 from tokenformer_jax.config import pattern as pattern_lib
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import depth, grown_model, last_growth, parts, table
+from tokenformer_jax.grow import depth, grown_model, parts, table
 from tokenformer_jax.grow import state as state_lib
 from tokenformer_jax.model import models
 from tokenformer_jax.model.lm import Compute, define_lm, unstack
 from tokenformer_jax.runs.checkpoint_meta import Ancestor
 from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
+from tokenformer_jax.steps.last_growth import last_growth
 
 SLOW = pytest.mark.slow  # because of what is compiled
 PLAIN, DUPLICATE = (GrowConfig(one, place='between') for one in ('group', 'duplicate'))
@@ -61,7 +63,7 @@ MORE_KINDS = dataclasses.replace(KINDS, pattern='(local layer)*4 local*2')
 def _layers(pattern, target, place='between'):
   """Return which layers of a pattern are old, from 1 on, and 0 for new ones."""
   one, other = (dataclasses.replace(KINDS, pattern=text) for text in (pattern, target))
-  return [0 if old is None else old + 1 for old in depth.old_layers(one, other, place)]
+  return [0 if old is None else old + 1 for old in matching.old_layers(one, other, place)]
 
 
 def _with_wiring(model, wiring, **changes):

@@ -11,7 +11,7 @@ from tiny import tiny_model
 
 from tokenformer_jax.config import GrowConfig
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import grown_model, remove, tokens
+from tokenformer_jax.grow import grown_model, remove
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.steps import elastic
 
@@ -24,7 +24,7 @@ LARGE = grown_model(MIDDLE, by_name(48, 48, 100), GROUP)
 @pytest.mark.parametrize(('count', 'model'), [(1, SMALL), (2, MIDDLE), (3, LARGE), (9, LARGE)])
 def test_the_first_groups_compute_what_the_smaller_model_does(count, model):
   params, definition = params_of(LARGE), define_lm(LARGE)
-  smaller = remove(params, definition.axes, tokens.counts(define_lm(model)))
+  smaller = remove(params, definition.axes, define_lm(model).token_counts)
   got = logits(LARGE, elastic.keep_first(params, definition.info, count))
   np.testing.assert_allclose(got, logits(model, smaller), rtol=1e-5, atol=1e-5)
 

@@ -23,17 +23,11 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.config.groups import check_new_tokens_train
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import (
-  expert_arrays,
-  experts,
-  grown_model,
-  growth_from,
-  parts,
-  table,
-)
+from tokenformer_jax.grow import expert_arrays, experts, grown_model, parts, table
 from tokenformer_jax.grow import state as state_lib
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.steps import optim
+from tokenformer_jax.steps.last_growth import growth_from
 
 SLOW = pytest.mark.slow  # because of what is compiled
 OTHERS = ('muon', 'adafactor', 'lion')  # optimizers

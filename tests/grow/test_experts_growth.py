@@ -38,11 +38,7 @@ from tokenformer_jax.config import (
   RouterConfig,
 )
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import (
-  experts,
-  grown_model,
-  parts,
-)
+from tokenformer_jax.grow import experts, grown_model, parts
 from tokenformer_jax.grow import state as state_lib
 from tokenformer_jax.model.compute import DEFAULT
 from tokenformer_jax.model.feed_forward import feed_forward

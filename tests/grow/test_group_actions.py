@@ -33,11 +33,12 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.config import groups as chosen
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import groups, last_growth, parts, state
+from tokenformer_jax.grow import groups, parts, state
 from tokenformer_jax.model import group_trees
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.pattention import pattention
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
+from tokenformer_jax.steps.last_growth import last_growth
 from tokenformer_jax.training import start
 
 SLOW = pytest.mark.slow  # because whole commands compile two models each

@@ -31,10 +31,11 @@ from tiny import tiny_model, tiny_vit, with_mixer
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, GrowConfig, OptimConfig, RotaryConfig, TrainConfig
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import grown_model, last_growth, parts, verify
+from tokenformer_jax.grow import grown_model, parts, verify
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
 from tokenformer_jax.steps import step as step_lib
+from tokenformer_jax.steps.last_growth import last_growth
 
 SLOW = pytest.mark.slow  # because of what is compiled
 SOURCE = tiny_model()

@@ -26,7 +26,7 @@ def _info(groups):
 
 def _counts(model):
   definition = define_lm(model)
-  return tokens.counts(definition)
+  return definition.token_counts
 
 
 def test_counts_are_those_of_every_kind():

@@ -39,21 +39,13 @@ from tokenformer_jax.config import (
   token_counts,
 )
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import (
-  grown_model,
-  importance,
-  inexact,
-  last_growth,
-  parts,
-  table,
-  tokens,
-  verify,
-)
+from tokenformer_jax.grow import grown_model, importance, inexact, parts, table, verify
 from tokenformer_jax.grow import state as state_lib
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.parallel import devices
 from tokenformer_jax.runs.checkpoint_meta import Ancestor
 from tokenformer_jax.steps import step as step_lib
+from tokenformer_jax.steps.last_growth import last_growth
 
 ZERO_KEYS, DUPLICATE = GrowConfig(method='zero_keys'), GrowConfig(method='duplicate')
 SLOW = pytest.mark.slow  # because of what is compiled
@@ -226,7 +218,7 @@ def test_importance_is_of_every_token_of_every_stack():
   found = jax.jit(functools.partial(importance.score_tokens, loss, info=definition.info))(
     params, batch=IDS
   )
-  counts = tokens.counts(definition)
+  counts = definition.token_counts
   for path, count in paths(counts).items():
     scores = paths(found)[path]
     if count:

@@ -15,6 +15,7 @@ from tokenformer_jax.config import OptimConfig
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import ParamInfo, Role
 from tokenformer_jax.steps import optim, optimizers, statistics
+from tokenformer_jax.steps.last_growth import LastGrowth
 
 NAMES = ('adamw', 'muon', 'adafactor', 'lion')
 SLOW = pytest.mark.slow
@@ -37,7 +38,7 @@ SHAPES = {
   'embedding': (6, 3),
   'gain': (3,),
 }
-GROWTH = optim.LastGrowth(100, {name: OLD * (name in ('keys', 'values')) for name in SHAPES})
+GROWTH = LastGrowth(100, {name: OLD * (name in ('keys', 'values')) for name in SHAPES})
 
 
 def _draw(seed: int) -> dict:

@@ -14,16 +14,14 @@
 `grow` is that pure function; `train.py` uses it for `config.init_from`.
 """
 
-from tokenformer_jax.grow.state import grow, grown_model, growth_from, inexact, last_growth
+from tokenformer_jax.grow.state import grow, grown_model, inexact
 from tokenformer_jax.grow.tokens import extract, merge, remove, shrink
 
 __all__ = [
   'extract',
   'grow',
   'grown_model',
-  'growth_from',
   'inexact',
-  'last_growth',
   'merge',
   'remove',
   'shrink',

@@ -21,9 +21,9 @@ from jax.tree_util import DictKey
 from tokenformer_jax.config import (
   GrowConfig,
   LayerConfig,
-  Layers,
   ModelConfig,
   NoProjectionConfig,
+  matching,
   with_references,
 )
 from tokenformer_jax.config import pattern as pattern_lib
@@ -76,91 +76,9 @@ def wanted(model: ModelConfig, layers: int | None, pattern: str | None) -> Model
   return dataclasses.replace(model, pattern=text)
 
 
-def shallow(source: ModelConfig, target: ModelConfig) -> ModelConfig:
-  """Return the target with the source's layers: what it becomes before layers are added."""
-  used = pattern_lib.names(target.groups)
-  kept = {
-    name: layer
-    for name, layer in target.variants.items()
-    if name in source.variants or name not in used
-  }
-  return dataclasses.replace(target, pattern=source.pattern, variants=Layers(kept))
-
-
-def as_deep(source: ModelConfig, target: ModelConfig) -> ModelConfig:
-  """Return the source with the target's pattern."""
-  both = Layers({**target.variants, **source.variants})
-  return dataclasses.replace(source, pattern=target.pattern, variants=both)
-
-
-def old_layers(source: ModelConfig, target: ModelConfig, place: str) -> tuple[int | None, ...]:
-  """Return, for each layer of the target, which layer of the source it is; None: it is new.
-
-  If the target has rows as the source has, only more of them, whole rows are new.
-
-  Args:
-    source: the smaller model.
-    target: the larger model.
-    place: `grow.place`.
-
-  Raises:
-    UserError: the source's layers are not among those of the target in their order.
-  """
-  before, after = source.groups, target.groups
-  found: list[int | None] = [None] * target.depth
-  same_rows = [group.layers for group in before] == [group.layers for group in after]
-  if same_rows and all(old.count <= new.count for old, new in zip(before, after, strict=True)):
-    first_old = first_new = 0
-    for old, new in zip(before, after, strict=True):
-      width = len(old.layers)
-      rows = _places([old.layers] * old.count, [old.layers] * new.count, place) or []
-      for row, at in enumerate(rows):
-        for i in range(width):
-          found[first_new + at * width + i] = first_old + row * width + i
-      first_old, first_new = first_old + old.size, first_new + new.size
-    return tuple(found)
-  at = _places(pattern_lib.names(before), pattern_lib.names(after), place)
-  if at is None:
-    raise UserError(
-      f'model.pattern is {source.pattern!r} in the source and {target.pattern!r} in the target, '
-      "which does not have the source's layers in their order; growth only adds layers, so write a "
-      'pattern that has them all'
-    )
-  for layer, new in enumerate(at):
-    found[new] = layer
-  return tuple(found)
-
-
-def _places(old: Sequence[T], new: Sequence[T], place: str) -> list[int] | None:
-  """Return where each old item is among the new ones, in order, or None if there is no way.
-
-  Among the ways, each item comes as early as possible with `behind`, and is otherwise as near as
-  possible to a place that spreads them evenly.
-  """
-  latest, at = [0] * len(old), len(new)
-  for i in reversed(range(len(old))):
-    at = next((j for j in reversed(range(at)) if new[j] == old[i]), -1)
-    if at < 0:
-      return None
-    latest[i] = at
-  found: list[int] = []
-  for i, item in enumerate(old):
-    first = found[-1] + 1 if found else 0
-    best = first if place == 'behind' else i * len(new) // len(old)
-    possible = (j for j in range(first, latest[i] + 1) if new[j] == item)
-    found.append(min(possible, key=lambda j: abs(j - best)))
-  return found
-
-
-def new_layers(source: ModelConfig, target: ModelConfig, place: str) -> tuple[int, ...]:
-  """Return the numbers of the target's new layers, from 1 on."""
-  found = old_layers(source, target, place)
-  return tuple(number for number, layer in enumerate(found, start=1) if layer is None)
-
-
 def _copied(source: ModelConfig, target: ModelConfig, place: str) -> list[int | None]:
   """Return which layer of the source each new layer copies: the last before it, or the first."""
-  found = old_layers(source, target, place)
+  found = matching.old_layers(source, target, place)
   names = pattern_lib.names(target.groups)
   copied: list[int | None] = [None] * len(found)
   if place not in _COPYING:
@@ -188,7 +106,7 @@ def check(source: ModelConfig, target: ModelConfig, place: str) -> None:
     if place not in ('copies', 'between'):  # the default, and that of earlier versions
       raise UserError(f'grow.place={place} is for new layers, and none is added; leave it out')
     return
-  found, copied = old_layers(source, target, place), _copied(source, target, place)
+  found, copied = matching.old_layers(source, target, place), _copied(source, target, place)
   names = pattern_lib.names(target.groups)
   for name, layer, copy in zip(names, found, copied, strict=True):
     keeps_outputs = place == 'whole_copies' and copy is not None
@@ -326,8 +244,10 @@ class MoreLayers:
   def __init__(self, source: ModelConfig, target: ModelConfig, config: GrowConfig):
     definition = models.define(target)
     self.abstract, self._info, self._config = definition.abstract, definition.info, config
-    self._old_tokens = tokens.counts(models.define(as_deep(source, target)))
-    found, copied = (which(source, target, config.place) for which in (old_layers, _copied))
+    self._old_tokens = models.define(matching.as_deep(source, target)).token_counts
+    found, copied = (
+      which(source, target, config.place) for which in (matching.old_layers, _copied)
+    )
     origins = [copy if old is None else old for old, copy in zip(found, copied, strict=True)]
     self._is_new = [old is None for old in found]
     self._stacks = Stacks(source.groups, target.groups, origins)
@@ -397,7 +317,9 @@ def remove(params: Params, model: ModelConfig, before: ModelConfig, place: str) 
   """
   if model.groups == before.groups:
     return params
-  now = {old: at for at, old in enumerate(old_layers(before, model, place)) if old is not None}
+  now = {
+    old: at for at, old in enumerate(matching.old_layers(before, model, place)) if old is not None
+  }
   stacks = Stacks(model.groups, before.groups, [now[layer] for layer in range(before.depth)])
 
   def one(path: Path, info: Any) -> jax.Array:

@@ -12,13 +12,10 @@ import numpy as np
 from jax.tree_util import DictKey
 
 from tokenformer_jax.config import GrowConfig, ModelConfig
-from tokenformer_jax.grow import experts
 from tokenformer_jax.grow.tokens import drawing_key
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import ParamInfo, Params, Path, Role, lookup
 from tokenformer_jax.tasks import Batch, Task
-
-ALL = -1  # in place of a number of old experts: the array has no new ones
 
 
 class MoreExperts:
@@ -158,35 +155,6 @@ class FewerExperts:
     if len(shape) < old.ndim:
       return jnp.take(old, 0, axis)
     return jax.lax.slice_in_dim(old, 0, shape[axis], axis=axis)
-
-
-def old_experts(source: ModelConfig, target: ModelConfig) -> Params | None:
-  """Return the number of old experts of each array of the target; None: no expert is new.
-
-  Args:
-    source: the model before the growth, with any numbers of tokens and layers.
-    target: the model after it.
-
-  Returns:
-    A tree like the target's parameters; `ALL` for arrays without new entries. Of copies one is old.
-  """
-  before = experts.narrow(source, target)
-  if before == target:
-    return None
-  more = MoreExperts(before, target, GrowConfig())
-
-  def count(path: Path, one: ParamInfo) -> int:
-    axis, sources = one.expert_axis, more.sources(path)
-    if axis is None:
-      return ALL
-    if not sources:
-      return 0
-    old, new = lookup(more.before, sources[0]).shape, lookup(more.abstract, path).shape
-    if len(old) < len(new):
-      return 1
-    return ALL if old == new else old[axis]
-
-  return jax.tree.map_with_path(count, more.info)
 
 
 def take(tree: Params, info: Params, numbers: Params) -> Params:

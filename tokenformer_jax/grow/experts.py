@@ -25,7 +25,8 @@ from tokenformer_jax.config import (
   RouterConfig,
 )
 from tokenformer_jax.config.check_model import check_model
-from tokenformer_jax.config.model import BASE, layer_path, used_layers
+from tokenformer_jax.config.matching import copies_dense, named_layers
+from tokenformer_jax.config.model import layer_path, used_layers
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.model.layers import hidden_width
 
@@ -147,14 +148,14 @@ def counts_of(model: ModelConfig) -> dict[str, int]:
 
 def narrow(source: ModelConfig, target: ModelConfig) -> ModelConfig:
   """Return the target with the source's experts: what it becomes before experts are added."""
-  before = _named(source)
+  before = named_layers(source)
 
   def narrowed(name: str, layer: LayerConfig) -> LayerConfig:
     old, new = before[name].ffn if name in before else layer.ffn, layer.ffn
     if not isinstance(new, ExpertsConfig) or isinstance(old, NoFeedForwardConfig):
       return layer
     if not isinstance(old, ExpertsConfig):
-      part = new.expert if _copies(new) else new.shared
+      part = new.expert if copies_dense(new) else new.shared
       ffn = old if _equal_widths(old, part, source) else part
     elif old.count == new.count:
       return layer
@@ -164,32 +165,6 @@ def narrow(source: ModelConfig, target: ModelConfig) -> ModelConfig:
     return dataclasses.replace(layer, ffn=ffn)
 
   return target.map_layers(narrowed)
-
-
-def routed(source: ModelConfig, target: ModelConfig) -> ModelConfig:
-  """Return the source with the target's experts: what it becomes if no tokens are added before."""
-  after = _named(target)
-
-  def widened(name: str, layer: LayerConfig) -> LayerConfig:
-    old, new = layer.ffn, after[name].ffn if name in after else layer.ffn
-    if not isinstance(new, ExpertsConfig):
-      return layer
-    if isinstance(old, ExpertsConfig):
-      ffn = dataclasses.replace(new, expert=old.expert, shared=old.shared)
-    else:
-      ffn = dataclasses.replace(new, **{'expert' if _copies(new) else 'shared': old})
-    return dataclasses.replace(layer, ffn=ffn)
-
-  return source.map_layers(widened)
-
-
-def _named(model: ModelConfig) -> dict[str, LayerConfig]:
-  return {BASE: model.layer, **model.variants}
-
-
-def _copies(ffn: ExpertsConfig) -> bool:
-  """Return whether each expert is a copy of a dense part, which nothing else continues."""
-  return isinstance(ffn.shared, NoFeedForwardConfig)
 
 
 def _equal_widths(one: Any, other: Any, model: ModelConfig) -> bool:
@@ -233,7 +208,7 @@ def inexact(source: ModelConfig, target: ModelConfig) -> str | None:
 
 def _inexact(path: str, old: Any, new: ExpertsConfig) -> str | None:
   router, is_mixture = new.router, isinstance(old, ExpertsConfig)
-  if not is_mixture and not _copies(new):
+  if not is_mixture and not copies_dense(new):
     return None
   everyone = router.top_k == new.count
   if is_mixture:

@@ -343,7 +343,7 @@ def extract(state: State, model: ModelConfig, last: Ancestor, numbers: Sequence[
     last: the last entry of the lineage of `extraction`.
     numbers: of the groups to extract; none: the tokens behind those of `last.model`.
   """
-  definition, sizes = models.define(model), tokens.counts(models.define(last.model))
+  definition, sizes = models.define(model), models.define(last.model).token_counts
 
   def cut(params: Params) -> Params:
     ordered = group_trees.take(params, definition.info, at_the_end(numbers))
@@ -383,7 +383,7 @@ def remove(
     more = expert_arrays.MoreExperts(narrow, model, config)
     state, model = run_stages(state, model, narrow, [more.inverse()], config), narrow
   definition = models.define(before)
-  axes, sizes = definition.axes, tokens.counts(definition)
+  axes, sizes = definition.axes, definition.token_counts
 
   def first(params: Params) -> Params:
     old_layers = depth.remove(params, model, before, place)

@@ -14,6 +14,7 @@ from tokenformer_jax.config import (
   ModelConfig,
   PattentionConfig,
   TokenGroup,
+  matching,
   pattentions,
   token_groups,
   with_groups,
@@ -23,8 +24,7 @@ from tokenformer_jax.grow import depth, expert_arrays, experts, tokens, widen
 from tokenformer_jax.grow.arrays import Arrays, ByArray, InPlace, MapArrays, Stage, map_arrays
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params, Path, lookup
-from tokenformer_jax.runs.checkpoint_meta import Lineage, changes_of_tokens
-from tokenformer_jax.steps import optim, statistics
+from tokenformer_jax.steps import statistics
 from tokenformer_jax.steps.step import State
 
 TOKEN_METHODS = ('group', 'zero_keys', 'duplicate', 'random')
@@ -71,7 +71,7 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
     UserError: the method is for other models, a count becomes smaller, the method cannot change a
       key that differs, or new tokens could never learn.
   """
-  deeper, shallow = target, depth.shallow(source, target)
+  deeper, shallow = target, matching.shallow(source, target)
   target = experts.narrow(source, shallow)
   if source != target:
     check_method(source, config.method)
@@ -84,7 +84,7 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
         f'changes {", ".join(changes[:-1])} and {changes[-1]}, and adds experts and layers, only'
       )
   experts.check(target, shallow)
-  depth.check(experts.routed(source, shallow), deeper, config.place)
+  depth.check(matching.routed(source, shallow), deeper, config.place)
   adds_copies = config.place == 'copies' and source.groups != deeper.groups
   if adds_copies and config.method in tokens.COPYING and source != target:
     raise UserError(
@@ -169,7 +169,7 @@ def inexact(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> str
   """Return why the grown model will not compute what the source does, or None if it will."""
   if reason := depth.inexact(source, target, config.place):
     return reason
-  shallow = depth.shallow(source, target)
+  shallow = matching.shallow(source, target)
   target = experts.narrow(source, shallow)
   if reason := experts.inexact(target, shallow):
     return reason
@@ -242,7 +242,7 @@ def by_array(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> By
   before = config_lib.token_counts(source)
   new = {name: count - before[name] for name, count in config_lib.token_counts(target).items()}
   added = config_lib.with_token_counts(target, new)
-  old, all_ = tokens.counts(definition), tokens.counts(models.define(target))
+  old, all_ = definition.token_counts, models.define(target).token_counts
   copies = {
     path: lookup(all_, path) // max(1, count)
     for path, count in jax.tree_util.tree_flatten_with_path(old)[0]
@@ -287,13 +287,13 @@ def grow(
   Returns:
     The state, with the optimizer's structure unchanged.
   """
-  shallow = depth.shallow(source, target)
+  shallow = matching.shallow(source, target)
   narrow = experts.narrow(source, shallow)
   stages: list[Stage] = [InPlace(by_array(source, narrow, config))]
   if narrow != shallow:
     stages.append(expert_arrays.MoreExperts(narrow, shallow, config))
   if source.groups != target.groups:
-    stages.append(depth.MoreLayers(experts.routed(source, shallow), target, config))
+    stages.append(depth.MoreLayers(matching.routed(source, shallow), target, config))
   return run_stages(state, source, target, stages, config, map_arrays)
 
 
@@ -399,29 +399,3 @@ def _map_state(
     'opt_state': statistics.map_state(of_statistic, of_count, state['opt_state']),
     **(jax.tree.map(jnp.zeros_like, counters) if restart else counters),
   }
-
-
-def last_growth(lineage: Lineage, model: ModelConfig) -> optim.LastGrowth | None:
-  """Return what the optimizer must know about the last growth; None if there is no lineage."""
-  if not (lineage := changes_of_tokens(lineage)):
-    return None
-  last = lineage[-1]
-  before = last.model if last.action in ('grow', 'merge') else model
-  return growth_from(before, model, last.grow.place, last.updates)
-
-
-def growth_from(
-  before: ModelConfig, model: ModelConfig, place: str = 'between', updates: int = 0
-) -> optim.LastGrowth:
-  """Return what the optimizer must know about a growth.
-
-  Args:
-    before: the model before the growth.
-    model: the model after it.
-    place: `grow.place` of the growth.
-    updates: the count of updates at the growth.
-  """
-  new = depth.new_layers(before, model, place) if before.groups != model.groups else ()
-  old = models.define(depth.as_deep(experts.routed(before, model), model))
-  of_experts = expert_arrays.old_experts(before, model)
-  return optim.LastGrowth(updates, tokens.counts(old), new, of_experts)

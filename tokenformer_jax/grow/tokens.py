@@ -5,7 +5,6 @@ work on trees of arrays and on single arrays, and can be traced under jit.
 """
 
 import zlib
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,15 +24,6 @@ from tokenformer_jax.parallel.sharding import Axes, is_axes
 
 # The methods that copy tokens or units. Without noise the copies differ only in what they add.
 COPYING = ('duplicate', 'net2net', 'hypercloning')
-
-
-def counts(definition: Definition) -> Params:
-  """Return the number of parameter tokens of every array; 0 for those that have none."""
-
-  def count(one: ParamInfo, array: Any) -> int:
-    return 0 if one.token_axis is None else array.shape[one.token_axis]
-
-  return jax.tree.map(count, definition.info, definition.abstract)
 
 
 class MoreTokens:

@@ -151,6 +151,15 @@ class Definition:
     return jax.tree.map(lambda one: one.axes, self.info)
 
   @property
+  def token_counts(self) -> Params:
+    """The number of parameter tokens of every array; 0 for an array that has none."""
+    return jax.tree.map(
+      lambda one, array: 0 if one.token_axis is None else array.shape[one.token_axis],
+      self.info,
+      self.abstract,
+    )
+
+  @property
   def count(self) -> int:
     """The number of parameters; allocates none."""
     return sum(leaf.size for leaf in jax.tree.leaves(self.abstract))

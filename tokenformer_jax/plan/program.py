@@ -13,12 +13,12 @@ from jax.sharding import AbstractMesh, Mesh
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import growth_from
 from tokenformer_jax.model import compute, kernels
 from tokenformer_jax.parallel import devices, sharding
 from tokenformer_jax.plan import early
 from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
+from tokenformer_jax.steps.last_growth import LastGrowth, growth_from
 from tokenformer_jax.training import sizes
 
 # XLA refuses a program for its temporaries before it lays memory out, or for its total after that.
@@ -92,7 +92,7 @@ class Step:
   config: Config
   task: tasks.Task
   tx: Any
-  growth: optim.LastGrowth | None
+  growth: LastGrowth | None
 
   @property
   def parameters(self) -> int:

@@ -3,7 +3,6 @@
 After a growth, old and new tokens of one array may have different rates: see `LastGrowth`.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,26 +16,8 @@ from tokenformer_jax.config.groups import frozen_groups
 from tokenformer_jax.model import group_trees
 from tokenformer_jax.model.params import ParamInfo, Params
 from tokenformer_jax.steps import optimizers
+from tokenformer_jax.steps.last_growth import LastGrowth
 from tokenformer_jax.steps.statistics import is_masked, kept_axes, map_state
-
-
-@dataclasses.dataclass(frozen=True)
-class LastGrowth:
-  """The data about a model's last growth that the optimizer needs.
-
-  Attributes:
-    updates: the count of updates at the growth.
-    old_tokens: a tree like the parameters, with the number of old parameter tokens of each array.
-      An array without parameter tokens counts as old, for any number.
-    new_layers: the numbers of the layers that are new as a whole: see `ParamInfo.depth`.
-    old_experts: a tree like the parameters, with the number of old experts of each array; −1: the
-      array has no new ones. None: no experts are new.
-  """
-
-  updates: int
-  old_tokens: Params
-  new_layers: tuple[int, ...] = ()
-  old_experts: Params | None = None
 
 
 def learning_rate(

@@ -13,6 +13,7 @@ from tokenformer_jax.config import Config, OptimConfig
 from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps import compiler, elastic, optim, statistics
+from tokenformer_jax.steps.last_growth import LastGrowth
 from tokenformer_jax.tasks import Batch, Task
 
 State = dict[str, Any]
@@ -91,7 +92,7 @@ def make_train_step(
   tx: optax.GradientTransformation,
   config: Config,
   mesh: Mesh,
-  growth: optim.LastGrowth | None = None,
+  growth: LastGrowth | None = None,
 ) -> Step:
   """Return the compiled training step: `(state, batch) → (state, figures)`.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import jax
 
-from tokenformer_jax import grow, messages, tasks
+from tokenformer_jax import messages, tasks
 from tokenformer_jax.config import Config, profile_range
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops
@@ -19,6 +19,7 @@ from tokenformer_jax.runs.checkpoint_meta import Seen
 from tokenformer_jax.runs.metrics import Metrics, Window
 from tokenformer_jax.steps import elastic, optim
 from tokenformer_jax.steps import step as step_lib
+from tokenformer_jax.steps.last_growth import last_growth
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import validation
@@ -94,7 +95,7 @@ class Trainer:
     self.task = self._make_task()
     definition = self.task.definition
     devices.check_fits(config, definition, self.mesh)
-    growth = grow.last_growth(self.origin.lineage, config.model)
+    growth = last_growth(self.origin.lineage, config.model)
     start.check_old_tokens(config, growth, definition)
     elastic.check(config.train.drop_groups, definition.info)
     start.check_frozen_groups(config)

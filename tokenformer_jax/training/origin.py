@@ -17,6 +17,7 @@ from tokenformer_jax.grow import depth, files, state
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta
 from tokenformer_jax.steps import optim
+from tokenformer_jax.steps.last_growth import last_growth
 from tokenformer_jax.storage import paths
 
 # Keys that decide the batch of a step, besides the data, the batch size and the position.
@@ -162,7 +163,7 @@ def check_decay(config: Config, origin: Origin) -> None:
   """
   config_lib.check_decay(config)
   meta, begin = origin.meta, config.train.decay_from
-  growth = state.last_growth(origin.lineage, config.model)
+  growth = last_growth(origin.lineage, config.model)
   if begin and growth and config_lib.restarts_schedule(config.optim):
     warm = growth.updates + config.optim.warmup_steps
     if begin < warm:
@@ -192,7 +193,7 @@ def check_decay(config: Config, origin: Origin) -> None:
 
 def _has_decayed(meta: Meta) -> bool:
   """Return whether the rate of a checkpoint's last update was below the peak after its warm-up."""
-  config, growth = meta.config.optim, state.last_growth(meta.lineage, meta.config.model)
+  config, growth = meta.config.optim, last_growth(meta.lineage, meta.config.model)
   rate = optim.schedule(config, meta.config.train.steps, growth, meta.config.train.decay_from)
   start = growth.updates if growth and config_lib.restarts_schedule(config) else 0
   if meta.updates - start <= config.warmup_steps:

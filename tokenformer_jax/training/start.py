@@ -9,14 +9,14 @@ from tokenformer_jax import messages, tasks
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.config.groups import check_numbers, frozen_groups
 from tokenformer_jax.errors import TransientError, UserError
-from tokenformer_jax.grow import files, room, state, tokens
+from tokenformer_jax.grow import files, room, state
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
-from tokenformer_jax.steps.optim import LastGrowth
+from tokenformer_jax.steps.last_growth import LastGrowth
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
 from tokenformer_jax.training.origin import (
@@ -180,7 +180,7 @@ def check_old_tokens(config: Config, growth: LastGrowth | None, definition: Defi
   """
   if config.optim.old_tokens == 'train':
     return
-  now = tokens.counts(definition)
+  now = definition.token_counts
   adds = growth and (growth.old_tokens != now or growth.new_layers or growth.old_experts)
   if not adds:
     raise UserError(

@@ -1,0 +1,148 @@
+"""Match the layers and experts of a model with those of a larger one that was grown from it.
+
+Layers are matched by their names in the pattern, in order: every layer of the larger model is one
+of the smaller model, or new. So two patterns and `grow.place` say which layers are new. Experts are
+matched by their numbers: new ones lie behind the old ones.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TypeVar
+
+from tokenformer_jax.config import pattern as pattern_lib
+from tokenformer_jax.config.feed_forward import ExpertsConfig, NoFeedForwardConfig
+from tokenformer_jax.config.layer import LayerConfig
+from tokenformer_jax.config.model import BASE, Layers, ModelConfig
+from tokenformer_jax.errors import UserError
+
+T = TypeVar('T')
+
+
+def shallow(source: ModelConfig, target: ModelConfig) -> ModelConfig:
+  """Return the target with the source's layers: what it becomes before layers are added."""
+  used = pattern_lib.names(target.groups)
+  kept = {
+    name: layer
+    for name, layer in target.variants.items()
+    if name in source.variants or name not in used
+  }
+  return dataclasses.replace(target, pattern=source.pattern, variants=Layers(kept))
+
+
+def as_deep(source: ModelConfig, target: ModelConfig) -> ModelConfig:
+  """Return the source with the target's pattern."""
+  both = Layers({**target.variants, **source.variants})
+  return dataclasses.replace(source, pattern=target.pattern, variants=both)
+
+
+def old_layers(source: ModelConfig, target: ModelConfig, place: str) -> tuple[int | None, ...]:
+  """Return, for each layer of the target, which layer of the source it is; None: it is new.
+
+  If the target has rows as the source has, only more of them, whole rows are new.
+
+  Args:
+    source: the smaller model.
+    target: the larger model.
+    place: `grow.place`.
+
+  Raises:
+    UserError: the source's layers are not among those of the target in their order.
+  """
+  before, after = source.groups, target.groups
+  found: list[int | None] = [None] * target.depth
+  same_rows = [group.layers for group in before] == [group.layers for group in after]
+  if same_rows and all(old.count <= new.count for old, new in zip(before, after, strict=True)):
+    first_old = first_new = 0
+    for old, new in zip(before, after, strict=True):
+      width = len(old.layers)
+      rows = _places([old.layers] * old.count, [old.layers] * new.count, place) or []
+      for row, at in enumerate(rows):
+        for i in range(width):
+          found[first_new + at * width + i] = first_old + row * width + i
+      first_old, first_new = first_old + old.size, first_new + new.size
+    return tuple(found)
+  at = _places(pattern_lib.names(before), pattern_lib.names(after), place)
+  if at is None:
+    raise UserError(
+      f'model.pattern is {source.pattern!r} in the source and {target.pattern!r} in the target, '
+      "which does not have the source's layers in their order; growth only adds layers, so write a "
+      'pattern that has them all'
+    )
+  for layer, new in enumerate(at):
+    found[new] = layer
+  return tuple(found)
+
+
+def _places(old: Sequence[T], new: Sequence[T], place: str) -> list[int] | None:
+  """Return where each old item is among the new ones, in order, or None if there is no way.
+
+  Among the ways, each item comes as early as possible with `behind`, and is otherwise as near as
+  possible to a place that spreads them evenly.
+  """
+  latest, at = [0] * len(old), len(new)
+  for i in reversed(range(len(old))):
+    at = next((j for j in reversed(range(at)) if new[j] == old[i]), -1)
+    if at < 0:
+      return None
+    latest[i] = at
+  found: list[int] = []
+  for i, item in enumerate(old):
+    first = found[-1] + 1 if found else 0
+    best = first if place == 'behind' else i * len(new) // len(old)
+    possible = (j for j in range(first, latest[i] + 1) if new[j] == item)
+    found.append(min(possible, key=lambda j: abs(j - best)))
+  return found
+
+
+def new_layers(source: ModelConfig, target: ModelConfig, place: str) -> tuple[int, ...]:
+  """Return the numbers of the target's new layers, from 1 on."""
+  found = old_layers(source, target, place)
+  return tuple(number for number, layer in enumerate(found, start=1) if layer is None)
+
+
+def routed(source: ModelConfig, target: ModelConfig) -> ModelConfig:
+  """Return the source with the target's experts: what it becomes if no tokens are added before."""
+  after = named_layers(target)
+
+  def widened(name: str, layer: LayerConfig) -> LayerConfig:
+    old, new = layer.ffn, after[name].ffn if name in after else layer.ffn
+    if not isinstance(new, ExpertsConfig):
+      return layer
+    if isinstance(old, ExpertsConfig):
+      ffn = dataclasses.replace(new, expert=old.expert, shared=old.shared)
+    else:
+      ffn = dataclasses.replace(new, **{'expert' if copies_dense(new) else 'shared': old})
+    return dataclasses.replace(layer, ffn=ffn)
+
+  return source.map_layers(widened)
+
+
+def named_layers(model: ModelConfig) -> dict[str, LayerConfig]:
+  """Return every layer that a config names, used or not, by its name."""
+  return {BASE: model.layer, **model.variants}
+
+
+def copies_dense(ffn: ExpertsConfig) -> bool:
+  """Return whether each expert is a copy of a dense part, which nothing else continues."""
+  return isinstance(ffn.shared, NoFeedForwardConfig)
+
+
+def old_expert_counts(source: ModelConfig, target: ModelConfig) -> dict[str, tuple[int, int]]:
+  """Count the old experts, and the old routes to them, of each layer that gets new experts.
+
+  Beside a dense part that stays on as `shared`, no expert is old; of copies of a dense part one is.
+  The router of both is new.
+
+  Returns:
+    Both counts by the name of the layer in the target.
+  """
+  before, counts = named_layers(source), {}
+  for name, layer in named_layers(target).items():
+    old, new = before[name].ffn if name in before else layer.ffn, layer.ffn
+    if not isinstance(new, ExpertsConfig) or isinstance(old, NoFeedForwardConfig):
+      continue
+    if not isinstance(old, ExpertsConfig):
+      counts[name] = (int(copies_dense(new)), 0)
+    elif old.count != new.count:
+      counts[name] = (old.count, old.count)
+  return counts
