@@ -123,6 +123,58 @@ def test_content_that_does_not_hold_is_damage_at_once(tmp_path, monkeypatch, nam
     restore(tmp_path, 1)
 
 
+def _flip(path):
+  content = bytearray(path.read_bytes())
+  for position in range(len(content) // 3, len(content), 997):
+    content[position] ^= 16
+  path.write_bytes(content)
+
+
+HARM = {
+  'truncated': lambda path: os.truncate(path, path.stat().st_size // 2),
+  'emptied': lambda path: os.truncate(path, 0),
+  'deleted': lambda path: path.unlink(),
+  'flipped': _flip,
+}
+
+
+@pytest.fixture(scope='module')
+def large(tmp_path_factory):
+  """A checkpoint of arrays that are too large to lie beside their names, and its files."""
+  workdir, rng = tmp_path_factory.mktemp('large'), np.random.default_rng(0)
+  arrays = {'a': jnp.asarray(rng.normal(size=(60, 40)), jnp.float32), 'b': jnp.arange(3000)}
+  with contextlib.closing(checkpoint.Checkpoints(workdir, keep=1)) as checkpoints:
+    checkpoints.save(1, {'params': arrays}, Config(), {'kind': 'bytes'}, 1.0, wait=True)
+  files = sorted(p.relative_to(workdir) for p in workdir.rglob('*') if p.is_file())
+  return workdir, arrays, files
+
+
+@pytest.mark.filterwarnings('ignore:coroutine .* was never awaited')  # as `orbax_setup.quiet` does
+@pytest.mark.parametrize('name', HARM)
+def test_any_file_of_a_checkpoint_may_be_harmed(large, tmp_path, name):
+  """The checkpoint is damaged, so that the one before it is used, or every bit is as it was."""
+  workdir, arrays, files = large
+  assert sum('ocdbt.process_0/d' in str(file) for file in files) >= 3, 'no files of arrays alone'
+  single = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  abstract = sharding.with_shardings(arrays, dict.fromkeys(arrays, single))
+  outcomes = {}
+  for i, file in enumerate(files):
+    shutil.copytree(workdir, tmp_path / str(i))
+    HARM[name](tmp_path / str(i) / file)
+    checkpoints = checkpoint.Checkpoints(tmp_path / str(i))
+    try:
+      got = checkpoints.restore(checkpoints.meta(1), {'params': abstract})['params']
+    except checkpoint.DamagedError:
+      outcomes[file] = 'damaged'
+      continue
+    outcomes[file] = 'intact'
+    for one, array in arrays.items():
+      np.testing.assert_array_equal(got[one], array, err_msg=f'{file} {name} went unnoticed')
+  found = [str(file) for file, outcome in outcomes.items() if outcome == 'damaged']
+  assert sum('ocdbt.process_0/d' in file for file in found) >= 2, found
+  assert any('/meta/metadata' in f for f in found) and any('/tokenizer/' in f for f in found)
+
+
 def test_a_directory_that_cannot_be_looked_at_is_not_taken_for_an_empty_one(tmp_path, monkeypatch):
   save(tmp_path, [1.0])
   monkeypatch.setattr(os.path, 'isdir', lambda path: False)  # as it answers to EIO, and Orbax asks

@@ -73,10 +73,14 @@ def _ended(error: Exception | None) -> int:
     return _READ
   if retry.is_for_user(error):
     return _MISTAKE
-  content = isinstance(error, (DamagedError, *orbax_setup.FORMAT_ERRORS))
-  if retry.is_transient(error) or (isinstance(error, OSError) and not content):
+  if retry.is_transient(error):
     return _UNREADABLE
-  return _DAMAGED if content else _MISTAKE
+  # Orbax wraps an error of TensorStore in a bare `Exception`, whose cause tells what happened.
+  while type(error) is Exception and error.__cause__:
+    error = error.__cause__
+  if isinstance(error, (DamagedError, *orbax_setup.FORMAT_ERRORS)):
+    return _DAMAGED
+  return _UNREADABLE if isinstance(error, OSError) else _MISTAKE
 
 
 def read_arrays(

@@ -155,10 +155,9 @@ def quiet() -> None:
     logger.addFilter(_REDUNDANT_LOGS)
   if not isinstance(sys.unraisablehook, _UnraisableHook):
     sys.unraisablehook = _UnraisableHook(sys.unraisablehook)
-  # A save that failed leaves writes that never began; Python tells them with a line of its source.
-  warnings.filterwarnings(
-    'ignore', "coroutine 'async_serialize.* was never awaited", RuntimeWarning
-  )
+  # A failed save or read leaves others that never began; Python reports them with a source line.
+  for name in ('async_serialize', '_read_array_index'):
+    warnings.filterwarnings('ignore', f"coroutine '{name}.* was never awaited", RuntimeWarning)
 
 
 def _handlers(save_gb: int | None) -> ocp.handlers.CheckpointHandlerRegistry:
