@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import errno
 import functools
-import hashlib
 import importlib.metadata
 import json
 import math
@@ -162,11 +161,13 @@ class Checkpoints:
         save_args=jax.tree.map(lambda _: _SAVE_ARGS, state),
         ocdbt_target_data_file_size=_FILE_BYTES,
       ),
-      meta=ocp.args.JsonSave({**meta, 'digest': _digest(meta)}),
-      tokenizer=ocp.args.JsonSave({**tokenizer, 'digest': _digest(tokenizer)}),
+      meta=ocp.args.JsonSave({**meta, 'digest': checksum.digest(meta)}),
+      tokenizer=ocp.args.JsonSave({**tokenizer, 'digest': checksum.digest(tokenizer)}),
     )
     # Without a finite loss, a checkpoint must not count as the best.
-    metrics = None if loss is None or not math.isfinite(loss) else {'loss': loss}
+    metrics = None
+    if loss is not None and math.isfinite(loss):
+      metrics = {'loss': loss, 'digest': checksum.digest(loss)}
 
     def write() -> None:
       self._settle()
@@ -423,13 +424,9 @@ def _checksums(state: Any) -> Any:
   return jax.tree.map(compute, state)
 
 
-def _digest(content: dict[str, Any]) -> str:
-  return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
 def _checked(content: dict[str, Any]) -> dict[str, Any]:
   content = dict(content)
-  if content.pop('digest', None) != _digest(content):
+  if content.pop('digest', None) != checksum.digest(content):
     raise DamagedError('its description has changed since it was written')
   return content
 

@@ -1,7 +1,11 @@
-"""The checksum of an array: Σ bits · (2 · index + 1) mod 2³².
+"""The checksum of an array, Σ bits · (2 · index + 1) mod 2³², and the digest of JSON.
 
 The checksum is the same on every mesh, and any single flipped bit changes it.
 """
+
+import hashlib
+import json
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,3 +47,8 @@ def on_host(array: np.ndarray) -> int:
     weights = np.arange(2 * first + 1, 2 * (first + part.size), 2, dtype=np.uint64)
     total += int(np.sum(part * weights.astype(np.uint32), dtype=np.uint32))
   return total % 2**32
+
+
+def digest(content: Any) -> str:
+  """Return the digest of what is written as JSON."""
+  return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

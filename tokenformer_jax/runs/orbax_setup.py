@@ -20,6 +20,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 from orbax.checkpoint import checkpoint_managers
 
+from tokenformer_jax.runs import checksum
 from tokenformer_jax.storage import paths
 
 _RESTORE_GB = 1  # the amount that Orbax reads at a time
@@ -183,6 +184,16 @@ def _handlers(save_gb: int | None) -> ocp.handlers.CheckpointHandlerRegistry:
   return handlers
 
 
-def _loss(metrics: dict[str, float]) -> float:
-  """Return the loss that ranks a checkpoint. A loss that is not finite ranks last."""
-  return metrics['loss'] if math.isfinite(metrics['loss']) else math.inf
+def _loss(metrics: Any) -> float:
+  """Return the loss that ranks a checkpoint; a loss that is not finite or has changed ranks last.
+
+  Checkpoints of earlier versions have no digest of their loss.
+  """
+  match metrics:
+    case {'loss': float(loss), 'digest': str(digest), **rest} if not rest:
+      sound = math.isfinite(loss) and digest == checksum.digest(loss)
+    case {'loss': float(loss), **rest} if not rest:
+      sound = math.isfinite(loss)
+    case _:
+      return math.inf
+  return loss if sound else math.inf
