@@ -125,7 +125,6 @@ class Trainer:
   def train(self) -> State:
     """Train, and return the last state."""
     state, first = self.first_state()
-    origin.say_changes(self.config, self.origin, self.task.digest)
     steps = self.config.train.steps
     if first >= steps and self.origin.source is not None:
       raise UserError(
@@ -133,10 +132,12 @@ class Trainer:
         f'and config.train.steps is {steps}; raise it, or set config.grow.step=restart'
       )
     if first >= steps:
+      origin.check_finished(self.config, self.origin)
       messages.say(
         f'{self.workdir} is trained to step {first} already; raise --config.train.steps to go on'
       )
       return state
+    origin.say_changes(self.config, self.origin, self.task.digest)
     self.check_lease()
     written = saved_config.to_text(self.config)
     hosts.by_first(lambda: paths.write(self.workdir / 'config.json', written))

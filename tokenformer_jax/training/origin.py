@@ -317,17 +317,7 @@ def say_changes(config: Config, origin: Origin, digest: str) -> None:
   meta = origin.meta
   if meta is None:
     return
-  changed = []
-  # A converted model has no earlier settings to compare with.
-  if origin.resumes and meta.contents == 'model':
-    changed = _changed(config, meta.config)
-    if config.init_from and config.init_from != meta.config.init_from:
-      changed.append(f'init_from={config.init_from} is ignored, because there is a checkpoint')
-    if config.distill.init != meta.config.distill.init:
-      changed.append(
-        f'distill.init={config.distill.init} is ignored, because there is a checkpoint'
-      )
-  if changed:
+  if changed := _changes_of_settings(config, origin):
     messages.say(f'different from step {meta.step} on: {"; ".join(changed)}')
   begins = position(config, origin, digest)
   if begins.step and meta.seen.samples and not begins.sample:
@@ -336,6 +326,45 @@ def say_changes(config: Config, origin: Origin, digest: str) -> None:
       f'a new order of the data begins after step {begins.step} with its first sample: '
       f'{" and ".join(changes)}'
     )
+
+
+def check_finished(config: Config, origin: Origin) -> None:
+  """Check that no setting of a run differs whose checkpoint has made all steps already.
+
+  The number of steps and the mesh may differ: neither asks for another model than that one.
+
+  Args:
+    config: the config of the run, with every size and length filled in.
+    origin: the origin of the run, with the checkpoint that was read.
+
+  Raises:
+    UserError: a setting differs, and no step would be made with it.
+  """
+  changed = [
+    change
+    for change in _changes_of_settings(config, origin)
+    if not change.startswith(('train.steps:', 'mesh.'))
+  ]
+  if changed:
+    raise UserError(
+      f'{origin.where} has made config.train.steps={config.train.steps} steps already, so none '
+      f'would be made with what differs from its settings ({"; ".join(changed)}); choose '
+      '--workdir=NEW_DIR to train a new run, or raise config.train.steps to go on with this one'
+    )
+
+
+def _changes_of_settings(config: Config, origin: Origin) -> list[str]:
+  """Return the settings that a resumed run changes, as `key: old -> new`, and the ignored ones."""
+  meta = origin.meta
+  # A converted model has no earlier settings to compare with.
+  if meta is None or not origin.resumes or meta.contents != 'model':
+    return []
+  changed = _changed(config, meta.config)
+  if config.init_from and config.init_from != meta.config.init_from:
+    changed.append(f'init_from={config.init_from} is ignored, because there is a checkpoint')
+  if config.distill.init != meta.config.distill.init:
+    changed.append(f'distill.init={config.distill.init} is ignored, because there is a checkpoint')
+  return changed
 
 
 def _changes(config: Config, meta: Meta, digest: str | None) -> list[str]:
