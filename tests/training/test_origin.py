@@ -356,6 +356,25 @@ def test_keys_that_differ_are_said_in_one_line(make, tmp_path, capsys):
   )
 
 
+def test_a_start_from_another_run_names_it_and_what_grows(make, tmp_path, capsys):
+  save(make(), tmp_path / 'run')
+
+  def line(config):
+    (first,) = said(begin(config, tmp_path / 'next'), capsys)
+    return first
+
+  start = f'starting with the model of {tmp_path}/run, step 10 (its parameters'
+  same = from_run(make(), tmp_path / 'run')
+  assert line(same) == f'{start} and optimizer state); it does not grow'
+  tuned = from_run(make(), f'{tmp_path}/run@10', step='restart', moments='drop')
+  assert line(tuned) == f'{start} alone, from step 0 on); it does not grow'
+  larger = from_run(make(model__layer__ffn__tokens=96), tmp_path / 'run')
+  assert line(larger) == (
+    f'{start} and optimizer state); it grows: model.layer.ffn.tokens: 64 -> 96; '
+    "model.layer.ffn.groups: '' -> '64:64 32:32'; 36,928 -> 41,024 parameters"
+  )
+
+
 def test_other_settings_of_a_finished_run_are_refused(make, tmp_path):
   save(make(), tmp_path / 'run', step=40)
 

@@ -317,7 +317,7 @@ def test_a_finished_run_says_so(make, tmp_path, one_device, capsys):
   loop.train(make(), tmp_path / 'run')
   loop.train(make(), tmp_path / 'run')
   assert 'trained to step 20 already' in capsys.readouterr().err
-  with pytest.raises(UserError, match=r'\(optim.learning_rate: 0.003 -> 0.0001\); choose --workdir'):
+  with pytest.raises(UserError, match=r'\(optim.learning_rate: 0.003 -> 0.0001\); choose --work'):
     loop.train(make(optim__learning_rate=1e-4), tmp_path / 'run')
   said = capsys.readouterr().err
   assert 'different from step' not in said, 'a change is announced that has no effect'

@@ -14,6 +14,7 @@ from tokenformer_jax.config import Config, ModelConfig, lookup
 from tokenformer_jax.data.order import BEGINNING, Position
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import depth, files, state
+from tokenformer_jax.model import models
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta
 from tokenformer_jax.steps import optim
@@ -307,7 +308,7 @@ def position(config: Config, origin: Origin, digest: str) -> Position:
 
 
 def say_changes(config: Config, origin: Origin, digest: str) -> None:
-  """Print the settings that a resumed run changes, and a new order of its data.
+  """Print where a run starts, the settings that it changes, and a new order of its data.
 
   Args:
     config: the config of the run, with every size and length filled in.
@@ -317,6 +318,8 @@ def say_changes(config: Config, origin: Origin, digest: str) -> None:
   meta = origin.meta
   if meta is None:
     return
+  if origin.source is not None:
+    messages.say(_beginning(config, meta))
   if changed := _changes_of_settings(config, origin):
     messages.say(f'different from step {meta.step} on: {"; ".join(changed)}')
   begins = position(config, origin, digest)
@@ -326,6 +329,28 @@ def say_changes(config: Config, origin: Origin, digest: str) -> None:
       f'a new order of the data begins after step {begins.step} with its first sample: '
       f'{" and ".join(changes)}'
     )
+
+
+def _beginning(config: Config, meta: Meta) -> str:
+  """Return what a run takes from the checkpoint of `config.init_from`, and how its model grows."""
+  directory, _ = paths.split_source(config.init_from)
+  if meta.contents != 'model' or config.grow.moments == 'drop':
+    takes = 'its parameters alone'
+  else:
+    takes = 'its parameters and optimizer state'
+  if meta.step and config.grow.step == 'restart':
+    takes += ', from step 0 on'
+  source = tasks.adapted(meta.config.model, config.model)
+  grown = [
+    f'{path}: {old!r} -> {new!r}'
+    for path, new, old in config_lib.differences(config.model, source, 'model.')
+    if not (path.endswith('.reference') and not new)  # The groups have reference counts.
+  ]
+  if grown:
+    before, after = (models.define(model).count for model in (source, config.model))
+    grown.append(f'{before:,} -> {after:,} parameters')
+  grows = f'it grows: {"; ".join(grown)}' if grown else 'it does not grow'
+  return f'starting with the model of {directory}, step {meta.step} ({takes}); {grows}'
 
 
 def check_finished(config: Config, origin: Origin) -> None:
