@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compilations import compilations
+from mixtures import mixture, unbalanced
 from tiny import gated_model, large_params, linear, tiny_model, two_kinds
 
 from tokenformer_jax.config import (
+  CapacityConfig,
   MeshConfig,
   ModelConfig,
   PositionScaleConfig,
@@ -136,17 +138,23 @@ def test_the_prompt_matters():
   assert first != second, 'the prompt is not read'
 
 
+FEW_PLACES = mixture(
+  unbalanced(dispatch=CapacityConfig(eval_factor=0.5, least=1, rows=2)), tied_head=False
+)
+
+
 @pytest.mark.slow
-def test_a_text_does_not_depend_on_its_batch():
+@pytest.mark.parametrize('model', [MODEL, FEW_PLACES], ids=['plain', 'capacity'])
+def test_a_text_does_not_depend_on_its_batch(model):
   ways = [DRAWN, GREEDY, Sampling(1.0, top_p=1.0, seed=5), DRAWN, Sampling(seed=2)]
   requests = [
     Request(_prompt(n), 5 + 4 * i, way)
     for i, (n, way) in enumerate(zip(UNEQUAL, ways, strict=True))
   ]
-  together = _write(requests)
+  together = _write(requests, model)
   assert [len(text) for text in together] == [r.length for r in requests], 'other lengths'
-  assert together == [_write([request])[0] for request in requests], 'neighbours change a text'
-  assert together == _write(requests, batch_size=2), 'the size of a batch changes a text'
+  assert together == [_write([one], model)[0] for one in requests], 'neighbours change a text'
+  assert together == _write(requests, model, batch_size=2), 'the size of a batch changes a text'
 
 
 def test_a_seed_gives_one_text_and_another_seed_another():

@@ -5,9 +5,10 @@ import functools
 import numpy as np
 import pytest
 from compilations import compilations
-from mixtures import mixture
+from mixtures import mixture, unbalanced
 from tiny_trained import LENGTH, log_probs, score, trained
 
+from tokenformer_jax.config import CapacityConfig
 from tokenformer_jax.decoding import score as score_lib
 from tokenformer_jax.decoding.score import Row, Score, Scorer
 from tokenformer_jax.errors import UserError
@@ -119,6 +120,16 @@ def test_rows_fill_a_batch(monkeypatch):
   sizes = []
   _scorer(8, batch_size=None)([_row(40, 8)] * 9, sizes.append)
   assert sizes == [2 * 4, 1], 'a batch has more or fewer rows than there is room for'
+
+
+def test_a_capacity_is_that_of_the_row_alone():
+  few = CapacityConfig(eval_factor=0.5, least=1, rows=2)
+  changes = {'pattern': 'layer', 'layer': mixture(unbalanced(dispatch=few)).layer}
+  model = trained(**changes)
+  scorer = Scorer(model.definition, model.params, model.mesh, max_length=LENGTH, batch_size=2)
+  rows = [_row(3, 9), _row(20, 20)]
+  for row, found in zip(rows, scorer(rows), strict=True):
+    assert abs(found.log_prob - score(*row, **changes)[0]) < TOLERANCE
 
 
 @pytest.mark.slow

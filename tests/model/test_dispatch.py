@@ -88,6 +88,28 @@ def test_rows_can_share_places():
   assert shared.tolist() == [[True, True, False, False], [True, True, True, True]]
 
 
+@pytest.mark.parametrize('order', ['sequence', pytest.param('gate', marks=pytest.mark.slow)])
+def test_neither_padding_nor_other_rows_change_what_a_row_keeps(order):
+  config = CapacityConfig(eval_factor=1.0, least=1, rows=2, order=order)
+  definition = layer(unbalanced(dispatch=config, balance=LossBalanceConfig()))
+  params, x, count = large(definition), inputs(2, 12, 16), 5
+
+  @jax.jit
+  def run(x, padding=None, ends=None):
+    return definition.bind(params)(x, Context(0, padding, ends))
+
+  tokens = x[1, :count]
+  alone, aux = run(tokens[None])
+  assert aux.figures['router/dropped'] > 0, 'every token has a place anyway'
+  row = jnp.zeros((12, 16)).at[4 : 4 + count].set(tokens)
+  y, _ = run(jnp.stack([x[0], row]), jnp.array([0, 4]), jnp.array([12, 4 + count]))
+  np.testing.assert_allclose(y[1, 4 : 4 + count], alone[0], atol=1e-5)
+  _, beside = run(jnp.stack([0 * x[0], row]), jnp.array([0, 4]), jnp.array([0, 9]))
+  np.testing.assert_allclose(beside.loss, aux.loss, rtol=1e-6, err_msg='an empty row counts')
+  for name in ('router/entropy', 'router/dropped'):
+    assert beside.figures[name] == pytest.approx(aux.figures[name])
+
+
 def test_rows_that_do_not_divide_the_sequences_of_a_device_are_told():
   experts = np.zeros((2, 4, 1), np.int32)
   with pytest.raises(UserError, match='rows=4, and a device has 2 sequences'):

@@ -234,37 +234,52 @@ def test_golden_factors_of_the_last_layer():
 WHOLE = model_of(unit(), pattern='layer*3')
 
 
-@functools.cache
-def _whole_logits(causal: bool) -> np.ndarray:
-  """Logits of the whole model of the file, zero where it has padding."""
-  ids, context = roll(GOLDEN['input_ids']), Context(0, 24 - LENGTHS)
-  params = {
-    'embedding': GOLDEN['weights/word_embeddings'],
-    'blocks': _stacked('layer_0', 'layer_1', 'layer_2'),
-  }
-
-  @jax.jit
-  def logits(params: Params) -> jax.Array:
-    module = define_lm(WHOLE).bind(params)
-    if causal:
-      return module(ids, context)[0]
-    # A language model is causal; the same layers without a mask are run by hand.
-    x_BxTxD = module.embed(ids, context)
-    x_BxTxD = _run_layers(WHOLE, params['blocks'], x_BxTxD, causal, context)
-    return x_BxTxD @ params['embedding'].T
-
-  return roll(np.asarray(logits(params)), back=True) * IS_TOKEN[..., None]
+OF_WHOLE = {
+  'embedding': GOLDEN['weights/word_embeddings'],
+  'blocks': _stacked('layer_0', 'layer_1', 'layer_2'),
+}
 
 
-@pytest.mark.parametrize(('name', 'causal'), [('model_lm', True), ('model_mlm', False)])
-def test_golden_logits(name, causal):
+@functools.partial(jax.jit, static_argnames='causal')
+def _whole_logits(
+  ids: jax.Array, padding: jax.Array, ends: jax.Array | None, causal: bool
+) -> jax.Array:
+  module, context = define_lm(WHOLE).bind(OF_WHOLE), Context(0, padding, ends)
+  if causal:
+    return module(ids, context)[0]
+  # A language model is causal; the same layers without a mask are run by hand.
+  x_BxTxD = module.embed(ids, context)
+  x_BxTxD = _run_layers(WHOLE, OF_WHOLE['blocks'], x_BxTxD, causal, context)
+  return x_BxTxD @ OF_WHOLE['embedding'].T
+
+
+def _assert_golden(logits: np.ndarray, name: str) -> None:
   np.testing.assert_allclose(
-    _whole_logits(causal),
+    logits * IS_TOKEN[..., None],  # The file has zeros where it has padding.
     GOLDEN[f'{name}/logits'],
     rtol=0,
     atol=5e-5,
     err_msg=f'{name} of GAU-alpha computes other logits',
   )
+
+
+def test_golden_logits_of_a_language_model_with_padding_at_either_end():
+  ids, at_end, none = GOLDEN['input_ids'], 24 - LENGTHS, 0 * LENGTHS
+  moved = np.asarray(_whole_logits(roll(ids), at_end, none + 24, True))
+  _assert_golden(roll(moved, back=True), 'model_lm')
+  _assert_golden(np.asarray(_whole_logits(ids, none, LENGTHS, True)), 'model_lm')
+
+
+def test_golden_logits_without_a_causal_mask():
+  moved = np.asarray(_whole_logits(roll(GOLDEN['input_ids']), 24 - LENGTHS, None, False))
+  _assert_golden(roll(moved, back=True), 'model_mlm')
+  with pytest.raises(ValueError, match='which tokens see without a causal mask; pad the rows'):
+    _whole_logits(GOLDEN['input_ids'], 0 * LENGTHS, LENGTHS, False)
+
+
+def test_padding_at_the_end_of_cached_rows_is_refused():
+  with pytest.raises(ValueError, match='where caches go on; pad the rows at their beginning'):
+    trunk.run([], (), jnp.zeros(0), Context(ends_B=LENGTHS), (), compute=DEFAULT)
 
 
 # Properties

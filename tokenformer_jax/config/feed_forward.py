@@ -105,8 +105,8 @@ BALANCES = table(LossBalanceConfig, BiasBalanceConfig, NoBalanceConfig)
 class CapacityConfig:
   """Each expert has places for so many tokens of a sequence; those beyond get nothing from it.
 
-  Switch Transformer, eq. 3. Whether a token has a place does not depend on the mesh. Decoding
-  token by token drops none.
+  Switch Transformer, eq. 3. Whether a token has a place does not depend on the mesh, on padding or,
+  outside of training, on other sequences. Decoding token by token drops none.
   """
 
   kind: ClassVar[str] = 'capacity'
@@ -115,7 +115,7 @@ class CapacityConfig:
   eval_factor: float = key(2.0, 'the same in evaluation', above=0)
   least: int = key(4, 'the least number of places', least=0)
   rows: int = key(
-    1, 'sequences of a device that share the places; in evaluation as many as divide them', above=0
+    1, 'sequences of a device that share the places in training; else each has its own', above=0
   )
   order: str = key(
     'sequence',

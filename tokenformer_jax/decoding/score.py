@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -11,6 +12,7 @@ from tokenformer_jax.decoding import buckets
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.loss import LossSums, row_loss_sums
 from tokenformer_jax.model.params import Definition, Params
+from tokenformer_jax.model.trunk import Context
 from tokenformer_jax.parallel import sharding
 
 # Limits for each part that the mesh splits a batch into.
@@ -59,7 +61,8 @@ class Scorer:
 
     def sums(params: Params, batch_Bx2xT: jax.Array) -> LossSums:
       model = definition.bind(params)
-      hidden_BxTxD, _, _ = model.hidden(batch_Bx2xT[:, 0])
+      ids_BxT = batch_Bx2xT[:, 0]
+      hidden_BxTxD, _, _ = model.hidden(jnp.maximum(ids_BxT, 0), Context.from_ids(ids_BxT))
       chunk = max(1, _LOGIT_ROWS * buckets.rows(1) // batch_Bx2xT.shape[0])
       return row_loss_sums(hidden_BxTxD, model.output_embedding, batch_Bx2xT[:, 1], chunk=chunk)
 
@@ -129,10 +132,9 @@ def fill(batch: Sequence[Row], size: int, length: int) -> np.ndarray:
     length: the length of the input, T.
 
   Returns:
-    int32 [size, 2, T]; a target of −1 is not scored.
+    int32 [size, 2, T]; an input of −1 is padding at the end, and a target of −1 is not scored.
   """
-  filled = np.zeros((size, 2, length), np.int32)
-  filled[:, 1] = -1
+  filled = np.full((size, 2, length), -1, np.int32)
   for (inputs, targets), row in zip(filled, batch, strict=False):
     tokens = np.concatenate([row.context, row.continuation]).astype(np.int32)[-(length + 1) :]
     end = len(tokens) - 1

@@ -21,7 +21,7 @@ from tokenformer_jax.model import trunk
 from tokenformer_jax.model.lm import LM
 from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.model.router import Choice, Router
-from tokenformer_jax.model.trunk import Aux, Layer
+from tokenformer_jax.model.trunk import Aux, Context, Layer
 from tokenformer_jax.parallel import sharding
 
 _CHOICES_AT_ONCE = 2**22  # on a device, over all layers
@@ -118,13 +118,14 @@ def _compiled(definition: Definition, mesh: Mesh) -> Callable[..., dict[str, jax
 
 def _choices(model: LM, ids_BxT: jax.Array) -> dict[str, jax.Array]:
   """Return the experts of every token, [L, B, T, K] for each stack of layers with a router."""
+  context = Context.from_ids(ids_BxT)
 
   def layer(block: Layer, x: jax.Array, _: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
     seen: list[jax.Array] = []
     modules = dict(nnx.iter_modules(block))
     for path, router in _routers(block).items():
       setattr(modules[path[:-1]], path[-1], _Watched(router, seen.append))
-    return block(x)[0], seen
+    return block(x, context)[0], seen
 
   _, found = run_layers(model, layer, model.embed(jnp.maximum(ids_BxT, 0)))
   return {stack: chosen[0] for stack, chosen in found.items() if chosen}

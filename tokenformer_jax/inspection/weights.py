@@ -25,7 +25,7 @@ from tokenformer_jax.model.lm import LM
 from tokenformer_jax.model.params import Definition, Params, Role
 from tokenformer_jax.model.pattention import Pattention
 from tokenformer_jax.model.stack import scan_rows
-from tokenformer_jax.model.trunk import Layer, Place
+from tokenformer_jax.model.trunk import FROM_START, Context, Layer, Place
 from tokenformer_jax.parallel import sharding
 
 
@@ -78,7 +78,7 @@ def pattentions(definition: Definition) -> tuple[dict[str, Found], ...]:
         graphdef, state = nnx.split(layers)
         block = nnx.merge(graphdef, jax.tree.map(lambda array: array[0], state))
         modules = _pattentions(block)
-        x_BxTxD, weights = _watched(block, x_BxTxD)
+        x_BxTxD, weights = _watched(block, x_BxTxD, FROM_START)
         of_stack[stack] = {name: found(Place(stack, 0), *modules[name]) for name in weights}
     return x_BxTxD
 
@@ -104,10 +104,10 @@ def sums(model: LM, ids_BxT: jax.Array) -> dict[str, dict[str, Sums]]:
   Returns:
     By stack and name: the sums for every layer of the stack and every parameter token.
   """
-  counted_BxTx1 = (ids_BxT >= 0)[..., None]
+  counted_BxTx1, context = (ids_BxT >= 0)[..., None], Context.from_ids(ids_BxT)
 
   def layer(block: Layer, x: jax.Array, _: jax.Array) -> tuple[jax.Array, dict[str, Sums]]:
-    x, weights = _watched(block, x)
+    x, weights = _watched(block, x, context)
     sizes = jax.tree.map(lambda w: jnp.abs(jnp.where(counted_BxTx1, w, 0)), weights)
     return x, {
       name: Sums(
@@ -133,10 +133,11 @@ def maps(model: LM, ids_BxT: jax.Array, layer: jax.Array | int) -> dict[tuple[st
     Weights by name and number N of parameter tokens, float32 [B, T, N]. Those of Pattentions that
     the layer does not have are zero.
   """
+  context = Context.from_ids(ids_BxT)
 
   def one(block: Layer, carry: tuple[jax.Array, Any], number: jax.Array) -> tuple[Any, None]:
     x, kept = carry
-    x, weights = _watched(block, x)
+    x, weights = _watched(block, x, context)
     new = {(name, array.shape[-1]): array for name, array in weights.items()}
     chosen = {key: jnp.where(number == layer, array, kept[key]) for key, array in new.items()}
     return (x, kept | chosen), None
@@ -219,7 +220,9 @@ class _Watched:
     return self._pattention(x, *out_heads)  # XLA computes the common part once.
 
 
-def _watched(block: Layer, x_BxTxD: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+def _watched(
+  block: Layer, x_BxTxD: jax.Array, context: Context
+) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Run a layer and watch it. This changes the layer, so it must be a new one, as in `scan_rows`.
 
   Returns:
@@ -230,7 +233,7 @@ def _watched(block: Layer, x_BxTxD: jax.Array) -> tuple[jax.Array, dict[str, jax
   for name, (path, pattention) in _pattentions(block).items():
     see = functools.partial(weights.__setitem__, name)
     setattr(modules[path[:-1]], path[-1], _Watched(pattention, see))
-  x_BxTxD, _, _ = block(x_BxTxD)
+  x_BxTxD, _, _ = block(x_BxTxD, context)
   return x_BxTxD, weights
 
 

@@ -59,7 +59,7 @@ class Block(nnx.Module):
     compute: Compute,
     rngs: nnx.Rngs,
   ):
-    self.wiring = config.wiring
+    self.wiring, self.causal = config.wiring, causal
     has_ffn = config.ffn.kind != 'none'
     norm = functools.partial(make_norm, config.norm, model, rngs=rngs)
     self.attention_norm = norm()
@@ -93,7 +93,16 @@ class Block(nnx.Module):
     cache: Any = None,
     inputs: Inputs = NO_INPUTS,
   ) -> tuple[jax.Array, Any, Aux]:
-    """Return the block's output [B, T, D], the cache of the mixer, and the `Aux` of both parts."""
+    """Return the block's output [B, T, D], the cache of the mixer, and the `Aux` of both parts.
+
+    Raises:
+      ValueError: rows end with padding, and the mixer is not causal, so that tokens would see it.
+    """
+    if context.ends_B is not None and not self.causal:
+      raise ValueError(
+        'Context.ends_B puts padding at the end of rows, which tokens see without a causal mask; '
+        'pad the rows at their beginning, with Context.padding_B'
+      )
     post_norm, parallel = (self.wiring.kind == name for name in ('post_norm', 'parallel'))
     normed_BxTxD = x_BxTxD if post_norm else normed(self.attention_norm, x_BxTxD)
     mixed, cache, aux = self.attention(normed_BxTxD, context, cache, inputs)

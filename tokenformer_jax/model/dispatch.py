@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tokenformer_jax.config import CapacityConfig, GroupedConfig
 from tokenformer_jax.errors import UserError
@@ -31,8 +32,16 @@ def capacity(config: CapacityConfig, tokens: int, top_k: int, count: int, traini
 
   Halves are rounded to even. No expert needs more places than there are tokens.
   """
-  factor = config.factor if training else config.eval_factor
-  return min(tokens, max(round(factor * tokens * top_k / count), config.least))
+  return int(_capacities(config, tokens, top_k, count, training)[tokens])
+
+
+def _capacities(
+  config: CapacityConfig, most: int, top_k: int, count: int, training: bool
+) -> np.ndarray:
+  """Return the places that an expert has for a group of 0, 1, … `most` tokens, int32."""
+  factor, tokens = config.factor if training else config.eval_factor, np.arange(most + 1)
+  even = np.round(factor * tokens * top_k / count)
+  return np.minimum(tokens, np.maximum(even, config.least)).astype(np.int32)
 
 
 class Routed(NamedTuple):
@@ -119,21 +128,27 @@ def _with_capacity(
   count: int,
   training: bool,
 ) -> Routed:
-  """Return the result of experts that have places for so many tokens of each group."""
+  """Return the result of experts that have places for so many tokens of each group.
+
+  The number follows from the tokens that a group has, so padding does not change it.
+  """
   batch, length, width = x_BxTxD.shape
-  top_k, rows = choice.experts_BxTxK.shape[-1], math.gcd(batch, config.rows)
-  if training and rows < config.rows:
+  top_k, rows = choice.experts_BxTxK.shape[-1], config.rows if training else 1
+  if batch % rows:
     raise UserError(
       f'config.model has ffn.dispatch.rows={config.rows}, and a device has {batch} sequences of a '
       'batch, or of each part of it with optim.accumulation_steps; make rows a divisor of that'
     )
   groups = batch // rows
-  slots = capacity(config, rows * length, top_k, count, training)
+  capacities = _capacities(config, rows * length, top_k, count, training)
+  slots = int(capacities[-1])
   if not slots:
     return Routed(0 * x_BxTxD, choice.experts_BxTxK < 0)
   experts_GxM, gates_GxM = (one.reshape(groups, -1) for one in choice)
+  tokens_G = jnp.sum(experts_GxM[:, ::top_k] < count, axis=1)
+  own_slots_Gx1 = jnp.asarray(capacities)[tokens_G][:, None]
   place_GxM = jax.vmap(lambda e, g: place(e, g, count, config.order))(experts_GxM, gates_GxM)
-  kept_GxM = (place_GxM < slots) & (experts_GxM < count)
+  kept_GxM = (place_GxM < own_slots_Gx1) & (experts_GxM < count)
   # The places of all groups, expert by expert.
   group_Gx1 = jnp.arange(groups, dtype=jnp.int32)[:, None]
   at_GxM = (experts_GxM * groups + group_Gx1) * slots + place_GxM

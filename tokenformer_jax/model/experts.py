@@ -124,9 +124,7 @@ class Experts(nnx.Module):
 
     Training is what `context.training` says; `inputs.key` draws the jitter of the router.
     """
-    valid_BxT = None
-    if context.padding_B is not None:
-      valid_BxT = context.positions(x_BxTxD.shape[1]) >= 0
+    valid_BxT = context.is_token(x_BxTxD.shape[1])
     choice, aux = self.router(x_BxTxD, valid_BxT, inputs.key if context.training else None)
     routed = dispatch.run(
       self.experts.apply,

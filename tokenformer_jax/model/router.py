@@ -142,7 +142,7 @@ def _aux(
   entropy_BxT = -jnp.sum(jax.scipy.special.xlogy(share_BxTxE, share_BxTxE), axis=-1)
   figures = {
     'router/max_violation': count * jnp.max(load_E) - 1,
-    'router/entropy': jnp.sum(entropy_BxT * weight_BxT) / jnp.sum(weight_BxT),
+    'router/entropy': jnp.sum(entropy_BxT * weight_BxT) / jnp.maximum(jnp.sum(weight_BxT), 1),
     'router/load': load_E,
   }
   return Aux(loss, jax.lax.stop_gradient(figures))
@@ -176,24 +176,26 @@ def balance_loss(
     share_BxTxE: the gates of all experts, which add up to 1.
     weight_BxT: 1 for a token that counts, else 0.
     over: the axes that f and P are means over: (0, 1), or (1,), and then the result is a mean over
-      sequences.
+      the sequences that have tokens.
     size: the number of experts in a group.
   """
   chosen = jnp.sum(chosen_BxTxE * weight_BxT[..., None], axis=over)
   share = chosen / jnp.maximum(jnp.sum(chosen, axis=-1, keepdims=True), 1)  # [..., E]
-  tokens = jnp.maximum(jnp.sum(weight_BxT, axis=over), 1)[..., None]
-  mean = jnp.sum(share_BxTxE * weight_BxT[..., None], axis=over) / tokens
+  tokens = jnp.sum(weight_BxT, axis=over)
+  mean = jnp.sum(share_BxTxE * weight_BxT[..., None], axis=over)
+  mean /= jnp.maximum(tokens, 1)[..., None]
   share, mean = (
     jnp.sum(one.reshape(*one.shape[:-1], -1, size), axis=-1)
     for one in (jax.lax.stop_gradient(share), mean)
   )
-  return jnp.mean(share.shape[-1] * jnp.sum(share * mean, axis=-1))
+  losses = share.shape[-1] * jnp.sum(share * mean, axis=-1)  # 0 without tokens
+  return jnp.sum(losses) / jnp.maximum(jnp.sum(tokens > 0), 1)
 
 
 def z_loss(logits_BxTxE: jax.Array, weight_BxT: jax.Array) -> jax.Array:
   """Return the mean over tokens of the square of log Σ exp (ST-MoE, arXiv 2202.08906, eq. 5)."""
   square_BxT = jnp.square(jax.nn.logsumexp(logits_BxTxE, axis=-1))
-  return jnp.sum(square_BxT * weight_BxT) / jnp.sum(weight_BxT)
+  return jnp.sum(square_BxT * weight_BxT) / jnp.maximum(jnp.sum(weight_BxT), 1)
 
 
 def _as_gradient(bias_E: jax.Array, load_E: jax.Array) -> jax.Array:

@@ -30,12 +30,20 @@ class Context(NamedTuple):
     start: the slot of the first token; the Python number 0 if no slot comes before it.
     padding_B: the number of leading slots of each row without a token, so that rows of unequal
       lengths end together; None: no row has any. The outputs at these slots are meaningless.
+    ends_B: the slot after the last token of each row, from which on a row has padding at its end;
+      None: no row has any. It needs causal layers, whose tokens see no later slot, and no caches.
     training: whether the pass is one of a training step; known while a program is traced.
   """
 
   start: jax.Array | int = 0
   padding_B: jax.Array | None = None
+  ends_B: jax.Array | None = None
   training: bool = False
+
+  @classmethod
+  def from_ids(cls, ids_BxT: jax.Array, *, training: bool = False) -> 'Context':
+    """Return the context of whole rows of token ids, where −1 is padding at the end of a row."""
+    return cls(ends_B=jnp.sum(ids_BxT >= 0, axis=1), training=training)
 
   @property
   def is_beginning(self) -> bool:
@@ -49,6 +57,15 @@ class Context(NamedTuple):
     """
     slots_1xT = self.start + jnp.arange(length)[None]
     return slots_1xT if self.padding_B is None else slots_1xT - self.padding_B[:, None]
+
+  def is_token(self, length: int) -> jax.Array | None:
+    """Return whether each of the next `length` slots has a token, bool [B, T]; None: all have."""
+    if self.padding_B is None and self.ends_B is None:
+      return None
+    is_token_BxT = self.positions(length) >= 0
+    if self.ends_B is None:
+      return is_token_BxT
+    return is_token_BxT & (self.start + jnp.arange(length)[None] < self.ends_B[:, None])
 
 
 FROM_START = Context()
@@ -256,8 +273,13 @@ def run(
     The output of the last layer, the caches with the new slots, and the layers' combined `Aux`.
 
   Raises:
-    ValueError: there are caches without `compute.layers='list'`.
+    ValueError: there are caches without `compute.layers='list'`, or with padding at the end.
   """
+  if caches is not None and context.ends_B is not None:
+    raise ValueError(
+      'Context.ends_B puts padding at the end of rows, where caches go on; pad the rows at their '
+      'beginning, with Context.padding_B'
+    )
   if compute.layers == 'list':
     return _run_list(blocks, x_BxTxD, context, caches, inputs)
   if caches is not None:

@@ -10,6 +10,7 @@ from tokenformer_jax.model import models
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.distilled_loss import Heads, distilled_objective
 from tokenformer_jax.model.params import Params
+from tokenformer_jax.model.trunk import Context
 from tokenformer_jax.tasks.task import with_aux
 from tokenformer_jax.tasks.text import TextTask
 
@@ -32,10 +33,12 @@ class DistilledTextTask(TextTask):
     `loss` is the cross-entropy to the targets, as without a teacher. `distill_loss` is that to the
     teacher's probabilities, and `teacher_loss` the teacher's own cross-entropy to the targets.
     """
-    ids_BxT, distill = jnp.maximum(batch[:, :-1], 0), self.config.distill
+    ids_BxT, distill = batch[:, :-1], self.config.distill
     model, of_teacher = self.definition.bind(params), self.teacher.bind(teacher)
     hidden_BxTxD, aux = self.hidden(model, ids_BxT, key)
-    teacher_hidden_BxTxD, _, _ = of_teacher.hidden(ids_BxT)
+    teacher_hidden_BxTxD, _, _ = of_teacher.hidden(
+      jnp.maximum(ids_BxT, 0), Context.from_ids(ids_BxT)
+    )
     total, sums = distilled_objective(
       Heads(hidden_BxTxD, model.output_embedding),
       Heads(teacher_hidden_BxTxD, of_teacher.output_embedding),

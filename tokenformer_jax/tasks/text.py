@@ -99,7 +99,7 @@ class TextTask(Task):
   ) -> tuple[Any, Aux]:
     """Return `f` of the last hidden states and the targets; for `key` see `hidden`."""
     model = self.definition.bind(params)
-    hidden_BxTxD, aux = self.hidden(model, jnp.maximum(batch[:, :-1], 0), key)
+    hidden_BxTxD, aux = self.hidden(model, batch[:, :-1], key)
     chunk = self.config.train.loss_chunk
     return f(hidden_BxTxD, model.output_embedding, batch[:, 1:], chunk=chunk), aux
 
@@ -108,16 +108,18 @@ class TextTask(Task):
 
     Args:
       model: the model.
-      ids_BxT: the tokens.
+      ids_BxT: the tokens; −1 is padding at the end of a row.
       key: that of a training step; None: an evaluation.
     """
     inputs = Inputs(key=layer_keys(self.config.model, key))
-    hidden_BxTxD, _, aux = model.hidden(ids_BxT, Context(training=key is not None), inputs=inputs)
+    context = Context.from_ids(ids_BxT, training=key is not None)
+    hidden_BxTxD, _, aux = model.hidden(jnp.maximum(ids_BxT, 0), context, inputs=inputs)
     return hidden_BxTxD, aux
 
   def logits(self, params: Params, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
-    logits_BxTxV, _ = self.definition.bind(params)(batch[:, :-1])
-    return logits_BxTxV, batch[:, 1:]
+    ids_BxT = batch[:, :-1]
+    model, context = self.definition.bind(params), Context.from_ids(ids_BxT)
+    return model(jnp.maximum(ids_BxT, 0), context)[0], batch[:, 1:]
 
   def prepare(self) -> None:
     """Open the token store; the first process builds it, then processes on other disks do."""
