@@ -156,3 +156,31 @@ def test_a_validation_source_that_cannot_be_one(tmp_path):
       prepare(_config(tmp_path, train, validation_source=spec))
   with pytest.raises(UserError, match=r'py is also in config\.data\.source=stdlib;'):
     corpus.open_corpus(_config(tmp_path, 'stdlib', validation_source='stdlib'))
+
+
+@pytest.mark.parametrize(
+  ('fraction', 'documents', 'moved'),
+  [(1e-9, (13, 1), 'no'), (0.5, (5, 9), ''), (1 - 1e-9, (1, 13), 'every')],
+)
+@pytest.mark.parametrize('tokenizer', ['bytes', 'bpe:280'])
+def test_a_small_source_has_a_document_in_each_split(
+  tmp_path, capsys, fraction, documents, moved, tokenizer
+):
+  lines = [json.dumps({'text': f'document {i} {i * i} '}) for i in range(14)]
+  path = tmp_path / 'a.jsonl'
+  path.write_text('\n'.join(lines))
+  config = _config(tmp_path, f'files:{path}', validation_fraction=fraction, tokenizer=tokenizer)
+  store = prepare(config)
+  assert (store.train_documents, store.validation_documents) == documents
+  said = capsys.readouterr().err
+  assert (f'holds out {moved} document by its hash' in said) == bool(moved)
+  path.write_text('\n'.join(reversed(lines)))
+  other = prepare(config)
+  assert sorted(other.validation) == sorted(store.validation), 'the order of documents chooses'
+
+
+def test_equal_documents_cannot_be_split(tmp_path):
+  path = tmp_path / 'a.jsonl'
+  path.write_text('{"text": "the same"}\n' * 3)
+  with pytest.raises(UserError, match='has 3 documents; add documents'):
+    prepare(_config(tmp_path, f'files:{path}'))

@@ -26,8 +26,8 @@ class DataConfig:
   )
   validation_fraction: float = key(
     0.05,
-    'the part of source to hold out without validation_source: documents, chosen by a hash of the '
-    'text; the end of a lone text file; images, if source has no validation split',
+    'the part of source to hold out without validation_source: documents, at least one, chosen by '
+    'a hash of the text; the end of a lone text file; images, if source has no validation split',
     above=0,
     below=1,
   )

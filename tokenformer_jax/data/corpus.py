@@ -1,13 +1,16 @@
 """The text of a run, divided into the training and the validation split.
 
 If validation has its own source, each source is one split. Otherwise a hash of a document's text
-selects the split, so adding or moving documents moves no other document. A source of one document
-is cut at the start of a line, and its last part is the validation split.
+selects the split, so adding or moving documents moves no other document. If that leaves a split
+empty, the document with the hash nearest to it is put there. A source of one document is cut at the
+start of a line, and its last part is the validation split.
 
 A long text comes in pieces, because a BPE needs 160 times the memory of the text that it encodes.
 """
 
 import dataclasses
+import fractions
+import functools
 import hashlib
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -20,6 +23,7 @@ SPLITS = ('train', 'validation')
 
 _LONGEST_WHOLE = 16 * 2**20  # characters; a longer document is encoded in pieces
 _SETTINGS = {'train': 'config.data.source', 'validation': 'config.data.validation_source'}
+_HASHES = 2**64
 _HELD_OUT = ('validation', 'test', 'train')  # TFDS splits in order of preference
 
 
@@ -60,7 +64,39 @@ class Corpus:
       yield from _part(lone, 'validation', cut, total)
     else:
       for document in self.source.documents():
-        yield from _in_pieces(document, SPLITS[is_validation(document, self.fraction)])
+        yield from _in_pieces(document, SPLITS[is_validation(document, self._share)])
+
+  def exception(self) -> str:
+    """Return a sentence about a document that its hash alone would put into the other split, or ''.
+
+    Only a source of few documents, for its `fraction`, has one.
+    """
+    if self.validation is not None or self._share == self.fraction or self.source.lone():
+      return ''
+    more = self._share > self.fraction
+    which, end, use = ('no', 'smallest', 'held out') if more else ('every', 'largest', 'trained on')
+    return (
+      f'config.data.validation_fraction={self.fraction} holds out {which} document by its hash, so '
+      f'the one with the {end} hash is {use}'
+    )
+
+  @functools.cached_property
+  def _share(self) -> float | fractions.Fraction:
+    """The share of all hashes, from the smallest on, that is held out and leaves no split empty.
+
+    Documents are read until both splits have one.
+    """
+    lowest, highest = _HASHES, -1
+    for document in self.source.documents():
+      number = _hash(document)
+      lowest, highest = min(lowest, number), max(highest, number)
+      if lowest < self.fraction * _HASHES <= highest:
+        break
+    else:
+      if lowest < highest:
+        is_empty = lowest >= self.fraction * _HASHES
+        return fractions.Fraction(lowest + 1 if is_empty else highest, _HASHES)
+    return self.fraction
 
 
 def open_corpus(config: DataConfig) -> Corpus:
@@ -89,10 +125,14 @@ def open_corpus(config: DataConfig) -> Corpus:
   return Corpus(source, validation, 0.0)
 
 
-def is_validation(document: str, fraction: float) -> bool:
+def is_validation(document: str, fraction: float | fractions.Fraction) -> bool:
   """Return whether a document belongs to the validation split, by its text alone."""
+  return _hash(document) < fraction * _HASHES
+
+
+def _hash(document: str) -> int:
   digest = hashlib.blake2b(document.encode(), digest_size=8).digest()
-  return int.from_bytes(digest, 'little') < fraction * 2**64
+  return int.from_bytes(digest, 'little')
 
 
 def _whole(source: text.Source, split: str) -> Iterator[Piece]:

@@ -287,6 +287,9 @@ class _Builder:
       for writer in writers.values():
         writer.flush()
     self._check(writers)
+    if exception := self.corpus.exception():
+      train, held_out = (writers[split].documents for split in SPLITS)
+      say(f'{exception} ({counted(train, "document")} to train on, {held_out} held out)')
     meta = {
       'format': _FORMAT,
       'source': self.config.source,
