@@ -23,7 +23,7 @@ LAYERS = (
   'laws',
   'convert',
 )
-BELOW = {'errors', 'messages'}
+BELOW = {'arguments', 'errors', 'messages'}
 COMMAND_LINE = {'cli', 'usage'}
 OF_COMMANDS = {'command', '__main__', 'verify', 'keys'}  # files in folders
 

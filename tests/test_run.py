@@ -293,7 +293,7 @@ MISTAKES = {
   'a factor': (lambda run, to: run.scale(to, [1], 'x'), "factor is 'x'; it must be a finite"),
   'a group': (lambda run, to: run.train(30, optimizer={}), "config key 'optimizer' is unknown"),
   'a key': (lambda run, to: run.train(30, optim={'rate': 1}), "config key 'optim.rate' is"),
-  'a type': (lambda run, to: run.train('many'), "config.train.steps is 'many'"),
+  'a type': (lambda run, to: run.train('many'), "steps is 'many'; it must be an integer"),
   'a value for a group': (lambda run, to: run.train(30, model=3), 'it is a group of keys'),
   'a length': (lambda run, to: run.generate('a', length=0), 'length is 0'),
   'a temperature': (lambda run, to: run.generate('a', temperature=-1), 'temperature is -1'),

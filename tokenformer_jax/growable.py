@@ -10,15 +10,17 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
+from tokenformer_jax import arguments
+from tokenformer_jax.arguments import Path
 from tokenformer_jax.config import Config, ModelConfig, configure
+from tokenformer_jax.config.fields import Count
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import actions, expert_actions, group_actions, wanted
 from tokenformer_jax.grow import experts as experts_lib
 from tokenformer_jax.storage import paths
 
-Path = str | os.PathLike[str]
 
-
+@arguments.checked
 class Growable(abc.ABC):
   """A run that can be grown; `Run` has the properties `source` and `config`, and opens targets."""
 
@@ -32,16 +34,16 @@ class Growable(abc.ABC):
   def grow(
     self,
     target: Path,
-    param_tokens: Mapping[str, int] | None = None,
+    param_tokens: Mapping[str, Count] | None = None,
     *,
-    layers: int | None = None,
+    layers: Count | None = None,
     pattern: str | None = None,
-    width: int | None = None,
-    heads: int | None = None,
-    ffn_width: int | None = None,
-    experts: int | Mapping[str, int] | None = None,
-    expert_tokens: int | None = None,
-    top_k: int | None = None,
+    width: Count | None = None,
+    heads: Count | None = None,
+    ffn_width: Count | None = None,
+    experts: Count | Mapping[str, Count] | None = None,
+    expert_tokens: Count | None = None,
+    top_k: Count | None = None,
     **how: Any,
   ) -> Self:
     """Make a larger model in a new work directory; report what changes and whether it is exact.
@@ -82,7 +84,7 @@ class Growable(abc.ABC):
       actions.grow(source, after, config, to)
     return self._open(target)
 
-  def extract(self, target: Path, groups: Sequence[int] | None = None) -> None:
+  def extract(self, target: Path, groups: Sequence[Count] | None = None) -> None:
     """Write only some parameter tokens to a new directory, for `merge`.
 
       run.extract('runs/law_tokens', [2])
@@ -124,9 +126,9 @@ class Growable(abc.ABC):
   def remove(
     self,
     target: Path,
-    groups: Sequence[int] | None = None,
+    groups: Sequence[Count] | None = None,
     *,
-    experts: Sequence[int] | None = None,
+    experts: Sequence[Count] | None = None,
     moments: str = 'pad',
     step: str = 'keep',
   ) -> Self:
@@ -159,7 +161,7 @@ class Growable(abc.ABC):
         actions.remove(source, config, to)
     return self._open(target)
 
-  def slice(self, target: Path, groups: int, *, moments: str = 'pad', step: str = 'keep') -> Self:
+  def slice(self, target: Path, groups: Count, *, moments: str = 'pad', step: str = 'keep') -> Self:
     """Keep the first groups of each projection, in a new work directory.
 
       run.slice('runs/small', 1)
@@ -171,13 +173,11 @@ class Growable(abc.ABC):
       step: keep or restart the number of steps.
     """
     config = configure.grow_config(self.config, {'moments': moments, 'step': step})
-    if type(groups) is not int:
-      raise UserError(f'groups is {groups!r}; slice needs the number of groups to keep, such as 1')
     with self._to(target) as (source, to):
       group_actions.keep_first(source, groups, config, to)
     return self._open(target)
 
-  def scale(self, target: Path, groups: Sequence[int], factor: float) -> Self:
+  def scale(self, target: Path, groups: Sequence[Count], factor: float) -> Self:
     """Multiply the values of groups, and with them what the groups add to each output.
 
       run.scale('runs/half', [2], 0.5)
@@ -187,14 +187,12 @@ class Growable(abc.ABC):
       groups: numbers of groups from 1 on.
       factor: a finite number.
     """
-    if type(factor) not in (int, float):
-      raise UserError(f'factor is {factor!r}; it must be a finite number, for example 0.5')
     config, numbers = configure.grow_config(self.config, {}), _numbers(groups)
     with self._to(target) as (source, to):
       group_actions.scale(source, numbers, factor, config, to)
     return self._open(target)
 
-  def freeze(self, target: Path, groups: Sequence[int]) -> Self:
+  def freeze(self, target: Path, groups: Sequence[Count]) -> Self:
     """Write a run that trains all groups of parameter tokens but some.
 
       run.freeze('runs/tuned', [1]).train(1500)
@@ -211,10 +209,10 @@ class Growable(abc.ABC):
   def shrink(
     self,
     target: Path,
-    param_tokens: Mapping[str, int] | None = None,
+    param_tokens: Mapping[str, Count] | None = None,
     *,
-    experts: int | Mapping[str, int] | None = None,
-    examples: int = 16,
+    experts: Count | Mapping[str, Count] | None = None,
+    examples: Count = 16,
     scale: str = '',
     moments: str = 'pad',
     step: str = 'keep',
@@ -271,17 +269,15 @@ def _experts(
   return None
 
 
-def _numbers(groups: Any, least: int = 1, what: str = 'groups') -> tuple[int, ...]:
+def _numbers(groups: Sequence[int], least: int = 1, what: str = 'groups') -> tuple[int, ...]:
   """Return numbers of groups or experts in rising order.
 
   Raises:
-    UserError: they are not different integers from 1 on, or fewer than `least`.
+    UserError: a number stands there twice, or there are fewer than `least`.
   """
-  numbers = list(groups) if isinstance(groups, (list, tuple, range)) else None
-  known = numbers is not None and all(type(one) is int and one >= 1 for one in numbers)
-  if not known or len(set(numbers)) < len(numbers) or len(numbers) < least:
+  if len(set(groups)) < len(groups) or len(groups) < least:
     raise UserError(
       f'{what} is {groups!r}; it must be a list of different numbers of {what}, counted from 1, '
       'for example [2, 3]'
     )
-  return tuple(sorted(numbers))
+  return tuple(sorted(groups))

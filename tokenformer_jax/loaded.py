@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tokenformer_jax import tasks
+from tokenformer_jax import arguments, tasks
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.decoding import buckets, evaluation, trained
 from tokenformer_jax.decoding.score import Scorer
@@ -90,7 +90,7 @@ class Loaded:
       found_TxV[len(ids) :] = np.nan
     return found_BxTxV
 
-  def image_logits(self, images: np.ndarray, *, exact: bool) -> np.ndarray:
+  def image_logits(self, inputs: Any, *, exact: bool) -> np.ndarray:
     """Return the logits of images uint8 [B, S, S, C]: float32 [B, classes].
 
     Raises:
@@ -98,11 +98,11 @@ class Loaded:
     """
     config = self.model.config
     size, channels = config.data.image_size, config.model.channels
-    if images.shape[1:] != (size, size, channels) or images.dtype != np.uint8:
-      raise UserError(
-        f'images are {images.dtype} {list(images.shape)}; they must be uint8 '
-        f'[B, {size}, {size}, {channels}]'
-      )
+    shape = (size, size, channels)
+    wanted = f'they must be images, uint8 [B, {size}, {size}, {channels}]'
+    images = _array(inputs, wanted)
+    if images.shape[1:] != shape or images.dtype != np.uint8 or not len(images):
+      raise UserError(f'inputs are {images.dtype} {list(images.shape)}; {wanted}')
     return self._logits({'images': images, 'labels': np.zeros(len(images), np.int32)}, exact)
 
   def _logits(self, batch: Batch, exact: bool) -> np.ndarray:
@@ -169,15 +169,26 @@ def rows_of_ids(inputs: Any, tokenizer: tokenizers.Tokenizer, vocab_size: int) -
     UserError: there are no inputs, or they are neither texts nor ids below `vocab_size`.
   """
   texts = [inputs] if isinstance(inputs, str) else inputs
-  if not len(texts):
-    raise UserError('there are no inputs; give a text, several texts, or token ids')
-  if all(isinstance(one, str) for one in texts):
-    end = tokenizer.end_of_document
-    return [np.append(end, tokenizer.encode(one)).astype(np.int32) for one in texts]
-  ids = np.asarray(texts)
-  if ids.ndim != 2 or ids.dtype.kind not in 'iu' or ids.min() < 0 or ids.max() >= vocab_size:
+  if not np.iterable(texts) or not (several := list(texts)):
     raise UserError(
-      f'token ids are {ids.dtype} {list(ids.shape)}; they must be integers [B, T] from 0 to '
-      f'{vocab_size - 1}'
+      f'inputs is {arguments.shown(inputs)}: there are no inputs; give a text, several texts, or '
+      'token ids [B, T]'
     )
+  if all(isinstance(one, str) for one in several):
+    end = tokenizer.end_of_document
+    return [np.append(end, tokenizer.encode(one)).astype(np.int32) for one in several]
+  wanted = f'they must be integers [B, T] from 0 to {vocab_size - 1}, or texts'
+  ids = _array(inputs, wanted)
+  if ids.ndim != 2 or ids.dtype.kind not in 'iu' or not ids.size:
+    raise UserError(f'inputs are {ids.dtype} {list(ids.shape)}; {wanted}')
+  if ids.min() < 0 or ids.max() >= vocab_size:
+    raise UserError(f'inputs are ids from {ids.min()} to {ids.max()}; {wanted}')
   return list(ids.astype(np.int32))
+
+
+def _array(inputs: Any, wanted: str) -> np.ndarray:
+  """Return inputs as an array; `wanted` says in the message what they must be."""
+  try:
+    return np.asarray(inputs)
+  except (ValueError, TypeError) as error:  # such as rows of unequal lengths
+    raise UserError(f'inputs is {arguments.shown(inputs)}, which is no array; {wanted}') from error

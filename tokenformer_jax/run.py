@@ -7,19 +7,22 @@ commands, and keep arrays and programs in memory. A mistake raises a `UserError`
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import ml_collections
 import numpy as np
 
+from tokenformer_jax import arguments
 from tokenformer_jax import tasks as tasks_lib
+from tokenformer_jax.arguments import FILLED, Path
 from tokenformer_jax.config import Config, GrowConfig, configure
+from tokenformer_jax.config.fields import Count, Key, Natural
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.decoding import evaluation
 from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest
 from tokenformer_jax.errors import UserError, nearest
-from tokenformer_jax.growable import Growable, Path
+from tokenformer_jax.growable import Growable
 from tokenformer_jax.inspection import model as inspect_model
 from tokenformer_jax.inspection import picture, report
 from tokenformer_jax.inspection.usage import Usage
@@ -34,7 +37,10 @@ from tokenformer_jax.training import loop
 if TYPE_CHECKING:
   from matplotlib.figure import Figure
 
+Layers = Annotated[Sequence[Natural], FILLED]
 
+
+@arguments.checked
 def load(source: Path) -> 'Run':
   """Open a run.
 
@@ -54,7 +60,10 @@ def load(source: Path) -> 'Run':
   return Run(directory, meta)
 
 
-def train(config: Config | ml_collections.ConfigDict | str, workdir: Path, **changes: Any) -> 'Run':
+@arguments.checked
+def train(
+  config: Config | ml_collections.ConfigDict | Path, workdir: Path, **changes: Any
+) -> 'Run':
   """Train a model, or resume the run in the work directory.
 
     c = tokenformer_jax.config.defaults()
@@ -76,6 +85,7 @@ def train(config: Config | ml_collections.ConfigDict | str, workdir: Path, **cha
   return load(workdir)
 
 
+@arguments.checked
 class Run(Growable):
   """A work directory and the model in one of its checkpoints, from `load` or `train`.
 
@@ -151,15 +161,15 @@ class Run(Growable):
     self,
     prompt: str | Sequence[str] = '',
     *,
-    length: int = 256,
-    temperature: float = 0.8,
-    top_k: int = 0,
-    top_p: float = 0.95,
-    seed: int = 0,
-    stop: Sequence[str] = (),
-    batch_size: int = 8,
-    max_length: int | None = None,
-    clip_positions: int | None = None,
+    length: Count = 256,
+    temperature: Annotated[float, Key(least=0)] = 0.8,
+    top_k: Natural = 0,
+    top_p: Annotated[float, Key(above=0, most=1)] = 0.95,
+    seed: Annotated[int, Key(least=0, below=2**32, bits=64)] = 0,
+    stop: Sequence[Annotated[str, FILLED]] = (),
+    batch_size: Count = 8,
+    max_length: Count | None = None,
+    clip_positions: Count | None = None,
   ) -> str | list[str]:
     """Continue a prompt, or each of several prompts.
 
@@ -185,17 +195,14 @@ class Run(Growable):
       UserError: the run is not a language model, or a value is not allowed.
     """
     self._check_is_language_model()
-    if length < 1:
-      raise UserError(f'length is {length}; it must be at least 1')
     sampling = Sampling(temperature, top_k, top_p, seed)
     prompts = [prompt] if isinstance(prompt, str) else prompt
-    ends = tuple(filter(None, stop))
-    requests = [TextRequest(one, length, sampling, ends, max_length) for one in prompts]
+    requests = [TextRequest(one, length, sampling, tuple(stop), max_length) for one in prompts]
     found = self._loaded.clipped(clip_positions).writer.write(requests, batch_size)
     return found[0][0] if isinstance(prompt, str) else [one for one, _ in found]
 
   def logits(
-    self, inputs: Any, *, exact: bool = False, clip_positions: int | None = None
+    self, inputs: Any, *, exact: bool = False, clip_positions: Count | None = None
   ) -> np.ndarray:
     """Return the logits of the model: for the next token, or for the classes.
 
@@ -218,10 +225,10 @@ class Run(Growable):
     """
     loaded = self._loaded.clipped(clip_positions)
     if self.config.model.kind != 'lm':
-      return loaded.image_logits(np.asarray(inputs), exact=exact)
+      return loaded.image_logits(inputs, exact=exact)
     return loaded.text_logits(self._rows(inputs), exact=exact)
 
-  def held_out(self, count: int, first: int = 0) -> tuple[np.ndarray, np.ndarray]:
+  def held_out(self, count: Count, first: Natural = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return examples that the model was not trained on.
 
     If the run's data is not on this machine, return text of the Python standard library, or noise
@@ -234,24 +241,28 @@ class Run(Growable):
     Returns:
       Inputs for `logits`, token ids [B, T] or images [B, S, S, C], and the targets: the next token
       ids [B, T], or labels [B].
+
+    Raises:
+      UserError: there are fewer examples.
     """
-    batch, _ = tasks_lib.make(self.config).held_out(self.meta.tokenizer, count, first)
+    task = tasks_lib.make(self.config)
+    batch, _ = task.held_out(self.meta.tokenizer, count, first, repeat=False)
     if self.config.model.kind == 'lm':
       return batch[:, :-1], batch[:, 1:]
     return batch['images'], batch['labels']
 
   def evaluate(
     self,
-    texts: str | Sequence[str] | None = None,
+    texts: str | Annotated[Sequence[str], FILLED] | None = None,
     tasks: Sequence[str] = (),
     *,
-    stride: int | None = None,
-    max_length: int | None = None,
-    clip_positions: int | None = None,
-    batch_size: int | None = None,
-    num_fewshot: int | None = None,
-    limit: int | None = None,
-    include_path: str | None = None,
+    stride: Count | None = None,
+    max_length: Count | None = None,
+    clip_positions: Count | None = None,
+    batch_size: Count | None = None,
+    num_fewshot: Natural | None = None,
+    limit: Count | None = None,
+    include_path: Path | None = None,
   ) -> dict[str, float]:
     """Measure the model.
 
@@ -279,11 +290,19 @@ class Run(Growable):
       UserError: a text or task does not exist, or the run is not a language model; or there are
         neither, and a length, a batch or a limit is given.
     """
+    of_tasks = {'num_fewshot': num_fewshot, 'limit': limit, 'include_path': include_path}
     model = self._loaded.clipped(clip_positions)
     if texts is None and not tasks:
-      if any((stride, max_length, batch_size, num_fewshot, limit)):
-        raise UserError('name texts or tasks; without, the lengths and batches are of validation')
+      if given := _given(stride=stride, max_length=max_length, batch_size=batch_size, **of_tasks):
+        raise UserError(
+          f'evaluate: {given}; name texts or tasks; without, the lengths and batches are of '
+          'validation'
+        )
       return model.validate()
+    if not tasks and (given := _given(**of_tasks)):
+      raise UserError(f'evaluate: {given}, which has a meaning for tasks; name tasks, or drop it')
+    if texts is None and (given := _given(stride=stride)):
+      raise UserError(f'evaluate: {given}, which has a meaning for texts; name texts, or drop it')
     self._check_is_language_model()
     found = evaluation.evaluate(
       model.model,
@@ -299,7 +318,7 @@ class Run(Growable):
   # Make other runs from this one, besides the methods of `Growable`.
 
   def train(
-    self, steps: int | None = None, *, workdir: Path | None = None, **changes: Any
+    self, steps: Count | None = None, *, workdir: Path | None = None, **changes: Any
   ) -> 'Run':
     """Continue the training, here or in another work directory.
 
@@ -319,7 +338,7 @@ class Run(Growable):
       UserError: a value is not allowed, or this checkpoint is not the newest of the run.
     """
     if steps is not None:
-      changes = {**changes, 'train': {**changes.get('train', {}), 'steps': steps}}
+      changes = configure.with_value(changes, 'train', steps=steps)
     config = self.config
     if workdir is None:
       if (newest := load(self.directory).step) != self.step:
@@ -337,9 +356,7 @@ class Run(Growable):
 
   # Inspect the model.
 
-  def maps(
-    self, text: str, layers: Sequence[int] | None = None
-  ) -> dict[int, dict[str, np.ndarray]]:
+  def maps(self, text: str, layers: Layers | None = None) -> dict[int, dict[str, np.ndarray]]:
     """Return the weights of the parameter tokens for each token of a text.
 
       run.maps('def main(', layers=[0])[0]['ffn']    [T, N]; run.labels('def main(') names the rows
@@ -367,7 +384,7 @@ class Run(Growable):
     inspect_model.check_has_tokens(self.meta, self.directory)
     return inspect_model.old_tokens(self._loaded.model)
 
-  def usage(self, text: str | None = None, tokens: int = 32768) -> dict[int, dict[str, Usage]]:
+  def usage(self, text: str | None = None, tokens: Count = 32768) -> dict[int, dict[str, Usage]]:
     """Return how much each parameter token is used, by layer and kind of projection.
 
       run.usage()[0]['ffn'].nearly_unused      [N]
@@ -382,7 +399,7 @@ class Run(Growable):
     inspect_model.check_has_tokens(self.meta, self.directory)
     return inspect_model.measure_text(self._loaded.model, text, tokens)
 
-  def plot_maps(self, text: str, layers: Sequence[int] | None = None) -> 'Figure':
+  def plot_maps(self, text: str, layers: Layers | None = None) -> 'Figure':
     """Draw `maps` with a panel for each layer and kind, and a line between old and new tokens."""
     return picture.draw(self.maps(text, layers), self.labels(text), self.old_tokens)
 
@@ -402,7 +419,7 @@ class Run(Growable):
       UserError: a run has no such metric, or matplotlib is not installed.
     """
     if x not in curves.X_AXES:
-      raise UserError(f'x is {x!r}{nearest(x, curves.X_AXES)}')
+      raise UserError(f'plot: x is {x!r}{nearest(x, curves.X_AXES)}')
     others = [other.directory if isinstance(other, Run) else other for other in beside]
     return curves.draw([self.directory, *others], x, y)
 
@@ -420,3 +437,9 @@ class Run(Growable):
   def _rows(self, inputs: Any) -> list[np.ndarray]:
     self._check_is_language_model()
     return rows_of_ids(inputs, self.tokenizer, self.config.model.vocab_size)
+
+
+def _given(**arguments: Any) -> str:
+  """Return the first argument that is not None as `NAME is VALUE`, or an empty string."""
+  given = (f'{name} is {value!r}' for name, value in arguments.items() if value is not None)
+  return next(given, '')

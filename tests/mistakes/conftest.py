@@ -1,9 +1,13 @@
-"""One process of `commands_server` for all tests of a worker."""
+"""What all tests of mistakes share: a process of `commands_server`, files and runs."""
 
+import fcntl
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import commands_server
 import pytest
+import runs_to_misuse
 
 
 @pytest.fixture(scope='session')
@@ -11,3 +15,16 @@ def server() -> Iterator[commands_server.Server]:
   made = commands_server.Server()
   yield made
   made.close()
+
+
+@pytest.fixture(scope='session')
+def material(tmp_path_factory) -> Path:
+  """A folder with the files of `inputs.py`, and runs of 2 steps; shared by all workers."""
+  base = tmp_path_factory.getbasetemp()
+  base = base.parent if 'PYTEST_XDIST_WORKER' in os.environ else base
+  folder = base / 'mistakes'
+  with (base / 'mistakes.lock').open('w') as lock:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    if not folder.exists():
+      runs_to_misuse.write(folder)
+  return folder

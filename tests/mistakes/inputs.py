@@ -93,3 +93,12 @@ def write(folder: Path) -> None:
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content)
+
+
+def files_of(folder: Path) -> dict[str, tuple[int, int]]:
+  """Size and time of every file, and 0 of every folder."""
+  return {
+    str(path.relative_to(folder)): (stat.st_size, stat.st_mtime_ns) if path.is_file() else (0, 0)
+    for path in folder.rglob('*')
+    for stat in [path.stat()]
+  }

@@ -1,18 +1,20 @@
 """Make configs from the arguments of Python code: values, files and changes to a run's config."""
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from tokenformer_jax import arguments
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config, GrowConfig, ModelConfig
 from tokenformer_jax.config import file as config_file
 from tokenformer_jax.errors import UserError
 
 
-def resolve(config: Config | ConfigDict | str, **changes: Any) -> Config:
+def resolve(config: Config | ConfigDict | str | os.PathLike[str], **changes: Any) -> Config:
   """Return a validated config.
 
   Args:
@@ -22,10 +24,15 @@ def resolve(config: Config | ConfigDict | str, **changes: Any) -> Config:
   Raises:
     UserError: see `changed` and `config_file.load`.
   """
-  if isinstance(config, str):
-    config = config_file.load(config)
+  if isinstance(config, (str, os.PathLike)):
+    config = config_file.load(os.fspath(config))
   if isinstance(config, ConfigDict):
     config = config_lib.resolve(config.copy_and_resolve_references())
+  if not isinstance(config, Config):
+    raise UserError(
+      f'config is {arguments.shown(config)}; it must be a config, from config.defaults() or of a '
+      'run, or a file'
+    )
   return changed(config, changes)
 
 
@@ -42,6 +49,18 @@ def changed(config: Config, changes: Mapping[str, Any]) -> Config:
   return config_lib.resolve(ConfigDict(dict(changes)), config)
 
 
+def with_value(changes: Mapping[str, Any], group: str, **values: Any) -> dict[str, Any]:
+  """Return changes with more values in a group of keys.
+
+  Raises:
+    UserError: the group has something else than values by key.
+  """
+  was = changes.get(group, {})
+  if not isinstance(was, Mapping):
+    raise UserError(f'config.{group} is {was!r}; it is a group of keys')
+  return {**changes, group: {**was, **values}}
+
+
 def grow_config(config: Config, how: Mapping[str, Any]) -> GrowConfig:
   """Return the group `grow` with these values, and defaults instead of the run's last growth.
 
@@ -55,9 +74,6 @@ def counts(model: ModelConfig, param_tokens: Mapping[str, int]) -> dict[str, int
   """Return counts of parameter tokens by the names of `config.pattentions`.
 
   Raises:
-    UserError: a name is unknown, or a count is not a number greater than 0.
+    UserError: a name is unknown.
   """
-  for name, count in param_tokens.items():
-    if not isinstance(count, int) or count < 1:
-      raise UserError(f'param_tokens has {name}={count!r}; it must be an integer of at least 1')
   return config_lib.named_counts(model, param_tokens, 'param_tokens')

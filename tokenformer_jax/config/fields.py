@@ -9,7 +9,7 @@ and the keys of every variant. Checks, `--help` and flags read everything from t
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from tokenformer_jax.errors import UserError
 
@@ -17,7 +17,7 @@ MODEL_KINDS = ('lm', 'vit')  # the values of `model.kind`
 _METADATA, _VARIANTS = 'key', 'variants'
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Key:
   """The description of a field besides its name, type and default.
 
@@ -45,6 +45,12 @@ class Key:
   only: str = ''
   when: str = ''
 
+  def __repr__(self) -> str:
+    said = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+    default = Key.__dataclass_fields__
+    own = [f'{name}={value!r}' for name, value in said.items() if value != default[name].default]
+    return f'Key({", ".join(own)})'
+
   def check(self, path: str, value: Any) -> None:
     """Check a single value.
 
@@ -55,36 +61,52 @@ class Key:
     Raises:
       UserError: the value is not one of the choices, or is out of bounds.
     """
+    if wrong := self.wrong(value):
+      raise UserError(f'config.{path} is {value!r}; {wrong}')
+
+  def wrong(self, value: Any) -> str:
+    """Return what a value must be, as the end of a sentence, or an empty string if it is that."""
     if self.choices and value not in self.choices:
       names = ', '.join(choice or "'' (empty)" for choice in self.choices)
-      raise UserError(f'config.{path} is {value!r}; it must be one of {names}')
+      return f'it must be one of {names}'
     if isinstance(value, bool | str):
-      return
+      return ''
     if value in (math.inf, -math.inf):
-      raise UserError(f'config.{path} is {value}; it must be finite')
+      return 'it must be finite'
     # A NaN fails every comparison.
     if not (self.above < value < self.below and self.least <= value <= self.most):
-      raise UserError(f'config.{path} is {value}; it must {self._bounds()}')
+      return f'it must {self._bounds()}'
     limit = 2 ** (self.bits - 1)
     if isinstance(value, int) and abs(value) >= limit:
-      raise UserError(f'config.{path} is {value}; it must be less than {limit}')
+      return f'it must be less than {limit}'
+    return ''
 
   def _bounds(self) -> str:
     """Return the bounds as the end of a sentence: "it must …"."""
     low, high = max(self.above, self.least), min(self.most, self.below)
     excludes_low, excludes_high = low == self.above, high == self.below
     if math.isinf(high):
-      return f'be greater than {low:g}' if excludes_low else _at_least(low)
+      return f'be greater than {_exactly(low)}' if excludes_low else _at_least(low)
     if math.isinf(low):
-      return f'be {"less than" if excludes_high else "at most"} {high:g}'
+      return f'be {"less than" if excludes_high else "at most"} {_exactly(high)}'
     if excludes_low and not excludes_high:
-      return f'be greater than {low:g} and at most {high:g}'
+      return f'be greater than {_exactly(low)} and at most {_exactly(high)}'
     ending = ', both excluded' if excludes_low else ' (excluded)' if excludes_high else ''
-    return f'lie between {low:g} and {high:g}{ending}'
+    return f'lie between {_exactly(low)} and {_exactly(high)}{ending}'
+
+
+def _exactly(bound: float) -> str:
+  short = f'{bound:g}'
+  return short if float(short) == bound else str(bound)
 
 
 def _at_least(low: float) -> str:
-  return f'be at least {low:g}' if low else 'not be negative'
+  return f'be at least {_exactly(low)}' if low else 'not be negative'
+
+
+# Types of arguments: see `arguments.checked`.
+Count = Annotated[int, Key(least=1)]
+Natural = Annotated[int, Key(least=0)]
 
 
 def key(default: Any, meaning: str, **says: Any) -> Any:

@@ -69,6 +69,7 @@ def unknown(name: str, group: str, known: Collection[str], path: str = '') -> Us
     known: the names in the group; empty if `group` is a single value.
     path: the requested path, which may continue after `name`.
   """
+  name = str(name)  # Python code may use any key.
   for old in (path, group + name):
     if now := RENAMED.get(old):
       return UserError(f'config key {old!r} is unknown; {now_called(now)}')

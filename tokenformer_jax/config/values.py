@@ -131,6 +131,8 @@ def _convert(
     if fields.variants_of(field) is not None:
       return _choose(field, base, value, known, path)
     return _build(type(base), base, value, known, f'{path}.')
+  if getattr(value, 'ndim', None) == 0:
+    value = value.item()  # a number of numpy or JAX
   if expected is float and isinstance(value, int) and not isinstance(value, bool):
     return float(value)
   if type(value) is not expected:

@@ -88,7 +88,7 @@ def maps(
   layers = range(count) if layers is None else layers
   for layer in layers:
     if layer not in range(count):
-      raise UserError(f'layer {layer} does not exist; the model has the layers 0 to {count - 1}')
+      raise UserError(f'layers names {layer}; the model has the layers 0 to {count - 1}')
   run = compiled_maps(model.definition, model.mesh)
   with jax.set_mesh(model.mesh):
     (batch,) = usage.batches(np.asarray(ids)[None], 1, model.mesh)

@@ -19,39 +19,46 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
+from tokenformer_jax import arguments
+from tokenformer_jax.config.configure import resolve
+from tokenformer_jax.config.fields import Count
+
 if TYPE_CHECKING:
   from tokenformer_jax.plan.estimate import Plan
+
+
+@arguments.checked
+def plan(config: Any, topology: str, *, slices: Count = 1, quick: bool = False) -> 'Plan':
+  """Plan a run on devices that this machine need not have.
+
+    print(tokenformer_jax.plan('lm_pile:1_5b', 'v5p:4x4x4', quick=True).summary)
+
+  Args:
+    config: as for `tokenformer_jax.train`.
+    topology: CHIP:SHAPE, such as `v5e:4x4` or `gpu-h100:8`.
+    slices: the number of slices.
+    quick: stop after seconds instead of minutes, without the compiler's cycles.
+
+  Returns:
+    Memory in bytes, times in seconds and MFU: see `estimate.Plan`.
+
+  Raises:
+    UserError: the run does not fit, a value is not allowed, or libtpu is missing.
+  """
+  from tokenformer_jax.plan import estimate, program  # noqa: PLC0415
+  from tokenformer_jax.plan.topology import parse  # noqa: PLC0415
+
+  resolved, on = resolve(config), parse(topology, slices)
+  try:
+    return estimate.plan(resolved, on, quick=quick)
+  except program.DoesNotFitError as error:
+    raise estimate.advice(resolved, error, on) from error
 
 
 class _Package(types.ModuleType):
   """A module that can be called, because importing any file of it binds `tokenformer_jax.plan`."""
 
-  def __call__(self, config: Any, topology: str, *, slices: int = 1, quick: bool = False) -> 'Plan':
-    """Plan a run on devices that this machine need not have.
-
-      print(tokenformer_jax.plan('lm_pile:1_5b', 'v5p:4x4x4', quick=True).summary)
-
-    Args:
-      config: as for `tokenformer_jax.train`.
-      topology: CHIP:SHAPE, such as `v5e:4x4` or `gpu-h100:8`.
-      slices: the number of slices.
-      quick: stop after seconds instead of minutes, without the compiler's cycles.
-
-    Returns:
-      Memory in bytes, times in seconds and MFU: see `estimate.Plan`.
-
-    Raises:
-      UserError: the run does not fit, a value is not allowed, or libtpu is missing.
-    """
-    from tokenformer_jax.config.configure import resolve  # noqa: PLC0415
-    from tokenformer_jax.plan import estimate, program  # noqa: PLC0415
-    from tokenformer_jax.plan.topology import parse  # noqa: PLC0415
-
-    resolved, on = resolve(config), parse(topology, slices)
-    try:
-      return estimate.plan(resolved, on, quick=quick)
-    except program.DoesNotFitError as error:
-      raise estimate.advice(resolved, error, on) from error
+  __call__ = staticmethod(plan)
 
 
 sys.modules[__name__].__class__ = _Package

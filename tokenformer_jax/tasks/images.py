@@ -21,7 +21,14 @@ from tokenformer_jax.model.params import Params
 from tokenformer_jax.model.trunk import Context, Inputs
 from tokenformer_jax.parallel import hosts
 from tokenformer_jax.runs.checkpoint_meta import Meta
-from tokenformer_jax.tasks.task import Batch, EvalSums, Task, layer_keys, with_aux
+from tokenformer_jax.tasks.task import (
+  Batch,
+  EvalSums,
+  Task,
+  check_enough,
+  layer_keys,
+  with_aux,
+)
 
 _TOP = 5
 _BINS = 15  # bins of confidence for the calibration error
@@ -218,25 +225,35 @@ class ImageTask(Task):
     )
     return self._report_bad('validation', split, batches)
 
-  def held_out(self, vocabulary: dict[str, Any], count: int, first: int = 0) -> tuple[Batch, str]:
+  def held_out(
+    self, vocabulary: dict[str, Any], count: int, first: int = 0, *, repeat: bool = True
+  ) -> tuple[Batch, str]:
     """Return validation images of the run if they are on this machine, or noise."""
     del vocabulary
-    classes, numbers = self.config.model.classes, np.arange(first, first + count)
     try:
       split = images.open_images(self.config.data).validation
+    except UserError:
+      return self._noise(count, first)
+    if not repeat:
+      check_enough(count, first, len(split), 'images')
+    try:
       loaded = [
-        image_order.load(split, int(i) % len(split), self._views, classes, None) for i in numbers
+        image_order.load(split, i % len(split), self._views, self.config.model.classes, None)
+        for i in range(first, first + count)
       ]
     except (UserError, image_order.BadImageError):
-      size, channels = self.config.data.image_size, self.config.model.channels
-      rng = np.random.default_rng(first)
-      pixels = rng.integers(0, 256, (count, size, size, channels), np.uint8)
-      return {'images': pixels, 'labels': np.int32(numbers % classes)}, (
-        f'{counted(count, "image")} of noise'
-      )
+      return self._noise(count, first)
     pixels, labels = zip(*loaded, strict=True)
     batch = {'images': np.stack(pixels), 'labels': np.array(labels, np.int32)}
     return batch, f'{counted(count, "held-out image")} of the run'
+
+  def _noise(self, count: int, first: int) -> tuple[Batch, str]:
+    """Return images of noise and labels in turn, with their description."""
+    size, model = self.config.data.image_size, self.config.model
+    rng = np.random.default_rng(first)
+    pixels = rng.integers(0, 256, (count, size, size, model.channels), np.uint8)
+    labels = np.int32(np.arange(first, first + count) % model.classes)
+    return {'images': pixels, 'labels': labels}, f'{counted(count, "image")} of noise'
 
   def vocabulary(self) -> dict[str, Any]:
     return {'classes': list(self._set.classes)}

@@ -9,6 +9,7 @@ import jax
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.data.order import BEGINNING, Position
+from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import models
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.params import Definition, Params
@@ -44,6 +45,19 @@ def layer_keys(model: ModelConfig, key: jax.Array | None) -> jax.Array | None:
   if key is None or not config_lib.draws(model):
     return None
   return jax.random.split(key, model.depth)
+
+
+def check_enough(count: int, first: int, known: int, what: str) -> None:
+  """Check that there are `count` held-out examples after the first ones.
+
+  Raises:
+    UserError: there are only `known` in all, which `what` describes.
+  """
+  if first + count > known:
+    raise UserError(
+      f'held_out: count is {count} and first is {first}, and the held-out data has {known:,} '
+      f'{what}; take fewer'
+    )
 
 
 class EvalSums(NamedTuple):
@@ -193,7 +207,9 @@ class Task(abc.ABC):
     """Return this host's rows of the validation batches: every example once."""
 
   @abc.abstractmethod
-  def held_out(self, vocabulary: dict[str, Any], count: int, first: int = 0) -> tuple[Batch, str]:
+  def held_out(
+    self, vocabulary: dict[str, Any], count: int, first: int = 0, *, repeat: bool = True
+  ) -> tuple[Batch, str]:
     """Return a batch that the model was not trained on, and its description, for comparing models.
 
     The method works without `prepare`. If this machine does not have the run's data, it takes other
@@ -203,6 +219,10 @@ class Task(abc.ABC):
       vocabulary: the checkpoint's vocabulary, as `Task.vocabulary` returns it.
       count: B.
       first: the number of examples to skip at the start.
+      repeat: whether to begin again where there are fewer examples.
+
+    Raises:
+      UserError: there are fewer examples, and `repeat` is False.
     """
 
   @abc.abstractmethod

@@ -25,7 +25,7 @@ from tokenformer_jax.model.trunk import Aux, Context, Inputs
 from tokenformer_jax.parallel import hosts
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.runs.metrics import perplexity
-from tokenformer_jax.tasks.task import EvalSums, Task, layer_keys, with_aux
+from tokenformer_jax.tasks.task import EvalSums, Task, check_enough, layer_keys, with_aux
 
 _LONGEST_COMPARED = 64  # the most tokens of a sequence for comparing two models
 
@@ -159,15 +159,17 @@ class TextTask(Task):
     return order.validation_batches(self._store, self.config.data, rows, batches)
 
   def held_out(
-    self, vocabulary: dict[str, Any], count: int, first: int = 0
+    self, vocabulary: dict[str, Any], count: int, first: int = 0, *, repeat: bool = True
   ) -> tuple[np.ndarray, str]:
     """Return rows of the run's token store if it exists, or of the Python standard library.
 
-    A text that is too short is repeated. No store is built.
+    No store is built.
     """
     length = min(self.config.data.sequence_length, _LONGEST_COMPARED) + 1
     needed = (first + count) * length
     tokens, name = held_out_tokens(self.config.data, tokenizers.from_json(vocabulary), needed)
+    if not repeat:
+      check_enough(count, first, len(tokens) // length, f'rows of {length} tokens')
     rows = np.resize(tokens, needed).reshape(-1, length)[first:]
     return rows, f'{count} × {length - 1} tokens of {name}'
 

@@ -1,0 +1,65 @@
+"""The check of arguments by annotations: what fits, and what it becomes."""
+
+import inspect
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tokenformer_jax import arguments
+from tokenformer_jax.arguments import Path
+from tokenformer_jax.config.fields import Count, Key
+from tokenformer_jax.errors import UserError
+
+
+@arguments.checked
+def called(
+  count: Count = 1,
+  rate: Annotated[float, Key(above=0, below=1)] = 0.5,
+  flag: bool = False,
+  where: Path = 'x',
+  names: Sequence[str] = (),
+  sizes: int | Mapping[str, Count] | None = None,
+  **others: object,
+):
+  """Return the arguments."""
+  return dict(locals())
+
+
+@pytest.mark.parametrize(
+  ('given', 'want'),
+  [
+    ({'count': np.int64(3)}, 3),
+    ({'count': np.array(3)}, 3),
+    ({'count': jnp.int32(3)}, 3),
+    ({'rate': np.float32(0.25)}, 0.25),
+    ({'rate': jnp.float32(0.25)}, 0.25),
+    ({'flag': np.bool_(True)}, True),
+    ({'where': pathlib.Path('a')}, pathlib.Path('a')),
+    ({'names': ('a', 'b')}, ['a', 'b']),
+    ({'names': np.array(['a', 'b'])}, ['a', 'b']),
+    ({'sizes': None}, None),
+    ({'sizes': {'a': np.int32(2)}}, {'a': 2}),
+    ({'more': 'not checked'}, 'not checked'),
+  ],
+)
+def test_a_value_that_fits_becomes_python_s(given, want):
+  (name,) = given
+  found = called(**given)
+  found = found['others'][name] if name not in found else found[name]
+  assert found == want and type(found) is type(want)
+
+
+def test_defaults_are_not_checked_and_the_signature_stays():
+  assert called()['names'] == () and 'sizes' in inspect.signature(called).parameters
+  assert 'Annotated[int, Key(least=1)] = 1' in str(inspect.signature(called).parameters['count'])
+
+
+def test_bounds_hold_inside_of_unions_and_dicts():
+  with pytest.raises(UserError, match=r'called: sizes has a=0; it must be at least 1'):
+    called(sizes={'a': 0})
+  with pytest.raises(UserError, match=r'called: rate is 1; it must lie between 0 and 1, both excl'):
+    called(rate=1)
