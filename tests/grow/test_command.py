@@ -84,10 +84,13 @@ def test_it_writes_what_the_function_makes(home, grown):
 def test_the_target_says_where_it_came_from(home, grown):
   meta, before = meta_of(grown), meta_of(home / 'run')
   assert (meta.step, meta.updates, meta.contents) == (STEP, UPDATES, 'model')
-  spent = STEP * flops.step_flops(before.config)
+  data = before.config.data
+  spent = SEEN.samples / data.batch_size * flops.step_flops(before.config)
   assert meta.lineage == (
     Ancestor(
-      'grow', str(home / 'run'), STEP, before.config.model, GrowConfig(), UPDATES, flops=spent
+      *('grow', str(home / 'run'), STEP, before.config.model, GrowConfig(), UPDATES),
+      flops=pytest.approx(spent),
+      tokens=SEEN.samples * data.sequence_length,
     ),
   )
   assert meta.tokenizer == before.tokenizer

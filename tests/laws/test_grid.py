@@ -124,6 +124,8 @@ def test_finished_runs_are_known_and_give_times(config, tmp_path):
   (workdir / 'config.json').write_text(saved_config.to_text(sizes.fill_in(job.config)))
   lines = [{'step': 50, 'perf/step_seconds': 0.5}, {'step': 100, 'eval/loss': 2.0}]
   (workdir / 'metrics.jsonl').write_text(''.join(f'{json.dumps(one)}\n' for one in lines))
+  assert not grid_runs.is_done(job, str(tmp_path)), 'killed before its last save, it is half done'
+  (workdir / 'checkpoints/100').mkdir(parents=True)
   found = grid_runs.progress([job], str(tmp_path))
   assert (found.done, found.seconds, found.measured) == ([True], [50.0], 1)
   assert 'finished' in grid_runs.listing([job], found)

@@ -1,9 +1,12 @@
 """Runs and CSV files become points; what cannot be compared is refused in one sentence."""
 
+import contextlib
 import dataclasses
 import json
 import math
+import re
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_run
@@ -13,10 +16,13 @@ from tokenformer_jax.config import Config, DataConfig, OptimConfig, TrainConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import points, runs
 from tokenformer_jax.laws.runs import FinishedRun, Growth, Size
-from tokenformer_jax.runs import saved_config
+from tokenformer_jax.runs import checkpoint, curves, saved_config
+from tokenformer_jax.runs.checkpoint_meta import Batches, Meta, Seen, TeacherRecord
+from tokenformer_jax.training import sizes
 
 SIZE = Size(1000, 600, 1000, 600, 7000.0)
-RUN = FinishedRun('a', SIZE, 100, 512, 2.0, True, {'text': 'x', 'tokenizer': 'bytes'})
+PLAIN = dict.fromkeys(runs.WAYS_OF_TRAINING, '')
+RUN = FinishedRun('a', SIZE, 100, 512, 2.0, True, {'text': 'x', 'tokenizer': 'bytes', **PLAIN})
 
 
 def _runs(*changes) -> list[FinishedRun]:
@@ -41,15 +47,54 @@ def test_active_and_total_parameters_of_experts_are_apart():
 @pytest.mark.parametrize(
   ('other', 'message'),
   [
-    ({'data': {'text': 'y', 'tokenizer': 'bytes'}}, 'other values of text'),
-    ({'data': {'text': 'x', 'tokenizer': 'bpe'}}, 'other values of tokenizer'),
+    ({'data': {**RUN.data, 'text': 'y'}}, 'other values of text'),
+    ({'data': {**RUN.data, 'tokenizer': 'bpe'}}, 'other values of tokenizer'),
     ({'loss': math.nan}, 'the loss of run1 is nan'),
     ({'growth': Growth(SIZE, 100)}, 'run1 has grown'),
+    ({'data': {**RUN.data, 'train.drop_groups': '0.5'}}, r'of train.drop_groups \(none and 0.5\)'),
   ],
 )
 def test_runs_that_do_not_fit_together(other, message):
   with pytest.raises(UserError, match=message):
     points.of_runs(_runs({}, other), 'all')
+
+
+@pytest.mark.parametrize(
+  ('changes', 'way', 'value'),
+  [
+    ({'distill__teacher': 'runs/t', 'distill__weight': 0.5}, 'distill.teacher', r'runs/t@7.*0\.5'),
+    ({'train__drop_groups': 0.5}, 'train.drop_groups', '0.5'),
+    ({'optim__frozen_groups': '1'}, 'optim.frozen_groups', '1'),
+  ],
+)
+def test_distilled_elastic_and_frozen_runs_are_not_plain(tmp_path, changes, way, value):
+  config = tiny_run.config('files:none', tmp_path, **changes)
+  teacher = TeacherRecord('runs/t@7', 'abc') if config.distill.teacher else None
+  meta = Meta(20, 20, config, (), 'model', {}, {'kind': 'bytes'}, teacher=teacher)
+  data = runs._data(config, meta)
+  assert re.search(value, data[way]) and [n for n in PLAIN if data[n]] == [way], data
+  assert f'have {way}=' in points.of_runs(_runs({'data': data}), 'all').notes[0]
+
+
+def test_a_run_counts_the_tokens_of_all_its_batches_and_only_what_is_saved(tmp_path):
+  """Ten steps with batches of 8, then ten with 24; the config has the last ones."""
+  config = tiny_run.config('files:none', tmp_path, data__batch_size=24)
+  run = tmp_path / 'run'
+  run.mkdir()
+  (run / 'config.json').write_text(saved_config.to_text(config))
+  (run / 'metrics.jsonl').write_text('{"step": 20, "eval/loss": 3.0}\n')
+  with pytest.raises(UserError, match='it is at step 20, which is not saved; finish it by'):
+    runs.read(str(run))
+  batches = (Batches(0, 8, 32), Batches(10, 24, 32))
+  with contextlib.closing(checkpoint.Checkpoints(run, keep=1)) as checkpoints:
+    seen = Seen(10 * 8 + 10 * 24, 'abc', batches)
+    filled = sizes.fill_in(config)
+    state = {'step': jnp.asarray(20)}
+    checkpoints.save(20, state, filled, {'kind': 'bytes'}, 3.0, seen=seen, wait=True)
+  (run / 'config.json').write_text(saved_config.to_text(filled))
+  found = runs.read(str(run))
+  assert (found.tokens, found.steps, found.loss) == (320 * 32, 20, 3.0)
+  assert curves.curves(run, 'tokens', 'eval/loss')['eval/loss'][0] == [320 * 32]
 
 
 def test_runs_without_a_decay_are_left_out_unless_none_has_one():

@@ -1,4 +1,4 @@
-"""The FLOPs of a run are those of all its stages, each at the size that the model had then."""
+"""The FLOPs and tokens of a run are those of all its stages, each at its own size and batches."""
 
 import dataclasses
 
@@ -6,8 +6,8 @@ import pytest
 
 from tokenformer_jax.config import Config, DataConfig, GrowConfig, ModelConfig, with_token_counts
 from tokenformer_jax.model.flops import step_flops
-from tokenformer_jax.runs import spent_flops
-from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
+from tokenformer_jax.runs import batches, spent_flops
+from tokenformer_jax.runs.checkpoint_meta import Ancestor, Batches, Meta, Seen
 
 SMALL = ModelConfig(vocab_size=64)
 LARGE = with_token_counts(SMALL, {'qkv': 512, 'proj': 512, 'ffn': 1024})
@@ -56,3 +56,44 @@ def test_an_earlier_lineage_counts_at_its_sizes_and_says_so():
 
 def test_a_growth_of_a_model_without_training_assumes_nothing():
   assert not spent_flops.of_run((_entry(SMALL, 0),), _config(LARGE)).assumed
+
+
+def test_batches_of_several_sizes_count_as_they_were():
+  """5 steps of 8 samples, 3 of 16, and then 4 of longer ones."""
+  history = ()
+  for step, changes in ((0, {'batch_size': 8}), (5, {'batch_size': 16}), (5, {'batch_size': 16})):
+    history = batches.continued(history, step, dataclasses.replace(DATA, **changes))
+  history = batches.continued(history, 8, dataclasses.replace(DATA, sequence_length=64))
+  assert history == (Batches(0, 8, 32), Batches(5, 16, 32), Batches(8, 4, 64))
+  assert [batches.samples(history, at) for at in (0, 3, 5, 8, 10)] == [0, 24, 40, 88, 96]
+  assert batches.tokens(history, 10) == 88 * 32 + 8 * 64
+  spent = spent_flops.of_run((), _config(SMALL, sequence_length=64), history)
+  long = 2 * step_flops(_config(SMALL, sequence_length=64))
+  assert spent.at(10) == 22 * step_flops(_config(SMALL)) + long
+  again = batches.continued(history, 6, DATA)
+  assert again == (*history[:2], Batches(6, 4, 32)), 'from an earlier checkpoint on'
+
+
+@pytest.mark.parametrize(
+  ('samples', 'changes', 'size'),
+  [
+    (80, {}, 4.0),  # all alike
+    (120, {}, 6.0),  # the mean of two sizes
+    (40, {'new_order_at': 10}, 4.0),  # a new order counts anew
+    (0, {}, 4.0),  # not known
+  ],
+)
+def test_earlier_checkpoints_have_the_mean_of_their_batches(samples, changes, size):
+  meta = dataclasses.replace(_meta((), _config(SMALL, **changes), 20), seen=Seen(samples))
+  assert batches.history(meta) == (Batches(0, size, 32),)
+  assert spent_flops.of_checkpoint(meta) == 20 * size / 4 * step_flops(_config(SMALL))
+
+
+@pytest.mark.parametrize(('how', 'since'), [('keep', 5), ('restart', 15)])
+@pytest.mark.parametrize('recorded', [0.0, 7000.0])
+def test_tokens_before_a_growth_count_once(how, since, recorded):
+  history = (Batches(0, 4, 32),)
+  entry = dataclasses.replace(_entry(SMALL, 10, step=how), tokens=recorded)
+  before = recorded or 10 * 4 * 32
+  assert batches.tokens_before((entry,), history) == before
+  assert batches.all_tokens((entry,), history, 15) == before + since * 4 * 32

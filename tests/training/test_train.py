@@ -18,8 +18,9 @@ from tokenformer_jax import tasks
 from tokenformer_jax.data import order, text
 from tokenformer_jax.decoding import perplexity, score, trained
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.laws import runs as laws_runs
 from tokenformer_jax.parallel import devices, sharding
-from tokenformer_jax.runs import checkpoint, metrics
+from tokenformer_jax.runs import checkpoint, curves, metrics
 from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.tasks.text import TextTask
@@ -129,6 +130,16 @@ def test_every_sample_is_seen_once_whatever_the_batch_sizes(
   checkpoints, meta = checkpoint.open_source(tmp_path / 'grown', None)
   checkpoints.close()
   assert meta.seen.samples == samples
+  assert [(one.first, one.samples) for one in meta.seen.batches] == [
+    (0, 8),
+    (5, 16),
+    (8, 4),
+    (15, 8),
+  ]
+  assert meta.lineage[-1].tokens == (samples - 3 * 8) * 32
+  assert laws_runs.read(str(tmp_path / 'grown')).tokens == samples * 32
+  xs, _ = curves.curves(tmp_path / 'grown', 'examples', 'train/loss')['train/loss']
+  assert xs[-1] == samples
 
 
 @_SLOW

@@ -20,7 +20,7 @@ from tokenformer_jax.grow.arrays import Arrays, ToArray
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params, Path, lookup
 from tokenformer_jax.parallel import hosts, sharding
-from tokenformer_jax.runs import checkpoint, lease, saved_config, spent_flops
+from tokenformer_jax.runs import batches, checkpoint, lease, saved_config, spent_flops
 from tokenformer_jax.runs.checkpoint import Checkpoints
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Lineage, Meta, Seen
 from tokenformer_jax.steps import optim
@@ -165,9 +165,17 @@ def descend(
     grow=config,
     updates=updates,
     flops=spent_flops.of_checkpoint(meta),
+    tokens=_tokens(meta),
     **details,
   )
   return (*meta.lineage, born)
+
+
+def _tokens(meta: Meta) -> float:
+  """Return the tokens of the training that led to a checkpoint; 0 for images."""
+  if meta.config.model.kind != 'lm':
+    return 0.0
+  return batches.all_tokens(meta.lineage, batches.history(meta), meta.step)
 
 
 def check_target(target: paths.Path, source: paths.Path | None = None) -> None:

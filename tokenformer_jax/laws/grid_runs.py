@@ -11,7 +11,7 @@ import jax
 from tokenformer_jax.config import Config, differences
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws.grid import Job, with_train
-from tokenformer_jax.laws.runs import tokens_of_step
+from tokenformer_jax.laws.runs import is_finished, last_losses, tokens_of_step
 from tokenformer_jax.messages import aligned, say
 from tokenformer_jax.model import flops
 from tokenformer_jax.runs import metrics, saved_config
@@ -61,10 +61,12 @@ def is_done(job: Job, out: str) -> bool:
     return False
   stored = saved_config.read(workdir / 'config.json', 'choose another --out')
   _check_same(job, stored, workdir)
-  if job.stage == 'stable':
-    return (workdir / 'checkpoints' / str(job.config.train.steps)).exists()
+  steps = job.config.train.steps
+  saved = is_finished(workdir, steps)  # An evaluation is lost if the save after it fails.
+  if not saved or job.stage == 'stable':
+    return saved
   lines = metrics.read(workdir) if (workdir / 'metrics.jsonl').exists() else []
-  return any('eval/loss' in line and line['step'] == job.config.train.steps for line in lines)
+  return bool(last_losses(lines, steps))
 
 
 def _check_same(job: Job, stored: Config, workdir: paths.Path) -> None:

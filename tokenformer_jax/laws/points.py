@@ -138,7 +138,11 @@ def of_runs(found: Iterable[FinishedRun], count: str) -> Points:
         'leave it out'
       )
   _check_same_data(kept)
-  notes = []
+  notes = [
+    f'the runs have {name}={value}: this is a law of such runs, not of plain ones'
+    for name, value in kept[0].data.items()
+    if value and name in runs.WAYS_OF_TRAINING
+  ]
   if stable := [one.name for one in kept if not one.decayed]:
     some = len(stable) < len(kept)
     what = 'left out' if some else 'taken as they are, above what a decay would reach'
@@ -175,10 +179,10 @@ def _check_same_data(found: Sequence[FinishedRun]) -> None:
   first = found[0]
   for other in found[1:]:
     for name, value in first.data.items():
-      if other.data[name] != value:
+      if (others := other.data[name]) != value:
         raise UserError(
-          f'{first.name} and {other.name} have other values of {name} ({value} and '
-          f'{other.data[name]}), so their losses cannot be compared; fit runs of one kind at a time'
+          f'{first.name} and {other.name} have other values of {name} ({value or "none"} and '
+          f'{others or "none"}), so their losses cannot be compared; fit runs of one kind at a time'
         )
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 
 import jax
 
@@ -11,12 +12,15 @@ from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops, models
 from tokenformer_jax.model.params import Role
+from tokenformer_jax.runs import batches as batches_lib
 from tokenformer_jax.runs import checkpoint, curves, saved_config
-from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta
 from tokenformer_jax.steps import optim
 from tokenformer_jax.storage import paths
 
 _EMBEDDINGS = (Role.EMBEDDING, Role.TIED_EMBEDDING, Role.POSITION, Role.HEAD)
+# What makes the training of a run other than plain. `FinishedRun.data` has '' for a plain one.
+WAYS_OF_TRAINING = ('distill.teacher', 'train.drop_groups', 'optim.frozen_groups')
 _DECAYED = 0.2  # a rate at or below this part of its peak counts as decayed
 
 
@@ -46,8 +50,8 @@ class FinishedRun:
   Attributes:
     name: its work directory.
     size: the size of its model.
-    steps: the number of its updates, those of a stable run before it included.
-    batch_tokens: the number of tokens of a step.
+    steps: the number of its updates, those before a growth or of a stable run included.
+    batch_tokens: the number of tokens of a step; a mean if the batch size changed.
     loss: the last loss on the validation text, in nats a token; NaN if it was not finite.
     decayed: whether the rate had decayed at the end.
     data: what its loss depends on besides the model and its training, by name.
@@ -57,7 +61,7 @@ class FinishedRun:
   name: str
   size: Size
   steps: int
-  batch_tokens: int
+  batch_tokens: float
   loss: float
   decayed: bool
   data: dict[str, str]
@@ -66,7 +70,7 @@ class FinishedRun:
   @property
   def tokens(self) -> int:
     """The number of tokens that the model has seen."""
-    return self.steps * self.batch_tokens
+    return round(self.steps * self.batch_tokens)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,30 +119,49 @@ def read(workdir: str) -> FinishedRun:
   if config.model.kind != 'lm':
     raise UserError(f'{workdir} trains on images, and a law is about tokens of text; leave it out')
   last, steps = lines[-1]['step'], config.train.steps
-  evaluated = [line for line in lines if line['step'] == steps and 'eval/loss' in line]
-  if not evaluated:
+  if not (is_finished(path, steps) and (losses := last_losses(lines, steps))):
+    at = f'step {last:,} of {steps:,}' if last < steps else f'step {last:,}, which is not saved'
     raise UserError(
-      f'{workdir} is not finished: it is at step {last:,} of {steps:,}; finish it by `train '
-      f'--workdir={workdir}`, or leave it out'
+      f'{workdir} is not finished: it is at {at}; finish it by `train --workdir={workdir}`, or '
+      'leave it out'
     )
-  meta = _meta(path)
-  loss = evaluated[-1]['eval/loss']
+  meta, loss = _meta(path), losses[-1]
+  batches = batches_lib.continued(batches_lib.history(meta), meta.step, config.data)
+  done = _all_steps(meta.lineage, steps)
   return FinishedRun(
     name=workdir,
     size=measure_size(config),
-    steps=steps,
-    batch_tokens=tokens_of_step(config),
+    steps=done,
+    batch_tokens=batches_lib.all_tokens(meta.lineage, batches, steps) / done,
     loss=math.nan if loss is None else loss,
     decayed=_has_decayed(config),
     data=_data(config, meta),
-    growth=_growth(meta, config),
+    growth=_growth(meta, batches),
   )
+
+
+def is_finished(workdir: paths.Path, steps: int) -> bool:
+  """Return whether a run has saved its last step; what comes before may still be lost."""
+  return paths.exists(workdir / 'checkpoints' / str(steps))
+
+
+def last_losses(lines: Sequence[dict[str, float]], steps: int) -> list[float | None]:
+  """Return the losses that a run's figures have of its last step."""
+  return [line['eval/loss'] for line in lines if line['step'] == steps and 'eval/loss' in line]
 
 
 def _meta(path: paths.Path) -> Meta:
   checkpoints, meta = checkpoint.open_source(path, None)
   checkpoints.close()
   return meta
+
+
+def _all_steps(lineage: Lineage, step: int) -> int:
+  """Return the number of steps that led to a step of a run, those before its growths included."""
+  steps, begin = 0, 0
+  for one in lineage:
+    steps, begin = steps + one.step - begin, one.first_step
+  return steps + step - begin
 
 
 def _has_decayed(config: Config) -> bool:
@@ -157,12 +180,22 @@ def _data(config: Config, meta: Meta) -> dict[str, str]:
     'validation text': f'{data.validation_source}, fraction {data.validation_fraction:g}',
     'data.sequence_length': str(data.sequence_length),
     'train.eval_batches': str(config.train.eval_batches),
+    **_ways_of_training(config, meta),
   }
 
 
-def _growth(meta: Meta, config: Config) -> Growth | None:
+def _ways_of_training(config: Config, meta: Meta) -> dict[str, str]:
+  """Return the values of `WAYS_OF_TRAINING`."""
+  distill, teacher, dropped = config.distill, '', config.train.drop_groups
+  if meta.teacher:
+    how = f'weight {distill.weight:g}, temperature {distill.temperature:g}, init {distill.init}'
+    teacher = f'{meta.teacher.source} ({how})'
+  values = (teacher, f'{dropped:g}' if dropped else '', config.optim.frozen_groups)
+  return dict(zip(WAYS_OF_TRAINING, values, strict=True))
+
+
+def _growth(meta: Meta, batches: batches_lib.History) -> Growth | None:
   if not meta.lineage:
     return None
-  last = meta.lineage[-1]
-  size = _measure(last.model, config.data.sequence_length)
-  return Growth(size, last.step * tokens_of_step(config))
+  size = _measure(meta.lineage[-1].model, meta.config.data.sequence_length)
+  return Growth(size, round(batches_lib.tokens_before(meta.lineage, batches)))

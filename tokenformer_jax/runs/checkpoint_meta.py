@@ -27,6 +27,7 @@ class Ancestor:
   experts: str = ''  # the numbers of the source's experts that remove took out
   # The model FLOPs of the training that led to the source; 0 in lineages that do not record them.
   flops: float = 0.0
+  tokens: float = 0.0  # the tokens of that training; 0 for images and where it is not recorded
 
   @property
   def first_step(self) -> int:
@@ -46,11 +47,21 @@ def changes_of_tokens(lineage: Lineage) -> Lineage:
 
 
 @dataclasses.dataclass(frozen=True)
+class Batches:
+  """The batches of the steps from one on, until others follow."""
+
+  first: int  # the number of steps before them
+  samples: float  # of a batch; a mean where only the sum of several batches is known
+  length: int  # `data.sequence_length`, the tokens of a sample of text
+
+
+@dataclasses.dataclass(frozen=True)
 class Seen:
   """The training data that a run has seen."""
 
   samples: int  # the number of samples, in the order of data/order.py
   digest: str = ''  # the digest of the data; '' in checkpoints without it
+  batches: tuple[Batches, ...] = ()  # see runs/batches.py; empty in checkpoints without them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +120,12 @@ def from_json(
     contents=meta['contents'],
     checksums=meta['checksums'],
     tokenizer=tokenizer,
-    seen=config_lib.from_dict(Seen, meta['seen']),
+    seen=_seen(meta['seen']),
     teacher=TeacherRecord(**meta['teacher']) if meta.get('teacher') else None,
     stored_paths={path: old for path, old in paths.items() if path != old},
   )
+
+
+def _seen(stored: dict[str, Any]) -> Seen:
+  batches = tuple(Batches(**one) for one in stored.get('batches', ()))
+  return Seen(stored['samples'], stored['digest'], batches)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from tokenformer_jax import messages
 from tokenformer_jax.config import Config
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.runs import batches as batches_lib
 from tokenformer_jax.runs import checkpoint, metrics, saved_config, spent_flops
+from tokenformer_jax.runs.checkpoint_meta import Lineage
 from tokenformer_jax.storage import paths
 
 if TYPE_CHECKING:
@@ -111,32 +113,41 @@ def _axis(run: paths.Path, x: str) -> Callable[[float], float]:
   if x == 'steps':
     return lambda step: step
   config = saved_config.read(run / 'config.json', 'use --x=steps', needed_by=f'--x={x}')
+  lineage, batches = _past(run, config, x)
   if x == 'flops':
-    return _spent_flops(run, config).at
-  if x == 'tokens' and config.model.kind != 'lm':
+    return _spent_flops(run, lineage, config, batches).at
+  if x == 'examples':
+    return lambda step: batches_lib.samples(batches, step)
+  if config.model.kind != 'lm':
     raise UserError(f'{run} trains on images, which have no tokens; use --x=examples')
-  length = config.data.sequence_length if x == 'tokens' else 1
-  return lambda step: step * config.data.batch_size * length
+  return lambda step: batches_lib.tokens(batches, step)
 
 
-def _spent_flops(run: paths.Path, config: Config) -> spent_flops.Spent:
-  """Return the FLOPs of a run by the lineage in its newest checkpoint; say what is assumed."""
+def _past(run: paths.Path, config: Config, x: str) -> tuple[Lineage, batches_lib.History]:
+  """Return the lineage and the batches of a run by its newest checkpoint; say what is assumed."""
   try:
     checkpoints, meta = checkpoint.open_source(run, None)
     checkpoints.close()
-    lineage = meta.lineage
   except UserError:
-    lineage = ()
-    if config.init_from:
+    if config.init_from and x == 'flops':
       messages.say(
         f'{run} has no checkpoint that tells of the training before {config.init_from}; its FLOPs '
         'are counted at the size of this run'
       )
-  spent = spent_flops.of_run(lineage, config)
+    return (), batches_lib.continued((), 0, config.data)
+  batches = batches_lib.continued(batches_lib.history(meta), meta.step, config.data)
+  return meta.lineage, batches
+
+
+def _spent_flops(
+  run: paths.Path, lineage: Lineage, config: Config, batches: batches_lib.History
+) -> spent_flops.Spent:
+  """Return the FLOPs of a run; say what is assumed."""
+  spent = spent_flops.of_run(lineage, config, batches)
   if spent.assumed:
     messages.say(
-      f'{run} does not record the FLOPs before its last growth; they are counted with the batch '
-      'size and length of this run, at the sizes that the model had'
+      f'{run} does not record the FLOPs before its last growth; they are counted with the batches '
+      'and the length of this run, at the sizes that the model had'
     )
   return spent
 

@@ -1,14 +1,16 @@
 """Count the model FLOPs of a run's training, each stage at the size that the model had then.
 
 A lineage records the FLOPs before each growth. Lineages of earlier versions do not; then the FLOPs
-of a stage follow from the model that the lineage names, and from the batch size and length of the
-run in question.
+of a stage follow from the model that the lineage names, and from the batches of the same steps of
+the run in question.
 """
 
 import dataclasses
 
-from tokenformer_jax.config import Config
+from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.model import flops
+from tokenformer_jax.runs import batches as batches_lib
+from tokenformer_jax.runs.batches import History
 from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta
 
 
@@ -19,37 +21,55 @@ class Spent:
   Attributes:
     before: the FLOPs of all stages before the last one.
     begin: the step at which the last stage begins.
-    per_step: the FLOPs of a step of the last stage.
-    assumed: whether `before` takes a batch size and a length that no lineage records.
+    config: the config of the last stage.
+    batches: the batches of the run.
+    assumed: whether `before` takes batches that no lineage records.
   """
 
   before: float
   begin: int
-  per_step: float
+  config: Config
+  batches: History
   assumed: bool
 
   def at(self, step: float) -> float:
     """Return the FLOPs of all training up to a step."""
-    return self.before + (step - self.begin) * self.per_step
+    return self.before + _of_steps(self.config, self.config.model, self.batches, self.begin, step)
 
 
-def of_run(lineage: Lineage, config: Config) -> Spent:
+def of_run(lineage: Lineage, config: Config, batches: History = ()) -> Spent:
   """Return the FLOPs of a run and of the runs that it descends from.
 
   The training of tokens that a merge appended does not count.
+
+  Args:
+    lineage: the history of the model.
+    config: the config of the run.
+    batches: the batches of its steps; empty: those of the config in every step.
   """
+  batches = batches or batches_lib.continued((), 0, config.data)
   before, begin, assumed = 0.0, 0, False
   for one in lineage:
     if one.flops:
       before, assumed = one.flops, False
     elif one.step > begin:
-      of_step = flops.step_flops(dataclasses.replace(config, model=one.model))
-      before, assumed = before + (one.step - begin) * of_step, True
+      before, assumed = before + _of_steps(config, one.model, batches, begin, one.step), True
     begin = one.first_step
-  return Spent(before, begin, flops.step_flops(config), assumed)
+  return Spent(before, begin, config, batches, assumed)
+
+
+def _of_steps(
+  config: Config, model: ModelConfig, batches: History, begin: float, end: float
+) -> float:
+  """Return the FLOPs of the steps after `begin` up to `end`, at the size of a model."""
+  total = 0.0
+  for steps, one in batches_lib.parts(batches, begin, end):
+    data = dataclasses.replace(config.data, batch_size=one.samples, sequence_length=one.length)
+    total += steps * flops.step_flops(dataclasses.replace(config, model=model, data=data))
+  return total
 
 
 def of_checkpoint(meta: Meta) -> float:
   """Return the FLOPs of the training that led to a checkpoint; 0 if there is none or not known."""
-  spent = of_run(meta.lineage, meta.config)
+  spent = of_run(meta.lineage, meta.config, batches_lib.history(meta))
   return 0.0 if spent.assumed else spent.at(meta.step)

@@ -252,7 +252,9 @@ class Trainer:
 
   def _save(self, step: int, state: State, loss: float | None, wait: bool) -> None:
     seen = Seen(
-      samples=self.position.batch_start(step, self.config.data.batch_size), digest=self.task.digest
+      samples=self.position.batch_start(step, self.config.data.batch_size),
+      digest=self.task.digest,
+      batches=origin.batches(self.config, self.origin),
     )
     vocabulary, lineage = self.task.vocabulary(), self.origin.lineage
     self.checkpoints.save(

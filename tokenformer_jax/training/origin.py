@@ -15,6 +15,7 @@ from tokenformer_jax.data.order import BEGINNING, Position
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import depth, files, state
 from tokenformer_jax.model import models
+from tokenformer_jax.runs import batches as batches_lib
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta
 from tokenformer_jax.steps import optim
@@ -172,7 +173,7 @@ def check_decay(config: Config, origin: Origin) -> None:
         f'config.train.decay_from is {begin}, which is inside the warm-up after the last growth, '
         f'to update {warm}; set it to that or more, or set config.optim.restart_schedule=no'
       )
-  if not begin or meta is None or (origin.source is not None and config.grow.step == 'restart'):
+  if not begin or meta is None or _begins_anew(config, origin):
     return
   if origin.resumes and meta.config.train.decay_from == begin:
     return
@@ -300,11 +301,24 @@ def position(config: Config, origin: Origin, digest: str) -> Position:
     digest: the digest of the data.
   """
   meta = origin.meta
-  if meta is None or (origin.source is not None and config.grow.step == 'restart'):
+  if meta is None or _begins_anew(config, origin):
     return BEGINNING
   if config.data.new_order_at == meta.step or _changes(config, meta, digest):
     return Position(meta.step, 0)
   return Position(meta.step, meta.seen.samples)
+
+
+def batches(config: Config, origin: Origin) -> batches_lib.History:
+  """Return the batches of the steps of a run, those before its beginning included."""
+  meta = origin.meta
+  if meta is None or _begins_anew(config, origin):
+    return batches_lib.continued((), 0, config.data)
+  return batches_lib.continued(batches_lib.history(meta), meta.step, config.data)
+
+
+def _begins_anew(config: Config, origin: Origin) -> bool:
+  """Return whether the steps of a run that begins from another one are counted from 0."""
+  return origin.source is not None and config.grow.step == 'restart'
 
 
 def say_changes(config: Config, origin: Origin, digest: str) -> None:
