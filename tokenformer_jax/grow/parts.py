@@ -14,6 +14,7 @@ from tokenformer_jax.config import (
   GrowConfig,
   ModelConfig,
   TokenGroup,
+  matching,
   pattentions,
   token_counts,
   token_groups,
@@ -69,7 +70,7 @@ def last_addition(meta: Meta, directory: paths.Path) -> Ancestor:
 
 def _adds(before: ModelConfig, after: ModelConfig) -> bool:
   """Return whether a model has tokens, experts or layers that another has not, and is no wider."""
-  same_layers = depth.shallow(before, after)
+  same_layers = matching.shallow(before, after)
   return before.width == after.width and (
     before.groups != after.groups
     or experts.narrow(before, same_layers) != same_layers
