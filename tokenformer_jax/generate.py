@@ -21,7 +21,7 @@ import jax
 from absl import flags
 
 from tokenformer_jax import cli, messages
-from tokenformer_jax.decoding import decode, length, trained
+from tokenformer_jax.decoding import decode, length, texts, trained
 from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest, stream_text, until
 from tokenformer_jax.decoding.writer import Writer
@@ -82,7 +82,13 @@ def define_flags() -> None:
   flags.DEFINE_string('source', None, 'A run: DIR, or DIR@STEP.', required=True)
   flags.DEFINE_string('prompt', '', 'The text to continue; empty: a new document.')
   flags.DEFINE_string('requests', None, 'A file of requests, one JSON object per line; see above.')
-  flags.DEFINE_integer('length', 256, 'The most tokens to write.', lower_bound=1)
+  flags.DEFINE_integer(
+    'length',
+    None,
+    f'The most tokens to write (default: {texts.LENGTH}, or what the prompt leaves of the length '
+    'of training).',
+    lower_bound=1,
+  )
   flags.DEFINE_integer(
     'max_length', None, 'The most tokens of prompt and text together (default: no limit).', 1
   )
@@ -111,7 +117,8 @@ def main(argv: Sequence[str]) -> None:
     values.source, values.tokens, clip_positions=values.clip_positions, groups=values.groups
   )
   model.context_length(values.max_length)
-  asked = [request.tokens(model.tokenizer) for request in requests]
+  trained_length = model.config.data.sequence_length
+  asked = [request.tokens(model.tokenizer, trained_length) for request in requests]
   length.say_length(model.config, max(len(one.prompt) + one.length for one in asked))
   writer = Writer.from_trained(model)
   if values.requests:

@@ -161,7 +161,7 @@ class Run(Growable):
     self,
     prompt: str | Sequence[str] = '',
     *,
-    length: Count = 256,
+    length: Count | None = None,
     temperature: Annotated[float, Key(least=0)] = 0.8,
     top_k: Natural = 0,
     top_p: Annotated[float, Key(above=0, most=1)] = 0.95,
@@ -178,7 +178,8 @@ class Run(Growable):
 
     Args:
       prompt: a text, or several; empty: a new document.
-      length: the most tokens to write.
+      length: the most tokens to write; None: 256, or what the prompt leaves of the length of
+        training.
       temperature: divides the logits; 0 takes the likeliest token.
       top_k: draw from the k likeliest tokens; 0: from all.
       top_p: draw from the likeliest tokens that reach p together; 1: all.

@@ -23,6 +23,7 @@ from tokenformer_jax.decoding.decode import Decoder, Request
 from tokenformer_jax.decoding.length import describe_length, say_length, with_clip
 from tokenformer_jax.decoding.sampling import GREEDY
 from tokenformer_jax.decoding.texts import TextRequest
+from tokenformer_jax.decoding.writer import Writer
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.lm import Compute, define_lm
 from tokenformer_jax.model.params import Params
@@ -268,6 +269,20 @@ def test_a_text_ends_at_the_most_tokens():
   assert request.tokens(tokenizer).length == 3, 'an end of document and the prompt are 4 tokens'
   assert dataclasses.replace(request, max_length=100).tokens(tokenizer).length == 10
   assert dataclasses.replace(request, max_length=None).tokens(tokenizer).length == 10
+
+
+def test_a_text_without_a_length_is_no_longer_than_those_of_training():
+  model = tiny_trained.trained()
+
+  def asked(trained, prompt='abc', **changes):
+    return TextRequest(prompt, **changes).tokens(model.tokenizer, trained).length
+
+  assert [asked(trained) for trained in (64, 1024, None)] == [60, 256, 256]
+  assert asked(64, length=100) == 100, 'a length is not what the user asked for'
+  assert asked(64, max_length=100) == 96, 'the most tokens are not what the user asked for'
+  assert asked(4) == 256, 'a prompt of the whole length is followed by nothing'
+  length = Writer.from_trained(model).trained
+  assert describe_length(model.config.model, length, 4 + asked(length)) == ''
 
 
 def test_a_prompt_without_room_for_a_text_is_refused():

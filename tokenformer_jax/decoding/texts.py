@@ -12,28 +12,37 @@ from tokenformer_jax.decoding.sampling import DEFAULT, Sampling
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.params import Params
 
+LENGTH = 256  # the most tokens to write if a request names no length
+
 
 @dataclasses.dataclass(frozen=True)
 class TextRequest:
   """A request for a text after a prompt: at most `length` tokens, ending before a stop string.
 
-  With `max_length`, prompt and text together have at most that many tokens.
+  With `max_length`, prompt and text together have at most that many tokens. With neither, they are
+  no longer than the texts of training, if the prompt leaves room for a token.
   """
 
   prompt: str
-  length: int = 256
+  length: int | None = None  # None: `LENGTH`
   sampling: Sampling = DEFAULT
   stop: tuple[str, ...] = ()
   max_length: int | None = None
 
-  def tokens(self, tokenizer: tokenizers.Tokenizer) -> Request:
+  def tokens(self, tokenizer: tokenizers.Tokenizer, trained: int | None = None) -> Request:
     """Return the request in tokens, with the prompt as the beginning of a document.
+
+    Args:
+      tokenizer: the tokenizer of the model.
+      trained: the tokens of the longest text of training; None: not limited.
 
     Raises:
       UserError: the prompt alone has `max_length` tokens.
     """
     ids = np.append(tokenizer.end_of_document, tokenizer.encode(self.prompt))
-    length = self.length
+    length = LENGTH if self.length is None else self.length
+    if self.length is self.max_length is None and trained is not None and len(ids) < trained:
+      length = min(length, trained - len(ids))
     if self.max_length is not None:
       length = min(length, self.max_length - len(ids))
       if length < 1:
@@ -91,14 +100,23 @@ def complete(
   tokenizer: tokenizers.Tokenizer,
   requests: Sequence[TextRequest],
   *,
+  trained: int | None = None,
   batch_size: int = 8,
 ) -> Iterator[tuple[str, int]]:
   """Yield the text after each prompt and its number of tokens, in the order of the requests.
 
+  Args:
+    decoder: the decoder of the model.
+    params: the parameters in the decoder's form.
+    tokenizer: the tokenizer of the model.
+    requests: the texts to write.
+    trained: see `TextRequest.tokens`.
+    batch_size: the number of texts to write at a time.
+
   Raises:
     UserError: a text would be longer than the model's learned positions.
   """
-  asked = [request.tokens(tokenizer) for request in requests]
+  asked = [request.tokens(tokenizer, trained) for request in requests]
   for request, ids in zip(requests, decoder(params, asked, batch_size=batch_size), strict=True):
     yield decode_text(tokenizer, ids.tolist(), request.stop), len(ids)
 

@@ -22,19 +22,22 @@ class Writer:
     params: the parameters in the decoder's form, on the mesh.
     tokenizer: the tokenizer of the model.
     mesh: the mesh to compute on.
+    trained: the tokens of the longest text of training.
   """
 
   decoder: Decoder
   params: Params
   tokenizer: tokenizers.Tokenizer
   mesh: Mesh
+  trained: int
 
   @classmethod
   def from_trained(cls, model: Trained) -> 'Writer':
     """Prepare a model for writing. The writer does not use the model's own parameters."""
     decoder = Decoder(model.config.model, model.compute)
     with jax.set_mesh(model.mesh):
-      return cls(decoder, decoder.prepare(model.params), model.tokenizer, model.mesh)
+      params = decoder.prepare(model.params)
+    return cls(decoder, params, model.tokenizer, model.mesh, model.config.data.sequence_length)
 
   def write(self, requests: Sequence[TextRequest], batch_size: int = 8) -> list[tuple[str, int]]:
     """Return the text after each prompt, and its number of tokens.
@@ -47,9 +50,16 @@ class Writer:
       UserError: a text would be longer than the model's learned positions.
     """
     with jax.set_mesh(self.mesh):
-      written = complete(self.decoder, self.params, self.tokenizer, requests, batch_size=batch_size)
+      written = complete(
+        self.decoder,
+        self.params,
+        self.tokenizer,
+        requests,
+        trained=self.trained,
+        batch_size=batch_size,
+      )
       return list(written)
 
   def stream(self, request: TextRequest) -> Iterator[int]:
     """Yield the token ids of one text as they are drawn. Call inside `jax.set_mesh(self.mesh)`."""
-    return self.decoder.stream(self.params, request.tokens(self.tokenizer))
+    return self.decoder.stream(self.params, request.tokens(self.tokenizer, self.trained))
