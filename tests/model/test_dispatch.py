@@ -144,6 +144,23 @@ def test_sorted_rows_meet_the_matrix_of_their_expert(platform, rows, monkeypatch
   np.testing.assert_allclose(got, jnp.einsum('MI,MIO->MO', x, whole[experts]), atol=1e-5)
 
 
+def test_gradients_of_matrices_in_bfloat16_are_summed_in_float32():
+  # Sums in bfloat16 over the 256 blocks of an expert on a CPU would be 3 % off.
+  x, cotangent = (jnp.abs(inputs(2**16, 4, seed=i)).astype(jnp.bfloat16) for i in range(2))
+  experts = jnp.arange(2**16, dtype=jnp.int32) % 2
+
+  @jax.jit
+  @jax.grad
+  def gradient(matrices, x, cotangent, experts):
+    order = grouped.sort(experts, 2)
+    y = order.back(order.product(order.rows(x), matrices))
+    return jnp.sum(y.astype(jnp.float32) * cotangent)
+
+  got = gradient(jnp.ones((2, 4, 4), jnp.bfloat16), x, cotangent, experts)
+  exact = [np.asarray(x[i::2], float).T @ np.asarray(cotangent[i::2], float) for i in range(2)]
+  np.testing.assert_allclose(np.asarray(got, float), exact, rtol=4e-3)
+
+
 def test_both_ways_agree_where_nothing_is_dropped():
   router = RouterConfig(top_k=2, renormalize=True)
   config = unbalanced(router=router, expert=MLPConfig(8, gated=True), balance=LossBalanceConfig())

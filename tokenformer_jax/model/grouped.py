@@ -89,7 +89,10 @@ class Sorted(NamedTuple):
     ends_E = jnp.cumsum(self.sizes_E)
     first_N = self.block * jnp.arange(len(blocks_NxSxI))
     expert_N = jnp.searchsorted(ends_E, first_N, side='right')
-    matrices_NxIxO = jnp.take(matrices_ExIxO, expert_N, axis=0, mode='clip')
+    # Taken in float32, so that the gradients of an expert's blocks are summed in float32.
+    wide_ExIxO = matrices_ExIxO.astype(jnp.float32)
+    matrices_NxIxO = jnp.take(wide_ExIxO, expert_N, axis=0, mode='clip')
+    matrices_NxIxO = matrices_NxIxO.astype(matrices_ExIxO.dtype)
     return jnp.einsum('NSI,NIO->NSO', blocks_NxSxI, matrices_NxIxO).reshape(len(rows_PxI), -1)
 
 
