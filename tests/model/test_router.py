@@ -26,7 +26,7 @@ def _gates(logits) -> jax.Array:
 def _dispatch(name: str, capacity: int, order: str = 'sequence', valid=None):
   """Return the dispatch and the combine array [G, T, E, C] of the logits in a golden file."""
   logits = SWITCH[f'{name}/logits'] if f'{name}/logits' in SWITCH else SWITCH['router/logits']
-  choice = router.choose(_gates(logits), TOP_1, valid_BxT=valid)
+  choice = router.choose(jnp.asarray(logits), TOP_1, valid_BxT=valid)
   experts, gates = choice.experts_BxTxK[..., 0], choice.gates_BxTxK[..., 0]
   places = jax.vmap(lambda e, g: dispatch.place(e, g, 4, order))(experts, gates)
   of_expert = jax.nn.one_hot(experts, 4)[..., None]
@@ -84,11 +84,21 @@ def test_padding_counts_in_no_mean():
   np.testing.assert_allclose(_balance(jnp.asarray(logits), weight), np.mean(alone), rtol=1e-6)
 
 
+def test_the_gates_of_a_router_are_the_scores_of_the_reference():
+  everything = unbalanced(count=8, router=RouterConfig(top_k=8))
+  definition = define(lambda rngs: router.Router(everything, ModelConfig(width=16), rngs=rngs))
+  params = {'kernel': jnp.asarray(DEEPSEEK['weights/gate.weight'].T)}
+  choice, _ = jax.jit(lambda x: definition.bind(params)(x))(DEEPSEEK['x'])
+  found = np.zeros_like(DEEPSEEK['scores'])
+  np.put_along_axis(found, np.asarray(choice.experts_BxTxK), np.asarray(choice.gates_BxTxK), -1)
+  np.testing.assert_allclose(found, DEEPSEEK['scores'], atol=1e-6)
+
+
 @pytest.mark.parametrize('renormalize', [False, True])
 def test_several_experts_are_those_of_the_reference(renormalize):
   assert json.loads(str(DEEPSEEK['meta']))['num_experts_per_tok'] == 3
   config = RouterConfig(top_k=3, renormalize=renormalize)
-  experts, gates = router.choose(jnp.asarray(DEEPSEEK['scores']), config)
+  experts, gates = router.choose(jnp.log(DEEPSEEK['scores']), config)
   order = np.argsort(experts, axis=-1)  # The file has them by number.
   name = f'norm_{renormalize:d}'
   np.testing.assert_array_equal(
@@ -101,9 +111,24 @@ def test_several_experts_are_those_of_the_reference(renormalize):
   assert np.allclose(total, 1, atol=1e-6) if renormalize else (total < 1).all()
 
 
+@pytest.mark.parametrize('size', [50.0, 95.0])  # the gates' squares underflow, and the gates
+def test_gates_next_to_0_have_shares_and_gradients(size):
+  config, far = RouterConfig('sigmoid', top_k=2, renormalize=True), jnp.array([3.0, 1.0, 0.0, 2.0])
+
+  def f(logits):
+    share = router.shares(logits, config)
+    loss = router.balance_loss(jnp.ones((1, 1, 4)), share, jnp.ones((1, 1)), (1,))
+    return loss + router.choose(logits, config).gates_BxTxK[0, 0] @ jnp.array([1.0, 2.0])
+
+  logits = far[None, None] - size
+  # So far out a gate is exp(logit), and shares are those of softmax gates.
+  want = jax.grad(lambda x: jax.nn.softmax(x[jnp.array([0, 3])]) @ jnp.array([1.0, 2.0]))(far)
+  np.testing.assert_allclose(jax.grad(f)(logits)[0, 0], want, atol=1e-5)
+
+
 def test_equal_gates_go_by_number():
-  gates = jnp.full((1, 1, 6), 0.25).at[0, 0, 4].set(0.5)
-  found = router.choose(gates, RouterConfig(top_k=3)).experts_BxTxK
+  logits = jnp.full((1, 1, 6), 0.25).at[0, 0, 4].set(0.5)
+  found = router.choose(logits, RouterConfig(top_k=3)).experts_BxTxK
   assert found.tolist() == [[[4, 0, 1]]]
 
 

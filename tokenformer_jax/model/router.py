@@ -63,12 +63,9 @@ class Router(nnx.Module):
       x_BxTxD *= jax.random.uniform(key, x_BxTxD.shape, dtype, *near)
     kernel = constrain(self.kernel[...].astype(dtype), None, None)
     logits_BxTxE = jnp.einsum('BTD,DE->BTE', x_BxTxD, kernel, preferred_element_type=dtype)
-    gates_BxTxE = gates(logits_BxTxE, self.router).astype(jnp.float32)
     bias = None if self.bias is None else self.bias[...]
-    choice = choose(gates_BxTxE, self.router, bias, valid_BxT)
-    aux = _aux(
-      choice, gates_BxTxE, logits_BxTxE.astype(jnp.float32), valid_BxT, self.router, self.balance
-    )
+    choice = choose(logits_BxTxE, self.router, bias, valid_BxT)
+    aux = _aux(choice, logits_BxTxE.astype(jnp.float32), valid_BxT, self.router, self.balance)
     if bias is None:
       return choice, aux
     load_E = aux.figures['router/load']
@@ -88,8 +85,17 @@ def gates(logits_BxTxE: jax.Array, config: RouterConfig) -> jax.Array:
   return (jax.nn.softmax if config.gates == 'softmax' else jax.nn.sigmoid)(logits_BxTxE)
 
 
+def shares(logits_BxTxN: jax.Array, config: RouterConfig) -> jax.Array:
+  """Return the gates of these products divided by their sum.
+
+  They come from the gates' logarithms, so gates that are all next to 0 have shares and gradients.
+  """
+  logs_BxTxN = logits_BxTxN if config.gates == 'softmax' else jax.nn.log_sigmoid(logits_BxTxN)
+  return jax.nn.softmax(logs_BxTxN)
+
+
 def choose(
-  gates_BxTxE: jax.Array,
+  logits_BxTxE: jax.Array,
   config: RouterConfig,
   bias_E: jax.Array | None = None,
   valid_BxT: jax.Array | None = None,
@@ -97,38 +103,40 @@ def choose(
   """Return the K experts with the largest gates, of equal ones those with the lower numbers.
 
   Args:
-    gates_BxTxE: float32.
-    config: K, and whether the chosen gates are divided by their sum.
+    logits_BxTxE: the products of input and router.
+    config: the gates, K, and whether the chosen gates are divided by their sum.
     bias_E: added to the gates for the choice only.
     valid_BxT: the tokens that count; None: all.
   """
-  if bias_E is None:
-    chosen_BxTxK, experts_BxTxK = jax.lax.top_k(gates_BxTxE, config.top_k)
+  if bias_E is None:  # Gates rise with their products, which differ where gates underflow.
+    logits_BxTxK, experts_BxTxK = jax.lax.top_k(logits_BxTxE, config.top_k)
   else:
-    _, experts_BxTxK = jax.lax.top_k(
-      gates_BxTxE + jax.lax.stop_gradient(bias_E)[None, None], config.top_k
-    )
-    chosen_BxTxK = jnp.take_along_axis(gates_BxTxE, experts_BxTxK, axis=-1)
+    gates_BxTxE = gates(logits_BxTxE, config).astype(jnp.float32)
+    ranked_BxTxE = gates_BxTxE + jax.lax.stop_gradient(bias_E)[None, None]
+    _, experts_BxTxK = jax.lax.top_k(ranked_BxTxE, config.top_k)
+    logits_BxTxK = jnp.take_along_axis(logits_BxTxE, experts_BxTxK, axis=-1)
   if config.renormalize:
-    chosen_BxTxK /= jnp.sum(chosen_BxTxK, axis=-1, keepdims=True)
+    chosen_BxTxK = shares(logits_BxTxK.astype(jnp.float32), config)
+  elif config.gates == 'softmax':
+    total_BxTx1 = jax.nn.logsumexp(logits_BxTxE, axis=-1, keepdims=True)
+    chosen_BxTxK = jnp.exp(logits_BxTxK - total_BxTx1)
+  else:
+    chosen_BxTxK = jax.nn.sigmoid(logits_BxTxK)
   if valid_BxT is not None:
-    experts_BxTxK = jnp.where(valid_BxT[..., None], experts_BxTxK, gates_BxTxE.shape[-1])
-  return Choice(experts_BxTxK.astype(jnp.int32), chosen_BxTxK)
+    experts_BxTxK = jnp.where(valid_BxT[..., None], experts_BxTxK, logits_BxTxE.shape[-1])
+  return Choice(experts_BxTxK.astype(jnp.int32), chosen_BxTxK.astype(jnp.float32))
 
 
 def _aux(
   choice: Choice,
-  gates_BxTxE: jax.Array,
   logits_BxTxE: jax.Array,
   valid_BxT: jax.Array | None,
   router: RouterConfig,
   balance: Any,
 ) -> Aux:
   """Return the weighted losses and the figures of a router."""
-  count, share_BxTxE = gates_BxTxE.shape[-1], gates_BxTxE
-  if router.gates == 'sigmoid':
-    share_BxTxE /= jnp.sum(gates_BxTxE, axis=-1, keepdims=True)
-  weight_BxT = jnp.ones(gates_BxTxE.shape[:2]) if valid_BxT is None else valid_BxT.astype(float)
+  count, share_BxTxE = logits_BxTxE.shape[-1], shares(logits_BxTxE, router)
+  weight_BxT = jnp.ones(logits_BxTxE.shape[:2]) if valid_BxT is None else valid_BxT.astype(float)
   chosen_BxTxE, loss = _chosen(choice, count), jnp.float32(0)
   if router.z_loss:
     loss += router.z_loss * z_loss(logits_BxTxE, weight_BxT)
