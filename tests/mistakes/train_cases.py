@@ -50,6 +50,11 @@ EXPERTS = {
     f'{_MIXTURE}balance.devices=3',
     'ffn.balance.devices is 3, which does not divide the 8 experts; take a divisor',
   ),
+  'a balance over a batch in parts': (
+    f'{_MIXTURE}balance.over=batch --config.optim.accumulation_steps=2',
+    'the ffn.balance.over of layer is batch, and with optim.accumulation_steps=2 it would be over'
+    ' each part of a batch alone; set balance.over=sequence, or accumulation_steps to 1',
+  ),
   'a weight of one group of experts': (
     f'{_MIXTURE}balance.device_weight=0.1',
     'with balance.devices=1 there is nothing to balance between',

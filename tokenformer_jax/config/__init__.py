@@ -9,7 +9,7 @@ field of several variants (`fields.one_of`) has a `kind` and the keys of its kin
 each dataclass checks the conditions that involve several fields.
 """
 
-from tokenformer_jax.config.check_experts import draws
+from tokenformer_jax.config.check_experts import draws, rows_together
 from tokenformer_jax.config.data import DataConfig
 from tokenformer_jax.config.distill import DistillConfig
 from tokenformer_jax.config.feed_forward import (
@@ -151,6 +151,7 @@ __all__ = [
   'resized',
   'resolve',
   'restarts_schedule',
+  'rows_together',
   'to_config_dict',
   'to_json',
   'token_counts',

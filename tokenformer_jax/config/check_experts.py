@@ -1,5 +1,7 @@
 """Check that the values of routed experts fit together, and ask what they need."""
 
+import math
+
 from tokenformer_jax.config.feed_forward import (
   CapacityConfig,
   ExpertsConfig,
@@ -75,6 +77,34 @@ def check_capacity(model: ModelConfig, length: int) -> None:
           f'the ffn.dispatch.{key} of {name} is {factor}, of {tokens:g} tokens at even load: no '
           'expert has a place and every token is dropped; make it larger, or ffn.dispatch.least 1'
         )
+
+
+def check_accumulation(model: ModelConfig, parts: int) -> None:
+  """Check that the objective of a batch is the mean of that of its accumulated parts.
+
+  Args:
+    model: the model.
+    parts: `optim.accumulation_steps`.
+
+  Raises:
+    UserError: a balance loss is over the whole batch.
+  """
+  for name, experts in model.experts.items():
+    balance = experts.balance
+    if parts == 1 or not isinstance(balance, LossBalanceConfig):
+      continue
+    if balance.over == 'batch' and (balance.weight or balance.device_weight):
+      raise UserError(
+        f'the ffn.balance.over of {name} is batch, and with optim.accumulation_steps={parts} it '
+        'would be over each part of a batch alone; set balance.over=sequence, or '
+        'accumulation_steps to 1'
+      )
+
+
+def rows_together(model: ModelConfig) -> int:
+  """Return the rows of a batch that must stay side by side: those that share experts' places."""
+  dispatches = [experts.dispatch for experts in model.experts.values()]
+  return math.lcm(*(one.rows for one in dispatches if isinstance(one, CapacityConfig)))
 
 
 def draws(model: ModelConfig) -> bool:

@@ -3,7 +3,7 @@
 import dataclasses
 
 from tokenformer_jax.config import fields
-from tokenformer_jax.config.check_experts import check_capacity
+from tokenformer_jax.config.check_experts import check_accumulation, check_capacity
 from tokenformer_jax.config.check_model import (
   check_model,
   check_receptive_field,
@@ -67,6 +67,7 @@ def check(config: Config) -> None:
     length = config.data.sequence_length
     check_receptive_field(config.model, config.train.receptive_field, length)
   check_capacity(config.model, _tokens_of_an_input(config))
+  check_accumulation(config.model, config.optim.accumulation_steps)
   if config.data.batch_size % config.optim.accumulation_steps:
     raise UserError(
       f'config.data.batch_size is {config.data.batch_size}, which is not a multiple of '

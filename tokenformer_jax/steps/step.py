@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, Mesh
 
-from tokenformer_jax.config import Config, OptimConfig
+from tokenformer_jax.config import Config, OptimConfig, rows_together
 from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps import compiler, elastic, optim, statistics
@@ -106,7 +106,7 @@ def make_train_step(
   loss = task.loss
   if config.train.drop_groups:
     loss = elastic.with_dropped_groups(loss, task.definition.info, config.train.drop_groups)
-  gradient = _gradient(loss, config.optim.accumulation_steps)
+  gradient = _gradient(loss, config.optim.accumulation_steps, rows_together(config.model))
 
   def step(state: State, batch: Batch, *teacher: Params) -> tuple[State, dict[str, jax.Array]]:
     params, opt_state = state['params'], state['opt_state']
@@ -151,11 +151,12 @@ def make_train_step(
 
 
 def _gradient(
-  loss: Callable[..., tuple[jax.Array, dict[str, jax.Array]]], parts: int
+  loss: Callable[..., tuple[jax.Array, dict[str, jax.Array]]], parts: int, together: int
 ) -> Callable[..., tuple[Params, dict[str, jax.Array]]]:
   """Return the function for the loss gradient and figures of a batch, computed in `parts` parts.
 
   Its arguments are those of the loss: parameters, batch, key, and what is the same for all parts.
+  `together` rows side by side are in the same part, side by side.
   """
   gradient = jax.grad(loss, has_aux=True)
   if parts == 1:
@@ -164,7 +165,10 @@ def _gradient(
   # Each device deals its own rows out to the parts, so no row moves to another device. All parts
   # have the same number of rows, so the mean of their means is the mean over the batch.
   def deal(x_Bx: jax.Array) -> jax.Array:
-    return x_Bx.reshape(x_Bx.shape[0] // parts, parts, *x_Bx.shape[1:]).swapaxes(0, 1)
+    rows = x_Bx.shape[0] // parts
+    hand = math.gcd(rows, together)
+    dealt = x_Bx.reshape(rows // hand, parts, hand, *x_Bx.shape[1:]).swapaxes(0, 1)
+    return dealt.reshape(parts, rows, *x_Bx.shape[1:])
 
   def whole(
     params: Params, batch: Batch, key: jax.Array, *same: Params
