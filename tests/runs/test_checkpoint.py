@@ -287,9 +287,11 @@ def test_the_checkpoint_before_a_damaged_one_is_used_and_nothing_is_lost(finishe
   config, workdir, whole = finished
   arrays = max(data_files(workdir, 20), key=lambda path: path.stat().st_size)
   os.truncate(arrays, arrays.stat().st_size // 2)
+  (workdir / 'metrics.jsonl').unlink()
   resumed = loop.train(config, workdir)
   said = capsys.readouterr().err
   assert 'the checkpoint of step 20 is damaged' in said and 'going on from step 15' in said, said
+  assert 'those up to step 15 cannot be given back' in said, said
   for a, b in zip(jax.tree.leaves(resumed), jax.tree.leaves(whole), strict=True):
     np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg='not the same end')
   assert (workdir / 'damaged/20').is_dir(), 'the damaged checkpoint was deleted'

@@ -65,8 +65,15 @@ def is_done(job: Job, out: str) -> bool:
   saved = is_finished(workdir, steps)  # An evaluation is lost if the save after it fails.
   if not saved or job.stage == 'stable':
     return saved
-  lines = metrics.read(workdir) if (workdir / 'metrics.jsonl').exists() else []
-  return bool(last_losses(lines, steps))
+  return bool(last_losses(_figures(workdir), steps))
+
+
+def _figures(workdir: paths.Path) -> list[dict[str, float]]:
+  """Return the lines of a run's metrics.jsonl; none if there is no such file."""
+  try:
+    return metrics.read(workdir)
+  except FileNotFoundError:
+    return []
 
 
 def _check_same(job: Job, stored: Config, workdir: paths.Path) -> None:
@@ -84,10 +91,8 @@ def _check_same(job: Job, stored: Config, workdir: paths.Path) -> None:
 def _measured(job: Job, out: str) -> float | None:
   """Return the median time of a step of a run of the same size, or None."""
   workdir = paths.parse_path(out) / job.name
-  if not (workdir / 'metrics.jsonl').exists():
-    return None
   found = sorted(
-    line['perf/step_seconds'] for line in metrics.read(workdir) if line.get('perf/step_seconds')
+    line['perf/step_seconds'] for line in _figures(workdir) if line.get('perf/step_seconds')
   )
   return found[len(found) // 2] if found else None
 

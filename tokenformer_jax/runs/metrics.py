@@ -16,8 +16,10 @@ import jax
 import numpy as np
 import tqdm
 
+from tokenformer_jax import messages
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import hosts
+from tokenformer_jax.runs import lost_figures
 from tokenformer_jax.storage import paths, retry
 
 _GIB = 2**30
@@ -26,10 +28,26 @@ _GIB = 2**30
 class Metrics:
   """The writer of a run's figures. Only the first process writes."""
 
-  def __init__(self, workdir: paths.Path, *, first_step: int, steps: int, tensorboard: bool):
+  def __init__(
+    self,
+    workdir: paths.Path,
+    *,
+    first_step: int,
+    steps: int,
+    tensorboard: bool,
+    has_figures: bool = False,
+  ):
     """Open the files of a run that starts or resumes after `first_step` steps.
 
-    Drop lines of `metrics.jsonl` after that step, because a crash lost their work.
+    Drop lines of `metrics.jsonl` after that step, because a crash lost their work. Give lines back
+    if none is left.
+
+    Args:
+      workdir: the work directory.
+      first_step: the number of steps before.
+      steps: the last step.
+      tensorboard: whether to write events as well.
+      has_figures: whether the run has made so many steps that it must have figures.
     """
     self._active = hosts.is_first()
     if not self._active:
@@ -42,7 +60,8 @@ class Metrics:
       if tensorboard:
         self._events = _Events(self._files.directory / 'tensorboard', first_step)
       retry.retried(lambda: self._files.fetch('metrics.jsonl'), 'reading metrics.jsonl')
-      _drop_after(self._path, first_step)
+      if not _drop_after(self._path, first_step) and has_figures:
+        _give_back(self._path, workdir, first_step)
       self._lines = retry.retried(
         lambda: self._path.open('ab', buffering=0), f'opening {self._path}'
       )
@@ -159,8 +178,9 @@ class _Events:
 
     self._protos, self._summary = event_pb2, summary
     directory.mkdir(parents=True, exist_ok=True)
-    # The name has the time in seconds only; the process id separates runs of the same second.
-    self._writer = event_file_writer.EventsWriter(str(directory / 'events'), f'.{os.getpid()}')
+    # The name has the time in seconds only; the suffix separates runs of the same second.
+    suffix = f'.{os.getpid()}.{time.monotonic_ns():020}'
+    self._writer = event_file_writer.EventsWriter(str(directory / 'events'), suffix)
     start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
     self._add(first_step + 1, session_log=start)  # Hides events whose work a crash lost.
 
@@ -261,8 +281,22 @@ def _memory() -> dict[str, float]:
 
 
 def read(workdir: str | os.PathLike[str]) -> list[dict[str, float]]:
-  """Return the lines of a run's metrics.jsonl without incomplete lines."""
-  return _parse_lines((paths.parse_path(workdir) / 'metrics.jsonl').read_bytes())
+  """Return the lines of a run's metrics.jsonl without incomplete lines.
+
+  If the file is lost or empty, return the lines that other files of the run have.
+
+  Raises:
+    FileNotFoundError: there is no such file, and no other has figures of the run.
+  """
+  path = paths.parse_path(workdir)
+  try:
+    lines, lost = _parse_lines((path / 'metrics.jsonl').read_bytes()), None
+  except FileNotFoundError as error:
+    lines, lost = [], error
+  lines = lines or lost_figures.recover(path)
+  if lost and not lines:
+    raise lost
+  return lines
 
 
 def _parse_lines(content: bytes) -> list[dict[str, float]]:
@@ -302,9 +336,26 @@ def _user_errors(directory: pathlib.Path) -> Iterator[None]:
     ) from error
 
 
-def _drop_after(path: pathlib.Path, step: int) -> None:
+def _drop_after(path: pathlib.Path, step: int) -> bool:
+  """Drop the lines of a file after a step; return whether any line is left."""
   if not path.exists():
-    return
+    return False
   content = retry.retried(path.read_bytes, f'reading {path}')
-  kept = [json.dumps(line) for line in _parse_lines(content) if line['step'] <= step]
-  paths.write(path, ''.join(f'{line}\n' for line in kept))
+  kept = [line for line in _parse_lines(content) if line['step'] <= step]
+  _write_lines(path, kept)
+  return bool(kept)
+
+
+def _give_back(path: pathlib.Path, workdir: paths.Path, step: int) -> None:
+  """Write the lines up to a step that other files of the run have, or say that none has them."""
+  lines = retry.retried(lambda: lost_figures.recover(workdir), f'reading the events in {workdir}')
+  _write_lines(path, kept := [line for line in lines if line['step'] <= step])
+  if not kept:
+    messages.say(
+      f"{workdir}/metrics.jsonl is lost or empty, and neither TensorBoard's events nor the "
+      f'checkpoints have its figures; those up to step {step} cannot be given back'
+    )
+
+
+def _write_lines(path: pathlib.Path, lines: list[dict[str, float]]) -> None:
+  paths.write(path, ''.join(f'{json.dumps(line)}\n' for line in lines))

@@ -126,7 +126,7 @@ def make_manager(
     [
       checkpoint_managers.LatestN(keep),
       checkpoint_managers.BestN(
-        get_metric_fn=_loss,
+        get_metric_fn=sound_loss,
         reverse=True,  # Orbax keeps the last in the order, which is then the lowest loss.
         n=1,
         keep_checkpoints_without_metrics=False,
@@ -137,7 +137,7 @@ def make_manager(
     directory,
     options=ocp.CheckpointManagerOptions(
       preservation_policy=policies,
-      best_fn=_loss,  # Without this Orbax forgets the losses at the end of the run.
+      best_fn=sound_loss,  # Without this Orbax forgets the losses at the end of the run.
       best_mode='min',
       create=False,
       read_only=not writes,
@@ -184,9 +184,10 @@ def _handlers(save_gb: int | None) -> ocp.handlers.CheckpointHandlerRegistry:
   return handlers
 
 
-def _loss(metrics: Any) -> float:
-  """Return the loss that ranks a checkpoint; a loss that is not finite or has changed ranks last.
+def sound_loss(metrics: Any) -> float:
+  """Return the loss that ranks a checkpoint: infinity, the last rank, unless it is sound.
 
+  A sound loss is finite and has not changed since it was written.
   Checkpoints of earlier versions have no digest of their loss.
   """
   match metrics:

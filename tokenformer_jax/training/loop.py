@@ -142,7 +142,11 @@ class Trainer:
     written = saved_config.to_text(self.config)
     hosts.by_first(lambda: paths.write(self.workdir / 'config.json', written))
     metrics = Metrics(
-      self.workdir, first_step=first, steps=steps, tensorboard=self.config.train.tensorboard
+      self.workdir,
+      first_step=first,
+      steps=steps,
+      tensorboard=self.config.train.tensorboard,
+      has_figures=self._has_figures(first),
     )
     with contextlib.closing(metrics), hosts.StopRequest() as stop:
       metrics.say(self._description(first))
@@ -201,6 +205,13 @@ class Trainer:
   def _is_new_born(self, first: int) -> bool:
     """Return whether the model was made from another one and has not been trained since."""
     return bool(self.origin.lineage) and first == self.origin.lineage[-1].first_step
+
+  def _has_figures(self, first: int) -> bool:
+    """Return whether the run itself has trained long enough to have written figures."""
+    if not self.origin.resumes or self.origin.meta.contents != 'model':
+      return False
+    born = max(self.config.train.decay_from, *(one.first_step for one in self.origin.lineage), 0)
+    return first - born >= self.origin.meta.config.train.log_every
 
   def to_devices(self, local: tasks.Batch) -> tasks.Batch:
     """Return the global batch; `local` has the rows `self.rows` of its arrays."""
