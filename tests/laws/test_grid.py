@@ -129,6 +129,36 @@ def test_finished_runs_are_known_and_give_times(config, tmp_path):
   found = grid_runs.progress([job], str(tmp_path))
   assert (found.done, found.seconds, found.measured) == ([True], [50.0], 1)
   assert 'finished' in grid_runs.listing([job], found)
+  jobs = grid.jobs(config, Grid('width', (1, 2), (25_600,), branches=False), str(tmp_path))
+  found = grid_runs.progress(jobs, str(tmp_path))
+  work = jobs[1].size.flops_per_token / jobs[0].size.flops_per_token
+  assert found.seconds == [50.0, pytest.approx(50 * work)] and work > 1.5, 'of no measured size'
+  assert 'by the steps measured here, of some sizes' in grid_runs.listing(jobs, found)
+
+
+def test_times_are_promised_after_the_first_run(config, tmp_path, monkeypatch, capsys):
+  jobs = grid.jobs(config, Grid('width', (1, 2), (25_600,), branches=False), str(tmp_path))
+  table = grid_runs.listing(jobs, grid_runs.progress(jobs, str(tmp_path)))
+  assert table.count('not measured') == 2 and 'the first run measures how long' in table
+
+  def train(config, workdir):
+    """Leave a run of 100 steps of 0.5 s that took 60 s."""
+    (workdir / 'checkpoints/100').mkdir(parents=True)
+    (workdir / 'config.json').write_text(saved_config.to_text(sizes.fill_in(config)))
+    lines = [{'step': 50, 'perf/step_seconds': 0.5}, {'step': 100, 'eval/loss': 2.0}]
+    (workdir / 'metrics.jsonl').write_text(''.join(f'{json.dumps(one)}\n' for one in lines))
+    clock.append(clock[-1] + 60)
+    return None, False
+
+  clock = [0.0]
+  monkeypatch.setattr(grid_runs.time, 'monotonic', lambda: clock[-1])
+  monkeypatch.setattr(grid_runs.loop, 'train_or_stop', train)
+  assert grid_runs.train_missing(jobs, str(tmp_path))
+  work = jobs[1].size.flops_per_token / jobs[0].size.flops_per_token
+  left = grid_runs.hours(10 + 50 * work)
+  said = capsys.readouterr().err
+  assert f'{jobs[0].name} took 0:01:00; 1 run left, about {left}' in said
+  assert said.count('left') == 1
 
 
 def test_commands_make_the_config_of_each_job(config):

@@ -10,7 +10,7 @@ import pytest
 import synthetic
 import tiny_run
 
-from tokenformer_jax.laws import analysis, formulas, frontier, picture, report
+from tokenformer_jax.laws import analysis, formulas, frontier, growth, picture, report
 from tokenformer_jax.laws.analysis import Analysis
 from tokenformer_jax.laws.fit import Fit
 from tokenformer_jax.laws.formulas import Compute
@@ -66,6 +66,10 @@ def test_doubts_about_the_fit():
   limit = THETA.copy()
   limit[2] = -19.0
   assert 'E is not told from zero' in _doubts(GRID, theta=limit, spread=0.2)
+  limit[2] = formulas.LIMIT[0]
+  assert 'E is not told from zero: the best fit has it at its bound, 2e-09' in _doubts(
+    GRID, theta=limit, spread=0.0
+  )
   bound = THETA.copy()
   bound[3] = 3.0
   assert 'lies at a bound' in _doubts(GRID, theta=bound)
@@ -77,6 +81,24 @@ def test_doubts_about_a_budget_far_away():
   said = _doubts(GRID, budget=1e27)
   assert 'times that of the largest run' in said and 'lies outside of the sizes' in said
   assert _doubts(GRID, budget=1e21) == ''
+
+
+def test_doubts_about_a_prediction_and_a_chain_outside_of_the_runs():
+  made = _analysis(GRID)
+  run = analysis.predict(made, 1e9, 2e13, 1e9)
+  said = '\n'.join(analysis.doubts(made, predictions=[run]))
+  assert said == 'length 2e+13 of the run lies outside of the lengths of the runs, 1e+09 to 3e+12'
+  draws = {name: np.array([value]) for name, value in made.main.values.items()}
+
+  def doubts(target: float, *sizes: float) -> list[str]:
+    stages = [growth.Stage(n, (6 * n, 6 * n)) for n in sizes]
+    plan = growth.plan(made.main.values, draws, stages, target, growth.Assumptions())
+    return analysis.doubts(made, plan=plan)
+
+  assert doubts(2.2, 3e8, 3e9) == []
+  outside = 'lies outside of the sizes of the runs, 3e+07 to 3e+10'
+  assert f'size 1e+12 of the chain {outside}' in doubts(1.75, 3e9, 1e12)
+  assert f'size 1e+12 of the best run from scratch {outside}' in doubts(1.75, 3e9, 1e12)
 
 
 def test_predictions_have_intervals():

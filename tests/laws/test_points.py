@@ -59,6 +59,23 @@ def test_runs_that_do_not_fit_together(other, message):
     points.of_runs(_runs({}, other), 'all')
 
 
+def test_grown_runs_in_a_folder_are_left_out_and_named(monkeypatch):
+  names = ['f/a', 'f/grown', 'f/b', 'g']
+  grown = {'f/grown': Growth(SIZE, 100), 'g': Growth(SIZE, 100)}
+  monkeypatch.setattr(points, 'find_runs', lambda arguments: names)
+  monkeypatch.setattr(
+    runs, 'read', lambda name: dataclasses.replace(RUN, name=name, growth=grown.get(name))
+  )
+  with pytest.raises(UserError, match='g has grown'):
+    points.read_runs(['f', 'g'], 'all')
+  names.remove('g')
+  found = points.read_runs(['f'], 'all')
+  assert found.names == ('f/a', 'f/b') and found.notes[0] == '1 grown run left out: f/grown'
+  names[:] = ['f/grown']
+  with pytest.raises(UserError, match='f/grown has grown'):
+    points.read_runs(['f'], 'all')
+
+
 @pytest.mark.parametrize(
   ('changes', 'way', 'value'),
   [

@@ -1,7 +1,8 @@
 """Fit every law that the points allow, and say what they cannot tell."""
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from tokenformer_jax.laws import fit, formulas, frontier
 from tokenformer_jax.laws.fit import Fit, interval
 from tokenformer_jax.laws.formulas import Compute, Law
 from tokenformer_jax.laws.frontier import Frontier
+from tokenformer_jax.laws.growth import Plan
 from tokenformer_jax.laws.points import Points
 
 LEAST_DISTINCT = 3  # sizes and lengths that a law with an exponent and a limit needs
@@ -17,6 +19,7 @@ _NARROW = 10.0  # a range of sizes or lengths below this factor is narrow
 _WIDE = 2.0  # an interval whose ends differ by more than this factor tells little
 _FAR = 10.0  # a budget beyond the largest run by more than this factor
 _EXPLAINED = 0.5  # a share of the residuals that follows from size and length
+_SAME = 1e-3  # relative; sizes and lengths that differ by less are one
 _TOGETHER = 0.95  # correlation of log N and log D above which the two cannot be separated
 
 
@@ -176,8 +179,20 @@ def predict(analysis: Analysis, total: float, tokens: float, active: float) -> P
   return Prediction(total, tokens, active, flops, loss, interval(drawn))
 
 
-def doubts(analysis: Analysis, budget: float | None = None) -> list[str]:
-  """Return what the data cannot tell, a sentence each."""
+def doubts(
+  analysis: Analysis,
+  budget: float | None = None,
+  predictions: Sequence[Prediction] = (),
+  plan: Plan | None = None,
+) -> list[str]:
+  """Return what the data cannot tell, a sentence each.
+
+  Args:
+    analysis: the laws.
+    budget: FLOPs whose optimum is asked for, or None.
+    predictions: the runs whose losses are predicted.
+    plan: the plan of growth, or None.
+  """
   points, main = analysis.points, analysis.main
   found = list(points.notes)
   for what, x in (('sizes', points.active), ('lengths', points.tokens)):
@@ -209,6 +224,14 @@ def doubts(analysis: Analysis, budget: float | None = None) -> list[str]:
   if len(points) < 2 * len(main.theta):
     found.append(f'{len(points)} points for {len(main.theta)} parameters: intervals are guesses')
   found += _distance(analysis, budget)
+  for one in predictions:
+    found += _outside(points, 'the run', [one.active], [one.tokens])
+  if plan is not None:
+    # The last size ends with the loss of so many tokens as it would need from scratch.
+    lengths = [plan.legs[0].tokens, plan.scratch_last.tokens]
+    found += _outside(points, 'the chain', [leg.parameters for leg in plan.legs], lengths)
+    scratch = plan.scratch
+    found += _outside(points, 'the best run from scratch', [scratch.parameters], [scratch.tokens])
   return found
 
 
@@ -237,8 +260,14 @@ def _unbounded(main: Fit) -> list[str]:
         'the loss here, so use no prediction of this law'
       )
       break
+  bound = math.exp(formulas.LIMIT[0])
   for name, (low, high) in main.intervals.items():
-    if name == 'E' and low < 0.1 * main.values['E']:
+    if name == 'E' and main.values['E'] < 1.01 * bound:
+      found.append(
+        f'E is not told from zero: the best fit has it at its bound, {bound:.1g}; larger and '
+        'longer runs would show the limit'
+      )
+    elif name == 'E' and low < 0.1 * main.values['E']:
       found.append('E is not told from zero: larger and longer runs would show the limit')
     elif name in ('alpha', 'beta', 'gamma') and (low <= 0 or high / low > _WIDE):
       found.append(f'{name} may be anything from {low:.3g} to {high:.3g}: the data do not fix it')
@@ -257,9 +286,21 @@ def _distance(analysis: Analysis, budget: float | None) -> list[str]:
       'intervals do not include the error of the law itself so far away'
     )
   n, _ = formulas.optimum(analysis.main.values, budget, analysis.compute)
-  if not points.active.min() <= n <= points.active.max():
-    found.append(
-      f'the best size, {n:.3g}, lies outside of the sizes of the runs, {points.active.min():.3g} '
-      f'to {points.active.max():.3g}'
-    )
+  return found + _outside(points, 'the optimum', [float(n)], [])
+
+
+def _outside(
+  points: Points, subject: str, sizes: Sequence[float], lengths: Sequence[float]
+) -> list[str]:
+  """Return which sizes and lengths of a subject lie outside of those of the runs."""
+  found = []
+  for what, x, asked in (('size', points.active, sizes), ('length', points.tokens, lengths)):
+    low, high = x.min(), x.max()
+    known = (low * (1 - _SAME), high * (1 + _SAME))
+    far = dict.fromkeys(f'{one:.3g}' for one in asked if not known[0] <= one <= known[1])
+    if far:
+      found.append(
+        f'{what} {" and ".join(far)} of {subject} lies outside of the {what}s of the runs, '
+        f'{low:.3g} to {high:.3g}'
+      )
   return found

@@ -88,8 +88,8 @@ def main(argv: Sequence[str]) -> None:
   if values.csv:
     found = of_kaplan = points.read_csv(values.csv)
   else:
-    finished = [runs.read(one) for one in points.find_runs(named)]
-    found = points.of_runs(finished, values.count)
+    finished, notes = points.read_all(named)
+    found = points.of_runs(finished, values.count, notes)
     of_kaplan = points.of_runs(finished, 'without_embeddings')
   delta = fit.DELTA if values.fit == 'huber' else np.inf
   fitted = analysis.analyse(
@@ -106,7 +106,7 @@ def main(argv: Sequence[str]) -> None:
     predictions = [analysis.predict(fitted, values.parameters, values.tokens, active)]
     print(f'\n{report.prediction(predictions[0])}')
   plan, unit = _grow(fitted, table, grown)
-  doubts = analysis.doubts(fitted, values.budget)
+  doubts = analysis.doubts(fitted, values.budget, predictions or (), plan)
   if doubts:
     print('\nwhat the data cannot tell\n' + '\n'.join(f'  {one}' for one in doubts))
   if values.pictures:

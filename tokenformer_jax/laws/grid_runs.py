@@ -4,23 +4,22 @@ import dataclasses
 import itertools
 import math
 import shlex
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 
 from tokenformer_jax.config import Config, differences
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.laws.grid import Job, with_train
-from tokenformer_jax.laws.runs import is_finished, last_losses, tokens_of_step
+from tokenformer_jax.laws.runs import Size, is_finished, last_losses, tokens_of_step
 from tokenformer_jax.messages import aligned, say
 from tokenformer_jax.model import flops
 from tokenformer_jax.runs import metrics, saved_config
 from tokenformer_jax.storage import paths
 from tokenformer_jax.training import loop, sizes
 
-# A guess of the speed of devices without a published peak, such as CPUs.
-_STEP_SECONDS, _FLOPS_PER_SECOND = 5e-3, 1e10
-_MFU = 0.3  # a guess, where the peak is published
+_MFU = 0.3  # a guess, for devices whose peak is published
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,25 +28,29 @@ class Progress:
 
   Attributes:
     done: for each job, whether it is finished.
-    seconds: for each job, a guess of its time.
-    measured: the number of jobs whose guess is from measured steps of the same size.
+    seconds: for each job, the time of its steps; None: nothing is measured that tells it.
+    measured: the number of jobs whose time is from measured steps of the same size.
   """
 
   done: list[bool]
-  seconds: list[float]
+  seconds: list[float | None]
   measured: int
 
 
 def progress(jobs: Sequence[Job], out: str) -> Progress:
   """Compare the jobs with what the directory of the grid holds.
 
+  Steps of sizes that are not measured yet are taken to be as fast in FLOPs as those of the nearest
+  size that is.
+
   Raises:
     UserError: a run there has another config than its job.
   """
   done = [is_done(job, out) for job in jobs]
   speeds = {job.size: seconds for job in jobs if (seconds := _measured(job, out))}
-  guesses = [job.steps * speeds.get(job.size, _guess(job)) for job in jobs]
-  return Progress(done, guesses, sum(job.size in speeds for job in jobs))
+  steps = [speeds[job.size] if job.size in speeds else _guess(job, speeds) for job in jobs]
+  times = [each and job.steps * each for job, each in zip(jobs, steps, strict=True)]
+  return Progress(done, times, sum(job.size in speeds for job in jobs))
 
 
 def is_done(job: Job, out: str) -> bool:
@@ -97,25 +100,47 @@ def _measured(job: Job, out: str) -> float | None:
   return found[len(found) // 2] if found else None
 
 
-def _guess(job: Job) -> float:
-  """Return a rough time of a step on the devices of this process."""
-  each = tokens_of_step(job.config) * job.size.flops_per_token
+def _guess(job: Job, speeds: Mapping[Size, float]) -> float | None:
+  """Return a rough time of a step on the devices of this process, or None.
+
+  Args:
+    job: a job of a size that is not measured.
+    speeds: the time of a step of each size that is; all sizes have the same batch.
+  """
+  work = job.size.flops_per_token
+  if speeds:
+    near = min(speeds, key=lambda size: abs(math.log(size.flops_per_token / work)))
+    return speeds[near] * work / near.flops_per_token
   devices = jax.devices()
   if peak := flops.peak_flops(devices[0]):
-    return each / (peak * len(devices) * _MFU)
-  return _STEP_SECONDS + each / _FLOPS_PER_SECOND
+    return tokens_of_step(job.config) * work / (peak * len(devices) * _MFU)
+  return None
 
 
 def train_missing(jobs: Sequence[Job], out: str) -> bool:
-  """Train the jobs that are not finished, in order; return whether all are finished now."""
-  total = len(jobs)
+  """Train the jobs that are not finished, in order; return whether all are finished now.
+
+  After each, say how long those that are left take, by its steps and by what it took besides them.
+  """
+  total, besides = len(jobs), []
   for number, job in enumerate(jobs, start=1):
     if is_done(job, out):
       continue
     say(f'run {number} of {total}: {job.name} ({job.stage}), to {job.tokens:,} tokens')
+    begin = time.monotonic()
     _, stopped = loop.train_or_stop(job.config, paths.parse_path(out) / job.name)
     if stopped:
       return False
+    took, found = time.monotonic() - begin, progress(jobs, out)
+    besides.append(max(0.0, took - (found.seconds[number - 1] or took)))
+    if left := [
+      seconds for seconds, done in zip(found.seconds, found.done, strict=True) if not done
+    ]:
+      each = sum(besides) / len(besides)
+      say(
+        f'{job.name} took {hours(took)}; {counted(len(left), "run")} left, about '
+        f'{hours(sum(each + (seconds or 0.0) for seconds in left))}'
+      )
     jax.clear_caches()  # Each run has programs of its own.
   return True
 
@@ -169,7 +194,7 @@ def listing(jobs: Sequence[Job], found: Progress) -> str:
         f'{job.tokens:,}',
         f'{job.tokens / job.size.parameters:,.3g}',
         f'{job.flops:.3g}',
-        'finished' if done else hours(seconds),
+        'finished' if done else 'not measured' if seconds is None else hours(seconds),
       )
     )
   return f'{aligned(rows, left=(0, 1))}\n\n{_totals(jobs, found)}'
@@ -183,6 +208,13 @@ def _totals(jobs: Sequence[Job], found: Progress) -> str:
   if not left:
     return text
   flops_left = sum(jobs[i].flops for i in left)
-  seconds = sum(found.seconds[i] for i in left)
-  basis = 'by the steps measured here' if found.measured == len(jobs) else 'a guess'
-  return f'{text}, {len(left)} are left: {flops_left:.3g} FLOPs, {hours(seconds)} ({basis})'
+  text += f', {len(left)} are left: {flops_left:.3g} FLOPs'
+  if any(found.seconds[i] is None for i in left):
+    return f'{text}; the first run measures how long they take'
+  if not found.measured:
+    basis = f'a guess, {_MFU:.0%} of the peak'
+  else:
+    basis = 'by the steps measured here'
+    basis += '' if found.measured == len(jobs) else ', of some sizes'
+  seconds = hours(sum(found.seconds[i] for i in left))
+  return f'{text}, {seconds} ({basis}), besides compiling, evaluating and saving'

@@ -121,10 +121,15 @@ def _work_directories(folder: str) -> Iterator[str]:
       yield where
 
 
-def of_runs(found: Iterable[FinishedRun], count: str) -> Points:
+def of_runs(found: Iterable[FinishedRun], count: str, notes: Sequence[str] = ()) -> Points:
   """Return finished runs as points.
 
   Runs whose rate had not decayed are left out, unless none had.
+
+  Args:
+    found: the runs.
+    count: `all` or `without_embeddings`.
+    notes: see `Points`.
 
   Raises:
     UserError: runs have other data, tokenizers or lengths of context; one has grown or has no
@@ -138,7 +143,8 @@ def of_runs(found: Iterable[FinishedRun], count: str) -> Points:
         'leave it out'
       )
   _check_same_data(kept)
-  notes = [
+  notes = list(notes)
+  notes += [
     f'the runs have {name}={value}: this is a law of such runs, not of plain ones'
     for name, value in kept[0].data.items()
     if value and name in runs.WAYS_OF_TRAINING
@@ -166,13 +172,30 @@ def of_runs(found: Iterable[FinishedRun], count: str) -> Points:
   )
 
 
+def read_all(arguments: Sequence[str]) -> tuple[list[FinishedRun], list[str]]:
+  """Return the runs in work directories, or below folders, and a sentence on those left out.
+
+  Grown runs below a folder are left out, unless all have grown.
+
+  Raises:
+    UserError: there is none, or a run is not finished.
+  """
+  found = [runs.read(one) for one in find_runs(arguments)]
+  names = [one.name for one in found if one.growth and one.name not in arguments]
+  if not names or len(names) == len(found):
+    return found, []
+  text = f'{counted(len(names), "grown run")} left out: {", ".join(names)}'
+  return [one for one in found if one.name not in names], [text]
+
+
 def read_runs(arguments: Sequence[str], count: str) -> Points:
   """Return the runs in work directories, or below folders, as points.
 
   Raises:
-    UserError: a run is not finished, or as `of_runs`.
+    UserError: as `read_all` and `of_runs`.
   """
-  return of_runs([runs.read(one) for one in find_runs(arguments)], count)
+  found, notes = read_all(arguments)
+  return of_runs(found, count, notes)
 
 
 def _check_same_data(found: Sequence[FinishedRun]) -> None:
