@@ -11,7 +11,7 @@ from tokenformer_jax.storage import paths
 
 def get_config(workdir):
   path = paths.parse_path(workdir) / 'config.json'
-  saved = saved_config.read(path, 'name a work directory')
+  saved = saved_config.read(path, 'name another work directory')
   if programs := saved.train.compilation_cache:
     messages.say(
       f'{path} names {programs!r} for compiled programs, which is ignored, because such programs '

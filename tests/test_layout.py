@@ -24,7 +24,7 @@ LAYERS = (
   'convert',
 )
 BELOW = {'arguments', 'errors', 'messages'}
-COMMAND_LINE = {'cli', 'usage'}
+COMMAND_LINE = {'cli', 'flag_mistakes', 'usage'}
 OF_COMMANDS = {'command', '__main__', 'verify', 'keys'}  # files in folders
 
 

@@ -70,7 +70,7 @@ def run(
     reported = hosts.as_reported(error)
     if reported is None:
       raise
-    messages.say(f'error: {reported}')
+    messages.say(f'error: {usage.as_typed(str(reported))}')
     sys.exit(hosts.exit_status(reported))
 
 
@@ -118,13 +118,35 @@ def _flags_parser(
   """Return a parser of flags that prints the help of the module of `main` on `--help`."""
 
   def parse(argv: Sequence[str]) -> list[str]:
-    if any(argument in _HELP for argument in argv[1:]):
+    if any(argument in _HELP for argument in argv[1:]) or list(argv[1:]) == ['help']:
       doc = sys.modules[main.__module__].__doc__ or ''
       print(usage.render(doc, more_help() if more_help else ''))
       sys.exit(0)
     return flag_mistakes.parse(argv)
 
   return parse
+
+
+def check_output_folder(flag: str) -> None:
+  """Check that the folder that a flag names exists or can be made; make nothing.
+
+  Raises:
+    UserError: it is a file or lies in one, or cannot be written.
+  """
+  value = flags.FLAGS[flag].value
+  if paths.in_bucket(value) or not hosts.is_first():
+    return
+  folder = Path(value).absolute()
+  found = next(one for one in (folder, *folder.parents) if one.exists())
+  if not found.is_dir():
+    raise UserError(
+      f'--{flag}={value} cannot be a folder: {found} is a file; name another --{flag}'
+    )
+  if not os.access(found, os.W_OK):
+    raise UserError(
+      f'--{flag}={value} cannot be written: the permissions of {found} do not allow it; name '
+      f'another --{flag}'
+    )
 
 
 def output_file(flag: str) -> Path | None:

@@ -30,6 +30,13 @@ def parse(argv: Sequence[str]) -> list[str]:
   return rest
 
 
+def missing_flag(name: str) -> str:
+  """Return the sentence for a flag that has no value, from its help."""
+  said = flags.FLAGS[name].help.rstrip('.')
+  first = said[0] if said[1].isupper() else said[0].lower()  # CHIP stays.
+  return f'--{name} is missing: {first}{said[1:]}'
+
+
 def _unknown(name: str) -> str:
   """Return the sentence for an unknown flag, which may be the last part of a config's key."""
   known = [flag.name for flag in usage.own_flags()]
@@ -49,9 +56,7 @@ def _sentence(error: Exception) -> str:
   """Return one sentence for an error that absl or ml_collections raises for a flag."""
   text = ' '.join(str(error).split())
   if missing := re.search(r'Flag --(\S+) must have a value other than None', text):
-    name = missing[1]
-    said = flags.FLAGS[name].help.rstrip('.')
-    return f'--{name} is missing: {said[0].lower()}{said[1:]}'
+    return missing_flag(missing[1])
   if missing := re.search(r'Missing value for flag -*(\S+)', text):
     return f'--{missing[1]} has no value; give --{missing[1]}=VALUE'
   if found := re.match(r'flag --([^=]+)=', text):

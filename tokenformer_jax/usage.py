@@ -35,6 +35,11 @@ def spell_command(verb: str) -> str:
   return f'{program} {verb}' if program else commands.VERBS[verb].script
 
 
+def as_typed(text: str) -> str:
+  """Return a text whose commands `tokenformer VERB` are in the form of this command line."""
+  return _EXAMPLE.sub(lambda found: spell_command(found[1]), text)
+
+
 def _program() -> str | None:
   """Return the program that runs this verb, or None if the verb runs as a module or a script."""
   return next((p for p in _PROGRAMS if sys.argv[0].startswith(f'{p} ')), None)
@@ -53,7 +58,7 @@ def render(doc: str, more: str = '') -> str:
       the form in which the user typed this command.
     more: the text after the flags.
   """
-  text = [_EXAMPLE.sub(lambda found: spell_command(found[1]), doc).strip(), '\nFlags:\n']
+  text = [as_typed(doc).strip(), '\nFlags:\n']
   for flag in _flags(hosts=False):
     text.extend(_lines(flag))
   if several := [f'--{flag.name}' for flag in _flags(hosts=True)]:

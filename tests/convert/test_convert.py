@@ -213,8 +213,9 @@ def test_wrong_tensors_are_named_and_nothing_is_left(tmp_path, mistake):
   source = released.write(tmp_path / 'model.safetensors', weights)
   released.write_tokenizer(tmp_path)
   before = sorted(os.listdir(tmp_path))
-  with pytest.raises(UserError, match=match):
+  with pytest.raises(UserError, match=match) as error:
     convert.to_jax(source, tmp_path / 'run', **released.OPTIONS)
+  assert len(str(error.value)) < 300, 'a list of tensors is no sentence'
   assert sorted(os.listdir(tmp_path)) == before, 'something was left'
 
 

@@ -173,6 +173,14 @@ GROW = {
   'no target': ('grow --source={lm} --param_tokens=ffn=128', '--target is missing'),
   'an empty target': ('grow --source={lm} --target= --param_tokens=ffn=128', '--target= is empty'),
   'a target that is there': ('grow --source={lm} --target={in}/some', '{in}/some exists'),
+  'a target that is a file': (
+    'grow --source={lm} --target={in}/weights.bin --param_tokens=ffn=128',
+    'weights.bin exists as a file; name a new directory',
+  ),
+  'fewer tokens, by tokenformer': (
+    'tokenformer grow --source={lm} --target=new --param_tokens=ffn=8',
+    'growth only adds (python -m tokenformer_jax grow shrink drops the least important ones)',
+  ),
   'a target in a file': (
     'grow --source={lm} --target={in}/some/a.txt/x --param_tokens=ffn=128',
     'choose another --target',
@@ -274,6 +282,12 @@ GROW = {
 
 CONVERT = {
   'no command to convert': ('convert --source=a --target=b', 'to-jax'),
+  'neither a command nor anything to convert': (
+    'convert',
+    'needs a word that says what to do: to-jax or to-torch or layout; for example `python -m',
+  ),
+  'no source to convert': ('convert to-jax --target=b', '--source is missing: weights (to-jax)'),
+  'no target to convert': ('convert to-jax --source=a', '--target is missing: the new work dir'),
   'an unknown conversion': ('convert to-tf --source=a --target=b', "unknown command 'to-tf'"),
   'two conversions': ('convert to-jax to-torch --source=a --target=b', "'to-torch'"),
   'no weights': ('convert to-jax --source=none.bin --target=new', 'none.bin'),
@@ -294,7 +308,7 @@ CONVERT = {
   'a file of another kind': ('convert to-torch --source={lm} --target=new.onnx', '.safetensors'),
   'a file that is there': (
     'convert to-torch --source={lm} --target={in}/weights.bin',
-    'weights.bin exists',
+    'weights.bin exists; name a new file',
   ),
   'a file in a bucket': ('convert to-torch --source={lm} --target=gs://b/x.bin', 'gs://b/x.bin'),
   'no run to convert': ('convert to-torch --source=none --target=new.bin', 'none is not'),
@@ -325,7 +339,10 @@ CONVERT = {
 
 PLAN = {
   'no config to plan': ('plan --topology=v5e:4x4', '--config is missing'),
-  'no topology': ('plan --config={repo}/configs/lm_stdlib.py', '--topology is missing'),
+  'no topology': (
+    'plan --config={repo}/configs/lm_stdlib.py',
+    '--topology is missing: CHIP:SHAPE, such',
+  ),
   'a chip that there is not': (
     'plan --config={repo}/configs/lm_stdlib.py --topology=gpu-4090:1',
     'known names: gpu-a100, gpu-h100, gpu-h200, tpu7x, v4, v5e, v5p, v6e',

@@ -75,6 +75,7 @@ FILES = {
   'losses/good.csv': 'parameters,tokens,loss\n'
   + ''.join(f'{n}e8,{d}e9,{2 + 1 / n + 1 / d}\n' for n in (1, 2, 4) for d in (1, 3, 9)),
   'losses/empty.csv': '',
+  'losses/semicolons.csv': 'parameters;tokens;loss\n1e8;1e9;3\n',
   'losses/typo.csv': 'paramters,tokens,loss\n1e8,1e9,3\n',
   'losses/no_loss.csv': 'parameters,tokens\n1e8,1e9\n',
   'losses/word.csv': 'parameters,tokens,loss\n1e8,1e9,3\n1e8,many,3\n',

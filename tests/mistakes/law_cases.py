@@ -37,6 +37,14 @@ SWEEP = {
     '--lengths=1e6',
     'config.init_from',
   ),
+  'a folder for a sweep that is a file': (
+    'sweep --config={repo}/configs/lm_stdlib.py --factors=1 --lengths=1e6 --out={in}/some/a.txt',
+    '--out={in}/some/a.txt cannot be a folder: {in}/some/a.txt is a file; name another --out',
+  ),
+  'a folder for a sweep in a file': (
+    'sweep --config={repo}/configs/lm_stdlib.py --factors=1 --lengths=1e6 --out={in}/some/a.txt/x',
+    '{in}/some/a.txt is a file; name another --out',
+  ),
   'commands in a dry run': (
     f'{_GRID} --factors=1 --lengths=1e6 --dry_run --commands=x.sh',
     '--dry_run',
@@ -63,6 +71,10 @@ LAWS = {
   'a CSV that is not there': ('laws --csv=none.csv', '--csv=none.csv cannot be read'),
   'a CSV that is a folder': ('laws --csv={in}/some', 'cannot be read'),
   'an empty CSV': ('laws --csv={in}/losses/empty.csv', 'has no rows'),
+  'a CSV with semicolons': (
+    'laws --csv={in}/losses/semicolons.csv',
+    "separates its columns by ';'; separate them by commas",
+  ),
   'a CSV with a misspelt column': ('laws --csv={in}/losses/typo.csv', "did you mean 'parameters'"),
   'a CSV without losses': ('laws --csv={in}/losses/no_loss.csv', "has no column 'loss'"),
   'a CSV with a word': ('laws --csv={in}/losses/word.csv', 'line 3 of'),

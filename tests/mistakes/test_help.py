@@ -13,6 +13,8 @@ COMMANDS = {
   },
 }
 
+WAYS = ('help', '--help')
+
 
 @pytest.mark.parametrize('name', COMMANDS)
 def test_help_is_short_and_of_the_project_only(name, server):
@@ -34,6 +36,12 @@ def test_help_of_training_lists_the_keys(server):
   assert (
     '  optim.schedule=cosine             cosine | linear | wsd | constant; the rate' in done.out
   )
+
+
+@pytest.mark.parametrize('name', ['grow', 'plan', 'convert'])
+def test_the_word_help_is_the_flag(name, server):
+  word, flag = (server.run([*COMMANDS[name], one], commands_server.ROOT) for one in WAYS)
+  assert (word.status, word.out) == (0, flag.out), word.err
 
 
 def test_help_names_the_default_and_the_choices_of_a_flag(server):

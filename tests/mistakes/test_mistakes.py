@@ -29,6 +29,8 @@ def filled(text: str, material: Path) -> str:
 def arguments(typed: str, material: Path) -> list[str]:
   """The arguments of python for what is typed."""
   verb, *rest = shlex.split(filled(typed, material))
+  if verb == 'tokenformer':
+    return ['-m', 'tokenformer_jax', *rest]
   if verb == 'train':
     return [str(tiny_run.ROOT / 'train.py'), *rest]
   return ['-m', f'tokenformer_jax.{verb}', *rest]

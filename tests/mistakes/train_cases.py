@@ -163,6 +163,10 @@ TRAIN_KEYS = {
     'train --config.model.pattern=12',
     'did you mean "layer*12"?',
   ),
+  'a layer of a name with a hyphen': (
+    'train --config.model.variants.my-local.mixer.window=8',
+    'config.model.variants.my-local cannot be the name of a layer; take a word of letters',
+  ),
   'a layer that is not in the pattern': (
     'train --config.model.variants.local.mixer.window=8',
     "config.model.variants has 'local', which is not in model.pattern='layer*",
@@ -194,6 +198,10 @@ TRAIN_KEYS = {
   'a mesh of nothing': ('train --config.mesh.fsdp=0', 'config.mesh has'),
   'a kernel of other devices': ('train --config.train.attention=splash', 'the devices are cpu'),
   'a range of steps that is none': ('train --config.train.profile_steps=9', 'FIRST:LAST'),
+  'a range of steps that ends before it begins': (
+    'train --config.train.profile_steps=5:2',
+    "profile_steps is '5:2'; it must be FIRST:LAST, two step numbers from 1 on of which the last",
+  ),
   'old tokens of no rate': ('train --config.optim.old_tokens=scale:x', 'scale:X'),
   'old tokens of a new model': ('train {tiny} --config.optim.old_tokens=freeze', 'old_tokens'),
   'a key of images for text': ('train --config.data.flip=true', 'config.data.flip'),
@@ -286,6 +294,10 @@ TRAIN_CONFIGS = {
     'train --workdir={in}/a_list',
     'a_list/config.json',
   ),
+  'a work directory with a config cut off': (
+    'train --workdir={in}/cut',
+    'cut/config.json is damaged: it is not the config of a run',
+  ),
   'a work directory with other keys': ('train --workdir={in}/other_keys', "did you mean 'model'"),
   'a flag before its config': (
     'train --config.train.steps=5 --config={in}/configs/variants.py',
@@ -298,6 +310,10 @@ TRAIN_FILES = {
   'a work directory that is a file': ('train {tiny} --workdir={in}/some/a.txt', 'some/a.txt'),
   'a bucket of another kind': ('train {tiny} --workdir=s3://bucket/run', 'neither a path'),
   'no text': ('train {tiny} --config.data.source=files:{in}/none/*.txt', '{in}/none/*.txt'),
+  'an absolute path without text': (
+    'train {tiny} --config.data.source=files:{in}/none.txt',
+    'files:{in}/none.txt, which matches no file; check the path',
+  ),
   'a source like no other': ('train {tiny} --config.data.source=wikipedia', 'wikipedia'),
   'a source of no files': ('train {tiny} --config.data.source=files:', 'files:'),
   'an empty source': ('train {tiny} --config.data.source=', 'config.data.source'),
@@ -328,6 +344,10 @@ TRAIN_FILES = {
   'a teacher of images': (
     'train {tiny} --config.distill.teacher={vit}',
     '{vit} is not a language model',
+  ),
+  'the run of a smaller model, by tokenformer': (
+    'tokenformer train {tiny} --workdir={lm} --config.model.pattern=layer*5',
+    'python -m tokenformer_jax grow --source=DIR',
   ),
   'the run of another model': (
     'train {tiny} --workdir={lm} --config.model.pattern=layer*5',

@@ -8,6 +8,7 @@ from typing import Any
 from tokenformer_jax.config import migrate
 from tokenformer_jax.config.fields import every_key, leaves
 from tokenformer_jax.config.layer import LayerConfig
+from tokenformer_jax.config.model import BASE
 from tokenformer_jax.config.run import Config
 from tokenformer_jax.errors import UserError, misspelt, nearest
 
@@ -50,6 +51,7 @@ def check_key(path: str, *, single: bool = False) -> None:
     group = '.'.join(parts[:i])
     inside = known if isinstance(known, dict) else {}
     if group == _VARIANTS:
+      check_layer_name(group, name)
       inside = {name: every_key(LayerConfig())}
     if name not in inside:
       raise unknown(name, f'{group}.' if group else '', inside, path)
@@ -58,6 +60,19 @@ def check_key(path: str, *, single: bool = False) -> None:
     raise UserError(f'config.{path} is a group of layers; set keys of one, {path}.NAME.KEY')
   if single and isinstance(known, dict):
     raise UserError(f'config.{path} is a group of keys; set one of {", ".join(known)}')
+
+
+def check_layer_name(group: str, name: str) -> None:
+  """Check the name of a layer in the group of keys `model.variants`.
+
+  Raises:
+    UserError: a pattern could not have this name.
+  """
+  if not (name.isidentifier() and name.isascii()) or name == BASE:
+    raise UserError(
+      f'config.{group}.{name} cannot be the name of a layer; take a word of letters, digits and '
+      f'_ that is not {BASE!r}'
+    )
 
 
 def unknown(name: str, group: str, known: Collection[str], path: str = '') -> UserError:

@@ -91,9 +91,9 @@ def profile_range(train: TrainConfig) -> tuple[int, int] | None:
   if not train.profile_steps:
     return None
   first, _, last = train.profile_steps.partition(':')
-  if not (first.isdigit() and last.isdigit() and 0 < int(first) <= int(last)):
+  if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last)):
     raise UserError(
       f'config.train.profile_steps is {train.profile_steps!r}; it must be FIRST:LAST, two step '
-      'numbers, for example 10:13'
+      'numbers from 1 on of which the last is not below the first, for example 10:13'
     )
   return int(first), int(last)

@@ -163,11 +163,7 @@ def _layers(
   _check_group(values, path)
   layers = {}
   for name, own in values.items():
-    if not (name.isidentifier() and name.isascii()) or name == BASE:
-      raise UserError(
-        f'config.{path}.{name} cannot be the name of a layer; take a word of letters, digits and '
-        f'_ that is not {BASE!r}'
-      )
+    names.check_layer_name(path, name)
     _check_group(own, f'{path}.{name}')
     repeatable = [fields.every_key(base), *known_bases, *_inside(known, name)]
     layers[name] = _build(type(base), base, own, repeatable, f'{path}.{name}.')

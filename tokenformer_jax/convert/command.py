@@ -32,7 +32,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from tokenformer_jax import cli, messages, usage
+from tokenformer_jax import cli, flag_mistakes, messages, usage
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config, DataConfig, MeshConfig, ModelConfig, RotaryConfig
 from tokenformer_jax.convert import (
@@ -219,7 +219,7 @@ def to_torch(
       finite, the target exists or cannot be written, or another tokenizer is beside it. Nothing of
       the target remains then.
   """
-  files.check_target(target)
+  files.check_target(target, what='file')
   if target.suffix not in tensor_files.SUFFIXES:
     raise UserError(f'the target {target} must end in {" or ".join(tensor_files.SUFFIXES)}')
   directory, step = paths.split_source(source)
@@ -274,10 +274,8 @@ def _tensors(
 
 def define_flags() -> None:
   """Define the command's flags."""
-  flags.DEFINE_string(
-    'source', None, 'Weights (to-jax) or a run (to-torch, layout).', required=True
-  )
-  flags.DEFINE_string('target', None, 'The new work directory, or file.', required=True)
+  flags.DEFINE_string('source', None, 'Weights (to-jax) or a run (to-torch, layout).')
+  flags.DEFINE_string('target', None, 'The new work directory, or file.')
   flags.DEFINE_integer(
     'heads', None, 'Attention heads. Default: by the width, as released.', lower_bound=1
   )
@@ -311,6 +309,11 @@ def main(argv: Sequence[str]) -> None:
   # Leave accelerators alone: nothing is computed, and other processes may hold them.
   jax.config.update('jax_platforms', 'cpu')
   action, *rest = argv[1:] or ['']
+  if not action:
+    raise UserError(
+      f'convert needs a word that says what to do: {" or ".join(_TAKEN)}; for example `tokenformer '
+      'convert to-jax --source=WEIGHTS --target=DIR`'
+    )
   if action not in _TAKEN or rest:
     wrong = rest[0] if action in _TAKEN else action
     raise UserError(f'unknown command {wrong!r}{nearest(wrong, _TAKEN)}')
@@ -320,7 +323,7 @@ def main(argv: Sequence[str]) -> None:
       raise UserError(f'--{name} has no meaning for {action}; leave it out')
   for name in ('source', 'target'):
     if not values[name].value:
-      raise UserError(f'--{name} is empty; it must be a path')
+      raise UserError(flag_mistakes.missing_flag(name))
   options = {name: values[name].value for name in _TAKEN[action]}
   is_file = action == 'to-torch'
   target = paths.local(values.target) if is_file else paths.parse_path(values.target)

@@ -20,7 +20,7 @@ from tokenformer_jax.config.model import BASE
 from tokenformer_jax.config.pattention import SCORES as SCORE_CONFIGS
 from tokenformer_jax.config.pattern import Group
 from tokenformer_jax.convert.tensor_files import Shape, Tensor
-from tokenformer_jax.errors import UserError, nearest
+from tokenformer_jax.errors import UserError, misspelt
 from tokenformer_jax.grow import files
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Params
@@ -138,9 +138,10 @@ def infer_model(
       )
   for name in shapes:
     if name not in expected:
+      near = misspelt(name, expected) if len(expected) < 1000 else None
       raise UserError(
         f'the tensor {name} has no place in a TokenFormer of {model.depth} layers'
-        f'{nearest(name, expected) if len(expected) < 1000 else ""}'
+        f'{f"; did you mean {near!r}?" if near else ""}'
       )
   return model
 
@@ -227,7 +228,7 @@ def check_can_compute(model: ModelConfig) -> None:
       raise UserError(
         f'{name} has {len(groups)} groups of parameter tokens with a norm each, and the released '
         'code has one norm over all tokens, so it cannot hold this model; convert the model of its '
-        'first group: python -m tokenformer_jax.grow slice --groups=1'
+        'first group: tokenformer grow slice --groups=1'
       )
   like = dataclasses.replace(RELEASED, pattern=model.pattern)
   for path, found, released in config.differences(model, like, 'model.'):

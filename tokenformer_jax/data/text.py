@@ -208,7 +208,8 @@ def _matches(pattern: str, setting: str) -> tuple[str, ...]:
       folder = pattern.rstrip('/')
       found = [path for path in _objects(f'{folder}/**') if '/.' not in path[len(folder) :]]
   else:
-    expanded, where = os.path.expanduser(pattern), f' below {os.getcwd()}'
+    expanded = os.path.expanduser(pattern)
+    where = '' if os.path.isabs(expanded) else f' below {os.getcwd()}'
     if os.path.isdir(expanded):
       expanded = os.path.join(glob.escape(expanded), '**')
     matches = glob.glob(expanded, recursive=True)  # glob leaves out hidden files.

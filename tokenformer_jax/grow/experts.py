@@ -189,7 +189,7 @@ def check(source: ModelConfig, target: ModelConfig) -> None:
     if isinstance(old, ExpertsConfig) and new.count < old.count:
       raise UserError(
         f'{layer_path(name)}.ffn has {old.count} experts in the source, and {new.count} are fewer; '
-        'growth only adds (python -m tokenformer_jax.grow shrink --experts=N drops the least used '
+        'growth only adds (tokenformer grow shrink --experts=N drops the least used '
         'ones)'
       )
 

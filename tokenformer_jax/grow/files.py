@@ -178,18 +178,21 @@ def _tokens(meta: Meta) -> float:
   return batches.all_tokens(meta.lineage, batches.history(meta), meta.step)
 
 
-def check_target(target: paths.Path, source: paths.Path | None = None) -> None:
-  """Check that a work directory can be made; leave nothing behind.
+def check_target(
+  target: paths.Path, source: paths.Path | None = None, what: str = 'directory'
+) -> None:
+  """Check that a work directory, or a file, can be made; leave nothing behind.
 
   Args:
-    target: the new work directory.
+    target: the new work directory or file.
     source: the run to start from. The target must not lie in it.
+    what: directory or file, for the message.
 
   Raises:
     UserError: the target exists, lies in the source, or cannot be made.
   """
   try:
-    _check_is_new(target)
+    _check_is_new(target, what)
     if source is not None and _lies_in(target, source):
       raise UserError(f'the target {target} lies in the source; choose a --target outside of it')
     if paths.in_bucket(target):
@@ -212,9 +215,10 @@ def _lies_in(path: paths.Path, directory: paths.Path) -> bool:
   return os.fspath(both[0]).startswith(f'{os.fspath(both[1]).rstrip("/")}/')
 
 
-def _check_is_new(target: paths.Path) -> None:
+def _check_is_new(target: paths.Path, what: str = 'directory') -> None:
   if target.exists():
-    raise UserError(f'the target {target} exists; name a new directory, nothing is overwritten')
+    found = ' as a file' if what == 'directory' and not target.is_dir() else ''
+    raise UserError(f'the target {target} exists{found}; name a new {what}, nothing is overwritten')
 
 
 def write(

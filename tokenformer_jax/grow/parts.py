@@ -252,7 +252,7 @@ def check_not_twice(
     advice = f'merge them into a run without them{known_one}'
   elif len(theirs) > 1 and theirs[-1] and not known.intersection(theirs[-1]):
     advice = (
-      'append only what was added to it: python -m tokenformer_jax.grow extract '
+      'append only what was added to it: tokenformer grow extract '
       f'--source={added_directory} --target=NEW_DIR, then merge with --added=NEW_DIR'
     )
   else:

@@ -124,7 +124,7 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
     if new < old:
       raise UserError(
         f'{name} has {old} parameter tokens in the source, and {new} are fewer; growth only adds '
-        '(python -m tokenformer_jax.grow shrink drops the least important ones)'
+        '(tokenformer grow shrink drops the least important ones)'
       )
     if config.method == 'duplicate' and new % old:
       raise UserError(

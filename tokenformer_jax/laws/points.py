@@ -288,6 +288,8 @@ def check_columns(columns: Iterable[str], known: Sequence[str], where: str) -> N
     UserError: one is not.
   """
   for name in columns:
+    if other := next((one for one in ';\t|' if one in name), ''):
+      raise UserError(f'{where} separates its columns by {other!r}; separate them by commas')
     if name not in known:
       near = misspelt(name, known)
       hint = f'did you mean {near!r}?' if near else f'known columns: {", ".join(known)}'

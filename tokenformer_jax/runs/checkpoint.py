@@ -387,8 +387,7 @@ def check_is_model(meta: Meta, directory: paths.Path) -> None:
   """
   if meta.contents not in ('model', 'params'):
     raise UserError(
-      f'{directory} holds added tokens only; merge them into a model first '
-      '(python -m tokenformer_jax.grow merge)'
+      f'{directory} holds added tokens only; merge them into a model first (tokenformer grow merge)'
     )
 
 

@@ -31,7 +31,7 @@ def read(path: paths.Path, advice: str, needed_by: str = '') -> Config:
 
   Args:
     path: the path of the file.
-    advice: tells the user what to do if the file is not a config.
+    advice: tells the user what to do if there is no such file, or to do without it.
     needed_by: the flag that needs the file, or empty if the user named the file.
 
   Raises:
@@ -49,7 +49,11 @@ def read(path: paths.Path, advice: str, needed_by: str = '') -> Config:
   except (paths.errors(path), ValueError, RecursionError, UserError) as error:
     subject = f'{path}, which {needed_by} needs,' if needed_by else path
     reason = paths.reason(error)
-    raise UserError(f'{subject} is not the config of a run ({reason}); {advice}') from error
+    if isinstance(error, FileNotFoundError):
+      raise UserError(f'{subject} is not the config of a run ({reason}); {advice}') from error
+    raise UserError(
+      f'{subject} is damaged: it is not the config of a run ({reason}); mend the file, or {advice}'
+    ) from error
 
 
 def without_programs(saved: Config) -> Config:

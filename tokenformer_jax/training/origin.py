@@ -221,8 +221,7 @@ def check_same_model(config: Config, theirs: Config, where: str) -> None:
     sizes = [f'--param_tokens={counts}'] if paths_found != ['model.pattern'] else []
     sizes += [f"--pattern='{config.model.pattern}'"] if 'model.pattern' in paths_found else []
     advice += (
-      ' (to have it grow: python -m tokenformer_jax.grow --source=DIR --target=NEW_DIR '
-      f'{" ".join(sizes)})'
+      f' (to have it grow: tokenformer grow --source=DIR --target=NEW_DIR {" ".join(sizes)})'
     )
   differing = [f'{path} is {old!r} there and {new!r} in the config' for path, new, old in found]
   raise UserError(f'{where} is of another model: {"; ".join(differing)}; {advice}')
