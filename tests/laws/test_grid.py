@@ -9,7 +9,8 @@ import tiny_run
 from tiny import tiny_model
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import configure
+from tokenformer_jax.config import PattentionConfig, configure
+from tokenformer_jax.config.groups import groups_of
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import grid, grid_runs, points
 from tokenformer_jax.laws.grid import Grid
@@ -28,6 +29,25 @@ def test_width_scales_heads_and_parameter_tokens():
   assert config_lib.token_counts(model) == {'qkv': 12, 'proj': 20, 'ffn': 24}
   dense = grid.scaled(tiny_model(dense=True, ffn_width=64), 'width', 2)
   assert (dense.width, dense.layer.ffn.width) == (64, 128)
+
+
+@pytest.mark.parametrize('scale', ['width', 'tokens'])
+def test_every_group_of_tokens_scales_with_its_reference(scale):
+  model = tiny_model()
+  changed = {
+    'qkv': PattentionConfig(24, groups='16 8:32'),
+    'proj': PattentionConfig(40, groups='8*5'),
+    'ffn': PattentionConfig(48, reference=64),
+  }
+  larger = grid.scaled(config_lib.with_pattentions(model, changed), scale, 1.5)
+  assert groups_of(larger) == {
+    'qkv': ((24, 24), (12, 48)),
+    'proj': ((12, 12),) * 5,
+    'ffn': ((72, 96),),
+  }
+  with pytest.raises(UserError, match=r'makes 7\.2 of qkv\.tokens of group 2=6'):
+    qkv = PattentionConfig(26, groups='20 6')
+    grid.scaled(config_lib.with_pattentions(model, {'qkv': qkv}), scale, 1.2)
 
 
 def test_tokens_and_layers_scale_alone():

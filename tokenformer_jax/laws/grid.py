@@ -14,8 +14,12 @@ from tokenformer_jax.config import (
   MLPConfig,
   ModelConfig,
   OptimConfig,
+  PattentionConfig,
   SoftmaxConfig,
+  TokenGroup,
   map_parts,
+  token_groups,
+  with_groups,
 )
 from tokenformer_jax.config.pattern import Group, as_text
 from tokenformer_jax.errors import UserError
@@ -199,7 +203,7 @@ def scaled(model: ModelConfig, scale: str, factor: float) -> ModelConfig:
     model: the model.
     scale: `width` multiplies the width, the heads (whose own width stays), the widths inside layers
       and the parameter tokens; `tokens` multiplies the parameter tokens alone; `layers` the number
-      of layers.
+      of layers. Every group of parameter tokens is multiplied, its τ² like its tokens.
     factor: multiplies the sizes.
 
   Raises:
@@ -214,20 +218,31 @@ def scaled(model: ModelConfig, scale: str, factor: float) -> ModelConfig:
         'row of layers, whole times'
       )
     return dataclasses.replace(model, pattern=as_text([Group(row, layers // len(row))]))
-  counts = {
-    name: _times(count, factor, f'{name}.tokens')
-    for name, count in config_lib.token_counts(model).items()
+  tokens = {
+    name: _more_tokens(one, factor, name) for name, one in config_lib.pattentions(model).items()
   }
   if scale == 'tokens':
-    if not counts:
+    if not tokens:
       raise UserError(
         '--scale=tokens multiplies parameter tokens, and this model is a Transformer; use '
         '--scale=width or layers'
       )
-    return config_lib.with_token_counts(model, counts)
+    return config_lib.with_pattentions(model, tokens)
   wider = model.map_layers(lambda _, layer: _wider(layer, factor))
   wider = dataclasses.replace(wider, width=_times(model.width, factor, 'width'))
-  return config_lib.with_token_counts(wider, counts) if counts else wider
+  return config_lib.with_pattentions(wider, tokens)
+
+
+def _more_tokens(one: PattentionConfig, factor: float, name: str) -> PattentionConfig:
+  """Return a projection with each group of tokens, and its τ², multiplied by a factor."""
+  if not one.groups and not one.reference:
+    return dataclasses.replace(one, tokens=_times(one.tokens, factor, f'{name}.tokens'))
+  groups = []
+  for number, group in enumerate(token_groups(one), start=1):
+    place = f'{name}.tokens of group {number}' if one.groups else f'{name}.tokens'
+    reference = max(1, round(group.reference * factor))
+    groups.append(TokenGroup(_times(group.tokens, factor, place), reference))
+  return with_groups(one, groups)
 
 
 def _wider(layer: LayerConfig, factor: float) -> LayerConfig:
