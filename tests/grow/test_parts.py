@@ -26,10 +26,18 @@ from growing import (
   state_of,
 )
 from outcomes import assert_same, paths
+from routed import by_bias, sparse
 from tiny import tiny_model, tiny_vit, with_mixer
 
 from tokenformer_jax import tasks
-from tokenformer_jax.config import Config, GrowConfig, OptimConfig, RotaryConfig, TrainConfig
+from tokenformer_jax.config import (
+  Config,
+  GrowConfig,
+  ModelConfig,
+  OptimConfig,
+  RotaryConfig,
+  TrainConfig,
+)
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import grown_model, parts, verify
 from tokenformer_jax.model.lm import define_lm
@@ -51,17 +59,20 @@ def _grown():
   return grow(state_of(SOURCE), SOURCE, TARGET, KEEP)
 
 
+ROUTED = by_bias(sparse())  # experts whose balance is a bias
+
+
 @functools.cache
-def _trained():
+def _trained(source: ModelConfig = SOURCE, target: ModelConfig = TARGET):
   """Grown, then three steps with everything old frozen."""
   config = Config(
-    model=TARGET,
+    model=target,
     optim=OptimConfig(warmup_steps=0, old_tokens='freeze'),
     train=TrainConfig(steps=1000),
   )
-  growth = last_growth((BORN,), TARGET)
-  mesh, tx = mesh_of(), optimizer(TARGET, config.optim, growth)
-  state = jax.tree.map(jnp.copy, _grown())
+  growth = last_growth((dataclasses.replace(BORN, model=source),), target)
+  mesh, tx = mesh_of(), optimizer(target, config.optim, growth)
+  state = grow(state_of(source), source, target, KEEP)
   with jax.set_mesh(mesh):
     step = step_lib.make_train_step(tasks.make(config), tx, config, mesh, growth)
     for _ in range(3):
@@ -89,9 +100,14 @@ def test_merged_tokens_have_no_moments_and_the_others_keep_theirs():
 
 
 @SLOW
-def test_remove_after_frozen_training_gives_the_base():
-  removed = parts.remove(_trained(), TARGET, SOURCE, KEEP)
-  base = state_of(SOURCE)
+@pytest.mark.parametrize(
+  ('source', 'target'),
+  [(SOURCE, TARGET), (ROUTED, grown_model(ROUTED, {'qkv': 32, 'ffn.shared': 64}, KEEP))],
+  ids=['plain', 'with experts'],
+)
+def test_remove_after_frozen_training_gives_the_base(source, target):
+  removed = parts.remove(_trained(source, target), target, source, KEEP)
+  base = state_of(source)
   assert_same(removed['params'], base['params'], 'parameters after the removal')
   for name in ('mu', 'nu'):
     assert_same(

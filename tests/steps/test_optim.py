@@ -315,6 +315,21 @@ def test_frozen_is_frozen_bit_for_bit():
     assert np.all(old['keys'][:, OLD:] != new['keys'][:, OLD:]), f'{kind} of new tokens stands'
 
 
+@pytest.mark.parametrize(('old_tokens', 'factor'), [('freeze', 0), ('scale:0.1', 0.1)])
+def test_arrays_with_an_update_of_their_own_are_old_or_new_as_well(old_tokens, factor):
+  """The balance of routers: a layer is new, and in the old one the last two experts are."""
+  balance = _info(('layers', 'routes'), Role.BALANCE)
+  how = {'depth': (1, 2), 'own_update': lambda excess: -0.5 * excess}
+  info = {'bias': dataclasses.replace(balance, **how)}
+  growth = LastGrowth(0, {'bias': 0}, new_layers=(2,), old_experts={'bias': 3})
+  config = OptimConfig(**STEADY, old_tokens=old_tokens)
+  tx = make_optimizer(config, 10, info, growth)
+  excess = {'bias': jnp.arange(1.0, 11).reshape(2, 5)}
+  got, _ = jax.jit(tx.update)(excess, tx.init(excess), excess)
+  factors = np.array([[factor] * 3 + [1] * 2, [1] * 5])
+  np.testing.assert_allclose(got['bias'], -0.5 * factors * excess['bias'], rtol=1e-6)
+
+
 @pytest.mark.parametrize('clip_norm', [1.0, 1e3])
 def test_clipping_sees_new_tokens_only_when_the_others_are_frozen(clip_norm):
   """New tokens move as in an optimizer that has nothing else."""

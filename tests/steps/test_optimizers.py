@@ -252,6 +252,30 @@ def test_new_tokens_move_as_if_the_frozen_ones_were_not_there(name):
     )
 
 
+@pytest.mark.parametrize(
+  'name', ['adafactor', 'muon', *(pytest.param(name, marks=SLOW) for name in ('adamw', 'lion'))]
+)
+def test_a_new_layer_moves_as_if_the_old_one_were_not_there(name):
+  """All its tokens are new. The old layer has new keys, and no new values."""
+  counts = {'keys': OLD, 'values': 7}
+  params, gradient = ({key: _draw(seed)[key] for key in counts} for seed in (0, 1))
+  config = _config(name, clip_norm=0.0, old_tokens='freeze')
+
+  def updates(tx, *last: slice):
+    g, p = ({key: tree[key][last] for key in counts} for tree in (gradient, params))
+    return jax.jit(tx.update)(g, tx.init(p), p)[0]
+
+  alone = {key: dataclasses.replace(INFO[key], depth=(1,)) for key in counts}
+  want = updates(optim.make_optimizer(config, 10, alone), slice(1, None))
+  growth = optim.LastGrowth(100, counts, new_layers=(2,))
+  got = updates(optim.make_optimizer(config, 10, {k: INFO[k] for k in counts}, growth))
+  for key, old in counts.items():
+    np.testing.assert_allclose(
+      got[key][1:], want[key], rtol=1e-4, atol=1e-7, err_msg=f'{name}: {key} of the new layer'
+    )
+    assert np.array_equal(np.any(got[key][0], -1), np.arange(7) >= old), f'{name}: old {key} move'
+
+
 @EACH
 @pytest.mark.parametrize('changes', [{'old_tokens': 'scale:0.1'}, {'new_token_warmup': 3}])
 def test_rates_by_age_hold_for_every_optimizer(name, changes):

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from tokenformer_jax.config import OptimConfig, old_token_rate, restarts_schedule
@@ -97,7 +98,7 @@ def make_optimizer(
     decay_from: see `learning_rate`.
   """
   freezes, frozen = growth is not None and old_token_rate(config) == 0, frozen_groups(config)
-  old = _hidden_tokens(growth) if freezes else jax.tree.map(lambda one: 0, info)
+  old = _hidden_tokens(info, growth) if freezes else jax.tree.map(lambda one: 0, info)
   hidden = jax.tree.map(lambda one, count: optimizers.hidden_tokens(one, frozen, count), info, old)
   clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
   clipped = optax.chain(clip, optimizers.scale(config, info, hidden))
@@ -119,7 +120,7 @@ def make_optimizer(
     updates, state = chain.update(moved(info, gradient), state, params, adam_count=counted.count)
     if frozen:
       updates = in_frozen(lambda held, u: jnp.where(held, 0, u), updates)
-    return _with_own(info, gradient, updates), state
+    return _with_own(config, info, gradient, updates, growth), state
 
   return optax.GradientTransformation(chain.init, update)
 
@@ -131,20 +132,45 @@ def moved(info: Params, gradient: Params) -> Params:
   )
 
 
-def _with_own(info: Params, gradient: Params, updates: Params) -> Params:
-  """Return the updates, with their own ones for arrays that the optimizer does not move."""
-  return jax.tree.map(
-    lambda one, g, u: u if one.own_update is None else one.own_update(g), info, gradient, updates
+def _with_own(
+  config: OptimConfig, info: Params, gradient: Params, updates: Params, growth: LastGrowth | None
+) -> Params:
+  """Return the updates, with their own ones for arrays that the optimizer does not move.
+
+  After a growth, `optim.old_tokens` holds for old entries of these arrays as well.
+  """
+  own = jax.tree.map(
+    lambda one, g: optax.MaskedNode() if one.own_update is None else one.own_update(g),
+    info,
+    gradient,
   )
+  if growth is not None:
+    factor = old_token_rate(config)
+    own = _by_age(info, growth, lambda old, u: u * jnp.where(old, factor, 1), own)
+  return jax.tree.map(lambda _, one, u: u if is_masked(one) else one, info, own, updates)
 
 
-def _hidden_tokens(growth: LastGrowth) -> Params:
-  """Return the number of old parameter tokens of each array; 0 where they lie in old experts."""
-  if growth.old_experts is None:
-    return growth.old_tokens
-  return jax.tree.map(
-    lambda count, old: count if old < 0 else 0, growth.old_tokens, growth.old_experts
-  )
+def _hidden_tokens(info: Params, growth: LastGrowth) -> Params:
+  """Return the number of old parameter tokens of each array, or of each of its layers.
+
+  It is 0 in new layers, and where the old tokens lie in old experts.
+  """
+
+  def of_array(one: ParamInfo, count: int, experts: int) -> optimizers.Count:
+    if experts >= 0:
+      return 0
+    if not one.in_layers or set(growth.new_layers).isdisjoint(one.depth):
+      return count
+    return np.where(np.isin(one.depth, growth.new_layers), 0, count)
+
+  return jax.tree.map(of_array, info, growth.old_tokens, _old_experts(growth))
+
+
+def _old_experts(growth: LastGrowth) -> Params:
+  """Return `growth.old_experts`, with −1 for each array if no experts are new."""
+  if growth.old_experts is not None:
+    return growth.old_experts
+  return jax.tree.map(lambda _: -1, growth.old_tokens)
 
 
 def _by_group(
@@ -208,10 +234,7 @@ def _by_age(
       old &= along(0, jnp.array(of_layers))  # The first axis is 'layers'.
     return f(old, *arrays)
 
-  experts = growth.old_experts
-  if experts is None:
-    experts = jax.tree.map(lambda _: -1, growth.old_tokens)
-  return jax.tree.map(on_array, info, growth.old_tokens, experts, *trees)
+  return jax.tree.map(on_array, info, growth.old_tokens, _old_experts(growth), *trees)
 
 
 def _without(

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from optax import contrib
 
@@ -30,7 +31,12 @@ _FACTORED_POWER = 0.8  # The decay of Adafactor's mean squares at update t is 1 
 _FACTORED_EPSILON = 1e-30
 
 
-def hidden_tokens(one: ParamInfo, frozen: Collection[int] = (), old: int = 0) -> tuple[int, ...]:
+Count = int | np.ndarray  # of an array; or of each of its layers, [layers]
+
+
+def hidden_tokens(
+  one: ParamInfo, frozen: Collection[int] = (), old: Count = 0
+) -> tuple[Count, ...]:
   """Return how many tokens of each group of an array are hidden from the optimizer.
 
   Their gradients and statistics are kept at zero, because they are frozen. An array without
@@ -39,7 +45,7 @@ def hidden_tokens(one: ParamInfo, frozen: Collection[int] = (), old: int = 0) ->
   Args:
     one: the metadata of the array.
     frozen: the numbers of groups that are hidden as a whole.
-    old: the number of leading tokens of the array that are hidden.
+    old: the number of leading tokens of the array, or of each of its layers, that are hidden.
   """
   if one.token_axis is None:
     return ()
@@ -47,7 +53,7 @@ def hidden_tokens(one: ParamInfo, frozen: Collection[int] = (), old: int = 0) ->
     return (old,)
   starts = itertools.accumulate(one.groups[:-1], initial=0)
   return tuple(
-    size if number in frozen else min(max(old - start, 0), size)
+    size if number in frozen else np.clip(old - start, 0, size)
     for number, (size, start) in enumerate(zip(one.groups, starts, strict=True), start=1)
   )
 
@@ -115,8 +121,8 @@ def _scale_by_muon(
     new = []
     for count, matrix in for_each:
       sizes = _visible(one, matrix.shape, count)
-      larger = max(1, sizes[axes.reduction_axis], sizes[axes.output_axis])
-      new.append(matrix * (_MUON_RMS * math.sqrt(larger)))
+      larger = np.maximum(sizes[axes.reduction_axis], sizes[axes.output_axis])
+      new.append(matrix * np.float32(_MUON_RMS * np.sqrt(_by_layer(larger, matrix.ndim))))
     return _joined(one, new)
 
   def init(params: Params) -> contrib.MuonState:
@@ -149,9 +155,18 @@ def _joined(one: ParamInfo, arrays: Any) -> Any:
   return arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays, one.token_axis)
 
 
-def _visible(one: ParamInfo, shape: tuple[int, ...], hidden: int) -> tuple[int, ...]:
+def _visible(one: ParamInfo, shape: tuple[int, ...], hidden: Count) -> tuple[Count, ...]:
   """Return the shape of an array without its hidden tokens."""
   return tuple(size - hidden * (axis == one.token_axis) for axis, size in enumerate(shape))
+
+
+def _by_layer(number: Count, ndim: int) -> np.ndarray:
+  """Return a number of an array, or of each of its layers, that broadcasts to `ndim` axes.
+
+  It is at least 1: a layer whose tokens are all hidden has no entries, and an update of zero.
+  """
+  number = np.maximum(1, number)
+  return number.reshape(-1, *[1] * (ndim - 1)) if number.ndim else number
 
 
 def _is_factored(one: ParamInfo) -> bool:
@@ -232,6 +247,6 @@ def _factored_update(
     update = gradient * jax.lax.rsqrt(whole)
   over = tuple(i for i, axis in enumerate(one.axes) if axis not in ('layers', 'experts'))
   sizes = _visible(one, update.shape, sum(hidden))
-  number = max(1, math.prod(sizes[i] for i in over))
+  number = np.float32(_by_layer(math.prod(sizes[i] for i in over), update.ndim))
   rms = jnp.sqrt(jnp.sum(jnp.square(update), over, keepdims=True) / number)
   return update / jnp.maximum(1, rms)
