@@ -52,7 +52,7 @@ def make_first(variant: str, directory: Path) -> None:
 
   config = model_config(variant)
   definition = define_lm(config.model)
-  tx = optim.make_optimizer(config.optim, config.train.steps, definition.info)
+  tx = optim.make_optimizer(config.optim, optim.NO_RATE, definition.info)
   mesh = sharding.make_mesh(config.mesh)
 
   @jax.jit

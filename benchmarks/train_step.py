@@ -35,7 +35,7 @@ def jax_step(size: Size, remat: str) -> Callable[[], None]:
 
   from tokenformer_jax import config, tasks  # noqa: PLC0415
   from tokenformer_jax.parallel import sharding  # noqa: PLC0415
-  from tokenformer_jax.steps import optim, step  # noqa: PLC0415
+  from tokenformer_jax.steps import step  # noqa: PLC0415
 
   values = config.to_config_dict(config.Config(model=model_config(size)))
   values.data.update(batch_size=size.batch, sequence_length=size.length)
@@ -43,11 +43,10 @@ def jax_step(size: Size, remat: str) -> Callable[[], None]:
   resolved = config.resolve(values)
   mesh = sharding.make_mesh(resolved.mesh)
   task = tasks.make(resolved)
-  definition = task.definition
-  tx = optim.make_optimizer(resolved.optim, resolved.train.steps, definition.info)
-  train_step = step.make_train_step(task, tx, resolved, mesh)
-  shardings = step.state_shardings(mesh, definition, tx)
-  state = jax.jit(lambda seed: step.initial_state(definition, tx, seed), out_shardings=shardings)(0)
+  program = step.make_program(task, resolved)
+  train_step = step.make_train_step(program, mesh)
+  shardings = program.state_shardings(mesh)
+  state = jax.jit(program.initial_state, out_shardings=shardings)(0)
   rng = np.random.default_rng(0)
   ids = rng.integers(0, size.vocab_size, (size.batch, size.length + 1), np.int32)
   batch = jax.device_put(ids, sharding.batch_sharding(mesh))

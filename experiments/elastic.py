@@ -9,9 +9,11 @@ from typing import Any
 
 import jax
 
+from tokenformer_jax.parallel import devices
 from tokenformer_jax.runs import saved_config
 from tokenformer_jax.steps import elastic
 from tokenformer_jax.training.loop import Trainer
+from tokenformer_jax.training.prepare import prepare
 
 RATES = (0.0, 0.25, 0.5)  # of steps that train only the first groups, in the last stage
 FACTOR = 0.5  # of the small model's learning rate
@@ -77,4 +79,4 @@ def _shrink(source: Path, target: Path, counts: Mapping[str, int]) -> list[str]:
 
 def _trainer(workdir: Path) -> Trainer:
   config = saved_config.read(workdir / 'config.json', 'run the experiment again')
-  return Trainer(config, workdir)
+  return Trainer(prepare(config, workdir, devices.find()))

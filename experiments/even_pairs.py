@@ -20,6 +20,7 @@ from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.loss import logits
 from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.steps import optim
+from tokenformer_jax.steps.schedules import schedule
 
 LONGEST, TESTS, ROWS = 31, (31, 64, 128, 256, 512), 256
 STEPS, BATCH, LOG_EVERY = 400, 32, 25
@@ -111,7 +112,7 @@ def train_and_test(name: str, seed: int, steps: int) -> dict[str, Any]:
 def train(definition: Definition, config: Config) -> tuple[Params, list[tuple[int, float]]]:
   """Return trained parameters, and the mean loss of each LOG_EVERY steps."""
   steps = config.train.steps
-  tx = optim.make_optimizer(config.optim, steps, definition.info)
+  tx = optim.make_optimizer(config.optim, schedule(config.optim, steps), definition.info)
 
   def loss(params: Params, ids: jax.Array, answers: jax.Array) -> jax.Array:
     found = scores(definition, params, ids)

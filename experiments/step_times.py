@@ -11,7 +11,6 @@ import numpy as np
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config
 from tokenformer_jax.parallel import devices, sharding
-from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.training import sizes
 
@@ -51,15 +50,11 @@ def _make(config: Config, mesh: jax.sharding.Mesh) -> tuple[Any, Any, np.ndarray
   """Return the compiled step, a state after one step, a batch, and the number of parameters."""
   config = sizes.fill_in(config)
   task = tasks.make(config)
-  definition = task.definition
-  tx = optim.make_optimizer(config.optim, config.train.steps, definition.info)
-  shardings = step_lib.state_shardings(mesh, definition, tx)
-  start = jax.jit(
-    lambda seed: step_lib.initial_state(definition, tx, seed), out_shardings=shardings
-  )
-  step = step_lib.make_train_step(task, tx, config, mesh)
+  program = step_lib.make_program(task, config)
+  start = jax.jit(program.initial_state, out_shardings=program.state_shardings(mesh))
+  step = step_lib.make_train_step(program, mesh)
   shape = task.abstract_batch().shape
   batch = np.random.default_rng(0).integers(0, 256, shape, dtype=np.int32)
   batch = jax.device_put(batch, sharding.batch_sharding(mesh))
   state, _ = step(start(0), batch)
-  return step, state, batch, definition.count
+  return step, state, batch, task.definition.count

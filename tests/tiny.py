@@ -22,6 +22,7 @@ from tokenformer_jax.config.pattention import SCORES
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Params
+from tokenformer_jax.steps import optim, schedules
 
 COUNTS = {'qkv': 24, 'proj': 40, 'ffn': 48}
 
@@ -188,3 +189,9 @@ def logits_and_gradient(model: ModelConfig, layers: str = 'scan', remat: str = '
     return logits, gradient
 
   return jax.jit(compute)
+
+
+def make_optimizer(config, steps, info, growth=None):
+  """The optimizer of a run of so many steps."""
+  rate = schedules.schedule(config, steps, growth)
+  return optim.make_optimizer(config, rate, info, growth)

@@ -13,7 +13,7 @@ import pytest
 import released
 import tiny_run
 from absl import flags
-from tiny import tiny_model
+from tiny import make_optimizer, tiny_model
 
 from tokenformer_jax import config
 from tokenformer_jax.config import MeshConfig
@@ -26,7 +26,6 @@ from tokenformer_jax.grow import files, grown_model
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint, saved_config
-from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
 
 EACH_FORMAT = pytest.mark.parametrize('suffix', tensor_files.SUFFIXES)
@@ -84,7 +83,7 @@ def test_training_starts_as_from_scratch_but_for_the_parameters(run):
   state, meta = _restored(run)
   assert all(path.startswith('params/') for path in meta.checksums), 'zeros were stored'
   definition = define_lm(meta.config.model)
-  tx = optim.make_optimizer(meta.config.optim, meta.config.train.steps, definition.info)
+  tx = make_optimizer(meta.config.optim, meta.config.train.steps, definition.info)
   scratch = step_lib.initial_state(definition, tx, 0)
   assert jax.tree.structure(state) == jax.tree.structure(scratch)
   wanted = {**scratch, 'params': state['params']}

@@ -8,6 +8,7 @@ import jax
 import tiny_run
 from absl import flags
 from growing import STEP, mesh_of, state_of
+from trainers import trainer
 
 from tokenformer_jax.config import Config
 from tokenformer_jax.data import tokenizers
@@ -15,7 +16,7 @@ from tokenformer_jax.grow import command, files
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta, Seen
 from tokenformer_jax.steps.step import State
-from tokenformer_jax.training import loop, sizes
+from tokenformer_jax.training import sizes
 
 LARGER = '--param_tokens=qkv=48,ffn=96'
 SEEN = Seen(1234)  # samples: more than its steps have at its last batch size
@@ -67,7 +68,7 @@ def read(workdir: Path) -> State:
 
 def first_state(config: Config, workdir: Path) -> tuple[State, int]:
   """What a training run of this config starts from, and its step."""
-  run = loop.Trainer(config, workdir)
+  run = trainer(config, workdir)
   with jax.set_mesh(run.mesh), contextlib.closing(run.checkpoints):
     return run.first_state()
 

@@ -10,14 +10,13 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 from outcomes import paths
-from tiny import COUNTS
+from tiny import COUNTS, make_optimizer
 
 from tokenformer_jax.config import GrowConfig, MeshConfig, ModelConfig, OptimConfig
 from tokenformer_jax.grow import state as state_lib
 from tokenformer_jax.model.lm import Compute, define_lm
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.steps import optim
 from tokenformer_jax.steps.step import State
 
 IDS = np.random.default_rng(0).integers(0, 64, (2, 13), np.int32)
@@ -44,7 +43,7 @@ def params_of(model: ModelConfig, seed: int = 0) -> Params:
 
 def optimizer(model: ModelConfig, config: OptimConfig = PLAIN, growth=None):
   """The optimizer of a run of 1000 steps."""
-  return optim.make_optimizer(config, 1000, define_lm(model).info, growth)
+  return make_optimizer(config, 1000, define_lm(model).info, growth)
 
 
 def state_of(model: ModelConfig, seed: int = 0) -> State:

@@ -31,7 +31,6 @@ from tokenformer_jax.grow import grown_model
 from tokenformer_jax.model import groups, pattention
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.runs.checkpoint_meta import Ancestor
-from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.last_growth import last_growth
 
@@ -128,9 +127,9 @@ def _train(state, model, config, steps, growth=None):
   """Trains on random batches on one device."""
   mesh = mesh_of()
   config = dataclasses.replace(config, model=model)
-  tx = optim.make_optimizer(config.optim, config.train.steps, define_lm(model).info, growth)
   with jax.set_mesh(mesh):
-    step = step_lib.make_train_step(tasks.make(config), tx, config, mesh, growth)
+    program = step_lib.make_program(tasks.make(config), config, growth)
+    step = step_lib.make_train_step(program, mesh)
     rng = np.random.default_rng(0)
     for _ in range(steps):
       state, figures = step(state, jnp.asarray(rng.integers(0, 64, (4, 17), np.int32)))

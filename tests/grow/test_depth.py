@@ -47,7 +47,6 @@ from tokenformer_jax.grow import state as state_lib
 from tokenformer_jax.model import models
 from tokenformer_jax.model.lm import Compute, define_lm, unstack
 from tokenformer_jax.runs.checkpoint_meta import Ancestor
-from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.last_growth import last_growth
 
@@ -341,9 +340,9 @@ def test_the_optimizer_is_told_of_new_layers():
 
 def _train(state, model, config, steps, growth):
   mesh, config = mesh_of(), dataclasses.replace(config, model=model)
-  tx = optim.make_optimizer(config.optim, config.train.steps, define_lm(model).info, growth)
   with jax.set_mesh(mesh):
-    step = step_lib.make_train_step(tasks.make(config), tx, config, mesh, growth)
+    program = step_lib.make_program(tasks.make(config), config, growth)
+    step = step_lib.make_train_step(program, mesh)
     rng = np.random.default_rng(0)
     for _ in range(steps):
       state, _ = step(state, jnp.asarray(rng.integers(0, 64, (4, 17), np.int32)))

@@ -14,7 +14,7 @@ from growing import (
 )
 from outcomes import assert_same
 from routed import PLAIN, by_bias, sparse, upcycled, with_experts, with_ffn
-from tiny import tiny_model, two_kinds
+from tiny import make_optimizer, tiny_model, two_kinds
 
 from tokenformer_jax.config import (
   NoFeedForwardConfig,
@@ -26,7 +26,6 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import expert_arrays, experts, grown_model, parts, table
 from tokenformer_jax.grow import state as state_lib
 from tokenformer_jax.model.lm import define_lm
-from tokenformer_jax.steps import optim
 from tokenformer_jax.steps.last_growth import growth_from
 
 SLOW = pytest.mark.slow  # because of what is compiled
@@ -110,7 +109,7 @@ def test_frozen_old_parts_stay_while_new_experts_train(name):
   growth = growth_from(source, target)
   config = OptimConfig(name=name, old_tokens='freeze', warmup_steps=0, weight_decay=0.0)
   params = params_of(target)
-  tx = optim.make_optimizer(config, 100, define_lm(target).info, growth)
+  tx = make_optimizer(config, 100, define_lm(target).info, growth)
   gradient = jax.tree.map(jnp.ones_like, params)
   updates, _ = jax.jit(tx.update)(gradient, tx.init(params), params)
   of_ffn = updates['blocks']['ffn']
@@ -131,7 +130,7 @@ def test_the_state_of_every_optimizer_fits_the_larger_model(name):
     (by_bias(sparse()), with_experts(by_bias(sparse()), 6)),
   ):
     params = params_of(source)
-    tx = [optim.make_optimizer(config, 100, define_lm(model).info) for model in (source, target)]
+    tx = [make_optimizer(config, 100, define_lm(model).info) for model in (source, target)]
     new = grow({'params': params, 'opt_state': tx[0].init(params)}, source, target, PLAIN)
     want = jax.eval_shape(tx[1].init, define_lm(target).abstract)
     shapes = [jax.tree.map(jnp.shape, tree) for tree in (new['opt_state'], want)]

@@ -20,7 +20,6 @@ from growing import (
   grow,
   logits,
   mesh_of,
-  optimizer,
   params_of,
   schedule_count,
   state_of,
@@ -71,10 +70,11 @@ def _trained(source: ModelConfig = SOURCE, target: ModelConfig = TARGET):
     train=TrainConfig(steps=1000),
   )
   growth = last_growth((dataclasses.replace(BORN, model=source),), target)
-  mesh, tx = mesh_of(), optimizer(target, config.optim, growth)
+  mesh = mesh_of()
   state = grow(state_of(source), source, target, KEEP)
   with jax.set_mesh(mesh):
-    step = step_lib.make_train_step(tasks.make(config), tx, config, mesh, growth)
+    program = step_lib.make_program(tasks.make(config), config, growth)
+    step = step_lib.make_train_step(program, mesh)
     for _ in range(3):
       state, _ = step(state, jnp.asarray(np.tile(IDS, (2, 1))))
   return state

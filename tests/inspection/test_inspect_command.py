@@ -14,6 +14,7 @@ import pytest
 import tiny_run
 from absl import flags
 from PIL import Image
+from tiny import make_optimizer
 
 from tokenformer_jax import grow
 from tokenformer_jax.config import GrowConfig
@@ -26,7 +27,6 @@ from tokenformer_jax.parallel import devices
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Ancestor
 from tokenformer_jax.steps import step
-from tokenformer_jax.steps.optim import make_optimizer
 from tokenformer_jax.training import sizes
 
 KINDS = ['query', 'key', 'value', 'proj', 'ffn']

@@ -12,7 +12,7 @@ import pytest
 import tiny_run
 from absl import flags
 from looking import IDS, mesh_of
-from tiny import tiny_model
+from tiny import make_optimizer, tiny_model
 
 from tokenformer_jax import grow
 from tokenformer_jax.config import (
@@ -37,7 +37,6 @@ from tokenformer_jax.parallel import devices, sharding
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Ancestor
 from tokenformer_jax.steps import step
-from tokenformer_jax.steps.optim import make_optimizer
 from tokenformer_jax.training import sizes
 
 pytestmark = pytest.mark.slow

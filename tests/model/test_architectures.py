@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from outcomes import assert_close
-from tiny import large_params, logits_and_gradient
+from tiny import large_params, logits_and_gradient, make_optimizer
 
 from tokenformer_jax import config
 from tokenformer_jax.config import GrowConfig, MeshConfig
@@ -15,7 +15,7 @@ from tokenformer_jax.grow import state
 from tokenformer_jax.model.lm import define_lm, unstack
 from tokenformer_jax.model.params import Role
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.steps import optim, step
+from tokenformer_jax.steps import step
 
 IDS = np.random.default_rng(0).integers(0, 64, (8, 24), np.int32)
 
@@ -79,7 +79,7 @@ def test_growth_is_exact(name, method, first):
   state.check(model, larger, how)
   assert state.inexact(model, larger, how) is None
   definition = define_lm(model)
-  tx = optim.make_optimizer(config.OptimConfig(), 10, definition.info)
+  tx = make_optimizer(config.OptimConfig(), 10, definition.info)
   old = {**step.initial_state(definition, tx, 0), 'params': large_params(model)}
   new = jax.jit(lambda old: state.grow(old, model, larger, how))(old)
   got, gradient = logits_and_gradient(larger)(new['params'], IDS)

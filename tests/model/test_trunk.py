@@ -23,7 +23,6 @@ from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Definition, Params, Role, param
 from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, NOTHING, Aux, Inputs
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
 
 _SLOW = pytest.mark.slow
@@ -218,7 +217,8 @@ def _step(devices: int, parts: int = 1):
     MeshConfig(fsdp=4, tokens=2) if devices == 8 else MeshConfig(), jax.devices()[:devices]
   )
   task = tasks.make(config)
-  tx = optim.make_optimizer(config.optim, config.train.steps, task.definition.info)
+  program = step_lib.make_program(task, config)
+  tx = program.tx
   rows = np.random.default_rng(0).integers(0, 64, (8, 13), np.int32)
   with jax.set_mesh(mesh):
     places = step_lib.state_shardings(mesh, task.definition, tx)
@@ -226,9 +226,7 @@ def _step(devices: int, parts: int = 1):
     before = jax.device_put(state, places)
     batch = jax.device_put(rows, sharding.batch_sharding(mesh))
     sums = jax.device_get(step_lib.make_eval_step(task, mesh)(before['params'], batch))
-    after, figures = step_lib.make_train_step(task, tx, config, mesh)(
-      jax.tree.map(jnp.copy, before), batch
-    )
+    after, figures = step_lib.make_train_step(program, mesh)(jax.tree.map(jnp.copy, before), batch)
   return jax.device_get((before, after, figures)), sums, task
 
 

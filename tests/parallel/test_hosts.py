@@ -121,12 +121,12 @@ from jax.experimental import multihost_utils
 import tiny_run
 from tokenformer_jax import cli
 from tokenformer_jax.parallel import hosts
-from tokenformer_jax.training import loop
+from trainers import trainer
 
 def main(argv):
   _, source, cache, workdir, out = argv
   config = tiny_run.config(source, Path(cache), mesh__fsdp=4)
-  run = loop.Trainer(config, Path(workdir))
+  run = trainer(config, Path(workdir))
   batches = run.task.train_batches(run.rows, 3, 6)
   found = [multihost_utils.process_allgather(run.to_devices(b), tiled=True) for b in batches]
   if hosts.is_first():

@@ -21,7 +21,6 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.parallel.sharding import is_axes
-from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
 
 DENSE = {
@@ -154,15 +153,11 @@ def _states(remat: str = 'score_inputs', on: MeshConfig = ON_EIGHT) -> dict[str,
   """The state of a run on 4 × 2 devices, or others, before and after a step."""
   config = Config(model=tiny_model(), train=TrainConfig(steps=10, remat=remat))
   mesh, task = sharding.make_mesh(on), tasks.make(config)
-  definition = task.definition
-  tx = optim.make_optimizer(config.optim, config.train.steps, definition.info)
+  program = step_lib.make_program(task, config)
   rows = np.random.default_rng(0).integers(0, 64, (8, 13), np.int32)
   with jax.set_mesh(mesh):
-    new = jax.jit(
-      functools.partial(step_lib.initial_state, definition, tx),
-      out_shardings=step_lib.state_shardings(mesh, definition, tx),
-    )
-    step = step_lib.make_train_step(task, tx, config, mesh)
+    new = jax.jit(program.initial_state, out_shardings=program.state_shardings(mesh))
+    step = step_lib.make_train_step(program, mesh)
     before = new(0)
     after, _ = step(
       jax.tree.map(jnp.copy, before), jax.device_put(rows, sharding.batch_sharding(mesh))

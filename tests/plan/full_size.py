@@ -15,11 +15,10 @@ import jax
 from tokenformer_jax import config
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.plan import estimate, program, topology
+from tokenformer_jax.steps.step import Program
 
 
-def unsplit(
-  step: program.Step, mesh: jax.sharding.Mesh, compiled: jax.stages.Compiled
-) -> list[str]:
+def unsplit(step: Program, mesh: jax.sharding.Mesh, compiled: jax.stages.Compiled) -> list[str]:
   """Return the arrays of the state that are not split as the table of sharding rules says."""
   definition = step.task.definition
   named = jax.tree_util.tree_leaves_with_path(definition.axes, is_leaf=sharding.is_axes)
@@ -29,7 +28,7 @@ def unsplit(
     return size // sharding.parts(name, mesh)
 
   found = []
-  state = jax.tree_util.tree_leaves_with_path(step.abstract(mesh)[0])
+  state = jax.tree_util.tree_leaves_with_path(step.abstract_state(mesh))
   (places, _), _ = compiled.input_shardings
   for (path, array), place in zip(state, jax.tree.leaves(places), strict=True):
     where = jax.tree_util.keystr(path)
@@ -64,7 +63,7 @@ def main() -> None:
   print(
     json.dumps(
       {
-        'parameters': step.parameters,
+        'parameters': step.task.definition.count,
         'splash': 'splash_mha_fwd' in text and 'splash_mha_dkv' in text,
         'temporaries_gib': memory.temporaries / 2**30,
         'left_gib': memory.left / 2**30,

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from steady import OLD, STEADY
-from tiny import tiny_model, tiny_vit
+from tiny import make_optimizer, tiny_model, tiny_vit
 
 from tokenformer_jax.config import OptimConfig
 from tokenformer_jax.model.lm import define_lm
@@ -17,10 +17,8 @@ from tokenformer_jax.model.params import ParamInfo, Role
 from tokenformer_jax.steps.last_growth import LastGrowth
 from tokenformer_jax.steps.optim import (
   decay_mask,
-  learning_rate,
-  make_optimizer,
-  schedule,
 )
+from tokenformer_jax.steps.schedules import learning_rate, schedule
 
 PEAK, WARMUP, STEPS = 6e-4, 10, 110
 

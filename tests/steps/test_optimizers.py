@@ -9,12 +9,12 @@ import optax
 import pytest
 from outcomes import paths
 from steady import OLD, STEADY
-from tiny import tiny_model
+from tiny import make_optimizer, tiny_model
 
 from tokenformer_jax.config import OptimConfig
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import ParamInfo, Role
-from tokenformer_jax.steps import optim, optimizers, statistics
+from tokenformer_jax.steps import optimizers, statistics
 from tokenformer_jax.steps.last_growth import LastGrowth
 
 NAMES = ('adamw', 'muon', 'adafactor', 'lion')
@@ -132,7 +132,7 @@ def test_muon_leaves_the_rest_to_adam():
 @pytest.mark.parametrize('changes', [{'tied_head': False}, {'dense': True, 'bias': True}])
 def test_muon_has_the_matrices_of_layers(changes):
   definition = define_lm(tiny_model(**changes))
-  tx = optim.make_optimizer(OptimConfig(name='muon'), 10, definition.info)
+  tx = make_optimizer(OptimConfig(name='muon'), 10, definition.info)
   ((_, parts), *_) = jax.eval_shape(tx.init, definition.abstract)
   by_muon = set(paths_of(parts.inner_states['muon'].inner_state.mu))
   by_adam = set(paths_of(parts.inner_states['adam'].inner_state.mu))
@@ -193,9 +193,9 @@ def _config(name: str, **changes) -> OptimConfig:
 @EACH
 def test_the_state_has_one_structure_and_known_parts(name):
   params = _draw(0)
-  plain = optim.make_optimizer(_config(name), 10, INFO).init(params)
+  plain = make_optimizer(_config(name), 10, INFO).init(params)
   for changes in ({}, {'old_tokens': 'freeze'}, {'clip_norm': 0.0}):
-    tx = optim.make_optimizer(_config(name, **changes), 10, INFO, GROWTH)
+    tx = make_optimizer(_config(name, **changes), 10, INFO, GROWTH)
     after = jax.eval_shape(lambda: tx.update(_draw(1), tx.init(params), params)[1])  # noqa: B023
     assert jax.tree.structure(after) == jax.tree.structure(plain), f'{changes}: another structure'
   same = statistics.map_state(lambda name, tree: tree, lambda part, count: count, plain)
@@ -205,8 +205,8 @@ def test_the_state_has_one_structure_and_known_parts(name):
 @EACH
 def test_frozen_tokens_stay_bit_for_bit(name):
   params = _draw(0)
-  tx = optim.make_optimizer(_config(name, old_tokens='freeze'), 10, INFO, GROWTH)
-  state = _trained(optim.make_optimizer(_config(name), 10, INFO), params)
+  tx = make_optimizer(_config(name, old_tokens='freeze'), 10, INFO, GROWTH)
+  state = _trained(make_optimizer(_config(name), 10, INFO), params)
   updates, new = jax.jit(tx.update)(_draw(1), state, params)
   for key, update in paths(updates).items():
     new_tokens = update[:, OLD:] if key in ('keys', 'values') else update[:0]
@@ -235,10 +235,10 @@ def test_frozen_tokens_stay_bit_for_bit(name):
 def test_new_tokens_move_as_if_the_frozen_ones_were_not_there(name):
   """From an empty state: means of rows and columns are those of the new tokens."""
   params, frozen = _draw(0), _config(name, old_tokens='freeze')
-  tx = optim.make_optimizer(frozen, 10, INFO, GROWTH)
+  tx = make_optimizer(frozen, 10, INFO, GROWTH)
   keys = ('keys', 'values')
   alone = {key: INFO[key] for key in keys}
-  other = optim.make_optimizer(_config(name), 10, alone)
+  other = make_optimizer(_config(name), 10, alone)
   state, state_alone = tx.init(params), other.init({k: params[k][:, OLD:] for k in keys})
   update, update_alone = jax.jit(tx.update), jax.jit(other.update)
   for seed in (1, 2, 3):
@@ -280,8 +280,8 @@ def test_a_new_layer_moves_as_if_the_old_one_were_not_there(name):
 @pytest.mark.parametrize('changes', [{'old_tokens': 'scale:0.1'}, {'new_token_warmup': 3}])
 def test_rates_by_age_hold_for_every_optimizer(name, changes):
   params = _draw(0)
-  plain = optim.make_optimizer(_config(name), 1000, INFO, GROWTH)
-  tx = optim.make_optimizer(_config(name, **changes), 1000, INFO, GROWTH)
+  plain = make_optimizer(_config(name), 1000, INFO, GROWTH)
+  tx = make_optimizer(_config(name, **changes), 1000, INFO, GROWTH)
   state = _trained(plain, params)
   *others, rates = state
   state = (*others, rates._replace(count=jnp.asarray(GROWTH.updates)))

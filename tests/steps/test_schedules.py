@@ -5,7 +5,7 @@ import pytest
 
 from tokenformer_jax.config import OptimConfig
 from tokenformer_jax.steps.last_growth import LastGrowth
-from tokenformer_jax.steps.optim import learning_rate, schedule
+from tokenformer_jax.steps.schedules import learning_rate, schedule
 
 PEAK, WARMUP, STEPS = 6e-4, 10, 110
 GROWTH = LastGrowth(updates=60, old_tokens={})

@@ -9,6 +9,7 @@ import pytest
 import tiny_hosts
 import tiny_run
 from outcomes import assert_same
+from trainers import trainer
 
 from tokenformer_jax.data import text
 from tokenformer_jax.decoding import trained
@@ -92,7 +93,7 @@ def test_a_command_reads_its_source_there(run):
 def test_a_run_starts_from_a_smaller_one_there(run, make, bucket):
   url, state = run
   larger = make(init_from=url, model__layer__ffn__tokens=128, train__steps=20, grow__step='restart')
-  grown = loop.Trainer(larger, paths.parse_path('gs://bucket/runs/larger')).first_state()[0]
+  grown = trainer(larger, paths.parse_path('gs://bucket/runs/larger')).first_state()[0]
   keys = grown['params']['blocks']['ffn']['keys']
   assert_same(keys[:, :64], state['params']['blocks']['ffn']['keys'], 'what was learned is lost')
 

@@ -7,6 +7,7 @@ import jax
 import pytest
 import tiny_run
 from outcomes import assert_same, losses
+from trainers import trainer
 
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import devices
@@ -65,7 +66,7 @@ def test_a_branch_is_the_run_that_decays_from_there(make, tmp_path, one_device, 
 
 def _sentence(config, workdir):
   with pytest.raises(UserError) as error:
-    loop.Trainer(config, workdir)
+    trainer(config, workdir)
   return str(error.value)
 
 
@@ -90,7 +91,7 @@ def test_a_decay_does_not_begin_in_the_warmup_after_a_growth(make, tmp_path, one
   said = _sentence(config, tmp_path / 'early')
   assert 'is 16, which is inside the warm-up after the last growth, to update 17' in said
   optim = dataclasses.replace(config.optim, restart_schedule='')
-  loop.Trainer(dataclasses.replace(config, optim=optim), tmp_path / 'fine').checkpoints.close()
+  trainer(dataclasses.replace(config, optim=optim), tmp_path / 'fine').checkpoints.close()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 import tiny_run
 from outcomes import assert_close, assert_same, losses
 from tiny import tiny_model
+from trainers import trainer
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks
@@ -34,9 +35,9 @@ def teacher(source, tmp_path_factory):
 
 
 @contextlib.contextmanager
-def trainer(config, workdir):
+def begun(config, workdir):
   """A run that has not begun, inside its mesh."""
-  run = loop.Trainer(config, workdir)
+  run = trainer(config, workdir)
   with jax.set_mesh(run.mesh), contextlib.closing(run.checkpoints):
     yield run
 
@@ -65,7 +66,7 @@ def meta_of(workdir):
 
 def sentence(config, workdir):
   with pytest.raises(UserError) as error:
-    loop.Trainer(config, workdir)
+    trainer(config, workdir)
   return str(error.value)
 
 
@@ -91,9 +92,9 @@ def test_the_weight_0_is_training_without_a_teacher(make, tmp_path, one_device, 
 
 def test_a_teacher_without_weight_has_no_part_in_a_step(make, tmp_path, one_device, teacher):
   config = make(distill__teacher=str(teacher), distill__weight=0.0, **SMALLER)
-  with trainer(config, tmp_path / 'run') as run:
+  with begun(config, tmp_path / 'run') as run:
     assert run.task.teacher is None and not run._fixed, 'a step computes what counts for nothing'
-    assert 'has the weight 0' in run.teacher.description(run.config)
+    assert 'has the weight 0' in run.run.teacher.description(run.config)
 
 
 def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(
@@ -123,7 +124,7 @@ def test_parts_of_a_batch_have_the_gradient_of_the_whole(make, tmp_path, one_dev
   found = []
   for parts in (1, 4):
     changes = {'distill__teacher': str(teacher), 'optim__accumulation_steps': parts}
-    with trainer(make(**changes), tmp_path / str(parts)) as run:
+    with begun(make(**changes), tmp_path / str(parts)) as run:
       state, _ = run.first_state()
       state, figures = run.train_step(state, first_batch(run), *run._fixed)
       found.append((state['params'], {name: figures[name] for name in ('loss', 'distill_loss')}))
@@ -132,7 +133,7 @@ def test_parts_of_a_batch_have_the_gradient_of_the_whole(make, tmp_path, one_dev
 
 def test_a_step_leaves_the_teacher_alone(make, tmp_path, one_device, teacher):
   config = make(distill__teacher=str(teacher), distill__init='yes')
-  with trainer(config, tmp_path / 'run') as run:
+  with begun(config, tmp_path / 'run') as run:
     state, _ = run.first_state()
     (params,) = run._fixed
     before = jax.tree.map(np.asarray, params)
@@ -145,7 +146,7 @@ def test_a_step_leaves_the_teacher_alone(make, tmp_path, one_device, teacher):
 
 
 def test_an_evaluation_does_not_see_the_teacher(make, tmp_path, one_device, teacher):
-  with trainer(make(distill__teacher=str(teacher)), tmp_path / 'run') as run:
+  with begun(make(distill__teacher=str(teacher)), tmp_path / 'run') as run:
     state, _ = run.first_state()
     plain = tasks.make(run.config, run.task.vocabulary())
     found = [task.sums(state['params'], first_batch(run)) for task in (run.task, plain)]
@@ -204,7 +205,7 @@ def test_arrays_of_equal_shape_and_other_meaning_are_drawn(change, stays):
 def test_a_run_begins_so_with_an_average(make, tmp_path, one_device, teacher, capsys):
   changes = {'model__layer__ffn__tokens': 96, 'train__ema': 0.5}
   config = make(distill__teacher=str(teacher), distill__init='yes', **changes)
-  with trainer(config, tmp_path / 'run') as run:
+  with begun(config, tmp_path / 'run') as run:
     state, _ = run.first_state()
     theirs = run._fixed[0]
   attention = theirs['blocks']['attention']
@@ -252,8 +253,8 @@ def test_a_teacher_that_the_mesh_cannot_split_is_one_sentence(make, tmp_path, te
 
 
 def test_an_unfinished_teacher_is_allowed_and_said(make, tmp_path, one_device, teacher):
-  with trainer(make(distill__teacher=f'{teacher}@15'), tmp_path / 'run') as run:
-    said = run.teacher.description(run.config)
+  with begun(make(distill__teacher=f'{teacher}@15'), tmp_path / 'run') as run:
+    said = run.run.teacher.description(run.config)
   assert said.startswith(f'learning from {teacher}@15, which has made 15 of its 20 steps: 32,832 p')
   assert 'TFLOP a step beside' in said
 
@@ -267,8 +268,8 @@ def test_a_run_keeps_its_teacher(make, tmp_path, one_device, teacher, student):
   missing = sentence(make(distill__teacher=str(moved), **SMALLER), tmp_path / 'run')
   assert 'is not the work directory of a run' in missing and 'put it back' in missing
   shutil.copytree(teacher, moved)
-  with trainer(make(distill__teacher=str(moved), **SMALLER), tmp_path / 'run') as run:
-    assert run.teacher.record.source == f'{moved}@20', 'a teacher cannot be moved'
+  with begun(make(distill__teacher=str(moved), **SMALLER), tmp_path / 'run') as run:
+    assert run.run.teacher.record.source == f'{moved}@20', 'a teacher cannot be moved'
 
 
 def test_a_teacher_that_trains_on_is_the_one_it_was(make, tmp_path, one_device, teacher):
@@ -276,8 +277,8 @@ def test_a_teacher_that_trains_on_is_the_one_it_was(make, tmp_path, one_device, 
   config = make(distill__teacher=f'{tmp_path}/teacher', **SMALLER)
   loop.train(config, tmp_path / 'run')
   loop.train(make(train__steps=21, train__keep_checkpoints=9), tmp_path / 'teacher')
-  with trainer(config, tmp_path / 'run') as run:
-    assert run.teacher.record.source == f'{tmp_path}/teacher@20', 'a later checkpoint is taken'
+  with begun(config, tmp_path / 'run') as run:
+    assert run.run.teacher.record.source == f'{tmp_path}/teacher@20', 'a later checkpoint is taken'
 
 
 def test_a_student_has_the_trained_tokenizer_of_its_teacher(tmp_path, one_device):
@@ -294,7 +295,7 @@ def test_a_student_has_the_trained_tokenizer_of_its_teacher(tmp_path, one_device
 
   loop.train(config(source), tmp_path / 'teacher')
   student = config(f'files:{other}/*.txt', distill__teacher=str(tmp_path / 'teacher'))
-  with trainer(student, tmp_path / 'run') as run:
+  with begun(student, tmp_path / 'run') as run:
     assert run.task.vocabulary() == {
       name: value
       for name, value in meta_of(tmp_path / 'teacher').tokenizer.items()

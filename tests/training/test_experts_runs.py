@@ -23,7 +23,6 @@ from tokenformer_jax.config import (
   TrainConfig,
 )
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.training import loop
 
@@ -57,15 +56,13 @@ def _steps(name: str, mesh: MeshConfig, steps: int, optimizer: str = 'adamw', pa
   )
   count = mesh.replica * mesh.fsdp * mesh.experts * mesh.tokens
   devices, task = sharding.make_mesh(mesh, jax.devices()[:count]), tasks.make(config)
-  tx = optim.make_optimizer(config.optim, 100, task.definition.info)
-  shardings = step_lib.state_shardings(devices, task.definition, tx)
+  program = step_lib.make_program(task, config)
+  shardings = program.state_shardings(devices)
   rng, found = np.random.default_rng(0), []
   words = rng.integers(0, 64, (64, 17), np.int32) // rng.integers(1, 9, (64, 1))
   with jax.set_mesh(devices):
-    new = jax.jit(
-      functools.partial(step_lib.initial_state, task.definition, tx), out_shardings=shardings
-    )
-    step, state = step_lib.make_train_step(task, tx, config, devices), new(0)
+    new = jax.jit(program.initial_state, out_shardings=shardings)
+    step, state = step_lib.make_train_step(program, devices), new(0)
     for number in range(steps):
       rows = jnp.asarray(words[16 * (number % 4) :][:16])
       state, figures = step(state, jax.device_put(rows, sharding.batch_sharding(devices)))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tiny_run
 from outcomes import assert_same, losses
+from trainers import trainer
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.errors import UserError
@@ -34,7 +35,7 @@ LARGER = {'model__layer__mixer__qkv__tokens': 48, 'model__layer__ffn__tokens': 9
 
 def begin(config, workdir):
   """The state that a run starts from, and its step."""
-  run = loop.Trainer(config, workdir)
+  run = trainer(config, workdir)
   with jax.set_mesh(run.mesh), contextlib.closing(run.checkpoints):
     return run.first_state()
 
@@ -144,7 +145,7 @@ def test_frozen_tokens_need_newer_ones(make, tmp_path, one_device, ancestor):
     with pytest.raises(
       UserError, match="old_tokens is 'freeze', but this model has no tokens newe"
     ):
-      loop.Trainer(config, tmp_path / name)
+      trainer(config, tmp_path / name)
 
 
 def test_a_grown_run_trains_its_new_tokens_alone_if_asked(make, tmp_path, one_device, ancestor):

@@ -11,12 +11,12 @@ import pytest
 import tiny_run
 from outcomes import assert_same, losses, paths
 from tiny import tiny_model
+from trainers import trainer
 
 from tokenformer_jax import grow, tasks
 from tokenformer_jax.config import Config, GrowConfig, MeshConfig, OptimConfig, TrainConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import devices, sharding
-from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.training import loop
 
@@ -82,22 +82,22 @@ def test_another_optimizer_cannot_go_on_with_a_run(make, one_device, tmp_path, t
   config = make(train__steps=8, optim__name='lion')
   shutil.copytree(trained[0], tmp_path / 'run')
   with pytest.raises(UserError) as error:
-    loop.Trainer(config, tmp_path / 'run')
+    trainer(config, tmp_path / 'run')
   assert str(error.value).startswith(
     'config.optim.name is lion, but the checkpoint of step 5 in this work directory was trained '
     'with adamw, whose statistics mean nothing to lion; set it to adamw, or start another run'
   )
   with pytest.raises(UserError, match=r'or set config\.grow\.moments=drop, with which the new one'):
-    loop.Trainer(dataclasses.replace(config, init_from=str(trained[0])), tmp_path / 'new')
+    trainer(dataclasses.replace(config, init_from=str(trained[0])), tmp_path / 'new')
 
 
 def test_another_optimizer_begins_with_empty_statistics(make, one_device, tmp_path, trained):
   config = make(train__steps=8, optim__name='lion', grow__moments='drop', **LARGER)
-  run = loop.Trainer(dataclasses.replace(config, init_from=str(trained[0])), tmp_path / 'run')
+  run = trainer(dataclasses.replace(config, init_from=str(trained[0])), tmp_path / 'run')
   with jax.set_mesh(run.mesh):
     state, step = run.first_state()
   run.checkpoints.close()
-  want = jax.eval_shape(run.tx.init, state['params'])
+  want = jax.eval_shape(run.run.program.tx.init, state['params'])
   assert jax.tree.structure(state['opt_state']) == jax.tree.structure(want)
   (_, lion), _, rates = state['opt_state']
   assert (step, int(rates.count), int(lion.count)) == (5, 5, 0), 'the steps are forgotten'
@@ -119,14 +119,12 @@ def _after_steps(name: str, on: MeshConfig, groups: int = 1) -> dict:
   )
   count = on.replica * on.fsdp * on.tokens
   mesh, task = sharding.make_mesh(on, jax.devices()[:count]), tasks.make(config)
-  tx = optim.make_optimizer(config.optim, 10, task.definition.info)
-  shardings = step_lib.state_shardings(mesh, task.definition, tx)
+  program = step_lib.make_program(task, config)
+  shardings = program.state_shardings(mesh)
   rows = np.random.default_rng(0).integers(0, 64, (8, 33), np.int32)
   with jax.set_mesh(mesh):
-    new = jax.jit(
-      functools.partial(step_lib.initial_state, task.definition, tx), out_shardings=shardings
-    )
-    step, state = step_lib.make_train_step(task, tx, config, mesh), new(0)
+    new = jax.jit(program.initial_state, out_shardings=shardings)
+    step, state = step_lib.make_train_step(program, mesh), new(0)
     for _ in range(3):
       state, _ = step(state, jax.device_put(jnp.asarray(rows), sharding.batch_sharding(mesh)))
   return paths({name: state[name] for name in ('params', 'opt_state')})

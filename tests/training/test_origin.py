@@ -20,6 +20,7 @@ from tokenformer_jax.runs.checkpoint_meta import Seen
 from tokenformer_jax.steps import step
 from tokenformer_jax.tasks.text import TextTask
 from tokenformer_jax.training import loop, origin, sizes
+from tokenformer_jax.training.prepare import prepare
 
 STEP, BATCH = 10, 8  # of the checkpoint in `kept`
 
@@ -75,10 +76,8 @@ def save(config, workdir, *, step=STEP, seen='of the run', state=None, **changes
 
 
 def begin(config, workdir):
-  """The run, ready to read its first state."""
-  run = loop.Trainer(config, workdir)
-  run.checkpoints.close()
-  return run
+  """The run before its first state is read."""
+  return prepare(config, workdir, devices.find())
 
 
 def from_run(config, workdir, **grow):
@@ -89,7 +88,7 @@ def from_run(config, workdir, **grow):
 
 def refusal(config, workdir):
   with pytest.raises(UserError) as error:
-    loop.Trainer(config, workdir)
+    begin(config, workdir)
   return str(error.value)
 
 
@@ -258,7 +257,7 @@ def test_an_old_checkpoint_has_seen_its_steps_times_its_batch_size(make, tmp_pat
 
 def state_of(run, value=3):
   """A whole state of a run, all of whose entries are one value."""
-  abstract = jax.eval_shape(lambda: step.initial_state(run.task.definition, run.tx, 0))
+  abstract = jax.eval_shape(lambda: step.initial_state(run.task.definition, run.program.tx, 0))
   state = jax.tree.map(lambda a: jnp.full(a.shape, value, a.dtype), abstract)
   return {**state, 'skipped': jnp.zeros((), jnp.int32)}
 
@@ -269,10 +268,9 @@ def test_the_place_is_that_of_the_checkpoint_that_could_be_read(make, tmp_path):
   digest = save(config, tmp_path / 'run', step=5, state=state).seen.digest
   save(config, tmp_path / 'run', step=8, state=state, seen=Seen(88, digest))
   shutil.rmtree(tmp_path / 'run/checkpoints/8/state')
-  run = loop.Trainer(config, tmp_path / 'run')
-  with jax.set_mesh(run.mesh), contextlib.closing(run.checkpoints):
-    _, first = run.first_state()
-  assert (first, run.position) == (5, order.Position(5, 40)), 'samples are skipped'
+  run, _, first = loop.begin(config, tmp_path / 'run')
+  run.checkpoints.close()
+  assert (first, run.run.position) == (5, order.Position(5, 40)), 'samples are skipped'
 
 
 def test_a_run_that_starts_from_another_goes_on_in_its_data(make, other_text, tmp_path):
@@ -338,7 +336,7 @@ def test_lengths_in_examples_count_what_was_seen(make, tmp_path):
 
 def said(run, capsys):
   capsys.readouterr()
-  origin.say_changes(run.config, run.origin, run.task.digest)
+  origin.say_changes(run.config, run.origin, run.position, run.task.digest)
   return capsys.readouterr().err.splitlines()
 
 

@@ -19,7 +19,9 @@ def grown_ffn(method='group', model=SOURCE, **changes):
   ffn = dataclasses.replace(model.layer.ffn, tokens=LARGER, **changes)
   larger = dataclasses.replace(model, layer=dataclasses.replace(model.layer, ffn=ffn))
   config = config_lib.Config(model=larger, grow=GrowConfig(method=method))
-  return sizes.with_references(config, types.SimpleNamespace(model=SOURCE)).model.layer.ffn
+  return sizes.with_references(
+    config, types.SimpleNamespace(model=SOURCE, resumes=False)
+  ).model.layer.ffn
 
 
 @pytest.mark.parametrize('reference', [0, TOKENS], ids=['open', 'of the source'])

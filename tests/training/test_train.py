@@ -13,6 +13,7 @@ import tiny_run
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 from outcomes import assert_same, losses
+from trainers import trainer
 
 from tokenformer_jax import tasks
 from tokenformer_jax.data import order, text
@@ -21,7 +22,6 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import runs as laws_runs
 from tokenformer_jax.parallel import devices, sharding
 from tokenformer_jax.runs import checkpoint, curves, metrics
-from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.tasks.text import TextTask
 from tokenformer_jax.training import loop, sizes
@@ -185,11 +185,8 @@ def one_device_mesh() -> Mesh:
 def build(config):
   """The model, its optimizer, and the compiled step on one device with a first state."""
   config, mesh = sizes.fill_in(config), one_device_mesh()
-  task = tasks.make(config)
-  definition = task.definition
-  tx = optim.make_optimizer(config.optim, config.train.steps, definition.info)
-  step = step_lib.make_train_step(task, tx, config, mesh)
-  return step, jax.jit(lambda: step_lib.initial_state(definition, tx, 0))()
+  program = step_lib.make_program(tasks.make(config), config)
+  return step_lib.make_train_step(program, mesh), jax.jit(program.initial_state)(0)
 
 
 def random_batch(config):
@@ -198,9 +195,9 @@ def random_batch(config):
 
 
 def test_the_step_compiles_once_and_the_host_never_waits(make, tmp_path, one_device):
-  run = loop.Trainer(make(), tmp_path / 'run')
+  run = trainer(make(), tmp_path / 'run')
   with jax.set_mesh(run.mesh):
-    run.train()
+    run.train(*run.first_state())
   assert run.train_step._cache_size() == 1, 'the training step was compiled more than once'
 
 

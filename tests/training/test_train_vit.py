@@ -11,6 +11,7 @@ import pytest
 import tiny_run
 from grow.growing import difference, mesh_of
 from outcomes import assert_same
+from trainers import trainer
 
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files, verify
@@ -101,12 +102,12 @@ def _read(workdir, step):
 def test_a_trained_vit_grows_exactly_with_its_average(whole, tmp_path, one_device):
   counts = {'model__layer__mixer__qkv__tokens': 48, 'model__layer__ffn__tokens': 128}
   config = _make(**counts, train__ema=0.9, train__steps=24, init_from=str(whole[0]))
-  run = loop.Trainer(config, tmp_path / 'grown')
+  run = trainer(config, tmp_path / 'grown')
   with jax.set_mesh(run.mesh), contextlib.closing(run.checkpoints):
     state, step = run.first_state()
   assert step == 20
   small, large = (
-    verify.exact_task(run.config, model) for model in (run.origin.model, run.config.model)
+    verify.exact_task(run.config, model) for model in (run.run.origin.model, run.config.model)
   )
   batch, _ = small.held_out({}, 8)
   before, after = (jax.jit(task.logits) for task in (small, large))
@@ -138,7 +139,7 @@ def test_fine_tuning_takes_another_head_and_another_resolution(tmp_path, one_dev
     optim__layer_decay=0.5,
     train__steps=2,
   )
-  run = loop.Trainer(config, tmp_path / 'second')
+  run = trainer(config, tmp_path / 'second')
   with jax.set_mesh(run.mesh), contextlib.closing(run.checkpoints):
     state, step = run.first_state()
     params = state['params']

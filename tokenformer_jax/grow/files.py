@@ -46,7 +46,7 @@ def _abstract_state(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> State:
   """Return shapes and shardings of the state that `read` reads."""
   checkpoint.check_is_model(meta, checkpoints.directory.parent)
   definition, ema = models.define(meta.config.model), checkpoint.has(meta, 'ema')
-  tx = optim.make_optimizer(meta.config.optim, meta.config.train.steps, definition.info)
+  tx = optim.make_optimizer(meta.config.optim, optim.NO_RATE, definition.info)
   abstract = jax.eval_shape(lambda: step_lib.initial_state(definition, tx, 0, ema=ema))
   shardings = step_lib.state_shardings(mesh, definition, tx, ema=ema)
   return sharding.with_even_shardings(abstract, shardings)

@@ -15,7 +15,7 @@ from tokenformer_jax.model.params import Role
 from tokenformer_jax.runs import batches as batches_lib
 from tokenformer_jax.runs import checkpoint, curves, saved_config
 from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta
-from tokenformer_jax.steps import optim
+from tokenformer_jax.steps import schedules
 from tokenformer_jax.storage import paths
 
 _EMBEDDINGS = (Role.EMBEDDING, Role.TIED_EMBEDDING, Role.POSITION, Role.HEAD)
@@ -167,8 +167,8 @@ def _all_steps(lineage: Lineage, step: int) -> int:
 def _has_decayed(config: Config) -> bool:
   """Return whether the rate of the last update was a small part of the peak."""
   steps, train = config.train.steps, config.train
-  rate = optim.learning_rate(config.optim, steps, decay_from=train.decay_from)
-  return float(rate(steps)) <= _DECAYED * config.optim.learning_rate
+  rate = schedules.learning_rate(config.optim, steps, decay_from=train.decay_from)
+  return schedules.fraction_of_peak(rate, config.optim, steps) <= _DECAYED
 
 
 def _data(config: Config, meta: Meta) -> dict[str, str]:

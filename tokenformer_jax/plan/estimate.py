@@ -16,8 +16,9 @@ from tokenformer_jax.model import flops
 from tokenformer_jax.parallel import devices, sharding
 from tokenformer_jax.plan import costs, early, formulas, program, topology
 from tokenformer_jax.plan.costs import Costs
-from tokenformer_jax.plan.program import DoesNotFitError, Memory, Step
+from tokenformer_jax.plan.program import DoesNotFitError, Memory
 from tokenformer_jax.plan.topology import Topology
+from tokenformer_jax.steps.step import Program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +202,7 @@ def make_mesh(config: Config, on: Topology) -> Mesh:
   return sharding.make_mesh(config.mesh, topology.devices(on))
 
 
-def _by_formula(step: Step, on: Topology) -> Plan:
+def _by_formula(step: Program, on: Topology) -> Plan:
   mesh = sharding.abstract_mesh(step.config.mesh, on.devices)
   sharding.check_divides(mesh, step.task.definition.abstract, step.task.definition.axes)
   devices.check_splits(step.config, mesh)
@@ -215,7 +216,7 @@ def _by_formula(step: Step, on: Topology) -> Plan:
 
 
 def _make_plan(
-  step: Step,
+  step: Program,
   on: Topology,
   mesh: Mesh | AbstractMesh,
   memory: Memory,
@@ -224,7 +225,9 @@ def _make_plan(
   seconds: float,
 ) -> Plan:
   sizes, units = dict(mesh.shape), (step.task.unit, step.task.units_per_step)
-  return Plan(step.config, on, sizes, step.parameters, units, memory, found, source, seconds)
+  return Plan(
+    step.config, on, sizes, step.task.definition.count, units, memory, found, source, seconds
+  )
 
 
 def advice(config: Config, error: DoesNotFitError, on: Topology) -> UserError:

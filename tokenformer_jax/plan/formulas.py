@@ -14,7 +14,8 @@ from tokenformer_jax.parallel import sharding
 from tokenformer_jax.plan import exchange
 from tokenformer_jax.plan.chips import Chip
 from tokenformer_jax.plan.costs import Costs, Traffic
-from tokenformer_jax.plan.program import Memory, Step
+from tokenformer_jax.plan.program import Memory
+from tokenformer_jax.steps.step import Program
 
 _ACTIVATION = 2  # bytes of bfloat16
 _NODE = 8  # GPUs that NVLink connects
@@ -38,7 +39,7 @@ _AGAIN = {
 
 
 def memory_and_costs(
-  step: Step, mesh: AbstractMesh, state: tuple[float, float, float], chip: Chip
+  step: Program, mesh: AbstractMesh, state: tuple[float, float, float], chip: Chip
 ) -> tuple[Memory, Costs]:
   """Return the memory and the costs of a step on one device.
 

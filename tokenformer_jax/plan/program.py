@@ -16,9 +16,9 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import compute, kernels
 from tokenformer_jax.parallel import devices, sharding
 from tokenformer_jax.plan import early
-from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
-from tokenformer_jax.steps.last_growth import LastGrowth, growth_from
+from tokenformer_jax.steps.last_growth import growth_from
+from tokenformer_jax.steps.step import Program
 from tokenformer_jax.training import sizes
 
 # XLA refuses a program for its temporaries before it lays memory out, or for its total after that.
@@ -78,42 +78,15 @@ class Memory:
     return self.capacity - self.peak
 
 
-@dataclasses.dataclass(frozen=True)
-class Step:
-  """A training step that can be lowered.
-
-  Attributes:
-    config: the config, with every size filled in.
-    task: the task of the config.
-    tx: the optimizer.
-    growth: the last growth of the model, or None.
-  """
-
-  config: Config
-  task: tasks.Task
-  tx: Any
-  growth: LastGrowth | None
-
-  @property
-  def parameters(self) -> int:
-    return self.task.definition.count
-
-  def abstract(self, mesh: Mesh | AbstractMesh) -> tuple[Any, Any]:
-    """Return shapes and shardings of the state and of a batch."""
-    definition, ema = self.task.definition, self.config.train.ema > 0
-    state = jax.eval_shape(
-      lambda seed: step_lib.initial_state(definition, self.tx, seed, ema=ema), 0
-    )
-    places = step_lib.state_shardings(mesh, definition, self.tx, ema=ema)
-    batch_sharding = sharding.batch_sharding(mesh)
-    batch = jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=batch_sharding),
-      self.task.abstract_batch(),
-    )
-    return sharding.with_shardings(state, places), batch
+def abstract_batch(step: Program, mesh: Mesh | AbstractMesh) -> Any:
+  """Return shapes, dtypes and shardings of a batch."""
+  places = sharding.batch_sharding(mesh)
+  return jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=places), step.task.abstract_batch()
+  )
 
 
-def make_step(config: Config, before: ModelConfig | None = None, platform: str = 'tpu') -> Step:
+def make_step(config: Config, before: ModelConfig | None = None, platform: str = 'tpu') -> Program:
   """Return the step of a config as it runs on an accelerator, with `dtype=auto` as bfloat16.
 
   Args:
@@ -131,12 +104,8 @@ def make_step(config: Config, before: ModelConfig | None = None, platform: str =
     remat=compute.remat_on(config.train.remat, platform),
   )
   config = dataclasses.replace(config, train=train)
-  task = tasks.make(config)
-  growth = None
-  if before is not None:
-    growth = growth_from(before, config.model)
-  tx = optim.make_optimizer(config.optim, config.train.steps, task.definition.info, growth)
-  return Step(config, task, tx, growth)
+  growth = None if before is None else growth_from(before, config.model)
+  return step_lib.make_program(tasks.make(config), config, growth)
 
 
 def _filled_in(config: Config) -> Config:
@@ -154,9 +123,9 @@ def _filled_in(config: Config) -> Config:
     ) from error
 
 
-def state_bytes(step: Step, mesh: Mesh | AbstractMesh) -> tuple[float, float, float]:
+def state_bytes(step: Program, mesh: Mesh | AbstractMesh) -> tuple[float, float, float]:
   """Return the bytes on a device of the parameters, of the rest of the state, and of a batch."""
-  state, batch = step.abstract(mesh)
+  state, batch = step.abstract_state(mesh), abstract_batch(step, mesh)
   parameters = _bytes(state['params'])
   return parameters, _bytes(state) - parameters, _bytes(batch)
 
@@ -169,7 +138,7 @@ def _bytes(tree: Any) -> float:
 
 
 def compile_step(
-  step: Step, mesh: Mesh, tell: Callable[[str, int, int], bool]
+  step: Program, mesh: Mesh, tell: Callable[[str, int, int], bool]
 ) -> jax.stages.Compiled | None:
   """Compile the training step for the mesh's devices; see `early.run` for `tell`.
 
@@ -178,8 +147,8 @@ def compile_step(
     DoesNotFitError: the step needs more memory than the devices have.
   """
   devices.check_fits(step.config, step.task.definition, mesh)
-  function = step_lib.make_train_step(step.task, step.tx, step.config, mesh, step.growth)
-  arguments = step.abstract(mesh)
+  function = step_lib.make_train_step(step, mesh)
+  arguments = step.abstract_state(mesh), abstract_batch(step, mesh)
   with jax.set_mesh(mesh):  # Only lower inside: the mesh's devices cannot run anything.
     lowered = function.lower(*arguments)
   try:
@@ -190,7 +159,7 @@ def compile_step(
     raise DoesNotFitError(str(error)) from error
 
 
-def memory(step: Step, mesh: Mesh, compiled: jax.stages.Compiled, capacity: float) -> Memory:
+def memory(step: Program, mesh: Mesh, compiled: jax.stages.Compiled, capacity: float) -> Memory:
   """Return the memory of a device for a compiled step."""
   parameters, optimizer, batch = state_bytes(step, mesh)
   found = compiled.memory_analysis()
@@ -206,7 +175,7 @@ def memory(step: Step, mesh: Mesh, compiled: jax.stages.Compiled, capacity: floa
   )
 
 
-def layout_memory(step: Step, mesh: Mesh, hbm: int, host: int, capacity: float) -> Memory:
+def layout_memory(step: Program, mesh: Mesh, hbm: int, host: int, capacity: float) -> Memory:
   """Return the memory of a device before code generation, from the bytes that `early.run` gives."""
   parameters, optimizer, batch = state_bytes(step, mesh)
   temporaries = hbm - parameters - optimizer - batch

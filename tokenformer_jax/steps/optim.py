@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from tokenformer_jax.config import OptimConfig, old_token_rate, restarts_schedule
+from tokenformer_jax.config import OptimConfig, old_token_rate
 from tokenformer_jax.config.groups import frozen_groups
 from tokenformer_jax.model import group_trees
 from tokenformer_jax.model.params import ParamInfo, Params
@@ -20,57 +20,8 @@ from tokenformer_jax.steps import optimizers
 from tokenformer_jax.steps.last_growth import LastGrowth
 from tokenformer_jax.steps.statistics import is_masked, kept_axes, map_state
 
-
-def learning_rate(
-  config: OptimConfig, steps: int, start: int = 0, decay_from: int = 0
-) -> optax.Schedule:
-  """Return the schedule from the number of updates made to the learning rate of the next one.
-
-  The rate warms up linearly to the peak. From there `cosine` and `linear` decay to the floor, a
-  fraction `final_fraction` of the peak; `constant` stays; `wsd` stays until its decay begins.
-
-  Args:
-    config: the peak, the length of the warm-up, the shape of the decay, and the floor.
-    steps: the number of updates at which the decay ends.
-    start: the number of updates at which the warm-up starts.
-    decay_from: the number of updates at which the decay of `wsd` begins. 0: `decay_share` says it.
-  """
-  peak, floor = config.learning_rate, config.final_fraction
-  warmup_end = start + config.warmup_steps
-  begin = warmup_end
-  if config.schedule == 'wsd':
-    begin = decay_from or max(warmup_end, steps - round(config.decay_share * (steps - start)))
-  length = max(1, steps - begin)
-  if config.schedule == 'constant':
-    decay = optax.schedules.constant_schedule(peak)
-  elif config.schedule == 'cosine':
-    decay = optax.schedules.cosine_decay_schedule(peak, length, alpha=floor)
-  elif config.schedule == 'wsd' and config.decay_shape == 'one_minus_sqrt':
-
-    def decay(count: jax.Array) -> jax.Array:
-      part = jnp.clip(count / length, 0, 1)
-      return peak * (floor + (1 - floor) * (1 - jnp.sqrt(part)))
-
-  else:
-    decay = optax.schedules.linear_schedule(peak, floor * peak, length)
-  # The first update of a warm-up of W steps has the rate peak/W, the last one the peak.
-  warmup = optax.schedules.linear_schedule(
-    peak / max(1, config.warmup_steps), peak, max(1, config.warmup_steps - 1)
-  )
-  stable = optax.schedules.constant_schedule(peak)
-  phases, ends = [warmup, decay], [config.warmup_steps]
-  if begin > warmup_end:
-    phases, ends = [warmup, stable, decay], [config.warmup_steps, begin - start]
-  from_zero = optax.schedules.join_schedules(phases, ends)
-  return lambda count: from_zero(count - start)
-
-
-def schedule(
-  config: OptimConfig, steps: int, growth: LastGrowth | None = None, decay_from: int = 0
-) -> optax.Schedule:
-  """Return the learning rate of a run: `learning_rate`, which may start anew at the last growth."""
-  start = growth.updates if growth and restarts_schedule(config) else 0
-  return learning_rate(config, steps, start, decay_from)
+# The rate of an optimizer of which only the state is needed: it has the same state for every rate.
+NO_RATE = optax.schedules.constant_schedule(0.0)
 
 
 def decay_mask(info: Params) -> Params:
@@ -80,10 +31,9 @@ def decay_mask(info: Params) -> Params:
 
 def make_optimizer(
   config: OptimConfig,
-  steps: int,
+  rate: optax.Schedule,
   info: Params,
   growth: LastGrowth | None = None,
-  decay_from: int = 0,
 ) -> optax.GradientTransformation:
   """Return the optimizer `optim.name` on gradients clipped by their global norm.
 
@@ -92,10 +42,9 @@ def make_optimizer(
 
   Args:
     config: rates, moments, decay, and the settings of old and new tokens.
-    steps: the length of the run; the learning rate reaches its floor there.
+    rate: from `schedules.schedule`.
     info: `Definition.info` of the model.
     growth: the last growth, or None for a model that never grew.
-    decay_from: see `learning_rate`.
   """
   freezes, frozen = growth is not None and old_token_rate(config) == 0, frozen_groups(config)
   old = _hidden_tokens(info, growth) if freezes else jax.tree.map(lambda one: 0, info)
@@ -110,7 +59,7 @@ def make_optimizer(
   chain = optax.chain(
     clipped,
     optax.add_decayed_weights(config.weight_decay, mask=decay_mask(info)),
-    _scale_by_rates(config, schedule(config, steps, growth, decay_from), info, growth),
+    _scale_by_rates(config, rate, info, growth),
   )
 
   def update(gradient: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:

@@ -1,5 +1,6 @@
 """Make the state of a run, and compile its training and evaluation steps."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ from jax.sharding import AbstractMesh, Mesh
 from tokenformer_jax.config import Config, OptimConfig, rows_together
 from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.steps import compiler, elastic, optim, statistics
+from tokenformer_jax.steps import compiler, elastic, optim, schedules, statistics
 from tokenformer_jax.steps.last_growth import LastGrowth
 from tokenformer_jax.tasks import Batch, Task
 
@@ -67,7 +68,7 @@ def bytes_on_a_device(
 
   The few bytes of the counters are left out.
   """
-  tx = optim.make_optimizer(config, 1, definition.info)
+  tx = optim.make_optimizer(config, optim.NO_RATE, definition.info)
   state = {'params': definition.abstract, 'opt_state': jax.eval_shape(tx.init, definition.abstract)}
   places = state_shardings(mesh, definition, tx)
 
@@ -87,22 +88,65 @@ def _counters() -> dict[str, jax.Array]:
   return {name: jnp.zeros((), jnp.int32) for name in ('step', 'skipped', 'skipped_in_a_row')}
 
 
-def make_train_step(
-  task: Task,
-  tx: optax.GradientTransformation,
-  config: Config,
-  mesh: Mesh,
-  growth: LastGrowth | None = None,
-) -> Step:
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+  """The parts of a training step, each made once: see `make_program`.
+
+  Attributes:
+    config: the config of the run, with every size filled in and every length in steps.
+    task: the task, with model and loss.
+    growth: the model's last growth, or None.
+    rate: the learning rate by the number of updates.
+    tx: the optimizer, with that rate.
+  """
+
+  config: Config
+  task: Task
+  growth: LastGrowth | None
+  rate: optax.Schedule
+  tx: optax.GradientTransformation
+
+  @property
+  def ema(self) -> bool:
+    """Return whether the state has a moving average of the parameters."""
+    return self.config.train.ema > 0
+
+  def initial_state(self, seed: jax.Array, begin: Begin = as_drawn) -> State:
+    """Return a new state: see `initial_state`."""
+    return initial_state(self.task.definition, self.tx, seed, ema=self.ema, begin=begin)
+
+  def state_shardings(self, mesh: Mesh | AbstractMesh) -> State:
+    """Return the sharding of every array of the state."""
+    return state_shardings(mesh, self.task.definition, self.tx, ema=self.ema)
+
+  def abstract_state(self, mesh: Mesh | AbstractMesh) -> State:
+    """Return shapes, dtypes and shardings of the state."""
+    state = jax.eval_shape(self.initial_state, 0)
+    return sharding.with_shardings(state, self.state_shardings(mesh))
+
+
+def make_program(task: Task, config: Config, growth: LastGrowth | None = None) -> Program:
+  """Return the parts of a training step.
+
+  Args:
+    task: the task of the run.
+    config: the config, with every size filled in and every length in steps.
+    growth: the last growth of the model, or None.
+  """
+  rate = schedules.schedule(config.optim, config.train.steps, growth, config.train.decay_from)
+  tx = optim.make_optimizer(config.optim, rate, task.definition.info, growth)
+  return Program(config, task, growth, rate, tx)
+
+
+def make_train_step(program: Program, mesh: Mesh) -> Step:
   """Return the compiled training step: `(state, batch) → (state, figures)`.
 
   The step donates the old state. If the task has a teacher, its parameters are a third argument,
   which the step does not donate, sharded by the rules of all parameters. The batch is the task's,
   split over the devices by rows. A step whose loss or gradient is not finite changes neither
   parameters nor optimizer state. Random draws are a function of `config.train.seed` and the step.
-  `growth` must be the one that `tx` was made with.
   """
-  rate = optim.schedule(config.optim, config.train.steps, growth, config.train.decay_from)
+  config, task, rate, tx = program.config, program.task, program.rate, program.tx
   loss = task.loss
   if config.train.drop_groups:
     loss = elastic.with_dropped_groups(loss, task.definition.info, config.train.drop_groups)
@@ -139,7 +183,7 @@ def make_train_step(
     }
     return state, figures
 
-  shardings = state_shardings(mesh, task.definition, tx, ema=config.train.ema > 0)
+  shardings = program.state_shardings(mesh)
   fixed = [sharding.tree_shardings(mesh, task.teacher.axes)] if task.teacher else []
   return jax.jit(
     step,

@@ -1,7 +1,6 @@
 """Train a model: from a config to a work directory with checkpoints and figures."""
 
 import contextlib
-import dataclasses
 import functools
 import os
 from collections.abc import Callable
@@ -17,14 +16,13 @@ from tokenformer_jax.parallel import devices, hosts, sharding
 from tokenformer_jax.runs import checkpoint, lease, saved_config
 from tokenformer_jax.runs.checkpoint_meta import Seen
 from tokenformer_jax.runs.metrics import Metrics, Window
-from tokenformer_jax.steps import elastic, optim
 from tokenformer_jax.steps import step as step_lib
-from tokenformer_jax.steps.last_growth import last_growth
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import validation
-from tokenformer_jax.training import inherit, origin, sizes, start
-from tokenformer_jax.training import teacher as teacher_lib
+from tokenformer_jax.training import inherit, origin, start
+from tokenformer_jax.training.origin import init_from
+from tokenformer_jax.training.prepare import PreparedRun, prepare
 
 _EVALUATED = {'': 'params', 'ema_': 'ema'}  # prefix of the figures → entry of the state
 
@@ -63,86 +61,78 @@ def _train(config: Config, workdir: paths.Path, *, ends_process: bool) -> tuple[
     'choose another --workdir',
     ends_process=ends_process,
   ) as check_lease:
-    trainer = Trainer(config, workdir, check_lease)
+    trainer, state, first = begin(config, workdir, check_lease)
     with jax.set_mesh(trainer.mesh), contextlib.closing(trainer.checkpoints):
-      state = trainer.train()
+      state = trainer.train(state, first)
     return state, int(state['step']) < trainer.config.train.steps
 
 
-class Trainer:
-  """One process of a run: data, state and compiled steps, and the training loop."""
+def begin(
+  config: Config, workdir: paths.Path, check_lease: Callable[[], None] = lambda: None
+) -> tuple['Trainer', State, int]:
+  """Prepare a run and make its first state.
 
-  def __init__(
-    self, config: Config, workdir: paths.Path, check_lease: Callable[[], None] = lambda: None
-  ):
-    """Validate everything, then prepare the data, the work directory and the compiled steps.
+  If the newest checkpoint cannot be read, prepare the run from the one before it.
+
+  Args:
+    config: from `config.resolve`.
+    workdir: the work directory.
+    check_lease: see `Trainer`.
+
+  Returns:
+    The trainer, the state, and the number of steps that it has made.
+  """
+  damaged: dict[int, checkpoint.DamagedError] = {}
+  while True:
+    run = prepare(config, workdir, devices.find(), damaged)
+    trainer = Trainer(run, check_lease)
+    try:
+      with jax.set_mesh(run.mesh):
+        return trainer, *trainer.first_state()
+    except checkpoint.DamagedError as error:
+      damaged[run.origin.meta.step] = error
+      trainer.checkpoints.close()
+
+
+class Trainer:
+  """One process of a run: its state and compiled steps, evaluation, saves, and the loop."""
+
+  def __init__(self, run: PreparedRun, check_lease: Callable[[], None] = lambda: None):
+    """Make the work directory, and define the compiled steps.
 
     Args:
-      config: the config of the run.
-      workdir: the work directory.
+      run: the run, from `prepare`.
       check_lease: raises if another process has taken over the work directory; called before every
         write.
     """
-    self.check_lease = check_lease
-    self.mesh = sharding.make_mesh(config.mesh, devices.find())
-    devices.check_devices(config, self.mesh)
-    self.origin = origin.find(config, workdir)
-    hosts.meet('the work directory is as an earlier run left it')
-    config, self.teacher = teacher_lib.find(config, self.origin)
-    self.config = config = sizes.fill_in(config, self.origin)
-    origin.check(config, self.origin)
-    self.origin = origin.as_branch(config, self.origin)
-    self.task = self._make_task()
-    definition = self.task.definition
-    devices.check_fits(config, definition, self.mesh)
-    growth = last_growth(self.origin.lineage, config.model)
-    start.check_old_tokens(config, growth, definition)
-    elastic.check(config.train.drop_groups, definition.info)
-    start.check_frozen_groups(config)
-    self.task.prepare()  # Missing data fails here, before the work directory is made.
-    start.make_writable(workdir)
-    self.workdir = workdir
-    self.checkpoints = checkpoint.Checkpoints(workdir, keep=config.train.keep_checkpoints)
-    origin.check_data(config, self.origin, self.task)
-    self.position = origin.position(config, self.origin, self.task.digest)
-    self.config = config = sizes.in_steps(config, self.task.examples, self.position)
-    origin.check_decay(config, self.origin)
-    self.tx = optim.make_optimizer(
-      config.optim, config.train.steps, definition.info, growth, config.train.decay_from
-    )
-    self.train_step = step_lib.make_train_step(self.task, self.tx, config, self.mesh, growth)
-    self.eval_step = step_lib.make_eval_step(self.task, self.mesh)
-    self.rows = local_rows(sharding.batch_sharding(self.mesh), config.data.batch_size)
+    self.run, self.check_lease = run, check_lease
+    self.config, self.mesh, self.task = run.config, run.mesh, run.task
+    start.make_writable(run.workdir)
+    self.checkpoints = checkpoint.Checkpoints(run.workdir, keep=run.config.train.keep_checkpoints)
+    self.train_step = step_lib.make_train_step(run.program, run.mesh)
+    self.eval_step = step_lib.make_eval_step(run.task, run.mesh)
+    self.rows = local_rows(sharding.batch_sharding(run.mesh), run.config.data.batch_size)
 
-  def _make_task(self) -> tasks.Task:
-    """Return the task; text has the vocabulary of the origin or of the teacher if it has any."""
-    vocabulary, teacher = self.origin.vocabulary, self.teacher
-    if teacher is None:
-      return tasks.make(self.config, vocabulary)
-    teacher_lib.check(self.config, teacher, self.mesh)
-    return tasks.make(self.config, vocabulary or teacher.meta.tokenizer, teacher.meta.config.model)
-
-  def train(self) -> State:
-    """Train, and return the last state."""
-    state, first = self.first_state()
-    steps = self.config.train.steps
-    if first >= steps and self.origin.source is not None:
+  def train(self, state: State, first: int) -> State:
+    """Train from a state that has made `first` steps, and return the last state."""
+    run, steps = self.run, self.config.train.steps
+    if first >= steps and run.origin.source is not None:
       raise UserError(
         f'config.init_from={self.config.init_from} is at step {first}, where the run would go on, '
         f'and config.train.steps is {steps}; raise it, or set config.grow.step=restart'
       )
     if first >= steps:
-      origin.check_finished(self.config, self.origin)
+      origin.check_finished(self.config, run.origin)
       messages.say(
-        f'{self.workdir} is trained to step {first} already; raise --config.train.steps to go on'
+        f'{run.workdir} is trained to step {first} already; raise --config.train.steps to go on'
       )
       return state
-    origin.say_changes(self.config, self.origin, self.task.digest)
+    origin.say_changes(self.config, run.origin, run.position, self.task.digest)
     self.check_lease()
     written = saved_config.to_text(self.config)
-    hosts.by_first(lambda: paths.write(self.workdir / 'config.json', written))
+    hosts.by_first(lambda: paths.write(run.workdir / 'config.json', written))
     metrics = Metrics(
-      self.workdir,
+      run.workdir,
       first_step=first,
       steps=steps,
       tensorboard=self.config.train.tensorboard,
@@ -150,8 +140,8 @@ class Trainer:
     )
     with contextlib.closing(metrics), hosts.StopRequest() as stop:
       metrics.say(self._description(first))
-      if self.teacher is not None:
-        metrics.say(self.teacher.description(self.config))
+      if run.teacher is not None:
+        metrics.say(run.teacher.description(self.config))
       if self._is_new_born(first):
         self._evaluate(state, first, metrics)
       return self._loop(state, first, metrics, stop)
@@ -159,59 +149,59 @@ class Trainer:
   def first_state(self) -> tuple[State, int]:
     """Return the state to start from, and the number of steps it has made.
 
-    A checkpoint in the work directory has precedence, then the run `config.init_from`, grown if
-    this model is larger, then new parameters.
+    It is that of a checkpoint in the work directory, or of the run `config.init_from`, grown if
+    this model is larger, or has new parameters, those that the teacher also has from the teacher if
+    `config.distill.init` says so.
 
-    The arrays of the teacher take the place of new ones if `config.distill.init` says so.
+    Raises:
+      DamagedError: the checkpoint in the work directory cannot be read.
     """
-    definition = self.task.definition
-    ema = self.config.train.ema > 0
-    shardings = step_lib.state_shardings(self.mesh, definition, self.tx, ema=ema)
-
-    def new(seed: jax.Array, begin: step_lib.Begin = step_lib.as_drawn) -> State:
-      return step_lib.initial_state(definition, self.tx, seed, ema=ema, begin=begin)
-
-    abstract = sharding.with_shardings(jax.eval_shape(new, 0), shardings)
-    resumed = start.resume(self.checkpoints, self.config, abstract)
-    if resumed is not None:
-      state, meta = resumed  # If the newest checkpoint is damaged, these are from an earlier one.
-      self.origin = dataclasses.replace(self.origin, meta=meta)
-      self.position = origin.position(self.config, self.origin, self.task.digest)
-      return state, meta.step
-    if self.origin.source is not None:
-      state = start.grown(self.config, self.origin, self.mesh, self.task.other_meaning)
-      return state, int(state['step'])
+    run, origin, program = self.run, self.run.origin, self.run.program
+    if origin.resumes:
+      abstract = program.abstract_state(run.mesh)
+      state = start.resumed(self.checkpoints, origin.meta, self.config, abstract)
+      start.set_aside(self.checkpoints, origin.damaged, origin.meta.step)
+      return state, origin.meta.step
+    if origin.source is not None:
+      grown = init_from().grown_state(
+        self.config, origin.source, origin.meta, run.mesh, self.task.other_meaning
+      )
+      return start.with_average(self.config, grown), int(grown['step'])
+    shardings = program.state_shardings(run.mesh)
     if self.config.distill.init == 'yes':
-      return self._begun_as_teacher(new, shardings), 0
-    return jax.jit(new, out_shardings=shardings)(self.config.train.seed), 0
+      return self._begun_as_teacher(shardings), 0
+    return jax.jit(program.initial_state, out_shardings=shardings)(self.config.train.seed), 0
 
-  def _begun_as_teacher(self, new: Callable[..., State], shardings: State) -> State:
-    """Return the state from `new` with the arrays that the teacher has as well."""
-    model = self.config.model
-    found = inherit.sources(model, self.teacher.meta.config.model)
+  def _begun_as_teacher(self, shardings: State) -> State:
+    """Return a new state with the arrays that the teacher has as well."""
+    teacher, model = self.run.teacher, self.config.model
+    found = inherit.sources(model, teacher.meta.config.model)
     messages.say(inherit.description(model, found))
 
     def begun(seed: jax.Array, other: Params) -> State:
-      return new(seed, lambda drawn: inherit.begin(drawn, other, found))
+      return self.run.program.initial_state(seed, lambda drawn: inherit.begin(drawn, other, found))
 
-    (params,) = self._fixed or (self.teacher.read(self.mesh),)
+    (params,) = self._fixed or (teacher.read(self.mesh),)
     return jax.jit(begun, out_shardings=shardings)(self.config.train.seed, params)
 
   @functools.cached_property
   def _fixed(self) -> tuple[Params, ...]:
     """The arguments of every training step: the teacher's parameters if a step has a teacher."""
-    return () if self.task.teacher is None else (self.teacher.read(self.mesh),)
+    return () if self.task.teacher is None else (self.run.teacher.read(self.mesh),)
 
   def _is_new_born(self, first: int) -> bool:
     """Return whether the model was made from another one and has not been trained since."""
-    return bool(self.origin.lineage) and first == self.origin.lineage[-1].first_step
+    lineage = self.run.origin.lineage
+    return bool(lineage) and first == lineage[-1].first_step
 
   def _has_figures(self, first: int) -> bool:
     """Return whether the run itself has trained long enough to have written figures."""
-    if not self.origin.resumes or self.origin.meta.contents != 'model':
+    if not self.run.origin.resumes or self.run.origin.meta.contents != 'model':
       return False
-    born = max(self.config.train.decay_from, *(one.first_step for one in self.origin.lineage), 0)
-    return first - born >= self.origin.meta.config.train.log_every
+    born = max(
+      self.config.train.decay_from, *(one.first_step for one in self.run.origin.lineage), 0
+    )
+    return first - born >= self.run.origin.meta.config.train.log_every
 
   def to_devices(self, local: tasks.Batch) -> tasks.Batch:
     """Return the global batch; `local` has the rows `self.rows` of its arrays."""
@@ -228,9 +218,9 @@ class Trainer:
 
   def _loop(self, state: State, first: int, metrics: Metrics, stop: hosts.StopRequest) -> State:
     config, steps = self.config.train, self.config.train.steps
-    profile = _Profile(self.workdir, profile_range(config))
+    profile = _Profile(self.run.workdir, profile_range(config))
     window, fixed = self._window(), self._fixed
-    batches = self.task.train_batches(self.rows, first, steps, self.position)
+    batches = self.task.train_batches(self.rows, first, steps, self.run.position)
     with contextlib.closing(batches):
       for step, rows in enumerate(batches, start=first + 1):
         profile.before(step)
@@ -258,16 +248,16 @@ class Trainer:
           break
     profile.close()
     self.checkpoints.wait()
-    metrics.say(f'saved {self.workdir}/checkpoints/{step}')
+    metrics.say(f'saved {self.run.workdir}/checkpoints/{step}')
     return state
 
   def _save(self, step: int, state: State, loss: float | None, wait: bool) -> None:
     seen = Seen(
-      samples=self.position.batch_start(step, self.config.data.batch_size),
+      samples=self.run.position.batch_start(step, self.config.data.batch_size),
       digest=self.task.digest,
-      batches=origin.batches(self.config, self.origin),
+      batches=origin.batches(self.config, self.run.origin),
     )
-    vocabulary, lineage = self.task.vocabulary(), self.origin.lineage
+    vocabulary, lineage = self.task.vocabulary(), self.run.origin.lineage
     self.checkpoints.save(
       step,
       state,
@@ -276,7 +266,7 @@ class Trainer:
       loss,
       lineage=lineage,
       seen=seen,
-      teacher=self.teacher and self.teacher.record,
+      teacher=self.run.teacher and self.run.teacher.record,
       wait=wait,
     )
 
@@ -309,14 +299,14 @@ class Trainer:
       flops=flops.step_flops(self.config),
       peak_flops=peak and peak * self.mesh.size,
       derived=self.task.train_figures,
-      teacher_flops=self.teacher.step_flops(self.config) if self.task.teacher else 0.0,
+      teacher_flops=self.run.teacher.step_flops(self.config) if self.task.teacher else 0.0,
     )
 
   def _description(self, first: int) -> str:
     mesh = ' × '.join(f'{size} {axis}' for axis, size in self.mesh.shape.items())
     kind = self.mesh.devices.flat[0].device_kind
     return (
-      f'{f"going on after step {first}" if first else "training"} in {self.workdir}: '
+      f'{f"going on after step {first}" if first else "training"} in {self.run.workdir}: '
       f'{self.task.definition.counts}, {self.task.describe_data()}, {mesh} of {kind}'
     )
 

@@ -6,6 +6,9 @@ the checkpoint that it continues from. The run also keeps its place in the data:
 
 import contextlib
 import dataclasses
+import importlib
+import types
+from collections.abc import Mapping
 from typing import Any
 
 from tokenformer_jax import config as config_lib
@@ -13,14 +16,14 @@ from tokenformer_jax import messages, tasks
 from tokenformer_jax.config import Config, ModelConfig, lookup
 from tokenformer_jax.data.order import BEGINNING, Position
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import depth, files, state
-from tokenformer_jax.model import models
 from tokenformer_jax.runs import batches as batches_lib
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta
-from tokenformer_jax.steps import optim
-from tokenformer_jax.steps.last_growth import last_growth
+from tokenformer_jax.steps import schedules
+from tokenformer_jax.steps.last_growth import LastGrowth, last_growth
 from tokenformer_jax.storage import paths
+
+Damaged = Mapping[int, checkpoint.DamagedError]
 
 # Keys that decide the batch of a step, besides the data, the batch size and the position.
 _ORDER_KEYS = ('train.seed', 'data.sequence_length')
@@ -56,12 +59,14 @@ class Origin:
     where: the name of the checkpoint in messages.
     lineage: the growths and other actions that made the run's model.
     source: the checkpoints of another run, or None.
+    damaged: the newer checkpoints of the run that cannot be read, by step.
   """
 
   meta: Meta | None = None
   where: str = ''
   lineage: Lineage = ()
   source: checkpoint.Checkpoints | None = None
+  damaged: Damaged = dataclasses.field(default_factory=dict)
 
   @property
   def resumes(self) -> bool:
@@ -79,30 +84,54 @@ class Origin:
     return self.meta and self.meta.tokenizer
 
 
-NOTHING = Origin()
+FROM_SCRATCH = Origin()
 
 
-def find(config: Config, workdir: paths.Path) -> Origin:
+def init_from() -> types.ModuleType:
+  """Return the module for `config.init_from`; other runs do not import the code of growth."""
+  return importlib.import_module('tokenformer_jax.training.init_from')
+
+
+def find(config: Config, workdir: paths.Path, damaged: Damaged) -> Origin:
   """Return the newest checkpoint in the work directory, or the one of `config.init_from`.
 
+  Args:
+    config: the config of the run.
+    workdir: the work directory.
+    damaged: checkpoints in the work directory whose arrays cannot be read, by step.
+
   Raises:
-    UserError: `config.init_from` is not a run, or cannot be read.
+    UserError: all checkpoints in the work directory are damaged; or `config.init_from` is not a
+      run, or cannot be read.
   """
-  if paths.exists(workdir / 'checkpoints'):
-    checkpoints = checkpoint.Checkpoints(workdir)
-    with contextlib.closing(checkpoints):
-      for step in reversed(checkpoints.common_steps()):
-        with contextlib.suppress(checkpoint.DamagedError):  # `start.resume` reports it.
-          meta = checkpoints.meta(step)
-          checkpoint.check_is_model(meta, workdir)
-          return Origin(meta, in_workdir(step), meta.lineage)
-  if not config.init_from:
-    return NOTHING
-  directory, step = paths.split_source(config.init_from)
-  checkpoints, meta = checkpoint.open_source(directory, step)
-  checkpoint.check_is_model(meta, directory)
-  lineage = files.descend(meta, directory, 'grow', config.grow)
-  return Origin(meta, f'config.init_from={config.init_from}', lineage, checkpoints)
+  own = _newest(workdir, damaged) if paths.exists(workdir / 'checkpoints') else None
+  if own is not None or not config.init_from:
+    return own or FROM_SCRATCH
+  source, meta, lineage = init_from().open_source(config)
+  return Origin(meta, f'config.init_from={config.init_from}', lineage, source)
+
+
+def _newest(workdir: paths.Path, damaged: Damaged) -> Origin | None:
+  """Return the newest checkpoint that can be read; None: there is no checkpoint."""
+  passed = {}
+  with contextlib.closing(checkpoint.Checkpoints(workdir)) as checkpoints:
+    for step in reversed(checkpoints.common_steps()):
+      try:
+        if step in damaged:
+          raise damaged[step]
+        meta = checkpoints.meta(step)
+      except checkpoint.DamagedError as error:
+        passed[step] = error
+        continue
+      checkpoint.check_is_model(meta, workdir)
+      return Origin(meta, in_workdir(step), meta.lineage, damaged=passed)
+  if passed:
+    reasons = '; '.join(f'step {step}: {error}' for step, error in passed.items())
+    raise UserError(
+      f'no checkpoint in {checkpoints.directory} can be read ({reasons}); move that directory away '
+      'to start afresh'
+    )
+  return None
 
 
 def in_workdir(step: int) -> str:
@@ -126,13 +155,7 @@ def check(config: Config, origin: Origin) -> None:
   if origin.resumes:
     check_same_model(config, origin.meta.config, origin.where)
   else:
-    source = tasks.adapted(origin.model, config.model)
-    try:
-      state.check(source, config.model, config.grow)
-      lineage, step = origin.meta.lineage, origin.meta.step
-      depth.check_no_twins(source, config.model, lineage, step, config.grow.place)
-    except UserError as error:
-      raise UserError(f'{origin.where}: {error}') from error
+    init_from().check(config, origin.meta, origin.where)
   check_same_optimizer(config, origin.meta, origin.where, resumes=origin.resumes)
   tasks.check_vocabulary(config, origin.meta, origin.where)
   check_order(config, origin)
@@ -152,28 +175,29 @@ def as_branch(config: Config, origin: Origin) -> Origin:
   return dataclasses.replace(origin, lineage=origin.meta.lineage)
 
 
-def check_decay(config: Config, origin: Origin) -> None:
+def check_branch(config: Config, origin: Origin, growth: LastGrowth | None) -> None:
   """Check that the decay of `train.decay_from` can begin after the checkpoint of the origin.
 
   Args:
     config: the config, with all lengths in steps.
     origin: the origin of the run.
+    growth: the last growth of the run's model, or None.
 
   Raises:
-    UserError: the decay would begin in the past, or the checkpoint is from within another decay; or
-      see `config.check_decay`.
+    UserError: the decay would begin in the past, or inside a warm-up, or the checkpoint is from
+      within another decay.
   """
-  config_lib.check_decay(config)
   meta, begin = origin.meta, config.train.decay_from
-  growth = last_growth(origin.lineage, config.model)
-  if begin and growth and config_lib.restarts_schedule(config.optim):
-    warm = growth.updates + config.optim.warmup_steps
-    if begin < warm:
-      raise UserError(
-        f'config.train.decay_from is {begin}, which is inside the warm-up after the last growth, '
-        f'to update {warm}; set it to that or more, or set config.optim.restart_schedule=no'
-      )
-  if not begin or meta is None or _begins_anew(config, origin):
+  if not begin:
+    return
+  restarted = schedules.first_update(config.optim, growth)
+  warm = restarted + config.optim.warmup_steps
+  if restarted and begin < warm:
+    raise UserError(
+      f'config.train.decay_from is {begin}, which is inside the warm-up after the last growth, to '
+      f'update {warm}; set it to that or more, or set config.optim.restart_schedule=no'
+    )
+  if meta is None or _begins_anew(config, origin):
     return
   if origin.resumes and meta.config.train.decay_from == begin:
     return
@@ -183,7 +207,7 @@ def check_decay(config: Config, origin: Origin) -> None:
       'the decay would have begun in the past; set it to that number or more, or start from an '
       'earlier checkpoint (--workdir=NEW_DIR --config.init_from=DIR@STEP)'
     )
-  if _has_decayed(meta):
+  if _is_decaying(meta):
     theirs = meta.config
     raise UserError(
       f'config.train.decay_from is {begin}, but the rate of {origin.where} has begun to decay '
@@ -193,14 +217,14 @@ def check_decay(config: Config, origin: Origin) -> None:
     )
 
 
-def _has_decayed(meta: Meta) -> bool:
+def _is_decaying(meta: Meta) -> bool:
   """Return whether the rate of a checkpoint's last update was below the peak after its warm-up."""
-  config, growth = meta.config.optim, last_growth(meta.lineage, meta.config.model)
-  rate = optim.schedule(config, meta.config.train.steps, growth, meta.config.train.decay_from)
-  start = growth.updates if growth and config_lib.restarts_schedule(config) else 0
-  if meta.updates - start <= config.warmup_steps:
+  optim, train = meta.config.optim, meta.config.train
+  growth = last_growth(meta.lineage, meta.config.model)
+  if meta.updates - schedules.first_update(optim, growth) <= optim.warmup_steps:
     return False
-  return float(rate(meta.updates - 1)) < config.learning_rate * (1 - 1e-6)
+  rate = schedules.schedule(optim, train.steps, growth, train.decay_from)
+  return schedules.fraction_of_peak(rate, optim, meta.updates - 1) < 1 - 1e-6
 
 
 def check_same_model(config: Config, theirs: Config, where: str) -> None:
@@ -320,50 +344,28 @@ def _begins_anew(config: Config, origin: Origin) -> bool:
   return origin.source is not None and config.grow.step == 'restart'
 
 
-def say_changes(config: Config, origin: Origin, digest: str) -> None:
+def say_changes(config: Config, origin: Origin, begins: Position, digest: str) -> None:
   """Print where a run starts, the settings that it changes, and a new order of its data.
 
   Args:
     config: the config of the run, with every size and length filled in.
-    origin: the origin of the run, with the checkpoint that was read.
+    origin: the origin of the run.
+    begins: the place in the order of the data where the run begins: see `position`.
     digest: the digest of the data.
   """
   meta = origin.meta
   if meta is None:
     return
   if origin.source is not None:
-    messages.say(_beginning(config, meta))
+    messages.say(init_from().description(config, meta))
   if changed := _changes_of_settings(config, origin):
     messages.say(f'different from step {meta.step} on: {"; ".join(changed)}')
-  begins = position(config, origin, digest)
   if begins.step and meta.seen.samples and not begins.sample:
     changes = _changes(config, meta, digest) or ['config.data.new_order_at asks for it']
     messages.say(
       f'a new order of the data begins after step {begins.step} with its first sample: '
       f'{" and ".join(changes)}'
     )
-
-
-def _beginning(config: Config, meta: Meta) -> str:
-  """Return what a run takes from the checkpoint of `config.init_from`, and how its model grows."""
-  directory, _ = paths.split_source(config.init_from)
-  if meta.contents != 'model' or config.grow.moments == 'drop':
-    takes = 'its parameters alone'
-  else:
-    takes = 'its parameters and optimizer state'
-  if meta.step and config.grow.step == 'restart':
-    takes += ', from step 0 on'
-  source = tasks.adapted(meta.config.model, config.model)
-  grown = [
-    f'{path}: {old!r} -> {new!r}'
-    for path, new, old in config_lib.differences(config.model, source, 'model.')
-    if not (path.endswith('.reference') and not new)  # The groups have reference counts.
-  ]
-  if grown:
-    before, after = (models.define(model).count for model in (source, config.model))
-    grown.append(f'{before:,} -> {after:,} parameters')
-  grows = f'it grows: {"; ".join(grown)}' if grown else 'it does not grow'
-  return f'starting with the model of {directory}, step {meta.step} ({takes}); {grows}'
 
 
 def check_finished(config: Config, origin: Origin) -> None:

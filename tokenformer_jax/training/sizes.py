@@ -6,13 +6,12 @@ from typing import Any
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks
-from tokenformer_jax.config import Config, PattentionConfig, pattentions, token_counts
+from tokenformer_jax.config import Config, PattentionConfig, pattentions
 from tokenformer_jax.data.order import BEGINNING, Position
-from tokenformer_jax.grow import state
-from tokenformer_jax.training.origin import NOTHING, Origin
+from tokenformer_jax.training.origin import FROM_SCRATCH, Origin, init_from
 
 
-def fill_in(config: Config, origin: Origin = NOTHING) -> Config:
+def fill_in(config: Config, origin: Origin = FROM_SCRATCH) -> Config:
   """Replace zeros that stand for "what fits": reference counts, and the sizes of the task.
 
   Raises:
@@ -21,12 +20,12 @@ def fill_in(config: Config, origin: Origin = NOTHING) -> Config:
   return with_references(tasks.fill_in(config, origin.model, resumed=origin.resumes), origin)
 
 
-def with_references(config: Config, origin: Origin = NOTHING) -> Config:
+def with_references(config: Config, origin: Origin = FROM_SCRATCH) -> Config:
   """Replace zero reference counts by those of the origin, grown if `config.grow` says so."""
   model, old = config.model, {} if origin.model is None else pattentions(origin.model)
   new = pattentions(model)
   if old and old.keys() == new.keys():
-    grown = pattentions(state.grown_model(origin.model, token_counts(model), config.grow))
+    grown = old if origin.resumes else init_from().grown_pattentions(origin.model, config)
     of_origin = {name: _like(one, old[name], grown[name]) for name, one in new.items()}
     model = config_lib.with_pattentions(model, of_origin)
   return dataclasses.replace(config, model=config_lib.with_references(model))

@@ -77,16 +77,12 @@ class Teacher:
     )
 
 
-def find(config: Config, origin: Origin) -> tuple[Config, Teacher | None]:
+def find(config: Config, origin: Origin) -> Teacher | None:
   """Open the teacher of a run, before any data is read.
 
   Args:
     config: the config of the run; sizes may be open.
     origin: the origin of the run.
-
-  Returns:
-    The config with the step of the teacher and, unless the run continues from a checkpoint, with
-    the teacher's vocabulary in the place of an open size; and the teacher, or None.
 
   Raises:
     UserError: the teacher cannot be read, is no language model, has another tokenizer, or is not
@@ -100,7 +96,7 @@ def find(config: Config, origin: Origin) -> tuple[Config, Teacher | None]:
         f'{origin.where} was trained with the teacher {kept.source}, and config.distill.teacher is '
         f'empty; set it to that, {_ANOTHER}'
       )
-    return config, None
+    return None
   try:
     directory, step = paths.split_source(source)
     if kept and step is None and kept.source.rpartition('@')[0] == str(directory):
@@ -117,12 +113,22 @@ def find(config: Config, origin: Origin) -> tuple[Config, Teacher | None]:
       f'{origin.where} was trained with; name that one, {_ANOTHER}'
     )
   _check_tokenizer(config, origin, meta)
-  distill = dataclasses.replace(config.distill, teacher=record.source)
+  return Teacher(record, meta, checkpoints)
+
+
+def fill_in(config: Config, teacher: Teacher | None, origin: Origin) -> Config:
+  """Return the config with the step of the teacher, and its vocabulary if that size is open.
+
+  A run that continues from a checkpoint has that checkpoint's vocabulary instead.
+  """
+  if teacher is None:
+    return config
+  distill = dataclasses.replace(config.distill, teacher=teacher.record.source)
   config = dataclasses.replace(config, distill=distill)
-  if origin.model is None and not config.model.vocab_size:
-    model = dataclasses.replace(config.model, vocab_size=meta.config.model.vocab_size)
-    config = dataclasses.replace(config, model=model)
-  return config, Teacher(record, meta, checkpoints)
+  if origin.model is not None or config.model.vocab_size:
+    return config
+  model = dataclasses.replace(config.model, vocab_size=teacher.meta.config.model.vocab_size)
+  return dataclasses.replace(config, model=model)
 
 
 def _digest(meta: Meta) -> str:

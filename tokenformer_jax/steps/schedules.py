@@ -1,0 +1,98 @@
+"""The learning rate as a function of the number of updates: a linear warm-up, then a decay.
+
+A schedule is a function below and a line in `SCHEDULES`; `config.SCHEDULES` has its name.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from tokenformer_jax.config import OptimConfig, restarts_schedule
+from tokenformer_jax.steps.last_growth import LastGrowth
+
+
+def _constant(config: OptimConfig, length: int) -> optax.Schedule:
+  del length
+  return optax.schedules.constant_schedule(config.learning_rate)
+
+
+def _cosine(config: OptimConfig, length: int) -> optax.Schedule:
+  return optax.schedules.cosine_decay_schedule(
+    config.learning_rate, length, alpha=config.final_fraction
+  )
+
+
+def _linear(config: OptimConfig, length: int) -> optax.Schedule:
+  peak = config.learning_rate
+  return optax.schedules.linear_schedule(peak, config.final_fraction * peak, length)
+
+
+def _wsd(config: OptimConfig, length: int) -> optax.Schedule:
+  """Return the decay of warmup-stable-decay (Hu et al. 2024, arXiv 2404.06395)."""
+  if config.decay_shape == 'linear':
+    return _linear(config, length)
+  peak, floor = config.learning_rate, config.final_fraction
+
+  def one_minus_sqrt(count: jax.Array) -> jax.Array:
+    return peak * (floor + (1 - floor) * (1 - jnp.sqrt(jnp.clip(count / length, 0, 1))))
+
+  return one_minus_sqrt
+
+
+# By `optim.schedule`: maps the config and the updates of the decay to the rate from its start on.
+SCHEDULES: dict[str, Callable[[OptimConfig, int], optax.Schedule]] = {
+  'cosine': _cosine,
+  'linear': _linear,
+  'wsd': _wsd,
+  'constant': _constant,
+}
+
+
+def learning_rate(
+  config: OptimConfig, steps: int, start: int = 0, decay_from: int = 0
+) -> optax.Schedule:
+  """Return the schedule from the number of updates made to the learning rate of the next one.
+
+  The rate warms up linearly to the peak. From there `cosine` and `linear` decay to the floor, a
+  fraction `final_fraction` of the peak; `constant` stays; `wsd` stays until its decay begins.
+
+  Args:
+    config: the peak, the length of the warm-up, the shape of the decay, and the floor.
+    steps: the number of updates at which the decay ends.
+    start: the number of updates at which the warm-up starts.
+    decay_from: the number of updates at which the decay of `wsd` begins. 0: `decay_share` says it.
+  """
+  peak, warmup_end = config.learning_rate, start + config.warmup_steps
+  begin = warmup_end
+  if config.schedule == 'wsd':
+    begin = decay_from or max(warmup_end, steps - round(config.decay_share * (steps - start)))
+  decay = SCHEDULES[config.schedule](config, max(1, steps - begin))
+  # The first update of a warm-up of W steps has the rate peak/W, the last one the peak.
+  warmup = optax.schedules.linear_schedule(
+    peak / max(1, config.warmup_steps), peak, max(1, config.warmup_steps - 1)
+  )
+  stable = optax.schedules.constant_schedule(peak)
+  phases, ends = [warmup, decay], [config.warmup_steps]
+  if begin > warmup_end:
+    phases, ends = [warmup, stable, decay], [config.warmup_steps, begin - start]
+  from_zero = optax.schedules.join_schedules(phases, ends)
+  return lambda count: from_zero(count - start)
+
+
+def schedule(
+  config: OptimConfig, steps: int, growth: LastGrowth | None = None, decay_from: int = 0
+) -> optax.Schedule:
+  """Return the learning rate of a run: `learning_rate`, which may start anew at the last growth."""
+  return learning_rate(config, steps, first_update(config, growth), decay_from)
+
+
+def first_update(config: OptimConfig, growth: LastGrowth | None) -> int:
+  """Return the number of updates at which the warm-up starts: 0, or that of the last growth."""
+  return growth.updates if growth and restarts_schedule(config) else 0
+
+
+def fraction_of_peak(rate: optax.Schedule, config: OptimConfig, count: int) -> float:
+  """Return the rate after `count` updates as a fraction of the peak."""
+  return float(rate(count)) / config.learning_rate

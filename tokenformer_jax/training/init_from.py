@@ -1,0 +1,166 @@
+"""Begin a run from another run's checkpoint (`config.init_from`), grown to the run's model.
+
+Only such runs import this module, and with it the code that grows models.
+"""
+
+import contextlib
+
+import jax
+from jax.sharding import Mesh
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax import messages, tasks
+from tokenformer_jax.config import Config, ModelConfig, PattentionConfig, pattentions, token_counts
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import depth, files, room, state
+from tokenformer_jax.model import models
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta
+from tokenformer_jax.steps import optim
+from tokenformer_jax.steps import step as step_lib
+from tokenformer_jax.steps.step import State
+from tokenformer_jax.storage import paths
+
+
+def open_source(config: Config) -> tuple[checkpoint.Checkpoints, Meta, Lineage]:
+  """Open the checkpoint that `config.init_from` names.
+
+  Returns:
+    The run's checkpoints, the metadata of the one that is named, and the lineage of a model that
+    grows from it.
+
+  Raises:
+    UserError: it is not a run of a model, or cannot be read.
+  """
+  directory, step = paths.split_source(config.init_from)
+  checkpoints, meta = checkpoint.open_source(directory, step)
+  with contextlib.ExitStack() as on_error:
+    on_error.callback(checkpoints.close)
+    checkpoint.check_is_model(meta, directory)
+    lineage = files.descend(meta, directory, 'grow', config.grow)
+    on_error.pop_all()
+  return checkpoints, meta, lineage
+
+
+def grown_pattentions(source: ModelConfig, config: Config) -> dict[str, PattentionConfig]:
+  """Return the projections with parameter tokens that the source has after its growth, by name."""
+  grown = state.grown_model(source, token_counts(config.model), config.grow)
+  return pattentions(grown)
+
+
+def check(config: Config, meta: Meta, where: str) -> None:
+  """Check that the source's model can be grown to the run's, before any data is read.
+
+  Args:
+    config: the config, with every size filled in.
+    meta: the metadata of the source's checkpoint.
+    where: the name of the checkpoint in messages.
+
+  Raises:
+    UserError: it cannot.
+  """
+  source = tasks.adapted(meta.config.model, config.model)
+  try:
+    state.check(source, config.model, config.grow)
+    depth.check_no_twins(source, config.model, meta.lineage, meta.step, config.grow.place)
+  except UserError as error:
+    raise UserError(f'{where}: {error}') from error
+
+
+def description(config: Config, meta: Meta) -> str:
+  """Return what a run takes from the checkpoint of `config.init_from`, and how its model grows."""
+  directory, _ = paths.split_source(config.init_from)
+  if meta.contents != 'model' or config.grow.moments == 'drop':
+    takes = 'its parameters alone'
+  else:
+    takes = 'its parameters and optimizer state'
+  if meta.step and config.grow.step == 'restart':
+    takes += ', from step 0 on'
+  source = tasks.adapted(meta.config.model, config.model)
+  grown = [
+    f'{path}: {old!r} -> {new!r}'
+    for path, new, old in config_lib.differences(config.model, source, 'model.')
+    if not (path.endswith('.reference') and not new)  # The groups have reference counts.
+  ]
+  if grown:
+    before, after = (models.define(model).count for model in (source, config.model))
+    grown.append(f'{before:,} -> {after:,} parameters')
+  grows = f'it grows: {"; ".join(grown)}' if grown else 'it does not grow'
+  return f'starting with the model of {directory}, step {meta.step} ({takes}); {grows}'
+
+
+def grown_state(
+  config: Config,
+  checkpoints: checkpoint.Checkpoints,
+  meta: Meta,
+  mesh: Mesh,
+  other_meaning: str = '',
+) -> State:
+  """Read the state of the source and grow it to the run's model.
+
+  Before the growth, adapt what the task can change, such as the head for other classes.
+
+  Args:
+    config: the config of the run; `check` has passed.
+    checkpoints: from `open_source`.
+    meta: from `open_source`.
+    mesh: the mesh to place the state on.
+    other_meaning: see `Task.other_meaning`; if it is not empty, the head is drawn anew.
+
+  Raises:
+    UserError: the checkpoint is damaged.
+  """
+  target = config.model
+  source = tasks.adapted(meta.config.model, target)
+  if reason := state.inexact(source, target, config.grow):
+    messages.say(f'the grown model will not compute what {config.init_from} does: {reason}')
+  room.check_memory(mesh, (target,), meta.config.optim, ema=checkpoint.has(meta, 'ema'))
+  if source == meta.config.model and not other_meaning:
+    grown = files.read_and_grow(checkpoints, meta, mesh, target, config.grow)
+    return _with_optimizer(config, meta, grown, mesh)
+  changed = [
+    f'{path} is {old!r} there and {new!r} in the config'
+    for path, new, old in config_lib.differences(source, meta.config.model, 'model.')
+  ]
+  if other_meaning:
+    changed.append(f'a new head, because {other_meaning}')
+  messages.say(f'adapting {config.init_from}: {", ".join(changed)}')
+  old, definition = files.read(checkpoints, meta, mesh), models.define(target)
+  tx = optim.make_optimizer(meta.config.optim, optim.NO_RATE, definition.info)
+  shardings = step_lib.state_shardings(mesh, definition, tx, ema='ema' in old)
+
+  def adapt_and_grow(old: State) -> State:
+    adapted = _adapted(old, source, config, new_head=bool(other_meaning))
+    return state.grow(adapted, source, target, config.grow)
+
+  new = jax.jit(adapt_and_grow, out_shardings=shardings)(old)
+  return _with_optimizer(config, meta, new, mesh)
+
+
+def _with_optimizer(config: Config, meta: Meta, state: State, mesh: Mesh) -> State:
+  """Return a state with the statistics of the run's optimizer, all zero if the source had another.
+
+  The count of the learning rate stays.
+  """
+  if config.optim.name == meta.config.optim.name:
+    return state
+  definition = models.define(config.model)
+  tx = optim.make_optimizer(config.optim, optim.NO_RATE, definition.info)
+  shardings = step_lib.state_shardings(mesh, definition, tx)['opt_state']
+  *_, rates = state['opt_state']
+  *others, _ = jax.jit(tx.init, out_shardings=shardings)(state['params'])
+  return {**state, 'opt_state': (*others, rates)}
+
+
+def _adapted(old: State, model: ModelConfig, config: Config, *, new_head: bool) -> State:
+  """Return a state whose parameters, average and moments have the shapes of the adapted model."""
+
+  def params(tree: Params) -> Params:
+    return tasks.adapt(tree, model, config.grow.seed, new_head=new_head)
+
+  def moments(order: int, tree: Params) -> Params:
+    del order
+    return tasks.adapt(tree, model, None, new_head=new_head)
+
+  return state.map_trees(old, config.grow, params, moments)
