@@ -8,11 +8,12 @@ import inputs
 import jax
 import jax.numpy as jnp
 import tiny_run
+from tiny import make_optimizer
 
 from tokenformer_jax.config import Config
 from tokenformer_jax.model import models
 from tokenformer_jax.runs import checkpoint, saved_config
-from tokenformer_jax.steps import optim, step
+from tokenformer_jax.steps import step
 from tokenformer_jax.training import sizes
 
 
@@ -36,7 +37,7 @@ def write(folder: Path) -> None:
 def _write_run(workdir: Path, config: Config) -> None:
   """Writes a work directory as a run of 2 steps leaves it, but for what the parameters are."""
   definition = models.define(config.model)
-  tx = optim.make_optimizer(config.optim, config.train.steps, definition.info)
+  tx = make_optimizer(config.optim, config.train.steps, definition.info)
   abstract = jax.eval_shape(lambda: step.initial_state(definition, tx, 0))
   state = jax.tree.map(lambda array: jnp.full(array.shape, 0.01, array.dtype), abstract)
   vocabulary = {'classes': [*range(10)]} if config.model.kind == 'vit' else {'kind': 'bytes'}

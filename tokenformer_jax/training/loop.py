@@ -196,12 +196,11 @@ class Trainer:
 
   def _has_figures(self, first: int) -> bool:
     """Return whether the run itself has trained long enough to have written figures."""
-    if not self.run.origin.resumes or self.run.origin.meta.contents != 'model':
+    origin = self.run.origin
+    if not origin.resumes or origin.meta.contents != 'model':
       return False
-    born = max(
-      self.config.train.decay_from, *(one.first_step for one in self.run.origin.lineage), 0
-    )
-    return first - born >= self.run.origin.meta.config.train.log_every
+    born = max(self.config.train.decay_from, *(one.first_step for one in origin.lineage), 0)
+    return first - born >= origin.meta.config.train.log_every
 
   def to_devices(self, local: tasks.Batch) -> tasks.Batch:
     """Return the global batch; `local` has the rows `self.rows` of its arrays."""
