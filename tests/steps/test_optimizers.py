@@ -266,9 +266,9 @@ def test_a_new_layer_moves_as_if_the_old_one_were_not_there(name):
     return jax.jit(tx.update)(g, tx.init(p), p)[0]
 
   alone = {key: dataclasses.replace(INFO[key], depth=(1,)) for key in counts}
-  want = updates(optim.make_optimizer(config, 10, alone), slice(1, None))
-  growth = optim.LastGrowth(100, counts, new_layers=(2,))
-  got = updates(optim.make_optimizer(config, 10, {k: INFO[k] for k in counts}, growth))
+  want = updates(make_optimizer(config, 10, alone), slice(1, None))
+  growth = LastGrowth(100, counts, new_layers=(2,))
+  got = updates(make_optimizer(config, 10, {k: INFO[k] for k in counts}, growth))
   for key, old in counts.items():
     np.testing.assert_allclose(
       got[key][1:], want[key], rtol=1e-4, atol=1e-7, err_msg=f'{name}: {key} of the new layer'
