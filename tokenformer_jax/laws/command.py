@@ -91,6 +91,7 @@ def main(argv: Sequence[str]) -> None:
     finished, notes = points.read_all(named)
     found = points.of_runs(finished, values.count, notes)
     of_kaplan = points.of_runs(finished, 'without_embeddings')
+    points.check_same_data([finished[0], *grown])
   delta = fit.DELTA if values.fit == 'huber' else np.inf
   fitted = analysis.analyse(
     found, of_kaplan, compute=values.compute, delta=delta, draws=values.draws

@@ -142,7 +142,7 @@ def of_runs(found: Iterable[FinishedRun], count: str, notes: Sequence[str] = ())
         f'{one.name} has grown, and a law needs runs of one size each; name it by --grown, or '
         'leave it out'
       )
-  _check_same_data(kept)
+  check_same_data(kept)
   notes = list(notes)
   notes += [
     f'the runs have {name}={value}: this is a law of such runs, not of plain ones'
@@ -198,7 +198,12 @@ def read_runs(arguments: Sequence[str], count: str) -> Points:
   return of_runs(found, count, notes)
 
 
-def _check_same_data(found: Sequence[FinishedRun]) -> None:
+def check_same_data(found: Sequence[FinishedRun]) -> None:
+  """Check that the losses of runs can be compared.
+
+  Raises:
+    UserError: two runs have other data, or were trained in other ways.
+  """
   first = found[0]
   for other in found[1:]:
     for name, value in first.data.items():
