@@ -38,9 +38,9 @@ def scattered(count: int, *, noise: float = 0.002, seed: int = 0) -> Points:
   return points(n, d, loss)
 
 
-def on_grid(sizes: int = 9, lengths: int = 8, noise: float = 0.0) -> Points:
+def on_grid(sizes: int = 9, lengths: int = 8, noise: float = 0.0, seed: int = 0) -> Points:
   """Return points of the published law on a grid of sizes and lengths."""
-  rng = np.random.default_rng(0)
+  rng = np.random.default_rng(seed)
   n, d = np.meshgrid(np.geomspace(3e7, 3e10, sizes), np.geomspace(1e9, 3e12, lengths))
   n, d = n.ravel(), d.ravel()
   return points(n, d, formulas.loss(PUBLISHED, n, d) * np.exp(noise * rng.normal(size=n.size)))

@@ -1,5 +1,6 @@
 """Fits recover laws from noisy points, with intervals that hold them."""
 
+import collections
 import dataclasses
 import time
 
@@ -95,15 +96,32 @@ def test_the_end_is_a_minimum_and_that_of_lbfgs():
   assert np.abs(gradient).max() < 1e-6
 
 
+NOISE = 0.01
+MANY = {
+  '80 runs': lambda seed: synthetic.scattered(80, noise=NOISE, seed=seed),
+  '12 runs': lambda seed: synthetic.on_grid(4, 3, noise=NOISE, seed=seed),
+}
+
+
 @pytest.mark.slow
-def test_intervals_hold_the_law_about_as_often_as_they_say():
-  held = 0
+@pytest.mark.parametrize('runs', MANY)
+def test_intervals_hold_the_law_about_as_often_as_they_say(runs):
+  """Also the exponent of the best size, and the losses of a run inside and of one far outside."""
+  new = {'n': np.log([1e9, 1e11]), 'd': np.log([3e10, 1e13])}
+  expected = formulas.loss(PUBLISHED, np.exp(new['n']), np.exp(new['d']))
+  held = collections.Counter()
   for seed in range(20):
-    points = synthetic.scattered(80, noise=0.01, seed=seed)
+    points = MANY[runs](seed)
     found = fit.fit(FEW_STARTS, points.logs(), points.loss, draws=200)
-    low, high = found.intervals['alpha']
-    held += low < PUBLISHED['alpha'] < high
-  assert held >= 15, f'{held} of 20 intervals of 95 % hold alpha'
+    held.update(n for n, (low, high) in found.intervals.items() if low < PUBLISHED[n] < high)
+    low, high = fit.interval(found.drawn['beta'] / (found.drawn['alpha'] + found.drawn['beta']))
+    held['a'] += low < PUBLISHED['beta'] / (PUBLISHED['alpha'] + PUBLISHED['beta']) < high
+    scatter = np.exp(NOISE * np.random.default_rng(1000 + seed).normal(size=2))
+    drawn = found.predicted(new)
+    for i, name in enumerate(('inside', 'outside')):
+      low, high = fit.interval(drawn[:, i])
+      held[name] += low < expected[i] * scatter[i] < high
+  assert len(held) == 8 and min(held.values()) >= 15, f'of 20 intervals of 95 %: {dict(held)}'
 
 
 @pytest.mark.slow
