@@ -72,6 +72,23 @@ def test_a_grown_run_counts_the_steps_before_it_at_their_size(run, monkeypatch, 
     assert said == (not recorded), 'what is assumed is not said, or what is known is'
 
 
+def test_a_label_says_what_a_figure_is_a_mean_over(tmp_path):
+  runs = []
+  for unit in ('tokens', 'images'):
+    path = _make_run(tmp_path / unit, [8.0, 3.0])
+    with (path / 'metrics.jsonl').open('a') as file:
+      file.write(json.dumps({'step': 20, f'perf/{unit}_per_second': 9, 'eval/accuracy': 0.5}))
+    runs.append(path)
+
+  def label(runs, y='eval/accuracy'):
+    return curves.draw(runs, 'steps', y).axes[0].get_ylabel()
+
+  assert label(runs[:1]) == 'validation accuracy (fraction of tokens)'
+  assert label(runs[1:]) == 'validation accuracy (fraction of images)'
+  assert label(runs) == 'validation accuracy (fraction of tokens or images)'
+  assert label(runs[1:], 'train/loss') == 'loss (nats per image)'
+
+
 def test_a_run_that_began_from_another_without_a_checkpoint_says_what_is_missing(run, capsys):
   config = dataclasses.replace(CONFIG, init_from='runs/base@7')
   (run / 'config.json').write_text(saved_config.to_text(config))

@@ -97,8 +97,9 @@ def test_doubts_about_a_prediction_and_a_chain_outside_of_the_runs():
 
   assert doubts(2.2, 3e8, 3e9) == []
   outside = 'lies outside of the sizes of the runs, 3e+07 to 3e+10'
-  assert f'size 1e+12 of the chain {outside}' in doubts(1.75, 3e9, 1e12)
-  assert f'size 1e+12 of the best run from scratch {outside}' in doubts(1.75, 3e9, 1e12)
+  said = doubts(1.75, 3e9, 1e12)
+  assert f'size 1e+12 of the chain {outside}' in said
+  assert f'size 1e+12 of the best run from scratch {outside}' in said
 
 
 def test_predictions_have_intervals():
@@ -135,7 +136,26 @@ def test_pictures_show_every_point(points):
   drawn += sum(len(one.get_offsets()) for one in axes.collections[:1] if len(points) == 40)
   assert drawn == len(points)
   assert len(picture.residuals_figure(_analysis(points)).axes) == 3
-  assert len(picture.isoflop_figure(_analysis(points)).axes) == 2
+  left, right = picture.isoflop_figure(_analysis(points)).axes
+  assert left.axison == (points is GRID) and right.axison, 'axes of nothing are drawn'
+  assert left.lines or 'no parabolas' in left.texts[0].get_text()
+
+
+def test_the_axes_of_sizes_have_numbers_whatever_they_span():
+  made = _analysis(GRID)
+  for span in (1.3, 5, 20, 2000):
+    sizes = np.geomspace(1.1e8, 1.1e8 * span, 36)
+    points = dataclasses.replace(GRID, active=sizes)
+    figure = picture.residuals_figure(dataclasses.replace(made, points=points))
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    low, high = axes.get_xlim()
+    labels = [
+      label.get_text()
+      for at, label in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)
+      if low <= at <= high and label.get_text()
+    ]
+    assert 2 <= len(labels) <= 8 and len(set(labels)) == len(labels), labels
 
 
 @pytest.mark.slow

@@ -9,11 +9,12 @@ from tokenformer_jax.errors import UserError
 
 if TYPE_CHECKING:
   from matplotlib.axes import Axes
+  from matplotlib.colors import Normalize
   from matplotlib.figure import Figure
-  from matplotlib.image import AxesImage
 
 SUFFIXES = ('.png', '.pdf', '.svg')
 
+_COLOURS = 'RdBu_r'
 _COLUMNS_PER_INCH = 64  # the most parameter tokens that a reader can distinguish
 _ROW_INCHES = (0.13, 0.25)  # the least and the largest height of an input token's row
 _LEAST_INCHES = 1.0  # the least height of a panel
@@ -32,8 +33,9 @@ def draw(
   """Return a figure with a panel for each layer and kind.
 
   For a long text the panels of a layer stand side by side. For a short text they stand in several
-  lines, to avoid a figure that is a thin strip. All panels of a kind share one colour scale. The
-  scale ends at the 99.9th percentile of the weights and is finer for small weights (arsinh), so
+  lines, to avoid a figure that is a thin strip. Each panel has a colour scale of its own, because
+  the weights of a layer may be a hundredth of those of another. It ends at the 99.9th percentile of
+  the panel's weights, which stands above the panel, and is finer for small weights (arsinh), so
   that a few large weights do not hide the others. If there are more parameter tokens than a reader
   can distinguish, a column shows the largest weight of several neighbours. New tokens whose weights
   are all zero, as after a growth, are hatched.
@@ -48,7 +50,6 @@ def draw(
   """
   try:
     from matplotlib.figure import Figure  # noqa: PLC0415
-    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
   except ImportError as error:
     raise UserError(
       'matplotlib, which draws the heat map, is not installed; run pip install -e ".[plot]"'
@@ -68,13 +69,11 @@ def draw(
     layout='constrained',
   )
   grid = figure.add_gridspec(len(rows) + 1, 1, height_ratios=[*[panel] * len(rows), _BAR_INCHES])
-  images = {}
   for place, (layer, line) in zip(grid, rows, strict=False):
     cells = place.subgridspec(1, len(line), width_ratios=[widths[layer][kind] for kind in line])
     for i, (cell, kind) in enumerate(zip(cells, line, strict=True)):
       axes, map_TxN = figure.add_subplot(cell), maps[layer][kind]
-      limit = _limit([of_layer[kind] for of_layer in maps.values() if kind in of_layer])
-      images[kind] = _panel(axes, map_TxN, limit, round(widths[layer][kind] * _COLUMNS_PER_INCH))
+      _panel(axes, map_TxN, round(widths[layer][kind] * _COLUMNS_PER_INCH))
       axes.set_title(f'layer {layer}, {kind}', fontsize=9)
       if layer == list(maps)[-1]:
         axes.set_xlabel('parameter token', fontsize=8)
@@ -84,13 +83,26 @@ def draw(
         axes.set_yticks(range(len(names)), [_drawable(name) for name in names])
         axes.set_ylabel('input token', fontsize=8)
       axes.tick_params(labelsize=7 if row < 0.2 else 9, length=2)
-  for cell, (kind, image) in zip(grid[-1].subgridspec(1, len(images)), images.items(), strict=True):
-    bar = figure.add_subplot(cell)
-    bar_options = {'orientation': 'horizontal', 'extend': 'both', 'format': '{x:g}'}
-    figure.colorbar(image, cax=bar, ticks=MaxNLocator(5), **bar_options)
-    bar.tick_params(labelsize=7)
-    bar.set_xlabel(f'weight, {kind}', fontsize=8)
+  _draw_bar(figure.add_subplot(grid[-1]))
   return figure
+
+
+def _draw_bar(axes: 'Axes') -> None:
+  """Draw the colour bar of all panels, whose scale is that of weights over the panel's limit."""
+  from matplotlib.cm import ScalarMappable  # noqa: PLC0415
+
+  bar = axes.figure.colorbar(
+    ScalarMappable(_norm(1.0), _COLOURS),
+    cax=axes,
+    orientation='horizontal',
+    extend='both',
+    ticks=[-1, -0.5, -0.2, 0, 0.2, 0.5, 1],
+    format='{x:g}',
+  )
+  bar.minorticks_off()
+  axes.set_box_aspect(0.18 / axes.figure.get_figwidth())  # 0.18 inches high
+  axes.tick_params(labelsize=7)
+  axes.set_xlabel('weight, as a part of the number above its panel', fontsize=8)
 
 
 def _lines(widths: Mapping[str, float], most: float) -> list[list[str]]:
@@ -103,9 +115,9 @@ def _lines(widths: Mapping[str, float], most: float) -> list[list[str]]:
   return lines
 
 
-def _limit(maps: Sequence[np.ndarray]) -> float:
-  """Return the weight at which the colour scale of a kind ends."""
-  sizes = np.concatenate([np.abs(map_TxN).ravel() for map_TxN in maps])
+def _limit(map_TxN: np.ndarray) -> float:
+  """Return the weight at which the colour scale of a panel ends."""
+  sizes = np.abs(map_TxN)
   return float(np.quantile(sizes, 0.999)) or float(sizes.max()) or 1.0
 
 
@@ -121,21 +133,28 @@ def _mark_new(axes: 'Axes', map_TxN: np.ndarray, old: int) -> None:
     axes.set_title(f'{axes.get_title()}: {count} new, weight 0', fontsize=9)
 
 
-def _panel(axes: 'Axes', map_TxN: np.ndarray, limit: float, columns: int) -> 'AxesImage':
+def _norm(limit: float) -> 'Normalize':
+  """Return the scale of colours for weights from −limit to limit."""
   from matplotlib.colors import AsinhNorm  # noqa: PLC0415
 
+  return AsinhNorm(limit / 5, vmin=-limit, vmax=limit)
+
+
+def _panel(axes: 'Axes', map_TxN: np.ndarray, columns: int) -> None:
+  """Draw a panel, with the end of its colour scale above it at the right."""
   pooled, count = _pooled(map_TxN, columns)
-  image = axes.imshow(
+  limit = _limit(map_TxN)
+  axes.set_title(f'±{limit:.2g}', fontsize=8, loc='right')
+  axes.imshow(
     pooled,
-    cmap='RdBu_r',
-    norm=AsinhNorm(limit / 5, vmin=-limit, vmax=limit),
+    cmap=_COLOURS,
+    norm=_norm(limit),
     aspect='auto',
     interpolation='nearest',
     extent=(-0.5, count - 0.5, len(map_TxN) - 0.5, -0.5),
   )
   axes.set_xlim(right=map_TxN.shape[1] - 0.5)
   axes.set_yticks([])
-  return image
 
 
 def _panel_width(tokens: int) -> float:

@@ -92,12 +92,15 @@ def _check_same(job: Job, stored: Config, workdir: paths.Path) -> None:
 
 
 def _measured(job: Job, out: str) -> float | None:
-  """Return the median time of a step of a run of the same size, or None."""
+  """Return the median time of a step of a run of the same size, or None.
+
+  Of an even number it is the lower one, because the first of a run's times includes compilation.
+  """
   workdir = paths.parse_path(out) / job.name
   found = sorted(
     line['perf/step_seconds'] for line in _figures(workdir) if line.get('perf/step_seconds')
   )
-  return found[len(found) // 2] if found else None
+  return found[(len(found) - 1) // 2] if found else None
 
 
 def _guess(job: Job, speeds: Mapping[Size, float]) -> float | None:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
   from matplotlib.figure import Figure
 
 _MOST_CURVES = 12  # sizes in one picture
+# Numbers of a logarithmic axis in every decade, by the largest ratio of its values.
+_TICKS = ((2, ()), (8, (1, 1.5, 2, 3, 5)), (30, (1, 2, 5)), (300, (1, 3)), (np.inf, (1,)))
 _BAND = {'alpha': 0.15, 'linewidth': 0}
 
 
@@ -87,6 +89,19 @@ def _plain_losses(axes: 'Axes') -> None:
   axes.yaxis.set_minor_formatter(NullFormatter())
 
 
+def _plain_sizes(axes: 'Axes', values: np.ndarray) -> None:
+  """Make the x axis logarithmic, with several numbers such as 30M however little it spans."""
+  from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter  # noqa: PLC0415
+
+  axes.set_xscale('log')
+  span = values.max() / values.min()
+  within_decade = next(subs for most, subs in _TICKS if span < most)
+  even = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10])
+  axes.xaxis.set_major_locator(LogLocator(subs=within_decade) if within_decade else even)
+  axes.xaxis.set_major_formatter(EngFormatter(sep=''))
+  axes.xaxis.set_minor_formatter(NullFormatter())
+
+
 def loss_figure(analysis: Analysis) -> 'Figure':
   """Return the loss against compute: a curve and points for each size, and the frontier."""
   points, values = analysis.points, analysis.main.values
@@ -135,8 +150,8 @@ def _named(analysis: Analysis) -> str:
 def isoflop_figure(analysis: Analysis) -> 'Figure':
   """Return the parabolas with their lowest points, and best sizes by three approaches."""
   figure = _figure(figsize=(12, 5))
-  left, right = figure.subplots(1, 2)
   parabolas = analysis.isoflop.parabolas
+  left, right = figure.subplots(1, 2, width_ratios=(1, 1) if parabolas else (1, 4))
   for one, colour in zip(parabolas, _colours(len(parabolas)), strict=True):
     left.plot(one.sizes, one.losses, 'o', color=colour, markersize=4, label=f'{one.flops:.2g}')
     x = np.geomspace(one.sizes.min(), one.sizes.max(), 100)
@@ -144,12 +159,14 @@ def isoflop_figure(analysis: Analysis) -> 'Figure':
     if np.isfinite(one.best):
       bottom = np.polyval(one.coefficients, np.log(one.best))
       left.plot(one.best, bottom, 'kx', markersize=6)
-  left.set_xscale('log')
-  _finish(left, 'parameters N', 'loss (nats per token)')
   if parabolas:
+    _plain_sizes(left, np.concatenate([one.sizes for one in parabolas]))
+    _finish(left, 'parameters N', 'loss (nats per token)')
     left.legend(title='FLOPs', frameon=False, fontsize=8, title_fontsize=8)
   else:
-    left.text(0.5, 0.5, 'no budget lies between\nruns of four sizes', transform=left.transAxes)
+    left.set_axis_off()
+    text = 'no parabolas:\nno budget lies between\nruns of four sizes'
+    left.text(0.5, 0.5, text, ha='center', va='center', transform=left.transAxes)
   for name, found, marker in (
     ('1 envelope', analysis.envelope, '.'),
     ('2 IsoFLOP parabolas', analysis.isoflop, 'x'),
@@ -178,23 +195,21 @@ def isoflop_figure(analysis: Analysis) -> 'Figure':
 
 def residuals_figure(analysis: Analysis) -> 'Figure':
   """Return the residuals against size and tokens."""
-  from matplotlib.ticker import NullFormatter  # noqa: PLC0415
-
   points = analysis.points
   figure = _figure(figsize=(10, 4))
   percent = 100 * np.expm1(analysis.main.residuals)
   ratio = np.log10(points.tokens / points.active)
+  both = first, _ = figure.subplots(1, 2, sharey=True)
   for axes, x, name in zip(
-    figure.subplots(1, 2, sharey=True),
+    both,
     (points.active, points.tokens),
     ('parameters N', 'tokens D'),
     strict=True,
   ):
     shown = axes.scatter(x, percent, c=ratio, cmap='viridis', s=18)
     axes.axhline(0, color='k', linewidth=0.8)
-    axes.set_xscale('log')
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    _finish(axes, name, 'measured loss over that of the law, % more')
+    _plain_sizes(axes, x)
+    _finish(axes, name, 'measured loss over that of the law, % more' if axes is first else '')
   figure.colorbar(shown, ax=axes, label='log₁₀ of tokens a parameter')
   return figure
 

@@ -22,9 +22,9 @@ X_AXES = ('steps', 'examples', 'tokens', 'flops')
 
 _COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
 _UNITS = {
-  'loss': 'loss (nats per token)',
+  'loss': 'loss (nats per {one})',
   'bits_per_byte': 'bits per byte',
-  'accuracy': 'accuracy (fraction of tokens or images)',
+  'accuracy': 'accuracy (fraction of {many})',
   'top5_accuracy': 'top-5 accuracy (fraction of images)',
   'calibration_error': 'expected calibration error',
   'learning_rate': 'learning rate',
@@ -181,8 +181,14 @@ def draw(runs: Sequence[str | Path], x: str, y: str) -> 'Figure':
         axes.plot(xs, ys, color=colour, **_VALIDATION)
   if any(len(found) > 1 for found in drawn.values()):
     axes.plot([], [], color='grey', label='validation', **_VALIDATION)
-  _finish(axes, x, y)
+  _finish(axes, x, y, sorted({_counted(run) for run in runs}, reverse=True))
   return figure
+
+
+def _counted(run: paths.Path) -> str:
+  """Return what the loss of a run is a mean over: a `token` or an `image`."""
+  is_of_images = any('perf/images_per_second' in line for line in read(run))
+  return 'image' if is_of_images else 'token'
 
 
 def _names(runs: Sequence[paths.Path]) -> list[str]:
@@ -191,8 +197,8 @@ def _names(runs: Sequence[paths.Path]) -> list[str]:
   return names if len(set(names)) == len(names) else [str(run) for run in runs]
 
 
-def _finish(axes: 'Axes', x: str, y: str) -> None:
-  """Set labels, scales and limits."""
+def _finish(axes: 'Axes', x: str, y: str, counted: Sequence[str]) -> None:
+  """Set labels, scales and limits; `counted` has what the losses are means over."""
   split, _, name = y.rpartition('/')
   falls = name in _FALLING and all(value > 0 for _, ys in _points(axes) for value in ys)
   from_start = all(0 < xs[0] <= _START * xs[-1] for xs, _ in _points(axes))
@@ -211,7 +217,9 @@ def _finish(axes: 'Axes', x: str, y: str) -> None:
   if falls:
     axes.set_yscale('log')
     _label_plainly(axes.yaxis, [value for _, ys in _points(axes) for value in ys])
-  label = _UNITS.get(name, name.replace('_', ' '))
+  label = _UNITS.get(name, name.replace('_', ' ')).format(
+    one=' or '.join(counted), many=' or '.join(f'{one}s' for one in counted)
+  )
   axes.set_ylabel(f'validation {label}' if split == 'eval' else label)
   axes.grid(color='0.9', linewidth=0.8)
   axes.set_axisbelow(True)
