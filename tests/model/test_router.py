@@ -77,6 +77,13 @@ def test_padding_counts_in_no_mean():
   of_source = (z * valid.sum() + (~valid).sum() * np.log(4) ** 2) / valid.size
   np.testing.assert_allclose(of_source, SWITCH['router_padded/z_loss'], rtol=1e-5)
 
+  tokens = valid.sum(1)
+  of_rows = [
+    _balance(jnp.asarray(row)[None], one[None]) for row, one in zip(logits, weight, strict=True)
+  ]
+  of_source = np.mean(np.asarray(of_rows) * np.square(tokens / valid.shape[1]))
+  np.testing.assert_allclose(of_source, SWITCH['router_padded/aux_loss'], rtol=1e-5)
+
   alone = [
     _balance(jnp.asarray(row[valid])[None], jnp.ones((1, valid.sum())))
     for row, valid in zip(logits, valid, strict=True)
