@@ -286,7 +286,7 @@ MISTAKES = {
   'a method': (lambda run, to: run.grow(to, {'ffn': 96}, method='dup'), 'config.grow.method'),
   'a key of growth': (lambda run, to: run.grow(to, {'ffn': 96}, metod='x'), "did you mean 'grow.m"),
   'a target that is there': (lambda run, to: run.grow(run.directory, {'ffn': 96}), 'exists'),
-  'a group of tokens': (lambda run, to: run.remove(to, [2]), '--groups names group 2'),
+  'a group of tokens': (lambda run, to: run.remove(to, [2]), 'groups names group 2'),
   'no list of groups': (lambda run, to: run.extract(to, 2), 'groups is 2; it must be a list of'),
   'no groups': (lambda run, to: run.scale(to, [], 0.5), 'groups is []; it must be a list of'),
   'all groups': (lambda run, to: run.slice(to, 1), 'one group, so that there is nothing to take'),

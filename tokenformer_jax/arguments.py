@@ -16,6 +16,7 @@ import inspect
 import math
 import operator
 import os
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
@@ -60,7 +61,8 @@ def checked(function: _Checked) -> _Checked:
   """Return a function that checks and converts its arguments before it runs; a decorator.
 
   Numbers of numpy and JAX become Python's, a sequence becomes a list. A bool is no number, and a
-  text is no sequence of its letters. Of a class, wrap the public methods that it defines.
+  text is no sequence of its letters. An error from inside, which is of the command, names the
+  argument in the place of its flag. Of a class, wrap the public methods that it defines.
 
   Raises:
     UserError: when the function is called, a value does not fit the annotation of its argument.
@@ -92,7 +94,12 @@ def checked(function: _Checked) -> _Checked:
           bound.arguments[name] = _converted(annotation, bound.arguments[name], name)
         except _MisfitError as error:
           raise UserError(f'{function.__name__}: {error}') from None
-    return function(*bound.args, **bound.kwargs)
+    try:
+      return function(*bound.args, **bound.kwargs)
+    except UserError as error:
+      if (said := _without_flags(str(error), signature)) == str(error):
+        raise
+      raise UserError(said) from error
 
   return call
 
@@ -113,6 +120,16 @@ def _of_signature(
     return f'{function}: there is no argument {unknown[0]!r}{nearest(unknown[0], names)}'
   taken = f'the arguments are {", ".join(names)}' if names else 'there are no arguments'
   return f'{function}: {error}; {taken}'
+
+
+def _without_flags(said: str, signature: inspect.Signature) -> str:
+  """Return a sentence with arguments in the place of the command's flags: `groups` for `--groups`.
+
+  A sentence with a whole command line stays.
+  """
+  if 'tokenformer ' in said:
+    return said
+  return re.sub(rf'--(?=({"|".join(signature.parameters)})\b)', '', said)
 
 
 def _converted(annotation: Any, value: Any, name: str, verb: str = ' is ') -> Any:

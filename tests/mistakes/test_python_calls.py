@@ -33,6 +33,7 @@ def test_a_wrong_call_is_refused_in_one_sentence(call, names):
     eval(call, names)
   said = str(error.value)
   assert CALLS[call] in said, f'the sentence does not name {CALLS[call]!r}: {said}'
+  assert f'--{CALLS[call]}' not in said, f'names a flag and not the argument: {said}'
   assert '\n' not in said and len(said) < 400, f'not one sentence: {said}'
   assert error.type is UserError or error.traceback[-1].path == Path(arguments.__file__), (
     f'an error from inside instead of a check: {said}'
