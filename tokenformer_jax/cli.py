@@ -6,6 +6,7 @@ import importlib.util
 import os
 import select
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -128,7 +129,7 @@ def _flags_parser(
 
 
 def check_output_folder(flag: str) -> None:
-  """Check that the folder that a flag names exists or can be made; make nothing.
+  """Check that the folder that a flag names exists or can be made; leave nothing behind.
 
   Raises:
     UserError: it is a file or lies in one, or cannot be written.
@@ -142,11 +143,13 @@ def check_output_folder(flag: str) -> None:
     raise UserError(
       f'--{flag}={value} cannot be a folder: {found} is a file; name another --{flag}'
     )
-  if not os.access(found, os.W_OK):
+  try:
+    with tempfile.TemporaryDirectory(prefix='.probe-', dir=found):
+      pass
+  except OSError as error:
     raise UserError(
-      f'--{flag}={value} cannot be written: the permissions of {found} do not allow it; name '
-      f'another --{flag}'
-    )
+      f'--{flag}={value} cannot be written ({paths.reason(error)}); name another --{flag}'
+    ) from error
 
 
 def output_file(flag: str) -> Path | None:

@@ -45,6 +45,10 @@ SWEEP = {
     'sweep --config={repo}/configs/lm_stdlib.py --factors=1 --lengths=1e6 --out={in}/some/a.txt/x',
     '{in}/some/a.txt is a file; name another --out',
   ),
+  'a folder for a sweep that cannot be made': (
+    'sweep --config={repo}/configs/lm_stdlib.py --factors=1 --lengths=1e6 --out=/proc/x',
+    '--out=/proc/x cannot be written',
+  ),
   'commands in a dry run': (
     f'{_GRID} --factors=1 --lengths=1e6 --dry_run --commands=x.sh',
     '--dry_run',
