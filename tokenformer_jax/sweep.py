@@ -71,7 +71,8 @@ def main(argv: Sequence[str]) -> int:
     most_flops=values.most_flops,
   )
   cli.output_file('commands')
-  cli.check_output_folder('out')
+  if not (values.dry_run or values.commands):  # which may be for another machine
+    cli.check_output_folder('out')
   base = config_file.read()
   jobs = grid.jobs(base, wanted, values.out)
   found = grid_runs.progress(jobs, values.out)
