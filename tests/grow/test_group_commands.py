@@ -1,5 +1,7 @@
 """The actions of the command grow on groups of parameter tokens, from run to run."""
 
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -63,7 +65,7 @@ def test_freeze_writes_the_same_run_with_another_config(home, tmp_path):
 
 
 @SLOW
-def test_remove_slice_and_scale_write_runs(home, tmp_path):
+def test_remove_slice_and_scale_write_runs(home, tmp_path, capsys):
   source = f'--source={home}/two'
   command('remove', '--groups=1', source, f'--target={tmp_path}/removed')
   command('slice', '--groups=1', source, f'--target={tmp_path}/sliced')
@@ -75,6 +77,9 @@ def test_remove_slice_and_scale_write_runs(home, tmp_path):
   last = meta_of(tmp_path / 'scaled').lineage[-1]
   assert (last.action, last.groups, last.factor) == ('scale', '2', 0.0)
   assert not paths(read(tmp_path / 'scaled')['params'])['blocks/ffn/values'][:, 32:].any()
+  said = capsys.readouterr().err
+  assert len(re.findall(r'16 × 32 tokens of .* the loss is .* before and ', said)) == 3
+  assert 'multiple of 128' not in said, 'nobody can choose the counts'
 
 
 def test_a_growth_into_a_frozen_group_is_refused(home, tmp_path):

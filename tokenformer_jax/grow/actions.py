@@ -35,6 +35,7 @@ from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import Batch
 
 _EXAMPLES = 1  # to compare two models on, rounded up to what the mesh can split
+MEASURED = range(16)  # the held-out examples that a loss is measured on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +130,7 @@ def grow(source: Source, after: ModelConfig, config: GrowConfig, target: Target)
   state.check(before, after, config)
   depth.check_no_twins(before, after, source.meta.lineage, source.meta.step, config.place)
   check_new_tokens_train(source.meta.config.optim, before, after)
-  show_table(source, after, target)
+  show_table(source, after, target, advice=True)
   check_room(source, after, config, target, held=(after,))
   reason = state.inexact(before, after, config)
   messages.say(
@@ -261,7 +262,7 @@ def remove(source: Source, config: GrowConfig, target: Target) -> int | None:
   def change(old: state.State) -> state.State:
     return parts.remove(old, source.model, last.model, config, last.grow.place)
 
-  return rewrite(source, last.model, change, 'remove', config, target)
+  return rewrite(source, last.model, change, 'remove', config, target, MEASURED)
 
 
 def rewrite(
@@ -271,10 +272,13 @@ def rewrite(
   action: str,
   config: GrowConfig,
   target: Target,
+  examples: range,
   optim: OptimConfig | None = None,
+  *,
+  advice: bool = False,
   **details: Any,
 ) -> int | None:
-  """Write a run whose state is a function of the source's, with a table of the change.
+  """Write a run whose state is a function of the source's; report what changes, and the loss.
 
   Args:
     source: the run.
@@ -283,23 +287,33 @@ def rewrite(
     action: the name of the action for the lineage.
     config: how `change` treats moments and step.
     target: the place of the new run.
+    examples: the held-out examples that the loss is measured on; none for an equal function.
     optim: the optimizer's settings of the new run; None: the source's.
+    advice: whether to advise on the counts of tokens; no where the user cannot choose them.
     **details: fields of the lineage's new entry.
 
   Returns:
     The step of the new run; None after a dry run.
 
   Raises:
-    UserError: there is no room.
+    UserError: there is no room, or the new model's outputs are not finite.
   """
-  held = [after]
-  if after != source.model:
-    show_table(source, after, target)
-    held.append(source.model)
-  check_room(source, after, config, target, held)
+  before = source.model
+  if after != before:
+    show_table(source, after, target, advice=advice)
+  check_room(source, after, config, target, held=(after,) if after == before else (before, after))
   if target.dry_run:
     return None
-  new = change(files.read(source.checkpoints, source.meta, source.mesh))
+  if not examples:
+    new = change(files.read(source.checkpoints, source.meta, source.mesh))
+    return write(source, new, after, config, action, target, optim, **details)
+  batch, name = held_out(source, len(examples), first=examples.start)
+  compute = compile_outputs(source, before, batch)
+  recompute = compute if after == before else compile_outputs(source, after, batch)
+  old = files.read(source.checkpoints, source.meta, source.mesh)
+  computed = compute(old['params'])
+  new = change(old)
+  verify.report(computed, recompute(new['params']), name, exact=False)
   return write(source, new, after, config, action, target, optim, **details)
 
 
@@ -332,50 +346,14 @@ def shrink(
     return new
 
   of = range(examples, 2 * examples)
-  return make_smaller(source, after, smaller, 'shrink', config, target, of)
+  return rewrite(source, after, smaller, 'shrink', config, target, of, advice=True)
 
 
-def make_smaller(
-  source: Source,
-  after: ModelConfig,
-  smaller: Callable[[state.State], state.State],
-  action: str,
-  config: GrowConfig,
-  target: Target,
-  examples: range,
-  **details: str,
-) -> int | None:
-  """Write a run with a part of a model, and report what that costs in loss.
-
-  Args:
-    source: the run.
-    after: the smaller model.
-    smaller: maps the state to that of the smaller model.
-    action: the name of the action for the lineage.
-    config: how to treat moments and step.
-    target: the place of the new run.
-    examples: the held-out examples that the loss is measured on.
-    **details: fields of the lineage's new entry.
-  """
-  before = source.model
-  show_table(source, after, target)
-  check_room(source, after, config, target, held=(before, after))
-  if target.dry_run:
-    return None
-  batch, name = held_out(source, len(examples), first=examples.start)
-  compute, recompute = (compile_outputs(source, model, batch) for model in (before, after))
-  old = files.read(source.checkpoints, source.meta, source.mesh)
-  computed = compute(old['params'])
-  new = smaller(old)
-  verify.report(computed, recompute(new['params']), name, exact=False)
-  return write(source, new, after, config, action, target, **details)
-
-
-def show_table(source: Source, after: ModelConfig, target: Target) -> None:
-  """Print the table of changes and advice; check that the mesh divides the new model."""
+def show_table(source: Source, after: ModelConfig, target: Target, *, advice: bool = False) -> None:
+  """Print the table of changes, and advice if asked; check that the mesh divides the new model."""
   config = source.meta.config
   target.show(table.render(source.model, after, flops.length(config), config.optim))
-  for line in table.advice(after):
+  for line in table.advice(after) if advice else ():
     messages.say(line)
   definition = models.define(after)
   sharding.check_divides(source.mesh, definition.abstract, definition.axes)

@@ -41,8 +41,8 @@ def remove(
     return parts.take_experts(old, source.model, kept, config)
 
   text = as_text(numbers)
-  return actions.make_smaller(
-    source, after, smaller, 'remove', config, target, range(1), experts=text
+  return actions.rewrite(
+    source, after, smaller, 'remove', config, target, actions.MEASURED, experts=text
   )
 
 
@@ -72,7 +72,7 @@ def shrink(
     return parts.take_experts(old, source.model, kept, config)
 
   of = range(examples, examples + 1)
-  return actions.make_smaller(source, after, smaller, 'shrink', config, target, of)
+  return actions.rewrite(source, after, smaller, 'shrink', config, target, of)
 
 
 def _most_used(

@@ -95,7 +95,8 @@ def _choose(
 
   frozen = choose_frozen(optim, model, choice)
   optim = dataclasses.replace(optim, frozen_groups=frozen)
-  return actions.rewrite(source, after, change, action, config, target, optim, groups=as_text(gone))
+  of, text = actions.MEASURED, as_text(gone)
+  return actions.rewrite(source, after, change, action, config, target, of, optim, groups=text)
 
 
 def scale(
@@ -114,7 +115,8 @@ def scale(
     return parts.scale_groups(old, source.model, numbers, factor)
 
   marks = {'groups': as_text(numbers), 'factor': factor}
-  return actions.rewrite(source, source.model, change, 'scale', config, target, **marks)
+  of = actions.MEASURED
+  return actions.rewrite(source, source.model, change, 'scale', config, target, of, **marks)
 
 
 def freeze(
@@ -130,7 +132,7 @@ def freeze(
   text = as_text(numbers)
   optim = dataclasses.replace(source.meta.config.optim, frozen_groups=text)
   return actions.rewrite(
-    source, source.model, lambda old: old, 'freeze', config, target, optim, groups=text
+    source, source.model, lambda old: old, 'freeze', config, target, range(0), optim, groups=text
   )
 
 
