@@ -97,6 +97,10 @@ LAWS = {
   'a target without sizes': (f'{_CSV} --target_loss=2', 'give --sizes=N,N,… or --stages=FILE'),
   'sizes without a target': (f'{_CSV} --sizes=1e8', '--sizes is for plans of growth'),
   'a chain in words': (f'{_CSV} --chain=small', "--chain has 'small'"),
+  'a chain that shrinks': (
+    f'{_CSV} --chain=1e9:1e9,1e8:1e9',
+    "--chain has '1e8:1e9' after a size of 1e+09; a growth makes a model larger, so give rising",
+  ),
   'two handovers': (
     f'{_CSV} --target_loss=2 --sizes=1e8 --handover=0.1 --grown={{lm}}',
     '--handover and --grown',

@@ -322,11 +322,14 @@ def test_bfloat16_activations_train_as_float32_ones_do(make, tmp_path, one_devic
 
 @pytest.mark.slow
 def test_a_finished_run_says_so(make, tmp_path, one_device, capsys):
-  loop.train(make(), tmp_path / 'run')
-  loop.train(make(), tmp_path / 'run')
-  assert 'trained to step 20 already' in capsys.readouterr().err
+  loop.train(make(optim__warmup_steps=21), tmp_path / 'run')
+  doubt = 'the warm-up of config.optim.warmup_steps=21 is longer than the run'
+  assert doubt in capsys.readouterr().err
+  loop.train(make(optim__warmup_steps=21), tmp_path / 'run')
+  said = capsys.readouterr().err
+  assert 'trained to step 20 already' in said and doubt not in said
   with pytest.raises(UserError, match=r'\(optim.learning_rate: 0.003 -> 0.0001\); choose --work'):
-    loop.train(make(optim__learning_rate=1e-4), tmp_path / 'run')
+    loop.train(make(optim__learning_rate=1e-4, optim__warmup_steps=21), tmp_path / 'run')
   said = capsys.readouterr().err
   assert 'different from step' not in said, 'a change is announced that has no effect'
 

@@ -148,6 +148,7 @@ def _check_flags(named: Sequence[str]) -> None:
     raise UserError(
       '--target_loss needs the sizes that a chain may have; give --sizes=N,N,… or --stages=FILE'
     )
+  _legs(values.chain or ())
   used = values.target_loss is not None or values.chain
   for name in _GROWTH_FLAGS:
     if not used and values[name].present and name != 'chain':
@@ -196,7 +197,7 @@ def _grow(
     print(f'\nhandover by grown runs: {listed}; {low:.1%} … {high:.1%} over draws of the law')
   assumed = growth.Assumptions(handover, share)
   if values.chain:
-    legs = [_leg(text) for text in values.chain]
+    legs = _legs(values.chain)
     one = {name: np.array([value]) for name, value in fitted.main.values.items()}
     central = growth.Assumptions(float(np.median(handover)), share)
     loss = float(growth.chain_loss(one, legs, central)[0])
@@ -214,12 +215,24 @@ def _grow(
   return plan, unit
 
 
-def _leg(text: str) -> tuple[float, float]:
-  """Return the size and the tokens of `N:TOKENS`."""
-  numbers = [points.positive(one) for one in text.split(':')]
-  if len(numbers) != 2 or None in numbers:
-    raise UserError(f'--chain has {text!r}; it must be N:TOKENS, two numbers above 0')
-  return tuple(numbers)
+def _legs(chain: Sequence[str]) -> list[tuple[float, float]]:
+  """Return the sizes and the tokens of a chain `N:TOKENS,N:TOKENS`.
+
+  Raises:
+    UserError: a part has another form, or a size is not larger than the one before it.
+  """
+  legs: list[tuple[float, float]] = []
+  for text in chain:
+    numbers = [points.positive(one) for one in text.split(':')]
+    if len(numbers) != 2 or None in numbers:
+      raise UserError(f'--chain has {text!r}; it must be N:TOKENS, two numbers above 0')
+    if legs and numbers[0] <= legs[-1][0]:
+      raise UserError(
+        f'--chain has {text!r} after a size of {legs[-1][0]:g}; a growth makes a model larger, so '
+        'give rising sizes'
+      )
+    legs.append(tuple(numbers))
+  return legs
 
 
 if __name__ == '__main__':

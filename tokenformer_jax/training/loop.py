@@ -128,6 +128,9 @@ class Trainer:
       )
       return state
     origin.say_changes(self.config, run.origin, run.position, self.task.digest)
+    drawn = run.origin.meta is None and self.config.distill.init != 'yes'
+    for doubt in start.doubts(self.config, run.program.growth, drawn=drawn):
+      messages.say(doubt)
     self.check_lease()
     written = saved_config.to_text(self.config)
     hosts.by_first(lambda: paths.write(run.workdir / 'config.json', written))

@@ -10,6 +10,7 @@ from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.model.params import Definition
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.steps import schedules
 from tokenformer_jax.steps.last_growth import LastGrowth
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
@@ -96,3 +97,29 @@ def check_frozen_groups(config: Config) -> None:
     UserError: it has not.
   """
   check_numbers(config.model, frozen_groups(config.optim), 'config.optim.frozen_groups')
+
+
+def doubts(config: Config, growth: LastGrowth | None, *, drawn: bool) -> list[str]:
+  """Return sentences about settings that a run can have, and that are hardly meant.
+
+  Args:
+    config: the config of the run, with every length in steps.
+    growth: the last growth of the run's model, or None.
+    drawn: whether all arrays of the model are new.
+  """
+  found = []
+  if drawn and frozen_groups(config.optim):
+    found.append(
+      f'config.optim.frozen_groups={config.optim.frozen_groups!r} freezes tokens of a new model, '
+      "which keep the values that they are drawn with; '' trains all tokens"
+    )
+  steps, warmup = config.train.steps, config.optim.warmup_steps
+  begin = schedules.first_update(config.optim, growth)
+  if begin + warmup > steps:
+    after = f' after the last growth, at update {begin},' if begin else ''
+    found.append(
+      f'the warm-up of config.optim.warmup_steps={warmup}{after} is longer than the run of '
+      f'config.train.steps={steps}, so the rate never reaches config.optim.learning_rate; set '
+      f'it to {max(0, steps - begin) // 10}, or train longer'
+    )
+  return found

@@ -1,0 +1,29 @@
+"""Settings that a run can have, and that are hardly meant, are said."""
+
+import pytest
+import tiny_run
+
+from tokenformer_jax.steps.last_growth import LastGrowth
+from tokenformer_jax.training import start
+
+GROWTH = LastGrowth(18, {})
+
+
+@pytest.mark.parametrize(
+  ('changes', 'growth', 'drawn', 'said'),
+  [
+    ({}, None, True, []),
+    ({'optim__frozen_groups': '1'}, None, True, ['freezes tokens of a new model']),
+    ({'optim__frozen_groups': '1'}, None, False, []),
+    ({'optim__warmup_steps': 20}, None, True, []),
+    ({'optim__warmup_steps': 21}, None, True, ['train.steps=20, so the rate never reaches']),
+    ({}, GROWTH, False, ['after the last growth, at update 18, is longer than the run']),
+    ({'optim__restart_schedule': 'no'}, GROWTH, False, []),
+  ],
+)
+def test_doubts(tmp_path, changes, growth, drawn, said):
+  config = tiny_run.config('files:corpus', tmp_path, **changes)
+  found = start.doubts(config, growth, drawn=drawn)
+  assert len(found) == len(said)
+  for doubt, part in zip(found, said, strict=True):
+    assert part in doubt
