@@ -116,12 +116,19 @@ def test_mistakes_get_one_sentence_each(tmp_path):
     assert not (tmp_path / name / 'gs:').exists(), 'a bucket became a directory on this host'
 
 
-@pytest.mark.parametrize('size', [10, 1_000_000], ids=['kept until the end', 'written at once'])
-def test_what_nobody_reads_ends_quietly(size):
+@pytest.mark.parametrize(
+  ('run', 'flags'),
+  [
+    ('lambda argv: print("x" * 10)', []),
+    ('lambda argv: print("x" * 1_000_000)', []),
+    pytest.param('print, more_help=lambda word: "x" * 10', ['--help'], marks=pytest.mark.slow),
+  ],
+  ids=['kept until the end', 'written at once', 'help'],
+)
+def test_what_nobody_reads_ends_quietly(run, flags):
   """As before `… | head -1`, which does not wait for the end."""
-  printed = f'from tokenformer_jax import cli; cli.run(lambda argv: print("x" * {size}))'
   process = subprocess.Popen(
-    [sys.executable, '-c', printed],
+    [sys.executable, '-c', f'from tokenformer_jax import cli; cli.run({run})', *flags],
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
     cwd=tiny_run.ROOT,

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import NoReturn
 
 import jax
 from absl import app, flags, logging
@@ -29,7 +30,7 @@ def run(
   positional: bool = False,
   on_all_hosts: bool = True,
   stops: bool = False,
-  more_help: Callable[[], str] | None = None,
+  more_help: Callable[[str], str] | None = None,
 ) -> None:
   """Parse the flags and run `main`; report a `UserError` in one line and exit with status 2.
 
@@ -42,7 +43,8 @@ def run(
     positional: whether positional arguments are allowed; then flags may also follow them.
     on_all_hosts: whether the command computes on the devices of all hosts together.
     stops: whether the command saves and exits on SIGTERM (`hosts.StopRequest`).
-    more_help: returns the text that `--help` prints after the flags.
+    more_help: returns the text that `--help` prints after the flags. Its argument is the WORD of
+      `--help=WORD`, for which the text may be empty, or an empty string for all of it.
   """
   gc.freeze()  # Scanning imported modules, which are never garbage, would take half a second.
   join = contextlib.nullcontext()
@@ -90,6 +92,11 @@ def _until_unread(main: Callable[[Sequence[str]], int | None], argv: Sequence[st
     return _UNREAD
 
 
+def _print_help(text: str) -> NoReturn:
+  """Print a help text, and exit."""
+  sys.exit(_until_unread(lambda _: print(text), sys.argv))
+
+
 def _leave_out_tpu() -> None:
   """Keep JAX from starting libtpu on a machine without a TPU, where it would print errors.
 
@@ -114,15 +121,21 @@ def _report_unraisable(unraisable: 'sys.UnraisableHookArgs') -> None:
 
 
 def _flags_parser(
-  main: Callable[[Sequence[str]], int | None], more_help: Callable[[], str] | None
+  main: Callable[[Sequence[str]], int | None], more_help: Callable[[str], str] | None
 ) -> Callable[[Sequence[str]], list[str]]:
-  """Return a parser of flags that prints the help of the module of `main` on `--help`."""
+  """Return a parser of flags that prints the help of the module of `main` on `--help`.
+
+  On `--help=WORD` it prints the flags and keys that have the word.
+  """
 
   def parse(argv: Sequence[str]) -> list[str]:
     if any(argument in _HELP for argument in argv[1:]) or list(argv[1:]) == ['help']:
       doc = sys.modules[main.__module__].__doc__ or ''
-      print(usage.render(doc, more_help() if more_help else ''))
-      sys.exit(0)
+      _print_help(usage.render(doc, more_help('') if more_help else ''))
+    for argument in argv[1:]:
+      name, _, word = argument.lstrip('-').partition('=')
+      if name == 'help' and word and argument.startswith('-'):
+        _print_help(usage.render_matches(word, more_help(word) if more_help else ''))
     return flag_mistakes.parse(argv)
 
   return parse

@@ -91,9 +91,11 @@ def _has_config(workdir: str) -> bool:
     return False
 
 
-def _help_of_keys() -> str:
-  """Return the part of --help about the config's keys."""
-  return (
-    '\nKeys, with the defaults that config files start from: --config.KEY=VALUE\n'
-    + config_keys.render()
-  )
+def _help_of_keys(word: str) -> str:
+  """Return the part of --help about the config's keys: see `keys.render`."""
+  title = '\nKeys, with the defaults that config files start from: --config.KEY=VALUE\n'
+  if word:
+    found = config_keys.render(word)
+    return found and title + found
+  narrower = '--help=optim lists the keys of a group, --help=WORD those that have a word.\n'
+  return f'{title}{narrower}\n{config_keys.render()}'

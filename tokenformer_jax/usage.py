@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from absl import flags
 
 from tokenformer_jax import commands
+from tokenformer_jax.errors import UserError
 
 _NAMES = 26  # columns of a flag and its default
 _WIDTH = 100
@@ -65,6 +66,32 @@ def render(doc: str, more: str = '') -> str:
     listed = textwrap.fill(', '.join(several), _WIDTH, initial_indent='  ', subsequent_indent='  ')
     text.append(f'\nFor several processes, if JAX does not find them (docs/pods.md):\n\n{listed}')
   return '\n'.join([*text, more]) if more else '\n'.join(text)
+
+
+def render_matches(word: str, more: str = '') -> str:
+  """Return the flags that have a word in their name or description, for `--help=WORD`.
+
+  Args:
+    word: the word; capitals are as small letters.
+    more: the text after the flags.
+
+  Raises:
+    UserError: no flag has it, and there is no more text.
+  """
+  found = [
+    line
+    for flag in own_flags()
+    if word.lower() in f'{flag.name} {flag.help}'.lower()
+    for line in _lines(flag)
+  ]
+  if not found and not more:
+    raise UserError(
+      f'--help={word}: no flag or key has this in its name or meaning; `{command()} --help` lists '
+      'all'
+    )
+  return '\n'.join([*(['Flags:\n', *found] if found else []), *([more] if more else [])]).strip(
+    '\n'
+  )
 
 
 def _flags(*, hosts: bool) -> Iterator[flags.Flag]:

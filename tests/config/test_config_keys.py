@@ -37,6 +37,23 @@ def test_every_key_is_listed_once():
   assert [line[2:] for line in listed if line.startswith('  ')] == paths, 'a key is not in --help'
 
 
+def test_a_group_or_a_word_narrows_the_list():
+  def listed(word: str) -> list[str]:
+    lines = keys.render(word).splitlines()
+    return [
+      line[2:].partition('=')[0] for line in lines if line.startswith('  ') and line[2] != ' '
+    ]
+
+  of_optim = [
+    leaf.path for leaf in fields.leaves(Config(), every=True) if leaf.path[:6] == 'optim.'
+  ]
+  assert listed('optim') == of_optim and len(keys.render('optim').splitlines()) < 60
+  assert listed('model.layer.mixer') and all('.mixer.' in path for path in listed('mixer.'))
+  assert 'optim.schedule' in listed('WSD') and 'train.decay_from' in listed('wsd')
+  assert 'as model' not in keys.render('ffn.tokens'), 'it refers to a key that is not listed'
+  assert keys.render('frobnicate') == ''
+
+
 def test_the_list_fits_a_terminal():
   lines = keys.render().splitlines()
   assert max(map(len, lines)) <= 100, 'a line is wider than 100 columns'

@@ -38,6 +38,19 @@ def test_help_of_training_lists_the_keys(server):
   )
 
 
+def test_a_word_narrows_the_help(server):
+  for arguments, has, hasnt in (
+    (['train.py', '--help=optim'], '  optim.schedule=cosine ', '  train.steps'),
+    (['train.py', '--help=workdir'], '  --workdir  ', 'optim.schedule'),
+    ([*COMMANDS['grow'], '--help=expert'], '  --expert_tokens  ', '--source'),
+  ):
+    done = server.run(arguments, commands_server.ROOT)
+    assert done.status == 0 and has in done.out and hasnt not in done.out, done.out
+    assert len(done.out.splitlines()) < 80
+  done = server.run([*COMMANDS['grow'], '--help=frobnicate'], commands_server.ROOT)
+  assert done.status == 2 and 'no flag or key has this in its name' in done.err
+
+
 @pytest.mark.parametrize('name', ['grow', 'plan', 'convert'])
 def test_the_word_help_is_the_flag(name, server):
   word, flag = (server.run([*COMMANDS[name], one], commands_server.ROOT) for one in WAYS)

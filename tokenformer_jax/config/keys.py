@@ -14,17 +14,39 @@ value of another key of the group only. Other marks: for this kind of the group 
 model.variants.NAME has the keys of model.layer."""
 
 
-def render() -> str:
-  """Return the keys as lines of text, each with its default, scope, choices and meaning."""
+def render(word: str = '') -> str:
+  """Return the keys as lines of text, each with its default, scope, choices and meaning.
+
+  Args:
+    word: a group such as `optim` or `model.layer.mixer`, or else a word in the paths, choices or
+      meanings of keys, to list these alone; empty: all.
+
+  Returns:
+    The lines, or an empty string if no key has the word.
+  """
+  leaves = _selected(word.lower())
+  if not leaves:
+    return ''
   paragraphs = [_SCOPES]
   seen: dict[tuple[str, Key], str] = {}
-  leaves = fields.leaves(Config(), every=True)
   for _, group in itertools.groupby(leaves, lambda leaf: leaf.path.partition('.')[0]):
     rows = [(f'  {leaf.path}={leaf.value}', _description(leaf, seen)) for leaf in group]
     width = max(len(name) for name, _ in rows)
     lines = (usage.columns(name, text, min(width, _WIDEST)) for name, text in rows)
     paragraphs.append('\n'.join(itertools.chain.from_iterable(lines)))
   return '\n\n'.join(paragraphs)
+
+
+def _selected(word: str) -> list[Leaf]:
+  """Return the keys of a group, or else those that have a word."""
+  leaves = list(fields.leaves(Config(), every=True))
+  of_group = [leaf for leaf in leaves if leaf.path.startswith(f'{word}.') or not word]
+
+  def has(leaf: Leaf) -> bool:
+    texts = (leaf.path, leaf.key.meaning, *leaf.key.choices)
+    return any(word in text.lower() for text in texts)
+
+  return of_group or list(filter(has, leaves))
 
 
 def _description(leaf: Leaf, seen: dict[tuple[str, Key], str]) -> str:
