@@ -1,5 +1,6 @@
 """Counted FLOPs against the compiler's count and the published ones."""
 
+import dataclasses
 import types
 
 import jax
@@ -7,14 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from mixtures import mixture
-from tiny import gated_model, tiny_model, tiny_vit, two_kinds, with_tokens
+from tiny import gated_model, linear, tiny_model, tiny_vit, two_kinds, with_mixer, with_tokens
 
 from tokenformer_jax.config import (
+  CapacityConfig,
   Config,
   DataConfig,
   ExpertsConfig,
   MLPConfig,
   ModelConfig,
+  NoProjectionConfig,
+  ParallelConfig,
+  PattentionConfig,
   RouterConfig,
   TrainConfig,
 )
@@ -26,11 +31,22 @@ from tokenformer_jax.model.models import define
 WIDE = {'layers': 1, 'width': 512, 'vocab_size': 512, 'gelu': 'tanh', 'rotary': 0}
 COUNTS = {'qkv': 512, 'proj': 768, 'ffn': 2048}
 LENGTH = 128
+SLOW = pytest.mark.slow  # each compiles a model
 
 
 def _attention(model: ModelConfig, length: int) -> float:
   """FLOPs of token-token attention for one token, from the function of the length."""
   return flops.forward_flops(model, length) - flops.forward_flops(model, 0)
+
+
+def _counted(model: ModelConfig) -> float:
+  """FLOPs of the compiled forward pass of `LENGTH` tokens."""
+  definition = define_lm(model)
+  ids = jax.ShapeDtypeStruct((1, LENGTH), jnp.int32)
+  lowered = jax.jit(lambda params, ids: definition.bind(params)(ids)[0]).lower(
+    definition.abstract, ids
+  )
+  return lowered.compile().cost_analysis()['flops']
 
 
 @pytest.mark.parametrize(
@@ -40,15 +56,50 @@ def _attention(model: ModelConfig, length: int) -> float:
 )
 def test_forward_flops_are_those_the_compiler_counts(changes):
   model = tiny_model(**WIDE, **changes)
-  definition = define_lm(model)
-  ids = jax.ShapeDtypeStruct((1, LENGTH), jnp.int32)
-  lowered = jax.jit(lambda params, ids: definition.bind(params)(ids)[0]).lower(
-    definition.abstract, ids
-  )
-  counted = lowered.compile().cost_analysis()['flops']
+  counted = _counted(model)
   # The program computes all scores and masks half of them; the formula counts the other half.
   formula = LENGTH * (flops.forward_flops(model, LENGTH) + _attention(model, LENGTH))
   assert formula == pytest.approx(counted, rel=0.03), 'MFU is off by the ratio of these two'
+
+
+def _routed(expert: MLPConfig | PattentionConfig) -> ModelConfig:
+  """Four experts, of which a token uses two, with as many places as there are choices."""
+  places = CapacityConfig(eval_factor=1.0)
+  experts = ExpertsConfig(4, expert, MLPConfig(512), RouterConfig(top_k=2), dispatch=places)
+  sizes = {name: size for name, size in WIDE.items() if name != 'gelu'}
+  return mixture(experts, **sizes, dense=True)
+
+
+TOKENFORMER = tiny_model(**WIDE, tokens=COUNTS)
+NOTHING = NoProjectionConfig()
+
+
+@pytest.mark.parametrize(
+  ('model', 'masked'),
+  [
+    (linear(TOKENFORMER), False),
+    pytest.param(_routed(MLPConfig(1024)), True, marks=SLOW),
+    pytest.param(_routed(PattentionConfig(1024, 1024)), True, marks=SLOW),
+    pytest.param(
+      with_mixer(gated_model(**WIDE, tokens=COUNTS), width=1024, head_width=128), True, marks=SLOW
+    ),
+    pytest.param(
+      with_mixer(TOKENFORMER, shaped=True, value=NOTHING, proj=NOTHING), True, marks=SLOW
+    ),
+    pytest.param(
+      dataclasses.replace(
+        TOKENFORMER, layer=dataclasses.replace(TOKENFORMER.layer, wiring=ParallelConfig())
+      ),
+      True,
+      marks=SLOW,
+    ),
+  ],
+  ids=['linear', 'experts', 'experts of tokens', 'gated', 'shaped, no values', 'parallel'],
+)
+def test_flops_of_other_layers_are_those_the_compiler_counts(model, masked):
+  """The program computes all scores, and products inside the chunks of linear attention."""
+  formula = LENGTH * (flops.forward_flops(model, LENGTH) + masked * _attention(model, LENGTH))
+  assert formula == pytest.approx(_counted(model), rel=0.04), 'MFU is off by the ratio of these two'
 
 
 # By hand, for width 32, 2 layers, 24, 40 and 48 parameter tokens, and 64 words.
