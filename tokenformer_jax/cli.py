@@ -20,7 +20,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import hosts
 from tokenformer_jax.storage import paths
 
-_HELP = ('--help', '-help', '-h', '--helpshort')
+_HELP = ('--help', '-help', '-h', '--helpshort', '--help=')
 _UNREAD = 141  # a shell's exit status for a command that SIGPIPE ended
 
 

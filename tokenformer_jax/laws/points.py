@@ -180,12 +180,12 @@ def read_all(arguments: Sequence[str]) -> tuple[list[FinishedRun], list[str]]:
   Raises:
     UserError: there is none, or a run is not finished.
   """
-  found = [runs.read(one) for one in find_runs(arguments)]
-  names = [one.name for one in found if one.growth and one.name not in arguments]
-  if not names or len(names) == len(found):
-    return found, []
-  text = f'{counted(len(names), "grown run")} left out: {", ".join(names)}'
-  return [one for one in found if one.name not in names], [text]
+  names = find_runs(arguments)
+  grown = [name for name in names if name not in arguments and runs.has_grown(name)]
+  if not grown or len(grown) == len(names):
+    return [runs.read(name) for name in names], []
+  text = f'{counted(len(grown), "grown run")} left out: {", ".join(grown)}'
+  return [runs.read(name) for name in names if name not in grown], [text]
 
 
 def read_runs(arguments: Sequence[str], count: str) -> Points:

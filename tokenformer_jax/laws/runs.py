@@ -140,6 +140,14 @@ def read(workdir: str) -> FinishedRun:
   )
 
 
+def has_grown(workdir: str) -> bool:
+  """Return whether the newest checkpoint of a directory, if it has one, is of a grown model."""
+  try:
+    return bool(_meta(paths.parse_path(workdir)).lineage)
+  except UserError:  # `read` reports it.
+    return False
+
+
 def is_finished(workdir: paths.Path, steps: int) -> bool:
   """Return whether a run has saved its last step; what comes before may still be lost."""
   return paths.exists(workdir / 'checkpoints' / str(steps))
