@@ -136,7 +136,7 @@ def expected_of_mixture(
   router = width * ffn.count * NORM
   both = '+'.join(name for name, size in (('fsdp', fsdp), ('experts', experts)) if size > 1)
   of_fsdp, of_experts, of_all = (1 - 1 / size for size in (fsdp, experts, devices))
-  moved = exchange.of_layer(ffn, width, rows, length, experts)
+  moved = exchange.layer_exchange(ffn, width, rows, length, experts)
   number = 4 + shared
   found = [
     Expected('experts', 'all-to-all', 'tokens', moved.number, moved.received),

@@ -12,7 +12,7 @@ V5P, V5E = CHIPS['v5p'], CHIPS['v5e']
 
 def _groups(attributes, devices=8):
   program = hlo.parse(with_line(f'f32[256] all-reduce(%a), {attributes}, to_apply=%add'))
-  return collectives.parse_groups(program.entry.root, devices).tolist()
+  return collectives.parse_replica_groups(program.entry.root, devices).tolist()
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,7 @@ def test_a_mixture_exchanges_its_tokens_and_never_its_experts():
     for layers in (2, 4)
   }
   model, rows = found[2].config.model, 256 // 4
-  wanted = exchange.of_layer(model.layer.ffn, 256, rows, 128, 2)
+  wanted = exchange.layer_exchange(model.layer.ffn, 256, rows, 128, 2)
   few, many = (_moved(one, 'experts')['all-to-all'] for one in found.values())
   assert (many - few) / 2 == pytest.approx(wanted.received, rel=1e-6)
   few, many = (_moved(one, 'fsdp')['all-gather'] for one in found.values())

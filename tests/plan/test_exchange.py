@@ -36,7 +36,7 @@ def _config(dispatch=None, **changes):
 
 
 def _of(model):
-  ((experts, layers),) = exchange.experts_of(model)
+  ((experts, layers),) = exchange.count_layers(model)
   assert layers == 3
   return experts
 
@@ -44,34 +44,36 @@ def _of(model):
 def test_sorted_rows_are_exchanged_by_places_of_devices():
   model = _config().model
   # 2 rows of 32 tokens, 2 experts each: 128 choices, 32 for each of 4 devices, times 1.5.
-  assert exchange.places(_of(model), 2, 32, 4) == 4 * 48
-  one = exchange.of_layer(_of(model), 32, 2, 32, 4)
+  assert exchange.count_slots(_of(model), 2, 32, 4) == 4 * 48
+  one = exchange.layer_exchange(_of(model), 32, 2, 32, 4)
   rows, numbers = 4 * 48 * 3 / 4 * 32 * 2, 4 * 48 * 3 / 4 * 4
   assert one == exchange.Exchange(8, 6 * rows + 2 * numbers)
-  kept = exchange.of_layer(_of(model), 32, 2, 32, 4, again=False)
+  kept = exchange.layer_exchange(_of(model), 32, 2, 32, 4, again=False)
   assert kept == exchange.Exchange(5, 4 * rows + numbers)
-  assert exchange.of_step(model, 2, 32, 4) == exchange.Exchange(24, 3 * one.received)
+  assert exchange.step_exchange(model, 2, 32, 4) == exchange.Exchange(24, 3 * one.received)
 
 
 def test_without_a_factor_every_choice_has_a_place():
   experts = _of(_config({'kind': 'grouped'}).model)
-  assert exchange.places(experts, 2, 32, 4) == 4 * 128
-  assert exchange.places(experts, 2, 32, 8) == 8 * 64, 'a device has one expert: a choice a token'
+  assert exchange.count_slots(experts, 2, 32, 4) == 4 * 128
+  assert exchange.count_slots(experts, 2, 32, 8) == 8 * 64, (
+    'a device has one expert: a choice a token'
+  )
 
 
 def test_a_capacity_is_exchanged_by_places_of_experts():
   model = _config(CAPACITY).model
   # 1.25 · 2 · 32 / 8 places of an expert in each row
-  assert exchange.places(_of(model), 2, 32, 4) == 8 * 2 * 10
-  one = exchange.of_layer(_of(model), 32, 2, 32, 4)
+  assert exchange.count_slots(_of(model), 2, 32, 4) == 8 * 2 * 10
+  one = exchange.layer_exchange(_of(model), 32, 2, 32, 4)
   assert one == exchange.Exchange(6, 6 * 160 * 3 / 4 * 32 * 2)
 
 
 def test_one_device_and_a_dense_model_exchange_nothing():
   model = _config().model
-  assert exchange.of_step(model, 2, 32, 1) == exchange.NONE
+  assert exchange.step_exchange(model, 2, 32, 1) == exchange.NONE
   dense = tiny_run.config('files:/nothing/*.txt', '/nothing').model
-  assert exchange.of_step(dense, 2, 32, 4) == exchange.NONE
+  assert exchange.step_exchange(dense, 2, 32, 4) == exchange.NONE
 
 
 def test_gpus_exchange_tokens_by_formula():
@@ -80,7 +82,7 @@ def test_gpus_exchange_tokens_by_formula():
   rows = {(row.axis, row.kind): row for row in found.costs.traffic}
   row = rows['experts', 'all-to-all']
   assert row.count == 24
-  moved = exchange.of_step(found.config.model, 1, 32, 4).received
+  moved = exchange.step_exchange(found.config.model, 1, 32, 4).received
   assert row.gigabytes == pytest.approx(moved / 1e9)
   # Arrays of experts are gathered over fsdp, a half of the width of 2 experts in 3 layers; the rest
   # over both axes.

@@ -7,7 +7,7 @@ early.py        the compiler's intermediate result, available after seconds
 hlo.py walk.py  parser for the program's text; how often every instruction runs
 costs.py        cycles, FLOPs and collectives of a step (matmuls.py, elementwise.py, collectives.py)
 formulas.py     memory and costs by formula, for GPUs
-exchange.py     tokens that devices exchange to reach their experts
+exchange.py     bytes of the tokens that devices exchange to reach their experts
 estimate.py     the plan: times, MFU, hours
 table.py        the plan as text
 sweep.py        search for the fastest of several configs
@@ -33,14 +33,9 @@ def plan(config: Any, topology: str, *, slices: Count = 1, quick: bool = False) 
 
     print(tokenformer_jax.plan('lm_pile:1_5b', 'v5p:4x4x4', quick=True).summary)
 
-  Args:
-    config: as for `tokenformer_jax.train`.
-    topology: CHIP:SHAPE, such as `v5e:4x4` or `gpu-h100:8`.
-    slices: the number of slices.
-    quick: stop after seconds instead of minutes, without the compiler's cycles.
-
-  Returns:
-    Memory in bytes, times in seconds and MFU: see `estimate.Plan`.
+  `config` is as for `tokenformer_jax.train`, `topology` is CHIP:SHAPE, such as `v5e:4x4` or
+  `gpu-h100:8`. `quick` takes seconds instead of minutes, without the compiler's cycles. The result
+  has memory in bytes, times in seconds and MFU: see `estimate.Plan`.
 
   Raises:
     UserError: the run does not fit, a value is not allowed, or libtpu is missing.

@@ -3,12 +3,7 @@
 import dataclasses
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import (
-  Config,
-  ModelConfig,
-  counts_as_text,
-  token_counts,
-)
+from tokenformer_jax.config import Config, ModelConfig, counts_as_text, token_counts
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow import depth, experts, grown_model
 from tokenformer_jax.messages import aligned, say
@@ -31,10 +26,9 @@ _OTHERS = ('experts', 'expert_tokens', 'top_k', 'layers', 'pattern', 'steps')
 def stage(config: Config, text: str) -> Config:
   """Return the config grown as `--grow=qkv=N,proj=N,ffn=N[,experts=N][,layers=N][,steps=N]` says.
 
-  `pattern=PATTERN` takes the place of `layers=N` where rows of layers differ; `expert_tokens=N` and
-  `top_k=K` go with experts, as in the command grow. The groups of tokens and the reference counts
-  are those that growth by `config.grow` makes. The steps are those of this stage alone, by default
-  as many as before.
+  `pattern=PATTERN` replaces `layers=N` for a model of different layers; `expert_tokens=N` and
+  `top_k=K` need `experts=N`, as in the command grow. `config.grow` decides the groups of tokens and
+  the reference counts. `steps` counts this stage alone and defaults to the steps before it.
 
   Raises:
     UserError: the text is not of that form, or nothing grows.
@@ -96,9 +90,9 @@ def _parsed(model: ModelConfig, text: str) -> tuple[dict[str, int], str | None]:
 
 def _sizes(model: ModelConfig) -> str:
   """Return the sizes that stages may change, in the form of `--grow`."""
-  counts = [one.count for one in model.experts.values()]
-  of_experts = {'experts': max(counts)} if counts else {}
-  return counts_as_text(token_counts(model) | of_experts | {'layers': model.depth})
+  counts = [layer_experts.count for layer_experts in model.experts.values()]
+  most_experts = {'experts': max(counts)} if counts else {}
+  return counts_as_text(token_counts(model) | most_experts | {'layers': model.depth})
 
 
 def plan_chain(config: Config, grow: list[str], on: Topology, *, quick: bool = False) -> Chain:
@@ -115,13 +109,13 @@ def plan_chain(config: Config, grow: list[str], on: Topology, *, quick: bool = F
   for text in grow:
     configs.append(stage(configs[-1], text))
   plans: list[Plan] = []
-  for i, one in enumerate(configs):
-    say(f'stage {i + 1} of {len(configs)}: {_sizes(one.model)}')
+  for i, stage_config in enumerate(configs):
+    say(f'stage {i + 1} of {len(configs)}: {_sizes(stage_config.model)}')
     before = plans[-1].config.model if plans else None
-    plans.append(plan(one, on, before, quick=quick))
+    plans.append(plan(stage_config, on, before, quick=quick))
   last = plans[-1]
-  # A step from scratch is that of the last stage, except for the factors on old and new tokens.
-  train = dataclasses.replace(last.config.train, steps=sum(one.steps for one in plans))
+  # A step from scratch costs as much as one of the last stage: factors on tokens cost nothing.
+  train = dataclasses.replace(last.config.train, steps=sum(planned.steps for planned in plans))
   alone = dataclasses.replace(last, config=dataclasses.replace(last.config, train=train))
   return Chain(tuple(plans), alone)
 
@@ -131,10 +125,10 @@ def render(chain: Chain) -> str:
   rows: list[Row] = [
     ('', 'parameters', 'HBM GiB', 'ms a step', 'MFU', 'steps', 'FLOPs', 'chip-hours')
   ]
-  for i, one in enumerate(chain.stages):
-    rows.append(_row(f'{i + 1}: {_sizes(one.config.model)}', one))
-  flops = sum(one.steps * one.model_flops for one in chain.stages)
-  hours = [sum(part) for part in zip(*(_chip_hours(one) for one in chain.stages), strict=True)]
+  for i, planned in enumerate(chain.stages):
+    rows.append(_row(f'{i + 1}: {_sizes(planned.config.model)}', planned))
+  flops = sum(planned.steps * planned.model_flops for planned in chain.stages)
+  hours = [sum(bounds) for bounds in zip(*map(_chip_hours, chain.stages), strict=True)]
   steps = f'{chain.scratch.steps:,}'
   rows.append(('the chain', '', '', '', '', steps, f'{flops:.3g}', _range(hours)))
   rows.append(_row('the last one from scratch', chain.scratch))
@@ -146,22 +140,22 @@ def render(chain: Chain) -> str:
   )
 
 
-def _row(name: str, one: Plan) -> Row:
-  (fast, slow), (high, low) = one.step_seconds, one.mfu
+def _row(name: str, planned: Plan) -> Row:
+  (fast, slow), (high, low) = planned.step_seconds, planned.mfu
   return (
     name,
-    f'{one.parameters:,}',
-    gib(one.memory.peak),
+    f'{planned.parameters:,}',
+    gib(planned.memory.peak),
     f'{ms(fast)} … {ms(slow)}',
     f'{percent(low)} … {percent(high)}',
-    f'{one.steps:,}',
-    f'{one.steps * one.model_flops:.3g}',
-    _range(_chip_hours(one)),
+    f'{planned.steps:,}',
+    f'{planned.steps * planned.model_flops:.3g}',
+    _range(_chip_hours(planned)),
   )
 
 
-def _chip_hours(one: Plan) -> list[float]:
-  return [hours * one.topology.chips for hours in one.hours]
+def _chip_hours(planned: Plan) -> list[float]:
+  return [hours * planned.topology.chips for hours in planned.hours]
 
 
 def _range(values: list[float]) -> str:

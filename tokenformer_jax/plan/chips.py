@@ -32,17 +32,17 @@ class Chip:
     name: the name in `--topology`.
     kind: the key in `flops.PEAK_TFLOPS`.
     hbm: bytes of memory.
-    hbm_rate: memory bandwidth in bytes a second.
+    hbm_rate: bytes a second.
     link: bytes a second of one ICI link in one direction; for a GPU, of all NVLinks together.
     dcn: bytes a second to other slices (for GPUs, to other hosts) in one direction.
     clock: cycles a second, or None for a GPU, because nothing is compiled for GPUs.
-    cores: the number of cores in a device.
+    cores: cores of a device.
     matrix_side: the side length of a matrix unit.
-    devices: the number of JAX devices in one chip as it is sold.
-    torus: the number of sides of a slice; 1 for GPUs, whose topology is a count.
+    devices: JAX devices of one chip as it is sold.
+    torus: sides of a slice; 1 for GPUs, whose topology is a count.
     wraps_at: a side of a slice is a ring if its length is a multiple of this number.
-    source: the source of the figures; see the module's docstring.
-    caveat: a sentence about errors of the compiler's cycles on this chip, or an empty string.
+    source: see the module's docstring.
+    caveat: a sentence about errors of the compiler's cycles on this chip, or ''.
   """
 
   name: str

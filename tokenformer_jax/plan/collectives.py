@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from tokenformer_jax.plan.chips import Chip
 from tokenformer_jax.plan.hlo import Instruction
 
-KINDS = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'collective-permute')
+COLLECTIVES = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'collective-permute')
 
 _IOTA = re.compile(r'\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?')
 _MESH = re.compile(
@@ -40,13 +40,13 @@ class Cost:
   network: str
 
 
-def parse_kind(opcode: str) -> str | None:
-  """Return the collective in `KINDS` that an opcode runs or starts (`…-start`), or None."""
+def parse_collective(opcode: str) -> str | None:
+  """Return the collective in `COLLECTIVES` that an opcode runs or starts (`…-start`), or None."""
   opcode = opcode.removesuffix('-start')
-  return opcode if opcode in KINDS else None
+  return opcode if opcode in COLLECTIVES else None
 
 
-def parse_groups(instruction: Instruction, devices: int) -> np.ndarray:
+def parse_replica_groups(instruction: Instruction, devices: int) -> np.ndarray:
   """Return the groups of device numbers that exchange data, [groups, size]; pairs for a permute.
 
   Raises:
@@ -76,25 +76,20 @@ def _numbers(text: str) -> list[int]:
   return [int(number) for number in text.split(',')]
 
 
-def cost(kind: str, operand_bytes: int, groups: np.ndarray, mesh: Mesh, chip: Chip) -> Cost:
+def cost(collective: str, operand_bytes: int, members: np.ndarray, mesh: Mesh, chip: Chip) -> Cost:
   """Return the cost of one run of a collective over groups of devices within a slice.
 
   The time is a bound by bandwidth: every device sends its data on all links along the sides of the
   torus that its group spans, in both directions where the side is a ring. Latency is ignored.
 
-  Args:
-    kind: one of `KINDS`.
-    operand_bytes: bytes that every device contributes.
-    groups: from `parse_groups`.
-    mesh: the mesh of the program.
-    chip: the chip of its devices.
+  Every device contributes `operand_bytes`; `members` come from `parse_replica_groups`.
   """
-  axis = _axis(groups, mesh)
-  if kind == 'collective-permute':
-    return _permute(axis, operand_bytes, groups, mesh, chip)
-  sides = _sides(chip, _places(mesh)[groups[0]], _torus(mesh))
-  moved = _received(kind, operand_bytes, groups.shape[1])
-  if kind == 'all-to-all':  # Data crosses a quarter of a ring, or half of a line.
+  axis = _axis(members, mesh)
+  if collective == 'collective-permute':
+    return _permute(axis, operand_bytes, members, mesh, chip)
+  sides = _sides(chip, _places(mesh)[members[0]], _torus(mesh))
+  moved = _received(collective, operand_bytes, members.shape[1])
+  if collective == 'all-to-all':  # Data crosses a quarter of a ring, or half of a line.
     length, bandwidth, ring = max(sides)
     seconds = operand_bytes * length / (4 if ring else 2) / bandwidth
   else:
@@ -102,17 +97,13 @@ def cost(kind: str, operand_bytes: int, groups: np.ndarray, mesh: Mesh, chip: Ch
   return Cost(axis, moved, seconds, 'ICI')
 
 
-def between_slices(kind: str, sent: int, mesh: Mesh, chip: Chip) -> Cost:
+def between_slices(collective: str, sent: int, mesh: Mesh, chip: Chip) -> Cost:
   """Return the cost of the part of a collective that crosses slices, over DCN.
 
-  Args:
-    kind: from `parse_transfer`.
-    sent: bytes that every device contributes.
-    mesh: the mesh of the program; its slices are different replicas.
-    chip: the chip of its devices.
+  Every device contributes `sent` bytes. Each slice of the mesh is its own replica.
   """
   slices, first = np.unique(_places(mesh)[:, 0], return_index=True)
-  moved = _received(kind, sent, len(slices))
+  moved = _received(collective, sent, len(slices))
   return Cost(_axis(first[None], mesh), moved, moved / chip.dcn, 'DCN')
 
 
@@ -128,7 +119,7 @@ def parse_transfer(instruction: Instruction) -> str | None:
   return found.group(1).lower().replace('_', '-')
 
 
-def _received(kind: str, operand_bytes: float, size: int) -> float:
+def _received(collective: str, operand_bytes: float, size: int) -> float:
   """Return the bytes that a device receives in a group of this size, by the best algorithms."""
   factor = {
     'all-gather': size - 1,
@@ -137,7 +128,7 @@ def _received(kind: str, operand_bytes: float, size: int) -> float:
     'all-to-all': (size - 1) / size,
     'collective-permute': 1,
   }
-  return operand_bytes * factor[kind]
+  return operand_bytes * factor[collective]
 
 
 def _permute(axis: str, operand_bytes: int, pairs: np.ndarray, mesh: Mesh, chip: Chip) -> Cost:
@@ -150,9 +141,9 @@ def _permute(axis: str, operand_bytes: int, pairs: np.ndarray, mesh: Mesh, chip:
   return Cost(axis, operand_bytes, operand_bytes * max(1, hops.max()) / chip.link, 'ICI')
 
 
-def _axis(groups: np.ndarray, mesh: Mesh) -> str:
+def _axis(members: np.ndarray, mesh: Mesh) -> str:
   """Return the axes of the mesh along which the members of a group differ, joined by +."""
-  places = np.stack(np.unravel_index(groups, mesh.devices.shape), axis=-1)
+  places = np.stack(np.unravel_index(members, mesh.devices.shape), axis=-1)
   differ = np.any(places != places[:, :1], axis=(0, 1))
   return '+'.join(name for name, varies in zip(mesh.axis_names, differ, strict=True) if varies)
 

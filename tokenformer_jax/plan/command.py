@@ -75,7 +75,7 @@ def _answer(run: Config, on: Topology) -> tuple[str, Any]:
   if flags.FLAGS.grow:
     found = chain.plan_chain(run, flags.FLAGS.grow, on, quick=quick)
     return chain.render(found), {
-      'stages': [one.to_json() for one in found.stages],
+      'stages': [planned.to_json() for planned in found.stages],
       'scratch': found.scratch.to_json(),
     }
   if flags.FLAGS.sweep:
@@ -83,8 +83,10 @@ def _answer(run: Config, on: Topology) -> tuple[str, Any]:
     best = tried[0].plan
     text = f'{sweep.render(tried)}\n\nthe fastest that fits:\n\n{table.render(best)}'
     return text, [
-      one.plan.to_json() if one.plan else {'reason': one.reason, 'config': to_json(one.config)}
-      for one in tried
+      candidate.plan.to_json()
+      if candidate.plan
+      else {'reason': candidate.reason, 'config': to_json(candidate.config)}
+      for candidate in tried
     ]
   found = estimate.plan(run, on, quick=quick)
   return table.render(found), found.to_json()

@@ -31,7 +31,7 @@ _CHANNEL = re.compile(r'channel_id=(\d+)')
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-  """All collectives of one kind along one axis of the mesh, in one step.
+  """All equal collectives along one axis of the mesh, in one step.
 
   Attributes:
     axis: the mesh axis; several are joined by +.
@@ -73,13 +73,7 @@ class Costs:
 
 
 def read(text: str, mesh: Mesh, chip: Chip) -> Costs:
-  """Read the costs of a program from its text (`Compiled.as_text()`).
-
-  Args:
-    text: the text of the optimised program.
-    mesh: the mesh that it was compiled for.
-    chip: the chip of the mesh's devices.
-  """
+  """Read the costs of a program from its text, `Compiled.as_text()`."""
   program = parse(text)
   visits = list(visit(program))
   cycles = sum(v.times * _cycles(v.instruction) for v in visits if v.inside is None)
@@ -123,29 +117,32 @@ def _kernel_cost(v: Visit, chip: Chip) -> tuple[float, float] | None:
   found = _COST_ESTIMATE.search(v.instruction.attributes)
   if not found:
     return None
-  said = {key: float(value) for key, value in json.loads(found.group(1)).items()}
-  return said['flops'], max(said['flops'] / chip.peak, said['bytes_accessed'] / chip.hbm_rate)
+  estimate = {key: float(value) for key, value in json.loads(found.group(1)).items()}
+  flops = estimate['flops']
+  return flops, max(flops / chip.peak, estimate['bytes_accessed'] / chip.hbm_rate)
 
 
 def _traffic(visits: list[Visit], mesh: Mesh, chip: Chip) -> tuple[Traffic, ...]:
   totals: dict[tuple[str, str, str], list[float]] = {}
 
-  def add(v: Visit, kind: str, cost: collectives.Cost) -> None:
-    total = totals.setdefault((cost.axis, kind, cost.network), [0, 0.0, 0.0])
+  def add(v: Visit, collective: str, cost: collectives.Cost) -> None:
+    total = totals.setdefault((cost.axis, collective, cost.network), [0, 0.0, 0.0])
     total[0] += v.times
     total[1] += v.times * cost.moved / 1e9
     total[2] += v.times * cost.seconds
 
   for v in _unique_collectives(visits):
-    kind = 'reduce-scatter' if _scatters(v) else collectives.parse_kind(v.instruction.opcode)
-    groups = collectives.parse_groups(v.instruction, mesh.size)
-    if groups.shape[1] > 1:
+    collective = (
+      'reduce-scatter' if _scatters(v) else collectives.parse_collective(v.instruction.opcode)
+    )
+    members = collectives.parse_replica_groups(v.instruction, mesh.size)
+    if members.shape[1] > 1:
       operand_bytes = v.computation.bytes_of_operands(v.instruction)
-      add(v, kind, collectives.cost(kind, operand_bytes, groups, mesh, chip))
+      add(v, collective, collectives.cost(collective, operand_bytes, members, mesh, chip))
   for v in visits:
-    if kind := collectives.parse_transfer(v.instruction):
+    if collective := collectives.parse_transfer(v.instruction):
       sent = shape_bytes(v.computation.instructions[v.instruction.operands[0]].shape)
-      add(v, kind, collectives.between_slices(kind, sent, mesh, chip))
+      add(v, collective, collectives.between_slices(collective, sent, mesh, chip))
   rows = [Traffic(*key, *total) for key, total in totals.items()]
   return tuple(sorted(rows, key=lambda row: -row.seconds))
 
@@ -179,7 +176,7 @@ def _unique_collectives(visits: list[Visit]) -> Iterator[Visit]:
   XLA spreads an asynchronous collective for TPUs over several fusions. Each has a copy of the
   collective with the same channel; the first has the custom call that starts it.
   """
-  found = [v for v in visits if collectives.parse_kind(v.instruction.opcode)]
+  found = [v for v in visits if collectives.parse_collective(v.instruction.opcode)]
   starts = {id(v.computation) for v in visits if _ASYNC_START in v.instruction.attributes}
   started = {_channel(v.instruction) for v in found if id(v.computation) in starts}
   for v in found:
@@ -202,7 +199,7 @@ def _notes(program: Program, visits: list[Visit], silent_kernels: int) -> Iterat
     yield f'{len(endless)} loops of unknown length are counted once: {", ".join(endless[:5])}'
   reached = {id(v.computation) for v in visits}
   hidden = sum(
-    collectives.parse_kind(instruction.opcode) is not None
+    collectives.parse_collective(instruction.opcode) is not None
     for computation in program.computations.values()
     if id(computation) not in reached
     for instruction in computation.instructions.values()

@@ -33,14 +33,11 @@ def run(
 ) -> T | None:
   """Compile in another thread and report the layout as soon as the compiler has dumped it.
 
-  The thread keeps Ctrl-C working during the compilation.
-
-  Args:
-    compile_with: compiles with the given compiler options.
-    tell: called once with the program's text, which has no cycles yet, and with the bytes of its
-      arguments and temporaries, gaps included, in HBM and in the host's memory. It returns whether
-      to go on. It is not called if the compiler ends first (for example because the program does
-      not fit), or if the compiler's files differ from those of libtpu 0.0.42.1.
+  The thread keeps Ctrl-C working during the compilation. Call `compile_with` with compiler options,
+  and `tell` once, with the program's text, which has no cycles yet, and with the bytes of its
+  arguments and temporaries, gaps included, in HBM and in the host's memory. `tell` returns whether
+  to go on. It is not called if the compiler ends first (for example because the program does not
+  fit), or if the compiler's files differ from those of libtpu 0.0.42.1.
 
   Returns:
     The result of `compile_with`, or None if `tell` returned False. In that case the compiler keeps

@@ -26,16 +26,16 @@ class Plan:
   """The plan of a training step on a topology, and of the whole run.
 
   Attributes:
-    config: the config, with every size filled in.
-    topology: the topology of the devices.
+    config: every size is filled in.
+    topology: the devices.
     mesh: sizes of the mesh axes.
-    parameters: the number of parameters of the model.
+    parameters: the model's number of parameters.
     units: the unit in which a step is counted, and the number of units in a step.
-    memory: the memory of one device.
-    costs: the costs of one step on one device.
-    source: the origin of memory and costs: `cycles` for the compiler, `layout` for the compiler
-      before code generation (no cycles), `formula` for no compiler.
-    compile_seconds: time that the compilation took on this machine.
+    memory: of one device.
+    costs: of one step on one device.
+    source: of memory and costs: `cycles` for the compiler, `layout` for the compiler before code
+      generation (no cycles), `formula` for no compiler.
+    compile_seconds: on this machine.
   """
 
   config: Config
@@ -152,11 +152,8 @@ def plan(
 ) -> Plan:
   """Compile the training step for the topology and return its plan.
 
-  Args:
-    config: from `config.resolve`.
-    on: the devices; for GPUs, formulas replace the compiler.
-    before: the model before the growth, or None without a growth.
-    quick: stop when the program is laid out.
+  The config comes from `config.resolve`. For GPUs, formulas replace the compiler. `before` is the
+  model before the growth, or None. `quick` stops when the program is laid out.
 
   Raises:
     UserError: sizes do not divide by the mesh, or libtpu is missing.

@@ -1,4 +1,4 @@
-"""Compute what devices that split experts exchange in a step: the all-to-alls of tokens."""
+"""Compute the all-to-alls of tokens in a step between devices that split experts."""
 
 import dataclasses
 import math
@@ -12,15 +12,10 @@ _ROW, _NUMBER = 2, 4  # bytes of a number in bfloat16, and of an expert's number
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-  """The all-to-alls of a step.
-
-  Attributes:
-    number: the number of all-to-alls.
-    received: bytes that a device receives in all of them.
-  """
+  """The all-to-alls of a step."""
 
   number: int
-  received: float
+  received: float  # bytes that a device receives in all of them
 
   def __add__(self, other: 'Exchange') -> 'Exchange':
     return Exchange(self.number + other.number, self.received + other.received)
@@ -29,21 +24,17 @@ class Exchange:
 NONE = Exchange(0, 0.0)
 
 
-def experts_of(model: ModelConfig) -> Iterator[tuple[ExpertsConfig, int]]:
-  """Yield the experts of each kind of layer, and the number of such layers."""
+def count_layers(model: ModelConfig) -> Iterator[tuple[ExpertsConfig, int]]:
+  """Yield the experts of each named layer of the pattern, and the number of layers with them."""
   names = pattern.names(model.groups)
   for name, experts in model.experts.items():
     yield experts, names.count(name)
 
 
-def places(experts: ExpertsConfig, rows: int, length: int, devices: int) -> int:
-  """Return the places of a device's tokens in training, of which it keeps one part of `devices`.
+def count_slots(experts: ExpertsConfig, rows: int, length: int, devices: int) -> int:
+  """Return the slots that a device fills with tokens in training, for the experts of all devices.
 
-  Args:
-    experts: the experts.
-    rows: the sequences of a device.
-    length: the tokens of a sequence.
-    devices: the number of devices that split the experts.
+  A device has `rows` sequences of `length` tokens, and `devices` devices split the experts.
   """
   top_k, how = experts.router.top_k, experts.dispatch
   if isinstance(how, GroupedConfig):
@@ -56,26 +47,18 @@ def places(experts: ExpertsConfig, rows: int, length: int, devices: int) -> int:
   return experts.count * (rows // shared) * slots
 
 
-def of_layer(
+def layer_exchange(
   experts: ExpertsConfig, width: int, rows: int, length: int, devices: int, *, again: bool = True
 ) -> Exchange:
-  """Return the all-to-alls of a layer in a step.
+  """Return the all-to-alls of a layer in a step; for rows, length and devices see `count_slots`.
 
   Rows of the width go to the experts and their results come back: two all-to-alls forward, two for
-  the gradients, and two if the backward pass computes them again. Sorted rows need the number of
+  the gradients, and two if the backward pass computes them `again`. Sorted rows need the number of
   each row's expert as well, which has no gradient.
-
-  Args:
-    experts: the experts.
-    width: the width of the model.
-    rows: the sequences of a device.
-    length: the tokens of a sequence.
-    devices: the number of devices that split the experts.
-    again: whether the backward pass computes the exchange again.
   """
   if devices == 1:
     return NONE
-  part = places(experts, rows, length, devices) * (devices - 1) / devices
+  part = count_slots(experts, rows, length, devices) * (devices - 1) / devices
   passes = 2 if again else 1
   found = Exchange(2 * passes + 2, (2 * passes + 2) * part * width * _ROW)
   if isinstance(experts.dispatch, GroupedConfig):
@@ -83,21 +66,18 @@ def of_layer(
   return found
 
 
-def of_step(model: ModelConfig, rows: int, length: int, devices: int) -> Exchange:
-  """Return the all-to-alls of all layers in a step; for the arguments see `of_layer`."""
+def step_exchange(model: ModelConfig, rows: int, length: int, devices: int) -> Exchange:
+  """Return the all-to-alls of all layers in a step."""
   total = NONE
-  for experts, layers in experts_of(model):
-    one = of_layer(experts, model.width, rows, length, devices)
-    total += Exchange(layers * one.number, layers * one.received)
+  for experts, layers in count_layers(model):
+    layer = layer_exchange(experts, model.width, rows, length, devices)
+    total += Exchange(layers * layer.number, layers * layer.received)
   return total
 
 
 def divisors(model: ModelConfig, devices: int) -> list[int]:
-  """Return the powers of two that divide a number of devices and the experts of every layer.
-
-  The result is [1] for a model without experts.
-  """
-  counts = [experts.count for experts, _ in experts_of(model)]
+  """Return the powers of two that divide `devices` and all experts; [1] without experts."""
+  counts = [experts.count for experts, _ in count_layers(model)]
   if not counts:
     return [1]
   most = math.gcd(devices, *counts)

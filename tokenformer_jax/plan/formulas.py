@@ -48,12 +48,7 @@ def memory_and_costs(
   recomputed ones. Collectives are the gathers of the weights in the forward and the backward pass,
   and the reduction of gradients. If parameter tokens are split, the outputs of every projection and
   the gradients of its inputs are summed as well. If experts are split, devices exchange tokens.
-
-  Args:
-    step: the training step.
-    mesh: the mesh of the devices.
-    state: bytes on a device of parameters, of the rest of the state, and of a batch.
-    chip: the device.
+  `state` has bytes on a device: of parameters, of the rest of the state, and of a batch.
   """
   config = step.config
   model, parts = config.model, config.optim.accumulation_steps
@@ -68,17 +63,17 @@ def memory_and_costs(
   layer = 12 * model.width + (2 * inner + scores) / depth
   kept = widths * inputs + inners * inner + all_scores * scores
   host = rows * length * inputs * _ACTIVATION if remat == 'offload' else 0.0
-  of_experts, kept_of_experts = _numbers_of_experts(model, mesh, int(rows), length)
+  at_experts, kept_at_experts = _expert_activations(model, mesh, int(rows), length)
   chunk = min(config.train.loss_chunk, length) if model.kind == 'lm' else 1
   head = 2 * 4 * chunk * (model.vocab_size or model.classes) / sharding.parts('vocab', mesh)
   parameters, optimizer, batch = state
   temporaries = rows * (length * (kept + layer) * _ACTIVATION + head) + parameters
-  temporaries += _ACTIVATION * (of_experts + inners * kept_of_experts)
+  temporaries += _ACTIVATION * (at_experts + inners * kept_at_experts)
   memory = Memory(parameters, optimizer, batch, temporaries, 0.0, chip.hbm, host=host)
   again = _AGAIN[remat][0 if scores else 1]
   executed = flops.step_flops(config) * (3 + again) / 3 / mesh.size
   output = rows * length * model.width * _ACTIVATION
-  moved = exchange.of_step(model, int(rows), length, sharding.parts('experts', mesh))
+  moved = exchange.step_exchange(model, int(rows), length, sharding.parts('experts', mesh))
   sizes = _parameter_bytes(model, mesh, parameters)
   traffic = tuple(
     [
@@ -94,7 +89,7 @@ def _outputs(model: ModelConfig, axis: str, role: Role) -> int:
   at = -2 if role is Role.KEY else -1
   return sum(
     math.prod(shape[:-2]) * shape[at]
-    for shape, info in _of_layers(model)
+    for shape, info in _layer_arrays(model)
     if info.role is role and info.axes[at] == axis
   )
 
@@ -105,12 +100,12 @@ def _summed_projections(model: ModelConfig) -> int:
   return sum(
     # The results of all experts are summed at once.
     math.prod(size for size, axis in zip(shape[:-2], info.axes, strict=False) if axis != 'experts')
-    for shape, info in _of_layers(model)
+    for shape, info in _layer_arrays(model)
     if info.role in (Role.VALUE, Role.KERNEL) and sharding.mesh_axes(info.axes[-2]) == split
   )
 
 
-def _of_layers(model: ModelConfig) -> Iterator[tuple[tuple[int, ...], ParamInfo]]:
+def _layer_arrays(model: ModelConfig) -> Iterator[tuple[tuple[int, ...], ParamInfo]]:
   """Yield the shape and the metadata of each array in the layers."""
   definition = models.define(model)
   arrays, infos = jax.tree.leaves(definition.abstract), jax.tree.leaves(definition.info)
@@ -119,16 +114,16 @@ def _of_layers(model: ModelConfig) -> Iterator[tuple[tuple[int, ...], ParamInfo]
       yield array.shape, info
 
 
-def _numbers_of_experts(
+def _expert_activations(
   model: ModelConfig, mesh: AbstractMesh, rows: int, length: int
 ) -> tuple[float, float]:
-  """Return the activations at experts on a device: those of one layer, and inner ones of all."""
+  """Return the activations at experts on a device: all of one layer, and the inner ones of all."""
   most, kept = 0.0, 0.0
-  for experts, layers in exchange.experts_of(model):
-    places = exchange.places(experts, rows, length, sharding.parts('experts', mesh))
-    inner = places * _inner_width(experts, model) / sharding.parts('expert_hidden', mesh)
+  for experts, layers in exchange.count_layers(model):
+    slots = exchange.count_slots(experts, rows, length, sharding.parts('experts', mesh))
+    inner = slots * _inner_width(experts, model) / sharding.parts('expert_hidden', mesh)
     # Rows there and back, on both sides of an exchange; gate, product and gradient inside.
-    most = max(most, 4 * places * model.width + 3 * inner)
+    most = max(most, 4 * slots * model.width + 3 * inner)
     kept += layers * inner
   return most, kept
 
@@ -142,24 +137,24 @@ def _inner_width(experts: ExpertsConfig, model: ModelConfig) -> int:
 
 def _parameter_bytes(model: ModelConfig, mesh: AbstractMesh, parameters: float) -> dict[str, float]:
   """Return the bytes on a device of arrays whose width the rules split, by the axis."""
-  of_experts = sum(
+  split = sum(
     4
     * math.prod(
       size / sharding.parts(axis, mesh) for size, axis in zip(shape, info.axes, strict=True)
     )
-    for shape, info in _of_layers(model)
+    for shape, info in _layer_arrays(model)
     if 'expert_width' in info.axes
   )
-  return {'width': parameters - of_experts, 'expert_width': of_experts}
+  return {'width': parameters - split, 'expert_width': split}
 
 
 def _row(
-  axes: tuple[str, ...], kind: str, devices: int, count: int, moved: float, chip: Chip
+  axes: tuple[str, ...], collective: str, devices: int, count: int, moved: float, chip: Chip
 ) -> Traffic:
-  """Return collectives of a step among so many devices, over NVLink if one node has them all."""
+  """Return `count` collectives among `devices` devices, over NVLink if one node has them all."""
   inside = devices <= _NODE
   bandwidth, network = (chip.link, 'NVLink') if inside else (chip.dcn, 'network')
-  return Traffic('+'.join(axes), kind, network, count, moved / 1e9, moved / bandwidth)
+  return Traffic('+'.join(axes), collective, network, count, moved / 1e9, moved / bandwidth)
 
 
 def _weights_traffic(
@@ -167,11 +162,8 @@ def _weights_traffic(
 ) -> Iterator[Traffic]:
   """Yield the gathers of weights, and the sums of their gradients.
 
-  Args:
-    mesh: the mesh of the devices.
-    sizes: bytes in float32 on a device, by the axis along which they are gathered.
-    parts: the number of parts that accumulation splits the batch into.
-    chip: the device.
+  `sizes` are bytes in float32 on a device, by the axis along which they are gathered. Accumulation
+  splits the batch into `parts`.
   """
   replicas = sharding.replicas(mesh)
   for axis, part in sizes.items():
@@ -179,10 +171,10 @@ def _weights_traffic(
       along = sharding.mesh_axes(axis)
       along = tuple(name for name in along if mesh.shape[name] > 1)
       gathered = part / 2 * (size - 1) * 2 * parts  # in bfloat16, forward and backward
-      of_replica = mesh.size // replicas
-      yield _row(along, 'all-gather', of_replica, 2 * parts, gathered, chip)
+      in_replica = mesh.size // replicas
+      yield _row(along, 'all-gather', in_replica, 2 * parts, gathered, chip)
       scattered = part * (size - 1) * parts
-      yield _row(along, 'reduce-scatter', of_replica, parts, scattered, chip)
+      yield _row(along, 'reduce-scatter', in_replica, parts, scattered, chip)
   if replicas > 1:
     moved = 2 * sum(sizes.values()) * (replicas - 1) / replicas
     yield _row(sharding.replica_axes(), 'all-reduce', mesh.size, 1, moved, chip)
@@ -198,20 +190,16 @@ def _tokens_traffic(
 ) -> Iterator[Traffic]:
   """Yield the collectives of activations.
 
-  Args:
-    mesh: the mesh of the devices.
-    output: bytes of the output of one projection, on a device.
-    projections: the number of projections whose output is summed over parts of their matrices.
-    moved: the exchange of tokens between experts for one part of the batch.
-    parts: the number of parts that accumulation splits the batch into.
-    chip: the device.
+  On a device, the output of a projection has `output` bytes. `projections` of them sum it over
+  parts of their matrices. Accumulation splits the batch into `parts`, each of which exchanges
+  `moved` between experts.
   """
-  of_replica = mesh.size // sharding.replicas(mesh)
+  in_replica = mesh.size // sharding.replicas(mesh)
   if (size := sharding.parts('param_tokens', mesh)) > 1:
     count = 2 * projections * parts  # in the forward and in the backward pass
     summed = 2 * (size - 1) / size * output * count
     along = sharding.mesh_axes('param_tokens')
-    yield _row(along, 'all-reduce', of_replica, count, summed, chip)
+    yield _row(along, 'all-reduce', in_replica, count, summed, chip)
   if moved.number:
     along, number = sharding.mesh_axes('experts'), parts * moved.number
-    yield _row(along, 'all-to-all', of_replica, number, parts * moved.received, chip)
+    yield _row(along, 'all-to-all', in_replica, number, parts * moved.received, chip)

@@ -19,20 +19,12 @@ _ARRAY = re.compile(r'(\w+)\[([\d,]*)\]')
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-  """One line: `name = shape opcode(operands), attributes`.
+  """One line: `name = shape opcode(operands), attributes`."""
 
-  Attributes:
-    name: the name of the result.
-    shape: the shape as text; a tuple is in parentheses.
-    opcode: the operation, such as `fusion`.
-    operands: the operands' names; for a constant or a parameter, the text in parentheses.
-    attributes: the rest of the line.
-  """
-
-  name: str
-  shape: str
+  name: str  # of the result
+  shape: str  # A tuple is in parentheses.
   opcode: str
-  operands: tuple[str, ...]
+  operands: tuple[str, ...]  # names; for a constant or a parameter, the text in parentheses
   attributes: str
 
   def attribute(self, name: str) -> str | None:

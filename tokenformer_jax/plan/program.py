@@ -55,7 +55,7 @@ class Memory:
     batch: the batch.
     temporaries: the peak of activations, gradients and buffers.
     code: the program.
-    capacity: the published capacity of the device; the compiler may use a little less.
+    capacity: as published; the compiler may use a little less.
     allocated: temporaries as the compiler lays them out, gaps included, or None.
     host: activations that the step keeps in the host's memory.
   """
@@ -87,12 +87,9 @@ def abstract_batch(step: Program, mesh: Mesh | AbstractMesh) -> Any:
 
 
 def make_step(config: Config, before: ModelConfig | None = None, platform: str = 'tpu') -> Program:
-  """Return the step of a config as it runs on an accelerator, with `dtype=auto` as bfloat16.
+  """Return the step of a resolved config on `tpu` or `gpu`, with `dtype=auto` as bfloat16.
 
-  Args:
-    config: from `config.resolve`. If it has every size, no data is read.
-    before: the model before the growth, or None without a growth.
-    platform: `tpu` or `gpu`.
+  `before` is the model before the growth, or None. If the config has every size, no data is read.
   """
   config = _filled_in(config)
   # Resolve the automatic values here: elsewhere they depend on this machine's devices.

@@ -43,8 +43,8 @@ def candidates(config: Config, on: Topology) -> Iterator[Config]:
     for parts in (1, 2, 4, _MOST_TOKENS)
     if all(heads % parts == 0 for heads in config.model.heads)
   ]
-  of_config = sharding.parts('experts', whole), sharding.parts('param_tokens', whole)
-  experts = dict.fromkeys([of_config[0], *exchange.divisors(config.model, on.devices)])
+  own_split = sharding.parts('experts', whole), sharding.parts('param_tokens', whole)
+  experts = dict.fromkeys([own_split[0], *exchange.divisors(config.model, on.devices)])
   meshes = {
     split: sharding.resplit(config.mesh, on.devices, *split)
     for split in itertools.product(experts, tokens)
@@ -55,7 +55,7 @@ def candidates(config: Config, on: Topology) -> Iterator[Config]:
   if not pattentions(config.model):
     ways = [way for way in ways if way[0] != 'everything']  # A dense layer has no scores to keep.
   # Put the config's own choice first and keep the order of the others.
-  splits.sort(key=lambda split: split != of_config)
+  splits.sort(key=lambda split: split != own_split)
   ways = [own, *(way for way in ways if way != own)]
   options = list(itertools.product(_BATCHES, splits, ways))
   first = options[0]
@@ -93,10 +93,10 @@ def sweep(config: Config, on: Topology, most: int, *, quick: bool = False) -> li
     tried.append(_try(candidate, on, quick))
     if tried[-1].plan is None and candidate.train.remat in ('full', 'offload'):
       hopeless.add(size)
-  if not any(one.plan for one in tried):
-    reasons = '; '.join(f'{_name(one.config)}: {one.reason}' for one in tried)
+  if not any(candidate.plan for candidate in tried):
+    reasons = '; '.join(f'{_name(candidate.config)}: {candidate.reason}' for candidate in tried)
     raise UserError(f'no candidate fits on {on.name} ({reasons})')
-  return sorted(tried, key=lambda one: -_speed(one))
+  return sorted(tried, key=_speed, reverse=True)
 
 
 def _try(config: Config, on: Topology, quick: bool) -> Tried:
@@ -111,9 +111,10 @@ def _try(config: Config, on: Topology, quick: bool) -> Tried:
     return Tried(config, None, str(error))
 
 
-def _speed(one: Tried) -> float:
+def _speed(candidate: Tried) -> float:
   """Return tokens or images a second, midway between the bounds; −1 if the step does not fit."""
-  return one.plan.units[1] * 2 / sum(one.plan.step_seconds) if one.plan else -1.0
+  plan = candidate.plan
+  return plan.units[1] * 2 / sum(plan.step_seconds) if plan else -1.0
 
 
 def _name(config: Config) -> str:
@@ -125,15 +126,16 @@ def _name(config: Config) -> str:
 def render(tried: list[Tried]) -> str:
   """Return a table with a row for each candidate."""
   rows: list[Row] = [('', 'HBM GiB', 'ms a step', 'MFU', 'a second')]
-  for one in tried:
-    if one.plan is None:
-      rows.append((_name(one.config), 'does not fit', '', '', one.reason[:60]))
+  for candidate in tried:
+    name, plan = _name(candidate.config), candidate.plan
+    if plan is None:
+      rows.append((name, 'does not fit', '', '', candidate.reason[:60]))
       continue
-    (fast, slow), (high, low), (_, units) = one.plan.step_seconds, one.plan.mfu, one.plan.units
+    (fast, slow), (high, low), (_, units) = plan.step_seconds, plan.mfu, plan.units
     rows.append(
       (
-        _name(one.config),
-        gib(one.plan.memory.peak),
+        name,
+        gib(plan.memory.peak),
         f'{ms(fast)} … {ms(slow)}',
         f'{percent(low)} … {percent(high)}',
         f'{units / slow:,.0f} … {units / fast:,.0f}',

@@ -84,7 +84,7 @@ def _compute(plan: Plan) -> list[Row]:
     rough = ms(costs.rough_seconds - costs.kernel_seconds)
     rows.append(('products and single elements, at the peaks', '', rough, ''))
   if costs.kernel_seconds:
-    rows.append(('kernels, by formula or what they say', '', ms(costs.kernel_seconds), ''))
+    rows.append(('kernels, by formula or their own estimate', '', ms(costs.kernel_seconds), ''))
   return rows
 
 

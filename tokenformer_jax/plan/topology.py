@@ -19,16 +19,10 @@ from tokenformer_jax.plan.chips import CHIPS, Chip
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-  """Slices of one chip and shape.
-
-  Attributes:
-    chip: the chip of the slices.
-    name: the name that the user gave, such as `v5p:4x4x4`.
-    slices: the number of slices.
-  """
+  """Slices of one chip and shape."""
 
   chip: Chip
-  name: str
+  name: str  # as the user gives it, such as `v5p:4x4x4`
   slices: int = 1
 
   @property
@@ -59,12 +53,12 @@ def parse(name: str, slices: int = 1) -> Topology:
   Raises:
     UserError: the name is not a known chip with a shape.
   """
-  kind, _, shape = name.partition(':')
-  if kind not in CHIPS:
-    first = kind.lower().partition('-')[0]  # v6e, for an accelerator type such as v6e-256
-    hint = nearest(first if first in CHIPS else kind.lower(), CHIPS)
-    raise UserError(f'--topology={name}: {kind!r} is not a known chip{hint}')
-  chip = CHIPS[kind]
+  chip_name, _, shape = name.partition(':')
+  if chip_name not in CHIPS:
+    first = chip_name.lower().partition('-')[0]  # v6e, for an accelerator type such as v6e-256
+    hint = nearest(first if first in CHIPS else chip_name.lower(), CHIPS)
+    raise UserError(f'--topology={name}: {chip_name!r} is not a known chip{hint}')
+  chip = CHIPS[chip_name]
   pattern, example = {
     1: (r'\d+', '8'),
     2: (r'\d+x\d+', '4x4'),
@@ -72,10 +66,10 @@ def parse(name: str, slices: int = 1) -> Topology:
   }[chip.torus]
   if not re.fullmatch(pattern, shape) or 0 in map(int, shape.split('x')):
     raise UserError(
-      f'--topology={name} has the shape {shape!r}; give a shape as in {kind}:{example}'
+      f'--topology={name} has the shape {shape!r}; give a shape as in {chip_name}:{example}'
     )
-  if kind.startswith('gpu') and slices > 1:
-    raise UserError(f'--slices={slices} is for TPUs; give all GPUs in --topology={kind}:N')
+  if chip_name.startswith('gpu') and slices > 1:
+    raise UserError(f'--slices={slices} is for TPUs; give all GPUs in --topology={chip_name}:N')
   return Topology(chip, name, slices)
 
 

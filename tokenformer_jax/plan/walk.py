@@ -17,15 +17,12 @@ _SEE_THROUGH = ('copy', 'bitcast', 'copy-done', 'copy-start', 'convert')
 
 @dataclasses.dataclass(frozen=True)
 class Visit:
-  """An instruction, its computation, and how often it runs in one call of the program.
-
-  `inside` is the fusion or the asynchronous call that contains the instruction, or None.
-  """
+  """An instruction, its computation, and how often it runs in one call of the program."""
 
   instruction: Instruction
   computation: Computation
   times: int
-  inside: Instruction | None
+  inside: Instruction | None  # the fusion or the asynchronous call that contains the instruction
 
 
 def visit(program: Program) -> Iterator[Visit]:
