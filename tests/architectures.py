@@ -67,6 +67,10 @@ MODELS = {
   'parallel with skip': _with_layer(
     tiny_model(tied_head=False), wiring=ParallelConfig(gains=False, skip=True)
   ),
+  'skips and norms': _with_layer(
+    with_mixer(tiny_model(tied_head=False), shaped=True, value_skip=True, proj_skip=True),
+    ffn_norm='rms',
+  ),
   'hybrid': hybrid(),
   'local and full': hybrid('(local*2 layer)*2'),
   'clipped': with_mixer(tiny_model(tied_head=False), positions=RotaryConfig(1.0, clip=6)),

@@ -104,6 +104,7 @@ mixers = (
     heads,
     value=projections | st.builds(AsKeyConfig),
     value_skip=st.booleans(),
+    proj_skip=st.booleans(),
     length_scale=length_scales,
     shaped=st.booleans(),
   )

@@ -272,7 +272,7 @@ SINCE_FORMAT_3 = {
   ),
   *('layer.ffn.groups', 'layer.mixer.proj.groups', 'layer.mixer.qkv.groups'),
   *('layer.wiring.kind', 'layer.mixer.shaped', 'layer.mixer.length_scale.kind'),
-  *('layer.mixer.value.kind', 'layer.mixer.value_skip'),
+  *('layer.mixer.value.kind', 'layer.mixer.value_skip', 'layer.mixer.proj_skip', 'layer.ffn_norm'),
   *('layer.mixer.positions.layout', 'layer.mixer.positions.clip'),
 }
 

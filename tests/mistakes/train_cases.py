@@ -77,6 +77,18 @@ EXPERTS = {
 
 TRAIN_KEYS = {
   **EXPERTS,
+  'a skip around no projection': (
+    'train --config.model.layer.mixer.proj.kind=none --config.model.layer.mixer.proj_skip=true',
+    'mixer.proj_skip is True, and with proj.kind=none the heads are the output already; choose',
+  ),
+  'a norm of no feed-forward part': (
+    'train --config.model.layer.ffn.kind=none --config.model.layer.ffn_norm=rms',
+    "ffn_norm is 'rms', and with ffn.kind=none there is no feed-forward part; leave ffn_norm out",
+  ),
+  'a second norm of parallel parts': (
+    'train --config.model.layer.wiring.kind=parallel --config.model.layer.ffn_norm=rms',
+    'with wiring.kind=parallel mixer and feed-forward part share one norm; set model.layer.norm',
+  ),
   'a misspelt key': ('train --config.model.widht=64', "did you mean 'model.width'"),
   'a key of another group': ('train --config.model.steps=5', "did you mean 'train.steps'"),
   'a key without its group': ('train --config.batch_size=5', "did you mean 'data.batch_size'"),

@@ -201,6 +201,49 @@ def test_golden_gradients(name):
       np.testing.assert_allclose(_gradient(name, path), want, rtol=1e-4, atol=1e-7, err_msg=path)
 
 
+def _block(layer: LayerConfig):
+  model = _model(layer)
+  return define(lambda rngs: Block(layer, model, compute=Compute(), rngs=rngs))
+
+
+def _drawn(definition, seed: int = 0) -> Params:
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(
+    lambda p: jnp.asarray(rng.normal(size=p.shape) / p.size**0.25, p.dtype), definition.abstract
+  )
+
+
+def test_an_output_projection_with_a_skip_is_its_sum_with_the_identity():
+  # The last block of the source can have W_P = g ΔW + s I, as the first has W_V.
+  plain = _layer(SkiplessConfig(), shaped=True, value=NoProjectionConfig())
+  skip = dataclasses.replace(plain, mixer=dataclasses.replace(plain.mixer, proj_skip=True))
+  ours, folded = _block(skip), _block(plain)
+  params = _drawn(ours)
+  mixer = dict(params['attention'])
+  g, s = mixer.pop('proj_gain'), mixer.pop('heads_gain')
+  kernel = g * mixer['proj']['kernel'] + s * jnp.eye(48)
+  x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 8, 48)), jnp.float32)
+  want = folded.bind({**params, 'attention': {**mixer, 'proj': {'kernel': kernel}}})(x)[0]
+  np.testing.assert_allclose(ours.bind(params)(x)[0], want, atol=1e-4)
+  roles = {name: ours.info['attention'][name].role for name in ('proj_gain', 'heads_gain')}
+  assert set(roles.values()) == {ours.info['mixer_gain'].role}, 'gains of another role'
+  new = ours.init(jax.random.key(0))['attention']
+  assert not np.any(new['proj']['kernel']) and new['heads_gain'] == 1
+
+
+def test_the_norms_of_a_layer_can_differ():
+  # Without norms the source keeps an affine one before the mixer of its first block.
+  layer = dataclasses.replace(SAS, norm='affine', ffn_norm='none')
+  definition = _block(layer)
+  params = _drawn(definition)
+  assert 'attention_norm' in params and 'ffn_norm' not in params
+  block = definition.bind(params)
+  x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 8, 48)), jnp.float32)
+  y = params['mixer_gain'] * block.attention(block.attention_norm(x))[0]
+  want = params['skip_gain'] * y + params['ffn_gain'] * block.ffn(y)
+  np.testing.assert_allclose(block(x)[0], want, atol=1e-5)
+
+
 @pytest.mark.parametrize('name', ['sas', 'sas_p', 'sas_p_nonorm'])
 def test_golden_outputs_of_the_first_block(name):
   model = VARIANTS[name]

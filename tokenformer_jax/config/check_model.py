@@ -1,7 +1,7 @@
 """Check that the values of a model fit together."""
 
 from tokenformer_jax.config.check_experts import check_experts
-from tokenformer_jax.config.feed_forward import ExpertsConfig
+from tokenformer_jax.config.feed_forward import ExpertsConfig, NoFeedForwardConfig
 from tokenformer_jax.config.layer import LayerConfig, ParallelConfig, SkiplessConfig, parts
 from tokenformer_jax.config.mixers import (
   GatedUnitConfig,
@@ -43,7 +43,8 @@ def check_model(model: ModelConfig) -> None:
   if model.pool == 'attention':
     _check_pool(model)
   around = (model.embedding_norm, model.final_norm)
-  norms = {*around, *(layer.norm for layer in model.layers.values())}
+  layers = model.layers.values()
+  norms = {*around, *(norm for layer in layers for norm in (layer.norm, layer.norm_of_ffn))}
   if model.norm_epsilon_outside and not norms & {'rms', 'rms_plain'}:
     raise UserError(
       'config.model.norm_epsilon_outside is True, and no norm of the model is an RMSNorm; leave it '
@@ -73,6 +74,7 @@ def _check_layer(model: ModelConfig, layer: LayerConfig, path: str) -> None:
   for place, part in parts(layer):
     if isinstance(part, PattentionConfig):
       token_groups(part, f'config.{path}.{place}.')
+  _check_ffn_norm(layer, path)
   if isinstance(layer.ffn, ExpertsConfig):
     check_experts(layer.ffn, f'config.{path}.ffn')
   mixer = layer.mixer
@@ -86,6 +88,12 @@ def _check_layer(model: ModelConfig, layer: LayerConfig, path: str) -> None:
     raise UserError(
       f'config.{path}.mixer.value_skip is True, and with value.kind=none the value is the input '
       'already; choose a projection as value.kind, or leave value_skip out'
+    )
+  has_no_proj = isinstance(getattr(mixer, 'proj', None), NoProjectionConfig)
+  if has_no_proj and getattr(mixer, 'proj_skip', False):
+    raise UserError(
+      f'config.{path}.mixer.proj_skip is True, and with proj.kind=none the heads are the output '
+      'already; choose a projection as proj.kind, or leave proj_skip out'
     )
   scale = getattr(mixer, 'length_scale', None)
   if model.kind == 'vit' and isinstance(scale, PositionScaleConfig):
@@ -102,6 +110,19 @@ def _check_layer(model: ModelConfig, layer: LayerConfig, path: str) -> None:
   if isinstance(rotary, RotaryConfig):
     head = mixer.head_width if isinstance(mixer, GatedUnitConfig) else model.width // heads
     _check_rotary(model, rotary, head, f'{path}.mixer')
+
+
+def _check_ffn_norm(layer: LayerConfig, path: str) -> None:
+  said = f'config.{path}.ffn_norm is {layer.ffn_norm!r}, and'
+  if layer.ffn_norm == 'same':
+    return
+  if isinstance(layer.ffn, NoFeedForwardConfig):
+    raise UserError(f'{said} with ffn.kind=none there is no feed-forward part; leave ffn_norm out')
+  if isinstance(layer.wiring, ParallelConfig):
+    raise UserError(
+      f'{said} with wiring.kind=parallel mixer and feed-forward part share one norm; set '
+      f'{path}.norm, and leave ffn_norm out'
+    )
 
 
 def _check_rotary(model: ModelConfig, rotary: RotaryConfig, head: int, path: str) -> None:

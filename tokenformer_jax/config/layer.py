@@ -74,6 +74,14 @@ class LayerConfig:
   wiring: PreNormConfig | PostNormConfig | SkiplessConfig | ParallelConfig = one_of(
     PreNormConfig(), WIRINGS, 'how norm, mixer and feed-forward part are joined'
   )
+  ffn_norm: str = key(
+    'same', 'that of the feed-forward part, if another one', choices=('same', *NORMS)
+  )
+
+  @property
+  def norm_of_ffn(self) -> str:
+    """The norm of the feed-forward part."""
+    return self.norm if self.ffn_norm == 'same' else self.ffn_norm
 
 
 def parts(config: Any, prefix: str = '') -> Iterator[tuple[str, Any]]:

@@ -105,6 +105,9 @@ class SoftmaxConfig:
   value_skip: bool = key(
     False, 'add the input to the value, each with a learned gain; the projection starts at zero'
   )
+  proj_skip: bool = key(
+    False, 'add the heads to their projection by proj, each with a learned gain; it starts at zero'
+  )
   length_scale: LengthScaleConfig = one_of(
     LengthScaleConfig(), LENGTH_SCALES, 'a factor of scores that grows with the length'
   )
@@ -168,6 +171,8 @@ MIXERS = table(SoftmaxConfig, GatedUnitConfig, LinearConfig)
 
 def is_plain(mixer: Any) -> bool:
   """Return whether a mixer is softmax attention with projections of value and output alone."""
-  if not isinstance(mixer, SoftmaxConfig) or mixer.shaped or mixer.value_skip:
+  if not isinstance(mixer, SoftmaxConfig):
+    return False
+  if mixer.shaped or mixer.value_skip or mixer.proj_skip:
     return False
   return not any(isinstance(one, NoProjectionConfig) for one in (mixer.value, mixer.proj))

@@ -56,7 +56,14 @@ class Attention(nnx.Module):
     self.value = make(
       value, axes=into_heads, starts_at_zero=config.value_skip, orthogonal=orthogonal
     )
-    self.proj = make(config.proj, axes=('heads', 'width'), orthogonal=orthogonal)
+    self.proj = make(
+      config.proj,
+      axes=('heads', 'width'),
+      starts_at_zero=config.proj_skip,
+      orthogonal=orthogonal,
+    )
+    # The output is g₁ h + g₂ proj(h) of the heads h.
+    self.heads_gain, self.proj_gain = (gain(rngs), gain(rngs)) if config.proj_skip else (None, None)
     # V = g₁ x + g₂ value(x)
     self.input_gain, self.value_gain = (
       (gain(rngs), gain(rngs)) if config.value_skip else (None, None)
@@ -192,4 +199,7 @@ class Attention(nnx.Module):
       )
       shaped = alpha * value.astype(jnp.float32) + beta * mixed.astype(jnp.float32) - gamma * mean
       mixed = shaped.astype(value.dtype)
-    return out_of_heads(self.proj, mixed, self.head_width)
+    projected = gained(self.proj_gain, out_of_heads(self.proj, mixed, self.head_width))
+    if self.heads_gain is None:
+      return projected
+    return gained(self.heads_gain, out_of_heads(None, mixed, self.head_width)) + projected

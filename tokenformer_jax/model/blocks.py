@@ -61,9 +61,10 @@ class Block(nnx.Module):
   ):
     self.wiring, self.causal = config.wiring, causal
     has_ffn = config.ffn.kind != 'none'
-    norm = functools.partial(make_norm, config.norm, model, rngs=rngs)
-    self.attention_norm = norm()
-    self.ffn_norm = norm() if has_ffn and config.wiring.kind != 'parallel' else None
+    norm = functools.partial(make_norm, model=model, rngs=rngs)
+    self.attention_norm = norm(config.norm)
+    has_ffn_norm = has_ffn and config.wiring.kind != 'parallel'
+    self.ffn_norm = norm(config.norm_of_ffn) if has_ffn_norm else None
     mixer = MIXERS[config.mixer.kind]
     self.attention = mixer(config.mixer, model, causal=causal, compute=compute, rngs=rngs)
     self.ffn = feed_forward(config.ffn, model, compute=compute, rngs=rngs)

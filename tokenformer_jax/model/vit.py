@@ -80,7 +80,7 @@ class AttentionPool(nnx.Module):
       rngs, nnx.initializers.normal(1.0), (config.width,), ('norm',), role=Role.VECTOR
     )
     has_ffn = layer.ffn.kind != 'none'
-    self.norm = make_norm(layer.norm, config, rngs=rngs) if has_ffn else None
+    self.norm = make_norm(layer.norm_of_ffn, config, rngs=rngs) if has_ffn else None
     self.ffn = feed_forward(layer.ffn, config, compute=compute, rngs=rngs)
     self.heads = layer.mixer.heads
 

@@ -18,9 +18,9 @@ from tokenformer_jax.model import models, trunk
 from tokenformer_jax.model.params import ParamInfo, Params
 
 # The parts of a layer's config that decide what an array means, by the first name of its path; of
-# all others, which are norms and gains: norm and wiring.
+# all others, which are norms and gains: norms and wiring.
 _PARTS = {'attention': ('mixer',), 'ffn': ('ffn',)}
-_OTHERS = ('norm', 'wiring')
+_OTHERS = ('norm', 'norm_of_ffn', 'wiring')
 
 Names = tuple[str, ...]
 
