@@ -1,0 +1,223 @@
+"""README.md and docs/commands.md, run from top to bottom as a reader would, but for fewer steps.
+
+Every block of a page runs, one after the other, in one directory that stands for a checkout. A
+command is never left out. What differs from the page is in this file alone:
+
+- `PRELUDE`: bash functions in the place of `pip` and `pytest`; and `TINY`, flags for `train` that
+  the page's own flags override, for runs that do not exist yet.
+- `SMALLER`: text of the page, and what runs in its place. A text that the page does not have fails.
+- `_bring`: the files that a reader has from elsewhere.
+"""
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import released
+import tiny_run
+from tiny import tiny_model
+
+from tokenformer_jax.convert import released_torch
+
+TINY = (
+  '--config.train.steps=4 --config.train.eval_every=0 --config.train.eval_batches=2 '
+  '--config.train.sample_tokens=4 --config.optim.warmup_steps=1'
+)
+
+PRELUDE = f"""
+set -euo pipefail
+PYTHON={sys.executable}
+exists() {{  # whether the run of a command exists, by its --workdir
+  for word in "$@"; do
+    if [[ $word == --workdir=* && -e ${{word#--workdir=}}/config.json ]]; then return 0; fi
+  done
+  return 1
+}}
+train() {{
+  local config=() rest=()
+  if exists "$@"; then "${{TRAIN[@]}}" "$@"; return; fi
+  for word in "$@"; do
+    if [[ $word == --config=* ]]; then config+=("$word"); else rest+=("$word"); fi
+  done
+  "${{TRAIN[@]}}" "${{config[@]}}" {TINY} "${{rest[@]}}"
+}}
+tokenformer() {{
+  if [ "$1" = train ]; then
+    TRAIN=("$PYTHON" -m tokenformer_jax train)
+    train "${{@:2}}"
+  else
+    "$PYTHON" -m tokenformer_jax "$@"
+  fi
+}}
+python() {{
+  if [ "$1" != train.py ]; then "$PYTHON" "$@"; return; fi
+  TRAIN=("$PYTHON" train.py)
+  train "${{@:2}}"
+}}
+pip() {{  # All is installed; `test_what_pip_is_asked_for` checks the words.
+  echo "pip $*"
+}}
+pytest() {{
+  "$PYTHON" -m pytest -n 0 -q tests/test_layout.py
+}}
+"""
+
+SMALLER = {
+  'README.md': [
+    ('--config.train.steps=1500', '--config.train.steps=6'),
+    ('.train(1500)', '.train(6)'),
+    ('--topology=v5p:4x4x4', '--topology=v5p:4x4x4 --quick'),
+  ],
+  'docs/commands.md': [
+    ('--config.train.steps=1500', '--config.train.steps=6'),
+    ('--config.train.steps=10000', '--config.train.steps=8'),
+    ('--config.train.checkpoint_every=800', '--config.train.checkpoint_every=4'),
+    ('@800', '@4'),
+    ('--config.train.decay_from=800', '--config.train.decay_from=4'),
+    ('--config.train.steps=1000', '--config.train.steps=6'),
+    # A model of `defaults()`, which is larger than the other configs'.
+    (
+      '--config=local.py',
+      '--config=local.py --config.model.width=64 --config.data.tokenizer=bytes',
+    ),
+    # Tasks that need no internet.
+    (
+      '--tasks=lambada_openai,hellaswag,piqa,arc_easy,arc_challenge,winogrande',
+      '--include_path=tests/tasks --tasks=local_last_word,local_choices',
+    ),
+    ("--text='files:docs/*.md'", '--text=files:docs/plan.md'),
+    # A model for TPUs, and images of which there are 1.3 million.
+    (
+      '--config=configs/vit_imagenet.py:b16',
+      '--config=configs/vit_imagenet.py:b16 --config.data.source=digits '
+      '--config.data.image_size=8 --config.model.patch=4 --config.model.width=96 '
+      "--config.model.pattern='layer*2' --config.data.batch_size=16",
+    ),
+  ],
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+  """A block of a page; its text as on the page, without the indentation of a list."""
+
+  page: str
+  line: int
+  language: str
+  text: str
+
+  def __str__(self):
+    return f'{self.page}:{self.line}'
+
+
+def read_blocks(page: str) -> Iterator[Block]:
+  language, start, lines = None, 0, []
+  for number, line in enumerate((tiny_run.ROOT / page).read_text().splitlines(), 1):
+    fence = re.fullmatch(r' *```(\w*)', line)
+    if not fence:
+      lines.append(line)
+    elif language is None:
+      language, start, lines = fence[1], number, []
+    else:
+      yield Block(page, start, language, textwrap.dedent('\n'.join(lines)) + '\n')
+      language = None
+  assert language is None, f'{page}:{start}: the block has no end'
+
+
+BLOCKS = {page: list(read_blocks(page)) for page in SMALLER}
+
+
+def test_the_language_of_every_block_is_known():
+  """A block of another language, or of none, would not run."""
+  for block in (block for page in BLOCKS.values() for block in page):
+    assert block.language in ('sh', 'python', ''), f'{block}: {block.language}'
+    commands = re.findall(r'^(?:tokenformer|python|pip|import) .*', block.text, re.MULTILINE)
+    assert block.language or not commands, f'{block} has no language, and commands: {commands}'
+  assert {page: len(blocks) > 5 for page, blocks in BLOCKS.items()} == dict.fromkeys(BLOCKS, True)
+
+
+def test_what_pip_is_asked_for():
+  project = tomllib.loads((tiny_run.ROOT / 'pyproject.toml').read_text())['project']
+  known = {'.', *(f'".[{extra}]"' for extra in project['optional-dependencies'])}
+  for block in (block for page in BLOCKS.values() for block in page):
+    for asked in re.findall(r'^pip (.*?)(?: +#.*| &&.*)?$', block.text, re.MULTILINE):
+      assert asked in {f'install -e {one}' for one in known}, f'{block}: pip {asked}'
+
+
+def make_smaller(page: str) -> list[Block]:
+  """The blocks of a page with the texts of `SMALLER` in their place."""
+  blocks = BLOCKS[page]
+  for text, smaller in SMALLER[page]:
+    assert any(text in block.text for block in blocks), f'{page} does not have {text}'
+    blocks = [dataclasses.replace(b, text=b.text.replace(text, smaller)) for b in blocks]
+  return blocks
+
+
+def test_what_is_made_smaller_is_on_the_pages():
+  for page in SMALLER:
+    make_smaller(page)
+
+
+def make_checkout(directory: Path) -> None:
+  """Link what a checkout has into a directory, and put beside it what a reader brings."""
+  for path in tiny_run.ROOT.iterdir():
+    if path.name != 'runs' and not path.name.startswith('.'):
+      (directory / path.name).symlink_to(path)
+  _bring(directory)
+
+
+def _bring(directory: Path) -> None:
+  """Write released weights as wide as the 150m model, whose width tells the heads."""
+  model = tiny_model(width=768, heads=12, vocab_size=64)
+  rng = np.random.default_rng(0)
+  shapes = released_torch.layout(model).items()
+  weights = {name: rng.normal(size=place.shape).astype(np.float32) for name, place in shapes}
+  released.write(directory / 'pytorch_model.bin', weights)
+  released.write_tokenizer(directory)
+
+
+def run_block(block: Block, directory: Path) -> str:
+  """Run a block to its end in a directory; return what it said on standard error."""
+  if block.language == 'sh':
+    command = ['bash', '-c', PRELUDE + block.text]
+  else:
+    named = re.match(r'# (\w+\.py)\n', block.text)
+    file = directory / (named[1] if named else 'block.py')
+    file.write_text(block.text)
+    command = [sys.executable, file.name]
+  environment = tiny_run.environment()
+  environment['XLA_FLAGS'] += ' --xla_backend_optimization_level=0'
+  environment['PYTHONPATH'] = str(directory)
+  started = time.monotonic()
+  done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True)
+  print(f'{block}: {time.monotonic() - started:.0f} s')
+  assert done.returncode == 0, f'{block}:\n{block.text}{done.stdout[-500:]}\n{done.stderr[-3000:]}'
+  return done.stderr
+
+
+@pytest.mark.slow
+def test_the_pages_run_from_top_to_bottom(tmp_path):
+  """Commands of docs/commands.md follow those of README.md in the same checkout."""
+  pytest.importorskip('libtpu', reason='pip install -e ".[tpu]" brings the planner\'s compiler')
+  make_checkout(tmp_path)
+  for page in SMALLER:
+    for block in make_smaller(page):
+      if block.language:
+        run_block(block, tmp_path)
+  missing = [name for name in _named_runs() if not (tmp_path / name).is_dir()]
+  assert not missing, f'these runs are named in a block, and none makes them: {missing}'
+  assert os.path.getsize(tmp_path / 'texts.jsonl'), 'no texts were written'
+
+
+def _named_runs() -> set[str]:
+  blocks = [block.text for page in BLOCKS.values() for block in page if block.language]
+  return set(re.findall(r'runs/\w+', '\n'.join(blocks)))
