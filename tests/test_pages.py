@@ -30,7 +30,7 @@ from tokenformer_jax.convert import released_torch
 
 TINY = (
   '--config.train.steps=4 --config.train.eval_every=0 --config.train.eval_batches=2 '
-  '--config.train.sample_tokens=4 --config.optim.warmup_steps=1'
+  '--config.optim.warmup_steps=1'
 )
 
 PRELUDE = f"""
@@ -43,12 +43,13 @@ exists() {{  # whether the run of a command exists, by its --workdir
   return 1
 }}
 train() {{
-  local config=() rest=()
+  local config=() tiny=({TINY}) rest=()
   if exists "$@"; then "${{TRAIN[@]}}" "$@"; return; fi
   for word in "$@"; do
     if [[ $word == --config=* ]]; then config+=("$word"); else rest+=("$word"); fi
   done
-  "${{TRAIN[@]}}" "${{config[@]}}" {TINY} "${{rest[@]}}"
+  if [[ "$*" != *vit_* ]]; then tiny+=(--config.train.sample_tokens=0); fi  # for text alone
+  "${{TRAIN[@]}}" "${{config[@]}}" "${{tiny[@]}}" "${{rest[@]}}"
 }}
 tokenformer() {{
   if [ "$1" = train ]; then
@@ -100,7 +101,8 @@ SMALLER = {
       '--config=configs/vit_imagenet.py:b16',
       '--config=configs/vit_imagenet.py:b16 --config.data.source=digits '
       '--config.data.image_size=8 --config.model.patch=4 --config.model.width=96 '
-      "--config.model.pattern='layer*2' --config.data.batch_size=16",
+      "--config.model.pattern='layer*2' --config.data.batch_size=4 --config.train.epochs=0 "
+      '--config.optim.warmup_epochs=0 --config.train.eval_batches=1',
     ),
   ],
 }
