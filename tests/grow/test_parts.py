@@ -180,6 +180,20 @@ def _born(action, source, model=SOURCE, tokens_of=''):
   return dataclasses.replace(BORN, action=action, source=source, model=model, tokens_of=tokens_of)
 
 
+BASE, GROWN = _meta(), _meta((_born('grow', '/base'),), TARGET)
+OF_GROWN = _meta((_born('grow', '/base', SOURCE, '/grown'),), TARGET, 'added_tokens')
+OF_TWIN = _meta((_born('grow', '/base', SOURCE, '/twin'),), TARGET, 'added_tokens')
+# Runs that decay from others, and one that grew from such a branch.
+DECAY = TrainConfig(decay_from=9)
+OF_BASE = dataclasses.replace(BASE, config=Config(model=SOURCE, init_from='/base@9', train=DECAY))
+OF_BRANCH = _meta((dataclasses.replace(_born('grow', '/branch'), branch_of='/base'),), TARGET)
+GROWN_BRANCH = dataclasses.replace(
+  GROWN, config=Config(model=TARGET, init_from='/grown@9', train=DECAY)
+)
+EXTRACTED_BRANCH = _meta((_born('grow', '/base', SOURCE, '/b\n/grown'),), TARGET, 'added_tokens')
+PUT_BACK = _meta((_born('merge', '/base', SOURCE, '/grown'),), TARGET)
+
+
 @pytest.mark.parametrize(
   ('meta', 'runs'),
   [
@@ -197,16 +211,12 @@ def _born(action, source, model=SOURCE, tokens_of=''):
     (_meta((_born('merge', '/base'),), TARGET), [['/base'], []]),  # before merges were recorded
     (_meta((_born('grow', '/base', SOURCE, '/g'),), TARGET, 'added_tokens'), [['/g']]),
     (_meta((_born('grow', '/base'), _born('shrink', '/g', TARGET))), [['/base'], ['/g']]),
+    (OF_BASE, [['/here', '/base']]),
+    (GROWN_BRANCH, [['/base'], ['/here', '/grown']]),
   ],
 )
 def test_where_tokens_come_from(meta, runs):
   assert parts.additions(meta, pathlib.Path('/here')) == runs
-
-
-BASE, GROWN = _meta(), _meta((_born('grow', '/base'),), TARGET)
-OF_GROWN = _meta((_born('grow', '/base', SOURCE, '/grown'),), TARGET, 'added_tokens')
-OF_TWIN = _meta((_born('grow', '/base', SOURCE, '/twin'),), TARGET, 'added_tokens')
-PUT_BACK = _meta((_born('merge', '/base', SOURCE, '/grown'),), TARGET)
 
 
 @pytest.mark.parametrize(
@@ -219,8 +229,15 @@ PUT_BACK = _meta((_born('merge', '/base', SOURCE, '/grown'),), TARGET)
     (GROWN, '/grown', GROWN, '/twin', r'of /base, which /grown has.*extract --source=/twin'),
     (GROWN, '/grown', OF_GROWN, '/added', 'of /grown.*into a run without them, such as /base'),
     (PUT_BACK, '/back', OF_GROWN, '/added', 'of /grown, which /back has already'),
+    (BASE, '/base', OF_BASE, '/branch', 'of /base, which /base has already'),
+    (BASE, '/base', OF_BRANCH, '/b', 'of /base, which /base has.*extract --source=/b --target'),
+    (GROWN_BRANCH, '/b', OF_GROWN, '/added', 'of /grown, which /b has already'),
+    (GROWN, '/grown', EXTRACTED_BRANCH, '/added', 'of /grown, which /grown has already'),
   ],
-  ids=['itself', 'a copy', 'grown', 'base', 'sibling', 'its own', 'again'],
+  ids=[
+    *('itself', 'a copy', 'grown', 'base', 'sibling', 'its own', 'again'),
+    *('a branch', 'grown from a branch', 'in a branch', 'extracted from a branch'),
+  ],
 )
 def test_no_tokens_are_merged_twice(source, run, added, added_run, sentence):
   with pytest.raises(UserError, match=sentence):

@@ -22,7 +22,7 @@ from tokenformer_jax.model.params import Params, Path, lookup
 from tokenformer_jax.parallel import hosts, sharding
 from tokenformer_jax.runs import batches, checkpoint, lease, saved_config, spent_flops
 from tokenformer_jax.runs.checkpoint import Checkpoints
-from tokenformer_jax.runs.checkpoint_meta import Ancestor, Lineage, Meta, Seen
+from tokenformer_jax.runs.checkpoint_meta import Ancestor, Lineage, Meta, Seen, branch_of
 from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.statistics import kept_axes
@@ -166,6 +166,7 @@ def descend(
     updates=updates,
     flops=spent_flops.of_checkpoint(meta),
     tokens=_tokens(meta),
+    branch_of=branch_of(meta),
     **details,
   )
   return (*meta.lineage, born)

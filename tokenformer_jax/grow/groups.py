@@ -12,7 +12,7 @@ from tokenformer_jax import messages
 from tokenformer_jax.config import ModelConfig, former_names, is_of_experts, token_counts
 from tokenformer_jax.config.groups import frozen_groups, groups_of, parse_numbers
 from tokenformer_jax.config.model import BASE
-from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta, changes_of_tokens
+from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta, branch_of, changes_of_tokens
 from tokenformer_jax.storage import paths
 
 
@@ -50,9 +50,10 @@ def history(meta: Meta, directory: paths.Path) -> History:
   Where an entry of the lineage does not say what became of a group, the group counts as one with
   tokens of every addition so far, so that nothing is taken for new that may be old.
   """
-  runs = [ancestor.source for ancestor in meta.lineage] + [str(paths.absolute(directory))]
+  runs = [_names(ancestor.source, ancestor.branch_of) for ancestor in meta.lineage]
+  runs.append(_names(str(paths.absolute(directory)), branch_of(meta)))
   models = [ancestor.model for ancestor in meta.lineage] + [meta.config.model]
-  beginning = Addition(0, (runs[0],), f'the beginning of {runs[0]}')
+  beginning = Addition(0, runs[0], f'the beginning of {runs[0][-1]}')
   found = {
     name: [GroupHistory((beginning,))] * len(groups)
     for name, groups in groups_of(models[0]).items()
@@ -71,13 +72,18 @@ def history(meta: Meta, directory: paths.Path) -> History:
   return found
 
 
-def _addition(ancestor: Ancestor, run: str, number: int) -> Addition:
+def _names(run: str, branch_of: str) -> tuple[str, ...]:
+  """Return the runs that have the tokens of a run: itself, and the one that it decays from."""
+  return (run, branch_of) if branch_of else (run,)
+
+
+def _addition(ancestor: Ancestor, runs: tuple[str, ...], number: int) -> Addition:
   if ancestor.action == 'merge':
     added = tuple(ancestor.tokens_of.splitlines())
     what = f'merge of {", ".join(added) or "another run"} at step {ancestor.step} of'
     return Addition(number, added, f'{what} {ancestor.source}')
   text = f'grow ({ancestor.grow.method}) at step {ancestor.step} of {ancestor.source}'
-  return Addition(number, (run,), text)
+  return Addition(number, runs, text)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ from typing import Any
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import migrate
 from tokenformer_jax.runs import saved_config
+from tokenformer_jax.storage import paths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Ancestor:
   # The model FLOPs of the training that led to the source; 0 in lineages that do not record them.
   flops: float = 0.0
   tokens: float = 0.0  # the tokens of that training; 0 for images and where it is not recorded
+  branch_of: str = ''  # the work directory of `branch_of` of the source
 
   @property
   def first_step(self) -> int:
@@ -110,7 +112,7 @@ def from_json(
   """
   migrate.check_format(stored['format'], where, changes)
   meta = migrate.meta(stored, changes)
-  paths = {migrate.array_path(p, stored['format'], changes): p for p in stored['checksums']}
+  places = {migrate.array_path(p, stored['format'], changes): p for p in stored['checksums']}
   config = config_lib.from_dict(config_lib.Config, meta['config'])
   return Meta(
     step=meta['step'],
@@ -122,10 +124,22 @@ def from_json(
     tokenizer=tokenizer,
     seen=_seen(meta['seen']),
     teacher=TeacherRecord(**meta['teacher']) if meta.get('teacher') else None,
-    stored_paths={path: old for path, old in paths.items() if path != old},
+    stored_paths={path: old for path, old in places.items() if path != old},
   )
 
 
 def _seen(stored: dict[str, Any]) -> Seen:
   batches = tuple(Batches(**one) for one in stored.get('batches', ()))
   return Seen(stored['samples'], stored['digest'], batches)
+
+
+def branch_of(meta: Meta) -> str:
+  """Return the work directory of the run that a run decays from (`train.decay_from`), or ''.
+
+  A branch goes on with the model and the lineage of that run, and so with its tokens.
+  """
+  config = meta.config
+  if not (config.init_from and config.train.decay_from):
+    return ''
+  source = str(paths.absolute(paths.split_source(config.init_from)[0]))
+  return '' if meta.lineage and meta.lineage[-1].source == source else source
