@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.messages import aligned
 from tokenformer_jax.model.products import look_up
-from tokenformer_jax.parallel import sharding
+from tokenformer_jax.parallel import rules, sharding
 from tokenformer_jax.plan import costs, topology
 
 AXES = ('vocab', 'width')
@@ -43,7 +43,7 @@ def compiled(lookup: Lookup, mesh: Mesh, rows: int, args: argparse.Namespace) ->
     return jnp.sum(x_BxTxD * weight_BxTxD, dtype=jnp.float32)
 
   def abstract(shape: tuple[int, ...], dtype: jnp.dtype, axes: tuple) -> jax.ShapeDtypeStruct:
-    place = jax.NamedSharding(mesh, sharding.spec(axes))
+    place = jax.NamedSharding(mesh, rules.spec(axes))
     return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
 
   ids = (rows, args.sequence_length)

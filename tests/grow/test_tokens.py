@@ -11,7 +11,7 @@ from tokenformer_jax.config import GrowConfig
 from tokenformer_jax.grow import grown_model, tokens
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import ParamInfo, Role
-from tokenformer_jax.parallel.sharding import is_axes
+from tokenformer_jax.parallel.rules import is_axes
 
 SOURCE = tiny_model()
 LARGER = by_name(32, 48, 64)

@@ -12,7 +12,7 @@ from tokenformer_jax.config.pattention import SCORES, resized, with_groups
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import groups
 from tokenformer_jax.model.pattention import parameter_weights, pattention
-from tokenformer_jax.parallel import sharding
+from tokenformer_jax.parallel import rules, sharding
 
 # The quick tests have a score with each norm.
 QUICK_AND_SLOW = [
@@ -98,7 +98,7 @@ def test_sums_of_norms_cross_devices_only_for_groups_that_do(sizes, crosses):
   def weights(scores):
     return parameter_weights(scores, groups=groups.make(_of(sizes)))
 
-  place = jax.sharding.NamedSharding(mesh, sharding.spec(('batch', None, 'param_tokens')))
+  place = jax.sharding.NamedSharding(mesh, rules.spec(('batch', None, 'param_tokens')))
   scores = jax.ShapeDtypeStruct((4, 3, 16), jnp.float32, sharding=place)
   with jax.set_mesh(mesh):
     text = jax.jit(weights, out_shardings=place).lower(scores).compile().as_text()

@@ -11,7 +11,7 @@ from gradients import with_gradients
 
 from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.model import products
-from tokenformer_jax.parallel import per_device, sharding
+from tokenformer_jax.parallel import per_device, rules, sharding
 
 KEYS, UP, DOWN = ('param_tokens', 'width'), ('width', 'hidden'), ('hidden', 'width')
 
@@ -93,7 +93,7 @@ def test_a_projection_is_the_product_and_so_are_its_gradients(monkeypatch, name,
   else:
     axes = PROJECTIONS[name][1]
     mesh = sharding.make_mesh(MeshConfig(**mesh))
-    matrix = jax.device_put(matrix, jax.NamedSharding(mesh, sharding.spec(axes)))
+    matrix = jax.device_put(matrix, jax.NamedSharding(mesh, rules.spec(axes)))
     if batch == 8:
       x = jax.device_put(x, sharding.batch_sharding(mesh))
     with jax.set_mesh(mesh):
@@ -119,7 +119,7 @@ def test_no_device_gets_the_whole_gradient_of_a_matrix(monkeypatch, name, platfo
   _trace_for(monkeypatch, platform)
   x, matrix, project, _ = _projection(name)
   mesh = sharding.make_mesh(MeshConfig(**mesh))
-  place = jax.NamedSharding(mesh, sharding.spec(PROJECTIONS[name][1]))
+  place = jax.NamedSharding(mesh, rules.spec(PROJECTIONS[name][1]))
   with jax.set_mesh(mesh):
     x, matrix = jax.device_put(x, sharding.batch_sharding(mesh)), jax.device_put(matrix, place)
     step = jax.jit(with_gradients, static_argnums=0)
@@ -165,7 +165,7 @@ def test_all_gradients_of_a_frequent_row_are_summed(monkeypatch, mesh):
     rows, got = jax.jit(_looked_up)(table, ids, change)
   else:
     mesh = sharding.make_mesh(MeshConfig(**mesh))
-    place = jax.NamedSharding(mesh, sharding.spec(TABLE))
+    place = jax.NamedSharding(mesh, rules.spec(TABLE))
     with jax.set_mesh(mesh):
       table = jax.device_put(table, place)
       ids, change = (jax.device_put(x, sharding.batch_sharding(mesh)) for x in (ids, change))
@@ -179,7 +179,7 @@ def test_all_gradients_of_a_frequent_row_are_summed(monkeypatch, mesh):
 def test_no_device_gets_the_whole_gradient_of_a_table(monkeypatch, mesh):
   _trace_for(monkeypatch, 'gpu')
   mesh = sharding.make_mesh(MeshConfig(**mesh))
-  place = jax.NamedSharding(mesh, sharding.spec(TABLE))
+  place = jax.NamedSharding(mesh, rules.spec(TABLE))
   table, ids, change = _many_of_few(256, 16)
   with jax.set_mesh(mesh):
     table = jax.device_put(table, place)

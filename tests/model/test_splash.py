@@ -14,7 +14,7 @@ from tokenformer_jax.model import splash
 from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.kernels import causal_attention, full_attention, kernel
-from tokenformer_jax.parallel import sharding
+from tokenformer_jax.parallel import rules, sharding
 
 PLAIN = {True: causal_attention, False: full_attention}
 
@@ -104,7 +104,7 @@ def test_rows_and_heads_stay_on_their_devices():
   mesh = sharding.make_mesh(MeshConfig(replica=2, fsdp=2, tokens=2))
   inputs = _inputs(batch=4, length=128, heads=2)
   attend = jax.jit(lambda *x: splash.attention(*x, causal=True, interpret=True))
-  place = jax.NamedSharding(mesh, sharding.spec(('batch', None, 'heads', None)))
+  place = jax.NamedSharding(mesh, rules.spec(('batch', None, 'heads', None)))
   with jax.set_mesh(mesh):
     compiled = attend.lower(*jax.device_put(inputs, place)).compile()
     got = compiled(*jax.device_put(inputs, place))

@@ -13,7 +13,7 @@ import runpy
 import jax
 
 from tokenformer_jax import config
-from tokenformer_jax.parallel import sharding
+from tokenformer_jax.parallel import rules
 from tokenformer_jax.plan import estimate, program, topology
 from tokenformer_jax.steps.step import Program
 
@@ -21,11 +21,11 @@ from tokenformer_jax.steps.step import Program
 def unsplit(step: Program, mesh: jax.sharding.Mesh, compiled: jax.stages.Compiled) -> list[str]:
   """Return the arrays of the state that are not split as the table of sharding rules says."""
   definition = step.task.definition
-  named = jax.tree_util.tree_leaves_with_path(definition.axes, is_leaf=sharding.is_axes)
+  named = jax.tree_util.tree_leaves_with_path(definition.axes, is_leaf=rules.is_axes)
   axes = {jax.tree_util.keystr(path): names for path, names in named}
 
   def part(size: int, name: str) -> int:
-    return size // sharding.parts(name, mesh)
+    return size // rules.parts(name, mesh)
 
   found = []
   state = jax.tree_util.tree_leaves_with_path(step.abstract_state(mesh))

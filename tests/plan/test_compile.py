@@ -15,7 +15,7 @@ import tiny_run
 from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import splash
-from tokenformer_jax.parallel import sharding
+from tokenformer_jax.parallel import rules, sharding
 from tokenformer_jax.plan import costs, estimate, exchange, topology
 from tokenformer_jax.plan.chips import CHIPS
 from tokenformer_jax.plan.program import DoesNotFitError
@@ -167,7 +167,7 @@ def test_what_the_compiler_is_told_makes_steps_faster():
 def test_every_kernel_costs_what_its_own_window_does():
   windows, shape = (256, 0, 512), (4, 2048, 2, 128)
   mesh = sharding.make_mesh(MeshConfig(), topology.devices(topology.parse('v5e:2x2')))
-  place = jax.NamedSharding(mesh, sharding.spec(('batch', None, 'heads', None)))
+  place = jax.NamedSharding(mesh, rules.spec(('batch', None, 'heads', None)))
   x = jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=place)
 
   def objective(x):

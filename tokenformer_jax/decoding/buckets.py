@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from jax.sharding import Mesh
 
-from tokenformer_jax.parallel.sharding import parts
+from tokenformer_jax.parallel.rules import parts
 
 _SMALLEST = 64
 

@@ -23,7 +23,8 @@ from tokenformer_jax.model.lm import LM, Compute, define_lm, unstack
 from tokenformer_jax.model.loss import logits
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.model.trunk import Context
-from tokenformer_jax.parallel.sharding import Axes, constrain, is_axes
+from tokenformer_jax.parallel.rules import Axes, is_axes
+from tokenformer_jax.parallel.sharding import constrain
 
 _CHUNK = 16  # tokens that one call writes before the host reads them
 STREAM_CHUNK = 4  # the same for a streamed text, whose reader waits

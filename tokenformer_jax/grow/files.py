@@ -19,7 +19,7 @@ from tokenformer_jax.grow import room, state
 from tokenformer_jax.grow.arrays import Arrays, ToArray
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params, Path, lookup
-from tokenformer_jax.parallel import hosts, sharding
+from tokenformer_jax.parallel import hosts, rules, sharding
 from tokenformer_jax.runs import batches, checkpoint, lease, saved_config, spent_flops
 from tokenformer_jax.runs.checkpoint import Checkpoints
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Lineage, Meta, Seen, branch_of
@@ -81,7 +81,7 @@ def read_and_grow(
 
   def compile_(f: ToArray, tree: Params, arrays: Arrays, name: str) -> Params:
     def one(path: Path, olds: list[jax.ShapeDtypeStruct]) -> concurrent.futures.Future | None:
-      place = NamedSharding(mesh, sharding.spec(kept_axes(name, lookup(axes, path))))
+      place = NamedSharding(mesh, rules.spec(kept_axes(name, lookup(axes, path))))
       grow = jax.jit(functools.partial(f, path), out_shardings=place)
       traced = grow.trace(olds, arrays.salts(path))
       unchanged = traced.jaxpr.jaxpr.outvars == traced.jaxpr.jaxpr.invars[:1]

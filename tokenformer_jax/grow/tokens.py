@@ -20,7 +20,7 @@ from tokenformer_jax.model.params import (
   lookup,
   token_axis,
 )
-from tokenformer_jax.parallel.sharding import Axes, is_axes
+from tokenformer_jax.parallel.rules import Axes, is_axes
 
 # The methods that copy tokens or units. Without noise the copies differ only in what they add.
 COPYING = ('duplicate', 'net2net', 'hypercloning')

@@ -27,7 +27,7 @@ from jax.sharding import Mesh
 from tokenformer_jax.grow.tokens import lookup
 from tokenformer_jax.inspection.weights import Found, Sums, compiled_sums, pattentions
 from tokenformer_jax.model.params import Definition, Params
-from tokenformer_jax.parallel import sharding
+from tokenformer_jax.parallel import rules, sharding
 
 UNUSED = 1e-3  # of the mean contribution, at every position
 NEARLY_UNUSED = 1e-2  # of the mean contribution, on average
@@ -140,7 +140,7 @@ def batches(rows: np.ndarray, at_once: int, mesh: Mesh) -> list[jax.Array]:
     at_once: the most rows that a device may have.
     mesh: its devices share the rows of a batch.
   """
-  parts = sharding.parts('batch', mesh)
+  parts = rules.parts('batch', mesh)
   size = min(at_once, -(-len(rows) // parts)) * parts
   padded = np.full((-(-len(rows) // size) * size, rows.shape[1]), -1, np.int32)
   padded[: len(rows)] = rows

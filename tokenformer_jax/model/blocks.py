@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+import pkgutil
 from typing import Any
 
 import jax
@@ -10,12 +10,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from tokenformer_jax.config import LayerConfig, ModelConfig
-from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.feed_forward import apply, feed_forward
-from tokenformer_jax.model.gated_unit import GatedUnit
 from tokenformer_jax.model.layers import gain, gained
-from tokenformer_jax.model.linear_attention import LinearAttention
 from tokenformer_jax.model.norm import make_norm, normed
 from tokenformer_jax.model.trunk import (
   FROM_START,
@@ -28,12 +25,13 @@ from tokenformer_jax.model.trunk import (
 )
 from tokenformer_jax.parallel.sharding import constrain
 
-# The module for each mixer name in `config.MIXERS`. Its constructor takes the mixer's config, the
-# model's config and the keywords of `Block`. It has the methods of `trunk.Layer`.
-MIXERS: dict[str, Callable[..., Any]] = {
-  'softmax': Attention,
-  'gated_unit': GatedUnit,
-  'linear': LinearAttention,
+# The class of each kind in `config.MIXERS`, imported for models that have it. Its constructor takes
+# the mixer's config, the model's config and the keywords of `Block`; its methods are those of
+# `trunk.Layer`.
+MIXERS = {
+  'softmax': 'tokenformer_jax.model.attention:Attention',
+  'gated_unit': 'tokenformer_jax.model.gated_unit:GatedUnit',
+  'linear': 'tokenformer_jax.model.linear_attention:LinearAttention',
 }
 
 
@@ -65,7 +63,7 @@ class Block(nnx.Module):
     self.attention_norm = norm(config.norm)
     has_ffn_norm = has_ffn and config.wiring.kind != 'parallel'
     self.ffn_norm = norm(config.norm_of_ffn) if has_ffn_norm else None
-    mixer = MIXERS[config.mixer.kind]
+    mixer = pkgutil.resolve_name(MIXERS[config.mixer.kind])
     self.attention = mixer(config.mixer, model, causal=causal, compute=compute, rngs=rngs)
     self.ffn = feed_forward(config.ffn, model, compute=compute, rngs=rngs)
     gains = getattr(config.wiring, 'gains', False)

@@ -19,7 +19,7 @@ from tokenformer_jax.model import grouped
 from tokenformer_jax.model.grouped import rows_at, sources
 from tokenformer_jax.model.router import Choice
 from tokenformer_jax.parallel import per_device
-from tokenformer_jax.parallel.sharding import Axes, parts
+from tokenformer_jax.parallel.rules import Axes, parts
 
 # (rows of several experts, the product of such rows with a matrix for each expert) → their results
 Apply = Callable[..., jax.Array]

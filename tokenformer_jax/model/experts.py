@@ -24,7 +24,7 @@ from tokenformer_jax.model.pattention import parameter_weights
 from tokenformer_jax.model.router import Router
 from tokenformer_jax.model.stack import PROJECTED
 from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, Aux, Context, Inputs
-from tokenformer_jax.parallel.sharding import Axes
+from tokenformer_jax.parallel.rules import Axes
 
 
 class ExpertMLPs(nnx.Module):

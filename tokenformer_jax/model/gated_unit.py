@@ -17,7 +17,8 @@ from tokenformer_jax.model.params import Role, param
 from tokenformer_jax.model.positions import Rotary
 from tokenformer_jax.model.token_attention import Cache, TokenAttention
 from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, NOTHING, Aux, Context, Inputs
-from tokenformer_jax.parallel.sharding import constrain, parts
+from tokenformer_jax.parallel.rules import parts
+from tokenformer_jax.parallel.sharding import constrain
 
 
 class ScaleOffset(nnx.Module):

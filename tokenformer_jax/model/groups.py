@@ -17,7 +17,8 @@ import numpy as np
 
 from tokenformer_jax.config import TokenGroup
 from tokenformer_jax.parallel import per_device
-from tokenformer_jax.parallel.sharding import constrain, parts
+from tokenformer_jax.parallel.rules import parts
+from tokenformer_jax.parallel.sharding import constrain
 
 
 class OneGroup:

@@ -25,7 +25,8 @@ from tokenformer_jax.model.params import Initializer, Role, param
 from tokenformer_jax.model.pattention import Pattention, activate
 from tokenformer_jax.model.products import project, split_heads
 from tokenformer_jax.model.stack import PROJECTED
-from tokenformer_jax.parallel.sharding import Axes, constrain, parts
+from tokenformer_jax.parallel.rules import Axes, parts
+from tokenformer_jax.parallel.sharding import constrain
 
 _ZEROS = nnx.initializers.zeros
 ACTIVATIONS = {

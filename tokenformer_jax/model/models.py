@@ -1,12 +1,18 @@
-"""The kinds of models that `model.kind` selects."""
+"""The kinds of models that `model.kind` selects; a kind is imported when a model is of it."""
+
+import pkgutil
 
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.model.compute import DEFAULT, Compute
-from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Definition
-from tokenformer_jax.model.vit import define_vit
+
+# By `model.kind`: the function that defines the model of a config.
+_DEFINE = {
+  'lm': 'tokenformer_jax.model.lm:define_lm',
+  'vit': 'tokenformer_jax.model.vit:define_vit',
+}
 
 
 def define(config: ModelConfig, compute: Compute = DEFAULT) -> Definition:
   """Return the parameters and functions of a model; `config` has every size filled in."""
-  return (define_vit if config.kind == 'vit' else define_lm)(config, compute)
+  return pkgutil.resolve_name(_DEFINE[config.kind])(config, compute)

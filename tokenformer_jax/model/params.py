@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from tokenformer_jax.parallel.sharding import Axes
+from tokenformer_jax.parallel.rules import Axes
 
 Params = dict[str, Any]
 Path = tuple[Any, ...]  # of `jax.tree_util`
@@ -50,7 +50,7 @@ class ParamInfo:
   Growth, decay, rates, sharding and FLOPs use it, and never the names in an array's path.
 
   Attributes:
-    axes: a logical name for each axis (see `sharding.RULES`).
+    axes: a logical name for each axis (see `rules.RULES`).
     role: the purpose of the array.
     initializer: draws the array from a key, a shape and a dtype. Growth draws other shapes.
     depth: 0 before the layers; in stacked layers the number of each layer, from 1 on; None after

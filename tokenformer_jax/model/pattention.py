@@ -33,7 +33,8 @@ from tokenformer_jax.model.params import Initializer, Role, param
 from tokenformer_jax.model.products import product, project
 from tokenformer_jax.model.stack import PROJECTED, ROW_STATISTICS
 from tokenformer_jax.parallel import per_device
-from tokenformer_jax.parallel.sharding import constrain, parts
+from tokenformer_jax.parallel.rules import parts
+from tokenformer_jax.parallel.sharding import constrain
 
 # Keeps the result for a row of zeros finite; far below the rounding of any other row.
 EPSILON = 1e-12

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from tokenformer_jax.parallel import per_device
-from tokenformer_jax.parallel.sharding import Axes, constrain, parts, platform
+from tokenformer_jax.parallel.rules import Axes, parts
+from tokenformer_jax.parallel.sharding import constrain, platform
 
 
 def product(equation: str, x: jax.Array, matrix: jax.Array, **kwargs) -> jax.Array:

@@ -12,7 +12,7 @@ import jax
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as library
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-from tokenformer_jax.parallel.sharding import parts, spec
+from tokenformer_jax.parallel.rules import parts, spec
 
 LANES = 128  # lanes of a vector unit; the number of positions must be a multiple
 _BLOCK = 512

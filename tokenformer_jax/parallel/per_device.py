@@ -15,7 +15,8 @@ import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import PartitionSpec
 
-from tokenformer_jax.parallel.sharding import Axes, mesh_axes, parts, platform, spec
+from tokenformer_jax.parallel.rules import Axes, mesh_axes, parts, spec
+from tokenformer_jax.parallel.sharding import platform
 
 _TWO_STEPS = 16  # the least number of devices over which heads are scattered in two steps
 

@@ -1,8 +1,4 @@
-"""The mesh, the one table of sharding rules, and the shardings of any pytree.
-
-No other file names a mesh axis. Other files use logical axes: `parts` returns how many ways an axis
-is split, `constrain` fixes the sharding of an array, and `per_device` exchanges data. A new mesh
-axis needs a size in `config.MeshConfig` and a name in `RULES`.
+"""The mesh, and the shardings of arrays and of any pytree by the rules of `rules.py`.
 
 The mesh axes: `replica` (copies of the model, one or more per slice), `fsdp` (splits the width of
 parameters and optimizer state, and the batch), `experts` (splits experts, and for everything else
@@ -11,7 +7,7 @@ is a part of fsdp), `tokens` (splits parameter tokens, heads and vocabulary).
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax.experimental import mesh_utils
@@ -19,37 +15,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.errors import UserError
-
-if TYPE_CHECKING:
-  from tokenformer_jax.model.params import Params
-
-Axes = tuple[str, ...]
-
-# Logical axis → mesh axis or axes. None: not split.
-RULES = {
-  'batch': ('replica', 'fsdp', 'experts'),
-  'width': ('fsdp', 'experts'),
-  'param_tokens': 'tokens',  # the axis that grows
-  'heads': 'tokens',
-  'hidden': 'tokens',  # the width inside an MLP or a gated attention unit
-  'experts': 'experts',
-  'expert_width': 'fsdp',  # the width of the model in the arrays of experts
-  'expert_hidden': 'tokens',  # the width inside an expert
-  'routes': None,  # the outputs of a router: one for each expert
-  'vocab': 'tokens',
-  'layers': None,
-  'position': None,
-  'patch': None,
-  'classes': None,
-  'norm': None,
-  'head_gains': None,
-  'head_width': None,
-}
-
-
-def is_axes(node: Any) -> bool:
-  """Return whether a node of a tree of axis names is a leaf, for `is_leaf` of `jax.tree.map`."""
-  return isinstance(node, tuple)
+from tokenformer_jax.parallel.rules import is_axes, mesh_axes, parts, spec
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
@@ -141,37 +107,7 @@ def resplit(
   return dataclasses.replace(config, **{**sizes, **changes})
 
 
-def mesh_axes(axis: str) -> tuple[str, ...]:
-  """Return the mesh axes over which the rules split a logical axis."""
-  names = RULES[axis] or ()
-  return (names,) if isinstance(names, str) else names
-
-
-def parts(axis: str, mesh: Mesh | AbstractMesh | None = None) -> int:
-  """Return in how many parts a mesh (default: the current one) splits a logical axis.
-
-  A batch must have a multiple of `parts('batch')` rows. Without a mesh the result is 1.
-  """
-  sizes = (jax.sharding.get_abstract_mesh() if mesh is None else mesh).shape
-  return math.prod(sizes.get(name, 1) for name in mesh_axes(axis))
-
-
-def replica_axes() -> tuple[str, ...]:
-  """Return the mesh axes along which devices hold different rows, but the same parameters."""
-  return tuple(name for name in mesh_axes('batch') if name not in mesh_axes('width'))
-
-
-def replicas(mesh: Mesh | AbstractMesh) -> int:
-  """Return how many devices of a mesh hold the same parameters with different rows."""
-  return math.prod(mesh.shape[name] for name in replica_axes())
-
-
-def spec(axes: Axes | tuple[str | None, ...]) -> PartitionSpec:
-  """Return the partition of an array with the given logical axes."""
-  return PartitionSpec(*[None if axis is None else RULES[axis] for axis in axes])
-
-
-def tree_shardings(mesh: Mesh, axes: 'Params') -> 'Params':
+def tree_shardings(mesh: Mesh, axes: Any) -> Any:
   """Return the shardings for a tree of logical axes, such as `Definition.axes`."""
   return jax.tree.map(lambda a: NamedSharding(mesh, spec(a)), axes, is_leaf=is_axes)
 
@@ -228,7 +164,7 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
   return jax.lax.with_sharding_constraint(x, spec(axes))
 
 
-def check_divides(mesh: Mesh, abstract: 'Params', axes: 'Params') -> None:
+def check_divides(mesh: Mesh, abstract: Any, axes: Any) -> None:
   """Check that every parameter can be split evenly over the mesh.
 
   Raises:

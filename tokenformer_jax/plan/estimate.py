@@ -13,7 +13,7 @@ from tokenformer_jax.config import Config, ModelConfig, to_json
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.messages import say
 from tokenformer_jax.model import flops
-from tokenformer_jax.parallel import devices, sharding
+from tokenformer_jax.parallel import devices, rules, sharding
 from tokenformer_jax.plan import costs, early, formulas, program, topology
 from tokenformer_jax.plan.costs import Costs
 from tokenformer_jax.plan.program import DoesNotFitError, Memory
@@ -237,14 +237,14 @@ def advice(config: Config, error: DoesNotFitError, on: Topology) -> UserError:
     ways.append('--config.train.layers=scan')
   parts = 2 * config.optim.accumulation_steps
   mesh = sharding.abstract_mesh(config.mesh, on.devices)
-  rows = config.data.batch_size // sharding.parts('batch', mesh)
+  rows = config.data.batch_size // rules.parts('batch', mesh)
   if rows % parts == 0:
     ways.append(
       f'--config.optim.accumulation_steps={parts} (or a smaller batch: it is {rows} a device)'
     )
   if config.model.kind == 'lm' and config.train.loss_chunk > 128:
     ways.append(f'--config.train.loss_chunk={config.train.loss_chunk // 2}')
-  if sharding.replicas(mesh) > on.slices:
+  if rules.replicas(mesh) > on.slices:
     ways.append('more of the mesh in config.mesh.fsdp or tokens, and less in replica')
   ways.append('more devices')
   size = (

@@ -10,7 +10,7 @@ from tokenformer_jax.config import ExpertsConfig, MLPConfig, ModelConfig
 from tokenformer_jax.model import flops, models
 from tokenformer_jax.model.layers import hidden_width
 from tokenformer_jax.model.params import ParamInfo, Role
-from tokenformer_jax.parallel import sharding
+from tokenformer_jax.parallel import rules
 from tokenformer_jax.plan import exchange
 from tokenformer_jax.plan.chips import Chip
 from tokenformer_jax.plan.costs import Costs, Traffic
@@ -52,12 +52,12 @@ def memory_and_costs(
   """
   config = step.config
   model, parts = config.model, config.optim.accumulation_steps
-  rows = config.data.batch_size / parts / sharding.parts('batch', mesh)
+  rows = config.data.batch_size / parts / rules.parts('batch', mesh)
   length = flops.length(config)
   remat, depth = config.train.remat, model.depth
   # Sums over all layers, for each position.
-  inner = _outputs(model, 'hidden', Role.KERNEL) / sharding.parts('hidden', mesh)
-  scores = _outputs(model, 'param_tokens', Role.KEY) / sharding.parts('param_tokens', mesh)
+  inner = _outputs(model, 'hidden', Role.KERNEL) / rules.parts('hidden', mesh)
+  scores = _outputs(model, 'param_tokens', Role.KEY) / rules.parts('param_tokens', mesh)
   widths, inners, all_scores = _KEPT[remat]
   inputs = depth * model.width
   layer = 12 * model.width + (2 * inner + scores) / depth
@@ -65,7 +65,7 @@ def memory_and_costs(
   host = rows * length * inputs * _ACTIVATION if remat == 'offload' else 0.0
   at_experts, kept_at_experts = _expert_activations(model, mesh, int(rows), length)
   chunk = min(config.train.loss_chunk, length) if model.kind == 'lm' else 1
-  head = 2 * 4 * chunk * (model.vocab_size or model.classes) / sharding.parts('vocab', mesh)
+  head = 2 * 4 * chunk * (model.vocab_size or model.classes) / rules.parts('vocab', mesh)
   parameters, optimizer, batch = state
   temporaries = rows * (length * (kept + layer) * _ACTIVATION + head) + parameters
   temporaries += _ACTIVATION * (at_experts + inners * kept_at_experts)
@@ -73,7 +73,7 @@ def memory_and_costs(
   again = _AGAIN[remat][0 if scores else 1]
   executed = flops.step_flops(config) * (3 + again) / 3 / mesh.size
   output = rows * length * model.width * _ACTIVATION
-  moved = exchange.step_exchange(model, int(rows), length, sharding.parts('experts', mesh))
+  moved = exchange.step_exchange(model, int(rows), length, rules.parts('experts', mesh))
   sizes = _parameter_bytes(model, mesh, parameters)
   traffic = tuple(
     [
@@ -96,12 +96,12 @@ def _outputs(model: ModelConfig, axis: str, role: Role) -> int:
 
 def _summed_projections(model: ModelConfig) -> int:
   """Count the projections in all layers whose input is split over `tokens`: sums cross devices."""
-  split = sharding.mesh_axes('param_tokens')
+  split = rules.mesh_axes('param_tokens')
   return sum(
     # The results of all experts are summed at once.
     math.prod(size for size, axis in zip(shape[:-2], info.axes, strict=False) if axis != 'experts')
     for shape, info in _layer_arrays(model)
-    if info.role in (Role.VALUE, Role.KERNEL) and sharding.mesh_axes(info.axes[-2]) == split
+    if info.role in (Role.VALUE, Role.KERNEL) and rules.mesh_axes(info.axes[-2]) == split
   )
 
 
@@ -120,8 +120,8 @@ def _expert_activations(
   """Return the activations at experts on a device: all of one layer, and the inner ones of all."""
   most, kept = 0.0, 0.0
   for experts, layers in exchange.count_layers(model):
-    slots = exchange.count_slots(experts, rows, length, sharding.parts('experts', mesh))
-    inner = slots * _inner_width(experts, model) / sharding.parts('expert_hidden', mesh)
+    slots = exchange.count_slots(experts, rows, length, rules.parts('experts', mesh))
+    inner = slots * _inner_width(experts, model) / rules.parts('expert_hidden', mesh)
     # Rows there and back, on both sides of an exchange; gate, product and gradient inside.
     most = max(most, 4 * slots * model.width + 3 * inner)
     kept += layers * inner
@@ -139,9 +139,7 @@ def _parameter_bytes(model: ModelConfig, mesh: AbstractMesh, parameters: float) 
   """Return the bytes on a device of arrays whose width the rules split, by the axis."""
   split = sum(
     4
-    * math.prod(
-      size / sharding.parts(axis, mesh) for size, axis in zip(shape, info.axes, strict=True)
-    )
+    * math.prod(size / rules.parts(axis, mesh) for size, axis in zip(shape, info.axes, strict=True))
     for shape, info in _layer_arrays(model)
     if 'expert_width' in info.axes
   )
@@ -165,10 +163,10 @@ def _weights_traffic(
   `sizes` are bytes in float32 on a device, by the axis along which they are gathered. Accumulation
   splits the batch into `parts`.
   """
-  replicas = sharding.replicas(mesh)
+  replicas = rules.replicas(mesh)
   for axis, part in sizes.items():
-    if part and (size := sharding.parts(axis, mesh)) > 1:
-      along = sharding.mesh_axes(axis)
+    if part and (size := rules.parts(axis, mesh)) > 1:
+      along = rules.mesh_axes(axis)
       along = tuple(name for name in along if mesh.shape[name] > 1)
       gathered = part / 2 * (size - 1) * 2 * parts  # in bfloat16, forward and backward
       in_replica = mesh.size // replicas
@@ -177,7 +175,7 @@ def _weights_traffic(
       yield _row(along, 'reduce-scatter', in_replica, parts, scattered, chip)
   if replicas > 1:
     moved = 2 * sum(sizes.values()) * (replicas - 1) / replicas
-    yield _row(sharding.replica_axes(), 'all-reduce', mesh.size, 1, moved, chip)
+    yield _row(rules.replica_axes(), 'all-reduce', mesh.size, 1, moved, chip)
 
 
 def _tokens_traffic(
@@ -194,12 +192,12 @@ def _tokens_traffic(
   parts of their matrices. Accumulation splits the batch into `parts`, each of which exchanges
   `moved` between experts.
   """
-  in_replica = mesh.size // sharding.replicas(mesh)
-  if (size := sharding.parts('param_tokens', mesh)) > 1:
+  in_replica = mesh.size // rules.replicas(mesh)
+  if (size := rules.parts('param_tokens', mesh)) > 1:
     count = 2 * projections * parts  # in the forward and in the backward pass
     summed = 2 * (size - 1) / size * output * count
-    along = sharding.mesh_axes('param_tokens')
+    along = rules.mesh_axes('param_tokens')
     yield _row(along, 'all-reduce', in_replica, count, summed, chip)
   if moved.number:
-    along, number = sharding.mesh_axes('experts'), parts * moved.number
+    along, number = rules.mesh_axes('experts'), parts * moved.number
     yield _row(along, 'all-to-all', in_replica, number, parts * moved.received, chip)

@@ -8,7 +8,7 @@ from tokenformer_jax.config import Config, pattentions
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.messages import aligned, say
 from tokenformer_jax.model.compute import remat_on
-from tokenformer_jax.parallel import sharding
+from tokenformer_jax.parallel import rules, sharding
 from tokenformer_jax.plan import exchange, topology
 from tokenformer_jax.plan.estimate import Plan, plan
 from tokenformer_jax.plan.program import DoesNotFitError
@@ -43,7 +43,7 @@ def candidates(config: Config, on: Topology) -> Iterator[Config]:
     for parts in (1, 2, 4, _MOST_TOKENS)
     if all(heads % parts == 0 for heads in config.model.heads)
   ]
-  own_split = sharding.parts('experts', whole), sharding.parts('param_tokens', whole)
+  own_split = rules.parts('experts', whole), rules.parts('param_tokens', whole)
   experts = dict.fromkeys([own_split[0], *exchange.divisors(config.model, on.devices)])
   meshes = {
     split: sharding.resplit(config.mesh, on.devices, *split)

@@ -15,8 +15,8 @@ import optax
 from jax.sharding import Mesh
 
 from tokenformer_jax.model.params import Params, lookup
-from tokenformer_jax.parallel import sharding
-from tokenformer_jax.parallel.sharding import Axes
+from tokenformer_jax.parallel import rules, sharding
+from tokenformer_jax.parallel.rules import Axes
 
 # The fields that hold statistics: means of gradients (1), or of their squares (2).
 ORDERS = {'mu': 1, 'nu': 2, 'v': 2, 'v_row': 2, 'v_col': 2}
@@ -101,7 +101,7 @@ def shardings(mesh: Mesh, tx: optax.GradientTransformation, abstract: Params, ax
   def of_statistic(name: str, tree: Params) -> Params:
     return jax.tree.map_with_path(
       lambda path, _: jax.sharding.NamedSharding(
-        mesh, sharding.spec(kept_axes(name, lookup(axes, path)))
+        mesh, rules.spec(kept_axes(name, lookup(axes, path)))
       ),
       tree,
     )

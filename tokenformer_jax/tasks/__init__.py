@@ -6,15 +6,13 @@ distilled.py  language models on text, with a teacher
 images.py     vision transformers on images
 """
 
+import pkgutil
 from typing import Any
 
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.runs.checkpoint_meta import Meta
-from tokenformer_jax.tasks.distilled import DistilledTextTask
-from tokenformer_jax.tasks.images import ImageTask
 from tokenformer_jax.tasks.task import Batch, Task
-from tokenformer_jax.tasks.text import TextTask
 
 __all__ = [
   'Batch',
@@ -29,7 +27,16 @@ __all__ = [
   'make',
 ]
 
-_TASKS: dict[str, type[Task]] = {'lm': TextTask, 'vit': ImageTask}
+# The task of each `model.kind`, imported for runs of that kind, and the one with a teacher.
+_TASKS = {
+  'lm': 'tokenformer_jax.tasks.text:TextTask',
+  'vit': 'tokenformer_jax.tasks.images:ImageTask',
+}
+_DISTILLED = 'tokenformer_jax.tasks.distilled:DistilledTextTask'
+
+
+def _task_of(model: ModelConfig) -> type[Task]:
+  return pkgutil.resolve_name(_TASKS[model.kind])
 
 
 def fill_in(config: Config, trained: ModelConfig | None = None, *, resumed: bool = False) -> Config:
@@ -43,22 +50,22 @@ def fill_in(config: Config, trained: ModelConfig | None = None, *, resumed: bool
   Raises:
     UserError: a given size does not fit the data, or the data cannot be found.
   """
-  return _TASKS[config.model.kind].fill_in(config, trained, resumed=resumed)
+  return _task_of(config.model).fill_in(config, trained, resumed=resumed)
 
 
 def fill_in_unread(config: Config) -> Config | None:
   """Fill in as `fill_in` does, but without reading data; return None if a size needs the data."""
-  return _TASKS[config.model.kind].fill_in_unread(config)
+  return _task_of(config.model).fill_in_unread(config)
 
 
 def data_size_key(config: Config) -> str:
   """Return the key of the size that must come from the data if it is 0: see `Task`."""
-  return _TASKS[config.model.kind].data_size_key
+  return _task_of(config.model).data_size_key
 
 
 def known_examples(config: Config) -> int | None:
   """Return the number of examples in an epoch if it is known without reading data, else None."""
-  return _TASKS[config.model.kind].known_examples(config)
+  return _task_of(config.model).known_examples(config)
 
 
 def make(
@@ -76,8 +83,8 @@ def make(
       training, or the run has no teacher.
   """
   if teacher is not None and config.distill.weight:
-    return DistilledTextTask(config, vocabulary, teacher)
-  return _TASKS[config.model.kind](config, vocabulary)
+    return pkgutil.resolve_name(_DISTILLED)(config, vocabulary, teacher)
+  return _task_of(config.model)(config, vocabulary)
 
 
 def check_vocabulary(config: Config, meta: Meta, where: str) -> None:
@@ -91,12 +98,12 @@ def check_vocabulary(config: Config, meta: Meta, where: str) -> None:
   Raises:
     UserError: the meaning differs.
   """
-  _TASKS[config.model.kind].check_vocabulary(config, meta, where)
+  _task_of(config.model).check_vocabulary(config, meta, where)
 
 
 def adapted(source: ModelConfig, target: ModelConfig) -> ModelConfig:
   """Return the source model with the changes that the task makes for new data: see `adapt`."""
-  return _TASKS[target.kind].adapted(source, target)
+  return _task_of(target).adapted(source, target)
 
 
 def adapt(
@@ -110,4 +117,4 @@ def adapt(
     seed: the seed of new parameters; None if `params` are moments, which become zero there.
     new_head: whether to draw a new head even if the source's head has the right shape.
   """
-  return _TASKS[target.kind].adapt(params, target, seed, new_head)
+  return _task_of(target).adapt(params, target, seed, new_head)
