@@ -10,16 +10,16 @@ r"""Turn released TokenFormer weights into a run of ours, and back, tensor by te
       --layout=half_split|interleaved
 
 The source of to-jax is a .bin or .safetensors file, the .index.json of a sharded set, a directory
-with one of them, or an Orbax checkpoint of the released TPU code. From the new work directory you
-can generate, grow, train on and evaluate. It holds only parameters, because the optimizer's moments
-are zero when training begins. The suffix of to-torch's target, .bin or .safetensors, is its format;
-the tokenizer becomes a tokenizer.json beside it, where to-jax looks for one.
+with one of them, or an Orbax checkpoint of the released TPU code. You can generate from the new
+work directory, grow it, train on and evaluate it. It holds parameters only; the optimizer's moments
+start at zero. The suffix of to-torch's target, .bin or .safetensors, is its format. to-torch writes
+the tokenizer to a tokenizer.json beside the target, where to-jax looks for one.
 
-The weights do not say which score function they were trained with, how many heads there are, or
-which part of each head is rotated. The command prints what it assumes, and flags change it.
+Weights do not record the score function, the number of heads, or the rotated part of each head. The
+command prints its assumptions about them; flags change them.
 
-layout writes a run that computes the same with the other rotary layout, and that continues where
-the source does.
+layout writes a run that computes the same with the other rotary layout, and continues at the step
+of the source.
 """
 
 import contextlib
@@ -76,26 +76,18 @@ def to_jax(
   sequence_length: int = 2048,
   allow_nonfinite: bool = False,
 ) -> Config:
-  """Make a work directory, with a checkpoint of step 0, from released weights.
+  """Make a work directory, with a checkpoint of step 0, from released weights; return its config.
 
-  Args:
-    source: see `tensor_files.find`; or an Orbax checkpoint, see `released_tpu`.
-    target: the new work directory.
-    tokenizer: see `vocabulary.find`.
-    heads: see `released_torch.infer_model`, or `released_tpu.infer_model`.
-    rotary_fraction: see `released_torch.infer_model`; an Orbax checkpoint has none.
-    score: see `released_torch.infer_model`.
-    zoom_dim: see `released_tpu.infer_model`; only an Orbax checkpoint has one.
-    sequence_length: for later training and evaluation; the model does not depend on it.
-    allow_nonfinite: accept weights that are NaN or infinite, with a message.
-
-  Returns:
-    The config of the run.
+  The source is a path for `tensor_files.find`, or an Orbax checkpoint (`released_tpu`), which has
+  no `rotary_fraction`; only an Orbax checkpoint has a `zoom_dim`. `infer_model` of `released_torch`
+  and `released_tpu` explains both, `heads` and `score`; `vocabulary.find` explains `tokenizer`. The
+  model does not depend on `sequence_length`. `allow_nonfinite` accepts weights that are NaN or
+  infinite, with a message.
 
   Raises:
-    UserError: the source is not what `tensor_files.find` and `released_torch.infer_model` expect, a
-      weight is not finite, the tokenizer does not fit, or the target exists or cannot be written.
-      Nothing of the target remains then.
+    UserError: `tensor_files.find` or `infer_model` refuses the source, a weight is not finite, the
+      tokenizer does not fit, or the target exists or cannot be written. Nothing of the target
+      remains then.
   """
   files.check_target(target)
   model, weights = _find(source, heads, rotary_fraction, score, zoom_dim)
@@ -163,7 +155,7 @@ def _find(
 
 
 class _NonFinite:
-  """Counts the weights that are NaN or infinite."""
+  """A count of the weights that are NaN or infinite."""
 
   def __init__(self, source: str, allowed: bool):
     self._source, self._allowed = source, allowed
@@ -178,41 +170,33 @@ class _NonFinite:
       self._number += wrong
 
   def report(self) -> None:
-    """Print how many there are, if any.
+    """Print the number of such weights, if there are any.
 
     Raises:
       UserError: there are some, and they are not allowed.
     """
     if not self._number:
       return
-    told = (
+    message = (
       f'{self._source} has {self._number:,} weights that are NaN or infinite, the first of them in '
       f'the tensor {self._first}'
     )
     if not self._allowed:
       raise UserError(
-        f'{told}: a model with them computes nothing but NaN; fetch the weights again, or name an '
-        'earlier checkpoint (--allow_nonfinite takes them as they are)'
+        f'{message}: a model with them computes nothing but NaN; fetch the weights again, or name '
+        'an earlier checkpoint (--allow_nonfinite takes them as they are)'
       )
-    messages.say(f'{told}; they are taken as they are (--allow_nonfinite)')
+    messages.say(f'{message}; they are taken as they are (--allow_nonfinite)')
 
 
 def to_torch(
   source: str, target: Path, *, dtype: str = 'float32', allow_nonfinite: bool = False
 ) -> ModelConfig:
-  """Write the parameters of a run in the released format: the exact inverse of `to_jax`.
+  """Write the parameters of a run in the released format, and return its model.
 
-  The tokenizer of the run becomes a `tokenizer.json` in the same directory, where `to_jax` looks
-  for it: see `vocabulary.written_beside`.
-
-  Args:
-    source: the run, DIR or DIR@STEP.
-    target: a new file; its suffix, `.bin` or `.safetensors`, is the format.
-    dtype: the dtype of the tensors; weights that came from it return to it bit for bit.
-    allow_nonfinite: as in `to_jax`.
-
-  Returns:
-    The model.
+  This is the exact inverse of `to_jax`: weights that came from `dtype` return to it bit for bit.
+  The suffix of the target, `.bin` or `.safetensors`, is the format. The tokenizer of the run
+  becomes a `tokenizer.json` in the same directory (`vocabulary.written_beside`).
 
   Raises:
     UserError: the run cannot be read, the released code cannot compute its model, a weight is not
@@ -259,12 +243,12 @@ def _tensors(
   names: dict[tuple[str, ...], list[str]] = {}
   for name, place in places.items():
     names.setdefault(place.path, []).append(name)
-  for path, of_layers in names.items():
+  for path, layer_names in names.items():
     alone = released_torch.at(abstract, path)
     for key in reversed(path):
       alone = {key: alone}
     array = np.asarray(released_torch.at(files.read_params(checkpoints, meta, mesh, alone), path))
-    for name in of_layers:
+    for name in layer_names:
       layer = places[name].layer
       # Copy the layer: a view of it, held by the consumer, would keep all layers in memory.
       yield name, array if layer is None else array[layer].copy()
@@ -338,7 +322,7 @@ def main(argv: Sequence[str]) -> None:
   rotary = mixer.positions
   rotated = rotary.fraction if isinstance(rotary, RotaryConfig) else 0
   counts, references = (
-    {name: getattr(one, size) for name, one in config_lib.pattentions(model).items()}
+    {name: getattr(config, size) for name, config in config_lib.pattentions(model).items()}
     for size in ('tokens', 'reference')
   )
   messages.say(
@@ -372,14 +356,14 @@ def _change_layout(source: str, target: paths.Path, layout: str | None) -> None:
 
 
 def _say_written(target: paths.Path) -> None:
-  """Say that a run was written, and print a command that tries it."""
+  """Print that a run was written, and a command that tries it."""
   messages.say(f'wrote {target}; to try it:')
   command = usage.spell_command('generate')
   print(f"{command} --source={target} --prompt='Once upon a time'")
 
 
 def _say_assumed(model: ModelConfig) -> None:
-  """Say what was assumed, and which flags change it."""
+  """Print the assumptions about the model, as the flags that change them."""
   named = {'heads': model.layer.mixer.heads, 'score': model.layer.ffn.score.kind}
   if isinstance(rotary := model.layer.mixer.positions, RotaryConfig):
     named['rotary_fraction'] = rotary.fraction

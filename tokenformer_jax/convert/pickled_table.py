@@ -130,10 +130,10 @@ class _Machine:
       stack.append(_MADE_OF_MARKED[name](self._taken(self.marks.pop())))
     elif name in ('APPEND', 'APPENDS'):
       items = self._taken(self.marks.pop() if name == 'APPENDS' else len(stack) - 1)
-      _only(list, stack[-1]).extend(items)
+      _checked(stack[-1], list).extend(items)
     elif name in ('SETITEM', 'SETITEMS'):
       items = self._taken(self.marks.pop() if name == 'SETITEMS' else len(stack) - 2)
-      _only(dict, stack[-1]).update(_pairs(items))
+      _checked(stack[-1], dict).update(_pairs(items))
     elif name == 'BUILD':
       stack.pop()  # The attributes of an object: for a table, its metadata.
     elif name in _NAMING:
@@ -144,7 +144,7 @@ class _Machine:
       function, arguments = self._taken(len(stack) - 2)
       if not any(function is known for known in _CALLABLE):
         raise ValueError('a call of an object that is not a function')
-      stack.append(function(*_only(tuple, arguments)))
+      stack.append(function(*_checked(arguments, tuple)))
     elif name not in ('PROTO', 'FRAME', 'STOP'):
       raise ValueError(f'the instruction {name}')
 
@@ -170,9 +170,9 @@ class _Machine:
 _NAMING = ('GLOBAL', 'STACK_GLOBAL', 'INST', 'EXT1', 'EXT2', 'EXT4')
 
 
-def _only(kind: type, value: Any) -> Any:
-  if type(value) is not kind:
-    raise ValueError(f'a {type(value).__name__} instead of a {kind.__name__}')
+def _checked(value: Any, wanted: type) -> Any:
+  if type(value) is not wanted:
+    raise ValueError(f'a {type(value).__name__} instead of a {wanted.__name__}')
   return value
 
 
@@ -191,19 +191,17 @@ _MADE_OF_MARKED: dict[str, Callable[[list[Any]], Any]] = {
 
 
 def _storage(reference: Any) -> Storage:
-  kind, dtype, key, _, _ = _only(tuple, reference)
-  if _only(str, kind) != 'storage' or not isinstance(dtype, _Dtype):
+  word, dtype, key, _, _ = _checked(reference, tuple)
+  if _checked(word, str) != 'storage' or not isinstance(dtype, _Dtype):
     raise ValueError('a reference that is not to a storage')
-  return Storage(dtype.name, _only(str, key))
+  return Storage(dtype.name, _checked(key, str))
 
 
 def dump(dtype: str, shapes: dict[str, tuple[int, ...]], keys: dict[str, str]) -> bytes:
-  """Return the table as `torch.save` would pickle it, built without PyTorch.
+  """Return the table of a file as `torch.save` would pickle it, built without PyTorch.
 
-  Args:
-    dtype: the dtype of all tensors; a name in `STORAGES`.
-    shapes: the shapes of the tensors, by name.
-    keys: the keys of the tensors' records, by name.
+  All tensors have the `dtype`, a name in `STORAGES`. `shapes` and the `keys` of the tensors'
+  records are by name.
   """
 
   def text(value: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Map weights of the released PyTorch code to our parameters, and infer the model they are of."""
+"""Map weights of the released PyTorch code to our parameters, and infer their model."""
 
 import dataclasses
 import re
@@ -85,12 +85,8 @@ def infer_model(
   """Return the model whose released checkpoint has tensors of these names and shapes.
 
   The reference counts are the numbers of parameter tokens: the released code takes τ from them.
-
-  Args:
-    shapes: the shapes of all tensors, by released name.
-    heads: H; None: as in the released model of this width.
-    rotary_fraction: the rotated part of each head; None: a quarter, as in all released models.
-    score: one of `SCORES`; all released models have the default.
+  `heads` is None for those of the released model of this width, and `rotary_fraction` is None for a
+  quarter of each head, as in all released models. `score` is one of `SCORES`.
 
   Raises:
     UserError: a tensor is missing, is unknown, or has a shape that does not fit the others, or the
@@ -191,16 +187,9 @@ def sized(
   references: Mapping[str, int],
   score: ScoreConfig,
 ) -> ModelConfig:
-  """Return a TokenFormer of equal layers.
+  """Return a TokenFormer of equal layers; `model` supplies all other keys.
 
-  Args:
-    model: supplies all other keys.
-    layers: the number of layers.
-    heads: the number of attention heads.
-    positions: the position encoding of queries and keys.
-    tokens: the numbers of parameter tokens, by projection: qkv, proj and ffn.
-    references: the reference counts, by projection.
-    score: the score of all projections.
+  The numbers of parameter tokens and the reference counts are by projection: qkv, proj and ffn.
   """
   layer = dataclasses.replace(
     model.layer, mixer=dataclasses.replace(model.layer.mixer, heads=heads, positions=positions)
@@ -213,7 +202,7 @@ def sized(
 
 
 def check_can_compute(model: ModelConfig) -> None:
-  """Check that the released code can compute a model, whatever its sizes.
+  """Check that the released code can compute a model; its sizes do not matter.
 
   Raises:
     UserError: it cannot.
@@ -242,15 +231,12 @@ def check_can_compute(model: ModelConfig) -> None:
       f'{path} is {found!r}; the released layout is for models with '
       f'{", ".join(map(repr, allowed))} only'
     )
-  if len(set(scores := _scores(model))) > 1:
+  scores = [found.score.kind for found in config.pattentions(model).values()]
+  if len(set(scores)) > 1:
     raise UserError(
       f'the projections have different scores ({", ".join(scores)}); the released layout is for '
       'models with one score'
     )
-
-
-def _scores(model: ModelConfig) -> list[str]:
-  return [one.score.kind for one in config.pattentions(model).values()]
 
 
 def at(tree: Params, path: Sequence[str]) -> jax.Array | jax.ShapeDtypeStruct:

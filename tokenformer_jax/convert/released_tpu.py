@@ -1,4 +1,4 @@
-"""Map checkpoints of the released TPU code to our parameters, and infer the model they are of.
+"""Map checkpoints of the released TPU code to our parameters, and infer their model.
 
 That code (a fork of MaxText, with layers scanned along axis 1) differs from the released PyTorch
 code in the tanh form of GELU, an epsilon added to the norm of a row of scores, no positions, logits
@@ -45,7 +45,7 @@ def _values(array_NxLxD: np.ndarray) -> np.ndarray:
   return array_NxLxD.swapaxes(0, 1)
 
 
-def _one_of_three(i: int) -> Take:
+def _third(i: int) -> Take:
   return lambda array_DxLx3xN: _keys(array_DxLx3xN[:, :, i])
 
 
@@ -63,7 +63,7 @@ _ARRAYS: dict[tuple[str, ...], tuple[str, Take]] = {
   ('blocks', 'ffn', 'keys'): (f'{_MLP}/wi', _keys),
   ('blocks', 'ffn', 'values'): (f'{_MLP}/wo', _values),
   **{
-    ('blocks', 'attention', name, 'keys'): (f'{_ATTENTION}/qkv_key_slot', _one_of_three(i))
+    ('blocks', 'attention', name, 'keys'): (f'{_ATTENTION}/qkv_key_slot', _third(i))
     for i, name in enumerate(('query', 'key', 'value'))
   },
   **{
@@ -182,13 +182,10 @@ def infer_model(
 ) -> ModelConfig:
   """Return the model whose checkpoint has arrays of these names and shapes.
 
-  Args:
-    arrays: from `find`.
-    heads: H; None: a head for every 64 entries of the width, as released.
-    zoom_dim: the `zoom_dim` of the training. Its root is the scale of the attention's Pattentions,
-      and the root of 4 · zoom_dim that of the feed-forward ones. 0: take the numbers of parameter
-      tokens instead.
-    score: one of `released_torch.SCORES`.
+  `arrays` come from `find`. `heads` is None for a head for every 64 entries of the width, as
+  released. The root of `zoom_dim`, a setting of the training, is the scale of the attention's
+  Pattentions, and the root of 4 · zoom_dim that of the feed-forward ones; if it is 0, the numbers
+  of parameter tokens replace it. `score` is one of `released_torch.SCORES`.
 
   Raises:
     UserError: a shape does not fit the others, the heads do not divide the width, or the score has
@@ -219,7 +216,9 @@ def infer_model(
       f'the model is {width} wide, which is not a multiple of {heads} heads; change --heads'
     )
   scale = zoom_dim or slots
-  of_score = {'row_epsilon': _ROW_EPSILON[score]} | ({} if score == 'softmax' else {'gelu': 'tanh'})
+  score_keys = {'row_epsilon': _ROW_EPSILON[score]} | (
+    {} if score == 'softmax' else {'gelu': 'tanh'}
+  )
   model = released_torch.sized(
     dataclasses.replace(
       _RELEASED,
@@ -232,7 +231,7 @@ def infer_model(
     positions=NoPositionsConfig(),
     tokens={'qkv': slots, 'proj': slots, 'ffn': ffn},
     references={'qkv': scale, 'proj': scale, 'ffn': 4 * zoom_dim or ffn},
-    score=SCORES[score](**of_score),
+    score=SCORES[score](**score_keys),
   )
   expected = {
     _EMBEDDING: (vocab_size, width),

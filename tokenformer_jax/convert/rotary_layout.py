@@ -1,9 +1,8 @@
 """Change the rotary layout of a model without changing what it computes.
 
-The layouts differ in which entries of a head are a pair that turns: i and i + r/2 (`half_split`),
-or 2i and 2i + 1 (`interleaved`), with r rotated entries. A permutation of each head's queries and
-keys takes one layout to the other and leaves all scores as they are. Here it permutes the columns
-of the parameters that make queries and keys, and their moments.
+A layout pairs the r rotated entries of a head: i with i + r/2 (`half_split`), or 2i with 2i + 1
+(`interleaved`). The same permutation of each head's queries and keys changes the layout and keeps
+all scores. So this module permutes the outputs of the query and key projections, and their moments.
 """
 
 import contextlib
@@ -43,10 +42,7 @@ _OUTPUTS = (Role.KERNEL, Role.BIAS, Role.VALUE)
 def convert_layout(params: Params, model: ModelConfig, layout: str) -> tuple[Params, ModelConfig]:
   """Return the parameters and the model of the same function with another rotary layout.
 
-  Args:
-    params: of a model, with stacked layers.
-    model: every size is filled in.
-    layout: half_split or interleaved.
+  Layers are stacked, and every size of the model is filled in. `layout` is one of `LAYOUTS`.
 
   Raises:
     UserError: there is no such layout, no layer rotates, all layers that rotate have the layout, or
@@ -57,15 +53,9 @@ def convert_layout(params: Params, model: ModelConfig, layout: str) -> tuple[Par
 
 
 def convert_run(source: str, target: paths.Path, layout: str) -> ModelConfig:
-  """Write a run with another rotary layout, at the same step and with its optimizer's state.
+  """Write a run with another rotary layout, at its step and with its optimizer's state.
 
-  Args:
-    source: the run, DIR or DIR@STEP.
-    target: the new work directory.
-    layout: half_split or interleaved.
-
-  Returns:
-    The new model.
+  Return the new model. `source` is DIR or DIR@STEP.
 
   Raises:
     UserError: the run cannot be read, `convert_layout` cannot convert its model, or the target
@@ -115,7 +105,7 @@ def _check(model: ModelConfig, layout: str) -> None:
   rotating = {name: layer for name, layer in used_layers(model).items() if _rotary(layer)}
   if not rotating:
     raise UserError('no layer of the model has rotary positions, so there is no layout to change')
-  changing = {name: one for name, one in rotating.items() if _rotary(one).layout != layout}
+  changing = {name: layer for name, layer in rotating.items() if _rotary(layer).layout != layout}
   if not changing:
     raise UserError(f'the rotary layout of the model is {layout} already; nothing would change')
   for name, layer in changing.items():
@@ -127,7 +117,7 @@ def _check(model: ModelConfig, layout: str) -> None:
 
 
 def _rotary(layer: LayerConfig) -> RotaryConfig | None:
-  """Return how a layer rotates, or None if it does not."""
+  """Return the rotary positions of a layer, or None."""
   positions = getattr(layer.mixer, 'positions', None)
   return positions if isinstance(positions, RotaryConfig) else None
 
@@ -146,35 +136,35 @@ def _with_layout(model: ModelConfig, layout: str) -> ModelConfig:
 def _orders(model: ModelConfig, layout: str) -> dict[tuple[str, ...], np.ndarray]:
   """Return the new order of the last axis of each array to permute, by its path."""
   names = [name for group in model.groups for name in group.layers * group.count]
-  of_projection = {}
+  projections = {}
   for name, place in zip(names, trunk.places(model.groups), strict=True):
     layer = model.layers[name]
     if (rotary := _rotary(layer)) and rotary.layout != layout:
       order = _order(rotary, layer.mixer.heads, model.width // layer.mixer.heads)
       for projection in ('query', 'key'):
-        of_projection['blocks', *filter(None, [place.stack]), 'attention', projection] = order
-  info = jax.tree_util.tree_leaves_with_path(models.define(model).info)
-  found = {tuple(key.key for key in path): one for path, one in info}
+        projections['blocks', *filter(None, [place.stack]), 'attention', projection] = order
+  infos = jax.tree_util.tree_leaves_with_path(models.define(model).info)
+  paths_and_infos = [(tuple(key.key for key in path), info) for path, info in infos]
   return {
-    path: of_projection[path[:-1]]
-    for path, one in found.items()
-    if path[:-1] in of_projection and one.role in _OUTPUTS
+    path: projections[path[:-1]]
+    for path, info in paths_and_infos
+    if path[:-1] in projections and info.role in _OUTPUTS
   }
 
 
 def _order(rotary: RotaryConfig, heads: int, head_width: int) -> np.ndarray:
-  """Return which old entry of queries and keys each entry of the other layout is."""
+  """Return, for each entry of queries and keys in the other layout, its index in this one."""
   rotated = np.arange(rotary_width(head_width, rotary.fraction))
   pairs = rotated.reshape(2, -1) if rotary.layout == 'half_split' else rotated.reshape(-1, 2)
-  of_head = np.append(pairs.T.ravel(), np.arange(len(rotated), head_width))
-  return (head_width * np.arange(heads)[:, None] + of_head).ravel()
+  in_head = np.append(pairs.T.ravel(), np.arange(len(rotated), head_width))
+  return (head_width * np.arange(heads)[:, None] + in_head).ravel()
 
 
 def _permuted(tree: Params, orders: dict[tuple[str, ...], np.ndarray]) -> Params:
-  """Return parameters, or a tree like them, with some arrays' last axes in another order."""
+  """Return a tree like the parameters with the last axes of the arrays in `orders` permuted."""
 
-  def one(path: tuple[Any, ...], array: jax.Array) -> jax.Array:
+  def permuted(path: tuple[Any, ...], array: jax.Array) -> jax.Array:
     order = orders.get(tuple(key.key for key in path))
     return array if order is None else jnp.take(array, order, axis=-1)
 
-  return jax.tree.map_with_path(one, tree)
+  return jax.tree.map_with_path(permuted, tree)

@@ -1,14 +1,13 @@
-"""Files of named tensors, read and written one tensor at a time: PyTorch's, safetensors, sharded.
+"""Read and write files of named tensors, one tensor at a time: PyTorch's, safetensors, sharded.
 
 The module needs neither PyTorch nor the safetensors library, because each of these files is a table
 of names, shapes and offsets, followed by raw numbers. A PyTorch file (`torch.save` since 1.6) is an
 uncompressed zip archive with the table as a pickle in `data.pkl` and the numbers in `data/KEY`. A
-safetensors file is the length of its table, the table in JSON, and the numbers. `pickled_table`
-never runs code that a pickle names.
+safetensors file is the length of its table, the table in JSON, and the numbers.
 
-Files come from untrusted sources. So the size of a file bounds the memory that reading it takes: a
-table has a maximum length and is not compressed, and the tensors together are at most as large as
-their file.
+Files come from untrusted sources: `pickled_table` runs no code that a pickle names, and the size of
+a file bounds the memory that reading it takes. A table has a maximum length and is not compressed,
+and the tensors together are at most as large as their file.
 """
 
 import contextlib
@@ -86,9 +85,8 @@ class Tensor(NamedTuple):
 def find(source: Path) -> dict[str, Tensor]:
   """Return every tensor of a file, a sharded set or a directory, by name.
 
-  Args:
-    source: a `.bin` or `.safetensors` file, the `.index.json` of a sharded set, or a directory with
-      one of them (an index is preferred to a file, and safetensors to PyTorch's format).
+  The source is a `.bin` or `.safetensors` file, the `.index.json` of a sharded set, or a directory
+  with one of them. An index is preferred to a file, and safetensors to PyTorch's format.
 
   Raises:
     UserError: the file does not exist, is damaged, or has another format.
@@ -169,9 +167,8 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
   with path.open('rb') as file:
     length = int.from_bytes(file.read(8), 'little')
     if not 2 <= length <= min(size - 8, _MOST_TABLE_BYTES):
-      raise UserError(
-        f'{path} {_what_else(path) or "is not a safetensors file, or is cut short; fetch it again"}'
-      )
+      reason = 'is not a safetensors file, or is cut short; fetch it again'
+      raise UserError(f'{path} {_describe_other_format(path) or reason}')
     header = file.read(length)
   dtypes = {code: DTYPES[name] for name, code in _SAFETENSORS.items()}
   tensors, last = {}, 'its table'
@@ -256,7 +253,9 @@ def _pytorch(path: Path) -> dict[str, Tensor]:
           f'{path} was written in big-endian order; ask its author for a .safetensors file'
         )
       named = pickled_table.parse(_content(path, archive, records[table]))
-      return _placed(path, file, {k.removeprefix(root): r for k, r in records.items()}, named)
+      return _locate_tensors(
+        path, file, {k.removeprefix(root): r for k, r in records.items()}, named
+      )
   except (UserError, OSError):
     raise
   except pickled_table.RefusedError as error:
@@ -265,7 +264,7 @@ def _pytorch(path: Path) -> dict[str, Tensor]:
       'tensors never need it; do not load this file by other means unless you trust its author'
     ) from error
   except zipfile.BadZipFile as error:
-    raise UserError(f'{path} {_why_no_archive(path)} ({_reason(error)})') from error
+    raise UserError(f'{path} {_describe_non_archive(path)} ({_reason(error)})') from error
   except Exception as error:  # A malformed archive or pickle can raise any exception.
     raise UserError(
       f'{path} is not a file that torch.save writes for a model ({_reason(error)})'
@@ -297,15 +296,15 @@ def _check_stored(path: Path, record: zipfile.ZipInfo) -> None:
 _SAFELY = 'PyTorch 2.10 or later and weights_only=True, which runs no hidden code'
 
 
-def _why_no_archive(path: Path) -> str:
+def _describe_non_archive(path: Path) -> str:
   with path.open('rb') as file:
     start = file.read(4)
   if start == _ZIP:
     return 'is cut short or damaged; fetch it again'
-  return _what_else(path) or 'is not a file of PyTorch, and is not named .safetensors'
+  return _describe_other_format(path) or 'is not a file of PyTorch, and is not named .safetensors'
 
 
-def _what_else(path: Path) -> str:
+def _describe_other_format(path: Path) -> str:
   """Return the actual format of a file whose name says another one, or an empty string."""
   with path.open('rb') as file:
     start = file.read(16)
@@ -324,7 +323,7 @@ def _what_else(path: Path) -> str:
   return ''
 
 
-def _placed(
+def _locate_tensors(
   path: Path, file: BinaryIO, records: dict[str, zipfile.ZipInfo], named: Any
 ) -> dict[str, Tensor]:
   """Return the tensors of a table with their positions in the archive."""
@@ -378,11 +377,9 @@ def write(
 ) -> None:
   """Write a file in the format of its suffix, under a temporary name that is renamed at the end.
 
-  Args:
-    target: a `.bin` or `.safetensors` file that does not exist.
-    dtype: the dtype of all tensors; a name in `DTYPES`.
-    shapes: the shapes of all tensors, in the order of the table.
-    stream: every tensor once, in any order and in float32. Only one tensor is in memory at a time.
+  The target is a new `.bin` or `.safetensors` file, `dtype` a name in `DTYPES`, and the order of
+  `shapes` that of the table. `stream` has every tensor once, in any order and in float32; only one
+  tensor is in memory at a time.
 
   Raises:
     UserError: the file cannot be written, or a number is too large for the dtype. No partial file

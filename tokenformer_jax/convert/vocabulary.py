@@ -1,4 +1,4 @@
-"""The tokenizer of released weights: read beside them or from a run, written beside them."""
+"""Read the tokenizer of released weights from beside them or from a run; write it beside them."""
 
 import contextlib
 import json
@@ -23,12 +23,10 @@ class Found(NamedTuple):
 
 
 def find(named: str, weights: Path) -> Found:
-  """Return the tokenizer of weights to read.
+  """Return the tokenizer of weights in a file or a directory.
 
-  Args:
-    named: `bytes`, the path of a `tokenizer.json`, or a run, DIR or DIR@STEP, whose tokenizer to
-      take; empty: the `tokenizer.json` beside the weights.
-    weights: the file of the weights, or the directory that has them.
+  `named` is `bytes`, the path of a `tokenizer.json`, or a run, DIR or DIR@STEP, whose tokenizer to
+  take; empty: the `tokenizer.json` beside the weights.
 
   Raises:
     UserError: there is no such file or run, or the file is not a tokenizer.
@@ -54,10 +52,10 @@ def find(named: str, weights: Path) -> Found:
       f'--tokenizer={named} is not a file or a run; it must be bytes, the path of a {_FILE} '
       f'({tokenizers.WHERE_TO_GET}), or a run whose tokenizer to take'
     )
-  return _of_run(named)
+  return _open_run(named)
 
 
-def _of_run(source: str) -> Found:
+def _open_run(source: str) -> Found:
   directory, step = paths.split_source(source)
   checkpoints, meta = checkpoint.open_source(directory, step)
   with contextlib.closing(checkpoints):
@@ -66,11 +64,9 @@ def _of_run(source: str) -> Found:
 
 
 def check_beside(weights: Path, vocabulary: dict[str, Any]) -> None:
-  """Check that no other model's tokenizer lies where that of a file to write belongs.
+  """Check that no other model's tokenizer is in the directory of a file to write.
 
-  Args:
-    weights: the file to write.
-    vocabulary: the tokenizer of its model, as `Tokenizer.to_json` gives it.
+  `vocabulary` is the tokenizer of the file's model, from `Tokenizer.to_json`.
 
   Raises:
     UserError: a `tokenizer.json` with other content is beside the file.
@@ -91,8 +87,8 @@ def check_beside(weights: Path, vocabulary: dict[str, Any]) -> None:
 def written_beside(weights: Path, vocabulary: dict[str, Any]) -> Iterator[None]:
   """Write `tokenizer.json` beside a file that the `with` block writes; remove it if that fails.
 
-  A model of bytes has no such file; a message says how to name its tokenizer. Arguments are those
-  of `check_beside`, which must have passed.
+  A model of bytes has no such file; a message says how to name its tokenizer. `check_beside` must
+  have passed for the same arguments.
 
   Raises:
     UserError: the file cannot be written.
