@@ -27,17 +27,16 @@ from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.inspection import picture, report
 from tokenformer_jax.inspection.model import answers, load, maps, measure, old_tokens
 from tokenformer_jax.inspection.report import Row
-from tokenformer_jax.inspection.weights import names as names_of
-from tokenformer_jax.inspection.weights import pattentions
+from tokenformer_jax.inspection.weights import names, pattentions
 from tokenformer_jax.parallel import hosts
 
 
 class Texts(NamedTuple):
-  """The ids to show with their text's name, and the ids to measure usage on with theirs."""
+  """Token ids and the names of their texts."""
 
   shown: np.ndarray
   name: str
-  corpus: np.ndarray
+  corpus: np.ndarray  # to measure usage on
   corpus_name: str
 
 
@@ -70,7 +69,7 @@ def run() -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-  """Print the tables, and write the heat map and the JSON file if they are asked for."""
+  """Print the tables, and write the heat map and the JSON file that the flags name."""
   del argv
   values = flags.FLAGS
   if values.out and Path(values.out).suffix not in picture.SUFFIXES:
@@ -99,13 +98,13 @@ def main(argv: Sequence[str]) -> None:
 def _show_tokens(model: Trained, chosen: Mapping[int, Sequence[str]], texts: Texts) -> Row:
   """Print and draw the parameter tokens, and return the content of the JSON file about them."""
   values, old = flags.FLAGS, old_tokens(model)
-  names = report.labels(model.tokenizer, texts.shown.tolist())
+  labels = report.labels(model.tokenizer, texts.shown.tolist())
   found = _only(chosen, maps(model, texts.shown, list(chosen)))
   if values.out:  # Draw before the slower measurement, to report a missing library at once.
-    _write(values.out, '--out', picture.draw(found, names, old).savefig)
+    _write(values.out, '--out', picture.draw(found, labels, old).savefig)
   strongest = report.strongest_rows(found, values.top_k)
   print(f'\nthe first {len(texts.shown)} tokens of {texts.name}\n')
-  print(report.strongest_table(strongest, names), flush=True)
+  print(report.strongest_table(strongest, labels), flush=True)
   used = _only(chosen, measure(model, texts.corpus))
   counted = report.usage_rows(used)
   print(f'\nusage on {len(texts.corpus):,} tokens of {texts.corpus_name}\n')
@@ -118,7 +117,7 @@ def _show_tokens(model: Trained, chosen: Mapping[int, Sequence[str]], texts: Tex
     print(report.age_table(aged))
   print(f'\n{report.DEFINITIONS}')
   return {
-    'text': {'name': texts.name, 'ids': texts.shown.tolist(), 'labels': names},
+    'text': {'name': texts.name, 'ids': texts.shown.tolist(), 'labels': labels},
     'strongest': strongest,
     'usage': {'text': texts.corpus_name, 'positions': len(texts.corpus), 'layers': counted},
     'growth': growth,
@@ -128,9 +127,10 @@ def _show_tokens(model: Trained, chosen: Mapping[int, Sequence[str]], texts: Tex
 
 
 def _show_experts(model: Trained, texts: Texts) -> Row | None:
-  """Print the load of experts and what they answer to; return it for JSON, or None without any."""
+  """Print the experts' load and tokens; return them for the JSON file, or None without experts."""
   top_k, layers = flags.FLAGS.top_k, _layers(flags.FLAGS.layer, model.config.model.depth)
-  found = {n: one for n, one in answers(model, texts.corpus).items() if n in layers}
+  found = answers(model, texts.corpus)
+  found = {layer: found[layer] for layer in layers if layer in found}
   if not found:
     return None
   load = report.expert_rows(found)
@@ -139,21 +139,21 @@ def _show_experts(model: Trained, texts: Texts) -> Row | None:
   print(report.expert_table(load))
   print(f'\nthe busiest experts of each layer and the tokens that they get most, at most {top_k}\n')
   print(report.answer_table(answered, top_k))
-  print(f'\n{report.OF_EXPERTS}')
+  print(f'\n{report.EXPERT_DEFINITIONS}')
   return {
     'text': texts.corpus_name,
     'positions': len(texts.corpus),
     'layers': load,
     'answers': answered,
-    'definitions': report.OF_EXPERTS,
+    'definitions': report.EXPERT_DEFINITIONS,
   }
 
 
 def _read_text(model: Trained) -> Texts:
-  """Return the texts that the flags ask for.
+  """Return the texts that the flags name.
 
   Raises:
-    UserError: they are not there, or empty.
+    UserError: a text does not exist, or is empty.
   """
   values, config, tokenizer = flags.FLAGS, model.meta.config, model.tokenizer
   if values.text.startswith('files:'):
@@ -179,10 +179,10 @@ def _read_text(model: Trained) -> Texts:
 
 
 def _chosen(model: Trained) -> dict[int, list[str]]:
-  """Return the Pattentions that --layer and --kinds ask for, by layer; none in a Transformer.
+  """Return the Pattentions that --layer and --kinds name, by layer; none in a Transformer.
 
   Raises:
-    UserError: there is no such layer or kind, or the layer has none of the kinds.
+    UserError: there is no such layer or Pattention, or the layer has none of them.
   """
   known = pattentions(model.definition)
   if not any(known):
@@ -193,7 +193,7 @@ def _chosen(model: Trained) -> dict[int, list[str]]:
         )
     return {}
   layers = _layers(flags.FLAGS.layer, len(known))
-  kinds = _kinds(flags.FLAGS.kinds, names_of(model.definition))
+  kinds = _kinds(flags.FLAGS.kinds, names(model.definition))
   chosen = {layer: [kind for kind in kinds if kind in known[layer]] for layer in layers}
   if not any(chosen.values()):
     (layer,) = layers  # All layers together have every kind, so --layer names one.
@@ -208,7 +208,7 @@ def _chosen(model: Trained) -> dict[int, list[str]]:
 def _only(
   chosen: Mapping[int, Sequence[str]], found: Mapping[int, Mapping[str, Any]]
 ) -> dict[int, dict[str, Any]]:
-  """Return the part of `found` for the chosen layers and kinds."""
+  """Return the part of `found` for the chosen layers and Pattentions."""
   return {layer: {kind: found[layer][kind] for kind in kinds} for layer, kinds in chosen.items()}
 
 

@@ -1,7 +1,7 @@
-"""Count which experts answer to which tokens of a text, layer by layer.
+"""Count the experts that are chosen for each token of a text, layer by layer.
 
-A router chooses experts for the hidden state at a position, which depends on the whole text up to
-there. The counts go by the token at that position.
+A router chooses experts for the hidden state at a position, which depends on all earlier tokens.
+The counts are by the token at that position.
 """
 
 import dataclasses
@@ -29,33 +29,21 @@ _CHOICES_AT_ONCE = 2**22  # on a device, over all layers
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Answers:
-  """The experts that a layer chose for a text.
+  """The M choices of experts that a layer made for a text."""
 
-  Attributes:
-    ids: the token id of each choice, [M].
-    experts: the expert of each choice, [M].
-    count: E, the number of experts.
-  """
-
-  ids: np.ndarray
-  experts: np.ndarray
-  count: int
+  ids: np.ndarray  # [M], the token id of each choice
+  experts: np.ndarray  # [M], the expert of each choice
+  count: int  # E, the number of experts
 
   @property
   def load(self) -> np.ndarray:
-    """Return the share of all choices that each expert has, [E]."""
+    """Return each expert's share of all choices, [E]."""
     return np.bincount(self.experts, minlength=self.count) / max(1, len(self.experts))
 
   def tokens(self, expert: int, most: int) -> list[tuple[int, float, float]]:
-    """Return the token ids that an expert gets most often.
+    """Return the `most` token ids that an expert gets most often.
 
-    Args:
-      expert: its number.
-      most: the number of ids.
-
-    Returns:
-      For each the id, its part of the expert's choices, and the expert's part of the choices for
-      this id.
+    Each comes with its part of the expert's choices, and the expert's part of the choices for it.
     """
     ids, times = np.unique(self.ids[self.experts == expert], return_counts=True)
     first = np.argsort(-times, kind='stable')[:most]
@@ -68,13 +56,10 @@ class Answers:
 def measure(
   definition: Definition, params: Params, rows: np.ndarray, mesh: Mesh
 ) -> dict[int, Answers]:
-  """Return the experts that each layer with a router chose for a text, by layer from 0 on.
+  """Return the experts that each layer with a router chooses for a text, by layer from 0 on.
 
-  Args:
-    definition: the model, from `define_lm`.
-    params: the parameters, anywhere on the mesh.
-    rows: token ids [R, T]; −1 is padding at the end of a row.
-    mesh: the mesh to run on.
+  The definition comes from `define_lm`, the parameters may be anywhere on the mesh, and `rows` are
+  token ids [R, T]; −1 is padding at the end of a row.
   """
   model = definition.bind(definition.abstract)
   routers = {
@@ -96,11 +81,11 @@ def measure(
 
   def answers(place: trunk.Place) -> Answers:
     ids, experts = [], []
-    for ids_BxT, by_stack in parts:
-      chosen_BxTxK = by_stack[place.stack][place.index]
-      counts = ids_BxT >= 0
-      experts.append(chosen_BxTxK[counts].ravel())
-      ids.append(np.repeat(ids_BxT[counts], chosen_BxTxK.shape[-1]))
+    for ids_BxT, choices in parts:
+      chosen_BxTxK = choices[place.stack][place.index]
+      counted = ids_BxT >= 0
+      experts.append(chosen_BxTxK[counted].ravel())
+      ids.append(np.repeat(ids_BxT[counted], chosen_BxTxK.shape[-1]))
     count = routers[place.stack].count
     return Answers(np.concatenate(ids), np.concatenate(experts), count)
 
@@ -132,7 +117,7 @@ def _choices(model: LM, ids_BxT: jax.Array) -> dict[str, jax.Array]:
 
 
 def _routers(block: nnx.Module) -> dict[tuple[Any, ...], Router]:
-  """Return the router of a layer, or of stacked layers, by its path; or nothing."""
+  """Return the routers of a layer, or of stacked layers, by their paths."""
   modules = nnx.iter_modules(block)
   return {path: module for path, module in modules if isinstance(module, Router)}
 

@@ -29,13 +29,11 @@ from tokenformer_jax.storage import paths
 
 
 def load(source: str) -> Trained:
-  """Load a model with parameter tokens or experts onto all devices, in the dtype of its run.
-
-  Args:
-    source: DIR or DIR@STEP.
+  """Load the model of a run, DIR or DIR@STEP, onto all devices, in the dtype of the run.
 
   Raises:
-    UserError: there is no such run, it is damaged, or its model has neither.
+    UserError: there is no such run, it is damaged, or its model has neither parameter tokens nor
+      experts.
   """
   return trained.load(source, check=check_has_tokens, evenly=False)
 
@@ -53,20 +51,21 @@ def check_has_tokens(meta: Meta, directory: paths.Path) -> None:
 
 
 def old_tokens(model: Trained) -> dict[int, dict[str, int]] | None:
-  """Return the tokens before the last growth, by layer and kind, or None if it added none."""
+  """Return the tokens before the last growth by layer and Pattention, or None if it added none."""
   growth = last_growth(model.meta.lineage, model.config.model)
   if growth is None:
     return None
   layers = pattentions(model.definition)
   counts = {
     number: {
-      name: 0 if number + 1 in growth.new_layers else lookup(growth.old_tokens, one.keys)
-      for name, one in layer.items()
+      name: 0 if number + 1 in growth.new_layers else lookup(growth.old_tokens, found.keys)
+      for name, found in layer.items()
     }
     for number, layer in enumerate(layers)
   }
   now = {
-    number: {name: one.tokens for name, one in layer.items()} for number, layer in enumerate(layers)
+    number: {name: found.tokens for name, found in layer.items()}
+    for number, layer in enumerate(layers)
   }
   return None if counts == now else counts
 
@@ -74,12 +73,9 @@ def old_tokens(model: Trained) -> dict[int, dict[str, int]] | None:
 def maps(
   model: Trained, ids: np.ndarray, layers: Sequence[int] | None = None
 ) -> dict[int, dict[str, np.ndarray]]:
-  """Return the weights of some layers for ids [T], by layer and kind: float32 [T, N].
+  """Return the weights of some layers for ids [T], by layer and Pattention: float32 [T, N].
 
-  Args:
-    model: the model.
-    ids: token ids [T].
-    layers: indices of layers from 0; None: all.
+  Layers are numbered from 0; None: all.
 
   Raises:
     UserError: a layer does not exist.
@@ -95,8 +91,8 @@ def maps(
     found = {layer: run(model.params, batch, layer) for layer in layers}
   known = pattentions(model.definition)
   return {
-    layer: {name: np.asarray(of_layer[name, one.tokens]) for name, one in known[layer].items()}
-    for layer, of_layer in found.items()
+    layer: {name: np.asarray(weights[name, known[layer][name].tokens]) for name in known[layer]}
+    for layer, weights in found.items()
   }
 
 
@@ -107,7 +103,7 @@ def measure(model: Trained, ids: np.ndarray) -> dict[int, dict[str, usage.Usage]
 
 
 def answers(model: Trained, ids: np.ndarray) -> dict[int, experts.Answers]:
-  """Return which experts answer to which tokens of a corpus [P], by layer with a router."""
+  """Return the experts chosen for each token of a corpus [P], by layer with a router."""
   rows = usage.as_rows(ids, model.config.data.sequence_length)
   return experts.measure(model.definition, model.params, rows, model.mesh)
 
@@ -115,7 +111,7 @@ def answers(model: Trained, ids: np.ndarray) -> dict[int, experts.Answers]:
 def measure_text(
   model: Trained, text: str | None, tokens: int
 ) -> dict[int, dict[str, usage.Usage]]:
-  """Measure usage on at most `tokens` tokens of a text; None: text that is not trained on."""
+  """Measure usage on at most `tokens` tokens of a text; None: a text that is not trained on."""
   if text is None:
     ids, _ = held_out.held_out_tokens(model.config.data, model.tokenizer, tokens)
   else:

@@ -1,4 +1,4 @@
-"""Draw heat maps of the weights: input tokens × parameter tokens."""
+"""Draw heat maps of weights, input tokens × parameter tokens."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -30,20 +30,16 @@ def draw(
   names: Sequence[str],
   old: Mapping[int, Mapping[str, int]] | None = None,
 ) -> 'Figure':
-  """Return a figure with a panel for each layer and kind.
+  """Return a figure with a panel for each layer and Pattention of `maps`: weights [T, N].
 
   For a long text the panels of a layer stand side by side. For a short text they stand in several
   lines, to avoid a figure that is a thin strip. Each panel has a colour scale of its own, because
   the weights of a layer may be a hundredth of those of another. It ends at the 99.9th percentile of
   the panel's weights, which stands above the panel, and is finer for small weights (arsinh), so
   that a few large weights do not hide the others. If there are more parameter tokens than a reader
-  can distinguish, a column shows the largest weight of several neighbours. New tokens whose weights
-  are all zero, as after a growth, are hatched.
-
-  Args:
-    maps: weights [T, N] by layer and kind.
-    names: labels of the input tokens.
-    old: the number of old parameter tokens, by layer and kind; a line separates them from new ones.
+  can distinguish, a column shows the largest weight of several neighbours. A line separates `old`
+  parameter tokens from new ones. New tokens whose weights are all zero, as after a growth, are
+  hatched. `names` are labels of the input tokens.
 
   Raises:
     UserError: matplotlib is not installed.
@@ -55,8 +51,8 @@ def draw(
       'matplotlib, which draws the heat map, is not installed; run pip install -e ".[plot]"'
     ) from error
   widths = {
-    layer: {kind: _panel_width(map_TxN.shape[1]) for kind, map_TxN in of_layer.items()}
-    for layer, of_layer in maps.items()
+    layer: {name: _panel_width(map_TxN.shape[1]) for name, map_TxN in layer_maps.items()}
+    for layer, layer_maps in maps.items()
   }
   row = float(np.clip(3 / len(names), *_ROW_INCHES))
   panel = max(_LEAST_INCHES, row * len(names)) + _FRAME_INCHES
@@ -64,23 +60,23 @@ def draw(
   rows = [(layer, line) for layer, own in widths.items() for line in _lines(own, most)]
   height = len(rows) * panel + _BAR_INCHES
   figure = Figure(
-    figsize=(max(sum(widths[layer][kind] for kind in line) for layer, line in rows) + 1, height),
+    figsize=(max(sum(widths[layer][name] for name in line) for layer, line in rows) + 1, height),
     dpi=min(150, _HIGHEST / height),
     layout='constrained',
   )
   grid = figure.add_gridspec(len(rows) + 1, 1, height_ratios=[*[panel] * len(rows), _BAR_INCHES])
   for place, (layer, line) in zip(grid, rows, strict=False):
-    cells = place.subgridspec(1, len(line), width_ratios=[widths[layer][kind] for kind in line])
-    for i, (cell, kind) in enumerate(zip(cells, line, strict=True)):
-      axes, map_TxN = figure.add_subplot(cell), maps[layer][kind]
-      _panel(axes, map_TxN, round(widths[layer][kind] * _COLUMNS_PER_INCH))
-      axes.set_title(f'layer {layer}, {kind}', fontsize=9)
+    cells = place.subgridspec(1, len(line), width_ratios=[widths[layer][name] for name in line])
+    for i, (cell, name) in enumerate(zip(cells, line, strict=True)):
+      axes, map_TxN = figure.add_subplot(cell), maps[layer][name]
+      _panel(axes, map_TxN, round(widths[layer][name] * _COLUMNS_PER_INCH))
+      axes.set_title(f'layer {layer}, {name}', fontsize=9)
       if layer == list(maps)[-1]:
         axes.set_xlabel('parameter token', fontsize=8)
-      if old is not None and old[layer][kind] < map_TxN.shape[1]:
-        _mark_new(axes, map_TxN, old[layer][kind])
+      if old is not None and old[layer][name] < map_TxN.shape[1]:
+        _mark_new(axes, map_TxN, old[layer][name])
       if i == 0:
-        axes.set_yticks(range(len(names)), [_drawable(name) for name in names])
+        axes.set_yticks(range(len(names)), [_drawable(label) for label in names])
         axes.set_ylabel('input token', fontsize=8)
       axes.tick_params(labelsize=7 if row < 0.2 else 9, length=2)
   _draw_bar(figure.add_subplot(grid[-1]))
@@ -88,7 +84,7 @@ def draw(
 
 
 def _draw_bar(axes: 'Axes') -> None:
-  """Draw the colour bar of all panels, whose scale is that of weights over the panel's limit."""
+  """Draw the colour bar of all panels; its scale is a weight over the limit of its panel."""
   from matplotlib.cm import ScalarMappable  # noqa: PLC0415
 
   bar = axes.figure.colorbar(
@@ -106,12 +102,12 @@ def _draw_bar(axes: 'Axes') -> None:
 
 
 def _lines(widths: Mapping[str, float], most: float) -> list[list[str]]:
-  """Return the kinds of a layer in lines, each at most `most` inches wide."""
+  """Return the Pattentions of a layer in lines, each at most `most` inches wide."""
   lines: list[list[str]] = [[]]
-  for kind, width in widths.items():
+  for name, width in widths.items():
     if lines[-1] and sum(widths[k] for k in lines[-1]) + width > most:
       lines.append([])
-    lines[-1].append(kind)
+    lines[-1].append(name)
   return lines
 
 
@@ -167,9 +163,9 @@ def _pooled(map_TxN: np.ndarray, columns: int) -> tuple[np.ndarray, int]:
   length, tokens = map_TxN.shape
   each = -(-tokens // columns)
   count = -(-tokens // each) * each
-  groups = np.pad(map_TxN, ((0, 0), (0, count - tokens))).reshape(length, -1, each)
-  largest = np.abs(groups).argmax(axis=-1)[..., None]
-  return np.take_along_axis(groups, largest, axis=-1)[..., 0], count
+  pools = np.pad(map_TxN, ((0, 0), (0, count - tokens))).reshape(length, -1, each)
+  largest = np.abs(pools).argmax(axis=-1)[..., None]
+  return np.take_along_axis(pools, largest, axis=-1)[..., 0], count
 
 
 def _drawable(name: str) -> str:

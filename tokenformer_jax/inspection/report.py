@@ -16,7 +16,7 @@ nearly unused  contributes less than 1/100 of the mean contribution in its Patte
 unused         contributes at most 1/1000 of that mean at every position; also nearly unused
 dead           key, value and weight are zero, so the token has no gradient and stays dead
 for 90 %       the fewest tokens that together make 90 % of the contribution"""
-OF_EXPERTS = """\
+EXPERT_DEFINITIONS = """\
 load           the share of all choices of a layer's router that an expert has
 max violation  the largest load over that at even load, less 1"""
 
@@ -33,20 +33,19 @@ def labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 
 
 def strongest_rows(maps: Mapping[int, Mapping[str, np.ndarray]], top_k: int) -> list[Row]:
-  """Return the parameter tokens with the largest weights, with the positions of these weights.
+  """Return the parameter tokens with the largest absolute weights, and their positions.
 
-  Args:
-    maps: weights [T, N] by layer and kind. Weights may be negative; their absolute value counts.
-    top_k: the number of parameter tokens of each Pattention, and of positions of each token.
+  `maps` has weights [T, N] by layer and Pattention. `top_k` counts parameter tokens of each
+  Pattention, and positions of each token.
   """
   rows = []
-  for layer, by_kind in maps.items():
-    for kind, map_TxN in by_kind.items():
+  for layer, layer_maps in maps.items():
+    for name, map_TxN in layer_maps.items():
       sizes_TxN = np.abs(map_TxN)
       for token in np.argsort(-sizes_TxN.max(axis=0), kind='stable')[:top_k].tolist():
         positions = np.argsort(-sizes_TxN[:, token], kind='stable')[:top_k].tolist()
         inputs = [{'position': t, 'weight': float(map_TxN[t, token])} for t in positions]
-        rows.append({'layer': layer, 'kind': kind, 'token': token, 'inputs': inputs})
+        rows.append({'layer': layer, 'kind': name, 'token': token, 'inputs': inputs})
   return rows
 
 
@@ -66,20 +65,14 @@ def expert_rows(answers: Mapping[int, Answers]) -> list[Row]:
   ]
 
 
-def answer_rows(answers: Mapping[int, Answers], names: Tokenizer, top_k: int) -> list[Row]:
-  """Return the tokens that each expert gets most often, the busiest experts of a layer first.
-
-  Args:
-    answers: by layer.
-    names: the tokenizer, for the text of tokens.
-    top_k: the number of tokens of an expert.
-  """
+def answer_rows(answers: Mapping[int, Answers], tokenizer: Tokenizer, top_k: int) -> list[Row]:
+  """Return the `top_k` tokens that each expert gets most often, a layer's busiest experts first."""
   rows = []
   for layer, found in answers.items():
     load = found.load
     for expert in np.argsort(-load, kind='stable').tolist():
       tokens = found.tokens(expert, top_k)
-      texts = labels(names, [token for token, _, _ in tokens])
+      texts = labels(tokenizer, [token for token, _, _ in tokens])
       listed = [
         {'id': token, 'text': text, 'of_expert': of_expert, 'of_token': of_token}
         for text, (token, of_expert, of_token) in zip(texts, tokens, strict=True)
@@ -89,42 +82,40 @@ def answer_rows(answers: Mapping[int, Answers], names: Tokenizer, top_k: int) ->
 
 
 def usage_rows(usage: Mapping[int, Mapping[str, Usage]]) -> list[Row]:
-  """Return how many parameter tokens of each layer and kind are used and unused."""
+  """Return how many parameter tokens of each layer and Pattention are used and unused."""
   return [
     {
       'layer': layer,
-      'kind': kind,
+      'kind': name,
       'tokens': len(found.mean),
       'dead': int(found.dead.sum()),
       'unused': int(found.unused.sum()),
       'nearly_unused': int(found.nearly_unused.sum()),
       'for_90_percent': found.tokens_for(0.9),
     }
-    for layer, of_layer in usage.items()
-    for kind, found in of_layer.items()
+    for layer, layer_usage in usage.items()
+    for name, found in layer_usage.items()
   ]
 
 
 def age_rows(
   usage: Mapping[int, Mapping[str, Usage]], old: Mapping[int, Mapping[str, int]]
 ) -> list[Row]:
-  """Compare the old tokens with the new ones for each layer and kind that has new tokens.
+  """Compare the old tokens with the new ones for each layer and Pattention that has new tokens.
 
-  Args:
-    usage: the usage by layer and kind.
-    old: the number of tokens before the last growth, by layer and kind.
+  `old` has the numbers of tokens before the last growth.
   """
   rows = []
-  for layer, of_layer in usage.items():
-    for kind, found in of_layer.items():
-      first, count = old[layer][kind], len(found.mean)
+  for layer, layer_usage in usage.items():
+    for name, found in layer_usage.items():
+      first, count = old[layer][name], len(found.mean)
       if first == count:
         continue
       unused = found.nearly_unused
       rows.append(
         {
           'layer': layer,
-          'kind': kind,
+          'kind': name,
           'old': first,
           'new': count - first,
           'new_share_of_tokens': (count - first) / count,
@@ -137,7 +128,7 @@ def age_rows(
 
 
 def token_rows(usage: Mapping[int, Mapping[str, Usage]]) -> list[Row]:
-  """Return every figure of every parameter token, as lists for each layer and kind."""
+  """Return every figure of every parameter token, as lists for each layer and Pattention."""
 
   def listed(values: np.ndarray) -> list[float]:
     return [float(f'{value:.6g}') for value in values]
@@ -145,15 +136,15 @@ def token_rows(usage: Mapping[int, Mapping[str, Usage]]) -> list[Row]:
   return [
     {
       'layer': layer,
-      'kind': kind,
+      'kind': name,
       'mean': listed(found.mean),
       'root_mean_square': listed(found.root_mean_square),
       'largest': listed(found.largest),
       'value_norm': listed(found.value_norms),
       'contribution': listed(found.contribution),
     }
-    for layer, of_layer in usage.items()
-    for kind, found in of_layer.items()
+    for layer, layer_usage in usage.items()
+    for name, found in layer_usage.items()
   ]
 
 
@@ -203,7 +194,7 @@ def age_table(rows: Sequence[Row]) -> str:
   head = ('layer', 'kind', 'old', 'new', 'new: of tokens', 'of contribution')
   lines = [(*head, 'nearly unused: old', 'new')]
   for row in rows:
-    layer, kind, old, new, tokens, contribution, *unused = row.values()
+    layer, name, old, new, tokens, contribution, *unused = row.values()
     shares = f'{tokens:.1%}', f'{contribution:.1%}'
-    lines.append((f'{layer}', kind, f'{old:,}', f'{new:,}', *shares, *(f'{n:,}' for n in unused)))
+    lines.append((f'{layer}', name, f'{old:,}', f'{new:,}', *shares, *(f'{n:,}' for n in unused)))
   return aligned(lines, left=(1,))

@@ -1,8 +1,8 @@
 """Measure how much each parameter token is used on a text.
 
 At a position, a parameter token with the weight w adds w v to the output. Its **contribution** is
-|w| ‖v‖₂, averaged over the positions of a text. In one Pattention, with the mean contribution of
-its parameter tokens as the measure, a token is
+|w| ‖v‖₂, averaged over the positions of a text. Compared with the mean contribution of the
+parameter tokens of its Pattention, a token is
 
   dead           if its key and its value are zero and the score function gives a score of 0 the
                  weight 0: it adds nothing, and has no gradient, so it never will
@@ -37,7 +37,7 @@ _WEIGHTS_AT_ONCE = 2**24  # on a device: 64 MiB in float32
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Usage:
-  """How much the parameter tokens of one Pattention are used; arrays are [N].
+  """The usage of the parameter tokens of one Pattention; arrays are [N].
 
   Attributes:
     positions: the number of positions of the text.
@@ -86,17 +86,12 @@ def measure(
 ) -> dict[int, dict[str, Usage]]:
   """Measure usage on a text, a few rows at a time.
 
-  Args:
-    definition: the model, from `define_lm`; it sets the dtype.
-    params: the parameters, anywhere on the mesh.
-    rows: token ids [R, T]; −1 is padding at the end of a row.
-    mesh: the mesh to run on.
-
-  Returns:
-    The usage by layer number, from 0 on, and by name of the Pattention.
+  The definition comes from `define_lm` and sets the dtype, the parameters may be anywhere on the
+  mesh, and `rows` are token ids [R, T]; −1 is padding at the end of a row. The result is by layer
+  number, from 0 on, and by name of the Pattention.
   """
   layers = pattentions(definition)
-  most = max(one.tokens for layer in layers for one in layer.values())
+  most = max(found.tokens for layer in layers for found in layer.values())
   at_once = max(1, _WEIGHTS_AT_ONCE // (rows.shape[1] * most))
   run = compiled_sums(definition, mesh)
   total = None
@@ -105,40 +100,37 @@ def measure(
       new = jax.tree.map(lambda a: np.asarray(a, np.float64), run(params, batch))
       total = new if total is None else jax.tree.map(_add, total, new, is_leaf=_is_sums)
     arrays = {
-      (one.layer.stack, name): (lookup(params, one.keys), lookup(params, one.values))
+      (found.layer.stack, name): (lookup(params, found.keys), lookup(params, found.values))
       for layer in layers
-      for name, one in layer.items()
+      for name, found in layer.items()
     }
     norms, zeros = jax.device_get(
-      jax.jit(_of_tokens, out_shardings=sharding.replicated(mesh))(arrays)
+      jax.jit(_norms_and_zeros, out_shardings=sharding.replicated(mesh))(arrays)
     )
   positions = int(np.sum(rows >= 0))
 
-  def usage(name: str, one: Found) -> Usage:
-    stack, index = one.layer
-    found = Sums(*(array[index] for array in total[stack][name]))
+  def usage(name: str, found: Found) -> Usage:
+    stack, index = found.layer
+    sums = Sums(*(array[index] for array in total[stack][name]))
     return Usage(
       positions=positions,
-      mean=found.total / positions,
-      root_mean_square=np.sqrt(found.squares / positions),
-      largest=found.largest,
+      mean=sums.total / positions,
+      root_mean_square=np.sqrt(sums.squares / positions),
+      largest=sums.largest,
       value_norms=np.asarray(norms[stack, name][index], np.float64),
-      dead=zeros[stack, name][index] & one.zero_at_zero,
+      dead=zeros[stack, name][index] & found.zero_at_zero,
     )
 
   return {
-    number: {name: usage(name, one) for name, one in layer.items()}
+    number: {name: usage(name, found) for name, found in layer.items()}
     for number, layer in enumerate(layers)
   }
 
 
 def batches(rows: np.ndarray, at_once: int, mesh: Mesh) -> list[jax.Array]:
-  """Split rows [R, T] into batches of equal size on the mesh; padding fills up the last one.
+  """Split token ids [R, T] into batches of equal size on the mesh; padding fills the last one.
 
-  Args:
-    rows: token ids.
-    at_once: the most rows that a device may have.
-    mesh: its devices share the rows of a batch.
+  A device gets at most `at_once` rows of a batch.
   """
   parts = rules.parts('batch', mesh)
   size = min(at_once, -(-len(rows) // parts)) * parts
@@ -149,7 +141,7 @@ def batches(rows: np.ndarray, at_once: int, mesh: Mesh) -> list[jax.Array]:
 
 
 def as_rows(ids: np.ndarray, length: int) -> np.ndarray:
-  """Cut token ids [P] into rows [R, T ≤ length]; padding fills up the last one."""
+  """Cut token ids [P] into rows [R, T ≤ length]; padding fills the last one."""
   length = min(length, len(ids))
   rows = np.full((-(-len(ids) // length), length), -1, np.int32)
   rows.ravel()[: len(ids)] = ids
@@ -164,7 +156,7 @@ def _is_sums(node: object) -> bool:
   return isinstance(node, Sums)
 
 
-def _of_tokens(
+def _norms_and_zeros(
   keys_and_values: dict[tuple[str, str], tuple[jax.Array, jax.Array]],
 ) -> tuple[dict[tuple[str, str], jax.Array], dict[tuple[str, str], jax.Array]]:
   """Return ‖v‖₂ of every parameter token, and whether its key and its value are zero, [L, N]."""

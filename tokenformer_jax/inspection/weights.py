@@ -3,9 +3,9 @@
 They are an attention map from the tokens of a text to the parameter tokens. `sums` and `maps` run
 inside a jit, on any mesh and in any dtype, and neither keeps the weights of all layers.
 
-The Pattentions of a layer have the names of their modules: `query` is `attention/query`. Layers of
-different kinds have Pattentions of different names and sizes. Layers of one kind at one place of a
-pattern form a stack (see `model/trunk.py`).
+The Pattentions of a layer have the names of their modules: `query` is `attention/query`. Names and
+sizes may differ from layer to layer. Equal layers at one place of a pattern form a stack (see
+`model/trunk.py`).
 """
 
 import functools
@@ -38,33 +38,25 @@ class Sums(NamedTuple):
 
 
 class Found(NamedTuple):
-  """A Pattention of a layer.
+  """A Pattention of a layer."""
 
-  Attributes:
-    layer: the place of the layer's parameters.
-    keys: the path of the stack's keys, [L, N, D].
-    values: the path of the stack's values.
-    tokens: N, the number of its parameter tokens.
-    zero_at_zero: whether its score function gives a score of 0 the weight 0.
-  """
-
-  layer: Place
-  keys: Path
-  values: Path
-  tokens: int
-  zero_at_zero: bool
+  layer: Place  # of the layer's parameters
+  keys: Path  # of the stack's keys, [L, N, D]
+  values: Path  # of the stack's values
+  tokens: int  # N
+  zero_at_zero: bool  # whether the score function gives a score of 0 the weight 0
 
 
 @functools.lru_cache(maxsize=4)
 def pattentions(definition: Definition) -> tuple[dict[str, Found], ...]:
   """Return the Pattentions of each layer by name, in the order in which the layer applies them."""
   arrays: dict[tuple[str, ...], dict[Role, Path]] = {}
-  for path, one in jax.tree_util.tree_leaves_with_path(definition.info):
-    arrays.setdefault(tuple(key.key for key in path[:-1]), {})[one.role] = path
+  for path, info in jax.tree_util.tree_leaves_with_path(definition.info):
+    arrays.setdefault(tuple(key.key for key in path[:-1]), {})[info.role] = path
   places: list[Place] = []
-  of_stack: dict[str, dict[str, Found]] = {}
+  stacked: dict[str, dict[str, Found]] = {}
 
-  def found(place: Place, path: tuple[str, ...], module: Pattention) -> Found:
+  def describe(place: Place, path: tuple[str, ...], module: Pattention) -> Found:
     own = arrays['blocks', *filter(None, [place.stack]), *path]
     zero_at_zero = SCORES[module.how['score']].zero_at_zero
     return Found(place, own[Role.KEY], own[Role.VALUE], module.keys[...].shape[0], zero_at_zero)
@@ -79,12 +71,12 @@ def pattentions(definition: Definition) -> tuple[dict[str, Found], ...]:
         block = nnx.merge(graphdef, jax.tree.map(lambda array: array[0], state))
         modules = _pattentions(block)
         x_BxTxD, weights = _watched(block, x_BxTxD, FROM_START)
-        of_stack[stack] = {name: found(Place(stack, 0), *modules[name]) for name in weights}
+        stacked[stack] = {name: describe(Place(stack, 0), *modules[name]) for name in weights}
     return x_BxTxD
 
   jax.eval_shape(run, definition.abstract, jax.ShapeDtypeStruct((1, 1), jnp.int32))
   return tuple(
-    {name: one._replace(layer=place) for name, one in of_stack[place.stack].items()}
+    {name: found._replace(layer=place) for name, found in stacked[place.stack].items()}
     for place in places
   )
 
@@ -97,12 +89,8 @@ def names(definition: Definition) -> tuple[str, ...]:
 def sums(model: LM, ids_BxT: jax.Array) -> dict[str, dict[str, Sums]]:
   """Sum over all positions of a batch, layer by layer as the model runs.
 
-  Args:
-    model: bound (`Definition.bind`), with parameter tokens.
-    ids_BxT: token ids; an id of −1 is padding at the end of a row, and is not counted.
-
-  Returns:
-    By stack and name: the sums for every layer of the stack and every parameter token.
+  The model is bound (`Definition.bind`). An id of −1 is padding at the end of a row, and is not
+  counted. Return the sums for every layer and parameter token of a stack, by stack and name.
   """
   counted_BxTx1, context = (ids_BxT >= 0)[..., None], Context.from_ids(ids_BxT)
 
@@ -122,20 +110,15 @@ def sums(model: LM, ids_BxT: jax.Array) -> dict[str, dict[str, Sums]]:
 
 
 def maps(model: LM, ids_BxT: jax.Array, layer: jax.Array | int) -> dict[tuple[str, int], jax.Array]:
-  """Return the weights of one layer.
+  """Return the weights of one layer by name and number N of parameter tokens, float32 [B, T, N].
 
-  Args:
-    model: bound (`Definition.bind`), with parameter tokens.
-    ids_BxT: token ids; −1 is padding at the end of a row, whose weights mean nothing.
-    layer: its number in the model, from 0 on. It may be traced: all layers share one program.
-
-  Returns:
-    Weights by name and number N of parameter tokens, float32 [B, T, N]. Those of Pattentions that
-    the layer does not have are zero.
+  Weights of Pattentions that the layer does not have are zero. The model is bound
+  (`Definition.bind`). An id of −1 is padding at the end of a row, whose weights mean nothing. The
+  number of the layer, from 0 on, may be traced: all layers share one program.
   """
   context = Context.from_ids(ids_BxT)
 
-  def one(block: Layer, carry: tuple[jax.Array, Any], number: jax.Array) -> tuple[Any, None]:
+  def apply(block: Layer, carry: tuple[jax.Array, Any], number: jax.Array) -> tuple[Any, None]:
     x, kept = carry
     x, weights = _watched(block, x, context)
     new = {(name, array.shape[-1]): array for name, array in weights.items()}
@@ -148,8 +131,8 @@ def maps(model: LM, ids_BxT: jax.Array, layer: jax.Array | int) -> dict[tuple[st
     for layers in stacks.values()
     for name, (_, module) in _pattentions(layers).items()
   }
-  nothing = {(name, count): jnp.zeros((*ids_BxT.shape, count)) for name, count in sizes}
-  (_, kept), _ = run_layers(model, one, (model.embed(jnp.maximum(ids_BxT, 0)), nothing))
+  zeros = {(name, count): jnp.zeros((*ids_BxT.shape, count)) for name, count in sizes}
+  (_, kept), _ = run_layers(model, apply, (model.embed(jnp.maximum(ids_BxT, 0)), zeros))
   return kept
 
 
@@ -158,30 +141,24 @@ def run_layers(
 ) -> tuple[Any, dict[str, Any]]:
   """Apply a function to all layers, one after the other.
 
-  Args:
-    model: has the layers.
-    apply: maps a layer, the carry and the number of the layer, from 0 on, to the next carry and an
-      output.
-    carry: the carry for the first layer.
-
-  Returns:
-    The carry of the last layer, and the outputs of the layers of each stack, stacked.
+  `apply` maps a layer, the carry and the number of the layer, from 0 on, to the next carry and an
+  output. Return the carry of the last layer, and the outputs of each stack, stacked.
   """
   outputs, first = {}, 0
-  for group, stacks in zip(
+  for repeat, stacks in zip(
     model.groups, trunk.named_stacks(model.blocks, model.groups), strict=True
   ):
-    numbers = first + np.arange(group.size).reshape(group.count, len(stacks))
+    numbers = first + np.arange(repeat.size).reshape(repeat.count, len(stacks))
     carry, found = scan_rows(
       list(stacks.values()),
       apply,
       carry,
       list(numbers.T),
       remat='everything',  # nothing is differentiated
-      loop=group.count > 1,
+      loop=repeat.count > 1,
     )
     outputs |= zip(stacks, found, strict=True)
-    first += group.size
+    first += repeat.size
   return carry, outputs
 
 
@@ -209,8 +186,11 @@ def compiled_maps(
   )
 
 
-class _Watched:
-  """A Pattention that passes its weights to `see` before it computes its output."""
+class _Watched(Pattention):
+  """A Pattention that passes its weights to `see` before it computes its output.
+
+  It is a subclass because a layer passes a context to feed-forward parts of other classes.
+  """
 
   def __init__(self, pattention: Pattention, see: Callable[[jax.Array], None]):
     self._pattention, self._see = pattention, see
@@ -223,10 +203,9 @@ class _Watched:
 def _watched(
   block: Layer, x_BxTxD: jax.Array, context: Context
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """Run a layer and watch it. This changes the layer, so it must be a new one, as in `scan_rows`.
+  """Run a layer; return its output and the weights [B, T, N] of its Pattentions in their order.
 
-  Returns:
-    The output, and the weights [B, T, N] of the Pattentions in the order in which they apply.
+  This changes the layer, so it must be a new one, as in `scan_rows`.
   """
   weights: dict[str, jax.Array] = {}
   modules = dict(nnx.iter_modules(block))

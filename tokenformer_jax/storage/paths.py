@@ -227,7 +227,7 @@ def remove(directory: Path) -> None:
 def files(pattern: str) -> Iterator[str]:
   """Yield the files in a bucket that match a pattern; ** also matches subfolders."""
   found = _bucket().glob(os.fspath(parse_path(pattern)), detail=True)
-  return (_BUCKET + name for name, one in found.items() if one['type'] == 'file')
+  return (_BUCKET + name for name, info in found.items() if info['type'] == 'file')
 
 
 def identity(path: str) -> tuple[Any, ...]:
@@ -252,7 +252,7 @@ class Growing:
   """Files of a work directory that a run appends to.
 
   In a file system these files are in the work directory itself. For a bucket they are in a
-  temporary directory, and are copied to the bucket now and then and on request.
+  temporary directory, and are copied to the bucket once a minute and on request.
   """
 
   def __init__(self, workdir: Path):

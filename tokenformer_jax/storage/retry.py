@@ -1,4 +1,4 @@
-"""Storage that fails for a while: classification of errors, and retries with growing pauses.
+"""Classify errors of storage, and retry with growing pauses after those that may pass.
 
 A storage error is transient (a busy server, a broken connection, EIO of a network disk), or it is
 for the user (a full disk, missing permissions), or it is neither, and the caller knows its meaning
@@ -19,7 +19,7 @@ from absl import logging
 from tokenformer_jax.errors import TransientError, UserError
 
 _T = TypeVar('_T')
-_Kind = Literal['transient', 'user'] | None
+_Verdict = Literal['transient', 'user'] | None
 
 PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 60.0, 60.0)  # seconds between tries: three minutes
 
@@ -32,16 +32,16 @@ _ERRNOS: dict[str, tuple[str, ...]] = {
   ),
   'user': ('ENOSPC', 'EDQUOT', 'EFBIG', 'EACCES', 'EPERM', 'EROFS'),
 }
-_KIND_BY_ERRNO = {
-  getattr(errno, name): kind
-  for kind, names in _ERRNOS.items()
+_VERDICT_BY_ERRNO = {
+  getattr(errno, name): verdict
+  for verdict, names in _ERRNOS.items()
   for name in names
   if hasattr(errno, name)  # Some exist on Linux only.
 }
-_KIND_BY_HTTP = {408: 'transient', 425: 'transient', 429: 'transient', 401: 'user', 403: 'user'}
-_KIND_BY_HTTP |= dict.fromkeys((500, 502, 503, 504), 'transient')
+_VERDICT_BY_HTTP = {408: 'transient', 425: 'transient', 429: 'transient', 401: 'user', 403: 'user'}
+_VERDICT_BY_HTTP |= dict.fromkeys((500, 502, 503, 504), 'transient')
 # Status names as gRPC, TensorStore and Google's APIs write them.
-_KIND_BY_NAME = {'PERMISSION_DENIED': 'user', 'UNAUTHENTICATED': 'user'} | dict.fromkeys(
+_VERDICT_BY_NAME = {'PERMISSION_DENIED': 'user', 'UNAUTHENTICATED': 'user'} | dict.fromkeys(
   ('UNAVAILABLE', 'DEADLINE_EXCEEDED', 'ABORTED', 'RESOURCE_EXHAUSTED'), 'transient'
 )
 _REMOTE = ('aiohttp', 'gcsfs', 'google', 'requests', 'urllib3')  # client libraries of servers
@@ -54,7 +54,7 @@ _HTTP_IN_TEXT = re.compile(
   r'http_response_code=\W?(\d{3})|(?:HTTP|status)(?: response| error)?(?: status)?(?: code)?:? '
   r'?(\d{3})\b|^(\d{3})$'
 )
-_NAME_IN_TEXT = re.compile(rf'\b({"|".join(_KIND_BY_NAME)})\b')
+_NAME_IN_TEXT = re.compile(rf'\b({"|".join(_VERDICT_BY_NAME)})\b')
 _WORDS = (  # in the order of the search
   ('user', re.compile(r'no space left|quota exceeded|read-only file system', re.I)),
   ('transient', re.compile(r'curl_code=|rateLimitExceeded')),
@@ -75,21 +75,19 @@ def is_transient(error: BaseException) -> bool:
 
   If the error itself is not known, its causes decide.
   """
-  return _kind(error) == 'transient'
+  return _classify(error) == 'transient'
 
 
 def is_for_user(error: BaseException) -> bool:
   """Return whether a storage error stays until the user acts: no space, or no permission."""
-  return _kind(error) == 'user'
+  return _classify(error) == 'user'
 
 
 def retried(action: Callable[[], _T], doing: str, pauses: Sequence[float] | None = None) -> _T:
   """Call `action` until it succeeds, with growing pauses after transient errors.
 
-  Args:
-    action: must be safe to repeat after it failed half way.
-    doing: describes the action in messages: 'reading FILE'.
-    pauses: the pauses between tries in seconds; None means `PAUSES`.
+  The action must be safe to repeat after it failed half way. `doing` describes it in messages:
+  'reading FILE'. `pauses` are the seconds between tries; None means `PAUSES`.
 
   Raises:
     TransientError: every try failed with a transient error.
@@ -136,12 +134,12 @@ def one_line(error: BaseException) -> str:
   return text if len(text) <= 300 else f'{text[:150]} … {text[-150:]}'
 
 
-def _kind(error: BaseException) -> _Kind:
-  for one in _chain(error):
-    if isinstance(one, UserError):
+def _classify(error: BaseException) -> _Verdict:
+  for cause in _chain(error):
+    if isinstance(cause, UserError):
       return 'user'
-    if kind := _kind_alone(one):
-      return kind
+    if verdict := _classify_alone(cause):
+      return verdict
   return None
 
 
@@ -152,12 +150,12 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     seen.add(id(error))
     yield error
     if isinstance(error, BaseExceptionGroup):
-      for one in error.exceptions:
-        yield from _chain(one)
+      for member in error.exceptions:
+        yield from _chain(member)
     error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def _kind_alone(error: BaseException) -> _Kind:
+def _classify_alone(error: BaseException) -> _Verdict:
   # An unreachable name server looks like an unknown name (gaierror).
   if isinstance(error, (TransientError, TimeoutError, ConnectionError, socket.gaierror)):
     return 'transient'
@@ -165,38 +163,38 @@ def _kind_alone(error: BaseException) -> _Kind:
     return 'user'
   if isinstance(error, (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)):
     return None
-  if isinstance(error, OSError) and error.errno in _KIND_BY_ERRNO:
-    return _KIND_BY_ERRNO[error.errno]
+  if isinstance(error, OSError) and error.errno in _VERDICT_BY_ERRNO:
+    return _VERDICT_BY_ERRNO[error.errno]
   if type(error).__module__.partition('.')[0] in _REMOTE:
-    return _kind_remote(error)
+    return _classify_remote(error)
   if isinstance(error, jax.errors.JaxRuntimeError):
     return None  # Devices and other processes use the same status names.
   if isinstance(error, (OSError, ValueError, RuntimeError)):
-    return _kind_by_text(str(error))
+    return _classify_text(str(error))
   return None
 
 
-def _kind_remote(error: BaseException) -> _Kind:
+def _classify_remote(error: BaseException) -> _Verdict:
   """Classify an error of a client library."""
   response = getattr(error, 'response', None)
   for holder, name in ((error, 'status'), (error, 'code'), (response, 'status_code')):
     status = str(getattr(holder, name, None))
     if status.isdigit():
-      return _KIND_BY_HTTP.get(int(status))
+      return _VERDICT_BY_HTTP.get(int(status))
   names = {base.__name__ for base in type(error).__mro__}
   if names & _REMOTE_TRANSIENT or getattr(error, 'retryable', False) is True:
     return 'transient'
-  return _kind_by_text(str(error))
+  return _classify_text(str(error))
 
 
-def _kind_by_text(text: str) -> _Kind:
+def _classify_text(text: str) -> _Verdict:
   if found := _ERRNO_IN_TEXT.search(text):
-    return _KIND_BY_ERRNO.get(int(next(filter(None, found.groups()))))
+    return _VERDICT_BY_ERRNO.get(int(next(filter(None, found.groups()))))
   if found := _HTTP_IN_TEXT.search(text):
-    return _KIND_BY_HTTP.get(int(next(filter(None, found.groups()))))
-  for kind, words in _WORDS[:2]:
+    return _VERDICT_BY_HTTP.get(int(next(filter(None, found.groups()))))
+  for verdict, words in _WORDS[:2]:
     if words.search(text):
-      return kind
+      return verdict
   if found := _NAME_IN_TEXT.search(text):
-    return _KIND_BY_NAME[found[1]]
-  return next((kind for kind, words in _WORDS[2:] if words.search(text)), None)
+    return _VERDICT_BY_NAME[found[1]]
+  return next((verdict for verdict, words in _WORDS[2:] if words.search(text)), None)
