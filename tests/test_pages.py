@@ -102,7 +102,7 @@ SMALLER = {
       '--config=configs/vit_imagenet.py:b16 --config.data.source=digits '
       '--config.data.image_size=8 --config.model.patch=4 --config.model.width=96 '
       "--config.model.pattern='layer*2' --config.data.batch_size=4 --config.train.epochs=0 "
-      '--config.optim.warmup_epochs=0 --config.train.eval_batches=1',
+      '--config.optim.warmup_epochs=0 --config.data.workers=0',
     ),
   ],
 }
