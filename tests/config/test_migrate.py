@@ -299,7 +299,7 @@ def test_a_key_that_a_file_of_format_2_lacks_has_the_default_of_that_format():
 def test_what_is_wrong_in_a_model_of_format_2_is_left_to_its_reader(model):
   with pytest.raises(UserError):
     resolved = config_lib.from_dict(Config, migrate.config({'model': model}, 2))
-    assert resolved.model.groups
+    assert resolved.model.repeats
 
 
 # Format 3, in which `restart_schedule` was yes or no for every schedule

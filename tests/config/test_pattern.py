@@ -1,21 +1,21 @@
-"""Patterns of layers become groups of equal layers."""
+"""Patterns of layers become repeats of rows of layers."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenformer_jax.config.pattern import Group, parse
+from tokenformer_jax.config.pattern import Repeat, parse
 from tokenformer_jax.errors import UserError
 
 NAMES = ('dense', 'full', 'layer', 'local', 'moe')
 
 
-def _parse(pattern: str) -> tuple[Group, ...]:
+def _parse(pattern: str) -> tuple[Repeat, ...]:
   return parse(pattern, NAMES, 'config.model.pattern')
 
 
 @pytest.mark.parametrize(
-  ('pattern', 'groups'),
+  ('pattern', 'repeats'),
   [
     ('layer', [('layer', 1)]),
     ('layer*12', [('layer', 12)]),
@@ -26,7 +26,7 @@ def _parse(pattern: str) -> tuple[Group, ...]:
     ('(local*3 full)*4', [('local local local full', 4)]),
     ('full (dense moe)*2 full', [('full', 1), ('dense moe', 2), ('full', 1)]),
     ('((dense moe)*2 full)*3', [('dense moe dense moe full', 3)]),
-    # What is no repetition of several layers needs no group of its own.
+    # Only a repetition of several layers has a row of several layers.
     ('(layer)*3', [('layer', 3)]),
     ('(layer*2)*3', [('layer', 6)]),
     ('((dense moe)*2)*3', [('dense moe', 6)]),
@@ -35,13 +35,13 @@ def _parse(pattern: str) -> tuple[Group, ...]:
     ('(dense moe)*2 (dense moe)*3', [('dense moe', 5)]),
   ],
 )
-def test_groups_of_a_pattern(pattern, groups):
-  want = tuple(Group(tuple(row.split()), count) for row, count in groups)
+def test_repeats_of_a_pattern(pattern, repeats):
+  want = tuple(Repeat(tuple(row.split()), count) for row, count in repeats)
   assert _parse(pattern) == want, 'other layers, or layers that could share a program do not'
 
 
-def _run(groups: tuple[Group, ...]) -> list[str]:
-  return [name for group in groups for name in group.layers * group.count]
+def _run(repeats: tuple[Repeat, ...]) -> list[str]:
+  return [name for repeat in repeats for name in repeat.layers * repeat.count]
 
 
 PATTERNS = st.recursive(
@@ -59,9 +59,9 @@ PATTERNS = st.recursive(
 @given(PATTERNS)
 def test_layers_run_in_the_order_that_they_are_written(pattern):
   text, names = pattern
-  groups = _parse(text)
-  assert _run(groups) == names, f'{text} runs other layers'
-  assert sum(group.size for group in groups) == len(names), 'the size of a group is wrong'
+  repeats = _parse(text)
+  assert _run(repeats) == names, f'{text} runs other layers'
+  assert sum(repeat.size for repeat in repeats) == len(names), 'the size of a repeat is wrong'
 
 
 @pytest.mark.parametrize(

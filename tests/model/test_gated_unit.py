@@ -171,7 +171,7 @@ def _run_layers(model, params: Params, x_BxTxD: jax.Array, causal: bool, context
   """Run the layers of a model alone, on an input in the place of the embeddings."""
   layers = architecture(model, causal=causal)
   definition = define(lambda rngs: trunk.make(layers, compute=DEFAULT, rngs=rngs))
-  return trunk.run(definition.bind(params), layers.groups, x_BxTxD, context, compute=DEFAULT)[0]
+  return trunk.run(definition.bind(params), layers.repeats, x_BxTxD, context, compute=DEFAULT)[0]
 
 
 def _stacked(*layers: str) -> Params:

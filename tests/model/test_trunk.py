@@ -14,14 +14,14 @@ from tiny import large_params, tiny_model
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, MeshConfig, OptimConfig, TrainConfig, choices
-from tokenformer_jax.config.pattern import Group
+from tokenformer_jax.config.pattern import Repeat
 from tokenformer_jax.decoding.decode import Decoder, Request
 from tokenformer_jax.decoding.sampling import GREEDY
 from tokenformer_jax.model import lm, trunk
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Definition, Params, Role, param
-from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, NOTHING, Aux, Inputs
+from tokenformer_jax.model.trunk import EMPTY_AUX, FROM_START, NO_INPUTS, Aux, Inputs
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps import step as step_lib
 
@@ -77,23 +77,23 @@ class _Scale(nnx.Module):
     del context
     x = x * self.scale[...] + inputs.branch_scales_Bx2
     if not self.says:
-      return x, cache, NOTHING
+      return x, cache, EMPTY_AUX
     return x, cache, Aux(jnp.sum(x), {name: jnp.sum(x) for name in self.says})
 
 
-def _scales(groups: list[Group], layers: str, **says: tuple[str, ...]) -> tuple[float, Aux]:
+def _scales(repeats: list[Repeat], layers: str, **says: tuple[str, ...]) -> tuple[float, Aux]:
   """x ← x · scale + input of every layer, with the inputs 1, 2, …: what depends on the order."""
   makers = {
     name: functools.partial(_Scale, scale, says.get(name, ()))
     for name, scale in {'a': 2.0, 'b': 3.0}.items()
   }
-  architecture, compute = trunk.Architecture(tuple(groups), makers), Compute(layers=layers)
+  architecture, compute = trunk.Architecture(tuple(repeats), makers), Compute(layers=layers)
 
   def run() -> tuple[jax.Array, Aux]:
     blocks = trunk.make(architecture, compute=compute, rngs=nnx.Rngs(0))
     inputs = Inputs(branch_scales_Bx2=jnp.arange(1.0, 1 + architecture.size))
     x, _, aux = trunk.run(
-      blocks, architecture.groups, jnp.float32(1), inputs=inputs, compute=compute
+      blocks, architecture.repeats, jnp.float32(1), inputs=inputs, compute=compute
     )
     return x, aux
 
@@ -102,11 +102,11 @@ def _scales(groups: list[Group], layers: str, **says: tuple[str, ...]) -> tuple[
 
 
 A_B_GROUPS = pytest.mark.parametrize(
-  'groups',
+  'repeats',
   [
-    [Group(('a',), 3)],
-    [Group(('a',), 3), Group(('b',), 1)],
-    [Group(('b',), 1), Group(('a', 'b'), 2), Group(('a',), 2)],
+    [Repeat(('a',), 3)],
+    [Repeat(('a',), 3), Repeat(('b',), 1)],
+    [Repeat(('b',), 1), Repeat(('a', 'b'), 2), Repeat(('a',), 2)],
   ],
   ids=['a*3', 'a*3 b', 'b (a b)*2 a*2'],
 )
@@ -115,12 +115,12 @@ EACH_WAY = pytest.mark.parametrize('layers', ['scan', 'unrolled', 'list'])
 
 @A_B_GROUPS
 @EACH_WAY
-def test_layers_run_in_order_each_with_its_own_input(groups, layers):
+def test_layers_run_in_order_each_with_its_own_input(repeats, layers):
   want = 1.0
-  names = [name for group in groups for name in group.layers * group.count]
+  names = [name for repeat in repeats for name in repeat.layers * repeat.count]
   for i, name in enumerate(names, start=1):
     want = want * {'a': 2, 'b': 3}[name] + i
-  got, aux = _scales(groups, layers)
+  got, aux = _scales(repeats, layers)
   assert got == want, 'layers run in another order, or have the input of another layer'
   assert jax.tree.leaves(aux) == [], 'layers that say nothing have a part in the program'
 
@@ -128,8 +128,8 @@ def test_layers_run_in_order_each_with_its_own_input(groups, layers):
 @EACH_WAY
 def test_losses_of_layers_add_up_and_figures_are_their_means(layers):
   # After each layer x is 1 · 3 + 1, then 4 · 2 + 2, 10 · 3 + 3, 33 · 2 + 4.
-  groups = [Group(('b', 'a'), 2)]
-  _, aux = _scales(groups, layers, a=('size',), b=('size', 'of_b'))
+  repeats = [Repeat(('b', 'a'), 2)]
+  _, aux = _scales(repeats, layers, a=('size',), b=('size', 'of_b'))
   assert float(aux.loss) == 4 + 10 + 33 + 70, 'the loss of a layer is lost'
   figures = {name: float(value) for name, value in aux.figures.items()}
   assert figures == {'size': (4 + 10 + 33 + 70) / 4, 'of_b': (4 + 33) / 2}, (
@@ -329,4 +329,4 @@ def test_the_default_architecture_is_one_stack():
   from tokenformer_jax.model.blocks import architecture  # noqa: PLC0415
 
   layers = architecture(tiny_model())
-  assert layers.groups == (Group(('layer',), 2),), 'old checkpoints have other paths'
+  assert layers.repeats == (Repeat(('layer',), 2),), 'old checkpoints have other paths'

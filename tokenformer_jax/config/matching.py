@@ -20,7 +20,7 @@ T = TypeVar('T')
 
 def shallow(source: ModelConfig, target: ModelConfig) -> ModelConfig:
   """Return the target with the source's layers: what it becomes before layers are added."""
-  used = pattern_lib.names(target.groups)
+  used = pattern_lib.names(target.repeats)
   kept = {
     name: layer
     for name, layer in target.variants.items()
@@ -48,7 +48,7 @@ def old_layers(source: ModelConfig, target: ModelConfig, place: str) -> tuple[in
   Raises:
     UserError: the source's layers are not among those of the target in their order.
   """
-  before, after = source.groups, target.groups
+  before, after = source.repeats, target.repeats
   found: list[int | None] = [None] * target.depth
   same_rows = [group.layers for group in before] == [group.layers for group in after]
   if same_rows and all(old.count <= new.count for old, new in zip(before, after, strict=True)):

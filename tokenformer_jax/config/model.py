@@ -10,7 +10,7 @@ from tokenformer_jax.config.feed_forward import ExpertsConfig
 from tokenformer_jax.config.fields import MODEL_KINDS, key
 from tokenformer_jax.config.layer import NORMS, LayerConfig, map_parts, parts
 from tokenformer_jax.config.mixers import PositionScaleConfig
-from tokenformer_jax.config.pattern import Group
+from tokenformer_jax.config.pattern import Repeat
 
 BASE = 'layer'  # the name of `model.layer` in patterns
 
@@ -110,8 +110,8 @@ class ModelConfig:
   init: InitConfig = dataclasses.field(default=InitConfig(), compare=False)
 
   @functools.cached_property
-  def groups(self) -> tuple[Group, ...]:
-    """The groups of equal layers in the pattern.
+  def repeats(self) -> tuple[Repeat, ...]:
+    """The repeats of equal rows of layers in the pattern.
 
     Raises:
       UserError: the text is not a pattern, or names a layer that the model does not have.
@@ -121,19 +121,19 @@ class ModelConfig:
   @property
   def depth(self) -> int:
     """L, the number of layers."""
-    return sum(group.size for group in self.groups)
+    return sum(repeat.size for repeat in self.repeats)
 
   @property
   def layers(self) -> dict[str, LayerConfig]:
     """The layers of the pattern by name, in the order of their first occurrence."""
     named = {BASE: self.layer, **self.variants}
-    return {name: named[name] for group in self.groups for name in group.layers}
+    return {name: named[name] for repeat in self.repeats for name in repeat.layers}
 
   @property
   def in_order(self) -> list[LayerConfig]:
     """The layers in the order that they run."""
     named = self.layers
-    return [named[name] for name in pattern.names(self.groups)]
+    return [named[name] for name in pattern.names(self.repeats)]
 
   @property
   def experts(self) -> dict[str, ExpertsConfig]:

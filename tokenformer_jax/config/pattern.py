@@ -13,7 +13,7 @@ _MOST_DEEP = 20  # nested parentheses
 _MOST_LAYERS = 10_000  # more layers are taken for a typing mistake
 
 
-class Group(NamedTuple):
+class Repeat(NamedTuple):
   """A row of layers that runs `count` times.
 
   Attributes:
@@ -30,12 +30,12 @@ class Group(NamedTuple):
     return len(self.layers) * self.count
 
 
-def parse(pattern: str, known: Collection[str], where: str) -> tuple[Group, ...]:
-  """Return the groups of a pattern such as `layer*12`, `local*23 full` or `(dense moe)*6`.
+def parse(pattern: str, known: Collection[str], where: str) -> tuple[Repeat, ...]:
+  """Return the repeats of a pattern such as `layer*12`, `local*23 full` or `(dense moe)*6`.
 
   A name is a layer, `*N` repeats the item before it, and parentheses make several layers one item.
-  A repeated parenthesis is one group, whose row has every layer of the parenthesis. All other
-  groups have one kind of layer. Adjacent groups with equal rows become one group.
+  A repeated parenthesis is one repeat, whose row has every layer of the parenthesis. All other
+  repeats have one kind of layer. Adjacent repeats with equal rows become one repeat.
 
   Args:
     pattern: the text.
@@ -46,23 +46,23 @@ def parse(pattern: str, known: Collection[str], where: str) -> tuple[Group, ...]
     UserError: the text is not a pattern, or names an unknown layer.
   """
   parser = _Parser(pattern, known, where)
-  groups: list[Group] = []
-  for group in parser.groups():
-    if groups and groups[-1].layers == group.layers:
-      group = Group(group.layers, groups.pop().count + group.count)
-    groups.append(group)
-  return tuple(groups)
+  repeats: list[Repeat] = []
+  for repeat in parser.repeats():
+    if repeats and repeats[-1].layers == repeat.layers:
+      repeat = Repeat(repeat.layers, repeats.pop().count + repeat.count)
+    repeats.append(repeat)
+  return tuple(repeats)
 
 
-def names(groups: Iterable[Group]) -> list[str]:
-  """Return the name of each layer of groups, in execution order."""
-  return [name for group in groups for name in group.layers * group.count]
+def names(repeats: Iterable[Repeat]) -> list[str]:
+  """Return the name of each layer of repeats, in execution order."""
+  return [name for repeat in repeats for name in repeat.layers * repeat.count]
 
 
-def as_text(groups: Iterable[Group]) -> str:
-  """Return the pattern of groups, which `parse` reads."""
+def as_text(repeats: Iterable[Repeat]) -> str:
+  """Return the pattern of repeats, which `parse` reads."""
   items = []
-  for layers, count in groups:
+  for layers, count in repeats:
     runs = ((name, len(list(equal))) for name, equal in itertools.groupby(layers))
     row = ' '.join(name if times == 1 else f'{name}*{times}' for name, times in runs)
     row = f'({row})' if len(layers) > 1 else row
@@ -78,23 +78,23 @@ class _Parser:
     self._tokens = [match[1] for match in _TOKEN.finditer(pattern)]
     self._next = 0
 
-  def groups(self) -> list[Group]:
-    groups = self._sequence(0)
+  def repeats(self) -> list[Repeat]:
+    repeats = self._sequence(0)
     if self._peek() == ')':
       raise self._error("a ')' closes nothing")
-    if not groups:
+    if not repeats:
       raise self._error('it names no layer')
-    return groups
+    return repeats
 
-  def _sequence(self, depth: int) -> list[Group]:
-    """Parse groups up to the end, or up to a ')' that closes a '(' before this sequence."""
-    groups: list[Group] = []
+  def _sequence(self, depth: int) -> list[Repeat]:
+    """Parse repeats up to the end, or up to a ')' that closes a '(' before this sequence."""
+    repeats: list[Repeat] = []
     while self._peek() not in ('', ')'):
-      groups.extend(self._item(depth))
-      self._check_size(groups, 1)
-    return groups
+      repeats.extend(self._item(depth))
+      self._check_size(repeats, 1)
+    return repeats
 
-  def _item(self, depth: int) -> list[Group]:
+  def _item(self, depth: int) -> list[Repeat]:
     """Parse a name or a parenthesis, with its count."""
     token = self._take()
     if token == '(':
@@ -106,7 +106,7 @@ class _Parser:
       if not inner:
         raise self._error('a parenthesis is empty')
     elif token in self._known:
-      inner = [Group((token,), 1)]
+      inner = [Repeat((token,), 1)]
     elif token.isidentifier():
       raise self._error(f'{token!r} is not a layer{nearest(token, self._known)}')
     elif token.isdigit():
@@ -119,8 +119,10 @@ class _Parser:
     self._check_size(inner, count)
     if count == 1:
       return inner
-    row = tuple(name for group in inner for name in group.layers * group.count)
-    return [Group(row, count) if len(inner) > 1 else Group(inner[0].layers, inner[0].count * count)]
+    row = tuple(name for repeat in inner for name in repeat.layers * repeat.count)
+    return [
+      Repeat(row, count) if len(inner) > 1 else Repeat(inner[0].layers, inner[0].count * count)
+    ]
 
   def _count(self) -> int:
     if self._peek() != '*':
@@ -132,8 +134,8 @@ class _Parser:
       raise self._error(f"after '*' comes a number from 1 to {_MOST_LAYERS:,}, {found}")
     return int(token)
 
-  def _check_size(self, groups: list[Group], count: int) -> None:
-    if count * sum(group.size for group in groups) > _MOST_LAYERS:
+  def _check_size(self, repeats: list[Repeat], count: int) -> None:
+    if count * sum(repeat.size for repeat in repeats) > _MOST_LAYERS:
       raise self._error(f'it has more than {_MOST_LAYERS:,} layers')
 
   def _peek(self) -> str:

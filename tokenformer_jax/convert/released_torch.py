@@ -18,7 +18,7 @@ from tokenformer_jax.config import (
 from tokenformer_jax.config.groups import groups_of
 from tokenformer_jax.config.model import BASE
 from tokenformer_jax.config.pattention import SCORES as SCORE_CONFIGS
-from tokenformer_jax.config.pattern import Group
+from tokenformer_jax.config.pattern import Repeat
 from tokenformer_jax.convert.tensor_files import Shape, Tensor
 from tokenformer_jax.errors import UserError, misspelt
 from tokenformer_jax.grow import files
@@ -207,7 +207,7 @@ def check_can_compute(model: ModelConfig) -> None:
   Raises:
     UserError: it cannot.
   """
-  if model.groups != (Group((BASE,), model.depth),):
+  if model.repeats != (Repeat((BASE,), model.depth),):
     raise UserError(
       f'model.pattern is {model.pattern!r}; a model of several kinds of layers has no place in the '
       f'released layout, which is for {BASE}*N only'

@@ -135,9 +135,9 @@ def _with_layout(model: ModelConfig, layout: str) -> ModelConfig:
 
 def _orders(model: ModelConfig, layout: str) -> dict[tuple[str, ...], np.ndarray]:
   """Return the new order of the last axis of each array to permute, by its path."""
-  names = [name for group in model.groups for name in group.layers * group.count]
+  names = [name for repeat in model.repeats for name in repeat.layers * repeat.count]
   projections = {}
-  for name, place in zip(names, trunk.places(model.groups), strict=True):
+  for name, place in zip(names, trunk.places(model.repeats), strict=True):
     layer = model.layers[name]
     if (rotary := _rotary(layer)) and rotary.layout != layout:
       order = _order(rotary, layer.mixer.heads, model.width // layer.mixer.heads)

@@ -28,7 +28,7 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.config import pattern as pattern_lib
 from tokenformer_jax.config.model import BASE, layer_path
-from tokenformer_jax.config.pattern import Group
+from tokenformer_jax.config.pattern import Repeat
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import tokens
 from tokenformer_jax.grow.tokens import Path, drawing_key, lookup
@@ -60,7 +60,7 @@ def wanted(model: ModelConfig, layers: int | None, pattern: str | None) -> Model
     return with_references(dataclasses.replace(model, pattern=text))
   if layers is None:
     return model
-  (row, _), *others = model.groups
+  (row, _), *others = model.repeats
   if others:
     raise UserError(
       f'--layers={layers} does not say which layers of the pattern {model.pattern!r} are to be '
@@ -72,14 +72,14 @@ def wanted(model: ModelConfig, layers: int | None, pattern: str | None) -> Model
       f'--layers is {layers}, and the model has {model.depth} layers{multiple}; it must be '
       f'{"a multiple of the row and " if multiple else ""}at least as many'
     )
-  text = pattern_lib.as_text([Group(row, layers // len(row))])
+  text = pattern_lib.as_text([Repeat(row, layers // len(row))])
   return dataclasses.replace(model, pattern=text)
 
 
 def _copied(source: ModelConfig, target: ModelConfig, place: str) -> list[int | None]:
   """Return which layer of the source each new layer copies: the last before it, or the first."""
   found = matching.old_layers(source, target, place)
-  names = pattern_lib.names(target.groups)
+  names = pattern_lib.names(target.repeats)
   copied: list[int | None] = [None] * len(found)
   if place not in _COPYING:
     return copied
@@ -102,12 +102,12 @@ def check(source: ModelConfig, target: ModelConfig, place: str) -> None:
     UserError: no layer is added and `place` is for new ones, the source's layers are not among the
       target's, or a new layer could not pass its input on.
   """
-  if source.groups == target.groups:
+  if source.repeats == target.repeats:
     if place not in ('copies', 'between'):  # the default, and that of earlier versions
       raise UserError(f'grow.place={place} is for new layers, and none is added; leave it out')
     return
   found, copied = matching.old_layers(source, target, place), _copied(source, target, place)
-  names = pattern_lib.names(target.groups)
+  names = pattern_lib.names(target.repeats)
   for name, layer, copy in zip(names, found, copied, strict=True):
     keeps_outputs = place == 'whole_copies' and copy is not None
     reason = None if layer is not None or keeps_outputs else _obstacle(target.layers[name])
@@ -137,7 +137,7 @@ def check_no_twins(
   Raises:
     UserError: an earlier growth copied tokens or units, and no training followed.
   """
-  if place != 'copies' or source.groups == target.groups:
+  if place != 'copies' or source.repeats == target.repeats:
     return
   for one in reversed(lineage):
     if one.first_step != step:
@@ -177,13 +177,13 @@ class Stacks:
   """Makes the stacked arrays of one pattern from those of another.
 
   Args:
-    before: the groups of layers of the given arrays.
+    before: the repeats of the given arrays.
     after: those of the arrays to make.
     origins: for each layer of `after` the layer of `before` that it is made from, or None.
   """
 
   def __init__(
-    self, before: Sequence[Group], after: Sequence[Group], origins: Sequence[int | None]
+    self, before: Sequence[Repeat], after: Sequence[Repeat], origins: Sequence[int | None]
   ):
     old, new = list(trunk.places(before)), list(trunk.places(after))
     self._several = bool(new[0].stack)
@@ -252,7 +252,7 @@ class MoreLayers:
     )
     origins = [copy if old is None else old for old, copy in zip(found, copied, strict=True)]
     self._is_new = [old is None for old in found]
-    self._stacks = Stacks(source.groups, target.groups, origins)
+    self._stacks = Stacks(source.repeats, target.repeats, origins)
 
   def sources(self, path: Path) -> tuple[Path, ...]:
     """Return the paths of the arrays of the smaller model that the one at `path` is made from."""
@@ -317,12 +317,12 @@ def remove(params: Params, model: ModelConfig, before: ModelConfig, place: str) 
     before: the smaller model.
     place: the `grow.place` of the growth.
   """
-  if model.groups == before.groups:
+  if model.repeats == before.repeats:
     return params
   now = {
     old: at for at, old in enumerate(matching.old_layers(before, model, place)) if old is not None
   }
-  stacks = Stacks(model.groups, before.groups, [now[layer] for layer in range(before.depth)])
+  stacks = Stacks(model.repeats, before.repeats, [now[layer] for layer in range(before.depth)])
 
   def one(path: Path, info: Any) -> jax.Array:
     if not info.in_layers:

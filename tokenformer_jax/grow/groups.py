@@ -98,7 +98,7 @@ class _Step:
   @property
   def deeper(self) -> bool:
     """Whether the layers differ; new layers have new tokens in all groups."""
-    return self.before.groups != self.after.groups
+    return self.before.repeats != self.after.repeats
 
   @property
   def adds(self) -> bool:

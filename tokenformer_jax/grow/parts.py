@@ -72,7 +72,7 @@ def _adds(before: ModelConfig, after: ModelConfig) -> bool:
   """Return whether a model has tokens, experts or layers that another has not, and is no wider."""
   same_layers = matching.shallow(before, after)
   return before.width == after.width and (
-    before.groups != after.groups
+    before.repeats != after.repeats
     or experts.narrow(before, same_layers) != same_layers
     or token_counts(before) != token_counts(same_layers)
   )
@@ -89,7 +89,7 @@ def check_no_layers(last: Ancestor, model: ModelConfig, directory: paths.Path) -
       f'the last growth of {directory} added experts, which cannot be extracted or merged, because '
       'a router chooses among all of them; grow experts first, and tokens by a growth of their own'
     )
-  if last.model.groups != model.groups:
+  if last.model.repeats != model.repeats:
     raise UserError(
       f'the last growth of {directory} added layers (from {last.model.pattern!r} to '
       f'{model.pattern!r}), and tokens of new layers cannot be extracted or merged; grow layers '

@@ -85,7 +85,7 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
       )
   experts.check(target, shallow)
   depth.check(matching.routed(source, shallow), deeper, config.place)
-  adds_copies = config.place == 'copies' and source.groups != deeper.groups
+  adds_copies = config.place == 'copies' and source.repeats != deeper.repeats
   if adds_copies and config.method in tokens.COPYING and source != target:
     raise UserError(
       f'{config.method} makes copies that differ only in what they add, which place=copies sets to '
@@ -292,7 +292,7 @@ def grow(
   stages: list[Stage] = [InPlace(by_array(source, narrow, config))]
   if narrow != shallow:
     stages.append(expert_arrays.MoreExperts(narrow, shallow, config))
-  if source.groups != target.groups:
+  if source.repeats != target.repeats:
     stages.append(depth.MoreLayers(matching.routed(source, shallow), target, config))
   return run_stages(state, source, target, stages, config, map_arrays)
 

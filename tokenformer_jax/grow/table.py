@@ -37,7 +37,7 @@ def render(
     optim: names the optimizer whose state takes memory beside the parameters.
   """
   rows = [('', 'before', 'after', '')]
-  if before.groups != after.groups:
+  if before.repeats != after.repeats:
     rows += _layers(before, after)
   rows += _experts(before, after)
   if new := pattentions(after):
@@ -93,7 +93,7 @@ def _used(model: ModelConfig) -> dict[str, tuple[int, int]]:
 
 def _layers(before: ModelConfig, after: ModelConfig) -> list[tuple[str, str, str, str]]:
   """Return rows of the number of layers, and of those of each name if there are several."""
-  old, new = (collections.Counter(pattern.names(model.groups)) for model in (before, after))
+  old, new = (collections.Counter(pattern.names(model.repeats)) for model in (before, after))
   named = [_row(f'{name} layers', old[name], count) for name, count in new.items()]
   return [_row('layers', before.depth, after.depth), *(named if len(new) > 1 else [])]
 

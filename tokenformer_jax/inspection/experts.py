@@ -64,13 +64,13 @@ def measure(
   model = definition.bind(definition.abstract)
   routers = {
     stack: router
-    for stacks in trunk.named_stacks(model.blocks, model.groups)
+    for stacks in trunk.named_stacks(model.blocks, model.repeats)
     for stack, layers in stacks.items()
     for router in _routers(layers).values()
   }
   if not routers:
     return {}
-  places = list(trunk.places(model.groups))
+  places = list(trunk.places(model.repeats))
   most = sum(routers[place.stack].router.top_k for place in places if place.stack in routers)
   run = _compiled(definition, mesh)
   parts = []

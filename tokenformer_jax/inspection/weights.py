@@ -63,9 +63,9 @@ def pattentions(definition: Definition) -> tuple[dict[str, Found], ...]:
 
   def run(params: Params, ids_BxT: jax.Array) -> jax.Array:
     model = definition.bind(params)
-    places.extend(trunk.places(model.groups))
+    places.extend(trunk.places(model.repeats))
     x_BxTxD = model.embed(ids_BxT)
-    for stacks in trunk.named_stacks(model.blocks, model.groups):
+    for stacks in trunk.named_stacks(model.blocks, model.repeats):
       for stack, layers in stacks.items():
         graphdef, state = nnx.split(layers)
         block = nnx.merge(graphdef, jax.tree.map(lambda array: array[0], state))
@@ -127,7 +127,7 @@ def maps(model: LM, ids_BxT: jax.Array, layer: jax.Array | int) -> dict[tuple[st
 
   sizes = {
     (name, module.keys[...].shape[1])
-    for stacks in trunk.named_stacks(model.blocks, model.groups)
+    for stacks in trunk.named_stacks(model.blocks, model.repeats)
     for layers in stacks.values()
     for name, (_, module) in _pattentions(layers).items()
   }
@@ -146,7 +146,7 @@ def run_layers(
   """
   outputs, first = {}, 0
   for repeat, stacks in zip(
-    model.groups, trunk.named_stacks(model.blocks, model.groups), strict=True
+    model.repeats, trunk.named_stacks(model.blocks, model.repeats), strict=True
   ):
     numbers = first + np.arange(repeat.size).reshape(repeat.count, len(stacks))
     carry, found = scan_rows(

@@ -21,7 +21,7 @@ from tokenformer_jax.config import (
   token_groups,
   with_groups,
 )
-from tokenformer_jax.config.pattern import Group, as_text
+from tokenformer_jax.config.pattern import Repeat, as_text
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws.runs import Size, measure_size, tokens_of_step
 from tokenformer_jax.training import sizes
@@ -211,13 +211,13 @@ def scaled(model: ModelConfig, scale: str, factor: float) -> ModelConfig:
   """
   if scale == 'layers':
     layers = _times(model.depth, factor, f'model.pattern={model.pattern!r} layers')
-    (row, _), *others = model.groups
+    (row, _), *others = model.repeats
     if others or layers % len(row):
       raise UserError(
         f'--scale=layers cannot multiply the pattern {model.pattern!r} by {factor:g}; it needs one '
         'row of layers, whole times'
       )
-    return dataclasses.replace(model, pattern=as_text([Group(row, layers // len(row))]))
+    return dataclasses.replace(model, pattern=as_text([Repeat(row, layers // len(row))]))
   tokens = {
     name: _more_tokens(one, factor, name) for name, one in config_lib.pattentions(model).items()
   }

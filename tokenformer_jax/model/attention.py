@@ -14,7 +14,7 @@ from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.layers import gain, gained, out_of_heads, projection
 from tokenformer_jax.model.positions import Rotary
 from tokenformer_jax.model.token_attention import TokenAttention
-from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, NOTHING, Aux, Context, Inputs
+from tokenformer_jax.model.trunk import EMPTY_AUX, FROM_START, NO_INPUTS, Aux, Context, Inputs
 from tokenformer_jax.model.uniform import prefix_sums, uniform_attention
 from tokenformer_jax.parallel.sharding import constrain
 
@@ -155,7 +155,7 @@ class Attention(nnx.Module):
     mean = None
     if self.shaped:
       mean = uniform_attention(value, positions_BxT, causal=attend.causal, window=attend.window)
-    return self._output(value, mixed, mean), None, NOTHING
+    return self._output(value, mixed, mean), None, EMPTY_AUX
 
   def _value(self, x_BxTxD: jax.Array, filled: int) -> jax.Array:
     """Return the values as heads [B, T, H, K], which zeros may fill."""
@@ -176,19 +176,19 @@ class Attention(nnx.Module):
     old = cache.kv if isinstance(cache, SummedKV) else cache
     mixed, kept, view = self.attend.with_cache(query, key, value, context, old)
     if not self.shaped:
-      return self._output(value, mixed, None), kept, NOTHING
+      return self._output(value, mixed, None), kept, EMPTY_AUX
     if isinstance(cache, SummedKV):
       is_token = (positions_BxT >= 0)[..., None, None]
       sums = cache.total + prefix_sums(value * is_token.astype(value.dtype))
       mean = sums / jnp.maximum(positions_BxT + 1, 1)[..., None, None]
-      return self._output(value, mixed, mean), SummedKV(kept, sums[:, -1:]), NOTHING
+      return self._output(value, mixed, mean), SummedKV(kept, sums[:, -1:]), EMPTY_AUX
     if view is None:
       mean = uniform_attention(value, positions_BxT, causal=True, window=self.attend.window)
     else:
       seen = kernels.sees_view(view, context, query.shape[1], self.attend.window)
       weights = seen / jnp.maximum(jnp.sum(seen, axis=-1, keepdims=True), 1)
       mean = jnp.einsum('BHTS,BHSK->BTHK', weights.astype(jnp.float32), view.values)
-    return self._output(value, mixed, mean), kept, NOTHING
+    return self._output(value, mixed, mean), kept, EMPTY_AUX
 
   def _output(self, value: jax.Array, mixed: jax.Array, mean: jax.Array | None) -> jax.Array:
     """Return the output [B, T, D] for values V, attention A V and uniform attention C V."""

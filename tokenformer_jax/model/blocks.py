@@ -21,13 +21,12 @@ from tokenformer_jax.model.trunk import (
   Aux,
   Context,
   Inputs,
-  both,
+  add_aux,
 )
 from tokenformer_jax.parallel.sharding import constrain
 
-# The class of each kind in `config.MIXERS`, imported for models that have it. Its constructor takes
-# the mixer's config, the model's config and the keywords of `Block`; its methods are those of
-# `trunk.Layer`.
+# The class of each kind in `config.MIXERS`, imported on first use. A constructor takes its config,
+# the model's config and the keywords of `Block`; its methods are those of `trunk.Layer`.
 MIXERS = {
   'softmax': 'tokenformer_jax.model.attention:Attention',
   'gated_unit': 'tokenformer_jax.model.gated_unit:GatedUnit',
@@ -44,8 +43,8 @@ class Block(nnx.Module):
     parallel    β mixer(norm(x)) + β' ffn(norm(x)), with one norm     SAS-P; with `skip` added to x
 
   SAS and SAS-P are the Simplified Transformer Blocks (He & Hofmann 2023, arXiv 2311.01906). Their
-  gains are learned; without gains α = β = β' = 1. Without a feed-forward part the second half of a
-  line is missing.
+  gains are learned; without gains α = β = β' = 1. Without a feed-forward part the block is the
+  first half of its line.
   """
 
   def __init__(
@@ -67,11 +66,11 @@ class Block(nnx.Module):
     self.attention = mixer(config.mixer, model, causal=causal, compute=compute, rngs=rngs)
     self.ffn = feed_forward(config.ffn, model, compute=compute, rngs=rngs)
     gains = getattr(config.wiring, 'gains', False)
-    of_ffn = model.init.ffn_gain or 0.1 * math.sqrt(18 / model.depth)
+    ffn_gain = model.init.ffn_gain or 0.1 * math.sqrt(18 / model.depth)
     has_skip_gain = gains and has_ffn and config.wiring.kind == 'skipless'
     self.mixer_gain = gain(rngs) if gains else None
     self.skip_gain = gain(rngs) if has_skip_gain else None
-    self.ffn_gain = gain(rngs, of_ffn) if gains and has_ffn else None
+    self.ffn_gain = gain(rngs, ffn_gain) if gains and has_ffn else None
 
   def init_cache(self, batch: int, length: int, dtype: jnp.dtype) -> Any:
     """Return the mixer's empty cache."""
@@ -115,8 +114,8 @@ class Block(nnx.Module):
       return y_BxTxD, cache, aux
     if not parallel:
       normed_BxTxD = y_BxTxD if post_norm else normed(self.ffn_norm, y_BxTxD)
-    added, of_ffn = apply(self.ffn, normed_BxTxD, context, inputs)
-    added, aux = gained(self.ffn_gain, _scaled(added, inputs, 1)), both(aux, of_ffn)
+    added, ffn_aux = apply(self.ffn, normed_BxTxD, context, inputs)
+    added, aux = gained(self.ffn_gain, _scaled(added, inputs, 1)), add_aux(aux, ffn_aux)
     y_BxTxD = gained(self.skip_gain, y_BxTxD) + added
     if post_norm:
       y_BxTxD = normed(self.ffn_norm, y_BxTxD)
@@ -124,7 +123,7 @@ class Block(nnx.Module):
 
 
 def _scaled(added_BxTxD: jax.Array, inputs: Inputs, branch: int) -> jax.Array:
-  """Return the output of a branch times the factor that each row has for it."""
+  """Return the output of a branch times each row's factor for that branch."""
   if inputs.branch_scales_Bx2 is None:
     return added_BxTxD
   scales_B = inputs.branch_scales_Bx2[:, branch, None, None]
@@ -137,4 +136,4 @@ def architecture(config: ModelConfig, *, causal: bool = True) -> Architecture:
     name: functools.partial(Block, layer, config, causal=causal)
     for name, layer in config.layers.items()
   }
-  return Architecture(config.groups, makers)
+  return Architecture(config.repeats, makers)

@@ -16,7 +16,7 @@ from tokenformer_jax.config import (
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.layers import MLP, pattention
 from tokenformer_jax.model.pattention import Pattention
-from tokenformer_jax.model.trunk import NOTHING, Aux, Context, Inputs
+from tokenformer_jax.model.trunk import EMPTY_AUX, Aux, Context, Inputs
 
 _EXPERTS = 'tokenformer_jax.model.experts:Experts'  # imported for models that have some
 
@@ -52,5 +52,5 @@ def apply(
 ) -> tuple[jax.Array, Aux]:
   """Return the output of a feed-forward part [B, T, D] and its `Aux`, which only experts have."""
   if isinstance(ffn, Pattention | MLP):
-    return ffn(x_BxTxD), NOTHING
+    return ffn(x_BxTxD), EMPTY_AUX
   return ffn(x_BxTxD, context, inputs)

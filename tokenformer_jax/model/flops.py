@@ -61,7 +61,7 @@ def forward_flops(model: ModelConfig, length: int) -> float:
   if model.kind == 'vit':
     return _image_flops(model, length)
   module = _module(model)
-  return 2 * matrix_entries(module) + trunk.length_flops(module.blocks, module.groups, length)
+  return 2 * matrix_entries(module) + trunk.length_flops(module.blocks, module.repeats, length)
 
 
 def _image_flops(model: ModelConfig, patches: int) -> float:
@@ -70,7 +70,7 @@ def _image_flops(model: ModelConfig, patches: int) -> float:
   after = matrix_entries(module, lambda info: info.depth is None)
   matrices = 2 * (patches * before + length * matrix_parameters(model) + after)
   pool = module.pool.length_flops(length) if module.pool else 0
-  return matrices + length * trunk.length_flops(module.blocks, module.groups, length) + pool
+  return matrices + length * trunk.length_flops(module.blocks, module.repeats, length) + pool
 
 
 def _module(model: ModelConfig) -> nnx.Module:

@@ -16,7 +16,7 @@ from tokenformer_jax.model.layers import in_parts, projection
 from tokenformer_jax.model.params import Role, param
 from tokenformer_jax.model.positions import Rotary
 from tokenformer_jax.model.token_attention import Cache, TokenAttention
-from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, NOTHING, Aux, Context, Inputs
+from tokenformer_jax.model.trunk import EMPTY_AUX, FROM_START, NO_INPUTS, Aux, Context, Inputs
 from tokenformer_jax.parallel.rules import parts
 from tokenformer_jax.parallel.sharding import constrain
 
@@ -107,4 +107,4 @@ class GatedUnit(nnx.Module):
       axes = tuple(self.cache_axes())
       mixed, cache, _ = self.attend.with_cache(query, key, value, context, cache, axes)
     gated = constrain(gate * mixed[:, :, 0], 'batch', None, self._split)
-    return self.out(gated), cache, NOTHING
+    return self.out(gated), cache, EMPTY_AUX

@@ -21,7 +21,7 @@ from tokenformer_jax.config import LinearConfig, ModelConfig
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.layers import out_of_heads, projection
 from tokenformer_jax.model.positions import Rotary
-from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, NOTHING, Aux, Context, Inputs
+from tokenformer_jax.model.trunk import EMPTY_AUX, FROM_START, NO_INPUTS, Aux, Context, Inputs
 from tokenformer_jax.parallel.sharding import constrain
 
 _CHUNK = 128  # the most positions whose scores are computed together
@@ -112,7 +112,7 @@ class LinearAttention(nnx.Module):
     else:
       mixed, state = full_attention(query, key, value, positions_BxT, **how), None
     output_BxTxD = out_of_heads(self.proj, mixed, self.head_width)
-    return output_BxTxD, None if cache is None else state, NOTHING
+    return output_BxTxD, None if cache is None else state, EMPTY_AUX
 
 
 def causal_attention(

@@ -43,7 +43,7 @@ class LM(nnx.Module):
     self.positions = table(config.max_length, 'position', Role.POSITION) if learned else None
     self.embedding_norm = make_norm(config.embedding_norm, config, depth=0, rngs=rngs)
     layers = architecture(config)
-    self.groups = layers.groups
+    self.repeats = layers.repeats
     self.blocks = trunk.make(layers, compute=compute, rngs=rngs)
     self.final_norm = make_norm(config.final_norm, config, rngs=rngs)
     self.head = None if config.tied_head else table(config.vocab_size, 'vocab', Role.HEAD)
@@ -67,7 +67,7 @@ class LM(nnx.Module):
     """Return the input of the head [B, T, D], the caches and the `Aux`: see `trunk.run`."""
     x_BxTxD, caches, aux = trunk.run(
       self.blocks,
-      self.groups,
+      self.repeats,
       self.embed(ids_BxT, context),
       context,
       caches,
@@ -114,4 +114,4 @@ def _define(config: ModelConfig, init: InitConfig, compute: Compute) -> Definiti
 
 def unstack(params: Params, config: ModelConfig) -> Params:
   """Return a model's parameters in the layout of `Compute.layers='list'`."""
-  return {**params, 'blocks': trunk.unstack(params['blocks'], architecture(config).groups)}
+  return {**params, 'blocks': trunk.unstack(params['blocks'], architecture(config).repeats)}

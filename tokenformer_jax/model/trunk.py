@@ -1,8 +1,8 @@
 """The trunk of a model: layers of one or several kinds, run in the order of a pattern.
 
-A pattern (`config/pattern.py`) gives groups of equal rows of layers. The layers at one place of a
-row have their parameters stacked along a leading axis, `layers`, and a group is one loop over
-those stacks. In a trunk with one stack the parameters have paths such as
+A pattern (`config/pattern.py`) gives repeats of rows of layers. The layers at one place of a row
+have their parameters stacked along a leading axis, `layers`, and a repeat is one loop over those
+stacks. In a trunk with one stack the parameters have paths such as
 `blocks/attention/query/keys`. With several stacks the path includes the stack's name, which is the
 layer's name and the number of the stack: `blocks/local_0/…`, `blocks/full_1/…`.
 """
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from tokenformer_jax.config.pattern import Group
+from tokenformer_jax.config.pattern import Repeat
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.params import Params, stack
 from tokenformer_jax.model.stack import scan_rows
@@ -75,8 +75,8 @@ class Inputs(NamedTuple):
   """The inputs of one layer; for the whole trunk every array has a leading axis, `layers`.
 
   Attributes:
-    branch_scales_Bx2: for each row, factors of the outputs of a layer's two branches; or None.
-    key: the key for the layer's random draws, or None.
+    branch_scales_Bx2: for each row, factors of the outputs of a layer's two branches.
+    key: the key for the layer's random draws.
   """
 
   branch_scales_Bx2: jax.Array | None = None
@@ -92,21 +92,21 @@ class Aux(NamedTuple):
   Attributes:
     loss: a weighted float32 loss that training minimizes besides the task's loss, or None. A trunk
       returns the sum over its layers.
-    figures: float32 numbers, or vectors of numbers, to report, by name. A trunk returns means over
-      the layers that have them.
+    figures: float32 numbers or vectors to report, by name. A trunk returns means over the layers
+      that have them.
   """
 
   loss: jax.Array | None
   figures: Mapping[str, jax.Array]
 
 
-NOTHING = Aux(loss=None, figures={})
+EMPTY_AUX = Aux(loss=None, figures={})
 
 
-def both(one: Aux, other: Aux) -> Aux:
-  """Return the `Aux` of two parts of a layer, which report different figures."""
-  losses = [aux.loss for aux in (one, other) if aux.loss is not None]
-  return Aux(sum(losses) if losses else None, {**one.figures, **other.figures})
+def add_aux(mixer: Aux, ffn: Aux) -> Aux:
+  """Add the losses of two parts of a layer, and join their figures, whose names differ."""
+  losses = [aux.loss for aux in (mixer, ffn) if aux.loss is not None]
+  return Aux(sum(losses) if losses else None, {**mixer.figures, **ffn.figures})
 
 
 class Layer(Protocol):
@@ -115,7 +115,7 @@ class Layer(Protocol):
   def __call__(
     self, x_BxTxD: jax.Array, context: Context, cache: Any, inputs: Inputs
   ) -> tuple[jax.Array, Any, Aux]:
-    """Return the output, the cache with the new slots (None for None), and the `Aux`."""
+    """Return the output, the cache with the new slots (None without a cache), and the `Aux`."""
 
   def init_cache(self, batch: int, length: int, dtype: jnp.dtype) -> Any:
     """Return the layer's empty cache for texts of up to `length` slots, a NamedTuple of arrays."""
@@ -128,7 +128,7 @@ class Layer(Protocol):
 
 
 class Maker(Protocol):
-  """Makes a layer."""
+  """Make a layer."""
 
   def __call__(self, *, compute: Compute, rngs: nnx.Rngs) -> nnx.Module:
     """Return a new layer."""
@@ -138,17 +138,17 @@ class Architecture(NamedTuple):
   """The layers of a trunk.
 
   Attributes:
-    groups: from `pattern.parse`.
-    makers: the maker of each layer name in the groups.
+    repeats: from `pattern.parse`.
+    makers: the maker of each layer name in the repeats.
   """
 
-  groups: tuple[Group, ...]
+  repeats: tuple[Repeat, ...]
   makers: Mapping[str, Maker]
 
   @property
   def size(self) -> int:
     """The number of layers."""
-    return sum(group.size for group in self.groups)
+    return sum(repeat.size for repeat in self.repeats)
 
 
 class Stacks(nnx.Module):
@@ -167,89 +167,78 @@ class Place(NamedTuple):
 
 
 def make(architecture: Architecture, *, compute: Compute, rngs: nnx.Rngs) -> nnx.Module:
-  """Return the layers as one module: a stack, several stacks, or a list in execution order."""
-  groups, makers = architecture
+  """Make the layers as one module: a stack, several stacks, or a list in execution order."""
+  repeats, makers = architecture
   if compute.layers == 'list':
-    names = [name for group in groups for name in group.layers * group.count]
+    names = [name for repeat in repeats for name in repeat.layers * repeat.count]
     return nnx.List([makers[name](compute=compute, rngs=rngs) for name in names])
 
   depths: dict[str, list[int]] = {}
-  for number, place in enumerate(places(groups), start=1):
+  for number, place in enumerate(places(repeats), start=1):
     depths.setdefault(place.stack, []).append(number)
 
-  def stacked(own: str, name: str, group: Group) -> nnx.Module:
-    how = compute if group.count > 1 else dataclasses.replace(compute, layers='unrolled')
-    one = functools.partial(makers[name], compute=how)
-    return stack(lambda rngs: one(rngs=rngs), group.count, rngs=rngs, depths=depths[own])
+  def stacked(own: str, name: str, repeat: Repeat) -> nnx.Module:
+    how = compute if repeat.count > 1 else dataclasses.replace(compute, layers='unrolled')
+    make_layer = functools.partial(makers[name], compute=how)
+    return stack(lambda rngs: make_layer(rngs=rngs), repeat.count, rngs=rngs, depths=depths[own])
 
   stacks = {
-    own: stacked(own, name, group)
-    for group, names in zip(groups, _stack_names(groups), strict=True)
-    for own, name in zip(names, group.layers, strict=True)
+    own: stacked(own, name, repeat)
+    for repeat, names in zip(repeats, _stack_names(repeats), strict=True)
+    for own, name in zip(names, repeat.layers, strict=True)
   }
   return stacks[''] if '' in stacks else Stacks(stacks)
 
 
-def _stack_names(groups: Sequence[Group]) -> list[list[str]]:
-  """Return the names of each group's stacks; a single stack has the name ''."""
-  if sum(len(group.layers) for group in groups) == 1:
+def _stack_names(repeats: Sequence[Repeat]) -> list[list[str]]:
+  """Return the names of each repeat's stacks; a single stack has the name ''."""
+  if sum(len(repeat.layers) for repeat in repeats) == 1:
     return [['']]
   names, number = [], 0
-  for group in groups:
-    names.append([f'{name}_{number + i}' for i, name in enumerate(group.layers)])
-    number += len(group.layers)
+  for repeat in repeats:
+    names.append([f'{name}_{number + i}' for i, name in enumerate(repeat.layers)])
+    number += len(repeat.layers)
   return names
 
 
-def places(groups: Sequence[Group]) -> Iterator[Place]:
+def places(repeats: Sequence[Repeat]) -> Iterator[Place]:
   """Yield the place of each layer's parameters, in execution order."""
-  for group, names in zip(groups, _stack_names(groups), strict=True):
-    for index in range(group.count):
+  for repeat, names in zip(repeats, _stack_names(repeats), strict=True):
+    for index in range(repeat.count):
       for name in names:
         yield Place(name, index)
 
 
-def named_stacks(blocks: nnx.Module, groups: Sequence[Group]) -> list[dict[str, nnx.Module]]:
-  """Return the stacks of each group by name, in the execution order of a row.
-
-  Args:
-    blocks: stacks from `make`.
-    groups: the groups of the architecture.
-  """
+def named_stacks(blocks: nnx.Module, repeats: Sequence[Repeat]) -> list[dict[str, nnx.Module]]:
+  """Return the stacks from `make` of each repeat by name, in the execution order of a row."""
   return [
     {name: getattr(blocks, name) if name else blocks for name in names}
-    for names in _stack_names(groups)
+    for names in _stack_names(repeats)
   ]
 
 
-def length_flops(blocks: nnx.Module, groups: Sequence[Group], length: int) -> float:
-  """Count the length-dependent FLOPs of one of `length` positions.
-
-  Args:
-    blocks: stacks from `make`.
-    groups: the groups of the architecture.
-    length: T.
-  """
+def length_flops(blocks: nnx.Module, repeats: Sequence[Repeat], length: int) -> float:
+  """Count the length-dependent FLOPs of one of `length` positions in stacks from `make`."""
   return sum(
-    group.count * layers.length_flops(length)
-    for group, stacks in zip(groups, named_stacks(blocks, groups), strict=True)
+    repeat.count * layers.length_flops(length)
+    for repeat, stacks in zip(repeats, named_stacks(blocks, repeats), strict=True)
     for layers in stacks.values()
   )
 
 
-def unstack(blocks: Params, groups: Sequence[Group]) -> Params:
+def unstack(blocks: Params, repeats: Sequence[Repeat]) -> Params:
   """Return the parameters of stacks as those of a list of layers, in execution order."""
 
   def layer(place: Place) -> Params:
     stacked = blocks[place.stack] if place.stack else blocks
     return jax.tree.map(lambda array: array[place.index], stacked)
 
-  return {i: layer(place) for i, place in enumerate(places(groups))}
+  return {i: layer(place) for i, place in enumerate(places(repeats))}
 
 
 def run(
   blocks: Any,
-  groups: Sequence[Group],
+  repeats: Sequence[Repeat],
   x_BxTxD: jax.Array,
   context: Context = FROM_START,
   caches: Sequence[Any] | None = None,
@@ -257,17 +246,10 @@ def run(
   *,
   compute: Compute,
 ) -> tuple[jax.Array, tuple[Any, ...] | None, Aux]:
-  """Run the layers one after the other.
+  """Run layers from `make`, which had the same repeats and the same `compute.layers`.
 
-  Args:
-    blocks: from `make`, for the same groups and the same `compute.layers`.
-    groups: the groups of the architecture.
-    x_BxTxD: the input of the first layer.
-    context: the inputs that all layers share.
-    caches: one for each layer, in execution order; needs `compute.layers='list'`. None: no later
-      call continues from here.
-    inputs: the inputs of each layer, with a leading axis `layers`.
-    compute: how layers run, and the values that they save for the backward pass.
+  `caches` has one for each layer in execution order, and needs `compute.layers='list'`; None: no
+  later call continues from here. `inputs` has a leading axis `layers`.
 
   Returns:
     The output of the last layer, the caches with the new slots, and the layers' combined `Aux`.
@@ -284,16 +266,16 @@ def run(
     return _run_list(blocks, x_BxTxD, context, caches, inputs)
   if caches is not None:
     raise ValueError("caches need Compute.layers='list'")
-  said: list[Aux] = []
+  auxes: list[Aux] = []
   first = 0
-  for group, stacks in zip(groups, named_stacks(blocks, groups), strict=True):
+  for repeat, stacks in zip(repeats, named_stacks(blocks, repeats), strict=True):
     own = inputs
-    if len(groups) > 1:
-      own = jax.tree.map(lambda array, first=first, n=group.size: array[first : first + n], inputs)
-    x_BxTxD, of_group = _run_group(list(stacks.values()), group, x_BxTxD, context, own, compute)
-    said.extend(of_group)
-    first += group.size
-  return x_BxTxD, None, _combine(said)
+    if len(repeats) > 1:
+      own = jax.tree.map(lambda array, first=first, n=repeat.size: array[first : first + n], inputs)
+    x_BxTxD, stacked = _run_repeat(list(stacks.values()), repeat, x_BxTxD, context, own, compute)
+    auxes.extend(stacked)
+    first += repeat.size
+  return x_BxTxD, None, _combine(auxes)
 
 
 def _run_list(
@@ -303,25 +285,25 @@ def _run_list(
   caches: Sequence[Any] | None,
   inputs: Inputs,
 ) -> tuple[jax.Array, tuple[Any, ...] | None, Aux]:
-  said, written = [], []
+  auxes, written = [], []
   for i, layer in enumerate(blocks):
     own = jax.tree.map(lambda array, i=i: array[i], inputs)
     cache = None if caches is None else caches[i]
     x_BxTxD, cache, aux = layer(x_BxTxD, context, cache, own)
-    said.append(jax.tree.map(lambda value: jnp.asarray(value)[None], aux))
+    auxes.append(jax.tree.map(lambda value: jnp.asarray(value)[None], aux))
     written.append(cache)
-  return x_BxTxD, None if caches is None else tuple(written), _combine(said)
+  return x_BxTxD, None if caches is None else tuple(written), _combine(auxes)
 
 
-def _run_group(
+def _run_repeat(
   stacks: Sequence[nnx.Module],
-  group: Group,
+  repeat: Repeat,
   x_BxTxD: jax.Array,
   context: Context,
   inputs: Inputs,
   compute: Compute,
 ) -> tuple[jax.Array, tuple[Aux, ...]]:
-  """Run the rows of a group; return x, and for each place of the row its stacked `Aux`."""
+  """Run the rows of a repeat; return x, and the stacked `Aux` of each place of the row."""
 
   def apply(layer: Layer, x_BxTxD: jax.Array, own: Inputs) -> tuple[jax.Array, Aux]:
     x_BxTxD, _, aux = layer(x_BxTxD, context, None, own)
@@ -331,33 +313,33 @@ def _run_group(
     stacks,
     apply,
     x_BxTxD,
-    [_of_place(inputs, group, i) for i in range(len(stacks))],
+    [_inputs_at(inputs, repeat, i) for i in range(len(stacks))],
     remat=compute.remat,
     # XLA unrolls a loop that runs once, and could then merge the recomputation with the forward
     # pass.
-    loop=compute.layers == 'scan' and group.count > 1,
+    loop=compute.layers == 'scan' and repeat.count > 1,
   )
 
 
-def _of_place(inputs: Inputs, group: Group, place: int) -> Inputs:
+def _inputs_at(inputs: Inputs, repeat: Repeat, place: int) -> Inputs:
   """Return the inputs of the layers at one place of the rows."""
-  if len(group.layers) == 1:
+  if len(repeat.layers) == 1:
     return inputs
-  return jax.tree.map(lambda array: array[place :: len(group.layers)], inputs)
+  return jax.tree.map(lambda array: array[place :: len(repeat.layers)], inputs)
 
 
-def _combine(said: Sequence[Aux]) -> Aux:
+def _combine(auxes: Sequence[Aux]) -> Aux:
   """Combine the `Aux` of stacks, whose arrays have a leading axis, into that of the trunk.
 
   An entry i of a vector of figures becomes the figure `NAME/i`.
   """
-  losses = [jnp.sum(aux.loss) for aux in said if aux.loss is not None]
+  losses = [jnp.sum(aux.loss) for aux in auxes if aux.loss is not None]
   figures: dict[str, list[jax.Array]] = {}
-  for aux in said:
+  for aux in auxes:
     for name, value in aux.figures.items():
       entries = {name: value} if value.ndim == 1 else _entries(name, value)
-      for one, values in entries.items():
-        figures.setdefault(one, []).append(values)
+      for entry, values in entries.items():
+        figures.setdefault(entry, []).append(values)
   return Aux(
     loss=sum(losses) if losses else None,
     figures={name: jnp.mean(jnp.concatenate(values)) for name, values in figures.items()},
@@ -375,11 +357,7 @@ def init_caches(
 ) -> tuple[Any, ...]:
   """Return an empty cache for each layer of a list, partitioned on the mesh.
 
-  Args:
-    blocks: from `make` with `compute.layers='list'`.
-    batch: B, the number of rows.
-    length: the slots for a text, including its padding.
-    dtype: the dtype of activations.
+  `length` is the number of slots for a text, including its padding.
   """
   return place_caches(blocks, tuple(layer.init_cache(batch, length, dtype) for layer in blocks))
 

@@ -131,7 +131,7 @@ class ViT(nnx.Module):
       make((config.width,), ('norm',), role=Role.VECTOR) if config.pool == 'token' else None
     )
     layers = architecture(config, causal=False)
-    self.groups = layers.groups
+    self.repeats = layers.repeats
     self.blocks = trunk.make(layers, compute=compute, rngs=rngs)
     self.final_norm = make_norm(config.final_norm, config, rngs=rngs)
     self.pool = (
@@ -162,7 +162,7 @@ class ViT(nnx.Module):
     x_BxTxD = self._embed(images_BxHxWxC.astype(self.compute.dtype))
     x_BxTxD, _, aux = trunk.run(
       self.blocks,
-      self.groups,
+      self.repeats,
       constrain(x_BxTxD, 'batch', None, None),
       context,
       inputs=inputs,

@@ -26,7 +26,7 @@ NONE = Exchange(0, 0.0)
 
 def count_layers(model: ModelConfig) -> Iterator[tuple[ExpertsConfig, int]]:
   """Yield the experts of each named layer of the pattern, and the number of layers with them."""
-  names = pattern.names(model.groups)
+  names = pattern.names(model.repeats)
   for name, experts in model.experts.items():
     yield experts, names.count(name)
 

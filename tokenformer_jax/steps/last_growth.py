@@ -55,7 +55,7 @@ def growth_from(
     place: `grow.place` of the growth.
     updates: the count of updates at the growth.
   """
-  new = matching.new_layers(before, model, place) if before.groups != model.groups else ()
+  new = matching.new_layers(before, model, place) if before.repeats != model.repeats else ()
   old = models.define(matching.as_deep(matching.routed(before, model), model))
   counts = matching.old_expert_counts(before, model)
   of_experts = _old_experts(models.define(model), model, counts) if counts else None
@@ -66,7 +66,7 @@ def _old_experts(
   definition: Definition, model: ModelConfig, counts: dict[str, tuple[int, int]]
 ) -> Params:
   """Return the number of old experts of each array, given `matching.old_expert_counts`."""
-  names = pattern_lib.names(model.groups)
+  names = pattern_lib.names(model.repeats)
 
   def count(info: ParamInfo) -> int:
     name = names[info.depth[0] - 1] if info.in_layers else ''
