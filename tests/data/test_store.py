@@ -367,9 +367,9 @@ def test_a_builder_that_was_replaced_publishes_nothing(tmp_path, monkeypatch):
 _SCRIPT = """
 import json, sys, time
 from tokenformer_jax.config import DataConfig
-from tokenformer_jax.data import store, text
+from tokenformer_jax.data import store, text_files
 
-def hang(self, texts=text.Files._texts):
+def hang(self, texts=text_files.Files._texts):
   for i, document in enumerate(texts(self)):
     yield document
     if i == 100:
@@ -377,7 +377,7 @@ def hang(self, texts=text.Files._texts):
       time.sleep(100)
 
 if sys.argv[2] == 'hang':
-  text.Files._texts = hang
+  text_files.Files._texts = hang
   store._BATCH_CHARACTERS = 100
 print(store.prepare(DataConfig(**json.loads(sys.argv[1]))).digest)
 """

@@ -14,7 +14,7 @@ from typing import ClassVar
 import pytest
 import zstandard
 
-from tokenformer_jax.data import formats, packed, text
+from tokenformer_jax.data import formats, packed, text_stdlib, text_tfds
 from tokenformer_jax.data.text import open_source
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.storage import paths, retry
@@ -349,7 +349,7 @@ def test_python_files_are_read_as_they_declare(tmp_path):
   }
   for name, content in contents.items():
     (tmp_path / name).write_bytes(content)
-  source = text.PythonFiles(tuple(str(tmp_path / name) for name in contents))
+  source = text_stdlib.PythonFiles(tuple(str(tmp_path / name) for name in contents))
   expected = ['# coding: latin-1\nä', '# coding: utf-8  \nä']
   assert list(source.documents()) == expected, 'a file is misread, or one without text is kept'
 
@@ -436,7 +436,7 @@ def test_a_tfds_example_that_cannot_be_read_for_a_moment_is_read_later(monkeypat
       return super().__getitem__(i)
 
   monkeypatch.setattr(retry, 'PAUSES', (0.0,))
-  monkeypatch.setattr(text.Tfds, '_examples', Examples(LINES))
+  monkeypatch.setattr(text_tfds.Tfds, '_examples', Examples(LINES))
   assert list(open_source('tfds:any', 'text').documents()) == DOCUMENTS, 'a hiccup ends the run'
   assert len(Examples.failed) == 3
 

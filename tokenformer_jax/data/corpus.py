@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import text
+from tokenformer_jax.data.text_files import Files
 from tokenformer_jax.errors import UserError
 
 SPLITS = ('train', 'validation')
@@ -111,7 +112,7 @@ def open_corpus(config: DataConfig) -> Corpus:
   validation = text.open_source(
     config.validation_source, config.text_field, _SETTINGS['validation'], _HELD_OUT
   )
-  if isinstance(source, text.Files) and isinstance(validation, text.Files):
+  if isinstance(source, Files) and isinstance(validation, Files):
     common = sorted(set(source.paths) & set(validation.paths))
     same = common[0] if common else ''
   else:

@@ -171,17 +171,12 @@ def open_images(data: DataConfig) -> ImageSet:
     UserError: the source has another form, cannot be read, or has a split without images.
   """
   kind, _, name = data.source.partition(':')
-  if data.source == 'digits':
-    found = _records(_digits(data), 'digits', 'digits', data)
-  elif kind == 'tfds' and name:
-    found = _tfds(name, data)
-  elif kind == 'folder' and name:
-    found = _listed(paths.local(name).expanduser(), data)
-  else:
+  if data.source != 'digits' and not (kind in SOURCES and name and kind != 'digits'):
     raise UserError(
       f'config.data.source is {data.source!r}; for images it must be digits, tfds:NAME or '
       'folder:DIR'
     )
+  found = SOURCES[kind](name, data)
   for split in ('train', 'validation'):
     if not len(getattr(found, split)):
       raise UserError(
@@ -189,6 +184,11 @@ def open_images(data: DataConfig) -> ImageSet:
         'change config.data.validation_fraction'
       )
   return found
+
+
+def _built_in(name: str, data: DataConfig) -> ImageSet:
+  del name
+  return _records(_digits(data), 'digits', 'digits', data)
 
 
 def _digits(data: DataConfig) -> Any:
@@ -264,7 +264,8 @@ def _splits(train: Split, validation: Split | None, data: DataConfig) -> dict[st
   return {'train': train.chosen(False, fraction), 'validation': train.chosen(True, fraction)}
 
 
-def _listed(root: Path, data: DataConfig) -> ImageSet:
+def _listed(name: str, data: DataConfig) -> ImageSet:
+  root = paths.local(name).expanduser()
   try:
     return retried(lambda: _folder(root, data), f'listing {root}')
   except OSError as error:
@@ -326,3 +327,7 @@ def _files(root: Path, data: DataConfig) -> tuple[list[str], Files]:
   if others:
     say(f'{root}: left out {counted(others, "file")} without an ending of {", ".join(_SUFFIXES)}')
   return classes, Files(str(root), tuple(names), np.array(labels, np.int32))
+
+
+# The function that opens a kind of source, by the word before the colon of `data.source`.
+SOURCES = {'digits': _built_in, 'tfds': _tfds, 'folder': _listed}

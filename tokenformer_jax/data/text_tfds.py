@@ -1,0 +1,59 @@
+"""Text from TFDS: `tfds:NAME`, where NAME may be NAME/CONFIG:VERSION."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from tokenformer_jax.data import records
+from tokenformer_jax.data.text import Source, digest, field
+from tokenformer_jax.errors import TransientError, UserError
+from tokenformer_jax.storage.retry import retried
+
+
+def open_tfds(name: str, text_field: str, setting: str, splits: tuple[str, ...]) -> 'Tfds':
+  """Return the source `tfds:NAME`; see `text.SOURCES`."""
+  del setting
+  return Tfds(name, text_field, splits)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tfds(Source):
+  """A split of a prepared TFDS dataset, read without TensorFlow."""
+
+  name: str
+  text_field: str = 'text'
+  splits: tuple[str, ...] = ('train',)  # in order of preference; the first existing one is read
+
+  @functools.cached_property
+  def _examples(self) -> Any:
+    import tensorflow_datasets as tfds  # noqa: PLC0415 (slow, and only needed here)
+
+    def open_split() -> Any:
+      builder = tfds.builder(self.name, file_format='array_record')
+      split = next((one for one in self.splits if one in builder.info.splits), self.splits[0])
+      return builder.as_data_source(split)
+
+    try:
+      return retried(open_split, f'opening tfds:{self.name}')
+    except TransientError:
+      raise
+    except Exception as error:  # TFDS raises exceptions of many types.
+      raise records.opening_error(self.name, error) from error
+
+  def fingerprint(self) -> str:
+    """Return a hash of the name, the configuration, the version, and the sizes."""
+    info = self._examples.dataset_info
+    split = info.splits[self._examples.split]
+    return digest((info.full_name, split.num_bytes, tuple(split.shard_lengths)))
+
+  def _texts(self) -> Iterator[str]:
+    for i in range(len(self._examples)):
+      place = f'tfds:{self.name}, example {i},'
+      try:
+        example = retried(lambda i=i: records.read(self._examples, i), f'reading tfds:{self.name}')
+      except TransientError:
+        raise
+      except Exception as error:  # array_record raises exceptions of many types.
+        raise UserError(f'{place} cannot be read: {error}') from error
+      yield field(example, self.text_field, place)
