@@ -1,4 +1,4 @@
-"""Round lengths and batch requests of similar length, so that few programs compile."""
+"""Round lengths and batch requests of similar lengths, so that few programs compile."""
 
 from collections.abc import Iterator, Sequence
 

@@ -28,17 +28,14 @@ from tokenformer_jax.parallel.sharding import constrain
 
 _CHUNK = 16  # tokens that one call writes before the host reads them
 STREAM_CHUNK = 4  # the same for a streamed text, whose reader waits
-NOTHING = -1  # the id after the end of a row
+NO_TOKEN = -1  # the id after the end of a row
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """A request for a text.
+  """A request for a text of at most `length` tokens after a prompt, token ids [T ≥ 1].
 
   Attributes:
-    prompt: token ids [T ≥ 1].
-    length: the most tokens to write.
-    sampling: the settings for drawing tokens.
     stop: token ids that end the text. The text includes the id that ends it.
     ended: returns whether the written tokens are enough. The host calls it once per chunk, so a
       text may be a few tokens longer than necessary.
@@ -78,7 +75,7 @@ class _Rows(NamedTuple):
 
 
 class Decoder:
-  """Writes texts with one model; it keeps its compiled programs."""
+  """A writer of texts with one model; it keeps its compiled programs."""
 
   def __init__(self, model: ModelConfig, compute: Compute):
     """Define the model, with its layers in a list."""
@@ -110,7 +107,7 @@ class Decoder:
         i, written_CxB, (caches, logits_BxV, slot, left_B) = carry
         position_B = slot - rows.padding_B
         ids_B = sampling.draw(logits_BxV, rows.draws, position_B, need=need)
-        written_CxB = written_CxB.at[i].set(jnp.where(left_B > 0, ids_B, NOTHING))
+        written_CxB = written_CxB.at[i].set(jnp.where(left_B > 0, ids_B, NO_TOKEN))
         stops_B = jnp.any(ids_B[:, None] == rows.stop_BxK, axis=-1)
         left_B = jnp.where(stops_B, 0, jnp.maximum(left_B - 1, 0))
         logits_Bx1xV, caches = module(ids_B[:, None], Context(slot, rows.padding_B), caches)
@@ -120,18 +117,18 @@ class Decoder:
         i, _, state = carry
         return (i < chunk) & jnp.any(state.left_B > 0)
 
-      nothing = jnp.full((chunk, rows.padding_B.shape[0]), NOTHING)
-      _, written_CxB, state = jax.lax.while_loop(goes_on, step, (jnp.int32(0), nothing, state))
+      empty = jnp.full((chunk, rows.padding_B.shape[0]), NO_TOKEN)
+      _, written_CxB, state = jax.lax.while_loop(goes_on, step, (jnp.int32(0), empty, state))
       # Every host reads all rows, so that all stop at the same token.
       return constrain(written_CxB, None, None), state.placed(module)
 
     self._prepare, self._prefill, self._advance = prepare, prefill, advance
 
   def prepare(self, params: Params) -> Params:
-    """Return a model's parameters in the form that the other methods take, for many calls.
+    """Return a model's parameters in the form that the other methods take.
 
-    Every layer has its own arrays, already cast to the dtype of the products. So writing a token
-    copies no parameters. The results of the model do not change.
+    Every layer has its own arrays, in the dtype of the products, so writing a token copies no
+    parameters. The results of the model do not change.
     """
     return self._prepare(params)
 
@@ -140,12 +137,9 @@ class Decoder:
   ) -> list[np.ndarray]:
     """Return the token ids that follow each prompt, in the order of the requests.
 
-    A text depends only on its own request, not on the other requests of its batch.
-
-    Args:
-      params: from `prepare`.
-      requests: the texts to write, the same on every host.
-      batch_size: rows at a time, rounded up to a number that the mesh can split.
+    A text depends only on its own request, not on the other requests of its batch. The parameters
+    come from `prepare`, the requests are the same on every host, and `batch_size` is rounded up to
+    a number of rows that the mesh can split.
 
     Raises:
       UserError: a text would be longer than the model's learned positions.
@@ -153,16 +147,16 @@ class Decoder:
     texts: list[np.ndarray] = [np.array([], np.int32)] * len(requests)
     lengths = [len(request.prompt) + request.length for request in requests]
     for indices in buckets.batches(lengths, buckets.rows(batch_size)):
-      nothing = np.empty((0, len(indices)), np.int32)
+      empty = np.empty((0, len(indices)), np.int32)
       chunks = self.chunks(params, [requests[i] for i in indices])
-      for i, written in zip(indices, np.concatenate([nothing, *chunks]).T, strict=True):
-        texts[i] = written[written != NOTHING]
+      for i, written in zip(indices, np.concatenate([empty, *chunks]).T, strict=True):
+        texts[i] = written[written != NO_TOKEN]
     return texts
 
   def chunks(
     self, params: Params, requests: Sequence[Request], *, chunk: int = _CHUNK
   ) -> Iterator[np.ndarray]:
-    """Yield the tokens [C, B] of one batch, C ≤ `chunk` at a time; NOTHING after a row's end."""
+    """Yield the tokens [C, B] of one batch, C ≤ `chunk` at a time; NO_TOKEN after a row's end."""
     self._check_positions(requests)
     count = len(requests)
     # Copies of the first request with nothing to write fill the batch.
@@ -187,16 +181,16 @@ class Decoder:
       written_CxB = np.asarray(written_CxB.addressable_data(0))[:, :count]
       yield written_CxB
       for i, (text, new) in enumerate(zip(texts, written_CxB.T, strict=True)):
-        text.extend(new[new != NOTHING].tolist())
+        text.extend(new[new != NO_TOKEN].tolist())
         ended = requests[i].ended
-        going_B[i] = new[-1] != NOTHING and not (ended and ended(text))
+        going_B[i] = new[-1] != NO_TOKEN and not (ended and ended(text))
       if not going_B[:count].any():
         return
 
   def stream(self, params: Params, request: Request) -> Iterator[int]:
     """Yield the token ids of one text soon after they are drawn."""
     for written_Cx1 in self.chunks(params, [request], chunk=STREAM_CHUNK):
-      yield from (token for token in written_Cx1[:, 0].tolist() if token != NOTHING)
+      yield from (token for token in written_Cx1[:, 0].tolist() if token != NO_TOKEN)
 
   def _check_positions(self, requests: Sequence[Request]) -> None:
     total = max(len(request.prompt) + request.length for request in requests)
@@ -208,10 +202,10 @@ class Decoder:
 
 
 def _stops(requests: Sequence[Request]) -> np.ndarray:
-  """Return stop ids [B, K]; NOTHING, which no token has, fills rows with fewer."""
+  """Return stop ids [B, K]; NO_TOKEN fills rows with fewer."""
   # K is rounded up to a multiple of 4, so that few programs compile.
   most = -(-max([1, *(len(request.stop) for request in requests)]) // 4) * 4
-  stops = np.full((len(requests), most), NOTHING, np.int32)
+  stops = np.full((len(requests), most), NO_TOKEN, np.int32)
   for row, request in zip(stops, requests, strict=True):
     row[: len(request.stop)] = request.stop
   return stops

@@ -50,10 +50,9 @@ def published(model: ModelConfig) -> tuple[str, dict[str, float]] | None:
 
 
 def table_1(tasks: Mapping[str, Any]) -> dict[str, float]:
-  """Return the columns of the paper's Table 1 in the results, and the average if all are there.
+  """Return the columns of the paper's Table 1, and the average if all columns are there.
 
-  Args:
-    tasks: results by task, from `harness.evaluate`.
+  `tasks` has results by task, from `harness.evaluate`.
   """
   found = {}
   for column, (task, metric, factor) in _COLUMNS.items():
@@ -83,11 +82,9 @@ def import_harness() -> Any:
 
 
 def find_tasks(names: str | Sequence[str], include_path: str | None = None) -> list[Any]:
-  """Return tasks of lm-evaluation-harness by their names, for `evaluate`.
+  """Return tasks of lm-evaluation-harness by one name or several, for `evaluate`.
 
-  Args:
-    names: one name, or several; none: the harness is not imported.
-    include_path: a folder with tasks of your own.
+  `include_path` is a folder with tasks of your own. Without a name the harness is not imported.
 
   Raises:
     UserError: the harness is not installed, or has no such task.
@@ -99,12 +96,10 @@ def find_tasks(names: str | Sequence[str], include_path: str | None = None) -> l
 def make_scorer(
   model: Trained, max_length: int | None = None, batch_size: int | None = None
 ) -> Scorer:
-  """Return a scorer for rows of a model; it keeps the programs that it compiles.
+  """Return a scorer for rows of a language model; it keeps the programs that it compiles.
 
-  Args:
-    model: a language model.
-    max_length: the most tokens of input; None: the training's sequence length.
-    batch_size: rows of a batch; None: enough rows for several thousand tokens.
+  `max_length` is the most tokens of input; None: the training's sequence length. `batch_size` is
+  the rows of a batch; None: enough rows for several thousand tokens.
 
   Raises:
     UserError: `max_length` exceeds the model's learned positions.
@@ -125,16 +120,11 @@ def evaluate(
   num_fewshot: int | None = None,
   limit: int | None = None,
 ) -> dict[str, Any]:
-  """Measure a model on a text and on tasks.
+  """Measure a language model on the documents of a text, and on tasks from `find_tasks`.
 
-  Args:
-    model: a language model.
-    scorer: the model's scorer, from `make_scorer`.
-    documents: the documents of a text; None: no text.
-    stride: tokens that each window over the text scores; None: a whole window.
-    tasks: from `find_tasks`.
-    num_fewshot: solved examples before each question; None: the task's own number.
-    limit: samples of each task; None: all.
+  The scorer comes from `make_scorer`. `stride` is the tokens that each window over the text scores;
+  None: a whole window. `num_fewshot` is the solved examples before each question; None: the task's
+  own number. `limit` is the samples of each task; None: all.
 
   Returns:
     A report as JSON: source, step, model, dtype, max_length, versions; `text` has the figures of
@@ -165,11 +155,9 @@ def evaluate(
 
 
 def open_documents(texts: str | Iterable[str] | None, field: str) -> Iterable[str] | None:
-  """Return documents, or None for None.
+  """Return documents, or the documents of a source as in `data.source`; None for None.
 
-  Args:
-    texts: documents, or the source of documents as in `data.source`.
-    field: the name of the text in documents of several fields.
+  `field` is the name of the text in documents of several fields.
 
   Raises:
     UserError: there is no such source.
@@ -204,14 +192,14 @@ def render(report: Mapping[str, Any], model: ModelConfig) -> str:
         rows.append((task, metric, f'{figure["value"]:.4f}', error, str(result['samples'])))
     blocks.append(messages.aligned(rows, left=(0, 1)))
     if columns := table_1(tasks):
-      blocks.append(_table_1(f'{report["source"]}, step {report["step"]}', columns, model))
+      blocks.append(_render_table_1(f'{report["source"]}, step {report["step"]}', columns, model))
   if figures := report.get('text'):
     rows = [(key.replace('_', ' '), _number(value)) for key, value in figures.items()]
     blocks.append(messages.aligned(rows))
   return '\n\n'.join(blocks)
 
 
-def _table_1(name: str, columns: Mapping[str, float], model: ModelConfig) -> str:
+def _render_table_1(name: str, columns: Mapping[str, float], model: ModelConfig) -> str:
   rows = [('', *columns), (name, *(f'{value:.2f}' for value in columns.values()))]
   if known := published(model):
     size, figures = known

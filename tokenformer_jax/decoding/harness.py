@@ -81,11 +81,9 @@ class TokenFormerLM(TemplateLM):
   ) -> 'TokenFormerLM':
     """Load the model that `--model_args` names.
 
-    Args:
-      arg_dict: `source`, and optionally `max_length`, `clip_positions` and `tokens` (see
-        `trained.load`).
-      additional_config: values of other flags. `batch_size` is the rows of a batch, or `auto`. The
-        other values are for PyTorch and are ignored.
+    `arg_dict` has `source`, and optionally `max_length`, `clip_positions` and `tokens` (see
+    `trained.load`). Of the other flags in `additional_config`, only `batch_size` counts: the rows
+    of a batch, or `auto`.
 
     Raises:
       UserError: an argument is unknown, or `source` is missing.
@@ -204,11 +202,9 @@ class TokenFormerLM(TemplateLM):
 
 
 def find_tasks(names: Sequence[str], include_path: str | None = None) -> list[Any]:
-  """Load tasks and groups of tasks by name, with their data.
+  """Load tasks and task groups by their names in `lm_eval ls tasks`, with their data.
 
-  Args:
-    names: names from `lm_eval ls tasks`.
-    include_path: a directory with more tasks.
+  `include_path` is a directory with more tasks.
 
   Raises:
     UserError: a name is unknown, or the data of a task cannot be read.
@@ -216,7 +212,7 @@ def find_tasks(names: Sequence[str], include_path: str | None = None) -> list[An
   if include_path is not None and not os.path.isdir(include_path):
     raise UserError(f'--include_path={include_path} is not a directory')
   manager = TaskManager(include_path=include_path)
-  tasks, groups = {}, {}
+  tasks, task_groups = {}, {}
   for name in names:
     if name not in manager.all_tasks:
       close = difflib.get_close_matches(name, manager.all_tasks, n=1)
@@ -230,10 +226,10 @@ def find_tasks(names: Sequence[str], include_path: str | None = None) -> list[An
         'fetches it from the internet once and then keeps it (HF_HOME)'
       ) from error
     if name in loaded['groups']:
-      groups[name] = loaded['groups'][name]
+      task_groups[name] = loaded['groups'][name]
     else:
       tasks.update(loaded['tasks'])
-  found = [*tasks.values(), *groups.values()]
+  found = [*tasks.values(), *task_groups.values()]
   try:
     manager.load(found)
   except ValueError as error:
@@ -244,13 +240,7 @@ def find_tasks(names: Sequence[str], include_path: str | None = None) -> list[An
 def evaluate(
   model: TokenFormerLM, tasks: Sequence[Any], num_fewshot: int | None, limit: int | None
 ) -> dict[str, Any]:
-  """Run tasks and return the result of each task and group.
-
-  Args:
-    model: the model.
-    tasks: from `find_tasks`.
-    num_fewshot: solved examples before each question; None: the task's own number.
-    limit: samples of each task; None: all.
+  """Run tasks from `find_tasks` and return the result of each task and task group.
 
   Returns:
     By name `{'metrics': {METRIC: {'value': …, 'stderr': …}}, 'samples': …, 'num_fewshot': …,

@@ -22,34 +22,27 @@ CLIP_HELP = (
   'The largest distance that full attention with rotary positions distinguishes, as in ReRoPE '
   "(default: the model's)."
 )  # of the flag --clip_positions
-_MADE, _WEAKER, _UNTRAINED = range(3)
+_DESIGNED, _WEAKER, _UNTRAINED = range(3)
 
 
 class _Judgement(NamedTuple):
-  """How well a kind of layer works in texts longer than those of training."""
+  """How well layers work in texts longer than those of training."""
 
-  rank: int  # one of the above
+  rank: int  # _DESIGNED, _WEAKER or _UNTRAINED
   text: str
 
 
 def say_length(config: Config, asked: int) -> None:
-  """Say on standard error what `describe_length` returns for a run, if it is not empty."""
-  if said := describe_length(config.model, config.data.sequence_length, asked):
-    messages.say(said)
+  """Print the sentence of `describe_length` for a run on standard error, if there is one."""
+  if sentence := describe_length(config.model, config.data.sequence_length, asked):
+    messages.say(sentence)
 
 
 def describe_length(model: ModelConfig, trained: int, asked: int) -> str:
-  """Return one sentence about what makes a model work in longer texts, or what prevents it.
+  """Return one sentence about what makes a model work in a text of `asked` tokens, or prevents it.
 
-  With several kinds of layers, the kinds that work worst decide.
-
-  Args:
-    model: the model of a run.
-    trained: the length of training texts, in tokens.
-    asked: the length of a text.
-
-  Returns:
-    The sentence, or an empty string for a text that is not longer than those of training.
+  The layers that work worst decide. Return '' if the text is not longer than the `trained` tokens
+  of training texts.
   """
   if asked <= trained:
     return ''
@@ -58,22 +51,22 @@ def describe_length(model: ModelConfig, trained: int, asked: int) -> str:
       return f'learned positions end at {model.max_length}'
     return f'learned positions beyond the {trained} of training are untrained'
   judged = list(_judge(model, trained))
-  worst = max(one.rank for one in judged)
-  texts = list(dict.fromkeys(one.text for one in judged if one.rank == worst))
-  if worst == _MADE:
+  worst = max(judgement.rank for judgement in judged)
+  texts = list(dict.fromkeys(judgement.text for judgement in judged if judgement.rank == worst))
+  if worst == _DESIGNED:
     return f'{" and ".join(texts)}: made for lengths beyond the {trained} of training'
   return '; '.join(texts)
 
 
 def _judge(model: ModelConfig, trained: int) -> Iterator[_Judgement]:
-  """Yield a judgement of each kind of layer, and of the model as a whole."""
+  """Yield a judgement of each named layer of the pattern, and of the model as a whole."""
   mixers = [layer.mixer for layer in model.layers.values()]
   beyond = f'beyond the {trained} of training'
   for mixer in mixers:
     match mixer:
       case SoftmaxConfig() | GatedUnitConfig() if 0 < mixer.window <= trained:
         units = 'gated units in ' if isinstance(mixer, GatedUnitConfig) else ''
-        yield _Judgement(_MADE, f'{units}windows of {mixer.window}')
+        yield _Judgement(_DESIGNED, f'{units}windows of {mixer.window}')
       case SoftmaxConfig() | GatedUnitConfig():
         yield _judge_attention(mixer, trained, beyond)
       case LinearConfig() if _is_rotary(mixer):
@@ -121,9 +114,9 @@ def _judge_attention(
   has_factor = type(mixer.length_scale) is not LengthScaleConfig
   factor = ', with a factor for longer texts' if has_factor else ''
   if clip:
-    return _Judgement(_MADE, f'{name} with distances up to {clip}{factor}')
+    return _Judgement(_DESIGNED, f'{name} with distances up to {clip}{factor}')
   if has_factor:
-    return _Judgement(_MADE, f'{name} without positions{factor}')
+    return _Judgement(_DESIGNED, f'{name} without positions{factor}')
   verb = 'spread their' if is_unit else 'spreads its'
   return _Judgement(
     _WEAKER,
@@ -135,11 +128,8 @@ def _judge_attention(
 def with_clip(model: ModelConfig, clip: int) -> ModelConfig:
   """Return a model whose full attention limits distances of rotary positions (ReRoPE).
 
+  `clip` becomes `positions.clip` of softmax attention and gated units that attend to all positions.
   Layers with windows keep their distances.
-
-  Args:
-    model: the model of a run.
-    clip: `positions.clip` of softmax attention and gated units that attend to all positions.
 
   Raises:
     UserError: the clip is not positive, or no layer has full attention with rotary positions.

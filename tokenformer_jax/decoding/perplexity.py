@@ -25,7 +25,7 @@ class Figures:
     loss: nats per token.
     perplexity, word_perplexity: exp of the nats per token, and per word.
     bits_per_byte: all bits divided by all bytes.
-    window, stride: the tokens in a window, and how many of them, at its end, it scores.
+    window, stride: the tokens of a window, and the number of them, at its end, that it scores.
   """
 
   documents: int
@@ -45,15 +45,10 @@ def windows(
 ) -> Iterator[Row]:
   """Yield windows that score every token of a text once, after the tokens before it.
 
-  As in training, documents are concatenated with an end of document after each, and windows span
-  document boundaries. The first window begins after an end of document, which is not scored.
-
-  Args:
-    documents: the token ids of each document.
-    end_of_document: the id that ends a document.
-    length: the length of a window, in tokens of input.
-    stride: tokens that a window scores; the first window scores `length`. A token therefore has at
-      least `length − stride` tokens of context, if the text has as many before it.
+  As in training, documents (token ids) are concatenated with an end of document after each, and
+  windows of `length` tokens of input span document boundaries. The first window begins after an end
+  of document, which is not scored, and scores `length` tokens; each other scores `stride`. A token
+  therefore has at least `length − stride` tokens of context, if the text has as many before it.
   """
   context, pending = np.array([end_of_document]), np.array([], np.int32)
   size = length
@@ -76,12 +71,8 @@ def measure(
 ) -> Figures:
   """Score a text in windows of the scorer's maximum length.
 
-  Args:
-    scorer: the scorer of the model.
-    tokenizer: the tokenizer of the model.
-    documents: the documents of the text.
-    stride: see `windows`. None: windows that do not overlap, as in training.
-    progress: called with the number of windows done since the last call.
+  For `stride` see `windows`; None: windows that do not overlap, as in training. `progress` gets the
+  number of windows done since its last call.
 
   Raises:
     UserError: the stride is longer than a window, or the text is empty.

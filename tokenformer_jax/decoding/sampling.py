@@ -72,16 +72,10 @@ def needs(samplings: Sequence[Sampling]) -> str:
 def draw(
   logits_BxV: jax.Array, draws: Draws, position_B: jax.Array, *, need: str = 'limited'
 ) -> jax.Array:
-  """Draw one token id for each row.
+  """Draw one token id for each row from float32 logits; return token ids [B].
 
-  Args:
-    logits_BxV: float32 scores.
-    draws: the settings of each row.
-    position_B: the position of the token in its text. Seed and position determine the draw.
-    need: see `needs`; a static choice, which avoids sorting the vocabulary if no row limits draws.
-
-  Returns:
-    Token ids [B].
+  A row's seed and the position of the token in its text determine the draw. `need` is a static
+  result of `needs`, which avoids sorting the vocabulary if no row limits draws.
   """
   likeliest_B = jnp.argmax(logits_BxV, axis=-1).astype(jnp.int32)
   if need == 'likeliest':
@@ -91,11 +85,11 @@ def draw(
   if need == 'limited':
     scaled_BxV = _limit(scaled_BxV, draws)
 
-  def one(logits_V: jax.Array, seed: jax.Array, position: jax.Array) -> jax.Array:
+  def draw_row(logits_V: jax.Array, seed: jax.Array, position: jax.Array) -> jax.Array:
     key = jax.random.fold_in(jax.random.key(seed), position)
     return jax.random.categorical(key, logits_V).astype(jnp.int32)
 
-  drawn_B = jax.vmap(one)(scaled_BxV, draws.seed_B, position_B)
+  drawn_B = jax.vmap(draw_row)(scaled_BxV, draws.seed_B, position_B)
   return jnp.where(greedy_B, likeliest_B, drawn_B)
 
 

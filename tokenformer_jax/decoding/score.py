@@ -46,15 +46,11 @@ class Scorer:
     max_length: int,
     batch_size: int | None = None,
   ):
-    """Define the programs without compiling them.
+    """Define the programs for a language model without compiling them.
 
-    Args:
-      definition: the definition of the language model.
-      params: the parameters on the mesh.
-      mesh: any mesh; every process must score the same rows.
-      max_length: the most tokens of input. Longer contexts are cut on the left.
-      batch_size: rows of a batch, rounded up to a number that the mesh can split. None: enough rows
-        for several thousand tokens.
+    The parameters are on the mesh, and every process must score the same rows. Contexts that exceed
+    `max_length` tokens of input are cut on the left. `batch_size` is rounded up to a number of rows
+    that the mesh can split; None: enough rows for several thousand tokens.
     """
     self.mesh, self.max_length, self.batch_size = mesh, max_length, batch_size
     self._params = params
@@ -74,9 +70,8 @@ class Scorer:
   ) -> list[Score]:
     """Score rows and return the scores in their order.
 
-    Args:
-      rows: contexts and continuations; an empty continuation has the probability 1.
-      progress: called with the number of rows done since the last call.
+    An empty continuation has the probability 1. `progress` gets the number of rows done since its
+    last call.
 
     Raises:
       UserError: a continuation is longer than `max_length`.
@@ -124,15 +119,10 @@ class Scorer:
 
 
 def fill(batch: Sequence[Row], size: int, length: int) -> np.ndarray:
-  """Return a batch as one array of inputs and targets.
+  """Return at most `size` rows as one array of inputs and targets, int32 [size, 2, length].
 
-  Args:
-    batch: at most `size` rows. Contexts too long for `length` lose their beginnings.
-    size: rows of the array; surplus rows are not scored.
-    length: the length of the input, T.
-
-  Returns:
-    int32 [size, 2, T]; an input of −1 is padding at the end, and a target of −1 is not scored.
+  An input of −1 is padding at the end, and a target of −1 is not scored. Contexts too long for
+  `length` lose their beginnings.
   """
   filled = np.full((size, 2, length), -1, np.int32)
   for (inputs, targets), row in zip(filled, batch, strict=False):

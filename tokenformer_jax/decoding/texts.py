@@ -32,9 +32,7 @@ class TextRequest:
   def tokens(self, tokenizer: tokenizers.Tokenizer, trained: int | None = None) -> Request:
     """Return the request in tokens, with the prompt as the beginning of a document.
 
-    Args:
-      tokenizer: the tokenizer of the model.
-      trained: the tokens of the longest text of training; None: not limited.
+    `trained` is the tokens of the longest text of training; None: not limited.
 
     Raises:
       UserError: the prompt alone has `max_length` tokens.
@@ -105,13 +103,7 @@ def complete(
 ) -> Iterator[tuple[str, int]]:
   """Yield the text after each prompt and its number of tokens, in the order of the requests.
 
-  Args:
-    decoder: the decoder of the model.
-    params: the parameters in the decoder's form.
-    tokenizer: the tokenizer of the model.
-    requests: the texts to write.
-    trained: see `TextRequest.tokens`.
-    batch_size: the number of texts to write at a time.
+  The parameters come from `Decoder.prepare`; for `trained` see `TextRequest.tokens`.
 
   Raises:
     UserError: a text would be longer than the model's learned positions.

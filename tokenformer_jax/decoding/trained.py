@@ -22,7 +22,7 @@ from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
 
-# Of the flag --groups.
+# The help text of the flag --groups.
 GROUPS_HELP = 'Use only the first N groups of tokens of each projection (default: all).'
 
 Check = Callable[[Meta, paths.Path], None]
@@ -30,18 +30,9 @@ Check = Callable[[Meta, paths.Path], None]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trained:
-  """The content of a checkpoint, on a mesh.
+  """The content of a checkpoint, on a mesh of all devices."""
 
-  Attributes:
-    source: the name that the caller gave.
-    meta: the checkpoint's metadata.
-    definition: the definition of the model.
-    compute: how the model is computed here.
-    params: the parameters, on the mesh.
-    mesh: the mesh of all devices.
-  """
-
-  source: str
+  source: str  # as the caller names it
   meta: Meta
   definition: Definition
   compute: Compute
@@ -59,10 +50,7 @@ class Trained:
     return tokenizers.from_json(self.meta.tokenizer)
 
   def context_length(self, asked: int | None = None) -> int:
-    """Return the most tokens of input to give the model.
-
-    Args:
-      asked: the requested length; None: the sequence length of the training.
+    """Return the most tokens of input: `asked`, or for None the sequence length of the training.
 
     Raises:
       UserError: the length is not positive, or exceeds the model's learned positions.
@@ -100,14 +88,12 @@ def load(
     source: `DIR`, or `DIR@STEP`.
     tokens: the number of devices that split parameter tokens, heads and vocabulary; the remaining
       mesh splits width and batch.
-    check: raises a UserError for a checkpoint of the wrong kind, before its arrays are read.
+    check: raises a UserError for a checkpoint of the wrong task, before its arrays are read.
     evenly: whether to refuse a mesh that does not divide the model. Otherwise every device has a
       full copy of the arrays that cannot be divided.
-    dtype: the dtype of activations; None: the run's.
-    clip_positions: the largest distance that full attention with rotary positions distinguishes
-      (see `length.with_clip`); None: the model's own.
-    groups: use only this many groups of parameter tokens of each projection, the first ones; None:
-      all.
+    dtype: of activations; None: the run's.
+    clip_positions: see `length.with_clip`; None: the model's own.
+    groups: use only the first groups of parameter tokens of each projection; None: all.
 
   Raises:
     UserError: there is no such run, it is damaged, the mesh does not divide the model, it has no
@@ -140,7 +126,7 @@ def load(
 
 
 def _first_groups(meta: Meta, count: int) -> Meta:
-  """Return the description of a model with its first groups of parameter tokens.
+  """Return the metadata of a model with its first groups of parameter tokens.
 
   Raises:
     UserError: the model has fewer groups, or none.
@@ -160,17 +146,16 @@ def _first_groups(meta: Meta, count: int) -> Meta:
 def _cut(
   params: Params, whole: Definition, definition: Definition, groups: int, shardings: Params
 ) -> Params:
-  """Return the first groups of each array of parameter tokens, in their places."""
+  """Return the first groups of each array of parameter tokens, with the definition's shardings."""
   abstract = sharding.with_even_shardings(definition.abstract, shardings)
-  places = jax.tree.map(lambda a: a.sharding, abstract)
   cut = jax.jit(
-    lambda params: group_trees.take(params, whole.info, first(groups)), out_shardings=places
+    lambda params: group_trees.take(params, whole.info, first(groups)),
+    out_shardings=jax.tree.map(lambda a: a.sharding, abstract),
   )
   return cut(params)
 
 
 def _clipped(meta: Meta, clip: int) -> Meta:
-  """Return the description of a model with clipped distances."""
   return _with_model(meta, lengths.with_clip(meta.config.model, clip))
 
 

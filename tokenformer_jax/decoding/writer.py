@@ -15,21 +15,13 @@ from tokenformer_jax.model.params import Params
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Writer:
-  """A language model that is ready to write texts; it keeps its compiled programs.
-
-  Attributes:
-    decoder: the decoder of the model.
-    params: the parameters in the decoder's form, on the mesh.
-    tokenizer: the tokenizer of the model.
-    mesh: the mesh to compute on.
-    trained: the tokens of the longest text of training.
-  """
+  """A language model that is ready to write texts; it keeps its compiled programs."""
 
   decoder: Decoder
-  params: Params
+  params: Params  # in the decoder's form, on the mesh
   tokenizer: tokenizers.Tokenizer
   mesh: Mesh
-  trained: int
+  trained: int  # the tokens of the longest text of training
 
   @classmethod
   def from_trained(cls, model: Trained) -> 'Writer':
@@ -41,10 +33,6 @@ class Writer:
 
   def write(self, requests: Sequence[TextRequest], batch_size: int = 8) -> list[tuple[str, int]]:
     """Return the text after each prompt, and its number of tokens.
-
-    Args:
-      requests: the texts to write.
-      batch_size: the number of texts to write at a time.
 
     Raises:
       UserError: a text would be longer than the model's learned positions.

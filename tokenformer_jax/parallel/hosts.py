@@ -1,4 +1,4 @@
-"""Several processes as one program: joining, stopping, and reporting the loss of a process.
+"""Run several processes as one program: join them, stop them, and report the loss of one.
 
 On a TPU pod every host runs the same command; with GPUs often one process per device runs it. JAX
 finds the other processes on TPU VMs, GKE, SLURM and Open MPI. Elsewhere the user names them with
@@ -80,10 +80,8 @@ def joined(*, stops: bool = False) -> Iterator[None]:
   """Join the processes of this program, if there are several, for the duration of the context.
 
   Only the first process prints to standard output. An error inside ends this process at once,
-  because an orderly exit would wait for the other processes, which wait for this one.
-
-  Args:
-    stops: whether SIGTERM triggers a `StopRequest` instead of ending the process.
+  because an orderly exit would wait for the other processes, which wait for this one. With `stops`,
+  SIGTERM triggers a `StopRequest` instead of ending the process.
 
   Raises:
     UserError: the flags are incomplete, or the processes cannot be joined.
@@ -232,8 +230,8 @@ class _Turn:
       _say(f'{this} has waited {waited // 60} min {waited % 60} s for {who}, which is working')
     failure, _, text = result.partition(':')
     if failure:
-      kind = {'UserError': UserError, 'TransientError': TransientError}[failure]
-      raise kind(f'{who} could not go on; its output says why')
+      error_type = {'UserError': UserError, 'TransientError': TransientError}[failure]
+      raise error_type(f'{who} could not go on; its output says why')
     return text
 
 
@@ -303,7 +301,7 @@ def _join() -> None:
     )
   if values.num_processes == 1 or not (by_hand or _may_have_others(os.environ)):
     return
-  give_up = threading.Timer(values.start_timeout, _alone)
+  give_up = threading.Timer(values.start_timeout, _end_alone)
   give_up.daemon = True
   give_up.start()
   try:
@@ -347,7 +345,7 @@ def _is_only_a_tpu(environment: Mapping[str, str]) -> bool:
   return 'TPU_SKIP_MDS_QUERY' not in environment and not any(name in environment for name in named)
 
 
-def _alone() -> None:
+def _end_alone() -> None:
   """End the process, because the other processes have not started in time."""
   found = distributed.global_state
   where = 'for the address of process 0'

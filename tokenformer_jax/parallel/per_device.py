@@ -49,7 +49,7 @@ def on_each_device(
     fixed: more matrices with these axes, of any width, that have no gradient: f(rows, matrix, …).
     split_in: whether the other axis is also the third axis of the rows, split over devices.
     split_out: whether the other axis is the third axis of the result, for each of its arrays.
-    gathered_in: the dtype for gathering the matrix, if its gradient needs more precision: f gets
+    gathered_in: the dtype for gathering the matrix, if its gradient needs more precision. f gets
       the matrix, and devices sum its gradient, in the dtype of the matrix. By default all three
       use that dtype.
 
@@ -61,8 +61,8 @@ def on_each_device(
     return f(rows, *matrices)
   places = [_along(axis) for axis in axes]
   pieces = parts('batch'), *(math.prod(sizes[name] for name in place) for place in places)
-  lengths = [(len(jax.tree.leaves(rows)[0]), *one.shape) for one in matrices]
-  if any(length % piece for one in lengths for length, piece in zip(one, pieces, strict=True)):
+  shapes = [(len(jax.tree.leaves(rows)[0]), *array.shape) for array in matrices]
+  if any(size % piece for shape in shapes for size, piece in zip(shape, pieces, strict=True)):
     return f(rows, *matrices)
   at_width = axes.index('width')
   # Leave out mesh axes of size 1: no sum runs along them, so values must not count as varying.
@@ -115,12 +115,7 @@ def varying(x: jax.Array, axis: str) -> jax.Array:
 
 
 def varying_over_rows(x: jax.Array, axes: Axes) -> jax.Array:
-  """Mark a device's part of an array as a copy for its rows: its gradient is summed in one place.
-
-  Args:
-    x: the part.
-    axes: the logical axes of the array.
-  """
+  """Mark a device's part of an array as a copy for its rows, to sum its gradient in one place."""
   split = {name for axis in axes for name in mesh_axes(axis)}
   others = tuple(name for name in _larger(mesh_axes('batch')) if name not in split)
   return jax.lax.pcast(x, others, to='varying')
@@ -159,14 +154,10 @@ def first_index(axis: str, size: int) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def gather(part: jax.Array, axis: str, position: int, dtype: jnp.dtype | None = None) -> jax.Array:
-  """Gather an array on each device. The backward pass sums its gradient and scatters it.
+  """Gather an array along the logical axis at a position, on each device.
 
-  Args:
-    part: the device's part of the array.
-    axis: the logical axis that is split.
-    position: the position of that axis in the array.
-    dtype: values are rounded to this dtype for the transfer; None keeps their dtype. The gradient
-      is transferred in the dtype of the array.
+  Values are rounded to `dtype` for the transfer; None keeps their dtype. The backward pass sums the
+  gradient and scatters it, in the dtype of the array.
   """
   moved = part.astype(dtype or part.dtype)
   return jax.lax.all_gather(moved, _along(axis), axis=position, tiled=True).astype(part.dtype)
@@ -191,13 +182,9 @@ gather.defvjp(_gather_forward, _gather_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def scatter(x: jax.Array, axis: str) -> jax.Array:
-  """Sum arrays over devices, and return to each device its part of the first axis.
+  """Sum arrays over devices, and return to each device its part of the first axis, `axis`.
 
   The backward pass gathers the gradient along that axis.
-
-  Args:
-    x: the device's contribution to the whole array.
-    axis: the logical axis of the array's first axis, which the result splits.
   """
   return _scatter(x, axis)
 
@@ -232,7 +219,7 @@ def _scatter(x: jax.Array, axis: str) -> jax.Array:
 
 
 def _scatter_along(x: jax.Array, axis: str, name: str) -> jax.Array:
-  """Do what `_scatter` does, on TPUs and along one of the mesh axes of a logical axis."""
+  """Apply `_scatter` on TPUs along one of the mesh axes of a logical axis."""
   devices = jax.sharding.get_abstract_mesh().shape[name]
   inner = max(d for d in range(1, math.isqrt(devices) + 1) if devices % d == 0)
   if inner == 1 or (axis != 'width' and devices < _TWO_STEPS):
@@ -240,18 +227,14 @@ def _scatter_along(x: jax.Array, axis: str, name: str) -> jax.Array:
   if axis == 'width':
     x = with_layout_constraint(x, Layout(tuple(range(x.ndim))))
   numbers = np.arange(devices).reshape(-1, inner)
-  for groups in (numbers.T, numbers):
-    x = jax.lax.psum_scatter(x, (name,), axis_index_groups=groups.tolist(), tiled=True)
+  for members in (numbers.T, numbers):
+    x = jax.lax.psum_scatter(x, (name,), axis_index_groups=members.tolist(), tiled=True)
   return x
 
 
 def exchange(x: jax.Array, axis: str) -> jax.Array:
-  """Send each part of the first axis to the device of its number, on each device.
+  """Send part i of the first axis to device i of those that split a logical axis.
 
   Part i of the result comes from device i. The backward pass is the same.
-
-  Args:
-    x: one part for each of the devices that split a logical axis.
-    axis: the logical axis.
   """
   return jax.lax.all_to_all(x, _along(axis), 0, 0)

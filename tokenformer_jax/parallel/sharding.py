@@ -91,12 +91,6 @@ def resplit(
   """Return a mesh config with the same replicas, for other numbers of parts.
 
   The rest of the devices split the width. Return None if they do not divide.
-
-  Args:
-    config: the mesh config.
-    devices: the number of devices.
-    parts_of_experts: the parts of the experts.
-    parts_of_tokens: the parts of parameter tokens.
   """
   sizes = mesh_sizes(config, devices)
   left = sizes['fsdp'] * sizes['experts'] * sizes['tokens']
@@ -132,16 +126,16 @@ def with_shardings(abstract: Any, shardings: Any) -> Any:
 def with_even_shardings(abstract: Any, shardings: Any) -> Any:
   """Return the same as `with_shardings`, but do not split an axis that does not divide."""
 
-  def placed(array: Any, place: NamedSharding) -> jax.ShapeDtypeStruct:
+  def even(array: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
     split = []
-    for size, axes in zip(array.shape, place.spec, strict=False):
+    for size, axes in zip(array.shape, sharding.spec, strict=False):
       names = () if axes is None else (axes,) if isinstance(axes, str) else axes
-      divides = size % math.prod(place.mesh.shape[name] for name in names) == 0
+      divides = size % math.prod(sharding.mesh.shape[name] for name in names) == 0
       split.append(axes if divides else None)
-    even = NamedSharding(place.mesh, PartitionSpec(*split))
-    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=even)
+    places = NamedSharding(sharding.mesh, PartitionSpec(*split))
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=places)
 
-  return jax.tree.map(placed, abstract, shardings)
+  return jax.tree.map(even, abstract, shardings)
 
 
 def platform() -> str:
@@ -177,13 +171,9 @@ def check_divides(mesh: Mesh, abstract: Any, axes: Any) -> None:
 
 
 def check_divisible(mesh: Mesh, name: str, size: int, place: str) -> None:
-  """Check that a logical axis of a size can be split evenly over the mesh.
+  """Check that the logical axis `name` of a size can be split evenly over the mesh.
 
-  Args:
-    mesh: the mesh.
-    name: the logical axis.
-    size: the size of the axis.
-    place: names the array in the message: 'of parameter NAME'.
+  `place` names the array in the message: 'of parameter NAME'.
 
   Raises:
     UserError: the size is not a multiple of the mesh axes that split the axis.
