@@ -167,7 +167,7 @@ def test_validation_has_every_image_once(count, hosts):
     rows = range(host * BATCH // hosts, (host + 1) * BATCH // hosts)
     batches = list(image_order.validation_batches(Numbered(count), VIEWS, 1000, rows))
     assert len(batches) == math.ceil(count / BATCH), 'hosts have unequal numbers of batches'
-    seen += [label for label in _joined(batches, 'labels') if label != image_order.NOTHING]
+    seen += [label for label in _joined(batches, 'labels') if label != image_order.ABSENT]
   assert sorted(seen) == list(range(count))
 
 

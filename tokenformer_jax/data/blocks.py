@@ -1,4 +1,4 @@
-"""Digests of files and their blocks, to detect changes in a part of a file or in the whole file."""
+"""Compute digests of files and their blocks, to detect changes in parts of a file or all of it."""
 
 import hashlib
 import random
@@ -55,14 +55,10 @@ def digest_file(path: Path) -> Digests:
 
 
 def find_changed(files: Mapping[Path, list[str]], seconds: float) -> str | None:
-  """Check blocks of files in random order for a while, at least one block of each file.
+  """Check blocks of files in random order for some seconds, at least one block of each file.
 
-  Args:
-    files: the recorded digest of every block of each file.
-    seconds: the time limit. The next call checks other blocks.
-
-  Returns:
-    A description of the first changed block found, or None.
+  `files` has the recorded digest of every block of each file. Return a description of the first
+  changed block found, or None. The next call checks other blocks.
   """
   until = time.monotonic() + seconds
   order = [(path, i) for path, digests in files.items() for i in range(len(digests))]

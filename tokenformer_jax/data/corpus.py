@@ -1,9 +1,9 @@
-"""The text of a run, divided into the training and the validation split.
+"""Divide the text of a run into the training and the validation split.
 
 If validation has its own source, each source is one split. Otherwise a hash of a document's text
 selects the split, so adding or moving documents moves no other document. If that leaves a split
-empty, the document with the hash nearest to it is put there. A source of one document is cut at the
-start of a line, and its last part is the validation split.
+empty, it gets the document with the nearest hash. A source of one document is cut at the start of a
+line, and its last part is the validation split.
 
 A long text comes in pieces, because a BPE needs 160 times the memory of the text that it encodes.
 """
@@ -68,9 +68,9 @@ class Corpus:
         yield from _in_pieces(document, SPLITS[is_validation(document, self._share)])
 
   def exception(self) -> str:
-    """Return a sentence about a document that its hash alone would put into the other split, or ''.
+    """Return a sentence about a document that is not in the split of its hash, or ''.
 
-    Only a source of few documents, for its `fraction`, has one.
+    Only a source of few documents, for its `fraction`, has such a document.
     """
     if self.validation is not None or self._share == self.fraction or self.source.lone():
       return ''
@@ -83,7 +83,7 @@ class Corpus:
 
   @functools.cached_property
   def _share(self) -> float | fractions.Fraction:
-    """The share of all hashes, from the smallest on, that is held out and leaves no split empty.
+    """The share of all hashes, from the smallest on, that is held out; it leaves no split empty.
 
     Documents are read until both splits have one.
     """

@@ -1,7 +1,7 @@
 """Detect files that are not text, and name the command that converts each to text.
 
-The file name decides where the content cannot: text with commas is text, unless the file is called
-.csv. The content decides otherwise.
+The file name decides if the content cannot: text with commas is text, unless the file is called
+.csv. Otherwise the content decides.
 """
 
 import codecs
@@ -85,9 +85,9 @@ def check_name(path: str) -> None:
     UserError: the name is that of a table or an archive. The message has the command to convert it.
   """
   name = path.lower()
-  for ending, kind in _NAMES.items():
+  for ending, form in _NAMES.items():
     if (name.endswith(ending) or unpacked_name(name).endswith(ending)) and packed.size(path):
-      raise _not_text(path, kind)
+      raise _not_text(path, form)
 
 
 def checked(path: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -111,16 +111,16 @@ def checked(path: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _check_head(path: str, head: bytes) -> None:
-  for start, kind in _STARTS.items():
+  for start, form in _STARTS.items():
     if head.startswith(start) and _is_binary(head):
-      raise _not_text(path, kind)
+      raise _not_text(path, form)
   is_json = unpacked_name(path).endswith('.json')
   if not (is_json or has_document_a_line(path)):
     return
   first, *others = [line for line in head.split(b'\n') if line.strip()] or [b'']
   lone = _value(first) is None or not others
   if head.lstrip(b'\xef\xbb\xbf \t\r\n').startswith(b'[') and (is_json or lone):
-    command = f'{_printed(path)} | {_ARRAY} > FILE.jsonl'
+    command = f'{_print_command(path)} | {_ARRAY} > FILE.jsonl'
     raise UserError(
       f'{path} is one JSON array, not text; convert it to a .jsonl file, one element a line: '
       f'{command}'
@@ -150,28 +150,28 @@ def _is_binary(head: bytes) -> bool:
   return False
 
 
-def _not_text(path: str, kind: str) -> UserError:
+def _not_text(path: str, form: str) -> UserError:
   name = shlex.quote(path)
-  if kind in _TABLES:
-    command = _TABLES[kind].format(_printed(path) if kind in ('CSV', 'TSV') else name)
-    article = 'an' if kind == 'Arrow' else 'a'
+  if form in _TABLES:
+    command = _TABLES[form].format(_print_command(path) if form in ('CSV', 'TSV') else name)
+    article = 'an' if form == 'Arrow' else 'a'
     return UserError(
-      f'{path} is {article} {kind} table, not text; convert it to a .jsonl file, one row a line, '
+      f'{path} is {article} {form} table, not text; convert it to a .jsonl file, one row a line, '
       f'and name the text column in config.data.text_field: {command} > FILE.jsonl'
     )
-  if kind in _ARCHIVES:
-    command = _ARCHIVES[kind].format(name)
-    return UserError(f'{path} is packed with {kind}, which is not supported; unpack it: {command}')
-  if kind in ('gzip', 'zstd'):
-    ending = {'gzip': '.gz', 'zstd': '.zst'}[kind]
-    return UserError(f'{path} is packed with {kind}; rename it to end in {ending}')
-  if kind == 'UTF-16':
+  if form in _ARCHIVES:
+    command = _ARCHIVES[form].format(name)
+    return UserError(f'{path} is packed with {form}, which is not supported; unpack it: {command}')
+  if form in ('gzip', 'zstd'):
+    ending = {'gzip': '.gz', 'zstd': '.zst'}[form]
+    return UserError(f'{path} is packed with {form}; rename it to end in {ending}')
+  if form == 'UTF-16':
     command = f'iconv -f UTF-16 -t UTF-8 {name} > FILE.txt'
     return UserError(f'{path} is text in UTF-16; convert it to UTF-8: {command}')
-  return UserError(f'{path} is a {kind} file, not text; leave it out of config.data.source')
+  return UserError(f'{path} is a {form} file, not text; leave it out of config.data.source')
 
 
-def _printed(path: str) -> str:
+def _print_command(path: str) -> str:
   """Return the command that prints the content of a file."""
   for ending, command in (('.gz', 'gzip -dc'), ('.zst', 'zstd -dc')):
     if path.endswith(ending):

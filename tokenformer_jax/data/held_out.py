@@ -1,4 +1,4 @@
-"""Text that a model was not trained on, for comparing and inspecting models."""
+"""Find text that a model was not trained on, to compare and inspect models."""
 
 from collections.abc import Iterable
 
@@ -12,18 +12,10 @@ from tokenformer_jax.errors import UserError
 def held_out_tokens(
   data: DataConfig, tokenizer: tokenizers.Tokenizer, needed: int
 ) -> tuple[np.ndarray, str]:
-  """Return tokens that a run was not trained on, and a name for their text.
+  """Return tokens that a run was not trained on, int32 [at most `needed`], and their text's name.
 
   The tokens come from the validation split of the run's token store if this machine has the store,
   else from the Python standard library.
-
-  Args:
-    data: the run's data config.
-    tokenizer: the run's tokenizer.
-    needed: the number of tokens.
-
-  Returns:
-    int32 [at most `needed`], and the name.
   """
   try:
     existing = store.find(data, tokenizer)

@@ -1,8 +1,8 @@
-"""Batches of images: pure functions of the config, the step and the start of the run.
+"""Make batches of images: pure functions of the config, the step and the start of the run.
 
 Training images have the endless order of `order.py`, and (seed, epoch, image) seeds the random view
 of an image. So a batch is the same on any number of hosts, and resuming at any step costs nothing.
-An unusable image gets the label `NOTHING`, and `bad` holds its number, which the host reports.
+An unusable image gets the label `ABSENT`, and `bad` holds its number, which the host reports.
 """
 
 import abc
@@ -18,7 +18,7 @@ from tokenformer_jax.data.images import Split
 from tokenformer_jax.errors import TransientError
 from tokenformer_jax.storage.retry import retried
 
-NOTHING = -1  # as a label: the row does not count; in `bad`: the row's image is good
+ABSENT = -1  # as a label: the row does not count; in `bad`: the row's image is good
 
 Batch = dict[str, np.ndarray]  # images uint8 [R, S, S, C], labels int32 [R], bad int64 [R]
 
@@ -70,8 +70,8 @@ class Steps(abc.ABC):
     size = self.views.data.image_size
     result = {
       'images': np.zeros((len(self.rows), size, size, self.views.channels), np.uint8),
-      'labels': np.full(len(self.rows), NOTHING, np.int32),
-      'bad': np.full(len(self.rows), NOTHING, np.int64),
+      'labels': np.full(len(self.rows), ABSENT, np.int32),
+      'bad': np.full(len(self.rows), ABSENT, np.int64),
     }
     for i, row in enumerate(self.rows):
       number, rng = self._image(int(batch), int(row))
@@ -129,15 +129,8 @@ def train_batches(
 ) -> Generator[Batch, None, None]:
   """Return this host's part of the training batches `first_step` … `last_step` − 1, read ahead.
 
-  Args:
-    split: the training images.
-    views: the augmentation, and the data config with the batch size.
-    classes: the number of classes; every valid label is smaller.
-    seed: the seed of the order and of the views.
-    rows: the numbers of the rows in the global batch that this host needs.
-    first_step: the step of the first batch.
-    last_step: the step after the last batch.
-    position: the start of the run in the order.
+  Every valid label is smaller than `classes`. The seed is that of the order and of the views.
+  `rows` are the numbers of the rows in the global batch that this host needs.
   """
   size = views.data.batch_size
   steps = TrainSteps(split, views, classes, tuple(rows), size, last_step, seed, position)
@@ -149,8 +142,6 @@ def validation_batches(
 ) -> Generator[Batch, None, None]:
   """Return this host's part of the validation batches: all, or `batches` of them spread evenly."""
   size = views.data.batch_size
-  total = math.ceil(len(split) / size)
-  count = min(batches, total) if batches else total
-  chosen = tuple(i * total // count for i in range(count))
-  steps = ValidationSteps(split, views, classes, tuple(rows), size, count, chosen)
+  chosen = order.spread(batches, math.ceil(len(split) / size))
+  steps = ValidationSteps(split, views, classes, tuple(rows), size, len(chosen), chosen)
   return order.read_ahead(steps, 0, views.data)

@@ -1,4 +1,4 @@
-"""Sources of images for classification: built-in digits, TFDS datasets, and folders.
+"""Open sources of images for classification: built-in digits, TFDS datasets, and folders.
 
 A split returns encoded images and labels by number, in any order and from any process. `augment.py`
 decodes the images. TensorFlow is not needed.
@@ -149,16 +149,10 @@ class Part(Split):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ImageSet:
-  """The classes and splits of an image source.
+  """The classes and splits of an image source."""
 
-  Attributes:
-    classes: names of the classes, in the order of the labels.
-    channels: 1 if all images are grey, else 3.
-    train, validation: the images of each split.
-  """
-
-  classes: tuple[str, ...]
-  channels: int
+  classes: tuple[str, ...]  # names, in the order of the labels
+  channels: int  # 1 if all images are grey, else 3
   train: Split
   validation: Split
 
@@ -170,13 +164,13 @@ def open_images(data: DataConfig) -> ImageSet:
   Raises:
     UserError: the source has another form, cannot be read, or has a split without images.
   """
-  kind, _, name = data.source.partition(':')
-  if data.source != 'digits' and not (kind in SOURCES and name and kind != 'digits'):
+  form, _, name = data.source.partition(':')
+  if data.source != 'digits' and not (form in SOURCES and name and form != 'digits'):
     raise UserError(
       f'config.data.source is {data.source!r}; for images it must be digits, tfds:NAME or '
       'folder:DIR'
     )
-  found = SOURCES[kind](name, data)
+  found = SOURCES[form](name, data)
   for split in ('train', 'validation'):
     if not len(getattr(found, split)):
       raise UserError(
@@ -288,14 +282,14 @@ def _folder(root: Path, data: DataConfig) -> ImageSet:
   classes, train = _files(train_root or root, data)
   validation = None
   if validation_root is not None:
-    theirs, validation = _files(validation_root, data)
-    if unknown := sorted(set(theirs) - set(classes)):
+    names, validation = _files(validation_root, data)
+    if unknown := sorted(set(names) - set(classes)):
       raise UserError(
         f'{validation_root} has {counted(len(unknown), "class")} that {train_root} does not have: '
         f'{", ".join(unknown)}; add training images of each class or remove its validation folder'
       )
     # Renumber the validation labels by the classes of the training split.
-    order = np.array([classes.index(name) for name in theirs], np.int32)
+    order = np.array([classes.index(name) for name in names], np.int32)
     validation = dataclasses.replace(validation, labels=order[validation.labels])
   return ImageSet(tuple(classes), 3, **_splits(train, validation, data))
 
@@ -329,5 +323,5 @@ def _files(root: Path, data: DataConfig) -> tuple[list[str], Files]:
   return classes, Files(str(root), tuple(names), np.array(labels, np.int32))
 
 
-# The function that opens a kind of source, by the word before the colon of `data.source`.
+# The function that opens a form of source, by the word before the colon of `data.source`.
 SOURCES = {'digits': _built_in, 'tfds': _tfds, 'folder': _listed}

@@ -11,13 +11,8 @@ def mix(
 
   mixup (Zhang et al. 2017, arXiv 1710.09412) adds the two images with weights λ and 1 − λ. cutmix
   (Yun et al. 2019, arXiv 1905.04899) pastes a rectangle of the other image. λ is drawn once per
-  batch from Beta(α, α). If both are on, each batch uses one of them at random.
-
-  Args:
-    key: the random key.
-    images_BxHxWxC: the batch.
-    mixup: α of mixup; 0 turns it off.
-    cutmix: α of cutmix; 0 turns it off.
+  batch from Beta(α, α), with `mixup` or `cutmix` as α; 0 turns either off. If both are on, each
+  batch uses one of them at random.
 
   Returns:
     The mixed images, and the weight λ of each image's own label. The other label has 1 − λ.

@@ -1,4 +1,4 @@
-"""The order of the data: a batch is a pure function of the config and the step.
+"""Order the data: a batch is a pure function of the config and the step.
 
 Sample `i` of a split is the window `tokens[i·T : i·T + T + 1]`: T inputs and their targets. A run
 visits the samples in an endless order, shuffled anew in each epoch. It begins at step `s₀` and
@@ -66,19 +66,9 @@ def train_rows(
   seed: int,
   position: Position = BEGINNING,
 ) -> np.ndarray:
-  """Return some rows of the global batch of a step.
+  """Return inputs and targets of some rows of the global batch of a step, int32 [len(rows), T + 1].
 
-  Args:
-    tokens: the training split.
-    step: the optimizer step, from 0.
-    rows: the numbers of the rows in the global batch.
-    batch_size: the number of rows of the global batch.
-    sequence_length: T.
-    seed: the seed of the order.
-    position: the start of the run in the order.
-
-  Returns:
-    int32 [len(rows), T + 1], inputs and targets.
+  Steps count from 0, and `rows` are numbers of rows in the global batch.
 
   Raises:
     UserError: the split is too short for one sequence.
@@ -103,18 +93,9 @@ def train_batches(
 ) -> Generator[np.ndarray, None, None]:
   """Return this host's part of the training batches, read ahead in threads or processes.
 
-  Args:
-    store: the corpus.
-    config: supplies `batch_size`, `sequence_length`, `prefetch` and `workers`.
-    seed: the seed of the order.
-    rows: the numbers of the rows in the global batch that this host needs.
-    first_step: the step of the first batch.
-    last_step: the step after the last batch, or None for an endless generator.
-    position: the start of the run in the order.
-
-  Returns:
-    A generator of the batches of `first_step`, `first_step + 1`, …, as `train_rows` returns them.
-    Close it to stop the threads or processes (`contextlib.closing`).
+  The batches are those of `first_step` … `last_step` − 1 (None: without end), in the form of
+  `train_rows`. `rows` are the numbers of the rows in the global batch that this host needs. Close
+  the generator to stop the threads or processes (`contextlib.closing`).
 
   Raises:
     UserError: the split is too short for one sequence.
@@ -135,23 +116,16 @@ def train_batches(
 def validation_batches(
   store: Store, config: DataConfig, rows: Sequence[int], batches: int = 0
 ) -> Iterator[np.ndarray]:
-  """Return this host's part of the validation batches: every sample once, in order.
+  """Return this host's part of the validation batches, int32 [len(rows), T + 1].
 
-  Args:
-    store: the corpus.
-    config: supplies `batch_size` and `sequence_length`.
-    rows: the numbers of the rows in the global batch that this host needs.
-    batches: if greater than 0, at most that many batches, spread evenly over the split.
-
-  Returns:
-    An iterator of int32 [len(rows), T + 1]. Rows after the last sample are filled with `NO_TOKEN`.
+  Every sample comes once, in order; `batches` > 0 limits the batches (see `spread`). `rows` are the
+  numbers of the rows in the global batch that this host needs. Rows after the last sample are
+  filled with `NO_TOKEN`.
 
   Raises:
     UserError: the split is too short for one sequence.
   """
   n = _sample_count(store.validation, config.sequence_length, 'validation')
-  total = math.ceil(n / config.batch_size)
-  count = min(batches, total) if batches else total
 
   def batch(index: int) -> np.ndarray:
     result = np.full((len(rows), config.sequence_length + 1), NO_TOKEN, np.int32)
@@ -161,7 +135,13 @@ def validation_batches(
         result[i] = _window(store.validation, sample, config.sequence_length)
     return result
 
-  return (batch(i * total // count) for i in range(count))
+  return map(batch, spread(batches, math.ceil(n / config.batch_size)))
+
+
+def spread(count: int, total: int) -> tuple[int, ...]:
+  """Return `count` of the numbers below `total`, spread evenly; 0: all."""
+  count = min(count, total) if count else total
+  return tuple(i * total // count for i in range(count))
 
 
 def _sample_count(tokens: np.ndarray, sequence_length: int, split: str) -> int:

@@ -125,10 +125,8 @@ def _zstd_chunks(file: _Readable, path: str) -> Iterator[bytes]:
   only as it fills, so a short text whose frame announces a wide window, which a pipe into
   `zstd --long=31` produces, can be read.
   """
-  decompressor, most = (
-    zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW),
-    _largest_window(path),
-  )
+  decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
+  most = _largest_window(path)
   frame, window, unpacked, waiting = None, 0, 0, b''
   while waiting := waiting or file.read(_CHUNK_BYTES):
     if frame is None:

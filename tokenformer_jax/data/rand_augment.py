@@ -19,22 +19,18 @@ _GREY = 128  # fills the areas that an operation moves in from outside the image
 Operation = Callable[[Image.Image, float], Image.Image]
 
 
+def _grey(image: Image.Image) -> int | tuple[int, ...]:
+  bands = len(image.getbands())
+  return (_GREY,) * bands if bands > 1 else _GREY
+
+
 def _affine(image: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
-  fill = (_GREY,) * len(image.getbands())
-  return image.transform(
-    image.size,
-    Image.Transform.AFFINE,
-    matrix,
-    Image.Resampling.BICUBIC,
-    fillcolor=fill if len(fill) > 1 else _GREY,
-  )
+  method, resample = Image.Transform.AFFINE, Image.Resampling.BICUBIC
+  return image.transform(image.size, method, matrix, resample, fillcolor=_grey(image))
 
 
 def _rotate(image: Image.Image, strength: float) -> Image.Image:
-  fill = (_GREY,) * len(image.getbands())
-  return image.rotate(
-    30 * strength, Image.Resampling.BICUBIC, fillcolor=fill if len(fill) > 1 else _GREY
-  )
+  return image.rotate(30 * strength, Image.Resampling.BICUBIC, fillcolor=_grey(image))
 
 
 def _enhance(enhancer: type) -> Operation:
@@ -75,13 +71,10 @@ OPERATIONS = {**_SIGNED, **_UNSIGNED}
 def apply(
   image: Image.Image, magnitude: float, std: float, rng: np.random.Generator
 ) -> Image.Image:
-  """Return an image changed by random operations.
+  """Return a grey or RGB image changed by random operations.
 
-  Args:
-    image: grey or RGB.
-    magnitude: between 0 and `LARGEST`.
-    std: the standard deviation of each operation's magnitude around `magnitude`.
-    rng: the source of all draws.
+  `std` is the standard deviation of an operation's magnitude around `magnitude`, which is between 0
+  and `LARGEST`.
   """
   names = sorted(OPERATIONS)
   for _ in range(_OPERATIONS_PER_IMAGE):

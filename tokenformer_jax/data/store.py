@@ -1,4 +1,4 @@
-"""The token store: a corpus, tokenized once, in two token files that are mapped into memory.
+"""Build and open token stores: a corpus, tokenized once, in two files that are mapped into memory.
 
 A store is a folder with `train.tokens`, `validation.tokens` and `meta.json`. Its name contains a
 hash of everything that determines its content, so runs reuse a matching store and never change it.
@@ -47,12 +47,9 @@ class Store:
   """A tokenized corpus. The tokenizer's end of document follows each document.
 
   Attributes:
-    path: the folder.
-    tokenizer: the tokenizer of the tokens.
     train, validation: the tokens of each split, mapped read-only; uint16, or uint32 if the
       tokenizer has more than 65536 ids.
     train_bytes, validation_bytes: the UTF-8 bytes of the documents.
-    train_documents, validation_documents: the number of documents.
     digest: a hash of all tokens; hosts that train together must agree on it.
   """
 
@@ -72,7 +69,7 @@ class Store:
 
 
 def window_count(tokens: np.ndarray, sequence_length: int) -> int:
-  """Return how many sequences the tokens hold; a sequence needs one more token for its targets."""
+  """Return the number of sequences of tokens; a sequence needs one more token for its targets."""
   return max(0, (len(tokens) - 1) // sequence_length)
 
 
@@ -81,10 +78,8 @@ def prepare(
 ) -> Store:
   """Open the token store of a corpus; build it first if it does not exist.
 
-  Args:
-    config: supplies the text source, the tokenizer, the split and the folder of the stores.
-    tokenizer: the tokenizer of a trained model, used instead of `config.tokenizer`.
-    progress: whether to show a progress bar if standard error is a terminal.
+  The tokenizer of a trained model replaces `config.tokenizer`. `progress` shows a progress bar if
+  standard error is a terminal.
 
   Raises:
     UserError: the text or the tokenizer cannot be read, a split would be empty, or the store cannot

@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, or any `tokenizer.json` of Hugging Face's `tokenizers`.
+"""Tokenize text by bytes, or by any `tokenizer.json` of Hugging Face's `tokenizers`.
 
 A tokenizer converts to JSON and back (`to_json`, `from_json`). Token stores and checkpoints contain
 that JSON, so they need no other file.
@@ -128,8 +128,8 @@ def from_json(values: dict[str, Any]) -> Tokenizer:
       return ByteTokenizer()
     case 'huggingface':
       return _from_string(json.dumps(values['tokenizer']), 'the stored tokenizer')
-    case kind:
-      raise UserError(f'the stored tokenizer is of kind {kind!r}; it must be bytes or huggingface')
+    case other:
+      raise UserError(f'the stored tokenizer is of kind {other!r}; it must be bytes or huggingface')
 
 
 def load(spec: str) -> Tokenizer:
@@ -169,8 +169,8 @@ def bpe_size(spec: str) -> int | None:
   Raises:
     UserError: SIZE is not a number in `BPE_SIZES`.
   """
-  kind, _, size = spec.partition(':')
-  if kind != 'bpe':
+  form, _, size = spec.partition(':')
+  if form != 'bpe':
     return None
   if not (size.isdecimal() and int(size) in BPE_SIZES):
     raise UserError(
@@ -191,14 +191,9 @@ def names_same(spec: str, trained_spec: str, trained: Tokenizer) -> bool:
 def check_same(spec: str, trained_spec: str, trained: Tokenizer, where: str) -> None:
   """Check that a spec names the tokenizer that a model was trained with.
 
-  `bpe:SIZE` matches if the model's own config has the same value, whatever the corpus is now. A
-  `tokenizer.json` file may be gone, because the checkpoint holds its content.
-
-  Args:
-    spec: `config.data.tokenizer`.
-    trained_spec: the same key in the config of the model's checkpoint.
-    trained: the tokenizer in the checkpoint.
-    where: the name of the checkpoint for messages.
+  `spec` is `config.data.tokenizer`, and `trained_spec` the same key in the config of the model's
+  checkpoint, which messages call `where`. `bpe:SIZE` matches if both have the same value; the
+  corpus may differ. A `tokenizer.json` file may be gone, because the checkpoint holds its content.
 
   Raises:
     UserError: the spec names another tokenizer.
