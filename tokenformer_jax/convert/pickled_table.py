@@ -1,4 +1,4 @@
-"""The table of tensors in a PyTorch file: a pickle, which this module parses and writes.
+"""Parse and write the table of tensors in a PyTorch file, a pickle.
 
 Python's unpickler is unsafe for untrusted files: it calls any function that a pickle names, trusts
 sizes in the pickle (a memo index of 2³¹ allocates 32 GiB), and can hash nested tuples without end.

@@ -258,7 +258,7 @@ def _splits(train: Split, validation: Split | None, data: DataConfig) -> dict[st
   return {'train': train.chosen(False, fraction), 'validation': train.chosen(True, fraction)}
 
 
-def _listed(name: str, data: DataConfig) -> ImageSet:
+def _open_folder(name: str, data: DataConfig) -> ImageSet:
   root = paths.local(name).expanduser()
   try:
     return retried(lambda: _folder(root, data), f'listing {root}')
@@ -324,4 +324,4 @@ def _files(root: Path, data: DataConfig) -> tuple[list[str], Files]:
 
 
 # The function that opens a form of source, by the word before the colon of `data.source`.
-SOURCES = {'digits': _built_in, 'tfds': _tfds, 'folder': _listed}
+SOURCES = {'digits': _built_in, 'tfds': _tfds, 'folder': _open_folder}

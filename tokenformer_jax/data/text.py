@@ -1,6 +1,6 @@
-"""The interface of text sources: documents in a fixed order, and a fingerprint of their content.
+"""Open text sources: documents in a fixed order, with a fingerprint of their content.
 
-A kind of source is a file of its own and a line in `SOURCES`.
+Each form of source has its own file and a line in `SOURCES`.
 """
 
 import abc
@@ -46,15 +46,10 @@ class Source(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class LoneText:
-  """The only document of a source, of any length. It is read in pieces, as often as needed.
+  """The only document of a source, of any length. It is read in pieces, as often as needed."""
 
-  Attributes:
-    place: the location of the text, for messages.
-    chunks: returns the UTF-8 bytes of the text from the start.
-  """
-
-  place: str
-  chunks: Callable[[], Iterable[bytes]]
+  place: str  # the location of the text, for messages
+  chunks: Callable[[], Iterable[bytes]]  # returns the UTF-8 bytes of the text from the start
 
   def pieces(self, start: int = 0, stop: int | None = None) -> Iterator[str]:
     """Yield the text between two byte positions, in pieces that end at line ends.
@@ -111,8 +106,8 @@ def _character_start(data: bytes | bytearray, position: int) -> int:
   return 0 if position < 4 else position  # More than three such bytes are not UTF-8.
 
 
-# The function that opens a kind of source, by the word before the colon. It takes the rest of the
-# spec, and the other arguments of `open_source`.
+# The function that opens a source, by the word before the colon. It takes the rest of the spec and
+# the other arguments of `open_source`.
 SOURCES = {
   'stdlib': 'tokenformer_jax.data.text_stdlib:open_stdlib',
   'files': 'tokenformer_jax.data.text_files:open_files',
@@ -126,22 +121,19 @@ def open_source(
   setting: str = 'config.data.source',
   splits: tuple[str, ...] = ('train',),
 ) -> Source:
-  """Open the source that `config.data.source`, or another setting, names.
+  """Open the source `stdlib`, `files:GLOB`, `files:DIR` or `tfds:NAME`.
 
-  Args:
-    spec: `stdlib`, `files:GLOB`, `files:DIR` or `tfds:NAME`, where NAME may be
-      `NAME/CONFIG:VERSION`.
-    text_field: the field of a jsonl line or a TFDS example that holds the document.
-    setting: the name of the setting, for error messages.
-    splits: names of TFDS splits in order of preference; the first existing one is read.
+  NAME may be `NAME/CONFIG:VERSION`. The document is in the field `text_field` of a jsonl line or a
+  TFDS example. Messages call the source `setting`. `splits` are TFDS splits in order of preference;
+  the first existing one is read.
 
   Raises:
     UserError: the spec has another form, matches nothing, or matches a table or an archive.
   """
-  kind, _, name = spec.partition(':')
-  if spec != 'stdlib' and not (kind in SOURCES and name and kind != 'stdlib'):
+  form, _, name = spec.partition(':')
+  if spec != 'stdlib' and not (form in SOURCES and name and form != 'stdlib'):
     raise UserError(f'{setting} is {spec!r}; it must be stdlib, files:GLOB or tfds:NAME')
-  return pkgutil.resolve_name(SOURCES[kind])(name, text_field, setting, splits)
+  return pkgutil.resolve_name(SOURCES[form])(name, text_field, setting, splits)
 
 
 def digest(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Text from files: `files:GLOB` or `files:DIR`, on disks and in buckets."""
+"""Read text from files: `files:GLOB` or `files:DIR`, on disks and in buckets."""
 
 import dataclasses
 import glob

@@ -1,4 +1,4 @@
-"""Text that is on every machine: the standard library of the running Python."""
+"""Read text that every machine has: the standard library of the running Python."""
 
 import os
 import sysconfig

@@ -1,4 +1,4 @@
-"""Text from TFDS: `tfds:NAME`, where NAME may be NAME/CONFIG:VERSION."""
+"""Read text from TFDS: `tfds:NAME`, where NAME may be NAME/CONFIG:VERSION."""
 
 import dataclasses
 import functools
@@ -31,7 +31,7 @@ class Tfds(Source):
 
     def open_split() -> Any:
       builder = tfds.builder(self.name, file_format='array_record')
-      split = next((one for one in self.splits if one in builder.info.splits), self.splits[0])
+      split = next((name for name in self.splits if name in builder.info.splits), self.splits[0])
       return builder.as_data_source(split)
 
     try:

@@ -39,7 +39,7 @@ def say_length(config: Config, asked: int) -> None:
 
 
 def describe_length(model: ModelConfig, trained: int, asked: int) -> str:
-  """Return one sentence about what makes a model work in a text of `asked` tokens, or prevents it.
+  """Return one sentence about why a model works in a text of `asked` tokens, or why it may not.
 
   The layers that work worst decide. Return '' if the text is not longer than the `trained` tokens
   of training texts.

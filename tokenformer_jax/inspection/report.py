@@ -169,7 +169,7 @@ def expert_table(rows: Sequence[Row]) -> str:
 
 def answer_table(rows: Sequence[Row], top_k: int) -> str:
   """Format the rows of `answer_rows`, for the first `top_k` experts of each layer."""
-  lines = [('layer', 'expert', 'load', 'tokens: of what the expert gets, of the token')]
+  lines = [('layer', 'expert', 'load', 'tokens: share of the expert, share of the token')]
   listed: dict[int, int] = {}
   for row in rows:
     listed[row['layer']] = listed.get(row['layer'], 0) + 1

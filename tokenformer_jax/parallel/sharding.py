@@ -86,18 +86,18 @@ def mesh_sizes(config: MeshConfig, devices: int) -> dict[str, int]:
 
 
 def resplit(
-  config: MeshConfig, devices: int, parts_of_experts: int, parts_of_tokens: int
+  config: MeshConfig, devices: int, expert_parts: int, token_parts: int
 ) -> MeshConfig | None:
-  """Return a mesh config with the same replicas, for other numbers of parts.
+  """Return a mesh config with the same replicas, for other numbers of parts, or None.
 
-  The rest of the devices split the width. Return None if they do not divide.
+  The rest of the devices split the width; the result is None if they do not divide.
   """
   sizes = mesh_sizes(config, devices)
   left = sizes['fsdp'] * sizes['experts'] * sizes['tokens']
-  fsdp, rest = divmod(left, parts_of_tokens * parts_of_experts)
+  fsdp, rest = divmod(left, token_parts * expert_parts)
   if rest:
     return None
-  changes = {'fsdp': fsdp, 'experts': parts_of_experts, 'tokens': parts_of_tokens}
+  changes = {'fsdp': fsdp, 'experts': expert_parts, 'tokens': token_parts}
   return dataclasses.replace(config, **{**sizes, **changes})
 
 

@@ -71,6 +71,21 @@ class Chip:
     return 4 * 8 * 128 * self.cores * self.clock
 
 
+def _gpu(name: str, hbm: float, hbm_rate: float, *, link: float, network: float) -> Chip:
+  """Return an NVIDIA GPU: bytes, GB a second of memory and NVLink, Gbit/s of the network."""
+  return Chip(
+    name=f'gpu-{name.lower()}',
+    kind=f'NVIDIA {name}',
+    hbm=hbm,
+    hbm_rate=hbm_rate * _GB,
+    link=link * _GB,
+    dcn=network * _GBIT,
+    clock=None,
+    torus=1,
+    source='NVIDIA',
+  )
+
+
 # The ratios compare the cycles of a product 32768 × 1536 × 6144 with the matrix unit's need at its
 # peak, without and with an exact GELU in the same fusion. On v5p both are 1.02. docs/plan.md has
 # the ratios by the compiler's schedule.
@@ -114,38 +129,8 @@ _ALL = (
     devices=2,
     caveat=_CAVEAT_TPU7X,
   ),
-  Chip(
-    'gpu-a100',
-    'NVIDIA A100',
-    80e9,
-    2039 * _GB,
-    300 * _GB,
-    200 * _GBIT,
-    None,
-    torus=1,
-    source='NVIDIA',
-  ),
-  Chip(
-    'gpu-h100',
-    'NVIDIA H100',
-    80e9,
-    3350 * _GB,
-    450 * _GB,
-    400 * _GBIT,
-    None,
-    torus=1,
-    source='NVIDIA',
-  ),
-  Chip(
-    'gpu-h200',
-    'NVIDIA H200',
-    141e9,
-    4800 * _GB,
-    450 * _GB,
-    400 * _GBIT,
-    None,
-    torus=1,
-    source='NVIDIA',
-  ),
+  _gpu('A100', 80e9, 2039, link=300, network=200),
+  _gpu('H100', 80e9, 3350, link=450, network=400),
+  _gpu('H200', 141e9, 4800, link=450, network=400),
 )
 CHIPS = {chip.name: chip for chip in _ALL}

@@ -166,7 +166,7 @@ def _torus(mesh: Mesh) -> np.ndarray:
 
 
 def _sides(chip: Chip, places: np.ndarray, torus: np.ndarray) -> list[tuple[int, float, bool]]:
-  """Return length, bytes a second and whether it is a ring, for every side that places span."""
+  """Return length, bytes a second and whether it is a ring, of each side that places span."""
   sides = []
   for i, whole in enumerate(torus):
     length = len(np.unique(places[:, i + 1]))

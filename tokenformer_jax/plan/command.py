@@ -1,4 +1,4 @@
-r"""Say whether a run fits on a TPU topology and how fast it will be, without a TPU.
+r"""Plan a run on a TPU topology without a TPU: whether it fits, and how fast it will be.
 
   tokenformer plan --config=configs/lm_pile.py:1_5b --topology=v5p:4x4x4
 

@@ -228,7 +228,7 @@ def _make_plan(
 
 
 def advice(config: Config, error: DoesNotFitError, on: Topology) -> UserError:
-  """Return the error for a step that does not fit: by how much, and what may make it fit."""
+  """Return the error for a step that does not fit, with its size and possible remedies."""
   ways = []
   less = 'offload' if config.train.remat == 'full' else 'full'
   if config.train.remat != 'offload':

@@ -28,7 +28,7 @@ _KEPT = {
   'full': (1, 0, 0),
   'offload': (0, 0, 0),
 }
-# Forward passes that it recomputes, for Pattention, whose scores are half of one, and for others.
+# Forward passes that it recomputes: for Pattention, whose scores are half a pass, and for others.
 _AGAIN = {
   'everything': (0.0, 0.0),
   'score_inputs': (0.5, 0.0),
