@@ -17,8 +17,8 @@ from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.model import models, trunk
 from tokenformer_jax.model.params import ParamInfo, Params
 
-# The parts of a layer's config that decide what an array means, by the first name of its path; of
-# all others, which are norms and gains: norms and wiring.
+# The parts of a layer's config that decide the meaning of an array, by the first name of its path.
+# All other arrays are norms and gains.
 _PARTS = {'attention': ('mixer',), 'ffn': ('ffn',)}
 _OTHERS = ('norm', 'norm_of_ffn', 'wiring')
 
@@ -27,27 +27,22 @@ Names = tuple[str, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """The array of the other model that one layer's array, or a whole array, is copied from.
-
-  Attributes:
-    path: the names of the array's path.
-    index: the layer in its stack, or None for an array outside of the layers.
-  """
+  """The array of the other model to copy a layer's array, or a whole array, from."""
 
   path: Names
-  index: int | None = None
+  index: int | None = None  # the layer in its stack; None outside of the layers
 
 
 Sources = dict[Names, list[Source | None]]
 
 
 def sources(model: ModelConfig, other: ModelConfig) -> Sources:
-  """Return where each array of a model comes from: one entry, or one for each layer of a stack."""
+  """Return the source of each array of a model: one entry, or one for each layer of a stack."""
   own, theirs = _described(model), _described(other)
-  places, other_places = (list(trunk.places(one.groups)) for one in (model, other))
+  places, other_places = (list(trunk.places(m.repeats)) for m in (model, other))
   layers, other_layers = model.in_order, other.in_order
 
-  def of_layer(path: Names, number: int) -> Source | None:
+  def find_source(path: Names, number: int) -> Source | None:
     rest = path[2:] if places[0].stack else path[1:]
     if number > other.depth:
       return None
@@ -55,14 +50,14 @@ def sources(model: ModelConfig, other: ModelConfig) -> Sources:
     at = (path[0], place.stack, *rest) if place.stack else (path[0], *rest)
     is_same = at in theirs and _same(own[path], theirs[at], stacked=True)
     parts = _PARTS.get(rest[0], _OTHERS)
-    one, two = layers[number - 1], other_layers[number - 1]
-    is_same = is_same and all(getattr(one, part) == getattr(two, part) for part in parts)
+    layer, other_layer = layers[number - 1], other_layers[number - 1]
+    is_same = is_same and all(getattr(layer, p) == getattr(other_layer, p) for p in parts)
     return Source(at, place.index) if is_same else None
 
   found: Sources = {}
   for path, (info, _) in own.items():
     if info.in_layers:
-      found[path] = [of_layer(path, number) for number in info.depth]
+      found[path] = [find_source(path, number) for number in info.depth]
     else:
       is_same = path in theirs and _same(own[path], theirs[path], stacked=False)
       found[path] = [Source(path) if is_same else None]
@@ -82,15 +77,15 @@ def _names(path: Any) -> Names:
 
 
 def _same(
-  one: tuple[ParamInfo, jax.ShapeDtypeStruct],
-  two: tuple[ParamInfo, jax.ShapeDtypeStruct],
+  array: tuple[ParamInfo, jax.ShapeDtypeStruct],
+  other: tuple[ParamInfo, jax.ShapeDtypeStruct],
   *,
   stacked: bool,
 ) -> bool:
   """Return whether two arrays have one shape (of a layer, if they are stacked) and one meaning."""
-  (info, leaf), (other_info, other_leaf) = one, two
-  said = ('axes', 'role', 'active', 'groups', 'adds_to_residual')
-  if any(getattr(info, name) != getattr(other_info, name) for name in said):
+  (info, leaf), (other_info, other_leaf) = array, other
+  compared = ('axes', 'role', 'active', 'groups', 'adds_to_residual')
+  if any(getattr(info, name) != getattr(other_info, name) for name in compared):
     return False
   if stacked:
     return leaf.shape[1:] == other_leaf.shape[1:]
@@ -98,21 +93,21 @@ def _same(
 
 
 def begin(drawn: Params, other: Params, found: Sources) -> Params:
-  """Return the drawn parameters with those of another model where `sources` found some."""
+  """Return the parameters: copied where `sources` found a source, and drawn elsewhere."""
 
-  def one(path: Any, array: jax.Array) -> jax.Array:
+  def copy(path: Any, array: jax.Array) -> jax.Array:
     origins = found[_names(path)]
     if not any(origins):
       return array
     if origins[0] is not None and origins[0].index is None:
-      return jnp.copy(_at(other, origins[0].path))  # The step donates it, and not the other's.
+      return jnp.copy(_at(other, origins[0].path))  # The step donates the copy.
     rows = [
       array[i] if origin is None else _at(other, origin.path)[origin.index]
       for i, origin in enumerate(origins)
     ]
     return jnp.stack(rows)
 
-  return jax.tree.map_with_path(one, drawn)
+  return jax.tree.map_with_path(copy, drawn)
 
 
 def _at(params: Params, path: Names) -> jax.Array:
@@ -122,7 +117,7 @@ def _at(params: Params, path: Names) -> jax.Array:
 
 
 def description(model: ModelConfig, found: Sources) -> str:
-  """Return how many parameters are copied and how many are drawn, and which arrays are drawn."""
+  """Return a sentence: the numbers of copied and drawn parameters, and the drawn arrays."""
   copied, drawn, names = 0, 0, []
   for path, (_, leaf) in _described(model).items():
     layers = len(found[path])
