@@ -9,10 +9,10 @@ import pytest
 import tiny_run
 
 from tokenformer_jax import config, train_command
-from tokenformer_jax.config import migrate
 from tokenformer_jax.data import store
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.runs import saved_config
+from tokenformer_jax.runs.saved_config import FORMAT
 from tokenformer_jax.storage import paths
 from tokenformer_jax.training import loop
 
@@ -185,21 +185,24 @@ def test_a_saved_config_is_what_was_saved(tmp_path):
   wanted = config.resolve(values)
   (tmp_path / 'config.json').write_text(saved_config.to_text(wanted))
   assert config.resolve(get_config(str(tmp_path))) == wanted
-  older = {'model': {'layers': 7}}  # without a format: the first one
-  (tmp_path / 'config.json').write_text(json.dumps(older))
-  got = config.resolve(get_config(str(tmp_path)))
-  assert got.model == wanted.model and got.grow == config.Config().grow, 'an older run is lost'
   (tmp_path / 'config.json').write_text('{"model"')
   with pytest.raises(UserError, match='is not the config of a run'):
     get_config(str(tmp_path))
 
 
-def test_a_saved_config_of_a_later_version_is_refused_by_its_format(tmp_path):
+@pytest.mark.parametrize(
+  ('changes', 'sentence'),
+  [
+    ({'format': FORMAT + 1}, f'has the format {FORMAT + 1}, .* install a newer'),
+    ({}, f'has the format 1, .* reads format {FORMAT} only; use the older'),
+  ],
+)
+def test_a_saved_config_of_another_format_is_refused(changes, sentence, tmp_path):
   get_config = runpy.run_path(str(tiny_run.ROOT / 'configs/saved.py'))['get_config']
-  text = saved_config.to_text(config.Config())
-  later = json.loads(text) | {'format': migrate.FORMAT + 1, 'a_group_of_later': {}}
-  (tmp_path / 'config.json').write_text(json.dumps(later))
-  with pytest.raises(UserError, match=rf'has the format {migrate.FORMAT + 1}, .* install a newer'):
+  stored = json.loads(saved_config.to_text(config.Config()))
+  del stored['format']
+  (tmp_path / 'config.json').write_text(json.dumps({**stored, **changes, 'unknown_group': {}}))
+  with pytest.raises(UserError, match=sentence):
     get_config(str(tmp_path))
 
 
@@ -221,9 +224,9 @@ def test_a_saved_run_does_not_choose_where_programs_are_loaded_from(tmp_path, ca
   'values',
   [
     '[]',
-    '{"model": 3}',
-    '{"modle": {}}',
-    '{"train": {"steps": {}}}',
+    f'{{"format": {FORMAT}, "model": 3}}',
+    f'{{"format": {FORMAT}, "modle": {{}}}}',
+    f'{{"format": {FORMAT}, "train": {{"steps": {{}}}}}}',
     '{"format": "x"}',
     '{"format": 0, "model": {}}',
   ],

@@ -163,13 +163,9 @@ TRAIN_KEYS = {
     'reach 101 positions, more than train.receptive_field=0.75 of data.sequence_length=128; a '
     'window of 20 fits',
   ),
-  'a key of an earlier version': (
+  'a key of a layer in the model': (
     'train --config.model.heads=8',
-    "it is called 'model.layer.mixer.heads' now",
-  ),
-  'a key inside a key of an earlier version': (
-    'train --config.model.param_tokens.ffn=512',
-    "it is called 'model.layer.ffn.tokens' now",
+    "did you mean 'model.layer.mixer.heads'?",
   ),
   'a number of layers for a pattern': (
     'train --config.model.pattern=12',

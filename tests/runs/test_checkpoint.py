@@ -1,7 +1,6 @@
 """Checkpoints: what is read is what was written, or it is refused by name."""
 
 import dataclasses
-import json
 import os
 import random
 import resource
@@ -12,7 +11,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import tiny_run
 from jax.sharding import NamedSharding, PartitionSpec
@@ -24,12 +22,12 @@ from tokenformer_jax.config import (
   MeshConfig,
   ModelConfig,
   TrainConfig,
-  migrate,
 )
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import devices, sharding
-from tokenformer_jax.runs import checkpoint, checkpoint_meta, checksum
+from tokenformer_jax.runs import checkpoint, checksum, saved_config
 from tokenformer_jax.runs.checkpoint_meta import Ancestor
+from tokenformer_jax.runs.saved_config import FORMAT
 from tokenformer_jax.storage import retry
 from tokenformer_jax.training import loop
 
@@ -307,42 +305,22 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_afresh(finished)
   assert not (workdir / 'damaged').exists(), 'checkpoints were moved although none was usable'
 
 
-def test_a_later_format_is_refused_by_name(tmp_path, monkeypatch):
-  later = migrate.FORMAT + 1
-  monkeypatch.setattr(migrate, 'FORMAT', later)
+@pytest.mark.parametrize(
+  ('stored', 'sentence'),
+  [
+    (FORMAT + 1, f'has the format {FORMAT + 1}, .* reads format {FORMAT} only; install a newer'),
+    (FORMAT - 1, f'has the format {FORMAT - 1}, .* reads format {FORMAT} only; use the older'),
+    *(
+      (wrong, r'^the format .* in .*/2 is not a number from 1 on') for wrong in (0, '1', True, 1.0)
+    ),
+  ],
+)
+def test_another_format_is_refused(stored, sentence, tmp_path, monkeypatch):
+  monkeypatch.setattr(saved_config, 'FORMAT', stored)
   save(tmp_path)
-  with pytest.raises(UserError, match=rf'/2 has the format {later}, which this version'):
+  monkeypatch.undo()
+  with pytest.raises(UserError, match=sentence):
     checkpoint.Checkpoints(tmp_path).meta(2)
-
-
-@pytest.mark.parametrize('part', ['whole', 'params'])
-def test_renamed_arrays_are_read_from_the_paths_that_they_were_stored_at(tmp_path, part):
-  """Also those of the optimizer, of which one more part comes before the moments now."""
-  keys = {'blocks': {'keys': jnp.arange(6.0), 'mu': jnp.arange(5.0)}}
-  moments = optax.ScaleByAdamState(jnp.asarray(3), *(jax.tree.map(jnp.square, keys),) * 2)
-  written = {'params': keys, 'opt_state': (moments, optax.EmptyState()), 'step': jnp.asarray(7)}
-  checkpoints = checkpoint.Checkpoints(tmp_path, keep=1)
-  checkpoints.save(2, written, Config(), TOKENIZER)
-  checkpoints.wait()
-  stored = json.loads((tmp_path / 'checkpoints/2/meta/metadata').read_text())
-  renames = {'blocks/keys': 'layers/ffn/keys', 'blocks': 'layers', 'opt_state/0': 'opt_state/1'}
-  changes = {**migrate.CHANGES, migrate.FORMAT + 1: migrate.Change(arrays=renames)}
-  meta = checkpoint_meta.from_json(stored, TOKENIZER, 'the run', changes)
-
-  def renamed(tree):
-    return {'layers': {'ffn': {'keys': tree['blocks']['keys']}, 'mu': tree['blocks']['mu']}}
-
-  now = optax.ScaleByAdamState(moments.count, renamed(moments.mu), renamed(moments.nu))
-  wanted = {
-    'params': renamed(keys),
-    'opt_state': (optax.EmptyState(), now),
-    'step': written['step'],
-  }
-  wanted = wanted if part == 'whole' else {part: wanted[part]}
-  got = checkpoints.restore(meta, abstract(wanted))
-  assert jax.tree.structure(got) == jax.tree.structure(wanted), 'not the state of today'
-  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
-    np.testing.assert_array_equal(a, b, err_msg='an array is read from the path of another one')
 
 
 def test_sources_that_are_none_are_named(tmp_path):

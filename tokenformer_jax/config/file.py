@@ -17,7 +17,6 @@ from ml_collections import ConfigDict, config_flags
 
 from tokenformer_jax import config
 from tokenformer_jax.config import Config
-from tokenformer_jax.config.names import now_called, renamed
 from tokenformer_jax.errors import UserError, misspelt
 
 _LONGEST = 300  # letters to keep of another library's message
@@ -282,7 +281,4 @@ def _place(error: Exception, file: str) -> str:
 
 def _said(error: Exception) -> str:
   text = ' '.join(str(error).split())
-  if isinstance(error, AttributeError) and (now := renamed(text.strip('"\''))):
-    # The message of a ConfigDict is only the missing name.
-    return f'{type(error).__name__}: {text}; {now_called(now)}'
   return f'{type(error).__name__}: {text[:_LONGEST]}' if text else type(error).__name__

@@ -1,19 +1,14 @@
 """Find keys of a config by dotted path, and the nearest name for an unknown one."""
 
-import itertools
 import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from tokenformer_jax.config import migrate
 from tokenformer_jax.config.fields import every_key, leaves
 from tokenformer_jax.config.layer import LayerConfig
 from tokenformer_jax.config.model import BASE
 from tokenformer_jax.config.run import Config
 from tokenformer_jax.errors import UserError, misspelt, nearest
-
-# Keys of earlier versions, each with today's keys of the same meaning.
-RENAMED = migrate.renamed_keys()
 
 # The group of named layers, and the group that each of these layers is a version of.
 _VARIANTS, _LAYER = 'model.variants', 'model.layer'
@@ -85,17 +80,14 @@ def unknown(name: str, group: str, known: Collection[str], path: str = '') -> Us
     path: the requested path, which may continue after `name`.
   """
   name = str(name)  # Python code may use any key.
-  for old in (path, group + name):
-    if now := RENAMED.get(old):
-      return UserError(f'config key {old!r} is unknown; {now_called(now)}')
-  said = f'config key {group + name!r} is unknown'
+  message = f'config key {group + name!r} is unknown'
   if not known:
-    return UserError(f'{said}; config.{group[:-1]} is a single value')
+    return UserError(f'{message}; config.{group[:-1]} is a single value')
   if near := misspelt(name, known):
-    return UserError(f'{said}; did you mean {group + near!r}?')
+    return UserError(f'{message}; did you mean {group + near!r}?')
   if elsewhere := _elsewhere(path or group + name):
-    return UserError(f'{said}; did you mean {" or ".join(map(repr, elsewhere))}?')
-  return UserError(said + nearest(name, known))
+    return UserError(f'{message}; did you mean {" or ".join(map(repr, elsewhere))}?')
+  return UserError(message + nearest(name, known))
 
 
 def _elsewhere(path: str) -> list[str]:
@@ -115,23 +107,8 @@ def _has_in_order(whole: Sequence[str], parts: Sequence[str]) -> bool:
 
 
 def keys_named(name: str) -> list[str]:
-  """Return the keys whose last part is or was `name`; if there is none, those with a near name."""
+  """Return the keys whose last part is `name`; if there is none, those with the nearest name."""
   last = {path: path.rpartition('.')[2] for path in paths()}
-  before = renamed(name)
-  if name not in last.values() and not before:
+  if name not in last.values():
     name = misspelt(name, last.values())
-  return list(dict.fromkeys([*(path for path, own in last.items() if own == name), *before]))
-
-
-def renamed(name: str) -> list[str]:
-  """Return today's names of the keys whose last part was `name` in an earlier version."""
-  found = (now for old, now in RENAMED.items() if old.rpartition('.')[2] == name)
-  return list(dict.fromkeys(itertools.chain.from_iterable(found)))
-
-
-def now_called(now: Sequence[str]) -> str:
-  """Return the part of a sentence that gives today's names of an old key."""
-  *others, last = map(repr, now)
-  return (
-    f'it is called {", ".join(others)} and {last} now' if others else f'it is called {last} now'
-  )
+  return [path for path, own in last.items() if own == name]

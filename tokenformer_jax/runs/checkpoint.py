@@ -26,10 +26,10 @@ import orbax.checkpoint as ocp
 from absl import logging
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import Config, migrate
+from tokenformer_jax.config import Config
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.parallel import hosts
-from tokenformer_jax.runs import checkpoint_meta, checksum, orbax_setup
+from tokenformer_jax.runs import checkpoint_meta, checksum, orbax_setup, saved_config
 from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta, Seen, TeacherRecord
 from tokenformer_jax.runs.checkpoint_reader import (
   DamagedError,
@@ -144,7 +144,7 @@ class Checkpoints:
       TransientError: writing kept failing with errors that may pass.
     """
     meta = {
-      'format': migrate.FORMAT,
+      'format': saved_config.FORMAT,
       'step': step,
       'updates': step - int(state.get('skipped', 0)),
       'config': config_lib.to_json(config),
@@ -312,10 +312,7 @@ class Checkpoints:
     whole = len(with_paths(abstract)) == len(meta.checksums)
     directory = self.directory / str(meta.step)
     state = read_together(
-      directory,
-      lambda: read_arrays(
-        self._reader, directory, abstract, whole=whole, stored_paths=meta.stored_paths
-      ),
+      directory, lambda: read_arrays(self._reader, directory, abstract, whole=whole)
     )
     for path, value in with_paths(_checksums(state)):
       if meta.checksums[path] != int(value):

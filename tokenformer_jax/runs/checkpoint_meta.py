@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import migrate
 from tokenformer_jax.runs import saved_config
 from tokenformer_jax.storage import paths
 
@@ -89,42 +88,31 @@ class Meta:
   tokenizer: dict[str, Any]
   seen: Seen = Seen(0)
   teacher: TeacherRecord | None = None
-  # Array paths in the files, by path in the state, where an earlier format has another path.
-  stored_paths: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
-def from_json(
-  stored: dict[str, Any],
-  tokenizer: dict[str, Any],
-  where: str,
-  changes: migrate.Changes = migrate.CHANGES,
-) -> Meta:
-  """Return the description in a checkpoint of any format.
+def from_json(stored: dict[str, Any], tokenizer: dict[str, Any], where: str) -> Meta:
+  """Return the description in a checkpoint.
 
   Args:
     stored: the checkpoint's `meta`.
     tokenizer: the checkpoint's `tokenizer`.
     where: the name of the checkpoint for messages.
-    changes: the changes of the format since the first version.
 
   Raises:
-    UserError: a later version of this package wrote the checkpoint.
+    UserError: the checkpoint has another format than today's.
   """
-  migrate.check_format(stored['format'], where, changes)
-  meta = migrate.meta(stored, changes)
-  places = {migrate.array_path(p, stored['format'], changes): p for p in stored['checksums']}
-  config = config_lib.from_dict(config_lib.Config, meta['config'])
+  saved_config.check_format(stored['format'], where)
+  config = config_lib.from_dict(config_lib.Config, stored['config'])
   return Meta(
-    step=meta['step'],
-    updates=meta['updates'],
+    step=stored['step'],
+    updates=stored['updates'],
     config=saved_config.without_programs(config),
-    lineage=tuple(config_lib.from_dict(Ancestor, entry) for entry in meta['lineage']),
-    contents=meta['contents'],
-    checksums=meta['checksums'],
+    lineage=tuple(config_lib.from_dict(Ancestor, entry) for entry in stored['lineage']),
+    contents=stored['contents'],
+    checksums=stored['checksums'],
     tokenizer=tokenizer,
-    seen=_seen(meta['seen']),
-    teacher=TeacherRecord(**meta['teacher']) if meta.get('teacher') else None,
-    stored_paths={path: old for path, old in places.items() if path != old},
+    seen=_seen(stored['seen']),
+    teacher=TeacherRecord(**stored['teacher']) if stored.get('teacher') else None,
   )
 
 

@@ -1,7 +1,7 @@
 """Read a checkpoint: all processes agree on the outcome, and arrays go to their shardings."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -89,7 +89,6 @@ def read_arrays(
   abstract: Any,
   *,
   whole: bool,
-  stored_paths: Mapping[str, str],
 ) -> Any:
   """Read the arrays of a state directly into their shardings.
 
@@ -98,34 +97,16 @@ def read_arrays(
     path: the path of the checkpoint.
     abstract: `jax.ShapeDtypeStruct`s with shardings: the whole state, or some of its entries.
     whole: whether `abstract` has all arrays in the files.
-    stored_paths: the paths in the files of arrays whose path differs, by path in the state.
 
   Returns:
     Arrays in the structure of `abstract`.
   """
-  if stored_paths:
-    return _read_renamed(reader, path, abstract, stored_paths)
   if whole:
     args = ocp.args.StandardRestore(abstract)
   else:
     restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
     args = ocp.args.PyTreeRestore(abstract, restore_args=restore_args, partial_restore=True)
   return reader.restore(path, args=ocp.args.Composite(state=args))['state']
-
-
-def _read_renamed(
-  reader: ocp.Checkpointer, path: paths.Path, abstract: Any, stored_paths: Mapping[str, str]
-) -> Any:
-  """Read arrays in the structure of the files, and return them in the structure of `abstract`."""
-  stored = {stored_paths.get(at, at): leaf for at, leaf in with_paths(abstract)}
-  structure = reader.metadata(path).item_metadata['state'].tree
-  item = jax.tree.map_with_path(
-    lambda keys, _: stored.get(_joined(keys), ocp.PLACEHOLDER), structure
-  )
-  restore_args = ocp.checkpoint_utils.construct_restore_args(item)
-  args = ocp.args.Composite(state=ocp.args.PyTreeRestore(item, restore_args=restore_args))
-  arrays = dict(with_paths(reader.restore(path, args=args)['state']))
-  return jax.tree.unflatten(jax.tree.structure(abstract), [arrays[at] for at in stored])
 
 
 def with_paths(tree: Any) -> list[tuple[str, Any]]:

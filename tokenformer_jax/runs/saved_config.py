@@ -14,20 +14,48 @@ them, so whoever chooses the directory controls this process. The user names it 
 
 import dataclasses
 import json
+from typing import Any
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import Config, migrate
+from tokenformer_jax.config import Config
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import paths
+
+FORMAT = 4  # of a new `config.json` and of the `meta` of a new checkpoint
+
+
+class FormatError(UserError):
+  """Raised for a file of another format than today's."""
+
+
+def check_format(stored: Any, where: str) -> None:
+  """Check that a file has today's format, the only one that this version reads.
+
+  Args:
+    stored: the format in the file.
+    where: the name of the file for the error.
+
+  Raises:
+    FormatError: the format is older or newer.
+    UserError: the value is not a format.
+  """
+  if type(stored) is not int or stored < 1:
+    raise UserError(f'the format {stored!r} in {where} is not a number from 1 on')
+  if stored != FORMAT:
+    remedy = 'install a newer one' if stored > FORMAT else 'use the older one that wrote it'
+    raise FormatError(
+      f'{where} has the format {stored}, and this version of tokenformer_jax reads format '
+      f'{FORMAT} only; {remedy}'
+    )
 
 
 def to_text(config: Config) -> str:
   """Return the text of `config.json`: the format, and the groups of the config."""
-  return f'{json.dumps({"format": migrate.FORMAT, **config_lib.to_json(config)}, indent=2)}\n'
+  return f'{json.dumps({"format": FORMAT, **config_lib.to_json(config)}, indent=2)}\n'
 
 
 def read(path: paths.Path, advice: str, needed_by: str = '') -> Config:
-  """Read a `config.json` of any format, with its `train.compilation_cache`.
+  """Read a `config.json`, with its `train.compilation_cache`.
 
   Args:
     path: the path of the file.
@@ -35,16 +63,16 @@ def read(path: paths.Path, advice: str, needed_by: str = '') -> Config:
     needed_by: the flag that needs the file, or empty if the user named the file.
 
   Raises:
-    UserError: the file cannot be read, is not a config, or is from a later version of this package.
+    UserError: the file cannot be read, is not a config, or has another format
+      than today's.
   """
   try:
     stored = json.loads(path.read_text())
     if not isinstance(stored, dict):
       raise ValueError(f'it holds a {type(stored).__name__}')
-    written_as = stored.pop('format', 1)
-    migrate.check_format(written_as, str(path))
-    return config_lib.from_dict(Config, migrate.config(stored, written_as))
-  except migrate.LaterFormatError:
+    check_format(stored.pop('format', 1), str(path))  # Files of format 1 have no number.
+    return config_lib.from_dict(Config, stored)
+  except FormatError:
     raise
   except (paths.errors(path), ValueError, RecursionError, UserError) as error:
     subject = f'{path}, which {needed_by} needs,' if needed_by else path
