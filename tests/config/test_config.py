@@ -247,8 +247,8 @@ def test_values_that_do_fit_together(changes):
 @pytest.mark.parametrize('value', ['10', '10:', ':10', 'a:b', '0:3', '5:4', '-1:3'])
 def test_profile_steps_that_cannot_be(value):
   assert refusal(train__profile_steps=value) == (
-    f'config.train.profile_steps is {value!r}; it must be FIRST:LAST, two step numbers from 1 on of '
-    'which the last is not below the first, for example 10:13'
+    f'config.train.profile_steps is {value!r}; it must be FIRST:LAST, two step numbers from 1 on '
+    'of which the last is not below the first, for example 10:13'
   ), 'the sentence does not show the form'
 
 
