@@ -9,9 +9,6 @@ field of several variants (`fields.one_of`) has a `kind` and the keys of its kin
 each dataclass checks the conditions that involve several fields.
 """
 
-from tokenformer_jax.config.check_experts import draws, rows_together
-from tokenformer_jax.config.data import DataConfig
-from tokenformer_jax.config.distill import DistillConfig
 from tokenformer_jax.config.feed_forward import (
   FEED_FORWARDS,
   BiasBalanceConfig,
@@ -25,7 +22,6 @@ from tokenformer_jax.config.feed_forward import (
   RouterConfig,
 )
 from tokenformer_jax.config.fields import differences
-from tokenformer_jax.config.grow import GrowConfig
 from tokenformer_jax.config.layer import (
   LayerConfig,
   ParallelConfig,
@@ -35,7 +31,6 @@ from tokenformer_jax.config.layer import (
   map_parts,
   parts,
 )
-from tokenformer_jax.config.mesh import MeshConfig
 from tokenformer_jax.config.mixers import (
   MIXERS,
   AsKeyConfig,
@@ -49,7 +44,7 @@ from tokenformer_jax.config.mixers import (
   SoftmaxConfig,
   is_plain,
 )
-from tokenformer_jax.config.model import InitConfig, Layers, ModelConfig
+from tokenformer_jax.config.model import InitConfig, Layers, ModelConfig, draws, rows_together
 from tokenformer_jax.config.names import check_key, choices, keys_named, lookup, paths
 from tokenformer_jax.config.optim import OptimConfig, old_token_rate, restarts_schedule
 from tokenformer_jax.config.pattention import (
@@ -76,7 +71,14 @@ from tokenformer_jax.config.projections import (
   with_token_counts,
 )
 from tokenformer_jax.config.run import Config, check_decay
-from tokenformer_jax.config.train import TrainConfig, profile_range
+from tokenformer_jax.config.sections import (
+  DataConfig,
+  DistillConfig,
+  GrowConfig,
+  MeshConfig,
+  TrainConfig,
+  profile_range,
+)
 from tokenformer_jax.config.values import (
   defaults,
   from_dict,
@@ -84,80 +86,3 @@ from tokenformer_jax.config.values import (
   to_config_dict,
   to_json,
 )
-
-__all__ = [
-  'FEED_FORWARDS',
-  'MIXERS',
-  'AsKeyConfig',
-  'BiasBalanceConfig',
-  'CapacityConfig',
-  'Config',
-  'DataConfig',
-  'DenseConfig',
-  'DistillConfig',
-  'ExpertsConfig',
-  'GatedUnitConfig',
-  'GroupedConfig',
-  'GrowConfig',
-  'InitConfig',
-  'LayerConfig',
-  'Layers',
-  'LengthScaleConfig',
-  'LinearConfig',
-  'LossBalanceConfig',
-  'MLPConfig',
-  'MeshConfig',
-  'ModelConfig',
-  'NoBalanceConfig',
-  'NoFeedForwardConfig',
-  'NoPositionsConfig',
-  'NoProjectionConfig',
-  'OptimConfig',
-  'ParallelConfig',
-  'PattentionConfig',
-  'PositionScaleConfig',
-  'PostNormConfig',
-  'PreNormConfig',
-  'RotaryConfig',
-  'RouterConfig',
-  'ScoreConfig',
-  'SeenScaleConfig',
-  'SkiplessConfig',
-  'SoftmaxConfig',
-  'TokenGroup',
-  'TrainConfig',
-  'check_decay',
-  'check_key',
-  'choices',
-  'count_names',
-  'counts_as_text',
-  'defaults',
-  'differences',
-  'draws',
-  'former_names',
-  'from_dict',
-  'is_of_experts',
-  'is_plain',
-  'key_of',
-  'keys_named',
-  'lookup',
-  'map_parts',
-  'named_counts',
-  'old_token_rate',
-  'parts',
-  'paths',
-  'pattentions',
-  'profile_range',
-  'resized',
-  'resolve',
-  'restarts_schedule',
-  'rows_together',
-  'to_config_dict',
-  'to_json',
-  'token_counts',
-  'token_groups',
-  'with_groups',
-  'with_pattentions',
-  'with_references',
-  'with_token_counts',
-]

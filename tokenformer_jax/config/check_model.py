@@ -1,7 +1,12 @@
 """Check that the values of a model fit together."""
 
-from tokenformer_jax.config.check_experts import check_experts
-from tokenformer_jax.config.feed_forward import ExpertsConfig, NoFeedForwardConfig
+from tokenformer_jax.config.feed_forward import (
+  CapacityConfig,
+  ExpertsConfig,
+  LossBalanceConfig,
+  MLPConfig,
+  NoFeedForwardConfig,
+)
 from tokenformer_jax.config.layer import LayerConfig, ParallelConfig, SkiplessConfig, parts
 from tokenformer_jax.config.mixers import (
   GatedUnitConfig,
@@ -76,7 +81,7 @@ def _check_layer(model: ModelConfig, layer: LayerConfig, path: str) -> None:
       token_groups(part, f'config.{path}.{place}.')
   _check_ffn_norm(layer, path)
   if isinstance(layer.ffn, ExpertsConfig):
-    check_experts(layer.ffn, f'config.{path}.ffn')
+    _check_experts(layer.ffn, f'config.{path}.ffn')
   mixer = layer.mixer
   heads = getattr(mixer, 'heads', 1)
   if model.width % heads:
@@ -224,3 +229,91 @@ def _is_full_without_positions(mixer: object) -> bool:
     and not mixer.window
     and isinstance(mixer.positions, NoPositionsConfig)
   )
+
+
+def _check_experts(experts: ExpertsConfig, path: str) -> None:
+  """Check that the values of routed experts fit together.
+
+  Args:
+    experts: the experts.
+    path: the path of their group of keys, for messages.
+
+  Raises:
+    UserError: they do not.
+  """
+  router, balance, expert = experts.router, experts.balance, experts.expert
+  if router.top_k > experts.count:
+    raise UserError(
+      f'{path}.router.top_k is {router.top_k}, and there are {path}.count={experts.count} experts; '
+      f'take at most {experts.count}'
+    )
+  if router.renormalize and router.top_k == 1:
+    raise UserError(
+      f'{path}.router.renormalize is True with router.top_k=1, whose one gate would always be 1, '
+      'so that the router could not learn; set it to False, or top_k to at least 2'
+    )
+  if isinstance(expert, MLPConfig) and expert.bias:
+    raise UserError(f'{path}.expert.bias is True, and experts have no biases; set it to False')
+  if isinstance(expert, PattentionConfig) and expert.groups:
+    raise UserError(
+      f'{path}.expert.groups is {expert.groups!r}, and each expert is one group already; leave it '
+      'out'
+    )
+  if isinstance(balance, LossBalanceConfig):
+    if experts.count % balance.devices:
+      raise UserError(
+        f'{path}.balance.devices is {balance.devices}, which does not divide the '
+        f'{experts.count} experts; take a divisor'
+      )
+    if balance.device_weight and balance.devices == 1:
+      raise UserError(
+        f'{path}.balance.device_weight is {balance.device_weight}, and with balance.devices=1 '
+        'there is nothing to balance between; set devices to the parts of the experts, or leave '
+        'it out'
+      )
+
+
+def check_capacity(model: ModelConfig, length: int) -> None:
+  """Check that experts with a capacity have a place for at least one token of a group.
+
+  Args:
+    model: the model.
+    length: T, of the training texts or images.
+
+  Raises:
+    UserError: an expert has no place, so that all tokens would be dropped.
+  """
+  for name, experts in model.experts.items():
+    dispatch = experts.dispatch
+    if not isinstance(dispatch, CapacityConfig):
+      continue
+    tokens = dispatch.rows * length * experts.router.top_k / experts.count
+    for key in ('factor', 'eval_factor'):
+      factor = getattr(dispatch, key)
+      if max(round(factor * tokens), dispatch.least) < 1:
+        raise UserError(
+          f'the ffn.dispatch.{key} of {name} is {factor}, of {tokens:g} tokens at even load: no '
+          'expert has a place and every token is dropped; make it larger, or ffn.dispatch.least 1'
+        )
+
+
+def check_accumulation(model: ModelConfig, parts: int) -> None:
+  """Check that the objective of a batch is the mean of that of its accumulated parts.
+
+  Args:
+    model: the model.
+    parts: `optim.accumulation_steps`.
+
+  Raises:
+    UserError: a balance loss is over the whole batch.
+  """
+  for name, experts in model.experts.items():
+    balance = experts.balance
+    if parts == 1 or not isinstance(balance, LossBalanceConfig):
+      continue
+    if balance.over == 'batch' and (balance.weight or balance.device_weight):
+      raise UserError(
+        f'the ffn.balance.over of {name} is batch, and with optim.accumulation_steps={parts} it '
+        'would be over each part of a batch alone; set balance.over=sequence, or '
+        'accumulation_steps to 1'
+      )

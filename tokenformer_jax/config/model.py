@@ -2,11 +2,12 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tokenformer_jax.config import pattern
-from tokenformer_jax.config.feed_forward import ExpertsConfig
+from tokenformer_jax.config.feed_forward import CapacityConfig, ExpertsConfig
 from tokenformer_jax.config.fields import MODEL_KINDS, key
 from tokenformer_jax.config.layer import NORMS, LayerConfig, map_parts, parts
 from tokenformer_jax.config.mixers import PositionScaleConfig
@@ -188,3 +189,14 @@ def used_layers(model: ModelConfig) -> dict[str, LayerConfig]:
 def layer_path(name: str) -> str:
   """Return the path of the group of keys of a layer, given its name in a pattern."""
   return f'model.{BASE}' if name == BASE else f'model.variants.{name}'
+
+
+def rows_together(model: ModelConfig) -> int:
+  """Return the rows of a batch that must stay side by side: those that share experts' places."""
+  dispatches = [experts.dispatch for experts in model.experts.values()]
+  return math.lcm(*(one.rows for one in dispatches if isinstance(one, CapacityConfig)))
+
+
+def draws(model: ModelConfig) -> bool:
+  """Return whether a router of the model draws random numbers in training."""
+  return any(experts.router.jitter > 0 for experts in model.experts.values())

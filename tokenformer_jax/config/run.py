@@ -3,21 +3,26 @@
 import dataclasses
 
 from tokenformer_jax.config import fields
-from tokenformer_jax.config.check_experts import check_accumulation, check_capacity
 from tokenformer_jax.config.check_model import (
+  check_accumulation,
+  check_capacity,
   check_model,
   check_receptive_field,
   check_stochastic_depth,
 )
-from tokenformer_jax.config.data import DataConfig
-from tokenformer_jax.config.distill import DistillConfig, check_distill
 from tokenformer_jax.config.fields import key
 from tokenformer_jax.config.groups import frozen_groups
-from tokenformer_jax.config.grow import GrowConfig
-from tokenformer_jax.config.mesh import MeshConfig
 from tokenformer_jax.config.model import ModelConfig
 from tokenformer_jax.config.optim import OptimConfig, old_token_rate
-from tokenformer_jax.config.train import TrainConfig, profile_range
+from tokenformer_jax.config.sections import (
+  DataConfig,
+  DistillConfig,
+  GrowConfig,
+  MeshConfig,
+  TrainConfig,
+  check_distill,
+  profile_range,
+)
 from tokenformer_jax.errors import UserError
 
 

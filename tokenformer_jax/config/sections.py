@@ -1,0 +1,292 @@
+"""The sections `mesh`, `data`, `train`, `grow` and `distill` of a run's config."""
+
+import dataclasses
+
+from tokenformer_jax.config.fields import key
+from tokenformer_jax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+  """Sizes of the mesh axes; one size may be -1: all remaining devices."""
+
+  replica: int = key(1, 'copies of the model')
+  fsdp: int = key(-1, 'parts of parameters by width, and of the batch')
+  experts: int = key(
+    1, 'parts of the experts, and of batch and width as well: these devices are also fsdp'
+  )
+  tokens: int = key(1, 'parts of parameter tokens, heads and vocabulary')
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+  """The source of text or images, and how they become batches."""
+
+  source: str = key(
+    'stdlib',
+    'stdlib, files:GLOB, files:DIR or tfds:NAME; for images digits, tfds:NAME or folder:DIR',
+  )
+  validation_source: str = key(
+    '', "a source of validation text, instead of a part of source. '': none", only='lm'
+  )
+  text_field: str = key('text', 'the field of a jsonl line or a TFDS example', only='lm')
+  tokenizer: str = key(
+    'bpe:4096', 'bpe:SIZE, bytes, or a path to a Hugging Face tokenizer.json', only='lm'
+  )
+  sequence_length: int = key(256, 'T, in tokens', above=0, only='lm')
+  batch_size: int = key(
+    16, 'sequences or images in one optimizer update, over all devices', above=0
+  )
+  validation_fraction: float = key(
+    0.05,
+    'the part of source to hold out without validation_source: documents, at least one, chosen by '
+    'a hash of the text; the end of a lone text file; images, if source has no validation split',
+    above=0,
+    below=1,
+  )
+  cache_dir: str = key('', "for token stores. '': $XDG_CACHE_HOME/tokenformer_jax or ~/.cache/…")
+  workers: int = key(0, 'processes that read ahead. 0: threads of this process', least=0)
+  prefetch: int = key(8, 'batches read ahead', above=0)
+  new_order_at: int = key(
+    0,
+    'step of a checkpoint: a run resumed there may change seed, sequence_length or text, and '
+    'begins at the first sample of the new order. 0: a resumed run keeps its order',
+    least=0,
+  )
+  image_size: int = key(224, 'pixels of a side', above=0, only='vit')
+  crop_area: float = key(
+    1.0,
+    'the smallest part of an image that a random crop keeps. 1: no crops',
+    above=0,
+    most=1,
+    only='vit',
+  )
+  flip: bool = key(False, 'mirror every other image', only='vit')
+  rand_augment: float = key(0.0, 'magnitude of RandAugment. 0: none', least=0, most=10, only='vit')
+  rand_augment_std: float = key(0.5, 'standard deviation of the magnitude', least=0, only='vit')
+  color_jitter: float = key(
+    0.0, 'largest change of brightness, contrast and saturation', least=0, most=1, only='vit'
+  )
+  erase: float = key(
+    0.0,
+    'probability that a rectangle of an image is filled with noise',
+    least=0,
+    most=1,
+    only='vit',
+  )
+  eval_crop: float = key(
+    1.0, 'the part of the shorter side that evaluation sees', above=0, most=1, only='vit'
+  )
+  on_bad_image: str = key(
+    'skip',
+    'an image that cannot be read, or has no valid label',
+    choices=('skip', 'fail'),
+    only='vit',
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+  """The length of the run, what it writes, and how the step is computed."""
+
+  steps: int = key(1000, 'optimizer updates', above=0)
+  epochs: float = key(
+    0.0, 'passes over the training data, instead of steps, if greater than 0', least=0
+  )
+  examples: int = key(0, 'sequences or images, instead of steps', least=0, bits=64)
+  decay_from: int = key(
+    0,
+    'with optim.schedule=wsd, the update from which the rate decays until the last step; a run may '
+    'begin there from the checkpoint of a longer one (init_from). 0: as optim.decay_share says',
+    least=0,
+  )
+  seed: int = key(0, 'seed of parameters, of the order of the data and of random draws', least=0)
+  log_every: int = key(10, 'steps between lines of figures', above=0)
+  eval_every: int = key(
+    250, 'steps between evaluations; also at the end. 0: only at the end', least=0
+  )
+  eval_batches: int = key(0, 'batches of an evaluation. 0: the whole validation split', least=0)
+  checkpoint_every: int = key(250, 'steps between checkpoints; also at the end', above=0)
+  keep_checkpoints: int = key(
+    2, 'newest checkpoints to keep, besides the best by eval/loss', above=0
+  )
+  ema: float = key(
+    0.0,
+    'decay of a moving average of the parameters, also evaluated, as eval/ema_…. 0: none',
+    least=0,
+    below=1,
+  )
+  drop_groups: float = key(
+    0.0,
+    'probability that a step trains only the first groups of parameter tokens, so that each number '
+    'of them serves alone: see steps/elastic.py',
+    least=0,
+    most=1,
+  )
+  max_skipped_steps: int = key(20, 'non-finite steps in a row after which the run stops', above=0)
+  sample_tokens: int = key(
+    64, 'length of the text written at each evaluation. 0: none', least=0, only='lm'
+  )
+  sample_prompt: str = key('', "the start of that text. '': a new document", only='lm')
+  remat: str = key(
+    'auto',
+    'the values to save for the backward pass: see model/stack.py',
+    choices=('auto', 'everything', 'score_inputs', 'dots', 'full', 'offload'),
+  )
+  layers: str = key(
+    'scan', 'one program for all layers, in a loop; or one for each', choices=('scan', 'unrolled')
+  )
+  attention: str = key(
+    'auto', 'the kernel: see model/kernels.py', choices=('auto', 'xla', 'cudnn', 'splash')
+  )
+  compiler_options: str = key(
+    'auto',
+    "options for the devices, or XLA's defaults (none): see steps/compiler.py",
+    choices=('auto', 'deterministic', 'none'),
+  )
+  receptive_field: float = key(
+    0.75,
+    'where the last layer attends to all positions and knows none of them, the most that the '
+    'windows before it may reach, as a part of data.sequence_length (HWFA). 0: not checked',
+    least=0,
+    only='lm',
+  )
+  loss_chunk: int = key(
+    256, 'positions of each sequence whose logits are in memory at once', above=0, only='lm'
+  )
+  profile_steps: str = key(
+    '', "'FIRST:LAST' writes a profile of these steps into the work directory"
+  )
+  tensorboard: bool = key(True, 'write figures for TensorBoard')
+  compilation_cache: str = key('', "directory of compiled programs. '': none")
+
+
+def profile_range(train: TrainConfig) -> tuple[int, int] | None:
+  """Return the first and the last step to profile, or None.
+
+  Raises:
+    UserError: the value has another form.
+  """
+  if not train.profile_steps:
+    return None
+  first, _, last = train.profile_steps.partition(':')
+  if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last)):
+    raise UserError(
+      f'config.train.profile_steps is {train.profile_steps!r}; it must be FIRST:LAST, two step '
+      'numbers from 1 on of which the last is not below the first, for example 10:13'
+    )
+  return int(first), int(last)
+
+
+@dataclasses.dataclass(frozen=True)
+class GrowConfig:
+  """How `init_from` or the grow command makes a larger model from a trained one: see grow/."""
+
+  method: str = key(
+    'group',
+    'group adds tokens with a norm of their own, the next three add tokens to the last group, and '
+    'the others widen a Transformer',
+    choices=(
+      'group',
+      'zero_keys',
+      'duplicate',
+      'random',
+      'net2net',
+      'net2net_fill',
+      'hypercloning',
+    ),
+  )
+  scale: str = key(
+    '',
+    "keep or resize the reference counts. '': whichever is exact for the method",
+    choices=('', 'keep', 'resize'),
+  )
+  new_keys: str = key(
+    'init',
+    'the keys of new tokens, for group and random: drawn as at the start, drawn with the root mean '
+    "square of each layer's trained keys, or copied from them with noise",
+    choices=('init', 'trained', 'copies'),
+  )
+  new_values: str = key(
+    '',
+    "the values of new tokens. '': zero for group, init for the others",
+    choices=('', 'init', 'zero'),
+  )
+  moments: str = key('pad', "the optimizer's moments", choices=('pad', 'drop'))
+  step: str = key(
+    'keep',
+    'the step number, which sets the position in the data and the schedule',
+    choices=('keep', 'restart'),
+  )
+  noise: float = key(
+    0.0,
+    "added to copies, as a fraction of each array's root mean square. 0: exact",
+    least=0,
+  )
+  seed: int = key(0, 'seed of the random draws of growth', least=0)
+  rate: float = key(
+    0.0,
+    'factor on optim.learning_rate in the config that the command grow writes. 0: r^−¾, where r is '
+    'the factor by which the parameters of the layers grow; 1: as before',
+    least=0,
+  )
+  place: str = key(
+    'copies',
+    'of new layers: between the old ones as copies of the layer before that add nothing yet, or '
+    'drawn between the old ones or behind them; whole_copies add what the layer before adds, which '
+    'is not exact',
+    choices=('copies', 'between', 'behind', 'whole_copies'),
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class DistillConfig:
+  """A trained language model whose probabilities a run learns besides the targets.
+
+  The loss is weight · T² · (cross-entropy to the teacher's probabilities) + (1 − weight) ·
+  (cross-entropy to the targets), where both models' logits are divided by the temperature T in the
+  first term. T² keeps the size of its gradient (Hinton et al. 2015, arXiv 1503.02531). A weight of
+  0.25 is that of Switch Transformers (Fedus et al. 2021, arXiv 2101.03961).
+  """
+
+  teacher: str = key('', "a trained run, DIR or DIR@STEP. '': none", only='lm')
+  weight: float = key(
+    0.25,
+    "of the cross-entropy to the teacher's probabilities; that of the targets has the rest",
+    least=0,
+    most=1,
+    only='lm',
+  )
+  temperature: float = key(
+    1.0,
+    'divides the logits of both models before their probabilities are compared',
+    above=0,
+    only='lm',
+  )
+  init: str = key(
+    'no',
+    "whether the run begins with the teacher's arrays, wherever both models have the same: "
+    'embedding, attention, norms, head',
+    choices=('no', 'yes'),
+    only='lm',
+  )
+
+
+def check_distill(distill: DistillConfig, init_from: str) -> None:
+  """Check that the keys of a teacher come with one, and that one model says how a run begins.
+
+  Raises:
+    UserError: they do not.
+  """
+  if not distill.teacher:
+    for field in dataclasses.fields(distill):
+      if (value := getattr(distill, field.name)) != field.default:
+        raise UserError(
+          f'config.distill.{field.name} is {value!r}, and there is no teacher; name one with '
+          'config.distill.teacher=DIR, or leave it out'
+        )
+  if distill.init == 'yes' and init_from:
+    raise UserError(
+      f'config.distill.init=yes and config.init_from={init_from} both say which parameters the run '
+      'begins with; set config.distill.init=no, or leave init_from out'
+    )
