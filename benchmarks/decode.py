@@ -35,7 +35,7 @@ def jax_text(size: Size, batch: int, prompt: int, length: int) -> Callable[[], f
   from tokenformer_jax.model.lm import Compute, define_lm  # noqa: PLC0415
 
   model = model_config(size)
-  decoder = Decoder(model, Compute.of(Config(model=model)))
+  decoder = Decoder(model, Compute.from_config(Config(model=model)))
   params = decoder.prepare(jax.jit(define_lm(model).init)(jax.random.key(0)))
   prompts = np.random.default_rng(0).integers(0, size.vocab_size, (batch, prompt))
   requests = [Request(ids.tolist(), length, GREEDY) for ids in prompts]

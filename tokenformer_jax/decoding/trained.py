@@ -109,7 +109,7 @@ def load(
     whole = models.define(meta.config.model)
     if groups is not None:
       meta = _first_groups(meta, groups)
-    model, compute = meta.config.model, Compute.of_trained(meta.config)
+    model, compute = meta.config.model, Compute.for_trained(meta.config)
     if dtype is not None:
       compute = dataclasses.replace(compute, dtype=jnp.dtype(dtype))
     definition = models.define(model, compute)

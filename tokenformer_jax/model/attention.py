@@ -33,9 +33,9 @@ class Attention(nnx.Module):
   """Multi-head softmax attention whose query, key, value and output are projections.
 
   Without a value projection the value is the input, and without an output projection the heads are
-  the output. Shaped attention (Noci et al. 2023, arXiv 2306.17759) is α V + β A V − γ C V, with the
-  attention A and the mean C V of what a position sees, by gains for each head. At the start A is C,
-  because queries are zero, so that the layer passes V on (He & Hofmann 2023, arXiv 2311.01906).
+  the output. Shaped attention (Noci et al. 2023, arXiv 2306.17759) is α V + β A V − γ C V, with
+  gains for each head, the attention A, and the mean C V of the visible values. Queries start at
+  zero, so A starts as C and the layer passes V on (He & Hofmann 2023, arXiv 2311.01906).
   """
 
   def __init__(
@@ -111,11 +111,8 @@ class Attention(nnx.Module):
   ) -> tuple[jax.Array, Cache | None, Aux]:
     """Attend from the next T slots to all visible slots.
 
-    Args:
-      x_BxTxD: the input.
-      context: the first slot and the padding.
-      cache: keys and values of earlier slots; None if no later call continues from here.
-      inputs: unused: this layer draws nothing.
+    `cache` holds the earlier slots; None if no later call continues from here. `inputs` is unused:
+    this layer draws nothing.
 
     Returns:
       The output [B, T, D], the cache with the new slots, and an empty `Aux`.
@@ -158,7 +155,7 @@ class Attention(nnx.Module):
     return self._output(value, mixed, mean), None, EMPTY_AUX
 
   def _value(self, x_BxTxD: jax.Array, filled: int) -> jax.Array:
-    """Return the values as heads [B, T, H, K], which zeros may fill."""
+    """Return the values as heads [B, T, H, `filled`], filled with zeros."""
     if self.value is not None and self.input_gain is None:
       return self.value(x_BxTxD, (self.heads, filled))
     x_BxTxHxK = x_BxTxD.reshape(*x_BxTxD.shape[:2], self.heads, self.head_width)
@@ -171,7 +168,7 @@ class Attention(nnx.Module):
   def _with_cache(
     self, query: jax.Array, key: jax.Array, value: jax.Array, context: Context, cache: Cache
   ) -> tuple[jax.Array, Cache, Aux]:
-    """Return what `__call__` does, with a cache."""
+    """Return the results of `__call__` for heads and a cache."""
     positions_BxT = context.positions(query.shape[1])
     old = cache.kv if isinstance(cache, SummedKV) else cache
     mixed, kept, view = self.attend.with_cache(query, key, value, context, old)
@@ -194,8 +191,8 @@ class Attention(nnx.Module):
     """Return the output [B, T, D] for values V, attention A V and uniform attention C V."""
     if self.shaped:
       alpha, beta, gamma = (
-        one[...][None, None, :, None]
-        for one in (self.identity_gain, self.attention_gain, self.uniform_gain)
+        head_gain[...][None, None, :, None]
+        for head_gain in (self.identity_gain, self.attention_gain, self.uniform_gain)
       )
       shaped = alpha * value.astype(jnp.float32) + beta * mixed.astype(jnp.float32) - gamma * mean
       mixed = shaped.astype(value.dtype)

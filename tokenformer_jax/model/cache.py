@@ -40,7 +40,7 @@ class KV(NamedTuple):
     return KV(*map(put, self, new, axes))
 
   def extend(self, new: 'KV', start: jax.Array | int, axes: PairAxes = HEADS) -> tuple[Self, View]:
-    """Return the cache with new keys and values, and the view of their queries."""
+    """Return the cache with new keys and values, and the slots that their queries may see."""
     cache = self.write(new, start, axes)
     return cache, View(*cache, jnp.arange(cache.keys.shape[2]))
 
@@ -67,7 +67,7 @@ class Ring(NamedTuple):
     return Ring(*map(put, self, new, axes))
 
   def extend(self, new: KV, start: jax.Array | int, axes: PairAxes = HEADS) -> tuple[Self, View]:
-    """Return the cache with new keys and values, and the view of their queries."""
+    """Return the cache with new keys and values, and the slots that their queries may see."""
     cache, length = self.write(new, start, axes), new.keys.shape[2]
     if length == 1:
       return cache, View(*cache, self._slots(start))

@@ -10,17 +10,17 @@ from tokenformer_jax.config import Config
 
 @dataclasses.dataclass(frozen=True)
 class Compute:
-  """The choices for computing a model; they do not change its parameters."""
+  """How to compute a model; its parameters do not depend on it."""
 
-  dtype: jnp.dtype = jnp.float32  # the dtype of activations
+  dtype: jnp.dtype = jnp.float32  # of activations
   remat: str = 'score_inputs'  # the values kept for the backward pass: see stack.py
   # scan: a loop over stacked layers. unrolled: stacked layers, one after the other. list: layers
   # with arrays of their own, for decoding.
   layers: str = 'scan'
-  attention: str = 'auto'  # see attention.kernel
+  attention: str = 'auto'  # see kernels.kernel
 
   @classmethod
-  def of(cls, config: Config) -> 'Compute':
+  def from_config(cls, config: Config) -> 'Compute':
     """Return the choices of a run; `dtype=auto` is float32 on a CPU and bfloat16 elsewhere."""
     name = config.dtype
     if name == 'auto':
@@ -30,16 +30,16 @@ class Compute:
     return cls(jnp.dtype(name), remat, train.layers, train.attention)
 
   @classmethod
-  def of_trained(cls, config: Config) -> 'Compute':
+  def for_trained(cls, config: Config) -> 'Compute':
     """Return the choices for using a trained model: the run's dtype, with defaults otherwise.
 
-    The run's attention kernel may be for another kind of device.
+    The run's attention kernel may be for another type of device.
     """
-    return cls(cls.of(config).dtype)
+    return cls(cls.from_config(config).dtype)
 
 
 def remat_on(name: str, platform: str) -> str:
-  """Return the meaning of `config.train.remat` on a platform: see `stack.py`.
+  """Return the policy of `stack.py` for `config.train.remat` on a platform.
 
   `auto` is `everything` on a CPU, whose memory is large, and `score_inputs` elsewhere.
   """

@@ -45,30 +45,20 @@ def distilled_objective(
 ) -> tuple[jax.Array, DistilledSums]:
   """Return the training objective of a batch with a teacher, in float32.
 
-  It is Σ weight · T² · soft + (1 − weight) · nats + z_loss · (log Z)² over the positions that
-  count, where soft is the cross-entropy to the teacher's probabilities and nats that to the
-  targets. Only [B, chunk, V] logits of each model are in memory at once. The gradient is that of
-  the student: see `loss.minimized`.
-
-  Args:
-    student: the model that is trained.
-    teacher: the model that it learns from.
-    targets_BxT: the next tokens; −1 marks a position that does not count.
-    weight: of the cross-entropy to the teacher, from 0 to 1.
-    temperature: T, by which the logits of both are divided in that term.
-    z_loss: the weight of (log Z)² of the student.
-    chunk: the number of positions of each sequence in a chunk; the last chunk may be shorter.
+  It is Σ weight · T² · soft + (1 − weight) · nats + z_loss · (log Z)² over the positions whose
+  target is not −1. Here soft is the cross-entropy to the teacher's probabilities, with both models'
+  logits divided by the temperature T, nats is the cross-entropy to the targets, Z is the student's,
+  and `weight` is from 0 to 1. Only [B, chunk, V] logits of each model are in memory at once. Only
+  the student gets a gradient: see `loss.minimized`.
 
   Returns:
     The objective, and the sums that it consists of, without a gradient.
   """
 
   def weigh(sums: DistilledSums) -> jax.Array:
-    of_targets, soft = sums.student, sums.soft_nats
+    plain, soft = sums.student, sums.soft_nats
     return jnp.sum(
-      weight * temperature**2 * soft
-      + (1 - weight) * of_targets.nats
-      + z_loss * of_targets.log_z_squared
+      weight * temperature**2 * soft + (1 - weight) * plain.nats + z_loss * plain.log_z_squared
     )
 
   fixed = jax.lax.stop_gradient(teacher)
@@ -89,13 +79,13 @@ def _part_sums(
   targets_BxC: jax.Array,
   teacher_hidden_BxCxE: jax.Array,
 ) -> DistilledSums:
-  of_student = logits(hidden_BxCxD, head_VxD)
-  of_teacher = jax.lax.stop_gradient(logits(teacher_hidden_BxCxE, teacher_head_VxE))
-  tops = largest(of_student), largest(of_teacher)
-  soft_BxC = _cross_entropy(of_student, of_teacher, tops, temperature)
+  student = logits(hidden_BxCxD, head_VxD)
+  teacher = jax.lax.stop_gradient(logits(teacher_hidden_BxCxE, teacher_head_VxE))
+  tops = largest(student), largest(teacher)
+  soft_BxC = _cross_entropy(student, teacher, tops, temperature)
   return DistilledSums(
-    student=chunk_sums(of_student, tops[0], targets_BxC),
-    teacher=chunk_sums(of_teacher, tops[1], targets_BxC),
+    student=chunk_sums(student, tops[0], targets_BxC),
+    teacher=chunk_sums(teacher, tops[1], targets_BxC),
     soft_nats=jnp.sum(jnp.where(targets_BxC >= 0, soft_BxC, 0), axis=-1),
   )
 

@@ -1,4 +1,4 @@
-"""The feed-forward part of a layer, by its config."""
+"""Make and apply the feed-forward part of a layer."""
 
 import pkgutil
 from typing import Any
@@ -18,7 +18,7 @@ from tokenformer_jax.model.layers import MLP, pattention
 from tokenformer_jax.model.pattention import Pattention
 from tokenformer_jax.model.trunk import EMPTY_AUX, Aux, Context, Inputs
 
-_EXPERTS = 'tokenformer_jax.model.experts:Experts'  # imported for models that have some
+_EXPERTS = 'tokenformer_jax.model.experts:Experts'  # imported on first use
 
 FeedForward = Any  # Pattention, MLP or Experts
 

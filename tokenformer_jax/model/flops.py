@@ -88,7 +88,7 @@ def train_flops(model: ModelConfig, length: int) -> float:
 
 
 def unit(model: ModelConfig) -> str:
-  """Return the unit that the functions above count FLOPs for."""
+  """Return the unit of a model's FLOPs: 'an image' or 'a token'."""
   return 'an image' if model.kind == 'vit' else 'a token'
 
 

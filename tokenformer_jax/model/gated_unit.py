@@ -1,4 +1,4 @@
-"""The gated attention unit: one head of attention whose output is gated, and no feed-forward part.
+"""The gated attention unit: one head of attention with a gated output, and no feed-forward part.
 
 It is the layer of FLASH (Hua et al. 2022, arXiv 2202.10447) as in GAU-alpha (Su 2022,
 kexue.fm/archives/9052).

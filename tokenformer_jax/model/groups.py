@@ -1,9 +1,9 @@
-"""Sums over the groups of parameter tokens, which have a norm each, on one or several devices.
+"""Sums over groups of parameter tokens, each with its own norm, on one or several devices.
 
 The scores of a row lie in one array [B, T, N], group behind group. Devices that split N hold equal
-parts of it, and a group may begin or end inside a part. Every part is cut at all places where some
-group ends in some part, so that each piece of a part belongs to one group. Sums over pieces stay on
-their device. Only if a group lies on several devices do its sums cross devices.
+parts of it, and a group may begin or end inside a part. Every part is cut wherever some group ends
+in some part, so each piece of a part belongs to one group. Sums over pieces stay on their device,
+and cross devices only for a group on several devices.
 """
 
 import dataclasses
@@ -22,14 +22,10 @@ from tokenformer_jax.parallel.sharding import constrain
 
 
 class OneGroup:
-  """The tokens of a row as one group: the model of the paper.
-
-  Attributes:
-    reference: τ², which broadcasts to a statistic.
-  """
+  """The tokens of a row as one group: the model of the paper."""
 
   def __init__(self, reference: int):
-    self.reference = jnp.float32(reference)
+    self.reference = jnp.float32(reference)  # τ², which broadcasts to a statistic
 
   def total(self, rows_BxTxN: jax.Array) -> jax.Array:
     """Return the sum over each group: a statistic, here [B, T, 1]."""
@@ -89,39 +85,38 @@ class Groups:
   def spread(self, statistic_BxTxPxG: jax.Array) -> jax.Array:
     """Return for every token the statistic of its group, [B, T, N]."""
     own = jnp.where(self.member[None, None], statistic_BxTxPxG[..., None, :], 0)
-    of_pieces = jnp.sum(own, axis=-1)
-    split = jnp.split(of_pieces, len(self.widths), axis=-1)
-    shape = of_pieces.shape[:-1]
+    pieces = jnp.sum(own, axis=-1)
+    split = jnp.split(pieces, len(self.widths), axis=-1)
+    shape = pieces.shape[:-1]
     wide = [
-      jnp.broadcast_to(one, (*shape, width)) for one, width in zip(split, self.widths, strict=True)
+      jnp.broadcast_to(piece, (*shape, width))
+      for piece, width in zip(split, self.widths, strict=True)
     ]
     rows = jnp.concatenate(wide, axis=-1).reshape(*shape[:2], -1)
     return constrain(rows, 'batch', None, 'param_tokens')
 
   def _reduced(
-    self, rows_BxTxN: jax.Array, reduce: Callable[..., jax.Array], nothing: float
+    self, rows_BxTxN: jax.Array, reduce: Callable[..., jax.Array], neutral: float
   ) -> jax.Array:
     rows = rows_BxTxN.reshape(*rows_BxTxN.shape[:2], len(self.member), -1)
     rows = constrain(rows, 'batch', None, 'param_tokens', None)
     pieces = jnp.split(rows, list(itertools.accumulate(self.widths))[:-1], axis=-1)
-    of_pieces = jnp.stack([reduce(piece, axis=-1) for piece in pieces], axis=-1)
-    candidates = jnp.where(self.member[None, None], of_pieces[..., None], nothing)
+    reduced = jnp.stack([reduce(piece, axis=-1) for piece in pieces], axis=-1)
+    candidates = jnp.where(self.member[None, None], reduced[..., None], neutral)
     inside = reduce(candidates, axis=-2)
     if len(self.references) == len(self.member):
       return inside
     return reduce(inside, axis=-2, keepdims=True)
 
 
-def make(groups: Sequence[TokenGroup], pieces: int | None = None) -> OneGroup | Groups:
-  """Return the groups of a row whose N tokens are split in parts.
+def make(groups: Sequence[TokenGroup], count: int | None = None) -> OneGroup | Groups:
+  """Return the groups of a row whose N tokens are split in P = `count` parts.
 
-  Args:
-    groups: in the order of the tokens.
-    pieces: P, the number of parts; None: that of the current mesh.
+  The groups are in the order of the tokens. `count` is by default that of the current mesh.
   """
   if len(groups) == 1:
     return OneGroup(groups[0].reference)
-  return _make(tuple(groups), parts('param_tokens') if pieces is None else pieces)
+  return _make(tuple(groups), parts('param_tokens') if count is None else count)
 
 
 def on_devices(reference: int) -> OneGroup:
@@ -130,18 +125,18 @@ def on_devices(reference: int) -> OneGroup:
 
 
 @functools.lru_cache(maxsize=128)
-def _make(groups: tuple[TokenGroup, ...], pieces: int) -> Groups:
+def _make(groups: tuple[TokenGroup, ...], part_count: int) -> Groups:
   ends = np.cumsum([group.tokens for group in groups])
-  part = ends[-1] // pieces
+  part = ends[-1] // part_count
   cuts = sorted({0, *(int(end) % part for end in ends)})
   widths = tuple(np.diff([*cuts, part]).tolist())
-  starts = np.arange(pieces)[:, None] * part + np.asarray(cuts)
+  starts = np.arange(part_count)[:, None] * part + np.asarray(cuts)
   owner = np.searchsorted(ends, starts, side='right')  # [P, M]
   first_of_part = owner[:, :1]
-  whole = all(set(one).isdisjoint(two) for one, two in itertools.combinations(owner.tolist(), 2))
+  whole = all(set(a).isdisjoint(b) for a, b in itertools.combinations(owner.tolist(), 2))
   number = owner - first_of_part if whole else owner
   count = int(number.max()) + 1
-  references = np.ones((pieces if whole else 1, count), np.float32)
-  rows = np.arange(pieces)[:, None] if whole else np.zeros((pieces, 1), int)
+  references = np.ones((part_count if whole else 1, count), np.float32)
+  rows = np.arange(part_count)[:, None] if whole else np.zeros((part_count, 1), int)
   references[rows, number] = np.asarray([group.reference for group in groups], np.float32)[owner]
   return Groups(widths, number[..., None] == np.arange(count), references)

@@ -17,16 +17,10 @@ _MASKED = -1e30  # a score that softmax turns into 0
 
 
 class Far(NamedTuple):
-  """Other queries and keys for pairs that are `clip` positions apart or more, as in ReRoPE.
+  """Other queries and keys for pairs that are `clip` positions apart or more, as in ReRoPE."""
 
-  Attributes:
-    query: as the queries, rotated by the position `clip`.
-    key: as the keys, rotated by the position 0.
-    clip: the distance.
-  """
-
-  query: jax.Array
-  key: jax.Array
+  query: jax.Array  # rotated by the position `clip`
+  key: jax.Array  # rotated by the position 0
   clip: int
 
 
@@ -40,20 +34,14 @@ def causal_attention(
   normalise: str = 'softmax',
   far: Far | None = None,
 ) -> jax.Array:
-  """Return causal attention on [B, T, H, K] each, by XLA's own operations.
+  """Return causal attention on [B, T, H, K] each, by XLA's own operations; values may differ in K.
 
   Each block of queries skips the keys that none of its queries sees, and the backward pass
   recomputes the scores. On a CPU this takes half the time of `jax.nn.dot_product_attention`
   (benchmarks/attention.py). Weights are float32.
 
-  Args:
-    query: the queries.
-    key: the keys.
-    value: the values; their K may be another one.
-    padding_B: the number of the first keys of each row that no query sees; None: sees all.
-    window: the number of keys that a query sees, up to its own; 0: all.
-    normalise: from scores to weights: see `weigh`.
-    far: other queries and keys for pairs that are far apart.
+  No query sees the first `padding_B` keys of its row. With a `window` W > 0 a query sees W keys, up
+  to its own. `normalise` is that of `weigh`.
   """
   length = query.shape[1]
   block = max(_QUERY_BLOCK, -(-length // _MOST_BLOCKS))
@@ -75,14 +63,14 @@ def full_attention(
   normalise: str = 'softmax',
   far: Far | None = None,
 ) -> jax.Array:
-  """Return the attention of every position to all, by XLA's own operations; as above."""
+  """Return the attention of every position to all; for the rest see `causal_attention`."""
   query, key, value, others, clip = _heads_first(query, key, value, far)
   static = (0, query.shape[2], False, 0, normalise, clip)
   return _attend_block(query, key, value, others, padding_B, static).swapaxes(1, 2)
 
 
 def _heads_first(query: jax.Array, key: jax.Array, value: jax.Array, far: Far | None):
-  """Return arrays [B, H, T, K], those of pairs that are far apart, and the distance."""
+  """Return the arrays as [B, H, T, K], those of `far` or None, and its distance or 0."""
   query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
   others = None if far is None else (far.query.swapaxes(1, 2), far.key.swapaxes(1, 2))
   return query, key, value, others, 0 if far is None else far.clip
@@ -100,16 +88,10 @@ def _attend_block(
   """Return the attention of a block of queries to the keys before its end.
 
   Keys outside the first query's window are skipped. The arguments are the whole arrays, so that all
-  blocks save the same arrays for their backward passes.
+  blocks save the same arrays [B, H, T, K] for their backward passes.
 
-  Args:
-    query: [B, H, T, K].
-    key: likewise.
-    value: likewise.
-    far: queries and keys for pairs that are far apart.
-    padding_B: see `causal_attention`.
-    static: the first query of the block, the one after its last, whether it is causal, the window,
-      the normalisation, and the distance of pairs that are far apart.
+  `static` is the first query of the block, the one after its last, whether it is causal, the
+  window, the normalisation, and the distance of pairs that are far apart.
   """
   first, last, causal, window, normalise, clip = static
   first_key = max(0, first + 1 - window) if window else 0
@@ -143,10 +125,8 @@ def weigh(scores: jax.Array, seen: jax.Array | None, normalise: str) -> jax.Arra
     softmax        exp(a) / Σ exp(a)
     squared_relu   relu(a)² / l
 
-  Args:
-    scores: a.
-    seen: a mask that broadcasts to the scores; None: all keys are seen.
-    normalise: a name above. l is the number of keys that the query sees.
+  Here l is the number of keys that the query sees. `seen` is a mask that broadcasts to the scores;
+  None: all keys are seen.
   """
   if normalise == 'softmax':
     return jax.nn.softmax(scores if seen is None else jnp.where(seen, scores, _MASKED))
@@ -195,8 +175,8 @@ def attend(
 ) -> jax.Array:
   """Return softmax attention on [B, T, H, K] each, computed by the `usable_kernel`.
 
-  `window` is that of `SoftmaxConfig`, for causal attention. `head_width` is that of
-  `splash.attention`, the only kernel that takes heads filled with zeros.
+  `window` needs causal attention (`SoftmaxConfig`). `head_width` is that of `splash.attention`, the
+  only kernel that takes heads filled with zeros.
   """
   batch, length, heads, _ = query.shape
   name = usable_kernel(implementation, query.dtype, batch, length, heads)
@@ -215,7 +195,7 @@ def attend(
 
 
 def sees_view(view: caches.View, context: Context, length: int, window: int) -> jax.Array:
-  """Return the mask [B, 1, T, S], or [1, 1, T, S], of what the next `length` queries see."""
+  """Return the mask [B, 1, T, S], or [1, 1, T, S], of the keys that the next queries see."""
   queries_T = context.start + jnp.arange(length)
   seen = _sees(queries_T, view.slots_S, window)[None, None]
   if context.padding_B is None:
@@ -234,21 +214,15 @@ def attend_view(
 ) -> jax.Array:
   """Return the attention of the queries in slots `context.start` … to the keys in the view.
 
-  Args:
-    query_BxTxHxK: the queries.
-    view: keys and values that are visible.
-    context: the first slot and the padding.
-    window: see `causal_attention`.
-    normalise: likewise.
-    far: likewise, with keys [B, H, S, K].
+  See `causal_attention`; the keys of `far` are [B, H, S, K].
   """
   scores_BxHxTxS = _scores('BTHK,BHSK->BHTS', query_BxTxHxK, view.keys)
   length = query_BxTxHxK.shape[1]
   if far is not None:
     queries_T = context.start + jnp.arange(length)
     is_far = (queries_T[:, None] - view.slots_S[None, :] >= far.clip)[None, None]
-    of_far = _scores('BTHK,BHSK->BHTS', far.query, far.key)
-    scores_BxHxTxS = jnp.where(is_far, of_far, scores_BxHxTxS)
+    far_scores = _scores('BTHK,BHSK->BHTS', far.query, far.key)
+    scores_BxHxTxS = jnp.where(is_far, far_scores, scores_BxHxTxS)
   seen = sees_view(view, context, length, window)
   weights_BxHxTxS = weigh(scores_BxHxTxS, seen, normalise).astype(view.values.dtype)
   return jnp.einsum('BHTS,BHSK->BTHK', weights_BxHxTxS, view.values)

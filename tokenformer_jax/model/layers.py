@@ -1,7 +1,4 @@
-"""The parts of blocks: projections and the feed-forward layer.
-
-A projection is a Pattention or, in a Transformer, a matrix.
-"""
+"""The parts of blocks: projections (a Pattention, or a matrix in a Transformer) and the MLP."""
 
 import functools
 import itertools
@@ -74,18 +71,9 @@ class Dense(nnx.Module):
     first: Initializer | None = None,
     rngs: nnx.Rngs,
   ):
-    """Make a matrix and a bias.
+    """Make a matrix [d_in, d_out] with this standard deviation and these logical axes.
 
-    Args:
-      d_in: rows of the matrix.
-      d_out: its columns.
-      axes: their logical axes.
-      std: the standard deviation of the matrix.
-      bias: whether there is one.
-      depth: see `ParamInfo`.
-      adds_to_residual: whether a branch adds the output to the residual stream.
-      first: see `param`.
-      rngs: the source of the parameters, by its stream `params`.
+    For `depth`, `adds_to_residual` and `first` see `ParamInfo`.
     """
     self.axes = axes
     make = functools.partial(param, rngs, depth=depth, adds_to_residual=adds_to_residual)
@@ -96,7 +84,7 @@ class Dense(nnx.Module):
     self.bias = make(_ZEROS, (d_out,), (out_axis,), role=Role.BIAS) if bias else None
 
   def __call__(self, x: jax.Array, out_heads: tuple[int, int] | None = None) -> jax.Array:
-    """Return x W + b; heads as input or output are as in `pattention`."""
+    """Return x W + b; for heads as input or output see `products.project`."""
     bias = None if self.bias is None else self.bias[...]
     return self._apply(x, self.kernel[...], bias, out_heads)
 
@@ -110,7 +98,7 @@ class Dense(nnx.Module):
       return _cut(self(x), widths)
     biases = [None for _ in widths] if self.bias is None else _cut(self.bias[...], widths)
     kernels = _cut(self.kernel[...], widths)
-    return [self._apply(x, *one) for one in zip(kernels, biases, strict=True)]
+    return [self._apply(x, *part) for part in zip(kernels, biases, strict=True)]
 
   def _apply(
     self,
@@ -130,14 +118,10 @@ class Dense(nnx.Module):
 def in_parts(
   projection: Pattention | Dense, x_BxTxI: jax.Array, widths: Sequence[int]
 ) -> list[jax.Array]:
-  """Return the output of a projection in parts [B, T, W], ready to be split over devices.
+  """Return the output of a projection in parts [B, T, W] of these widths, W in turn.
 
-  To cut an output that is split already, devices would exchange most of it.
-
-  Args:
-    projection: its output is as wide as the parts together.
-    x_BxTxI: the input.
-    widths: those of the parts, in their order.
+  Devices may then split each part: to cut an output that is already split, they would exchange most
+  of it.
   """
   if isinstance(projection, Dense):
     return projection.in_parts(x_BxTxI, widths)
@@ -211,10 +195,7 @@ def out_of_heads(
 ) -> jax.Array:
   """Return the output projection of heads [B, T, H, K]; without one the heads as [B, T, D].
 
-  Args:
-    proj: the projection.
-    heads_BxTxHxK: the heads, which zeros may fill.
-    width: K without these zeros.
+  `width` is K without the zeros that fill heads.
   """
   heads_BxTxHxK = constrain(heads_BxTxHxK, 'batch', None, 'heads', None)
   if proj is not None:
@@ -236,16 +217,9 @@ def projection(
 ) -> Pattention | Dense | None:
   """Return a projection [B, T, I] → [B, T, O], or None if the config has none.
 
-  Args:
-    config: the projection's config.
-    model: the config of the whole model.
-    axes: the axes of a matrix, such as ('width', 'heads') or ('heads', 'width'). An output of the
-      axis 'width' is added to the residual stream.
-    widths: I and O; None: the width of the model.
-    starts_at_zero: whether the output is zero at the start.
-    orthogonal: whether a matrix is orthogonal at the start.
-    compute: how to compute the projection.
-    rngs: the source of the parameters, by its stream `params`.
+  `axes` are those of a matrix, such as ('width', 'heads') or ('heads', 'width'). An output of the
+  axis 'width' is added to the residual stream. `widths` are I and O, by default the model's width.
+  At the start the output is zero with `starts_at_zero`; with `orthogonal` a matrix is orthogonal.
   """
   if isinstance(config, NoProjectionConfig):
     return None

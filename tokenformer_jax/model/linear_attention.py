@@ -29,15 +29,10 @@ _LEAST = 1e-12  # the smallest denominator to divide by; keeps its inverse squar
 
 
 class State(NamedTuple):
-  """Sums over all positions so far, float32.
+  """Sums over all positions so far, float32."""
 
-  Attributes:
-    products: Σ R_n φ(k_n) v_nᵀ, [B, H, K, L] for values of width L.
-    keys: Σ φ(k_n), [B, H, K].
-  """
-
-  products: jax.Array
-  keys: jax.Array
+  products: jax.Array  # Σ R_n φ(k_n) v_nᵀ, [B, H, K, L] for values of width L
+  keys: jax.Array  # Σ φ(k_n), [B, H, K]
 
 
 _AXES = State(('batch', 'heads', None, None), ('batch', 'heads', None))
@@ -91,11 +86,8 @@ class LinearAttention(nnx.Module):
   ) -> tuple[jax.Array, State | None, Aux]:
     """Attend from the next T slots to all visible slots.
 
-    Args:
-      x_BxTxD: the input.
-      context: the first slot and the padding.
-      cache: the state after the slots before; None if no later call continues from here.
-      inputs: unused: this layer draws nothing.
+    `cache` is the state after the earlier slots; None if no later call continues from here.
+    `inputs` is unused: this layer draws nothing.
 
     Returns:
       The output [B, T, D], the state after the new slots, and an empty `Aux`.
@@ -131,15 +123,9 @@ def causal_attention(
   pass saves the inputs and the state before each chunk, and recomputes one chunk after the other,
   so its memory is proportional to T.
 
-  Args:
-    query: [B, T, H, K].
-    key: likewise.
-    value: [B, T, H, L].
-    positions_BxT: the positions, [1, T] if all rows have the same. The keys at negative ones, of
-      padding, count nowhere.
-    state: the sums over earlier positions; None: there are none.
-    rotary: rotates heads by positions.
-    feature: the name of φ, of `LinearConfig`.
+  Queries and keys are [B, T, H, K], values [B, T, H, L]; positions are [B, T], or [1, T] for all
+  rows, and negative for padding, whose keys do not count. `state` holds earlier positions, if any.
+  `feature` names φ (`LinearConfig`).
 
   Returns:
     [B, T, H, L] in the dtype of the values. Where the denominator is 0 the output is 0.

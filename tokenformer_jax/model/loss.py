@@ -41,14 +41,8 @@ def objective(
 ) -> tuple[jax.Array, LossSums]:
   """Return the training objective of a batch, Σ −log p(target) + z_loss (log Z)², in float32.
 
-  For its gradient see `minimized`.
-
-  Args:
-    hidden_BxTxD: the input of the head.
-    embedding_VxD: the matrix of the head.
-    targets_BxT: the next tokens; −1 marks a position that does not count.
-    z_loss: the weight of (log Z)².
-    chunk: the number of positions of each sequence in a chunk; the last chunk may be shorter.
+  It has a gradient by the input and the matrix of the head: see `minimized`. The target −1 marks a
+  position that does not count. `chunk` is the number of positions of each sequence in a chunk.
 
   Returns:
     The objective, and the sums that it consists of, without a gradient.
@@ -70,10 +64,7 @@ def row_loss_sums(
 ) -> LossSums:
   """Return the cross-entropy in nats of every sequence; for the arguments see `objective`.
 
-  Only [B, chunk, V] logits are in memory at once.
-
-  Returns:
-    Float32 sums [B] over the positions that count.
+  The sums are float32 [B]. Only [B, chunk, V] logits are in memory at once.
   """
   on_rows = functools.partial(_sums, _part_sums)
   return _in_chunks(on_rows, (hidden_BxTxD, targets_BxT), embedding_VxD, (), chunk)
@@ -105,13 +96,9 @@ def minimized(
   The forward pass computes the gradient of each chunk of positions together with its logits. So the
   logits are neither saved nor recomputed; recomputing would be a fourth product with the head.
 
-  Args:
-    objective: the objective.
-    rows: the input of the head [B, T, D], and other arrays [B, T, …] without a gradient. Integers
-      are padded with −1, other arrays with 0.
-    embedding_VxD: the matrix of the head.
-    fixed: matrices of other heads [V, …] without a gradient.
-    chunk: the number of positions of each sequence in a chunk; the last chunk may be shorter.
+  `rows` are the input of the head [B, T, D], and other arrays [B, T, …] without a gradient. The
+  last chunk is padded: integers with −1, other arrays with 0. `fixed` are matrices of other heads
+  [V, …] without a gradient.
 
   Returns:
     The value, and the sums over the batch that it consists of, without a gradient.
@@ -191,10 +178,10 @@ def _backward(
   objective: Objective, saved: Any, change: tuple[jax.Array, Any]
 ) -> tuple[Any, jax.Array, None]:
   del objective
-  gradients, of_others = saved
+  gradients, no_gradients = saved
   dtype = gradients[0].dtype  # also the dtype of the head, whose gradient was summed in float32
   d_hidden, d_head = ((g.astype(jnp.float32) * change[0][0]).astype(dtype) for g in gradients)
-  return (d_hidden, *of_others), d_head, None
+  return (d_hidden, *no_gradients), d_head, None
 
 
 _with_gradient.defvjp(_forward, _backward)

@@ -1,4 +1,4 @@
-"""The kinds of models that `model.kind` selects; a kind is imported when a model is of it."""
+"""The kinds of models that `model.kind` selects, each imported on first use."""
 
 import pkgutil
 

@@ -16,21 +16,13 @@ _WITH_BIAS = ('bias', 'affine')
 
 
 class Norm(nnx.Module):
-  """LayerNorm or RMSNorm (Zhang & Sennrich 2019, arXiv 1910.07467) over the last axis.
+  """LayerNorm or RMSNorm (Zhang & Sennrich 2019, arXiv 1910.07467) over the last axis, by form.
 
   plain, bias, affine    (x − mean) / √(variance + ε), alone, with a bias, with a scale and a bias
   rms, rms_plain         x / √(mean x² + ε), with a scale, alone; or x / (√(mean x²) + ε)
   """
 
   def __init__(self, form: str, model: ModelConfig, *, depth: int | None = None, rngs: nnx.Rngs):
-    """Make a norm.
-
-    Args:
-      form: a name above.
-      model: for its width and ε.
-      depth: see `ParamInfo`.
-      rngs: unused: no parameter is drawn.
-    """
     self.is_rms = form in ('rms', 'rms_plain')
     self.epsilon, self.outside = model.norm_epsilon, model.norm_epsilon_outside
     make = functools.partial(param, rngs, shape=(model.width,), axes=('norm',), depth=depth)
@@ -82,7 +74,7 @@ def _layer_norm(
 def _rms_norm(
   x_BxTxD: jax.Array, scale_D: jax.Array | None, epsilon: float, outside: bool
 ) -> jax.Array:
-  """Divide rows by their root mean square, saving what `_layer_norm` does."""
+  """Divide rows by their root mean square, saving only x and the mean squares."""
   x = x_BxTxD.astype(jnp.float32)
   square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
   # The derivative of √ at a row of zeros is infinite; the smallest normal number keeps it finite.

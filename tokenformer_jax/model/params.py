@@ -47,7 +47,8 @@ _MATRICES = (Role.KEY, Role.VALUE, Role.TIED_EMBEDDING, Role.HEAD, Role.KERNEL, 
 class ParamInfo:
   """Metadata of an array of parameters.
 
-  Growth, decay, rates, sharding and FLOPs use it, and never the names in an array's path.
+  Growth, decay, rates, sharding and FLOPs use it, and not the names in an array's path. Only code
+  that pairs the arrays of two models reads names.
 
   Attributes:
     axes: a logical name for each axis (see `rules.RULES`).
@@ -58,8 +59,8 @@ class ParamInfo:
     active: the share of the array's entries that one token uses.
     groups: for an array of parameter tokens, the numbers of tokens that share a norm, in order.
     adds_to_residual: whether a branch adds its products with the array to the residual stream. A
-      layer whose arrays of this kind are zero adds nothing.
-    first: draws the array of a new layer if not `initializer` does.
+      layer adds nothing if all its arrays of this type are zero.
+    first: draws the array of a new layer in place of `initializer`.
     own_update: maps the gradient of an array that no optimizer moves to its change in a step.
   """
 
@@ -104,9 +105,9 @@ def param(
   first: Initializer | None = None,
   own_update: Callable[[jax.Array], jax.Array] | None = None,
 ) -> nnx.Param:
-  """Make a float32 parameter; for the arguments behind the shape see `ParamInfo`.
+  """Make a float32 parameter; for the arguments after the shape see `ParamInfo`.
 
-  `init` draws it, and what growth adds to it; `first` draws it at the start if the two differ.
+  `init` draws it and its growth; `first`, if given, draws it at the start instead.
 
   Raises:
     ValueError: the shape and the axes differ in length.
@@ -148,13 +149,13 @@ class Definition:
   @functools.cached_property
   def axes(self) -> Params:
     """The parameters' logical axis names, a tuple of strings for each array."""
-    return jax.tree.map(lambda one: one.axes, self.info)
+    return jax.tree.map(lambda info: info.axes, self.info)
 
   @property
   def token_counts(self) -> Params:
-    """The number of parameter tokens of every array; 0 for an array that has none."""
+    """The number of parameter tokens of every array, or 0."""
     return jax.tree.map(
-      lambda one, array: 0 if one.token_axis is None else array.shape[one.token_axis],
+      lambda info, array: 0 if info.token_axis is None else array.shape[info.token_axis],
       self.info,
       self.abstract,
     )
@@ -166,16 +167,13 @@ class Definition:
 
   @property
   def active(self) -> int:
-    """The number of parameters in use for one token: all but the experts that it does not choose.
-
-    Embeddings count whole.
-    """
+    """The number of parameters without the experts that a token does not choose."""
     pairs = zip(jax.tree.leaves(self.abstract), jax.tree.leaves(self.info), strict=True)
-    return sum(round(leaf.size * one.active) for leaf, one in pairs)
+    return sum(round(leaf.size * info.active) for leaf, info in pairs)
 
   @property
   def counts(self) -> str:
-    """The number of parameters as text, with that of the active ones if they are fewer."""
+    """The number of parameters as text, and of active ones if they are fewer."""
     active = f' ({self.active:,} active)' if self.active != self.count else ''
     return f'{self.count:,} parameters{active}'
 
@@ -209,23 +207,19 @@ def stack(
 ) -> nnx.Module:
   """Make `layers` modules as one; every parameter has a leading axis `layers`.
 
-  Args:
-    make: makes one module.
-    layers: the number of modules.
-    rngs: the source of the parameters, by its stream `params`.
-    depths: the number of each module among all layers of the model, from 1 on; None: 1 … `layers`.
+  `depths` are the modules' numbers among all layers of the model, from 1 on; None: 1 … `layers`.
   """
   graphdef, _ = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
 
   def init(key: jax.Array) -> nnx.State:
     return nnx.state(make(nnx.Rngs(params=key)), nnx.Param)
 
-  def stacked(one: ParamInfo) -> ParamInfo:
+  def stacked(info: ParamInfo) -> ParamInfo:
     return dataclasses.replace(
-      one,
-      axes=('layers', *one.axes),
-      initializer=_layer_by_layer(one.initializer),
-      first=None if one.first is None else _layer_by_layer(one.first),
+      info,
+      axes=('layers', *info.axes),
+      initializer=_layer_by_layer(info.initializer),
+      first=None if info.first is None else _layer_by_layer(info.first),
       depth=tuple(depths or range(1, layers + 1)),
     )
 
@@ -247,7 +241,7 @@ def _layer_by_layer(init: Initializer) -> Initializer:
 def matrix_entries(
   module: nnx.Module, which: Callable[[ParamInfo], bool] = lambda info: True
 ) -> int:
-  """Count the entries that one token uses of a module's matrices, of those that `which` selects."""
+  """Count the entries that one token uses in the module's matrices that `which` selects."""
   variables = jax.tree.leaves(nnx.state(module, nnx.Param), is_leaf=_is_variable)
   infos = [(variable.get_metadata('info'), variable.size) for variable in variables]
   return sum(

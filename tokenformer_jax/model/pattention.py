@@ -8,12 +8,12 @@ arXiv 2410.23168, eq. 3-5). With keys K [N, D_in] and values V [N, D_out],
 where Θ is one of the score functions below. The number N of parameter tokens changes neither the
 input's nor the output's width, so a trained model can grow by more tokens.
 
-The tokens may come in several groups, each with a norm of its own:
+The tokens may come in several groups, each with its own norm:
 
   Pattention(x) = Σ_g Θ_g(x K_gᵀ) V_g
 
-So a further group of tokens with values of zero adds exactly zero, whatever its keys are, for every
-score function and in every dtype. One group is the model of the paper.
+So a further group of tokens whose values are zero adds exactly zero, for all keys, score functions
+and dtypes. One group is the model of the paper.
 """
 
 import dataclasses
@@ -73,8 +73,8 @@ def parameter_weights(
 ) -> jax.Array:
   """Compute Θ, the weight of every parameter token, from its score A.
 
-  The norm of a token is that over its group. τ² is the reference count of the group: the number of
-  tokens that it was first trained with.
+  Norms are over the group of a token. τ² is the reference count of the group: the number of tokens
+  that it was first trained with.
 
     l2_norm_gelu   GELU(τ A / ‖A‖₂)             TokenFormer (as released)
     gelu_l2_norm   τ GELU(A) / ‖GELU(A)‖₂       Table 4, GELU + L2 (as released)
@@ -85,16 +85,9 @@ def parameter_weights(
   τ is data, not the array's shape, so added tokens of score 0 leave the weights of the others
   unchanged (exactly for the forms with GELU, where a zero score has weight 0).
 
-  Args:
-    scores_BxTxN: x Kᵀ, in the dtype of the activations; intermediate values are float32.
-    score: the name of a form above.
-    gelu: `exact` (by the error function) or `tanh`.
-    groups: the groups of the tokens, from `groups.make`.
-    row_epsilon: added to every norm, as in the released TPU code (1e-5).
-    square_BxTx1: ‖A‖₂² for `l2_norm_gelu` and one group, if already computed.
-
-  Returns:
-    Weights in the shape and dtype of the scores.
+  Intermediate values are float32; the weights have the dtype of the scores. `gelu` is that of
+  `activate`, and `groups` come from `groups.make`. `row_epsilon` is added to every norm, as in the
+  released TPU code (1e-5). `square_BxTx1` is ‖A‖₂², for `l2_norm_gelu` and one group, if known.
   """
   dtype, scores_BxTxN = scores_BxTxN.dtype, scores_BxTxN.astype(jnp.float32)
   if score == 'l2_norm_gelu':
@@ -172,7 +165,7 @@ def _are_many(keys_NxI: jax.Array, x: jax.Array) -> bool:
 def _scores_and_square(x_BxTxI: jax.Array, keys_NxI: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Return scores A and ‖A‖₂² [B, T, 1], whose gradient goes to x and K, not through the scores."""
 
-  def of_device(x_BxTxI: jax.Array, keys_NxI: jax.Array) -> tuple[jax.Array, jax.Array]:
+  def on_device(x_BxTxI: jax.Array, keys_NxI: jax.Array) -> tuple[jax.Array, jax.Array]:
     scores_BxTxN = product('BTI,NI->BTN', x_BxTxI, keys_NxI)
     if not per_device.is_split('param_tokens'):
       return scores_BxTxN, _square_of_product(x_BxTxI, keys_NxI, scores_BxTxN)
@@ -182,7 +175,7 @@ def _scores_and_square(x_BxTxI: jax.Array, keys_NxI: jax.Array) -> tuple[jax.Arr
 
   keys_NxI = keys_NxI.astype(x_BxTxI.dtype)
   scores_BxTxN, square_BxTx1 = per_device.on_each_device(
-    of_device, x_BxTxI, keys_NxI, _AXES, split_out=(True, False)
+    on_device, x_BxTxI, keys_NxI, _AXES, split_out=(True, False)
   )
   return constrain(scores_BxTxN, 'batch', None, 'param_tokens'), square_BxTx1
 
@@ -208,9 +201,9 @@ def _square_backward(
   x_BxTxI, keys_NxI = kept
   gram_IxI = keys_NxI.T @ keys_NxI
   turned_BxTxI = product('BTI,IJ->BTJ', x_BxTxI, gram_IxI, preferred_element_type=jnp.float32)
-  of_x = (2 * gradient_BxTx1 * turned_BxTxI).astype(x_BxTxI.dtype)
+  d_x_BxTxI = (2 * gradient_BxTx1 * turned_BxTxI).astype(x_BxTxI.dtype)
   scaled_BxTxI = (2 * gradient_BxTx1 * x_BxTxI.astype(jnp.float32)).astype(x_BxTxI.dtype)
-  return of_x, keys_NxI @ jnp.einsum('BTI,BTJ->IJ', scaled_BxTxI, x_BxTxI), None
+  return d_x_BxTxI, keys_NxI @ jnp.einsum('BTI,BTJ->IJ', scaled_BxTxI, x_BxTxI), None
 
 
 _square_of_product.defvjp(_square_forward, _square_backward)
@@ -233,24 +226,14 @@ def pattention(
   Unless several devices split the tokens, each group is computed apart, and the results are added
   in the order of the groups. A group whose values are zero then changes no bit.
 
-  Args:
-    x: [B, T, I], or heads [B, T, H, K], which may be filled with zeros.
-    keys_NxI: K.
-    values_NxO: V.
-    groups: the groups of the tokens, in their order.
-    score: as in `parameter_weights`.
-    out_heads: for heads as the output, their number H and their width K, filled with zeros.
-    keep_scores: see `keep_for_backward`.
-    prevent_cse: see `keep_for_backward`.
-    **how: as in `parameter_weights`.
-
-  Returns:
-    [B, T, O], or [B, T, H, K].
+  The input is [B, T, I], or heads [B, T, H, K], which zeros may fill. The output is [B, T, O], or
+  with `out_heads` (H, K) heads [B, T, H, K] filled with zeros. The groups are in the order of their
+  tokens. `score` and `how` are as in `parameter_weights`, the rest as in `keep_for_backward`.
   """
   if len(groups) > 1 and parts('param_tokens') == 1:
     cuts = list(itertools.accumulate(group.tokens for group in groups))[:-1]
     apart = zip(groups, jnp.split(keys_NxI, cuts), jnp.split(values_NxO, cuts), strict=True)
-    of_group = functools.partial(
+    run = functools.partial(
       pattention,
       score=score,
       out_heads=out_heads,
@@ -259,7 +242,7 @@ def pattention(
       **how,
     )
     return functools.reduce(
-      jnp.add, [of_group(x, keys, values, groups=(group,)) for group, keys, values in apart]
+      jnp.add, [run(x, keys, values, groups=(group,)) for group, keys, values in apart]
     )
   together = groups_lib.make(groups)
 
@@ -313,25 +296,15 @@ class Pattention(nnx.Module):
   ):
     """Draw keys and values from normal distributions with the given standard deviations.
 
-    Args:
-      d_in: width of the input.
-      d_out: width of the output.
-      config: the numbers of tokens, and the score function.
-      key_std: standard deviation of the keys.
-      value_std: standard deviation of the values.
-      first_values: draws the values at the start, if other than those of growth: see `param`.
-      adds_to_residual: whether a branch adds the output to the residual stream.
-      keep_scores: see `keep_for_backward`.
-      prevent_cse: see `keep_for_backward`.
-      rngs: the source of the parameters, by its stream `params`.
+    `first_values` draws the values at the start and not those of growth: see `param`.
     """
-    of_keys, of_values = nnx.initializers.normal(key_std), nnx.initializers.normal(value_std)
     self.groups = token_groups(config)
     sizes = tuple(group.tokens for group in self.groups)
     make = functools.partial(param, rngs, groups=sizes)
-    self.keys = make(of_keys, (config.tokens, d_in), _AXES, role=Role.KEY)
+    normal = nnx.initializers.normal
+    self.keys = make(normal(key_std), (config.tokens, d_in), _AXES, role=Role.KEY)
     self.values = make(
-      of_values,
+      normal(value_std),
       (config.tokens, d_out),
       _AXES,
       role=Role.VALUE,

@@ -27,8 +27,8 @@ class Rotary:
   """Rotary position embedding (RoFormer, arXiv 2104.09864, eq. 15) of the entries of a head.
 
   With r rotated entries, the i-th pair of entries is a plane that turns by base^(−2i/r) a position.
-  The layout says which entries are a pair: i and i + r/2 (`half_split`, as in GPT-NeoX) or 2i and
-  2i + 1 (`interleaved`, as in RoFormer and GPT-J).
+  A pair is i and i + r/2 in the layout `half_split` (GPT-NeoX), and 2i and 2i + 1 in the layout
+  `interleaved` (RoFormer, GPT-J).
   """
 
   def __init__(self, config: RotaryConfig | NoPositionsConfig, head_width: int):
@@ -69,14 +69,10 @@ class Rotary:
 
 
 def far_apart(rotary: Rotary, query: jax.Array, key: jax.Array) -> Far | None:
-  """Return what pairs that are `clip` apart or more are scored with, or None without a clip.
+  """Return the queries and keys for pairs that are `clip` apart or more; None without a clip.
 
-  Their relative position is `clip` (Su 2023, kexue.fm/archives/9708, ReRoPE).
-
-  Args:
-    rotary: how the layer rotates.
-    query: [B, T, H, K], not rotated.
-    key: likewise.
+  Their relative position is `clip` (Su 2023, kexue.fm/archives/9708, ReRoPE). The arguments are not
+  rotated, [B, T, H, K].
   """
   if not rotary.clip:
     return None
@@ -87,11 +83,8 @@ def _angles(positions_BxT: jax.Array, turns_K: np.ndarray) -> jax.Array:
   """Return positions · turns as float32 angles [B, T, K] between −π and π.
 
   The product is taken modulo a turn in 32-bit integers, so an angle is as exact for a position of a
-  million as for 1: a float32 product would be wrong by 0.03 there.
-
-  Args:
-    positions_BxT: int32, up to 2²⁴ in size.
-    turns_K: turns a position, in float64.
+  million as for 1: a float32 product would be wrong by 0.03 there. Positions are int32, up to 2²⁴
+  in size; `turns_K` is float64, in turns a position.
   """
   units_K = turns_K % 1 * _TURN
   whole_K = np.floor(units_K)
@@ -108,16 +101,8 @@ def scale_by_length(
 ) -> jax.Array:
   """Multiply queries by a factor that grows with the length, which keeps attention focused.
 
-  A factor on the query is one on its scores (Su 2021, kexue.fm/archives/8823).
-
-  Args:
-    config: which factor.
-    query: [B, T, H, K].
-    positions_BxT: positions of the queries; those of padding are negative.
-    seen: the number of keys that each query sees, [B, T] or one number.
-
-  Returns:
-    The queries in their shape and dtype.
+  This multiplies the scores of a query (Su 2021, kexue.fm/archives/8823). Positions of padding are
+  negative. `seen` is the number of keys that each query sees, [B, T] or one number.
   """
   match config:
     case SeenScaleConfig():

@@ -16,13 +16,7 @@ def product(equation: str, x: jax.Array, matrix: jax.Array, **kwargs) -> jax.Arr
   On a CPU the product runs on x as [M, …], with M = B T. The gradient of the matrix then sums over
   one axis; for two axes XLA would first write a transposed copy of the output's gradient. On a TPU
   x keeps its axes: in XLA's layout of activations T is the last axis and B the first, so merging
-  them would need a copy.
-
-  Args:
-    equation: for example `BTI,IO->BTO`.
-    x: activations, [B, T, …].
-    matrix: cast to the dtype of x.
-    **kwargs: passed to `jnp.einsum`.
+  them would need a copy. The matrix is cast to the dtype of x.
   """
   matrix = matrix.astype(x.dtype)
   if platform() != 'cpu':
@@ -44,14 +38,11 @@ def project(
   """Multiply activations with a matrix of parameters, which may be split over devices.
 
   Args:
-    x: activations [B, T, I], or heads [B, T, H, K], which may be filled with zeros.
+    x: activations [B, T, I], or heads [B, T, H, K], which zeros may fill.
     matrix: [I, O] or [O, I], as it is stored; cast to the dtype of x.
     axes: the logical axes of the matrix; one is `width`, and several devices split the other.
     contract: the position of I in the matrix.
-    out_heads: for heads as the output, their number H and their width K, filled with zeros.
-
-  Returns:
-    [B, T, O], or [B, T, H, K].
+    out_heads: (H, K) for an output of heads [B, T, H, K], filled with zeros; None: [B, T, O].
   """
   matrix = matrix.astype(x.dtype)
   x_axes, out_axes = ('BTHK' if x.ndim == 4 else 'BTI'), ('BTHK' if out_heads else 'BTO')
@@ -75,23 +66,14 @@ def project(
 
 @dataclasses.dataclass(frozen=True)
 class _OnPart:
-  """The product of `project` with a device's part of the matrix, in four cases.
+  """The product of `project` with a device's part of the matrix, in four cases."""
 
-  Attributes:
-    x_axes: the letters of the axes of x: `BTI` or `BTHK`.
-    out_axes: the letters of the axes of the result: `BTO` or `BTHK`.
-    axes: as in `project`.
-    contract: as in `project`.
-    heads: the number and width of the heads of x or of the result, or None.
-    shape: the shape of the whole matrix.
-  """
-
-  x_axes: str
-  out_axes: str
-  axes: Axes
-  contract: int
-  heads: tuple[int, int] | None
-  shape: tuple[int, int]
+  x_axes: str  # BTI or BTHK
+  out_axes: str  # BTO or BTHK
+  axes: Axes  # as in `project`
+  contract: int  # as in `project`
+  heads: tuple[int, int] | None  # number and width of the heads of x or of the result
+  shape: tuple[int, int]  # of the whole matrix
 
   @property
   def split(self) -> str:
@@ -101,13 +83,9 @@ class _OnPart:
   def product(
     self, x: jax.Array, part: jax.Array, *, x_axes: str = '', out_axes: str = ''
   ) -> jax.Array:
-    """Multiply x with all or a part of the matrix, which has its whole width.
+    """Multiply x with the matrix or a part of it, which has its whole width.
 
-    Args:
-      x: the activations.
-      part: the matrix or a part of it. It is split into heads if x or the result has heads.
-      x_axes: the order of the axes of x if it differs from `self.x_axes`.
-      out_axes: the order of the axes of the result if it differs from `self.out_axes`.
+    `x_axes` and `out_axes` replace `self.x_axes` and `self.out_axes`.
     """
     x_axes, out_axes = x_axes or self.x_axes, out_axes or self.out_axes
     stored = [side.replace('BT', '') for side in (self.x_axes, self.out_axes)]
@@ -148,11 +126,8 @@ def look_up(table: jax.Array, ids_BxT: jax.Array, axes: Axes, dtype: jnp.dtype) 
   devices. A frequent token has thousands of gradients in a batch, and a sum in bfloat16 would stop
   growing after a few hundred.
 
-  Args:
-    table: [V, D], as it is stored.
-    ids_BxT: the numbers of the rows to return.
-    axes: the logical axes of the table; the second is `width`.
-    dtype: the dtype of the activations, in which a table with a split width is gathered.
+  `axes` are those of the table [V, D]; the second is `width`. A table with a split width is
+  gathered in `dtype`, that of the activations.
   """
 
   def on_device(ids_BxT: jax.Array, table: jax.Array) -> jax.Array:
@@ -169,13 +144,10 @@ def look_up(table: jax.Array, ids_BxT: jax.Array, axes: Axes, dtype: jnp.dtype) 
 def split_heads(
   matrix: jax.Array, axis: int, heads: tuple[int, ...], axes: tuple[str | None, ...]
 ) -> jax.Array:
-  """Split the axis D of a matrix [I, D], [D, O] or a bias [D] into heads.
+  """Split the axis D of a matrix [I, D], [D, O] or a bias [D] into heads (H, K).
 
-  Args:
-    matrix: of any dtype.
-    axis: the position of D.
-    heads: the number H of heads and their width K. Zeros fill heads if K is more than D/H.
-    axes: the logical axes of the matrix, for `sharding.constrain` before it is filled.
+  Zeros fill heads if K is more than D/H. `axis` is the position of D; `axes` are the logical axes
+  of the matrix.
   """
   shape = list(matrix.shape)
   width = shape[axis] // heads[0]

@@ -61,17 +61,9 @@ def attention(
 ) -> jax.Array:
   """Return the softmax attention of queries, keys and values [B, T, H, K].
 
-  Args:
-    query: the queries; T is a multiple of `LANES`.
-    key: the keys, in the same shape.
-    value: the values, in the same shape.
-    head_width: scores are divided by its square root; None: K. Less than K if zeros fill the heads.
-    causal: whether a query sees only the keys up to its own position.
-    window: with `causal`, the number of keys that a query sees, up to its own; 0: all.
-    interpret: whether to run the kernel without a TPU, slowly, for tests.
-
-  Returns:
-    The weighted values [B, T, H, K].
+  T is a multiple of `LANES`. Scores are divided by the square root of `head_width`, which is less
+  than K if zeros fill the heads; None: K. With `causal` a query sees the keys up to its own, or
+  the last `window` of them; 0: all. `interpret` runs the kernel without a TPU, slowly, for tests.
   """
   query = query * (head_width or query.shape[-1]) ** -0.5
   query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
@@ -134,7 +126,7 @@ def computed_blocks(length: int, window: int = 0) -> int:
 def cost(
   name: str, operands: Sequence[tuple[str, tuple[int, ...]]], *, side: int, scope: str
 ) -> tuple[float, float, float] | None:
-  """Return the cost of a call of the kernel, which a compiled program does not contain.
+  """Return the cost of a call of the kernel, because a compiled program does not contain it.
 
   The kernel skips blocks that are masked entirely, and computes partly masked blocks whole.
 

@@ -60,7 +60,7 @@ def scan(
     apply: `(layer, x, per_layer_i) -> (x, output_i)`.
     x: the input of the first layer.
     per_layer: a pytree with a leading axis L, or None.
-    remat: the name of a policy above: what to save for the backward pass.
+    remat: the name of a policy above, for the backward pass.
     loop: whether to compile one layer and run it L times, which copies saved values into stacked
       arrays and back. Otherwise the program is L times as long and copies nothing.
 
@@ -82,13 +82,8 @@ def scan_rows(
 ) -> tuple[jax.Array, tuple[Any, ...]]:
   """Apply L rows of layers one after the other: the first layer of every stack, then the second.
 
-  Args:
-    stacks: modules from `params.stack`, each with L layers.
-    apply: as for `scan`.
-    x: the input of the first layer.
-    per_layer: for each stack the `per_layer` of `scan`.
-    remat: as for `scan`; it applies to every layer by itself.
-    loop: as for `scan`, with one row in the place of one layer.
+  The arguments are those of `scan`, `per_layer` for each stack. The policy `remat` applies to every
+  layer by itself.
 
   Returns:
     The last x, and for each stack the outputs of its layers stacked along a leading axis.

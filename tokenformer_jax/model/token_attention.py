@@ -17,21 +17,13 @@ Cache = caches.KV | caches.Ring
 
 @dataclasses.dataclass(frozen=True)
 class TokenAttention:
-  """Attention of a layer's queries to its keys, for whole texts and with a cache.
-
-  Attributes:
-    rotary: how queries and keys depend on their positions.
-    causal: whether a query sees only the keys up to its own.
-    window: the number of keys that a causal query sees, up to its own; 0: all.
-    length_scale: the factor of scores that grows with the length.
-    normalise: from scores to weights: see `kernels.weigh`.
-  """
+  """Attention of a layer's queries to its keys, for whole texts and with a cache."""
 
   rotary: Rotary
-  causal: bool
-  window: int
-  length_scale: LengthScaleConfig
-  normalise: str = 'softmax'
+  causal: bool  # whether a query sees only the keys up to its own
+  window: int  # the number of keys that a causal query sees, up to its own; 0: all
+  length_scale: LengthScaleConfig  # the factor of scores that grows with the length
+  normalise: str = 'softmax'  # see `kernels.weigh`
 
   def mean_seen(self, length: int) -> float:
     """Return the number of positions that one of `length` sees, on average."""
@@ -54,12 +46,7 @@ class TokenAttention:
   ) -> Cache:
     """Return an empty cache for texts of up to `length` slots, or for the slots of the window.
 
-    Args:
-      batch: B, the number of rows.
-      heads: H.
-      length: the slots of a text, including its padding.
-      widths: those of the heads of keys and of values.
-      dtype: the dtype of activations.
+    Slots include those of padding. `widths` are those of the heads of keys and of values.
     """
     slots = min(self.window, length) if self.window else length
     return self.cache(*(jnp.zeros((batch, heads, slots, width), dtype) for width in widths))
@@ -69,11 +56,7 @@ class TokenAttention:
   ) -> jax.Array:
     """Return the attention [B, T, H, K] of texts from their beginning, by XLA's own operations.
 
-    Args:
-      query: [B, T, H, K], scaled but not rotated.
-      key: [B, T, H, K], not rotated.
-      value: [B, T, H, K]; this K may be another one.
-      context: the padding.
+    Queries are scaled, and neither queries nor keys are rotated. Values may differ in K.
     """
     positions_BxT = context.positions(query.shape[1])
     far = far_apart(self.rotary, query, key)
@@ -92,21 +75,15 @@ class TokenAttention:
     old: Cache,
     axes: caches.PairAxes = caches.HEADS,
   ) -> tuple[jax.Array, Cache, caches.View | None]:
-    """Return the attention of the next T slots to all visible slots.
+    """Return the attention of the next T slots to all visible slots; see `__call__`.
 
-    Args:
-      query: as for `__call__`, like the next two.
-      key: those of the next T slots.
-      value: likewise.
-      context: the first of these slots and the padding.
-      old: keys and values of earlier slots.
-      axes: the logical axes of the cache's arrays.
+    `old` holds the earlier slots, and `axes` are the logical axes of its arrays.
 
     Returns:
       The attention [B, T, H, K], the cache with the new slots, and the view of a cache that the
       queries see; None for a text from its beginning.
     """
-    # With clipped distances the cache holds keys that are not rotated yet.
+    # With clipped distances the cache holds keys before rotation.
     positions_BxT = context.positions(query.shape[1])
     stored = key if self.rotary.clip else self.rotary(key, positions_BxT)
     new = caches.KV(stored.swapaxes(1, 2), value.swapaxes(1, 2))
@@ -133,10 +110,8 @@ class TokenAttention:
 def seen_keys(positions_BxT: jax.Array, causal: bool, window: int) -> jax.Array:
   """Return the number of keys [B, T] that the queries at these positions see.
 
-  Args:
-    positions_BxT: negative for padding. Without `causal` those of whole texts.
-    causal: whether they see the positions up to their own, and not all.
-    window: the most positions that they see; 0: all.
+  Positions are negative for padding; without `causal` they are those of whole texts. A `window` of
+  0 is no limit.
   """
   if not causal:
     return jnp.broadcast_to(positions_BxT[:, -1:] + 1, positions_BxT.shape)

@@ -1,6 +1,6 @@
 """Uniform attention, the mean of all values that a position sees: C of shaped attention.
 
-It is what softmax attention computes with equal scores, and takes no T × T array.
+It equals softmax attention with equal scores, and takes no T × T array.
 """
 
 import jax
@@ -14,12 +14,8 @@ def uniform_attention(
 ) -> jax.Array:
   """Return the mean of the values that each position sees, in float32.
 
-  Args:
-    value_BxTxHxK: the values.
-    positions_BxT: position of each slot; the values of negative ones, of padding, count nowhere.
-      [1, T] if all rows have the same.
-    causal: whether a position sees only those up to its own.
-    window: with `causal`, the number of positions that it sees, up to its own; 0: all.
+  Positions are [B, T], or [1, T] for all rows, and negative for padding, whose values do not count.
+  With `causal` a position sees those up to its own, or the last `window` of them; 0: all.
   """
   is_token = (positions_BxT >= 0)[..., None, None]
   value_BxTxHxK = value_BxTxHxK * is_token.astype(value_BxTxHxK.dtype)

@@ -104,8 +104,8 @@ class AttentionPool(nnx.Module):
 
     Only keys and values are computed at every position; everything else is for the one query.
     """
-    of_position = 2 * (matrix_entries(self.key) + matrix_entries(self.value))
-    return (length - 1) * of_position + 4 * self.probe.size * length
+    each = 2 * (matrix_entries(self.key) + matrix_entries(self.value))
+    return (length - 1) * each + 4 * self.probe.size * length
 
 
 class ViT(nnx.Module):
@@ -154,10 +154,8 @@ class ViT(nnx.Module):
   ) -> tuple[jax.Array, Aux]:
     """Return float32 logits [B, classes], and the layers' `Aux`.
 
-    Args:
-      images_BxHxWxC: pixel values around 0.
-      context: whether the pass is one of training; images have neither slots nor padding.
-      inputs: of each layer. `branch_scales_Bx2` is stochastic depth: see `branch_scales`.
+    `context` says whether this is a pass of training; images have neither slots nor padding.
+    `inputs.branch_scales_Bx2` is stochastic depth: see `branch_scales`.
     """
     x_BxTxD = self._embed(images_BxHxWxC.astype(self.compute.dtype))
     x_BxTxD, _, aux = trunk.run(

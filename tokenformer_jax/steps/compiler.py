@@ -45,10 +45,8 @@ _DETERMINISTIC_GPU = {'xla_gpu_deterministic_ops': True}
 def options(name: str, mesh: Mesh) -> dict[str, str | bool]:
   """Return the options for the training step.
 
-  Args:
-    name: `config.train.compiler_options`: `auto`, the set for the mesh's devices; `deterministic`,
-      the same set with bit-exact repetition on a GPU; or `none`.
-    mesh: the mesh of the program.
+  `name` is `config.train.compiler_options`: `auto`, the set for the mesh's devices;
+  `deterministic`, the same set with bit-exact repetition on a GPU; or `none`.
   """
   fastest = lookup_device(_SETS, mesh.devices.flat[0]) or {}
   return {} if name == 'none' else {**fastest, **eval_options(name, mesh)}

@@ -18,7 +18,7 @@ ALL = -1  # instead of a number of old experts: the array has no new ones
 
 @dataclasses.dataclass(frozen=True)
 class LastGrowth:
-  """The data about a model's last growth that the optimizer needs.
+  """A model's last growth, for the optimizer.
 
   Attributes:
     updates: the count of updates at the growth.
@@ -47,19 +47,12 @@ def last_growth(lineage: Lineage, model: ModelConfig) -> LastGrowth | None:
 def growth_from(
   before: ModelConfig, model: ModelConfig, place: str = 'between', updates: int = 0
 ) -> LastGrowth:
-  """Return the growth from one model to another.
-
-  Args:
-    before: the model before the growth.
-    model: the model after it.
-    place: `grow.place` of the growth.
-    updates: the count of updates at the growth.
-  """
+  """Return the growth from the model `before` to `model`; `place` is its `grow.place`."""
   new = matching.new_layers(before, model, place) if before.repeats != model.repeats else ()
   old = models.define(matching.as_deep(matching.routed(before, model), model))
   counts = matching.old_expert_counts(before, model)
-  of_experts = _old_experts(models.define(model), model, counts) if counts else None
-  return LastGrowth(updates, old.token_counts, new, of_experts)
+  old_experts = _old_experts(models.define(model), model, counts) if counts else None
+  return LastGrowth(updates, old.token_counts, new, old_experts)
 
 
 def _old_experts(
@@ -72,7 +65,7 @@ def _old_experts(
     name = names[info.depth[0] - 1] if info.in_layers else ''
     if info.expert_axis is None or name not in counts:
       return ALL
-    of_experts, of_routes = counts[name]
-    return of_routes if info.axes[info.expert_axis] == 'routes' else of_experts
+    experts, routes = counts[name]
+    return routes if info.axes[info.expert_axis] == 'routes' else experts
 
   return jax.tree.map(count, definition.info)

@@ -20,13 +20,13 @@ from tokenformer_jax.steps import optimizers
 from tokenformer_jax.steps.last_growth import LastGrowth
 from tokenformer_jax.steps.statistics import is_masked, kept_axes, map_state
 
-# The rate of an optimizer of which only the state is needed: it has the same state for every rate.
+# A rate where only the optimizer's state matters, which does not depend on the rate.
 NO_RATE = optax.schedules.constant_schedule(0.0)
 
 
 def decay_mask(info: Params) -> Params:
-  """Return which parameters decay: parameter tokens, embeddings, kernels; not norms and biases."""
-  return jax.tree.map(lambda one: one.role not in optimizers.WITHOUT_DECAY, info)
+  """Return a tree of booleans: true for tokens, embeddings and kernels, not norms and biases."""
+  return jax.tree.map(lambda array: array.role not in optimizers.WITHOUT_DECAY, info)
 
 
 def make_optimizer(
@@ -39,16 +39,11 @@ def make_optimizer(
 
   Weights decay as in AdamW (Loshchilov & Hutter 2019): by the rate, and not through the optimizer.
   For each name the structure of the state is the same for every config, with and without a growth.
-
-  Args:
-    config: rates, moments, decay, and the settings of old and new tokens.
-    rate: from `schedules.schedule`.
-    info: `Definition.info` of the model.
-    growth: the last growth, or None for a model that never grew.
+  `rate` is from `schedules.schedule`, `info` is `Definition.info`.
   """
   freezes, frozen = growth is not None and old_token_rate(config) == 0, frozen_groups(config)
-  old = _hidden_tokens(info, growth) if freezes else jax.tree.map(lambda one: 0, info)
-  hidden = jax.tree.map(lambda one, count: optimizers.hidden_tokens(one, frozen, count), info, old)
+  old = _hidden_tokens(info, growth) if freezes else jax.tree.map(lambda _: 0, info)
+  hidden = jax.tree.map(lambda i, count: optimizers.hidden_tokens(i, frozen, count), info, old)
   clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
   clipped = optax.chain(clip, optimizers.scale(config, info, hidden))
   in_frozen = functools.partial(_by_group, info, frozen)
@@ -77,26 +72,26 @@ def make_optimizer(
 def moved(info: Params, gradient: Params) -> Params:
   """Return the gradient of the arrays that the optimizer moves, with zeros for the others."""
   return jax.tree.map(
-    lambda one, g: g if one.own_update is None else jnp.zeros_like(g), info, gradient
+    lambda array, g: g if array.own_update is None else jnp.zeros_like(g), info, gradient
   )
 
 
 def _with_own(
   config: OptimConfig, info: Params, gradient: Params, updates: Params, growth: LastGrowth | None
 ) -> Params:
-  """Return the updates, with their own ones for arrays that the optimizer does not move.
+  """Return the updates, with `own_update` for arrays that the optimizer does not move.
 
   After a growth, `optim.old_tokens` holds for old entries of these arrays as well.
   """
   own = jax.tree.map(
-    lambda one, g: optax.MaskedNode() if one.own_update is None else one.own_update(g),
+    lambda array, g: optax.MaskedNode() if array.own_update is None else array.own_update(g),
     info,
     gradient,
   )
   if growth is not None:
     factor = old_token_rate(config)
     own = _by_age(info, growth, lambda old, u: u * jnp.where(old, factor, 1), own)
-  return jax.tree.map(lambda _, one, u: u if is_masked(one) else one, info, own, updates)
+  return jax.tree.map(lambda _, new, u: u if is_masked(new) else new, info, own, updates)
 
 
 def _hidden_tokens(info: Params, growth: LastGrowth) -> Params:
@@ -105,14 +100,14 @@ def _hidden_tokens(info: Params, growth: LastGrowth) -> Params:
   It is 0 in new layers, and where the old tokens lie in old experts.
   """
 
-  def of_array(one: ParamInfo, count: int, experts: int) -> optimizers.Count:
+  def count_old(info: ParamInfo, count: int, experts: int) -> optimizers.Count:
     if experts >= 0:
       return 0
-    if not one.in_layers or set(growth.new_layers).isdisjoint(one.depth):
+    if not info.in_layers or set(growth.new_layers).isdisjoint(info.depth):
       return count
-    return np.where(np.isin(one.depth, growth.new_layers), 0, count)
+    return np.where(np.isin(info.depth, growth.new_layers), 0, count)
 
-  return jax.tree.map(of_array, info, growth.old_tokens, _old_experts(growth))
+  return jax.tree.map(count_old, info, growth.old_tokens, _old_experts(growth))
 
 
 def _old_experts(growth: LastGrowth) -> Params:
@@ -134,13 +129,13 @@ def _by_group(
   The arguments are those of `_by_age`.
   """
 
-  def on_array(one: ParamInfo, held: jax.Array, *arrays: Any) -> Any:
+  def on_array(info: ParamInfo, held: jax.Array, *arrays: Any) -> Any:
     if is_masked(arrays[0]):
       return arrays[0]
-    axes = kept_axes(name, one.axes)
+    axes = kept_axes(name, info.axes)
     if 'param_tokens' not in axes:
       return f(False, *arrays)
-    kept = [size for axis, size in zip(one.axes, held.shape, strict=True) if axis in axes]
+    kept = [size for axis, size in zip(info.axes, held.shape, strict=True) if axis in axes]
     return f(held.reshape(kept), *arrays)
 
   return jax.tree.map(on_array, info, group_trees.mask(info, numbers), *trees)
@@ -151,36 +146,31 @@ def _by_age(
 ) -> Params:
   """Map `f(old, *arrays)` over trees; `old` broadcasts to the array and is true for old entries.
 
-  Args:
-    info: `Definition.info` of the model.
-    growth: the last growth.
-    f: the function.
-    *trees: like the parameters.
-    name: the statistic that they are, if they are one. Of a mean over old and new tokens no entry
-      is old.
+  The trees are like the parameters. `name` is that of their statistic; '' for parameters. A mean
+  over old and new tokens has no old entries.
   """
 
-  def on_array(one: ParamInfo, count: int, experts: int, *arrays: Any) -> Any:
+  def on_array(info: ParamInfo, count: int, experts: int, *arrays: Any) -> Any:
     if is_masked(arrays[0]):
       return arrays[0]
-    axes, shape = kept_axes(name, one.axes), arrays[0].shape
+    axes, shape = kept_axes(name, info.axes), arrays[0].shape
 
     def along(axis: int, values: jax.Array) -> jax.Array:
       return values.reshape([-1 if i == axis else 1 for i in range(len(shape))])
 
     old = True
-    if one.token_axis is not None and 'param_tokens' not in axes:
+    if info.token_axis is not None and 'param_tokens' not in axes:
       old = False
-    elif one.token_axis is not None:
+    elif info.token_axis is not None:
       axis = axes.index('param_tokens')
       old = along(axis, jnp.arange(shape[axis]) < count)
     if experts >= 0:
-      of_experts = one.axes[one.expert_axis]
-      at = axes.index(of_experts) if of_experts in axes else None
+      expert_axis = info.axes[info.expert_axis]
+      at = axes.index(expert_axis) if expert_axis in axes else None
       old &= False if at is None else along(at, jnp.arange(shape[at]) < experts)
-    if one.in_layers and not set(growth.new_layers).isdisjoint(one.depth):
-      of_layers = [number not in growth.new_layers for number in one.depth]
-      old &= along(0, jnp.array(of_layers))  # The first axis is 'layers'.
+    if info.in_layers and not set(growth.new_layers).isdisjoint(info.depth):
+      is_old = [number not in growth.new_layers for number in info.depth]
+      old &= along(0, jnp.array(is_old))  # The first axis is 'layers'.
     return f(old, *arrays)
 
   return jax.tree.map(on_array, info, growth.old_tokens, _old_experts(growth), *trees)
@@ -192,10 +182,7 @@ def _without(
   """Hide gradients and statistics of some entries from `inner`, and keep these statistics.
 
   `inner` clips by the norm of the other entries' gradient alone, and orthogonalizes them alone.
-
-  Args:
-    inner: the transformation.
-    by_entry: `_by_age` or `_by_group` without their last arguments; true for the hidden entries.
+  `by_entry` is `_by_age` or `_by_group` without the last arguments; true for the hidden entries.
   """
 
   def hidden(tree: Params, name: str = '') -> Params:
@@ -246,14 +233,14 @@ def _by_depth(decay: float, info: Params, updates: Params) -> Params:
   Parameters before the layers get one factor more than the first layer. Parameters after the
   layers keep their updates.
   """
-  layers = max(max(one.depth) for one in jax.tree.leaves(info) if one.in_layers)
+  layers = max(max(array.depth) for array in jax.tree.leaves(info) if array.in_layers)
 
-  def scaled(one: ParamInfo, update: jax.Array) -> jax.Array:
-    if one.depth is None:
+  def scaled(info: ParamInfo, update: jax.Array) -> jax.Array:
+    if info.depth is None:
       return update
-    if not one.in_layers:
-      return update * decay ** (layers + 1 - one.depth)
-    above = layers + 1 - jnp.asarray(one.depth)  # The first axis is 'layers'.
+    if not info.in_layers:
+      return update * decay ** (layers + 1 - info.depth)
+    above = layers + 1 - jnp.asarray(info.depth)  # The first axis is 'layers'.
     return update * decay ** above.reshape(-1, *[1] * (update.ndim - 1))
 
   return jax.tree.map(scaled, info, updates)
@@ -262,11 +249,9 @@ def _by_depth(decay: float, info: Params, updates: Params) -> Params:
 def _new_token_factor(config: OptimConfig, update: jax.Array, adam_count: jax.Array) -> jax.Array:
   """Return the factor on the updates of the new tokens.
 
-  Args:
-    config: the warm-up of the new tokens, and whether their bias correction counts from the growth.
-    update: the number of this update since the growth, from 1.
-    adam_count: the number of this update in Adam's count, which Adam's own correction uses. Both
-      numbers are equal if Adam starts at the growth: after moments are dropped, or a conversion.
+  `update` is the number of this update since the growth, from 1, and `adam_count` that in Adam's
+  count, which Adam's own correction uses. Both are equal if Adam starts at the growth: after
+  moments are dropped, or a conversion.
   """
   update, adam_count = (jnp.maximum(n, 1).astype(jnp.float32) for n in (update, adam_count))
   factor = jnp.minimum(1.0, update / (config.new_token_warmup + 1))

@@ -58,11 +58,8 @@ def learning_rate(
   The rate warms up linearly to the peak. From there `cosine` and `linear` decay to the floor, a
   fraction `final_fraction` of the peak; `constant` stays; `wsd` stays until its decay begins.
 
-  Args:
-    config: the peak, the length of the warm-up, the shape of the decay, and the floor.
-    steps: the number of updates at which the decay ends.
-    start: the number of updates at which the warm-up starts.
-    decay_from: the number of updates at which the decay of `wsd` begins. 0: `decay_share` says it.
+  The warm-up starts at update `start`, and the decay ends at update `steps`. The decay of `wsd`
+  begins at update `decay_from`; 0: as `decay_share` says.
   """
   peak, warmup_end = config.learning_rate, start + config.warmup_steps
   begin = warmup_end

@@ -1,9 +1,9 @@
 """Read and map an optimizer's state, which has statistics of parameters and counts of updates.
 
-The state is nested tuples and dicts of optax. An array of it is known by the name of its field: a
-statistic lies in a tree like the parameters, without those that the statistic is not kept for
-(`optax.MaskedNode`). Sharding, growth and freezing read this, so they work for every optimizer of
-`optimizers.py`. A new optimizer needs its fields in `ORDERS`.
+The state is nested tuples and dicts of optax. The name of a field says what it holds: a statistic
+is a tree like the parameters, with `optax.MaskedNode` for parameters without that statistic.
+Sharding, growth and freezing rely on this, so they work for every optimizer of `optimizers.py`. A
+new optimizer needs its fields in `ORDERS`.
 """
 
 from collections.abc import Callable
@@ -20,19 +20,19 @@ from tokenformer_jax.parallel.rules import Axes
 
 # The fields that hold statistics: means of gradients (1), or of their squares (2).
 ORDERS = {'mu': 1, 'nu': 2, 'v': 2, 'v_row': 2, 'v_col': 2}
-# The axis of the parameter over which the statistic is a mean besides.
+# Statistics that are also a mean over an axis of the parameter, and that axis.
 _AVERAGED = {'v_row': -1, 'v_col': -2}
 
-OfStatistic = Callable[..., Params]  # of the field's name, and its tree in every state
-OfCount = Callable[..., Any]  # of the part that the count lies in, and the count in every state
+StatisticMap = Callable[..., Params]  # of the field's name, and its tree in every state
+CountMap = Callable[..., Any]  # of the tuple that holds the count, and the count in every state
 
 
 def is_masked(node: Any) -> bool:
-  """Return whether a place of a statistic's tree is one that the statistic is not kept for."""
+  """Return whether a node stands for a parameter without the statistic."""
   return isinstance(node, optax.MaskedNode)
 
 
-def map_state(of_statistic: OfStatistic, of_count: OfCount, *states: Any) -> Any:
+def map_state(map_statistic: StatisticMap, map_count: CountMap, *states: Any) -> Any:
   """Map the statistics and the counts of optimizer states of one structure.
 
   Raises:
@@ -41,7 +41,8 @@ def map_state(of_statistic: OfStatistic, of_count: OfCount, *states: Any) -> Any
   first, *_ = states
   if isinstance(first, dict):
     return {
-      name: map_state(of_statistic, of_count, *(one[name] for one in states)) for name in first
+      name: map_state(map_statistic, map_count, *(state[name] for state in states))
+      for name in first
     }
   if not isinstance(first, tuple):
     raise TypeError(f'{type(first)} is neither a statistic of `ORDERS` nor a count')
@@ -49,11 +50,11 @@ def map_state(of_statistic: OfStatistic, of_count: OfCount, *states: Any) -> Any
   new = []
   for name, *parts in zip(fields, *states, strict=True):
     if name in ORDERS:
-      new.append(of_statistic(name, *parts))
+      new.append(map_statistic(name, *parts))
     elif name == 'count':
-      new.append(of_count(first, *parts))
+      new.append(map_count(first, *parts))
     else:
-      new.append(map_state(of_statistic, of_count, *parts))
+      new.append(map_state(map_statistic, map_count, *parts))
   return type(first)(*new) if hasattr(first, '_fields') else tuple(new)
 
 
@@ -78,15 +79,13 @@ def reduce(name: str, array: jax.Array) -> jax.Array:
 
 
 def with_history(name: str, array: jax.Array) -> jax.Array:
-  """Replace zeros of a mean square by the mean of the others, if no mean of gradients is beside it.
+  """Replace zeros of a mean square by the mean of the others, if the optimizer has no mean.
 
   An update by the root of a mean square that begins at zero is too large by 1/√(1 − β). Adam's mean
-  of gradients, which begins at zero as well, makes up for it; Adafactor has none.
+  of gradients also begins at zero and makes up for it; Adafactor has no such mean.
 
-  Args:
-    name: of the statistic.
-    array: in the shape of the parameter, after tokens or units were added. The mean is that of a
-      matrix, or of a vector.
+  The array has the shape of the parameter, after tokens or units were added. The mean is over each
+  matrix or vector.
   """
   if name not in ('v', *_AVERAGED):
     return array
@@ -98,7 +97,7 @@ def with_history(name: str, array: jax.Array) -> jax.Array:
 def shardings(mesh: Mesh, tx: optax.GradientTransformation, abstract: Params, axes: Params) -> Any:
   """Return the shardings of the state of `tx`: a statistic is sharded like its parameter."""
 
-  def of_statistic(name: str, tree: Params) -> Params:
+  def statistic_shardings(name: str, tree: Params) -> Params:
     return jax.tree.map_with_path(
       lambda path, _: jax.sharding.NamedSharding(
         mesh, rules.spec(kept_axes(name, lookup(axes, path)))
@@ -107,4 +106,4 @@ def shardings(mesh: Mesh, tx: optax.GradientTransformation, abstract: Params, ax
     )
 
   state = jax.eval_shape(tx.init, abstract)
-  return map_state(of_statistic, lambda part, count: sharding.replicated(mesh), state)
+  return map_state(statistic_shardings, lambda part, count: sharding.replicated(mesh), state)

@@ -18,9 +18,9 @@ from tokenformer_jax.steps.last_growth import LastGrowth
 from tokenformer_jax.tasks import Batch, Task
 
 State = dict[str, Any]
-Step = Callable[..., tuple[State, dict[str, jax.Array]]]  # of a State and a Batch
+Step = Callable[..., tuple[State, dict[str, jax.Array]]]  # from a State and a Batch
 
-Begin = Callable[[Params], Params]  # maps drawn parameters to those that a run begins with
+Begin = Callable[[Params], Params]  # maps drawn parameters to the first ones of a run
 
 
 def as_drawn(drawn: Params) -> Params:
@@ -39,9 +39,8 @@ def initial_state(
   """Return new parameters, with the optimizer's state and the counters of the run.
 
   `step` counts batches, `skipped` counts steps whose gradient was not finite, and
-  `skipped_in_a_row` counts these since the last good step. `ema`, which is optional, is a moving
-  average of `params`. `begin` maps drawn parameters to those that the state has. Under jit with
-  `state_shardings`, no host or device holds more than its part.
+  `skipped_in_a_row` counts these since the last good step. The optional `ema` is a moving average
+  of `params`. Under jit with `state_shardings`, no host or device holds more than its part.
   """
   params = begin(definition.init(jax.random.key(seed)))
   average = {'ema': params} if ema else {}
@@ -66,7 +65,7 @@ def bytes_on_a_device(
 ) -> tuple[int, int]:
   """Return the bytes on a device of a state's parameters, and of its average and optimizer state.
 
-  The few bytes of the counters are left out.
+  Counters are left out.
   """
   tx = optim.make_optimizer(config, optim.NO_RATE, definition.info)
   state = {'params': definition.abstract, 'opt_state': jax.eval_shape(tx.init, definition.abstract)}
@@ -126,13 +125,7 @@ class Program:
 
 
 def make_program(task: Task, config: Config, growth: LastGrowth | None = None) -> Program:
-  """Return the parts of a training step.
-
-  Args:
-    task: the task of the run.
-    config: the config, with every size filled in and every length in steps.
-    growth: the last growth of the model, or None.
-  """
+  """Return the parts of a training step; `config` has every size, and every length in steps."""
   rate = schedules.schedule(config.optim, config.train.steps, growth, config.train.decay_from)
   tx = optim.make_optimizer(config.optim, rate, task.definition.info, growth)
   return Program(config, task, growth, rate, tx)
@@ -199,8 +192,8 @@ def _gradient(
 ) -> Callable[..., tuple[Params, dict[str, jax.Array]]]:
   """Return the function for the loss gradient and figures of a batch, computed in `parts` parts.
 
-  Its arguments are those of the loss: parameters, batch, key, and what is the same for all parts.
-  `together` rows side by side are in the same part, side by side.
+  Its arguments are those of the loss: parameters, batch, key, and arguments that all parts share.
+  Each run of `together` adjacent rows stays together in one part.
   """
   gradient = jax.grad(loss, has_aux=True)
   if parts == 1:

@@ -16,32 +16,32 @@ from tokenformer_jax.tasks.text import TextTask
 
 
 class DistilledTextTask(TextTask):
-  """The prediction of the next token, and of what a teacher predicts.
+  """The prediction of the next token and of a teacher's probabilities.
 
-  Evaluation is that of `TextTask`: the teacher has no part in it.
+  Evaluation is that of `TextTask`, without the teacher.
   """
 
   def __init__(self, config: Config, vocabulary: dict[str, Any] | None, teacher: ModelConfig):
     super().__init__(config, vocabulary)
-    self.teacher = models.define(teacher, Compute.of(config))
+    self.teacher = models.define(teacher, Compute.from_config(config))
 
   def loss(
     self, params: Params, batch: jax.Array, key: jax.Array, teacher: Params
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Return the objective of a batch and its figures.
 
-    `loss` is the cross-entropy to the targets, as without a teacher. `distill_loss` is that to the
-    teacher's probabilities, and `teacher_loss` the teacher's own cross-entropy to the targets.
+    `loss` is the cross-entropy to the targets, as without a teacher; `distill_loss` is that to the
+    teacher's probabilities; `teacher_loss` is the teacher's cross-entropy to the targets.
     """
     ids_BxT, distill = batch[:, :-1], self.config.distill
-    model, of_teacher = self.definition.bind(params), self.teacher.bind(teacher)
+    model, teacher_model = self.definition.bind(params), self.teacher.bind(teacher)
     hidden_BxTxD, aux = self.hidden(model, ids_BxT, key)
-    teacher_hidden_BxTxD, _, _ = of_teacher.hidden(
+    teacher_hidden_BxTxD, _, _ = teacher_model.hidden(
       jnp.maximum(ids_BxT, 0), Context.from_ids(ids_BxT)
     )
     total, sums = distilled_objective(
       Heads(hidden_BxTxD, model.output_embedding),
-      Heads(teacher_hidden_BxTxD, of_teacher.output_embedding),
+      Heads(teacher_hidden_BxTxD, teacher_model.output_embedding),
       batch[:, 1:],
       weight=distill.weight,
       temperature=distill.temperature,

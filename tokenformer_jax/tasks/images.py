@@ -92,7 +92,7 @@ class ImageTask(Task):
 
   @staticmethod
   def check_vocabulary(config: Config, meta: Meta, where: str) -> None:
-    """Check nothing: only the images have the meaning of the labels, see `other_meaning`."""
+    """Check nothing: the meaning of labels is known only with the images (`other_meaning`)."""
 
   @staticmethod
   def adapted(source: ModelConfig, target: ModelConfig) -> ModelConfig:
@@ -266,7 +266,7 @@ class ImageTask(Task):
     return f'{counted(self.examples, "image")} of {counted(len(self._set.classes), "class")}'
 
   def train_figures(self, loss: float) -> dict[str, float]:
-    """Return how many different images this host could not use so far, if any."""
+    """Return the number of different images that this host could not use so far, if any."""
     del loss
     return {f'data/bad_{name}_images': float(len(bad)) for name, bad in self._bad.items() if bad}
 
@@ -291,13 +291,13 @@ class ImageTask(Task):
   def _report_bad(
     self, name: str, split: images.Split, batches: Generator[image_order.Batch, None, None]
   ) -> Generator[Batch, None, None]:
-    """Yield the batches; report their bad images, or fail if the config says so."""
+    """Yield the batches; report their bad images, or fail if `on_bad_image` is `fail`."""
     try:
       for batch in batches:
         bad = batch.pop('bad')
         for number in bad:
           if number >= 0 and int(number) not in self._bad[name]:
-            self._report_one(name, split, int(number))
+            self._report_image(name, split, int(number))
         if len(bad) > 1 and np.all(bad >= 0):
           raise UserError(
             f'none of the {len(bad)} images of a batch can be used; the first is '
@@ -308,7 +308,7 @@ class ImageTask(Task):
     finally:
       batches.close()
 
-  def _report_one(self, name: str, split: images.Split, number: int) -> None:
+  def _report_image(self, name: str, split: images.Split, number: int) -> None:
     seen, reason = self._bad[name], self._reason(split, number)
     seen.add(number)
     if self.config.data.on_bad_image == 'fail':

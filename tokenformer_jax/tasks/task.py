@@ -22,12 +22,9 @@ Batch = Any  # arrays with the leading axis B, alone or in a pytree
 def with_aux(
   objective: jax.Array, loss: jax.Array, aux: Aux
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """Return the objective with the auxiliary loss of the layers, and the figures of the step.
+  """Add the layers' auxiliary loss to the objective; return it with the figures of the step.
 
-  Args:
-    objective: the value that the task minimizes.
-    loss: the part of the objective that is reported as `loss`.
-    aux: the auxiliary loss and the figures of the model's layers.
+  `loss` is the part of the objective that is reported as `loss`.
   """
   figures = {'loss': loss, **aux.figures}
   if aux.loss is None:
@@ -38,9 +35,7 @@ def with_aux(
 def layer_keys(model: ModelConfig, key: jax.Array | None) -> jax.Array | None:
   """Return a key for each layer [L], or None if no layer draws random numbers.
 
-  Args:
-    model: the model.
-    key: that of a training step; None: an evaluation.
+  `key` is that of a training step; None: an evaluation.
   """
   if key is None or not config_lib.draws(model):
     return None
@@ -105,7 +100,7 @@ class Task(abc.ABC):
   def __init__(self, config: Config, vocabulary: dict[str, Any] | None = None):
     self.config = config
     self._trained_vocabulary = vocabulary
-    self.definition = models.define(config.model, Compute.of(config))
+    self.definition = models.define(config.model, Compute.from_config(config))
 
   @staticmethod
   @abc.abstractmethod
@@ -213,13 +208,8 @@ class Task(abc.ABC):
     """Return a batch that the model was not trained on, and its description, for comparing models.
 
     The method works without `prepare`. If this machine does not have the run's data, it takes other
-    data.
-
-    Args:
-      vocabulary: the checkpoint's vocabulary, as `Task.vocabulary` returns it.
-      count: B.
-      first: the number of examples to skip at the start.
-      repeat: whether to begin again where there are fewer examples.
+    data. The batch has `count` examples after the `first` ones; with `repeat` it begins again where
+    there are fewer.
 
     Raises:
       UserError: there are fewer examples, and `repeat` is False.

@@ -106,10 +106,7 @@ class TextTask(Task):
   def hidden(self, model: LM, ids_BxT: jax.Array, key: jax.Array | None) -> tuple[jax.Array, Aux]:
     """Return the input of the head [B, T, D], and the `Aux` of the layers.
 
-    Args:
-      model: the model.
-      ids_BxT: the tokens; −1 is padding at the end of a row.
-      key: that of a training step; None: an evaluation.
+    The id −1 is padding at the end of a row. `key` is that of a training step; None: an evaluation.
     """
     inputs = Inputs(key=layer_keys(self.config.model, key))
     context = Context.from_ids(ids_BxT, training=key is not None)
@@ -219,7 +216,7 @@ class TextTask(Task):
 
   @functools.cached_property
   def _decoder(self) -> Decoder:
-    return Decoder(self.config.model, Compute.of(self.config))
+    return Decoder(self.config.model, Compute.from_config(self.config))
 
   def _bits_per_byte(self, loss: float, split: str) -> float:
     return loss / math.log(2) / self._store.bytes_per_token(split)

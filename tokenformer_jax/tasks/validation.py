@@ -19,17 +19,10 @@ def figures(
   rows: Sequence[int],
   mesh: Mesh,
 ) -> dict[str, float]:
-  """Run the validation split through the versions of a model.
+  """Run the validation split through the versions of a model; return figures such as `ema_loss`.
 
-  Args:
-    task: the prepared task.
-    eval_step: from `step.make_eval_step`.
-    versions: parameters, by the prefix of their figures' names.
-    rows: the rows of every batch that this process's devices hold.
-    mesh: the mesh whose devices share the batches.
-
-  Returns:
-    Figures by names such as `loss` and `ema_loss`.
+  `eval_step` is from `step.make_eval_step`. `versions` has parameters by the prefix of their
+  figures' names. `rows` are the rows of every batch that this process's devices hold.
   """
 
   def sum_batch(params: Params, batch: Batch) -> Any:
