@@ -93,7 +93,9 @@ def fitted(folder: str, least: float = 0) -> analysis.Analysis:
   """Return the laws of a grid, of sizes with at least so many parameters."""
   found = [runs.read(one) for one in points.find_runs([folder])]
   found = [one for one in found if one.size.parameters >= least]
-  return analysis.analyse(points.of_runs(found, 'all'), points.of_runs(found, 'without_embeddings'))
+  return analysis.analyse(
+    points.from_runs(found, 'all'), points.from_runs(found, 'without_embeddings')
+  )
 
 
 def predict(out: str) -> None:

@@ -148,7 +148,7 @@ class Plan:
     rate, steps = self.rate('TokenFormer'), STEPS
     small = self.config('TokenFormer', seed, steps, rate)
     twice = {
-      f'{config_lib.key_of(small.model, name)}.tokens'.replace('.', '__'): 2 * count
+      f'{config_lib.projection_path(small.model, name)}.tokens'.replace('.', '__'): 2 * count
       for name, count in config_lib.token_counts(small.model).items()
     }
     twice['grow__method'] = 'zero_keys'

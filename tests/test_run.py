@@ -294,7 +294,7 @@ MISTAKES = {
   'a group': (lambda run, to: run.train(30, optimizer={}), "config key 'optimizer' is unknown"),
   'a key': (lambda run, to: run.train(30, optim={'rate': 1}), "config key 'optim.rate' is"),
   'a type': (lambda run, to: run.train('many'), "steps is 'many'; it must be an integer"),
-  'a value for a group': (lambda run, to: run.train(30, model=3), 'it is a group of keys'),
+  'a value for a group': (lambda run, to: run.train(30, model=3), 'it is a section of keys'),
   'a length': (lambda run, to: run.generate('a', length=0), 'length is 0'),
   'a temperature': (lambda run, to: run.generate('a', temperature=-1), 'temperature is -1'),
   'a clip': (lambda run, to: run.logits('a', clip_positions=0), 'clip_positions is 0'),

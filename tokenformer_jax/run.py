@@ -73,7 +73,7 @@ def train(
     config: from `config.defaults()`, from `Run.config`, or a file: FILE.py, FILE.py:VARIANT or the
       name of a config that comes with the package, such as `vit_digits`.
     workdir: the directory for checkpoints and figures; made if it does not exist.
-    **changes: other values, by group of keys: `optim={'learning_rate': 1e-3}`.
+    **changes: other values, by section of keys: `optim={'learning_rate': 1e-3}`.
 
   Returns:
     The run at its last step.
@@ -330,7 +330,7 @@ class Run(Growable):
       steps: the step to train to; None: the config's steps.
       workdir: None: continue this run from its newest checkpoint. Another directory: begin a run
         there from this checkpoint, grown if `changes` ask for more parameter tokens.
-      **changes: new values, by group of keys: `optim={'old_tokens': 'freeze'}`.
+      **changes: new values, by section of keys: `optim={'old_tokens': 'freeze'}`.
 
     Returns:
       The run at its last step.

@@ -167,9 +167,9 @@ def test_models_that_are_drawn_otherwise_are_equal():
     ),
     ('optim.beta1', True, 'config.optim.beta1 is True, of type bool; it must be float'),
     ('train.seed', None, 'config.train.seed is None, of type NoneType; it must be int'),
-    ('model.layer.ffn', 8, 'config.model.layer.ffn is 8; it is a group of keys'),
-    ('model.variants', 8, 'config.model.variants is 8; it is a group of keys'),
-    ('model.variants.local', 8, 'config.model.variants.local is 8; it is a group of keys'),
+    ('model.layer.ffn', 8, 'config.model.layer.ffn is 8; it is a section of keys'),
+    ('model.variants', 8, 'config.model.variants is 8; it is a section of keys'),
+    ('model.variants.local', 8, 'config.model.variants.local is 8; it is a section of keys'),
     (
       'model.layer.ffn.kind',
       ['mlp'],

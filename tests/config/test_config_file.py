@@ -168,7 +168,7 @@ def test_a_flag_for_a_kind_that_another_flag_takes_away_is_a_mistake(load):
       'c.model.variants.local = {"mixer": {"windw": 3}}',
       "'model.variants.local.mixer.windw' is unknown; did you mean 'model.variants.local.mixer.win",
     ),
-    ('c.model.variants.more = 3', 'sets config.model.variants.more to 3, and that is a group'),
+    ('c.model.variants.more = 3', 'sets config.model.variants.more to 3, and that is a section'),
     (
       'c.model.variants.layer = {}',
       r'config\.model\.variants\.layer cannot be the name of a layer',

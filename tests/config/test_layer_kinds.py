@@ -48,7 +48,7 @@ TWO = ModelConfig(pattern='local*2 layer', variants=Layers({'local': LOCAL}))
 def _groups(cls):
   """Yield each field made by `one_of` in a dataclass or in what its fields can hold."""
   for field in dataclasses.fields(cls):
-    if (variants := fields.variants_of(field)) is not None:
+    if (variants := fields.field_variants(field)) is not None:
       yield field, variants
       for variant in variants.values():
         yield from _groups(variant)
@@ -69,7 +69,7 @@ def test_kinds_of_one_group_agree_about_their_keys(name):
   for kind, variant in variants.items():
     assert isinstance(variant(), variant), f'{kind} has a key without a default'
     for field in dataclasses.fields(variant):
-      held = fields.variants_of(field)
+      held = fields.field_variants(field)
       want = types.setdefault(field.name, (field.type, held and list(held)))
       assert want == (field.type, held and list(held)), (
         f'{field.name} of {kind} has another type than of the kinds before it: a flag has one type'
@@ -385,8 +385,8 @@ def test_projections_are_named_by_their_place_and_their_layer():
     'proj': 128,
     'ffn': 512,
   }, 'a projection has another name, or a matrix is counted'
-  assert config_lib.key_of(TWO, 'local.qkv') == 'model.variants.local.mixer.qkv'
-  assert config_lib.key_of(TWO, 'ffn') == 'model.layer.ffn'
+  assert config_lib.projection_path(TWO, 'local.qkv') == 'model.variants.local.mixer.qkv'
+  assert config_lib.projection_path(TWO, 'ffn') == 'model.layer.ffn'
 
 
 def test_a_pool_by_attention_has_the_parameters_of_the_layer():

@@ -17,7 +17,7 @@ from tiny import make_optimizer, tiny_model
 
 from tokenformer_jax import config
 from tokenformer_jax.config import MeshConfig
-from tokenformer_jax.config.groups import choose, first, groups_of
+from tokenformer_jax.config.groups import choose, first, named_groups
 from tokenformer_jax.convert import command as convert
 from tokenformer_jax.convert import released_torch, tensor_files
 from tokenformer_jax.data import tokenizers
@@ -305,7 +305,7 @@ def test_the_score_of_the_weights_is_named_by_a_flag(tmp_path, score, monkeypatc
 def test_released_weights_are_one_group_and_several_groups_do_not_go_back():
   shapes = {name: array.shape for name, array in released.WEIGHTS.items()}
   model = released_torch.infer_model(shapes, heads=2, rotary_fraction=0.5)
-  assert {len(groups) for groups in groups_of(model).values()} == {1}
+  assert {len(groups) for groups in named_groups(model).values()} == {1}
   counts = {name: 2 * count for name, count in config.token_counts(model).items()}
   grown = grown_model(config.with_references(model), counts, config.GrowConfig(method='group'))
   with pytest.raises(UserError, match='qkv has 2 groups of parameter tokens with a norm each, and'):

@@ -61,7 +61,7 @@ def test_the_projections_of_experts_have_names():
   model = sparse()
   assert config_lib.token_counts(model)['ffn.shared'] == 48
   assert config_lib.token_counts(model)['ffn.expert'] == 16
-  assert config_lib.key_of(model, 'ffn.expert') == 'model.layer.ffn.expert'
+  assert config_lib.projection_path(model, 'ffn.expert') == 'model.layer.ffn.expert'
   larger = config_lib.with_token_counts(model, {'ffn.expert': 20})
   assert larger.layer.ffn.expert.tokens == 20
   layers = config_lib.Layers({'moe': model.layer})

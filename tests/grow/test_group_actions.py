@@ -67,7 +67,7 @@ def _meta(lineage=(), model=BASE, contents='model', **optim):
 
 def _sizes(model):
   return {
-    name: [group.tokens for group in found] for name, found in chosen.groups_of(model).items()
+    name: [group.tokens for group in found] for name, found in chosen.named_groups(model).items()
   }
 
 

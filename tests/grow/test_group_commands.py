@@ -23,7 +23,7 @@ SLOW = pytest.mark.slow  # because whole commands compile two models each
 
 def _sizes(model):
   return {
-    name: [group.tokens for group in found] for name, found in chosen.groups_of(model).items()
+    name: [group.tokens for group in found] for name, found in chosen.named_groups(model).items()
   }
 
 

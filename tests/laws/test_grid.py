@@ -10,7 +10,7 @@ from tiny import tiny_model
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import PattentionConfig, configure
-from tokenformer_jax.config.groups import groups_of
+from tokenformer_jax.config.groups import named_groups
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import grid, grid_runs, points
 from tokenformer_jax.laws.grid import Grid
@@ -40,7 +40,7 @@ def test_every_group_of_tokens_scales_with_its_reference(scale):
     'ffn': PattentionConfig(48, reference=64),
   }
   larger = grid.scaled(config_lib.with_pattentions(model, changed), scale, 1.5)
-  assert groups_of(larger) == {
+  assert named_groups(larger) == {
     'qkv': ((24, 24), (12, 48)),
     'proj': ((12, 12),) * 5,
     'ffn': ((72, 96),),

@@ -78,11 +78,11 @@ def test_stages_are_read_from_plans_and_tables(tmp_path):
   data = {'batch_size': 10, 'sequence_length': 100}
   one = {'parameters': 1e8, 'chips': 4, 'step_seconds': [0.9, 1.8], 'config': {'data': data}}
   planned.write_text(json.dumps({'stages': [one]}))
-  assert stages.of_file(str(table)) == (
+  assert stages.read_file(str(table)) == (
     [Stage(1e8, (pytest.approx(2 / 36000 / 3600),) * 2)],
     'chip-hours',
   )
-  (stage,), _ = stages.of_file(str(planned))
+  (stage,), _ = stages.read_file(str(planned))
   assert stage.cost == (pytest.approx(1e-6), pytest.approx(2e-6)), 'chip-hours of a token'
 
 
@@ -101,7 +101,7 @@ def test_mistakes_in_stages(tmp_path, text, message):
   path = tmp_path / 'stages'
   path.write_text(text)
   with pytest.raises(UserError, match=message):
-    stages.of_file(str(path))
+    stages.read_file(str(path))
 
 
 def test_more_stages_never_cost_more():

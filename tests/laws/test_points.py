@@ -30,17 +30,17 @@ def _runs(*changes) -> list[FinishedRun]:
 
 
 def test_a_point_has_the_counts_of_its_run():
-  found = points.of_runs(_runs({}, {'steps': 200}), 'all')
+  found = points.from_runs(_runs({}, {'steps': 200}), 'all')
   assert found.total.tolist() == [1000, 1000] and found.tokens.tolist() == [51_200, 102_400]
   assert found.flops.tolist() == [7000 * 51_200, 7000 * 102_400]
   assert found.is_dense
-  inner = points.of_runs(_runs({}), 'without_embeddings')
+  inner = points.from_runs(_runs({}), 'without_embeddings')
   assert inner.total.tolist() == [600]
 
 
 def test_active_and_total_parameters_of_experts_are_apart():
   experts = Size(8000, 7600, 2000, 1600, 12_000.0)
-  found = points.of_runs(_runs({'size': experts}), 'all')
+  found = points.from_runs(_runs({'size': experts}), 'all')
   assert (found.total[0], found.active[0]) == (8000, 2000) and not found.is_dense
 
 
@@ -56,7 +56,7 @@ def test_active_and_total_parameters_of_experts_are_apart():
 )
 def test_runs_that_do_not_fit_together(other, message):
   with pytest.raises(UserError, match=message):
-    points.of_runs(_runs({}, other), 'all')
+    points.from_runs(_runs({}, other), 'all')
 
 
 def test_grown_runs_in_a_folder_are_left_out_and_named(monkeypatch):
@@ -91,7 +91,7 @@ def test_distilled_elastic_and_frozen_runs_are_not_plain(tmp_path, changes, way,
   meta = Meta(20, 20, config, (), 'model', {}, {'kind': 'bytes'}, teacher=teacher)
   data = runs._data(config, meta)
   assert re.search(value, data[way]) and [n for n in PLAIN if data[n]] == [way], data
-  assert f'have {way}=' in points.of_runs(_runs({'data': data}), 'all').notes[0]
+  assert f'have {way}=' in points.from_runs(_runs({'data': data}), 'all').notes[0]
 
 
 def test_a_run_counts_the_tokens_of_all_its_batches_and_only_what_is_saved(tmp_path):
@@ -116,9 +116,9 @@ def test_a_run_counts_the_tokens_of_all_its_batches_and_only_what_is_saved(tmp_p
 
 
 def test_runs_without_a_decay_are_left_out_unless_none_has_one():
-  some = points.of_runs(_runs({}, {'decayed': False}), 'all')
+  some = points.from_runs(_runs({}, {'decayed': False}), 'all')
   assert len(some) == 1 and 'left out' in some.notes[0]
-  none = points.of_runs(_runs({'decayed': False}, {'decayed': False}), 'all')
+  none = points.from_runs(_runs({'decayed': False}, {'decayed': False}), 'all')
   assert len(none) == 2 and 'taken as they are' in none.notes[0]
 
 

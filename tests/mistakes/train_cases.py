@@ -95,10 +95,10 @@ TRAIN_KEYS = {
   'a misspelt group': ('train --config.optimizer.beta1=0.5', "'optimizer' is unknown"),
   'a key like no other': ('train --config.mesh.xyz=1', 'known names: experts, fsdp, replica'),
   'a key below a key': ('train --config.model.width.x=1', 'config.model.width is a single value'),
-  'a group as a value': ('train --config.model=3', 'config.model is a group of keys'),
+  'a group as a value': ('train --config.model=3', 'config.model is a section of keys'),
   'a group as a dict': (
     'train --config.model.layer.ffn="{\'tokens\': 3}"',
-    'config.model.layer.ffn is a group of keys; set one of kind, tokens,',
+    'config.model.layer.ffn is a section of keys; set one of kind, tokens,',
   ),
   'a key without a value': ('train --config.train.steps', 'has no value'),
   'a word for an integer': ('train --config.train.steps=many', 'it must be an integer'),
@@ -188,7 +188,7 @@ TRAIN_KEYS = {
     'train --config.model.variants.local.mixer.windw=8',
     "did you mean 'model.variants.local.mixer.window'",
   ),
-  'layers as a value': ('train --config.model.variants=3', 'is a group of layers'),
+  'layers as a value': ('train --config.model.variants=3', 'is a section of layers'),
   'a width of no whole heads': (
     'train --config.model.width=100 --config.model.layer.mixer.heads=3',
     'is not a multiple of',

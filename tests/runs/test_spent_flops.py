@@ -28,7 +28,7 @@ def _meta(lineage, config: Config, step: int) -> Meta:
 
 
 def test_a_run_that_has_not_grown_counts_its_steps():
-  spent = spent_flops.of_run((), _config(SMALL))
+  spent = spent_flops.count((), _config(SMALL))
   assert (spent.at(0), spent.at(7)) == (0, 7 * step_flops(_config(SMALL))) and not spent.assumed
 
 
@@ -36,26 +36,26 @@ def test_a_run_that_has_not_grown_counts_its_steps():
 def test_a_chain_records_what_each_stage_cost(how, begin):
   """The stages also differ in their batches, which the last config does not tell."""
   small, large = _config(SMALL, batch_size=8), _config(LARGE, sequence_length=64)
-  first = _entry(SMALL, 10, spent_flops.of_checkpoint(_meta((), small, 10)), step=how)
+  first = _entry(SMALL, 10, spent_flops.at_checkpoint(_meta((), small, 10)), step=how)
   middle = _meta((first,), large, begin + 5)
-  assert spent_flops.of_checkpoint(middle) == 10 * step_flops(small) + 5 * step_flops(large)
-  second = _entry(LARGE, begin + 5, spent_flops.of_checkpoint(middle))
-  spent = spent_flops.of_run((first, second), _config(LARGEST))
-  want = spent_flops.of_checkpoint(middle) + 3 * step_flops(_config(LARGEST))
+  assert spent_flops.at_checkpoint(middle) == 10 * step_flops(small) + 5 * step_flops(large)
+  second = _entry(LARGE, begin + 5, spent_flops.at_checkpoint(middle))
+  spent = spent_flops.count((first, second), _config(LARGEST))
+  want = spent_flops.at_checkpoint(middle) + 3 * step_flops(_config(LARGEST))
   assert spent.at(begin + 8) == want and not spent.assumed
 
 
 def test_an_earlier_lineage_counts_at_its_sizes_and_says_so():
   lineage = (_entry(SMALL, 10), _entry(LARGE, 10, action='freeze'), _entry(LARGE, 15))
-  spent = spent_flops.of_run(lineage, _config(LARGEST))
+  spent = spent_flops.count(lineage, _config(LARGEST))
   sizes = [step_flops(_config(model)) for model in (SMALL, LARGE, LARGEST)]
   assert spent.at(18) == 10 * sizes[0] + 5 * sizes[1] + 3 * sizes[2] and spent.assumed
   meta = _meta(lineage, _config(LARGEST), 18)
-  assert spent_flops.of_checkpoint(meta) == 0, 'what is assumed is passed on as a record'
+  assert spent_flops.at_checkpoint(meta) == 0, 'what is assumed is passed on as a record'
 
 
 def test_a_growth_of_a_model_without_training_assumes_nothing():
-  assert not spent_flops.of_run((_entry(SMALL, 0),), _config(LARGE)).assumed
+  assert not spent_flops.count((_entry(SMALL, 0),), _config(LARGE)).assumed
 
 
 def test_batches_of_several_sizes_count_as_they_were():
@@ -67,7 +67,7 @@ def test_batches_of_several_sizes_count_as_they_were():
   assert history == (Batches(0, 8, 32), Batches(5, 16, 32), Batches(8, 4, 64))
   assert [batches.samples(history, at) for at in (0, 3, 5, 8, 10)] == [0, 24, 40, 88, 96]
   assert batches.tokens(history, 10) == 88 * 32 + 8 * 64
-  spent = spent_flops.of_run((), _config(SMALL, sequence_length=64), history)
+  spent = spent_flops.count((), _config(SMALL, sequence_length=64), history)
   long = 2 * step_flops(_config(SMALL, sequence_length=64))
   assert spent.at(10) == 22 * step_flops(_config(SMALL)) + long
   again = batches.continued(history, 6, DATA)
@@ -86,7 +86,7 @@ def test_batches_of_several_sizes_count_as_they_were():
 def test_earlier_checkpoints_have_the_mean_of_their_batches(samples, changes, size):
   meta = dataclasses.replace(_meta((), _config(SMALL, **changes), 20), seen=Seen(samples))
   assert batches.history(meta) == (Batches(0, size, 32),)
-  assert spent_flops.of_checkpoint(meta) == 20 * size / 4 * step_flops(_config(SMALL))
+  assert spent_flops.at_checkpoint(meta) == 20 * size / 4 * step_flops(_config(SMALL))
 
 
 @pytest.mark.parametrize(('how', 'since'), [('keep', 5), ('restart', 15)])

@@ -118,14 +118,16 @@ def _check_layer(model: ModelConfig, layer: LayerConfig, path: str) -> None:
 
 
 def _check_ffn_norm(layer: LayerConfig, path: str) -> None:
-  said = f'config.{path}.ffn_norm is {layer.ffn_norm!r}, and'
+  subject = f'config.{path}.ffn_norm is {layer.ffn_norm!r}, and'
   if layer.ffn_norm == 'same':
     return
   if isinstance(layer.ffn, NoFeedForwardConfig):
-    raise UserError(f'{said} with ffn.kind=none there is no feed-forward part; leave ffn_norm out')
+    raise UserError(
+      f'{subject} with ffn.kind=none there is no feed-forward part; leave ffn_norm out'
+    )
   if isinstance(layer.wiring, ParallelConfig):
     raise UserError(
-      f'{said} with wiring.kind=parallel mixer and feed-forward part share one norm; set '
+      f'{subject} with wiring.kind=parallel mixer and feed-forward part share one norm; set '
       f'{path}.norm, and leave ffn_norm out'
     )
 
@@ -188,10 +190,7 @@ def check_receptive_field(model: ModelConfig, share: float, length: int) -> None
   It is for models whose last layers attend to all positions and know none of them: positions then
   come from the windows before them, which must not reach over a whole training text.
 
-  Args:
-    model: the model.
-    share: α; 0: do not check.
-    length: N, of the training texts.
+  `share` is α, and 0 checks nothing; `length` is N, that of the training texts.
 
   Raises:
     UserError: the windows reach further.
@@ -232,15 +231,7 @@ def _is_full_without_positions(mixer: object) -> bool:
 
 
 def _check_experts(experts: ExpertsConfig, path: str) -> None:
-  """Check that the values of routed experts fit together.
-
-  Args:
-    experts: the experts.
-    path: the path of their group of keys, for messages.
-
-  Raises:
-    UserError: they do not.
-  """
+  """Check that the values of routed experts fit together."""
   router, balance, expert = experts.router, experts.balance, experts.expert
   if router.top_k > experts.count:
     raise UserError(
@@ -274,11 +265,7 @@ def _check_experts(experts: ExpertsConfig, path: str) -> None:
 
 
 def check_capacity(model: ModelConfig, length: int) -> None:
-  """Check that experts with a capacity have a place for at least one token of a group.
-
-  Args:
-    model: the model.
-    length: T, of the training texts or images.
+  """Check that experts with a capacity have a place for at least one of an input's T tokens.
 
   Raises:
     UserError: an expert has no place, so that all tokens would be dropped.
@@ -298,11 +285,7 @@ def check_capacity(model: ModelConfig, length: int) -> None:
 
 
 def check_accumulation(model: ModelConfig, parts: int) -> None:
-  """Check that the objective of a batch is the mean of that of its accumulated parts.
-
-  Args:
-    model: the model.
-    parts: `optim.accumulation_steps`.
+  """Check that the objective of a batch is the mean over its `optim.accumulation_steps` parts.
 
   Raises:
     UserError: a balance loss is over the whole batch.

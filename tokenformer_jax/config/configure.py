@@ -15,11 +15,7 @@ from tokenformer_jax.errors import UserError
 
 
 def resolve(config: Config | ConfigDict | str | os.PathLike[str], **changes: Any) -> Config:
-  """Return a validated config.
-
-  Args:
-    config: a config from `config.defaults()`, a run's config, or a file: see `config_file.load`.
-    **changes: see `changed`.
+  """Return a validated config, from a file as `config_file.load` or with `changes` as `changed`.
 
   Raises:
     UserError: see `changed` and `config_file.load`.
@@ -37,11 +33,7 @@ def resolve(config: Config | ConfigDict | str | os.PathLike[str], **changes: Any
 
 
 def changed(config: Config, changes: Mapping[str, Any]) -> Config:
-  """Return a validated config with some values changed.
-
-  Args:
-    config: the config to change.
-    changes: nested dicts of the new values, by group of keys.
+  """Return a validated config with new values, nested dicts by section of keys.
 
   Raises:
     UserError: a key is unknown, or a value does not fit.
@@ -49,20 +41,20 @@ def changed(config: Config, changes: Mapping[str, Any]) -> Config:
   return config_lib.resolve(ConfigDict(dict(changes)), config)
 
 
-def with_value(changes: Mapping[str, Any], group: str, **values: Any) -> dict[str, Any]:
-  """Return changes with more values in a group of keys.
+def with_value(changes: Mapping[str, Any], section: str, **values: Any) -> dict[str, Any]:
+  """Return changes with more values in a section of keys.
 
   Raises:
-    UserError: the group has something else than values by key.
+    UserError: the section has something else than values by key.
   """
-  was = changes.get(group, {})
+  was = changes.get(section, {})
   if not isinstance(was, Mapping):
-    raise UserError(f'config.{group} is {was!r}; it is a group of keys')
-  return {**changes, group: {**was, **values}}
+    raise UserError(f'config.{section} is {was!r}; it is a section of keys')
+  return {**changes, section: {**was, **values}}
 
 
 def grow_config(config: Config, how: Mapping[str, Any]) -> GrowConfig:
-  """Return the group `grow` with these values, and defaults instead of the run's last growth.
+  """Return the section `grow` with these values, and defaults instead of the run's last growth.
 
   Raises:
     UserError: see `changed`.

@@ -2,7 +2,7 @@
 
 `key` makes a field of a frozen dataclass with its default, its meaning, the values it allows and
 the runs it is for. `one_of` makes a field that holds one of several dataclasses, its *variants*.
-Each variant has a name, its `kind`. In a config file such a field is a group of keys with `kind`
+Each variant has a name, its `kind`. In a config file such a field is a section of keys with `kind`
 and the keys of every variant. Checks, `--help` and flags read everything from the fields.
 """
 
@@ -31,8 +31,8 @@ class Key:
     bits: width of an integer, its sign included.
     only: the runs that the key applies to: a `model.kind`, or `grown` for models that have grown.
       Empty: all runs.
-    when: the values of another key of the group for which the key has a meaning, as `KEY=VALUE` or
-      `KEY=VALUE|VALUE`. Empty: all values.
+    when: the values of another key of the section for which the key has a meaning, as `KEY=VALUE`
+      or `KEY=VALUE|VALUE`. Empty: all values.
   """
 
   meaning: str = ''
@@ -46,17 +46,15 @@ class Key:
   when: str = ''
 
   def __repr__(self) -> str:
-    said = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-    default = Key.__dataclass_fields__
-    own = [f'{name}={value!r}' for name, value in said.items() if value != default[name].default]
-    return f'Key({", ".join(own)})'
+    changed = [
+      f'{field.name}={value!r}'
+      for field in dataclasses.fields(self)
+      if (value := getattr(self, field.name)) != field.default
+    ]
+    return f'Key({", ".join(changed)})'
 
   def check(self, path: str, value: Any) -> None:
-    """Check a single value.
-
-    Args:
-      path: path of the key, for the message.
-      value: the value, of the right type.
+    """Check a value of the right type; `path` names its key in the message.
 
     Raises:
       UserError: the value is not one of the choices, or is out of bounds.
@@ -65,7 +63,7 @@ class Key:
       raise UserError(f'config.{path} is {value!r}; {wrong}')
 
   def wrong(self, value: Any) -> str:
-    """Return what a value must be, as the end of a sentence, or an empty string if it is that."""
+    """Return the end of a sentence that says what a value must be, or '' if it is allowed."""
     if self.choices and value not in self.choices:
       names = ', '.join(choice or "'' (empty)" for choice in self.choices)
       return f'it must be one of {names}'
@@ -109,15 +107,9 @@ Count = Annotated[int, Key(least=1)]
 Natural = Annotated[int, Key(least=0)]
 
 
-def key(default: Any, meaning: str, **says: Any) -> Any:
-  """Return a dataclass field that describes a key completely.
-
-  Args:
-    default: the value unless a config sets another one.
-    meaning: what the value is, in a few words.
-    **says: other attributes of `Key`.
-  """
-  return dataclasses.field(default=default, metadata={_METADATA: Key(meaning, **says)})
+def key(default: Any, meaning: str, **attributes: Any) -> Any:
+  """Return a dataclass field that describes a key completely, by the attributes of `Key`."""
+  return dataclasses.field(default=default, metadata={_METADATA: Key(meaning, **attributes)})
 
 
 Variants = Mapping[str, type]  # dataclasses by their `kind`
@@ -129,18 +121,15 @@ def table(*variants: type) -> dict[str, type]:
 
 
 def one_of(default: Any, variants: Variants, meaning: str) -> Any:
-  """Return a dataclass field that holds one of several dataclasses.
+  """Return a dataclass field that holds an instance of one of several dataclasses.
 
-  Args:
-    default: an instance of one variant.
-    variants: all variants by `kind`. The table may grow later.
-    meaning: what the field is, in a few words.
+  The table of variants may grow later.
   """
   metadata = {_METADATA: Key(meaning), _VARIANTS: variants}
   return dataclasses.field(default=default, metadata=metadata)
 
 
-def variants_of(field: dataclasses.Field) -> Variants | None:
+def field_variants(field: dataclasses.Field) -> Variants | None:
   """Return the variants of a field made by `one_of`, or None for any other field."""
   return field.metadata.get(_VARIANTS)
 
@@ -153,22 +142,21 @@ class Member(NamedTuple):
   kinds: tuple[str, ...]
 
 
-def members(value: Any, group: dataclasses.Field) -> dict[str, Member]:
-  """Return the fields of all variants of a group by name, those of `value` first.
-
-  A field that `value` lacks has the value of the group's default, or else the default of its class.
+def members(value: Any, section: dataclasses.Field) -> dict[str, Member]:
+  """Return the fields of all variants of a section by name, those of `value` first.
 
   Args:
-    value: the chosen variant.
-    group: the field that holds the variant, made by `one_of`.
+    value: the chosen variant. A field that it lacks has the value of the section's default, or else
+      the default of its class.
+    section: the field that holds the variant, made by `one_of`.
   """
-  variants = group.metadata[_VARIANTS]
+  variants = section.metadata[_VARIANTS]
   kinds: dict[str, list[str]] = {}
   for kind, variant in variants.items():
     for field in dataclasses.fields(variant):
       kinds.setdefault(field.name, []).append(kind)
   found: dict[str, Member] = {}
-  for holder in (value, group.default, *(variant() for variant in variants.values())):
+  for holder in (value, section.default, *(variant() for variant in variants.values())):
     for field in dataclasses.fields(holder):
       having = kinds[field.name]
       scope = () if len(having) == len(variants) else tuple(having)
@@ -177,14 +165,14 @@ def members(value: Any, group: dataclasses.Field) -> dict[str, Member]:
 
 
 class Leaf(NamedTuple):
-  """A key of a config that is not a group.
+  """A key of a config that is not a section.
 
   Attributes:
     path: its dotted path, such as `model.layer.ffn.tokens`.
     value: the value in this config.
     default: the default of its field.
-    key: the `Key` of its field; its meaning ends with the meaning of its group.
-    kinds: the kinds of its group that have the key; empty: all.
+    key: the `Key` of its field; its meaning ends with the meaning of its section.
+    kinds: the kinds of its section that have the key; empty: all.
   """
 
   path: str
@@ -195,13 +183,10 @@ class Leaf(NamedTuple):
 
 
 def leaves(config: Any, prefix: str = '', *, every: bool = False) -> Iterator[Leaf]:
-  """Yield every key that is not a group, in the order of the fields.
+  """Yield every key that is not a section, in the order of the fields.
 
-  Args:
-    config: a config dataclass.
-    prefix: the text before each path.
-    every: whether to yield the keys of variants that the config did not choose as well, with their
-      defaults.
+  With `every`, yield the keys of variants that the config did not choose as well, with their
+  defaults.
   """
   for field in dataclasses.fields(config):
     yield from _field_leaves(field, getattr(config, field.name), prefix, every)
@@ -210,7 +195,7 @@ def leaves(config: Any, prefix: str = '', *, every: bool = False) -> Iterator[Le
 def _field_leaves(field: dataclasses.Field, value: Any, prefix: str, every: bool) -> Iterator[Leaf]:
   """Yield the keys of one field."""
   own, path = field.metadata.get(_METADATA, Key()), f'{prefix}{field.name}'
-  if (variants := variants_of(field)) is not None:
+  if (variants := field_variants(field)) is not None:
     chosen = Key(own.meaning, choices=tuple(variants))
     yield Leaf(f'{path}.kind', value.kind, field.default.kind, chosen)
     if not every:
@@ -220,8 +205,8 @@ def _field_leaves(field: dataclasses.Field, value: Any, prefix: str, every: bool
       for leaf in _field_leaves(inner.field, inner.value, f'{path}.', every):
         yield leaf._replace(kinds=leaf.kinds or inner.kinds)
   elif isinstance(value, Mapping):
-    for name, one in value.items():
-      yield from leaves(one, f'{path}.{name}.', every=every)
+    for name, layer in value.items():
+      yield from leaves(layer, f'{path}.{name}.', every=every)
   elif dataclasses.is_dataclass(value):
     for inner in leaves(value, f'{path}.', every=every):
       meaning = '. '.join(filter(None, [inner.key.meaning, own.meaning]))
@@ -239,12 +224,14 @@ def every_key(config: Any) -> dict[str, Any]:
 
 
 def every_value(field: dataclasses.Field, value: Any) -> Any:
-  """Return the value of a field; a group of keys is as from `every_key`."""
-  if variants_of(field) is not None:
+  """Return the value of a field; a section of keys has the form of `every_key`."""
+  if field_variants(field) is not None:
     found = members(value, field)
-    return {'kind': value.kind} | {name: every_value(*one[:2]) for name, one in found.items()}
+    return {'kind': value.kind} | {
+      name: every_value(member.field, member.value) for name, member in found.items()
+    }
   if isinstance(value, Mapping):
-    return {name: every_key(one) for name, one in value.items()}
+    return {name: every_key(layer) for name, layer in value.items()}
   return every_key(value) if dataclasses.is_dataclass(value) else value
 
 
@@ -259,7 +246,7 @@ class Difference(NamedTuple):
 def differences(ours: Any, theirs: Any, prefix: str = '') -> Iterator[Difference]:
   """Yield the keys whose values make two configs of one class unequal.
 
-  Groups of different kinds yield only `kind`; layers with different names yield only the names.
+  Sections of different kinds yield only `kind`; layers with different names yield only the names.
   """
   for field in dataclasses.fields(ours):
     a, b, path = getattr(ours, field.name), getattr(theirs, field.name), f'{prefix}{field.name}'
@@ -272,7 +259,7 @@ def differences(ours: Any, theirs: Any, prefix: str = '') -> Iterator[Difference
       yield Difference(path, ', '.join(a), ', '.join(b))
     elif not dataclasses.is_dataclass(a):
       yield Difference(path, a, b)
-    elif variants_of(field) is not None and a.kind != b.kind:
+    elif field_variants(field) is not None and a.kind != b.kind:
       yield Difference(f'{path}.kind', a.kind, b.kind)
     else:
       yield from differences(a, b, f'{path}.')
@@ -289,15 +276,11 @@ def check(config: Any) -> None:
 
 
 def check_scope(config: Any, kind: str) -> None:
-  """Check that a config changes no key that has no meaning for what it chose.
-
-  Args:
-    config: the dataclass of a whole run.
-    kind: its `model.kind`.
+  """Check that a config of a run, of this `model.kind`, changes no key without a meaning for it.
 
   Raises:
-    UserError: a key for another kind of model, or for another value of a key of its group, does not
-      have its default.
+    UserError: a key for another kind of model, or for another value of a key of its section, does
+      not have its default.
   """
   found = list(leaves(config))
   values = {leaf.path: leaf.value for leaf in found}
@@ -315,14 +298,7 @@ def check_scope(config: Any, kind: str) -> None:
 
 
 def meaningless(path: str, value: Any, needed: str, kind: str) -> UserError:
-  """Return the error for a key that does not apply to the kind that a config chose.
-
-  Args:
-    path: path of the key.
-    value: its value.
-    needed: the choice that the key applies to, such as `model.kind=lm`.
-    kind: the kind that the config chose instead.
-  """
+  """Return the error for a key that needs a choice such as `model.kind=lm`, not `kind`."""
   shown = 'given' if isinstance(value, Mapping) else repr(value)
   return UserError(
     f'config.{path} is {shown}, which has a meaning for {needed} only, and this is {kind}; leave '

@@ -78,7 +78,7 @@ def check_overrides(arguments: Sequence[str]) -> None:
   A key of `model.variants.NAME` adds a layer of this name to a config that has none.
 
   Raises:
-    UserError: there is no such key, or it is a group of keys.
+    UserError: there is no such key, or it is a section of keys.
   """
   parser = flags.FLAGS['config'].parser
   parser.layers = []
@@ -263,10 +263,10 @@ def _check_name(path: str, where: str) -> None:
 
 
 def _check_group(value: Any, path: str, where: str) -> None:
-  """Check that the value of a group of keys is a `ConfigDict`."""
+  """Check that the value of a section of keys is a `ConfigDict`."""
   if not isinstance(value, ConfigDict):
     raise UserError(
-      f'get_config of {where} sets config.{path} to {value!r}, and that is a group of keys'
+      f'get_config of {where} sets config.{path} to {value!r}, and that is a section of keys'
     )
 
 

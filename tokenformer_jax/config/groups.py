@@ -22,10 +22,7 @@ _NUMBERS = re.compile(r'[1-9][0-9]{0,5}([ ,]+[1-9][0-9]{0,5})*')
 def parse_numbers(text: str, where: str, what: str = 'groups') -> tuple[int, ...]:
   """Return the numbers of groups in a text such as '2,3' or '2 3', in rising order; '' has none.
 
-  Args:
-    text: the text.
-    where: its name for messages.
-    what: the things that the numbers are of, for messages.
+  `where` and `what` name the text and the numbered things in messages.
 
   Raises:
     UserError: the text has another form, or a number twice.
@@ -57,21 +54,21 @@ def frozen_groups(optim: OptimConfig) -> tuple[int, ...]:
   return parse_numbers(optim.frozen_groups, 'config.optim.frozen_groups')
 
 
-def groups_of(model: ModelConfig) -> dict[str, tuple[TokenGroup, ...]]:
+def named_groups(model: ModelConfig) -> dict[str, tuple[TokenGroup, ...]]:
   """Return the groups of each projection with parameter tokens, by name."""
-  return {name: token_groups(one) for name, one in pattentions(model).items()}
+  return {name: token_groups(config) for name, config in pattentions(model).items()}
 
 
 def most_groups(model: ModelConfig) -> int:
   """Return the largest number of groups of a projection; 0 for a model without tokens."""
-  return max(map(len, groups_of(model).values()), default=0)
+  return max(map(len, named_groups(model).values()), default=0)
 
 
 def check_numbers(model: ModelConfig, numbers: Collection[int], where: str) -> None:
   """Check that a model has groups of these numbers.
 
   Raises:
-    UserError: it has not, or has no parameter tokens.
+    UserError: a number is out of range, or the model has no parameter tokens.
   """
   most = most_groups(model)
   if numbers and not most:
@@ -109,25 +106,22 @@ def choose(model: ModelConfig, choice: Choice) -> ModelConfig:
     UserError: a projection would keep no group.
   """
   changed = {}
-  for name, one in pattentions(model).items():
-    groups = token_groups(one)
+  for name, projection in pattentions(model).items():
+    groups = token_groups(projection)
     chosen = [groups[i - 1] for i in choice(len(groups))]
     if not chosen:
       raise UserError(
         f'{name} would keep none of its groups of parameter tokens, of which it has {len(groups)}; '
         'every projection must keep one'
       )
-    changed[name] = with_groups(one, chosen)
+    changed[name] = with_groups(projection, chosen)
   return with_pattentions(model, changed)
 
 
 def choose_frozen(optim: OptimConfig, model: ModelConfig, choice: Choice) -> str:
-  """Return `optim.frozen_groups` with the numbers that the groups of a model have after a choice.
+  """Return `optim.frozen_groups` with the numbers that the groups have after a choice.
 
-  Args:
-    optim: the settings before the choice.
-    model: the model before the choice.
-    choice: keeps the order of the groups.
+  The optimizer and the model are those before the choice, which keeps the order of the groups.
   """
   places = {old: new for new, old in enumerate(choice(most_groups(model)), start=1)}
   return as_text([places[number] for number in frozen_groups(optim) if number in places])
@@ -139,13 +133,13 @@ def check_new_tokens_train(optim: OptimConfig, before: ModelConfig, after: Model
   Raises:
     UserError: some do, so that they would never train.
   """
-  old, new, frozen = groups_of(before), groups_of(after), frozen_groups(optim)
+  old, new, frozen = named_groups(before), named_groups(after), frozen_groups(optim)
   for name, groups in new.items():
-    was = next((old[one] for one in former_names(name, new) if one in old), ())
+    was = next((old[former] for former in former_names(name, new) if former in old), ())
     for number in frozen:
       place = number - 1
       if place < len(groups) and groups[place].tokens > sum(
-        one.tokens for one in was[place : place + 1]
+        group.tokens for group in was[place : place + 1]
       ):
         raise UserError(
           f'new tokens of {name} would be in group {number}, which config.optim.frozen_groups='

@@ -1,4 +1,4 @@
-"""The group `model.layer`: what one layer computes, as a choice of variants with their own keys.
+"""The section `model.layer`: the parts of one layer, each a variant with its own keys.
 
 A layer is a mixer, which moves information between positions, and a feed-forward part, which works
 on each position alone, joined by a wiring. Each dataclass configures one of them; `model/blocks.py`
@@ -95,10 +95,7 @@ def parts(config: Any, prefix: str = '') -> Iterator[tuple[str, Any]]:
 def map_parts(config: Any, change: Callable[[str, Any], Any], prefix: str = '') -> Any:
   """Return a config with every dataclass inside it replaced, inner ones first.
 
-  Args:
-    config: a config dataclass.
-    change: maps a path and the dataclass at that path to the new dataclass.
-    prefix: the text before each path.
+  `change` maps a path, which begins with `prefix`, and the dataclass there to the new dataclass.
   """
   changed = {
     field.name: change(path, map_parts(value, change, f'{path}.'))

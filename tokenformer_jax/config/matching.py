@@ -19,7 +19,7 @@ T = TypeVar('T')
 
 
 def shallow(source: ModelConfig, target: ModelConfig) -> ModelConfig:
-  """Return the target with the source's layers: what it becomes before layers are added."""
+  """Return the target with the source's layers: the model before layers are added."""
   used = pattern_lib.names(target.repeats)
   kept = {
     name: layer
@@ -31,19 +31,14 @@ def shallow(source: ModelConfig, target: ModelConfig) -> ModelConfig:
 
 def as_deep(source: ModelConfig, target: ModelConfig) -> ModelConfig:
   """Return the source with the target's pattern."""
-  both = Layers({**target.variants, **source.variants})
-  return dataclasses.replace(source, pattern=target.pattern, variants=both)
+  variants = Layers({**target.variants, **source.variants})
+  return dataclasses.replace(source, pattern=target.pattern, variants=variants)
 
 
 def old_layers(source: ModelConfig, target: ModelConfig, place: str) -> tuple[int | None, ...]:
-  """Return, for each layer of the target, which layer of the source it is; None: it is new.
+  """Return, for each layer of the target, its number in the source, or None if it is new.
 
-  If the target has rows as the source has, only more of them, whole rows are new.
-
-  Args:
-    source: the smaller model.
-    target: the larger model.
-    place: `grow.place`.
+  If the target has the source's rows, only more of each, whole rows are new.
 
   Raises:
     UserError: the source's layers are not among those of the target in their order.
@@ -101,7 +96,7 @@ def new_layers(source: ModelConfig, target: ModelConfig, place: str) -> tuple[in
 
 
 def routed(source: ModelConfig, target: ModelConfig) -> ModelConfig:
-  """Return the source with the target's experts: what it becomes if no tokens are added before."""
+  """Return the source with the target's experts, and no tokens added yet."""
   after = named_layers(target)
 
   def widened(name: str, layer: LayerConfig) -> LayerConfig:

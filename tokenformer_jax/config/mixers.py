@@ -175,4 +175,4 @@ def is_plain(mixer: Any) -> bool:
     return False
   if mixer.shaped or mixer.value_skip or mixer.proj_skip:
     return False
-  return not any(isinstance(one, NoProjectionConfig) for one in (mixer.value, mixer.proj))
+  return not any(isinstance(part, NoProjectionConfig) for part in (mixer.value, mixer.proj))

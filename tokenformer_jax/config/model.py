@@ -1,4 +1,4 @@
-"""The group `model`: what a model computes."""
+"""The section `model`: what a model computes."""
 
 import dataclasses
 import functools
@@ -166,11 +166,7 @@ class ModelConfig:
     return self.map_layers(lambda name, layer: map_parts(layer, filled))
 
   def map_layers(self, change: Callable[[str, LayerConfig], LayerConfig]) -> 'ModelConfig':
-    """Return the model with every layer replaced.
-
-    Args:
-      change: maps a layer's name and config to its new config.
-    """
+    """Return the model with every layer replaced: `change` maps its name and config."""
     return dataclasses.replace(
       self,
       layer=change(BASE, self.layer),
@@ -187,14 +183,14 @@ def used_layers(model: ModelConfig) -> dict[str, LayerConfig]:
 
 
 def layer_path(name: str) -> str:
-  """Return the path of the group of keys of a layer, given its name in a pattern."""
+  """Return the path of the section of keys of a layer, given its name in a pattern."""
   return f'model.{BASE}' if name == BASE else f'model.variants.{name}'
 
 
 def rows_together(model: ModelConfig) -> int:
   """Return the rows of a batch that must stay side by side: those that share experts' places."""
   dispatches = [experts.dispatch for experts in model.experts.values()]
-  return math.lcm(*(one.rows for one in dispatches if isinstance(one, CapacityConfig)))
+  return math.lcm(*(part.rows for part in dispatches if isinstance(part, CapacityConfig)))
 
 
 def draws(model: ModelConfig) -> bool:

@@ -10,12 +10,12 @@ from tokenformer_jax.config.model import BASE
 from tokenformer_jax.config.run import Config
 from tokenformer_jax.errors import UserError, misspelt, nearest
 
-# The group of named layers, and the group that each of these layers is a version of.
+# The section of named layers, and the section that each of these layers is a version of.
 _VARIANTS, _LAYER = 'model.variants', 'model.layer'
 
 
 def paths() -> list[str]:
-  """Return the dotted path of every key that is not a group."""
+  """Return the dotted path of every key that is not a section."""
   return [leaf.path for leaf in leaves(Config(), every=True)]
 
 
@@ -32,60 +32,56 @@ def lookup(config: Any, path: str) -> Any:
 
 
 def check_key(path: str, *, single: bool = False) -> None:
-  """Check that a dotted path such as `model.layer.ffn.tokens` names a key.
-
-  Args:
-    path: the dotted path.
-    single: whether to refuse a group of keys.
+  """Check that a dotted path names a key; with `single`, one that is not a section of keys.
 
   Raises:
     UserError: there is no such key; the message has the nearest name.
   """
   known: Any = every_key(Config())
   for i, name in enumerate(parts := path.split('.')):
-    group = '.'.join(parts[:i])
+    section = '.'.join(parts[:i])
     inside = known if isinstance(known, dict) else {}
-    if group == _VARIANTS:
-      check_layer_name(group, name)
+    if section == _VARIANTS:
+      check_layer_name(section, name)
       inside = {name: every_key(LayerConfig())}
     if name not in inside:
-      raise unknown(name, f'{group}.' if group else '', inside, path)
+      raise unknown(name, f'{section}.' if section else '', inside, path)
     known = inside[name]
   if single and path == _VARIANTS:
-    raise UserError(f'config.{path} is a group of layers; set keys of one, {path}.NAME.KEY')
+    raise UserError(f'config.{path} is a section of layers; set keys of one, {path}.NAME.KEY')
   if single and isinstance(known, dict):
-    raise UserError(f'config.{path} is a group of keys; set one of {", ".join(known)}')
+    raise UserError(f'config.{path} is a section of keys; set one of {", ".join(known)}')
 
 
-def check_layer_name(group: str, name: str) -> None:
-  """Check the name of a layer in the group of keys `model.variants`.
+def check_layer_name(section: str, name: str) -> None:
+  """Check the name of a layer in the section of keys `model.variants`.
 
   Raises:
     UserError: a pattern could not have this name.
   """
   if not (name.isidentifier() and name.isascii()) or name == BASE:
     raise UserError(
-      f'config.{group}.{name} cannot be the name of a layer; take a word of letters, digits and '
+      f'config.{section}.{name} cannot be the name of a layer; take a word of letters, digits and '
       f'_ that is not {BASE!r}'
     )
 
 
-def unknown(name: str, group: str, known: Collection[str], path: str = '') -> UserError:
-  """Return the error for an unknown name in a group of keys.
+def unknown(name: str, section: str, known: Collection[str], path: str = '') -> UserError:
+  """Return the error for an unknown name in a section of keys.
 
   Args:
     name: the unknown name.
-    group: the path of the group with a dot at its end; empty for the whole config.
-    known: the names in the group; empty if `group` is a single value.
+    section: the path of the section with a dot at its end; empty for the whole config.
+    known: the names in the section; empty if `section` is a single value.
     path: the requested path, which may continue after `name`.
   """
   name = str(name)  # Python code may use any key.
-  message = f'config key {group + name!r} is unknown'
+  message = f'config key {section + name!r} is unknown'
   if not known:
-    return UserError(f'{message}; config.{group[:-1]} is a single value')
+    return UserError(f'{message}; config.{section[:-1]} is a single value')
   if near := misspelt(name, known):
-    return UserError(f'{message}; did you mean {group + near!r}?')
-  if elsewhere := _elsewhere(path or group + name):
+    return UserError(f'{message}; did you mean {section + near!r}?')
+  if elsewhere := _elsewhere(path or section + name):
     return UserError(f'{message}; did you mean {" or ".join(map(repr, elsewhere))}?')
   return UserError(message + nearest(name, known))
 

@@ -1,4 +1,4 @@
-"""The group `optim`: the optimizer, its learning rate, and the loss that it minimizes."""
+"""The section `optim`: the optimizer, its learning rate, and the loss that it minimizes."""
 
 import dataclasses
 import math

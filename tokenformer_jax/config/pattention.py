@@ -103,9 +103,7 @@ class TokenGroup(NamedTuple):
 def token_groups(config: PattentionConfig, where: str = '') -> tuple[TokenGroup, ...]:
   """Return the groups of a projection in the order of its tokens; the paper's model has one.
 
-  Args:
-    config: the projection.
-    where: the path of the projection, for messages.
+  `where` is the path of the projection for messages.
 
   Raises:
     UserError: `groups` has another form, or its tokens do not add up to `tokens`.

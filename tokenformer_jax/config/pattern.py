@@ -37,10 +37,7 @@ def parse(pattern: str, known: Collection[str], where: str) -> tuple[Repeat, ...
   A repeated parenthesis is one repeat, whose row has every layer of the parenthesis. All other
   repeats have one kind of layer. Adjacent repeats with equal rows become one repeat.
 
-  Args:
-    pattern: the text.
-    known: the names of layers.
-    where: the name of the pattern in a message, such as `config.model.pattern`.
+  `where` names the pattern in a message, such as `config.model.pattern`.
 
   Raises:
     UserError: the text is not a pattern, or names an unknown layer.

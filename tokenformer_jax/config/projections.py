@@ -24,9 +24,9 @@ def pattentions(model: ModelConfig) -> dict[str, PattentionConfig]:
   return {name: part for name, _, part in _places(model)}
 
 
-def key_of(model: ModelConfig, name: str) -> str:
-  """Return the path of the group of keys of a projection, given its name in `pattentions`."""
-  return next(path for one, path, _ in _places(model) if one == name)
+def projection_path(model: ModelConfig, name: str) -> str:
+  """Return the path of the section of keys of a projection, given its name in `pattentions`."""
+  return next(path for known, path, _ in _places(model) if known == name)
 
 
 def _places(model: ModelConfig) -> Iterator[tuple[str, str, PattentionConfig]]:
@@ -51,9 +51,7 @@ def is_of_experts(name: str) -> bool:
 def former_names(name: str, present: Container[str]) -> tuple[str, ...]:
   """Return the names that a projection can have had before experts were added or taken out.
 
-  Args:
-    name: of the projection.
-    present: the names of all projections of the model.
+  `present` holds the names of all projections of the model.
   """
   ends = ('.shared', '.expert')
   short = next((name.removesuffix(end) for end in ends if name.endswith(f'ffn{end}')), name)
@@ -81,20 +79,23 @@ def with_token_counts(model: ModelConfig, counts: Mapping[str, int]) -> ModelCon
   In a projection with several groups, the numbers of the last ones change: see `resized`.
   """
   changed = {
-    name: resized(one, counts.get(name, one.tokens)) for name, one in pattentions(model).items()
+    name: resized(config, counts.get(name, config.tokens))
+    for name, config in pattentions(model).items()
   }
   return with_pattentions(model, changed)
 
 
 def with_references(model: ModelConfig) -> ModelConfig:
   """Return the model with each reference count of 0 replaced by the number of tokens."""
-  filled = {name: with_groups(one, token_groups(one)) for name, one in pattentions(model).items()}
+  filled = {
+    name: with_groups(config, token_groups(config)) for name, config in pattentions(model).items()
+  }
   return with_pattentions(model, filled)
 
 
 def token_counts(model: ModelConfig) -> dict[str, int]:
   """Return the numbers of parameter tokens of a model, by the names of `pattentions`."""
-  return {name: one.tokens for name, one in pattentions(model).items()}
+  return {name: config.tokens for name, config in pattentions(model).items()}
 
 
 def counts_as_text(counts: Mapping[str, int]) -> str:
@@ -105,11 +106,8 @@ def counts_as_text(counts: Mapping[str, int]) -> str:
 def named_counts(model: ModelConfig, given: Mapping[str, int], where: str) -> dict[str, int]:
   """Return the token counts of a model with some of them replaced.
 
-  Args:
-    model: the model.
-    given: new counts by name. `local.ffn` is one projection; `ffn` is the feed-forward part of
-      every layer that `given` does not name more exactly.
-    where: the name of the source of `given` in a message.
+  In `given`, `local.ffn` names one projection; `ffn` names the feed-forward part of every layer
+  that `given` does not name more exactly. `where` names the source of `given` in a message.
 
   Raises:
     UserError: the model has no parameter tokens, or no projection of that name.
@@ -119,7 +117,7 @@ def named_counts(model: ModelConfig, given: Mapping[str, int], where: str) -> di
     raise UserError(f'{where} counts parameter tokens, and this model has none')
   short = _short_names(model)
   for name in sorted(given, key=lambda name: name.count('.')):  # the exact names last
-    matches = [one for one in counts if name in (one, short[one])]
+    matches = [known for known in counts if name in (known, short[known])]
     if not matches:
       raise UserError(f'{where} names {name!r}{nearest(name, count_names(model))}')
     counts |= dict.fromkeys(matches, given[name])

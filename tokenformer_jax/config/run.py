@@ -1,4 +1,4 @@
-"""The config of a whole run, and the check that values of several groups fit together."""
+"""The config of a whole run, and the check that values of several sections fit together."""
 
 import dataclasses
 
@@ -82,13 +82,13 @@ def check(config: Config) -> None:
 
 def _check_lengths(config: Config) -> None:
   """Check that each length is set in one unit only."""
-  for group, name in (('train', ''), ('optim', 'warmup_')):
-    values, defaults = getattr(config, group), getattr(Config(), group)
+  for section, name in (('train', ''), ('optim', 'warmup_')):
+    values, defaults = getattr(config, section), getattr(Config(), section)
     names = [f'{name}{unit}' for unit in ('steps', 'epochs', 'examples')]
     given = [n for n in names if getattr(values, n) != getattr(defaults, n)]
     if len(given) > 1:
-      said = ' and '.join(f'config.{group}.{n}={getattr(values, n)}' for n in given)
-      raise UserError(f'{said} set one length in several units; give one of them')
+      lengths = ' and '.join(f'config.{section}.{n}={getattr(values, n)}' for n in given)
+      raise UserError(f'{lengths} set one length in several units; give one of them')
 
 
 def check_decay(config: Config) -> None:
@@ -102,25 +102,25 @@ def check_decay(config: Config) -> None:
   train, optim, start = config.train, config.optim, config.train.decay_from
   if not start:
     return
-  said = f'config.train.decay_from is {start}'
+  found = f'config.train.decay_from is {start}'
   if optim.schedule != 'wsd':
     raise UserError(
-      f'{said}, and optim.schedule={optim.schedule} has no decay of its own; set '
+      f'{found}, and optim.schedule={optim.schedule} has no decay of its own; set '
       'config.optim.schedule=wsd, which is constant until the decay'
     )
   if optim.decay_share != OptimConfig().decay_share:
     raise UserError(
-      f'{said} and config.optim.decay_share is {optim.decay_share}, which both say where the decay '
-      'begins; give one of them'
+      f'{found} and config.optim.decay_share is {optim.decay_share}, which both say where the '
+      'decay begins; give one of them'
     )
   if not (train.epochs or train.examples) and start >= train.steps:
     raise UserError(
-      f'{said}, but the run ends at train.steps={train.steps}; raise train.steps, which is where '
+      f'{found}, but the run ends at train.steps={train.steps}; raise train.steps, which is where '
       'the decay ends'
     )
   if not (optim.warmup_epochs or optim.warmup_examples) and start < optim.warmup_steps:
     raise UserError(
-      f'{said}, which is inside the warm-up of optim.warmup_steps={optim.warmup_steps}; set it to '
+      f'{found}, which is inside the warm-up of optim.warmup_steps={optim.warmup_steps}; set it to '
       f'{optim.warmup_steps} or more'
     )
 

@@ -276,7 +276,7 @@ def check_distill(distill: DistillConfig, init_from: str) -> None:
   """Check that the keys of a teacher come with one, and that one model says how a run begins.
 
   Raises:
-    UserError: they do not.
+    UserError: a key has no teacher, or two keys say how the run begins.
   """
   if not distill.teacher:
     for field in dataclasses.fields(distill):

@@ -34,9 +34,9 @@ def to_json(config: Any) -> dict[str, Any]:
   for field in dataclasses.fields(config):
     value = getattr(config, field.name)
     if isinstance(value, Mapping):
-      values[field.name] = {name: to_json(one) for name, one in value.items()}
+      values[field.name] = {name: to_json(layer) for name, layer in value.items()}
     elif dataclasses.is_dataclass(value):
-      kind = {} if fields.variants_of(field) is None else {'kind': value.kind}
+      kind = {} if fields.field_variants(field) is None else {'kind': value.kind}
       values[field.name] = kind | to_json(value)
     else:
       values[field.name] = value
@@ -76,14 +76,9 @@ def from_dict(cls: type, values: Mapping[str, Any], base: Any = None) -> Any:
 def _build(
   cls: type, base: Any, values: Mapping[str, Any], known: Sequence[Mapping[str, Any]], prefix: str
 ) -> Any:
-  """Return a config dataclass.
+  """Return a config dataclass; see `from_dict`.
 
-  Args:
-    cls: its class.
-    base: an instance with the values of missing keys, or None.
-    values: nested dicts.
-    known: nested dicts of the values that keys of kinds not chosen may repeat.
-    prefix: the text before each key in a message.
+  `known` are nested dicts of the values that keys of kinds not chosen may repeat.
   """
   types = typing.get_type_hints(cls)
   own = {field.name: field for field in dataclasses.fields(cls)}
@@ -106,11 +101,11 @@ def _build(
 
 def _inside(known: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
   """Return the values at a name in several nested dicts, from those that have it."""
-  return [one[name] for one in known if name in one]
+  return [values[name] for values in known if name in values]
 
 
 def _default(field: dataclasses.Field, expected: type) -> Any:
-  """Return the default of a field; for a group without one, the default of its class; else None."""
+  """Return the default of a field, else that of its class if the field is a section, else None."""
   if field.default is not dataclasses.MISSING:
     return field.default
   if field.default_factory is not dataclasses.MISSING:
@@ -127,8 +122,8 @@ def _convert(
     UserError: the value has the wrong type.
   """
   if dataclasses.is_dataclass(base):
-    _check_group(value, path)
-    if fields.variants_of(field) is not None:
+    _check_section(value, path)
+    if fields.field_variants(field) is not None:
       return _choose(field, base, value, known, path)
     return _build(type(base), base, value, known, f'{path}.')
   if getattr(value, 'ndim', None) == 0:
@@ -142,9 +137,9 @@ def _convert(
   return value
 
 
-def _check_group(value: Any, path: str) -> None:
+def _check_section(value: Any, path: str) -> None:
   if not isinstance(value, Mapping):
-    raise UserError(f'config.{path} is {value!r}; it is a group of keys')
+    raise UserError(f'config.{path} is {value!r}; it is a section of keys')
 
 
 def _layers(
@@ -160,11 +155,11 @@ def _layers(
       every key that it does not set, including keys of other kinds.
     path: the path of the layers, for messages.
   """
-  _check_group(values, path)
+  _check_section(values, path)
   layers = {}
   for name, own in values.items():
     names.check_layer_name(path, name)
-    _check_group(own, f'{path}.{name}')
+    _check_section(own, f'{path}.{name}')
     repeatable = [fields.every_key(base), *known_bases, *_inside(known, name)]
     layers[name] = _build(type(base), base, own, repeatable, f'{path}.{name}.')
   return Layers(layers)
@@ -178,7 +173,7 @@ def _choose(
   path: str,
 ) -> Any:
   """Return the variant that `kind` names, with the values of its own keys."""
-  variants, default = fields.variants_of(field), field.default
+  variants, default = fields.field_variants(field), field.default
   kind = values.get('kind', base.kind)
   if type(kind) is not str or kind not in variants:
     raise UserError(f'config.{path}.kind is {kind!r}; it must be one of {", ".join(variants)}')
@@ -194,8 +189,8 @@ def _like(base: Any, default: Any, variant: type) -> Any:
   """Return another variant with its defaults, and the values of `base` for their common keys."""
   chosen = default if isinstance(default, variant) else variant()
   names = {field.name for field in dataclasses.fields(base)}
-  both = [field.name for field in dataclasses.fields(chosen) if field.name in names]
-  return dataclasses.replace(chosen, **{name: getattr(base, name) for name in both})
+  common = [field.name for field in dataclasses.fields(chosen) if field.name in names]
+  return dataclasses.replace(chosen, **{name: getattr(base, name) for name in common})
 
 
 def _check_others(
@@ -214,7 +209,7 @@ def _check_others(
   for name, value in others.items():
     if name not in members:
       raise names.unknown(name, f'{path}.', ['kind', *members])
-    if not any(_repeats(value, one) for one in _inside(known, name)):
+    if not any(_repeats(value, repeatable) for repeatable in _inside(known, name)):
       kinds = ' or '.join(members[name].kinds)
       raise fields.meaningless(f'{path}.{name}', value, f'{path}.kind={kinds}', chosen.kind)
 
@@ -224,5 +219,5 @@ def _repeats(value: Any, known: Any) -> bool:
   if not isinstance(known, Mapping):
     return value == known
   return isinstance(value, Mapping) and all(
-    name in known and _repeats(one, known[name]) for name, one in value.items()
+    name in known and _repeats(inner, known[name]) for name, inner in value.items()
   )

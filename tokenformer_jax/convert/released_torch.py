@@ -15,7 +15,7 @@ from tokenformer_jax.config import (
   RotaryConfig,
   ScoreConfig,
 )
-from tokenformer_jax.config.groups import groups_of
+from tokenformer_jax.config.groups import named_groups
 from tokenformer_jax.config.model import BASE
 from tokenformer_jax.config.pattention import SCORES as SCORE_CONFIGS
 from tokenformer_jax.config.pattern import Repeat
@@ -212,7 +212,7 @@ def check_can_compute(model: ModelConfig) -> None:
       f'model.pattern is {model.pattern!r}; a model of several kinds of layers has no place in the '
       f'released layout, which is for {BASE}*N only'
     )
-  for name, groups in groups_of(model).items():
+  for name, groups in named_groups(model).items():
     if len(groups) > 1:
       raise UserError(
         f'{name} has {len(groups)} groups of parameter tokens with a norm each, and the released '

@@ -164,7 +164,7 @@ def descend(
     model=meta.config.model,
     grow=config,
     updates=updates,
-    flops=spent_flops.of_checkpoint(meta),
+    flops=spent_flops.at_checkpoint(meta),
     tokens=_tokens(meta),
     branch_of=branch_of(meta),
     **details,

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from tokenformer_jax import messages
 from tokenformer_jax.config import ModelConfig, former_names, is_of_experts, token_counts
-from tokenformer_jax.config.groups import frozen_groups, groups_of, parse_numbers
+from tokenformer_jax.config.groups import frozen_groups, named_groups, parse_numbers
 from tokenformer_jax.config.model import BASE
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta, branch_of, changes_of_tokens
 from tokenformer_jax.storage import paths
@@ -56,7 +56,7 @@ def history(meta: Meta, directory: paths.Path) -> History:
   beginning = Addition(0, runs[0], f'the beginning of {runs[0][-1]}')
   found = {
     name: [GroupHistory((beginning,))] * len(groups)
-    for name, groups in groups_of(models[0]).items()
+    for name, groups in named_groups(models[0]).items()
   }
   every = [beginning]
   for i, ancestor in enumerate(meta.lineage):
@@ -67,7 +67,7 @@ def history(meta: Meta, directory: paths.Path) -> History:
     unknown = GroupHistory(tuple(every))
     found = {
       name: step.after_it(name, _of_projection(found, name, step.after) or [], latest, unknown)
-      for name in groups_of(models[i + 1])
+      for name in named_groups(models[i + 1])
     }
   return found
 
@@ -116,7 +116,7 @@ class _Step:
       latest: the number of the last addition that the model has tokens of.
       unknown: the history of groups that the entry does not account for.
     """
-    count = len(groups_of(self.after)[name])
+    count = len(named_groups(self.after)[name])
     numbers = parse_numbers(self.ancestor.groups, "a lineage's groups")
     new = list(known)
     if self.ancestor.action in ('remove', 'slice') and numbers:
@@ -135,8 +135,8 @@ class _Step:
     return new
 
   def _added(self, name: str, known: list[GroupHistory]) -> list[GroupHistory]:
-    old = _of_projection(groups_of(self.before), name, self.after) or ()
-    now = groups_of(self.after)[name]
+    old = _of_projection(named_groups(self.before), name, self.after) or ()
+    now = named_groups(self.after)[name]
     in_old = known
     if self.deeper:
       in_old = [_with(one, self.addition) for one in known]
@@ -182,7 +182,7 @@ def render(meta: Meta, directory: paths.Path) -> str:
 
   Projections whose group of a number has another history are in another row.
   """
-  found, sizes = history(meta, directory), groups_of(meta.config.model)
+  found, sizes = history(meta, directory), named_groups(meta.config.model)
   rows: dict[tuple[int, str, str], dict[str, str]] = {}
   for number in range(1, max(map(len, found.values())) + 1):
     for name, groups in found.items():
@@ -220,8 +220,8 @@ def _state(meta: Meta, name: str, number: int) -> str:
   changes = changes_of_tokens(meta.lineage)
   if optim.old_tokens != 'freeze' or not changes or changes[-1].action not in ('grow', 'merge'):
     return 'trained'
-  old = _of_projection(groups_of(changes[-1].model), name, meta.config.model) or ()
+  old = _of_projection(named_groups(changes[-1].model), name, meta.config.model) or ()
   if number > len(old):
     return 'trained'
-  now = groups_of(meta.config.model)[name][number - 1]
+  now = named_groups(meta.config.model)[name][number - 1]
   return 'frozen' if now.tokens == old[number - 1].tokens else 'new tokens trained'

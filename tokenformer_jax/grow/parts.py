@@ -26,8 +26,8 @@ from tokenformer_jax.config.groups import (
   at_the_end,
   check_numbers,
   choose,
-  groups_of,
   most_groups,
+  named_groups,
   without,
 )
 from tokenformer_jax.errors import UserError
@@ -153,12 +153,12 @@ def own_groups(ours: ModelConfig, added: Meta) -> dict[str, tuple[TokenGroup, ..
     ours: the model to append to.
     added: the description of the run or of the extracted tokens.
   """
-  here, there, counts = groups_of(ours), groups_of(added.config.model), added_counts(added)
+  here, there, counts = named_groups(ours), named_groups(added.config.model), added_counts(added)
   if added.contents != 'added_tokens':
     several = max(most_groups(ours), most_groups(added.config.model)) > 1
     return {name: theirs if several else () for name, theirs in there.items()}
   found = {}
-  for name, base in groups_of(added.lineage[-1].model).items():
+  for name, base in named_groups(added.lineage[-1].model).items():
     found[name] = there[name][len(base) :]
     inside = sum(group.tokens for group in found[name]) != counts[name]
     if inside and len(here[name]) != len(base):
@@ -201,10 +201,10 @@ def other_scale(
     theirs: the model that the tokens were trained in.
     own: the groups that are appended, by `own_groups`.
   """
-  there = groups_of(theirs)
+  there = named_groups(theirs)
   differing = [
     f'{name} {there[name][-1].reference} there and {here[-1].reference} here'
-    for name, here in groups_of(ours).items()
+    for name, here in named_groups(ours).items()
     if not own.get(name) and there[name][-1].reference != here[-1].reference
   ]
   if not differing:

@@ -83,18 +83,18 @@ def main(argv: Sequence[str]) -> None:
   jax.config.update('jax_platforms', 'cpu')  # Float64, and thousands of tiny fits.
   if values.pictures:
     picture.check_folder(Path(values.pictures))
-  table = stages.of_file(values.stages) if values.stages else None
+  table = stages.read_file(values.stages) if values.stages else None
   grown = [runs.read(one) for one in values.grown or ()]
   if values.csv:
-    found = of_kaplan = points.read_csv(values.csv)
+    found = kaplan_points = points.read_csv(values.csv)
   else:
     finished, notes = points.read_all(named)
-    found = points.of_runs(finished, values.count, notes)
-    of_kaplan = points.of_runs(finished, 'without_embeddings')
+    found = points.from_runs(finished, values.count, notes)
+    kaplan_points = points.from_runs(finished, 'without_embeddings')
     points.check_same_data([finished[0], *grown])
   delta = fit.DELTA if values.fit == 'huber' else np.inf
   fitted = analysis.analyse(
-    found, of_kaplan, compute=values.compute, delta=delta, draws=values.draws
+    found, kaplan_points, compute=values.compute, delta=delta, draws=values.draws
   )
   print(f'{report.describe(fitted)}\n\n{report.law(fitted.main)}\n\n{report.exponents(fitted)}\n')
   print(_kaplan(fitted), flush=True)
@@ -208,7 +208,7 @@ def _grow(
     print(f'\nthe chain {",".join(values.chain)}: loss {loss:.4f}, {low:.4f} … {high:.4f}')
   if values.target_loss is None:
     return None, ''
-  found, unit = table or stages.of_sizes(points.positives('sizes', values.sizes), fitted)
+  found, unit = table or stages.from_sizes(points.positives('sizes', values.sizes), fitted)
   assumed = growth.Assumptions(handover, share, values.growth_time, unit)
   plan = growth.plan(fitted.main.values, fitted.main.drawn, found, values.target_loss, assumed)
   print(f'\n{report.growth_plan(plan, values.target_loss, assumed)}')

@@ -121,7 +121,7 @@ def _work_directories(folder: str) -> Iterator[str]:
       yield where
 
 
-def of_runs(found: Iterable[FinishedRun], count: str, notes: Sequence[str] = ()) -> Points:
+def from_runs(found: Iterable[FinishedRun], count: str, notes: Sequence[str] = ()) -> Points:
   """Return finished runs as points.
 
   Runs whose rate had not decayed are left out, unless none had.
@@ -192,10 +192,10 @@ def read_runs(arguments: Sequence[str], count: str) -> Points:
   """Return the runs in work directories, or below folders, as points.
 
   Raises:
-    UserError: as `read_all` and `of_runs`.
+    UserError: as `read_all` and `from_runs`.
   """
   found, notes = read_all(arguments)
-  return of_runs(found, count, notes)
+  return from_runs(found, count, notes)
 
 
 def check_same_data(found: Sequence[FinishedRun]) -> None:

@@ -18,7 +18,7 @@ _COLUMNS = ('parameters', 'tokens_per_second', 'chips')
 _HOUR = 3600.0
 
 
-def of_sizes(sizes: Sequence[float], analysis: Analysis) -> tuple[list[Stage], str]:
+def from_sizes(sizes: Sequence[float], analysis: Analysis) -> tuple[list[Stage], str]:
   """Return stages whose tokens cost FLOPs, and the unit."""
   found = []
   for size in sizes:
@@ -27,7 +27,7 @@ def of_sizes(sizes: Sequence[float], analysis: Analysis) -> tuple[list[Stage], s
   return found, 'FLOPs'
 
 
-def of_file(path: str) -> tuple[list[Stage], str]:
+def read_file(path: str) -> tuple[list[Stage], str]:
   """Return stages whose tokens cost chip-hours, and the unit.
 
   Args:
@@ -44,7 +44,7 @@ def of_file(path: str) -> tuple[list[Stage], str]:
     reason = getattr(error, 'strerror', None) or error
     raise UserError(f'--stages={path} cannot be read ({reason})') from error
   if text.lstrip().startswith(('{', '[')):
-    return [_of_plan(one, path) for one in _plans(text, path)], 'chip-hours'
+    return [_parse_plan(one, path) for one in _plans(text, path)], 'chip-hours'
   rows = list(csv.DictReader(text.splitlines(), skipinitialspace=True))
   points.check_columns(map(str, rows[0] if rows else ()), _COLUMNS, f'--stages={path}')
   if not rows or not {'parameters', 'tokens_per_second'} <= rows[0].keys():
@@ -52,7 +52,7 @@ def of_file(path: str) -> tuple[list[Stage], str]:
       f'--stages={path} is neither the JSON file of plan --grow nor a CSV file with the columns '
       'parameters and tokens_per_second'
     )
-  return [_of_row(row, line, path) for line, row in enumerate(rows, start=2)], 'chip-hours'
+  return [_parse_row(row, line, path) for line, row in enumerate(rows, start=2)], 'chip-hours'
 
 
 def _plans(text: str, path: str) -> list[dict[str, Any]]:
@@ -67,7 +67,7 @@ def _plans(text: str, path: str) -> list[dict[str, Any]]:
   return found
 
 
-def _of_plan(one: dict[str, Any], path: str) -> Stage:
+def _parse_plan(one: dict[str, Any], path: str) -> Stage:
   try:
     data = one['config']['data']
     tokens = data['batch_size'] * data['sequence_length']
@@ -77,7 +77,7 @@ def _of_plan(one: dict[str, Any], path: str) -> Stage:
     raise UserError(f'--stages={path} lacks {error} of a plan; write it anew by plan') from error
 
 
-def _of_row(row: dict[str, str], line: int, path: str) -> Stage:
+def _parse_row(row: dict[str, str], line: int, path: str) -> Stage:
   numbers = []
   for name in _COLUMNS:
     text = row.get(name) or ('1' if name == 'chips' else '')

@@ -143,7 +143,7 @@ def _spent_flops(
   run: paths.Path, lineage: Lineage, config: Config, batches: batches_lib.History
 ) -> spent_flops.Spent:
   """Return the FLOPs of a run; say what is assumed."""
-  spent = spent_flops.of_run(lineage, config, batches)
+  spent = spent_flops.count(lineage, config, batches)
   if spent.assumed:
     messages.say(
       f'{run} does not record the FLOPs before its last growth; they are counted with the batches '

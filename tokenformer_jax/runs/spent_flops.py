@@ -34,10 +34,12 @@ class Spent:
 
   def at(self, step: float) -> float:
     """Return the FLOPs of all training up to a step."""
-    return self.before + _of_steps(self.config, self.config.model, self.batches, self.begin, step)
+    return self.before + _step_range_flops(
+      self.config, self.config.model, self.batches, self.begin, step
+    )
 
 
-def of_run(lineage: Lineage, config: Config, batches: History = ()) -> Spent:
+def count(lineage: Lineage, config: Config, batches: History = ()) -> Spent:
   """Return the FLOPs of a run and of the runs that it descends from.
 
   The training of tokens that a merge appended does not count.
@@ -53,12 +55,15 @@ def of_run(lineage: Lineage, config: Config, batches: History = ()) -> Spent:
     if one.flops:
       before, assumed = one.flops, False
     elif one.step > begin:
-      before, assumed = before + _of_steps(config, one.model, batches, begin, one.step), True
+      before, assumed = (
+        before + _step_range_flops(config, one.model, batches, begin, one.step),
+        True,
+      )
     begin = one.first_step
   return Spent(before, begin, config, batches, assumed)
 
 
-def _of_steps(
+def _step_range_flops(
   config: Config, model: ModelConfig, batches: History, begin: float, end: float
 ) -> float:
   """Return the FLOPs of the steps after `begin` up to `end`, at the size of a model."""
@@ -69,7 +74,7 @@ def _of_steps(
   return total
 
 
-def of_checkpoint(meta: Meta) -> float:
+def at_checkpoint(meta: Meta) -> float:
   """Return the FLOPs of the training that led to a checkpoint; 0 if there is none or not known."""
-  spent = of_run(meta.lineage, meta.config, batches_lib.history(meta))
+  spent = count(meta.lineage, meta.config, batches_lib.history(meta))
   return 0.0 if spent.assumed else spent.at(meta.step)
