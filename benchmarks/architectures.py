@@ -6,7 +6,7 @@ r"""Plan a training step of several architectures on TPUs, for the table in docs
 
 Every model has 12 layers of width 768, sequences of 2,048 tokens, recomputation `full`, and the
 vocabulary and batch of `configs/lm_pile.py:150m`. The times are the rough ones of
-`python -m tokenformer_jax.plan --quick`: from the TPU compiler's layout of the step, which it
+`python -m tokenformer_jax plan --quick`: from the TPU compiler's layout of the step, which it
 has after seconds. The command needs `pip install -e ".[tpu]"`, but no TPU.
 """
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PLAN = ('-m', 'tokenformer_jax.plan')
+PLAN = ('-m', 'tokenformer_jax', 'plan')
 
 Figures = dict[str, Any]
 Row = tuple[str, ...]

@@ -4,7 +4,7 @@ r"""Measure time and memory of growing a model at full size, against reading and
   python benchmarks/grow.py --chain=124m,354m --keep   leaves the runs in --directory
 
 The models are those of configs/lm_openwebtext.py, with random weights and moments; nothing is
-trained. A stage runs `python -m tokenformer_jax.grow` with its verification, in turn with a process
+trained. A stage runs `python -m tokenformer_jax grow` with its verification, in turn with a process
 that reads the source and writes the target. The command prints the median of the seconds over the
 rounds, the smallest and the largest factor of a round, and the largest peak of resident memory
 against the size of the target's state.
@@ -104,7 +104,7 @@ def run(arguments: list[str]) -> tuple[float, float, str]:
 def time_stage(source: Path, target: Path, counts: str) -> tuple[float, float, float, float]:
   """Make the target; return the seconds of growing, reading and writing, and the peak memory."""
   shutil.rmtree(target, ignore_errors=True)
-  grow = [sys.executable, '-m', 'tokenformer_jax.grow', '--method=zero_keys']
+  grow = [sys.executable, '-m', 'tokenformer_jax', 'grow', '--method=zero_keys']
   grow.append(f'--param_tokens={counts}')
   growing, peak, _ = run([*grow, f'--source={source}', f'--target={target}'])
   reading, writing = json.loads(

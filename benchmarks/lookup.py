@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from tokenformer_jax.config import MeshConfig
-from tokenformer_jax.messages import aligned
 from tokenformer_jax.model.products import look_up
 from tokenformer_jax.parallel import rules, sharding
+from tokenformer_jax.parallel.messages import aligned
 from tokenformer_jax.plan import costs, topology
 
 AXES = ('vocab', 'width')

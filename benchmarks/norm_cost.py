@@ -26,12 +26,13 @@ from absl import flags
 from cells import MODELS, Figures, Model, Row
 from jax.ad_checkpoint import checkpoint_name
 
-from tokenformer_jax import cli
+from tokenformer_jax.cli import main as cli
+from tokenformer_jax.cli import plan as command
 from tokenformer_jax.config import TokenGroup
 from tokenformer_jax.model import pattention
 from tokenformer_jax.model.products import product, project, split_heads
 from tokenformer_jax.model.stack import ROW_STATISTICS
-from tokenformer_jax.plan import command, topology
+from tokenformer_jax.plan import topology
 
 GROWN = {'mixer.qkv': 8704, 'mixer.proj': 8704, 'ffn': 34816}  # parameter tokens
 SHAPES = {

@@ -4,7 +4,8 @@ python train.py --config=configs/saved.py:DIR --workdir=OTHER_DIR
 python train.py --workdir=DIR     uses this config without the flag, to continue that run
 """
 
-from tokenformer_jax import config, messages
+from tokenformer_jax import config
+from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs import saved_config
 from tokenformer_jax.storage import paths
 

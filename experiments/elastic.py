@@ -73,7 +73,7 @@ def shrunk(workdir: Path, width: int) -> dict[str, float]:
 
 def _shrink(source: Path, target: Path, counts: Mapping[str, int]) -> list[str]:
   sizes = ','.join(f'{name}={count}' for name, count in counts.items())
-  command = [sys.executable, '-m', 'tokenformer_jax.grow', 'shrink', f'--source={source}']
+  command = [sys.executable, '-m', 'tokenformer_jax', 'grow', 'shrink', f'--source={source}']
   return [*command, f'--target={target}', f'--param_tokens={sizes}', '--examples=256']
 
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tokenformer_jax import arguments
-from tokenformer_jax.arguments import Path
+from tokenformer_jax.config import arguments
+from tokenformer_jax.config.arguments import Path
 from tokenformer_jax.config.fields import Count, Key
 from tokenformer_jax.errors import UserError
 

@@ -8,7 +8,8 @@ import sys
 import pytest
 import tiny_run
 
-from tokenformer_jax import config, train_command
+from tokenformer_jax import config
+from tokenformer_jax.cli import train
 from tokenformer_jax.data import store
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.runs import saved_config
@@ -17,9 +18,9 @@ from tokenformer_jax.storage import paths
 from tokenformer_jax.training import loop
 
 TRAIN = [sys.executable, str(tiny_run.ROOT / 'train.py')]
-GENERATE = [sys.executable, '-m', 'tokenformer_jax.generate']
-GROW = [sys.executable, '-m', 'tokenformer_jax.grow']
-CONVERT = [sys.executable, '-m', 'tokenformer_jax.convert']
+GENERATE = [sys.executable, '-m', 'tokenformer_jax', 'generate']
+GROW = [sys.executable, '-m', 'tokenformer_jax', 'grow']
+CONVERT = [sys.executable, '-m', 'tokenformer_jax', 'convert']
 
 MISTAKES = {
   'unknown key': (
@@ -128,7 +129,7 @@ def test_mistakes_get_one_sentence_each(tmp_path):
 def test_what_nobody_reads_ends_quietly(run, flags):
   """As before `… | head -1`, which does not wait for the end."""
   process = subprocess.Popen(
-    [sys.executable, '-c', f'from tokenformer_jax import cli; cli.run({run})', *flags],
+    [sys.executable, '-c', f'from tokenformer_jax.cli import main; main.run({run})', *flags],
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
     cwd=tiny_run.ROOT,
@@ -164,7 +165,7 @@ def test_a_url_is_not_taken_for_a_directory(url, tmp_path, monkeypatch):
 
 
 def test_train_takes_the_config_of_its_work_directory(tmp_path, monkeypatch):
-  with_config = train_command.with_config
+  with_config = train.with_config
   default = f'--config={tiny_run.ROOT}/configs/lm_stdlib.py'
   saved = f'--config={tiny_run.ROOT}/configs/saved.py:{tmp_path}'
   here, steps = f'--workdir={tmp_path}', '--config.train.steps=30'
@@ -261,7 +262,7 @@ def test_a_trained_run_writes_text_and_curves(tmp_path):
   command = tiny_run.command(source, tmp_path / 'cache', tmp_path / 'run', train__steps=10)
   assert tiny_run.run(command).returncode == 0
   asked = [f'--source={tmp_path}/run@10', '--prompt=def', '--length=5', '--temperature=0']
-  drawn = [sys.executable, '-m', 'tokenformer_jax.plot', f'{tmp_path}/run', '--out=curves.png']
+  drawn = [sys.executable, '-m', 'tokenformer_jax', 'plot', f'{tmp_path}/run', '--out=curves.png']
   assert tiny_run.run(drawn, cwd=tmp_path).returncode == 0
   assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG'), 'no picture'
   written = [tiny_run.run([*GENERATE, *asked]) for _ in range(2)]

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 import tiny_run
 
-from tokenformer_jax import commands, usage
+from tokenformer_jax.cli import help_text, verbs
 from tokenformer_jax.config import file as config_file
 
 PACKAGE = tiny_run.ROOT / 'tokenformer_jax'
-COMMAND_LINE = ('cli', 'usage', 'flag_mistakes', 'config/file', 'config/keys', 'commands')
 
 
 def _tokenformer(*arguments: str, **options) -> subprocess.CompletedProcess:
@@ -25,31 +24,31 @@ def _tokenformer(*arguments: str, **options) -> subprocess.CompletedProcess:
 def test_the_installed_command_is_this_one():
   project = tomllib.loads((tiny_run.ROOT / 'pyproject.toml').read_text())['project']
   module, _, function = project['scripts']['tokenformer'].partition(':')
-  assert getattr(importlib.import_module(module), function) is commands.main
+  assert getattr(importlib.import_module(module), function) is verbs.main
 
 
 @pytest.mark.parametrize('arguments', [[], ['--help'], ['-h'], ['help']])
 def test_the_help_has_a_line_for_each_verb(arguments, capsys, monkeypatch):
   monkeypatch.setattr(sys, 'argv', ['/bin/tokenformer', *arguments])
-  commands.main()
+  verbs.main()
   lines = capsys.readouterr().out.splitlines()
-  for name, verb in commands.VERBS.items():
-    assert f'  {name:10}{verb.summary}' in lines, f'{name} is not in the help'
+  for name, summary in verbs.VERBS.items():
+    assert f'  {name:10}{summary}' in lines, f'{name} is not in the help'
   assert max(map(len, lines)) <= 100, 'a line is wider than 100 columns'
 
 
 def test_a_misspelt_verb_is_told_the_nearest(capsys, monkeypatch):
   monkeypatch.setattr(sys, 'argv', ['/bin/tokenformer', 'trian', '--workdir=x'])
   with pytest.raises(SystemExit) as ended:
-    commands.main()
+    verbs.main()
   said = capsys.readouterr().err
   assert ended.value.code == 2, 'not the status of a mistake'
   assert said == "error: 'trian' is not a command of tokenformer; did you mean 'train'?\n"
 
 
-@pytest.mark.parametrize('verb', commands.VERBS)
+@pytest.mark.parametrize('verb', verbs.VERBS)
 def test_every_verb_has_a_module_that_runs(verb):
-  spec = importlib.util.find_spec(f'tokenformer_jax.{commands.VERBS[verb].module}')
+  spec = importlib.util.find_spec(f'tokenformer_jax.cli.{verb}')
   defined = {
     node.name for node in ast.parse(Path(spec.origin).read_text()).body if hasattr(node, 'name')
   }
@@ -58,7 +57,7 @@ def test_every_verb_has_a_module_that_runs(verb):
 
 def test_the_help_of_the_command_imports_nothing_heavy():
   code = (
-    'import sys; from tokenformer_jax import commands; commands.main();'
+    'import sys; from tokenformer_jax.cli import verbs; verbs.main();'
     'sys.exit(", ".join({"jax", "numpy", "absl", "flax"} & set(sys.modules)) or 0)'
   )
   done = tiny_run.run([sys.executable, '-c', code])
@@ -77,13 +76,12 @@ def test_a_verb_has_its_own_help_in_the_words_that_were_typed():
   [
     ('tokenformer grow', 'tokenformer train'),
     ('python -m tokenformer_jax grow', 'python -m tokenformer_jax train'),
-    ('/x/tokenformer_jax/grow/__main__.py', 'python train.py'),
     ('/my tokenformer/train.py', 'python train.py'),
   ],
 )
 def test_other_verbs_are_named_as_this_one_was_typed(typed, train, monkeypatch):
   monkeypatch.setattr(sys, 'argv', [typed])
-  assert usage.spell_command('train') == train
+  assert help_text.spell_command('train') == train
 
 
 @pytest.mark.slow
@@ -118,21 +116,3 @@ def test_an_installed_package_has_everything():
     'tokenformer_jax.configs': 'configs'
   }
   assert os.path.samefile(config_file.shipped('lm_stdlib'), tiny_run.ROOT / 'configs/lm_stdlib.py')
-
-
-def test_the_library_does_not_know_the_command_line():
-  """Notebooks import library code only, without flags, help texts or command names."""
-  entries = {f'{verb.module.replace(".", "/")}.py' for verb in commands.VERBS.values()}
-  own = {f'{name}.py' for name in COMMAND_LINE}
-  guilty = {}
-  for path in PACKAGE.rglob('*.py'):
-    name = str(path.relative_to(PACKAGE))
-    if name in entries | own or path.name == '__main__.py':
-      continue
-    for node in ast.walk(ast.parse(path.read_text())):
-      if isinstance(node, ast.ImportFrom) and node.module == 'tokenformer_jax':
-        if known := {'cli', 'usage', 'flag_mistakes'} & {alias.name for alias in node.names}:
-          guilty[name] = known
-      elif isinstance(node, ast.ImportFrom) and node.module in ('tokenformer_jax.cli',):
-        guilty[name] = node.module
-  assert not guilty, f'library files import the command line: {guilty}'

@@ -15,7 +15,8 @@ from absl import flags
 from lm_eval.tasks import TaskManager
 from tiny import tiny_model
 
-from tokenformer_jax import config, evaluate
+from tokenformer_jax import config
+from tokenformer_jax.cli import evaluate
 from tokenformer_jax.data.tokenizers import ByteTokenizer
 from tokenformer_jax.decoding import evaluation, harness
 from tokenformer_jax.errors import UserError

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from tokenformer_jax.cli.generate import read_requests
 from tokenformer_jax.data.tokenizers import ByteTokenizer
 from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest, decode_text, stream_text, until
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.generate import read_requests
 
 BYTES = ByteTokenizer()
 # Not st.text(), which first builds tables for seconds.

@@ -113,8 +113,8 @@ PARSE = """
 import sys
 from absl import flags
 from tokenformer_jax.parallel import hosts
-from tokenformer_jax import train_command
-train_command.define_flags()
+from tokenformer_jax.cli import train
+train.define_flags()
 hosts.define_flags()
 assert flags.FLAGS(['train.py', *sys.argv[1:]]) == ['train.py']
 """

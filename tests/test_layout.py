@@ -5,8 +5,9 @@ import ast
 import tiny_run
 
 PACKAGE = tiny_run.ROOT / 'tokenformer_jax'
-# Lowest first: each may import those before it, and the modules that stand below all folders.
+# Lowest first: each may import those before it.
 LAYERS = (
+  'errors',
   'config',
   'storage',
   'parallel',
@@ -22,39 +23,44 @@ LAYERS = (
   'plan',
   'laws',
   'convert',
+  'api',
+  'cli',
+  '__main__',
 )
-BELOW = {'arguments', 'errors', 'messages'}
-COMMAND_LINE = {'cli', 'flag_mistakes', 'usage'}
-OF_COMMANDS = {'command', '__main__', 'verify', 'keys'}  # files in folders
 
 
 def _imports(path):
-  """Return what a file imports at run time from the package, as (`folder or module`, `name`)."""
-  tree = ast.parse(path.read_text())
-  for_types = {
-    inner
-    for node in ast.walk(tree)
-    if isinstance(node, ast.If) and ast.unparse(node.test) == 'TYPE_CHECKING'
-    for inner in ast.walk(node)
-  }
-  for node in ast.walk(tree):
-    if isinstance(node, ast.ImportFrom) and node not in for_types and node.module:
+  """Return the folders and top modules that a file imports, for types or at run time."""
+  for node in ast.walk(ast.parse(path.read_text())):
+    if isinstance(node, ast.ImportFrom) and node.module:
       package, *inner = node.module.split('.')
       if package == PACKAGE.name:
         yield from ((inner or [alias.name])[0] for alias in node.names)
 
 
-def test_every_folder_has_a_layer():
-  folders = {path.parent.relative_to(PACKAGE).parts[:1] for path in PACKAGE.rglob('*.py')}
-  found = {parts[0] for parts in folders if parts} - {'inspect'}  # which is a command only
-  assert found == set(LAYERS), 'say in LAYERS where the folder stands'
+def test_every_folder_and_module_at_the_top_has_a_layer():
+  found = {path.relative_to(PACKAGE).parts[0].removesuffix('.py') for path in PACKAGE.rglob('*.py')}
+  assert found == {*LAYERS, '__init__'}, 'say in LAYERS where the folder stands'
 
 
 def test_no_import_runs_back_up():
   up = []
-  for rank, folder in enumerate(LAYERS):
-    for path in sorted((PACKAGE / folder).rglob('*.py')):
-      may = {*LAYERS[: rank + 1], *BELOW}
-      may |= COMMAND_LINE if path.stem in OF_COMMANDS else set()
+  for rank, layer in enumerate(LAYERS):
+    folder = PACKAGE / layer
+    files = sorted(folder.rglob('*.py')) if folder.is_dir() else [folder.with_suffix('.py')]
+    for path in files:
+      may = LAYERS[: rank + 1]
       up += [f'{path.relative_to(PACKAGE)} → {name}' for name in _imports(path) if name not in may]
   assert not up, f'these files import what is built on them: {up}'
+
+
+def test_only_commands_print_to_standard_output():
+  printing = [
+    str(path.relative_to(PACKAGE))
+    for path in sorted(PACKAGE.rglob('*.py'))
+    for node in ast.walk(ast.parse(path.read_text()))
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == 'print'
+    if not any(keyword.arg == 'file' for keyword in node.keywords)
+    if path.relative_to(PACKAGE).parts[0] != 'cli'
+  ]
+  assert not printing, f'these files print, and are no commands: {printing}'

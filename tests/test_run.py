@@ -15,10 +15,10 @@ from compilations import compilations
 import tokenformer_jax
 from tokenformer_jax import config as config_lib
 from tokenformer_jax import grow, plan
+from tokenformer_jax.cli.generate import read_requests
 from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.generate import read_requests
 from tokenformer_jax.model import flops
 from tokenformer_jax.plan.estimate import Plan
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
   from tokenformer_jax import config, plan
+  from tokenformer_jax.api.run import Run, load, train
   from tokenformer_jax.errors import UserError
-  from tokenformer_jax.run import Run, load, train
 
-_FROM = {'Run': 'run', 'load': 'run', 'train': 'run', 'UserError': 'errors'}
+_FROM = {'Run': 'api.run', 'load': 'api.run', 'train': 'api.run', 'UserError': 'errors'}
 _MODULES = ('config', 'plan')  # `plan` can be called: see tokenformer_jax/plan/__init__.py
 
 __all__ = ['Run', 'UserError', 'config', 'load', 'plan', 'train']

@@ -1,5 +1,5 @@
 """`python -m tokenformer_jax`: the command `tokenformer`, where it is not installed."""
 
-from tokenformer_jax import commands
+from tokenformer_jax.cli import verbs
 
-commands.main('python -m tokenformer_jax')
+verbs.main('python -m tokenformer_jax')

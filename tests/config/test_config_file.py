@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from absl import flags
 
-from tokenformer_jax import config, flag_mistakes
-from tokenformer_jax.config import file as config_file
+from tokenformer_jax import config
+from tokenformer_jax.cli import config_flag, parse_flags
 from tokenformer_jax.errors import UserError
 
 VARIANTS = """
@@ -46,9 +46,9 @@ def load(tmp_path, monkeypatch):
     (tmp_path / 'mine.py').write_text(source)
     line = ['train.py', f'--config={tmp_path}/mine.py{variant}', *arguments]
     monkeypatch.setattr(sys, 'argv', line)
-    config_file.define('The config.')
-    flag_mistakes.parse(line)
-    return config_file.read()
+    config_flag.define('The config.')
+    parse_flags.parse(line)
+    return config_flag.read()
 
   yield load
   forget()
@@ -56,7 +56,7 @@ def load(tmp_path, monkeypatch):
 
 def test_a_variant_is_an_argument(load):
   assert load(VARIANTS, variant=':large').model.depth == 8
-  assert config_file.name() == 'mine_large', 'the default work directory is not told by its name'
+  assert config_flag.name() == 'mine_large', 'the default work directory is not told by its name'
 
 
 @pytest.mark.parametrize(('typed', 'steps'), [('1e4', 10_000), ('20', 20), ('2.5e3', 2500)])

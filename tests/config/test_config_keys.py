@@ -1,6 +1,7 @@
 """What `train.py --help` says of the config's keys."""
 
-from tokenformer_jax.config import Config, fields, keys
+from tokenformer_jax.cli import config_keys as keys
+from tokenformer_jax.config import Config, fields
 
 
 def test_every_key_says_what_it_means():

@@ -16,9 +16,9 @@ from absl import flags
 from tiny import make_optimizer, tiny_model
 
 from tokenformer_jax import config
+from tokenformer_jax.cli import convert
 from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.config.groups import choose, first, named_groups
-from tokenformer_jax.convert import command as convert
 from tokenformer_jax.convert import released_torch, tensor_files
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
@@ -29,7 +29,7 @@ from tokenformer_jax.runs import checkpoint, saved_config
 from tokenformer_jax.steps import step as step_lib
 
 EACH_FORMAT = pytest.mark.parametrize('suffix', tensor_files.SUFFIXES)
-CONVERT = [sys.executable, '-m', 'tokenformer_jax.convert']
+CONVERT = [sys.executable, '-m', 'tokenformer_jax', 'convert']
 QUERY = 'sequential.2.attention.query.key_param_tokens'
 
 
@@ -404,10 +404,10 @@ def test_a_converted_model_generates_trains_grows_evaluates_and_converts_back(tm
 
   asked = ['--heads=4', '--rotary_fraction=0.5', '--tokenizer=bytes', '--sequence_length=32']
   source, target = f'--source={tmp_path}/model.safetensors', f'--target={tmp_path}/run'
-  said = python('-m', 'tokenformer_jax.convert', 'to-jax', source, target, *asked)
-  assert said.stdout.startswith('python -m tokenformer_jax.generate --source=')
+  said = python('-m', 'tokenformer_jax', 'convert', 'to-jax', source, target, *asked)
+  assert said.stdout.startswith('python -m tokenformer_jax generate --source=')
   options = ['--prompt=def', '--length=5', '--temperature=0']
-  written = python('-m', 'tokenformer_jax.generate', f'--source={tmp_path}/run', *options)
+  written = python('-m', 'tokenformer_jax', 'generate', f'--source={tmp_path}/run', *options)
   assert written.stdout.startswith('def')
   data = [f'--config.data.source={corpus}', f'--config.data.cache_dir={tmp_path}/cache']
   steps = ['--config.train.steps=2', '--config.data.batch_size=2', '--config.train.sample_tokens=0']
@@ -419,16 +419,16 @@ def test_a_converted_model_generates_trains_grows_evaluates_and_converts_back(tm
     '--param_tokens=ffn=96',
     '--method=zero_keys',
   ]
-  said = python('-m', 'tokenformer_jax.grow', *grown)
+  said = python('-m', 'tokenformer_jax', 'grow', *grown)
   assert 'exact: the grown model computes what the source does' in said.stderr
   losses = []
   for name in ('run', 'grown'):
     what = [f'--source={tmp_path / name}', f'--text={corpus}']
-    python('-m', 'tokenformer_jax.evaluate', *what, f'--output={tmp_path}/{name}.json')
+    python('-m', 'tokenformer_jax', 'evaluate', *what, f'--output={tmp_path}/{name}.json')
     losses.append(json.loads((tmp_path / f'{name}.json').read_text())['text']['loss'])
   assert losses[0] == pytest.approx(losses[1], rel=1e-5), 'the grown model is another one'
   back = [f'--source={tmp_path}/grown', f'--target={tmp_path}/back.bin']
-  said = python('-m', 'tokenformer_jax.convert', 'to-torch', *back)
+  said = python('-m', 'tokenformer_jax', 'convert', 'to-torch', *back)
   assert 'takes the scale from the number of tokens' in said.stderr, 'a silent change of function'
   assert 'to-jax takes --tokenizer=bytes' in said.stderr, 'to-jax would ask for a file'
   got = tensor_files.find(tmp_path / 'back.bin')

@@ -8,8 +8,8 @@ import orbax.checkpoint as ocp
 import pytest
 import released
 
+from tokenformer_jax.cli import convert
 from tokenformer_jax.config import MeshConfig, token_counts
-from tokenformer_jax.convert import command as convert
 from tokenformer_jax.convert import released_tpu
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files

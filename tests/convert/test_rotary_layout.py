@@ -11,8 +11,9 @@ from tiny import large_params, linear, tiny_model, two_kinds, with_mixer
 
 import tokenformer_jax
 from tokenformer_jax import config
+from tokenformer_jax.cli import convert as command
 from tokenformer_jax.config import LinearConfig, RotaryConfig
-from tokenformer_jax.convert import command, tensor_files
+from tokenformer_jax.convert import tensor_files
 from tokenformer_jax.convert.rotary_layout import convert_layout, convert_run
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.lm import define_lm

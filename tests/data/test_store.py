@@ -267,7 +267,7 @@ def test_the_command_names_the_first_block_that_changed(tmp_path):
   built = prepare(_config(tmp_path))
   path = built.path / 'validation.tokens'
   path.write_bytes(bytes(path.stat().st_size))
-  command = [sys.executable, '-m', 'tokenformer_jax.data.verify', f'--store={built.path}']
+  command = [sys.executable, '-m', 'tokenformer_jax', 'verify', f'--store={built.path}']
   done = subprocess.run(command, capture_output=True, text=True, env=_environment())
   assert (done.returncode, done.stdout) == (2, '')
   (line,) = done.stderr.splitlines()

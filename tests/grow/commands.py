@@ -10,9 +10,10 @@ from absl import flags
 from growing import STEP, mesh_of, state_of
 from trainers import trainer
 
+from tokenformer_jax.cli import grow as command
 from tokenformer_jax.config import Config
 from tokenformer_jax.data import tokenizers
-from tokenformer_jax.grow import command, files
+from tokenformer_jax.grow import files
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta, Seen
 from tokenformer_jax.steps.step import State
@@ -35,7 +36,7 @@ def write_run(workdir: Path, text: str, cache: Path, *, seed: int = 0, **changes
 
 
 def grow(*arguments: object) -> None:
-  """`python -m tokenformer_jax.grow` with these arguments, within this process."""
+  """`python -m tokenformer_jax grow` with these arguments, within this process."""
   known = set(flags.FLAGS)
   command.define_flags()
   try:
@@ -49,7 +50,7 @@ def grow(*arguments: object) -> None:
 
 def command_line(*arguments: object) -> list[str]:
   """The same as a command for a process."""
-  return [sys.executable, '-m', 'tokenformer_jax.grow', *map(str, arguments)]
+  return [sys.executable, '-m', 'tokenformer_jax', 'grow', *map(str, arguments)]
 
 
 def meta_of(workdir: Path) -> Meta:

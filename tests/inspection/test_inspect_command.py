@@ -17,10 +17,10 @@ from PIL import Image
 from tiny import make_optimizer
 
 from tokenformer_jax import grow
+from tokenformer_jax.cli import inspect as command
 from tokenformer_jax.config import GrowConfig
 from tokenformer_jax.data import held_out, store, tokenizers
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.inspection import command
 from tokenformer_jax.inspection.model import load, maps, measure, old_tokens
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.parallel import devices

@@ -15,6 +15,7 @@ from looking import IDS, mesh_of
 from tiny import make_optimizer, tiny_model
 
 from tokenformer_jax import grow
+from tokenformer_jax.cli import inspect as command
 from tokenformer_jax.config import (
   DenseConfig,
   GrowConfig,
@@ -25,7 +26,7 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.data import store, tokenizers
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.inspection import command, report, usage
+from tokenformer_jax.inspection import report, usage
 from tokenformer_jax.inspection.model import load, maps, old_tokens
 from tokenformer_jax.inspection.weights import compiled_maps, compiled_sums, names, pattentions
 from tokenformer_jax.model import groups

@@ -166,7 +166,7 @@ def test_the_command_fits_a_csv(tmp_path):
   (tmp_path / 'losses.csv').write_text(f'parameters,tokens,loss,steps\n{table}\n')
   done = tiny_run.run(
     [
-      *(sys.executable, '-m', 'tokenformer_jax.laws', '--csv=losses.csv', '--json=laws.json'),
+      *(sys.executable, '-m', 'tokenformer_jax', 'laws', '--csv=losses.csv', '--json=laws.json'),
       *('--budget=1e22', '--parameters=1e9', '--tokens=1e10', '--pictures=pictures'),
       *('--target_loss=2.3', '--sizes=1e8,4e8,1.6e9,6.4e9', '--handover=0.1', '--draws=50'),
     ],

@@ -6,7 +6,7 @@ import pytest
 COMMANDS = {
   'train': ['train.py'],
   **{
-    name: ['-m', f'tokenformer_jax.{name}']
+    name: ['-m', 'tokenformer_jax', name]
     for name in (
       *('generate', 'evaluate', 'plot', 'inspect', 'grow', 'convert', 'plan', 'sweep', 'laws'),
     )

@@ -8,6 +8,8 @@ import pytest
 import tiny_run
 from inputs import files_of
 
+from tokenformer_jax.cli import verbs
+
 MODEL = [f'--config.{name}={value}' for name, value in tiny_run.CHANGES.items()]
 TEXT = '--config.data.source=files:{}/corpus/*.txt'
 
@@ -33,6 +35,8 @@ def arguments(typed: str, material: Path) -> list[str]:
     return ['-m', 'tokenformer_jax', *rest]
   if verb == 'train':
     return [str(tiny_run.ROOT / 'train.py'), *rest]
+  if verb in verbs.VERBS:
+    return ['-m', 'tokenformer_jax', verb, *rest]
   return ['-m', f'tokenformer_jax.{verb}', *rest]
 
 

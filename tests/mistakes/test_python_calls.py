@@ -11,7 +11,7 @@ from inputs import files_of
 from python_calls import CALLS
 
 import tokenformer_jax
-from tokenformer_jax import arguments
+from tokenformer_jax.config import arguments
 from tokenformer_jax.errors import UserError
 
 

@@ -119,7 +119,7 @@ from pathlib import Path
 import numpy as np
 from jax.experimental import multihost_utils
 import tiny_run
-from tokenformer_jax import cli
+from tokenformer_jax.cli import main as cli
 from tokenformer_jax.parallel import hosts
 from trainers import trainer
 
@@ -221,7 +221,7 @@ def test_sigterm_to_one_makes_all_save_the_same_step(corpus, killed, processes):
 
 @slow
 def test_growing_by_several_processes_is_growing_by_one(joined, processes, tmp_path):
-  command = [sys.executable, '-m', 'tokenformer_jax.grow', f'--source={joined[0]}@20']
+  command = [sys.executable, '-m', 'tokenformer_jax', 'grow', f'--source={joined[0]}@20']
   command.append('--param_tokens=qkv=48,ffn=96')
   printed = run_alone([*command, f'--target={tmp_path}/alone'])
   first, *others = run_together([*command, f'--target={tmp_path}/all'], processes)
@@ -233,7 +233,7 @@ def test_growing_by_several_processes_is_growing_by_one(joined, processes, tmp_p
 
 @slow
 def test_evaluating_by_several_processes_is_evaluating_by_one(corpus, joined, processes, tmp_path):
-  command = [sys.executable, '-m', 'tokenformer_jax.evaluate', f'--source={joined[0]}']
+  command = [sys.executable, '-m', 'tokenformer_jax', 'evaluate', f'--source={joined[0]}']
   command.append(f'--text={corpus[1].replace("*", "1*")}')
   run_alone([*command, f'--output={tmp_path}/alone.json'])
   run_together([*command, f'--output={tmp_path}/all.json'], processes)
@@ -244,7 +244,7 @@ def test_evaluating_by_several_processes_is_evaluating_by_one(corpus, joined, pr
 
 @slow
 def test_slurm_is_found_and_two_processes_generate_what_one_does(one):
-  command = [sys.executable, '-m', 'tokenformer_jax.generate', f'--source={one}']
+  command = [sys.executable, '-m', 'tokenformer_jax', 'generate', f'--source={one}']
   command += ['--prompt=def ', '--length=20', '--temperature=0']
   port = tiny_hosts.free_port()
   slurm = {
@@ -299,7 +299,7 @@ def test_a_mistake_is_told_by_every_process(corpus):
 
 
 def test_flags_that_join_go_together():
-  command = [sys.executable, '-m', 'tokenformer_jax.generate', '--source=x', '--process_id=1']
+  command = [sys.executable, '-m', 'tokenformer_jax', 'generate', '--source=x', '--process_id=1']
   done = tiny_run.run(command)
   assert done.returncode == 2
   assert '--coordinator=HOST:PORT, --num_processes=N and --process_id=I go together' in done.stderr
@@ -411,7 +411,7 @@ WAIT = """
 import sys
 import time
 
-from tokenformer_jax import cli
+from tokenformer_jax.cli import main as cli
 from tokenformer_jax.parallel import hosts
 
 hosts.SAY_SECONDS = 1

@@ -265,7 +265,7 @@ def _run(*command):
 
 def _command(variant, *flags):
   config = tiny_run.ROOT / 'configs' / 'lm_pile.py'
-  return _run('-m', 'tokenformer_jax.plan', f'--config={config}:{variant}', *flags)
+  return _run('-m', 'tokenformer_jax', 'plan', f'--config={config}:{variant}', *flags)
 
 
 def test_the_command_and_what_it_says_first(tmp_path):

@@ -20,7 +20,7 @@ import pytest
 import tiny_run
 from outcomes import assert_same
 
-from tokenformer_jax import cli
+from tokenformer_jax.cli import main as cli
 from tokenformer_jax.config import Config
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.parallel import devices, hosts, sharding

@@ -117,7 +117,7 @@ def _train(name: str, stop: int, changes: dict[str, object], config: str = '') -
 
 
 def _grow(source: str, target: str, *flags: str) -> None:
-  _python('-m', 'tokenformer_jax.grow', f'--source={source}', f'--target={target}', *flags)
+  _python('-m', 'tokenformer_jax', 'grow', f'--source={source}', f'--target={target}', *flags)
 
 
 def _trained() -> None:
@@ -139,7 +139,7 @@ def _converted() -> None:
   source = released.write(Path('foreign/model.safetensors'), dtype='float16')
   flags = [f'--{key}={value}' for key, value in released.OPTIONS.items()]
   _python(
-    '-m', 'tokenformer_jax.convert', 'to-jax', f'--source={source}', '--target=converted', *flags
+    '-m', 'tokenformer_jax', 'convert', 'to-jax', f'--source={source}', '--target=converted', *flags
   )
 
 

@@ -7,9 +7,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from tokenformer_jax import arguments
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import Config, GrowConfig, ModelConfig
+from tokenformer_jax.config import Config, GrowConfig, ModelConfig, arguments
 from tokenformer_jax.config import file as config_file
 from tokenformer_jax.errors import UserError
 

@@ -1,57 +1,20 @@
-"""The flag --config: load a Python file with `get_config`, and report a mistake in one sentence."""
+"""Load a config file, which has a function `get_config`, and report a mistake in one sentence."""
 
-import copy
 import inspect
-import itertools
 import re
 import sys
 import traceback
 import types
-from collections.abc import Iterable, Sequence
-from decimal import Decimal, InvalidOperation
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
 from tokenformer_jax import config
-from tokenformer_jax.config import Config
 from tokenformer_jax.errors import UserError, misspelt
 
 _LONGEST = 300  # letters to keep of another library's message
-
-
-def define(help_text: str) -> None:
-  """Define the flag and its overrides `--config.KEY=VALUE`."""
-  config_flags.DEFINE_config_file('config', None, help_text)
-  flags.FLAGS['config'].parser = _Parser()
-  config_flags.register_flag_parser_for_type(int, _Integer())
-
-
-def read() -> Config:
-  """Return the config of the flag, with its overrides, validated.
-
-  Raises:
-    UserError: a value cannot be computed from others, or does not fit: see `config.resolve`.
-  """
-  flag = flags.FLAGS['config']
-  try:
-    of_file = flag.parser.values.copy_and_resolve_references()
-    values = flag.value.copy_and_resolve_references()
-  except Exception as error:  # The file's own code may run here, in references to other values.
-    name = config_flags.get_config_filename(flag)
-    raise UserError(
-      f'--config={name}: a value that depends on others cannot be computed ({_said(error)})'
-    ) from error
-  # A flag may choose another kind; the file's values for the former kind then remain.
-  return config.resolve(values, config.from_dict(Config, of_file.to_dict()))
-
-
-def name() -> str:
-  """Return the name of the file and its variant, joined, without folder and suffix."""
-  file, _, variant = config_flags.get_config_filename(flags.FLAGS['config']).partition(':')
-  return Path(file).stem + (f'_{variant}' if variant else '')
 
 
 def shipped(name: str) -> Path:
@@ -70,59 +33,6 @@ def _located(file: str) -> str:
   """Return the path of a config file, given a path or the name of a config of the package."""
   is_name = re.fullmatch(r'\w+', file) and not Path(file).exists()
   return str(shipped(file)) if is_name and shipped(file).exists() else file
-
-
-def check_overrides(arguments: Sequence[str]) -> None:
-  """Check that every `--config.KEY` among the arguments names a single key.
-
-  A key of `model.variants.NAME` adds a layer of this name to a config that has none.
-
-  Raises:
-    UserError: there is no such key, or it is a section of keys.
-  """
-  parser = flags.FLAGS['config'].parser
-  parser.layers = []
-  for argument in itertools.takewhile(lambda one: one != '--', arguments):
-    flag = argument.partition('=')[0]
-    word = flag.lstrip('-').removeprefix('no')
-    if flag.startswith('-') and word.startswith('config.'):
-      key = word.removeprefix('config.')
-      config.check_key(key, single=True)
-      if layer := re.match(r'model\.variants\.(\w+)\.', key):
-        parser.layers.append(layer[1])
-
-
-class _Integer(flags.IntegerParser):
-  """Parses integers, also written as `1e4`."""
-
-  def convert(self, argument: Any) -> int:
-    try:
-      return super().convert(argument)
-    except ValueError:
-      try:
-        number = Decimal(argument)
-      except InvalidOperation:
-        raise ValueError('not a number') from None
-      # Decimal is exact, and the bound stops 1e999999999 from filling the memory.
-      if not number.is_finite() or number.adjusted() > 18 or number % 1:
-        raise ValueError('not an integer') from None
-      return int(number)
-
-
-class _Parser(flags.ArgumentParser):
-  """Loads the file and reports a mistake in one sentence; ml_collections would raise any exception.
-
-  It compiles the source itself, because an import would write bytecode beside the user's file.
-  """
-
-  def __init__(self):
-    self.values = config.defaults()  # the file's values, without the changes by flags
-    self.layers: list[str] = []  # the names in model.variants that flags mention
-
-  def parse(self, path: str) -> ConfigDict:
-    values = load(path, self.layers)
-    self.values = copy.deepcopy(values)
-    return values
 
 
 def load(path: str, layers: Iterable[str] = ()) -> ConfigDict:
@@ -276,9 +186,10 @@ def _place(error: Exception, file: str) -> str:
     return f'{error.filename}, line {error.lineno}, is not Python ({error.msg})'
   lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == file]
   where = f'{file}, line {lines[-1]},' if lines else file
-  return f'{where} fails with {_said(error)}'
+  return f'{where} fails with {message_of(error)}'
 
 
-def _said(error: Exception) -> str:
+def message_of(error: Exception) -> str:
+  """Return an error's kind and message in one line."""
   text = ' '.join(str(error).split())
   return f'{type(error).__name__}: {text[:_LONGEST]}' if text else type(error).__name__

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenformer_jax import messages
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.storage import paths
 

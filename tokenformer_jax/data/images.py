@@ -20,7 +20,7 @@ import numpy as np
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import records, store
 from tokenformer_jax.errors import TransientError, UserError, counted
-from tokenformer_jax.messages import say
+from tokenformer_jax.parallel.messages import say
 from tokenformer_jax.storage import paths
 from tokenformer_jax.storage.retry import is_transient, retried
 

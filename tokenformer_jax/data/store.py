@@ -31,7 +31,7 @@ from tokenformer_jax.data import blocks, tokenizers
 from tokenformer_jax.data.corpus import SPLITS, Corpus, Piece, open_corpus
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.errors import UserError, counted
-from tokenformer_jax.messages import say
+from tokenformer_jax.parallel.messages import say
 from tokenformer_jax.runs import lease
 from tokenformer_jax.storage import paths, retry
 

@@ -9,14 +9,13 @@ from typing import Any
 import tqdm
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax import messages
 from tokenformer_jax.config import ModelConfig, token_counts
 from tokenformer_jax.data import text
 from tokenformer_jax.decoding import perplexity
 from tokenformer_jax.decoding.score import Scorer
 from tokenformer_jax.decoding.trained import Trained
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.parallel import hosts
+from tokenformer_jax.parallel import hosts, messages
 from tokenformer_jax.runs import checkpoint
 
 # Table 1 of arXiv 2410.23168: task, metric, and the factor from the harness to the table.

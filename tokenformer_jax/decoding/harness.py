@@ -35,7 +35,6 @@ from lm_eval.utils import (
   simple_parse_args_string,
 )
 
-from tokenformer_jax import messages
 from tokenformer_jax.decoding import length as lengths
 from tokenformer_jax.decoding import trained
 from tokenformer_jax.decoding.decode import Decoder
@@ -43,7 +42,7 @@ from tokenformer_jax.decoding.sampling import GREEDY, Sampling
 from tokenformer_jax.decoding.score import Row, Score, Scorer
 from tokenformer_jax.decoding.texts import decode_text, make_request
 from tokenformer_jax.errors import UserError, nearest
-from tokenformer_jax.parallel import hosts
+from tokenformer_jax.parallel import hosts, messages
 from tokenformer_jax.runs import checkpoint
 
 NAME = 'tokenformer_jax'

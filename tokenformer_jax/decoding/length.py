@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from tokenformer_jax import messages
 from tokenformer_jax.config import (
   Config,
   GatedUnitConfig,
@@ -17,6 +16,7 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.config.check_model import window_reach
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.parallel import messages
 
 CLIP_HELP = (
   'The largest distance that full attention with rotary positions distinguishes, as in ReRoPE '

@@ -14,7 +14,6 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from tokenformer_jax import messages
 from tokenformer_jax.config import (
   Config,
   GrowConfig,
@@ -28,7 +27,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import depth, files, parts, room, state, table, verify
 from tokenformer_jax.model import flops, models
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.parallel import devices, sharding
+from tokenformer_jax.parallel import devices, messages, sharding
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 
-from tokenformer_jax import messages
 from tokenformer_jax.config import GrowConfig, ModelConfig
 from tokenformer_jax.config.groups import as_text
 from tokenformer_jax.grow import actions, expert_arrays, experts, parts, verify
 from tokenformer_jax.grow.actions import Source, Target
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params
+from tokenformer_jax.parallel import messages
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.tasks import Batch
 

@@ -2,7 +2,6 @@
 
 import collections
 
-from tokenformer_jax import messages
 from tokenformer_jax.config import (
   MeshConfig,
   ModelConfig,
@@ -18,7 +17,7 @@ from tokenformer_jax.config import (
 from tokenformer_jax.config.model import BASE
 from tokenformer_jax.grow import widen
 from tokenformer_jax.model import flops, models
-from tokenformer_jax.parallel import sharding
+from tokenformer_jax.parallel import messages, sharding
 from tokenformer_jax.steps.step import bytes_on_a_device
 
 _PLAIN = OptimConfig()

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from tokenformer_jax import messages, tasks
+from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.parallel import sharding
+from tokenformer_jax.parallel import messages, sharding
 from tokenformer_jax.tasks import Batch, Task
 
 # The largest difference, relative to the largest logit, that another order of float32 sums may

@@ -8,7 +8,7 @@ import numpy as np
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.inspection.experts import Answers
 from tokenformer_jax.inspection.usage import Usage
-from tokenformer_jax.messages import aligned
+from tokenformer_jax.parallel.messages import aligned
 
 DEFINITIONS = """\
 contribution   |weight| · ‖value‖₂ of a parameter token, averaged over the positions of the text

@@ -13,8 +13,8 @@ from tokenformer_jax.config import Config, differences
 from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.laws.grid import Job, with_train
 from tokenformer_jax.laws.runs import Size, is_finished, last_losses, tokens_of_step
-from tokenformer_jax.messages import aligned, say
 from tokenformer_jax.model import flops
+from tokenformer_jax.parallel.messages import aligned, say
 from tokenformer_jax.runs import metrics, saved_config
 from tokenformer_jax.storage import paths
 from tokenformer_jax.training import loop, sizes

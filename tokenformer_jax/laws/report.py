@@ -11,7 +11,7 @@ from tokenformer_jax.laws.analysis import Analysis, Optimum, Prediction
 from tokenformer_jax.laws.fit import LEVEL, Fit
 from tokenformer_jax.laws.formulas import Compute
 from tokenformer_jax.laws.frontier import Frontier
-from tokenformer_jax.messages import aligned
+from tokenformer_jax.parallel.messages import aligned
 
 _COUNTS = {'all': 'embeddings included', 'without_embeddings': 'without embeddings and head'}
 Row = Sequence[str]

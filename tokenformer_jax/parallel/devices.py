@@ -1,7 +1,6 @@
 """Find the devices of a run, and check that a config can be split over them."""
 
 import os
-from typing import TYPE_CHECKING
 
 import jax
 from jax.sharding import AbstractMesh, Mesh
@@ -9,9 +8,6 @@ from jax.sharding import AbstractMesh, Mesh
 from tokenformer_jax.config import Config
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import sharding
-
-if TYPE_CHECKING:
-  from tokenformer_jax.model.params import Definition
 
 
 def find() -> list[jax.Device]:
@@ -30,21 +26,13 @@ def find() -> list[jax.Device]:
     ) from error
 
 
-def check_fits(config: Config, definition: 'Definition', mesh: Mesh) -> None:
-  """Check that the mesh can split parameters, heads and batch, and suits the attention kernel.
+def check_devices(config: Config, mesh: Mesh) -> None:
+  """Check that the mesh can split heads and batch, and suits the attention kernel.
+
+  `sharding.check_divides` checks the parameters.
 
   Raises:
     UserError: a size cannot be split evenly, or the attention kernel is for other devices.
-  """
-  check_devices(config, mesh)
-  sharding.check_divides(mesh, definition.abstract, definition.axes)
-
-
-def check_devices(config: Config, mesh: Mesh) -> None:
-  """Check the part of `check_fits` that needs no sizes from the data.
-
-  Raises:
-    UserError: as `check_fits`, except for the parameters.
   """
   kernel, platform = config.train.attention, mesh.devices.flat[0].platform
   needed = {'splash': 'tpu', 'cudnn': 'gpu'}.get(kernel, platform)

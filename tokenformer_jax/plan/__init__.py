@@ -12,14 +12,14 @@ estimate.py     the plan: times, MFU, hours
 table.py        the plan as text
 sweep.py        search for the fastest of several configs
 chain.py        growth chains
-command.py      `python -m tokenformer_jax.plan`
+command.py      `python -m tokenformer_jax plan`
 """
 
 import sys
 import types
 from typing import TYPE_CHECKING, Any
 
-from tokenformer_jax import arguments
+from tokenformer_jax.config import arguments
 from tokenformer_jax.config.configure import resolve
 from tokenformer_jax.config.fields import Count
 

@@ -6,7 +6,7 @@ from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config, ModelConfig, counts_as_text, token_counts
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow import depth, experts, grown_model
-from tokenformer_jax.messages import aligned, say
+from tokenformer_jax.parallel.messages import aligned, say
 from tokenformer_jax.plan.estimate import Plan, count_steps, plan
 from tokenformer_jax.plan.table import Row, gib, ms, percent
 from tokenformer_jax.plan.topology import Topology

@@ -11,9 +11,9 @@ from jax.sharding import AbstractMesh, Mesh
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, ModelConfig, to_json
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.messages import say
 from tokenformer_jax.model import flops
 from tokenformer_jax.parallel import devices, rules, sharding
+from tokenformer_jax.parallel.messages import say
 from tokenformer_jax.plan import costs, early, formulas, program, topology
 from tokenformer_jax.plan.costs import Costs
 from tokenformer_jax.plan.program import DoesNotFitError, Memory

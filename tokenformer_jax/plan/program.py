@@ -143,7 +143,9 @@ def compile_step(
     UserError: a size does not divide by the mesh.
     DoesNotFitError: the step needs more memory than the devices have.
   """
-  devices.check_fits(step.config, step.task.definition, mesh)
+  definition = step.task.definition
+  devices.check_devices(step.config, mesh)
+  sharding.check_divides(mesh, definition.abstract, definition.axes)
   function = step_lib.make_train_step(step, mesh)
   arguments = step.abstract_state(mesh), abstract_batch(step, mesh)
   with jax.set_mesh(mesh):  # Only lower inside: the mesh's devices cannot run anything.

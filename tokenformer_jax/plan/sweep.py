@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from tokenformer_jax.config import Config, pattentions
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.messages import aligned, say
 from tokenformer_jax.model.compute import remat_on
 from tokenformer_jax.parallel import rules, sharding
+from tokenformer_jax.parallel.messages import aligned, say
 from tokenformer_jax.plan import exchange, topology
 from tokenformer_jax.plan.estimate import Plan, plan
 from tokenformer_jax.plan.program import DoesNotFitError

@@ -1,6 +1,6 @@
 """Render a plan as the text that the plan command prints."""
 
-from tokenformer_jax.messages import aligned
+from tokenformer_jax.parallel.messages import aligned
 from tokenformer_jax.plan.estimate import Plan
 
 Row = tuple[str, ...]

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenformer_jax import messages
 from tokenformer_jax.config import Config
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs import batches as batches_lib
 from tokenformer_jax.runs import checkpoint, metrics, saved_config, spent_flops
 from tokenformer_jax.runs.checkpoint_meta import Lineage

@@ -28,8 +28,8 @@ from collections.abc import Callable, Iterator
 from typing import Literal, TypeVar
 
 from tokenformer_jax.errors import TransientError, UserError
-from tokenformer_jax.messages import say
 from tokenformer_jax.parallel import hosts
+from tokenformer_jax.parallel.messages import say
 from tokenformer_jax.storage import paths, retry
 
 _T = TypeVar('_T')

@@ -11,8 +11,8 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-from tokenformer_jax import messages
 from tokenformer_jax.errors import counted
+from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs import orbax_setup
 from tokenformer_jax.storage import paths
 

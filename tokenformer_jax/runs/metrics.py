@@ -16,9 +16,8 @@ import jax
 import numpy as np
 import tqdm
 
-from tokenformer_jax import messages
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.parallel import hosts
+from tokenformer_jax.parallel import hosts, messages
 from tokenformer_jax.runs import lost_figures
 from tokenformer_jax.storage import paths, retry
 

@@ -15,11 +15,11 @@ from tokenformer_jax.data import image_order, images, order
 from tokenformer_jax.data.augment import Views
 from tokenformer_jax.data.mixing import mix
 from tokenformer_jax.errors import UserError, counted
-from tokenformer_jax.messages import say
 from tokenformer_jax.model import models, vit
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.model.trunk import Context, Inputs
 from tokenformer_jax.parallel import hosts
+from tokenformer_jax.parallel.messages import say
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.tasks.task import (
   Batch,

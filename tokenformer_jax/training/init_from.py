@@ -9,12 +9,13 @@ import jax
 from jax.sharding import Mesh
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax import messages, tasks
+from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, ModelConfig, PattentionConfig, pattentions, token_counts
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import depth, files, room, state
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params
+from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta
 from tokenformer_jax.steps import optim

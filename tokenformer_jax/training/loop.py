@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import jax
 
-from tokenformer_jax import messages, tasks
+from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, profile_range
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.parallel import devices, hosts, sharding
+from tokenformer_jax.parallel import devices, hosts, messages, sharding
 from tokenformer_jax.runs import checkpoint, lease, saved_config
 from tokenformer_jax.runs.checkpoint_meta import Seen
 from tokenformer_jax.runs.metrics import Metrics, Window

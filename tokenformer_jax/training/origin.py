@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax import messages, tasks
+from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, ModelConfig, lookup
 from tokenformer_jax.data.order import BEGINNING, Position
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs import batches as batches_lib
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta

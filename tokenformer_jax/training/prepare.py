@@ -80,11 +80,12 @@ def prepare(
   origin = origins.as_branch(sized, found)
 
   task = _make_task(sized, origin, teacher, mesh)
-  device_lib.check_fits(sized, task.definition, mesh)
+  definition = task.definition
+  sharding.check_divides(mesh, definition.abstract, definition.axes)
   growth = last_growth(origin.lineage, sized.model)
-  start.check_old_tokens(sized, growth, task.definition)
+  start.check_old_tokens(sized, growth, definition)
   start.check_frozen_groups(sized)
-  elastic.check(sized.train.drop_groups, task.definition.info)
+  elastic.check(sized.train.drop_groups, definition.info)
 
   task.prepare()
   origins.check_data(sized, origin, task)

@@ -3,11 +3,11 @@
 import jax
 import jax.numpy as jnp
 
-from tokenformer_jax import messages
 from tokenformer_jax.config import Config
 from tokenformer_jax.config.groups import check_numbers, frozen_groups
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.model.params import Definition
+from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.steps import schedules

@@ -32,8 +32,9 @@ import jax
 import numpy as np
 from absl import flags
 
-from tokenformer_jax import cli, flag_mistakes, messages, usage
 from tokenformer_jax import config as config_lib
+from tokenformer_jax.cli import help_text, parse_flags
+from tokenformer_jax.cli import main as cli
 from tokenformer_jax.config import Config, DataConfig, MeshConfig, ModelConfig, RotaryConfig
 from tokenformer_jax.convert import (
   released_torch,
@@ -46,7 +47,7 @@ from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow import files
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.parallel import sharding
+from tokenformer_jax.parallel import messages, sharding
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
@@ -307,7 +308,7 @@ def main(argv: Sequence[str]) -> None:
       raise UserError(f'--{name} has no meaning for {action}; leave it out')
   for name in ('source', 'target'):
     if not values[name].value:
-      raise UserError(flag_mistakes.missing_flag(name))
+      raise UserError(parse_flags.missing_flag(name))
   options = {name: values[name].value for name in _TAKEN[action]}
   is_file = action == 'to-torch'
   target = paths.local(values.target) if is_file else paths.parse_path(values.target)
@@ -358,7 +359,7 @@ def _change_layout(source: str, target: paths.Path, layout: str | None) -> None:
 def _say_written(target: paths.Path) -> None:
   """Print that a run was written, and a command that tries it."""
   messages.say(f'wrote {target}; to try it:')
-  command = usage.spell_command('generate')
+  command = help_text.spell_command('generate')
   print(f"{command} --source={target} --prompt='Once upon a time'")
 
 

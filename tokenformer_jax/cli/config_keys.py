@@ -2,7 +2,7 @@
 
 import itertools
 
-from tokenformer_jax import usage
+from tokenformer_jax.cli import help_text
 from tokenformer_jax.config import fields
 from tokenformer_jax.config.fields import Key, Leaf
 from tokenformer_jax.config.run import Config
@@ -32,7 +32,7 @@ def render(word: str = '') -> str:
   for _, group in itertools.groupby(leaves, lambda leaf: leaf.path.partition('.')[0]):
     rows = [(f'  {leaf.path}={leaf.value}', _description(leaf, seen)) for leaf in group]
     width = max(len(name) for name, _ in rows)
-    lines = (usage.columns(name, text, min(width, _WIDEST)) for name, text in rows)
+    lines = (help_text.columns(name, text, min(width, _WIDEST)) for name, text in rows)
     paragraphs.append('\n'.join(itertools.chain.from_iterable(lines)))
   return '\n\n'.join(paragraphs)
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 from absl import flags
 
-from tokenformer_jax import commands
+from tokenformer_jax.cli import verbs
 from tokenformer_jax.errors import UserError
 
 _NAMES = 26  # columns of a flag and its default
 _WIDTH = 100
 _HOSTS = 'tokenformer_jax.parallel.hosts'
-_EXAMPLE = re.compile(rf'\btokenformer ({"|".join(commands.VERBS)})\b')
+_EXAMPLE = re.compile(rf'\btokenformer ({"|".join(verbs.VERBS)})\b')
 
 
 _PROGRAMS = ('tokenformer', 'python -m tokenformer_jax')
@@ -33,7 +33,9 @@ def command() -> str:
 def spell_command(verb: str) -> str:
   """Return the command line for a verb, in the form in which the user typed this command."""
   program = _program()
-  return f'{program} {verb}' if program else commands.VERBS[verb].script
+  if program is None:
+    return 'python train.py' if verb == 'train' else f'{_PROGRAMS[1]} {verb}'
+  return f'{program} {verb}'
 
 
 def as_typed(text: str) -> str:

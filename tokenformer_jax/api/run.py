@@ -12,21 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import ml_collections
 import numpy as np
 
-from tokenformer_jax import arguments
 from tokenformer_jax import tasks as tasks_lib
-from tokenformer_jax.arguments import FILLED, Path
-from tokenformer_jax.config import Config, GrowConfig, configure
+from tokenformer_jax.api.growable import Growable
+from tokenformer_jax.api.loaded import Loaded, rows_of_ids
+from tokenformer_jax.config import Config, GrowConfig, arguments, configure
+from tokenformer_jax.config.arguments import FILLED, Path
 from tokenformer_jax.config.fields import Count, Key, Natural
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.decoding import evaluation
 from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest
 from tokenformer_jax.errors import UserError, nearest
-from tokenformer_jax.growable import Growable
 from tokenformer_jax.inspection import model as inspect_model
 from tokenformer_jax.inspection import picture, report
 from tokenformer_jax.inspection.usage import Usage
-from tokenformer_jax.loaded import Loaded, rows_of_ids
 from tokenformer_jax.model import flops, models
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.runs import checkpoint, curves

@@ -18,7 +18,7 @@ from typing import Any
 
 from absl import flags
 
-from tokenformer_jax import cli
+from tokenformer_jax.cli import main as cli
 from tokenformer_jax.data import text
 from tokenformer_jax.decoding import evaluation, length, trained
 from tokenformer_jax.errors import UserError
@@ -98,7 +98,3 @@ def run() -> None:
   """Run the command with the arguments of this process."""
   define_flags()
   cli.run(main)
-
-
-if __name__ == '__main__':
-  run()

@@ -15,9 +15,9 @@ from typing import NoReturn
 import jax
 from absl import app, flags, logging
 
-from tokenformer_jax import flag_mistakes, messages, usage
+from tokenformer_jax.cli import help_text, parse_flags
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.parallel import hosts
+from tokenformer_jax.parallel import hosts, messages
 from tokenformer_jax.storage import paths
 
 _HELP = ('--help', '-help', '-h', '--helpshort', '--help=')
@@ -73,7 +73,7 @@ def run(
     reported = hosts.as_reported(error)
     if reported is None:
       raise
-    messages.say(f'error: {usage.as_typed(str(reported))}')
+    messages.say(f'error: {help_text.as_typed(str(reported))}')
     sys.exit(hosts.exit_status(reported))
 
 
@@ -131,12 +131,12 @@ def _flags_parser(
   def parse(argv: Sequence[str]) -> list[str]:
     if any(argument in _HELP for argument in argv[1:]) or list(argv[1:]) == ['help']:
       doc = sys.modules[main.__module__].__doc__ or ''
-      _print_help(usage.render(doc, more_help('') if more_help else ''))
+      _print_help(help_text.render(doc, more_help('') if more_help else ''))
     for argument in argv[1:]:
       name, _, word = argument.lstrip('-').partition('=')
       if name == 'help' and word and argument.startswith('-'):
-        _print_help(usage.render_matches(word, more_help(word) if more_help else ''))
-    return flag_mistakes.parse(argv)
+        _print_help(help_text.render_matches(word, more_help(word) if more_help else ''))
+    return parse_flags.parse(argv)
 
   return parse
 

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import flags
 
-from tokenformer_jax import cli, messages
 from tokenformer_jax import config as config_lib
+from tokenformer_jax.cli import main as cli
 from tokenformer_jax.data import held_out, text
 from tokenformer_jax.decoding.trained import Trained
 from tokenformer_jax.errors import UserError, nearest
@@ -28,7 +28,7 @@ from tokenformer_jax.inspection import picture, report
 from tokenformer_jax.inspection.model import answers, load, maps, measure, old_tokens
 from tokenformer_jax.inspection.report import Row
 from tokenformer_jax.inspection.weights import names, pattentions
-from tokenformer_jax.parallel import hosts
+from tokenformer_jax.parallel import hosts, messages
 
 
 class Texts(NamedTuple):

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from tokenformer_jax import cli
-from tokenformer_jax.config import file as config_file
+from tokenformer_jax.cli import config_flag
+from tokenformer_jax.cli import main as cli
 from tokenformer_jax.data import store
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import paths
@@ -21,7 +21,7 @@ from tokenformer_jax.storage import paths
 
 def define_flags() -> None:
   """Define the command's flags."""
-  config_file.define('The config whose token store to verify, FILE or FILE:VARIANT.')
+  config_flag.define('The config whose token store to verify, FILE or FILE:VARIANT.')
   flags.DEFINE_string('store', None, 'The folder of a token store, instead.')
 
 
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _folder() -> pathlib.Path:
-  resolved = config_file.read()
+  resolved = config_flag.read()
   if resolved.model.kind != 'lm':
     raise UserError(f'config.model.kind is {resolved.model.kind}, which has no token store')
   folder = store.store_folder(resolved.data)
@@ -54,7 +54,3 @@ def run() -> None:
   """Run the command with the arguments of this process."""
   define_flags()
   cli.run(main, on_all_hosts=False)
-
-
-if __name__ == '__main__':
-  run()

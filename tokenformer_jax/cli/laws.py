@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from tokenformer_jax import cli, messages
+from tokenformer_jax.cli import main as cli
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import (
   analysis,
@@ -31,6 +31,7 @@ from tokenformer_jax.laws import (
   stages,
 )
 from tokenformer_jax.laws.analysis import Analysis
+from tokenformer_jax.parallel import messages
 from tokenformer_jax.plan import estimate
 
 _GROWTH_FLAGS = ('sizes', 'stages', 'chain', 'grown', 'handover', 'growth_time')
@@ -233,7 +234,3 @@ def _legs(chain: Sequence[str]) -> list[tuple[float, float]]:
       )
     legs.append(tuple(numbers))
   return legs
-
-
-if __name__ == '__main__':
-  run()

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from tokenformer_jax import arguments, tasks
+from tokenformer_jax import tasks
+from tokenformer_jax.config import arguments
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.decoding import buckets, evaluation, trained
 from tokenformer_jax.decoding.score import Scorer

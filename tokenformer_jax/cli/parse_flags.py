@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from tokenformer_jax import config, usage
-from tokenformer_jax.config import file as config_file
+from tokenformer_jax import config
+from tokenformer_jax.cli import config_flag, help_text
 from tokenformer_jax.errors import UserError, misspelt
 
 
@@ -17,14 +17,14 @@ def parse(argv: Sequence[str]) -> list[str]:
     UserError: a flag is unknown, missing or empty, or its value does not fit.
   """
   if 'config' in flags.FLAGS:
-    config_file.check_overrides(argv[1:])
+    config_flag.check_overrides(argv[1:])
   try:
     rest = flags.FLAGS(argv)
   except flags.UnrecognizedFlagError as error:
     raise UserError(_unknown(error.flagname)) from error
   except (flags.Error, ValueError) as error:  # ValueError: a value for --noNAME
     raise UserError(_sentence(error)) from error
-  for flag in usage.own_flags():
+  for flag in help_text.own_flags():
     if flag.present and flag.value == '' and flag.default != '' and not _choices(flag):
       raise UserError(f'--{flag.name}= is empty; give it a value, or leave it out')
   return rest
@@ -39,7 +39,7 @@ def missing_flag(name: str) -> str:
 
 def _unknown(name: str) -> str:
   """Return the sentence for an unknown flag, which may be the last part of a config's key."""
-  known = [flag.name for flag in usage.own_flags()]
+  known = [flag.name for flag in help_text.own_flags()]
   plain = name.replace('-', '_').lower()
   if plain in known:
     return f'--{name} is unknown; did you mean --{plain}?'
@@ -49,7 +49,7 @@ def _unknown(name: str) -> str:
     return f'--{name} is unknown; did you mean {named}?'
   if near := misspelt(name, known):
     return f'--{name} is unknown; did you mean --{near}?'
-  return f'--{name} is unknown; `{usage.command()} --help` lists the flags'
+  return f'--{name} is unknown; `{help_text.command()} --help` lists the flags'
 
 
 def _sentence(error: Exception) -> str:

@@ -15,16 +15,16 @@ from pathlib import Path
 
 from absl import flags
 
-from tokenformer_jax import cli, messages, usage
-from tokenformer_jax.config import file as config_file
+from tokenformer_jax.cli import config_flag, help_text
+from tokenformer_jax.cli import main as cli
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import grid, grid_runs, points
-from tokenformer_jax.parallel import hosts
+from tokenformer_jax.parallel import hosts, messages
 
 
 def define_flags() -> None:
   """Define the command's flags."""
-  config_file.define('The config whose model the factors multiply: FILE, FILE:VARIANT or NAME.')
+  config_flag.define('The config whose model the factors multiply: FILE, FILE:VARIANT or NAME.')
   flags.mark_flag_as_required('config')
   flags.DEFINE_string('out', None, 'The directory for the runs.', required=True)
   flags.DEFINE_list('factors', None, 'The sizes: factors of the sizes of the config.')
@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
   cli.output_file('commands')
   if not (values.dry_run or values.commands):  # which may be for another machine
     cli.check_output_folder('out')
-  base = config_file.read()
+  base = config_flag.read()
   jobs = grid.jobs(base, wanted, values.out)
   found = grid_runs.progress(jobs, values.out)
   if hosts.is_first():
@@ -83,18 +83,14 @@ def main(argv: Sequence[str]) -> int:
   if values.commands:
     left = [job for job, done in zip(jobs, found.done, strict=True) if not done]
     given = [one for one in sys.argv[1:] if one.lstrip('-').startswith('config')]
-    train = usage.spell_command('train')
+    train = help_text.spell_command('train')
     lines = grid_runs.commands(left, base, given, train, values.out)
     if hosts.is_first():
       Path(values.commands).write_text(''.join(f'{line}\n' for line in lines))
     messages.say(f'wrote {values.commands}: {len(lines)} lines, which may run at the same time')
     return 0
   if grid_runs.train_missing(jobs, values.out):
-    messages.say(f'all runs are finished: {usage.spell_command("laws")} {values.out}')
+    messages.say(f'all runs are finished: {help_text.spell_command("laws")} {values.out}')
     return 0
   messages.say('stopped; give the same command again to go on')
   return 0
-
-
-if __name__ == '__main__':
-  run()

@@ -27,12 +27,15 @@ from collections.abc import Callable, Sequence
 
 from absl import flags
 
-from tokenformer_jax import cli, config, messages, usage
+from tokenformer_jax import config
+from tokenformer_jax.cli import help_text
+from tokenformer_jax.cli import main as cli
 from tokenformer_jax.config import GrowConfig, MeshConfig, choices
 from tokenformer_jax.config.groups import parse_numbers
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow import actions, expert_actions, experts, group_actions, state, wanted
 from tokenformer_jax.grow.actions import Source, Target
+from tokenformer_jax.parallel import messages
 from tokenformer_jax.storage import paths
 
 _MOST = 10**12  # the largest number that a flag may have
@@ -159,7 +162,9 @@ def main(argv: Sequence[str]) -> None:
   if step is not None:
     messages.say(f'wrote {values.target}, step {step}; to go on training it:')
     steps = max(planned, step) + planned
-    print(f'{usage.spell_command("train")} --workdir={values.target} --config.train.steps={steps}')
+    print(
+      f'{help_text.spell_command("train")} --workdir={values.target} --config.train.steps={steps}'
+    )
 
 
 def _grow(source: Source, config: GrowConfig, target: Target) -> int | None:

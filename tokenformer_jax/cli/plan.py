@@ -19,9 +19,9 @@ from typing import Any
 import jax
 from absl import flags
 
-from tokenformer_jax import cli
+from tokenformer_jax.cli import config_flag
+from tokenformer_jax.cli import main as cli
 from tokenformer_jax.config import Config, to_json
-from tokenformer_jax.config import file as config_file
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.plan import chain, estimate, sweep, table, topology
 from tokenformer_jax.plan.program import DoesNotFitError
@@ -30,7 +30,7 @@ from tokenformer_jax.plan.topology import Topology
 
 def define_flags() -> None:
   """Define the command's flags."""
-  config_file.define('The config, FILE or FILE:VARIANT.')
+  config_flag.define('The config, FILE or FILE:VARIANT.')
   flags.mark_flag_as_required('config')
   flags.DEFINE_string('topology', None, 'CHIP:SHAPE, such as v5e:4x4 or v5p:4x4x4.', required=True)
   flags.DEFINE_integer('slices', 1, 'The number of slices.', lower_bound=1)
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> None:
   jax.config.update('jax_platforms', 'cpu')  # The planned devices are not on this machine.
   cli.output_file('json')
   on = topology.parse(values.topology, values.slices)
-  run = config_file.read()
+  run = config_flag.read()
   try:
     text, figures = _answer(run, on)
   except DoesNotFitError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from absl import flags
 
-from tokenformer_jax import cli
+from tokenformer_jax.cli import main as cli
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.runs import curves
 
@@ -42,7 +42,3 @@ def run() -> None:
   """Run the command with the arguments of this process."""
   define_flags()
   cli.run(main, positional=True, on_all_hosts=False)
-
-
-if __name__ == '__main__':
-  run()

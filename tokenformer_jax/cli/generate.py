@@ -20,13 +20,13 @@ from typing import Any
 import jax
 from absl import flags
 
-from tokenformer_jax import cli, messages
+from tokenformer_jax.cli import main as cli
 from tokenformer_jax.decoding import decode, length, texts, trained
 from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest, stream_text, until
 from tokenformer_jax.decoding.writer import Writer
 from tokenformer_jax.errors import UserError, nearest
-from tokenformer_jax.parallel import hosts
+from tokenformer_jax.parallel import hosts, messages
 
 
 def read_requests(path: Path, default: TextRequest) -> list[TextRequest]:
@@ -172,7 +172,3 @@ def run() -> None:
   """Run the command with the arguments of this process."""
   define_flags()
   cli.run(main)
-
-
-if __name__ == '__main__':
-  run()

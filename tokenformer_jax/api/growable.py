@@ -10,9 +10,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from tokenformer_jax import arguments
-from tokenformer_jax.arguments import Path
-from tokenformer_jax.config import Config, ModelConfig, configure
+from tokenformer_jax.config import Config, ModelConfig, arguments, configure
+from tokenformer_jax.config.arguments import Path
 from tokenformer_jax.config.fields import Count
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import actions, expert_actions, group_actions, wanted

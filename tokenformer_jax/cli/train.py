@@ -15,10 +15,11 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from tokenformer_jax import cli, messages, usage
+from tokenformer_jax.cli import config_flag, config_keys, help_text
+from tokenformer_jax.cli import main as cli
 from tokenformer_jax.config import file as config_file
-from tokenformer_jax.config import keys as config_keys
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.parallel import messages
 from tokenformer_jax.storage import paths
 from tokenformer_jax.training import loop
 
@@ -27,7 +28,7 @@ _DEFAULT = 'lm_stdlib'
 
 def define_flags() -> None:
   """Define the command's flags."""
-  config_file.define(
+  config_flag.define(
     'The config: FILE, FILE:VARIANT, or the NAME of one that comes with the package (default: the '
     f'config of the run in --workdir, if there is one, or {_DEFAULT}).'
   )
@@ -49,12 +50,12 @@ def define_flags() -> None:
 def main(argv: Sequence[str]) -> int:
   """Run the config in the work directory; go on where an earlier run stopped."""
   del argv
-  config = config_file.read()
-  workdir = flags.FLAGS.workdir or os.path.join('runs', config_file.name())
+  config = config_flag.read()
+  workdir = flags.FLAGS.workdir or os.path.join('runs', config_flag.name())
   _, stopped = loop.train_or_stop(config, workdir)
   if not stopped:
     return 0
-  messages.say(f'to go on: {usage.command()} {shlex.join(sys.argv[1:])}')
+  messages.say(f'to go on: {help_text.command()} {shlex.join(sys.argv[1:])}')
   return flags.FLAGS.stopped_status
 
 

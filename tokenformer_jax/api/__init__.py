@@ -1,0 +1,1 @@
+"""Work with runs from Python: `import tokenformer_jax`."""

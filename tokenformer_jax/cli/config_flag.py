@@ -1,0 +1,102 @@
+"""The flag --config, and its overrides --config.KEY=VALUE."""
+
+import copy
+import itertools
+import re
+from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from tokenformer_jax import config
+from tokenformer_jax.config import Config, file
+from tokenformer_jax.errors import UserError
+
+
+def define(help_text: str) -> None:
+  """Define the flag and its overrides `--config.KEY=VALUE`."""
+  config_flags.DEFINE_config_file('config', None, help_text)
+  flags.FLAGS['config'].parser = _Parser()
+  config_flags.register_flag_parser_for_type(int, _Integer())
+
+
+def read() -> Config:
+  """Return the config of the flag, with its overrides, validated.
+
+  Raises:
+    UserError: a value cannot be computed from others, or does not fit: see `config.resolve`.
+  """
+  flag = flags.FLAGS['config']
+  try:
+    of_file = flag.parser.values.copy_and_resolve_references()
+    values = flag.value.copy_and_resolve_references()
+  except Exception as error:  # The file's own code may run here, in references to other values.
+    name = config_flags.get_config_filename(flag)
+    raise UserError(
+      f'--config={name}: a value that depends on others cannot be computed '
+      f'({file.message_of(error)})'
+    ) from error
+  # A flag may choose another kind; the file's values for the former kind then remain.
+  return config.resolve(values, config.from_dict(Config, of_file.to_dict()))
+
+
+def name() -> str:
+  """Return the name of the file and its variant, joined, without folder and suffix."""
+  file, _, variant = config_flags.get_config_filename(flags.FLAGS['config']).partition(':')
+  return Path(file).stem + (f'_{variant}' if variant else '')
+
+
+def check_overrides(arguments: Sequence[str]) -> None:
+  """Check that every `--config.KEY` among the arguments names a single key.
+
+  A key of `model.variants.NAME` adds a layer of this name to a config that has none.
+
+  Raises:
+    UserError: there is no such key, or it is a section of keys.
+  """
+  parser = flags.FLAGS['config'].parser
+  parser.layers = []
+  for argument in itertools.takewhile(lambda one: one != '--', arguments):
+    flag = argument.partition('=')[0]
+    word = flag.lstrip('-').removeprefix('no')
+    if flag.startswith('-') and word.startswith('config.'):
+      key = word.removeprefix('config.')
+      config.check_key(key, single=True)
+      if layer := re.match(r'model\.variants\.(\w+)\.', key):
+        parser.layers.append(layer[1])
+
+
+class _Integer(flags.IntegerParser):
+  """Parses integers, also written as `1e4`."""
+
+  def convert(self, argument: Any) -> int:
+    try:
+      return super().convert(argument)
+    except ValueError:
+      try:
+        number = Decimal(argument)
+      except InvalidOperation:
+        raise ValueError('not a number') from None
+      # Decimal is exact, and the bound stops 1e999999999 from filling the memory.
+      if not number.is_finite() or number.adjusted() > 18 or number % 1:
+        raise ValueError('not an integer') from None
+      return int(number)
+
+
+class _Parser(flags.ArgumentParser):
+  """Loads the file and reports a mistake in one sentence; ml_collections would raise any exception.
+
+  It compiles the source itself, because an import would write bytecode beside the user's file.
+  """
+
+  def __init__(self):
+    self.values = config.defaults()  # the file's values, without the changes by flags
+    self.layers: list[str] = []  # the names in model.variants that flags mention
+
+  def parse(self, path: str) -> ConfigDict:
+    values = file.load(path, self.layers)
+    self.values = copy.deepcopy(values)
+    return values

@@ -1,0 +1,53 @@
+"""Define the console command `tokenformer`; a verb's module is imported when the verb runs."""
+
+import importlib
+import sys
+
+from tokenformer_jax.errors import nearest
+
+_HELP = ('--help', '-help', '-h', '--helpshort', 'help')
+
+
+# A verb is a module of its name in this folder, and a line here for the help.
+VERBS = {
+  'train': 'train a model, or go on with a run',
+  'grow': 'make a trained model larger, exactly',
+  'plan': 'say whether a run fits on TPUs, and how fast it is, without a TPU',
+  'generate': 'write text with a model',
+  'evaluate': 'measure a model on tasks and on texts',
+  'convert': 'read and write released weights; change the rotary layout of a run',
+  'inspect': 'show what the parameter tokens respond to, and which are used',
+  'sweep': 'train the grid of runs that a scaling law needs',
+  'laws': 'fit scaling laws to runs, predict by them, and plan growth',
+  'plot': 'draw the curves of runs',
+  'verify': 'compare a token store with the digests recorded when it was built',
+}
+
+
+def main(program: str = 'tokenformer') -> None:
+  """Run the verb that the first argument of this process names.
+
+  Args:
+    program: the name under which this command was typed.
+  """
+  verb, *rest = sys.argv[1:] or ['--help']
+  if verb in _HELP:
+    print(_render(program))
+    return
+  if verb not in VERBS:
+    print(f'error: {verb!r} is not a command of {program}{nearest(verb, VERBS)}', file=sys.stderr)
+    sys.exit(2)
+  sys.argv = [f'{program} {verb}', *rest]
+  importlib.import_module(f'tokenformer_jax.cli.{verb}').run()
+
+
+def _render(program: str) -> str:
+  """Return the help, with a line for each verb."""
+  lines = [f'  {name:10}{summary}' for name, summary in VERBS.items()]
+  return '\n'.join(
+    [
+      'Train TokenFormers and grow them without changing what they compute.\n',
+      *lines,
+      f'\n{program} VERB --help lists the flags of a verb.',
+    ]
+  )

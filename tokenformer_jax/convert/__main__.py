@@ -1,5 +1,0 @@
-"""`python -m tokenformer_jax.convert`."""
-
-from tokenformer_jax.convert import command
-
-command.run()
