@@ -6,8 +6,8 @@ r"""Plan a training step of several architectures on TPUs, for the table in docs
 
 Every model has 12 layers of width 768, sequences of 2,048 tokens, recomputation `full`, and the
 vocabulary and batch of `configs/lm_pile.py:150m`. The times are the rough ones of
-`python -m tokenformer_jax plan --quick`: from the TPU compiler's layout of the step, which it
-has after seconds. The command needs `pip install -e ".[tpu]"`, but no TPU.
+`python -m tokenformer_jax plan --quick`, from the TPU compiler's layout of the step, which takes
+seconds. The command needs `pip install -e ".[tpu]"`, but no TPU.
 """
 
 import cells
@@ -71,11 +71,11 @@ def main() -> None:
         flags = model.on(on, batch, f'--config.mesh.fsdp={CHIPS}', '--quick', *others)
         label = f'{name}-{on}'.replace(' ', '_').replace('*', 'x')
         found[name, on] = cells.planned(label, flags, args.out, report=args.report)
-  there = {key: one for key, one in found.items() if one}
-  print(f'{args.tokens_per_chip:,} tokens a chip; {cells.versions(there.values())}\n')
-  rows = [row(*key, one, there.get(('TokenFormer', key[1]))) for key, one in there.items()]
+  planned = {key: figures for key, figures in found.items() if figures}
+  print(f'{args.tokens_per_chip:,} tokens a chip; {cells.versions(planned.values())}\n')
+  rows = [row(*key, made, planned.get(('TokenFormer', key[1]))) for key, made in planned.items()]
   print(cells.table(HEAD, rows))
-  if missing := [' on '.join(key) for key, one in found.items() if not one]:
+  if missing := [' on '.join(key) for key, figures in found.items() if not figures]:
     print(f'\nnot planned: {", ".join(missing)}')
 
 

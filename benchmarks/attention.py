@@ -2,7 +2,7 @@ r"""Time causal attention, forward and backward: ours in XLA's operations, and J
 
   python benchmarks/attention.py
 
-On a GPU in bfloat16, cuDNN's kernel is a third contender; runs on GPUs use it.
+On a GPU, cuDNN's kernel in bfloat16, which runs there use, is a third contender.
 """
 
 import functools

@@ -21,19 +21,12 @@ Row = tuple[str, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """A config to plan.
+  """A config to plan."""
 
-  Attributes:
-    file: a file in `configs/`, and its variant.
-    length: the length of its sequences.
-    flags: flags that change the config.
-    before: the layers before the equal ones, as a pattern.
-  """
-
-  file: str
-  length: int
-  flags: tuple[str, ...] = ()
-  before: str = ''
+  file: str  # in `configs/`, with its variant
+  length: int  # of its sequences
+  flags: tuple[str, ...] = ()  # that change the config
+  before: str = ''  # the layers before the equal ones, as a pattern
 
   def rows(self, tokens: int) -> int:
     """Return the number of sequences in a number of tokens."""
@@ -92,15 +85,8 @@ def planned(
 ) -> Figures | None:
   """Return the planner's figures of a cell: the kept figures of the same flags, or new ones.
 
-  Plan in a process of its own, because the compiler ends its process when it fails. Keep the new
-  figures.
-
-  Args:
-    label: the name of the cell.
-    flags: the flags of the planner.
-    out: the directory where cells are kept.
-    report: return kept figures only.
-    command: the command that takes these flags and `--json`.
+  Plan in another process, because the compiler ends its process when it fails. Keep the new figures
+  in the directory `out`. With `report` plan nothing. `command` takes the flags and `--json`.
 
   Returns:
     The content of `--json`, or `error` with a sentence if the step does not fit or libtpu aborts;

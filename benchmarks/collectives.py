@@ -1,4 +1,4 @@
-r"""Compare the data that chips must exchange for a layer with the compiled program's.
+r"""Compare the data that chips must exchange for a layer with the exchange of the compiled program.
 
   python benchmarks/collectives.py                                 1_5b on v5e:4x4
   python benchmarks/collectives.py --model=lm_openwebtext:1_4b --topology=v5p:2x2x1 --tokens=1,2,4
@@ -6,10 +6,10 @@ r"""Compare the data that chips must exchange for a layer with the compiled prog
   python benchmarks/collectives.py --model=lm_deepseekmoe:16b --topology=v5p:4x4x4 --experts=8,64
 
 For a mixture, the meshes split by `fsdp` and by each number of `experts`. For other models they
-split by `fsdp` alone, by `tokens` alone and by both. Recomputation is `full`. The found data of a
-layer is the difference between two depths divided by their difference in layers, which leaves out
-the head and the embedding. A collective of several arrays, which the compiler merges, counts once.
-A whole sum instead of a scattered one shows as an all-reduce of twice the bytes.
+split by `fsdp` alone, by `tokens` alone and by both. Recomputation is `full`. The data of a layer
+is the difference between two depths per layer, which leaves out the head and the embedding. A
+collective of several arrays, which the compiler merges, counts once. A whole sum instead of a
+scattered one shows as an all-reduce of twice the bytes.
 
 The command lays out two programs for each mesh, in seconds. It needs `pip install -e ".[tpu]"`, but
 no TPU. Cells are kept in `--out`, as in pods.py.
@@ -35,21 +35,13 @@ ACTIVATION, NORM = 2, 4  # bytes of bfloat16 and float32
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-  """Equal collectives of one layer in a step.
+  """Equal collectives of one layer in a step."""
 
-  Attributes:
-    axis: the mesh axis.
-    kind: the planner's name of the collective.
-    what: the purpose of the collectives.
-    number: the number of collectives.
-    received: bytes that a device receives in all of them.
-  """
-
-  axis: str
-  kind: str
-  what: str
+  axis: str  # of the mesh
+  kind: str  # the planner's name of the collective
+  purpose: str
   number: int
-  received: float
+  received: float  # bytes that a device receives in all of them
 
 
 def expected(
@@ -75,12 +67,8 @@ def expected(
                 input and of feed-forward's input are summed whole; that of the output projection's
                 input is scattered to heads; each M D · 2 bytes (S−1)/S, or twice that if whole
 
-  Args:
-    model: the model's values in a config.
-    fsdp: F.
-    tokens: S.
-    positions: M.
-    groups: the number of groups of tokens on each device; 0: all tokens are one group.
+  `model` is a config's dict. `groups` is the number of groups of tokens on each device; 0: all
+  tokens are one group.
   """
   mixer, ffn = model['layer']['mixer'], model['layer']['ffn']
   tokens_of_layer = 3 * mixer['qkv']['tokens'] + mixer['proj']['tokens'] + ffn['tokens']
@@ -105,7 +93,7 @@ def expected(
   return (over_fsdp if fsdp > 1 else []) + (over_tokens if tokens > 1 else [])
 
 
-def expected_of_mixture(
+def expected_in_mixture(
   model: ModelConfig, fsdp: int, experts: int, rows: int, length: int
 ) -> list[Expected]:
   """Return the collectives that a layer with experts needs in a step with recomputation `full`.
@@ -121,12 +109,8 @@ def expected_of_mixture(
     gradients   reduce-scatters of A over fsdp, then of A / F over experts; of B over fsdp
     tokens      all-to-alls over experts: `plan/exchange.py`
 
-  Args:
-    model: the model, with dense projections, of equal layers with experts.
-    fsdp: F.
-    experts: X.
-    rows: the sequences of a device.
-    length: the tokens of a sequence.
+  The model has dense projections and equal layers with experts. A device has `rows` sequences of
+  `length` tokens.
   """
   width, ffn = model.width, model.layer.ffn
   devices = fsdp * experts
@@ -134,21 +118,21 @@ def expected_of_mixture(
   others = (4 * width + shared * ffn.shared.width) * width * ACTIVATION
   own = ffn.count // experts * inner * width * ffn.expert.width * ACTIVATION
   router = width * ffn.count * NORM
-  both = '+'.join(name for name, size in (('fsdp', fsdp), ('experts', experts)) if size > 1)
-  of_fsdp, of_experts, of_all = (1 - 1 / size for size in (fsdp, experts, devices))
+  all_axes = '+'.join(name for name, size in (('fsdp', fsdp), ('experts', experts)) if size > 1)
+  fsdp_share, experts_share, share = (1 - 1 / size for size in (fsdp, experts, devices))
   moved = exchange.layer_exchange(ffn, width, rows, length, experts)
   number = 4 + shared
   found = [
     Expected('experts', 'all-to-all', 'tokens', moved.number, moved.received),
-    Expected(both, 'all-gather', 'weights', 2 * number, 2 * others * of_all),
-    Expected(both, 'all-gather', 'routers', 2, 2 * router * of_all),
-    Expected(both, 'all-reduce', 'gradient of the router', 1, 2 * router * of_all),
-    Expected('fsdp', 'all-gather', 'experts', 2 * inner, 2 * own * of_fsdp),
-    Expected('fsdp', 'reduce-scatter', 'gradients', number, others * of_fsdp),
-    Expected('fsdp', 'reduce-scatter', 'gradients of experts', inner, own * of_fsdp),
-    Expected('experts', 'reduce-scatter', 'gradients', number, others / fsdp * of_experts),
+    Expected(all_axes, 'all-gather', 'weights', 2 * number, 2 * others * share),
+    Expected(all_axes, 'all-gather', 'routers', 2, 2 * router * share),
+    Expected(all_axes, 'all-reduce', 'gradient of the router', 1, 2 * router * share),
+    Expected('fsdp', 'all-gather', 'experts', 2 * inner, 2 * own * fsdp_share),
+    Expected('fsdp', 'reduce-scatter', 'gradients', number, others * fsdp_share),
+    Expected('fsdp', 'reduce-scatter', 'gradients of experts', inner, own * fsdp_share),
+    Expected('experts', 'reduce-scatter', 'gradients', number, others / fsdp * experts_share),
   ]
-  return [one for one in found if one.received]
+  return [equal for equal in found if equal.received]
 
 
 def in_groups(model: dict[str, Any], groups: int) -> list[str]:
@@ -156,8 +140,8 @@ def in_groups(model: dict[str, Any], groups: int) -> list[str]:
   mixer, ffn = model['layer']['mixer'], model['layer']['ffn']
   sizes = {'mixer.qkv': mixer['qkv'], 'mixer.proj': mixer['proj'], 'ffn': ffn}
   flags = []
-  for name, one in sizes.items():
-    size = one['tokens'] // groups
+  for name, projection in sizes.items():
+    size = projection['tokens'] // groups
     flags += [
       f'--config.model.layer.{name}.groups={size}*{groups}',
       f'--config.model.layer.{name}.reference=0',
@@ -166,7 +150,7 @@ def in_groups(model: dict[str, Any], groups: int) -> list[str]:
 
 
 def depth(figures: Figures) -> int:
-  """Return the number of layers of the model that was planned."""
+  """Return the number of layers of a planned model."""
   return from_dict(ModelConfig, figures['config']['model']).depth
 
 
@@ -182,29 +166,29 @@ def per_layer(shallow: Figures, deep: Figures) -> dict[tuple[str, str], tuple[fl
         number + sign * row['count'] / layers,
         received + sign * row['gigabytes'] * 1e9 / layers,
       )
-  return {key: one for key, one in totals.items() if any(one)}
+  return {key: total for key, total in totals.items() if any(total)}
 
 
 def rows(mesh: str, wanted: list[Expected], found: dict[tuple[str, str], Any]) -> list[Row]:
   """Return the rows of a mesh: one for each collective, and the sum of every axis."""
   lines = []
-  kinds = dict.fromkeys([(one.axis, one.kind) for one in wanted] + sorted(found))
+  kinds = dict.fromkeys([(equal.axis, equal.kind) for equal in wanted] + sorted(found))
   for key in kinds:
-    ours = [one for one in wanted if (one.axis, one.kind) == key]
+    ours = [equal for equal in wanted if (equal.axis, equal.kind) == key]
     number, received = found.get(key, (0.0, 0.0))
     lines.append(
       (
         mesh,
         *key,
-        ', '.join(f'{one.number} {one.what}' for one in ours),
-        str(sum(one.number for one in ours)),
+        ', '.join(f'{group.number} {group.purpose}' for group in ours),
+        str(sum(group.number for group in ours)),
         f'{number:.4g}',
-        f'{sum(one.received for one in ours) / 1e6:,.1f}',
+        f'{sum(group.received for group in ours) / 1e6:,.1f}',
         f'{received / 1e6:,.1f}',
       )
     )
   for axis in dict.fromkeys(axis for axis, _ in kinds):
-    should = sum(one.received for one in wanted if one.axis == axis)
+    should = sum(equal.received for equal in wanted if equal.axis == axis)
     is_there = sum(received for (along, _), (_, received) in found.items() if along == axis)
     ratio = f'{is_there / should:.2f} × expected' if should else ''
     total = f'{should / 1e6:,.1f}', f'{is_there / 1e6:,.1f}'
@@ -214,21 +198,13 @@ def rows(mesh: str, wanted: list[Expected], found: dict[tuple[str, str], Any]) -
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """A mesh.
+  """A mesh."""
 
-  Attributes:
-    mesh: its sizes, for the table.
-    label: the name of its cells.
-    holders: the number of devices with different rows.
-    flags: the flags that set it.
-    wanted: maps a plan's figures to the expected collectives of a layer.
-  """
-
-  mesh: str
-  label: str
-  holders: int
-  flags: tuple[str, ...]
-  wanted: Callable[[Figures], list[Expected]]
+  mesh: str  # its sizes, for the table
+  label: str  # the name of its cells
+  holders: int  # the number of devices with different rows
+  flags: tuple[str, ...]  # that set it
+  wanted: Callable[[Figures], list[Expected]]  # maps a plan to the expected collectives of a layer
 
 
 def cases(args: argparse.Namespace, devices: int, sequences: int) -> Iterator[Case]:
@@ -250,7 +226,7 @@ def cases(args: argparse.Namespace, devices: int, sequences: int) -> Iterator[Ca
     yield Case(mesh, f'tokens{tokens}-groups{groups}', fsdp, tuple(flags), wanted)
 
 
-def cases_of_mixture(args: argparse.Namespace, devices: int, sequences: int) -> Iterator[Case]:
+def mixture_cases(args: argparse.Namespace, devices: int, sequences: int) -> Iterator[Case]:
   """Yield the meshes of a mixture."""
   for experts in map(int, args.experts.split(',')):
     fsdp, rest = divmod(devices, experts)
@@ -259,7 +235,7 @@ def cases_of_mixture(args: argparse.Namespace, devices: int, sequences: int) -> 
 
     def wanted(found: Figures, fsdp=fsdp, experts=experts) -> list[Expected]:
       model = from_dict(ModelConfig, found['config']['model'])
-      return expected_of_mixture(model, fsdp, experts, sequences, MIXTURES[args.model].length)
+      return expected_in_mixture(model, fsdp, experts, sequences, MIXTURES[args.model].length)
 
     flags = (f'--config.mesh.experts={experts}',)
     yield Case(f'{fsdp} fsdp × {experts} experts', f'experts{experts}', devices, flags, wanted)
@@ -278,8 +254,8 @@ def main() -> None:
   model, devices = {**MODELS, **MIXTURES}[args.model], topology.parse(args.topology).devices
   lines, used = [], []
   sequences = model.rows(args.tokens_per_chip)  # for the devices that share rows
-  of_model = cases_of_mixture if args.model in MIXTURES else cases
-  for case in of_model(args, devices, sequences):
+  yield_cases = mixture_cases if args.model in MIXTURES else cases
+  for case in yield_cases(args, devices, sequences):
     found = []
     for layers in args.depths.split(','):
       flags = model.on(
@@ -293,8 +269,8 @@ def main() -> None:
       )
       label = f'{args.model}-{args.topology}-{case.label}-layers{layers}'
       found.append(cells.planned(label, flags, args.out, report=args.report))
-    if not all(found) or any('error' in one for one in found):
-      reasons = [one['error'] for one in found if one and 'error' in one]
+    if not all(found) or any('error' in figures for figures in found):
+      reasons = [figures['error'] for figures in found if figures and 'error' in figures]
       print(f'{case.mesh}: {"; ".join(reasons) or "not planned"}', file=sys.stderr)
       continue
     used += found

@@ -1,4 +1,4 @@
-"""Define the models of the benchmarks, and contenders that take turns in processes of their own."""
+"""Define the models of the benchmarks, and contenders that take turns, each in its own process."""
 
 import dataclasses
 import subprocess
@@ -61,10 +61,8 @@ def torch_model(size: Size, **options: Any) -> Any:
 class Contender:
   """A process that makes a step on request.
 
-  Args:
-    script: a script that, with `--serve=name`, prints the seconds of a step for every input line.
-    name: the name of the contender.
-    arguments: more arguments of the script.
+  With `--serve=name` and the arguments, the script prints the seconds of a step for every line of
+  its input.
   """
 
   def __init__(self, script: str, name: str, arguments: list[str]):

@@ -4,10 +4,10 @@ r"""Time one token of decoding: ours, and the same model in a plain PyTorch loop
   python benchmarks/decode.py --size=1_5b --batches=1,8,64      on one GPU, bfloat16
 
 Needs `pip install -e ".[benchmark]"`. The contenders write greedy text after prompts of `--prompt`
-tokens. All prompts have the same length, because the PyTorch loop supports no others. Each
-contender has a process of its own, and they take turns, one text each. Only tokens after the first
-16 count, which excludes reading the prompts and compiling. The command prints milliseconds per
-token (median, least, most) and tokens/s of the batch.
+tokens. All prompts have the same length, as the PyTorch loop requires. Each contender has its own
+process, and they take turns, one text each. Only tokens after the first 16 count, which excludes
+reading the prompts and compiling. The command prints milliseconds per token (median, least, most)
+and tokens/s of the batch.
 """
 
 import argparse

@@ -7,16 +7,16 @@ r"""Compare grouped products of experts with dense products on TPUs, by the comp
 same rows are [experts, rows of an expert, width], and a dense product of a batch of matrices does
 the same work. The table has the cycles of both, and those that the matrix units need at their peak.
 
-The compiler's estimate of cycles has none for kernels and is wrong on v6e (docs/plan.md), so cycles
-are read from the schedule, the bundles of instructions of a kernel or a fusion:
+The compiler's estimate of cycles omits kernels and is wrong on v6e (docs/plan.md). So the script
+counts cycles in the schedule, the bundles of instructions of a kernel or a fusion:
 
   steps × (the longer of the bundles of a step and the work of the matrix units)
 
 or, if that takes longer, the bytes of all blocks at the bandwidth of HBM. Parts of a kernel without
-products and of more than 200 bundles run once for each expert and block of its result. To the
-kernels is added what the compiler estimates for all other operations of the program, such as the
-search for the rows of each expert. Compiling takes about 10 seconds for each of 24 programs; it
-needs `pip install -e ".[tpu]"`, but no TPU.
+products and of more than 200 bundles run once for each expert and block of its result. The last
+columns add the compiler's estimate for all other operations, such as the search for the rows of
+each expert. Compiling takes about 10 seconds for each of 24 programs; it needs
+`pip install -e ".[tpu]"`, but no TPU.
 """
 
 import argparse
@@ -72,7 +72,7 @@ class Region:
 
 
 def programs(shape: Shape) -> dict[str, Callable[..., jax.Array]]:
-  """Return what is compiled: functions of rows, matrices, sizes and the gradient of the result."""
+  """Return the functions to compile, of rows, matrices, sizes and the gradient of the result."""
 
   def grouped(rows: jax.Array, matrices: jax.Array, sizes: jax.Array) -> jax.Array:
     tile = grouped_tpu.row_tile(shape.rows, shape.count)
@@ -84,10 +84,10 @@ def programs(shape: Shape) -> dict[str, Callable[..., jax.Array]]:
     return jnp.einsum('ESI,EIO->ESO', batch, matrices).reshape(shape.rows, shape.outputs)
 
   def gradient(product: Callable[..., jax.Array], number: int) -> Callable[..., jax.Array]:
-    def of(rows: jax.Array, matrices: jax.Array, sizes: jax.Array, out: jax.Array) -> jax.Array:
+    def run(rows: jax.Array, matrices: jax.Array, sizes: jax.Array, out: jax.Array) -> jax.Array:
       return jax.vjp(lambda *x: product(*x, sizes), rows, matrices)[1](out)[number]
 
-    return of
+    return run
 
   made = {}
   for name, product in (('grouped', grouped), ('dense', dense)):
@@ -117,11 +117,11 @@ def compile_one(name: str, program: str, shape: Shape) -> dict[str, float]:
     array(shape.rows, shape.outputs),
   )
   with jax.set_mesh(mesh):
-    tiles = tiles_of(program, shape)
+    tiles = step_tiles(program, shape)
     lowered = jax.jit(programs(shape)[program]).lower(*arguments)
   with topology.quiet():
     text = lowered.compile().as_text()
-  (file,) = [one for one in Path(directory).glob('*final_bundles.txt') if has_products(one)]
+  (file,) = [path for path in Path(directory).glob('*final_bundles.txt') if has_products(path)]
   regions = read_regions(file.read_text(), on.chip)
   others = costs.read(text, mesh, on.chip).cycles
   if program.startswith('dense'):
@@ -129,7 +129,7 @@ def compile_one(name: str, program: str, shape: Shape) -> dict[str, float]:
   return {'cycles': grouped_cycles(program, shape, tiles, regions, on.chip), 'others': others}
 
 
-def tiles_of(program: str, shape: Shape) -> tuple[int, int, int]:
+def step_tiles(program: str, shape: Shape) -> tuple[int, int, int]:
   """Return rows, inputs and outputs of a step of a kernel."""
   tile, sizes = grouped_tpu.row_tile(shape.rows, shape.count), (shape.inputs, shape.outputs)
   if program.endswith(WHAT[2]):
@@ -159,10 +159,10 @@ def read_regions(text: str, chip: Chip) -> list[Region]:
 
 
 def step_cycles(regions: list[Region], chip: Chip) -> float:
-  """Return the cycles of one step: bundles, of which those with products wait for their units."""
+  """Return the cycles of one step; bundles with products wait for their matrix units."""
   rate = chip.peak / 2 / chip.clock / chip.cores
   return sum(
-    max(one.bundles, one.macs / rate) for one in regions if one.macs or one.bundles <= _LONG
+    max(part.bundles, part.macs / rate) for part in regions if part.macs or part.bundles <= _LONG
   )
 
 

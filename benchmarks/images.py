@@ -5,8 +5,8 @@ r"""Measure the input pipeline's images a second on one core, against a training
 
 The images are scikit-learn's two photographs at ImageNet's average size, 500 × 375, as JPEG. The
 views are those of configs/vit_imagenet.py: a random crop, a flip, RandAugment. Contenders take
-turns, so that other load on the machine affects all of them. Contenders that are not installed are
-skipped (`pip install opencv-python-headless simplejpeg tensorflow-cpu`).
+turns, so that other load on the machine affects all of them. Contenders that are not installed do
+not run (`pip install opencv-python-headless simplejpeg tensorflow-cpu`).
 """
 
 import argparse

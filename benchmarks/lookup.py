@@ -43,8 +43,7 @@ def compiled(lookup: Lookup, mesh: Mesh, rows: int, args: argparse.Namespace) ->
     return jnp.sum(x_BxTxD * weight_BxTxD, dtype=jnp.float32)
 
   def abstract(shape: tuple[int, ...], dtype: jnp.dtype, axes: tuple) -> jax.ShapeDtypeStruct:
-    place = jax.NamedSharding(mesh, rules.spec(axes))
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=jax.NamedSharding(mesh, rules.spec(axes)))
 
   ids = (rows, args.sequence_length)
   table = abstract((args.vocab, args.width), jnp.float32, AXES)

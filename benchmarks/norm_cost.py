@@ -1,4 +1,4 @@
-r"""Measure what Pattention's norm and its GELU cost in a training step, by the compiler's cycles.
+r"""Measure the cost of Pattention's norm and GELU in a training step, by the compiler's cycles.
 
   python benchmarks/norm_cost.py                    plan the missing cells and print all
   python benchmarks/norm_cost.py --only=1_5b --on=v5p
@@ -68,7 +68,7 @@ def by_products_of_keys(
 ) -> jax.Array:
   """Replace `pattention.pattention`: compute norms from products of keys, D² instead of N terms."""
   del how
-  (one,) = groups
+  (group,) = groups
 
   def apply(x: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
     keys_NxI = keys.astype(x.dtype)
@@ -79,7 +79,7 @@ def by_products_of_keys(
     turned_BxTxI = product('BTI,IO->BTO', x_BxTxI, gram_IxI, preferred_element_type=jnp.float32)
     square = jnp.sum(turned_BxTxI * x_BxTxI.astype(jnp.float32), axis=-1, keepdims=True)
     square = checkpoint_name(square + pattention.EPSILON, ROW_STATISTICS)
-    inverse = jax.lax.rsqrt(square) * jnp.sqrt(jnp.float32(one.reference))
+    inverse = jax.lax.rsqrt(square) * jnp.sqrt(jnp.float32(group.reference))
     scores = checkpoint_name(pattention.scores(x, keys), pattention.SCORES)
     weights = pattention.activate(scores.astype(jnp.float32) * inverse, gelu)
     weights = weights.astype(x.dtype)
@@ -110,7 +110,7 @@ def plan_with(variant: str) -> None:
 
 
 def plan_cells(args, others: list[str], shape: str, on: str) -> dict[str, Figures]:
-  """Return the figures of every variant that is planned."""
+  """Return the figures of every planned variant."""
   model = SHAPES[shape]
   found = {}
   for variant in (AS_IT_IS, *REPLACED, TANH):
@@ -129,17 +129,17 @@ def plan_cells(args, others: list[str], shape: str, on: str) -> dict[str, Figure
       report=args.report,
       command=program if variant in REPLACED else cells.PLAN,
     )
-  return {variant: one for variant, one in found.items() if one}
+  return {variant: figures for variant, figures in found.items() if figures}
 
 
 def rows(found: dict[str, Figures]) -> list[Row]:
   """Return a row for each variant, with the time of the unchanged step over the variant's."""
   lines, whole = [], found.get(AS_IT_IS, {}).get('compute_seconds')
-  for variant, one in found.items():
-    if 'error' in one:
-      lines.append((variant, one['error'], ''))
+  for variant, figures in found.items():
+    if 'error' in figures:
+      lines.append((variant, figures['error'], ''))
       continue
-    seconds = one['compute_seconds']
+    seconds = figures['compute_seconds']
     ratio = f'{whole / seconds:.3f}' if whole else ''
     lines.append((variant, f'{seconds * 1e3:,.2f}', ratio))
   return lines

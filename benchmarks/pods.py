@@ -113,19 +113,19 @@ def main() -> None:
         args.out,
         report=args.report,
       )
-  there = {key: one for key, one in found.items() if one}
+  planned = {key: figures for key, figures in found.items() if figures}
   print(
     f'{args.tokens_per_chip:,} tokens a chip, recomputation {args.remat}; '
-    f'{cells.versions(there.values())}\n'
+    f'{cells.versions(planned.values())}\n'
   )
-  print(cells.table(HEAD, [row(*key, one) for key, one in there.items()]))
-  if one := there.get(('lm_openwebtext:1_4b', 'v5e-16')):
+  print(cells.table(HEAD, [row(*key, figures) for key, figures in planned.items()]))
+  if grown := planned.get(('lm_openwebtext:1_4b', 'v5e-16')):
     rows = MODELS['lm_openwebtext:1_4b'].rows(args.tokens_per_chip)
-    print(f'\nthe grown 1_4b at {rows} sequences of 1,024 a chip on v5e:4x4 {fit(one)}')
-  if ratios := larger_pod(there):
+    print(f'\nthe grown 1_4b at {rows} sequences of 1,024 a chip on v5e:4x4 {fit(grown)}')
+  if ratios := larger_pod(planned):
     head = ('a step on v5p-512 over v5p-64', 'all overlapped', 'nothing overlapped')
     print(f'\n{cells.table(head, ratios)}')
-  if missing := [' on '.join(key) for key, one in found.items() if not one]:
+  if missing := [' on '.join(key) for key, figures in found.items() if not figures]:
     print(f'\nnot planned: {", ".join(missing)}')
 
 

@@ -34,28 +34,16 @@ TrainStep = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-  """The sizes of a model.
-
-  Attributes:
-    layers: the number of blocks.
-    width: the width of the residual stream.
-    heads: the number of attention heads; it divides the width.
-    vocab_size: rows of the embedding, which is also the head's matrix.
-    qkv: parameter tokens of each of the query, key and value projections.
-    proj: parameter tokens of the attention's output projection.
-    ffn: parameter tokens of the feed-forward layer's Pattention.
-    rotary_fraction: the part of every head that carries rotary positions.
-    max_length: the longest sequence.
-  """
+  """The sizes of a model."""
 
   layers: int
   width: int
-  heads: int
+  heads: int  # divides the width
   vocab_size: int
-  qkv: int
-  proj: int
-  ffn: int
-  rotary_fraction: float = 0.25
+  qkv: int  # parameter tokens of each of the query, key and value projections
+  proj: int  # parameter tokens
+  ffn: int  # parameter tokens
+  rotary_fraction: float = 0.25  # of every head
   max_length: int = 2048
 
   def __post_init__(self) -> None:
@@ -260,13 +248,9 @@ def build_train_step(
 ) -> TrainStep:
   """Return a function that updates the model in place by one step.
 
-  Args:
-    model: the model, on the device of the batches.
-    optimizer: the optimizer of the model's parameters; its learning rate is read at every step.
-    clip_norm: the largest global norm of the gradients; larger gradients are scaled to it.
-    bf16: use bfloat16 for matrix products and the residual stream, by autocast.
-    compile: compile the loss and its gradient (the first step of a shape then takes longer).
-    compile_mode: a mode of `torch.compile`, such as `max-autotune`.
+  The model is on the device of the batches. With `bf16` autocast uses bfloat16 for matrix products
+  and the residual stream. `compile` compiles the loss and its gradient, in a mode of
+  `torch.compile`.
 
   Returns:
     (input_ids [B, T], targets [B, T]), int64 → the loss and the gradient's norm before clipping,

@@ -3,8 +3,8 @@ r"""Time one training step: ours, and the same model in PyTorch, eager and compi
   python benchmarks/train_step.py                              a 22M model on the CPU
   python benchmarks/train_step.py --size=150m --batch=16       on one GPU, bfloat16
 
-Needs `pip install -e ".[benchmark]"`. Every contender has a process of its own. They take turns,
-one step each, so that other load on the machine affects all of them. The first steps (compilation,
+Needs `pip install -e ".[benchmark]"`. Every contender has its own process. They take turns, one
+step each, so that other load on the machine affects all of them. The first steps (compilation,
 memory) do not count. The command prints seconds (median, least, most), model TFLOP/s and MFU, and
 writes the seconds as JSON with `--out`. On a CPU it also prints the speed of matrix products alone.
 """
@@ -21,11 +21,9 @@ from pathlib import Path
 from contenders import SIZES, Contender, Size, model_config, torch_model
 
 WARM_UP = 3
-
-
 CONTENDERS = ('jax', 'torch_eager', 'torch_compiled')
 # Values of `train.remat` that recompute no whole layer.
-_WITHOUT = ('auto', 'everything', 'score_inputs')
+_WITHOUT_CHECKPOINTS = ('auto', 'everything', 'score_inputs')
 
 
 def jax_step(size: Size, remat: str) -> Callable[[], None]:
@@ -107,7 +105,7 @@ def serve(contender: str, size: Size, remat: str) -> None:
     run = jax_step(size, remat)
   else:
     compiled = contender == 'torch_compiled'
-    run = torch_step(size, compiled=compiled, checkpointing=remat not in _WITHOUT)
+    run = torch_step(size, compiled=compiled, checkpointing=remat not in _WITHOUT_CHECKPOINTS)
   for _ in sys.stdin:
     start = time.perf_counter()
     run()

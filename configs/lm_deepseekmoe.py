@@ -1,4 +1,4 @@
-r"""DeepSeekMoE: small experts, several a token, beside shared ones that all tokens use.
+r"""DeepSeekMoE: many small experts, several for each token, beside shared experts for all tokens.
 
   python train.py --config=configs/lm_deepseekmoe.py          # tiny
   python train.py --config=configs/lm_deepseekmoe.py:16b
@@ -14,14 +14,14 @@ shared EPYC, which took 3:47 minutes, compilation included; 2.335 bits per byte 
 held-out text at the end (loss 5.110), seed 0.
 
 The large ones are meant for 64 TPU chips of 95 GB (v5p). `16b` fits there with batches in nine
-parts. Devices gather the experts, which costs less than sending the tokens (docs/pods.md), as
---config.mesh.experts=8 --config.model.layer.ffn.dispatch.device_factor=1.25 would. `2b` needs the
-files of lm_pile.py, and trains a tokenizer of 8192 entries on them; `16b` needs
-data/deepseek/*.jsonl.zst and a tokenizer of at most 102,400 entries, data/deepseek/tokenizer.json.
-Not run with this code yet. Sizes, batch, steps and peak rates are the article's. Its rate drops to
-0.316 of the peak at 80 % of the steps and to 0.1 at 90 %; here it falls to 0.1 in a line over the
-last 20 %. For `2b` the article gives the entries of an expert, 2 · 1280², and not its form; here it
-is an MLP with GELU, 1280 wide.
+parts. Devices gather the experts, because sending tokens costs more (docs/pods.md):
+--config.mesh.experts=8 --config.model.layer.ffn.dispatch.device_factor=1.25. `2b` needs the files
+of lm_pile.py, and trains a tokenizer of 8192 entries on them; `16b` needs data/deepseek/*.jsonl.zst
+and a tokenizer of at most 102,400 entries, data/deepseek/tokenizer.json. Not run with this code
+yet. Sizes, batch, steps and peak rates are the article's. Its rate drops to 0.316 of the peak at
+80 % of the steps and to 0.1 at 90 %; here it falls to 0.1 in a line over the last 20 %. For `2b`
+the article gives the entries of an expert, 2 · 1280², but not its form; here it is an MLP with
+GELU, 1280 wide.
 
   variant      parameters  used by a token
   tiny          2,006,912        1,128,320
@@ -66,7 +66,7 @@ def get_config(variant='tiny'):
 
 
 def set_model(c, width, heads, dense, experts, alpha):
-  """Set layers with experts, behind one with a gated MLP if it has a width."""
+  """Set layers with experts, after one with a gated MLP of width `dense` unless that is 0."""
   c.model.width = width
   c.model.pattern = f'dense layer*{experts}' if dense else f'layer*{experts}'
   c.model.tied_head = False
@@ -84,7 +84,7 @@ def set_model(c, width, heads, dense, experts, alpha):
 
 
 def set_experts(c, count, top_k, width, shared, gated):
-  """Set experts for the router, and shared ones as one MLP. No token is dropped."""
+  """Set routed experts that drop no token, and the shared ones as one MLP."""
   ffn = c.model.layer.ffn
   form = {'activation': 'silu', 'gated': True} if gated else {}
   ffn.count, ffn.router.top_k = count, top_k

@@ -11,9 +11,9 @@ r"""Windows beside full attention, gated units, and linear attention.
   gau             gated units as in GAU-alpha, two for each attention and feed-forward part
   linear          linear attention with rotary positions
   gau_24x768, hwfa_24x768, hwfa2_24x768
-                  GAU-alpha, and HWFA and HWFA2 made of it, in the sizes of these articles
+                  GAU-alpha, and HWFA and HWFA2 with its layers, in the sizes of these articles
 
-All but `gau` and the large ones are of parameter tokens. The first five train on the text of the
+All but `gau` and the large ones have parameter tokens. The first five train on the text of the
 Python standard library, 500 steps. Measured on two cores of an AMD EPYC (2.6 GHz) that other
 programs shared, seed 0, with the text prepared before: CPU time and time, compilation included;
 bits per byte of a fifth of the held-out text at the end; and the loss of the first 32,768 held-out
@@ -26,11 +26,11 @@ tokens in windows of 128 tokens, as in training, of 2048, and of 2048 with --cli
   gau          1,541,632  110 s  4:05      2.007  4.468  4.573    4.476
   linear       1,835,264  104 s  4:27      2.051  4.564  6.402        -
 
-Such short runs learn little from far away: one layer of full attention with rotary positions loses
-nothing yet in longer windows.
+Such short runs learn little from distant tokens: one layer of full attention with rotary positions
+loses nothing yet in longer windows.
 
-The large ones need the files of lm_pile.py. Not run with this code yet; batch, steps and rate are
-not those of the articles, which train on other text, with LAMB.
+The large ones need the files of lm_pile.py. Not run with this code yet. Batch, steps and rate
+differ from the articles, which train on other text, with LAMB.
 
   variant         parameters
   gau_24x768     125,933,568
@@ -66,8 +66,8 @@ def get_config(variant='small'):
 def set_layers(c, variant):
   """Set the layers that attend in a window, and those that attend to everything.
 
-  The windows of HWFA reach over at most 3/4 of a training text, (w − 1)(L − 1) + 1 ≤ 0.75 N. Those
-  of HWFA2 are 2 to 4 times N / L wide.
+  The windows of HWFA reach over at most 3/4 of a training text, (w − 1)(L − 1) + 1 ≤ 0.75 N; the
+  windows of HWFA2 are 2 to 4 times N / L wide.
   """
   scale = {'kind': 'position'}  # a factor of 1 in texts as long as in training
   rotary, full = {'length_scale': scale}, {'length_scale': scale, 'positions': {'kind': 'none'}}
@@ -143,7 +143,7 @@ def set_small(c):
 
 
 def set_large(c):
-  """Set a run on the Pile, with the length of the paper's texts."""
+  """Set a run on the Pile, with texts as long as the articles'."""
   c.model.vocab_size = 50304
   c.data.source = 'files:data/pile/train/*.jsonl.zst'
   c.data.tokenizer = 'data/gpt-neox-20b/tokenizer.json'

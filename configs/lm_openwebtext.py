@@ -1,12 +1,12 @@
-r"""The growth family on OpenWebText: 12 layers of width 768, and ever more parameter tokens.
+r"""The growth family on OpenWebText: 12 layers of width 768 with more and more parameter tokens.
 
   python train.py --config=configs/lm_openwebtext.py:{124m,354m,757m,1_4b}
 
 The models differ only in their parameter tokens, and keep the scale of the first. As in the paper,
 each grows from the one before it: runs/lm_openwebtext_124m and so on, the default work directories
 of these commands (--config.init_from=DIR names another). Growth is exact, keeps the optimizer's
-moments and continues the count of steps, so each stage sees text that earlier stages did not see.
-With --config.init_from= (empty) and --config.train.steps, a size trains from scratch.
+moments and continues the count of steps, so each stage sees new text. With --config.init_from=
+(empty) and --config.train.steps, a size trains from scratch.
 
 Needs data/openwebtext/*.jsonl.zst (a document a line, under `text`) and the tokenizer of GPT-2,
 data/gpt2/tokenizer.json. Meant for 64 TPU chips of 32 GB or more (v4, v5p, v6e). The batch is for
@@ -24,10 +24,10 @@ of v5p.
   1_4b     1,309,705,728       8620  34480       2.5e20   6 h                    11.77
 
 The counts are the paper's. Multiples of 128 fill the matrix unit of a TPU: 640, 2176, 4864 and
-8704, four times that for ffn. Flags can set them, such as
---config.model.layer.mixer.qkv.tokens=2176; if the first model has other counts, every later model
-needs these counts as its `reference`. The paper's released TPU code trains without positions
-(--config.model.layer.mixer.positions.kind=none); here they are rotary, as on the Pile.
+8704, four times that for ffn. Set them by flags such as --config.model.layer.mixer.qkv.tokens=2176;
+other counts of the first model are the `reference` of every later one. The paper's released TPU
+code trains without positions (--config.model.layer.mixer.positions.kind=none); here they are
+rotary, as on the Pile.
 """
 
 from tokenformer_jax import config
@@ -49,8 +49,8 @@ def get_config(variant='124m'):
   mixer.heads = 12
   mixer.qkv.tokens = mixer.proj.tokens = count
   ffn.tokens = 4 * count
-  # The scale τ = √576 (√2304) is part of the function that the first model learned. It stays when
-  # parameter tokens are added; with τ = √count, growth would multiply all scores of the old ones.
+  # The first model learns with the scale τ = √576 (√2304), so τ stays when tokens are added. With
+  # τ = √count, growth would multiply all scores of the old tokens.
   first = VARIANTS['124m']
   mixer.qkv.reference = mixer.proj.reference = first
   ffn.reference = 4 * first

@@ -7,12 +7,12 @@ r"""Simplified Transformer Blocks: skipless blocks, without values and output pr
 The variant is SIZE, or SIZE,BLOCK, or SIZE,BLOCK,tokens. A block is one of
 
   sas, sas_p      the paper's: one part after the other, or side by side with a single norm
-  sas_p_nonorm    without norms but for the first layer's
+  sas_p_nonorm    sas_p with norms in the first layer only
   pre_ln          the Transformer's block; parallel: its two parts side by side
   v_skipinit      skipless with shaped attention and the usual values
-  skipless        pre_ln without skips around attention, and nothing in their place
+  skipless        pre_ln without skips around attention, and without a replacement
 
-`tokens` makes queries, keys and the feed-forward part of parameter tokens (Pattention).
+`tokens` gives queries, keys and the feed-forward part parameter tokens (Pattention).
 
 18x768 and 72x768 are those of He & Hofmann 2023 (arXiv 2311.01906) on Python code. They need
 data/codeparrot/*.json.gz (a document a line, under `content`) and a tokenizer of 50,000 ids,
@@ -36,11 +36,11 @@ SIZES = {  # layers, width, heads, width inside the feed-forward part
 
 
 def get_config(variant='small'):
-  size, block, of_tokens = parse(variant)
+  size, block, has_tokens = parse(variant)
   c = config.defaults()
   layers, c.model.width, heads, hidden = SIZES[size]
   c.model.layer.mixer.heads = heads
-  set_blocks(c, layers, hidden, block, of_tokens)
+  set_blocks(c, layers, hidden, block, has_tokens)
   c.model.position_embedding = 'learned'
   c.optim.learning_rate = 3e-4 if block == 'v_skipinit' else 1e-3
   c.optim.beta2 = 0.999
@@ -72,7 +72,7 @@ def get_config(variant='small'):
 
 
 def parse(variant):
-  """Return the size, the block and whether it is of parameter tokens."""
+  """Return the size, the block, and whether it has parameter tokens."""
   size, _, rest = variant.partition(',')
   block, _, tokens = rest.partition(',')
   block = block or 'sas_p'
@@ -84,13 +84,13 @@ def parse(variant):
   return size, block, tokens == 'tokens'
 
 
-def set_blocks(c, layers, hidden, block, of_tokens):
+def set_blocks(c, layers, hidden, block, has_tokens):
   """Set the layers of a config; `hidden` is the width inside the feed-forward part."""
   layer, mixer, width = c.model.layer, c.model.layer.mixer, c.model.width
   simple = block.startswith('sas')
   layer.norm = 'none' if block == 'sas_p_nonorm' else 'rms'
   mixer.positions.kind = 'none'
-  if of_tokens:
+  if has_tokens:
     mixer.qkv.tokens, layer.ffn.tokens = width, hidden
     dense = {'kind': 'pattention', 'tokens': width}
   else:
@@ -109,9 +109,7 @@ def set_blocks(c, layers, hidden, block, of_tokens):
       layer.wiring = {'kind': 'skipless', 'gains': False}
     case 'parallel':
       layer.wiring = {'kind': 'parallel', 'gains': False, 'skip': True}
-  c.model.init.output_std = (
-    c.model.init.std
-  )  # the gain of a branch takes the place of a small start
+  c.model.init.output_std = c.model.init.std  # The gain of a branch replaces a small start.
   if block == 'v_skipinit':
     c.model.init.attention_kernels = 'orthogonal'
   c.model.pattern = f'layer*{layers}'

@@ -1,4 +1,4 @@
-r"""TokenFormers with parameter tokens as experts: some for every input, and groups that are routed.
+r"""TokenFormers with parameter tokens as experts: shared tokens beside routed groups of tokens.
 
   python train.py --config=configs/lm_sparse_tokenformer.py   # tiny
   python train.py --config=configs/lm_sparse_tokenformer.py:124m_8x
@@ -7,7 +7,7 @@ r"""TokenFormers with parameter tokens as experts: some for every input, and gro
   124m_8x   lm_openwebtext.py:124m with 96 groups of 512 tokens beside its own 2304, four for each
             input: 8.3 times the parameters at 1.29 times the FLOPs
 
-Each group has a norm of its own, so that the others compute the same without it. A bias of the
+Each group has its own norm, so leaving it out does not change the others. A bias on the router's
 choice keeps the load even, without a loss (Wang et al. 2024, arXiv 2408.15664).
 
 `tiny` trains on the text of the Python standard library, 300 steps: 55 s of one core's time of a

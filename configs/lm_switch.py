@@ -1,4 +1,4 @@
-r"""Switch Transformers as causal language models: every other layer has experts, one a token.
+r"""Switch Transformers as causal language models: every other layer has experts, one per token.
 
   python train.py --config=configs/lm_switch.py               # tiny
   python train.py --config=configs/lm_switch.py:base
@@ -12,10 +12,10 @@ r"""Switch Transformers as causal language models: every other layer has experts
 shared EPYC, which took 2:11 minutes, compilation included; 2.374 bits per byte of a fifth of the
 held-out text at the end (loss 5.196), seed 0.
 
-`base` needs the files of lm_pile.py and is meant for 64 TPU chips of 32 GB or more, of which eight
-share out the experts among them (mesh.experts). Not run with this code yet. It differs from the
-article, whose model is T5 and fills gaps in C4: it is causal, has rotary positions, its head is the
-embedding, and its rate follows a cosine.
+`base` needs the files of lm_pile.py and is meant for 64 TPU chips of 32 GB or more; each eight of
+them share the experts (mesh.experts). Not run with this code yet. The article's model is T5, and
+fills gaps in C4; here it is causal, with rotary positions, the embedding as its head, and a rate
+that follows a cosine.
 
   variant     parameters  used by a token
   tiny         2,886,784        1,051,776
@@ -42,7 +42,7 @@ def get_config(variant='tiny'):
 
 
 def set_model(c, width, heads, pairs, count):
-  """Set pairs of a layer with one MLP and a layer with experts, which are MLPs of the same size."""
+  """Set pairs of a layer with an MLP and a layer with experts, MLPs of the same size."""
   c.model.width = width
   c.model.pattern = f'(layer switch)*{pairs}'
   layer = c.model.layer

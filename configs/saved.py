@@ -1,7 +1,8 @@
 r"""The config of an earlier run, from its work directory.
 
-python train.py --config=configs/saved.py:DIR --workdir=OTHER_DIR
-python train.py --workdir=DIR     uses this config without the flag, to continue that run
+  python train.py --config=configs/saved.py:DIR --workdir=OTHER_DIR
+
+`python train.py --workdir=DIR` uses this config without the flag, to continue that run.
 """
 
 from tokenformer_jax import config

@@ -3,8 +3,8 @@ r"""Transformer baselines on OpenWebText: blocks of GPT-2, 12 layers of four wid
   python train.py --config=configs/transformer_openwebtext.py:124m
 
 Each has about as many parameters as its namesake in lm_openwebtext.py, and the data, hardware,
-optimizer and 600,000 steps of the first model there. A Transformer grows by its width, so each of
-these trains from scratch.
+optimizer and 600,000 steps of the first model there. A Transformer grows by its width, so each
+trains from scratch.
 
 Not run to the end with this code yet. The perplexities are the paper's (Section 4.1), on the
 held-out 5 % of the documents, from training on TPU v4 for 300 billion tokens. The times are an

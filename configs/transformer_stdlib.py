@@ -1,4 +1,4 @@
-r"""The dense twin of lm_stdlib.py: matrices instead of parameter tokens, as many parameters.
+r"""The dense twin of lm_stdlib.py: as many parameters, in matrices instead of parameter tokens.
 
   python train.py --config=configs/transformer_stdlib.py
 
@@ -15,7 +15,7 @@ _TOKENFORMER = runpy.run_path(str(Path(__file__).with_name('lm_stdlib.py')))
 def get_config():
   c = _TOKENFORMER['get_config']()
   layer, mixer = c.model.layer, c.model.layer.mixer
-  # Equal matrix entries: a block has 2 D (3 qkv + proj + ffn) of them there, 4 D² + 2 D F here.
+  # Keep the matrix entries of a block: 2 D (3 qkv + proj + ffn) there, 4 D² + 2 D F here.
   tokens = 3 * mixer.qkv.tokens + mixer.proj.tokens + layer.ffn.tokens
   mixer.qkv = mixer.proj = {'kind': 'dense'}
   layer.ffn = {'kind': 'mlp', 'width': tokens - 2 * c.model.width}

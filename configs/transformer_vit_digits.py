@@ -16,7 +16,7 @@ _TOKENFORMER = runpy.run_path(str(Path(__file__).with_name('vit_digits.py')))
 def get_config():
   c = _TOKENFORMER['get_config']()
   layer, mixer = c.model.layer, c.model.layer.mixer
-  # A block has 2 D (3 qkv + proj + ffn) matrix entries there, 4 D² + 2 D F here.
+  # Keep the matrix entries of a block: 2 D (3 qkv + proj + ffn) there, 4 D² + 2 D F here.
   tokens = 3 * mixer.qkv.tokens + mixer.proj.tokens + layer.ffn.tokens
   mixer.qkv = mixer.proj = {'kind': 'dense'}
   layer.ffn = {'kind': 'mlp', 'width': tokens - 2 * c.model.width}

@@ -4,8 +4,8 @@ r"""Fine-tune a trained ViT for other classes at a higher resolution.
 
 Starts from the parameters of that run (DIR or DIR@STEP), with a new head for the classes of the new
 data, new moments and the step 0. Sin-cos positions are computed for the new resolution; learned
-positions are resampled. Lower blocks learn slower by `optim.layer_decay`. The model must be that of
-the run, by default of vit_imagenet.py:b16; with larger counts of parameter tokens it also grows.
+positions are resampled. Lower blocks learn slower by `optim.layer_decay`. The model must be the
+run's, by default vit_imagenet.py:b16; with larger counts of parameter tokens it also grows.
 
 Needs cifar100 as TensorFlow Datasets prepares it in array_record files, or another
 `--config.data.source`. Not run to the end with this code yet.

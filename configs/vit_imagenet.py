@@ -15,9 +15,9 @@ Meant for 64 TPU chips (v4, v5p, v6e); the batch is for all chips together.
 Not run to the end with this code yet. The accuracies are the paper's. The times are an estimate:
 the run's model FLOPs at 40 % MFU on 64 chips of v5p. The tokens are those of qkv and proj; ffn has
 four times as many. b16_576 and l16_768 have about as many parameters as the usual ViT. The paper
-gives 86, 109, 307 and 407 million for the last four. The first number agrees. The others cannot
-agree with the paper's widths and numbers of tokens (Table 9): the blocks alone have 113.2, 302.0
-and 402.7 million.
+gives 86, 109, 307 and 407 million for the last four. The first number agrees. With the paper's
+widths and numbers of tokens (Table 9) the blocks of the others alone have 113.2, 302.0 and 402.7
+million.
 
   variant   parameters  layers  width  tokens  model FLOPs    time  top-1 in the paper
   ti16       7,418,920      12    192     192       3.7e18   5 min                   –

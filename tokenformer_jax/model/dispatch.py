@@ -1,8 +1,8 @@
-"""The way of tokens to their experts, and of the results back, on one device or several.
+"""Send tokens to experts and combine the results, on one device or several.
 
-With a capacity, every expert has a number of places for the tokens of a group of sequences (Switch
-Transformer; Lepikhin et al. 2020, arXiv 2006.16668). Without, tokens are sorted by expert. Devices
-that split the experts send each other the tokens, never the experts.
+With a capacity, every expert has a number of places for the tokens of a set of sequences (Switch
+Transformer; Lepikhin et al. 2020, arXiv 2006.16668). Otherwise tokens are sorted by expert. Devices
+that split the experts exchange tokens, never experts.
 """
 
 import math
@@ -28,9 +28,9 @@ WITHOUT_DROPS = GroupedConfig()
 
 
 def capacity(config: CapacityConfig, tokens: int, top_k: int, count: int, training: bool) -> int:
-  """Return the places that an expert has for a group of tokens.
+  """Return the number of an expert's places for a set of `tokens`, at most `tokens`.
 
-  Halves are rounded to even. No expert needs more places than there are tokens.
+  Halves are rounded to even.
   """
   return int(_capacities(config, tokens, top_k, count, training)[tokens])
 
@@ -38,19 +38,14 @@ def capacity(config: CapacityConfig, tokens: int, top_k: int, count: int, traini
 def _capacities(
   config: CapacityConfig, most: int, top_k: int, count: int, training: bool
 ) -> np.ndarray:
-  """Return the places that an expert has for a group of 0, 1, … `most` tokens, int32."""
+  """Return the number of an expert's places for a set of 0, 1, … `most` tokens, int32."""
   factor, tokens = config.factor if training else config.eval_factor, np.arange(most + 1)
   even = np.round(factor * tokens * top_k / count)
   return np.minimum(tokens, np.maximum(even, config.least)).astype(np.int32)
 
 
 class Routed(NamedTuple):
-  """The result of experts.
-
-  Attributes:
-    out_BxTxD: the sum of the results of a token's experts, times its gates.
-    kept_BxTxK: whether a token had a place at an expert.
-  """
+  """The gated sum of expert outputs, and whether each token had a place at each expert."""
 
   out_BxTxD: jax.Array
   kept_BxTxK: jax.Array
@@ -66,17 +61,11 @@ def run(
   *,
   training: bool,
 ) -> Routed:
-  """Return what the chosen experts make of each token.
+  """Return the gated sum of expert outputs for each token.
 
-  Args:
-    apply: `(rows, product, *matrices)`, where `product(rows, matrix)` multiplies each row with its
-      expert's part of a matrix [E, …].
-    x_BxTxD: the tokens.
-    choice: their experts.
-    matrices: those of all experts, each [E, …].
-    axes: their logical axes.
-    config: how tokens get to experts.
-    training: whether the capacity is that of training.
+  `apply` is `(rows, product, *matrices) → results`, where `product(rows, matrix)` multiplies each
+  row by its expert's part of a matrix [E, …]. `axes` are the logical axes of each matrix.
+  `training` selects the capacity of training.
   """
   count = len(matrices[0])
   matrices = [matrix.astype(x_BxTxD.dtype) for matrix in matrices]
@@ -112,7 +101,7 @@ def run(
 
 
 def _whole(piece: jax.Array, names: Axes) -> jax.Array:
-  """Gather the width of a device's part of a matrix, and mark it as a copy for its rows."""
+  """Gather the width of a device's part of a matrix, and mark the result as a copy for its rows."""
   piece = per_device.varying_over_rows(piece, names)
   if per_device.is_split('expert_width'):
     piece = per_device.gather(piece, 'expert_width', names.index('expert_width'))
@@ -128,9 +117,9 @@ def _with_capacity(
   count: int,
   training: bool,
 ) -> Routed:
-  """Return the result of experts that have places for so many tokens of each group.
+  """Return the result of experts with a limited number of places for each set of sequences.
 
-  The number follows from the tokens that a group has, so padding does not change it.
+  The number depends on the tokens of the set, so padding does not change it.
   """
   batch, length, width = x_BxTxD.shape
   top_k, rows = choice.experts_BxTxK.shape[-1], config.rows if training else 1
@@ -139,49 +128,45 @@ def _with_capacity(
       f'config.model has ffn.dispatch.rows={config.rows}, and a device has {batch} sequences of a '
       'batch, or of each part of it with optim.accumulation_steps; make rows a divisor of that'
     )
-  groups = batch // rows
+  sets = batch // rows
   capacities = _capacities(config, rows * length, top_k, count, training)
   slots = int(capacities[-1])
   if not slots:
     return Routed(0 * x_BxTxD, choice.experts_BxTxK < 0)
-  experts_GxM, gates_GxM = (one.reshape(groups, -1) for one in choice)
+  experts_GxM, gates_GxM = (array.reshape(sets, -1) for array in choice)
   tokens_G = jnp.sum(experts_GxM[:, ::top_k] < count, axis=1)
   own_slots_Gx1 = jnp.asarray(capacities)[tokens_G][:, None]
   place_GxM = jax.vmap(lambda e, g: place(e, g, count, config.order))(experts_GxM, gates_GxM)
   kept_GxM = (place_GxM < own_slots_Gx1) & (experts_GxM < count)
-  # The places of all groups, expert by expert.
-  group_Gx1 = jnp.arange(groups, dtype=jnp.int32)[:, None]
-  at_GxM = (experts_GxM * groups + group_Gx1) * slots + place_GxM
-  at_M = jnp.where(kept_GxM, at_GxM, count * groups * slots).reshape(-1)
+  # The places of all sets, expert by expert.
+  set_Gx1 = jnp.arange(sets, dtype=jnp.int32)[:, None]
+  at_GxM = (experts_GxM * sets + set_Gx1) * slots + place_GxM
+  at_M = jnp.where(kept_GxM, at_GxM, count * sets * slots).reshape(-1)
   # Choice k of token t has the number K t + k, and M // K is no token's number.
-  source = sources(at_M, count * groups * slots)
+  source = sources(at_M, count * sets * slots)
   flat_NxD = x_BxTxD.reshape(-1, width)
   places_PxD = rows_at(flat_NxD, source // top_k)
-  of_experts_ExSxD = places_PxD.reshape(count, groups * slots, width)
-  results = _at_experts(apply, of_experts_ExSxD, matrices).reshape(-1, width)
+  places_ExSxD = places_PxD.reshape(count, sets * slots, width)
+  results = _at_experts(apply, places_ExSxD, matrices).reshape(-1, width)
   rows_MxD = rows_at(results, at_M)
   kept_BxTxK = kept_GxM.reshape(batch, length, top_k)
   return Routed(_combine(rows_MxD, choice.gates_BxTxK, kept_BxTxK), kept_BxTxK)
 
 
 def place(experts_M: jax.Array, gates_M: jax.Array, count: int, order: str) -> jax.Array:
-  """Return the place of each choice of a group at its expert, from 0 on.
+  """Return the place of each choice of a set of sequences at its expert, from 0 on.
 
-  Args:
-    experts_M: the chosen experts, choice k of token t at K t + k; `count` for none.
-    gates_M: their gates.
-    count: the number of experts.
-    order: see `CapacityConfig.order`.
+  Choice k of token t is at K t + k, and `count` stands for none. For `order` see `CapacityConfig`.
   """
   if order == 'sequence':
-    return grouped.places(experts_M, count).of_row_M
+    return grouped.places(experts_M, count).rank_M
   first = jnp.argsort(-gates_M, stable=True)
-  places = grouped.places(experts_M[first], count).of_row_M
+  places = grouped.places(experts_M[first], count).rank_M
   return jnp.zeros_like(places).at[first].set(places, unique_indices=True)
 
 
 def _at_experts(apply: Apply, places_ExSxD: jax.Array, matrices: Sequence[jax.Array]) -> jax.Array:
-  """Apply each expert to its places, on the device that has the expert."""
+  """Apply each expert to its places, on the expert's device."""
 
   def product(rows_ExSxI: jax.Array, matrices_ExIxO: jax.Array) -> jax.Array:
     return jnp.einsum('ESI,EIO->ESO', rows_ExSxI, matrices_ExIxO)
@@ -217,7 +202,7 @@ def _sorted(
   # Each device has places for the tokens of every other one.
   slots = device_slots(config, len(experts_M), top_k, local, devices)
   target_M = jnp.where(experts_M < count, experts_M // local, devices)
-  place_M = grouped.places(target_M, devices).of_row_M
+  place_M = grouped.places(target_M, devices).rank_M
   kept_M = (place_M < slots) & (experts_M < count)
   at_M = jnp.where(kept_M, target_M * slots + place_M, devices * slots)
   source = sources(at_M, devices * slots)
@@ -234,14 +219,9 @@ def _sorted(
 
 
 def device_slots(config: GroupedConfig, choices: int, top_k: int, local: int, devices: int) -> int:
-  """Return the places that a device has for the choices of another one.
+  """Return the number of a device's places for the choices of another device.
 
-  Args:
-    config: how many.
-    choices: tokens of a device, times `top_k`.
-    top_k: the experts of a token.
-    local: the experts of a device.
-    devices: the number of devices that split the experts.
+  `choices` are the tokens of a device times `top_k`; `local` is the number of a device's experts.
   """
   most = choices // top_k * min(top_k, local)
   if not config.device_factor:

@@ -35,9 +35,9 @@ class ExpertMLPs(nnx.Module):
     inner = config.count, model.width, hidden_width(own, model)
     normal, axes = nnx.initializers.normal(model.init.std), ('expert_width', 'expert_hidden')
 
-    def make(shape: tuple[int, ...], axes: Axes, init: Initializer, **says: Any) -> nnx.Param:
-      how = {'role': Role.KERNEL, 'active': active, **says}
-      return param(rngs, init, shape, ('experts', *axes), **how)
+    def make(shape: tuple[int, ...], axes: Axes, init: Initializer, **info: Any) -> nnx.Param:
+      info = {'role': Role.KERNEL, 'active': active, **info}
+      return param(rngs, init, shape, ('experts', *axes), **info)
 
     self.up = make(inner, axes, normal)
     self.gate = make(inner, axes, normal) if own.gated else None
@@ -50,10 +50,10 @@ class ExpertMLPs(nnx.Module):
   def matrices(self) -> list[jax.Array]:
     """Return the matrices, in the order of `axes`."""
     used = [self.up, self.gate, self.down]
-    return [one[...] for one in used if one is not None]
+    return [matrix[...] for matrix in used if matrix is not None]
 
   def apply(self, rows: jax.Array, product: Any, up: jax.Array, *others: jax.Array) -> jax.Array:
-    """Return what each expert makes of its rows: see `dispatch.run`."""
+    """Apply each expert to its rows: see `dispatch.run`."""
     *gate, down = others
     hidden = checkpoint_name(product(rows, up), PROJECTED)
     if gate:
@@ -64,17 +64,17 @@ class ExpertMLPs(nnx.Module):
 
 
 class ExpertPattentions(nnx.Module):
-  """Θ(x Kᵀ) V of every expert, with a norm for each: `keys` and `values` [E, N, D]."""
+  """Θ(x Kᵀ) V of every expert, each with its own norm: `keys` and `values` [E, N, D]."""
 
   def __init__(self, config: ExpertsConfig, model: ModelConfig, active: float, *, rngs: nnx.Rngs):
     own, axes = config.expert, ('experts', 'param_tokens', 'expert_width')
     (self.group,) = token_groups(own)
     shape = config.count, own.tokens, model.width
 
-    def make(std: float, role: Role, **says: Any) -> nnx.Param:
+    def make(std: float, role: Role, **info: Any) -> nnx.Param:
       normal = nnx.initializers.normal(std)
       groups = (own.tokens,)
-      return param(rngs, normal, shape, axes, role=role, active=active, groups=groups, **says)
+      return param(rngs, normal, shape, axes, role=role, active=active, groups=groups, **info)
 
     self.keys = make(model.init.std, Role.KEY)
     self.values = make(output_std(model), Role.VALUE, adds_to_residual=True)
@@ -88,7 +88,7 @@ class ExpertPattentions(nnx.Module):
   def apply(
     self, rows: jax.Array, product: Any, keys_ExNxD: jax.Array, values_ExNxD: jax.Array
   ) -> jax.Array:
-    """Return what each expert makes of its rows: see `dispatch.run`."""
+    """Apply each expert to its rows: see `dispatch.run`."""
     scores = product(rows, jnp.swapaxes(keys_ExNxD, 1, 2))
     group = groups_lib.on_devices(self.group.reference)
     weights = parameter_weights(checkpoint_name(scores, PROJECTED), groups=group, **self.how)
@@ -112,9 +112,9 @@ class Experts(nnx.Module):
   ):
     self.shared = shared
     self.router = Router(config, model, rngs=rngs)
-    of_experts = {MLPConfig: ExpertMLPs, PattentionConfig: ExpertPattentions}
+    classes = {MLPConfig: ExpertMLPs, PattentionConfig: ExpertPattentions}
     active = config.router.top_k / config.count
-    self.experts = of_experts[type(config.expert)](config, model, active, rngs=rngs)
+    self.experts = classes[type(config.expert)](config, model, active, rngs=rngs)
     self.dispatch = config.dispatch
 
   def __call__(
@@ -122,7 +122,7 @@ class Experts(nnx.Module):
   ) -> tuple[jax.Array, Aux]:
     """Return the output [B, T, D], the losses of the router, and figures of the load.
 
-    Training is what `context.training` says; `inputs.key` draws the jitter of the router.
+    In training `inputs.key` draws the jitter of the router.
     """
     valid_BxT = context.is_token(x_BxTxD.shape[1])
     choice, aux = self.router(x_BxTxD, valid_BxT, inputs.key if context.training else None)

@@ -1,8 +1,8 @@
-"""Products of rows with the matrix of the expert that each row belongs to.
+"""Multiply each row by the matrix of its expert.
 
 On TPUs, kernels multiply rows sorted by expert (`grouped_tpu.py`), on GPUs `jax.lax.ragged_dot`. On
-CPUs the latter costs as much as a product of all rows with all matrices (30 times as much with 16
-experts), so there the rows of each expert are filled up to whole blocks, and each block is
+CPUs `ragged_dot` costs as much as a product of all rows with all matrices (30 times as much with 16
+experts), so there zeros fill the rows of each expert up to whole blocks, and each block is
 multiplied by its expert's matrix.
 """
 
@@ -22,57 +22,39 @@ def rows_at(rows_NxD: jax.Array, numbers_P: jax.Array) -> jax.Array:
 
 
 def sources(place_M: jax.Array, places: int) -> jax.Array:
-  """Return the row at each place, given the place of each row; M for a place without one."""
+  """Return the row at each place, given the place of each row; M for an empty place."""
   number_M = jnp.arange(len(place_M), dtype=jnp.int32)
   return jnp.full(places, len(place_M), jnp.int32).at[place_M].set(number_M, mode='drop')
 
 
 class Places(NamedTuple):
-  """The place of each row among those of its expert.
+  """The place of each row among the rows of its expert."""
 
-  Attributes:
-    of_row_M: the number of rows of the same expert before it.
-    sizes_E: the number of rows of each expert.
-  """
-
-  of_row_M: jax.Array
-  sizes_E: jax.Array
+  rank_M: jax.Array  # the number of earlier rows of the same expert
+  sizes_E: jax.Array  # the number of rows of each expert
 
 
 def places(experts_M: jax.Array, count: int) -> Places:
-  """Return the place of each row, in the order of the rows.
-
-  Args:
-    experts_M: the expert of each row; `count` for none.
-    count: the number of experts.
-  """
+  """Return the place of each row, in the order of the rows; `count` stands for no expert."""
   order_M = jnp.argsort(experts_M, stable=True)
   sorted_M = experts_M[order_M]
   starts = jnp.searchsorted(sorted_M, jnp.arange(count + 2, dtype=experts_M.dtype))
-  rank_M = jnp.arange(len(experts_M), dtype=jnp.int32) - starts[sorted_M].astype(jnp.int32)
-  of_row_M = jnp.zeros_like(rank_M).at[order_M].set(rank_M, unique_indices=True)
-  return Places(of_row_M, jnp.diff(starts[: count + 1]).astype(jnp.int32))
+  sorted_rank_M = jnp.arange(len(experts_M), dtype=jnp.int32) - starts[sorted_M].astype(jnp.int32)
+  rank_M = jnp.zeros_like(sorted_rank_M).at[order_M].set(sorted_rank_M, unique_indices=True)
+  return Places(rank_M, jnp.diff(starts[: count + 1]).astype(jnp.int32))
 
 
 class Sorted(NamedTuple):
-  """Rows in the order of their experts.
+  """Rows in the order of their experts."""
 
-  Attributes:
-    source_P: the row at each place; M for none.
-    place_M: the place of each row; P for a row without an expert.
-    sizes_E: the number of places of each expert.
-    block: the number of places that share a matrix; 0: places have no fill between experts.
-    tile: the number of rows that a TPU's kernel multiplies at once; 0: no TPU.
-  """
-
-  source_P: jax.Array
-  place_M: jax.Array
-  sizes_E: jax.Array
-  block: int
-  tile: int
+  source_P: jax.Array  # the row at each place; M for none
+  place_M: jax.Array  # the place of each row; P for a row without an expert
+  sizes_E: jax.Array  # the number of places of each expert
+  block: int  # the number of places that share a matrix; 0: no fill between experts
+  tile: int  # the number of rows that a TPU's kernel multiplies at once; 0: no TPU
 
   def rows(self, x_MxD: jax.Array) -> jax.Array:
-    """Return the rows at their places [P, D], with zeros at places without one."""
+    """Return the rows at their places [P, D], with zeros at empty places."""
     return rows_at(x_MxD, self.source_P)
 
   def back(self, rows_PxD: jax.Array) -> jax.Array:
@@ -89,7 +71,7 @@ class Sorted(NamedTuple):
     ends_E = jnp.cumsum(self.sizes_E)
     first_N = self.block * jnp.arange(len(blocks_NxSxI))
     expert_N = jnp.searchsorted(ends_E, first_N, side='right')
-    # Taken in float32, so that the gradients of an expert's blocks are summed in float32.
+    # Take in float32, so that the gradients of an expert's blocks are summed in float32.
     wide_ExIxO = matrices_ExIxO.astype(jnp.float32)
     matrices_NxIxO = jnp.take(wide_ExIxO, expert_N, axis=0, mode='clip')
     matrices_NxIxO = matrices_NxIxO.astype(matrices_ExIxO.dtype)
@@ -97,14 +79,9 @@ class Sorted(NamedTuple):
 
 
 def sort(experts_M: jax.Array, count: int) -> Sorted:
-  """Return the order of rows by expert.
-
-  Args:
-    experts_M: the expert of each row; `count` for none.
-    count: the number of experts.
-  """
+  """Return the order of rows by expert; `count` stands for no expert."""
   number, block, tile = len(experts_M), 0, 0
-  of_row_M, sizes_E = places(experts_M, count)
+  rank_M, sizes_E = places(experts_M, count)
   if platform() == 'cpu':
     block = _block(number, count)
     sizes_E = -(-sizes_E // block) * block
@@ -113,7 +90,7 @@ def sort(experts_M: jax.Array, count: int) -> Sorted:
     tile = grouped_tpu.row_tile(number, count)
     number = -(-number // tile) * tile
   starts = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(sizes_E)])
-  place_M = jnp.where(experts_M < count, starts[experts_M] + of_row_M, number)
+  place_M = jnp.where(experts_M < count, starts[experts_M] + rank_M, number)
   return Sorted(sources(place_M, number), place_M, sizes_E, block, tile)
 
 

@@ -48,12 +48,9 @@ def product(
 ) -> jax.Array:
   """Return each row times the matrix of its expert, [P, O].
 
-  Args:
-    rows_PxI: the rows, sorted by expert; P is a multiple of `tile`.
-    matrices_ExIxO: a matrix for each expert.
-    sizes_E: the number of rows of each expert. The results of rows beyond their sum are undefined.
-    tile: from `row_tile`.
-    interpret: whether to run the kernel of the gradient without a TPU, slowly, for tests.
+  The rows are sorted by expert, and P is a multiple of `tile`, which is from `row_tile`. Results of
+  rows beyond the sum of `sizes_E` are undefined. `interpret` runs the kernel of the gradient
+  without a TPU, slowly, for tests.
   """
   rows_PxI, matrices_ExIxO, sizes_E = vary_together(rows_PxI, matrices_ExIxO, sizes_E)
   return _product(rows_PxI, matrices_ExIxO, sizes_E, tile, interpret)
@@ -82,20 +79,20 @@ def _backward(
 ) -> tuple[jax.Array, jax.Array, None]:
   rows_PxI, matrices_ExIxO, sizes_E = saved
   turned_ExOxI = jnp.swapaxes(matrices_ExIxO, 1, 2)
-  of_rows = _product(gradient_PxO, turned_ExOxI, sizes_E, tile, interpret)
+  d_rows = _product(gradient_PxO, turned_ExOxI, sizes_E, tile, interpret)
   tiles = gradient_tiles(tile, *matrices_ExIxO.shape[1:], rows_PxI.dtype.itemsize)
 
-  def of_experts(rows_PxI: jax.Array, gradient_PxO: jax.Array, sizes_E: jax.Array) -> jax.Array:
+  def sum_products(rows_PxI: jax.Array, gradient_PxO: jax.Array, sizes_E: jax.Array) -> jax.Array:
     how = {'tiling': tiles, 'interpret': interpret}
     return _megablox.tgmm(rows_PxI.T, gradient_PxO, sizes_E, matrices_ExIxO.dtype, **how)
 
   if not jax.sharding.get_abstract_mesh().empty:
     # A kernel does not declare over which axes its result varies, so JAX cannot check that.
     places = {'in_specs': (PartitionSpec(),) * 3, 'out_specs': PartitionSpec()}
-    of_experts = jax.shard_map(of_experts, **places, check_vma=False)
-  of_matrices = of_experts(rows_PxI, gradient_PxO, sizes_E)
-  of_matrices, *_ = vary_together(of_matrices, matrices_ExIxO)
-  return of_rows, of_matrices, None
+    sum_products = jax.shard_map(sum_products, **places, check_vma=False)
+  d_matrices = sum_products(rows_PxI, gradient_PxO, sizes_E)
+  d_matrices, *_ = vary_together(d_matrices, matrices_ExIxO)
+  return d_rows, d_matrices, None
 
 
 _product.defvjp(_forward, _backward)
@@ -104,13 +101,8 @@ _product.defvjp(_forward, _backward)
 def product_tiles(tile: int, inputs: int, outputs: int, size: int) -> tuple[int, int, int]:
   """Return rows, inputs and outputs of a step of the products' kernel.
 
-  Two cores of a chip share the tiles of outputs, so there are at least two.
-
-  Args:
-    tile: the rows.
-    inputs: I.
-    outputs: O.
-    size: bytes of a number.
+  Two cores of a chip share the tiles of outputs, so there are at least two. `size` is the bytes of
+  a number.
   """
   part = _contracted(inputs)
   for pieces in range(_cores(), outputs + 1):
@@ -123,11 +115,9 @@ def product_tiles(tile: int, inputs: int, outputs: int, size: int) -> tuple[int,
 
 
 def gradient_tiles(tile: int, inputs: int, outputs: int, size: int) -> tuple[int, int, int]:
-  """Return rows, inputs and outputs of a step of the gradient's kernel.
+  """Return rows, inputs and outputs of a step of the gradient's kernel; see `product_tiles`.
 
-  Wide tiles of outputs come first: each of them turns the rows around again.
-
-  For the arguments see `product_tiles`.
+  Prefer wide tiles of outputs, because each tile transposes the rows again.
   """
   for pieces in range(_cores(), outputs + 1):
     out = _piece(outputs, pieces)

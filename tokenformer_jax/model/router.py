@@ -1,6 +1,6 @@
-"""Routers: the choice of experts for each token, and what keeps their load even.
+"""Routers: choose experts for each token, and balance their load.
 
-All of it is computed in float32 whatever the activations are (Switch Transformer, section 2.4).
+Gates and losses are float32 for every dtype of activations (Switch Transformer, section 2.4).
 """
 
 from typing import Any, NamedTuple
@@ -22,11 +22,9 @@ from tokenformer_jax.parallel.sharding import constrain
 
 
 class Choice(NamedTuple):
-  """The experts of each token.
+  """The numbers (int32) and the weights (float32) of each token's experts.
 
-  Attributes:
-    experts_BxTxK: their numbers, int32; E, which is no expert, for a token that does not count.
-    gates_BxTxK: their weights, float32.
+  A token that does not count has the number E, which no expert has.
   """
 
   experts_BxTxK: jax.Array
@@ -34,7 +32,7 @@ class Choice(NamedTuple):
 
 
 class Router(nnx.Module):
-  """Chooses experts by the largest of gates [E], which are softmax or sigmoid of x W."""
+  """Choose experts by the largest of the gates [E], softmax or sigmoid of x W."""
 
   def __init__(self, config: ExpertsConfig, model: ModelConfig, *, rngs: nnx.Rngs):
     self.router, self.balance, self.count = config.router, config.balance, config.count
@@ -51,10 +49,7 @@ class Router(nnx.Module):
   ) -> tuple[Choice, Aux]:
     """Return the experts of each token, the weighted losses, and figures.
 
-    Args:
-      x_BxTxD: the input of the experts.
-      valid_BxT: the tokens that count; None: all.
-      key: of the jitter; None: not training.
+    Tokens with a false `valid_BxT` do not count. `key` draws the jitter; None: not training.
     """
     dtype = jnp.dtype(self.router.dtype)
     x_BxTxD = x_BxTxD.astype(dtype)
@@ -73,7 +68,7 @@ class Router(nnx.Module):
 
 
 def _bias(config: ExpertsConfig, rngs: nnx.Rngs) -> nnx.Param | None:
-  """Return the bias of the choice, which its own update moves, or None without one."""
+  """Return the bias of the choice, moved by its own update; None for other balances."""
   if not isinstance(config.balance, BiasBalanceConfig):
     return None
   how = {'role': Role.BALANCE, 'own_update': _mover(config.balance)}
@@ -86,9 +81,9 @@ def gates(logits_BxTxE: jax.Array, config: RouterConfig) -> jax.Array:
 
 
 def shares(logits_BxTxN: jax.Array, config: RouterConfig) -> jax.Array:
-  """Return the gates of these products divided by their sum.
+  """Return the gates of these logits divided by their sum.
 
-  They come from the gates' logarithms, so gates that are all next to 0 have shares and gradients.
+  Use the gates' logarithms, so that gates that are all close to 0 have shares and gradients.
   """
   logs_BxTxN = logits_BxTxN if config.gates == 'softmax' else jax.nn.log_sigmoid(logits_BxTxN)
   return jax.nn.softmax(logs_BxTxN)
@@ -100,15 +95,11 @@ def choose(
   bias_E: jax.Array | None = None,
   valid_BxT: jax.Array | None = None,
 ) -> Choice:
-  """Return the K experts with the largest gates, of equal ones those with the lower numbers.
+  """Return the K experts with the largest gates; among equal gates, the lower numbers.
 
-  Args:
-    logits_BxTxE: the products of input and router.
-    config: the gates, K, and whether the chosen gates are divided by their sum.
-    bias_E: added to the gates for the choice only.
-    valid_BxT: the tokens that count; None: all.
+  `bias_E` is added to the gates for the choice only. Tokens with a false `valid_BxT` do not count.
   """
-  if bias_E is None:  # Gates rise with their products, which differ where gates underflow.
+  if bias_E is None:  # Gates rise with their logits, which differ where gates underflow.
     logits_BxTxK, experts_BxTxK = jax.lax.top_k(logits_BxTxE, config.top_k)
   else:
     gates_BxTxE = gates(logits_BxTxE, config).astype(jnp.float32)
@@ -142,8 +133,10 @@ def _aux(
     loss += router.z_loss * z_loss(logits_BxTxE, weight_BxT)
   if isinstance(balance, LossBalanceConfig):
     over = (1,) if balance.over == 'sequence' else (0, 1)
-    both = (balance.weight, 1), (balance.device_weight, count // balance.devices)
-    for scale, size in both:
+    for scale, size in (
+      (balance.weight, 1),
+      (balance.device_weight, count // balance.devices),
+    ):
       if scale:
         loss += scale * balance_loss(chosen_BxTxE, share_BxTxE, weight_BxT, over, size)
   load_E = _load(chosen_BxTxE)
@@ -157,12 +150,12 @@ def _aux(
 
 
 def _chosen(choice: Choice, count: int) -> jax.Array:
-  """Return the number of times that a token chose an expert, float32 [B, T, E]."""
+  """Return how often each token chose each expert, float32 [B, T, E]."""
   return jnp.sum(jax.nn.one_hot(choice.experts_BxTxK, count, dtype=jnp.float32), axis=2)
 
 
 def _load(chosen_BxTxE: jax.Array) -> jax.Array:
-  """Return the share of all choices that each expert has, float32 [E]."""
+  """Return each expert's share of all choices, float32 [E]."""
   times_E = jnp.sum(chosen_BxTxE, axis=(0, 1))
   return times_E / jnp.maximum(jnp.sum(times_E), 1)
 
@@ -174,18 +167,14 @@ def balance_loss(
   over: tuple[int, ...],
   size: int = 1,
 ) -> jax.Array:
-  """Return E · Σ f P, which is 1 at even load; over groups of experts Σ f' P'.
+  """Return E · Σ f P, which is 1 at even load; for sets of `size` experts Σ f' P'.
 
-  Switch Transformer, eq. 4; DeepSeekMoE, eq. 12 to 17, where f' is the mean of f over a group and
-  P' the sum of P. The gradient goes through P alone.
+  Switch Transformer, eq. 4; DeepSeekMoE, eq. 12 to 17, where f' is the mean of f over a set and P'
+  the sum of P. The gradient goes through P alone.
 
-  Args:
-    chosen_BxTxE: whether a token chose an expert.
-    share_BxTxE: the gates of all experts, which add up to 1.
-    weight_BxT: 1 for a token that counts, else 0.
-    over: the axes that f and P are means over: (0, 1), or (1,), and then the result is a mean over
-      the sequences that have tokens.
-    size: the number of experts in a group.
+  Here f is each expert's share of `chosen_BxTxE`, and P the mean of `share_BxTxE`, over the axes
+  `over`: (0, 1), or (1,) and the result is a mean over the sequences with tokens. `weight_BxT` is 1
+  for a token that counts, else 0.
   """
   chosen = jnp.sum(chosen_BxTxE * weight_BxT[..., None], axis=over)
   share = chosen / jnp.maximum(jnp.sum(chosen, axis=-1, keepdims=True), 1)  # [..., E]
@@ -193,8 +182,8 @@ def balance_loss(
   mean = jnp.sum(share_BxTxE * weight_BxT[..., None], axis=over)
   mean /= jnp.maximum(tokens, 1)[..., None]
   share, mean = (
-    jnp.sum(one.reshape(*one.shape[:-1], -1, size), axis=-1)
-    for one in (jax.lax.stop_gradient(share), mean)
+    jnp.sum(values.reshape(*values.shape[:-1], -1, size), axis=-1)
+    for values in (jax.lax.stop_gradient(share), mean)
   )
   losses = share.shape[-1] * jnp.sum(share * mean, axis=-1)  # 0 without tokens
   return jnp.sum(losses) / jnp.maximum(jnp.sum(tokens > 0), 1)
@@ -207,9 +196,9 @@ def z_loss(logits_BxTxE: jax.Array, weight_BxT: jax.Array) -> jax.Array:
 
 
 def _as_gradient(bias_E: jax.Array, load_E: jax.Array) -> jax.Array:
-  """Return a zero whose gradient with respect to the bias is how far the load is above the mean.
+  """Return a zero whose gradient with respect to the bias is the load minus its mean.
 
-  So the loads of a batch, or of all its parts, reach the bias's own update as a gradient would.
+  So the loads of a batch, or of all its parts, reach the bias's own update like a gradient.
   """
   excess_E = jax.lax.stop_gradient(load_E - 1 / load_E.shape[0])
   return jnp.sum(excess_E * (bias_E - jax.lax.stop_gradient(bias_E)))

@@ -1,6 +1,6 @@
 """Begin a run from another run's checkpoint (`config.init_from`), grown to the run's model.
 
-Only such runs import this module, and with it the code that grows models.
+Only such runs import this module and the code of growth.
 """
 
 import contextlib
@@ -28,8 +28,7 @@ def open_source(config: Config) -> tuple[checkpoint.Checkpoints, Meta, Lineage]:
   """Open the checkpoint that `config.init_from` names.
 
   Returns:
-    The run's checkpoints, the metadata of the one that is named, and the lineage of a model that
-    grows from it.
+    The run's checkpoints, the metadata of the named one, and the lineage of a model grown from it.
 
   Raises:
     UserError: it is not a run of a model, or cannot be read.
@@ -45,7 +44,7 @@ def open_source(config: Config) -> tuple[checkpoint.Checkpoints, Meta, Lineage]:
 
 
 def grown_pattentions(source: ModelConfig, config: Config) -> dict[str, PattentionConfig]:
-  """Return the projections with parameter tokens that the source has after its growth, by name."""
+  """Return the projections with parameter tokens of the grown source, by name."""
   grown = state.grown_model(source, token_counts(config.model), config.grow)
   return pattentions(grown)
 
@@ -53,10 +52,7 @@ def grown_pattentions(source: ModelConfig, config: Config) -> dict[str, Pattenti
 def check(config: Config, meta: Meta, where: str) -> None:
   """Check that the source's model can be grown to the run's, before any data is read.
 
-  Args:
-    config: the config, with every size filled in.
-    meta: the metadata of the source's checkpoint.
-    where: the name of the checkpoint in messages.
+  `config` has every size filled in. `where` is the name of the source's checkpoint in messages.
 
   Raises:
     UserError: it cannot.
@@ -70,7 +66,7 @@ def check(config: Config, meta: Meta, where: str) -> None:
 
 
 def description(config: Config, meta: Meta) -> str:
-  """Return what a run takes from the checkpoint of `config.init_from`, and how its model grows."""
+  """Return a sentence: what a run takes from `config.init_from`, and how its model grows."""
   directory, _ = paths.split_source(config.init_from)
   if meta.contents != 'model' or config.grow.moments == 'drop':
     takes = 'its parameters alone'
@@ -98,16 +94,11 @@ def grown_state(
   mesh: Mesh,
   other_meaning: str = '',
 ) -> State:
-  """Read the state of the source and grow it to the run's model.
+  """Read the state of the source and grow it to the run's model, on the mesh.
 
-  Before the growth, adapt what the task can change, such as the head for other classes.
-
-  Args:
-    config: the config of the run; `check` has passed.
-    checkpoints: from `open_source`.
-    meta: from `open_source`.
-    mesh: the mesh to place the state on.
-    other_meaning: see `Task.other_meaning`; if it is not empty, the head is drawn anew.
+  Before the growth, let the task adapt parts of the model, such as the head to other classes. The
+  config has passed `check`; the source is from `open_source`. If `Task.other_meaning` is not empty,
+  draw the head anew.
 
   Raises:
     UserError: the checkpoint is damaged.

@@ -30,9 +30,7 @@ _EVALUATED = {'': 'params', 'ema_': 'ema'}  # prefix of the figures → entry of
 def train(config: Config, workdir: str | os.PathLike[str]) -> State:
   """Train to `config.train.steps`, from the newest checkpoint in `workdir` if there is one.
 
-  Args:
-    config: from `config.resolve`.
-    workdir: the directory for checkpoints and figures; made if it does not exist.
+  `config` is from `config.resolve`. The directory is made if it does not exist.
 
   Returns:
     The last state: see `step.initial_state`.
@@ -44,7 +42,7 @@ def train(config: Config, workdir: str | os.PathLike[str]) -> State:
 
 
 def train_or_stop(config: Config, workdir: str | os.PathLike[str]) -> tuple[State, bool]:
-  """Train as `train` does, for a command; also return whether it was asked to stop early.
+  """Train as `train` does, for a command; also return whether a signal stopped it early.
 
   If another process has taken over the work directory, end this process at once with status 2.
   """
@@ -72,12 +70,8 @@ def begin(
 ) -> tuple['Trainer', State, int]:
   """Prepare a run and make its first state.
 
-  If the newest checkpoint cannot be read, prepare the run from the one before it.
-
-  Args:
-    config: from `config.resolve`.
-    workdir: the work directory.
-    check_lease: see `Trainer`.
+  If the newest checkpoint cannot be read, prepare the run from the one before it. `config` is from
+  `config.resolve`; for `check_lease` see `Trainer`.
 
   Returns:
     The trainer, the state, and the number of steps that it has made.
@@ -98,12 +92,10 @@ class Trainer:
   """One process of a run: its state and compiled steps, evaluation, saves, and the loop."""
 
   def __init__(self, run: PreparedRun, check_lease: Callable[[], None] = lambda: None):
-    """Make the work directory, and define the compiled steps.
+    """Make the work directory, and define the compiled steps of a run from `prepare`.
 
-    Args:
-      run: the run, from `prepare`.
-      check_lease: raises if another process has taken over the work directory; called before every
-        write.
+    Before every write call `check_lease`, which raises if another process has taken over the work
+    directory.
     """
     self.run, self.check_lease = run, check_lease
     self.config, self.mesh, self.task = run.config, run.mesh, run.task
@@ -152,9 +144,8 @@ class Trainer:
   def first_state(self) -> tuple[State, int]:
     """Return the state to start from, and the number of steps it has made.
 
-    It is that of a checkpoint in the work directory, or of the run `config.init_from`, grown if
-    this model is larger, or has new parameters, those that the teacher also has from the teacher if
-    `config.distill.init` says so.
+    The state is that of a checkpoint in the work directory; or of the run `config.init_from`, grown
+    if this model is larger; or new, with the teacher's arrays if `config.distill.init` is `yes`.
 
     Raises:
       DamagedError: the checkpoint in the work directory cannot be read.
@@ -172,24 +163,24 @@ class Trainer:
       return start.with_average(self.config, grown), int(grown['step'])
     shardings = program.state_shardings(run.mesh)
     if self.config.distill.init == 'yes':
-      return self._begun_as_teacher(shardings), 0
+      return self._begin_as_teacher(shardings), 0
     return jax.jit(program.initial_state, out_shardings=shardings)(self.config.train.seed), 0
 
-  def _begun_as_teacher(self, shardings: State) -> State:
-    """Return a new state with the arrays that the teacher has as well."""
+  def _begin_as_teacher(self, shardings: State) -> State:
+    """Return a new state with the arrays that the teacher and this model share."""
     teacher, model = self.run.teacher, self.config.model
     found = inherit.sources(model, teacher.meta.config.model)
     messages.say(inherit.description(model, found))
 
-    def begun(seed: jax.Array, other: Params) -> State:
+    def make(seed: jax.Array, other: Params) -> State:
       return self.run.program.initial_state(seed, lambda drawn: inherit.begin(drawn, other, found))
 
     (params,) = self._fixed or (teacher.read(self.mesh),)
-    return jax.jit(begun, out_shardings=shardings)(self.config.train.seed, params)
+    return jax.jit(make, out_shardings=shardings)(self.config.train.seed, params)
 
   @functools.cached_property
   def _fixed(self) -> tuple[Params, ...]:
-    """The arguments of every training step: the teacher's parameters if a step has a teacher."""
+    """The fixed arguments of every training step: the parameters of the step's teacher, if any."""
     return () if self.task.teacher is None else (self.run.teacher.read(self.mesh),)
 
   def _is_new_born(self, first: int) -> bool:
@@ -202,7 +193,7 @@ class Trainer:
     origin = self.run.origin
     if not origin.resumes or origin.meta.contents != 'model':
       return False
-    born = max(self.config.train.decay_from, *(one.first_step for one in origin.lineage), 0)
+    born = max(self.config.train.decay_from, *(action.first_step for action in origin.lineage), 0)
     return first - born >= origin.meta.config.train.log_every
 
   def to_devices(self, local: tasks.Batch) -> tasks.Batch:
@@ -306,10 +297,10 @@ class Trainer:
 
   def _description(self, first: int) -> str:
     mesh = ' × '.join(f'{size} {axis}' for axis, size in self.mesh.shape.items())
-    kind = self.mesh.devices.flat[0].device_kind
+    device = self.mesh.devices.flat[0].device_kind
     return (
       f'{f"going on after step {first}" if first else "training"} in {self.run.workdir}: '
-      f'{self.task.definition.counts}, {self.task.describe_data()}, {mesh} of {kind}'
+      f'{self.task.definition.counts}, {self.task.describe_data()}, {mesh} of {device}'
     )
 
 

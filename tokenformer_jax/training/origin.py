@@ -36,7 +36,7 @@ _DATA_KEYS = (
   'data.validation_fraction',
 )
 # Keys that change neither the resulting model nor its figures.
-_NOT_SAID = (
+_UNREPORTED = (
   'data.cache_dir',
   'data.workers',
   'data.prefetch',
@@ -56,10 +56,10 @@ class Origin:
   """The start of a run: its own checkpoint, another run to grow, or nothing.
 
   Attributes:
-    meta: the metadata of the checkpoint, or None.
+    meta: the metadata of the checkpoint.
     where: the name of the checkpoint in messages.
     lineage: the growths and other actions that made the run's model.
-    source: the checkpoints of another run, or None.
+    source: the checkpoints of the other run.
     damaged: the newer checkpoints of the run that cannot be read, by step.
   """
 
@@ -96,10 +96,7 @@ def init_from() -> types.ModuleType:
 def find(config: Config, workdir: paths.Path, damaged: Damaged) -> Origin:
   """Return the newest checkpoint in the work directory, or the one of `config.init_from`.
 
-  Args:
-    config: the config of the run.
-    workdir: the work directory.
-    damaged: checkpoints in the work directory whose arrays cannot be read, by step.
+  `damaged` are checkpoints in the work directory whose arrays cannot be read, by step.
 
   Raises:
     UserError: all checkpoints in the work directory are damaged; or `config.init_from` is not a
@@ -113,7 +110,7 @@ def find(config: Config, workdir: paths.Path, damaged: Damaged) -> Origin:
 
 
 def _newest(workdir: paths.Path, damaged: Damaged) -> Origin | None:
-  """Return the newest checkpoint that can be read; None: there is no checkpoint."""
+  """Return the newest checkpoint that can be read, or None if there is no checkpoint."""
   passed = {}
   with contextlib.closing(checkpoint.Checkpoints(workdir)) as checkpoints:
     for step in reversed(checkpoints.common_steps()):
@@ -143,9 +140,7 @@ def in_workdir(step: int) -> str:
 def check(config: Config, origin: Origin) -> None:
   """Check model, vocabulary and order of the data before any data is read.
 
-  Args:
-    config: the config, with every size filled in.
-    origin: the origin of the run.
+  `config` has every size filled in.
 
   Raises:
     UserError: the checkpoint's model cannot be grown to this one, its tokenizer differs, or it has
@@ -163,10 +158,10 @@ def check(config: Config, origin: Origin) -> None:
 
 
 def as_branch(config: Config, origin: Origin) -> Origin:
-  """Return the origin of a run that decays from a checkpoint on, as one without a growth.
+  """Return the origin; if the run is a decaying branch of `init_from`, with that run's lineage.
 
-  A run with `train.decay_from` that takes model, moments and step of `init_from` as they are goes
-  on with that run. So its last growth, and which of its tokens are old, are those of that run.
+  A run with `train.decay_from` that keeps model, moments and step of `init_from` continues that
+  run. So it has the same last growth and the same old tokens.
   """
   kept = config.grow.moments == 'pad' and config.grow.step == 'keep'
   if origin.source is None or not config.train.decay_from or not kept:
@@ -179,10 +174,7 @@ def as_branch(config: Config, origin: Origin) -> Origin:
 def check_branch(config: Config, origin: Origin, growth: LastGrowth | None) -> None:
   """Check that the decay of `train.decay_from` can begin after the checkpoint of the origin.
 
-  Args:
-    config: the config, with all lengths in steps.
-    origin: the origin of the run.
-    growth: the last growth of the run's model, or None.
+  `config` has all lengths in steps.
 
   Raises:
     UserError: the decay would begin in the past, or inside a warm-up, or the checkpoint is from
@@ -238,7 +230,7 @@ def check_same_model(config: Config, theirs: Config, where: str) -> None:
   if not found:
     return
   advice = 'set these keys to its values, or choose another one'
-  paths_found = [one.path for one in found]
+  paths_found = [difference.path for difference in found]
   if all(
     path.endswith(('.tokens', '.reference', '.groups', 'model.pattern')) for path in paths_found
   ):
@@ -253,7 +245,7 @@ def check_same_model(config: Config, theirs: Config, where: str) -> None:
 
 
 def check_same_optimizer(config: Config, meta: Meta, where: str, *, resumes: bool = True) -> None:
-  """Check that a checkpoint has the statistics of the run's optimizer, or that none are kept.
+  """Check that a checkpoint has the statistics of the run's optimizer, if the run keeps them.
 
   Raises:
     UserError: it has those of another optimizer.
@@ -276,12 +268,8 @@ def check_same_optimizer(config: Config, meta: Meta, where: str, *, resumes: boo
 def check_order(config: Config, origin: Origin, digest: str | None = None) -> None:
   """Check that a resumed run keeps the order of its data, or that the user asked for another order.
 
-  Only another `data.source`, or `init_from`, counts as asking for other data.
-
-  Args:
-    config: the config of the run.
-    origin: the origin of the run.
-    digest: the digest of the data; None: the data is not read yet.
+  Only another `data.source`, or `init_from`, counts as asking for other data. `digest` is that of
+  the data; None: the data is not read yet.
 
   Raises:
     UserError: the run would see some samples again and others never, without being asked to.
@@ -317,13 +305,7 @@ def check_data(config: Config, origin: Origin, task: tasks.Task) -> None:
 
 
 def position(config: Config, origin: Origin, digest: str) -> Position:
-  """Return the place in the order of its data where a run begins.
-
-  Args:
-    config: the config of the run.
-    origin: the origin of the run.
-    digest: the digest of the data.
-  """
+  """Return the place in the order of its data, whose digest is given, where a run begins."""
   meta = origin.meta
   if meta is None or _begins_anew(config, origin):
     return BEGINNING
@@ -333,7 +315,7 @@ def position(config: Config, origin: Origin, digest: str) -> Position:
 
 
 def batches(config: Config, origin: Origin) -> batches_lib.History:
-  """Return the batches of the steps of a run, those before its beginning included."""
+  """Return the batches of all steps of a run, including those before its beginning."""
   meta = origin.meta
   if meta is None or _begins_anew(config, origin):
     return batches_lib.continued((), 0, config.data)
@@ -341,18 +323,14 @@ def batches(config: Config, origin: Origin) -> batches_lib.History:
 
 
 def _begins_anew(config: Config, origin: Origin) -> bool:
-  """Return whether the steps of a run that begins from another one are counted from 0."""
+  """Return whether a run begins from another one and counts its own steps from 0."""
   return origin.source is not None and config.grow.step == 'restart'
 
 
 def say_changes(config: Config, origin: Origin, begins: Position, digest: str) -> None:
   """Print where a run starts, the settings that it changes, and a new order of its data.
 
-  Args:
-    config: the config of the run, with every size and length filled in.
-    origin: the origin of the run.
-    begins: the place in the order of the data where the run begins: see `position`.
-    digest: the digest of the data.
+  `config` has every size and length filled in; `begins` is from `position`.
   """
   meta = origin.meta
   if meta is None:
@@ -370,13 +348,10 @@ def say_changes(config: Config, origin: Origin, begins: Position, digest: str) -
 
 
 def check_finished(config: Config, origin: Origin) -> None:
-  """Check that no setting of a run differs whose checkpoint has made all steps already.
+  """Check that a run whose checkpoint has made all steps has no other settings than it.
 
-  The number of steps and the mesh may differ: neither asks for another model than that one.
-
-  Args:
-    config: the config of the run, with every size and length filled in.
-    origin: the origin of the run, with the checkpoint that was read.
+  The number of steps and the mesh may differ: neither asks for another model. `config` has every
+  size and length filled in.
 
   Raises:
     UserError: a setting differs, and no step would be made with it.
@@ -395,7 +370,7 @@ def check_finished(config: Config, origin: Origin) -> None:
 
 
 def _changes_of_settings(config: Config, origin: Origin) -> list[str]:
-  """Return the settings that a resumed run changes, as `key: old -> new`, and the ignored ones."""
+  """Return the changed settings of a resumed run as `key: old -> new`, and the ignored ones."""
   meta = origin.meta
   # A converted model has no earlier settings to compare with.
   if meta is None or not origin.resumes or meta.contents != 'model':
@@ -432,5 +407,5 @@ def _changed(ours: Config, theirs: Config) -> list[str]:
     for path, new, old in config_lib.differences(ours, theirs)
     if path not in ('init_from', 'distill.init')
     and not path.startswith('grow.')
-    and path not in _NOT_SAID
+    and path not in _UNREPORTED
   ]

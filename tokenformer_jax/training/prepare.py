@@ -1,4 +1,4 @@
-"""Resolve a run: everything that is known before its first step, each thing found once.
+"""Resolve a run: find everything that is known before its first step, each thing once.
 
 `prepare` is the start of a run from top to bottom. Nothing after it changes the config, a size, the
 origin or the place in the data.
@@ -34,9 +34,9 @@ class PreparedRun:
     config: the config, with every size filled in and every length in steps.
     workdir: the work directory; it may not exist.
     mesh: the devices.
-    origin: the checkpoint that the run continues from, if there is one.
-    teacher: the model that the run learns from besides its targets, or None.
-    task: model, loss and data, which is open.
+    origin: the checkpoint that the run continues from, if any.
+    teacher: the model that the run learns from besides its targets, if any.
+    task: model, loss and opened data.
     position: the place in the order of the data where the run begins.
     program: the parts of the training step: schedule, optimizer, and the model's last growth.
   """
@@ -59,11 +59,8 @@ def prepare(
 ) -> PreparedRun:
   """Resolve and check a run; write nothing but the cache of its data.
 
-  Args:
-    config: from `config.resolve`.
-    workdir: the work directory.
-    devices: the devices of all processes.
-    damaged: checkpoints in the work directory whose arrays cannot be read, by step.
+  `config` is from `config.resolve`, `devices` are those of all processes, and `damaged` are
+  checkpoints in the work directory whose arrays cannot be read, by step.
 
   Raises:
     UserError: a mistake that the user can correct; the message says how.
@@ -99,7 +96,7 @@ def prepare(
 
 
 def _make_task(config: Config, origin: Origin, teacher: Teacher | None, mesh: Mesh) -> tasks.Task:
-  """Return the task; text has the vocabulary of the origin or of the teacher if it has any."""
+  """Return the task, with the vocabulary of the origin, else of the teacher."""
   if teacher is None:
     return tasks.make(config, origin.vocabulary)
   teachers.check(config, teacher, mesh)

@@ -26,38 +26,35 @@ def with_references(config: Config, origin: Origin = FROM_SCRATCH) -> Config:
   new = pattentions(model)
   if old and old.keys() == new.keys():
     grown = old if origin.resumes else init_from().grown_pattentions(origin.model, config)
-    of_origin = {name: _like(one, old[name], grown[name]) for name, one in new.items()}
-    model = config_lib.with_pattentions(model, of_origin)
+    filled = {name: _like(projection, old[name], grown[name]) for name, projection in new.items()}
+    model = config_lib.with_pattentions(model, filled)
   return dataclasses.replace(config, model=config_lib.with_references(model))
 
 
 def _like(
-  one: PattentionConfig, old: PattentionConfig, grown: PattentionConfig
+  new: PattentionConfig, old: PattentionConfig, grown: PattentionConfig
 ) -> PattentionConfig:
-  """Return a projection with the groups and reference counts that the growth of its origin gives.
+  """Return a projection with the groups and reference counts of its grown origin.
 
-  What the config says itself has precedence, but for the reference count that the origin has: that
-  is the one of the first group if the growth adds a group.
+  Groups and a reference count in the config have precedence. But if the growth adds a group, a
+  reference count equal to the origin's is that of the first group.
   """
-  says_reference = one.reference and not (grown.groups and one.reference == old.reference)
-  if one.groups or says_reference:
-    return one
-  return dataclasses.replace(one, reference=grown.reference, groups=grown.groups)
+  says_reference = new.reference and not (grown.groups and new.reference == old.reference)
+  if new.groups or says_reference:
+    return new
+  return dataclasses.replace(new, reference=grown.reference, groups=grown.groups)
 
 
 def in_steps(config: Config, examples: int, position: Position = BEGINNING) -> Config:
   """Return the config with lengths in epochs or examples converted to steps.
 
-  Args:
-    config: the config of the run.
-    examples: the number of examples in an epoch.
-    position: the start of the run in the order of the examples; examples before it count.
+  `examples` is the number in an epoch. The examples before `position` count as seen.
   """
 
-  def steps(group: Any, prefix: str, begin: Position = BEGINNING) -> int:
-    epochs, count = getattr(group, f'{prefix}epochs'), getattr(group, f'{prefix}examples')
+  def steps(section: Any, prefix: str, begin: Position = BEGINNING) -> int:
+    epochs, count = getattr(section, f'{prefix}epochs'), getattr(section, f'{prefix}examples')
     if not (epochs or count):
-      return getattr(group, f'{prefix}steps')
+      return getattr(section, f'{prefix}steps')
     left = (count or epochs * examples) - begin.sample
     return begin.step + math.ceil(left / config.data.batch_size)
 

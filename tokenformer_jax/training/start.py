@@ -1,4 +1,4 @@
-"""Restore the state of a run, and check what its config says of older and newer parts."""
+"""Restore the state of a run, and check its settings for older and newer parts."""
 
 import jax
 import jax.numpy as jnp
@@ -37,13 +37,7 @@ def make_writable(workdir: paths.Path) -> None:
 def resumed(
   checkpoints: checkpoint.Checkpoints, meta: Meta, config: Config, abstract: State
 ) -> State:
-  """Return the state in a checkpoint of the run.
-
-  Args:
-    checkpoints: the checkpoints of the work directory.
-    meta: the metadata of the checkpoint.
-    config: the config of the run.
-    abstract: shapes and shardings of the state.
+  """Return the state in a checkpoint of the run; `abstract` has its shapes and shardings.
 
   Raises:
     DamagedError: the checkpoint cannot be read.
@@ -54,10 +48,7 @@ def resumed(
 
 
 def with_average(config: Config, state: State) -> State:
-  """Return the state with a moving average of the parameters, or without, as the config says.
-
-  A new average starts from the parameters.
-  """
+  """Add or remove the moving average as `train.ema` says; a new one starts from the parameters."""
   if not config.train.ema:
     return {name: part for name, part in state.items() if name != 'ema'}
   return state if 'ema' in state else {**state, 'ema': jax.tree.map(jnp.copy, state['params'])}
@@ -74,7 +65,7 @@ def set_aside(checkpoints: checkpoint.Checkpoints, damaged: Damaged, step: int) 
 
 
 def check_old_tokens(config: Config, growth: LastGrowth | None, definition: Definition) -> None:
-  """Check that the model has newer parts if `optim.old_tokens` treats them differently.
+  """Check that the model has newer parts if `optim.old_tokens` does not train all.
 
   Raises:
     UserError: it has none.
@@ -94,18 +85,15 @@ def check_frozen_groups(config: Config) -> None:
   """Check that the model has the groups that `optim.frozen_groups` names.
 
   Raises:
-    UserError: it has not.
+    UserError: it lacks one.
   """
   check_numbers(config.model, frozen_groups(config.optim), 'config.optim.frozen_groups')
 
 
 def doubts(config: Config, growth: LastGrowth | None, *, drawn: bool) -> list[str]:
-  """Return sentences about settings that a run can have, and that are hardly meant.
+  """Return sentences about allowed settings that are probably a mistake.
 
-  Args:
-    config: the config of the run, with every length in steps.
-    growth: the last growth of the run's model, or None.
-    drawn: whether all arrays of the model are new.
+  `config` has every length in steps; `drawn` says that all arrays of the model are new.
   """
   found = []
   if drawn and frozen_groups(config.optim):

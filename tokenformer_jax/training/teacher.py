@@ -30,21 +30,15 @@ _ANOTHER = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Teacher:
-  """A checkpoint that a run learns from.
+  """A checkpoint that a run learns from."""
 
-  Attributes:
-    record: what the run's checkpoints say of the teacher.
-    meta: the metadata of the checkpoint.
-    checkpoints: the checkpoints of the teacher's run.
-  """
-
-  record: TeacherRecord
+  record: TeacherRecord  # for the run's checkpoints
   meta: Meta
-  checkpoints: checkpoint.Checkpoints
+  checkpoints: checkpoint.Checkpoints  # of the teacher's run
 
   @property
   def definition(self) -> Definition:
-    """The teacher's model, for its metadata; `Task.teacher` says how a run computes it."""
+    """The teacher's model, for its metadata; a run computes `Task.teacher`."""
     return models.define(self.meta.config.model)
 
   def read(self, mesh: Mesh) -> Params:
@@ -78,11 +72,7 @@ class Teacher:
 
 
 def find(config: Config, origin: Origin) -> Teacher | None:
-  """Open the teacher of a run, before any data is read.
-
-  Args:
-    config: the config of the run; sizes may be open.
-    origin: the origin of the run.
+  """Open the teacher of a run, before any data is read; sizes of the config may be open.
 
   Raises:
     UserError: the teacher cannot be read, is no language model, has another tokenizer, or is not
@@ -117,10 +107,7 @@ def find(config: Config, origin: Origin) -> Teacher | None:
 
 
 def fill_in(config: Config, teacher: Teacher | None, origin: Origin) -> Config:
-  """Return the config with the step of the teacher, and its vocabulary if that size is open.
-
-  A run that continues from a checkpoint has that checkpoint's vocabulary instead.
-  """
+  """Fill in the step of the teacher, and its vocabulary size if the run has none of its own."""
   if teacher is None:
     return config
   distill = dataclasses.replace(config.distill, teacher=teacher.record.source)
@@ -133,7 +120,7 @@ def fill_in(config: Config, teacher: Teacher | None, origin: Origin) -> Config:
 
 def _digest(meta: Meta) -> str:
   """Return a digest of the checksums of a checkpoint's parameters."""
-  sums = {path: one for path, one in meta.checksums.items() if path.startswith('params/')}
+  sums = {path: value for path, value in meta.checksums.items() if path.startswith('params/')}
   return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -154,27 +141,22 @@ def _check_tokenizer(config: Config, origin: Origin, meta: Meta) -> None:
 
 
 def check(config: Config, teacher: Teacher, mesh: Mesh) -> None:
-  """Check that a teacher fits the model, the data and the mesh of a run.
-
-  Args:
-    config: the config, with every size filled in.
-    teacher: from `find`.
-    mesh: the mesh of the run.
+  """Check that a teacher fits the model, the data and the mesh of a run with every size filled in.
 
   Raises:
     UserError: it does not fit.
   """
-  said = f'config.distill.teacher={teacher.record.source}'
+  key = f'config.distill.teacher={teacher.record.source}'
   student, model = config.model, teacher.meta.config.model
   if model.vocab_size != student.vocab_size:
     raise UserError(
-      f'config.model.vocab_size is {student.vocab_size}, and {said} has {model.vocab_size}; their '
+      f'config.model.vocab_size is {student.vocab_size}, and {key} has {model.vocab_size}; their '
       f'probabilities are compared id by id, so set it to {model.vocab_size}'
     )
   length = config.data.sequence_length
   if model.position_embedding == 'learned' and model.max_length < length:
     raise UserError(
-      f'config.data.sequence_length is {length}, and {said} has learned positions for '
+      f'config.data.sequence_length is {length}, and {key} has learned positions for '
       f'{model.max_length} tokens; take at most that'
     )
   if config.distill.init == 'yes':
@@ -186,7 +168,7 @@ def check(config: Config, teacher: Teacher, mesh: Mesh) -> None:
     ]
     if differing:
       raise UserError(
-        f'config.distill.init=yes copies arrays of {said}, which do not fit: '
+        f'config.distill.init=yes copies arrays of {key}, which do not fit: '
         f'{" and ".join(differing)}; set config.distill.init=no, or make these equal'
       )
   try:
@@ -194,4 +176,4 @@ def check(config: Config, teacher: Teacher, mesh: Mesh) -> None:
     for heads in model.heads:
       sharding.check_divisible(mesh, 'heads', heads, 'heads of a layer')
   except UserError as error:
-    raise UserError(f'{said} cannot be split over the mesh: {error}') from error
+    raise UserError(f'{key} cannot be split over the mesh: {error}') from error
