@@ -132,7 +132,7 @@ def grown(out: str, case: tuple[int, int, int]) -> Path:
   """Train the smallest model of `TOKENS`, grow it by a group, and train on; return the run."""
   factor, before, whole = case
   config, folder = small(), f'{out}/chains'
-  step_tokens = grid.tokens_of_step(config)
+  step_tokens = grid.step_tokens(config)
   first, steps = round(before / step_tokens), round(whole / step_tokens)
   constant = dataclasses.replace(config.optim, schedule='constant', final_fraction=0.1)
   stable = grid.with_train(dataclasses.replace(config, optim=constant), steps=first)

@@ -1,4 +1,4 @@
-"""Fit every law that the points allow, and say what they cannot tell."""
+"""Fit every law that the points allow, and list what they leave undetermined."""
 
 import dataclasses
 import math
@@ -33,7 +33,7 @@ class Analysis:
     main: Chinchilla's law, or the one of mixtures of experts.
     kaplan: Kaplan's laws by name, with N as `kaplan_points` counts it.
     kaplan_points: the points for these.
-    not_fitted: laws that the points do not allow, with the reason.
+    not_fitted: the reason by the name of each law that the points do not allow.
     envelope: approach 1.
     isoflop: approach 2.
   """
@@ -95,25 +95,26 @@ def analyse(
     kaplan_points: with N as Kaplan counts it.
     compute: `6ND` or `exact`.
     delta: of the Huber loss on logs; infinite: least squares.
-    draws: of the bootstrap.
+    draws: the number of bootstrap samples.
 
   Raises:
-    UserError: there are fewer points than Chinchilla's law has parameters, or as `Points.compute`.
+    UserError: there are fewer points than Chinchilla's law has parameters, or `Points.compute`
+      raised it.
   """
   relation = points.compute(compute)
   law = formulas.CHINCHILLA if points.is_dense else formulas.EXPERTS
   main = fit.fit(law, points.logs(), points.loss, delta=delta, draws=draws)
   kaplan: dict[str, Fit] = {}
   not_fitted: dict[str, str] = {}
-  for one, chosen, reason in _kaplan_laws(kaplan_points):
+  for kaplan_law, chosen, reason in _kaplan_laws(kaplan_points):
     if reason:
-      not_fitted[one.name] = reason
+      not_fitted[kaplan_law.name] = reason
       continue
     logs, loss = kaplan_points.logs(chosen), kaplan_points.loss[chosen]
     try:
-      kaplan[one.name] = fit.fit(one, logs, loss, delta=delta, draws=draws)
+      kaplan[kaplan_law.name] = fit.fit(kaplan_law, logs, loss, delta=delta, draws=draws)
     except UserError as error:
-      not_fitted[one.name] = str(error)
+      not_fitted[kaplan_law.name] = str(error)
   return Analysis(
     points=points,
     compute=relation,
@@ -165,12 +166,12 @@ def optimum(analysis: Analysis, flops: float) -> Optimum:
       return n, d, formulas.loss(values, n, d)
 
   n, d, loss = map(float, at(analysis.main.values))
-  intervals = [interval(one) for one in at(analysis.main.drawn)]
+  intervals = [interval(drawn) for drawn in at(analysis.main.drawn)]
   return Optimum(flops, n, d, loss, *intervals)
 
 
 def predict(analysis: Analysis, total: float, tokens: float, active: float) -> Prediction:
-  """Return the loss of a run that is not made yet."""
+  """Predict the loss of a run."""
   logs = {name: np.log([x]) for name, x in (('n', active), ('total', total), ('d', tokens))}
   logs = {name: logs[name] for name in analysis.main.law.inputs}
   loss = float(np.exp(analysis.main.log_loss(logs))[0])
@@ -185,13 +186,9 @@ def doubts(
   predictions: Sequence[Prediction] = (),
   plan: Plan | None = None,
 ) -> list[str]:
-  """Return what the data cannot tell, a sentence each.
+  """Return a sentence for each thing that the data leave undetermined.
 
-  Args:
-    analysis: the laws.
-    budget: FLOPs whose optimum is asked for, or None.
-    predictions: the runs whose losses are predicted.
-    plan: the plan of growth, or None.
+  `budget` is in FLOPs, and None without a question about its optimum.
   """
   points, main = analysis.points, analysis.main
   found = list(points.notes)
@@ -224,10 +221,10 @@ def doubts(
   if len(points) < 2 * len(main.theta):
     found.append(f'{len(points)} points for {len(main.theta)} parameters: intervals are guesses')
   found += _distance(analysis, budget)
-  for one in predictions:
-    found += _outside(points, 'the run', [one.active], [one.tokens])
+  for prediction in predictions:
+    found += _outside(points, 'the run', [prediction.active], [prediction.tokens])
   if plan is not None:
-    # The last size ends with the loss of so many tokens as it would need from scratch.
+    # The last size ends with the loss that it reaches from scratch after this many tokens.
     lengths = [plan.legs[0].tokens, plan.scratch_last.tokens]
     found += _outside(points, 'the chain', [leg.parameters for leg in plan.legs], lengths)
     scratch = plan.scratch
@@ -292,12 +289,12 @@ def _distance(analysis: Analysis, budget: float | None) -> list[str]:
 def _outside(
   points: Points, subject: str, sizes: Sequence[float], lengths: Sequence[float]
 ) -> list[str]:
-  """Return which sizes and lengths of a subject lie outside of those of the runs."""
+  """Return sentences on the sizes and lengths of a subject outside of those of the runs."""
   found = []
   for what, x, asked in (('size', points.active, sizes), ('length', points.tokens, lengths)):
     low, high = x.min(), x.max()
     known = (low * (1 - _SAME), high * (1 + _SAME))
-    far = dict.fromkeys(f'{one:.3g}' for one in asked if not known[0] <= one <= known[1])
+    far = dict.fromkeys(f'{value:.3g}' for value in asked if not known[0] <= value <= known[1])
     if far:
       found.append(
         f'{what} {" and ".join(far)} of {subject} lies outside of the {what}s of the runs, '

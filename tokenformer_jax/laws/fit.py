@@ -1,10 +1,10 @@
 """Fit a law by the least Huber loss on logs, from many starts, with bootstrap intervals.
 
 The optimizer is Levenberg and Marquardt's for M-estimators: each step solves the normal equations
-with the weights min(1, δ/|r|), which the Huber loss gives its residuals, and ends at the bounds of
-the law. It runs all starts as one
-jitted program in float64. `optax.lbfgs`, vmapped, takes more than ten times as long, because all
-starts wait for the slowest line search; both end at the same objective (tests/laws/test_fit.py).
+with the weights min(1, δ/|r|) of the Huber loss, and stays inside the bounds of the law. All starts
+run as one jitted program in float64. `optax.lbfgs`, vmapped, takes more than ten times as long,
+because all starts wait for the slowest line search; both end at the same objective
+(tests/laws/test_fit.py).
 """
 
 import dataclasses
@@ -104,15 +104,10 @@ def fit(
   draws: int = 1000,
   seed: int = 0,
 ) -> Fit:
-  """Fit a law.
+  """Fit a law to the logs of its inputs and the measured losses, each [n].
 
-  Args:
-    law: the law.
-    logs: the logs of its inputs, [n].
-    loss: the measured losses, [n].
-    delta: of the Huber loss; infinite: least squares.
-    draws: the number of bootstrap samples of the points.
-    seed: of the samples.
+  `delta` is that of the Huber loss, and infinite for least squares. `draws` is the number of
+  bootstrap samples of the points.
 
   Raises:
     UserError: there are fewer points than parameters.
@@ -148,7 +143,7 @@ def _arrays(logs: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
 
 
 def _different(thetas: np.ndarray, order: np.ndarray) -> np.ndarray:
-  """Return the first of the order, and up to three others that are not equal to one before."""
+  """Return the first index of an order, and up to three whose θ differs from those before."""
   kept: list[int] = []
   for i in order:
     if all(np.abs(thetas[i] - thetas[j]).max() > 1e-3 for j in kept):
@@ -167,14 +162,7 @@ def _descend_all(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Return the end and the objective of every start, [S, P] and [S].
 
-  Args:
-    law: the law.
-    x: logs of its inputs.
-    y: logs of the losses.
-    delta: of the Huber loss.
-    weights: of the points, [S, n] or [1, n].
-    starts: [S, P].
-    iterations: the most of each start.
+  `x` and `y` are logs of the inputs and of the losses. The points have weights [S, n] or [1, n].
   """
   weights = np.broadcast_to(weights, (len(starts), len(y)))
   ends, objectives = [], []
@@ -261,7 +249,7 @@ def _descend(
 
   # The first step accepts the start itself, because its gradient is 0 and its objective infinite.
   size = len(start)
-  nothing = (jnp.asarray(jnp.inf, start.dtype), jnp.eye(size), jnp.zeros(size))
-  first = (0, start, nothing, jnp.asarray(5e-2, start.dtype), jnp.asarray(False))
+  unevaluated = (jnp.asarray(jnp.inf, start.dtype), jnp.eye(size), jnp.zeros(size))
+  first = (0, start, unevaluated, jnp.asarray(5e-2, start.dtype), jnp.asarray(False))
   _, theta, (value, *_), *_ = jax.lax.while_loop(goes_on, step, first)
   return theta, jnp.where(jnp.isfinite(value), value, jnp.inf)

@@ -33,8 +33,8 @@ class Law:
     log_loss: maps θ and inputs to the log of the loss.
     values: maps θ [..., P] to the parameters by their published names.
     starts: returns θ [S, P] to start from, given the inputs and the log of the loss.
-    bounds: of each parameter of θ. Without them a few points can be met by steps in place of a
-      power law, with exponents of hundreds.
+    bounds: of each parameter of θ. Without them, exponents of hundreds can turn the power law into
+      steps through a few points.
   """
 
   name: str
@@ -90,8 +90,8 @@ CHINCHILLA = Law(
 
 def _experts_log_loss(theta: jax.Array, x: Logs) -> jax.Array:
   a, b, e, alpha, beta, gamma = theta
-  of_size = a - alpha * x['n'] - gamma * (x['total'] - x['n'])
-  return log_sum_exp(of_size, b - beta * x['d'], e)
+  size_term = a - alpha * x['n'] - gamma * (x['total'] - x['n'])
+  return log_sum_exp(size_term, b - beta * x['d'], e)
 
 
 EXPERTS = Law(
@@ -107,19 +107,21 @@ EXPERTS = Law(
 )
 
 
-def _power(name: str, formula: str, of: str, names: tuple[str, str]) -> Law:
+def _power(name: str, formula: str, variable: str, names: tuple[str, str]) -> Law:
   """Return a law log L = k − α log x; its constant is x_c = e^(k/α)."""
 
   def log_loss(theta: jax.Array, x: Logs) -> jax.Array:
-    return theta[0] - theta[1] * x[of]
+    return theta[0] - theta[1] * x[variable]
 
   def values(theta: np.ndarray) -> dict[str, np.ndarray]:
     return {names[0]: theta[..., 1], names[1]: _constant(theta[..., 0], theta[..., 1])}
 
   def starts(x: Logs, y: np.ndarray) -> np.ndarray:
-    return np.array([[y.mean() + alpha * np.mean(x[of]), alpha] for alpha in (0.02, 0.1, 0.5)])
+    return np.array(
+      [[y.mean() + alpha * np.mean(x[variable]), alpha] for alpha in (0.02, 0.1, 0.5)]
+    )
 
-  return Law(name, formula, (of,), log_loss, values, starts, (_LOG, _EXPONENT))
+  return Law(name, formula, (variable,), log_loss, values, starts, (_LOG, _EXPONENT))
 
 
 def _constant(k: np.ndarray, alpha: np.ndarray) -> np.ndarray:
@@ -249,7 +251,7 @@ def loss(values: Values, n: np.ndarray, d: np.ndarray) -> np.ndarray:
 
 
 def tokens_for_loss(values: Values, n: np.ndarray, target: np.ndarray) -> np.ndarray:
-  """Return the tokens with which a size reaches a loss; infinite if it never does."""
+  """Return the tokens that a size needs for a loss; infinite if it never reaches it."""
   left = target - values['E'] - values['A'] * n ** -values['alpha']
   with np.errstate(divide='ignore', invalid='ignore', over='ignore'):
     needed = (values['B'] / np.where(left > 0, left, np.nan)) ** (1 / values['beta'])

@@ -1,4 +1,4 @@
-"""The size and length with the least loss for a budget, by two ways that fit no law of the loss.
+"""Find the size and length with the least loss for a budget, in two ways without a law of the loss.
 
 These are approaches 1 and 2 of Hoffmann et al. (2022): the envelope of the curves of all sizes, and
 parabolas through runs of equal FLOPs. Both interpolate between the lengths of a size, in the log of
@@ -62,16 +62,16 @@ class Frontier:
 def envelope(points: Points, compute: Compute, draws: int = 200, seed: int = 0) -> Frontier:
   """Return the sizes with the least loss at each of 1,500 budgets (approach 1)."""
   flops, sizes = _envelope(points, compute, np.arange(len(points)))
-  drawn = [_exponent(*_envelope(points, compute, one)) for one in _samples(points, draws, seed)]
+  samples = _samples(points, draws, seed)
+  drawn = [_exponent(*_envelope(points, compute, which)) for which in samples]
   return _frontier(flops, sizes, compute, drawn)
 
 
 def isoflop(points: Points, compute: Compute, draws: int = 200, seed: int = 0) -> Frontier:
   """Return the sizes at the bottom of parabolas through runs of equal FLOPs (approach 2)."""
   found = _parabolas(points, compute, np.arange(len(points)))
-  drawn = []
-  for one in _samples(points, draws, seed):
-    drawn.append(_exponent(*_bottoms(_parabolas(points, compute, one))))
+  samples = _samples(points, draws, seed)
+  drawn = [_exponent(*_bottoms(_parabolas(points, compute, which))) for which in samples]
   flops, sizes = _bottoms(found)
   return dataclasses.replace(_frontier(flops, sizes, compute, drawn), parabolas=tuple(found))
 
@@ -79,10 +79,10 @@ def isoflop(points: Points, compute: Compute, draws: int = 200, seed: int = 0) -
 def _frontier(
   flops: np.ndarray, sizes: np.ndarray, compute: Compute, drawn: list[float]
 ) -> Frontier:
-  a = _exponent(flops, sizes)
-  finite = np.array([one for one in drawn if np.isfinite(one)])
+  exponent = _exponent(flops, sizes)
+  finite = np.array([a for a in drawn if np.isfinite(a)])
   between = interval(finite) if len(finite) > len(drawn) / 2 else (-np.inf, np.inf)
-  return Frontier(flops, sizes, a, 1 - compute.power * a, between)
+  return Frontier(flops, sizes, exponent, 1 - compute.power * exponent, between)
 
 
 def _exponent(flops: np.ndarray, sizes: np.ndarray) -> float:
@@ -116,13 +116,13 @@ def _at(x: np.ndarray, y: np.ndarray, where: np.ndarray) -> np.ndarray:
 
 
 def _envelope(points: Points, compute: Compute, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  curves = [one for one in _curves(points, compute, which) if len(one[1]) > 1]
+  curves = [curve for curve in _curves(points, compute, which) if len(curve[1]) > 1]
   if not curves:
     return np.array([]), np.array([])
   ends = [x[[0, -1]] for _, x, _ in curves]
   grid = np.linspace(min(x[0] for x in ends), max(x[1] for x in ends), BUDGETS)
   losses = np.array([_at(x, y, grid) for _, x, y in curves])  # [sizes, budgets]
-  # The ends of the range belong to the smallest and the largest size alone, and say nothing.
+  # At the ends of the range there is only one size, the smallest or the largest, to choose.
   shared = np.isfinite(losses).sum(axis=0) >= 2
   grid, losses = grid[shared], losses[:, shared]
   if not len(grid):
@@ -133,9 +133,9 @@ def _envelope(points: Points, compute: Compute, which: np.ndarray) -> tuple[np.n
 
 def _parabolas(points: Points, compute: Compute, which: np.ndarray) -> list[Parabola]:
   """Return parabolas at budgets between the lengths of sizes, or else at budgets of the runs."""
-  groups = _interpolated(points, compute, which) or _equal_flops(points, compute, which)
+  budgets = _interpolated(points, compute, which) or _equal_flops(points, compute, which)
   found = []
-  for flops, sizes, losses in groups:
+  for flops, sizes, losses in budgets:
     logs = np.log(sizes)
     coefficients = np.polyfit(logs, losses, 2)
     bottom = -coefficients[1] / (2 * coefficients[0])
@@ -150,14 +150,14 @@ def _equal_flops(
 ) -> list[tuple[float, np.ndarray, np.ndarray]]:
   """Return the budgets at which runs of four sizes were made, with these sizes and losses."""
   order = which[np.argsort(points.spent(compute)[which])]
-  flops, found, group = points.spent(compute), [], list(order[:1])
+  flops, found, equal = points.spent(compute), [], list(order[:1])
   for i in [*order[1:], None]:
-    if i is not None and flops[i] <= flops[group[0]] * (1 + _EQUAL):
-      group.append(i)
+    if i is not None and flops[i] <= flops[equal[0]] * (1 + _EQUAL):
+      equal.append(i)
       continue
-    if len(set(points.active[group])) >= _LEAST_SIZES:
-      found.append((float(np.mean(flops[group])), points.active[group], points.loss[group]))
-    group = [i]
+    if len(set(points.active[equal])) >= _LEAST_SIZES:
+      found.append((float(np.mean(flops[equal])), points.active[equal], points.loss[equal]))
+    equal = [i]
   return found
 
 
@@ -165,7 +165,7 @@ def _interpolated(
   points: Points, compute: Compute, which: np.ndarray
 ) -> list[tuple[float, np.ndarray, np.ndarray]]:
   """Return budgets that lie between the lengths of at least four sizes."""
-  curves = [one for one in _curves(points, compute, which) if len(one[1]) > 1]
+  curves = [curve for curve in _curves(points, compute, which) if len(curve[1]) > 1]
   if len(curves) < _LEAST_SIZES:
     return []
   low = np.sort([x[0] for _, x, _ in curves])[_LEAST_SIZES - 1]
@@ -183,6 +183,7 @@ def _interpolated(
 
 
 def _bottoms(parabolas: list[Parabola]) -> tuple[np.ndarray, np.ndarray]:
-  """Return the budgets and best sizes of the parabolas that have one."""
-  kept = [one for one in parabolas if np.isfinite(one.best)]
-  return np.array([one.flops for one in kept]), np.array([one.best for one in kept])
+  """Return the budgets and the best sizes of the parabolas with a best size."""
+  kept = [parabola for parabola in parabolas if np.isfinite(parabola.best)]
+  flops, sizes = ([getattr(parabola, name) for parabola in kept] for name in ('flops', 'best'))
+  return np.array(flops), np.array(sizes)

@@ -23,7 +23,7 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.config.pattern import Repeat, as_text
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.laws.runs import Size, measure_size, tokens_of_step
+from tokenformer_jax.laws.runs import Size, measure_size, step_tokens
 from tokenformer_jax.training import sizes
 
 SCALES = ('width', 'tokens', 'layers')
@@ -56,12 +56,12 @@ class Job:
   @property
   def tokens(self) -> int:
     """The number of tokens that the model has seen at its end."""
-    return self.config.train.steps * tokens_of_step(self.config)
+    return self.config.train.steps * step_tokens(self.config)
 
   @property
   def flops(self) -> float:
     """The model FLOPs of the steps that this job makes."""
-    return self.steps * tokens_of_step(self.config) * self.size.flops_per_token
+    return self.steps * step_tokens(self.config) * self.size.flops_per_token
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Grid:
   """A grid of runs: the product of sizes and lengths.
 
   Attributes:
-    scale: what a factor multiplies: see `scaled`.
+    scale: the sizes that a factor multiplies: see `scaled`.
     factors: of the size of the config's model.
     lengths: in tokens.
     branches: whether all lengths of a size share one stable run and differ in their decays.
@@ -86,12 +86,9 @@ class Grid:
 
 
 def jobs(config: Config, grid: Grid, out: str) -> list[Job]:
-  """Return the jobs of a grid in an order in which each finds what it starts from.
+  """Return the jobs of a grid in the directory `out`, each after the job that it starts from.
 
-  Args:
-    config: the config whose model the factors multiply.
-    grid: what to train.
-    out: the directory of the grid.
+  The factors of the grid multiply the model of the config.
 
   Raises:
     UserError: the config cannot be scaled, or a length is too short.
@@ -102,15 +99,15 @@ def jobs(config: Config, grid: Grid, out: str) -> list[Job]:
     model = scaled(config.model, grid.scale, factor)
     rate = config.optim.learning_rate * factor**grid.rate_power
     optim = dataclasses.replace(config.optim, learning_rate=rate)
-    one = dataclasses.replace(config, model=model, optim=optim)
-    size = measure_size(sizes.fill_in(one))
-    ends = [round(tokens / tokens_of_step(one)) for tokens in sorted(set(grid.lengths))]
+    changed = dataclasses.replace(config, model=model, optim=optim)
+    size = measure_size(sizes.fill_in(changed))
+    ends = [round(tokens / step_tokens(changed)) for tokens in sorted(set(grid.lengths))]
     if grid.most_flops is not None:
-      each = tokens_of_step(one) * size.flops_per_token
+      each = step_tokens(changed) * size.flops_per_token
       ends = [end for end in ends if end * each <= grid.most_flops]
     folder = f'{grid.scale}_{factor:g}'
     make = _branched if grid.branches else _whole
-    found += make(one, size, folder, ends, out)
+    found += make(changed, size, folder, ends, out)
   if not found:
     raise UserError(
       f'--most_flops={grid.most_flops:g} leaves out every run; raise it, or ask for smaller sizes '
@@ -141,14 +138,14 @@ def _branched(config: Config, size: Size, folder: str, ends: list[int], out: str
     begin = end - max(1, round(share * end))
     if begin <= max(first, config.optim.warmup_steps):
       raise UserError(
-        f'--lengths has {end * tokens_of_step(config):,} tokens, {end} steps, whose decay would '
+        f'--lengths has {end * step_tokens(config):,} tokens, {end} steps, whose decay would '
         f'begin at step {begin}, within the warm-up or where that of the length before begins; '
         'take a longer or more distant length, or --nobranches'
       )
     stable = with_train(
       dataclasses.replace(config, optim=constant),
       steps=begin,
-      # A checkpoint at the end of each part is all that branches need.
+      # Branches need a checkpoint at the end of each part only.
       checkpoint_every=10**9,
       keep_checkpoints=max(len(ends), config.train.keep_checkpoints),
       eval_every=0,
@@ -165,11 +162,11 @@ def _branched(config: Config, size: Size, folder: str, ends: list[int], out: str
 
 
 def _name(folder: str, config: Config, end: int) -> str:
-  return f'{folder}/{end * tokens_of_step(config)}'
+  return f'{folder}/{end * step_tokens(config)}'
 
 
 def with_train(config: Config, **changes: Any) -> Config:
-  """Return a config with other values in its group `train`."""
+  """Return a config with other values in its section `train`."""
   return dataclasses.replace(config, train=dataclasses.replace(config.train, **changes))
 
 
@@ -219,7 +216,8 @@ def scaled(model: ModelConfig, scale: str, factor: float) -> ModelConfig:
       )
     return dataclasses.replace(model, pattern=as_text([Repeat(row, layers // len(row))]))
   tokens = {
-    name: _more_tokens(one, factor, name) for name, one in config_lib.pattentions(model).items()
+    name: _more_tokens(projection, factor, name)
+    for name, projection in config_lib.pattentions(model).items()
   }
   if scale == 'tokens':
     if not tokens:
@@ -233,16 +231,16 @@ def scaled(model: ModelConfig, scale: str, factor: float) -> ModelConfig:
   return config_lib.with_pattentions(wider, tokens)
 
 
-def _more_tokens(one: PattentionConfig, factor: float, name: str) -> PattentionConfig:
+def _more_tokens(config: PattentionConfig, factor: float, name: str) -> PattentionConfig:
   """Return a projection with each group of tokens, and its τ², multiplied by a factor."""
-  if not one.groups and not one.reference:
-    return dataclasses.replace(one, tokens=_times(one.tokens, factor, f'{name}.tokens'))
+  if not config.groups and not config.reference:
+    return dataclasses.replace(config, tokens=_times(config.tokens, factor, f'{name}.tokens'))
   groups = []
-  for number, group in enumerate(token_groups(one), start=1):
-    place = f'{name}.tokens of group {number}' if one.groups else f'{name}.tokens'
+  for number, group in enumerate(token_groups(config), start=1):
+    place = f'{name}.tokens of group {number}' if config.groups else f'{name}.tokens'
     reference = max(1, round(group.reference * factor))
     groups.append(TokenGroup(_times(group.tokens, factor, place), reference))
-  return with_groups(one, groups)
+  return with_groups(config, groups)
 
 
 def _wider(layer: LayerConfig, factor: float) -> LayerConfig:
@@ -259,7 +257,7 @@ def _wider(layer: LayerConfig, factor: float) -> LayerConfig:
 
 
 def _times(number: int, factor: float, name: str) -> int:
-  """Return a product that has to be a whole number of at least 1."""
+  """Return a product, which must be a whole number of at least 1."""
   product = number * Fraction(factor).limit_denominator(10**4)
   if product.denominator != 1 or product < 1:
     raise UserError(

@@ -12,7 +12,7 @@ import jax
 from tokenformer_jax.config import Config, differences
 from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.laws.grid import Job, with_train
-from tokenformer_jax.laws.runs import Size, is_finished, last_losses, tokens_of_step
+from tokenformer_jax.laws.runs import Size, is_finished, last_losses, step_tokens
 from tokenformer_jax.model import flops
 from tokenformer_jax.parallel.messages import aligned, say
 from tokenformer_jax.runs import metrics, saved_config
@@ -28,7 +28,7 @@ class Progress:
 
   Attributes:
     done: for each job, whether it is finished.
-    seconds: for each job, the time of its steps; None: nothing is measured that tells it.
+    seconds: for each job, the time of its steps; None: not known.
     measured: the number of jobs whose time is from measured steps of the same size.
   """
 
@@ -38,10 +38,9 @@ class Progress:
 
 
 def progress(jobs: Sequence[Job], out: str) -> Progress:
-  """Compare the jobs with what the directory of the grid holds.
+  """Compare the jobs with the runs in the directory of the grid.
 
-  Steps of sizes that are not measured yet are taken to be as fast in FLOPs as those of the nearest
-  size that is.
+  Steps of a size without measurement count as fast in FLOPs as those of the nearest measured size.
 
   Raises:
     UserError: a run there has another config than its job.
@@ -84,17 +83,17 @@ def _check_same(job: Job, stored: Config, workdir: paths.Path) -> None:
   if job.stage == 'stable':  # Its length grows from part to part.
     wanted = with_train(wanted, steps=stored.train.steps)
     wanted = with_train(wanted, keep_checkpoints=stored.train.keep_checkpoints)
-  for one in differences(wanted, stored):
+  for path, here, there in differences(wanted, stored):
     raise UserError(
-      f'{workdir} is a run with another config: {one.path} is {one.theirs} there and {one.ours} '
-      'here; choose another --out, or the same config'
+      f'{workdir} is a run with another config: {path} is {there} there and {here} here; choose '
+      'another --out, or the same config'
     )
 
 
 def _measured(job: Job, out: str) -> float | None:
   """Return the median time of a step of a run of the same size, or None.
 
-  Of an even number it is the lower one, because the first of a run's times includes compilation.
+  An even number of times has the lower median, because the first time includes compilation.
   """
   workdir = paths.parse_path(out) / job.name
   found = sorted(
@@ -104,11 +103,9 @@ def _measured(job: Job, out: str) -> float | None:
 
 
 def _guess(job: Job, speeds: Mapping[Size, float]) -> float | None:
-  """Return a rough time of a step on the devices of this process, or None.
+  """Return a rough time of a step of a job on the devices of this process, or None.
 
-  Args:
-    job: a job of a size that is not measured.
-    speeds: the time of a step of each size that is; all sizes have the same batch.
+  `speeds` holds the time of a step of each measured size; all sizes have the same batch.
   """
   work = job.size.flops_per_token
   if speeds:
@@ -116,14 +113,15 @@ def _guess(job: Job, speeds: Mapping[Size, float]) -> float | None:
     return speeds[near] * work / near.flops_per_token
   devices = jax.devices()
   if peak := flops.peak_flops(devices[0]):
-    return tokens_of_step(job.config) * work / (peak * len(devices) * _MFU)
+    return step_tokens(job.config) * work / (peak * len(devices) * _MFU)
   return None
 
 
 def train_missing(jobs: Sequence[Job], out: str) -> bool:
   """Train the jobs that are not finished, in order; return whether all are finished now.
 
-  After each, say how long those that are left take, by its steps and by what it took besides them.
+  After each, print an estimate for the others: the time of their steps, and for each the mean time
+  that the jobs so far took besides their steps.
   """
   total, besides = len(jobs), []
   for number, job in enumerate(jobs, start=1):
@@ -151,16 +149,12 @@ def train_missing(jobs: Sequence[Job], out: str) -> bool:
 def commands(jobs: Iterable[Job], base: Config, arguments: Sequence[str], train: str, out: str):
   """Return a command line for each size; those of different sizes may run at the same time.
 
-  Args:
-    jobs: the jobs to run.
-    base: the config that the arguments name.
-    arguments: `--config=…` and the changes to it, as the user gave them.
-    train: the command that trains.
-    out: the directory of the grid.
+  `arguments` are `--config=…` and the changes to it, as the user gave them, and `base` the config
+  that they name. `train` is the command that trains.
   """
   lines = []
-  for _, group in itertools.groupby(jobs, lambda job: job.name.partition('/')[0]):
-    lines.append(' && '.join(_command(job, base, arguments, train, out) for job in group))
+  for _, equal in itertools.groupby(jobs, lambda job: job.name.partition('/')[0]):
+    lines.append(' && '.join(_command(job, base, arguments, train, out) for job in equal))
   return lines
 
 
@@ -170,8 +164,8 @@ def _command(job: Job, base: Config, arguments: Sequence[str], train: str, out: 
 
 
 def changed_keys(config: Config, base: Config) -> dict[str, str]:
-  """Return the keys to set on the base to get a config, as text."""
-  return {one.path: _text(one.ours) for one in differences(config, base)}
+  """Return the keys, with values as text, whose change turns `base` into a config."""
+  return {path: _text(value) for path, value, _ in differences(config, base)}
 
 
 def _text(value: object) -> str:
@@ -206,8 +200,8 @@ def listing(jobs: Sequence[Job], found: Progress) -> str:
 def _totals(jobs: Sequence[Job], found: Progress) -> str:
   left = [i for i, done in enumerate(found.done) if not done]
   points = sum(job.stage != 'stable' for job in jobs)
-  sizes_of = len({job.size for job in jobs})
-  text = f'{points} points of a law, of {sizes_of} sizes; {len(jobs) - len(left)} jobs are finished'
+  distinct = len({job.size for job in jobs})
+  text = f'{points} points of a law, of {distinct} sizes; {len(jobs) - len(left)} jobs are finished'
   if not left:
     return text
   flops_left = sum(jobs[i].flops for i in left)

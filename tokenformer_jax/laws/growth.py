@@ -7,7 +7,7 @@ The model has three statements, and docs/laws.md says how far to trust them.
 2. Growth keeps the function, so it keeps this loss l. The grown model of size M is worth the tokens
    with which size M reaches l from scratch, less a part c, the handover:
    (1 − c) (1 − q) D_M(l), where L(M, D_M(l)) = l.
-3. From there on it learns as the model from scratch does. The last stage ends with the decay.
+3. Then it learns as a model from scratch. The last stage ends with the decay.
 """
 
 import dataclasses
@@ -21,9 +21,8 @@ from tokenformer_jax.laws.fit import interval
 from tokenformer_jax.laws.formulas import Values
 
 _GRID = 400  # losses at which a chain may grow
-_FIRST = (
-  0.005  # the first of them is the smallest size's after this part of the tokens from scratch
-)
+# The first of them is that of the smallest size after this part of its tokens from scratch.
+_FIRST = 0.005
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,10 +101,7 @@ def chain_loss(
 ) -> np.ndarray:
   """Return the loss that a chain reaches, for every draw of the law.
 
-  Args:
-    values: the law.
-    legs: sizes and the tokens trained at each; those of the last one include the decay.
-    assumed: the handover and the share of the decay.
+  The legs are sizes and the tokens trained at each, in the last one with those of the decay.
   """
   stable = 1 - assumed.decay_share
   effective = np.zeros_like(values['E'])
@@ -128,9 +124,9 @@ def handover(
   """Return the c with which the model predicts the loss that a grown run reached.
 
   Args:
-    values: the law; of one fit, or of draws.
-    before: the size before the growth, and the tokens until then.
-    after: the size after it, and the tokens from then on, the decay included.
+    values: the law of one fit, or of draws.
+    before: the size and the tokens before the growth.
+    after: the size and the tokens after the growth, the decay included.
     final_loss: the loss at the end.
     decay_share: q.
   """
@@ -157,12 +153,12 @@ def plan(
   Raises:
     UserError: no size reaches the loss.
   """
-  stages = sorted(stages, key=lambda one: one.parameters)
-  sizes = np.array([one.parameters for one in stages])
-  one = {name: np.array([value]) for name, value in values.items()}
+  stages = sorted(stages, key=lambda stage: stage.parameters)
+  sizes = np.array([stage.parameters for stage in stages])
+  single = {name: np.array([value]) for name, value in values.items()}
   central = dataclasses.replace(assumed, handover=float(np.median(assumed.handover)))
-  costs = np.array([[np.sqrt(low * high)] for low, high in (one.cost for one in stages)])
-  found = _Search(one, sizes, costs, target, central)
+  costs = np.array([[np.sqrt(low * high)] for low, high in (stage.cost for stage in stages)])
+  found = _Search(single, sizes, costs, target, central)
   if not np.isfinite(found.scratch.min()):
     least = float(np.min(formulas.loss(values, sizes, np.inf)))
     raise UserError(
@@ -172,7 +168,7 @@ def plan(
   legs = found.legs()
   rng = np.random.default_rng(0)
   between = rng.random((1, len(draws['E'])))  # Fast and slow hold for all sizes together.
-  low, high = (np.array([[one.cost[i]] for one in stages]) for i in (0, 1))
+  low, high = (np.array([[stage.cost[i]] for stage in stages]) for i in (0, 1))
   drawn = _Search(draws, sizes, low * (high / low) ** between, target, assumed)
   best, alone = drawn.total.min(axis=0), drawn.scratch.min(axis=0)
   reached = np.isfinite(alone)
@@ -200,15 +196,7 @@ class _Search:
     target: float,
     assumed: Assumptions,
   ):
-    """Search.
-
-    Args:
-      values: the law, [draws] each.
-      sizes: ascending, [K].
-      costs: of a token, [K, draws].
-      target: the loss to reach.
-      assumed: the model of growth.
-    """
+    """Search. The law's values are [draws], ascending sizes [K], costs of a token [K, draws]."""
     self.sizes, self.costs, self.assumed, self.target = sizes, costs, assumed, target
     stable = 1 - assumed.decay_share
     column = {name: np.asarray(value)[:, None] for name, value in values.items()}

@@ -119,7 +119,7 @@ def loss_figure(analysis: Analysis) -> 'Figure':
   with np.errstate(all='ignore'):
     curves = formulas.loss(drawn, *formulas.optimum(drawn, budgets, analysis.compute))
     best = formulas.loss(values, *formulas.optimum(values, budgets, analysis.compute))
-  low, high = np.transpose([interval(one) for one in curves.T])
+  low, high = np.transpose([interval(losses) for losses in curves.T])
   axes.fill_between(budgets, low, high, color='k', **_BAND)
   axes.plot(budgets, best, 'k--', linewidth=1.4, label='frontier, with interval')
   axes.set_xscale('log')
@@ -152,15 +152,16 @@ def isoflop_figure(analysis: Analysis) -> 'Figure':
   figure = _figure(figsize=(12, 5))
   parabolas = analysis.isoflop.parabolas
   left, right = figure.subplots(1, 2, width_ratios=(1, 1) if parabolas else (1, 4))
-  for one, colour in zip(parabolas, _colours(len(parabolas)), strict=True):
-    left.plot(one.sizes, one.losses, 'o', color=colour, markersize=4, label=f'{one.flops:.2g}')
-    x = np.geomspace(one.sizes.min(), one.sizes.max(), 100)
-    left.plot(x, np.polyval(one.coefficients, np.log(x)), color=colour, linewidth=1)
-    if np.isfinite(one.best):
-      bottom = np.polyval(one.coefficients, np.log(one.best))
-      left.plot(one.best, bottom, 'kx', markersize=6)
+  for parabola, colour in zip(parabolas, _colours(len(parabolas)), strict=True):
+    sizes, label = parabola.sizes, f'{parabola.flops:.2g}'
+    left.plot(sizes, parabola.losses, 'o', color=colour, markersize=4, label=label)
+    x = np.geomspace(sizes.min(), sizes.max(), 100)
+    left.plot(x, np.polyval(parabola.coefficients, np.log(x)), color=colour, linewidth=1)
+    if np.isfinite(parabola.best):
+      bottom = np.polyval(parabola.coefficients, np.log(parabola.best))
+      left.plot(parabola.best, bottom, 'kx', markersize=6)
   if parabolas:
-    _plain_sizes(left, np.concatenate([one.sizes for one in parabolas]))
+    _plain_sizes(left, np.concatenate([parabola.sizes for parabola in parabolas]))
     _finish(left, 'parameters N', 'loss (nats per token)')
     left.legend(title='FLOPs', frameon=False, fontsize=8, title_fontsize=8)
   else:
@@ -181,7 +182,7 @@ def isoflop_figure(analysis: Analysis) -> 'Figure':
   with np.errstate(all='ignore'):
     best, _ = formulas.optimum(analysis.main.values, budgets, analysis.compute)
     low, high = np.transpose(
-      [interval(one) for one in formulas.optimum(drawn, budgets, analysis.compute)[0].T]
+      [interval(sizes) for sizes in formulas.optimum(drawn, budgets, analysis.compute)[0].T]
     )
   right.plot(budgets, best, 'k--', label=f'3 the law: a = {analysis.exponent[0]:.2f}')
   if np.all(np.isfinite(high)) and np.all(low > 0):
@@ -199,12 +200,10 @@ def residuals_figure(analysis: Analysis) -> 'Figure':
   figure = _figure(figsize=(10, 4))
   percent = 100 * np.expm1(analysis.main.residuals)
   ratio = np.log10(points.tokens / points.active)
-  both = first, _ = figure.subplots(1, 2, sharey=True)
-  for axes, x, name in zip(
-    both,
-    (points.active, points.tokens),
-    ('parameters N', 'tokens D'),
-    strict=True,
+  first, second = figure.subplots(1, 2, sharey=True)
+  for axes, x, name in (
+    (first, points.active, 'parameters N'),
+    (second, points.tokens, 'tokens D'),
   ):
     shown = axes.scatter(x, percent, c=ratio, cmap='viridis', s=18)
     axes.axhline(0, color='k', linewidth=0.8)

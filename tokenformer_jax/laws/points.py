@@ -33,7 +33,7 @@ class Points:
     flops: the exact FLOPs of training; NaN where they are not known.
     steps: updates; NaN where they are not known.
     count: `all` or `without_embeddings`.
-    notes: what of the input was left out, or is unusual; a sentence each.
+    notes: sentences on input that was left out or is unusual.
   """
 
   names: tuple[str, ...]
@@ -89,7 +89,7 @@ class Points:
     return Compute('exact', float(np.exp(factor)), float(power))
 
   def spent(self, compute: Compute) -> np.ndarray:
-    """Return the FLOPs of each run: the exact ones if that is what `compute` fits."""
+    """Return the FLOPs of each run: the exact ones if `compute` fits those."""
     return self.flops if compute.name == 'exact' else compute.flops(self.active, self.tokens)
 
 
@@ -97,7 +97,7 @@ def find_runs(arguments: Sequence[str]) -> list[str]:
   """Return the work directories that the arguments name or hold.
 
   Raises:
-    UserError: there is none.
+    UserError: an argument has none.
   """
   found: list[str] = []
   for argument in arguments:
@@ -124,22 +124,18 @@ def _work_directories(folder: str) -> Iterator[str]:
 def from_runs(found: Iterable[FinishedRun], count: str, notes: Sequence[str] = ()) -> Points:
   """Return finished runs as points.
 
-  Runs whose rate had not decayed are left out, unless none had.
-
-  Args:
-    found: the runs.
-    count: `all` or `without_embeddings`.
-    notes: see `Points`.
+  Runs whose rate had not decayed are left out, unless none had. `count` is `all` or
+  `without_embeddings`.
 
   Raises:
     UserError: runs have other data, tokenizers or lengths of context; one has grown or has no
       finite loss.
   """
-  kept = sorted(found, key=lambda one: (one.size.parameters, one.tokens))
-  for one in kept:
-    if one.growth:
+  kept = sorted(found, key=lambda run: (run.size.parameters, run.tokens))
+  for run in kept:
+    if run.growth:
       raise UserError(
-        f'{one.name} has grown, and a law needs runs of one size each; name it by --grown, or '
+        f'{run.name} has grown, and a law needs runs of one size each; name it by --grown, or '
         'leave it out'
       )
   check_same_data(kept)
@@ -149,23 +145,23 @@ def from_runs(found: Iterable[FinishedRun], count: str, notes: Sequence[str] = (
     for name, value in kept[0].data.items()
     if value and name in runs.WAYS_OF_TRAINING
   ]
-  if stable := [one.name for one in kept if not one.decayed]:
+  if stable := [run.name for run in kept if not run.decayed]:
     some = len(stable) < len(kept)
     what = 'left out' if some else 'taken as they are, above what a decay would reach'
     listed = f'{counted(len(stable), "run")} whose learning rate had not decayed'
     notes.append(f'{listed} {"is" if len(stable) == 1 else "are"} {what}')
-    kept = [one for one in kept if one.decayed] if some else kept
+    kept = [run for run in kept if run.decayed] if some else kept
   whole = count == 'all'
-  sizes = [one.size for one in kept]
+  sizes = [run.size for run in kept]
   return _checked(
     Points(
-      names=tuple(one.name for one in kept),
-      total=_array(one.parameters if whole else one.without_embeddings for one in sizes),
-      active=_array(one.active if whole else one.active_without_embeddings for one in sizes),
-      tokens=_array(one.tokens for one in kept),
-      loss=_array(one.loss for one in kept),
-      flops=_array(one.tokens * one.size.flops_per_token for one in kept),
-      steps=_array(one.steps for one in kept),
+      names=tuple(run.name for run in kept),
+      total=_array(size.parameters if whole else size.without_embeddings for size in sizes),
+      active=_array(size.active if whole else size.active_without_embeddings for size in sizes),
+      tokens=_array(run.tokens for run in kept),
+      loss=_array(run.loss for run in kept),
+      flops=_array(run.tokens * run.size.flops_per_token for run in kept),
+      steps=_array(run.steps for run in kept),
       count=count,
       notes=tuple(notes),
     )
@@ -192,7 +188,7 @@ def read_runs(arguments: Sequence[str], count: str) -> Points:
   """Return the runs in work directories, or below folders, as points.
 
   Raises:
-    UserError: as `read_all` and `from_runs`.
+    UserError: `read_all` or `from_runs` raised it.
   """
   found, notes = read_all(arguments)
   return from_runs(found, count, notes)
@@ -219,7 +215,7 @@ def _array(values: Iterable[float]) -> np.ndarray:
 
 
 def _checked(points: Points) -> Points:
-  """Return the points.
+  """Return points whose losses are checked.
 
   Raises:
     UserError: a loss is not a positive number.
@@ -293,7 +289,7 @@ def check_columns(columns: Iterable[str], known: Sequence[str], where: str) -> N
     UserError: one is not.
   """
   for name in columns:
-    if other := next((one for one in ';\t|' if one in name), ''):
+    if other := next((mark for mark in ';\t|' if mark in name), ''):
       raise UserError(f'{where} separates its columns by {other!r}; separate them by commas')
     if name not in known:
       near = misspelt(name, known)
@@ -302,7 +298,7 @@ def check_columns(columns: Iterable[str], known: Sequence[str], where: str) -> N
 
 
 def positive(text: str) -> float | None:
-  """Return the finite number above 0 that a text is, or None."""
+  """Parse a text as a finite number above 0; return None for any other text."""
   try:
     value = float(text)
   except ValueError:

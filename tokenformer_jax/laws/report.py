@@ -1,4 +1,4 @@
-"""The fitted laws, predictions and plans as text and as JSON values."""
+"""Format the fitted laws, predictions and plans as text and as JSON values."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def number(value: float) -> str:
 
 
 def between(ends: tuple[float, float]) -> str:
-  """Return an interval, or that it has no end."""
+  """Return an interval as text."""
   if not np.all(np.isfinite(ends)):
     return 'unbounded'
   return f'{number(ends[0])} … {number(ends[1])}'
@@ -173,8 +173,8 @@ def to_json(
       'isoflop': _frontier(analysis.isoflop),
     },
     'kaplan': {
-      name: {**one.values, 'intervals': one.intervals, 'law': one.law.formula}
-      for name, one in analysis.kaplan.items()
+      name: {**fitted.values, 'intervals': fitted.intervals, 'law': fitted.law.formula}
+      for name, fitted in analysis.kaplan.items()
     }
     | {'count': analysis.kaplan_points.count, 'not_fitted': analysis.not_fitted},
     'points': [
@@ -190,7 +190,7 @@ def to_json(
       for i, name in enumerate(points.names)
     ],
     'doubts': list(doubts),
-    'predictions': [dataclasses.asdict(one) for one in predictions],
+    'predictions': [dataclasses.asdict(prediction) for prediction in predictions],
   }
   if best:
     content['optimum'] = dataclasses.asdict(best)
@@ -206,9 +206,9 @@ def _frontier(found: Frontier) -> dict[str, Any]:
 def _finite(value: Any) -> Any:
   """Return JSON values, with None where a number is not finite."""
   if isinstance(value, dict):
-    return {key: _finite(one) for key, one in value.items()}
+    return {key: _finite(inner) for key, inner in value.items()}
   if isinstance(value, list | tuple):
-    return [_finite(one) for one in value]
+    return [_finite(inner) for inner in value]
   if isinstance(value, np.floating | float):
     return float(value) if np.isfinite(value) else None
   return value

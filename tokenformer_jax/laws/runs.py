@@ -19,7 +19,7 @@ from tokenformer_jax.steps import schedules
 from tokenformer_jax.storage import paths
 
 _EMBEDDINGS = (Role.EMBEDDING, Role.TIED_EMBEDDING, Role.POSITION, Role.HEAD)
-# What makes the training of a run other than plain. `FinishedRun.data` has '' for a plain one.
+# Keys of training that is not plain. `FinishedRun.data` has '' for a plain run.
 WAYS_OF_TRAINING = ('distill.teacher', 'train.drop_groups', 'optim.frozen_groups')
 _DECAYED = 0.2  # a rate at or below this part of its peak counts as decayed
 
@@ -31,8 +31,8 @@ class Size:
   Attributes:
     parameters: all of them (Chinchilla's N).
     without_embeddings: those besides embeddings, positions and the head (Kaplan's N).
-    active: those that one token uses, of all; a part of `parameters` in a mixture of experts.
-    active_without_embeddings: the same of those besides embeddings.
+    active: those that one token uses; a part of `parameters` in a mixture of experts.
+    active_without_embeddings: those of `without_embeddings` that one token uses.
     flops_per_token: exact model FLOPs of training on one token: see `flops.train_flops`.
   """
 
@@ -54,7 +54,7 @@ class FinishedRun:
     batch_tokens: the number of tokens of a step; a mean if the batch size changed.
     loss: the last loss on the validation text, in nats a token; NaN if it was not finite.
     decayed: whether the rate had decayed at the end.
-    data: what its loss depends on besides the model and its training, by name.
+    data: the conditions of its loss besides the model and the plain training, by name.
     growth: the last growth, or None.
   """
 
@@ -81,7 +81,7 @@ class Growth:
   tokens: int
 
 
-def tokens_of_step(config: Config) -> int:
+def step_tokens(config: Config) -> int:
   """Return the number of tokens in a batch."""
   return config.data.batch_size * config.data.sequence_length
 
@@ -111,7 +111,7 @@ def read(workdir: str) -> FinishedRun:
   """Return a finished run.
 
   Raises:
-    UserError: the directory is no run, or the run is of images or is not finished.
+    UserError: the directory is not a run, or the run is of images or is not finished.
   """
   path = paths.parse_path(workdir)
   lines = curves.read(path)
@@ -141,7 +141,7 @@ def read(workdir: str) -> FinishedRun:
 
 
 def has_grown(workdir: str) -> bool:
-  """Return whether the newest checkpoint of a directory, if it has one, is of a grown model."""
+  """Return whether a directory has a checkpoint, and the newest one is of a grown model."""
   try:
     return bool(_meta(paths.parse_path(workdir)).lineage)
   except UserError:  # `read` reports it.
@@ -149,12 +149,12 @@ def has_grown(workdir: str) -> bool:
 
 
 def is_finished(workdir: paths.Path, steps: int) -> bool:
-  """Return whether a run has saved its last step; what comes before may still be lost."""
+  """Return whether a run has saved its last step."""
   return paths.exists(workdir / 'checkpoints' / str(steps))
 
 
 def last_losses(lines: Sequence[dict[str, float]], steps: int) -> list[float | None]:
-  """Return the losses that a run's figures have of its last step."""
+  """Return the losses of the last step among a run's figures."""
   return [line['eval/loss'] for line in lines if line['step'] == steps and 'eval/loss' in line]
 
 
@@ -167,8 +167,8 @@ def _meta(path: paths.Path) -> Meta:
 def _all_steps(lineage: Lineage, step: int) -> int:
   """Return the number of steps that led to a step of a run, those before its growths included."""
   steps, begin = 0, 0
-  for one in lineage:
-    steps, begin = steps + one.step - begin, one.first_step
+  for entry in lineage:
+    steps, begin = steps + entry.step - begin, entry.first_step
   return steps + step - begin
 
 
@@ -180,7 +180,7 @@ def _has_decayed(config: Config) -> bool:
 
 
 def _data(config: Config, meta: Meta) -> dict[str, str]:
-  """Return what two runs must share for their losses to be comparable."""
+  """Return the values that two runs must share for their losses to be comparable."""
   data = config.data
   return {
     'tokenizer': tokenizers.from_json(meta.tokenizer).fingerprint,

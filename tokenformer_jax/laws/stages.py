@@ -30,9 +30,8 @@ def from_sizes(sizes: Sequence[float], analysis: Analysis) -> tuple[list[Stage],
 def read_file(path: str) -> tuple[list[Stage], str]:
   """Return stages whose tokens cost chip-hours, and the unit.
 
-  Args:
-    path: the JSON file of `plan --grow`, whose step times are a range; or a CSV file with columns
-      parameters, tokens_per_second and, if there are several, chips.
+  The file is the JSON file of `plan --grow`, whose step times are a range, or a CSV file with the
+  columns parameters, tokens_per_second and, if there are several, chips.
 
   Raises:
     UserError: the file is neither.
@@ -44,7 +43,7 @@ def read_file(path: str) -> tuple[list[Stage], str]:
     reason = getattr(error, 'strerror', None) or error
     raise UserError(f'--stages={path} cannot be read ({reason})') from error
   if text.lstrip().startswith(('{', '[')):
-    return [_parse_plan(one, path) for one in _plans(text, path)], 'chip-hours'
+    return [_parse_plan(plan, path) for plan in _plans(text, path)], 'chip-hours'
   rows = list(csv.DictReader(text.splitlines(), skipinitialspace=True))
   points.check_columns(map(str, rows[0] if rows else ()), _COLUMNS, f'--stages={path}')
   if not rows or not {'parameters', 'tokens_per_second'} <= rows[0].keys():
@@ -59,7 +58,7 @@ def _plans(text: str, path: str) -> list[dict[str, Any]]:
   try:
     content = json.loads(text)
     found = content.get('stages', [content])
-    assert found and all('step_seconds' in one for one in found)
+    assert found and all('step_seconds' in plan for plan in found)
   except (ValueError, TypeError, KeyError, AssertionError) as error:
     raise UserError(
       f'--stages={path} is not the JSON file of plan; write it by plan --grow=… --json={path}'
@@ -67,12 +66,12 @@ def _plans(text: str, path: str) -> list[dict[str, Any]]:
   return found
 
 
-def _parse_plan(one: dict[str, Any], path: str) -> Stage:
+def _parse_plan(plan: dict[str, Any], path: str) -> Stage:
   try:
-    data = one['config']['data']
+    data = plan['config']['data']
     tokens = data['batch_size'] * data['sequence_length']
-    fast, slow = (one['chips'] * seconds / tokens / _HOUR for seconds in one['step_seconds'])
-    return Stage(float(one['parameters']), (fast, slow))
+    fast, slow = (plan['chips'] * seconds / tokens / _HOUR for seconds in plan['step_seconds'])
+    return Stage(float(plan['parameters']), (fast, slow))
   except (KeyError, TypeError, ValueError) as error:
     raise UserError(f'--stages={path} lacks {error} of a plan; write it anew by plan') from error
 
@@ -100,18 +99,18 @@ def handovers(
     UserError: a run has not grown, or its loss is not finite or out of the law's reach.
   """
   central, drawn = [], []
-  for one in grown:
-    if one.growth is None:
+  for run in grown:
+    if run.growth is None:
       raise UserError(
-        f'--grown names {one.name}, which has not grown; name runs that continue from a growth'
+        f'--grown names {run.name}, which has not grown; name runs that continue from a growth'
       )
-    before = (_count(one.growth.size, count), float(one.growth.tokens))
-    after = (_count(one.size, count), float(one.tokens - one.growth.tokens))
-    arguments = (before, after, one.loss, decay_share)
+    before = (_count(run.growth.size, count), float(run.growth.tokens))
+    after = (_count(run.size, count), float(run.tokens - run.growth.tokens))
+    arguments = (before, after, run.loss, decay_share)
     c = float(growth.handover(main.values, *arguments))
     if not np.isfinite(c):
       raise UserError(
-        f'the law never reaches the loss {one.loss:.4g} of {one.name} at its size, so it says '
+        f'the law never reaches the loss {run.loss:.4g} of {run.name} at its size, so it says '
         'nothing about the handover; leave this run out, or fit runs of larger sizes'
       )
     central.append(c)

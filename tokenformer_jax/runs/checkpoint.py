@@ -57,11 +57,9 @@ class Checkpoints:
   ):
     """Open the directory for reading or, with `keep`, for writing.
 
-    Args:
-      workdir: the run's work directory.
-      keep: the number of newest checkpoints to keep, besides the one with the lowest loss.
-      save_gb: how much of a state to copy for writing at a time. The state must then not change
-        until `wait` returns. None: copy all of it before `save` returns.
+    The `keep` newest checkpoints stay, and the one with the lowest loss. With `save_gb`, only so
+    much of a state is copied for writing at a time, and the state must not change until `wait`
+    returns. Without it, all of the state is copied before `save` returns.
     """
     orbax_setup.quiet()
     self.directory = paths.absolute(paths.parse_path(workdir)) / 'checkpoints'
@@ -128,7 +126,7 @@ class Checkpoints:
 
     Args:
       step: the name of the checkpoint.
-      state: as in `step.initial_state`; for `contents` other than `model` any nested dict. Its
+      state: a state of `step.initial_state`; for `contents` other than `model` any nested dict. Its
         arrays may be `Deferred`.
       config: the run's config, with every size filled in.
       tokenizer: the meaning of the model's ids, from `Task.vocabulary`.
@@ -221,7 +219,7 @@ class Checkpoints:
     return bool(self._failures) and not self._pending and time.monotonic() >= self._again_at
 
   def _settle(self) -> None:
-    """Wait for the end of the previous save; raise its error, if any."""
+    """Wait for the end of the previous save, and raise its error, if any."""
     try:
       self._manager.wait_until_finished()
     except Exception as error:
@@ -274,7 +272,7 @@ class Checkpoints:
 
     Raises:
       DamagedError: the content has changed since it was written.
-      UserError: a later version of this package wrote it, or the permission to read is missing.
+      UserError: it has another format than today's, or the permission to read is missing.
       TransientError: reading kept failing with errors that may pass.
     """
     args = ocp.args.Composite(meta=ocp.args.JsonRestore(), tokenizer=ocp.args.JsonRestore())
@@ -290,12 +288,7 @@ class Checkpoints:
   def restore(self, meta: Meta, abstract: Any) -> Any:
     """Read the state, or a part of it, directly into the shardings of `abstract`.
 
-    Args:
-      meta: the description of the checkpoint, from `Checkpoints.meta`.
-      abstract: `jax.ShapeDtypeStruct`s with shardings: the whole state, or some of its entries.
-
-    Returns:
-      Arrays in the structure of `abstract`.
+    `abstract` holds `jax.ShapeDtypeStruct`s with shardings for the whole state or some entries.
 
     Raises:
       DamagedError: the content has changed since it was written.

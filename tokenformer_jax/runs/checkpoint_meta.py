@@ -40,16 +40,16 @@ Lineage = tuple[Ancestor, ...]  # the oldest first
 
 
 def changes_of_tokens(lineage: Lineage) -> Lineage:
-  """Return the entries after which a model had other arrays or fresh counters.
+  """Return the entries that changed a model's arrays or counters.
 
-  The others, scale and freeze, leave the tokens, the moments and the counts of updates as they are.
+  The actions scale and freeze keep the tokens, the moments and the counts of updates.
   """
-  return tuple(one for one in lineage if one.action not in ('scale', 'freeze'))
+  return tuple(entry for entry in lineage if entry.action not in ('scale', 'freeze'))
 
 
 @dataclasses.dataclass(frozen=True)
 class Batches:
-  """The batches of the steps from one on, until others follow."""
+  """The batches of the steps after `first`, until the next entry's."""
 
   first: int  # the number of steps before them
   samples: float  # of a batch; a mean where only the sum of several batches is known
@@ -60,7 +60,7 @@ class Batches:
 class Seen:
   """The training data that a run has seen."""
 
-  samples: int  # the number of samples, in the order of data/order.py
+  samples: int  # in the order of data/order.py
   digest: str = ''  # the digest of the data; '' in checkpoints without it
   batches: tuple[Batches, ...] = ()  # see runs/batches.py; empty in checkpoints without them
 
@@ -91,15 +91,10 @@ class Meta:
 
 
 def from_json(stored: dict[str, Any], tokenizer: dict[str, Any], where: str) -> Meta:
-  """Return the description in a checkpoint.
-
-  Args:
-    stored: the checkpoint's `meta`.
-    tokenizer: the checkpoint's `tokenizer`.
-    where: the name of the checkpoint for messages.
+  """Return the description in a checkpoint from its items `meta` (stored) and `tokenizer`.
 
   Raises:
-    UserError: the checkpoint has another format than today's.
+    UserError: the checkpoint, named `where`, has another format than today's.
   """
   saved_config.check_format(stored['format'], where)
   config = config_lib.from_dict(config_lib.Config, stored['config'])
@@ -117,7 +112,7 @@ def from_json(stored: dict[str, Any], tokenizer: dict[str, Any], where: str) -> 
 
 
 def _seen(stored: dict[str, Any]) -> Seen:
-  batches = tuple(Batches(**one) for one in stored.get('batches', ()))
+  batches = tuple(Batches(**entry) for entry in stored.get('batches', ()))
   return Seen(stored['samples'], stored['digest'], batches)
 
 

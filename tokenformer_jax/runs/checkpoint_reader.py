@@ -92,14 +92,8 @@ def read_arrays(
 ) -> Any:
   """Read the arrays of a state directly into their shardings.
 
-  Args:
-    reader: from `orbax_setup.make_reader`.
-    path: the path of the checkpoint.
-    abstract: `jax.ShapeDtypeStruct`s with shardings: the whole state, or some of its entries.
-    whole: whether `abstract` has all arrays in the files.
-
-  Returns:
-    Arrays in the structure of `abstract`.
+  The result has the structure of `abstract`, which holds `jax.ShapeDtypeStruct`s with shardings for
+  the whole state, or for some of its entries if `whole` is false.
   """
   if whole:
     args = ocp.args.StandardRestore(abstract)

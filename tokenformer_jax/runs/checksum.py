@@ -50,5 +50,5 @@ def on_host(array: np.ndarray) -> int:
 
 
 def digest(content: Any) -> str:
-  """Return the digest of what is written as JSON."""
+  """Return the digest of JSON content."""
   return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -58,12 +58,12 @@ def curves(run: str | Path, x: str, y: str) -> dict[str, tuple[list[float], list
 
   Args:
     run: a work directory.
-    x: `steps`, or the `examples` (sequences or images), `tokens` or model `flops` of training. For
-      a run that has grown the FLOPs are those of all stages, each at the size that it had.
+    x: `steps`, or the `examples` (sequences or images), `tokens` or model `flops` of training. The
+      FLOPs of a grown run are those of all stages, each at its own size.
     y: the metric's name. For `train/NAME`, `eval/NAME` is returned as well if the run has it.
 
   Returns:
-    Values along x and y by metric name; a value that was not finite is NaN.
+    Values along x and y by metric name; NaN for a value that was not finite.
 
   Raises:
     UserError: the directory is not a run, or the run has no such metric.
@@ -124,7 +124,7 @@ def _axis(run: paths.Path, x: str) -> Callable[[float], float]:
 
 
 def _past(run: paths.Path, config: Config, x: str) -> tuple[Lineage, batches_lib.History]:
-  """Return the lineage and the batches of a run by its newest checkpoint; say what is assumed."""
+  """Return the lineage and the batches of a run by its newest checkpoint; print assumptions."""
   try:
     checkpoints, meta = checkpoint.open_source(run, None)
     checkpoints.close()
@@ -142,7 +142,7 @@ def _past(run: paths.Path, config: Config, x: str) -> tuple[Lineage, batches_lib
 def _spent_flops(
   run: paths.Path, lineage: Lineage, config: Config, batches: batches_lib.History
 ) -> spent_flops.Spent:
-  """Return the FLOPs of a run; say what is assumed."""
+  """Return the FLOPs of a run; print assumptions."""
   spent = spent_flops.count(lineage, config, batches)
   if spent.assumed:
     messages.say(
@@ -159,7 +159,7 @@ def draw(runs: Sequence[str | Path], x: str, y: str) -> 'Figure':
   curve and keep its end readable.
 
   Raises:
-    UserError: matplotlib is not installed, or as `curves`.
+    UserError: matplotlib is not installed, or `curves` raised it.
   """
   try:
     from matplotlib.figure import Figure  # noqa: PLC0415
@@ -186,7 +186,7 @@ def draw(runs: Sequence[str | Path], x: str, y: str) -> 'Figure':
 
 
 def _counted(run: paths.Path) -> str:
-  """Return what the loss of a run is a mean over: a `token` or an `image`."""
+  """Return the unit that the loss of a run is a mean over: `token` or `image`."""
   is_of_images = any('perf/images_per_second' in line for line in read(run))
   return 'image' if is_of_images else 'token'
 
@@ -198,7 +198,7 @@ def _names(runs: Sequence[paths.Path]) -> list[str]:
 
 
 def _finish(axes: 'Axes', x: str, y: str, counted: Sequence[str]) -> None:
-  """Set labels, scales and limits; `counted` has what the losses are means over."""
+  """Set labels, scales and limits; `counted` holds the units that the losses are means over."""
   split, _, name = y.rpartition('/')
   falls = name in _FALLING and all(value > 0 for _, ys in _points(axes) for value in ys)
   from_start = all(0 < xs[0] <= _START * xs[-1] for xs, _ in _points(axes))
@@ -218,7 +218,7 @@ def _finish(axes: 'Axes', x: str, y: str, counted: Sequence[str]) -> None:
     axes.set_yscale('log')
     _label_plainly(axes.yaxis, [value for _, ys in _points(axes) for value in ys])
   label = _UNITS.get(name, name.replace('_', ' ')).format(
-    one=' or '.join(counted), many=' or '.join(f'{one}s' for one in counted)
+    one=' or '.join(counted), many=' or '.join(f'{unit}s' for unit in counted)
   )
   axes.set_ylabel(f'validation {label}' if split == 'eval' else label)
   axes.grid(color='0.9', linewidth=0.8)

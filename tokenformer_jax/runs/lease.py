@@ -93,7 +93,7 @@ def hold(
   Args:
     directory: the directory for the lease's files alone. It is created, and removed at the end.
     subject: the name of the leased thing, for messages.
-    advice: what the user can do if another process holds the lease.
+    advice: the remedy in the message if another process holds the lease.
     doing: the state of the leased thing, for messages: "it is … by process N".
     waits: whether to wait without limit for a living owner.
     ends_process: whether to end this process as soon as another one takes over, even in the middle
@@ -237,7 +237,7 @@ class _Lease:
       UserError: the claim's owner is alive.
     """
     began = changed = looked = time.monotonic()
-    seen, said = None, False
+    seen, announced = None, False
     while (claim := self._retried(lambda: _newest(self._directory))) is not None:
       now, life = time.monotonic(), _life(claim)
       # Restart the clock after a gap in looking, in which the owner may also have been suspended.
@@ -259,13 +259,15 @@ class _Lease:
           f'{self._subject} is {self._doing} by {claim} ({self._path(claim.number)}); wait until '
           f'it ends, stop it, or {self._advice}'
         )
-      if not said and (claim.owner or now - began > 1):  # An unreadable claim may be half written.
+      if not announced and (
+        claim.owner or now - began > 1
+      ):  # An unreadable claim may be half written.
         most = '' if self._waits else f', at most {patience:.0f} s'
         say(
           f'{self._subject} is {self._doing} by {claim}; waiting until it ends or falls '
           f'silent{most}'
         )
-        said = True
+        announced = True
       time.sleep(self._timing.beat / 20)
     return None
 

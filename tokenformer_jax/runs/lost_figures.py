@@ -1,7 +1,7 @@
-"""Give back the lines of a metrics.jsonl that is lost or empty, as far as other files have them.
+"""Recover the lines of a lost or empty metrics.jsonl from other files of the run.
 
-TensorBoard's events have every figure, in float32. Checkpoints have the validation loss that they
-were saved with, whole.
+TensorBoard's events have every figure in float32. Checkpoints have the validation loss at their
+step, unrounded.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ def _lines_of_events(directory: paths.Path) -> list[Line]:
   files = directory.iterdir() if paths.exists(directory) else ()
   for file in sorted(files, key=lambda file: file.name):  # A name begins with the time.
     for event in _events(file.read_bytes()):
-      if event.HasField('session_log'):  # A run goes on from here; a crash lost what comes after.
+      if event.HasField('session_log'):  # A run resumed here; a crash lost the later lines.
         lines = [line for line in lines if line['step'] < event.step]
       for value in event.summary.value:
         if value.HasField('simple_value'):
@@ -67,7 +67,7 @@ def _lines_of_events(directory: paths.Path) -> list[Line]:
 def _add(lines: list[Line], step: int, name: str, value: float) -> None:
   """Add a figure to the last line, or to a new one as `Metrics.write` would begin."""
   last = lines[-1] if lines else {'step': -1}
-  evaluated = any(one.startswith('eval/') for one in last)
+  evaluated = any(known.startswith('eval/') for known in last)
   if last['step'] != step or name in last or evaluated != name.startswith('eval/'):
     last = {'step': step}
     lines.append(last)

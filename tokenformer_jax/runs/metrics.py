@@ -38,15 +38,9 @@ class Metrics:
   ):
     """Open the files of a run that starts or resumes after `first_step` steps.
 
-    Drop lines of `metrics.jsonl` after that step, because a crash lost their work. Give lines back
-    if none is left.
-
-    Args:
-      workdir: the work directory.
-      first_step: the number of steps before.
-      steps: the last step.
-      tensorboard: whether to write events as well.
-      has_figures: whether the run has made so many steps that it must have figures.
+    Drop lines of `metrics.jsonl` after that step, because a crash lost their work. If no line is
+    left of a run that must have some (`has_figures`), recover them from other files. `steps` is the
+    last step of the run; `tensorboard` adds events.
     """
     self._active = hosts.is_first()
     if not self._active:
@@ -60,7 +54,7 @@ class Metrics:
         self._events = _Events(self._files.directory / 'tensorboard', first_step)
       retry.retried(lambda: self._files.fetch('metrics.jsonl'), 'reading metrics.jsonl')
       if not _drop_after(self._path, first_step) and has_figures:
-        _give_back(self._path, workdir, first_step)
+        _recover(self._path, workdir, first_step)
       self._lines = retry.retried(
         lambda: self._path.open('ab', buffering=0), f'opening {self._path}'
       )
@@ -108,7 +102,7 @@ class Metrics:
 
   @contextlib.contextmanager
   def pause(self) -> Iterator[None]:
-    """Exclude the time inside, such as an evaluation, from the estimate of the remaining time."""
+    """Exclude the time of the context from the estimate of the remaining time."""
     before = time.monotonic()
     yield
     if self._active:
@@ -285,7 +279,7 @@ def read(workdir: str | os.PathLike[str]) -> list[dict[str, float]]:
   If the file is lost or empty, return the lines that other files of the run have.
 
   Raises:
-    FileNotFoundError: there is no such file, and no other has figures of the run.
+    FileNotFoundError: there is no such file, and no other file has figures of the run.
   """
   path = paths.parse_path(workdir)
   try:
@@ -345,8 +339,8 @@ def _drop_after(path: pathlib.Path, step: int) -> bool:
   return bool(kept)
 
 
-def _give_back(path: pathlib.Path, workdir: paths.Path, step: int) -> None:
-  """Write the lines up to a step that other files of the run have, or say that none has them."""
+def _recover(path: pathlib.Path, workdir: paths.Path, step: int) -> None:
+  """Write the lines up to a step that other files of the run have, or print that none has them."""
   lines = retry.retried(lambda: lost_figures.recover(workdir), f'reading the events in {workdir}')
   _write_lines(path, kept := [line for line in lines if line['step'] <= step])
   if not kept:

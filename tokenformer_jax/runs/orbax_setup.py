@@ -75,14 +75,14 @@ class _RedundantLogs(std_logging.Filter):
 
 @dataclasses.dataclass(frozen=True)
 class _UnraisableHook:
-  """A hook that drops the reports of reads and writes that fail besides the one that is raised."""
+  """A hook that drops Orbax's reports of failed reads and writes besides the raised error."""
 
   otherwise: Callable[[Any], None]  # the previous hook
 
   def __call__(self, unraisable: Any) -> None:
     frames = [frame for frame, _ in traceback.walk_tb(unraisable.exc_traceback)]
     codes = [frame.f_code for frame in frames[-1:]]
-    if inspect.iscoroutine(unraisable.object):  # One that never started has no frame of its own.
+    if inspect.iscoroutine(unraisable.object):  # A coroutine that never started has no frame.
       codes.append(unraisable.object.cr_code)
     from_orbax = any('orbax' in code.co_filename for code in codes)
     # TensorStore reports a closed event loop.
@@ -113,13 +113,9 @@ def make_manager(
 ) -> ocp.CheckpointManager:
   """Return a manager that lists checkpoints and, with `keep`, writes and deletes them.
 
-  This function does not synchronise processes, so one process can retry by itself.
-
-  Args:
-    directory: the directory of all checkpoints; it must exist.
-    keep: the number of newest checkpoints to keep, besides the one with the lowest loss.
-    save_gb: how much of a state to copy at a time. None: copy all of it before `save` returns.
-    metrics: whether to read the losses, which determine the best checkpoint.
+  This function does not synchronise processes, so one process can retry by itself. The directory
+  must exist; for `keep` and `save_gb` see `Checkpoints`. With `metrics` the manager reads the
+  losses, which determine the best checkpoint.
   """
   writes = keep is not None
   policies = checkpoint_managers.AnyPreservationPolicy(
@@ -137,7 +133,7 @@ def make_manager(
     directory,
     options=ocp.CheckpointManagerOptions(
       preservation_policy=policies,
-      best_fn=sound_loss,  # Without this Orbax forgets the losses at the end of the run.
+      best_fn=sound_loss,  # Without it Orbax forgets the losses at the end of the run.
       best_mode='min',
       create=False,
       read_only=not writes,
@@ -187,8 +183,7 @@ def _handlers(save_gb: int | None) -> ocp.handlers.CheckpointHandlerRegistry:
 def sound_loss(metrics: Any) -> float:
   """Return the loss that ranks a checkpoint: infinity, the last rank, unless it is sound.
 
-  A sound loss is finite and has not changed since it was written.
-  Checkpoints of earlier versions have no digest of their loss.
+  A sound loss is finite and, by its digest if there is one, unchanged since it was written.
   """
   match metrics:
     case {'loss': float(loss), 'digest': str(digest), **rest} if not rest:

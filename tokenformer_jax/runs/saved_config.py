@@ -1,7 +1,7 @@
 """Write and read the config of a run, and drop the key that could make it run foreign programs.
 
-A run may come from a stranger. Most keys say what to compute, and can only make a bad model. These
-paths stay, because only data is read from them or written to them:
+A run may come from a stranger. Most keys describe a computation, and can only make a bad model.
+These paths stay, because only data is read from them or written to them:
 
   data.source, data.tokenizer   text, images, a tokenizer.json
   data.cache_dir                token stores, in folders named by a hash of what they hold
@@ -29,11 +29,7 @@ class FormatError(UserError):
 
 
 def check_format(stored: Any, where: str) -> None:
-  """Check that a file has today's format, the only one that this version reads.
-
-  Args:
-    stored: the format in the file.
-    where: the name of the file for the error.
+  """Check that the format in a file named `where` is today's, the only one that this version reads.
 
   Raises:
     FormatError: the format is older or newer.
@@ -50,21 +46,18 @@ def check_format(stored: Any, where: str) -> None:
 
 
 def to_text(config: Config) -> str:
-  """Return the text of `config.json`: the format, and the groups of the config."""
+  """Return the text of `config.json`: the format, and the sections of the config."""
   return f'{json.dumps({"format": FORMAT, **config_lib.to_json(config)}, indent=2)}\n'
 
 
 def read(path: paths.Path, advice: str, needed_by: str = '') -> Config:
   """Read a `config.json`, with its `train.compilation_cache`.
 
-  Args:
-    path: the path of the file.
-    advice: tells the user what to do if there is no such file, or to do without it.
-    needed_by: the flag that needs the file, or empty if the user named the file.
+  `advice` tells the user what to do without the file. `needed_by` is the flag that needs it; '' if
+  the user named the file.
 
   Raises:
-    UserError: the file cannot be read, is not a config, or has another format
-      than today's.
+    UserError: the file cannot be read, is not a config, or has another format than today's.
   """
   try:
     stored = json.loads(path.read_text())

@@ -1,8 +1,7 @@
 """Count the model FLOPs of a run's training, each stage at the size that the model had then.
 
-A lineage records the FLOPs before each growth. Lineages of earlier versions do not; then the FLOPs
-of a stage follow from the model that the lineage names, and from the batches of the same steps of
-the run in question.
+A lineage records the FLOPs before each growth. Without this record the FLOPs of a stage follow from
+the model that the lineage names, and from the batches of the run in question at the same steps.
 """
 
 import dataclasses
@@ -42,24 +41,18 @@ class Spent:
 def count(lineage: Lineage, config: Config, batches: History = ()) -> Spent:
   """Return the FLOPs of a run and of the runs that it descends from.
 
-  The training of tokens that a merge appended does not count.
-
-  Args:
-    lineage: the history of the model.
-    config: the config of the run.
-    batches: the batches of its steps; empty: those of the config in every step.
+  The training of tokens that a merge appended does not count. Without `batches`, every step has
+  those of the config.
   """
   batches = batches or batches_lib.continued((), 0, config.data)
   before, begin, assumed = 0.0, 0, False
-  for one in lineage:
-    if one.flops:
-      before, assumed = one.flops, False
-    elif one.step > begin:
-      before, assumed = (
-        before + _step_range_flops(config, one.model, batches, begin, one.step),
-        True,
-      )
-    begin = one.first_step
+  for entry in lineage:
+    if entry.flops:
+      before, assumed = entry.flops, False
+    elif entry.step > begin:
+      before += _step_range_flops(config, entry.model, batches, begin, entry.step)
+      assumed = True
+    begin = entry.first_step
   return Spent(before, begin, config, batches, assumed)
 
 
@@ -68,8 +61,8 @@ def _step_range_flops(
 ) -> float:
   """Return the FLOPs of the steps after `begin` up to `end`, at the size of a model."""
   total = 0.0
-  for steps, one in batches_lib.parts(batches, begin, end):
-    data = dataclasses.replace(config.data, batch_size=one.samples, sequence_length=one.length)
+  for steps, entry in batches_lib.parts(batches, begin, end):
+    data = dataclasses.replace(config.data, batch_size=entry.samples, sequence_length=entry.length)
     total += steps * flops.step_flops(dataclasses.replace(config, model=model, data=data))
   return total
 
