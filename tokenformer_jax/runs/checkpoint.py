@@ -153,31 +153,14 @@ class Checkpoints:
       'seen': dataclasses.asdict(seen or Seen(step * config.data.batch_size)),
       'teacher': teacher and dataclasses.asdict(teacher),
     }
-    args = ocp.args.Composite(
-      state=ocp.args.PyTreeSave(
-        state,
-        save_args=jax.tree.map(lambda _: _SAVE_ARGS, state),
-        ocdbt_target_data_file_size=_FILE_BYTES,
-      ),
-      meta=ocp.args.JsonSave({**meta, 'digest': checksum.digest(meta)}),
-      tokenizer=ocp.args.JsonSave({**tokenizer, 'digest': checksum.digest(tokenizer)}),
-    )
+    args = _save_args(state, meta, tokenizer)
     # Without a finite loss, a checkpoint must not count as the best.
     metrics = None
     if loss is not None and math.isfinite(loss):
       metrics = {'loss': loss, 'digest': checksum.digest(loss)}
 
     def write() -> None:
-      self._settle()
-      if self._failures:
-        self._manager.reload()
-        if step in self.steps():  # An earlier try succeeded after all.
-          return
-      self._pending, self._unwritten = True, step
-      try:
-        self._manager.save(step, args=args, metrics=metrics)
-      except Exception as error:
-        self._fail(error)
+      self._start_write(step, args, metrics)
       if wait:
         self._settle()
 
@@ -186,6 +169,19 @@ class Checkpoints:
       retry.retried(write, f'writing the checkpoint of step {step}', pauses)
     except Exception as error:
       self._raise_unwritten(error)
+
+  def _start_write(self, step: int, args: ocp.args.Composite, metrics: Any) -> None:
+    """Start to write a checkpoint, unless an earlier try wrote it."""
+    self._settle()
+    if self._failures:
+      self._manager.reload()
+      if step in self.steps():
+        return
+    self._pending, self._unwritten = True, step
+    try:
+      self._manager.save(step, args=args, metrics=metrics)
+    except Exception as error:
+      self._fail(error)
 
   def wait(self) -> None:
     """Wait until the checkpoint that `save` started is on disk.
@@ -393,6 +389,20 @@ def check_is_language_model(meta: Meta, directory: paths.Path) -> None:
       f'{directory} is not a language model: its model.kind is {meta.config.model.kind}; name the '
       'work directory of a language model'
     )
+
+
+def _save_args(state: Any, meta: dict[str, Any], tokenizer: dict[str, Any]) -> ocp.args.Composite:
+  """Return the three items of a checkpoint, with the digests of the JSON ones."""
+  state_args = ocp.args.PyTreeSave(
+    state,
+    save_args=jax.tree.map(lambda _: _SAVE_ARGS, state),
+    ocdbt_target_data_file_size=_FILE_BYTES,
+  )
+  return ocp.args.Composite(
+    state=state_args,
+    meta=ocp.args.JsonSave({**meta, 'digest': checksum.digest(meta)}),
+    tokenizer=ocp.args.JsonSave({**tokenizer, 'digest': checksum.digest(tokenizer)}),
+  )
 
 
 def _listed(steps: list[int]) -> str:

@@ -14,19 +14,6 @@ from tokenformer_jax.model.params import Params
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.tasks.task import Batch, Task
 
-__all__ = [
-  'Batch',
-  'Task',
-  'adapt',
-  'adapted',
-  'check_vocabulary',
-  'data_size_key',
-  'fill_in',
-  'fill_in_unread',
-  'known_examples',
-  'make',
-]
-
 # The task of each `model.kind`, and the one with a teacher, each imported on first use.
 _TASKS = {
   'lm': 'tokenformer_jax.tasks.text:TextTask',
