@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 import tiny_run
-from commands import (
+from grow_commands import (
   LARGER,
   SEEN,
   command_line,

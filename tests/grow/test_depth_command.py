@@ -4,8 +4,8 @@ import dataclasses
 
 import jax
 import pytest
-from commands import first_state, meta_of, read, write_run
-from commands import grow as grow_command
+from grow_commands import first_state, meta_of, read, write_run
+from grow_commands import grow as grow_command
 from growing import (
   STEP,
   difference,

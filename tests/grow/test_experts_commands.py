@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 import tiny_run
-from commands import SEEN, first_state, meta_of, read, write_run
-from commands import grow as command
+from grow_commands import SEEN, first_state, meta_of, read, write_run
+from grow_commands import grow as command
 from growing import STEP
 from outcomes import assert_same
 

@@ -103,9 +103,10 @@ def test_a_model_computes_the_same_with_routed_experts(dtype):
 @SLOW
 def test_the_compiled_model_has_the_same_bits_as_before():
   """In a process with XLA's own flags, which the tests change."""
-  folder = pathlib.Path(__file__).parent
+  tests = pathlib.Path(__file__).parent.parent
+  folder = tests / 'support'
   program = [sys.executable, str(folder / 'routed.py'), 'l2_norm_gelu', 'softmax']
-  search = f'{folder}:{folder.parent}:{folder.parent.parent}'
+  search = f'{folder}:{tests}:{tests.parent}'
   done = subprocess.run(
     program,
     env=environment(8) | {'PYTHONPATH': search},

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 import tiny_run
-from commands import grow as command
-from commands import meta_of, read, write_run
+from grow_commands import grow as command
+from grow_commands import meta_of, read, write_run
 from growing import (
   STEP,
 )

@@ -7,7 +7,7 @@ import time
 
 import pytest
 import tiny_run
-from commands import LARGER, command_line, contents, meta_of, read, write_run
+from grow_commands import LARGER, command_line, contents, meta_of, read, write_run
 from outcomes import assert_same
 
 pytestmark = pytest.mark.slow

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from commands import grow as grow_command
-from commands import meta_of, read, write_run
+from grow_commands import grow as grow_command
+from grow_commands import meta_of, read, write_run
 from growing import (
   IDS,
   STEP,

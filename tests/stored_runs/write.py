@@ -1,6 +1,6 @@
 """Write the runs of `format_N/`, where N is today's format of checkpoints.
 
-    PYTHONPATH=tests python -m stored_runs.write
+    PYTHONPATH=tests:tests/support python -m stored_runs.write
 
 Each run is a work directory as training left it, `NAME/run.tar.xz`, and the values that it must
 reproduce, `NAME/expected.json`: the losses of the steps after its checkpoint, some logits, its

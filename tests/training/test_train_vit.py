@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 import tiny_run
-from grow.growing import difference, mesh_of
+from growing import difference, mesh_of
 from outcomes import assert_same
 from trainers import trainer
 

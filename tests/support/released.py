@@ -9,7 +9,7 @@ from tiny import tiny_model
 from tokenformer_jax.convert import tensor_files
 
 # Computed in float32 by the authors' PyTorch layers on random weights; the model is below.
-GOLDEN = dict(np.load(Path(__file__).parent / 'golden' / 'tokenformer_lm.npz'))
+GOLDEN = dict(np.load(Path(__file__).parent.parent / 'golden' / 'tokenformer_lm.npz'))
 MODEL = tiny_model(heads=2, tokens={'qkv': 32, 'proj': 32, 'ffn': 128})
 WEIGHTS = {
   name.removeprefix('weights/'): array

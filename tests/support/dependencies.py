@@ -1,6 +1,6 @@
 """Hash the dependencies of the project, and record the Python that they were tried with.
 
-`python tests/dependencies.py` prints the record that `.ci/newest_python` writes after the tests.
+This file, run by Python, prints the record that `.ci/newest_python` writes after the tests.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 RECORD = ROOT / '.ci/newest_python.json'
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from tokenformer_jax import config as config_lib
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 
 CHANGES = {
   'model.pattern': 'layer*2',

@@ -13,7 +13,7 @@ import tiny_run
 _GLOO = re.compile(
   r'(\[Gloo\]|Rank|is|connected|to|peer|ranks\.?|Expected|number|of|[\d\s:])+', re.DOTALL
 )
-_PATHS = (tiny_run.ROOT, tiny_run.ROOT / 'tests')
+_PATHS = (tiny_run.ROOT, tiny_run.ROOT / 'tests', tiny_run.ROOT / 'tests' / 'support')
 HEARTBEAT = 30  # seconds after which a process that says nothing is lost
 
 
