@@ -211,7 +211,7 @@ def test_a_trained_run_grows_exactly_and_resumes_bit_for_bit(
     (('remove', '--experts=2'), '--experts counts experts, and no layer of this model has experts'),
     (('remove', '--experts=x'), "must be numbers of experts, counted from 1, for example '2,3'"),
     (('remove', '--experts=2,2'), 'name every expert once'),
-    (('remove', '--experts='), '--experts is empty'),
+    (('remove', '--experts='), '--experts= is empty'),
     (('remove', '--experts=2', '--groups=2'), 'both say what to take out'),
     (('shrink', '--experts=2'), 'no layer of this model has experts'),
     (('shrink', '--experts=2', '--param_tokens=ffn=8'), 'both say what to keep'),

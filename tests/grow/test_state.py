@@ -307,13 +307,25 @@ MORE_TOKENS = with_tokens(tiny_model(), **LARGER)
       tiny_model(),
       MORE_TOKENS,
       GrowConfig('zero_keys', noise=0.1),
-      'zero_keys copies nothing; set it',
+      'noise=0.1 has an effect only with more parameter tokens and method=duplicate or ',
     ),
     (
       tiny_model(),
       with_tokens(tiny_model(), **DOUBLE),
       GrowConfig(method='duplicate', new_values='zero'),
-      'new_values=zero is for new tokens, which duplicate does not draw',
+      'new_values=zero has an effect only with more parameter tokens and method=group or zero_k',
+    ),
+    (
+      tiny_model(),
+      tiny_model(),
+      GrowConfig(new_keys='trained'),
+      'new_keys=trained has an effect only with more parameter tokens and method=group or random',
+    ),
+    (
+      DENSE_MODEL,
+      DENSE_MODEL,
+      GrowConfig('net2net'),
+      'method=net2net has an effect only with more parameter tokens or a larger width',
     ),
     (tiny_model(), tiny_model(width=64), ZERO_KEYS, r'model\.width is 32 in the source and 64'),
     (tiny_model(), tiny_model(score='softmax'), ZERO_KEYS, r"qkv\.score\.kind is 'l2_norm_"),
@@ -349,7 +361,7 @@ def test_what_cannot_grow_is_told_in_a_sentence(source, target, config, sentence
 
 
 def test_the_same_model_is_no_growth():
-  assert state_lib.check(DENSE_MODEL, DENSE_MODEL, ZERO_KEYS) is None
+  assert state_lib.check(DENSE_MODEL, DENSE_MODEL, GrowConfig(moments='drop')) is None
   assert inexact(DENSE_MODEL, DENSE_MODEL, GrowConfig(noise=0.1)) is None
 
 

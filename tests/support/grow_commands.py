@@ -11,6 +11,7 @@ from growing import STEP, mesh_of, state_of
 from trainers import trainer
 
 from tokenformer_jax.cli import grow as command
+from tokenformer_jax.cli import parse_flags
 from tokenformer_jax.config import Config
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.grow import files
@@ -41,7 +42,7 @@ def grow(*arguments: object) -> None:
   command.define_flags()
   try:
     flags.FLAGS.set_gnu_getopt(True)
-    command.main(flags.FLAGS(['grow', *map(str, arguments)]))
+    command.main(parse_flags.parse(['grow', *map(str, arguments)]))
   finally:
     for name in set(flags.FLAGS) - known:
       delattr(flags.FLAGS, name)

@@ -33,8 +33,9 @@ import numpy as np
 from absl import flags
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.cli import help_text, parse_flags
+from tokenformer_jax.cli import flag_uses, help_text, parse_flags
 from tokenformer_jax.cli import main as cli
+from tokenformer_jax.cli.flag_uses import Use
 from tokenformer_jax.config import Config, DataConfig, MeshConfig, ModelConfig, RotaryConfig
 from tokenformer_jax.convert import (
   released_torch,
@@ -55,13 +56,13 @@ from tokenformer_jax.storage import paths
 _SCORE = released_torch.SCORE
 _CHUNK = 2**22  # numbers to check at once
 
-_TAKEN = {
+# The flags that have an effect in each action.
+_USES = {
   'to-jax': (
-    *('heads', 'rotary_fraction', 'score', 'zoom_dim', 'tokenizer', 'sequence_length'),
-    'allow_nonfinite',
+    Use('heads rotary_fraction score zoom_dim tokenizer sequence_length allow_nonfinite'),
   ),
-  'to-torch': ('dtype', 'allow_nonfinite'),
-  'layout': ('layout',),
+  'to-torch': (Use('dtype allow_nonfinite'),),
+  'layout': (Use('layout'),),
 }
 
 
@@ -287,6 +288,7 @@ def define_flags() -> None:
   flags.DEFINE_bool('allow_nonfinite', False, 'Accept weights that are NaN or infinite.')
   flags.DEFINE_enum('dtype', 'float32', tensor_files.DTYPES, 'The dtype of the written tensors.')
   flags.DEFINE_enum('layout', None, rotary_layout.LAYOUTS, 'The rotary layout to change to.')
+  flag_uses.declare(_USES)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -296,20 +298,17 @@ def main(argv: Sequence[str]) -> None:
   action, *rest = argv[1:] or ['']
   if not action:
     raise UserError(
-      f'convert needs a word that says what to do: {" or ".join(_TAKEN)}; for example `tokenformer '
+      f'convert needs a word that says what to do: {" or ".join(_USES)}; for example `tokenformer '
       'convert to-jax --source=WEIGHTS --target=DIR`'
     )
-  if action not in _TAKEN or rest:
-    wrong = rest[0] if action in _TAKEN else action
-    raise UserError(f'unknown command {wrong!r}{nearest(wrong, _TAKEN)}')
+  if action not in _USES or rest:
+    wrong = rest[0] if action in _USES else action
+    raise UserError(f'unknown command {wrong!r}{nearest(wrong, _USES)}')
   values = flags.FLAGS
-  for name in {name for taken in _TAKEN.values() for name in taken} - {*_TAKEN[action]}:
-    if values[name].present:
-      raise UserError(f'--{name} has no meaning for {action}; leave it out')
   for name in ('source', 'target'):
     if not values[name].value:
       raise UserError(parse_flags.missing_flag(name))
-  options = {name: values[name].value for name in _TAKEN[action]}
+  options = {name: values[name].value for use in _USES[action] for name in use.flags.split()}
   is_file = action == 'to-torch'
   target = paths.local(values.target) if is_file else paths.parse_path(values.target)
   if action == 'layout':

@@ -18,7 +18,9 @@ from typing import Any
 
 from absl import flags
 
+from tokenformer_jax.cli import flag_uses
 from tokenformer_jax.cli import main as cli
+from tokenformer_jax.cli.flag_uses import Use
 from tokenformer_jax.data import text
 from tokenformer_jax.decoding import evaluation, length, trained
 from tokenformer_jax.errors import UserError
@@ -48,6 +50,7 @@ def define_flags() -> None:
   )
   flags.DEFINE_integer('tokens', 1, 'Devices to split parameter tokens and heads over.', 1)
   flags.DEFINE_string('output', None, 'A JSON file for the results.')
+  flag_uses.declare({'': (Use('num_fewshot limit include_path', 'tasks'), Use('stride', 'text'))})
 
 
 def main(argv: Sequence[str]) -> None:

@@ -20,7 +20,9 @@ from typing import Any
 import jax
 from absl import flags
 
+from tokenformer_jax.cli import flag_uses
 from tokenformer_jax.cli import main as cli
+from tokenformer_jax.cli.flag_uses import Use
 from tokenformer_jax.decoding import decode, length, texts, trained
 from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest, stream_text, until
@@ -101,14 +103,23 @@ def define_flags() -> None:
   flags.DEFINE_multi_string('stop', [], 'End before this string; may be repeated.')
   flags.DEFINE_integer('batch_size', 8, 'Texts of --requests at a time.', lower_bound=1)
   flags.DEFINE_integer('tokens', 1, 'Devices to split parameter tokens and heads over.', 1)
+  flag_uses.declare(
+    {
+      '': (
+        Use(
+          'prompt', 'not requests', 'has no effect with --requests; put the prompt into the file'
+        ),
+        Use('batch_size', 'requests'),
+        Use('top_k top_p seed', 'requests or not temperature=0'),
+      )
+    }
+  )
 
 
 def main(argv: Sequence[str]) -> None:
   """Print the prompt and its continuation, or a JSON object for each request."""
   del argv
   values = flags.FLAGS
-  if values.requests and values['prompt'].present:
-    raise UserError('--prompt and --requests are both given; put the prompt into the file')
   sampling = Sampling(values.temperature, values.top_k, values.top_p, values.seed)
   stop = tuple(filter(None, values.stop))
   default = TextRequest(values.prompt, values.length, sampling, stop, values.max_length)

@@ -28,9 +28,10 @@ from collections.abc import Callable, Sequence
 from absl import flags
 
 from tokenformer_jax import config
-from tokenformer_jax.cli import help_text
+from tokenformer_jax.cli import flag_uses, help_text
 from tokenformer_jax.cli import main as cli
-from tokenformer_jax.config import GrowConfig, MeshConfig, choices
+from tokenformer_jax.cli.flag_uses import Use
+from tokenformer_jax.config import GrowConfig, MeshConfig, choices, fields
 from tokenformer_jax.config.groups import parse_numbers
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow import actions, expert_actions, experts, group_actions, state, wanted
@@ -39,23 +40,38 @@ from tokenformer_jax.parallel import messages
 from tokenformer_jax.storage import paths
 
 _MOST = 10**12  # the largest number that a flag may have
+_KEYS = {leaf.path: leaf.key for leaf in fields.leaves(GrowConfig())}
 
-# The flags that only some actions take, and the ones that each action takes.
-_OPTIONS = (
-  *('param_tokens', 'layers', 'pattern', 'place', 'width', 'heads', 'ffn_width', 'method'),
-  *('scale', 'new_keys', 'new_values', 'moments', 'step', 'noise', 'seed', 'added', 'examples'),
-  *('dry_run', 'groups', 'factor', 'rate', 'experts', 'expert_tokens', 'top_k'),
-)
-_TAKEN = {
-  'grow': set(_OPTIONS) - {'added', 'examples', 'groups', 'factor'},
-  'extract': {'groups'},
-  'merge': {'added', 'scale', 'moments', 'step', 'dry_run'},
-  'remove': {'groups', 'experts', 'moments', 'step', 'dry_run'},
-  'shrink': {'param_tokens', 'experts', 'scale', 'moments', 'step', 'examples', 'dry_run'},
-  'groups': set(),
-  'slice': {'groups', 'moments', 'step', 'dry_run'},
-  'scale': {'groups', 'factor'},
-  'freeze': {'groups'},
+# The flags that ask for a change, by its name in `config.sections.CHANGES`.
+_CHANGES = {
+  'more_tokens': 'param_tokens',
+  'wider': 'width or heads or ffn_width',
+  'more_experts': 'experts',
+  'deeper': 'layers or pattern',
+}
+_WHYS = {'place': 'is of new layers; say how many: --layers=N or --pattern=PATTERN'}
+_OF_EXPERTS = 'is of new experts; say how many: --experts=N'
+_ANYWHERE = Use('target mesh')
+# The flags that have an effect in each action, and when.
+_USES = {
+  'grow': (
+    _ANYWHERE,
+    Use('param_tokens layers pattern width heads ffn_width experts dry_run'),
+    Use('expert_tokens top_k', 'experts', _OF_EXPERTS),
+    *(Use(name, key.growth, _WHYS.get(name, '')) for name, key in _KEYS.items()),
+  ),
+  'extract': (_ANYWHERE, Use('groups')),
+  'merge': (_ANYWHERE, Use('added scale moments step dry_run')),
+  'remove': (_ANYWHERE, Use('groups experts moments step dry_run')),
+  'shrink': (
+    _ANYWHERE,
+    Use('param_tokens experts moments step examples dry_run'),
+    Use('scale', 'param_tokens'),
+  ),
+  'groups': (),
+  'slice': (_ANYWHERE, Use('groups moments step dry_run')),
+  'scale': (_ANYWHERE, Use('groups factor')),
+  'freeze': (_ANYWHERE, Use('groups')),
 }
 
 
@@ -67,46 +83,43 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'param_tokens',
     None,
-    'New counts: qkv=N,proj=N,ffn=N; NAME.ffn=N for one kind of layer. Others stay.',
+    'New counts: qkv=N,proj=N,ffn=N; NAME.ffn=N for one kind.',
   )
   flags.DEFINE_integer('layers', None, 'The new number of layers, all of the rows that there are.')
   flags.DEFINE_string('pattern', None, "The new pattern of layers, such as 'local*10 full'.")
-  flags.DEFINE_enum('place', values.place, choices('grow.place'), 'Where new layers are.')
-  flags.DEFINE_string(
-    'experts', None, 'The number of experts, N or NAME=N; for remove: numbers of experts, as 2,3.'
+  flags.DEFINE_enum('place', values.place, choices('grow.place'), 'Where layers go.')
+  flags.DEFINE_string('experts', None, 'How many, N or NAME=N; for remove: which, as 2,3.')
+  flags.DEFINE_integer(
+    'expert_tokens', None, 'Tokens of each new expert; default: as the Pattention has.'
   )
   flags.DEFINE_integer(
-    'expert_tokens', None, 'Parameter tokens of each new expert; default: as the Pattention has.'
-  )
-  flags.DEFINE_integer(
-    'top_k', None, 'The experts of a token; default: as before, 1 beside a Pattention, 2 of MLPs.'
+    'top_k', None, 'The experts of a token; default: as before; 1 beside a Pattention, 2 of MLPs.'
   )
   flags.DEFINE_integer('width', None, 'For a Transformer: the new width.')
   flags.DEFINE_integer('heads', None, 'For a Transformer: the new number of heads.')
   flags.DEFINE_integer('ffn_width', None, 'For a Transformer: the new feed-forward width.')
   flags.DEFINE_enum('method', values.method, choices('grow.method'), 'How new weights are made.')
-  flags.DEFINE_enum(
-    'scale', values.scale, choices('grow.scale'), 'The reference counts; empty: the exact way.'
-  )
+  flags.DEFINE_enum('scale', values.scale, choices('grow.scale'), 'Reference counts.')
   flags.DEFINE_enum(
     'new_keys', values.new_keys, choices('grow.new_keys'), 'The keys of new tokens.'
   )
   flags.DEFINE_enum(
     'new_values', values.new_values, choices('grow.new_values'), 'The values of new tokens.'
   )
-  flags.DEFINE_enum('moments', values.moments, choices('grow.moments'), "The optimizer's moments.")
-  flags.DEFINE_enum('step', values.step, choices('grow.step'), 'The number of steps made.')
+  flags.DEFINE_enum('moments', values.moments, choices('grow.moments'), "Optimizer's moments.")
+  flags.DEFINE_enum('step', values.step, choices('grow.step'), 'Steps made.')
   flags.DEFINE_float('noise', values.noise, 'Noise on copies, in units of RMS.', lower_bound=0)
-  flags.DEFINE_float('rate', values.rate, 'Factor on the learning rate; 0: by size.', lower_bound=0)
-  flags.DEFINE_integer('seed', values.seed, 'Seed of the random draws.', lower_bound=0)
-  flags.DEFINE_string('mesh', None, 'replica=N,fsdp=N,experts=N,tokens=N; default: as the source.')
-  flags.DEFINE_string('added', None, 'For merge: the run whose tokens are appended, DIR[@STEP].')
-  flags.DEFINE_integer(
-    'examples', 16, 'For shrink: calibration sequences or images.', lower_bound=1
+  flags.DEFINE_float(
+    'rate', values.rate, 'Factor on the learning rate; 0: by size.', 0, _KEYS['rate'].most
   )
-  flags.DEFINE_string('groups', '', 'Numbers of groups of tokens, as 2,3; for slice: how many.')
-  flags.DEFINE_float('factor', None, 'For scale: the factor of the values.')
+  flags.DEFINE_integer('seed', values.seed, 'Seed of the draws.', lower_bound=0)
+  flags.DEFINE_string('mesh', None, "replica=N,fsdp=N,experts=N,tokens=N; default: the source's.")
+  flags.DEFINE_string('added', None, 'The run whose tokens are appended, DIR[@STEP].')
+  flags.DEFINE_integer('examples', 16, 'Calibration sequences or images.', lower_bound=1)
+  flags.DEFINE_string('groups', '', 'Numbers of groups, as 2,3.')
+  flags.DEFINE_float('factor', None, 'The factor of the values.')
   flags.DEFINE_bool('dry_run', False, 'Print the table and stop.')
+  flag_uses.declare(_USES, default='grow', named=_CHANGES)
 
 
 def run() -> None:
@@ -128,21 +141,18 @@ def main(argv: Sequence[str]) -> None:
     'freeze': _freeze,
   }
   action = argv[1] if len(argv) > 1 else 'grow'
-  if action not in _TAKEN:
-    raise UserError(f'unknown command {action!r}{nearest(action, _TAKEN)}')
+  if action not in _USES:
+    raise UserError(f'unknown command {action!r}{nearest(action, _USES)}')
   if len(argv) > 2:
     raise UserError(f'{argv[2]!r} after {action!r} is one word too many; name one action')
   values = flags.FLAGS
-  for name in _OPTIONS:
-    if values[name].present and name not in _TAKEN[action]:
-      raise UserError(f'--{name} has no meaning for {action}; leave it out')
   for name, most in (('seed', 2**31 - 1), ('examples', 2**16)):
     if values[name].value > most:
       raise UserError(f'--{name} is {values[name].value}; it must be at most {most}')
   if values['groups'].present and not values.groups.strip() and action != 'freeze':
     raise UserError('--groups is empty; name groups by their numbers, for example --groups=2,3')
   if action == 'groups':
-    _print_groups()
+    print(group_actions.table(values.source), flush=True)
     return
   if values.target is None:
     raise UserError('--target is missing: the new work directory')
@@ -178,26 +188,13 @@ def _grow(source: Source, config: GrowConfig, target: Target) -> int | None:
   more = None
   if values.experts is not None:
     more = experts.Wanted(_expert_counts(source), values.expert_tokens, values.top_k)
-  for name, value in of_experts.items():
-    if value is not None and more is None:
-      raise UserError(f'--{name} is of new experts; say how many: --experts=N')
   if config.method in state.TOKEN_METHODS and not deeper and more is None:
     state.check_method(source.model, config.method)
-  if values['place'].present and not deeper:
-    raise UserError('--place is of new layers; say how many: --layers=N or --pattern=PATTERN')
   counts = None if values.param_tokens is None else _counts(source)
   after = wanted.larger_model(
     source.model, config, param_tokens=counts, pattern=values.pattern, more=more, **sizes
   )
   return actions.grow(source, after, config, target)
-
-
-def _print_groups() -> None:
-  """Print the table of groups."""
-  for name in ('target', 'mesh'):
-    if flags.FLAGS[name].present:
-      raise UserError(f'--{name} has no meaning for groups; leave it out')
-  print(group_actions.table(flags.FLAGS.source), flush=True)
 
 
 def _extract(source: Source, config: GrowConfig, target: Target) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from absl import flags
 
-from tokenformer_jax.cli import verbs
+from tokenformer_jax.cli import flag_uses, verbs
 from tokenformer_jax.errors import UserError
 
 _NAMES = 26  # columns of a flag and its default
@@ -61,8 +61,10 @@ def render(doc: str, more: str = '') -> str:
       the form in which the user typed this command.
     more: the text after the flags.
   """
-  text = [as_typed(doc).strip(), '\nFlags:\n']
-  for flag in _flags(hosts=False):
+  own = list(_flags(hosts=False))
+  marked = '; [a mark] says when one has an effect' if any(map(flag_uses.mark, own)) else ''
+  text = [as_typed(doc).strip(), f'\nFlags{marked}:\n']
+  for flag in own:
     text.extend(_lines(flag))
   if several := [f'--{flag.name}' for flag in _flags(hosts=True)]:
     listed = textwrap.fill(', '.join(several), _WIDTH, initial_indent='  ', subsequent_indent='  ')
@@ -116,7 +118,7 @@ def _lines(flag: flags.Flag) -> list[str]:
   text = re.sub(r'^<.*?>: ', '', flag.help.split(';\n')[0])  # absl puts choices before the help.
   if choices := getattr(flag.parser, 'enum_values', None):
     text = f'{" | ".join(choice or chr(39) * 2 for choice in choices)}; {text}'
-  return columns(left, text, _NAMES)
+  return columns(left, f'{text}{flag_uses.mark(flag)}', _NAMES)
 
 
 def columns(left: str, text: str, width: int) -> list[str]:

@@ -18,7 +18,9 @@ import jax
 import numpy as np
 from absl import flags
 
+from tokenformer_jax.cli import flag_uses
 from tokenformer_jax.cli import main as cli
+from tokenformer_jax.cli.flag_uses import Use
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import (
   analysis,
@@ -34,7 +36,23 @@ from tokenformer_jax.laws.analysis import Analysis
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.plan import estimate
 
-_GROWTH_FLAGS = ('sizes', 'stages', 'chain', 'grown', 'handover', 'growth_time')
+_MOST_DRAWS = 100_000  # of the bootstrap; more would fill the memory and say the same
+_OF_PLANS = 'is for plans of growth; give --target_loss, or leave it out'
+_USES = {
+  '': (
+    Use(
+      'count', 'not csv', 'says what to count in runs, and a CSV has counts already; leave it out'
+    ),
+    Use('active', 'parameters', 'is a part of --parameters, which is missing'),
+    Use('sizes stages', 'target_loss', _OF_PLANS),
+    Use('grown handover decay_share', 'target_loss or chain', _OF_PLANS),
+    Use(
+      'growth_time',
+      'target_loss and stages',
+      'is in chip-hours of a plan, which --target_loss=X and --stages=FILE give; leave it out',
+    ),
+  )
+}
 
 
 def define_flags() -> None:
@@ -51,7 +69,7 @@ def define_flags() -> None:
   )
   flags.DEFINE_enum('compute', '6ND', ['6ND', 'exact'], 'C: 6 N D, or the model FLOPs.')
   flags.DEFINE_enum('fit', 'huber', ['huber', 'l2'], 'The loss of the fit, on logs.')
-  flags.DEFINE_integer('draws', 1000, 'Bootstrap samples of the runs.', lower_bound=20)
+  flags.DEFINE_integer('draws', 1000, 'Bootstrap samples of the runs.', 20, _MOST_DRAWS)
   flags.DEFINE_float('budget', None, 'FLOPs to find the best size and length for.')
   flags.DEFINE_float('parameters', None, 'N of a run whose loss to predict; needs --tokens.')
   flags.DEFINE_float('active', None, 'The parameters that a token uses, of --parameters.')
@@ -68,6 +86,7 @@ def define_flags() -> None:
   flags.DEFINE_float(
     'decay_share', 0.2, 'The part of all tokens in which the rate decays.', 0, 0.99
   )
+  flag_uses.declare(_USES)
 
 
 def run() -> None:
@@ -126,10 +145,6 @@ def _check_flags(named: Sequence[str]) -> None:
   if bool(named) == bool(values.csv):
     said = 'both name losses' if named else 'are both missing'
     raise UserError(f'runs and --csv {said}; give work directories, or --csv=FILE')
-  if values.csv and values.flag_values_dict()['count'] != 'all':
-    raise UserError(
-      '--count says what to count in runs, and a CSV has counts already; leave --count out'
-    )
   for name in ('budget', 'parameters', 'tokens', 'active', 'target_loss'):
     value = values[name].value
     if value is not None and not 0 < value < np.inf:
@@ -137,8 +152,6 @@ def _check_flags(named: Sequence[str]) -> None:
   if (values.parameters is None) != (values.tokens is None):
     missing = 'tokens' if values.tokens is None else 'parameters'
     raise UserError(f'--{missing} is missing: a prediction needs --parameters and --tokens')
-  if values.active is not None and values.parameters is None:
-    raise UserError('--active is a part of --parameters, which is missing')
   if values.active is not None and values.active > values.parameters:
     raise UserError(f'--active={values.active:g} is more than --parameters={values.parameters:g}')
   if values.handover is not None and values.grown:
@@ -150,16 +163,10 @@ def _check_flags(named: Sequence[str]) -> None:
       '--target_loss needs the sizes that a chain may have; give --sizes=N,N,… or --stages=FILE'
     )
   _legs(values.chain or ())
-  used = values.target_loss is not None or values.chain
-  for name in _GROWTH_FLAGS:
-    if not used and values[name].present and name != 'chain':
-      raise UserError(f'--{name} is for plans of growth; give --target_loss, or leave it out')
   if values.stages and values.flag_values_dict()['count'] != 'all':
     raise UserError(
       '--stages counts all parameters, and --count=without_embeddings does not; use --count=all'
     )
-  if values.growth_time and not values.stages:
-    raise UserError('--growth_time is in chip-hours, which --stages=FILE gives; --sizes has FLOPs')
 
 
 def _kaplan(fitted: Analysis) -> str:

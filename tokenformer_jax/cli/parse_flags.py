@@ -1,12 +1,13 @@
 """Parse a command's flags, and report a mistake in them in one sentence."""
 
+import math
 import re
 from collections.abc import Sequence
 
 from absl import flags
 
 from tokenformer_jax import config
-from tokenformer_jax.cli import config_flag, help_text
+from tokenformer_jax.cli import config_flag, flag_uses, help_text
 from tokenformer_jax.errors import UserError, misspelt
 
 
@@ -14,7 +15,8 @@ def parse(argv: Sequence[str]) -> list[str]:
   """Parse the flags of `argv`, and return the other arguments.
 
   Raises:
-    UserError: a flag is unknown, missing or empty, or its value does not fit.
+    UserError: a flag is unknown, missing or empty, its value does not fit, or it has no effect in
+      this call (`flag_uses`).
   """
   if 'config' in flags.FLAGS:
     config_flag.check_overrides(argv[1:])
@@ -25,8 +27,9 @@ def parse(argv: Sequence[str]) -> list[str]:
   except (flags.Error, ValueError) as error:  # ValueError: a value for --noNAME
     raise UserError(_sentence(error)) from error
   for flag in help_text.own_flags():
-    if flag.present and flag.value == '' and flag.default != '' and not _choices(flag):
-      raise UserError(f'--{flag.name}= is empty; give it a value, or leave it out')
+    if flag.present:
+      _check_value(flag)
+  flag_uses.check(rest[1:])
   return rest
 
 
@@ -35,6 +38,17 @@ def missing_flag(name: str) -> str:
   said = flags.FLAGS[name].help.rstrip('.')
   first = said[0] if said[1].isupper() else said[0].lower()  # CHIP stays.
   return f'--{name} is missing: {first}{said[1:]}'
+
+
+def _check_value(flag: flags.Flag) -> None:
+  """Check that the value of a flag is not empty, and is finite if it is a number."""
+  value = flag.value
+  is_empty = not value or '' in value if isinstance(value, list) else value == ''
+  if is_empty and flag.default != '' and not _choices(flag):
+    raise UserError(f'--{flag.name}= is empty; give it a value, or leave it out')
+  # absl compares with bounds, and every comparison with NaN is false.
+  if isinstance(value, float) and not math.isfinite(value):
+    raise UserError(f'--{flag.name} is {value}; it must be a finite number')
 
 
 def _unknown(name: str) -> str:

@@ -57,6 +57,11 @@ def main(argv: Sequence[str]) -> None:
   jax.config.update('jax_platforms', 'cpu')  # The planned devices are not on this machine.
   cli.output_file('json')
   on = topology.parse(values.topology, values.slices)
+  if values.quick and not on.has_compiler:
+    raise UserError(
+      f'--quick has an effect only where programs are compiled, and --topology={values.topology} '
+      'is planned by formulas, in seconds; leave it out'
+    )
   run = config_flag.read()
   try:
     text, figures = _answer(run, on)

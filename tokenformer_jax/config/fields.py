@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, NamedTuple
 
+from tokenformer_jax.config import conditions
 from tokenformer_jax.errors import UserError
 
 MODEL_KINDS = ('lm', 'vit')  # the values of `model.kind`
@@ -31,8 +32,10 @@ class Key:
     bits: width of an integer, its sign included.
     only: the runs that the key applies to: a `model.kind`, or `grown` for models that have grown.
       Empty: all runs.
-    when: the values of another key of the section for which the key has a meaning, as `KEY=VALUE`
-      or `KEY=VALUE|VALUE`. Empty: all values.
+    when: the condition on other keys of the section for which the key has a meaning, such as
+      `KEY=VALUE|VALUE` (`config.conditions`). Empty: all values.
+    growth: the condition on what a growth changes (`config.sections.CHANGES`), and on other keys of
+      the section, for which the key has an effect. Empty: all.
   """
 
   meaning: str = ''
@@ -44,6 +47,7 @@ class Key:
   bits: int = 32
   only: str = ''
   when: str = ''
+  growth: str = ''
 
   def __repr__(self) -> str:
     changed = [
@@ -290,11 +294,19 @@ def check_scope(config: Any, kind: str) -> None:
     if leaf.key.only in MODEL_KINDS and leaf.key.only != kind:
       raise meaningless(leaf.path, leaf.value, f'model.kind={leaf.key.only}', kind)
     if leaf.key.when:
-      name, _, needed = leaf.key.when.partition('=')
-      other = f'{leaf.path.rpartition(".")[0]}.{name}'
-      if values[other] not in needed.split('|'):
-        needed = needed.replace('|', ' or ')
-        raise meaningless(leaf.path, leaf.value, f'{other}={needed}', values[other])
+      section = f'{leaf.path.rpartition(".")[0]}.'
+      near = {path.removeprefix(section): one for path, one in values.items()}
+      if not conditions.holds(leaf.key.when, near):
+        first = conditions.names(leaf.key.when)[0]
+        raise meaningless(leaf.path, leaf.value, _spell(leaf.key.when, section), near[first])
+
+
+def _spell(condition: str, section: str) -> str:
+  """Return a condition on the keys of a section in words; `section` is its path with a dot."""
+  text = conditions.spell(
+    condition, lambda name: f'{section}{name}', lambda name, values: f'{section}{name}={values}'
+  )
+  return text.removeprefix('with ')
 
 
 def meaningless(path: str, value: Any, needed: str, kind: str) -> UserError:

@@ -1,7 +1,9 @@
 """The sections `mesh`, `data`, `train`, `grow` and `distill` of a run's config."""
 
 import dataclasses
+from collections.abc import Collection
 
+from tokenformer_jax.config import conditions, fields
 from tokenformer_jax.config.fields import key
 from tokenformer_jax.errors import UserError
 
@@ -165,7 +167,7 @@ def profile_range(train: TrainConfig) -> tuple[int, int] | None:
   """Return the first and the last step to profile, or None.
 
   Raises:
-    UserError: the value has another form.
+    UserError: the value has another form, or the run ends before these steps.
   """
   if not train.profile_steps:
     return None
@@ -175,7 +177,21 @@ def profile_range(train: TrainConfig) -> tuple[int, int] | None:
       f'config.train.profile_steps is {train.profile_steps!r}; it must be FIRST:LAST, two step '
       'numbers from 1 on of which the last is not below the first, for example 10:13'
     )
+  if int(first) > train.steps and not (train.epochs or train.examples):
+    raise UserError(
+      f'config.train.profile_steps is {train.profile_steps}, and the run ends at step '
+      f'{train.steps} before the first of them; take earlier ones, or leave it out'
+    )
   return int(first), int(last)
+
+
+# What a growth can change, as conditions of keys name it and as messages do.
+CHANGES = {
+  'more_tokens': 'more parameter tokens',
+  'wider': 'a larger width',
+  'more_experts': 'more experts',
+  'deeper': 'more layers',
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,22 +211,26 @@ class GrowConfig:
       'net2net_fill',
       'hypercloning',
     ),
+    growth='more_tokens or wider',
   )
   scale: str = key(
     '',
     "keep or resize the reference counts. '': whichever is exact for the method",
     choices=('', 'keep', 'resize'),
+    growth='more_tokens',
   )
   new_keys: str = key(
     'init',
     'the keys of new tokens, for group and random: drawn as at the start, drawn with the root mean '
     "square of each layer's trained keys, or copied from them with noise",
     choices=('init', 'trained', 'copies'),
+    growth='more_tokens and method=group|random',
   )
   new_values: str = key(
     '',
     "the values of new tokens. '': zero for group, init for the others",
     choices=('', 'init', 'zero'),
+    growth='more_tokens and method=group|zero_keys|random',
   )
   moments: str = key('pad', "the optimizer's moments", choices=('pad', 'drop'))
   step: str = key(
@@ -222,13 +242,21 @@ class GrowConfig:
     0.0,
     "added to copies, as a fraction of each array's root mean square. 0: exact",
     least=0,
+    growth='more_tokens and method=duplicate or more_tokens and new_keys=copies or wider and '
+    'method=net2net|hypercloning',
   )
-  seed: int = key(0, 'seed of the random draws of growth', least=0)
+  seed: int = key(
+    0,
+    'seed of the random draws of growth',
+    least=0,
+    growth='more_tokens or wider or more_experts or deeper and place=between|behind',
+  )
   rate: float = key(
     0.0,
     'factor on optim.learning_rate in the config that the command grow writes. 0: r^−¾, where r is '
     'the factor by which the parameters of the layers grow; 1: as before',
     least=0,
+    most=100,
   )
   place: str = key(
     'copies',
@@ -236,7 +264,28 @@ class GrowConfig:
     'drawn between the old ones or behind them; whole_copies add what the layer before adds, which '
     'is not exact',
     choices=('copies', 'between', 'behind', 'whole_copies'),
+    growth='deeper',
   )
+
+
+def check_used(config: GrowConfig, changes: Collection[str]) -> None:
+  """Check that every key that is set has an effect on a growth.
+
+  Args:
+    config: how to grow.
+    changes: what the growth changes, of `CHANGES`.
+
+  Raises:
+    UserError: a key has another value than its default, and no effect.
+  """
+  values = {**vars(config), **{name: name in changes for name in CHANGES}}
+  for leaf in fields.leaves(config):
+    if leaf.value != leaf.default and not conditions.holds(leaf.key.growth, values):
+      needed = conditions.spell(leaf.key.growth, CHANGES.__getitem__, '{}={}'.format)
+      raise UserError(
+        f'{leaf.path}={leaf.value} has an effect only {needed}, which this growth is without; '
+        'leave it out'
+      )
 
 
 @dataclasses.dataclass(frozen=True)

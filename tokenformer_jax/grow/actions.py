@@ -161,9 +161,11 @@ def _grown_rate(source: Source, after: ModelConfig, config: GrowConfig) -> Optim
   if factor == 1:
     return optim
   rate = float(f'{optim.learning_rate * factor:.3g}')
+  reason = 'as rate says'
+  if not config.rate:
+    reason = 'because a larger model needs a lower rate (--rate=1 keeps it)'
   messages.say(
-    f'optim.learning_rate is {optim.learning_rate:g} before and {rate:g} after, because a larger '
-    'model needs a lower rate (--rate=1 keeps it)'
+    f'optim.learning_rate is {optim.learning_rate:g} before and {rate:g} after, {reason}'
   )
   return dataclasses.replace(optim, learning_rate=rate)
 

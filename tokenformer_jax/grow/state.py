@@ -19,6 +19,7 @@ from tokenformer_jax.config import (
   token_groups,
   with_groups,
 )
+from tokenformer_jax.config.sections import check_used
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import depth, expert_arrays, experts, tokens, widen
 from tokenformer_jax.grow.arrays import Arrays, ByArray, InPlace, MapArrays, Stage, map_arrays
@@ -69,19 +70,19 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
 
   Raises:
     UserError: the method is for other models, a count becomes smaller, the method cannot change a
-      key that differs, or new tokens could never learn.
+      key that differs, a key of `config` has no effect, or new tokens could never learn.
   """
   deeper, shallow = target, matching.shallow(source, target)
   target = experts.narrow(source, shallow)
+  by_tokens = config.method in TOKEN_METHODS
   if source != target:
     check_method(source, config.method)
-  by_tokens = config.method in TOKEN_METHODS
-  changes = ('tokens', 'reference', 'groups') if by_tokens else ('width', 'heads')
+  keys = ('tokens', 'reference', 'groups') if by_tokens else ('width', 'heads')
   for path, new, old in config_lib.differences(target, source, 'model.'):
-    if path.rpartition('.')[2] not in changes:
+    if path.rpartition('.')[2] not in keys:
       raise UserError(
         f'{path} is {old!r} in the source and {new!r} in the target; growth by {config.method} '
-        f'changes {", ".join(changes[:-1])} and {changes[-1]}, and adds experts and layers, only'
+        f'changes {", ".join(keys[:-1])} and {keys[-1]}, and adds experts and layers, only'
       )
   experts.check(target, shallow)
   depth.check(matching.routed(source, shallow), deeper, config.place)
@@ -94,26 +95,18 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
     )
   if not 0 <= config.noise < math.inf:
     raise UserError(f'noise is {config.noise}; it must be a finite number and not negative')
-  copies = config.method in tokens.COPYING or config.new_keys == 'copies'
-  if config.noise and not copies:
-    raise UserError(
-      f'noise is for the methods that copy ({", ".join(tokens.COPYING)}) and for new_keys=copies, '
-      f'and {config.method} copies nothing; set it to 0'
-    )
   if config.scale == 'resize' and config.method == 'group':
     raise UserError(
       'scale=resize is for tokens that join others in one norm, and group gives them a norm and a '
       'reference count of their own; leave it out'
     )
-  if config.new_values == 'zero' and config.method not in ('group', 'zero_keys', 'random'):
-    raise UserError(
-      f'new_values=zero is for new tokens, which {config.method} does not draw; leave it out'
-    )
-  if config.new_keys != 'init' and config.method not in ('group', 'random'):
-    raise UserError(
-      f'new_keys={config.new_keys} is for keys that group or random draw, and not for '
-      f'{config.method}; set it to init'
-    )
+  changes = {
+    'more_tokens': by_tokens and source != target,
+    'wider': not by_tokens and source != target,
+    'more_experts': target != shallow,
+    'deeper': source.repeats != deeper.repeats,
+  }
+  check_used(config, [name for name, made in changes.items() if made])
   if not by_tokens:
     if source != target or source == deeper:
       widen.check(source, target, config.method)

@@ -240,8 +240,9 @@ def read_csv(path: str) -> Points:
   """
   try:
     with open(path, newline='', encoding='utf-8-sig') as file:
-      rows = list(csv.DictReader(file, skipinitialspace=True))
-      columns = [name.strip() for name in rows[0]] if rows else []
+      reader = csv.DictReader(file, skipinitialspace=True)
+      rows = list(reader)
+      columns = [name.strip() for name in reader.fieldnames or ()]
   except (OSError, UnicodeDecodeError, csv.Error, AttributeError) as error:
     reason = getattr(error, 'strerror', None) or error
     raise UserError(f'--csv={path} cannot be read ({reason})') from error
@@ -250,6 +251,9 @@ def read_csv(path: str) -> Points:
       f'--csv={path} has no rows; it needs a head {",".join(_NEEDED)} and a row a run'
     )
   check_columns(columns, _COLUMNS, f'--csv={path}')
+  for line, row in enumerate(rows, start=2):
+    if None in row:
+      raise UserError(f'line {line} of --csv={path} has more values than there are columns')
   for name in _NEEDED:
     if name not in columns:
       raise UserError(f'--csv={path} has no column {name!r}; it needs {", ".join(_NEEDED)}')
@@ -283,14 +287,16 @@ def read_csv(path: str) -> Points:
 
 
 def check_columns(columns: Iterable[str], known: Sequence[str], where: str) -> None:
-  """Check that the columns of a CSV file are known; `where` names it.
+  """Check that the columns of a CSV file are known and different; `where` names it.
 
   Raises:
-    UserError: one is not.
+    UserError: they are not.
   """
-  for name in columns:
+  for name in (columns := list(columns)):
     if other := next((mark for mark in ';\t|' if mark in name), ''):
       raise UserError(f'{where} separates its columns by {other!r}; separate them by commas')
+    if columns.count(name) > 1:
+      raise UserError(f'{where} has {columns.count(name)} columns {name!r}; give each name once')
     if name not in known:
       near = misspelt(name, known)
       hint = f'did you mean {near!r}?' if near else f'known columns: {", ".join(known)}'

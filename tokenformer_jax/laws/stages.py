@@ -44,8 +44,9 @@ def read_file(path: str) -> tuple[list[Stage], str]:
     raise UserError(f'--stages={path} cannot be read ({reason})') from error
   if text.lstrip().startswith(('{', '[')):
     return [_parse_plan(plan, path) for plan in _plans(text, path)], 'chip-hours'
-  rows = list(csv.DictReader(text.splitlines(), skipinitialspace=True))
-  points.check_columns(map(str, rows[0] if rows else ()), _COLUMNS, f'--stages={path}')
+  reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
+  rows = list(reader)
+  points.check_columns(reader.fieldnames or (), _COLUMNS, f'--stages={path}')
   if not rows or not {'parameters', 'tokens_per_second'} <= rows[0].keys():
     raise UserError(
       f'--stages={path} is neither the JSON file of plan --grow nor a CSV file with the columns '

@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks
-from tokenformer_jax.config import Config, ModelConfig, lookup
+from tokenformer_jax.config import Config, GrowConfig, ModelConfig, lookup
 from tokenformer_jax.data.order import BEGINNING, Position
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import messages
@@ -143,10 +143,12 @@ def check(config: Config, origin: Origin) -> None:
   `config` has every size filled in.
 
   Raises:
-    UserError: the checkpoint's model cannot be grown to this one, its tokenizer differs, or it has
-      seen its data in another order.
+    UserError: the checkpoint's model cannot be grown to this one, its tokenizer differs, it has
+      seen its data in another order, or a key of the config has no effect at this start.
   """
+  _check_growth_used(config, origin)
   if origin.meta is None:
+    _check_new_order_used(config, origin)
     return
   if origin.resumes:
     check_same_model(config, origin.meta.config, origin.where)
@@ -155,6 +157,47 @@ def check(config: Config, origin: Origin) -> None:
   check_same_optimizer(config, origin.meta, origin.where, resumes=origin.resumes)
   tasks.check_vocabulary(config, origin.meta, origin.where)
   check_order(config, origin)
+  _check_new_order_used(config, origin)
+
+
+def _check_growth_used(config: Config, origin: Origin) -> None:
+  """Check that a run grows if keys of the group `grow` are set, or has grown by these values.
+
+  Raises:
+    UserError: it does not.
+  """
+  if origin.source is not None:
+    return
+  known = origin.meta.config.grow if origin.meta else GrowConfig()
+  for one in config_lib.differences(config.grow, known, 'grow.'):
+    if one.ours != lookup(Config(), one.path):
+      raise UserError(
+        f'config.{one.path} is {one.ours!r}, which has an effect only where a run begins from '
+        f'config.init_from, and this one {_begins(origin)}; leave it out'
+      )
+
+
+def _check_new_order_used(config: Config, origin: Origin) -> None:
+  """Check that `data.new_order_at` is the step where this run goes on, or went on earlier.
+
+  Raises:
+    UserError: it is another one.
+  """
+  order_at = config.data.new_order_at
+  kept = origin.resumes and order_at <= origin.meta.step  # A smaller one was used before.
+  follows = origin.source is not None and config.grow.step == 'keep'
+  if order_at and not kept and not (follows and order_at == origin.meta.step):
+    raise UserError(
+      f'config.data.new_order_at is {order_at}, which has an effect only where a run goes on from '
+      f'the checkpoint of step {order_at}, and this one {_begins(origin)}; leave it out'
+    )
+
+
+def _begins(origin: Origin) -> str:
+  """Return how a run begins, as the end of a sentence."""
+  if origin.meta is None:
+    return 'begins with new parameters'
+  return f'goes on from {origin.where}' if origin.resumes else f'begins from {origin.where}'
 
 
 def as_branch(config: Config, origin: Origin) -> Origin:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from tokenformer_jax.config import Config
 from tokenformer_jax.config.groups import check_numbers, frozen_groups
+from tokenformer_jax.config.model import layer_path, used_layers
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.model.params import Definition
 from tokenformer_jax.parallel import messages
@@ -101,6 +102,15 @@ def doubts(config: Config, growth: LastGrowth | None, *, drawn: bool) -> list[st
       f'config.optim.frozen_groups={config.optim.frozen_groups!r} freezes tokens of a new model, '
       "which keep the values that they are drawn with; '' trains all tokens"
     )
+  length = config.data.sequence_length
+  for name, layer in used_layers(config.model).items():
+    clip = getattr(getattr(layer.mixer, 'positions', None), 'clip', 0)
+    if config.model.kind == 'lm' and clip >= length:
+      found.append(
+        f'config.{layer_path(name)}.mixer.positions.clip={clip} limits no distance in texts of '
+        f'config.data.sequence_length={length}; take less than {length}, or 0 and '
+        f'--clip_positions={clip} when longer texts are written'
+      )
   steps, warmup = config.train.steps, config.optim.warmup_steps
   begin = schedules.first_update(config.optim, growth)
   if begin + warmup > steps:
