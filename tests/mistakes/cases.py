@@ -401,22 +401,22 @@ PLAN = {
 }
 
 VERIFY = {
-  'nothing to verify': ('data.verify', 'give either --config=FILE or --store=DIR'),
+  'nothing to verify': ('verify', 'give either --config=FILE or --store=DIR'),
   'two stores to verify': (
-    'data.verify --config={repo}/configs/lm_stdlib.py --store=x',
+    'verify --config={repo}/configs/lm_stdlib.py --store=x',
     'give either --config=FILE or --store=DIR',
   ),
-  'an empty store to verify': ('data.verify --store=', '--store= is empty'),
-  'a store that is not there': ('data.verify --store=none', 'none'),
-  'a folder that is no store': ('data.verify --store={in}/some', '{in}/some'),
-  'a store in a bucket': ('data.verify --store=gs://b/x', 'gs://b/x'),
-  'images to verify': ('data.verify --config={repo}/configs/vit_digits.py', 'vit'),
+  'an empty store to verify': ('verify --store=', '--store= is empty'),
+  'a store that is not there': ('verify --store=none', 'none'),
+  'a folder that is no store': ('verify --store={in}/some', '{in}/some'),
+  'a store in a bucket': ('verify --store=gs://b/x', 'gs://b/x'),
+  'images to verify': ('verify --config={repo}/configs/vit_digits.py', 'vit'),
   'a config that is not Python to verify': (
-    'data.verify --config={in}/configs/syntax.py',
+    'verify --config={in}/configs/syntax.py',
     'syntax.py, line 4,',
   ),
   'the config of a store that is not there': (
-    'data.verify --config={repo}/configs/lm_stdlib.py',
+    'verify --config={repo}/configs/lm_stdlib.py',
     'does not exist',
   ),
 }
