@@ -105,7 +105,7 @@ def planned(
     [sys.executable, *command, *flags, f'--json={new}'],
     capture_output=True, text=True, check=False, cwd=ROOT,
   )  # fmt: skip
-  last = (done.stderr.strip().splitlines() or ['nothing was said'])[-1]
+  last = (done.stderr.strip().splitlines() or ['no message'])[-1]
   if done.returncode == 0:
     found = json.loads(new.read_text())
   elif done.returncode == 2 and last.startswith('error: the step '):

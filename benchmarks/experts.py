@@ -188,7 +188,7 @@ def grouped_cycles(
   cycles = steps * step_cycles(regions, chip)
   moved = 2 * shape.rows * (inputs * outs + outputs) + 2 * shape.count * inputs * outputs
   if program.endswith(WHAT[2]):
-    long = sum(one.bundles for one in regions if not one.macs and one.bundles > _LONG)
+    long = sum(part.bundles for part in regions if not part.macs and part.bundles > _LONG)
     cycles += shape.count * parts * outs * long
     moved += 2 * shape.rows * outputs * (parts - 1)
   return max(cycles / chip.cores, moved / chip.hbm_rate * chip.clock)

@@ -91,7 +91,7 @@ def _scales(repeats: list[Repeat], layers: str, **says: tuple[str, ...]) -> tupl
 
   def run() -> tuple[jax.Array, Aux]:
     blocks = trunk.make(architecture, compute=compute, rngs=nnx.Rngs(0))
-    inputs = Inputs(branch_scales_Bx2=jnp.arange(1.0, 1 + architecture.size))
+    inputs = Inputs(branch_scales_Bx2=jnp.arange(1.0, 1 + sum(repeat.size for repeat in repeats)))
     x, _, aux = trunk.run(
       blocks, architecture.repeats, jnp.float32(1), inputs=inputs, compute=compute
     )

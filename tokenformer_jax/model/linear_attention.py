@@ -60,7 +60,7 @@ class LinearAttention(nnx.Module):
     self.rotary = Rotary(config.positions, self.head_width)
 
   def length_flops(self, length: int) -> float:
-    """Count the FLOPs of the recurrent form for one position, 4 · H · K², whatever the length.
+    """Count the FLOPs of the recurrent form for one position, 4 · H · K² for every length.
 
     A key enters the state and a query reads it, by a product of K × K each. Products inside a chunk
     and normalisers do not count: they depend on how the sums are computed.

@@ -263,13 +263,11 @@ def pattention(
 def keep_for_backward(
   apply: Callable[..., jax.Array], keep_scores: bool, prevent_cse: bool
 ) -> Callable[..., jax.Array]:
-  """Return a Pattention that saves its inputs and the norms of its scores for the backward pass.
+  """Return `apply`, a Pattention, so that it saves its inputs and the norms of its scores.
 
-  Args:
-    apply: computes the Pattention; the backward pass recomputes the values derived from the scores.
-    keep_scores: save the scores as well. Otherwise they are recomputed from the inputs.
-    prevent_cse: stop XLA from merging the recomputation with the forward pass, which it cannot do
-      in a loop over layers anyway. Ignored with `keep_scores`: XLA is then free to save more.
+  With `keep_scores` it saves the scores as well; otherwise the backward pass recomputes them.
+  `prevent_cse` stops XLA from merging the recomputation with the forward pass, which it cannot do
+  in a loop over layers anyway. Ignored with `keep_scores`: XLA is then free to save more.
   """
   kept = (ROW_STATISTICS, SCORES) if keep_scores else (ROW_STATISTICS,)
   policy = jax.checkpoint_policies.save_only_these_names(*kept)

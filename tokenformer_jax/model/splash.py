@@ -114,7 +114,7 @@ def _kernel(heads: int, mask: masks.Mask, interpret: bool):
 
 
 def computed_blocks(length: int, window: int = 0) -> int:
-  """Return how many blocks of scores the causal kernel computes: those with a visible key."""
+  """Return the number of blocks of scores that the causal kernel computes: with a visible key."""
   block = block_size(length)
   blocks = length // block
   # The last key of a block and the first query of the n-th block after it are (n − 1) · block + 1
@@ -130,13 +130,10 @@ def cost(
 
   The kernel skips blocks that are masked entirely, and computes partly masked blocks whole.
 
-  Args:
-    name: the name of the operation in the program.
-    operands: the data types and shapes of the operands: tables of blocks (`s8`) if there is a mask,
-      and the queries on a device, [B, H, T, K], or [H, T, K] for one row.
-    side: the side of the matrix unit; zeros fill narrower heads up to it.
-    scope: the scope of the operation in the program's metadata, which names the window. No operand
-      shows the window, because the tables of the backward pass are not reduced to it.
+  Operands are data types and shapes: tables of blocks (`s8`) if there is a mask, and the queries on
+  a device, [B, H, T, K], or [H, T, K] for one row. Zeros fill narrow heads up to `side`, that of
+  the matrix unit. The `scope` of the operation names the window: no operand shows it, because the
+  tables of the backward pass are not reduced to it.
 
   Returns:
     The FLOPs of the products, the same with the zeros that fill heads, and the operations of the

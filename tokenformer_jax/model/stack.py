@@ -1,7 +1,7 @@
 """Loops over stacked layers, and the policies for recomputation in the backward pass.
 
-`params.stack` turns L layers into one module whose parameters have a leading axis. `scan` runs that
-module. JAX traces and compiles one layer, however many there are.
+`params.stack` turns L layers into one module whose parameters have a leading axis. `scan_rows` runs
+such modules. JAX traces and compiles one row of layers, however many there are.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,33 +44,6 @@ _POLICIES = {
 }
 
 
-def scan(
-  layers: nnx.Module,
-  apply: Callable[[Any, jax.Array, Any], tuple[jax.Array, Any]],
-  x: jax.Array,
-  per_layer: Any = None,
-  *,
-  remat: str = 'score_inputs',
-  loop: bool = True,
-) -> tuple[jax.Array, Any]:
-  """Apply L stacked layers one after the other.
-
-  Args:
-    layers: a module from `params.stack`.
-    apply: `(layer, x, per_layer_i) -> (x, output_i)`.
-    x: the input of the first layer.
-    per_layer: a pytree with a leading axis L, or None.
-    remat: the name of a policy above, for the backward pass.
-    loop: whether to compile one layer and run it L times, which copies saved values into stacked
-      arrays and back. Otherwise the program is L times as long and copies nothing.
-
-  Returns:
-    The last x, and the outputs of all layers stacked along a leading axis.
-  """
-  x, (outputs,) = scan_rows([layers], apply, x, [per_layer], remat=remat, loop=loop)
-  return x, outputs
-
-
 def scan_rows(
   stacks: Sequence[nnx.Module],
   apply: Callable[[Any, jax.Array, Any], tuple[jax.Array, Any]],
@@ -82,8 +55,14 @@ def scan_rows(
 ) -> tuple[jax.Array, tuple[Any, ...]]:
   """Apply L rows of layers one after the other: the first layer of every stack, then the second.
 
-  The arguments are those of `scan`, `per_layer` for each stack. The policy `remat` applies to every
-  layer by itself.
+  Args:
+    stacks: modules from `params.stack`, each with L layers.
+    apply: `(layer, x, per_layer_i) -> (x, output_i)`.
+    x: the input of the first layer.
+    per_layer: for each stack a pytree with a leading axis L, or None.
+    remat: the name of a policy above, for the backward pass of each layer.
+    loop: whether to compile one row and run it L times, which copies saved values into stacked
+      arrays and back. Otherwise the program is L times as long and copies nothing.
 
   Returns:
     The last x, and for each stack the outputs of its layers stacked along a leading axis.

@@ -1,4 +1,4 @@
-"""The trunk of a model: layers of one or several kinds, run in the order of a pattern.
+"""The trunk of a model: layers in the order of a pattern.
 
 A pattern (`config/pattern.py`) gives repeats of rows of layers. The layers at one place of a row
 have their parameters stacked along a leading axis, `layers`, and a repeat is one loop over those
@@ -144,11 +144,6 @@ class Architecture(NamedTuple):
 
   repeats: tuple[Repeat, ...]
   makers: Mapping[str, Maker]
-
-  @property
-  def size(self) -> int:
-    """The number of layers."""
-    return sum(repeat.size for repeat in self.repeats)
 
 
 class Stacks(nnx.Module):

@@ -113,7 +113,7 @@ class ViT(nnx.Module):
 
   def __init__(self, config: ModelConfig, compute: Compute, *, rngs: nnx.Rngs):
     self.compute, self.patch = compute, config.patch
-    self.position_kind, self.pool_kind = config.position_embedding, config.pool
+    self.position_embedding, self.pooling = config.position_embedding, config.pool
 
     # The kernel of a convolution of stride and size `patch`, with its first three axes merged.
     inputs = config.patch**2 * config.channels
@@ -167,7 +167,7 @@ class ViT(nnx.Module):
       compute=self.compute,
     )
     x_BxTxD = normed(self.final_norm, x_BxTxD)
-    if self.pool_kind == 'mean':
+    if self.pooling == 'mean':
       pooled_Bx1xD = jnp.mean(x_BxTxD.astype(jnp.float32), axis=1, keepdims=True)
     else:
       pooled_Bx1xD = x_BxTxD[:, :1] if self.pool is None else self.pool(x_BxTxD)
@@ -177,9 +177,9 @@ class ViT(nnx.Module):
     """Embed the patches with their positions, after the class token if the model has one."""
     x_BxTxD = self.patch_embedding(patches(images_BxHxWxC, self.patch))
     batch, _, width = x_BxTxD.shape
-    if self.position_kind == 'learned':
+    if self.position_embedding == 'learned':
       x_BxTxD = x_BxTxD + repeat(self.positions[...], x_BxTxD.shape, x_BxTxD.dtype)
-    elif self.position_kind == 'sincos':
+    elif self.position_embedding == 'sincos':
       rows, columns = (size // self.patch for size in images_BxHxWxC.shape[1:3])
       x_BxTxD = x_BxTxD + sincos_positions(rows, columns, width).astype(x_BxTxD.dtype)[None]
     if self.class_token is not None:

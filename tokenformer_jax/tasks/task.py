@@ -181,7 +181,7 @@ class Task(abc.ABC):
 
   @property
   def other_meaning(self) -> str:
-    """Return how the ids' meaning differs between data and checkpoint, or an empty string."""
+    """Return the difference in the ids' meaning between data and checkpoint; '' for none."""
     return ''
 
   @abc.abstractmethod
