@@ -6,8 +6,8 @@
   generate('a', length=2.5)    UserError: generate: length is 2.5; it must be an integer
 
 Annotations are built of int, float, bool, str, None, `Path`, other classes, `Sequence`, `Mapping`
-and unions of these. Whatever has the method `wrong` in an `Annotated` checks the value further: a
-`Key` of a config, or `FILLED`. `Any` is not checked.
+and unions of these. An object with a method `wrong` in an `Annotated`, a `Key` of a config or
+`FILLED`, is a further check of the value. `Any` is not checked.
 """
 
 import collections.abc
@@ -40,13 +40,13 @@ _DTYPES = {int: 'iu', float: 'iuf', bool: 'b'}  # kinds of numpy's dtypes that b
 
 
 class _Filled:
-  """The check of a text, path or list that it is not empty."""
+  """Check that a text, path or list is not empty."""
 
   def __repr__(self) -> str:
     return 'FILLED'
 
   def wrong(self, value: str | os.PathLike[str] | list[Any]) -> str:
-    """Return what the value must be, as the end of a sentence, or an empty string."""
+    """Return the end of a sentence that says what the value must be, or '' if it is allowed."""
     items = value if isinstance(value, list) else os.fspath(value)
     if not items:
       return 'it must not be empty'
@@ -60,9 +60,9 @@ Path = Annotated[str | os.PathLike[str], FILLED]
 def checked(function: _Checked) -> _Checked:
   """Return a function that checks and converts its arguments before it runs; a decorator.
 
-  Numbers of numpy and JAX become Python's, a sequence becomes a list. A bool is no number, and a
-  text is no sequence of its letters. An error from inside, which is of the command, names the
-  argument in the place of its flag. Of a class, wrap the public methods that it defines.
+  Numbers of numpy and JAX become Python's, a sequence becomes a list. A bool does not count as
+  a number, nor a text as a sequence. An error from the function names an argument in the place of
+  the flag of the command. In a class, the public methods that it defines are wrapped.
 
   Raises:
     UserError: when the function is called, a value does not fit the annotation of its argument.
@@ -77,8 +77,8 @@ def checked(function: _Checked) -> _Checked:
 
   @functools.cache
   def annotations() -> dict[str, Any]:
-    of_arguments = {k: v for k, v in function.__annotations__.items() if k != 'return'}
-    holder = types.SimpleNamespace(__annotations__=of_arguments)
+    hints = {k: v for k, v in function.__annotations__.items() if k != 'return'}
+    holder = types.SimpleNamespace(__annotations__=hints)
     return typing.get_type_hints(holder, function.__globals__, include_extras=True)
 
   @functools.wraps(function)
@@ -86,7 +86,7 @@ def checked(function: _Checked) -> _Checked:
     try:
       bound = signature.bind(*args, **kwargs)
     except TypeError as error:
-      raise TypeError(_of_signature(function.__name__, error, signature, kwargs)) from None
+      raise TypeError(_signature_error(function.__name__, error, signature, kwargs)) from None
     for name, annotation in annotations().items():
       kind = signature.parameters[name].kind
       if name in bound.arguments and kind is not inspect.Parameter.VAR_KEYWORD:
@@ -97,9 +97,9 @@ def checked(function: _Checked) -> _Checked:
     try:
       return function(*bound.args, **bound.kwargs)
     except UserError as error:
-      if (said := _without_flags(str(error), signature)) == str(error):
+      if (message := _without_flags(str(error), signature)) == str(error):
         raise
-      raise UserError(said) from error
+      raise UserError(message) from error
 
   return call
 
@@ -108,12 +108,12 @@ class _MisfitError(Exception):
   """A value that does not fit its annotation; the message is the sentence without the method."""
 
 
-def _of_signature(
+def _signature_error(
   function: str, error: TypeError, signature: inspect.Signature, kwargs: dict[str, Any]
 ) -> str:
-  """Return the sentence for arguments that a signature does not take."""
+  """Return the message for arguments that do not fit a signature."""
   others = inspect.Parameter.VAR_KEYWORD
-  known = {name: one.kind for name, one in signature.parameters.items() if name != 'self'}
+  known = {name: value.kind for name, value in signature.parameters.items() if name != 'self'}
   names = [f'**{name}' if kind is others else name for name, kind in known.items()]
   unknown = [name for name in kwargs if name not in names]
   if unknown:
@@ -122,24 +122,21 @@ def _of_signature(
   return f'{function}: {error}; {taken}'
 
 
-def _without_flags(said: str, signature: inspect.Signature) -> str:
-  """Return a sentence with arguments in the place of the command's flags: `groups` for `--groups`.
+def _without_flags(message: str, signature: inspect.Signature) -> str:
+  """Return a message with arguments in the place of the command's flags: `groups` for `--groups`.
 
-  A sentence with a whole command line stays.
+  A message with a whole command line stays.
   """
-  if 'tokenformer ' in said:
-    return said
-  return re.sub(rf'--(?=({"|".join(signature.parameters)})\b)', '', said)
+  if 'tokenformer ' in message:
+    return message
+  return re.sub(rf'--(?=({"|".join(signature.parameters)})\b)', '', message)
 
 
 def _converted(annotation: Any, value: Any, name: str, verb: str = ' is ') -> Any:
   """Return a value in the type of an annotation.
 
-  Args:
-    annotation: see the top of this file.
-    value: the value.
-    name: the name of the argument, or of the place in it, for the message.
-    verb: the text between the name and the value in the message.
+  In the message, `name` is that of the argument or of the place in it, and `verb` the text between
+  the name and the value.
 
   Raises:
     _MisfitError: the value does not fit.
@@ -147,7 +144,7 @@ def _converted(annotation: Any, value: Any, name: str, verb: str = ' is ') -> An
   if annotation is Any:
     return value
   choices = list(_choices(annotation))
-  fitting = [one for one in choices if _is_a(_bare(one), value)]
+  fitting = [choice for choice in choices if _is_a(_bare(choice), value)]
   if not fitting:
     raise _MisfitError(f'{name}{verb}{shown(value)}; it must be {_description(choices, value)}')
   found = _inside(_bare(fitting[0]), value, name)
@@ -158,13 +155,13 @@ def _converted(annotation: Any, value: Any, name: str, verb: str = ' is ') -> An
 
 
 def _choices(annotation: Any) -> Iterator[Any]:
-  """Yield the members of a union, each with the checks that are around it."""
+  """Yield the members of a union, each with the checks of the union."""
   checks = getattr(annotation, '__metadata__', ())
   bare = _bare(annotation)
   if typing.get_origin(bare) in (typing.Union, types.UnionType):
     for member in typing.get_args(bare):
-      for one in _choices(member):
-        yield Annotated[one, *checks] if checks else one
+      for choice in _choices(member):
+        yield Annotated[choice, *checks] if checks else choice
   else:
     yield annotation
 
@@ -209,24 +206,28 @@ def _inside(bare: Any, value: Any, name: str) -> Any:
   if expected in (int, float, bool):
     return operator.index(value) if expected is int else expected(value)
   if expected is collections.abc.Sequence:
-    return [_converted(inner[0], one, f'{name}[{i}]') for i, one in enumerate(value)]
+    return [_converted(inner[0], item, f'{name}[{i}]') for i, item in enumerate(value)]
   if expected is collections.abc.Mapping:
     for key in value:
       if not isinstance(key, str):
         raise _MisfitError(f'{name} names {shown(key)}; a name must be a text')
-    return {key: _converted(inner[1], one, f'{name} has {key}', '=') for key, one in value.items()}
+    return {
+      key: _converted(inner[1], item, f'{name} has {key}', '=') for key, item in value.items()
+    }
   return value
 
 
 def _description(choices: list[Any], value: Any) -> str:
-  """Return what is allowed, such as `an integer or None`, with a hint for a single value."""
-  names = dict.fromkeys(_name(_bare(one)) for one in choices)
+  """Return the allowed types as text, `an integer or None`, with a hint for a single value."""
+  bare = [_bare(choice) for choice in choices]
+  names = dict.fromkeys(map(_name, bare))
   if 'a path' in names:
-    names.pop('a text', None)  # A path may be one.
-  said = _alternatives(names)
-  lists = [_bare(one) for one in choices if _class(_bare(one)) is collections.abc.Sequence]
-  single = lists and any(_is_a(_bare(one), value) for one in _choices(typing.get_args(lists[0])[0]))
-  return f'{said}, for example [{shown(value)}]' if single else said
+    names.pop('a text', None)  # A path may be a text.
+  types_allowed = _alternatives(names)
+  lists = [member for member in bare if _class(member) is collections.abc.Sequence]
+  items = _choices(typing.get_args(lists[0])[0]) if lists else ()
+  single = any(_is_a(_bare(item), value) for item in items)
+  return f'{types_allowed}, for example [{shown(value)}]' if single else types_allowed
 
 
 def _alternatives(names: Iterable[str]) -> str:
@@ -238,12 +239,13 @@ def _name(bare: Any) -> str:
   """Return the description of an annotation."""
   expected, inner = _class(bare), typing.get_args(bare)
   if expected is collections.abc.Sequence:
-    several = dict.fromkeys(_names(_bare(one))[1] for one in _choices(inner[0]))
+    several = dict.fromkeys(_names(_bare(choice))[1] for choice in _choices(inner[0]))
     if 'paths' in several:
       several.pop('texts', None)
     return f'a list of {_alternatives(several)}'
   if expected is collections.abc.Mapping:
-    return f'a dict of {_alternatives(_names(_bare(one))[1] for one in _choices(inner[1]))} by name'
+    values = _alternatives(_names(_bare(choice))[1] for choice in _choices(inner[1]))
+    return f'a dict of {values} by name'
   return _names(bare)[0]
 
 

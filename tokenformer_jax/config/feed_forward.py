@@ -103,7 +103,7 @@ BALANCES = table(LossBalanceConfig, BiasBalanceConfig, NoBalanceConfig)
 
 @dataclasses.dataclass(frozen=True)
 class CapacityConfig:
-  """Each expert has places for so many tokens of a sequence; those beyond get nothing from it.
+  """Each expert has places for a number of tokens of a sequence; it skips the others.
 
   Switch Transformer, eq. 3. Whether a token has a place does not depend on the mesh, on padding or,
   outside of training, on other sequences. Decoding token by token drops none.

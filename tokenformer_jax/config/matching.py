@@ -69,7 +69,7 @@ def old_layers(source: ModelConfig, target: ModelConfig, place: str) -> tuple[in
 
 
 def _places(old: Sequence[T], new: Sequence[T], place: str) -> list[int] | None:
-  """Return where each old item is among the new ones, in order, or None if there is no way.
+  """Return the place of each old item among the new ones, in order, or None if there is no way.
 
   Among the ways, each item comes as early as possible with `behind`, and is otherwise as near as
   possible to a place that spreads them evenly.

@@ -179,7 +179,7 @@ def hours(seconds: float) -> str:
 
 
 def listing(jobs: Sequence[Job], found: Progress) -> str:
-  """Return a table of the jobs, with totals of what is left."""
+  """Return a table of the jobs, with totals of the unfinished ones."""
   rows = [('run', 'part', 'parameters', 'without emb.', 'tokens', 'a param.', 'FLOPs', 'time')]
   for job, done, seconds in zip(jobs, found.done, found.seconds, strict=True):
     rows.append(

@@ -108,7 +108,7 @@ def prediction(found: Prediction) -> str:
 
 
 def growth_plan(found: growth.Plan, target: float, assumed: growth.Assumptions) -> str:
-  """Return the chain, training from scratch, and what is assumed."""
+  """Return the chain, training from scratch, and the assumptions."""
   unit = assumed.unit
   rows: list[Row] = [('', 'parameters', 'tokens', 'loss', unit, 'interval')]
   for i, leg in enumerate(found.legs):

@@ -119,7 +119,7 @@ def _seen(stored: dict[str, Any]) -> Seen:
 def branch_of(meta: Meta) -> str:
   """Return the work directory of the run that a run decays from (`train.decay_from`), or ''.
 
-  A branch goes on with the model and the lineage of that run, and so with its tokens.
+  A branch continues the model and the lineage of that run, and so its tokens.
   """
   config = meta.config
   if not (config.init_from and config.train.decay_from):

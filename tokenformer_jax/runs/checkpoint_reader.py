@@ -75,7 +75,7 @@ def _ended(error: Exception | None) -> int:
     return _MISTAKE
   if retry.is_transient(error):
     return _UNREADABLE
-  # Orbax wraps an error of TensorStore in a bare `Exception`, whose cause tells what happened.
+  # Orbax wraps an error of TensorStore in a bare `Exception`, whose cause is the real error.
   while type(error) is Exception and error.__cause__:
     error = error.__cause__
   if isinstance(error, (DamagedError, *orbax_setup.FORMAT_ERRORS)):

@@ -160,8 +160,7 @@ class Metrics:
 class _Events:
   """A TensorBoard event file, written without a thread.
 
-  The thread of tensorboardX's SummaryWriter dies when the disk is full, and later events then block
-  for ever.
+  The thread of tensorboardX's SummaryWriter dies when the disk is full, and later events then hang.
   """
 
   def __init__(self, directory: pathlib.Path, first_step: int):

@@ -4,7 +4,7 @@ A run may come from a stranger. Most keys describe a computation, and can only m
 These paths stay, because only data is read from them or written to them:
 
   data.source, data.tokenizer   text, images, a tokenizer.json
-  data.cache_dir                token stores, in folders named by a hash of what they hold
+  data.cache_dir                token stores, in folders named by a hash of their content
   init_from                     a checkpoint, whose own config passes through here
 
 `train.compilation_cache` does not stay. JAX loads compiled programs from that directory and runs
