@@ -49,6 +49,32 @@ SWEEP = {
     'sweep --config={repo}/configs/lm_stdlib.py --factors=1 --lengths=1e6 --out=/proc/x',
     '--out=/proc/x cannot be written',
   ),
+  'a number of steps to sweep with': (
+    f'{_GRID} --factors=1 --lengths=1e6 --config.train.steps=10',
+    '--config.train.steps has no effect here, because --lengths says how long the runs are',
+  ),
+  'a schedule to sweep with': (
+    f'{_GRID} --factors=1 --lengths=1e6 --config.optim.schedule=cosine',
+    '--config.optim.schedule has no effect here, because a stable run keeps its rate constant',
+  ),
+  'a length of ages': (f'{_GRID} --factors=1 --lengths=1e18', 'a run has less than 2,147,483,648'),
+  'a size without bounds': (f'{_GRID} --factors=1e300 --lengths=1e6', '--factors has 1e+300'),
+  'a rate without bounds': (
+    f'{_GRID} --factors=2 --lengths=1e6 --rate_power=1e9',
+    '--rate_power=1e9: it must be',
+  ),
+  'a rate of nothing': (
+    f'{_GRID} --factors=2 --lengths=1e6 --rate_power=-1e9',
+    '--rate_power=-1e9: it must be',
+  ),
+  'a power that is no number': (
+    f'{_GRID} --factors=2 --lengths=1e6 --rate_power=nan',
+    '--rate_power is nan; it must be a finite number',
+  ),
+  'a sweep into a run': (
+    'sweep --config={repo}/configs/lm_stdlib.py --factors=1 --lengths=1e6 --out={lm}',
+    '--out={lm} is the work directory of a run',
+  ),
   'commands in a dry run': (
     f'{_GRID} --factors=1 --lengths=1e6 --dry_run --commands=x.sh',
     '--dry_run',

@@ -20,6 +20,17 @@ from tokenformer_jax.cli import main as cli
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import grid, grid_runs, points
 from tokenformer_jax.parallel import hosts, messages
+from tokenformer_jax.storage import paths
+
+_MOST_POWER = 10  # of a factor; a rate that fits sizes has a power between −2 and 0
+
+# Keys that a grid sets itself, and why; those of the second table with --branches only.
+_SET = {'train.steps': '--lengths says how long the runs are'}
+_SET_BY_BRANCHES = {
+  'optim.schedule': 'a stable run keeps its rate constant, and each length is a decay from it; '
+  '--nobranches uses the schedule of the config',
+  'train.eval_every': 'a grid evaluates at the end of a run only',
+}
 
 
 def define_flags() -> None:
@@ -41,7 +52,11 @@ def define_flags() -> None:
     'branches', True, 'Train one stable run for each size, and only decays for each length.'
   )
   flags.DEFINE_float(
-    'rate_power', 0.0, 'p: the learning rate of a size is that of the config times factor^p.'
+    'rate_power',
+    0.0,
+    'p: the learning rate of a size is that of the config times factor^p.',
+    -_MOST_POWER,
+    _MOST_POWER,
   )
   flags.DEFINE_float(
     'most_flops', None, 'Leave out runs that need more FLOPs than this.', lower_bound=0
@@ -62,6 +77,8 @@ def main(argv: Sequence[str]) -> int:
   values = flags.FLAGS
   if values.dry_run and values.commands:
     raise UserError('--dry_run writes nothing, and --commands names a file to write; give one')
+  _check_keys()
+  _check_no_run(values.out)
   wanted = grid.Grid(
     scale=values.scale,
     factors=points.positives('factors', values.factors),
@@ -94,3 +111,28 @@ def main(argv: Sequence[str]) -> int:
     return 0
   messages.say('stopped; give the same command again to go on')
   return 0
+
+
+def _check_keys() -> None:
+  """Check that no flag sets a key of the config that the grid sets itself.
+
+  Raises:
+    UserError: one does.
+  """
+  for key, why in (_SET | _SET_BY_BRANCHES if flags.FLAGS.branches else _SET).items():
+    name = f'config.{key}'
+    if name in flags.FLAGS and flags.FLAGS[name].present:
+      raise UserError(f'--{name} has no effect here, because {why}; leave it out')
+
+
+def _check_no_run(out: str) -> None:
+  """Check that the directory of the grid is not that of a run.
+
+  Raises:
+    UserError: it is.
+  """
+  if (paths.parse_path(out) / 'config.json').exists():
+    raise UserError(
+      f'--out={out} is the work directory of a run, and the runs of a grid are below --out; name '
+      'another one'
+    )

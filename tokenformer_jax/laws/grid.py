@@ -27,6 +27,7 @@ from tokenformer_jax.laws.runs import Size, measure_size, step_tokens
 from tokenformer_jax.training import sizes
 
 SCALES = ('width', 'tokens', 'layers')
+_MOST = 2**31  # of any number in a config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +102,7 @@ def jobs(config: Config, grid: Grid, out: str) -> list[Job]:
     optim = dataclasses.replace(config.optim, learning_rate=rate)
     changed = dataclasses.replace(config, model=model, optim=optim)
     size = measure_size(sizes.fill_in(changed))
-    ends = [round(tokens / step_tokens(changed)) for tokens in sorted(set(grid.lengths))]
+    ends = [_steps(changed, tokens) for tokens in sorted(set(grid.lengths))]
     if grid.most_flops is not None:
       each = step_tokens(changed) * size.flops_per_token
       ends = [end for end in ends if end * each <= grid.most_flops]
@@ -114,6 +115,21 @@ def jobs(config: Config, grid: Grid, out: str) -> list[Job]:
       'or shorter lengths'
     )
   return found
+
+
+def _steps(config: Config, tokens: int) -> int:
+  """Return the number of steps of a run, given its length in tokens.
+
+  Raises:
+    UserError: there are more steps than a run can have.
+  """
+  steps = round(tokens / step_tokens(config))
+  if steps >= _MOST:
+    raise UserError(
+      f'--lengths has {tokens:g}, which is {steps:,} steps of {step_tokens(config):,} tokens; a '
+      f'run has less than {_MOST:,} steps, so ask for a shorter length or a larger batch'
+    )
+  return steps
 
 
 def _whole(config: Config, size: Size, folder: str, ends: list[int], out: str) -> list[Job]:
@@ -259,6 +275,11 @@ def _wider(layer: LayerConfig, factor: float) -> LayerConfig:
 def _times(number: int, factor: float, name: str) -> int:
   """Return a product, which must be a whole number of at least 1."""
   product = number * Fraction(factor).limit_denominator(10**4)
+  if product >= _MOST:
+    raise UserError(
+      f'--factors has {factor:g}, which makes {float(product):g} of {name}={number}; a size must '
+      f'be less than {_MOST:,}'
+    )
   if product.denominator != 1 or product < 1:
     raise UserError(
       f'--factors has {factor:g}, which makes {float(product):g} of {name}={number}; it must make '
