@@ -5,7 +5,7 @@ r"""Switch Transformers as causal language models: every other layer has experts
 
   tiny    four layers of width 128, two of them with 8 experts
   base    the shape of Switch-Base (Fedus et al. 2021, arXiv 2101.03961): width 768, 12 heads of 64,
-          12 layers, of which 6 have 128 experts of width 3072; ReLU, RMSNorm, a capacity of 1.25 in
+          12 layers, 6 of them with 128 experts of width 3072; ReLU, RMSNorm, a capacity of 1.25 in
           training and 2.0 in evaluation, Adafactor
 
 `tiny` trains on the text of the Python standard library, 300 steps: 43 s of one core's time of a

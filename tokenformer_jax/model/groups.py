@@ -1,6 +1,6 @@
 """Sums over groups of parameter tokens, each with its own norm, on one or several devices.
 
-The scores of a row lie in one array [B, T, N], group behind group. Devices that split N hold equal
+The scores of a row are one array [B, T, N], group after group. Devices that split N hold equal
 parts of it, and a group may begin or end inside a part. Every part is cut wherever some group ends
 in some part, so each piece of a part belongs to one group. Sums over pieces stay on their device,
 and cross devices only for a group on several devices.

@@ -30,9 +30,9 @@ class Context(NamedTuple):
     start: the slot of the first token; the Python number 0 if no slot comes before it.
     padding_B: the number of leading slots of each row without a token, so that rows of unequal
       lengths end together; None: no row has any. The outputs at these slots are meaningless.
-    ends_B: the slot after the last token of each row, from which on a row has padding at its end;
-      None: no row has any. It needs causal layers, whose tokens see no later slot, and no caches.
-    training: whether the pass is one of a training step; known while a program is traced.
+    ends_B: the slot after the last token of each row, where padding begins; None: no row has any.
+      It needs causal layers, whose tokens see no later slot, and no caches.
+    training: whether this is the pass of a training step; known while a program is traced.
   """
 
   start: jax.Array | int = 0

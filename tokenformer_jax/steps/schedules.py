@@ -81,7 +81,7 @@ def learning_rate(
 def schedule(
   config: OptimConfig, steps: int, growth: LastGrowth | None = None, decay_from: int = 0
 ) -> optax.Schedule:
-  """Return the learning rate of a run: `learning_rate`, which may start anew at the last growth."""
+  """Return the `learning_rate` of a run, restarted at the last growth if the config says so."""
   return learning_rate(config, steps, first_update(config, growth), decay_from)
 
 

@@ -163,7 +163,7 @@ class Task(abc.ABC):
 
   @abc.abstractmethod
   def prepare(self) -> None:
-    """Open the data; build what a run prepares once, such as a token store.
+    """Open the data, and build files that a run prepares once, such as a token store.
 
     Raises:
       UserError: the data cannot be read, is too little, or differs between hosts.

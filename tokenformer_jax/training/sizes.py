@@ -12,7 +12,7 @@ from tokenformer_jax.training.origin import FROM_SCRATCH, Origin, init_from
 
 
 def fill_in(config: Config, origin: Origin = FROM_SCRATCH) -> Config:
-  """Replace zeros that stand for "what fits": reference counts, and the sizes of the task.
+  """Replace zeros, which mean "make it fit", in reference counts and the sizes of the task.
 
   Raises:
     UserError: see `tasks.fill_in`.
