@@ -1,7 +1,10 @@
 """The folders of the package are layers: no import runs back up."""
 
 import ast
+import subprocess
+import sys
 
+import pytest
 import tiny_run
 
 PACKAGE = tiny_run.ROOT / 'tokenformer_jax'
@@ -64,3 +67,26 @@ def test_only_commands_print_to_standard_output():
     if path.relative_to(PACKAGE).parts[0] != 'cli'
   ]
   assert not printing, f'these files print, and are no commands: {printing}'
+
+
+@pytest.mark.slow
+def test_a_fresh_run_imports_only_what_it_needs(tmp_path):
+  """Growth, experts, images, samples and the tools around a run are imported by runs with them."""
+  code = (
+    'import sys, pathlib, tiny_run\n'
+    'from tokenformer_jax.training import loop\n'
+    'folder = pathlib.Path(sys.argv[1])\n'
+    'source = tiny_run.write_corpus(folder / "text")\n'
+    'config = tiny_run.config(source, folder / "cache", train__steps=2)\n'
+    'loop.train(config, folder / "run")\n'
+    'print(*(name for name in sys.modules if name.startswith("tokenformer_jax.")))\n'
+  )
+  here = f'{PACKAGE.parent}:{PACKAGE.parent}/tests/support'
+  environment = {**tiny_run.environment(), 'PYTHONPATH': here}
+  command = [sys.executable, '-c', code, str(tmp_path)]
+  done = subprocess.run(command, env=environment, capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr
+  names = done.stdout.split()
+  unneeded = {'grow', 'convert', 'laws', 'inspection', 'plan', 'decoding', 'cli', 'api'}
+  assert not [name for name in names if name.split('.')[1] in unneeded]
+  assert len(names) <= 92, f'a run needs {len(names)} modules of the package'

@@ -18,7 +18,6 @@ import tqdm
 
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import hosts, messages
-from tokenformer_jax.runs import lost_figures
 from tokenformer_jax.storage import paths, retry
 
 _GIB = 2**30
@@ -285,7 +284,7 @@ def read(workdir: str | os.PathLike[str]) -> list[dict[str, float]]:
     lines, lost = _parse_lines((path / 'metrics.jsonl').read_bytes()), None
   except FileNotFoundError as error:
     lines, lost = [], error
-  lines = lines or lost_figures.recover(path)
+  lines = lines or _recovered_lines(path)
   if lost and not lines:
     raise lost
   return lines
@@ -338,9 +337,15 @@ def _drop_after(path: pathlib.Path, step: int) -> bool:
   return bool(kept)
 
 
+def _recovered_lines(workdir: paths.Path) -> list[dict[str, Any]]:
+  from tokenformer_jax.runs import lost_figures  # noqa: PLC0415 (only for runs that lost them)
+
+  return lost_figures.recover(workdir)
+
+
 def _recover(path: pathlib.Path, workdir: paths.Path, step: int) -> None:
   """Write the lines up to a step that other files of the run have, or print that none has them."""
-  lines = retry.retried(lambda: lost_figures.recover(workdir), f'reading the events in {workdir}')
+  lines = retry.retried(lambda: _recovered_lines(workdir), f'reading the events in {workdir}')
   _write_lines(path, kept := [line for line in lines if line['step'] <= step])
   if not kept:
     messages.say(

@@ -14,7 +14,6 @@ import optax
 
 from tokenformer_jax.config import OptimConfig, old_token_rate
 from tokenformer_jax.config.groups import frozen_groups
-from tokenformer_jax.model import group_trees
 from tokenformer_jax.model.params import ParamInfo, Params
 from tokenformer_jax.steps import optimizers
 from tokenformer_jax.steps.last_growth import LastGrowth
@@ -137,6 +136,8 @@ def _by_group(
       return f(False, *arrays)
     kept = [size for axis, size in zip(info.axes, held.shape, strict=True) if axis in axes]
     return f(held.reshape(kept), *arrays)
+
+  from tokenformer_jax.model import group_trees  # noqa: PLC0415 (only with frozen groups)
 
   return jax.tree.map(on_array, info, group_trees.mask(info, numbers), *trees)
 

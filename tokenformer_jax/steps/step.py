@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, Mesh
 from tokenformer_jax.config import Config, OptimConfig, rows_together
 from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.steps import compiler, elastic, optim, schedules, statistics
+from tokenformer_jax.steps import compiler, optim, schedules, statistics
 from tokenformer_jax.steps.last_growth import LastGrowth
 from tokenformer_jax.tasks import Batch, Task
 
@@ -142,6 +142,8 @@ def make_train_step(program: Program, mesh: Mesh) -> Step:
   config, task, rate, tx = program.config, program.task, program.rate, program.tx
   loss = task.loss
   if config.train.drop_groups:
+    from tokenformer_jax.steps import elastic  # noqa: PLC0415 (only for elastic models)
+
     loss = elastic.with_dropped_groups(loss, task.definition.info, config.train.drop_groups)
   gradient = _gradient(loss, config.optim.accumulation_steps, rows_together(config.model))
 

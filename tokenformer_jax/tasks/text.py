@@ -12,10 +12,6 @@ import numpy as np
 
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.data import order, store, tokenizers
-from tokenformer_jax.data.held_out import held_out_tokens
-from tokenformer_jax.decoding.decode import Decoder
-from tokenformer_jax.decoding.sampling import Sampling
-from tokenformer_jax.decoding.texts import TextRequest, decode_text
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.lm import LM
@@ -164,6 +160,8 @@ class TextTask(Task):
     """
     length = min(self.config.data.sequence_length, _LONGEST_COMPARED) + 1
     needed = (first + count) * length
+    from tokenformer_jax.data.held_out import held_out_tokens  # noqa: PLC0415 (never in training)
+
     tokens, name = held_out_tokens(self.config.data, tokenizers.from_json(vocabulary), needed)
     if not repeat:
       check_enough(count, first, len(tokens) // length, f'rows of {length} tokens')
@@ -203,6 +201,9 @@ class TextTask(Task):
     train, model, tokenizer = self.config.train, self.config.model, self._store.tokenizer
     if not train.sample_tokens:
       return ''
+    from tokenformer_jax.decoding.sampling import Sampling  # noqa: PLC0415 (only for samples)
+    from tokenformer_jax.decoding.texts import TextRequest, decode_text  # noqa: PLC0415
+
     request = TextRequest(
       train.sample_prompt, train.sample_tokens, Sampling(seed=train.seed)
     ).tokens(tokenizer)
@@ -215,7 +216,9 @@ class TextTask(Task):
     return train.sample_prompt + decode_text(tokenizer, ids.tolist())
 
   @functools.cached_property
-  def _decoder(self) -> Decoder:
+  def _decoder(self) -> Any:
+    from tokenformer_jax.decoding.decode import Decoder  # noqa: PLC0415 (only for samples)
+
     return Decoder(self.config.model, Compute.from_config(self.config))
 
   def _bits_per_byte(self, loss: float, split: str) -> float:

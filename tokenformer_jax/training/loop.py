@@ -20,7 +20,7 @@ from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import validation
-from tokenformer_jax.training import inherit, origin, start
+from tokenformer_jax.training import origin, start
 from tokenformer_jax.training.origin import init_from
 from tokenformer_jax.training.prepare import PreparedRun, prepare
 
@@ -168,6 +168,8 @@ class Trainer:
 
   def _begin_as_teacher(self, shardings: State) -> State:
     """Return a new state with the arrays that the teacher and this model share."""
+    from tokenformer_jax.training import inherit  # noqa: PLC0415 (only with such a teacher)
+
     teacher, model = self.run.teacher, self.config.model
     found = inherit.sources(model, teacher.meta.config.model)
     messages.say(inherit.description(model, found))

@@ -15,7 +15,6 @@ from tokenformer_jax.config import Config, check_decay
 from tokenformer_jax.data.order import Position
 from tokenformer_jax.parallel import devices as device_lib
 from tokenformer_jax.parallel import hosts, sharding
-from tokenformer_jax.steps import elastic
 from tokenformer_jax.steps.last_growth import last_growth
 from tokenformer_jax.steps.step import Program, make_program
 from tokenformer_jax.storage import paths
@@ -82,7 +81,7 @@ def prepare(
   growth = last_growth(origin.lineage, sized.model)
   start.check_old_tokens(sized, growth, definition)
   start.check_frozen_groups(sized)
-  elastic.check(sized.train.drop_groups, definition.info)
+  start.check_drop_groups(sized, definition)
 
   task.prepare()
   origins.check_data(sized, origin, task)

@@ -91,6 +91,18 @@ def check_frozen_groups(config: Config) -> None:
   check_numbers(config.model, frozen_groups(config.optim), 'config.optim.frozen_groups')
 
 
+def check_drop_groups(config: Config, definition: Definition) -> None:
+  """Check that the model has groups to leave out if `train.drop_groups` says so.
+
+  Raises:
+    UserError: it has no two groups.
+  """
+  if config.train.drop_groups:
+    from tokenformer_jax.steps import elastic  # noqa: PLC0415 (only for elastic models)
+
+    elastic.check(config.train.drop_groups, definition.info)
+
+
 def doubts(config: Config, growth: LastGrowth | None, *, drawn: bool) -> list[str]:
   """Return sentences about allowed settings that are probably a mistake.
 
