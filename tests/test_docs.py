@@ -1,0 +1,70 @@
+"""The files and tests that README.md and docs/ name exist."""
+
+import re
+
+import pytest
+import tiny_run
+
+PAGES = ('README.md', *sorted(f'docs/{path.name}' for path in tiny_run.ROOT.glob('docs/*.md')))
+PACKAGE = tiny_run.ROOT / 'tokenformer_jax'
+# `tests/FILE`, `tests/FILE::TEST`, or `::TEST` of the file before it.
+TEST = re.compile(r'`(tests/[\w./]*)?(?:::(\w+))?`')
+FILE = re.compile(r'`(\w+/(?:\w+/)*\w+\.py)`')
+
+
+def find_missing_tests(text):
+  """Yield the tests that a page names and that do not exist."""
+  path = ''
+  for named, test in TEST.findall(text):
+    path = named or path
+    file = tiny_run.ROOT / path
+    found = file.exists() and not test
+    if file.is_file() and test:
+      found = re.search(rf'^def {test}\(', file.read_text(), re.MULTILINE)
+    if (named or test) and not found:
+      yield f'{path}::{test}'
+
+
+@pytest.mark.parametrize('page', PAGES)
+def test_tests_and_files_that_a_page_names_exist(page):
+  text = (tiny_run.ROOT / page).read_text()
+  assert not list(find_missing_tests(text))
+  roots = tiny_run.ROOT, PACKAGE
+  missing = [f for f in FILE.findall(text) if not any((root / f).is_file() for root in roots)]
+  assert not missing
+
+
+def test_a_missing_test_is_found():
+  text = 'see `tests/test_docs.py::test_no_such_name`, `tests/no_file.py` and `::test_other`'
+  assert list(find_missing_tests(text)) == [
+    'tests/test_docs.py::test_no_such_name',
+    'tests/no_file.py::',
+    'tests/no_file.py::test_other',
+  ]
+
+
+def read_rows(section):
+  """Return the rows of the first table in a section of docs/architecture.md, cell by cell."""
+  text = (tiny_run.ROOT / 'docs/architecture.md').read_text().split(f'\n## {section}\n')[1]
+  rows = re.search(r'(?:^\|.*\n)+', text, re.MULTILINE)[0].splitlines()[2:]
+  return [[cell.strip() for cell in row.strip('|').split('|')] for row in rows]
+
+
+def test_each_file_in_the_list_of_folders_exists():
+  for folder, files in ((row[0], row[1]) for row in read_rows('The files')):
+    place = PACKAGE / folder.strip('`') if '/' in folder else PACKAGE
+    missing = [name for name in re.findall(r'`(\w+\.py)`', files) if not (place / name).is_file()]
+    assert place.exists(), folder
+    assert not missing, f'{folder}: {missing}'
+
+
+def test_the_page_has_every_folder_of_the_package():
+  named = {row[0].strip('`/') for row in read_rows('The files')}
+  folders = {path.parent.name for path in PACKAGE.glob('*/__init__.py')}
+  assert folders - named == set()
+
+
+def test_one_training_step_is_ten_files():
+  files = [row[1].strip('`') for row in read_rows('One training step')]
+  assert len(files) <= 10
+  assert all((PACKAGE / name).is_file() for name in files)
