@@ -222,6 +222,46 @@ GROW = {
     'grow --source={lm} --target=new --param_tokens=ffn=99999999999',
     'memory',
   ),
+  'a method for layers': (
+    'grow --source={lm} --target=new --layers=4 --method=net2net',
+    '--method has an effect only with --param_tokens',
+  ),
+  'keys of new tokens for layers': (
+    'grow --source={lm} --target=new --layers=4 --new_keys=trained',
+    '--new_keys has an effect only with --param_tokens',
+  ),
+  'a method for experts': (
+    'grow --source={lm} --target=new --experts=4 --method=zero_keys',
+    '--method has an effect only with --param_tokens',
+  ),
+  'keys of new tokens for a method that draws none': (
+    'grow --source={lm} --target=new --param_tokens=ffn=128 --method=duplicate --new_keys=trained',
+    '--new_keys has an effect only with --param_tokens',
+  ),
+  'a rate that is no number': (
+    'grow --source={lm} --target=new --param_tokens=ffn=128 --rate=nan',
+    '--rate is nan; it must be a finite number',
+  ),
+  'a rate without bounds to grow with': (
+    'grow --source={lm} --target=new --param_tokens=ffn=128 --rate=1e9',
+    '--rate=1e9: it must be',
+  ),
+  'a target to print groups into': (
+    'grow groups --source={lm} --target=new',
+    '--target has no meaning for groups; leave it out',
+  ),
+  'texts at a time of a single one': (
+    'generate --source={lm} --batch_size=4',
+    '--batch_size has an effect only with --requests',
+  ),
+  'the likeliest of the likeliest': (
+    'generate --source={lm} --temperature=0 --top_k=4',
+    '--top_k has an effect only with --requests',
+  ),
+  'examples of tasks for a text': (
+    'evaluate --source={lm} --text=files:{in}/corpus/*.txt --num_fewshot=2',
+    '--num_fewshot has an effect only with --tasks',
+  ),
   'a width for tokens': ('grow --source={lm} --target=new --width=64', '--width'),
   'tokens for a Transformer': (
     'grow --source={dense} --target=new --method=net2net --param_tokens=ffn=128',

@@ -78,6 +78,7 @@ FILES = {
   'losses/semicolons.csv': 'parameters;tokens;loss\n1e8;1e9;3\n',
   'losses/typo.csv': 'paramters,tokens,loss\n1e8,1e9,3\n',
   'losses/no_loss.csv': 'parameters,tokens\n1e8,1e9\n',
+  'losses/two_losses.csv': 'parameters,tokens,loss,loss\n' + '1e8,1e9,3,4\n' * 6,
   'losses/word.csv': 'parameters,tokens,loss\n1e8,1e9,3\n1e8,many,3\n',
   'losses/nan.csv': 'parameters,tokens,loss\n' + '1e8,1e9,nan\n' * 6,
   'losses/few.csv': 'parameters,tokens,loss\n1e8,1e9,3\n2e8,1e9,2\n',

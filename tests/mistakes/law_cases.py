@@ -135,6 +135,11 @@ LAWS = {
     f'{_CSV} --target_loss=2 --sizes=1e8 --handover=1',
     '--handover=1: it must be below 1',
   ),
+  'more samples than memory': (f'{_CSV} --draws=1000000000', '--draws=1000000000: it must be'),
+  'two columns of losses': (
+    'laws --csv={in}/losses/two_losses.csv',
+    "has 2 columns 'loss'; give each name once",
+  ),
   'a growth time in FLOPs': (
     f'{_CSV} --target_loss=2 --sizes=1e8 --growth_time=1',
     '--growth_time is in chip-hours',

@@ -52,7 +52,8 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(name, server, material, tm
   assert 'Traceback' not in done.err, f'a traceback for a mistake of the user:\n{done.err}'
   assert done.status == 2, f'exit status {done.status}, not 2:\n{done.out}{done.err}'
   assert len(sentences) == 1, f'not one sentence:\n{done.err}'
+  assert done.err.splitlines()[-1:] == sentences, f'something follows the sentence:\n{done.err}'
   wanted = filled(named, material)
   assert wanted in sentences[0], f'the sentence does not name {wanted!r}:\n{sentences[0]}'
-  assert not files_of(tmp_path), 'the command wrote into the working directory'
+  assert not [*tmp_path.rglob('*')], 'the command wrote into the working directory'
   assert files_of(material) == before, 'the command changed files of the user'

@@ -205,6 +205,22 @@ TRAIN_KEYS = {
   'a mesh of other devices': ('train --config.mesh.fsdp=3', 'number of devices, 1'),
   'a mesh of nothing': ('train --config.mesh.fsdp=0', 'config.mesh has'),
   'a kernel of other devices': ('train --config.train.attention=splash', 'the devices are cpu'),
+  'a way to grow of a run from nothing': (
+    'train {tiny} --workdir=new --config.grow.method=zero_keys',
+    "config.grow.method is 'zero_keys', which has an effect only where a run begins from config.in",
+  ),
+  'a step to grow at of a run from nothing': (
+    'train {tiny} --workdir=new --config.grow.step=restart',
+    "config.grow.step is 'restart', which has an effect only where a run begins from config.init_",
+  ),
+  'a new order of a new run': (
+    'train {tiny} --workdir=new --config.data.new_order_at=5',
+    'config.data.new_order_at is 5, which has an effect only where a run goes on from the checkpo',
+  ),
+  'steps to profile behind the end': (
+    'train {tiny} --workdir=new --config.train.steps=20 --config.train.profile_steps=30:31',
+    'config.train.profile_steps is 30:31, and the run ends at step 20',
+  ),
   'a range of steps that is none': ('train --config.train.profile_steps=9', 'FIRST:LAST'),
   'a range of steps that ends before it begins': (
     'train --config.train.profile_steps=5:2',

@@ -7,6 +7,7 @@ from tokenformer_jax.steps.last_growth import LastGrowth
 from tokenformer_jax.training import start
 
 GROWTH = LastGrowth(18, {})
+CLIP = 'model__layer__mixer__positions__clip'
 
 
 @pytest.mark.parametrize(
@@ -17,6 +18,8 @@ GROWTH = LastGrowth(18, {})
     ({'optim__frozen_groups': '1'}, None, False, []),
     ({'optim__warmup_steps': 20}, None, True, []),
     ({'optim__warmup_steps': 21}, None, True, ['train.steps=20, so the rate never reaches']),
+    ({CLIP: 32}, None, False, ['positions.clip=32 limits no distance in texts of config.data.seq']),
+    ({CLIP: 31}, None, False, []),
     ({}, GROWTH, False, ['after the last growth, at update 18, is longer than the run']),
     ({'optim__restart_schedule': 'no'}, GROWTH, False, []),
   ],
