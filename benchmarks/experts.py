@@ -43,7 +43,7 @@ from tokenformer_jax.plan.chips import Chip
 
 SLICES = {'v5p': 'v5p:2x2x1', 'v6e': 'v6e:2x2'}
 WHAT = ('product', 'gradient of rows', 'gradient of matrices')
-HEAD = ('chip', 'matrix', 'what', 'at the peak', 'dense', 'grouped', 'and the rest', 'ratio')
+HEAD = ('chip', 'matrix', 'result', 'at the peak', 'dense', 'grouped', 'and the rest', 'ratio')
 _BUNDLE = re.compile(r'\s*(?:0x[0-9a-f]+|0)\s+(\S*)\s*:')
 _MATMUL = re.compile(r'vmatmul\.(?:mubr\.)?(bf16|f32)')
 _LONG = 200  # bundles

@@ -185,7 +185,7 @@ def main() -> None:
     type(model)(**{**vars(model), 'classes': 1000, 'channels': 3}), flops.length(config)
   )
   print(f'\nA step of b16 takes {per_image / 1e9:.0f} GFLOP an image. At {MFU:.0%} MFU:\n')
-  print('| chip | images/s it asks for | cores like this one that give them |')
+  print('| chip | images/s needed | cores like this one that deliver them |')
   print('|---|---|---|')
   for chip in CHIPS:
     asked = flops.PEAK_TFLOPS[chip] * 1e12 * MFU / per_image

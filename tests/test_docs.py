@@ -43,6 +43,23 @@ def test_a_missing_test_is_found():
   ]
 
 
+def find_anchors(page):
+  """Return the anchors of a page's headings, as GitHub writes them."""
+  text = re.sub(r'^```.*?^```', '', page.read_text(), flags=re.MULTILINE | re.DOTALL)
+  headings = re.findall(r'^#+ (.*)$', text, re.MULTILINE)
+  return {re.sub(r'[^\w\- ]', '', heading.lower()).replace(' ', '-') for heading in headings}
+
+
+@pytest.mark.parametrize('page', PAGES)
+def test_links_lead_to_files_and_headings(page):
+  here = tiny_run.ROOT / page
+  for link in re.findall(r'\]\((?!https?:)([^)\s]+)\)', here.read_text()):
+    path, _, anchor = link.partition('#')
+    target = here.parent / path if path else here
+    assert target.exists(), link
+    assert not anchor or anchor in find_anchors(target), link
+
+
 def read_rows(section):
   """Return the rows of the first table in a section of docs/architecture.md, cell by cell."""
   text = (tiny_run.ROOT / 'docs/architecture.md').read_text().split(f'\n## {section}\n')[1]
