@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from tokenformer_jax.config import OptimConfig
+from tokenformer_jax.config import OptimConfig, choices
+from tokenformer_jax.steps import schedules
 from tokenformer_jax.steps.last_growth import LastGrowth
 from tokenformer_jax.steps.schedules import learning_rate, schedule
 
@@ -67,3 +68,7 @@ def test_a_growth_in_a_stable_phase_needs_no_warmup(name, restart, start):
   got, want = schedule(config, STEPS, GROWTH), learning_rate(config, STEPS, start)
   for update in (60, 65, 80, 109):
     assert float(got(update)) == float(want(update)), f'the rate of update {update}'
+
+
+def test_every_schedule_of_the_config_has_a_function():
+  assert set(schedules.SCHEDULES) == set(choices('optim.schedule'))

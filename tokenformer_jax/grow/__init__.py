@@ -9,7 +9,6 @@
   groups.py   where each group of tokens comes from
   room.py     checks of memory and disk
   files.py    growth from one work directory to another, array by array, whole or not at all
-  command.py  `python -m tokenformer_jax grow`
 
 `grow` is that pure function; `train.py` uses it for `config.init_from`.
 """

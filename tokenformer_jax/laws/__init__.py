@@ -10,7 +10,6 @@ stages.py       the sizes of a chain and their costs
 growth.py       chains that grow, by dynamic programming over the loss
 report.py       the figures as text and as JSON
 picture.py      the figures as pictures
-command.py      `python -m tokenformer_jax laws`
 grid.py         the grid of sizes and lengths that a law needs
 grid_runs.py    make the runs of a grid that are missing, or write them as commands
 """

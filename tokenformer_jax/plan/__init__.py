@@ -12,7 +12,6 @@ estimate.py     the plan: times, MFU, hours
 table.py        the plan as text
 sweep.py        search for the fastest of several configs
 chain.py        growth chains
-command.py      `python -m tokenformer_jax plan`
 """
 
 import sys

@@ -1,6 +1,7 @@
 """The learning rate as a function of the number of updates: a linear warm-up, then a decay.
 
-A schedule is a function below and a line in `SCHEDULES`; `config.SCHEDULES` has its name.
+A schedule is a function below and a line in `SCHEDULES`; `optim.schedule` has its name among the
+choices.
 """
 
 from collections.abc import Callable
