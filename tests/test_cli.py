@@ -248,7 +248,8 @@ def test_a_run_grows_and_goes_on_as_the_command_says(tmp_path):
   grown = tiny_run.run([*GROW, *asked], cwd=tiny_run.ROOT)
   assert grown.returncode == 0, grown.stderr
   to_go_on = grown.stdout.splitlines()[-1]
-  assert to_go_on == f'python train.py --workdir={tmp_path}/grown --config.train.steps=40'
+  here = f'--workdir={tmp_path}/grown --config.train.steps=40'
+  assert to_go_on == f'python -m tokenformer_jax train {here}'
   done = tiny_run.run([sys.executable, *to_go_on.split()[1:]], cwd=tiny_run.ROOT)
   assert done.returncode == 0, done.stderr
   assert 'going on after step 20' in done.stderr, done.stderr

@@ -441,9 +441,8 @@ def test_a_classifier_gets_a_new_head_for_as_many_other_classes(sets, tmp_path, 
   heads = []
   for source in sets:
     changed = tiny_run.vit_config(data__source=source, init_from=str(tmp_path / 'run'))
-    run = begin(changed, tmp_path / 'next')
-    with jax.set_mesh(run.mesh):
-      state, _ = run.first_state()
+    run, state, _ = loop.begin(changed, tmp_path / 'next')
+    run.checkpoints.close()
     heads.append(np.asarray(state['params']['head']['kernel']))
     blocks = (state['params']['blocks'], old['params']['blocks'])
     assert all(map(np.array_equal, *map(jax.tree.leaves, blocks))), 'more than the head is new'
