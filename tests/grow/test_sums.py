@@ -1,4 +1,4 @@
-"""What merge, extract and shrink make computes the sum of the parts: forward passes of each.
+"""Results of merge, extract and shrink compute the sum of the parts: forward passes of each.
 
 Without a final norm, the logits of a model of one layer are linear in what its feed-forward part
 adds, so differences of logits are the outputs of groups of its tokens.

@@ -1,4 +1,4 @@
-"""What all tests of mistakes share: a process of `commands_server`, files and runs."""
+"""Share with all tests of mistakes: a process of `commands_server`, files and runs."""
 
 import fcntl
 import os

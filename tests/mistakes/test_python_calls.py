@@ -17,7 +17,7 @@ from tokenformer_jax.errors import UserError
 
 @pytest.fixture(scope='module')
 def names(material, tmp_path_factory):
-  """What the calls name; afterwards nothing may have been written."""
+  """Return the names that the calls use; afterwards nothing may have been written."""
   runs = {name: tokenformer_jax.load(material / name) for name in ('lm', 'dense', 'learned', 'vit')}
   folder = tmp_path_factory.mktemp('calls')
   before = files_of(material)

@@ -37,7 +37,7 @@ Named = Mapping[str, str]
 
 
 class _Uses(NamedTuple):
-  """What a flag has as its attribute `uses`.
+  """The attribute `uses` of a flag.
 
   Attributes:
     table: the table of the command.

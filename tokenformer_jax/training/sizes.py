@@ -37,10 +37,11 @@ def _like(
   """Return a projection with the groups and reference counts of its grown origin.
 
   Groups and a reference count in the config have precedence. But if the growth adds a group, a
-  reference count equal to the origin's is that of the first group.
+  reference count equal to the origin's is that of the first group. A resumed run whose config has
+  another count is refused later, so its projection stays as it is.
   """
   says_reference = new.reference and not (grown.groups and new.reference == old.reference)
-  if new.groups or says_reference:
+  if new.groups or says_reference or new.tokens != grown.tokens:
     return new
   return dataclasses.replace(new, reference=grown.reference, groups=grown.groups)
 
