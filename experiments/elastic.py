@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from tokenformer_jax.parallel import devices
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import saved_config
 from tokenformer_jax.steps import elastic
 from tokenformer_jax.training.loop import Trainer
@@ -79,4 +79,4 @@ def _shrink(source: Path, target: Path, counts: Mapping[str, int]) -> list[str]:
 
 def _trainer(workdir: Path) -> Trainer:
   config = saved_config.read(workdir / 'config.json', 'run the experiment again')
-  return Trainer(prepare(config, workdir, devices.find()))
+  return Trainer(prepare(config, workdir, sharding.find_devices()))

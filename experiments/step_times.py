@@ -10,7 +10,7 @@ import numpy as np
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config
-from tokenformer_jax.parallel import devices, sharding
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.training import sizes
 
@@ -23,7 +23,7 @@ def measure(configs: dict[Hashable, Config]) -> dict[Hashable, dict[str, float]]
   `cpu` is the time that this process has spent on the processor. On a single core it is the time of
   a step on a free machine, also while other programs run. `wall` is the smallest time by the clock.
   """
-  mesh = sharding.make_mesh(next(iter(configs.values())).mesh, devices.find())
+  mesh = sharding.make_mesh(next(iter(configs.values())).mesh, sharding.find_devices())
   with jax.set_mesh(mesh):
     made = {name: _make(config, mesh) for name, config in configs.items()}
     times = {name: [] for name in configs}

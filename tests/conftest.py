@@ -27,7 +27,7 @@ import bucket_server
 import jax
 import tiny_run
 
-from tokenformer_jax.parallel import devices
+from tokenformer_jax.parallel import sharding
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
@@ -64,4 +64,4 @@ def make(source, tmp_path):
 @pytest.fixture
 def one_device(monkeypatch):
   """Runs see one device, so that they compile faster."""
-  monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:1])
+  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])

@@ -13,7 +13,7 @@ import tokenformer_jax
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.convert import released_torch
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.parallel import devices
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.plan import estimate, topology
 from tokenformer_jax.runs import metrics
 from tokenformer_jax.training import loop
@@ -74,7 +74,7 @@ def made(source, tmp_path_factory):
   def make(name: str) -> tokenformer_jax.Run:
     if name not in runs:
       with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(devices, 'find', lambda: jax.devices()[:1])
+        patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
         loop.train(_config(name, source, home / 'cache'), home / name)
       runs[name] = tokenformer_jax.load(home / name)
     return runs[name]
@@ -97,7 +97,7 @@ def test_it_learns_and_goes_on_as_if_nothing_had_happened(name, made, source, tm
 def test_its_losses_are_the_same_on_a_mesh(name, made, source, tmp_path, monkeypatch):
   run = made(name)
   config = _config(name, source, tmp_path / 'cache', mesh__fsdp=4, mesh__tokens=2)
-  monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:8])
+  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:8])
   with compilations() as names:
     loop.train(config, tmp_path / 'mesh')
   one, eight = (

@@ -28,7 +28,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files
 from tokenformer_jax.model import flops
 from tokenformer_jax.model.lm import define_lm
-from tokenformer_jax.parallel import devices
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint, saved_config
 from tokenformer_jax.runs.checkpoint_meta import Ancestor
 
@@ -57,14 +57,14 @@ def home(tmp_path_factory):
 def grown(home):
   """The run, grown to 48, 32 and 96 tokens by the command, and what it said."""
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(devices, 'find', lambda: jax.devices()[:1])
+    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
     grow(f'--source={home}/run', f'--target={home}/grown', LARGER)
   return home / 'grown'
 
 
 @pytest.fixture(autouse=True)
 def one_device(monkeypatch):
-  monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:1])
+  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
 
 
 def _config(home, **changes):
@@ -296,7 +296,7 @@ def test_mistakes_get_a_sentence_and_nothing_is_written(home, tmp_path, name):
 
 
 def test_counts_that_the_mesh_does_not_divide_are_refused(home, tmp_path, monkeypatch):
-  monkeypatch.setattr(devices, 'find', jax.devices)
+  monkeypatch.setattr(sharding, 'find_devices', jax.devices)
   with pytest.raises(UserError, match=r"'param_tokens' of parameter blocks/ffn/keys has"):
     grow(
       f'--source={home}/run',
@@ -313,7 +313,7 @@ def test_a_source_that_the_mesh_does_not_divide_can_grow(home, tmp_path, monkeyp
   write_run(tmp_path / 'odd', f'files:{home}/corpus/*.txt', home / 'cache', **counts)
   arguments = [f'--source={tmp_path}/odd', '--param_tokens=qkv=40,ffn=96']
   grow(*arguments, f'--target={tmp_path}/one')
-  monkeypatch.setattr(devices, 'find', jax.devices)
+  monkeypatch.setattr(sharding, 'find_devices', jax.devices)
   grow(*arguments, f'--target={tmp_path}/many', '--mesh=fsdp=4,tokens=2')
   assert_same(read(tmp_path / 'many'), read(tmp_path / 'one'), 'on 4 × 2 devices')
   assert meta_of(tmp_path / 'many').config.mesh.tokens == 2, 'the run does not go on on that mesh'
@@ -325,7 +325,7 @@ def test_a_source_that_the_mesh_does_not_divide_can_grow(home, tmp_path, monkeyp
 @pytest.fixture(scope='module')
 def extracted(home, grown):
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(devices, 'find', lambda: jax.devices()[:1])
+    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
     grow('extract', f'--source={grown}', f'--target={home}/added')
   return home / 'added'
 

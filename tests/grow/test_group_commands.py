@@ -16,7 +16,7 @@ from outcomes import assert_same, paths
 from tokenformer_jax.config import groups as chosen
 from tokenformer_jax.decoding import trained
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.parallel import devices
+from tokenformer_jax.parallel import sharding
 
 SLOW = pytest.mark.slow  # because whole commands compile two models each
 
@@ -42,7 +42,7 @@ def home(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def one_device(monkeypatch):
-  monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:1])
+  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
 
 
 def test_the_command_prints_the_table(home, capsys):
@@ -132,7 +132,7 @@ def test_a_run_is_used_with_its_first_groups(home):
 
 def test_first_groups_on_several_devices(home, monkeypatch):
   want = trained.load(f'{home}/two', groups=1)
-  monkeypatch.setattr(devices, 'find', jax.devices)
+  monkeypatch.setattr(sharding, 'find_devices', jax.devices)
   got = trained.load(f'{home}/two', 2, groups=1)
   assert_same(got.params, want.params, 'on eight devices')
   keys = got.params['blocks']['ffn']['keys']

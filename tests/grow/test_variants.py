@@ -42,7 +42,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import grown_model, importance, inexact, parts, table, verify
 from tokenformer_jax.grow import state as state_lib
 from tokenformer_jax.model.lm import define_lm
-from tokenformer_jax.parallel import devices
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs.checkpoint_meta import Ancestor
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.last_growth import last_growth
@@ -280,7 +280,7 @@ def test_the_table_has_a_row_for_every_projection():
 
 @SLOW
 def test_the_command_grows_what_it_is_told(tmp_path, monkeypatch, capsys):
-  monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:1])
+  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
   text = write_corpus(tmp_path / 'corpus')
   local = config_lib.to_json(MODEL)['variants']['local']
   changes = {'model.pattern': '(local layer)*2 local', 'model.variants': {'local': local}}

@@ -23,7 +23,7 @@ from tokenformer_jax.data import held_out, store, tokenizers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.inspection.model import load, maps, measure, old_tokens
 from tokenformer_jax.model.lm import define_lm
-from tokenformer_jax.parallel import devices
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Ancestor
 from tokenformer_jax.steps import step
@@ -35,7 +35,7 @@ KINDS = ['query', 'key', 'value', 'proj', 'ffn']
 @pytest.fixture(scope='module', autouse=True)
 def one_device():
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(devices, 'find', lambda: jax.devices()[:1])
+    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
     yield
 
 

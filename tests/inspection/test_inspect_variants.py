@@ -34,7 +34,7 @@ from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.lm import Compute, define_lm, unstack
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.model.pattention import parameter_weights
-from tokenformer_jax.parallel import devices, sharding
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Ancestor
 from tokenformer_jax.steps import step
@@ -210,7 +210,7 @@ def home(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def one_device(monkeypatch):
-  monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:1])
+  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
 
 
 def _inspect(*arguments: object) -> str:

@@ -11,7 +11,7 @@ from outcomes import assert_same
 
 import tokenformer_jax
 from tokenformer_jax.model import flops, models, params
-from tokenformer_jax.parallel import devices
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.plan import estimate, topology
 from tokenformer_jax.runs import metrics
 from tokenformer_jax.training import loop
@@ -45,7 +45,7 @@ def wanted(source, home):
 def run(home, wanted):
   """A run of all steps, on one device."""
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(devices, 'find', lambda: jax.devices()[:1])
+    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
     loop.train(wanted, home / 'run')
     yield tokenformer_jax.load(home / 'run')
 
@@ -119,7 +119,7 @@ def test_it_is_planned_by_the_compiler(source, home):
 def test_it_is_the_same_run_on_a_mesh(run, source, home):
   on_mesh = config(source, home / 'cache', mesh__fsdp=4, mesh__tokens=2)
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(devices, 'find', lambda: jax.devices()[:8])
+    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:8])
     loop.train(on_mesh, home / 'mesh')
   one, eight = losses(run.directory), losses(home / 'mesh')
   assert one.keys() == eight.keys() and one, 'lines of figures are missing'

@@ -24,7 +24,7 @@ from tokenformer_jax.config import (
   TrainConfig,
 )
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.parallel import devices, sharding
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint, checksum, saved_config
 from tokenformer_jax.runs.checkpoint_meta import Ancestor
 from tokenformer_jax.runs.saved_config import FORMAT
@@ -268,7 +268,7 @@ def test_the_checksum_is_the_same_on_every_mesh(layers):
 @pytest.fixture
 def finished(tmp_path, monkeypatch):
   """A run with checkpoints of the steps 5, 10, 15 and 20, and its config."""
-  monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:1])
+  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
   source = tiny_run.write_corpus(tmp_path / 'corpus')
   config = tiny_run.config(source, tmp_path / 'cache', train__keep_checkpoints=9)
   return config, tmp_path / 'run', loop.train(config, tmp_path / 'run')

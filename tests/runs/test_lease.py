@@ -15,7 +15,7 @@ import tiny_run
 
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files
-from tokenformer_jax.parallel import devices
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint, lease
 from tokenformer_jax.storage import paths
 from tokenformer_jax.training import loop
@@ -365,7 +365,7 @@ def test_a_run_that_was_replaced_writes_nothing_more(make, tmp_path, monkeypatch
 
     yield check
 
-  monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:1])  # compiles faster
+  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])  # compiles faster
   monkeypatch.setattr(lease, 'hold_together', lost_later)
   with pytest.raises(UserError, match='taken over'):
     loop.train(make(train__log_every=4), tmp_path / 'run')

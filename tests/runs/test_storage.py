@@ -23,7 +23,7 @@ from outcomes import assert_same
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.config import Config
 from tokenformer_jax.errors import TransientError, UserError
-from tokenformer_jax.parallel import devices, hosts, sharding
+from tokenformer_jax.parallel import hosts, sharding
 from tokenformer_jax.runs import checkpoint, metrics, orbax_setup
 from tokenformer_jax.storage import paths, retry
 from tokenformer_jax.training import loop
@@ -217,7 +217,7 @@ def unbroken(tmp_path_factory):
 
   def run(workdir):
     with pytest.MonkeyPatch.context() as patch:
-      patch.setattr(devices, 'find', lambda: jax.devices()[:1])
+      patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
       return loop.train(config, workdir)
 
   return run, run(root / 'run')

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from stored_runs import measure
 
-from tokenformer_jax.parallel import devices
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs.saved_config import FORMAT
 
 QUICK, SLOW = ('trained', 'vit', 'frozen'), ('grown', 'converted', 'dense')
@@ -30,7 +30,7 @@ EACH_RUN = pytest.mark.parametrize(
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
   """The current directory, in which the data is found, and one device."""
-  monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:1])
+  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
   monkeypatch.chdir(tmp_path)
   return tmp_path
 

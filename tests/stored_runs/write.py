@@ -29,7 +29,7 @@ import released
 import tiny_run
 from stored_runs import measure
 
-from tokenformer_jax.parallel import devices
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import saved_config
 
 TEXT = {
@@ -193,5 +193,5 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  devices.find = lambda: jax.devices()[:1]
+  sharding.find_devices = lambda: jax.devices()[:1]
   main()

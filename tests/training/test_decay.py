@@ -10,7 +10,7 @@ from outcomes import assert_same, losses
 from trainers import trainer
 
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.parallel import devices
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.training import loop
 
@@ -32,7 +32,7 @@ def stable(source, tmp_path_factory):
   """A run of 12 steps at a constant rate, with checkpoints of the steps 4, 8 and 12."""
   root = tmp_path_factory.mktemp('stable')
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(devices, 'find', lambda: jax.devices()[:1])
+    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
     loop.train(tiny_run.config(source, root / 'cache', **STABLE), root / 'run')
   return root / 'run'
 

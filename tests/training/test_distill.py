@@ -16,7 +16,7 @@ from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import models
-from tokenformer_jax.parallel import devices
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint, metrics
 from tokenformer_jax.training import inherit, loop
 
@@ -29,7 +29,7 @@ def teacher(source, tmp_path_factory):
   """The work directory of a run of 20 steps with checkpoints of steps 15 and 20."""
   root = tmp_path_factory.mktemp('teacher')
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(devices, 'find', lambda: jax.devices()[:1])
+    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
     loop.train(tiny_run.config(source, root / 'cache'), root / 'run')
   return root / 'run'
 
@@ -52,7 +52,7 @@ def student(source, teacher, tmp_path_factory):
   """The work directory of a run of 10 steps with that teacher."""
   root = tmp_path_factory.mktemp('student')
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(devices, 'find', lambda: jax.devices()[:1])
+    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
     config = tiny_run.config(source, root / 'cache', distill__teacher=str(teacher), **SMALLER)
     loop.train(config, root / 'run')
   return root / 'run'
@@ -111,7 +111,7 @@ def test_losses_are_the_same_on_a_mesh(make, tmp_path, teacher, monkeypatch, cha
   options = {'distill__temperature': 2.0, 'train__log_every': 1, 'data__batch_size': 16, **changes}
   config = make(distill__teacher=str(teacher), **options)
   with monkeypatch.context() as patch:
-    patch.setattr(devices, 'find', lambda: jax.devices()[:1])
+    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
     loop.train(config, tmp_path / 'one')
   mesh = dataclasses.replace(config.mesh, fsdp=4, tokens=2)
   loop.train(dataclasses.replace(config, mesh=mesh), tmp_path / 'many')

@@ -10,7 +10,7 @@ import tensorflow_datasets as tfds
 from tiny_imagenet import tiny_imagenet
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.parallel import devices
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import metrics
 from tokenformer_jax.training import loop
 
@@ -31,7 +31,7 @@ def prepared(tmp_path_factory):
 @pytest.mark.parametrize('workers', [0, 2], ids=['threads', 'processes'])
 @pytest.mark.slow
 def test_b16_runs_its_pipeline_and_its_step(prepared, tmp_path, monkeypatch, workers):
-  monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:1])
+  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
   values = runpy.run_path(str(ROOT / 'configs/vit_imagenet.py'))['get_config']('b16')
   full = config_lib.resolve(values.copy_and_resolve_references())
   # Smaller blocks and batches; images, views, patches, mixing, schedule and average are the real

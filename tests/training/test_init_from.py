@@ -13,7 +13,7 @@ from trainers import trainer
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.parallel import devices
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.training import loop
 
@@ -25,7 +25,7 @@ def ancestor(source, tmp_path_factory):
   """A run of 20 steps that others start from, and its last state."""
   root = tmp_path_factory.mktemp('ancestor')
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(devices, 'find', lambda: jax.devices()[:1])
+    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
     state = loop.train(tiny_run.config(source, root / 'cache'), root / 'run')
   return root / 'run', state
 
@@ -171,7 +171,7 @@ def test_a_growth_on_one_mesh_goes_on_on_another(make, tmp_path, monkeypatch, an
       if eight:
         config = dataclasses.replace(config, mesh=many)
       else:
-        patch.setattr(devices, 'find', lambda: jax.devices()[:1])
+        patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
       loop.train(config, workdir)
 
   on(grown, False, tmp_path / 'stay')

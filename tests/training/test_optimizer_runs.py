@@ -16,7 +16,7 @@ from trainers import trainer
 from tokenformer_jax import grow, tasks
 from tokenformer_jax.config import Config, GrowConfig, MeshConfig, OptimConfig, TrainConfig
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.parallel import devices, sharding
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.training import loop
 
@@ -73,7 +73,7 @@ def trained(source, tmp_path_factory):
   """A short run by adamw."""
   root = tmp_path_factory.mktemp('trained')
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(devices, 'find', lambda: jax.devices()[:1])
+    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
     state = loop.train(tiny_run.config(source, root / 'cache', train__steps=5), root / 'run')
   return root / 'run', state
 

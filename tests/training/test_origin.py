@@ -14,7 +14,7 @@ import tiny_run
 from tokenformer_jax import tasks
 from tokenformer_jax.data import images, order, store, tokenizers
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.parallel import devices
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Seen
 from tokenformer_jax.steps import step
@@ -27,7 +27,7 @@ STEP, BATCH = 10, 8  # of the checkpoint in `kept`
 
 @pytest.fixture(autouse=True)
 def one_device(monkeypatch):
-  monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:1])
+  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def save(config, workdir, *, step=STEP, seen='of the run', state=None, **changes
 
 def begin(config, workdir):
   """The run before its first state is read."""
-  return prepare(config, workdir, devices.find())
+  return prepare(config, workdir, sharding.find_devices())
 
 
 def from_run(config, workdir, **grow):
@@ -221,7 +221,7 @@ def test_the_images_are_not_looked_at_for_another_model(tmp_path, monkeypatch):
   monkeypatch.setattr(images, 'open_images', lambda data: pytest.fail('the images were read'))
   wider = tiny_run.vit_config(data__source=source, model__width=64)
   assert 'model.width is 32 there and 64 in the config' in refusal(wider, tmp_path / 'run')
-  monkeypatch.setattr(devices, 'find', jax.devices)
+  monkeypatch.setattr(sharding, 'find_devices', jax.devices)
   for changes, sentence in (
     ({'mesh__tokens': 8, 'mesh__fsdp': 1}, "the axis 'heads'"),
     ({'data__batch_size': 12}, "the axis 'batch'"),

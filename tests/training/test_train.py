@@ -20,7 +20,7 @@ from tokenformer_jax.data import order, text
 from tokenformer_jax.decoding import perplexity, score, trained
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import runs as laws_runs
-from tokenformer_jax.parallel import devices, sharding
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint, curves, metrics
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.tasks.text import TextTask
@@ -75,7 +75,7 @@ _SLOW = pytest.mark.slow
 def test_losses_are_the_same_on_every_mesh(make, tmp_path, mesh, monkeypatch):
   config = make(train__log_every=1, train__eval_every=0)
   with monkeypatch.context() as patch:
-    patch.setattr(devices, 'find', lambda: jax.devices()[:1])
+    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
     loop.train(config, tmp_path / 'one')
   sizes = dataclasses.replace(config.mesh, fsdp=mesh[0], tokens=mesh[1])
   loop.train(dataclasses.replace(config, mesh=sizes), tmp_path / 'many')
@@ -170,7 +170,7 @@ def test_a_checkpoint_of_one_mesh_goes_on_on_another(make, tmp_path, monkeypatch
   loop.train(dataclasses.replace(config, mesh=mesh), tmp_path / 'moved')
   for step in (15, 20):
     (tmp_path / f'moved/checkpoints/{step}').rename(tmp_path / f'{step}.lost')
-  monkeypatch.setattr(devices, 'find', lambda: jax.devices()[:1])
+  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
   loop.train(config, tmp_path / 'moved')
   straight, moved = losses(tmp_path / 'straight'), losses(tmp_path / 'moved')
   np.testing.assert_allclose(

@@ -15,7 +15,7 @@ from trainers import trainer
 
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files, verify
-from tokenformer_jax.parallel import devices
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint, metrics
 from tokenformer_jax.training import loop, sizes
 
@@ -39,7 +39,7 @@ def whole(tmp_path_factory):
   """A run of 20 steps on one device with an average, and its last state."""
   workdir = tmp_path_factory.mktemp('whole') / 'run'
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(devices, 'find', lambda: jax.devices()[:1])
+    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
     changes = {'train__ema': 0.9, 'train__keep_checkpoints': 9, 'train__log_every': 1}
     state = loop.train(_make(**changes), workdir)
   return workdir, jax.tree.map(np.asarray, state)

@@ -17,7 +17,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import group_trees, models
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.params import Definition, Params
-from tokenformer_jax.parallel import devices, sharding
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
@@ -100,7 +100,7 @@ def load(
       positions to clip, or it has fewer groups.
   """
   directory, step = paths.split_source(source)
-  mesh = sharding.make_mesh(MeshConfig(tokens=tokens), devices.find())
+  mesh = sharding.make_mesh(MeshConfig(tokens=tokens), sharding.find_devices())
   checkpoints, meta = checkpoint.open_source(directory, step)
   with contextlib.closing(checkpoints):
     check(meta, directory)

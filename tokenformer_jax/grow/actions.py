@@ -27,7 +27,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import depth, files, parts, room, state, table, verify
 from tokenformer_jax.model import flops, models
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.parallel import devices, messages, sharding
+from tokenformer_jax.parallel import messages, sharding
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
@@ -85,7 +85,7 @@ def open_source(
   directory, step = paths.split_source(source)
   if not target.dry_run:
     files.check_target(target.directory, directory)
-  here = devices.find()
+  here = sharding.find_devices()
   checkpoints, meta = checkpoint.open_source(directory, step)
   checkpoint.check_is_model(meta, directory)
   with contextlib.closing(checkpoints):

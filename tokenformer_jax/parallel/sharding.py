@@ -1,4 +1,4 @@
-"""The mesh, and the shardings of arrays and of any pytree by the rules of `rules.py`.
+"""Devices, their mesh, and the shardings of arrays and of any pytree by the rules of `rules.py`.
 
 The mesh axes: `replica` (copies of the model, one or more per slice), `fsdp` (splits the width of
 parameters and optimizer state, and the batch), `experts` (splits experts, and for everything else
@@ -7,15 +7,32 @@ is a part of fsdp), `tokens` (splits parameter tokens, heads and vocabulary).
 
 import dataclasses
 import math
+import os
 from typing import Any
 
 import jax
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from tokenformer_jax.config import MeshConfig
+from tokenformer_jax.config import Config, MeshConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel.rules import is_axes, mesh_axes, parts, spec
+
+
+def find_devices() -> list[jax.Device]:
+  """Return all devices.
+
+  Raises:
+    UserError: JAX finds no device of the platforms in JAX_PLATFORMS.
+  """
+  try:
+    return jax.devices()
+  except RuntimeError as error:
+    asked = os.environ.get('JAX_PLATFORMS', '')
+    raise UserError(
+      f'no device of the kind JAX_PLATFORMS={asked!r} was found ({str(error).splitlines()[0]}); '
+      'unset it, or install jax for that device (pip install -e ".[tpu]" or ".[cuda]")'
+    ) from error
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
@@ -156,6 +173,37 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
   if mesh.empty or mesh.manual_axes:
     return x
   return jax.lax.with_sharding_constraint(x, spec(axes))
+
+
+def check_devices(config: Config, mesh: Mesh) -> None:
+  """Check that the mesh can split heads and batch, and suits the attention kernel.
+
+  `check_divides` checks the parameters.
+
+  Raises:
+    UserError: a size cannot be split evenly, or the attention kernel is for other devices.
+  """
+  kernel, platform = config.train.attention, mesh.devices.flat[0].platform
+  needed = {'splash': 'tpu', 'cudnn': 'gpu'}.get(kernel, platform)
+  if needed != platform:
+    raise UserError(
+      f'config.train.attention={kernel} is for a {needed}, and the devices are {platform}; '
+      'auto takes the kernel of the devices'
+    )
+  check_splits(config, mesh)
+
+
+def check_splits(config: Config, mesh: Mesh | AbstractMesh) -> None:
+  """Check that heads and batch can be split over the mesh.
+
+  Raises:
+    UserError: a size is not a multiple of its number of parts.
+  """
+  for heads in config.model.heads:
+    check_divisible(mesh, 'heads', heads, 'heads of a layer of config.model')
+  size, steps = config.data.batch_size, config.optim.accumulation_steps
+  rows = f'of config.data.batch_size / optim.accumulation_steps = {size}/{steps}'
+  check_divisible(mesh, 'batch', size // steps, rows)
 
 
 def check_divides(mesh: Mesh, abstract: Any, axes: Any) -> None:

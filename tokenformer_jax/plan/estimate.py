@@ -12,7 +12,7 @@ from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, ModelConfig, to_json
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops
-from tokenformer_jax.parallel import devices, rules, sharding
+from tokenformer_jax.parallel import rules, sharding
 from tokenformer_jax.parallel.messages import say
 from tokenformer_jax.plan import costs, early, formulas, program, topology
 from tokenformer_jax.plan.costs import Costs
@@ -202,7 +202,7 @@ def make_mesh(config: Config, on: Topology) -> Mesh:
 def _by_formula(step: Program, on: Topology) -> Plan:
   mesh = sharding.abstract_mesh(step.config.mesh, on.devices)
   sharding.check_divides(mesh, step.task.definition.abstract, step.task.definition.axes)
-  devices.check_splits(step.config, mesh)
+  sharding.check_splits(step.config, mesh)
   state = program.state_bytes(step, mesh)
   memory, found = formulas.memory_and_costs(step, mesh, state, on.chip)
   if memory.left < 0:

@@ -14,7 +14,7 @@ from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import compute, kernels
-from tokenformer_jax.parallel import devices, sharding
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.plan import early
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.last_growth import growth_from
@@ -144,7 +144,7 @@ def compile_step(
     DoesNotFitError: the step needs more memory than the devices have.
   """
   definition = step.task.definition
-  devices.check_devices(step.config, mesh)
+  sharding.check_devices(step.config, mesh)
   sharding.check_divides(mesh, definition.abstract, definition.axes)
   function = step_lib.make_train_step(step, mesh)
   arguments = step.abstract_state(mesh), abstract_batch(step, mesh)

@@ -12,7 +12,7 @@ from tokenformer_jax.config import Config, profile_range
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.parallel import devices, hosts, messages, sharding
+from tokenformer_jax.parallel import hosts, messages, sharding
 from tokenformer_jax.runs import checkpoint, lease, saved_config
 from tokenformer_jax.runs.checkpoint_meta import Seen
 from tokenformer_jax.runs.metrics import Metrics, Window
@@ -52,7 +52,7 @@ def train_or_stop(config: Config, workdir: str | os.PathLike[str]) -> tuple[Stat
 def _train(config: Config, workdir: paths.Path, *, ends_process: bool) -> tuple[State, bool]:
   if config.train.compilation_cache:  # JAX reads it once, before the first program.
     jax.config.update('jax_compilation_cache_dir', config.train.compilation_cache)
-  devices.find()  # Report missing devices before the work directory is touched.
+  sharding.find_devices()  # Report missing devices before the work directory is touched.
   with lease.hold_together(
     workdir / 'lease',
     f'the work directory {workdir}',
@@ -78,7 +78,7 @@ def begin(
   """
   damaged: dict[int, checkpoint.DamagedError] = {}
   while True:
-    run = prepare(config, workdir, devices.find(), damaged)
+    run = prepare(config, workdir, sharding.find_devices(), damaged)
     trainer = Trainer(run, check_lease)
     try:
       with jax.set_mesh(run.mesh):

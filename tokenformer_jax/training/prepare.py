@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, check_decay
 from tokenformer_jax.data.order import Position
-from tokenformer_jax.parallel import devices as device_lib
 from tokenformer_jax.parallel import hosts, sharding
 from tokenformer_jax.steps.last_growth import last_growth
 from tokenformer_jax.steps.step import Program, make_program
@@ -65,7 +64,7 @@ def prepare(
     UserError: a mistake that the user can correct; the message says how.
   """
   mesh = sharding.make_mesh(config.mesh, devices)
-  device_lib.check_devices(config, mesh)
+  sharding.check_devices(config, mesh)
 
   found = origins.find(config, workdir, damaged or {})
   hosts.meet('the work directory is as an earlier run left it')
