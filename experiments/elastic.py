@@ -43,12 +43,12 @@ def _once(path: Path, measure: Any) -> None:
 def losses(workdir: Path) -> dict[str, float]:
   """Return bits per byte on held-out text by the number of first groups."""
   trainer = _trainer(workdir)
-  info = trainer.task.definition.info
+  definition = trainer.task.definition
   with jax.set_mesh(trainer.mesh):
     state, _ = trainer.first_state()
-    kept = jax.jit(lambda params, count: elastic.keep_first(params, info, count))
+    kept = jax.jit(lambda params, count: elastic.keep_first(params, definition.info, count))
     found = {}
-    for count in range(1, elastic.group_count(info) + 1):
+    for count in range(1, definition.group_count + 1):
       figures = trainer.evaluate({'params': kept(state['params'], count)})
       found[str(count)] = figures['eval/bits_per_byte']
   trainer.checkpoints.close()

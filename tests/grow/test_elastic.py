@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_run
 from growing import IDS, by_name, logits, params_of
 from tiny import tiny_model
 
@@ -14,6 +15,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import grown_model, remove
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.steps import elastic
+from tokenformer_jax.training.prepare import prepare
 
 SMALL = tiny_model()
 GROUP = GrowConfig(method='group')
@@ -30,7 +32,6 @@ def test_the_first_groups_compute_what_the_smaller_model_does(count, model):
 
 
 def test_later_groups_are_left_out_as_often_as_asked():
-  info = define_lm(LARGE).info
   ones = jax.tree.map(lambda a: jnp.ones(a.shape), define_lm(LARGE).abstract)
 
   def counted(params, batch, key):
@@ -38,7 +39,7 @@ def test_later_groups_are_left_out_as_often_as_asked():
     return jnp.sum(params['blocks']['ffn']['values'][0, :, 0])
 
   def count(rate):
-    loss = elastic.with_dropped_groups(counted, info, rate)
+    loss = elastic.with_dropped_groups(counted, define_lm(LARGE), rate)
     found = [float(loss(ones, IDS, jax.random.key(seed))) for seed in range(100)]
     return [found.count(size) for size in (48, 64, 100)]
 
@@ -48,14 +49,15 @@ def test_later_groups_are_left_out_as_often_as_asked():
   assert 10 < few < 40 and 10 < some < 40 and 30 < all_ < 70
 
 
-def test_what_has_no_groups_cannot_leave_them_out():
+def test_a_model_with_one_group_cannot_leave_groups_out(tmp_path):
+  config = tiny_run.config(
+    tiny_run.write_corpus(tmp_path / 'text'), tmp_path / 'cache', train__drop_groups=0.5
+  )
   with pytest.raises(UserError, match=r'drop_groups is 0\.5, and no projection of this model has'):
-    elastic.check(0.5, define_lm(SMALL).info)
-  elastic.check(0.5, define_lm(MIDDLE).info)
-  elastic.check(0.0, define_lm(SMALL).info)
+    prepare(config, tmp_path / 'run', jax.devices()[:1])
 
 
 def test_groups_of_a_model_from_scratch_can_be_left_out():
   ffn = dataclasses.replace(SMALL.layer.ffn, tokens=48, reference=0, groups='24*2')
   model = dataclasses.replace(SMALL, layer=dataclasses.replace(SMALL.layer, ffn=ffn))
-  assert elastic.group_count(define_lm(model).info) == 2
+  assert define_lm(model).group_count == 2

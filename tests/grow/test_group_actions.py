@@ -39,7 +39,6 @@ from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.pattention import pattention
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
 from tokenformer_jax.steps.last_growth import last_growth
-from tokenformer_jax.training import start
 
 SLOW = pytest.mark.slow  # because whole commands compile two models each
 BASE = tiny_model()
@@ -444,9 +443,10 @@ def test_new_tokens_are_not_frozen():
 
 
 def test_frozen_groups_must_exist():
-  config = Config(model=TWICE, optim=OptimConfig(frozen_groups='4'))
+  most = define_lm(TWICE).group_count
+  assert most == chosen.most_groups(TWICE)
   with pytest.raises(UserError, match=r'frozen_groups names group 4; .* the groups 1 to 3 at most'):
-    start.check_frozen_groups(config)
-  start.check_frozen_groups(Config(model=TWICE, optim=OptimConfig(frozen_groups='1 3')))
+    chosen.check_numbers(most, [4], 'config.optim.frozen_groups')
+  chosen.check_numbers(most, [1, 3], 'config.optim.frozen_groups')
   with pytest.raises(UserError, match=r"config.optim.frozen_groups is 'one'; it must be numbers"):
     chosen.frozen_groups(OptimConfig(frozen_groups='one'))

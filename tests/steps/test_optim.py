@@ -14,8 +14,8 @@ from tokenformer_jax.config import OptimConfig
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.models import define
 from tokenformer_jax.model.params import ParamInfo, Role
-from tokenformer_jax.steps.last_growth import LastGrowth
 from tokenformer_jax.steps.optim import (
+  LastGrowth,
   decay_mask,
 )
 from tokenformer_jax.steps.schedules import learning_rate, schedule

@@ -15,7 +15,7 @@ from tokenformer_jax.config import OptimConfig
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import ParamInfo, Role
 from tokenformer_jax.steps import optimizers, statistics
-from tokenformer_jax.steps.last_growth import LastGrowth
+from tokenformer_jax.steps.optim import LastGrowth
 
 NAMES = ('adamw', 'muon', 'adafactor', 'lion')
 SLOW = pytest.mark.slow

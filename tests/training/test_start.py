@@ -3,8 +3,8 @@
 import pytest
 import tiny_run
 
-from tokenformer_jax.steps.last_growth import LastGrowth
-from tokenformer_jax.training import start
+from tokenformer_jax.steps.optim import LastGrowth
+from tokenformer_jax.training import prepare
 
 GROWTH = LastGrowth(18, {})
 CLIP = 'model__layer__mixer__positions__clip'
@@ -26,7 +26,7 @@ CLIP = 'model__layer__mixer__positions__clip'
 )
 def test_doubts(tmp_path, changes, growth, drawn, said):
   config = tiny_run.config('files:corpus', tmp_path, **changes)
-  found = start.doubts(config, growth, drawn=drawn)
+  found = prepare.doubts(config, growth, drawn=drawn)
   assert len(found) == len(said)
   for doubt, part in zip(found, said, strict=True):
     assert part in doubt

@@ -64,13 +64,12 @@ def most_groups(model: ModelConfig) -> int:
   return max(map(len, named_groups(model).values()), default=0)
 
 
-def check_numbers(model: ModelConfig, numbers: Collection[int], where: str) -> None:
-  """Check that a model has groups of these numbers.
+def check_numbers(most: int, numbers: Collection[int], where: str) -> None:
+  """Check that a model whose projections have `most` groups has groups of these numbers.
 
   Raises:
     UserError: a number is out of range, or the model has no parameter tokens.
   """
-  most = most_groups(model)
   if numbers and not most:
     raise UserError(f'{where} names groups of parameter tokens, and this model has none')
   for number in numbers:
@@ -143,6 +142,6 @@ def check_new_tokens_train(optim: OptimConfig, before: ModelConfig, after: Model
       ):
         raise UserError(
           f'new tokens of {name} would be in group {number}, which config.optim.frozen_groups='
-          f'{optim.frozen_groups!r} freezes; choose other groups first (python -m '
-          'tokenformer_jax.grow freeze --groups=…)'
+          f'{optim.frozen_groups!r} freezes; choose other groups first '
+          '(tokenformer grow freeze --groups=…)'
         )

@@ -128,7 +128,7 @@ def freeze(
     UserError: there is no such group.
   """
   _check_has_tokens(source.model)
-  check_numbers(source.model, numbers, '--groups')
+  check_numbers(most_groups(source.model), numbers, '--groups')
   text = as_text(numbers)
   optim = dataclasses.replace(source.meta.config.optim, frozen_groups=text)
   return actions.rewrite(
@@ -140,7 +140,7 @@ def _check(model: ModelConfig, numbers: Sequence[int]) -> None:
   _check_has_tokens(model)
   if not numbers:
     raise UserError('--groups is empty; name groups by their numbers, for example --groups=2,3')
-  check_numbers(model, numbers, '--groups')
+  check_numbers(most_groups(model), numbers, '--groups')
 
 
 def _check_has_tokens(model: ModelConfig) -> None:

@@ -12,7 +12,8 @@ from tokenformer_jax.config import ModelConfig, former_names, is_of_experts, tok
 from tokenformer_jax.config.groups import frozen_groups, named_groups, parse_numbers
 from tokenformer_jax.config.model import BASE
 from tokenformer_jax.parallel import messages
-from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta, branch_of, changes_of_tokens
+from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta, branch_of
+from tokenformer_jax.steps.last_growth import changes_of_tokens
 from tokenformer_jax.storage import paths
 
 

@@ -45,7 +45,8 @@ from tokenformer_jax.grow.state import grown_model, map_trees, run_stages
 from tokenformer_jax.model import group_trees, models
 from tokenformer_jax.model.params import Params, Role
 from tokenformer_jax.runs.checkpoint import Checkpoints
-from tokenformer_jax.runs.checkpoint_meta import Ancestor, Lineage, Meta, changes_of_tokens
+from tokenformer_jax.runs.checkpoint_meta import Ancestor, Lineage, Meta
+from tokenformer_jax.steps.last_growth import changes_of_tokens
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import Batch, Task
@@ -319,7 +320,7 @@ def extraction(
     tokens_of = as_lines(additions(meta, directory)[-1:])
     before = meta.lineage[: meta.lineage.index(born)]
     return (*before, dataclasses.replace(born, tokens_of=tokens_of)), model
-  check_numbers(model, numbers, '--groups')
+  check_numbers(most_groups(model), numbers, '--groups')
   found = groups.additions(groups.history(meta, directory), numbers)
   whole = dataclasses.replace(
     meta, config=dataclasses.replace(meta.config, model=choose(model, without(numbers)))

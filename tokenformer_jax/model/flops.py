@@ -1,14 +1,12 @@
 """Model FLOPs by formula and published peaks of chips: the one source of every MFU figure."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import jax
 from flax import nnx
 
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.model import models, trunk
 from tokenformer_jax.model.params import matrix_entries
+from tokenformer_jax.parallel import sharding
 
 # Dense bf16 peak of one device in TFLOP/s, by the start of `device_kind`; the longest match counts.
 # A device is a chip, except for TPU v3 and TPU7x, whose chips are two devices.
@@ -37,14 +35,8 @@ PEAK_TFLOPS = {
 
 def peak_flops(device: jax.Device) -> float | None:
   """Return the device's published bf16 peak in FLOP/s, or None if the table lacks it (a CPU)."""
-  peak = lookup_device(PEAK_TFLOPS, device)
+  peak = sharding.lookup_device(PEAK_TFLOPS, device)
   return peak * 1e12 if peak else None
-
-
-def lookup_device(table: Mapping[str, Any], device: jax.Device) -> Any:
-  """Look up a device by the longest key that is a prefix of its `device_kind`; None if none is."""
-  matches = [name for name in table if device.device_kind.startswith(name)]
-  return table[max(matches, key=len)] if matches else None
 
 
 def matrix_parameters(model: ModelConfig) -> int:

@@ -161,6 +161,11 @@ class Definition:
     )
 
   @property
+  def group_count(self) -> int:
+    """The largest number of groups of a projection; 0 for a model without parameter tokens."""
+    return max(len(info.groups) for info in jax.tree.leaves(self.info))
+
+  @property
   def count(self) -> int:
     """The number of parameters; allocates none."""
     return sum(leaf.size for leaf in jax.tree.leaves(self.abstract))

@@ -8,6 +8,7 @@ is a part of fsdp), `tokens` (splits parameter tokens, heads and vocabulary).
 import dataclasses
 import math
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -33,6 +34,12 @@ def find_devices() -> list[jax.Device]:
       f'no device of the kind JAX_PLATFORMS={asked!r} was found ({str(error).splitlines()[0]}); '
       'unset it, or install jax for that device (pip install -e ".[tpu]" or ".[cuda]")'
     ) from error
+
+
+def lookup_device(table: Mapping[str, Any], device: jax.Device) -> Any:
+  """Look up a device by the longest key that is a prefix of its `device_kind`; None if none is."""
+  matches = [name for name in table if device.device_kind.startswith(name)]
+  return table[max(matches, key=len)] if matches else None
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:

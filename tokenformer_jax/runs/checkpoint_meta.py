@@ -39,14 +39,6 @@ class Ancestor:
 Lineage = tuple[Ancestor, ...]  # the oldest first
 
 
-def changes_of_tokens(lineage: Lineage) -> Lineage:
-  """Return the entries that changed a model's arrays or counters.
-
-  The actions scale and freeze keep the tokens, the moments and the counts of updates.
-  """
-  return tuple(entry for entry in lineage if entry.action not in ('scale', 'freeze'))
-
-
 @dataclasses.dataclass(frozen=True)
 class Batches:
   """The batches of the steps after `first`, until the next entry's."""

@@ -42,7 +42,7 @@ def recover(workdir: paths.Path) -> list[Line]:
 def _losses_of_checkpoints(directory: paths.Path) -> dict[int, float]:
   """Return the finite losses of a run's checkpoints by step, ascending."""
   losses = {}
-  for step in sorted(paths.steps(directory)) if paths.exists(directory) else ():
+  for step in sorted(paths.steps(directory)):
     with contextlib.suppress(FileNotFoundError, ValueError):
       figures = json.loads((directory / str(step) / 'metrics/metrics').read_bytes())
       if math.isfinite(loss := orbax_setup.sound_loss(figures)):

@@ -6,7 +6,7 @@ The options for TPUs were found with the planner, on programs compiled for v5e, 
 
 from jax.sharding import Mesh
 
-from tokenformer_jax.model.flops import lookup_device
+from tokenformer_jax.parallel.sharding import lookup_device
 
 # Gather weights that are split over 64 or more chips, in parallel with other work. Without these
 # options the compiler uses an all-reduce of the whole matrix instead, which moves twice the bytes.

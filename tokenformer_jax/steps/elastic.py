@@ -12,13 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tokenformer_jax.errors import UserError
-from tokenformer_jax.model.params import ParamInfo, Params, Role
-
-
-def group_count(info: Params) -> int:
-  """Return the largest number of groups of a projection; 0 for a model without parameter tokens."""
-  return max(len(array.groups) for array in jax.tree.leaves(info))
+from tokenformer_jax.model.params import Definition, ParamInfo, Params, Role
 
 
 def keep_first(params: Params, info: Params, count: jax.Array | int) -> Params:
@@ -39,13 +33,15 @@ def keep_first(params: Params, info: Params, count: jax.Array | int) -> Params:
   return jax.tree.map(kept, info, params)
 
 
-def with_dropped_groups(loss: Callable[..., Any], info: Params, rate: float) -> Callable[..., Any]:
+def with_dropped_groups(
+  loss: Callable[..., Any], definition: Definition, rate: float
+) -> Callable[..., Any]:
   """Return the loss `(params, batch, key, …)` with later groups left out at random.
 
   With the probability `rate` only the first groups count; their number is drawn evenly from 1 to
   one less than all.
   """
-  groups = group_count(info)
+  info, groups = definition.info, definition.group_count
 
   def dropped(params: Params, batch: Any, key: jax.Array, *same: Params) -> Any:
     key, rate_key, count_key = jax.random.split(key, 3)
@@ -54,16 +50,3 @@ def with_dropped_groups(loss: Callable[..., Any], info: Params, rate: float) -> 
     return loss(keep_first(params, info, count), batch, key, *same)
 
   return dropped
-
-
-def check(rate: float, info: Params) -> None:
-  """Check that a model has groups to leave out if the rate of such steps is not 0.
-
-  Raises:
-    UserError: no projection has several groups.
-  """
-  if rate and group_count(info) < 2:
-    raise UserError(
-      f'config.train.drop_groups is {rate}, and no projection of this model has several groups of '
-      'tokens; grow it by method=group, give it groups (model.layer.ffn.groups), or set it to 0'
-    )

@@ -3,36 +3,22 @@
 This module compares configs and array shapes. It needs none of the code that grows a model.
 """
 
-import dataclasses
-
 import jax
 
 from tokenformer_jax.config import ModelConfig, matching
 from tokenformer_jax.config import pattern as pattern_lib
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Definition, ParamInfo, Params
-from tokenformer_jax.runs.checkpoint_meta import Lineage, changes_of_tokens
+from tokenformer_jax.runs.checkpoint_meta import Lineage
+from tokenformer_jax.steps.optim import ALL, LastGrowth
 
-ALL = -1  # instead of a number of old experts: the array has no new ones
 
+def changes_of_tokens(lineage: Lineage) -> Lineage:
+  """Return the entries that changed a model's arrays or counters.
 
-@dataclasses.dataclass(frozen=True)
-class LastGrowth:
-  """A model's last growth, for the optimizer.
-
-  Attributes:
-    updates: the count of updates at the growth.
-    old_tokens: a tree like the parameters, with the number of old parameter tokens of each array.
-      An array without parameter tokens counts as old, for any number.
-    new_layers: the numbers of the layers that are new as a whole: see `ParamInfo.depth`.
-    old_experts: a tree like the parameters, with the number of old experts of each array; −1: the
-      array has no new ones. None: no experts are new.
+  The actions scale and freeze keep the tokens, the moments and the counts of updates.
   """
-
-  updates: int
-  old_tokens: Params
-  new_layers: tuple[int, ...] = ()
-  old_experts: Params | None = None
+  return tuple(entry for entry in lineage if entry.action not in ('scale', 'freeze'))
 
 
 def last_growth(lineage: Lineage, model: ModelConfig) -> LastGrowth | None:

@@ -3,7 +3,9 @@
 After a growth, old and new tokens of one array may have different rates: see `LastGrowth`.
 """
 
+import dataclasses
 import functools
+import pkgutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,11 +18,30 @@ from tokenformer_jax.config import OptimConfig, old_token_rate
 from tokenformer_jax.config.groups import frozen_groups
 from tokenformer_jax.model.params import ParamInfo, Params
 from tokenformer_jax.steps import optimizers
-from tokenformer_jax.steps.last_growth import LastGrowth
 from tokenformer_jax.steps.statistics import is_masked, kept_axes, map_state
 
+ALL = -1  # instead of a number of old experts: the array has no new ones
 # A rate where only the optimizer's state matters, which does not depend on the rate.
 NO_RATE = optax.schedules.constant_schedule(0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class LastGrowth:
+  """A model's last growth, for the optimizer.
+
+  Attributes:
+    updates: the count of updates at the growth.
+    old_tokens: a tree like the parameters, with the number of old parameter tokens of each array.
+      An array without parameter tokens counts as old, for any number.
+    new_layers: the numbers of the layers that are new as a whole: see `ParamInfo.depth`.
+    old_experts: a tree like the parameters, with the number of old experts of each array; −1: the
+      array has no new ones. None: no experts are new.
+  """
+
+  updates: int
+  old_tokens: Params
+  new_layers: tuple[int, ...] = ()
+  old_experts: Params | None = None
 
 
 def decay_mask(info: Params) -> Params:
@@ -110,10 +131,10 @@ def _hidden_tokens(info: Params, growth: LastGrowth) -> Params:
 
 
 def _old_experts(growth: LastGrowth) -> Params:
-  """Return `growth.old_experts`, with −1 for each array if no experts are new."""
+  """Return `growth.old_experts`, with `ALL` for each array if no experts are new."""
   if growth.old_experts is not None:
     return growth.old_experts
-  return jax.tree.map(lambda _: -1, growth.old_tokens)
+  return jax.tree.map(lambda _: ALL, growth.old_tokens)
 
 
 def _by_group(
@@ -137,9 +158,8 @@ def _by_group(
     kept = [size for axis, size in zip(info.axes, held.shape, strict=True) if axis in axes]
     return f(held.reshape(kept), *arrays)
 
-  from tokenformer_jax.model import group_trees  # noqa: PLC0415 (only with frozen groups)
-
-  return jax.tree.map(on_array, info, group_trees.mask(info, numbers), *trees)
+  mask = pkgutil.resolve_name('tokenformer_jax.model.group_trees:mask')  # only with frozen groups
+  return jax.tree.map(on_array, info, mask(info, numbers), *trees)
 
 
 def _by_age(

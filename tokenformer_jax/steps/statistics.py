@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
-from tokenformer_jax.model.params import Params, lookup
+from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import rules, sharding
 from tokenformer_jax.parallel.rules import Axes
 
@@ -98,12 +98,10 @@ def shardings(mesh: Mesh, tx: optax.GradientTransformation, abstract: Params, ax
   """Return the shardings of the state of `tx`: a statistic is sharded like its parameter."""
 
   def statistic_shardings(name: str, tree: Params) -> Params:
-    return jax.tree.map_with_path(
-      lambda path, _: jax.sharding.NamedSharding(
-        mesh, rules.spec(kept_axes(name, lookup(axes, path)))
-      ),
-      tree,
-    )
+    def place(axes: Axes, array: Any) -> Any:
+      return array if is_masked(array) else NamedSharding(mesh, rules.spec(kept_axes(name, axes)))
+
+    return jax.tree.map(place, axes, tree, is_leaf=rules.is_axes)
 
   state = jax.eval_shape(tx.init, abstract)
   return map_state(statistic_shardings, lambda part, count: sharding.replicated(mesh), state)

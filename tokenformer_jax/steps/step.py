@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from tokenformer_jax.config import Config, OptimConfig, rows_together
 from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps import compiler, optim, schedules, statistics
-from tokenformer_jax.steps.last_growth import LastGrowth
+from tokenformer_jax.steps.optim import LastGrowth
 from tokenformer_jax.tasks import Batch, Task
 
 State = dict[str, Any]
@@ -51,11 +52,12 @@ def state_shardings(
   mesh: Mesh, definition: Definition, tx: optax.GradientTransformation, *, ema: bool = False
 ) -> State:
   """Return the sharding of every array of the state."""
-  param_shardings = sharding.tree_shardings(mesh, definition.axes)
+  opt_state = statistics.shardings(mesh, tx, definition.abstract, definition.axes)
+  params = sharding.tree_shardings(mesh, definition.axes)
   return {
-    'params': param_shardings,
-    **({'ema': param_shardings} if ema else {}),
-    'opt_state': statistics.shardings(mesh, tx, definition.abstract, definition.axes),
+    'params': params,
+    **({'ema': params} if ema else {}),
+    'opt_state': opt_state,
     **jax.tree.map(lambda _: sharding.replicated(mesh), _counters()),
   }
 
@@ -142,9 +144,8 @@ def make_train_step(program: Program, mesh: Mesh) -> Step:
   config, task, rate, tx = program.config, program.task, program.rate, program.tx
   loss = task.loss
   if config.train.drop_groups:
-    from tokenformer_jax.steps import elastic  # noqa: PLC0415 (only for elastic models)
-
-    loss = elastic.with_dropped_groups(loss, task.definition.info, config.train.drop_groups)
+    drop = pkgutil.resolve_name('tokenformer_jax.steps.elastic:with_dropped_groups')
+    loss = drop(loss, task.definition, config.train.drop_groups)
   gradient = _gradient(loss, config.optim.accumulation_steps, rows_together(config.model))
 
   def step(state: State, batch: Batch, *teacher: Params) -> tuple[State, dict[str, jax.Array]]:

@@ -139,9 +139,14 @@ def exists(path: Path) -> bool:
 
 
 def steps(directory: Path) -> list[int]:
-  """Return the steps of the complete checkpoints in a directory. Any error passes through."""
+  """Return the steps of the complete checkpoints in a directory; none if it does not exist.
+
+  Any other error passes through.
+  """
   if not in_bucket(directory):
-    return [int(name) for name in os.listdir(directory) if name.isdigit()]
+    with contextlib.suppress(FileNotFoundError):
+      return [int(name) for name in os.listdir(directory) if name.isdigit()]
+    return []
   found = _bucket().glob(f'{os.fspath(directory)}/*/commit_success.txt')
   names = [path.split('/')[-2] for path in found]
   return [int(name) for name in names if name.isdigit()]

@@ -9,7 +9,7 @@ import jax
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, profile_range
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.model import flops
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import hosts, messages, sharding
@@ -21,8 +21,7 @@ from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import validation
 from tokenformer_jax.training import origin, start
-from tokenformer_jax.training.origin import init_from
-from tokenformer_jax.training.prepare import PreparedRun, prepare
+from tokenformer_jax.training.prepare import PreparedRun, doubts, prepare
 
 _EVALUATED = {'': 'params', 'ema_': 'ema'}  # prefix of the figures → entry of the state
 
@@ -99,10 +98,10 @@ class Trainer:
     """
     self.run, self.check_lease = run, check_lease
     self.config, self.mesh, self.task = run.config, run.mesh, run.task
-    start.make_writable(run.workdir)
-    self.checkpoints = checkpoint.Checkpoints(run.workdir, keep=run.config.train.keep_checkpoints)
     self.train_step = step_lib.make_train_step(run.program, run.mesh)
     self.eval_step = step_lib.make_eval_step(run.task, run.mesh)
+    _make_writable(run.workdir)
+    self.checkpoints = checkpoint.Checkpoints(run.workdir, keep=run.config.train.keep_checkpoints)
     self.rows = local_rows(sharding.batch_sharding(run.mesh), run.config.data.batch_size)
 
   def train(self, state: State, first: int) -> State:
@@ -121,7 +120,7 @@ class Trainer:
       return state
     origin.say_changes(self.config, run.origin, run.position, self.task.digest)
     drawn = run.origin.meta is None and self.config.distill.init != 'yes'
-    for doubt in start.doubts(self.config, run.program.growth, drawn=drawn):
+    for doubt in doubts(self.config, run.program.growth, drawn=drawn):
       messages.say(doubt)
     self.check_lease()
     written = saved_config.to_text(self.config)
@@ -142,43 +141,8 @@ class Trainer:
       return self._loop(state, first, metrics, stop)
 
   def first_state(self) -> tuple[State, int]:
-    """Return the state to start from, and the number of steps it has made.
-
-    The state is that of a checkpoint in the work directory; or of the run `config.init_from`, grown
-    if this model is larger; or new, with the teacher's arrays if `config.distill.init` is `yes`.
-
-    Raises:
-      DamagedError: the checkpoint in the work directory cannot be read.
-    """
-    run, origin, program = self.run, self.run.origin, self.run.program
-    if origin.resumes:
-      abstract = program.abstract_state(run.mesh)
-      state = start.resumed(self.checkpoints, origin.meta, self.config, abstract)
-      start.set_aside(self.checkpoints, origin.damaged, origin.meta.step)
-      return state, origin.meta.step
-    if origin.source is not None:
-      grown = init_from().grown_state(
-        self.config, origin.source, origin.meta, run.mesh, self.task.other_meaning
-      )
-      return start.with_average(self.config, grown), int(grown['step'])
-    shardings = program.state_shardings(run.mesh)
-    if self.config.distill.init == 'yes':
-      return self._begin_as_teacher(shardings), 0
-    return jax.jit(program.initial_state, out_shardings=shardings)(self.config.train.seed), 0
-
-  def _begin_as_teacher(self, shardings: State) -> State:
-    """Return a new state with the arrays that the teacher and this model share."""
-    from tokenformer_jax.training import inherit  # noqa: PLC0415 (only with such a teacher)
-
-    teacher, model = self.run.teacher, self.config.model
-    found = inherit.sources(model, teacher.meta.config.model)
-    messages.say(inherit.description(model, found))
-
-    def make(seed: jax.Array, other: Params) -> State:
-      return self.run.program.initial_state(seed, lambda drawn: inherit.begin(drawn, other, found))
-
-    (params,) = self._fixed or (teacher.read(self.mesh),)
-    return jax.jit(make, out_shardings=shardings)(self.config.train.seed, params)
+    """Return the state to start from, and the number of steps it has made: see `start`."""
+    return start.first_state(self.run, self.checkpoints, self._fixed)
 
   @functools.cached_property
   def _fixed(self) -> tuple[Params, ...]:
@@ -304,6 +268,23 @@ class Trainer:
       f'{f"going on after step {first}" if first else "training"} in {self.run.workdir}: '
       f'{self.task.definition.counts}, {self.task.describe_data()}, {mesh} of {device}'
     )
+
+
+def _make_writable(workdir: paths.Path) -> None:
+  """Make the work directory.
+
+  Raises:
+    UserError: it cannot be made or written.
+  """
+  try:
+    paths.make_writable(workdir)
+  except TransientError:
+    raise
+  except paths.errors(workdir) as error:
+    reason = paths.reason(error)
+    raise UserError(
+      f'the work directory {workdir} cannot be written ({reason}); choose another --workdir'
+    ) from error
 
 
 def local_rows(batches: jax.sharding.NamedSharding, batch_size: int) -> list[int]:

@@ -7,6 +7,7 @@ the checkpoint that it continues from. The run also keeps its place in the data:
 import contextlib
 import dataclasses
 import importlib
+import pkgutil
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +22,7 @@ from tokenformer_jax.runs import batches as batches_lib
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta
 from tokenformer_jax.steps import schedules
-from tokenformer_jax.steps.last_growth import LastGrowth, last_growth
+from tokenformer_jax.steps.optim import LastGrowth
 from tokenformer_jax.storage import paths
 
 Damaged = Mapping[int, checkpoint.DamagedError]
@@ -102,7 +103,7 @@ def find(config: Config, workdir: paths.Path, damaged: Damaged) -> Origin:
     UserError: all checkpoints in the work directory are damaged; or `config.init_from` is not a
       run, or cannot be read.
   """
-  own = _newest(workdir, damaged) if paths.exists(workdir / 'checkpoints') else None
+  own = _newest(workdir, damaged)
   if own is not None or not config.init_from:
     return own or FROM_SCRATCH
   source, meta, lineage = init_from().open_source(config)
@@ -155,9 +156,9 @@ def check(config: Config, origin: Origin) -> None:
   else:
     init_from().check(config, origin.meta, origin.where)
   check_same_optimizer(config, origin.meta, origin.where, resumes=origin.resumes)
-  tasks.check_vocabulary(config, origin.meta, origin.where)
   check_order(config, origin)
   _check_new_order_used(config, origin)
+  tasks.check_vocabulary(config, origin.meta, origin.where)
 
 
 def _check_growth_used(config: Config, origin: Origin) -> None:
@@ -212,6 +213,13 @@ def as_branch(config: Config, origin: Origin) -> Origin:
   if origin.meta.contents != 'model' or config.model != origin.model:
     return origin
   return dataclasses.replace(origin, lineage=origin.meta.lineage)
+
+
+def last_growth(lineage: Lineage, model: ModelConfig) -> LastGrowth | None:
+  """Return the last growth of a model; one that never grew does not import the code for that."""
+  if not lineage:
+    return None
+  return pkgutil.resolve_name('tokenformer_jax.steps.last_growth:last_growth')(lineage, model)
 
 
 def check_branch(config: Config, origin: Origin, growth: LastGrowth | None) -> None:

@@ -5,23 +5,31 @@ origin or the place in the data.
 """
 
 import dataclasses
+import pkgutil
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import jax
 from jax.sharding import Mesh
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, check_decay
+from tokenformer_jax.config.groups import check_numbers, frozen_groups
+from tokenformer_jax.config.model import layer_path, used_layers
 from tokenformer_jax.data.order import Position
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.model.params import Definition
 from tokenformer_jax.parallel import hosts, sharding
-from tokenformer_jax.steps.last_growth import last_growth
+from tokenformer_jax.steps import schedules
+from tokenformer_jax.steps.optim import LastGrowth
 from tokenformer_jax.steps.step import Program, make_program
 from tokenformer_jax.storage import paths
 from tokenformer_jax.training import origin as origins
-from tokenformer_jax.training import sizes, start
-from tokenformer_jax.training import teacher as teachers
+from tokenformer_jax.training import sizes
 from tokenformer_jax.training.origin import Damaged, Origin
-from tokenformer_jax.training.teacher import Teacher
+
+if TYPE_CHECKING:
+  from tokenformer_jax.training.teacher import Teacher
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -43,7 +51,7 @@ class PreparedRun:
   workdir: paths.Path
   mesh: Mesh
   origin: Origin
-  teacher: Teacher | None
+  teacher: 'Teacher | None'
   task: tasks.Task
   position: Position
   program: Program
@@ -68,19 +76,22 @@ def prepare(
 
   found = origins.find(config, workdir, damaged or {})
   hosts.meet('the work directory is as an earlier run left it')
-  teacher = teachers.find(config, found)
+  teacher = _find_teacher(config, found)
 
-  sized = sizes.fill_in(teachers.fill_in(config, teacher, found), found)
-  origins.check(sized, found)
+  known = config if teacher is None else teacher.complete(config, found)
+  sized = sizes.fill_in(known, found)
+  if teacher is not None:
+    teacher.check_fits(sized, mesh)
   origin = origins.as_branch(sized, found)
+  origins.check(sized, origin)
 
-  task = _make_task(sized, origin, teacher, mesh)
+  vocabulary = origin.vocabulary or (teacher and teacher.meta.tokenizer)
+  task = tasks.make(sized, vocabulary, teacher and teacher.meta.config.model)
   definition = task.definition
   sharding.check_divides(mesh, definition.abstract, definition.axes)
-  growth = last_growth(origin.lineage, sized.model)
-  start.check_old_tokens(sized, growth, definition)
-  start.check_frozen_groups(sized)
-  start.check_drop_groups(sized, definition)
+  growth = origins.last_growth(origin.lineage, sized.model)
+  _check_old_tokens(sized, growth, definition)
+  _check_groups(sized, definition)
 
   task.prepare()
   origins.check_data(sized, origin, task)
@@ -93,10 +104,72 @@ def prepare(
   return PreparedRun(resolved, workdir, mesh, origin, teacher, task, position, program)
 
 
-def _make_task(config: Config, origin: Origin, teacher: Teacher | None, mesh: Mesh) -> tasks.Task:
-  """Return the task, with the vocabulary of the origin, else of the teacher."""
-  if teacher is None:
-    return tasks.make(config, origin.vocabulary)
-  teachers.check(config, teacher, mesh)
-  vocabulary = origin.vocabulary or teacher.meta.tokenizer
-  return tasks.make(config, vocabulary, teacher.meta.config.model)
+def _find_teacher(config: Config, origin: Origin) -> 'Teacher | None':
+  """Open the teacher of a run that has one; other runs do not import the code of distillation."""
+  if not config.distill.teacher and not (origin.resumes and origin.meta.teacher):
+    return None
+  return pkgutil.resolve_name('tokenformer_jax.training.teacher:find')(config, origin)
+
+
+def _check_old_tokens(config: Config, growth: LastGrowth | None, definition: Definition) -> None:
+  """Check that the model has newer parts if `optim.old_tokens` does not train all.
+
+  Raises:
+    UserError: it has none.
+  """
+  if config.optim.old_tokens == 'train':
+    return
+  now = definition.token_counts
+  adds = growth and (growth.old_tokens != now or growth.new_layers or growth.old_experts)
+  if not adds:
+    raise UserError(
+      f'config.optim.old_tokens is {config.optim.old_tokens!r}, but this model has no tokens newer '
+      'than the others, and no newer experts or layers; grow it first, or set it to train'
+    )
+
+
+def _check_groups(config: Config, definition: Definition) -> None:
+  """Check that the model has the groups that `optim.frozen_groups` and `train.drop_groups` need.
+
+  Raises:
+    UserError: it lacks one.
+  """
+  check_numbers(definition.group_count, frozen_groups(config.optim), 'config.optim.frozen_groups')
+  if config.train.drop_groups and definition.group_count < 2:
+    raise UserError(
+      f'config.train.drop_groups is {config.train.drop_groups}, and no projection of this model '
+      'has several groups of tokens; grow it by method=group, give it groups '
+      '(model.layer.ffn.groups), or set it to 0'
+    )
+
+
+def doubts(config: Config, growth: LastGrowth | None, *, drawn: bool) -> list[str]:
+  """Return sentences about allowed settings that are probably a mistake.
+
+  `config` has every length in steps; `drawn` says that all arrays of the model are new.
+  """
+  found = []
+  if drawn and frozen_groups(config.optim):
+    found.append(
+      f'config.optim.frozen_groups={config.optim.frozen_groups!r} freezes tokens of a new model, '
+      "which keep the values that they are drawn with; '' trains all tokens"
+    )
+  length = config.data.sequence_length
+  for name, layer in used_layers(config.model).items():
+    clip = getattr(getattr(layer.mixer, 'positions', None), 'clip', 0)
+    if config.model.kind == 'lm' and clip >= length:
+      found.append(
+        f'config.{layer_path(name)}.mixer.positions.clip={clip} limits no distance in texts of '
+        f'config.data.sequence_length={length}; take less than {length}, or 0 and '
+        f'--clip_positions={clip} when longer texts are written'
+      )
+  steps, warmup = config.train.steps, config.optim.warmup_steps
+  begin = schedules.first_update(config.optim, growth)
+  if begin + warmup > steps:
+    after = f' after the last growth, at update {begin},' if begin else ''
+    found.append(
+      f'the warm-up of config.optim.warmup_steps={warmup}{after} is longer than the run of '
+      f'config.train.steps={steps}, so the rate never reaches config.optim.learning_rate; set '
+      f'it to {max(0, steps - begin) // 10}, or train longer'
+    )
+  return found

@@ -70,23 +70,70 @@ class Teacher:
       f'{teacher:,.3g} TFLOP a step beside {student:,.3g} of the student'
     )
 
+  def complete(self, config: Config, origin: Origin) -> Config:
+    """Fill in the step of the teacher, and its vocabulary size if the run has none of its own."""
+    distill = dataclasses.replace(config.distill, teacher=self.record.source)
+    config = dataclasses.replace(config, distill=distill)
+    if origin.model is not None or config.model.vocab_size:
+      return config
+    model = dataclasses.replace(config.model, vocab_size=self.meta.config.model.vocab_size)
+    return dataclasses.replace(config, model=model)
 
-def find(config: Config, origin: Origin) -> Teacher | None:
+  def check_fits(self, config: Config, mesh: Mesh) -> None:
+    """Check that the teacher fits a run: its model, with every size filled in, data and mesh.
+
+    Raises:
+      UserError: it does not fit.
+    """
+    key = f'config.distill.teacher={self.record.source}'
+    student, model = config.model, self.meta.config.model
+    if model.vocab_size != student.vocab_size:
+      raise UserError(
+        f'config.model.vocab_size is {student.vocab_size}, and {key} has {model.vocab_size}; their '
+        f'probabilities are compared id by id, so set it to {model.vocab_size}'
+      )
+    length = config.data.sequence_length
+    if model.position_embedding == 'learned' and model.max_length < length:
+      raise UserError(
+        f'config.data.sequence_length is {length}, and {key} has learned positions for '
+        f'{model.max_length} tokens; take at most that'
+      )
+    if config.distill.init == 'yes':
+      differing = [
+        f'model.{name} is {theirs!r} there and {ours!r} in the config'
+        for name in ('width', 'scaled_logits')
+        for ours, theirs in [(getattr(student, name), getattr(model, name))]
+        if ours != theirs
+      ]
+      if differing:
+        raise UserError(
+          f'config.distill.init=yes copies arrays of {key}, which do not fit: '
+          f'{" and ".join(differing)}; set config.distill.init=no, or make these equal'
+        )
+    try:
+      sharding.check_divides(mesh, self.definition.abstract, self.definition.axes)
+      for heads in model.heads:
+        sharding.check_divisible(mesh, 'heads', heads, 'heads of a layer')
+    except UserError as error:
+      raise UserError(f'{key} cannot be split over the mesh: {error}') from error
+
+
+def find(config: Config, origin: Origin) -> Teacher:
   """Open the teacher of a run, before any data is read; sizes of the config may be open.
 
+  The config or the run's own checkpoint names one.
+
   Raises:
-    UserError: the teacher cannot be read, is no language model, has another tokenizer, or is not
-      the one that the run's own checkpoint was trained with.
+    UserError: the config names none, or the teacher cannot be read, is no language model, has
+      another tokenizer, or is not the one that the run's own checkpoint was trained with.
   """
   kept = origin.meta.teacher if origin.resumes else None
   source = config.distill.teacher
   if not source:
-    if kept:
-      raise UserError(
-        f'{origin.where} was trained with the teacher {kept.source}, and config.distill.teacher is '
-        f'empty; set it to that, {_ANOTHER}'
-      )
-    return None
+    raise UserError(
+      f'{origin.where} was trained with the teacher {kept.source}, and config.distill.teacher is '
+      f'empty; set it to that, {_ANOTHER}'
+    )
   try:
     directory, step = paths.split_source(source)
     if kept and step is None and kept.source.rpartition('@')[0] == str(directory):
@@ -104,18 +151,6 @@ def find(config: Config, origin: Origin) -> Teacher | None:
     )
   _check_tokenizer(config, origin, meta)
   return Teacher(record, meta, checkpoints)
-
-
-def fill_in(config: Config, teacher: Teacher | None, origin: Origin) -> Config:
-  """Fill in the step of the teacher, and its vocabulary size if the run has none of its own."""
-  if teacher is None:
-    return config
-  distill = dataclasses.replace(config.distill, teacher=teacher.record.source)
-  config = dataclasses.replace(config, distill=distill)
-  if origin.model is not None or config.model.vocab_size:
-    return config
-  model = dataclasses.replace(config.model, vocab_size=teacher.meta.config.model.vocab_size)
-  return dataclasses.replace(config, model=model)
 
 
 def _digest(meta: Meta) -> str:
@@ -138,42 +173,3 @@ def _check_tokenizer(config: Config, origin: Origin, meta: Meta) -> None:
       f'trained with another tokenizer ({spec!r}, fingerprint {trained.fingerprint}), whose ids '
       'stand for other text; a student needs the tokenizer of its teacher'
     )
-
-
-def check(config: Config, teacher: Teacher, mesh: Mesh) -> None:
-  """Check that a teacher fits the model, the data and the mesh of a run with every size filled in.
-
-  Raises:
-    UserError: it does not fit.
-  """
-  key = f'config.distill.teacher={teacher.record.source}'
-  student, model = config.model, teacher.meta.config.model
-  if model.vocab_size != student.vocab_size:
-    raise UserError(
-      f'config.model.vocab_size is {student.vocab_size}, and {key} has {model.vocab_size}; their '
-      f'probabilities are compared id by id, so set it to {model.vocab_size}'
-    )
-  length = config.data.sequence_length
-  if model.position_embedding == 'learned' and model.max_length < length:
-    raise UserError(
-      f'config.data.sequence_length is {length}, and {key} has learned positions for '
-      f'{model.max_length} tokens; take at most that'
-    )
-  if config.distill.init == 'yes':
-    differing = [
-      f'model.{name} is {theirs!r} there and {ours!r} in the config'
-      for name in ('width', 'scaled_logits')
-      for ours, theirs in [(getattr(student, name), getattr(model, name))]
-      if ours != theirs
-    ]
-    if differing:
-      raise UserError(
-        f'config.distill.init=yes copies arrays of {key}, which do not fit: '
-        f'{" and ".join(differing)}; set config.distill.init=no, or make these equal'
-      )
-  try:
-    sharding.check_divides(mesh, teacher.definition.abstract, teacher.definition.axes)
-    for heads in model.heads:
-      sharding.check_divisible(mesh, 'heads', heads, 'heads of a layer')
-  except UserError as error:
-    raise UserError(f'{key} cannot be split over the mesh: {error}') from error
