@@ -64,8 +64,8 @@ MISTAKES = {
     's3://bucket/run is neither a path in a file system nor',
   ),
   'bucket to convert to': (
-    [*CONVERT, 'to-torch', '--source=/nothing', '--target=gs://bucket/model.bin'],
-    'gs://bucket/model.bin is not a path in a file system; mount the bucket on every host',
+    [*CONVERT, 'to-torch', '--source=/nothing', '--target=gs://bucket/model.safetensors'],
+    'gs://bucket/model.safetensors is not a path in a file system; mount the bucket on every host',
   ),
   'no text': (
     [*TRAIN, '--config.data.source=files:/nothing/*.txt'],
@@ -88,7 +88,7 @@ MISTAKES = {
     '/nothing.bin is not a file or directory',
   ),
   'option of the other conversion': (
-    [*CONVERT, 'to-torch', '--source=/nothing', '--target=new.bin', '--heads=4'],
+    [*CONVERT, 'to-torch', '--source=/nothing', '--target=new.safetensors', '--heads=4'],
     '--heads has no meaning for to-torch',
   ),
 }

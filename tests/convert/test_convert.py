@@ -28,7 +28,6 @@ from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint, saved_config
 from tokenformer_jax.steps import step as step_lib
 
-EACH_FORMAT = pytest.mark.parametrize('suffix', tensor_files.SUFFIXES)
 CONVERT = [sys.executable, '-m', 'tokenformer_jax', 'convert']
 QUERY = 'sequential.2.attention.query.key_param_tokens'
 
@@ -95,25 +94,25 @@ def test_training_starts_as_from_scratch_but_for_the_parameters(run):
   assert place == {n: planned[n] for n in place}, 'fresh moments do not lie where they belong'
 
 
-@EACH_FORMAT
+@pytest.mark.parametrize('suffix', tensor_files.SUFFIXES)
 def test_back_again_bit_for_bit(run, tmp_path, suffix):
-  target = tmp_path / f'back{suffix}'
+  target = tmp_path / 'back.safetensors'
   convert.to_torch(str(run), target)
   assert list(_read(target)) == list(released.WEIGHTS), 'names, or their order'
   assert _names(_read(target)) == _names(released.WEIGHTS), 'other bits'
   original = released.write(tmp_path / f'original{suffix}')
   again = tmp_path / 'again'
   convert.to_jax(original, again, tokenizer=str(run.parent / 'tokenizer.json'), **released.OPTIONS)
-  convert.to_torch(f'{again}@0', tmp_path / f'again{suffix}')
-  assert (tmp_path / f'again{suffix}').read_bytes() == target.read_bytes()
+  convert.to_torch(f'{again}@0', tmp_path / 'again.safetensors')
+  assert (tmp_path / 'again.safetensors').read_bytes() == target.read_bytes()
 
 
 def test_the_tokenizer_goes_with_the_weights(run, tmp_path):
   exported = tmp_path / 'exported'
   exported.mkdir()
-  convert.to_torch(str(run), exported / 'back.safetensors')
-  convert.to_torch(str(run), exported / 'back.bin')  # beside the same tokenizer
-  convert.to_jax(exported / 'back.bin', tmp_path / 'again', **released.OPTIONS)
+  convert.to_torch(str(run), exported / 'first.safetensors')
+  convert.to_torch(str(run), exported / 'back.safetensors')  # beside the same tokenizer
+  convert.to_jax(exported / 'back.safetensors', tmp_path / 'again', **released.OPTIONS)
   of_run = {'tokenizer': f'{run}@0', **released.OPTIONS}
   convert.to_jax(released.write(tmp_path / 'model.bin'), tmp_path / 'same', **of_run)
   wanted, *got = (_restored(d)[1] for d in (run, tmp_path / 'again', tmp_path / 'same'))
@@ -122,8 +121,10 @@ def test_the_tokenizer_goes_with_the_weights(run, tmp_path):
 
   released.write_tokenizer(tmp_path, size=32)
   with pytest.raises(UserError, match=r'tokenizer\.json is not the tokenizer of this model'):
-    convert.to_torch(str(run), tmp_path / 'beside_another.bin')
-  assert not (tmp_path / 'beside_another.bin').exists(), 'to-jax would read it with other ids'
+    convert.to_torch(str(run), tmp_path / 'beside_another.safetensors')
+  assert not (tmp_path / 'beside_another.safetensors').exists(), (
+    'to-jax would read it with other ids'
+  )
 
 
 def test_back_again_from_and_to_pytorch(tmp_path):
@@ -132,9 +133,9 @@ def test_back_again_from_and_to_pytorch(tmp_path):
   weights = {name: torch.tensor(array) for name, array in released.WEIGHTS.items()}
   torch.save(weights, tmp_path / 'pytorch_model.bin')
   convert.to_jax(tmp_path / 'pytorch_model.bin', tmp_path / 'run', **released.OPTIONS)
-  convert.to_torch(str(tmp_path / 'run'), tmp_path / 'back.bin')
-  back = torch.load(tmp_path / 'back.bin', weights_only=True, mmap=True)
-  assert list(back) == list(weights)
+  convert.to_torch(str(tmp_path / 'run'), tmp_path / 'back.safetensors')
+  back = pytest.importorskip('safetensors.torch').load_file(tmp_path / 'back.safetensors')
+  assert back.keys() == weights.keys()
   assert all(torch.equal(back[name], tensor) for name, tensor in weights.items())
 
 
@@ -146,8 +147,8 @@ def test_half_precision_goes_in_and_comes_back(tmp_path, dtype, suffix):
   state, _ = _restored(tmp_path / 'run')
   want = released.WEIGHTS['sequential.0.word_embeddings.weight'].astype(tensor_files.DTYPES[dtype])
   np.testing.assert_array_equal(state['params']['embedding'], want.astype(np.float32))
-  convert.to_torch(str(tmp_path / 'run'), tmp_path / f'back{suffix}', dtype=dtype)
-  assert _names(_read(tmp_path / f'back{suffix}')) == _names(_read(source)), 'other bits'
+  convert.to_torch(str(tmp_path / 'run'), tmp_path / 'back.safetensors', dtype=dtype)
+  assert _names(_read(tmp_path / 'back.safetensors')) == _names(_read(source)), 'other bits'
 
 
 def test_a_sharded_set_is_the_model(run, tmp_path):
@@ -293,13 +294,13 @@ def test_the_score_of_the_weights_is_named_by_a_flag(tmp_path, score, monkeypatc
   assert f'score {score}' in said and 'assumed' not in said, said
   model = _restored(tmp_path / 'run')[1].config.model
   assert {one.score.kind for one in config.pattentions(model).values()} == {score}
-  _convert('to-torch', f'--source={tmp_path}/run', f'--target={tmp_path}/back.bin')
+  _convert('to-torch', f'--source={tmp_path}/run', f'--target={tmp_path}/back.safetensors')
   said = capsys.readouterr().err
   differs = 'set norm_activation_type to it in the config of the released code' in said
   assert differs == (score != 'l2_norm_gelu'), (
     f'whoever takes the file trusts another score: {said}'
   )
-  assert _names(_read(tmp_path / 'back.bin')) == _names(released.WEIGHTS), 'other bits'
+  assert _names(_read(tmp_path / 'back.safetensors')) == _names(released.WEIGHTS), 'other bits'
 
 
 def test_released_weights_are_one_group_and_several_groups_do_not_go_back():
@@ -373,16 +374,17 @@ def test_a_model_that_the_released_code_cannot_compute_is_refused(tmp_path, chan
     step=0,
   )
   with pytest.raises(UserError, match=match):
-    convert.to_torch(str(tmp_path / 'run'), tmp_path / 'back.bin')
+    convert.to_torch(str(tmp_path / 'run'), tmp_path / 'back.safetensors')
   assert os.listdir(tmp_path) == ['run'], 'something was left'
 
 
 def test_targets_are_checked_before_anything_is_read(run, tmp_path):
-  with pytest.raises(UserError, match=r'must end in \.bin or \.safetensors'):
-    convert.to_torch(str(run), tmp_path / 'model.pt')
-  (tmp_path / 'model.bin').touch()
+  for name in ('model.bin', 'model.pt', 'model'):
+    with pytest.raises(UserError, match=rf'{name} must end in \.safetensors'):
+      convert.to_torch(str(run), tmp_path / name)
+  (tmp_path / 'model.safetensors').touch()
   with pytest.raises(UserError, match='exists'):
-    convert.to_torch(str(run), tmp_path / 'model.bin')
+    convert.to_torch(str(run), tmp_path / 'model.safetensors')
 
 
 @pytest.mark.slow
@@ -427,11 +429,11 @@ def test_a_converted_model_generates_trains_grows_evaluates_and_converts_back(tm
     python('-m', 'tokenformer_jax', 'evaluate', *what, f'--output={tmp_path}/{name}.json')
     losses.append(json.loads((tmp_path / f'{name}.json').read_text())['text']['loss'])
   assert losses[0] == pytest.approx(losses[1], rel=1e-5), 'the grown model is another one'
-  back = [f'--source={tmp_path}/grown', f'--target={tmp_path}/back.bin']
+  back = [f'--source={tmp_path}/grown', f'--target={tmp_path}/back.safetensors']
   said = python('-m', 'tokenformer_jax', 'convert', 'to-torch', *back)
   assert 'takes the scale from the number of tokens' in said.stderr, 'a silent change of function'
   assert 'to-jax takes --tokenizer=bytes' in said.stderr, 'to-jax would ask for a file'
-  got = tensor_files.find(tmp_path / 'back.bin')
+  got = tensor_files.find(tmp_path / 'back.safetensors')
   assert got['sequential.2.mlp.key_param_tokens'].shape == (96, 32), 'not the larger counts'
 
 
@@ -443,7 +445,7 @@ def test_the_150m_model_in_full_and_in_little_memory(tmp_path):
   shapes = {name: place.shape for name, place in released_torch.layout(model).items()}
   rng = np.random.default_rng(0)
   random = ((n, rng.standard_normal(s, dtype=np.float32)) for n, s in shapes.items())
-  tensor_files.write(tmp_path / 'pytorch_model.bin', 'float32', shapes, random)
+  tensor_files.write(tmp_path / 'model.safetensors', 'float32', shapes, random)
   most = 1.3 * 4 * define_lm(model).count
   measured = (
     'import resource, subprocess, sys; done = subprocess.run(sys.argv[1:]);'
@@ -459,12 +461,13 @@ def test_the_150m_model_in_full_and_in_little_memory(tmp_path):
 
   into = peak(
     'to-jax',
-    f'--source={tmp_path}',
+    f'--source={tmp_path}/model.safetensors',
     f'--target={tmp_path}/run',
     '--tokenizer=bytes',
   )
-  back = peak('to-torch', f'--source={tmp_path}/run', f'--target={tmp_path}/back.bin')
-  before, after = (tensor_files.find(tmp_path / name) for name in ('pytorch_model.bin', 'back.bin'))
+  back = peak('to-torch', f'--source={tmp_path}/run', f'--target={tmp_path}/back.safetensors')
+  names = ('model.safetensors', 'back.safetensors')
+  before, after = (tensor_files.find(tmp_path / name) for name in names)
   assert list(before) == list(after), 'names, or their order'
   for name, tensor in before.items():
     assert tensor.read().tobytes() == after[name].read().tobytes(), f'{name}: other bits'

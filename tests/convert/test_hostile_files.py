@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import pytorch_file
 from test_tensor_files import _archive as archive
 
 from tokenformer_jax.convert import pickled_table, tensor_files
@@ -150,13 +151,15 @@ def test_many_tensors_of_the_same_bytes_are_refused(tmp_path, suffix):
   """A megabyte of file that would become gigabytes of parameters."""
   names, size, path = [f'{i}' for i in range(1000)], 2**16, tmp_path / f'model{suffix}'
   if suffix == '.bin':
-    table = pickled_table.dump('float32', dict.fromkeys(names, (size,)), dict.fromkeys(names, '0'))
+    table = pytorch_file.dump_table(
+      'float32', dict.fromkeys(names, (size,)), dict.fromkeys(names, '0')
+    )
     archive(path, table, [('data/0', bytes(4 * size))])
   else:
     entry = {'dtype': 'F32', 'shape': [size], 'data_offsets': [0, 4 * size]}
     header = json.dumps(dict.fromkeys(names, entry)).encode()
     path.write_bytes(struct.pack('<Q', len(header)) + header + bytes(4 * size))
-  with pytest.raises(UserError, match=r'share a storage|overlap'):
+  with pytest.raises(UserError, match=r'share a storage|invalid offset for tensor'):
     tensor_files.find(path)
 
 
@@ -170,22 +173,23 @@ def test_no_instruction_of_a_pickle_is_run_or_ends_in_a_traceback(tmp_path):
         assert type(pickled_table.parse(changed)) in (dict, list, tuple, str, int, bool, type(None))
 
 
+DAMAGED = 'is not a safetensors file, or is cut short or damaged'
 HEADERS = {
-  'lists in lists': (b'[' * 100_000, 'RecursionError'),
-  'dicts in dicts': (b'{"a":' * 100_000, 'RecursionError'),
+  'lists in lists': (b'[' * 100_000, DAMAGED),
+  'dicts in dicts': (b'{"a":' * 100_000, 'recursion limit exceeded'),
   'a long number': (
     b'{"a":{"dtype":"F32","shape":[' + b'9' * 5000 + b']}}',
-    'the tensor|its table',
+    'number out of range',
   ),
   'an overlap': (
     {'a': ([2], [0, 8]), 'b': ([2], [4, 12])},
-    'its tensors a and b overlap',
+    'invalid offset for tensor `b`',
   ),
-  'an end beyond the file': ({'a': ([2**40], [0, 2**42])}, 'ends before the tensor a does'),
-  'a begin before the file': ({'a': ([4], [-8, 8])}, 'size is not that of its shape'),
-  'a shape of fractions': ({'a': ([0.5], [0, 2])}, 'a float instead of an integer'),
-  'a product that overflows': ({'a': ([2**63, 2], [0, 16])}, 'size is not that of its shape'),
-  'many axes': ({'a': ([1] * 100, [0, 4])}, '100 axes'),
+  'an end beyond the file': ({'a': ([2**40], [0, 2**42])}, DAMAGED),
+  'a begin before the file': ({'a': ([4], [-8, 8])}, 'integer `-8`'),
+  'a shape of fractions': ({'a': ([0.5], [0, 2])}, 'floating point `0.5`'),
+  'a product that overflows': ({'a': ([2**63, 2], [0, 16])}, 'overflow'),
+  'many axes': ({'a': ([4, *[1] * 99], [0, 16])}, '100 axes'),
   'a name that moves the cursor': ({'\x1b[2J': ([4], [0, 16])}, 'printable characters'),
 }
 
@@ -210,7 +214,7 @@ def test_a_crafted_header_is_refused(tmp_path, name):
 def test_a_header_longer_than_the_file_is_refused(tmp_path, length):
   path = tmp_path / 'model.safetensors'
   path.write_bytes(struct.pack('<Q', length) + b'{}' + bytes(100))
-  with in_little_memory(), pytest.raises(UserError, match='is cut short'):
+  with in_little_memory(), pytest.raises(UserError, match=DAMAGED):
     tensor_files.find(path)
 
 
@@ -218,7 +222,7 @@ def test_a_header_longer_than_the_file_is_refused(tmp_path, length):
 def test_an_index_leads_nowhere_else(tmp_path, shard):
   outside = tmp_path / 'elsewhere' / 'a.bin'
   outside.parent.mkdir()
-  tensor_files.write(outside, 'float32', {'a': (2,)}, [('a', np.zeros(2, np.float32))])
+  pytorch_file.write(outside, 'float32', {'a': np.zeros(2, np.float32)})
   index = tmp_path / 'set' / 'model.bin.index.json'
   index.parent.mkdir()
   index.write_text(json.dumps({'weight_map': {'a': shard.format(outside=outside)}}))

@@ -278,4 +278,4 @@ def test_a_damaged_array_is_named_and_nothing_is_left(source, tmp_path):
 def test_it_does_not_go_to_the_pytorch_layout(source, tmp_path):
   _convert(source, tmp_path / 'run')
   with pytest.raises(UserError, match=r"positions\.kind is 'none'; the released layout is for"):
-    convert.to_torch(str(tmp_path / 'run'), tmp_path / 'model.bin')
+    convert.to_torch(str(tmp_path / 'run'), tmp_path / 'model.safetensors')

@@ -138,10 +138,10 @@ def test_converted_weights_stay_parameters_alone(tmp_path):
     turned.logits(released.GOLDEN['input_ids']), released.GOLDEN['logits'], atol=1e-5
   )
   with pytest.raises(UserError, match=r"positions\.layout is 'interleaved'; .* 'half_split' only"):
-    command.to_torch(str(tmp_path / 'turned'), tmp_path / 'none.bin')
+    command.to_torch(str(tmp_path / 'turned'), tmp_path / 'none.safetensors')
   convert_run(str(tmp_path / 'turned'), tmp_path / 'back', 'half_split')
-  command.to_torch(str(tmp_path / 'back'), tmp_path / 'back.bin')
-  tensors = tensor_files.find(tmp_path / 'back.bin')
+  command.to_torch(str(tmp_path / 'back'), tmp_path / 'back.safetensors')
+  tensors = tensor_files.find(tmp_path / 'back.safetensors')
   for name, array in released.WEIGHTS.items():
     np.testing.assert_array_equal(tensors[name].read(), array, err_msg=f'{name}: other bits')
 

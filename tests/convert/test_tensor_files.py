@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+import pytorch_file
 import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -33,6 +34,8 @@ def _weights() -> dict[str, np.ndarray]:
 
 def _write(path, weights=None, dtype='float32'):
   weights = _weights() if weights is None else weights
+  if path.suffix == '.bin':
+    return pytorch_file.write(path, dtype, weights)
   shapes = {name: array.shape for name, array in weights.items()}
   # In another order than that of the table, as arrays of layers come.
   tensor_files.write(path, dtype, shapes, reversed(weights.items()))
@@ -70,7 +73,7 @@ def test_the_safetensors_library_reads_and_writes_the_same(tmp_path):
 
 
 @EACH_DTYPE
-def test_pytorch_reads_what_is_written(tmp_path, dtype):
+def test_pytorch_reads_the_files_that_these_tests_write(tmp_path, dtype):
   torch = pytest.importorskip('torch')
   path = _write(tmp_path / 'model.bin', dtype=dtype)
   for mmap in (False, True):
@@ -231,7 +234,7 @@ def test_wrong_files_get_a_sentence(tmp_path):
     safetensors_file('f64.safetensors', {'a': entry}, b'0' * 16), 'tensor a has the dtype F64'
   )
   entry = {'dtype': 'F32', 'shape': [2], 'data_offsets': [0, 4]}
-  refused(safetensors_file('s.safetensors', {'a': entry}, b'0' * 16), 'the tensor a cannot be read')
+  refused(safetensors_file('s.safetensors', {'a': entry}, b'0' * 16), 'or is cut short or damaged')
   (tmp_path / 'text.bin').write_text('version https://git-lfs.github.com/spec/v1')
   refused(tmp_path / 'text.bin', 'is a pointer of Git LFS')
   (tmp_path / 'text.bin').write_text('something')
@@ -305,9 +308,8 @@ def test_sharded_sets(tmp_path, suffix):
   _assert_same(_read(tmp_path), weights)
 
 
-@EACH_FORMAT
-def test_a_failure_leaves_nothing(tmp_path, suffix):
-  target = tmp_path / f'model{suffix}'
+def test_a_failure_leaves_nothing(tmp_path):
+  target = tmp_path / 'model.safetensors'
   with pytest.raises(UserError, match=r'the tensor big has numbers too large for float16'):
     _write(target, {'a': SPECIAL, 'big': np.array([7e4], np.float32)}, 'float16')
 

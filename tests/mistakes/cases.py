@@ -342,19 +342,28 @@ CONVERT = {
   'a folder without weights': ('convert to-jax --source={in}/some --target=new', '{in}/some'),
   'a run to convert to a run': ('convert to-jax --source={lm} --target=new', '{lm}'),
   'an option of the other conversion': (
-    'convert to-torch --source={lm} --target=new.bin --heads=4',
+    'convert to-torch --source={lm} --target=new.safetensors --heads=4',
     '--heads has no meaning for to-torch',
   ),
-  'a file of another kind': ('convert to-torch --source={lm} --target=new.onnx', '.safetensors'),
-  'a file that is there': (
-    'convert to-torch --source={lm} --target={in}/weights.bin',
-    'weights.bin exists; name a new file',
+  'a file of another kind': (
+    'convert to-torch --source={lm} --target=new.bin',
+    'must end in .safetensors',
   ),
-  'a file in a bucket': ('convert to-torch --source={lm} --target=gs://b/x.bin', 'gs://b/x.bin'),
-  'no run to convert': ('convert to-torch --source=none --target=new.bin', 'none is not'),
-  'a run of images to convert': ('convert to-torch --source={vit} --target=new.bin', 'model.'),
+  'a file that is there': (
+    'convert to-torch --source={lm} --target={in}/weights.safetensors',
+    'weights.safetensors exists; name a new file',
+  ),
+  'a file in a bucket': (
+    'convert to-torch --source={lm} --target=gs://b/x.safetensors',
+    'gs://b/x.safetensors',
+  ),
+  'no run to convert': ('convert to-torch --source=none --target=new.safetensors', 'none is not'),
+  'a run of images to convert': (
+    'convert to-torch --source={vit} --target=new.safetensors',
+    'model.',
+  ),
   'a type that there is not': (
-    'convert to-torch --source={lm} --target=new.bin --dtype=float8',
+    'convert to-torch --source={lm} --target=new.safetensors --dtype=float8',
     '--dtype=float8: it must be one of',
   ),
   'heads of nothing': ('convert to-jax --source=a --target=b --heads=0', '--heads=0'),

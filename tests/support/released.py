@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytorch_file
 import tokenizers as hf
 from tiny import tiny_model
 
@@ -21,6 +22,8 @@ OPTIONS = {'heads': 2, 'rotary_fraction': 0.5, 'sequence_length': 32}
 
 def write(path: Path, weights=WEIGHTS, dtype: str = 'float32') -> Path:
   """Writes a file in the format of its suffix."""
+  if path.suffix == '.bin':
+    return pytorch_file.write(path, dtype, weights)
   shapes = {name: array.shape for name, array in weights.items()}
   tensor_files.write(path, dtype, shapes, weights.items())
   return path

@@ -4,7 +4,7 @@ r"""Turn released TokenFormer weights into a run of ours, and back, tensor by te
       [--tokenizer=tokenizer.json|bytes|RUN] [--heads=N] [--rotary_fraction=F] [--sequence_length=N]
       [--score=l2_norm_gelu|gelu_l2_norm|softmax] [--allow_nonfinite]
   tokenformer convert to-jax --source=CHECKPOINT --target=RUN [--zoom_dim=N] …
-  tokenformer convert to-torch --source=RUN[@STEP] --target=pytorch_model.bin
+  tokenformer convert to-torch --source=RUN[@STEP] --target=model.safetensors
       [--dtype=float32|float16|bfloat16] [--allow_nonfinite]
   tokenformer convert layout --source=RUN[@STEP] --target=RUN
       --layout=half_split|interleaved
@@ -12,8 +12,8 @@ r"""Turn released TokenFormer weights into a run of ours, and back, tensor by te
 The source of to-jax is a .bin or .safetensors file, the .index.json of a sharded set, a directory
 with one of them, or an Orbax checkpoint of the released TPU code. You can generate from the new
 work directory, grow it, train on and evaluate it. It holds parameters only; the optimizer's moments
-start at zero. The suffix of to-torch's target, .bin or .safetensors, is its format. to-torch writes
-the tokenizer to a tokenizer.json beside the target, where to-jax looks for one.
+start at zero. to-torch writes a safetensors file, which safetensors.torch.load_file reads, and the
+tokenizer to a tokenizer.json beside it, where to-jax looks for one.
 
 Weights do not record the score function, the number of heads, or the rotated part of each head. The
 command prints its assumptions about them; flags change them.
@@ -194,20 +194,20 @@ class _NonFinite:
 def to_torch(
   source: str, target: Path, *, dtype: str = 'float32', allow_nonfinite: bool = False
 ) -> ModelConfig:
-  """Write the parameters of a run in the released format, and return its model.
+  """Write the parameters of a run as a safetensors file of the released model; return its model.
 
   This is the exact inverse of `to_jax`: weights that came from `dtype` return to it bit for bit.
-  The suffix of the target, `.bin` or `.safetensors`, is the format. The tokenizer of the run
-  becomes a `tokenizer.json` in the same directory (`vocabulary.written_beside`).
+  The tokenizer of the run becomes a `tokenizer.json` in the same directory
+  (`vocabulary.written_beside`).
 
   Raises:
-    UserError: the run cannot be read, the released code cannot compute its model, a weight is not
-      finite, the target exists or cannot be written, or another tokenizer is beside it. Nothing of
-      the target remains then.
+    UserError: the target does not end in `.safetensors`, exists or cannot be written, the run
+      cannot be read, the released code cannot compute its model, a weight is not finite, or another
+      tokenizer is beside the target. Nothing of the target remains then.
   """
   files.check_target(target, what='file')
-  if target.suffix not in tensor_files.SUFFIXES:
-    raise UserError(f'the target {target} must end in {" or ".join(tensor_files.SUFFIXES)}')
+  if target.suffix != '.safetensors':
+    raise UserError(f'the target {target} must end in .safetensors, the only format written')
   directory, step = paths.split_source(source)
   checkpoints, meta = checkpoint.open_source(directory, step)
   with contextlib.closing(checkpoints):

@@ -1,4 +1,4 @@
-"""Parse and write the table of tensors in a PyTorch file, a pickle.
+"""Parse the table of tensors in a PyTorch file, a pickle.
 
 Python's unpickler is unsafe for untrusted files: it calls any function that a pickle names, trusts
 sizes in the pickle (a memo index of 2³¹ allocates 32 GiB), and can hash nested tuples without end.
@@ -7,10 +7,7 @@ accepts the few instructions that a table of tensors needs, each of which create
 object. The names that `torch.save` writes map to inert functions of this module.
 """
 
-import math
-import pickle
 import pickletools
-import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -195,45 +192,3 @@ def _storage(reference: Any) -> Storage:
   if _checked(word, str) != 'storage' or not isinstance(dtype, _Dtype):
     raise ValueError('a reference that is not to a storage')
   return Storage(dtype.name, _checked(key, str))
-
-
-def dump(dtype: str, shapes: dict[str, tuple[int, ...]], keys: dict[str, str]) -> bytes:
-  """Return the table of a file as `torch.save` would pickle it, built without PyTorch.
-
-  All tensors have the `dtype`, a name in `STORAGES`. `shapes` and the `keys` of the tensors'
-  records are by name.
-  """
-
-  def text(value: str) -> bytes:
-    return pickle.BINUNICODE + struct.pack('<I', len(value.encode())) + value.encode()
-
-  def integer(value: int) -> bytes:
-    return pickle.LONG1 + b'\x08' + struct.pack('<q', value)
-
-  def group(*values: bytes) -> bytes:
-    return pickle.MARK + b''.join(values) + pickle.TUPLE
-
-  def named(module: str, name: str) -> bytes:
-    return pickle.GLOBAL + f'{module}\n{name}\n'.encode()
-
-  new_dict = named('collections', 'OrderedDict') + pickle.EMPTY_TUPLE + pickle.REDUCE
-  parts = [pickle.PROTO + b'\x02', new_dict, pickle.MARK]
-  for name, shape in shapes.items():
-    storage = group(
-      text('storage'),
-      named('torch', STORAGES[dtype]),
-      text(keys[name]),
-      text('cpu'),
-      integer(math.prod(shape)),
-    )
-    strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-    view = group(
-      storage + pickle.BINPERSID,
-      integer(0),
-      group(*map(integer, shape)),
-      group(*map(integer, strides)),
-      pickle.NEWFALSE,  # requires_grad
-      new_dict,  # backward hooks
-    )
-    parts += [text(name), named('torch._utils', '_rebuild_tensor_v2'), view, pickle.REDUCE]
-  return b''.join([*parts, pickle.SETITEMS, pickle.STOP])

@@ -1,13 +1,13 @@
-"""Read and write files of named tensors, one tensor at a time: PyTorch's, safetensors, sharded.
+"""Find the tensors in files of PyTorch and of safetensors, and write safetensors files.
 
-The module needs neither PyTorch nor the safetensors library, because each of these files is a table
-of names, shapes and offsets, followed by raw numbers. A PyTorch file (`torch.save` since 1.6) is an
-uncompressed zip archive with the table as a pickle in `data.pkl` and the numbers in `data/KEY`. A
-safetensors file is the length of its table, the table in JSON, and the numbers.
+A PyTorch file (`torch.save` since 1.6) is an uncompressed zip archive, with the table of names,
+shapes and offsets as a pickle in `data.pkl` and the numbers in `data/KEY`; reading it does not need
+PyTorch. The safetensors library reads and checks the table of a safetensors file. It writes a file
+only from tensors that are all in memory, so `write` here writes tensors one at a time.
 
 Files come from untrusted sources: `pickled_table` runs no code that a pickle names, and the size of
-a file bounds the memory that reading it takes. A table has a maximum length and is not compressed,
-and the tensors together are at most as large as their file.
+a file bounds the memory that reading it takes. A table is not compressed, and the tensors together
+are at most as large as their file.
 """
 
 import contextlib
@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import ml_dtypes
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from tokenformer_jax.convert import pickled_table
 from tokenformer_jax.convert.pickled_table import View
@@ -41,7 +42,6 @@ _MOST_AXES = 8
 _LONGEST_NAME = 256
 _CHUNK = 2**20  # numbers
 _ZIP = b'PK\x03\x04'  # the first bytes of a PyTorch file and of each record in it
-_ALIGNMENT = 64  # of the numbers in a PyTorch file, as in torch.save
 
 Shape = tuple[int, ...]
 
@@ -163,34 +163,29 @@ def _reason(error: BaseException) -> str:
 
 
 def _safetensors(path: Path) -> dict[str, Tensor]:
-  size = path.stat().st_size
-  with path.open('rb') as file:
-    length = int.from_bytes(file.read(8), 'little')
-    if not 2 <= length <= min(size - 8, _MOST_TABLE_BYTES):
-      reason = 'is not a safetensors file, or is cut short; fetch it again'
-      raise UserError(f'{path} {_describe_other_format(path) or reason}')
-    header = file.read(length)
-  dtypes = {code: DTYPES[name] for name, code in _SAFETENSORS.items()}
-  tensors, last = {}, 'its table'
   try:
-    for name, entry in json.loads(header).items():
-      if name == '__metadata__':
-        continue
-      last = f'the tensor {_checked_name(name)}'
-      if entry['dtype'] not in dtypes:
-        raise UserError(_wrong_dtype(path, name, entry['dtype']))
-      begin, end = entry['data_offsets']
-      shape, dtype = _shape(entry['shape']), dtypes[entry['dtype']]
-      if _whole(begin) < 0 or _whole(end) - begin != math.prod(shape) * dtype.itemsize:
-        raise ValueError('its size is not that of its shape')
-      if 8 + length + end > size:
-        raise UserError(f'{path} is cut short: it ends before the tensor {name} does')
-      tensors[name] = Tensor(path, 8 + length + begin, dtype, shape)
-  except _MALFORMED as error:
-    raise UserError(
-      f'{path} is not a safetensors file: {last} cannot be read ({_reason(error)})'
-    ) from error
-  _check_apart(path, tensors)
+    with safe_open(path, framework='numpy') as file:
+      entries = {name: file.get_slice(name) for name in file.offset_keys()}
+      table = {name: (entry.get_dtype(), entry.get_shape()) for name, entry in entries.items()}
+    with path.open('rb') as file:
+      offset = 8 + int.from_bytes(file.read(8), 'little')  # the end of the table
+  except SafetensorError as error:
+    damaged = 'is not a safetensors file, or is cut short or damaged; fetch it again'
+    reason = _describe_other_format(path) or f'{damaged} ({_reason(error)})'
+    raise UserError(f'{path} {reason}') from error
+  dtypes = {code: DTYPES[name] for name, code in _SAFETENSORS.items()}
+  tensors: dict[str, Tensor] = {}
+  for name, (code, sizes) in table.items():
+    try:
+      _checked_name(name)
+      shape = _shape(sizes)
+    except ValueError as error:
+      raise UserError(f'{path} has a tensor that cannot be read ({_reason(error)})') from error
+    if code not in dtypes:
+      raise UserError(_wrong_dtype(path, name, code))
+    # The library refuses a file whose tensors overlap, or do not fill it from the table to its end.
+    tensors[name] = Tensor(path, offset, dtypes[code], shape)
+    offset += tensors[name].bytes
   return tensors
 
 
@@ -214,15 +209,6 @@ def _shape(values: Iterable[Any]) -> Shape:
   if any(size < 1 for size in shape):
     raise ValueError(f'a shape of {list(shape)}')
   return shape
-
-
-def _check_apart(path: Path, tensors: dict[str, Tensor]) -> None:
-  """Check that no two tensors of a safetensors file overlap, as the format requires."""
-  last, end = '', 0
-  for name, tensor in sorted(tensors.items(), key=lambda item: item[1].offset):
-    if tensor.offset < end:
-      raise UserError(f'{path} is damaged: its tensors {last} and {name} overlap; fetch it again')
-    last, end = name, tensor.offset + tensor.bytes
 
 
 def _wrong_dtype(path: Path, name: str, dtype: Any) -> str:
@@ -375,21 +361,22 @@ def _data_offset(file: BinaryIO, record: zipfile.ZipInfo) -> int:
 def write(
   target: Path, dtype: str, shapes: dict[str, Shape], stream: Iterable[tuple[str, np.ndarray]]
 ) -> None:
-  """Write a file in the format of its suffix, under a temporary name that is renamed at the end.
+  """Write a safetensors file, under a temporary name that is renamed at the end.
 
-  The target is a new `.bin` or `.safetensors` file, `dtype` a name in `DTYPES`, and the order of
-  `shapes` that of the table. `stream` has every tensor once, in any order and in float32; only one
-  tensor is in memory at a time.
+  `dtype` is a name in `DTYPES`, and the order of `shapes` that of the table. `stream` has every
+  tensor once, in any order and in float32; only one tensor is in memory at a time.
 
   Raises:
     UserError: the file cannot be written, or a number is too large for the dtype. No partial file
       stays behind.
   """
   partial = target.with_name(f'.{target.name}.partial')
-  write_format = _write_pytorch if target.suffix == '.bin' else _write_safetensors
   try:
     with partial.open('wb') as file:
-      write_format(file, dtype, shapes, _converted(stream, dtype))
+      offsets = _write_table(file, dtype, shapes)
+      for name, array in stream:
+        file.seek(offsets[name])
+        file.write(_converted(name, array, dtype).reshape(-1).view(np.uint8).data)
     os.rename(partial, target)
   except OSError as error:
     raise UserError(
@@ -401,53 +388,26 @@ def write(
       partial.unlink()
 
 
-def _converted(
-  stream: Iterable[tuple[str, np.ndarray]], dtype: str
-) -> Iterator[tuple[str, np.ndarray]]:
-  for name, array in stream:
-    with np.errstate(over='ignore'):  # The check below reports an overflow.
-      converted = np.ascontiguousarray(array.astype(DTYPES[dtype], copy=False))
-    if dtype != 'float32' and not np.array_equal(np.isfinite(array), np.isfinite(converted)):
-      raise UserError(f'the tensor {name} has numbers too large for {dtype}; use --dtype=float32')
-    yield name, converted
-
-
-def _raw(array: np.ndarray) -> memoryview:
-  return array.reshape(-1).view(np.uint8).data
-
-
-def _write_safetensors(
-  file: BinaryIO, dtype: str, shapes: dict[str, Shape], stream: Iterable[tuple[str, np.ndarray]]
-) -> None:
+def _write_table(file: BinaryIO, dtype: str, shapes: dict[str, Shape]) -> dict[str, int]:
+  """Write the table of a safetensors file, and return the offset of each tensor in the file."""
   header: dict[str, Any] = {'__metadata__': {'format': 'pt'}}
-  end = 0
+  begins, end = {}, 0
   for name, shape in shapes.items():
-    begin, end = end, end + math.prod(shape) * DTYPES[dtype].itemsize
-    header[name] = {'dtype': _SAFETENSORS[dtype], 'shape': shape, 'data_offsets': [begin, end]}
+    begins[name], end = end, end + math.prod(shape) * DTYPES[dtype].itemsize
+    header[name] = {
+      'dtype': _SAFETENSORS[dtype],
+      'shape': shape,
+      'data_offsets': [begins[name], end],
+    }
   text = json.dumps(header, separators=(',', ':')).encode()
   text += b' ' * (-len(text) % 8)  # Align the numbers.
   file.write(struct.pack('<Q', len(text)) + text)
-  for name, array in stream:
-    file.seek(8 + len(text) + header[name]['data_offsets'][0])
-    file.write(_raw(array))
+  return {name: 8 + len(text) + begin for name, begin in begins.items()}
 
 
-def _write_pytorch(
-  file: BinaryIO, dtype: str, shapes: dict[str, Shape], stream: Iterable[tuple[str, np.ndarray]]
-) -> None:
-  keys = {name: str(i) for i, name in enumerate(shapes)}
-  with zipfile.ZipFile(file, 'w') as archive:
-    _add(archive, file, 'data.pkl', pickled_table.dump(dtype, shapes, keys))
-    _add(archive, file, 'byteorder', b'little')
-    for name, array in stream:
-      _add(archive, file, f'data/{keys[name]}', _raw(array))
-    _add(archive, file, 'version', b'3\n')
-
-
-def _add(archive: zipfile.ZipFile, file: BinaryIO, name: str, content: Any) -> None:
-  """Add a record with aligned content, because PyTorch may map the file into memory."""
-  record = zipfile.ZipInfo(f'pytorch_model/{name}')
-  start = file.tell() + 30 + len(record.filename) + 4
-  padding = -start % _ALIGNMENT
-  record.extra = struct.pack('<2sH', b'FB', padding) + b'Z' * padding
-  archive.writestr(record, content)
+def _converted(name: str, array: np.ndarray, dtype: str) -> np.ndarray:
+  with np.errstate(over='ignore'):  # The check below reports an overflow.
+    converted = np.ascontiguousarray(array.astype(DTYPES[dtype], copy=False))
+  if dtype != 'float32' and not np.array_equal(np.isfinite(array), np.isfinite(converted)):
+    raise UserError(f'the tensor {name} has numbers too large for {dtype}; use --dtype=float32')
+  return converted
