@@ -183,14 +183,6 @@ def test_a_damaged_source_is_named(home, tmp_path):
     _inspect(f'--source={tmp_path}/run')
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('module', ['inspect', 'grow'])
-def test_help_lists_the_flags(module):
-  command = [sys.executable, '-m', f'tokenformer_jax.{module}', '--help']
-  done = subprocess.run(command, capture_output=True, text=True)
-  assert '--source' in done.stdout and f'-m tokenformer_jax.{module} --source=' in done.stdout
-
-
 def test_it_does_not_hide_pythons_own_inspect():
   """The folder of a file that is run by its path comes first in the search for modules."""
   code = 'import sys; sys.path.insert(0, sys.argv[1]); import inspect; print(inspect.__file__)'

@@ -20,8 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 _LIMIT = 200  # seconds for a command
-# What `python -m` runs: imported before, they would be there twice.
-_ENTRIES = ('generate', 'evaluate', 'plot', 'sweep', 'decoding.harness', 'data.verify')
+# What `python -m` runs: imported before, it would be there twice.
+_ENTRIES = ('tokenformer_jax.decoding.harness',)
 _ALSO = ('lm_eval', 'lm_eval.evaluator', 'lm_eval.tasks', 'matplotlib.figure', 'tensorboardX')
 
 
@@ -79,8 +79,7 @@ def serve() -> None:
 
   prefix = 'tokenformer_jax.'
   names = [name for _, name, _ in pkgutil.walk_packages(tokenformer_jax.__path__, prefix)]
-  entries = [prefix + name for name in _ENTRIES]
-  names = [name for name in names if name not in entries and not name.endswith('__main__')]
+  names = [name for name in names if name not in _ENTRIES and not name.endswith('__main__')]
   for name in [*names, *_ALSO]:
     importlib.import_module(name)
   gc.collect()

@@ -1,16 +1,16 @@
 """`--help` of each command: its own flags, within a terminal, exit status 0."""
 
+import re
+
 import commands_server
 import pytest
 
+from tokenformer_jax.cli import verbs
+
+VERBS = [name for name in verbs.VERBS if name != 'train']
 COMMANDS = {
   'train': ['train.py'],
-  **{
-    name: ['-m', 'tokenformer_jax', name]
-    for name in (
-      *('generate', 'evaluate', 'plot', 'inspect', 'grow', 'convert', 'plan', 'sweep', 'laws'),
-    )
-  },
+  **{name: ['-m', 'tokenformer_jax', name] for name in VERBS},
 }
 
 WAYS = ('help', '--help')
@@ -27,6 +27,19 @@ def test_help_is_short_and_of_the_project_only(name, server):
   )
   if name != 'train':
     assert len(lines) < 60, 'nobody reads so much to find a flag'
+
+
+@pytest.mark.parametrize('name', VERBS)
+def test_help_gives_an_example_in_the_form_that_was_typed(name, server):
+  done = server.run([*COMMANDS[name], '--help'], commands_server.ROOT)
+  example = rf'^ *python -m tokenformer_jax {name} '
+  assert re.search(example, done.out, re.MULTILINE), done.out
+
+
+@pytest.mark.parametrize('name', ['inspect', 'grow', 'generate'])
+def test_help_lists_the_flags(name, server):
+  done = server.run([*COMMANDS[name], '--help'], commands_server.ROOT)
+  assert '  --source' in done.out, done.out
 
 
 def test_help_of_training_lists_the_keys(server):
