@@ -288,7 +288,10 @@ MISTAKES = {
   'a target that is there': (lambda run, to: run.grow(run.directory, {'ffn': 96}), 'exists'),
   'a group of tokens': (lambda run, to: run.remove(to, [2]), 'groups names group 2'),
   'no list of groups': (lambda run, to: run.extract(to, 2), 'groups is 2; it must be a list of'),
-  'no groups': (lambda run, to: run.scale(to, [], 0.5), 'groups is []; it must be a list of'),
+  'no groups': (
+    lambda run, to: run.scale(to, [], 0.5),
+    'groups is empty; name groups by their numbers',
+  ),
   'all groups': (lambda run, to: run.slice(to, 1), 'one group, so that there is nothing to take'),
   'a factor': (lambda run, to: run.scale(to, [1], 'x'), "factor is 'x'; it must be a finite"),
   'a group': (lambda run, to: run.train(30, optimizer={}), "config key 'optimizer' is unknown"),

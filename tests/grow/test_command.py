@@ -185,11 +185,11 @@ REFUSALS = {
   'no number': (['--param_tokens=ffn=many'], "has 'ffn=many'; it must be ffn=N"),
   'a superscript': (['--param_tokens=ffn=²'], "has 'ffn=²'; it must be ffn=N"),
   'a power of ten': (['--param_tokens=ffn=1e12'], "has 'ffn=1e12'; it must be ffn=N"),
-  'a number without end': ([f'--param_tokens=ffn={"9" * 5000}'], '9….*at most 1000000000000'),
+  'a number without end': ([f'--param_tokens=ffn={"9" * 5000}'], '9….*; it must be ffn=N'),
   'a count twice': (['--param_tokens=ffn=96,ffn=128'], "--param_tokens names ffn twice, as 'ffn"),
   'an axis twice': ([LARGER, '--mesh=fsdp=1,fsdp=1'], '--mesh names fsdp twice'),
   'more than there is': (
-    ['--param_tokens=qkv=99999999999'],
+    ['--param_tokens=qkv=2000000000'],
     r'take [\d,.]+ GiB of.*, where [\d.]+',
   ),
   'a wider one than there is': (
@@ -205,10 +205,10 @@ REFUSALS = {
     ['--param_tokens=ffn=128', '--method=duplicate', '--noise=nan'],
     'noise is nan; it must be a finite number',
   ),
-  'a seed without end': ([LARGER, '--seed=99999999999'], '--seed is 99999999999; it must be at mo'),
+  'a seed without end': ([LARGER, '--seed=99999999999'], '--seed is 99999999999; it must be less'),
   'examples without end': (
     ['shrink', '--param_tokens=ffn=32', '--examples=99999999999'],
-    '--examples is 99999999999; it must be at most',
+    '--examples is 99999999999; it must lie between 1 and',
   ),
   'a target in the source': (['--target={home}/run/new', LARGER], 'lies in the source; choose'),
   'a target among the checkpoints': (
@@ -222,7 +222,11 @@ REFUSALS = {
     ['shrink', '--source={home}/dense', '--param_tokens=ffn=32'],
     '--param_tokens counts parameter tokens, and this model has none',
   ),
-  'a count of zero': (['--param_tokens=ffn=0'], "has 'ffn=0'; it must be ffn=N"),
+  'a count of zero': (['--param_tokens=ffn=0'], 'has ffn=0; it must be at least 1'),
+  'a count that is no index': (
+    ['--param_tokens=qkv=99999999999'],
+    'has qkv=99999999999; it must be less than 2147483648',
+  ),
   'nothing': ([], 'nothing would grow; say what is to be larger'),
   'the same counts': (['--param_tokens=qkv=32,ffn=64'], 'nothing would grow'),
   'a smaller count': (
@@ -252,10 +256,11 @@ REFUSALS = {
   'a seed to remove by': (['remove', '--seed=4'], '--seed has no meaning for remove'),
   'nothing to remove': (['remove'], 'nothing was added to'),
   'nothing to extract': (['extract'], 'nothing was added to'),
-  'nothing to append': (['merge'], 'merge needs --added=DIR'),
+  'nothing to append': (['merge'], 'merge needs --added, to append'),
   'another width': (['merge', '--added={home}/dense'], r"qkv\.kind is 'pattention' in the source"),
   'no shrinking': (['shrink', '--param_tokens=ffn=96'], 'shrink cannot make 96 of them'),
-  'shrinking to the same': (['shrink'], 'nothing would shrink'),
+  'shrinking to the same': (['shrink', '--param_tokens=ffn=64'], 'nothing would shrink'),
+  'shrinking to nothing': (['shrink'], 'shrink needs either --param_tokens or --experts'),
   'an odd mesh': ([LARGER, '--mesh=fsdp=2'], 'number of devices, 1'),
   'an unknown axis': (
     [LARGER, '--mesh=data=1'],
@@ -272,7 +277,7 @@ def test_a_refusal_makes_no_directory(home, tmp_path):
 
 
 def test_a_dry_run_says_what_would_not_fit(home, tmp_path, capsys):
-  counts = '--param_tokens=qkv=99999999999'
+  counts = '--param_tokens=qkv=2000000000'
   grow(f'--source={home}/run', f'--target={tmp_path}/new', counts, '--dry_run')
   said = capsys.readouterr()
   assert 'qkv tokens' in said.out, 'a growth for another host cannot be looked at'

@@ -154,7 +154,7 @@ def test_a_run_grows_by_experts_from_python(base, tmp_path):
   assert grown.config.model.layer.ffn.count == 4
   assert grown.remove(tmp_path / 'fewer', experts=[2]).config.model.layer.ffn.count == 3
   assert grown.shrink(tmp_path / 'few', experts=2).config.model.layer.ffn.count == 2
-  with pytest.raises(UserError, match='are of new experts; say how many'):
+  with pytest.raises(UserError, match='top_k has an effect only with experts; leave it out'):
     run.grow(tmp_path / 'no', top_k=2)
   with pytest.raises(UserError, match='either param_tokens or experts'):
     run.shrink(tmp_path / 'no')
@@ -203,9 +203,9 @@ def test_a_trained_run_grows_exactly_and_resumes_bit_for_bit(
 @pytest.mark.parametrize(
   ('arguments', 'sentence'),
   [
-    (('--top_k=2',), '--top_k is of new experts; say how many: --experts=N'),
-    (('--experts=none=4',), "--experts names 'none'"),
-    (('--experts=0',), '--experts is 0 for layer; it must be at least 1'),
+    (('--top_k=2',), '--top_k has an effect only with --experts'),
+    (('--experts=none=4',), "--experts names the layer 'none'"),
+    (('--experts=0',), '--experts is 0; it must be at least 1'),
     (('--experts=4', '--expert_tokens=0'), '--expert_tokens is 0; it must be at least 1'),
     (('--experts=4', '--top_k=5'), 'top_k is 5, and there are .*count=4 experts'),
     (('remove', '--experts=2'), '--experts counts experts, and no layer of this model has experts'),
@@ -214,7 +214,7 @@ def test_a_trained_run_grows_exactly_and_resumes_bit_for_bit(
     (('remove', '--experts='), '--experts= is empty'),
     (('remove', '--experts=2', '--groups=2'), 'both say what to take out'),
     (('shrink', '--experts=2'), 'no layer of this model has experts'),
-    (('shrink', '--experts=2', '--param_tokens=ffn=8'), 'both say what to keep'),
+    (('shrink', '--experts=2', '--param_tokens=ffn=8'), 'needs either --param_tokens or'),
     (('merge', '--experts=2'), '--experts has no meaning for merge'),
   ],
 )

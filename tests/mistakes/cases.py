@@ -219,7 +219,7 @@ GROW = {
     'ffn',
   ),
   'more tokens than there is memory for': (
-    'grow --source={lm} --target=new --param_tokens=ffn=99999999999',
+    'grow --source={lm} --target=new --param_tokens=ffn=2000000000',
     'memory',
   ),
   'a method for layers': (
@@ -244,7 +244,7 @@ GROW = {
   ),
   'a rate without bounds to grow with': (
     'grow --source={lm} --target=new --param_tokens=ffn=128 --rate=1e9',
-    '--rate=1e9: it must be',
+    '--rate is 1000000000.0; it must lie between 0 and 100',
   ),
   'a target to print groups into': (
     'grow groups --source={lm} --target=new',
@@ -292,7 +292,7 @@ GROW = {
     'grow --source={lm} --target=new --param_tokens=ffn=128 --mesh=data=4',
     "'data'",
   ),
-  'a merge of nothing': ('grow merge --source={lm} --target=new', '--added=DIR'),
+  'a merge of nothing': ('grow merge --source={lm} --target=new', 'merge needs --added'),
   'a merge of no run': ('grow merge --source={lm} --target=new --added=none', 'none is not'),
   'a merge of an empty name': ('grow merge --source={lm} --target=new --added=', '--added= is'),
   'a merge of images into text': ('grow merge --source={lm} --target=new --added={vit}', ''),
@@ -301,7 +301,7 @@ GROW = {
     '--groups names group 2',
   ),
   'the only group': ('grow remove --source={lm} --target=new --groups=1', 'must keep one'),
-  'no factor': ('grow scale --source={lm} --target=new --groups=1', '--factor=X'),
+  'no factor': ('grow scale --source={lm} --target=new --groups=1', 'scale needs --factor'),
   'groups to freeze that are not there': (
     'train {tiny} --config.optim.frozen_groups=2',
     'frozen_groups names group 2',
@@ -316,7 +316,7 @@ GROW = {
   'a shrinking to the same': ('grow shrink --source={lm} --target=new', ''),
   'a growth with nothing to compare': (
     'grow shrink --source={lm} --target=new --param_tokens=ffn=8 --examples=0',
-    '--examples=0',
+    '--examples is 0',
   ),
 }
 

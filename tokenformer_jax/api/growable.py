@@ -5,17 +5,15 @@ run that it starts from.
 """
 
 import abc
-import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from tokenformer_jax.config import Config, ModelConfig, arguments, configure
+from tokenformer_jax.config import Config, arguments, configure
 from tokenformer_jax.config.arguments import Path
 from tokenformer_jax.config.fields import Count
-from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import actions, expert_actions, group_actions, wanted
-from tokenformer_jax.grow import experts as experts_lib
+from tokenformer_jax.grow import actions, rewrite
+from tokenformer_jax.grow.actions import Examples, Numbers
+from tokenformer_jax.grow.larger import Counts
 from tokenformer_jax.storage import paths
 
 
@@ -33,14 +31,14 @@ class Growable(abc.ABC):
   def grow(
     self,
     target: Path,
-    param_tokens: Mapping[str, Count] | None = None,
+    param_tokens: Counts | None = None,
     *,
     layers: Count | None = None,
     pattern: str | None = None,
     width: Count | None = None,
     heads: Count | None = None,
     ffn_width: Count | None = None,
-    experts: Count | Mapping[str, Count] | None = None,
+    experts: Count | Counts | None = None,
     expert_tokens: Count | None = None,
     top_k: Count | None = None,
     **how: Any,
@@ -71,19 +69,13 @@ class Growable(abc.ABC):
       UserError: the target exists, a size is not allowed, or a growth that must be exact changes
         the outputs. Nothing is written then.
     """
-    config = configure.grow_config(self.config, how)
-    counts = None if param_tokens is None else configure.counts(self.config.model, param_tokens)
-    with self._to(target) as (source, to):
-      wide = {'width': width, 'heads': heads, 'ffn_width': ffn_width}
-      deep = {'layers': layers, 'pattern': pattern}
-      more = _experts(source.model, experts, expert_tokens, top_k)
-      after = wanted.larger_model(
-        source.model, config, param_tokens=counts, more=more, **deep, **wide
-      )
-      actions.grow(source, after, config, to)
-    return self._open(target)
+    sizes = {'layers': layers, 'pattern': pattern, 'width': width, 'heads': heads}
+    more = {'experts': experts, 'expert_tokens': expert_tokens, 'top_k': top_k}
+    return self._act(
+      'grow', target, param_tokens=param_tokens, ffn_width=ffn_width, **sizes, **more, **how
+    )
 
-  def extract(self, target: Path, groups: Sequence[Count] | None = None) -> None:
+  def extract(self, target: Path, groups: Numbers | None = None) -> None:
     """Write only some parameter tokens to a new directory, for `merge`.
 
       run.extract('runs/law_tokens', [2])
@@ -92,9 +84,7 @@ class Growable(abc.ABC):
       target: the new directory.
       groups: numbers of groups from 1 on; None: the tokens that the last growth added.
     """
-    numbers = () if groups is None else _numbers(groups)
-    with self._to(target) as (source, to):
-      actions.extract(source, to, numbers)
+    self._act('extract', target, groups=groups)
 
   def merge(
     self,
@@ -116,18 +106,15 @@ class Growable(abc.ABC):
       moments: pad or drop the optimizer's moments.
       step: keep or restart the number of steps.
     """
-    config = configure.grow_config(self.config, {'scale': scale, 'moments': moments, 'step': step})
-    with self._to(target) as (source, to):
-      name = added.source if isinstance(added, Growable) else os.fspath(added)
-      actions.merge(source, name, config, to)
-    return self._open(target)
+    name = added.source if isinstance(added, Growable) else os.fspath(added)
+    return self._act('merge', target, added=name, scale=scale, moments=moments, step=step)
 
   def remove(
     self,
     target: Path,
-    groups: Sequence[Count] | None = None,
+    groups: Numbers | None = None,
     *,
-    experts: Sequence[Count] | None = None,
+    experts: Numbers | None = None,
     moments: str = 'pad',
     step: str = 'keep',
   ) -> Self:
@@ -146,19 +133,7 @@ class Growable(abc.ABC):
     Raises:
       UserError: both are given, or there is nothing to take out.
     """
-    if groups is not None and experts is not None:
-      raise UserError('remove needs either groups or experts, the numbers to take out')
-    config = configure.grow_config(self.config, {'moments': moments, 'step': step})
-    numbers = () if groups is None else _numbers(groups)
-    of_experts = () if experts is None else _numbers(experts, what='experts')
-    with self._to(target) as (source, to):
-      if numbers:
-        group_actions.remove(source, numbers, config, to)
-      elif of_experts:
-        expert_actions.remove(source, of_experts, config, to)
-      else:
-        actions.remove(source, config, to)
-    return self._open(target)
+    return self._act('remove', target, groups=groups, experts=experts, moments=moments, step=step)
 
   def slice(self, target: Path, groups: Count, *, moments: str = 'pad', step: str = 'keep') -> Self:
     """Keep the first groups of each projection, in a new work directory.
@@ -171,12 +146,9 @@ class Growable(abc.ABC):
       moments: pad or drop the optimizer's moments.
       step: keep or restart the number of steps.
     """
-    config = configure.grow_config(self.config, {'moments': moments, 'step': step})
-    with self._to(target) as (source, to):
-      group_actions.keep_first(source, groups, config, to)
-    return self._open(target)
+    return self._act('slice', target, groups=groups, moments=moments, step=step)
 
-  def scale(self, target: Path, groups: Sequence[Count], factor: float) -> Self:
+  def scale(self, target: Path, groups: Numbers, factor: float) -> Self:
     """Multiply the values of groups, and with them what the groups add to each output.
 
       run.scale('runs/half', [2], 0.5)
@@ -186,12 +158,9 @@ class Growable(abc.ABC):
       groups: numbers of groups from 1 on.
       factor: a finite number.
     """
-    config, numbers = configure.grow_config(self.config, {}), _numbers(groups)
-    with self._to(target) as (source, to):
-      group_actions.scale(source, numbers, factor, config, to)
-    return self._open(target)
+    return self._act('scale', target, groups=groups, factor=factor)
 
-  def freeze(self, target: Path, groups: Sequence[Count]) -> Self:
+  def freeze(self, target: Path, groups: Numbers) -> Self:
     """Write a run that trains all groups of parameter tokens but some.
 
       run.freeze('runs/tuned', [1]).train(1500)
@@ -200,18 +169,15 @@ class Growable(abc.ABC):
       target: the new work directory.
       groups: numbers of groups from 1 on; empty: all groups train.
     """
-    config, numbers = configure.grow_config(self.config, {}), _numbers(groups, least=0)
-    with self._to(target) as (source, to):
-      group_actions.freeze(source, numbers, config, to)
-    return self._open(target)
+    return self._act('freeze', target, groups=groups)
 
   def shrink(
     self,
     target: Path,
-    param_tokens: Mapping[str, Count] | None = None,
+    param_tokens: Counts | None = None,
     *,
-    experts: Count | Mapping[str, Count] | None = None,
-    examples: Count = 16,
+    experts: Count | Counts | None = None,
+    examples: Examples = 16,
     scale: str = '',
     moments: str = 'pad',
     step: str = 'keep',
@@ -230,53 +196,20 @@ class Growable(abc.ABC):
     Raises:
       UserError: both or neither are given, or nothing becomes smaller.
     """
-    if (param_tokens is None) == (experts is None):
-      raise UserError('shrink needs either param_tokens or experts, the numbers to keep')
-    config = configure.grow_config(self.config, {'scale': scale, 'moments': moments, 'step': step})
-    with self._to(target) as (source, to):
-      if experts is not None:
-        kept = experts_lib.named_counts(source.model, experts, 'experts', dense=False)
-        expert_actions.shrink(source, kept, examples, config, to)
-      else:
-        counts = configure.counts(self.config.model, param_tokens)
-        actions.shrink(source, counts, examples, config, to)
-    return self._open(target)
+    how = {'scale': scale, 'moments': moments, 'step': step}
+    return self._act(
+      'shrink', target, param_tokens=param_tokens, experts=experts, examples=examples, **how
+    )
 
   def group_table(self) -> str:
     """Return a table of the groups of parameter tokens, and of the growths that added them."""
-    return group_actions.table(self.source)
+    return actions.group_table(self.source)
 
-  @contextlib.contextmanager
-  def _to(self, target: Path) -> Iterator[tuple[actions.Source, actions.Target]]:
-    to = actions.Target(paths.parse_path(target))
-    with actions.open_source(self.source, to) as source:
-      yield source, to
-
-
-def _experts(
-  model: ModelConfig,
-  experts: int | Mapping[str, int] | None,
-  expert_tokens: int | None,
-  top_k: int | None,
-) -> experts_lib.Wanted | None:
-  """Return the experts that are wanted, or None."""
-  if experts is not None:
-    counts = experts_lib.named_counts(model, experts, 'experts')
-    return experts_lib.Wanted(counts, expert_tokens, top_k)
-  if expert_tokens is not None or top_k is not None:
-    raise UserError('expert_tokens and top_k are of new experts; say how many: experts=N')
-  return None
-
-
-def _numbers(groups: Sequence[int], least: int = 1, what: str = 'groups') -> tuple[int, ...]:
-  """Return numbers of groups or experts in rising order.
-
-  Raises:
-    UserError: a number stands there twice, or there are fewer than `least`.
-  """
-  if len(set(groups)) < len(groups) or len(groups) < least:
-    raise UserError(
-      f'{what} is {groups!r}; it must be a list of different numbers of {what}, counted from 1, '
-      'for example [2, 3]'
-    )
-  return tuple(sorted(groups))
+  def _act(self, name: str, target: Path, **given: Any) -> Self | None:
+    """Run an action with arguments and keys of `GrowConfig`; return the new run, if it is one."""
+    action = actions.ACTIONS[name]
+    keys = {key: given.pop(key) for key in list(given) if key not in action.arguments}
+    config, to = configure.grow_config(self.config, keys), rewrite.Target(paths.parse_path(target))
+    with rewrite.open_source(self.source, to) as source:
+      step = action.run(source, to, config, **given)
+    return None if step is None else self._open(target)

@@ -132,6 +132,23 @@ def _without_flags(message: str, signature: inspect.Signature) -> str:
   return re.sub(rf'--(?=({"|".join(signature.parameters)})\b)', '', message)
 
 
+def classes(annotation: Any) -> set[type]:
+  """Return the outer types that an annotation allows, such as `int`, `Mapping` and `NoneType`."""
+  return {_class(_bare(choice)) for choice in _choices(annotation)}
+
+
+def convert(annotation: Any, value: Any, name: str) -> Any:
+  """Return a value in the type of an annotation; `name` is that of its argument in the message.
+
+  Raises:
+    UserError: the value does not fit.
+  """
+  try:
+    return _converted(annotation, value, name)
+  except _MisfitError as error:
+    raise UserError(str(error)) from None
+
+
 def _converted(annotation: Any, value: Any, name: str, verb: str = ' is ') -> Any:
   """Return a value in the type of an annotation.
 

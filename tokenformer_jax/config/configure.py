@@ -8,7 +8,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import Config, GrowConfig, ModelConfig, arguments
+from tokenformer_jax.config import Config, GrowConfig, arguments
 from tokenformer_jax.config import file as config_file
 from tokenformer_jax.errors import UserError
 
@@ -59,12 +59,3 @@ def grow_config(config: Config, how: Mapping[str, Any]) -> GrowConfig:
     UserError: see `changed`.
   """
   return changed(dataclasses.replace(config, grow=GrowConfig()), {'grow': how}).grow
-
-
-def counts(model: ModelConfig, param_tokens: Mapping[str, int]) -> dict[str, int]:
-  """Return counts of parameter tokens by the names of `config.pattentions`.
-
-  Raises:
-    UserError: a name is unknown.
-  """
-  return config_lib.named_counts(model, param_tokens, 'param_tokens')

@@ -34,9 +34,21 @@ def parse_numbers(text: str, where: str, what: str = 'groups') -> tuple[int, ...
     raise UserError(
       f"{where} is {text[:40]!r}; it must be numbers of {what}, counted from 1, for example '2,3'"
     )
-  numbers = [int(number) for number in re.split('[ ,]+', text)]
+  return in_order([int(number) for number in re.split('[ ,]+', text)], where, what)
+
+
+def in_order(numbers: Collection[int], where: str, what: str = 'groups') -> tuple[int, ...]:
+  """Return numbers of groups in rising order; for `where` and `what` see `parse_numbers`.
+
+  Raises:
+    UserError: there is no number, or one stands there twice.
+  """
+  if not numbers:
+    raise UserError(f'{where} is empty; name {what} by their numbers, counted from 1')
   if len(set(numbers)) < len(numbers):
-    raise UserError(f'{where} is {text[:40]!r}; name every {what.removesuffix("s")} once')
+    twice = next(number for number in sorted(numbers) if list(numbers).count(number) > 1)
+    noun = what.removesuffix('s')
+    raise UserError(f'{where} names {noun} {twice} twice; name every {noun} once')
   return tuple(sorted(numbers))
 
 

@@ -1,258 +1,90 @@
-"""Make one run from another, for the command `grow` and for `Run.grow`.
+"""The actions of growth: the table `ACTIONS` for the command `grow`, its help, and `Run`.
 
-Each action takes an open `Source` and a `Target`, and checks all it can before it reads an array.
-`grow`, `merge` and `shrink` compare both models on the same held-out examples. A target is written
-whole or not at all.
+The function of an action takes an open `Source`, a `Target` and a `GrowConfig`. Its keyword-only
+parameters are the arguments of the action. It checks all it can before it reads an array, and
+returns the step of the new run, or None after a dry run. Messages name arguments as flags of the
+command; `arguments.checked` names them as Python does.
 """
 
 import contextlib
 import dataclasses
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Any, NamedTuple
 
 import jax
-from jax.sharding import Mesh
+import jax.numpy as jnp
 
-from tokenformer_jax.config import (
-  Config,
-  GrowConfig,
-  MeshConfig,
-  ModelConfig,
-  OptimConfig,
-)
-from tokenformer_jax.config.groups import check_new_tokens_train
-from tokenformer_jax.decoding import buckets
+from tokenformer_jax.config import GrowConfig, ModelConfig, conditions, named_counts, pattentions
+from tokenformer_jax.config import groups as choices
+from tokenformer_jax.config.fields import Count, Key
+from tokenformer_jax.config.groups import Choice, as_text
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import depth, files, parts, room, state, table, verify
-from tokenformer_jax.model import flops, models
+from tokenformer_jax.grow import expert_arrays, files, larger, parts, rewrite, state, verify
+from tokenformer_jax.grow import experts as experts_lib
+from tokenformer_jax.grow import groups as groups_lib
+from tokenformer_jax.grow.larger import Counts
+from tokenformer_jax.grow.rewrite import Source, Target
+from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.parallel import messages, sharding
+from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs import checkpoint
-from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import Batch
 
-_EXAMPLES = 1  # to compare two models on, rounded up to what the mesh can split
-MEASURED = range(16)  # the held-out examples that a loss is measured on
+Numbers = Sequence[Count]  # of groups or experts, from 1 on
+Examples = Annotated[int, Key(least=1, most=2**16)]
 
 
-@dataclasses.dataclass(frozen=True)
-class Source:
-  """The checkpoint that an action starts from, and the mesh that it runs on."""
-
-  directory: paths.Path
-  checkpoints: checkpoint.Checkpoints
-  meta: Meta
-  mesh: Mesh
-  mesh_config: MeshConfig
-
-  @property
-  def model(self) -> ModelConfig:
-    return self.meta.config.model
-
-
-@dataclasses.dataclass(frozen=True)
-class Target:
-  """The place of the new run.
-
-  Attributes:
-    directory: a new work directory.
-    dry_run: whether to stop before anything is read or written.
-    show: prints the table of changes.
-  """
-
-  directory: paths.Path
-  dry_run: bool = False
-  show: Callable[[str], None] = messages.say
-
-
-@contextlib.contextmanager
-def open_source(
-  source: str, target: Target, mesh_config: MeshConfig | None = None
-) -> Iterator[Source]:
-  """Open the run to start from, after a check that the target can be made.
-
-  Args:
-    source: DIR or DIR@STEP.
-    target: the place of the new run.
-    mesh_config: the mesh; None: the source's if it fits the devices here, else all devices.
-
-  Raises:
-    UserError: there is no such run, it holds no model, the target exists or cannot be made, or the
-      mesh does not fit the devices.
-  """
-  directory, step = paths.split_source(source)
-  if not target.dry_run:
-    files.check_target(target.directory, directory)
-  here = sharding.find_devices()
-  checkpoints, meta = checkpoint.open_source(directory, step)
-  checkpoint.check_is_model(meta, directory)
-  with contextlib.closing(checkpoints):
-    mesh, mesh_config = _mesh(mesh_config, meta.config.mesh, here)
-    yield Source(directory, checkpoints, meta, mesh, mesh_config)
-
-
-def _mesh(
-  asked: MeshConfig | None, of_source: MeshConfig, devices: list[jax.Device]
-) -> tuple[Mesh, MeshConfig]:
-  if asked is not None:
-    return sharding.make_mesh(asked, devices), asked
-  try:
-    return sharding.make_mesh(of_source, devices), of_source
-  except UserError:
-    return sharding.make_mesh(MeshConfig(), devices), of_source
-
-
-def grow(source: Source, after: ModelConfig, config: GrowConfig, target: Target) -> int | None:
-  """Make a larger model, and say whether it computes what the source does.
-
-  Args:
-    source: the run.
-    after: the larger model.
-    config: how new weights are made.
-    target: the place of the new run.
-
-  Returns:
-    The step of the new run; None after a dry run.
-
-  Raises:
-    UserError: `config.method` cannot make the larger model, there is no room, or an exact growth
-      computes something else. Nothing is written then.
-  """
-  before = source.model
-  if after == before:
-    raise UserError(
-      'nothing would grow; say what is to be larger, by --param_tokens=qkv=N,proj=N,ffn=N, or by '
-      '--width=N for a Transformer, or --experts=N, or --layers=N'
-    )
-  state.check(before, after, config)
-  depth.check_no_twins(before, after, source.meta.lineage, source.meta.step, config.place)
-  check_new_tokens_train(source.meta.config.optim, before, after)
-  show_table(source, after, target, advice=True)
-  check_room(source, after, config, target, held=(after,))
-  reason = state.inexact(before, after, config)
-  messages.say(
-    f'not exact: the grown model will not compute what the source does, because {reason}'
-    if reason
-    else 'exact: the grown model computes what the source does'
-  )
-  if target.dry_run:
-    return None
-  batch, name = held_out(source, _EXAMPLES)
-  programs = [compile_outputs(source, model, batch) for model in (before, after)]
-  outputs: list[verify.Outputs] = []
-  new = files.read_and_grow(
-    source.checkpoints,
-    source.meta,
-    source.mesh,
-    after,
-    config,
-    see=lambda params: outputs.append(programs[len(outputs)](params)),
-  )
-  verify.report(*outputs, name, exact=reason is None)
-  return write(source, new, after, config, 'grow', target, _grown_rate(source, after, config))
-
-
-def _grown_rate(source: Source, after: ModelConfig, config: GrowConfig) -> OptimConfig:
-  """Return the optimizer's settings with the learning rate of the larger model; report it."""
-  optim = source.meta.config.optim
-  factor = config.rate or state.rate_factor(source.model, after)
-  if factor == 1:
-    return optim
-  rate = float(f'{optim.learning_rate * factor:.3g}')
-  reason = 'as rate says'
-  if not config.rate:
-    reason = 'because a larger model needs a lower rate (--rate=1 keeps it)'
-  messages.say(
-    f'optim.learning_rate is {optim.learning_rate:g} before and {rate:g} after, {reason}'
-  )
-  return dataclasses.replace(optim, learning_rate=rate)
-
-
-def extract(source: Source, target: Target, numbers: Sequence[int] = ()) -> None:
-  """Write only the tokens that the last growth added, or those of some groups.
-
-  Args:
-    source: the run.
-    target: the place of the tokens.
-    numbers: of the groups; none: what the last growth added.
+def extract(
+  source: Source, target: Target, config: GrowConfig, *, groups: Numbers | None = None
+) -> None:
+  """Write only some tokens: those of some groups, or those that the last growth or merge added.
 
   Raises:
     UserError: the run has not grown, a projection has no other group, or the target cannot be
       written.
   """
   meta = source.meta
+  numbers = () if groups is None else _group_numbers(source.model, groups)
   lineage, model = parts.extraction(meta, source.directory, numbers)
   whole = files.read(source.checkpoints, meta, source.mesh)
   files.write(
     target.directory,
     parts.extract(whole, source.model, lineage[-1], numbers),
-    _new_config(source, model, meta.config.grow),
+    rewrite.new_config(source, model, meta.config.grow),
     meta.tokenizer,
     lineage=lineage,
     contents='added_tokens',
     step=meta.step,
   )
+  which = f'groups {as_text(numbers)}' if numbers else 'the added tokens'
+  messages.say(f'wrote {target.directory}: {which} of {source.directory}')
 
 
-def merge(source: Source, added: str, config: GrowConfig, target: Target) -> int | None:
-  """Append the tokens of another run, or of `extract`, to those of the source.
-
-  Args:
-    source: the run.
-    added: DIR or DIR@STEP.
-    config: how to treat scale, moments and step.
-    target: the place of the new run.
-
-  Returns:
-    The step of the new run; None after a dry run.
-
-  Raises:
-    UserError: the tokens do not fit the source or are in it already, or there is no room.
-  """
-  directory, step = paths.split_source(added)
-  checkpoints, meta = checkpoint.open_source(directory, step)
-  if meta.lineage and meta.lineage[-1].action == 'grow':
-    parts.check_no_layers(meta.lineage[-1], meta.config.model, directory)
-  parts.check_mergeable(source.model, meta.config.model)
-  parts.check_no_experts(meta, directory)
-  parts.check_not_twice(source.meta, source.directory, meta, directory)
-  after = parts.merged_model(source.model, meta, config)
-  check_new_tokens_train(source.meta.config.optim, source.model, after)
-  with contextlib.closing(checkpoints):
-    new_tokens = parts.read_added(checkpoints, meta, source.mesh)
-  show_table(source, after, target)
-  check_room(source, after, config, target, held=(source.model, after))
-  own = parts.own_groups(source.model, meta)
-  if note := parts.other_scale(source.model, meta.config.model, own):
-    messages.say(note)
-  if target.dry_run:
-    return None
-  batch, name = held_out(source, _EXAMPLES)
-  compute, recompute = (compile_outputs(source, model, batch) for model in (source.model, after))
-  old = files.read(source.checkpoints, source.meta, source.mesh)
-  computed = compute(old['params'])
-  new = parts.merge(old, new_tokens, source.model, config)
-  verify.report(computed, recompute(new['params']), name, exact=False)
-  tokens_of = parts.as_lines(parts.additions(meta, directory))
-  return write(source, new, after, config, 'merge', target, tokens_of=tokens_of)
-
-
-def remove(source: Source, config: GrowConfig, target: Target) -> int | None:
-  """Take out what the last growth or merge added.
-
-  Args:
-    source: the run.
-    config: how to treat moments and step.
-    target: the place of the new run.
-
-  Returns:
-    The step of the new run; None after a dry run.
+def remove(
+  source: Source,
+  target: Target,
+  config: GrowConfig,
+  *,
+  groups: Numbers | None = None,
+  experts: Numbers | None = None,
+) -> int | None:
+  """Take out groups, experts, or what the last growth or merge added; the others move up.
 
   Raises:
-    UserError: nothing was added, or the added tokens cannot be told from the old ones.
+    UserError: there is no such group or expert, too few would stay, nothing was added, or the added
+      tokens cannot be told from the old ones.
   """
+  if groups is not None and experts is not None:
+    raise UserError('--groups and --experts both say what to take out; give one of them')
+  if groups is not None:
+    numbers = _group_numbers(source.model, groups)
+    return _choose(source, target, config, 'remove', choices.without(numbers), numbers)
+  if experts is not None:
+    return _remove_experts(source, target, config, experts)
   last = parts.last_addition(source.meta, source.directory)
   if last.grow.method == 'duplicate' and last.action == 'grow':
     raise UserError(
@@ -260,177 +92,313 @@ def remove(source: Source, config: GrowConfig, target: Target) -> int | None:
       'copies; taking the copies out would not give back what was there'
     )
 
-  def change(old: state.State) -> state.State:
+  def change(old: State) -> State:
     return parts.remove(old, source.model, last.model, config, last.grow.place)
 
-  return rewrite(source, last.model, change, 'remove', config, target, MEASURED)
+  return rewrite.rewrite(source, target, config, 'remove', last.model, change)
 
 
-def rewrite(
-  source: Source,
-  after: ModelConfig,
-  change: Callable[[state.State], state.State],
-  action: str,
-  config: GrowConfig,
-  target: Target,
-  examples: range,
-  optim: OptimConfig | None = None,
-  *,
-  advice: bool = False,
-  **details: Any,
+def _remove_experts(
+  source: Source, target: Target, config: GrowConfig, experts: Numbers
 ) -> int | None:
-  """Write a run whose state is a function of the source's; report what changes, and the loss.
+  numbers = choices.in_order(experts, '--experts', 'experts')
+  after = experts_lib.without(source.model, numbers, '--experts')
+  definition = models.define(source.model)
+  kept = expert_arrays.without(definition.info, definition.abstract, numbers)
 
-  Args:
-    source: the run.
-    after: the model of the new state.
-    change: makes the new state.
-    action: the name of the action for the lineage.
-    config: how `change` treats moments and step.
-    target: the place of the new run.
-    examples: the held-out examples that the loss is measured on; none for an equal function.
-    optim: the optimizer's settings of the new run; None: the source's.
-    advice: whether to advise on the counts of tokens; no where the user cannot choose them.
-    **details: fields of the lineage's new entry.
+  def change(old: State) -> State:
+    return parts.take_experts(old, source.model, kept, config)
 
-  Returns:
-    The step of the new run; None after a dry run.
+  text = as_text(numbers)
+  return rewrite.rewrite(source, target, config, 'remove', after, change, experts=text)
+
+
+def keep_first(source: Source, target: Target, config: GrowConfig, *, groups: Count) -> int | None:
+  """Keep the first groups of each projection.
 
   Raises:
-    UserError: there is no room, or the new model's outputs are not finite.
+    UserError: no projection has more groups.
   """
-  before = source.model
-  if after != before:
-    show_table(source, after, target, advice=advice)
-  check_room(source, after, config, target, held=(after,) if after == before else (before, after))
-  if target.dry_run:
-    return None
-  if not examples:
-    new = change(files.read(source.checkpoints, source.meta, source.mesh))
-    return write(source, new, after, config, action, target, optim, **details)
-  batch, name = held_out(source, len(examples), first=examples.start)
-  compute = compile_outputs(source, before, batch)
-  recompute = compute if after == before else compile_outputs(source, after, batch)
-  old = files.read(source.checkpoints, source.meta, source.mesh)
-  computed = compute(old['params'])
-  new = change(old)
-  verify.report(computed, recompute(new['params']), name, exact=False)
-  return write(source, new, after, config, action, target, optim, **details)
+  _check_has_tokens(source.model)
+  most = choices.most_groups(source.model)
+  if most == 1:
+    raise UserError(
+      'every projection of this model has one group, so that there is nothing to take out'
+    )
+  if groups >= most:
+    raise UserError(
+      f'--groups is {groups}, the number of groups to keep; it must be from 1 to {most - 1}'
+    )
+  gone = range(groups + 1, most + 1)
+  return _choose(source, target, config, 'slice', choices.first(groups), gone)
+
+
+def _choose(
+  source: Source,
+  target: Target,
+  config: GrowConfig,
+  action: str,
+  choice: Choice,
+  gone: Sequence[int],
+) -> int | None:
+  """Write the run with a choice of its groups; `gone` are the numbers of the others."""
+  model, optim = source.model, source.meta.config.optim
+  frozen = choices.choose_frozen(optim, model, choice)
+  return rewrite.rewrite(
+    source,
+    target,
+    config,
+    action,
+    choices.choose(model, choice),
+    lambda old: parts.choose_groups(old, model, choice, config),
+    optim=dataclasses.replace(optim, frozen_groups=frozen),
+    groups=as_text(gone),
+  )
+
+
+def scale(
+  source: Source, target: Target, config: GrowConfig, *, groups: Numbers, factor: float
+) -> int | None:
+  """Multiply the values of groups, in the parameters and their average; moments stay.
+
+  Raises:
+    UserError: there is no such group.
+  """
+  model = source.model
+  numbers = _group_numbers(model, groups)
+
+  def change(old: State) -> State:
+    return parts.scale_groups(old, model, numbers, factor)
+
+  marks = {'groups': as_text(numbers), 'factor': factor}
+  return rewrite.rewrite(source, target, config, 'scale', model, change, **marks)
+
+
+def freeze(source: Source, target: Target, config: GrowConfig, *, groups: Numbers) -> int | None:
+  """Write a run that does not train the tokens of some groups, and trains those of all others.
+
+  Raises:
+    UserError: there is no such group.
+  """
+  model = source.model
+  _check_has_tokens(model)
+  text = as_text(_group_numbers(model, groups) if groups else ())
+  optim = dataclasses.replace(source.meta.config.optim, frozen_groups=text)
+  return rewrite.rewrite(
+    source,
+    target,
+    config,
+    'freeze',
+    model,
+    lambda old: old,
+    measured=range(0),
+    optim=optim,
+    groups=text,
+  )
 
 
 def shrink(
-  source: Source, counts: Mapping[str, int], examples: int, config: GrowConfig, target: Target
+  source: Source,
+  target: Target,
+  config: GrowConfig,
+  *,
+  param_tokens: Counts | None = None,
+  experts: Count | Counts | None = None,
+  examples: Examples = 16,
 ) -> int | None:
-  """Keep only the parameter tokens that matter most for held-out examples.
-
-  Args:
-    source: the run.
-    counts: the numbers of tokens to keep.
-    examples: the number of sequences or images to measure importance on.
-    config: how to treat scale, moments and step.
-    target: the place of the new run.
-
-  Returns:
-    The step of the new run; None after a dry run.
+  """Keep the parameter tokens that matter most for held-out examples, or the most used experts.
 
   Raises:
     UserError: the counts are not smaller, or there is no room.
   """
-  after = state.grown_model(source.model, counts, config)
-  parts.check_smaller(source.model, after)
+  model = source.model
+  if (param_tokens is None) == (experts is None):
+    raise UserError('shrink needs either --param_tokens or --experts, the numbers to keep')
+  if experts is not None:
+    return _shrink_experts(source, target, config, experts, examples)
+  after = state.grown_model(model, named_counts(model, param_tokens, '--param_tokens'), config)
+  parts.check_smaller(model, after)
 
-  def smaller(old: state.State) -> state.State:
-    batch, name = held_out(source, examples)
-    task = verify.exact_task(source.meta.config, source.model)
+  def change(old: State) -> State:
+    batch, name = rewrite.held_out(source, examples)
+    task = verify.exact_task(source.meta.config, model)
     new = parts.shrink(old, task, after, batch, config)
     messages.say(f'importance of a token: mean over examples of |⟨value, ∂loss/∂value⟩|, on {name}')
     return new
 
-  of = range(examples, 2 * examples)
-  return rewrite(source, after, smaller, 'shrink', config, target, of, advice=True)
-
-
-def show_table(source: Source, after: ModelConfig, target: Target, *, advice: bool = False) -> None:
-  """Print the table of changes, and advice if asked; check that the mesh divides the new model."""
-  config = source.meta.config
-  target.show(table.render(source.model, after, flops.length(config), config.optim))
-  for line in table.advice(after) if advice else ():
-    messages.say(line)
-  definition = models.define(after)
-  sharding.check_divides(source.mesh, definition.abstract, definition.axes)
-  sizes = dataclasses.astuple(source.mesh_config)
-  if -1 not in sizes:
-    planned = sharding.abstract_mesh(source.mesh_config, math.prod(sizes))
-    sharding.check_divides(planned, definition.abstract, definition.axes)
-
-
-def check_room(
-  source: Source,
-  after: ModelConfig,
-  config: GrowConfig,
-  target: Target,
-  held: Sequence[ModelConfig],
-) -> None:
-  """Check memory for the models that are held at once, and the target's disk."""
-  optim = source.meta.config.optim
-  kept = room.part_kept(source.model, after, optim, config.moments)
-  try:
-    room.check_memory(source.mesh, held, optim, ema=checkpoint.has(source.meta, 'ema'))
-  except UserError as error:
-    if not target.dry_run:
-      raise
-    messages.say(f'without --dry_run this would end here: {error}')
-  if not target.dry_run:
-    room.check_disk(target.directory, source.meta, source.directory, kept)
-
-
-def held_out(source: Source, examples: int, first: int = 0) -> tuple[Batch, str]:
-  """Return held-out examples and their name; round the number up to what the mesh can split."""
-  rounded = [buckets.rows(count, source.mesh) for count in (examples, first)]
-  task = verify.exact_task(source.meta.config, source.model)
-  return task.held_out(source.meta.tokenizer, *rounded)
-
-
-def compile_outputs(
-  source: Source, model: ModelConfig, batch: Batch
-) -> Callable[[Params], verify.Outputs]:
-  """Return the function from parameters of a model to its outputs on a batch."""
-  return verify.program(verify.exact_task(source.meta.config, model), batch, source.mesh)
-
-
-def _new_config(
-  source: Source, model: ModelConfig, config: GrowConfig, optim: OptimConfig | None = None
-) -> Config:
-  old = source.meta.config
-  return dataclasses.replace(
-    old,
-    model=model,
-    optim=optim or old.optim,
-    grow=config,
-    mesh=source.mesh_config,
-    init_from='',
+  others = range(examples, 2 * examples)
+  return rewrite.rewrite(
+    source, target, config, 'shrink', after, change, measured=others, advice=True
   )
 
 
-def write(
-  source: Source,
-  new: state.State,
-  model: ModelConfig,
-  config: GrowConfig,
-  action: str,
-  target: Target,
-  optim: OptimConfig | None = None,
-  **details: Any,
-) -> int:
-  """Write the new run; return its step. The details are fields of the lineage's new entry."""
-  step = int(new['step'])
-  files.write(
-    target.directory,
-    new,
-    _new_config(source, model, config, optim),
-    source.meta.tokenizer,
-    lineage=files.descend(source.meta, source.directory, action, config, **details),
-    step=step,
-    seen=None if config.step == 'restart' else source.meta.seen,
-  )
-  return step
+def _shrink_experts(
+  source: Source, target: Target, config: GrowConfig, experts: int | Counts, examples: int
+) -> int | None:
+  counts = experts_lib.named_counts(source.model, experts, '--experts', dense=False)
+  after = experts_lib.smaller(source.model, counts, '--experts=N')
+
+  def change(old: State) -> State:
+    batch, name = rewrite.held_out(source, examples)
+    kept = _most_used(source, after, old['params'], batch, name)
+    return parts.take_experts(old, source.model, kept, config)
+
+  others = range(examples, examples + 1)
+  return rewrite.rewrite(source, target, config, 'shrink', after, change, measured=others)
+
+
+def _most_used(
+  source: Source, after: ModelConfig, params: Params, batch: Batch, name: str
+) -> Params:
+  """Return the experts to keep; report how often tokens choose the others."""
+  info = models.define(source.model).info
+  task = verify.exact_task(source.meta.config, experts_lib.balanced_by_bias(source.model))
+  loads = jax.jit(lambda params, batch: expert_arrays.loads(task, params, batch))(params, batch)
+  kept = expert_arrays.most_used(loads, info, models.define(after).abstract)
+  shares = [
+    jnp.sum(jnp.take_along_axis(load, numbers, axis=-1), axis=-1)
+    for load, numbers in zip(jax.tree.leaves(loads), jax.tree.leaves(kept), strict=True)
+    if load.ndim
+  ]
+  lost = 1 - float(jnp.mean(jnp.concatenate(shares)))
+  messages.say(f'the experts that go have {lost:.1%} of the choices of {name}')
+  return kept
+
+
+def group_table(source: str) -> str:
+  """Return a table of the groups of a run, DIR or DIR@STEP: see `groups.render`.
+
+  Raises:
+    UserError: there is no such run, or its model has no parameter tokens.
+  """
+  directory, step = paths.split_source(source)
+  checkpoints, meta = checkpoint.open_source(directory, step)
+  with contextlib.closing(checkpoints):
+    checkpoint.check_is_model(meta, directory)
+  _check_has_tokens(meta.config.model)
+  return groups_lib.render(meta, directory)
+
+
+def _group_numbers(model: ModelConfig, groups: Numbers) -> tuple[int, ...]:
+  """Return numbers of groups of a model, at least one, in rising order."""
+  _check_has_tokens(model)
+  numbers = choices.in_order(groups, '--groups')
+  choices.check_numbers(choices.most_groups(model), numbers, '--groups')
+  return numbers
+
+
+def _check_has_tokens(model: ModelConfig) -> None:
+  if not pattentions(model):
+    raise UserError('this model is a Transformer, which has no groups of parameter tokens')
+
+
+class Action(NamedTuple):
+  """A line of the table.
+
+  Attributes:
+    summary: what the action does, for `--help`.
+    function: does it.
+    keys: the keys of `GrowConfig` that it heeds; an action with some has a dry run.
+    when: by argument or key, the condition on arguments under which it has an effect
+      (`config.conditions`); the others always have one.
+  """
+
+  summary: str
+  function: Callable[..., Any]
+  keys: Sequence[str] = ()
+  when: Mapping[str, str] = MappingProxyType({})
+
+  @property
+  def makes_run(self) -> bool:
+    """Whether the action writes a target; the others take a source, DIR[@STEP], and return text."""
+    return 'target' in inspect.signature(self.function).parameters
+
+  @property
+  def arguments(self) -> dict[str, inspect.Parameter]:
+    """The arguments by name, with types and defaults."""
+    parameters = inspect.signature(self.function).parameters
+    return {n: one for n, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
+
+  def run(self, source: Source, target: Target, config: GrowConfig, **given: Any) -> int | None:
+    """Run the action; arguments that are not given have their defaults.
+
+    Raises:
+      UserError: an argument or key has no effect; or see the function.
+    """
+    values = {**vars(config), **dict.fromkeys(self.arguments), **given}
+    for name, condition in self.when.items():
+      if values[name] and not conditions.holds(condition, values):
+        needed = conditions.spell(condition, '--{}'.format, '--{}={}'.format)
+        raise UserError(f'--{name} has an effect only {needed}; leave it out')
+    return self.function(source, target, config, **given)
+
+
+_KEPT = ('moments', 'step')
+_OF_EXPERTS = {'expert_tokens': 'experts', 'top_k': 'experts'}
+ACTIONS = {
+  'grow': Action(
+    'make a larger model',
+    larger.grow,
+    tuple(f.name for f in dataclasses.fields(GrowConfig)),
+    _OF_EXPERTS,
+  ),
+  'extract': Action(
+    'write only the tokens that the last growth added, or those of --groups=2', extract
+  ),
+  'merge': Action(
+    'append the tokens of --added, from extract or another run, to those of --source',
+    larger.merge,
+    ('scale', *_KEPT),
+  ),
+  'remove': Action(
+    'take out what the last growth or merge added, or --groups=2,3, or --experts=2,3',
+    remove,
+    _KEPT,
+  ),
+  'shrink': Action(
+    'keep the most important tokens (--param_tokens), or the most used experts (--experts=N)',
+    shrink,
+    ('scale', *_KEPT),
+    {'scale': 'param_tokens'},
+  ),
+  'groups': Action(
+    'print a table of the groups and of where they come from; needs no --target', group_table
+  ),
+  'slice': Action('keep the first --groups=N groups of each projection', keep_first, _KEPT),
+  'scale': Action('multiply the values of --groups=2 by --factor=0.5', scale),
+  'freeze': Action('train all groups but --groups=1,2 from here on; --groups= trains all', freeze),
+}
+
+# The meaning of each argument and key as a flag of the command, for `--help`.
+MEANINGS = {
+  'param_tokens': 'New counts: qkv=N,proj=N,ffn=N; NAME.ffn=N for one kind.',
+  'layers': 'The new number of layers, all of the rows that there are.',
+  'pattern': "The new pattern of layers, such as 'local*10 full'.",
+  'width': 'For a Transformer: the new width.',
+  'heads': 'For a Transformer: the new number of heads.',
+  'ffn_width': 'For a Transformer: the new feed-forward width.',
+  'experts': 'How many, N or NAME=N; for remove: which, as 2,3.',
+  'expert_tokens': 'Tokens of each new expert; default: as the Pattention has.',
+  'top_k': 'The experts of a token; default: as before; 1 beside a Pattention, 2 of MLPs.',
+  'added': 'The run whose tokens are appended, DIR[@STEP].',
+  'groups': 'Numbers of groups, as 2,3; for slice: how many to keep.',
+  'factor': 'The factor of the values.',
+  'examples': 'Calibration sequences or images.',
+  'method': 'How new weights are made.',
+  'scale': 'Reference counts.',
+  'new_keys': 'The keys of new tokens.',
+  'new_values': 'The values of new tokens.',
+  'moments': "Optimizer's moments.",
+  'step': 'Steps made.',
+  'noise': 'Noise on copies, in units of RMS.',
+  'seed': 'Seed of the draws.',
+  'rate': 'Factor on the learning rate; 0: by size.',
+  'place': 'Where layers go.',
+}
+# The arguments of `grow` that ask for each change of `config.sections.CHANGES`.
+ASK_FOR = {
+  'more_tokens': 'param_tokens',
+  'wider': 'width or heads or ffn_width',
+  'more_experts': 'experts',
+  'deeper': 'layers or pattern',
+}

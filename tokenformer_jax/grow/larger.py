@@ -1,0 +1,165 @@
+"""The actions that make a run larger: grow it, and merge another run into it. See `actions.py`."""
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+
+from tokenformer_jax.config import GrowConfig, ModelConfig, OptimConfig, named_counts
+from tokenformer_jax.config.arguments import Path
+from tokenformer_jax.config.fields import Count
+from tokenformer_jax.config.groups import check_new_tokens_train
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import depth, files, parts, rewrite, state, verify, widen
+from tokenformer_jax.grow import experts as experts_lib
+from tokenformer_jax.grow.rewrite import Source, Target
+from tokenformer_jax.parallel import messages
+from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.steps.step import State
+from tokenformer_jax.storage import paths
+
+Counts = Mapping[str, Count]  # by the name of a projection or layer
+
+
+def grow(
+  source: Source,
+  target: Target,
+  config: GrowConfig,
+  *,
+  param_tokens: Counts | None = None,
+  layers: Count | None = None,
+  pattern: str | None = None,
+  width: Count | None = None,
+  heads: Count | None = None,
+  ffn_width: Count | None = None,
+  experts: Count | Counts | None = None,
+  expert_tokens: Count | None = None,
+  top_k: Count | None = None,
+) -> int | None:
+  """Make a larger model, and say whether it computes what the source does.
+
+  Raises:
+    UserError: `config.method` cannot make the larger model, there is no room, or an exact growth
+      computes something else. Nothing is written then.
+  """
+  model, more = source.model, None
+  if experts is not None:
+    counts = experts_lib.named_counts(model, experts, '--experts')
+    more = experts_lib.Wanted(counts, expert_tokens, top_k)
+  sizes = {'width': width, 'heads': heads, 'ffn_width': ffn_width}
+  wide = {name: size for name, size in sizes.items() if size is not None}
+  deeper = not (more is layers is pattern is None)
+  after = _wider(model, config, param_tokens, wide, deeper=deeper)
+  after = depth.wanted(experts_lib.wanted(after, more) if more else after, layers, pattern)
+  if after == model:
+    raise UserError(
+      'nothing would grow; say what is to be larger, by --param_tokens=qkv=N,proj=N,ffn=N, or by '
+      '--width=N for a Transformer, or --experts=N, or --layers=N'
+    )
+  return _write_larger(source, target, config, after)
+
+
+def _wider(
+  model: ModelConfig,
+  config: GrowConfig,
+  param_tokens: Counts | None,
+  wide: Mapping[str, int],
+  *,
+  deeper: bool,
+) -> ModelConfig:
+  """Return the model with other sizes of its layers; `deeper`: layers or experts are added too."""
+  if config.method not in state.TOKEN_METHODS:
+    if param_tokens is not None:
+      raise UserError(f'--param_tokens is not for method={config.method}, which takes --width=N')
+    if deeper and not wide:
+      return model
+    state.check_method(model, config.method)
+    return widen.resized(model, **wide)
+  if not deeper:
+    state.check_method(model, config.method)
+  if wide:
+    raise UserError(
+      f'--{next(iter(wide))} is for the methods that widen a Transformer; method='
+      f'{config.method} adds parameter tokens: --param_tokens=qkv=N,proj=N,ffn=N'
+    )
+  counts = {} if param_tokens is None else named_counts(model, param_tokens, '--param_tokens')
+  return state.grown_model(model, counts, config)
+
+
+def _write_larger(
+  source: Source, target: Target, config: GrowConfig, after: ModelConfig
+) -> int | None:
+  before, meta = source.model, source.meta
+  state.check(before, after, config)
+  depth.check_no_twins(before, after, meta.lineage, meta.step, config.place)
+  check_new_tokens_train(meta.config.optim, before, after)
+  rewrite.show_table(source, after, target, advice=True)
+  rewrite.check_room(source, after, config, target, held=(after,))
+  reason = state.inexact(before, after, config)
+  messages.say(
+    f'not exact: the grown model will not compute what the source does, because {reason}'
+    if reason
+    else 'exact: the grown model computes what the source does'
+  )
+  if target.dry_run:
+    return None
+  batch, name = rewrite.held_out(source, 1)
+  programs = [rewrite.compile_outputs(source, model, batch) for model in (before, after)]
+  outputs: list[verify.Outputs] = []
+  new = files.read_and_grow(
+    source.checkpoints,
+    meta,
+    source.mesh,
+    after,
+    config,
+    see=lambda params: outputs.append(programs[len(outputs)](params)),
+  )
+  verify.report(*outputs, name, exact=reason is None)
+  optim = _grown_rate(source, after, config)
+  return rewrite.write(source, target, config, 'grow', after, new, optim)
+
+
+def _grown_rate(source: Source, after: ModelConfig, config: GrowConfig) -> OptimConfig:
+  """Return the optimizer's settings with the learning rate of the larger model; report it."""
+  optim = source.meta.config.optim
+  factor = config.rate or state.rate_factor(source.model, after)
+  if factor == 1:
+    return optim
+  rate = float(f'{optim.learning_rate * factor:.3g}')
+  reason = 'as rate says'
+  if not config.rate:
+    reason = 'because a larger model needs a lower rate (--rate=1 keeps it)'
+  messages.say(
+    f'optim.learning_rate is {optim.learning_rate:g} before and {rate:g} after, {reason}'
+  )
+  return dataclasses.replace(optim, learning_rate=rate)
+
+
+def merge(source: Source, target: Target, config: GrowConfig, *, added: Path) -> int | None:
+  """Append the tokens of another run, or of `extract`, to those of the source.
+
+  Raises:
+    UserError: the tokens do not fit the source or are in it already, or there is no room.
+  """
+  directory, step = paths.split_source(added)
+  checkpoints, meta = checkpoint.open_source(directory, step)
+  if meta.lineage and meta.lineage[-1].action == 'grow':
+    parts.check_no_layers(meta.lineage[-1], meta.config.model, directory)
+  parts.check_mergeable(source.model, meta.config.model)
+  parts.check_no_experts(meta, directory)
+  parts.check_not_twice(source.meta, source.directory, meta, directory)
+  after = parts.merged_model(source.model, meta, config)
+  check_new_tokens_train(source.meta.config.optim, source.model, after)
+  with contextlib.closing(checkpoints):
+    new_tokens = parts.read_added(checkpoints, meta, source.mesh)
+  own = parts.own_groups(source.model, meta)
+  if note := parts.other_scale(source.model, meta.config.model, own):
+    messages.say(note)
+
+  def change(old: State) -> State:
+    return parts.merge(old, new_tokens, source.model, config)
+
+  tokens_of = parts.as_lines(parts.additions(meta, directory))
+  one = range(1)
+  return rewrite.rewrite(
+    source, target, config, 'merge', after, change, measured=one, tokens_of=tokens_of
+  )
