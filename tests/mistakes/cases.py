@@ -53,8 +53,8 @@ GENERATE = {
   'a misspelt flag to write with': ('generate --source={lm} --temprature=1', '--temperature'),
   'a step that is a flag of training': ('generate --source={lm} --steps=1', '--steps is unknown'),
   'a prompt without its flag': ('generate --source={lm} hello', "unexpected argument 'hello'"),
-  'more devices than there are': ('generate --source={lm} --tokens=2', 'tokens=2'),
-  'no devices': ('generate --source={lm} --tokens=0', '--tokens=0'),
+  'more devices than there are': ('generate --source={lm} --token_shards=2', 'tokens=2'),
+  'no devices': ('generate --source={lm} --token_shards=0', '--token_shards=0'),
   'more tokens than learned positions': (
     'generate --source={learned} --max_length=33',
     'max_length is 33, but this model has learned positions for 32 tokens',
@@ -485,7 +485,7 @@ HARNESS = {
     'none is not',
   ),
   'a model without its run': (
-    'decoding.harness run --model tokenformer_jax --model_args tokens=1 --tasks local_choices'
+    'decoding.harness run --model tokenformer_jax --model_args token_shards=1 --tasks local_choices'
     ' --include_path {repo}/tests/tasks',
     'source=DIR',
   ),

@@ -48,7 +48,7 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     'batch_size', None, 'Rows of a batch (default: enough for several thousand tokens).', 1
   )
-  flags.DEFINE_integer('tokens', 1, 'Devices to split parameter tokens and heads over.', 1)
+  flags.DEFINE_integer('token_shards', 1, 'Devices to split parameter tokens and heads over.', 1)
   flags.DEFINE_string('output', None, 'A JSON file for the results.')
   flag_uses.declare({'': (Use('num_fewshot limit include_path', 'tasks'), Use('stride', 'text'))})
 
@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> None:
   if values.text:  # Report a wrong name before the model loads, which has the run's text_field.
     text.open_source(values.text, 'text', '--text')
   model = trained.load(
-    values.source, values.tokens, clip_positions=values.clip_positions, groups=values.groups
+    values.source, values.token_shards, clip_positions=values.clip_positions, groups=values.groups
   )
   scorer = evaluation.make_scorer(model, values.max_length, values.batch_size)
   length.say_length(model.config, scorer.max_length)

@@ -102,7 +102,7 @@ def define_flags() -> None:
   flags.DEFINE_integer('seed', 0, 'Seed of the draws.')
   flags.DEFINE_multi_string('stop', [], 'End before this string; may be repeated.')
   flags.DEFINE_integer('batch_size', 8, 'Texts of --requests at a time.', lower_bound=1)
-  flags.DEFINE_integer('tokens', 1, 'Devices to split parameter tokens and heads over.', 1)
+  flags.DEFINE_integer('token_shards', 1, 'Devices to split parameter tokens and heads over.', 1)
   flag_uses.declare(
     {
       '': (
@@ -125,7 +125,7 @@ def main(argv: Sequence[str]) -> None:
   default = TextRequest(values.prompt, values.length, sampling, stop, values.max_length)
   requests = read_requests(Path(values.requests), default) if values.requests else [default]
   model = trained.load(
-    values.source, values.tokens, clip_positions=values.clip_positions, groups=values.groups
+    values.source, values.token_shards, clip_positions=values.clip_positions, groups=values.groups
   )
   model.context_length(values.max_length)
   trained_length = model.config.data.sequence_length

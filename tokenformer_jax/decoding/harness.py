@@ -49,7 +49,7 @@ NAME = 'tokenformer_jax'
 _RESAMPLES = 1000  # bootstrap samples for the errors of metrics that are not means
 _TEXTS = 16  # texts to write at a time, if no batch size is given
 _SETTINGS = ('until', 'max_gen_toks', 'do_sample', 'temperature', 'top_k', 'top_p')
-_ARGUMENTS = ('source', 'max_length', 'clip_positions', 'tokens', 'batch_size')
+_ARGUMENTS = ('source', 'max_length', 'clip_positions', 'token_shards', 'batch_size')
 
 # Register the class by name: when this module runs as a command, it is imported a second time.
 model_registry.register(NAME, target='tokenformer_jax.decoding.harness:TokenFormerLM')
@@ -80,7 +80,7 @@ class TokenFormerLM(TemplateLM):
   ) -> 'TokenFormerLM':
     """Load the model that `--model_args` names.
 
-    `arg_dict` has `source`, and optionally `max_length`, `clip_positions` and `tokens` (see
+    `arg_dict` has `source`, and optionally `max_length`, `clip_positions` and `token_shards` (see
     `trained.load`). Of the other flags in `additional_config`, only `batch_size` counts: the rows
     of a batch, or `auto`.
 
@@ -93,12 +93,12 @@ class TokenFormerLM(TemplateLM):
         raise UserError(f'the model takes no argument {name!r}{nearest(name, _ARGUMENTS)}')
     if 'source' not in given:
       raise UserError('the model needs the run to evaluate: --model_args source=DIR, or DIR@STEP')
-    numbers = ('max_length', 'clip_positions', 'tokens')
+    numbers = ('max_length', 'clip_positions', 'token_shards')
     counts = {k: _count(k, given[k]) for k in numbers if k in given}
     batch_size = str(given['batch_size'])
     rows = None if batch_size.startswith('auto') else _count('batch_size', batch_size)
     clip = counts.get('clip_positions')
-    model = trained.load(str(given['source']), counts.get('tokens', 1), clip_positions=clip)
+    model = trained.load(str(given['source']), counts.get('token_shards', 1), clip_positions=clip)
     length = model.context_length(counts.get('max_length'))
     lengths.say_length(model.config, length)
     scorer = Scorer(model.definition, model.params, model.mesh, max_length=length, batch_size=rows)

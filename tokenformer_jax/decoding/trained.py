@@ -74,7 +74,7 @@ class Trained:
 
 def load(
   source: str,
-  tokens: int = 1,
+  token_shards: int = 1,
   *,
   check: Check = checkpoint.check_is_language_model,
   evenly: bool = True,
@@ -86,8 +86,8 @@ def load(
 
   Args:
     source: `DIR`, or `DIR@STEP`.
-    tokens: the number of devices that split parameter tokens, heads and vocabulary; the remaining
-      mesh splits width and batch.
+    token_shards: the number of devices that split parameter tokens, heads and vocabulary; the
+      remaining mesh splits width and batch.
     check: raises a UserError for a checkpoint of the wrong task, before its arrays are read.
     evenly: whether to refuse a mesh that does not divide the model. Otherwise every device has a
       full copy of the arrays that cannot be divided.
@@ -100,7 +100,7 @@ def load(
       positions to clip, or it has fewer groups.
   """
   directory, step = paths.split_source(source)
-  mesh = sharding.make_mesh(MeshConfig(tokens=tokens), sharding.find_devices())
+  mesh = sharding.make_mesh(MeshConfig(tokens=token_shards), sharding.find_devices())
   checkpoints, meta = checkpoint.open_source(directory, step)
   with contextlib.closing(checkpoints):
     check(meta, directory)
