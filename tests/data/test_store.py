@@ -233,25 +233,31 @@ def _meta(store: Store) -> Path:
   return store.path / 'meta.json'
 
 
-def _make_old(store: Store) -> None:
-  """Take out what earlier versions did not write."""
-  meta = json.loads(_meta(store).read_text())
-  del meta['blocks']
-  _meta(store).write_text(json.dumps(meta))
-
-
-def test_a_store_of_an_earlier_version_is_used_and_verified(tmp_path, monkeypatch):
+def test_a_store_without_digests_of_its_blocks_is_refused_and_built_again(tmp_path, capsys):
   built = prepare(_config(tmp_path))
-  _make_old(built)
-  with monkeypatch.context() as patch:
-    patch.setattr(store_lib._Builder, 'build', lambda self: pytest.fail('built again'))
-    assert prepare(_config(tmp_path)).digest == built.digest
-    assert store_lib.verify(built.path) == len(built.train) + len(built.validation)
-  assert 'blocks' in json.loads(_meta(built).read_text()), 'starts still look at nothing of it'
-  path = built.path / 'train.tokens'
-  _make_old(built)
-  path.write_bytes(bytes(path.stat().st_size))
-  with pytest.raises(UserError, match='have changed since they were written; remove that folder'):
+  meta = json.loads(_meta(built).read_text())
+  del meta['blocks']
+  _meta(built).write_text(json.dumps(meta))
+  with pytest.raises(UserError, match=r'meta\.json is damaged; remove that folder, and the next'):
+    store_lib.verify(built.path)
+  assert prepare(_config(tmp_path)).digest == built.digest
+  assert 'is damaged; building it again' in capsys.readouterr().err
+  assert store_lib.verify(built.path) == len(built.train) + len(built.validation)
+
+
+def test_a_store_of_another_format_is_refused(tmp_path):
+  built = prepare(_config(tmp_path))
+  meta = json.loads(_meta(built).read_text())
+  _meta(built).write_text(json.dumps({**meta, 'format': 0}))
+  with pytest.raises(UserError, match=r'has the format 0, not 1; remove that folder, and the next'):
+    store_lib.verify(built.path)
+
+
+def test_the_digest_of_all_tokens_is_verified(tmp_path):
+  built = prepare(_config(tmp_path))
+  meta = json.loads(_meta(built).read_text())
+  _meta(built).write_text(json.dumps({**meta, 'digest': '0' * 32}))
+  with pytest.raises(UserError, match=r'meta\.json is damaged; remove that folder'):
     store_lib.verify(built.path)
 
 

@@ -325,12 +325,12 @@ def test_a_loss_that_changed_on_the_disk_is_never_the_best(tmp_path, change):
   assert checkpoint.Checkpoints(tmp_path).steps() == [1, 4]
 
 
-def test_a_loss_of_an_earlier_version_has_no_digest(tmp_path):
+def test_a_loss_without_its_digest_is_never_the_best(tmp_path):
   save(tmp_path, [2.0, 1.0, 3.0])
   (tmp_path / 'checkpoints/2/metrics/metrics').write_text('{"loss": 1.0}')
   with contextlib.closing(checkpoint.Checkpoints(tmp_path, keep=1)) as checkpoints:
     checkpoints.save(4, state(4), Config(), {'kind': 'bytes'}, 3.0, wait=True)
-  assert checkpoint.Checkpoints(tmp_path).steps() == [2, 4]
+  assert checkpoint.Checkpoints(tmp_path).steps() == [1, 4]
 
 
 def test_losses_that_cannot_be_read_do_not_keep_a_run_from_going_on(tmp_path):

@@ -139,8 +139,7 @@ def _open(path: Path) -> Store | None:
         f'{split}_bytes': counts['bytes'],
         f'{split}_documents': counts['documents'],
       }
-    # Stores of earlier versions have no block digests; `verify` adds them.
-    files = {path / f'{split}.tokens': digests for split, digests in meta.get('blocks', {}).items()}
+    files = {path / f'{split}.tokens': digests for split, digests in meta['blocks'].items()}
     if changed := blocks.find_changed(files, _CHECK_SECONDS):
       say(f'{changed} has changed since it was written')
       return None
@@ -166,27 +165,23 @@ def store_folder(config: DataConfig) -> Path:
 def verify(path: Path) -> int:
   """Compare a whole store with its digests, and return the number of tokens.
 
-  A store of an earlier version gets block digests, which every later start checks.
-
   Raises:
-    UserError: there is no store, or it has changed since it was written.
+    UserError: there is no store, it has another format, or it has changed since it was written.
   """
   repair = 'remove that folder, and the next run builds the store again from its source'
   try:
     meta = json.loads((path / 'meta.json').read_text('utf-8'))
-    files = {split: path / f'{split}.tokens' for split in meta['splits']}
-    found = {split: blocks.digest_file(file) for split, file in files.items()}
-    recorded = meta.get('blocks', {})
-    for split, digests in recorded.items():
-      for i, pair in enumerate(itertools.zip_longest(found[split].blocks(), digests)):
+    if meta['format'] != _FORMAT:
+      raise UserError(f'{path} has the format {meta["format"]!s:.20}, not {_FORMAT}; {repair}')
+    splits = []
+    for split, recorded in meta['blocks'].items():
+      file = path / f'{split}.tokens'
+      splits.append(blocks.digest_file(file))
+      for i, pair in enumerate(itertools.zip_longest(splits[-1].blocks(), recorded)):
         if len(set(pair)) > 1:
-          place = blocks.describe(files[split], i)
-          raise UserError(f'{place} has changed since it was written; {repair}')
-    if _digest(list(found.values())) != meta['digest']:
-      raise UserError(f'the tokens in {path} have changed since they were written; {repair}')
-    if not recorded:
-      meta['blocks'] = {split: digests.blocks() for split, digests in found.items()}
-      paths.write(path / 'meta.json', json.dumps(meta))
+          raise UserError(f'{blocks.describe(file, i)} has changed since it was written; {repair}')
+    if _digest(splits) != meta['digest']:
+      raise ValueError('the blocks are not those of the digest')
     return sum(counts['tokens'] for counts in meta['splits'].values())
   except FileNotFoundError as error:
     raise UserError(

@@ -99,12 +99,12 @@ def from_json(stored: dict[str, Any], tokenizer: dict[str, Any], where: str) -> 
     checksums=stored['checksums'],
     tokenizer=tokenizer,
     seen=_seen(stored['seen']),
-    teacher=TeacherRecord(**stored['teacher']) if stored.get('teacher') else None,
+    teacher=TeacherRecord(**stored['teacher']) if stored['teacher'] else None,
   )
 
 
 def _seen(stored: dict[str, Any]) -> Seen:
-  batches = tuple(Batches(**entry) for entry in stored.get('batches', ()))
+  batches = tuple(Batches(**entry) for entry in stored['batches'])
   return Seen(stored['samples'], stored['digest'], batches)
 
 

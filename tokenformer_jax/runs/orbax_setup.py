@@ -183,13 +183,10 @@ def _handlers(save_gb: int | None) -> ocp.handlers.CheckpointHandlerRegistry:
 def sound_loss(metrics: Any) -> float:
   """Return the loss that ranks a checkpoint: infinity, the last rank, unless it is sound.
 
-  A sound loss is finite and, by its digest if there is one, unchanged since it was written.
+  A sound loss is finite and, by its digest, unchanged since it was written.
   """
   match metrics:
     case {'loss': float(loss), 'digest': str(digest), **rest} if not rest:
-      sound = math.isfinite(loss) and digest == checksum.digest(loss)
-    case {'loss': float(loss), **rest} if not rest:
-      sound = math.isfinite(loss)
+      return loss if math.isfinite(loss) and digest == checksum.digest(loss) else math.inf
     case _:
       return math.inf
-  return loss if sound else math.inf
