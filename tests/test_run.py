@@ -292,7 +292,7 @@ MISTAKES = {
     lambda run, to: run.scale(to, [], 0.5),
     'groups is empty; name groups by their numbers',
   ),
-  'all groups': (lambda run, to: run.slice(to, 1), 'one group, so that there is nothing to take'),
+  'all groups': (lambda run, to: run.slice(to, 1), 'one group; there is nothing to take'),
   'a factor': (lambda run, to: run.scale(to, [1], 'x'), "factor is 'x'; it must be a finite"),
   'a group': (lambda run, to: run.train(30, optimizer={}), "config key 'optimizer' is unknown"),
   'a key': (lambda run, to: run.train(30, optim={'rate': 1}), "config key 'optim.rate' is"),

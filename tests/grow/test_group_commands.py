@@ -161,7 +161,7 @@ MISTAKES = {
   'a slice of nothing': (['slice', '--groups=0'], '--groups is 0; it must be at least 1'),
   'a slice of one': (
     ['slice', '--groups=1', '--source={home}/run'],
-    'every projection of this model has one group, so that there is nothing to take out',
+    'every projection of this model has one group; there is nothing to take out',
   ),
   'groups to grow by': (['--groups=2'], '--groups has no meaning for grow'),
   'groups to merge': (['merge', '--groups=2'], '--groups has no meaning for merge'),

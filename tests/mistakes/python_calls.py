@@ -288,7 +288,7 @@ GROUPS = {
   'lm.slice(to)': "slice: missing a required argument: 'groups'",
   'lm.slice(to, [1])': 'slice: groups is [1]; it must be an integer',
   'lm.slice(to, 0)': 'slice: groups is 0; it must be at least 1',
-  'lm.slice(to, 1)': 'one group, so that there is nothing to take',
+  'lm.slice(to, 1)': 'one group; there is nothing to take',
   'lm.slice(to, True)': 'slice: groups is True; it must be an integer',
   "lm.scale(to, [1], 'x')": "scale: factor is 'x'; it must be a finite number",
   "lm.scale(to, [1], float('nan'))": 'scale: factor is nan; it must be a finite number',

@@ -1,7 +1,7 @@
 """Make runs from another run: the methods of `Run` that are the actions of the command `grow`.
 
-Each writes a new work directory, as the command does, and prints the same lines. None changes the
-run that it starts from.
+Each hands its arguments to the action of its name in `grow.actions.ACTIONS`, writes a new work
+directory and prints what the command prints. None changes the run that it starts from.
 """
 
 import abc
@@ -11,7 +11,7 @@ from typing import Any, Self
 from tokenformer_jax.config import Config, arguments, configure
 from tokenformer_jax.config.arguments import Path
 from tokenformer_jax.config.fields import Count
-from tokenformer_jax.grow import actions, rewrite
+from tokenformer_jax.grow import actions, job
 from tokenformer_jax.grow.actions import Examples, Numbers
 from tokenformer_jax.grow.larger import Counts
 from tokenformer_jax.storage import paths
@@ -57,8 +57,7 @@ class Growable(abc.ABC):
       heads: the new number of heads of a Transformer.
       ffn_width: the new inner width of a Transformer's feed-forward layers.
       experts: the new number of experts of all layers, or numbers by the name of the layer.
-      expert_tokens: the parameter tokens of each new expert beside a Pattention; None: as many as
-        that has.
+      expert_tokens: the parameter tokens of each new expert; None: as many as the Pattention has.
       top_k: the experts of a token: see `experts.Wanted`.
       **how: keys of the group `grow` of a config, such as method, place and step.
 
@@ -69,20 +68,18 @@ class Growable(abc.ABC):
       UserError: the target exists, a size is not allowed, or a growth that must be exact changes
         the outputs. Nothing is written then.
     """
-    sizes = {'layers': layers, 'pattern': pattern, 'width': width, 'heads': heads}
-    more = {'experts': experts, 'expert_tokens': expert_tokens, 'top_k': top_k}
-    return self._act(
-      'grow', target, param_tokens=param_tokens, ffn_width=ffn_width, **sizes, **more, **how
-    )
+    tokens = {'param_tokens': param_tokens}
+    deep = {'layers': layers, 'pattern': pattern}
+    wide = {'width': width, 'heads': heads, 'ffn_width': ffn_width}
+    routed = {'experts': experts, 'expert_tokens': expert_tokens, 'top_k': top_k}
+    return self._act('grow', target, **tokens, **deep, **wide, **routed, **how)
 
   def extract(self, target: Path, groups: Numbers | None = None) -> None:
-    """Write only some parameter tokens to a new directory, for `merge`.
+    """Write the tokens of some groups, counted from 1, to a new directory, for `merge`.
 
       run.extract('runs/law_tokens', [2])
 
-    Args:
-      target: the new directory.
-      groups: numbers of groups from 1 on; None: the tokens that the last growth added.
+    Without groups, write the tokens that the last growth added.
     """
     self._act('extract', target, groups=groups)
 
@@ -95,16 +92,12 @@ class Growable(abc.ABC):
     moments: str = 'pad',
     step: str = 'keep',
   ) -> Self:
-    """Append the tokens of another run, or of `extract`, to this run's in a new work directory.
+    """Append the tokens of another run, or of a directory from `extract`, to this run's.
 
       both = code.merge('runs/law_tokens', 'runs/both')
 
-    Args:
-      added: a run, DIR, DIR@STEP, or a directory from `extract`.
-      target: the new work directory.
-      scale: keep or resize the reference counts, as in the group `grow` of a config.
-      moments: pad or drop the optimizer's moments.
-      step: keep or restart the number of steps.
+    `added` is a run, DIR or DIR@STEP. `scale` keeps or resizes the reference counts; pad or drop
+    the optimizer's moments, and keep or restart the number of steps.
     """
     name = added.source if isinstance(added, Growable) else os.fspath(added)
     return self._act('merge', target, added=name, scale=scale, moments=moments, step=step)
@@ -118,56 +111,33 @@ class Growable(abc.ABC):
     moments: str = 'pad',
     step: str = 'keep',
   ) -> Self:
-    """Take groups of parameter tokens or experts out, in a new work directory.
+    """Take out groups of parameter tokens, or experts, by their numbers from 1 on.
 
       run.remove('runs/without', [2, 3])
 
-    Args:
-      target: the new work directory.
-      groups: numbers of groups from 1 on. Without groups and experts, what the last growth or merge
-        added goes.
-      experts: numbers of experts from 1 on.
-      moments: pad or drop the optimizer's moments.
-      step: keep or restart the number of steps.
-
-    Raises:
-      UserError: both are given, or there is nothing to take out.
+    Without both, take out what the last growth or merge added. Pad or drop the optimizer's moments;
+    keep or restart the number of steps.
     """
     return self._act('remove', target, groups=groups, experts=experts, moments=moments, step=step)
 
   def slice(self, target: Path, groups: Count, *, moments: str = 'pad', step: str = 'keep') -> Self:
-    """Keep the first groups of each projection, in a new work directory.
+    """Keep the first `groups` groups of each projection; for moments and step see `remove`.
 
-      run.slice('runs/small', 1)
-
-    Args:
-      target: the new work directory.
-      groups: the number of groups to keep.
-      moments: pad or drop the optimizer's moments.
-      step: keep or restart the number of steps.
+    run.slice('runs/small', 1)
     """
     return self._act('slice', target, groups=groups, moments=moments, step=step)
 
   def scale(self, target: Path, groups: Numbers, factor: float) -> Self:
-    """Multiply the values of groups, and with them what the groups add to each output.
+    """Multiply the values of groups, counted from 1, and so what they add to each output.
 
-      run.scale('runs/half', [2], 0.5)
-
-    Args:
-      target: the new work directory.
-      groups: numbers of groups from 1 on.
-      factor: a finite number.
+    run.scale('runs/half', [2], 0.5)
     """
     return self._act('scale', target, groups=groups, factor=factor)
 
   def freeze(self, target: Path, groups: Numbers) -> Self:
-    """Write a run that trains all groups of parameter tokens but some.
+    """Write a run that trains all groups of parameter tokens but these, counted from 1.
 
-      run.freeze('runs/tuned', [1]).train(1500)
-
-    Args:
-      target: the new work directory.
-      groups: numbers of groups from 1 on; empty: all groups train.
+    run.freeze('runs/tuned', [1]).train(1500)
     """
     return self._act('freeze', target, groups=groups)
 
@@ -184,6 +154,8 @@ class Growable(abc.ABC):
   ) -> Self:
     """Keep the tokens that matter most for held-out examples, or the experts that they use most.
 
+      run.shrink('runs/less', {'ffn': 256})
+
     Args:
       target: the new work directory.
       param_tokens: the counts to keep by projection; others stay.
@@ -192,14 +164,9 @@ class Growable(abc.ABC):
       scale: keep or resize the reference counts.
       moments: pad or drop the optimizer's moments.
       step: keep or restart the number of steps.
-
-    Raises:
-      UserError: both or neither are given, or nothing becomes smaller.
     """
-    how = {'scale': scale, 'moments': moments, 'step': step}
-    return self._act(
-      'shrink', target, param_tokens=param_tokens, experts=experts, examples=examples, **how
-    )
+    kept = {'param_tokens': param_tokens, 'experts': experts, 'examples': examples}
+    return self._act('shrink', target, **kept, scale=scale, moments=moments, step=step)
 
   def group_table(self) -> str:
     """Return a table of the groups of parameter tokens, and of the growths that added them."""
@@ -209,7 +176,7 @@ class Growable(abc.ABC):
     """Run an action with arguments and keys of `GrowConfig`; return the new run, if it is one."""
     action = actions.ACTIONS[name]
     keys = {key: given.pop(key) for key in list(given) if key not in action.arguments}
-    config, to = configure.grow_config(self.config, keys), rewrite.Target(paths.parse_path(target))
-    with rewrite.open_source(self.source, to) as source:
-      step = action.run(source, to, config, **given)
+    config = configure.grow_config(self.config, keys)
+    with job.start(self.source, paths.parse_path(target), config) as work:
+      step = action.run(work, **given)
     return None if step is None else self._open(target)

@@ -1,8 +1,7 @@
 """Declare which flags have an effect in a call of a command, for its check and for `--help`.
 
-A flag that is given without an effect is a mistake: the user expects something that will not
-happen. A command declares a table once, from which the parser refuses such a flag with the reason,
-and `--help` says when the flag matters.
+A command declares a table once. From it the parser refuses a flag without an effect, with the
+reason, and `--help` says when the flag matters.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +15,12 @@ from tokenformer_jax.errors import UserError
 
 
 class Use(NamedTuple):
-  """When some flags have an effect.
+  """The condition under which some flags have an effect.
 
   Attributes:
     flags: their names, separated by spaces.
     when: the condition on other flags (`config.conditions`); empty: always.
-    why: what to say in place of the condition, as the end of a sentence that begins with the flag.
+    why: the end of a sentence that begins with the flag, instead of the condition.
   """
 
   flags: str
@@ -31,55 +30,43 @@ class Use(NamedTuple):
 
 # The uses by action, the first positional argument; '' for a command without actions.
 Table = Mapping[str, Sequence[Use]]
-
-# Conditions by a name that other conditions use.
-Named = Mapping[str, str]
+Named = Mapping[str, str]  # conditions by a name that other conditions use
 
 
 class _Uses(NamedTuple):
-  """The attribute `uses` of a flag.
-
-  Attributes:
-    table: the table of the command.
-    default: the action of a command line that names none.
-    named: conditions by name.
-    of_action: the use of the flag by action.
-  """
+  """The attribute `uses` of a flag: the arguments of `declare`, and the flag's use by action."""
 
   table: Table
   default: str
   named: Named
-  of_action: Mapping[str, Use]
+  by_action: Mapping[str, Use]
 
 
 def declare(table: Table, *, default: str = '', named: Named = MappingProxyType({})) -> None:
   """Declare when the flags of this command have an effect.
 
-  A flag that the table has for some actions has no meaning for the others. A flag that it does not
-  have has an effect in every call.
+  A flag that the table lists for some actions has no meaning for the others. A flag that it does
+  not list has an effect in every call.
 
   Args:
     table: the uses by action.
     default: the action of a command line that names none.
-    named: conditions that those of the table may use as if they were flags. A message names the
-      first flag of one.
+    named: conditions that the table may use as if they were flags. A message names their first
+      flag.
   """
   found: dict[str, dict[str, Use]] = {}
   for action, uses in table.items():
     for use in uses:
       for name in use.flags.split():
         found.setdefault(name, {})[action] = use
-  for name, of_action in found.items():
-    flags.FLAGS[name].uses = _Uses(table, default, named, of_action)
+  for name, by_action in found.items():
+    flags.FLAGS[name].uses = _Uses(table, default, named, by_action)
 
 
 def check(words: Sequence[str]) -> None:
-  """Check that every flag that is given has an effect.
+  """Check that every given flag has an effect; `words` are the positional arguments.
 
-  An unknown action is not reported: the command knows better what it could be.
-
-  Args:
-    words: the positional arguments.
+  The command itself reports an unknown action.
 
   Raises:
     UserError: a flag has none; the message has the reason.
@@ -96,37 +83,37 @@ def check(words: Sequence[str]) -> None:
     action = '' if '' in uses.table else words[0] if words else uses.default
     if action not in uses.table:
       return
-    if action not in uses.of_action:
+    if action not in uses.by_action:
       raise UserError(f'--{name} has no meaning for {action}; leave it out')
-    use = uses.of_action[action]
-    named = {one: conditions.holds(text, values) for one, text in uses.named.items()}
+    use = uses.by_action[action]
+    named = {key: conditions.holds(text, values) for key, text in uses.named.items()}
     if not conditions.holds(use.when, {**values, **named}):
       spelled = _spell(use.when, uses.named, _typed)
       raise UserError(f'--{name} {use.why or f"has an effect only {spelled}; leave it out"}')
 
 
 def mark(flag: flags.Flag) -> str:
-  """Return when a flag has an effect, as a mark such as `[merge]` for `--help`; empty if always.
+  """Return when a flag has an effect, as a mark such as ` [merge]` for `--help`; empty if always.
 
-  A mark has less than the reason in a message: the default action is not named, nor what else an
-  alternative of a condition needs.
+  A mark is shorter than the reason in a message: it leaves out the default action, and the terms of
+  a condition after `and`.
   """
   uses: _Uses | None = getattr(flag, 'uses', None)
   if uses is None:
     return ''
-  others = [action for action in uses.table if action not in uses.of_action]
+  others = [action for action in uses.table if action not in uses.by_action]
   if len(others) == 1:
     return f' [not {others[0]}]'
   by_condition: dict[str, list[str]] = {}
-  for action, use in uses.of_action.items():
+  for action, use in uses.by_action.items():
     first = conditions.first_terms(use.when)
     when = _spell(first, uses.named, '--{}'.format).removeprefix('with ') if first else ''
     by_condition.setdefault(when, []).append(action)
-  said = []
+  parts = []
   for when, actions in by_condition.items():
     where = ', '.join(actions) if others and actions != [uses.default] else ''
-    said.append(' with '.join(filter(None, [where, when])))
-  text = '; '.join(filter(None, said))
+    parts.append(' with '.join(filter(None, [where, when])))
+  text = '; '.join(filter(None, parts))
   return f' [{text}]' if text else ''
 
 

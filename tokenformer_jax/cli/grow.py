@@ -25,7 +25,7 @@ from tokenformer_jax.cli.flag_uses import Use
 from tokenformer_jax.config import GrowConfig, MeshConfig, arguments, fields
 from tokenformer_jax.config.groups import parse_numbers
 from tokenformer_jax.errors import UserError, nearest
-from tokenformer_jax.grow import rewrite
+from tokenformer_jax.grow import job
 from tokenformer_jax.grow.actions import ACTIONS, ASK_FOR, MEANINGS, Action
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.storage import paths
@@ -108,12 +108,16 @@ def main(argv: Sequence[str]) -> None:
     elif parameter.default is parameter.empty:
       raise UserError(f'{name} needs --{argument}, to {action.summary}')
   keys = {key: _read_key(key) for key in action.keys if values[key].present}
-  target = rewrite.Target(
-    paths.parse_path(values.target), values.dry_run, lambda text: print(text, flush=True)
-  )
-  with rewrite.open_source(values.source, target, _read_mesh()) as source:
-    step = action.run(source, target, GrowConfig(**keys), **given)
-    planned = source.meta.config.train.steps
+  with job.start(
+    values.source,
+    paths.parse_path(values.target),
+    GrowConfig(**keys),
+    mesh_config=_read_mesh(),
+    dry_run=values.dry_run,
+    show=lambda text: print(text, flush=True),
+  ) as work:
+    step = action.run(work, **given)
+    planned = work.meta.config.train.steps
   if step is not None:
     messages.say(f'wrote {values.target}, step {step}; to go on training it:')
     steps = max(planned, step) + planned

@@ -1,9 +1,8 @@
-"""The actions of growth: the table `ACTIONS` for the command `grow`, its help, and `Run`.
+"""The actions of growth: the table `ACTIONS` serves the command `grow`, its help, and `Run`.
 
-The function of an action takes an open `Source`, a `Target` and a `GrowConfig`. Its keyword-only
-parameters are the arguments of the action. It checks all it can before it reads an array, and
-returns the step of the new run, or None after a dry run. Messages name arguments as flags of the
-command; `arguments.checked` names them as Python does.
+The function of an action takes a `Job`; its keyword-only parameters are the arguments of the
+action. It checks all it can before it reads an array, and returns the step of the new run, or None
+after a dry run. Messages name arguments as flags; `arguments.checked` names them as in Python.
 """
 
 import contextlib
@@ -21,11 +20,11 @@ from tokenformer_jax.config import groups as choices
 from tokenformer_jax.config.fields import Count, Key
 from tokenformer_jax.config.groups import Choice, as_text
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import expert_arrays, files, larger, parts, rewrite, state, verify
+from tokenformer_jax.grow import expert_arrays, files, larger, parts, state, verify
 from tokenformer_jax.grow import experts as experts_lib
 from tokenformer_jax.grow import groups as groups_lib
+from tokenformer_jax.grow.job import Job
 from tokenformer_jax.grow.larger import Counts
-from tokenformer_jax.grow.rewrite import Source, Target
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import messages
@@ -38,39 +37,32 @@ Numbers = Sequence[Count]  # of groups or experts, from 1 on
 Examples = Annotated[int, Key(least=1, most=2**16)]
 
 
-def extract(
-  source: Source, target: Target, config: GrowConfig, *, groups: Numbers | None = None
-) -> None:
+def extract(job: Job, *, groups: Numbers | None = None) -> None:
   """Write only some tokens: those of some groups, or those that the last growth or merge added.
 
   Raises:
     UserError: the run has not grown, a projection has no other group, or the target cannot be
       written.
   """
-  meta = source.meta
-  numbers = () if groups is None else _group_numbers(source.model, groups)
-  lineage, model = parts.extraction(meta, source.directory, numbers)
-  whole = files.read(source.checkpoints, meta, source.mesh)
+  meta = job.meta
+  numbers = () if groups is None else _group_numbers(job.model, groups)
+  lineage, model = parts.extraction(meta, job.directory, numbers)
+  whole = job.read()
   files.write(
-    target.directory,
-    parts.extract(whole, source.model, lineage[-1], numbers),
-    rewrite.new_config(source, model, meta.config.grow),
+    job.target,
+    parts.extract(whole, job.model, lineage[-1], numbers),
+    job.new_config(model, meta.config.grow),
     meta.tokenizer,
     lineage=lineage,
     contents='added_tokens',
     step=meta.step,
   )
   which = f'groups {as_text(numbers)}' if numbers else 'the added tokens'
-  messages.say(f'wrote {target.directory}: {which} of {source.directory}')
+  messages.say(f'wrote {job.target}: {which} of {job.directory}')
 
 
 def remove(
-  source: Source,
-  target: Target,
-  config: GrowConfig,
-  *,
-  groups: Numbers | None = None,
-  experts: Numbers | None = None,
+  job: Job, *, groups: Numbers | None = None, experts: Numbers | None = None
 ) -> int | None:
   """Take out groups, experts, or what the last growth or merge added; the others move up.
 
@@ -81,11 +73,11 @@ def remove(
   if groups is not None and experts is not None:
     raise UserError('--groups and --experts both say what to take out; give one of them')
   if groups is not None:
-    numbers = _group_numbers(source.model, groups)
-    return _choose(source, target, config, 'remove', choices.without(numbers), numbers)
+    numbers = _group_numbers(job.model, groups)
+    return _choose(job, 'remove', choices.without(numbers), numbers)
   if experts is not None:
-    return _remove_experts(source, target, config, experts)
-  last = parts.last_addition(source.meta, source.directory)
+    return _remove_experts(job, experts)
+  last = parts.last_addition(job.meta, job.directory)
   if last.grow.method == 'duplicate' and last.action == 'grow':
     raise UserError(
       'the last growth duplicated the tokens and divided the values of the old ones among the '
@@ -93,114 +85,84 @@ def remove(
     )
 
   def change(old: State) -> State:
-    return parts.remove(old, source.model, last.model, config, last.grow.place)
+    return parts.remove(old, job.model, last.model, job.config, last.grow.place)
 
-  return rewrite.rewrite(source, target, config, 'remove', last.model, change)
+  return job.rewrite('remove', last.model, change)
 
 
-def _remove_experts(
-  source: Source, target: Target, config: GrowConfig, experts: Numbers
-) -> int | None:
+def _remove_experts(job: Job, experts: Numbers) -> int | None:
   numbers = choices.in_order(experts, '--experts', 'experts')
-  after = experts_lib.without(source.model, numbers, '--experts')
-  definition = models.define(source.model)
+  after = experts_lib.without(job.model, numbers, '--experts')
+  definition = models.define(job.model)
   kept = expert_arrays.without(definition.info, definition.abstract, numbers)
 
   def change(old: State) -> State:
-    return parts.take_experts(old, source.model, kept, config)
+    return parts.take_experts(old, job.model, kept, job.config)
 
-  text = as_text(numbers)
-  return rewrite.rewrite(source, target, config, 'remove', after, change, experts=text)
+  return job.rewrite('remove', after, change, experts=as_text(numbers))
 
 
-def keep_first(source: Source, target: Target, config: GrowConfig, *, groups: Count) -> int | None:
+def keep_first(job: Job, *, groups: Count) -> int | None:
   """Keep the first groups of each projection.
 
   Raises:
     UserError: no projection has more groups.
   """
-  _check_has_tokens(source.model)
-  most = choices.most_groups(source.model)
+  _check_has_tokens(job.model)
+  most = choices.most_groups(job.model)
   if most == 1:
-    raise UserError(
-      'every projection of this model has one group, so that there is nothing to take out'
-    )
+    raise UserError('every projection of this model has one group; there is nothing to take out')
   if groups >= most:
     raise UserError(
       f'--groups is {groups}, the number of groups to keep; it must be from 1 to {most - 1}'
     )
-  gone = range(groups + 1, most + 1)
-  return _choose(source, target, config, 'slice', choices.first(groups), gone)
+  return _choose(job, 'slice', choices.first(groups), range(groups + 1, most + 1))
 
 
-def _choose(
-  source: Source,
-  target: Target,
-  config: GrowConfig,
-  action: str,
-  choice: Choice,
-  gone: Sequence[int],
-) -> int | None:
+def _choose(job: Job, action: str, choice: Choice, gone: Sequence[int]) -> int | None:
   """Write the run with a choice of its groups; `gone` are the numbers of the others."""
-  model, optim = source.model, source.meta.config.optim
+  model, optim = job.model, job.optim
   frozen = choices.choose_frozen(optim, model, choice)
-  return rewrite.rewrite(
-    source,
-    target,
-    config,
+  return job.rewrite(
     action,
     choices.choose(model, choice),
-    lambda old: parts.choose_groups(old, model, choice, config),
+    lambda old: parts.choose_groups(old, model, choice, job.config),
     optim=dataclasses.replace(optim, frozen_groups=frozen),
     groups=as_text(gone),
   )
 
 
-def scale(
-  source: Source, target: Target, config: GrowConfig, *, groups: Numbers, factor: float
-) -> int | None:
+def scale(job: Job, *, groups: Numbers, factor: float) -> int | None:
   """Multiply the values of groups, in the parameters and their average; moments stay.
 
   Raises:
     UserError: there is no such group.
   """
-  model = source.model
+  model = job.model
   numbers = _group_numbers(model, groups)
 
   def change(old: State) -> State:
     return parts.scale_groups(old, model, numbers, factor)
 
-  marks = {'groups': as_text(numbers), 'factor': factor}
-  return rewrite.rewrite(source, target, config, 'scale', model, change, **marks)
+  return job.rewrite('scale', model, change, groups=as_text(numbers), factor=factor)
 
 
-def freeze(source: Source, target: Target, config: GrowConfig, *, groups: Numbers) -> int | None:
+def freeze(job: Job, *, groups: Numbers) -> int | None:
   """Write a run that does not train the tokens of some groups, and trains those of all others.
 
   Raises:
     UserError: there is no such group.
   """
-  model = source.model
+  model = job.model
   _check_has_tokens(model)
   text = as_text(_group_numbers(model, groups) if groups else ())
-  optim = dataclasses.replace(source.meta.config.optim, frozen_groups=text)
-  return rewrite.rewrite(
-    source,
-    target,
-    config,
-    'freeze',
-    model,
-    lambda old: old,
-    measured=range(0),
-    optim=optim,
-    groups=text,
-  )
+  optim = dataclasses.replace(job.optim, frozen_groups=text)
+  none = range(0)
+  return job.rewrite('freeze', model, lambda old: old, measured=none, optim=optim, groups=text)
 
 
 def shrink(
-  source: Source,
-  target: Target,
-  config: GrowConfig,
+  job: Job,
   *,
   param_tokens: Counts | None = None,
   experts: Count | Counts | None = None,
@@ -211,48 +173,42 @@ def shrink(
   Raises:
     UserError: the counts are not smaller, or there is no room.
   """
-  model = source.model
+  model = job.model
   if (param_tokens is None) == (experts is None):
     raise UserError('shrink needs either --param_tokens or --experts, the numbers to keep')
   if experts is not None:
-    return _shrink_experts(source, target, config, experts, examples)
-  after = state.grown_model(model, named_counts(model, param_tokens, '--param_tokens'), config)
+    return _shrink_experts(job, experts, examples)
+  after = state.grown_model(model, named_counts(model, param_tokens, '--param_tokens'), job.config)
   parts.check_smaller(model, after)
 
   def change(old: State) -> State:
-    batch, name = rewrite.held_out(source, examples)
-    task = verify.exact_task(source.meta.config, model)
-    new = parts.shrink(old, task, after, batch, config)
+    batch, name = job.held_out(examples)
+    task = verify.exact_task(job.meta.config, model)
+    new = parts.shrink(old, task, after, batch, job.config)
     messages.say(f'importance of a token: mean over examples of |⟨value, ∂loss/∂value⟩|, on {name}')
     return new
 
   others = range(examples, 2 * examples)
-  return rewrite.rewrite(
-    source, target, config, 'shrink', after, change, measured=others, advice=True
-  )
+  return job.rewrite('shrink', after, change, measured=others, advice=True)
 
 
-def _shrink_experts(
-  source: Source, target: Target, config: GrowConfig, experts: int | Counts, examples: int
-) -> int | None:
-  counts = experts_lib.named_counts(source.model, experts, '--experts', dense=False)
-  after = experts_lib.smaller(source.model, counts, '--experts=N')
+def _shrink_experts(job: Job, experts: int | Counts, examples: int) -> int | None:
+  counts = experts_lib.named_counts(job.model, experts, '--experts', dense=False)
+  after = experts_lib.smaller(job.model, counts, '--experts=N')
 
   def change(old: State) -> State:
-    batch, name = rewrite.held_out(source, examples)
-    kept = _most_used(source, after, old['params'], batch, name)
-    return parts.take_experts(old, source.model, kept, config)
+    batch, name = job.held_out(examples)
+    kept = _most_used(job, after, old['params'], batch, name)
+    return parts.take_experts(old, job.model, kept, job.config)
 
   others = range(examples, examples + 1)
-  return rewrite.rewrite(source, target, config, 'shrink', after, change, measured=others)
+  return job.rewrite('shrink', after, change, measured=others)
 
 
-def _most_used(
-  source: Source, after: ModelConfig, params: Params, batch: Batch, name: str
-) -> Params:
+def _most_used(job: Job, after: ModelConfig, params: Params, batch: Batch, name: str) -> Params:
   """Return the experts to keep; report how often tokens choose the others."""
-  info = models.define(source.model).info
-  task = verify.exact_task(source.meta.config, experts_lib.balanced_by_bias(source.model))
+  info = models.define(job.model).info
+  task = verify.exact_task(job.meta.config, experts_lib.balanced_by_bias(job.model))
   loads = jax.jit(lambda params, batch: expert_arrays.loads(task, params, batch))(params, batch)
   kept = expert_arrays.most_used(loads, info, models.define(after).abstract)
   shares = [
@@ -311,7 +267,7 @@ class Action(NamedTuple):
   @property
   def makes_run(self) -> bool:
     """Whether the action writes a target; the others take a source, DIR[@STEP], and return text."""
-    return 'target' in inspect.signature(self.function).parameters
+    return 'job' in inspect.signature(self.function).parameters
 
   @property
   def arguments(self) -> dict[str, inspect.Parameter]:
@@ -319,18 +275,18 @@ class Action(NamedTuple):
     parameters = inspect.signature(self.function).parameters
     return {n: one for n, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
 
-  def run(self, source: Source, target: Target, config: GrowConfig, **given: Any) -> int | None:
+  def run(self, job: Job, **given: Any) -> int | None:
     """Run the action; arguments that are not given have their defaults.
 
     Raises:
       UserError: an argument or key has no effect; or see the function.
     """
-    values = {**vars(config), **dict.fromkeys(self.arguments), **given}
+    values = {**vars(job.config), **dict.fromkeys(self.arguments), **given}
     for name, condition in self.when.items():
       if values[name] and not conditions.holds(condition, values):
         needed = conditions.spell(condition, '--{}'.format, '--{}={}'.format)
         raise UserError(f'--{name} has an effect only {needed}; leave it out')
-    return self.function(source, target, config, **given)
+    return self.function(job, **given)
 
 
 _KEPT = ('moments', 'step')

@@ -9,9 +9,9 @@ from tokenformer_jax.config.arguments import Path
 from tokenformer_jax.config.fields import Count
 from tokenformer_jax.config.groups import check_new_tokens_train
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import depth, files, parts, rewrite, state, verify, widen
+from tokenformer_jax.grow import depth, files, parts, state, verify, widen
 from tokenformer_jax.grow import experts as experts_lib
-from tokenformer_jax.grow.rewrite import Source, Target
+from tokenformer_jax.grow.job import Job
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.steps.step import State
@@ -21,9 +21,7 @@ Counts = Mapping[str, Count]  # by the name of a projection or layer
 
 
 def grow(
-  source: Source,
-  target: Target,
-  config: GrowConfig,
+  job: Job,
   *,
   param_tokens: Counts | None = None,
   layers: Count | None = None,
@@ -41,21 +39,21 @@ def grow(
     UserError: `config.method` cannot make the larger model, there is no room, or an exact growth
       computes something else. Nothing is written then.
   """
-  model, more = source.model, None
+  model, more = job.model, None
   if experts is not None:
     counts = experts_lib.named_counts(model, experts, '--experts')
     more = experts_lib.Wanted(counts, expert_tokens, top_k)
   sizes = {'width': width, 'heads': heads, 'ffn_width': ffn_width}
   wide = {name: size for name, size in sizes.items() if size is not None}
   deeper = not (more is layers is pattern is None)
-  after = _wider(model, config, param_tokens, wide, deeper=deeper)
+  after = _wider(model, job.config, param_tokens, wide, deeper=deeper)
   after = depth.wanted(experts_lib.wanted(after, more) if more else after, layers, pattern)
   if after == model:
     raise UserError(
       'nothing would grow; say what is to be larger, by --param_tokens=qkv=N,proj=N,ffn=N, or by '
       '--width=N for a Transformer, or --experts=N, or --layers=N'
     )
-  return _write_larger(source, target, config, after)
+  return _write_larger(job, after)
 
 
 def _wider(
@@ -85,48 +83,46 @@ def _wider(
   return state.grown_model(model, counts, config)
 
 
-def _write_larger(
-  source: Source, target: Target, config: GrowConfig, after: ModelConfig
-) -> int | None:
-  before, meta = source.model, source.meta
-  state.check(before, after, config)
-  depth.check_no_twins(before, after, meta.lineage, meta.step, config.place)
-  check_new_tokens_train(meta.config.optim, before, after)
-  rewrite.show_table(source, after, target, advice=True)
-  rewrite.check_room(source, after, config, target, held=(after,))
-  reason = state.inexact(before, after, config)
+def _write_larger(job: Job, after: ModelConfig) -> int | None:
+  before, meta = job.model, job.meta
+  state.check(before, after, job.config)
+  depth.check_no_twins(before, after, meta.lineage, meta.step, job.config.place)
+  check_new_tokens_train(job.optim, before, after)
+  job.show_table(after, advice=True)
+  job.check_room(after, held=(after,))
+  reason = state.inexact(before, after, job.config)
   messages.say(
     f'not exact: the grown model will not compute what the source does, because {reason}'
     if reason
     else 'exact: the grown model computes what the source does'
   )
-  if target.dry_run:
+  if job.dry_run:
     return None
-  batch, name = rewrite.held_out(source, 1)
-  programs = [rewrite.compile_outputs(source, model, batch) for model in (before, after)]
+  batch, name = job.held_out(1)
+  programs = [job.compile_outputs(model, batch) for model in (before, after)]
   outputs: list[verify.Outputs] = []
   new = files.read_and_grow(
-    source.checkpoints,
+    job.checkpoints,
     meta,
-    source.mesh,
+    job.mesh,
     after,
-    config,
+    job.config,
     see=lambda params: outputs.append(programs[len(outputs)](params)),
   )
   verify.report(*outputs, name, exact=reason is None)
-  optim = _grown_rate(source, after, config)
-  return rewrite.write(source, target, config, 'grow', after, new, optim)
+  optim = _grown_rate(job, after)
+  return job.write('grow', after, new, optim)
 
 
-def _grown_rate(source: Source, after: ModelConfig, config: GrowConfig) -> OptimConfig:
+def _grown_rate(job: Job, after: ModelConfig) -> OptimConfig:
   """Return the optimizer's settings with the learning rate of the larger model; report it."""
-  optim = source.meta.config.optim
-  factor = config.rate or state.rate_factor(source.model, after)
+  optim = job.optim
+  factor = job.config.rate or state.rate_factor(job.model, after)
   if factor == 1:
     return optim
   rate = float(f'{optim.learning_rate * factor:.3g}')
   reason = 'as rate says'
-  if not config.rate:
+  if not job.config.rate:
     reason = 'because a larger model needs a lower rate (--rate=1 keeps it)'
   messages.say(
     f'optim.learning_rate is {optim.learning_rate:g} before and {rate:g} after, {reason}'
@@ -134,8 +130,8 @@ def _grown_rate(source: Source, after: ModelConfig, config: GrowConfig) -> Optim
   return dataclasses.replace(optim, learning_rate=rate)
 
 
-def merge(source: Source, target: Target, config: GrowConfig, *, added: Path) -> int | None:
-  """Append the tokens of another run, or of `extract`, to those of the source.
+def merge(job: Job, *, added: Path) -> int | None:
+  """Append the tokens of another run, or of `extract`, to those of the job.
 
   Raises:
     UserError: the tokens do not fit the source or are in it already, or there is no room.
@@ -144,22 +140,20 @@ def merge(source: Source, target: Target, config: GrowConfig, *, added: Path) ->
   checkpoints, meta = checkpoint.open_source(directory, step)
   if meta.lineage and meta.lineage[-1].action == 'grow':
     parts.check_no_layers(meta.lineage[-1], meta.config.model, directory)
-  parts.check_mergeable(source.model, meta.config.model)
+  parts.check_mergeable(job.model, meta.config.model)
   parts.check_no_experts(meta, directory)
-  parts.check_not_twice(source.meta, source.directory, meta, directory)
-  after = parts.merged_model(source.model, meta, config)
-  check_new_tokens_train(source.meta.config.optim, source.model, after)
+  parts.check_not_twice(job.meta, job.directory, meta, directory)
+  after = parts.merged_model(job.model, meta, job.config)
+  check_new_tokens_train(job.optim, job.model, after)
   with contextlib.closing(checkpoints):
-    new_tokens = parts.read_added(checkpoints, meta, source.mesh)
-  own = parts.own_groups(source.model, meta)
-  if note := parts.other_scale(source.model, meta.config.model, own):
+    new_tokens = parts.read_added(checkpoints, meta, job.mesh)
+  own = parts.own_groups(job.model, meta)
+  if note := parts.other_scale(job.model, meta.config.model, own):
     messages.say(note)
 
   def change(old: State) -> State:
-    return parts.merge(old, new_tokens, source.model, config)
+    return parts.merge(old, new_tokens, job.model, job.config)
 
   tokens_of = parts.as_lines(parts.additions(meta, directory))
   one = range(1)
-  return rewrite.rewrite(
-    source, target, config, 'merge', after, change, measured=one, tokens_of=tokens_of
-  )
+  return job.rewrite('merge', after, change, measured=one, tokens_of=tokens_of)

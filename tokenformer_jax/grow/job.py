@@ -1,0 +1,221 @@
+"""Make one run from another: open the source, check memory and disk, write the target.
+
+The actions of growth are in `actions.py`. A target is written whole or not at all.
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from tokenformer_jax.config import Config, GrowConfig, MeshConfig, ModelConfig, OptimConfig
+from tokenformer_jax.decoding import buckets
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import files, room, table, verify
+from tokenformer_jax.model import flops, models
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.parallel import messages, sharding
+from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.steps.step import State
+from tokenformer_jax.storage import paths
+from tokenformer_jax.tasks import Batch
+
+_MEASURED = range(16)  # the held-out examples that a loss is measured on
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """An open checkpoint, and the run to make from it.
+
+  Attributes:
+    directory: the work directory of the source.
+    checkpoints: its checkpoints.
+    meta: the description of the checkpoint.
+    mesh: the mesh that the action runs on, and the new run.
+    mesh_config: the sizes of the mesh.
+    target: the new work directory.
+    config: how new weights are made, and moments and step treated.
+    dry_run: whether to stop before anything is read or written.
+    show: prints the table of changes.
+  """
+
+  directory: paths.Path
+  checkpoints: checkpoint.Checkpoints
+  meta: Meta
+  mesh: Mesh
+  mesh_config: MeshConfig
+  target: paths.Path
+  config: GrowConfig
+  dry_run: bool
+  show: Callable[[str], None]
+
+  @property
+  def model(self) -> ModelConfig:
+    return self.meta.config.model
+
+  @property
+  def optim(self) -> OptimConfig:
+    return self.meta.config.optim
+
+  def rewrite(
+    self,
+    action: str,
+    after: ModelConfig,
+    change: Callable[[State], State],
+    *,
+    measured: range = _MEASURED,
+    optim: OptimConfig | None = None,
+    advice: bool = False,
+    **details: Any,
+  ) -> int | None:
+    """Write a run whose state is a function of the source's; report what changes, and the loss.
+
+    Args:
+      action: the name of the action in the lineage.
+      after: the model of the new state.
+      change: makes the new state.
+      measured: the held-out examples that the loss is measured on; empty if both models are equal.
+      optim: the optimizer's settings of the new run; None: the source's.
+      advice: whether to advise on the counts of tokens, where the user chooses them.
+      **details: fields of the new entry of the lineage.
+
+    Returns:
+      The step of the new run; None after a dry run.
+
+    Raises:
+      UserError: there is no room, or the new model's outputs are not finite.
+    """
+    before = self.model
+    if after != before:
+      self.show_table(after, advice=advice)
+    self.check_room(after, held=(after,) if after == before else (before, after))
+    if self.dry_run:
+      return None
+    if not measured:
+      return self.write(action, after, change(self.read()), optim, **details)
+    batch, name = self.held_out(len(measured), first=measured.start)
+    compute = self.compile_outputs(before, batch)
+    recompute = compute if after == before else self.compile_outputs(after, batch)
+    old = self.read()
+    computed = compute(old['params'])
+    new = change(old)
+    verify.report(computed, recompute(new['params']), name, exact=False)
+    return self.write(action, after, new, optim, **details)
+
+  def show_table(self, after: ModelConfig, *, advice: bool = False) -> None:
+    """Print the table of changes, and advice; check that the mesh divides the new model."""
+    config = self.meta.config
+    self.show(table.render(self.model, after, flops.length(config), config.optim))
+    for line in table.advice(after) if advice else ():
+      messages.say(line)
+    definition = models.define(after)
+    sharding.check_divides(self.mesh, definition.abstract, definition.axes)
+    sizes = dataclasses.astuple(self.mesh_config)
+    if -1 not in sizes:
+      planned = sharding.abstract_mesh(self.mesh_config, math.prod(sizes))
+      sharding.check_divides(planned, definition.abstract, definition.axes)
+
+  def check_room(self, after: ModelConfig, held: Sequence[ModelConfig]) -> None:
+    """Check the memory for the models in `held`, which exist at once, and the target's disk."""
+    try:
+      room.check_memory(self.mesh, held, self.optim, ema=checkpoint.has(self.meta, 'ema'))
+    except UserError as error:
+      if not self.dry_run:
+        raise
+      messages.say(f'without --dry_run this would end here: {error}')
+    if not self.dry_run:
+      kept = room.part_kept(self.model, after, self.optim, self.config.moments)
+      room.check_disk(self.target, self.meta, self.directory, kept)
+
+  def held_out(self, examples: int, first: int = 0) -> tuple[Batch, str]:
+    """Return held-out examples and their name; round their number up to what the mesh divides."""
+    rounded = [buckets.rows(count, self.mesh) for count in (examples, first)]
+    task = verify.exact_task(self.meta.config, self.model)
+    return task.held_out(self.meta.tokenizer, *rounded)
+
+  def compile_outputs(self, model: ModelConfig, batch: Batch) -> Callable[[Params], verify.Outputs]:
+    """Return the function from parameters of a model to its outputs on a batch."""
+    return verify.program(verify.exact_task(self.meta.config, model), batch, self.mesh)
+
+  def read(self) -> State:
+    """Return the state of the source."""
+    return files.read(self.checkpoints, self.meta, self.mesh)
+
+  def write(
+    self,
+    action: str,
+    model: ModelConfig,
+    new: State,
+    optim: OptimConfig | None = None,
+    **details: Any,
+  ) -> int:
+    """Write the new state as a run; return its step. For the arguments see `rewrite`."""
+    step = int(new['step'])
+    files.write(
+      self.target,
+      new,
+      self.new_config(model, self.config, optim),
+      self.meta.tokenizer,
+      lineage=files.descend(self.meta, self.directory, action, self.config, **details),
+      step=step,
+      seen=None if self.config.step == 'restart' else self.meta.seen,
+    )
+    return step
+
+  def new_config(
+    self, model: ModelConfig, grow: GrowConfig, optim: OptimConfig | None = None
+  ) -> Config:
+    """Return the config of the new run: the source's, with another model, growth and optimizer."""
+    return dataclasses.replace(
+      self.meta.config,
+      model=model,
+      optim=optim or self.optim,
+      grow=grow,
+      mesh=self.mesh_config,
+      init_from='',
+    )
+
+
+@contextlib.contextmanager
+def start(
+  source: str,
+  target: paths.Path,
+  config: GrowConfig,
+  *,
+  mesh_config: MeshConfig | None = None,
+  dry_run: bool = False,
+  show: Callable[[str], None] = messages.say,
+) -> Iterator[Job]:
+  """Check that the target can be made, and open the source, DIR or DIR@STEP.
+
+  Without a mesh, use the source's if it fits the devices here, else all devices.
+
+  Raises:
+    UserError: there is no such run, it holds no model, the target exists or cannot be made, or the
+      mesh does not fit the devices.
+  """
+  directory, step = paths.split_source(source)
+  if not dry_run:
+    files.check_target(target, directory)
+  here = sharding.find_devices()
+  checkpoints, meta = checkpoint.open_source(directory, step)
+  checkpoint.check_is_model(meta, directory)
+  with contextlib.closing(checkpoints):
+    mesh, mesh_config = _mesh(mesh_config, meta.config.mesh, here)
+    yield Job(directory, checkpoints, meta, mesh, mesh_config, target, config, dry_run, show)
+
+
+def _mesh(
+  asked: MeshConfig | None, source: MeshConfig, devices: list[jax.Device]
+) -> tuple[Mesh, MeshConfig]:
+  if asked is not None:
+    return sharding.make_mesh(asked, devices), asked
+  try:
+    return sharding.make_mesh(source, devices), source
+  except UserError:
+    return sharding.make_mesh(MeshConfig(), devices), source
