@@ -12,8 +12,8 @@ from tiny import tiny_model, with_mixer
 from tokenformer_jax.config import NoPositionsConfig, NoProjectionConfig
 from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.kernels import prefix_sums, uniform_attention, window_sums
 from tokenformer_jax.model.trunk import Context
-from tokenformer_jax.model.uniform import prefix_sums, uniform_attention, window_sums
 
 MASKS = {  # causal, window
   'causal': (True, 0),

@@ -9,13 +9,12 @@ from flax import nnx
 
 from tokenformer_jax.config import AsKeyConfig, ModelConfig, SoftmaxConfig
 from tokenformer_jax.model import cache as caches
-from tokenformer_jax.model import kernels, splash
+from tokenformer_jax.model import kernels
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.layers import gain, gained, out_of_heads, projection
 from tokenformer_jax.model.positions import Rotary
 from tokenformer_jax.model.token_attention import TokenAttention
 from tokenformer_jax.model.trunk import EMPTY_AUX, FROM_START, NO_INPUTS, Aux, Context, Inputs
-from tokenformer_jax.model.uniform import prefix_sums, uniform_attention
 from tokenformer_jax.parallel.sharding import constrain
 
 
@@ -125,7 +124,7 @@ class Attention(nnx.Module):
     name = kernels.usable_kernel(
       self.implementation, x_BxTxD.dtype, x_BxTxD.shape[0], length, self.heads
     )
-    filled = splash.filled(self.head_width) if plain and name == 'splash' else self.head_width
+    filled = kernels.filled_width(name, self.head_width) if plain else self.head_width
     query, key, value = (
       constrain(heads, 'batch', None, 'heads', None)
       for heads in (
@@ -151,7 +150,9 @@ class Attention(nnx.Module):
       mixed = attend(query, key, value, context)
     mean = None
     if self.shaped:
-      mean = uniform_attention(value, positions_BxT, causal=attend.causal, window=attend.window)
+      mean = kernels.uniform_attention(
+        value, positions_BxT, causal=attend.causal, window=attend.window
+      )
     return self._output(value, mixed, mean), None, EMPTY_AUX
 
   def _value(self, x_BxTxD: jax.Array, filled: int) -> jax.Array:
@@ -176,11 +177,11 @@ class Attention(nnx.Module):
       return self._output(value, mixed, None), kept, EMPTY_AUX
     if isinstance(cache, SummedKV):
       is_token = (positions_BxT >= 0)[..., None, None]
-      sums = cache.total + prefix_sums(value * is_token.astype(value.dtype))
+      sums = cache.total + kernels.prefix_sums(value * is_token.astype(value.dtype))
       mean = sums / jnp.maximum(positions_BxT + 1, 1)[..., None, None]
       return self._output(value, mixed, mean), SummedKV(kept, sums[:, -1:]), EMPTY_AUX
     if view is None:
-      mean = uniform_attention(value, positions_BxT, causal=True, window=self.attend.window)
+      mean = kernels.uniform_attention(value, positions_BxT, causal=True, window=self.attend.window)
     else:
       seen = kernels.sees_view(view, context, query.shape[1], self.attend.window)
       weights = seen / jnp.maximum(jnp.sum(seen, axis=-1, keepdims=True), 1)

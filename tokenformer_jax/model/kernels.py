@@ -1,19 +1,21 @@
 """Token-token attention of queries, keys and values: masks, and the choice of a kernel."""
 
 import functools
+import importlib
+import types
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from tokenformer_jax.model import cache as caches
-from tokenformer_jax.model import splash
 from tokenformer_jax.model.trunk import Context
 from tokenformer_jax.parallel import sharding
 
 _QUERY_BLOCK = 128  # positions; blocks are longer where there would be more than …
 _MOST_BLOCKS = 16
 _MASKED = -1e30  # a score that softmax turns into 0
+_CHUNK = 128  # positions whose prefix sums are one product with a triangular matrix
 
 
 class Far(NamedTuple):
@@ -160,7 +162,17 @@ def kernel(name: str, dtype: jnp.dtype, platform: str | None = None) -> str:
 def usable_kernel(name: str, dtype: jnp.dtype, batch: int, length: int, heads: int) -> str:
   """Return `kernel(name, dtype)`, or `xla` if splash cannot compute these sizes (`splash.fits`)."""
   name = kernel(name, dtype)
-  return name if name != 'splash' or splash.fits(batch, heads, length) else 'xla'
+  return name if name != 'splash' or _splash().fits(batch, heads, length) else 'xla'
+
+
+def filled_width(name: str, head_width: int) -> int:
+  """Return the head width that projections should produce for a kernel: see `splash.filled`."""
+  return _splash().filled(head_width) if name == 'splash' else head_width
+
+
+def _splash() -> types.ModuleType:
+  """Return the module of the kernel for TPUs; runs on other devices import no Pallas."""
+  return importlib.import_module('tokenformer_jax.model.splash')
 
 
 def attend(
@@ -188,7 +200,9 @@ def attend(
       query, key, value, is_causal=causal, local_window_size=local, implementation='cudnn'
     )
   if name == 'splash':
-    return splash.attention(query, key, value, head_width=head_width, causal=causal, window=window)
+    return _splash().attention(
+      query, key, value, head_width=head_width, causal=causal, window=window
+    )
   if causal:
     return causal_attention(query, key, value, window=window)
   return full_attention(query, key, value)
@@ -226,3 +240,70 @@ def attend_view(
   seen = sees_view(view, context, length, window)
   weights_BxHxTxS = weigh(scores_BxHxTxS, seen, normalise).astype(view.values.dtype)
   return jnp.einsum('BHTS,BHSK->BTHK', weights_BxHxTxS, view.values)
+
+
+def uniform_attention(
+  value_BxTxHxK: jax.Array, positions_BxT: jax.Array, *, causal: bool, window: int = 0
+) -> jax.Array:
+  """Return the mean of the values that each position sees, in float32: C of shaped attention.
+
+  It equals softmax attention with equal scores, and takes no T × T array.
+
+  Positions are [B, T], or [1, T] for all rows, and negative for padding, whose values do not count.
+  With `causal` a position sees those up to its own, or the last `window` of them; 0: all.
+  """
+  is_token = (positions_BxT >= 0)[..., None, None]
+  value_BxTxHxK = value_BxTxHxK * is_token.astype(value_BxTxHxK.dtype)
+  if not causal:
+    count = jnp.sum(is_token, axis=1, keepdims=True)
+    total = jnp.sum(value_BxTxHxK.astype(jnp.float32), axis=1, keepdims=True)
+    return jnp.broadcast_to(total / count, value_BxTxHxK.shape)
+  window = window if window < value_BxTxHxK.shape[1] else 0
+  count = jnp.maximum(positions_BxT + 1, 1)
+  count = jnp.minimum(count, window) if window else count
+  sums = window_sums(value_BxTxHxK, window) if window else prefix_sums(value_BxTxHxK)
+  return sums / count[..., None, None].astype(jnp.float32)
+
+
+def prefix_sums(x: jax.Array) -> jax.Array:
+  """Return the sums over the second axis up to each position, in float32, shape [B, T, …].
+
+  Sums inside a chunk are a product with a triangular matrix, which the matrix unit computes; sums
+  over chunks are few.
+  """
+  batch, length, *rest = x.shape
+  chunk = min(_CHUNK, length)
+  chunks_BxNxCxR = _split(x.reshape(batch, length, -1), chunk)
+  within = jnp.einsum(
+    'CS,BNSR->BNCR',
+    jnp.tri(chunk, dtype=x.dtype),
+    chunks_BxNxCxR,
+    preferred_element_type=jnp.float32,
+    precision='highest',
+  )
+  before_BxNxR = jnp.cumsum(within[:, :, -1], axis=1) - within[:, :, -1]
+  sums = (within + before_BxNxR[:, :, None]).reshape(batch, -1, chunks_BxNxCxR.shape[-1])
+  return sums[:, :length].reshape(batch, length, *rest)
+
+
+def window_sums(x: jax.Array, window: int) -> jax.Array:
+  """Return the sums over the last `window` positions up to each, in float32, shape [B, T, …].
+
+  The window of a position is the beginning of its block of `window` positions and the end of the
+  block before. So no sum is a difference of sums over the whole text, which would lose digits.
+  """
+  batch, length, *rest = x.shape
+  blocks_BxNxWxR = _split(x.reshape(batch, length, -1), window)
+  flat = blocks_BxNxWxR.reshape(-1, *blocks_BxNxWxR.shape[2:])
+  beginnings = prefix_sums(flat).reshape(blocks_BxNxWxR.shape)
+  ends = beginnings[:, :, -1:] - beginnings
+  before = jnp.pad(ends[:, :-1], ((0, 0), (1, 0), (0, 0), (0, 0)))
+  sums = (beginnings + before).reshape(batch, -1, blocks_BxNxWxR.shape[-1])
+  return sums[:, :length].reshape(batch, length, *rest)
+
+
+def _split(x_BxTxR: jax.Array, size: int) -> jax.Array:
+  """Return the array in parts of `size` positions, [B, N, size, R], filled with zeros."""
+  batch, length, rest = x_BxTxR.shape
+  filled = jnp.pad(x_BxTxR, ((0, 0), (0, -length % size), (0, 0)))
+  return filled.reshape(batch, -1, size, rest)
