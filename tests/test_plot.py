@@ -55,21 +55,15 @@ def test_steps_become_tokens_and_flops(run, x, per_step):
   assert found['eval/loss'] == ([30 * per_step], [3.5])
 
 
-def test_a_grown_run_counts_the_steps_before_it_at_their_size(run, monkeypatch, capsys):
+def test_a_grown_run_counts_the_steps_before_it_at_their_size(run, monkeypatch):
   """The figures of a grown run begin at its growth, after 10 steps."""
   small = dataclasses.replace(CONFIG.model, pattern='layer*2')
-  entry = Ancestor('grow', '/runs/small', 10, small, GrowConfig(), 10)
   before = 10 * flops.step_flops(dataclasses.replace(CONFIG, model=small))
-  for recorded in (0.0, before / 2):
-    lineage = (dataclasses.replace(entry, flops=recorded),)
-    meta = Meta(30, 30, CONFIG, lineage, 'model', {}, {})
-    opened = types.SimpleNamespace(close=lambda: None), meta
-    monkeypatch.setattr(curves.checkpoint, 'open_source', lambda *_, found=opened: found)
-    xs, _ = curves.curves(run, 'flops', 'train/loss')['train/loss']
-    own = [steps * flops.step_flops(CONFIG) for steps in (0, 10, 20)]
-    assert xs == [(recorded or before) + one for one in own]
-    said = 'does not record the FLOPs before its last growth' in capsys.readouterr().err
-    assert said == (not recorded), 'what is assumed is not said, or what is known is'
+  lineage = (Ancestor('grow', '/runs/small', 10, small, GrowConfig(), 10, flops=before),)
+  opened = types.SimpleNamespace(close=lambda: None), Meta(30, 30, CONFIG, lineage, 'model', {}, {})
+  monkeypatch.setattr(curves.checkpoint, 'open_source', lambda *_: opened)
+  xs, _ = curves.curves(run, 'flops', 'train/loss')['train/loss']
+  assert xs == [before + steps * flops.step_flops(CONFIG) for steps in (0, 10, 20)]
 
 
 def test_a_label_says_what_a_figure_is_a_mean_over(tmp_path):

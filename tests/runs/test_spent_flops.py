@@ -7,7 +7,7 @@ import pytest
 from tokenformer_jax.config import Config, DataConfig, GrowConfig, ModelConfig, with_token_counts
 from tokenformer_jax.model.flops import step_flops
 from tokenformer_jax.runs import batches, spent_flops
-from tokenformer_jax.runs.checkpoint_meta import Ancestor, Batches, Meta, Seen
+from tokenformer_jax.runs.checkpoint_meta import Ancestor, Batches, Meta
 
 SMALL = ModelConfig(vocab_size=64)
 LARGE = with_token_counts(SMALL, {'qkv': 512, 'proj': 512, 'ffn': 1024})
@@ -29,7 +29,7 @@ def _meta(lineage, config: Config, step: int) -> Meta:
 
 def test_a_run_that_has_not_grown_counts_its_steps():
   spent = spent_flops.count((), _config(SMALL))
-  assert (spent.at(0), spent.at(7)) == (0, 7 * step_flops(_config(SMALL))) and not spent.assumed
+  assert (spent.at(0), spent.at(7)) == (0, 7 * step_flops(_config(SMALL)))
 
 
 @pytest.mark.parametrize(('how', 'begin'), [('keep', 10), ('restart', 0)])
@@ -42,20 +42,7 @@ def test_a_chain_records_what_each_stage_cost(how, begin):
   second = _entry(LARGE, begin + 5, spent_flops.at_checkpoint(middle))
   spent = spent_flops.count((first, second), _config(LARGEST))
   want = spent_flops.at_checkpoint(middle) + 3 * step_flops(_config(LARGEST))
-  assert spent.at(begin + 8) == want and not spent.assumed
-
-
-def test_an_earlier_lineage_counts_at_its_sizes_and_says_so():
-  lineage = (_entry(SMALL, 10), _entry(LARGE, 10, action='freeze'), _entry(LARGE, 15))
-  spent = spent_flops.count(lineage, _config(LARGEST))
-  sizes = [step_flops(_config(model)) for model in (SMALL, LARGE, LARGEST)]
-  assert spent.at(18) == 10 * sizes[0] + 5 * sizes[1] + 3 * sizes[2] and spent.assumed
-  meta = _meta(lineage, _config(LARGEST), 18)
-  assert spent_flops.at_checkpoint(meta) == 0, 'what is assumed is passed on as a record'
-
-
-def test_a_growth_of_a_model_without_training_assumes_nothing():
-  assert not spent_flops.count((_entry(SMALL, 0),), _config(LARGE)).assumed
+  assert spent.at(begin + 8) == want
 
 
 def test_batches_of_several_sizes_count_as_they_were():
@@ -74,26 +61,12 @@ def test_batches_of_several_sizes_count_as_they_were():
   assert again == (*history[:2], Batches(6, 4, 32)), 'from an earlier checkpoint on'
 
 
-@pytest.mark.parametrize(
-  ('samples', 'changes', 'size'),
-  [
-    (80, {}, 4.0),  # all alike
-    (120, {}, 6.0),  # the mean of two sizes
-    (40, {'new_order_at': 10}, 4.0),  # a new order counts anew
-    (0, {}, 4.0),  # not known
-  ],
-)
-def test_earlier_checkpoints_have_the_mean_of_their_batches(samples, changes, size):
-  meta = dataclasses.replace(_meta((), _config(SMALL, **changes), 20), seen=Seen(samples))
-  assert batches.history(meta) == (Batches(0, size, 32),)
-  assert spent_flops.at_checkpoint(meta) == 20 * size / 4 * step_flops(_config(SMALL))
+def test_a_model_without_training_has_the_batches_of_its_config():
+  assert batches.history(_meta((), _config(SMALL), 0)) == (Batches(0, 4, 32),)
+  assert spent_flops.at_checkpoint(_meta((), _config(SMALL), 0)) == 0
 
 
 @pytest.mark.parametrize(('how', 'since'), [('keep', 5), ('restart', 15)])
-@pytest.mark.parametrize('recorded', [0.0, 7000.0])
-def test_tokens_before_a_growth_count_once(how, since, recorded):
-  history = (Batches(0, 4, 32),)
-  entry = dataclasses.replace(_entry(SMALL, 10, step=how), tokens=recorded)
-  before = recorded or 10 * 4 * 32
-  assert batches.tokens_before((entry,), history) == before
-  assert batches.all_tokens((entry,), history, 15) == before + since * 4 * 32
+def test_tokens_before_a_growth_count_once(how, since):
+  entry = dataclasses.replace(_entry(SMALL, 10, step=how), tokens=7000.0)
+  assert batches.all_tokens((entry,), (Batches(0, 4, 32),), 15) == 7000 + since * 4 * 32

@@ -136,7 +136,7 @@ def read(workdir: str) -> FinishedRun:
     loss=math.nan if loss is None else loss,
     decayed=_has_decayed(config),
     data=_data(config, meta),
-    growth=_growth(meta, batches),
+    growth=_growth(meta),
   )
 
 
@@ -202,8 +202,8 @@ def _ways_of_training(config: Config, meta: Meta) -> dict[str, str]:
   return dict(zip(WAYS_OF_TRAINING, values, strict=True))
 
 
-def _growth(meta: Meta, batches: batches_lib.History) -> Growth | None:
+def _growth(meta: Meta) -> Growth | None:
   if not meta.lineage:
     return None
   size = _measure(meta.lineage[-1].model, meta.config.data.sequence_length)
-  return Growth(size, round(batches_lib.tokens_before(meta.lineage, batches)))
+  return Growth(size, round(meta.lineage[-1].tokens))

@@ -1,7 +1,7 @@
 """Count the samples and tokens of a run's steps, whose batches may have had several sizes.
 
-A checkpoint records the sizes of batches by the step from which each was used. Checkpoints without
-this record have the number of samples, from which a mean follows.
+A checkpoint records the sizes of batches by the step from which each was used, and a lineage the
+tokens before each growth.
 """
 
 import dataclasses
@@ -14,15 +14,8 @@ History = tuple[Batches, ...]  # ascending by `first`; the first one begins at s
 
 
 def history(meta: Meta) -> History:
-  """Return the batches of the steps that led to a checkpoint."""
-  if meta.seen.batches:
-    return meta.seen.batches
-  data, samples = meta.config.data, meta.seen.samples
-  # A new order of the data counts its samples from 0.
-  begins = {0, data.new_order_at, *(entry.first_step for entry in meta.lineage)}
-  same = any(samples == (meta.step - begin) * data.batch_size for begin in begins)
-  size = data.batch_size if same or not samples or not meta.step else samples / meta.step
-  return (Batches(0, size, data.sequence_length),)
+  """Return the batches of the steps that led to a checkpoint; without training, its config's."""
+  return meta.seen.batches or continued((), 0, meta.config.data)
 
 
 def continued(before: History, step: int, data: DataConfig) -> History:
@@ -56,17 +49,9 @@ def tokens(batches: History, step: float) -> float:
   return sum(steps * entry.samples * entry.length for steps, entry in parts(batches, 0, step))
 
 
-def tokens_before(lineage: Lineage, batches: History) -> float:
-  """Return the tokens of the training before the last entry of a nonempty lineage.
-
-  An entry without a record counts the steps that it names, at the batches of the same steps.
-  """
-  return lineage[-1].tokens or all_tokens(lineage[:-1], batches, lineage[-1].step)
-
-
 def all_tokens(lineage: Lineage, batches: History, step: float) -> float:
   """Return the tokens of a model's training up to a step of its run, its growths included."""
+  since = tokens(batches, step)
   if not lineage:
-    return tokens(batches, step)
-  since = tokens(batches, step) - tokens(batches, lineage[-1].first_step)
-  return tokens_before(lineage, batches) + since
+    return since
+  return lineage[-1].tokens + since - tokens(batches, lineage[-1].first_step)

@@ -25,9 +25,9 @@ class Ancestor:
   groups: str = ''
   factor: float = 1.0  # of scale
   experts: str = ''  # the numbers of the source's experts that remove took out
-  # The model FLOPs of the training that led to the source; 0 in lineages that do not record them.
+  # The model FLOPs of the training that led to the source, from its first ancestor on.
   flops: float = 0.0
-  tokens: float = 0.0  # the tokens of that training; 0 for images and where it is not recorded
+  tokens: float = 0.0  # the tokens of that training; 0 for images
   branch_of: str = ''  # the work directory of `branch_of` of the source
 
   @property
@@ -53,8 +53,8 @@ class Seen:
   """The training data that a run has seen."""
 
   samples: int  # in the order of data/order.py
-  digest: str = ''  # the digest of the data; '' in checkpoints without it
-  batches: tuple[Batches, ...] = ()  # see runs/batches.py; empty in checkpoints without them
+  digest: str = ''  # the digest of the data; '' without training
+  batches: tuple[Batches, ...] = ()  # see runs/batches.py; empty without training
 
 
 @dataclasses.dataclass(frozen=True)

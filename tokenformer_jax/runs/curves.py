@@ -115,7 +115,7 @@ def _axis(run: paths.Path, x: str) -> Callable[[float], float]:
   config = saved_config.read(run / 'config.json', 'use --x=steps', needed_by=f'--x={x}')
   lineage, batches = _past(run, config, x)
   if x == 'flops':
-    return _spent_flops(run, lineage, config, batches).at
+    return spent_flops.count(lineage, config, batches).at
   if x == 'examples':
     return lambda step: batches_lib.samples(batches, step)
   if config.model.kind != 'lm':
@@ -137,19 +137,6 @@ def _past(run: paths.Path, config: Config, x: str) -> tuple[Lineage, batches_lib
     return (), batches_lib.continued((), 0, config.data)
   batches = batches_lib.continued(batches_lib.history(meta), meta.step, config.data)
   return meta.lineage, batches
-
-
-def _spent_flops(
-  run: paths.Path, lineage: Lineage, config: Config, batches: batches_lib.History
-) -> spent_flops.Spent:
-  """Return the FLOPs of a run; print assumptions."""
-  spent = spent_flops.count(lineage, config, batches)
-  if spent.assumed:
-    messages.say(
-      f'{run} does not record the FLOPs before its last growth; they are counted with the batches '
-      'and the length of this run, at the sizes that the model had'
-    )
-  return spent
 
 
 def draw(runs: Sequence[str | Path], x: str, y: str) -> 'Figure':

@@ -1,7 +1,6 @@
 """Count the model FLOPs of a run's training, each stage at the size that the model had then.
 
-A lineage records the FLOPs before each growth. Without this record the FLOPs of a stage follow from
-the model that the lineage names, and from the batches of the run in question at the same steps.
+A lineage records the FLOPs before each growth.
 """
 
 import dataclasses
@@ -22,14 +21,12 @@ class Spent:
     begin: the step at which the last stage begins.
     config: the config of the last stage.
     batches: the batches of the run.
-    assumed: whether `before` takes batches that no lineage records.
   """
 
   before: float
   begin: int
   config: Config
   batches: History
-  assumed: bool
 
   def at(self, step: float) -> float:
     """Return the FLOPs of all training up to a step."""
@@ -45,15 +42,8 @@ def count(lineage: Lineage, config: Config, batches: History = ()) -> Spent:
   those of the config.
   """
   batches = batches or batches_lib.continued((), 0, config.data)
-  before, begin, assumed = 0.0, 0, False
-  for entry in lineage:
-    if entry.flops:
-      before, assumed = entry.flops, False
-    elif entry.step > begin:
-      before += _step_range_flops(config, entry.model, batches, begin, entry.step)
-      assumed = True
-    begin = entry.first_step
-  return Spent(before, begin, config, batches, assumed)
+  before, begin = (lineage[-1].flops, lineage[-1].first_step) if lineage else (0.0, 0)
+  return Spent(before, begin, config, batches)
 
 
 def _step_range_flops(
@@ -68,6 +58,5 @@ def _step_range_flops(
 
 
 def at_checkpoint(meta: Meta) -> float:
-  """Return the FLOPs of the training that led to a checkpoint; 0 if there is none or not known."""
-  spent = count(meta.lineage, meta.config, batches_lib.history(meta))
-  return 0.0 if spent.assumed else spent.at(meta.step)
+  """Return the FLOPs of the training that led to a checkpoint."""
+  return count(meta.lineage, meta.config, batches_lib.history(meta)).at(meta.step)
