@@ -100,16 +100,8 @@ def infer_model(
     'proj': _sizes(shapes, f'{first}.attention.proj.key_param_tokens')[0],
     'ffn': _sizes(shapes, f'{first}.mlp.key_param_tokens')[0],
   }
-  if heads is None and width not in _HEADS:
-    raise UserError(
-      f'no released model is {width} wide, so the number of heads cannot be guessed; give it as '
-      '--heads=N'
-    )
-  heads = _HEADS[width] if heads is None else heads
-  if width % heads:
-    raise UserError(
-      f'the model is {width} wide, which is not a multiple of {heads} heads; change --heads'
-    )
+  heads = _guess_heads(width) if heads is None else heads
+  check_heads(width, heads)
   rotated = RELEASED.layer.mixer.positions.fraction if rotary_fraction is None else rotary_fraction
   if not (0 < rotated <= 1 and width // heads * rotated >= 2):
     raise UserError(
@@ -125,6 +117,34 @@ def infer_model(
     references=counts,
     score=SCORE_CONFIGS[score](),
   )
+  _check_fit(shapes, model)
+  return model
+
+
+def _guess_heads(width: int) -> int:
+  """Return the number of heads of the released model of a width."""
+  if width not in _HEADS:
+    raise UserError(
+      f'no released model is {width} wide, so the number of heads cannot be guessed; give it as '
+      '--heads=N'
+    )
+  return _HEADS[width]
+
+
+def check_heads(width: int, heads: int) -> None:
+  """Check that a number of heads divides the width.
+
+  Raises:
+    UserError: it does not.
+  """
+  if width % heads:
+    raise UserError(
+      f'the model is {width} wide, which is not a multiple of {heads} heads; change --heads'
+    )
+
+
+def _check_fit(shapes: Mapping[str, Shape], model: ModelConfig) -> None:
+  """Check that the tensors are those of the model."""
   expected = layout(model)
   for name, place in expected.items():
     if _sizes(shapes, name) != place.shape:
@@ -139,7 +159,6 @@ def infer_model(
         f'the tensor {name} has no place in a TokenFormer of {model.depth} layers'
         f'{f"; did you mean {near!r}?" if near else ""}'
       )
-  return model
 
 
 def _sizes(shapes: Mapping[str, Shape], name: str) -> Shape:

@@ -205,16 +205,8 @@ def infer_model(
   vocab_size, width = arrays[_EMBEDDING].shape
   _, layers, slots = arrays[f'{_ATTENTION}/proj_key_slot'].shape
   ffn = arrays[f'{_MLP}/wi'].shape[-1]
-  if heads is None and width % 64:
-    raise UserError(
-      f'the width {width} is not a multiple of 64, so the number of heads cannot be guessed; give '
-      'it as --heads=N'
-    )
-  heads = width // 64 if heads is None else heads
-  if width % heads:
-    raise UserError(
-      f'the model is {width} wide, which is not a multiple of {heads} heads; change --heads'
-    )
+  heads = _guess_heads(width) if heads is None else heads
+  released_torch.check_heads(width, heads)
   scale = zoom_dim or slots
   score_keys = {'row_epsilon': _ROW_EPSILON[score]} | (
     {} if score == 'softmax' else {'gelu': 'tanh'}
@@ -233,6 +225,24 @@ def infer_model(
     references={'qkv': scale, 'proj': scale, 'ffn': 4 * zoom_dim or ffn},
     score=SCORES[score](**score_keys),
   )
+  _check_fit(arrays, vocab_size, width, layers, slots, ffn)
+  return model
+
+
+def _guess_heads(width: int) -> int:
+  """Return the number of heads of a released model of a width."""
+  if width % 64:
+    raise UserError(
+      f'the width {width} is not a multiple of 64, so the number of heads cannot be guessed; give '
+      'it as --heads=N'
+    )
+  return width // 64
+
+
+def _check_fit(
+  arrays: Mapping[str, Array], vocab_size: int, width: int, layers: int, slots: int, ffn: int
+) -> None:
+  """Check that the arrays have the shapes of a model; attention has `slots` tokens, a FFN `ffn`."""
   expected = {
     _EMBEDDING: (vocab_size, width),
     f'{_NORM}/scale': (width,),
@@ -249,7 +259,6 @@ def infer_model(
         f'the array {name} has the shape {list(arrays[name].shape)}; by {_EMBEDDING}, '
         f'{_ATTENTION}/proj_key_slot and {_MLP}/wi it must be {list(shape)}'
       )
-  return model
 
 
 def deferred(model: ModelConfig, arrays: Mapping[str, Array]) -> Params:
