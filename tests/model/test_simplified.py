@@ -198,7 +198,8 @@ def test_golden_gradients(name):
     for kind, want in zip(('skip', 'resid', 'centre'), of_gains, strict=True):
       end = 'centre_attn_gain' if kind == 'centre' else f'attn_mat_{kind}_gain'
       path = f'transformer.h.{block}.attn.{end}'
-      np.testing.assert_allclose(_gradient(name, path), want, rtol=1e-4, atol=1e-7, err_msg=path)
+      # An entry of 0.001 beside others of 0.3 is a sum that cancels: its rounding is the CPU's.
+      np.testing.assert_allclose(_gradient(name, path), want, rtol=1e-4, atol=1e-6, err_msg=path)
 
 
 def _block(layer: LayerConfig):

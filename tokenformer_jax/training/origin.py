@@ -6,10 +6,8 @@ the checkpoint that it continues from. The run also keeps its place in the data:
 
 import contextlib
 import dataclasses
-import importlib
 import pkgutil
-import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tokenformer_jax import config as config_lib
@@ -89,9 +87,9 @@ class Origin:
 FROM_SCRATCH = Origin()
 
 
-def init_from() -> types.ModuleType:
-  """Return the module for `config.init_from`; other runs do not import the code of growth."""
-  return importlib.import_module('tokenformer_jax.training.init_from')
+def init_from(name: str) -> Callable[..., Any]:
+  """Return a function of `init_from.py`; other runs do not import the code of growth."""
+  return pkgutil.resolve_name(f'tokenformer_jax.training.init_from:{name}')
 
 
 def find(config: Config, workdir: paths.Path, damaged: Damaged) -> Origin:
@@ -106,7 +104,7 @@ def find(config: Config, workdir: paths.Path, damaged: Damaged) -> Origin:
   own = _newest(workdir, damaged)
   if own is not None or not config.init_from:
     return own or FROM_SCRATCH
-  source, meta, lineage = init_from().open_source(config)
+  source, meta, lineage = init_from('open_source')(config)
   return Origin(meta, f'config.init_from={config.init_from}', lineage, source)
 
 
@@ -154,7 +152,7 @@ def check(config: Config, origin: Origin) -> None:
   if origin.resumes:
     check_same_model(config, origin.meta.config, origin.where)
   else:
-    init_from().check(config, origin.meta, origin.where)
+    init_from('check')(config, origin.meta, origin.where)
   check_same_optimizer(config, origin.meta, origin.where, resumes=origin.resumes)
   check_order(config, origin)
   _check_new_order_used(config, origin)
@@ -387,7 +385,7 @@ def say_changes(config: Config, origin: Origin, begins: Position, digest: str) -
   if meta is None:
     return
   if origin.source is not None:
-    messages.say(init_from().description(config, meta))
+    messages.say(init_from('description')(config, meta))
   if changed := _changes_of_settings(config, origin):
     messages.say(f'different from step {meta.step} on: {"; ".join(changed)}')
   if begins.step and meta.seen.samples and not begins.sample:

@@ -30,7 +30,7 @@ def first_state(
   if origin.resumes:
     return _with_average(config, _resumed(run, checkpoints)), origin.meta.step
   if origin.source is not None:
-    grown = init_from().grown_state(
+    grown = init_from('grown_state')(
       config, origin.source, origin.meta, run.mesh, run.task.other_meaning
     )
     return _with_average(config, grown), int(grown['step'])
