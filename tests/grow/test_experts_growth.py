@@ -324,7 +324,9 @@ def test_tokens_experts_and_layers_at_once():
 def test_tokens_of_one_layer_of_a_pattern_become_experts():
   source = two_kinds()
   target = with_experts(source, 4, 16)
-  assert experts.counts_of(target) == {'layer': 4}, 'a layer without a feed-forward part has some'
+  assert experts.expert_counts(target) == {'layer': 4}, (
+    'a layer without a feed-forward part has some'
+  )
   params = params_of(source)
   new = grow_params(params, source, target, PLAIN)
   assert difference(logits(target, new), logits(source, params)) < 1e-6

@@ -15,7 +15,7 @@ from tokenformer_jax.steps import optimizers, statistics
 
 
 class ByArray(Protocol):
-  """A growth that leaves every array at its path."""
+  """A growth that keeps every array at its path."""
 
   def param(self, path: Path, old: jax.Array, salt: jax.Array) -> jax.Array:
     """Return the parameter at `path` after growth; for the salt see `tokens.drawing_key`."""
@@ -57,24 +57,15 @@ class ToArray(Protocol):
   """Makes an array of a tree from arrays of another tree."""
 
   def __call__(self, path: Path, olds: Sequence[jax.Array], salts: np.ndarray) -> jax.Array:
-    """Return the array at `path`.
+    """Return the array at `path`, made from `olds`, of which there may be none.
 
-    Args:
-      path: its path in the new tree.
-      olds: the old arrays that it is made from, of which there may be none.
-      salts: those of the arrays that the stages make on the way: see `Arrays.salts`.
+    For the salts see `Arrays.salts`.
     """
 
 
 @dataclasses.dataclass(frozen=True)
 class Arrays:
-  """The arrays of a new tree, each with those of an old tree that it is made from.
-
-  Attributes:
-    before: the model of the old tree.
-    after: the model of the new tree.
-    stages: the changes, in order.
-  """
+  """The arrays of the model `after`, each with those of the model `before` that it is made from."""
 
   before: Definition
   after: Definition
@@ -99,13 +90,9 @@ class Arrays:
   def make(
     self, path: Path, olds: Sequence[jax.Array], how: Callable[..., jax.Array], salts: Sequence[Any]
   ) -> jax.Array:
-    """Return the array at `path`.
+    """Return the array at `path` from those at its `sources`, with the `salts` of the path.
 
-    Args:
-      path: its path in the new tree.
-      olds: the arrays at its `sources`.
-      how: `(stage, path, olds, salt)` makes an array of a stage.
-      salts: from `salts`.
+    `how(stage, path, olds, salt)` makes an array of a stage.
     """
     arrays, at = list(olds), 0
     for stage, level in zip(self.stages, self._levels(path)[1:], strict=True):
@@ -120,14 +107,11 @@ class Arrays:
   def map(self, f: Callable[[Path, list[Any]], Any], tree: Params, name: str = '') -> Params:
     """Return the new tree of the values of `f(path, olds)`.
 
-    Args:
-      f: the function.
-      tree: the old tree, of parameters or of a statistic of them. Arrays that the statistic is not
-        kept for stay masked.
-      name: that of the statistic; '': the tree is parameters.
+    The old tree holds the parameters (`name` is empty) or the statistic `name` of them. Arrays that
+    the statistic is not kept for stay masked.
     """
 
-    def one(path: Path, _: Any) -> Any:
+    def make(path: Path, _: Any) -> Any:
       olds = [lookup(tree, source) for source in self.sources(path)]
       if any(map(statistics.is_masked, olds)):
         return olds[0]
@@ -135,13 +119,13 @@ class Arrays:
         return optax.MaskedNode()
       return f(path, olds)
 
-    return jax.tree.map_with_path(one, self.after.abstract)
+    return jax.tree.map_with_path(make, self.after.abstract)
 
   def _is_kept(self, path: Path, tree: Params, name: str) -> bool:
     """Return whether a statistic is kept for a new array, as for those like it."""
     known = [
-      (one, statistics.is_masked(lookup(tree, at)))
-      for at, one in jax.tree_util.tree_leaves_with_path(self.before.info)
+      (info, statistics.is_masked(lookup(tree, at)))
+      for at, info in jax.tree_util.tree_leaves_with_path(self.before.info)
     ]
     return optimizers.is_kept(name, lookup(self.after.info, path), known)
 
@@ -150,12 +134,5 @@ MapArrays = Callable[[ToArray, Params, Arrays, str], Params]
 
 
 def map_arrays(f: ToArray, tree: Params, arrays: Arrays, name: str = '') -> Params:
-  """Map a function of path, arrays and salts over a tree.
-
-  Args:
-    f: the function.
-    tree: parameters, or a statistic of them.
-    arrays: the arrays of the new tree.
-    name: that of the statistic in `statistics.ORDERS`; '': the tree is parameters.
-  """
+  """Map a function of path, arrays and salts over the parameters, or their statistic `name`."""
   return arrays.map(lambda path, olds: f(path, olds, arrays.salts(path)), tree, name)

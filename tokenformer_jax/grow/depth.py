@@ -42,12 +42,7 @@ _COPYING = ('copies', 'whole_copies')
 
 
 def wanted(model: ModelConfig, layers: int | None, pattern: str | None) -> ModelConfig:
-  """Return a model with more layers.
-
-  Args:
-    model: the model.
-    layers: the new number of layers of a model whose rows are all equal; None: not given.
-    pattern: the new pattern; None: not given.
+  """Return a model with more layers of a single row, or with a new pattern; or the model itself.
 
   Raises:
     UserError: both are given, or `layers` fits no larger pattern of such rows.
@@ -127,26 +122,21 @@ def check_no_twins(
   Copies of tokens differ only in what they add until they are trained, and `place=copies` sets that
   to zero in the new layers.
 
-  Args:
-    source: the model that layers may be added to.
-    target: the larger model.
-    lineage: of the source.
-    step: the step of the source.
-    place: `grow.place` of the new layers.
+  `lineage` and `step` are those of the source.
 
   Raises:
     UserError: an earlier growth copied tokens or units, and no training followed.
   """
   if place != 'copies' or source.repeats == target.repeats:
     return
-  for one in reversed(lineage):
-    if one.first_step != step:
+  for ancestor in reversed(lineage):
+    if ancestor.first_step != step:
       return
-    how, step = one.grow, one.step
+    how, step = ancestor.grow, ancestor.step
     copies = how.method in tokens.COPYING or how.new_keys == 'copies'
-    if one.action == 'grow' and copies and not how.noise:
+    if ancestor.action == 'grow' and copies and not how.noise:
       raise UserError(
-        f'the growth of {one.source} made copies that differ only in what they add, which '
+        f'the growth of {ancestor.source} made copies that differ only in what they add, which '
         'place=copies sets to zero in new layers, so that they could stay equal for ever; train '
         'the model before you add layers, or use place=between or behind'
       )
@@ -204,12 +194,9 @@ class Stacks:
   def take(
     self, path: Path, arrays: Sequence[jax.Array], fresh: Callable[[int], jax.Array] | None = None
   ) -> jax.Array:
-    """Return the array at `path`.
+    """Return the array at `path` from those at `sources(path)`.
 
-    Args:
-      path: the array's path.
-      arrays: the arrays at `sources(path)`.
-      fresh: makes the entries [n, …] of the layers that are made from none.
+    `fresh` makes the entries [n, …] of the layers that are made from none.
     """
     first, counted = {}, 0
     for stack, array in zip(self._stacks_before(path), arrays, strict=True):
@@ -262,7 +249,7 @@ class MoreLayers:
     """Return the parameter at `path`, given those of its `sources`; for the salt see `drawing_key`.
 
     New layers are drawn as in a new model, or copied; the arrays whose products they add are zero.
-    Their tokens that the same growth adds to the old layers are drawn, too: with zero keys, as
+    In copies, the tokens that the same growth adds to the old layers are drawn: with zero keys, as
     there, and zero values they would be dead.
     """
     info, abstract = lookup(self._info, path), lookup(self.abstract, path)
@@ -309,13 +296,9 @@ class MoreLayers:
 
 
 def remove(params: Params, model: ModelConfig, before: ModelConfig, place: str) -> Params:
-  """Return the parameters of the layers that `model` had before it grew, and all others.
+  """Return the parameters of `model`, or a moment of them, without the layers not in `before`.
 
-  Args:
-    params: the parameters of `model`, or a moment of them.
-    model: the larger model.
-    before: the smaller model.
-    place: the `grow.place` of the growth.
+  `place` is the `grow.place` of the growth that added them.
   """
   if model.repeats == before.repeats:
     return params
@@ -324,9 +307,9 @@ def remove(params: Params, model: ModelConfig, before: ModelConfig, place: str) 
   }
   stacks = Stacks(model.repeats, before.repeats, [now[layer] for layer in range(before.depth)])
 
-  def one(path: Path, info: Any) -> jax.Array:
+  def take(path: Path, info: Any) -> jax.Array:
     if not info.in_layers:
       return lookup(params, path)
     return stacks.take(path, [lookup(params, source) for source in stacks.sources(path)])
 
-  return jax.tree.map_with_path(one, models.define(before).info)
+  return jax.tree.map_with_path(take, models.define(before).info)

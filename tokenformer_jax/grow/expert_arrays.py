@@ -1,7 +1,7 @@
-"""Make the arrays of a model with more experts, or with fewer, from those of the model before.
+"""Make the arrays of a model with more experts, or with fewer, from those of another model.
 
-The arrays of experts and of routers are known by their axes `experts` and `routes`, along which the
-entries of new experts lie behind the old ones.
+Arrays of experts and routers have the axes `experts` and `routes`, along which new experts lie
+behind the old ones.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,11 +21,6 @@ from tokenformer_jax.tasks import Batch, Task
 class MoreExperts:
   """Makes every array of a model with more experts from those of the model with fewer.
 
-  Args:
-    source: the smaller model: from `experts.narrow`.
-    target: the larger model, with the same layers.
-    config: has the seed.
-
   Attributes:
     before: the shapes and dtypes of the smaller model's arrays.
     abstract: those of the larger model's arrays.
@@ -33,14 +28,14 @@ class MoreExperts:
   """
 
   def __init__(self, source: ModelConfig, target: ModelConfig, config: GrowConfig):
+    """Grow `source`, from `experts.narrow`, to `target`, which has the same layers."""
     definition = models.define(target)
     self.before, self.abstract = models.define(source).abstract, definition.abstract
     self.info, self._config = definition.info, config
 
   def sources(self, path: Path) -> tuple[Path, ...]:
     """Return the path of the array that the one at `path` is made from; none for a new array."""
-    found = (one for one in self._former(path) if _has(self.before, one))
-    return tuple(found)[:1]
+    return tuple(former for former in self._former(path) if _has(self.before, former))[:1]
 
   def _former(self, path: Path) -> Iterator[Path]:
     """Yield the paths that the array at `path` can have in the smaller model."""
@@ -99,12 +94,12 @@ class MoreExperts:
     return count if order == 1 else count * round(info.active * count)
 
   def inverse(self) -> 'FewerExperts':
-    """Return what takes the new experts out again; of copies the first one stays."""
+    """Return the stage that takes the new experts out again; of copies the first one stays."""
     return FewerExperts(self)
 
 
 def _behind(shape: tuple[int, ...], axis: int, olds: Sequence[jax.Array]) -> tuple[int, ...]:
-  """Return the shape of the entries that are not in the old array, if there is one."""
+  """Return the shape of the new entries, behind those of the old array if there is one."""
   if not olds:
     return shape
   return (*shape[:axis], shape[axis] - olds[0].shape[axis], *shape[axis + 1 :])
@@ -158,50 +153,39 @@ class FewerExperts:
 
 
 def take(tree: Params, info: Params, numbers: Params) -> Params:
-  """Return a tree with some experts of each layer.
+  """Return a tree of parameters, or of a moment of them, with some experts of each layer.
 
-  Args:
-    tree: parameters, or a moment of them.
-    info: the `ParamInfo` of each array.
-    numbers: the numbers of the experts that stay, from 0 on, [L, N] for each array with experts;
-      anything for the others.
+  For each array with experts, `numbers` has the numbers [L, N] of those that stay, from 0.
   """
 
-  def of_array(one: ParamInfo, array: jax.Array, kept_LxN: jax.Array) -> jax.Array:
-    axis = one.expert_axis
+  def take_array(info: ParamInfo, array: jax.Array, kept_LxN: jax.Array) -> jax.Array:
+    axis = info.expert_axis
     if axis is None:
       return array
     shape = [1] * array.ndim
     shape[0], shape[axis] = kept_LxN.shape
     return jnp.take_along_axis(array, kept_LxN.reshape(shape), axis)
 
-  return jax.tree.map(of_array, info, tree, numbers)
+  return jax.tree.map(take_array, info, tree, numbers)
 
 
 def loads(task: Task, params: Params, batch: Batch) -> Params:
   """Return the share of all choices that each expert has, float32 [L, E] for each array of experts.
 
-  It is the gradient of the auxiliary loss with respect to the bias of a router that is balanced by
-  one (`router._as_gradient`), plus 1/E.
-
-  Args:
-    task: of a model from `experts.balanced_by_bias`.
-    params: of the model before that: biases may be missing.
-    batch: examples [B, …].
-
-  Returns:
-    A tree like the parameters; other arrays have the scalar 0.
+  It is the gradient of the auxiliary loss with respect to the router's balancing bias
+  (`router._as_gradient`), plus 1/E. The task is that of a model from `experts.balanced_by_bias`,
+  whose biases may be missing in `params`. Other arrays have the scalar 0.
   """
   info, abstract = task.definition.info, task.definition.abstract
 
-  def whole(path: Path, one: jax.ShapeDtypeStruct) -> jax.Array:
-    return lookup(params, path) if _has(params, path) else jnp.zeros(one.shape, one.dtype)
+  def fill(path: Path, shape: jax.ShapeDtypeStruct) -> jax.Array:
+    return lookup(params, path) if _has(params, path) else jnp.zeros(shape.shape, shape.dtype)
 
-  filled = jax.tree.map_with_path(whole, abstract)
+  filled = jax.tree.map_with_path(fill, abstract)
   biases = {
     path: lookup(filled, path)
-    for path, one in jax.tree_util.tree_leaves_with_path(info)
-    if one.role is Role.BALANCE
+    for path, leaf in jax.tree_util.tree_leaves_with_path(info)
+    if leaf.role is Role.BALANCE
   }
 
   def auxiliary(biases: dict[Path, jax.Array]) -> jax.Array:
@@ -213,46 +197,35 @@ def loads(task: Task, params: Params, batch: Batch) -> Params:
   # The module of each bias is the router, which lies beside the experts.
   found = {path[:-2]: share + 1 / share.shape[-1] for path, share in excess.items()}
 
-  def of_array(path: Path, _: jax.Array) -> jax.Array:
+  def load(path: Path, _: jax.Array) -> jax.Array:
     if lookup(info, path).expert_axis is None:
       return jnp.zeros(())
     return next(found[path[:at]] for at in range(len(path)) if path[:at] in found)
 
-  return jax.tree.map_with_path(of_array, params)
+  return jax.tree.map_with_path(load, params)
 
 
 def most_used(loads: Params, info: Params, smaller: Params) -> Params:
   """Return the numbers [L, N] of the experts with the largest loads, in rising order, for `take`.
 
-  Args:
-    loads: from `loads`.
-    info: the `ParamInfo` of each array.
-    smaller: the shapes of the arrays of the model with fewer experts.
+  `smaller` has the shapes of the arrays of the model with N experts.
   """
 
-  def of_array(one: ParamInfo, load: jax.Array, array: jax.ShapeDtypeStruct) -> jax.Array:
-    axis = one.expert_axis
-    if axis is None:
-      return load
-    return jnp.sort(jax.lax.top_k(load, array.shape[axis])[1], axis=-1)
+  def choose(info: ParamInfo, load: jax.Array, array: jax.ShapeDtypeStruct) -> jax.Array:
+    axis = info.expert_axis
+    return load if axis is None else jnp.sort(jax.lax.top_k(load, array.shape[axis])[1], axis=-1)
 
-  return jax.tree.map(of_array, info, loads, smaller)
+  return jax.tree.map(choose, info, loads, smaller)
 
 
 def without(info: Params, abstract: Params, gone: Sequence[int]) -> Params:
-  """Return the numbers [L, N] of all experts but some, for `take`.
+  """Return the numbers [L, N] of all experts but `gone`, counted from 1, for `take`."""
 
-  Args:
-    info: the `ParamInfo` of each array.
-    abstract: its shape.
-    gone: the numbers of the others, from 1 on.
-  """
-
-  def of_array(one: ParamInfo, array: jax.ShapeDtypeStruct) -> np.ndarray:
-    axis = one.expert_axis
+  def choose(info: ParamInfo, array: jax.ShapeDtypeStruct) -> np.ndarray:
+    axis = info.expert_axis
     if axis is None:
       return np.zeros((), np.int32)
     kept = [i for i in range(array.shape[axis]) if i + 1 not in gone]
     return np.tile(np.array(kept, np.int32), (array.shape[0], 1))
 
-  return jax.tree.map(of_array, info, abstract)
+  return jax.tree.map(choose, info, abstract)

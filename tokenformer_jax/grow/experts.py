@@ -32,13 +32,13 @@ from tokenformer_jax.model.layers import hidden_width
 
 
 class Wanted(NamedTuple):
-  """The experts that a model is to get.
+  """The experts to give to a model.
 
   Attributes:
-    counts: the new numbers of experts by the name of the layer, as from `named_counts`.
+    counts: the new numbers of experts by the name of the layer, from `named_counts`.
     tokens: the parameter tokens of each new expert; None: as many as the Pattention has.
-    top_k: the experts of a token; None: those of the mixture, else 1 beside a Pattention and 2 that
-      are made of an MLP.
+    top_k: the experts of a token; None: as in the mixture, else 1 beside a Pattention, and 2 of
+      those made from an MLP.
   """
 
   counts: Mapping[str, int]
@@ -47,10 +47,10 @@ class Wanted(NamedTuple):
 
 
 def wanted(model: ModelConfig, more: Wanted) -> ModelConfig:
-  """Return a model with more experts, or with experts in the place of dense parts.
+  """Return a model with more experts, or with experts instead of dense parts.
 
-  A Pattention becomes `shared`, with experts beside it. An MLP becomes experts of which a token has
-  two, whose gates add up to 1.
+  A Pattention becomes `shared`, with experts beside it. An MLP becomes experts; each token uses two
+  of them, whose gates add up to 1.
 
   Raises:
     UserError: a layer has another feed-forward part, or the values do not fit together.
@@ -98,19 +98,15 @@ def _with_experts(ffn: Any, count: int, more: Wanted, path: str) -> ExpertsConfi
 def named_counts(
   model: ModelConfig, given: int | Mapping[str, int], where: str, *, dense: bool = True
 ) -> dict[str, int]:
-  """Return numbers of experts by the name of the layer.
+  """Return numbers of experts by layer, given one number for all layers, or numbers by layer.
 
-  Args:
-    model: the model.
-    given: a number for all layers that can have experts, or numbers by the name of the layer.
-    where: the name of the source of `given` in a message.
-    dense: whether layers without experts count, which can get some.
+  With `dense`, layers without experts count as well. `where` is the source of `given` in a message.
 
   Raises:
     UserError: no layer of the model counts, or a name is unknown.
   """
   none = (NoFeedForwardConfig,) if dense else (NoFeedForwardConfig, MLPConfig, PattentionConfig)
-  names = [name for name, one in used_layers(model).items() if not isinstance(one.ffn, none)]
+  names = [name for name, layer in used_layers(model).items() if not isinstance(layer.ffn, none)]
   if not names:
     what = 'a feed-forward part' if dense else 'experts'
     raise UserError(f'{where} counts experts, and no layer of this model has {what}')
@@ -141,13 +137,13 @@ def with_counts(model: ModelConfig, counts: Mapping[str, int]) -> ModelConfig:
   return after
 
 
-def counts_of(model: ModelConfig) -> dict[str, int]:
-  """Return the number of experts of each layer that has some, by the name of the layer."""
-  return {name: one.count for name, one in model.experts.items()}
+def expert_counts(model: ModelConfig) -> dict[str, int]:
+  """Return the number of experts of each layer with experts, by the name of the layer."""
+  return {name: ffn.count for name, ffn in model.experts.items()}
 
 
 def narrow(source: ModelConfig, target: ModelConfig) -> ModelConfig:
-  """Return the target with the source's experts: what it becomes before experts are added."""
+  """Return the target with the source's experts: the model before experts are added."""
   before = named_layers(source)
 
   def narrowed(name: str, layer: LayerConfig) -> LayerConfig:
@@ -167,38 +163,33 @@ def narrow(source: ModelConfig, target: ModelConfig) -> ModelConfig:
   return target.map_layers(narrowed)
 
 
-def _equal_widths(one: Any, other: Any, model: ModelConfig) -> bool:
-  """Return whether two MLPs are equal if a width of 0 is written as a number."""
-  if not isinstance(one, MLPConfig) or not isinstance(other, MLPConfig):
+def _equal_widths(a: Any, b: Any, model: ModelConfig) -> bool:
+  """Return whether two MLPs are equal, where a width of 0 is the default width."""
+  if not isinstance(a, MLPConfig) or not isinstance(b, MLPConfig):
     return False
-  wide = [dataclasses.replace(mlp, width=hidden_width(mlp, model)) for mlp in (one, other)]
-  return wide[0] == wide[1]
+  return dataclasses.replace(a, width=hidden_width(a, model)) == dataclasses.replace(
+    b, width=hidden_width(b, model)
+  )
 
 
 def check(source: ModelConfig, target: ModelConfig) -> None:
-  """Check that the experts of the target can be added to the source.
-
-  Args:
-    source: the smaller model, with its tokens grown: from `narrow`.
-    target: the larger model, with as many layers.
+  """Check that no layer of the target has fewer experts than in the source, a model from `narrow`.
 
   Raises:
-    UserError: a layer has fewer experts than before.
+    UserError: a layer has fewer.
   """
   for name, old, new in _pairs(source, target):
     if isinstance(old, ExpertsConfig) and new.count < old.count:
       raise UserError(
         f'{layer_path(name)}.ffn has {old.count} experts in the source, and {new.count} are fewer; '
-        'growth only adds (tokenformer grow shrink --experts=N drops the least used '
-        'ones)'
+        'growth only adds (tokenformer grow shrink --experts=N drops the least used ones)'
       )
 
 
 def inexact(source: ModelConfig, target: ModelConfig) -> str | None:
   """Return why added experts change what the model computes, or None if they do not.
 
-  The arguments are those of `check`. Training with a router's jitter or a smaller capacity is not
-  considered.
+  This ignores the router's jitter and the smaller capacity of training.
   """
   found = (
     _inexact(f'{layer_path(name)}.ffn', old, new) for name, old, new in _pairs(source, target)
@@ -212,7 +203,7 @@ def _inexact(path: str, old: Any, new: ExpertsConfig) -> str | None:
     return None
   everyone = router.top_k == new.count
   if is_mixture:
-    # A sigmoid's gates of old experts are what they were.
+    # The sigmoid gates of old experts do not change.
     apart, all_before = router.gates == 'sigmoid', old.router.top_k == old.count
     if all_before and everyone and apart and not router.renormalize:
       reason = None
@@ -235,7 +226,7 @@ def _inexact(path: str, old: Any, new: ExpertsConfig) -> str | None:
 
 
 def _dropped(path: str, ffn: ExpertsConfig) -> str | None:
-  """Return why tokens may get nothing from their experts, or None if all have places."""
+  """Return why experts may drop tokens, or None if they do not."""
   dispatch = ffn.dispatch
   if not isinstance(dispatch, CapacityConfig):
     return f'{path}.dispatch.device_factor may drop tokens' if dispatch.device_factor else None
@@ -249,7 +240,7 @@ def _dropped(path: str, ffn: ExpertsConfig) -> str | None:
 
 
 def _pairs(source: ModelConfig, target: ModelConfig) -> Iterator[tuple[str, Any, ExpertsConfig]]:
-  """Yield the name and the two feed-forward parts of each layer that gets experts."""
+  """Yield the name and the old and new feed-forward part of each layer that gets experts."""
   after = used_layers(target)
   for name, layer in used_layers(source).items():
     old, new = layer.ffn, after[name].ffn
@@ -258,7 +249,7 @@ def _pairs(source: ModelConfig, target: ModelConfig) -> Iterator[tuple[str, Any,
 
 
 def balanced_by_bias(model: ModelConfig) -> ModelConfig:
-  """Return the model with a bias for the choice in every router, to measure the load by."""
+  """Return the model with balance by a bias in every router, from which `loads` measures."""
 
   def changed(name: str, layer: LayerConfig) -> LayerConfig:
     del name
@@ -271,12 +262,12 @@ def balanced_by_bias(model: ModelConfig) -> ModelConfig:
 
 
 def without(model: ModelConfig, numbers: Sequence[int], where: str) -> ModelConfig:
-  """Return the model without the experts of these numbers, from 1 on, in each layer with experts.
+  """Return the model without some experts, by their numbers from 1, in each layer with experts.
 
   Raises:
     UserError: a layer has no such expert, or would keep too few.
   """
-  counts = counts_of(model)
+  counts = expert_counts(model)
   named_counts(model, 1, where, dense=False)  # refuses a model without experts
   for name, count in counts.items():
     path = f'{layer_path(name)}.ffn'
@@ -295,7 +286,7 @@ def smaller(model: ModelConfig, counts: Mapping[str, int], where: str) -> ModelC
   Raises:
     UserError: a number is larger, or none is smaller; or see `with_counts`.
   """
-  before = counts_of(model)
+  before = expert_counts(model)
   for name, count in counts.items():
     if count > before[name]:
       raise UserError(

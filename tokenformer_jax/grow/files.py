@@ -1,4 +1,4 @@
-"""Grow from one work directory to another: read, grow array by array, write all or nothing."""
+"""Read a run, grow it array by array, and write a run, whole or not at all."""
 
 import collections
 import concurrent.futures
@@ -33,8 +33,7 @@ from tokenformer_jax.storage import paths
 def read(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> State:
   """Return the state of a run, read directly into its place on the mesh.
 
-  An array whose sizes the mesh does not divide stays whole, because the mesh is the target's and
-  the source need not divide by it.
+  The mesh is the target's. An array of the source that it does not divide stays whole.
 
   Raises:
     UserError: the checkpoint is damaged, or does not hold a model.
@@ -65,23 +64,53 @@ def read_and_grow(
   Arrays grow one after the other, each in its place on the mesh. The old array is freed as soon as
   the new one exists, so both models are never in memory at once.
 
-  Args:
-    checkpoints: the checkpoints of the run.
-    meta: the metadata of the checkpoint to read.
-    mesh: the mesh to place the state on.
-    target: the larger model, as for `state.grow`.
-    config: the growth, as for `state.grow`.
-    see: called with the parameters before the growth and, once they exist, those after it.
+  `see` is called with the parameters before the growth and, once they exist, those after it. For
+  `target` and `config` see `state.grow`.
 
   Raises:
     UserError: as `read`.
   """
-  source, axes = meta.config.model, models.define(target).axes
-  programs, compiled = collections.deque(), {}
+  source = meta.config.model
+  with concurrent.futures.ThreadPoolExecutor(1 + os.cpu_count()) as pool:
+    programs = _Programs(mesh, models.define(target).axes, pool)
+    abstract = _abstract_state(checkpoints, meta, mesh)
+    tracing = pool.submit(state.grow, abstract, source, target, config, programs.compile)
+    old = checkpoint.restore_source(checkpoints, meta, abstract)
+    params = old['params']
+    see(params)
+    tracing.result()
+  return_freed_memory()
 
-  def compile_(f: ToArray, tree: Params, arrays: Arrays, name: str) -> Params:
-    def one(path: Path, olds: list[jax.ShapeDtypeStruct]) -> concurrent.futures.Future | None:
-      place = NamedSharding(mesh, rules.spec(kept_axes(name, lookup(axes, path))))
+  def run(f: ToArray, tree: Params, arrays: Arrays, name: str) -> Params:
+    del f  # `compile` has compiled it.
+    new = programs.run(tree, arrays, name)
+    if tree is params:
+      see(new)
+    return_freed_memory()
+    return new
+
+  return state.grow(old, source, target, config, run)
+
+
+class _Programs:
+  """Compiles the program of each array of a growth, and runs the programs one after the other.
+
+  Args:
+    mesh: the mesh of the arrays.
+    axes: the logical axes of the grown parameters.
+    pool: compiles.
+  """
+
+  def __init__(self, mesh: Mesh, axes: Params, pool: concurrent.futures.Executor):
+    self._mesh, self._axes, self._pool = mesh, axes, pool
+    self._compiled: dict[str, concurrent.futures.Future] = {}
+    self._trees: collections.deque[Params] = collections.deque()  # in the order of the growth
+
+  def compile(self, f: ToArray, tree: Params, arrays: Arrays, name: str) -> Params:
+    """Start to compile the programs of a tree of shapes, for `map_arrays`; return the tree."""
+
+    def start(path: Path, olds: list[jax.ShapeDtypeStruct]) -> concurrent.futures.Future | None:
+      place = NamedSharding(self._mesh, rules.spec(kept_axes(name, lookup(self._axes, path))))
       grow = jax.jit(functools.partial(f, path), out_shardings=place)
       traced = grow.trace(olds, arrays.salts(path))
       unchanged = traced.jaxpr.jaxpr.outvars == traced.jaxpr.jaxpr.invars[:1]
@@ -89,16 +118,16 @@ def read_and_grow(
         return None  # The array stays unchanged and in place.
       lowered = traced.lower()
       program = lowered.as_text()  # Many arrays have the same program.
-      if program not in compiled:
-        compiled[program] = pool.submit(lowered.compile)
-      return compiled[program]
+      if program not in self._compiled:
+        self._compiled[program] = self._pool.submit(lowered.compile)
+      return self._compiled[program]
 
-    programs.append(arrays.map(one, tree, name))
+    self._trees.append(arrays.map(start, tree, name))
     return tree
 
-  def run(f: ToArray, tree: Params, arrays: Arrays, name: str) -> Params:
-    del f  # `compile_` has compiled it, in the same order.
-    own, made = programs.popleft(), collections.deque()
+  def run(self, tree: Params, arrays: Arrays, name: str) -> Params:
+    """Make the next tree with the programs that `compile` started, in the same order."""
+    programs, made = self._trees.popleft(), collections.deque()
     uses: collections.Counter[int] = collections.Counter()
     arrays.map(lambda path, olds: uses.update(map(id, olds)), tree, name)
 
@@ -108,8 +137,8 @@ def read_and_grow(
       for old in olds:
         old.delete()
 
-    def one(path: Path, olds: list[jax.Array]) -> jax.Array:
-      program = lookup(own, path)
+    def make(path: Path, olds: list[jax.Array]) -> jax.Array:
+      program = lookup(programs, path)
       if program is None:
         return olds[0]
       new = program.result()(olds, arrays.salts(path))
@@ -119,33 +148,20 @@ def read_and_grow(
         free_the_oldest()
       return new
 
-    new = arrays.map(one, tree, name)
+    grown = arrays.map(make, tree, name)
     while made:
       free_the_oldest()
-    if tree is params:
-      see(new)
-    return_freed_memory()
-    return new
-
-  with concurrent.futures.ThreadPoolExecutor(1 + os.cpu_count()) as pool:
-    abstract = _abstract_state(checkpoints, meta, mesh)
-    tracing = pool.submit(state.grow, abstract, source, target, config, compile_)
-    old = checkpoint.restore_source(checkpoints, meta, abstract)
-    params = old['params']
-    see(params)
-    tracing.result()
-  return_freed_memory()
-  return state.grow(old, source, target, config, run)
+    return grown
 
 
 def return_freed_memory() -> None:
-  """Give memory that glibc's allocator keeps back to the system: a tenth of the state on a CPU."""
+  """Return the memory that glibc's allocator keeps to the system: a tenth of a CPU's state."""
   with contextlib.suppress(OSError, AttributeError):  # another C library
     ctypes.CDLL('libc.so.6').malloc_trim(0)
 
 
 def read_params(checkpoints: Checkpoints, meta: Meta, mesh: Mesh, abstract: Params) -> Params:
-  """Return those parameters of a checkpoint that `abstract` has, each whole on every device."""
+  """Return the parameters of a checkpoint that `abstract` lists, each whole on every device."""
   placed = jax.tree.map(
     lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding.replicated(mesh)), abstract
   )
@@ -155,15 +171,14 @@ def read_params(checkpoints: Checkpoints, meta: Meta, mesh: Mesh, abstract: Para
 def descend(
   meta: Meta, source: paths.Path, action: str, config: GrowConfig, **details: Any
 ) -> Lineage:
-  """Return the lineage of a model made from a checkpoint; for the details see `Ancestor`."""
-  updates = 0 if config.step == 'restart' else meta.updates
+  """Return the lineage of a model made from a checkpoint; `details` are fields of `Ancestor`."""
   born = Ancestor(
     action=action,
     source=str(paths.absolute(source)),
     step=meta.step,
     model=meta.config.model,
     grow=config,
-    updates=updates,
+    updates=0 if config.step == 'restart' else meta.updates,
     flops=spent_flops.at_checkpoint(meta),
     tokens=_tokens(meta),
     branch_of=branch_of(meta),
@@ -182,15 +197,10 @@ def _tokens(meta: Meta) -> float:
 def check_target(
   target: paths.Path, source: paths.Path | None = None, what: str = 'directory'
 ) -> None:
-  """Check that a work directory, or a file, can be made; leave nothing behind.
-
-  Args:
-    target: the new work directory or file.
-    source: the run to start from. The target must not lie in it.
-    what: directory or file, for the message.
+  """Check that a new work directory, or a file (`what`), can be made; leave nothing behind.
 
   Raises:
-    UserError: the target exists, lies in the source, or cannot be made.
+    UserError: the target exists, lies in the source run, or cannot be made.
   """
   try:
     _check_is_new(target, what)
@@ -212,8 +222,8 @@ def check_target(
 
 def _lies_in(path: paths.Path, directory: paths.Path) -> bool:
   """Return whether a path is below a directory, after following links in a file system."""
-  both = [p if paths.in_bucket(p) else p.resolve() for p in (path, directory)]
-  return os.fspath(both[0]).startswith(f'{os.fspath(both[1]).rstrip("/")}/')
+  inner, outer = (os.fspath(p if paths.in_bucket(p) else p.resolve()) for p in (path, directory))
+  return inner.startswith(f'{outer.rstrip("/")}/')
 
 
 def _check_is_new(target: paths.Path, what: str = 'directory') -> None:

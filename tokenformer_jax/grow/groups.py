@@ -1,7 +1,6 @@
-"""Tell from a run's lineage where each of its groups of parameter tokens comes from.
+"""Read from a run's lineage where each of its groups of parameter tokens comes from.
 
-The functions read only the description of a checkpoint. What is done to arrays is in
-`model/group_trees.py`.
+The functions read only the description of a checkpoint. `model/group_trees.py` changes arrays.
 """
 
 import dataclasses
@@ -35,7 +34,7 @@ class Addition:
 
 @dataclasses.dataclass(frozen=True)
 class GroupHistory:
-  """The additions that a group's tokens came by, the oldest first, and the factor of its values."""
+  """The additions of a group's tokens, the oldest first, and the factor of its values."""
 
   additions: tuple[Addition, ...]
   factor: float = 1.0
@@ -48,8 +47,8 @@ History = dict[str, list[GroupHistory]]
 def history(meta: Meta, directory: paths.Path) -> History:
   """Return the history of each group, by the name of its projection.
 
-  Where an entry of the lineage does not say what became of a group, the group counts as one with
-  tokens of every addition so far, so that nothing is taken for new that may be old.
+  Where an entry of the lineage does not account for a group, the group counts as one with tokens
+  of every addition so far, so that no old token is taken for a new one.
   """
   runs = [_names(ancestor.source, ancestor.branch_of) for ancestor in meta.lineage]
   runs.append(_names(str(paths.absolute(directory)), branch_of(meta)))
@@ -109,13 +108,10 @@ class _Step:
   def after_it(
     self, name: str, known: list[GroupHistory], latest: int, unknown: GroupHistory
   ) -> list[GroupHistory]:
-    """Return the histories of a projection's groups after the entry.
+    """Return the histories of a projection's groups after the entry, given those before (`known`).
 
-    Args:
-      name: of the projection.
-      known: the histories before the entry.
-      latest: the number of the last addition that the model has tokens of.
-      unknown: the history of groups that the entry does not account for.
+    `latest` is the number of the last addition of which the model has tokens, and `unknown` the
+    history of groups that the entry does not account for.
     """
     count = len(named_groups(self.after)[name])
     numbers = parse_numbers(self.ancestor.groups, "a lineage's groups")
@@ -162,12 +158,7 @@ def _without(group: GroupHistory, number: int) -> GroupHistory:
 
 
 def additions(found: History, numbers: Sequence[int] | None = None) -> list[Addition]:
-  """Return the additions that the groups of a model came by, in their order; each once.
-
-  Args:
-    found: the history of each group.
-    numbers: only those of the groups with these numbers; None: of all groups.
-  """
+  """Return the additions of the groups with these numbers, or of all, in order, each once."""
   all_ = {
     addition.number: addition
     for groups in found.values()
@@ -181,7 +172,7 @@ def additions(found: History, numbers: Sequence[int] | None = None) -> list[Addi
 def render(meta: Meta, directory: paths.Path) -> str:
   """Return a table of a model's groups: tokens and τ² of each projection, and their history.
 
-  Projections whose group of a number has another history are in another row.
+  Projections whose groups of one number have different histories are in different rows.
   """
   found, sizes = history(meta, directory), named_groups(meta.config.model)
   rows: dict[tuple[int, str, str], dict[str, str]] = {}

@@ -34,31 +34,30 @@ def score_tokens(
     scores = jax.tree.map(score, info, params, gradient)
     return jax.tree.map(jnp.add, total, scores), None
 
-  def score(one: ParamInfo, array: jax.Array, gradient: jax.Array) -> jax.Array:
-    if one.token_axis is None:
+  def score(info: ParamInfo, array: jax.Array, gradient: jax.Array) -> jax.Array:
+    if info.token_axis is None:
       return jnp.zeros(())
     return jnp.abs(jnp.sum(array * gradient, axis=-1, dtype=jnp.float32))
 
-  def zero(one: ParamInfo, array: jax.Array) -> jax.Array:
-    return jnp.zeros(() if one.token_axis is None else array.shape[:-1], jnp.float32)
+  def zero(info: ParamInfo, array: jax.Array) -> jax.Array:
+    return jnp.zeros(() if info.token_axis is None else array.shape[:-1], jnp.float32)
 
   start = jax.tree.map(zero, info, params)
   total, _ = jax.lax.scan(add, start, batch)
   count = len(jax.tree.leaves(batch)[0])
-  return _with_those_of_values(info, jax.tree.map(lambda t: t / count, total))
+  return _share_with_keys(info, jax.tree.map(lambda t: t / count, total))
 
 
-def _with_those_of_values(info: Params, scores: Params) -> Params:
+def _share_with_keys(info: Params, scores: Params) -> Params:
   """Give each key the importance of the value in its module."""
-  of_values = {
+  infos = jax.tree_util.tree_leaves_with_path(info)
+  by_module = {
     path[:-1]: score
-    for (path, one), score in zip(
-      jax.tree_util.tree_leaves_with_path(info), jax.tree.leaves(scores), strict=True
-    )
-    if one.role is Role.VALUE
+    for (path, leaf), score in zip(infos, jax.tree.leaves(scores), strict=True)
+    if leaf.role is Role.VALUE
   }
 
-  def paired(path: tuple[Any, ...], one: ParamInfo, score: jax.Array) -> jax.Array:
-    return of_values[path[:-1]] if one.role is Role.KEY else score
+  def paired(path: tuple[Any, ...], info: ParamInfo, score: jax.Array) -> jax.Array:
+    return by_module[path[:-1]] if info.role is Role.KEY else score
 
   return jax.tree.map_with_path(paired, info, scores)

@@ -70,7 +70,7 @@ def last_addition(meta: Meta, directory: paths.Path) -> Ancestor:
 
 
 def _adds(before: ModelConfig, after: ModelConfig) -> bool:
-  """Return whether a model has tokens, experts or layers that another has not, and is no wider."""
+  """Return whether `after` has more tokens, experts or layers, and the same width."""
   same_layers = matching.shallow(before, after)
   return before.width == after.width and (
     before.repeats != after.repeats
@@ -107,10 +107,12 @@ def added_counts(meta: Meta) -> dict[str, int]:
   return {name: count - old[name] for name, count in counts.items()}
 
 
-# Keys, besides those of the layers, that change what parameter tokens compute. Embeddings, final
-# norm and head are the source's.
-_OF_TOKENS = ('model.kind', 'model.pattern', 'model.width', 'model.norm_epsilon')
-_OF_LAYERS = ('model.layer.', 'model.variants')
+# The keys that change what parameter tokens compute. Embeddings, final norm and head are the
+# source's.
+_READ_BY_TOKENS = (
+  *('model.kind', 'model.pattern', 'model.width', 'model.norm_epsilon'),
+  *('model.layer.', 'model.variants'),
+)
 
 
 def check_mergeable(ours: ModelConfig, theirs: ModelConfig) -> None:
@@ -122,8 +124,7 @@ def check_mergeable(ours: ModelConfig, theirs: ModelConfig) -> None:
   if not pattentions(ours):
     raise UserError('this model is a Transformer, which has no parameter tokens to merge')
   for path, a, b in config_lib.differences(ours, theirs, 'model.'):
-    of_tokens = path in _OF_TOKENS or path.startswith(_OF_LAYERS)
-    if of_tokens and not path.endswith(('.tokens', '.reference', '.groups')):
+    if path.startswith(_READ_BY_TOKENS) and not path.endswith(('.tokens', '.reference', '.groups')):
       raise UserError(
         f'{path} is {a!r} in the source and {b!r} in the added one, whose tokens would not '
         'compute the same here; merge runs that agree in it'
@@ -149,10 +150,6 @@ def own_groups(ours: ModelConfig, added: Meta) -> dict[str, tuple[TokenGroup, ..
   Tokens that had groups of their own keep them. Extracted tokens from inside a group join the last
   group of a model with as many groups as the one that they were added to. Whole models of one group
   each share a norm after the merge; if either has several, the added tokens become groups.
-
-  Args:
-    ours: the model to append to.
-    added: the description of the run or of the extracted tokens.
   """
   here, there, counts = named_groups(ours), named_groups(added.config.model), added_counts(added)
   if added.contents != 'added_tokens':
@@ -168,7 +165,7 @@ def own_groups(ours: ModelConfig, added: Meta) -> dict[str, tuple[TokenGroup, ..
 
 
 def merged_model(ours: ModelConfig, added: Meta, config: GrowConfig) -> ModelConfig:
-  """Return the model with the tokens of another run, or of `extract`, in the places of the merge.
+  """Return the model after a merge with another run, or with the tokens from `extract`.
 
   Raises:
     UserError: `config.scale` is resize, and the tokens come in groups of their own.
@@ -197,10 +194,8 @@ def other_scale(
 ) -> str | None:
   """Return a warning if tokens that join a group get another scale than in training, or None.
 
-  Args:
-    ours: the model to append to.
-    theirs: the model that the tokens were trained in.
-    own: the groups that are appended, by `own_groups`.
+  `ours` is the model to append to, `theirs` the one that the tokens were trained in, and `own` the
+  appended groups, from `own_groups`.
   """
   there = named_groups(theirs)
   differing = [
@@ -219,9 +214,8 @@ def other_scale(
 def additions(meta: Meta, directory: paths.Path) -> list[list[str]]:
   """Return the runs in which the parameter tokens of a checkpoint were first trained.
 
-  Returns:
-    A list of runs for the first tokens, and for each later growth or merge, as far as the model
-    still has tokens of it. A list is empty where an older version did not record the runs.
+  There is a list of runs for the first tokens, and for each later growth or merge of which the
+  model still has tokens. It is empty where an older version did not record the runs.
   """
   if meta.contents == 'added_tokens':
     return [meta.lineage[-1].tokens_of.splitlines()]
@@ -249,8 +243,8 @@ def check_not_twice(
     return
   if added.contents == 'added_tokens':
     last = added.lineage[-1]
-    known_one = '' if last.action == 'extract' else f', such as {last.source}'
-    advice = f'merge them into a run without them{known_one}'
+    example = '' if last.action == 'extract' else f', such as {last.source}'
+    advice = f'merge them into a run without them{example}'
   elif len(theirs) > 1 and theirs[-1] and not known.intersection(theirs[-1]):
     advice = (
       'append only what was added to it: tokenformer grow extract '
@@ -266,15 +260,14 @@ def check_not_twice(
 
 def _same_arrays(ours: Meta, theirs: Meta) -> bool:
   """Return whether two checkpoints of whole models have keys that are equal bit for bit."""
-  info = jax.tree_util.tree_leaves_with_path({'params': models.define(ours.config.model).info})
-  paths_of_keys = (
+  infos = jax.tree_util.tree_leaves_with_path({'params': models.define(ours.config.model).info})
+  names = (
     jax.tree_util.keystr(path, simple=True, separator='/')
-    for path, one in info
-    if one.role is Role.KEY
+    for path, info in infos
+    if info.role is Role.KEY
   )
   return any(
-    path in ours.checksums and ours.checksums[path] == theirs.checksums.get(path)
-    for path in paths_of_keys
+    name in ours.checksums and ours.checksums[name] == theirs.checksums.get(name) for name in names
   )
 
 
@@ -299,16 +292,10 @@ def check_smaller(before: ModelConfig, after: ModelConfig) -> None:
 def extraction(
   meta: Meta, directory: paths.Path, numbers: Sequence[int]
 ) -> tuple[Lineage, ModelConfig]:
-  """Return the lineage and the model of extracted tokens.
+  """Return the lineage and the model of the extracted groups, or of the last growth or merge.
 
-  Args:
-    meta: the description of the run to extract from.
-    directory: its work directory.
-    numbers: of the groups to extract; none: what the last growth or merge added.
-
-  Returns:
-    The lineage, whose last entry has the model without the extracted tokens, and the whole model
-    with the extracted tokens behind the others.
+  The last entry of the lineage has the model without the extracted tokens. The model is the whole
+  one, with the extracted tokens behind the others.
 
   Raises:
     UserError: nothing was added, there is no such group, or a projection has no other group.
@@ -337,13 +324,9 @@ def extraction(
 
 
 def extract(state: State, model: ModelConfig, last: Ancestor, numbers: Sequence[int] = ()) -> State:
-  """Return only some tokens of a state.
+  """Return only some tokens of the state of a model: groups, or the tokens behind `last.model`'s.
 
-  Args:
-    state: of the whole model.
-    model: the whole model.
-    last: the last entry of the lineage of `extraction`.
-    numbers: of the groups to extract; none: the tokens behind those of `last.model`.
+  `last` is the last entry of the lineage from `extraction`.
   """
   definition, sizes = models.define(model), models.define(last.model).token_counts
 
@@ -425,7 +408,7 @@ def scale_groups(state: State, model: ModelConfig, numbers: Sequence[int], facto
 
 
 def shrink(state: State, task: Task, after: ModelConfig, batch: Batch, config: GrowConfig) -> State:
-  """Keep the tokens that are most important for a batch of the old model's task."""
+  """Keep the tokens that are most important for a batch of the larger model's task."""
   definition, target = task.definition, models.define(after)
 
   def loss(params: Params, examples: Batch) -> jax.Array:

@@ -1,7 +1,7 @@
 """Check, before any array is read, that a grown model fits into memory and on the target's disk.
 
-Both checks compare the free bytes with a lower bound of the bytes needed, so that they never refuse
-a model that fits.
+The checks compare the free bytes with a lower bound of the bytes needed, so they never refuse a
+model that fits.
 """
 
 import os
@@ -20,7 +20,7 @@ from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.storage import paths
 
-_AGAIN = 0.9  # Arrays take at least this part of their bytes in the source again in the target.
+_REUSED = 0.9  # Arrays take at least this part of their bytes in the source in the target again.
 # Files with a container's limit in bytes, one for each version of control groups; `max` is none.
 _LIMITS = ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes')
 
@@ -28,14 +28,10 @@ _LIMITS = ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_b
 def check_memory(
   mesh: Mesh, held: Sequence[ModelConfig], config: OptimConfig, *, ema: bool
 ) -> None:
-  """Check that the states of several models fit together into the memory of the mesh.
+  """Check that the states of all models in `held` fit together into the memory of the mesh.
 
-  Args:
-    mesh: the mesh to place the states on.
-    held: the models. Growth frees each old array once the new one exists, so it holds the grown
-      model and at most two more arrays; the other actions hold both models.
-    config: names the optimizer of the states.
-    ema: whether the states have a moving average of the parameters.
+  Growth frees each old array once the new one exists, so it holds the grown model and at most two
+  more arrays; the other actions hold both models.
 
   Raises:
     UserError: the states do not fit, on this host or on another one.
@@ -60,11 +56,8 @@ def check_memory(
 def check_disk(target: paths.Path, source: Meta, directory: paths.Path, least: float) -> None:
   """Check that the target's disk has room for the arrays that are copied from the source.
 
-  Args:
-    target: the new work directory. A bucket always has room.
-    source: the source checkpoint.
-    directory: the work directory of the source.
-    least: the part of the source's state that the target holds at least.
+  `least` is the part of the source's state that the target holds at least. A bucket always has
+  room.
 
   Raises:
     UserError: the disk has less room.
@@ -72,7 +65,7 @@ def check_disk(target: paths.Path, source: Meta, directory: paths.Path, least: f
   if paths.in_bucket(target) or paths.in_bucket(directory):
     return
   files = (directory / 'checkpoints' / str(source.step)).rglob('*')
-  needed = int(_AGAIN * least * sum(path.stat().st_size for path in files if path.is_file()))
+  needed = int(_REUSED * least * sum(path.stat().st_size for path in files if path.is_file()))
   parent = existing_parent(target)
   free = shutil.disk_usage(parent).free
   if hosts.in_any(hosts.is_first() and needed > free):
@@ -91,11 +84,7 @@ def existing_parent(path: pathlib.Path) -> pathlib.Path:
 def part_kept(before: ModelConfig, after: ModelConfig, config: OptimConfig, moments: str) -> float:
   """Return a lower bound of the part of a state that an action keeps.
 
-  Args:
-    before: the model of the source.
-    after: that of the target.
-    config: names the optimizer of both.
-    moments: `drop` makes them zeros, which take no room in files.
+  With `moments` of `drop`, moments are zeros, which take no room in files.
   """
   definitions = [models.define(model) for model in (before, after)]
   kept = min(1.0, definitions[1].count / definitions[0].count)

@@ -1,4 +1,4 @@
-"""Grow a whole training state by a pure function; check a growth, and say whether it is exact."""
+"""Grow a whole training state by a pure function; check a growth, and whether it is exact."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -34,16 +34,13 @@ TOKEN_METHODS = ('group', 'zero_keys', 'duplicate', 'random')
 def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfig) -> ModelConfig:
   """Return the model with other counts, and the reference counts that `config.scale` makes.
 
-  `resize` multiplies them by the factor of the counts, so that a model that never kept its scale
-  has τ = √N. The method `group` puts new tokens into a group of their own; the others put them into
-  the last group. Fewer tokens are those of the first groups.
-
-  Args:
-    model: with all reference counts filled in.
-    counts: numbers of parameter tokens by the names of `config.pattentions`; others stay.
-    config: has the scale and the method.
+  `counts` are by the names of `config.pattentions`; others stay. `resize` multiplies reference
+  counts by the factor of the counts, so that a model that never kept its scale has τ = √N. The
+  method `group` puts new tokens into a group of their own; the others put them into the last group.
+  Fewer tokens are those of the first groups. All reference counts of `model` must be filled in.
   """
-  resize = (config.scale or _own_scale(config.method)) == 'resize'
+  default = 'resize' if config.method in ('duplicate', 'random') else 'keep'
+  resizing = (config.scale or default) == 'resize'
 
   def grown(name: str, old: PattentionConfig, count: int) -> PattentionConfig:
     before = token_groups(old)
@@ -51,18 +48,15 @@ def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfi
       added = count - old.tokens
       return with_groups(old, (*before, TokenGroup(added, added)))
     resized = []
-    for one, other in zip(before, token_groups(config_lib.resized(old, count)), strict=False):
-      factor = other.tokens / one.tokens if resize else 1
-      resized.append(TokenGroup(other.tokens, round(one.reference * factor)))
+    for was, now in zip(before, token_groups(config_lib.resized(old, count)), strict=False):
+      factor = now.tokens / was.tokens if resizing else 1
+      resized.append(TokenGroup(now.tokens, round(was.reference * factor)))
     return with_groups(old, resized)
 
-  old = pattentions(model)
-  new = {name: grown(name, one, counts.get(name, one.tokens)) for name, one in old.items()}
+  new = {
+    name: grown(name, old, counts.get(name, old.tokens)) for name, old in pattentions(model).items()
+  }
   return config_lib.with_pattentions(model, new)
-
-
-def _own_scale(method: str) -> str:
-  return 'resize' if method in ('duplicate', 'random') else 'keep'
 
 
 def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
@@ -74,8 +68,8 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
   """
   deeper, shallow = target, matching.shallow(source, target)
   target = experts.narrow(source, shallow)
-  by_tokens = config.method in TOKEN_METHODS
-  if source != target:
+  by_tokens, resizes = config.method in TOKEN_METHODS, source != target
+  if resizes:
     check_method(source, config.method)
   keys = ('tokens', 'reference', 'groups') if by_tokens else ('width', 'heads')
   for path, new, old in config_lib.differences(target, source, 'model.'):
@@ -86,8 +80,23 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
       )
   experts.check(target, shallow)
   depth.check(matching.routed(source, shallow), deeper, config.place)
-  adds_copies = config.place == 'copies' and source.repeats != deeper.repeats
-  if adds_copies and config.method in tokens.COPYING and source != target:
+  changes = {
+    'more_tokens': by_tokens and resizes,
+    'wider': not by_tokens and resizes,
+    'more_experts': target != shallow,
+    'deeper': source.repeats != deeper.repeats,
+  }
+  _check_keys(config, [name for name, made in changes.items() if made])
+  if by_tokens:
+    _check_counts(source, target, config)
+  elif resizes or source == deeper:
+    widen.check(source, target, config.method)
+
+
+def _check_keys(config: GrowConfig, changes: Sequence[str]) -> None:
+  """Check that the keys of a growth with these changes go together."""
+  copies = config.method in tokens.COPYING and ('more_tokens' in changes or 'wider' in changes)
+  if copies and config.place == 'copies' and 'deeper' in changes:
     raise UserError(
       f'{config.method} makes copies that differ only in what they add, which place=copies sets to '
       'zero in new layers, so that they would stay equal for ever; use place=between or behind, or '
@@ -100,17 +109,16 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
       'scale=resize is for tokens that join others in one norm, and group gives them a norm and a '
       'reference count of their own; leave it out'
     )
-  changes = {
-    'more_tokens': by_tokens and source != target,
-    'wider': not by_tokens and source != target,
-    'more_experts': target != shallow,
-    'deeper': source.repeats != deeper.repeats,
-  }
-  check_used(config, [name for name, made in changes.items() if made])
-  if not by_tokens:
-    if source != target or source == deeper:
-      widen.check(source, target, config.method)
-    return
+  check_used(config, changes)
+  if config.method == 'zero_keys' and config.new_values == 'zero':
+    raise UserError(
+      'new tokens whose keys and values are both zero are dead: both gradients are zero for ever, '
+      'so they would never learn; use new_values=init'
+    )
+
+
+def _check_counts(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
+  """Check the numbers of parameter tokens of the larger model, and their groups."""
   larger = config_lib.token_counts(target)
   for name, old in config_lib.token_counts(source).items():
     new = larger[name]
@@ -126,11 +134,6 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
         f'{old * max(2, round(new / old))}, or method=zero_keys'
       )
     _check_groups(name, pattentions(source)[name], pattentions(target)[name], config.method)
-  if config.method == 'zero_keys' and config.new_values == 'zero':
-    raise UserError(
-      'new tokens whose keys and values are both zero are dead: both gradients are zero for ever, '
-      'so they would never learn; use new_values=init'
-    )
 
 
 def _check_groups(name: str, old: PattentionConfig, new: PattentionConfig, method: str) -> None:
@@ -186,17 +189,16 @@ def inexact(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> str
 def rate_factor(source: ModelConfig, target: ModelConfig) -> float:
   """Return the factor on the learning rate for a larger model: r^−¾, rounded.
 
-  r is the factor by which the parameters of the layers grow that one token uses: a share of those
-  of experts. The exponent is a fit to the best rates of docs/growth.md.
+  r is the factor by which the layers' parameters grow that one token uses; of experts, this is a
+  share. The exponent is a fit to the best rates of docs/growth.md.
   """
-  sizes = []
-  for model in (source, target):
+
+  def active(model: ModelConfig) -> float:
     definition = models.define(model)
-    infos, arrays = (jax.tree.leaves(tree) for tree in (definition.info, definition.abstract))
-    sizes.append(
-      sum(a.size * one.active for one, a in zip(infos, arrays, strict=True) if one.in_layers)
-    )
-  return round((sizes[1] / sizes[0]) ** -0.75, 3)
+    pairs = zip(jax.tree.leaves(definition.info), jax.tree.leaves(definition.abstract), strict=True)
+    return sum(array.size * info.active for info, array in pairs if info.in_layers)
+
+  return round((active(target) / active(source)) ** -0.75, 3)
 
 
 def check_method(model: ModelConfig, method: str) -> None:
@@ -244,7 +246,7 @@ def by_array(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> By
 
 
 class _Same:
-  """Leaves every array as it is."""
+  """Keeps every array as it is."""
 
   def param(self, path: Path, old: jax.Array, salt: jax.Array) -> jax.Array:
     del path, salt
@@ -266,19 +268,16 @@ def grow(
 
   Tokens are added first, then experts, then layers.
 
-  The function is pure. Under jit with the target's shardings (`step.state_shardings`), no host or
-  device ever holds more than its part. New arrays do not depend on each other:
-  `files.read_and_grow` makes one after the other.
+  The function is pure, and keeps the optimizer's structure. Under jit with the target's shardings
+  (`step.state_shardings`), no host or device ever holds more than its part. New arrays do not
+  depend on each other: `files.read_and_grow` makes one after the other.
 
   Args:
     state: from a run of the source model (see `step.initial_state`), with any optimizer.
     source: the model of the state.
     target: the larger model, see `grown_model`; `check` has passed.
     config: the method, and how to treat moments and counters.
-    map_arrays: does what the function `map_arrays` does.
-
-  Returns:
-    The state, with the optimizer's structure unchanged.
+    map_arrays: replaces the function `map_arrays`.
   """
   shallow = matching.shallow(source, target)
   narrow = experts.narrow(source, shallow)
@@ -303,20 +302,17 @@ def run_stages(
   arrays = Arrays(definition, models.define(target), tuple(stages))
 
   def param(path: Path, olds: Sequence[jax.Array], salts: jax.Array) -> jax.Array:
-    def made(stage: Stage, *of_array: Any) -> jax.Array:
-      return stage.param(*of_array)
+    return arrays.make(path, olds, lambda stage, *array: stage.param(*array), salts)
 
-    return arrays.make(path, olds, made, salts)
-
-  def of_statistic(name: str, tree: Params) -> Params:
+  def map_statistic(name: str, tree: Params) -> Params:
     def made(stage: Stage, path: Path, olds: Sequence[jax.Array], salt: jax.Array) -> jax.Array:
       del salt  # Nothing is drawn.
       return stage.moment(path, olds, statistics.ORDERS[name])
 
     def statistic(path: Path, olds: Sequence[jax.Array], salts: jax.Array) -> jax.Array:
       wholes = [
-        statistics.expand(name, old, lookup(definition.abstract, one).shape)
-        for one, old in zip(arrays.sources(path), olds, strict=True)
+        statistics.expand(name, old, lookup(definition.abstract, source).shape)
+        for source, old in zip(arrays.sources(path), olds, strict=True)
       ]
       new = arrays.make(path, wholes, made, salts)
       if config.moments == 'drop':
@@ -327,7 +323,7 @@ def run_stages(
 
     return map_arrays(statistic, tree, arrays, name)
 
-  return _map_state(state, config, lambda tree: map_arrays(param, tree, arrays, ''), of_statistic)
+  return _map_state(state, config, lambda tree: map_arrays(param, tree, arrays, ''), map_statistic)
 
 
 def map_trees(
@@ -343,52 +339,52 @@ def map_trees(
     config: says whether counters start at 0.
     of_params: maps a tree of parameters.
     of_moments: maps, in the same way, a tree of means of gradients (1) or of their squares (2). A
-      statistic that exists for some parameters only, or as means of rows, gets this shape before.
+      statistic that exists for some parameters only, or as means of rows, is expanded before.
   """
-  shapes = jax.tree.map(lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype), state['params'])
+  shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), state['params'])
 
-  def of_statistic(name: str, tree: Params) -> Params:
+  def map_statistic(name: str, tree: Params) -> Params:
     order = statistics.ORDERS[name]
     if name in ('mu', 'nu') and jax.tree.structure(tree) == jax.tree.structure(shapes):
       return of_moments(order, tree)
 
-    def in_shape(like: jax.ShapeDtypeStruct, one: Any) -> jax.Array:
-      if statistics.is_masked(one):
+    def expand(like: jax.ShapeDtypeStruct, old: Any) -> jax.Array:
+      if statistics.is_masked(old):
         return jnp.zeros(like.shape, like.dtype)
-      return statistics.expand(name, one, like.shape)
+      return statistics.expand(name, old, like.shape)
 
-    def own_shape(new: jax.Array, old: Any) -> Any:
+    def reduce(new: jax.Array, old: Any) -> Any:
       if statistics.is_masked(old):
         return old
       return statistics.reduce(name, statistics.with_history(name, new))
 
     def mapped(tree: Params) -> Params:
-      new = of_moments(order, jax.tree.map(in_shape, shapes, tree))
-      return jax.tree.map(own_shape, new, tree)
+      new = of_moments(order, jax.tree.map(expand, shapes, tree))
+      return jax.tree.map(reduce, new, tree)
 
-    return jax.jit(mapped)(tree)  # The arrays of other shapes are never made.
+    return jax.jit(mapped)(tree)  # so that the expanded arrays never exist
 
-  return _map_state(state, config, of_params, of_statistic)
+  return _map_state(state, config, of_params, map_statistic)
 
 
 def _map_state(
   state: State,
   config: GrowConfig,
   of_params: Callable[[Params], Params],
-  of_statistic: Callable[[str, Params], Params],
+  map_statistic: Callable[[str, Params], Params],
 ) -> State:
   """Map parameters and statistics, and set the counters that `config` restarts."""
   restart = config.step == 'restart'
 
-  def of_count(part: Any, count: jax.Array) -> jax.Array:
-    of_rates = isinstance(part, optax.ScaleByScheduleState)  # the count of the learning rate
-    again = restart if of_rates else config.moments == 'drop'
+  def map_count(part: Any, count: jax.Array) -> jax.Array:
+    is_rate = isinstance(part, optax.ScaleByScheduleState)  # the count of the learning rate
+    again = restart if is_rate else config.moments == 'drop'
     return jnp.zeros_like(count) if again else count
 
-  of_models = ('params', 'ema')  # the parameters, and their average if the run keeps one
-  counters = {k: value for k, value in state.items() if k not in (*of_models, 'opt_state')}
+  averaged = ('params', 'ema')  # the parameters, and their average if the run keeps one
+  counters = {k: value for k, value in state.items() if k not in (*averaged, 'opt_state')}
   return {
-    **{name: of_params(state[name]) for name in of_models if name in state},
-    'opt_state': statistics.map_state(of_statistic, of_count, state['opt_state']),
+    **{name: of_params(state[name]) for name in averaged if name in state},
+    'opt_state': statistics.map_state(map_statistic, map_count, state['opt_state']),
     **(jax.tree.map(jnp.zeros_like, counters) if restart else counters),
   }

@@ -27,33 +27,26 @@ _TILE = 128  # the width of a TPU's matrix unit
 def render(
   before: ModelConfig, after: ModelConfig, length: int, optim: OptimConfig = _PLAIN
 ) -> str:
-  """Return a table of quantities before and after a growth.
-
-  Args:
-    before: the model before it.
-    after: the model after it.
-    length: the positions that FLOPs are for.
-    optim: names the optimizer whose state takes memory beside the parameters.
-  """
+  """Return a table of quantities before and after a growth; FLOPs are for `length` positions."""
   rows = [('', 'before', 'after', '')]
   if before.repeats != after.repeats:
     rows += _layers(before, after)
   rows += _experts(before, after)
   if new := pattentions(after):
     old = pattentions(before)
-    former = {name: former_names(name, new) for name in new}
-    was = {name: next((old[one] for one in former[name] if one in old), None) for name in new}
-    for name, one in new.items():
-      rows.append(_row(f'{name} tokens', was[name].tokens if was[name] else 0, one.tokens))
-    for name, one in new.items():
-      rows.append(_groups_row(name, was[name], one))
+    former = {
+      name: next((old[key] for key in former_names(name, new) if key in old), None) for name in new
+    }
+    for name, now in new.items():
+      rows.append(_row(f'{name} tokens', former[name].tokens if former[name] else 0, now.tokens))
+    rows += [_groups_row(name, former[name], now) for name, now in new.items()]
   elif not after.experts:
     names = ('width', 'heads', 'feed-forward width')
     rows += map(_row, names, widen.sizes(before), widen.sizes(after))
   definitions = [models.define(model) for model in (before, after)]
-  rows.append(_row('parameters', *(one.count for one in definitions)))
+  rows.append(_row('parameters', *(definition.count for definition in definitions)))
   one_device = sharding.abstract_mesh(MeshConfig(), 1)
-  sizes = (sum(bytes_on_a_device(one_device, one, optim)) for one in definitions)
+  sizes = (sum(bytes_on_a_device(one_device, model, optim)) for model in definitions)
   rows.append(_row(f'MiB with state of {optim.name}', *(size / 2**20 for size in sizes)))
   work = (flops.train_flops(model, length) / 1e6 for model in (before, after))
   rows.append(_row(f'training MFLOP {flops.unit(before)}', *work))
@@ -66,32 +59,27 @@ def _groups_row(
   """Return the row of a projection's reference counts, or of its groups if there are several."""
   if before is None:
     return _row(f'{name} reference count (τ²)', 0, token_groups(after)[0].reference)
-  both = [with_groups(one, token_groups(one)) for one in (before, after)]
-  if not any(one.groups for one in both):
-    return _row(f'{name} reference count (τ²)', *(one.reference for one in both))
-  texts = (one.groups or f'{one.tokens}:{one.reference}' for one in both)
+  pair = [with_groups(config, token_groups(config)) for config in (before, after)]
+  if not any(config.groups for config in pair):
+    return _row(f'{name} reference count (τ²)', *(config.reference for config in pair))
+  texts = (config.groups or f'{config.tokens}:{config.reference}' for config in pair)
   return (f'{name} groups (tokens:τ²)', *texts, '')
 
 
 def _experts(before: ModelConfig, after: ModelConfig) -> list[tuple[str, str, str, str]]:
-  """Return rows of the numbers of experts, and of those of a token where that changes."""
-  old, rows = _used(before), []
-  for name, (count, top_k) in _used(after).items():
-    place = 'ffn' if name == BASE else f'{name}.ffn'
-    had, chose = old.get(name, (0, 0))
-    rows.append(_row(f'{place} experts', had, count))
-    if chose != top_k:
-      rows.append(_row(f'{place} experts of a token', chose, top_k))
+  """Return rows of the numbers of experts, and of the experts of a token where that changes."""
+  rows = []
+  for name, new in after.experts.items():
+    place, old = 'ffn' if name == BASE else f'{name}.ffn', before.experts.get(name)
+    rows.append(_row(f'{place} experts', old.count if old else 0, new.count))
+    chose = old.router.top_k if old else 0
+    if chose != new.router.top_k:
+      rows.append(_row(f'{place} experts of a token', chose, new.router.top_k))
   return rows
 
 
-def _used(model: ModelConfig) -> dict[str, tuple[int, int]]:
-  """Return the numbers of experts, and of those of a token, of each layer that has some."""
-  return {name: (one.count, one.router.top_k) for name, one in model.experts.items()}
-
-
 def _layers(before: ModelConfig, after: ModelConfig) -> list[tuple[str, str, str, str]]:
-  """Return rows of the number of layers, and of those of each name if there are several."""
+  """Return rows of the number of layers, and of the layers of each name if there are several."""
   old, new = (collections.Counter(pattern.names(model.repeats)) for model in (before, after))
   named = [_row(f'{name} layers', old[name], count) for name, count in new.items()]
   return [_row('layers', before.depth, after.depth), *(named if len(new) > 1 else [])]

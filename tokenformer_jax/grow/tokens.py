@@ -32,7 +32,7 @@ class MoreTokens:
   Args:
     added: a model with only the new tokens; it has their initializers.
     copies: the number of copies of the tokens of each array, for the method `duplicate`.
-    config: method, values, noise and seed.
+    config: the growth.
   """
 
   def __init__(self, added: Definition, copies: dict[Path, int], config: GrowConfig):
@@ -44,15 +44,15 @@ class MoreTokens:
     axis = info.token_axis
     if axis is None or not self._new(path, axis):
       return old
-    config, of_keys = self._config, info.role is Role.KEY
+    config, is_key = self._config, info.role is Role.KEY
     if config.method == 'duplicate':
-      return self._duplicate(path, old, of_keys, axis, salt)
-    zero = config.method == 'zero_keys' if of_keys else zero_values(config)
+      return self._duplicate(path, old, is_key, axis, salt)
+    zero = config.method == 'zero_keys' if is_key else zero_values(config)
     shape = lookup(self._added.abstract, path).shape
     key = drawing_key(config.seed, salt)
     if zero:
       fresh = jnp.zeros(shape, old.dtype)
-    elif of_keys and config.new_keys != 'init':
+    elif is_key and config.new_keys != 'init':
       fresh = _like_trained(old, shape, axis, key, config)
     else:
       fresh = info.initializer(key, shape, old.dtype)
@@ -81,10 +81,10 @@ class MoreTokens:
     return lookup(self._added.abstract, path).shape[axis]
 
   def _duplicate(
-    self, path: Path, old: jax.Array, of_keys: bool, axis: int, salt: jax.Array
+    self, path: Path, old: jax.Array, is_key: bool, axis: int, salt: jax.Array
   ) -> jax.Array:
     copies, key = self._copies[path], drawing_key(self._config.seed, salt)
-    if of_keys:
+    if is_key:
       first, *others = [old] * copies
     else:
       owner = owners(key, old.shape, copies)
@@ -113,13 +113,9 @@ def _like_trained(
 def inexact(
   name: str, old: PattentionConfig, new: PattentionConfig, config: GrowConfig
 ) -> str | None:
-  """Return why a grown projection does not compute what the old one did, or None if it does.
+  """Return why the projection `name` does not compute what it did before, or None if it does.
 
-  Args:
-    name: of the projection.
-    old: before the growth.
-    new: after it.
-    config: its method is `group`, `zero_keys` or `duplicate`.
+  The method is `group`, `zero_keys` or `duplicate`.
   """
   grows = new.tokens > old.tokens
   before, after = token_groups(old), token_groups(new)
@@ -137,11 +133,11 @@ def inexact(
         'times as many scores; use method=zero_keys, which is exact with it'
       )
     return None
-  for one, other in zip(before, after, strict=False):
-    if one.reference != other.reference:
+  for was, now in zip(before, after, strict=False):
+    if was.reference != now.reference:
       return (
-        f'the reference count of {name} changes from {one.reference} to {other.reference}, and '
-        'with it the scale of every old token; use scale=keep'
+        f'the reference count of {name} changes from {was.reference} to {now.reference}, and with '
+        'it the scale of every old token; use scale=keep'
       )
   if grows and config.method == 'group':
     return None if zero_values(config) else f'the values of the new tokens of {name} are not zero'
@@ -157,12 +153,8 @@ def owners(key: jax.Array, shape: tuple[int, ...], copies: int | jax.Array) -> j
   """Draw for every entry of an array the copy that gets it; the other copies get 0.
 
   The copies add up to the array without rounding, in any floating-point format, and no two are
-  equal. Equal copies would have equal gradients, and would stay equal for ever.
-
-  Args:
-    key: of the array's draws.
-    shape: the shape of the array.
-    copies: the number of copies, of a shape that broadcasts to `shape`.
+  equal. Equal copies would have equal gradients, and would stay equal for ever. The number of
+  copies may be an array that broadcasts to `shape`.
   """
   return jax.random.randint(jax.random.fold_in(key, 1), shape, 0, copies)
 
@@ -186,12 +178,9 @@ def with_noise(array: jax.Array, noise: float, key: jax.Array) -> jax.Array:
 
 
 def merge(params: Params, added: Params, axes: Params) -> Params:
-  """Append the parameter tokens of another model, or those from `extract`, to a model's own.
+  """Append the parameter tokens of a model of the same width and depth, or from `extract`.
 
-  Args:
-    params: the parameters of the model; arrays without parameter tokens stay as they are.
-    added: those of a model of the same width and depth, or only its parameter tokens.
-    axes: logical axes of `params`.
+  `axes` are the logical axes of `params`, whose arrays without parameter tokens stay as they are.
   """
   more = dict(jax.tree_util.tree_flatten_with_path(added)[0])
 
@@ -203,7 +192,7 @@ def merge(params: Params, added: Params, axes: Params) -> Params:
 
 
 def extract(params: Params, axes: Params, old_tokens: Params) -> Params:
-  """Return only the tokens behind the first `old_tokens` (as from `counts`) of each array.
+  """Return only the tokens behind the first `old_tokens` of each array.
 
   Arrays without such tokens are left out: files hold no empty arrays.
   """
@@ -235,21 +224,20 @@ def shrink(params: Params, info: Params, importance: Params, target: Params) -> 
   Args:
     params: the parameters, or a moment of them.
     info: the `ParamInfo` of each array.
-    importance: [..., N] for each array of parameter tokens, equal for keys and values of a module,
-      as from `importance.score_tokens`.
+    importance: [..., N] for each array of parameter tokens, from `importance.score_tokens`.
     target: the `ParamInfo` of each array of the smaller model, which has the numbers to keep.
   """
 
-  def keep(one: ParamInfo, array: jax.Array, score: jax.Array, smaller: ParamInfo) -> jax.Array:
-    if one.token_axis is None or one.groups == smaller.groups:
+  def keep(old: ParamInfo, array: jax.Array, score: jax.Array, smaller: ParamInfo) -> jax.Array:
+    if old.token_axis is None or old.groups == smaller.groups:
       return array
     start, kept = 0, []
-    for size, count in zip(one.groups, smaller.groups, strict=False):
+    for size, count in zip(old.groups, smaller.groups, strict=False):
       best = jax.lax.top_k(score[..., start : start + size], count)[1]
       kept.append(start + jnp.sort(best, axis=-1))
       start += size
     places = jnp.concatenate(kept, axis=-1)
-    return jnp.take_along_axis(array, places[..., None], axis=one.token_axis)
+    return jnp.take_along_axis(array, places[..., None], axis=old.token_axis)
 
   return jax.tree.map(keep, info, params, importance, target)
 

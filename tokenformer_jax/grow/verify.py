@@ -17,8 +17,8 @@ from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import messages, sharding
 from tokenformer_jax.tasks import Batch, Task
 
-# The largest difference, relative to the largest logit, that another order of float32 sums may
-# cause over many layers.
+# The largest difference, relative to the largest logit, that another order of float32 sums causes
+# over many layers.
 TOLERANCE = 1e-5
 
 
@@ -78,16 +78,10 @@ def largest_difference(before: Outputs, after: Outputs) -> tuple[float, float]:
 
 
 def report(before: Outputs, after: Outputs, name: str, *, exact: bool) -> None:
-  """Report how far two models' outputs on a batch differ.
-
-  Args:
-    before: the outputs of the model before a change.
-    after: those of the model after it.
-    name: of the batch.
-    exact: whether they have to be equal.
+  """Report how far the outputs before and after a change differ on the batch `name`.
 
   Raises:
-    UserError: outputs are not finite, or not equal although they have to be.
+    UserError: outputs are not finite, or not equal although they must be (`exact`).
   """
   different, allowed = largest_difference(before, after)
   messages.say(

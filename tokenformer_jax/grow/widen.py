@@ -200,7 +200,7 @@ class CopiedUnits:
 
 
 def _reading_axis(info: ParamInfo) -> int | None:
-  """Return the axis by which an array reads units that may have copies, or None."""
+  """Return the axis along which an array reads units that may have copies, or None."""
   last = len(info.axes) - 1
   return {Role.KERNEL: last - 1, Role.HEAD: last}.get(info.role)
 
