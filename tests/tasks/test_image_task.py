@@ -240,7 +240,7 @@ def test_too_few_classes_are_refused(folder):
   config = folder().config
   few = dataclasses.replace(config, model=dataclasses.replace(config.model, classes=2))
   with pytest.raises(UserError, match=r'classes is 2, but folder:.* has 3'):
-    tasks.fill_in(few)
+    tasks.task_class(few.model).fill_in(few)
 
 
 def test_models_are_compared_on_held_out_images_or_on_noise(folder, tmp_path):
@@ -260,10 +260,10 @@ def test_models_are_compared_on_held_out_images_or_on_noise(folder, tmp_path):
 def test_a_model_is_adapted_to_other_classes_and_another_resolution():
   source = tiny_vit(position_embedding='learned')
   target = dataclasses.replace(source, classes=17, max_length=16)
-  assert tasks.adapted(source, target) == target
+  assert image_task.ImageTask.adapted(source, target) == target
   old = models.define(source)
   params = jax.tree.map(lambda p: jnp.full(p.shape, 2.0), old.abstract)
-  new, moments = (tasks.adapt(params, target, seed) for seed in (0, None))
+  new, moments = (image_task.ImageTask.adapt(params, target, seed) for seed in (0, None))
   for tree in (new, moments):
     assert jax.tree.map(jnp.shape, tree) == jax.tree.map(jnp.shape, models.define(target).abstract)
   np.testing.assert_allclose(new['positions'], 2, rtol=1e-5)
@@ -276,7 +276,8 @@ def test_a_new_head_is_drawn_as_the_target_says():
   source = tiny_vit()
   target = dataclasses.replace(source, classes=100, init=InitConfig(std=0.5))
   params = models.define(source).init(jax.random.key(0))
-  head = tasks.adapt(params, tasks.adapted(source, target), 0)['head']['kernel']
+  adapted = image_task.ImageTask.adapted(source, target)
+  head = image_task.ImageTask.adapt(params, adapted, 0)['head']['kernel']
   np.testing.assert_allclose(np.std(head), 0.5, rtol=0.05, err_msg='drawn as in the source')
 
 
@@ -284,8 +285,8 @@ def test_a_head_for_as_many_other_classes_is_drawn_anew():
   model = tiny_vit()
   params = jax.tree.map(lambda p: jnp.full(p.shape, 2.0), models.define(model).abstract)
   for seed, value in ((0, 'a parameter'), (None, 'a moment')):
-    kept = tasks.adapt(params, model, seed)
+    kept = image_task.ImageTask.adapt(params, model, seed)
     assert kept['head'] is params['head'], f'{value} of a head that fits is not kept'
-    new = tasks.adapt(params, model, seed, new_head=True)
+    new = image_task.ImageTask.adapt(params, model, seed, new_head=True)
     assert not np.any(new['head']['kernel'] == 2.0), f'{value} of the old head stays'
     assert new['blocks'] is params['blocks']

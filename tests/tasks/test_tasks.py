@@ -38,11 +38,11 @@ def _with_model(task, **sizes):
 
 
 def test_sizes_that_need_no_data_are_those_of_the_data(task):
-  found = tasks.fill_in_unread(_with_model(task, max_length=0))
+  found = task.fill_in_unread(_with_model(task, max_length=0))
   assert found == task.config, 'a plan is for another model'
 
 
 def test_the_size_that_only_the_data_has_is_named(task):
   config = _with_model(task, **{task.data_size_key: 0})
-  assert tasks.fill_in_unread(config) is None, 'a plan makes a size up'
-  assert tasks.data_size_key(config) == task.data_size_key
+  assert task.fill_in_unread(config) is None, 'a plan makes a size up'
+  assert tasks.task_class(config.model).data_size_key == task.data_size_key

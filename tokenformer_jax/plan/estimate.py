@@ -142,7 +142,7 @@ class Plan:
 def count_steps(config: Config) -> int | None:
   """Return the steps of a run, or None if they are in epochs and need the data's size."""
   if config.train.epochs:
-    examples = tasks.known_examples(config)
+    examples = tasks.task_class(config.model).known_examples(config)
     return examples and math.ceil(config.train.epochs * examples / config.data.batch_size)
   return math.ceil(config.train.examples / config.data.batch_size) or config.train.steps
 

@@ -107,13 +107,14 @@ def make_step(config: Config, before: ModelConfig | None = None, platform: str =
 
 def _filled_in(config: Config) -> Config:
   """Fill in sizes like `sizes.fill_in`, but read the data only for a size that needs it."""
-  filled = tasks.fill_in_unread(config)
+  task = tasks.task_class(config.model)
+  filled = task.fill_in_unread(config)
   if filled is not None:
     return sizes.with_references(filled)
   try:
     return sizes.fill_in(config)
   except UserError as error:
-    size = tasks.data_size_key(config)
+    size = task.data_size_key
     raise UserError(
       f'config.model.{size} is 0, which takes the size from the data, and the data cannot be read: '
       f'{error}; give --config.model.{size}=N, with which a plan needs no data'

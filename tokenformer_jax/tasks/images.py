@@ -64,7 +64,9 @@ class ImageTask(Task):
     self._bad: dict[str, set[int]] = {'train': set(), 'validation': set()}
 
   @staticmethod
-  def fill_in(config: Config, trained: ModelConfig | None, *, resumed: bool) -> Config:
+  def fill_in(
+    config: Config, trained: ModelConfig | None = None, *, resumed: bool = False
+  ) -> Config:
     model = config.model
     if resumed and trained is not None:  # The checkpoint has all sizes.
       classes, channels = model.classes or trained.classes, model.channels or trained.channels
@@ -103,7 +105,9 @@ class ImageTask(Task):
     return dataclasses.replace(source, **changes)
 
   @staticmethod
-  def adapt(params: Params, target: ModelConfig, seed: int | None, new_head: bool) -> Params:
+  def adapt(
+    params: Params, target: ModelConfig, seed: int | None, *, new_head: bool = False
+  ) -> Params:
     """Return parameters with a new head if the classes differ, and with resampled positions."""
     definition = models.define(target)
     if new_head or params['head']['bias'].shape != definition.abstract['head']['bias'].shape:

@@ -104,34 +104,58 @@ class Task(abc.ABC):
 
   @staticmethod
   @abc.abstractmethod
-  def fill_in(config: Config, trained: ModelConfig | None, *, resumed: bool) -> Config:
-    """See `tasks.fill_in`."""
+  def fill_in(
+    config: Config, trained: ModelConfig | None = None, *, resumed: bool = False
+  ) -> Config:
+    """Replace sizes of 0, such as the vocabulary's, by the sizes that the data needs.
+
+    `trained` is the model that the run continues from, if any; it has all sizes. Unless it is the
+    run's own (`resumed`), the task may adapt it to other data.
+
+    Raises:
+      UserError: a given size does not fit the data, or the data cannot be found.
+    """
 
   @staticmethod
   @abc.abstractmethod
   def fill_in_unread(config: Config) -> Config | None:
-    """See `tasks.fill_in_unread`."""
+    """Fill in as `fill_in` does, but without reading data; return None if a size needs the data."""
 
   @staticmethod
   def known_examples(config: Config) -> int | None:
-    """See `tasks.known_examples`."""
+    """Return the number of examples in an epoch if it is known without reading data, else None."""
     del config
     return None
 
   @staticmethod
   @abc.abstractmethod
   def check_vocabulary(config: Config, meta: Meta, where: str) -> None:
-    """See `tasks.check_vocabulary`."""
+    """Check, without reading data, that a run keeps the meaning of a trained model's ids.
+
+    `where` is the name of the checkpoint of `meta` in messages.
+
+    Raises:
+      UserError: the meaning differs.
+    """
 
   @staticmethod
   def adapted(source: ModelConfig, target: ModelConfig) -> ModelConfig:
-    """See `tasks.adapted`. The default returns the source unchanged."""
+    """Return the source model with the changes that the task makes for new data; by default none.
+
+    `adapt` makes the same changes to parameters.
+    """
     del target
     return source
 
   @staticmethod
-  def adapt(params: Params, target: ModelConfig, seed: int | None, new_head: bool) -> Params:
-    """See `tasks.adapt`. The default returns the parameters unchanged."""
+  def adapt(
+    params: Params, target: ModelConfig, seed: int | None, *, new_head: bool = False
+  ) -> Params:
+    """Return parameters with the shapes of `target`, a model from `adapted`; by default unchanged.
+
+    `seed` draws new parameters; None if `params` are moments, which become zero there. `new_head`
+    draws a new head even if the source's head has the right shape.
+    """
     del target, seed, new_head
     return params
 

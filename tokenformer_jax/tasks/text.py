@@ -34,7 +34,9 @@ class TextTask(Task):
   _store: store.Store  # set by `prepare`
 
   @staticmethod
-  def fill_in(config: Config, trained: ModelConfig | None, *, resumed: bool) -> Config:
+  def fill_in(
+    config: Config, trained: ModelConfig | None = None, *, resumed: bool = False
+  ) -> Config:
     del resumed  # A model keeps its tokenizer in other runs.
     model, length = config.model, config.data.sequence_length
     if trained is not None:

@@ -57,7 +57,7 @@ def check(config: Config, meta: Meta, where: str) -> None:
   Raises:
     UserError: it cannot.
   """
-  source = tasks.adapted(meta.config.model, config.model)
+  source = tasks.task_class(config.model).adapted(meta.config.model, config.model)
   try:
     state.check(source, config.model, config.grow)
     depth.check_no_twins(source, config.model, meta.lineage, meta.step, config.grow.place)
@@ -74,7 +74,7 @@ def description(config: Config, meta: Meta) -> str:
     takes = 'its parameters and optimizer state'
   if meta.step and config.grow.step == 'restart':
     takes += ', from step 0 on'
-  source = tasks.adapted(meta.config.model, config.model)
+  source = tasks.task_class(config.model).adapted(meta.config.model, config.model)
   grown = [
     f'{path}: {old!r} -> {new!r}'
     for path, new, old in config_lib.differences(config.model, source, 'model.')
@@ -104,7 +104,7 @@ def grown_state(
     UserError: the checkpoint is damaged.
   """
   target = config.model
-  source = tasks.adapted(meta.config.model, target)
+  source = tasks.task_class(target).adapted(meta.config.model, target)
   if reason := state.inexact(source, target, config.grow):
     messages.say(f'the grown model will not compute what {config.init_from} does: {reason}')
   room.check_memory(mesh, (target,), meta.config.optim, ema=checkpoint.has(meta, 'ema'))
@@ -149,10 +149,10 @@ def _adapted(old: State, model: ModelConfig, config: Config, *, new_head: bool) 
   """Return a state whose parameters, average and moments have the shapes of the adapted model."""
 
   def params(tree: Params) -> Params:
-    return tasks.adapt(tree, model, config.grow.seed, new_head=new_head)
+    return tasks.task_class(model).adapt(tree, model, config.grow.seed, new_head=new_head)
 
   def moments(order: int, tree: Params) -> Params:
     del order
-    return tasks.adapt(tree, model, None, new_head=new_head)
+    return tasks.task_class(model).adapt(tree, model, None, new_head=new_head)
 
   return state.map_trees(old, config.grow, params, moments)

@@ -156,7 +156,7 @@ def check(config: Config, origin: Origin) -> None:
   check_same_optimizer(config, origin.meta, origin.where, resumes=origin.resumes)
   check_order(config, origin)
   _check_new_order_used(config, origin)
-  tasks.check_vocabulary(config, origin.meta, origin.where)
+  tasks.task_class(config.model).check_vocabulary(config, origin.meta, origin.where)
 
 
 def _check_growth_used(config: Config, origin: Origin) -> None:

@@ -15,9 +15,10 @@ def fill_in(config: Config, origin: Origin = FROM_SCRATCH) -> Config:
   """Replace zeros, which mean "make it fit", in reference counts and the sizes of the task.
 
   Raises:
-    UserError: see `tasks.fill_in`.
+    UserError: see `Task.fill_in`.
   """
-  return with_references(tasks.fill_in(config, origin.model, resumed=origin.resumes), origin)
+  task = tasks.task_class(config.model)
+  return with_references(task.fill_in(config, origin.model, resumed=origin.resumes), origin)
 
 
 def with_references(config: Config, origin: Origin = FROM_SCRATCH) -> Config:
