@@ -319,7 +319,9 @@ def test_what_is_assumed_is_said(tmp_path, capsys):
   source = released.write(tmp_path / 'model.bin')
   _convert('to-jax', f'--source={source}', f'--target={tmp_path}/run', '--heads=2')
   said = capsys.readouterr().err
-  assert 'the weights do not say it: --score=l2_norm_gelu, --rotary_fraction=0.25' in said, said
+  assert 'because weights do not record it: --score=l2_norm_gelu, --rotary_fraction=0.25' in said, (
+    said
+  )
 
 
 def _convert(*arguments):

@@ -1,4 +1,4 @@
-"""The command prints laws with intervals, and says what the data cannot tell."""
+"""The command prints laws with intervals, and lists what the data leave undetermined."""
 
 import dataclasses
 import json

@@ -175,9 +175,9 @@ def rows_of_ids(inputs: Any, tokenizer: tokenizers.Tokenizer, vocab_size: int) -
       f'inputs is {arguments.shown(inputs)}: there are no inputs; give a text, several texts, or '
       'token ids [B, T]'
     )
-  if all(isinstance(one, str) for one in several):
+  if all(isinstance(text, str) for text in several):
     end = tokenizer.end_of_document
-    return [np.append(end, tokenizer.encode(one)).astype(np.int32) for one in several]
+    return [np.append(end, tokenizer.encode(text)).astype(np.int32) for text in several]
   wanted = f'they must be integers [B, T] from 0 to {vocab_size - 1}, or texts'
   ids = _array(inputs, wanted)
   if ids.ndim != 2 or ids.dtype.kind not in 'iu' or not ids.size:
@@ -188,7 +188,7 @@ def rows_of_ids(inputs: Any, tokenizer: tokenizers.Tokenizer, vocab_size: int) -
 
 
 def _array(inputs: Any, wanted: str) -> np.ndarray:
-  """Return inputs as an array; `wanted` says in the message what they must be."""
+  """Return inputs as an array; `wanted` is the end of the message if they are none."""
   try:
     return np.asarray(inputs)
   except (ValueError, TypeError) as error:  # such as rows of unequal lengths

@@ -46,9 +46,6 @@ def load(source: Path) -> 'Run':
     run = tokenformer_jax.load('runs/lm_stdlib')       the newest checkpoint
     run = tokenformer_jax.load('runs/lm_stdlib@375')   the checkpoint of a step
 
-  Args:
-    source: the work directory, DIR, or DIR@STEP.
-
   Raises:
     UserError: the run or the step does not exist, or the checkpoint does not hold a model.
   """
@@ -197,9 +194,9 @@ class Run(Growable):
     self._check_is_language_model()
     sampling = Sampling(temperature, top_k, top_p, seed)
     prompts = [prompt] if isinstance(prompt, str) else prompt
-    requests = [TextRequest(one, length, sampling, tuple(stop), max_length) for one in prompts]
+    requests = [TextRequest(text, length, sampling, tuple(stop), max_length) for text in prompts]
     found = self._loaded.clipped(clip_positions).writer.write(requests, batch_size)
-    return found[0][0] if isinstance(prompt, str) else [one for one, _ in found]
+    return found[0][0] if isinstance(prompt, str) else [text for text, _ in found]
 
   def logits(
     self, inputs: Any, *, exact: bool = False, clip_positions: Count | None = None
@@ -290,16 +287,18 @@ class Run(Growable):
       UserError: a text or task does not exist, or the run is not a language model; or there are
         neither, and a length, a batch or a limit is given.
     """
-    of_tasks = {'num_fewshot': num_fewshot, 'limit': limit, 'include_path': include_path}
+    task_options = {'num_fewshot': num_fewshot, 'limit': limit, 'include_path': include_path}
     model = self._loaded.clipped(clip_positions)
     if texts is None and not tasks:
-      if given := _given(stride=stride, max_length=max_length, batch_size=batch_size, **of_tasks):
+      if given := _given(
+        stride=stride, max_length=max_length, batch_size=batch_size, **task_options
+      ):
         raise UserError(
-          f'evaluate: {given}; name texts or tasks; without, the lengths and batches are of '
-          'validation'
+          f'evaluate: {given}; name texts or tasks; without them, evaluate uses the lengths and '
+          'batches of validation'
         )
       return model.validate()
-    if not tasks and (given := _given(**of_tasks)):
+    if not tasks and (given := _given(**task_options)):
       raise UserError(f'evaluate: {given}, which has a meaning for tasks; name tasks, or drop it')
     if texts is None and (given := _given(stride=stride)):
       raise UserError(f'evaluate: {given}, which has a meaning for texts; name texts, or drop it')

@@ -31,7 +31,7 @@ def read() -> Config:
   """
   flag = flags.FLAGS['config']
   try:
-    of_file = flag.parser.values.copy_and_resolve_references()
+    values_in_file = flag.parser.values.copy_and_resolve_references()
     values = flag.value.copy_and_resolve_references()
   except Exception as error:  # The file's own code may run here, in references to other values.
     name = config_flags.get_config_filename(flag)
@@ -40,7 +40,7 @@ def read() -> Config:
       f'({file.message_of(error)})'
     ) from error
   # A flag may choose another kind; the file's values for the former kind then remain.
-  return config.resolve(values, config.from_dict(Config, of_file.to_dict()))
+  return config.resolve(values, config.from_dict(Config, values_in_file.to_dict()))
 
 
 def name() -> str:
@@ -59,7 +59,7 @@ def check_overrides(arguments: Sequence[str]) -> None:
   """
   parser = flags.FLAGS['config'].parser
   parser.layers = []
-  for argument in itertools.takewhile(lambda one: one != '--', arguments):
+  for argument in itertools.takewhile(lambda word: word != '--', arguments):
     flag = argument.partition('=')[0]
     word = flag.lstrip('-').removeprefix('no')
     if flag.startswith('-') and word.startswith('config.'):

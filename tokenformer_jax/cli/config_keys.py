@@ -17,12 +17,8 @@ model.variants.NAME has the keys of model.layer."""
 def render(word: str = '') -> str:
   """Return the keys as lines of text, each with its default, scope, choices and meaning.
 
-  Args:
-    word: a group such as `optim` or `model.layer.mixer`, or else a word in the paths, choices or
-      meanings of keys, to list these alone; empty: all.
-
-  Returns:
-    The lines, or an empty string if no key has the word.
+  `word` is a group such as `optim` or `model.layer.mixer`, or else a word in the paths, choices or
+  meanings of keys, to list these alone; empty: all. The text is empty if no key has the word.
   """
   leaves = _selected(word.lower())
   if not leaves:
@@ -40,21 +36,19 @@ def render(word: str = '') -> str:
 def _selected(word: str) -> list[Leaf]:
   """Return the keys of a group, or else those that have a word."""
   leaves = list(fields.leaves(Config(), every=True))
-  of_group = [leaf for leaf in leaves if leaf.path.startswith(f'{word}.') or not word]
+  in_group = [leaf for leaf in leaves if leaf.path.startswith(f'{word}.') or not word]
 
   def has(leaf: Leaf) -> bool:
     texts = (leaf.path, leaf.key.meaning, *leaf.key.choices)
     return any(word in text.lower() for text in texts)
 
-  return of_group or list(filter(has, leaves))
+  return in_group or list(filter(has, leaves))
 
 
 def _description(leaf: Leaf, seen: dict[tuple[str, Key], str]) -> str:
   """Return the scope, choices and meaning of a key, or the path of an earlier key like it.
 
-  Args:
-    leaf: the key.
-    seen: paths of earlier keys by name and description; the function adds this key.
+  `seen` has the paths of earlier keys by name and description; the function adds this key.
   """
   scope = leaf.kinds or tuple(filter(None, (leaf.key.only, leaf.key.when)))
   text = f'[{", ".join(scope)}] ' if scope else ''

@@ -157,7 +157,7 @@ def _find(
 
 
 class _NonFinite:
-  """A count of the weights that are NaN or infinite."""
+  """Counts the weights that are NaN or infinite."""
 
   def __init__(self, source: str, allowed: bool):
     self._source, self._allowed = source, allowed
@@ -272,7 +272,7 @@ def define_flags() -> None:
     'score',
     _SCORE,
     released_torch.SCORES,
-    'The score function, which the weights do not say: norm_activation_type, or normalize_type of '
+    'The score function, which weights do not record: norm_activation_type, or normalize_type of '
     'the TPU code, in the config of the training.',
   )
   flags.DEFINE_integer(
@@ -336,8 +336,8 @@ def main(argv: Sequence[str]) -> None:
   messages.say(f'wrote {target}')
   if score != _SCORE:
     messages.say(
-      f'the file does not say that the score is {score}: set norm_activation_type to it in '
-      f'the config of the released code, where the released models have {_SCORE}'
+      f'the file does not record the score {score}: set norm_activation_type to it in the config '
+      f'of the released code, where the released models have {_SCORE}'
     )
   if references != counts:
     messages.say(
@@ -370,7 +370,7 @@ def _say_assumed(model: ModelConfig) -> None:
   assumed = [f'--{name}={value}' for name, value in named.items() if not flags.FLAGS[name].present]
   if assumed:
     messages.say(
-      f'assumed as in the released models, because the weights do not say it: {", ".join(assumed)}'
+      f'assumed as in the released models, because weights do not record it: {", ".join(assumed)}'
     )
 
 

@@ -10,11 +10,8 @@ tokenizer. As in training, documents are concatenated with an end of document af
 predicted like any token, and windows span document boundaries (see `perplexity.windows`).
 """
 
-import json
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 from absl import flags
 
@@ -59,7 +56,7 @@ def main(argv: Sequence[str]) -> None:
   values, start = flags.FLAGS, time.monotonic()
   if not (values.tasks or values.text):
     raise UserError('nothing to evaluate on; give --tasks=NAME,…, --text=files:GLOB, or both')
-  output = cli.output_file('output')
+  cli.output_file('output')
   # Report mistakes in the tasks before the model loads.
   tasks = evaluation.find_tasks(values.tasks, values.include_path)
   if values.text:  # Report a wrong name before the model loads, which has the run's text_field.
@@ -86,15 +83,8 @@ def main(argv: Sequence[str]) -> None:
   report['seconds'] = round(time.monotonic() - start, 3)
   if hosts.is_first():
     print(evaluation.render(report, model.config.model))
-    if output:
-      _write(output, report)
-
-
-def _write(path: Path, report: Mapping[str, Any]) -> None:
-  try:
-    path.write_text(json.dumps(report, indent=2) + '\n')
-  except OSError as error:
-    raise UserError(f'--output={path} cannot be written: {error.strerror or error}') from error
+  if values.output:
+    cli.write_json('output', report)
 
 
 def run() -> None:

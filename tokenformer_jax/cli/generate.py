@@ -130,7 +130,7 @@ def main(argv: Sequence[str]) -> None:
   model.context_length(values.max_length)
   trained_length = model.config.data.sequence_length
   asked = [request.tokens(model.tokenizer, trained_length) for request in requests]
-  length.say_length(model.config, max(len(one.prompt) + one.length for one in asked))
+  length.say_length(model.config, max(len(request.prompt) + request.length for request in asked))
   writer = Writer.from_trained(model)
   if values.requests:
     _write_all(writer, requests, values.batch_size)

@@ -15,8 +15,6 @@ _NAMES = 26  # columns of a flag and its default
 _WIDTH = 100
 _HOSTS = 'tokenformer_jax.parallel.hosts'
 _EXAMPLE = re.compile(rf'\btokenformer ({"|".join(verbs.VERBS)})\b')
-
-
 _PROGRAMS = ('tokenformer', 'python -m tokenformer_jax')
 
 
@@ -54,12 +52,10 @@ def own_flags() -> list[flags.Flag]:
 
 
 def render(doc: str, more: str = '') -> str:
-  """Return the text of `--help`.
+  """Return the text of `--help`: a description, the flags, and the text `more`.
 
-  Args:
-    doc: the description of the command. Its examples begin with `tokenformer VERB` and are shown in
-      the form in which the user typed this command.
-    more: the text after the flags.
+  Examples in `doc` begin with `tokenformer VERB`, and get the form in which the user typed this
+  command.
   """
   own = list(_flags(hosts=False))
   marked = '; [a mark] says when one has an effect' if any(map(flag_uses.mark, own)) else ''
@@ -73,14 +69,10 @@ def render(doc: str, more: str = '') -> str:
 
 
 def render_matches(word: str, more: str = '') -> str:
-  """Return the flags that have a word in their name or description, for `--help=WORD`.
-
-  Args:
-    word: the word; capitals are as small letters.
-    more: the text after the flags.
+  """Return the flags that have a word in their name or description, and the text `more`.
 
   Raises:
-    UserError: no flag has it, and there is no more text.
+    UserError: no flag has the word, and there is no more text.
   """
   found = [
     line
@@ -93,9 +85,8 @@ def render_matches(word: str, more: str = '') -> str:
       f'--help={word}: no flag or key has this in its name or meaning; `{command()} --help` lists '
       'all'
     )
-  return '\n'.join([*(['Flags:\n', *found] if found else []), *([more] if more else [])]).strip(
-    '\n'
-  )
+  listed = ['Flags:\n', *found] if found else []
+  return '\n'.join([*listed, more]).strip('\n')
 
 
 def _flags(*, hosts: bool) -> Iterator[flags.Flag]:

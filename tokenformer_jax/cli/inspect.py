@@ -28,7 +28,7 @@ from tokenformer_jax.inspection import picture, report
 from tokenformer_jax.inspection.model import answers, load, maps, measure, old_tokens
 from tokenformer_jax.inspection.report import Row
 from tokenformer_jax.inspection.weights import names, pattentions
-from tokenformer_jax.parallel import hosts, messages
+from tokenformer_jax.parallel import messages
 
 
 class Texts(NamedTuple):
@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> None:
   if values.text.startswith('files:'):  # Report a wrong name before the model loads.
     text.open_source(values.text, 'text', '--text')
   model = load(values.source)
-  chosen = _chosen(model)
+  chosen = _chosen_pattentions(model)
   content = {
     'source': values.source,
     'step': model.meta.step,
@@ -92,7 +92,7 @@ def main(argv: Sequence[str]) -> None:
   content['experts'] = _show_experts(model, texts)
   if values.json:
     written = json.dumps(content, ensure_ascii=False) + '\n'
-    _write(values.json, '--json', lambda path: Path(path).write_text(written, 'utf-8'))
+    _write('json', lambda path: path.write_text(written, 'utf-8'))
 
 
 def _show_tokens(model: Trained, chosen: Mapping[int, Sequence[str]], texts: Texts) -> Row:
@@ -101,7 +101,7 @@ def _show_tokens(model: Trained, chosen: Mapping[int, Sequence[str]], texts: Tex
   labels = report.labels(model.tokenizer, texts.shown.tolist())
   found = _only(chosen, maps(model, texts.shown, list(chosen)))
   if values.out:  # Draw before the slower measurement, to report a missing library at once.
-    _write(values.out, '--out', picture.draw(found, labels, old).savefig)
+    _write('out', picture.draw(found, labels, old).savefig)
   strongest = report.strongest_rows(found, values.top_k)
   print(f'\nthe first {len(texts.shown)} tokens of {texts.name}\n')
   print(report.strongest_table(strongest, labels), flush=True)
@@ -178,7 +178,7 @@ def _read_text(model: Trained) -> Texts:
   return Texts(ids[:length], name, corpus, corpus_name)
 
 
-def _chosen(model: Trained) -> dict[int, list[str]]:
+def _chosen_pattentions(model: Trained) -> dict[int, list[str]]:
   """Return the Pattentions that --layer and --kinds name, by layer; none in a Transformer.
 
   Raises:
@@ -208,7 +208,7 @@ def _chosen(model: Trained) -> dict[int, list[str]]:
 def _only(
   chosen: Mapping[int, Sequence[str]], found: Mapping[int, Mapping[str, Any]]
 ) -> dict[int, dict[str, Any]]:
-  """Return the part of `found` for the chosen layers and Pattentions."""
+  """Return the entries of `found` for the chosen layers and Pattentions."""
   return {layer: {kind: found[layer][kind] for kind in kinds} for layer, kinds in chosen.items()}
 
 
@@ -229,11 +229,6 @@ def _kinds(asked: list[str] | None, known: Sequence[str]) -> Sequence[str]:
   return asked
 
 
-def _write(path: str, flag: str, write: Callable[[str], Any]) -> None:
-  if not hosts.is_first():
-    return
-  try:
-    write(path)
-  except OSError as error:
-    raise UserError(f'{flag}={path} cannot be written: {error.strerror}') from error
-  messages.say(f'wrote {path}')
+def _write(flag: str, write: Callable[[Path], Any]) -> None:
+  cli.write_output(flag, write)
+  messages.say(f'wrote {flags.FLAGS[flag].value}')

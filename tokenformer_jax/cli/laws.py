@@ -7,8 +7,8 @@ r"""Fit scaling laws to runs, predict by them, and plan growth.
 
 The arguments are work directories of finished runs, or folders of them, as `sweep` makes. A CSV
 file has the columns parameters, tokens and loss, and may have active, flops, steps and name. The
-command prints Chinchilla's and Kaplan's laws with intervals, and says what the data cannot tell.
-docs/laws.md explains the output.
+command prints Chinchilla's and Kaplan's laws with intervals, and lists what the data leave
+undetermined. docs/laws.md explains the output.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,6 @@ from tokenformer_jax.laws import (
 )
 from tokenformer_jax.laws.analysis import Analysis
 from tokenformer_jax.parallel import messages
-from tokenformer_jax.plan import estimate
 
 _MOST_DRAWS = 100_000  # of the bootstrap; more would fill the memory and say the same
 _OF_PLANS = 'is for plans of growth; give --target_loss, or leave it out'
@@ -57,7 +56,7 @@ _USES = {
 
 def define_flags() -> None:
   """Define the command's flags."""
-  flags.DEFINE_string('csv', None, 'A CSV file of losses, in the place of runs.')
+  flags.DEFINE_string('csv', None, 'A CSV file of losses, instead of runs.')
   flags.DEFINE_string('json', None, 'A JSON file for every figure.')
   flags.DEFINE_string('pictures', None, 'A folder for loss.png, isoflop.png and residuals.png.')
   flags.DEFINE_enum(
@@ -104,7 +103,7 @@ def main(argv: Sequence[str]) -> None:
   if values.pictures:
     picture.check_folder(Path(values.pictures))
   table = stages.read_file(values.stages) if values.stages else None
-  grown = [runs.read(one) for one in values.grown or ()]
+  grown = [runs.read(run) for run in values.grown or ()]
   if values.csv:
     found = kaplan_points = points.read_csv(values.csv)
   else:
@@ -129,13 +128,13 @@ def main(argv: Sequence[str]) -> None:
   plan, unit = _grow(fitted, table, grown)
   doubts = analysis.doubts(fitted, values.budget, predictions or (), plan)
   if doubts:
-    print('\nwhat the data cannot tell\n' + '\n'.join(f'  {one}' for one in doubts))
+    print('\nwhat the data leave undetermined\n' + '\n'.join(f'  {doubt}' for doubt in doubts))
   if values.pictures:
     written = picture.draw(fitted, Path(values.pictures), plan, unit)
     messages.say(f'wrote {", ".join(map(str, written))}')
   if values.json:
     content = report.to_json(fitted, doubts, predictions or (), best, plan)
-    estimate.write_json(values.json, content)
+    cli.write_json('json', content)
     messages.say(f'wrote {values.json}')
 
 
@@ -143,8 +142,8 @@ def _check_flags(named: Sequence[str]) -> None:
   """Check flags that need or exclude each other, before anything is read."""
   values = flags.FLAGS
   if bool(named) == bool(values.csv):
-    said = 'both name losses' if named else 'are both missing'
-    raise UserError(f'runs and --csv {said}; give work directories, or --csv=FILE')
+    problem = 'both name losses' if named else 'are both missing'
+    raise UserError(f'runs and --csv {problem}; give work directories, or --csv=FILE')
   for name in ('budget', 'parameters', 'tokens', 'active', 'target_loss'):
     value = values[name].value
     if value is not None and not 0 < value < np.inf:
@@ -170,10 +169,10 @@ def _check_flags(named: Sequence[str]) -> None:
 
 
 def _kaplan(fitted: Analysis) -> str:
-  """Return Kaplan's laws, and those that cannot be fitted."""
+  """Return Kaplan's laws as text, and why others cannot be fitted."""
   counted = 'without embeddings' if fitted.kaplan_points.count != 'all' else 'as the CSV counts it'
   parts = [f"Kaplan's laws, N {counted}"]
-  parts += [report.law(one) for one in fitted.kaplan.values()]
+  parts += [report.law(law) for law in fitted.kaplan.values()]
   parts += [f'{name} is not fitted: {reason}' for name, reason in fitted.not_fitted.items()]
   return '\n\n'.join(parts)
 
@@ -183,10 +182,7 @@ def _grow(
 ) -> tuple[growth.Plan | None, str]:
   """Print what is asked for about growth, and return the plan and its unit.
 
-  Args:
-    fitted: the laws.
-    table: the stages of --stages and their unit, or None.
-    grown: the runs of --grown.
+  `table` has the stages of --stages and their unit, and `grown` the runs of --grown.
   """
   values = flags.FLAGS
   if values.target_loss is None and not values.chain:
@@ -231,7 +227,7 @@ def _legs(chain: Sequence[str]) -> list[tuple[float, float]]:
   """
   legs: list[tuple[float, float]] = []
   for text in chain:
-    numbers = [points.positive(one) for one in text.split(':')]
+    numbers = [points.positive(part) for part in text.split(':')]
     if len(numbers) != 2 or None in numbers:
       raise UserError(f'--chain has {text!r}; it must be N:TOKENS, two numbers above 0')
     if legs and numbers[0] <= legs[-1][0]:

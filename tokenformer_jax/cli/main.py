@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import importlib.util
+import json
 import os
 import select
 import sys
@@ -10,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 from absl import app, flags, logging
@@ -34,7 +35,7 @@ def run(
 ) -> None:
   """Parse the flags and run `main`; report a `UserError` in one line and exit with status 2.
 
-  A `TransientError` also becomes one line, with exit status 75. Uncaught storage errors are
+  A `TransientError` becomes one line as well, with exit status 75. Uncaught storage errors are
   reported as one of the two.
 
   Args:
@@ -46,7 +47,7 @@ def run(
     more_help: returns the text that `--help` prints after the flags. Its argument is the WORD of
       `--help=WORD`, for which the text may be empty, or an empty string for all of it.
   """
-  gc.freeze()  # Scanning imported modules, which are never garbage, would take half a second.
+  gc.freeze()  # Scanning the imported modules would take half a second.
   join = contextlib.nullcontext()
   if on_all_hosts:
     hosts.define_flags()
@@ -151,7 +152,7 @@ def check_output_folder(flag: str) -> None:
   if paths.in_bucket(value) or not hosts.is_first():
     return
   folder = Path(value).absolute()
-  found = next(one for one in (folder, *folder.parents) if one.exists())
+  found = next(parent for parent in (folder, *folder.parents) if parent.exists())
   if not found.is_dir():
     raise UserError(
       f'--{flag}={value} cannot be a folder: {found} is a file; name another --{flag}'
@@ -186,3 +187,23 @@ def output_file(flag: str) -> Path | None:
   if reason:
     raise UserError(f'--{flag}={value} cannot be written: {reason}')
   return path
+
+
+def write_output(flag: str, write: Callable[[Path], Any]) -> None:
+  """Let the first process write the file that a flag names; see `output_file`.
+
+  Raises:
+    UserError: the file cannot be written.
+  """
+  if not hosts.is_first():
+    return
+  path = Path(flags.FLAGS[flag].value)
+  try:
+    write(path)
+  except OSError as error:
+    raise UserError(f'--{flag}={path} cannot be written ({error.strerror or error})') from error
+
+
+def write_json(flag: str, content: Any) -> None:
+  """Write the JSON file that a flag names, as `write_output`."""
+  write_output(flag, lambda path: path.write_text(json.dumps(content, indent=2) + '\n', 'utf-8'))

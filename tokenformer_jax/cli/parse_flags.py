@@ -35,9 +35,9 @@ def parse(argv: Sequence[str]) -> list[str]:
 
 def missing_flag(name: str) -> str:
   """Return the sentence for a flag that has no value, from its help."""
-  said = flags.FLAGS[name].help.rstrip('.')
-  first = said[0] if said[1].isupper() else said[0].lower()  # CHIP stays.
-  return f'--{name} is missing: {first}{said[1:]}'
+  meaning = flags.FLAGS[name].help.rstrip('.')
+  first = meaning[0] if meaning[1].isupper() else meaning[0].lower()  # CHIP stays.
+  return f'--{name} is missing: {first}{meaning[1:]}'
 
 
 def _check_value(flag: flags.Flag) -> None:

@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> None:
     os._exit(130)  # The compiler runs in a thread that nothing else stops.
   print(text)
   if values.json:
-    estimate.write_json(values.json, figures)
+    cli.write_json('json', figures)
 
 
 def _answer(run: Config, on: Topology) -> tuple[str, Any]:

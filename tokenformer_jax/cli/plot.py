@@ -29,12 +29,8 @@ def main(argv: Sequence[str]) -> None:
     )
   if Path(values.out).suffix not in curves.SUFFIXES:
     raise UserError(f'--out={values.out} must end in one of {", ".join(curves.SUFFIXES)}')
-  out = cli.output_file('out')
-  figure = curves.draw(runs, values.x, values.y)
-  try:
-    figure.savefig(out)
-  except OSError as error:
-    raise UserError(f'--out={values.out} cannot be written: {error.strerror}') from error
+  cli.output_file('out')
+  cli.write_output('out', curves.draw(runs, values.x, values.y).savefig)
   print(values.out)
 
 

@@ -22,9 +22,9 @@ from tokenformer_jax.laws import grid, grid_runs, points
 from tokenformer_jax.parallel import hosts, messages
 from tokenformer_jax.storage import paths
 
-_MOST_POWER = 10  # of a factor; a rate that fits sizes has a power between −2 and 0
+_MOST_POWER = 10  # of a factor; realistic powers lie between −2 and 0
 
-# Keys that a grid sets itself, and why; those of the second table with --branches only.
+# Keys that a grid sets itself, and why; the second table holds with --branches only.
 _SET = {'train.steps': '--lengths says how long the runs are'}
 _SET_BY_BRANCHES = {
   'optim.schedule': 'a stable run keeps its rate constant, and each length is a decay from it; '
@@ -62,7 +62,7 @@ def define_flags() -> None:
     'most_flops', None, 'Leave out runs that need more FLOPs than this.', lower_bound=0
   )
   flags.DEFINE_bool('dry_run', False, 'List sizes, lengths, FLOPs and times, and train nothing.')
-  flags.DEFINE_string('commands', None, 'A file for the commands, in the place of training.')
+  flags.DEFINE_string('commands', None, 'A file for the commands, instead of training.')
 
 
 def run() -> None:
@@ -82,7 +82,7 @@ def main(argv: Sequence[str]) -> int:
   wanted = grid.Grid(
     scale=values.scale,
     factors=points.positives('factors', values.factors),
-    lengths=[round(one) for one in points.positives('lengths', values.lengths)],
+    lengths=[round(length) for length in points.positives('lengths', values.lengths)],
     branches=values.branches,
     rate_power=values.rate_power,
     most_flops=values.most_flops,
@@ -99,7 +99,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
   if values.commands:
     left = [job for job, done in zip(jobs, found.done, strict=True) if not done]
-    given = [one for one in sys.argv[1:] if one.lstrip('-').startswith('config')]
+    given = [word for word in sys.argv[1:] if word.lstrip('-').startswith('config')]
     train = help_text.spell_command('train')
     lines = grid_runs.commands(left, base, given, train, values.out)
     if hosts.is_first():

@@ -12,7 +12,7 @@ _HELP = ('--help', '-help', '-h', '--helpshort', 'help')
 VERBS = {
   'train': 'train a model, or go on with a run',
   'grow': 'make a trained model larger, exactly',
-  'plan': 'say whether a run fits on TPUs, and how fast it is, without a TPU',
+  'plan': 'check whether a run fits on TPUs, and how fast it is, without a TPU',
   'generate': 'write text with a model',
   'evaluate': 'measure a model on tasks and on texts',
   'convert': 'read and write released weights; change the rotary layout of a run',
@@ -25,11 +25,7 @@ VERBS = {
 
 
 def main(program: str = 'tokenformer') -> None:
-  """Run the verb that the first argument of this process names.
-
-  Args:
-    program: the name under which this command was typed.
-  """
+  """Run the verb that the first argument names; `program` is this command as it was typed."""
   verb, *rest = sys.argv[1:] or ['--help']
   if verb in _HELP:
     print(_render(program))

@@ -273,7 +273,7 @@ class Action(NamedTuple):
   def arguments(self) -> dict[str, inspect.Parameter]:
     """The arguments by name, with types and defaults."""
     parameters = inspect.signature(self.function).parameters
-    return {n: one for n, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
+    return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
 
   def run(self, job: Job, **given: Any) -> int | None:
     """Run the action; arguments that are not given have their defaults.

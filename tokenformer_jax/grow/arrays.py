@@ -79,13 +79,13 @@ class Arrays:
     """Return the paths of the arrays before each stage and, at the end, the path itself."""
     levels = [[path]]
     for stage in reversed(self.stages):
-      levels.insert(0, [source for one in levels[0] for source in stage.sources(one)])
+      levels.insert(0, [source for later in levels[0] for source in stage.sources(later)])
     return levels
 
   def salts(self, path: Path) -> np.ndarray:
     """Return the salts of the draws of each array that a stage makes, by its path."""
     made = itertools.chain(*self._levels(path)[1:])
-    return np.array([tokens.drawing_salt(one) for one in made], np.uint32)
+    return np.array([tokens.drawing_salt(at) for at in made], np.uint32)
 
   def make(
     self, path: Path, olds: Sequence[jax.Array], how: Callable[..., jax.Array], salts: Sequence[Any]
@@ -97,9 +97,9 @@ class Arrays:
     arrays, at = list(olds), 0
     for stage, level in zip(self.stages, self._levels(path)[1:], strict=True):
       left, made = iter(arrays), []
-      for one in level:
-        taken = list(itertools.islice(left, len(stage.sources(one))))
-        made.append(how(stage, one, taken, salts[at]))
+      for to in level:
+        taken = list(itertools.islice(left, len(stage.sources(to))))
+        made.append(how(stage, to, taken, salts[at]))
         at += 1
       arrays = made
     return arrays[0]

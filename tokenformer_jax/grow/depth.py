@@ -158,7 +158,7 @@ def _obstacle(layer: LayerConfig) -> str | None:
 
 def inexact(source: ModelConfig, target: ModelConfig, place: str) -> str | None:
   """Return why the deeper model does not compute what the source does, or None if it does."""
-  if place == 'whole_copies' and any(one is not None for one in _copied(source, target, place)):
+  if place == 'whole_copies' and set(_copied(source, target, place)) != {None}:
     return 'the copies of layers add once more what the layers add'
   return None
 

@@ -44,8 +44,8 @@ class MoreExperts:
       rest = (*path[:at], *path[at + 1 :])
       if key.key == 'shared':
         yield rest
-      of_experts = key.key == 'experts' and 'experts' in lookup(self.info, path).axes
-      if of_experts and 'shared' not in lookup(self.abstract, path[:at]):
+      is_expert = key.key == 'experts' and 'experts' in lookup(self.info, path).axes
+      if is_expert and 'shared' not in lookup(self.abstract, path[:at]):
         yield from (rest, (*rest, DictKey('kernel')))  # of a Pattention, or of an MLP
 
   def param(self, path: Path, olds: Sequence[jax.Array], salt: jax.Array) -> jax.Array:

@@ -63,10 +63,10 @@ def history(meta: Meta, directory: paths.Path) -> History:
     step = _Step(ancestor, models[i], models[i + 1], _addition(ancestor, runs[i + 1], len(every)))
     if ancestor.action in ('grow', 'merge') and step.adds:
       every.append(step.addition)
-    latest = max((one.number for one in additions(found)), default=0)
+    latest = max((addition.number for addition in additions(found)), default=0)
     unknown = GroupHistory(tuple(every))
     found = {
-      name: step.after_it(name, _of_projection(found, name, step.after) or [], latest, unknown)
+      name: step.after_it(name, _find_projection(found, name, step.after) or [], latest, unknown)
       for name in named_groups(models[i + 1])
     }
   return found
@@ -117,35 +117,37 @@ class _Step:
     numbers = parse_numbers(self.ancestor.groups, "a lineage's groups")
     new = list(known)
     if self.ancestor.action in ('remove', 'slice') and numbers:
-      new = [one for i, one in enumerate(known, start=1) if i not in numbers]
+      new = [group for i, group in enumerate(known, start=1) if i not in numbers]
     elif self.ancestor.action == 'scale':
       new = [
-        dataclasses.replace(one, factor=one.factor * (self.ancestor.factor if i in numbers else 1))
-        for i, one in enumerate(known, start=1)
+        dataclasses.replace(group, factor=group.factor * self.ancestor.factor)
+        if i in numbers
+        else group
+        for i, group in enumerate(known, start=1)
       ]
     elif self.ancestor.action == 'remove' and not self.ancestor.experts:
-      new = [_without(one, latest) for one in known[:count]]
+      new = [_without(group, latest) for group in known[:count]]
     elif self.ancestor.action in ('grow', 'merge'):
       new = self._added(name, known)
-    if len(new) != count or not all(one.additions for one in new):
+    if len(new) != count or not all(group.additions for group in new):
       return [unknown] * count
     return new
 
   def _added(self, name: str, known: list[GroupHistory]) -> list[GroupHistory]:
-    old = _of_projection(named_groups(self.before), name, self.after) or ()
+    old = _find_projection(named_groups(self.before), name, self.after) or ()
     now = named_groups(self.after)[name]
     in_old = known
     if self.deeper:
-      in_old = [_with(one, self.addition) for one in known]
+      in_old = [_with(group, self.addition) for group in known]
     elif len(old) == len(now) and old and now[-1].tokens > old[-1].tokens:
       in_old = [*known[:-1], _with(known[-1], self.addition)]
     return [*in_old, *[GroupHistory((self.addition,))] * (len(now) - len(old))]
 
 
-def _of_projection(found: Mapping[str, T], name: str, model: ModelConfig) -> T | None:
+def _find_projection(found: Mapping[str, T], name: str, model: ModelConfig) -> T | None:
   """Return the entry of a projection of a model, also under a name that it had before experts."""
   former = former_names(name, token_counts(model))
-  return next((found[one] for one in former if one in found), None)
+  return next((found[key] for key in former if key in found), None)
 
 
 def _with(group: GroupHistory, addition: Addition) -> GroupHistory:
@@ -153,7 +155,7 @@ def _with(group: GroupHistory, addition: Addition) -> GroupHistory:
 
 
 def _without(group: GroupHistory, number: int) -> GroupHistory:
-  left = tuple(one for one in group.additions if one.number != number)
+  left = tuple(a for a in group.additions if a.number != number)
   return dataclasses.replace(group, additions=left)
 
 
@@ -212,7 +214,7 @@ def _state(meta: Meta, name: str, number: int) -> str:
   changes = changes_of_tokens(meta.lineage)
   if optim.old_tokens != 'freeze' or not changes or changes[-1].action not in ('grow', 'merge'):
     return 'trained'
-  old = _of_projection(named_groups(changes[-1].model), name, meta.config.model) or ()
+  old = _find_projection(named_groups(changes[-1].model), name, meta.config.model) or ()
   if number > len(old):
     return 'trained'
   now = named_groups(meta.config.model)[name][number - 1]

@@ -112,9 +112,9 @@ def free_host_memory() -> int:
 def _free_device_memory(devices: Sequence[jax.Device]) -> int | None:
   """Return the fewest free bytes among some accelerators, or None if they do not report it."""
   stats = [device.memory_stats() or {} for device in devices]
-  if not all('bytes_limit' in one for one in stats):
+  if not all('bytes_limit' in device for device in stats):
     return None
-  return min(one['bytes_limit'] - one.get('bytes_in_use', 0) for one in stats)
+  return min(device['bytes_limit'] - device.get('bytes_in_use', 0) for device in stats)
 
 
 def _gib(size: int) -> str:

@@ -133,7 +133,7 @@ class CopiedUnits:
 
   def __init__(self, info: Params, source: ModelConfig, target: ModelConfig, config: GrowConfig):
     self._info, self._config = info, config
-    self._tied = any(one.role is Role.TIED_EMBEDDING for one in jax.tree.leaves(info))
+    self._tied = any(leaf.role is Role.TIED_EMBEDDING for leaf in jax.tree.leaves(info))
     rng = np.random.default_rng(config.seed)
     tile = config.method == 'hypercloning'
     before, after = sizes(source), sizes(target)

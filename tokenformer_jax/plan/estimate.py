@@ -1,7 +1,6 @@
 """Plan a run: the memory and time of its training step on a topology, and its total cost."""
 
 import dataclasses
-import json
 import math
 import time
 from typing import Any
@@ -253,17 +252,3 @@ def advice(config: Config, error: DoesNotFitError, on: Topology) -> UserError:
     else f'does not fit ({error.reason})'
   )
   return UserError(f'the step {size} on {on.name}; what may make it fit: {"; ".join(ways)}')
-
-
-def write_json(path: str, content: Any) -> None:
-  """Write the figures to a JSON file.
-
-  Raises:
-    UserError: the file cannot be written.
-  """
-  try:
-    with open(path, 'w', encoding='utf-8') as file:
-      json.dump(content, file, indent=2)
-      file.write('\n')
-  except OSError as error:
-    raise UserError(f'--json={path} cannot be written ({error.strerror})') from error
