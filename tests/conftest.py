@@ -2,21 +2,12 @@
 
 import os
 import tempfile
-from importlib.metadata import version
 
 import pytest
+import xla_flags
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
-os.environ['XLA_FLAGS'] = ' '.join(
-  [
-    os.environ.get('XLA_FLAGS', ''),
-    '--xla_force_host_platform_device_count=8',
-    # The tests spend their time in compiling, which is much faster so. Later versions of XLA have
-    # no other way to fuse, and do not take the second.
-    '--xla_backend_optimization_level=0',
-    *['--xla_cpu_use_fusion_emitters=false'] * version('jaxlib').startswith('0.10.'),
-  ]
-)
+os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {xla_flags.join_flags(devices=8)}'
 if 'PYTEST_XDIST_WORKER' not in os.environ:
   # What one process has compiled, the other workers, and what tests start, need not compile again.
   compiled = tempfile.TemporaryDirectory(prefix='tokenformer_jax-compiled-')

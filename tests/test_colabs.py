@@ -16,19 +16,60 @@ import nbclient
 import nbformat
 import pytest
 import tiny_run
+import xla_flags
 from setuptools import build_meta
 
 COLABS = sorted((tiny_run.ROOT / 'colabs').glob('*.ipynb'))
 PICTURES = {'grow': 1, 'inspect': 4, 'vit': 2}
+SMALLER = {  # text of a notebook, and what runs in its place
+  'grow': [
+    (
+      'steps=2000, log_every=500, eval_every=200, eval_batches=64',
+      'steps=40, log_every=20, eval_every=20, eval_batches=2',
+    ),
+    ('medium.train(3000)', 'medium.train(60)'),
+    ('.train(4000)', '.train(80)'),
+    ('warmup_steps=50', 'warmup_steps=5'),
+  ],
+  'inspect': [
+    (
+      'steps=300, log_every=50, eval_every=0, eval_batches=16',
+      'steps=20, log_every=10, eval_every=0, eval_batches=2',
+    ),
+    ('born.train(600,', 'born.train(40,'),
+    ('tokens=8192', 'tokens=1024'),
+    ('warmup_steps=30', 'warmup_steps=5'),
+  ],
+  'vit': [
+    ('steps=300, log_every=50, eval_every=100', 'steps=20, log_every=10, eval_every=10'),
+    ('grown.train(450,', 'grown.train(30,'),
+    ("'eval_every': 150", "'eval_every': 10"),
+    ('warmup_steps=30', 'warmup_steps=5'),
+    ('  60,\n', '  12,\n'),
+    ("{'log_every': 20, 'eval_every': 30}", "{'log_every': 4, 'eval_every': 6}"),
+  ],
+}
 CODE = "CODE = ''"
 WHEEL, SDIST = 'tokenformer_jax-0.1.0-py3-none-any.whl', 'tokenformer_jax-0.1.0.tar.gz'
 
 
+def _shorten(notebook, smaller: list[tuple[str, str]]) -> None:
+  """Replace texts in the cells of a notebook; a text that no cell has fails."""
+  for text, replacement in smaller:
+    cells = [cell for cell in notebook.cells if text in cell.source]
+    assert cells, f'no cell has {text}'
+    for cell in cells:
+      cell.source = cell.source.replace(text, replacement)
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize('steps', ['few', pytest.param('all', marks=pytest.mark.full_size)])
 @pytest.mark.parametrize('path', COLABS, ids=lambda path: path.stem)
-def test_notebook_runs(path, tmp_path, monkeypatch):
-  monkeypatch.setenv('XLA_FLAGS', '')  # one device, as on a laptop
+def test_notebook_runs(path, steps, tmp_path, monkeypatch):
+  monkeypatch.setenv('XLA_FLAGS', xla_flags.join_flags(devices=1))  # as on a laptop
   notebook = nbformat.read(path, as_version=4)
+  if steps == 'few':
+    _shorten(notebook, SMALLER[path.stem])
   client = nbclient.NotebookClient(
     notebook, timeout=1200, resources={'metadata': {'path': str(tmp_path)}}
   )

@@ -197,7 +197,6 @@ def run_block(block: Block, directory: Path) -> str:
     file.write_text(block.text)
     command = [sys.executable, file.name]
   environment = tiny_run.environment()
-  environment['XLA_FLAGS'] += ' --xla_backend_optimization_level=0'
   environment['PYTHONPATH'] = str(directory)
   started = time.monotonic()
   done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True)

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 import shim
+import xla_flags
+from seeds import draw_seeds
 from worker import AGAIN, FINISHED, STEPS, Ended, Worker
-
-_FLAGS = '--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0'
 
 pytestmark = pytest.mark.slow
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope='module')
 def worker(tmp_path_factory) -> Iterator[Worker]:
   root = tmp_path_factory.mktemp('faults')
-  worker = Worker(root, shim.build(root), {'XLA_FLAGS': _FLAGS})
+  worker = Worker(root, shim.build(root), {'XLA_FLAGS': xla_flags.join_flags(devices=1)})
   yield worker
   worker.close()
 
@@ -48,19 +48,19 @@ def check_no_mistake(ended: Ended) -> None:
   )
 
 
-@pytest.mark.parametrize('seed', range(115))
+@pytest.mark.parametrize('seed', draw_seeds(40, 115))
 def test_calls_that_fail_for_a_while(worker, unbroken, seed):
   check_as_unbroken(ended := worker.run('failing_calls', seed=seed), unbroken)
   check_no_mistake(ended)
 
 
-@pytest.mark.parametrize('seed', range(15))
+@pytest.mark.parametrize('seed', draw_seeds(6, 15))
 def test_a_bucket_that_fails_some_calls(worker, unbroken, seed):
   check_as_unbroken(ended := worker.run('failing_bucket', seed=seed), unbroken)
   check_no_mistake(ended)
 
 
-@pytest.mark.parametrize('seed', range(20))
+@pytest.mark.parametrize('seed', draw_seeds(8, 20))
 def test_a_disk_that_fills(worker, unbroken, seed):
   ended = worker.run('full_disk', seed=seed)
   check_as_unbroken(ended, unbroken)
@@ -70,7 +70,7 @@ def test_a_disk_that_fills(worker, unbroken, seed):
   )
 
 
-@pytest.mark.parametrize('seed', range(10))
+@pytest.mark.parametrize('seed', draw_seeds(4, 10))
 def test_clocks_that_jump(worker, unbroken, seed):
   check_as_unbroken(ended := worker.run('jumping_clock', seed=seed), unbroken)
   check_no_mistake(ended)

@@ -12,6 +12,7 @@ from unittest import mock
 import entry
 import pytest
 import tiny_run
+from seeds import draw_seeds
 
 from tokenformer_jax.runs import checkpoint, metrics
 
@@ -33,7 +34,6 @@ class Runs:
     self._context.set_forkserver_preload(entry.PRELOAD)
     path = os.pathsep.join([str(tiny_run.ROOT), *map(str, Path(__file__).parents[:2])])
     environment = {**tiny_run.environment(), 'PYTHONPATH': path}
-    environment['XLA_FLAGS'] += ' --xla_backend_optimization_level=0'
     with mock.patch.dict(os.environ, environment):
       multiprocessing.forkserver.ensure_running()
 
@@ -90,7 +90,7 @@ def wait_until(condition: Callable[[], bool], process: multiprocessing.Process) 
     time.sleep(0.002)
 
 
-@pytest.mark.parametrize('seed', range(30))
+@pytest.mark.parametrize('seed', draw_seeds(10, 30))
 def test_kill_9_at_any_moment(runs, unbroken, seed):
   """Two lives end at a random moment, each in a place of its own: the start, steps, a save."""
   rng, workdir = random.Random(seed), runs.root / f'killed_{seed}'
@@ -106,7 +106,7 @@ def test_kill_9_at_any_moment(runs, unbroken, seed):
   check_as_unbroken(workdir, unbroken)
 
 
-@pytest.mark.parametrize('seed', range(10))
+@pytest.mark.parametrize('seed', draw_seeds(4, 10))
 def test_two_runs_in_one_work_directory(runs, unbroken, seed):
   """One trains, the other ends with a sentence; the figures are those of one run."""
   rng, workdir = random.Random(seed), runs.root / f'two_{seed}'
@@ -124,7 +124,7 @@ def test_two_runs_in_one_work_directory(runs, unbroken, seed):
   check_as_unbroken(workdir, unbroken)
 
 
-@pytest.mark.parametrize('seed', range(10))
+@pytest.mark.parametrize('seed', draw_seeds(4, 10))
 def test_a_successor_of_a_killed_run_that_meets_another(runs, unbroken, seed):
   """One of two successors takes over from a run that was killed."""
   rng, workdir = random.Random(seed), runs.root / f'successors_{seed}'

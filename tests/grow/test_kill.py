@@ -12,7 +12,7 @@ from outcomes import assert_same
 
 pytestmark = pytest.mark.slow
 
-KILLS = 10
+KILLS = 6
 
 
 def _start(command):

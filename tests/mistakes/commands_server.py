@@ -18,6 +18,8 @@ import sys
 import traceback
 from pathlib import Path
 
+import xla_flags
+
 ROOT = Path(__file__).parent.parent.parent
 _LIMIT = 200  # seconds for a command
 # What `python -m` runs: imported before, it would be there twice.
@@ -41,8 +43,8 @@ class Server:
     environment = {
       **os.environ,
       'JAX_PLATFORMS': 'cpu',
-      'XLA_FLAGS': '--xla_backend_optimization_level=0',
-      'PYTHONPATH': str(ROOT),
+      'XLA_FLAGS': xla_flags.join_flags(devices=1),
+      'PYTHONPATH': os.pathsep.join([str(ROOT), str(ROOT / 'tests' / 'support')]),
       'PYTHONDONTWRITEBYTECODE': '1',
       'HF_HUB_OFFLINE': '1',
     }

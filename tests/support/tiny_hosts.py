@@ -39,11 +39,10 @@ def flags(count: int, i: int, port: int, **more: int) -> list[str]:
 
 
 def environment(devices: int) -> dict[str, str]:
-  """Of a process with so many devices, that compiles fast."""
+  """Of a process with so many devices, which finds the modules of tests."""
   base = tiny_run.environment(devices)
   path = os.pathsep.join(filter(None, [*map(str, _PATHS), os.environ.get('PYTHONPATH', '')]))
-  flags = f'{base["XLA_FLAGS"]} --xla_backend_optimization_level=0'
-  return {**base, 'XLA_FLAGS': flags, 'PYTHONPATH': path}
+  return {**base, 'PYTHONPATH': path}
 
 
 @contextlib.contextmanager
