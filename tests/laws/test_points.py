@@ -59,6 +59,11 @@ def test_runs_that_do_not_fit_together(other, message):
     points.from_runs(_runs({}, other), 'all')
 
 
+def _read(*arguments):
+  found, notes = points.read_all(arguments)
+  return points.from_runs(found, 'all', notes)
+
+
 def test_grown_runs_in_a_folder_are_left_out_and_named(monkeypatch):
   names = ['f/a', 'f/grown', 'f/b', 'g']
   grown = {'f/grown': Growth(SIZE, 100), 'g': Growth(SIZE, 100)}
@@ -68,13 +73,13 @@ def test_grown_runs_in_a_folder_are_left_out_and_named(monkeypatch):
     runs, 'read', lambda name: dataclasses.replace(RUN, name=name, growth=grown.get(name))
   )
   with pytest.raises(UserError, match='g has grown'):
-    points.read_runs(['f', 'g'], 'all')
+    _read('f', 'g')
   names.remove('g')
-  found = points.read_runs(['f'], 'all')
+  found = _read('f')
   assert found.names == ('f/a', 'f/b') and found.notes[0] == '1 grown run left out: f/grown'
   names[:] = ['f/grown']
   with pytest.raises(UserError, match='f/grown has grown'):
-    points.read_runs(['f'], 'all')
+    _read('f')
 
 
 @pytest.mark.parametrize(

@@ -79,15 +79,17 @@ TRAIN_KEYS = {
   **EXPERTS,
   'a skip around no projection': (
     'train --config.model.layer.mixer.proj.kind=none --config.model.layer.mixer.proj_skip=true',
-    'mixer.proj_skip is True, and with proj.kind=none the heads are the output already; choose',
+    'mixer.proj_skip is True, which has a meaning for model.layer.mixer.proj.kind=pattention or '
+    'dense only, and this is none; leave it out',
   ),
   'a norm of no feed-forward part': (
     'train --config.model.layer.ffn.kind=none --config.model.layer.ffn_norm=rms',
-    "ffn_norm is 'rms', and with ffn.kind=none there is no feed-forward part; leave ffn_norm out",
+    "ffn_norm is 'rms', which has a meaning for model.layer.ffn.kind=pattention or mlp or experts "
+    'and model.layer.wiring.kind=pre_norm or post_norm or skipless only, and this is none',
   ),
   'a second norm of parallel parts': (
     'train --config.model.layer.wiring.kind=parallel --config.model.layer.ffn_norm=rms',
-    'with wiring.kind=parallel mixer and feed-forward part share one norm; set model.layer.norm',
+    'model.layer.wiring.kind=pre_norm or post_norm or skipless only, and this is parallel; leave',
   ),
   'a misspelt key': ('train --config.model.widht=64', "did you mean 'model.width'"),
   'a key of another group': ('train --config.model.steps=5', "did you mean 'train.steps'"),
@@ -115,7 +117,8 @@ TRAIN_KEYS = {
   ),
   'a weight for no teacher': (
     'train --config.distill.weight=0.5',
-    'config.distill.weight is 0.5, and there is no teacher',
+    'config.distill.weight is 0.5, which has a meaning for distill.teacher only, and that is not '
+    'set; leave it out',
   ),
   'two beginnings': (
     'train --config.distill.teacher=x --config.distill.init=yes --config.init_from=y',

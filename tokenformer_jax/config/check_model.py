@@ -5,7 +5,6 @@ from tokenformer_jax.config.feed_forward import (
   ExpertsConfig,
   LossBalanceConfig,
   MLPConfig,
-  NoFeedForwardConfig,
 )
 from tokenformer_jax.config.layer import LayerConfig, ParallelConfig, SkiplessConfig, parts
 from tokenformer_jax.config.mixers import (
@@ -18,7 +17,7 @@ from tokenformer_jax.config.mixers import (
   is_plain,
 )
 from tokenformer_jax.config.model import ModelConfig, layer_path, used_layers
-from tokenformer_jax.config.pattention import NoProjectionConfig, PattentionConfig, token_groups
+from tokenformer_jax.config.pattention import PattentionConfig, token_groups
 from tokenformer_jax.errors import UserError
 
 _EMBEDDINGS = {'lm': ('none', 'learned'), 'vit': ('sincos', 'learned', 'none')}
@@ -79,7 +78,6 @@ def _check_layer(model: ModelConfig, layer: LayerConfig, path: str) -> None:
   for place, part in parts(layer):
     if isinstance(part, PattentionConfig):
       token_groups(part, f'config.{path}.{place}.')
-  _check_ffn_norm(layer, path)
   if isinstance(layer.ffn, ExpertsConfig):
     _check_experts(layer.ffn, f'config.{path}.ffn')
   mixer = layer.mixer
@@ -87,18 +85,6 @@ def _check_layer(model: ModelConfig, layer: LayerConfig, path: str) -> None:
   if model.width % heads:
     raise UserError(
       f'config.model.width is {model.width}, which is not a multiple of {path}.mixer.heads={heads}'
-    )
-  has_no_value = isinstance(getattr(mixer, 'value', None), NoProjectionConfig)
-  if has_no_value and mixer.value_skip:
-    raise UserError(
-      f'config.{path}.mixer.value_skip is True, and with value.kind=none the value is the input '
-      'already; choose a projection as value.kind, or leave value_skip out'
-    )
-  has_no_proj = isinstance(getattr(mixer, 'proj', None), NoProjectionConfig)
-  if has_no_proj and getattr(mixer, 'proj_skip', False):
-    raise UserError(
-      f'config.{path}.mixer.proj_skip is True, and with proj.kind=none the heads are the output '
-      'already; choose a projection as proj.kind, or leave proj_skip out'
     )
   scale = getattr(mixer, 'length_scale', None)
   if model.kind == 'vit' and isinstance(scale, PositionScaleConfig):
@@ -115,21 +101,6 @@ def _check_layer(model: ModelConfig, layer: LayerConfig, path: str) -> None:
   if isinstance(rotary, RotaryConfig):
     head = mixer.head_width if isinstance(mixer, GatedUnitConfig) else model.width // heads
     _check_rotary(model, rotary, head, f'{path}.mixer')
-
-
-def _check_ffn_norm(layer: LayerConfig, path: str) -> None:
-  subject = f'config.{path}.ffn_norm is {layer.ffn_norm!r}, and'
-  if layer.ffn_norm == 'same':
-    return
-  if isinstance(layer.ffn, NoFeedForwardConfig):
-    raise UserError(
-      f'{subject} with ffn.kind=none there is no feed-forward part; leave ffn_norm out'
-    )
-  if isinstance(layer.wiring, ParallelConfig):
-    raise UserError(
-      f'{subject} with wiring.kind=parallel mixer and feed-forward part share one norm; set '
-      f'{path}.norm, and leave ffn_norm out'
-    )
 
 
 def _check_rotary(model: ModelConfig, rotary: RotaryConfig, head: int, path: str) -> None:

@@ -9,6 +9,7 @@ A condition is alternatives, joined by `or`, of terms, joined by `and`:
 A value that is None, false, zero or empty is not given. The condition `never` does not hold.
 """
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -27,12 +28,18 @@ def holds(condition: str, values: Mapping[str, Any]) -> bool:
   """Return whether a condition holds for values by name; the empty condition always does."""
   if not condition or condition == NEVER:
     return not condition
-  return any(all(_term_holds(one, values) for one in terms) for terms in _parse(condition))
+  return any(all(_term_holds(term, values) for term in terms) for terms in _parse(condition))
 
 
 def names(condition: str) -> list[str]:
   """Return the names in a condition, in order."""
-  return [one.name for terms in _parse(condition) for one in terms]
+  return [term.name for terms in _parse(condition) for term in terms]
+
+
+def first_unmet(condition: str, values: Mapping[str, Any]) -> str:
+  """Return the first name whose term does not hold, given that the condition does not."""
+  terms = itertools.chain.from_iterable(_parse(condition))
+  return next(term.name for term in terms if not _term_holds(term, values))
 
 
 def first_terms(condition: str) -> str:
@@ -52,9 +59,9 @@ def spell(condition: str, name: Callable[[str], str], value: Callable[[str, str]
   parts = []
   for terms in _parse(condition):
     spelled, before = [], None
-    for one in terms:
-      text = value(one.name, ' or '.join(one.values)) if one.values else name(one.name)
-      preposition = 'without' if one.negated else 'with'
+    for term in terms:
+      text = value(term.name, ' or '.join(term.values)) if term.values else name(term.name)
+      preposition = 'without' if term.negated else 'with'
       spelled.append(text if preposition == before else f'{preposition} {text}')
       before = preposition
     parts.append(' and '.join(spelled))

@@ -295,10 +295,10 @@ def check_scope(config: Any, kind: str) -> None:
       raise meaningless(leaf.path, leaf.value, f'model.kind={leaf.key.only}', kind)
     if leaf.key.when:
       section = f'{leaf.path.rpartition(".")[0]}.'
-      near = {path.removeprefix(section): one for path, one in values.items()}
+      near = {path.removeprefix(section): value for path, value in values.items()}
       if not conditions.holds(leaf.key.when, near):
-        first = conditions.names(leaf.key.when)[0]
-        raise meaningless(leaf.path, leaf.value, _spell(leaf.key.when, section), near[first])
+        here = near[conditions.first_unmet(leaf.key.when, near)]
+        raise meaningless(leaf.path, leaf.value, _spell(leaf.key.when, section), here)
 
 
 def _spell(condition: str, section: str) -> str:
@@ -310,9 +310,12 @@ def _spell(condition: str, section: str) -> str:
 
 
 def meaningless(path: str, value: Any, needed: str, kind: str) -> UserError:
-  """Return the error for a key that needs a choice such as `model.kind=lm`, not `kind`."""
+  """Return the error for a key that needs a choice such as `model.kind=lm`, not `kind`.
+
+  An empty `kind` is a key without a value.
+  """
   shown = 'given' if isinstance(value, Mapping) else repr(value)
+  here = f'this is {kind}' if kind else 'that is not set'
   return UserError(
-    f'config.{path} is {shown}, which has a meaning for {needed} only, and this is {kind}; leave '
-    'it out'
+    f'config.{path} is {shown}, which has a meaning for {needed} only, and {here}; leave it out'
   )

@@ -75,7 +75,10 @@ class LayerConfig:
     PreNormConfig(), WIRINGS, 'how norm, mixer and feed-forward part are joined'
   )
   ffn_norm: str = key(
-    'same', 'that of the feed-forward part, if another one', choices=('same', *NORMS)
+    'same',
+    'that of the feed-forward part, if another one; a parallel wiring has one norm for both parts',
+    choices=('same', *NORMS),
+    when='ffn.kind=pattention|mlp|experts and wiring.kind=pre_norm|post_norm|skipless',
   )
 
   @property

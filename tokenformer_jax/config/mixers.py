@@ -103,10 +103,14 @@ class SoftmaxConfig:
     AsKeyConfig(), VALUES, 'value: made as the key, by a projection of its own, or the input itself'
   )
   value_skip: bool = key(
-    False, 'add the input to the value, each with a learned gain; the projection starts at zero'
+    False,
+    'add the input to the value, each with a learned gain; the projection starts at zero',
+    when='value.kind=as_key|pattention|dense',
   )
   proj_skip: bool = key(
-    False, 'add the heads to their projection by proj, each with a learned gain; it starts at zero'
+    False,
+    'add the heads to their projection by proj, each with a learned gain; it starts at zero',
+    when='proj.kind=pattention|dense',
   )
   length_scale: LengthScaleConfig = one_of(
     LengthScaleConfig(), LENGTH_SCALES, 'a factor of scores that grows with the length'

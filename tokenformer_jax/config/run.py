@@ -20,7 +20,6 @@ from tokenformer_jax.config.sections import (
   GrowConfig,
   MeshConfig,
   TrainConfig,
-  check_distill,
   profile_range,
 )
 from tokenformer_jax.errors import UserError
@@ -59,7 +58,11 @@ def check(config: Config) -> None:
   profile_range(config.train)
   old_token_rate(config.optim)
   frozen_groups(config.optim)
-  check_distill(config.distill, config.init_from)
+  if config.distill.init == 'yes' and config.init_from:
+    raise UserError(
+      f'config.distill.init=yes and config.init_from={config.init_from} both say which parameters '
+      'the run begins with; set config.distill.init=no, or leave init_from out'
+    )
   if config.init_from and config.grow.rate:
     raise UserError(
       f'config.grow.rate is {config.grow.rate}, which is for the command grow; with init_from the '

@@ -305,12 +305,14 @@ class DistillConfig:
     least=0,
     most=1,
     only='lm',
+    when='teacher',
   )
   temperature: float = key(
     1.0,
     'divides the logits of both models before their probabilities are compared',
     above=0,
     only='lm',
+    when='teacher',
   )
   init: str = key(
     'no',
@@ -318,24 +320,5 @@ class DistillConfig:
     'embedding, attention, norms, head',
     choices=('no', 'yes'),
     only='lm',
+    when='teacher',
   )
-
-
-def check_distill(distill: DistillConfig, init_from: str) -> None:
-  """Check that the keys of a teacher come with one, and that one model says how a run begins.
-
-  Raises:
-    UserError: a key has no teacher, or two keys say how the run begins.
-  """
-  if not distill.teacher:
-    for field in dataclasses.fields(distill):
-      if (value := getattr(distill, field.name)) != field.default:
-        raise UserError(
-          f'config.distill.{field.name} is {value!r}, and there is no teacher; name one with '
-          'config.distill.teacher=DIR, or leave it out'
-        )
-  if distill.init == 'yes' and init_from:
-    raise UserError(
-      f'config.distill.init=yes and config.init_from={init_from} both say which parameters the run '
-      'begins with; set config.distill.init=no, or leave init_from out'
-    )

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from tokenformer_jax.data import tokenizers
-from tokenformer_jax.decoding.decode import Decoder, Request
+from tokenformer_jax.decoding.decode import Request
 from tokenformer_jax.decoding.sampling import DEFAULT, Sampling
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.model.params import Params
 
 LENGTH = 256  # the most tokens to write if a request names no length
 
@@ -90,27 +89,6 @@ def decode_text(
 ) -> str:
   """Return the text of written tokens, up to the end of the document or a stop string."""
   return ''.join(until(stream_text(tokenizer, iter(ids)), stop))
-
-
-def complete(
-  decoder: Decoder,
-  params: Params,
-  tokenizer: tokenizers.Tokenizer,
-  requests: Sequence[TextRequest],
-  *,
-  trained: int | None = None,
-  batch_size: int = 8,
-) -> Iterator[tuple[str, int]]:
-  """Yield the text after each prompt and its number of tokens, in the order of the requests.
-
-  The parameters come from `Decoder.prepare`; for `trained` see `TextRequest.tokens`.
-
-  Raises:
-    UserError: a text would be longer than the model's learned positions.
-  """
-  asked = [request.tokens(tokenizer, trained) for request in requests]
-  for request, ids in zip(requests, decoder(params, asked, batch_size=batch_size), strict=True):
-    yield decode_text(tokenizer, ids.tolist(), request.stop), len(ids)
 
 
 def stream_text(tokenizer: Any, ids: Iterator[int]) -> Iterator[str]:

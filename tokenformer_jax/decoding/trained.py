@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from tokenformer_jax.config import Config, MeshConfig, ModelConfig
@@ -78,7 +77,6 @@ def load(
   *,
   check: Check = checkpoint.check_is_language_model,
   evenly: bool = True,
-  dtype: str | None = None,
   clip_positions: int | None = None,
   groups: int | None = None,
 ) -> Trained:
@@ -91,7 +89,6 @@ def load(
     check: raises a UserError for a checkpoint of the wrong task, before its arrays are read.
     evenly: whether to refuse a mesh that does not divide the model. Otherwise every device has a
       full copy of the arrays that cannot be divided.
-    dtype: of activations; None: the run's.
     clip_positions: see `length.with_clip`; None: the model's own.
     groups: use only the first groups of parameter tokens of each projection; None: all.
 
@@ -110,8 +107,6 @@ def load(
     if groups is not None:
       meta = _first_groups(meta, groups)
     model, compute = meta.config.model, Compute.for_trained(meta.config)
-    if dtype is not None:
-      compute = dataclasses.replace(compute, dtype=jnp.dtype(dtype))
     definition = models.define(model, compute)
     if evenly:
       sharding.check_divides(mesh, definition.abstract, definition.axes)

@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.decoding.decode import Decoder
-from tokenformer_jax.decoding.texts import TextRequest, complete
+from tokenformer_jax.decoding.texts import TextRequest, decode_text
 from tokenformer_jax.decoding.trained import Trained
 from tokenformer_jax.model.params import Params
 
@@ -37,16 +37,13 @@ class Writer:
     Raises:
       UserError: a text would be longer than the model's learned positions.
     """
+    asked = [request.tokens(self.tokenizer, self.trained) for request in requests]
     with jax.set_mesh(self.mesh):
-      written = complete(
-        self.decoder,
-        self.params,
-        self.tokenizer,
-        requests,
-        trained=self.trained,
-        batch_size=batch_size,
-      )
-      return list(written)
+      written = self.decoder(self.params, asked, batch_size=batch_size)
+    return [
+      (decode_text(self.tokenizer, ids.tolist(), request.stop), len(ids))
+      for request, ids in zip(requests, written, strict=True)
+    ]
 
   def stream(self, request: TextRequest) -> Iterator[int]:
     """Yield the token ids of one text as they are drawn. Call inside `jax.set_mesh(self.mesh)`."""

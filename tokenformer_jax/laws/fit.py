@@ -73,14 +73,14 @@ class Fit:
     with jax.enable_x64():
       return np.asarray(self.law.log_loss(jnp.asarray(self.theta), _arrays(logs)))
 
-  def predicted(self, logs: Mapping[str, np.ndarray], *, seed: int = 0) -> np.ndarray:
+  def predicted(self, logs: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return losses of new runs drawn from the bootstrap and the residuals, [draws, n].
 
     A residual is drawn for each run, larger by √(n/(n − P)) because the fit has made them small.
     """
     count, dimensions = len(self.residuals), len(self.theta)
     wider = np.sqrt(count / max(1, count - dimensions))
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     with jax.enable_x64():
       curves = np.asarray(
         jax.vmap(self.law.log_loss, (0, None))(jnp.asarray(self.draws), _arrays(logs))
@@ -88,10 +88,10 @@ class Fit:
     return np.exp(curves + wider * rng.choice(self.residuals, curves.shape))
 
 
-def interval(draws: np.ndarray, level: float = LEVEL) -> tuple[float, float]:
-  """Return the central interval that has a share `level` of the draws."""
+def interval(draws: np.ndarray) -> tuple[float, float]:
+  """Return the central interval that has a share `LEVEL` of the draws."""
   finite = np.nan_to_num(draws, nan=np.inf)
-  low, high = np.quantile(finite, [(1 - level) / 2, (1 + level) / 2], method='nearest')
+  low, high = np.quantile(finite, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method='nearest')
   return float(low), float(high)
 
 
@@ -102,7 +102,6 @@ def fit(
   *,
   delta: float = DELTA,
   draws: int = 1000,
-  seed: int = 0,
 ) -> Fit:
   """Fit a law to the logs of its inputs and the measured losses, each [n].
 
@@ -127,7 +126,7 @@ def fit(
   order = np.argsort(objective)
   best, least = theta[order[0]], float(objective[order[0]])
   agreeing = int(np.sum(objective <= least * (1 + 1e-6) + 1e-300))
-  rng = np.random.default_rng(seed)
+  rng = np.random.default_rng(0)
   counts = rng.multinomial(len(y), np.full(len(y), 1 / len(y)), size=draws)
   near = theta[_different(theta, order)]
   drawn, reached = run(np.repeat(counts, len(near), axis=0), np.tile(near, (draws, 1)), _DRAWN)

@@ -59,18 +59,18 @@ class Frontier:
   parabolas: tuple[Parabola, ...] = ()
 
 
-def envelope(points: Points, compute: Compute, draws: int = 200, seed: int = 0) -> Frontier:
+def envelope(points: Points, compute: Compute, draws: int = 200) -> Frontier:
   """Return the sizes with the least loss at each of 1,500 budgets (approach 1)."""
   flops, sizes = _envelope(points, compute, np.arange(len(points)))
-  samples = _samples(points, draws, seed)
+  samples = _samples(points, draws)
   drawn = [_exponent(*_envelope(points, compute, which)) for which in samples]
   return _frontier(flops, sizes, compute, drawn)
 
 
-def isoflop(points: Points, compute: Compute, draws: int = 200, seed: int = 0) -> Frontier:
+def isoflop(points: Points, compute: Compute, draws: int = 200) -> Frontier:
   """Return the sizes at the bottom of parabolas through runs of equal FLOPs (approach 2)."""
   found = _parabolas(points, compute, np.arange(len(points)))
-  samples = _samples(points, draws, seed)
+  samples = _samples(points, draws)
   drawn = [_exponent(*_bottoms(_parabolas(points, compute, which))) for which in samples]
   flops, sizes = _bottoms(found)
   return dataclasses.replace(_frontier(flops, sizes, compute, drawn), parabolas=tuple(found))
@@ -92,9 +92,9 @@ def _exponent(flops: np.ndarray, sizes: np.ndarray) -> float:
   return float(np.polyfit(np.log(flops), np.log(sizes), 1)[0])
 
 
-def _samples(points: Points, draws: int, seed: int) -> list[np.ndarray]:
+def _samples(points: Points, draws: int) -> list[np.ndarray]:
   """Return bootstrap samples of the points, as indices."""
-  rng = np.random.default_rng(seed)
+  rng = np.random.default_rng(0)
   return [np.unique(rng.integers(0, len(points), len(points))) for _ in range(draws)]
 
 

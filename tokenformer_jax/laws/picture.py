@@ -8,8 +8,7 @@ import numpy as np
 
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import formulas, growth
-from tokenformer_jax.laws.analysis import Analysis
-from tokenformer_jax.laws.fit import interval
+from tokenformer_jax.laws.analysis import Analysis, optimum
 from tokenformer_jax.laws.report import number
 
 if TYPE_CHECKING:
@@ -104,8 +103,7 @@ def _plain_sizes(axes: 'Axes', values: np.ndarray) -> None:
 
 def loss_figure(analysis: Analysis) -> 'Figure':
   """Return the loss against compute: a curve and points for each size, and the frontier."""
-  points, values = analysis.points, analysis.main.values
-  figure = _figure()
+  points, figure = analysis.points, _figure()
   axes = figure.add_subplot()
   spent = points.spent(analysis.compute)
   sizes = np.unique(points.active)
@@ -115,11 +113,9 @@ def loss_figure(analysis: Analysis) -> 'Figure':
     shown = axes.scatter(spent, points.loss, c=np.log10(points.active), cmap='viridis', s=14)
     figure.colorbar(shown, ax=axes, label='log₁₀ of parameters N')
   budgets = np.geomspace(spent.min(), spent.max() * 10, 100)
-  drawn = {name: value[:, None] for name, value in analysis.main.drawn.items()}
-  with np.errstate(all='ignore'):
-    curves = formulas.loss(drawn, *formulas.optimum(drawn, budgets, analysis.compute))
-    best = formulas.loss(values, *formulas.optimum(values, budgets, analysis.compute))
-  low, high = np.transpose([interval(losses) for losses in curves.T])
+  optima = [optimum(analysis, flops) for flops in budgets]
+  best = np.array([found.loss for found in optima])
+  low, high = np.transpose([found.loss_interval for found in optima])
   axes.fill_between(budgets, low, high, color='k', **_BAND)
   axes.plot(budgets, best, 'k--', linewidth=1.4, label='frontier, with interval')
   axes.set_xscale('log')
@@ -178,12 +174,9 @@ def isoflop_figure(analysis: Analysis) -> 'Figure':
       right.plot(found.flops[::every], found.sizes[::every], marker, label=label)
   spent = analysis.points.spent(analysis.compute)
   budgets = np.geomspace(spent.min(), spent.max() * 10, 50)
-  drawn = {name: value[:, None] for name, value in analysis.main.drawn.items()}
-  with np.errstate(all='ignore'):
-    best, _ = formulas.optimum(analysis.main.values, budgets, analysis.compute)
-    low, high = np.transpose(
-      [interval(sizes) for sizes in formulas.optimum(drawn, budgets, analysis.compute)[0].T]
-    )
+  optima = [optimum(analysis, flops) for flops in budgets]
+  low, high = np.transpose([found.parameters_interval for found in optima])
+  best = [found.parameters for found in optima]
   right.plot(budgets, best, 'k--', label=f'3 the law: a = {analysis.exponent[0]:.2f}')
   if np.all(np.isfinite(high)) and np.all(low > 0):
     right.fill_between(budgets, low, high, color='k', **_BAND)

@@ -184,16 +184,6 @@ def read_all(arguments: Sequence[str]) -> tuple[list[FinishedRun], list[str]]:
   return [runs.read(name) for name in names if name not in grown], [text]
 
 
-def read_runs(arguments: Sequence[str], count: str) -> Points:
-  """Return the runs in work directories, or below folders, as points.
-
-  Raises:
-    UserError: `read_all` or `from_runs` raised it.
-  """
-  found, notes = read_all(arguments)
-  return from_runs(found, count, notes)
-
-
 def check_same_data(found: Sequence[FinishedRun]) -> None:
   """Check that the losses of runs can be compared.
 
