@@ -280,8 +280,7 @@ class Run(Growable):
 
     Returns:
       Figures by name: the fields of `perplexity.Figures` for texts, `TASK/METRIC` and
-      `TASK/METRIC_stderr` for tasks, and the figures of training without `eval/` for the
-      validation data.
+      `TASK/METRIC_stderr` for tasks, and the figures of training for the validation data.
 
     Raises:
       UserError: a text or task does not exist, or the run is not a language model; or there are
@@ -290,9 +289,8 @@ class Run(Growable):
     task_options = {'num_fewshot': num_fewshot, 'limit': limit, 'include_path': include_path}
     model = self._loaded.clipped(clip_positions)
     if texts is None and not tasks:
-      if given := _given(
-        stride=stride, max_length=max_length, batch_size=batch_size, **task_options
-      ):
+      sizes = {'stride': stride, 'max_length': max_length, 'batch_size': batch_size}
+      if given := _given(**sizes, **task_options):
         raise UserError(
           f'evaluate: {given}; name texts or tasks; without them, evaluate uses the lengths and '
           'batches of validation'

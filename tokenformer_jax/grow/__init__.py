@@ -9,6 +9,9 @@
   groups.py   where each group of tokens comes from
   room.py     checks of memory and disk
   files.py    growth from one work directory to another, array by array, whole or not at all
+  actions.py  the table of actions for the command `grow` and the methods of `Run`
+  larger.py   the actions that add: grow and merge
+  job.py      an action's source, target and checks
 
 `grow` is that pure function; `train.py` uses it for `config.init_from`.
 """
