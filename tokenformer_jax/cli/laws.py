@@ -197,14 +197,14 @@ def _grow(
   if grown:
     each, handover = stages.handovers(grown, fitted.main, fitted.points.count, share)
     low, high = fit.interval(handover)
-    listed = ', '.join(f'{c:.1%} ({one.name})' for c, one in zip(each, grown, strict=True))
+    listed = ', '.join(f'{c:.1%} ({run.name})' for c, run in zip(each, grown, strict=True))
     print(f'\nhandover by grown runs: {listed}; {low:.1%} … {high:.1%} over draws of the law')
   assumed = growth.Assumptions(handover, share)
   if values.chain:
     legs = _legs(values.chain)
-    one = {name: np.array([value]) for name, value in fitted.main.values.items()}
+    values_1 = {name: np.array([value]) for name, value in fitted.main.values.items()}
     central = growth.Assumptions(float(np.median(handover)), share)
-    loss = float(growth.chain_loss(one, legs, central)[0])
+    loss = float(growth.chain_loss(values_1, legs, central)[0])
     drawn = growth.chain_loss(fitted.main.drawn, legs, assumed)
     rng = np.random.default_rng(0)
     drawn = drawn * np.exp(rng.choice(fitted.main.residuals, drawn.shape))

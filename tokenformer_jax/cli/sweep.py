@@ -114,11 +114,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _check_keys() -> None:
-  """Check that no flag sets a key of the config that the grid sets itself.
-
-  Raises:
-    UserError: one does.
-  """
+  """Raise a UserError if a flag sets a key of the config that the grid sets itself."""
   for key, why in (_SET | _SET_BY_BRANCHES if flags.FLAGS.branches else _SET).items():
     name = f'config.{key}'
     if name in flags.FLAGS and flags.FLAGS[name].present:
@@ -126,11 +122,7 @@ def _check_keys() -> None:
 
 
 def _check_no_run(out: str) -> None:
-  """Check that the directory of the grid is not that of a run.
-
-  Raises:
-    UserError: it is.
-  """
+  """Raise a UserError if the directory of the grid is that of a run."""
   if (paths.parse_path(out) / 'config.json').exists():
     raise UserError(
       f'--out={out} is the work directory of a run, and the runs of a grid are below --out; name '

@@ -10,7 +10,6 @@ each dataclass checks the conditions that involve several fields.
 """
 
 from tokenformer_jax.config.feed_forward import (
-  FEED_FORWARDS,
   BiasBalanceConfig,
   CapacityConfig,
   ExpertsConfig,
@@ -45,7 +44,7 @@ from tokenformer_jax.config.mixers import (
   is_plain,
 )
 from tokenformer_jax.config.model import InitConfig, Layers, ModelConfig, draws, rows_together
-from tokenformer_jax.config.names import check_key, choices, keys_named, lookup, paths
+from tokenformer_jax.config.names import check_key, choices, keys_named, lookup
 from tokenformer_jax.config.optim import OptimConfig, old_token_rate, restarts_schedule
 from tokenformer_jax.config.pattention import (
   DenseConfig,
@@ -73,7 +72,6 @@ from tokenformer_jax.config.projections import (
 from tokenformer_jax.config.run import Config, check_decay
 from tokenformer_jax.config.sections import (
   DataConfig,
-  DistillConfig,
   GrowConfig,
   MeshConfig,
   TrainConfig,

@@ -43,7 +43,6 @@ def check_model(model: ModelConfig) -> None:
     _check_vit(model)
   for name, layer in used_layers(model).items():
     _check_layer(model, layer, layer_path(name))
-    _check_clip(layer, layer_path(name))
   if model.pool == 'attention':
     _check_pool(model)
   around = (model.embedding_norm, model.final_norm)
@@ -101,6 +100,11 @@ def _check_layer(model: ModelConfig, layer: LayerConfig, path: str) -> None:
   if isinstance(rotary, RotaryConfig):
     head = mixer.head_width if isinstance(mixer, GatedUnitConfig) else model.width // heads
     _check_rotary(model, rotary, head, f'{path}.mixer')
+    if rotary.clip and isinstance(mixer, LinearConfig):
+      raise UserError(
+        f'config.{path}.mixer.positions.clip is {rotary.clip}, and linear attention has no scores '
+        'of single pairs to clip distances in; leave it out'
+      )
 
 
 def _check_rotary(model: ModelConfig, rotary: RotaryConfig, head: int, path: str) -> None:
@@ -113,15 +117,6 @@ def _check_rotary(model: ModelConfig, rotary: RotaryConfig, head: int, path: str
     raise UserError(
       f'config.{path}.positions.fraction is {rotary.fraction} of heads {head} wide, which rotates '
       f'nothing; at least two entries must turn, or set {path}.positions.kind=none'
-    )
-
-
-def _check_clip(layer: LayerConfig, path: str) -> None:
-  rotary = getattr(layer.mixer, 'positions', None)
-  if isinstance(layer.mixer, LinearConfig) and isinstance(rotary, RotaryConfig) and rotary.clip:
-    raise UserError(
-      f'config.{path}.mixer.positions.clip is {rotary.clip}, and linear attention has no scores of '
-      'single pairs to clip distances in; leave it out'
     )
 
 

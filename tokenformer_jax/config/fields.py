@@ -88,7 +88,8 @@ class Key:
     low, high = max(self.above, self.least), min(self.most, self.below)
     excludes_low, excludes_high = low == self.above, high == self.below
     if math.isinf(high):
-      return f'be greater than {_exactly(low)}' if excludes_low else _at_least(low)
+      not_below = f'be at least {_exactly(low)}' if low else 'not be negative'
+      return f'be greater than {_exactly(low)}' if excludes_low else not_below
     if math.isinf(low):
       return f'be {"less than" if excludes_high else "at most"} {_exactly(high)}'
     if excludes_low and not excludes_high:
@@ -100,10 +101,6 @@ class Key:
 def _exactly(bound: float) -> str:
   short = f'{bound:g}'
   return short if float(short) == bound else str(bound)
-
-
-def _at_least(low: float) -> str:
-  return f'be at least {_exactly(low)}' if low else 'not be negative'
 
 
 # Types of arguments: see `arguments.checked`.
@@ -270,11 +267,7 @@ def differences(ours: Any, theirs: Any, prefix: str = '') -> Iterator[Difference
 
 
 def check(config: Any) -> None:
-  """Check each value of a config without regard to the others.
-
-  Raises:
-    UserError: a value is not one of its choices, or is out of bounds.
-  """
+  """Raise a UserError if a value is not one of its choices, or is out of bounds."""
   for leaf in leaves(config):
     leaf.key.check(leaf.path, leaf.value)
 

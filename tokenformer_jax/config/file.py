@@ -86,9 +86,9 @@ def _check_file(path: str, file: str) -> None:
   here = Path(file)
   if not here.exists():
     folder = here.parent
-    siblings = {one.name: one for one in folder.glob('*.py')} if folder.is_dir() else {}
+    siblings = {path.name: path for path in folder.glob('*.py')} if folder.is_dir() else {}
     if here.name == file and not here.suffix:
-      siblings |= {one.stem: one.stem for one in _shipped_folder().glob('*.py')}
+      siblings |= {path.stem: path.stem for path in _shipped_folder().glob('*.py')}
     near = misspelt(here.name, siblings)
     hint = f'; did you mean {siblings[near]}?' if near else ''
     raise UserError(f'--config={path}: there is no file {file}{hint}')
@@ -184,7 +184,8 @@ def _place(error: Exception, file: str) -> str:
   """Return the place in the config file that an exception comes from, and its message."""
   if isinstance(error, SyntaxError) and error.filename and error.lineno:
     return f'{error.filename}, line {error.lineno}, is not Python ({error.msg})'
-  lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == file]
+  frames = traceback.extract_tb(error.__traceback__)
+  lines = [frame.lineno for frame in frames if frame.filename == file]
   where = f'{file}, line {lines[-1]},' if lines else file
   return f'{where} fails with {message_of(error)}'
 

@@ -73,7 +73,7 @@ LENGTH_SCALES = table(LengthScaleConfig, SeenScaleConfig, PositionScaleConfig)
 
 @dataclasses.dataclass(frozen=True)
 class AsKeyConfig:
-  """The value is a projection of its own, made as the key's."""
+  """The value has its own projection, of the same kind and size as the key's."""
 
   kind: ClassVar[str] = 'as_key'
 

@@ -54,11 +54,7 @@ def check_key(path: str, *, single: bool = False) -> None:
 
 
 def check_layer_name(section: str, name: str) -> None:
-  """Check the name of a layer in the section of keys `model.variants`.
-
-  Raises:
-    UserError: a pattern could not have this name.
-  """
+  """Raise a UserError if a pattern could not have this name of a layer in `model.variants`."""
   if not (name.isidentifier() and name.isascii()) or name == BASE:
     raise UserError(
       f'config.{section}.{name} cannot be the name of a layer; take a word of letters, digits and '

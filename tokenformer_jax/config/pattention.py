@@ -89,15 +89,10 @@ class PattentionConfig:
 
 
 class TokenGroup(NamedTuple):
-  """Parameter tokens that share a norm.
-
-  Attributes:
-    tokens: their number.
-    reference: τ² of their score.
-  """
+  """Parameter tokens that share a norm."""
 
   tokens: int
-  reference: int
+  reference: int  # τ² of their score
 
 
 def token_groups(config: PattentionConfig, where: str = '') -> tuple[TokenGroup, ...]:

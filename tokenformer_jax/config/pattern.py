@@ -14,14 +14,9 @@ _MOST_LAYERS = 10_000  # more layers are taken for a typing mistake
 
 
 class Repeat(NamedTuple):
-  """A row of layers that runs `count` times.
+  """A row of layers that runs `count` times."""
 
-  Attributes:
-    layers: the name of each layer of the row.
-    count: the number of times that the row runs.
-  """
-
-  layers: tuple[str, ...]
+  layers: tuple[str, ...]  # the name of each layer of the row
   count: int
 
   @property

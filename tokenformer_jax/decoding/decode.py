@@ -35,16 +35,14 @@ NO_TOKEN = -1  # the id after the end of a row
 class Request:
   """A request for a text of at most `length` tokens after a prompt, token ids [T ≥ 1].
 
-  Attributes:
-    stop: token ids that end the text. The text includes the id that ends it.
-    ended: returns whether the written tokens are enough. The host calls it once per chunk, so a
-      text may be a few tokens longer than necessary.
+  `ended` returns whether the written tokens are enough. The host calls it once per chunk, so a text
+  may be a few tokens longer than necessary.
   """
 
   prompt: Sequence[int]
   length: int
   sampling: Sampling = sampling.DEFAULT
-  stop: tuple[int, ...] = ()
+  stop: tuple[int, ...] = ()  # ids that end the text, which includes the id that ends it
   ended: Callable[[list[int]], bool] | None = None
 
 

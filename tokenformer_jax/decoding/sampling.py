@@ -13,18 +13,11 @@ from tokenformer_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-  """The settings for drawing one text.
+  """The settings for drawing one text. The same seed gives the same text in any batch."""
 
-  Attributes:
-    temperature: divides the logits; 0 takes the likeliest token.
-    top_k: draw from the k likeliest tokens only; 0: from all.
-    top_p: draw from the fewest likeliest tokens whose probabilities reach p; 1: from all.
-    seed: the seed of the draws. The same seed gives the same text in any batch.
-  """
-
-  temperature: float = 0.8
-  top_k: int = 0
-  top_p: float = 0.95
+  temperature: float = 0.8  # divides the logits; 0 takes the likeliest token
+  top_k: int = 0  # draw from the k likeliest tokens only; 0: from all
+  top_p: float = 0.95  # draw from the fewest likeliest tokens that together reach p; 1: from all
   seed: int = 0
 
   def __post_init__(self):

@@ -82,7 +82,8 @@ class Scorer:
           f'a text to score has {len(row.continuation)} tokens, but the model is '
           f'evaluated on at most {self.max_length}; raise max_length if its positions allow it'
         )
-    lengths = [self._input_length(row) for row in rows]
+    given = (len(row.context) + len(row.continuation) - 1 for row in rows)
+    lengths = [min(length, self.max_length) for length in given]
     scores: list[Score | None] = [None] * len(rows)
     with jax.set_mesh(self.mesh):
       for indices, size, length in self._batches(lengths):
@@ -94,9 +95,6 @@ class Scorer:
           scores[i] = Score(-float(nats), bool(correct == tokens))
         progress(len(indices))
     return scores
-
-  def _input_length(self, row: Row) -> int:
-    return min(len(row.context) + len(row.continuation) - 1, self.max_length)
 
   def _batches(self, lengths: Sequence[int]) -> Iterator[tuple[list[int], int, int]]:
     """Yield the indices of each batch, its number of rows after filling up, and its length.

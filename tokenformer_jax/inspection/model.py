@@ -39,11 +39,7 @@ def load(source: str) -> Trained:
 
 
 def check_has_tokens(meta: Meta, directory: paths.Path) -> None:
-  """Check that a checkpoint is a language model with parameter tokens or experts.
-
-  Raises:
-    UserError: it is not.
-  """
+  """Raise a UserError unless a checkpoint is a language model with parameter tokens or experts."""
   checkpoint.check_is_language_model(meta, directory)
   model = meta.config.model
   if not (model.experts or config_lib.pattentions(model)):

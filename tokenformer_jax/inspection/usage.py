@@ -37,23 +37,14 @@ _WEIGHTS_AT_ONCE = 2**24  # on a device: 64 MiB in float32
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Usage:
-  """The usage of the parameter tokens of one Pattention; arrays are [N].
+  """The usage of the parameter tokens of one Pattention; arrays are [N]."""
 
-  Attributes:
-    positions: the number of positions of the text.
-    mean: the mean of |w|.
-    root_mean_square: the root mean square of w.
-    largest: the largest |w|.
-    value_norms: ‖v‖₂.
-    dead: whether a token is dead: see this module.
-  """
-
-  positions: int
-  mean: np.ndarray
-  root_mean_square: np.ndarray
-  largest: np.ndarray
-  value_norms: np.ndarray
-  dead: np.ndarray
+  positions: int  # of the text
+  mean: np.ndarray  # of |w|
+  root_mean_square: np.ndarray  # of w
+  largest: np.ndarray  # |w|
+  value_norms: np.ndarray  # ‖v‖₂
+  dead: np.ndarray  # whether a token is dead: see this module
 
   @property
   def contribution(self) -> np.ndarray:
@@ -98,7 +89,11 @@ def measure(
   with jax.set_mesh(mesh):
     for batch in batches(rows, at_once, mesh):
       new = jax.tree.map(lambda a: np.asarray(a, np.float64), run(params, batch))
-      total = new if total is None else jax.tree.map(_add, total, new, is_leaf=_is_sums)
+      total = (
+        new
+        if total is None
+        else jax.tree.map(_add, total, new, is_leaf=lambda node: isinstance(node, Sums))
+      )
     arrays = {
       (found.layer.stack, name): (lookup(params, found.keys), lookup(params, found.values))
       for layer in layers
@@ -150,10 +145,6 @@ def as_rows(ids: np.ndarray, length: int) -> np.ndarray:
 
 def _add(a: Sums, b: Sums) -> Sums:
   return Sums(a.total + b.total, a.squares + b.squares, np.maximum(a.largest, b.largest))
-
-
-def _is_sums(node: object) -> bool:
-  return isinstance(node, Sums)
 
 
 def _norms_and_zeros(

@@ -33,7 +33,6 @@ class Fit:
   """A fitted law.
 
   Attributes:
-    law: the law.
     theta: its parameters [P].
     objective: the sum of Huber losses.
     residuals: log of the measured loss minus log of the law's, [n].

@@ -28,8 +28,6 @@ class Law:
 
   Attributes:
     name: the name in tables and in JSON.
-    formula: the formula as text.
-    inputs: the names of the inputs.
     log_loss: maps θ and inputs to the log of the loss.
     values: maps θ [..., P] to the parameters by their published names.
     starts: returns θ [S, P] to start from, given the inputs and the log of the loss.
@@ -56,10 +54,6 @@ def log_sum_exp(*terms: jax.Array) -> jax.Array:
   return jax.nn.logsumexp(jnp.stack(jnp.broadcast_arrays(*terms)), axis=0)
 
 
-def _grid(*axes: object) -> np.ndarray:
-  return np.array(list(itertools.product(*axes)), float)
-
-
 def _chinchilla_log_loss(theta: jax.Array, x: Logs) -> jax.Array:
   a, b, e, alpha, beta = theta
   return log_sum_exp(a - alpha * x['n'], b - beta * x['d'], e)
@@ -74,7 +68,8 @@ def chinchilla_starts(*unused: object) -> np.ndarray:
   """Return the 4,500 starts of the paper, as (a, b, e, α, β)."""
   del unused
   logs, exponents = np.arange(0, 26, 5), np.arange(0, 2.1, 0.5)
-  return _grid(logs, logs, np.arange(-1, 1.1, 0.5), exponents, exponents)
+  axes = logs, logs, np.arange(-1, 1.1, 0.5), exponents, exponents
+  return np.array(list(itertools.product(*axes)), float)
 
 
 CHINCHILLA = Law(
@@ -226,13 +221,9 @@ KAPLAN_NSB = Law(
 
 @dataclasses.dataclass(frozen=True)
 class Compute:
-  """How training compute follows from size and tokens: C = factor · N^power · D.
+  """How training compute follows from size and tokens: C = factor · N^power · D."""
 
-  Attributes:
-    name: `6ND`, or `exact` for a fit to exact FLOPs.
-  """
-
-  name: str = '6ND'
+  name: str = '6ND'  # or `exact`, for a fit to exact FLOPs
   factor: float = 6.0
   power: float = 1.0
 

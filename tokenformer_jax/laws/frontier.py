@@ -21,42 +21,25 @@ _LEAST_SIZES = 4  # of a parabola
 
 @dataclasses.dataclass(frozen=True)
 class Parabola:
-  """The losses of several sizes at one budget, with a parabola in the log of the size.
+  """The losses of several sizes at one budget, with a parabola in the log of the size."""
 
-  Attributes:
-    flops: the budget.
-    sizes: parameters of each size, [k].
-    losses: of each size, [k].
-    coefficients: of the parabola, the highest power first.
-    best: the size with its least loss; NaN if that lies outside of the sizes.
-  """
-
-  flops: float
-  sizes: np.ndarray
-  losses: np.ndarray
-  coefficients: np.ndarray
-  best: float
+  flops: float  # the budget
+  sizes: np.ndarray  # parameters of each size, [k]
+  losses: np.ndarray  # [k]
+  coefficients: np.ndarray  # of the parabola, the highest power first
+  best: float  # the size with its least loss; NaN if that lies outside of the sizes
 
 
 @dataclasses.dataclass(frozen=True)
 class Frontier:
-  """Best sizes by budget, and the exponents of N* ∝ C^a and D* ∝ C^b.
+  """Best sizes by budget, and the exponents of N* ∝ C^a and D* ∝ C^b."""
 
-  Attributes:
-    flops: budgets [k].
-    sizes: the best size of each [k].
-    a: the exponent of the size; NaN if there are fewer than two budgets or sizes.
-    b: the exponent of the tokens.
-    a_interval: of bootstrap samples of the runs.
-    parabolas: those of the IsoFLOP approach.
-  """
-
-  flops: np.ndarray
-  sizes: np.ndarray
-  a: float
+  flops: np.ndarray  # budgets [k]
+  sizes: np.ndarray  # the best size of each [k]
+  a: float  # NaN if there are fewer than two budgets or sizes
   b: float
-  a_interval: tuple[float, float]
-  parabolas: tuple[Parabola, ...] = ()
+  a_interval: tuple[float, float]  # of bootstrap samples of the runs
+  parabolas: tuple[Parabola, ...] = ()  # those of the IsoFLOP approach
 
 
 def envelope(points: Points, compute: Compute, draws: int = 200) -> Frontier:

@@ -210,14 +210,11 @@ def _check(config: Config) -> None:
 
 
 def scaled(model: ModelConfig, scale: str, factor: float) -> ModelConfig:
-  """Return a model of another size.
+  """Return a model with the sizes that `scale` names multiplied by a factor.
 
-  Args:
-    model: the model.
-    scale: `width` multiplies the width, the heads (whose own width stays), the widths inside layers
-      and the parameter tokens; `tokens` multiplies the parameter tokens alone; `layers` the number
-      of layers. Every group of parameter tokens is multiplied, its τ² like its tokens.
-    factor: multiplies the sizes.
+  `width` multiplies the width, the heads (whose own width stays), the widths inside layers and the
+  parameter tokens; `tokens` multiplies the parameter tokens alone; `layers` the number of layers.
+  Every group of parameter tokens is multiplied, its τ² like its tokens.
 
   Raises:
     UserError: a size would not be a whole number, or the model has no parameter tokens to multiply.

@@ -24,17 +24,11 @@ _MFU = 0.3  # a guess, for devices whose peak is published
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-  """The state of the runs of a grid.
+  """The state of the runs of a grid."""
 
-  Attributes:
-    done: for each job, whether it is finished.
-    seconds: for each job, the time of its steps; None: not known.
-    measured: the number of jobs whose time is from measured steps of the same size.
-  """
-
-  done: list[bool]
-  seconds: list[float | None]
-  measured: int
+  done: list[bool]  # whether each job is finished
+  seconds: list[float | None]  # the time of each job's steps; None: not known
+  measured: int  # jobs whose time is from measured steps of the same size
 
 
 def progress(jobs: Sequence[Job], out: str) -> Progress:
@@ -165,11 +159,10 @@ def _command(job: Job, base: Config, arguments: Sequence[str], train: str, out: 
 
 def changed_keys(config: Config, base: Config) -> dict[str, str]:
   """Return the keys, with values as text, whose change turns `base` into a config."""
-  return {path: _text(value) for path, value, _ in differences(config, base)}
-
-
-def _text(value: object) -> str:
-  return str(value).lower() if isinstance(value, bool) else str(value)
+  return {
+    path: str(value).lower() if isinstance(value, bool) else str(value)
+    for path, value, _ in differences(config, base)
+  }
 
 
 def hours(seconds: float) -> str:

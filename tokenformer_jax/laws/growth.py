@@ -27,32 +27,20 @@ _FIRST = 0.005
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-  """A size that a chain may have.
+  """A size that a chain may have."""
 
-  Attributes:
-    parameters: its N.
-    cost: of a token in the unit of the plan, the lowest and the highest.
-  """
-
-  parameters: float
-  cost: tuple[float, float]
+  parameters: float  # N
+  cost: tuple[float, float]  # of a token in the unit of the plan, the lowest and the highest
 
 
 @dataclasses.dataclass(frozen=True)
 class Assumptions:
-  """The assumptions of a plan.
+  """The assumptions of a plan."""
 
-  Attributes:
-    handover: c; a number, or one for each draw of the law.
-    decay_share: q.
-    growth_cost: of one growth, in the unit of the plan.
-    unit: of costs, such as `chip-hours` or `FLOPs`.
-  """
-
-  handover: float | np.ndarray = 0.0
-  decay_share: float = 0.2
-  growth_cost: float = 0.0
-  unit: str = 'FLOPs'
+  handover: float | np.ndarray = 0.0  # c; a number, or one for each draw of the law
+  decay_share: float = 0.2  # q
+  growth_cost: float = 0.0  # of one growth, in the unit of the plan
+  unit: str = 'FLOPs'  # of costs, such as `chip-hours`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,12 +111,8 @@ def handover(
 ) -> np.ndarray:
   """Return the c with which the model predicts the loss that a grown run reached.
 
-  Args:
-    values: the law of one fit, or of draws.
-    before: the size and the tokens before the growth.
-    after: the size and the tokens after the growth, the decay included.
-    final_loss: the loss at the end.
-    decay_share: q.
+  `values` is the law of one fit, or of draws. `before` and `after` are the size and the tokens
+  before and after the growth, those of the decay included; `decay_share` is q.
   """
   stable = 1 - decay_share
   at_growth = formulas.loss(values, before[0], before[1] / stable)
@@ -143,12 +127,8 @@ def plan(
 ) -> Plan:
   """Return the chain with the least cost, by dynamic programming over losses and sizes.
 
-  Args:
-    values: the fitted law.
-    draws: its bootstrap draws, [draws] each.
-    stages: the sizes to choose from.
-    target: the loss to reach.
-    assumed: the model of growth; its handover may have a number for each draw.
+  `values` is the fitted law, and `draws` are its bootstrap draws, [draws] each. The handover of
+  `assumed` may have a number for each draw.
 
   Raises:
     UserError: no size reaches the loss.

@@ -185,11 +185,7 @@ def read_all(arguments: Sequence[str]) -> tuple[list[FinishedRun], list[str]]:
 
 
 def check_same_data(found: Sequence[FinishedRun]) -> None:
-  """Check that the losses of runs can be compared.
-
-  Raises:
-    UserError: two runs have other data, or were trained in other ways.
-  """
+  """Raise a UserError if two runs have other data, or were trained in other ways."""
   first = found[0]
   for other in found[1:]:
     for name, value in first.data.items():
@@ -205,11 +201,7 @@ def _array(values: Iterable[float]) -> np.ndarray:
 
 
 def _checked(points: Points) -> Points:
-  """Return points whose losses are checked.
-
-  Raises:
-    UserError: a loss is not a positive number.
-  """
+  """Return the points; raise a UserError if a loss is not a positive number."""
   for name, loss in zip(points.names, points.loss, strict=True):
     if not (math.isfinite(loss) and loss > 0):
       raise UserError(
@@ -277,11 +269,7 @@ def read_csv(path: str) -> Points:
 
 
 def check_columns(columns: Iterable[str], known: Sequence[str], where: str) -> None:
-  """Check that the columns of a CSV file are known and different; `where` names it.
-
-  Raises:
-    UserError: they are not.
-  """
+  """Raise a UserError unless the columns of the CSV file `where` are known and different."""
   for name in (columns := list(columns)):
     if other := next((mark for mark in ';\t|' if mark in name), ''):
       raise UserError(f'{where} separates its columns by {other!r}; separate them by commas')
@@ -303,11 +291,7 @@ def positive(text: str) -> float | None:
 
 
 def positives(flag: str, texts: Sequence[str]) -> list[float]:
-  """Return the numbers of a flag.
-
-  Raises:
-    UserError: a text is not a finite number above 0.
-  """
+  """Return the numbers of a flag; raise a UserError for a text that is no finite number above 0."""
   numbers = [positive(text) for text in texts]
   if None in numbers:
     text = texts[numbers.index(None)]

@@ -116,11 +116,11 @@ def growth_plan(found: growth.Plan, target: float, assumed: growth.Assumptions) 
   rows.append(('  the chain', '', '', f'{target:.4f}', number(found.total), between(found.cost)))
   rows.append((*_leg('  from scratch, best size', found.scratch), between(found.scratch_cost)))
   rows.append((*_leg('  from scratch, last size', found.scratch_last), ''))
-  share = 1 - found.total / found.scratch.cost
+  share, (low, high) = 1 - found.total / found.scratch.cost, found.saving
   last = 1 - found.total / found.scratch_last.cost
   return (
     f'the chain with the least {unit} to a loss of {target:g}\n{aligned(rows)}\n'
-    f'the chain saves {share:.1%} of the best size from scratch ({_shares(found.saving)}), and '
+    f'the chain saves {share:.1%} of the best size from scratch ({low:.1%} … {high:.1%}), and '
     f'{last:.1%} of its last size; as planned it reaches {between(found.reached)}\n'
     f'{assumptions(assumed)}'
   )
@@ -128,10 +128,6 @@ def growth_plan(found: growth.Plan, target: float, assumed: growth.Assumptions) 
 
 def _leg(name: str, leg: growth.Leg) -> Row:
   return (name, number(leg.parameters), number(leg.tokens), f'{leg.loss:.4f}', number(leg.cost))
-
-
-def _shares(ends: tuple[float, float]) -> str:
-  return f'{ends[0]:.1%} … {ends[1]:.1%}'
 
 
 def assumptions(assumed: growth.Assumptions) -> str:

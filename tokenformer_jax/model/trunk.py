@@ -72,15 +72,10 @@ FROM_START = Context()
 
 
 class Inputs(NamedTuple):
-  """The inputs of one layer; for the whole trunk every array has a leading axis, `layers`.
+  """The inputs of one layer; for the whole trunk every array has a leading axis, `layers`."""
 
-  Attributes:
-    branch_scales_Bx2: for each row, factors of the outputs of a layer's two branches.
-    key: the key for the layer's random draws.
-  """
-
-  branch_scales_Bx2: jax.Array | None = None
-  key: jax.Array | None = None
+  branch_scales_Bx2: jax.Array | None = None  # factors of the outputs of the layer's two branches
+  key: jax.Array | None = None  # for the layer's random draws
 
 
 NO_INPUTS = Inputs()
@@ -135,15 +130,10 @@ class Maker(Protocol):
 
 
 class Architecture(NamedTuple):
-  """The layers of a trunk.
+  """The layers of a trunk."""
 
-  Attributes:
-    repeats: from `pattern.parse`.
-    makers: the maker of each layer name in the repeats.
-  """
-
-  repeats: tuple[Repeat, ...]
-  makers: Mapping[str, Maker]
+  repeats: tuple[Repeat, ...]  # from `pattern.parse`
+  makers: Mapping[str, Maker]  # the maker of each layer name in the repeats
 
 
 class Stacks(nnx.Module):

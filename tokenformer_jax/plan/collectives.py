@@ -25,19 +25,12 @@ _DIE_TO_DIE = 6  # The link between the two devices of a TPU7x has 6 times ICI's
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-  """The cost of one run of a collective.
+  """The cost of one run of a collective."""
 
-  Attributes:
-    axis: the mesh axis; several are joined by +.
-    moved: bytes that a device receives.
-    seconds: time on the network.
-    network: `ICI` or `DCN`.
-  """
-
-  axis: str
-  moved: float
-  seconds: float
-  network: str
+  axis: str  # of the mesh; several are joined by +
+  moved: float  # bytes that a device receives
+  seconds: float  # on the network
+  network: str  # `ICI` or `DCN`
 
 
 def parse_collective(opcode: str) -> str | None:

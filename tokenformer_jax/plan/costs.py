@@ -31,23 +31,14 @@ _CHANNEL = re.compile(r'channel_id=(\d+)')
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-  """All equal collectives along one axis of the mesh, in one step.
+  """All equal collectives along one axis of the mesh, in one step."""
 
-  Attributes:
-    axis: the mesh axis; several are joined by +.
-    kind: the collective, such as `all-gather`.
-    network: `ICI`, or `DCN` between slices.
-    count: how many of them run.
-    gigabytes: data that a device receives (10⁹ bytes).
-    seconds: time at the network's published bandwidth.
-  """
-
-  axis: str
-  kind: str
-  network: str
-  count: int
-  gigabytes: float
-  seconds: float
+  axis: str  # of the mesh; several are joined by +
+  kind: str  # the collective, such as `all-gather`
+  network: str  # `ICI`, or `DCN` between slices
+  count: int  # how many of them run
+  gigabytes: float  # data that a device receives (10⁹ bytes)
+  seconds: float  # at the network's published bandwidth
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +51,6 @@ class Costs:
     flops: FLOPs of matrix products and kernels, recomputation included.
     rough_seconds: an estimate without cycles: matrix products, then elementwise operations, each at
       the peak of its units, then kernels.
-    traffic: the collectives.
     notes: sentences about operations that could not be counted.
   """
 

@@ -50,11 +50,8 @@ class Memory:
   """Bytes of a device's HBM in a training step.
 
   Attributes:
-    parameters: the parameters.
     optimizer: the rest of the state: the moments, and the parameters' average if there is one.
-    batch: the batch.
     temporaries: the peak of activations, gradients and buffers.
-    code: the program.
     capacity: as published; the compiler may use a little less.
     allocated: temporaries as the compiler lays them out, gaps included, or None.
     host: activations that the step keeps in the host's memory.

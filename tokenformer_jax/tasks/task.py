@@ -56,17 +56,11 @@ def check_enough(count: int, first: int, known: int, what: str) -> None:
 
 
 class EvalSums(NamedTuple):
-  """Sums over the counted examples or targets of validation batches. Sums of batches add up.
+  """Sums over the counted examples or targets of validation batches. Sums of batches add up."""
 
-  Attributes:
-    task: the sums that the task defines.
-    layers: the figures of the layers, and their loss as `aux_loss`, each times `count`.
-    count: the number of examples or targets that count.
-  """
-
-  task: Any
-  layers: dict[str, jax.Array]
-  count: jax.Array
+  task: Any  # the sums that the task defines
+  layers: dict[str, jax.Array]  # figures of the layers, and their loss `aux_loss`, times `count`
+  count: jax.Array  # the number of examples or targets that count
 
   @classmethod
   def from_batch(cls, task: Any, aux: Aux, count: jax.Array) -> 'EvalSums':
