@@ -166,21 +166,13 @@ def members(value: Any, section: dataclasses.Field) -> dict[str, Member]:
 
 
 class Leaf(NamedTuple):
-  """A key of a config that is not a section.
+  """A key of a config that is not a section."""
 
-  Attributes:
-    path: its dotted path, such as `model.layer.ffn.tokens`.
-    value: the value in this config.
-    default: the default of its field.
-    key: the `Key` of its field; its meaning ends with the meaning of its section.
-    kinds: the kinds of its section that have the key; empty: all.
-  """
-
-  path: str
-  value: Any
-  default: Any
-  key: Key
-  kinds: tuple[str, ...] = ()
+  path: str  # dotted, such as `model.layer.ffn.tokens`
+  value: Any  # the value in this config
+  default: Any  # the default of its field
+  key: Key  # the `Key` of its field; its meaning ends with the meaning of its section
+  kinds: tuple[str, ...] = ()  # the kinds of its section that have the key; empty: all
 
 
 def leaves(config: Any, prefix: str = '', *, every: bool = False) -> Iterator[Leaf]:

@@ -25,27 +25,16 @@ _TOGETHER = 0.95  # correlation of log N and log D above which the two cannot be
 
 @dataclasses.dataclass(frozen=True)
 class Analysis:
-  """The laws of one set of points.
+  """The laws of one set of points."""
 
-  Attributes:
-    points: the points, with N as Chinchilla counts it.
-    compute: how compute follows from N and D.
-    main: Chinchilla's law, or the one of mixtures of experts.
-    kaplan: Kaplan's laws by name, with N as `kaplan_points` counts it.
-    kaplan_points: the points for these.
-    not_fitted: the reason by the name of each law that the points do not allow.
-    envelope: approach 1.
-    isoflop: approach 2.
-  """
-
-  points: Points
-  compute: Compute
-  main: Fit
-  kaplan: dict[str, Fit]
+  points: Points  # with N as Chinchilla counts it
+  compute: Compute  # how compute follows from N and D
+  main: Fit  # Chinchilla's law, or the one of mixtures of experts
+  kaplan: dict[str, Fit]  # Kaplan's laws by name, with N as `kaplan_points` counts it
   kaplan_points: Points
-  not_fitted: dict[str, str]
-  envelope: Frontier
-  isoflop: Frontier
+  not_fitted: dict[str, str]  # the reason by the name of each law that the points do not allow
+  envelope: Frontier  # approach 1
+  isoflop: Frontier  # approach 2
 
   @property
   def exponent(self) -> tuple[float, tuple[float, float]]:

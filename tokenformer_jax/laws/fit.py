@@ -30,21 +30,14 @@ _TOLERANCE = 1e-14  # relative decrease of the objective that ends a run
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-  """A fitted law.
-
-  Attributes:
-    theta: its parameters [P].
-    objective: the sum of Huber losses.
-    residuals: log of the measured loss minus log of the law's, [n].
-    draws: parameters of bootstrap samples, [draws, P].
-    starts: the number of starts, and how many of the best ones ended at this objective.
-  """
+  """A fitted law."""
 
   law: Law
-  theta: np.ndarray
-  objective: float
-  residuals: np.ndarray
-  draws: np.ndarray
+  theta: np.ndarray  # its parameters [P]
+  objective: float  # the sum of Huber losses
+  residuals: np.ndarray  # log of the measured loss minus log of the law's, [n]
+  draws: np.ndarray  # parameters of bootstrap samples, [draws, P]
+  # The number of starts, and how many of the best ones ended at this objective.
   starts: tuple[int, int]
 
   @property

@@ -32,22 +32,15 @@ _MOST = 2**31  # of any number in a config
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """One run of a grid, or one part of a stable run.
+  """One run of a grid, or one part of a stable run."""
 
-  Attributes:
-    name: its work directory, below that of the grid.
-    config: its config. Sizes that the config leaves open are still open.
-    size: the size of its model.
-    stage: `stable`, a part of the run whose rate stays constant; `branch`, the decay from it; or
-      `whole`, a run with the schedule of the config.
-    first: the step that it starts from.
-  """
-
-  name: str
-  config: Config
+  name: str  # its work directory, below that of the grid
+  config: Config  # sizes that it leaves open are still open
   size: Size
+  # `stable`, a part of the run whose rate stays constant; `branch`, the decay from it; or `whole`,
+  # a run with the schedule of the config.
   stage: str
-  first: int = 0
+  first: int = 0  # the step that it starts from
 
   @property
   def steps(self) -> int:
@@ -67,23 +60,15 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-  """A grid of runs: the product of sizes and lengths.
+  """A grid of runs: the product of sizes and lengths."""
 
-  Attributes:
-    scale: the sizes that a factor multiplies: see `scaled`.
-    factors: of the size of the config's model.
-    lengths: in tokens.
-    branches: whether all lengths of a size share one stable run and differ in their decays.
-    rate_power: p; the learning rate of a size is the config's times factor^p.
-    most_flops: leave out combinations that need more model FLOPs; None: none.
-  """
-
-  scale: str
-  factors: Sequence[float]
-  lengths: Sequence[int]
+  scale: str  # the sizes that a factor multiplies: see `scaled`
+  factors: Sequence[float]  # of the size of the config's model
+  lengths: Sequence[int]  # in tokens
+  # Whether all lengths of a size share one stable run and differ in their decays.
   branches: bool = True
-  rate_power: float = 0.0
-  most_flops: float | None = None
+  rate_power: float = 0.0  # p; the learning rate of a size is the config's times factor^p
+  most_flops: float | None = None  # leave out combinations that need more model FLOPs; None: none
 
 
 def jobs(config: Config, grid: Grid, out: str) -> list[Job]:

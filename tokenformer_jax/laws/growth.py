@@ -58,25 +58,16 @@ class Leg:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """The best chain, and the best size from scratch.
+  """The best chain, and the best size from scratch."""
 
-  Attributes:
-    legs: of the chain.
-    scratch: of the size that reaches the loss from scratch at the least cost.
-    scratch_last: of the chain's last size from scratch, to the same loss.
-    cost: interval of the best chain's cost, over draws of the law.
-    scratch_cost: the same of training from scratch.
-    saving: interval of the part of the cost from scratch that the best chain saves.
-    reached: interval of the loss that `legs` reach.
-  """
-
-  legs: tuple[Leg, ...]
-  scratch: Leg
-  scratch_last: Leg
-  cost: tuple[float, float]
-  scratch_cost: tuple[float, float]
+  legs: tuple[Leg, ...]  # of the chain
+  scratch: Leg  # of the size that reaches the loss from scratch at the least cost
+  scratch_last: Leg  # of the chain's last size from scratch, to the same loss
+  cost: tuple[float, float]  # interval of the best chain's cost, over draws of the law
+  scratch_cost: tuple[float, float]  # the same of training from scratch
+  # Interval of the part of the cost from scratch that the best chain saves.
   saving: tuple[float, float]
-  reached: tuple[float, float]
+  reached: tuple[float, float]  # interval of the loss that `legs` reach
 
   @property
   def total(self) -> float:

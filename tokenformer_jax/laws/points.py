@@ -22,29 +22,18 @@ _NEEDED = _COLUMNS[:3]
 
 @dataclasses.dataclass(frozen=True)
 class Points:
-  """Runs of several sizes and lengths; each array is [n].
+  """Runs of several sizes and lengths; each array is [n]."""
 
-  Attributes:
-    names: of the runs.
-    total: all parameters of each, counted as `count` says.
-    active: the parameters that a token uses, N of the laws; those of `total` in a dense model.
-    tokens: the tokens seen, D.
-    loss: the final loss, in nats a token.
-    flops: the exact FLOPs of training; NaN where they are not known.
-    steps: updates; NaN where they are not known.
-    count: `all` or `without_embeddings`.
-    notes: sentences on input that was left out or is unusual.
-  """
-
-  names: tuple[str, ...]
-  total: np.ndarray
+  names: tuple[str, ...]  # of the runs
+  total: np.ndarray  # all parameters of each, counted as `count` says
+  # The parameters that a token uses, N of the laws; those of `total` in a dense model.
   active: np.ndarray
-  tokens: np.ndarray
-  loss: np.ndarray
-  flops: np.ndarray
-  steps: np.ndarray
-  count: str = 'all'
-  notes: tuple[str, ...] = ()
+  tokens: np.ndarray  # the tokens seen, D
+  loss: np.ndarray  # the final loss, in nats a token
+  flops: np.ndarray  # the exact FLOPs of training; NaN where they are not known
+  steps: np.ndarray  # updates; NaN where they are not known
+  count: str = 'all'  # `all` or `without_embeddings`
+  notes: tuple[str, ...] = ()  # sentences on input that was left out or is unusual
 
   def __len__(self) -> int:
     """Return the number of points."""

@@ -26,46 +26,28 @@ _DECAYED = 0.2  # a rate at or below this part of its peak counts as decayed
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-  """The size of a model.
+  """The size of a model."""
 
-  Attributes:
-    parameters: all of them (Chinchilla's N).
-    without_embeddings: those besides embeddings, positions and the head (Kaplan's N).
-    active: those that one token uses; a part of `parameters` in a mixture of experts.
-    active_without_embeddings: those of `without_embeddings` that one token uses.
-    flops_per_token: exact model FLOPs of training on one token: see `flops.train_flops`.
-  """
-
-  parameters: int
-  without_embeddings: int
-  active: int
-  active_without_embeddings: int
-  flops_per_token: float
+  parameters: int  # all of them (Chinchilla's N)
+  without_embeddings: int  # those besides embeddings, positions and the head (Kaplan's N)
+  active: int  # those that one token uses; a part of `parameters` in a mixture of experts
+  active_without_embeddings: int  # those of `without_embeddings` that one token uses
+  flops_per_token: float  # exact model FLOPs of training on one token: see `flops.train_flops`
 
 
 @dataclasses.dataclass(frozen=True)
 class FinishedRun:
-  """A run that reached its last step.
+  """A run that reached its last step."""
 
-  Attributes:
-    name: its work directory.
-    size: the size of its model.
-    steps: the number of its updates, those before a growth or of a stable run included.
-    batch_tokens: the number of tokens of a step; a mean if the batch size changed.
-    loss: the last loss on the validation text, in nats a token; NaN if it was not finite.
-    decayed: whether the rate had decayed at the end.
-    data: the conditions of its loss besides the model and the plain training, by name.
-    growth: the last growth, or None.
-  """
-
-  name: str
+  name: str  # its work directory
   size: Size
-  steps: int
-  batch_tokens: float
-  loss: float
-  decayed: bool
+  steps: int  # the number of its updates, those before a growth or of a stable run included
+  batch_tokens: float  # the number of tokens of a step; a mean if the batch size changed
+  loss: float  # the last loss on the validation text, in nats a token; NaN if it was not finite
+  decayed: bool  # whether the rate had decayed at the end
+  # The conditions of its loss besides the model and the plain training, by name.
   data: dict[str, str]
-  growth: 'Growth | None' = None
+  growth: 'Growth | None' = None  # the last one
 
   @property
   def tokens(self) -> int:

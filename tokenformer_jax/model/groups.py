@@ -58,16 +58,11 @@ class Groups:
 
   A statistic is [B, T, P, G] if every group lies in one part, and G is the most groups of a part;
   else it is [B, T, 1, G] for G groups.
-
-  Attributes:
-    widths: the number of tokens of each of the M pieces of a part.
-    member: whether a piece belongs to a group, [P, M, G].
-    references: τ² of each group, [P or 1, G]; 1 for a group that a part lacks.
   """
 
-  widths: tuple[int, ...]
-  member: np.ndarray
-  references: np.ndarray
+  widths: tuple[int, ...]  # the number of tokens of each of the M pieces of a part
+  member: np.ndarray  # whether a piece belongs to a group, [P, M, G]
+  references: np.ndarray  # τ² of each group, [P or 1, G]; 1 for a group that a part lacks
 
   @property
   def reference(self) -> jax.Array:

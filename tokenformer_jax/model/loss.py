@@ -71,16 +71,12 @@ def row_loss_sums(
 
 
 class Objective(NamedTuple):
-  """A training objective, as sums over chunks of positions.
+  """A training objective, as sums over chunks of positions."""
 
-  Attributes:
-    sums: maps the head [V, D], other fixed heads, and a chunk of each row, of the student's input
-      of the head first, to sums [B] in a pytree.
-    weigh: maps such sums to the value, a number.
-  """
-
+  # Maps the head [V, D], other fixed heads, and a chunk of each row, of the student's input of the
+  # head first, to sums [B] in a pytree.
   sums: Callable[..., Any]
-  weigh: Callable[[Any], jax.Array]
+  weigh: Callable[[Any], jax.Array]  # maps such sums to the value, a number
 
 
 def minimized(

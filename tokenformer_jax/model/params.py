@@ -132,19 +132,13 @@ def token_axis(axes: Axes) -> int | None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Definition:
-  """A module taken apart into functions of a nested dict.
+  """A module taken apart into functions of a nested dict."""
 
-  Attributes:
-    init: maps a random key to parameters.
-    bind: maps parameters to a callable module, for use inside a traced function.
-    abstract: the parameters' shapes and dtypes.
-    info: a `ParamInfo` for each array, in a tree like the parameters.
-  """
-
-  init: Callable[[jax.Array], Params]
+  init: Callable[[jax.Array], Params]  # maps a random key to parameters
+  # Maps parameters to a callable module, for use inside a traced function.
   bind: Callable[[Params], Any]
-  abstract: Params
-  info: Params
+  abstract: Params  # the parameters' shapes and dtypes
+  info: Params  # a `ParamInfo` for each array, in a tree like the parameters
 
   @functools.cached_property
   def axes(self) -> Params:

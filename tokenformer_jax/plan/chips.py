@@ -26,39 +26,22 @@ _GB, _GBIT = 1e9, 1e9 / 8
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """One JAX device: a whole chip, except on TPU7x, whose chips are two devices each.
+  """One JAX device: a whole chip, except on TPU7x, whose chips are two devices each."""
 
-  Attributes:
-    name: the name in `--topology`.
-    kind: the key in `flops.PEAK_TFLOPS`.
-    hbm: bytes of memory.
-    hbm_rate: bytes a second.
-    link: bytes a second of one ICI link in one direction; for a GPU, of all NVLinks together.
-    dcn: bytes a second to other slices (for GPUs, to other hosts) in one direction.
-    clock: cycles a second, or None for a GPU, because nothing is compiled for GPUs.
-    cores: cores of a device.
-    matrix_side: the side length of a matrix unit.
-    devices: JAX devices of one chip as it is sold.
-    torus: sides of a slice; 1 for GPUs, whose topology is a count.
-    wraps_at: a side of a slice is a ring if its length is a multiple of this number.
-    source: see the module's docstring.
-    caveat: a sentence about errors of the compiler's cycles on this chip, or ''.
-  """
-
-  name: str
-  kind: str
-  hbm: float
-  hbm_rate: float
-  link: float
-  dcn: float
-  clock: float | None
+  name: str  # the name in `--topology`
+  kind: str  # the key in `flops.PEAK_TFLOPS`
+  hbm: float  # bytes of memory
+  hbm_rate: float  # bytes a second
+  link: float  # bytes a second of one ICI link in one direction; for a GPU, of all NVLinks together
+  dcn: float  # bytes a second to other slices (for GPUs, to other hosts) in one direction
+  clock: float | None  # cycles a second, or None for a GPU, because nothing is compiled for GPUs
   cores: int = 1
   matrix_side: int = 128
-  devices: int = 1
-  torus: int = 3
-  wraps_at: int = 4
-  source: str = 'Google'
-  caveat: str = ''
+  devices: int = 1  # JAX devices of one chip as it is sold
+  torus: int = 3  # sides of a slice; 1 for GPUs, whose topology is a count
+  wraps_at: int = 4  # a side of a slice is a ring if its length is a multiple of this number
+  source: str = 'Google'  # see the module's docstring
+  caveat: str = ''  # a sentence about errors of the compiler's cycles on this chip, or ''
 
   @property
   def peak(self) -> float:

@@ -22,30 +22,19 @@ from tokenformer_jax.steps.step import Program
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """The plan of a training step on a topology, and of the whole run.
+  """The plan of a training step on a topology, and of the whole run."""
 
-  Attributes:
-    config: every size is filled in.
-    topology: the devices.
-    mesh: sizes of the mesh axes.
-    parameters: the model's number of parameters.
-    units: the unit in which a step is counted, and the number of units in a step.
-    memory: of one device.
-    costs: of one step on one device.
-    source: of memory and costs: `cycles` for the compiler, `layout` for the compiler before code
-      generation (no cycles), `formula` for no compiler.
-    compile_seconds: on this machine.
-  """
-
-  config: Config
+  config: Config  # every size is filled in
   topology: Topology
-  mesh: dict[str, int]
-  parameters: int
-  units: tuple[str, int]
-  memory: Memory
-  costs: Costs
+  mesh: dict[str, int]  # sizes of the mesh axes
+  parameters: int  # the model's number of parameters
+  units: tuple[str, int]  # the unit in which a step is counted, and the number of units in a step
+  memory: Memory  # of one device
+  costs: Costs  # of one step on one device
+  # Of memory and costs: `cycles` for the compiler, `layout` for the compiler before code generation
+  # (no cycles), `formula` for no compiler.
   source: str
-  compile_seconds: float
+  compile_seconds: float  # on this machine
 
   @property
   def model_flops(self) -> float:

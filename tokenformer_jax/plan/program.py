@@ -47,24 +47,18 @@ class DoesNotFitError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-  """Bytes of a device's HBM in a training step.
-
-  Attributes:
-    optimizer: the rest of the state: the moments, and the parameters' average if there is one.
-    temporaries: the peak of activations, gradients and buffers.
-    capacity: as published; the compiler may use a little less.
-    allocated: temporaries as the compiler lays them out, gaps included, or None.
-    host: activations that the step keeps in the host's memory.
-  """
+  """Bytes of a device's HBM in a training step."""
 
   parameters: float
+  # The rest of the state: the moments, and the parameters' average if there is one.
   optimizer: float
   batch: float
-  temporaries: float
+  temporaries: float  # the peak of activations, gradients and buffers
   code: float
-  capacity: float
+  capacity: float  # as published; the compiler may use a little less
+  # Temporaries as the compiler lays them out, gaps included, or None.
   allocated: float | None = None
-  host: float = 0.0
+  host: float = 0.0  # activations that the step keeps in the host's memory
 
   @property
   def peak(self) -> float:
