@@ -98,20 +98,20 @@ class Plan:
     self, name: str, seed: int, rate: float = RATE, layers: int = LAYERS, *, learned: bool = False
   ) -> Config:
     """Return the config of a run of the part `blocks`."""
-    block, of_tokens = BLOCKS[name]
+    block, with_tokens = BLOCKS[name]
     values = config_lib.defaults()
     values.model.width = self.width
     values.model.layer.mixer.heads = self.width // HEAD_WIDTH
     values.model.init.std = 0.02 * (768 / self.width) ** 0.5  # 0.02 at the paper's width
     hidden = (4 if layers == LAYERS else 2) * self.width  # half in the paper's depth study
-    SIMPLIFIED['set_blocks'](values, layers, hidden, block, of_tokens)
+    SIMPLIFIED['set_blocks'](values, layers, hidden, block, with_tokens)
     if learned:
       values.model.position_embedding = 'learned'
     else:
       values.model.layer.mixer.positions = {'kind': 'rotary', 'fraction': 1.0}
     return self.on_text(values, seed, self.steps(BLOCK_STEPS), rate)
 
-  def model(self, name: str, seed: int, rate: float, *, of_tokens: bool = False) -> Config:
+  def model(self, name: str, seed: int, rate: float, *, with_tokens: bool = False) -> Config:
     """Return the config of a run of the part `length`, or with parameter tokens of `growth`."""
     pattern, mixer, variants = MODELS[name]
     values = config_lib.defaults()
@@ -119,7 +119,7 @@ class Plan:
     layer, projection = model.layer, {'kind': 'dense'}
     model.width, model.pattern, model.init.std = width, pattern, 0.1
     layer.ffn = {'kind': 'mlp'}
-    if of_tokens:
+    if with_tokens:
       projection = {'kind': 'pattention', 'tokens': width}
       layer.ffn = {'kind': 'pattention', 'tokens': 4 * width}
     places = ('uvq', 'out') if mixer is UNIT else ('qkv', 'proj')
@@ -192,8 +192,8 @@ def speed(plan: Plan, seed: int) -> None:
   if seed == 0 and not (file := plan.out / 'speed.json').exists():
     configs = {(name, remat): plan.block(name, 0) for name in BLOCKS for remat in REMATS}
     configs = {
-      key: dataclasses.replace(one, train=dataclasses.replace(one.train, remat=key[1]))
-      for key, one in configs.items()
+      key: dataclasses.replace(config, train=dataclasses.replace(config.train, remat=key[1]))
+      for key, config in configs.items()
     }
     found = step_times.measure(configs)
     write(file, {name: {remat: found[name, remat] for remat in REMATS} for name in BLOCKS})
@@ -224,7 +224,7 @@ def growth(plan: Plan, seed: int) -> None:
     if name in BLOCKS:
       base, config = plan.train_block(name, seed), plan.block(name, seed)
     else:
-      config = plan.model(name, seed, RATE, of_tokens=True)
+      config = plan.model(name, seed, RATE, with_tokens=True)
       base = trials.once(plan.out, f'growth/{name}/base/{seed}', config)
     counts = {k: 2 * count for k, count in config_lib.token_counts(config.model).items()}
     workdir = plan.out / f'growth/{name}/exact/{seed}'

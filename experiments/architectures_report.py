@@ -67,7 +67,7 @@ def blocks(out: Path, pictures: Path, part: str = 'blocks') -> None:
   last = max(max(each[0]) for each in found.values())
   timed = {}  # name → seconds of a step
   if times and part == 'blocks':
-    timed = {name: min(one['cpu'] for one in times[name].values()) for name in found}
+    timed = {name: min(run['cpu'] for run in times[name].values()) for name in found}
   fastest = last * min(timed.values(), default=0)
   budget = [f'{fastest:.1f} s of CPU'] if timed else []
   points = [last // 4, last // 2, last]
@@ -83,9 +83,9 @@ def blocks(out: Path, pictures: Path, part: str = 'blocks') -> None:
   remats = architectures.REMATS
   rows = [['', 'parameters', *(f'ms of CPU a step, remat={r}' for r in remats), 'tokens/s']]
   for name, seconds in timed.items():
-    one = times[name][remats[0]]
+    first = times[name][remats[0]]
     each = (f'{times[name][remat]["cpu"] * 1e3:.1f}' for remat in remats)
-    rows.append([name, f'{one["parameters"]:,}', *each, f'{one["tokens"] / seconds:,.0f}'])
+    rows.append([name, f'{first["parameters"]:,}', *each, f'{first["tokens"] / seconds:,.0f}'])
   print('## speed\n')
   table(rows)
   figure, (by_step, by_time) = plt.subplots(1, 2, figsize=(11, 4.5), sharey=True)
@@ -133,7 +133,7 @@ def length(out: Path, pictures: Path) -> None:
     factor = 1 / NATS if figure_name == 'loss' else 100
     rows = [['', *(f'{n} tokens' for n in lengths), 'seeds']]
     for name, each in tested(out):
-      values = [[factor * one[kind][n][figure_name] for one in each] for n in lengths]
+      values = [[factor * run[kind][n][figure_name] for run in each] for n in lengths]
       digits = 3 if figure_name == 'loss' else 1
       rows.append([name, *(spread(v, digits) for v in values), str(len(each))])
       if (kind, figure_name) in drawn:
@@ -160,12 +160,12 @@ def pairs(out: Path, pictures: Path) -> None:
   figure, axes = plt.subplots(figsize=(8, 4.5))
   for name, field in [('HWFA', 'accuracy'), ('HWFA', 'unscaled'), *others]:
     if each := read_all(out / f'pairs/{name}', '*.json'):
-      firsts = [next((s for s, loss in one['losses'] if loss < LEARNED), None) for one in each]
-      learned = ', '.join('never' if one is None else str(one) for one in firsts)
-      values = [[100 * one[field][n] for one in each] for n in lengths]
+      firsts = [next((s for s, loss in run['losses'] if loss < LEARNED), None) for run in each]
+      learned = ', '.join('never' if step is None else str(step) for step in firsts)
+      values = [[100 * run[field][n] for run in each] for n in lengths]
       label = name if field == 'accuracy' else 'no length scale'
       # A seed has learned the task or not, so a mean would describe none of them.
-      rows.append([label, learned, *(', '.join(f'{one:.0f}' for one in v) for v in values)])
+      rows.append([label, learned, *(', '.join(f'{value:.0f}' for value in v) for v in values)])
       style, color = ('--' if field == 'unscaled' else '-'), f'C{len(rows) - 2}'
       for seed, line in enumerate(zip(*values, strict=True)):
         text = label if seed == 0 else None
@@ -193,8 +193,8 @@ def growth(out: Path) -> None:
       continue
     count = min(map(len, arms))
     ends = [spread(c[max(c)] for c in each[:count]) for each in (base, *arms)]
-    difference = max(one['difference'] for one in exact)
-    largest = max(one['logit'] for one in exact)
+    difference = max(run['difference'] for run in exact)
+    largest = max(run['logit'] for run in exact)
     rows.append([name, f'{difference:.1e}', f'{largest:.1f}', *ends, str(count)])
   print('## growth\n')
   table(rows)

@@ -76,7 +76,7 @@ def balance(out: Path) -> None:
         here = [line for lines in found for line in lines if line['step'] == step]
         at.append([x['train/router/max_violation'] for x in here if 'train/loss' in x])
       entropy = [last(lines, 'train/router/entropy') for lines in found]
-      values = [spread(one, 2) for one in at]
+      values = [spread(runs, 2) for runs in at]
       rows.append([name, *values, spread(entropy, 2), spread(losses(found)), str(len(found))])
   table(rows)
 
@@ -85,8 +85,8 @@ def drops(out: Path) -> None:
   """Print the share of choices without a place over time, in training."""
   steps = [100, 300, 700, experts.STEPS]
   rows = [['dropped in training', *(f'step {step}' for step in steps)]]
-  of_parts = (('quality', experts.QUALITY), ('drops', experts.DROPS))
-  for part, name in ((part, name) for part, names in of_parts for name in names):
+  parts = (('quality', experts.QUALITY), ('drops', experts.DROPS))
+  for part, name in ((part, name) for part, names in parts for name in names):
     at = [
       [
         100 * line['train/router/dropped']
@@ -97,7 +97,7 @@ def drops(out: Path) -> None:
       for step in steps
     ]
     if all(at) and any(map(any, at)):
-      rows.append([name, *(f'{spread(one, 1)} %' for one in at)])
+      rows.append([name, *(f'{spread(runs, 1)} %' for runs in at)])
   table(rows)
 
 
@@ -134,7 +134,7 @@ def picture(out: Path, pictures: Path) -> None:
     if not found:
       continue
     config = sizes.fill_in(experts.Trial(Path(), 0).config(changes))
-    lines = [[line for line in one if 'train/bits_per_byte' in line] for one in found]
+    lines = [[line for line in run if 'train/bits_per_byte' in line] for run in found]
     steps = [line['step'] for line in lines[0]]
     mean = [
       statistics.mean(line['train/bits_per_byte'] for line in at) for at in zip(*lines, strict=True)

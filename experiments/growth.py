@@ -221,8 +221,8 @@ class Plan:
     mixer.qkv.tokens = mixer.proj.tokens = scale.width * size.tokens
     layer.ffn.tokens = 4 * scale.width * size.tokens
     if size.groups:
-      for one in (mixer.qkv, mixer.proj, layer.ffn):
-        one.groups = f'{one.tokens // size.groups}*{size.groups}'
+      for projection in (mixer.qkv, mixer.proj, layer.ffn):
+        projection.groups = f'{projection.tokens // size.groups}*{size.groups}'
     if KINDS[kind].dense:
       width = round(scale.dense_width * size.tokens**0.5)
       c.model.width, mixer.heads, layer.norm = width, width // scale.dense_head, 'affine'
@@ -339,8 +339,8 @@ class Plan:
   def _references(self, factor: int) -> dict[str, int]:
     """Return τ² of a model with so many times as many tokens."""
     width = self.scale.width * factor
-    of_mixer = {f'model__layer__mixer__{name}__reference': width for name in ('qkv', 'proj')}
-    return of_mixer | {'model__layer__ffn__reference': 4 * width}
+    in_mixer = {f'model__layer__mixer__{name}__reference': width for name in ('qkv', 'proj')}
+    return in_mixer | {'model__layer__ffn__reference': 4 * width}
 
   def best(self, try_: Callable[[float, int], Path]) -> float:
     """Return the factor of the rate with the least loss at seed 0."""
@@ -408,7 +408,7 @@ def defaults(plan: Plan) -> None:
   """Train the first steps after growth as `grow` leaves a run: its rate, and its warm-up."""
   default = config_lib.Config().optim.new_token_warmup
   for name, arm in DEFAULTS.items():
-    models = [sizes.fill_in(plan.config(arm.kind, one, 0, 1)).model for one in (Size(), arm.size)]
+    models = [sizes.fill_in(plan.config(arm.kind, size, 0, 1)).model for size in (Size(), arm.size)]
     factor = state.rate_factor(*models)
     for seed in plan.seeds:
       config = plan.first_steps(arm, factor, seed, optim__new_token_warmup=default)

@@ -64,7 +64,7 @@ def losses(folder: Path, runs: str) -> dict[float, Losses]:
 
 def best(found: dict[float, Losses]) -> tuple[float, Losses]:
   """Return the factor with the least loss at seed 0, and the losses there."""
-  factor = min(found, key=lambda one: found[one].get(0, math.inf))
+  factor = min(found, key=lambda rate: found[rate].get(0, math.inf))
   return factor, found[factor]
 
 
@@ -75,7 +75,7 @@ def rates(plan: Plan) -> None:
   for folder in sorted((plan.out / 'rates').iterdir()):
     factor = growth.KINDS[folder.name].rate
     found = [folder / f'{rate * factor:g}' for rate in rates]
-    last = [f'{growth.final_loss(one):.3f}' if (one / 'done').exists() else '' for one in found]
+    last = [f'{growth.final_loss(run):.3f}' if (run / 'done').exists() else '' for run in found]
     rows.append([folder.name if factor == 1 else f'{folder.name}, × {factor:g}', *last])
   table(rows)
 
@@ -157,7 +157,7 @@ def ahead(plan: Plan, name: str, arm: Arm) -> tuple[str, str]:
   if arm.kind not in _OF_KIND or arm.stages or arm.part != 1:
     return '', ''
   base, exact = _OF_KIND[arm.kind]
-  if name == base or not all(losses(plan.out / 'arms' / one, '0/') for one in (base, name)):
+  if name == base or not all(losses(plan.out / 'arms' / arm, '0/') for arm in (base, name)):
     return '', ''
   _, without = training_curves(plan, base, ARMS[base])
   after, curves = training_curves(plan, name, arm)
@@ -295,9 +295,9 @@ def handover(plan: Plan) -> None:
       lines = [line for line in metrics.read(done.parent) if 'eval/bits_per_byte' in line]
       found.append([line['eval/bits_per_byte'] for line in lines])
     if found:
-      change = [[value / one[0] - 1 for value in one] for one in found]
+      change = [[value / values[0] - 1 for value in values] for values in found]
       means = [percent(statistics.mean(step), 2, '+') for step in zip(*change, strict=True)]
-      most = max(max(one) for one in change)
+      most = max(max(values) for values in change)
       rows.append([name.partition('/')[2], *means, percent(most, 2, '+'), str(len(found))])
   table(rows)
 
@@ -319,10 +319,12 @@ def elastic_models(plan: Plan) -> None:
 
 
 def _elastic_rows(name: str, folders: list[Path], file: str) -> list[list[str]]:
-  found = [json.loads((one / file).read_text()) for one in folders if (one / file).exists()]
+  found = [
+    json.loads((folder / file).read_text()) for folder in folders if (folder / file).exists()
+  ]
   if not found:
     return []
-  columns = [[one[size] for one in found if size in one] for size in ('1', '2', '3')]
+  columns = [[content[size] for content in found if size in content] for size in ('1', '2', '3')]
   return [[name, *(spread(column) if column else '' for column in columns), str(len(found))]]
 
 
@@ -333,9 +335,9 @@ def forgotten(plan: Plan) -> None:
     values = []
     for folder in (f'forgetting/{name}', f'forgetting/{name} on the old text'):
       done = sorted((plan.out / folder).glob('*/done'))
-      values.append([growth.final_loss(one.parent) for one in done])
+      values.append([growth.final_loss(file.parent) for file in done])
     if values[0]:
-      rows.append([name, *(spread(one) for one in values), str(len(values[0]))])
+      rows.append([name, *(spread(runs) for runs in values), str(len(values[0]))])
   table(rows)
 
 
@@ -377,7 +379,7 @@ def main() -> None:
   for name, plan in plans.items():
     tera = {kind: plan.budget(kind) / 1e12 for kind in ('tokenformer', 'transformer')}
     per_step = (plan.step_flops('tokenformer', Size(size)) for size in (1, 4))
-    steps = ' and '.join(f'{plan.budget("tokenformer") / one:,.0f}' for one in per_step)
+    steps = ' and '.join(f'{plan.budget("tokenformer") / flops:,.0f}' for flops in per_step)
     print(f'## {name}\n\nbudget: {json.dumps(tera)} TFLOP; {steps} steps at ×1 and ×4\n')
     rates(plan)
     arms(plan)

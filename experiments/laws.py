@@ -91,8 +91,8 @@ def train(config: Config, wanted: grid.Grid, out: str) -> None:
 
 def fitted(folder: str, least: float = 0) -> analysis.Analysis:
   """Return the laws of a grid, of sizes with at least so many parameters."""
-  found = [runs.read(one) for one in points.find_runs([folder])]
-  found = [one for one in found if one.size.parameters >= least]
+  found = [runs.read(name) for name in points.find_runs([folder])]
+  found = [run for run in found if run.size.parameters >= least]
   return analysis.analyse(
     points.from_runs(found, 'all'), points.from_runs(found, 'without_embeddings')
   )
@@ -105,8 +105,8 @@ def predict(out: str) -> None:
   for job in grid.jobs(base(), LARGER, f'{out}/larger'):
     n, inner, d = job.size.parameters, job.size.without_embeddings, job.tokens
     by = {}
-    for name, one in fits.items():
-      made = analysis.predict(one, n, d, n)
+    for name, law in fits.items():
+      made = analysis.predict(law, n, d, n)
       by[name] = {'loss': made.loss, 'interval': made.interval}
     kaplan = fits['all 36 runs'].kaplan['kaplan_nd']
     logs = {'n': np.log([inner]), 'd': np.log([d])}

@@ -154,8 +154,8 @@ class Plan:
     twice['grow__method'] = 'zero_keys'
     grown = self.config('grown', seed, steps + steps // 2, rate, init_from=str(base), **twice)
     self.run(f'grown/{seed}', grown)
-    of_small, of_large = (flops.step_flops(sizes.fill_in(c)) for c in (small, grown))
-    equal = round((steps * of_small + steps // 2 * of_large) / of_large)
+    small_step, large_step = (flops.step_flops(sizes.fill_in(c)) for c in (small, grown))
+    equal = round((steps * small_step + steps // 2 * large_step) / large_step)
     self.run(f'from scratch/{seed}', self.config('from scratch', seed, equal, rate, **twice))
 
 

@@ -37,12 +37,12 @@ def training_flops(out: Path, data: str, name: str) -> float:
     return saved_config.read(path, 'run the experiment again')
 
   config = read_config(name)
-  steps, of_step = config.train.steps, flops.step_flops(config)
+  steps, per_step = config.train.steps, flops.step_flops(config)
   if not config.init_from:
-    return steps * of_step
+    return steps * per_step
   before = read_config('TokenFormer')
   first = before.train.steps
-  return first * flops.step_flops(before) + (steps - first) * of_step
+  return first * flops.step_flops(before) + (steps - first) * per_step
 
 
 def rates(out: Path, data: str) -> None:
