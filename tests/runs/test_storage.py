@@ -3,10 +3,7 @@
 import contextlib
 import errno
 import itertools
-import json
-import math
 import os
-import resource
 import shutil
 import time
 import types
@@ -19,6 +16,7 @@ import orbax.checkpoint as ocp
 import pytest
 import tiny_run
 from outcomes import assert_same
+from saved_states import EIO, FULL, HARM, assert_intact, restore, save, state
 
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.config import Config
@@ -28,57 +26,7 @@ from tokenformer_jax.runs import checkpoint, metrics, orbax_setup
 from tokenformer_jax.storage import paths, retry
 from tokenformer_jax.training import loop
 
-EIO = OSError(errno.EIO, 'Input/output error')
-FULL = OSError(errno.ENOSPC, 'No space left on device')
-
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch):
-  monkeypatch.setattr(retry, 'PAUSES', (0.01,) * 4)
-
-
-@pytest.fixture
-def fail(monkeypatch):
-  """Has a function raise errors, one in each call, before it works again."""
-
-  def install(owner, name, errors, when=lambda *arguments: True):
-    right, left = getattr(owner, name), iter(errors)
-
-    def failing(*arguments, **named):
-      if when(*arguments) and (error := next(left, None)) is not None:
-        raise error
-      return right(*arguments, **named)
-
-    monkeypatch.setattr(owner, name, failing)
-
-  return install
-
-
-def state(step):
-  return {'params': {'keys': jnp.arange(24.0).reshape(4, 6) + step}, 'step': jnp.asarray(step)}
-
-
-def save(workdir, losses, keep=10):
-  """Saves steps 1, 2, … with these losses on the validation split."""
-  with contextlib.closing(checkpoint.Checkpoints(workdir, keep=keep)) as checkpoints:
-    for step, loss in enumerate(losses, start=1):
-      checkpoints.save(step, state(step), Config(), {'kind': 'bytes'}, loss)
-      checkpoints.wait()
-
-
-def restore(workdir, step):
-  checkpoints = checkpoint.Checkpoints(workdir)
-  single = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-  abstract = sharding.with_shardings(state(0), jax.tree.map(lambda _: single, state(0)))
-  return checkpoints.restore(checkpoints.meta(step), abstract)
-
-
-def assert_intact(workdir, step):
-  for got, want in zip(
-    jax.tree.leaves(restore(workdir, step)), jax.tree.leaves(state(step)), strict=True
-  ):
-    np.testing.assert_array_equal(got, want, err_msg=f'the checkpoint of step {step} is lost')
-
+pytestmark = pytest.mark.usefixtures('short_pauses')
 
 # Reading
 
@@ -121,21 +69,6 @@ def test_content_that_does_not_hold_is_damage_at_once(tmp_path, monkeypatch, nam
   DAMAGE[name](tmp_path / 'checkpoints/1')
   with pytest.raises(checkpoint.DamagedError):
     restore(tmp_path, 1)
-
-
-def _flip(path):
-  content = bytearray(path.read_bytes())
-  for position in range(len(content) // 3, len(content), 997):
-    content[position] ^= 16
-  path.write_bytes(content)
-
-
-HARM = {
-  'truncated': lambda path: os.truncate(path, path.stat().st_size // 2),
-  'emptied': lambda path: os.truncate(path, 0),
-  'deleted': lambda path: path.unlink(),
-  'flipped': _flip,
-}
 
 
 @pytest.fixture(scope='module')
@@ -294,170 +227,6 @@ def test_a_file_that_cannot_be_written_for_a_while_is_written_later(tmp_path, fa
   fail(os, 'replace', [EIO, EIO])
   paths.write(tmp_path / 'config.json', 'text')
   assert (tmp_path / 'config.json').read_text() == 'text'
-
-
-@pytest.mark.parametrize('loss', [math.nan, math.inf])
-def test_a_loss_that_is_no_number_is_never_the_best(tmp_path, loss):
-  save(tmp_path, [loss, 2.0, loss, 3.0, loss, 4.0], keep=1)
-  assert checkpoint.Checkpoints(tmp_path).steps() == [2, 6], 'the best one, or the last, is gone'
-
-
-def test_the_best_checkpoint_stays_when_a_run_goes_on(tmp_path):
-  save(tmp_path, [1.0, 2.0], keep=1)
-  with contextlib.closing(checkpoint.Checkpoints(tmp_path, keep=1)) as checkpoints:
-    checkpoints.save(3, state(3), Config(), {'kind': 'bytes'}, 3.0, wait=True)
-  assert checkpoint.Checkpoints(tmp_path).steps() == [1, 3], 'which one was the best is forgotten'
-
-
-@pytest.mark.parametrize('change', ['loss', 'digest', 'los_'])
-def test_a_loss_that_changed_on_the_disk_is_never_the_best(tmp_path, change):
-  """Here 5.0 becomes 0.5, or loses the name or the digest that shows it to be sound."""
-  save(tmp_path, [1.0, 5.0, 2.0])
-  path = tmp_path / 'checkpoints/2/metrics/metrics'
-  figures = json.loads(path.read_text())
-  figures['loss'] = 0.5
-  figures = {change: figures.pop('loss'), **figures} if change == 'los_' else figures
-  if change == 'digest':
-    figures = {'loss': 0.5, 'diges_': figures['digest']}
-  path.write_text(json.dumps(figures))
-  with contextlib.closing(checkpoint.Checkpoints(tmp_path, keep=1)) as checkpoints:
-    checkpoints.save(4, state(4), Config(), {'kind': 'bytes'}, 3.0, wait=True)
-  assert checkpoint.Checkpoints(tmp_path).steps() == [1, 4]
-
-
-def test_a_loss_without_its_digest_is_never_the_best(tmp_path):
-  save(tmp_path, [2.0, 1.0, 3.0])
-  (tmp_path / 'checkpoints/2/metrics/metrics').write_text('{"loss": 1.0}')
-  with contextlib.closing(checkpoint.Checkpoints(tmp_path, keep=1)) as checkpoints:
-    checkpoints.save(4, state(4), Config(), {'kind': 'bytes'}, 3.0, wait=True)
-  assert checkpoint.Checkpoints(tmp_path).steps() == [1, 4]
-
-
-def test_losses_that_cannot_be_read_do_not_keep_a_run_from_going_on(tmp_path):
-  save(tmp_path, [1.0, 2.0])
-  (tmp_path / 'checkpoints/1/metrics/metrics').write_text('{"loss": ')
-  with contextlib.closing(checkpoint.Checkpoints(tmp_path, keep=2)) as checkpoints:
-    assert checkpoints.steps() == [1, 2]
-
-
-# Figures
-
-
-@contextlib.contextmanager
-def room(path, bytes_left):
-  """Lets files grow by so much beyond the size of one: a disk that is full then."""
-  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + bytes_left, hard))
-  try:
-    yield
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def open_metrics(workdir, first_step=0, tensorboard=False):
-  return metrics.Metrics(workdir, first_step=first_step, steps=9, tensorboard=tensorboard)
-
-
-def test_a_full_disk_leaves_whole_lines_and_a_sentence(tmp_path):
-  figures = open_metrics(tmp_path)
-  figures.write(1, {'train/loss': 1.0})
-  with (
-    room(tmp_path / 'metrics.jsonl', 10),
-    pytest.raises(UserError, match=r'figures could not be written to .*; make room, then run the'),
-  ):
-    figures.write(2, {'train/loss': 2.0})
-  figures.write(3, {'train/loss': 3.0})
-  figures.close()
-  content = (tmp_path / 'metrics.jsonl').read_text()
-  assert [json.loads(line)['step'] for line in content.splitlines()] == [1, 3], content
-
-
-def test_a_full_disk_does_not_stop_a_run_for_ever_in_tensorboard(tmp_path):
-  figures = open_metrics(tmp_path, tensorboard=True)
-  (events,) = (tmp_path / 'tensorboard').iterdir()
-  many = {f'train/{i}': 1.0 for i in range(500)}
-  figures.write(1, many)
-  # So that there is room for the lines, and none for the events.
-  os.truncate(tmp_path / 'metrics.jsonl', 0)
-  with room(events, 10), pytest.raises(UserError, match='figures could not be written'):
-    figures.write(2, many)
-  figures.close()
-
-
-def test_lines_after_half_a_line_are_read(tmp_path):
-  whole = [{'step': step, 'train/loss': 1.0} for step in (1, 2, 3)]
-  lines = [json.dumps(line).encode() for line in whole]
-  lines.insert(1, lines[1][:9])
-  lines.insert(3, b'\0' * 9 + b'\xff')
-  (tmp_path / 'metrics.jsonl').write_bytes(b'\n'.join(lines))
-  assert metrics.read(tmp_path) == whole, 'half a line hides those after it'
-  open_metrics(tmp_path, first_step=2).close()
-  assert metrics.read(tmp_path) == whole[:2]
-
-
-@pytest.mark.parametrize('harm', ['deleted', 'emptied'])
-def test_lost_lines_come_back_from_events_and_checkpoints(tmp_path, harm, capsys):
-  """A run logs steps 2, 4 and 6, is killed, and goes on after 4; its loss at 4 was 1/3."""
-  save(tmp_path, [None, None, None, 1 / 3])
-  for first in (0, 4):
-    figures = open_metrics(tmp_path, first_step=first, tensorboard=True)
-    for step in (2, 4, 6) if not first else (6, 8):
-      figures.write(step, {'train/loss': step + first + 0.1, 'perf/mfu': math.nan})
-      if step == 4:
-        figures.write(step, {'eval/loss': 1 / 3, 'eval/accuracy': 0.5})
-    figures.close()
-  path = tmp_path / 'metrics.jsonl'
-  whole = metrics.read(tmp_path)
-  assert [line['step'] for line in whole] == [2, 4, 4, 6, 8]
-  HARM[harm](path)
-  capsys.readouterr()
-  found = metrics.read(tmp_path)
-  assert found == [_in_float32(line) for line in whole], 'not what the run had'
-  assert found[2]['eval/loss'] == 1 / 3, 'a checkpoint has every digit'
-  said = capsys.readouterr().err
-  assert "5 lines from TensorBoard's events" in said and 'checkpoints of steps 4' in said, said
-  figures = metrics.Metrics(tmp_path, first_step=6, steps=9, tensorboard=False, has_figures=True)
-  figures.close()
-  assert metrics.read(tmp_path) == found[:4], 'the run that goes on does not have them again'
-  assert len(path.read_text().splitlines()) == 4
-
-
-def _in_float32(line):
-  """Returns a line as events keep it, but for the step and the loss of a checkpoint."""
-  kept = ('step', 'eval/loss')
-  return {n: v if v is None or n in kept else float(np.float32(v)) for n, v in line.items()}
-
-
-def test_events_are_read_up_to_the_first_that_changed(tmp_path):
-  figures = open_metrics(tmp_path, tensorboard=True)
-  for step in (1, 2, 3):
-    figures.write(step, {'train/loss': 0.5 * step})
-  figures.close()
-  (events,) = (tmp_path / 'tensorboard').iterdir()
-  content = bytearray(events.read_bytes())
-  content[-9] ^= 1
-  events.write_bytes(content)
-  (tmp_path / 'metrics.jsonl').unlink()
-  assert [line['train/loss'] for line in metrics.read(tmp_path)] == [0.5, 1.0]
-
-
-@pytest.mark.parametrize('has_figures', [True, False])
-def test_lines_that_cannot_come_back_are_told(tmp_path, has_figures, capsys):
-  figures = metrics.Metrics(
-    tmp_path, first_step=6, steps=9, tensorboard=False, has_figures=has_figures
-  )
-  figures.close()
-  said = capsys.readouterr().err
-  assert ('those up to step 6 cannot be given back' in said) == has_figures, said
-  assert metrics.read(tmp_path) == []
-
-
-def test_figures_are_written_after_a_while(tmp_path, fail):
-  figures = open_metrics(tmp_path)
-  fail(metrics, '_append', [EIO, EIO])
-  figures.write(1, {'train/loss': 1.0})
-  figures.close()
-  assert [line['step'] for line in metrics.read(tmp_path)] == [1]
 
 
 # Paths

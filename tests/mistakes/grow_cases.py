@@ -1,0 +1,153 @@
+"""Mistakes in growing: see cases.py for the names in braces."""
+
+GROW = {
+  'no source to grow': ('grow --target=new', '--source is missing'),
+  'no target': ('grow --source={lm} --param_tokens=ffn=128', '--target is missing'),
+  'an empty target': ('grow --source={lm} --target= --param_tokens=ffn=128', '--target= is empty'),
+  'a target that is there': ('grow --source={lm} --target={in}/some', '{in}/some exists'),
+  'a target that is a file': (
+    'grow --source={lm} --target={in}/weights.bin --param_tokens=ffn=128',
+    'weights.bin exists as a file; name a new directory',
+  ),
+  'fewer tokens, by tokenformer': (
+    'tokenformer grow --source={lm} --target=new --param_tokens=ffn=8',
+    'growth only adds (python -m tokenformer_jax grow shrink drops the least important ones)',
+  ),
+  'a target in a file': (
+    'grow --source={lm} --target={in}/some/a.txt/x --param_tokens=ffn=128',
+    'choose another --target',
+  ),
+  'a target in a bucket of another kind': (
+    'grow --source={lm} --target=s3://b/x --param_tokens=ffn=128',
+    's3://b/x',
+  ),
+  'no run to grow': ('grow --source=none --target=new --param_tokens=ffn=128', 'none is not'),
+  'a misspelt command': ('grow shrnk --source={lm} --target=new', "unknown command 'shrnk'"),
+  'a command like no other': ('grow frobnicate --source={lm} --target=new', 'unknown command'),
+  'two commands': ('grow shrink merge --source={lm} --target=new', "'merge'"),
+  'nothing larger': ('grow --source={lm} --target=new', 'nothing would grow'),
+  'fewer tokens': ('grow --source={lm} --target=new --param_tokens=ffn=8', 'ffn'),
+  'fewer layers': ('grow --source={lm} --target=new --layers=1', '--layers is 1'),
+  'no layers': ('grow --source={lm} --target=new --layers=0', '--layers is 0'),
+  'layers of no name': ("grow --source={lm} --target=new --pattern='lyer*4'", 'did you mean'),
+  'layers said twice': ('grow --source={lm} --target=new --layers=4 --pattern=layer*4', 'one of'),
+  'a place of no layers': (
+    'grow --source={lm} --target=new --param_tokens=ffn=128 --place=behind',
+    '--layers=N',
+  ),
+  'layers to shrink': (
+    'grow shrink --source={lm} --target=new --layers=4',
+    'no meaning for shrink',
+  ),
+  'tokens of a kind that there is not': (
+    'grow --source={lm} --target=new --param_tokens=fnn=128',
+    "did you mean 'ffn'",
+  ),
+  'tokens in words': ('grow --source={lm} --target=new --param_tokens=ffn=more', 'ffn=N'),
+  'tokens of nothing': ('grow --source={lm} --target=new --param_tokens=ffn=0', 'at least 1'),
+  'empty tokens': ('grow --source={lm} --target=new --param_tokens=', '--param_tokens= is empty'),
+  'tokens of a kind twice': (
+    'grow --source={lm} --target=new --param_tokens=ffn=128,ffn=256',
+    'ffn',
+  ),
+  'more tokens than there is memory for': (
+    'grow --source={lm} --target=new --param_tokens=ffn=2000000000',
+    'memory',
+  ),
+  'a method for layers': (
+    'grow --source={lm} --target=new --layers=4 --method=net2net',
+    '--method has an effect only with --param_tokens',
+  ),
+  'keys of new tokens for layers': (
+    'grow --source={lm} --target=new --layers=4 --new_keys=trained',
+    '--new_keys has an effect only with --param_tokens',
+  ),
+  'a method for experts': (
+    'grow --source={lm} --target=new --experts=4 --method=zero_keys',
+    '--method has an effect only with --param_tokens',
+  ),
+  'keys of new tokens for a method that draws none': (
+    'grow --source={lm} --target=new --param_tokens=ffn=128 --method=duplicate --new_keys=trained',
+    '--new_keys has an effect only with --param_tokens',
+  ),
+  'a rate that is no number': (
+    'grow --source={lm} --target=new --param_tokens=ffn=128 --rate=nan',
+    '--rate is nan; it must be a finite number',
+  ),
+  'a rate without bounds to grow with': (
+    'grow --source={lm} --target=new --param_tokens=ffn=128 --rate=1e9',
+    '--rate is 1000000000.0; it must lie between 0 and 100',
+  ),
+  'a target to print groups into': (
+    'grow groups --source={lm} --target=new',
+    '--target has no meaning for groups; leave it out',
+  ),
+  'texts at a time of a single one': (
+    'generate --source={lm} --batch_size=4',
+    '--batch_size has an effect only with --requests',
+  ),
+  'the likeliest of the likeliest': (
+    'generate --source={lm} --temperature=0 --top_k=4',
+    '--top_k has an effect only with --requests',
+  ),
+  'examples of tasks for a text': (
+    'evaluate --source={lm} --text=files:{in}/corpus/*.txt --num_fewshot=2',
+    '--num_fewshot has an effect only with --tasks',
+  ),
+  'a width for tokens': ('grow --source={lm} --target=new --width=64', '--width'),
+  'tokens for a Transformer': (
+    'grow --source={dense} --target=new --method=net2net --param_tokens=ffn=128',
+    '--param_tokens',
+  ),
+  'tokens by the method of tokens for a Transformer': (
+    'grow --source={dense} --target=new --param_tokens=ffn=128',
+    '',
+  ),
+  'a width of no whole heads to grow': (
+    'grow --source={dense} --target=new --method=net2net --width=50 --heads=4',
+    'is not a multiple of',
+  ),
+  'a method that there is not': (
+    'grow --source={lm} --target=new --method=double',
+    '--method=double: it must be one of group',
+  ),
+  'less noise than none': ('grow --source={lm} --target=new --noise=-1', '--noise=-1'),
+  'noise of nan': (
+    'grow --source={lm} --target=new --method=duplicate --param_tokens=ffn=128 --noise=nan',
+    'noise',
+  ),
+  'a mesh that is not here': (
+    'grow --source={lm} --target=new --param_tokens=ffn=128 --mesh=fsdp=4',
+    'number of devices, 1',
+  ),
+  'a mesh of an axis that there is not': (
+    'grow --source={lm} --target=new --param_tokens=ffn=128 --mesh=data=4',
+    "'data'",
+  ),
+  'a merge of nothing': ('grow merge --source={lm} --target=new', 'merge needs --added'),
+  'a merge of no run': ('grow merge --source={lm} --target=new --added=none', 'none is not'),
+  'a merge of an empty name': ('grow merge --source={lm} --target=new --added=', '--added= is'),
+  'a merge of images into text': ('grow merge --source={lm} --target=new --added={vit}', ''),
+  'a group that is not there': (
+    'grow remove --source={lm} --target=new --groups=2',
+    '--groups names group 2',
+  ),
+  'the only group': ('grow remove --source={lm} --target=new --groups=1', 'must keep one'),
+  'no factor': ('grow scale --source={lm} --target=new --groups=1', 'scale needs --factor'),
+  'groups to freeze that are not there': (
+    'train {tiny} --config.optim.frozen_groups=2',
+    'frozen_groups names group 2',
+  ),
+  'nothing to extract': ('grow extract --source={lm} --target=new', '{lm}'),
+  'nothing to take out': ('grow remove --source={lm} --target=new', '{lm}'),
+  'tokens to extract': (
+    'grow extract --source={lm} --target=new --param_tokens=ffn=1',
+    '--param_tokens has no meaning for extract',
+  ),
+  'a shrinking to more': ('grow shrink --source={lm} --target=new --param_tokens=ffn=128', 'ffn'),
+  'a shrinking to the same': ('grow shrink --source={lm} --target=new', ''),
+  'a growth with nothing to compare': (
+    'grow shrink --source={lm} --target=new --param_tokens=ffn=8 --examples=0',
+    '--examples is 0',
+  ),
+}

@@ -1,0 +1,57 @@
+"""Small states in checkpoints, errors of a file system, and harm to files."""
+
+import contextlib
+import errno
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tokenformer_jax.config import Config
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.runs import checkpoint
+
+EIO = OSError(errno.EIO, 'Input/output error')
+FULL = OSError(errno.ENOSPC, 'No space left on device')
+
+
+def state(step):
+  return {'params': {'keys': jnp.arange(24.0).reshape(4, 6) + step}, 'step': jnp.asarray(step)}
+
+
+def save(workdir, losses, keep=10):
+  """Saves steps 1, 2, … with these losses on the validation split."""
+  with contextlib.closing(checkpoint.Checkpoints(workdir, keep=keep)) as checkpoints:
+    for step, loss in enumerate(losses, start=1):
+      checkpoints.save(step, state(step), Config(), {'kind': 'bytes'}, loss)
+      checkpoints.wait()
+
+
+def restore(workdir, step):
+  checkpoints = checkpoint.Checkpoints(workdir)
+  single = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  abstract = sharding.with_shardings(state(0), jax.tree.map(lambda _: single, state(0)))
+  return checkpoints.restore(checkpoints.meta(step), abstract)
+
+
+def assert_intact(workdir, step):
+  for got, want in zip(
+    jax.tree.leaves(restore(workdir, step)), jax.tree.leaves(state(step)), strict=True
+  ):
+    np.testing.assert_array_equal(got, want, err_msg=f'the checkpoint of step {step} is lost')
+
+
+def flip(path):
+  content = bytearray(path.read_bytes())
+  for position in range(len(content) // 3, len(content), 997):
+    content[position] ^= 16
+  path.write_bytes(content)
+
+
+HARM = {
+  'truncated': lambda path: os.truncate(path, path.stat().st_size // 2),
+  'emptied': lambda path: os.truncate(path, 0),
+  'deleted': lambda path: path.unlink(),
+  'flipped': flip,
+}
