@@ -351,7 +351,7 @@ def _change_layout(source: str, target: paths.Path, layout: str | None) -> None:
   if layout is None:
     raise UserError(f'--layout is missing; it must be one of {", ".join(rotary_layout.LAYOUTS)}')
   rotary_layout.convert_run(source, target, layout)
-  messages.say(f'the model computes what that of {source} does, with the rotary layout {layout}')
+  messages.say(f'the model computes the same as that of {source}, with the rotary layout {layout}')
   _say_written(target)
 
 

@@ -38,7 +38,7 @@ Examples = Annotated[int, Key(least=1, most=2**16)]
 
 
 def extract(job: Job, *, groups: Numbers | None = None) -> None:
-  """Write only some tokens: those of some groups, or those that the last growth or merge added.
+  """Write only the tokens of some groups, or the tokens that the last growth or merge added.
 
   Raises:
     UserError: the run has not grown, a projection has no other group, or the target cannot be
@@ -148,7 +148,7 @@ def scale(job: Job, *, groups: Numbers, factor: float) -> int | None:
 
 
 def freeze(job: Job, *, groups: Numbers) -> int | None:
-  """Write a run that does not train the tokens of some groups, and trains those of all others.
+  """Write a run that trains all groups of tokens but some.
 
   Raises:
     UserError: there is no such group.

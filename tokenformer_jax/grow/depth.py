@@ -98,7 +98,7 @@ def check(source: ModelConfig, target: ModelConfig, place: str) -> None:
       target's, or a new layer could not pass its input on.
   """
   if source.repeats == target.repeats:
-    if place not in ('copies', 'between'):  # the default, and that of earlier versions
+    if place not in ('copies', 'between'):  # the default, now and formerly
       raise UserError(f'grow.place={place} is for new layers, and none is added; leave it out')
     return
   found, copied = matching.old_layers(source, target, place), _copied(source, target, place)
@@ -168,7 +168,7 @@ class Stacks:
 
   Args:
     before: the repeats of the given arrays.
-    after: those of the arrays to make.
+    after: the repeats of the arrays to make.
     origins: for each layer of `after` the layer of `before` that it is made from, or None.
   """
 

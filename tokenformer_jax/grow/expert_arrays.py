@@ -23,7 +23,7 @@ class MoreExperts:
 
   Attributes:
     before: the shapes and dtypes of the smaller model's arrays.
-    abstract: those of the larger model's arrays.
+    abstract: the same of the larger model's arrays.
     info: the `ParamInfo` of each array of the larger model.
   """
 

@@ -131,7 +131,7 @@ def _grown_rate(job: Job, after: ModelConfig) -> OptimConfig:
 
 
 def merge(job: Job, *, added: Path) -> int | None:
-  """Append the tokens of another run, or of `extract`, to those of the job.
+  """Append the tokens of another run, or of `extract`, to the source's.
 
   Raises:
     UserError: the tokens do not fit the source or are in it already, or there is no room.

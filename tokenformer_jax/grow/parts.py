@@ -426,12 +426,12 @@ def shrink(state: State, task: Task, after: ModelConfig, batch: Batch, config: G
 def _map(
   state: State,
   config: GrowConfig,
-  of_params: Callable[[Params], Params],
-  of_moments: Callable[[Params], Params],
+  map_params: Callable[[Params], Params],
+  map_moments: Callable[[Params], Params],
 ) -> State:
   def moments(order: int, tree: Params) -> Params:
     del order
-    new = of_moments(tree)
+    new = map_moments(tree)
     return jax.tree.map(jnp.zeros_like, new) if config.moments == 'drop' else new
 
-  return map_trees(state, config, jax.jit(of_params), jax.jit(moments, static_argnums=0))
+  return map_trees(state, config, jax.jit(map_params), jax.jit(moments, static_argnums=0))

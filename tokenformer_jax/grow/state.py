@@ -137,7 +137,7 @@ def _check_counts(source: ModelConfig, target: ModelConfig, config: GrowConfig) 
 
 
 def _check_groups(name: str, old: PattentionConfig, new: PattentionConfig, method: str) -> None:
-  """Check that a method makes the groups of a larger projection from those of the old one."""
+  """Check that a method can make the groups of the larger projection from the old groups."""
   before, after = token_groups(old), token_groups(new)
   if method == 'group' and config_lib.is_of_experts(name) and new.tokens > old.tokens:
     raise UserError(
@@ -172,7 +172,7 @@ def inexact(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> str
   if source == target:
     return None
   if config.noise and config.method in tokens.COPYING:
-    return f'noise={config.noise} is added to what is copied'
+    return f'noise={config.noise} is added to the copies'
   if config.method == 'net2net_fill':
     return 'the new blocks add to every output'
   if config.method not in TOKEN_METHODS:
@@ -329,16 +329,16 @@ def run_stages(
 def map_trees(
   state: State,
   config: GrowConfig,
-  of_params: Callable[[Params], Params],
-  of_moments: Callable[[int, Params], Params],
+  map_params: Callable[[Params], Params],
+  map_moments: Callable[[int, Params], Params],
 ) -> State:
   """Map the parameters and the optimizer's statistics of a state, and set the counters.
 
   Args:
     state: from `step.initial_state`, with any optimizer.
     config: says whether counters start at 0.
-    of_params: maps a tree of parameters.
-    of_moments: maps, in the same way, a tree of means of gradients (1) or of their squares (2). A
+    map_params: maps a tree of parameters.
+    map_moments: maps, in the same way, a tree of means of gradients (1) or of their squares (2). A
       statistic that exists for some parameters only, or as means of rows, is expanded before.
   """
   shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), state['params'])
@@ -346,7 +346,7 @@ def map_trees(
   def map_statistic(name: str, tree: Params) -> Params:
     order = statistics.ORDERS[name]
     if name in ('mu', 'nu') and jax.tree.structure(tree) == jax.tree.structure(shapes):
-      return of_moments(order, tree)
+      return map_moments(order, tree)
 
     def expand(like: jax.ShapeDtypeStruct, old: Any) -> jax.Array:
       if statistics.is_masked(old):
@@ -359,18 +359,18 @@ def map_trees(
       return statistics.reduce(name, statistics.with_history(name, new))
 
     def mapped(tree: Params) -> Params:
-      new = of_moments(order, jax.tree.map(expand, shapes, tree))
+      new = map_moments(order, jax.tree.map(expand, shapes, tree))
       return jax.tree.map(reduce, new, tree)
 
     return jax.jit(mapped)(tree)  # so that the expanded arrays never exist
 
-  return _map_state(state, config, of_params, map_statistic)
+  return _map_state(state, config, map_params, map_statistic)
 
 
 def _map_state(
   state: State,
   config: GrowConfig,
-  of_params: Callable[[Params], Params],
+  map_params: Callable[[Params], Params],
   map_statistic: Callable[[str, Params], Params],
 ) -> State:
   """Map parameters and statistics, and set the counters that `config` restarts."""
@@ -384,7 +384,7 @@ def _map_state(
   averaged = ('params', 'ema')  # the parameters, and their average if the run keeps one
   counters = {k: value for k, value in state.items() if k not in (*averaged, 'opt_state')}
   return {
-    **{name: of_params(state[name]) for name in averaged if name in state},
+    **{name: map_params(state[name]) for name in averaged if name in state},
     'opt_state': statistics.map_state(map_statistic, map_count, state['opt_state']),
     **(jax.tree.map(jnp.zeros_like, counters) if restart else counters),
   }

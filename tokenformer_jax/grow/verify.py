@@ -95,6 +95,6 @@ def report(before: Outputs, after: Outputs, name: str, *, exact: bool) -> None:
     )
   if exact and different > allowed:
     raise UserError(
-      f'the grown model is not what it should be: its logits differ by {different:.2g}, and '
+      f'the grown model computes something else: its logits differ by {different:.2g}, and '
       f'{allowed:.2g} is what float32 explains; nothing was written'
     )
