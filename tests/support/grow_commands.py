@@ -16,12 +16,13 @@ from tokenformer_jax.config import Config
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.grow import files
 from tokenformer_jax.runs import checkpoint
-from tokenformer_jax.runs.checkpoint_meta import Meta, Seen
+from tokenformer_jax.runs.checkpoint_meta import Batches, Meta, Seen
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.training import sizes
 
 LARGER = '--param_tokens=qkv=48,ffn=96'
-SEEN = Seen(1234)  # samples: more than its steps have at its last batch size
+# More samples than its steps have at its last batch size.
+SEEN = Seen(1234, batches=(Batches(0, 1234 / STEP, tiny_run.CHANGES['data.sequence_length']),))
 
 
 def write_run(workdir: Path, text: str, cache: Path, *, seed: int = 0, **changes) -> Config:
