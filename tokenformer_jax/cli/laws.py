@@ -180,7 +180,7 @@ def _kaplan(fitted: Analysis) -> str:
 def _grow(
   fitted: Analysis, table: tuple[list[growth.Stage], str] | None, grown: list[runs.FinishedRun]
 ) -> tuple[growth.Plan | None, str]:
-  """Print what is asked for about growth, and return the plan and its unit.
+  """Print the results on growth that the flags ask for; return the plan and its unit.
 
   `table` has the stages of --stages and their unit, and `grown` the runs of --grown.
   """

@@ -46,7 +46,7 @@ class _Filled:
     return 'FILLED'
 
   def wrong(self, value: str | os.PathLike[str] | list[Any]) -> str:
-    """Return the end of a sentence that says what the value must be, or '' if it is allowed."""
+    """Return the requirement that a value violates: 'it must not be empty'; '' for none."""
     items = value if isinstance(value, list) else os.fspath(value)
     if not items:
       return 'it must not be empty'

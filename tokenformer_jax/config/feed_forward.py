@@ -93,7 +93,7 @@ class BiasBalanceConfig:
   rate: float = key(0.001, 'u, the step', above=0)
   by: str = key(
     'sign',
-    'move by u · sign(e), or by u · e, where e is by how much the share of the load is too small',
+    'move by u · sign(e), or by u · e, where e is the mean load minus that of the expert',
     choices=('sign', 'error'),
   )
 
@@ -144,10 +144,10 @@ DISPATCHES = table(CapacityConfig, GroupedConfig)
 
 @dataclasses.dataclass(frozen=True)
 class ExpertsConfig:
-  """Experts, of which a router chooses some for each token, beside a part that all tokens use.
+  """Experts that a router chooses for each token, beside a part that all tokens use.
 
   y = shared(x) + Σ_k g_k expert_k(x). With Pattention as both it is a sparse Pattention: groups of
-  parameter tokens of which each has a norm of its own.
+  parameter tokens, each with its own norm.
   """
 
   kind: ClassVar[str] = 'experts'

@@ -67,7 +67,7 @@ class Key:
       raise UserError(f'config.{path} is {value!r}; {wrong}')
 
   def wrong(self, value: Any) -> str:
-    """Return the end of a sentence that says what a value must be, or '' if it is allowed."""
+    """Return the requirement that a value violates, such as 'it must be finite'; '' for none."""
     if self.choices and value not in self.choices:
       names = ', '.join(choice or "'' (empty)" for choice in self.choices)
       return f'it must be one of {names}'

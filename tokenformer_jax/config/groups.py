@@ -41,7 +41,7 @@ def in_order(numbers: Collection[int], where: str, what: str = 'groups') -> tupl
   """Return numbers of groups in rising order; for `where` and `what` see `parse_numbers`.
 
   Raises:
-    UserError: there is no number, or one stands there twice.
+    UserError: there is no number, or a number occurs twice.
   """
   if not numbers:
     raise UserError(f'{where} is empty; name {what} by their numbers, counted from 1')
