@@ -145,12 +145,12 @@ def test_a_line_says_what_differs_from_the_flags(tmp_path):
     ('{"prompt": "a", "stop": [""]}', 'it must be a list of strings that are not empty'),
   ],
 )
-def test_a_line_that_is_no_request(tmp_path, line, sentence):
+def test_a_line_that_is_no_request_is_refused(tmp_path, line, sentence):
   with pytest.raises(UserError, match=sentence):
     _read(tmp_path, '{"prompt": "a"}', line)
 
 
-def test_a_file_without_requests(tmp_path):
+def test_a_file_without_requests_is_refused(tmp_path):
   with pytest.raises(UserError, match='has no requests; write lines like'):
     _read(tmp_path, '')
   with pytest.raises(UserError, match='cannot be read'):

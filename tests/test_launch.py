@@ -290,7 +290,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize('name', MISTAKES)
-def test_mistakes_get_a_sentence(name):
+def test_mistakes_of_the_scripts_get_a_sentence(name):
   script, arguments, variables, sentence = MISTAKES[name]
   environment = {**os.environ, **VARIABLES, **variables, 'DRY_RUN': '1'}
   done = subprocess.run(

@@ -232,7 +232,7 @@ def test_without_matplotlib_the_extra_is_named(run, monkeypatch):
     (True, 'nowhere/a.png', 'cannot be written: there is no folder'),
   ],
 )
-def test_mistakes_on_the_command_line(run, tmp_path, given, out, message):
+def test_mistakes_on_the_command_line_are_refused(run, tmp_path, given, out, message):
   known = set(flags.FLAGS)
   plot.define_flags()
   try:

@@ -356,7 +356,7 @@ def test_figures_are_drawn(run, grown, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_classifier(vit, home):
+def test_a_classifier_predicts_grows_and_trains_on(vit, home):
   images, labels = vit.held_out(20)
   logits = vit.logits(images)
   assert logits.shape == (20, 10) and vit.classes == [str(i) for i in range(10)]

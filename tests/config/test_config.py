@@ -177,7 +177,7 @@ def test_models_that_are_drawn_otherwise_are_equal():
     ),
   ],
 )
-def test_a_value_of_the_wrong_type(path, value, sentence):
+def test_a_value_of_the_wrong_type_is_refused(path, value, sentence):
   # Not by way of a ConfigDict, which converts or refuses some values itself.
   for name in reversed(path.split('.')):
     value = {name: value}
@@ -224,7 +224,7 @@ def test_a_value_of_the_wrong_type(path, value, sentence):
     ),
   ],
 )
-def test_values_that_do_not_fit_together(changes, sentence):
+def test_values_that_do_not_fit_together_are_refused(changes, sentence):
   assert refusal(**changes) == sentence, 'the sentence does not name both values'
 
 
@@ -240,7 +240,7 @@ def test_values_that_do_not_fit_together(changes, sentence):
     {'model__layer__ffn__reference': 64},
   ],
 )
-def test_values_that_do_fit_together(changes):
+def test_values_that_fit_together_pass(changes):
   assert isinstance(resolved(**changes), Config), 'a config that means something is refused'
 
 

@@ -54,7 +54,7 @@ def load(tmp_path, monkeypatch):
   forget()
 
 
-def test_a_variant_is_an_argument(load):
+def test_a_variant_is_the_argument_of_get_config(load):
   assert load(VARIANTS, variant=':large').model.depth == 8
   assert config_flag.name() == 'mine_large', 'the default work directory is not told by its name'
 

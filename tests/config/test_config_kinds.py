@@ -66,12 +66,12 @@ def test_keys_of_images_are_refused_for_text(path, value):
     ({'optim__drop_path': 1.0}, r'drop_path is 1.0; it must lie between 0 and 1 \(excluded\)'),
   ],
 )
-def test_what_no_vit_can_be(changes, sentence):
+def test_impossible_values_of_a_vit_are_refused(changes, sentence):
   with pytest.raises(UserError, match=sentence):
     tiny_run.vit_config(**changes)
 
 
-def test_what_no_language_model_can_be():
+def test_sincos_positions_are_refused_for_a_language_model():
   sentence = r"is 'sincos'; for model\.kind=lm it must be one of none, learned"
   with pytest.raises(UserError, match=sentence):
     _text(model__position_embedding='sincos')

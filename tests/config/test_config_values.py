@@ -41,7 +41,7 @@ from tokenformer_jax import config as config_lib
     ('grow.step', '0', 'keep, restart'),
   ],
 )
-def test_a_choice_that_there_is_not(path, value, allowed):
+def test_an_unknown_choice_is_refused_with_the_known_ones(path, value, allowed):
   want = f'config.{path} is {value!r}; it must be one of {allowed}'
   assert refusal(**{path.replace('.', '__'): value}) == want, 'the choices are not named'
 
@@ -79,7 +79,7 @@ FLOATS = [
     *((path, value) for path in FLOATS for value in (0.0, -1.0, float('nan'))),
   ],
 )
-def test_what_must_be_positive(path, value):
+def test_a_value_that_must_be_positive_and_is_not_is_refused(path, value):
   want = f'config.{path} is {value}; it must be greater than 0'
   assert refusal(**{path.replace('.', '__'): value}) == want, f'{path} cannot be {value}'
 
@@ -106,14 +106,14 @@ def test_what_must_be_positive(path, value):
     ('grow.seed', -1),
   ],
 )
-def test_what_must_not_be_negative(path, value):
+def test_a_negative_value_is_refused_where_zero_is_the_least(path, value):
   want = f'config.{path} is {value}; it must not be negative'
   assert refusal(**{path.replace('.', '__'): value}) == want, f'{path} cannot be {value}'
 
 
 @pytest.mark.parametrize('value', [-0.1, 1.5, float('nan')])
 @pytest.mark.parametrize('path', ['model.layer.mixer.positions.fraction', 'optim.final_fraction'])
-def test_what_must_be_a_fraction(path, value):
+def test_a_fraction_outside_of_its_bounds_is_refused(path, value):
   want = f'config.{path} is {value}; it must lie between 0 and 1'
   assert refusal(**{path.replace('.', '__'): value}) == want, f'{path} cannot be {value}'
 

@@ -361,7 +361,7 @@ def test_a_variant_is_a_version_of_the_layer():
     ),
   ],
 )
-def test_what_no_variant_can_be(model, sentence):
+def test_an_impossible_variant_of_a_layer_is_refused(model, sentence):
   with pytest.raises(UserError) as error:
     _from_json(model)
   assert str(error.value) == sentence, 'the sentence does not name the layer'

@@ -251,7 +251,7 @@ def test_what_is_no_whole_model_is_refused(source, tmp_path, weights, sentence):
     ({'heads': 2, 'rotary_fraction': 0.5}, '--rotary_fraction has no meaning for'),
   ],
 )
-def test_options_that_do_not_fit(source, tmp_path, options, sentence):
+def test_options_that_do_not_fit_are_refused(source, tmp_path, options, sentence):
   with pytest.raises(UserError, match=sentence):
     convert.to_jax(source, tmp_path / 'run', **options)
 

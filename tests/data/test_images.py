@@ -140,12 +140,12 @@ def test_a_class_without_images_is_named_and_left_out_or_fatal(tmp_path, capsys)
     ('tfds:no_such_set', r'tfds:no_such_set, which cannot be opened.*tfds build no_such_set'),
   ],
 )
-def test_what_is_no_source_of_images(source, sentence):
+def test_a_source_that_is_not_of_images_is_refused(source, sentence):
   with pytest.raises(UserError, match=sentence):
     _open(source)
 
 
-def test_folders_that_do_not_fit(tmp_path):
+def test_image_folders_that_do_not_fit_are_refused(tmp_path):
   source = image_files.write_sets(tmp_path)
   (tmp_path / 'val/cat').rename(tmp_path / 'val/dog')
   with pytest.raises(UserError, match=r'has 1 class that .* does not have: dog'):

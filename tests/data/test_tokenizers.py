@@ -130,7 +130,7 @@ def test_a_missing_file_is_an_error():
 @pytest.mark.parametrize(
   ('spec', 'size'), [('bytes', None), ('x.json', None), ('bpe:257', 257), ('bpe:65536', 65536)]
 )
-def test_bpe_size(spec, size):
+def test_the_size_of_bpe_is_read_from_the_name_of_a_tokenizer(spec, size):
   assert tokenizers.bpe_size(spec) == size, f'{spec} is misread'
 
 

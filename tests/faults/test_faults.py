@@ -49,19 +49,19 @@ def check_no_mistake(ended: Ended) -> None:
 
 
 @pytest.mark.parametrize('seed', draw_seeds(40, 115))
-def test_calls_that_fail_for_a_while(worker, unbroken, seed):
+def test_a_run_ends_as_unbroken_where_calls_fail_for_a_while(worker, unbroken, seed):
   check_as_unbroken(ended := worker.run('failing_calls', seed=seed), unbroken)
   check_no_mistake(ended)
 
 
 @pytest.mark.parametrize('seed', draw_seeds(6, 15))
-def test_a_bucket_that_fails_some_calls(worker, unbroken, seed):
+def test_a_run_ends_as_unbroken_where_a_bucket_fails_calls(worker, unbroken, seed):
   check_as_unbroken(ended := worker.run('failing_bucket', seed=seed), unbroken)
   check_no_mistake(ended)
 
 
 @pytest.mark.parametrize('seed', draw_seeds(8, 20))
-def test_a_disk_that_fills(worker, unbroken, seed):
+def test_a_run_on_a_disk_that_fills_ends_as_unbroken_or_says_so(worker, unbroken, seed):
   ended = worker.run('full_disk', seed=seed)
   check_as_unbroken(ended, unbroken)
   first = ended.attempts[0]
@@ -71,6 +71,6 @@ def test_a_disk_that_fills(worker, unbroken, seed):
 
 
 @pytest.mark.parametrize('seed', draw_seeds(4, 10))
-def test_clocks_that_jump(worker, unbroken, seed):
+def test_a_run_ends_as_unbroken_where_clocks_jump(worker, unbroken, seed):
   check_as_unbroken(ended := worker.run('jumping_clock', seed=seed), unbroken)
   check_no_mistake(ended)

@@ -112,7 +112,7 @@ def test_nothing_else_is_left(home, grown):
 
 
 @SLOW
-def test_what_it_says(home, tmp_path, capsys):
+def test_the_command_prints_counts_and_the_check(home, tmp_path, capsys):
   source = contents(home / 'run')
   grow(f'--source={home}/run@{STEP}', f'--target={tmp_path}/new', LARGER, '--step=restart')
   output = capsys.readouterr()

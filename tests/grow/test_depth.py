@@ -116,7 +116,7 @@ def test_a_pattern_is_written_as_it_is_read(text):
   assert pattern_lib.as_text(groups) == text
 
 
-def test_a_number_of_layers():
+def test_impossible_numbers_of_layers_are_refused():
   assert depth.wanted(SOURCE, 6, None).pattern == 'layer*6'
   rows = dataclasses.replace(KINDS, pattern='(local layer)*2')
   assert depth.wanted(rows, 8, None).pattern == '(local layer)*4'
@@ -226,7 +226,7 @@ def test_other_mixers_grow_in_depth(model):
 
 
 @SLOW
-def test_a_vision_transformer():
+def test_a_vision_transformer_grows_in_depth():
   source, target = tiny_vit(), tiny_vit(layers=4)
   abstract, images = models.define(source).abstract, np.ones((2, 8, 8, 1), np.float32)
   rng = np.random.default_rng(0)
@@ -442,7 +442,7 @@ def test_mixers_without_an_output_projection_are_refused():
     (tiny_model(**DENSE), tiny_model(**DENSE, layers=4, width=64), PLAIN, 'this model has none'),
   ],
 )
-def test_growths_that_are_refused(source, target, how, sentence):
+def test_impossible_growths_in_depth_are_refused(source, target, how, sentence):
   with pytest.raises(UserError, match=sentence):
     state_lib.check(source, target, how)
 

@@ -194,7 +194,7 @@ def test_names_before_and_after():
     (lambda: experts.smaller(sparse(), {'layer': 4}, '--experts=N'), 'nothing would shrink'),
   ],
 )
-def test_mistakes_have_a_sentence(make, sentence):
+def test_mistakes_with_experts_are_refused_in_a_sentence(make, sentence):
   with pytest.raises(UserError, match=sentence):
     make()
 

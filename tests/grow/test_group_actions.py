@@ -125,7 +125,7 @@ def test_numbers_of_groups(text, numbers):
 
 
 @pytest.mark.parametrize('text', ['0', 'two', '1-3', '1,,x', '-1', '2,2', '1e3'])
-def test_what_are_no_numbers_of_groups(text):
+def test_malformed_numbers_of_groups_are_refused(text):
   with pytest.raises(UserError, match=r'^--groups (is|names group 2 twice)'):
     chosen.parse_numbers(text, '--groups')
 

@@ -255,7 +255,7 @@ def test_no_tokens_are_merged_twice(source, run, added, added_run, sentence):
   ],
   ids=['the base', 'removed before', 'a second specialist', 'beside its own', 'strangers'],
 )
-def test_what_may_be_merged(source, run, added, added_run):
+def test_tokens_that_a_run_does_not_have_may_be_merged(source, run, added, added_run):
   parts.check_not_twice(source, pathlib.Path(run), added, pathlib.Path(added_run))
 
 
@@ -336,6 +336,6 @@ def test_shrinking_keeps_the_most_important_tokens():
     (by_name(24, 40, 48), 'nothing would shrink'),
   ],
 )
-def test_what_is_not_a_shrinking(counts, sentence):
+def test_shrinking_to_more_is_refused(counts, sentence):
   with pytest.raises(UserError, match=sentence):
     parts.check_smaller(SOURCE, grown_model(SOURCE, counts, KEEP))

@@ -199,6 +199,6 @@ def test_layers_of_other_sizes_are_not_widened(base, changes):
     widen.resized(make(**DENSE, **own, variants=variants), width=64)
 
 
-def test_what_net2net_fill_may():
+def test_net2net_fill_may_widen_a_transformer_with_a_plain_final_norm():
   source, target = _models({**DENSE, 'final_norm': 'plain'}, {'width': 40, 'heads': 4})
   assert state_lib.check(source, target, FILL) is None

@@ -171,7 +171,7 @@ def test_text_of_files_is_shown_and_measured(home, capsys):
     (['--source={home}/run@x'], r'does not end in a step'),
   ],
 )
-def test_mistakes(home, options, sentence):
+def test_mistakes_are_refused_in_a_sentence(home, options, sentence):
   (home / 'empty.txt').touch()
   with pytest.raises(UserError, match=sentence):
     _inspect(*[option.format(home=home) for option in options])

@@ -65,7 +65,7 @@ def test_tokens_and_layers_scale_alone():
     (tiny_model(dense=True), 'tokens', 2, 'this model is a Transformer'),
   ],
 )
-def test_sizes_that_are_no_whole_numbers(model, scale, factor, message):
+def test_sizes_that_are_no_whole_numbers_are_refused(model, scale, factor, message):
   with pytest.raises(UserError, match=message):
     grid.scaled(model, scale, factor)
 
@@ -109,7 +109,7 @@ def test_runs_that_cost_too_much_are_left_out(config):
     ({'train': {'drop_groups': 0.5}}, 'config.train.drop_groups'),
   ],
 )
-def test_configs_that_are_no_base(config, changes, message):
+def test_configs_that_are_no_base_of_a_sweep_are_refused(config, changes, message):
   with pytest.raises(UserError, match=message):
     grid.jobs(configure.changed(config, changes), Grid('width', (1,), (25_600,)), 'out')
 

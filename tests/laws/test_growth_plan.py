@@ -97,7 +97,7 @@ def test_stages_are_read_from_plans_and_tables(tmp_path):
     ('parameters,tokens_per_second\n1,fast\n', "tokens_per_second='fast'"),
   ],
 )
-def test_mistakes_in_stages(tmp_path, text, message):
+def test_malformed_stages_are_refused(tmp_path, text, message):
   path = tmp_path / 'stages'
   path.write_text(text)
   with pytest.raises(UserError, match=message):

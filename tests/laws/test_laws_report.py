@@ -50,7 +50,7 @@ def test_good_points_leave_no_doubt():
   assert _doubts(GRID) == ''
 
 
-def test_doubts_about_the_points():
+def test_the_report_doubts_points_of_few_sizes_or_on_a_diagonal():
   sizes = np.unique(GRID.active)
   assert '2 sizes' in _doubts(_only(GRID, GRID.active <= sizes[1]))
   narrow = dataclasses.replace(GRID, active=1e9 * (GRID.active / 1e9) ** 0.1)
@@ -61,7 +61,7 @@ def test_doubts_about_the_points():
   assert ('have a correlation' in _doubts(diagonal)) == (together > 0.95)
 
 
-def test_doubts_about_the_fit():
+def test_the_report_doubts_a_fit_at_a_bound_or_with_bent_residuals():
   assert 'alpha may be anything' in _doubts(GRID, spread=0.4)
   limit = THETA.copy()
   limit[2] = -19.0
@@ -77,7 +77,7 @@ def test_doubts_about_the_fit():
   assert 'of the residuals follow from N and D' in _doubts(bent)
 
 
-def test_doubts_about_a_budget_far_away():
+def test_the_report_doubts_a_budget_far_from_the_runs():
   said = _doubts(GRID, budget=1e27)
   assert 'times that of the largest run' in said and 'lies outside of the sizes' in said
   assert _doubts(GRID, budget=1e21) == ''

@@ -200,7 +200,7 @@ def test_a_csv_has_its_columns_in_any_order(tmp_path):
     ('parameters,tokens,loss,active\n1,2,3,4\n', 'more active parameters than parameters'),
   ],
 )
-def test_mistakes_in_a_csv(tmp_path, text, message):
+def test_a_malformed_csv_is_refused(tmp_path, text, message):
   with pytest.raises(UserError, match=message):
     _csv(tmp_path, text)
 

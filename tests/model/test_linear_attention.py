@@ -102,7 +102,7 @@ def test_it_is_the_quadratic_form(length, causal):
 
 @pytest.mark.parametrize('rotary', [ROTARY, NoPositionsConfig()], ids=['rotary', 'none'])
 @pytest.mark.parametrize('feature', FEATURES)
-def test_features_and_positions(feature, rotary):
+def test_each_feature_map_and_rotation_is_that_of_the_quadratic_form(feature, rotary):
   arguments = _inputs(200)
   got, want = (
     jax.jit(functools.partial(f, feature=feature, rotary=rotary)) for f in (_attend, _quadratic)

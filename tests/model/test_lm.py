@@ -91,7 +91,7 @@ def _paths(tree: Params) -> dict[str, jax.Array]:
   return {'/'.join(key.key for key in path): leaf for path, leaf in leaves}
 
 
-def test_golden_logits():
+def test_logits_are_the_golden_ones():
   got = _forward(GOLDEN_MODEL)(_from_golden('weights'), GOLDEN['input_ids'])
   np.testing.assert_allclose(
     got, GOLDEN['logits'], atol=1e-5, err_msg='the model is not the one that was released'
@@ -117,13 +117,13 @@ EACH_WAY = pytest.mark.parametrize(
 
 
 @EACH_WAY
-def test_golden_loss(remat, layers, chunk):
+def test_the_loss_is_the_golden_one(remat, layers, chunk):
   got = _golden_gradient(remat, layers, chunk)[0]
   assert abs(got - GOLDEN['loss']) < 1e-5, 'the loss is not the mean over the predicted tokens'
 
 
 @EACH_WAY
-def test_golden_gradients(remat, layers, chunk):
+def test_gradients_are_the_golden_ones(remat, layers, chunk):
   gradient = _golden_gradient(remat, layers, chunk)[1]
   norms = {
     path: jnp.sqrt(jnp.sum(g**2, axis=tuple(range(path.startswith('blocks'), g.ndim))))
@@ -321,7 +321,7 @@ TO_RESIDUAL = 2 / (3 * 64**0.5)
     ('transformer', 'ffn/down/kernel', TO_RESIDUAL),
   ],
 )
-def test_initial_spread(kind, name, std):
+def test_initial_weights_have_the_spread_of_the_config(kind, name, std):
   path = f'blocks/{name}' if '/' in name else name
   got = float(jnp.std(_initial(kind)[path]))
   np.testing.assert_allclose(got, std, rtol=0.05, err_msg=f'{path} does not start as released')

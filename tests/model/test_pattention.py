@@ -167,7 +167,7 @@ def test_what_gelu_sees_has_mean_square_one(seed, factor):
   )
 
 
-def test_derivative_of_the_weights():
+def test_the_derivative_of_the_weights_is_the_formula():
   (scores,) = _normal(0, (1, 1, 12))
   got = jax.jit(jax.jacobian(_weights))(scores)[0, 0, :, 0, 0]
   a = np.float64(scores[0, 0])

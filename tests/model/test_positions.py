@@ -39,7 +39,7 @@ def _heads(seed: int, length: int = 6, dtype=np.float32) -> np.ndarray:
 @EACH_LAYOUT
 @pytest.mark.parametrize('part', ['full', 'partial'])
 @pytest.mark.parametrize('where', TOLERANCES)
-def test_golden_rotations(layout, part, where):
+def test_rotations_are_the_golden_ones(layout, part, where):
   for name in ('q', 'k'):
     x = GOLDEN[name]
     width = x.shape[-1] if part == 'full' else PARTIAL

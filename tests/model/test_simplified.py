@@ -158,7 +158,7 @@ def _computed(name: str):
 
 
 @EACH
-def test_golden_logits_and_loss(name):
+def test_logits_and_loss_are_the_golden_ones(name):
   logits, loss, _ = _computed(name)
   np.testing.assert_allclose(logits, GOLDEN[f'{name}/logits'], atol=5e-5)
   assert abs(loss - GOLDEN[f'{name}/loss']) < 1e-5
@@ -183,7 +183,7 @@ def _gradient(name: str, path: str) -> np.ndarray:
 
 
 @EACH
-def test_golden_gradients(name):
+def test_gradients_are_the_golden_ones(name):
   meta = META['variants'][name]
   for path, want in zip(meta['weights'], GOLDEN[f'{name}/grad_norm'], strict=True):
     got = np.linalg.norm(_gradient(name, path))

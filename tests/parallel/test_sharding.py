@@ -111,7 +111,7 @@ def test_a_mesh_over_some_devices():
     ),
   ],
 )
-def test_a_mesh_that_cannot_be(config, sentence):
+def test_an_impossible_mesh_is_refused(config, sentence):
   with pytest.raises(UserError) as error:
     sharding.make_mesh(config)
   assert str(error.value) == sentence, 'the sentence does not say what to put right'
@@ -132,7 +132,7 @@ def test_a_mesh_that_cannot_be(config, sentence):
     ),
   ],
 )
-def test_experts_that_do_not_divide(mesh, sentence):
+def test_experts_that_the_mesh_does_not_divide_are_refused(mesh, sentence):
   definition = define_lm(tiny_model(layer=mixture('switch').layer, width=48))
   with pytest.raises(UserError) as error:
     sharding.check_divides(
@@ -254,7 +254,7 @@ def test_a_program_is_for_the_platform_of_the_mesh_that_is_set():
     assert sharding.platform() == 'tpu', 'its devices are not those here'
 
 
-def test_what_divides_passes():
+def test_sizes_that_the_mesh_divides_pass():
   definition = define_lm(tiny_model())
   mesh = sharding.make_mesh(MeshConfig(fsdp=2, tokens=4))
   assert sharding.check_divides(mesh, definition.abstract, definition.axes) is None
@@ -319,7 +319,7 @@ def test_a_new_axis_of_the_mesh_is_a_size_and_a_rule(monkeypatch):
 
 
 @pytest.mark.parametrize('axis', ['batch', 'width', 'heads', 'layers'])
-def test_how_many_parts_an_axis_has(axis):
+def test_an_axis_has_as_many_parts_as_its_mesh_axes(axis):
   want = {'batch': 4, 'width': 2, 'heads': 2, 'layers': 1}[axis]
   mesh = sharding.make_mesh(MeshConfig(replica=2, fsdp=2, tokens=2))
   assert rules.parts(axis, mesh) == want

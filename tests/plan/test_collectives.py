@@ -31,7 +31,7 @@ def _groups(attributes, devices=8):
     ('source_target_pairs={{0,1},{1,2}}', [[0, 1], [1, 2]]),
   ],
 )
-def test_groups(attributes, groups):
+def test_replica_groups_are_read_in_every_form(attributes, groups):
   assert _groups(attributes) == groups
 
 
@@ -55,7 +55,7 @@ def _cost(kind, groups, mesh, chip=V5P, size=1000):
     ([[0, 1, 2, 3]], 'fsdp+tokens'),
   ],
 )
-def test_axes_of_the_mesh(groups, axis):
+def test_replica_groups_are_matched_to_axes_of_the_mesh(groups, axis):
   assert _cost('all-reduce', groups, grid(2, 2, fsdp=2, tokens=2)).axis == axis
 
 

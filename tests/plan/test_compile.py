@@ -227,7 +227,7 @@ def test_a_mixture_exchanges_its_tokens_and_never_its_experts():
   assert (many - few) / 2 == pytest.approx(2 * own / 2, rel=1e-6), 'other experts are gathered'
 
 
-def test_what_does_not_fit():
+def test_a_step_too_large_for_hbm_is_refused_with_the_memory_it_needs():
   config = _config(data__batch_size=2**20, train__remat='score_inputs')
   with pytest.raises(DoesNotFitError) as raised:
     estimate.plan(config, topology.parse('v5e:4x4'))
@@ -235,7 +235,7 @@ def test_what_does_not_fit():
 
 
 @pytest.mark.parametrize('name', ['v5e:7x9', 'v5p:3x5x7'])
-def test_a_shape_that_there_is_not(name):
+def test_a_topology_that_libtpu_does_not_have_is_refused(name):
   with pytest.raises(UserError, match='libtpu cannot make --topology='):
     topology.devices(topology.parse(name))
 
@@ -254,7 +254,7 @@ def test_axes_of_a_mesh_need_not_be_sides_of_the_torus(name):
   assert len(set(mesh.devices.flat)) == mesh.size, 'a device is there twice'
 
 
-def test_a_mesh_that_does_not_fit():
+def test_a_mesh_that_does_not_fit_the_topology_is_refused():
   config = dataclasses.replace(_config(), mesh=MeshConfig(tokens=3))
   with pytest.raises(UserError, match='number of devices, 16'):
     estimate.plan(config, topology.parse('v5e:4x4'))

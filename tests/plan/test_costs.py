@@ -234,11 +234,11 @@ def test_every_instruction_of_the_text_is_read():
   assert start.operands == ('zero', 'x.4'), 'comments and layouts are no operands'
 
 
-def test_bytes_of_shapes():
+def test_the_bytes_of_a_shape_are_read():
   shape = '(bf16[4,2048]{1,0:T(8,128)(2,1)S(1)}, s4[3], pred[], token[])'
   assert hlo.shape_bytes(shape) == 2 * 4 * 2048 + 2 + 1
 
 
-def test_a_text_that_is_no_program():
+def test_a_text_that_is_no_program_is_refused():
   with pytest.raises(ValueError, match='no entry computation'):
     hlo.parse('HloModule nothing')

@@ -205,7 +205,7 @@ def test_without_libtpu_one_sentence(monkeypatch):
 
 
 @pytest.mark.parametrize(('name', 'devices'), [('v5p:4x4x4', 64), ('tpu7x:2x2x1', 8)])
-def test_devices_of_a_topology(name, devices):
+def test_a_topology_has_the_product_of_its_sides_as_devices(name, devices):
   on = topology.parse(name, 2)
   assert on.devices == 2 * devices
   assert on.chips == (128 if name.startswith('v5p') else 8), 'a chip of TPU7x is two devices'

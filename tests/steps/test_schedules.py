@@ -21,7 +21,7 @@ def _config(name: str, **changes) -> OptimConfig:
 @pytest.mark.parametrize(
   ('update', 'part'), [(0, 0.1), (9, 1), (10, 1), (60, 0.55), (85, 0.325), (110, 0.1), (200, 0.1)]
 )
-def test_linear(update, part):
+def test_linear_falls_to_its_floor_after_the_warmup(update, part):
   got = learning_rate(_config('linear'), STEPS)(update)
   np.testing.assert_allclose(got, part * PEAK, rtol=1e-5, err_msg='not a line to the floor')
 
@@ -44,7 +44,7 @@ def test_wsd_is_stable_and_decays_over_the_last_fifth(shape, update, part):
 @pytest.mark.parametrize(
   ('decay_from', 'share', 'begin'), [(0, 0.5, 55), (0, 1.0, WARMUP), (40, 0.2, 40), (10, 0.2, 10)]
 )
-def test_wsd_begins_its_decay_where_it_should(decay_from, share, begin):
+def test_wsd_begins_its_decay_at_decay_from_or_by_its_share(decay_from, share, begin):
   rate = learning_rate(_config('wsd', decay_share=share), STEPS, 0, decay_from)
   middle = (begin + STEPS) / 2
   got = [float(rate(update)) / PEAK for update in (begin, middle, STEPS)]

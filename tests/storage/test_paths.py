@@ -242,7 +242,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize('mistake', MISTAKES)
-def test_mistakes_are_told(mistake, bucket, make, monkeypatch):
+def test_work_directories_that_cannot_be_written_are_refused(mistake, bucket, make, monkeypatch):
   url, said = MISTAKES[mistake]
   monkeypatch.setattr(bucket, 'broken', mistake == 'no permission')
   with pytest.raises(UserError, match=said):

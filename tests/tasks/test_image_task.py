@@ -102,7 +102,7 @@ def test_a_batch_without_any_usable_image_has_no_loss():
   assert _loss(task, _params(task), batch) == 0
 
 
-def test_figures_of_an_evaluation():
+def test_an_evaluation_gives_loss_accuracies_and_calibration_error():
   task = _task()
   params = _params(task)
   sums = jax.device_get(jax.jit(task.sums)(params, BATCH))

@@ -104,7 +104,7 @@ def test_a_decay_does_not_begin_in_the_warmup_after_a_growth(make, tmp_path, one
     ({'optim__decay_share': 0.5}, 'decay_share is 0.5, which both say where the decay begins'),
   ],
 )
-def test_what_does_not_fit_a_decay(make, changes, said):
+def test_a_decay_that_does_not_fit_the_run_is_refused(make, changes, said):
   with pytest.raises(UserError) as error:
     make(**{**DECAY, **changes})
   assert said in str(error.value)

@@ -24,7 +24,7 @@ CLIP = 'model__layer__mixer__positions__clip'
     ({'optim__restart_schedule': 'no'}, GROWTH, False, []),
   ],
 )
-def test_doubts(tmp_path, changes, growth, drawn, said):
+def test_doubts_about_a_config_are_said_before_training(tmp_path, changes, growth, drawn, said):
   config = tiny_run.config('files:corpus', tmp_path, **changes)
   found = prepare.doubts(config, growth, drawn=drawn)
   assert len(found) == len(said)
