@@ -1,4 +1,4 @@
-"""The learning rate and AdamW against their formulas; old and new tokens after a growth."""
+"""AdamW against its formula; old and new tokens after a growth."""
 
 import dataclasses
 
@@ -18,58 +18,8 @@ from tokenformer_jax.steps.optim import (
   LastGrowth,
   decay_mask,
 )
-from tokenformer_jax.steps.schedules import learning_rate, schedule
 
 PEAK, WARMUP, STEPS = 6e-4, 10, 110
-
-
-def _rate(update: int, **changes) -> float:
-  config = OptimConfig(learning_rate=PEAK, warmup_steps=WARMUP, **changes)
-  return float(learning_rate(config, STEPS)(update))
-
-
-@pytest.mark.parametrize(
-  ('update', 'rate', 'meaning'),
-  [
-    (0, PEAK / WARMUP, 'the first update is not 1/W of the peak'),
-    (4, PEAK / 2, 'the warm-up is not linear'),
-    (WARMUP - 1, PEAK, 'the last update of the warm-up has not the peak'),
-    (WARMUP, PEAK, 'the decay does not start at the peak'),
-    (60, 0.55 * PEAK, 'the middle of a cosine is not the mean of peak and floor'),
-    (35, (0.1 + 0.9 * (1 + np.cos(np.pi / 4)) / 2) * PEAK, 'the decay is not a cosine'),
-    (STEPS, 0.1 * PEAK, 'the decay does not end at the floor'),
-    (STEPS + 50, 0.1 * PEAK, 'the rate leaves the floor after the end'),
-  ],
-)
-def test_cosine(update, rate, meaning):
-  np.testing.assert_allclose(_rate(update, final_fraction=0.1), rate, rtol=1e-5, err_msg=meaning)
-
-
-def test_cosine_to_zero():
-  assert abs(_rate(STEPS, final_fraction=0.0)) < 1e-9, 'a floor of 0 is not reached'
-
-
-@pytest.mark.parametrize(('update', 'rate'), [(0, PEAK / WARMUP), (WARMUP, PEAK), (STEPS, PEAK)])
-def test_constant(update, rate):
-  got = _rate(update, schedule='constant')
-  np.testing.assert_allclose(got, rate, rtol=1e-5, err_msg='not constant after the warm-up')
-
-
-@pytest.mark.parametrize('kind', ['cosine', 'constant'])
-@pytest.mark.parametrize('warmup', [0, 1])
-def test_without_a_warmup_the_first_update_has_the_peak(kind, warmup):
-  config = OptimConfig(learning_rate=PEAK, warmup_steps=warmup, schedule=kind)
-  got = float(learning_rate(config, STEPS)(0))
-  np.testing.assert_allclose(got, PEAK, rtol=1e-5, err_msg='something is warmed up')
-
-
-@pytest.mark.parametrize('steps', [1, WARMUP])
-def test_a_run_that_ends_in_its_warmup(steps):
-  config = OptimConfig(learning_rate=PEAK, warmup_steps=WARMUP)
-  got = float(learning_rate(config, steps)(steps - 1))
-  np.testing.assert_allclose(
-    got, steps / WARMUP * PEAK, rtol=1e-5, err_msg='the warm-up depends on the end of the run'
-  )
 
 
 DENSE = {
@@ -361,28 +311,6 @@ def test_the_state_has_one_structure(setting):
   _, after = grown.update(_normal(1), state, _normal(0))
   assert jax.tree.structure(state) == jax.tree.structure(plain), 'a checkpoint cannot be read'
   assert jax.tree.structure(after) == jax.tree.structure(plain), 'the second step fails'
-
-
-@pytest.mark.parametrize('update', [0, 4, WARMUP, 60, STEPS])
-def test_a_schedule_that_starts_later_is_shifted(update):
-  config = OptimConfig(learning_rate=PEAK, warmup_steps=WARMUP)
-  later = learning_rate(config, STEPS + 1000, start=1000)
-  np.testing.assert_allclose(
-    later(update + 1000), learning_rate(config, STEPS)(update), rtol=1e-5, err_msg='not shifted'
-  )
-
-
-@pytest.mark.parametrize(
-  ('restart', 'start'), [('', GROWTH.updates), ('yes', GROWTH.updates), ('no', 0)]
-)
-def test_the_schedule_restarts_at_the_growth_if_asked(restart, start):
-  config = OptimConfig(learning_rate=PEAK, warmup_steps=WARMUP, restart_schedule=restart)
-  got, want = schedule(config, 2000, GROWTH), learning_rate(config, 2000, start)
-  for update in (1000, 1005, 1500, 2000):
-    assert float(got(update)) == float(want(update)), f'the rate of update {update}'
-  assert float(schedule(config, 2000)(1000)) == float(learning_rate(config, 2000)(1000)), (
-    'a schedule restarts without a growth'
-  )
 
 
 def test_the_rate_of_updates_follows_the_restarted_schedule():
