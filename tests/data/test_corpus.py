@@ -38,7 +38,7 @@ def _write(path, content) -> str:
 def _texts(store) -> tuple[str, str]:
   """The text of both splits, each of which is one document."""
   for split in corpus.SPLITS:
-    ends = np.flatnonzero(getattr(store, split) == store.tokenizer.end_of_document)
+    ends = np.flatnonzero(getattr(store, split)[:] == store.tokenizer.end_of_document)
     assert ends.tolist() == [len(getattr(store, split)) - 1], f'{split} is not one whole document'
     assert getattr(store, f'{split}_documents') == 1
   return tuple(store.tokenizer.decode(tokens[:-1]) for tokens in (store.train, store.validation))
@@ -140,7 +140,7 @@ def test_sources_of_many_documents_are_whole_splits(tmp_path):
   held_out = f'files:{tmp_path}/held_out'
   store = prepare(_config(tmp_path, f'files:{tmp_path}/train', validation_source=held_out))
   assert (store.train_documents, store.validation_documents) == (20, 20), 'documents are moved'
-  assert 'held_out' not in store.tokenizer.decode(store.train), 'validation text is trained on'
+  assert 'held_out' not in store.tokenizer.decode(store.train[:]), 'validation text is trained on'
 
 
 def test_a_validation_source_that_cannot_be_one(tmp_path):
@@ -176,7 +176,9 @@ def test_a_small_source_has_a_document_in_each_split(
   assert (f'holds out {moved} document by its hash' in said) == bool(moved)
   path.write_text('\n'.join(reversed(lines)))
   other = prepare(config)
-  assert sorted(other.validation) == sorted(store.validation), 'the order of documents chooses'
+  assert sorted(other.validation[:]) == sorted(store.validation[:]), (
+    'the order of documents chooses'
+  )
 
 
 def test_equal_documents_cannot_be_split(tmp_path):

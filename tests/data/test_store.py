@@ -1,10 +1,10 @@
 """A store holds the corpus exactly once, or it is not there."""
 
+import contextlib
 import dataclasses
 import errno
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tokenformer_jax.config import DataConfig
-from tokenformer_jax.data import blocks, corpus, tokenizers
+from tokenformer_jax.data import corpus, shards, tokenizers
 from tokenformer_jax.data import store as store_lib
 from tokenformer_jax.data.store import Store, prepare
 from tokenformer_jax.errors import UserError
@@ -43,15 +43,16 @@ def _config(folder: Path, texts: list[str] = TEXTS, **changes) -> DataConfig:
 
 
 def _documents(store: Store, split: str) -> list[str]:
-  tokens = getattr(store, split)
+  tokens = getattr(store, split)[:]
   ends = np.flatnonzero(tokens == store.tokenizer.end_of_document)
   assert ends[-1] == len(tokens) - 1, f'the last document of {split} has no end'
   starts = [0, *(ends[:-1] + 1)]
   return [store.tokenizer.decode(tokens[i:j]) for i, j in zip(starts, ends, strict=True)]
 
 
-def _temporaries(folder: Path) -> list[Path]:
-  return list((folder / 'cache' / 'stores').glob('*.tmp-*'))
+def _unfinished(folder: Path) -> list[Path]:
+  found = (folder / 'cache' / 'stores').iterdir()
+  return [path for path in found if path.suffix != '.lease' and not (path / 'meta.json').exists()]
 
 
 @pytest.mark.parametrize('tokenizer', ['bytes', 'bpe:300'])
@@ -128,13 +129,13 @@ def test_a_change_leads_to_another_store(tmp_path, change):
   assert changed.path != built.path, 'a run trains on the tokens of another config'
 
 
-@pytest.mark.parametrize('file', ['train.tokens', 'validation.tokens', 'meta.json'])
+@pytest.mark.parametrize('file', ['00000.train.tokens', '00000.validation.tokens', 'meta.json'])
 @pytest.mark.parametrize('missing', [False, True], ids=['cut', 'missing'])
 def test_a_damaged_store_is_built_again(tmp_path, file, missing):
   built = prepare(_config(tmp_path))
-  path, tokens = built.path / file, built.train.tolist()
+  path, tokens = built.path / file, built.train[:].tolist()
   path.unlink() if missing else path.write_bytes(path.read_bytes()[:-2])
-  assert prepare(_config(tmp_path)).train.tolist() == tokens, 'a run trains on a damaged store'
+  assert prepare(_config(tmp_path)).train[:].tolist() == tokens, 'a run trains on a damaged store'
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_a_damaged_store_is_built_again(tmp_path, file, missing):
 def test_too_little_text_is_an_error(tmp_path, texts, message):
   with pytest.raises(UserError, match=message):
     prepare(_config(tmp_path, texts=texts))
-  assert not _temporaries(tmp_path), 'a failed build leaves a folder behind'
+  assert not _unfinished(tmp_path), 'a failed build leaves a folder behind'
 
 
 def test_a_cache_that_cannot_be_written_is_an_error(tmp_path):
@@ -157,10 +158,10 @@ def test_a_full_disk_is_an_error(tmp_path, monkeypatch):
   def full(self) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-  monkeypatch.setattr(store_lib._SplitWriter, 'flush', full)
+  monkeypatch.setattr(store_lib._PartWriter, 'flush', full)
   with pytest.raises(UserError, match=r'the disk is full.*config\.data\.cache_dir'):
     prepare(_config(tmp_path))
-  assert not _temporaries(tmp_path), 'a failed build keeps the disk full'
+  assert not _unfinished(tmp_path), 'a failed build keeps the disk full'
 
 
 def test_an_id_beyond_the_vocabulary_is_an_error(tmp_path, monkeypatch):
@@ -182,24 +183,27 @@ def test_the_default_cache_follows_xdg(tmp_path, monkeypatch):
 def test_the_winner_of_a_race_without_leases_stays(tmp_path, monkeypatch):
   write = store_lib._Builder._write
 
-  def write_slowly(self, folder: Path) -> None:
-    write(self, folder)
-    shutil.copytree(folder, self.path)  # Another process is faster.
+  def write_slowly(self) -> shards.Index:
+    index = write(self)
+    monkeypatch.setattr(store_lib._Builder, '_write', write)
+    monkeypatch.setattr(store_lib, 'lock', lambda *_: contextlib.nullcontext(lambda: None))
+    prepare(self.config)  # Another process is faster.
+    return index
 
   monkeypatch.setattr(store_lib._Builder, '_write', write_slowly)
   store = prepare(_config(tmp_path))
   assert sorted(_documents(store, 'train') + _documents(store, 'validation')) == sorted(TEXTS), (
     'the loser of the race has no whole store'
   )
-  assert not _temporaries(tmp_path), 'the loser leaves its folder behind'
+  assert not _unfinished(tmp_path), 'the loser leaves its folder behind'
 
 
 @pytest.mark.parametrize('split', store_lib.SPLITS)
 @pytest.mark.parametrize('damage', ['zeros', 'one bit'])
 def test_changed_tokens_are_never_used(tmp_path, capsys, monkeypatch, split, damage):
-  monkeypatch.setattr(blocks, 'SIZE', 1000)  # several of them
+  monkeypatch.setattr(shards, 'BLOCK', 1000)  # several of them
   built = prepare(_config(tmp_path))
-  tokens, path = built.train.tolist(), built.path / f'{split}.tokens'
+  tokens, path = built.train[:].tolist(), built.path / f'00000.{split}.tokens'
   content = bytearray(path.read_bytes())
   if damage == 'zeros':
     content = bytearray(len(content))
@@ -207,22 +211,23 @@ def test_changed_tokens_are_never_used(tmp_path, capsys, monkeypatch, split, dam
     content[len(content) // 2] ^= 1
   path.write_bytes(content)
   with pytest.raises(UserError, match=rf'block \d+ of .*{split}\.tokens .* has changed since'):
-    store_lib.verify(built.path)
-  assert prepare(_config(tmp_path)).train.tolist() == tokens, 'a run trains on changed tokens'
+    shards.verify(built.path)
+  assert prepare(_config(tmp_path)).train[:].tolist() == tokens, 'a run trains on changed tokens'
   said = capsys.readouterr().err
   assert f'{split}.tokens' in said and 'is damaged; building it again' in said
 
 
 def test_a_start_looks_at_a_part_of_a_large_store(tmp_path, monkeypatch):
   """Time is bounded, and the parts are others each time."""
-  monkeypatch.setattr(blocks, 'SIZE', 100)
-  monkeypatch.setattr(store_lib, '_CHECK_SECONDS', 0)
+  monkeypatch.setattr(shards, 'BLOCK', 100)
+  monkeypatch.setattr(shards, '_CHECK_SECONDS', 0)
   built = prepare(_config(tmp_path))
-  digests = {built.path / 'train.tokens': json.loads(_meta(built).read_text())['blocks']['train']}
-  content = bytearray((built.path / 'train.tokens').read_bytes())
+  (shard,), file = shards.read_index(built.path).shards, built.path / '00000.train.tokens'
+  digests = {file: shard.splits['train'].digests}
+  content = bytearray(file.read_bytes())
   content[250] ^= 1  # in block 2
-  (built.path / 'train.tokens').write_bytes(content)
-  found = {blocks.find_changed(digests, 0) for _ in range(2000)}
+  file.write_bytes(content)
+  found = {shards.find_changed(digests, 0) for _ in range(2000)}
   assert None in found, 'a start with no time reads a store as a whole'
   assert any(where and where.startswith('block 2 of') for where in found), (
     'a part of a store is never looked at'
@@ -236,21 +241,21 @@ def _meta(store: Store) -> Path:
 def test_a_store_without_digests_of_its_blocks_is_refused_and_built_again(tmp_path, capsys):
   built = prepare(_config(tmp_path))
   meta = json.loads(_meta(built).read_text())
-  del meta['blocks']
+  del meta['shards'][0]['splits']['train']['digests']
   _meta(built).write_text(json.dumps(meta))
   with pytest.raises(UserError, match=r'meta\.json is damaged; remove that folder, and the next'):
-    store_lib.verify(built.path)
+    shards.verify(built.path)
   assert prepare(_config(tmp_path)).digest == built.digest
   assert 'is damaged; building it again' in capsys.readouterr().err
-  assert store_lib.verify(built.path) == len(built.train) + len(built.validation)
+  assert shards.verify(built.path) == len(built.train) + len(built.validation)
 
 
 def test_a_store_of_another_format_is_refused(tmp_path):
   built = prepare(_config(tmp_path))
   meta = json.loads(_meta(built).read_text())
   _meta(built).write_text(json.dumps({**meta, 'format': 0}))
-  with pytest.raises(UserError, match=r'has the format 0, not 1; remove that folder, and the next'):
-    store_lib.verify(built.path)
+  with pytest.raises(UserError, match=r'has the format 0, not 2; remove that folder, and the next'):
+    shards.verify(built.path)
 
 
 def test_the_digest_of_all_tokens_is_verified(tmp_path):
@@ -258,20 +263,20 @@ def test_the_digest_of_all_tokens_is_verified(tmp_path):
   meta = json.loads(_meta(built).read_text())
   _meta(built).write_text(json.dumps({**meta, 'digest': '0' * 32}))
   with pytest.raises(UserError, match=r'meta\.json is damaged; remove that folder'):
-    store_lib.verify(built.path)
+    shards.verify(built.path)
 
 
 def test_a_folder_that_is_no_store_is_an_error(tmp_path):
   with pytest.raises(UserError, match=r'is not a complete token store: .*meta\.json is missing'):
-    store_lib.verify(tmp_path)
+    shards.verify(tmp_path)
   (tmp_path / 'meta.json').write_text('[]')
   with pytest.raises(UserError, match=r'meta\.json is damaged'):
-    store_lib.verify(tmp_path)
+    shards.verify(tmp_path)
 
 
 def test_the_command_names_the_first_block_that_changed(tmp_path):
   built = prepare(_config(tmp_path))
-  path = built.path / 'validation.tokens'
+  path = built.path / '00000.validation.tokens'
   path.write_bytes(bytes(path.stat().st_size))
   command = [sys.executable, '-m', 'tokenformer_jax', 'verify', f'--store={built.path}']
   done = subprocess.run(command, capture_output=True, text=True, env=_environment())
@@ -284,22 +289,22 @@ def test_the_command_names_the_first_block_that_changed(tmp_path):
 
 @pytest.mark.parametrize('sizes', [[0], [1], [999], [1000], [1001], [400, 700, 2000, 1]])
 def test_blocks_do_not_depend_on_the_pieces_that_were_written(tmp_path, monkeypatch, sizes):
-  monkeypatch.setattr(blocks, 'SIZE', 1000)
-  content, digests = np.random.default_rng(0).bytes(sum(sizes)), blocks.Digests()
+  monkeypatch.setattr(shards, 'BLOCK', 1000)
+  content, digests = np.random.default_rng(0).bytes(sum(sizes)), shards.Digests()
   for first, size in zip(np.cumsum([0, *sizes]), sizes, strict=False):
     digests.update(content[first : first + size])
   (tmp_path / 'file').write_bytes(content)
-  read = blocks.digest_file(tmp_path / 'file')
+  read = shards.digest_file(tmp_path / 'file', len(content))
   assert (read.blocks(), read.whole()) == (digests.blocks(), digests.whole())
-  assert blocks.find_changed({tmp_path / 'file': digests.blocks()}, 1) is None
+  assert shards.find_changed({tmp_path / 'file': digests.blocks()}, 1) is None
 
 
 def _left_by_another_host(folder: Path) -> tuple[Path, Path]:
   """A build on a host whose file locks nobody sees here: its folder, and its heartbeat."""
   stores = folder / 'cache' / 'stores'
-  temporary, leased = stores / 'other.tmp-1234', stores / 'other.lease'
+  temporary, leased = stores / 'other', stores / 'other.lease'
   temporary.mkdir(parents=True)
-  (temporary / 'train.tokens').write_bytes(b'half of')
+  (temporary / '00000.train.tokens').write_bytes(b'half of')
   leased.mkdir()
   owner = dataclasses.replace(lease._this_process(), machine='elsewhere')
   (leased / '1.json').write_text(json.dumps(dataclasses.asdict(owner)))
@@ -315,9 +320,10 @@ def test_what_another_host_is_building_stays(tmp_path, monkeypatch):
 
   write = store_lib._Builder._write
 
-  def write_while_it_lives(self, folder: Path) -> None:
-    write(self, folder)
+  def write_while_it_lives(self) -> shards.Index:
+    index = write(self)
     beat.write_text('2')
+    return index
 
   monkeypatch.setattr(lease, 'Timing', lambda: dataclasses.replace(TIMING, silence=0))
   with monkeypatch.context() as patch:
@@ -349,12 +355,13 @@ def test_a_builder_that_was_replaced_publishes_nothing(tmp_path, monkeypatch):
   """Stand for a process that was suspended: its successor has the lease, and works."""
   write, folders = store_lib._Builder._write, []
 
-  def write_too_slowly(self, folder: Path) -> None:
-    write(self, folder)
+  def write_too_slowly(self) -> shards.Index:
+    index = write(self)
     (claim,) = self.path.with_name(f'{self.path.name}.lease').glob('*.json')
     successor = dataclasses.replace(lease._this_process(), machine='elsewhere')
     claim.with_name('2.json').write_text(json.dumps(dataclasses.asdict(successor)))
     folders.append(self.path)
+    return index
 
   hold = lease.hold
   monkeypatch.setattr(
@@ -363,7 +370,7 @@ def test_a_builder_that_was_replaced_publishes_nothing(tmp_path, monkeypatch):
   monkeypatch.setattr(store_lib._Builder, '_write', write_too_slowly)
   with pytest.raises(UserError, match=r'the token store .* was taken over by'):
     prepare(_config(tmp_path))
-  assert not folders[0].exists()
+  assert not (folders[0] / 'meta.json').exists()
   assert folders[0].with_name(f'{folders[0].name}.lease').joinpath('2.json').exists(), (
     'the claim of the successor was removed'
   )
@@ -408,13 +415,13 @@ def test_a_killed_build_leaves_nothing_that_counts(tmp_path):
     assert process.stdout.readline() == 'half-way\n'
     other = dataclasses.replace(config, tokenizer='bpe:300')
     prepare(other)
-    assert len(_temporaries(tmp_path)) == 1, 'the folder of a process that is alive was removed'
+    assert len(_unfinished(tmp_path)) == 1, 'the folder of a process that is alive was removed'
     process.send_signal(signal.SIGKILL)
-  assert len(_temporaries(tmp_path)) == 1, 'the test did not kill the process in the middle'
+  assert len(_unfinished(tmp_path)) == 1, 'the test did not kill the process in the middle'
   store = prepare(config)
   found = _documents(store, 'train') + _documents(store, 'validation')
   assert sorted(found) == sorted(TEXTS), 'half of a store was taken for a whole one'
-  assert not _temporaries(tmp_path), 'the folder of the dead process is still there'
+  assert not _unfinished(tmp_path), 'the folder of the dead process is still there'
 
 
 def test_processes_that_build_the_same_store_agree(tmp_path):
@@ -423,4 +430,60 @@ def test_processes_that_build_the_same_store_agree(tmp_path):
   outputs = [process.communicate(timeout=120)[0] for process in processes]
   assert [process.returncode for process in processes] == [0, 0], 'one of the builders failed'
   assert outputs == [prepare(config).digest + '\n'] * 2, 'the builders have different stores'
-  assert not _temporaries(tmp_path), 'a builder leaves its folder behind'
+  assert not _unfinished(tmp_path), 'a builder leaves its folder behind'
+
+
+def _many_shards(folder: Path, monkeypatch) -> DataConfig:
+  """Return the config of a source of 8 files, each of which is a shard."""
+  monkeypatch.setattr(corpus, 'UNIT_BYTES', 1)
+  (folder / 'corpus').mkdir()
+  for i in range(8):
+    lines = [json.dumps({'text': text}) + '\n' for text in TEXTS[25 * i : 25 * (i + 1)]]
+    (folder / f'corpus/{i}.jsonl').write_text(''.join(lines))
+  return _config(folder, source=f'files:{folder}/corpus')
+
+
+def test_shards_have_the_tokens_of_one_shard(tmp_path, monkeypatch):
+  one = prepare(_config(tmp_path))
+  many = prepare(_many_shards(tmp_path, monkeypatch))
+  assert len(shards.read_index(many.path).shards) == 8
+  for split in store_lib.SPLITS:
+    np.testing.assert_array_equal(getattr(many, split)[:], getattr(one, split)[:])
+    for count in ('bytes', 'documents'):
+      name = f'{split}_{count}'
+      assert getattr(many, name) == getattr(one, name), f'{name} is not that of all shards'
+  assert shards.verify(many.path) == len(one.train) + len(one.validation)
+
+
+def test_a_build_continues_after_its_last_shard(tmp_path, monkeypatch):
+  config = _many_shards(tmp_path, monkeypatch)
+  whole = prepare(dataclasses.replace(config, cache_dir=str(tmp_path / 'unbroken')))
+  write, written = store_lib._Job.write, []
+
+  def write_some(self, *arguments) -> shards.Shard:
+    if len(written) == 5:
+      raise KeyboardInterrupt
+    written.append(self.name)
+    return write(self, *arguments)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(store_lib._Job, 'write', write_some)
+    with pytest.raises(KeyboardInterrupt):
+      prepare(config)
+    other = dataclasses.replace(config, validation_fraction=0.3)
+    monkeypatch.setattr(lease, 'Timing', lambda: dataclasses.replace(TIMING, silence=0))
+    patch.setattr(store_lib._Job, 'write', write)
+    prepare(other)
+  (folder,) = _unfinished(tmp_path)
+  damaged = folder / '00003.train.tokens'
+  damaged.write_bytes(damaged.read_bytes()[:-2])
+  (folder / '00004.json').write_text('')  # as a power cut leaves it
+  monkeypatch.setattr(
+    store_lib._Job, 'write', lambda self, *rest: written.append(self.name) or write(self, *rest)
+  )
+  assert prepare(config).digest == whole.digest, 'a continued store is another one'
+  assert written == [f'0000{i}' for i in (*range(5), *range(3, 8))], (
+    'shards that were complete are written again, or others are not'
+  )
+  names = sorted(path.name for path in folder.iterdir())
+  assert names == sorted(path.name for path in whole.path.iterdir()), 'something is left behind'

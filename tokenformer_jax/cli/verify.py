@@ -14,7 +14,7 @@ from absl import flags
 
 from tokenformer_jax.cli import config_flag
 from tokenformer_jax.cli import main as cli
-from tokenformer_jax.data import store
+from tokenformer_jax.data import shards, store
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import paths
 
@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> None:
   if (given is None) == (flags.FLAGS['config'].value is None):
     raise UserError('give either --config=FILE or --store=DIR')
   folder = _folder() if given is None else pathlib.Path(paths.local(given)).expanduser()
-  tokens = store.verify(folder)
+  tokens = shards.verify(folder)
   print(f'{folder}: all {tokens:,} tokens are as they were written')
 
 

@@ -13,7 +13,7 @@ import fractions
 import functools
 import hashlib
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import text
@@ -21,6 +21,8 @@ from tokenformer_jax.data.text_files import Files
 from tokenformer_jax.errors import UserError
 
 SPLITS = ('train', 'validation')
+
+UNIT_BYTES = 128 * 2**20  # of text, tokenized into one shard
 
 _LONGEST_WHOLE = 16 * 2**20  # characters; a longer document is encoded in pieces
 _SETTINGS = {'train': 'config.data.source', 'validation': 'config.data.validation_source'}
@@ -43,6 +45,7 @@ class Corpus:
   source: text.Source
   validation: text.Source | None
   fraction: float  # the part of `source` for validation if `validation` is None
+  bad: text.Bad = text.refuse  # called for a document that cannot be read, to plan without it
 
   def fingerprint(self) -> str | tuple[str, str]:
     """Return a value that changes when the text of a source changes."""
@@ -56,23 +59,29 @@ class Corpus:
     Raises:
       UserError: a file cannot be read or is not text.
     """
+    for unit in self.units():
+      yield from unit.pieces(self.bad)
+
+  def units(self) -> 'list[Unit]':
+    """Return units of about `UNIT_BYTES` of text each; the corpus is their text in this order."""
     if self.validation is not None:
-      for split, source in zip(SPLITS, (self.source, self.validation), strict=True):
-        yield from _whole(source, split)
-    elif lone := self.source.lone():
-      cut, total = lone.cut(self.fraction)
-      yield from _part(lone, 'train', 0, cut)
-      yield from _part(lone, 'validation', cut, total)
-    else:
-      for document in self.source.documents():
-        yield from _in_pieces(document, SPLITS[is_validation(document, self._share)])
+      both = zip(SPLITS, (self.source, self.validation), strict=True)
+      return [unit for split, source in both for unit in self._units(source, split=split)]
+    return self._units(self.source, share=self.fraction)
+
+  def _units(self, source: text.Source, **fields: Any) -> 'list[Unit]':
+    if source.lone(self.bad):
+      return [Unit((source,), is_lone=True, **fields)]
+    if 'share' in fields:
+      fields['share'] = self._share
+    return [Unit(group, **fields) for group in _groups(source, UNIT_BYTES)]
 
   def exception(self) -> str:
     """Return a sentence about a document that is not in the split of its hash, or ''.
 
     Only a source of few documents, for its `fraction`, has such a document.
     """
-    if self.validation is not None or self._share == self.fraction or self.source.lone():
+    if self.validation is not None or self._share == self.fraction or self.source.lone(self.bad):
       return ''
     more = self._share > self.fraction
     which, end, use = ('no', 'smallest', 'held out') if more else ('every', 'largest', 'trained on')
@@ -88,7 +97,7 @@ class Corpus:
     Documents are read until both splits have one.
     """
     lowest, highest = _HASHES, -1
-    for document in self.source.documents():
+    for document in self.source.documents(self.bad):
       number = _hash(document)
       lowest, highest = min(lowest, number), max(highest, number)
       if lowest < self.fraction * _HASHES <= highest:
@@ -98,6 +107,42 @@ class Corpus:
         is_empty = lowest >= self.fraction * _HASHES
         return fractions.Fraction(lowest + 1 if is_empty else highest, _HASHES)
     return self.fraction
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+  """Text that one process tokenizes into one shard: sources, and what divides them into splits.
+
+  Attributes:
+    split: the split of all of the text, or ''.
+    share: if `split` is empty, the part of all hashes, or of the only text, for validation.
+    is_lone: whether the source is one document in all, which is read in pieces.
+  """
+
+  sources: tuple[text.Source, ...]
+  split: str = ''
+  share: float | fractions.Fraction = 0.0
+  is_lone: bool = False
+
+  def fingerprint(self) -> str:
+    """Return a hash of what the pieces depend on."""
+    found = [source.fingerprint() for source in self.sources]
+    return text.digest((found, self.split, self.share, self.is_lone))
+
+  def pieces(self, bad: text.Bad = text.refuse) -> Iterator[Piece]:
+    """Yield the text of the unit; `bad` is called for each document that cannot be read."""
+    lone = self.sources[0].lone(bad) if self.is_lone else None
+    if lone and self.split:
+      yield from _part(lone, self.split, 0, None)
+    elif lone:
+      cut, total = lone.cut(self.share)
+      yield from _part(lone, 'train', 0, cut)
+      yield from _part(lone, 'validation', cut, total)
+    else:
+      for source in self.sources:
+        for document in source.documents(bad):
+          split = self.split or SPLITS[is_validation(document, self.share)]
+          yield from _in_pieces(document, split)
 
 
 def open_corpus(config: DataConfig) -> Corpus:
@@ -136,12 +181,16 @@ def _hash(document: str) -> int:
   return int.from_bytes(digest, 'little')
 
 
-def _whole(source: text.Source, split: str) -> Iterator[Piece]:
-  if lone := source.lone():
-    yield from _part(lone, split, 0, None)
-  else:
-    for document in source.documents():
-      yield from _in_pieces(document, split)
+def _groups(source: text.Source, size: int) -> Iterator[tuple[text.Source, ...]]:
+  """Yield the parts of a source, in groups of about `size` bytes."""
+  group, filled = [], 0
+  for part, part_size in source.parts(size):
+    if group and filled + part_size > size:
+      yield tuple(group)
+      group, filled = [], 0
+    group.append(part)
+    filled += part_size
+  yield tuple(group)
 
 
 def _in_pieces(document: str, split: str) -> Iterator[Piece]:

@@ -10,7 +10,7 @@ resumed run may use another batch size. Resuming at any step on any number of ho
 import dataclasses
 import hashlib
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import grain
@@ -20,7 +20,8 @@ from absl import flags
 from grain.experimental import index_shuffle
 
 from tokenformer_jax.config import DataConfig
-from tokenformer_jax.data.store import Store, window_count
+from tokenformer_jax.data.shards import Store, Tokens
+from tokenformer_jax.data.store import window_count
 from tokenformer_jax.errors import UserError, counted
 
 NO_TOKEN = -1  # fills those rows of the last validation batch that have no sample
@@ -57,7 +58,7 @@ def sample_index(seed: int, position: int, n: int) -> int:
 
 
 def train_rows(
-  tokens: np.ndarray,
+  tokens: np.ndarray | Tokens,
   step: int,
   rows: Sequence[int],
   *,
@@ -76,9 +77,9 @@ def train_rows(
   n = _sample_count(tokens, sequence_length, 'training')
   first = position.batch_start(int(step), batch_size)
   batch = np.empty((len(rows), sequence_length + 1), np.int32)
-  for i, row in enumerate(rows):
-    sample = sample_index(seed, first + int(row), n)
-    batch[i] = _window(tokens, sample, sequence_length)
+  samples = [sample_index(seed, first + int(row), n) for row in rows]
+  for i, window in enumerate(_windows(tokens, samples, sequence_length)):
+    batch[i] = window
   return batch
 
 
@@ -129,10 +130,12 @@ def validation_batches(
 
   def batch(index: int) -> np.ndarray:
     result = np.full((len(rows), config.sequence_length + 1), NO_TOKEN, np.int32)
-    for i, row in enumerate(rows):
-      sample = index * config.batch_size + row
-      if sample < n:
-        result[i] = _window(store.validation, sample, config.sequence_length)
+    samples = [index * config.batch_size + row for row in rows]
+    there = [i for i, sample in enumerate(samples) if sample < n]
+    samples = [samples[i] for i in there]
+    windows = _windows(store.validation, samples, config.sequence_length)
+    for i, window in zip(there, windows, strict=True):
+      result[i] = window
     return result
 
   return map(batch, spread(batches, math.ceil(n / config.batch_size)))
@@ -144,7 +147,7 @@ def spread(count: int, total: int) -> tuple[int, ...]:
   return tuple(i * total // count for i in range(count))
 
 
-def _sample_count(tokens: np.ndarray, sequence_length: int, split: str) -> int:
+def _sample_count(tokens: np.ndarray | Tokens, sequence_length: int, split: str) -> int:
   n = window_count(tokens, sequence_length)
   if not n:
     raise UserError(
@@ -155,16 +158,21 @@ def _sample_count(tokens: np.ndarray, sequence_length: int, split: str) -> int:
   return n
 
 
-def _window(tokens: np.ndarray, sample: int, sequence_length: int) -> np.ndarray:
-  start = sample * sequence_length
-  return tokens[start : start + sequence_length + 1]
+def _windows(
+  tokens: np.ndarray | Tokens, samples: Sequence[int], sequence_length: int
+) -> Iterable[np.ndarray]:
+  """Return the windows of samples, each of T + 1 tokens."""
+  ranges = [(i * sequence_length, (i + 1) * sequence_length + 1) for i in samples]
+  if isinstance(tokens, Tokens):
+    return tokens.gather(ranges)
+  return (tokens[start:stop] for start, stop in ranges)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _TrainSteps:
   """Training batches by step, in the form of a random-access source for Grain."""
 
-  tokens: np.memmap
+  tokens: Tokens
   rows: tuple[int, ...]
   batch_size: int
   sequence_length: int
@@ -185,13 +193,6 @@ class _TrainSteps:
       seed=self.seed,
       position=self.position,
     )
-
-  def __getstate__(self) -> dict[str, Any]:
-    # Pickling a memory map would copy its whole content, so a worker maps the file again.
-    return self.__dict__ | {'tokens': (self.tokens.filename, self.tokens.dtype)}
-
-  def __setstate__(self, state: dict[str, Any]) -> None:
-    self.__dict__.update(state, tokens=np.memmap(*state['tokens'], mode='r'))
 
 
 def read_ahead(

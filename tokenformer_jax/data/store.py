@@ -1,10 +1,10 @@
-"""Build and open token stores: a corpus, tokenized once, in two files that are mapped into memory.
+"""Find the token store of a corpus, or build it.
 
-A store is a folder with `train.tokens`, `validation.tokens` and `meta.json`. Its name contains a
-hash of everything that determines its content, so runs reuse a matching store and never change it.
-A store is written to a temporary folder and renamed at the end, so an existing store is complete.
-`_BATCH_CHARACTERS` and the longest document bound the memory; a source of one text file is read in
-pieces.
+A store in the cache has a name with a hash of everything that determines its content, so runs reuse
+a matching store and never change it. Its shards are written one by one, each with a record of what
+it holds, and `meta.json` last: see data/shards.py. A build that was interrupted continues after the
+last record; shards are the same bytes whoever writes them. `_BATCH_CHARACTERS` and the longest
+document bound the memory; a source of one text file is read in pieces.
 """
 
 import concurrent.futures
@@ -12,63 +12,36 @@ import contextlib
 import dataclasses
 import errno
 import hashlib
-import itertools
 import json
 import os
 import re
 import shutil
+import tempfile
 import time
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import IO, Any, BinaryIO, TypeVar
 
 import numpy as np
 import tqdm
 
 from tokenformer_jax.config import DataConfig
-from tokenformer_jax.data import blocks, tokenizers
-from tokenformer_jax.data.corpus import SPLITS, Corpus, Piece, open_corpus
+from tokenformer_jax.data import shards, text, tokenizers
+from tokenformer_jax.data.corpus import SPLITS, Corpus, Piece, Unit, open_corpus
+from tokenformer_jax.data.shards import ChangedError, Index, Shard, Store
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.parallel.messages import say
 from tokenformer_jax.runs import lease
 from tokenformer_jax.storage import paths, retry
 
-_FORMAT = 1  # version of the folder layout and of the tokenization
-_TEMPORARY = '.tmp-'  # marks the name of a folder that is being written
+_FORMAT = 1  # version of the tokenization
+_TEMPORARY = '.tmp-'  # begins the name of a folder inside a store for files that are being written
 _BATCH_CHARACTERS = 4 * 2**20  # characters of the documents that are encoded together
-_CHECK_SECONDS = 0.2  # how long opening a store compares blocks with their digests
 _T = TypeVar('_T')
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Store:
-  """A tokenized corpus. The tokenizer's end of document follows each document.
-
-  Attributes:
-    train, validation: the tokens of each split, mapped read-only; uint16, or uint32 if the
-      tokenizer has more than 65536 ids.
-    train_bytes, validation_bytes: the UTF-8 bytes of the documents.
-    digest: a hash of all tokens; hosts that train together must agree on it.
-  """
-
-  path: Path
-  tokenizer: Tokenizer
-  train: np.memmap
-  validation: np.memmap
-  train_bytes: int
-  validation_bytes: int
-  train_documents: int
-  validation_documents: int
-  digest: str
-
-  def bytes_per_token(self, split: str) -> float:
-    """Return the UTF-8 bytes of text per token of a split, with ends of documents as tokens."""
-    return getattr(self, f'{split}_bytes') / len(getattr(self, split))
-
-
-def window_count(tokens: np.ndarray, sequence_length: int) -> int:
+def window_count(tokens: np.ndarray | shards.Tokens, sequence_length: int) -> int:
   """Return the number of sequences of tokens; a sequence needs one more token for its targets."""
   return max(0, (len(tokens) - 1) // sequence_length)
 
@@ -121,35 +94,20 @@ def find(config: DataConfig, tokenizer: Tokenizer) -> Store | None:
   return _Builder(config, open_corpus(config), progress=False, tokenizer=tokenizer).find()
 
 
-def _open(path: Path) -> Store | None:
+def _open(path: paths.Path) -> Store | None:
   """Return the store in a folder, or None if it does not exist or has changed since it was written.
 
   Raises:
     OSError: the folder cannot be read now; the store may be good.
   """
   try:
-    meta = json.loads((path / 'meta.json').read_text('utf-8'))
-    fields: dict[str, Any] = {}
-    for split, counts in meta['splits'].items():
-      tokens = np.memmap(path / f'{split}.tokens', meta['dtype'], mode='r')
-      if len(tokens) != counts['tokens']:
-        return None
-      fields |= {
-        split: tokens,
-        f'{split}_bytes': counts['bytes'],
-        f'{split}_documents': counts['documents'],
-      }
-    files = {path / f'{split}.tokens': digests for split, digests in meta['blocks'].items()}
-    if changed := blocks.find_changed(files, _CHECK_SECONDS):
-      say(f'{changed} has changed since it was written')
-      return None
-    tokenizer = tokenizers.from_json(meta['tokenizer'])
-    return Store(path=path, tokenizer=tokenizer, digest=meta['digest'], **fields)
+    return shards.open_store(path)
+  except ChangedError as error:
+    say(str(error))
+    return None
   except OSError as error:
     if retry.is_transient(error):
       raise
-    return None
-  except (ValueError, LookupError, TypeError, UserError):
     return None
 
 
@@ -160,45 +118,6 @@ def store_folder(config: DataConfig) -> Path:
     UserError: the text or the tokenizer cannot be read.
   """
   return _Builder(config, open_corpus(config), progress=False).path
-
-
-def verify(path: Path) -> int:
-  """Compare a whole store with its digests, and return the number of tokens.
-
-  Raises:
-    UserError: there is no store, it has another format, or it has changed since it was written.
-  """
-  repair = 'remove that folder, and the next run builds the store again from its source'
-  try:
-    meta = json.loads((path / 'meta.json').read_text('utf-8'))
-    if meta['format'] != _FORMAT:
-      raise UserError(f'{path} has the format {meta["format"]!s:.20}, not {_FORMAT}; {repair}')
-    splits = []
-    for split, recorded in meta['blocks'].items():
-      file = path / f'{split}.tokens'
-      splits.append(blocks.digest_file(file))
-      for i, pair in enumerate(itertools.zip_longest(splits[-1].blocks(), recorded)):
-        if len(set(pair)) > 1:
-          raise UserError(f'{blocks.describe(file, i)} has changed since it was written; {repair}')
-    if _digest(splits) != meta['digest']:
-      raise ValueError('the blocks are not those of the digest')
-    return sum(counts['tokens'] for counts in meta['splits'].values())
-  except FileNotFoundError as error:
-    raise UserError(
-      f'{path} is not a complete token store: {error.filename} is missing; {repair}'
-    ) from error
-  except OSError as error:
-    raise UserError(f'{path} cannot be read ({paths.reason(error)})') from error
-  except (ValueError, LookupError, TypeError, AttributeError) as error:
-    raise UserError(f'{path}/meta.json is damaged; {repair}') from error
-
-
-def _digest(splits: Sequence[blocks.Digests]) -> str:
-  """Return the digest of all tokens of a store."""
-  digest = hashlib.blake2b(digest_size=16)
-  for split in splits:
-    digest.update(split.whole())
-  return digest.hexdigest()
 
 
 class _Builder:
@@ -245,96 +164,161 @@ class _Builder:
     with lock(self.path, f'the token store {self.path}') as check_lease:
       if (store := _open(self.path)) is not None:
         return store
-      if self.path.exists():
+      if paths.exists(self.path / 'meta.json'):
         say(f'the token store {self.path} is damaged; building it again')
-      for temporary in self.path.parent.glob(f'{self.path.name}{_TEMPORARY}*'):
-        shutil.rmtree(temporary, ignore_errors=True)  # Only the lease's holder writes here.
-      leftovers = _Leftovers(self.path.parent)
-      temporary = self.path.with_name(f'{self.path.name}{_TEMPORARY}{uuid.uuid4().hex[:8]}')
-      temporary.mkdir()
+        paths.remove(self.path)
+      leftovers = _Leftovers(self.path)
+      self.path.mkdir(exist_ok=True)
       try:
-        self._write(temporary)
+        _remove_temporaries(self.path)
+        index = self._write()
         check_lease()
-        _publish(temporary, self.path)
-      finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        self._publish(index)
+      except BaseException:
+        with contextlib.suppress(OSError):
+          self.path.rmdir()  # unless it holds shards, from which the next build continues
+        raise
       leftovers.remove()
     store = _open(self.path)
     if store is None:
       raise UserError(f'the token store {self.path} changed while it was opened; run again')
     return store
 
-  def _write(self, folder: Path) -> None:
+  def _write(self) -> Index:
+    """Write the shards that are not there yet, and return the index of all."""
     tokenizer = self.tokenizer or self._train_tokenizer()
     say(f'tokenizing {self.config.source} into the token store {self.path}')
     dtype = np.dtype(np.uint16 if tokenizer.size <= 2**16 else np.uint32)
-    with contextlib.ExitStack() as stack:
-      writers = {}
-      for split in SPLITS:
-        file = stack.enter_context(open(folder / f'{split}.tokens', 'wb'))
-        writers[split] = _SplitWriter(file, dtype, tokenizer)
-      self._write_documents(writers, tokenizer)
-      for writer in writers.values():
-        writer.flush()
-    self._check(writers)
-    if exception := self.corpus.exception():
-      train, held_out = (writers[split].documents for split in SPLITS)
-      say(f'{exception} ({counted(train, "document")} to train on, {held_out} held out)')
-    meta = {
-      'format': _FORMAT,
-      'source': self.config.source,
-      'dtype': dtype.name,
-      'digest': _digest([writer.digests for writer in writers.values()]),
-      'splits': {split: writer.counts() for split, writer in writers.items()},
-      'tokenizer': tokenizer.to_json(),
-      'blocks': {split: writer.digests.blocks() for split, writer in writers.items()},
-    }
-    (folder / 'meta.json').write_text(json.dumps(meta), 'utf-8')
+    jobs = [
+      _Job(self.path, f'{i:05}', unit, self._key(unit, tokenizer), dtype.name)
+      for i, unit in enumerate(self.corpus.units())
+    ]
+    written = self._write_shards(jobs, tokenizer)
+    wholes = [bytes.fromhex(shard.splits[split].whole) for shard in written for split in SPLITS]
+    return Index(
+      source=self.config.source,
+      dtype=dtype.name,
+      tokenizer=tokenizer.to_json(),
+      shards=tuple(written),
+      digest=shards.combine(wholes),
+    )
 
-  def _write_documents(self, writers: dict[str, '_SplitWriter'], tokenizer: Tokenizer) -> None:
+  def _publish(self, index: Index) -> None:
+    """Complete the store with its index; a store that lacks a split is removed."""
+    try:
+      self._check(index)
+    except UserError:
+      paths.remove(self.path)
+      raise
+    _put_json(self.path, 'meta.json', dataclasses.asdict(index))
+    for shard in index.shards:
+      with contextlib.suppress(Exception):  # Nothing reads the record of a complete store.
+        (self.path / _record_name(shard.name)).unlink()
+
+  def _key(self, unit: Unit, tokenizer: Tokenizer) -> str:
+    """Return a hash of everything that determines a shard."""
+    return text.digest((_FORMAT, unit.fingerprint(), self.config.text_field, tokenizer.fingerprint))
+
+  def _write_shards(self, jobs: list['_Job'], tokenizer: Tokenizer) -> list[Shard]:
+    """Write the shards that are not there yet, and return all."""
+    found = paths.sizes(self.path)
     no_bar = None if self.progress else True  # None: tqdm shows the bar only on a terminal.
+    written = []
     with tqdm.tqdm(desc='tokenizing', unit='B', unit_scale=True, disable=no_bar) as bar:
-      for pieces in _read_ahead(_batches(self.corpus.pieces())):
-        encoded = tokenizer.encode_batch([piece.text for piece in pieces])
-        for piece, ids in zip(pieces, encoded, strict=True):
-          writers[piece.split].add(piece, ids)
-        written = writers.values()
-        bar.set_postfix(documents=sum(writer.documents for writer in written), refresh=False)
-        bar.update(sum(writer.bytes for writer in written) - bar.n)
+      for job in jobs:
+        written.append(job.find(found) or job.write(tokenizer, bar.update))
+        documents = sum(part.documents for s in written for part in s.splits.values())
+        bar.set_postfix(documents=documents, refresh=False)
+    return written
 
   def _train_tokenizer(self) -> Tokenizer:
     say(f'training the tokenizer {self.config.tokenizer}')
     texts = (piece.text for piece in self.corpus.pieces() if piece.split == 'train')
     return tokenizers.train_bpe(texts, self.bpe_size)
 
-  def _check(self, writers: dict[str, '_SplitWriter']) -> None:
-    """Check that both splits have a document."""
-    documents = sum(writer.documents for writer in writers.values())
-    if not documents:
+  def _check(self, index: Index) -> None:
+    """Check that both splits have a document; report one outside the split of its hash."""
+    documents = {split: index.total(split, 'documents') for split in SPLITS}
+    if not sum(documents.values()):
       raise UserError(
         f'config.data.source is {self.config.source}, which holds no text; name another source'
       )
-    for split, writer in writers.items():
-      if writer.documents:
+    for split in SPLITS:
+      if documents[split]:
         continue
       if other := self.config.validation_source:
         name = {'train': 'source', 'validation': 'validation_source'}[split]
         spec = {'train': self.config.source, 'validation': other}[split]
         raise UserError(f'config.data.{name} is {spec}, which holds no text; name another source')
+      total = counted(sum(documents.values()), 'document')
       raise UserError(
         f'the {split} split of {self.config.source} is empty, because splits take whole documents '
-        f'and the source has {counted(documents, "document")}; add documents (a text file is one, '
-        'a line of a .jsonl file is one), change config.data.validation_fraction from '
+        f'and the source has {total}; add documents (a text file is one, a line of a .jsonl file '
+        'is one), change config.data.validation_fraction from '
         f'{self.config.validation_fraction}, or name another text in config.data.validation_source'
       )
+    if exception := self.corpus.exception():
+      train, held_out = (documents[split] for split in SPLITS)
+      say(f'{exception} ({counted(train, "document")} to train on, {held_out} held out)')
 
 
-class _SplitWriter:
-  """Writer of the token file of a split, which also counts documents, bytes and tokens."""
+@dataclasses.dataclass(frozen=True)
+class _Job:
+  """The writing of one shard: its unit of text, and a hash of everything that determines it."""
+
+  folder: paths.Path
+  name: str
+  unit: Unit
+  key: str
+  dtype: str
+
+  def find(self, found: dict[str, int]) -> Shard | None:
+    """Return the shard if an earlier build wrote it; `found` has the sizes of the store's files."""
+    name = _record_name(self.name)
+    if name not in found:
+      return None
+    try:
+      record = json.loads((self.folder / name).read_text('utf-8'))
+      shard = Shard.from_json(record['shard'])
+      whole = all(
+        found.get(shard.file(split)) == part.tokens * np.dtype(self.dtype).itemsize
+        for split, part in shard.splits.items()
+        if part.tokens
+      )
+      return shard if record['key'] == self.key and whole else None
+    except (ValueError, LookupError, TypeError, AttributeError):
+      return None  # A power cut can leave a file without content.
+
+  def write(self, tokenizer: Tokenizer, update: Callable[[int], Any]) -> Shard:
+    """Write the shard and its record; `update` is called with the bytes of each batch."""
+    with _temporary_folder(self.folder) as temporary, contextlib.ExitStack() as stack:
+      writers = {}
+      for split in SPLITS:
+        file = stack.enter_context(open(temporary / split, 'wb'))
+        writers[split] = _PartWriter(file, np.dtype(self.dtype), tokenizer)
+      for pieces in _read_ahead(_batches(self.unit.pieces())):
+        encoded = tokenizer.encode_batch([piece.text for piece in pieces])
+        before = sum(writer.bytes for writer in writers.values())
+        for piece, ids in zip(pieces, encoded, strict=True):
+          writers[piece.split].add(piece, ids)
+        update(sum(writer.bytes for writer in writers.values()) - before)
+      for writer in writers.values():
+        writer.flush()
+      shard = Shard(self.name, {split: writer.part() for split, writer in writers.items()})
+      for split, part in shard.splits.items():
+        if part.tokens:
+          paths.put(temporary / split, self.folder / shard.file(split))
+    record = {'key': self.key, 'shard': dataclasses.asdict(shard)}
+    _put_json(self.folder, _record_name(self.name), record)
+    return shard
+
+
+class _PartWriter:
+  """Writer of the tokens of a split in a shard, which also counts documents, bytes and tokens."""
 
   def __init__(self, file: BinaryIO, dtype: np.dtype, tokenizer: Tokenizer):
-    self.digests = blocks.Digests()
     self.tokens = self.bytes = self.documents = 0
+    self._digests = shards.Digests()
     self._file = file
     self._dtype = dtype
     self._tokenizer = tokenizer
@@ -350,18 +334,60 @@ class _SplitWriter:
       )
     data = ids.astype(self._dtype).tobytes()
     self._file.write(data)
-    self.digests.update(data)
+    self._digests.update(data)
     self.tokens += len(ids)
     self.bytes += len(piece.text.encode())
     self.documents += piece.ends
 
-  def counts(self) -> dict[str, int]:
-    return {'tokens': self.tokens, 'bytes': self.bytes, 'documents': self.documents}
+  def part(self) -> shards.Part:
+    """Return the counts and digests of what was written."""
+    return shards.Part(
+      self.tokens,
+      self.bytes,
+      self.documents,
+      self._digests.whole().hex(),
+      tuple(self._digests.blocks()),
+    )
 
   def flush(self) -> None:
-    """Wait until the file is on disk, so that a power cut leaves no renamed folder of zeros."""
-    self._file.flush()
-    os.fsync(self._file.fileno())
+    """Wait until the file is on disk, so that a power cut leaves no renamed file of zeros."""
+    _flush(self._file)
+
+
+def _record_name(shard: str) -> str:
+  """Return the name of the file that is written when a shard is complete."""
+  return f'{shard}.json'
+
+
+def _flush(file: IO[Any]) -> None:
+  file.flush()
+  os.fsync(file.fileno())
+
+
+def _put_json(folder: paths.Path, name: str, value: Any) -> None:
+  """Write a file of JSON values into a store, where it appears as a whole."""
+  with _temporary_folder(folder) as temporary:
+    with open(temporary / name, 'w', encoding='utf-8') as file:
+      json.dump(value, file)
+      _flush(file)
+    paths.put(temporary / name, folder / name)
+
+
+@contextlib.contextmanager
+def _temporary_folder(store: paths.Path) -> Iterator[Path]:
+  """Make a folder for files that will be moved into a store: in it, unless it is in a bucket."""
+  where = None if paths.in_bucket(store) else store
+  with tempfile.TemporaryDirectory(
+    prefix=_TEMPORARY, dir=where, ignore_cleanup_errors=True
+  ) as name:
+    yield Path(name)
+
+
+def _remove_temporaries(store: paths.Path) -> None:
+  """Remove what a killed build left; only the holder of the lease writes here."""
+  if not paths.in_bucket(store):
+    for temporary in store.glob(f'{_TEMPORARY}*'):
+      shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
@@ -385,17 +411,6 @@ def _read_ahead(items: Iterator[_T]) -> Iterator[_T]:
       yield item
 
 
-def _publish(temporary: Path, path: Path) -> None:
-  """Move a finished store to its path. If another process was faster, keep its store."""
-  if _open(path) is None:
-    shutil.rmtree(path, ignore_errors=True)
-  try:
-    temporary.rename(path)
-  except OSError:
-    if _open(path) is None:
-      raise
-
-
 def lock(path: Path, subject: str) -> contextlib.AbstractContextManager[Callable[[], None]]:
   """Hold the lease for building something at a path; wait for the process that holds it.
 
@@ -407,41 +422,49 @@ def lock(path: Path, subject: str) -> contextlib.AbstractContextManager[Callable
 
 
 class _Leftovers:
-  """Temporary folders of dead builds of other stores.
+  """Folders of other stores in which dead builds have finished no shard.
 
   A folder is removed at once if its owner is surely dead. An owner on another machine is watched
   while this process builds its own store, and counts as dead if nothing changed during that time.
   """
 
-  def __init__(self, folder: Path):
+  def __init__(self, store: paths.Path):
     self._began = time.monotonic()
     self._watched: dict[Path, Any] = {}
-    for temporary in folder.glob(f'*{_TEMPORARY}*'):
-      if (state := _build_state(temporary)) is None:
-        shutil.rmtree(temporary, ignore_errors=True)
+    for folder in store.parent.iterdir():
+      if folder == store or not _is_unfinished(folder):
+        continue
+      if (state := _build_state(folder)) is None:
+        shutil.rmtree(folder, ignore_errors=True)
       else:
-        self._watched[temporary] = state
+        self._watched[folder] = state
 
   def remove(self) -> None:
     """Remove the folders that have not changed, if they were watched for long enough."""
     if time.monotonic() - self._began < lease.Timing().silence:
       return
-    for temporary, state in self._watched.items():
-      if _build_state(temporary) == state:
-        shutil.rmtree(temporary, ignore_errors=True)
+    for folder, state in self._watched.items():
+      if _build_state(folder) == state:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _build_state(temporary: Path) -> Any:
+def _is_unfinished(folder: Path) -> bool:
+  """Return whether a folder is a store without a shard that is complete."""
+  if not folder.is_dir() or folder.suffix == '.lease':
+    return False
+  return not any(folder.glob('*.json'))
+
+
+def _build_state(folder: Path) -> Any:
   """Return a value that changes while a build runs, or None if its owner is surely dead."""
-  store = temporary.with_name(temporary.name.partition(_TEMPORARY)[0])
   try:
-    owner = lease.state(_lease_directory(store))
-    if owner is None and _lease_directory(store).exists():
+    owner = lease.state(_lease_directory(folder))
+    if owner is None and _lease_directory(folder).exists():
       return None
-    return owner, sorted((file.name, file.stat().st_size) for file in temporary.iterdir())
+    return owner, sorted((str(file), file.stat().st_size) for file in folder.rglob('*'))
   except OSError as error:
     return str(error)
 
 
-def _lease_directory(store: Path) -> Path:
+def _lease_directory(store: paths.Path) -> paths.Path:
   return store.with_name(f'{store.name}.lease')

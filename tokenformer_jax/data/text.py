@@ -9,11 +9,24 @@ import hashlib
 import itertools
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from tokenformer_jax.errors import UserError, nearest
 
 _PIECE_BYTES = 2**20  # bytes of a lone text that are tokenized together
+
+
+Bad = Callable[[UserError], None]  # is told what is wrong with a document
+
+
+def refuse(error: UserError) -> NoReturn:
+  """Raise what is wrong with a document."""
+  raise error
+
+
+def ignore(error: UserError) -> None:
+  """Leave out a document that cannot be read."""
+  del error
 
 
 class Source(abc.ABC):
@@ -24,20 +37,38 @@ class Source(abc.ABC):
     """Return a hash that identifies the content, without reading all of it."""
 
   @abc.abstractmethod
-  def _texts(self) -> Iterator[str]:
-    """Yield every document, empty ones included."""
+  def _texts(self) -> Iterator[str | UserError]:
+    """Yield every document, empty ones included.
 
-  def documents(self) -> Iterator[str]:
+    For a document that cannot be read, what is wrong with it, if others can be read after it.
+    """
+
+  def documents(self, bad: Bad = refuse) -> Iterator[str]:
     """Yield the documents that are not empty.
+
+    `bad` is called with what is wrong with a document, which is left out if it returns.
 
     Raises:
       UserError: a file cannot be read, is not text, or is too large for one document.
     """
-    return (text for text in self._texts() if text)
+    for text in self._texts():
+      if isinstance(text, UserError):
+        bad(text)
+      elif text:
+        yield text
 
-  def lone(self) -> 'LoneText | None':
+  def parts(self, size: int) -> 'Iterator[tuple[Source, int]]':
+    """Yield sources that have these documents one after another, each with its bytes, about.
+
+    A part is at most `size` bytes, where a source can be divided. Processes read parts at the same
+    time.
+    """
+    del size
+    yield self, 0
+
+  def lone(self, bad: Bad = refuse) -> 'LoneText | None':
     """Return the document of a source that has exactly one, else None."""
-    first = list(itertools.islice(self.documents(), 2))
+    first = list(itertools.islice(self.documents(bad), 2))
     if len(first) != 1:
       return None
     content = first[0].encode()

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 
 from tokenformer_jax.data import formats, packed
-from tokenformer_jax.data.text import LoneText, Source, decode, digest, field
+from tokenformer_jax.data.text import Bad, LoneText, Source, decode, digest, field, refuse
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import paths
 from tokenformer_jax.storage.retry import retried
@@ -30,17 +30,21 @@ class Files(Source):
     """Return a hash of the names, sizes and modification times (in a bucket: the objects' tags)."""
     return digest([packed.identity(path) for path in self.paths])
 
-  def lone(self) -> LoneText | None:
+  def parts(self, size: int) -> Iterator[tuple[Source, int]]:
+    for path in self.paths:
+      yield dataclasses.replace(self, paths=(path,)), packed.size(path)
+
+  def lone(self, bad: Bad = refuse) -> LoneText | None:
     if len(self.paths) > 1 or formats.has_document_a_line(self.paths[0]):
-      return super().lone()
+      return super().lone(bad)
     return LoneText(self.paths[0], lambda: _text_chunks(self.paths[0]))
 
-  def _texts(self) -> Iterator[str]:
+  def _texts(self) -> Iterator[str | UserError]:
     for path in self.paths:
       if formats.has_document_a_line(path):
         yield from _json_lines(path, self.text_field)
       else:
-        yield decode(_whole(path), path)
+        yield _document(path)
 
 
 def _matches(pattern: str, setting: str) -> tuple[str, ...]:
@@ -110,15 +114,29 @@ def _too_long(path: str, most: int) -> UserError:
   )
 
 
-def _json_lines(path: str, text_field: str) -> Iterator[str]:
+def _document(path: str) -> str | UserError:
+  """Return the text of a file, or what is wrong with it."""
+  try:
+    return decode(_whole(path), path)
+  except UserError as error:
+    return error
+
+
+def _json_lines(path: str, text_field: str) -> Iterator[str | UserError]:
+  """Yield the documents of a file, and for a line without one what is wrong with it."""
   for number, line in enumerate(_lines(path), start=1):
-    place = f'{path}, line {number},'
-    if not line.strip():
-      continue
-    try:
-      values = json.loads(decode(line, place))
-    except (ValueError, RecursionError) as error:
-      raise UserError(f'{place} is not valid JSON ({error})') from error
-    if not isinstance(values, dict):
-      raise UserError(f'{place} is a JSON {type(values).__name__}; it must be an object')
-    yield field(values, text_field, place)
+    if line.strip():
+      try:
+        yield _row(line, f'{path}, line {number},', text_field)
+      except UserError as error:
+        yield error
+
+
+def _row(line: bytes, place: str, text_field: str) -> str:
+  try:
+    values = json.loads(decode(line, place))
+  except (ValueError, RecursionError) as error:
+    raise UserError(f'{place} is not valid JSON ({error})') from error
+  if not isinstance(values, dict):
+    raise UserError(f'{place} is a JSON {type(values).__name__}; it must be an object')
+  return field(values, text_field, place)

@@ -244,6 +244,45 @@ def identity(path: str) -> tuple[Any, ...]:
   return path, stat.st_size, stat.st_mtime_ns
 
 
+def sizes(directory: Path) -> dict[str, int]:
+  """Return the names of the files in a directory, with their bytes, by one listing.
+
+  Raises:
+    FileNotFoundError: the directory does not exist.
+  """
+
+  def once() -> dict[str, int]:
+    if in_bucket(directory):
+      found = _bucket().ls(os.fspath(directory), detail=True)
+      return {e['name'].rpartition('/')[2]: e['size'] for e in found if e['type'] == 'file'}
+    with os.scandir(directory) as entries:
+      return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+
+  return retry.retried(once, f'listing {directory}')
+
+
+def read_range(path: str | os.PathLike[str], start: int, stop: int) -> bytes:
+  """Return the bytes of a file between two positions; fewer if it ends before."""
+  if in_bucket(path):
+    return _bucket().cat_file(os.fspath(path), start=start, end=stop)
+  with open(path, 'rb') as file:
+    file.seek(start)
+    return file.read(stop - start)
+
+
+def put(file: pathlib.Path, target: Path) -> None:
+  """Move a file of this host to a path, where it appears as a whole."""
+
+  def once() -> None:
+    if in_bucket(target):
+      _bucket().put_file(os.fspath(file), os.fspath(target))
+      file.unlink()
+    else:
+      os.replace(file, target)
+
+  retry.retried(once, f'writing {target}')
+
+
 def open_to_read(path: str) -> IO[bytes]:
   """Open a file for reading bytes."""
   return _bucket().open(path, 'rb') if in_bucket(path) else open(path, 'rb')

@@ -1,0 +1,353 @@
+"""Read a token store: a folder of shards, and `meta.json`, which says what they hold.
+
+Shard N of a store has its tokens of a split in `N.SPLIT.tokens`; a split's tokens are those of all
+shards, one after another. `meta.json` is written last, so a store that has one is complete. It has
+the tokenizer, and for each shard the tokens, bytes and documents of both splits and the digests of
+their blocks, by which a change of a part is found without reading all. A store is in a file system
+or in a bucket.
+"""
+
+import bisect
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import random
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tokenformer_jax.data import tokenizers
+from tokenformer_jax.data.tokenizers import Tokenizer
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.storage import paths, retry
+
+FORMAT = 2  # of meta.json
+BLOCK = 4 * 2**20  # bytes of a block, so 2 TB of tokens have 8 MB of digests
+SPLITS = ('train', 'validation')
+REPAIR = 'remove that folder, and the next run builds the store again from its source'
+
+_CHECK_SECONDS = 0.2  # how long opening a store compares blocks with their digests
+
+
+class ChangedError(Exception):
+  """A store that is not as it was written; the message says where."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """The tokens of a split in a shard: how many, and the digests of all of them and of blocks."""
+
+  tokens: int = 0
+  bytes: int = 0
+  documents: int = 0
+  whole: str = ''
+  digests: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+  """A line of the index: the name of a shard, and its part of each split."""
+
+  name: str
+  splits: dict[str, Part]
+  bad: tuple[str, ...] = ()  # what was wrong with documents that were left out, the first of them
+  bad_documents: int = 0
+
+  def file(self, split: str) -> str:
+    """Return the name of the file with the tokens of a split; a part of no tokens has none."""
+    return '.'.join(filter(None, (self.name, split, 'tokens')))
+
+  @classmethod
+  def from_json(cls, values: dict[str, Any]) -> 'Shard':
+    """Return the shard that `dataclasses.asdict` and JSON made of one."""
+    splits = {
+      split: Part(**{**part, 'digests': tuple(part['digests'])})
+      for split, part in values['splits'].items()
+    }
+    return cls(**{**values, 'splits': splits, 'bad': tuple(values['bad'])})
+
+
+class Tokens:
+  """The tokens of a split, over all shards: `len(x)`, and `x[a:b]` as an array of ids.
+
+  A range in one local shard is a part of a file that is mapped into memory. Positions are Python's
+  integers and 64 bits wide, so they are exact for any store. Pickling copies no tokens.
+  """
+
+  def __init__(self, files: Sequence[str], counts: Sequence[int], dtype: str):
+    self.dtype = np.dtype(dtype)
+    self._files = tuple(files)
+    self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    self._opened: dict[int, np.ndarray] = {}
+
+  def __len__(self) -> int:
+    return int(self._starts[-1])
+
+  def __getitem__(self, key: slice) -> np.ndarray:
+    """Return the tokens of a range `a:b`, read-only; as for a list, it is cut at the ends."""
+    start, stop, step = key.indices(len(self))
+    if step != 1:
+      raise IndexError(f'the step of a range of tokens is {step}; it must be 1')
+    pieces = [self._read(*span) for span in self._spans(start, stop)]
+    match pieces:
+      case []:
+        return np.empty(0, self.dtype)
+      case [piece]:
+        return piece
+    return np.concatenate(pieces)
+
+  def gather(self, ranges: Sequence[tuple[int, int]]) -> Iterable[np.ndarray]:
+    """Return the tokens of each range; where reading waits for a server, all are asked at once."""
+    return (self[start:stop] for start, stop in ranges)
+
+  def __getstate__(self) -> dict[str, Any]:
+    return self.__dict__ | {'_opened': {}}
+
+  def _spans(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the shards of a range, each with the range's first and last position in it."""
+    shard = int(np.searchsorted(self._starts, start, 'right')) - 1
+    while start < stop:
+      begin, end = int(self._starts[shard]), int(self._starts[shard + 1])
+      if start < end:
+        yield shard, start - begin, min(stop, end) - begin
+        start = end
+      shard += 1
+
+  def _read(self, shard: int, start: int, stop: int) -> np.ndarray:
+    if shard not in self._opened:
+      self._opened[shard] = np.memmap(self._files[shard], self.dtype, mode='r')
+    return self._opened[shard][start:stop]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Store:
+  """A tokenized corpus. The tokenizer's end of document follows each document.
+
+  Attributes:
+    train, validation: the tokens of each split; uint16, or uint32 if the tokenizer has more than
+      65536 ids.
+    train_bytes, validation_bytes: the UTF-8 bytes of the documents.
+    digest: a hash of all tokens; hosts that train together must agree on it.
+  """
+
+  path: paths.Path
+  tokenizer: Tokenizer
+  train: Tokens
+  validation: Tokens
+  train_bytes: int
+  validation_bytes: int
+  train_documents: int
+  validation_documents: int
+  digest: str
+
+  def bytes_per_token(self, split: str) -> float:
+    """Return the UTF-8 bytes of text per token of a split, with ends of documents as tokens."""
+    return getattr(self, f'{split}_bytes') / len(getattr(self, split))
+
+
+@dataclasses.dataclass(frozen=True)
+class Index:
+  """The content of `meta.json`. `source` is for readers only."""
+
+  source: str
+  dtype: str
+  tokenizer: dict[str, Any]
+  shards: tuple[Shard, ...]
+  digest: str
+  format: int = FORMAT
+
+  def total(self, split: str, count: str) -> int:
+    """Return the tokens, bytes or documents of a split."""
+    return sum(getattr(shard.splits[split], count) for shard in self.shards)
+
+  def parts(self) -> Iterator[tuple[str, Part]]:
+    """Yield every part that has tokens, with the name of its file."""
+    for shard, split in itertools.product(self.shards, SPLITS):
+      if shard.splits[split].tokens:
+        yield shard.file(split), shard.splits[split]
+
+
+def read_index(path: paths.Path) -> Index:
+  """Read the index of a store. That of format 1 describes one shard, whose name is empty.
+
+  Raises:
+    FileNotFoundError, or any error of the storage: it cannot be read.
+    ChangedError: it is damaged or has another format.
+  """
+  text = retry.retried(lambda: (path / 'meta.json').read_text('utf-8'), f'reading {path}')
+  try:
+    meta = json.loads(text)
+    if meta['format'] == 1:
+      splits = {
+        split: {**counts, 'digests': meta['blocks'][split]}
+        for split, counts in meta['splits'].items()
+      }
+      shard = {'name': '', 'splits': splits, 'bad': ()}
+      kept = {key: meta[key] for key in ('source', 'dtype', 'tokenizer', 'digest')}
+      return Index(**kept, shards=(Shard.from_json(shard),))
+    if meta['format'] != FORMAT:
+      raise ChangedError(f'{path} has the format {meta["format"]!s:.20}, not {FORMAT}')
+    return Index(**{**meta, 'shards': tuple(map(Shard.from_json, meta['shards']))})
+  except (ValueError, LookupError, TypeError, AttributeError) as error:
+    raise ChangedError(f'{path}/meta.json is damaged') from error
+
+
+def open_store(path: paths.Path) -> Store:
+  """Open a store, and compare some of it with what was recorded when it was written.
+
+  Raises:
+    FileNotFoundError: there is none.
+    ChangedError: it has changed since it was written.
+    OSError, or any error of a bucket: it cannot be read now, and may be good.
+  """
+  index = read_index(path)
+  _check_sizes(path, index)
+  splits = {
+    split: [shard for shard in index.shards if shard.splits[split].tokens] for split in SPLITS
+  }
+  for split, shards in splits.items():
+    files = {path / shard.file(split): shard.splits[split].digests for shard in shards}
+    if changed := find_changed(files, _CHECK_SECONDS / len(SPLITS)):
+      raise ChangedError(f'{changed} has changed since it was written')
+  fields: dict[str, Any] = {}
+  for split, shards in splits.items():
+    files = [os.fspath(path / shard.file(split)) for shard in shards]
+    counts = [shard.splits[split].tokens for shard in shards]
+    fields[split] = Tokens(files, counts, index.dtype)
+    fields[f'{split}_bytes'] = index.total(split, 'bytes')
+    fields[f'{split}_documents'] = index.total(split, 'documents')
+  try:
+    tokenizer = tokenizers.from_json(index.tokenizer)
+  except (UserError, LookupError, TypeError, AttributeError) as error:
+    raise ChangedError(f'{path}/meta.json is damaged') from error
+  return Store(path=path, tokenizer=tokenizer, digest=index.digest, **fields)
+
+
+def _check_sizes(path: paths.Path, index: Index) -> None:
+  width = np.dtype(index.dtype).itemsize
+  found = paths.sizes(path)
+  for name, part in index.parts():
+    if name not in found:
+      raise ChangedError(f'{path / name} is missing')
+    if found[name] != part.tokens * width:
+      raise ChangedError(
+        f'{path / name} has {found[name]:,} bytes, not the {part.tokens * width:,} of its tokens'
+      )
+
+
+def verify(path: paths.Path) -> int:
+  """Compare a whole store with its digests, and return the number of tokens.
+
+  Raises:
+    UserError: there is no store, it has another format, or it has changed since it was written.
+  """
+  try:
+    index = read_index(path)
+    if combine(list(_verified(path, index))) != index.digest:
+      raise ChangedError(f'{path}/meta.json is damaged')
+    return sum(index.total(split, 'tokens') for split in SPLITS)
+  except ChangedError as error:
+    raise UserError(f'{error}; {REPAIR}') from error
+  except FileNotFoundError as error:
+    raise UserError(
+      f'{path} is not a complete token store: {error.filename or error} is missing; {REPAIR}'
+    ) from error
+  except paths.errors(path) as error:
+    raise UserError(f'{path} cannot be read ({paths.reason(error)})') from error
+
+
+def _verified(path: paths.Path, index: Index) -> Iterator[bytes]:
+  """Yield the digest of every file of a store, after a comparison of its blocks."""
+  _check_sizes(path, index)
+  width = np.dtype(index.dtype).itemsize
+  for shard, split in itertools.product(index.shards, SPLITS):
+    recorded, file = shard.splits[split], path / shard.file(split)
+    digests = digest_file(file, recorded.tokens * width)
+    for i, pair in enumerate(itertools.zip_longest(digests.blocks(), recorded.digests)):
+      if len(set(pair)) > 1:
+        raise ChangedError(f'{describe(file, i)} has changed since it was written')
+    yield digests.whole()
+
+
+def combine(wholes: Iterable[bytes]) -> str:
+  """Return the digest of a store from those of its files: both splits of a shard after another."""
+  return hashlib.blake2b(b''.join(wholes), digest_size=16).hexdigest()
+
+
+class Digests:
+  """The digests of a file and of its blocks, computed while the file is read or written."""
+
+  def __init__(self) -> None:
+    self._whole = hashlib.blake2b(digest_size=16)
+    self._block, self._filled = _empty(), 0
+    self._done: list[str] = []
+
+  def update(self, data: bytes) -> None:
+    """Add the next bytes of the file."""
+    self._whole.update(data)
+    view = memoryview(data)
+    while view:
+      part = view[: BLOCK - self._filled]
+      self._block.update(part)
+      self._filled += len(part)
+      view = view[len(part) :]
+      if self._filled == BLOCK:
+        self._done.append(self._block.hexdigest())
+        self._block, self._filled = _empty(), 0
+
+  def whole(self) -> bytes:
+    """Return the digest of all bytes."""
+    return self._whole.digest()
+
+  def blocks(self) -> list[str]:
+    """Return the digest of every block. The last block may be shorter."""
+    return [*self._done, self._block.hexdigest()] if self._filled else self._done
+
+
+def digest_file(path: paths.Path, size: int) -> Digests:
+  """Return the digests of a file's content of `size` bytes."""
+  digests = Digests()
+  for start in range(0, size, BLOCK):
+    digests.update(_read_block(path, start))
+  return digests
+
+
+def find_changed(files: Mapping[paths.Path, Sequence[str]], seconds: float) -> str | None:
+  """Check blocks of files in random order for some seconds, at least one block.
+
+  `files` has the recorded digest of every block of each file. Return a description of the first
+  changed block found, or None. The next call checks other blocks.
+  """
+  until = time.monotonic() + seconds
+  names = list(files)
+  ends = list(itertools.accumulate(len(files[path]) for path in names))
+  total = ends[-1] if ends else 0
+  for number in random.sample(range(total), min(total, 1000)):  # far more than the time allows
+    path = names[bisect.bisect_right(ends, number)]
+    block = number - ends[bisect.bisect_right(ends, number)] + len(files[path])
+    if _digest(_read_block(path, block * BLOCK)) != files[path][block]:
+      return describe(path, block)
+    if time.monotonic() > until:
+      break
+  return None
+
+
+def describe(path: paths.Path, block: int) -> str:
+  """Return the description of a block for messages."""
+  return f'block {block} of {path} ({BLOCK // 2**20} MiB from byte {block * BLOCK:,})'
+
+
+def _read_block(path: paths.Path, start: int) -> bytes:
+  return retry.retried(lambda: paths.read_range(path, start, start + BLOCK), f'reading {path}')
+
+
+def _empty() -> 'hashlib.blake2b':
+  return hashlib.blake2b(digest_size=8)
+
+
+def _digest(data: bytes) -> str:
+  return hashlib.blake2b(data, digest_size=8).hexdigest()
