@@ -4,7 +4,6 @@ import errno
 import gzip
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tracemalloc
@@ -135,34 +134,9 @@ def test_a_folder_stands_for_its_files(tmp_path):
     )
 
 
-ROWS = [{'text': 'a, "b"\nc', 'n': '1'}, {'text': 'ä', 'n': '2'}]
-TABLES = {
-  'a.csv': b'text,n\n"a, ""b""\nc",1\n\xc3\xa4,2\n',
-  'b.CSV.gz': gzip.compress(b'text,n\n"a, ""b""\nc",1\n\xc3\xa4,2\n'),
-  'c.tsv': b'text\tn\n"a, ""b""\nc"\t1\n\xc3\xa4\t2\n',
-  'd e.json': json.dumps(ROWS, indent=1).encode(),
-  'f.jsonl': json.dumps(ROWS, indent=1).encode(),
-  'g.json.zst': zstandard.compress(json.dumps(ROWS).encode()),
-}
-if not shutil.which('zstd'):
-  del TABLES['g.json.zst']
-
-
-@pytest.mark.parametrize('name', TABLES)
-def test_a_table_is_named_with_the_command_that_makes_text_of_it(tmp_path, name):
-  path = tmp_path / name
-  path.write_bytes(TABLES[name])
-  with pytest.raises(UserError, match=r'(CSV table|TSV table|one JSON array), not text') as error:
-    _read(path)
-  command = str(error.value).partition(': ')[2]
-  environment = {**os.environ, 'PATH': f'{Path(sys.executable).parent}:{os.environ["PATH"]}'}
-  subprocess.run(command, shell=True, check=True, cwd=tmp_path, env=environment)
-  assert _read(tmp_path / 'FILE.jsonl') == [row['text'] for row in ROWS], 'the command loses text'
-
-
 ARROW = b'ARROW1\0\0\xff\xff\xff\xff'
 OTHERS = {
-  'a.parquet': (b'PAR1', 'is a Parquet table, not text; .*read_parquet'),
+  'a.parquet': (b'PAR1', 'is a Parquet table, not text; name it as parquet:/.*a.parquet$'),
   'b.txt': (b'PAR1\x15\x04\x15', 'is a Parquet table, not text'),
   'c.arrow': (ARROW, 'is an Arrow table, not text; .*datasets'),
   'd': (ARROW, 'Arrow table, not text'),
@@ -308,9 +282,9 @@ def test_a_glob_without_a_match_is_an_error(tmp_path):
     open_source(f'files:{tmp_path}/*.txt', 'text')
 
 
-@pytest.mark.parametrize('spec', ['', 'files:', 'tfds:', 'stdlibs', 'http://x'])
+@pytest.mark.parametrize('spec', ['', 'files:', 'tfds:', 'parquet:', 'hf:', 'stdlibs', 'http://x'])
 def test_an_unknown_source_is_an_error(spec):
-  with pytest.raises(UserError, match='must be stdlib, files:GLOB or tfds:NAME'):
+  with pytest.raises(UserError, match='must be stdlib, files:GLOB, parquet:GLOB or tfds'):
     open_source(spec, 'text')
 
 

@@ -2,13 +2,16 @@
 
 import gzip
 import importlib.util
+import io
 import sys
 
 import bucket_server
+import pyarrow as pa
 import pytest
 import tiny_hosts
 import tiny_run
 from outcomes import assert_same
+from pyarrow import parquet
 from trainers import trainer
 
 from tokenformer_jax.data import text
@@ -215,9 +218,39 @@ def test_text_is_read_there(bucket, tmp_path):
   assert list(folder.documents()) == ['one', 'two', '3'], 'a folder in a bucket is not its files'
   before = ours.fingerprint()
   bucket.buckets['bucket']['text/a.txt'] = (next(bucket.generations), b'own')
-  assert ours.fingerprint() != before, 'another text of the same length is taken for the same'
+  changed = text.open_source('files:gs://bucket/text/**', 'text').fingerprint()
+  assert changed != before, 'another text of the same length is taken for the same'
   with pytest.raises(UserError, match='matches no file'):
     text.open_source('files:gs://bucket/nothing/*', 'text')
+
+
+@pytest.mark.parametrize('form', ['files', 'parquet'])
+def test_a_folder_of_many_files_costs_one_listing(bucket, monkeypatch, form):
+  answer, asked = bucket_server._Handler._do, []
+
+  def count(self, method, target, headers, body):
+    asked.append(f'{method} {target}')
+    return answer(self, method, target, headers, body)
+
+  for i in range(1000):
+    name = f'many/{i:04}.{"jsonl" if form == "files" else "parquet"}'
+    bucket.buckets['bucket'][name] = (next(bucket.generations), b'{"text": "a"}')
+  monkeypatch.setattr(bucket_server._Handler, '_do', count)
+  source = text.open_source(f'{form}:gs://bucket/many/*', 'text')
+  source.fingerprint()
+  assert len(source.paths) == 1000
+  assert len(asked) <= 4, f'1,000 files cost {len(asked)} calls, such as {asked[-1]}'
+
+
+def test_a_parquet_file_is_read_there(bucket):
+  texts = [f'{i} ' * 100 for i in range(500)]
+  buffer = io.BytesIO()
+  parquet.write_table(pa.table({'text': texts}), buffer, row_group_size=100)
+  bucket.buckets['bucket']['set/a.parquet'] = (next(bucket.generations), buffer.getvalue())
+  source = text.open_source('parquet:gs://bucket/set', 'text')
+  with bucket.failing(methods=('GET',), most=1, matching='alt=media') as faults:
+    assert list(source.documents()) == texts
+  assert faults.failed, 'the test made nothing fail'
 
 
 def test_figures_that_cannot_be_copied_are_kept_and_copied_later(bucket, caplog):

@@ -1,4 +1,4 @@
-"""Detect files that are not text, and name the command that converts each to text.
+"""Detect the layout of a text file, and files that are not text, with advice for each.
 
 The file name decides if the content cannot: text with commas is text, unless the file is called
 .csv. Otherwise the content decides.
@@ -16,31 +16,19 @@ from tokenformer_jax.errors import UserError
 
 _HEAD_BYTES = 64 * 2**10  # bytes at the start of the content that the detection reads
 
+_DELIMITERS = {'.csv': ',', '.tsv': '\t'}  # of the tables that are text
 # Commands that print a table as a .jsonl file, one row a line; {} is the quoted file name.
-_CSV = (
-  'python -c "import csv, json, sys; '
-  '[print(json.dumps(row)) for row in csv.DictReader(sys.stdin{})]"'
-)
-_ARRAY = 'python -c "import json, sys; [print(json.dumps(row)) for row in json.load(sys.stdin)]"'
 _PANDAS = (
   'python -c "import pandas, sys; '
-  "print(pandas.read_{}(sys.argv[1]).to_json(orient='records', lines=True))\" {{}}"
+  "print(pandas.read_feather(sys.argv[1]).to_json(orient='records', lines=True))\" {}"
 )
 _DATASETS = (
   'python -c "import datasets, sys; '
   'datasets.Dataset.from_file(sys.argv[1]).to_json(sys.stdout.buffer)" {}'
 )
-_TABLES = {
-  'CSV': '{} | ' + _CSV.format(''),
-  'TSV': '{} | ' + _CSV.format(", delimiter='\\t'"),
-  'Parquet': _PANDAS.format('parquet'),
-  'Feather': _PANDAS.format('feather'),
-  'Arrow': _DATASETS,
-}
+_TABLES = {'Feather': _PANDAS, 'Arrow': _DATASETS}
 _ARCHIVES = {'zip': 'unzip {}', 'tar': 'tar -xf {}', 'bzip2': 'bunzip2 {}', 'xz': 'unxz {}'}
 _NAMES = {
-  '.csv': 'CSV',
-  '.tsv': 'TSV',
   '.parquet': 'Parquet',
   '.feather': 'Feather',
   '.arrow': 'Arrow',
@@ -73,16 +61,36 @@ def unpacked_name(path: str) -> str:
   return path.removesuffix('.gz').removesuffix('.zst')
 
 
-def has_document_a_line(path: str) -> bool:
-  """Return whether each line of a file is a JSON object with a document, by the file's name."""
+def delimiter(path: str) -> str:
+  """Return what is between the fields of a CSV or TSV file, or '' for other names."""
+  return _DELIMITERS.get(unpacked_name(path.lower())[-4:], '')
+
+
+def layout(path: str, head: bytes) -> str:
+  """Return how documents are in a text file with this name and start of its content.
+
+  'lines': each line is a JSON object with a document. 'array': each element of a JSON array is.
+  'table': each row of a CSV or TSV file has one. 'text': the file is one document.
+  """
+  if delimiter(path):
+    return 'table'
+  has_lines, is_json = _has_lines(path), unpacked_name(path).endswith('.json')
+  if (has_lines or is_json) and head.lstrip(b'\xef\xbb\xbf \t\r\n').startswith(b'['):
+    first, *others = _lines(head)
+    if is_json or _value(first) is None or not others:
+      return 'array'
+  return 'lines' if has_lines else 'text'
+
+
+def _has_lines(path: str) -> bool:
   return unpacked_name(path).endswith(('.jsonl', '.ndjson'))
 
 
 def check_name(path: str) -> None:
-  """Check that a file is empty, or does not have the name of a table or an archive.
+  """Check that a file is empty, or does not have the name of a binary table or an archive.
 
   Raises:
-    UserError: the name is that of a table or an archive. The message has the command to convert it.
+    UserError: the name is that of a binary table or an archive. The message says how to read it.
   """
   name = path.lower()
   for ending, form in _NAMES.items():
@@ -114,22 +122,19 @@ def _check_head(path: str, head: bytes) -> None:
   for start, form in _STARTS.items():
     if head.startswith(start) and _is_binary(head):
       raise _not_text(path, form)
-  is_json = unpacked_name(path).endswith('.json')
-  if not (is_json or has_document_a_line(path)):
+  if not unpacked_name(path).endswith('.json'):
     return
-  first, *others = [line for line in head.split(b'\n') if line.strip()] or [b'']
-  lone = _value(first) is None or not others
-  if head.lstrip(b'\xef\xbb\xbf \t\r\n').startswith(b'[') and (is_json or lone):
-    command = f'{_print_command(path)} | {_ARRAY} > FILE.jsonl'
-    raise UserError(
-      f'{path} is one JSON array, not text; convert it to a .jsonl file, one element a line: '
-      f'{command}'
-    )
-  if is_json and isinstance(_value(first), dict) and others and others[0].startswith(b'{'):
+  first, *others = _lines(head)
+  if isinstance(_value(first), dict) and others and others[0].startswith(b'{'):
     raise UserError(
       f'{path} has a JSON object on each line; rename it to end in .jsonl, so that each line is a '
       'document'
     )
+
+
+def _lines(head: bytes) -> list[bytes]:
+  """Return the lines that are not blank, at least one."""
+  return [line for line in head.split(b'\n') if line.strip()] or [b'']
 
 
 def _value(line: bytes) -> Any:
@@ -152,8 +157,10 @@ def _is_binary(head: bytes) -> bool:
 
 def _not_text(path: str, form: str) -> UserError:
   name = shlex.quote(path)
+  if form == 'Parquet':
+    return UserError(f'{path} is a Parquet table, not text; name it as parquet:{path}')
   if form in _TABLES:
-    command = _TABLES[form].format(_print_command(path) if form in ('CSV', 'TSV') else name)
+    command = _TABLES[form].format(name)
     article = 'an' if form == 'Arrow' else 'a'
     return UserError(
       f'{path} is {article} {form} table, not text; convert it to a .jsonl file, one row a line, '
@@ -169,14 +176,6 @@ def _not_text(path: str, form: str) -> UserError:
     command = f'iconv -f UTF-16 -t UTF-8 {name} > FILE.txt'
     return UserError(f'{path} is text in UTF-16; convert it to UTF-8: {command}')
   return UserError(f'{path} is a {form} file, not text; leave it out of config.data.source')
-
-
-def _print_command(path: str) -> str:
-  """Return the command that prints the content of a file."""
-  for ending, command in (('.gz', 'gzip -dc'), ('.zst', 'zstd -dc')):
-    if path.endswith(ending):
-      return f'{command} {shlex.quote(path)}'
-  return f'cat {shlex.quote(path)}'
 
 
 def _has_nul(path: str, position: int, filled: bool) -> UserError:

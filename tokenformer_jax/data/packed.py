@@ -42,7 +42,7 @@ def chunks(path: str) -> Iterator[bytes]:
     TransientError: the file exists, but the storage did not return it for minutes.
   """
   with reading(path):
-    file = _Steady(path)
+    file = Steady(path)
     try:
       if path.endswith('.zst'):
         yield from _zstd_chunks(file, path)
@@ -89,11 +89,11 @@ def reading(path: str) -> Iterator[None]:
     raise UserError(f'{path} cannot be read: {paths.reason(error)}') from error
 
 
-class _Steady:
+class Steady:
   """A file that is reopened at its position after a transient error."""
 
   def __init__(self, path: str):
-    self._path, self._position = path, 0
+    self._path, self.position = path, 0
     self._file: IO[bytes] | None = None
 
   def read(self, size: int = -1) -> bytes:
@@ -103,12 +103,12 @@ class _Steady:
     try:
       if self._file is None:
         self._file = paths.open_to_read(self._path)
-        self._file.seek(self._position)
+      self._file.seek(self.position)
       data = self._file.read(size)
     except Exception:
       self.close()
       raise
-    self._position += len(data)
+    self.position += len(data)
     return data
 
   def close(self) -> None:

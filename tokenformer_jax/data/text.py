@@ -142,6 +142,7 @@ def _character_start(data: bytes | bytearray, position: int) -> int:
 SOURCES = {
   'stdlib': 'tokenformer_jax.data.text_stdlib:open_stdlib',
   'files': 'tokenformer_jax.data.text_files:open_files',
+  'parquet': 'tokenformer_jax.data.text_parquet:open_parquet',
   'tfds': 'tokenformer_jax.data.text_tfds:open_tfds',
 }
 
@@ -152,18 +153,19 @@ def open_source(
   setting: str = 'config.data.source',
   splits: tuple[str, ...] = ('train',),
 ) -> Source:
-  """Open the source `stdlib`, `files:GLOB`, `files:DIR` or `tfds:NAME`.
+  """Open the source `stdlib`, or one of a form FORM:NAME with FORM in `SOURCES`.
 
-  NAME may be `NAME/CONFIG:VERSION`. The document is in the field `text_field` of a jsonl line or a
-  TFDS example. Messages call the source `setting`. `splits` are TFDS splits in order of preference;
-  the first existing one is read.
+  The document is in the field `text_field` of a row or an example. Messages call the source
+  `setting`. `splits` are splits of a set in order of preference; the first existing one is read.
 
   Raises:
     UserError: the spec has another form, matches nothing, or matches a table or an archive.
   """
   form, _, name = spec.partition(':')
   if spec != 'stdlib' and not (form in SOURCES and name and form != 'stdlib'):
-    raise UserError(f'{setting} is {spec!r}; it must be stdlib, files:GLOB or tfds:NAME')
+    raise UserError(
+      f'{setting} is {spec!r}; it must be stdlib, files:GLOB, parquet:GLOB or tfds:NAME'
+    )
   return pkgutil.resolve_name(SOURCES[form])(name, text_field, setting, splits)
 
 
@@ -189,6 +191,16 @@ def field(values: dict[str, Any], text_field: str, place: str) -> str:
     )
   # JSON can hold lone surrogates, and UTF-8 cannot encode them.
   return text.encode('utf-8', errors='replace').decode()
+
+
+def document(values: Any, text_field: str, place: str) -> str | UserError:
+  """Return the document in a field of a row, or what is wrong with the row."""
+  if not isinstance(values, dict):
+    return UserError(f'{place} is a JSON {type(values).__name__}; it must be an object')
+  try:
+    return field(values, text_field, place)
+  except UserError as error:
+    return error
 
 
 def decode(data: bytes | bytearray, place: str, offset: int = 0) -> str:

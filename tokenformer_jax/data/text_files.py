@@ -2,110 +2,134 @@
 
 import dataclasses
 import glob
+import itertools
 import json
 import os
-from collections.abc import Iterator
+import pkgutil
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from tokenformer_jax.data import formats, packed
-from tokenformer_jax.data.text import Bad, LoneText, Source, decode, digest, field, refuse
+from tokenformer_jax.data.text import Bad, LoneText, Source, decode, digest, document, refuse
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import paths
 from tokenformer_jax.storage.retry import retried
+
+# The functions that yield the documents of a file whose rows are not lines, by `formats.layout`.
+_ROWS = {
+  'array': 'tokenformer_jax.data.text_tables:array_documents',
+  'table': 'tokenformer_jax.data.text_tables:table_documents',
+}
 
 
 def open_files(pattern: str, text_field: str, setting: str, splits: tuple[str, ...]) -> 'Files':
   """Return the source `files:PATTERN`; see `text.SOURCES`."""
   del splits
-  return Files(_matches(pattern, setting), text_field)
+  found = find_files('files', pattern, setting)
+  for path in found:
+    formats.check_name(path)
+  listed = {path: identity for path, identity in found.items() if identity}
+  return Files(tuple(found), text_field, listed)
 
 
 @dataclasses.dataclass(frozen=True)
 class Files(Source):
-  """Text files (one document each) and .jsonl files (one document a line), plain, .gz or .zst."""
+  """Text files (one document each) and files of rows (one each), plain, .gz or .zst.
+
+  Attributes:
+    listed: the `paths.identity` of files of which a listing had it, by path.
+  """
 
   paths: tuple[str, ...]
   text_field: str = 'text'
+  listed: dict[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict, compare=False)
 
   def fingerprint(self) -> str:
     """Return a hash of the names, sizes and modification times (in a bucket: the objects' tags)."""
-    return digest([packed.identity(path) for path in self.paths])
+    return digest([self.listed.get(path) or packed.identity(path) for path in self.paths])
 
   def parts(self, size: int) -> Iterator[tuple[Source, int]]:
     for path in self.paths:
-      yield dataclasses.replace(self, paths=(path,)), packed.size(path)
+      identity = self.listed.get(path) or packed.identity(path)
+      yield dataclasses.replace(self, paths=(path,), listed={path: identity}), identity[1]
 
   def lone(self, bad: Bad = refuse) -> LoneText | None:
-    if len(self.paths) > 1 or formats.has_document_a_line(self.paths[0]):
+    path = self.paths[0]
+    if len(self.paths) > 1 or formats.layout(path, next(text_chunks(path), b'')) != 'text':
       return super().lone(bad)
-    return LoneText(self.paths[0], lambda: _text_chunks(self.paths[0]))
+    return LoneText(path, lambda: text_chunks(path))
 
   def _texts(self) -> Iterator[str | UserError]:
     for path in self.paths:
-      if formats.has_document_a_line(path):
-        yield from _json_lines(path, self.text_field)
-      else:
-        yield _document(path)
+      yield from _documents(path, self.text_field)
 
 
-def _matches(pattern: str, setting: str) -> tuple[str, ...]:
-  """Return the files that match a pattern; a folder matches all files below it but hidden ones."""
+def find_files(form: str, pattern: str, setting: str) -> dict[str, tuple[Any, ...]]:
+  """Return the sorted files that match the pattern of a source `FORM:PATTERN`.
+
+  A folder matches all files below it but hidden ones. For a file in a bucket, the value is its
+  `paths.identity`, which the listing has; for others it is empty.
+
+  Raises:
+    UserError: no file matches, or the bucket cannot be listed.
+  """
   if paths.in_bucket(pattern):
     found, where = _objects(pattern), ''
     if not found and not glob.has_magic(pattern):
       folder = pattern.rstrip('/')
-      found = [path for path in _objects(f'{folder}/**') if '/.' not in path[len(folder) :]]
+      below = _objects(f'{folder}/**')
+      found = {path: below[path] for path in below if '/.' not in path[len(folder) :]}
   else:
     expanded = os.path.expanduser(pattern)
     where = '' if os.path.isabs(expanded) else f' below {os.getcwd()}'
     if os.path.isdir(expanded):
       expanded = os.path.join(glob.escape(expanded), '**')
     matches = glob.glob(expanded, recursive=True)  # glob leaves out hidden files.
-    found = sorted({os.path.abspath(path) for path in matches if os.path.isfile(path)})
+    found = {os.path.abspath(path): () for path in matches if os.path.isfile(path)}
   if not found:
     raise UserError(
-      f'{setting} is files:{pattern}, which matches no file{where}; '
+      f'{setting} is {form}:{pattern}, which matches no file{where}; '
       'check the path, and use ** to match files in subfolders'
     )
-  for path in found:
-    formats.check_name(path)
-  return tuple(found)
+  return {path: found[path] for path in sorted(found)}
 
 
-def _objects(pattern: str) -> list[str]:
+def _objects(pattern: str) -> dict[str, tuple[Any, ...]]:
   with packed.reading(pattern):
-    return retried(lambda: sorted(paths.files(pattern)), f'listing {pattern}')
+    return retried(lambda: paths.objects(pattern), f'listing {pattern}')
 
 
-def _text_chunks(path: str) -> Iterator[bytes]:
+def text_chunks(path: str) -> Iterator[bytes]:
   """Yield the unpacked content of a file; raise a UserError if it is not text."""
   return formats.checked(path, packed.chunks(path))
 
 
-def _whole(path: str) -> bytearray:
+def _whole(path: str, chunks: Iterable[bytes]) -> bytearray:
   content, most = bytearray(), packed.held_at_most(path)
-  for chunk in _text_chunks(path):
+  for chunk in chunks:
     content += chunk
     if len(content) > most:
-      raise _too_long(path, most)
+      raise too_long(path, most)
   return content
 
 
-def _lines(path: str) -> Iterator[bytes]:
+def lines(path: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
   """Yield the lines of a file without line ends. Join the pieces of a long line only once."""
   pieces, length, most = [], 0, packed.held_at_most(path)
-  for chunk in _text_chunks(path):
+  for chunk in chunks:
     first, *others = chunk.split(b'\n')
     pieces.append(first)
     length += len(first)
     if length > most:
-      raise _too_long(path, most)
+      raise too_long(path, most)
     for other in others:
       yield b''.join(pieces)
       pieces, length = [other], len(other)
   yield b''.join(pieces)
 
 
-def _too_long(path: str, most: int) -> UserError:
+def too_long(path: str, most: int) -> UserError:
+  """Return the error for a document of more than `most` bytes."""
   share = '' if most == packed.LONGEST_DOCUMENT else ' in a packed file of its size'
   return UserError(
     f'{path} has a document of more than {most >> 20} MiB, the limit for one document{share}, '
@@ -114,29 +138,35 @@ def _too_long(path: str, most: int) -> UserError:
   )
 
 
-def _document(path: str) -> str | UserError:
-  """Return the text of a file, or what is wrong with it."""
+def _documents(path: str, text_field: str) -> Iterator[str | UserError]:
+  """Yield the documents of a file, and for one that cannot be read what is wrong with it."""
   try:
-    return decode(_whole(path), path)
+    chunks = text_chunks(path)
+    head = next(chunks, b'')
+    chunks = itertools.chain([head], chunks)
+    layout = formats.layout(path, head)
+    if layout == 'text':
+      yield decode(_whole(path, chunks), path)
+      return
   except UserError as error:
-    return error
+    yield error
+    return
+  if layout == 'lines':
+    yield from _json_lines(path, chunks, text_field)
+  else:
+    yield from pkgutil.resolve_name(_ROWS[layout])(path, chunks, text_field)
 
 
-def _json_lines(path: str, text_field: str) -> Iterator[str | UserError]:
-  """Yield the documents of a file, and for a line without one what is wrong with it."""
-  for number, line in enumerate(_lines(path), start=1):
-    if line.strip():
-      try:
-        yield _row(line, f'{path}, line {number},', text_field)
-      except UserError as error:
-        yield error
-
-
-def _row(line: bytes, place: str, text_field: str) -> str:
-  try:
-    values = json.loads(decode(line, place))
-  except (ValueError, RecursionError) as error:
-    raise UserError(f'{place} is not valid JSON ({error})') from error
-  if not isinstance(values, dict):
-    raise UserError(f'{place} is a JSON {type(values).__name__}; it must be an object')
-  return field(values, text_field, place)
+def _json_lines(path: str, chunks: Iterable[bytes], text_field: str) -> Iterator[str | UserError]:
+  for number, line in enumerate(lines(path, chunks), start=1):
+    place = f'{path}, line {number},'
+    if not line.strip():
+      continue
+    try:
+      values = json.loads(decode(line, place))
+    except UserError as error:
+      yield error
+    except (ValueError, RecursionError) as error:
+      yield UserError(f'{place} is not valid JSON ({error})')
+    else:
+      yield document(values, text_field, place)

@@ -15,7 +15,6 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
 from typing import IO, Any
 
 import fsspec
@@ -229,19 +228,29 @@ def remove(directory: Path) -> None:
     directory.rmtree()
 
 
-def files(pattern: str) -> Iterator[str]:
-  """Yield the files in a bucket that match a pattern; ** also matches subfolders."""
+def objects(pattern: str) -> dict[str, tuple[Any, ...]]:
+  """Return the `identity` of each file in a bucket that matches a pattern, from one listing.
+
+  ** also matches subfolders.
+  """
   found = _bucket().glob(os.fspath(parse_path(pattern)), detail=True)
-  return (_BUCKET + name for name, info in found.items() if info['type'] == 'file')
+  return {
+    _BUCKET + name: _object_identity(_BUCKET + name, info)
+    for name, info in found.items()
+    if info['type'] == 'file'
+  }
 
 
 def identity(path: str) -> tuple[Any, ...]:
-  """Return a tuple that changes when a file's content changes."""
+  """Return a tuple that changes when a file's content changes: its name, its size and another."""
   if in_bucket(path):
-    found = _bucket().info(path)
-    return path, found['size'], found['etag']
+    return _object_identity(path, _bucket().info(path))
   stat = os.stat(path)
   return path, stat.st_size, stat.st_mtime_ns
+
+
+def _object_identity(path: str, info: dict[str, Any]) -> tuple[Any, ...]:
+  return path, info['size'], info['etag']
 
 
 def sizes(directory: Path) -> dict[str, int]:

@@ -1,0 +1,166 @@
+"""Parquet files have a document a row, are read page by page, and are refused where damaged."""
+
+import errno
+import importlib.util
+import os
+import pickle
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from tokenformer_jax.data import text_parquet
+from tokenformer_jax.data.text import open_source
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.storage import paths, retry
+
+TEXTS = [f'döcument {i} ' * (i % 7) for i in range(1000)]
+DOCUMENTS = [text for text in TEXTS if text]
+
+
+def _write(path, texts=TEXTS, **options) -> str:
+  path.parent.mkdir(parents=True, exist_ok=True)
+  columns = texts if isinstance(texts, pa.Table) else pa.table({'text': texts, 'n': [*texts]})
+  parquet.write_table(columns, path, **options)
+  return f'parquet:{path}'
+
+
+def _read(spec, text_field='text') -> list[str]:
+  return list(open_source(spec, text_field).documents())
+
+
+@pytest.mark.parametrize('compression', ['snappy', 'zstd', 'none'])
+@pytest.mark.parametrize('rows', [1000, 33])
+def test_a_parquet_file_has_a_document_a_row(tmp_path, compression, rows):
+  spec = _write(tmp_path / 'a.parquet', compression=compression, row_group_size=rows)
+  assert _read(spec) == DOCUMENTS, 'a row is lost, repeated or changed'
+
+
+@pytest.mark.parametrize('kind', [pa.large_string(), pa.binary(), 'dictionary'])
+def test_text_may_be_stored_in_other_types(tmp_path, kind):
+  column = pa.array(TEXTS)
+  column = column.dictionary_encode() if kind == 'dictionary' else column.cast(kind)
+  assert _read(_write(tmp_path / 'a.parquet', pa.table({'text': column}))) == DOCUMENTS
+
+
+def test_a_folder_is_its_parquet_files_in_order(tmp_path):
+  for i in (1, 0):
+    _write(tmp_path / f'data/train-0000{i}-of-00002.parquet', TEXTS[i::2])
+  (tmp_path / 'README.md').write_text('a set')
+  expected = [text for text in TEXTS[0::2] + TEXTS[1::2] if text]
+  assert _read(f'parquet:{tmp_path}') == expected
+  assert _read(f'parquet:{tmp_path}/data/*.parquet') == expected
+  with pytest.raises(UserError, match=r'parquet:.*README\.md, which matches no file that ends in'):
+    _read(f'parquet:{tmp_path}/README.md')
+  with pytest.raises(UserError, match=r'parquet:.*none, which matches no file; check the path'):
+    _read(f'parquet:{tmp_path}/none')
+
+
+def test_a_column_that_is_not_there_is_named(tmp_path):
+  spec = _write(tmp_path / 'a.parquet')
+  assert _read(spec, 'n') == DOCUMENTS, 'config.data.text_field is ignored'
+  with pytest.raises(UserError, match=r"a\.parquet has no field 'txt'.*did you mean 'text'"):
+    _read(spec, 'txt')
+
+
+@pytest.mark.parametrize(
+  ('column', 'sentence'),
+  [
+    (pa.array(['a', None]), r'a\.parquet, row 2, has a NoneType in the field'),
+    (pa.array([['a'], ['b']]), r'a\.parquet, row 1, has a list in the field'),
+    (pa.array([b'a', b'\xff']).cast(pa.binary()).view(pa.string()), r'row 2, .* is not UTF-8'),
+  ],
+  ids=['null', 'list', 'bytes'],
+)
+def test_a_row_without_text_is_named(tmp_path, column, sentence):
+  with pytest.raises(UserError, match=sentence):
+    _read(_write(tmp_path / 'a.parquet', pa.table({'text': column}), row_group_size=1))
+
+
+@pytest.mark.parametrize('damage', ['cut short', 'no table', 'garbage'])
+def test_a_damaged_file_is_an_error(tmp_path, damage):
+  spec = _write(tmp_path / 'a.parquet', compression='zstd')
+  path = tmp_path / 'a.parquet'
+  whole = path.read_bytes()
+  damaged = {'cut short': whole[:-9], 'no table': b'text', 'garbage': whole[:40] + b'x' * 60}
+  path.write_bytes(damaged[damage] + (whole[100:] if damage == 'garbage' else b''))
+  with pytest.raises(UserError, match=r'a\.parquet is damaged or is not a Parquet file \('):
+    _read(spec)
+  path.unlink()
+  with pytest.raises(UserError, match='matches no file'):
+    _read(spec)
+
+
+@pytest.mark.parametrize('size', [1, 20_000, 10**9])
+def test_parts_are_the_whole_in_order(tmp_path, size):
+  _write(tmp_path / 'a.parquet', row_group_size=100, use_dictionary=False, compression='none')
+  _write(tmp_path / 'b.parquet', ['last'])
+  source = open_source(f'parquet:{tmp_path}', 'text')
+  parts = [part for part, _ in source.parts(size)]
+  assert len(parts) == {1: 11, 20_000: 6, 10**9: 2}[size], 'a large file is not divided'
+  assert [text for part in parts for text in part.documents()] == [*DOCUMENTS, 'last']
+  assert len({part.fingerprint() for part in parts}) == len(parts), 'parts are taken for another'
+  assert pickle.loads(pickle.dumps(parts)) == parts, 'no other process can read a part'
+
+
+def test_a_row_without_text_can_be_left_out(tmp_path):
+  found = []
+  source = open_source(_write(tmp_path / 'a.parquet', ['a', None, 'b']), 'text')
+  assert list(source.documents(found.append)) == ['a', 'b'], 'rows after a bad one are lost'
+  assert [str(error).startswith(f'{tmp_path}/a.parquet, row 2,') for error in found] == [True]
+
+
+def test_the_fingerprint_follows_the_files(tmp_path):
+  spec = _write(tmp_path / 'a.parquet')
+  seen = [open_source(spec, 'text').fingerprint(), open_source(spec, 'text').fingerprint()]
+  assert seen[0] == seen[1], 'a store is never reused'
+  _write(tmp_path / 'a.parquet', TEXTS[::-1])
+  os.utime(tmp_path / 'a.parquet', (0, 0))
+  seen.append(open_source(spec, 'text').fingerprint())
+  assert seen[2] != seen[0], 'other text does not lead to a new store'
+
+
+def test_an_error_of_reading_that_passes_changes_nothing(tmp_path, monkeypatch):
+  spec = _write(tmp_path / 'a.parquet', row_group_size=100)
+  monkeypatch.setattr(text_parquet, '_BUFFER_BYTES', 500)
+  monkeypatch.setattr(retry, 'PAUSES', (0.0,) * 3)
+  reads = []
+
+  def opened(path):
+    file = open(path, 'rb')  # noqa: SIM115 (closed by the reader)
+    read = file.read
+
+    def fail_sometimes(size):
+      reads.append(size)
+      if len(reads) % 3 == 0:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+      return read(size)
+
+    return type('Failing', (), {'read': staticmethod(fail_sometimes), 'seek': file.seek,
+                                'close': file.close})  # fmt: skip
+
+  monkeypatch.setattr(paths, 'open_to_read', opened)
+  assert _read(spec) == DOCUMENTS, 'text is lost or repeated where reading failed'
+  assert len(reads) > 12, 'the file is read at once'
+
+
+def test_a_large_row_group_is_read_page_by_page(tmp_path):
+  texts = [os.urandom(500).hex() for _ in range(20_000)]
+  spec = _write(tmp_path / 'a.parquet', pa.table({'text': texts}), use_dictionary=False)
+  assert parquet.ParquetFile(tmp_path / 'a.parquet').num_row_groups == 1
+  del texts
+  before = pa.total_allocated_bytes()
+  largest = 0
+  for _ in open_source(spec, 'text').documents():
+    largest = max(largest, pa.total_allocated_bytes() - before)
+  assert largest < 6 * 2**20, f'a row group of 20 MB takes {largest >> 20} MiB'
+
+
+def test_the_library_that_is_missing_is_named(tmp_path, monkeypatch):
+  spec = _write(tmp_path / 'a.parquet')
+  find_spec = importlib.util.find_spec
+  monkeypatch.setattr(
+    importlib.util, 'find_spec', lambda name: find_spec(name) if name != 'pyarrow' else None
+  )
+  with pytest.raises(UserError, match=r'needs pyarrow; run pip install -e "\.\[data\]"'):
+    _read(spec)

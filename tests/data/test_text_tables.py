@@ -1,0 +1,139 @@
+"""CSV, TSV and JSON arrays have a document a row, and are read row by row."""
+
+import csv
+import gzip
+import json
+import tracemalloc
+
+import pytest
+import zstandard
+
+from tokenformer_jax.data import formats, packed
+from tokenformer_jax.data.text import open_source
+from tokenformer_jax.errors import UserError
+
+ROWS = [{'text': 'a, "b"\nc', 'n': '1'}, {'text': 'ä', 'n': '2'}]
+TABLES = {
+  'a.csv': b'text,n\n"a, ""b""\nc",1\n\xc3\xa4,2\n',
+  'b.CSV.gz': gzip.compress(b'text,n\n"a, ""b""\nc",1\n\n\xc3\xa4,2'),
+  'c.tsv': b'text\tn\n"a, ""b""\nc"\t1\n\xc3\xa4\t2\n',
+  'd e.json': json.dumps(ROWS, indent=1).encode(),
+  'f.jsonl': json.dumps(ROWS, indent=1).encode(),
+  'g.json.zst': zstandard.compress(json.dumps(ROWS).encode()),
+  'h.csv': b'\xef\xbb\xbftext,n\n"a, ""b""\nc",1\n\xc3\xa4,2\n',
+  'i.json': b'\xef\xbb\xbf' + json.dumps(ROWS, ensure_ascii=False).encode(),
+}
+
+
+def _read(path, text_field='text') -> list[str]:
+  return list(open_source(f'files:{path}', text_field).documents())
+
+
+@pytest.mark.parametrize('name', TABLES)
+@pytest.mark.parametrize('chunk', [2**17, 3], ids=['whole', 'torn'])
+def test_a_table_has_a_document_a_row(tmp_path, monkeypatch, name, chunk):
+  monkeypatch.setattr(packed, '_CHUNK_BYTES', chunk)
+  monkeypatch.setattr(formats, '_HEAD_BYTES', 20)
+  path = tmp_path / name
+  path.write_bytes(TABLES[name])
+  assert _read(path) == [row['text'] for row in ROWS], 'a row is lost, torn or changed'
+  assert _read(path, 'n') == ['1', '2'], 'config.data.text_field is ignored'
+
+
+def test_line_ends_of_windows_end_rows(tmp_path):
+  (tmp_path / 'a.csv').write_bytes(b'text,n\r\n"a\r\nb",1\r\nc,2\r\n')
+  assert _read(tmp_path / 'a.csv') == ['a\r\nb', 'c'], 'line ends are part of the text, or lost'
+
+
+@pytest.mark.parametrize('content', ['', '[]', ' [ ]\n', 'text\n'])
+def test_a_table_may_have_no_rows(tmp_path, content):
+  path = tmp_path / ('a.csv' if content in ('', 'text\n') else 'a.json')
+  path.write_text(content)
+  assert _read(path) == []
+
+
+BAD = {
+  'a.csv': ('txt,n\na,1\n', r"a\.csv has no field 'text'.*did you mean 'txt'"),
+  'b.csv': ('text,n\na,1\na, b,2\n', r"b\.csv, line 3, has 3 fields, but the header has 2; put"),
+  'c.csv': ('text,n\n"a,1\n', r'c\.csv, line 3, is not valid CSV'),
+  'd.csv': ('text\n"a"b\n', r'd\.csv, line 2, is not valid CSV'),
+  'e.json': ('[{"text": "a"}, {"txt": "b"}]', r"e\.json, element 2, has no field 'text'"),
+  'f.json': ('[{"text": "a"}, "b"]', r'f\.json, element 2, is a JSON str; it must be an object'),
+  'g.json': ('[{"text": "a"}, {"text": 3}]', r'g\.json, element 2, has a int in the field'),
+  'h.json': ('[{"text": "a"}, {"text": b}]', r'h\.json, element 2, is not valid JSON'),
+  'i.json': ('[{"text": "a"}, {"text": "', r'i\.json, element 2, is not valid JSON'),
+  'j.json': ('[{"text": "a"}', r'json is not valid JSON: after element 1 is no end of the array'),
+  'k.json': ('[{"text": "a"} {}]', r"k\.json is not valid JSON: after element 1 is '{'"),
+  'l.json': ('[{"text": "a"}] 3', r"l\.json is not valid JSON: after the array is '3'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('name', BAD)
+def test_a_bad_row_is_named(tmp_path, name):
+  content, sentence = BAD[name]
+  (tmp_path / name).write_text(content)
+  with pytest.raises(UserError, match=sentence):
+    _read(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+  ('name', 'content'),
+  [('a.csv', 'text,n\na,1\nb\nc,2\n'), ('a.json', '[{"text": "a"}, 3, {"text": "c"}]')],
+)
+def test_a_bad_row_can_be_left_out(tmp_path, name, content):
+  (tmp_path / name).write_text(content)
+  found = []
+  source = open_source(f'files:{tmp_path}/{name}', 'text')
+  assert list(source.documents(found.append)) == ['a', 'c'], 'rows after a bad one are lost'
+  assert len(found) == 1 and name in str(found[0]), 'the bad row is not told'
+
+
+def test_a_byte_that_is_not_text_is_found_in_a_table(tmp_path):
+  (tmp_path / 'a.csv').write_bytes(b'text\na\n\xff\n')
+  with pytest.raises(UserError, match=r'a\.csv is not UTF-8 \(byte 7 is 0xff\)'):
+    _read(tmp_path / 'a.csv')
+  for content, position in ((b'[{"text": "\xff"}]', 11), (b'[{"text": "\xc3\xa4"}]\xc3', 16)):
+    (tmp_path / 'a.json').write_bytes(content)
+    with pytest.raises(UserError, match=rf'a\.json is not UTF-8 \(byte {position} is 0x'):
+      _read(tmp_path / 'a.json')
+
+
+def test_nul_bytes_in_a_table_are_refused(tmp_path):
+  for name, start in (('a.csv', b'text\na\n'), ('a.json', b'[{"text": "a"}, ')):
+    (tmp_path / name).write_bytes(start + bytes(10))
+    with pytest.raises(UserError, match=f'filled with NUL bytes from byte {len(start)} on'):
+      _read(tmp_path / name)
+
+
+@pytest.mark.parametrize('name', ['a.csv', 'a.json', 'a.csv.gz', 'a.json.gz'])
+def test_a_row_has_the_limit_of_a_document(tmp_path, monkeypatch, name):
+  monkeypatch.setattr(packed, 'LONGEST_DOCUMENT', 2**20)
+  rows = [{'text': 'a' * 2**19}] * 3
+  fits = b'text\n' + (b'a' * 2**19 + b'\n') * 3 if 'csv' in name else json.dumps(rows).encode()
+  long = b'text\n"' + b'a\n' * 2**19 if 'csv' in name else b'[{"text": "' + b'a' * 2**20
+  pack = gzip.compress if name.endswith('.gz') else bytes
+  (tmp_path / name).write_bytes(pack(fits))
+  assert len(_read(tmp_path / name)) == 3, 'the limit counts rows together'
+  (tmp_path / name).write_bytes(pack(long))
+  with pytest.raises(UserError, match='has a document of more than 1 MiB'):
+    _read(tmp_path / name)
+
+
+@pytest.mark.parametrize('name', ['a.csv', 'a.json'])
+def test_a_table_is_read_row_by_row(tmp_path, name):
+  path = tmp_path / name
+  with open(path, 'w') as file:
+    if name == 'a.csv':
+      writer = csv.writer(file)
+      writer.writerows([['text'], *([f'{i} ' * 2000] for i in range(1000))])
+    else:
+      json.dump([{'text': f'{i} ' * 2000} for i in range(1000)], file)
+  assert path.stat().st_size > 7 * 2**20
+  tracemalloc.start()
+  try:
+    count = sum(1 for _ in open_source(f'files:{path}', 'text').documents())
+    peak = tracemalloc.get_traced_memory()[1]
+  finally:
+    tracemalloc.stop()
+  assert count == 1000
+  assert peak < 2 * 2**20, f'a table of {path.stat().st_size >> 20} MiB takes {peak >> 20} MiB'
