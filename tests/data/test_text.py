@@ -284,7 +284,7 @@ def test_a_glob_without_a_match_is_an_error(tmp_path):
 
 @pytest.mark.parametrize('spec', ['', 'files:', 'tfds:', 'parquet:', 'hf:', 'stdlibs', 'http://x'])
 def test_an_unknown_source_is_an_error(spec):
-  with pytest.raises(UserError, match='must be stdlib, files:GLOB, parquet:GLOB or tfds'):
+  with pytest.raises(UserError, match='must be stdlib, files:GLOB, parquet:GLOB, hf:NAME'):
     open_source(spec, 'text')
 
 

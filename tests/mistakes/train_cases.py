@@ -345,6 +345,14 @@ TRAIN_FILES = {
   'a source of no files': ('train {tiny} --config.data.source=files:', 'files:'),
   'an empty source': ('train {tiny} --config.data.source=', 'config.data.source'),
   'a dataset that is not there': ('train {tiny} --config.data.source=tfds:none', 'none'),
+  'a set of rows that is not there': (
+    'train {tiny} --config.data.source=hf:{in}/none',
+    'config.data.source is hf:{in}/none, which is no folder; check the path',
+  ),
+  'a table without the column of text': (
+    'train {tiny} --config.data.source=files:{in}/some/a.csv',
+    "a.csv has no field 'text'",
+  ),
   'a tokenizer that is not there': ('train {tiny} --config.data.tokenizer=none.json', 'none.json'),
   'an empty tokenizer': ('train {tiny} --config.data.tokenizer=', 'config.data.tokenizer'),
   'a tokenizer that is none': (

@@ -6,7 +6,7 @@ import numpy as np
 
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import store, text, tokenizers
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import TransientError, UserError
 
 
 def held_out_tokens(
@@ -19,7 +19,7 @@ def held_out_tokens(
   """
   try:
     existing = store.find(data, tokenizer)
-  except UserError:  # This machine does not have the text.
+  except (UserError, TransientError):  # This machine does not have the text.
     existing = None
   if existing is not None:
     return np.asarray(existing.validation[:needed], np.int32), 'held-out text of the run'

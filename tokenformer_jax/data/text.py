@@ -143,6 +143,7 @@ SOURCES = {
   'stdlib': 'tokenformer_jax.data.text_stdlib:open_stdlib',
   'files': 'tokenformer_jax.data.text_files:open_files',
   'parquet': 'tokenformer_jax.data.text_parquet:open_parquet',
+  'hf': 'tokenformer_jax.data.text_hf:open_hf',
   'tfds': 'tokenformer_jax.data.text_tfds:open_tfds',
 }
 
@@ -164,7 +165,7 @@ def open_source(
   form, _, name = spec.partition(':')
   if spec != 'stdlib' and not (form in SOURCES and name and form != 'stdlib'):
     raise UserError(
-      f'{setting} is {spec!r}; it must be stdlib, files:GLOB, parquet:GLOB or tfds:NAME'
+      f'{setting} is {spec!r}; it must be stdlib, files:GLOB, parquet:GLOB, hf:NAME or tfds:NAME'
     )
   return pkgutil.resolve_name(SOURCES[form])(name, text_field, setting, splits)
 

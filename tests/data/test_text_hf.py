@@ -1,0 +1,203 @@
+"""Sets of Hugging Face are read as `datasets` wrote them, in order, without the network."""
+
+import importlib.util
+import os
+import pickle
+import subprocess
+import sys
+import time
+
+import datasets
+import huggingface_hub
+import pytest
+import tiny_run
+
+from tokenformer_jax.data.text import open_source
+from tokenformer_jax.errors import TransientError, UserError
+
+TRAIN = [f'döcument {i} ' * (i % 7) for i in range(300)]
+TEST = ['test 1', 'test 2']
+DOCUMENTS = [text for text in TRAIN if text]
+HELD_OUT = ('validation', 'test', 'train')
+
+
+@pytest.fixture(autouse=True)
+def offline(tmp_path, monkeypatch):
+  """Have an empty cache of sets, and no network."""
+  monkeypatch.setattr(datasets.config, 'HF_DATASETS_CACHE', str(tmp_path / 'cache'))
+  monkeypatch.setattr(datasets.config, 'HF_HUB_OFFLINE', True)
+  monkeypatch.setattr(huggingface_hub.constants, 'HF_HUB_OFFLINE', True)
+
+
+def _of(texts) -> datasets.Dataset:
+  return datasets.Dataset.from_dict({'text': texts, 'n': [*range(len(texts))]})
+
+
+def _make(path, layout) -> str:
+  """Write a set as `datasets` does, and return its folder."""
+  train, test = _of(TRAIN), _of(TEST)
+  match layout:
+    case 'saved':
+      train.save_to_disk(path, num_shards=3)
+    case 'dictionary':
+      datasets.DatasetDict(train=train, test=test).save_to_disk(path, num_shards={'train': 3})
+    case 'parquet':
+      (path / 'data').mkdir(parents=True)
+      for i in range(3):
+        name = path / f'data/train-{i:05}-of-00003.parquet'
+        train.shard(3, i, contiguous=True).to_parquet(name)
+      test.to_parquet(path / 'data/test-00000-of-00001.parquet')
+      (path / 'README.md').write_text('---\nlicense: mit\n---\n# A set\n')
+    case 'jsonl':
+      path.mkdir(parents=True)
+      train.to_json(path / 'train.jsonl')
+      test.to_json(path / 'test.jsonl')
+  return str(path)
+
+
+def _read(spec, text_field='text', splits=('train',)) -> list[str]:
+  return list(open_source(f'hf:{spec}', text_field, splits=splits).documents())
+
+
+LAYOUTS = ['saved', 'dictionary', 'parquet', 'jsonl']
+
+
+@pytest.mark.parametrize('layout', LAYOUTS)
+def test_a_folder_is_read_in_the_order_of_its_rows(tmp_path, layout):
+  folder = _make(tmp_path / 'a:b', layout)
+  assert _read(folder) == DOCUMENTS, 'a row is lost, repeated or changed'
+  cache = sum(len(names) for _, _, names in os.walk(tmp_path / 'cache'))
+  assert cache <= 2, 'a folder that is there is copied'
+
+
+@pytest.mark.parametrize('layout', LAYOUTS[1:])
+def test_a_split_is_named_or_chosen(tmp_path, layout):
+  folder = _make(tmp_path / 'set', layout)
+  assert _read(f'{folder}:test') == TEST, 'the name of a split is ignored'
+  assert _read(folder, splits=HELD_OUT) == TEST, 'validation does not take the split for it'
+  with pytest.raises(UserError, match=r"hf:.*/set, which has no split 'tst'; did you mean 'test'"):
+    _read(f'{folder}:tst')
+
+
+@pytest.mark.parametrize('layout', LAYOUTS)
+@pytest.mark.parametrize('size', [1000, 10**9])
+def test_parts_are_the_whole_in_order(tmp_path, layout, size):
+  source = open_source(f'hf:{_make(tmp_path / "set", layout)}', 'text')
+  parts = pickle.loads(pickle.dumps([part for part, _ in source.parts(size)]))
+  assert [text for part in parts for text in part.documents()] == DOCUMENTS
+  assert len({part.fingerprint() for part in parts}) == len(parts), 'parts are taken for another'
+  if layout != 'jsonl' and size == 1000:
+    assert len(parts) >= 3, 'a large set is not divided'
+
+
+@pytest.mark.parametrize('layout', LAYOUTS)
+def test_the_fingerprint_follows_the_content(tmp_path, layout):
+  folder = _make(tmp_path / 'set', layout)
+  seen = [open_source(f'hf:{folder}', 'text').fingerprint() for _ in range(2)]
+  assert seen[0] == seen[1], 'a store is never reused'
+  for path, _, names in os.walk(folder):
+    for name in names:
+      os.utime(os.path.join(path, name), (0, 0))
+  seen.append(open_source(f'hf:{folder}', 'text').fingerprint())
+  assert seen[2] != seen[0], 'other files do not lead to a new store'
+  if layout != 'saved':
+    seen.append(open_source(f'hf:{folder}:test', 'text').fingerprint())
+    assert seen[3] != seen[2], 'splits have the same store'
+
+
+@pytest.mark.parametrize('layout', LAYOUTS)
+def test_a_column_that_is_not_there_is_named(tmp_path, layout):
+  folder = _make(tmp_path / 'set', layout)
+  with pytest.raises(UserError, match=r"set.* has no field 'txt' .*did you mean 'text'"):
+    _read(folder, 'txt')
+  with pytest.raises(UserError, match=r"set, row 1, has a int in the field 'n'"):
+    _read(folder, 'n')
+
+
+def test_a_configuration_follows_the_folder(tmp_path):
+  for name in ('en', 'de'):
+    (tmp_path / 'set' / name).mkdir(parents=True)
+    _of([name]).to_json(tmp_path / f'set/{name}/train.jsonl')
+  listed = ''.join(f'- config_name: {name}\n  data_files: {name}/*\n' for name in ('en', 'de'))
+  (tmp_path / 'set/README.md').write_text(f'---\nconfigs:\n{listed}---\n')
+  (tmp_path / 'set/de').rename(tmp_path / 'set/german')
+  readme = (tmp_path / 'set/README.md').read_text().replace('de/*', 'german/*')
+  (tmp_path / 'set/README.md').write_text(readme)
+  assert _read(tmp_path / 'set/de') == ['de'], 'the configuration is ignored'
+  with pytest.raises(
+    UserError, match=r"cannot be opened: .* one among the available configs: \['en', 'de'\]"
+  ):
+    _read(tmp_path / 'set')
+
+
+def test_a_set_of_the_hub_is_read_from_the_cache_without_the_network(tmp_path):
+  _make(tmp_path / 'name', 'parquet')
+  builder = datasets.load_dataset_builder(str(tmp_path / 'name'))
+  builder.download_and_prepare()
+  commit = '0123456789abcdef0123456789abcdef01234567'
+  cached = tmp_path / f'cache/owner___name/default/0.0.0/{commit}'
+  cached.parent.mkdir(parents=True)
+  os.rename(builder.cache_dir, cached)
+  assert _read('owner/name') == DOCUMENTS
+  assert _read('owner/name:test') == TEST
+  parts = [part for part, _ in open_source('hf:owner/name', 'text').parts(1000)]
+  assert len(parts) > 2, 'a large set is not divided'
+  assert [text for part in parts for text in part.documents()] == DOCUMENTS
+
+
+MISTAKES = {
+  'owner/other': 'is no folder and not in the cache, and HF_HUB_OFFLINE forbids the network; downl',
+  'owner/other/config:test': 'hf:owner/other/config, which is no folder and not in the cache',
+  './other': r'hf:\./other, which is no folder; check the path',
+  '/no/folder:train': 'hf:/no/folder, which is no folder; check the path',
+  'gs://bucket/set': 'is in a bucket; name its Parquet files as parquet:gs://bucket/set',
+  '{}/empty': 'cannot be opened: .*contain any data files',
+  '{}/saved:train': 'saved, which is a set without splits; leave out :train',
+}
+
+
+@pytest.mark.parametrize('name', MISTAKES)
+def test_a_set_that_cannot_be_read_is_one_sentence(tmp_path, name):
+  (tmp_path / 'empty').mkdir()
+  _make(tmp_path / 'saved', 'saved')
+  with pytest.raises(UserError, match=MISTAKES[name]):
+    _read(name.format(tmp_path))
+
+
+def test_a_hub_that_cannot_be_reached_may_be_tried_again(monkeypatch):
+  def fail(*arguments):
+    raise ConnectionError("Couldn't reach it")
+
+  monkeypatch.setattr(datasets.config, 'HF_HUB_OFFLINE', False)
+  monkeypatch.setattr(datasets, 'load_dataset_builder', fail)
+  with pytest.raises(TransientError, match=r'cannot be reached .*run the same command again when'):
+    _read('owner/name')
+
+
+@pytest.mark.slow
+def test_without_a_network_a_name_ends_within_a_minute(tmp_path):
+  environment = tiny_run.environment() | {
+    'HF_HOME': str(tmp_path),
+    'HF_ENDPOINT': 'http://127.0.0.1:9',
+    'HF_HUB_OFFLINE': '0',
+  }
+  command = [sys.executable, tiny_run.ROOT / 'train.py', f'--workdir={tmp_path}/run']
+  start = time.monotonic()
+  done = subprocess.run(
+    [*command, '--config.data.source=hf:owner/name'],
+    env=environment,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 75, done.stderr
+  assert 'the hub cannot be reached' in done.stderr.splitlines()[-1]
+  assert time.monotonic() - start < 90, 'the program waits for a network that is not there'
+
+
+def test_the_library_that_is_missing_is_named(monkeypatch):
+  find_spec = importlib.util.find_spec
+  monkeypatch.setattr(
+    importlib.util, 'find_spec', lambda name: find_spec(name) if name != 'datasets' else None
+  )
+  with pytest.raises(UserError, match=r'needs datasets; run pip install -e "\.\[data\]"'):
+    _read('owner/name')

@@ -1,0 +1,198 @@
+"""Read text from a set of Hugging Face: `hf:NAME[:SPLIT]` or `hf:DIR[:SPLIT]`.
+
+NAME is OWNER/NAME or OWNER/NAME/CONFIG. A set of the hub is downloaded once, to the cache of the
+library `datasets`. A folder is read where it is: one in the layout of the hub, or one that
+`save_to_disk` wrote.
+"""
+
+import dataclasses
+import functools
+import importlib.util
+import itertools
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tokenformer_jax.data import packed
+from tokenformer_jax.data.text import Source, digest, document, field
+from tokenformer_jax.errors import TransientError, UserError, nearest
+from tokenformer_jax.storage import paths, retry
+
+
+def open_hf(name: str, text_field: str, setting: str, splits: tuple[str, ...]) -> 'Hf':
+  """Return the source `hf:NAME`; see `text.SOURCES`."""
+  if importlib.util.find_spec('datasets') is None:
+    raise UserError(f'{setting} is hf:{name}, which needs datasets; run pip install -e ".[data]"')
+  if paths.in_bucket(name):
+    raise UserError(
+      f'{setting} is hf:{name}, which is in a bucket; name its Parquet files as parquet:{name}'
+    )
+  split = ''
+  if not os.path.isdir(os.path.expanduser(name)) and ':' in name:
+    name, _, split = name.rpartition(':')
+  return Hf(name, text_field, setting, split, splits)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows(Source):
+  """An open set, or a part of one, with a document a row. `place` names it in messages."""
+
+  place: str
+  rows: Any  # a Dataset or an IterableDataset
+  text_field: str
+  identity: Any  # of which the fingerprint is made
+  size: int  # bytes
+
+  def fingerprint(self) -> str:
+    return digest(self.identity)
+
+  def parts(self, size: int) -> Iterator[tuple[Source, int]]:
+    count = getattr(self.rows, 'num_shards', None)  # A set that is read in place has its files.
+    if count is None:
+      count = max(1, min(-(-self.size // size), self.rows.num_rows))
+    for i in range(count):
+      rows = self.rows.shard(num_shards=count, index=i, contiguous=True)
+      place, identity = f'{self.place}, part {i + 1} of {count}', (self.identity, i, count)
+      part = dataclasses.replace(self, place=place, rows=rows, identity=identity)
+      yield part, self.size // count
+
+  def _texts(self) -> Iterator[str | UserError]:
+    rows = iter(self.rows)
+    for number in itertools.count(1):
+      place = f'{self.place}, row {number},'
+      try:
+        row = next(rows, None)
+      except Exception as error:  # `datasets` raises exceptions of many types.
+        if retry.is_transient(error):
+          raise retry.gave_up(f'reading {place[:-1]}', 1, error) from error
+        raise UserError(f'{place} cannot be read: {retry.one_line(error)}') from error
+      if row is None:
+        return
+      yield document(row, self.text_field, place)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hf(Source):
+  """A split of a set. It is opened when it is first needed."""
+
+  name: str
+  text_field: str
+  setting: str
+  split: str  # or '': the first existing one of `splits`
+  splits: tuple[str, ...]
+
+  def fingerprint(self) -> str:
+    """Return a hash of the set's own hash, which is its commit on the hub, or of its files."""
+    return self._rows.fingerprint()
+
+  def parts(self, size: int) -> Iterator[tuple[Source, int]]:
+    return self._rows.parts(size)
+
+  def _texts(self) -> Iterator[str | UserError]:
+    return self._rows._texts()
+
+  @functools.cached_property
+  def _rows(self) -> Rows:
+    import datasets  # noqa: PLC0415 (from an extra, slow, and only needed here)
+
+    if not sys.stderr.isatty():
+      datasets.disable_progress_bars()
+    try:
+      rows = self._open()
+    except (UserError, TransientError):
+      raise
+    except ConnectionError as error:  # `datasets` has tried again for half a minute.
+      raise self._unreached(error, offline=datasets.config.HF_HUB_OFFLINE) from error
+    except Exception as error:  # `datasets` raises exceptions of many types.
+      reason = f'{type(error).__name__}: {" ".join(str(error).split()):.300}'
+      raise UserError(f'{self._spec} cannot be opened: {reason}') from error
+    if rows.rows.features is None:  # The first row shows them.
+      return rows
+    field(dict.fromkeys(rows.rows.features, ''), self.text_field, rows.place)
+    return dataclasses.replace(rows, rows=rows.rows.select_columns([self.text_field]))
+
+  @property
+  def _spec(self) -> str:
+    return f'{self.setting} is hf:{self.name}, which'
+
+  def _open(self) -> Rows:
+    import datasets  # noqa: PLC0415
+
+    folder = os.path.expanduser(self.name)
+    if os.path.isdir(folder):
+      folder = os.path.abspath(folder)
+      if saved := self._saved(folder):
+        rows = datasets.load_from_disk(saved)
+        files = [packed.identity(file['filename']) for file in rows.cache_files]
+        return self._of_arrow(rows, (rows._fingerprint, files))
+    name, config = self._name_and_config(folder)
+    builder = datasets.load_dataset_builder(name, config)
+    if os.path.isdir(name):
+      split = self._choose(builder.config.data_files)
+      files = [packed.identity(path) for path in builder.config.data_files[split]]
+      rows, size = builder.as_streaming_dataset(split), sum(size for _, size, _ in files)
+      return Rows(f'hf:{self.name}', rows, self.text_field, (files, config), size)
+    builder.download_and_prepare()
+    split = self._choose(builder.info.splits)
+    return self._of_arrow(builder.as_dataset(split), (builder.hash, config, split))
+
+  def _of_arrow(self, rows: Any, identity: Any) -> Rows:
+    return Rows(f'hf:{self.name}', rows, self.text_field, identity, rows.data.nbytes)
+
+  def _saved(self, folder: str) -> str:
+    """Return the folder in which `save_to_disk` wrote the split, or '' if it wrote none here."""
+    try:
+      with open(os.path.join(folder, 'dataset_dict.json')) as file:
+        return os.path.join(folder, self._choose(json.load(file)['splits']))
+    except FileNotFoundError:
+      if not os.path.isfile(os.path.join(folder, 'state.json')):
+        return ''
+    if self.split:
+      raise UserError(f'{self._spec} is a set without splits; leave out :{self.split}')
+    return folder
+
+  def _choose(self, existing: Iterable[str]) -> str:
+    wanted = (self.split,) if self.split else self.splits
+    existing = [*map(str, existing)]
+    found = next((split for split in wanted if split in existing), None)
+    if found is None:
+      raise UserError(
+        f'{self._spec} has no split {wanted[-1]!r}{nearest(wanted[-1], existing)}; name one as '
+        f'hf:{self.name}:{existing[0] if existing else "SPLIT"}'
+      )
+    return found
+
+  def _name_and_config(self, path: str) -> tuple[str, str | None]:
+    """Return a folder or the name of a set of the hub, and the configuration or None."""
+    parent, _, config = path.rstrip('/').rpartition('/')
+    if os.path.isdir(path):
+      return path, None
+    if parent and _has_metadata(os.path.join(parent, 'README.md')):
+      return os.path.abspath(parent), config
+    if path.startswith(('/', '.')) or path.count('/') > 2:
+      raise UserError(f'{self._spec} is no folder; check the path')
+    return (parent, config) if parent.count('/') else (path, None)
+
+  def _unreached(self, error: Exception, offline: bool) -> Exception:
+    download = f'hf download --repo-type dataset {self.name} --local-dir DIR'
+    advice = f'download it where there is a network ({download}), and name it as hf:DIR'
+    if offline:
+      return UserError(
+        f'{self._spec} is no folder and not in the cache, and HF_HUB_OFFLINE forbids the network; '
+        f'{advice}'
+      )
+    return TransientError(
+      f'{self._spec} is no folder, and the hub cannot be reached ({retry.one_line(error)}); run '
+      f'the same command again when the network is back, or {advice}'
+    )
+
+
+def _has_metadata(path: str) -> bool:
+  """Return whether a README begins with the metadata of a set, which names its configurations."""
+  try:
+    with open(path, 'rb') as file:
+      return file.read(3) == b'---'
+  except OSError:
+    return False
