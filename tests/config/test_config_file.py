@@ -179,3 +179,52 @@ def test_a_flag_for_a_kind_that_another_flag_takes_away_is_a_mistake(load):
 def test_a_mistake_in_a_layer_of_a_file_is_named(line, sentence, load):
   with pytest.raises(UserError, match=sentence):
     load(LAYERS.replace('  return c', f'  {line}\n  return c'))
+
+
+# Sources by name
+
+SOURCES = """
+from tokenformer_jax import config
+
+def get_config():
+  c = config.defaults()
+  c.data.mixture.law = {'source': 'files:law', 'weight': 0.9}
+  c.data.mixture.replay = {'source': 'stdlib', 'weight': 0.1}
+  return c
+"""
+
+
+def test_a_new_domain_with_replay_is_two_lines_of_a_file(load):
+  found = load(SOURCES).data.mixture
+  assert found == config.Sources(
+    {
+      'law': config.SourceConfig(source='files:law', weight=0.9),
+      'replay': config.SourceConfig(source='stdlib', weight=0.1),
+    }
+  )
+  assert hash(found) == hash(config.Sources(dict(sorted(found.items(), reverse=True))))
+
+
+def test_flags_change_a_source_of_a_file_and_add_others(load):
+  flags = ['law.weight=0.5', 'more.source=files:more', 'more.weight=0.4']
+  found = load(SOURCES, *(f'--config.data.mixture.{flag}' for flag in flags)).data.mixture
+  assert found['law'] == config.SourceConfig(source='files:law', weight=0.5)
+  assert found['more'] == config.SourceConfig(source='files:more', weight=0.4)
+
+
+@pytest.mark.parametrize(
+  ('line', 'sentence'),
+  [
+    ('c.data.mixture.law.wieght = 1.0', r"'data\.mixture\.law\.wieght' is unknown; did you mean"),
+    ('c.data.mixture.more = 3', r'sets config\.data\.mixture\.more to 3, and that is a section'),
+    ('c.data.mixture.law.weight = 2.0', r'law\.weight is 2\.0; it must lie between 0 and 1'),
+    (
+      'c.data.mixture.more = {"weight": "1"}',
+      r"more\.weight is '1', of type str; it must be float",
+    ),
+  ],
+)
+def test_a_mistake_in_a_source_of_a_file_is_named(line, sentence, load):
+  text = SOURCES.replace('  return c', f'  {"with c.unlocked(): " + line}\n  return c')
+  with pytest.raises(UserError, match=sentence):
+    load(text)

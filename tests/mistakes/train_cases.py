@@ -75,8 +75,28 @@ EXPERTS = {
   ),
 }
 
+_SOURCES = 'train {tiny} --config.data.mixture.a.source=files:{in}/corpus/*.txt --config.data.'
+
+SOURCES = {
+  'weights that do not add up': (
+    f'{_SOURCES}source=stdlib --config.data.mixture.a.weight=0.5',
+    'the weights of config.data.mixture add up to 0.5 (a 0.5); make them add up to 1',
+  ),
+  'a negative weight': (
+    f'{_SOURCES}mixture.a.weight=-0.1',
+    'config.data.mixture.a.weight is -0.1; it must lie between 0 and 1',
+  ),
+  'a weight of no source': (
+    f'{_SOURCES}mixture.b.weight=1',
+    "config.data.mixture.b.source is '', which names no source",
+  ),
+  'a source without a name': (f'{_SOURCES}mixture..weight=1', "names a source '', which cannot be"),
+  'sources as one value': (f'{_SOURCES}mixture=3', 'config.data.mixture is a section of sources'),
+}
+
 TRAIN_KEYS = {
   **EXPERTS,
+  **SOURCES,
   'a skip around no projection': (
     'train --config.model.layer.mixer.proj.kind=none --config.model.layer.mixer.proj_skip=true',
     'mixer.proj_skip is True, which has a meaning for model.layer.mixer.proj.kind=pattention or '

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict, config_flags
 
 from tokenformer_jax import config
 from tokenformer_jax.config import Config, file
+from tokenformer_jax.config.names import NAMED
 from tokenformer_jax.errors import UserError
 
 
@@ -52,21 +53,21 @@ def name() -> str:
 def check_overrides(arguments: Sequence[str]) -> None:
   """Check that every `--config.KEY` among the arguments names a single key.
 
-  A key of `model.variants.NAME` adds a layer of this name to a config that has none.
+  A key of `model.variants.NAME` or `data.mixture.NAME` adds this entry to a config that has none.
 
   Raises:
     UserError: there is no such key, or it is a section of keys.
   """
   parser = flags.FLAGS['config'].parser
-  parser.layers = []
+  parser.named = []
   for argument in itertools.takewhile(lambda word: word != '--', arguments):
     flag = argument.partition('=')[0]
     word = flag.lstrip('-').removeprefix('no')
     if flag.startswith('-') and word.startswith('config.'):
       key = word.removeprefix('config.')
       config.check_key(key, single=True)
-      if layer := re.match(r'model\.variants\.(\w+)\.', key):
-        parser.layers.append(layer[1])
+      if entry := re.match(rf'((?:{"|".join(map(re.escape, NAMED))})\.\w+)\.', key):
+        parser.named.append(entry[1])
 
 
 class _Integer(flags.IntegerParser):
@@ -94,9 +95,9 @@ class _Parser(flags.ArgumentParser):
 
   def __init__(self):
     self.values = config.defaults()  # the file's values, without the changes by flags
-    self.layers: list[str] = []  # the names in model.variants that flags mention
+    self.named: list[str] = []  # the paths of named layers and sources that flags mention
 
   def parse(self, path: str) -> ConfigDict:
-    values = file.load(path, self.layers)
+    values = file.load(path, self.named)
     self.values = copy.deepcopy(values)
     return values

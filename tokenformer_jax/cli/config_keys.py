@@ -6,12 +6,15 @@ from tokenformer_jax.cli import help_text
 from tokenformer_jax.config import fields
 from tokenformer_jax.config.fields import Key, Leaf
 from tokenformer_jax.config.run import Config
+from tokenformer_jax.config.sections import DataConfig, SourceConfig, Sources
 
 _WIDEST = 48  # columns of a key and its default
 _SCOPES = """\
 [lm], [vit]: for this model.kind only. [grown]: for a model that has grown. [KEY=VALUE]: for this
 value of another key of the group only. Other marks: for this kind of the group only. A layer
 model.variants.NAME has the keys of model.layer."""
+
+_SHOWN = Config(data=DataConfig(mixture=Sources({'NAME': SourceConfig()})))
 
 
 def render(word: str = '') -> str:
@@ -35,7 +38,7 @@ def render(word: str = '') -> str:
 
 def _selected(word: str) -> list[Leaf]:
   """Return the keys of a group, or else those that have a word."""
-  leaves = list(fields.leaves(Config(), every=True))
+  leaves = list(fields.leaves(_SHOWN, every=True))
   in_group = [leaf for leaf in leaves if leaf.path.startswith(f'{word}.') or not word]
 
   def has(leaf: Leaf) -> bool:

@@ -40,6 +40,11 @@ def _folder() -> pathlib.Path:
   resolved = config_flag.read()
   if resolved.model.kind != 'lm':
     raise UserError(f'config.model.kind is {resolved.model.kind}, which has no token store')
+  if resolved.data.mixture:
+    raise UserError(
+      'config.data.mixture has a token store for each source; name one with --store, of those in '
+      f'{store.cache_folder(resolved.data) / "stores"}'
+    )
   folder = store.store_folder(resolved.data)
   if not folder.exists():
     raise UserError(

@@ -74,6 +74,8 @@ from tokenformer_jax.config.sections import (
   DataConfig,
   GrowConfig,
   MeshConfig,
+  SourceConfig,
+  Sources,
   TrainConfig,
   profile_range,
 )

@@ -9,13 +9,14 @@ and the keys of every variant. Checks, `--help` and flags read everything from t
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from tokenformer_jax.config import conditions
 from tokenformer_jax.errors import UserError
 
 MODEL_KINDS = ('lm', 'vit')  # the values of `model.kind`
 _METADATA, _VARIANTS = 'key', 'variants'
+_Section = TypeVar('_Section')
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -111,6 +112,28 @@ Natural = Annotated[int, Key(least=0)]
 def key(default: Any, meaning: str, **attributes: Any) -> Any:
   """Return a dataclass field that describes a key completely, by the attributes of `Key`."""
   return dataclasses.field(default=default, metadata={_METADATA: Key(meaning, **attributes)})
+
+
+class Named(Mapping[str, _Section]):
+  """Sections of keys by a name that the user chooses: an immutable mapping with a hash."""
+
+  def __init__(self, sections: Mapping[str, _Section] | None = None):
+    self._sections = dict(sections or {})
+
+  def __getitem__(self, name: str) -> _Section:
+    return self._sections[name]
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(self._sections)
+
+  def __len__(self) -> int:
+    return len(self._sections)
+
+  def __hash__(self) -> int:
+    return hash(frozenset(self._sections.items()))
+
+  def __repr__(self) -> str:
+    return f'{type(self).__name__}({self._sections})'
 
 
 Variants = Mapping[str, type]  # dataclasses by their `kind`

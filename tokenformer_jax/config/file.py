@@ -12,6 +12,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from tokenformer_jax import config
+from tokenformer_jax.config.fields import every_key
+from tokenformer_jax.config.names import NAMED
+from tokenformer_jax.config.sections import SourceConfig
 from tokenformer_jax.errors import UserError, misspelt
 
 _LONGEST = 300  # letters to keep of another library's message
@@ -35,12 +38,12 @@ def _located(file: str) -> str:
   return str(shipped(file)) if is_name and shipped(file).exists() else file
 
 
-def load(path: str, layers: Iterable[str] = ()) -> ConfigDict:
+def load(path: str, named: Iterable[str] = ()) -> ConfigDict:
   """Return the config from `get_config` of a file, with the missing keys filled in.
 
   Args:
     path: FILE.py, FILE.py:VARIANT, or the name of a config of the package.
-    layers: names of layers to add to `model.variants` if the file lacks them.
+    named: paths of entries to add to `model.variants` and `data.mixture` if the file lacks them.
 
   Raises:
     UserError: there is no such file or variant, or it does not return a config.
@@ -71,11 +74,15 @@ def load(path: str, layers: Iterable[str] = ()) -> ConfigDict:
     )
   with values.unlocked():
     _complete(values, config.defaults(), where)
-    for name in layers:
-      if name not in values.model.variants:
-        values.model.variants[name] = ConfigDict()
+    for path in named:
+      section, _, name = path.rpartition('.')
+      if name not in config.lookup(values, section):
+        config.lookup(values, section)[name] = ConfigDict()
     for name, layer in values.model.variants.items():
       _follow(layer, values.model.layer, where, f'model.variants.{name}.')
+    for name, source in values.data.mixture.items():
+      _check_group(source, f'data.mixture.{name}', where)
+      _complete(source, ConfigDict(every_key(SourceConfig())), where, f'data.mixture.{name}.')
   values.lock()
   return values
 
@@ -139,7 +146,7 @@ def _complete(
 ) -> None:
   """Add the keys that a file leaves out, so that a flag can override them."""
   for key in values:
-    if key not in defaults and group != 'model.variants.':
+    if key not in defaults and group[:-1] not in NAMED:
       _check_name(f'{group}{key}', where)
   for key, default in defaults.items():
     if key not in values:

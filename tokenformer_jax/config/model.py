@@ -3,12 +3,12 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from tokenformer_jax.config import pattern
 from tokenformer_jax.config.feed_forward import CapacityConfig, ExpertsConfig
-from tokenformer_jax.config.fields import MODEL_KINDS, key
+from tokenformer_jax.config.fields import MODEL_KINDS, Named, key
 from tokenformer_jax.config.layer import NORMS, LayerConfig, map_parts, parts
 from tokenformer_jax.config.mixers import PositionScaleConfig
 from tokenformer_jax.config.pattern import Repeat
@@ -40,26 +40,8 @@ class InitConfig:
   )
 
 
-class Layers(Mapping[str, LayerConfig]):
-  """Layers by name: an immutable mapping with a hash."""
-
-  def __init__(self, layers: Mapping[str, LayerConfig] | None = None):
-    self._layers = dict(layers or {})
-
-  def __getitem__(self, name: str) -> LayerConfig:
-    return self._layers[name]
-
-  def __iter__(self) -> Iterator[str]:
-    return iter(self._layers)
-
-  def __len__(self) -> int:
-    return len(self._layers)
-
-  def __hash__(self) -> int:
-    return hash(frozenset(self._layers.items()))
-
-  def __repr__(self) -> str:
-    return f'Layers({self._layers})'
+class Layers(Named[LayerConfig]):
+  """Layers by name."""
 
 
 @dataclasses.dataclass(frozen=True)

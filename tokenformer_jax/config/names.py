@@ -8,10 +8,13 @@ from tokenformer_jax.config.fields import every_key, leaves
 from tokenformer_jax.config.layer import LayerConfig
 from tokenformer_jax.config.model import BASE
 from tokenformer_jax.config.run import Config
+from tokenformer_jax.config.sections import SourceConfig
 from tokenformer_jax.errors import UserError, misspelt, nearest
 
 # The section of named layers, and the section that each of these layers is a version of.
 _VARIANTS, _LAYER = 'model.variants', 'model.layer'
+# Sections whose entries the user names, and what such an entry is.
+NAMED = {_VARIANTS: 'layer', 'data.mixture': 'source'}
 
 
 def paths() -> list[str]:
@@ -44,11 +47,16 @@ def check_key(path: str, *, single: bool = False) -> None:
     if section == _VARIANTS:
       check_layer_name(section, name)
       inside = {name: every_key(LayerConfig())}
+    elif section in NAMED:
+      check_source_name(section, name)
+      inside = {name: every_key(SourceConfig())}
     if name not in inside:
       raise unknown(name, f'{section}.' if section else '', inside, path)
     known = inside[name]
-  if single and path == _VARIANTS:
-    raise UserError(f'config.{path} is a section of layers; set keys of one, {path}.NAME.KEY')
+  if single and path in NAMED:
+    raise UserError(
+      f'config.{path} is a section of {NAMED[path]}s; set keys of one, {path}.NAME.KEY'
+    )
   if single and isinstance(known, dict):
     raise UserError(f'config.{path} is a section of keys; set one of {", ".join(known)}')
 
@@ -59,6 +67,19 @@ def check_layer_name(section: str, name: str) -> None:
     raise UserError(
       f'config.{section}.{name} cannot be the name of a layer; take a word of letters, digits and '
       f'_ that is not {BASE!r}'
+    )
+
+
+def check_source_name(section: str, name: str) -> None:
+  """Check the name of a source in the section of keys `data.mixture`.
+
+  Raises:
+    UserError: figures, flags and files could not have this name.
+  """
+  if not (name.isidentifier() and name.isascii()):
+    raise UserError(
+      f'config.{section} names a source {name!r}, which cannot be its name; take a word of '
+      'letters, digits and _'
     )
 
 

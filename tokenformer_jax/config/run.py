@@ -1,6 +1,7 @@
 """The config of a whole run, and the check that values of several sections fit together."""
 
 import dataclasses
+import pkgutil
 
 from tokenformer_jax.config import fields
 from tokenformer_jax.config.check_model import (
@@ -58,6 +59,8 @@ def check(config: Config) -> None:
   profile_range(config.train)
   old_token_rate(config.optim)
   frozen_groups(config.optim)
+  if config.data.mixture:
+    pkgutil.resolve_name('tokenformer_jax.config.mixture:check')(config)
   if config.distill.init == 'yes' and config.init_from:
     raise UserError(
       f'config.distill.init=yes and config.init_from={config.init_from} both say which parameters '

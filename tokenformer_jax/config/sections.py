@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Collection
 
 from tokenformer_jax.config import conditions, fields
-from tokenformer_jax.config.fields import key
+from tokenformer_jax.config.fields import Named, key
 from tokenformer_jax.errors import UserError
 
 
@@ -21,6 +21,33 @@ class MeshConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class SourceConfig:
+  """A source of a mixture."""
+
+  source: str = key('', 'the text, as data.source', only='lm')
+  validation_source: str = key(
+    '', "its validation text, as data.validation_source. '': a part of the source", only='lm'
+  )
+  weight: float = key(
+    0.0,
+    'its share of the samples; the weights of a mixture add up to 1. 0: only evaluated',
+    least=0,
+    most=1,
+    only='lm',
+  )
+  weight_by_step: str = key(
+    '',
+    'the weight over steps, instead of weight: points STEP:WEIGHT with straight lines between, '
+    'for example "0:0.5 1000:0.9"',
+    only='lm',
+  )
+
+
+class Sources(Named[SourceConfig]):
+  """The sources of a mixture by name."""
+
+
+@dataclasses.dataclass(frozen=True)
 class DataConfig:
   """The source of text or images, and how they become batches."""
 
@@ -32,6 +59,7 @@ class DataConfig:
   validation_source: str = key(
     '', "a source of validation text, instead of a part of source. '': none", only='lm'
   )
+  mixture: Sources = dataclasses.field(default_factory=Sources)
   text_field: str = key('text', 'the field or column with the text of a row', only='lm')
   tokenizer: str = key(
     'bpe:4096', 'bpe:SIZE, bytes, or a path to a Hugging Face tokenizer.json', only='lm'

@@ -15,6 +15,7 @@ import ml_collections
 from tokenformer_jax.config import fields, names, run
 from tokenformer_jax.config.model import BASE, Layers
 from tokenformer_jax.config.run import Config
+from tokenformer_jax.config.sections import SourceConfig, Sources
 from tokenformer_jax.errors import UserError
 
 
@@ -93,6 +94,8 @@ def _build(
     if types[name] is Layers:
       layer = new.get(BASE) or getattr(base or cls(), BASE)
       new[name] = _layers(layer, values[name], inner, _inside(known, BASE), path)
+    elif types[name] is Sources:
+      new[name] = _sources(getattr(base, name, Sources()), values[name], path)
     else:
       was = _default(field, types[name]) if base is None else getattr(base, name)
       new[name] = _convert(field, types[name], was, values[name], inner, path)
@@ -163,6 +166,17 @@ def _layers(
     repeatable = [fields.every_key(base), *known_bases, *_inside(known, name)]
     layers[name] = _build(type(base), base, own, repeatable, f'{path}.{name}.')
   return Layers(layers)
+
+
+def _sources(base: Sources, values: Any, path: str) -> Sources:
+  """Return sources by name, each with the values of the source of that name in `base`, changed."""
+  _check_section(values, path)
+  sources = {}
+  for name, own in values.items():
+    names.check_source_name(path, name)
+    _check_section(own, f'{path}.{name}')
+    sources[name] = _build(SourceConfig, base.get(name), own, [], f'{path}.{name}.')
+  return Sources(sources)
 
 
 def _choose(

@@ -17,14 +17,26 @@ def held_out_tokens(
   The tokens come from the validation split of the run's token store if this machine has the store,
   else from the Python standard library.
   """
-  try:
-    existing = store.find(data, tokenizer)
-  except (UserError, TransientError):  # This machine does not have the text.
-    existing = None
-  if existing is not None:
-    return np.asarray(existing.validation[:needed], np.int32), 'held-out text of the run'
+  for one in _sources(data):
+    try:
+      existing = store.find(one, tokenizer)
+    except (UserError, TransientError):  # This machine does not have the text.
+      existing = None
+    if existing is not None:
+      return np.asarray(existing.validation[:needed], np.int32), 'held-out text of the run'
   documents = text.open_source('stdlib', '').documents()
   return first_tokens(documents, tokenizer, needed), 'text of the Python standard library'
+
+
+def _sources(data: DataConfig) -> list[DataConfig]:
+  """Return the config of each source of a run, that with the largest weight in the end first."""
+  if not data.mixture:
+    return [data]
+  from tokenformer_jax.config.mixture import shares  # noqa: PLC0415 (only for mixtures)
+  from tokenformer_jax.data.mixture import source_configs  # noqa: PLC0415
+
+  configs, weights = source_configs(data), shares(data.mixture).last
+  return [configs[name] for name in sorted(configs, key=lambda name: -weights[name])]
 
 
 def first_tokens(

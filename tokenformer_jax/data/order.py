@@ -21,12 +21,13 @@ from grain.experimental import index_shuffle
 
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data.shards import Store, Tokens
-from tokenformer_jax.data.store import window_count
+from tokenformer_jax.data.store import prepare, window_count
+from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.errors import UserError, counted
 
 NO_TOKEN = -1  # fills those rows of the last validation batch that have no sample
 
-_ENDLESS = 2**62
+ENDLESS = 2**62  # more steps than any run has
 _READ_THREADS = 4
 
 
@@ -74,13 +75,20 @@ def train_rows(
   Raises:
     UserError: the split is too short for one sequence.
   """
-  n = _sample_count(tokens, sequence_length, 'training')
+  _sample_count(tokens, sequence_length, 'training')
   first = position.batch_start(int(step), batch_size)
-  batch = np.empty((len(rows), sequence_length + 1), np.int32)
-  samples = [sample_index(seed, first + int(row), n) for row in rows]
-  for i, window in enumerate(_windows(tokens, samples, sequence_length)):
-    batch[i] = window
-  return batch
+  positions = [first + int(row) for row in rows]
+  return np.stack(list(samples(tokens, positions, sequence_length=sequence_length, seed=seed)))
+
+
+def samples(
+  tokens: np.ndarray | Tokens, positions: Sequence[int], *, sequence_length: int, seed: int
+) -> Iterator[np.ndarray]:
+  """Yield the samples at some positions of the endless order of a split, int32 [T + 1] each."""
+  n = window_count(tokens, sequence_length)
+  numbers = [sample_index(seed, position, n) for position in positions]
+  for window in _windows(tokens, numbers, sequence_length):
+    yield window.astype(np.int32)
 
 
 def train_batches(
@@ -108,7 +116,7 @@ def train_batches(
     batch_size=config.batch_size,
     sequence_length=config.sequence_length,
     seed=seed,
-    last_step=_ENDLESS if last_step is None else last_step,
+    last_step=ENDLESS if last_step is None else last_step,
     position=position,
   )
   return read_ahead(steps, first_step, config)
@@ -193,6 +201,92 @@ class _TrainSteps:
       seed=self.seed,
       position=self.position,
     )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OneSource:
+  """The open text of a run: one source (`data.source`). `mixture.Mixture` has several.
+
+  Attributes:
+    store: its token store.
+  """
+
+  store: Store
+  config: DataConfig
+  seed: int
+
+  @property
+  def tokenizer(self) -> Tokenizer:
+    """Return the tokenizer of the text."""
+    return self.store.tokenizer
+
+  @property
+  def digest(self) -> str:
+    """Return a hash of all that decides the samples, besides the seed and their length."""
+    return self.store.digest
+
+  @property
+  def examples(self) -> int:
+    """Return the number of samples in an epoch."""
+    return window_count(self.store.train, self.config.sequence_length)
+
+  @property
+  def is_fixed(self) -> bool:
+    """Return whether all batches have the same parts of the same text."""
+    return True
+
+  @property
+  def weights(self) -> dict[str, float]:
+    """Return the weight of each part of the validation split in the figures of the whole."""
+    return {'': 1.0}
+
+  def train_batches(
+    self, rows: Sequence[int], first_step: int, last_step: int | None, position: Position
+  ) -> Generator[np.ndarray, None, None]:
+    """Return this host's part of the training batches: see `train_batches`."""
+    return train_batches(self.store, self.config, self.seed, rows, first_step, last_step, position)
+
+  def validation_parts(
+    self, rows: Sequence[int], batches: int = 0
+  ) -> dict[str, Iterator[np.ndarray]]:
+    """Return the validation batches of each source by its name: see `validation_batches`."""
+    return {'': validation_batches(self.store, self.config, rows, batches)}
+
+  def bytes_per_token(self, split: str, name: str = '') -> float:
+    """Return the UTF-8 bytes of text per token of a split."""
+    del name
+    return self.store.bytes_per_token(split)
+
+  def figures(self, step: int, position: Position) -> dict[str, float]:
+    """Return figures of the data after a step, by their full names."""
+    del step, position
+    return {}
+
+  def describe(self) -> str:
+    """Return a short description of the training text."""
+    bytes_per_token = self.store.bytes_per_token('train')
+    return f'{len(self.store.train):,} tokens of {bytes_per_token:.2f} bytes'
+
+
+def open_source(data: DataConfig, seed: int, tokenizer: Tokenizer | None = None) -> OneSource:
+  """Open the token store of a run's only source; build it first if it does not exist.
+
+  Raises:
+    UserError: see `store.prepare`; or the text is too short for one sequence.
+  """
+  made = prepare(data, tokenizer)
+  check_long_enough(made, data.sequence_length)
+  return OneSource(made, data, seed)
+
+
+def check_long_enough(store: Store, sequence_length: int) -> None:
+  """Check that both splits have a sample.
+
+  Raises:
+    UserError: a split is too short for one sequence.
+  """
+  _sample_count(store.train, sequence_length, 'training')
+  _sample_count(store.validation, sequence_length, 'validation')
 
 
 def read_ahead(

@@ -1,7 +1,7 @@
 """The interface between a run and its learning task: model, loss, batches, figures."""
 
 import abc
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -219,6 +219,13 @@ class Task(abc.ABC):
   def validation_batches(self, rows: Sequence[int]) -> Iterator[Batch]:
     """Return this host's rows of the validation batches: every example once."""
 
+  def validation_parts(self, rows: Sequence[int]) -> dict[str, Iterator[Batch]]:
+    """Return the validation batches of each part with figures of its own, by its name.
+
+    The only part of a split without parts is ''.
+    """
+    return {'': self.validation_batches(rows)}
+
   @abc.abstractmethod
   def held_out(
     self, vocabulary: dict[str, Any], count: int, first: int = 0, *, repeat: bool = True
@@ -255,6 +262,18 @@ class Task(abc.ABC):
   @abc.abstractmethod
   def eval_figures(self, sums: EvalSums) -> dict[str, float]:
     """Return the figures of an evaluation, including `loss`, from the total of `sums`."""
+
+  def parts_figures(self, sums: Mapping[str, EvalSums]) -> dict[str, float]:
+    """Return the figures of an evaluation from the total of `sums` of each part, by its name.
+
+    The figures of a part NAME are called NAME/FIGURE.
+    """
+    return self.eval_figures(sums[''])
+
+  def data_figures(self, step: int, position: Position) -> dict[str, float]:
+    """Return the figures of the data after a step, by their full names: see `train_batches`."""
+    del step, position
+    return {}
 
   @abc.abstractmethod
   def sample(self, params: Params) -> str:

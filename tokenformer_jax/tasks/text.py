@@ -2,16 +2,18 @@
 
 import dataclasses
 import functools
+import itertools
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any
+import pkgutil
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tokenformer_jax.config import Config, ModelConfig
-from tokenformer_jax.data import order, store, tokenizers
+from tokenformer_jax.data import order, tokenizers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.lm import LM
@@ -23,6 +25,14 @@ from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.runs.metrics import perplexity
 from tokenformer_jax.tasks.task import EvalSums, Task, check_enough, layer_keys, with_aux
 
+if TYPE_CHECKING:
+  from tokenformer_jax.data.mixture import Mixture
+
+# How to open the text: whether it is a mixture → the function.
+_TEXTS = {
+  False: 'tokenformer_jax.data.order:open_source',
+  True: 'tokenformer_jax.data.mixture:open_mixture',
+}
 _LONGEST_COMPARED = 64  # the most tokens of a sequence for comparing two models
 
 
@@ -31,7 +41,7 @@ class TextTask(Task):
 
   unit = 'tokens'
   data_size_key = 'vocab_size'
-  _store: store.Store  # set by `prepare`
+  _data: 'order.OneSource | Mixture'  # set by `prepare`
 
   @staticmethod
   def fill_in(
@@ -120,22 +130,20 @@ class TextTask(Task):
     """Open the token store; the first process builds it, then processes on other disks do."""
     data, vocabulary = self.config.data, self._trained_vocabulary
     tokenizer = None if vocabulary is None else tokenizers.from_json(vocabulary)
-    made = hosts.first_then_others(lambda: store.prepare(data, tokenizer))
+    open_text = pkgutil.resolve_name(_TEXTS[bool(data.mixture)])
+    made = hosts.first_then_others(lambda: open_text(data, self.config.train.seed, tokenizer))
     hosts.check_same(
       [int(made.digest[:7], 16)], 'the hosts read different text; config.data must find the same'
     )
-    # Report a split that is too short for one sequence before anything compiles.
-    order.validation_batches(made, data, [0], 1)
-    order.train_rows(made.train, 0, [0], batch_size=1, sequence_length=data.sequence_length, seed=0)
-    self._store = made
+    self._data = made
 
   @property
   def examples(self) -> int:
-    return store.window_count(self._store.train, self.config.data.sequence_length)
+    return self._data.examples
 
   @property
   def digest(self) -> str:
-    return self._store.digest
+    return self._data.digest
 
   def train_batches(
     self,
@@ -144,14 +152,13 @@ class TextTask(Task):
     last_step: int,
     position: order.Position = order.BEGINNING,
   ) -> Generator[np.ndarray, None, None]:
-    seed = self.config.train.seed
-    return order.train_batches(
-      self._store, self.config.data, seed, rows, first_step, last_step, position
-    )
+    return self._data.train_batches(rows, first_step, last_step, position)
 
   def validation_batches(self, rows: Sequence[int]) -> Iterator[np.ndarray]:
-    batches = self.config.train.eval_batches
-    return order.validation_batches(self._store, self.config.data, rows, batches)
+    return itertools.chain(*self.validation_parts(rows).values())
+
+  def validation_parts(self, rows: Sequence[int]) -> dict[str, Iterator[np.ndarray]]:
+    return self._data.validation_parts(rows, self.config.train.eval_batches)
 
   def held_out(
     self, vocabulary: dict[str, Any], count: int, first: int = 0, *, repeat: bool = True
@@ -171,36 +178,56 @@ class TextTask(Task):
     return rows, f'{count} × {length - 1} tokens of {name}'
 
   def vocabulary(self) -> dict[str, Any]:
-    return self._store.tokenizer.to_json()
+    return self._data.tokenizer.to_json()
 
   @property
   def units_per_step(self) -> int:
     return self.config.data.batch_size * self.config.data.sequence_length
 
   def describe_data(self) -> str:
-    bytes_per_token = self._store.bytes_per_token('train')
-    return f'{len(self._store.train):,} tokens of {bytes_per_token:.2f} bytes'
+    return self._data.describe()
 
   def train_figures(self, loss: float) -> dict[str, float]:
-    return {
-      'train/perplexity': perplexity(loss),
-      'train/bits_per_byte': self._bits_per_byte(loss, 'train'),
+    figures = {'train/perplexity': perplexity(loss)}
+    if self._data.is_fixed:  # else no number of bytes belongs to the tokens of all steps
+      figures['train/bits_per_byte'] = self._bits_per_byte(loss, 'train')
+    return figures
+
+  def data_figures(self, step: int, position: order.Position) -> dict[str, float]:
+    return self._data.figures(step, position)
+
+  def parts_figures(self, sums: Mapping[str, EvalSums]) -> dict[str, float]:
+    """Return the figures of each source of a mixture, and their means by its last weights."""
+    if set(sums) == {''}:
+      return self.eval_figures(sums[''])
+    parts = {name: self._eval_figures(one, name) for name, one in sums.items()}
+    weights = self._data.weights
+    whole = {
+      figure: sum(weights[name] * part[figure] for name, part in parts.items())
+      for figure in next(iter(parts.values()))
     }
+    whole['perplexity'] = perplexity(whole['loss'])
+    whole['bits_per_byte'] = self._bits_per_byte(whole['loss'], 'validation')
+    shown = ('loss', 'perplexity', 'bits_per_byte', 'accuracy')
+    return whole | {f'{name}/{key}': part[key] for name, part in parts.items() for key in shown}
 
   def eval_figures(self, sums: EvalSums) -> dict[str, float]:
+    return self._eval_figures(sums)
+
+  def _eval_figures(self, sums: EvalSums, source: str = '') -> dict[str, float]:
     found: LossSums = sums.task
     loss = found.nats / found.tokens
     return {
       'loss': loss,
       'perplexity': perplexity(loss),
-      'bits_per_byte': self._bits_per_byte(loss, 'validation'),
+      'bits_per_byte': self._bits_per_byte(loss, 'validation', source),
       'accuracy': found.correct / found.tokens,
       **sums.layer_figures(),
     }
 
   def sample(self, params: Params) -> str:
     """Return the model's continuation of `config.train.sample_prompt`."""
-    train, model, tokenizer = self.config.train, self.config.model, self._store.tokenizer
+    train, model, tokenizer = self.config.train, self.config.model, self._data.tokenizer
     if not train.sample_tokens:
       return ''
     from tokenformer_jax.decoding.sampling import Sampling  # noqa: PLC0415 (only for samples)
@@ -223,5 +250,5 @@ class TextTask(Task):
 
     return Decoder(self.config.model, Compute.from_config(self.config))
 
-  def _bits_per_byte(self, loss: float, split: str) -> float:
-    return loss / math.log(2) / self._store.bytes_per_token(split)
+  def _bits_per_byte(self, loss: float, split: str, source: str = '') -> float:
+    return loss / math.log(2) / self._data.bytes_per_token(split, source)

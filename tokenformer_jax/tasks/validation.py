@@ -1,6 +1,6 @@
 """Compute the figures of a task on its validation split, during training and afterwards."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,18 +30,27 @@ def figures(
     # On a CPU, concurrent programs can deadlock in each other's collectives.
     return jax.block_until_ready(sums) if jax.default_backend() == 'cpu' else sums
 
-  parts = []
-  for batch in task.validation_batches(rows):
-    on_devices = to_devices(batch, task.config.data.batch_size, rows, mesh)
-    parts.append({prefix: sum_batch(params, on_devices) for prefix, params in versions.items()})
-  sums = jax.tree.map(
-    lambda *values: np.sum(values, axis=0, dtype=np.float64), *jax.device_get(parts)
-  )
+  def sum_part(batches: Iterator[Batch]) -> Any:
+    found = []
+    for batch in batches:
+      on_devices = to_devices(batch, task.config.data.batch_size, rows, mesh)
+      found.append({prefix: sum_batch(params, on_devices) for prefix, params in versions.items()})
+    return jax.tree.map(
+      lambda *values: np.sum(values, axis=0, dtype=np.float64), *jax.device_get(found)
+    )
+
+  sums = {name: sum_part(batches) for name, batches in task.validation_parts(rows).items()}
   return {
-    f'{prefix}{name}': float(value)
-    for prefix, version_sums in sums.items()
-    for name, value in task.eval_figures(version_sums).items()
+    _with_prefix(prefix, name): float(value)
+    for prefix in versions
+    for name, value in task.parts_figures({part: sums[part][prefix] for part in sums}).items()
   }
+
+
+def _with_prefix(prefix: str, name: str) -> str:
+  """Return the name of a figure of a version of the model, such as `law/ema_loss`."""
+  part, slash, figure = name.rpartition('/')
+  return f'{part}{slash}{prefix}{figure}'
 
 
 def to_devices(local: Batch, batch_size: int, rows: Sequence[int], mesh: Mesh) -> Batch:

@@ -190,7 +190,8 @@ class Trainer:
         last, save_again = step == steps or stopping, False
         if step % config.log_every == 0 or last:
           self.check_lease()
-          metrics.write(step, window.figures())
+          of_data = self.task.data_figures(step, self.run.position)
+          metrics.write(step, window.figures() | of_data)
           save_again = self.checkpoints.failed()
           self._stop_if_diverged(step, window.skipped_in_a_row)
         loss = None

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks
-from tokenformer_jax.config import Config, GrowConfig, ModelConfig, lookup
+from tokenformer_jax.config import Config, DataConfig, GrowConfig, ModelConfig, lookup
 from tokenformer_jax.data.order import BEGINNING, Position
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import messages
@@ -317,8 +317,8 @@ def check_same_optimizer(config: Config, meta: Meta, where: str, *, resumes: boo
 def check_order(config: Config, origin: Origin, digest: str | None = None) -> None:
   """Check that a resumed run keeps the order of its data, or that the user asked for another order.
 
-  Only another `data.source`, or `init_from`, counts as asking for other data. `digest` is that of
-  the data; None: the data is not read yet.
+  Only another `data.source`, other sources of a mixture, or `init_from` count as asking for other
+  data. `digest` is that of the data; None: the data is not read yet.
 
   Raises:
     UserError: the run would see some samples again and others never, without being asked to.
@@ -326,7 +326,7 @@ def check_order(config: Config, origin: Origin, digest: str | None = None) -> No
   meta = origin.meta
   if not origin.resumes or not meta.seen.samples or config.data.new_order_at == meta.step:
     return
-  if config.data.source != meta.config.data.source:
+  if _sources(config.data) != _sources(meta.config.data):
     return
   if changes := _changes(config, meta, digest):
     raise UserError(
@@ -439,13 +439,31 @@ def _changes(config: Config, meta: Meta, digest: str | None) -> list[str]:
     values = [(key, lookup(config, key), lookup(meta.config, key)) for key in keys]
     return [f'config.{key} is {now!r} and was {old!r}' for key, now, old in values if now != old]
 
-  changes = differing(_ORDER_KEYS)
+  texts, weights = [], []
+  for path, now, old in config_lib.differences(config.data, meta.config.data, 'data.'):
+    if path.startswith('data.mixture'):
+      found = texts if path.endswith('source') else weights
+      found.append(f'config.{path} is {now!r} and was {old!r}')
+  changes = [*differing((*_ORDER_KEYS, *_batch_keys(config, meta.config))), *weights]
   if digest is None or meta.seen.digest == digest:
     return changes
-  changed = differing(_DATA_KEYS)
-  if meta.seen.digest and not changed:
-    changed = [f'config.data.source={config.data.source} has other content than it had']
+  changed = [*differing(_DATA_KEYS), *texts]
+  if meta.seen.digest and not changed and not weights:
+    source = f'config.data.source={config.data.source}'
+    named = 'a source of config.data.mixture' if config.data.mixture else source
+    changed = [f'{named} has other content than it had']
   return changes + changed
+
+
+def _sources(data: DataConfig) -> set[str]:
+  """Return the sources that a run trains on or evaluates."""
+  return {one.source for one in data.mixture.values()} or {data.source}
+
+
+def _batch_keys(*configs: Config) -> tuple[str, ...]:
+  """Return the size of a batch if it decides the order: see `data.mixture`."""
+  varies = any(one.weight_by_step for c in configs for one in c.data.mixture.values())
+  return ('data.batch_size',) if varies else ()
 
 
 def _changed(ours: Config, theirs: Config) -> list[str]:

@@ -1,0 +1,97 @@
+"""The sources of a mixture in files and flags, and their weights."""
+
+import pytest
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import SourceConfig, Sources, mixture
+from tokenformer_jax.errors import UserError
+
+
+def resolved(changes=None, **sources) -> config_lib.Config:
+  values = config_lib.defaults()
+  values.data.mixture = sources
+  values.update_from_flattened_dict(changes or {})
+  return config_lib.resolve(values)
+
+
+def test_values_survive_json():
+  one = resolved(a={'source': 'files:a', 'weight': 1.0})
+  assert config_lib.from_dict(config_lib.Config, config_lib.to_json(one)) == one
+
+
+def test_thirds_and_decimals_are_exact():
+  third = {name: SourceConfig(source=name, weight=1 / 3) for name in 'abc'}
+  assert mixture.shares(Sources(third)).weights == ((mixture.fractions.Fraction(1, 3),) * 3,)
+  rounded = {name: SourceConfig(source=name, weight=0.3333333) for name in 'abc'}
+  assert sum(mixture.shares(Sources(rounded)).weights[0]) == 1
+
+
+def test_weights_over_steps_have_the_points_of_all_sources():
+  points = {'a': '0:1 100:0.5', 'b': '0:0 50:0.25 100:0.5'}
+  found = mixture.shares(
+    Sources({name: SourceConfig(source=name, weight_by_step=p) for name, p in points.items()})
+  )
+  assert found.steps == (0, 50, 100)
+  assert [list(map(float, row)) for row in found.weights] == [[1, 0], [0.75, 0.25], [0.5, 0.5]]
+  assert found.last == {'a': 0.5, 'b': 0.5}
+
+
+A, B = {'source': 'files:a', 'weight': 0.5}, {'source': 'files:b', 'weight': 0.5}
+
+
+@pytest.mark.parametrize(
+  ('changes', 'sources', 'sentence'),
+  [
+    ({}, {'a': A}, 'the weights of config.data.mixture add up to 0.5 (a 0.5); make them'),
+    ({}, {'a': A, 'b': {'weight': 0.5}}, "mixture.b.source is '', which names no source"),
+    ({}, {'a': A, '': B}, "config.data.mixture names a source '', which cannot be its name"),
+    ({}, {'a': A, 'b': A}, 'b.source is files:a, and so is config.data.mixture.a.source'),
+    (
+      {},
+      {'a': A, 'b': {**B, 'validation_source': 'files:a'}},
+      'b.validation_source is files:a, and so is config.data.mixture.a.source; a text has one',
+    ),
+    ({}, {'a': A, 'b': {**B, 'weight_by_step': '0:1'}}, "is '0:1', and config.data.mixture.b.we"),
+    (
+      {},
+      {'a': A, 'b': {'source': 'files:b', 'weight_by_step': '0:0.5 9:-1'}},
+      "weight_by_step is '0:0.5 9:-1'; it must be points STEP:WEIGHT with ascending steps",
+    ),
+    ({}, {'a': A, 'b': {'source': 'files:b', 'weight_by_step': '9:1 0:1'}}, 'ascending steps'),
+    ({}, {'a': {'source': 'files:a', 'weight_by_step': '0:1.5'}}, 'a weight must be at most 1'),
+    (
+      {},
+      {'a': A, 'b': {'source': 'files:b', 'weight_by_step': '0:0.5 9:0.4'}},
+      'add up to 0.9 at step 9 (a 0.5, b 0.4)',
+    ),
+    (
+      {'data.source': 'files:c'},
+      {'a': A, 'b': B},
+      'config.data.source is files:c, which is not in config.data.mixture and would not be read',
+    ),
+    ({'data.validation_source': 'x'}, {'a': A, 'b': B}, 'config.data.validation_source is x, whi'),
+    ({'train.epochs': 2.0}, {'a': A, 'b': B}, 'config.train.epochs is 2.0, and each source of'),
+    ({'model.kind': 'vit'}, {'a': A, 'b': B}, "mixture.a.source is 'files:a', which has a meani"),
+  ],
+)
+def test_sources_that_do_not_fit_are_refused(changes, sources, sentence):
+  with pytest.raises(UserError) as error:
+    resolved(changes, **sources)
+  assert sentence in str(error.value)
+
+
+def test_the_former_source_of_a_run_may_stay_where_it_is_replayed():
+  assert resolved({'data.source': 'files:b'}, a=A, b=B).data.source == 'files:b'
+
+
+def test_the_source_of_a_mixture_is_a_section_of_keys():
+  config_lib.check_key('data.mixture.law.weight', single=True)
+  for path, sentence in (
+    ('data.mixture', 'config.data.mixture is a section of sources; set keys of one'),
+    ('data.mixture.law', 'set one of source, validation_source, weight, weight_by_step'),
+    ('data.mixture..weight', "names a source '', which cannot be its name"),
+    ('data.mixture.law.wieght', "did you mean 'data.mixture.law.weight'"),
+  ):
+    with pytest.raises(UserError) as error:
+      config_lib.check_key(path, single=True)
+    assert sentence in str(error.value)

@@ -1,0 +1,253 @@
+"""The source and the sample of every row of a mixture follow from its position."""
+
+import collections
+import dataclasses
+import fractions
+import json
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenformer_jax.config import DataConfig, SourceConfig, Sources
+from tokenformer_jax.config.mixture import shares
+from tokenformer_jax.data import order, store
+from tokenformer_jax.data.mixture import Quotas, _MixedSteps, open_mixture, source_configs
+from tokenformer_jax.data.order import Position, sample_index
+from tokenformer_jax.errors import UserError
+
+BATCH, LENGTH, SEED = 8, 16, 3
+
+
+def quotas(*weights: str, batch_size: int = BATCH, first_step: int = 0) -> Quotas:
+  """Of sources a, b, …; a weight is a number, or points over steps."""
+  sources = {}
+  for name, weight in zip('abcdefghijkl', weights, strict=False):
+    key = {'weight_by_step': weight} if ':' in weight else {'weight': float(weight)}
+    sources[name] = SourceConfig(source=f'files:{name}', **key)
+  return Quotas(shares(Sources(sources)), batch_size, first_step)
+
+
+@st.composite
+def mixtures(draw) -> Quotas:
+  """Fixed weights in thousandths, or weights over steps between points of thousandths."""
+  count, steps = draw(st.integers(1, 6)), draw(st.sets(st.integers(0, 60), min_size=1, max_size=4))
+  rows = []
+  for _ in steps:
+    parts = draw(st.lists(st.integers(0, 1000), min_size=count, max_size=count))
+    parts[0] += not any(parts)
+    weights = [round(part / sum(parts), 3) for part in parts]
+    weights[np.argmax(weights)] += 1 - sum(weights)
+    rows.append([f'{weight:.3f}' for weight in weights])
+  points = [
+    ' '.join(f'{step}:{row[i]}' for step, row in zip(sorted(steps), rows, strict=True))
+    for i in range(count)
+  ]
+  return quotas(*points, batch_size=draw(st.integers(1, 9)), first_step=draw(st.integers(0, 70)))
+
+
+def exact(mixture: Quotas, samples: int) -> list[fractions.Fraction]:
+  """The sums of the weights of the first samples, one after the other."""
+  sums = [fractions.Fraction(0)] * len(mixture.shares.names)
+  for i in range(samples):
+    step = mixture.first_step + i // mixture.batch_size
+    sums = [total + weight for total, weight in zip(sums, weights_at(mixture, step), strict=True)]
+  return sums
+
+
+def weights_at(mixture: Quotas, step: int) -> list[fractions.Fraction]:
+  steps, weights = mixture.shares.steps, mixture.shares.weights
+  if step <= steps[0] or step >= steps[-1]:
+    return list(weights[0] if step <= steps[0] else weights[-1])
+  i = next(i for i, known in enumerate(steps) if known > step) - 1
+  part = fractions.Fraction(step - steps[i], steps[i + 1] - steps[i])
+  return [a + part * (b - a) for a, b in zip(weights[i], weights[i + 1], strict=True)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(mixture=mixtures())
+def test_each_source_gives_its_samples_one_after_the_other(mixture):
+  taken = [0] * len(mixture.shares.names)
+  for position in range(150):
+    assert mixture.taken(position) == taken, f'the counts before position {position} are others'
+    source, sample = mixture.place(position)
+    assert sample == taken[source], 'a source repeats or skips a sample'
+    taken[source] += 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(mixture=mixtures(), samples=st.integers(0, 600))
+def test_weights_are_met_to_within_a_sample(mixture, samples):
+  most = max(1, len(mixture.shares.names) / 2)
+  differences = np.subtract(mixture.taken(samples), exact(mixture, samples))
+  assert max(abs(differences)) <= most, 'a source is ahead of its weight, or behind'
+
+
+@settings(max_examples=40, deadline=None)
+@given(weight=st.integers(0, 1000), samples=st.integers(0, 10**12))
+def test_two_fixed_weights_are_met_to_half_a_sample_at_any_position(weight, samples):
+  mixture = quotas(f'{weight / 1000}', f'{1 - weight / 1000:.3f}')
+  first, second = mixture.taken(samples)
+  assert first + second == samples
+  assert abs(fractions.Fraction(weight * samples, 1000) - first) <= fractions.Fraction(1, 2)
+
+
+@pytest.mark.parametrize(
+  'weights',
+  [('0.9', '0.1'), ('0.7', '0.2', '0.1'), ('0:1 1000:0.5', '0:0 1000:0.25', '0:0 1000:0.25')],
+)
+def test_a_trillionth_sample_costs_no_more_than_the_first(weights, monkeypatch):
+  mixture, calls = quotas(*weights), collections.Counter()
+  counts = Quotas.counts
+  monkeypatch.setattr(Quotas, 'counts', lambda self, time: calls.update('c') or counts(self, time))
+  for position in (10**12, 10**12 + 1, 10**12 - 12345):
+    calls.clear()
+    source, sample = mixture.place(position)
+    assert calls['c'] <= 6, 'finding a sample counts those before it'
+    assert mixture.taken(position)[source] == sample
+    after = mixture.taken(position + 1)
+    assert after[source] == sample + 1 and sum(after) == position + 1
+
+
+def test_weights_over_steps_are_straight_between_their_points():
+  mixture = quotas('10:1 20:0', '10:0 20:1', batch_size=1000)
+  found = [np.diff([mixture.taken(1000 * s)[1] for s in (step, step + 1)])[0] for step in range(25)]
+  expected = [0] * 10 + [100 * i for i in range(10)] + [1000] * 5
+  np.testing.assert_allclose(found, expected, atol=1)
+
+
+def test_an_order_that_begins_later_has_the_weights_of_its_steps():
+  mixture = quotas('0:1 20:0', '0:0 20:1', batch_size=100, first_step=20)
+  assert mixture.taken(1000) == [0, 1000], 'weights are those of the steps of another run'
+
+
+@pytest.fixture(scope='module')
+def config(tmp_path_factory) -> DataConfig:
+  folder = tmp_path_factory.mktemp('mixture')
+  for name, count in (('new', 120), ('old', 40)):
+    with (folder / f'{name}.jsonl').open('w') as file:
+      for i in range(count):
+        file.write(json.dumps({'text': f'{i} is the number of this {name} document'}) + '\n')
+  sources = {
+    'new': SourceConfig(source=f'files:{folder}/new.jsonl', weight=0.75),
+    'old': SourceConfig(source=f'files:{folder}/old.jsonl', weight=0.25),
+  }
+  return DataConfig(
+    mixture=Sources(sources),
+    tokenizer='bytes',
+    validation_fraction=0.3,
+    batch_size=BATCH,
+    sequence_length=LENGTH,
+    cache_dir=str(folder),
+  )
+
+
+@pytest.fixture(scope='module')
+def mixture(config):
+  return open_mixture(config, SEED)
+
+
+def batches(mixture, first, last, rows=range(BATCH), position=order.BEGINNING) -> np.ndarray:
+  return np.stack(list(mixture.train_batches(rows, first, last, position)))
+
+
+def test_rows_are_samples_of_the_orders_of_their_sources(mixture, config):
+  stores = [store.prepare(one) for one in source_configs(config).values()]
+  found = batches(mixture, 0, 40).reshape(-1, LENGTH + 1)
+  for position, row in enumerate(found):
+    source, sample = Quotas(mixture.shares, BATCH).place(position)
+    n = store.window_count(stores[source].train, LENGTH)
+    start = LENGTH * sample_index(SEED, sample, n)
+    expected = stores[source].train[start : start + LENGTH + 1]
+    np.testing.assert_array_equal(row, expected, f'position {position} has another sample')
+
+
+@pytest.mark.parametrize('hosts', [1, 2, 4])
+def test_hosts_share_the_global_batch_of_a_mixture(mixture, hosts):
+  share = BATCH // hosts
+  parts = [batches(mixture, 5, 9, range(h * share, (h + 1) * share)) for h in range(hosts)]
+  np.testing.assert_array_equal(
+    np.concatenate(parts, axis=1), batches(mixture, 5, 9), f'{hosts} hosts train on other data'
+  )
+
+
+def test_a_mixture_goes_on_where_it_ended(mixture):
+  whole = batches(mixture, 0, 50)
+  np.testing.assert_array_equal(batches(mixture, 40, 50), whole[40:])
+  seen = Position(40, 40 * BATCH)
+  np.testing.assert_array_equal(batches(mixture, 40, 50, position=seen), whole[40:])
+
+
+def test_fixed_weights_give_the_same_samples_in_batches_of_any_size(config, mixture):
+  large = open_mixture(dataclasses.replace(config, batch_size=2 * BATCH), SEED)
+  seen = Position(10, 10 * BATCH)
+  np.testing.assert_array_equal(
+    batches(large, 10, 15, range(2 * BATCH), seen).reshape(-1, LENGTH + 1),
+    batches(mixture, 10, 20).reshape(-1, LENGTH + 1),
+  )
+
+
+def test_a_worker_maps_the_tokens_of_a_mixture_again(mixture):
+  tokens = tuple(one.train for one in mixture.stores.values())
+  steps = _MixedSteps(tokens, LENGTH, SEED, Quotas(mixture.shares, BATCH), (0, 5), 9, Position())
+  data = pickle.dumps(steps)
+  assert len(data) < 3000, 'the whole corpus is sent to each worker'
+  np.testing.assert_array_equal(pickle.loads(data)[7], steps[7])
+
+
+def test_epochs_count_the_samples_of_each_source(mixture):
+  figures = mixture.figures(10, order.BEGINNING)
+  lengths = mixture._lengths
+  assert figures == {
+    'data/new/epochs': 60 / lengths['new'],
+    'data/old/epochs': 20 / lengths['old'],
+  }
+
+
+def test_the_digest_covers_texts_names_and_weights(config, mixture):
+  def digest(**sources):
+    changed = dataclasses.replace(config, mixture=Sources(sources))
+    return open_mixture(changed, SEED).digest
+
+  new, old = config.mixture['new'], config.mixture['old']
+  weighed = [dataclasses.replace(one, weight=0.5) for one in (new, old)]
+  others = {
+    digest(new=weighed[0], old=weighed[1]),
+    digest(a=new, old=old),
+    digest(
+      new=dataclasses.replace(new, source=old.source),
+      old=dataclasses.replace(old, source=new.source),
+    ),
+  }
+  assert digest(old=old, new=new) == mixture.digest, 'the order of a config file counts'
+  assert len(others - {mixture.digest}) == 3, 'two mixtures are taken for one'
+
+
+def test_a_bpe_is_trained_on_the_text_of_all_sources_once(config, capsys):
+  bpe = dataclasses.replace(config, tokenizer='bpe:300')
+  made = open_mixture(bpe, SEED)
+  assert 'training the tokenizer bpe:300 on new, old' in capsys.readouterr().err
+  tokens = {made.tokenizer.decode([i]) for i in range(made.tokenizer.size)}
+  assert {'new', 'old'} <= {token.strip() for token in tokens}, 'a source had no part in it'
+  digests = {one.tokenizer.fingerprint for one in made.stores.values()}
+  assert digests == {made.tokenizer.fingerprint}, 'sources have tokenizers of their own'
+  assert open_mixture(bpe, SEED).digest == made.digest
+  assert 'training' not in capsys.readouterr().err, 'another start trains the tokenizer again'
+
+
+def test_a_source_that_is_too_short_is_named(config, tmp_path):
+  (tmp_path / 'a.txt').write_text('short\n')
+  (tmp_path / 'b.txt').write_text('text\n')
+  short = SourceConfig(source=f'files:{tmp_path}/*.txt', weight=0.25)
+  changed = Sources({**config.mixture, 'old': short})
+  with pytest.raises(UserError, match=r'config\.data\.mixture\.old: the training split has'):
+    open_mixture(dataclasses.replace(config, mixture=changed), SEED)
+
+
+def test_a_source_that_does_not_exist_is_named_by_its_key(config):
+  gone = dataclasses.replace(config.mixture['old'], source='files:/nowhere/*.txt')
+  changed = dataclasses.replace(config, mixture=Sources({**config.mixture, 'old': gone}))
+  with pytest.raises(UserError, match=r'config\.data\.mixture\.old\.source'):
+    open_mixture(changed, SEED)

@@ -1,0 +1,231 @@
+"""Runs on a mixture: they resume exactly, keep the order of their data, and tell of each source."""
+
+import dataclasses
+import math
+import shutil
+import sys
+
+import jax
+import numpy as np
+import pytest
+import tiny_hosts
+import tiny_run
+from outcomes import assert_same
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import SourceConfig, Sources
+from tokenformer_jax.data import order
+from tokenformer_jax.data.mixture import open_mixture
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.runs import metrics, saved_config
+from tokenformer_jax.storage import paths
+from tokenformer_jax.training import loop
+from tokenformer_jax.training.prepare import prepare
+
+pytestmark = pytest.mark.slow  # because almost every test trains a run
+WEIGHTS = {'new': {'weight': 0.75}, 'old': {'weight': 0.25}}
+VARYING = {'new': {'weight_by_step': '0:0 16:1'}, 'old': {'weight_by_step': '0:1 16:0'}}
+
+
+@pytest.fixture(scope='module')
+def texts(tmp_path_factory):
+  """The folder of two corpora."""
+  root = tmp_path_factory.mktemp('mixture')
+  tiny_run.write_corpus(root / 'old')
+  (root / 'new').mkdir()
+  for i in range(40):
+    text = f'zebras {i} jump over quick foxes, {i * i} jumping zebras. '
+    (root / f'new/{i}.txt').write_text(text * 9)
+  return root
+
+
+def mixed(texts, weights=WEIGHTS, **changes) -> config_lib.Config:
+  """The config of a tiny run on both corpora."""
+  config = tiny_run.config('stdlib', texts / 'cache', **changes)
+  sources = {
+    name: SourceConfig(source=f'files:{texts}/{name}/*.txt', **own) for name, own in weights.items()
+  }
+  return dataclasses.replace(
+    config, data=dataclasses.replace(config.data, mixture=Sources(sources))
+  )
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
+
+
+@pytest.fixture(scope='module')
+def run(texts, tmp_path_factory):
+  """The work directory of a whole run, and its last state."""
+  workdir = tmp_path_factory.mktemp('run') / 'run'
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
+    state = loop.train(mixed(texts, train__ema=0.9), workdir)
+  return workdir, state
+
+
+def begin(config, workdir):
+  """The run before its first state is read."""
+  return prepare(config, workdir, sharding.find_devices())
+
+
+def trained(config, workdir, steps):
+  """Trains some first steps of a run."""
+  shorter = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=steps))
+  return loop.train(shorter, workdir)
+
+
+def test_a_run_writes_the_figures_of_each_source(run):
+  lines = metrics.read(run[0])
+  last = [line for line in lines if 'eval/loss' in line][-1]
+  losses = {name: last[f'eval/{name}/loss'] for name in WEIGHTS}
+  mean = 0.75 * losses['new'] + 0.25 * losses['old']
+  assert last['eval/loss'] == pytest.approx(mean), 'eval/loss is not the mean by the weights'
+  assert last['eval/perplexity'] == pytest.approx(math.exp(mean))
+  assert last['eval/ema_loss'] == pytest.approx(
+    0.75 * last['eval/new/ema_loss'] + 0.25 * last['eval/old/ema_loss']
+  )
+  assert abs(losses['new'] - losses['old']) > 0.01, 'both have the figures of one'
+  epochs = [line for line in lines if 'train/loss' in line][-1]
+  assert epochs['data/new/epochs'] > 0 and epochs['data/old/epochs'] > 0
+
+
+def test_the_checkpoint_with_the_best_mean_is_kept(run):
+  found = [line['eval/loss'] for line in metrics.read(run[0]) if 'eval/loss' in line]
+  assert min(found) == pytest.approx(found[-1]), 'the run of the test does not learn'
+
+
+@pytest.mark.parametrize('weights', [WEIGHTS, VARYING])
+def test_a_resumed_mixture_ends_bit_for_bit_where_an_unbroken_one_does(
+  texts, tmp_path, one_device, weights
+):
+  config = mixed(texts, weights)
+  config = dataclasses.replace(
+    config, train=dataclasses.replace(config.train, checkpoint_every=7, keep_checkpoints=9)
+  )
+  whole = loop.train(config, tmp_path / 'whole')
+  shutil.copytree(tmp_path / 'whole', tmp_path / 'broken')
+  for step in (14, 20):  # forget the last ones, as a crash would
+    shutil.rmtree(tmp_path / f'broken/checkpoints/{step}')
+  resumed = loop.train(config, tmp_path / 'broken')
+  assert_same(whole, resumed, 'after a resume')
+  last = [metrics.read(tmp_path / name)[-2] for name in ('whole', 'broken')]
+  assert last[0]['data/new/epochs'] == last[1]['data/new/epochs'], 'epochs are counted anew'
+
+
+def test_a_saved_config_has_the_mixture(run, texts):
+  saved = saved_config.read(paths.parse_path(run[0] / 'config.json'), '')
+  assert saved.data.mixture == mixed(texts).data.mixture
+
+
+@pytest.mark.parametrize(
+  ('change', 'sentence'),
+  [
+    (
+      {'new': {'weight': 0.5}, 'old': {'weight': 0.5}},
+      'config.data.mixture.new.weight is 0.5 and was 0.75 and config.data.mixture.old.weight is',
+    ),
+    (
+      {'new': {'weight_by_step': '0:0.75 9:1'}, 'old': {'weight_by_step': '0:0.25 9:0'}},
+      "config.data.mixture.new.weight_by_step is '0:0.75 9:1' and was ''",
+    ),
+  ],
+)
+def test_other_weights_are_refused_unless_they_are_asked_for(
+  texts, run, one_device, change, sentence
+):
+  with pytest.raises(UserError) as error:
+    begin(mixed(texts, change, train__steps=30, train__ema=0.9), run[0])
+  assert sentence in str(error.value) and 'config.data.new_order_at=20' in str(error.value)
+  asked = mixed(texts, change, train__steps=30, train__ema=0.9, data__new_order_at=20)
+  assert begin(asked, run[0]).position == order.Position(20, 0)
+
+
+def test_a_name_of_its_own_makes_another_order(texts, run, one_device):
+  config = mixed(texts, train__steps=30, train__ema=0.9)
+  renamed = Sources({'a': config.data.mixture['new'], 'old': config.data.mixture['old']})
+  config = dataclasses.replace(config, data=dataclasses.replace(config.data, mixture=renamed))
+  with pytest.raises(UserError, match=r"config\.data\.mixture is 'a, old' and was 'new, old'"):
+    begin(config, run[0])
+
+
+def test_another_size_of_batches_is_another_order_if_weights_change_over_steps(
+  texts, tmp_path, one_device
+):
+  trained(mixed(texts, VARYING), tmp_path / 'run', 5)
+  with pytest.raises(UserError, match=r'config\.data\.batch_size is 16 and was 8'):
+    begin(mixed(texts, VARYING, data__batch_size=16), tmp_path / 'run')
+
+
+def test_fixed_weights_go_on_with_batches_of_another_size(texts, run, one_device):
+  larger = mixed(texts, train__steps=30, train__ema=0.9, data__batch_size=16)
+  assert begin(larger, run[0]).position == order.Position(20, 160)
+
+
+def test_a_run_on_one_source_goes_on_with_a_mixture_as_other_data(texts, tmp_path, one_device):
+  source = f'files:{texts}/old/*.txt'
+  trained(tiny_run.config(source, texts / 'cache'), tmp_path / 'run', 5)
+  config = mixed(texts)
+  found = begin(config, tmp_path / 'run')
+  assert found.position == order.Position(5, 0), 'the mixture does not begin with its first sample'
+  assert found.task.vocabulary() == found.origin.meta.tokenizer
+
+
+def test_text_of_a_source_that_changed_under_its_name_is_refused(texts, tmp_path, one_device):
+  config = mixed(texts)
+  trained(config, tmp_path / 'run', 5)
+  file = texts / 'new/0.txt'
+  was = file.read_text()
+  try:
+    file.write_text('other zebras ' * 50)
+    with pytest.raises(UserError, match=r'a source of config\.data\.mixture has other content'):
+      begin(config, tmp_path / 'run')
+  finally:
+    file.write_text(was)
+
+
+def test_a_source_of_weight_zero_is_evaluated_and_not_trained_on(texts, tmp_path, one_device):
+  only = {'new': {'weight': 1.0}, 'old': {'weight': 0.0}}
+  loop.train(mixed(texts, only, train__steps=5), tmp_path / 'run')
+  lines = metrics.read(tmp_path / 'run')
+  last = lines[-1]
+  assert last['eval/loss'] == pytest.approx(last['eval/new/loss'])
+  assert last['eval/old/loss'] > 0
+  assert lines[0]['data/old/epochs'] == 0
+
+
+BATCHES = """
+import sys
+from pathlib import Path
+import numpy as np
+from jax.experimental import multihost_utils
+import test_mixture_runs
+from tokenformer_jax.cli import main as cli
+from tokenformer_jax.parallel import hosts
+from trainers import trainer
+
+def main(argv):
+  _, texts, workdir, out = argv
+  config = test_mixture_runs.mixed(Path(texts), test_mixture_runs.VARYING, mesh__fsdp=4)
+  run = trainer(config, Path(workdir))
+  batches = run.task.train_batches(run.rows, 3, 9)
+  found = [multihost_utils.process_allgather(run.to_devices(b), tiled=True) for b in batches]
+  if hosts.is_first():
+    np.save(out, found)
+
+cli.run(main, positional=True)
+"""
+
+
+@pytest.mark.parametrize('processes', [1, 2, 4])
+def test_batches_of_a_mixture_are_the_same_on_any_number_of_processes(texts, processes, tmp_path):
+  out = tmp_path / 'batches.npy'
+  code = f'import sys; sys.path.insert(0, {str(tiny_run.ROOT / "tests/training")!r})\n{BATCHES}'
+  arguments = [sys.executable, '-c', code, str(texts), str(tmp_path / 'run'), str(out)]
+  tiny_hosts.run(arguments, processes, 4 // processes)
+  config = mixed(texts, VARYING)
+  mixture = open_mixture(config.data, config.train.seed)
+  expected = list(mixture.train_batches(range(8), 3, 9, order.BEGINNING))
+  np.testing.assert_array_equal(np.load(out), expected)

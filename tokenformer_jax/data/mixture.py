@@ -1,0 +1,378 @@
+"""Mix several sources: the source and the sample of every row follow from its position.
+
+A mixture has one endless order of samples. Of its first n samples each source has its quota, the
+sum of its weights over these samples, up to less than one sample for two sources, and at most half
+the number of sources for more. (The arithmetic of `grain.MapDataset.mix` rounds each source up, so
+that the last one is up to seven samples behind with twelve sources, rounds weights to a percent of
+the smallest, and has no weights over steps.) The samples that a source gives are those of its own
+endless order, one after the other.
+
+Nothing is counted sample by sample. Sample j of a source, from 0, is due when its quota reaches
+j + ½; all sources' samples follow each other as they are due. Sources that are due at the same time
+come in the order of their names. Quotas are integers times one unit, so position 10¹² is exact.
+"""
+
+import bisect
+import contextlib
+import dataclasses
+import fractions
+import functools
+import hashlib
+import itertools
+import json
+import math
+import os
+import re
+from collections.abc import Generator, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from tokenformer_jax.config import DataConfig, Sources
+from tokenformer_jax.config.mixture import Shares, shares
+from tokenformer_jax.data import order, store, tokenizers
+from tokenformer_jax.data.corpus import Corpus, open_corpus
+from tokenformer_jax.data.order import Position
+from tokenformer_jax.data.shards import Store, Tokens
+from tokenformer_jax.data.tokenizers import Tokenizer
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.parallel.messages import say
+from tokenformer_jax.storage import retry
+
+
+@dataclasses.dataclass(frozen=True)
+class Quotas:
+  """The part of each source in the first samples of an order.
+
+  Attributes:
+    shares: the weights over steps.
+    batch_size: the samples of a step.
+    first_step: the step where the order begins.
+  """
+
+  shares: Shares
+  batch_size: int
+  first_step: int = 0
+
+  def __post_init__(self):
+    object.__setattr__(self, '_lines', _Lines.from_shares(self.shares))
+    object.__setattr__(self, '_before', self._lines.until(self.first_step))
+
+  def counts(self, samples: int) -> list[int]:
+    """Return the samples of each source that are due before a time, given in samples."""
+    steps, rows = divmod(samples, self.batch_size)
+    now = self.first_step + steps
+    unit, whole = self._lines.unit, self._lines.until(now)
+    if rows:
+      part = self._lines.at(now)
+      quotas = [
+        (end - begin) * self.batch_size + rows * weight
+        for end, begin, weight in zip(whole, self._before, part, strict=True)
+      ]
+    else:
+      quotas = [
+        (end - begin) * self.batch_size for end, begin in zip(whole, self._before, strict=True)
+      ]
+    return [(2 * quota + unit) // (2 * unit) for quota in quotas]
+
+  def place(self, position: int) -> tuple[int, int]:
+    """Return the number of the source of a position, and the position in that source's order."""
+    before, after, in_between = self._around(position)
+    due = [i for i, (old, new) in enumerate(zip(before, after, strict=True)) if new > old]
+    source = due[in_between]
+    return source, before[source]
+
+  def taken(self, position: int) -> list[int]:
+    """Return the number of samples of each source before a position."""
+    before, after, in_between = self._around(position)
+    due = [i for i, (old, new) in enumerate(zip(before, after, strict=True)) if new > old]
+    return [count + (i in due[:in_between]) for i, count in enumerate(before)]
+
+  def _around(self, position: int) -> tuple[list[int], list[int], int]:
+    """Return the counts before and after the time in which a position is due, and its place there.
+
+    In one unit of time a source is due at most once. Rounding moves the sum of all counts by at
+    most half the number of sources, so the time is near.
+    """
+    time, before = position, self.counts(position)
+    while sum(before) > position:
+      time -= 1
+      before = self.counts(time)
+    while sum(after := self.counts(time + 1)) <= position:
+      time, before = time + 1, after
+    return before, after, position - sum(before)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Lines:
+  """Weights over steps, and their sums, as integers times 1 / `unit`.
+
+  Attributes:
+    steps: where each line begins; the first one begins at 0, the last one has no end.
+    values: the weight of each source where a line begins.
+    slopes: the change of each weight in a step.
+    sums: the sum of each source's weights over the steps before a line.
+  """
+
+  unit: int
+  steps: tuple[int, ...]
+  values: tuple[tuple[int, ...], ...]
+  slopes: tuple[tuple[int, ...], ...]
+  sums: tuple[tuple[int, ...], ...]
+
+  @classmethod
+  def from_shares(cls, weights: Shares) -> '_Lines':
+    """Return the lines between the points of weights."""
+    points = list(zip(weights.steps, weights.weights, strict=True))
+    if points[0][0] > 0:
+      points.insert(0, (0, points[0][1]))
+    steps, values = zip(*points, strict=True)
+    lengths = [after - before for before, after in itertools.pairwise(steps)]
+    slopes = [
+      tuple((new - old) / length for old, new in zip(before, after, strict=True))
+      for before, after, length in zip(values, values[1:], lengths, strict=False)
+    ]
+    slopes.append((fractions.Fraction(0),) * len(weights.names))
+    numbers = [number for row in (*values, *slopes) for number in row]
+    unit = math.lcm(*(number.denominator for number in numbers))
+
+    def whole(row: Sequence[fractions.Fraction]) -> tuple[int, ...]:
+      return tuple(int(number * unit) for number in row)
+
+    lines = cls(unit, steps, tuple(map(whole, values)), tuple(map(whole, slopes)), ())
+    sums = [(0,) * len(weights.names)]
+    for i, length in enumerate(lengths):
+      sums.append(lines._after(i, length, sums[-1]))
+    return dataclasses.replace(lines, sums=tuple(sums))
+
+  def at(self, step: int) -> tuple[int, ...]:
+    """Return the weights of a step."""
+    i = bisect.bisect_right(self.steps, step) - 1
+    since = step - self.steps[i]
+    return tuple(v + since * s for v, s in zip(self.values[i], self.slopes[i], strict=True))
+
+  def until(self, step: int) -> tuple[int, ...]:
+    """Return the sum of each source's weights over the steps before one."""
+    i = bisect.bisect_right(self.steps, step) - 1
+    return self._after(i, step - self.steps[i], self.sums[i])
+
+  def _after(self, i: int, steps: int, sums: Sequence[int]) -> tuple[int, ...]:
+    """Return sums of weights, with those of the first steps of a line."""
+    triangle = steps * (steps - 1) // 2
+    return tuple(
+      total + steps * value + triangle * slope
+      for total, value, slope in zip(sums, self.values[i], self.slopes[i], strict=True)
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mixture:
+  """The open sources of a mixture: see `order.OneSource`.
+
+  Attributes:
+    stores: the token store of each source, in the order of `shares.names`.
+  """
+
+  stores: dict[str, Store]
+  shares: Shares
+  config: DataConfig
+  seed: int
+
+  @property
+  def tokenizer(self) -> Tokenizer:
+    return next(iter(self.stores.values())).tokenizer
+
+  @property
+  def is_fixed(self) -> bool:
+    return len(self.shares.steps) == 1
+
+  @property
+  def weights(self) -> dict[str, float]:
+    return self.shares.last
+
+  @property
+  def examples(self) -> int:
+    return sum(self._lengths.values())
+
+  @functools.cached_property
+  def digest(self) -> str:
+    contents = [(name, one.digest) for name, one in self.stores.items()]
+    weights = [[str(weight) for weight in row] for row in self.shares.weights]
+    identity = json.dumps([contents, self.shares.steps, weights])
+    return hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
+
+  @functools.cached_property
+  def _lengths(self) -> dict[str, int]:
+    """The number of samples in an epoch of each source."""
+    length = self.config.sequence_length
+    return {name: store.window_count(one.train, length) for name, one in self.stores.items()}
+
+  def train_batches(
+    self, rows: Sequence[int], first_step: int, last_step: int | None, position: Position
+  ) -> Generator[np.ndarray, None, None]:
+    steps = _MixedSteps(
+      sources=tuple(one.train for one in self.stores.values()),
+      sequence_length=self.config.sequence_length,
+      seed=self.seed,
+      quotas=self._quotas(position),
+      rows=tuple(rows),
+      last_step=order.ENDLESS if last_step is None else last_step,
+      position=position,
+    )
+    return order.read_ahead(steps, first_step, self.config)
+
+  def validation_parts(
+    self, rows: Sequence[int], batches: int = 0
+  ) -> dict[str, Iterator[np.ndarray]]:
+    return {
+      name: order.validation_batches(one, self.config, rows, batches)
+      for name, one in self.stores.items()
+    }
+
+  def bytes_per_token(self, split: str, name: str = '') -> float:
+    """Return the bytes of text per token of a source; '': of the mixture, by its last weights."""
+    if name:
+      return self.stores[name].bytes_per_token(split)
+    return sum(w * self.stores[n].bytes_per_token(split) for n, w in self.weights.items())
+
+  def figures(self, step: int, position: Position) -> dict[str, float]:
+    """Return the epochs of each source after a step, as figures by their full names."""
+    seen = self._quotas(position).taken(position.batch_start(step, self.config.batch_size))
+    return {
+      f'data/{name}/epochs': count / length
+      for (name, length), count in zip(self._lengths.items(), seen, strict=True)
+    }
+
+  def _quotas(self, position: Position) -> Quotas:
+    size = self.config.batch_size
+    # Only weights over steps depend on the size of a batch, and with them it is always the same.
+    return Quotas(self.shares, size, max(0, position.step - position.sample // size))
+
+  def describe(self) -> str:
+    return ', '.join(
+      f'{weight:.3g} {name} ({len(self.stores[name].train):,} tokens of '
+      f'{self.bytes_per_token("train", name):.2f} bytes)'
+      for name, weight in self.weights.items()
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _MixedSteps:
+  """Training batches of a mixture by step, in the form of a random-access source for Grain."""
+
+  sources: tuple[Tokens, ...]
+  sequence_length: int
+  seed: int
+  quotas: Quotas
+  rows: tuple[int, ...]
+  last_step: int
+  position: Position
+
+  def __len__(self) -> int:
+    return self.last_step
+
+  def __getitem__(self, step: int) -> np.ndarray:
+    first = self.position.batch_start(int(step), self.quotas.batch_size)
+    places = [self.quotas.place(first + int(row)) for row in self.rows]
+    batch = np.empty((len(places), self.sequence_length + 1), np.int32)
+    for number, tokens in enumerate(self.sources):
+      rows = [row for row, (source, _) in enumerate(places) if source == number]
+      found = order.samples(
+        tokens,
+        [places[row][1] for row in rows],
+        sequence_length=self.sequence_length,
+        seed=self.seed,
+      )
+      for row, window in zip(rows, found, strict=True):
+        batch[row] = window
+    return batch
+
+
+def open_mixture(data: DataConfig, seed: int, tokenizer: Tokenizer | None = None) -> Mixture:
+  """Open the token stores of all sources; build those that do not exist.
+
+  All sources share a tokenizer: that of a trained model, if one is given, or the one of the config.
+  A BPE is trained on the text of all sources in the proportion of their last weights.
+
+  Raises:
+    UserError: a source cannot be read, or is too short for one sequence.
+  """
+  weights = shares(data.mixture)
+  if tokenizer is None:
+    size = tokenizers.bpe_size(data.tokenizer)
+    tokenizer = _trained_bpe(data, size) if size else tokenizers.load(data.tokenizer)
+  stores = {}
+  for name, one in source_configs(data).items():
+    with _naming(name):
+      stores[name] = made = store.prepare(one, tokenizer)
+      order.check_long_enough(made, data.sequence_length)
+  return Mixture(stores, weights, data, seed)
+
+
+def source_configs(data: DataConfig) -> dict[str, DataConfig]:
+  """Return the config of each source by name, as that of a run on it alone."""
+  return {
+    name: dataclasses.replace(
+      data,
+      source=data.mixture[name].source,
+      validation_source=data.mixture[name].validation_source,
+      mixture=Sources(),
+    )
+    for name in sorted(data.mixture)
+  }
+
+
+@contextlib.contextmanager
+def _naming(name: str) -> Iterator[None]:
+  """Name the keys of a source in the messages of errors about it."""
+  try:
+    yield
+  except UserError as error:
+    path = rf'config.data.mixture.{name}.\1'
+    message = re.sub(r'config\.data\.(source|validation_source)\b', path, str(error))
+    if message == str(error):
+      message = f'config.data.mixture.{name}: {message}'
+    raise UserError(message) from error
+
+
+def _trained_bpe(data: DataConfig, size: int) -> Tokenizer:
+  """Return the BPE of a mixture, from the cache folder, or trained."""
+  corpora = {}
+  for name, one in source_configs(data).items():
+    if shares(data.mixture).last[name]:
+      with _naming(name):
+        corpora[name] = retry.retried(lambda one=one: open_corpus(one), f'opening {one.source}')
+  weights = {name: shares(data.mixture).last[name] for name in corpora}
+  parts = [(corpus.fingerprint(), corpus.fraction) for corpus in corpora.values()]
+  identity = repr((size, data.text_field, parts, weights))
+  name = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
+  path = store.cache_folder(data) / 'tokenizers' / f'{name}.json'
+  with contextlib.suppress(OSError, ValueError, LookupError, UserError):
+    return tokenizers.from_json(json.loads(path.read_text('utf-8')))
+  say(f'training the tokenizer {data.tokenizer} on {", ".join(corpora)}')
+  made = retry.retried(
+    lambda: tokenizers.train_bpe(_in_proportion(corpora, weights), size), 'training the tokenizer'
+  )
+  with contextlib.suppress(OSError):  # Another start then trains it again.
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f'.{os.getpid()}')
+    temporary.write_text(json.dumps(made.to_json()), 'utf-8')
+    temporary.replace(path)
+  return made
+
+
+def _in_proportion(corpora: Mapping[str, Corpus], weights: Mapping[str, float]) -> Iterator[str]:
+  """Yield the training text of several sources, each time of the one that is furthest behind."""
+  texts = {
+    name: (piece.text for piece in corpus.pieces() if piece.split == 'train')
+    for name, corpus in corpora.items()
+  }
+  taken = dict.fromkeys(texts, 0)
+  while texts:
+    name = min(texts, key=lambda name: taken[name] / weights[name])
+    with _naming(name):
+      text = next(texts[name], None)
+    if text is None:
+      del texts[name]
+    else:
+      taken[name] += len(text.encode())
+      yield text
