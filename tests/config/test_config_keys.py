@@ -1,7 +1,9 @@
 """What `train.py --help` says of the config's keys."""
 
+import dataclasses
+
 from tokenformer_jax.cli import config_keys as keys
-from tokenformer_jax.config import Config, fields
+from tokenformer_jax.config import Config, SourceConfig, fields
 
 
 def test_every_key_says_what_it_means():
@@ -35,7 +37,13 @@ def test_a_key_has_its_default_its_choices_its_meaning_and_its_scope():
 def test_every_key_is_listed_once():
   listed = [line.partition('=')[0] for line in keys.render().splitlines() if line[2:3].strip()]
   paths = [leaf.path for leaf in fields.leaves(Config(), every=True)]
-  assert [line[2:] for line in listed if line.startswith('  ')] == paths, 'a key is not in --help'
+  found = [line[2:] for line in listed if line.startswith('  ')]
+  of_a_source = [path for path in found if path.startswith('data.mixture.NAME.')]
+  assert [path for path in found if path not in of_a_source] == paths, 'a key is not in --help'
+  keys_of_a_source = [
+    f'data.mixture.NAME.{field.name}' for field in dataclasses.fields(SourceConfig)
+  ]
+  assert of_a_source == keys_of_a_source, 'a key of a source is not in --help'
 
 
 def test_a_group_or_a_word_narrows_the_list():
