@@ -9,7 +9,7 @@ import pytest
 import zstandard
 
 from tokenformer_jax.config import DataConfig
-from tokenformer_jax.data import corpus, text, tokenizers
+from tokenformer_jax.data import corpus, packed, text, tokenizers
 from tokenformer_jax.data.store import find, prepare
 from tokenformer_jax.errors import UserError
 
@@ -186,3 +186,9 @@ def test_equal_documents_cannot_be_split(tmp_path):
   path.write_text('{"text": "the same"}\n' * 3)
   with pytest.raises(UserError, match='has 3 documents; add documents'):
     prepare(_config(tmp_path, f'files:{path}'))
+
+
+def test_a_lone_file_may_be_longer_than_a_document(tmp_path, monkeypatch):
+  monkeypatch.setattr(packed, 'LONGEST_DOCUMENT', 1000)
+  train, validation = _texts(prepare(_config(tmp_path, _write(tmp_path / 'a.txt', LINES))))
+  assert train + validation == LINES

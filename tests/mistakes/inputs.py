@@ -59,7 +59,6 @@ FILES = {
   'no_config/metrics.jsonl': '{"step": 5, "train/loss": 3.0}\n',
   'some/a.txt': 'a text of a few words, and of a few more ' * 40,
   'some/b.txt': 'another text ' * 40,
-  'some/a.csv': 'txt\na\n',
   'tokenizer.json': '{"model": "none"}\n',
   'requests/empty.jsonl': '\n',
   'requests/cut.jsonl': '{"prompt": "def"\n',

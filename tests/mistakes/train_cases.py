@@ -369,10 +369,6 @@ TRAIN_FILES = {
     'train {tiny} --config.data.source=hf:{in}/none',
     'config.data.source is hf:{in}/none, which is no folder; check the path',
   ),
-  'a table without the column of text': (
-    'train {tiny} --config.data.source=files:{in}/some/a.csv',
-    "a.csv has no field 'text'",
-  ),
   'a tokenizer that is not there': ('train {tiny} --config.data.tokenizer=none.json', 'none.json'),
   'an empty tokenizer': ('train {tiny} --config.data.tokenizer=', 'config.data.tokenizer'),
   'a tokenizer that is none': (

@@ -53,13 +53,16 @@ class DataConfig:
 
   source: str = key(
     'stdlib',
-    'stdlib, files:GLOB, parquet:GLOB, hf:NAME or tfds:NAME (docs/data.md); for images digits, '
-    'tfds:NAME or folder:DIR',
+    'stdlib, files:GLOB, parquet:GLOB, hf:NAME or tfds:NAME, or several with " + " between them '
+    '(docs/data.md); for images digits, tfds:NAME or folder:DIR',
   )
   validation_source: str = key(
     '', "a source of validation text, instead of a part of source. '': none", only='lm'
   )
   mixture: Sources = dataclasses.field(default_factory=Sources)
+  deduplicate: bool = key(
+    False, 'leave out documents that repeat an earlier one exactly', only='lm'
+  )
   text_field: str = key('text', 'the field or column with the text of a row', only='lm')
   tokenizer: str = key(
     'bpe:4096', 'bpe:SIZE, bytes, or a path to a Hugging Face tokenizer.json', only='lm'

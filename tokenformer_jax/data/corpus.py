@@ -12,12 +12,13 @@ import dataclasses
 import fractions
 import functools
 import hashlib
+import itertools
+import pkgutil
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import text
-from tokenformer_jax.data.text_files import Files
 from tokenformer_jax.errors import UserError
 
 SPLITS = ('train', 'validation')
@@ -27,6 +28,7 @@ UNIT_BYTES = 128 * 2**20  # of text, tokenized into one shard
 _LONGEST_WHOLE = 16 * 2**20  # characters; a longer document is encoded in pieces
 _SETTINGS = {'train': 'config.data.source', 'validation': 'config.data.validation_source'}
 _HASHES = 2**64
+_UNIQUE = 'tokenformer_jax.data.text_unique:Unique'
 _HELD_OUT = ('validation', 'test', 'train')  # TFDS splits in order of preference
 
 
@@ -81,7 +83,7 @@ class Corpus:
 
     Only a source of few documents, for its `fraction`, has such a document.
     """
-    if self.validation is not None or self._share == self.fraction or self.source.lone(self.bad):
+    if self.validation is not None or self.source.lone(self.bad) or self._share == self.fraction:
       return ''
     more = self._share > self.fraction
     which, end, use = ('no', 'smallest', 'held out') if more else ('every', 'largest', 'trained on')
@@ -151,24 +153,38 @@ def open_corpus(config: DataConfig) -> Corpus:
   Raises:
     UserError: a source has another form or matches nothing, or both sources share a text.
   """
+  corpus = _open_plain(config)
+  if not config.deduplicate:
+    return corpus
+  unique = functools.partial(pkgutil.resolve_name(_UNIQUE), size=UNIT_BYTES)
+  held_out = corpus.validation and unique(corpus.validation, _SETTINGS['validation'], None)
+  source = unique(corpus.source, _SETTINGS['train'], corpus.validation)
+  return dataclasses.replace(corpus, source=source, validation=held_out)
+
+
+def _open_plain(config: DataConfig) -> Corpus:
   source = text.open_source(config.source, config.text_field)
   if not config.validation_source:
     return Corpus(source, None, config.validation_fraction)
   validation = text.open_source(
     config.validation_source, config.text_field, _SETTINGS['validation'], _HELD_OUT
   )
-  if isinstance(source, Files) and isinstance(validation, Files):
-    common = sorted(set(source.paths) & set(validation.paths))
-    same = common[0] if common else ''
-  else:
-    same = config.source if source.fingerprint() == validation.fingerprint() else ''
-  if same:
+  pairs = itertools.product(source.members(), validation.members())
+  if same := next(filter(None, itertools.starmap(_common, pairs)), ''):
     raise UserError(
       f'config.data.validation_source is {config.validation_source}, and {same} is also in '
       f'config.data.source={config.source}; leave it out of one of them, because validation text '
       'must not be trained on'
     )
   return Corpus(source, validation, 0.0)
+
+
+def _common(source: text.Source, validation: text.Source) -> str:
+  """Return the name of a text that is in both sources, or ''."""
+  if source.files() and validation.files():
+    return min({*source.files()} & {*validation.files()}, default='')
+  same = type(source) is type(validation) and source.fingerprint() == validation.fingerprint()
+  return 'its text' if same else ''
 
 
 def is_validation(document: str, fraction: float | fractions.Fraction) -> bool:

@@ -5,6 +5,7 @@ Each form of source has its own file and a line in `SOURCES`.
 
 import abc
 import dataclasses
+import functools
 import hashlib
 import itertools
 import pkgutil
@@ -65,6 +66,14 @@ class Source(abc.ABC):
     """
     del size
     yield self, 0
+
+  def files(self) -> tuple[str, ...]:
+    """Return the paths of the files of a source that is files, else nothing."""
+    return ()
+
+  def members(self) -> 'tuple[Source, ...]':
+    """Return the sources of a list, or the source itself."""
+    return (self,)
 
   def lone(self, bad: Bad = refuse) -> 'LoneText | None':
     """Return the document of a source that has exactly one, else None."""
@@ -146,6 +155,8 @@ SOURCES = {
   'hf': 'tokenformer_jax.data.text_hf:open_hf',
   'tfds': 'tokenformer_jax.data.text_tfds:open_tfds',
 }
+_LIST = 'tokenformer_jax.data.text_list:open_list'
+_PLUS = ' + '  # between the sources of a list
 
 
 def open_source(
@@ -154,14 +165,18 @@ def open_source(
   setting: str = 'config.data.source',
   splits: tuple[str, ...] = ('train',),
 ) -> Source:
-  """Open the source `stdlib`, or one of a form FORM:NAME with FORM in `SOURCES`.
+  """Open the source `stdlib`, one of a form FORM:NAME with FORM in `SOURCES`, or several.
 
+  Several are separated by ' + ', and their documents come one source after another.
   The document is in the field `text_field` of a row or an example. Messages call the source
   `setting`. `splits` are splits of a set in order of preference; the first existing one is read.
 
   Raises:
     UserError: the spec has another form, matches nothing, or matches a table or an archive.
   """
+  if _PLUS in spec:
+    one = functools.partial(open_source, text_field=text_field, setting=setting, splits=splits)
+    return pkgutil.resolve_name(_LIST)(spec.split(_PLUS), one)
   form, _, name = spec.partition(':')
   if spec != 'stdlib' and not (form in SOURCES and name and form != 'stdlib'):
     raise UserError(

@@ -48,6 +48,9 @@ class Files(Source):
     """Return a hash of the names, sizes and modification times (in a bucket: the objects' tags)."""
     return digest([self.listed.get(path) or packed.identity(path) for path in self.paths])
 
+  def files(self) -> tuple[str, ...]:
+    return self.paths
+
   def parts(self, size: int) -> Iterator[tuple[Source, int]]:
     for path in self.paths:
       identity = self.listed.get(path) or packed.identity(path)

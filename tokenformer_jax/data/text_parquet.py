@@ -57,6 +57,9 @@ class Parquet(Source):
     """Return a hash of the names, sizes and modification times (in a bucket: the objects' tags)."""
     return digest(([self.identities[path] for path in self.paths], self.groups))
 
+  def files(self) -> tuple[str, ...]:
+    return self.paths
+
   def parts(self, size: int) -> Iterator[tuple[Source, int]]:
     for path in self.paths:
       known = {path: self.identities[path]}

@@ -31,6 +31,7 @@ _ORDER_KEYS = ('train.seed', 'data.sequence_length')
 _DATA_KEYS = (
   'data.source',
   'data.text_field',
+  'data.deduplicate',
   'data.validation_source',
   'data.validation_fraction',
 )

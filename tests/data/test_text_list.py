@@ -1,0 +1,150 @@
+"""Several sources are one, whatever their forms, and repeated documents can be left out."""
+
+import dataclasses
+import json
+import pickle
+import tracemalloc
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from tokenformer_jax.config import DataConfig
+from tokenformer_jax.data import corpus, text_unique
+from tokenformer_jax.data.store import find, prepare
+from tokenformer_jax.data.text import open_source
+from tokenformer_jax.data.tokenizers import load
+from tokenformer_jax.errors import UserError
+
+
+def _write(path, texts) -> str:
+  path.parent.mkdir(exist_ok=True)
+  if path.suffix == '.parquet':
+    parquet.write_table(pa.table({'text': texts}), path)
+    return f'parquet:{path}'
+  path.write_text(''.join(json.dumps({'text': text}) + '\n' for text in texts))
+  return f'files:{path}'
+
+
+def _config(folder, spec, **changes) -> DataConfig:
+  config = DataConfig(source=spec, tokenizer='bytes', cache_dir=str(folder / 'cache'))
+  return dataclasses.replace(config, **changes)
+
+
+def _texts(store, split='train') -> list[str]:
+  ids, end = getattr(store, split)[:], store.tokenizer.end_of_document
+  parts = np.split(ids, np.flatnonzero(ids == end) + 1)[:-1]
+  return [store.tokenizer.decode(part[:-1]) for part in parts]
+
+
+@pytest.fixture
+def three(tmp_path) -> str:
+  """A list of sources of different forms, the documents a, b, c and d."""
+  first = _write(tmp_path / 'x/a.jsonl', ['a', 'b'])
+  (tmp_path / 'c + c.txt').write_text('c')
+  return f'{first} + files:{tmp_path}/c [+] c.txt + {_write(tmp_path / "d.parquet", ["d"])}'
+
+
+def test_sources_of_a_list_follow_one_another(tmp_path, three):
+  source = open_source(three, 'text')
+  assert list(source.documents()) == ['a', 'b', 'c', 'd'], 'a source is lost, or out of order'
+  parts = [part for part, _ in source.parts(10**6)]
+  assert [text for part in parts for text in part.documents()] == ['a', 'b', 'c', 'd']
+  store = prepare(_config(tmp_path, three, validation_fraction=0.3))
+  assert sorted(_texts(store) + _texts(store, 'validation')) == ['a', 'b', 'c', 'd']
+
+
+def test_the_fingerprint_of_a_list_covers_each_source(tmp_path, three):
+  def fingerprint(spec=three) -> str:
+    return open_source(spec, 'text').fingerprint()
+
+  first, *others = three.split(' + files:')
+  seen = [fingerprint(), fingerprint(' + '.join([f'files:{others[0]}', first]))]
+  for path in (tmp_path / 'x/a.jsonl', tmp_path / 'c + c.txt'):
+    path.write_text('{"text": "another"}\n')
+    seen.append(fingerprint())
+  _write(tmp_path / 'd.parquet', ['another'])
+  assert len({*seen, fingerprint()}) == 5, 'a changed source of a list leads to no other store'
+
+
+@pytest.mark.parametrize('spec', ['stdlib + wiki', 'stdlib + ', ' + stdlib', 'stdlib + files:'])
+def test_a_list_with_a_source_that_is_none_is_an_error(spec):
+  with pytest.raises(UserError, match=r"config\.data\.source is '.*'; it must be stdlib, files:"):
+    open_source(spec, 'text')
+
+
+def test_a_text_of_a_list_cannot_be_validation_text(tmp_path, three):
+  other = _write(tmp_path / 'e.jsonl', ['e'])
+  for spec in (f'{other} + files:{tmp_path}/x', f'parquet:{tmp_path}/d.parquet'):
+    with pytest.raises(UserError, match=r'(a\.jsonl|d\.parquet) is also in config\.data\.source='):
+      corpus.open_corpus(_config(tmp_path, three, validation_source=spec))
+  corpus.open_corpus(_config(tmp_path, three, validation_source=other))
+
+
+def test_repeated_documents_are_left_out_and_counted(tmp_path, capsys):
+  texts = [f'document {i % 40}' for i in range(100)]
+  spec = f'{_write(tmp_path / "a.jsonl", texts)} + {_write(tmp_path / "b.jsonl", [*texts, "new"])}'
+  plain = prepare(_config(tmp_path, spec))
+  assert 'left out' not in capsys.readouterr().err
+  config = _config(tmp_path, spec, deduplicate=True)
+  store = prepare(config)
+  said = capsys.readouterr().err
+  assert '160 of 201 documents of config.data.source repeat an earlier one' in said
+  found = _texts(store) + _texts(store, 'validation')
+  assert sorted(found) == sorted({*texts, 'new'}), 'a document is lost or still repeated'
+  assert store.path != plain.path, 'the store with repeated documents is taken for the one without'
+  assert find(config, load('bytes')).path == store.path, 'the store is not found again'
+  assert 'left out' not in capsys.readouterr().err, 'the text is read to find a store'
+
+
+def test_the_first_of_equal_documents_stays(tmp_path, monkeypatch):
+  monkeypatch.setattr(corpus, 'UNIT_BYTES', 1)
+  texts = ['b', 'a', '', 'b', 'c', 'a', 'd']
+  spec = f'{_write(tmp_path / "a.jsonl", texts)} + {_write(tmp_path / "b.jsonl", ["c", "e", "e"])}'
+  source = corpus.open_corpus(_config(tmp_path, spec, deduplicate=True)).source
+  assert list(source.documents()) == ['b', 'a', 'c', 'd', 'e']
+  parts = pickle.loads(pickle.dumps([part for part, _ in source.parts(1)]))
+  assert [list(part.documents()) for part in parts] == [['b', 'a', 'c', 'd'], ['e']], (
+    'a process that reads a part does not know what came before it'
+  )
+
+
+def test_validation_text_is_not_trained_on(tmp_path, capsys):
+  train = _write(tmp_path / 'train.jsonl', ['a', 'b', 'c', 'a'])
+  held_out = _write(tmp_path / 'held_out.jsonl', ['c', 'd', 'd'])
+  store = prepare(_config(tmp_path, train, validation_source=held_out, deduplicate=True))
+  assert (_texts(store), _texts(store, 'validation')) == (['a', 'b'], ['c', 'd'])
+  (tmp_path / 'lone.txt').write_text('b')
+  lone = f'files:{tmp_path}/lone.txt'
+  store = prepare(_config(tmp_path, train, validation_source=lone, deduplicate=True))
+  assert (_texts(store), _texts(store, 'validation')) == (['a', 'c'], ['b'])
+
+
+def test_a_lone_file_is_read_in_pieces_without_a_search(tmp_path, capsys):
+  (tmp_path / 'a.txt').write_text('line\n' * 100)
+  store = prepare(_config(tmp_path, f'files:{tmp_path}/a.txt', deduplicate=True))
+  assert store.train_bytes + store.validation_bytes == 500
+  assert 'left out' not in capsys.readouterr().err
+
+
+def test_bad_documents_do_not_shift_the_repeated_ones(tmp_path):
+  path = tmp_path / 'a.jsonl'
+  path.write_text('{"text": "a"}\n{}\n{"text": "a"}\n{"text": ""}\n{"text": "b"}\n')
+  found = []
+  source = corpus.open_corpus(_config(tmp_path, f'files:{path}', deduplicate=True)).source
+  assert list(source.documents(found.append)) == ['a', 'b']
+  assert len(found) == 1, 'a bad document is counted twice or never'
+
+
+def test_the_search_takes_the_memory_that_is_stated():
+  digests = bytearray(np.random.default_rng(0).bytes(16 * 10**5))
+  digests[-16:] = digests[160:176]
+  tracemalloc.start()
+  try:
+    found = text_unique._find_repeated(digests)
+    peak = tracemalloc.get_traced_memory()[1]
+  finally:
+    tracemalloc.stop()
+  assert found.tolist() == [10**5 - 1], 'a repeated document is not found'
+  assert peak / 10**5 + 16 < 55, f'comparing takes {peak / 10**5 + 16:.0f} bytes a document'
