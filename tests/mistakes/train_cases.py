@@ -131,6 +131,14 @@ TRAIN_KEYS = {
     'train --config={repo}/configs/vit_digits.py --config.distill.teacher=x',
     "config.distill.teacher is 'x', which has a meaning for model.kind=lm only",
   ),
+  'documents of images': (
+    'train --config={repo}/configs/vit_digits.py --config.data.documents=masked',
+    "config.data.documents is 'masked', which has a meaning for model.kind=lm only",
+  ),
+  'another word for documents': (
+    'train --config.data.documents=packed',
+    "config.data.documents is 'packed'; it must be one of joined, masked, separate",
+  ),
   'more than the whole weight for a teacher': (
     'train --config.distill.teacher=x --config.distill.weight=1.5',
     'config.distill.weight is 1.5; it must lie between 0 and 1',

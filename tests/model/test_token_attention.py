@@ -138,8 +138,8 @@ def test_the_factor_of_seen_keys_begins_to_grow_at_the_smallest_count():
 def test_queries_are_scaled_by_the_keys_that_they_see(causal, window, want):
   rotary = Rotary(NoPositionsConfig(), WIDTH)
   attention = TokenAttention(rotary, causal, window, SeenScaleConfig(least=2, base=4.0))
-  positions = Context(0, jnp.array([0, 2])).positions(6)
-  got = attention.scaled(jnp.ones((2, 6, 1, 1)), positions)[..., 0, 0]
+  context = Context(0, jnp.array([0, 2]))
+  got = attention.scaled(jnp.ones((2, 6, 1, 1)), context.positions(6), context)[..., 0, 0]
   counts = np.maximum(want, 2)
-  is_token = np.asarray(positions) >= 0
+  is_token = np.asarray(context.positions(6)) >= 0
   np.testing.assert_allclose(got[is_token], (np.log(counts) / np.log(4))[is_token], rtol=1e-6)

@@ -81,6 +81,15 @@ def test_memory_that_is_full_of_gaps_is_told():
   assert 'it may not fit' in table.render(dataclasses.replace(plan, memory=full))
 
 
+def test_masks_of_documents_take_memory_on_gpus_and_a_plan_says_what_it_counts():
+  plain, masked = _plan(), _plan(data__documents='masked')
+  assert 'data.documents=masked' in table.render(masked)
+  assert 'data.documents' not in table.render(plain)
+  assert masked.model_flops == plain.model_flops, 'masked pairs of positions are left out'
+  added = masked.memory.temporaries - plain.memory.temporaries
+  assert added == 2 * 2 * 32**2, 'the mask is not that of 2 rows on each of 4 devices in bfloat16'
+
+
 def test_gpus_are_by_formula_and_it_says_so():
   plan = _plan()
   assert 'by formula: nothing is compiled' in table.render(plan)

@@ -67,6 +67,13 @@ class DataConfig:
   tokenizer: str = key(
     'bpe:4096', 'bpe:SIZE, bytes, or a path to a Hugging Face tokenizer.json', only='lm'
   )
+  documents: str = key(
+    'joined',
+    'those in one sequence: joined, a token also sees the documents before its own; masked, only '
+    'its own; separate, only its own, and positions restart with each',
+    choices=('joined', 'masked', 'separate'),
+    only='lm',
+  )
   sequence_length: int = key(256, 'T, in tokens', above=0, only='lm')
   batch_size: int = key(
     16, 'sequences or images in one optimizer update, over all devices', above=0

@@ -15,6 +15,7 @@ from tokenformer_jax.decoding import perplexity
 from tokenformer_jax.decoding.score import Scorer
 from tokenformer_jax.decoding.trained import Trained
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.model.trunk import Documents
 from tokenformer_jax.parallel import hosts, messages
 from tokenformer_jax.runs import checkpoint
 
@@ -97,15 +98,22 @@ def make_scorer(
 ) -> Scorer:
   """Return a scorer for rows of a language model; it keeps the programs that it compiles.
 
+  It reads rows with several documents as the training did (`data.documents`).
+
   `max_length` is the most tokens of input; None: the training's sequence length. `batch_size` is
   the rows of a batch; None: enough rows for several thousand tokens.
 
   Raises:
     UserError: `max_length` exceeds the model's learned positions.
   """
-  length = model.context_length(max_length)
+  choice, end = model.config.data.documents, model.tokenizer.end_of_document
   return Scorer(
-    model.definition, model.params, model.mesh, max_length=length, batch_size=batch_size
+    model.definition,
+    model.params,
+    model.mesh,
+    max_length=model.context_length(max_length),
+    batch_size=batch_size,
+    documents=Documents.from_choice(choice, end),
   )
 
 

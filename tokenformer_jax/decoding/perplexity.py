@@ -46,9 +46,10 @@ def windows(
   """Yield windows that score every token of a text once, after the tokens before it.
 
   As in training, documents (token ids) are concatenated with an end of document after each, and
-  windows of `length` tokens of input span document boundaries. The first window begins after an end
-  of document, which is not scored, and scores `length` tokens; each other scores `stride`. A token
-  therefore has at least `length − stride` tokens of context, if the text has as many before it.
+  windows of `length` tokens of input span document boundaries, which the scorer may heed. The first
+  window begins after an end of document, which is not scored, and scores `length` tokens; each
+  other scores `stride`. A token therefore has at least `length − stride` tokens before it in its
+  window, if the text has as many.
   """
   context, pending = np.array([end_of_document]), np.array([], np.int32)
   size = length

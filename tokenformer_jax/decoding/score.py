@@ -12,7 +12,7 @@ from tokenformer_jax.decoding import buckets
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.loss import LossSums, row_loss_sums
 from tokenformer_jax.model.params import Definition, Params
-from tokenformer_jax.model.trunk import Context
+from tokenformer_jax.model.trunk import Context, Documents
 from tokenformer_jax.parallel import sharding
 
 # Limits for each part that the mesh splits a batch into.
@@ -45,12 +45,14 @@ class Scorer:
     *,
     max_length: int,
     batch_size: int | None = None,
+    documents: Documents | None = None,
   ):
     """Define the programs for a language model without compiling them.
 
     The parameters are on the mesh, and every process must score the same rows. Contexts that exceed
     `max_length` tokens of input are cut on the left. `batch_size` is rounded up to a number of rows
-    that the mesh can split; None: enough rows for several thousand tokens.
+    that the mesh can split; None: enough rows for several thousand tokens. `documents` is how rows
+    of several documents are read; None: as one.
     """
     self.mesh, self.max_length, self.batch_size = mesh, max_length, batch_size
     self._params = params
@@ -58,7 +60,8 @@ class Scorer:
     def sums(params: Params, batch_Bx2xT: jax.Array) -> LossSums:
       model = definition.bind(params)
       ids_BxT = batch_Bx2xT[:, 0]
-      hidden_BxTxD, _, _ = model.hidden(jnp.maximum(ids_BxT, 0), Context.from_ids(ids_BxT))
+      context = Context.from_ids(ids_BxT, documents)
+      hidden_BxTxD, _, _ = model.hidden(jnp.maximum(ids_BxT, 0), context)
       chunk = max(1, _LOGIT_ROWS * buckets.rows(1) // batch_Bx2xT.shape[0])
       return row_loss_sums(hidden_BxTxD, model.output_embedding, batch_Bx2xT[:, 1], chunk=chunk)
 

@@ -133,7 +133,7 @@ class Attention(nnx.Module):
         self._value(x_BxTxD, filled),
       )
     )
-    query = attend.scaled(query, positions_BxT)
+    query = attend.scaled(query, positions_BxT, context)
     if cache is not None:
       return self._with_cache(query, key, value, context, cache)
     if plain:
@@ -144,6 +144,7 @@ class Attention(nnx.Module):
         head_width=self.head_width,
         causal=attend.causal,
         window=attend.window,
+        starts_BxT=context.starts_BxT,
         implementation=self.implementation,
       )
     else:
@@ -151,7 +152,11 @@ class Attention(nnx.Module):
     mean = None
     if self.shaped:
       mean = kernels.uniform_attention(
-        value, positions_BxT, causal=attend.causal, window=attend.window
+        value,
+        context.document_positions(positions_BxT),
+        causal=attend.causal,
+        window=attend.window,
+        documents=context.starts_BxT is not None,
       )
     return self._output(value, mixed, mean), None, EMPTY_AUX
 

@@ -94,8 +94,11 @@ class Block(nnx.Module):
     """Return the block's output [B, T, D], the cache of the mixer, and the `Aux` of both parts.
 
     Raises:
-      ValueError: rows end with padding, and the mixer is not causal, so that tokens would see it.
+      ValueError: rows end with padding or hold several documents, and the mixer is not causal, so
+        that tokens would see padding or other documents.
     """
+    if context.starts_BxT is not None and not self.causal:
+      raise ValueError('Context.starts_BxT hides earlier documents, and needs a causal mask')
     if context.ends_B is not None and not self.causal:
       raise ValueError(
         'Context.ends_B puts padding at the end of rows, which tokens see without a causal mask; '

@@ -99,7 +99,8 @@ class GatedUnit(nnx.Module):
     value = constrain(value, 'batch', None, self._split)[:, :, None]
     # Every device computes all scores, which are narrow, and its part of the wide values.
     shared = constrain(shared, 'batch', None, None)
-    query = self.attend.scaled(self.query(shared)[:, :, None], context.positions(x_BxTxD.shape[1]))
+    positions_BxT = context.positions(x_BxTxD.shape[1])
+    query = self.attend.scaled(self.query(shared)[:, :, None], positions_BxT, context)
     key = self.key(shared)[:, :, None]
     if cache is None:
       mixed = self.attend(query, key, value, context)

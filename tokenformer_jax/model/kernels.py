@@ -33,6 +33,7 @@ def causal_attention(
   padding_B: jax.Array | None = None,
   *,
   window: int = 0,
+  starts_BxT: jax.Array | None = None,
   normalise: str = 'softmax',
   far: Far | None = None,
 ) -> jax.Array:
@@ -43,7 +44,8 @@ def causal_attention(
   (benchmarks/attention.py). Weights are float32.
 
   No query sees the first `padding_B` keys of its row. With a `window` W > 0 a query sees W keys, up
-  to its own. `normalise` is that of `weigh`.
+  to its own. With `starts_BxT` it sees none before this slot: the documents of `Context`.
+  `normalise` is that of `weigh`.
   """
   length = query.shape[1]
   block = max(_QUERY_BLOCK, -(-length // _MOST_BLOCKS))
@@ -52,7 +54,7 @@ def causal_attention(
   for first in range(0, length, block):
     last = min(first + block, length)
     static = (first, last, True, window, normalise, clip)
-    blocks.append(_attend_block(query, key, value, others, padding_B, static))
+    blocks.append(_attend_block(query, key, value, others, padding_B, starts_BxT, static))
   return jnp.concatenate(blocks, axis=2).swapaxes(1, 2)
 
 
@@ -68,7 +70,7 @@ def full_attention(
   """Return the attention of every position to all; for the rest see `causal_attention`."""
   query, key, value, others, clip = _heads_first(query, key, value, far)
   static = (0, query.shape[2], False, 0, normalise, clip)
-  return _attend_block(query, key, value, others, padding_B, static).swapaxes(1, 2)
+  return _attend_block(query, key, value, others, padding_B, None, static).swapaxes(1, 2)
 
 
 def _heads_first(query: jax.Array, key: jax.Array, value: jax.Array, far: Far | None):
@@ -78,13 +80,14 @@ def _heads_first(query: jax.Array, key: jax.Array, value: jax.Array, far: Far | 
   return query, key, value, others, 0 if far is None else far.clip
 
 
-@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=(5,))
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=(6,))
 def _attend_block(
   query: jax.Array,
   key: jax.Array,
   value: jax.Array,
   far: tuple[jax.Array, jax.Array] | None,
   padding_B: jax.Array | None,
+  starts_BxT: jax.Array | None,
   static: tuple[int, int, bool, int, str, int],
 ) -> jax.Array:
   """Return the attention of a block of queries to the keys before its end.
@@ -111,6 +114,8 @@ def _attend_block(
   if padding_B is not None:
     is_token = (keys_S[None, :] >= padding_B[:, None])[:, None, None]
     seen = is_token if seen is None else seen & is_token
+  if starts_BxT is not None:
+    seen &= (keys_S[None, None, :] >= starts_BxT[:, first:last, None])[:, None]
   weights_BxHxCxS = weigh(scores_BxHxCxS, seen, normalise).astype(value.dtype)
   return jnp.einsum('BHCS,BHSK->BHCK', weights_BxHxCxS, value[:, :, first_key:last])
 
@@ -183,29 +188,42 @@ def attend(
   head_width: int | None = None,
   causal: bool,
   window: int = 0,
+  starts_BxT: jax.Array | None = None,
   implementation: str,
 ) -> jax.Array:
   """Return softmax attention on [B, T, H, K] each, computed by the `usable_kernel`.
 
-  `window` needs causal attention (`SoftmaxConfig`). `head_width` is that of `splash.attention`, the
-  only kernel that takes heads filled with zeros.
+  `window` and `starts_BxT`, which is that of `Context`, need causal attention. `head_width` is that
+  of `splash.attention`, the only kernel that takes heads filled with zeros.
   """
   batch, length, heads, _ = query.shape
   name = usable_kernel(implementation, query.dtype, batch, length, heads)
   window = window if window < length else 0
-  if name == 'cudnn':
+  # cuDNN takes the mask of documents as a bias, which needs an even length.
+  if name == 'cudnn' and (starts_BxT is None or length % 2 == 0):
     # JAX counts the positions left and right of a query without the query's own.
     local = (window - 1, 0) if window else None
     return jax.nn.dot_product_attention(
-      query, key, value, is_causal=causal, local_window_size=local, implementation='cudnn'
+      query,
+      key,
+      value,
+      mask=None if starts_BxT is None else _document_mask(starts_BxT),
+      is_causal=causal,
+      local_window_size=local,
+      implementation='cudnn',
     )
   if name == 'splash':
-    return _splash().attention(
-      query, key, value, head_width=head_width, causal=causal, window=window
-    )
+    how = {'causal': causal, 'window': window, 'starts_BxT': starts_BxT}
+    return _splash().attention(query, key, value, head_width=head_width, **how)
   if causal:
-    return causal_attention(query, key, value, window=window)
+    return causal_attention(query, key, value, window=window, starts_BxT=starts_BxT)
   return full_attention(query, key, value)
+
+
+def _document_mask(starts_BxT: jax.Array) -> jax.Array:
+  """Return the mask [B, 1, T, S] of keys that are not before the query's document."""
+  keys_S = jnp.arange(starts_BxT.shape[1])
+  return (keys_S[None, None, :] >= starts_BxT[:, :, None])[:, None]
 
 
 def sees_view(view: caches.View, context: Context, length: int, window: int) -> jax.Array:
@@ -243,14 +261,20 @@ def attend_view(
 
 
 def uniform_attention(
-  value_BxTxHxK: jax.Array, positions_BxT: jax.Array, *, causal: bool, window: int = 0
+  value_BxTxHxK: jax.Array,
+  positions_BxT: jax.Array,
+  *,
+  causal: bool,
+  window: int = 0,
+  documents: bool = False,
 ) -> jax.Array:
   """Return the mean of the values that each position sees, in float32: C of shaped attention.
 
   It equals softmax attention with equal scores, and takes no T × T array.
 
   Positions are [B, T], or [1, T] for all rows, and negative for padding, whose values do not count.
-  With `causal` a position sees those up to its own, or the last `window` of them; 0: all.
+  With `causal` a position sees those up to its own, or the last `window` of them; 0: all. With
+  `documents` rows hold several, positions are those in each, and a position sees only its own.
   """
   is_token = (positions_BxT >= 0)[..., None, None]
   value_BxTxHxK = value_BxTxHxK * is_token.astype(value_BxTxHxK.dtype)
@@ -261,7 +285,13 @@ def uniform_attention(
   window = window if window < value_BxTxHxK.shape[1] else 0
   count = jnp.maximum(positions_BxT + 1, 1)
   count = jnp.minimum(count, window) if window else count
-  sums = window_sums(value_BxTxHxK, window) if window else prefix_sums(value_BxTxHxK)
+  sums = window_sums(value_BxTxHxK, window) if window else None
+  if documents:
+    of_documents = document_sums(value_BxTxHxK, positions_BxT)
+    reaches = (positions_BxT < window - 1)[..., None, None]  # the beginning of the document
+    sums = jnp.where(reaches, of_documents, sums) if window else of_documents
+  elif not window:
+    sums = prefix_sums(value_BxTxHxK)
   return sums / count[..., None, None].astype(jnp.float32)
 
 
@@ -284,6 +314,53 @@ def prefix_sums(x: jax.Array) -> jax.Array:
   before_BxNxR = jnp.cumsum(within[:, :, -1], axis=1) - within[:, :, -1]
   sums = (within + before_BxNxR[:, :, None]).reshape(batch, -1, chunks_BxNxCxR.shape[-1])
   return sums[:, :length].reshape(batch, length, *rest)
+
+
+def document_sums(x: jax.Array, positions_BxT: jax.Array) -> jax.Array:
+  """Return the sums over each document up to each position, in float32, shape [B, T, …].
+
+  `positions_BxT` are those in each document. See `prefix_sums`; no sum is a difference of sums over
+  several documents, which would lose digits.
+  """
+  batch, length = x.shape[:2]
+  chunk = min(_CHUNK, length)
+  chunks_BxNxCxR = _split(x.reshape(batch, length, -1), chunk)
+  positions_BxNxC = _split(positions_BxT[..., None], chunk)[..., 0]
+  seen_BxNxCxS, begins_before_BxNxC = seen_in_chunk(positions_BxNxC)
+  within = jnp.einsum(
+    'BNCS,BNSR->BNCR',
+    seen_BxNxCxS.astype(x.dtype),
+    chunks_BxNxCxR,
+    preferred_element_type=jnp.float32,
+    precision='highest',
+  )
+
+  def add(before_BxR: jax.Array, chunk: tuple[jax.Array, jax.Array]):
+    last_BxR, goes_on_B = chunk
+    return last_BxR + before_BxR * goes_on_B[:, None], before_BxR
+
+  before_BxNxC = begins_before_BxNxC.astype(jnp.float32)
+  chunks = (within[:, :, -1].swapaxes(0, 1), before_BxNxC[:, :, -1].swapaxes(0, 1))
+  _, before_NxBxR = jax.lax.scan(add, jnp.zeros_like(within[:, 0, -1]), chunks)
+  sums = within + before_NxBxR.swapaxes(0, 1)[:, :, None] * before_BxNxC[..., None]
+  return sums.reshape(batch, -1, chunks_BxNxCxR.shape[-1])[:, :length].reshape(x.shape)
+
+
+def seen_in_chunk(positions_xC: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Return which keys of a chunk of a row its queries see, and whether they see earlier ones.
+
+  Args:
+    positions_xC: positions in the document, [B, …, C].
+
+  Returns:
+    The mask of queries and keys, bool [B, …, C, C], and bool [B, …, C].
+  """
+  size = positions_xC.shape[-1]
+  distance_CxS = jnp.arange(size)[:, None] - jnp.arange(size)[None]
+  leading = (None,) * (positions_xC.ndim - 1)
+  distance_xCxS, first_xC = distance_CxS[leading], jnp.arange(size)[leading]
+  seen_xCxS = (distance_xCxS >= 0) & (distance_xCxS <= positions_xC[..., None])
+  return seen_xCxS, positions_xC > first_xC
 
 
 def window_sums(x: jax.Array, window: int) -> jax.Array:

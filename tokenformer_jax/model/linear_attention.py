@@ -19,6 +19,7 @@ from flax import nnx
 
 from tokenformer_jax.config import LinearConfig, ModelConfig
 from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.kernels import seen_in_chunk
 from tokenformer_jax.model.layers import out_of_heads, projection
 from tokenformer_jax.model.positions import Rotary
 from tokenformer_jax.model.trunk import EMPTY_AUX, FROM_START, NO_INPUTS, Aux, Context, Inputs
@@ -100,7 +101,10 @@ class LinearAttention(nnx.Module):
     positions_BxT = context.positions(x_BxTxD.shape[1])
     how = {'rotary': self.rotary, 'feature': self.feature}
     if self.causal:
-      mixed, state = causal_attention(query, key, value, positions_BxT, cache, **how)
+      documents = None
+      if context.starts_BxT is not None:
+        documents = context.document_positions(positions_BxT)
+      mixed, state = causal_attention(query, key, value, positions_BxT, cache, documents, **how)
     else:
       mixed, state = full_attention(query, key, value, positions_BxT, **how), None
     output_BxTxD = out_of_heads(self.proj, mixed, self.head_width)
@@ -113,6 +117,7 @@ def causal_attention(
   value: jax.Array,
   positions_BxT: jax.Array,
   state: State | None = None,
+  documents_BxT: jax.Array | None = None,
   *,
   rotary: Rotary,
   feature: str,
@@ -125,7 +130,9 @@ def causal_attention(
 
   Queries and keys are [B, T, H, K], values [B, T, H, L]; positions are [B, T], or [1, T] for all
   rows, and negative for padding, whose keys do not count. `state` holds earlier positions, if any.
-  `feature` names φ (`LinearConfig`).
+  `documents_BxT` are the positions in each of a row's documents, which do not see each other; None:
+  a row is one document. With several, the state after the last position is of no use. `feature`
+  names φ (`LinearConfig`).
 
   Returns:
     [B, T, H, L] in the dtype of the values. Where the denominator is 0 the output is 0.
@@ -138,8 +145,10 @@ def causal_attention(
 
   @functools.partial(jax.checkpoint, prevent_cse=False)
   def attend(state: State, part: tuple[jax.Array, ...]) -> tuple[State, jax.Array]:
-    query, key, value, positions_BxC = part
+    query, key, value, positions_BxC, *documents = part
     mapped = _map(query, key, positions_BxC, rotary, feature)
+    if documents:
+      return _attend_documents(state, mapped, value, *documents)
     mask_CxC = jnp.tri(query.shape[1], dtype=jnp.float32)
     scores = (
       _product('BCHK,BSHK->BHCS', mapped.turned_query, mapped.turned_key) * mask_CxC[None, None]
@@ -152,10 +161,34 @@ def causal_attention(
     state = _constrained(State(products, sums[:, -1]))
     return state, (mixed * _inverse(mapped.query, sums)).astype(value.dtype)
 
-  positions = _split(positions_BxT, count, filling=-1)
-  state, mixed = jax.lax.scan(attend, _constrained(state), (*parts, positions))
+  parts.append(_split(positions_BxT, count, filling=-1))
+  if documents_BxT is not None:
+    parts.append(_split(documents_BxT, count))
+  state, mixed = jax.lax.scan(attend, _constrained(state), tuple(parts))
   mixed = mixed.swapaxes(0, 1).reshape(batch, -1, *value.shape[2:])
   return mixed[:, :length], state
+
+
+def _attend_documents(
+  state: State, mapped: '_Mapped', value: jax.Array, documents_BxC: jax.Array
+) -> tuple[State, jax.Array]:
+  """Return the state after a chunk, and its mixed values; its rows may hold several documents.
+
+  `state` holds the earlier slots of the document that each row's chunk begins in, and the new state
+  those of the document that it ends in. `documents_BxC` are the positions in the documents.
+  """
+  seen_BxCxS, goes_on_BxC = seen_in_chunk(documents_BxC)
+  seen_BxCxS, goes_on = seen_BxCxS.astype(value.dtype), goes_on_BxC[..., None, None]
+  scores = _product('BCHK,BSHK->BHCS', mapped.turned_query, mapped.turned_key)
+  mixed = _product('BHCS,BSHL->BCHL', scores.astype(value.dtype) * seen_BxCxS[:, None], value)
+  query = mapped.turned_query * goes_on.astype(value.dtype)
+  mixed += _product('BCHK,BHKL->BCHL', query, state.products)
+  sums = _product('BCS,BSHK->BCHK', seen_BxCxS, mapped.key)
+  sums += state.keys[:, None] * goes_on
+  key = mapped.turned_key * seen_BxCxS[:, -1, :, None, None]
+  products = state.products * goes_on[:, -1, :, None] + _product('BSHK,BSHL->BHKL', key, value)
+  state = _constrained(State(products, sums[:, -1]))
+  return state, (mixed * _inverse(mapped.query, sums)).astype(value.dtype)
 
 
 def full_attention(

@@ -113,5 +113,7 @@ def scale_by_length(
       factor = jnp.maximum(1, jnp.log(counts) / math.log(config.length))
     case _:
       return query
-  factor_BxTx1x1 = jnp.broadcast_to(factor, positions_BxT.shape)[..., None, None]
+  # With documents in rows the keys differ by row, and positions may not.
+  shape = jnp.broadcast_shapes(jnp.shape(factor), positions_BxT.shape)
+  factor_BxTx1x1 = jnp.broadcast_to(factor, shape)[..., None, None]
   return (query.astype(jnp.float32) * factor_BxTx1x1).astype(query.dtype)

@@ -57,28 +57,40 @@ def attention(
   head_width: int | None = None,
   causal: bool,
   window: int = 0,
+  starts_BxT: jax.Array | None = None,
   interpret: bool = False,
 ) -> jax.Array:
   """Return the softmax attention of queries, keys and values [B, T, H, K].
 
   T is a multiple of `LANES`. Scores are divided by the square root of `head_width`, which is less
   than K if zeros fill the heads; None: K. With `causal` a query sees the keys up to its own, or
-  the last `window` of them; 0: all. `interpret` runs the kernel without a TPU, slowly, for tests.
+  the last `window` of them; 0: all. With `starts_BxT` a query sees only keys with the same value,
+  those of its document (`Context`); no block of scores is skipped for it. `interpret` runs the
+  kernel without a TPU, slowly, for tests.
   """
   query = query * (head_width or query.shape[-1]) ** -0.5
   query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
 
-  def on_device(query_BxHxTxK: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+  def on_device(
+    query_BxHxTxK: jax.Array, key: jax.Array, value: jax.Array, *starts_BxT: jax.Array
+  ) -> jax.Array:
     _, heads, length, _ = query_BxHxTxK.shape
     apply = _kernel(heads, _mask(length, causal, window), interpret)
     with jax.named_scope(_SCOPE.format(window)):
-      return jax.vmap(apply)(query_BxHxTxK, key, value)
+      return jax.vmap(apply)(query_BxHxTxK, key, value, *(_segments(x) for x in starts_BxT))
 
+  starts = () if starts_BxT is None else (starts_BxT,)
   if not jax.sharding.get_abstract_mesh().empty:
     place = spec(_AXES)
+    places = (place, place, place, *(spec(('batch', None)) for _ in starts))
     # A kernel does not declare over which axes its result varies, so JAX cannot check that.
-    on_device = jax.shard_map(on_device, in_specs=(place,) * 3, out_specs=place, check_vma=False)
-  return on_device(query, key, value).swapaxes(1, 2)
+    on_device = jax.shard_map(on_device, in_specs=places, out_specs=place, check_vma=False)
+  return on_device(query, key, value, *starts).swapaxes(1, 2)
+
+
+def _segments(ids_BxT: jax.Array) -> library.SegmentIds:
+  """Return the same ids for queries and keys; both see only each other's equal ids."""
+  return library.SegmentIds(q=ids_BxT, kv=ids_BxT)
 
 
 def _mask(length: int, causal: bool, window: int) -> masks.Mask:

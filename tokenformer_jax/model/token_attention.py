@@ -32,9 +32,12 @@ class TokenAttention:
     window = min(self.window or length, length)
     return window - window**2 / (2 * length) if length else 0
 
-  def scaled(self, query: jax.Array, positions_BxT: jax.Array) -> jax.Array:
-    """Return the queries [B, T, H, K] times the factor of `length_scale`."""
-    seen = seen_keys(positions_BxT, self.causal, self.window)
+  def scaled(self, query: jax.Array, positions_BxT: jax.Array, context: Context) -> jax.Array:
+    """Return the queries [B, T, H, K] times the factor of `length_scale`.
+
+    `positions_BxT` are those of the context.
+    """
+    seen = seen_keys(context.document_positions(positions_BxT), self.causal, self.window)
     return scale_by_length(self.length_scale, query, positions_BxT, seen)
 
   def cache(self, keys: Any, values: Any) -> Cache:
@@ -64,7 +67,8 @@ class TokenAttention:
     how = {'normalise': self.normalise, 'far': far}
     if not self.causal:
       return kernels.full_attention(query, key, value, context.padding_B, **how)
-    return kernels.causal_attention(query, key, value, context.padding_B, window=self.window, **how)
+    how |= {'window': self.window, 'starts_BxT': context.starts_BxT}
+    return kernels.causal_attention(query, key, value, context.padding_B, **how)
 
   def with_cache(
     self,
@@ -108,7 +112,7 @@ class TokenAttention:
 
 
 def seen_keys(positions_BxT: jax.Array, causal: bool, window: int) -> jax.Array:
-  """Return the number of keys [B, T] that the queries at these positions see.
+  """Return the number of keys [B, T] that the queries at these positions of a document see.
 
   Positions are negative for padding; without `causal` they are those of whole texts. A `window` of
   0 is no limit.

@@ -23,6 +23,24 @@ from tokenformer_jax.model.stack import scan_rows
 from tokenformer_jax.parallel.sharding import constrain
 
 
+class Documents(NamedTuple):
+  """How the documents in a row are read apart.
+
+  Attributes:
+    end: the id of the token between documents. It is the first token of the document after it, as
+      in generation, and the last target of the document before it.
+    restart: whether positions restart at 0 with each document.
+  """
+
+  end: int
+  restart: bool
+
+  @classmethod
+  def from_choice(cls, choice: str, end: int) -> 'Documents | None':
+    """Return what a value of `data.documents` asks for; None for `joined`."""
+    return None if choice == 'joined' else cls(end, restart=choice == 'separate')
+
+
 class Context(NamedTuple):
   """The inputs that all layers of a forward pass share.
 
@@ -32,18 +50,34 @@ class Context(NamedTuple):
       lengths end together; None: no row has any. The outputs at these slots are meaningless.
     ends_B: the slot after the last token of each row, where padding begins; None: no row has any.
       It needs causal layers, whose tokens see no later slot, and no caches.
+    starts_BxT: the slot of the first token of each token's document, which sees no earlier slot;
+      None: each row is one document. It has the needs of `ends_B`, and no `padding_B` beside it.
+    restart: whether positions restart at 0 with each document.
     training: whether this is the pass of a training step; known while a program is traced.
   """
 
   start: jax.Array | int = 0
   padding_B: jax.Array | None = None
   ends_B: jax.Array | None = None
+  starts_BxT: jax.Array | None = None
+  restart: bool = False
   training: bool = False
 
   @classmethod
-  def from_ids(cls, ids_BxT: jax.Array, *, training: bool = False) -> 'Context':
-    """Return the context of whole rows of token ids, where −1 is padding at the end of a row."""
-    return cls(ends_B=jnp.sum(ids_BxT >= 0, axis=1), training=training)
+  def from_ids(
+    cls, ids_BxT: jax.Array, documents: Documents | None = None, *, training: bool = False
+  ) -> 'Context':
+    """Return the context of whole rows of token ids, where −1 is padding at the end of a row.
+
+    Without `documents` each row is read as one document.
+    """
+    context = cls(ends_B=jnp.sum(ids_BxT >= 0, axis=1), training=training)
+    if documents is None:
+      return context
+    slots_1xT = jnp.arange(ids_BxT.shape[1])[None]
+    starts_BxT = jax.lax.cummax(jnp.where(ids_BxT == documents.end, slots_1xT, 0), axis=1)
+    starts_BxT = constrain(starts_BxT, 'batch', None)
+    return context._replace(starts_BxT=starts_BxT, restart=documents.restart)
 
   @property
   def is_beginning(self) -> bool:
@@ -56,7 +90,19 @@ class Context(NamedTuple):
     The first token of a padded row has position 0; the slots before it have negative positions.
     """
     slots_1xT = self.start + jnp.arange(length)[None]
+    if self.restart:
+      return slots_1xT - self.starts_BxT
     return slots_1xT if self.padding_B is None else slots_1xT - self.padding_B[:, None]
+
+  def document_positions(self, positions_BxT: jax.Array) -> jax.Array:
+    """Return the positions in each token's document, whether or not `positions` restart.
+
+    `positions_BxT` are those of whole rows. The results are the numbers of earlier tokens that a
+    token may see.
+    """
+    if self.starts_BxT is None or self.restart:
+      return positions_BxT
+    return positions_BxT - self.starts_BxT
 
   def is_token(self, length: int) -> jax.Array | None:
     """Return whether each of the next `length` slots has a token, bool [B, T]; None: all have."""
@@ -240,8 +286,13 @@ def run(
     The output of the last layer, the caches with the new slots, and the layers' combined `Aux`.
 
   Raises:
-    ValueError: there are caches without `compute.layers='list'`, or with padding at the end.
+    ValueError: there are caches without `compute.layers='list'`, with padding at the end, or with
+      several documents in a row.
   """
+  if caches is not None and context.starts_BxT is not None:
+    raise ValueError(
+      'Context.starts_BxT has the documents of whole rows, and a cache holds one document a row'
+    )
   if caches is not None and context.ends_B is not None:
     raise ValueError(
       'Context.ends_B puts padding at the end of rows, where caches go on; pad the rows at their '

@@ -44,10 +44,11 @@ def memory_and_costs(
   """Return the memory and the costs of a step on one device.
 
   Temporaries are the activations that recomputation keeps of every layer, all activations of one
-  layer, the logits of a chunk of the loss, and gradients in float32. FLOPs are the model's plus the
-  recomputed ones. Collectives are the gathers of the weights in the forward and the backward pass,
-  and the reduction of gradients. If parameter tokens are split, the outputs of every projection and
-  the gradients of its inputs are summed as well. If experts are split, devices exchange tokens.
+  layer, the logits of a chunk of the loss, a mask of documents, and gradients in float32. FLOPs are
+  the model's plus the recomputed ones. Collectives are the gathers of the weights in the forward
+  and the backward pass, and the reduction of gradients. If parameter tokens are split, the outputs
+  of every projection and the gradients of its inputs are summed as well. If experts are split,
+  devices exchange tokens.
   `state` has bytes on a device: of parameters, of the rest of the state, and of a batch.
   """
   config = step.config
@@ -69,6 +70,8 @@ def memory_and_costs(
   parameters, optimizer, batch = state
   temporaries = rows * (length * (kept + layer) * _ACTIVATION + head) + parameters
   temporaries += _ACTIVATION * (at_experts + inners * kept_at_experts)
+  if config.train.attention == 'cudnn' and config.data.documents != 'joined':
+    temporaries += rows * length**2 * _ACTIVATION
   memory = Memory(parameters, optimizer, batch, temporaries, 0.0, chip.hbm, host=host)
   again = _AGAIN[remat][0 if scores else 1]
   executed = flops.step_flops(config) * (3 + again) / 3 / mesh.size

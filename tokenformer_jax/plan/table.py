@@ -31,6 +31,12 @@ def render(plan: Plan) -> str:
       f'note: the teacher {distill.teacher} is left out: its parameters take memory, and its '
       'forward pass time, besides what the table says; its FLOPs never count as those of the model'
     )
+  documents = plan.config.data.documents
+  if documents != 'joined':
+    sections.append(
+      f'note: with data.documents={documents}, model FLOPs, MFU and times are those of joined '
+      'documents, because kernels compute the scores between documents and mask them'
+    )
   memory = plan.memory
   gaps = (memory.allocated or 0) - memory.temporaries
   if memory.left < gaps:

@@ -10,7 +10,6 @@ from tokenformer_jax.model import models
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.distilled_loss import Heads, distilled_objective
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.model.trunk import Context
 from tokenformer_jax.tasks.task import with_aux
 from tokenformer_jax.tasks.text import TextTask
 
@@ -37,7 +36,7 @@ class DistilledTextTask(TextTask):
     model, teacher_model = self.definition.bind(params), self.teacher.bind(teacher)
     hidden_BxTxD, aux = self.hidden(model, ids_BxT, key)
     teacher_hidden_BxTxD, _, _ = teacher_model.hidden(
-      jnp.maximum(ids_BxT, 0), Context.from_ids(ids_BxT)
+      jnp.maximum(ids_BxT, 0), self.context(ids_BxT)
     )
     total, sums = distilled_objective(
       Heads(hidden_BxTxD, model.output_embedding),

@@ -19,7 +19,7 @@ from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.lm import LM
 from tokenformer_jax.model.loss import LossSums, loss_sums, objective
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.model.trunk import Aux, Context, Inputs
+from tokenformer_jax.model.trunk import Aux, Context, Documents, Inputs
 from tokenformer_jax.parallel import hosts
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.runs.metrics import perplexity
@@ -42,6 +42,8 @@ class TextTask(Task):
   unit = 'tokens'
   data_size_key = 'vocab_size'
   _data: 'order.OneSource | Mixture'  # set by `prepare`
+  # Set by `prepare` as well: a plan compiles the same program with any id.
+  _end_of_document = 0
 
   @staticmethod
   def fill_in(
@@ -117,9 +119,17 @@ class TextTask(Task):
     The id −1 is padding at the end of a row. `key` is that of a training step; None: an evaluation.
     """
     inputs = Inputs(key=layer_keys(self.config.model, key))
-    context = Context.from_ids(ids_BxT, training=key is not None)
+    context = self.context(ids_BxT, training=key is not None)
     hidden_BxTxD, _, aux = model.hidden(jnp.maximum(ids_BxT, 0), context, inputs=inputs)
     return hidden_BxTxD, aux
+
+  def context(self, ids_BxT: jax.Array, *, training: bool = False) -> Context:
+    """Return the context of rows of a batch, whose documents `data.documents` may separate."""
+    return Context.from_ids(
+      ids_BxT,
+      Documents.from_choice(self.config.data.documents, self._end_of_document),
+      training=training,
+    )
 
   def logits(self, params: Params, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
     ids_BxT = batch[:, :-1]
@@ -135,7 +145,7 @@ class TextTask(Task):
     hosts.check_same(
       [int(made.digest[:7], 16)], 'the hosts read different text; config.data must find the same'
     )
-    self._data = made
+    self._data, self._end_of_document = made, made.tokenizer.end_of_document
 
   @property
   def examples(self) -> int:

@@ -1,0 +1,141 @@
+"""Training, evaluation and a teacher read the documents of a row as `data.documents` says."""
+
+import contextlib
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_run
+from outcomes import assert_close
+from tiny_trained import LENGTH, trained
+
+from tokenformer_jax import tasks
+from tokenformer_jax.config import MeshConfig
+from tokenformer_jax.decoding import evaluation, perplexity
+from tokenformer_jax.decoding.score import Row
+from tokenformer_jax.model.loss import loss_sums
+from tokenformer_jax.model.trunk import Context
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.steps import step as step_lib
+from tokenformer_jax.training import sizes
+
+END = 0xFF
+
+
+@pytest.fixture(scope='module')
+def packed(tmp_path_factory):
+  """Return a function that makes the config of a run on documents of a few tokens."""
+  root = tmp_path_factory.mktemp('packed')
+  rng = np.random.default_rng(0)
+  lines = (
+    json.dumps({'text': ''.join(rng.choice(list('abcdefgh '), size))})
+    for size in rng.integers(1, 20, 400)
+  )
+  (root / 'texts.jsonl').write_text('\n'.join(lines))
+  source = f'files:{root}/texts.jsonl'
+  return lambda **changes: tiny_run.config(source, root / 'cache', **changes)
+
+
+def _task(config, teacher=None) -> tasks.Task:
+  task = tasks.make(sizes.fill_in(config), None, teacher)
+  task.prepare()
+  return task
+
+
+def _batch(task: tasks.Task) -> np.ndarray:
+  rows = range(task.config.data.batch_size)
+  with contextlib.closing(task.train_batches(rows, 0, 1)) as batches:
+    return next(batches)
+
+
+def _params(task: tasks.Task):
+  rng = np.random.default_rng(0)
+  return jax.tree.map(
+    lambda p: jnp.asarray(rng.normal(size=p.shape) * 0.2, p.dtype), task.definition.abstract
+  )
+
+
+def _alone(batch: np.ndarray) -> np.ndarray:
+  """Return the inputs and targets of each document in a row of its own, [N, 2, T]."""
+  rows = []
+  for inputs, targets in zip(batch[:, :-1], batch[:, 1:], strict=True):
+    starts = sorted({0, *np.flatnonzero(inputs == END)})
+    for start, stop in zip(starts, [*starts[1:], len(inputs)], strict=True):
+      row = np.full((2, len(inputs)), -1, np.int32)
+      row[0, : stop - start], row[1, : stop - start] = inputs[start:stop], targets[start:stop]
+      rows.append(row)
+  return np.stack(rows)
+
+
+def _loss_alone(task: tasks.Task, params, rows_Nx2xT: np.ndarray) -> jax.Array:
+  """Return the mean loss of documents that are in no row with others."""
+  model = task.definition.bind(params)
+  ids, targets = rows_Nx2xT[:, 0], rows_Nx2xT[:, 1]
+  hidden, _, _ = model.hidden(jnp.maximum(ids, 0), Context.from_ids(ids))
+  sums = loss_sums(hidden, model.output_embedding, targets, chunk=64)
+  return sums.nats / sums.tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('changes', [{}, tiny_run.LEARNED], ids=['rotary', 'learned'])
+def test_the_loss_is_that_of_documents_alone_and_every_target_counts(packed, changes):
+  task = _task(packed(data__documents='separate', **changes))
+  batch, params = _batch(task), _params(task)
+  rows = _alone(batch)
+  assert len(rows) > 2 * len(batch), 'rows hold no documents'
+
+  loss = jax.jit(jax.value_and_grad(lambda params: task.loss(params, batch, jax.random.key(0))[0]))
+  want = jax.jit(jax.value_and_grad(lambda params: _loss_alone(task, params, rows)))
+  assert_close(loss(params), want(params), 'training')
+  sums = jax.jit(task.sums)(params, batch)
+  assert sums.count == batch[:, 1:].size, 'a target does not count'
+  found = task.eval_figures(jax.device_get(sums))['loss']
+  np.testing.assert_allclose(found, want(params)[0], rtol=1e-5, err_msg='evaluation')
+  joined = _task(packed(**changes))
+  other = jax.jit(joined.sums)(params, batch)
+  assert abs(joined.eval_figures(jax.device_get(other))['loss'] - found) > 1e-3, 'documents is idle'
+
+
+@pytest.mark.slow
+def test_a_step_is_the_same_in_parts_and_on_every_mesh(packed):
+  found = []
+  for parts, mesh_config in [(1, {}), (2, {}), (1, {'fsdp': 4, 'tokens': 2})]:
+    task = _task(packed(data__documents='separate', optim__accumulation_steps=parts))
+    count = 8 if mesh_config else 1
+    mesh = sharding.make_mesh(MeshConfig(**mesh_config), jax.devices()[:count])
+    program = step_lib.make_program(task, task.config)
+    with jax.set_mesh(mesh):
+      places = program.state_shardings(mesh)
+      state = {**program.initial_state(0), 'params': _params(task)}
+      batch = jax.device_put(_batch(task), sharding.batch_sharding(mesh))
+      _, figures = step_lib.make_train_step(program, mesh)(jax.device_put(state, places), batch)
+    found.append({name: float(figures[name]) for name in ('loss', 'grad_norm')})
+  assert_close(found[1], found[0], 'accumulation')
+  assert_close(found[2], found[0], '8 devices')
+
+
+@pytest.mark.slow
+def test_a_teacher_reads_the_same_documents(packed):
+  config = sizes.fill_in(packed(data__documents='masked'))
+  config = dataclasses.replace(config, distill=dataclasses.replace(config.distill, teacher='x'))
+  task = _task(config, config.model)
+  batch, params = _batch(task), _params(task)
+  _, figures = jax.jit(task.loss)(params, batch, jax.random.key(0), params)
+  np.testing.assert_allclose(figures['teacher_loss'], figures['loss'], rtol=1e-6)
+
+
+def test_a_text_is_scored_as_its_documents_were_trained():
+  model = trained(1)
+  data = dataclasses.replace(model.config.data, documents='separate')
+  meta = dataclasses.replace(model.meta, config=dataclasses.replace(model.config, data=data))
+  scorer = evaluation.make_scorer(dataclasses.replace(model, meta=meta), LENGTH)
+  documents = ['naïve', 'Now is better.', 'ugly']
+  found = perplexity.measure(scorer, model.tokenizer, documents)
+  rows = [Row([END], [*text.encode(), END]) for text in documents]
+  alone = evaluation.make_scorer(model, LENGTH)(rows)
+  assert found.tokens == sum(len(row.continuation) for row in rows) <= LENGTH
+  nats = -sum(score.log_prob for score in alone)
+  assert found.loss * found.tokens == pytest.approx(nats, rel=1e-5)
