@@ -2,14 +2,17 @@
 
 import errno
 import importlib.util
+import json
 import os
 import pickle
+import tracemalloc
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tokenformer_jax.data import text_parquet
+from tokenformer_jax.config import DataConfig
+from tokenformer_jax.data import corpus, text_parquet
 from tokenformer_jax.data.text import open_source
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import paths, retry
@@ -164,3 +167,33 @@ def test_the_library_that_is_missing_is_named(tmp_path, monkeypatch):
   )
   with pytest.raises(UserError, match=r'needs pyarrow; run pip install -e "\.\[data\]"'):
     _read(spec)
+
+
+@pytest.mark.parametrize('form', ['txt', 'jsonl', 'json', 'parquet'])
+def test_a_document_is_held_as_long_as_it_is_used(tmp_path, form):
+  """No reader keeps a document beside the next one, nor in two forms."""
+  size, texts = 2**21, [letter * 2**21 for letter in 'abcde']
+  if form == 'parquet':
+    _write(tmp_path / 'a.parquet', pa.table({'text': texts}), row_group_size=2)
+  elif form == 'json':
+    (tmp_path / 'a.json').write_text(json.dumps([{'text': text} for text in texts]))
+  elif form == 'jsonl':
+    lines = ''.join(json.dumps({'text': text}) + '\n' for text in texts)
+    (tmp_path / 'a.jsonl').write_text(lines)
+  else:
+    for text in texts:
+      (tmp_path / f'{text[0]}.txt').write_text(text)
+  spec = f'{"parquet" if form == "parquet" else "files"}:{tmp_path}'
+  held = []
+  units = corpus.open_corpus(DataConfig(source=spec)).units()
+  tracemalloc.start()
+  try:
+    for unit in units:
+      pieces = unit.pieces()
+      while (piece := next(pieces, None)) is not None:
+        held.append(tracemalloc.get_traced_memory()[0] / size)
+        del piece
+  finally:
+    tracemalloc.stop()
+  most = 2.5 if form == 'json' else 1.5  # An array is read ahead by the length of an element.
+  assert len(held) == 5 and max(held) < most, f'documents in memory: {held}'

@@ -26,6 +26,7 @@ SPLITS = ('train', 'validation')
 UNIT_BYTES = 128 * 2**20  # of text, tokenized into one shard
 
 _LONGEST_WHOLE = 16 * 2**20  # characters; a longer document is encoded in pieces
+_CHUNK_CHARACTERS = 2**20
 _SETTINGS = {'train': 'config.data.source', 'validation': 'config.data.validation_source'}
 _HASHES = 2**64
 _UNIQUE = 'tokenformer_jax.data.text_unique:Unique'
@@ -145,6 +146,7 @@ class Unit:
         for document in source.documents(bad):
           split = self.split or SPLITS[is_validation(document, self.share)]
           yield from _in_pieces(document, split)
+          del document  # It would be in memory beside the next one.
 
 
 def open_corpus(config: DataConfig) -> Corpus:
@@ -213,8 +215,12 @@ def _in_pieces(document: str, split: str) -> Iterator[Piece]:
   if len(document) <= _LONGEST_WHOLE:
     yield Piece(split, document, ends=True)
     return
-  content = document.encode()
-  yield from _part(text.LoneText('a document', lambda: [content]), split, 0, None)
+
+  def chunks() -> Iterator[bytes]:
+    for start in range(0, len(document), _CHUNK_CHARACTERS):
+      yield document[start : start + _CHUNK_CHARACTERS].encode()
+
+  yield from _part(text.LoneText('a document', chunks), split, 0, None)
 
 
 def _part(lone: text.LoneText, split: str, start: int, stop: int | None) -> Iterator[Piece]:

@@ -57,6 +57,7 @@ class Source(abc.ABC):
         bad(text)
       elif text:
         yield text
+      del text  # It would be in memory beside the next one.
 
   def parts(self, size: int) -> 'Iterator[tuple[Source, int]]':
     """Yield sources that have these documents one after another, each with its bytes, about.
@@ -205,8 +206,12 @@ def field(values: dict[str, Any], text_field: str, place: str) -> str:
       f'{place} has a {type(text).__name__} in the field {text_field!r} (config.data.text_field); '
       'it must be text'
     )
-  # JSON can hold lone surrogates, and UTF-8 cannot encode them.
-  return text.encode('utf-8', errors='replace').decode()
+  try:
+    if not text.isascii():
+      text.encode()
+  except UnicodeEncodeError:  # JSON can hold lone surrogates, and UTF-8 cannot encode them.
+    return text.encode('utf-8', errors='replace').decode()
+  return text
 
 
 def document(values: Any, text_field: str, place: str) -> str | UserError:

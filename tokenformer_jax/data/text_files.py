@@ -126,7 +126,9 @@ def lines(path: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
     if length > most:
       raise too_long(path, most)
     for other in others:
-      yield b''.join(pieces)
+      joined = [b''.join(pieces)]
+      pieces.clear()
+      yield joined.pop()  # Only the caller has the line.
       pieces, length = [other], len(other)
   yield b''.join(pieces)
 
@@ -161,15 +163,23 @@ def _documents(path: str, text_field: str) -> Iterator[str | UserError]:
 
 
 def _json_lines(path: str, chunks: Iterable[bytes], text_field: str) -> Iterator[str | UserError]:
-  for number, line in enumerate(lines(path, chunks), start=1):
-    place = f'{path}, line {number},'
-    if not line.strip():
-      continue
-    try:
-      values = json.loads(decode(line, place))
-    except UserError as error:
-      yield error
-    except (ValueError, RecursionError) as error:
-      yield UserError(f'{place} is not valid JSON ({error})')
-    else:
-      yield document(values, text_field, place)
+  number = 0
+  for line in lines(path, chunks):  # `enumerate` would keep a line beside the next one.
+    number += 1  # noqa: SIM113 (see above)
+    found = _row(line, f'{path}, line {number},', text_field) if not _is_blank(line) else ''
+    del line
+    yield found
+    del found
+
+
+def _is_blank(line: bytes) -> bool:
+  return not line or line.isspace()
+
+
+def _row(line: bytes, place: str, text_field: str) -> str | UserError:
+  try:
+    return document(json.loads(decode(line, place)), text_field, place)
+  except UserError as error:
+    return error
+  except (ValueError, RecursionError) as error:
+    return UserError(f'{place} is not valid JSON ({error})')

@@ -92,7 +92,11 @@ class Parquet(Source):
         rows = table.metadata.row_group(group).num_rows
         if self.groups is None or self.groups[0] <= group < self.groups[1]:
           for i, value in enumerate(_values(table, group, self.text_field), start=row + 1):
-            yield document({self.text_field: value}, self.text_field, f'{path}, row {i},')
+            values = {self.text_field: value.as_py()}
+            found = document(values, self.text_field, f'{path}, row {i},')
+            del values  # The text would be in memory beside the next one.
+            yield found
+            del found
         row += rows
 
 
@@ -119,7 +123,7 @@ def _table(path: str, size: int) -> 'Iterator[parquet.ParquetFile]':
 
 
 def _values(table: 'parquet.ParquetFile', group: int, column: str) -> Iterator[Any]:
-  """Yield the values of a column in a row group; text as UTF-8, which may be invalid."""
+  """Yield Arrow's values of a column in a row group; text as UTF-8, which may be invalid."""
   import pyarrow  # noqa: PLC0415
 
   batches = table.iter_batches(_BATCH_ROWS, [group], [column], use_threads=False)
@@ -131,8 +135,7 @@ def _values(table: 'parquet.ParquetFile', group: int, column: str) -> Iterator[A
       values = values.cast(pyarrow.binary())
     elif pyarrow.types.is_large_string(values.type):
       values = values.cast(pyarrow.large_binary())
-    for value in values:
-      yield value.as_py()
+    yield from values
 
 
 class _File(packed.Steady):

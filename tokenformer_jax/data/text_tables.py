@@ -17,6 +17,7 @@ from tokenformer_jax.errors import UserError
 csv.field_size_limit(packed.LONGEST_DOCUMENT)  # The default, 128 KiB, is less than many documents.
 
 _SPACE = re.compile(r'[ \t\r\n]*')
+_LONGEST_DONE = 2**20  # characters that stay in memory although they are decoded
 _LONGEST_TOKEN = 16  # characters of JSON's literals and escapes, which the end of a piece may cut
 
 
@@ -54,7 +55,10 @@ def table_documents(
       )
     else:
       values = dict(zip(header, row, strict=True))
-      yield field(values, text_field, f'{path}, line {rows.line_num},')
+      found = field(values, text_field, f'{path}, line {rows.line_num},')
+      del row, values  # The text would be in memory beside the next one.
+      yield found
+      del found
 
 
 class _Feed:
@@ -93,8 +97,13 @@ def array_documents(
   Raises:
     UserError: the file is not valid JSON.
   """
-  for number, element in enumerate(_Array(path, chunks).elements(), start=1):
-    yield document(element, text_field, f'{path}, element {number},')
+  number = 0
+  for element in _Array(path, chunks).elements():  # `enumerate` would keep one beside the next.
+    number += 1  # noqa: SIM113 (see above)
+    found = document(element, text_field, f'{path}, element {number},')
+    del element
+    yield found
+    del found
 
 
 class _Array:
@@ -130,6 +139,8 @@ class _Array:
     while True:
       try:
         value, self._position = self._decoder.raw_decode(self._waiting, start)
+        if self._position > _LONGEST_DONE:
+          self._waiting, self._position = self._waiting[self._position :], 0
         return value
       except (ValueError, RecursionError) as error:
         if self._ended or not _is_cut(error, self._waiting):
