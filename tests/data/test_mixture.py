@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tokenformer_jax.config import DataConfig, SourceConfig, Sources
 from tokenformer_jax.config.mixture import shares
 from tokenformer_jax.data import order, store
+from tokenformer_jax.data.held_out import held_out_tokens
 from tokenformer_jax.data.mixture import Quotas, _MixedSteps, open_mixture, source_configs
 from tokenformer_jax.data.order import Position, sample_index
 from tokenformer_jax.errors import UserError
@@ -251,3 +252,9 @@ def test_a_source_that_does_not_exist_is_named_by_its_key(config):
   changed = dataclasses.replace(config, mixture=Sources({**config.mixture, 'old': gone}))
   with pytest.raises(UserError, match=r'config\.data\.mixture\.old\.source'):
     open_mixture(changed, SEED)
+
+
+def test_text_that_a_mixture_was_not_trained_on_is_that_of_the_heaviest_source(mixture, config):
+  found, name = held_out_tokens(config, mixture.tokenizer, 50)
+  np.testing.assert_array_equal(found, mixture.stores['new'].validation[:50])
+  assert name == 'held-out text of the run'

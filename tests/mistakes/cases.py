@@ -309,6 +309,11 @@ VERIFY = {
   'a folder that is no store': ('verify --store={in}/some', '{in}/some'),
   'a store in a bucket': ('verify --store=gs://b/x', 'gs://b/x'),
   'images to verify': ('verify --config={repo}/configs/vit_digits.py', 'vit'),
+  'a mixture to verify': (
+    'verify --config={repo}/configs/lm_stdlib.py --config.data.mixture.a.weight=1 '
+    '--config.data.mixture.a.source=files:x',
+    'config.data.mixture has a token store for each source; name one with --store',
+  ),
   'a config that is not Python to verify': (
     'verify --config={in}/configs/syntax.py',
     'syntax.py, line 4,',
