@@ -158,7 +158,7 @@ def test_a_full_disk_is_an_error(tmp_path, monkeypatch):
   def full(self) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-  monkeypatch.setattr(store_lib._PartWriter, 'flush', full)
+  monkeypatch.setattr(shards.PartWriter, 'flush', full)
   with pytest.raises(UserError, match=r'the disk is full.*config\.data\.cache_dir'):
     prepare(_config(tmp_path))
   assert not _unfinished(tmp_path), 'a failed build keeps the disk full'

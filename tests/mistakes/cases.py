@@ -299,6 +299,27 @@ PLAN = {
 }
 
 VERIFY = {
+  'nothing to prepare': ('prepare', '--config'),
+  'images to prepare': (
+    'prepare --config={repo}/configs/vit_digits.py',
+    'config.model.kind is vit, which has no token store',
+  ),
+  'no worker to prepare': (
+    'prepare --config={repo}/configs/lm_stdlib.py --workers=0',
+    '--workers=0: it must be a positive integer',
+  ),
+  'bad documents kept': (
+    'prepare --config={repo}/configs/lm_stdlib.py --bad=keep',
+    'one of fail, skip',
+  ),
+  'a store in no folder': (
+    'prepare --config={repo}/configs/lm_stdlib.py --out=',
+    '--out= is empty',
+  ),
+  'a store among other files': (
+    'prepare --config={repo}/configs/lm_stdlib.py --out={in}/some',
+    'which is no part of a token store; name a new folder with --out',
+  ),
   'nothing to verify': ('verify', 'give either --config=FILE or --store=DIR'),
   'two stores to verify': (
     'verify --config={repo}/configs/lm_stdlib.py --store=x',
@@ -307,7 +328,7 @@ VERIFY = {
   'an empty store to verify': ('verify --store=', '--store= is empty'),
   'a store that is not there': ('verify --store=none', 'none'),
   'a folder that is no store': ('verify --store={in}/some', '{in}/some'),
-  'a store in a bucket': ('verify --store=gs://b/x', 'gs://b/x'),
+  'a store in a bucket of another company': ('verify --store=s3://b/x', 's3://b/x is neither a'),
   'images to verify': ('verify --config={repo}/configs/vit_digits.py', 'vit'),
   'a mixture to verify': (
     'verify --config={repo}/configs/lm_stdlib.py --config.data.mixture.a.weight=1 '

@@ -20,6 +20,7 @@ VERBS = {
   'sweep': 'train the grid of runs that a scaling law needs',
   'laws': 'fit scaling laws to runs, predict by them, and plan growth',
   'plot': 'draw the curves of runs',
+  'prepare': 'tokenize the text of a run beforehand, on all cores and without accelerators',
   'verify': 'compare a token store with the digests recorded when it was built',
 }
 

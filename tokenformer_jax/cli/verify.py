@@ -7,7 +7,7 @@ A run checks only a part of the store at its start; this command reads all of it
 status 2 if the store is damaged.
 """
 
-import pathlib
+import os
 from collections.abc import Sequence
 
 from absl import flags
@@ -31,12 +31,12 @@ def main(argv: Sequence[str]) -> None:
   given = flags.FLAGS.store
   if (given is None) == (flags.FLAGS['config'].value is None):
     raise UserError('give either --config=FILE or --store=DIR')
-  folder = _folder() if given is None else pathlib.Path(paths.local(given)).expanduser()
+  folder = _folder() if given is None else paths.parse_path(os.path.expanduser(given))
   tokens = shards.verify(folder)
   print(f'{folder}: all {tokens:,} tokens are as they were written')
 
 
-def _folder() -> pathlib.Path:
+def _folder() -> paths.Path:
   resolved = config_flag.read()
   if resolved.model.kind != 'lm':
     raise UserError(f'config.model.kind is {resolved.model.kind}, which has no token store')
@@ -46,7 +46,7 @@ def _folder() -> pathlib.Path:
       f'{store.cache_folder(resolved.data) / "stores"}'
     )
   folder = store.store_folder(resolved.data)
-  if not folder.exists():
+  if not paths.exists(folder):
     raise UserError(
       f'the token store {folder} does not exist; a run builds it (a run that starts from a '
       'checkpoint may build another one with the tokenizer of the checkpoint: give that with '

@@ -86,6 +86,18 @@ class DataConfig:
     below=1,
   )
   cache_dir: str = key('', "for token stores. '': $XDG_CACHE_HOME/tokenformer_jax or ~/.cache/…")
+  store: str = key(
+    '',
+    "the folder of a token store made by tokenformer prepare, on a disk or in a bucket. '': in "
+    'cache_dir, made by the run',
+    only='lm',
+  )
+  cache_gb: float = key(
+    10.0,
+    'GB on a disk of each host, in cache_dir, for tokens of a store in a bucket. 0: none',
+    least=0,
+    only='lm',
+  )
   workers: int = key(0, 'processes that read ahead. 0: threads of this process', least=0)
   prefetch: int = key(8, 'batches read ahead', above=0)
   new_order_at: int = key(

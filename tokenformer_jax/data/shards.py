@@ -1,35 +1,40 @@
-"""Read a token store: a folder of shards, and `meta.json`, which says what they hold.
+"""Read and write the shards of a token store, and its index, `meta.json`.
 
-Shard N of a store has its tokens of a split in `N.SPLIT.tokens`; a split's tokens are those of all
-shards, one after another. `meta.json` is written last, so a store that has one is complete. It has
-the tokenizer, and for each shard the tokens, bytes and documents of both splits and the digests of
-their blocks, by which a change of a part is found without reading all. A store is in a file system
-or in a bucket.
+A store is a folder. Its shard N has the tokens of a split in `N.SPLIT.tokens`; a split's tokens are
+those of all shards, one after another. `meta.json` is written last, so a store that has one is
+complete. It has the tokenizer, and for each shard the tokens, bytes and documents of both splits
+and the digests of their blocks, by which a change of a part is found without reading all. A store
+is in a file system or in a bucket.
 """
 
 import bisect
+import contextlib
 import dataclasses
 import hashlib
 import itertools
 import json
 import os
 import random
+import shutil
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 
 from tokenformer_jax.data import tokenizers
+from tokenformer_jax.data.corpus import SPLITS, Piece
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import paths, retry
 
 FORMAT = 2  # of meta.json
 BLOCK = 4 * 2**20  # bytes of a block, so 2 TB of tokens have 8 MB of digests
-SPLITS = ('train', 'validation')
 REPAIR = 'remove that folder, and the next run builds the store again from its source'
 
+_TEMPORARY = '.tmp-'  # begins the name of a folder inside a store for files that are being written
 _CHECK_SECONDS = 0.2  # how long opening a store compares blocks with their digests
 
 
@@ -123,6 +128,14 @@ class Tokens:
     return self._opened[shard][start:stop]
 
 
+@dataclasses.dataclass(frozen=True)
+class Cache:
+  """Room on a disk of this host for tokens from a bucket."""
+
+  folder: Path
+  bytes: int
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Store:
   """A tokenized corpus. The tokenizer's end of document follows each document.
@@ -132,6 +145,7 @@ class Store:
       65536 ids.
     train_bytes, validation_bytes: the UTF-8 bytes of the documents.
     digest: a hash of all tokens; hosts that train together must agree on it.
+    made_from: the keys of `data` that the content depends on, and their values.
   """
 
   path: paths.Path
@@ -143,6 +157,7 @@ class Store:
   train_documents: int
   validation_documents: int
   digest: str
+  made_from: dict[str, Any]
 
   def bytes_per_token(self, split: str) -> float:
     """Return the UTF-8 bytes of text per token of a split, with ends of documents as tokens."""
@@ -151,9 +166,9 @@ class Store:
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-  """The content of `meta.json`. `source` is for readers only."""
+  """The content of `meta.json`; for `made_from` see `Store`. Format 1 has nothing of it."""
 
-  source: str
+  made_from: dict[str, Any]
   dtype: str
   tokenizer: dict[str, Any]
   shards: tuple[Shard, ...]
@@ -187,8 +202,8 @@ def read_index(path: paths.Path) -> Index:
         for split, counts in meta['splits'].items()
       }
       shard = {'name': '', 'splits': splits, 'bad': ()}
-      kept = {key: meta[key] for key in ('source', 'dtype', 'tokenizer', 'digest')}
-      return Index(**kept, shards=(Shard.from_json(shard),))
+      kept = {key: meta[key] for key in ('dtype', 'tokenizer', 'digest')}
+      return Index({}, **kept, shards=(Shard.from_json(shard),))
     if meta['format'] != FORMAT:
       raise ChangedError(f'{path} has the format {meta["format"]!s:.20}, not {FORMAT}')
     return Index(**{**meta, 'shards': tuple(map(Shard.from_json, meta['shards']))})
@@ -196,8 +211,10 @@ def read_index(path: paths.Path) -> Index:
     raise ChangedError(f'{path}/meta.json is damaged') from error
 
 
-def open_store(path: paths.Path) -> Store:
+def open_store(path: paths.Path, cache: Cache | None = None) -> Store:
   """Open a store, and compare some of it with what was recorded when it was written.
+
+  `cache` is for the tokens of a store in a bucket; None: they are not kept.
 
   Raises:
     FileNotFoundError: there is none.
@@ -206,25 +223,31 @@ def open_store(path: paths.Path) -> Store:
   """
   index = read_index(path)
   _check_sizes(path, index)
-  splits = {
-    split: [shard for shard in index.shards if shard.splits[split].tokens] for split in SPLITS
-  }
-  for split, shards in splits.items():
+  room = cache.bytes if cache else 0
+  fields: dict[str, Any] = {}
+  for split in reversed(SPLITS):  # Validation is read again and again, so it has the cache first.
+    shards = [shard for shard in index.shards if shard.splits[split].tokens]
     files = {path / shard.file(split): shard.splits[split].digests for shard in shards}
     if changed := find_changed(files, _CHECK_SECONDS / len(SPLITS)):
       raise ChangedError(f'{changed} has changed since it was written')
-  fields: dict[str, Any] = {}
-  for split, shards in splits.items():
-    files = [os.fspath(path / shard.file(split)) for shard in shards]
     counts = [shard.splits[split].tokens for shard in shards]
-    fields[split] = Tokens(files, counts, index.dtype)
+    arguments = list(map(os.fspath, files)), counts, index.dtype
+    if paths.in_bucket(path):
+      from tokenformer_jax.data.bucket_tokens import BucketTokens  # noqa: PLC0415 (few runs need it)
+
+      fields[split] = BucketTokens(*arguments, cache.folder if cache else None, room)
+      room = max(0, room - len(fields[split]) * fields[split].dtype.itemsize)
+    else:
+      fields[split] = Tokens(*arguments)
     fields[f'{split}_bytes'] = index.total(split, 'bytes')
     fields[f'{split}_documents'] = index.total(split, 'documents')
   try:
     tokenizer = tokenizers.from_json(index.tokenizer)
   except (UserError, LookupError, TypeError, AttributeError) as error:
     raise ChangedError(f'{path}/meta.json is damaged') from error
-  return Store(path=path, tokenizer=tokenizer, digest=index.digest, **fields)
+  return Store(
+    path=path, tokenizer=tokenizer, digest=index.digest, made_from=index.made_from, **fields
+  )
 
 
 def _check_sizes(path: paths.Path, index: Index) -> None:
@@ -343,6 +366,78 @@ def describe(path: paths.Path, block: int) -> str:
 
 def _read_block(path: paths.Path, start: int) -> bytes:
   return retry.retried(lambda: paths.read_range(path, start, start + BLOCK), f'reading {path}')
+
+
+class PartWriter:
+  """Writer of the tokens of a split in a shard, which also counts documents, bytes and tokens."""
+
+  def __init__(self, file: BinaryIO, dtype: np.dtype, tokenizer: Tokenizer):
+    self.tokens = self.bytes = self.documents = 0
+    self._digests = Digests()
+    self._file = file
+    self._dtype = dtype
+    self._tokenizer = tokenizer
+
+  def add(self, piece: Piece, ids: np.ndarray) -> None:
+    """Append the ids of a piece and, if the piece ends its document, the end of document."""
+    if piece.ends:
+      ids = np.append(ids, self._tokenizer.end_of_document)
+    if ids.max(initial=0) >= self._tokenizer.size:
+      raise UserError(
+        f'the tokenizer {self._tokenizer.fingerprint} returned the id {ids.max()}, but its '
+        f'vocabulary has {self._tokenizer.size} ids; repair its vocabulary'
+      )
+    data = ids.astype(self._dtype).tobytes()
+    self._file.write(data)
+    self._digests.update(data)
+    self.tokens += len(ids)
+    self.bytes += len(piece.text.encode())
+    self.documents += piece.ends
+
+  def part(self) -> Part:
+    """Return the counts and digests of what was written."""
+    return Part(
+      self.tokens,
+      self.bytes,
+      self.documents,
+      self._digests.whole().hex(),
+      tuple(self._digests.blocks()),
+    )
+
+  def flush(self) -> None:
+    """Wait until the file is on disk, so that a power cut leaves no renamed file of zeros."""
+    _flush(self._file)
+
+
+def _flush(file: IO[Any]) -> None:
+  file.flush()
+  os.fsync(file.fileno())
+
+
+def put_json(folder: paths.Path, name: str, value: Any) -> None:
+  """Write a file of JSON values into a store, where it appears as a whole."""
+  with temporary_folder(folder) as temporary:
+    with open(temporary / name, 'w', encoding='utf-8') as file:
+      json.dump(value, file)
+      _flush(file)
+    paths.put(temporary / name, folder / name)
+
+
+@contextlib.contextmanager
+def temporary_folder(store: paths.Path) -> Iterator[Path]:
+  """Make a folder for files that will be moved into a store: in it, unless it is in a bucket."""
+  where = None if paths.in_bucket(store) else store
+  with tempfile.TemporaryDirectory(
+    prefix=_TEMPORARY, dir=where, ignore_cleanup_errors=True
+  ) as name:
+    yield Path(name)
+
+
+def remove_temporaries(store: paths.Path) -> None:
+  """Remove what a killed build left; only the holder of the lease writes here."""
+  if not paths.in_bucket(store):
+    for temporary in store.glob(f'{_TEMPORARY}*'):
+      shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _empty() -> 'hashlib.blake2b':

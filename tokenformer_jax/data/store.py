@@ -16,11 +16,10 @@ import json
 import os
 import re
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import tqdm
@@ -36,8 +35,10 @@ from tokenformer_jax.runs import lease
 from tokenformer_jax.storage import paths, retry
 
 _FORMAT = 1  # version of the tokenization
-_TEMPORARY = '.tmp-'  # begins the name of a folder inside a store for files that are being written
+NAMED_BAD = 100  # documents that cannot be read, of those that the index describes a shard's
 _BATCH_CHARACTERS = 4 * 2**20  # characters of the documents that are encoded together
+# Keys of `data` that a store depends on.
+_MADE_FROM = ('source', 'validation_source', 'text_field', 'validation_fraction', 'tokenizer')
 _T = TypeVar('_T')
 
 
@@ -49,18 +50,49 @@ def window_count(tokens: np.ndarray | shards.Tokens, sequence_length: int) -> in
 def prepare(
   config: DataConfig, tokenizer: Tokenizer | None = None, *, progress: bool = True
 ) -> Store:
-  """Open the token store of a corpus; build it first if it does not exist.
+  """Open the token store of a corpus; build one in the cache first if it does not exist.
 
   The tokenizer of a trained model replaces `config.tokenizer`. `progress` shows a progress bar if
   standard error is a terminal.
 
   Raises:
-    UserError: the text or the tokenizer cannot be read, a split would be empty, or the store cannot
-      be written.
+    UserError: the text or the tokenizer cannot be read, a split would be empty, the store cannot be
+      written, or `config.store` names none of this text and tokenizer.
     TransientError: reading or writing kept failing with errors that may pass.
   """
-  corpus = retry.retried(lambda: open_corpus(config), f'opening {config.source}')
-  builder = _Builder(config, corpus, progress, tokenizer)
+  if config.store:
+    from tokenformer_jax.data import named_store  # noqa: PLC0415 (only for such runs)
+
+    return named_store.open_named(config, tokenizer, cache_folder(config))
+  return _build(_Builder(config, _open_text(config), progress, tokenizer))
+
+
+def make(
+  config: DataConfig, *, workers: int = 1, skip_bad: bool = False, progress: bool = True
+) -> Store:
+  """Return the token store of a corpus; build it in `config.store`, or the cache, if it is missing.
+
+  `workers` processes tokenize; the store does not depend on their number. One is this process,
+  which tokenizes in threads. With `skip_bad` documents that cannot be read are left out.
+
+  Raises:
+    as `prepare`.
+  """
+  corpus = _open_text(config)
+  if skip_bad:
+    corpus = dataclasses.replace(corpus, bad=text.ignore)
+  return _build(_Builder(config, corpus, progress, None, workers))
+
+
+def _open_text(config: DataConfig) -> Corpus:
+  return retry.retried(lambda: open_corpus(config), f'opening {config.source}')
+
+
+def _build(builder: '_Builder') -> Store:
+  """Find or build a store, and say what to do about a disk that is full or cannot be written."""
+  remedy = 'set config.data.cache_dir to a'
+  if builder.config.store:
+    remedy = 'name another --out, a'
   try:
     return retry.retried(
       lambda: builder.find() or builder.build(), f'preparing the token store {builder.path}'
@@ -69,11 +101,11 @@ def prepare(
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
       raise UserError(
         f'the disk is full, so the token store {builder.path} cannot be written; free some space '
-        'or set config.data.cache_dir to a folder on another disk'
+        f'or {remedy} folder on another disk'
       ) from error
     raise UserError(
-      f'the token store {builder.path} cannot be written ({error.strerror or error}); set '
-      'config.data.cache_dir to a writable folder'
+      f'the token store {builder.path} cannot be written ({error.strerror or error}); {remedy} '
+      'writable folder'
     ) from error
 
 
@@ -91,6 +123,10 @@ def find(config: DataConfig, tokenizer: Tokenizer) -> Store | None:
   Raises:
     UserError: the text cannot be read.
   """
+  if config.store:
+    from tokenformer_jax.data import named_store  # noqa: PLC0415 (only for such runs)
+
+    return named_store.open_named(config, tokenizer, cache_folder(config))
   return _Builder(config, open_corpus(config), progress=False, tokenizer=tokenizer).find()
 
 
@@ -111,12 +147,16 @@ def _open(path: paths.Path) -> Store | None:
     return None
 
 
-def store_folder(config: DataConfig) -> Path:
+def store_folder(config: DataConfig) -> paths.Path:
   """Return the folder of a corpus's token store, whether the store exists or not.
 
   Raises:
     UserError: the text or the tokenizer cannot be read.
   """
+  if config.store:
+    from tokenformer_jax.data import named_store  # noqa: PLC0415 (only for such runs)
+
+    return named_store.folder(config)
   return _Builder(config, open_corpus(config), progress=False).path
 
 
@@ -124,19 +164,35 @@ class _Builder:
   """Builder of the store for a corpus and, if one is given, a tokenizer."""
 
   def __init__(
-    self, config: DataConfig, corpus: Corpus, progress: bool, tokenizer: Tokenizer | None = None
+    self,
+    config: DataConfig,
+    corpus: Corpus,
+    progress: bool,
+    tokenizer: Tokenizer | None = None,
+    workers: int = 1,
   ):
     self.config = config
     self.corpus = corpus
     self.progress = progress
+    self.workers = workers
     self.bpe_size = tokenizers.bpe_size(config.tokenizer)
     if tokenizer is None and not self.bpe_size:
       tokenizer = tokenizers.load(config.tokenizer)
     self.tokenizer = tokenizer  # None: the build trains one.
-    self.path = self._path(tokenizer)
+    self.path = store_folder(config) if config.store else self._path(tokenizer)
 
   def find(self) -> Store | None:
-    """Return the store if it exists, else None."""
+    """Return the store if it exists, else None.
+
+    Raises:
+      UserError: the folder that the config names has other files.
+    """
+    if self.config.store:
+      from tokenformer_jax.data import named_store  # noqa: PLC0415 (only for such runs)
+
+      named_store.check_folder(self.path)
+      is_there = paths.exists(self.path / 'meta.json')
+      return prepare(self.config, self.tokenizer) if is_there else None
     store = _open(self.path)
     if store is None and self.tokenizer and self.bpe_size:
       # The run that trained the tokenizer named its store before the tokenizer existed.
@@ -167,18 +223,19 @@ class _Builder:
       if paths.exists(self.path / 'meta.json'):
         say(f'the token store {self.path} is damaged; building it again')
         paths.remove(self.path)
-      leftovers = _Leftovers(self.path)
+      leftovers = None if self.config.store else _Leftovers(self.path)
       self.path.mkdir(exist_ok=True)
       try:
-        _remove_temporaries(self.path)
+        shards.remove_temporaries(self.path)
         index = self._write()
         check_lease()
         self._publish(index)
       except BaseException:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(paths.errors(self.path)):
           self.path.rmdir()  # unless it holds shards, from which the next build continues
         raise
-      leftovers.remove()
+      if leftovers:
+        leftovers.remove()
     store = _open(self.path)
     if store is None:
       raise UserError(f'the token store {self.path} changed while it was opened; run again')
@@ -189,14 +246,15 @@ class _Builder:
     tokenizer = self.tokenizer or self._train_tokenizer()
     say(f'tokenizing {self.config.source} into the token store {self.path}')
     dtype = np.dtype(np.uint16 if tokenizer.size <= 2**16 else np.uint32)
+    skip_bad = self.corpus.bad is not text.refuse
     jobs = [
-      _Job(self.path, f'{i:05}', unit, self._key(unit, tokenizer), dtype.name)
+      _Job(self.path, f'{i:05}', unit, self._key(unit, tokenizer), dtype.name, skip_bad)
       for i, unit in enumerate(self.corpus.units())
     ]
     written = self._write_shards(jobs, tokenizer)
     wholes = [bytes.fromhex(shard.splits[split].whole) for shard in written for split in SPLITS]
     return Index(
-      source=self.config.source,
+      made_from={key: getattr(self.config, key) for key in _MADE_FROM},
       dtype=dtype.name,
       tokenizer=tokenizer.to_json(),
       shards=tuple(written),
@@ -210,7 +268,7 @@ class _Builder:
     except UserError:
       paths.remove(self.path)
       raise
-    _put_json(self.path, 'meta.json', dataclasses.asdict(index))
+    shards.put_json(self.path, 'meta.json', dataclasses.asdict(index))
     for shard in index.shards:
       with contextlib.suppress(Exception):  # Nothing reads the record of a complete store.
         (self.path / _record_name(shard.name)).unlink()
@@ -221,15 +279,31 @@ class _Builder:
 
   def _write_shards(self, jobs: list['_Job'], tokenizer: Tokenizer) -> list[Shard]:
     """Write the shards that are not there yet, and return all."""
-    found = paths.sizes(self.path)
+    sizes = paths.sizes(self.path)
+    found = {job.name: shard for job in jobs if (shard := job.find(sizes))}
+    missing = [job for job in jobs if job.name not in found]
     no_bar = None if self.progress else True  # None: tqdm shows the bar only on a terminal.
-    written = []
     with tqdm.tqdm(desc='tokenizing', unit='B', unit_scale=True, disable=no_bar) as bar:
-      for job in jobs:
-        written.append(job.find(found) or job.write(tokenizer, bar.update))
-        documents = sum(part.documents for s in written for part in s.splits.values())
+      for shard in self._written(missing, tokenizer, bar.update):
+        found[shard.name] = shard
+        documents = sum(part.documents for one in found.values() for part in one.splits.values())
         bar.set_postfix(documents=documents, refresh=False)
-    return written
+    return [found[job.name] for job in jobs]
+
+  def _written(
+    self, jobs: list['_Job'], tokenizer: Tokenizer, update: Callable[[int], Any]
+  ) -> Iterator[Shard]:
+    """Yield shards while they are written; `update` is called with the bytes of text."""
+    if self.workers == 1 or len(jobs) < 2:
+      yield from (job.write(tokenizer, update) for job in jobs)
+      return
+    from tokenformer_jax.data import processes  # noqa: PLC0415 (a training run needs none)
+
+    jobs = [dataclasses.replace(job, batch=_BATCH_CHARACTERS // 8) for job in jobs]
+    writes = [job.write for job in jobs]
+    for shard in processes.write_shards(writes, tokenizer, min(self.workers, len(jobs))):
+      update(sum(part.bytes for part in shard.splits.values()))
+      yield shard
 
   def _train_tokenizer(self) -> Tokenizer:
     say(f'training the tokenizer {self.config.tokenizer}')
@@ -271,6 +345,8 @@ class _Job:
   unit: Unit
   key: str
   dtype: str
+  skip_bad: bool = False
+  batch: int = 0  # characters that are encoded together. 0: `_BATCH_CHARACTERS`
 
   def find(self, found: dict[str, int]) -> Shard | None:
     """Return the shard if an earlier build wrote it; `found` has the sizes of the store's files."""
@@ -285,18 +361,21 @@ class _Job:
         for split, part in shard.splits.items()
         if part.tokens
       )
+      whole = whole and (self.skip_bad or not shard.bad_documents)
       return shard if record['key'] == self.key and whole else None
     except (ValueError, LookupError, TypeError, AttributeError):
       return None  # A power cut can leave a file without content.
 
-  def write(self, tokenizer: Tokenizer, update: Callable[[int], Any]) -> Shard:
+  def write(self, tokenizer: Tokenizer, update: Callable[[int], Any] = lambda _: None) -> Shard:
     """Write the shard and its record; `update` is called with the bytes of each batch."""
-    with _temporary_folder(self.folder) as temporary, contextlib.ExitStack() as stack:
+    bad = _LeftOut()
+    leave_out = bad.add if self.skip_bad else text.refuse
+    with shards.temporary_folder(self.folder) as temporary, contextlib.ExitStack() as stack:
       writers = {}
       for split in SPLITS:
         file = stack.enter_context(open(temporary / split, 'wb'))
-        writers[split] = _PartWriter(file, np.dtype(self.dtype), tokenizer)
-      for pieces in _read_ahead(_batches(self.unit.pieces())):
+        writers[split] = shards.PartWriter(file, np.dtype(self.dtype), tokenizer)
+      for pieces in _read_ahead(_batches(self.unit.pieces(leave_out), self.batch)):
         encoded = tokenizer.encode_batch([piece.text for piece in pieces])
         before = sum(writer.bytes for writer in writers.values())
         for piece, ids in zip(pieces, encoded, strict=True):
@@ -304,54 +383,14 @@ class _Job:
         update(sum(writer.bytes for writer in writers.values()) - before)
       for writer in writers.values():
         writer.flush()
-      shard = Shard(self.name, {split: writer.part() for split, writer in writers.items()})
+      parts = {split: writer.part() for split, writer in writers.items()}
+      shard = Shard(self.name, parts, tuple(bad.named), bad.count)
       for split, part in shard.splits.items():
         if part.tokens:
           paths.put(temporary / split, self.folder / shard.file(split))
     record = {'key': self.key, 'shard': dataclasses.asdict(shard)}
-    _put_json(self.folder, _record_name(self.name), record)
+    shards.put_json(self.folder, _record_name(self.name), record)
     return shard
-
-
-class _PartWriter:
-  """Writer of the tokens of a split in a shard, which also counts documents, bytes and tokens."""
-
-  def __init__(self, file: BinaryIO, dtype: np.dtype, tokenizer: Tokenizer):
-    self.tokens = self.bytes = self.documents = 0
-    self._digests = shards.Digests()
-    self._file = file
-    self._dtype = dtype
-    self._tokenizer = tokenizer
-
-  def add(self, piece: Piece, ids: np.ndarray) -> None:
-    """Append the ids of a piece and, if the piece ends its document, the end of document."""
-    if piece.ends:
-      ids = np.append(ids, self._tokenizer.end_of_document)
-    if ids.max(initial=0) >= self._tokenizer.size:
-      raise UserError(
-        f'the tokenizer {self._tokenizer.fingerprint} returned the id {ids.max()}, but its '
-        f'vocabulary has {self._tokenizer.size} ids; repair its vocabulary'
-      )
-    data = ids.astype(self._dtype).tobytes()
-    self._file.write(data)
-    self._digests.update(data)
-    self.tokens += len(ids)
-    self.bytes += len(piece.text.encode())
-    self.documents += piece.ends
-
-  def part(self) -> shards.Part:
-    """Return the counts and digests of what was written."""
-    return shards.Part(
-      self.tokens,
-      self.bytes,
-      self.documents,
-      self._digests.whole().hex(),
-      tuple(self._digests.blocks()),
-    )
-
-  def flush(self) -> None:
-    """Wait until the file is on disk, so that a power cut leaves no renamed file of zeros."""
-    _flush(self._file)
 
 
 def _record_name(shard: str) -> str:
@@ -359,43 +398,25 @@ def _record_name(shard: str) -> str:
   return f'{shard}.json'
 
 
-def _flush(file: IO[Any]) -> None:
-  file.flush()
-  os.fsync(file.fileno())
+class _LeftOut:
+  """The documents of a shard that cannot be read: how many, and what is wrong with the first."""
+
+  def __init__(self) -> None:
+    self.count, self.named = 0, []
+
+  def add(self, error: UserError) -> None:
+    """Count a document."""
+    self.count += 1
+    if len(self.named) < NAMED_BAD:
+      self.named.append(str(error))
 
 
-def _put_json(folder: paths.Path, name: str, value: Any) -> None:
-  """Write a file of JSON values into a store, where it appears as a whole."""
-  with _temporary_folder(folder) as temporary:
-    with open(temporary / name, 'w', encoding='utf-8') as file:
-      json.dump(value, file)
-      _flush(file)
-    paths.put(temporary / name, folder / name)
-
-
-@contextlib.contextmanager
-def _temporary_folder(store: paths.Path) -> Iterator[Path]:
-  """Make a folder for files that will be moved into a store: in it, unless it is in a bucket."""
-  where = None if paths.in_bucket(store) else store
-  with tempfile.TemporaryDirectory(
-    prefix=_TEMPORARY, dir=where, ignore_cleanup_errors=True
-  ) as name:
-    yield Path(name)
-
-
-def _remove_temporaries(store: paths.Path) -> None:
-  """Remove what a killed build left; only the holder of the lease writes here."""
-  if not paths.in_bucket(store):
-    for temporary in store.glob(f'{_TEMPORARY}*'):
-      shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
+def _batches(pieces: Iterator[Piece], size: int) -> Iterator[list[Piece]]:
   batch, characters = [], 0
   for piece in pieces:
     batch.append(piece)
     characters += len(piece.text)
-    if characters >= _BATCH_CHARACTERS:
+    if characters >= (size or _BATCH_CHARACTERS):
       yield batch
       batch, characters = [], 0
   if batch:

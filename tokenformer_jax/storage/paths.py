@@ -256,13 +256,18 @@ def _object_identity(path: str, info: dict[str, Any]) -> tuple[Any, ...]:
 def sizes(directory: Path) -> dict[str, int]:
   """Return the names of the files in a directory, with their bytes, by one listing.
 
+  A bucket has none in a directory that does not exist.
+
   Raises:
-    FileNotFoundError: the directory does not exist.
+    FileNotFoundError: the directory of a file system does not exist.
   """
 
   def once() -> dict[str, int]:
     if in_bucket(directory):
-      found = _bucket().ls(os.fspath(directory), detail=True)
+      try:
+        found = _bucket().ls(os.fspath(directory), detail=True)
+      except FileNotFoundError:
+        return {}
       return {e['name'].rpartition('/')[2]: e['size'] for e in found if e['type'] == 'file'}
     with os.scandir(directory) as entries:
       return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}

@@ -38,6 +38,8 @@ _DATA_KEYS = (
 # Keys that change neither the resulting model nor its figures.
 _UNREPORTED = (
   'data.cache_dir',
+  'data.store',
+  'data.cache_gb',
   'data.workers',
   'data.prefetch',
   'train.log_every',

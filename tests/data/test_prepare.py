@@ -1,0 +1,214 @@
+"""`prepare` makes the store that a run would make, on any number of cores and after any kill."""
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tokenformer_jax.config import DataConfig
+from tokenformer_jax.data import corpus, shards, store
+from tokenformer_jax.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+# A process that makes the store of the config in its first argument, with small shards.
+_MAKE = """
+import json, sys
+from tokenformer_jax.config import DataConfig
+from tokenformer_jax.data import corpus, store
+
+if __name__ == '__main__':
+  corpus.UNIT_BYTES = 4000
+  print(store.make(DataConfig(**json.loads(sys.argv[1])), workers=int(sys.argv[2])).digest)
+"""
+
+
+def _write(folder: Path, files: int = 12, documents: int = 40) -> DataConfig:
+  (folder / 'corpus').mkdir()
+  for i in range(files):
+    lines = [json.dumps({'text': f'document {j} of {i}: naïve {i * j}'}) for j in range(documents)]
+    (folder / f'corpus/{i:02}.jsonl').write_text('\n'.join(lines))
+  return DataConfig(
+    source=f'files:{folder}/corpus',
+    tokenizer='bpe:300',
+    validation_fraction=0.2,
+    cache_dir=str(folder / 'cache'),
+  )
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+  return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def _start(folder: Path, config: DataConfig, workers: int) -> subprocess.Popen:
+  script = folder / 'make.py'
+  script.write_text(_MAKE)
+  return subprocess.Popen(
+    [sys.executable, str(script), json.dumps(dataclasses.asdict(config)), str(workers)],
+    env=os.environ | {'PYTHONPATH': str(ROOT)},
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+
+
+def test_a_run_finds_the_store_that_was_made_for_its_config(tmp_path, monkeypatch):
+  config = _write(tmp_path)
+  made = store.make(config)
+  monkeypatch.setattr(store._Builder, 'build', lambda self: pytest.fail('it is made again'))
+  assert store.prepare(config).path == made.path
+
+
+def test_a_store_is_made_in_the_folder_that_the_config_names(tmp_path):
+  config = _write(tmp_path)
+  named = dataclasses.replace(config, store=str(tmp_path / 'named/store'))
+  made = store.make(named)
+  assert (made.path, made.digest) == (tmp_path / 'named/store', store.prepare(config).digest)
+  assert store.make(named).digest == store.prepare(named).digest == made.digest
+
+
+def test_nothing_beside_a_named_store_is_touched(tmp_path):
+  config = _write(tmp_path)
+  (tmp_path / 'out/of_a_user').mkdir(parents=True)
+  (tmp_path / 'out/of_a_user/file').write_text('kept')
+  store.make(dataclasses.replace(config, store=str(tmp_path / 'out/store')))
+  assert (tmp_path / 'out/of_a_user/file').read_text() == 'kept'
+  with pytest.raises(
+    UserError, match=r'has the file file, which is no part of a token store; name'
+  ):
+    store.make(dataclasses.replace(config, store=str(tmp_path / 'out/of_a_user')))
+  with pytest.raises(UserError, match=r'which is no part of a token store'):
+    store.make(dataclasses.replace(config, store=str(tmp_path / 'corpus/00.jsonl')))
+
+
+def test_bad_documents_are_left_out_by_choice_and_counted(tmp_path):
+  config = _write(tmp_path)
+  good = store.prepare(config)
+  with (tmp_path / 'corpus/03.jsonl').open('ab') as file:
+    file.write(b'\nno JSON\n{"other": 1}\n{"text": "\xff"}\n[1]\n{"text": 3}')
+  (tmp_path / 'corpus/99.txt').write_bytes(b'not \xff UTF-8')
+  with pytest.raises(UserError, match=r'03\.jsonl, line 41, is not valid JSON'):
+    store.make(config)
+  made = store.make(config, skip_bad=True)
+  np.testing.assert_array_equal(made.train[:], good.train[:])
+  np.testing.assert_array_equal(made.validation[:], good.validation[:])
+  (shard,) = shards.read_index(made.path).shards
+  assert shard.bad_documents == 6
+  lines = [line for i in range(41, 46) for line in shard.bad if f'03.jsonl, line {i}, ' in line]
+  assert len(lines) == 5 and '99.txt is not UTF-8' in shard.bad[-1]
+
+
+def test_a_source_of_bad_documents_alone_holds_no_text(tmp_path):
+  (tmp_path / 'a.jsonl').write_text('no JSON\nno JSON')
+  config = DataConfig(
+    source=f'files:{tmp_path}/a.jsonl', tokenizer='bytes', cache_dir=str(tmp_path / 'cache')
+  )
+  with pytest.raises(UserError, match='holds no text'):
+    store.make(config, skip_bad=True)
+
+
+@pytest.mark.slow
+def test_a_store_is_the_same_bytes_for_any_number_of_workers(tmp_path, monkeypatch):
+  config = _write(tmp_path)
+  monkeypatch.setattr(corpus, 'UNIT_BYTES', 4000)
+  one = _files(store.make(config).path)
+  assert len([name for name in one if name.endswith('.train.tokens')]) > 5
+  for workers in (2, 3):
+    other = dataclasses.replace(config, cache_dir=str(tmp_path / f'cache{workers}'))
+    assert _files(store.make(other, workers=workers).path) == one
+
+
+@pytest.mark.slow
+def test_a_build_that_is_killed_ten_times_gives_the_same_bytes(tmp_path):
+  config = _write(tmp_path, files=200, documents=100)
+  unbroken = dataclasses.replace(config, store=str(tmp_path / 'unbroken'))
+  with _start(tmp_path, unbroken, 2) as process:
+    digest, said = process.communicate()
+  assert process.returncode == 0, said
+  broken, chance = dataclasses.replace(config, store=str(tmp_path / 'broken')), random.Random(0)
+  written = 0
+  for _ in range(10):
+    with _start(tmp_path, broken, 2) as process:
+      written += chance.randrange(8)
+      while len(list((tmp_path / 'broken').glob('0*.json'))) <= written:
+        assert process.poll() is None, 'the build was too fast to be killed'
+      process.send_signal(signal.SIGKILL)
+      process.communicate()
+  with _start(tmp_path, broken, 2) as process:
+    found, said = process.communicate()
+  assert (process.returncode, found) == (0, digest), said
+  assert _files(tmp_path / 'broken') == _files(tmp_path / 'unbroken')
+
+
+@pytest.mark.slow
+def test_the_processes_end_with_the_command(tmp_path):
+  config = _write(tmp_path, files=200, documents=2000)
+  with _start(tmp_path, config, 2) as process:
+    deadline = time.monotonic() + 60
+    while len(children := _children(process.pid)) < 3:  # two, and Python's tracker of resources
+      assert time.monotonic() < deadline and process.poll() is None, 'no processes are started'
+      time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+  deadline = time.monotonic() + 20
+  while any(_runs(child) for child in children):
+    assert time.monotonic() < deadline, 'processes stay behind a killed command'
+    time.sleep(0.05)
+
+
+def _children(pid: int) -> list[int]:
+  found = Path(f'/proc/{pid}/task/{pid}/children')
+  return [int(child) for child in found.read_text().split()] if found.exists() else []
+
+
+def _runs(pid: int) -> bool:
+  try:
+    return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] != 'Z'
+  except FileNotFoundError:
+    return False
+
+
+@pytest.mark.slow
+def test_a_store_is_made_in_a_bucket(tmp_path, bucket, monkeypatch):
+  monkeypatch.setattr(corpus, 'UNIT_BYTES', 4000)
+  config = _write(tmp_path)
+  local = store.make(config)
+  named = dataclasses.replace(config, store='gs://bucket/made/store')
+  made = store.make(named)
+  assert made.digest == local.digest
+  np.testing.assert_array_equal(made.train[:], local.train[:])
+  objects = bucket.buckets['bucket']
+  names = {name.rpartition('/')[2] for name in objects if name.startswith('made/')}
+  assert names == {path.name for path in local.path.iterdir()}, 'something is left behind'
+
+
+@pytest.mark.slow
+def test_the_command_makes_a_store_that_a_run_trains_on(tmp_path):
+  config = _write(tmp_path)
+  with (tmp_path / 'corpus/03.jsonl').open('a') as file:
+    file.write('\nno JSON')
+  flags = [
+    '--config=configs/lm_stdlib.py',
+    f'--config.data.source={config.source}',
+    '--config.data.tokenizer=bpe:300',
+  ]
+  command = [sys.executable, '-m', 'tokenformer_jax', 'prepare', *flags, f'--out={tmp_path}/out']
+
+  def run(arguments: list[str]) -> subprocess.CompletedProcess:
+    environment = os.environ | {'PYTHONPATH': str(ROOT)}
+    return subprocess.run(arguments, capture_output=True, text=True, env=environment, cwd=ROOT)
+
+  done = run(command)
+  assert done.returncode == 2 and 'error: ' in done.stderr, done.stderr
+  assert '03.jsonl, line 41, is not valid JSON' in done.stderr
+  done = run([*command, '--bad=skip', '--workers=2'])
+  assert done.returncode == 0, done.stderr
+  assert f'left out: {tmp_path}/corpus/03.jsonl, line 41, is not valid JSON' in done.stderr
+  assert done.stdout.startswith(f'{tmp_path}/out: ') and 'of 480 documents' in done.stdout

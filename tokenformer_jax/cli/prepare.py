@@ -1,0 +1,82 @@
+r"""Make the token store of a run, on all cores of a machine without accelerators.
+
+  tokenformer prepare --config=lm_pile.py:150m --out=gs://BUCKET/pile
+  tokenformer train --config=lm_pile.py:150m --config.data.store=gs://BUCKET/pile
+
+Without --out the store is made in config.data.cache_dir, where a run of the config on this machine
+finds it. When the command was interrupted, the same command continues after the last complete
+shard, and the store is the same bytes for any number of --workers. docs/data.md says more.
+"""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+
+import jax
+from absl import flags
+
+from tokenformer_jax.cli import config_flag
+from tokenformer_jax.cli import main as cli
+from tokenformer_jax.data import shards, store
+from tokenformer_jax.errors import UserError, counted
+from tokenformer_jax.parallel.messages import say
+
+_NAMED = 10  # documents that were left out, of those that are named
+
+
+def define_flags() -> None:
+  """Define the command's flags."""
+  config_flag.define('The config whose text to tokenize, FILE or FILE:VARIANT.')
+  flags.mark_flag_as_required('config')
+  flags.DEFINE_string('out', None, 'The folder of the store, on a disk or in a bucket.')
+  flags.DEFINE_integer(
+    'workers', None, 'Processes that tokenize, one thread each; else one a core.', lower_bound=1
+  )
+  flags.DEFINE_enum(
+    'bad',
+    'fail',
+    ['fail', 'skip'],
+    'A document that cannot be read ends the command or is left out.',
+  )
+
+
+def run() -> None:
+  """Run the command with the arguments of this process."""
+  define_flags()
+  cli.run(main, on_all_hosts=False)
+
+
+def main(argv: Sequence[str]) -> None:
+  """Make the store that the flags describe, and print its path and size."""
+  del argv
+  jax.config.update('jax_platforms', 'cpu')
+  values = flags.FLAGS
+  config = config_flag.read()
+  if config.model.kind != 'lm':
+    raise UserError(f'config.model.kind is {config.model.kind}, which has no token store')
+  data = config.data
+  if data.mixture:
+    raise UserError(
+      'config.data.mixture has a token store for each source; prepare each with a config of '
+      'config.data.source, a tokenizer.json file and without --out, and the mixture finds them'
+    )
+  if values.out is not None:
+    data = dataclasses.replace(data, store=values.out)
+  workers = values.workers or len(os.sched_getaffinity(0))
+  os.environ['RAYON_NUM_THREADS'] = str(workers)  # for text of one shard
+  made = store.make(data, workers=workers, skip_bad=values.bad == 'skip')
+  _report_bad(made)
+  print(
+    f'{made.path}: {len(made.train):,} tokens to train on and {len(made.validation):,} held out, '
+    f'of {counted(made.train_documents + made.validation_documents, "document")}'
+  )
+
+
+def _report_bad(made: store.Store) -> None:
+  """Say which documents were left out."""
+  found = shards.read_index(made.path).shards
+  named = [text for shard in found for text in shard.bad][:_NAMED]
+  for text in named:
+    say(f'left out: {text}')
+  if more := sum(shard.bad_documents for shard in found) - len(named):
+    say(f'left out: {more:,} more; {made.path}/meta.json names up to {store.NAMED_BAD} of a shard')

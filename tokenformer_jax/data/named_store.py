@@ -1,0 +1,72 @@
+"""Open the token store that `config.data.store` names, in a file system or in a bucket."""
+
+import re
+from pathlib import Path
+
+from tokenformer_jax.config import DataConfig
+from tokenformer_jax.data import shards, tokenizers
+from tokenformer_jax.data.shards import ChangedError, Store
+from tokenformer_jax.data.tokenizers import Tokenizer
+from tokenformer_jax.errors import TransientError, UserError
+from tokenformer_jax.storage import paths
+
+_OF_STORE = re.compile(r'meta\.json|\d{5,}\.json|(\d{5,}\.)?(train|validation)\.tokens')
+
+
+def open_named(config: DataConfig, tokenizer: Tokenizer | None, cache: Path) -> Store:
+  """Open the store that `config.store` names, and check that it is of the config's text.
+
+  Tokens of a store in a bucket are kept in the folder `cache`, up to `config.cache_gb`.
+
+  Raises:
+    UserError: there is no store, it has changed, or it is of another text or tokenizer.
+    TransientError: reading it kept failing with errors that may pass.
+  """
+  path, name = folder(config), f'config.data.store is {config.store}'
+  made = 'make it with `tokenformer prepare` from the same config'
+  share = int(config.cache_gb * 1e9) // max(1, config.workers)  # Each process has its own cache.
+  try:
+    store = shards.open_store(path, shards.Cache(cache, share))
+  except FileNotFoundError as error:
+    raise UserError(f'{name}, where there is no complete token store; {made}') from error
+  except ChangedError as error:
+    raise UserError(f'{name}, and {error}; remove that folder and {made}') from error
+  except paths.errors(path) as error:
+    if isinstance(error, TransientError):
+      raise
+    raise UserError(f'{name}, which cannot be read ({paths.reason(error)}); {made}') from error
+  for key, value in store.made_from.items():
+    if (own := getattr(config, key)) != value and (key != 'tokenizer' or tokenizers.bpe_size(own)):
+      raise UserError(
+        f'{name}, which was made with config.data.{key}={value}, and here it is {own or "empty"}; '
+        f'set the key to that value, or name another store'
+      )
+  if tokenizer is None and not tokenizers.bpe_size(config.tokenizer):
+    tokenizer = tokenizers.load(config.tokenizer)
+  if tokenizer is not None and tokenizer.fingerprint != store.tokenizer.fingerprint:
+    raise UserError(
+      f'{name}, a store of another tokenizer (fingerprint {store.tokenizer.fingerprint}) than that '
+      f'of this run ({tokenizer.fingerprint}); name a store of the same tokenizer'
+    )
+  return store
+
+
+def folder(config: DataConfig) -> paths.Path:
+  """Return the folder that `config.store` names."""
+  path = paths.parse_path(config.store)
+  return path if paths.in_bucket(path) else path.expanduser().absolute()
+
+
+def check_folder(path: paths.Path) -> None:
+  """Check that a folder is empty, not there, or has files of a store and no others."""
+  try:
+    names = paths.sizes(path)
+  except FileNotFoundError:
+    return
+  except NotADirectoryError:
+    names = [path.name]
+  if other := next((name for name in names if not _OF_STORE.match(name)), ''):
+    raise UserError(
+      f'{path} has the file {other}, which is no part of a token store; name a new folder with '
+      '--out or config.data.store'
+    )
