@@ -11,6 +11,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import errno
+import functools
 import hashlib
 import json
 import os
@@ -201,6 +202,11 @@ class _Builder:
         return first
     return store
 
+  @functools.cached_property
+  def units(self) -> list[Unit]:
+    """The text of each shard."""
+    return self.corpus.units()
+
   def _path(self, tokenizer: Tokenizer | None) -> Path:
     config = self.config
     identity = (
@@ -216,6 +222,7 @@ class _Builder:
 
   def build(self) -> Store:
     """Build the store, or wait for the process that is building it."""
+    _ = self.units  # Text that cannot be read is reported before anything is written.
     self.path.parent.mkdir(parents=True, exist_ok=True)
     with lock(self.path, f'the token store {self.path}') as check_lease:
       if (store := _open(self.path)) is not None:
@@ -249,7 +256,7 @@ class _Builder:
     skip_bad = self.corpus.bad is not text.refuse
     jobs = [
       _Job(self.path, f'{i:05}', unit, self._key(unit, tokenizer), dtype.name, skip_bad)
-      for i, unit in enumerate(self.corpus.units())
+      for i, unit in enumerate(self.units)
     ]
     written = self._write_shards(jobs, tokenizer)
     wholes = [bytes.fromhex(shard.splits[split].whole) for shard in written for split in SPLITS]
