@@ -51,7 +51,7 @@ def _start(folder: Path, config: DataConfig, workers: int) -> subprocess.Popen:
   script = folder / 'make.py'
   script.write_text(_MAKE)
   return subprocess.Popen(
-    [sys.executable, str(script), json.dumps(dataclasses.asdict(config)), str(workers)],
+    [sys.executable, str(script), json.dumps(vars(config) | {'mixture': {}}), str(workers)],
     env=os.environ | {'PYTHONPATH': str(ROOT)},
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,

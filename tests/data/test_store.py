@@ -402,7 +402,7 @@ def _environment() -> dict[str, str]:
 
 def _start(config: DataConfig, mode: str) -> subprocess.Popen:
   return subprocess.Popen(
-    [sys.executable, '-c', _SCRIPT, json.dumps(dataclasses.asdict(config)), mode],
+    [sys.executable, '-c', _SCRIPT, json.dumps(vars(config) | {'mixture': {}}), mode],
     env=_environment(),
     stdout=subprocess.PIPE,
     text=True,
