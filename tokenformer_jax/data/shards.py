@@ -32,6 +32,11 @@ from tokenformer_jax.storage import paths, retry
 
 FORMAT = 2  # of meta.json
 BLOCK = 4 * 2**20  # bytes of a block, so 2 TB of tokens have 8 MB of digests
+# Keys of `data` that a store depends on.
+MADE_FROM = (
+  *('source', 'validation_source', 'text_field', 'validation_fraction', 'deduplicate'),
+  'tokenizer',
+)
 REPAIR = 'remove that folder, and the next run builds the store again from its source'
 
 _TEMPORARY = '.tmp-'  # begins the name of a folder inside a store for files that are being written

@@ -38,8 +38,6 @@ from tokenformer_jax.storage import paths, retry
 _FORMAT = 1  # version of the tokenization
 NAMED_BAD = 100  # documents that cannot be read, of those that the index describes a shard's
 _BATCH_CHARACTERS = 4 * 2**20  # characters of the documents that are encoded together
-# Keys of `data` that a store depends on.
-_MADE_FROM = ('source', 'validation_source', 'text_field', 'validation_fraction', 'tokenizer')
 _T = TypeVar('_T')
 
 
@@ -261,7 +259,7 @@ class _Builder:
     written = self._write_shards(jobs, tokenizer)
     wholes = [bytes.fromhex(shard.splits[split].whole) for shard in written for split in SPLITS]
     return Index(
-      made_from={key: getattr(self.config, key) for key in _MADE_FROM},
+      made_from={key: getattr(self.config, key) for key in shards.MADE_FROM},
       dtype=dtype.name,
       tokenizer=tokenizer.to_json(),
       shards=tuple(written),
