@@ -70,6 +70,11 @@ A, B = {'source': 'files:a', 'weight': 0.5}, {'source': 'files:b', 'weight': 0.5
       'config.data.source is files:c, which is not in config.data.mixture and would not be read',
     ),
     ({'data.validation_source': 'x'}, {'a': A, 'b': B}, 'config.data.validation_source is x, whi'),
+    (
+      {'data.store': 'gs://b/s'},
+      {'a': A, 'b': B},
+      'config.data.store is gs://b/s, one token store',
+    ),
     ({'train.epochs': 2.0}, {'a': A, 'b': B}, 'config.train.epochs is 2.0, and each source of'),
     ({'model.kind': 'vit'}, {'a': A, 'b': B}, "mixture.a.source is 'files:a', which has a meani"),
   ],

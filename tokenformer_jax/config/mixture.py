@@ -112,6 +112,11 @@ def check(config: 'Config') -> None:
         f'config.data.{key} is {value}, which is not in {path} and would not be read; add it '
         f'there, or set config.data.{key}={default or repr(default)}'
       )
+  if data.store:
+    raise UserError(
+      f'config.data.store is {data.store}, one token store, and each source of {path} has its own; '
+      'leave it out'
+    )
   for section, key in (('train', 'epochs'), ('optim', 'warmup_epochs')):
     if value := getattr(getattr(config, section), key):
       raise UserError(

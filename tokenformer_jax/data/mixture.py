@@ -343,7 +343,7 @@ def _trained_bpe(data: DataConfig, size: int) -> Tokenizer:
         corpora[name] = retry.retried(lambda one=one: open_corpus(one), f'opening {one.source}')
   weights = {name: shares(data.mixture).last[name] for name in corpora}
   parts = [(corpus.fingerprint(), corpus.fraction) for corpus in corpora.values()]
-  identity = repr((size, data.text_field, parts, weights))
+  identity = repr((size, data.text_field, data.deduplicate, parts, weights))
   name = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
   path = store.cache_folder(data) / 'tokenizers' / f'{name}.json'
   with contextlib.suppress(OSError, ValueError, LookupError, UserError):
