@@ -3,6 +3,7 @@
 import gzip
 import importlib.util
 import io
+import os
 import sys
 
 import bucket_server
@@ -240,6 +241,21 @@ def test_a_folder_of_many_files_costs_one_listing(bucket, monkeypatch, form):
   source.fingerprint()
   assert len(source.paths) == 1000
   assert len(asked) <= 4, f'1,000 files cost {len(asked)} calls, such as {asked[-1]}'
+
+
+def test_a_packed_file_is_read_in_few_calls(bucket, monkeypatch):
+  content = os.urandom(300_000).hex().encode()
+  bucket.buckets['bucket']['packed/a.txt.gz'] = (next(bucket.generations), gzip.compress(content))
+  source = text.open_source('files:gs://bucket/packed', 'text')
+  answer, asked = bucket_server._Handler._do, []
+
+  def count(self, method, target, headers, body):
+    asked.append(f'{method} {target}')
+    return answer(self, method, target, headers, body)
+
+  monkeypatch.setattr(bucket_server._Handler, '_do', count)
+  assert list(source.documents()) == [content.decode()]
+  assert len(asked) <= 6, f'a packed file of 300 kB costs {len(asked)} calls'
 
 
 def test_a_parquet_file_is_read_there(bucket):

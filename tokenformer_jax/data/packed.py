@@ -6,7 +6,9 @@ window, must not exceed the limit of `held_at_most`.
 """
 
 import contextlib
+import functools
 import gzip
+import io
 import shlex
 import zlib
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from tokenformer_jax.storage.retry import retried
 
 LONGEST_DOCUMENT = 2**30  # bytes; decoding holds up to four copies in memory
 
+_BUFFER_BYTES = 2**20
 _CHUNK_BYTES = 128 * 2**10
 _SUFFIXES = ('.gz', '.zst')
 _RATIO = 100  # largest size of a document or window, relative to its packed file
@@ -47,11 +50,31 @@ def chunks(path: str) -> Iterator[bytes]:
       if path.endswith('.zst'):
         yield from _zstd_chunks(file, path)
         return
-      content = gzip.GzipFile(fileobj=file) if path.endswith('.gz') else file
+      content: _Readable = file
+      if path.endswith('.gz'):  # gzip reads a few bytes at a time: in a bucket, each is a call.
+        content = gzip.GzipFile(fileobj=io.BufferedReader(_Raw(file), _BUFFER_BYTES))
       while chunk := content.read(_CHUNK_BYTES):
         yield chunk
     finally:
       file.close()
+
+
+class Limit:
+  """The limit of `held_at_most`.
+
+  The size of the file is looked up once, and for long content only: in a bucket this is a call.
+  """
+
+  def __init__(self, path: str):
+    self._path = path
+
+  def allows(self, length: int) -> bool:
+    """Return whether `length` bytes of the content may be in memory at once."""
+    return length <= min(_ALWAYS_HELD, LONGEST_DOCUMENT) or length <= self._most
+
+  @functools.cached_property
+  def _most(self) -> int:
+    return held_at_most(self._path)
 
 
 def held_at_most(path: str) -> int:
@@ -118,6 +141,21 @@ class Steady:
     self._file = None
 
 
+class _Raw(io.RawIOBase):
+  """A file as io.BufferedReader takes one."""
+
+  def __init__(self, file: Steady):
+    self._file = file
+
+  def readable(self) -> bool:
+    return True
+
+  def readinto(self, buffer: memoryview) -> int:
+    data = self._file.read(len(buffer))
+    buffer[: len(data)] = data
+    return len(data)
+
+
 def _zstd_chunks(file: _Readable, path: str) -> Iterator[bytes]:
   """Yield the content of a zstd file of any number of frames.
 
@@ -126,8 +164,7 @@ def _zstd_chunks(file: _Readable, path: str) -> Iterator[bytes]:
   `zstd --long=31` produces, can be read.
   """
   decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
-  most = _largest_window(path)
-  frame, window, unpacked, waiting = None, 0, 0, b''
+  most, frame, window, unpacked, waiting = 0, None, 0, 0, b''
   while waiting := waiting or file.read(_CHUNK_BYTES):
     if frame is None:
       if len(waiting) < _ZSTD_HEADER_BYTES:
@@ -138,7 +175,9 @@ def _zstd_chunks(file: _Readable, path: str) -> Iterator[bytes]:
     for start in range(0, len(waiting), _ZSTD_SLICE_BYTES):
       content = frame.decompress(waiting[start : start + _ZSTD_SLICE_BYTES])
       unpacked += len(content)
-      if min(window, unpacked) > most:
+      if (held := min(window, unpacked)) > _ALWAYS_HELD:
+        most = most or _largest_window(path)
+      if held > max(most, _ALWAYS_HELD):
         raise UserError(
           f'{path} requests a window of {window >> 20} MiB, but a file of its size may have '
           f'{most >> 20} MiB at most; pack it again with a smaller window: '

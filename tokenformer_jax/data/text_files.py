@@ -108,23 +108,23 @@ def text_chunks(path: str) -> Iterator[bytes]:
 
 
 def _whole(path: str, chunks: Iterable[bytes]) -> bytearray:
-  content, most = bytearray(), packed.held_at_most(path)
+  content, limit = bytearray(), packed.Limit(path)
   for chunk in chunks:
     content += chunk
-    if len(content) > most:
-      raise too_long(path, most)
+    if not limit.allows(len(content)):
+      raise too_long(path)
   return content
 
 
 def lines(path: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
   """Yield the lines of a file without line ends. Join the pieces of a long line only once."""
-  pieces, length, most = [], 0, packed.held_at_most(path)
+  pieces, length, limit = [], 0, packed.Limit(path)
   for chunk in chunks:
     first, *others = chunk.split(b'\n')
     pieces.append(first)
     length += len(first)
-    if length > most:
-      raise too_long(path, most)
+    if not limit.allows(length):
+      raise too_long(path)
     for other in others:
       joined = [b''.join(pieces)]
       pieces.clear()
@@ -133,8 +133,9 @@ def lines(path: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
   yield b''.join(pieces)
 
 
-def too_long(path: str, most: int) -> UserError:
-  """Return the error for a document of more than `most` bytes."""
+def too_long(path: str) -> UserError:
+  """Return the error for a document of more bytes than may be in memory."""
+  most = packed.held_at_most(path)
   share = '' if most == packed.LONGEST_DOCUMENT else ' in a packed file of its size'
   return UserError(
     f'{path} has a document of more than {most >> 20} MiB, the limit for one document{share}, '

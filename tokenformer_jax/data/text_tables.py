@@ -72,7 +72,7 @@ class _Feed:
     self.held = 0
     self._path, self._position = path, 0
     self._lines = text_files.lines(path, chunks)
-    self._most = packed.held_at_most(path)
+    self._limit = packed.Limit(path)
 
   def __iter__(self) -> Iterator[str]:
     return self
@@ -80,8 +80,8 @@ class _Feed:
   def __next__(self) -> str:
     line = next(self._lines)
     self.held += len(line) + 1
-    if self.held > self._most:
-      raise text_files.too_long(self._path, self._most)
+    if not self._limit.allows(self.held):
+      raise text_files.too_long(self._path)
     decoded = decode(line, self._path, self._position)
     self._position += len(line) + 1
     return f'{decoded}\n'
@@ -113,7 +113,7 @@ class _Array:
     self._path = path
     self._characters = _characters(path, chunks)
     self._waiting, self._position, self._ended = '', 0, False
-    self._most = packed.held_at_most(path)
+    self._limit = packed.Limit(path)
     self._decoder = json.JSONDecoder()
 
   def elements(self) -> Iterator[Any]:
@@ -173,8 +173,8 @@ class _Array:
       else:
         pieces.append(piece)
         length += len(piece)
-      if length > self._most:
-        raise text_files.too_long(self._path, self._most)
+      if not self._limit.allows(length):
+        raise text_files.too_long(self._path)
     self._waiting = ''.join(pieces)
 
 
