@@ -339,7 +339,7 @@ def _convert(*arguments):
 def test_the_command_changes_the_layout(run, tmp_path, capsys):
   _convert('layout', f'--source={run}', f'--target={tmp_path}/turned', '--layout=interleaved')
   said = capsys.readouterr()
-  assert f'what that of {run} does, with the rotary layout interleaved' in said.err, said.err
+  assert f'the same as that of {run}, with the rotary layout interleaved' in said.err, said.err
   assert f'--source={tmp_path}/turned --prompt=' in said.out, 'no command to try it with'
   _, meta = _restored(tmp_path / 'turned')
   assert meta.config.model.layer.mixer.positions.layout == 'interleaved'

@@ -111,7 +111,10 @@ GROW = {
     'grow --source={lm} --target=new --method=double',
     '--method=double: it must be one of group',
   ),
-  'less noise than none': ('grow --source={lm} --target=new --noise=-1', '--noise=-1'),
+  'less noise than none': (
+    'grow --source={lm} --target=new --method=duplicate --param_tokens=ffn=128 --noise=-1',
+    '--noise is -1',
+  ),
   'noise of nan': (
     'grow --source={lm} --target=new --method=duplicate --param_tokens=ffn=128 --noise=nan',
     'noise',
