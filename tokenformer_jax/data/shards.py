@@ -129,7 +129,10 @@ class Tokens:
 
   def _read(self, shard: int, start: int, stop: int) -> np.ndarray:
     if shard not in self._opened:
-      self._opened[shard] = np.memmap(self._files[shard], self.dtype, mode='r')
+      file = self._files[shard]
+      self._opened[shard] = retry.retried(
+        lambda: np.memmap(file, self.dtype, mode='r'), f'opening {file}'
+      )
     return self._opened[shard][start:stop]
 
 
