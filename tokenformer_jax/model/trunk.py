@@ -90,7 +90,7 @@ class Context(NamedTuple):
     The first token of a padded row has position 0; the slots before it have negative positions.
     """
     slots_1xT = self.start + jnp.arange(length)[None]
-    if self.restart:
+    if self.starts_BxT is not None and self.restart:
       return slots_1xT - self.starts_BxT
     return slots_1xT if self.padding_B is None else slots_1xT - self.padding_B[:, None]
 
