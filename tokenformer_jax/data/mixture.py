@@ -61,37 +61,33 @@ class Quotas:
     """Return the samples of each source that are due before a time, given in samples."""
     steps, rows = divmod(samples, self.batch_size)
     now = self.first_step + steps
-    unit, whole = self._lines.unit, self._lines.until(now)
-    if rows:
-      part = self._lines.at(now)
-      quotas = [
-        (end - begin) * self.batch_size + rows * weight
-        for end, begin, weight in zip(whole, self._before, part, strict=True)
-      ]
-    else:
-      quotas = [
-        (end - begin) * self.batch_size for end, begin in zip(whole, self._before, strict=True)
-      ]
+    unit, lines = self._lines.unit, (self._lines.until(now), self._before, self._lines.at(now))
+    quotas = [
+      (end - begin) * self.batch_size + rows * weight
+      for end, begin, weight in zip(*lines, strict=True)
+    ]
     return [(2 * quota + unit) // (2 * unit) for quota in quotas]
 
   def place(self, position: int) -> tuple[int, int]:
     """Return the number of the source of a position, and the position in that source's order."""
-    before, after, in_between = self._around(position)
-    due = [i for i, (old, new) in enumerate(zip(before, after, strict=True)) if new > old]
-    source = due[in_between]
+    before, due, earlier = self._around(position)
+    source = due[earlier]
     return source, before[source]
 
   def taken(self, position: int) -> list[int]:
     """Return the number of samples of each source before a position."""
-    before, after, in_between = self._around(position)
-    due = [i for i, (old, new) in enumerate(zip(before, after, strict=True)) if new > old]
-    return [count + (i in due[:in_between]) for i, count in enumerate(before)]
+    before, due, earlier = self._around(position)
+    return [count + (i in due[:earlier]) for i, count in enumerate(before)]
 
   def _around(self, position: int) -> tuple[list[int], list[int], int]:
-    """Return the counts before and after the time in which a position is due, and its place there.
+    """Return what stands around a position in the order.
 
     In one unit of time a source is due at most once. Rounding moves the sum of all counts by at
     most half the number of sources, so the time is near.
+
+    Returns:
+      The counts before the time in which it is due, the sources that are due in that time, and the
+      number of those that come before it.
     """
     time, before = position, self.counts(position)
     while sum(before) > position:
@@ -99,7 +95,8 @@ class Quotas:
       before = self.counts(time)
     while sum(after := self.counts(time + 1)) <= position:
       time, before = time + 1, after
-    return before, after, position - sum(before)
+    due = [i for i, (old, new) in enumerate(zip(before, after, strict=True)) if new > old]
+    return before, due, position - sum(before)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -336,12 +333,12 @@ def _naming(name: str) -> Iterator[None]:
 
 def _trained_bpe(data: DataConfig, size: int) -> Tokenizer:
   """Return the BPE of a mixture, from the cache folder, or trained."""
+  weights = {name: weight for name, weight in shares(data.mixture).last.items() if weight}
   corpora = {}
   for name, one in source_configs(data).items():
-    if shares(data.mixture).last[name]:
+    if name in weights:
       with _naming(name):
         corpora[name] = retry.retried(lambda one=one: open_corpus(one), f'opening {one.source}')
-  weights = {name: shares(data.mixture).last[name] for name in corpora}
   parts = [(corpus.fingerprint(), corpus.fraction) for corpus in corpora.values()]
   identity = repr((size, data.text_field, data.deduplicate, parts, weights))
   name = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
