@@ -2,11 +2,11 @@
 
 import dataclasses
 import itertools
-import json
 import pickle
 import statistics
 import time
 
+import numbered
 import numpy as np
 import pytest
 
@@ -25,16 +25,8 @@ URL = 'gs://bucket/store'
 @pytest.fixture(scope='module')
 def config(tmp_path_factory) -> DataConfig:
   folder = tmp_path_factory.mktemp('text')
-  lines = (json.dumps({'text': f'{i} is the number of this document'}) for i in range(2000))
-  (folder / 'corpus.jsonl').write_text('\n'.join(lines))
-  return DataConfig(
-    source=f'files:{folder}/corpus.jsonl',
-    tokenizer='bytes',
-    validation_fraction=0.1,
-    batch_size=ROWS,
-    sequence_length=LENGTH,
-    cache_dir=str(folder / 'cache'),
-  )
+  source = numbered.write(folder / 'corpus.jsonl', 2000)
+  return numbered.config(folder / 'cache', ROWS, LENGTH, source=source, validation_fraction=0.1)
 
 
 @pytest.fixture(scope='module')

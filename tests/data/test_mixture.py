@@ -3,9 +3,9 @@
 import collections
 import dataclasses
 import fractions
-import json
 import pickle
 
+import numbered
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -23,7 +23,7 @@ BATCH, LENGTH, SEED = 8, 16, 3
 
 
 def quotas(*weights: str, batch_size: int = BATCH, first_step: int = 0) -> Quotas:
-  """Of sources a, b, …; a weight is a number, or points over steps."""
+  """Return the quotas of sources a, b, …; a weight is a number, or points over steps."""
   sources = {}
   for name, weight in zip('abcdefghijkl', weights, strict=False):
     key = {'weight_by_step': weight} if ':' in weight else {'weight': float(weight)}
@@ -127,22 +127,11 @@ def test_an_order_that_begins_later_has_the_weights_of_its_steps():
 @pytest.fixture(scope='module')
 def config(tmp_path_factory) -> DataConfig:
   folder = tmp_path_factory.mktemp('mixture')
-  for name, count in (('new', 120), ('old', 40)):
-    with (folder / f'{name}.jsonl').open('w') as file:
-      for i in range(count):
-        file.write(json.dumps({'text': f'{i} is the number of this {name} document'}) + '\n')
   sources = {
-    'new': SourceConfig(source=f'files:{folder}/new.jsonl', weight=0.75),
-    'old': SourceConfig(source=f'files:{folder}/old.jsonl', weight=0.25),
+    name: SourceConfig(numbered.write(folder / f'{name}.jsonl', count, name), weight=weight)
+    for name, count, weight in (('new', 120, 0.75), ('old', 40, 0.25))
   }
-  return DataConfig(
-    mixture=Sources(sources),
-    tokenizer='bytes',
-    validation_fraction=0.3,
-    batch_size=BATCH,
-    sequence_length=LENGTH,
-    cache_dir=str(folder),
-  )
+  return numbered.config(folder, BATCH, LENGTH, mixture=Sources(sources))
 
 
 @pytest.fixture(scope='module')

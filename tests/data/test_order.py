@@ -2,13 +2,13 @@
 
 import dataclasses
 import itertools
-import json
 import os
 import pickle
 import subprocess
 import sys
 from pathlib import Path
 
+import numbered
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -26,17 +26,8 @@ BATCH, LENGTH, SEED = 8, 16, 3
 @pytest.fixture(scope='module')
 def config(tmp_path_factory) -> DataConfig:
   folder = tmp_path_factory.mktemp('order')
-  with (folder / 'corpus.jsonl').open('w') as file:
-    for i in range(100):
-      file.write(json.dumps({'text': f'{i} is the number of this document'}) + '\n')
-  return DataConfig(
-    source=f'files:{folder}/corpus.jsonl',
-    tokenizer='bytes',
-    validation_fraction=0.3,
-    batch_size=BATCH,
-    sequence_length=LENGTH,
-    cache_dir=str(folder),
-  )
+  source = numbered.write(folder / 'corpus.jsonl', 100)
+  return numbered.config(folder, BATCH, LENGTH, source=source)
 
 
 @pytest.fixture(scope='module')

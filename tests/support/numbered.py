@@ -1,0 +1,25 @@
+"""Text of numbered documents, and the config of runs that read it a byte a token."""
+
+import json
+from pathlib import Path
+
+from tokenformer_jax.config import DataConfig
+
+
+def write(path: Path, count: int, kind: str = '') -> str:
+  """Write documents that say their number and kind, one a line; return them as a source."""
+  what = f'{kind} document'.strip()
+  lines = (json.dumps({'text': f'{i} is the number of this {what}'}) for i in range(count))
+  path.write_text('\n'.join(lines) + '\n')
+  return f'files:{path}'
+
+
+def config(cache: Path, batch_size: int, sequence_length: int, **changes) -> DataConfig:
+  """Return the config of a run whose tokens are bytes; `changes` name its text."""
+  return DataConfig(
+    tokenizer='bytes',
+    batch_size=batch_size,
+    sequence_length=sequence_length,
+    cache_dir=str(cache),
+    **{'validation_fraction': 0.3, **changes},
+  )
