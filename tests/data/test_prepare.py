@@ -81,10 +81,10 @@ def test_nothing_beside_a_named_store_is_touched(tmp_path):
   store.make(dataclasses.replace(config, store=str(tmp_path / 'out/store')))
   assert (tmp_path / 'out/of_a_user/file').read_text() == 'kept'
   with pytest.raises(
-    UserError, match=r'has the file file, which is no part of a token store; name'
+    UserError, match=r'has the file file, which does not belong to a token store; name'
   ):
     store.make(dataclasses.replace(config, store=str(tmp_path / 'out/of_a_user')))
-  with pytest.raises(UserError, match=r'which is no part of a token store'):
+  with pytest.raises(UserError, match=r'which does not belong to a token store'):
     store.make(dataclasses.replace(config, store=str(tmp_path / 'corpus/00.jsonl')))
 
 

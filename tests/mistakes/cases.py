@@ -318,7 +318,7 @@ VERIFY = {
   ),
   'a store among other files': (
     'prepare --config={repo}/configs/lm_stdlib.py --out={in}/some',
-    'which is no part of a token store; name a new folder with --out',
+    'which does not belong to a token store; name a new folder with --out',
   ),
   'nothing to verify': ('verify', 'give either --config=FILE or --store=DIR'),
   'two stores to verify': (

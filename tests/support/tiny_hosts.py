@@ -39,7 +39,7 @@ def flags(count: int, i: int, port: int, **more: int) -> list[str]:
 
 
 def environment(devices: int) -> dict[str, str]:
-  """Of a process with so many devices, which finds the modules of tests."""
+  """Return the environment of a process with fake devices, which can import modules of tests."""
   base = tiny_run.environment(devices)
   path = os.pathsep.join(filter(None, [*map(str, _PATHS), os.environ.get('PYTHONPATH', '')]))
   return {**base, 'PYTHONPATH': path}

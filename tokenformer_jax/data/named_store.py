@@ -67,6 +67,6 @@ def check_folder(path: paths.Path) -> None:
     names = [path.name]
   if other := next((name for name in names if not _OF_STORE.match(name)), ''):
     raise UserError(
-      f'{path} has the file {other}, which is no part of a token store; name a new folder with '
-      '--out or config.data.store'
+      f'{path} has the file {other}, which does not belong to a token store; name a new folder '
+      'with --out or config.data.store'
     )
