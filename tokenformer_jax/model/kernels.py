@@ -115,7 +115,7 @@ def _attend_block(
     is_token = (keys_S[None, :] >= padding_B[:, None])[:, None, None]
     seen = is_token if seen is None else seen & is_token
   if starts_BxT is not None:
-    seen &= (keys_S[None, None, :] >= starts_BxT[:, first:last, None])[:, None]
+    seen &= _document_mask(starts_BxT[:, first:last], keys_S)
   weights_BxHxCxS = weigh(scores_BxHxCxS, seen, normalise).astype(value.dtype)
   return jnp.einsum('BHCS,BHSK->BHCK', weights_BxHxCxS, value[:, :, first_key:last])
 
@@ -207,7 +207,7 @@ def attend(
       query,
       key,
       value,
-      mask=None if starts_BxT is None else _document_mask(starts_BxT),
+      mask=None if starts_BxT is None else _document_mask(starts_BxT, jnp.arange(length)),
       is_causal=causal,
       local_window_size=local,
       implementation='cudnn',
@@ -220,9 +220,8 @@ def attend(
   return full_attention(query, key, value)
 
 
-def _document_mask(starts_BxT: jax.Array) -> jax.Array:
-  """Return the mask [B, 1, T, S] of keys that are not before the query's document."""
-  keys_S = jnp.arange(starts_BxT.shape[1])
+def _document_mask(starts_BxT: jax.Array, keys_S: jax.Array) -> jax.Array:
+  """Return the mask [B, 1, T, S] of keys, by their slots, not before the query's document."""
   return (keys_S[None, None, :] >= starts_BxT[:, :, None])[:, None]
 
 
