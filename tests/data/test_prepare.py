@@ -126,7 +126,8 @@ def test_a_store_is_the_same_bytes_for_any_number_of_workers(tmp_path, monkeypat
 
 
 @pytest.mark.slow
-def test_a_build_that_is_killed_ten_times_gives_the_same_bytes(tmp_path):
+@pytest.mark.parametrize('kills', [3, pytest.param(10, marks=pytest.mark.full_size)])
+def test_a_build_that_is_killed_gives_the_same_bytes(tmp_path, kills):
   config = _write(tmp_path, files=200, documents=100)
   unbroken = dataclasses.replace(config, store=str(tmp_path / 'unbroken'))
   with _start(tmp_path, unbroken, 2) as process:
@@ -134,7 +135,7 @@ def test_a_build_that_is_killed_ten_times_gives_the_same_bytes(tmp_path):
   assert process.returncode == 0, said
   broken, chance = dataclasses.replace(config, store=str(tmp_path / 'broken')), random.Random(0)
   written = 0
-  for _ in range(10):
+  for _ in range(kills):
     with _start(tmp_path, broken, 2) as process:
       written += chance.randrange(8)
       while len(list((tmp_path / 'broken').glob('0*.json'))) <= written:

@@ -87,8 +87,9 @@ def _logits(model: ModelConfig, ids: list[int]) -> np.ndarray:
 @pytest.mark.parametrize(
   'model',
   [
-    *(MODEL, LEARNED, DENSE, WINDOW, KINDS, LINEAR, *GATED.values()),
-    *(pytest.param(model, marks=pytest.mark.slow) for model in architectures.MODELS.values()),
+    *(MODEL, LEARNED, DENSE, WINDOW, KINDS, LINEAR),
+    *(pytest.param(model, marks=pytest.mark.slow) for model in GATED.values()),
+    *(pytest.param(model, marks=pytest.mark.full_size) for model in architectures.MODELS.values()),
   ],
   ids=['rotary', 'learned', 'dense', 'window', 'kinds', 'linear', *GATED, *architectures.MODELS],
 )
@@ -253,6 +254,7 @@ EACH_ON_A_MESH = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @EACH_ON_A_MESH
 def test_texts_do_not_depend_on_the_devices(model):
   assert _on_a_mesh(model)[0] == _write(_mixed(), model), '8 devices write other texts than one'

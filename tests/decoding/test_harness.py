@@ -108,6 +108,7 @@ def _log_prob(context: str, continuation: str, **changes: Any) -> float:
   return _model(**changes).loglikelihood([_request(context, continuation)], disable_tqdm=True)[0][0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('devices', [pytest.param(1, marks=pytest.mark.slow), 8])
 @pytest.mark.parametrize('task', ['last_word', 'choices', 'options'])
 def test_log_likelihoods_are_those_of_brute_force(task, devices):

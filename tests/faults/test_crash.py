@@ -90,7 +90,7 @@ def test_kills_at_random_moments(corpus, unbroken):
   assert finish(command, workdir) == unbroken, 'a kill changed the result'
 
 
-@pytest.mark.parametrize('step', [20, 60])
+@pytest.mark.parametrize('step', [20, pytest.param(60, marks=pytest.mark.full_size)])
 def test_a_kill_while_a_checkpoint_is_written(corpus, unbroken, step):
   root, source = corpus
   workdir = root / f'writing_{step}'
@@ -107,7 +107,7 @@ def test_a_kill_while_a_checkpoint_is_written(corpus, unbroken, step):
 
 def test_a_kill_while_the_token_store_is_made(tmp_path):
   source = tiny_run.write_corpus(tmp_path / 'corpus')
-  for i in range(60, 3000):  # long enough to be caught
+  for i in range(60, 1000):  # long enough to be caught
     (tmp_path / f'corpus/{i}.txt').write_text(f'def function_{i}(x): return x + {i}\n' * 40)
   config = tiny_run.config(source, tmp_path / 'clean', data__tokenizer='bpe:300')
   expected = store.prepare(config.data)

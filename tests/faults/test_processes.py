@@ -90,7 +90,7 @@ def wait_until(condition: Callable[[], bool], process: multiprocessing.Process) 
     time.sleep(0.002)
 
 
-@pytest.mark.parametrize('seed', draw_seeds(10, 30))
+@pytest.mark.parametrize('seed', draw_seeds(4, 30))
 def test_kill_9_at_any_moment(runs, unbroken, seed):
   """Two lives end at a random moment, each in a place of its own: the start, steps, a save."""
   rng, workdir = random.Random(seed), runs.root / f'killed_{seed}'
@@ -106,7 +106,7 @@ def test_kill_9_at_any_moment(runs, unbroken, seed):
   check_as_unbroken(workdir, unbroken)
 
 
-@pytest.mark.parametrize('seed', draw_seeds(4, 10))
+@pytest.mark.parametrize('seed', draw_seeds(2, 10))
 def test_two_runs_in_one_work_directory(runs, unbroken, seed):
   """One trains, the other ends with a sentence; the figures are those of one run."""
   rng, workdir = random.Random(seed), runs.root / f'two_{seed}'
@@ -124,7 +124,7 @@ def test_two_runs_in_one_work_directory(runs, unbroken, seed):
   check_as_unbroken(workdir, unbroken)
 
 
-@pytest.mark.parametrize('seed', draw_seeds(4, 10))
+@pytest.mark.parametrize('seed', draw_seeds(2, 10))
 def test_a_successor_of_a_killed_run_that_meets_another(runs, unbroken, seed):
   """One of two successors takes over from a run that was killed."""
   rng, workdir = random.Random(seed), runs.root / f'successors_{seed}'

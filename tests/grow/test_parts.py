@@ -299,6 +299,7 @@ def test_shrinking_right_after_a_growth_drops_what_it_added():
   assert got <= 1e-6, 'shrinking back changes the logits'
 
 
+@pytest.mark.slow
 def test_shrinking_keeps_the_most_important_tokens():
   params = params_of(SOURCE)
   definition = define_lm(SOURCE)

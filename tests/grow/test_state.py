@@ -102,7 +102,7 @@ def _chain(name, model):
   ('chain', 'score', 'tied'),
   [
     ('zero_keys', 'l2_norm_gelu', True),
-    ('duplicate', 'softmax', False),
+    pytest.param('duplicate', 'softmax', False, marks=SLOW),
     pytest.param('mixed', 'gelu_l1_norm', False, marks=SLOW),
     ('group', 'exp_l2_norm', False),
     *(pytest.param('group', score, True, marks=SLOW) for score in SCORES),

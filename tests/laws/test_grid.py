@@ -156,6 +156,7 @@ def test_finished_runs_are_known_and_give_times(config, tmp_path):
   assert 'by the steps measured here, of some sizes' in grid_runs.listing(jobs, found)
 
 
+@pytest.mark.slow
 def test_times_are_promised_after_the_first_run(config, tmp_path, monkeypatch, capsys):
   jobs = grid.jobs(config, Grid('width', (1, 2), (25_600,), branches=False), str(tmp_path))
   table = grid_runs.listing(jobs, grid_runs.progress(jobs, str(tmp_path)))

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from outcomes import assert_close
+from seeds import take_third
 from tiny import large_params, logits_and_gradient, make_optimizer
 
 from tokenformer_jax import config
@@ -21,18 +22,18 @@ IDS = np.random.default_rng(0).integers(0, 64, (8, 24), np.int32)
 
 
 pytestmark = pytest.mark.slow
-EACH = pytest.mark.parametrize('name', architectures.MODELS)
-GROWING = pytest.mark.parametrize(
-  'name',
-  [
-    name
-    for name, model in architectures.MODELS.items()
-    if config.pattentions(model) and not isinstance(model.layer.ffn, config.ExpertsConfig)
-  ],
-)
+GROWING = [
+  name
+  for name, model in architectures.MODELS.items()
+  if config.pattentions(model) and not isinstance(model.layer.ffn, config.ExpertsConfig)
+]
 
 
-@EACH
+def _each(first: int) -> pytest.MarkDecorator:
+  return pytest.mark.parametrize('name', take_third(architectures.MODELS, first))
+
+
+@_each(0)
 def test_layers_compute_the_same_however_they_run(name):
   model = architectures.MODELS[name]
   params = large_params(model)
@@ -45,7 +46,7 @@ def test_layers_compute_the_same_however_they_run(name):
   assert_close(unrolled, (logits, gradient), 'unrolled layers are another model')
 
 
-@EACH
+@_each(1)
 def test_later_tokens_change_nothing(name):
   model = architectures.MODELS[name]
   changed = IDS.copy()
@@ -57,7 +58,7 @@ def test_later_tokens_change_nothing(name):
   assert np.abs(first[:, 13] - second[:, 13]).max() > 1e-3, 'it does not see its own token'
 
 
-@EACH
+@_each(2)
 def test_logits_and_gradients_do_not_depend_on_the_devices(name):
   model = architectures.MODELS[name]
   want = logits_and_gradient(model)(large_params(model), IDS)
@@ -69,7 +70,7 @@ def test_logits_and_gradients_do_not_depend_on_the_devices(name):
   assert_close(jax.device_get(got), want, '8 devices compute another model')
 
 
-@GROWING
+@pytest.mark.parametrize('name', take_third(GROWING, 0))
 @pytest.mark.parametrize(('method', 'first'), [('zero_keys', Role.KEY), ('group', Role.VALUE)])
 def test_growth_is_exact(name, method, first):
   """And every new token learns, by its key or its value first."""

@@ -58,7 +58,10 @@ PARTS = {
 
 
 @pytest.mark.parametrize('padded', [False, True], ids=['whole rows', 'left-padded'])
-@pytest.mark.parametrize('window', [0, 1, 5, 8, 23, 100])
+@pytest.mark.parametrize(
+  'window',
+  [0, 5, 23, *(pytest.param(window, marks=pytest.mark.full_size) for window in (1, 8, 100))],
+)
 @pytest.mark.parametrize('parts', PARTS.values(), ids=PARTS)
 def test_attention_from_a_cache_is_that_of_the_whole_text(parts, window, padded):
   read = _read(window, padded)

@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 from gradients import with_gradients
 from outcomes import assert_close
+from seeds import take_third
 from tiny import gated_model, large_params, linear, tiny_model, with_mixer
 
 from tokenformer_jax.config import (
@@ -96,26 +97,30 @@ def _check_alone(model, choice: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', MODELS)
+@pytest.mark.parametrize('name', take_third(MODELS, 0))
 def test_a_document_is_the_same_packed_and_alone(name):
   _check_alone(MODELS[name], 'separate')
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['window', 'clipped', 'seen scale', 'gated units', 'linear'])
+@pytest.mark.parametrize(
+  'name', take_third(['window', 'clipped', 'seen scale', 'gated units', 'linear'], 0)
+)
 def test_relative_positions_need_no_restart(name):
   _check_alone(MODELS[name], 'masked')
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['position scale', 'learned', 'hybrid'])
+@pytest.mark.parametrize('name', take_third(['position scale', 'learned', 'hybrid'], 0))
 def test_positions_from_the_beginning_of_the_row_need_a_restart(name):
   with pytest.raises(AssertionError):
     _check_alone(MODELS[name], 'masked')
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['skips and norms', 'hybrid', 'gated units', 'linear'])
+@pytest.mark.parametrize(
+  'name', take_third(['skips and norms', 'hybrid', 'gated units', 'linear'], 1)
+)
 def test_documents_are_the_same_however_layers_run(name):
   model = MODELS[name]
   params, ones = large_params(model), np.ones_like(IDS)
@@ -127,7 +132,9 @@ def test_documents_are_the_same_however_layers_run(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['skips and norms', 'hybrid', 'gated units', 'linear', 'experts'])
+@pytest.mark.parametrize(
+  'name', take_third(['skips and norms', 'hybrid', 'gated units', 'linear', 'experts'], 1)
+)
 def test_documents_do_not_depend_on_the_devices(name):
   model, ones = MODELS[name], np.ones_like(IDS)
   want = _run(model, 'separate')(large_params(model), IDS, ones)

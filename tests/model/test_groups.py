@@ -42,7 +42,7 @@ def _arrays(tokens: int, width: int = 8) -> tuple[jax.Array, jax.Array, jax.Arra
 
 
 @pytest.mark.parametrize('score', QUICK_AND_SLOW)
-@pytest.mark.parametrize('pieces', [1, 4])
+@pytest.mark.parametrize('pieces', [1, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('sizes', SIZES.values(), ids=SIZES)
 def test_each_group_has_the_weights_that_it_has_alone(sizes, pieces, score):
   scores = jnp.float32(np.random.default_rng(1).normal(size=(2, 3, sum(sizes))))

@@ -72,12 +72,13 @@ def test_what_is_added_to_the_residual_starts_by_the_number_of_all_layers():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('remat', 'layers'),
   [
     ('full', 'scan'),
     ('score_inputs', 'unrolled'),
-    pytest.param('everything', 'unrolled', marks=pytest.mark.slow),
+    pytest.param('everything', 'unrolled', marks=pytest.mark.full_size),
   ],
 )
 def test_scanned_and_unrolled_layers_compute_the_same(remat, layers):
@@ -88,6 +89,7 @@ def test_scanned_and_unrolled_layers_compute_the_same(remat, layers):
   assert_close(got, want, f'layers={layers} with remat={remat} are another model')
 
 
+@pytest.mark.slow
 def test_a_list_of_layers_computes_the_same():
   params = unstack(_params(), MODEL)
   assert [('ffn' in layer) for layer in params['blocks'].values()] == [False, True] * 2 + [False]

@@ -214,6 +214,7 @@ def _drawn(definition, seed: int = 0) -> Params:
   )
 
 
+@pytest.mark.slow
 def test_an_output_projection_with_a_skip_is_its_sum_with_the_identity():
   # The last block of the source can have W_P = g ΔW + s I, as the first has W_V.
   plain = _layer(SkiplessConfig(), shaped=True, value=NoProjectionConfig())

@@ -16,6 +16,7 @@ from tokenformer_jax.plan import estimate, topology
 from tokenformer_jax.runs import metrics
 from tokenformer_jax.training import loop
 
+pytestmark = pytest.mark.slow  # because of the run
 STEPS, BROKEN_OFF = 6, 3
 
 
@@ -72,7 +73,6 @@ def test_it_goes_on_as_if_nothing_had_happened(run, home, wanted, one_device):
   assert_same(resumed.parameters, run.parameters, 'a resumed run is another run')
 
 
-@pytest.mark.slow
 def test_it_grows_exactly_and_goes_on(run, home, one_device):
   grown = run.grow(home / 'grown', {'ffn': 96, 'recurrent.qkv': 48})
   counts = models.define(grown.config.model).abstract['blocks']
@@ -107,7 +107,6 @@ def test_it_is_planned_by_formula(wanted):
   assert found.model_flops == flops.step_flops(found.config)
 
 
-@pytest.mark.slow
 def test_it_is_planned_by_the_compiler(source, home):
   pytest.importorskip('libtpu', reason='pip install -e ".[tpu]" brings the compiler')
   sizes = {'model__width': 256, 'data__sequence_length': 128, 'data__batch_size': 64}
@@ -115,7 +114,6 @@ def test_it_is_planned_by_the_compiler(source, home):
   assert found.costs.cycles > 0 and not found.costs.notes, 'a part of the program has no cost'
 
 
-@pytest.mark.slow
 def test_it_is_the_same_run_on_a_mesh(run, source, home):
   on_mesh = config(source, home / 'cache', mesh__fsdp=4, mesh__tokens=2)
   with pytest.MonkeyPatch.context() as patch:

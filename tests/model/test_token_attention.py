@@ -77,7 +77,9 @@ PARTS = {'one by one': [9, *[1] * 15], 'several at a time': [4, 1, 7, 2, 10]}
 
 @pytest.mark.parametrize('padded', [False, True], ids=['whole rows', 'left-padded'])
 @pytest.mark.parametrize('scores', ['softmax', 'squared_relu'])
-@pytest.mark.parametrize(('clip', 'window'), [(0, 0), (5, 0), (3, 8)])
+@pytest.mark.parametrize(
+  ('clip', 'window'), [pytest.param(0, 0, marks=pytest.mark.full_size), (5, 0), (3, 8)]
+)
 @pytest.mark.parametrize('parts', PARTS.values(), ids=PARTS)
 def test_attention_from_a_cache_is_that_of_the_whole_text(parts, clip, window, scores, padded):
   attention = _attention(clip, window, scores=scores)

@@ -249,6 +249,7 @@ def test_what_layers_say_reaches_the_step(devices, parts):
   assert all(jax.tree.leaves(moved['params'])), f'parameters without a gradient: {moved["params"]}'
 
 
+@pytest.mark.slow
 def test_the_loss_of_layers_is_minimised_and_not_reported_as_the_loss():
   task, key = _step(1)[2], jax.random.key(0)
   rows = np.random.default_rng(0).integers(0, 64, (8, 13), np.int32)

@@ -176,6 +176,7 @@ def _adam(state: step_lib.State) -> optax.ScaleByAdamState:
   return adam
 
 
+@pytest.mark.slow
 @WHEN
 @pytest.mark.parametrize('moment', ['mu', 'nu'])
 def test_moments_live_where_their_parameters_do(when, moment):
