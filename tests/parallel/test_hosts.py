@@ -28,7 +28,7 @@ DEVICES = 4  # of all processes together
 slow = pytest.mark.slow
 
 
-@pytest.fixture(scope='module', params=[2, 4])
+@pytest.fixture(scope='module', params=[2, pytest.param(4, marks=pytest.mark.full_size)])
 def processes(request):
   return request.param
 
@@ -137,6 +137,7 @@ cli.run(main, positional=True)
 
 
 @slow
+@pytest.mark.parametrize('processes', [2, 4])
 def test_batches_are_exactly_those_of_one_process(corpus, processes, tmp_path):
   root, source = corpus
   out = tmp_path / 'batches.npy'
