@@ -181,7 +181,9 @@ def test_fixed_weights_give_the_same_samples_in_batches_of_any_size(config, mixt
 
 def test_a_worker_maps_the_tokens_of_a_mixture_again(mixture):
   tokens = tuple(one.train for one in mixture.stores.values())
-  steps = _MixedSteps(tokens, LENGTH, SEED, Quotas(mixture.shares, BATCH), (0, 5), 9, Position())
+  steps = _MixedSteps(
+    tokens, BATCH, LENGTH, 1, SEED, Quotas(mixture.shares, BATCH), (0, 5), 9, Position()
+  )
   data = pickle.dumps(steps)
   assert len(data) < 3000, 'the whole corpus is sent to each worker'
   np.testing.assert_array_equal(pickle.loads(data)[7], steps[7])
@@ -194,6 +196,15 @@ def test_epochs_count_the_samples_of_each_source(mixture):
     'data/new/epochs': 60 / lengths['new'],
     'data/old/epochs': 20 / lengths['old'],
   }
+
+
+def test_short_sequences_are_the_parts_of_the_long_ones_of_a_mixture(mixture):
+  sizes = {'batch_size': 4 * BATCH, 'sequence_length': LENGTH // 4}
+  stage = mixture.at_stage(dataclasses.replace(mixture.config, **sizes))
+  short = np.stack(list(stage.train_batches(range(4 * BATCH), 3, 9, Position())))
+  long = np.stack(list(mixture.train_batches(range(BATCH), 3, 9, Position())))
+  np.testing.assert_array_equal(short[..., :-1].reshape(6, BATCH, LENGTH), long[..., :-1])
+  assert stage.figures(9, Position()) == mixture.figures(9, Position())
 
 
 def test_the_digest_covers_texts_names_and_weights(config, mixture):

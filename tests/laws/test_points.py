@@ -99,6 +99,14 @@ def test_distilled_elastic_and_frozen_runs_are_not_plain(tmp_path, changes, way,
   assert f'have {way}=' in points.from_runs(_runs({'data': data}), 'all').notes[0]
 
 
+def test_the_flops_of_a_token_are_the_mean_over_sequences_of_several_lengths():
+  model = tiny_model()
+  short, long = (runs._measure(model, length).flops_per_token for length in (8, 32))
+  found = runs._mean_flops(model, (Batches(0, 8, 8), Batches(10, 4, 32)), 15)
+  assert found == pytest.approx((10 * 64 * short + 5 * 128 * long) / (10 * 64 + 5 * 128))
+  assert runs._mean_flops(model, (Batches(0, 8, 32), Batches(9, 4, 32)), 15) == long
+
+
 def test_a_run_counts_the_tokens_of_all_its_batches_and_only_what_is_saved(tmp_path):
   """Ten steps with batches of 8, then ten with 24; the config has the last ones."""
   config = tiny_run.config('files:none', tmp_path, data__batch_size=24)

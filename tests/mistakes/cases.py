@@ -245,6 +245,11 @@ PLAN = {
     'plan --config={repo}/configs/lm_stdlib.py --topology=gpu-4090:1',
     'known names: gpu-a100, gpu-h100, gpu-h200, tpu7x, v4, v5e, v5p, v6e',
   ),
+  'stages in a search of plans': (
+    'plan --config={repo}/configs/lm_stdlib.py --topology=gpu-h100:1 --sweep=2 '
+    "--config.data.batch_size_by_step='0:8 9:16'",
+    '--grow and --sweep plan batches of one size',
+  ),
   'a chip of no shape': ('plan --config={repo}/configs/lm_stdlib.py --topology=v5e', 'v5e:4x4'),
   'a shape of another chip': (
     'plan --config={repo}/configs/lm_stdlib.py --topology=v5p:4x4',

@@ -53,6 +53,10 @@ SWEEP = {
     f'{_GRID} --factors=1 --lengths=1e6 --config.train.steps=10',
     '--config.train.steps has no effect here, because --lengths says how long the runs are',
   ),
+  'stages to sweep with': (
+    f"{_GRID} --factors=1 --lengths=1e6 --config.data.batch_size_by_step='0:8 9:16'",
+    'config.data.batch_size_by_step and sequence_length_by_step change batches over steps',
+  ),
   'a schedule to sweep with': (
     f'{_GRID} --factors=1 --lengths=1e6 --config.optim.schedule=cosine',
     '--config.optim.schedule has no effect here, because a stable run keeps its rate constant',

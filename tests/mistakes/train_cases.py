@@ -94,9 +94,31 @@ SOURCES = {
   'sources as one value': (f'{_SOURCES}mixture=3', 'config.data.mixture is a section of sources'),
 }
 
+_STAGES = 'train {tiny} --config.data.'
+
+STAGES = {
+  'steps of stages that go back': (
+    f"{_STAGES}batch_size_by_step='0:8 9:16 4:8'",
+    "config.data.batch_size_by_step is '0:8 9:16 4:8'; it must be points STEP:NUMBER with ascend",
+  ),
+  'a first stage after the first step': (
+    f'{_STAGES}batch_size_by_step=9:16',
+    "config.data.batch_size_by_step is '9:16', which says nothing about the first steps; begin it",
+  ),
+  'a stage longer than the sequences': (
+    f"{_STAGES}sequence_length_by_step='0:32 9:64'",
+    'config.data.sequence_length is 32, which must be the longest of them',
+  ),
+  'a stage in parts that do not divide': (
+    f"{_STAGES}batch_size_by_step='0:8 9:6' --config.optim.accumulation_steps=4",
+    'in the stage of config.data after step 9, config.data.batch_size is 6, which is not a multi',
+  ),
+}
+
 TRAIN_KEYS = {
   **EXPERTS,
   **SOURCES,
+  **STAGES,
   'a skip around no projection': (
     'train --config.model.layer.mixer.proj.kind=none --config.model.layer.mixer.proj_skip=true',
     'mixer.proj_skip is True, which has a meaning for model.layer.mixer.proj.kind=pattention or '

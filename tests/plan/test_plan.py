@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import json
 import math
 import runpy
 
@@ -13,7 +14,7 @@ from tokenformer_jax.config import GrowConfig, pattentions, token_counts, token_
 from tokenformer_jax.data import images
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops
-from tokenformer_jax.plan import chain, chips, estimate, sweep, table, topology
+from tokenformer_jax.plan import chain, chips, estimate, stages, sweep, table, topology
 from tokenformer_jax.plan.costs import Costs, Traffic
 from tokenformer_jax.plan.program import DoesNotFitError, Memory
 
@@ -55,6 +56,31 @@ def test_a_run_in_examples_has_steps_and_one_in_epochs_has_none():
   plan = _compiled(train__steps=1000, train__epochs=2.0)
   assert plan.steps is None
   assert 'its length is in epochs' in table.render(plan)
+
+
+def test_a_run_in_stages_has_the_memory_of_its_largest_and_the_cost_of_all():
+  on = topology.parse('gpu-h100:4')
+  points = {'data__sequence_length_by_step': '0:8 12:32', 'data__batch_size_by_step': '0:32 15:64'}
+  found = stages.plan_stages(_config(**points, train__steps=20), on)
+  counts = [(12, 32, 8), (3, 32, 32), (5, 64, 32)]
+  alone = [
+    _plan(data__batch_size=rows, data__sequence_length=length, train__steps=steps)
+    for steps, rows, length in counts
+  ]
+  assert [planned.memory for _, planned in found.stages] == [one.memory for one in alone]
+  assert found.model_flops == sum(one.steps * one.model_flops for one in alone)
+  bounds = zip(*(one.hours for one in alone), strict=True)
+  assert found.hours == pytest.approx([sum(hours) for hours in bounds])
+  assert found.largest[0].first == 15
+  lines = stages.render(found).splitlines()
+  assert [line.split()[:4] for line in lines[1:4]] == [
+    [str(first), str(rows), '×', str(length)]
+    for first, (_, rows, length) in zip((0, 12, 15), counts, strict=True)
+  ]
+  assert lines[4].startswith('the run') and 'after step 15:' in lines[6]
+  assert json.loads(json.dumps(found.to_json()))['by_step']['12']['steps'] == 3
+  with pytest.raises(UserError, match=r'config\.train\.epochs is set, and the stages'):
+    stages.plan_stages(_config(**points, train__steps=1000, train__epochs=1.0), on)
 
 
 def test_a_plan_says_that_it_leaves_a_teacher_out():

@@ -23,6 +23,7 @@ from tokenformer_jax.config import (
   OptimConfig,
   RouterConfig,
 )
+from tokenformer_jax.data.order import Position
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.model import models
 from tokenformer_jax.storage import retry
@@ -159,6 +160,15 @@ def test_bad_images_are_named_once_and_counted(folder, capsys):
   assert said.count('bee/1.JPG is left out') == 1 and said.count('ant/0.png is left out') == 1
   want = {'data/bad_train_images': 1, 'data/bad_validation_images': 1}
   assert task.train_figures(1.0) == want
+
+
+def test_stages_of_other_sizes_go_on_with_the_images_and_name_bad_ones_once(folder, capsys):
+  task = folder()
+  stage = task.at_stage(dataclasses.replace(task.config.data, batch_size=3))
+  few = list(stage.train_batches(range(3), 4, 24, Position(4, 2)))
+  many = list(task.train_batches(range(12), 0, 6))
+  np.testing.assert_array_equal(few[0]['images'], many[0]['images'][2:5])
+  assert capsys.readouterr().err.count('ant/0.png is left out') == 1
 
 
 def test_a_batch_of_nothing_but_bad_images_is_fatal(folder, tmp_path):

@@ -43,3 +43,15 @@ def test_what_the_config_says_has_precedence():
 def test_without_a_group_the_scale_stays():
   ffn = grown_ffn('zero_keys')
   assert (ffn.reference, ffn.groups) == (TOKENS, '')
+
+
+def test_lengths_in_examples_count_a_shorter_sequence_as_its_part():
+  data = config_lib.DataConfig(
+    sequence_length=32, sequence_length_by_step='0:8 10:32', batch_size_by_step='0:16 10:8'
+  )
+  # 4 sequences a step up to step 10, then 8.
+  assert [sizes.steps_to(data, count) for count in (1, 40, 41, 80)] == [1, 10, 11, 15]
+  config = config_lib.Config(data=data, train=config_lib.TrainConfig(epochs=2.0))
+  assert sizes.in_steps(config, 40).train.steps == 15
+  seen = sizes.Position(5, 80)  # 80 of 8 tokens, 20 of 32
+  assert sizes.in_steps(config, 40, seen).train.steps == 15

@@ -15,7 +15,14 @@ import numpy as np
 from tokenformer_jax import tasks as tasks_lib
 from tokenformer_jax.api.growable import Growable
 from tokenformer_jax.api.loaded import Loaded, rows_of_ids
-from tokenformer_jax.config import Config, GrowConfig, arguments, configure
+from tokenformer_jax.config import (
+  Config,
+  GrowConfig,
+  arguments,
+  at_stage,
+  configure,
+  stages_after,
+)
 from tokenformer_jax.config.arguments import FILLED, Path
 from tokenformer_jax.config.fields import Count, Key, Natural
 from tokenformer_jax.data import tokenizers
@@ -148,8 +155,10 @@ class Run(Growable):
 
   @property
   def step_flops(self) -> float:
-    """Return the model FLOPs of one training step at the size that the model has now."""
-    return flops.step_flops(self.config)
+    """Return the model FLOPs of the next training step, at the size that the model has now."""
+    config = self.config
+    data = at_stage(config.data, stages_after(config.data, self.step)[0])
+    return flops.step_flops(dataclasses.replace(config, data=data))
 
   # Use the model.
 

@@ -23,7 +23,7 @@ from tokenformer_jax.cli import config_flag
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.config import Config, to_json
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.plan import chain, estimate, sweep, table, topology
+from tokenformer_jax.plan import chain, estimate, stages, sweep, table, topology
 from tokenformer_jax.plan.program import DoesNotFitError
 from tokenformer_jax.plan.topology import Topology
 
@@ -77,6 +77,14 @@ def main(argv: Sequence[str]) -> None:
 def _answer(run: Config, on: Topology) -> tuple[str, Any]:
   """Return the text to print and the figures for --json."""
   quick = flags.FLAGS.quick
+  if run.data.has_stages:
+    if flags.FLAGS.grow or flags.FLAGS.sweep:
+      raise UserError(
+        '--grow and --sweep plan batches of one size, and the config has batch_size_by_step or '
+        "sequence_length_by_step in config.data; set them to ''"
+      )
+    planned = stages.plan_stages(run, on, quick=quick)
+    return stages.render(planned), planned.to_json()
   if flags.FLAGS.grow:
     found = chain.plan_chain(run, flags.FLAGS.grow, on, quick=quick)
     return chain.render(found), {

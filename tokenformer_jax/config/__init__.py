@@ -76,8 +76,12 @@ from tokenformer_jax.config.sections import (
   MeshConfig,
   SourceConfig,
   Sources,
+  Stage,
   TrainConfig,
+  at_stage,
   profile_range,
+  stages,
+  stages_after,
 )
 from tokenformer_jax.config.values import (
   defaults,

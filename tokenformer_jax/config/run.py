@@ -74,11 +74,19 @@ def check(config: Config) -> None:
   _check_lengths(config)
   check_decay(config)
   _check_positions(config.model, config.data)
+  check_accumulation(config.model, config.optim.accumulation_steps)
+  if config.data.has_stages:
+    pkgutil.resolve_name('tokenformer_jax.config.stages:check')(config, _check_sizes)
+  else:
+    _check_sizes(config)
+
+
+def _check_sizes(config: Config) -> None:
+  """Check the size of a batch and the length of its sequences."""
   if config.model.kind == 'lm':
     length = config.data.sequence_length
     check_receptive_field(config.model, config.train.receptive_field, length)
   check_capacity(config.model, _tokens_of_an_input(config))
-  check_accumulation(config.model, config.optim.accumulation_steps)
   if config.data.batch_size % config.optim.accumulation_steps:
     raise UserError(
       f'config.data.batch_size is {config.data.batch_size}, which is not a multiple of '

@@ -167,12 +167,17 @@ class Mixture:
 
   Attributes:
     stores: the token store of each source, in the order of `shares.names`.
+    parts: the training samples of one of the order, which all have one source.
   """
 
   stores: dict[str, Store]
   shares: Shares
   config: DataConfig
   seed: int
+  parts: int = 1
+
+  def at_stage(self, data: DataConfig) -> 'Mixture':
+    return dataclasses.replace(self, config=data, parts=order.parts_at_stage(self.config, data))
 
   @property
   def tokenizer(self) -> Tokenizer:
@@ -199,8 +204,8 @@ class Mixture:
 
   @functools.cached_property
   def _lengths(self) -> dict[str, int]:
-    """The number of samples in an epoch of each source."""
-    length = self.config.sequence_length
+    """The number of samples of the order in an epoch of each source."""
+    length = self.config.sequence_length * self.parts
     return {name: store.window_count(one.train, length) for name, one in self.stores.items()}
 
   def train_batches(
@@ -208,7 +213,9 @@ class Mixture:
   ) -> Generator[np.ndarray, None, None]:
     steps = _MixedSteps(
       sources=tuple(one.train for one in self.stores.values()),
+      batch_size=self.config.batch_size,
       sequence_length=self.config.sequence_length,
+      parts=self.parts,
       seed=self.seed,
       quotas=self._quotas(position),
       rows=tuple(rows),
@@ -233,16 +240,19 @@ class Mixture:
 
   def figures(self, step: int, position: Position) -> dict[str, float]:
     """Return the epochs of each source after a step, as figures by their full names."""
-    seen = self._quotas(position).taken(position.batch_start(step, self.config.batch_size))
+    samples = position.batch_start(step, self.config.batch_size)
+    seen = self._quotas(position).taken(samples // self.parts)
     return {
       f'data/{name}/epochs': count / length
       for (name, length), count in zip(self._lengths.items(), seen, strict=True)
     }
 
   def _quotas(self, position: Position) -> Quotas:
-    size = self.config.batch_size
-    # Only weights over steps depend on the size of a batch, and with them it is always the same.
-    return Quotas(self.shares, size, max(0, position.step - position.sample // size))
+    # Only weights over steps depend on the size of a batch. With them it is always the same, and a
+    # whole number of samples of the order.
+    size = max(1, self.config.batch_size // self.parts)
+    first_step = position.step - position.sample // self.parts // size
+    return Quotas(self.shares, size, max(0, first_step))
 
   def describe(self) -> str:
     return ', '.join(
@@ -257,7 +267,9 @@ class _MixedSteps:
   """Training batches of a mixture by step, in the form of a random-access source for Grain."""
 
   sources: tuple[Tokens, ...]
+  batch_size: int
   sequence_length: int
+  parts: int
   seed: int
   quotas: Quotas
   rows: tuple[int, ...]
@@ -268,8 +280,8 @@ class _MixedSteps:
     return self.last_step
 
   def __getitem__(self, step: int) -> np.ndarray:
-    first = self.position.batch_start(int(step), self.quotas.batch_size)
-    places = [self.quotas.place(first + int(row)) for row in self.rows]
+    first = self.position.batch_start(int(step), self.batch_size)
+    places = [self._place(first + int(row)) for row in self.rows]
     batch = np.empty((len(places), self.sequence_length + 1), np.int32)
     for number, tokens in enumerate(self.sources):
       rows = [row for row, (source, _) in enumerate(places) if source == number]
@@ -278,10 +290,17 @@ class _MixedSteps:
         [places[row][1] for row in rows],
         sequence_length=self.sequence_length,
         seed=self.seed,
+        parts=self.parts,
       )
       for row, window in zip(rows, found, strict=True):
         batch[row] = window
     return batch
+
+  def _place(self, position: int) -> tuple[int, int]:
+    """Return the number of the source of a position, and the position in that source's order."""
+    whole, part = divmod(position, self.parts)
+    source, its_whole = self.quotas.place(whole)
+    return source, its_whole * self.parts + part
 
 
 def open_mixture(data: DataConfig, seed: int, tokenizer: Tokenizer | None = None) -> Mixture:

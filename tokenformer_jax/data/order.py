@@ -5,6 +5,10 @@ visits the samples in an endless order, shuffled anew in each epoch. It begins a
 sample `p₀` (`Position`); row `r` of its global batch of step `s` is the sample at the position
 `p₀ + (s − s₀) · batch_size + r` of that order. A checkpoint stores the number of samples seen, so a
 resumed run may use another batch size. Resuming at any step on any number of hosts costs nothing.
+
+In a stage of shorter sequences (`data.sequence_length_by_step`) each sample of the order is cut
+into equal parts, which follow each other as samples of their own. So the order of the tokens is the
+same in all stages, and no token of an epoch comes twice.
 """
 
 import dataclasses
@@ -42,6 +46,10 @@ class Position:
     """Return the position where the batch of a step begins: the number of samples before it."""
     return self.sample + (step - self.step) * batch_size
 
+  def in_length(self, before: int, now: int) -> 'Position':
+    """Return the position in samples of another length, at the first sample not begun yet."""
+    return Position(self.step, -(-self.sample * before // now))
+
 
 BEGINNING = Position()
 
@@ -67,26 +75,37 @@ def train_rows(
   sequence_length: int,
   seed: int,
   position: Position = BEGINNING,
+  parts: int = 1,
 ) -> np.ndarray:
   """Return inputs and targets of some rows of the global batch of a step, int32 [len(rows), T + 1].
 
-  Steps count from 0, and `rows` are numbers of rows in the global batch.
+  Steps count from 0, and `rows` are numbers of rows in the global batch. For `parts` see `samples`.
 
   Raises:
     UserError: the split is too short for one sequence.
   """
-  _sample_count(tokens, sequence_length, 'training')
+  _sample_count(tokens, sequence_length * parts, 'training')
   first = position.batch_start(int(step), batch_size)
   positions = [first + int(row) for row in rows]
-  return np.stack(list(samples(tokens, positions, sequence_length=sequence_length, seed=seed)))
+  found = samples(tokens, positions, sequence_length=sequence_length, seed=seed, parts=parts)
+  return np.stack(list(found))
 
 
 def samples(
-  tokens: np.ndarray | Tokens, positions: Sequence[int], *, sequence_length: int, seed: int
+  tokens: np.ndarray | Tokens,
+  positions: Sequence[int],
+  *,
+  sequence_length: int,
+  seed: int,
+  parts: int = 1,
 ) -> Iterator[np.ndarray]:
-  """Yield the samples at some positions of the endless order of a split, int32 [T + 1] each."""
-  n = window_count(tokens, sequence_length)
-  numbers = [sample_index(seed, position, n) for position in positions]
+  """Yield the samples at some positions of the endless order of a split, int32 [T + 1] each.
+
+  They are the `parts` of the samples of an order of sequences of `parts` · T tokens.
+  """
+  n = window_count(tokens, sequence_length * parts)
+  places = [divmod(position, parts) for position in positions]
+  numbers = [sample_index(seed, whole, n) * parts + part for whole, part in places]
   for window in _windows(tokens, numbers, sequence_length):
     yield window.astype(np.int32)
 
@@ -99,6 +118,7 @@ def train_batches(
   first_step: int,
   last_step: int | None = None,
   position: Position = BEGINNING,
+  parts: int = 1,
 ) -> Generator[np.ndarray, None, None]:
   """Return this host's part of the training batches, read ahead in threads or processes.
 
@@ -109,7 +129,7 @@ def train_batches(
   Raises:
     UserError: the split is too short for one sequence.
   """
-  _sample_count(store.train, config.sequence_length, 'training')
+  _sample_count(store.train, config.sequence_length * parts, 'training')
   steps = _TrainSteps(
     tokens=store.train,
     rows=tuple(rows),
@@ -118,6 +138,7 @@ def train_batches(
     seed=seed,
     last_step=ENDLESS if last_step is None else last_step,
     position=position,
+    parts=parts,
   )
   return read_ahead(steps, first_step, config)
 
@@ -187,6 +208,7 @@ class _TrainSteps:
   seed: int
   last_step: int
   position: Position = BEGINNING
+  parts: int = 1
 
   def __len__(self) -> int:
     return self.last_step
@@ -200,6 +222,7 @@ class _TrainSteps:
       sequence_length=self.sequence_length,
       seed=self.seed,
       position=self.position,
+      parts=self.parts,
     )
 
 
@@ -209,11 +232,17 @@ class OneSource:
 
   Attributes:
     store: its token store.
+    parts: the training samples of one of the order: see `samples`.
   """
 
   store: Store
   config: DataConfig
   seed: int
+  parts: int = 1
+
+  def at_stage(self, data: DataConfig) -> 'OneSource':
+    """Return the text with batches of the sizes of a stage: see `config.at_stage`."""
+    return dataclasses.replace(self, config=data, parts=parts_at_stage(self.config, data))
 
   @property
   def tokenizer(self) -> Tokenizer:
@@ -244,7 +273,9 @@ class OneSource:
     self, rows: Sequence[int], first_step: int, last_step: int | None, position: Position
   ) -> Generator[np.ndarray, None, None]:
     """Return this host's part of the training batches: see `train_batches`."""
-    return train_batches(self.store, self.config, self.seed, rows, first_step, last_step, position)
+    return train_batches(
+      self.store, self.config, self.seed, rows, first_step, last_step, position, self.parts
+    )
 
   def validation_parts(
     self, rows: Sequence[int], batches: int = 0
@@ -266,6 +297,11 @@ class OneSource:
     """Return a short description of the training text."""
     bytes_per_token = self.store.bytes_per_token('train')
     return f'{len(self.store.train):,} tokens of {bytes_per_token:.2f} bytes'
+
+
+def parts_at_stage(whole: DataConfig, stage: DataConfig) -> int:
+  """Return the number of a stage's samples in one of the order."""
+  return whole.sequence_length // stage.sequence_length
 
 
 def open_source(data: DataConfig, seed: int, tokenizer: Tokenizer | None = None) -> OneSource:

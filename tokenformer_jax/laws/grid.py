@@ -187,6 +187,11 @@ def _check(config: Config) -> None:
       'config.train.epochs, config.train.examples and config.train.decay_from have no meaning '
       'here, because --lengths says how long the runs are; leave them out'
     )
+  if config.data.has_stages:
+    raise UserError(
+      'config.data.batch_size_by_step and sequence_length_by_step change batches over steps, and '
+      "the lengths of a grid are in steps of one size; set them to ''"
+    )
   if config.train.drop_groups:
     raise UserError(
       'config.train.drop_groups trains several sizes at once, and a law needs runs of one size '

@@ -32,7 +32,9 @@ class Size:
   without_embeddings: int  # those besides embeddings, positions and the head (Kaplan's N)
   active: int  # those that one token uses; a part of `parameters` in a mixture of experts
   active_without_embeddings: int  # those of `without_embeddings` that one token uses
-  flops_per_token: float  # exact model FLOPs of training on one token: see `flops.train_flops`
+  # Exact model FLOPs of training on one token (see `flops.train_flops`); of a run the mean over its
+  # tokens, if the length of its sequences changed.
+  flops_per_token: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +91,17 @@ def measure_size(config: Config) -> Size:
   return _measure(config.model, config.data.sequence_length)
 
 
+def _mean_flops(model: ModelConfig, batches: batches_lib.History, steps: int) -> float:
+  """Return the mean FLOPs of a token over the tokens of the batches up to a step."""
+  tokens: dict[int, float] = {}
+  for count, entry in batches_lib.parts(batches, 0, steps):
+    tokens[entry.length] = tokens.get(entry.length, 0) + count * entry.samples * entry.length
+  whole = sum(tokens.values())
+  return sum(
+    part / whole * _measure(model, length).flops_per_token for length, part in tokens.items()
+  )
+
+
 def read(workdir: str) -> FinishedRun:
   """Return a finished run.
 
@@ -112,7 +125,9 @@ def read(workdir: str) -> FinishedRun:
   done = _all_steps(meta.lineage, steps)
   return FinishedRun(
     name=workdir,
-    size=measure_size(config),
+    size=dataclasses.replace(
+      measure_size(config), flops_per_token=_mean_flops(config.model, batches, steps)
+    ),
     steps=done,
     batch_tokens=batches_lib.all_tokens(meta.lineage, batches, steps) / done,
     loss=math.nan if loss is None else loss,
@@ -168,7 +183,7 @@ def _data(config: Config, meta: Meta) -> dict[str, str]:
     'tokenizer': tokenizers.from_json(meta.tokenizer).fingerprint,
     'text': meta.seen.digest or data.source,
     'validation text': f'{data.validation_source}, fraction {data.validation_fraction:g}',
-    'data.sequence_length': str(data.sequence_length),
+    'data.sequence_length': data.sequence_length_by_step or str(data.sequence_length),
     'train.eval_batches': str(config.train.eval_batches),
     **_ways_of_training(config, meta),
   }

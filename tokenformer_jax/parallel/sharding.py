@@ -15,7 +15,7 @@ import jax
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from tokenformer_jax.config import Config, MeshConfig
+from tokenformer_jax.config import Config, MeshConfig, stages
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel.rules import is_axes, mesh_axes, parts, spec
 
@@ -208,9 +208,13 @@ def check_splits(config: Config, mesh: Mesh | AbstractMesh) -> None:
   """
   for heads in config.model.heads:
     check_divisible(mesh, 'heads', heads, 'heads of a layer of config.model')
-  size, steps = config.data.batch_size, config.optim.accumulation_steps
-  rows = f'of config.data.batch_size / optim.accumulation_steps = {size}/{steps}'
-  check_divisible(mesh, 'batch', size // steps, rows)
+  data, steps = config.data, config.optim.accumulation_steps
+  key = 'batch_size_by_step' if data.batch_size_by_step else 'batch_size'
+  for size in dict.fromkeys(stage.batch_size for stage in stages(data)):
+    rows = f'of config.data.{key} / optim.accumulation_steps = {size}/{steps}'
+    check_divisible(mesh, 'batch', size // steps, rows)
+  if data.batch_size_by_step:
+    check_divisible(mesh, 'batch', data.batch_size, 'of config.data.batch_size, for evaluations,')
 
 
 def check_divides(mesh: Mesh, abstract: Any, axes: Any) -> None:

@@ -9,6 +9,7 @@ costs.py        cycles, FLOPs and collectives of a step (matmuls.py, elementwise
 formulas.py     memory and costs by formula, for GPUs
 exchange.py     bytes of the tokens that devices exchange to reach their experts
 estimate.py     the plan: times, MFU, hours
+stages.py       a run whose batches change over steps
 table.py        the plan as text
 sweep.py        search for the fastest of several configs
 chain.py        growth chains
@@ -24,25 +25,31 @@ from tokenformer_jax.config.fields import Count
 
 if TYPE_CHECKING:
   from tokenformer_jax.plan.estimate import Plan
+  from tokenformer_jax.plan.stages import StagedPlan
 
 
 @arguments.checked
-def plan(config: Any, topology: str, *, slices: Count = 1, quick: bool = False) -> 'Plan':
+def plan(
+  config: Any, topology: str, *, slices: Count = 1, quick: bool = False
+) -> 'Plan | StagedPlan':
   """Plan a run on devices that this machine need not have.
 
     print(tokenformer_jax.plan('lm_pile:1_5b', 'v5p:4x4x4', quick=True).summary)
 
   `config` is as for `tokenformer_jax.train`, `topology` is CHIP:SHAPE, such as `v5e:4x4` or
   `gpu-h100:8`. `quick` takes seconds instead of minutes, without the compiler's cycles. The result
-  has memory in bytes, times in seconds and MFU: see `estimate.Plan`.
+  has memory in bytes, times in seconds and MFU: see `estimate.Plan`, or `stages.StagedPlan` for a
+  run whose batches change over steps.
 
   Raises:
     UserError: the run does not fit, a value is not allowed, or libtpu is missing.
   """
-  from tokenformer_jax.plan import estimate, program  # noqa: PLC0415
+  from tokenformer_jax.plan import estimate, program, stages  # noqa: PLC0415
   from tokenformer_jax.plan.topology import parse  # noqa: PLC0415
 
   resolved, on = resolve(config), parse(topology, slices)
+  if resolved.data.has_stages:
+    return stages.plan_stages(resolved, on, quick=quick)
   try:
     return estimate.plan(resolved, on, quick=quick)
   except program.DoesNotFitError as error:

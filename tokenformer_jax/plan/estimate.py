@@ -1,7 +1,6 @@
 """Plan a run: the memory and time of its training step on a topology, and its total cost."""
 
 import dataclasses
-import math
 import time
 from typing import Any
 
@@ -18,6 +17,7 @@ from tokenformer_jax.plan.costs import Costs
 from tokenformer_jax.plan.program import DoesNotFitError, Memory
 from tokenformer_jax.plan.topology import Topology
 from tokenformer_jax.steps.step import Program
+from tokenformer_jax.training import sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,10 +129,13 @@ class Plan:
 
 def count_steps(config: Config) -> int | None:
   """Return the steps of a run, or None if they are in epochs and need the data's size."""
+  wanted = config.train.examples
   if config.train.epochs:
     examples = tasks.task_class(config.model).known_examples(config)
-    return examples and math.ceil(config.train.epochs * examples / config.data.batch_size)
-  return math.ceil(config.train.examples / config.data.batch_size) or config.train.steps
+    if examples is None:
+      return None
+    wanted = config.train.epochs * examples
+  return sizes.steps_to(config.data, wanted) if wanted else config.train.steps
 
 
 def plan(
@@ -209,9 +212,9 @@ def _make_plan(
   source: str,
   seconds: float,
 ) -> Plan:
-  sizes, units = dict(mesh.shape), (step.task.unit, step.task.units_per_step)
+  axes, units = dict(mesh.shape), (step.task.unit, step.task.units_per_step)
   return Plan(
-    step.config, on, sizes, step.task.definition.count, units, memory, found, source, seconds
+    step.config, on, axes, step.task.definition.count, units, memory, found, source, seconds
   )
 
 

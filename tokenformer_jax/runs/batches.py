@@ -7,7 +7,7 @@ tokens before each growth.
 import dataclasses
 from collections.abc import Iterator
 
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import DataConfig, stages_after
 from tokenformer_jax.runs.checkpoint_meta import Batches, Lineage, Meta
 
 History = tuple[Batches, ...]  # ascending by `first`; the first one begins at step 0
@@ -20,11 +20,17 @@ def history(meta: Meta) -> History:
 
 def continued(before: History, step: int, data: DataConfig) -> History:
   """Return the batches of a run that continues after a step with the batches of its config."""
-  kept = tuple(entry for entry in before if entry.first < step)
-  now = Batches(step if kept else 0, data.batch_size, data.sequence_length)
-  if kept and dataclasses.replace(now, first=kept[-1].first) == kept[-1]:
-    return kept
-  return (*kept, now)
+  found = [*until(before, step)]
+  for stage in stages_after(data, step if found else 0):
+    now = Batches(*stage)
+    if not found or dataclasses.replace(now, first=found[-1].first) != found[-1]:
+      found.append(now)
+  return tuple(found)
+
+
+def until(batches: History, step: int) -> History:
+  """Return the batches of the steps up to `step`."""
+  return tuple(entry for entry in batches if entry.first < step)
 
 
 def parts(batches: History, begin: float, end: float) -> Iterator[tuple[float, Batches]]:

@@ -45,14 +45,14 @@ class Batches:
 
   first: int  # the number of steps before them
   samples: float  # of a batch; a mean where only the sum of several batches is known
-  length: int  # `data.sequence_length`, the tokens of a sample of text
+  length: int  # the tokens of a sample of text
 
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
   """The training data that a run has seen."""
 
-  samples: int  # in the order of data/order.py
+  samples: int  # in the order of data/order.py, of the length of the last batch
   digest: str = ''  # the digest of the data; '' without training
   batches: tuple[Batches, ...] = ()  # see runs/batches.py; empty without training
 

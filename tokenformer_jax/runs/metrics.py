@@ -10,7 +10,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -194,49 +194,54 @@ class _Events:
     self._writer.write_event(self._protos.Event(wall_time=time.time(), step=step, **content))
 
 
+class Work(NamedTuple):
+  """The work of a step over all devices."""
+
+  units: int  # such as tokens
+  flops: float  # model FLOPs
+  teacher_flops: float = 0.0  # of a teacher's forward pass, which are reported apart
+
+  def plus(self, other: 'Work') -> 'Work':
+    return Work(*(a + b for a, b in zip(self, other, strict=True)))
+
+
 class Window:
   """The figures since the last log point, which stay on the device until `figures` is called."""
 
   def __init__(
     self,
     *,
-    units: int,
     unit: str,
-    flops: float,
     peak_flops: float | None,
     derived: Callable[[float], dict[str, float]],
-    teacher_flops: float = 0.0,
   ):
     """Start the clock.
 
     Args:
-      units: the units, such as tokens, of one step over all devices.
-      unit: the name of the units.
-      flops: model FLOPs of one step.
+      unit: the name of the units of a step's work, such as tokens.
       peak_flops: peak FLOP/s of all devices together, or None if it is not published.
       derived: returns the figures that follow from the mean loss of a window.
-      teacher_flops: FLOPs of a teacher's forward pass in one step, which are reported apart.
     """
-    self._units, self._unit, self._flops, self._peak_flops = units, unit, flops, peak_flops
-    self._derived, self._teacher_flops = derived, teacher_flops
+    self._unit, self._peak_flops, self._derived = unit, peak_flops, derived
     self._pending: list[dict[str, jax.Array]] = []
     self.skipped_in_a_row = 0
     self.restart_clock()
 
-  def add(self, figures: dict[str, jax.Array]) -> None:
+  def add(self, figures: dict[str, jax.Array], work: Work) -> None:
     """Add the figures of a step without waiting for the device."""
     self._pending.append(figures)
     self._timed_steps += 1
+    self._work = self._work.plus(work)
 
   def restart_clock(self) -> None:
     """Restart the clock, so that the time since the last step does not count as training."""
-    self._clock, self._timed_steps = time.monotonic(), 0
+    self._clock, self._timed_steps, self._work = time.monotonic(), 0, Work(0, 0.0)
 
   def figures(self) -> dict[str, float]:
     """Wait for the device and return the mean loss and the last step's other figures."""
     fetched = jax.device_get(self._pending)
-    seconds = (time.monotonic() - self._clock) / self._timed_steps
-    self._pending = []
+    seconds = time.monotonic() - self._clock
+    steps, work, self._pending = self._timed_steps, self._work, []
     self.restart_clock()
     last = {name: float(value) for name, value in fetched[-1].items()}
     self.skipped_in_a_row = int(last.pop('skipped_in_a_row'))
@@ -245,15 +250,15 @@ class Window:
     figures = {
       **{f'train/{name}': value for name, value in last.items()},
       **self._derived(last['loss']),
-      'perf/step_seconds': seconds,
-      f'perf/{self._unit}_per_second': self._units / seconds,
-      'perf/model_tflops_per_second': self._flops / seconds / 1e12,
+      'perf/step_seconds': seconds / steps,
+      f'perf/{self._unit}_per_second': work.units / seconds,
+      'perf/model_tflops_per_second': work.flops / seconds / 1e12,
       **_memory(),
     }
-    if self._teacher_flops:
-      figures['perf/teacher_tflops_per_second'] = self._teacher_flops / seconds / 1e12
+    if work.teacher_flops:
+      figures['perf/teacher_tflops_per_second'] = work.teacher_flops / seconds / 1e12
     if self._peak_flops:
-      figures['perf/mfu'] = self._flops / seconds / self._peak_flops
+      figures['perf/mfu'] = work.flops / seconds / self._peak_flops
     return figures
 
 

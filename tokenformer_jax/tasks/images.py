@@ -3,14 +3,14 @@
 import dataclasses
 import hashlib
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from tokenformer_jax.config import Config, ModelConfig
+from tokenformer_jax.config import Config, DataConfig, ModelConfig
 from tokenformer_jax.data import image_order, images, order
 from tokenformer_jax.data.augment import Views
 from tokenformer_jax.data.mixing import mix
@@ -208,6 +208,11 @@ class ImageTask(Task):
       f'{len(differing)} of its {len(ours)} classes stand for something else in the data: class '
       f'{i} is {ours[i]!r} there, and the model was trained with {theirs[i]!r}'
     )
+
+  def at_stage(self, data: DataConfig) -> Self:
+    stage = super().at_stage(data)
+    stage._views = Views(data, self.config.model.channels)
+    return stage
 
   def train_batches(
     self,

@@ -1,13 +1,15 @@
 """The interface between a run and its learning task: model, loss, batches, figures."""
 
 import abc
+import copy
+import dataclasses
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import Config, ModelConfig
+from tokenformer_jax.config import Config, DataConfig, ModelConfig
 from tokenformer_jax.data.order import BEGINNING, Position
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import models
@@ -201,6 +203,12 @@ class Task(abc.ABC):
   def other_meaning(self) -> str:
     """Return the difference in the ids' meaning between data and checkpoint; '' for none."""
     return ''
+
+  def at_stage(self, data: DataConfig) -> Self:
+    """Return the task with training batches of the sizes of a stage: see `config.at_stage`."""
+    stage = copy.copy(self)
+    stage.config = dataclasses.replace(self.config, data=data)
+    return stage
 
   @abc.abstractmethod
   def train_batches(

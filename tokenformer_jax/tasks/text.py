@@ -6,13 +6,13 @@ import itertools
 import math
 import pkgutil
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tokenformer_jax.config import Config, ModelConfig
+from tokenformer_jax.config import Config, DataConfig, ModelConfig
 from tokenformer_jax.data import order, tokenizers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.compute import Compute
@@ -154,6 +154,11 @@ class TextTask(Task):
   @property
   def digest(self) -> str:
     return self._data.digest
+
+  def at_stage(self, data: DataConfig) -> Self:
+    stage = super().at_stage(data)
+    stage._data = self._data.at_stage(data)
+    return stage
 
   def train_batches(
     self,

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import jax
 
@@ -13,15 +13,16 @@ from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.model import flops
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import hosts, messages, sharding
+from tokenformer_jax.runs import batches as batches_lib
 from tokenformer_jax.runs import checkpoint, lease, saved_config
 from tokenformer_jax.runs.checkpoint_meta import Seen
-from tokenformer_jax.runs.metrics import Metrics, Window
+from tokenformer_jax.runs.metrics import Metrics, Window, Work
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import validation
 from tokenformer_jax.training import origin, start
-from tokenformer_jax.training.prepare import PreparedRun, doubts, prepare
+from tokenformer_jax.training.prepare import PreparedRun, RunStage, doubts, prepare
 
 _EVALUATED = {'': 'params', 'ema_': 'ema'}  # prefix of the figures → entry of the state
 
@@ -135,7 +136,7 @@ class Trainer:
     with contextlib.closing(metrics), hosts.StopRequest() as stop:
       metrics.say(self._description(first))
       if run.teacher is not None:
-        metrics.say(run.teacher.description(self.config))
+        metrics.say(run.teacher.description(run.stages[0].task.config))
       if self._is_new_born(first):
         self._evaluate(state, first, metrics)
       return self._loop(state, first, metrics, stop)
@@ -179,18 +180,17 @@ class Trainer:
     config, steps = self.config.train, self.config.train.steps
     profile = _Profile(self.run.workdir, profile_range(config))
     window, fixed = self._window(), self._fixed
-    batches = self.task.train_batches(self.rows, first, steps, self.run.position)
-    with contextlib.closing(batches):
-      for step, rows in enumerate(batches, start=first + 1):
+    with contextlib.closing(self.batches(first, metrics.say)) as batches:
+      for step, (stage, work, batch) in enumerate(batches, start=first + 1):
         profile.before(step)
-        state, figures = self.train_step(state, self.to_devices(rows), *fixed)
-        window.add(figures)
+        state, figures = self.train_step(state, batch, *fixed)
+        window.add(figures, work)
         profile.after(step, figures)
         stopping = stop.after(step)  # Ask once; a later signal waits for the next step.
         last, save_again = step == steps or stopping, False
         if step % config.log_every == 0 or last:
           self.check_lease()
-          of_data = self.task.data_figures(step, self.run.position)
+          of_data = stage.task.data_figures(step, stage.position)
           metrics.write(step, window.figures() | of_data)
           save_again = self.checkpoints.failed()
           self._stop_if_diverged(step, window.skipped_in_a_row)
@@ -201,7 +201,7 @@ class Trainer:
         if _due(step, config.checkpoint_every) or last or save_again:
           self.check_lease()
           metrics.publish()
-          self._save(step, state, loss, wait=last)
+          self._save(step, state, loss, stage, wait=last)
           window.restart_clock()
         if stopping and step < steps:
           metrics.say(f'asked to stop: saving step {step}')
@@ -211,11 +211,36 @@ class Trainer:
     metrics.say(f'saved {self.run.workdir}/checkpoints/{step}')
     return state
 
-  def _save(self, step: int, state: State, loss: float | None, wait: bool) -> None:
+  def batches(
+    self, first: int, say: Callable[[str], None]
+  ) -> Generator[tuple[RunStage, Work, tasks.Batch], None, None]:
+    """Yield the batch of each step after `first` on the devices, with its stage and its work.
+
+    `say` prints a line where batches of another size begin.
+    """
+    places, compiled = sharding.batch_sharding(self.mesh), set()
+    for stage in self.run.stages:
+      config, size, begin = stage.task.config, stage.batch_size, max(first, stage.position.step)
+      if self.config.data.has_stages:
+        shape = f'{size:,} rows, {stage.task.units_per_step:,} {stage.task.unit}'
+        new = '' if shape in compiled else '; compiling the step for them'
+        say(f'from step {begin + 1:,} on, batches are {shape}{new}')
+        compiled.add(shape)
+      teacher_flops = self.run.teacher.step_flops(config) if self.task.teacher else 0.0
+      work = Work(stage.task.units_per_step, flops.step_flops(config), teacher_flops)
+      rows = local_rows(places, size)
+      batches = stage.task.train_batches(rows, begin, stage.end, stage.position)
+      with contextlib.closing(batches):
+        for local in batches:
+          yield stage, work, validation.to_devices(local, size, rows, self.mesh)
+
+  def _save(
+    self, step: int, state: State, loss: float | None, stage: RunStage, *, wait: bool
+  ) -> None:
     seen = Seen(
-      samples=self.run.position.batch_start(step, self.config.data.batch_size),
+      samples=stage.seen(step),
       digest=self.task.digest,
-      batches=origin.batches(self.config, self.run.origin),
+      batches=batches_lib.until(origin.batches(self.config, self.run.origin), step),
     )
     vocabulary, lineage = self.task.vocabulary(), self.run.origin.lineage
     self.checkpoints.save(
@@ -254,12 +279,9 @@ class Trainer:
   def _window(self) -> Window:
     peak = flops.peak_flops(self.mesh.devices.flat[0])
     return Window(
-      units=self.task.units_per_step,
       unit=self.task.unit,
-      flops=flops.step_flops(self.config),
       peak_flops=peak and peak * self.mesh.size,
       derived=self.task.train_figures,
-      teacher_flops=self.run.teacher.step_flops(self.config) if self.task.teacher else 0.0,
     )
 
   def _description(self, first: int) -> str:

@@ -12,7 +12,14 @@ from typing import Any
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks
-from tokenformer_jax.config import Config, DataConfig, GrowConfig, ModelConfig, lookup
+from tokenformer_jax.config import (
+  Config,
+  DataConfig,
+  GrowConfig,
+  ModelConfig,
+  lookup,
+  stages_after,
+)
 from tokenformer_jax.data.order import BEGINNING, Position
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import messages
@@ -363,11 +370,14 @@ def position(config: Config, origin: Origin, digest: str) -> Position:
     return BEGINNING
   if config.data.new_order_at == meta.step or _changes(config, meta, digest):
     return Position(meta.step, 0)
-  return Position(meta.step, meta.seen.samples)
+  now = stages_after(config.data, meta.step)[0].sequence_length
+  before = batches_lib.until(batches_lib.history(meta), meta.step)
+  length = before[-1].length if before else now
+  return Position(meta.step, meta.seen.samples).in_length(length, now)
 
 
 def batches(config: Config, origin: Origin) -> batches_lib.History:
-  """Return the batches of all steps of a run, including those before its beginning."""
+  """Return the batches of all steps of a run, those before and after this start included."""
   meta = origin.meta
   if meta is None or _begins_anew(config, origin):
     return batches_lib.continued((), 0, config.data)
@@ -464,9 +474,10 @@ def _sources(data: DataConfig) -> set[str]:
 
 
 def _batch_keys(*configs: Config) -> tuple[str, ...]:
-  """Return the size of a batch if it decides the order: see `data.mixture`."""
+  """Return the sizes of batches if they decide the order: see `data.mixture`."""
   varies = any(one.weight_by_step for c in configs for one in c.data.mixture.values())
-  return ('data.batch_size',) if varies else ()
+  sizes = ('data.batch_size', 'data.batch_size_by_step', 'data.sequence_length_by_step')
+  return sizes if varies else ()
 
 
 def _changed(ours: Config, theirs: Config) -> list[str]:

@@ -13,7 +13,7 @@ import jax
 from jax.sharding import Mesh
 
 from tokenformer_jax import tasks
-from tokenformer_jax.config import Config, check_decay
+from tokenformer_jax.config import Config, at_stage, check_decay, stages_after
 from tokenformer_jax.config.groups import check_numbers, frozen_groups
 from tokenformer_jax.config.model import layer_path, used_layers
 from tokenformer_jax.data.order import Position
@@ -33,6 +33,30 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class RunStage:
+  """Steps of a run whose batches have one size.
+
+  Attributes:
+    task: the task of the run, with batches of that size.
+    position: the place in the order of the data where its first batch begins.
+    end: the number of steps before the next stage, or of the run.
+  """
+
+  task: tasks.Task
+  position: Position
+  end: int
+
+  @property
+  def batch_size(self) -> int:
+    """Return the number of sequences or images in a batch."""
+    return self.task.config.data.batch_size
+
+  def seen(self, step: int) -> int:
+    """Return the number of samples, of the stage's length, in the order before a step."""
+    return self.position.batch_start(step, self.batch_size)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class PreparedRun:
   """A run before its first step.
 
@@ -45,6 +69,7 @@ class PreparedRun:
     task: model, loss and opened data.
     position: the place in the order of the data where the run begins.
     program: the parts of the training step: schedule, optimizer, and the model's last growth.
+    stages: the stages of the steps that are left.
   """
 
   config: Config
@@ -55,6 +80,7 @@ class PreparedRun:
   task: tasks.Task
   position: Position
   program: Program
+  stages: tuple[RunStage, ...]
 
 
 def prepare(
@@ -101,7 +127,21 @@ def prepare(
   check_decay(resolved)
   origins.check_branch(resolved, origin, growth)
   program = make_program(task, resolved, growth)
-  return PreparedRun(resolved, workdir, mesh, origin, teacher, task, position, program)
+  found = _stages(resolved, task, position)
+  return PreparedRun(resolved, workdir, mesh, origin, teacher, task, position, program, found)
+
+
+def _stages(config: Config, task: tasks.Task, position: Position) -> tuple[RunStage, ...]:
+  """Return the stages of the steps after a position, each with its place in the order."""
+  data, steps = config.data, config.train.steps
+  left = [stage for stage in stages_after(data, position.step) if stage.first < steps]
+  ends = [*(stage.first for stage in left[1:]), steps]
+  found, length = [], left and left[0].sequence_length
+  for stage, end in zip(left, ends, strict=False):
+    begin = position.in_length(length, stage.sequence_length)
+    found.append(RunStage(task.at_stage(at_stage(data, stage)), begin, end))
+    position, length = Position(end, found[-1].seen(end)), stage.sequence_length
+  return tuple(found)
 
 
 def _find_teacher(config: Config, origin: Origin) -> 'Teacher | None':

@@ -6,7 +6,13 @@ from typing import Any
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks
-from tokenformer_jax.config import Config, PattentionConfig, pattentions
+from tokenformer_jax.config import (
+  Config,
+  DataConfig,
+  PattentionConfig,
+  pattentions,
+  stages_after,
+)
 from tokenformer_jax.data.order import BEGINNING, Position
 from tokenformer_jax.training.origin import FROM_SCRATCH, Origin, init_from
 
@@ -50,15 +56,17 @@ def _like(
 def in_steps(config: Config, examples: int, position: Position = BEGINNING) -> Config:
   """Return the config with lengths in epochs or examples converted to steps.
 
-  `examples` is the number in an epoch. The examples before `position` count as seen.
+  `examples` is the number in an epoch. The examples before `position` count as seen. In a stage of
+  shorter sequences, a sequence is the part of an example that it is of `data.sequence_length`.
   """
 
   def steps(section: Any, prefix: str, begin: Position = BEGINNING) -> int:
     epochs, count = getattr(section, f'{prefix}epochs'), getattr(section, f'{prefix}examples')
     if not (epochs or count):
       return getattr(section, f'{prefix}steps')
-    left = (count or epochs * examples) - begin.sample
-    return begin.step + math.ceil(left / config.data.batch_size)
+    length = stages_after(config.data, begin.step)[0].sequence_length
+    seen = begin.sample * (length / config.data.sequence_length)
+    return steps_to(config.data, (count or epochs * examples) - seen, begin.step)
 
   train, optim = config.train, config.optim
   return dataclasses.replace(
@@ -68,3 +76,16 @@ def in_steps(config: Config, examples: int, position: Position = BEGINNING) -> C
       optim, warmup_steps=steps(optim, 'warmup_'), warmup_epochs=0.0, warmup_examples=0
     ),
   )
+
+
+def steps_to(data: DataConfig, examples: float, begin: int = 0) -> int:
+  """Return the step at which a run has seen so many examples after the step `begin`."""
+  found = stages_after(data, begin)
+  ends = [*(stage.first for stage in found[1:]), math.inf]
+  for stage, end in zip(found, ends, strict=True):
+    each = stage.batch_size * stage.sequence_length / data.sequence_length
+    steps = math.ceil(examples / each)
+    if stage.first + steps <= end:
+      return stage.first + steps
+    examples -= (end - stage.first) * each
+  raise AssertionError('the last stage has no end')

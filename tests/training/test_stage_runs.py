@@ -1,0 +1,213 @@
+"""Runs whose batches change over steps: masks, a mixture and stages together, resumed anywhere."""
+
+import contextlib
+import dataclasses
+import shutil
+import sys
+
+import jax
+import numpy as np
+import pytest
+import tiny_hosts
+import tiny_run
+from compilations import compilations
+from outcomes import assert_same
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import SourceConfig, Sources, at_stage, stages
+from tokenformer_jax.data import order
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.model import flops
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.runs import checkpoint, curves, metrics, spent_flops
+from tokenformer_jax.runs.checkpoint_meta import Batches
+from tokenformer_jax.storage import paths
+from tokenformer_jax.training import loop, sizes
+from tokenformer_jax.training.prepare import prepare
+
+pytestmark = pytest.mark.slow  # because almost every test trains a run
+
+CHANGE, STEPS = 7, 14
+STAGES = {
+  # 68 parts of an eighth before the change are eight sequences and a half.
+  'data__sequence_length_by_step': f'0:4 {CHANGE}:32',
+  'data__batch_size_by_step': f'0:12 5:4 {CHANGE}:8',
+  'data__batch_size': 4,
+  'data__documents': 'separate',
+  'train__steps': STEPS,
+  'train__log_every': 1,
+  'train__checkpoint_every': 1,
+  'train__keep_checkpoints': 99,
+}
+
+
+def staged(texts, weights=None, **changes) -> config_lib.Config:
+  """The config of a tiny run on two corpora with stages."""
+  config = tiny_run.config('stdlib', texts / 'cache', **{**STAGES, **changes})
+  weights = weights or {'a': {'weight': 0.75}, 'b': {'weight': 0.25}}
+  sources = {
+    name: SourceConfig(source=f'files:{texts}/{name}/*.txt', **own) for name, own in weights.items()
+  }
+  return dataclasses.replace(
+    config, data=dataclasses.replace(config.data, mixture=Sources(sources))
+  )
+
+
+@pytest.fixture(scope='module')
+def texts(tmp_path_factory):
+  root = tmp_path_factory.mktemp('texts')
+  for name in 'ab':
+    tiny_run.write_corpus(root / name)
+  for file in (root / 'b').iterdir():
+    file.write_text(file.read_text().upper())
+  return root
+
+
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
+
+
+@pytest.fixture(scope='module')
+def whole(texts, tmp_path_factory):
+  """The work directory of an unbroken run, its last state, what it compiled and what it said."""
+  workdir = tmp_path_factory.mktemp('run') / 'run'
+  said = []
+  with pytest.MonkeyPatch.context() as patch, compilations() as compiled:
+    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
+    patch.setattr(metrics.Metrics, 'say', lambda self, text: said.append(text))
+    state = loop.train(staged(texts), workdir)
+  return workdir, state, list(compiled), said
+
+
+def broken(whole, tmp_path, step) -> str:
+  """A copy of a run that has lost everything after a step."""
+  shutil.copytree(whole[0], tmp_path / 'broken')
+  for folder in (tmp_path / 'broken/checkpoints').iterdir():
+    if folder.name.isdecimal() and int(folder.name) > step:
+      shutil.rmtree(folder)
+  return tmp_path / 'broken'
+
+
+def batches_of(run) -> list[np.ndarray]:
+  """All batches that a prepared run trains on."""
+  found = []
+  for stage in run.stages:
+    rows, first = range(stage.batch_size), stage.position.step
+    with contextlib.closing(
+      stage.task.train_batches(rows, first, stage.end, stage.position)
+    ) as batches:
+      found += list(batches)
+  return found
+
+
+def begin(config, workdir):
+  return prepare(config, paths.parse_path(workdir), sharding.find_devices())
+
+
+@pytest.mark.parametrize('varying', [False, True])
+def test_a_run_resumed_at_any_step_has_the_batches_of_an_unbroken_one(
+  texts, whole, tmp_path, varying
+):
+  config, source = staged(texts), whole
+  if varying:
+    weights = {'a': {'weight_by_step': '0:0 14:1'}, 'b': {'weight_by_step': '0:1 14:0'}}
+    config = staged(texts, weights, data__batch_size_by_step=f'0:32 {CHANGE}:4')
+    loop.train(config, tmp_path / 'varying')
+    source = (tmp_path / 'varying',)
+  every = batches_of(begin(config, tmp_path / 'new'))
+  assert len(every) == STEPS and len({*(batch.shape for batch in every)}) == (2 if varying else 3)
+  for step in (1, 4, 5, CHANGE - 1, CHANGE, CHANGE + 1, STEPS - 1):
+    folder = broken(source, tmp_path, step)
+    for ours, theirs in zip(batches_of(begin(config, folder)), every[step:], strict=True):
+      np.testing.assert_array_equal(ours, theirs, f'resumed at step {step}')
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize('step', [6, CHANGE])
+def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(texts, whole, tmp_path, step):
+  again = broken(whole, tmp_path, step)
+  assert_same(whole[1], loop.train(staged(texts), again), f'resumed at step {step}')
+  names = ('data/a/epochs', 'train/loss')
+  last = [[metrics.read(run)[-2][name] for name in names] for run in (whole[0], again)]
+  assert last[0] == last[1]
+
+
+def test_each_stage_has_one_program_and_says_so(whole):
+  _, _, compiled, said = whole
+  assert compiled.count('step') == 3, 'not one program for each size'
+  assert [line for line in said if line.startswith('from step')] == [
+    'from step 1 on, batches are 12 rows, 48 tokens; compiling the step for them',
+    'from step 6 on, batches are 4 rows, 16 tokens; compiling the step for them',
+    'from step 8 on, batches are 8 rows, 256 tokens; compiling the step for them',
+  ]
+
+
+def test_tokens_flops_and_figures_count_each_stage_by_its_own_size(texts, whole):
+  config = staged(texts)
+  meta = checkpoint.open_source(whole[0], None)[1]
+  assert meta.seen.batches == (Batches(0, 12, 4), Batches(5, 4, 4), Batches(CHANGE, 8, 32))
+  assert meta.seen.samples == 9 + 7 * 8, 'the order goes on elsewhere after the change'
+  tokens = 5 * 48 + 2 * 16 + 7 * 256
+  assert curves.curves(whole[0], 'tokens', 'eval/loss')['eval/loss'][0] == [tokens]
+  filled = sizes.fill_in(config)
+  counts = [5, 2, 7]
+  want = sum(
+    count * flops.step_flops(dataclasses.replace(filled, data=at_stage(filled.data, stage)))
+    for count, stage in zip(counts, stages(filled.data), strict=True)
+  )
+  assert spent_flops.at_checkpoint(meta) == pytest.approx(want)
+  lines = {line['step']: line for line in metrics.read(whole[0]) if 'train/loss' in line}
+  for step, each in ((5, 48), (6, 16), (8, 256)):
+    line = lines[step]
+    work = line['perf/tokens_per_second'] * line['perf/step_seconds']
+    assert work == pytest.approx(each), f'step {step} counts other tokens'
+
+
+def test_a_stage_changed_in_the_middle_goes_on_at_the_next_whole_sequence(texts, whole, tmp_path):
+  later = staged(texts, data__sequence_length_by_step='0:4 5:32')
+  run = begin(later, broken(whole, tmp_path, 5))
+  assert run.position == order.Position(5, 8), '60 parts of an eighth are not rounded up'
+  with pytest.raises(UserError, match=r'config\.data\.sequence_length is 64 and was 32'):
+    longer = staged(texts, data__sequence_length=64, data__sequence_length_by_step='0:4 5:64')
+    begin(longer, tmp_path / 'broken')
+
+
+def test_batches_that_devices_cannot_share_are_refused(texts, tmp_path, monkeypatch):
+  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:8])
+  with pytest.raises(UserError, match=r'config\.data\.batch_size_by_step / .* = 12/1 has the size'):
+    begin(staged(texts), tmp_path / 'run')
+
+
+BATCHES = """
+import sys
+from pathlib import Path
+import numpy as np
+from jax.experimental import multihost_utils
+import test_stage_runs
+from tokenformer_jax.cli import main as cli
+from tokenformer_jax.parallel import hosts
+from trainers import trainer
+
+def main(argv):
+  _, texts, workdir, out = argv
+  run = trainer(test_stage_runs.staged(Path(texts), mesh__fsdp=4), Path(workdir))
+  batches = [batch for _, _, batch in run.batches(0, print)]
+  found = [multihost_utils.process_allgather(batch, tiled=True) for batch in batches]
+  if hosts.is_first():
+    np.savez(out, *found)
+
+cli.run(main, positional=True)
+"""
+
+
+@pytest.mark.parametrize('processes', [pytest.param(2, marks=pytest.mark.full_size), 4])
+def test_batches_are_the_same_on_any_number_of_processes(texts, processes, tmp_path):
+  out = tmp_path / 'batches.npz'
+  code = f'import sys; sys.path.insert(0, {str(tiny_run.ROOT / "tests/training")!r})\n{BATCHES}'
+  arguments = [sys.executable, '-c', code, str(texts), str(tmp_path / 'run'), str(out)]
+  tiny_hosts.run(arguments, processes, 4 // processes)
+  alone = batches_of(begin(staged(texts), tmp_path / 'alone'))
+  together = np.load(out)
+  for i, batch in enumerate(alone):
+    np.testing.assert_array_equal(together[f'arr_{i}'], batch, f'step {i}')

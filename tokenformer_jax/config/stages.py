@@ -1,0 +1,107 @@
+"""Read and check the sizes of batches over steps: `data.batch_size_by_step` and its like for T."""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tokenformer_jax.config.mixture import shares
+from tokenformer_jax.config.sections import DataConfig, Stage, at_stage, stages
+from tokenformer_jax.errors import UserError
+
+if TYPE_CHECKING:
+  from tokenformer_jax.config.run import Config
+
+_POINT = re.compile(r'(\d+):(\d+)')
+
+
+def read(data: DataConfig) -> tuple[Stage, ...]:
+  """Return the stages that the points of both keys make.
+
+  Raises:
+    UserError: points have another form, or lengths do not fit `data.sequence_length`.
+  """
+  rows, lengths = _points(data, 'batch_size'), _points(data, 'sequence_length')
+  _check_lengths(data, lengths)
+  found: list[Stage] = []
+  for step in sorted({*rows, *lengths}):
+    stage = Stage(
+      step, *(points[max(s for s in points if s <= step)] for points in (rows, lengths))
+    )
+    if not found or stage[1:] != found[-1][1:]:
+      found.append(stage)
+  return tuple(found)
+
+
+def _points(data: DataConfig, name: str) -> dict[int, int]:
+  """Return the values of a key by the step from which each counts; a fixed one is at step 0."""
+  path, text = f'config.data.{name}_by_step', getattr(data, f'{name}_by_step')
+  if not text:
+    return {0: getattr(data, name)}
+  points = [_POINT.fullmatch(point) for point in text.split()]
+  steps = [int(point[1]) for point in points if point]
+  if None in points or sorted(set(steps)) != steps:
+    raise UserError(
+      f'{path} is {text!r}; it must be points STEP:NUMBER with ascending steps, for example '
+      '"0:512 9000:2048"'
+    )
+  if steps[:1] != [0]:
+    raise UserError(
+      f'{path} is {text!r}, which says nothing about the first steps; begin it with 0:NUMBER'
+    )
+  values = [int(point[2]) for point in points]
+  if not all(values):
+    raise UserError(f'{path} is {text!r}; every number must be greater than 0')
+  return dict(zip(steps, values, strict=True))
+
+
+def _check_lengths(data: DataConfig, lengths: dict[int, int]) -> None:
+  """Check that every length is a part of `data.sequence_length`, and the longest is all of it.
+
+  Raises:
+    UserError: one is not.
+  """
+  found = f'config.data.sequence_length_by_step is {data.sequence_length_by_step!r}'
+  longest = max(lengths.values())
+  if longest != data.sequence_length:
+    raise UserError(
+      f'{found} and config.data.sequence_length is {data.sequence_length}, which must be the '
+      f'longest of them, because the model and evaluations have it; set it to {longest}'
+    )
+  for length in lengths.values():
+    if longest % length:
+      raise UserError(
+        f'{found}, and {length} does not divide {longest}, so that sequences would not have equal '
+        'parts; take a divisor'
+      )
+
+
+def check(config: 'Config', check_sizes: Callable[['Config'], None]) -> None:
+  """Check every stage by `check_sizes`, as the config of a whole run.
+
+  Raises:
+    UserError: a stage does not fit the rest of the config.
+  """
+  for stage in stages(config.data):
+    try:
+      check_sizes(dataclasses.replace(config, data=at_stage(config.data, stage)))
+    except UserError as error:
+      raise UserError(f'in the stage of config.data after step {stage.first}, {error}') from error
+  _check_weights(config.data)
+
+
+def _check_weights(data: DataConfig) -> None:
+  """Check that the order of a mixture whose weights change over steps does not need the stages.
+
+  Raises:
+    UserError: steps have different numbers of tokens, or begin inside a longest sequence.
+  """
+  if not data.mixture or len(shares(data.mixture).steps) == 1:
+    return
+  tokens = [stage.batch_size * stage.sequence_length for stage in stages(data)]
+  if len(set(tokens)) > 1 or tokens[0] % data.sequence_length:
+    raise UserError(
+      'the weights of config.data.mixture change over steps, so every step needs as many tokens, a '
+      f'multiple of config.data.sequence_length={data.sequence_length}, and the stages of '
+      f'config.data have {", ".join(map(str, tokens))}; change the sizes, or give fixed weights'
+    )
