@@ -54,7 +54,11 @@ RUNS = {
   },
   'linear': {f'{MIXER}.kind': 'linear', f'{MIXER}.positions.fraction': 1.0},
 }
-pytestmark = [pytest.mark.slow, pytest.mark.parametrize('name', RUNS)]
+_CASES = [
+  *('hybrid', 'gated units'),
+  *(pytest.param(name, marks=pytest.mark.full_size) for name in ('simplified', 'linear')),
+]
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize('name', _CASES)]
 
 
 def _config(name: str, source: str, cache, **changes) -> config_lib.Config:
