@@ -20,7 +20,7 @@ from tokenformer_jax.runs import metrics
 from tokenformer_jax.training import loop
 
 _OUT = flags.DEFINE_string('out', 'runs/replay', 'The folder of the runs.')
-_SEEDS = flags.DEFINE_integer('seeds', 2, 'The number of seeds.')
+_SEEDS = flags.DEFINE_integer('seeds', 3, 'The number of seeds.')
 
 FIRST, SECOND = 600, 200  # steps on the old text, and on the mixture
 REPLAYED = (0.0, 0.1, 0.3)  # the share of the old text

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tiny_hosts
 import tiny_run
+from gathered import gather_batches
 
 from tokenformer_jax.data import order, store
 from tokenformer_jax.errors import UserError
@@ -113,44 +114,20 @@ def test_resuming_with_other_processes_ends_with_the_same_losses(corpus, one, jo
   assert_same_losses(losses(workdir), losses(one))
 
 
-BATCHES = """
-import sys
-from pathlib import Path
-import numpy as np
-from jax.experimental import multihost_utils
-import tiny_run
-from tokenformer_jax.cli import main as cli
-from tokenformer_jax.parallel import hosts
-from trainers import trainer
-
-def main(argv):
-  _, source, cache, workdir, out = argv
-  config = tiny_run.config(source, Path(cache), mesh__fsdp=4)
-  run = trainer(config, Path(workdir))
-  batches = run.task.train_batches(run.rows, 3, 6)
-  found = [multihost_utils.process_allgather(run.to_devices(b), tiled=True) for b in batches]
-  if hosts.is_first():
-    np.save(out, found)
-
-cli.run(main, positional=True)
-"""
-
-
 @slow
 @pytest.mark.parametrize('processes', [2, 4])
 def test_batches_are_exactly_those_of_one_process(corpus, processes, tmp_path):
   root, source = corpus
-  out = tmp_path / 'batches.npy'
-  paths = [source, str(root / 'cache'), str(tmp_path / 'run'), str(out)]
-  run_together([sys.executable, '-c', BATCHES, *paths], processes)
-  data = tiny_run.config(source, root / 'cache').data
+  config = tiny_run.config(source, root / 'cache', mesh__fsdp=4)
+  found = gather_batches(config, tmp_path, processes, DEVICES, range(3, 6))
+  data = config.data
   tokens = store.prepare(data).train
   length, size = data.sequence_length, data.batch_size
   expected = [
     order.train_rows(tokens, step, range(size), batch_size=size, sequence_length=length, seed=0)
     for step in range(3, 6)
   ]
-  np.testing.assert_array_equal(np.load(out), expected)
+  np.testing.assert_array_equal(found, expected)
 
 
 def wait_for_steps(workdir, running, count):

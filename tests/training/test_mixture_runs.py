@@ -3,13 +3,12 @@
 import dataclasses
 import math
 import shutil
-import sys
 
 import jax
 import numpy as np
 import pytest
-import tiny_hosts
 import tiny_run
+from gathered import gather_batches
 from outcomes import assert_same
 
 from tokenformer_jax import config as config_lib
@@ -196,36 +195,10 @@ def test_a_source_of_weight_zero_is_evaluated_and_not_trained_on(texts, tmp_path
   assert lines[0]['data/old/epochs'] == 0
 
 
-BATCHES = """
-import sys
-from pathlib import Path
-import numpy as np
-from jax.experimental import multihost_utils
-import test_mixture_runs
-from tokenformer_jax.cli import main as cli
-from tokenformer_jax.parallel import hosts
-from trainers import trainer
-
-def main(argv):
-  _, texts, workdir, out = argv
-  config = test_mixture_runs.mixed(Path(texts), test_mixture_runs.VARYING, mesh__fsdp=4)
-  run = trainer(config, Path(workdir))
-  batches = run.task.train_batches(run.rows, 3, 9)
-  found = [multihost_utils.process_allgather(run.to_devices(b), tiled=True) for b in batches]
-  if hosts.is_first():
-    np.save(out, found)
-
-cli.run(main, positional=True)
-"""
-
-
 @pytest.mark.parametrize('processes', [1, 2, 4])
 def test_batches_of_a_mixture_are_the_same_on_any_number_of_processes(texts, processes, tmp_path):
-  out = tmp_path / 'batches.npy'
-  code = f'import sys; sys.path.insert(0, {str(tiny_run.ROOT / "tests/training")!r})\n{BATCHES}'
-  arguments = [sys.executable, '-c', code, str(texts), str(tmp_path / 'run'), str(out)]
-  tiny_hosts.run(arguments, processes, 4 // processes)
-  config = mixed(texts, VARYING)
+  config = mixed(texts, VARYING, mesh__fsdp=4)
+  found = gather_batches(config, tmp_path, processes, 4, range(3, 9))
   mixture = open_mixture(config.data, config.train.seed)
   expected = list(mixture.train_batches(range(8), 3, 9, order.BEGINNING))
-  np.testing.assert_array_equal(np.load(out), expected)
+  np.testing.assert_array_equal(found, expected)

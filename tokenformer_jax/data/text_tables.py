@@ -126,13 +126,16 @@ class _Array:
       if (character := self._character()) == ']':
         break
       if character != ',':
-        found = repr(character) if character else 'no end of the array'
-        raise UserError(f'{self._path} is not valid JSON: after element {number} is {found}')
+        if not character:
+          raise UserError(f'{self._path} is not valid JSON: it ends after element {number}')
+        raise UserError(
+          f'{self._path} is not valid JSON: a comma or ] is missing after element {number}'
+        )
       self._position += 1
       number += 1
     self._position += 1
     if rest := self._character():
-      raise UserError(f'{self._path} is not valid JSON: after the array is {rest!r}')
+      raise UserError(f'{self._path} is not valid JSON: {rest!r} follows the end of the array')
 
   def _element(self, number: int) -> Any:
     start = self._next_position()

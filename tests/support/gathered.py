@@ -1,0 +1,41 @@
+"""The batches that several processes read together, each its own rows."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import tiny_hosts
+from jax.experimental import multihost_utils
+from trainers import trainer
+
+from tokenformer_jax.cli import main as cli
+from tokenformer_jax.config import Config
+from tokenformer_jax.config import values as config_values
+from tokenformer_jax.parallel import hosts
+
+
+def gather_batches(
+  config: Config, home: Path, processes: int, devices: int, steps: range
+) -> np.ndarray:
+  """Return the batches of steps, as processes with so many devices in all have them."""
+  saved, out = home / 'config.json', home / 'batches.npy'
+  saved.write_text(json.dumps(config_values.to_json(config)))
+  paths = [str(saved), str(home / 'run'), str(out)]
+  command = [sys.executable, __file__, *paths, str(steps.start), str(steps.stop)]
+  tiny_hosts.run(command, processes, devices // processes)
+  return np.load(out)
+
+
+def _write(argv: list[str]) -> None:
+  _, saved, workdir, out, *bounds = argv
+  config = config_values.from_dict(Config, json.loads(Path(saved).read_text()))
+  run = trainer(config, Path(workdir))
+  batches = run.task.train_batches(run.rows, *map(int, bounds))
+  found = [multihost_utils.process_allgather(run.to_devices(b), tiled=True) for b in batches]
+  if hosts.is_first():
+    np.save(out, found)
+
+
+if __name__ == '__main__':
+  cli.run(_write, positional=True)
