@@ -63,7 +63,7 @@ BAD = {
   'h.json': ('[{"text": "a"}, {"text": b}]', r'h\.json, element 2, is not valid JSON'),
   'i.json': ('[{"text": "a"}, {"text": "', r'i\.json, element 2, is not valid JSON'),
   'j.json': ('[{"text": "a"}', r'j\.json is not valid JSON: it ends after element 1'),
-  'k.json': ('[{"text": "a"} {}]', r'k\.json is not .* JSON: a comma or \] is missing after element 1'),
+  'k.json': ('[{"text": "a"} {}]', r'k\.json .*: a comma or \] is missing after element 1'),
   'l.json': ('[{"text": "a"}] 3', r"l\.json is not valid JSON: '3' follows the end of the array"),
 }  # fmt: skip
 
