@@ -15,7 +15,7 @@ venv=$HOME/venv user=$(id -un)
   run env PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --quiet --user uv
   run python3 -m uv venv --quiet --python=3.12 "$venv"
 }
-run python3 -m uv pip install --quiet --python="$venv" --constraint=constraints.txt -e '.[tpu,gcs]'
+run python3 -m uv pip install --quiet --python="$venv" --constraint=constraints.txt -e '.[tpu,gcs,data]'
 
 install_gcsfuse() {
   local packages=https://packages.cloud.google.com/apt key=/usr/share/keyrings/cloud.google.asc
