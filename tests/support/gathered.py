@@ -1,5 +1,6 @@
 """The batches that several processes read together, each its own rows."""
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -17,24 +18,24 @@ from tokenformer_jax.parallel import hosts
 
 def gather_batches(
   config: Config, home: Path, processes: int, devices: int, steps: range
-) -> np.ndarray:
+) -> list[np.ndarray]:
   """Return the batches of steps, as processes with so many devices in all have them."""
-  saved, out = home / 'config.json', home / 'batches.npy'
+  saved, out = home / 'config.json', home / 'batches.npz'
   saved.write_text(json.dumps(config_values.to_json(config)))
   paths = [str(saved), str(home / 'run'), str(out)]
   command = [sys.executable, __file__, *paths, str(steps.start), str(steps.stop)]
   tiny_hosts.run(command, processes, devices // processes)
-  return np.load(out)
+  return list(np.load(out).values())
 
 
 def _write(argv: list[str]) -> None:
-  _, saved, workdir, out, *bounds = argv
+  _, saved, workdir, out, first, stop = argv
   config = config_values.from_dict(Config, json.loads(Path(saved).read_text()))
   run = trainer(config, Path(workdir))
-  batches = run.task.train_batches(run.rows, *map(int, bounds))
-  found = [multihost_utils.process_allgather(run.to_devices(b), tiled=True) for b in batches]
+  batches = itertools.islice(run.batches(int(first), print), int(stop) - int(first))
+  found = [multihost_utils.process_allgather(batch, tiled=True) for _, _, batch in batches]
   if hosts.is_first():
-    np.save(out, found)
+    np.savez(out, *found)
 
 
 if __name__ == '__main__':

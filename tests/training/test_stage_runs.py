@@ -3,14 +3,13 @@
 import contextlib
 import dataclasses
 import shutil
-import sys
 
 import jax
 import numpy as np
 import pytest
-import tiny_hosts
 import tiny_run
 from compilations import compilations
+from gathered import gather_batches
 from outcomes import assert_same
 
 from tokenformer_jax import config as config_lib
@@ -179,35 +178,9 @@ def test_batches_that_devices_cannot_share_are_refused(texts, tmp_path, monkeypa
     begin(staged(texts), tmp_path / 'run')
 
 
-BATCHES = """
-import sys
-from pathlib import Path
-import numpy as np
-from jax.experimental import multihost_utils
-import test_stage_runs
-from tokenformer_jax.cli import main as cli
-from tokenformer_jax.parallel import hosts
-from trainers import trainer
-
-def main(argv):
-  _, texts, workdir, out = argv
-  run = trainer(test_stage_runs.staged(Path(texts), mesh__fsdp=4), Path(workdir))
-  batches = [batch for _, _, batch in run.batches(0, print)]
-  found = [multihost_utils.process_allgather(batch, tiled=True) for batch in batches]
-  if hosts.is_first():
-    np.savez(out, *found)
-
-cli.run(main, positional=True)
-"""
-
-
 @pytest.mark.parametrize('processes', [pytest.param(2, marks=pytest.mark.full_size), 4])
 def test_batches_are_the_same_on_any_number_of_processes(texts, processes, tmp_path):
-  out = tmp_path / 'batches.npz'
-  code = f'import sys; sys.path.insert(0, {str(tiny_run.ROOT / "tests/training")!r})\n{BATCHES}'
-  arguments = [sys.executable, '-c', code, str(texts), str(tmp_path / 'run'), str(out)]
-  tiny_hosts.run(arguments, processes, 4 // processes)
+  together = gather_batches(staged(texts, mesh__fsdp=4), tmp_path, processes, 4, range(STEPS))
   alone = batches_of(begin(staged(texts), tmp_path / 'alone'))
-  together = np.load(out)
-  for i, batch in enumerate(alone):
-    np.testing.assert_array_equal(together[f'arr_{i}'], batch, f'step {i}')
+  for step, (ours, theirs) in enumerate(zip(together, alone, strict=True)):
+    np.testing.assert_array_equal(ours, theirs, f'step {step}')
