@@ -71,7 +71,9 @@ _SLOW = pytest.mark.slow
 
 
 @_SLOW
-@pytest.mark.parametrize('mesh', [(8, 1), (4, 2), (2, 4)])
+@pytest.mark.parametrize(
+  'mesh', [(4, 2), *(pytest.param(mesh, marks=pytest.mark.full_size) for mesh in [(8, 1), (2, 4)])]
+)
 def test_losses_are_the_same_on_every_mesh(make, tmp_path, mesh, monkeypatch):
   config = make(train__log_every=1, train__eval_every=0)
   with monkeypatch.context() as patch:
