@@ -55,3 +55,16 @@ def test_lengths_in_examples_count_a_shorter_sequence_as_its_part():
   assert sizes.in_steps(config, 40).train.steps == 15
   seen = sizes.Position(5, 80)  # 80 of 8 tokens, 20 of 32
   assert sizes.in_steps(config, 40, seen).train.steps == 15
+
+
+def test_a_run_resumed_at_a_change_ends_at_the_step_of_an_unbroken_one():
+  """At step 3, 9 quarters of a sequence are seen, and the three that are left are left out."""
+  data = config_lib.DataConfig(
+    sequence_length=32, sequence_length_by_step='0:8 3:32', batch_size_by_step='0:3 3:1'
+  )
+  for examples in (2.3, 3, 3.5, 4, 7):
+    ends = {
+      sizes.steps_to(data, examples, position)
+      for position in (sizes.BEGINNING, sizes.Position(2, 6), sizes.Position(3, 3))
+    }
+    assert len(ends) == 1, f'{examples} examples end at the steps {ends}'

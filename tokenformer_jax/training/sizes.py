@@ -56,17 +56,14 @@ def _like(
 def in_steps(config: Config, examples: int, position: Position = BEGINNING) -> Config:
   """Return the config with lengths in epochs or examples converted to steps.
 
-  `examples` is the number in an epoch. The examples before `position` count as seen. In a stage of
-  shorter sequences, a sequence is the part of an example that it is of `data.sequence_length`.
+  `examples` is the number in an epoch. The examples before `position` count as seen.
   """
 
   def steps(section: Any, prefix: str, begin: Position = BEGINNING) -> int:
     epochs, count = getattr(section, f'{prefix}epochs'), getattr(section, f'{prefix}examples')
     if not (epochs or count):
       return getattr(section, f'{prefix}steps')
-    length = stages_after(config.data, begin.step)[0].sequence_length
-    seen = begin.sample * (length / config.data.sequence_length)
-    return steps_to(config.data, (count or epochs * examples) - seen, begin.step)
+    return steps_to(config.data, count or epochs * examples, begin)
 
   train, optim = config.train, config.optim
   return dataclasses.replace(
@@ -78,14 +75,19 @@ def in_steps(config: Config, examples: int, position: Position = BEGINNING) -> C
   )
 
 
-def steps_to(data: DataConfig, examples: float, begin: int = 0) -> int:
-  """Return the step at which a run has seen so many examples after the step `begin`."""
-  found = stages_after(data, begin)
-  ends = [*(stage.first for stage in found[1:]), math.inf]
+def steps_to(data: DataConfig, examples: float, position: Position = BEGINNING) -> int:
+  """Return the step at which a run from a position has seen so many examples of the order.
+
+  In a stage of shorter sequences, a sequence is a part of an example.
+  """
+  found = stages_after(data, position.step)
+  ends, length = [*(stage.first for stage in found[1:]), math.inf], found[0].sequence_length
   for stage, end in zip(found, ends, strict=True):
-    each = stage.batch_size * stage.sequence_length / data.sequence_length
-    steps = math.ceil(examples / each)
+    position = position.in_length(length, stage.sequence_length)
+    samples = examples * (data.sequence_length // stage.sequence_length)
+    steps = math.ceil((samples - position.sample) / stage.batch_size)
     if stage.first + steps <= end:
       return stage.first + steps
-    examples -= (end - stage.first) * each
+    position = Position(end, position.batch_start(end, stage.batch_size))
+    length = stage.sequence_length
   raise AssertionError('the last stage has no end')
