@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tokenformer_jax.config import DataConfig
-from tokenformer_jax.data import corpus, shards, tokenizers
+from tokenformer_jax.data import corpus, part_writer, shards, tokenizers
 from tokenformer_jax.data import store as store_lib
 from tokenformer_jax.data.store import Store, prepare
 from tokenformer_jax.errors import UserError
@@ -158,7 +158,7 @@ def test_a_full_disk_is_an_error(tmp_path, monkeypatch):
   def full(self) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-  monkeypatch.setattr(shards.PartWriter, 'flush', full)
+  monkeypatch.setattr(part_writer.PartWriter, 'flush', full)
   with pytest.raises(UserError, match=r'the disk is full.*config\.data\.cache_dir'):
     prepare(_config(tmp_path))
   assert not _unfinished(tmp_path), 'a failed build keeps the disk full'

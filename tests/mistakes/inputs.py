@@ -60,6 +60,16 @@ FILES = {
   'some/a.txt': 'a text of a few words, and of a few more ' * 40,
   'some/b.txt': 'another text ' * 40,
   'tokenizer.json': '{"model": "none"}\n',
+  'chat/good.jsonl': '{"prompt": "q", "response": "a"}\n',
+  'chat/no_role.jsonl': '{"messages": [{"content": "q"}]}\n',
+  'chat/text.jsonl': '{"text": "q"}\n',
+  'chat/empty.jsonl': '{"prompt": "q", "response": " "}\n',
+  'chat/tool.jsonl': (
+    '{"messages": [{"role": "user", "content": "q"}, {"role": "tool", "content": "4"}]}\n'
+  ),
+  'chat/question.jsonl': '{"messages": [{"role": "user", "content": "q"}]}\n',
+  'chat/plain.jinja': '{% for m in messages %}{{ m.content }}{% endfor %}',
+  'chat/cut.jinja': '{% for m in messages %}{{ m.content }}',
   'requests/empty.jsonl': '\n',
   'requests/cut.jsonl': '{"prompt": "def"\n',
   'requests/list.jsonl': '["def"]\n',

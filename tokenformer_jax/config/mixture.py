@@ -112,6 +112,11 @@ def check(config: 'Config') -> None:
         f'config.data.{key} is {value}, which is not in {path} and would not be read; add it '
         f'there, or set config.data.{key}={default or repr(default)}'
       )
+  if data.rows != 'text':
+    raise UserError(
+      f'config.data.rows is {data.rows}, and each source of {path} has rows of its own; set '
+      f'{path}.NAME.rows'
+    )
   if data.store:
     raise UserError(
       f'config.data.store is {data.store}, one token store, and each source of {path} has its own; '

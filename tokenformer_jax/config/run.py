@@ -59,6 +59,11 @@ def check(config: Config) -> None:
   profile_range(config.train)
   old_token_rate(config.optim)
   frozen_groups(config.optim)
+  if config.data.chat_template and not config.data.has_chat:
+    raise UserError(
+      f'config.data.chat_template is {config.data.chat_template}, which has a meaning for '
+      'config.data.rows=chat and here no source has it; leave it out, or set rows'
+    )
   if config.data.mixture:
     pkgutil.resolve_name('tokenformer_jax.config.mixture:check')(config)
   if config.distill.init == 'yes' and config.init_from:

@@ -30,6 +30,7 @@ class SourceConfig:
   validation_source: str = key(
     '', "its validation text, as data.validation_source. '': a part of the source", only='lm'
   )
+  rows: str = key('text', 'its documents, as data.rows', choices=('text', 'chat'), only='lm')
   weight: float = key(
     0.0,
     'its share of the samples; the weights of a mixture add up to 1. 0: only evaluated',
@@ -64,6 +65,19 @@ class DataConfig:
   mixture: Sources = dataclasses.field(default_factory=Sources)
   deduplicate: bool = key(
     False, 'leave out documents that repeat an earlier one exactly', only='lm'
+  )
+  rows: str = key(
+    'text',
+    'the documents of source: text; or chat, rows of messages, or of prompt and response, of which '
+    'only the answers carry loss',
+    choices=('text', 'chat'),
+    only='lm',
+  )
+  chat_template: str = key(
+    '',
+    "a .jinja file with generation marks, which makes text of chat. '': the template beside the "
+    'tokenizer.json, or a built-in one',
+    only='lm',
   )
   text_field: str = key('text', 'the field or column with the text of a row', only='lm')
   tokenizer: str = key(
@@ -149,6 +163,11 @@ class DataConfig:
     choices=('skip', 'fail'),
     only='vit',
   )
+
+  @property
+  def has_chat(self) -> bool:
+    """Return whether a source has conversations."""
+    return any(one.rows == 'chat' for one in (self, *self.mixture.values()))
 
   @property
   def has_stages(self) -> bool:

@@ -30,7 +30,7 @@ class BucketTokens(Tokens):
   """The tokens of a split in a bucket.
 
   Args:
-    files, counts, dtype: as of `Tokens`; `files` are URLs.
+    files, counts, dtype, marked: as of `Tokens`; `files` are URLs.
     folder: the folder for the cache, if it has a size.
     cache_bytes: the largest size of the cache; a copy in another process has its own.
   """
@@ -42,8 +42,10 @@ class BucketTokens(Tokens):
     dtype: str,
     folder: Path | None,
     cache_bytes: int,
+    *,
+    marked: bool = False,
   ):
-    super().__init__(files, counts, dtype)
+    super().__init__(files, counts, dtype, marked=marked)
     self._folder, self._most = folder, cache_bytes // _PIECE
     pieces = [-(-count * self.dtype.itemsize // _PIECE) for count in counts]
     self._first_piece = np.concatenate([[0], np.cumsum(pieces, dtype=np.int64)])

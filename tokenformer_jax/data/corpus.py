@@ -13,13 +13,18 @@ import fractions
 import functools
 import hashlib
 import itertools
+import json
 import pkgutil
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import text
+from tokenformer_jax.data.tokenizers import Spans
 from tokenformer_jax.errors import UserError
+
+if TYPE_CHECKING:
+  from tokenformer_jax.data.chat_template import Template
 
 SPLITS = ('train', 'validation')
 
@@ -29,6 +34,7 @@ _LONGEST_WHOLE = 16 * 2**20  # characters; a longer document is encoded in piece
 _CHUNK_CHARACTERS = 2**20
 _SETTINGS = {'train': 'config.data.source', 'validation': 'config.data.validation_source'}
 _HASHES = 2**64
+_FIND_TEMPLATE = 'tokenformer_jax.data.chat_template:find_template'
 _UNIQUE = 'tokenformer_jax.data.text_unique:Unique'
 _HELD_OUT = ('validation', 'test', 'train')  # TFDS splits in order of preference
 
@@ -39,6 +45,7 @@ class Piece(NamedTuple):
   split: str
   text: str
   ends: bool  # whether the document ends here
+  answers: Spans | None = None  # of a conversation: the characters that carry loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,12 +56,14 @@ class Corpus:
   validation: text.Source | None
   fraction: float  # the part of `source` for validation if `validation` is None
   bad: text.Bad = text.refuse  # called for a document that cannot be read, to plan without it
+  template: 'Template | None' = None  # makes text of documents that are conversations
 
-  def fingerprint(self) -> str | tuple[str, str]:
+  def fingerprint(self) -> Any:
     """Return a value that changes when the text of a source changes."""
-    if self.validation is None:
-      return self.source.fingerprint()
-    return self.source.fingerprint(), self.validation.fingerprint()
+    found: Any = self.source.fingerprint()
+    if self.validation is not None:
+      found = found, self.validation.fingerprint()
+    return (found, 'chat', self.template.fingerprint) if self.template else found
 
   def pieces(self) -> Iterator[Piece]:
     """Yield the text of both splits, always in the same order.
@@ -73,18 +82,20 @@ class Corpus:
     return self._units(self.source, share=self.fraction)
 
   def _units(self, source: text.Source, **fields: Any) -> 'list[Unit]':
-    if source.lone(self.bad):
+    if not self.template and source.lone(self.bad):
       return [Unit((source,), is_lone=True, **fields)]
     if 'share' in fields:
       fields['share'] = self._share
-    return [Unit(group, **fields) for group in _groups(source, UNIT_BYTES)]
+    groups = _groups(source, UNIT_BYTES)
+    return [Unit(group, template=self.template, **fields) for group in groups]
 
   def exception(self) -> str:
     """Return a sentence about a document that is not in the split of its hash, or ''.
 
     Only a source of few documents, for its `fraction`, has such a document.
     """
-    if self.validation is not None or self.source.lone(self.bad) or self._share == self.fraction:
+    is_lone = not self.template and self.source.lone(self.bad)
+    if self.validation is not None or is_lone or self._share == self.fraction:
       return ''
     more = self._share > self.fraction
     which, end, use = ('no', 'smallest', 'held out') if more else ('every', 'largest', 'trained on')
@@ -101,6 +112,8 @@ class Corpus:
     """
     lowest, highest = _HASHES, -1
     for document in self.source.documents(self.bad):
+      if self.template and not [*_rendered(document, '', self.template, self.bad)]:
+        continue
       number = _hash(document)
       lowest, highest = min(lowest, number), max(highest, number)
       if lowest < self.fraction * _HASHES <= highest:
@@ -120,17 +133,20 @@ class Unit:
     split: the split of all of the text, or ''.
     share: if `split` is empty, the part of all hashes, or of the only text, for validation.
     is_lone: whether the source is one document in all, which is read in pieces.
+    template: makes text of documents that are conversations; None: they are text.
   """
 
   sources: tuple[text.Source, ...]
   split: str = ''
   share: float | fractions.Fraction = 0.0
   is_lone: bool = False
+  template: 'Template | None' = None
 
   def fingerprint(self) -> str:
     """Return a hash of what the pieces depend on."""
     found = [source.fingerprint() for source in self.sources]
-    return text.digest((found, self.split, self.share, self.is_lone))
+    chat = (self.template.fingerprint,) if self.template else ()
+    return text.digest((found, self.split, self.share, self.is_lone, *chat))
 
   def pieces(self, bad: text.Bad = text.refuse) -> Iterator[Piece]:
     """Yield the text of the unit; `bad` is called for each document that cannot be read."""
@@ -145,7 +161,10 @@ class Unit:
       for source in self.sources:
         for document in source.documents(bad):
           split = self.split or SPLITS[is_validation(document, self.share)]
-          yield from _in_pieces(document, split)
+          if self.template:
+            yield from _rendered(document, split, self.template, bad)
+          else:
+            yield from _in_pieces(document, split)
           del document  # It would be in memory beside the next one.
 
 
@@ -165,11 +184,14 @@ def open_corpus(config: DataConfig) -> Corpus:
 
 
 def _open_plain(config: DataConfig) -> Corpus:
-  source = text.open_source(config.source, config.text_field)
+  template, text_field = None, config.text_field
+  if config.rows == 'chat':
+    template, text_field = pkgutil.resolve_name(_FIND_TEMPLATE)(config), text.CHAT
+  source = text.open_source(config.source, text_field)
   if not config.validation_source:
-    return Corpus(source, None, config.validation_fraction)
+    return Corpus(source, None, config.validation_fraction, template=template)
   validation = text.open_source(
-    config.validation_source, config.text_field, _SETTINGS['validation'], _HELD_OUT
+    config.validation_source, text_field, _SETTINGS['validation'], _HELD_OUT
   )
   pairs = itertools.product(source.members(), validation.members())
   if same := next(filter(None, itertools.starmap(_common, pairs)), ''):
@@ -178,7 +200,7 @@ def _open_plain(config: DataConfig) -> Corpus:
       f'config.data.source={config.source}; leave it out of one of them, because validation text '
       'must not be trained on'
     )
-  return Corpus(source, validation, 0.0)
+  return Corpus(source, validation, 0.0, template=template)
 
 
 def _common(source: text.Source, validation: text.Source) -> str:
@@ -209,6 +231,16 @@ def _groups(source: text.Source, size: int) -> Iterator[tuple[text.Source, ...]]
     group.append(part)
     filled += part_size
   yield tuple(group)
+
+
+def _rendered(document: str, split: str, template: 'Template', bad: text.Bad) -> Iterator[Piece]:
+  """Yield the text of a conversation, unless it cannot be written: then `bad` is called."""
+  try:
+    found = template.render(json.loads(document))
+  except UserError as error:
+    bad(error)
+  else:
+    yield Piece(split, found.text, ends=True, answers=found.answers)
 
 
 def _in_pieces(document: str, split: str) -> Iterator[Piece]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from tokenformer_jax.config import DataConfig
-from tokenformer_jax.data import store, text, tokenizers
+from tokenformer_jax.data import marks, store, text, tokenizers
 from tokenformer_jax.errors import TransientError, UserError
 
 
@@ -23,7 +23,8 @@ def held_out_tokens(
     except (UserError, TransientError):  # This machine does not have the text.
       existing = None
     if existing is not None:
-      return np.asarray(existing.validation[:needed], np.int32), 'held-out text of the run'
+      found = np.asarray(existing.validation[:needed], np.int32)
+      return marks.plain(found), 'held-out text of the run'
   documents = text.open_source('stdlib', '').documents()
   return first_tokens(documents, tokenizer, needed), 'text of the Python standard library'
 

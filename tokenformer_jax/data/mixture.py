@@ -24,6 +24,7 @@ import math
 import os
 import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -184,6 +185,10 @@ class Mixture:
     return next(iter(self.stores.values())).tokenizer
 
   @property
+  def chat(self) -> dict[str, Any] | None:
+    return next((one.chat for one in self.stores.values() if one.chat), None)
+
+  @property
   def is_fixed(self) -> bool:
     return len(self.shares.steps) == 1
 
@@ -256,8 +261,7 @@ class Mixture:
 
   def describe(self) -> str:
     return ', '.join(
-      f'{weight:.3g} {name} ({len(self.stores[name].train):,} tokens of '
-      f'{self.bytes_per_token("train", name):.2f} bytes)'
+      f'{weight:.3g} {name} ({order.describe_store(self.stores[name])})'
       for name, weight in self.weights.items()
     )
 
@@ -320,7 +324,7 @@ def open_mixture(data: DataConfig, seed: int, tokenizer: Tokenizer | None = None
   for name, one in source_configs(data).items():
     with _naming(name):
       stores[name] = made = store.prepare(one, tokenizer)
-      order.check_long_enough(made, data.sequence_length)
+      order.check_store(made, data)
   return Mixture(stores, weights, data, seed)
 
 
@@ -330,6 +334,7 @@ def source_configs(data: DataConfig) -> dict[str, DataConfig]:
     name: dataclasses.replace(
       data,
       source=data.mixture[name].source,
+      rows=data.mixture[name].rows,
       validation_source=data.mixture[name].validation_source,
       mixture=Sources(),
     )

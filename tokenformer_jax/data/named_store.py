@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import shards, tokenizers
+from tokenformer_jax.data.chat_template import Template, find_template
 from tokenformer_jax.data.shards import ChangedError, Store
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.errors import TransientError, UserError
@@ -41,6 +42,14 @@ def open_named(config: DataConfig, tokenizer: Tokenizer | None, cache: Path) -> 
         f'{name}, which was made with config.data.{key}={value}, and here it is {own or "empty"}; '
         f'set the key to that value, or name another store'
       )
+  template = find_template(config) if config.rows == 'chat' else None
+  if (template and template.fingerprint) != (store.chat and Template(**store.chat).fingerprint):
+    kinds = {True: 'text', False: 'conversations of another template'}
+    own = template.name if template else 'config.data.rows=text'
+    raise UserError(
+      f'{name}, a store of {kinds[store.chat is None]}, and here it is {own}; name a store that '
+      'was made with the same config.data.rows and chat_template'
+    )
   if tokenizer is None and not tokenizers.bpe_size(config.tokenizer):
     tokenizer = tokenizers.load(config.tokenizer)
   if tokenizer is not None and tokenizer.fingerprint != store.tokenizer.fingerprint:

@@ -250,6 +250,11 @@ class OneSource:
     return self.store.tokenizer
 
   @property
+  def chat(self) -> dict[str, Any] | None:
+    """Return the template of conversations, as `Store.chat`."""
+    return self.store.chat
+
+  @property
   def digest(self) -> str:
     """Return a hash of all that decides the samples, besides the seed and their length."""
     return self.store.digest
@@ -295,8 +300,7 @@ class OneSource:
 
   def describe(self) -> str:
     """Return a short description of the training text."""
-    bytes_per_token = self.store.bytes_per_token('train')
-    return f'{len(self.store.train):,} tokens of {bytes_per_token:.2f} bytes'
+    return describe_store(self.store)
 
 
 def parts_at_stage(whole: DataConfig, stage: DataConfig) -> int:
@@ -311,18 +315,34 @@ def open_source(data: DataConfig, seed: int, tokenizer: Tokenizer | None = None)
     UserError: see `store.prepare`; or the text is too short for one sequence.
   """
   made = prepare(data, tokenizer)
-  check_long_enough(made, data.sequence_length)
+  check_store(made, data)
   return OneSource(made, data, seed)
 
 
-def check_long_enough(store: Store, sequence_length: int) -> None:
-  """Check that both splits have a sample.
+def describe_store(store: Store) -> str:
+  """Return a short description of the training text of a store."""
+  tokens, bytes_per_token = len(store.train), store.bytes_per_token('train')
+  if store.chat:
+    answers = f'{store.train_answers:,} of them in answers'
+    return f'{tokens:,} tokens, {answers} of {bytes_per_token:.2f} bytes'
+  return f'{tokens:,} tokens of {bytes_per_token:.2f} bytes'
+
+
+def check_store(store: Store, data: DataConfig) -> None:
+  """Check that both splits of a store have a sample, and that its documents can be told apart.
 
   Raises:
-    UserError: a split is too short for one sequence.
+    UserError: a split is too short for one sequence, or `data.documents` needs the ends of
+      documents and conversations have such a token inside.
   """
-  _sample_count(store.train, sequence_length, 'training')
-  _sample_count(store.validation, sequence_length, 'validation')
+  _sample_count(store.train, data.sequence_length, 'training')
+  _sample_count(store.validation, data.sequence_length, 'validation')
+  if data.documents != 'joined' and store.divided:
+    raise UserError(
+      f'config.data.documents is {data.documents}, and {counted(store.divided, "conversation")} of '
+      f"{data.source} have the tokenizer's end of document inside; set it to joined, or end turns "
+      'with another token in config.data.chat_template'
+    )
 
 
 def read_ahead(

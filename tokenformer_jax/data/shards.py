@@ -20,12 +20,12 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 
-from tokenformer_jax.data import tokenizers
-from tokenformer_jax.data.corpus import SPLITS, Piece
+from tokenformer_jax.data import marks, tokenizers
+from tokenformer_jax.data.corpus import SPLITS
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import paths, retry
@@ -49,13 +49,19 @@ class ChangedError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-  """The tokens of a split in a shard: how many, and the digests of all of them and of blocks."""
+  """The tokens of a split in a shard: how many, and the digests of all of them and of blocks.
+
+  Of conversations, `bytes` are those of answers, `answers` is the number of tokens that carry loss,
+  and `divided` that of conversations with an end of document inside.
+  """
 
   tokens: int = 0
   bytes: int = 0
   documents: int = 0
   whole: str = ''
   digests: tuple[str, ...] = ()
+  answers: int = 0
+  divided: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,11 +91,14 @@ class Tokens:
   """The tokens of a split, over all shards: `len(x)`, and `x[a:b]` as an array of ids.
 
   A range in one local shard is a part of a file that is mapped into memory. Positions are Python's
-  integers and 64 bits wide, so they are exact for any store. Pickling copies no tokens.
+  integers and 64 bits wide, so they are exact for any store. Pickling copies no tokens. If they are
+  `marked`, the ids say which of them carry loss: see `marks`.
   """
 
-  def __init__(self, files: Sequence[str], counts: Sequence[int], dtype: str):
-    self.dtype = np.dtype(dtype)
+  def __init__(
+    self, files: Sequence[str], counts: Sequence[int], dtype: str, *, marked: bool = False
+  ):
+    self.dtype, self._marked = np.dtype(dtype), marked
     self._files = tuple(files)
     self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     self._opened: dict[int, np.ndarray] = {}
@@ -105,10 +114,12 @@ class Tokens:
     pieces = [self._read(*span) for span in self._spans(start, stop)]
     match pieces:
       case []:
-        return np.empty(0, self.dtype)
+        found = np.empty(0, self.dtype)
       case [piece]:
-        return piece
-    return np.concatenate(pieces)
+        found = piece
+      case _:
+        found = np.concatenate(pieces)
+    return marks.unpack(found) if self._marked else found
 
   def gather(self, ranges: Sequence[tuple[int, int]]) -> Iterable[np.ndarray]:
     """Return the tokens of each range; where reading waits for a server, all are asked at once."""
@@ -148,12 +159,17 @@ class Cache:
 class Store:
   """A tokenized corpus. The tokenizer's end of document follows each document.
 
+  In a store of conversations the tokens are marked (see `marks`), and bytes are those of answers.
+
   Attributes:
     train, validation: the tokens of each split; uint16, or uint32 if the tokenizer has more than
       65536 ids.
     train_bytes, validation_bytes: the UTF-8 bytes of the documents.
     digest: a hash of all tokens; hosts that train together must agree on it.
     made_from: the keys of `data` that the content depends on, and their values.
+    chat: the template of its conversations (`chat_template.Template.to_json`); None: it is of text.
+    train_answers, validation_answers: the tokens of conversations that carry loss.
+    divided: the number of conversations with an end of document inside.
   """
 
   path: paths.Path
@@ -166,15 +182,23 @@ class Store:
   validation_documents: int
   digest: str
   made_from: dict[str, Any]
+  chat: dict[str, Any] | None = None
+  train_answers: int = 0
+  validation_answers: int = 0
+  divided: int = 0
 
   def bytes_per_token(self, split: str) -> float:
-    """Return the UTF-8 bytes of text per token of a split, with ends of documents as tokens."""
-    return getattr(self, f'{split}_bytes') / len(getattr(self, split))
+    """Return the UTF-8 bytes of text per token of a split, with ends of documents as tokens.
+
+    Of conversations only answers count.
+    """
+    tokens = getattr(self, f'{split}_answers') if self.chat else len(getattr(self, split))
+    return getattr(self, f'{split}_bytes') / tokens
 
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-  """The content of `meta.json`; for `made_from` see `Store`. Format 1 has nothing of it."""
+  """The content of `meta.json`; for `made_from` and `chat` see `Store`. Format 1 has neither."""
 
   made_from: dict[str, Any]
   dtype: str
@@ -182,6 +206,7 @@ class Index:
   shards: tuple[Shard, ...]
   digest: str
   format: int = FORMAT
+  chat: dict[str, Any] | None = None
 
   def total(self, split: str, count: str) -> int:
     """Return the tokens, bytes or documents of a split."""
@@ -232,6 +257,7 @@ def open_store(path: paths.Path, cache: Cache | None = None) -> Store:
   index = read_index(path)
   _check_sizes(path, index)
   room = cache.bytes if cache else 0
+  marked = index.chat is not None
   fields: dict[str, Any] = {}
   for split in reversed(SPLITS):  # Validation is read again and again, so it has the cache first.
     shards = [shard for shard in index.shards if shard.splits[split].tokens]
@@ -243,18 +269,26 @@ def open_store(path: paths.Path, cache: Cache | None = None) -> Store:
     if paths.in_bucket(path):
       from tokenformer_jax.data.bucket_tokens import BucketTokens  # noqa: PLC0415 (few runs need it)
 
-      fields[split] = BucketTokens(*arguments, cache.folder if cache else None, room)
+      folder = cache.folder if cache else None
+      fields[split] = BucketTokens(*arguments, folder, room, marked=marked)
       room = max(0, room - len(fields[split]) * fields[split].dtype.itemsize)
     else:
-      fields[split] = Tokens(*arguments)
+      fields[split] = Tokens(*arguments, marked=marked)
     fields[f'{split}_bytes'] = index.total(split, 'bytes')
     fields[f'{split}_documents'] = index.total(split, 'documents')
+    fields[f'{split}_answers'] = index.total(split, 'answers')
   try:
     tokenizer = tokenizers.from_json(index.tokenizer)
   except (UserError, LookupError, TypeError, AttributeError) as error:
     raise ChangedError(f'{path}/meta.json is damaged') from error
   return Store(
-    path=path, tokenizer=tokenizer, digest=index.digest, made_from=index.made_from, **fields
+    path=path,
+    tokenizer=tokenizer,
+    digest=index.digest,
+    made_from=index.made_from,
+    chat=index.chat,
+    divided=sum(index.total(split, 'divided') for split in SPLITS),
+    **fields,
   )
 
 
@@ -376,48 +410,8 @@ def _read_block(path: paths.Path, start: int) -> bytes:
   return retry.retried(lambda: paths.read_range(path, start, start + BLOCK), f'reading {path}')
 
 
-class PartWriter:
-  """Writer of the tokens of a split in a shard, which also counts documents, bytes and tokens."""
-
-  def __init__(self, file: BinaryIO, dtype: np.dtype, tokenizer: Tokenizer):
-    self.tokens = self.bytes = self.documents = 0
-    self._digests = Digests()
-    self._file = file
-    self._dtype = dtype
-    self._tokenizer = tokenizer
-
-  def add(self, piece: Piece, ids: np.ndarray) -> None:
-    """Append the ids of a piece and, if the piece ends its document, the end of document."""
-    if piece.ends:
-      ids = np.append(ids, self._tokenizer.end_of_document)
-    if ids.max(initial=0) >= self._tokenizer.size:
-      raise UserError(
-        f'the tokenizer {self._tokenizer.fingerprint} returned the id {ids.max()}, but its '
-        f'vocabulary has {self._tokenizer.size} ids; repair its vocabulary'
-      )
-    data = ids.astype(self._dtype).tobytes()
-    self._file.write(data)
-    self._digests.update(data)
-    self.tokens += len(ids)
-    self.bytes += len(piece.text.encode())
-    self.documents += piece.ends
-
-  def part(self) -> Part:
-    """Return the counts and digests of what was written."""
-    return Part(
-      self.tokens,
-      self.bytes,
-      self.documents,
-      self._digests.whole().hex(),
-      tuple(self._digests.blocks()),
-    )
-
-  def flush(self) -> None:
-    """Wait until the file is on disk, so that a power cut leaves no renamed file of zeros."""
-    _flush(self._file)
-
-
-def _flush(file: IO[Any]) -> None:
+def flush(file: IO[Any]) -> None:
+  """Wait until a file is on disk, so that a power cut leaves no renamed file of zeros."""
   file.flush()
   os.fsync(file.fileno())
 
@@ -427,7 +421,7 @@ def put_json(folder: paths.Path, name: str, value: Any) -> None:
   with temporary_folder(folder) as temporary:
     with open(temporary / name, 'w', encoding='utf-8') as file:
       json.dump(value, file)
-      _flush(file)
+      flush(file)
     paths.put(temporary / name, folder / name)
 
 

@@ -26,7 +26,7 @@ import numpy as np
 import tqdm
 
 from tokenformer_jax.config import DataConfig
-from tokenformer_jax.data import shards, text, tokenizers
+from tokenformer_jax.data import marks, part_writer, shards, text, tokenizers
 from tokenformer_jax.data.corpus import SPLITS, Corpus, Piece, Unit, open_corpus
 from tokenformer_jax.data.shards import ChangedError, Index, Shard, Store
 from tokenformer_jax.data.tokenizers import Tokenizer
@@ -250,7 +250,8 @@ class _Builder:
     """Write the shards that are not there yet, and return the index of all."""
     tokenizer = self.tokenizer or self._train_tokenizer()
     say(f'tokenizing {self.config.source} into the token store {self.path}')
-    dtype = np.dtype(np.uint16 if tokenizer.size <= 2**16 else np.uint32)
+    template = self.corpus.template
+    dtype = marks.dtype(tokenizer.size, marked=template is not None)
     skip_bad = self.corpus.bad is not text.refuse
     jobs = [
       _Job(self.path, f'{i:05}', unit, self._key(unit, tokenizer), dtype.name, skip_bad)
@@ -264,6 +265,7 @@ class _Builder:
       tokenizer=tokenizer.to_json(),
       shards=tuple(written),
       digest=shards.combine(wholes),
+      chat=template and template.to_json(),
     )
 
   def _publish(self, index: Index) -> None:
@@ -379,9 +381,9 @@ class _Job:
       writers = {}
       for split in SPLITS:
         file = stack.enter_context(open(temporary / split, 'wb'))
-        writers[split] = shards.PartWriter(file, np.dtype(self.dtype), tokenizer)
+        writers[split] = part_writer.PartWriter(file, np.dtype(self.dtype), tokenizer)
       for pieces in _read_ahead(_batches(self.unit.pieces(leave_out), self.batch)):
-        encoded = tokenizer.encode_batch([piece.text for piece in pieces])
+        encoded = part_writer.encode(tokenizer, pieces)
         before = sum(writer.bytes for writer in writers.values())
         for piece, ids in zip(pieces, encoded, strict=True):
           writers[piece.split].add(piece, ids)

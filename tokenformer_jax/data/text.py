@@ -158,6 +158,9 @@ SOURCES = {
 }
 _LIST = 'tokenformer_jax.data.text_list:open_list'
 _PLUS = ' + '  # between the sources of a list
+CHAT = '\0chat'  # in place of the name of a field: each row is a conversation
+_CHAT_ROWS = 'tokenformer_jax.data.chat_rows'
+_WITHOUT_CHAT = ('stdlib', 'tfds')
 
 
 def open_source(
@@ -169,7 +172,8 @@ def open_source(
   """Open the source `stdlib`, one of a form FORM:NAME with FORM in `SOURCES`, or several.
 
   Several are separated by ' + ', and their documents come one source after another.
-  The document is in the field `text_field` of a row or an example. Messages call the source
+  The document is in the field `text_field` of a row or an example; for `CHAT` the row is a
+  conversation. Messages call the source
   `setting`. `splits` are splits of a set in order of preference; the first existing one is read.
 
   Raises:
@@ -183,7 +187,24 @@ def open_source(
     raise UserError(
       f'{setting} is {spec!r}; it must be stdlib, files:GLOB, parquet:GLOB, hf:NAME or tfds:NAME'
     )
+  if text_field == CHAT and form in _WITHOUT_CHAT:
+    raise UserError(
+      f'{setting} is {spec}, which has no rows of chat (config.data.rows=chat); name JSON lines or '
+      'arrays as files:GLOB, Parquet files as parquet:GLOB, or a set as hf:NAME'
+    )
   return pkgutil.resolve_name(SOURCES[form])(name, text_field, setting, splits)
+
+
+def columns(names: Iterable[str], text_field: str, place: str) -> list[str]:
+  """Return the columns of a table that `document` needs; `place` names the table in messages.
+
+  Raises:
+    UserError: the table lacks one.
+  """
+  if text_field == CHAT:
+    return pkgutil.resolve_name(f'{_CHAT_ROWS}:columns')(names, place)
+  field(dict.fromkeys(names, ''), text_field, place)
+  return [text_field]
 
 
 def digest(value: Any) -> str:
@@ -215,10 +236,12 @@ def field(values: dict[str, Any], text_field: str, place: str) -> str:
 
 
 def document(values: Any, text_field: str, place: str) -> str | UserError:
-  """Return the document in a field of a row, or what is wrong with the row."""
+  """Return the document of a row, in a field or a conversation, or what is wrong with the row."""
   if not isinstance(values, dict):
     return UserError(f'{place} is a JSON {type(values).__name__}; it must be an object')
   try:
+    if text_field == CHAT:
+      return pkgutil.resolve_name(f'{_CHAT_ROWS}:conversation')(values, place)
     return field(values, text_field, place)
   except UserError as error:
     return error

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tokenformer_jax.data import formats, packed
-from tokenformer_jax.data.text import Bad, LoneText, Source, decode, digest, document, refuse
+from tokenformer_jax.data.text import CHAT, Bad, LoneText, Source, decode, digest, document, refuse
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import paths
 from tokenformer_jax.storage.retry import retried
@@ -151,6 +151,11 @@ def _documents(path: str, text_field: str) -> Iterator[str | UserError]:
     head = next(chunks, b'')
     chunks = itertools.chain([head], chunks)
     layout = formats.layout(path, head)
+    if layout == 'text' and text_field == CHAT:
+      raise UserError(
+        f'{path} is one text, and config.data.rows=chat needs rows; name JSON lines (.jsonl) or a '
+        'JSON array, or leave it out of config.data.source'
+      )
     if layout == 'text':
       yield decode(_whole(path, chunks), path)
       return

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tokenformer_jax.data import packed
-from tokenformer_jax.data.text import Source, digest, document, field
+from tokenformer_jax.data.text import Source, columns, digest, document
 from tokenformer_jax.errors import TransientError, UserError, nearest
 from tokenformer_jax.storage import paths, retry
 
@@ -110,8 +110,8 @@ class Hf(Source):
       raise UserError(f'{self._spec} cannot be opened: {reason}') from error
     if rows.rows.features is None:  # The first row shows them.
       return rows
-    field(dict.fromkeys(rows.rows.features, ''), self.text_field, rows.place)
-    return dataclasses.replace(rows, rows=rows.rows.select_columns([self.text_field]))
+    read = columns(rows.rows.features, self.text_field, rows.place)
+    return dataclasses.replace(rows, rows=rows.rows.select_columns(read))
 
   @property
   def _spec(self) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tokenformer_jax.data import packed, text_files
-from tokenformer_jax.data.text import Source, digest, document, field
+from tokenformer_jax.data.text import Source, columns, digest, document
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.storage import retry
 
@@ -86,14 +86,15 @@ class Parquet(Source):
 
   def _file_texts(self, path: str) -> Iterator[str | UserError]:
     with _table(path, self.identities[path][1]) as table:
-      field(dict.fromkeys(table.schema_arrow.names, ''), self.text_field, path)
+      read = columns(table.schema_arrow.names, self.text_field, path)
       row = 0
       for group in range(table.num_row_groups):
         rows = table.metadata.row_group(group).num_rows
         if self.groups is None or self.groups[0] <= group < self.groups[1]:
-          for i, value in enumerate(_values(table, group, self.text_field), start=row + 1):
-            values = {self.text_field: value.as_py()}
-            found = document(values, self.text_field, f'{path}, row {i},')
+          number = row
+          for values in _rows(table, group, read):  # `enumerate` would keep one beside the next.
+            number += 1
+            found = document(values, self.text_field, f'{path}, row {number},')
             del values  # The text would be in memory beside the next one.
             yield found
             del found
@@ -122,20 +123,26 @@ def _table(path: str, size: int) -> 'Iterator[parquet.ParquetFile]':
     file.close()
 
 
-def _values(table: 'parquet.ParquetFile', group: int, column: str) -> Iterator[Any]:
-  """Yield Arrow's values of a column in a row group; text as UTF-8, which may be invalid."""
+def _rows(table: 'parquet.ParquetFile', group: int, names: list[str]) -> Iterator[dict[str, Any]]:
+  """Yield the rows of some columns in a row group; a lone text as UTF-8, which may be invalid."""
+  for batch in table.iter_batches(_BATCH_ROWS, [group], names, use_threads=False):
+    if len(names) > 1:
+      yield from batch.to_pylist()
+    else:
+      yield from ({names[0]: value.as_py()} for value in _binary(batch.column(0)))
+
+
+def _binary(values: Any) -> Any:
+  """Return Arrow's values of a column, text as bytes."""
   import pyarrow  # noqa: PLC0415
 
-  batches = table.iter_batches(_BATCH_ROWS, [group], [column], use_threads=False)
-  for batch in batches:
-    values = batch.column(0)
-    if pyarrow.types.is_dictionary(values.type):
-      values = values.dictionary_decode()
-    if pyarrow.types.is_string(values.type):
-      values = values.cast(pyarrow.binary())
-    elif pyarrow.types.is_large_string(values.type):
-      values = values.cast(pyarrow.large_binary())
-    yield from values
+  if pyarrow.types.is_dictionary(values.type):
+    values = values.dictionary_decode()
+  if pyarrow.types.is_string(values.type):
+    return values.cast(pyarrow.binary())
+  if pyarrow.types.is_large_string(values.type):
+    return values.cast(pyarrow.large_binary())
+  return values
 
 
 class _File(packed.Steady):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tokenformer_jax.data import formats, packed, text_files
-from tokenformer_jax.data.text import decode, document, field
+from tokenformer_jax.data.text import columns, decode, document
 from tokenformer_jax.errors import UserError
 
 csv.field_size_limit(packed.LONGEST_DOCUMENT)  # The default, 128 KiB, is less than many documents.
@@ -47,7 +47,7 @@ def table_documents(
       continue
     if not header:
       header = row
-      field(dict.fromkeys(header, ''), text_field, path)
+      columns(header, text_field, path)
     elif len(row) != len(header):
       yield UserError(
         f'{path}, line {rows.line_num}, has {len(row)} fields, but the header has {len(header)}; '
@@ -55,7 +55,7 @@ def table_documents(
       )
     else:
       values = dict(zip(header, row, strict=True))
-      found = field(values, text_field, f'{path}, line {rows.line_num},')
+      found = document(values, text_field, f'{path}, line {rows.line_num},')
       del row, values  # The text would be in memory beside the next one.
       yield found
       del found

@@ -15,7 +15,10 @@ from typing import Any
 import numpy as np
 import tokenizers as hf
 
+from tokenformer_jax.data import marks
 from tokenformer_jax.errors import UserError
+
+Spans = Sequence[tuple[int, int]]
 
 BPE_SIZES = range(257, 65537)  # at least 256 bytes and the end of document; at most 16 bits
 BPE_TRAINING_BYTES = 64 * 2**20  # more text barely changes the merges, but costs time and memory
@@ -26,8 +29,8 @@ WHERE_TO_GET = (
   'get the file from the page that offers its weights'
 )
 
-_END_OF_DOCUMENT = '<|endoftext|>'
-_ENDS_OF_DOCUMENT = (_END_OF_DOCUMENT, '</s>', '<|end_of_text|>', '<eos>', '[SEP]')
+END_OF_DOCUMENT = '<|endoftext|>'  # of a BPE that was trained here
+_ENDS_OF_DOCUMENT = (END_OF_DOCUMENT, '</s>', '<|end_of_text|>', '<eos>', '[SEP]')
 
 
 class Tokenizer(abc.ABC):
@@ -44,6 +47,14 @@ class Tokenizer(abc.ABC):
   @abc.abstractmethod
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     """Return the ids of each text, int32, without an end of document."""
+
+  @abc.abstractmethod
+  def encode_chats(self, chats: Sequence[tuple[str, Spans]]) -> list[np.ndarray]:
+    """Return the ids of texts of conversations, int32, with marks.
+
+    A text that spells a special token means that token, unlike in plain text. The spans are the
+    ranges of characters of which the tokens carry loss: see `marks`.
+    """
 
   @abc.abstractmethod
   def decode(self, ids: Iterable[int]) -> str:
@@ -72,6 +83,17 @@ class ByteTokenizer(Tokenizer):
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts]
+
+  def encode_chats(self, chats: Sequence[tuple[str, Spans]]) -> list[np.ndarray]:
+    def pieces(text: str, spans: Spans) -> Iterator[np.ndarray]:
+      end = 0
+      for start, stop in spans:
+        yield marks.flip(self.encode(text[end:start]))
+        yield self.encode(text[start:stop])
+        end = stop
+      yield marks.flip(self.encode(text[end:]))
+
+    return [np.concatenate([*pieces(*chat)]) for chat in chats]
 
   def decode(self, ids: Iterable[int]) -> str:
     return bytes(_known(ids, self.size)).decode('utf-8', errors='replace')
@@ -109,6 +131,25 @@ class HuggingFaceTokenizer(Tokenizer):
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
     return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
+  def encode_chats(self, chats: Sequence[tuple[str, Spans]]) -> list[np.ndarray]:
+    texts = [text for text, _ in chats]
+    encodings = self._with_special_tokens.encode_batch(texts, add_special_tokens=False)
+    result = []
+    for encoding, (_, spans) in zip(encodings, chats, strict=True):
+      start_N, stop_N = np.array(encoding.offsets, np.int32).reshape(-1, 2).T
+      carries = np.zeros(len(start_N), bool)
+      for start, stop in spans:  # A token at both sides of an end is in the span.
+        carries |= (start_N < stop) & (np.maximum(stop_N, start_N + 1) > start)
+      ids = np.array(encoding.ids, np.int32)
+      result.append(np.where(carries, ids, marks.flip(ids)))
+    return result
+
+  @functools.cached_property
+  def _with_special_tokens(self) -> hf.Tokenizer:
+    tokenizer = hf.Tokenizer.from_str(self._tokenizer.to_str())
+    tokenizer.encode_special_tokens = False
+    return tokenizer
 
   def decode(self, ids: Iterable[int]) -> str:
     return self._tokenizer.decode(list(_known(ids, self.size)), skip_special_tokens=False)
@@ -228,7 +269,7 @@ def train_bpe(texts: Iterable[str], size: int) -> HuggingFaceTokenizer:
   tokenizer.decoder = hf.decoders.ByteLevel()
   trainer = hf.trainers.BpeTrainer(
     vocab_size=size,
-    special_tokens=[_END_OF_DOCUMENT],
+    special_tokens=[END_OF_DOCUMENT],
     initial_alphabet=sorted(byte_level.alphabet()),
     show_progress=False,
   )

@@ -146,7 +146,8 @@ def make_train_step(program: Program, mesh: Mesh) -> Step:
   if config.train.drop_groups:
     drop = pkgutil.resolve_name('tokenformer_jax.steps.elastic:with_dropped_groups')
     loss = drop(loss, task.definition, config.train.drop_groups)
-  gradient = _gradient(loss, config.optim.accumulation_steps, rows_together(config.model))
+  parts, together = config.optim.accumulation_steps, rows_together(config.model)
+  gradient = _gradient(loss, parts, together, task.targets)
 
   def step(state: State, batch: Batch, *teacher: Params) -> tuple[State, dict[str, jax.Array]]:
     params, opt_state = state['params'], state['opt_state']
@@ -191,19 +192,22 @@ def make_train_step(program: Program, mesh: Mesh) -> Step:
 
 
 def _gradient(
-  loss: Callable[..., tuple[jax.Array, dict[str, jax.Array]]], parts: int, together: int
+  loss: Callable[..., tuple[jax.Array, dict[str, jax.Array]]],
+  parts: int,
+  together: int,
+  targets: Callable[[Batch], jax.Array | None],
 ) -> Callable[..., tuple[Params, dict[str, jax.Array]]]:
   """Return the function for the loss gradient and figures of a batch, computed in `parts` parts.
 
   Its arguments are those of the loss: parameters, batch, key, and arguments that all parts share.
-  Each run of `together` adjacent rows stays together in one part.
+  Each run of `together` adjacent rows stays together in one part. A part counts by its `targets`.
   """
   gradient = jax.grad(loss, has_aux=True)
   if parts == 1:
     return gradient
 
-  # Each device deals its own rows out to the parts, so no row moves to another device. All parts
-  # have the same number of rows, so the mean of their means is the mean over the batch.
+  # Each device deals its own rows out to the parts, so no row moves to another device. Where all
+  # rows have the same number of targets, the mean of the parts' means is the mean over the batch.
   def deal(x_Bx: jax.Array) -> jax.Array:
     rows = x_Bx.shape[0] // parts
     hand = math.gcd(rows, together)
@@ -213,11 +217,17 @@ def _gradient(
   def whole(
     params: Params, batch: Batch, key: jax.Array, *same: Params
   ) -> tuple[Params, dict[str, jax.Array]]:
+    count = targets(batch)
+    all_targets = None if count is None else jnp.maximum(count, 1)
+
     def add(total, numbered_part):
       number, part = numbered_part
       part = jax.tree.map(lambda x: sharding.constrain(x, 'batch', *[None] * (x.ndim - 1)), part)
       new = gradient(params, part, jax.random.fold_in(key, number), *same)
-      return jax.tree.map(lambda t, new: t + new / parts, total, new), None
+      if all_targets is None:
+        return jax.tree.map(lambda t, new: t + new / parts, total, new), None
+      share = targets(part) / all_targets
+      return jax.tree.map(lambda t, new: t + new * share, total, new), None
 
     batch_P = jax.tree.map(deal, batch)
     like = jax.eval_shape(gradient, params, jax.tree.map(lambda x: x[0], batch_P), key, *same)

@@ -32,7 +32,7 @@ class DistilledTextTask(TextTask):
     `loss` is the cross-entropy to the targets, as without a teacher; `distill_loss` is that to the
     teacher's probabilities; `teacher_loss` is the teacher's cross-entropy to the targets.
     """
-    ids_BxT, distill = batch[:, :-1], self.config.distill
+    (ids_BxT, targets_BxT), distill = self.inputs_and_targets(batch), self.config.distill
     model, teacher_model = self.definition.bind(params), self.teacher.bind(teacher)
     hidden_BxTxD, aux = self.hidden(model, ids_BxT, key)
     teacher_hidden_BxTxD, _, _ = teacher_model.hidden(
@@ -41,13 +41,13 @@ class DistilledTextTask(TextTask):
     total, sums = distilled_objective(
       Heads(hidden_BxTxD, model.output_embedding),
       Heads(teacher_hidden_BxTxD, teacher_model.output_embedding),
-      batch[:, 1:],
+      targets_BxT,
       weight=distill.weight,
       temperature=distill.temperature,
       z_loss=self.config.optim.z_loss,
       chunk=self.config.train.loss_chunk,
     )
-    tokens = sums.student.tokens
+    tokens = self.divisor(sums.student.tokens)
     objective, figures = with_aux(total / tokens, sums.student.nats / tokens, aux)
     figures['distill_loss'] = sums.soft_nats / tokens
     figures['teacher_loss'] = sums.teacher.nats / tokens

@@ -171,6 +171,11 @@ class Task(abc.ABC):
     random draws of the step and differs from step to step.
     """
 
+  def targets(self, batch: Batch) -> jax.Array | None:
+    """Return the number of targets in the mean of a batch's loss; None: any batch has as many."""
+    del batch
+    return None
+
   @abc.abstractmethod
   def sums(self, params: Params, batch: Batch) -> EvalSums:
     """Return the sums over a validation batch."""

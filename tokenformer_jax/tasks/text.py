@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tokenformer_jax.config import Config, DataConfig, ModelConfig
-from tokenformer_jax.data import order, tokenizers
+from tokenformer_jax.data import marks, order, tokenizers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.lm import LM
@@ -37,7 +37,10 @@ _LONGEST_COMPARED = 64  # the most tokens of a sequence for comparing two models
 
 
 class TextTask(Task):
-  """The prediction of the next token. Batches are int32 [B, T + 1]; −1 marks ignored targets."""
+  """The prediction of the next token.
+
+  Batches are int32 [B, T + 1]; −1 marks ignored targets, and ids may be marked: see `data.marks`.
+  """
 
   unit = 'tokens'
   data_size_key = 'vocab_size'
@@ -98,7 +101,25 @@ class TextTask(Task):
     z_loss = self.config.optim.z_loss
     f = functools.partial(objective, z_loss=z_loss)
     (total, sums), aux = self._apply_to_targets(f, params, batch, key)
-    return with_aux(total / sums.tokens, sums.nats / sums.tokens, aux)
+    tokens = self.divisor(sums.tokens)
+    return with_aux(total / tokens, sums.nats / tokens, aux)
+
+  def divisor(self, tokens: jax.Array) -> jax.Array:
+    """Return what divides the sums of a batch, which in a run of chat may have no answer at all."""
+    return jnp.maximum(tokens, 1) if self.config.data.has_chat else tokens
+
+  def targets(self, batch: jax.Array) -> jax.Array | None:
+    if not self.config.data.has_chat:
+      return None
+    return jnp.sum(self.inputs_and_targets(batch)[1] >= 0)
+
+  def inputs_and_targets(self, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the ids [B, T] of a batch, and its targets [B, T]; −1 has no loss."""
+    ids, targets = batch, batch
+    if self.config.data.has_chat:
+      ids = jnp.where(batch < order.NO_TOKEN, marks.flip(batch), batch)
+      targets = jnp.maximum(batch, order.NO_TOKEN)
+    return ids[:, :-1], targets[:, 1:]
 
   def sums(self, params: Params, batch: jax.Array) -> EvalSums:
     sums, aux = self._apply_to_targets(loss_sums, params, batch)
@@ -109,9 +130,10 @@ class TextTask(Task):
   ) -> tuple[Any, Aux]:
     """Return `f` of the last hidden states and the targets; for `key` see `hidden`."""
     model = self.definition.bind(params)
-    hidden_BxTxD, aux = self.hidden(model, batch[:, :-1], key)
+    ids_BxT, targets_BxT = self.inputs_and_targets(batch)
+    hidden_BxTxD, aux = self.hidden(model, ids_BxT, key)
     chunk = self.config.train.loss_chunk
-    return f(hidden_BxTxD, model.output_embedding, batch[:, 1:], chunk=chunk), aux
+    return f(hidden_BxTxD, model.output_embedding, targets_BxT, chunk=chunk), aux
 
   def hidden(self, model: LM, ids_BxT: jax.Array, key: jax.Array | None) -> tuple[jax.Array, Aux]:
     """Return the input of the head [B, T, D], and the `Aux` of the layers.
@@ -193,7 +215,8 @@ class TextTask(Task):
     return rows, f'{count} × {length - 1} tokens of {name}'
 
   def vocabulary(self) -> dict[str, Any]:
-    return self._data.tokenizer.to_json()
+    chat = self._data.chat
+    return self._data.tokenizer.to_json() | ({'chat': chat} if chat else {})
 
   @property
   def units_per_step(self) -> int:

@@ -1,0 +1,206 @@
+"""Conversations become tokens of which only the answers carry loss.
+
+`tests/golden/chat.json` has what `transformers` makes of some of them: see its key `from`.
+"""
+
+import dataclasses
+import json
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import tiny_run
+from pyarrow import parquet
+
+from tokenformer_jax.config import DataConfig
+from tokenformer_jax.data import chat_template, marks, order, shards, store, tokenizers
+from tokenformer_jax.data.chat_template import Template, find_template
+from tokenformer_jax.errors import UserError
+
+GOLDEN = json.loads((tiny_run.ROOT / 'tests/golden/chat.json').read_text('utf-8'))
+ROWS = [
+  {'prompt': f'What is {i} + {i}?', 'response': f'It is {2 * i}.{"!" * (i % 3)}'} for i in range(60)
+]
+
+
+def _chat(row) -> list[dict[str, str]]:
+  return [
+    {'role': 'user', 'content': row['prompt']},
+    {'role': 'assistant', 'content': row['response']},
+  ]
+
+
+MESSAGES = [{'id': i, 'messages': _chat(row)} for i, row in enumerate(ROWS)]
+
+
+def _write(path, rows=MESSAGES) -> str:
+  path.write_text('\n'.join(map(json.dumps, rows)), 'utf-8')
+  return f'files:{path}'
+
+
+def _config(tmp_path, source, **changes) -> DataConfig:
+  return DataConfig(
+    **{
+      'source': source,
+      'rows': 'chat',
+      'tokenizer': 'bytes',
+      'sequence_length': 32,
+      'batch_size': 4,
+      'cache_dir': str(tmp_path / 'cache'),
+      **changes,
+    }
+  )
+
+
+def _prepare(tmp_path, source, **changes) -> store.Store:
+  return store.prepare(_config(tmp_path, source, **changes))
+
+
+@pytest.fixture(scope='module')
+def tokenizer(tmp_path_factory):
+  """The tokenizer.json of the golden values, and its folder."""
+  path = tmp_path_factory.mktemp('hf') / 'tokenizer.json'
+  path.write_text(json.dumps(GOLDEN['tokenizer']))
+  return path
+
+
+@pytest.mark.parametrize('name', GOLDEN['templates'])
+def test_text_and_marks_are_those_of_transformers(name, tokenizer):
+  golden = GOLDEN['templates'][name]
+  template = Template(name, golden['template'], GOLDEN['tokens'])
+  loaded = tokenizers.load(str(tokenizer))
+  for messages, expected in zip(GOLDEN['chats'], golden['rows'], strict=True):
+    found = template.render(messages)
+    assert found.text == expected['text'], 'another text'
+    (ids,) = loaded.encode_chats([found])
+    assert marks.plain(ids).tolist() == expected['ids'], 'other tokens'
+    assert (ids >= 0).astype(int).tolist() == expected['mask'], 'the loss is on other tokens'
+    assert template.render(messages[:-1], ask=True).text == expected['ask'], 'another question'
+
+
+def test_the_template_is_that_of_the_config_the_tokenizer_or_the_package(tmp_path, tokenizer):
+  golden = GOLDEN['templates']
+  mine = tmp_path / 'mine.jinja'
+  mine.write_text(golden['inline']['template'])
+  (tmp_path / 'tokenizer.json').write_text(tokenizer.read_text())
+  entry = {'chat_template': golden['chatml']['template'], 'bos_token': {'content': '<s>'}}
+  (tmp_path / 'tokenizer_config.json').write_text(json.dumps(entry))
+  own = str(tmp_path / 'tokenizer.json')
+  found = find_template(DataConfig(tokenizer=own))
+  assert found.source == golden['chatml']['template']
+  assert found.tokens == GOLDEN['tokens'], 'the end of document is missing'
+  assert found.end_of_turn == '<|im_end|>'
+  found = find_template(DataConfig(tokenizer=own, chat_template=str(mine)))
+  assert found.source == mine.read_text() and found.end_of_turn == '<|endoftext|>'
+  (tmp_path / 'chat_template.jinja').write_text(golden['inline']['template'])
+  assert find_template(DataConfig(tokenizer=own)).source == golden['inline']['template']
+  built_in = find_template(DataConfig(tokenizer='bpe:300'))
+  assert built_in.source == chat_template.OURS and built_in.end_of_turn == '<|end|>'
+  assert pickle.loads(pickle.dumps(built_in)) == built_in, 'processes cannot have it'
+
+
+def test_only_answers_carry_loss_in_a_store(tmp_path):
+  made = _prepare(tmp_path, _write(tmp_path / 'a.jsonl'), validation_fraction=0.2)
+  tokens = np.concatenate([made.train[:], made.validation[:]])
+  text = tokenizers.ByteTokenizer()
+  assert text.decode(marks.plain(tokens)).count('<|user|>\n') == len(ROWS)
+  answers = text.decode(tokens[tokens >= 0]).split('<|end|>')[:-1]
+  assert sorted(answers) == sorted(row['response'] for row in ROWS)
+  size = sum(len(f'{row["response"]}<|end|>') for row in ROWS)
+  assert made.train_answers + made.validation_answers == size == (tokens >= 0).sum()
+  assert made.train_bytes + made.validation_bytes == size, 'other bytes than those of answers'
+  assert made.bytes_per_token('train') == 1
+  shards.verify(made.path)
+  batch = next(order.validation_batches(made, _config(tmp_path, ''), range(4)))
+  np.testing.assert_array_equal(batch.ravel()[:32], made.validation[:32])
+
+
+def test_the_end_of_a_document_carries_the_loss_of_the_token_before(tmp_path, tokenizer):
+  open_end = tmp_path / 'open.jinja'
+  open_end.write_text(
+    '{% for m in messages %}{{ m.role }}: {% generation %}{{ m.content }}'
+    '{% endgeneration %}{% endfor %}'
+  )
+  source = _write(tmp_path / 'a.jsonl')
+  found = _prepare(tmp_path, source, chat_template=str(open_end))
+  assert (found.train[:] == 0xFF).sum() == found.train_documents, 'nothing teaches to stop'
+  golden = tmp_path / 'inline.jinja'
+  golden.write_text(GOLDEN['templates']['inline']['template'])
+  found = _prepare(tmp_path, source, chat_template=str(golden), tokenizer=str(tokenizer))
+  ends = marks.plain(found.train[:]) == tokenizers.load(str(tokenizer)).end_of_document
+  assert ends.sum() == found.train_documents, 'a conversation that ends itself has two ends'
+
+
+def _tables(tmp_path):
+  messages = [{'messages': row['messages']} for row in MESSAGES]
+  (tmp_path / 'array.json').write_text(json.dumps(MESSAGES))
+  completions = [{'prompt': r['prompt'], 'completion': r['response']} for r in ROWS]
+  parquet.write_table(pa.Table.from_pylist(MESSAGES), tmp_path / 'messages.parquet')
+  parquet.write_table(pa.Table.from_pylist(ROWS), tmp_path / 'rows.parquet', row_group_size=7)
+  (tmp_path / 'hub').mkdir()
+  _write(tmp_path / 'hub' / 'train.jsonl', messages)
+  return [
+    f'files:{tmp_path}/array.json',
+    _write(tmp_path / 'rows.jsonl', completions),
+    f'parquet:{tmp_path}/messages.parquet',
+    f'parquet:{tmp_path}/rows.parquet',
+    f'hf:{tmp_path}/hub',
+  ]
+
+
+def test_every_source_of_rows_gives_the_same_tokens(tmp_path):
+  expected = _prepare(tmp_path, _write(tmp_path / 'a.jsonl'))
+  for source in _tables(tmp_path):
+    assert _prepare(tmp_path, source).digest == expected.digest, source
+
+
+def test_a_store_is_found_again_by_its_rows_and_template_only(tmp_path):
+  source, out = _write(tmp_path / 'a.jsonl'), str(tmp_path / 'store')
+  config = _config(tmp_path, source, store=out)
+  made = store.make(config, workers=1)
+  assert store.prepare(config).digest == made.digest
+  with pytest.raises(UserError, match='a store of conversations of another template, and here it'):
+    store.prepare(dataclasses.replace(config, rows='text'))
+  other = tmp_path / 'other.jinja'
+  other.write_text(GOLDEN['templates']['inline']['template'])
+  with pytest.raises(UserError, match=r'store of conversations of another .*chat_template=.*other'):
+    store.prepare(dataclasses.replace(config, chat_template=str(other)))
+  cached = {
+    store.store_folder(_config(tmp_path, source, **changes))
+    for changes in ({}, {'rows': 'text', 'text_field': 'id'}, {'chat_template': str(other)})
+  }
+  assert len(cached) == 3, 'two texts have one store'
+
+
+def test_bad_rows_are_counted_and_left_out(tmp_path):
+  bad = [{'messages': [{'content': 'x'}]}, {'prompt': 'p', 'response': ' '}]
+  wrong_role = {'messages': [{'role': 'cat', 'content': 'meow'}, *_chat(ROWS[0])]}
+  source = _write(tmp_path / 'a.jsonl', [*MESSAGES, *bad, wrong_role])
+  made = store.make(_config(tmp_path, source), skip_bad=True)
+  assert made.train_documents + made.validation_documents == len(ROWS)
+  assert sum(shard.bad_documents for shard in shards.read_index(made.path).shards) == 3
+
+
+def test_masks_of_documents_need_conversations_without_an_end_inside(tmp_path, tokenizer):
+  twice = [{'messages': row['messages'] * 2} for row in MESSAGES]
+  template = tmp_path / 'inline.jinja'
+  template.write_text(GOLDEN['templates']['inline']['template'])
+  config = _config(
+    tmp_path,
+    _write(tmp_path / 'a.jsonl', twice),
+    chat_template=str(template),
+    tokenizer=str(tokenizer),
+  )
+  order.open_source(config, 0)
+  with pytest.raises(UserError, match='documents is masked, and 60 conversations of files:'):
+    order.open_source(dataclasses.replace(config, documents='masked'), 0)
+
+
+@pytest.mark.parametrize('size', [200, 2**15, 2**15 + 1, 2**17])
+def test_marks_in_files_and_arrays_are_the_same(size):
+  ids = np.array([0, size - 1, 5, 0, size - 1], np.int32)
+  ids[2:] = marks.flip(ids[2:])
+  dtype = marks.dtype(size, marked=True)
+  np.testing.assert_array_equal(marks.unpack(marks.pack(ids, dtype)), ids)
+  assert dtype.itemsize == (2 if size <= 2**15 else 4), 'a store is larger than needed'

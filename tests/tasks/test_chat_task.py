@@ -1,0 +1,147 @@
+"""A run on conversations learns their answers only, each token of them as much as any other."""
+
+import contextlib
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_run
+from outcomes import assert_close
+
+from tokenformer_jax import tasks
+from tokenformer_jax.data import marks
+from tokenformer_jax.steps import step as step_lib
+from tokenformer_jax.training import sizes
+
+END = 0xFF
+
+
+@pytest.fixture(scope='module')
+def chats(tmp_path_factory):
+  """Return a function that makes the config of a run on short conversations."""
+  root = tmp_path_factory.mktemp('chats')
+  rng = np.random.default_rng(0)
+
+  def text(most: int) -> str:
+    return ''.join(rng.choice(list('abcdefgh'), rng.integers(1, most)))
+
+  rows = [{'prompt': text(9), 'response': text(30)} for _ in range(200)]
+  (root / 'rows.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+  template = root / 'short.jinja'
+  template.write_text(
+    '{% for m in messages %}{% if m.role == "user" %}?{{ m.content }}!{% else %}'
+    '{% generation %}{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}'
+  )
+  text_source = tiny_run.write_corpus(root / 'texts')
+
+  def config(**changes):
+    changes = {'data__chat_template': str(template), **changes}
+    if not any('mixture' in name for name in changes):
+      return tiny_run.config(
+        f'files:{root}/rows.jsonl', root / 'cache', data__rows='chat', **changes
+      )
+    sources = {
+      'chat': {'source': f'files:{root}/rows.jsonl', 'rows': 'chat', 'weight': 0.5},
+      'text': {'source': text_source, 'weight': 0.5},
+    }
+    del changes['mixture']
+    return tiny_run.config('stdlib', root / 'cache', data__mixture=sources, **changes)
+
+  return config
+
+
+def _open(config) -> tuple[tasks.Task, np.ndarray, dict]:
+  task = tasks.make(sizes.fill_in(config))
+  task.prepare()
+  with contextlib.closing(task.train_batches(range(config.data.batch_size), 0, 1)) as batches:
+    batch = next(batches)
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda p: jnp.asarray(rng.normal(size=p.shape) * 0.2, p.dtype), task.definition.abstract
+  )
+  return task, batch, params
+
+
+def _gradient(task, parts: int):
+  gradient = step_lib._gradient(task.loss, parts, 1, task.targets)
+  return jax.jit(lambda params, batch: gradient(params, batch, jax.random.key(0)))
+
+
+def _nats(task, params, ids) -> jax.Array:
+  logits = task.logits(params, ids)[0]
+  return -jnp.take_along_axis(jax.nn.log_softmax(logits), ids[:, 1:, None], axis=-1)[..., 0]
+
+
+def test_the_loss_is_the_mean_over_the_tokens_of_answers(chats):
+  task, batch, params = _open(chats())
+  counts = batch[:, 1:] >= 0
+  assert 0.2 < counts.mean() < 0.9, 'the batch does not have both'
+  _, figures = task.loss(params, batch, jax.random.key(0))
+  sums = task.sums(params, batch).task
+  expected = (_nats(task, params, marks.plain(batch)) * counts).sum() / counts.sum()
+  assert_close(figures['loss'], expected, 'training counts other tokens')
+  assert_close(sums.nats / sums.tokens, expected, 'evaluation counts other tokens')
+  assert sums.tokens == counts.sum()
+
+
+def test_a_conversation_learns_the_same_alone_and_packed(chats):
+  """With masks of documents, each conversation's answers have the loss that they have alone."""
+  task, batch, params = _open(chats(data__documents='separate'))
+  rows = []
+  for row in batch:
+    inputs = marks.plain(row[:-1])
+    starts = sorted({0, *np.flatnonzero(inputs == END)})
+    for start, stop in zip(starts, [*starts[1:], len(inputs)], strict=True):
+      alone = np.full(len(row), -1, np.int32)  # its first token has no loss of its own
+      alone[0], alone[1 : stop - start + 1] = marks.flip(inputs[start]), row[start + 1 : stop + 1]
+      rows.append(alone)
+  rows = np.stack(rows)
+  assert (rows[:, 1:] >= 0).sum() == (batch[:, 1:] >= 0).sum(), 'the test lost a target'
+  _, packed = task.loss(params, batch, jax.random.key(0))
+  _, alone = task.loss(params, rows, jax.random.key(0))
+  assert_close(packed['loss'], alone['loss'], 'a conversation sees the one before it')
+
+
+def test_parts_of_a_batch_count_by_their_answers(chats):
+  task, batch, params = _open(chats())
+  batch = batch.copy()
+  batch[: len(batch) // 2] = marks.flip(marks.plain(batch[: len(batch) // 2]))
+  batch[0] = marks.plain(batch[0])  # Unequal parts, and one without an answer.
+  whole, figures = _gradient(task, 1)(params, batch)
+  parts, summed = _gradient(task, 4)(params, batch)
+  assert_close(summed['loss'], figures['loss'], 'the loss depends on the parts')
+  assert_close(parts, whole, 'the gradient depends on the parts')
+
+
+def test_a_batch_without_answers_changes_nothing(chats):
+  task, batch, params = _open(chats())
+  nothing = marks.flip(marks.plain(batch))
+  gradient, figures = _gradient(task, 2)(params, nothing)
+  assert figures['loss'] == 0
+  assert all((leaf == 0).all() for leaf in jax.tree.leaves(gradient)), 'nothing has a gradient'
+
+
+def test_a_mixture_has_conversations_beside_text(chats):
+  task, batch, params = _open(chats(mixture=True))
+  has_marks = (batch < 0).any(axis=1)
+  assert has_marks.sum() == len(batch) // 2, 'text has marks, or conversations have none'
+  sums = {name: [*found] for name, found in task.validation_parts(range(len(batch))).items()}
+  figures = task.parts_figures({n: task.sums(params, one[0]) for n, one in sums.items()})
+  assert all(np.isfinite(value) for value in figures.values())
+  assert task.vocabulary()['chat']['source'].startswith('{% for m in messages %}')
+
+
+def test_text_alone_compiles_the_program_that_it_had(chats):
+  task, batch, _ = _open(chats())
+  plain = tasks.make(
+    dataclasses.replace(
+      task.config, data=dataclasses.replace(task.config.data, rows='text', chat_template='')
+    )
+  )
+  inputs, targets = plain.inputs_and_targets(batch)
+  np.testing.assert_array_equal(inputs, batch[:, :-1])
+  np.testing.assert_array_equal(targets, batch[:, 1:])
+  assert plain.targets(batch) is None
