@@ -163,10 +163,6 @@ class Trainer:
     born = max(self.config.train.decay_from, *(action.first_step for action in origin.lineage), 0)
     return first - born >= origin.meta.config.train.log_every
 
-  def to_devices(self, local: tasks.Batch) -> tasks.Batch:
-    """Return the global batch; `local` has the rows `self.rows` of its arrays."""
-    return validation.to_devices(local, self.config.data.batch_size, self.rows, self.mesh)
-
   def evaluate(self, state: State) -> dict[str, float]:
     """Return the task's figures on the validation split, under names such as `eval/loss`.
 
