@@ -117,9 +117,11 @@ def test_a_source_of_bad_documents_alone_holds_no_text(tmp_path):
 @pytest.mark.slow
 def test_a_store_is_the_same_bytes_for_any_number_of_workers(tmp_path, monkeypatch):
   config = _write(tmp_path)
+  lines = [json.dumps({'text': f'document {i} of a long file'}) for i in range(400)]
+  (tmp_path / 'corpus/long.jsonl').write_text('\n'.join(lines))
   monkeypatch.setattr(corpus, 'UNIT_BYTES', 4000)
   one = _files(store.make(config).path)
-  assert len([name for name in one if name.endswith('.train.tokens')]) > 5
+  assert len([name for name in one if name.endswith('.train.tokens')]) > 9
   for workers in (2, 3):
     other = dataclasses.replace(config, cache_dir=str(tmp_path / f'cache{workers}'))
     assert _files(store.make(other, workers=workers).path) == one

@@ -435,11 +435,12 @@ def test_processes_that_build_the_same_store_agree(tmp_path):
 
 def _many_shards(folder: Path, monkeypatch) -> DataConfig:
   """Return the config of a source of 8 files, each of which is a shard."""
-  monkeypatch.setattr(corpus, 'UNIT_BYTES', 1)
   (folder / 'corpus').mkdir()
   for i in range(8):
     lines = [json.dumps({'text': text}) + '\n' for text in TEXTS[25 * i : 25 * (i + 1)]]
     (folder / f'corpus/{i}.jsonl').write_text(''.join(lines))
+  longest = max(path.stat().st_size for path in (folder / 'corpus').iterdir())
+  monkeypatch.setattr(corpus, 'UNIT_BYTES', longest)
   return _config(folder, source=f'files:{folder}/corpus')
 
 

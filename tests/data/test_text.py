@@ -421,3 +421,31 @@ def test_a_missing_tfds_field_is_an_error(tfds_results):
 
 def test_a_tfds_field_that_is_no_text_is_an_error(tfds_results):
   assert 'it must be text' in tfds_results['number'], 'numbers are taken for text'
+
+
+@pytest.mark.parametrize('size', [1, 7, 16, 50, 1000])
+@pytest.mark.parametrize('end', ['', '\n'])
+def test_a_file_of_lines_is_divided_by_bytes(tmp_path, size, end):
+  texts = ['a', 'naïve', 'x' * 40, '', 'b', 'b']
+  lines = [json.dumps({'text': text}, ensure_ascii=False) for text in texts]
+  path = tmp_path / 'a.jsonl'
+  path.write_text('\n'.join([*lines[:3], '', *lines[3:]]) + end)
+  source = open_source(f'files:{path}', 'text')
+  parts = [part for part, _ in source.parts(size)]
+  assert len(parts) == max(1, -(-path.stat().st_size // size)), 'it is not divided'
+  assert len({part.fingerprint() for part in parts}) == len(parts)
+  found = [document for part in parts for document in part.documents()]
+  assert found == list(source.documents()), 'a line is lost, torn or read twice'
+
+
+def test_a_bad_line_of_a_divided_file_is_named_by_its_byte(tmp_path):
+  path = tmp_path / 'a.jsonl'
+  path.write_text('{"text": "a"}\n{"text": "b"}\nno JSON\n{"text": "c"}')
+  parts = [part for part, _ in open_source(f'files:{path}', 'text').parts(14)]
+  bad = []
+  assert [list(part.documents(bad.append)) for part in parts] == [['a'], ['b'], ['c'], []]
+  (error,) = bad
+  assert f'{path}, the line at byte 28, is not valid JSON' in str(error)
+  path.write_text('{"text": "a"}\n{"text": "b"}\n\0')
+  with pytest.raises(UserError, match='byte 28 on'):
+    list(parts[2].documents())

@@ -99,7 +99,7 @@ def test_repeated_documents_are_left_out_and_counted(tmp_path, capsys):
 
 
 def test_the_first_of_equal_documents_stays(tmp_path, monkeypatch):
-  monkeypatch.setattr(corpus, 'UNIT_BYTES', 1)
+  monkeypatch.setattr(corpus, 'UNIT_BYTES', 120)  # one file
   texts = ['b', 'a', '', 'b', 'c', 'a', 'd']
   spec = f'{_write(tmp_path / "a.jsonl", texts)} + {_write(tmp_path / "b.jsonl", ["c", "e", "e"])}'
   source = corpus.open_corpus(_config(tmp_path, spec, deduplicate=True)).source

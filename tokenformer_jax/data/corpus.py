@@ -15,8 +15,8 @@ import hashlib
 import itertools
 import json
 import pkgutil
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import text
@@ -37,6 +37,16 @@ _HASHES = 2**64
 _FIND_TEMPLATE = 'tokenformer_jax.data.chat_template:find_template'
 _UNIQUE = 'tokenformer_jax.data.text_unique:Unique'
 _HELD_OUT = ('validation', 'test', 'train')  # TFDS splits in order of preference
+_T = TypeVar('_T')
+
+
+class Range(NamedTuple):
+  """A range of bytes of a text, all in one split."""
+
+  split: str
+  start: int
+  stop: int | None
+  ends: bool  # whether the text of the split ends here
 
 
 class Piece(NamedTuple):
@@ -78,16 +88,20 @@ class Corpus:
     """Return units of about `UNIT_BYTES` of text each; the corpus is their text in this order."""
     if self.validation is not None:
       both = zip(SPLITS, (self.source, self.validation), strict=True)
-      return [unit for split, source in both for unit in self._units(source, split=split)]
-    return self._units(self.source, share=self.fraction)
+      return [unit for split, source in both for unit in self._units(source, split)]
+    return self._units(self.source, '')
 
-  def _units(self, source: text.Source, **fields: Any) -> 'list[Unit]':
-    if not self.template and source.lone(self.bad):
-      return [Unit((source,), is_lone=True, **fields)]
-    if 'share' in fields:
-      fields['share'] = self._share
-    groups = _groups(source, UNIT_BYTES)
-    return [Unit(group, template=self.template, **fields) for group in groups]
+  def _units(self, source: text.Source, split: str) -> 'list[Unit]':
+    """Return the units of a source that is of one split, or is divided: ''."""
+    if not self.template and (lone := source.lone(self.bad)):
+      total = lone.size()
+      cut = total if split else lone.cut(self.fraction, total)
+      found = [*_ranges(lone, split or 'train', 0, cut), *_ranges(lone, 'validation', cut, total)]
+      sized = [(one, one.stop - one.start) for one in found]
+      return [Unit((source,), ranges=group) for group in _groups(sized, UNIT_BYTES)]
+    share = 0.0 if split else self._share
+    groups = _groups(source.parts(UNIT_BYTES), UNIT_BYTES)
+    return [Unit(group, split, share, template=self.template) for group in groups]
 
   def exception(self) -> str:
     """Return a sentence about a document that is not in the split of its hash, or ''.
@@ -131,41 +145,38 @@ class Unit:
 
   Attributes:
     split: the split of all of the text, or ''.
-    share: if `split` is empty, the part of all hashes, or of the only text, for validation.
-    is_lone: whether the source is one document in all, which is read in pieces.
+    share: if `split` is empty, the part of all hashes for validation.
+    ranges: if the source is one document in all, the parts to read of it, piece by piece.
     template: makes text of documents that are conversations; None: they are text.
   """
 
   sources: tuple[text.Source, ...]
   split: str = ''
   share: float | fractions.Fraction = 0.0
-  is_lone: bool = False
+  ranges: tuple[Range, ...] = ()
   template: 'Template | None' = None
 
   def fingerprint(self) -> str:
     """Return a hash of what the pieces depend on."""
     found = [source.fingerprint() for source in self.sources]
     chat = (self.template.fingerprint,) if self.template else ()
-    return text.digest((found, self.split, self.share, self.is_lone, *chat))
+    return text.digest((found, self.split, self.share, self.ranges, *chat))
 
   def pieces(self, bad: text.Bad = text.refuse) -> Iterator[Piece]:
     """Yield the text of the unit; `bad` is called for each document that cannot be read."""
-    lone = self.sources[0].lone(bad) if self.is_lone else None
-    if lone and self.split:
-      yield from _part(lone, self.split, 0, None)
-    elif lone:
-      cut, total = lone.cut(self.share)
-      yield from _part(lone, 'train', 0, cut)
-      yield from _part(lone, 'validation', cut, total)
-    else:
-      for source in self.sources:
-        for document in source.documents(bad):
-          split = self.split or SPLITS[is_validation(document, self.share)]
-          if self.template:
-            yield from _rendered(document, split, self.template, bad)
-          else:
-            yield from _in_pieces(document, split)
-          del document  # It would be in memory beside the next one.
+    if self.ranges:
+      lone = self.sources[0].lone(bad)
+      for one in self.ranges:
+        yield from _range_pieces(lone, one)
+      return
+    for source in self.sources:
+      for document in source.documents(bad):
+        split = self.split or SPLITS[is_validation(document, self.share)]
+        if self.template:
+          yield from _rendered(document, split, self.template, bad)
+        else:
+          yield from _in_pieces(document, split)
+        del document  # It would be in memory beside the next one.
 
 
 def open_corpus(config: DataConfig) -> Corpus:
@@ -221,10 +232,17 @@ def _hash(document: str) -> int:
   return int.from_bytes(digest, 'little')
 
 
-def _groups(source: text.Source, size: int) -> Iterator[tuple[text.Source, ...]]:
-  """Yield the parts of a source, in groups of about `size` bytes."""
+def _ranges(lone: text.LoneText, split: str, start: int, stop: int) -> Iterator[Range]:
+  """Yield the parts of about `UNIT_BYTES` of a split of the only text."""
+  for begin, end in lone.divided(start, stop, UNIT_BYTES):
+    if begin < end:
+      yield Range(split, begin, end, end == stop)
+
+
+def _groups(parts: Iterable[tuple[_T, int]], size: int) -> Iterator[tuple[_T, ...]]:
+  """Yield parts, each given with its bytes, in groups of about `size` bytes."""
   group, filled = [], 0
-  for part, part_size in source.parts(size):
+  for part, part_size in parts:
     if group and filled + part_size > size:
       yield tuple(group)
       group, filled = [], 0
@@ -252,14 +270,14 @@ def _in_pieces(document: str, split: str) -> Iterator[Piece]:
     for start in range(0, len(document), _CHUNK_CHARACTERS):
       yield document[start : start + _CHUNK_CHARACTERS].encode()
 
-  yield from _part(text.LoneText('a document', chunks), split, 0, None)
+  yield from _range_pieces(text.LoneText('a document', chunks), Range(split, 0, None, True))
 
 
-def _part(lone: text.LoneText, split: str, start: int, stop: int | None) -> Iterator[Piece]:
+def _range_pieces(lone: text.LoneText, part: Range) -> Iterator[Piece]:
   waiting = ''
-  for piece in lone.pieces(start, stop):
+  for piece in lone.pieces(part.start, part.stop):
     if waiting:
-      yield Piece(split, waiting, ends=False)
+      yield Piece(part.split, waiting, ends=False)
     waiting = piece
   if waiting:
-    yield Piece(split, waiting, ends=True)
+    yield Piece(part.split, waiting, ends=part.ends)

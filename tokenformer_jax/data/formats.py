@@ -98,8 +98,8 @@ def check_name(path: str) -> None:
       raise _not_text(path, form)
 
 
-def checked(path: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
-  """Yield the chunks of a file unchanged, and check that they are text.
+def checked(path: str, chunks: Iterator[bytes], start: int = 0) -> Iterator[bytes]:
+  """Yield the chunks of a file from a byte `start` on unchanged, and check that they are text.
 
   Raises:
     UserError: the content has another format, or has NUL bytes.
@@ -109,8 +109,9 @@ def checked(path: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
     head += chunk
     if len(head) >= _HEAD_BYTES:
       break
-  _check_head(path, head)
-  position = 0
+  if not start:
+    _check_head(path, head)
+  position = start
   for chunk in itertools.chain([head] if head else [], chunks):
     if (nul := chunk.find(b'\0')) >= 0:
       raise _has_nul(path, position + nul, filled=not chunk[nul:].strip(b'\0'))

@@ -37,15 +37,22 @@ class _Readable(Protocol):
   def read(self, size: int = -1, /) -> bytes: ...
 
 
-def chunks(path: str) -> Iterator[bytes]:
+def is_packed(path: str) -> bool:
+  """Return whether a file must be unpacked from its start."""
+  return path.endswith(_SUFFIXES)
+
+
+def chunks(path: str, start: int = 0) -> Iterator[bytes]:
   """Yield the unpacked content of a file in pieces of at most 32 MiB, mostly far smaller.
+
+  A file that is not packed may be read from a byte `start` on.
 
   Raises:
     UserError: the file cannot be read, is damaged, or requests too much memory.
     TransientError: the file exists, but the storage did not return it for minutes.
   """
   with reading(path):
-    file = Steady(path)
+    file = Steady(path, start)
     try:
       if path.endswith('.zst'):
         yield from _zstd_chunks(file, path)
@@ -79,7 +86,7 @@ class Limit:
 
 def held_at_most(path: str) -> int:
   """Return the number of bytes of a file's content that may be in memory at once."""
-  if not path.endswith(_SUFFIXES):
+  if not is_packed(path):
     return LONGEST_DOCUMENT
   return min(LONGEST_DOCUMENT, _largest_window(path))
 
@@ -115,8 +122,8 @@ def reading(path: str) -> Iterator[None]:
 class Steady:
   """A file that is reopened at its position after a transient error."""
 
-  def __init__(self, path: str):
-    self._path, self.position = path, 0
+  def __init__(self, path: str, position: int = 0):
+    self._path, self.position = path, position
     self._file: IO[bytes] | None = None
 
   def read(self, size: int = -1) -> bytes:

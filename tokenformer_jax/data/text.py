@@ -87,10 +87,17 @@ class Source(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class LoneText:
-  """The only document of a source, of any length. It is read in pieces, as often as needed."""
+  """The only document of a source, of any length. It is read in pieces, as often as needed.
 
-  place: str  # the location of the text, for messages
-  chunks: Callable[[], Iterable[bytes]]  # returns the UTF-8 bytes of the text from the start
+  Attributes:
+    place: the location of the text, for messages.
+    chunks: returns the UTF-8 bytes of the text from the start.
+    chunks_from: returns its bytes from a position on. None: nothing before can be skipped.
+  """
+
+  place: str
+  chunks: Callable[[], Iterable[bytes]]
+  chunks_from: Callable[[int], Iterable[bytes]] | None = None
 
   def pieces(self, start: int = 0, stop: int | None = None) -> Iterator[str]:
     """Yield the text between two byte positions, in pieces that end at line ends.
@@ -98,7 +105,7 @@ class LoneText:
     A piece has at most `_PIECE_BYTES`. A piece without a line end ends after a whole character.
     """
     waiting, done = bytearray(), start
-    for chunk in _between(self.chunks(), start, stop):
+    for chunk in self._between(start, stop):
       waiting += chunk
       while len(waiting) > _PIECE_BYTES:
         end = _last_line_end(waiting, 0, _PIECE_BYTES) or _character_start(waiting, _PIECE_BYTES)
@@ -108,18 +115,39 @@ class LoneText:
     if waiting:
       yield decode(waiting, self.place, done)
 
-  def cut(self, fraction: float) -> tuple[int, int]:
-    """Return the start of the last `fraction` of the text, and the text's length, both in bytes.
+  def size(self) -> int:
+    """Return the length of the text in bytes, for which it is read."""
+    return sum(map(len, self.chunks()))
+
+  def cut(self, fraction: float, total: int) -> int:
+    """Return the first byte of the last `fraction` of the text, which has `total` bytes.
 
     The start is the last line end shortly before the exact position, else a character boundary.
     """
-    total = sum(map(len, self.chunks()))
     exact = max(0, min(total - 1, max(1, total - round(total * fraction))))
-    near = min(exact, total - exact, _PIECE_BYTES) // 2
+    return self._boundary(exact, min(exact, total - exact))
+
+  def divided(self, start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges of about `size` bytes that make up a range; one, if they cannot be skipped to.
+
+    They begin where lines do, as far as possible.
+    """
+    inner = range(start + size, stop - size // 2, size) if self.chunks_from else ()
+    bounds = [start, *(self._boundary(exact, size) for exact in inner), stop]
+    yield from itertools.pairwise(bounds)
+
+  def _boundary(self, exact: int, room: int) -> int:
+    """Return the last line end at most `room` / 2 before a position, or a character's start."""
+    near = min(room, _PIECE_BYTES) // 2
     start = max(0, exact - max(near, 3))  # UTF-8 characters have up to four bytes.
-    around = b''.join(_between(self.chunks(), start, exact + 1))
+    around = b''.join(self._between(start, exact + 1))
     line_end = _last_line_end(around, exact - near - start, exact - start)
-    return start + (line_end or _character_start(around, exact - start)), total
+    return start + (line_end or _character_start(around, exact - start))
+
+  def _between(self, start: int, stop: int | None) -> Iterator[bytes]:
+    if self.chunks_from is None:
+      return _between(self.chunks(), start, stop)
+    return _between(self.chunks_from(start), 0, None if stop is None else stop - start)
 
 
 def _between(chunks: Iterable[bytes], start: int, stop: int | None) -> Iterator[bytes]:

@@ -1,6 +1,7 @@
 """Read text from files: `files:GLOB` or `files:DIR`, on disks and in buckets."""
 
 import dataclasses
+import functools
 import glob
 import itertools
 import json
@@ -38,15 +39,18 @@ class Files(Source):
 
   Attributes:
     listed: the `paths.identity` of files of which a listing had it, by path.
+    span: for a part of a single file of JSON lines, the bytes in which its lines begin.
   """
 
   paths: tuple[str, ...]
   text_field: str = 'text'
   listed: dict[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict, compare=False)
+  span: tuple[int, int] | None = None
 
   def fingerprint(self) -> str:
     """Return a hash of the names, sizes and modification times (in a bucket: the objects' tags)."""
-    return digest([self.listed.get(path) or packed.identity(path) for path in self.paths])
+    found = [self.listed.get(path) or packed.identity(path) for path in self.paths]
+    return digest((found, self.span) if self.span else found)
 
   def files(self) -> tuple[str, ...]:
     return self.paths
@@ -54,15 +58,25 @@ class Files(Source):
   def parts(self, size: int) -> Iterator[tuple[Source, int]]:
     for path in self.paths:
       identity = self.listed.get(path) or packed.identity(path)
-      yield dataclasses.replace(self, paths=(path,), listed={path: identity}), identity[1]
+      part, total = dataclasses.replace(self, paths=(path,), listed={path: identity}), identity[1]
+      if total <= size or self.span or not _can_be_divided(path):
+        yield part, total
+        continue
+      for start in range(0, total, size):
+        stop = min(start + size, total)
+        yield dataclasses.replace(part, span=(start, stop)), stop - start
 
   def lone(self, bad: Bad = refuse) -> LoneText | None:
     path = self.paths[0]
-    if len(self.paths) > 1 or formats.layout(path, next(text_chunks(path), b'')) != 'text':
+    if len(self.paths) > 1 or self.span or _layout(path) != 'text':
       return super().lone(bad)
-    return LoneText(path, lambda: text_chunks(path))
+    chunks = functools.partial(text_chunks, path)
+    return LoneText(path, chunks, None if packed.is_packed(path) else chunks)
 
   def _texts(self) -> Iterator[str | UserError]:
+    if self.span:
+      yield from _lines_of_span(self.paths[0], self.text_field, *self.span)
+      return
     for path in self.paths:
       yield from _documents(path, self.text_field)
 
@@ -102,9 +116,20 @@ def _objects(pattern: str) -> dict[str, tuple[Any, ...]]:
     return retried(lambda: paths.objects(pattern), f'listing {pattern}')
 
 
-def text_chunks(path: str) -> Iterator[bytes]:
-  """Yield the unpacked content of a file; raise a UserError if it is not text."""
-  return formats.checked(path, packed.chunks(path))
+def text_chunks(path: str, start: int = 0) -> Iterator[bytes]:
+  """Yield the unpacked content of a file from a byte on; raise a UserError if it is not text."""
+  return formats.checked(path, packed.chunks(path, start), start)
+
+
+def _layout(path: str) -> str:
+  return formats.layout(path, next(text_chunks(path), b''))
+
+
+def _can_be_divided(path: str) -> bool:
+  try:
+    return not packed.is_packed(path) and _layout(path) == 'lines'
+  except UserError:  # It is said when the documents are read, and may be left out.
+    return False
 
 
 def _whole(path: str, chunks: Iterable[bytes]) -> bytearray:
@@ -173,6 +198,22 @@ def _json_lines(path: str, chunks: Iterable[bytes], text_field: str) -> Iterator
   for line in lines(path, chunks):  # `enumerate` would keep a line beside the next one.
     number += 1  # noqa: SIM113 (see above)
     found = _row(line, f'{path}, line {number},', text_field) if not _is_blank(line) else ''
+    del line
+    yield found
+    del found
+
+
+def _lines_of_span(path: str, text_field: str, start: int, stop: int) -> Iterator[str | UserError]:
+  """Yield the documents of the JSON lines that begin in a range of bytes."""
+  position = max(0, start - 1)  # The byte before the range may end a line.
+  skip = start > 0
+  for line in lines(path, text_chunks(path, position)):
+    if position >= stop:
+      return
+    place = f'{path}, the line at byte {position:,},'
+    position += len(line) + 1
+    found = _row(line, place, text_field) if not (skip or _is_blank(line)) else ''
+    skip = False
     del line
     yield found
     del found
