@@ -16,6 +16,14 @@ GENERATE = {
   'a step in words': ('generate --source={lm}@last', 'DIR@STEP'),
   'a step that is not there': ('generate --source={lm}@99', '99'),
   'a run of images to write with': ('generate --source={vit}', '{vit}'),
+  'a chat with a run on text': (
+    'generate --source={lm} --chat',
+    '{lm} was trained on plain text, so it has no chat template',
+  ),
+  'a chat and requests': (
+    'generate --source={lm} --chat --requests=b',
+    '--chat has no effect with --requests; leave out one of them',
+  ),
   'a prompt and requests': ('generate --source={lm} --prompt=a --requests=b', '--requests'),
   'requests that are not there': ('generate --source={lm} --requests=none.jsonl', 'none.jsonl'),
   'empty requests': ('generate --source={lm} --requests=', '--requests= is empty'),

@@ -207,6 +207,42 @@ class Run(Growable):
     found = self._loaded.clipped(clip_positions).writer.write(requests, batch_size)
     return found[0][0] if isinstance(prompt, str) else [text for text, _ in found]
 
+  def chat(
+    self,
+    messages: Annotated[Sequence[dict[str, Any]], FILLED],
+    *,
+    length: Count | None = None,
+    temperature: Annotated[float, Key(least=0)] = 0.8,
+    top_k: Natural = 0,
+    top_p: Annotated[float, Key(above=0, most=1)] = 0.95,
+    seed: Annotated[int, Key(least=0, below=2**32, bits=64)] = 0,
+    stop: Sequence[Annotated[str, FILLED]] = (),
+    max_length: Count | None = None,
+  ) -> str:
+    """Return the answer to messages, of a model that was trained on conversations.
+
+      run.chat([{'role': 'user', 'content': 'What is 2 + 2?'}], temperature=0)
+
+    Args:
+      messages: the turns so far, with `role` and `content`; the last is not the assistant's.
+      length: the most tokens to write; None: as for `generate`.
+      temperature: see `generate`, as for the others.
+      top_k: see there.
+      top_p: see there.
+      seed: see there.
+      stop: more strings that end the answer, besides the template's own end of a turn.
+      max_length: see there.
+
+    Raises:
+      UserError: the run was not trained on conversations, or its template refuses the messages.
+    """
+    from tokenformer_jax.decoding import chats  # noqa: PLC0415 (only for conversations)
+
+    template = chats.find_template(self.meta, self.directory)
+    sampling = Sampling(temperature, top_k, top_p, seed)
+    request = TextRequest('', length, sampling, tuple(stop), max_length)
+    return self._loaded.writer.write([chats.ask(template, messages, request)])[0][0]
+
   def logits(
     self, inputs: Any, *, exact: bool = False, clip_positions: Count | None = None
   ) -> np.ndarray:

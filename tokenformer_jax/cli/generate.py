@@ -2,11 +2,13 @@ r"""Write text with a trained language model.
 
   tokenformer generate --source=runs/lm_stdlib --prompt='def main('
   tokenformer generate --source=runs/lm_stdlib --requests=prompts.jsonl
+  tokenformer generate --source=runs/chat --chat
 
 The first command prints one text while it is drawn. The second reads one JSON object per line, with
 a `prompt` and optionally `length`, `temperature`, `top_k`, `top_p`, `seed` and `stop` (a list of
 strings), which override the flags. It writes the texts in batches and prints JSON in the same
-order.
+order. The third answers each line of standard input, or only --prompt, with a model that was
+trained on conversations (docs/data.md).
 """
 
 import dataclasses
@@ -23,12 +25,13 @@ from absl import flags
 from tokenformer_jax.cli import flag_uses
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.cli.flag_uses import Use
-from tokenformer_jax.decoding import decode, length, texts, trained
+from tokenformer_jax.decoding import chats, decode, length, texts, trained
 from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest, stream_text, until
 from tokenformer_jax.decoding.writer import Writer
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.parallel import hosts, messages
+from tokenformer_jax.runs import checkpoint
 
 
 def read_requests(path: Path, default: TextRequest) -> list[TextRequest]:
@@ -83,6 +86,7 @@ def define_flags() -> None:
   """Define the command's flags."""
   flags.DEFINE_string('source', None, 'A run: DIR, or DIR@STEP.', required=True)
   flags.DEFINE_string('prompt', '', 'The text to continue; empty: a new document.')
+  flags.DEFINE_bool('chat', False, 'Answer the prompt, or each line of standard input, in turn.')
   flags.DEFINE_string('requests', None, 'A file of requests, one JSON object per line; see above.')
   flags.DEFINE_integer(
     'length',
@@ -110,6 +114,7 @@ def define_flags() -> None:
           'prompt', 'not requests', 'has no effect with --requests; put the prompt into the file'
         ),
         Use('batch_size', 'requests'),
+        Use('chat', 'not requests', 'has no effect with --requests; leave out one of them'),
         Use('top_k top_p seed', 'requests or not temperature=0'),
       )
     }
@@ -125,9 +130,16 @@ def main(argv: Sequence[str]) -> None:
   default = TextRequest(values.prompt, values.length, sampling, stop, values.max_length)
   requests = read_requests(Path(values.requests), default) if values.requests else [default]
   model = trained.load(
-    values.source, values.token_shards, clip_positions=values.clip_positions, groups=values.groups
+    values.source,
+    values.token_shards,
+    check=chats.check_has_template if values.chat else checkpoint.check_is_language_model,
+    clip_positions=values.clip_positions,
+    groups=values.groups,
   )
   model.context_length(values.max_length)
+  if values.chat:
+    _chat(model, default)
+    return
   trained_length = model.config.data.sequence_length
   asked = [request.tokens(model.tokenizer, trained_length) for request in requests]
   length.say_length(model.config, max(len(request.prompt) + request.length for request in asked))
@@ -135,11 +147,28 @@ def main(argv: Sequence[str]) -> None:
   if values.requests:
     _write_all(writer, requests, values.batch_size)
   else:
-    _write_one(writer, default)
+    _write_one(writer, default, default.prompt)
 
 
-def _write_one(writer: Writer, request: TextRequest) -> None:
-  """Stream one text to standard output."""
+def _chat(model: trained.Trained, default: TextRequest) -> None:
+  """Answer the prompt, or each line of standard input after the turns before it."""
+  template = chats.Template(**model.meta.tokenizer['chat'])
+  writer, turns = Writer.from_trained(model), []
+  if not default.prompt and jax.process_count() > 1:
+    raise UserError('--chat reads standard input, which several hosts do not share; give --prompt')
+  for line in [default.prompt] if default.prompt else sys.stdin:
+    if not line.strip():
+      continue
+    turns.append({'role': 'user', 'content': line.strip()})
+    request = chats.ask(template, turns, default)
+    trained_length = model.config.data.sequence_length
+    asked = request.tokens(model.tokenizer, trained_length)
+    length.say_length(model.config, len(asked.prompt) + asked.length)
+    turns.append({'role': chats.ANSWER_ROLE, 'content': _write_one(writer, request)})
+
+
+def _write_one(writer: Writer, request: TextRequest, start: str = '') -> str:
+  """Stream one text to standard output after its start, and return it."""
   times = [time.perf_counter()]
 
   def timed(ids: Iterator[int]) -> Iterator[int]:
@@ -147,16 +176,19 @@ def _write_one(writer: Writer, request: TextRequest) -> None:
       times.append(time.perf_counter())
       yield token
 
-  _print(request.prompt)
+  _print(start)
+  written = []
   with jax.set_mesh(writer.mesh):
     pieces = stream_text(writer.tokenizer, timed(writer.stream(request)))
     for piece in until(pieces, request.stop):
       _print(piece)
+      written.append(piece)
   _print('\n')
   # Tokens come in chunks. The time of the first chunk includes the compilation.
   rest = len(times) - 1 - decode.STREAM_CHUNK
   rate = f', then {rest / (times[-1] - times[1]):.1f} tokens/s' if rest > 0 else ''
   messages.say(f'{len(times) - 1} tokens, the first after {times[1] - times[0]:.1f} s{rate}')
+  return ''.join(written)
 
 
 def _write_all(writer: Writer, requests: Sequence[TextRequest], batch_size: int) -> None:

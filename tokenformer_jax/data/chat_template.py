@@ -128,8 +128,7 @@ def find_template(data: DataConfig) -> Template:
   Raises:
     UserError: jinja2 is missing, or the template cannot be read, is not valid or has no marks.
   """
-  if importlib.util.find_spec('jinja2') is None:
-    raise UserError('config.data.rows is chat, which needs jinja2; run pip install -e ".[chat]"')
+  check_installed('config.data.rows is chat, which')
   name, source = 'the built-in template', OURS
   beside = _beside(data.tokenizer)
   if data.chat_template:
@@ -142,6 +141,12 @@ def find_template(data: DataConfig) -> Template:
     name, source = f'the chat_template of {beside}/tokenizer_config.json', found
   _compile(source, name)
   return Template(name, source, _special_tokens(data.tokenizer, beside))
+
+
+def check_installed(what: str) -> None:
+  """Check that jinja2 is there for `what`, the subject of the sentence if it is not."""
+  if importlib.util.find_spec('jinja2') is None:
+    raise UserError(f'{what} needs jinja2; run pip install -e ".[chat]"')
 
 
 def _beside(tokenizer: str) -> Path | None:

@@ -51,7 +51,7 @@ class PartWriter:
     self.bytes += sum(len(piece.text[start:stop].encode()) for start, stop in piece.answers)
     self.documents += 1
     self.answers += int((ids >= 0).sum())
-    self.divided += bool((marks.plain(ids)[:-1] == end).any())
+    self.divided += bool((marks.plain(ids)[1:-1] == end).any())
 
   def _check(self, ids: np.ndarray) -> None:
     if ids.max(initial=0) >= self._tokenizer.size:

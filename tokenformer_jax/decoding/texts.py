@@ -36,7 +36,7 @@ class TextRequest:
     Raises:
       UserError: the prompt alone has `max_length` tokens.
     """
-    ids = np.append(tokenizer.end_of_document, tokenizer.encode(self.prompt))
+    ids = self.ids(tokenizer)
     length = LENGTH if self.length is None else self.length
     if self.length is self.max_length is None and trained is not None and len(ids) < trained:
       length = min(length, trained - len(ids))
@@ -48,6 +48,10 @@ class TextRequest:
           'of its document, which leaves none to write; raise it, or shorten the prompt'
         )
     return make_request(tokenizer, ids.tolist(), length, self.sampling, self.stop)
+
+  def ids(self, tokenizer: tokenizers.Tokenizer) -> np.ndarray:
+    """Return the tokens of the prompt, as the beginning of a document."""
+    return np.append(tokenizer.end_of_document, tokenizer.encode(self.prompt))
 
 
 def make_request(

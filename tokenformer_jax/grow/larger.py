@@ -154,6 +154,9 @@ def merge(job: Job, *, added: Path) -> int | None:
   def change(old: State) -> State:
     return parts.merge(old, new_tokens, job.model, job.config)
 
+  if chat := meta.tokenizer.get('chat'):  # Tokens that learned conversations bring their template.
+    vocabulary = {'chat': chat, **job.meta.tokenizer}
+    job = dataclasses.replace(job, meta=dataclasses.replace(job.meta, tokenizer=vocabulary))
   tokens_of = parts.as_lines(parts.additions(meta, directory))
   one = range(1)
   return job.rewrite('merge', after, change, measured=one, tokens_of=tokens_of)

@@ -1,0 +1,65 @@
+"""Ask a language model that was trained on conversations for the next answer."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tokenformer_jax.data import marks
+from tokenformer_jax.data.chat_rows import ANSWER_ROLE, check_messages
+from tokenformer_jax.data.chat_template import Template, check_installed
+from tokenformer_jax.data.tokenizers import Tokenizer
+from tokenformer_jax.decoding.texts import TextRequest
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.storage import paths
+
+
+@dataclasses.dataclass(frozen=True)
+class ChatRequest(TextRequest):
+  """A request for an answer. The prompt is a text of the template, with its special tokens."""
+
+  def ids(self, tokenizer: Tokenizer) -> np.ndarray:
+    (encoded,) = tokenizer.encode_chats([(self.prompt, ())])
+    return np.append(tokenizer.end_of_document, marks.plain(encoded))
+
+
+def find_template(meta: Meta, directory: paths.Path) -> Template:
+  """Return the template of the conversations that a model was trained on.
+
+  Raises:
+    UserError: the model was trained on none, is no language model, or jinja2 is missing.
+  """
+  checkpoint.check_is_language_model(meta, directory)
+  found = meta.tokenizer.get('chat')
+  if found is None:
+    raise UserError(
+      f'{directory} was trained on plain text, so it has no chat template; generate without chat, '
+      'or train it on conversations with config.data.rows=chat'
+    )
+  check_installed('a chat')
+  return Template(**found)
+
+
+def check_has_template(meta: Meta, directory: paths.Path) -> None:
+  """Check that a model was trained on conversations: see `find_template`."""
+  find_template(meta, directory)
+
+
+def ask(
+  template: Template, messages: Sequence[dict[str, Any]], request: TextRequest
+) -> ChatRequest:
+  """Return the request for the answer to messages; `request` has all but the prompt.
+
+  Raises:
+    UserError: the messages have another form, end with an answer, or the template refuses them.
+  """
+  check_messages(messages, 'messages:')
+  if messages[-1]['role'] == ANSWER_ROLE:
+    raise UserError('messages end with an answer of the assistant; end them with a question')
+  stop = (*request.stop, template.end_of_turn) if template.end_of_turn else request.stop
+  fields = {field.name: getattr(request, field.name) for field in dataclasses.fields(request)}
+  prompt = template.render(messages, ask=True).text
+  return ChatRequest(**{**fields, 'prompt': prompt, 'stop': stop})
