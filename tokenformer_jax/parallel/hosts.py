@@ -104,8 +104,7 @@ def joined(*, stops: bool = False) -> Iterator[None]:
     jax.distributed.shutdown()
     last_words.withdraw()
   except BaseException as error:
-    last_words.withdraw()
-    _end(error)
+    _end(error, last_words)
 
 
 def is_loss(error: BaseException | None) -> bool:
@@ -378,23 +377,26 @@ def exit_status(error: UserError | TransientError) -> int:
   return TRANSIENT_STATUS if isinstance(error, TransientError) else 2
 
 
-def _end(error: BaseException) -> None:
+def _end(error: BaseException, last_words: '_LastWords') -> None:
   """Report an error and end the process."""
   status = 1
   this = f'process {jax.process_index()} of {jax.process_count()}'
-  if isinstance(error, SystemExit):
-    status = int(error.code or 0)
-  elif is_loss(error):
+  if is_loss(error):
+    # JAX may end this process as well, at any moment and with many lines.
     reason = ' '.join(str(error).split())[:200]
-    _say(
+    last_words.replace(
       f'error: another process of this program has ended, so {this} also ends ({reason}); the '
       f'output of the other process says why; {_AGAIN}'
     )
-  elif (reported := as_reported(error)) is not None:
-    status = exit_status(reported)
-    _say(f'error: {reported}' if is_first() else f'error ({this}): {reported}')
   else:
-    traceback.print_exception(error)
+    if isinstance(error, SystemExit):
+      status = int(error.code or 0)
+    elif (reported := as_reported(error)) is not None:
+      status = exit_status(reported)
+      _say(f'error: {reported}' if is_first() else f'error ({this}): {reported}')
+    else:
+      traceback.print_exception(error)
+    last_words.withdraw()
   sys.stdout.flush()
   sys.stderr.flush()
   if is_first():
@@ -407,15 +409,23 @@ def _say(text: str) -> None:
 
 
 class _LastWords:
-  """A shell that prints a text when this process ends, unless the process withdraws the text."""
+  """A shell that prints a line when this process ends, unless the process withdraws the line."""
 
   def __init__(self, text: str):
     self._shell = subprocess.Popen(
-      ['/bin/sh', '-c', 'read -r withdrawn || echo "$0" >&2', text],
+      [
+        *('/bin/sh', '-c'),
+        'while read -r line; do set -- "$line"; done; test -z "$1" || printf "%s\\n" "$1" >&2',
+        *('sh', text),
+      ],
       stdin=subprocess.PIPE,
       stdout=subprocess.DEVNULL,
       start_new_session=True,  # Ctrl-C in the terminal must not reach the shell.
     )
+
+  def replace(self, text: str) -> None:
+    self._shell.stdin.write(f'{text}\n'.encode())
+    self._shell.stdin.flush()
 
   def withdraw(self) -> None:
     self._shell.communicate(b'\n')
