@@ -459,7 +459,7 @@ def test_shards_have_the_tokens_of_one_shard(tmp_path, monkeypatch):
 def test_a_build_continues_after_its_last_shard(tmp_path, monkeypatch):
   config = _many_shards(tmp_path, monkeypatch)
   whole = prepare(dataclasses.replace(config, cache_dir=str(tmp_path / 'unbroken')))
-  write, written = store_lib._Job.write, []
+  write, written = store_lib.Job.write, []
 
   def write_some(self, *arguments) -> shards.Shard:
     if len(written) == 5:
@@ -468,19 +468,19 @@ def test_a_build_continues_after_its_last_shard(tmp_path, monkeypatch):
     return write(self, *arguments)
 
   with monkeypatch.context() as patch:
-    patch.setattr(store_lib._Job, 'write', write_some)
+    patch.setattr(store_lib.Job, 'write', write_some)
     with pytest.raises(KeyboardInterrupt):
       prepare(config)
     other = dataclasses.replace(config, validation_fraction=0.3)
     monkeypatch.setattr(lease, 'Timing', lambda: dataclasses.replace(TIMING, silence=0))
-    patch.setattr(store_lib._Job, 'write', write)
+    patch.setattr(store_lib.Job, 'write', write)
     prepare(other)
   (folder,) = _unfinished(tmp_path)
   damaged = folder / '00003.train.tokens'
   damaged.write_bytes(damaged.read_bytes()[:-2])
   (folder / '00004.json').write_text('')  # as a power cut leaves it
   monkeypatch.setattr(
-    store_lib._Job, 'write', lambda self, *rest: written.append(self.name) or write(self, *rest)
+    store_lib.Job, 'write', lambda self, *rest: written.append(self.name) or write(self, *rest)
   )
   assert prepare(config).digest == whole.digest, 'a continued store is another one'
   assert written == [f'0000{i}' for i in (*range(5), *range(3, 8))], (

@@ -5,7 +5,8 @@ r"""Make the token store of a run, on all cores of a machine without accelerator
 
 Without --out the store is made in config.data.cache_dir, where a run of the config on this machine
 finds it. When the command was interrupted, the same command continues after the last complete
-shard, and the store is the same bytes for any number of --workers. docs/data.md says more.
+shard, and the store is the same bytes for any number of --workers, and for the workers of Apache
+Beam on many machines (--beam). docs/data.md says more.
 """
 
 import dataclasses
@@ -31,6 +32,9 @@ def define_flags() -> None:
   flags.DEFINE_string('out', None, 'The folder of the store, on a disk or in a bucket.')
   flags.DEFINE_integer(
     'workers', None, 'Processes that tokenize, one thread each; else one a core.', lower_bound=1
+  )
+  flags.DEFINE_string(
+    'beam', '', "Flags of Apache Beam, whose workers tokenize instead: '--runner=DataflowRunner …'."
   )
   flags.DEFINE_enum(
     'bad',
@@ -62,9 +66,15 @@ def main(argv: Sequence[str]) -> None:
     )
   if values.out is not None:
     data = dataclasses.replace(data, store=values.out)
+  if values.beam:
+    if values.workers:
+      raise UserError('--workers and --beam are both given; --beam has the number of its workers')
+    from tokenformer_jax.data import beam  # noqa: PLC0415 (few builds need it)
+
+    beam.read_options(values.beam)
   workers = values.workers or len(os.sched_getaffinity(0))
   os.environ['RAYON_NUM_THREADS'] = str(workers)  # for text of one shard
-  made = store.make(data, workers=workers, skip_bad=values.bad == 'skip')
+  made = store.make(data, workers=workers, beam=values.beam, skip_bad=values.bad == 'skip')
   _report_bad(made)
   print(
     f'{made.path}: {len(made.train):,} tokens to train on and {len(made.validation):,} held out, '

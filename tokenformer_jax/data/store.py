@@ -15,9 +15,8 @@ import functools
 import hashlib
 import json
 import os
+import pkgutil
 import re
-import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,6 +37,7 @@ from tokenformer_jax.storage import paths, retry
 _FORMAT = 1  # version of the tokenization
 NAMED_BAD = 100  # documents that cannot be read, of those that the index describes a shard's
 _BATCH_CHARACTERS = 4 * 2**20  # characters of the documents that are encoded together
+_LEFTOVERS = 'tokenformer_jax.data.leftovers:Leftovers'
 _T = TypeVar('_T')
 
 
@@ -67,12 +67,18 @@ def prepare(
 
 
 def make(
-  config: DataConfig, *, workers: int = 1, skip_bad: bool = False, progress: bool = True
+  config: DataConfig,
+  *,
+  workers: int = 1,
+  beam: str = '',
+  skip_bad: bool = False,
+  progress: bool = True,
 ) -> Store:
   """Return the token store of a corpus; build it in `config.store`, or the cache, if it is missing.
 
   `workers` processes tokenize; the store does not depend on their number. One is this process,
-  which tokenizes in threads. With `skip_bad` documents that cannot be read are left out.
+  which tokenizes in threads. `beam` has flags of Apache Beam, whose workers tokenize instead: see
+  data/beam.py. With `skip_bad` documents that cannot be read are left out.
 
   Raises:
     as `prepare`.
@@ -80,7 +86,7 @@ def make(
   corpus = _open_text(config)
   if skip_bad:
     corpus = dataclasses.replace(corpus, bad=text.ignore)
-  return _build(_Builder(config, corpus, progress, None, workers))
+  return _build(_Builder(config, corpus, progress, None, workers, beam))
 
 
 def _open_text(config: DataConfig) -> Corpus:
@@ -169,11 +175,13 @@ class _Builder:
     progress: bool,
     tokenizer: Tokenizer | None = None,
     workers: int = 1,
+    beam: str = '',
   ):
     self.config = config
     self.corpus = corpus
     self.progress = progress
     self.workers = workers
+    self.beam = beam
     self.bpe_size = tokenizers.bpe_size(config.tokenizer)
     if tokenizer is None and not self.bpe_size:
       tokenizer = tokenizers.load(config.tokenizer)
@@ -228,7 +236,7 @@ class _Builder:
       if paths.exists(self.path / 'meta.json'):
         say(f'the token store {self.path} is damaged; building it again')
         paths.remove(self.path)
-      leftovers = None if self.config.store else _Leftovers(self.path)
+      leftovers = None if self.config.store else pkgutil.resolve_name(_LEFTOVERS)(self.path)
       self.path.mkdir(exist_ok=True)
       try:
         shards.remove_temporaries(self.path)
@@ -254,7 +262,7 @@ class _Builder:
     dtype = marks.dtype(tokenizer.size, marked=template is not None)
     skip_bad = self.corpus.bad is not text.refuse
     jobs = [
-      _Job(self.path, f'{i:05}', unit, self._key(unit, tokenizer), dtype.name, skip_bad)
+      Job(self.path, f'{i:05}', unit, self._key(unit, tokenizer), dtype.name, skip_bad)
       for i, unit in enumerate(self.units)
     ]
     written = self._write_shards(jobs, tokenizer)
@@ -278,13 +286,13 @@ class _Builder:
     shards.put_json(self.path, 'meta.json', dataclasses.asdict(index))
     for shard in index.shards:
       with contextlib.suppress(Exception):  # Nothing reads the record of a complete store.
-        (self.path / _record_name(shard.name)).unlink()
+        (self.path / record_name(shard.name)).unlink()
 
   def _key(self, unit: Unit, tokenizer: Tokenizer) -> str:
     """Return a hash of everything that determines a shard."""
     return text.digest((_FORMAT, unit.fingerprint(), self.config.text_field, tokenizer.fingerprint))
 
-  def _write_shards(self, jobs: list['_Job'], tokenizer: Tokenizer) -> list[Shard]:
+  def _write_shards(self, jobs: list['Job'], tokenizer: Tokenizer) -> list[Shard]:
     """Write the shards that are not there yet, and return all."""
     sizes = paths.sizes(self.path)
     found = {job.name: shard for job in jobs if (shard := job.find(sizes))}
@@ -298,17 +306,23 @@ class _Builder:
     return [found[job.name] for job in jobs]
 
   def _written(
-    self, jobs: list['_Job'], tokenizer: Tokenizer, update: Callable[[int], Any]
+    self, jobs: list['Job'], tokenizer: Tokenizer, update: Callable[[int], Any]
   ) -> Iterator[Shard]:
     """Yield shards while they are written; `update` is called with the bytes of text."""
-    if self.workers == 1 or len(jobs) < 2:
+    if not self.beam and (self.workers == 1 or len(jobs) < 2):
       yield from (job.write(tokenizer, update) for job in jobs)
       return
-    from tokenformer_jax.data import processes  # noqa: PLC0415 (a training run needs none)
-
     jobs = [dataclasses.replace(job, batch=_BATCH_CHARACTERS // 8) for job in jobs]
-    writes = [job.write for job in jobs]
-    for shard in processes.write_shards(writes, tokenizer, min(self.workers, len(jobs))):
+    if self.beam:
+      from tokenformer_jax.data import beam  # noqa: PLC0415 (few builds need it)
+
+      written = beam.write_shards(jobs, tokenizer, self.beam)
+    else:
+      from tokenformer_jax.data import processes  # noqa: PLC0415 (a training run needs none)
+
+      writes = [job.write for job in jobs]
+      written = processes.write_shards(writes, tokenizer, min(self.workers, len(jobs)))
+    for shard in written:
       update(sum(part.bytes for part in shard.splits.values()))
       yield shard
 
@@ -344,7 +358,7 @@ class _Builder:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Job:
+class Job:
   """The writing of one shard: its unit of text, and a hash of everything that determines it."""
 
   folder: paths.Path
@@ -357,7 +371,7 @@ class _Job:
 
   def find(self, found: dict[str, int]) -> Shard | None:
     """Return the shard if an earlier build wrote it; `found` has the sizes of the store's files."""
-    name = _record_name(self.name)
+    name = record_name(self.name)
     if name not in found:
       return None
     try:
@@ -396,11 +410,11 @@ class _Job:
         if part.tokens:
           paths.put(temporary / split, self.folder / shard.file(split))
     record = {'key': self.key, 'shard': dataclasses.asdict(shard)}
-    shards.put_json(self.folder, _record_name(self.name), record)
+    shards.put_json(self.folder, record_name(self.name), record)
     return shard
 
 
-def _record_name(shard: str) -> str:
+def record_name(shard: str) -> str:
   """Return the name of the file that is written when a shard is complete."""
   return f'{shard}.json'
 
@@ -446,53 +460,9 @@ def lock(path: Path, subject: str) -> contextlib.AbstractContextManager[Callable
     A function that raises a UserError if another process has taken over the lease.
   """
   advice = 'set config.data.cache_dir to a writable folder'
-  return lease.hold(_lease_directory(path), subject, advice, doing='being built', waits=True)
+  return lease.hold(lease_directory(path), subject, advice, doing='being built', waits=True)
 
 
-class _Leftovers:
-  """Folders of other stores in which dead builds have finished no shard.
-
-  A folder is removed at once if its owner is surely dead. An owner on another machine is watched
-  while this process builds its own store, and counts as dead if nothing changed during that time.
-  """
-
-  def __init__(self, store: paths.Path):
-    self._began = time.monotonic()
-    self._watched: dict[Path, Any] = {}
-    for folder in store.parent.iterdir():
-      if folder == store or not _is_unfinished(folder):
-        continue
-      if (state := _build_state(folder)) is None:
-        shutil.rmtree(folder, ignore_errors=True)
-      else:
-        self._watched[folder] = state
-
-  def remove(self) -> None:
-    """Remove the folders that have not changed, if they were watched for long enough."""
-    if time.monotonic() - self._began < lease.Timing().silence:
-      return
-    for folder, state in self._watched.items():
-      if _build_state(folder) == state:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_unfinished(folder: Path) -> bool:
-  """Return whether a folder is a store without a shard that is complete."""
-  if not folder.is_dir() or folder.suffix == '.lease':
-    return False
-  return not any(folder.glob('*.json'))
-
-
-def _build_state(folder: Path) -> Any:
-  """Return a value that changes while a build runs, or None if its owner is surely dead."""
-  try:
-    owner = lease.state(_lease_directory(folder))
-    if owner is None and _lease_directory(folder).exists():
-      return None
-    return owner, sorted((str(file), file.stat().st_size) for file in folder.rglob('*'))
-  except OSError as error:
-    return str(error)
-
-
-def _lease_directory(store: paths.Path) -> paths.Path:
+def lease_directory(store: paths.Path) -> paths.Path:
+  """Return the folder of the lease for building a store."""
   return store.with_name(f'{store.name}.lease')

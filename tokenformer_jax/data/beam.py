@@ -1,0 +1,109 @@
+"""Write the shards of a token store by Apache Beam, on one machine or on many.
+
+Each shard is one element of a pipeline. A worker writes it into the store with its record, by which
+this process finds it when the pipeline has ended. So an element that Beam repeats does no harm.
+"""
+
+import functools
+import importlib.util
+import json
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from tokenformer_jax.data import shards, store, tokenizers
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.storage import paths, retry
+
+if TYPE_CHECKING:
+  from apache_beam.options.pipeline_options import PipelineOptions
+
+_WITH_SERVER = ('FlinkRunner', 'SparkRunner', 'PortableRunner', 'PrismRunner')
+
+
+def read_options(flags: str) -> 'PipelineOptions':
+  """Return the options that Beam's flags stand for.
+
+  Raises:
+    UserError: Beam is not installed, or has no such runner or flag.
+  """
+  if importlib.util.find_spec('apache_beam') is None:
+    raise UserError(
+      '--beam needs Apache Beam; install the extra [beam] in an environment of its own, as '
+      'docs/data.md says'
+    )
+  from apache_beam import runners  # noqa: PLC0415 (from an extra, and only needed here)
+  from apache_beam.options import pipeline_options  # noqa: PLC0415
+
+  words = shlex.split(flags)
+  options = pipeline_options.PipelineOptions(words)
+  runner = options.view_as(pipeline_options.StandardOptions).runner or 'DirectRunner'
+  try:
+    runners.create_runner(runner)
+  except ValueError as error:
+    raise UserError(f'--beam is {flags!r}: {retry.one_line(error)}') from error
+  unknown = [word for word in words if not word.startswith('--')]
+  if runner not in _WITH_SERVER:  # A server of jobs knows flags of its own.
+    given = options.get_all_options(drop_default=True, retain_unknown_options=True)
+    unknown += [f'--{name}' for name in given if name not in options.get_all_options()]
+  if unknown:
+    raise UserError(
+      f'--beam is {flags!r}, and {unknown[0]} is no flag of the {runner}; write flags as '
+      '--NAME=VALUE, and see docs/data.md'
+    )
+  return options
+
+
+def write_shards(
+  jobs: Sequence[store.Job], tokenizer: tokenizers.Tokenizer, flags: str
+) -> Iterator[shards.Shard]:
+  """Yield the shards of jobs, in their order, when the pipeline has written all of them.
+
+  Raises:
+    UserError: a job raises it, or the pipeline failed.
+  """
+  options = read_options(flags)
+  if not jobs:
+    return
+  import apache_beam  # noqa: PLC0415 (see above)
+
+  content = json.dumps(tokenizer.to_json())
+  try:
+    with apache_beam.Pipeline(options=options) as pipeline:
+      _ = pipeline | apache_beam.Create(jobs) | apache_beam.Map(_write, content)
+  except Exception as error:  # Runners raise exceptions of many types.
+    raise UserError(
+      f'the pipeline of --beam={flags!r} failed ({retry.one_line(error)}); the same command '
+      'continues with the shards that are missing'
+    ) from error
+  sizes = paths.sizes(jobs[0].folder)
+  for job in jobs:
+    if (shard := job.find(sizes)) is None:
+      raise UserError(_reason(job))
+    yield shard
+
+
+def _write(job: store.Job, content: str) -> None:
+  """Write a shard, or record what is wrong with its text."""
+  try:
+    job.write(_tokenizer(content))
+  except UserError as error:
+    shards.put_json(job.folder, store.record_name(job.name), {'error': str(error)})
+
+
+@functools.cache
+def _tokenizer(content: str) -> tokenizers.Tokenizer:
+  os.environ['TOKENIZERS_PARALLELISM'] = 'false'  # Beam has a worker for each core.
+  return tokenizers.from_json(json.loads(content))
+
+
+def _reason(job: store.Job) -> str:
+  """Return why a shard is missing."""
+  record = job.folder / store.record_name(job.name)
+  if paths.exists(record) and (error := json.loads(record.read_text('utf-8')).get('error')):
+    return error
+  return (
+    f'no worker of Apache Beam wrote {job.folder / job.name}; --out must be a folder that all '
+    'workers reach, such as one in a bucket'
+  )
