@@ -20,8 +20,13 @@ import xla_flags
 from setuptools import build_meta
 
 COLABS = sorted((tiny_run.ROOT / 'colabs').glob('*.ipynb'))
-PICTURES = {'grow': 1, 'inspect': 4, 'vit': 2}
+PICTURES = {'chat': 1, 'grow': 1, 'inspect': 4, 'vit': 2}
 SMALLER = {  # text of a notebook, and what runs in its place
+  'chat': [
+    ('steps=600, log_every=200', 'steps=20, log_every=10'),
+    ('  600,\n', '  20,\n'),
+    ('warmup_steps=50', 'warmup_steps=5'),
+  ],
   'grow': [
     (
       'steps=2000, log_every=500, eval_every=200, eval_batches=64',
@@ -104,7 +109,7 @@ def test_the_first_cells_are_the_same_but_for_the_extras():
     found.add((install.replace(line, ''), see_device))
   assert len(found) == 1, 'a mended cell was not copied to the other notebooks'
   assert extras['vit'] == {'images': 'scikit-learn', 'plot': 'matplotlib'}
-  for extra, package in {**extras['vit'], **extras['grow']}.items():
+  for extra, package in {**extras['vit'], **extras['grow'], **extras['chat']}.items():
     assert f'{extra} = ["{package}' in project, 'no such extra'
 
 
