@@ -93,7 +93,10 @@ def test_the_source_of_a_mixture_is_a_section_of_keys():
   config_lib.check_key('data.mixture.law.weight', single=True)
   for path, sentence in (
     ('data.mixture', 'config.data.mixture is a section of sources; set keys of one'),
-    ('data.mixture.law', 'set one of source, validation_source, rows, weight, weight_by_step'),
+    (
+      'data.mixture.law',
+      'set one of source, validation_source, rows, store, weight, ',
+    ),
     ('data.mixture..weight', "names a source '', which cannot be its name"),
     ('data.mixture.law.wieght', "did you mean 'data.mixture.law.weight'"),
   ):

@@ -321,6 +321,10 @@ VERIFY = {
     'prepare --config={repo}/configs/lm_stdlib.py --workers=0',
     '--workers=0: it must be a positive integer',
   ),
+  'processes beside those of Beam': (
+    'prepare --config={repo}/configs/lm_stdlib.py --workers=2 --beam=--runner=DirectRunner',
+    '--workers and --beam are both given',
+  ),
   'bad documents kept': (
     'prepare --config={repo}/configs/lm_stdlib.py --bad=keep',
     'one of fail, skip',
@@ -345,8 +349,8 @@ VERIFY = {
   'images to verify': ('verify --config={repo}/configs/vit_digits.py', 'vit'),
   'a mixture to verify': (
     'verify --config={repo}/configs/lm_stdlib.py --config.data.mixture.a.weight=1 '
-    '--config.data.mixture.a.source=files:x',
-    'config.data.mixture has a token store for each source; name one with --store',
+    '--config.data.mixture.a.source=files:{in}/corpus/*.txt',
+    'the tokenizer bpe:2048 of config.data.mixture was not trained yet',
   ),
   'a config that is not Python to verify': (
     'verify --config={in}/configs/syntax.py',

@@ -4,9 +4,10 @@ r"""Make the token store of a run, on all cores of a machine without accelerator
   tokenformer train --config=lm_pile.py:150m --config.data.store=gs://BUCKET/pile
 
 Without --out the store is made in config.data.cache_dir, where a run of the config on this machine
-finds it. When the command was interrupted, the same command continues after the last complete
-shard, and the store is the same bytes for any number of --workers, and for the workers of Apache
-Beam on many machines (--beam). docs/data.md says more.
+finds it. A mixture has a store for each source, with --out in a folder of its name. When the
+command was interrupted, the same command continues after the last complete shard, and the store is
+the same bytes for any number of --workers, and for the workers of Apache Beam on many machines
+(--beam). docs/data.md says more.
 """
 
 import dataclasses
@@ -18,7 +19,7 @@ from absl import flags
 
 from tokenformer_jax.cli import config_flag
 from tokenformer_jax.cli import main as cli
-from tokenformer_jax.data import shards, store
+from tokenformer_jax.data import mixture, shards, store
 from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.parallel.messages import say
 
@@ -29,7 +30,9 @@ def define_flags() -> None:
   """Define the command's flags."""
   config_flag.define('The config whose text to tokenize, FILE or FILE:VARIANT.')
   flags.mark_flag_as_required('config')
-  flags.DEFINE_string('out', None, 'The folder of the store, on a disk or in a bucket.')
+  flags.DEFINE_string(
+    'out', None, 'The folder of the store, or of the stores of a mixture, on a disk or in a bucket.'
+  )
   flags.DEFINE_integer(
     'workers', None, 'Processes that tokenize, one thread each; else one a core.', lower_bound=1
   )
@@ -59,13 +62,6 @@ def main(argv: Sequence[str]) -> None:
   if config.model.kind != 'lm':
     raise UserError(f'config.model.kind is {config.model.kind}, which has no token store')
   data = config.data
-  if data.mixture:
-    raise UserError(
-      'config.data.mixture has a token store for each source; prepare each with a config of '
-      'config.data.source, a tokenizer.json file and without --out, and the mixture finds them'
-    )
-  if values.out is not None:
-    data = dataclasses.replace(data, store=values.out)
   if values.beam:
     if values.workers:
       raise UserError('--workers and --beam are both given; --beam has the number of its workers')
@@ -74,12 +70,19 @@ def main(argv: Sequence[str]) -> None:
     beam.read_options(values.beam)
   workers = values.workers or len(os.sched_getaffinity(0))
   os.environ['RAYON_NUM_THREADS'] = str(workers)  # for text of one shard
-  made = store.make(data, workers=workers, beam=values.beam, skip_bad=values.bad == 'skip')
-  _report_bad(made)
-  print(
-    f'{made.path}: {len(made.train):,} tokens to train on and {len(made.validation):,} held out, '
-    f'of {counted(made.train_documents + made.validation_documents, "document")}'
-  )
+  options = {'workers': workers, 'beam': values.beam, 'skip_bad': values.bad == 'skip'}
+  if data.mixture:
+    stores = mixture.make_stores(data, values.out, **options)
+  else:
+    if values.out is not None:
+      data = dataclasses.replace(data, store=values.out)
+    stores = {'': store.make(data, **options)}
+  for made in stores.values():
+    _report_bad(made)
+    print(
+      f'{made.path}: {len(made.train):,} tokens to train on and {len(made.validation):,} held out, '
+      f'of {counted(made.train_documents + made.validation_documents, "document")}'
+    )
 
 
 def _report_bad(made: store.Store) -> None:

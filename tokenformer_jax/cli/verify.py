@@ -14,7 +14,7 @@ from absl import flags
 
 from tokenformer_jax.cli import config_flag
 from tokenformer_jax.cli import main as cli
-from tokenformer_jax.data import shards, store
+from tokenformer_jax.data import mixture, shards, store
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import paths
 
@@ -31,28 +31,27 @@ def main(argv: Sequence[str]) -> None:
   given = flags.FLAGS.store
   if (given is None) == (flags.FLAGS['config'].value is None):
     raise UserError('give either --config=FILE or --store=DIR')
-  folder = _folder() if given is None else paths.parse_path(os.path.expanduser(given))
-  tokens = shards.verify(folder)
-  print(f'{folder}: all {tokens:,} tokens are as they were written')
+  folders = _folders() if given is None else [paths.parse_path(os.path.expanduser(given))]
+  for folder in folders:
+    tokens = shards.verify(folder)
+    print(f'{folder}: all {tokens:,} tokens are as they were written')
 
 
-def _folder() -> paths.Path:
+def _folders() -> list[paths.Path]:
+  """Return the folder of the config's store, or those of the sources of a mixture."""
   resolved = config_flag.read()
   if resolved.model.kind != 'lm':
     raise UserError(f'config.model.kind is {resolved.model.kind}, which has no token store')
-  if resolved.data.mixture:
-    raise UserError(
-      'config.data.mixture has a token store for each source; name one with --store, of those in '
-      f'{store.cache_folder(resolved.data) / "stores"}'
-    )
-  folder = store.store_folder(resolved.data)
-  if not paths.exists(folder):
-    raise UserError(
-      f'the token store {folder} does not exist; a run builds it (a run that starts from a '
-      'checkpoint may build another one with the tokenizer of the checkpoint: give that with '
-      '--store)'
-    )
-  return folder
+  data = resolved.data
+  folders = [*mixture.store_folders(data).values()] if data.mixture else [store.store_folder(data)]
+  for folder in folders:
+    if not paths.exists(folder):
+      raise UserError(
+        f'the token store {folder} does not exist; a run builds it (a run that starts from a '
+        'checkpoint may build another one with the tokenizer of the checkpoint: give that with '
+        '--store)'
+      )
+  return folders
 
 
 def run() -> None:

@@ -120,7 +120,7 @@ def check(config: 'Config') -> None:
   if data.store:
     raise UserError(
       f'config.data.store is {data.store}, one token store, and each source of {path} has its own; '
-      'leave it out'
+      f'name each in {path}.NAME.store'
     )
   for section, key in (('train', 'epochs'), ('optim', 'warmup_epochs')):
     if value := getattr(getattr(config, section), key):

@@ -31,6 +31,7 @@ class SourceConfig:
     '', "its validation text, as data.validation_source. '': a part of the source", only='lm'
   )
   rows: str = key('text', 'its documents, as data.rows', choices=('text', 'chat'), only='lm')
+  store: str = key('', 'the folder of its token store, as data.store', only='lm')
   weight: float = key(
     0.0,
     'its share of the samples; the weights of a mixture add up to 1. 0: only evaluated',

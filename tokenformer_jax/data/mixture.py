@@ -24,6 +24,7 @@ import math
 import os
 import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ from tokenformer_jax.data.shards import Store, Tokens
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel.messages import say
-from tokenformer_jax.storage import retry
+from tokenformer_jax.storage import paths, retry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,8 +319,7 @@ def open_mixture(data: DataConfig, seed: int, tokenizer: Tokenizer | None = None
   """
   weights = shares(data.mixture)
   if tokenizer is None:
-    size = tokenizers.bpe_size(data.tokenizer)
-    tokenizer = _trained_bpe(data, size) if size else tokenizers.load(data.tokenizer)
+    tokenizer = _stored_tokenizer(data) or _find_tokenizer(data)
   stores = {}
   for name, one in source_configs(data).items():
     with _naming(name):
@@ -328,14 +328,46 @@ def open_mixture(data: DataConfig, seed: int, tokenizer: Tokenizer | None = None
   return Mixture(stores, weights, data, seed)
 
 
+def make_stores(data: DataConfig, out: str | None, **options: Any) -> dict[str, Store]:
+  """Make the token store of each source: see `store.make`, which takes the options.
+
+  `out` is a folder for all of them, each in a folder of its name; None: where the config has them.
+  """
+  tokenizer, stores = _find_tokenizer(data), {}
+  for name, one in source_configs(data).items():
+    if out is not None:
+      one = dataclasses.replace(one, store=f'{out.rstrip("/")}/{name}')
+    with _naming(name):
+      stores[name] = store.make(one, tokenizer, **options)
+  return stores
+
+
+def store_folders(data: DataConfig) -> dict[str, paths.Path]:
+  """Return the folder of the token store of each source, whether the store exists or not.
+
+  Raises:
+    UserError: a text cannot be read, or the tokenizer was not trained yet.
+  """
+  sources = source_configs(data)
+  tokenizer = None if all(one.store for one in sources.values()) else _known_tokenizer(data)
+  folders = {}
+  for name, one in sources.items():
+    with _naming(name):
+      folders[name] = store.store_folder(one, tokenizer)
+  return folders
+
+
 def source_configs(data: DataConfig) -> dict[str, DataConfig]:
   """Return the config of each source by name, as that of a run on it alone."""
+  stored = sum(bool(source.store) for source in data.mixture.values())
   return {
     name: dataclasses.replace(
       data,
       source=data.mixture[name].source,
       rows=data.mixture[name].rows,
       validation_source=data.mixture[name].validation_source,
+      store=data.mixture[name].store,
+      cache_gb=data.cache_gb / max(1, stored),
       mixture=Sources(),
     )
     for name in sorted(data.mixture)
@@ -349,26 +381,73 @@ def _naming(name: str) -> Iterator[None]:
     yield
   except UserError as error:
     path = rf'config.data.mixture.{name}.\1'
-    message = re.sub(r'config\.data\.(source|validation_source)\b', path, str(error))
+    message = re.sub(r'config\.data\.(source|validation_source|store)\b', path, str(error))
     if message == str(error):
       message = f'config.data.mixture.{name}: {message}'
     raise UserError(message) from error
 
 
-def _trained_bpe(data: DataConfig, size: int) -> Tokenizer:
-  """Return the BPE of a mixture, from the cache folder, or trained."""
+def _stored_tokenizer(data: DataConfig) -> Tokenizer | None:
+  """Return the BPE of the first store that the config names, or None."""
+  if not tokenizers.bpe_size(data.tokenizer):
+    return None
+  for name, one in source_configs(data).items():
+    if one.store:
+      with _naming(name):
+        return store.prepare(one).tokenizer
+  return None
+
+
+def _find_tokenizer(data: DataConfig) -> Tokenizer:
+  """Return the tokenizer of the config; train a BPE that is not in the cache folder."""
+  size = tokenizers.bpe_size(data.tokenizer)
+  return _trained_bpe(data, size) if size else tokenizers.load(data.tokenizer)
+
+
+def _known_tokenizer(data: DataConfig) -> Tokenizer:
+  if not (size := tokenizers.bpe_size(data.tokenizer)):
+    return tokenizers.load(data.tokenizer)
+  if found := _stored_tokenizer(data) or _read_bpe(_bpe_file(data, size, _weighted(data))):
+    return found
+  raise UserError(
+    f'the tokenizer {data.tokenizer} of config.data.mixture was not trained yet, so there are no '
+    'token stores; a run trains it, and so does `tokenformer prepare`'
+  )
+
+
+def _weighted(data: DataConfig) -> dict[str, Corpus]:
+  """Return the text of the sources that have a weight."""
   weights = {name: weight for name, weight in shares(data.mixture).last.items() if weight}
   corpora = {}
   for name, one in source_configs(data).items():
     if name in weights:
       with _naming(name):
         corpora[name] = retry.retried(lambda one=one: open_corpus(one), f'opening {one.source}')
+  return corpora
+
+
+def _bpe_file(data: DataConfig, size: int, corpora: Mapping[str, Corpus]) -> Path:
+  """Return the path of the BPE of a mixture in the cache folder."""
+  weights = {name: shares(data.mixture).last[name] for name in corpora}
   parts = [(corpus.fingerprint(), corpus.fraction) for corpus in corpora.values()]
   identity = repr((size, data.text_field, data.deduplicate, parts, weights))
   name = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
-  path = store.cache_folder(data) / 'tokenizers' / f'{name}.json'
+  return store.cache_folder(data) / 'tokenizers' / f'{name}.json'
+
+
+def _read_bpe(path: Path) -> Tokenizer | None:
   with contextlib.suppress(OSError, ValueError, LookupError, UserError):
     return tokenizers.from_json(json.loads(path.read_text('utf-8')))
+  return None
+
+
+def _trained_bpe(data: DataConfig, size: int) -> Tokenizer:
+  """Return the BPE of a mixture, from the cache folder, or trained."""
+  corpora = _weighted(data)
+  path = _bpe_file(data, size, corpora)
+  if known := _read_bpe(path):
+    return known
+  weights = shares(data.mixture).last
   say(f'training the tokenizer {data.tokenizer} on {", ".join(corpora)}')
   made = retry.retried(
     lambda: tokenizers.train_bpe(_in_proportion(corpora, weights), size), 'training the tokenizer'

@@ -68,6 +68,7 @@ def prepare(
 
 def make(
   config: DataConfig,
+  tokenizer: Tokenizer | None = None,
   *,
   workers: int = 1,
   beam: str = '',
@@ -86,7 +87,7 @@ def make(
   corpus = _open_text(config)
   if skip_bad:
     corpus = dataclasses.replace(corpus, bad=text.ignore)
-  return _build(_Builder(config, corpus, progress, None, workers, beam))
+  return _build(_Builder(config, corpus, progress, tokenizer, workers, beam))
 
 
 def _open_text(config: DataConfig) -> Corpus:
@@ -152,7 +153,7 @@ def _open(path: paths.Path) -> Store | None:
     return None
 
 
-def store_folder(config: DataConfig) -> paths.Path:
+def store_folder(config: DataConfig, tokenizer: Tokenizer | None = None) -> paths.Path:
   """Return the folder of a corpus's token store, whether the store exists or not.
 
   Raises:
@@ -162,7 +163,7 @@ def store_folder(config: DataConfig) -> paths.Path:
     from tokenformer_jax.data import named_store  # noqa: PLC0415 (only for such runs)
 
     return named_store.folder(config)
-  return _Builder(config, open_corpus(config), progress=False).path
+  return _Builder(config, open_corpus(config), progress=False, tokenizer=tokenizer).path
 
 
 class _Builder:

@@ -1,0 +1,57 @@
+"""The stores of a mixture are made beforehand, named in the config and verified."""
+
+import dataclasses
+import shutil
+
+import numbered
+import pytest
+
+from tokenformer_jax.config import DataConfig, SourceConfig, Sources
+from tokenformer_jax.data import mixture, shards, store
+from tokenformer_jax.data.mixture import make_stores, open_mixture, store_folders
+from tokenformer_jax.errors import UserError
+
+
+@pytest.fixture
+def config(tmp_path) -> DataConfig:
+  sources = {
+    name: SourceConfig(numbered.write(tmp_path / f'{name}.jsonl', count, name), weight=weight)
+    for name, count, weight in (('new', 120, 0.75), ('old', 40, 0.25))
+  }
+  made = numbered.config(tmp_path, 8, 16, mixture=Sources(sources))
+  return dataclasses.replace(made, tokenizer='bpe:280')
+
+
+def _name_stores(config: DataConfig, folder: str) -> DataConfig:
+  named = {
+    name: dataclasses.replace(source, store=f'{folder}/{name}')
+    for name, source in config.mixture.items()
+  }
+  return dataclasses.replace(config, mixture=Sources(named))
+
+
+def test_a_run_finds_the_stores_that_were_made_for_its_mixture(config, monkeypatch):
+  with pytest.raises(UserError, match=r'bpe:280 of config\.data\.mixture was not trained yet'):
+    store_folders(config)
+  made = make_stores(config, None)
+  assert {name: one.path for name, one in made.items()} == store_folders(config)
+  monkeypatch.setattr(store._Builder, 'build', lambda self: pytest.fail('it is made again'))
+  assert open_mixture(config, 0).stores['old'].path == made['old'].path
+
+
+def test_stores_in_folders_of_their_names_are_named_in_the_config(config, tmp_path, monkeypatch):
+  digest = open_mixture(config, 0).digest
+  make_stores(config, f'{tmp_path}/made/')
+  named = _name_stores(config, f'{tmp_path}/made')
+  shutil.rmtree(store.cache_folder(config) / 'tokenizers')
+  monkeypatch.setattr(mixture, '_trained_bpe', lambda *_: pytest.fail('the text is read'))
+  assert open_mixture(named, 0).digest == digest, 'a store has other tokens'
+  folders = store_folders(named)
+  assert folders == {name: tmp_path / 'made' / name for name in ('new', 'old')}
+  assert all(shards.verify(folder) > 0 for folder in folders.values())
+
+
+def test_a_message_about_a_store_names_its_source(config, tmp_path):
+  named = _name_stores(config, f'{tmp_path}/none')
+  with pytest.raises(UserError, match=r'config\.data\.mixture\.new\.store is .*no complete token'):
+    open_mixture(named, 0)
