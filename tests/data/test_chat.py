@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import importlib.util
 import json
 import pickle
 
@@ -14,7 +15,7 @@ import tiny_run
 from pyarrow import parquet
 
 from tokenformer_jax.config import DataConfig
-from tokenformer_jax.data import chat_template, marks, order, shards, store, tokenizers
+from tokenformer_jax.data import chat_template, corpus, marks, order, shards, store, tokenizers
 from tokenformer_jax.data.chat_template import Template, find_template
 from tokenformer_jax.errors import UserError
 
@@ -31,6 +32,7 @@ def _chat(row) -> list[dict[str, str]]:
   ]
 
 
+QUESTION = _chat(ROWS[0])[:1]
 MESSAGES = [{'id': i, 'messages': _chat(row)} for i, row in enumerate(ROWS)]
 
 
@@ -90,14 +92,20 @@ def test_the_template_is_that_of_the_config_the_tokenizer_or_the_package(tmp_pat
   found = find_template(DataConfig(tokenizer=own))
   assert found.source == golden['chatml']['template']
   assert found.tokens == GOLDEN['tokens'], 'the end of document is missing'
-  assert found.end_of_turn == '<|im_end|>'
+  assert found.end_of_turn(QUESTION) == '<|im_end|>'
   found = find_template(DataConfig(tokenizer=own, chat_template=str(mine)))
-  assert found.source == mine.read_text() and found.end_of_turn == '<|endoftext|>'
+  assert found.source == mine.read_text() and found.end_of_turn(QUESTION) == '<|endoftext|>'
   (tmp_path / 'chat_template.jinja').write_text(golden['inline']['template'])
   assert find_template(DataConfig(tokenizer=own)).source == golden['inline']['template']
   built_in = find_template(DataConfig(tokenizer='bpe:300'))
-  assert built_in.source == chat_template.OURS and built_in.end_of_turn == '<|end|>'
+  assert built_in.source == chat_template.OURS and built_in.end_of_turn(QUESTION) == '<|end|>'
   assert pickle.loads(pickle.dumps(built_in)) == built_in, 'processes cannot have it'
+
+
+def test_a_template_needs_jinja2(monkeypatch):
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+  with pytest.raises(UserError, match=r'which needs jinja2; run pip install -e "\.\[chat\]"'):
+    find_template(DataConfig(rows='chat'))
 
 
 def test_only_answers_carry_loss_in_a_store(tmp_path):
@@ -204,3 +212,18 @@ def test_marks_in_files_and_arrays_are_the_same(size):
   dtype = marks.dtype(size, marked=True)
   np.testing.assert_array_equal(marks.unpack(marks.pack(ids, dtype)), ids)
   assert dtype.itemsize == (2 if size <= 2**15 else 4), 'a store is larger than needed'
+
+
+@pytest.mark.slow
+def test_processes_make_the_same_store_and_a_bucket_serves_it(tmp_path, monkeypatch, bucket):
+  monkeypatch.setattr(corpus, 'UNIT_BYTES', 2000)
+  config = _config(tmp_path, _write(tmp_path / 'a.jsonl'), store=str(tmp_path / 'one'))
+  one = store.make(config)
+  two = store.make(dataclasses.replace(config, store=str(tmp_path / 'two')), workers=2)
+  assert len(shards.read_index(one.path).shards) > 1, 'the test has one shard'
+  assert two.digest == one.digest, 'processes give other tokens'
+  for file in one.path.iterdir():
+    bucket.buckets['bucket'][f'store/{file.name}'] = (1, file.read_bytes())
+  there = store.prepare(dataclasses.replace(config, store='gs://bucket/store'))
+  np.testing.assert_array_equal(there.train[:], one.train[:])
+  np.testing.assert_array_equal(there.train[100:140], one.train[100:140])

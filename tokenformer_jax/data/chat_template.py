@@ -107,12 +107,11 @@ class Template:
       )
     return found
 
-  @functools.cached_property
-  def end_of_turn(self) -> str:
-    """Return the text that ends an answer, or '' if an answer ends with its document."""
-    messages = [{'role': 'user', 'content': 'x'}, {'role': ANSWER_ROLE, 'content': _PROBE}]
-    text, answers = self.render(messages)
-    return text[slice(*answers[-1])].rpartition(_PROBE)[2].strip()
+  def end_of_turn(self, messages: Messages) -> str:
+    """Return the text that ends an answer to messages, or '' if it ends with its document."""
+    text, answers = self.render([*messages, {'role': ANSWER_ROLE, 'content': _PROBE}])
+    end = text[slice(*answers[-1])].rpartition(_PROBE)[2]
+    return end.strip() or end
 
   @staticmethod
   def _place(messages: Messages) -> str:

@@ -59,7 +59,8 @@ def ask(
   check_messages(messages, 'messages:')
   if messages[-1]['role'] == ANSWER_ROLE:
     raise UserError('messages end with an answer of the assistant; end them with a question')
-  stop = (*request.stop, template.end_of_turn) if template.end_of_turn else request.stop
+  end = template.end_of_turn(messages)
+  stop = (*request.stop, end) if end else request.stop
   fields = {field.name: getattr(request, field.name) for field in dataclasses.fields(request)}
   prompt = template.render(messages, ask=True).text
   return ChatRequest(**{**fields, 'prompt': prompt, 'stop': stop})
