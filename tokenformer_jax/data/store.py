@@ -237,7 +237,9 @@ class _Builder:
       if paths.exists(self.path / 'meta.json'):
         say(f'the token store {self.path} is damaged; building it again')
         paths.remove(self.path)
-      leftovers = None if self.config.store else pkgutil.resolve_name(_LEFTOVERS)(self.path)
+      leftovers = None
+      if not self.config.store and _has_neighbours(self.path):
+        leftovers = pkgutil.resolve_name(_LEFTOVERS)(self.path)
       self.path.mkdir(exist_ok=True)
       try:
         shards.remove_temporaries(self.path)
@@ -462,6 +464,12 @@ def lock(path: Path, subject: str) -> contextlib.AbstractContextManager[Callable
   """
   advice = 'set config.data.cache_dir to a writable folder'
   return lease.hold(lease_directory(path), subject, advice, doing='being built', waits=True)
+
+
+def _has_neighbours(store: paths.Path) -> bool:
+  """Return whether there are other stores in the cache, finished or not."""
+  names = {store.name, lease_directory(store).name}
+  return any(folder.name not in names for folder in store.parent.iterdir())
 
 
 def lease_directory(store: paths.Path) -> paths.Path:
