@@ -324,7 +324,7 @@ def describe_store(store: Store) -> str:
   tokens, bytes_per_token = len(store.train), store.bytes_per_token('train')
   if store.chat:
     answers = f'{store.train_answers:,} of them in answers'
-    return f'{tokens:,} tokens, {answers} of {bytes_per_token:.2f} bytes'
+    return f'{tokens:,} tokens, {answers} ({bytes_per_token:.2f} bytes each)'
   return f'{tokens:,} tokens of {bytes_per_token:.2f} bytes'
 
 
