@@ -45,7 +45,12 @@ from tokenformer_jax.config.mixers import (
 )
 from tokenformer_jax.config.model import InitConfig, Layers, ModelConfig, draws, rows_together
 from tokenformer_jax.config.names import check_key, choices, keys_named, lookup
-from tokenformer_jax.config.optim import OptimConfig, old_token_rate, restarts_schedule
+from tokenformer_jax.config.optim import (
+  OptimConfig,
+  frozen_groups,
+  old_token_rate,
+  restarts_schedule,
+)
 from tokenformer_jax.config.pattention import (
   DenseConfig,
   NoProjectionConfig,

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 
 from tokenformer_jax.config.model import ModelConfig
-from tokenformer_jax.config.optim import OptimConfig
+from tokenformer_jax.config.optim import OptimConfig, frozen_groups
 from tokenformer_jax.config.pattention import TokenGroup, token_groups, with_groups
 from tokenformer_jax.config.projections import former_names, pattentions, with_pattentions
 from tokenformer_jax.errors import UserError
@@ -55,15 +55,6 @@ def in_order(numbers: Collection[int], where: str, what: str = 'groups') -> tupl
 def as_text(numbers: Collection[int]) -> str:
   """Return numbers in the form of `optim.frozen_groups`: '1 2'."""
   return ' '.join(map(str, sorted(numbers)))
-
-
-def frozen_groups(optim: OptimConfig) -> tuple[int, ...]:
-  """Return the numbers of the groups that do not train.
-
-  Raises:
-    UserError: `optim.frozen_groups` has another form.
-  """
-  return parse_numbers(optim.frozen_groups, 'config.optim.frozen_groups')
 
 
 def named_groups(model: ModelConfig) -> dict[str, tuple[TokenGroup, ...]]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import pkgutil
 
 from tokenformer_jax.config.fields import key
 from tokenformer_jax.errors import UserError
@@ -149,3 +150,15 @@ def old_token_rate(optim: OptimConfig) -> float:
       'with a factor X greater than 0, for example scale:0.1'
     )
   return rate
+
+
+def frozen_groups(optim: OptimConfig) -> tuple[int, ...]:
+  """Return the numbers of the groups that do not train.
+
+  Raises:
+    UserError: `optim.frozen_groups` has another form.
+  """
+  if not optim.frozen_groups:
+    return ()
+  parse = pkgutil.resolve_name('tokenformer_jax.config.groups:parse_numbers')
+  return parse(optim.frozen_groups, 'config.optim.frozen_groups')

@@ -12,9 +12,8 @@ from tokenformer_jax.config.check_model import (
   check_stochastic_depth,
 )
 from tokenformer_jax.config.fields import key
-from tokenformer_jax.config.groups import frozen_groups
 from tokenformer_jax.config.model import ModelConfig
-from tokenformer_jax.config.optim import OptimConfig, old_token_rate
+from tokenformer_jax.config.optim import OptimConfig, frozen_groups, old_token_rate
 from tokenformer_jax.config.sections import (
   DataConfig,
   DistillConfig,

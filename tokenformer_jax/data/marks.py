@@ -20,11 +20,6 @@ def plain(ids: np.ndarray) -> np.ndarray:
   return np.where(ids < -1, flip(ids), ids)
 
 
-def dtype(size: int, *, marked: bool) -> np.dtype:
-  """Return the dtype of a store's files for a number of ids."""
-  return np.dtype(np.uint16 if size <= 2 ** (15 if marked else 16) else np.uint32)
-
-
 def pack(ids: np.ndarray, dtype: np.dtype) -> np.ndarray:
   """Return marked ids, int32, as they are in a file."""
   return (plain(ids).astype(np.int64) + (ids >= 0) * _bit(dtype)).astype(dtype)

@@ -5,7 +5,6 @@ from typing import BinaryIO
 
 import numpy as np
 
-from tokenformer_jax.data import marks
 from tokenformer_jax.data.corpus import Piece
 from tokenformer_jax.data.shards import Digests, Part, flush
 from tokenformer_jax.data.tokenizers import Tokenizer
@@ -43,6 +42,8 @@ class PartWriter:
 
   def _add_chat(self, piece: Piece, ids: np.ndarray) -> None:
     """Append a conversation and, unless it has one, its end, with the loss of the last token."""
+    from tokenformer_jax.data import marks  # noqa: PLC0415 (only for conversations)
+
     end = self._tokenizer.end_of_document
     if marks.plain(ids)[-1] != end:
       ids = np.append(ids, end if ids[-1] >= 0 else marks.flip(end))

@@ -24,7 +24,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from tokenformer_jax.data import marks, tokenizers
+from tokenformer_jax.data import tokenizers
 from tokenformer_jax.data.corpus import SPLITS
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.errors import UserError
@@ -87,6 +87,11 @@ class Shard:
     return cls(**{**values, 'splits': splits, 'bad': tuple(values['bad'])})
 
 
+def token_dtype(size: int, *, marked: bool) -> np.dtype:
+  """Return the dtype of a store's files for a number of ids; see `marks` for marked ones."""
+  return np.dtype(np.uint16 if size <= 2 ** (15 if marked else 16) else np.uint32)
+
+
 class Tokens:
   """The tokens of a split, over all shards: `len(x)`, and `x[a:b]` as an array of ids.
 
@@ -119,7 +124,11 @@ class Tokens:
         found = piece
       case _:
         found = np.concatenate(pieces)
-    return marks.unpack(found) if self._marked else found
+    if not self._marked:
+      return found
+    from tokenformer_jax.data import marks  # noqa: PLC0415 (only for conversations)
+
+    return marks.unpack(found)
 
   def gather(self, ranges: Sequence[tuple[int, int]]) -> Iterable[np.ndarray]:
     """Return the tokens of each range; where reading waits for a server, all are asked at once."""

@@ -25,7 +25,7 @@ import numpy as np
 import tqdm
 
 from tokenformer_jax.config import DataConfig
-from tokenformer_jax.data import marks, part_writer, shards, text, tokenizers
+from tokenformer_jax.data import part_writer, shards, text, tokenizers
 from tokenformer_jax.data.corpus import SPLITS, Corpus, Piece, Unit, open_corpus
 from tokenformer_jax.data.shards import ChangedError, Index, Shard, Store
 from tokenformer_jax.data.tokenizers import Tokenizer
@@ -262,7 +262,7 @@ class _Builder:
     tokenizer = self.tokenizer or self._train_tokenizer()
     say(f'tokenizing {self.config.source} into the token store {self.path}')
     template = self.corpus.template
-    dtype = marks.dtype(tokenizer.size, marked=template is not None)
+    dtype = shards.token_dtype(tokenizer.size, marked=template is not None)
     skip_bad = self.corpus.bad is not text.refuse
     jobs = [
       Job(self.path, f'{i:05}', unit, self._key(unit, tokenizer), dtype.name, skip_bad)

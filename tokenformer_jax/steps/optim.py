@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from tokenformer_jax.config import OptimConfig, old_token_rate
-from tokenformer_jax.config.groups import frozen_groups
+from tokenformer_jax.config import OptimConfig, frozen_groups, old_token_rate
 from tokenformer_jax.model.params import ParamInfo, Params
 from tokenformer_jax.steps import optimizers
 from tokenformer_jax.steps.statistics import is_masked, kept_axes, map_state

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tokenformer_jax.config import Config, DataConfig, ModelConfig
-from tokenformer_jax.data import marks, order, tokenizers
+from tokenformer_jax.data import order, tokenizers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.lm import LM
@@ -117,6 +117,8 @@ class TextTask(Task):
     """Return the ids [B, T] of a batch, and its targets [B, T]; −1 has no loss."""
     ids, targets = batch, batch
     if self.config.data.has_chat:
+      from tokenformer_jax.data import marks  # noqa: PLC0415 (only for conversations)
+
       ids = jnp.where(batch < order.NO_TOKEN, marks.flip(batch), batch)
       targets = jnp.maximum(batch, order.NO_TOKEN)
     return ids[:, :-1], targets[:, 1:]

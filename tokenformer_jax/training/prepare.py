@@ -13,8 +13,7 @@ import jax
 from jax.sharding import Mesh
 
 from tokenformer_jax import tasks
-from tokenformer_jax.config import Config, at_stage, check_decay, stages_after
-from tokenformer_jax.config.groups import check_numbers, frozen_groups
+from tokenformer_jax.config import Config, at_stage, check_decay, frozen_groups, stages_after
 from tokenformer_jax.config.model import layer_path, used_layers
 from tokenformer_jax.data.order import Position
 from tokenformer_jax.errors import UserError
@@ -174,7 +173,9 @@ def _check_groups(config: Config, definition: Definition) -> None:
   Raises:
     UserError: it lacks one.
   """
-  check_numbers(definition.group_count, frozen_groups(config.optim), 'config.optim.frozen_groups')
+  if frozen := frozen_groups(config.optim):
+    check_numbers = pkgutil.resolve_name('tokenformer_jax.config.groups:check_numbers')
+    check_numbers(definition.group_count, frozen, 'config.optim.frozen_groups')
   if config.train.drop_groups and definition.group_count < 2:
     raise UserError(
       f'config.train.drop_groups is {config.train.drop_groups}, and no projection of this model '
