@@ -23,6 +23,11 @@ from tokenformer_jax.parallel import sharding
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
 
+def pytest_collection_modifyitems(items):
+  """The commands of the pages, one after another, take longest: they begin first."""
+  items.sort(key=lambda item: item.path.name != 'test_pages.py')
+
+
 @pytest.fixture(scope='session', autouse=True)
 def shared_cache(tmp_path_factory):
   """Token stores are shared by the tests of a session, and only by them."""
