@@ -225,6 +225,7 @@ def test_a_run_grows_and_goes_on_as_the_command_says(tmp_path):
   assert stored['train']['steps'] == 40 and stored['model']['layer']['ffn']['tokens'] == 128
 
 
+@pytest.mark.full_size
 @pytest.mark.slow
 def test_a_trained_run_writes_text_and_curves(tmp_path):
   source = tiny_run.write_corpus(tmp_path / 'corpus')

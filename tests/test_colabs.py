@@ -69,7 +69,15 @@ def _shorten(notebook, smaller: list[tuple[str, str]]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize('steps', ['few', pytest.param('all', marks=pytest.mark.full_size)])
-@pytest.mark.parametrize('path', COLABS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+  'path',
+  [
+    pytest.param(
+      path, id=path.stem, marks=[pytest.mark.full_size] * (path.stem in ('vit', 'inspect'))
+    )
+    for path in COLABS
+  ],
+)
 def test_notebook_runs(path, steps, tmp_path, monkeypatch):
   monkeypatch.setenv('XLA_FLAGS', xla_flags.join_flags(devices=1))  # as on a laptop
   notebook = nbformat.read(path, as_version=4)
@@ -292,6 +300,7 @@ def _start(python: Path, folder: Path, code: str) -> subprocess.CompletedProcess
   return tiny_run.run([str(python), '-c', cells], cwd=folder)
 
 
+@pytest.mark.full_size
 @pytest.mark.slow
 def test_a_bare_runtime_gets_the_code(built, bare_python, tmp_path):
   checkout, files = built

@@ -417,6 +417,7 @@ echo "   JobState=$STATE Reason=None"
 """
 
 
+@pytest.mark.full_size
 @slow
 def test_slurm_queues_a_stopped_job_again_until_it_is_finished(tmp_path):
   """As SLURM runs it: a copy of the script elsewhere, and stand-ins for srun and scontrol."""

@@ -55,8 +55,8 @@ RUNS = {
   'linear': {f'{MIXER}.kind': 'linear', f'{MIXER}.positions.fraction': 1.0},
 }
 _CASES = [
-  *('hybrid', 'gated units'),
-  *(pytest.param(name, marks=pytest.mark.full_size) for name in ('simplified', 'linear')),
+  'hybrid',
+  *(pytest.param(name, marks=pytest.mark.full_size) for name in RUNS if name != 'hybrid'),
 ]
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize('name', _CASES)]
 

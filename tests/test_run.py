@@ -144,6 +144,7 @@ def test_a_shorter_text_ends_in_nan_and_changes_nothing(run):
   assert np.isnan(both[0, 3:]).all() and np.isfinite(both[1]).all()
 
 
+@pytest.mark.full_size
 @pytest.mark.slow
 def test_the_second_call_compiles_nothing(run):
   def calls():
@@ -160,6 +161,7 @@ def test_the_second_call_compiles_nothing(run):
   assert not names, f'compiled again: {names}'
 
 
+@pytest.mark.full_size
 @pytest.mark.slow
 def test_distances_can_be_clipped(run):
   ids, _ = run.held_out(2)
@@ -355,6 +357,7 @@ def test_figures_are_drawn(run, grown, tmp_path):
 # Images
 
 
+@pytest.mark.full_size
 @pytest.mark.slow
 def test_a_classifier_predicts_grows_and_trains_on(vit, home):
   images, labels = vit.held_out(20)

@@ -174,6 +174,7 @@ def test_a_hub_that_cannot_be_reached_may_be_tried_again(monkeypatch):
     _read('owner/name')
 
 
+@pytest.mark.full_size
 @pytest.mark.slow
 def test_without_a_network_a_name_ends_within_a_minute(tmp_path):
   environment = tiny_run.environment() | {

@@ -42,7 +42,7 @@ def unbroken(corpus):
   return outcome(root / 'unbroken')
 
 
-@pytest.fixture(params=['disk', 'bucket'])
+@pytest.fixture(params=['bucket', pytest.param('disk', marks=pytest.mark.full_size)])
 def workdir(request, tmp_path):
   if request.param == 'disk':
     return tmp_path / 'run'

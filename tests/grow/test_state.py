@@ -41,6 +41,7 @@ from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.steps import step as step_lib
 
 SLOW = pytest.mark.slow  # because each case compiles two models
+FULL_SIZE = pytest.mark.full_size
 ZERO_KEYS, DUPLICATE = GrowConfig(method='zero_keys'), GrowConfig(method='duplicate')
 GROUP = GrowConfig(method='group')
 SCORES = ('l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm', 'softmax', 'exp_l2_norm')
@@ -105,10 +106,10 @@ def _chain(name, model):
     pytest.param('duplicate', 'softmax', False, marks=SLOW),
     pytest.param('mixed', 'gelu_l1_norm', False, marks=SLOW),
     ('group', 'exp_l2_norm', False),
-    *(pytest.param('group', score, True, marks=SLOW) for score in SCORES),
+    *(pytest.param('group', score, True, marks=FULL_SIZE) for score in SCORES),
     *(pytest.param('group and others', score, True, marks=SLOW) for score in WITH_GELU),
     *(pytest.param('zero_keys', score, True, marks=SLOW) for score in WITH_GELU[1:]),
-    *(pytest.param('duplicate', score, True, marks=SLOW) for score in SCORES),
+    *(pytest.param('duplicate', score, True, marks=FULL_SIZE) for score in SCORES),
     pytest.param('zero_keys', 'l2_norm_gelu', False, marks=SLOW),
     pytest.param('mixed', 'l2_norm_gelu', True, marks=SLOW),
   ],

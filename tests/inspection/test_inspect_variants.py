@@ -226,6 +226,7 @@ def _inspect(*arguments: object) -> str:
   return printed.getvalue()
 
 
+@pytest.mark.full_size
 def test_the_command_shows_every_layer_with_what_it_has(home):
   files = [f'--out={home}/heat.png', f'--json={home}/all.json']
   _inspect(f'--source={home}/grown', '--text=def', *files, '--corpus_tokens=200', '--top_k=1')

@@ -39,6 +39,7 @@ def test_an_interval_holds_its_share_of_the_draws():
   assert fit.interval(np.array([1.0, np.nan] * 50))[1] == np.inf, 'a draw without a fit is no end'
 
 
+@pytest.mark.full_size
 @pytest.mark.slow
 def test_all_starts_recover_the_law_in_a_minute():
   points = synthetic.scattered(240)

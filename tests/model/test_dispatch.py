@@ -226,6 +226,7 @@ SOME_DROP = {
 }
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize(
   ('name', 'sizes'),
   [

@@ -107,6 +107,7 @@ def test_it_is_planned_by_formula(wanted):
   assert found.model_flops == flops.step_flops(found.config)
 
 
+@pytest.mark.full_size
 def test_it_is_planned_by_the_compiler(source, home):
   pytest.importorskip('libtpu', reason='pip install -e ".[tpu]" brings the compiler')
   sizes = {'model__width': 256, 'data__sequence_length': 128, 'data__batch_size': 64}

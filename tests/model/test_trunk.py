@@ -230,6 +230,7 @@ def _step(devices: int, parts: int = 1):
   return jax.device_get((before, after, figures)), sums, task
 
 
+@pytest.mark.full_size
 @_SLOW
 @pytest.mark.parametrize(('devices', 'parts'), [(1, 1), (8, 1), (1, 2)])
 def test_what_layers_say_reaches_the_step(devices, parts):

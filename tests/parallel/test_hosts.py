@@ -209,6 +209,7 @@ def test_growing_by_several_processes_is_growing_by_one(joined, processes, tmp_p
   assert metas[0].checksums == metas[1].checksums
 
 
+@pytest.mark.full_size
 @slow
 def test_evaluating_by_several_processes_is_evaluating_by_one(corpus, joined, processes, tmp_path):
   command = [sys.executable, '-m', 'tokenformer_jax', 'evaluate', f'--source={joined[0]}']
@@ -220,6 +221,7 @@ def test_evaluating_by_several_processes_is_evaluating_by_one(corpus, joined, pr
   assert texts[1] == pytest.approx(texts[0], rel=1e-5)
 
 
+@pytest.mark.full_size
 @slow
 def test_slurm_is_found_and_two_processes_generate_what_one_does(one):
   command = [sys.executable, '-m', 'tokenformer_jax', 'generate', f'--source={one}']
@@ -357,6 +359,7 @@ def cannot_read(trained, name, times, kind):
     return tiny_hosts.ends(running, timeout=400), workdir
 
 
+@pytest.mark.full_size
 @slow
 def test_processes_wait_for_one_that_cannot_read_for_a_while(trained):
   ended, workdir = cannot_read(trained, 'busy', 3, 'busy')
@@ -367,6 +370,7 @@ def test_processes_wait_for_one_that_cannot_read_for_a_while(trained):
   assert metas[0].checksums == metas[1].checksums, 'the run is another one'
 
 
+@pytest.mark.full_size
 @slow
 def test_processes_end_alike_when_one_cannot_read_for_long(trained):
   ended, workdir = cannot_read(trained, 'busy_for_long', 99, 'busy')

@@ -62,10 +62,10 @@ def _moved(found, axis):
 @pytest.mark.parametrize(
   'name',
   [
-    *('v5e:4x4', 'v5p:4x4x4'),
+    'v5p:4x4x4',
     *(
       pytest.param(name, marks=pytest.mark.full_size)
-      for name in ('v4:2x2x1', 'v6e:4x4', 'tpu7x:2x2x1')
+      for name in ('v4:2x2x1', 'v5e:4x4', 'v6e:4x4', 'tpu7x:2x2x1')
     ),
   ],
 )
@@ -117,6 +117,7 @@ def test_slices_do_not_share_a_replica():
     _plan('v5e:4x4', 2)
 
 
+@pytest.mark.full_size
 def test_more_layers_cost_what_a_layer_costs():
   two, four, six = (
     _plan('v5p:2x2x1', model__pattern=f'layer*{n}', data__batch_size=16).costs for n in (2, 4, 6)
@@ -126,6 +127,7 @@ def test_more_layers_cost_what_a_layer_costs():
   assert six.cycles - four.cycles == pytest.approx(four.cycles - two.cycles, rel=0.5)
 
 
+@pytest.mark.full_size
 def test_inputs_of_layers_wait_on_the_host():
   # Enough of them that what the copies need is less than what they save.
   sizes = {'model__pattern': 'layer*8', 'data__batch_size': 64, 'data__sequence_length': 1024}
@@ -154,6 +156,7 @@ def test_layers_without_a_loop():
   assert one_by_one < 0.95 * loop, 'what layers keep is still copied'
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize('remat', ['score_inputs', 'dots', 'full'])
 def test_without_a_loop_as_much_is_computed_again(remat):
   sizes = {'data__batch_size': 64, 'data__sequence_length': 1024, 'train__remat': remat}
@@ -195,6 +198,7 @@ def test_every_kernel_costs_what_its_own_window_does():
   assert found.flops == products * 2 * scores * shape[3]
 
 
+@pytest.mark.full_size
 def test_a_window_costs_less():
   sizes = {'model__pattern': 'layer', 'data__sequence_length': 2048, 'data__batch_size': 4}
   all_of_them = _plan('v5e:2x2', **sizes, quick=True)

@@ -360,6 +360,7 @@ def test_a_full_disk_is_told_and_the_last_good_checkpoint_stays(tmp_path):
   assert 'going on after step 5' in again.stderr and again.returncode == 0, again.stderr[-2000:]
 
 
+@pytest.mark.full_size
 @pytest.mark.slow
 def test_sigterm_saves_and_says_how_to_go_on(tmp_path):
   source = tiny_run.write_corpus(tmp_path / 'corpus')

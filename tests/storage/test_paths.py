@@ -195,6 +195,7 @@ def test_a_command_of_its_own(run, bucket):
   assert f'{url} is trained to step 20 already' in done.stderr
 
 
+@pytest.mark.full_size
 def test_two_processes_share_a_bucket(bucket, source, tmp_path):
   found = []
   for workdir in ('gs://bucket/runs/two', tmp_path / 'run'):

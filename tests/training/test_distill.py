@@ -106,6 +106,7 @@ def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(
   assert meta_of(tmp_path / 'run').checksums == meta_of(student).checksums
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize('changes', [{}, {'optim__accumulation_steps': 2}], ids=['', 'parts'])
 def test_losses_are_the_same_on_a_mesh(make, tmp_path, teacher, monkeypatch, changes):
   options = {'distill__temperature': 2.0, 'train__log_every': 1, 'data__batch_size': 16, **changes}

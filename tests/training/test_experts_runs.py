@@ -79,7 +79,7 @@ _on_one = functools.cache(lambda name: _steps(name, ONE, 20))
 @pytest.mark.parametrize(
   'mesh',
   [
-    pytest.param(MeshConfig(fsdp=2, experts=4), id='experts 4'),
+    pytest.param(MeshConfig(fsdp=2, experts=4), id='experts 4', marks=_FULL_SIZE),
     pytest.param(MeshConfig(fsdp=2, experts=2, tokens=2), id='tokens 2'),
     pytest.param(MeshConfig(fsdp=8), id='fsdp 8', marks=_FULL_SIZE),
     pytest.param(MeshConfig(fsdp=1, experts=2, replica=4), id='experts 2', marks=_FULL_SIZE),
@@ -92,7 +92,10 @@ def test_twenty_steps_agree_on_every_mesh(name, mesh):
   np.testing.assert_allclose(got, want, atol=1e-4)
 
 
-@pytest.mark.parametrize('optimizer', ['adamw', 'muon', 'adafactor', 'lion'])
+@pytest.mark.parametrize(
+  'optimizer',
+  ['muon', *(pytest.param(n, marks=_FULL_SIZE) for n in ('adamw', 'adafactor', 'lion'))],
+)
 def test_every_optimizer_trains_a_mixture(optimizer):
   for name in ('fine-grained', 'sparse'):
     found, state = _steps(name, ONE, 20, optimizer)

@@ -23,7 +23,10 @@ from tokenformer_jax.training import loop
 pytestmark = pytest.mark.slow
 
 RATES = {'muon': 3e-3, 'adafactor': 3e-3, 'lion': 1e-3}
-EACH = pytest.mark.parametrize('name', RATES)
+FULL_SIZE = pytest.mark.full_size
+EACH = pytest.mark.parametrize(
+  'name', ['muon', *(pytest.param(name, marks=FULL_SIZE) for name in ('adafactor', 'lion'))]
+)
 LARGER = {'model__layer__mixer__qkv__tokens': 64, 'model__layer__ffn__tokens': 128}
 KEPT = {'train__keep_checkpoints': 9, 'train__log_every': 1}
 
@@ -130,7 +133,9 @@ def _after_steps(name: str, on: MeshConfig, groups: int = 1) -> dict:
   return paths({name: state[name] for name in ('params', 'opt_state')})
 
 
-@pytest.mark.parametrize(('name', 'groups'), [*((name, 1) for name in RATES), ('muon', 3)])
+@pytest.mark.parametrize(
+  ('name', 'groups'), [('muon', 3), *(pytest.param(name, 1, marks=FULL_SIZE) for name in RATES)]
+)
 def test_a_mesh_computes_what_one_device_does(name, groups):
   want = _after_steps(name, MeshConfig(fsdp=1, tokens=1), groups)
   got = _after_steps(name, MeshConfig(fsdp=4, tokens=2), groups)

@@ -236,6 +236,7 @@ def test_accumulation_changes_the_order_of_sums_only(make):
   )
 
 
+@pytest.mark.full_size
 @pytest.mark.slow
 def test_z_loss_pulls_the_normaliser_to_one(make):
   config = make(optim__z_loss=1.0, train__steps=200)
@@ -296,6 +297,7 @@ def test_a_stop_asked_for_during_an_evaluation_saves_the_step_after_it(
   assert checkpoint.Checkpoints(tmp_path / 'run').steps() == [6], 'the last step is not saved'
 
 
+@pytest.mark.full_size
 @pytest.mark.slow
 def test_chosen_steps_are_profiled_and_programs_are_kept(make, tmp_path, one_device):
   cache, of_tests = tmp_path / 'programs', jax.config.jax_compilation_cache_dir

@@ -116,6 +116,7 @@ def test_a_trained_vit_grows_exactly_with_its_average(whole, tmp_path, one_devic
     assert difference(np.asarray(got), np.asarray(want)) <= 1e-5, f'{name} compute something else'
 
 
+@pytest.mark.full_size
 @SLOW
 def test_an_average_may_begin_and_end_with_a_later_run(whole, tmp_path, one_device):
   shutil.copytree(whole[0], tmp_path / 'run')
