@@ -29,6 +29,8 @@ from tokenformer_jax.grow import state as state_lib
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.steps import step as step_lib
 
+pytestmark = pytest.mark.slow  # because of what is compiled
+
 SLOW = pytest.mark.slow  # because each case compiles two models
 HYPER, NET2NET = GrowConfig(method='hypercloning'), GrowConfig(method='net2net')
 FILL = GrowConfig(method='net2net_fill')

@@ -38,6 +38,8 @@ from tokenformer_jax.model.positions import scale_by_length
 from tokenformer_jax.model.trunk import FROM_START, Context
 from tokenformer_jax.parallel import sharding
 
+pytestmark = pytest.mark.slow  # because of what is compiled
+
 # Computed in float64 by bert4keras and GAU-alpha on random weights; `meta` has their commits.
 GOLDEN = dict(np.load(Path(__file__).parents[1] / 'golden' / 'gau.npz'))
 META = json.loads(str(GOLDEN['meta']))

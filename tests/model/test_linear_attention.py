@@ -27,6 +27,8 @@ from tokenformer_jax.model.positions import Rotary
 from tokenformer_jax.model.trunk import Context
 from tokenformer_jax.parallel import sharding
 
+pytestmark = pytest.mark.slow  # because of what is compiled
+
 GOLDEN = np.load(tiny_run.ROOT / 'tests/golden/rope.npz')
 FEATURES = ('elu', 'relu', 'softplus')
 ROTARY = RotaryConfig(fraction=0.5, layout='interleaved')

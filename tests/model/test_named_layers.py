@@ -18,6 +18,8 @@ from tokenformer_jax.model.params import Params
 from tokenformer_jax.model.trunk import Context, Inputs
 from tokenformer_jax.parallel import sharding
 
+pytestmark = pytest.mark.slow  # because of what is compiled
+
 MODEL = two_kinds(tied_head=False)
 IDS = np.random.default_rng(0).integers(0, 64, (8, 24), np.int32)
 GROUPS = {'local_0': (1, 3), 'layer_1': (2, 4), 'local_2': (5,)}  # the depths of each stack

@@ -13,6 +13,8 @@ from tokenformer_jax.config import BiasBalanceConfig, ModelConfig, RouterConfig
 from tokenformer_jax.model import dispatch, router
 from tokenformer_jax.model.params import define
 
+pytestmark = pytest.mark.slow  # because of what is compiled
+
 GOLDEN = Path(__file__).parents[1] / 'golden'
 SWITCH = np.load(GOLDEN / 'switch.npz')  # by google/flaxformer: see its `meta`
 DEEPSEEK = np.load(GOLDEN / 'deepseekmoe.npz')  # by deepseek-ai/ESFT
