@@ -80,8 +80,8 @@ def test_flags_of_clusters_are_understood_and_mistakes_are_named():
     assert len(options) == len(flags.split()), 'a flag of docs/data.md is lost'
   for flags, found in {
     '--runner=Flinck': 'Unexpected pipeline runner: Flinck',
-    '--direct_workers=2': '--direct_workers is no flag of the DirectRunner',
-    'DirectRunner': 'DirectRunner is no flag',
+    '--direct_workers=2': '--direct_workers is not a flag of the DirectRunner',
+    'DirectRunner': 'DirectRunner is not a flag',
   }.items():
     with pytest.raises(UserError, match=found):
       beam.read_options(flags)

@@ -49,7 +49,7 @@ def read_options(flags: str) -> 'PipelineOptions':
     unknown += [f'--{name}' for name in given if name not in options.get_all_options()]
   if unknown:
     raise UserError(
-      f'--beam is {flags!r}, and {unknown[0]} is no flag of the {runner}; write flags as '
+      f'--beam is {flags!r}, and {unknown[0]} is not a flag of the {runner}; write flags as '
       '--NAME=VALUE, and see docs/data.md'
     )
   return options

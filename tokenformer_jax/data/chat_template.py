@@ -241,7 +241,7 @@ def _compile(source: str, name: str) -> 'jinja2.Template':
 
 
 class _RefusalError(Exception):
-  """What `raise_exception` raises in a template."""
+  """A template refuses messages by `raise_exception`."""
 
 
 def _raise(message: str) -> None:

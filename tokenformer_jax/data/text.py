@@ -201,8 +201,8 @@ def open_source(
 
   Several are separated by ' + ', and their documents come one source after another.
   The document is in the field `text_field` of a row or an example; for `CHAT` the row is a
-  conversation. Messages call the source
-  `setting`. `splits` are splits of a set in order of preference; the first existing one is read.
+  conversation. Messages call the source `setting`. `splits` are splits of a set in order of
+  preference; the first existing one is read.
 
   Raises:
     UserError: the spec has another form, matches nothing, or matches a table or an archive.
