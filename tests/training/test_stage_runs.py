@@ -1,7 +1,8 @@
-"""Runs whose batches change over steps: masks, a mixture and stages together, resumed anywhere."""
+"""Runs of masks, stages and a mixture of text and conversations together, resumed anywhere."""
 
 import contextlib
 import dataclasses
+import json
 import shutil
 
 import jax
@@ -41,12 +42,14 @@ STAGES = {
 
 
 def staged(texts, weights=None, **changes) -> config_lib.Config:
-  """The config of a tiny run on two corpora with stages."""
+  """The config of a tiny run on text, `a`, and conversations, `b`, with stages."""
   config = tiny_run.config('stdlib', texts / 'cache', **{**STAGES, **changes})
   weights = weights or {'a': {'weight': 0.75}, 'b': {'weight': 0.25}}
-  sources = {
-    name: SourceConfig(source=f'files:{texts}/{name}/*.txt', **own) for name, own in weights.items()
+  of = {
+    'a': {'source': f'files:{texts}/a/*.txt'},
+    'b': {'source': f'files:{texts}/b.jsonl', 'rows': 'chat'},
   }
+  sources = {name: SourceConfig(**of[name], **own) for name, own in weights.items()}
   return dataclasses.replace(
     config, data=dataclasses.replace(config.data, mixture=Sources(sources))
   )
@@ -55,10 +58,12 @@ def staged(texts, weights=None, **changes) -> config_lib.Config:
 @pytest.fixture(scope='module')
 def texts(tmp_path_factory):
   root = tmp_path_factory.mktemp('texts')
-  for name in 'ab':
-    tiny_run.write_corpus(root / name)
-  for file in (root / 'b').iterdir():
-    file.write_text(file.read_text().upper())
+  tiny_run.write_corpus(root / 'a')
+  rows = [
+    {'prompt': f'What is in {file.name}?', 'response': file.read_text().upper()}
+    for file in sorted((root / 'a').iterdir())
+  ]
+  (root / 'b.jsonl').write_text('\n'.join(map(json.dumps, rows)))
   return root
 
 
@@ -116,6 +121,7 @@ def test_a_run_resumed_at_any_step_has_the_batches_of_an_unbroken_one(
     source = (tmp_path / 'varying',)
   every = batches_of(begin(config, tmp_path / 'new'))
   assert len(every) == STEPS and len({*(batch.shape for batch in every)}) == (2 if varying else 3)
+  assert any((batch < -1).any() for batch in every), 'no token of a question is without loss'
   for step in (1, 4, 5, CHANGE - 1, CHANGE, CHANGE + 1, STEPS - 1):
     folder = broken(source, tmp_path, step)
     for ours, theirs in zip(batches_of(begin(config, folder)), every[step:], strict=True):
