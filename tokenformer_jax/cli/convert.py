@@ -1,21 +1,24 @@
-r"""Turn released TokenFormer weights into a run of ours, and back, tensor by tensor.
+r"""Turn released TokenFormer weights or a popular model into a run of ours, and back.
 
   tokenformer convert to-jax --source=pytorch_model.bin --target=RUN
       [--tokenizer=tokenizer.json|bytes|RUN] [--heads=N] [--rotary_fraction=F] [--sequence_length=N]
       [--score=l2_norm_gelu|gelu_l2_norm|softmax] [--allow_nonfinite]
   tokenformer convert to-jax --source=CHECKPOINT --target=RUN [--zoom_dim=N] …
+  tokenformer convert to-jax --source=FOLDER --target=RUN [--tokenizer=…] [--sequence_length=N]
+      [--allow_nonfinite]
   tokenformer convert to-torch --source=RUN[@STEP] --target=model.safetensors
       [--dtype=float32|float16|bfloat16] [--allow_nonfinite]
   tokenformer convert layout --source=RUN[@STEP] --target=RUN
       --layout=half_split|interleaved
 
 The source of to-jax is a .bin or .safetensors file, the .index.json of a sharded set, a directory
-with one of them, or an Orbax checkpoint of the released TPU code. You can generate from the new
-work directory, grow it, train on and evaluate it. It holds parameters only; the optimizer's moments
+with one of them, or an Orbax checkpoint of the released TPU code; or a folder in the layout of
+`transformers`, whose config.json says what its model computes: docs/transformers.md has a table of
+the families. You can generate from the new work directory, grow it, train on and evaluate it. It holds parameters only; the optimizer's moments
 start at zero. to-torch writes a safetensors file, which safetensors.torch.load_file reads, and the
 tokenizer to a tokenizer.json beside it, where to-jax looks for one.
 
-Weights do not record the score function, the number of heads, or the rotated part of each head. The
+Released weights do not record the score function, the number of heads, or the rotated part of each head. The
 command prints its assumptions about them; flags change them.
 
 layout writes a run that computes the same with the other rotary layout, and continues at the step
@@ -26,7 +29,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -38,6 +41,7 @@ from tokenformer_jax.cli import main as cli
 from tokenformer_jax.cli.flag_uses import Use
 from tokenformer_jax.config import Config, DataConfig, MeshConfig, ModelConfig, RotaryConfig
 from tokenformer_jax.convert import (
+  hub,
   released_torch,
   released_tpu,
   rotary_layout,
@@ -75,15 +79,16 @@ def to_jax(
   rotary_fraction: float | None = None,
   score: str = _SCORE,
   zoom_dim: int | None = None,
-  sequence_length: int = 2048,
+  sequence_length: int | None = None,
   allow_nonfinite: bool = False,
 ) -> Config:
-  """Make a work directory, with a checkpoint of step 0, from released weights; return its config.
+  """Make a work directory, with a checkpoint of step 0, from weights; return its config.
 
-  The source is a path for `tensor_files.find`, or an Orbax checkpoint (`released_tpu`), which has
-  no `rotary_fraction`; only an Orbax checkpoint has a `zoom_dim`. `infer_model` of `released_torch`
+  The source is a folder in the hub's layout (`hub`), which none of the other options but
+  `tokenizer` are for, a path for `tensor_files.find`, or an Orbax checkpoint (`released_tpu`),
+  which has no `rotary_fraction`; only an Orbax checkpoint has a `zoom_dim`. `infer_model` of `released_torch`
   and `released_tpu` explains both, `heads` and `score`; `vocabulary.find` explains `tokenizer`. The
-  model does not depend on `sequence_length`. `allow_nonfinite` accepts weights that are NaN or
+  model does not depend on `sequence_length`, by default 2048 or the fewer positions of a folder. `allow_nonfinite` accepts weights that are NaN or
   infinite, with a message.
 
   Raises:
@@ -92,15 +97,28 @@ def to_jax(
       remains then.
   """
   files.check_target(target)
-  model, weights = _find(source, heads, rotary_fraction, score, zoom_dim)
+  if is_folder := hub.is_folder(source):
+    given = {
+      'heads': heads,
+      'rotary_fraction': rotary_fraction,
+      'zoom_dim': zoom_dim,
+      'score': None if score == _SCORE else score,
+    }
+    model, weights = _find_folder(source, given)
+  else:
+    model, weights = _find(source, heads, rotary_fraction, score, zoom_dim)
   spec, loaded = vocabulary.find(tokenizer, source)
   if loaded.size > model.vocab_size:
     raise UserError(
       f'the tokenizer {spec} has {loaded.size} token ids, and the embedding {model.vocab_size} '
       'rows; name the tokenizer of this model by --tokenizer'
     )
+  most = model.max_length if is_folder else 2048
+  sequence_length = sequence_length or min(2048, most)
+  if not is_folder:
+    model = dataclasses.replace(model, max_length=sequence_length)
   config = Config(
-    model=dataclasses.replace(model, max_length=sequence_length),
+    model=model,
     data=DataConfig(tokenizer=spec, sequence_length=sequence_length),
   )
   config_lib.resolve(config_lib.to_config_dict(config))
@@ -118,6 +136,21 @@ class _Weights(NamedTuple):
 
   params: Params  # The leaves are `checkpoint.Deferred`.
   numbers: Callable[[], Iterator[tuple[str, np.ndarray]]]  # in chunks, with the tensor's name
+
+
+def _find_folder(source: Path, given: Mapping[str, Any]) -> tuple[ModelConfig, _Weights]:
+  """Return the model of a folder in the hub's layout, and its weights."""
+  for name, value in given.items():
+    if value is not None:
+      raise UserError(
+        f'--{name} has no meaning for {source}, whose config.json says it; leave it out'
+      )
+  folder = hub.find(source)
+  messages.say(
+    f'{source} is a {folder.family.architecture}'
+    + (f'; not read, because not known: {", ".join(folder.unread)}' if folder.unread else '')
+  )
+  return folder.model, _Weights(hub.deferred(folder), lambda: hub.numbers(folder))
 
 
 def _find(
@@ -284,7 +317,12 @@ def define_flags() -> None:
     'A tokenizer.json, bytes, or the run (DIR or DIR@STEP) whose tokenizer to take. Default: the '
     'tokenizer.json beside the source.',
   )
-  flags.DEFINE_integer('sequence_length', 2048, 'For later training.', lower_bound=1)
+  flags.DEFINE_integer(
+    'sequence_length',
+    None,
+    'For later training. Default: 2048, or the fewer positions of a folder.',
+    lower_bound=1,
+  )
   flags.DEFINE_bool('allow_nonfinite', False, 'Accept weights that are NaN or infinite.')
   flags.DEFINE_enum('dtype', 'float32', tensor_files.DTYPES, 'The dtype of the written tensors.')
   flags.DEFINE_enum('layout', None, rotary_layout.LAYOUTS, 'The rotary layout to change to.')
@@ -318,6 +356,10 @@ def main(argv: Sequence[str]) -> None:
     model = to_jax(paths.local(values.source), target, **options).model
   else:
     model = to_torch(values.source, target, **options)
+  if not config_lib.pattentions(model):  # from a folder in the hub's layout
+    messages.say(f'{model.depth} layers, width {model.width}, {model.layer.mixer.heads} heads')
+    _say_written(target)
+    return
   mixer, score = model.layer.mixer, model.layer.ffn.score.kind
   rotary = mixer.positions
   rotated = rotary.fraction if isinstance(rotary, RotaryConfig) else 0

@@ -51,6 +51,7 @@ class ParallelConfig:
 
   gains: bool = key(True, 'learn the gains of the branches; without, all are 1')
   skip: bool = key(False, 'add both branches to x')
+  two_norms: bool = key(False, 'the feed-forward part has a norm of its own, of x (GPT-NeoX)')
 
 
 WIRINGS = table(PreNormConfig, PostNormConfig, SkiplessConfig, ParallelConfig)

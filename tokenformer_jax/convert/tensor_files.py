@@ -17,7 +17,7 @@ import math
 import os
 import struct
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -37,6 +37,11 @@ DTYPES = {
 SUFFIXES = ('.bin', '.safetensors')
 
 _SAFETENSORS = {'float32': 'F32', 'float16': 'F16', 'bfloat16': 'BF16'}
+_ITEM_BYTES = {
+  code: bytes_
+  for bytes_, codes in {1: 'BOOL U8 I8', 2: 'F16 BF16 I16', 4: 'F32 I32', 8: 'F64 I64'}.items()
+  for code in codes.split()
+}
 _MOST_TABLE_BYTES = 2**21  # 400 tensors take about 60 kB
 _MOST_AXES = 8
 _LONGEST_NAME = 256
@@ -82,11 +87,12 @@ class Tensor(NamedTuple):
       yield self._replace(offset=offset, shape=(min(_CHUNK, size - first),)).read()
 
 
-def find(source: Path) -> dict[str, Tensor]:
+def find(source: Path, skipped: Callable[[str], bool] = lambda name: False) -> dict[str, Tensor]:
   """Return every tensor of a file, a sharded set or a directory, by name.
 
   The source is a `.bin` or `.safetensors` file, the `.index.json` of a sharded set, or a directory
-  with one of them. An index is preferred to a file, and safetensors to PyTorch's format.
+  with one of them. An index is preferred to a file, and safetensors to PyTorch's format. Tensors of
+  safetensors whose names are `skipped` are left out, whatever their dtype.
 
   Raises:
     UserError: the file does not exist, is damaged, or has another format.
@@ -96,9 +102,9 @@ def find(source: Path) -> dict[str, Tensor]:
   if not source.is_file():
     raise UserError(f'{source} is not a file or directory; name a .bin or .safetensors file')
   if source.name.endswith('.index.json'):
-    return _sharded(source)
+    return _sharded(source, skipped)
   try:
-    return _safetensors(source) if source.suffix == '.safetensors' else _pytorch(source)
+    return _safetensors(source, skipped) if source.suffix == '.safetensors' else _pytorch(source)
   except OSError as error:
     raise UserError(f'{source} cannot be read ({error.strerror or error})') from error
 
@@ -117,7 +123,7 @@ def _in_directory(directory: Path) -> Path:
   )
 
 
-def _sharded(index: Path) -> dict[str, Tensor]:
+def _sharded(index: Path, skipped: Callable[[str], bool]) -> dict[str, Tensor]:
   try:
     if index.stat().st_size > _MOST_TABLE_BYTES:
       raise ValueError(f'more than {_MOST_TABLE_BYTES} bytes')
@@ -136,7 +142,7 @@ def _sharded(index: Path) -> dict[str, Tensor]:
     )
   tensors: dict[str, Tensor] = {}
   for shard in shards:
-    for name, tensor in find(index.with_name(shard)).items():
+    for name, tensor in find(index.with_name(shard), skipped).items():
       if weight_map.get(name) != shard:
         place = f'puts into {weight_map[name]}' if name in weight_map else 'does not name'
         raise UserError(
@@ -144,7 +150,7 @@ def _sharded(index: Path) -> dict[str, Tensor]:
         )
       tensors[name] = tensor
   for name, shard in weight_map.items():
-    if name not in tensors:
+    if name not in tensors and not skipped(name):
       raise UserError(
         f'{index} puts the tensor {name} into {shard}, which does not hold it; fetch the whole set '
         'again'
@@ -162,7 +168,7 @@ def _reason(error: BaseException) -> str:
   return f'{type(error).__name__}: {ascii(text)[1:-1]:.160}'
 
 
-def _safetensors(path: Path) -> dict[str, Tensor]:
+def _safetensors(path: Path, skipped: Callable[[str], bool]) -> dict[str, Tensor]:
   try:
     with safe_open(path, framework='numpy') as file:
       entries = {name: file.get_slice(name) for name in file.offset_keys()}
@@ -181,6 +187,9 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
       shape = _shape(sizes)
     except ValueError as error:
       raise UserError(f'{path} has a tensor that cannot be read ({_reason(error)})') from error
+    if skipped(name) and code in _ITEM_BYTES:
+      offset += math.prod(shape) * _ITEM_BYTES[code]
+      continue
     if code not in dtypes:
       raise UserError(_wrong_dtype(path, name, code))
     # The library refuses a file whose tensors overlap, or do not fill it from the table to its end.

@@ -40,7 +40,8 @@ class Block(nnx.Module):
     pre_norm    y = x + mixer(norm(x)), then y + ffn(norm(y))         TokenFormer, eq. 6-7
     post_norm   y = norm(x + mixer(x)), then norm(y + ffn(y))
     skipless    y = β mixer(norm(x)), then α y + β' ffn(norm(y))      SAS
-    parallel    β mixer(norm(x)) + β' ffn(norm(x)), with one norm     SAS-P; with `skip` added to x
+    parallel    β mixer(norm(x)) + β' ffn(norm(x)), with one norm     SAS-P; with `skip` added to x;
+                                                            with `two_norms` one for each
 
   SAS and SAS-P are the Simplified Transformer Blocks (He & Hofmann 2023, arXiv 2311.01906). Their
   gains are learned; without gains α = β = β' = 1. Without a feed-forward part the block is the
@@ -60,7 +61,7 @@ class Block(nnx.Module):
     has_ffn = config.ffn.kind != 'none'
     norm = functools.partial(make_norm, model=model, rngs=rngs)
     self.attention_norm = norm(config.norm)
-    has_ffn_norm = has_ffn and config.wiring.kind != 'parallel'
+    has_ffn_norm = has_ffn and getattr(config.wiring, 'two_norms', True)
     self.ffn_norm = norm(config.norm_of_ffn) if has_ffn_norm else None
     mixer = pkgutil.resolve_name(MIXERS[config.mixer.kind])
     self.attention = mixer(config.mixer, model, causal=causal, compute=compute, rngs=rngs)
@@ -115,7 +116,9 @@ class Block(nnx.Module):
     y_BxTxD = constrain(y_BxTxD, 'batch', None, None)
     if self.ffn is None:
       return y_BxTxD, cache, aux
-    if not parallel:
+    if parallel and self.wiring.two_norms:
+      normed_BxTxD = normed(self.ffn_norm, x_BxTxD)
+    elif not parallel:
       normed_BxTxD = y_BxTxD if post_norm else normed(self.ffn_norm, y_BxTxD)
     added, ffn_aux = apply(self.ffn, normed_BxTxD, context, inputs)
     added, aux = gained(self.ffn_gain, _scaled(added, inputs, 1)), add_aux(aux, ffn_aux)

@@ -1,0 +1,68 @@
+"""Read the keys of a config.json in the hub's layout, with one sentence for what does not fit."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from tokenformer_jax.errors import UserError
+
+
+class Keys:
+  """The keys of a config.json. Each is read once; those never read can be listed.
+
+  A key that is null counts as absent, as it does in `transformers`.
+  """
+
+  def __init__(self, values: Mapping[str, Any], where: str):
+    self._values = {name: value for name, value in values.items() if value is not None}
+    self._where, self._read = where, set()
+
+  def get(self, name: str, default: Any = None) -> Any:
+    """Return the value of any type of a key."""
+    self._read.add(name)
+    return self._values.get(name, default)
+
+  def whole(self, name: str, default: int | None = None) -> int:
+    """Return a positive integer; without a default the key must be there."""
+    value = self.get(name, default)
+    if value is None:
+      raise UserError(f'{self._where} has no {name}, a positive integer; fetch the file again')
+    if type(value) is not int or not 0 < value < 2**31:
+      raise self.refusal(name, 'a positive integer')
+    return value
+
+  def number(self, name: str, default: float) -> float:
+    """Return a number above 0."""
+    value = self.get(name, default)
+    if type(value) not in (int, float) or not 0 < value < float('inf'):
+      raise self.refusal(name, 'a number above 0')
+    return float(value)
+
+  def flag(self, name: str, default: bool) -> bool:
+    """Return true or false."""
+    value = self.get(name, default)
+    if type(value) is not bool:
+      raise self.refusal(name, 'true or false')
+    return value
+
+  def choice(self, name: str, allowed: Mapping[str, str], default: str) -> str:
+    """Return our name for one of the values of a key."""
+    value = self.get(name, default)
+    if not isinstance(value, str) or value not in allowed:
+      raise self.refusal(name, ' or '.join(sorted(allowed)))
+    return allowed[value]
+
+  def only(self, name: str, *allowed: Any) -> None:
+    """Check that a key is absent or has an allowed value: with another one the model differs."""
+    if name in self._values and self.get(name) not in allowed:
+      raise self.refusal(name, ' or '.join(map(repr, allowed)) or 'absent')
+
+  def refusal(self, name: str, allowed: str) -> UserError:
+    """Return the error for a value that we cannot convert."""
+    value = repr(self._values.get(name))
+    return UserError(
+      f'{self._where} has {name}={value:.80}, which cannot be converted; it must be {allowed}'
+    )
+
+  def unread(self, ignored: Collection[str]) -> list[str]:
+    """Return the keys that were not read and are not among those that change nothing."""
+    return sorted(set(self._values) - self._read - set(ignored))
