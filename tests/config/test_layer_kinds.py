@@ -131,7 +131,7 @@ wirings = (
   st.builds(PreNormConfig)
   | st.builds(PostNormConfig)
   | st.builds(SkiplessConfig, st.booleans())
-  | st.builds(ParallelConfig, st.booleans(), st.booleans())
+  | st.builds(ParallelConfig, st.booleans(), st.booleans(), st.booleans())
 )
 layers = st.builds(
   LayerConfig,

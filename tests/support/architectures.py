@@ -65,7 +65,7 @@ MODELS = {
   'skipless, tokens': simplified(SkiplessConfig(), dense=False),
   'parallel, tokens, no norm': simplified(ParallelConfig(), dense=False, norm='none'),
   'parallel with skip': _with_layer(
-    tiny_model(tied_head=False), wiring=ParallelConfig(gains=False, skip=True)
+    tiny_model(tied_head=False), wiring=ParallelConfig(gains=False, skip=True, two_norms=True)
   ),
   'skips and norms': _with_layer(
     with_mixer(tiny_model(tied_head=False), shaped=True, value_skip=True, proj_skip=True),

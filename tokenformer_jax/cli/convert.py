@@ -12,14 +12,15 @@ r"""Turn released TokenFormer weights or a popular model into a run of ours, and
       --layout=half_split|interleaved
 
 The source of to-jax is a .bin or .safetensors file, the .index.json of a sharded set, a directory
-with one of them, or an Orbax checkpoint of the released TPU code; or a folder in the layout of
-`transformers`, whose config.json says what its model computes: docs/transformers.md has a table of
-the families. You can generate from the new work directory, grow it, train on and evaluate it. It holds parameters only; the optimizer's moments
-start at zero. to-torch writes a safetensors file, which safetensors.torch.load_file reads, and the
-tokenizer to a tokenizer.json beside it, where to-jax looks for one.
+with one of them, an Orbax checkpoint of the released TPU code, or a folder in the layout of
+transformers, whose config.json says what its model computes: docs/transformers.md lists the
+families. You can generate from the new work directory, grow it, train on and evaluate it. It holds
+parameters only; the optimizer's moments start at zero. to-torch writes a safetensors file, which
+safetensors.torch.load_file reads, and the tokenizer to a tokenizer.json beside it, where to-jax
+looks for one.
 
-Released weights do not record the score function, the number of heads, or the rotated part of each head. The
-command prints its assumptions about them; flags change them.
+Released weights do not record the score function, the number of heads, or the rotated part of each
+head. The command prints its assumptions about them; flags change them.
 
 layout writes a run that computes the same with the other rotary layout, and continues at the step
 of the source.
@@ -84,12 +85,12 @@ def to_jax(
 ) -> Config:
   """Make a work directory, with a checkpoint of step 0, from weights; return its config.
 
-  The source is a folder in the hub's layout (`hub`), which none of the other options but
-  `tokenizer` are for, a path for `tensor_files.find`, or an Orbax checkpoint (`released_tpu`),
-  which has no `rotary_fraction`; only an Orbax checkpoint has a `zoom_dim`. `infer_model` of `released_torch`
-  and `released_tpu` explains both, `heads` and `score`; `vocabulary.find` explains `tokenizer`. The
-  model does not depend on `sequence_length`, by default 2048 or the fewer positions of a folder. `allow_nonfinite` accepts weights that are NaN or
-  infinite, with a message.
+  The source is a path for `tensor_files.find`, an Orbax checkpoint (`released_tpu`), which has no
+  `rotary_fraction`, or a folder in the hub's layout (`hub`), which has no `score` or `heads`
+  either; only an Orbax checkpoint has a `zoom_dim`. `infer_model` of `released_torch` and
+  `released_tpu` explains these; `vocabulary.find` explains `tokenizer`. The model does not depend
+  on `sequence_length`, by default 2048 or the fewer positions of a folder. `allow_nonfinite`
+  accepts weights that are NaN or infinite, with a message.
 
   Raises:
     UserError: `tensor_files.find` or `infer_model` refuses the source, a weight is not finite, the

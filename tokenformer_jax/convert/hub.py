@@ -23,8 +23,7 @@ from tokenformer_jax.runs import checkpoint
 _CONFIG = 'config.json'
 _MOST_BYTES = 2**20
 # Keys of a config.json that do not change what a trained model computes.
-_IGNORED = frozenset(
-  """
+_IGNORED = """
   architectures model_type torch_dtype dtype transformers_version _name_or_path tokenizer_class
   use_cache bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id initializer_range
   attention_dropout hidden_dropout classifier_dropout attn_pdrop embd_pdrop resid_pdrop
@@ -32,10 +31,8 @@ _IGNORED = frozenset(
   summary_type summary_use_proj task_specific_params gradient_checkpointing pretraining_tp n_ctx
   reorder_and_upcast_attn output_attentions output_hidden_states output_router_logits return_dict
   router_aux_loss_coef router_jitter_noise id2label label2id problem_type chunk_size_feed_forward
-  finetuning_task max_window_layers sliding_window
-  rope_theta is_decoder tie_encoder_decoder
-  """.split()
-)
+  finetuning_task max_window_layers sliding_window rope_theta is_decoder tie_encoder_decoder
+"""
 
 
 class Folder(NamedTuple):
@@ -103,7 +100,7 @@ def find(source: Path) -> Folder:
   tensors = tensor_files.find(source, skipped=lambda name: name.endswith(family.stored))
   tensors = _named(tensors, family)
   _check(tensors, model, family)
-  return Folder(family, model, tensors, keys.unread(_IGNORED))
+  return Folder(family, model, tensors, keys.unread(_IGNORED.split()))
 
 
 def _family(values: Mapping[str, Any], file: Path) -> Family:

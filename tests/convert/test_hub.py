@@ -1,0 +1,134 @@
+"""Folders in the hub's layout without transformers: there and back, and what is refused."""
+
+import hashlib
+import json
+
+import hub_folders
+import jax
+import numpy as np
+import pytest
+import released
+
+from tokenformer_jax.cli import convert
+from tokenformer_jax.config import PattentionConfig
+from tokenformer_jax.convert import families, hub, tensor_files
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.model.params import Params
+
+
+def _read(folder):
+  """The arrays of a folder as our parameters."""
+  return jax.tree.map(lambda leaf: leaf.read(), hub.deferred(folder), is_leaf=_is_deferred)
+
+
+def _is_deferred(leaf):
+  return hasattr(leaf, 'read')
+
+
+def _at(params: Params, path):
+  for key in path:
+    params = params[key]
+  return params
+
+
+@pytest.mark.parametrize('kind', hub_folders.KEYS)
+def test_a_model_goes_back_as_it_came(tmp_path, kind):
+  source = hub_folders.write(tmp_path / 'source', kind)
+  folder = hub.find(source)
+  assert not folder.unread
+  family = families.match(folder.model)
+  assert family is folder.family, 'the model is taken for one of another family'
+  params = _read(folder)
+  back = tmp_path / 'back'
+  back.mkdir()
+  hub.write(back, folder.model, family, lambda path: _at(params, path))
+  digests = [
+    hashlib.sha256((path / 'model.safetensors').read_bytes()).hexdigest() for path in (source, back)
+  ]
+  assert digests[0] == digests[1], 'tensors changed'
+  assert hub.find(back).model == folder.model, 'config.json describes another model'
+
+
+def test_a_model_of_parameter_tokens_is_of_no_family():
+  model = hub.ModelConfig(vocab_size=64, max_length=32)
+  assert isinstance(model.layer.ffn, PattentionConfig)
+  assert families.match(model) is None
+
+
+def test_names_without_prefix_and_stored_masks(tmp_path):
+  """Files of the first GPT-2 have neither a prefix nor a head, and hold masks as bytes."""
+  source = hub_folders.write(tmp_path / 'source', 'gpt2')
+  wanted = _read(hub.find(source))
+  file = source / 'model.safetensors'
+  tensors = {n.removeprefix('transformer.'): t.read() for n, t in tensor_files.find(file).items()}
+  names = sorted([*tensors, 'h.0.attn.bias'])
+  header, blobs, end = {}, [], 0
+  for name in names:
+    blob = tensors[name].tobytes() if name in tensors else bytes(3)
+    code, shape = ('F32', tensors[name].shape) if name in tensors else ('U8', (1, 1, 3))
+    header[name] = {'dtype': code, 'shape': shape, 'data_offsets': [end, end + len(blob)]}
+    blobs.append(blob)
+    end += len(blob)
+  text = json.dumps(header).encode()
+  file.write_bytes(len(text).to_bytes(8, 'little') + text + b''.join(blobs))
+  jax.tree.map(np.testing.assert_array_equal, _read(hub.find(source)), wanted)
+
+
+REFUSED = {
+  'an unknown architecture': ('llama', {'architectures': ['BertModel']}, "'BertModel'"),
+  'no size': ('llama', {'hidden_size': None}, 'has no hidden_size'),
+  'a size that is none': ('llama', {'num_hidden_layers': '2'}, "num_hidden_layers='2'"),
+  'heads that do not fit': ('llama', {'num_attention_heads': 3}, 'num_attention_heads=3'),
+  'code of its author': ('llama', {'auto_map': {'AutoModel': 'x.Y'}}, 'which is never run'),
+  'quantized': ('llama', {'quantization_config': {'bits': 4}}, 'quantization_config='),
+  'a rotation that we lack': ('llama', {'rope_scaling': {'type': 'dynamic'}}, "'dynamic'"),
+  'an activation that we lack': ('llama', {'hidden_act': 'mish'}, "hidden_act='mish'"),
+  'kinds of layers that we lack': ('qwen2', {'layer_types': ['linear'] * 2}, 'layer_types='),
+  'scores by layer': (
+    'gpt2',
+    {'scale_attn_by_inverse_layer_idx': True},
+    'scale_attn_by_inverse_layer_idx=True',
+  ),
+  'no such rotation': ('gpt_neox', {'rotary_pct': 0.1}, 'rotary_pct=0.1'),
+  'more layers than tensors': ('llama', {'num_hidden_layers': 3}, 'layers.2.'),
+  'fewer layers than tensors': ('llama', {'num_hidden_layers': 1}, 'layers.1.'),
+  'another shape': ('llama', {'intermediate_size': 32}, 'it must be [32, 16]'),
+}
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_refused_with_a_sentence(tmp_path, name):
+  kind, changes, sentence = REFUSED[name]
+  source = hub_folders.write(tmp_path / 'source', kind, **changes)
+  with pytest.raises(UserError) as refused:
+    convert.to_jax(source, tmp_path / 'run')
+  assert sentence in str(refused.value)
+  assert not (tmp_path / 'run').exists()
+
+
+def test_a_tokenizer_that_does_not_fit(tmp_path):
+  source = hub_folders.write(tmp_path / 'source')
+  released.write_tokenizer(source, 70)
+  with pytest.raises(UserError, match='has 70 token ids, and the embedding 64 rows'):
+    convert.to_jax(source, tmp_path / 'run')
+
+
+def test_a_missing_shard(tmp_path):
+  source = hub_folders.write(tmp_path / 'source')
+  names = dict.fromkeys(tensor_files.find(source), 'gone.safetensors')
+  (source / 'model.safetensors.index.json').write_text(json.dumps({'weight_map': names}))
+  with pytest.raises(UserError, match='gone'):
+    convert.to_jax(source, tmp_path / 'run')
+
+
+def test_an_option_that_config_json_has(tmp_path):
+  source = hub_folders.write(tmp_path / 'source')
+  with pytest.raises(UserError, match='--heads has no meaning'):
+    convert.to_jax(source, tmp_path / 'run', heads=2)
+
+
+def test_unknown_keys_are_named_and_sizes_fit(tmp_path, capsys):
+  source = hub_folders.write(tmp_path / 'source', some_new_key=3)
+  config = convert.to_jax(source, tmp_path / 'run')
+  assert 'not read, because not known: some_new_key' in capsys.readouterr().err
+  assert config.data.sequence_length == 32, 'longer than the positions of the model'

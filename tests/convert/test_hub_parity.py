@@ -1,0 +1,133 @@
+"""Models of transformers as runs: the same logits and texts, and back bit for bit."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from tokenformer_jax.convert import families, hub, tensor_files
+from tokenformer_jax.decoding import decode
+from tokenformer_jax.model.compute import DEFAULT
+from tokenformer_jax.model.lm import define_lm
+
+transformers = pytest.importorskip('transformers')
+torch = pytest.importorskip('torch')
+pytestmark = pytest.mark.slow
+
+_VOCAB = {'vocab_size': 96, 'bos_token_id': 0, 'eos_token_id': None, 'pad_token_id': 0}
+_NEOX = {
+  **_VOCAB,
+  'hidden_size': 32,
+  'intermediate_size': 48,
+  'num_hidden_layers': 2,
+  'num_attention_heads': 4,
+  'max_position_embeddings': 64,
+}
+_LLAMA = {**_NEOX, 'num_key_value_heads': 4}
+_GPT2 = {**_VOCAB, 'n_embd': 32, 'n_layer': 2, 'n_head': 4, 'n_positions': 64}
+MODELS = {
+  'llama': ('LlamaConfig', _LLAMA, {}),
+  'llama, other options': (
+    'LlamaConfig',
+    _LLAMA,
+    {
+      'attention_bias': True,
+      'mlp_bias': True,
+      'tie_word_embeddings': True,
+      'hidden_act': 'gelu_pytorch_tanh',
+      'rope_parameters': {'rope_type': 'default', 'rope_theta': 5e5},
+    },
+  ),
+  'mistral': ('MistralConfig', _LLAMA, {'sliding_window': 5}),
+  'qwen2': ('Qwen2Config', _LLAMA, {}),
+  'qwen2, windows': (
+    'Qwen2Config',
+    _LLAMA,
+    {'use_sliding_window': True, 'sliding_window': 5, 'max_window_layers': 1},
+  ),
+  'mixtral': ('MixtralConfig', _LLAMA, {'num_local_experts': 4, 'sliding_window': 6}),
+  'gpt2': ('GPT2Config', _GPT2, {}),
+  'gpt2, other options': (
+    'GPT2Config',
+    _GPT2,
+    {'n_inner': 48, 'activation_function': 'relu', 'tie_word_embeddings': False},
+  ),
+  'gpt_neox': ('GPTNeoXConfig', _NEOX, {'rotary_pct': 0.5}),
+  'gpt_neox, other options': (
+    'GPTNeoXConfig',
+    _NEOX,
+    {'use_parallel_residual': False, 'attention_bias': False, 'rotary_pct': 1.0},
+  ),
+}
+
+
+@pytest.fixture(scope='module', params=MODELS)
+def both(request, tmp_path_factory):
+  """A model of transformers, its folder, and our model and parameters."""
+  name, keys, changes = MODELS[request.param]
+  torch.manual_seed(0)
+  config = getattr(transformers, name)(**keys, **changes)
+  theirs = transformers.AutoModelForCausalLM.from_config(config).eval()
+  with torch.no_grad():
+    for parameter in theirs.parameters():  # Biases and scales other than at the start.
+      parameter.add_(0.1 * torch.randn_like(parameter))
+  directory = tmp_path_factory.mktemp('hub')
+  theirs.save_pretrained(directory, max_shard_size='20KB')
+  folder = hub.find(directory)
+  params = jax.tree.map(
+    lambda leaf: leaf.read(), hub.deferred(folder), is_leaf=lambda leaf: hasattr(leaf, 'read')
+  )
+  return theirs, directory, folder, params
+
+
+def test_logits(both):
+  theirs, _, folder, params = both
+  ids = np.random.default_rng(0).integers(0, 96, (2, 24))
+  with torch.no_grad():
+    wanted = theirs(torch.tensor(ids)).logits.numpy()
+  definition = define_lm(folder.model)
+  got = jax.jit(lambda params, ids: definition.bind(params)(ids)[0])(params, ids)
+  assert np.std(wanted) > 0.1, 'the model computes almost nothing'
+  np.testing.assert_allclose(got, wanted, atol=1e-5, err_msg='the converted model is another one')
+  assert not folder.unread, 'the folder has keys that are not known'
+
+
+def test_texts_of_a_batch_with_left_padding(both):
+  theirs, _, folder, params = both
+  rng = np.random.default_rng(1)
+  prompts = [rng.integers(1, 96, length).tolist() for length in (3, 11, 7)]
+  padded = [[0] * (11 - len(prompt)) + prompt for prompt in prompts]
+  mask = [[0] * (11 - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+  how = {'max_new_tokens': 12, 'do_sample': False}
+  with torch.no_grad():
+    wanted = theirs.generate(torch.tensor(padded), attention_mask=torch.tensor(mask), **how)
+  decoder = decode.Decoder(folder.model, dataclasses.replace(DEFAULT, dtype='float32'))
+  greedy = dataclasses.replace(decode.sampling.DEFAULT, temperature=0.0)
+  requests = [decode.Request(prompt, 12, greedy) for prompt in prompts]
+  got = decoder(decoder.prepare(params), requests)
+  for ours, row in zip(got, wanted[:, 11:].tolist(), strict=True):
+    assert ours.tolist() == row, 'the cache or the padding changes the text'
+
+
+def test_back_bit_for_bit(both, tmp_path):
+  theirs, directory, folder, params = both
+  family = families.match(folder.model)
+  assert family is not None, 'the model is of no family'
+
+  def read(path):
+    array = params
+    for key in path:
+      array = array[key]
+    return array
+
+  hub.write(tmp_path, folder.model, family, read)
+  source, back = (tensor_files.find(path) for path in (directory, tmp_path))
+  assert set(source) == set(back), 'names changed'
+  for name, tensor in source.items():
+    np.testing.assert_array_equal(back[name].read(), tensor.read(), err_msg=name)
+  loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+  ids = torch.arange(20)[None]
+  with torch.no_grad():
+    difference = (loaded.eval()(ids).logits - theirs(ids).logits).abs().max()
+  assert difference < 1e-5, 'config.json describes another model'

@@ -1,0 +1,55 @@
+"""Tiny folders in the hub's layout, written without transformers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import released
+
+from tokenformer_jax.convert import families, hub
+from tokenformer_jax.convert.hub_keys import Keys
+from tokenformer_jax.model.lm import define_lm
+
+_LLAMA = {
+  'vocab_size': 64,
+  'hidden_size': 16,
+  'intermediate_size': 24,
+  'num_hidden_layers': 2,
+  'num_attention_heads': 2,
+  'max_position_embeddings': 32,
+}
+_GPT2 = {'vocab_size': 64, 'n_embd': 16, 'n_layer': 2, 'n_head': 2, 'n_positions': 32}
+KEYS = {
+  'llama': _LLAMA,
+  'mistral': {**_LLAMA, 'sliding_window': 5},
+  'qwen2': {
+    **_LLAMA,
+    'use_sliding_window': True,
+    'sliding_window': 5,
+    'max_window_layers': 1,
+    'tie_word_embeddings': True,
+  },
+  'mixtral': {**_LLAMA, 'num_local_experts': 3},
+  'gpt2': _GPT2,
+  'gpt_neox': {**_LLAMA, 'rotary_pct': 0.5},
+}
+
+
+def write(folder: Path, kind: str = 'llama', **changes: Any) -> Path:
+  """Writes a folder of random parameters, with changes of its config.json; None drops a key."""
+  family = families.FAMILIES[kind]
+  model = family.to_model(Keys(KEYS[kind], 'the test'))
+  rng = np.random.default_rng(0)
+  arrays = {
+    tuple(key.key for key in path): rng.normal(size=leaf.shape).astype(np.float32)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(define_lm(model).abstract)
+  }
+  folder.mkdir(parents=True)
+  hub.write(folder, model, family, arrays.__getitem__)
+  released.write_tokenizer(folder)
+  values = {'architectures': [family.architecture], 'model_type': kind, **KEYS[kind], **changes}
+  values = {key: value for key, value in values.items() if value is not None}
+  (folder / 'config.json').write_text(json.dumps(values))
+  return folder
