@@ -4,8 +4,8 @@ r"""Turn released TokenFormer weights or a popular model into a run of ours, and
       [--tokenizer=tokenizer.json|bytes|RUN] [--heads=N] [--rotary_fraction=F] [--sequence_length=N]
       [--score=l2_norm_gelu|gelu_l2_norm|softmax] [--allow_nonfinite]
   tokenformer convert to-jax --source=CHECKPOINT --target=RUN [--zoom_dim=N] …
-  tokenformer convert to-jax --source=FOLDER --target=RUN [--tokenizer=…] [--sequence_length=N]
-      [--allow_nonfinite]
+  tokenformer convert to-jax --source=FOLDER --target=RUN
+      [--tokenizer=…] [--sequence_length=N] [--allow_nonfinite]
   tokenformer convert to-torch --source=RUN[@STEP] --target=model.safetensors
       [--dtype=float32|float16|bfloat16] [--allow_nonfinite]
   tokenformer convert layout --source=RUN[@STEP] --target=RUN
