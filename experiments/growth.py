@@ -113,6 +113,7 @@ class Size:
   tokens: int = 1
   layers: int = 1
   groups: int = 0  # from scratch, in as many equal groups of tokens
+  beside: bool = False  # a Transformer keeps its width, and has tokens beside its matrices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +125,10 @@ class Arm:
   grow: Changes = dataclasses.field(default_factory=dict)
   stages: tuple[tuple[float, Size], ...] = ()  # (point, size); (): one growth at POINT
   part: float = 1
+
+
+def _tokens(count: int) -> dict[str, Any]:
+  return {'kind': 'pattention', 'tokens': count}
 
 
 def _grown(method: str, **changes: Any) -> dict[str, Any]:
@@ -148,6 +153,7 @@ ARMS = {
   'net2net': Arm('transformer', grow=_grown('net2net', grow__noise=0.01)),
   'hypercloning': Arm('transformer', grow=_grown('hypercloning', grow__noise=0.01)),
   'transformer, depth, copies': Arm('transformer', Size(1, 4), {'grow__place': 'copies'}),
+  'transformer, group': Arm('transformer', Size(4, beside=True), _grown('group')),
   'muon, no growth': Arm('muon', Size()),
   'muon, group': Arm('muon', grow=_grown('group')),
   'muon, tokens and depth, copies': Arm('muon', Size(2, 2), _grown('group', grow__place='copies')),
@@ -224,10 +230,14 @@ class Plan:
       for projection in (mixer.qkv, mixer.proj, layer.ffn):
         projection.groups = f'{projection.tokens // size.groups}*{size.groups}'
     if KINDS[kind].dense:
-      width = round(scale.dense_width * size.tokens**0.5)
+      width = round(scale.dense_width * (1 if size.beside else size.tokens**0.5))
       c.model.width, mixer.heads, layer.norm = width, width // scale.dense_head, 'affine'
       mixer.qkv = mixer.proj = {'kind': 'dense'}
       layer.ffn = {'kind': 'mlp'}
+      if size.beside:  # Tokens have 2 D entries each: D / 2 of them are a matrix of D × D.
+        added = (size.tokens - 1) * width // 2
+        mixer.qkv = mixer.proj = {'kind': 'dense', 'beside': _tokens(added)}
+        layer.ffn = {'kind': 'mlp', 'beside': _tokens(8 * added)}
     # Values a quarter as large as by default suit short runs of every kind.
     depth = scale.layers * size.layers
     c.model.init.output_std = 0.5 / (depth * c.model.width**0.5)

@@ -33,7 +33,7 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.config import groups as chosen
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import groups, parts, state
+from tokenformer_jax.grow import groups, merging, parts, state
 from tokenformer_jax.model import group_trees
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.pattention import pattention
@@ -206,8 +206,8 @@ def _merged():
   lineage, model = parts.extraction(meta, directory, [])
   added = parts.extract(_trained(2), model, lineage[-1])['params']
   extracted = _meta(lineage, model, 'added_tokens')
-  after = parts.merged_model(SPECIALIST, extracted, KEEP)
-  return after, parts.merge(_trained(1), added, SPECIALIST, KEEP), extracted
+  after = merging.merged_model(SPECIALIST, extracted, KEEP)
+  return after, merging.merge(_trained(1), added, SPECIALIST, KEEP), extracted
 
 
 def test_merged_groups_stay_groups():
@@ -260,9 +260,9 @@ def test_extract_then_merge_is_the_grown_model(numbers):
   added = parts.extract(_trained(1), SPECIALIST, lineage[-1], numbers)['params']
   extracted = _meta(lineage, model, 'added_tokens')
   assert parts.additions(extracted, HERE) == [['/first']]
-  parts.check_not_twice(_meta(), pathlib.Path('/base'), extracted, pathlib.Path('/added'))
-  assert parts.merged_model(BASE, extracted, KEEP) == SPECIALIST
-  merged = parts.merge(_base(), added, BASE, KEEP)
+  merging.check_not_twice(_meta(), pathlib.Path('/base'), extracted, pathlib.Path('/added'))
+  assert merging.merged_model(BASE, extracted, KEEP) == SPECIALIST
+  merged = merging.merge(_base(), added, BASE, KEEP)
   assert_same(merged['params'], _trained(1)['params'], 'extracted and merged')
 
 
@@ -306,8 +306,8 @@ OF_ZERO_KEYS = _meta((_born('grow', '/base', BASE, 'zero_keys'),), ZERO_KEYS, 'a
   ids=['one norm', 'a whole model', 'groups into one', 'into the norm', 'out of a norm'],
 )
 def test_where_merged_tokens_go(ours, added, ffn):
-  assert _sizes(parts.merged_model(ours, added, KEEP))['ffn'] == ffn
-  got = token_counts(parts.merged_model(ours, added, KEEP))
+  assert _sizes(merging.merged_model(ours, added, KEEP))['ffn'] == ffn
+  got = token_counts(merging.merged_model(ours, added, KEEP))
   want = {name: n + parts.added_counts(added)[name] for name, n in token_counts(ours).items()}
   assert got == want
 
@@ -315,19 +315,19 @@ def test_where_merged_tokens_go(ours, added, ffn):
 def test_a_scale_of_tokens_that_join_is_compared_with_their_group():
   resized = _grown(BASE, by_name(32, 48, 64), GrowConfig(method='random', scale='resize'))
   added = _meta((_born('grow', '/base', BASE, 'random'),), resized, 'added_tokens')
-  own = parts.own_groups(BASE, added)
-  assert 'qkv 32 there and 24 here' in parts.other_scale(BASE, resized, own)
-  own = parts.own_groups(SPECIALIST, added)
+  own = merging.own_groups(BASE, added)
+  assert 'qkv 32 there and 24 here' in merging.other_scale(BASE, resized, own)
+  own = merging.own_groups(SPECIALIST, added)
   assert own['qkv'] == (TokenGroup(8, 32),), 'a group of its own has another scale'
-  assert parts.other_scale(SPECIALIST, resized, own) is None
+  assert merging.other_scale(SPECIALIST, resized, own) is None
 
 
 def test_groups_are_not_resized_by_a_merge():
   with pytest.raises(UserError, match='--scale=resize is for tokens that join a group'):
-    parts.merged_model(SPECIALIST, _whole(BASE), GrowConfig(scale='resize'))
+    merging.merged_model(SPECIALIST, _whole(BASE), GrowConfig(scale='resize'))
   other = tiny_model(score='softmax')
   with pytest.raises(UserError, match=r"score\.kind is 'l2_norm_gelu' in the source and 'softmax'"):
-    parts.check_mergeable(SPECIALIST, _grown(other, by_name(32, 48, 64)))
+    merging.check_mergeable(SPECIALIST, _grown(other, by_name(32, 48, 64)))
 
 
 # The lineage

@@ -18,7 +18,7 @@ from outcomes import assert_close, paths
 from tiny import tiny_model, with_tokens
 
 from tokenformer_jax.config import GrowConfig, OptimConfig
-from tokenformer_jax.grow import grown_model, parts, widen
+from tokenformer_jax.grow import grown_model, merging, parts, widen
 from tokenformer_jax.model import group_trees
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.steps import statistics
@@ -142,7 +142,7 @@ def test_a_merge_adds_tokens_without_a_momentum(name):
   added = with_tokens(MODEL, qkv=4, proj=4, ffn=8)
   total = with_tokens(MODEL, qkv=28, proj=44, ffn=56)
   tokens = {'blocks': params_of(added)['blocks']}
-  merged = parts.merge(_state(name), tokens, MODEL, KEEP)
+  merged = merging.merge(_state(name), tokens, MODEL, KEEP)
   _assert_fits(merged, name, total)
 
 

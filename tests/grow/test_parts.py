@@ -38,7 +38,7 @@ from tokenformer_jax.config import (
   TrainConfig,
 )
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import grown_model, parts, verify
+from tokenformer_jax.grow import grown_model, merging, parts, verify
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
 from tokenformer_jax.steps import step as step_lib
@@ -83,7 +83,7 @@ def _trained(source: ModelConfig = SOURCE, target: ModelConfig = TARGET):
 @SLOW
 def test_frozen_training_then_extract_and_merge_gives_the_trained_model():
   added = parts.extract(_trained(), TARGET, BORN)['params']
-  merged = parts.merge(state_of(SOURCE), added, SOURCE, KEEP)
+  merged = merging.merge(state_of(SOURCE), added, SOURCE, KEEP)
   assert_same(merged['params'], _trained()['params'], 'merged into the base')
   keys = paths(added)['blocks/ffn/keys']
   assert keys.shape == (2, 16, 32) and keys.any(axis=-1).all(), 'the added tokens did not train'
@@ -92,7 +92,7 @@ def test_frozen_training_then_extract_and_merge_gives_the_trained_model():
 @SLOW
 def test_merged_tokens_have_no_moments_and_the_others_keep_theirs():
   added = parts.extract(_trained(), TARGET, BORN)['params']
-  merged = adam(parts.merge(state_of(SOURCE), added, SOURCE, KEEP))
+  merged = adam(merging.merge(state_of(SOURCE), added, SOURCE, KEEP))
   old, new = paths(adam(state_of(SOURCE)).mu), paths(merged.mu)
   np.testing.assert_array_equal(new['blocks/ffn/keys'][:, :48], old['blocks/ffn/keys'])
   assert not new['blocks/ffn/keys'][:, 48:].any(), 'moments of merged tokens are not zero'
@@ -118,7 +118,7 @@ def test_remove_after_frozen_training_gives_the_base(source, target):
 
 def test_two_models_merge_into_one_with_the_tokens_of_both():
   other = state_of(SOURCE, seed=5)
-  merged = parts.merge(state_of(SOURCE), other['params'], SOURCE, KEEP)
+  merged = merging.merge(state_of(SOURCE), other['params'], SOURCE, KEEP)
   total = grown_model(SOURCE, by_name(48, 80, 96), KEEP)
   assert jax.tree.map(jnp.shape, merged['params']) == jax.tree.map(
     lambda a: a.shape, define_lm(total).abstract
@@ -155,19 +155,19 @@ def test_two_models_merge_into_one_with_the_tokens_of_both():
 )
 def test_models_that_do_not_merge(theirs, sentence):
   with pytest.raises(UserError, match=sentence):
-    parts.check_mergeable(SOURCE, theirs)
+    merging.check_mergeable(SOURCE, theirs)
 
 
 def test_models_that_merge():
-  assert parts.check_mergeable(SOURCE, dataclasses.replace(TARGET, max_length=64)) is None
+  assert merging.check_mergeable(SOURCE, dataclasses.replace(TARGET, max_length=64)) is None
   with pytest.raises(UserError, match='is a Transformer, which has no parameter tokens to merge'):
-    parts.check_mergeable(tiny_model(**DENSE), SOURCE)
+    merging.check_mergeable(tiny_model(**DENSE), SOURCE)
 
 
 def test_another_scale_of_the_added_tokens_is_said():
-  assert parts.other_scale(SOURCE, TARGET) is None, 'a growth that kept the scale is said not to'
+  assert merging.other_scale(SOURCE, TARGET) is None, 'a growth that kept the scale is said not to'
   resized = grown_model(SOURCE, LARGER, GrowConfig('zero_keys', scale='resize'))
-  said = parts.other_scale(SOURCE, resized)
+  said = merging.other_scale(SOURCE, resized)
   assert 'qkv 32 there and 24 here, proj 48 there and 40 here' in said
 
 
@@ -241,7 +241,7 @@ def test_where_tokens_come_from(meta, runs):
 )
 def test_no_tokens_are_merged_twice(source, run, added, added_run, sentence):
   with pytest.raises(UserError, match=sentence):
-    parts.check_not_twice(source, pathlib.Path(run), added, pathlib.Path(added_run))
+    merging.check_not_twice(source, pathlib.Path(run), added, pathlib.Path(added_run))
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_no_tokens_are_merged_twice(source, run, added, added_run, sentence):
   ids=['the base', 'removed before', 'a second specialist', 'beside its own', 'strangers'],
 )
 def test_tokens_that_a_run_does_not_have_may_be_merged(source, run, added, added_run):
-  parts.check_not_twice(source, pathlib.Path(run), added, pathlib.Path(added_run))
+  merging.check_not_twice(source, pathlib.Path(run), added, pathlib.Path(added_run))
 
 
 @pytest.mark.parametrize('action', ['grow', 'merge'])

@@ -14,7 +14,7 @@ from growing import IDS, STEP, UPDATES, difference, grow, logits, params_of, sta
 from tiny import tiny_model
 
 from tokenformer_jax.config import Config, GrowConfig
-from tokenformer_jax.grow import grown_model, parts, verify
+from tokenformer_jax.grow import grown_model, merging, parts, verify
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
 
 GROUP, JOIN = GrowConfig(), GrowConfig(method='zero_keys')
@@ -56,7 +56,10 @@ def test_two_specialists_merge_into_the_sum_of_what_each_added():
   want = base
   for seed in (3, 4):
     tokens, meta = _added(seed)
-    state, model = parts.merge(state, tokens, model, GROUP), parts.merged_model(model, meta, GROUP)
+    state, model = (
+      merging.merge(state, tokens, model, GROUP),
+      merging.merged_model(model, meta, GROUP),
+    )
     want = want + _logits(SPECIAL, _specialist(seed)) - base
   assert difference(want, base) > 0.1, 'the specialists add nothing'
   assert difference(_logits(model, state), want) < 1e-5, 'not the sum of what each adds'

@@ -39,7 +39,7 @@ from tokenformer_jax.config import (
   token_counts,
 )
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import grown_model, importance, inexact, parts, table, verify
+from tokenformer_jax.grow import grown_model, importance, inexact, merging, parts, table, verify
 from tokenformer_jax.grow import state as state_lib
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.parallel import sharding
@@ -183,7 +183,7 @@ def test_extract_merge_and_remove_are_inverse():
     for module in modules
     for array in ('keys', 'values')
   }, 'something else than the added tokens was taken out'
-  merged = parts.merge(base, added, MODEL, ZERO_KEYS)
+  merged = merging.merge(base, added, MODEL, ZERO_KEYS)
   assert_same(merged['params'], grown['params'], 'extracted and merged')
   removed = parts.remove(grown, TARGET, MODEL, ZERO_KEYS)
   assert_same(removed['params'], base['params'], 'grown and removed')
@@ -266,8 +266,8 @@ def test_growth_of_one_layer_is_exact_whatever_the_score_of_the_others():
 def test_only_models_of_the_same_variants_merge():
   other = dataclasses.replace(MODEL, variants=Layers({'local': tiny_model(window=4).layer}))
   with pytest.raises(UserError, match=r'model\.variants\.local\.\S+ is .* in the source and'):
-    parts.check_mergeable(MODEL, other)
-  assert parts.check_mergeable(MODEL, TARGET) is None
+    merging.check_mergeable(MODEL, other)
+  assert merging.check_mergeable(MODEL, TARGET) is None
 
 
 def test_the_table_has_a_row_for_every_projection():

@@ -66,6 +66,7 @@ from tokenformer_jax.config.projections import (
   counts_as_text,
   former_names,
   is_of_experts,
+  matrices,
   named_counts,
   pattentions,
   projection_path,

@@ -211,10 +211,11 @@ def _check_experts(experts: ExpertsConfig, path: str) -> None:
     )
   if isinstance(expert, MLPConfig) and expert.bias:
     raise UserError(f'{path}.expert.bias is True, and experts have no biases; set it to False')
-  if isinstance(expert, PattentionConfig) and expert.groups:
+  tokens, at = (expert.beside, '.beside') if isinstance(expert, MLPConfig) else (expert, '')
+  if isinstance(tokens, PattentionConfig) and tokens.groups:
     raise UserError(
-      f'{path}.expert.groups is {expert.groups!r}, and each expert is one group already; leave it '
-      'out'
+      f'{path}.expert{at}.groups is {tokens.groups!r}, and the tokens of each expert are one group '
+      'already; leave it out'
     )
   if isinstance(balance, LossBalanceConfig):
     if experts.count % balance.devices:

@@ -7,12 +7,15 @@ import dataclasses
 from typing import ClassVar
 
 from tokenformer_jax.config.fields import key, one_of, table
-from tokenformer_jax.config.pattention import PattentionConfig
+from tokenformer_jax.config.pattention import NoProjectionConfig, PattentionConfig, beside
 
 
 @dataclasses.dataclass(frozen=True)
 class MLPConfig:
-  """φ(x W₁) W₂: the Transformer's, with GELU as φ; or, gated, (φ(x W₃) ⊙ x W₁) W₂."""
+  """φ(x W₁) W₂: the Transformer's, with GELU as φ; or, gated, (φ(x W₃) ⊙ x W₁) W₂.
+
+  Parameter tokens can be beside it: Σ_g Θ_g(x K_gᵀ) V_g is added.
+  """
 
   kind: ClassVar[str] = 'mlp'
 
@@ -24,6 +27,7 @@ class MLPConfig:
     choices=('gelu', 'gelu_tanh', 'relu', 'silu'),
   )
   gated: bool = key(False, 'multiply by a gate φ(x W₃); with SiLU this is SwiGLU')
+  beside: NoProjectionConfig | PattentionConfig = beside('that of the MLP')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,18 @@ from collections.abc import Callable, Collection, Sequence
 
 from tokenformer_jax.config.model import ModelConfig
 from tokenformer_jax.config.optim import OptimConfig, frozen_groups
-from tokenformer_jax.config.pattention import TokenGroup, token_groups, with_groups
-from tokenformer_jax.config.projections import former_names, pattentions, with_pattentions
+from tokenformer_jax.config.pattention import (
+  NoProjectionConfig,
+  TokenGroup,
+  token_groups,
+  with_groups,
+)
+from tokenformer_jax.config.projections import (
+  beside_matrices,
+  former_names,
+  pattentions,
+  with_pattentions,
+)
 from tokenformer_jax.errors import UserError
 
 Choice = Callable[[int], Sequence[int]]
@@ -105,12 +115,15 @@ def choose(model: ModelConfig, choice: Choice) -> ModelConfig:
   """Return the model with the chosen groups of each projection.
 
   Raises:
-    UserError: a projection would keep no group.
+    UserError: a projection would keep no group and has no matrix.
   """
-  changed = {}
+  changed, beside = {}, beside_matrices(model)
   for name, projection in pattentions(model).items():
     groups = token_groups(projection)
     chosen = [groups[i - 1] for i in choice(len(groups))]
+    if not chosen and name in beside:
+      changed[name] = NoProjectionConfig()
+      continue
     if not chosen:
       raise UserError(
         f'{name} would keep none of its groups of parameter tokens, of which it has {len(groups)}; '

@@ -13,6 +13,13 @@ from tokenformer_jax.config import pattern as pattern_lib
 from tokenformer_jax.config.feed_forward import ExpertsConfig, NoFeedForwardConfig
 from tokenformer_jax.config.layer import LayerConfig
 from tokenformer_jax.config.model import BASE, Layers, ModelConfig
+from tokenformer_jax.config.pattention import NoProjectionConfig
+from tokenformer_jax.config.projections import (
+  beside_matrices,
+  matrices,
+  pattentions,
+  with_pattentions,
+)
 from tokenformer_jax.errors import UserError
 
 T = TypeVar('T')
@@ -120,6 +127,18 @@ def named_layers(model: ModelConfig) -> dict[str, LayerConfig]:
 def copies_dense(ffn: ExpertsConfig) -> bool:
   """Return whether each expert is a copy of a dense part, which nothing else continues."""
   return isinstance(ffn.shared, NoFeedForwardConfig)
+
+
+def with_first_tokens(source: ModelConfig, target: ModelConfig) -> ModelConfig:
+  """Return the source with the target's tokens beside matrices that have none in the source."""
+  new = pattentions(target)
+  return with_pattentions(source, {name: new[name] for name in matrices(source) if name in new})
+
+
+def without_first_tokens(source: ModelConfig, target: ModelConfig) -> ModelConfig:
+  """Return the target without tokens beside matrices that have none in the source."""
+  bare = {*matrices(source)} & {*beside_matrices(target)}
+  return with_pattentions(target, dict.fromkeys(bare, NoProjectionConfig()))
 
 
 def old_expert_counts(source: ModelConfig, target: ModelConfig) -> dict[str, tuple[int, int]]:

@@ -4,12 +4,12 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Iterable
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from tokenformer_jax.config.fields import key, one_of, table
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, nearest
 
-_GROUP = re.compile(r'([0-9]{1,13})(?::([0-9]{1,13}))?(?:\*([0-9]{1,4}))?')
+_GROUP = re.compile(r'([0-9]{1,13})(?::([0-9]{0,13}))?(?::([a-z0-9_]{1,40}))?(?:\*([0-9]{1,4}))?')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,51 +21,72 @@ class ScoreConfig:
   # changes no other weight.
   zero_at_zero: ClassVar[bool] = False
 
+
+@dataclasses.dataclass(frozen=True)
+class _NormedScore(ScoreConfig):
   row_epsilon: float = key(
     0.0, 'added to the norm of scores; the released TPU code has 1e-5', least=0
   )
 
 
+_GELU = key('exact', 'the exact function or its approximation by tanh', choices=('exact', 'tanh'))
+
+
 @dataclasses.dataclass(frozen=True)
-class _GELUScore(ScoreConfig):
+class _GELUNormScore(_NormedScore):
   zero_at_zero = True
 
-  gelu: str = key(
-    'exact', 'the exact function or its approximation by tanh', choices=('exact', 'tanh')
-  )
+  gelu: str = _GELU
 
 
-class L2NormGELU(_GELUScore):
+class L2NormGELU(_GELUNormScore):
   """GELU(τ A / ‖A‖₂), the score of the TokenFormer."""
 
   kind = 'l2_norm_gelu'
 
 
-class GELUL2Norm(_GELUScore):
+class GELUL2Norm(_GELUNormScore):
   """τ GELU(A) / ‖GELU(A)‖₂ (TokenFormer, Table 4)."""
 
   kind = 'gelu_l2_norm'
 
 
-class GELUL1Norm(_GELUScore):
+class GELUL1Norm(_GELUNormScore):
   """τ² GELU(A) / ‖GELU(A)‖₁ (TokenFormer, Table 4)."""
 
   kind = 'gelu_l1_norm'
 
 
-class SoftmaxScore(ScoreConfig):
+class SoftmaxScore(_NormedScore):
   """τ² exp(A) / ‖exp(A)‖₁ (TokenFormer, Table 4)."""
 
   kind = 'softmax'
 
 
-class ExpL2Norm(ScoreConfig):
+class ExpL2Norm(_NormedScore):
   """τ exp(A) / ‖exp(A)‖₂."""
 
   kind = 'exp_l2_norm'
 
 
-SCORES = table(L2NormGELU, GELUL2Norm, GELUL1Norm, SoftmaxScore, ExpL2Norm)
+@dataclasses.dataclass(frozen=True)
+class GELUScore(ScoreConfig):
+  """GELU(A): parameter tokens are the two matrices of a Transformer's MLP, word for word."""
+
+  kind = 'gelu'
+  zero_at_zero = True
+
+  gelu: str = _GELU
+
+
+class LinearScore(ScoreConfig):
+  """A itself: N tokens whose values begin at zero are LoRA of rank N (arXiv 2106.09685)."""
+
+  kind = 'linear'
+  zero_at_zero = True
+
+
+SCORES = table(L2NormGELU, GELUL2Norm, GELUL1Norm, SoftmaxScore, ExpL2Norm, GELUScore, LinearScore)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +105,7 @@ class PattentionConfig:
   groups: str = key(
     '',
     "tokens of each group with a norm of its own, as in '576 1728' or '64*4', or with the τ² of "
-    "each, as in '576:576 1728:1728'. '': one group",
+    "each, as in '576:576 1728:1728', and a score of its own, as in '576 64::gelu'. '': one group",
   )
 
 
@@ -93,6 +114,7 @@ class TokenGroup(NamedTuple):
 
   tokens: int
   reference: int  # τ² of their score
+  score: str = ''  # the kind of their score, if it is not the projection's
 
 
 def token_groups(config: PattentionConfig, where: str = '') -> tuple[TokenGroup, ...]:
@@ -108,13 +130,19 @@ def token_groups(config: PattentionConfig, where: str = '') -> tuple[TokenGroup,
   groups = []
   for part in config.groups.split():
     match = _GROUP.fullmatch(part)
-    tokens, reference, count = match.groups(default='') if match else ('0', '', '')
+    tokens, reference, score, count = match.groups(default='') if match else ('0', '', '', '')
     if not int(tokens) or count == '0':
       raise UserError(
-        f'{where}groups={config.groups!r} has {part!r}; a group is TOKENS or TOKENS:REFERENCE, and '
-        "*N repeats it, for example '576:576 1728:1728' or '64*4'"
+        f'{where}groups={config.groups!r} has {part!r}; a group is TOKENS, TOKENS:REFERENCE or '
+        "TOKENS:REFERENCE:SCORE, and *N repeats it, for example '576:576 1728:1728' or '64*4'"
       )
-    groups += [TokenGroup(int(tokens), int(reference or 0) or int(tokens))] * int(count or 1)
+    if score and score not in SCORES:
+      raise UserError(
+        f'{where}groups={config.groups!r} has the score {score!r}{nearest(score, SCORES)}'
+      )
+    own = '' if score == config.score.kind else score
+    group = TokenGroup(int(tokens), int(reference or 0) or int(tokens), own)
+    groups += [group] * int(count or 1)
   total = sum(group.tokens for group in groups)
   if total != config.tokens:
     raise UserError(
@@ -133,12 +161,18 @@ def with_groups(config: PattentionConfig, groups: Iterable[TokenGroup]) -> Patte
   """Return a projection with these groups of tokens."""
   groups = tuple(groups)
   total = sum(group.tokens for group in groups)
+  if len({group.score for group in groups}) == 1 and groups[0].score:
+    config = dataclasses.replace(config, score=SCORES[groups[0].score]())
+  groups = tuple(
+    group._replace(score='') if group.score == config.score.kind else group for group in groups
+  )
   if len(groups) == 1:
     return dataclasses.replace(config, tokens=total, reference=groups[0].reference, groups='')
   text = []
   for group, equal in itertools.groupby(groups):
     count = len(list(equal))
-    text.append(f'{group.tokens}:{group.reference}' + (f'*{count}' if count > 1 else ''))
+    score = f':{group.score}' if group.score else ''
+    text.append(f'{group.tokens}:{group.reference}{score}' + (f'*{count}' if count > 1 else ''))
   return dataclasses.replace(config, tokens=total, reference=0, groups=' '.join(text))
 
 
@@ -157,22 +191,30 @@ def resized(config: PattentionConfig, tokens: int) -> PattentionConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class DenseConfig:
-  """A projection by a matrix: the Transformer's."""
-
-  kind: ClassVar[str] = 'dense'
-
-  bias: bool = key(False, 'add a bias')
-
-
-PROJECTIONS = table(PattentionConfig, DenseConfig)
-
-
-@dataclasses.dataclass(frozen=True)
 class NoProjectionConfig:
-  """The input itself in the place of a projection."""
+  """No projection: the input itself, or no parameter tokens beside a matrix."""
 
   kind: ClassVar[str] = 'none'
 
 
+def beside(what: str) -> Any:
+  """Return a field for the parameter tokens whose output is added to that of `what`."""
+  variants = table(NoProjectionConfig, PattentionConfig)
+  return one_of(NoProjectionConfig(), variants, f'parameter tokens whose output is added to {what}')
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseConfig:
+  """A projection by a matrix, the Transformer's, and by parameter tokens beside it.
+
+  y = x W + b + Σ_g Θ_g(x K_gᵀ) V_g
+  """
+
+  kind: ClassVar[str] = 'dense'
+
+  bias: bool = key(False, 'add a bias')
+  beside: NoProjectionConfig | PattentionConfig = beside('that of the matrix')
+
+
+PROJECTIONS = table(PattentionConfig, DenseConfig)
 MAYBE_PROJECTIONS = table(PattentionConfig, DenseConfig, NoProjectionConfig)

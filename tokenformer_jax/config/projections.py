@@ -2,15 +2,19 @@
 
 The name of a projection of `model.layer` is its place: `qkv`, `proj`, `ffn`; `ffn.shared` and
 `ffn.expert` in a layer with experts. In another layer the name starts with the layer's name:
-`local.ffn`. Growth and the planner use these names.
+`local.ffn`. Tokens beside a matrix have the name of its projection. Growth and the planner use
+these names.
 """
 
 from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
+from tokenformer_jax.config.feed_forward import MLPConfig
 from tokenformer_jax.config.layer import LayerConfig, map_parts, parts
 from tokenformer_jax.config.model import BASE, ModelConfig, layer_path, used_layers
 from tokenformer_jax.config.pattention import (
+  DenseConfig,
+  NoProjectionConfig,
   PattentionConfig,
   resized,
   token_groups,
@@ -39,7 +43,7 @@ def _places(model: ModelConfig) -> Iterator[tuple[str, str, PattentionConfig]]:
 
 def _name(layer: str, path: str) -> str:
   """Return the name of the projection at a path inside a layer."""
-  own = path.removeprefix('mixer.')
+  own = path.removeprefix('mixer.').removesuffix('.beside')
   return own if layer == BASE else f'{layer}.{own}'
 
 
@@ -61,12 +65,35 @@ def former_names(name: str, present: Container[str]) -> tuple[str, ...]:
   return (name, short, *(f'{short}{end}' for end in ends))
 
 
-def with_pattentions(model: ModelConfig, changed: Mapping[str, PattentionConfig]) -> ModelConfig:
-  """Return the model with some of its `pattentions` replaced, by name."""
+def matrices(model: ModelConfig) -> tuple[str, ...]:
+  """Return the names of the projections by matrices that have no tokens beside them."""
+  return tuple(
+    _name(layer, path)
+    for layer, config in used_layers(model).items()
+    for path, part in parts(config)
+    if isinstance(part, DenseConfig | MLPConfig) and isinstance(part.beside, NoProjectionConfig)
+  )
+
+
+def beside_matrices(model: ModelConfig) -> tuple[str, ...]:
+  """Return the names of the projections whose tokens are beside a matrix."""
+  return tuple(name for name, path, _ in _places(model) if path.endswith('.beside'))
+
+
+def with_pattentions(
+  model: ModelConfig, changed: Mapping[str, PattentionConfig | NoProjectionConfig]
+) -> ModelConfig:
+  """Return the model with some of its `pattentions` replaced, by name.
+
+  A matrix gets tokens beside it if it has none, and loses them to a `NoProjectionConfig`.
+  """
 
   def replaced(name: str, layer: LayerConfig) -> LayerConfig:
     def other(path: str, part: Any) -> Any:
-      return changed.get(_name(name, path), part) if isinstance(part, PattentionConfig) else part
+      is_beside = path.endswith('.beside') and isinstance(part, NoProjectionConfig)
+      if not (isinstance(part, PattentionConfig) or is_beside):
+        return part
+      return changed.get(_name(name, path), part)
 
     return map_parts(layer, other)
 
@@ -112,16 +139,16 @@ def named_counts(model: ModelConfig, given: Mapping[str, int], where: str) -> di
   Raises:
     UserError: the model has no parameter tokens, or no projection of that name.
   """
-  counts = token_counts(model)
+  counts = dict.fromkeys(matrices(model), 0) | token_counts(model)
   if not counts:
-    raise UserError(f'{where} counts parameter tokens, and this model has none')
+    raise UserError(f'{where} counts parameter tokens, and this model has no place for them')
   short = _short_names(model)
   for name in sorted(given, key=lambda name: name.count('.')):  # the exact names last
     matches = [known for known in counts if name in (known, short[known])]
     if not matches:
       raise UserError(f'{where} names {name!r}{nearest(name, count_names(model))}')
     counts |= dict.fromkeys(matches, given[name])
-  return counts
+  return {name: count for name, count in counts.items() if count}
 
 
 def count_names(model: ModelConfig) -> list[str]:
@@ -136,5 +163,5 @@ def _short_names(model: ModelConfig) -> dict[str, str]:
     _name(layer, path): _name(BASE, path)
     for layer, config in used_layers(model).items()
     for path, part in parts(config)
-    if isinstance(part, PattentionConfig)
+    if isinstance(part, PattentionConfig | DenseConfig | MLPConfig)
   }

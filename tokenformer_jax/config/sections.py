@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from tokenformer_jax.config import conditions, fields
 from tokenformer_jax.config.fields import Named, key
+from tokenformer_jax.config.pattention import SCORES
 from tokenformer_jax.errors import UserError
 
 
@@ -357,6 +358,13 @@ class GrowConfig:
     "the values of new tokens. '': zero for group, init for the others",
     choices=('', 'init', 'zero'),
     growth='more_tokens and method=group|zero_keys|random',
+  )
+  new_score: str = key(
+    '',
+    "the score function of a new group. '': the projection's; l2_norm_gelu for the first group "
+    'beside a matrix',
+    choices=('', *SCORES),
+    growth='more_tokens and method=group',
   )
   moments: str = key('pad', "the optimizer's moments", choices=('pad', 'drop'))
   step: str = key(

@@ -344,6 +344,7 @@ MEANINGS = {
   'scale': 'Reference counts.',
   'new_keys': 'The keys of new tokens.',
   'new_values': 'The values of new tokens.',
+  'new_score': 'The score of a new group.',
   'moments': "Optimizer's moments.",
   'step': 'Steps made.',
   'noise': 'Noise on copies, in units of RMS.',

@@ -9,7 +9,7 @@ from tokenformer_jax.config.arguments import Path
 from tokenformer_jax.config.fields import Count
 from tokenformer_jax.config.groups import check_new_tokens_train
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import depth, files, parts, state, verify, widen
+from tokenformer_jax.grow import depth, files, merging, parts, state, verify, widen
 from tokenformer_jax.grow import experts as experts_lib
 from tokenformer_jax.grow.job import Job
 from tokenformer_jax.parallel import messages
@@ -140,19 +140,19 @@ def merge(job: Job, *, added: Path) -> int | None:
   checkpoints, meta = checkpoint.open_source(directory, step)
   if meta.lineage and meta.lineage[-1].action == 'grow':
     parts.check_no_layers(meta.lineage[-1], meta.config.model, directory)
-  parts.check_mergeable(job.model, meta.config.model)
-  parts.check_no_experts(meta, directory)
-  parts.check_not_twice(job.meta, job.directory, meta, directory)
-  after = parts.merged_model(job.model, meta, job.config)
+  merging.check_mergeable(job.model, meta.config.model)
+  merging.check_no_experts(meta, directory)
+  merging.check_not_twice(job.meta, job.directory, meta, directory)
+  after = merging.merged_model(job.model, meta, job.config)
   check_new_tokens_train(job.optim, job.model, after)
   with contextlib.closing(checkpoints):
     new_tokens = parts.read_added(checkpoints, meta, job.mesh)
-  own = parts.own_groups(job.model, meta)
-  if note := parts.other_scale(job.model, meta.config.model, own):
+  own = merging.own_groups(job.model, meta)
+  if note := merging.other_scale(job.model, meta.config.model, own):
     messages.say(note)
 
   def change(old: State) -> State:
-    return parts.merge(old, new_tokens, job.model, job.config)
+    return merging.merge(old, new_tokens, job.model, job.config, after)
 
   if chat := meta.tokenizer.get('chat'):  # Tokens that learned conversations bring their template.
     vocabulary = {'chat': chat, **job.meta.tokenizer}

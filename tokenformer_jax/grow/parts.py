@@ -1,9 +1,8 @@
-"""Extract, merge, remove and select the parameter tokens of a training state."""
+"""Extract, remove and select the parameter tokens of a training state."""
 
 import dataclasses
 import functools
-import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +12,11 @@ from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import (
   GrowConfig,
   ModelConfig,
-  TokenGroup,
+  NoProjectionConfig,
   matching,
+  matrices,
   pattentions,
   token_counts,
-  token_groups,
-  with_groups,
 )
 from tokenformer_jax.config.groups import (
   Choice,
@@ -27,7 +25,6 @@ from tokenformer_jax.config.groups import (
   check_numbers,
   choose,
   most_groups,
-  named_groups,
   without,
 )
 from tokenformer_jax.errors import UserError
@@ -41,9 +38,13 @@ from tokenformer_jax.grow import (
   tokens,
   verify,
 )
-from tokenformer_jax.grow.state import grown_model, map_trees, run_stages
+from tokenformer_jax.grow.state import (
+  map_trees,
+  run_stages,
+  without_tokens,
+)
 from tokenformer_jax.model import group_trees, models
-from tokenformer_jax.model.params import Params, Role
+from tokenformer_jax.model.params import Params
 from tokenformer_jax.runs.checkpoint import Checkpoints
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Lineage, Meta
 from tokenformer_jax.steps.last_growth import changes_of_tokens
@@ -104,111 +105,7 @@ def added_counts(meta: Meta) -> dict[str, int]:
   if meta.contents != 'added_tokens':
     return counts
   old = token_counts(meta.lineage[-1].model)
-  return {name: count - old[name] for name, count in counts.items()}
-
-
-# The keys that change what parameter tokens compute. Embeddings, final norm and head are the
-# source's.
-_READ_BY_TOKENS = (
-  *('model.kind', 'model.pattern', 'model.width', 'model.norm_epsilon'),
-  *('model.layer.', 'model.variants'),
-)
-
-
-def check_mergeable(ours: ModelConfig, theirs: ModelConfig) -> None:
-  """Check that the tokens of `theirs` compute the same in `ours`.
-
-  Raises:
-    UserError: they do not, or `ours` has no parameter tokens.
-  """
-  if not pattentions(ours):
-    raise UserError('this model is a Transformer, which has no parameter tokens to merge')
-  for path, a, b in config_lib.differences(ours, theirs, 'model.'):
-    if path.startswith(_READ_BY_TOKENS) and not path.endswith(('.tokens', '.reference', '.groups')):
-      raise UserError(
-        f'{path} is {a!r} in the source and {b!r} in the added one, whose tokens would not '
-        'compute the same here; merge runs that agree in it'
-      )
-
-
-def check_no_experts(added: Meta, directory: paths.Path) -> None:
-  """Check that a whole model to merge has no experts, whose router could not choose among both.
-
-  Raises:
-    UserError: it has some.
-  """
-  if added.contents != 'added_tokens' and added.config.model.experts:
-    raise UserError(
-      f'{directory} is a whole model with experts, and no router would choose among those of both '
-      'models; merge the tokens that a growth added to it (grow extract)'
-    )
-
-
-def own_groups(ours: ModelConfig, added: Meta) -> dict[str, tuple[TokenGroup, ...]]:
-  """Return the groups that a merge appends to each projection; none where tokens join the last one.
-
-  Tokens that had groups of their own keep them. Extracted tokens from inside a group join the last
-  group of a model with as many groups as the one that they were added to. Whole models of one group
-  each share a norm after the merge; if either has several, the added tokens become groups.
-  """
-  here, there, counts = named_groups(ours), named_groups(added.config.model), added_counts(added)
-  if added.contents != 'added_tokens':
-    several = max(most_groups(ours), most_groups(added.config.model)) > 1
-    return {name: theirs if several else () for name, theirs in there.items()}
-  found = {}
-  for name, base in named_groups(added.lineage[-1].model).items():
-    found[name] = there[name][len(base) :]
-    inside = sum(group.tokens for group in found[name]) != counts[name]
-    if inside and len(here[name]) != len(base):
-      found[name] = (TokenGroup(counts[name], there[name][-1].reference),)
-  return found
-
-
-def merged_model(ours: ModelConfig, added: Meta, config: GrowConfig) -> ModelConfig:
-  """Return the model after a merge with another run, or with the tokens from `extract`.
-
-  Raises:
-    UserError: `config.scale` is resize, and the tokens come in groups of their own.
-  """
-  own, counts = own_groups(ours, added), added_counts(added)
-  if config.scale == 'resize' and any(own.values()):
-    raise UserError(
-      '--scale=resize is for tokens that join a group, and these come in groups of their own, '
-      'which keep their reference counts; leave it out'
-    )
-  joining = {
-    name: count + counts[name] for name, count in token_counts(ours).items() if not own[name]
-  }
-  joined = grown_model(ours, joining, dataclasses.replace(config, method='zero_keys'))
-  appended = {
-    name: with_groups(one, (*token_groups(one), *own[name]))
-    for name, one in pattentions(joined).items()
-  }
-  return config_lib.with_pattentions(joined, appended)
-
-
-def other_scale(
-  ours: ModelConfig,
-  theirs: ModelConfig,
-  own: Mapping[str, Sequence[TokenGroup]] = types.MappingProxyType({}),
-) -> str | None:
-  """Return a warning if tokens that join a group get another scale than in training, or None.
-
-  `ours` is the model to append to, `theirs` the one that the tokens were trained in, and `own` the
-  appended groups, from `own_groups`.
-  """
-  there = named_groups(theirs)
-  differing = [
-    f'{name} {there[name][-1].reference} there and {here[-1].reference} here'
-    for name, here in named_groups(ours).items()
-    if not own.get(name) and there[name][-1].reference != here[-1].reference
-  ]
-  if not differing:
-    return None
-  return (
-    f'the added tokens were trained with other reference counts ({", ".join(differing)}); they get '
-    'the scale of the source, which changes their weights'
-  )
+  return {name: count - old.get(name, 0) for name, count in counts.items()}
 
 
 def additions(meta: Meta, directory: paths.Path) -> list[list[str]]:
@@ -226,49 +123,6 @@ def additions(meta: Meta, directory: paths.Path) -> list[list[str]]:
 def as_lines(found: list[list[str]]) -> str:
   """Join runs of `additions` to the form of `Ancestor.tokens_of`."""
   return '\n'.join(dict.fromkeys(run for runs in found for run in runs))
-
-
-def check_not_twice(
-  source: Meta, directory: paths.Path, added: Meta, added_directory: paths.Path
-) -> None:
-  """Check that the source has none of the tokens to append.
-
-  Raises:
-    UserError: it has some, which would count twice.
-  """
-  ours, theirs = additions(source, directory), additions(added, added_directory)
-  known = {run for runs in ours for run in runs}
-  common = [run for runs in theirs for run in runs if run in known]
-  if not common and not _same_arrays(source, added):
-    return
-  if added.contents == 'added_tokens':
-    last = added.lineage[-1]
-    example = '' if last.action == 'extract' else f', such as {last.source}'
-    advice = f'merge them into a run without them{example}'
-  elif len(theirs) > 1 and theirs[-1] and not known.intersection(theirs[-1]):
-    advice = (
-      'append only what was added to it: tokenformer grow extract '
-      f'--source={added_directory} --target=NEW_DIR, then merge with --added=NEW_DIR'
-    )
-  else:
-    advice = 'merge a run that shares no tokens with it, or tokens from extract'
-  raise UserError(
-    f'{added_directory} has parameter tokens of {common[0] if common else directory}, which '
-    f'{directory} has already; merged, they would count twice; {advice}'
-  )
-
-
-def _same_arrays(ours: Meta, theirs: Meta) -> bool:
-  """Return whether two checkpoints of whole models have keys that are equal bit for bit."""
-  infos = jax.tree_util.tree_leaves_with_path({'params': models.define(ours.config.model).info})
-  names = (
-    jax.tree_util.keystr(path, simple=True, separator='/')
-    for path, info in infos
-    if info.role is Role.KEY
-  )
-  return any(
-    name in ours.checksums and ours.checksums[name] == theirs.checksums.get(name) for name in names
-  )
 
 
 def check_smaller(before: ModelConfig, after: ModelConfig) -> None:
@@ -328,7 +182,8 @@ def extract(state: State, model: ModelConfig, last: Ancestor, numbers: Sequence[
 
   `last` is the last entry of the lineage from `extraction`.
   """
-  definition, sizes = models.define(model), models.define(last.model).token_counts
+  definition = models.define(model)
+  sizes = definition.counts_in(models.define(last.model))
 
   def cut(params: Params) -> Params:
     ordered = group_trees.take(params, definition.info, at_the_end(numbers))
@@ -348,17 +203,6 @@ def read_added(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> Params:
   return files.read_params(checkpoints, meta, mesh, abstract)
 
 
-def merge(state: State, added: Params, model: ModelConfig, config: GrowConfig) -> State:
-  """Append tokens to those of a state; their moments are zero."""
-  axes = models.define(model).axes
-
-  def append(more: Params, params: Params) -> Params:
-    return tokens.merge(params, more, axes)
-
-  zero = jax.tree.map(jnp.zeros_like, added)
-  return _map(state, config, functools.partial(append, added), functools.partial(append, zero))
-
-
 def remove(
   state: State, model: ModelConfig, before: ModelConfig, config: GrowConfig, place: str = 'between'
 ) -> State:
@@ -367,6 +211,8 @@ def remove(
   if narrow != model:
     more = expert_arrays.MoreExperts(narrow, model, config)
     state, model = run_stages(state, model, narrow, [more.inverse()], config), narrow
+  fewer = matching.without_first_tokens(before, model)
+  state, model = without_tokens(state, model, fewer, config), fewer
   definition = models.define(before)
   axes, sizes = definition.axes, definition.token_counts
 
@@ -374,17 +220,20 @@ def remove(
     old_layers = depth.remove(params, model, before, place)
     return tokens.remove(old_layers, axes, sizes)
 
-  return _map(state, config, first, first)
+  return map_state(state, config, first, first)
 
 
 def choose_groups(state: State, model: ModelConfig, choice: Choice, config: GrowConfig) -> State:
   """Return a state with the chosen groups of each projection, and their moments."""
-  info = models.define(model).info
+  fewer = choose(model, choice)
+  kept = {*pattentions(model)} & {*matrices(fewer)}
+  fewer = config_lib.with_pattentions(model, dict.fromkeys(kept, NoProjectionConfig()))
+  state, info = without_tokens(state, model, fewer, config), models.define(fewer).info
 
   def chosen(params: Params) -> Params:
     return group_trees.take(params, info, choice)
 
-  return _map(state, config, chosen, chosen)
+  return map_state(state, config, chosen, chosen)
 
 
 def take_experts(state: State, model: ModelConfig, numbers: Params, config: GrowConfig) -> State:
@@ -394,7 +243,7 @@ def take_experts(state: State, model: ModelConfig, numbers: Params, config: Grow
   def taken(params: Params) -> Params:
     return expert_arrays.take(params, info, numbers)
 
-  return _map(state, config, taken, taken)
+  return map_state(state, config, taken, taken)
 
 
 def scale_groups(state: State, model: ModelConfig, numbers: Sequence[int], factor: float) -> State:
@@ -420,15 +269,17 @@ def shrink(state: State, task: Task, after: ModelConfig, batch: Batch, config: G
   def keep(params: Params) -> Params:
     return tokens.shrink(params, definition.info, scores, target.info)
 
-  return _map(state, config, keep, keep)
+  return map_state(state, config, keep, keep)
 
 
-def _map(
+def map_state(
   state: State,
   config: GrowConfig,
   map_params: Callable[[Params], Params],
   map_moments: Callable[[Params], Params],
 ) -> State:
+  """Map the parameters and the moments of a state, which `config.moments=drop` sets to zero."""
+
   def moments(order: int, tree: Params) -> Params:
     del order
     new = map_moments(tree)

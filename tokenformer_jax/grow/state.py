@@ -1,6 +1,7 @@
 """Grow a whole training state by a pure function; check a growth, and whether it is exact."""
 
 import math
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from tokenformer_jax.config import (
   PattentionConfig,
   TokenGroup,
   matching,
+  matrices,
   pattentions,
   token_groups,
   with_groups,
@@ -24,7 +26,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import depth, expert_arrays, experts, tokens, widen
 from tokenformer_jax.grow.arrays import Arrays, ByArray, InPlace, MapArrays, Stage, map_arrays
 from tokenformer_jax.model import models
-from tokenformer_jax.model.params import Params, Path, lookup
+from tokenformer_jax.model.params import Params, Path, Role, lookup
 from tokenformer_jax.steps import statistics
 from tokenformer_jax.steps.step import State
 
@@ -37,7 +39,8 @@ def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfi
   `counts` are by the names of `config.pattentions`; others stay. `resize` multiplies reference
   counts by the factor of the counts, so that a model that never kept its scale has τ = √N. The
   method `group` puts new tokens into a group of their own; the others put them into the last group.
-  Fewer tokens are those of the first groups. All reference counts of `model` must be filled in.
+  A matrix without tokens beside it gets a first group. Fewer tokens are those of the first groups.
+  All reference counts of `model` must be filled in.
   """
   default = 'resize' if config.method in ('duplicate', 'random') else 'keep'
   resizing = (config.scale or default) == 'resize'
@@ -46,16 +49,20 @@ def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfi
     before = token_groups(old)
     if count > old.tokens and config.method == 'group' and not config_lib.is_of_experts(name):
       added = count - old.tokens
-      return with_groups(old, (*before, TokenGroup(added, added)))
+      score = '' if config.new_score == old.score.kind else config.new_score
+      return with_groups(old, (*before, TokenGroup(added, added, score)))
     resized = []
     for was, now in zip(before, token_groups(config_lib.resized(old, count)), strict=False):
       factor = now.tokens / was.tokens if resizing else 1
-      resized.append(TokenGroup(now.tokens, round(was.reference * factor)))
+      resized.append(now._replace(reference=round(was.reference * factor)))
     return with_groups(old, resized)
 
   new = {
     name: grown(name, old, counts.get(name, old.tokens)) for name, old in pattentions(model).items()
   }
+  for name in matrices(model):
+    if count := counts.get(name):
+      new[name] = with_groups(PattentionConfig(), (TokenGroup(count, count, config.new_score),))
   return config_lib.with_pattentions(model, new)
 
 
@@ -69,8 +76,15 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
   deeper, shallow = target, matching.shallow(source, target)
   target = experts.narrow(source, shallow)
   by_tokens, resizes = config.method in TOKEN_METHODS, source != target
+  bare, source = source, matching.with_first_tokens(source, target)
   if resizes:
     check_method(source, config.method)
+  if bare != source and config.method != 'group':
+    name = next(name for name in matrices(bare) if name in pattentions(source))
+    raise UserError(
+      f'{name} has no parameter tokens in the source, and method={config.method} adds tokens to '
+      'those that are there; use method=group, which adds a first group beside its matrix'
+    )
   keys = ('tokens', 'reference', 'groups') if by_tokens else ('width', 'heads')
   for path, new, old in config_lib.differences(target, source, 'model.'):
     if path.rpartition('.')[2] not in keys:
@@ -171,6 +185,9 @@ def inexact(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> str
     return reason
   if source == target:
     return None
+  bare, source = source, matching.with_first_tokens(source, target)
+  if bare != source and not tokens.zero_values(config):
+    return 'the values of the first tokens beside its matrices are not zero'
   if config.noise and config.method in tokens.COPYING:
     return f'noise={config.noise} is added to the copies'
   if config.method == 'net2net_fill':
@@ -208,10 +225,10 @@ def check_method(model: ModelConfig, method: str) -> None:
     UserError: it is not.
   """
   if method in TOKEN_METHODS:
-    if not pattentions(model):
+    if not (pattentions(model) or (method == 'group' and matrices(model))):
       raise UserError(
-        f'method {method} adds parameter tokens, and this model has none; choose net2net, '
-        'net2net_fill or hypercloning'
+        f'method {method} adds parameter tokens to others, and this model has none; choose group, '
+        'which adds them beside its matrices, or net2net, net2net_fill or hypercloning'
       )
   elif model.experts:
     raise UserError(
@@ -243,6 +260,38 @@ def by_array(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> By
     for path, count in jax.tree_util.tree_flatten_with_path(old)[0]
   }
   return tokens.MoreTokens(models.define(added), copies, config)
+
+
+class FirstTokens:
+  """A stage that adds the first parameter tokens beside matrices: new ones, or given ones."""
+
+  def __init__(
+    self,
+    before: ModelConfig,
+    after: ModelConfig,
+    config: GrowConfig,
+    given: Mapping[Path, jax.Array] = types.MappingProxyType({}),
+  ):
+    known = jax.tree_util.tree_leaves_with_path(models.define(before).abstract)
+    self._old = {path for path, _ in known}
+    self._after, self._config, self._given = models.define(after), config, given
+
+  def sources(self, path: Path) -> tuple[Path, ...]:
+    return (path,) if path in self._old else ()
+
+  def param(self, path: Path, olds: Sequence[jax.Array], salt: jax.Array) -> jax.Array:
+    if olds:
+      return olds[0]
+    if path in self._given:
+      return self._given[path]
+    info, like = lookup(self._after.info, path), lookup(self._after.abstract, path)
+    if info.role is Role.VALUE and tokens.zero_values(self._config):
+      return jnp.zeros(like.shape, like.dtype)
+    return info.initializer(tokens.drawing_key(self._config.seed, salt), like.shape, like.dtype)
+
+  def moment(self, path: Path, olds: Sequence[jax.Array], order: int) -> jax.Array:
+    del order
+    return olds[0] if olds else jnp.zeros(lookup(self._after.abstract, path).shape, jnp.float32)
 
 
 class _Same:
@@ -281,12 +330,22 @@ def grow(
   """
   shallow = matching.shallow(source, target)
   narrow = experts.narrow(source, shallow)
-  stages: list[Stage] = [InPlace(by_array(source, narrow, config))]
+  bare, seeded = source, matching.with_first_tokens(source, narrow)
+  stages: list[Stage] = [InPlace(by_array(seeded, narrow, config))]
+  if seeded != bare:
+    stages.insert(0, FirstTokens(bare, seeded, config))
   if narrow != shallow:
     stages.append(expert_arrays.MoreExperts(narrow, shallow, config))
   if source.repeats != target.repeats:
-    stages.append(depth.MoreLayers(matching.routed(source, shallow), target, config))
+    stages.append(depth.MoreLayers(matching.routed(seeded, shallow), target, config))
   return run_stages(state, source, target, stages, config, map_arrays)
+
+
+def without_tokens(
+  state: State, model: ModelConfig, fewer: ModelConfig, config: GrowConfig
+) -> State:
+  """Return the state of a model with fewer projections that have parameter tokens."""
+  return state if fewer == model else run_stages(state, model, fewer, [InPlace(_Same())], config)
 
 
 def run_stages(

@@ -5,6 +5,7 @@ work on trees of arrays and on single arrays, and can be traced under jit.
 """
 
 import zlib
+from collections.abc import Collection
 
 import jax
 import jax.numpy as jnp
@@ -189,6 +190,12 @@ def merge(params: Params, added: Params, axes: Params) -> Params:
     return array if axis is None or path not in more else jnp.concatenate([array, more[path]], axis)
 
   return jax.tree.map_with_path(append, axes, params, is_leaf=is_axes)
+
+
+def only(params: Params, known: Collection[Path]) -> Params:
+  """Return a tree of the arrays at these paths alone."""
+  kept = jax.tree.map_with_path(lambda path, array: array if path in known else None, params)
+  return _without_none(kept)
 
 
 def extract(params: Params, axes: Params, old_tokens: Params) -> Params:

@@ -28,7 +28,10 @@ from tokenformer_jax.parallel.rules import Axes
 
 
 class ExpertMLPs(nnx.Module):
-  """φ(x W₁) W₂ or (φ(x W₃) ⊙ x W₁) W₂ of every expert: `up`, `gate` [E, D, F], `down` [E, F, D]."""
+  """φ(x W₁) W₂ or (φ(x W₃) ⊙ x W₁) W₂ of every expert: `up`, `gate` [E, D, F], `down` [E, F, D].
+
+  Parameter tokens can be beside those of each expert.
+  """
 
   def __init__(self, config: ExpertsConfig, model: ModelConfig, active: float, *, rngs: nnx.Rngs):
     own = config.expert
@@ -46,28 +49,46 @@ class ExpertMLPs(nnx.Module):
     self.down = make(shape, axes[::-1], adds, adds_to_residual=True)
     self.activation = ACTIVATIONS[own.activation]
     self.axes = [('experts', *axes)] * (2 if own.gated else 1) + [('experts', *axes[::-1])]
+    has_tokens = isinstance(own.beside, PattentionConfig)
+    tokens = ExpertPattentions(config, own.beside, model, active, rngs=rngs) if has_tokens else None
+    self.beside = tokens
+    self.axes += tokens.axes if has_tokens else []
 
   def matrices(self) -> list[jax.Array]:
     """Return the matrices, in the order of `axes`."""
     used = [self.up, self.gate, self.down]
-    return [matrix[...] for matrix in used if matrix is not None]
+    beside = [] if self.beside is None else self.beside.matrices()
+    return [*(matrix[...] for matrix in used if matrix is not None), *beside]
 
   def apply(self, rows: jax.Array, product: Any, up: jax.Array, *others: jax.Array) -> jax.Array:
     """Apply each expert to its rows: see `dispatch.run`."""
+    if self.beside is not None:
+      *others, keys, values = others
+      more = self.beside.apply(rows, product, keys, values)
     *gate, down = others
     hidden = checkpoint_name(product(rows, up), PROJECTED)
     if gate:
       hidden *= self.activation(checkpoint_name(product(rows, gate[0]), PROJECTED))
     else:
       hidden = self.activation(hidden)
-    return product(hidden, down)
+    out = product(hidden, down)
+    return out if self.beside is None else out + more
 
 
 class ExpertPattentions(nnx.Module):
   """Θ(x Kᵀ) V of every expert, each with its own norm: `keys` and `values` [E, N, D]."""
 
-  def __init__(self, config: ExpertsConfig, model: ModelConfig, active: float, *, rngs: nnx.Rngs):
-    own, axes = config.expert, ('experts', 'param_tokens', 'expert_width')
+  def __init__(
+    self,
+    config: ExpertsConfig,
+    own: PattentionConfig,
+    model: ModelConfig,
+    active: float,
+    *,
+    rngs: nnx.Rngs,
+  ):
+    """Make those of `own`: each expert, or the tokens beside its matrices."""
+    axes = ('experts', 'param_tokens', 'expert_width')
     (self.group,) = token_groups(own)
     shape = config.count, own.tokens, model.width
 
@@ -112,9 +133,11 @@ class Experts(nnx.Module):
   ):
     self.shared = shared
     self.router = Router(config, model, rngs=rngs)
-    classes = {MLPConfig: ExpertMLPs, PattentionConfig: ExpertPattentions}
-    active = config.router.top_k / config.count
-    self.experts = classes[type(config.expert)](config, model, active, rngs=rngs)
+    active, own = config.router.top_k / config.count, config.expert
+    if isinstance(own, MLPConfig):
+      self.experts = ExpertMLPs(config, model, active, rngs=rngs)
+    else:
+      self.experts = ExpertPattentions(config, own, model, active, rngs=rngs)
     self.dispatch = config.dispatch
 
   def __call__(

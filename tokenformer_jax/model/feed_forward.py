@@ -38,7 +38,7 @@ def feed_forward(
     case PattentionConfig():
       return pattention(config, model, adds_to_residual=True, compute=compute, rngs=rngs)
     case MLPConfig():
-      return MLP(config, model, rngs=rngs)
+      return MLP(config, model, compute=compute, rngs=rngs)
     case ExpertsConfig():
       shared = feed_forward(config.shared, model, compute=compute, rngs=rngs)
       return pkgutil.resolve_name(_EXPERTS)(config, model, shared, rngs=rngs)

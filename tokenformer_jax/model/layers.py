@@ -4,6 +4,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +57,7 @@ def gained(factor: nnx.Param | None, x: jax.Array) -> jax.Array:
 
 
 class Dense(nnx.Module):
-  """x W, with an optional bias."""
+  """x W, with an optional bias and parameter tokens beside the matrix."""
 
   def __init__(
     self,
@@ -69,11 +70,12 @@ class Dense(nnx.Module):
     depth: int | None = None,
     adds_to_residual: bool = False,
     first: Initializer | None = None,
+    beside: Pattention | None = None,
     rngs: nnx.Rngs,
   ):
     """Make a matrix [d_in, d_out] with this standard deviation and these logical axes.
 
-    For `depth`, `adds_to_residual` and `first` see `ParamInfo`.
+    For `depth`, `adds_to_residual` and `first` see `ParamInfo`. The output of `beside` is added.
     """
     self.axes = axes
     make = functools.partial(param, rngs, depth=depth, adds_to_residual=adds_to_residual)
@@ -82,14 +84,16 @@ class Dense(nnx.Module):
     # The bias is split and widened like the kernel's columns, or like a norm if those are unsplit.
     out_axis = 'norm' if axes[-1] == 'width' else axes[-1]
     self.bias = make(_ZEROS, (d_out,), (out_axis,), role=Role.BIAS) if bias else None
+    self.beside = beside
 
   def __call__(self, x: jax.Array, out_heads: tuple[int, int] | None = None) -> jax.Array:
-    """Return x W + b; for heads as input or output see `products.project`."""
+    """Return x W + b and the tokens' output; for heads in or out see `products.project`."""
     bias = None if self.bias is None else self.bias[...]
-    return self._apply(x, self.kernel[...], bias, out_heads)
+    out = self._apply(x, self.kernel[...], bias, out_heads)
+    return out if self.beside is None else out + self.beside(x, out_heads)
 
   def in_parts(self, x: jax.Array, widths: Sequence[int]) -> list[jax.Array]:
-    """Return x W + b in parts of these widths: see `in_parts`.
+    """Return the output in parts of these widths: see `in_parts`.
 
     On several devices each part has a product of its own with its columns of the matrix. Moving
     columns between devices costs far less than moving the output.
@@ -98,7 +102,10 @@ class Dense(nnx.Module):
       return _cut(self(x), widths)
     biases = [None for _ in widths] if self.bias is None else _cut(self.bias[...], widths)
     kernels = _cut(self.kernel[...], widths)
-    return [self._apply(x, *part) for part in zip(kernels, biases, strict=True)]
+    found = [self._apply(x, *part) for part in zip(kernels, biases, strict=True)]
+    if self.beside is None:
+      return found
+    return [part + more for part, more in zip(found, in_parts(self.beside, x, widths), strict=True)]
 
   def _apply(
     self,
@@ -134,9 +141,12 @@ def _cut(x: jax.Array, widths: Sequence[int]) -> list[jax.Array]:
 
 
 class MLP(nnx.Module):
-  """The Transformer's feed-forward layer: φ(x W₁) W₂ or, gated, (φ(x W₃) ⊙ x W₁) W₂."""
+  """The Transformer's feed-forward layer: φ(x W₁) W₂ or, gated, (φ(x W₃) ⊙ x W₁) W₂.
 
-  def __init__(self, config: MLPConfig, model: ModelConfig, *, rngs: nnx.Rngs):
+  Parameter tokens can be beside it.
+  """
+
+  def __init__(self, config: MLPConfig, model: ModelConfig, *, compute: Compute, rngs: nnx.Rngs):
     hidden = hidden_width(config, model)
     make = functools.partial(Dense, bias=config.bias, rngs=rngs)
     into = functools.partial(make, model.width, hidden, ('width', 'hidden'), std=model.init.std)
@@ -145,9 +155,15 @@ class MLP(nnx.Module):
     std = output_std(model)
     self.down = make(hidden, model.width, ('hidden', 'width'), std=std, adds_to_residual=True)
     self.activation = config.activation
+    how = {'adds_to_residual': True, 'compute': compute, 'rngs': rngs}
+    self.beside = tokens_beside(config.beside, model, **how)
 
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
     """Apply the layer: [B, T, D] → [B, T, D]."""
+    y_BxTxD = self._apply(x_BxTxD)
+    return y_BxTxD if self.beside is None else y_BxTxD + self.beside(x_BxTxD)
+
+  def _apply(self, x_BxTxD: jax.Array) -> jax.Array:
     activation = ACTIVATIONS[self.activation]
     hidden_BxTxF = constrain(self.up(x_BxTxD), 'batch', None, 'hidden')
     if self.gate is None:
@@ -188,6 +204,15 @@ def pattention(
     prevent_cse=compute.layers != 'scan',
     rngs=rngs,
   )
+
+
+def tokens_beside(
+  config: PattentionConfig | NoProjectionConfig, model: ModelConfig, *args: Any, **how: Any
+) -> Pattention | None:
+  """Return the tokens beside a matrix, or None; for the arguments see `pattention`."""
+  if isinstance(config, NoProjectionConfig):
+    return None
+  return pattention(config, model, *args, **how)
 
 
 def out_of_heads(
@@ -231,5 +256,8 @@ def projection(
   first = nnx.initializers.orthogonal() if orthogonal else None
   first = _ZEROS if starts_at_zero else first
   widths = widths or (model.width, model.width)
-  how = {'bias': config.bias, 'adds_to_residual': adds}
-  return Dense(*widths, axes, std=std, first=first, **how, rngs=rngs)
+  how = {'adds_to_residual': adds, 'rngs': rngs}
+  more = tokens_beside(
+    config.beside, model, widths, starts_at_zero=starts_at_zero, compute=compute, **how
+  )
+  return Dense(*widths, axes, std=std, first=first, bias=config.bias, beside=more, **how)

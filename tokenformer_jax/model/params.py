@@ -154,6 +154,14 @@ class Definition:
       self.abstract,
     )
 
+  def counts_in(self, other: 'Definition') -> Params:
+    """Return the number of parameter tokens of every array in another model, 0 where it has none.
+
+    The other model has the arrays of this one but for parameter tokens.
+    """
+    known = dict(jax.tree_util.tree_leaves_with_path(other.token_counts))
+    return jax.tree.map_with_path(lambda path, _: known.get(path, 0), self.abstract)
+
   @property
   def group_count(self) -> int:
     """The largest number of groups of a projection; 0 for a model without parameter tokens."""

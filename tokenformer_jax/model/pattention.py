@@ -24,6 +24,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
@@ -81,6 +82,8 @@ def parameter_weights(
     gelu_l1_norm   τ² GELU(A) / ‖GELU(A)‖₁      Table 4, GELU + L1
     softmax        τ² exp(A) / ‖exp(A)‖₁        Table 4, exp + L1 (as released)
     exp_l2_norm    τ exp(A) / ‖exp(A)‖₂         exp + L2
+    gelu           GELU(A)                      the MLP of a Transformer
+    linear         A                            LoRA
 
   τ is data, not the array's shape, so added tokens of score 0 leave the weights of the others
   unchanged (exactly for the forms with GELU, where a zero score has weight 0).
@@ -89,6 +92,10 @@ def parameter_weights(
   `activate`, and `groups` come from `groups.make`. `row_epsilon` is added to every norm, as in the
   released TPU code (1e-5). `square_BxTx1` is ‖A‖₂², for `l2_norm_gelu` and one group, if known.
   """
+  if score == 'linear':
+    return scores_BxTxN
+  if score == 'gelu':
+    return activate(scores_BxTxN, gelu)
   dtype, scores_BxTxN = scores_BxTxN.dtype, scores_BxTxN.astype(jnp.float32)
   if score == 'l2_norm_gelu':
     square = groups.total(jnp.square(scores_BxTxN)) if square_BxTx1 is None else square_BxTx1
@@ -106,6 +113,23 @@ def parameter_weights(
   else:
     scale = _inverse_l2(groups.total(jnp.square(weights)), groups.reference, row_epsilon)
   return (_gradient_waits(weights, dtype) * groups.spread(scale)).astype(dtype)
+
+
+def weights_of_groups(
+  scores_BxTxN: jax.Array, groups: Sequence[TokenGroup], *, score: str, **how: Any
+) -> jax.Array:
+  """Compute the weight of every token of groups that may have scores of their own.
+
+  `score` is that of the other groups; for the rest see `parameter_weights`.
+  """
+  kinds, together = [group.score or score for group in groups], groups_lib.make(groups)
+  first, *others = dict.fromkeys(kinds)
+  weights_BxTxN = parameter_weights(scores_BxTxN, score=first, groups=together, **how)
+  for kind in others:
+    own = np.repeat([kind == other for other in kinds], [group.tokens for group in groups])
+    weights = parameter_weights(scores_BxTxN, score=kind, groups=together, **how)
+    weights_BxTxN = jnp.where(own[None, None], weights, weights_BxTxN)
+  return weights_BxTxN
 
 
 def _gradient_waits(rows: jax.Array, dtype: jnp.dtype) -> jax.Array:
@@ -244,7 +268,8 @@ def pattention(
     return functools.reduce(
       jnp.add, [run(x, keys, values, groups=(group,)) for group, keys, values in apart]
     )
-  together = groups_lib.make(groups)
+  if len(groups) == 1:
+    score = groups[0].score or score
 
   def apply(x: jax.Array, keys_NxI: jax.Array, values_NxO: jax.Array) -> jax.Array:
     if score == 'l2_norm_gelu' and len(groups) == 1 and _are_many(keys_NxI, x):
@@ -252,9 +277,8 @@ def pattention(
     else:
       scores_BxTxN, square_BxTx1 = scores(x, keys_NxI), None
     scores_BxTxN = checkpoint_name(scores_BxTxN, SCORES)
-    weights_BxTxN = parameter_weights(
-      scores_BxTxN, score=score, groups=together, square_BxTx1=square_BxTx1, **how
-    )
+    known = {} if square_BxTx1 is None else {'square_BxTx1': square_BxTx1}
+    weights_BxTxN = weights_of_groups(scores_BxTxN, groups, score=score, **how, **known)
     return project(weights_BxTxN, values_NxO, _AXES, contract=0, out_heads=out_heads)
 
   return keep_for_backward(apply, keep_scores, prevent_cse)(x, keys_NxI, values_NxO)
@@ -314,9 +338,7 @@ class Pattention(nnx.Module):
 
   def weights(self, x: jax.Array) -> jax.Array:
     """Return the weight of every parameter token [B, T, N]; x is as for `__call__`."""
-    return parameter_weights(
-      scores(x, self.keys[...]), groups=groups_lib.make(self.groups), **self.how
-    )
+    return weights_of_groups(scores(x, self.keys[...]), self.groups, **self.how)
 
   def __call__(self, x: jax.Array, out_heads: tuple[int, int] | None = None) -> jax.Array:
     """Return Θ(x Kᵀ) V; for the arguments see `pattention`."""

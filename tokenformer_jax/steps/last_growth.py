@@ -38,7 +38,7 @@ def growth_from(
   old = models.define(matching.as_deep(matching.routed(before, model), model))
   counts = matching.old_expert_counts(before, model)
   old_experts = _old_experts(models.define(model), model, counts) if counts else None
-  return LastGrowth(updates, old.token_counts, new, old_experts)
+  return LastGrowth(updates, models.define(model).counts_in(old), new, old_experts)
 
 
 def _old_experts(

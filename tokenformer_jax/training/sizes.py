@@ -31,9 +31,9 @@ def with_references(config: Config, origin: Origin = FROM_SCRATCH) -> Config:
   """Replace zero reference counts by those of the origin, grown if `config.grow` says so."""
   model, old = config.model, {} if origin.model is None else pattentions(origin.model)
   new = pattentions(model)
-  if old and old.keys() == new.keys():
+  if old and old.keys() <= new.keys():
     grown = old if origin.resumes else init_from('grown_pattentions')(origin.model, config)
-    filled = {name: _like(projection, old[name], grown[name]) for name, projection in new.items()}
+    filled = {name: _like(new[name], old[name], grown[name]) for name in old}
     model = config_lib.with_pattentions(model, filled)
   return dataclasses.replace(config, model=config_lib.with_references(model))
 

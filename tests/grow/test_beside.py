@@ -1,0 +1,231 @@
+"""Parameter tokens beside matrices: growth of a Transformer, and what can be done with it."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_run
+from outcomes import assert_close, assert_same, paths
+
+import tokenformer_jax
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import (
+  GrowConfig,
+  MeshConfig,
+  ModelConfig,
+  PattentionConfig,
+  TokenGroup,
+  pattentions,
+)
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import state
+from tokenformer_jax.model import models
+from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.model.pattention import pattention
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.storage import paths as storage_paths
+
+IDS = np.arange(24).reshape(2, 12) * 7 % 100
+MLP = {'kind': 'mlp', 'width': 48}
+FEED_FORWARDS = {
+  'mlp': MLP,
+  'gated': {**MLP, 'gated': True, 'bias': True},
+  'experts': {'kind': 'experts', 'count': 4, 'expert': MLP, 'shared': MLP},
+}
+
+
+def transformer(ffn: str = 'mlp') -> ModelConfig:
+  """A Transformer of two layers."""
+  c = config_lib.defaults()
+  layer = c.model.layer
+  c.model.pattern, c.model.width, c.model.vocab_size, c.model.max_length = 'layer*2', 32, 100, 32
+  layer.mixer.qkv, layer.mixer.proj = {'kind': 'dense'}, {'kind': 'dense', 'bias': True}
+  layer.ffn, layer.norm = FEED_FORWARDS[ffn], 'affine'
+  return config_lib.resolve(c).model
+
+
+def logits(model: ModelConfig, params, dtype=jnp.float32) -> np.ndarray:
+  definition = define_lm(model, Compute(dtype=dtype))
+  return np.asarray(jax.jit(lambda params, ids: definition.bind(params)(ids)[0])(params, IDS))
+
+
+def grown(model: ModelConfig, params, counts, **changes):
+  """The grown model and its parameters."""
+  config = GrowConfig(**changes)
+  larger = state.grown_model(model, config_lib.named_counts(model, counts, 'counts'), config)
+  state.check(model, larger, config)
+  assert state.inexact(model, larger, config) is None
+  zeros = {'params': params, 'opt_state': ()}
+  return larger, state.grow(zeros, model, larger, config)['params']
+
+
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize('ffn', FEED_FORWARDS)
+def test_growth_changes_no_logit(ffn, dtype):
+  model = transformer(ffn)
+  params = models.define(model).init(jax.random.key(0))
+  name = 'ffn.expert' if ffn == 'experts' else 'ffn'
+  larger, new = grown(model, params, {'qkv': 16, 'proj': 8, name: 24})
+  assert config_lib.token_counts(larger) == {'qkv': 16, 'proj': 8, name: 24}
+  before = logits(model, params, dtype)
+  assert_same(logits(larger, new, dtype), before, 'the first group changes a logit')
+  if name == 'ffn':
+    larger, new = grown(larger, new, {'qkv': 24, 'ffn': 40}, new_score='linear', seed=1)
+    assert pattentions(larger)['qkv'].groups == '16:16 8:8:linear'
+    assert_same(logits(larger, new, dtype), before, 'a second group changes a logit')
+
+
+def test_growth_changes_no_logit_on_several_devices():
+  model = transformer()
+  params = models.define(model).init(jax.random.key(0))
+  larger, new = grown(model, params, {'qkv': 16, 'proj': 8, 'ffn': 24})
+  larger, new = grown(larger, new, {'qkv': 24, 'ffn': 40}, new_score='gelu', seed=1)
+  new = _with_values(new)
+  with jax.set_mesh(sharding.make_mesh(MeshConfig(fsdp=4, tokens=2), jax.devices()[:8])):
+    many = logits(larger, new)
+  assert_close(many, logits(larger, new), 'tokens beside matrices depend on the mesh')
+
+
+def _with_values(params):
+  """The parameters with numbers in the place of zeros."""
+  leaves, tree = jax.tree.flatten(params)
+  keys = jax.random.split(jax.random.key(5), len(leaves))
+  filled = [x + 0.1 * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
+  return jax.tree.unflatten(tree, filled)
+
+
+def test_each_group_has_its_own_score():
+  rng = np.random.default_rng(0)
+  x, keys, values = (jnp.float32(rng.normal(size=s)) for s in ((2, 3, 8), (12, 8), (12, 8)))
+  groups = [TokenGroup(4, 4), TokenGroup(5, 5, 'gelu'), TokenGroup(3, 3, 'linear')]
+  found = pattention(x, keys, values, groups=groups, score='softmax')
+  want = pattention(x, keys[:4], values[:4], groups=groups[:1], score='softmax')
+  want += jax.nn.gelu(x @ keys[4:9].T, approximate=False) @ values[4:9]
+  want += x @ keys[9:].T @ values[9:]  # LoRA of rank 3
+  np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-5)
+  with jax.set_mesh(sharding.make_mesh(MeshConfig(tokens=2), jax.devices()[:2])):
+    split = pattention(x, keys, values, groups=groups, score='softmax')
+  np.testing.assert_allclose(split, want, rtol=1e-5, atol=1e-5)
+
+
+def test_an_mlp_is_a_group_of_gelu_tokens():
+  model = transformer()
+  params = models.define(model).init(jax.random.key(0))
+  mlp = params['blocks']['ffn']
+  tokens = {'keys': mlp['up']['kernel'].swapaxes(1, 2), 'values': mlp['down']['kernel']}
+  score = config_lib.pattention.SCORES['gelu']()
+  layer = dataclasses.replace(model.layer, ffn=PattentionConfig(48, 48, score))
+  same = dataclasses.replace(model, layer=layer)
+  params_of_tokens = {**params, 'blocks': {**params['blocks'], 'ffn': tokens}}
+  assert_close(logits(same, params_of_tokens), logits(model, params), 'an MLP is not its tokens')
+
+
+@pytest.mark.parametrize(
+  'groups, sentence',
+  [('16 16:8:relu', "the score 'relu'"), ('16 a', "'a'; a group is TOKENS")],
+)
+def test_malformed_groups_are_refused(groups, sentence):
+  c = config_lib.defaults()
+  c.model.layer.ffn = {'kind': 'mlp', 'beside': {'kind': 'pattention', 'tokens': 32}}
+  c.model.layer.ffn.beside.groups = groups
+  with pytest.raises(UserError, match=rf'model\.layer\.ffn\.beside\.groups=.*{sentence}'):
+    config_lib.resolve(c)
+
+
+def test_other_methods_need_tokens_that_are_there():
+  model = transformer()
+  larger = state.grown_model(model, {'qkv': 16}, GrowConfig())
+  with pytest.raises(UserError, match='qkv has no parameter tokens in the source, and method=zero'):
+    state.check(model, larger, GrowConfig(method='zero_keys'))
+
+
+@pytest.fixture(scope='module')
+def root(tmp_path_factory):
+  return tmp_path_factory.mktemp('beside')
+
+
+@pytest.fixture(scope='module')
+def base(root):
+  """A trained Transformer."""
+  source = tiny_run.write_corpus(root / 'texts')
+  values = config_lib.defaults()
+  kept = {k: v for k, v in tiny_run.CHANGES.items() if not k.endswith('.tokens')}
+  values.update_from_flattened_dict({'data.source': source, 'train.steps': 10, **kept})
+  values.data.cache_dir = str(root / 'cache')
+  layer = values.model.layer
+  layer.mixer.qkv, layer.mixer.proj = {'kind': 'dense'}, {'kind': 'dense', 'bias': True}
+  layer.ffn = {'kind': 'mlp', 'width': 48, 'gated': True}
+  return tokenformer_jax.train(config_lib.resolve(values), root / 'base')
+
+
+def _adapter(root, base, name, seed, **optim):
+  larger = base.grow(root / name, {'qkv': 16, 'ffn': 32}, seed=seed)
+  return larger.train(30, optim={'old_tokens': 'freeze', 'new_token_warmup': 2, **optim})
+
+
+@pytest.fixture(scope='module')
+def one(root, base):
+  return _adapter(root, base, 'one', 1)
+
+
+@pytest.fixture(scope='module')
+def two(root, base):
+  return _adapter(root, base, 'two', 2, learning_rate=1e-2)
+
+
+def saved(run) -> dict[str, np.ndarray]:
+  """All arrays of the last checkpoint of a run."""
+  checkpoints, meta = checkpoint.open_source(storage_paths.parse_path(str(run.workdir)), None)
+  mesh = sharding.make_mesh(MeshConfig(), jax.devices()[:1])
+  from tokenformer_jax.grow import files  # noqa: PLC0415
+
+  return paths(files.read(checkpoints, meta, mesh))
+
+
+@pytest.mark.slow
+def test_a_frozen_transformer_stays_bit_for_bit_and_comes_out_again(root, base, one):
+  found, was = paths(one.parameters), paths(base.parameters)
+  changed = {path for path in found if path not in was or (found[path] != was[path]).any()}
+  assert changed and all('beside' in path for path in changed), 'a frozen matrix has changed'
+  assert any(np.abs(found[path]).max() > 0 for path in changed if 'values' in path)
+  again = one.remove(root / 'again')
+  assert again.config.model == base.config.model
+  assert_same(again.parameters, base.parameters, 'the base does not come out again')
+  assert_same(one.remove(root / 'again1', [1]).logits(IDS), base.logits(IDS), 'by its number')
+
+
+@pytest.mark.slow
+def test_adapters_of_one_transformer_merge(root, base, one, two):
+  ours = one.extract(root / 'tokens1')
+  two.extract(root / 'tokens2')
+  alone = base.merge(root / 'tokens1', root / 'alone')
+  assert_same(alone.parameters, one.parameters, 'extract and merge give another model')
+  both = one.merge(root / 'tokens2', root / 'both')
+  assert config_lib.token_counts(both.config.model) == {'qkv': 32, 'ffn': 64}
+  off = both.scale(root / 'off', [2], 0.0)
+  assert_same(off.logits(IDS), one.logits(IDS), 'the second adapter does not come last')
+  first = both.slice(root / 'first', 1)
+  assert_same(first.parameters, one.parameters, 'the first adapter is not first')
+  del ours
+
+
+@pytest.mark.slow
+def test_a_grown_run_resumes_bit_for_bit(root, base):
+  whole = base.grow(root / 'whole', {'qkv': 16, 'proj': 8, 'ffn': 32})
+  parts = base.grow(root / 'parts', {'qkv': 16, 'proj': 8, 'ffn': 32})
+  parts.train(15)
+  assert_same(parts.train(20).parameters, whole.train(20).parameters, 'resumed')
+
+
+@pytest.mark.slow
+def test_depth_and_inspection_and_tables(root, base, one):
+  deeper = one.grow(root / 'deeper', layers=4)
+  assert_same(deeper.logits(IDS), one.logits(IDS), 'copied layers change a logit')
+  assert 'qkv (tokens:τ²)' in one.group_table()
+  smaller = one.shrink(root / 'smaller', {'ffn': 16})
+  assert config_lib.token_counts(smaller.config.model)['ffn'] == 16
+  assert one.generate('def', length=5) is not None

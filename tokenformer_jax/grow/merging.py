@@ -1,0 +1,250 @@
+"""Append the parameter tokens of another run, or of `extract`, to a model."""
+
+import dataclasses
+import functools
+import types
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import (
+  GrowConfig,
+  ModelConfig,
+  TokenGroup,
+  matching,
+  matrices,
+  pattentions,
+  token_counts,
+  token_groups,
+  with_groups,
+)
+from tokenformer_jax.config.groups import most_groups, named_groups
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import tokens
+from tokenformer_jax.grow.parts import added_counts, additions, map_state
+from tokenformer_jax.grow.state import FirstTokens, grown_model, run_stages
+from tokenformer_jax.model import models
+from tokenformer_jax.model.params import Params, Path, Role, lookup
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.steps.step import State
+from tokenformer_jax.storage import paths
+
+# The keys that change what parameter tokens compute. Embeddings, final norm and head are the
+# source's.
+_READ_BY_TOKENS = (
+  *('model.kind', 'model.pattern', 'model.width', 'model.norm_epsilon'),
+  *('model.layer.', 'model.variants'),
+)
+
+
+def check_mergeable(ours: ModelConfig, theirs: ModelConfig) -> None:
+  """Check that the tokens of `theirs` compute the same in `ours`.
+
+  Raises:
+    UserError: they do not, or `ours` has no parameter tokens.
+  """
+  ours, theirs = (
+    matching.with_first_tokens(one, other) for one, other in ((ours, theirs), (theirs, ours))
+  )
+  if not pattentions(ours):
+    raise UserError('this model is a Transformer, which has no parameter tokens to merge')
+  of_groups = ('.tokens', '.reference', '.groups', '.score.kind')
+  for path, a, b in config_lib.differences(ours, theirs, 'model.'):
+    if path.startswith(_READ_BY_TOKENS) and not path.endswith(of_groups):
+      raise UserError(
+        f'{path} is {a!r} in the source and {b!r} in the added one, whose tokens would not '
+        'compute the same here; merge runs that agree in it'
+      )
+
+
+def check_no_experts(added: Meta, directory: paths.Path) -> None:
+  """Check that a whole model to merge has no experts, whose router could not choose among both.
+
+  Raises:
+    UserError: it has some.
+  """
+  if added.contents != 'added_tokens' and added.config.model.experts:
+    raise UserError(
+      f'{directory} is a whole model with experts, and no router would choose among those of both '
+      'models; merge the tokens that a growth added to it (grow extract)'
+    )
+
+
+def own_groups(ours: ModelConfig, added: Meta) -> dict[str, tuple[TokenGroup, ...]]:
+  """Return the groups that a merge appends to each projection; none where tokens join the last one.
+
+  Tokens that had groups of their own keep them. Extracted tokens from inside a group join the last
+  group of a model with as many groups as the one that they were added to. Whole models of one group
+  each share a norm after the merge; if either has several, the added tokens become groups.
+  """
+  here, there, counts = named_groups(ours), _scored(added.config.model), added_counts(added)
+  if added.contents != 'added_tokens':
+    several = max(most_groups(ours), most_groups(added.config.model)) > 1
+    several = several or pattentions(ours).keys() != there.keys()
+    return {name: theirs if several else () for name, theirs in there.items()}
+  found, bases = {}, named_groups(added.lineage[-1].model)
+  for name, theirs in there.items():
+    base = bases.get(name, ())
+    found[name] = theirs[len(base) :]
+    inside = sum(group.tokens for group in found[name]) != counts[name]
+    if inside and len(here[name]) != len(base):
+      found[name] = (theirs[-1]._replace(tokens=counts[name]),)
+  return found
+
+
+def _scored(model: ModelConfig) -> dict[str, tuple[TokenGroup, ...]]:
+  """Return the groups of each projection, each with its score."""
+  kinds = {name: config.score.kind for name, config in pattentions(model).items()}
+  return {
+    name: tuple(group._replace(score=group.score or kinds[name]) for group in groups)
+    for name, groups in named_groups(model).items()
+  }
+
+
+def merged_model(ours: ModelConfig, added: Meta, config: GrowConfig) -> ModelConfig:
+  """Return the model after a merge with another run, or with the tokens from `extract`.
+
+  Raises:
+    UserError: `config.scale` is resize, and the tokens come in groups of their own.
+  """
+  own, counts = own_groups(ours, added), added_counts(added)
+  if config.scale == 'resize' and any(own.values()):
+    raise UserError(
+      '--scale=resize is for tokens that join a group, and these come in groups of their own, '
+      'which keep their reference counts; leave it out'
+    )
+  joining = {
+    name: count + counts.get(name, 0)
+    for name, count in token_counts(ours).items()
+    if not own.get(name)
+  }
+  _check_same_scores(ours, added.config.model, [name for name in joining if counts.get(name)])
+  joined = grown_model(ours, joining, dataclasses.replace(config, method='zero_keys'))
+  appended = {
+    name: with_groups(one, (*token_groups(one), *own.get(name, ())))
+    for name, one in pattentions(joined).items()
+  }
+  theirs = pattentions(added.config.model)
+  for name in matrices(ours):
+    if own.get(name):
+      appended[name] = with_groups(theirs[name], own[name])
+  return config_lib.with_pattentions(joined, appended)
+
+
+def _check_same_scores(ours: ModelConfig, theirs: ModelConfig, names: Sequence[str]) -> None:
+  """Check that tokens that join a group have its score."""
+  here, there = _scored(ours), _scored(theirs)
+  for name in names:
+    a, b = here[name][-1].score, there[name][-1].score
+    if a != b:
+      raise UserError(
+        f'tokens of {name} have the score {a} in the source and {b} in the added run, and would '
+        'join one group; merge tokens that grew as groups of their own'
+      )
+
+
+def other_scale(
+  ours: ModelConfig,
+  theirs: ModelConfig,
+  own: Mapping[str, Sequence[TokenGroup]] = types.MappingProxyType({}),
+) -> str | None:
+  """Return a warning if tokens that join a group get another scale than in training, or None.
+
+  `ours` is the model to append to, `theirs` the one that the tokens were trained in, and `own` the
+  appended groups, from `own_groups`.
+  """
+  there = named_groups(theirs)
+  differing = [
+    f'{name} {there[name][-1].reference} there and {here[-1].reference} here'
+    for name, here in named_groups(ours).items()
+    if name in there and not own.get(name) and there[name][-1].reference != here[-1].reference
+  ]
+  if not differing:
+    return None
+  return (
+    f'the added tokens were trained with other reference counts ({", ".join(differing)}); they get '
+    'the scale of the source, which changes their weights'
+  )
+
+
+def check_not_twice(
+  source: Meta, directory: paths.Path, added: Meta, added_directory: paths.Path
+) -> None:
+  """Check that the source has none of the tokens to append.
+
+  Raises:
+    UserError: it has some, which would count twice.
+  """
+  ours, theirs = additions(source, directory), additions(added, added_directory)
+  known = {run for runs in ours for run in runs}
+  common = [run for runs in theirs for run in runs if run in known]
+  if not common and not _same_arrays(source, added):
+    return
+  if added.contents == 'added_tokens':
+    last = added.lineage[-1]
+    example = '' if last.action == 'extract' else f', such as {last.source}'
+    advice = f'merge them into a run without them{example}'
+  elif len(theirs) > 1 and theirs[-1] and not known.intersection(theirs[-1]):
+    advice = (
+      'append only what was added to it: tokenformer grow extract '
+      f'--source={added_directory} --target=NEW_DIR, then merge with --added=NEW_DIR'
+    )
+  else:
+    advice = 'merge a run that shares no tokens with it, or tokens from extract'
+  raise UserError(
+    f'{added_directory} has parameter tokens of {common[0] if common else directory}, which '
+    f'{directory} has already; merged, they would count twice; {advice}'
+  )
+
+
+def _same_arrays(ours: Meta, theirs: Meta) -> bool:
+  """Return whether two checkpoints of whole models have keys that are equal bit for bit."""
+  infos = jax.tree_util.tree_leaves_with_path({'params': models.define(ours.config.model).info})
+  names = (
+    jax.tree_util.keystr(path, simple=True, separator='/')
+    for path, info in infos
+    if info.role is Role.KEY
+  )
+  return any(
+    name in ours.checksums and ours.checksums[name] == theirs.checksums.get(name) for name in names
+  )
+
+
+def merge(
+  state: State,
+  added: Params,
+  model: ModelConfig,
+  config: GrowConfig,
+  after: ModelConfig | None = None,
+) -> State:
+  """Append tokens to those of a state of `model`; their moments are zero.
+
+  `after` is the merged model, which tokens beside matrices that have none yet need.
+  """
+  definition = models.define(model)
+  given = dict(jax.tree_util.tree_leaves_with_path(added))
+  known = {path for path, _ in jax.tree_util.tree_leaves_with_path(definition.abstract)}
+  if first := {path: array for path, array in given.items() if path not in known}:
+    seeded = matching.with_first_tokens(model, after)
+    first = _placed(first, models.define(seeded).axes)
+    state = run_stages(state, model, seeded, [FirstTokens(model, seeded, config, first)], config)
+    added = tokens.only(added, known)
+    definition = models.define(seeded)
+  axes = definition.axes
+
+  def append(more: Params, params: Params) -> Params:
+    return tokens.merge(params, more, axes)
+
+  zero = jax.tree.map(jnp.zeros_like, added)
+  return map_state(state, config, functools.partial(append, added), functools.partial(append, zero))
+
+
+def _placed(arrays: Mapping[Path, jax.Array], axes: Params) -> dict[Path, jax.Array]:
+  """Return arrays, each whole on every device, split as parameters with these axes are."""
+  return {
+    path: jax.device_put(array, sharding.tree_shardings(array.sharding.mesh, lookup(axes, path)))
+    for path, array in arrays.items()
+  }
