@@ -36,12 +36,17 @@ from tokenformer_jax.config.mixers import (
   GatedUnitConfig,
   LengthScaleConfig,
   LinearConfig,
+  LinearScalingConfig,
+  Llama3ScalingConfig,
   NoPositionsConfig,
   PositionScaleConfig,
   RotaryConfig,
+  RotaryScalingConfig,
   SeenScaleConfig,
   SoftmaxConfig,
+  YarnScalingConfig,
   is_plain,
+  width_of_heads,
 )
 from tokenformer_jax.config.model import InitConfig, Layers, ModelConfig, draws, rows_together
 from tokenformer_jax.config.names import check_key, choices, keys_named, lookup

@@ -10,14 +10,17 @@ from tokenformer_jax.config.layer import LayerConfig, ParallelConfig, SkiplessCo
 from tokenformer_jax.config.mixers import (
   GatedUnitConfig,
   LinearConfig,
+  Llama3ScalingConfig,
   NoPositionsConfig,
   PositionScaleConfig,
   RotaryConfig,
   SoftmaxConfig,
+  YarnScalingConfig,
   is_plain,
+  width_of_heads,
 )
 from tokenformer_jax.config.model import ModelConfig, layer_path, used_layers
-from tokenformer_jax.config.pattention import PattentionConfig, token_groups
+from tokenformer_jax.config.pattention import NoProjectionConfig, PattentionConfig, token_groups
 from tokenformer_jax.errors import UserError
 
 _EMBEDDINGS = {'lm': ('none', 'learned'), 'vit': ('sincos', 'learned', 'none')}
@@ -81,10 +84,12 @@ def _check_layer(model: ModelConfig, layer: LayerConfig, path: str) -> None:
     _check_experts(layer.ffn, f'config.{path}.ffn')
   mixer = layer.mixer
   heads = getattr(mixer, 'heads', 1)
-  if model.width % heads:
+  if model.width % heads and not getattr(mixer, 'head_width', 0):
     raise UserError(
       f'config.model.width is {model.width}, which is not a multiple of {path}.mixer.heads={heads}'
     )
+  if isinstance(mixer, SoftmaxConfig):
+    _check_heads(model, mixer, f'{path}.mixer')
   scale = getattr(mixer, 'length_scale', None)
   if model.kind == 'vit' and isinstance(scale, PositionScaleConfig):
     raise UserError(
@@ -98,13 +103,63 @@ def _check_layer(model: ModelConfig, layer: LayerConfig, path: str) -> None:
     )
   rotary = getattr(mixer, 'positions', NoPositionsConfig())
   if isinstance(rotary, RotaryConfig):
-    head = mixer.head_width if isinstance(mixer, GatedUnitConfig) else model.width // heads
-    _check_rotary(model, rotary, head, f'{path}.mixer')
+    _check_rotary(model, rotary, width_of_heads(mixer, model.width), f'{path}.mixer')
     if rotary.clip and isinstance(mixer, LinearConfig):
       raise UserError(
         f'config.{path}.mixer.positions.clip is {rotary.clip}, and linear attention has no scores '
         'of single pairs to clip distances in; leave it out'
       )
+
+
+def _check_heads(model: ModelConfig, mixer: SoftmaxConfig, path: str) -> None:
+  """Check the heads of keys and values, and what needs as many or as wide ones as the model."""
+  if mixer.heads % mixer.key_heads:
+    raise UserError(
+      f'config.{path}.kv_heads is {mixer.kv_heads}, which does not divide {path}.heads='
+      f'{mixer.heads}; each head of keys serves equally many heads of queries'
+    )
+  without = {
+    name: isinstance(getattr(mixer, name), NoProjectionConfig) for name in ('value', 'proj')
+  }
+  own = {
+    'value.kind=none': without['value'],
+    'value_skip=True': mixer.value_skip,
+    'shaped=True': mixer.shaped,
+  }
+  whole = {**own, 'proj.kind=none': without['proj'], 'proj_skip=True': mixer.proj_skip}
+  if mixer.key_heads != mixer.heads and any(own.values()):
+    raise UserError(
+      f'config.{path}.kv_heads is {mixer.kv_heads}, and {_set(own)} needs a value for each of the '
+      f'{mixer.heads} heads; set kv_heads=0'
+    )
+  if mixer.head_width * mixer.heads not in (0, model.width) and any(whole.values()):
+    raise UserError(
+      f'config.{path}.head_width is {mixer.head_width} of {mixer.heads} heads, and {_set(whole)} '
+      f'needs heads that fill model.width={model.width}; set head_width=0'
+    )
+
+
+def _set(named: dict[str, bool]) -> str:
+  """Return the first name whose value is true."""
+  return next(name for name, value in named.items() if value)
+
+
+def _check_scaling(rotary: RotaryConfig, path: str) -> None:
+  scaling, clip, path = rotary.scaling, rotary.clip, f'{path}.positions.scaling'
+  bounds = {
+    Llama3ScalingConfig: ('low_frequency', 'high_frequency'),
+    YarnScalingConfig: ('slow', 'fast'),
+  }.get(type(scaling))
+  if bounds and getattr(scaling, bounds[0]) >= getattr(scaling, bounds[1]):
+    low, high = (f'{name}={getattr(scaling, name):g}' for name in bounds)
+    raise UserError(
+      f'config.{path}.{low} is not less than {high}; planes between the two are slowed in part'
+    )
+  if isinstance(scaling, YarnScalingConfig) and clip:
+    raise UserError(
+      f'config.{path}.kind is yarn, which multiplies what is rotated, and clip={clip} leaves keys '
+      'far away as they are; leave one of them out'
+    )
 
 
 def _check_rotary(model: ModelConfig, rotary: RotaryConfig, head: int, path: str) -> None:
@@ -113,6 +168,7 @@ def _check_rotary(model: ModelConfig, rotary: RotaryConfig, head: int, path: str
       f'config.{path}.positions.kind is rotary, and the patches of a ViT are in no order; '
       'set it to none, and model.position_embedding to sincos or learned'
     )
+  _check_scaling(rotary, path)
   if head * rotary.fraction < 2:
     raise UserError(
       f'config.{path}.positions.fraction is {rotary.fraction} of heads {head} wide, which rotates '

@@ -14,6 +14,58 @@ from tokenformer_jax.config.pattention import (
 
 
 @dataclasses.dataclass(frozen=True)
+class RotaryScalingConfig:
+  """Planes turn as the base says."""
+
+  kind: ClassVar[str] = 'none'
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearScalingConfig(RotaryScalingConfig):
+  """Every plane turns more slowly by a factor."""
+
+  kind = 'linear'
+
+  factor: float = key(1.0, 'by which planes turn more slowly', least=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Llama3ScalingConfig(LinearScalingConfig):
+  """Planes with few turns over a length turn more slowly by a factor, as in Llama 3.1."""
+
+  kind = 'llama3'
+
+  low_frequency: float = key(
+    1.0, 'planes with fewer turns over the length are slowed by the whole factor', above=0
+  )
+  high_frequency: float = key(
+    4.0, 'planes with more turns over the length keep their speed', above=0
+  )
+  length: int = key(8192, 'the length that the model was first trained with', above=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class YarnScalingConfig(LinearScalingConfig):
+  """The same by the number of a plane, and larger scores (YaRN, arXiv 2309.00071)."""
+
+  kind = 'yarn'
+
+  fast: float = key(32.0, 'planes with more turns over the length keep their speed', above=0)
+  slow: float = key(
+    1.0, 'planes with fewer turns over the length are slowed by the whole factor', above=0
+  )
+  length: int = key(8192, 'the length that the model was first trained with', above=0)
+  gain: float = key(
+    0.0, 'of rotated queries and keys, each. 0: 1 + log(factor) / 10, as in YaRN', least=0
+  )
+
+
+ROTARY_SCALINGS = table(
+  RotaryScalingConfig, LinearScalingConfig, Llama3ScalingConfig, YarnScalingConfig
+)
+
+
+@dataclasses.dataclass(frozen=True)
 class RotaryConfig:
   """Rotation of queries and keys by their positions."""
 
@@ -28,6 +80,9 @@ class RotaryConfig:
   )
   clip: int = key(
     0, 'the largest distance that counts, as in ReRoPE; 0: no limit. Softmax attention', least=0
+  )
+  scaling: RotaryScalingConfig = one_of(
+    RotaryScalingConfig(), ROTARY_SCALINGS, 'how planes turn for longer texts'
   )
 
 
@@ -89,6 +144,15 @@ class SoftmaxConfig:
   kind: ClassVar[str] = 'softmax'
 
   heads: int = key(4, 'H, heads of the attention', above=0)
+  kv_heads: int = key(
+    0, 'G, heads of keys and values, each for H / G heads of queries. 0: heads', least=0
+  )
+  head_width: int = key(0, 'K, the width of a head. 0: model.width / heads', least=0)
+  qk_norm: str = key(
+    'none',
+    'RMSNorm of the queries and keys of each head, with a scale for all heads, before rotation',
+    choices=('none', 'rms'),
+  )
   window: int = key(0, _WINDOW, least=0, only='lm')
   positions: Positions = one_of(
     RotaryConfig(), POSITIONS, 'how queries and keys depend on their positions'
@@ -120,6 +184,11 @@ class SoftmaxConfig:
     'shaped attention, α I + β A − γ C with learned gains a head and C the uniform attention; '
     'queries start at zero, which makes it the identity',
   )
+
+  @property
+  def key_heads(self) -> int:
+    """G, the heads of keys and values."""
+    return self.kv_heads or self.heads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,9 +242,16 @@ class LinearConfig:
 MIXERS = table(SoftmaxConfig, GatedUnitConfig, LinearConfig)
 
 
+def width_of_heads(mixer: Any, width: int) -> int:
+  """Return K, the width of a head of queries and keys, in a model of this width."""
+  return getattr(mixer, 'head_width', 0) or width // mixer.heads
+
+
 def is_plain(mixer: Any) -> bool:
-  """Return whether a mixer is softmax attention with projections of value and output alone."""
+  """Return whether a mixer is softmax attention with projections of the model's width alone."""
   if not isinstance(mixer, SoftmaxConfig):
+    return False
+  if mixer.key_heads != mixer.heads or mixer.head_width or mixer.qk_norm != 'none':
     return False
   if mixer.shaped or mixer.value_skip or mixer.proj_skip:
     return False

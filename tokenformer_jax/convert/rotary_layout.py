@@ -35,8 +35,8 @@ from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.storage import paths
 
 LAYOUTS = config_lib.choices('model.layer.mixer.positions.layout')
-# Arrays whose last axis is the output of a projection.
-_OUTPUTS = (Role.KERNEL, Role.BIAS, Role.VALUE)
+# Arrays whose last axis is the output of a projection, or an entry of a head for its norm.
+_OUTPUTS = (Role.KERNEL, Role.BIAS, Role.VALUE, Role.GAIN)
 
 
 def convert_layout(params: Params, model: ModelConfig, layout: str) -> tuple[Params, ModelConfig]:
@@ -140,9 +140,13 @@ def _orders(model: ModelConfig, layout: str) -> dict[tuple[str, ...], np.ndarray
   for name, place in zip(names, trunk.places(model.repeats), strict=True):
     layer = model.layers[name]
     if (rotary := _rotary(layer)) and rotary.layout != layout:
-      order = _order(rotary, layer.mixer.heads, model.width // layer.mixer.heads)
-      for projection in ('query', 'key'):
-        projections['blocks', *filter(None, [place.stack]), 'attention', projection] = order
+      mixer = layer.mixer
+      heads = {'query': mixer.heads, 'key': getattr(mixer, 'key_heads', mixer.heads)}
+      if getattr(mixer, 'qk_norm', 'none') != 'none':
+        heads |= {'query_norm': 1, 'key_norm': 1}
+      for own, count in heads.items():
+        order = _order(rotary, count, config_lib.width_of_heads(mixer, model.width))
+        projections['blocks', *filter(None, [place.stack]), 'attention', own] = order
   infos = jax.tree_util.tree_leaves_with_path(models.define(model).info)
   paths_and_infos = [(tuple(key.key for key in path), info) for path, info in infos]
   return {

@@ -251,7 +251,10 @@ def _wider(layer: LayerConfig, factor: float) -> LayerConfig:
 
   def change(path: str, part: Any) -> Any:
     if isinstance(part, SoftmaxConfig | LinearConfig):
-      return dataclasses.replace(part, heads=_times(part.heads, factor, f'{path}.heads'))
+      part = dataclasses.replace(part, heads=_times(part.heads, factor, f'{path}.heads'))
+    if isinstance(part, SoftmaxConfig) and part.kv_heads:
+      kv_heads = _times(part.kv_heads, factor, f'{path}.kv_heads')
+      part = dataclasses.replace(part, kv_heads=kv_heads)
     if isinstance(part, GatedUnitConfig | MLPConfig) and part.width:
       return dataclasses.replace(part, width=_times(part.width, factor, f'{path}.width'))
     return part

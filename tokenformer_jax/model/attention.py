@@ -7,14 +7,16 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from tokenformer_jax.config import AsKeyConfig, ModelConfig, SoftmaxConfig
+from tokenformer_jax.config import AsKeyConfig, ModelConfig, SoftmaxConfig, width_of_heads
 from tokenformer_jax.model import cache as caches
 from tokenformer_jax.model import kernels
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.layers import gain, gained, out_of_heads, projection
+from tokenformer_jax.model.norm import Norm, normed
 from tokenformer_jax.model.positions import Rotary
 from tokenformer_jax.model.token_attention import TokenAttention
 from tokenformer_jax.model.trunk import EMPTY_AUX, FROM_START, NO_INPUTS, Aux, Context, Inputs
+from tokenformer_jax.parallel.rules import parts
 from tokenformer_jax.parallel.sharding import constrain
 
 
@@ -31,6 +33,9 @@ Cache = caches.KV | caches.Ring | SummedKV
 class Attention(nnx.Module):
   """Multi-head softmax attention whose query, key, value and output are projections.
 
+  A head of keys and values may serve several heads of queries (Ainslie et al. 2023, arXiv
+  2305.13245). With fewer heads of keys than devices, each device has all of them.
+
   Without a value projection the value is the input, and without an output projection the heads are
   the output. Shaped attention (Noci et al. 2023, arXiv 2306.17759) is α V + β A V − γ C V, with
   gains for each head, the attention A, and the mean C V of the visible values. Queries start at
@@ -46,21 +51,34 @@ class Attention(nnx.Module):
     compute: Compute,
     rngs: nnx.Rngs,
   ):
+    self.heads, self.key_heads = config.heads, config.key_heads
+    self.head_width = width_of_heads(config, model.width)
+    into_query, into_key = (
+      (model.width, heads * self.head_width) for heads in (self.heads, self.key_heads)
+    )
     make = functools.partial(projection, model=model, compute=compute, rngs=rngs)
     into_heads = ('width', 'heads')
     orthogonal = model.init.attention_kernels == 'orthogonal'
-    self.query = make(config.qkv, axes=into_heads, starts_at_zero=config.shaped)
-    self.key = make(config.qkv, axes=into_heads)
+    self.query = make(config.qkv, axes=into_heads, widths=into_query, starts_at_zero=config.shaped)
+    self.key = make(config.qkv, axes=into_heads, widths=into_key)
     value = config.qkv if isinstance(config.value, AsKeyConfig) else config.value
     self.value = make(
-      value, axes=into_heads, starts_at_zero=config.value_skip, orthogonal=orthogonal
+      value,
+      axes=into_heads,
+      widths=into_key,
+      starts_at_zero=config.value_skip,
+      orthogonal=orthogonal,
     )
     self.proj = make(
       config.proj,
       axes=('heads', 'width'),
+      widths=into_query[::-1],
       starts_at_zero=config.proj_skip,
       orthogonal=orthogonal,
     )
+    has_norm = config.qk_norm != 'none'
+    norm = functools.partial(Norm, config.qk_norm, model, head_width=self.head_width, rngs=rngs)
+    self.query_norm, self.key_norm = (norm(), norm()) if has_norm else (None, None)
     # The output is g₁ h + g₂ proj(h) of the heads h.
     self.heads_gain, self.proj_gain = (gain(rngs), gain(rngs)) if config.proj_skip else (None, None)
     # V = g₁ x + g₂ value(x)
@@ -72,7 +90,6 @@ class Attention(nnx.Module):
     self.attention_gain = gain(rngs, heads=heads) if heads else None  # β
     self.uniform_gain = gain(rngs, heads=heads) if heads else None  # γ
     self.shaped = config.shaped
-    self.heads, self.head_width = config.heads, model.width // config.heads
     rotary = Rotary(config.positions, self.head_width)
     self.attend = TokenAttention(rotary, causal, config.window, config.length_scale)
     self.implementation = compute.attention
@@ -88,7 +105,7 @@ class Attention(nnx.Module):
   def init_cache(self, batch: int, length: int, dtype: jnp.dtype) -> Cache:
     """Return an empty cache for texts of up to `length` slots, or for the slots of the window."""
     widths = (self.head_width, self.head_width)
-    empty = self.attend.init_cache(batch, self.heads, length, widths, dtype)
+    empty = self.attend.init_cache(batch, self.key_heads, length, widths, dtype)
     if not self.shaped or isinstance(empty, caches.Ring):
       return empty
     total = jnp.zeros((batch, 1, self.heads, self.head_width), jnp.float32)
@@ -96,10 +113,18 @@ class Attention(nnx.Module):
 
   def cache_axes(self) -> Cache:
     """Return the logical axes of the arrays of the cache."""
-    axes = self.attend.cache(*caches.HEADS)
+    axes = self.attend.cache(*self._pair_axes())
     if not self.shaped or isinstance(axes, caches.Ring):
       return axes
     return SummedKV(axes, ('batch', None, 'heads', None))
+
+  def _splits_keys(self) -> bool:
+    """Return whether the mesh splits the heads of keys and values."""
+    return self.key_heads % parts('heads') == 0
+
+  def _pair_axes(self) -> caches.PairAxes:
+    """Return the logical axes of cached keys and values."""
+    return caches.HEADS if self._splits_keys() else caches.WHOLE
 
   def __call__(
     self,
@@ -124,13 +149,16 @@ class Attention(nnx.Module):
     name = kernels.usable_kernel(
       self.implementation, x_BxTxD.dtype, x_BxTxD.shape[0], length, self.heads
     )
-    filled = kernels.filled_width(name, self.head_width) if plain else self.head_width
+    # A norm over the entries of a head does not count zeros that fill it.
+    fills = plain and self.query_norm is None
+    filled = kernels.filled_width(name, self.head_width) if fills else self.head_width
+    of_keys = 'heads' if self._splits_keys() else None
     query, key, value = (
-      constrain(heads, 'batch', None, 'heads', None)
-      for heads in (
-        self.query(x_BxTxD, (self.heads, filled)),
-        self.key(x_BxTxD, (self.heads, filled)),
-        self._value(x_BxTxD, filled),
+      constrain(heads, 'batch', None, axis, None)
+      for heads, axis in (
+        (normed(self.query_norm, self.query(x_BxTxD, (self.heads, filled))), 'heads'),
+        (normed(self.key_norm, self.key(x_BxTxD, (self.key_heads, filled))), of_keys),
+        (self._value(x_BxTxD, filled), of_keys),
       )
     )
     query = attend.scaled(query, positions_BxT, context)
@@ -163,7 +191,7 @@ class Attention(nnx.Module):
   def _value(self, x_BxTxD: jax.Array, filled: int) -> jax.Array:
     """Return the values as heads [B, T, H, `filled`], filled with zeros."""
     if self.value is not None and self.input_gain is None:
-      return self.value(x_BxTxD, (self.heads, filled))
+      return self.value(x_BxTxD, (self.key_heads, filled))
     x_BxTxHxK = x_BxTxD.reshape(*x_BxTxD.shape[:2], self.heads, self.head_width)
     x_BxTxHxK = jnp.pad(x_BxTxHxK, ((0, 0),) * 3 + ((0, filled - self.head_width),))
     if self.value is None:
@@ -177,7 +205,7 @@ class Attention(nnx.Module):
     """Return the results of `__call__` for heads and a cache."""
     positions_BxT = context.positions(query.shape[1])
     old = cache.kv if isinstance(cache, SummedKV) else cache
-    mixed, kept, view = self.attend.with_cache(query, key, value, context, old)
+    mixed, kept, view = self.attend.with_cache(query, key, value, context, old, self._pair_axes())
     if not self.shaped:
       return self._output(value, mixed, None), kept, EMPTY_AUX
     if isinstance(cache, SummedKV):

@@ -14,6 +14,7 @@ from tokenformer_jax.parallel.sharding import constrain
 AXES: tuple[str | None, ...] = ('batch', 'heads', None, None)
 PairAxes = tuple[tuple[str | None, ...], tuple[str | None, ...]]  # of keys and of values
 HEADS: PairAxes = (AXES, AXES)
+WHOLE: PairAxes = (('batch', None, None, None),) * 2  # of heads that devices do not split
 _NOT_WRITTEN = 2**30  # a slot number after every query, which masks the place
 
 

@@ -3,7 +3,7 @@
 import functools
 import importlib
 import types
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,8 @@ def causal_attention(
   far: Far | None = None,
 ) -> jax.Array:
   """Return causal attention on [B, T, H, K] each, by XLA's own operations; values may differ in K.
+
+  Keys and values may have fewer heads: each serves equally many heads of queries.
 
   Each block of queries skips the keys that none of its queries sees, and the backward pass
   recomputes the scores. On a CPU this takes half the time of `jax.nn.dot_product_attention`
@@ -103,7 +105,7 @@ def _attend_block(
 
   def scores(query: jax.Array, key: jax.Array) -> jax.Array:
     query, key = query[:, :, first:last], key[:, :, first_key:last]
-    return _scores('BHCK,BHSK->BHCS', query, key)
+    return _scores(query, key)
 
   queries_T, keys_S = jnp.arange(first, last), jnp.arange(first_key, last)
   scores_BxHxCxS = scores(query, key)
@@ -117,13 +119,27 @@ def _attend_block(
   if starts_BxT is not None:
     seen &= _document_mask(starts_BxT[:, first:last], keys_S)
   weights_BxHxCxS = weigh(scores_BxHxCxS, seen, normalise).astype(value.dtype)
-  return jnp.einsum('BHCS,BHSK->BHCK', weights_BxHxCxS, value[:, :, first_key:last])
+  return _by_head('BHCS,BHSK->BHCK', weights_BxHxCxS, value[:, :, first_key:last])
 
 
-def _scores(letters: str, query: jax.Array, key: jax.Array) -> jax.Array:
+def _scores(query: jax.Array, key: jax.Array, letters: str = 'BHCK,BHSK->BHCS') -> jax.Array:
   """Return q · k / √K in float32."""
   query = query / jnp.sqrt(query.shape[-1]).astype(query.dtype)
-  return jnp.einsum(letters, query, key, preferred_element_type=jnp.float32)
+  return _by_head(letters, query, key, preferred_element_type=jnp.float32)
+
+
+def _by_head(letters: str, x: jax.Array, key: jax.Array, **how: Any) -> jax.Array:
+  """Return the product of arrays with heads of queries, and of keys [B, H, …] or [B, G, …]."""
+  at, to = letters.index('H'), letters.split('->')[1].index('H')
+  groups = key.shape[1]
+  if x.shape[at] == groups:
+    return jnp.einsum(letters, x, key, **how)
+  of_x, rest = letters.split(',', 1)
+  of_key, of_out = rest.split('->')
+  grouped = f'{of_x.replace("H", "HR")},{of_key}->{of_out.replace("H", "HR")}'
+  x = x.reshape(*x.shape[:at], groups, -1, *x.shape[at + 1 :])
+  out = jnp.einsum(grouped, x, key, **how)
+  return out.reshape(*out.shape[:to], -1, *out.shape[to + 2 :])
 
 
 def weigh(scores: jax.Array, seen: jax.Array | None, normalise: str) -> jax.Array:
@@ -193,6 +209,7 @@ def attend(
 ) -> jax.Array:
   """Return softmax attention on [B, T, H, K] each, computed by the `usable_kernel`.
 
+  Keys and values may have fewer heads, as in `causal_attention`.
   `window` and `starts_BxT`, which is that of `Context`, need causal attention. `head_width` is that
   of `splash.attention`, the only kernel that takes heads filled with zeros.
   """
@@ -247,16 +264,17 @@ def attend_view(
 
   See `causal_attention`; the keys of `far` are [B, H, S, K].
   """
-  scores_BxHxTxS = _scores('BTHK,BHSK->BHTS', query_BxTxHxK, view.keys)
+  letters = 'BTHK,BHSK->BHTS'
+  scores_BxHxTxS = _scores(query_BxTxHxK, view.keys, letters)
   length = query_BxTxHxK.shape[1]
   if far is not None:
     queries_T = context.start + jnp.arange(length)
     is_far = (queries_T[:, None] - view.slots_S[None, :] >= far.clip)[None, None]
-    far_scores = _scores('BTHK,BHSK->BHTS', far.query, far.key)
+    far_scores = _scores(far.query, far.key, letters)
     scores_BxHxTxS = jnp.where(is_far, far_scores, scores_BxHxTxS)
   seen = sees_view(view, context, length, window)
   weights_BxHxTxS = weigh(scores_BxHxTxS, seen, normalise).astype(view.values.dtype)
-  return jnp.einsum('BHTS,BHSK->BTHK', weights_BxHxTxS, view.values)
+  return _by_head('BHTS,BHSK->BTHK', weights_BxHxTxS, view.values)
 
 
 def uniform_attention(

@@ -22,15 +22,25 @@ class Norm(nnx.Module):
   rms, rms_plain         x / √(mean x² + ε), with a scale, alone; or x / (√(mean x²) + ε)
   """
 
-  def __init__(self, form: str, model: ModelConfig, *, depth: int | None = None, rngs: nnx.Rngs):
+  def __init__(
+    self,
+    form: str,
+    model: ModelConfig,
+    *,
+    head_width: int = 0,
+    depth: int | None = None,
+    rngs: nnx.Rngs,
+  ):
+    """Make a norm over the model's width, or over the width of heads [B, T, H, K]."""
     self.is_rms = form in ('rms', 'rms_plain')
     self.epsilon, self.outside = model.norm_epsilon, model.norm_epsilon_outside
-    make = functools.partial(param, rngs, shape=(model.width,), axes=('norm',), depth=depth)
+    shape, axes = ((head_width,), ('head_width',)) if head_width else ((model.width,), ('norm',))
+    make = functools.partial(param, rngs, shape=shape, axes=axes, depth=depth)
     self.scale = make(nnx.initializers.ones, role=Role.GAIN) if form in _WITH_SCALE else None
     self.bias = make(nnx.initializers.zeros, role=Role.BIAS) if form in _WITH_BIAS else None
 
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
-    """Normalize each position: [B, T, D] → [B, T, D]."""
+    """Normalize each position [B, T, D], or each head of it."""
     scale = None if self.scale is None else self.scale[...]
     if self.is_rms:
       return _rms_norm(x_BxTxD, scale, self.epsilon, self.outside)

@@ -8,10 +8,14 @@ import numpy as np
 
 from tokenformer_jax.config import (
   LengthScaleConfig,
+  LinearScalingConfig,
+  Llama3ScalingConfig,
   NoPositionsConfig,
   PositionScaleConfig,
   RotaryConfig,
+  RotaryScalingConfig,
   SeenScaleConfig,
+  YarnScalingConfig,
 )
 from tokenformer_jax.model.kernels import Far
 
@@ -37,6 +41,7 @@ class Rotary:
     if isinstance(config, RotaryConfig):
       self.width = rotary_width(head_width, config.fraction)
       self.base, self.clip, self.layout = config.base, config.clip, config.layout
+      self.scaling = config.scaling
 
   def __call__(self, x_BxTxHxK: jax.Array, positions_BxT: jax.Array) -> jax.Array:
     """Rotate heads [B, T, H, K] by positions [B, T], or [1, T] for all rows."""
@@ -45,6 +50,9 @@ class Rotary:
     partner_KxK, turns_K = self._planes(x_BxTxHxK.shape[-1])
     angles_BxTxK = _angles(positions_BxT, turns_K)
     cos_BxTx1xK, sin_BxTx1xK = (f(angles_BxTxK)[:, :, None] for f in (jnp.cos, jnp.sin))
+    if (factor := gain(self.scaling)) != 1:
+      gains_K = np.where(turns_K == 0, 1, factor).astype(np.float32)
+      cos_BxTx1xK, sin_BxTx1xK = gains_K * cos_BxTx1xK, gains_K * sin_BxTx1xK
     partners_BxTxHxK = jnp.einsum(
       'BTHK,KL->BTHL', x_BxTxHxK, partner_KxK.astype(x_BxTxHxK.dtype), precision='highest'
     )
@@ -64,8 +72,37 @@ class Rotary:
       first, second = 2 * pairs, 2 * pairs + 1
     partner_KxK, turns_K = np.zeros((head, head), np.float32), np.zeros(head)
     partner_KxK[second, first], partner_KxK[first, second] = -1, 1
-    turns_K[first] = turns_K[second] = self.base ** (-2 * pairs / self.width) / (2 * np.pi)
+    turns = self.base ** (-2 * pairs / self.width) / (2 * np.pi)
+    turns_K[first] = turns_K[second] = slowed(self.scaling, turns, self.base)
     return partner_KxK, turns_K
+
+
+def slowed(scaling: RotaryScalingConfig, turns: np.ndarray, base: float) -> np.ndarray:
+  """Return the turns a position of planes whose i-th of n turns by base^(−i/n) / 2π."""
+  if not isinstance(scaling, LinearScalingConfig):
+    return turns
+  match scaling:
+    case Llama3ScalingConfig():
+      low, high = scaling.low_frequency, scaling.high_frequency
+      kept = np.clip((turns * scaling.length - low) / (high - low), 0, 1)
+    case YarnScalingConfig():
+      # The planes, as real numbers, that turn `fast` and `slow` times over the length.
+      fast, slow = (
+        len(turns) * math.log(scaling.length / (2 * math.pi * count)) / math.log(base)
+        for count in (scaling.fast, scaling.slow)
+      )
+      first, last = max(math.floor(fast), 0), min(math.ceil(slow), 2 * len(turns) - 1)
+      kept = 1 - np.clip((np.arange(len(turns)) - first) / max(last - first, 1e-3), 0, 1)
+    case _:
+      kept = 0
+  return turns * (kept + (1 - kept) / scaling.factor)
+
+
+def gain(scaling: RotaryScalingConfig) -> float:
+  """Return the factor of rotated queries and keys."""
+  if not isinstance(scaling, YarnScalingConfig):
+    return 1.0
+  return scaling.gain or 1 + 0.1 * math.log(scaling.factor)
 
 
 def far_apart(rotary: Rotary, query: jax.Array, key: jax.Array) -> Far | None:
