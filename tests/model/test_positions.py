@@ -11,8 +11,14 @@ import tiny_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenformer_jax.config import NoPositionsConfig, RotaryConfig
-from tokenformer_jax.model.positions import Rotary, rotary_width
+from tokenformer_jax.config import (
+  LinearScalingConfig,
+  Llama3ScalingConfig,
+  NoPositionsConfig,
+  RotaryConfig,
+  YarnScalingConfig,
+)
+from tokenformer_jax.model.positions import Rotary, gain, rotary_width, slowed
 
 BASE = 10000.0
 LAYOUTS = ('half_split', 'interleaved')
@@ -168,3 +174,81 @@ def test_bfloat16_keeps_the_angles(layout):
 @pytest.mark.parametrize(('head', 'rotated'), [(64, 16), (80, 20), (96, 24), (8, 2), (12, 2)])
 def test_rotary_width(head, rotated):
   assert rotary_width(head, 0.25) == rotated, 'a quarter of each head, in whole planes, is rotated'
+
+
+# By the functions of transformers 5, with base 500000 and 16 entries.
+SCALED = {
+  LinearScalingConfig(4.0): (
+    [0.25, 0.0484807, 0.00940151, 0.00182317, 0.000353553, 6.8562e-05, 1.32957e-05, 2.57835e-06],
+    1.0,
+  ),
+  Llama3ScalingConfig(8.0, 1.0, 4.0, 8192): (
+    [1.0, 0.193923, 0.037606, 0.00729267, 0.000524846, 3.4281e-05, 6.64787e-06, 1.28917e-06],
+    1.0,
+  ),
+  YarnScalingConfig(4.0, length=32768): (
+    [1.0, 0.193923, 0.037606, 0.00729267, 0.00106066, 0.000137124, 1.32957e-05, 2.57835e-06],
+    1.138629436111989,
+  ),
+}
+
+
+@pytest.mark.parametrize('scaling', SCALED, ids=lambda scaling: scaling.kind)
+def test_scaled_rotations_are_those_of_transformers(scaling):
+  frequencies, factor = SCALED[scaling]
+  turns = 500000.0 ** (-np.arange(8) / 8) / (2 * np.pi)
+  np.testing.assert_allclose(2 * np.pi * slowed(scaling, turns, 500000.0), frequencies, rtol=1e-5)
+  rotary = Rotary(RotaryConfig(0.5, 500000.0, scaling=scaling), 32)
+  x = np.random.default_rng(0).normal(size=(1, 3, 1, 32)).astype(np.float32)
+  positions = np.array([[0, 7, 900]])
+  angles = positions[0][:, None] * np.array(frequencies)
+  first, second = x[0, :, 0, :8], x[0, :, 0, 8:16]
+  want = factor * np.concatenate(
+    [
+      first * np.cos(angles) - second * np.sin(angles),
+      second * np.cos(angles) + first * np.sin(angles),
+    ],
+    axis=1,
+  )
+  got = rotary(x, positions)
+  np.testing.assert_allclose(got[0, :, 0, :16], want, atol=2e-3)
+  np.testing.assert_array_equal(got[..., 16:], x[..., 16:], 'entries that do not turn are scaled')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('fraction', [1.0, 0.5])
+@pytest.mark.parametrize('kind', ['linear', 'llama3', 'yarn'])
+def test_scalings_are_those_of_transformers(kind, fraction):
+  transformers = pytest.importorskip('transformers')
+  rope = pytest.importorskip('transformers.modeling_rope_utils')
+  rng = np.random.default_rng(0)
+  for base in (1e4, 1e6):
+    factor, length = float(rng.uniform(1.5, 20)), int(rng.integers(100, 40000))
+    own, theirs = {
+      'linear': (LinearScalingConfig(factor), {}),
+      'llama3': (
+        Llama3ScalingConfig(factor, 1.5, 5.0, length),
+        {'low_freq_factor': 1.5, 'high_freq_factor': 5.0},
+      ),
+      'yarn': (YarnScalingConfig(factor, 24.0, 2.0, length), {'beta_fast': 24.0, 'beta_slow': 2.0}),
+    }[kind]
+    config = transformers.LlamaConfig(
+      hidden_size=256,
+      num_attention_heads=4,
+      head_dim=64,
+      max_position_embeddings=10**6,
+      rope_parameters={
+        'rope_type': kind,
+        'rope_theta': base,
+        'factor': factor,
+        'original_max_position_embeddings': length,
+        'partial_rotary_factor': fraction,
+        **theirs,
+      },
+    )
+    frequencies, attention = rope.ROPE_INIT_FUNCTIONS[kind](config, 'cpu')
+    planes = len(frequencies)
+    assert planes == 64 * fraction // 2
+    turns = base ** (-np.arange(planes) / planes) / (2 * np.pi)
+    np.testing.assert_allclose(2 * np.pi * slowed(own, turns, base), frequencies.numpy(), rtol=2e-6)
+    assert gain(own) == pytest.approx(attention)

@@ -185,7 +185,8 @@ def _check_pool(model: ModelConfig) -> None:
   if not is_plain(model.layer.mixer):
     raise UserError(
       'config.model.pool is attention, which is made as model.layer, and its mixer is not plain '
-      'softmax attention with a value and an output projection; set pool to mean or token'
+      'softmax attention with a value and an output projection, and without kv_heads, head_width '
+      'and qk_norm; set pool to mean or token'
     )
 
 

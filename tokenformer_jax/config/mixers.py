@@ -144,15 +144,6 @@ class SoftmaxConfig:
   kind: ClassVar[str] = 'softmax'
 
   heads: int = key(4, 'H, heads of the attention', above=0)
-  kv_heads: int = key(
-    0, 'G, heads of keys and values, each for H / G heads of queries. 0: heads', least=0
-  )
-  head_width: int = key(0, 'K, the width of a head. 0: model.width / heads', least=0)
-  qk_norm: str = key(
-    'none',
-    'RMSNorm of the queries and keys of each head, with a scale for all heads, before rotation',
-    choices=('none', 'rms'),
-  )
   window: int = key(0, _WINDOW, least=0, only='lm')
   positions: Positions = one_of(
     RotaryConfig(), POSITIONS, 'how queries and keys depend on their positions'
@@ -183,6 +174,15 @@ class SoftmaxConfig:
     False,
     'shaped attention, α I + β A − γ C with learned gains a head and C the uniform attention; '
     'queries start at zero, which makes it the identity',
+  )
+  kv_heads: int = key(
+    0, 'G, heads of keys and values, each for H / G heads of queries. 0: heads', least=0
+  )
+  head_width: int = key(0, 'K, the width of a head. 0: model.width / heads', least=0)
+  qk_norm: str = key(
+    'none',
+    'RMSNorm of the queries and keys of each head, with a scale for all heads, before rotation',
+    choices=('none', 'rms'),
   )
 
   @property

@@ -96,8 +96,8 @@ def check(source: ModelConfig, target: ModelConfig, method: str) -> None:
     if not config_lib.is_plain(layer.mixer):
       raise UserError(
         f'layer {name!r} has a mixer other than softmax attention with value and output '
-        'projections, as many heads of keys as of queries, which fill the width, and no qk_norm; '
-        f'{method} cannot widen it'
+        'projections, and without kv_heads, head_width and qk_norm, which '
+        f'{method} cannot widen'
       )
   before, after = sizes(source), sizes(target)
   for name, old, new in zip(('width', 'heads', 'ffn_width'), before, after, strict=True):

@@ -93,5 +93,5 @@ def _rms_norm(
   )
   x = x / (jnp.sqrt(square) + epsilon) if outside else x * jax.lax.rsqrt(square)
   if scale_D is not None:
-    x = x * scale_D[None, None]
+    x = x * scale_D[(None,) * (x.ndim - 1)]
   return x.astype(x_BxTxD.dtype)

@@ -51,8 +51,8 @@ class Rotary:
     angles_BxTxK = _angles(positions_BxT, turns_K)
     cos_BxTx1xK, sin_BxTx1xK = (f(angles_BxTxK)[:, :, None] for f in (jnp.cos, jnp.sin))
     if (factor := gain(self.scaling)) != 1:
-      gains_K = np.where(turns_K == 0, 1, factor).astype(np.float32)
-      cos_BxTx1xK, sin_BxTx1xK = gains_K * cos_BxTx1xK, gains_K * sin_BxTx1xK
+      gains_1x1x1xK = np.where(turns_K == 0, 1, factor).astype(np.float32)[None, None, None]
+      cos_BxTx1xK, sin_BxTx1xK = gains_1x1x1xK * cos_BxTx1xK, gains_1x1x1xK * sin_BxTx1xK
     partners_BxTxHxK = jnp.einsum(
       'BTHK,KL->BTHL', x_BxTxHxK, partner_KxK.astype(x_BxTxHxK.dtype), precision='highest'
     )

@@ -1,0 +1,162 @@
+"""Fewer heads of keys than of queries, heads of any width, and the norm of queries and keys."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import tiny_model
+
+from tokenformer_jax.config import DenseConfig, MeshConfig, ModelConfig, PattentionConfig
+from tokenformer_jax.model import flops, splash
+from tokenformer_jax.model.attention import Attention
+from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.kernels import causal_attention
+from tokenformer_jax.model.lm import define_lm, unstack
+from tokenformer_jax.model.params import define
+from tokenformer_jax.model.trunk import Context
+from tokenformer_jax.parallel import sharding
+
+HEADS, KEY_HEADS, WIDTH, LENGTH = 8, 2, 6, 24
+PADDING = np.array([0, 3, 11])
+X_BxTxD = np.random.default_rng(1).normal(size=(3, LENGTH, 32)).astype(np.float32)
+QKV = {'dense': DenseConfig(bias=True), 'pattention': PattentionConfig(24, 24)}
+EACH_QKV = pytest.mark.parametrize('qkv', QKV)
+
+
+def _model(qkv: str = 'dense', **changes) -> ModelConfig:
+  """Heads are 6 wide, and together wider than the model."""
+  sizes = {'heads': HEADS, 'kv_heads': KEY_HEADS, 'head_width': WIDTH, 'qkv': QKV[qkv]}
+
+  def change(name, layer):
+    del name
+    return dataclasses.replace(layer, mixer=dataclasses.replace(layer.mixer, **sizes | changes))
+
+  return tiny_model(dense=True).map_layers(change)
+
+
+@functools.cache
+def _attention(model: ModelConfig):
+  return define(lambda rngs: Attention(model.layer.mixer, model, compute=Compute(), rngs=rngs))
+
+
+def _drawn(definition):
+  rng = np.random.default_rng(0)
+  return jax.tree.map(
+    lambda p: jnp.asarray(rng.normal(size=p.shape) * 0.5, p.dtype), definition.abstract
+  )
+
+
+@EACH_QKV
+@pytest.mark.parametrize('window', [0, 5])
+def test_few_key_heads_are_equal_ones_for_their_queries(qkv, window):
+  few = _model(qkv, window=window, qk_norm='rms')
+  params = _drawn(_attention(few))
+  assert (
+    params['query']['kernel' if qkv == 'dense' else 'values'].shape[1]
+    == params['proj']['kernel'].shape[0]
+    == HEADS * WIDTH
+  ), 'heads are not as wide as head_width'
+
+  def repeated(part):
+    def by_name(path, array):
+      if path[-1].key == 'keys':
+        return array
+      heads = array.reshape(*array.shape[:-1], KEY_HEADS, WIDTH)
+      return jnp.repeat(heads, HEADS // KEY_HEADS, axis=-2).reshape(*array.shape[:-1], -1)
+
+    return jax.tree_util.tree_map_with_path(by_name, part)
+
+  all_heads = {**params, **{name: repeated(params[name]) for name in ('key', 'value')}}
+  many = _model(qkv, window=window, qk_norm='rms', kv_heads=HEADS)
+  starts = np.where(np.arange(LENGTH) < 9, 0, 9)[None].repeat(3, 0)
+  for context in (Context(), Context(padding_B=PADDING), Context(starts_BxT=starts, restart=True)):
+    got, want = (
+      jax.jit(lambda p, own=own, c=context: _attention(own).bind(p)(X_BxTxD, c)[0])(own_params)
+      for own, own_params in ((few, params), (many, all_heads))
+    )
+    np.testing.assert_allclose(got, want, atol=2e-5, err_msg=f'{context}')
+
+
+@pytest.mark.parametrize('window', [0, 5])
+def test_a_cache_holds_the_heads_of_keys(window):
+  model = _model(window=window, qk_norm='rms')
+  layer = _attention(model).bind(_drawn(_attention(model)))
+  want = jax.jit(lambda x: layer(x, Context(padding_B=PADDING))[0])(X_BxTxD)
+  cache = layer.init_cache(3, LENGTH, jnp.float32)
+  assert cache.keys.shape == (3, KEY_HEADS, window or LENGTH, WIDTH)
+  extend = jax.jit(lambda x, start, cache: layer(x, Context(start, PADDING), cache))
+  read, start = [], 0
+  for size in (1, 12, 3, *[1] * 8):
+    out, cache, _ = extend(X_BxTxD[:, start : start + size], start, cache)
+    read.append(out)
+    start += size
+  tokens = np.arange(LENGTH) >= PADDING[:, None]
+  np.testing.assert_allclose(jnp.concatenate(read, 1)[tokens], want[tokens], atol=2e-5)
+
+
+def test_queries_and_keys_of_a_norm_have_its_scale():
+  model = _model(qk_norm='rms', kv_heads=0)
+  params = _drawn(_attention(model))
+  flat = {**params, 'query_norm': {'scale': jnp.zeros(WIDTH)}}
+  got = _attention(model).bind(flat)(X_BxTxD)[0]
+  value = _attention(model).bind(flat).value(X_BxTxD, (HEADS, WIDTH))
+  mean = jnp.cumsum(value, axis=1) / (1 + np.arange(LENGTH))[None, :, None, None]
+  want = _attention(model).bind(flat).proj(mean)
+  np.testing.assert_allclose(got, want, atol=1e-5, err_msg='the scale does not multiply queries')
+  big = {**params, 'key': jax.tree.map(lambda p: 100 * p, params['key'])}
+  one, other = (_attention(model).bind(p)(X_BxTxD)[0] for p in (params, big))
+  np.testing.assert_allclose(one, other, atol=1e-4, err_msg='keys are not normalized')
+
+
+@pytest.mark.slow
+@EACH_QKV
+def test_key_heads_on_a_mesh_are_those_of_one_device(qkv):
+  """Four devices split eight heads of queries; each has both heads of keys."""
+  model = _model(qkv, head_width=8, qk_norm='rms')
+  definition, decoder = define_lm(model), define_lm(model, Compute(layers='list'))
+  params = definition.init(0)
+  ids = np.random.default_rng(0).integers(0, 64, (4, 12))
+
+  def loss_and_gradients(params):
+    return jax.value_and_grad(lambda p: jnp.mean(jnp.sin(definition.bind(p)(ids)[0])))(params)
+
+  def decoded(params):
+    model_ = decoder.bind(unstack(params, model))
+    caches = model_.init_caches(4, 12)
+    _, caches = model_(ids[:, :8], Context(), caches)
+    logits, caches = model_(ids[:, 8:], Context(jnp.int32(8)), caches)
+    return logits
+
+  want = jax.jit(lambda p: (loss_and_gradients(p), decoded(p)))(params)
+  mesh = sharding.make_mesh(MeshConfig(fsdp=2, tokens=4))
+  placed = jax.device_put(params, sharding.tree_shardings(mesh, definition.axes))
+  with jax.set_mesh(mesh):
+    got = jax.jit(lambda p: (loss_and_gradients(p), decoded(p)))(placed)
+  for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+    np.testing.assert_allclose(one, other, atol=1e-5, err_msg='a mesh computes something else')
+
+
+def test_flops_of_few_key_heads():
+  """Keys and values have fewer matrices; scores cost as much as with all heads."""
+  few, many = _model(), _model(kv_heads=0)
+  saved = 2 * 2 * 2 * 32 * (HEADS - KEY_HEADS) * WIDTH  # in two layers, of two matrices
+  assert flops.forward_flops(many, 10) - flops.forward_flops(few, 10) == saved
+
+
+def test_splash_takes_few_key_heads():
+  keys = jax.random.split(jax.random.key(0), 3)
+  query, key, value = (
+    jax.random.normal(key, (1, 128, heads, 32)) for key, heads in zip(keys, (4, 2, 2), strict=True)
+  )
+  got, gradients = jax.value_and_grad(
+    lambda *x: jnp.sum(jnp.sin(splash.attention(*x, causal=True, interpret=True))), (0, 1, 2)
+  )(query, key, value)
+  want, wanted = jax.value_and_grad(lambda *x: jnp.sum(jnp.sin(causal_attention(*x))), (0, 1, 2))(
+    query, key, value
+  )
+  np.testing.assert_allclose(got, want, rtol=1e-5)
+  for one, other in zip(gradients, wanted, strict=True):
+    np.testing.assert_allclose(one, other, atol=1e-5)
