@@ -210,19 +210,6 @@ TRAIN_KEYS = {
     'train --config.model.layer.mixer.kv_heads=2',
     'mixer.kv_heads is 2, which does not divide model.layer.mixer.heads=3',
   ),
-  'shaped attention with few heads of keys': (
-    'train --config.model.layer.mixer.kv_heads=1 --config.model.layer.mixer.shaped=true',
-    'shaped=True needs a value for each of the 3 heads; set kv_heads=0',
-  ),
-  'heads that do not fill the width without a projection': (
-    'train --config.model.layer.mixer.head_width=8 --config.model.layer.mixer.proj.kind=none',
-    'proj.kind=none needs heads that fill model.width=192; set head_width=0',
-  ),
-  'a scaling of rotation whose bounds are in the wrong order': (
-    'train --config.model.layer.mixer.positions.scaling.kind=llama3'
-    ' --config.model.layer.mixer.positions.scaling.low_frequency=8',
-    'low_frequency=8 is not less than high_frequency=4',
-  ),
   'a key of rotary positions for none': (
     'train --config.model.layer.mixer.positions.kind=none'
     ' --config.model.layer.mixer.positions.clip=8',

@@ -9,7 +9,18 @@ import numpy as np
 import pytest
 from tiny import tiny_model
 
-from tokenformer_jax.config import DenseConfig, MeshConfig, ModelConfig, PattentionConfig
+from tokenformer_jax.config import (
+  DenseConfig,
+  Llama3ScalingConfig,
+  MeshConfig,
+  ModelConfig,
+  NoProjectionConfig,
+  PattentionConfig,
+  RotaryConfig,
+  YarnScalingConfig,
+)
+from tokenformer_jax.config.check_model import check_model
+from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops, splash
 from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.compute import Compute
@@ -160,3 +171,23 @@ def test_splash_takes_few_key_heads():
   np.testing.assert_allclose(got, want, rtol=1e-5)
   for one, other in zip(gradients, wanted, strict=True):
     np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+REFUSED = {
+  'kv_heads is 3, which does not divide': {'kv_heads': 3},
+  'shaped=True needs a value for each of the 8 heads': {'shaped': True},
+  'proj.kind=none needs heads that fill model.width=32': {'proj': NoProjectionConfig()},
+  'low_frequency=8 is not less than high_frequency=4': {
+    'positions': RotaryConfig(scaling=Llama3ScalingConfig(8.0, low_frequency=8.0))
+  },
+  'yarn, which multiplies what is rotated, and clip=5': {
+    'positions': RotaryConfig(clip=5, scaling=YarnScalingConfig(8.0))
+  },
+}
+
+
+@pytest.mark.parametrize('sentence', REFUSED)
+def test_what_makes_no_sense_is_refused(sentence):
+  with pytest.raises(UserError) as error:
+    check_model(_model(**REFUSED[sentence]))
+  assert sentence in str(error.value)
