@@ -117,7 +117,8 @@ def test_check_key_knows_the_keys(path):
     ),
     (
       'model.layer.qkv.tokens',
-      "config key 'model.layer.qkv' is unknown; did you mean 'model.layer.mixer.qkv.tokens'?",
+      "config key 'model.layer.qkv' is unknown; did you mean 'model.layer.mixer.qkv.tokens' or "
+      "'model.layer.mixer.qkv.beside.tokens'?",
     ),
     (
       'model.variants.local.mixer.windw',

@@ -17,7 +17,7 @@ from tokenformer_jax import config as config_lib
     (
       'model.layer.ffn.score.kind',
       'relu',
-      'l2_norm_gelu, gelu_l2_norm, gelu_l1_norm, softmax, exp_l2_norm',
+      'l2_norm_gelu, gelu_l2_norm, gelu_l1_norm, softmax, exp_l2_norm, gelu, linear',
     ),
     ('model.layer.ffn.score.gelu', 'erf', 'exact, tanh'),
     ('model.layer.norm', 'batch', 'plain, bias, affine, rms, rms_plain, none'),

@@ -79,14 +79,18 @@ def test_kinds_of_one_group_agree_about_their_keys(name):
 scores = st.sampled_from(list(SCORES.values())).flatmap(
   lambda cls: st.builds(
     cls,
-    row_epsilon=st.sampled_from([0.0, 1e-5]),
-    **({'gelu': st.sampled_from(['exact', 'tanh'])} if cls().zero_at_zero else {}),
+    **{
+      name: st.sampled_from(values)
+      for name, values in {'row_epsilon': [0.0, 1e-5], 'gelu': ['exact', 'tanh']}.items()
+      if hasattr(cls(), name)
+    },
   )
 )
 counts = st.integers(1, 10**6)
 pattentions = st.builds(PattentionConfig, counts, st.integers(0, 10**6), scores)
-projections = pattentions | st.builds(DenseConfig, st.booleans())
-outputs = projections | st.builds(NoProjectionConfig)
+nothing = st.builds(NoProjectionConfig)
+projections = pattentions | st.builds(DenseConfig, st.booleans(), nothing | pattentions)
+outputs = projections | nothing
 layouts = st.sampled_from(['half_split', 'interleaved'])
 angles = (st.sampled_from([0.5, 1.0]), st.floats(1, 1e6), layouts)
 no_positions = st.builds(NoPositionsConfig)
@@ -260,7 +264,7 @@ def _sentence(base: Config | None = None, **changes) -> str:
     (
       {'ffn__score__kind': 'softmax', 'ffn__score__gelu': 'tanh'},
       "ffn.score.gelu is 'tanh', which has a meaning for model.layer.ffn.score.kind=l2_norm_gelu "
-      'or gelu_l2_norm or gelu_l1_norm only, and this is softmax; leave it out',
+      'or gelu_l2_norm or gelu_l1_norm or gelu only, and this is softmax; leave it out',
     ),
   ],
 )

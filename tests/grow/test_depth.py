@@ -439,7 +439,12 @@ def test_mixers_without_an_output_projection_are_refused():
       GrowConfig('duplicate', place='copies'),
       'would stay equal for ever',
     ),
-    (tiny_model(**DENSE), tiny_model(**DENSE, layers=4, width=64), PLAIN, 'this model has none'),
+    (
+      tiny_model(**DENSE),
+      tiny_model(**DENSE, layers=4, width=64),
+      PLAIN,
+      'growth by group changes',
+    ),
   ],
 )
 def test_impossible_growths_in_depth_are_refused(source, target, how, sentence):

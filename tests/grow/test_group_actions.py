@@ -325,9 +325,18 @@ def test_a_scale_of_tokens_that_join_is_compared_with_their_group():
 def test_groups_are_not_resized_by_a_merge():
   with pytest.raises(UserError, match='--scale=resize is for tokens that join a group'):
     merging.merged_model(SPECIALIST, _whole(BASE), GrowConfig(scale='resize'))
-  other = tiny_model(score='softmax')
-  with pytest.raises(UserError, match=r"score\.kind is 'l2_norm_gelu' in the source and 'softmax'"):
-    merging.check_mergeable(SPECIALIST, _grown(other, by_name(32, 48, 64)))
+
+
+def test_merged_groups_keep_their_scores():
+  other = _grown(tiny_model(score='softmax'), by_name(32, 48, 64))
+  assert merging.check_mergeable(SPECIALIST, other) is None
+  merged = merging.merged_model(SPECIALIST, _whole(other), KEEP)
+  assert token_groups(pattentions(merged)['qkv'])[-2:] == (
+    TokenGroup(24, 24, 'softmax'),
+    TokenGroup(8, 8, 'softmax'),
+  )
+  with pytest.raises(UserError, match='have the score l2_norm_gelu in the source and softmax in'):
+    merging.merged_model(BASE, _whole(tiny_model(score='softmax')), KEEP)
 
 
 # The lineage

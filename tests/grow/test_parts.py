@@ -137,10 +137,6 @@ def test_two_models_merge_into_one_with_the_tokens_of_both():
   [
     (tiny_model(width=64), r'model\.width is 32 in the source and 64 in the added'),
     (tiny_model(layers=3), r"model\.pattern is 'layer\*2' in the source and 'layer\*3'"),
-    (
-      tiny_model(score='softmax'),
-      r"qkv\.score\.kind is 'l2_norm_gelu' in the source and 'softmax'",
-    ),
     (tiny_model(heads=2), r'model\.layer\.mixer\.heads is 4'),
     (tiny_model(gelu='tanh'), r"model\.layer\.mixer\.qkv\.score\.gelu is 'exact'"),
     (tiny_model(**DENSE), r"model\.layer\.mixer\.qkv\.kind is 'pattention'"),

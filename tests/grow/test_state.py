@@ -340,7 +340,7 @@ MORE_TOKENS = with_tokens(tiny_model(), **LARGER)
       DENSE_MODEL,
       WIDE_MODEL,
       ZERO_KEYS,
-      'method zero_keys adds parameter tokens, and this model has none; choose net2net,',
+      'method zero_keys adds parameter tokens to others, and this model has none; choose group,',
     ),
     (
       gated_model(dense=True),

@@ -100,7 +100,7 @@ GROW = {
     '--param_tokens',
   ),
   'tokens by the method of tokens for a Transformer': (
-    'grow --source={dense} --target=new --param_tokens=ffn=128',
+    'grow --source={dense} --target=new --param_tokens=ffn=128 --method=zero_keys',
     '',
   ),
   'a width of no whole heads to grow': (

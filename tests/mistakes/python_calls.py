@@ -256,7 +256,7 @@ GROW = {
   "lm.grow(to, {'ffn': 96}, metod='x')": "did you mean 'grow.m",
   "lm.grow(to, {'ffn': 96}, seed=1.5)": 'config.grow.seed is 1.5',
   "lm.grow(to, {'ffn': 96}, 4)": 'grow: too many positional arguments',
-  "dense.grow(to, {'ffn': 96})": 'adds parameter tokens, and this model has none; choose net2net',
+  "dense.grow(to, {'ffn': 96}, method='zero_keys')": 'and this model has none; choose group',
   'dense.grow(to, width=33)': 'choose net2net',
   "dense.grow(to, width=33, method='net2net')": 'width',
 }

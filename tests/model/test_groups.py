@@ -127,7 +127,7 @@ def test_more_tokens_join_the_last_group_and_fewer_are_the_first_ones(tokens, wa
 @pytest.mark.parametrize(
   ('changes', 'sentence'),
   [
-    ({'groups': '2 x'}, "has 'x'; a group is TOKENS or TOKENS:REFERENCE"),
+    ({'groups': '2 x'}, "has 'x'; a group is TOKENS, TOKENS:REFERENCE or"),
     ({'groups': '0 8'}, "has '0'"),
     ({'groups': '4*0 8'}, "has '4*0'"),
     ({'groups': '2 3'}, 'has 5 tokens, and tokens is 8; set tokens=5, or other groups'),

@@ -10,6 +10,7 @@ from tokenformer_jax.config import (
   DenseConfig,
   LayerConfig,
   Layers,
+  Llama3ScalingConfig,
   MLPConfig,
   ModelConfig,
   NoPositionsConfig,
@@ -58,6 +59,17 @@ def post_norm() -> ModelConfig:
   return _with_layer(model, wiring=PostNormConfig())
 
 
+def few_key_heads() -> ModelConfig:
+  """Return what Qwen3, Llama 3.1, Gemma and Qwen2-MoE have together, in wide heads."""
+  model = mixture('fine-grained', dense=True, tied_head=False, norm='rms_offset')
+  model = _with_layer(model, ffn=dataclasses.replace(model.layer.ffn, shared_gate=True))
+  slowed = Llama3ScalingConfig(8.0, length=12)
+  model = with_mixer(
+    model, kv_heads=2, head_width=12, qk_norm='rms', positions=RotaryConfig(1.0, scaling=slowed)
+  )
+  return dataclasses.replace(model, embedding_scale=True)
+
+
 MODELS = {
   'skipless': simplified(SkiplessConfig(), dense=True),
   'parallel': simplified(ParallelConfig(), dense=True),
@@ -82,4 +94,5 @@ MODELS = {
   'linear': linear(tiny_model(tied_head=False)),
   'experts': mixture('fine-grained', dense=True, tied_head=False),
   'experts of tokens': mixture('sparse', tied_head=False),
+  'few key heads': few_key_heads(),
 }

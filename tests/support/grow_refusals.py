@@ -72,8 +72,8 @@ REFUSALS = {
   'tokens by width': ([LARGER, '--method=net2net'], '--param_tokens is not for method=net2net'),
   'the wrong model': (['--width=64', '--method=net2net'], 'method net2net is for Transformers'),
   'the wrong model, too': (
-    ['--source={home}/dense', '--param_tokens=ffn=96'],
-    'method group adds parameter tokens, and this model has none; choose net2net',
+    ['--source={home}/dense', '--param_tokens=ffn=96', '--method=random'],
+    'method random adds parameter tokens to others, and this model has none; choose group',
   ),
   'a width that heads do not divide': (
     ['--source={home}/dense', '--width=65', '--method=net2net_fill'],

@@ -7,7 +7,7 @@ r"""Make a trained model larger without changing what it computes.
 
 New layers and experts add zero at first. Layers are copies of the layer before, or drawn `between`
 the old ones or `behind` them. --pattern='local*10 full' is for rows that differ, --experts=NAME=N
-for one kind of layer. The last form widens a Transformer.
+for one kind of layer. Tokens of a Transformer are beside its matrices; the last form widens them.
 
 A word before the flags names another action; groups of tokens are counted from 1:
 """

@@ -51,7 +51,7 @@ def check_model(model: ModelConfig) -> None:
   around = (model.embedding_norm, model.final_norm)
   layers = model.layers.values()
   norms = {*around, *(norm for layer in layers for norm in (layer.norm, layer.norm_of_ffn))}
-  if model.norm_epsilon_outside and not norms & {'rms', 'rms_plain'}:
+  if model.norm_epsilon_outside and not norms & {'rms', 'rms_plain', 'rms_offset'}:
     raise UserError(
       'config.model.norm_epsilon_outside is True, and no norm of the model is an RMSNorm; leave it '
       'out, or set model.layer.norm=rms'

@@ -172,6 +172,11 @@ class ExpertsConfig:
   dispatch: CapacityConfig | GroupedConfig = one_of(
     GroupedConfig(), DISPATCHES, 'how tokens get to experts'
   )
+  shared_gate: bool = key(
+    False,
+    'multiply the part for all tokens by a learned sigmoid(x w), as in Qwen2-MoE',
+    when='shared.kind=pattention|mlp',
+  )
 
 
 FEED_FORWARDS = table(PattentionConfig, MLPConfig, ExpertsConfig, NoFeedForwardConfig)

@@ -55,7 +55,7 @@ class ParallelConfig:
 
 
 WIRINGS = table(PreNormConfig, PostNormConfig, SkiplessConfig, ParallelConfig)
-NORMS = ('plain', 'bias', 'affine', 'rms', 'rms_plain', 'none')
+NORMS = ('plain', 'bias', 'affine', 'rms', 'rms_plain', 'rms_offset', 'none')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +68,8 @@ class LayerConfig:
   )
   norm: str = key(
     'plain',
-    'LayerNorm without parameters, with a bias, or with both; RMSNorm with a scale or without; or '
-    'no norm',
+    'LayerNorm without parameters, with a bias, or with both; RMSNorm with a scale, without, or '
+    'with a scale of 1 + w, as in Gemma; or no norm',
     choices=NORMS,
   )
   wiring: PreNormConfig | PostNormConfig | SkiplessConfig | ParallelConfig = one_of(

@@ -131,8 +131,8 @@ def copies_dense(ffn: ExpertsConfig) -> bool:
 
 def with_first_tokens(source: ModelConfig, target: ModelConfig) -> ModelConfig:
   """Return the source with the target's tokens beside matrices that have none in the source."""
-  new = pattentions(target)
-  return with_pattentions(source, {name: new[name] for name in matrices(source) if name in new})
+  new, bare = pattentions(target), {*matrices(source)} & {*beside_matrices(target)}
+  return with_pattentions(source, {name: new[name] for name in bare})
 
 
 def without_first_tokens(source: ModelConfig, target: ModelConfig) -> ModelConfig:

@@ -73,6 +73,9 @@ class ModelConfig:
     'added to the input of the first layer; lm: none, learned; vit: sincos, learned, none',
     choices=('none', 'learned', 'sincos'),
   )
+  embedding_scale: bool = key(
+    False, 'multiply embeddings of tokens by √width, as in Gemma', only='lm'
+  )
   max_length: int = key(
     0, 'number of learned positions. 0: data.sequence_length, or the number of patches', least=0
   )

@@ -130,30 +130,34 @@ def counts_as_text(counts: Mapping[str, int]) -> str:
   return ','.join(f'{name}={count}' for name, count in counts.items())
 
 
-def named_counts(model: ModelConfig, given: Mapping[str, int], where: str) -> dict[str, int]:
+def named_counts(
+  model: ModelConfig, given: Mapping[str, int], where: str, *, first: bool = False
+) -> dict[str, int]:
   """Return the token counts of a model with some of them replaced.
 
   In `given`, `local.ffn` names one projection; `ffn` names the feed-forward part of every layer
-  that `given` does not name more exactly. `where` names the source of `given` in a message.
+  that `given` does not name more exactly. `where` names the source of `given` in a message. With
+  `first`, a matrix can get its first tokens.
 
   Raises:
     UserError: the model has no parameter tokens, or no projection of that name.
   """
-  counts = dict.fromkeys(matrices(model), 0) | token_counts(model)
+  counts = dict.fromkeys(matrices(model) if first else (), 0) | token_counts(model)
   if not counts:
-    raise UserError(f'{where} counts parameter tokens, and this model has no place for them')
+    raise UserError(f'{where} counts parameter tokens, and this model has none')
   short = _short_names(model)
   for name in sorted(given, key=lambda name: name.count('.')):  # the exact names last
     matches = [known for known in counts if name in (known, short[known])]
     if not matches:
-      raise UserError(f'{where} names {name!r}{nearest(name, count_names(model))}')
+      raise UserError(f'{where} names {name!r}{nearest(name, count_names(model, first=first))}')
     counts |= dict.fromkeys(matches, given[name])
   return {name: count for name, count in counts.items() if count}
 
 
-def count_names(model: ModelConfig) -> list[str]:
-  """Return the names that `named_counts` accepts, first those for every layer."""
-  short = _short_names(model)
+def count_names(model: ModelConfig, *, first: bool = False) -> list[str]:
+  """Return the names that `named_counts` accepts, before others those for every layer."""
+  known = {*token_counts(model), *(matrices(model) if first else ())}
+  short = {name: own for name, own in _short_names(model).items() if name in known}
   return list(dict.fromkeys([*short.values(), *short]))
 
 

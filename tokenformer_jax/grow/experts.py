@@ -200,7 +200,7 @@ def inexact(source: ModelConfig, target: ModelConfig) -> str | None:
 def _inexact(path: str, old: Any, new: ExpertsConfig) -> str | None:
   router, is_mixture = new.router, isinstance(old, ExpertsConfig)
   if not is_mixture and not copies_dense(new):
-    return None
+    return f'shared_gate of {path} multiplies the dense part' if new.shared_gate else None
   everyone = router.top_k == new.count
   if is_mixture:
     # The sigmoid gates of old experts do not change.

@@ -77,9 +77,13 @@ def _wider(
   if wide:
     raise UserError(
       f'--{next(iter(wide))} is for the methods that widen a Transformer; method='
-      f'{config.method} adds parameter tokens: --param_tokens=qkv=N,proj=N,ffn=N'
+      f'{config.method} adds parameter tokens (--param_tokens=qkv=N,proj=N,ffn=N); choose net2net, '
+      'net2net_fill or hypercloning'
     )
-  counts = {} if param_tokens is None else named_counts(model, param_tokens, '--param_tokens')
+  counts = {}
+  if param_tokens is not None:
+    first = config.method == 'group'
+    counts = named_counts(model, param_tokens, '--param_tokens', first=first)
   return state.grown_model(model, counts, config)
 
 

@@ -80,7 +80,7 @@ def own_groups(ours: ModelConfig, added: Meta) -> dict[str, tuple[TokenGroup, ..
   group of a model with as many groups as the one that they were added to. Whole models of one group
   each share a norm after the merge; if either has several, the added tokens become groups.
   """
-  here, there, counts = named_groups(ours), _scored(added.config.model), added_counts(added)
+  here, there, counts = named_groups(ours), _scored(added.config.model, ours), added_counts(added)
   if added.contents != 'added_tokens':
     several = max(most_groups(ours), most_groups(added.config.model)) > 1
     several = several or pattentions(ours).keys() != there.keys()
@@ -95,11 +95,21 @@ def own_groups(ours: ModelConfig, added: Meta) -> dict[str, tuple[TokenGroup, ..
   return found
 
 
-def _scored(model: ModelConfig) -> dict[str, tuple[TokenGroup, ...]]:
-  """Return the groups of each projection, each with its score."""
-  kinds = {name: config.score.kind for name, config in pattentions(model).items()}
+def _scored(
+  model: ModelConfig, other: ModelConfig | None = None
+) -> dict[str, tuple[TokenGroup, ...]]:
+  """Return the groups of each projection, each with its score if it is not that of `other`."""
+  kinds, known = (
+    {name: config.score.kind for name, config in pattentions(one).items()} if one else {}
+    for one in (model, other)
+  )
+
+  def scored(name: str, group: TokenGroup) -> TokenGroup:
+    kind = group.score or kinds[name]
+    return group._replace(score='' if kind == known.get(name) else kind)
+
   return {
-    name: tuple(group._replace(score=group.score or kinds[name]) for group in groups)
+    name: tuple(scored(name, group) for group in groups)
     for name, groups in named_groups(model).items()
   }
 

@@ -111,6 +111,11 @@ def check(source: ModelConfig, target: ModelConfig, method: str) -> None:
       f'{method} would change what LayerNorm computes; take a multiple, or method=net2net_fill, '
       'which is not exact'
     )
+  if after.width > before.width and source.embedding_scale:
+    raise UserError(
+      'embedding_scale multiplies embeddings by √width, which is another number in a wider model; '
+      'use method=net2net_fill, which is not exact'
+    )
   if before.head_width != after.head_width:
     raise UserError(
       f'{after.heads} heads of width {after.head_width} were asked for; {method} keeps the width '

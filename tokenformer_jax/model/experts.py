@@ -1,6 +1,7 @@
 """Routed experts as a feed-forward part, and the matrices of all experts."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -132,6 +133,9 @@ class Experts(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.shared = shared
+    normal = nnx.initializers.normal(model.init.std)
+    gate = functools.partial(param, rngs, normal, (model.width,), ('norm',), role=Role.VECTOR)
+    self.shared_gate = gate() if config.shared_gate else None
     self.router = Router(config, model, rngs=rngs)
     active, own = config.router.top_k / config.count, config.expert
     if isinstance(own, MLPConfig):
@@ -162,5 +166,13 @@ class Experts(nnx.Module):
     dropped = 1 - jnp.sum(routed.kept_BxTxK) / jnp.maximum(jnp.sum(chosen_BxTxK), 1)
     y_BxTxD = checkpoint_name(routed.out_BxTxD, PROJECTED)
     if self.shared is not None:
-      y_BxTxD += self.shared(x_BxTxD)
+      y_BxTxD += self._gated(x_BxTxD, self.shared(x_BxTxD))
     return y_BxTxD, aux._replace(figures={**aux.figures, 'router/dropped': dropped})
+
+  def _gated(self, x_BxTxD: jax.Array, shared_BxTxD: jax.Array) -> jax.Array:
+    """Return the output of the shared part times its gate, computed in float32, if it has one."""
+    if self.shared_gate is None:
+      return shared_BxTxD
+    products_BxT = jnp.einsum('BTD,D->BT', x_BxTxD.astype(jnp.float32), self.shared_gate[...])
+    gates_BxTx1 = jax.nn.sigmoid(products_BxT)[..., None]
+    return (shared_BxTxD.astype(jnp.float32) * gates_BxTx1).astype(shared_BxTxD.dtype)

@@ -30,6 +30,7 @@ class LM(nnx.Module):
 
   def __init__(self, config: ModelConfig, compute: Compute, *, rngs: nnx.Rngs):
     self.compute = compute
+    self.embedding_scale = config.width**0.5 if config.embedding_scale else None
     self.head_scale = config.width**-0.5 if config.scaled_logits else None
 
     def table(rows: int, axis: str, role: Role) -> nnx.Param:
@@ -51,6 +52,8 @@ class LM(nnx.Module):
   def embed(self, ids_BxT: jax.Array, context: Context = FROM_START) -> jax.Array:
     """Return the input of the first layer, [B, T, D]."""
     x_BxTxD = look_up(self.embedding[...], ids_BxT, ('vocab', 'width'), self.compute.dtype)
+    if self.embedding_scale is not None:
+      x_BxTxD = x_BxTxD * self.embedding_scale
     if self.positions is not None:
       positions_BxT = context.positions(ids_BxT.shape[1])
       rows_BxTxD = jnp.take(self.positions[...], positions_BxT, axis=0, mode='clip')

@@ -11,7 +11,8 @@ from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.model.params import Role, param
 from tokenformer_jax.model.stack import KEEP_STATISTICS, ROW_STATISTICS
 
-_WITH_SCALE = ('affine', 'rms')
+_RMS = ('rms', 'rms_plain', 'rms_offset')
+_WITH_SCALE = ('affine', 'rms', 'rms_offset')
 _WITH_BIAS = ('bias', 'affine')
 
 
@@ -20,6 +21,7 @@ class Norm(nnx.Module):
 
   plain, bias, affine    (x − mean) / √(variance + ε), alone, with a bias, with a scale and a bias
   rms, rms_plain         x / √(mean x² + ε), with a scale, alone; or x / (√(mean x²) + ε)
+  rms_offset             the same with a scale of 1 + w
   """
 
   def __init__(
@@ -32,16 +34,19 @@ class Norm(nnx.Module):
     rngs: nnx.Rngs,
   ):
     """Make a norm over the model's width, or over the width of heads [B, T, H, K]."""
-    self.is_rms = form in ('rms', 'rms_plain')
+    self.is_rms, self.has_offset = form in _RMS, form == 'rms_offset'
     self.epsilon, self.outside = model.norm_epsilon, model.norm_epsilon_outside
     shape, axes = ((head_width,), ('head_width',)) if head_width else ((model.width,), ('norm',))
     make = functools.partial(param, rngs, shape=shape, axes=axes, depth=depth)
-    self.scale = make(nnx.initializers.ones, role=Role.GAIN) if form in _WITH_SCALE else None
+    first = nnx.initializers.zeros if self.has_offset else nnx.initializers.ones
+    self.scale = make(first, role=Role.GAIN) if form in _WITH_SCALE else None
     self.bias = make(nnx.initializers.zeros, role=Role.BIAS) if form in _WITH_BIAS else None
 
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
     """Normalize each position [B, T, D], or each head of it."""
     scale = None if self.scale is None else self.scale[...]
+    if self.has_offset:
+      scale = 1 + scale
     if self.is_rms:
       return _rms_norm(x_BxTxD, scale, self.epsilon, self.outside)
     return _layer_norm(x_BxTxD, scale, None if self.bias is None else self.bias[...], self.epsilon)

@@ -38,7 +38,7 @@ def stage(config: Config, text: str) -> Config:
   more = {name: numbers.pop(name, None) for name in ('experts', 'expert_tokens', 'top_k')}
   before = config_lib.with_references(config.model)
   old = token_counts(before)
-  new = config_lib.named_counts(before, numbers, f'--grow={text}') if numbers else old
+  new = config_lib.named_counts(before, numbers, f'--grow={text}', first=True) if numbers else old
   grown = routed = grown_model(before, new, config.grow)
   if more['experts'] is not None:
     counts = experts.named_counts(grown, more['experts'], f'--grow={text}')
@@ -68,7 +68,7 @@ def _parsed(model: ModelConfig, text: str) -> tuple[dict[str, int], str | None]:
   """
   numbers: dict[str, int] = {}
   pattern = None
-  names = config_lib.count_names(model)
+  names = config_lib.count_names(model, first=True)
   known = (*names, *_OTHERS)
   for part in text.split(','):
     name, _, number = part.partition('=')

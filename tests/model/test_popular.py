@@ -1,10 +1,11 @@
-"""Fewer heads of keys than of queries, heads of any width, and the norm of queries and keys."""
+"""What popular models have: few heads of keys, norms of queries, scales of norms and embeddings."""
 
 import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
+import mixtures
 import numpy as np
 import pytest
 from tiny import tiny_model
@@ -26,6 +27,7 @@ from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.kernels import causal_attention
 from tokenformer_jax.model.lm import define_lm, unstack
+from tokenformer_jax.model.norm import make_norm
 from tokenformer_jax.model.params import define
 from tokenformer_jax.model.trunk import Context
 from tokenformer_jax.parallel import sharding
@@ -34,6 +36,7 @@ HEADS, KEY_HEADS, WIDTH, LENGTH = 8, 2, 6, 24
 PADDING = np.array([0, 3, 11])
 X_BxTxD = np.random.default_rng(1).normal(size=(3, LENGTH, 32)).astype(np.float32)
 QKV = {'dense': DenseConfig(bias=True), 'pattention': PattentionConfig(24, 24)}
+FORMS = ('rms_offset', 'rms')
 EACH_QKV = pytest.mark.parametrize('qkv', QKV)
 
 
@@ -191,3 +194,36 @@ def test_what_makes_no_sense_is_refused(sentence):
   with pytest.raises(UserError) as error:
     check_model(_model(**REFUSED[sentence]))
   assert sentence in str(error.value)
+
+
+def test_a_scale_of_a_norm_may_be_an_offset():
+  model = tiny_model()
+  offset, plain = (define(lambda rngs, f=form: make_norm(f, model, rngs=rngs)) for form in FORMS)
+  new = offset.init(0)
+  assert not np.any(new['scale']), 'the norm does not start with a factor of 1'
+  np.testing.assert_allclose(
+    offset.bind({'scale': jnp.full(32, 0.5)})(X_BxTxD),
+    plain.bind({'scale': jnp.full(32, 1.5)})(X_BxTxD),
+    rtol=1e-6,
+  )
+
+
+def test_embeddings_are_scaled_by_the_root_of_the_width():
+  model, ids = tiny_model(), np.arange(6)[None]
+  scaled = dataclasses.replace(model, embedding_scale=True)
+  params = define_lm(model).init(0)
+  got, want = (define_lm(each).bind(params).embed(ids) for each in (scaled, model))
+  np.testing.assert_allclose(got, want * 32**0.5, rtol=1e-6)
+
+
+def test_the_shared_part_of_experts_has_a_gate():
+  plain = mixtures.KINDS['fine-grained']
+  gated = dataclasses.replace(plain, shared_gate=True)
+  params = mixtures.large(mixtures.layer(gated))
+  x = X_BxTxD[..., :16]
+  layer = mixtures.layer(gated).bind(params)
+  shared = layer.shared(x)
+  without = {name: part for name, part in params.items() if name != 'shared_gate'}
+  want = mixtures.layer(plain).bind(without)(x)[0] - shared
+  want += shared / (1 + np.exp(-x @ np.asarray(params['shared_gate'])))[..., None]
+  np.testing.assert_allclose(layer(x)[0], want, rtol=2e-5, atol=1e-5)
