@@ -41,6 +41,7 @@ MODELS = {
   'two kinds': two_kinds(rotary=0.5),
   'softmax and linear': _with_linear_layers(two_kinds(rotary=0.5)),
   'shaped': with_mixer(tiny_model(rotary=0.5), shaped=True),
+  'few key heads': with_mixer(tiny_model(rotary=0.5), kv_heads=2, head_width=12, qk_norm='rms'),
   'clipped': with_mixer(tiny_model(), positions=RotaryConfig(0.5, clip=4)),
 }
 SLOW = ('two kinds', 'softmax and linear', 'shaped')

@@ -203,7 +203,7 @@ TRAIN_KEYS = {
     'config.model.layer.mixer.positions.clip is 8',
   ),
   'a key of a gated unit for softmax attention': (
-    'train --config.model.layer.mixer.head_width=64',
+    'train --config.model.layer.mixer.normalise=squared_relu',
     'has a meaning for model.layer.mixer.kind=gated_unit only',
   ),
   'heads of keys that do not divide those of queries': (

@@ -134,6 +134,7 @@ class AsKeyConfig:
 
 
 VALUES = table(AsKeyConfig, PattentionConfig, DenseConfig, NoProjectionConfig)
+_UNIT_HEAD = 128
 _WINDOW = 'positions that a token attends to, itself included. 0: all before it'
 
 
@@ -198,7 +199,7 @@ class GatedUnitConfig:
   kind: ClassVar[str] = 'gated_unit'
 
   width: int = key(0, 'e, of U and V. 0: 2 · model.width', least=0)
-  head_width: int = key(128, 's, of queries and keys', above=0)
+  head_width: int = key(0, 's, of queries and keys. 0: 128', least=0)
   window: int = key(0, _WINDOW, least=0, only='lm')
   positions: Positions = one_of(
     RotaryConfig(), POSITIONS, 'how queries and keys depend on their positions'
@@ -244,7 +245,8 @@ MIXERS = table(SoftmaxConfig, GatedUnitConfig, LinearConfig)
 
 def width_of_heads(mixer: Any, width: int) -> int:
   """Return K, the width of a head of queries and keys, in a model of this width."""
-  return getattr(mixer, 'head_width', 0) or width // mixer.heads
+  own = getattr(mixer, 'head_width', 0)
+  return own or (_UNIT_HEAD if isinstance(mixer, GatedUnitConfig) else width // mixer.heads)
 
 
 def is_plain(mixer: Any) -> bool:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from tokenformer_jax.config import GatedUnitConfig, ModelConfig
+from tokenformer_jax.config import GatedUnitConfig, ModelConfig, width_of_heads
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.layers import in_parts, projection
 from tokenformer_jax.model.params import Role, param
@@ -52,7 +52,8 @@ class GatedUnit(nnx.Module):
     compute: Compute,
     rngs: nnx.Rngs,
   ):
-    self.width, self.head_width = config.width or 2 * model.width, config.head_width
+    self.width = config.width or 2 * model.width
+    self.head_width = width_of_heads(config, model.width)
     make = functools.partial(projection, model=model, compute=compute, rngs=rngs)
     into = (model.width, 2 * self.width + self.head_width)
     self.uvq = make(config.uvq, axes=('width', 'hidden'), widths=into)
