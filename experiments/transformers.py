@@ -25,7 +25,7 @@ from tokenformer_jax.runs import metrics
 from tokenformer_jax.training import sizes
 
 FIRST, SECOND = 3000, 600  # steps on the old text, and on the new one
-WIDTH, TOKENS = 64, 16  # of the model, and beside each matrix of attention; LoRA's rank
+WIDTH, TOKENS = 64, 8  # of the model, and beside each matrix of attention; LoRA's rank
 RATES = (1e-3, 3e-3, 1e-2)
 
 
@@ -52,10 +52,10 @@ class Arm:
 
 ARMS = {
   'fine-tuning': Arm(),
-  'LoRA': Arm(TOKENS, 'linear', frozen=True),
-  'tokens, frozen base': Arm(TOKENS, frozen=True),
-  'GELU tokens, frozen base': Arm(TOKENS, 'gelu', frozen=True),
-  'many tokens, frozen base': Arm(8 * TOKENS, frozen=True),
+  'frozen base and LoRA': Arm(TOKENS, 'linear', frozen=True),
+  'frozen base and tokens': Arm(TOKENS, frozen=True),
+  'frozen base and GELU tokens': Arm(TOKENS, 'gelu', frozen=True),
+  'frozen base and many tokens': Arm(8 * TOKENS, frozen=True),
   'many tokens': Arm(8 * TOKENS),
   'net2net': Arm(factor=2, grow={'grow.method': 'net2net', 'grow.noise': 0.01}),
   'hypercloning': Arm(factor=2, grow={'grow.method': 'hypercloning', 'grow.noise': 0.01}),
