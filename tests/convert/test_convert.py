@@ -19,7 +19,7 @@ from tokenformer_jax import config
 from tokenformer_jax.cli import convert
 from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.config.groups import choose, first, named_groups
-from tokenformer_jax.convert import released_torch, tensor_files
+from tokenformer_jax.convert import released_torch, run_tensors, tensor_files
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files, grown_model
@@ -264,7 +264,7 @@ def test_weights_that_are_not_finite_are_refused_unless_a_flag_takes_them(
   tmp_path, monkeypatch, capsys
 ):
   """A model with one NaN computes nothing but NaN, which shows only when it is used."""
-  monkeypatch.setattr(convert, '_CHUNK', 50)  # so that no tensor is one chunk
+  monkeypatch.setattr(run_tensors, '_CHUNK', 50)  # so that no tensor is one chunk
   monkeypatch.setattr(tensor_files, '_CHUNK', 30)
   released.write_tokenizer(tmp_path)
   source = released.write(tmp_path / 'model.bin', NONFINITE)

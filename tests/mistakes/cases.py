@@ -181,7 +181,7 @@ CONVERT = {
   'no command to convert': ('convert --source=a --target=b', 'to-jax'),
   'neither a command nor anything to convert': (
     'convert',
-    'needs a word that says what to do: to-jax or to-torch or layout; for example `python -m',
+    'what to do: to-jax or to-torch or to-hf or layout; for example `python -m',
   ),
   'no source to convert': ('convert to-jax --target=b', '--source is missing: weights (to-jax)'),
   'no target to convert': ('convert to-jax --source=a', '--target is missing: the new work dir'),
@@ -219,6 +219,9 @@ CONVERT = {
     'convert to-torch --source={vit} --target=new.safetensors',
     'model.',
   ),
+  'a folder of images': ('convert to-hf --source={vit} --target=new', 'is not a language model'),
+  'a folder that is there': ('convert to-hf --source={lm} --target={in}', 'exists; name a new dir'),
+  'a folder in a bucket': ('convert to-hf --source={lm} --target=gs://b/x', 'gs://b/x'),
   'a type that there is not': (
     'convert to-torch --source={lm} --target=new.safetensors --dtype=float8',
     '--dtype=float8: it must be one of',

@@ -8,6 +8,8 @@ r"""Turn released TokenFormer weights or a popular model into a run of ours, and
       [--tokenizer=…] [--sequence_length=N] [--allow_nonfinite]
   tokenformer convert to-torch --source=RUN[@STEP] --target=model.safetensors
       [--dtype=float32|float16|bfloat16] [--allow_nonfinite]
+  tokenformer convert to-hf --source=RUN[@STEP] --target=FOLDER
+      [--dtype=float32|float16|bfloat16] [--allow_nonfinite]
   tokenformer convert layout --source=RUN[@STEP] --target=RUN
       --layout=half_split|interleaved
 
@@ -21,6 +23,9 @@ looks for one.
 
 Released weights do not record the score function, the number of heads, or the rotated part of each
 head. The command prints its assumptions about them; flags change them.
+
+to-hf writes a language model as a folder that transformers loads, with the PyTorch files that
+compute it. to-jax takes that folder back.
 
 layout writes a run that computes the same with the other rotary layout, and continues at the step
 of the source.
@@ -40,26 +45,26 @@ from tokenformer_jax import config as config_lib
 from tokenformer_jax.cli import flag_uses, help_text, parse_flags
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.cli.flag_uses import Use
-from tokenformer_jax.config import Config, DataConfig, MeshConfig, ModelConfig, RotaryConfig
+from tokenformer_jax.config import Config, DataConfig, ModelConfig, RotaryConfig
 from tokenformer_jax.convert import (
   hub,
+  hub_folder,
   released_torch,
   released_tpu,
   rotary_layout,
+  run_tensors,
   tensor_files,
+  to_hf,
   vocabulary,
 )
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow import files
-from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.parallel import messages, sharding
+from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs import checkpoint
-from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
 
 _SCORE = released_torch.SCORE
-_CHUNK = 2**22  # numbers to check at once
 
 # The flags that have an effect in each action.
 _USES = {
@@ -67,6 +72,7 @@ _USES = {
     Use('heads rotary_fraction score zoom_dim tokenizer sequence_length allow_nonfinite'),
   ),
   'to-torch': (Use('dtype allow_nonfinite'),),
+  'to-hf': (Use('dtype allow_nonfinite'),),
   'layout': (Use('layout'),),
 }
 
@@ -123,7 +129,7 @@ def to_jax(
     data=DataConfig(tokenizer=spec, sequence_length=sequence_length),
   )
   config_lib.resolve(config_lib.to_config_dict(config))
-  found = _NonFinite(str(source), allow_nonfinite)
+  found = run_tensors.NonFinite(str(source), allow_nonfinite)
   for name, numbers in weights.numbers():
     found.count(name, numbers)
   found.report()
@@ -146,6 +152,10 @@ def _find_folder(source: Path, given: Mapping[str, Any]) -> tuple[ModelConfig, _
       raise UserError(
         f'--{name} has no meaning for {source}, whose config.json says it; leave it out'
       )
+  if model := hub_folder.find_model(source):
+    tensors = tensor_files.find(source)
+    hub_folder.check_fit(model, tensors, source)
+    return model, _Weights(hub_folder.deferred(model, tensors), lambda: _chunks(tensors))
   folder = hub.find(source)
   messages.say(
     f'{source} is a {folder.family.architecture}'
@@ -186,43 +196,15 @@ def _find(
   )
   return model, _Weights(
     released_torch.deferred(model, tensors),
-    lambda: ((name, chunk) for name, tensor in tensors.items() for chunk in tensor.chunks()),
+    lambda: _chunks(tensors),
   )
 
 
-class _NonFinite:
-  """Counts the weights that are NaN or infinite."""
-
-  def __init__(self, source: str, allowed: bool):
-    self._source, self._allowed = source, allowed
-    self._number, self._first = 0, ''
-
-  def count(self, name: str, numbers: np.ndarray) -> None:
-    """Count the weights of a tensor, or of a part of it."""
-    flat = numbers.reshape(-1)
-    for chunk in np.split(flat, range(_CHUNK, len(flat), _CHUNK)):
-      wrong = len(chunk) - int(np.count_nonzero(np.isfinite(chunk)))
-      self._first = self._first or (name if wrong else '')
-      self._number += wrong
-
-  def report(self) -> None:
-    """Print the number of such weights, if there are any.
-
-    Raises:
-      UserError: there are some, and they are not allowed.
-    """
-    if not self._number:
-      return
-    message = (
-      f'{self._source} has {self._number:,} weights that are NaN or infinite, the first of them in '
-      f'the tensor {self._first}'
-    )
-    if not self._allowed:
-      raise UserError(
-        f'{message}: a model with them computes nothing but NaN; fetch the weights again, or name '
-        'an earlier checkpoint (--allow_nonfinite takes them as they are)'
-      )
-    messages.say(f'{message}; they are taken as they are (--allow_nonfinite)')
+def _chunks(tensors: Mapping[str, tensor_files.Tensor]) -> Iterator[tuple[str, np.ndarray]]:
+  """Yield the numbers of tensors in chunks, with the tensor's name."""
+  for name, tensor in tensors.items():
+    for chunk in tensor.chunks():
+      yield name, chunk
 
 
 def to_torch(
@@ -251,51 +233,17 @@ def to_torch(
     vocabulary.check_beside(target, meta.tokenizer)
     places = released_torch.layout(model)
     shapes = {name: place.shape for name, place in places.items()}
-    found = _NonFinite(source, allow_nonfinite)
-    stream = _counted(_tensors(checkpoints, meta, places), found)
+    found = run_tensors.NonFinite(source, allow_nonfinite)
+    stream = found.counted(run_tensors.read(checkpoints, meta, places))
     with files.alone(target), vocabulary.written_beside(target, meta.tokenizer):
       tensor_files.write(target, dtype, shapes, stream)
   return model
 
 
-def _counted(
-  stream: Iterator[tuple[str, np.ndarray]], found: _NonFinite
-) -> Iterator[tuple[str, np.ndarray]]:
-  """Yield the stream; raise at its end if a number in it is not allowed."""
-  for name, array in stream:
-    found.count(name, array)
-    yield name, array
-  found.report()
-
-
-def _tensors(
-  checkpoints: checkpoint.Checkpoints,
-  meta: Meta,
-  places: Mapping[str, released_torch.Place],
-) -> Iterator[tuple[str, np.ndarray]]:
-  """Yield every tensor with its name, array by array of the checkpoint."""
-  abstract = define_lm(meta.config.model).abstract
-  mesh = sharding.make_mesh(MeshConfig(), jax.local_devices()[:1])
-  names: dict[tuple[str, ...], list[str]] = {}
-  for name, place in places.items():
-    names.setdefault(place.path, []).append(name)
-  for path, layer_names in names.items():
-    alone = released_torch.at(abstract, path)
-    for key in reversed(path):
-      alone = {key: alone}
-    array = np.asarray(released_torch.at(files.read_params(checkpoints, meta, mesh, alone), path))
-    for name in layer_names:
-      layer = places[name].layer
-      # Copy the layer: a view of it, held by the consumer, would keep all layers in memory.
-      yield name, array if layer is None else array[layer].copy()
-    del array  # before the next one is read
-    files.return_freed_memory()
-
-
 def define_flags() -> None:
   """Define the command's flags."""
-  flags.DEFINE_string('source', None, 'Weights (to-jax) or a run (to-torch, layout).')
-  flags.DEFINE_string('target', None, 'The new work directory, or file.')
+  flags.DEFINE_string('source', None, 'Weights (to-jax) or a run (to-torch, to-hf, layout).')
+  flags.DEFINE_string('target', None, 'The new work directory, file or folder.')
   flags.DEFINE_integer(
     'heads', None, 'Attention heads. Default: by the width, as released.', lower_bound=1
   )
@@ -348,19 +296,25 @@ def main(argv: Sequence[str]) -> None:
     if not values[name].value:
       raise UserError(parse_flags.missing_flag(name))
   options = {name: values[name].value for use in _USES[action] for name in use.flags.split()}
-  is_file = action == 'to-torch'
-  target = paths.local(values.target) if is_file else paths.parse_path(values.target)
+  is_local = action in ('to-torch', 'to-hf')
+  target = paths.local(values.target) if is_local else paths.parse_path(values.target)
   if action == 'layout':
     _change_layout(values.source, target, values.layout)
     return
+  if action == 'to-hf':
+    _say_sizes(to_hf.convert_run(values.source, target, **options))
+    messages.say(f'wrote {target}; to load it with transformers:')
+    print(f'AutoModelForCausalLM.from_pretrained({str(target)!r}, trust_remote_code=True)')
+    return
   if action == 'to-jax':
-    model = to_jax(paths.local(values.source), target, **options).model
+    source = paths.local(values.source)
+    model = to_jax(source, target, **options).model
+    if hub.is_folder(source):
+      _say_sizes(model)
+      _say_written(target)
+      return
   else:
     model = to_torch(values.source, target, **options)
-  if not config_lib.pattentions(model):  # from a folder in the hub's layout
-    messages.say(f'{model.depth} layers, width {model.width}, {model.layer.mixer.heads} heads')
-    _say_written(target)
-    return
   mixer, score = model.layer.mixer, model.layer.ffn.score.kind
   rotary = mixer.positions
   rotated = rotary.fraction if isinstance(rotary, RotaryConfig) else 0
@@ -388,6 +342,12 @@ def main(argv: Sequence[str]) -> None:
       f'this model does, whose reference counts are {config_lib.counts_as_text(references)}; a '
       'model grown with --scale=resize (as --method=duplicate is) computes the same there'
     )
+
+
+def _say_sizes(model: ModelConfig) -> None:
+  """Print the sizes of a model of a folder."""
+  heads, count = ', '.join(map(str, model.heads)), hub_folder.count(model)
+  messages.say(f'{model.depth} layers, width {model.width}, {heads} heads, {count:,} parameters')
 
 
 def _change_layout(source: str, target: paths.Path, layout: str | None) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import jax
 import numpy as np
@@ -19,6 +19,7 @@ from tokenformer_jax.config.groups import named_groups
 from tokenformer_jax.config.model import BASE
 from tokenformer_jax.config.pattention import SCORES as SCORE_CONFIGS
 from tokenformer_jax.config.pattern import Repeat
+from tokenformer_jax.convert.run_tensors import Place, at
 from tokenformer_jax.convert.tensor_files import Shape, Tensor
 from tokenformer_jax.errors import UserError, misspelt
 from tokenformer_jax.grow import files
@@ -45,15 +46,6 @@ _HEADS = {768: 12, 1024: 16, 1280: 16, 1536: 16}  # by width, in the released mo
 RELEASED = ModelConfig()  # all released models, except for the sizes
 SCORE = RELEASED.layer.ffn.score.kind
 SCORES = ('l2_norm_gelu', 'gelu_l2_norm', 'softmax')  # all scores of the released code
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-  """The place of a released tensor among our parameters."""
-
-  path: tuple[str, ...]
-  layer: int | None  # in a stacked array
-  shape: Shape  # of the tensor
 
 
 def layout(model: ModelConfig) -> dict[str, Place]:
@@ -256,10 +248,3 @@ def check_can_compute(model: ModelConfig) -> None:
       f'the projections have different scores ({", ".join(scores)}); the released layout is for '
       'models with one score'
     )
-
-
-def at(tree: Params, path: Sequence[str]) -> jax.Array | jax.ShapeDtypeStruct:
-  """Return the array at a path in a nested dict."""
-  for key in path:
-    tree = tree[key]
-  return tree

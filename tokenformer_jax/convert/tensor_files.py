@@ -397,6 +397,54 @@ def write(
       partial.unlink()
 
 
+def write_set(
+  folder: Path,
+  dtype: str,
+  shapes: dict[str, Shape],
+  stream: Iterable[tuple[str, np.ndarray]],
+  most_bytes: int,
+) -> None:
+  """Write `model.safetensors`, or several files of up to `most_bytes` and their index.
+
+  A tensor larger than that has a file of its own. For the other arguments see `write`. The folder
+  is new, and the caller removes it after an error.
+
+  Raises:
+    OSError: a file cannot be written.
+    UserError: a number is too large for the dtype.
+  """
+  parts = _cut(dtype, shapes, most_bytes)
+  names = ['model.safetensors']
+  if len(parts) > 1:
+    names = [f'model-{i:05}-of-{len(parts):05}.safetensors' for i in range(1, len(parts) + 1)]
+    total = sum(math.prod(shape) for shape in shapes.values()) * DTYPES[dtype].itemsize
+    weight_map = {tensor: name for name, part in zip(names, parts, strict=True) for tensor in part}
+    index = {'metadata': {'total_size': total}, 'weight_map': weight_map}
+    (folder / 'model.safetensors.index.json').write_text(json.dumps(index, indent=2))
+  with contextlib.ExitStack() as files:
+    places: dict[str, tuple[BinaryIO, int]] = {}
+    for name, part in zip(names, parts, strict=True):
+      file = files.enter_context((folder / name).open('wb'))
+      places |= {key: (file, at) for key, at in _write_table(file, dtype, part).items()}
+    for name, array in stream:
+      file, offset = places[name]
+      file.seek(offset)
+      file.write(_converted(name, array, dtype).reshape(-1).view(np.uint8).data)
+
+
+def _cut(dtype: str, shapes: dict[str, Shape], most_bytes: int) -> list[dict[str, Shape]]:
+  """Return the tensors of each file of a set, in order."""
+  parts, used = [{}], 0
+  for name, shape in shapes.items():
+    size = math.prod(shape) * DTYPES[dtype].itemsize
+    if parts[-1] and used + size > most_bytes:
+      parts.append({})
+      used = 0
+    parts[-1][name] = shape
+    used += size
+  return parts
+
+
 def _write_table(file: BinaryIO, dtype: str, shapes: dict[str, Shape]) -> dict[str, int]:
   """Write the table of a safetensors file, and return the offset of each tensor in the file."""
   header: dict[str, Any] = {'__metadata__': {'format': 'pt'}}

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tokenformer_jax.convert import hub_tokenizer
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import messages
@@ -38,7 +39,7 @@ def find(named: str, weights: Path) -> Found:
         f'there is no {file}; put it there or name it by --tokenizer ({tokenizers.WHERE_TO_GET}), '
         'or take --tokenizer=RUN for the tokenizer of a run, --tokenizer=bytes for a model of bytes'
       )
-    named = str(file)
+    named = 'bytes' if hub_tokenizer.is_of_bytes(file) else str(file)
   if named == 'bytes':
     return Found(named, tokenizers.load(named))
   file = Path(named).expanduser()

@@ -1,0 +1,301 @@
+"""Models as folders for transformers: logits, generation, the way back, and what is refused."""
+
+import dataclasses
+import functools
+import json
+import math
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tokenizers as hf
+from tiny import gated_model, linear, tiny_model, two_kinds, with_mixer
+
+from tokenformer_jax import config
+from tokenformer_jax.cli import convert
+from tokenformer_jax.config import Config, DataConfig, ModelConfig, PattentionConfig
+from tokenformer_jax.convert import hub_folder, hub_tokenizer, tensor_files, to_hf
+from tokenformer_jax.data import tokenizers
+from tokenformer_jax.data.chat_template import OURS
+from tokenformer_jax.decoding.decode import Decoder, Request
+from tokenformer_jax.decoding.sampling import GREEDY
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import files
+from tokenformer_jax.model.compute import DEFAULT
+from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.model.trunk import Context
+
+BYTES = {'kind': 'bytes'}
+IDS = np.random.default_rng(0).integers(0, 64, (3, 12))
+PADDING = np.array([0, 5, 2])  # leading slots without a token
+
+
+def _layer(**changes):
+  return dataclasses.replace(tiny_model(norm='rms').layer, **changes)
+
+
+def _mixer(**changes):
+  return dataclasses.replace(tiny_model().layer.mixer, **changes)
+
+
+def _grown(model):
+  """Return the model with two groups of tokens everywhere."""
+  groups = {
+    name: dataclasses.replace(
+      part, tokens=part.tokens + 8, reference=0, groups=f'{part.tokens} 8:5'
+    )
+    for name, part in config.pattentions(model).items()
+  }
+  return config.with_pattentions(model, groups)
+
+
+MODELS: dict[str, ModelConfig] = {
+  'grown': _grown(tiny_model(final_norm='affine', gelu='tanh')),
+  'scores': tiny_model(
+    layer=_layer(
+      mixer=_mixer(
+        qkv=PattentionConfig(24, 9, config.pattention.GELUL2Norm()),
+        proj=PattentionConfig(40, 40, config.pattention.SoftmaxScore(row_epsilon=1e-5)),
+        value=PattentionConfig(20, 20, config.pattention.ExpL2Norm()),
+      ),
+      ffn=PattentionConfig(48, 48, config.pattention.GELUL1Norm()),
+    ),
+    final_norm='rms_plain',
+    norm_epsilon_outside=True,
+    scaled_logits=True,
+  ),
+  'transformer': tiny_model(
+    dense=True, bias=True, norm='affine', rotary=0, position_embedding='learned', tied_head=False
+  ),
+  'windows': two_kinds(tied_head=False),
+  'post_norm': tiny_model(
+    dense=True,
+    layer=_layer(
+      mixer=_mixer(
+        positions=config.RotaryConfig(1.0, layout='interleaved'),
+        length_scale=config.SeenScaleConfig(least=4),
+        window=6,
+      ),
+      ffn=config.MLPConfig(48, activation='silu', gated=True),
+      wiring=config.PostNormConfig(),
+    ),
+    embedding_norm='plain',
+  ),
+  'skipless': tiny_model(
+    layer=_layer(
+      mixer=_mixer(shaped=True, value=config.NoProjectionConfig(), proj_skip=True),
+      wiring=config.SkiplessConfig(),
+      ffn_norm='bias',
+    )
+  ),
+  'parallel': tiny_model(
+    layer=_layer(
+      mixer=_mixer(
+        value_skip=True,
+        shaped=True,
+        window=5,
+        proj=config.NoProjectionConfig(),
+        length_scale=config.PositionScaleConfig(4),
+      ),
+      wiring=config.ParallelConfig(skip=True),
+    )
+  ),
+  'switch': tiny_model(
+    layer=_layer(
+      ffn=config.ExpertsConfig(4, PattentionConfig(12, 12), dispatch=config.CapacityConfig(least=1))
+    )
+  ),
+  'deepseek': tiny_model(
+    layer=_layer(
+      ffn=config.ExpertsConfig(
+        4,
+        config.MLPConfig(16, gated=True),
+        config.MLPConfig(24),
+        config.RouterConfig('sigmoid', top_k=2, renormalize=True),
+        config.BiasBalanceConfig(),
+      )
+    )
+  ),
+}
+
+
+def _write_run(directory, model, scale=0.3):
+  """Write a run of random parameters; return them."""
+  abstract = define_lm(model).abstract
+  rng = np.random.default_rng(1)
+  params = jax.tree.map(
+    lambda a: jnp.asarray(scale * rng.normal(size=a.shape) + (not a.ndim), jnp.float32), abstract
+  )
+  settings = Config(model=model, data=DataConfig(tokenizer='bytes', sequence_length=32))
+  files.write(directory, {'params': params}, settings, BYTES, lineage=(), contents='params', step=0)
+  return params
+
+
+def _ours(model, params, ids, padding=None):
+  context = Context() if padding is None else Context(padding_B=jnp.asarray(padding))
+  return np.asarray(define_lm(model).bind(params)(jnp.asarray(ids), context)[0])
+
+
+@functools.cache
+def _load(folder):
+  transformers = pytest.importorskip('transformers')
+  return transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
+
+
+@pytest.fixture(scope='module', params=MODELS)
+def exported(request, tmp_path_factory):
+  """A model of each architecture, its parameters, and its folder."""
+  directory = tmp_path_factory.mktemp(request.param)
+  model = dataclasses.replace(MODELS[request.param], vocab_size=256)
+  params = _write_run(directory / 'run', model)
+  to_hf.convert_run(str(directory / 'run'), directory / 'folder')
+  return model, params, directory / 'folder'
+
+
+@pytest.mark.slow
+def test_logits_are_ours(exported):
+  pytest.importorskip('transformers')
+  import torch  # noqa: PLC0415 (from an extra)
+
+  model, params, folder = exported
+  loaded = _load(folder)
+  with torch.no_grad():
+    got = loaded(torch.tensor(IDS)).logits.numpy()
+    wanted = _ours(model, params, IDS)
+    scale = max(1, np.abs(wanted).max())
+    np.testing.assert_allclose(got / scale, wanted / scale, rtol=0, atol=1e-5)
+    mask = torch.tensor(np.arange(IDS.shape[1]) >= PADDING[:, None]).long()
+    got = loaded(torch.tensor(IDS), attention_mask=mask).logits.numpy()
+  kept = mask.numpy().astype(bool)
+  wanted = _ours(model, params, IDS, PADDING)
+  np.testing.assert_allclose(got[kept] / scale, wanted[kept] / scale, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_generate_writes_our_tokens_with_its_cache_and_padding(exported):
+  pytest.importorskip('transformers')
+  import torch  # noqa: PLC0415 (from an extra)
+
+  model, params, folder = exported
+  rows = zip(IDS, PADDING, strict=True)
+  requests = [Request(row[blank:].tolist(), 8, GREEDY) for row, blank in rows]
+  decoder = Decoder(model, DEFAULT)
+  wanted = decoder(decoder.prepare(params), requests)
+  mask = torch.tensor(np.arange(IDS.shape[1]) >= PADDING[:, None]).long()
+  got = _load(folder).generate(
+    torch.tensor(IDS), attention_mask=mask, max_new_tokens=8, do_sample=False, eos_token_id=None
+  )
+  assert got[:, IDS.shape[1] :].tolist() == [list(ids) for ids in wanted]
+
+
+@pytest.mark.slow
+def test_a_folder_becomes_a_run_with_the_same_parameters(exported, tmp_path):
+  model, _, folder = exported
+  assert hub_folder.find_model(folder) == model
+  convert.to_jax(folder, tmp_path / 'run')
+  to_hf.convert_run(str(tmp_path / 'run'), tmp_path / 'again')
+  for name in ('model.safetensors', 'tokenizer.json', 'config.json'):
+    assert (tmp_path / 'again' / name).read_bytes() == (folder / name).read_bytes(), name
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+  """A run that was grown, of a tokenizer of bytes."""
+  directory = tmp_path_factory.mktemp('run') / 'run'
+  _write_run(directory, dataclasses.replace(MODELS['grown'], vocab_size=256))
+  return directory
+
+
+@pytest.mark.slow
+def test_a_pipeline_writes_without_jax(run, tmp_path):
+  pytest.importorskip('transformers')
+  to_hf.convert_run(str(run), tmp_path / 'folder')
+  code = (
+    'import sys\n'
+    'sys.modules["jax"] = sys.modules["tokenformer_jax"] = None\n'
+    'from transformers import pipeline\n'
+    'write = pipeline("text-generation", "folder", trust_remote_code=True)\n'
+    'text = write("naïve", max_new_tokens=3)[0]["generated_text"]\n'
+    'assert text.startswith("naïve"), text\n'
+  )
+  done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=tmp_path)
+  assert done.returncode == 0, done.stderr
+
+
+def test_a_large_model_has_several_files_and_their_index(run, tmp_path):
+  to_hf.convert_run(str(run), tmp_path / 'one')
+  to_hf.convert_run(str(run), tmp_path / 'many', shard_bytes=20_000)
+  index = json.loads((tmp_path / 'many' / 'model.safetensors.index.json').read_text())
+  assert len(set(index['weight_map'].values())) > 3
+  one, many = (tensor_files.find(tmp_path / name) for name in ('one', 'many'))
+  assert one.keys() == many.keys() and 'blocks.1.attention.query.keys' in one
+  for name, tensor in one.items():
+    np.testing.assert_array_equal(tensor.read(), many[name].read(), err_msg=name)
+
+
+def test_bytes_and_chats_have_files_of_transformers():
+  chat = {'name': 'ours', 'source': OURS, 'tokens': {}}
+  made = hub_tokenizer.to_files({**BYTES, 'chat': chat}, 32)
+  tokenizer = hf.Tokenizer.from_str(json.dumps(made['tokenizer.json']))
+  text = 'naïve\n🙂'
+  assert tokenizer.encode(text, add_special_tokens=False).ids == list(text.encode())
+  assert tokenizer.encode(text).ids == [0xFF, *text.encode()], 'a text begins after an end'
+  assert tokenizer.decode(list(text.encode())) == text
+  settings = made['tokenizer_config.json']
+  assert settings['eos_token'] == '<|endoftext|>' and OURS in settings['chat_template']
+
+
+def test_a_tokenizer_is_written_the_same_again():
+  stored = tokenizers.train_bpe(['some text to learn from'] * 9, 280).to_json()
+  content = hub_tokenizer.to_files(stored, 32)['tokenizer.json']
+  again = hub_tokenizer.to_files({'kind': 'huggingface', 'tokenizer': content}, 32)
+  assert again['tokenizer.json'] == content != stored['tokenizer']
+  assert hf.Tokenizer.from_str(json.dumps(content)).encode('some').ids[0] == 0
+
+
+def test_the_card_says_what_the_run_records(run, tmp_path):
+  to_hf.convert_run(str(run), tmp_path / 'small')
+  card = (tmp_path / 'small' / 'README.md').read_text()
+  sizes = [math.prod(tensor.shape) for tensor in tensor_files.find(tmp_path / 'small').values()]
+  assert f'| Parameters | {sum(sizes):,} |' in card
+  assert 'qkv 32' in card and '`stdlib`' in card and 'Lineage' not in card
+
+
+@pytest.mark.parametrize(
+  ('model', 'match'),
+  [
+    (gated_model(), "mixer.kind is 'gated_unit'; .* know only 'softmax'"),
+    (linear(tiny_model()), "mixer.kind is 'linear'"),
+    (
+      with_mixer(tiny_model(), positions=config.RotaryConfig(clip=4)),
+      r'model\.layer\.mixer\.positions\.clip is 4; .* know only 0',
+    ),
+    (two_kinds(window=0, layer=gated_model().layer), 'gated_unit'),
+  ],
+)
+def test_what_the_files_cannot_compute_is_refused(model, match):
+  with pytest.raises(UserError, match=match):
+    hub_folder.check_can_load(model)
+
+
+def test_nothing_is_left_of_a_folder_that_cannot_be_written(tmp_path):
+  model = dataclasses.replace(tiny_model(), vocab_size=256)
+  _write_run(tmp_path / 'run', model, scale=np.nan)
+  with pytest.raises(UserError, match='weights that are NaN or infinite'):
+    to_hf.convert_run(str(tmp_path / 'run'), tmp_path / 'folder')
+  assert [path.name for path in tmp_path.iterdir()] == ['run']
+  with pytest.raises(UserError, match='exists'):
+    to_hf.convert_run(str(tmp_path / 'run'), tmp_path / 'run')
+
+
+def test_a_folder_with_another_tensor_is_refused(run, tmp_path):
+  to_hf.convert_run(str(run), tmp_path / 'folder')
+  settings = json.loads((tmp_path / 'folder' / 'config.json').read_text())
+  settings['tokenformer']['layer']['ffn']['groups'] = '48 9'
+  settings['tokenformer']['layer']['ffn']['tokens'] = 57
+  (tmp_path / 'folder' / 'config.json').write_text(json.dumps(settings))
+  with pytest.raises(UserError, match=r'shape \[56, 32\] for the tensor blocks.0.ffn.keys'):
+    convert.to_jax(tmp_path / 'folder', tmp_path / 'run')

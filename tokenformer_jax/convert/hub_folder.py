@@ -1,0 +1,188 @@
+"""Describe a language model as a folder that transformers loads, and find the model of a folder.
+
+The folder has the weights in safetensors files, the tokenizer, and the PyTorch files of the model
+(`modeling_tokenformer.py`). Its `config.json` holds the section `model` of the run's config, so the
+folder converts back to the same parameters.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import ModelConfig, fields, pattern
+from tokenformer_jax.config.model import layer_path
+from tokenformer_jax.convert.run_tensors import Place, at
+from tokenformer_jax.convert.tensor_files import Tensor
+from tokenformer_jax.data import tokenizers
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import files
+from tokenformer_jax.model import trunk
+from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.runs.saved_config import FORMAT, check_format
+
+MODEL_TYPE = 'tokenformer'
+CODE = ('modeling_tokenformer.py', 'modeling_tokenformer_layers.py')  # beside this file
+
+# The keys of layers that the PyTorch files know.
+_KEYS = frozenset(
+  (
+    *('kind', 'norm', 'ffn_norm', 'heads', 'kv_heads', 'head_width', 'qk_norm', 'window'),
+    *('fraction', 'base', 'layout', 'value_skip', 'proj_skip', 'shaped', 'least', 'length'),
+    *('bias', 'tokens', 'reference', 'row_epsilon', 'gelu', 'groups', 'width', 'activation'),
+    *('gated', 'count', 'gates', 'top_k', 'renormalize', 'dtype', 'eval_factor', 'order'),
+    *('shared_gate', 'gains', 'skip'),
+  )
+)
+# Keys that matter in training or on several devices only.
+_TRAINING = frozenset(
+  (
+    *('jitter', 'z_loss', 'weight', 'over', 'devices', 'device_weight', 'rate', 'by', 'factor'),
+    *('rows', 'device_factor'),
+  )
+)
+# The values of keys with others that the files do not know, by the end of the key's path.
+_VALUES = {
+  'mixer.kind': ('softmax',),
+  'scaling.kind': ('none',),
+  'norm': ('plain', 'bias', 'affine', 'rms', 'rms_plain', 'rms_offset', 'none'),
+}
+
+
+def check_can_load(model: ModelConfig) -> None:
+  """Check that the PyTorch files compute what a language model does.
+
+  Raises:
+    UserError: the model has a part that they do not have.
+  """
+  for name, layer in model.layers.items():
+    for leaf in fields.leaves(layer):
+      key = leaf.path.rpartition('.')[2]
+      allowed = next((v for end, v in _VALUES.items() if f'.{leaf.path}'.endswith(f'.{end}')), None)
+      is_known = key in _KEYS | _TRAINING or leaf.value == leaf.default
+      if is_known and (allowed is None or leaf.value in allowed):
+        continue
+      which = f'only {", ".join(map(repr, allowed))}' if allowed else f'only {leaf.default!r}'
+      raise UserError(
+        f'{layer_path(name)}.{leaf.path} is {leaf.value!r}; the PyTorch files that to-hf writes '
+        f'know {which}, so this model can be used in JAX only'
+      )
+
+
+def layout(model: ModelConfig) -> dict[str, Place]:
+  """Return every tensor of a model's folder by name; allocate nothing.
+
+  A name is the path of the parameter, with the number of the layer: `blocks.3.ffn.keys`.
+  """
+  abstract = define_lm(model).abstract
+  found: dict[str, Place] = {}
+
+  def add(prefix: str, path: tuple[str, ...], layer: int | None) -> None:
+    for keys, array in jax.tree_util.tree_leaves_with_path(at(abstract, path)):
+      inner = tuple(key.key for key in keys)
+      shape = tuple(array.shape if layer is None else array.shape[1:])
+      found['.'.join([*prefix.split(), *inner])] = Place((*path, *inner), layer, shape)
+
+  for name in abstract:
+    if name != 'blocks':
+      add(name, (name,), None)
+  for number, place in enumerate(trunk.places(model.repeats)):
+    add(f'blocks {number}', ('blocks', *filter(None, [place.stack])), place.index)
+  return found
+
+
+def deferred(model: ModelConfig, tensors: Mapping[str, Tensor]) -> Params:
+  """Return the parameters; each is read from its tensors only when it is written."""
+  parts: dict[tuple[str, ...], list[tuple[int | None, Tensor]]] = {}
+  for name, place in layout(model).items():
+    parts.setdefault(place.path, []).append((place.layer, tensors[name]))
+
+  def array(path: tuple, abstract: jax.ShapeDtypeStruct) -> checkpoint.Deferred:
+    sources = parts[tuple(key.key for key in path)]
+
+    def read() -> np.ndarray:
+      files.return_freed_memory()  # of the array before
+      whole = np.empty(abstract.shape, np.float32)
+      for layer, tensor in sources:
+        whole[... if layer is None else layer] = tensor.read()
+      return whole
+
+    return checkpoint.Deferred(abstract.shape, np.dtype(np.float32), read)
+
+  return jax.tree.map_with_path(array, define_lm(model).abstract)
+
+
+def describe(model: ModelConfig, tokenizer: tokenizers.Tokenizer, dtype: str) -> dict[str, Any]:
+  """Return the content of `config.json`."""
+  mixers = [layer.mixer for layer in model.in_order]
+  end = tokenizer.end_of_document
+  return {
+    'model_type': MODEL_TYPE,
+    'architectures': ['TokenformerForCausalLM'],
+    'auto_map': {
+      'AutoConfig': 'modeling_tokenformer.TokenformerConfig',
+      'AutoModelForCausalLM': 'modeling_tokenformer.TokenformerForCausalLM',
+    },
+    'dtype': dtype,
+    'vocab_size': model.vocab_size,
+    'hidden_size': model.width,
+    'num_hidden_layers': model.depth,
+    'num_attention_heads': max(mixer.heads for mixer in mixers),
+    'max_position_embeddings': model.max_length,
+    'bos_token_id': end,
+    'eos_token_id': end,
+    'tie_word_embeddings': False,  # A tied head has no tensor of its own.
+    'format': FORMAT,
+    'layers': pattern.names(model.repeats),
+    'tokenformer': config_lib.to_json(model),
+  }
+
+
+def find_model(folder: Path) -> ModelConfig | None:
+  """Return the model of a folder from `to-hf`; None: this is another folder or a file.
+
+  Raises:
+    UserError: its `config.json` cannot be read, or has another format than today's.
+  """
+  file = folder / 'config.json'
+  if not file.is_file():
+    return None
+  try:
+    stored = json.loads(file.read_text('utf-8'))
+    if not isinstance(stored, dict) or stored.get('model_type') != MODEL_TYPE:
+      return None
+    check_format(stored.get('format'), str(file))
+    return config_lib.from_dict(ModelConfig, stored['tokenformer'])
+  except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    reason = f'{type(error).__name__}: {error}'
+    raise UserError(f'{file} is not the config of a model ({reason}); fetch it again') from error
+
+
+def check_fit(model: ModelConfig, tensors: Mapping[str, Tensor], folder: Path) -> None:
+  """Check that the tensors of a folder are those of its model.
+
+  Raises:
+    UserError: one is missing, is unknown, or has another shape.
+  """
+  expected = layout(model)
+  for name in [*expected, *tensors]:
+    found, place = tensors.get(name), expected.get(name)
+    if found is None or place is None or tuple(found.shape) != place.shape:
+      has = 'nothing' if found is None else f'the shape {list(found.shape)}'
+      wants = 'no such tensor' if place is None else f'{list(place.shape)}'
+      raise UserError(
+        f'{folder} has {has} for the tensor {name}, and its config.json {wants}; fetch the folder '
+        'again'
+      )
+
+
+def count(model: ModelConfig) -> int:
+  """Return the number of parameters."""
+  return sum(math.prod(place.shape) for place in layout(model).values())

@@ -1,0 +1,76 @@
+"""Write the README.md of a model's folder from what its run records."""
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import DataConfig
+from tokenformer_jax.convert import hub_folder
+from tokenformer_jax.runs import batches
+from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
+
+_USE = """\
+## Use
+
+The folder loads with `transformers` and PyTorch; its `modeling_tokenformer.py` is the model.
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained({folder!r}, trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained({folder!r})
+inputs = tokenizer('Once upon a time', return_tensors='pt')
+written = model.generate(**inputs, max_new_tokens=64, do_sample=False)
+print(tokenizer.decode(written[0], skip_special_tokens=True))
+```
+
+To train on or to grow it: `tokenformer convert to-jax --source={folder} --target=RUN`.
+"""
+
+
+def write(meta: Meta, dtype: str, folder: str) -> str:
+  """Return the text of the card of the model in a checkpoint; `folder` is the folder's name."""
+  model = meta.config.model
+  tokens = batches.all_tokens(meta.lineage, batches.history(meta), meta.step)
+  rows = {
+    'Parameters': f'{hub_folder.count(model):,}',
+    'Layers': f'{model.depth} (`{model.pattern}`)',
+    'Width': f'{model.width:,}',
+    'Token ids': f'{model.vocab_size:,}',
+    'Context of training': f'{meta.config.data.sequence_length:,} tokens',
+    'Training': f'{meta.step:,} steps, {round(tokens):,} tokens with those before growth'
+    if meta.lineage
+    else f'{meta.step:,} steps, {round(tokens):,} tokens',
+    'Numbers': dtype,
+  }
+  if counts := config_lib.token_counts(model):
+    rows['Parameter tokens'] = ', '.join(f'{name} {n:,}' for name, n in counts.items())
+  table = '\n'.join(f'| {name} | {value} |' for name, value in rows.items())
+  sections = [
+    '---\nlibrary_name: transformers\npipeline_tag: text-generation\n---',
+    f'# {folder}',
+    'A language model that was trained with tokenformer_jax.',
+    f'| | |\n|---|---|\n{table}',
+    f'## Data\n\n{_data(meta.config.data)}',
+  ]
+  if meta.lineage:
+    steps = '\n'.join(f'{i}. {_change(entry)}' for i, entry in enumerate(meta.lineage, start=1))
+    sections.append(f'## Lineage\n\nThe model was made from others, in this order:\n\n{steps}')
+  return '\n\n'.join([*sections, _USE.format(folder=folder)])
+
+
+def _data(data: DataConfig) -> str:
+  """Return the sources of the training data."""
+  if data.mixture:
+    return '\n'.join(f'- `{source.source}` ({name})' for name, source in data.mixture.items())
+  return f'- `{data.source}`'
+
+
+def _change(entry: Ancestor) -> str:
+  """Return one entry of the lineage as a line."""
+  parts = [f'`{entry.action}` of a model of {hub_folder.count(entry.model):,} parameters']
+  parts.append(f'at step {entry.step:,}')
+  if entry.groups:
+    parts.append(f'groups {entry.groups}')
+  if entry.experts:
+    parts.append(f'experts {entry.experts}')
+  if entry.tokens_of:
+    parts.append(f'with the tokens of {len(entry.tokens_of.splitlines())} runs')
+  return ', '.join(parts)

@@ -1,0 +1,290 @@
+"""The parts of layers that work on each position alone, for `modeling_tokenformer.py`."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+EPSILON = 1e-12  # keeps the norm of a row of zeros finite
+
+ACTIVATIONS = {
+  'gelu': functional.gelu,
+  'gelu_tanh': lambda x: functional.gelu(x, approximate='tanh'),
+  'relu': functional.relu,
+  'silu': functional.silu,
+}
+
+Values = dict[str, Any]  # a section of the config
+
+
+def parameter(*shape: int) -> nn.Parameter:
+  """Return a parameter for the weights that are loaded."""
+  return nn.Parameter(torch.empty(shape))
+
+
+def gained(factor: Tensor | None, x: Tensor) -> Tensor:
+  """Return x times a learned factor, multiplied in float32; without a factor x itself."""
+  return x if factor is None else (x.float() * factor.float()).to(x.dtype)
+
+
+class Norm(nn.Module):
+  """LayerNorm or RMSNorm over the last axis, in float32, with or without a scale and a bias."""
+
+  def __init__(self, form: str, model: Values, width: int = 0):
+    super().__init__()
+    self.form, self.epsilon = form, model['norm_epsilon']
+    self.outside = model['norm_epsilon_outside']
+    width = width or model['width']
+    self.scale = parameter(width) if form in ('affine', 'rms', 'rms_offset') else None
+    self.bias = parameter(width) if form in ('bias', 'affine') else None
+
+  def forward(self, x_BxTxD: Tensor) -> Tensor:
+    x = x_BxTxD.float()
+    if not self.form.startswith('rms'):
+      x = x - x.mean(-1, keepdim=True)
+    square = x.square().mean(-1, keepdim=True)
+    if self.form.startswith('rms') and self.outside:
+      x = x / ((square + torch.finfo(torch.float32).tiny).sqrt() + self.epsilon)
+    else:
+      x = x * torch.rsqrt(square + self.epsilon)
+    if self.scale is not None:
+      x = x * (self.scale.float() + (self.form == 'rms_offset'))
+    if self.bias is not None:
+      x = x + self.bias.float()
+    return x.to(x_BxTxD.dtype)
+
+
+def make_norm(form: str, model: Values) -> nn.Module:
+  """Return a norm; the form `none` is the identity."""
+  return nn.Identity() if form == 'none' else Norm(form, model)
+
+
+def token_groups(config: Values) -> list[tuple[int, float, str]]:
+  """Return the number of tokens, τ² and the kind of score of each group of parameter tokens.
+
+  In the config they are '576:576 512:512:gelu' or '64*4', or '' for one group.
+  """
+  kind = config['score']['kind']
+  if not config['groups'].strip():
+    return [(config['tokens'], config['reference'] or config['tokens'], kind)]
+  groups = []
+  for text in config['groups'].split():
+    text, _, count = text.partition('*')
+    tokens, reference, own = [*text.split(':'), '', ''][:3]
+    group = int(tokens), int(reference or 0) or int(tokens), own or kind
+    groups += [group] * int(count or 1)
+  return groups
+
+
+def token_weights(scores: Tensor, reference: float, kind: str, score: Values) -> Tensor:
+  """Return the weights of a group's tokens: Θ of the scores [..., N], with τ² = `reference`."""
+  tanh = score.get('gelu') == 'tanh'
+  row_epsilon, root = score.get('row_epsilon', 0.0), math.sqrt(reference)
+
+  def gelu(x: Tensor) -> Tensor:
+    return functional.gelu(x, approximate='tanh' if tanh else 'none')
+
+  def inverse_l2(x: Tensor) -> Tensor:
+    return root / ((x.square().sum(-1, keepdim=True) + EPSILON).sqrt() + row_epsilon)
+
+  def inverse_l1(x: Tensor) -> Tensor:
+    return reference / (x.abs().sum(-1, keepdim=True) + (row_epsilon or EPSILON))
+
+  x = scores.float()
+  match kind:
+    case 'linear':
+      weights = x
+    case 'gelu':
+      weights = gelu(x)
+    case 'l2_norm_gelu':
+      weights = gelu(x * inverse_l2(x))
+    case 'gelu_l2_norm':
+      weights = gelu(x) * inverse_l2(gelu(x))
+    case 'gelu_l1_norm':
+      weights = gelu(x) * inverse_l1(gelu(x))
+    case 'softmax' | 'exp_l2_norm':
+      weights = (x - x.amax(-1, keepdim=True)).exp()
+      weights = weights * (inverse_l1 if kind == 'softmax' else inverse_l2)(weights)
+    case _:
+      raise ValueError(f'unknown score {kind!r}')
+  return weights.to(scores.dtype)
+
+
+class Pattention(nn.Module):
+  """Attention to parameter tokens: Σ Θ(x Kᵀ) V over groups of tokens with keys K and values V."""
+
+  def __init__(self, config: Values, d_in: int, d_out: int):
+    super().__init__()
+    self.groups, self.score = token_groups(config), config['score']
+    self.keys = parameter(config['tokens'], d_in)
+    self.values = parameter(config['tokens'], d_out)
+
+  def forward(self, x: Tensor) -> Tensor:
+    sizes = [tokens for tokens, _, _ in self.groups]
+    parts = zip(self.groups, self.keys.split(sizes), self.values.split(sizes), strict=True)
+    return sum(
+      token_weights(x @ keys.T, reference, kind, self.score) @ values
+      for (_, reference, kind), keys, values in parts
+    )
+
+
+class Dense(nn.Module):
+  """x W, plus a bias and a Pattention if the config has them."""
+
+  def __init__(self, config: Values, d_in: int, d_out: int):
+    super().__init__()
+    self.kernel = parameter(d_in, d_out)
+    self.bias = parameter(d_out) if config['bias'] else None
+    self.beside = make_beside(config, d_in, d_out)
+
+  def forward(self, x: Tensor) -> Tensor:
+    y = x @ self.kernel
+    if self.bias is not None:
+      y = y + self.bias
+    return y if self.beside is None else y + self.beside(x)
+
+
+def make_beside(config: Values, d_in: int, d_out: int) -> Pattention | None:
+  """Return the parameter tokens beside a matrix or an MLP; None without any."""
+  beside = config.get('beside', {'kind': 'none'})
+  return Pattention(beside, d_in, d_out) if beside['kind'] == 'pattention' else None
+
+
+def make_projection(config: Values, d_in: int, d_out: int) -> nn.Module | None:
+  """Return a Pattention or a matrix, or None if the config has neither."""
+  if config['kind'] == 'none':
+    return None
+  return (Pattention if config['kind'] == 'pattention' else Dense)(config, d_in, d_out)
+
+
+class MLP(nn.Module):
+  """φ(x W₁) W₂ or, gated, (φ(x W₃) ⊙ x W₁) W₂, plus a Pattention if the config has one."""
+
+  def __init__(self, config: Values, model: Values):
+    super().__init__()
+    width = model['width']
+    hidden = config['width'] or 4 * width
+    dense = {'bias': config['bias']}
+    self.up = Dense(dense, width, hidden)
+    self.gate = Dense(dense, width, hidden) if config['gated'] else None
+    self.down = Dense(dense, hidden, width)
+    self.activation = ACTIVATIONS[config['activation']]
+    self.beside = make_beside(config, width, width)
+
+  def forward(self, x: Tensor) -> Tensor:
+    hidden = self.up(x)
+    gate = None if self.gate is None else self.activation(self.gate(x))
+    y = self.down(self.activation(hidden) if gate is None else gate * hidden)
+    return y if self.beside is None else y + self.beside(x)
+
+
+class Router(nn.Module):
+  """The choice of K experts for each token."""
+
+  def __init__(self, config: Values, model: Values):
+    super().__init__()
+    self.router = config['router']
+    self.kernel = parameter(model['width'], config['count'])
+    self.bias = parameter(config['count']) if config['balance']['kind'] == 'bias' else None
+
+  def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the numbers of the experts of each token, and their gates in float32."""
+    dtype, top_k = getattr(torch, self.router['dtype']), self.router['top_k']
+    logits = x.to(dtype) @ self.kernel.to(dtype)
+    is_softmax = self.router['gates'] == 'softmax'
+    gates = logits.softmax(-1) if is_softmax else logits.sigmoid()
+    ranked = logits if self.bias is None else gates.float() + self.bias.float()
+    # Sorted stably, so that of equal gates the lower numbers come first.
+    experts = ranked.sort(stable=True, dim=-1, descending=True).indices[..., :top_k]
+    if not self.router['renormalize']:
+      return experts, gates.gather(-1, experts).float()
+    chosen = logits.gather(-1, experts).float()
+    return experts, (chosen if is_softmax else functional.logsigmoid(chosen)).softmax(-1)
+
+
+class ExpertParts(nn.Module):
+  """The matrices of all experts: each an MLP without biases, or a Pattention."""
+
+  def __init__(self, config: Values, model: Values):
+    super().__init__()
+    self.own, count, width = config['expert'], config['count'], model['width']
+    if self.own['kind'] == 'pattention':
+      (self.group,) = token_groups(self.own)
+      self.keys = parameter(count, self.own['tokens'], width)
+      self.values = parameter(count, self.own['tokens'], width)
+      return
+    hidden = self.own['width'] or 4 * width
+    self.up = parameter(count, width, hidden)
+    self.gate = parameter(count, width, hidden) if self.own['gated'] else None
+    self.down = parameter(count, hidden, width)
+
+  def forward(self, x: Tensor, expert: int) -> Tensor:
+    if self.own['kind'] == 'pattention':
+      _, reference, kind = self.group
+      scores = x @ self.keys[expert].T
+      return token_weights(scores, reference, kind, self.own['score']) @ self.values[expert]
+    activation = ACTIVATIONS[self.own['activation']]
+    hidden = x @ self.up[expert]
+    gate = None if self.gate is None else activation(x @ self.gate[expert])
+    return (activation(hidden) if gate is None else gate * hidden) @ self.down[expert]
+
+
+class Experts(nn.Module):
+  """A part that all tokens use, plus the experts that a router chooses for each token."""
+
+  def __init__(self, config: Values, model: Values):
+    super().__init__()
+    self.config = config
+    self.shared = make_ffn(config['shared'], model)
+    self.shared_gate = parameter(model['width']) if config.get('shared_gate') else None
+    self.router = Router(config, model)
+    self.experts = ExpertParts(config, model)
+
+  def forward(self, x_BxTxD: Tensor, is_token_BxT: Tensor, from_start: bool) -> Tensor:
+    experts_BxTxK, gates_BxTxK = self.router(x_BxTxD)
+    kept_BxTxK = is_token_BxT[..., None].expand_as(experts_BxTxK)
+    if self.config['dispatch']['kind'] == 'capacity' and from_start:
+      kept_BxTxK = self._with_place(experts_BxTxK, gates_BxTxK, kept_BxTxK)
+    flat_NxD, y_NxD = x_BxTxD.flatten(0, 1), torch.zeros_like(x_BxTxD).flatten(0, 1)
+    for expert in range(self.config['count']):
+      token, choice = torch.where(((experts_BxTxK == expert) & kept_BxTxK).flatten(0, 1))
+      gate = gates_BxTxK.flatten(0, 1)[token, choice, None].to(y_NxD.dtype)
+      y_NxD.index_add_(0, token, gate * self.experts(flat_NxD[token], expert))
+    y_BxTxD = y_NxD.view_as(x_BxTxD)
+    if self.shared is None:
+      return y_BxTxD
+    shared = self.shared(x_BxTxD)
+    if self.shared_gate is not None:
+      shared = torch.sigmoid(x_BxTxD @ self.shared_gate)[..., None] * shared
+    return y_BxTxD + shared
+
+  def _with_place(self, experts_BxTxK: Tensor, gates_BxTxK: Tensor, valid: Tensor) -> Tensor:
+    """Return which choices have a place at their expert; each row has places of its own."""
+    how, count, top_k = self.config['dispatch'], self.config['count'], experts_BxTxK.shape[-1]
+    tokens = valid[..., 0].sum(-1).tolist()
+    even = [round(how['eval_factor'] * n * top_k / count) for n in tokens]
+    places = [min(n, max(number, how['least'])) for n, number in zip(tokens, even, strict=True)]
+    experts, gates = experts_BxTxK.flatten(1), gates_BxTxK.flatten(1)
+    order = torch.arange(experts.shape[1], device=experts.device).expand_as(experts)
+    if how['order'] == 'gate':
+      order = (-gates).sort(stable=True, dim=-1).indices
+    one_hot = functional.one_hot(experts, count) * valid.flatten(1)[..., None]
+    ranked = one_hot.gather(1, order[..., None].expand_as(one_hot)).cumsum(1) - 1
+    back = order.argsort(-1)[..., None].expand_as(one_hot)
+    rank = (ranked.gather(1, back) * one_hot).sum(-1)
+    has_place = rank < torch.tensor(places, device=rank.device)[:, None]
+    return valid & has_place.view_as(valid)
+
+
+def make_ffn(config: Values, model: Values) -> nn.Module | None:
+  """Return the feed-forward part, or None if the config has none."""
+  match config['kind']:
+    case 'none':
+      return None
+    case 'pattention':
+      return Pattention(config, model['width'], model['width'])
+    case 'mlp':
+      return MLP(config, model)
+  return Experts(config, model)

@@ -1,0 +1,86 @@
+"""Write the model of a run as a folder that transformers loads."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tokenformer_jax.config import ModelConfig
+from tokenformer_jax.convert import hub_folder, hub_tokenizer, model_card, run_tensors, tensor_files
+from tokenformer_jax.data import tokenizers
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import files
+from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.storage import paths
+
+SHARD_BYTES = 5 * 10**9  # of a file of weights; larger models have several files and an index
+
+
+def convert_run(
+  source: str,
+  target: Path,
+  *,
+  dtype: str = 'float32',
+  allow_nonfinite: bool = False,
+  shard_bytes: int = SHARD_BYTES,
+) -> ModelConfig:
+  """Write the folder of a run's model, and return the model; `source` is DIR or DIR@STEP.
+
+  Raises:
+    UserError: the target exists or cannot be written, the run cannot be read or is not a language
+      model, the PyTorch files do not have a part of its model, a weight is not finite, or a number
+      is too large for the dtype. Nothing of the target remains then.
+  """
+  files.check_target(target)
+  directory, step = paths.split_source(source)
+  checkpoints, meta = checkpoint.open_source(directory, step)
+  with contextlib.closing(checkpoints):
+    checkpoint.check_is_language_model(meta, directory)
+    model = meta.config.model
+    hub_folder.check_can_load(model)
+    tokenizer = tokenizers.from_json(meta.tokenizer)
+    places = hub_folder.layout(model)
+    texts = {
+      'config.json': hub_folder.describe(model, tokenizer, dtype),
+      'generation_config.json': {
+        'bos_token_id': tokenizer.end_of_document,
+        'eos_token_id': tokenizer.end_of_document,
+        'pad_token_id': tokenizer.end_of_document,
+      },
+      **hub_tokenizer.to_files(meta.tokenizer, model.max_length),
+    }
+    found = run_tensors.NonFinite(source, allow_nonfinite)
+    stream = found.counted(run_tensors.read(checkpoints, meta, places))
+    shapes = {name: place.shape for name, place in places.items()}
+    with _new_folder(target) as folder:
+      _write_texts(folder, texts)
+      paths.write(folder / 'README.md', model_card.write(meta, dtype, target.name))
+      for name in hub_folder.CODE:
+        paths.write(folder / name, Path(__file__).with_name(name).read_text('utf-8'))
+      tensor_files.write_set(folder, dtype, shapes, stream, shard_bytes)
+  return model
+
+
+def _write_texts(folder: Path, texts: Mapping[str, object]) -> None:
+  for name, content in texts.items():
+    paths.write(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + '\n')
+
+
+@contextlib.contextmanager
+def _new_folder(target: Path) -> Iterator[Path]:
+  """Yield a folder with another name that becomes the target, or is removed if the block raises."""
+  partial = target.with_name(f'.{target.name}.partial')
+  with files.alone(target):
+    try:
+      paths.remove(partial)  # left by a conversion that was killed
+      partial.mkdir(parents=True)
+      yield partial
+      os.rename(partial, target)
+    except OSError as error:
+      raise UserError(
+        f'{target} could not be written ({paths.reason(error)}); nothing is left of it; free space '
+        'or choose another --target'
+      ) from error
+    finally:
+      paths.remove(partial)
