@@ -16,7 +16,7 @@ from tiny import gated_model, linear, tiny_model, two_kinds, with_mixer
 
 from tokenformer_jax import config
 from tokenformer_jax.cli import convert
-from tokenformer_jax.config import Config, DataConfig, ModelConfig, PattentionConfig
+from tokenformer_jax.config import Config, DataConfig, ModelConfig, PattentionConfig, mixers
 from tokenformer_jax.convert import hub_folder, hub_tokenizer, tensor_files, to_hf
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.data.chat_template import OURS
@@ -69,6 +69,32 @@ MODELS: dict[str, ModelConfig] = {
   ),
   'transformer': tiny_model(
     dense=True, bias=True, norm='affine', rotary=0, position_embedding='learned', tied_head=False
+  ),
+  # Qwen3 and Gemma: few heads of keys, norms of heads, scaled rotation.
+  'popular': with_mixer(
+    tiny_model(
+      dense=True, norm='rms_offset', rotary=1, embedding_scale=True, final_norm='rms_offset'
+    ),
+    kv_heads=2,
+    head_width=12,
+    qk_norm='rms',
+    positions=config.RotaryConfig(1.0, scaling=mixers.Llama3ScalingConfig(4, 0.2, 0.5, length=8)),
+  ),
+  'beside': tiny_model(
+    layer=_layer(
+      mixer=_mixer(
+        positions=config.RotaryConfig(1.0, scaling=mixers.YarnScalingConfig(4, 1, 0.2, length=16)),
+        qkv=config.DenseConfig(True, PattentionConfig(24, 0, groups='16:9 8::linear')),
+        proj=config.DenseConfig(False, PattentionConfig(8, 8, config.pattention.GELUScore())),
+      ),
+      ffn=config.ExpertsConfig(
+        4,
+        config.MLPConfig(16, beside=PattentionConfig(12, 12)),
+        config.MLPConfig(24, beside=PattentionConfig(20, 0, groups='12:12:gelu 8')),
+        config.RouterConfig(top_k=2),
+        shared_gate=True,
+      ),
+    )
   ),
   'windows': two_kinds(tied_head=False),
   'post_norm': tiny_model(

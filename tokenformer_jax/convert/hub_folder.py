@@ -38,7 +38,7 @@ _KEYS = frozenset(
     *('fraction', 'base', 'layout', 'value_skip', 'proj_skip', 'shaped', 'least', 'length'),
     *('bias', 'tokens', 'reference', 'row_epsilon', 'gelu', 'groups', 'width', 'activation'),
     *('gated', 'count', 'gates', 'top_k', 'renormalize', 'dtype', 'eval_factor', 'order'),
-    *('shared_gate', 'gains', 'skip'),
+    *('shared_gate', 'gains', 'skip', 'low_frequency', 'high_frequency', 'fast', 'slow', 'gain'),
   )
 )
 # Keys that matter in training or on several devices only.
@@ -51,7 +51,7 @@ _TRAINING = frozenset(
 # The values of keys with others that the files do not know, by the end of the key's path.
 _VALUES = {
   'mixer.kind': ('softmax',),
-  'scaling.kind': ('none',),
+  'scaling.kind': ('none', 'linear', 'llama3', 'yarn'),
   'norm': ('plain', 'bias', 'affine', 'rms', 'rms_plain', 'rms_offset', 'none'),
 }
 

@@ -55,6 +55,11 @@ class Rotary:
     turns = [
       config['base'] ** (-2 * i / self.width) / (2 * math.pi) for i in range(self.width // 2)
     ]
+    turns = slowed(config['scaling'], turns, config['base'])
+    # A gain of both queries and keys is larger scores.
+    scaling, self.gain = config['scaling'], 1.0
+    if scaling['kind'] == 'yarn':
+      self.gain = scaling['gain'] or 1 + 0.1 * math.log(scaling['factor'])
     # Angles in whole units of a turn stay exact at large positions.
     self.units = [round(turn % 1 * TURN) for turn in turns]
 
@@ -64,12 +69,33 @@ class Rotary:
     units = torch.tensor(self.units, device=x_BxHxTxK.device)
     turned = positions_BxT[:, None, :, None].long() * units % TURN
     angles = turned.float() * (2 * math.pi / TURN)
-    cos, sin = angles.cos(), angles.sin()
+    cos, sin = self.gain * angles.cos(), self.gain * angles.sin()
     x, rest = x_BxHxTxK.float().split([self.width, x_BxHxTxK.shape[-1] - self.width], -1)
     a, b = (x[..., ::2], x[..., 1::2]) if self.interleaved else x.chunk(2, -1)
     pairs = a * cos - b * sin, b * cos + a * sin
     x = torch.stack(pairs, -1).flatten(-2) if self.interleaved else torch.cat(pairs, -1)
     return torch.cat([x, rest], -1).to(x_BxHxTxK.dtype)
+
+
+def slowed(scaling: Values, turns: list[float], base: float) -> list[float]:
+  """Return the turns a position of planes whose i-th of n turns by base^(−i/n) / 2π."""
+  if scaling['kind'] == 'none':
+    return turns
+  kept = [0.0] * len(turns)  # the part of the speed that each plane keeps
+  if scaling['kind'] == 'llama3':
+    low, high = scaling['low_frequency'], scaling['high_frequency']
+    kept = [(turn * scaling['length'] - low) / (high - low) for turn in turns]
+  elif scaling['kind'] == 'yarn':
+    # The planes, as real numbers, that turn `fast` and `slow` times over the length.
+    fast, slow = (
+      len(turns) * math.log(scaling['length'] / (2 * math.pi * scaling[name])) / math.log(base)
+      for name in ('fast', 'slow')
+    )
+    first, last = max(math.floor(fast), 0), min(math.ceil(slow), 2 * len(turns) - 1)
+    kept = [1 - (plane - first) / max(last - first, 1e-3) for plane in range(len(turns))]
+  kept = [min(max(part, 0), 1) for part in kept]
+  parts = zip(turns, kept, strict=True)
+  return [turn * (part + (1 - part) / scaling['factor']) for turn, part in parts]
 
 
 class Attention(nn.Module):
@@ -79,15 +105,15 @@ class Attention(nn.Module):
     super().__init__()
     self.config, self.layer, width = config, layer, model['width']
     self.heads = config['heads']
-    self.kv_heads = config.get('kv_heads') or self.heads
-    self.head_width = config.get('head_width') or width // self.heads
+    self.kv_heads = config['kv_heads'] or self.heads
+    self.head_width = config['head_width'] or width // self.heads
     inner, kv = self.heads * self.head_width, self.kv_heads * self.head_width
     value = config['qkv'] if config['value']['kind'] == 'as_key' else config['value']
     self.query = make_projection(config['qkv'], width, inner)
     self.key = make_projection(config['qkv'], width, kv)
     self.value = make_projection(value, width, kv)
     self.proj = make_projection(config['proj'], inner, width)
-    has_norm = config.get('qk_norm', 'none') == 'rms'
+    has_norm = config['qk_norm'] == 'rms'
     self.query_norm = Norm('rms', model, self.head_width) if has_norm else None
     self.key_norm = Norm('rms', model, self.head_width) if has_norm else None
     for names, used, shape in (
@@ -212,7 +238,7 @@ class TokenformerForCausalLM(PreTrainedModel, GenerationMixin):
     )
     self.final_norm = make_norm(model['final_norm'], model)
     self.head = None if model['tied_head'] else parameter(vocabulary, width)
-    self.input_scale = math.sqrt(width) if model.get('embedding_scale') else None
+    self.input_scale = math.sqrt(width) if model['embedding_scale'] else None
     self.head_scale = width**-0.5 if model['scaled_logits'] else None
     self.post_init()
 

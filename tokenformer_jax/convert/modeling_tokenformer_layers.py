@@ -148,7 +148,7 @@ class Dense(nn.Module):
 
 def make_beside(config: Values, d_in: int, d_out: int) -> Pattention | None:
   """Return the parameter tokens beside a matrix or an MLP; None without any."""
-  beside = config.get('beside', {'kind': 'none'})
+  beside = config['beside']
   return Pattention(beside, d_in, d_out) if beside['kind'] == 'pattention' else None
 
 
@@ -166,7 +166,7 @@ class MLP(nn.Module):
     super().__init__()
     width = model['width']
     hidden = config['width'] or 4 * width
-    dense = {'bias': config['bias']}
+    dense = {'bias': config['bias'], 'beside': {'kind': 'none'}}
     self.up = Dense(dense, width, hidden)
     self.gate = Dense(dense, width, hidden) if config['gated'] else None
     self.down = Dense(dense, hidden, width)
@@ -204,31 +204,40 @@ class Router(nn.Module):
     return experts, (chosen if is_softmax else functional.logsigmoid(chosen)).softmax(-1)
 
 
-class ExpertParts(nn.Module):
-  """The matrices of all experts: each an MLP without biases, or a Pattention."""
+class ExpertTokens(nn.Module):
+  """The parameter tokens of all experts, or those beside their matrices."""
 
-  def __init__(self, config: Values, model: Values):
+  def __init__(self, config: Values, count: int, width: int):
     super().__init__()
-    self.own, count, width = config['expert'], config['count'], model['width']
-    if self.own['kind'] == 'pattention':
-      (self.group,) = token_groups(self.own)
-      self.keys = parameter(count, self.own['tokens'], width)
-      self.values = parameter(count, self.own['tokens'], width)
-      return
-    hidden = self.own['width'] or 4 * width
-    self.up = parameter(count, width, hidden)
-    self.gate = parameter(count, width, hidden) if self.own['gated'] else None
-    self.down = parameter(count, hidden, width)
+    (self.group,), self.score = token_groups(config), config['score']
+    self.keys = parameter(count, config['tokens'], width)
+    self.values = parameter(count, config['tokens'], width)
 
   def forward(self, x: Tensor, expert: int) -> Tensor:
-    if self.own['kind'] == 'pattention':
-      _, reference, kind = self.group
-      scores = x @ self.keys[expert].T
-      return token_weights(scores, reference, kind, self.own['score']) @ self.values[expert]
-    activation = ACTIVATIONS[self.own['activation']]
+    _, reference, kind = self.group
+    weights = token_weights(x @ self.keys[expert].T, reference, kind, self.score)
+    return weights @ self.values[expert]
+
+
+class ExpertMLPs(nn.Module):
+  """The matrices of all experts."""
+
+  def __init__(self, config: Values, count: int, width: int):
+    super().__init__()
+    hidden = config['width'] or 4 * width
+    self.up = parameter(count, width, hidden)
+    self.gate = parameter(count, width, hidden) if config['gated'] else None
+    self.down = parameter(count, hidden, width)
+    self.activation = ACTIVATIONS[config['activation']]
+    beside = config['beside']
+    has_tokens = beside['kind'] == 'pattention'
+    self.beside = ExpertTokens(beside, count, width) if has_tokens else None
+
+  def forward(self, x: Tensor, expert: int) -> Tensor:
     hidden = x @ self.up[expert]
-    gate = None if self.gate is None else activation(x @ self.gate[expert])
-    return (activation(hidden) if gate is None else gate * hidden) @ self.down[expert]
+    gate = None if self.gate is None else self.activation(x @ self.gate[expert])
+    y = (self.activation(hidden) if gate is None else gate * hidden) @ self.down[expert]
+    return y if self.beside is None else y + self.beside(x, expert)
 
 
 class Experts(nn.Module):
@@ -238,9 +247,10 @@ class Experts(nn.Module):
     super().__init__()
     self.config = config
     self.shared = make_ffn(config['shared'], model)
-    self.shared_gate = parameter(model['width']) if config.get('shared_gate') else None
+    self.shared_gate = parameter(model['width']) if config['shared_gate'] else None
     self.router = Router(config, model)
-    self.experts = ExpertParts(config, model)
+    kind = ExpertTokens if config['expert']['kind'] == 'pattention' else ExpertMLPs
+    self.experts = kind(config['expert'], config['count'], model['width'])
 
   def forward(self, x_BxTxD: Tensor, is_token_BxT: Tensor, from_start: bool) -> Tensor:
     experts_BxTxK, gates_BxTxK = self.router(x_BxTxD)
@@ -257,7 +267,8 @@ class Experts(nn.Module):
       return y_BxTxD
     shared = self.shared(x_BxTxD)
     if self.shared_gate is not None:
-      shared = torch.sigmoid(x_BxTxD @ self.shared_gate)[..., None] * shared
+      gate = torch.sigmoid(x_BxTxD.float() @ self.shared_gate.float())[..., None]
+      shared = (gate * shared.float()).to(shared.dtype)
     return y_BxTxD + shared
 
   def _with_place(self, experts_BxTxK: Tensor, gates_BxTxK: Tensor, valid: Tensor) -> Tensor:
