@@ -20,7 +20,7 @@ from tokenformer_jax.config import (
   pattentions,
 )
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import state
+from tokenformer_jax.grow import as_tokens, state
 from tokenformer_jax.model import models
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.lm import define_lm
@@ -229,3 +229,32 @@ def test_depth_and_inspection_and_tables(root, base, one):
   smaller = one.shrink(root / 'smaller', {'ffn': 16})
   assert config_lib.token_counts(smaller.config.model)['ffn'] == 16
   assert one.generate('def', length=5) is not None
+
+
+@pytest.mark.slow
+def test_matrices_become_tokens_that_compute_the_same(root, base):
+  with pytest.raises(UserError, match='ffn cannot become parameter tokens: a gate multiplies two'):
+    base.as_tokens(root / 'gate', 'ffn')
+  with pytest.raises(UserError, match='proj cannot become parameter tokens: it has a bias'):
+    base.as_tokens(root / 'bias', 'qkv,proj')
+  with pytest.raises(UserError, match="matrices names 'kv'; known names: ffn, proj, qkv"):
+    base.as_tokens(root / 'unknown', 'kv')
+  tokens = base.grow(root / 'before', {'qkv': 16}).as_tokens(root / 'as_tokens')
+  assert pattentions(tokens.config.model)['qkv'].groups == '64:64 16:16:l2_norm_gelu'
+  np.testing.assert_allclose(tokens.logits(IDS), base.logits(IDS), atol=1e-5)
+  tokens.train(12)
+
+
+def test_neurons_and_heads_become_tokens():
+  model = dataclasses.replace(transformer(), pattern='layer*2')
+  layer = dataclasses.replace(
+    model.layer, mixer=dataclasses.replace(model.layer.mixer, proj=config_lib.DenseConfig())
+  )
+  model = dataclasses.replace(model, layer=layer)
+  params = models.define(model).init(jax.random.key(0))
+  after = config_lib.with_references(as_tokens.wanted(model, None))
+  assert config_lib.token_counts(after) == {'qkv': 64, 'proj': 64, 'ffn': 48}
+  stages = [as_tokens.AsTokens(model, after)]
+  old = {'params': params, 'opt_state': ()}
+  new = state.run_stages(old, model, after, stages, GrowConfig())['params']
+  assert_close(logits(after, new), logits(model, params), 'tokens compute something else')

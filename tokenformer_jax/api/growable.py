@@ -127,6 +127,15 @@ class Growable(abc.ABC):
     """
     return self._act('slice', target, groups=groups, moments=moments, step=step)
 
+  def as_tokens(self, target: Path, matrices: str | None = None) -> Self:
+    """Turn matrices of a Transformer into parameter tokens that compute the same.
+
+      run.as_tokens('runs/tokens', 'qkv,ffn')
+
+    By default all that can be: those without biases and gates.
+    """
+    return self._act('as_tokens', target, matrices=matrices)
+
   def scale(self, target: Path, groups: Numbers, factor: float) -> Self:
     """Multiply the values of groups, counted from 1, and so what they add to each output.
 

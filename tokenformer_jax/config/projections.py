@@ -38,10 +38,10 @@ def _places(model: ModelConfig) -> Iterator[tuple[str, str, PattentionConfig]]:
   for layer, config in used_layers(model).items():
     for path, part in parts(config):
       if isinstance(part, PattentionConfig):
-        yield _name(layer, path), f'{layer_path(layer)}.{path}', part
+        yield projection_name(layer, path), f'{layer_path(layer)}.{path}', part
 
 
-def _name(layer: str, path: str) -> str:
+def projection_name(layer: str, path: str) -> str:
   """Return the name of the projection at a path inside a layer."""
   own = path.removeprefix('mixer.').removesuffix('.beside')
   return own if layer == BASE else f'{layer}.{own}'
@@ -68,7 +68,7 @@ def former_names(name: str, present: Container[str]) -> tuple[str, ...]:
 def matrices(model: ModelConfig) -> tuple[str, ...]:
   """Return the names of the projections by matrices that have no tokens beside them."""
   return tuple(
-    _name(layer, path)
+    projection_name(layer, path)
     for layer, config in used_layers(model).items()
     for path, part in parts(config)
     if isinstance(part, DenseConfig | MLPConfig) and isinstance(part.beside, NoProjectionConfig)
@@ -93,7 +93,7 @@ def with_pattentions(
       is_beside = path.endswith('.beside') and isinstance(part, NoProjectionConfig)
       if not (isinstance(part, PattentionConfig) or is_beside):
         return part
-      return changed.get(_name(name, path), part)
+      return changed.get(projection_name(name, path), part)
 
     return map_parts(layer, other)
 
@@ -164,7 +164,7 @@ def count_names(model: ModelConfig, *, first: bool = False) -> list[str]:
 def _short_names(model: ModelConfig) -> dict[str, str]:
   """Return the name of each projection without its layer, by its name."""
   return {
-    _name(layer, path): _name(BASE, path)
+    projection_name(layer, path): projection_name(BASE, path)
     for layer, config in used_layers(model).items()
     for path, part in parts(config)
     if isinstance(part, PattentionConfig | DenseConfig | MLPConfig)

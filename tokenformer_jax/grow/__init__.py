@@ -11,6 +11,8 @@
   files.py    growth from one work directory to another, array by array, whole or not at all
   actions.py  the table of actions for the command `grow` and the methods of `Run`
   larger.py   the actions that add: grow and merge
+  merging.py  the tokens of another run behind one's own
+  as_tokens.py  matrices as parameter tokens
   job.py      an action's source, target and checks
 
 `grow` is that pure function; `train.py` uses it for `config.init_from`.

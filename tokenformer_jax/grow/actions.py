@@ -20,7 +20,7 @@ from tokenformer_jax.config import groups as choices
 from tokenformer_jax.config.fields import Count, Key
 from tokenformer_jax.config.groups import Choice, as_text
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import expert_arrays, files, larger, parts, state, verify
+from tokenformer_jax.grow import as_tokens, expert_arrays, files, larger, parts, state, verify
 from tokenformer_jax.grow import experts as experts_lib
 from tokenformer_jax.grow import groups as groups_lib
 from tokenformer_jax.grow.job import Job
@@ -248,6 +248,26 @@ def _check_has_tokens(model: ModelConfig) -> None:
     raise UserError('this model is a Transformer, which has no groups of parameter tokens')
 
 
+def to_tokens(job: Job, *, matrices: str | None = None) -> int | None:
+  """Turn matrices into parameter tokens that compute the same, up to rounding.
+
+  Raises:
+    UserError: a matrix cannot be tokens, or there is no room.
+  """
+  model = job.model
+  after = as_tokens.wanted(model, matrices)
+  messages.say(
+    'the same up to rounding: GELU(z) − GELU(−z) = z makes two tokens of each input of a matrix, '
+    "and a neuron of an MLP is a token; the optimizer's moments of the pairs start at zero"
+  )
+  stages = [as_tokens.AsTokens(model, after)]
+
+  def change(old: State) -> State:
+    return state.run_stages(old, model, after, stages, job.config)
+
+  return job.rewrite('as_tokens', after, change, advice=True)
+
+
 class Action(NamedTuple):
   """A line of the table.
 
@@ -322,6 +342,7 @@ ACTIONS = {
   ),
   'slice': Action('keep the first --groups=N groups of each projection', keep_first, _KEPT),
   'scale': Action('multiply the values of --groups=2 by --factor=0.5', scale),
+  'as_tokens': Action('turn matrices into tokens (--matrices=qkv,ffn; default: all)', to_tokens),
   'freeze': Action('train all groups but --groups=1,2 from here on; --groups= trains all', freeze),
 }
 
@@ -339,6 +360,7 @@ MEANINGS = {
   'added': 'The run whose tokens are appended, DIR[@STEP].',
   'groups': 'As 2,3; for slice: how many.',
   'factor': 'The factor of the values.',
+  'matrices': 'Names, as qkv,ffn.',
   'examples': 'Calibration sequences or images.',
   'method': 'How new weights are made.',
   'scale': 'Reference counts.',

@@ -1,0 +1,147 @@
+"""Turn matrices into parameter tokens that compute the same.
+
+GELU(z) − GELU(−z) = z. So the keys [I; −I] and the values [W; −W], with the score `gelu`, compute
+x W for every x, up to rounding. A neuron of an MLP with GELU, without a gate and biases, is a token.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import DictKey
+
+from tokenformer_jax.config import DenseConfig, MLPConfig, ModelConfig, PattentionConfig
+from tokenformer_jax.config.layer import map_parts, parts
+from tokenformer_jax.config.mixers import LinearConfig, SoftmaxConfig, width_of_heads
+from tokenformer_jax.config.model import used_layers
+from tokenformer_jax.config.pattention import GELUScore, TokenGroup, token_groups, with_groups
+from tokenformer_jax.config.projections import projection_name
+from tokenformer_jax.errors import UserError, nearest
+from tokenformer_jax.model import models
+from tokenformer_jax.model.params import Path
+
+_ACTIVATIONS = {'gelu': 'exact', 'gelu_tanh': 'tanh'}
+_KERNEL, _BESIDE = DictKey('kernel'), DictKey('beside')
+
+
+def wanted(model: ModelConfig, names: str | None) -> ModelConfig:
+  """Return the model whose named matrices are parameter tokens, or all that can be.
+
+  `names` are separated by commas. The sizes of the model are filled in.
+
+  Raises:
+    UserError: a name is unknown, a matrix cannot be tokens, or there is none.
+  """
+  reasons = {
+    projection_name(layer, path): _reason(path, part, config.mixer)
+    for layer, config in used_layers(model).items()
+    for path, part in parts(config)
+    if isinstance(part, DenseConfig | MLPConfig)
+  }
+  chosen = [name for name, reason in reasons.items() if not reason]
+  if names is not None:
+    chosen = [name.strip() for name in names.split(',')]
+    for name in chosen:
+      if name not in reasons:
+        raise UserError(f'--matrices names {name!r}{nearest(name, reasons)}')
+      if reason := reasons[name]:
+        raise UserError(f'{name} cannot become parameter tokens: {reason}')
+  if not chosen:
+    why = next(iter(reasons.values()), 'it has no matrix')
+    raise UserError(f'no matrix of this model can become parameter tokens: {why}')
+
+  def changed(layer: str, config: Any) -> Any:
+    heads = getattr(config.mixer, 'heads', 1) * width_of_heads(config.mixer, model.width)
+
+    def other(path: str, part: Any) -> Any:
+      name = projection_name(layer, path)
+      if not isinstance(part, DenseConfig | MLPConfig) or name not in chosen:
+        return part
+      if isinstance(part, MLPConfig):
+        return _tokens(part, part.width or 4 * model.width)
+      return _tokens(part, 2 * (heads if path.endswith('proj') else model.width))
+
+    return map_parts(config, other)
+
+  return model.map_layers(changed)
+
+
+def _reason(path: str, part: DenseConfig | MLPConfig, mixer: Any) -> str:
+  """Return why a matrix cannot become tokens, or ''."""
+  if path.startswith('mixer.') and not isinstance(mixer, SoftmaxConfig | LinearConfig):
+    return f'it belongs to a mixer of kind {mixer.kind}'
+  if path.endswith(('.expert', '.shared')):
+    return 'it belongs to experts'
+  if part.bias:
+    return 'it has a bias'
+  if isinstance(part, MLPConfig) and part.gated:
+    return 'a gate multiplies two products, and a token has one'
+  if isinstance(part, MLPConfig) and part.activation not in _ACTIVATIONS:
+    return f'its activation is {part.activation}, and there is no such score'
+  return ''
+
+
+def _tokens(part: DenseConfig | MLPConfig, count: int) -> PattentionConfig:
+  """Return the tokens in the place of a matrix, before those beside it."""
+  form = _ACTIVATIONS[part.activation] if isinstance(part, MLPConfig) else 'exact'
+  first = TokenGroup(count, count)
+  tokens = with_groups(PattentionConfig(score=GELUScore(gelu=form)), (first,))
+  if not isinstance(part.beside, PattentionConfig):
+    return tokens
+  kind = part.beside.score.kind
+  others = (g._replace(score=g.score or kind) for g in token_groups(part.beside))
+  return with_groups(tokens, (first, *others))
+
+
+class AsTokens:
+  """A stage that makes parameter tokens of matrices: `before` and `after` are the models."""
+
+  def __init__(self, before: ModelConfig, after: ModelConfig):
+    old = jax.tree_util.tree_leaves_with_path(models.define(before).abstract)
+    self._old, self._after = {path for path, _ in old}, models.define(after)
+
+  def sources(self, path: Path) -> tuple[Path, ...]:
+    """Return the matrix that an array of tokens comes from, and the tokens beside it."""
+    if path in self._old:
+      return (path,)
+    *place, end = path
+    neurons = DictKey('up' if end.key == 'keys' else 'down')
+    candidates = ((*place, neurons, _KERNEL), (*place, _KERNEL), (*place, _BESIDE, end))
+    return tuple(path for path in candidates if path in self._old)
+
+  def param(self, path: Path, olds: Sequence[jax.Array], salt: jax.Array) -> jax.Array:
+    """Return an array of the tokens; nothing is drawn."""
+    del salt
+    if path in self._old:
+      return olds[0]
+    first, *others = olds
+    if self._has_neurons(path):
+      made = first.swapaxes(-1, -2) if _is_key(path) else first
+    elif _is_key(path):
+      width = first.shape[-2]
+      one = jnp.broadcast_to(jnp.eye(width, dtype=first.dtype), (*first.shape[:-1], width))
+      made = jnp.concatenate([one, -one], axis=-2)
+    else:
+      made = jnp.concatenate([first, -first], axis=-2)
+    return jnp.concatenate([made, *others], axis=-2)
+
+  def moment(self, path: Path, olds: Sequence[jax.Array], order: int) -> jax.Array:
+    """Return a mean of gradients: that of a neuron stays, that of pairs of tokens is zero."""
+    del order
+    if path in self._old:
+      return olds[0]
+    first, *others = olds
+    if self._has_neurons(path):
+      made = first.swapaxes(-1, -2) if _is_key(path) else first
+    else:
+      last = first.shape[-2] if _is_key(path) else first.shape[-1]
+      made = jnp.zeros((*first.shape[:-2], 2 * first.shape[-2], last), first.dtype)
+    return jnp.concatenate([made, *others], axis=-2)
+
+  def _has_neurons(self, path: Path) -> bool:
+    return (*path[:-1], DictKey('up'), _KERNEL) in self._old
+
+
+def _is_key(path: Path) -> bool:
+  return path[-1].key == 'keys'
