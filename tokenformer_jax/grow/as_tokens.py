@@ -1,7 +1,7 @@
 """Turn matrices into parameter tokens that compute the same.
 
 GELU(z) − GELU(−z) = z. So the keys [I; −I] and the values [W; −W], with the score `gelu`, compute
-x W for every x, up to rounding. A neuron of an MLP with GELU, without a gate and biases, is a token.
+x W for every x, up to rounding. A neuron of an MLP with GELU, without gate and biases, is a token.
 """
 
 from collections.abc import Sequence
