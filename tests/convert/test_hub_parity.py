@@ -24,10 +24,23 @@ _NEOX = {
   'num_attention_heads': 4,
   'max_position_embeddings': 64,
 }
-_LLAMA = {**_NEOX, 'num_key_value_heads': 4}
+_LLAMA = {**_NEOX, 'num_key_value_heads': 2}
 _GPT2 = {**_VOCAB, 'n_embd': 32, 'n_layer': 2, 'n_head': 4, 'n_positions': 64}
 MODELS = {
-  'llama': ('LlamaConfig', _LLAMA, {}),
+  'llama': (
+    'LlamaConfig',
+    _LLAMA,
+    {
+      'rope_parameters': {
+        'rope_type': 'llama3',
+        'rope_theta': 1e4,
+        'factor': 8.0,
+        'low_freq_factor': 1.0,
+        'high_freq_factor': 4.0,
+        'original_max_position_embeddings': 32,
+      }
+    },
+  ),
   'llama, other options': (
     'LlamaConfig',
     _LLAMA,
@@ -36,16 +49,52 @@ MODELS = {
       'mlp_bias': True,
       'tie_word_embeddings': True,
       'hidden_act': 'gelu_pytorch_tanh',
-      'rope_parameters': {'rope_type': 'default', 'rope_theta': 5e5},
+      'num_key_value_heads': 4,
+      'rope_parameters': {'rope_type': 'linear', 'rope_theta': 5e5, 'factor': 2.0},
     },
   ),
-  'mistral': ('MistralConfig', _LLAMA, {'sliding_window': 5}),
+  'mistral': ('MistralConfig', _LLAMA, {'sliding_window': 5, 'head_dim': 12}),
   'qwen2': ('Qwen2Config', _LLAMA, {}),
   'qwen2, windows': (
     'Qwen2Config',
     _LLAMA,
     {'use_sliding_window': True, 'sliding_window': 5, 'max_window_layers': 1},
   ),
+  'qwen3': (
+    'Qwen3Config',
+    _LLAMA,
+    {
+      'head_dim': 12,
+      'rope_parameters': {
+        'rope_type': 'yarn',
+        'rope_theta': 1e4,
+        'factor': 4.0,
+        'original_max_position_embeddings': 16,
+      },
+    },
+  ),
+  'qwen2_moe': (
+    'Qwen2MoeConfig',
+    _LLAMA,
+    {
+      'num_experts': 4,
+      'moe_intermediate_size': 24,
+      'num_experts_per_tok': 2,
+      'shared_expert_intermediate_size': 40,
+    },
+  ),
+  'qwen3_moe': (
+    'Qwen3MoeConfig',
+    _LLAMA,
+    {
+      'num_experts': 4,
+      'moe_intermediate_size': 24,
+      'num_experts_per_tok': 2,
+      'head_dim': 12,
+      'norm_topk_prob': True,
+    },
+  ),
+  'gemma': ('GemmaConfig', _LLAMA, {'head_dim': 12}),
   'mixtral': ('MixtralConfig', _LLAMA, {'num_local_experts': 4, 'sliding_window': 6}),
   'gpt2': ('GPT2Config', _GPT2, {}),
   'gpt2, other options': (
@@ -67,7 +116,7 @@ def both(request, tmp_path_factory):
   """A model of transformers, its folder, and our model and parameters."""
   name, keys, changes = MODELS[request.param]
   torch.manual_seed(0)
-  config = getattr(transformers, name)(**keys, **changes)
+  config = getattr(transformers, name)(**(keys | changes))
   theirs = transformers.AutoModelForCausalLM.from_config(config).eval()
   with torch.no_grad():
     for parameter in theirs.parameters():  # Biases and scales other than at the start.

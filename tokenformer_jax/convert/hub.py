@@ -10,7 +10,7 @@ import numpy as np
 
 from tokenformer_jax.config import ModelConfig, pattern
 from tokenformer_jax.convert import families, tensor_files
-from tokenformer_jax.convert.families import Family, Rule
+from tokenformer_jax.convert.family import Family, Rule
 from tokenformer_jax.convert.hub_keys import Keys
 from tokenformer_jax.convert.tensor_files import Shape, Tensor
 from tokenformer_jax.errors import UserError
@@ -31,7 +31,8 @@ _IGNORED = """
   summary_type summary_use_proj task_specific_params gradient_checkpointing pretraining_tp n_ctx
   reorder_and_upcast_attn output_attentions output_hidden_states output_router_logits return_dict
   router_aux_loss_coef router_jitter_noise id2label label2id problem_type chunk_size_feed_forward
-  finetuning_task max_window_layers sliding_window rope_theta is_decoder tie_encoder_decoder
+  finetuning_task intermediate_size max_window_layers sliding_window rope_theta is_decoder
+  tie_encoder_decoder
 """
 
 
@@ -205,6 +206,8 @@ def _joined_shape(how: str, shapes: list[Shape]) -> Shape:
     return shapes[0]
   if how == 'transposed':
     return shapes[0][::-1]
+  if how == 'row':
+    return (1, *shapes[0])
   total = sum(shape[-1] for shape in shapes)
   return (*shapes[0][:-1], total) if how == 'columns' else (total, *shapes[0][:-1])
 
@@ -216,6 +219,8 @@ def _split(tensor: np.ndarray, place: Place, part: int) -> np.ndarray:
     return tensor
   if how == 'transposed':
     return tensor.T
+  if how == 'row':
+    return tensor[0]
   if how == 'columns':
     return np.split(tensor, count, axis=-1)[part]
   by_head = tensor.reshape(place.heads, count, -1, *tensor.shape[1:])[:, part]
@@ -229,6 +234,8 @@ def join(arrays: list[np.ndarray], place: Place) -> np.ndarray:
     return arrays[0]
   if how == 'transposed':
     return arrays[0].T
+  if how == 'row':
+    return arrays[0][None]
   if how == 'columns':
     return np.concatenate(arrays, axis=-1)
   parts = [array.T.reshape(place.heads, -1, *array.shape[:-1]) for array in arrays]

@@ -30,9 +30,11 @@ class Keys:
       raise self.refusal(name, 'a positive integer')
     return value
 
-  def number(self, name: str, default: float) -> float:
-    """Return a number above 0."""
+  def number(self, name: str, default: float | None = None) -> float:
+    """Return a number above 0; without a default the key must be there."""
     value = self.get(name, default)
+    if value is None:
+      raise UserError(f'{self._where} has no {name}, a number above 0; fetch the file again')
     if type(value) not in (int, float) or not 0 < value < float('inf'):
       raise self.refusal(name, 'a number above 0')
     return float(value)

@@ -1,0 +1,170 @@
+"""GPT-2 and GPT-NeoX (Pythia) in the hub's layout."""
+
+from typing import Any
+
+from tokenformer_jax.config import (
+  DenseConfig,
+  LayerConfig,
+  MLPConfig,
+  ModelConfig,
+  NoPositionsConfig,
+  ParallelConfig,
+  PreNormConfig,
+  SoftmaxConfig,
+)
+from tokenformer_jax.convert.family import (
+  ACTIVATION_NAMES,
+  ACTIVATIONS,
+  Family,
+  Rule,
+  check_heads,
+  linear,
+  norm,
+  rotary,
+  rotary_keys,
+)
+from tokenformer_jax.convert.hub_keys import Keys
+
+_PARTS = ('query', 'key', 'value')
+_KERNELS = tuple(f'attention/{part}/kernel' for part in _PARTS)
+_BIASES = tuple(f'attention/{part}/bias' for part in _PARTS)
+
+
+def _gpt2(keys: Keys) -> ModelConfig:
+  keys.only('scale_attn_weights', True)
+  keys.only('scale_attn_by_inverse_layer_idx', False)
+  keys.only('add_cross_attention', False)
+  width, heads = keys.whole('n_embd', 768), keys.whole('n_head', 12)
+  check_heads(keys, 'n_head', width, heads)
+  activation = keys.choice('activation_function', ACTIVATIONS, 'gelu_new')
+  mlp = MLPConfig(keys.whole('n_inner', 4 * width), bias=True, activation=activation)
+  dense = DenseConfig(bias=True)
+  mixer = SoftmaxConfig(heads=heads, positions=NoPositionsConfig(), qkv=dense, proj=dense)
+  return ModelConfig(
+    pattern=f'layer*{keys.whole("n_layer", 12)}',
+    width=width,
+    layer=LayerConfig(mixer=mixer, ffn=mlp, norm='affine'),
+    vocab_size=keys.whole('vocab_size', 50257),
+    norm_epsilon=keys.number('layer_norm_epsilon', 1e-5),
+    position_embedding='learned',
+    max_length=keys.whole('n_positions', 1024),
+    tied_head=keys.flag('tie_word_embeddings', True),
+  )
+
+
+def _gpt2_to_keys(model: ModelConfig) -> dict[str, Any]:
+  ffn = model.layer.ffn
+  return {
+    'vocab_size': model.vocab_size,
+    'n_embd': model.width,
+    'n_inner': ffn.width or 4 * model.width,
+    'n_layer': model.depth,
+    'n_head': model.layer.mixer.heads,
+    'n_positions': model.max_length,
+    'activation_function': ACTIVATION_NAMES[ffn.activation],
+    'layer_norm_epsilon': model.norm_epsilon,
+    'tie_word_embeddings': model.tied_head,
+  }
+
+
+def _gpt_neox(keys: Keys) -> ModelConfig:
+  width, heads = keys.whole('hidden_size'), keys.whole('num_attention_heads')
+  check_heads(keys, 'num_attention_heads', width, heads)
+  positions = rotary(
+    keys,
+    fraction=keys.number('rotary_pct', 0.25),
+    base=keys.number('rotary_emb_base', 10000.0),
+  )
+  rotated = int(width // heads * positions.fraction)
+  if positions.fraction > 1 or rotated < 2 or rotated % 2:
+    raise keys.refusal('rotary_pct', f'a part of {width // heads} entries that is an even number')
+  dense = DenseConfig(bias=keys.flag('attention_bias', True))
+  mixer = SoftmaxConfig(
+    heads=heads,
+    positions=positions,
+    qkv=dense,
+    proj=dense,
+  )
+  activation = keys.choice('hidden_act', ACTIVATIONS, 'gelu')
+  mlp = MLPConfig(keys.whole('intermediate_size'), bias=True, activation=activation)
+  parallel = keys.flag('use_parallel_residual', True)
+  wiring = ParallelConfig(gains=False, skip=True, two_norms=True) if parallel else PreNormConfig()
+  return ModelConfig(
+    pattern=f'layer*{keys.whole("num_hidden_layers")}',
+    width=width,
+    layer=LayerConfig(mixer=mixer, ffn=mlp, norm='affine', wiring=wiring),
+    vocab_size=keys.whole('vocab_size'),
+    norm_epsilon=keys.number('layer_norm_eps', 1e-5),
+    max_length=keys.whole('max_position_embeddings', 2048),
+    tied_head=keys.flag('tie_word_embeddings', False),
+  )
+
+
+def _gpt_neox_to_keys(model: ModelConfig) -> dict[str, Any]:
+  mixer, ffn = model.layer.mixer, model.layer.ffn
+  return {
+    'vocab_size': model.vocab_size,
+    'hidden_size': model.width,
+    'intermediate_size': ffn.width or 4 * model.width,
+    'num_hidden_layers': model.depth,
+    'num_attention_heads': mixer.heads,
+    'max_position_embeddings': model.max_length,
+    'hidden_act': ACTIVATION_NAMES[ffn.activation],
+    'layer_norm_eps': model.norm_epsilon,
+    'tie_word_embeddings': model.tied_head,
+    'rotary_emb_base': mixer.positions.base,
+    'rotary_pct': mixer.positions.fraction,
+    **rotary_keys(mixer.positions),
+    'attention_bias': mixer.qkv.bias,
+    'use_parallel_residual': isinstance(model.layer.wiring, ParallelConfig),
+  }
+
+
+_H = 'transformer.h.{layer}'
+_GPT2_RULES = (
+  Rule('transformer.wte.weight', ('embedding',)),
+  Rule('transformer.wpe.weight', ('positions',)),
+  *norm(f'{_H}.ln_1', 'attention_norm'),
+  Rule(f'{_H}.attn.c_attn.weight', _KERNELS, 'columns'),
+  Rule(f'{_H}.attn.c_attn.bias', _BIASES, 'columns'),
+  *linear(f'{_H}.attn.c_proj', 'attention/proj', 'same'),
+  *norm(f'{_H}.ln_2', 'ffn_norm'),
+  *linear(f'{_H}.mlp.c_fc', 'ffn/up', 'same'),
+  *linear(f'{_H}.mlp.c_proj', 'ffn/down', 'same'),
+  *norm('transformer.ln_f', 'final_norm'),
+  Rule('lm_head.weight', ('head',)),
+)
+_X = 'gpt_neox.layers.{layer}'
+_GPT_NEOX_RULES = (
+  Rule('gpt_neox.embed_in.weight', ('embedding',)),
+  *norm(f'{_X}.input_layernorm', 'attention_norm'),
+  *norm(f'{_X}.post_attention_layernorm', 'ffn_norm'),
+  Rule(f'{_X}.attention.query_key_value.weight', _KERNELS, 'heads'),
+  Rule(f'{_X}.attention.query_key_value.bias', _BIASES, 'heads'),
+  *linear(f'{_X}.attention.dense', 'attention/proj'),
+  *linear(f'{_X}.mlp.dense_h_to_4h', 'ffn/up'),
+  *linear(f'{_X}.mlp.dense_4h_to_h', 'ffn/down'),
+  *norm('gpt_neox.final_layer_norm', 'final_norm'),
+  Rule('embed_out.weight', ('head',)),
+)
+
+GPT_FAMILIES = (
+  Family(
+    'gpt2',
+    'GPT2LMHeadModel',
+    _gpt2,
+    _gpt2_to_keys,
+    _GPT2_RULES,
+    'transformer.',
+    ('.attn.bias', '.attn.masked_bias'),
+  ),
+  Family(
+    'gpt_neox',
+    'GPTNeoXForCausalLM',
+    _gpt_neox,
+    _gpt_neox_to_keys,
+    _GPT_NEOX_RULES,
+    'gpt_neox.',
+    ('.attention.bias', '.attention.masked_bias', 'rotary_emb.inv_freq'),
+  ),
+)
