@@ -1,0 +1,64 @@
+"""Uses of a run that came from a folder of the hub: text, figures, growth, training, teaching."""
+
+import hub_folders
+import numpy as np
+import outcomes
+import pytest
+import tiny_run
+
+import tokenformer_jax
+from tokenformer_jax.cli import convert
+
+pytestmark = pytest.mark.slow
+TEXTS = ['SOME WORDS', 'AND OTHERS']
+
+
+@pytest.fixture(scope='module')
+def root(tmp_path_factory):
+  root = tmp_path_factory.mktemp('brought')
+  source = hub_folders.write(root / 'llama', num_key_value_heads=2)
+  convert.to_jax(source, root / 'run')
+  (root / 'text').mkdir()
+  rng = np.random.default_rng(0)
+  for i in range(30):
+    (root / 'text' / f'{i}.txt').write_text(''.join(map(chr, rng.integers(33, 90, 300))))
+  return root
+
+
+@pytest.fixture(scope='module')
+def training(root):
+  """Changes of a short training."""
+  wanted = ('data.batch_size', 'data.validation_fraction', 'optim.warmup_steps')
+  changes = {'optim': {}, 'train': {}, 'data': {}}
+  for name, value in tiny_run.CHANGES.items():
+    section, key = name.split('.', 1)
+    if name in wanted or section == 'train':
+      changes[section][key] = value
+  changes['data'] |= {'source': f'files:{root}/text/*.txt', 'cache_dir': str(root / 'cache')}
+  return changes
+
+
+def test_text_and_figures(root):
+  run = tokenformer_jax.load(root / 'run')
+  assert (
+    run.generate('ABC', length=4, temperature=0.0)
+    == run.generate(['ABC', 'LONGER'], length=4, temperature=0.0)[0]
+  ), 'padding changes the text'
+  assert np.isfinite(list(run.evaluate(TEXTS).values())).all()
+
+
+def test_growth_keeps_the_logits_and_trains(root, training, tmp_path):
+  run = tokenformer_jax.load(root / 'run')
+  wider = run.grow(tmp_path / 'tokens', {'qkv': 8, 'ffn': 16})
+  np.testing.assert_allclose(wider.logits(TEXTS), run.logits(TEXTS), atol=1e-5)
+  deeper = wider.grow(tmp_path / 'layers', layers=3)
+  np.testing.assert_allclose(deeper.logits(TEXTS), run.logits(TEXTS), atol=1e-5)
+  trained = deeper.train(3, workdir=tmp_path / 'trained', **training)
+  assert np.abs(trained.logits(TEXTS) - run.logits(TEXTS)).max() > 0, 'nothing was learned'
+
+
+def test_the_run_teaches(root, training, tmp_path):
+  run = tokenformer_jax.load(root / 'run')
+  student = dict(training, distill={'teacher': str(root / 'run')})
+  taught = run.train(2, workdir=tmp_path / 'student', **student)
+  assert outcomes.losses(taught.directory, 'train/distill_loss')
