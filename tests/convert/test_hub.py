@@ -41,7 +41,7 @@ def test_a_model_goes_back_as_it_came(tmp_path, kind):
   params = _read(folder)
   back = tmp_path / 'back'
   back.mkdir()
-  hub.write(back, folder.model, family, lambda path: _at(params, path))
+  hub_folders.write_model(back, folder.model, lambda path: _at(params, path))
   digests = [
     hashlib.sha256((path / 'model.safetensors').read_bytes()).hexdigest() for path in (source, back)
   ]

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import hub_folders
 import jax
 import numpy as np
 import pytest
@@ -170,7 +171,7 @@ def test_back_bit_for_bit(both, tmp_path):
       array = array[key]
     return array
 
-  hub.write(tmp_path, folder.model, family, read)
+  hub_folders.write_model(tmp_path, folder.model, read)
   source, back = (tensor_files.find(path) for path in (directory, tmp_path))
   assert set(source) == set(back), 'names changed'
   for name, tensor in source.items():

@@ -1,6 +1,7 @@
 """Tiny folders in the hub's layout, written without transformers."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import jax
 import numpy as np
 import released
 
-from tokenformer_jax.convert import families, hub
+from tokenformer_jax.config import ModelConfig
+from tokenformer_jax.convert import families, hub, tensor_files
 from tokenformer_jax.convert.hub_keys import Keys
 from tokenformer_jax.model.lm import define_lm
 
@@ -46,6 +48,16 @@ KEYS = {
 }
 
 
+def write_model(folder: Path, model: ModelConfig, read: Callable[[tuple], np.ndarray]) -> None:
+  """Writes config.json and the weights of a model of a family."""
+  family = families.match(model)
+  places = hub.layout(model, family)
+  shapes = {place.name: place.shape for place in places}
+  tensor_files.write(folder / 'model.safetensors', 'float32', shapes, hub.tensors(places, read))
+  values = hub.describe(model, family, 0, 'float32')
+  (folder / 'config.json').write_text(json.dumps(values))
+
+
 def write(folder: Path, kind: str = 'llama', **changes: Any) -> Path:
   """Writes a folder of random parameters, with changes of its config.json; None drops a key."""
   family = families.FAMILIES[kind]
@@ -56,7 +68,7 @@ def write(folder: Path, kind: str = 'llama', **changes: Any) -> Path:
     for path, leaf in jax.tree_util.tree_leaves_with_path(define_lm(model).abstract)
   }
   folder.mkdir(parents=True)
-  hub.write(folder, model, family, arrays.__getitem__)
+  write_model(folder, model, arrays.__getitem__)
   released.write_tokenizer(folder)
   values = {'architectures': [family.architecture], 'model_type': kind, **KEYS[kind], **changes}
   values = {key: value for key, value in values.items() if value is not None}

@@ -271,40 +271,26 @@ def numbers(folder: Folder) -> Iterator[tuple[str, np.ndarray]]:
       yield name, chunk
 
 
-def write(
-  target: Path,
-  model: ModelConfig,
-  family: Family,
-  read: Callable[[tuple[str, ...]], np.ndarray],
-  *,
-  dtype: str = 'float32',
-  tokens: Mapping[str, Any] | None = None,
-) -> None:
-  """Write config.json and model.safetensors of a model of a family into a directory.
-
-  `read` returns the parameter at a path; each is read once, and held while a layer of it has not
-  been written. `tokens` are keys about special tokens for config.json.
-
-  Raises:
-    UserError: a file cannot be written, or a number is too large for the dtype.
-  """
-  places = layout(model, family)
-  shapes = {place.name: place.shape for place in places}
-  tensor_files.write(target / 'model.safetensors', dtype, shapes, _tensors(places, read))
-  values = {
+def describe(model: ModelConfig, family: Family, end: int, dtype: str) -> dict[str, Any]:
+  """Return the config.json of a model of a family; `end` is the id that ends a document."""
+  keys = {name: value for name, value in family.to_keys(model).items() if value is not None}
+  ends = dict.fromkeys(('bos_token_id', 'eos_token_id', 'pad_token_id'), end)
+  return {
     'architectures': [family.architecture],
     'model_type': family.kind,
-    **{name: value for name, value in family.to_keys(model).items() if value is not None},
-    **(tokens or {}),
+    **keys,
+    **ends,
     'torch_dtype': dtype,
   }
-  (target / _CONFIG).write_text(json.dumps(values, indent=2) + '\n')
 
 
-def _tensors(
+def tensors(
   places: Iterable[Place], read: Callable[[tuple[str, ...]], np.ndarray]
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Yield each tensor; those of the same arrays follow each other."""
+  """Yield each tensor of a model with its name, those of the same arrays together.
+
+  `read` returns the parameter at a path; each is read once.
+  """
   groups: dict[tuple[tuple[str, ...], ...], list[Place]] = {}
   for place in places:
     groups.setdefault(place.paths, []).append(place)

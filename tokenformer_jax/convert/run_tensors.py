@@ -31,22 +31,26 @@ def read(
   checkpoints: checkpoint.Checkpoints, meta: Meta, places: Mapping[str, Place]
 ) -> Iterator[tuple[str, np.ndarray]]:
   """Yield every tensor with its name; one array of the checkpoint is in memory at a time."""
-  abstract = define_lm(meta.config.model).abstract
-  mesh = sharding.make_mesh(MeshConfig(), jax.local_devices()[:1])
   names: dict[tuple[str, ...], list[str]] = {}
   for name, place in places.items():
     names.setdefault(place.path, []).append(name)
   for path, layer_names in names.items():
-    alone = at(abstract, path)
-    for key in reversed(path):
-      alone = {key: alone}
-    array = np.asarray(at(files.read_params(checkpoints, meta, mesh, alone), path))
+    array = read_array(checkpoints, meta, path)
     for name in layer_names:
       layer = places[name].layer
       # Copy the layer: a view of it, held by the consumer, would keep all layers in memory.
       yield name, array if layer is None else array[layer].copy()
     del array  # before the next one is read
     files.return_freed_memory()
+
+
+def read_array(checkpoints: checkpoint.Checkpoints, meta: Meta, path: Sequence[str]) -> np.ndarray:
+  """Return one array of the parameters in a checkpoint."""
+  mesh = sharding.make_mesh(MeshConfig(), jax.local_devices()[:1])
+  alone = at(define_lm(meta.config.model).abstract, path)
+  for key in reversed(path):
+    alone = {key: alone}
+  return np.asarray(at(files.read_params(checkpoints, meta, mesh, alone), path))
 
 
 def at(tree: Params, path: Sequence[str]) -> jax.Array | jax.ShapeDtypeStruct:

@@ -1,13 +1,22 @@
-"""Write the model of a run as a folder that transformers loads."""
+"""Write the model of a run as a folder that transformers loads, by itself if it knows the model."""
 
 import contextlib
+import functools
 import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tokenformer_jax.config import ModelConfig
-from tokenformer_jax.convert import hub_folder, hub_tokenizer, model_card, run_tensors, tensor_files
+from tokenformer_jax.convert import (
+  families,
+  hub,
+  hub_folder,
+  hub_tokenizer,
+  model_card,
+  run_tensors,
+  tensor_files,
+)
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files
@@ -38,11 +47,19 @@ def convert_run(
   with contextlib.closing(checkpoints):
     checkpoint.check_is_language_model(meta, directory)
     model = meta.config.model
-    hub_folder.check_can_load(model)
     tokenizer = tokenizers.from_json(meta.tokenizer)
-    places = hub_folder.layout(model)
+    read = functools.partial(run_tensors.read_array, checkpoints, meta)
+    if family := families.match(model):  # which transformers computes by itself
+      places = {place.name: place for place in hub.layout(model, family)}
+      described = hub.describe(model, family, tokenizer.end_of_document, dtype)
+      stream, code = hub.tensors(places.values(), read), ()
+    else:
+      hub_folder.check_can_load(model)
+      places = hub_folder.layout(model)
+      described = hub_folder.describe(model, tokenizer, dtype)
+      stream, code = run_tensors.read(checkpoints, meta, places), hub_folder.CODE
     texts = {
-      'config.json': hub_folder.describe(model, tokenizer, dtype),
+      'config.json': described,
       'generation_config.json': {
         'bos_token_id': tokenizer.end_of_document,
         'eos_token_id': tokenizer.end_of_document,
@@ -51,12 +68,12 @@ def convert_run(
       **hub_tokenizer.to_files(meta.tokenizer, model.max_length),
     }
     found = run_tensors.NonFinite(source, allow_nonfinite)
-    stream = found.counted(run_tensors.read(checkpoints, meta, places))
+    stream = found.counted(stream)
     shapes = {name: place.shape for name, place in places.items()}
     with _new_folder(target) as folder:
       _write_texts(folder, texts)
       paths.write(folder / 'README.md', model_card.write(meta, dtype, target.name))
-      for name in hub_folder.CODE:
+      for name in code:
         paths.write(folder / name, Path(__file__).with_name(name).read_text('utf-8'))
       tensor_files.write_set(folder, dtype, shapes, stream, shard_bytes)
   return model
