@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 import subprocess
 import sys
 
@@ -17,7 +18,7 @@ from tiny import gated_model, linear, tiny_model, two_kinds, with_mixer
 from tokenformer_jax import config
 from tokenformer_jax.cli import convert
 from tokenformer_jax.config import Config, DataConfig, ModelConfig, PattentionConfig, mixers
-from tokenformer_jax.convert import hub_folder, hub_tokenizer, tensor_files, to_hf
+from tokenformer_jax.convert import hub_folder, hub_tokenizer, model_card, tensor_files, to_hf
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.data.chat_template import OURS
 from tokenformer_jax.decoding.decode import Decoder, Request
@@ -27,6 +28,8 @@ from tokenformer_jax.grow import files
 from tokenformer_jax.model.compute import DEFAULT
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.trunk import Context
+from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.runs.checkpoint_meta import Ancestor, Batches, Seen
 
 BYTES = {'kind': 'bytes'}
 IDS = np.random.default_rng(0).integers(0, 64, (3, 12))
@@ -262,6 +265,15 @@ def test_a_large_model_has_several_files_and_their_index(run, tmp_path):
     np.testing.assert_array_equal(tensor.read(), many[name].read(), err_msg=name)
 
 
+def test_a_model_with_learned_gains_is_written_in_half_precision(tmp_path):
+  model = dataclasses.replace(MODELS['skipless'], vocab_size=256)
+  params = _write_run(tmp_path / 'run', model)
+  to_hf.convert_run(str(tmp_path / 'run'), tmp_path / 'folder', dtype='bfloat16')
+  tensor = tensor_files.find(tmp_path / 'folder')['blocks.1.mixer_gain']
+  wanted = params['blocks']['mixer_gain'][1]
+  assert tensor.shape == () and tensor.read() == wanted.astype(jnp.bfloat16)
+
+
 def test_bytes_and_chats_have_files_of_transformers():
   chat = {'name': 'ours', 'source': OURS, 'tokens': {}}
   made = hub_tokenizer.to_files({**BYTES, 'chat': chat}, 32)
@@ -282,12 +294,21 @@ def test_a_tokenizer_is_written_the_same_again():
   assert hf.Tokenizer.from_str(json.dumps(content)).encode('some').ids[0] == 0
 
 
-def test_the_card_says_what_the_run_records(run, tmp_path):
-  to_hf.convert_run(str(run), tmp_path / 'small')
-  card = (tmp_path / 'small' / 'README.md').read_text()
-  sizes = [math.prod(tensor.shape) for tensor in tensor_files.find(tmp_path / 'small').values()]
-  assert f'| Parameters | {sum(sizes):,} |' in card
-  assert 'qkv 32' in card and '`stdlib`' in card and 'Lineage' not in card
+def test_the_card_says_what_the_run_records(run):
+  checkpoints, meta = checkpoint.open_source(run, None)
+  checkpoints.close()
+  card = model_card.write(meta, 'float32', 'small')
+  sizes = [math.prod(place.shape) for place in hub_folder.layout(meta.config.model).values()]
+  assert f'| Parameters | {sum(sizes):,} |' in card and 'qkv 32' in card
+  assert 'did not train' in card and 'stdlib' not in card and 'Lineage' not in card
+  grown = Ancestor('grow', 'runs/small', 7, tiny_model(), config.GrowConfig(), 7, groups='2')
+  seen = Seen(80, 'digest', (Batches(0, 4, 32),))
+  card = model_card.write(
+    dataclasses.replace(meta, step=20, seen=seen, lineage=(grown,)), 'float32', 'small'
+  )
+  assert '20 steps' in card and '- `stdlib`' in card
+  assert re.search(r'1\. `grow` of a model of [0-9,]+ parameters, at step 7, groups 2', card)
+  assert 'runs/small' not in card, 'a path of the machine'
 
 
 @pytest.mark.parametrize(

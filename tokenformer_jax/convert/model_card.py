@@ -1,7 +1,6 @@
 """Write the README.md of a model's folder from what its run records."""
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import DataConfig
 from tokenformer_jax.convert import hub_folder
 from tokenformer_jax.runs import batches
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
@@ -48,7 +47,7 @@ def write(meta: Meta, dtype: str, folder: str) -> str:
     f'# {folder}',
     'A language model that was trained with tokenformer_jax.',
     f'| | |\n|---|---|\n{table}',
-    f'## Data\n\n{_data(meta.config.data)}',
+    f'## Data\n\n{_data(meta)}',
   ]
   if meta.lineage:
     steps = '\n'.join(f'{i}. {_change(entry)}' for i, entry in enumerate(meta.lineage, start=1))
@@ -56,8 +55,11 @@ def write(meta: Meta, dtype: str, folder: str) -> str:
   return '\n\n'.join([*sections, _USE.format(folder=folder)])
 
 
-def _data(data: DataConfig) -> str:
-  """Return the sources of the training data."""
+def _data(meta: Meta) -> str:
+  """Return the sources of the training data of the run."""
+  if not meta.seen.samples:
+    return 'This run did not train: its weights are those of another model.'
+  data = meta.config.data
   if data.mixture:
     return '\n'.join(f'- `{source.source}` ({name})' for name, source in data.mixture.items())
   return f'- `{data.source}`'

@@ -465,6 +465,7 @@ def _write_table(file: BinaryIO, dtype: str, shapes: dict[str, Shape]) -> dict[s
 def _converted(name: str, array: np.ndarray, dtype: str) -> np.ndarray:
   with np.errstate(over='ignore'):  # The check below reports an overflow.
     converted = np.ascontiguousarray(array.astype(DTYPES[dtype], copy=False))
+    converted = converted.reshape(array.shape)  # A number has become an array [1].
   if dtype != 'float32' and not np.array_equal(np.isfinite(array), np.isfinite(converted)):
     raise UserError(f'the tensor {name} has numbers too large for {dtype}; use --dtype=float32')
   return converted
