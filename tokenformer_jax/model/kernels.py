@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from tokenformer_jax.model import cache as caches
 from tokenformer_jax.model.trunk import Context
 from tokenformer_jax.parallel import sharding
+from tokenformer_jax.parallel.rules import parts
 
 _QUERY_BLOCK = 128  # positions; blocks are longer where there would be more than …
 _MOST_BLOCKS = 16
@@ -216,6 +217,12 @@ def attend(
   batch, length, heads, _ = query.shape
   name = usable_kernel(implementation, query.dtype, batch, length, heads)
   window = window if window < length else 0
+  if name != 'xla' and key.shape[2] % parts('heads'):
+    # Kernels need equal parts of the heads of queries and keys on each device.
+    key, value = (
+      sharding.constrain(jnp.repeat(x, heads // x.shape[2], axis=2), 'batch', None, 'heads', None)
+      for x in (key, value)
+    )
   # cuDNN takes the mask of documents as a bias, which needs an even length.
   if name == 'cudnn' and (starts_BxT is None or length % 2 == 0):
     # JAX counts the positions left and right of a query without the query's own.

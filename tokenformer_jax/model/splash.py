@@ -9,7 +9,6 @@ import re
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as library
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
@@ -63,8 +62,7 @@ def attention(
 ) -> jax.Array:
   """Return the softmax attention of queries, keys and values [B, T, H, K].
 
-  Keys and values may have fewer heads G, which divide H; they are repeated for devices that split
-  them no further.
+  Keys and values may have fewer heads, which divide H and which the mesh can split as well.
   T is a multiple of `LANES`. Scores are divided by the square root of `head_width`, which is less
   than K if zeros fill the heads; None: K. With `causal` a query sees the keys up to its own, or
   the last `window` of them; 0: all. With `starts_BxT` a query sees only keys with the same value,
@@ -72,8 +70,6 @@ def attention(
   kernel without a TPU, slowly, for tests.
   """
   query = query * (head_width or query.shape[-1]) ** -0.5
-  if key.shape[2] % parts('heads'):
-    key, value = (jnp.repeat(x, query.shape[2] // x.shape[2], axis=2) for x in (key, value))
   query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
 
   def on_device(
