@@ -11,7 +11,7 @@ import released
 
 from tokenformer_jax.cli import convert
 from tokenformer_jax.config import PattentionConfig
-from tokenformer_jax.convert import families, hub, tensor_files
+from tokenformer_jax.convert import families, hub, tensor_files, to_hf
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.params import Params
 
@@ -132,3 +132,16 @@ def test_unknown_keys_are_named_and_sizes_fit(tmp_path, capsys):
   config = convert.to_jax(source, tmp_path / 'run')
   assert 'not read, because not known: some_new_key' in capsys.readouterr().err
   assert config.data.sequence_length == 32, 'longer than the positions of the model'
+
+
+def test_a_model_of_a_family_goes_out_as_it_came(tmp_path):
+  source = hub_folders.write(tmp_path / 'source', 'qwen3')
+  convert.to_jax(source, tmp_path / 'run')
+  to_hf.convert_run(str(tmp_path / 'run'), tmp_path / 'out')
+  wanted, got = (tensor_files.find(path) for path in (source, tmp_path / 'out'))
+  assert set(got) == set(wanted), 'names changed'
+  for name, tensor in wanted.items():
+    np.testing.assert_array_equal(got[name].read(), tensor.read(), err_msg=name)
+  assert not list((tmp_path / 'out').glob('*.py')), 'transformers needs no code for it'
+  assert 'as a Qwen3ForCausalLM' in (tmp_path / 'out' / 'README.md').read_text()
+  convert.to_jax(tmp_path / 'out', tmp_path / 'again')

@@ -304,7 +304,8 @@ def main(argv: Sequence[str]) -> None:
   if action == 'to-hf':
     _say_sizes(to_hf.convert_run(values.source, target, **options))
     messages.say(f'wrote {target}; to load it with transformers:')
-    print(f'AutoModelForCausalLM.from_pretrained({str(target)!r}, trust_remote_code=True)')
+    trust = ', trust_remote_code=True' if (target / hub_folder.CODE[0]).is_file() else ''
+    print(f'AutoModelForCausalLM.from_pretrained({str(target)!r}{trust})')
     return
   if action == 'to-jax':
     source = paths.local(values.source)

@@ -1,19 +1,19 @@
 """Write the README.md of a model's folder from what its run records."""
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.convert import hub_folder
+from tokenformer_jax.convert import families, hub_folder
 from tokenformer_jax.runs import batches
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
 
 _USE = """\
 ## Use
 
-The folder loads with `transformers` and PyTorch; its `modeling_tokenformer.py` is the model.
+{about}
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-model = AutoModelForCausalLM.from_pretrained({folder!r}, trust_remote_code=True)
+model = AutoModelForCausalLM.from_pretrained({folder!r}{trust})
 tokenizer = AutoTokenizer.from_pretrained({folder!r})
 inputs = tokenizer('Once upon a time', return_tensors='pt')
 written = model.generate(**inputs, max_new_tokens=64, do_sample=False)
@@ -52,7 +52,12 @@ def write(meta: Meta, dtype: str, folder: str) -> str:
   if meta.lineage:
     steps = '\n'.join(f'{i}. {_change(entry)}' for i, entry in enumerate(meta.lineage, start=1))
     sections.append(f'## Lineage\n\nThe model was made from others, in this order:\n\n{steps}')
-  return '\n\n'.join([*sections, _USE.format(folder=folder)])
+  if family := families.match(model):
+    about, trust = f'The folder loads with `transformers` as a {family.architecture}.', ''
+  else:
+    about = 'The folder loads with `transformers` and PyTorch; the model is in its .py files.'
+    trust = ', trust_remote_code=True'
+  return '\n\n'.join([*sections, _USE.format(folder=folder, about=about, trust=trust)])
 
 
 def _data(meta: Meta) -> str:
