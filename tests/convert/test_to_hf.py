@@ -292,6 +292,10 @@ def test_a_tokenizer_is_written_the_same_again():
   again = hub_tokenizer.to_files({'kind': 'huggingface', 'tokenizer': content}, 32)
   assert again['tokenizer.json'] == content != stored['tokenizer']
   assert hf.Tokenizer.from_str(json.dumps(content)).encode('some').ids[0] == 0
+  chat = {'name': 'theirs', 'source': '', 'tokens': {'eos_token': 'e'}}
+  e = hf.Tokenizer.from_str(json.dumps(content)).token_to_id('e')
+  assert hub_tokenizer.end_ids(stored) == [0]
+  assert hub_tokenizer.end_ids({**stored, 'chat': chat}) == [0, e], 'an answer has its own end'
 
 
 def test_the_card_says_what_the_run_records(run):
@@ -346,3 +350,8 @@ def test_a_folder_with_another_tensor_is_refused(run, tmp_path):
   (tmp_path / 'folder' / 'config.json').write_text(json.dumps(settings))
   with pytest.raises(UserError, match=r'shape \[56, 32\] for the tensor blocks.0.ffn.keys'):
     convert.to_jax(tmp_path / 'folder', tmp_path / 'run')
+  settings['tokenformer']['width'] = -32
+  (tmp_path / 'folder' / 'config.json').write_text(json.dumps(settings))
+  with pytest.raises(UserError, match=r'model\.width'):
+    convert.to_jax(tmp_path / 'folder', tmp_path / 'run')
+  assert not (tmp_path / 'run').exists()

@@ -149,7 +149,8 @@ def find_model(folder: Path) -> ModelConfig | None:
   """Return the model of a folder from `to-hf`; None: this is another folder or a file.
 
   Raises:
-    UserError: its `config.json` cannot be read, or has another format than today's.
+    UserError: its `config.json` cannot be read, has another format than today's, or describes no
+      model.
   """
   file = folder / 'config.json'
   if not file.is_file():
@@ -159,10 +160,14 @@ def find_model(folder: Path) -> ModelConfig | None:
     if not isinstance(stored, dict) or stored.get('model_type') != MODEL_TYPE:
       return None
     check_format(stored.get('format'), str(file))
-    return config_lib.from_dict(ModelConfig, stored['tokenformer'])
+    model = config_lib.from_dict(ModelConfig, stored['tokenformer'])
   except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
     reason = f'{type(error).__name__}: {error}'
     raise UserError(f'{file} is not the config of a model ({reason}); fetch it again') from error
+  # Whatever a stranger wrote is checked before anything is made of it.
+  data = config_lib.DataConfig(sequence_length=model.max_length or 1)
+  config_lib.resolve(config_lib.to_config_dict(config_lib.Config(model=model, data=data)))
+  return model
 
 
 def check_fit(model: ModelConfig, tensors: Mapping[str, Tensor], folder: Path) -> None:

@@ -49,6 +49,16 @@ def to_files(stored: dict[str, Any], max_length: int) -> dict[str, Any]:
   return {'tokenizer.json': content, 'tokenizer_config.json': settings}
 
 
+def end_ids(stored: dict[str, Any]) -> list[int]:
+  """Return the ids that end a text: the end of a document, and that of an answer in a chat."""
+  ids = [tokenizers.from_json(stored).end_of_document]
+  token = stored.get('chat', {}).get('tokens', {}).get('eos_token')
+  if token and stored['kind'] != 'bytes':
+    found = hf.Tokenizer.from_str(json.dumps(stored['tokenizer'])).token_to_id(token)
+    ids += [] if found is None or found in ids else [found]
+  return ids
+
+
 def is_of_bytes(file: Path) -> bool:
   """Return whether a `tokenizer.json` is that of `to_files` for a tokenizer of bytes."""
   try:

@@ -62,7 +62,7 @@ def convert_run(
       'config.json': described,
       'generation_config.json': {
         'bos_token_id': tokenizer.end_of_document,
-        'eos_token_id': tokenizer.end_of_document,
+        'eos_token_id': hub_tokenizer.end_ids(meta.tokenizer),
         'pad_token_id': tokenizer.end_of_document,
       },
       **hub_tokenizer.to_files(meta.tokenizer, model.max_length),
