@@ -112,7 +112,16 @@ MODELS = {
 }
 
 
-@pytest.fixture(scope='module', params=MODELS)
+# Those that compile what another one compiles as well are for the longer suite.
+_LIKE = ('qwen2', 'qwen3_moe', 'gpt2, other options', 'gpt_neox, other options')
+
+
+@pytest.fixture(
+  scope='module',
+  params=[
+    pytest.param(name, marks=[pytest.mark.full_size] * (name in _LIKE), id=name) for name in MODELS
+  ],
+)
 def both(request, tmp_path_factory):
   """A model of transformers, its folder, and our model and parameters."""
   name, keys, changes = MODELS[request.param]
