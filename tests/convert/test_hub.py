@@ -12,8 +12,10 @@ import released
 from tokenformer_jax.cli import convert
 from tokenformer_jax.config import PattentionConfig
 from tokenformer_jax.convert import families, hub, tensor_files, to_hf
+from tokenformer_jax.data.chat_template import OURS
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.params import Params
+from tokenformer_jax.runs import checkpoint
 
 
 def _read(folder):
@@ -145,3 +147,17 @@ def test_a_model_of_a_family_goes_out_as_it_came(tmp_path):
   assert not list((tmp_path / 'out').glob('*.py')), 'transformers needs no code for it'
   assert 'as a Qwen3ForCausalLM' in (tmp_path / 'out' / 'README.md').read_text()
   convert.to_jax(tmp_path / 'out', tmp_path / 'again')
+
+
+def test_a_chat_template_with_marks_comes_along(tmp_path, capsys):
+  source = hub_folders.write(tmp_path / 'source')
+  file = source / 'chat_template.jinja'
+  file.write_text(OURS)
+  convert.to_jax(source, tmp_path / 'run')
+  _, meta = checkpoint.open_source(tmp_path / 'run', None)
+  assert meta.tokenizer['chat']['source'] == OURS
+  file.write_text('{{ messages }}')
+  convert.to_jax(source, tmp_path / 'plain')
+  assert 'no chat template is taken' in capsys.readouterr().err
+  _, meta = checkpoint.open_source(tmp_path / 'plain', None)
+  assert 'chat' not in meta.tokenizer

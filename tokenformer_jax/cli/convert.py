@@ -134,7 +134,10 @@ def to_jax(
     found.count(name, numbers)
   found.report()
   state = {'params': weights.params}
-  files.write(target, state, config, loaded.to_json(), lineage=(), contents='params', step=0)
+  stored = loaded.to_json()
+  if is_folder and (chat := vocabulary.find_chat(config.data)):
+    stored['chat'] = chat
+  files.write(target, state, config, stored, lineage=(), contents='params', step=0)
   return config
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tokenformer_jax.config import DataConfig
 from tokenformer_jax.convert import hub_tokenizer
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
@@ -54,6 +55,22 @@ def find(named: str, weights: Path) -> Found:
       f'({tokenizers.WHERE_TO_GET}), or a run whose tokenizer to take'
     )
   return _open_run(named)
+
+
+def find_chat(data: DataConfig) -> dict[str, Any] | None:
+  """Return the chat template beside a tokenizer.json as a checkpoint stores it, or None.
+
+  A template that cannot be used is named in a message.
+  """
+  from tokenformer_jax.data import chat_template  # noqa: PLC0415 (only for folders)
+
+  if not chat_template.has_own(data):
+    return None
+  try:
+    return chat_template.find_template(data).to_json()
+  except UserError as error:
+    messages.say(f'no chat template is taken: {error}')
+    return None
 
 
 def _open_run(source: str) -> Found:

@@ -142,6 +142,15 @@ def find_template(data: DataConfig) -> Template:
   return Template(name, source, _special_tokens(data.tokenizer, beside))
 
 
+def has_own(data: DataConfig) -> bool:
+  """Return whether a template is beside the tokenizer's file."""
+  file = Path(data.tokenizer).expanduser()
+  if not file.is_file():
+    return False
+  named = _named(_tokenizer_config(file.parent).get('chat_template'))
+  return bool(named) or (file.parent / 'chat_template.jinja').is_file()
+
+
 def check_installed(what: str) -> None:
   """Check that jinja2 is there for `what`, the subject of the sentence if it is not."""
   if importlib.util.find_spec('jinja2') is None:
