@@ -56,7 +56,9 @@ def logits(model: ModelConfig, params, dtype=jnp.float32) -> np.ndarray:
 def grown(model: ModelConfig, params, counts, **changes):
   """The grown model and its parameters."""
   config = GrowConfig(**changes)
-  larger = state.grown_model(model, config_lib.named_counts(model, counts, 'counts'), config)
+  larger = state.grown_model(
+    model, config_lib.named_counts(model, counts, 'counts', first=True), config
+  )
   state.check(model, larger, config)
   assert state.inexact(model, larger, config) is None
   zeros = {'params': params, 'opt_state': ()}

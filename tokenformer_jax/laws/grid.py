@@ -16,7 +16,6 @@ from tokenformer_jax.config import (
   OptimConfig,
   PattentionConfig,
   SoftmaxConfig,
-  TokenGroup,
   map_parts,
   token_groups,
   with_groups,
@@ -242,7 +241,8 @@ def _more_tokens(config: PattentionConfig, factor: float, name: str) -> Pattenti
   for number, group in enumerate(token_groups(config), start=1):
     place = f'{name}.tokens of group {number}' if config.groups else f'{name}.tokens'
     reference = max(1, round(group.reference * factor))
-    groups.append(TokenGroup(_times(group.tokens, factor, place), reference))
+    tokens = _times(group.tokens, factor, place)
+    groups.append(group._replace(tokens=tokens, reference=reference))
   return with_groups(config, groups)
 
 
