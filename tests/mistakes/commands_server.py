@@ -81,7 +81,8 @@ def serve() -> None:
 
   prefix = 'tokenformer_jax.'
   names = [name for _, name, _ in pkgutil.walk_packages(tokenformer_jax.__path__, prefix)]
-  names = [name for name in names if name not in _ENTRIES and not name.endswith('__main__')]
+  no_modules = ('__main__', 'modeling_tokenformer', 'modeling_tokenformer_layers')
+  names = [name for name in names if not (name in _ENTRIES or name.endswith(no_modules))]
   for name in [*names, *_ALSO]:
     importlib.import_module(name)
   gc.collect()
