@@ -29,7 +29,7 @@ from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.storage import paths as storage_paths
 
-IDS = np.arange(24).reshape(2, 12) * 7 % 100
+IDS = np.arange(24).reshape(4, 6) * 7 % 100
 MLP = {'kind': 'mlp', 'width': 48}
 FEED_FORWARDS = {
   'mlp': MLP,
