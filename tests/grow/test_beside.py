@@ -256,7 +256,7 @@ def test_neurons_and_heads_become_tokens():
   params = models.define(model).init(jax.random.key(0))
   after = config_lib.with_references(as_tokens.wanted(model, None))
   assert config_lib.token_counts(after) == {'qkv': 64, 'proj': 64, 'ffn': 48}
-  stages = [as_tokens.AsTokens(model, after)]
+  stages = [as_tokens.AsTokens(model)]
   old = {'params': params, 'opt_state': ()}
   new = state.run_stages(old, model, after, stages, GrowConfig())['params']
   assert_close(logits(after, new), logits(model, params), 'tokens compute something else')

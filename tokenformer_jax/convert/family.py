@@ -1,4 +1,4 @@
-"""What a family of models in the hub's layout is: its keys and tensors, in both directions."""
+"""Families of models in the hub's layout: maps of their keys and tensors, in both directions."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ ACTIVATION_NAMES = {'gelu': 'gelu', 'gelu_tanh': 'gelu_new', 'relu': 'relu', 'si
 
 
 class Rule(NamedTuple):
-  """Where the numbers of tensors lie.
+  """A tensor in the hub's layout and the places of its numbers among our arrays.
 
   Attributes:
     name: of a tensor, with {layer} and {expert} where there are several.

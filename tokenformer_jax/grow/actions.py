@@ -260,7 +260,7 @@ def to_tokens(job: Job, *, matrices: str | None = None) -> int | None:
     'the same up to rounding: GELU(z) − GELU(−z) = z makes two tokens of each input of a matrix, '
     "and a neuron of an MLP is a token; the optimizer's moments of the pairs start at zero"
   )
-  stages = [as_tokens.AsTokens(model, after)]
+  stages = [as_tokens.AsTokens(model)]
 
   def change(old: State) -> State:
     return state.run_stages(old, model, after, stages, job.config)

@@ -19,6 +19,7 @@ from tokenformer_jax.config.pattention import GELUScore, TokenGroup, token_group
 from tokenformer_jax.config.projections import projection_name
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.model import models
+from tokenformer_jax.model.layers import hidden_width
 from tokenformer_jax.model.params import Path
 
 _ACTIVATIONS = {'gelu': 'exact', 'gelu_tanh': 'tanh'}
@@ -59,7 +60,7 @@ def wanted(model: ModelConfig, names: str | None) -> ModelConfig:
       if not isinstance(part, DenseConfig | MLPConfig) or name not in chosen:
         return part
       if isinstance(part, MLPConfig):
-        return _tokens(part, part.width or 4 * model.width)
+        return _tokens(part, hidden_width(part, model))
       return _tokens(part, 2 * (heads if path.endswith('proj') else model.width))
 
     return map_parts(config, other)
@@ -95,11 +96,11 @@ def _tokens(part: DenseConfig | MLPConfig, count: int) -> PattentionConfig:
 
 
 class AsTokens:
-  """A stage that makes parameter tokens of matrices: `before` and `after` are the models."""
+  """A stage that makes parameter tokens of the matrices of a model."""
 
-  def __init__(self, before: ModelConfig, after: ModelConfig):
-    old = jax.tree_util.tree_leaves_with_path(models.define(before).abstract)
-    self._old, self._after = {path for path, _ in old}, models.define(after)
+  def __init__(self, model: ModelConfig):
+    known = jax.tree_util.tree_leaves_with_path(models.define(model).abstract)
+    self._old = {path for path, _ in known}
 
   def sources(self, path: Path) -> tuple[Path, ...]:
     """Return the matrix that an array of tokens comes from, and the tokens beside it."""
@@ -113,35 +114,23 @@ class AsTokens:
   def param(self, path: Path, olds: Sequence[jax.Array], salt: jax.Array) -> jax.Array:
     """Return an array of the tokens; nothing is drawn."""
     del salt
-    if path in self._old:
-      return olds[0]
-    first, *others = olds
-    if self._has_neurons(path):
-      made = first.swapaxes(-1, -2) if _is_key(path) else first
-    elif _is_key(path):
-      width = first.shape[-2]
-      one = jnp.broadcast_to(jnp.eye(width, dtype=first.dtype), (*first.shape[:-1], width))
-      made = jnp.concatenate([one, -one], axis=-2)
-    else:
-      made = jnp.concatenate([first, -first], axis=-2)
-    return jnp.concatenate([made, *others], axis=-2)
+    return self._made(path, olds, 1)
 
   def moment(self, path: Path, olds: Sequence[jax.Array], order: int) -> jax.Array:
     """Return a mean of gradients: that of a neuron stays, that of pairs of tokens is zero."""
     del order
+    return self._made(path, olds, 0)
+
+  def _made(self, path: Path, olds: Sequence[jax.Array], pairs: int) -> jax.Array:
+    """Return an array of tokens from its `sources`, where those of pairs are times `pairs`."""
     if path in self._old:
       return olds[0]
     first, *others = olds
-    if self._has_neurons(path):
-      made = first.swapaxes(-1, -2) if _is_key(path) else first
+    is_key, width = path[-1].key == 'keys', first.shape[-2]
+    if (*path[:-1], DictKey('up'), _KERNEL) in self._old:
+      made = first.swapaxes(-1, -2) if is_key else first
     else:
-      last = first.shape[-2] if _is_key(path) else first.shape[-1]
-      made = jnp.zeros((*first.shape[:-2], 2 * first.shape[-2], last), first.dtype)
+      one = jnp.broadcast_to(jnp.eye(width, dtype=first.dtype), (*first.shape[:-1], width))
+      half = pairs * (one if is_key else first)
+      made = jnp.concatenate([half, -half], axis=-2)
     return jnp.concatenate([made, *others], axis=-2)
-
-  def _has_neurons(self, path: Path) -> bool:
-    return (*path[:-1], DictKey('up'), _KERNEL) in self._old
-
-
-def _is_key(path: Path) -> bool:
-  return path[-1].key == 'keys'
