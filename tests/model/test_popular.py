@@ -1,4 +1,4 @@
-"""Options of popular models: grouped key heads, norms of queries, scales of norms and embeddings."""
+"""Options of popular models: few key heads, norms of queries, scales of norms and embeddings."""
 
 import dataclasses
 import functools
