@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from tokenformer_jax.config import ModelConfig, pattern
-from tokenformer_jax.convert import families, tensor_files
+from tokenformer_jax.convert import families, run_tensors, tensor_files
 from tokenformer_jax.convert.family import Family, Rule
 from tokenformer_jax.convert.hub_keys import Keys
 from tokenformer_jax.convert.tensor_files import Shape, Tensor
@@ -18,7 +18,6 @@ from tokenformer_jax.grow import files
 from tokenformer_jax.model import trunk
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.runs import checkpoint
 
 _CONFIG = 'config.json'
 _MOST_BYTES = 2**20
@@ -249,19 +248,11 @@ def deferred(folder: Folder) -> Params:
     for part, path in enumerate(place.paths):
       sources.setdefault(path, []).append((place, part))
 
-  def array(path: tuple, abstract: jax.ShapeDtypeStruct) -> checkpoint.Deferred:
-    own = sources[tuple(key.key for key in path)]
+  def fill(path: tuple[str, ...], whole: np.ndarray) -> None:
+    for place, part in sources[path]:
+      whole[place.index] = _split(folder.tensors[place.name].read(), place, part)
 
-    def read() -> np.ndarray:
-      files.return_freed_memory()  # of the array before
-      result = np.empty(abstract.shape, np.float32)
-      for place, part in own:
-        result[place.index] = _split(folder.tensors[place.name].read(), place, part)
-      return result
-
-    return checkpoint.Deferred(abstract.shape, np.dtype(np.float32), read)
-
-  return jax.tree.map_with_path(array, define_lm(folder.model).abstract)
+  return run_tensors.deferred(folder.model, fill)
 
 
 def numbers(folder: Folder) -> Iterator[tuple[str, np.ndarray]]:

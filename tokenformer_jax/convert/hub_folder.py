@@ -12,20 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import ModelConfig, fields, pattern
 from tokenformer_jax.config.model import layer_path
+from tokenformer_jax.convert import run_tensors
 from tokenformer_jax.convert.run_tensors import Place, at
 from tokenformer_jax.convert.tensor_files import Tensor
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import files
 from tokenformer_jax.model import trunk
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.saved_config import FORMAT, check_format
 
 MODEL_TYPE = 'tokenformer'
@@ -100,23 +98,7 @@ def layout(model: ModelConfig) -> dict[str, Place]:
 
 def deferred(model: ModelConfig, tensors: Mapping[str, Tensor]) -> Params:
   """Return the parameters; each is read from its tensors only when it is written."""
-  parts: dict[tuple[str, ...], list[tuple[int | None, Tensor]]] = {}
-  for name, place in layout(model).items():
-    parts.setdefault(place.path, []).append((place.layer, tensors[name]))
-
-  def array(path: tuple, abstract: jax.ShapeDtypeStruct) -> checkpoint.Deferred:
-    sources = parts[tuple(key.key for key in path)]
-
-    def read() -> np.ndarray:
-      files.return_freed_memory()  # of the array before
-      whole = np.empty(abstract.shape, np.float32)
-      for layer, tensor in sources:
-        whole[... if layer is None else layer] = tensor.read()
-      return whole
-
-    return checkpoint.Deferred(abstract.shape, np.dtype(np.float32), read)
-
-  return jax.tree.map_with_path(array, define_lm(model).abstract)
+  return run_tensors.deferred_at(model, layout(model), tensors)
 
 
 def describe(model: ModelConfig, tokenizer: tokenizers.Tokenizer, dtype: str) -> dict[str, Any]:

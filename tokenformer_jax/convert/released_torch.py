@@ -4,9 +4,6 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
-import jax
-import numpy as np
-
 from tokenformer_jax import config
 from tokenformer_jax.config import (
   ModelConfig,
@@ -19,13 +16,12 @@ from tokenformer_jax.config.groups import named_groups
 from tokenformer_jax.config.model import BASE
 from tokenformer_jax.config.pattention import SCORES as SCORE_CONFIGS
 from tokenformer_jax.config.pattern import Repeat
+from tokenformer_jax.convert import run_tensors
 from tokenformer_jax.convert.run_tensors import Place, at
 from tokenformer_jax.convert.tensor_files import Shape, Tensor
 from tokenformer_jax.errors import UserError, misspelt
-from tokenformer_jax.grow import files
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.runs import checkpoint
 
 # The released names (SequentialWrapper of GPT-NeoX): `sequential.I.…` with I = 0 the embedding,
 # 2 … L + 1 the layers, L + 3 the final norm. The rest are modules without parameters.
@@ -167,25 +163,7 @@ def _sizes(shapes: Mapping[str, Shape], name: str) -> Shape:
 
 def deferred(model: ModelConfig, tensors: Mapping[str, Tensor]) -> Params:
   """Return the parameters; each is read from its tensors only when it is written."""
-  parts: dict[tuple[str, ...], list[Tensor]] = {}
-  for name, place in layout(model).items():
-    parts.setdefault(place.path, []).append(tensors[name])
-
-  def array(path: tuple, abstract: jax.ShapeDtypeStruct) -> checkpoint.Deferred:
-    sources = parts[tuple(key.key for key in path)]
-
-    def read() -> np.ndarray:
-      files.return_freed_memory()  # of the array before
-      if path[0].key != 'blocks':
-        return sources[0].read().astype(np.float32, copy=False)
-      layers = np.empty(abstract.shape, np.float32)
-      for layer, tensor in zip(layers, sources, strict=True):
-        layer[...] = tensor.read()
-      return layers
-
-    return checkpoint.Deferred(abstract.shape, np.dtype(np.float32), read)
-
-  return jax.tree.map_with_path(array, define_lm(model).abstract)
+  return run_tensors.deferred_at(model, layout(model), tensors)
 
 
 def sized(

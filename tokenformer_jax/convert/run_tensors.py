@@ -1,17 +1,17 @@
 """Read the parameters of a run as tensors with names, array by array."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from tokenformer_jax.config import MeshConfig
-from tokenformer_jax.convert.tensor_files import Shape
+from tokenformer_jax.config import MeshConfig, ModelConfig
+from tokenformer_jax.convert.tensor_files import Shape, Tensor
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files
 from tokenformer_jax.model.lm import define_lm
-from tokenformer_jax.model.params import Params
+from tokenformer_jax.model.params import Params, Path
 from tokenformer_jax.parallel import messages, sharding
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta
@@ -42,6 +42,39 @@ def read(
       yield name, array if layer is None else array[layer].copy()
     del array  # before the next one is read
     files.return_freed_memory()
+
+
+def deferred(model: ModelConfig, fill: Callable[[tuple[str, ...], np.ndarray], None]) -> Params:
+  """Return the parameters of a model, float32; each is made only when it is written.
+
+  `fill(path, array)` writes the numbers of the array at a path into it.
+  """
+
+  def array(path: Path, abstract: jax.ShapeDtypeStruct) -> checkpoint.Deferred:
+    def read() -> np.ndarray:
+      files.return_freed_memory()  # of the array before
+      whole = np.empty(abstract.shape, np.float32)
+      fill(tuple(key.key for key in path), whole)
+      return whole
+
+    return checkpoint.Deferred(abstract.shape, np.dtype(np.float32), read)
+
+  return jax.tree.map_with_path(array, define_lm(model).abstract)
+
+
+def deferred_at(
+  model: ModelConfig, places: Mapping[str, Place], tensors: Mapping[str, Tensor]
+) -> Params:
+  """Return `deferred` parameters from tensors, given their places."""
+  parts: dict[tuple[str, ...], list[tuple[int | None, Tensor]]] = {}
+  for name, place in places.items():
+    parts.setdefault(place.path, []).append((place.layer, tensors[name]))
+
+  def fill(path: tuple[str, ...], whole: np.ndarray) -> None:
+    for layer, tensor in parts[path]:
+      whole[... if layer is None else layer] = tensor.read()
+
+  return deferred(model, fill)
 
 
 def read_array(checkpoints: checkpoint.Checkpoints, meta: Meta, path: Sequence[str]) -> np.ndarray:
