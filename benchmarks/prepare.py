@@ -2,6 +2,7 @@ r"""Measure the tokens a second of `tokenformer prepare` beside the tokenizers l
 
   python benchmarks/prepare.py                          # 20 million tokens; 1 process, one a core
   python benchmarks/prepare.py --tokens=1000000000 --workers 2 --folder=DIR
+  python benchmarks/prepare.py --kills=10               # builds it again, killed at random moments
 
 Rates are by processor time, so other programs on the machine count less: tokens a second of one
 core, with the start of the processes. The text is synthetic: words of a Zipf distribution, in JSON
@@ -15,9 +16,11 @@ resident sets, so what they share counts several times.
 import argparse
 import concurrent.futures
 import contextlib
+import dataclasses
 import json
 import multiprocessing
 import os
+import random
 import tempfile
 import threading
 import time
@@ -31,6 +34,7 @@ from tokenformer_jax.data import store, tokenizers
 
 _FILE_TOKENS = 2_000_000  # about, of a file of text
 _SECONDS = 0.2  # between two looks at the memory
+_START_SECONDS = 3  # of a process, before its build can be killed
 
 
 def _cpu_seconds() -> float:
@@ -40,13 +44,13 @@ def _cpu_seconds() -> float:
 
 def write_text(folder: Path, tokens: int) -> None:
   """Write JSON lines with about this many tokens."""
-  random = np.random.default_rng(0)
+  chance = np.random.default_rng(0)
   letters = np.array(list('etaoinshrdlucmfwypvbgkjqxz'))
-  words = [''.join(random.choice(letters, random.integers(2, 11))) for _ in range(20_000)]
+  words = [''.join(chance.choice(letters, chance.integers(2, 11))) for _ in range(20_000)]
   chances = 1 / np.arange(1, len(words) + 1)
   chances /= chances.sum()
   for i in range(max(1, tokens // _FILE_TOKENS)):
-    drawn = random.choice(len(words), size=(5000, 300), p=chances)
+    drawn = chance.choice(len(words), size=(5000, 300), p=chances)
     with open(folder / f'{i:06}.jsonl', 'w') as file:
       for row in drawn:
         file.write(json.dumps({'text': ' '.join(words[j] for j in row)}) + '\n')
@@ -108,6 +112,18 @@ def _resident(pid: int) -> int:
   return pages * os.sysconf('SC_PAGE_SIZE') + sum(map(_resident, children))
 
 
+def digest_after_kills(config: DataConfig, workers: int, kills: int, seconds: float) -> str:
+  """Return the digest of a store whose build was killed at random moments of so many seconds."""
+  chance, context = random.Random(0), multiprocessing.get_context('spawn')
+  for _ in range(kills):
+    process = context.Process(target=store.make, args=(config,), kwargs={'workers': workers})
+    process.start()
+    time.sleep(_START_SECONDS + chance.uniform(0, seconds / kills))
+    process.kill()
+    process.join()
+  return store.make(config, workers=workers, progress=False).digest
+
+
 def _bytes(folder: Path) -> int:
   return sum(path.stat().st_size for path in folder.iterdir())
 
@@ -117,6 +133,7 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--tokens', type=int, default=20_000_000)
   parser.add_argument('--workers', type=int, nargs='+', default=[1, len(os.sched_getaffinity(0))])
+  parser.add_argument('--kills', type=int, default=0, help='of a second build, to the same digest')
   parser.add_argument('--folder', help='for the text and the stores; else a temporary one')
   arguments = parser.parse_args()
   with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
@@ -140,13 +157,21 @@ def main() -> None:
       with _memory() as most:
         made = store.make(config, workers=workers, progress=False)
       seconds, tokens = _cpu_seconds() - begin, len(made.train) + len(made.validation)
+      took = time.monotonic() - began
       print(
         f'{workers:>3} prepare  {tokens / seconds:12,.0f} tokens/s of a core, '
         f"{alone * seconds / tokens:.2f} of the library's time; {tokens:,} tokens in "
-        f'{time.monotonic() - began:.0f} s, memory {most[0] / 1e9:.2f} GB, store '
+        f'{took:.0f} s, memory {most[0] / 1e9:.2f} GB, store '
         f'{_bytes(made.path) / 1e9:.2f} GB, digest {made.digest[:8]}',
         flush=True,
       )
+      if arguments.kills:
+        again = dataclasses.replace(config, store=str(folder / f'killed{workers}'))
+        digest = digest_after_kills(again, workers, arguments.kills, took)
+        same = 'the same' if digest == made.digest else 'ANOTHER'
+        print(
+          f'{workers:>3} killed {arguments.kills} times: {same} digest {digest[:8]}', flush=True
+        )
 
 
 if __name__ == '__main__':
