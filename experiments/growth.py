@@ -31,15 +31,17 @@ import elastic
 import forgetting
 import trials
 
+import tokenformer_jax
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config
-from tokenformer_jax.grow import state
+from tokenformer_jax.grow import as_tokens, state
 from tokenformer_jax.model import flops
 from tokenformer_jax.runs import metrics
 from tokenformer_jax.training import sizes
 
 BUDGET, DECAY = 3, 0.2
 POINT = 0.75  # of the stable run, where arms grow
+MATRICES = 'qkv,proj'  # that become tokens: four times their parameters
 RATES = (1e-3, 2e-3, 4e-3, 8e-3, 16e-3)
 FACTORS = (1, 1 / 2, 1 / 4)
 GROWN_RATE, WARMUPS = 0.354, (50, 100, 200, 400)  # of `grow`, for four times the tokens
@@ -113,7 +115,8 @@ class Size:
   tokens: int = 1
   layers: int = 1
   groups: int = 0  # from scratch, in as many equal groups of tokens
-  beside: bool = False  # a Transformer keeps its width, and has tokens beside its matrices
+  beside: str = ''  # a Transformer keeps its width: tokens beside 'all' matrices, or 'attention'
+  as_tokens: bool = False  # the matrices of a Transformer's attention are tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +156,9 @@ ARMS = {
   'net2net': Arm('transformer', grow=_grown('net2net', grow__noise=0.01)),
   'hypercloning': Arm('transformer', grow=_grown('hypercloning', grow__noise=0.01)),
   'transformer, depth, copies': Arm('transformer', Size(1, 4), {'grow__place': 'copies'}),
-  'transformer, group': Arm('transformer', Size(4, beside=True), _grown('group')),
+  'transformer, group': Arm('transformer', Size(4, beside='all'), _grown('group')),
+  'transformer, group, attention': Arm('transformer', Size(4, beside='attention'), _grown('group')),
+  'transformer, as tokens': Arm('transformer', Size(as_tokens=True)),
   'muon, no growth': Arm('muon', Size()),
   'muon, group': Arm('muon', grow=_grown('group')),
   'muon, tokens and depth, copies': Arm('muon', Size(2, 2), _grown('group', grow__place='copies')),
@@ -237,7 +242,8 @@ class Plan:
       if size.beside:  # Tokens have 2 D entries each: D / 2 of them are a matrix of D × D.
         added = (size.tokens - 1) * width // 2
         mixer.qkv = mixer.proj = {'kind': 'dense', 'beside': _tokens(added)}
-        layer.ffn = {'kind': 'mlp', 'beside': _tokens(8 * added)}
+        if size.beside == 'all':
+          layer.ffn = {'kind': 'mlp', 'beside': _tokens(8 * added)}
     # Values a quarter as large as by default suit short runs of every kind.
     depth = scale.layers * size.layers
     c.model.init.output_std = 0.5 / (depth * c.model.width**0.5)
@@ -251,7 +257,11 @@ class Plan:
     c.update_from_flattened_dict({k.replace('__', '.'): v for k, v in changes.items()})
     if c.optim.schedule == 'wsd':
       c.optim.final_fraction = 0.0
-    return config_lib.resolve(c)
+    config = config_lib.resolve(c)
+    if size.as_tokens:
+      model = as_tokens.wanted(sizes.fill_in(config).model, MATRICES)
+      config = dataclasses.replace(config, model=model)
+    return config
 
   def step_flops(self, kind: str, size: Size) -> float:
     """Return the model FLOPs of one step."""
@@ -304,6 +314,9 @@ class Plan:
     budget, grow = arm.part * self.budget(kind), dict(arm.grow)
     if grow.pop('scale_only', False):
       grow |= self._references(4)
+    origin = f'{source}@{step}'
+    if arm.size.as_tokens:
+      origin = str(self.tokens_of(origin, seed))
     for i, (_, size) in enumerate(stages):
       per_step, is_last = self.step_flops(kind, size), i == len(stages) - 1
       decay = round(DECAY * budget / per_step)
@@ -317,7 +330,7 @@ class Plan:
         seed,
         steps,
         **{
-          'init_from': f'{source}@{step}',
+          'init_from': origin,
           'optim__learning_rate': self.rate(kind) * factor,
           **({'train__decay_from': steps - decay} if is_last else {'optim__schedule': 'constant'}),
           **grow,
@@ -326,7 +339,15 @@ class Plan:
       )
       source = self.run(f'arms/{name}/{factor:.3g}/{seed}/{i}', config)
       spent, step = spent + (steps - step) * per_step, steps
+      origin = f'{source}@{step}'
     return source
+
+  def tokens_of(self, origin: str, seed: int) -> Path:
+    """Return a run whose matrices of attention are tokens that compute the same."""
+    target = self.out / f'as_tokens/{seed}'
+    if not target.exists():
+      tokenformer_jax.load(origin).as_tokens(target, MATRICES)
+    return target
 
   def first_steps(self, arm: Arm, factor: float, seed: int, **changes: Any) -> Config:
     """Return the config of the 50 steps after growth at a constant rate, evaluated every 10."""

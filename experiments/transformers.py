@@ -6,7 +6,7 @@ A byte Transformer of 2 layers learns the text of the Python standard library, t
 language reference for a fifth of the steps. Each arm tries the rates of RATES with seed 0 and runs
 the other seeds at the one that is best on the new text. The old text is a source of weight 0, which
 is only evaluated. Growth of a Transformer on its own text is a part of `experiments/growth.py`:
---only='transformer, no growth;transformer, group;net2net;hypercloning;transformer, depth, copies'.
+--only='transformer, group;transformer, group, attention;transformer, as tokens'.
 """
 
 import dataclasses
