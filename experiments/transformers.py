@@ -3,9 +3,11 @@ r"""Teach a trained Transformer other text, by tokens beside its matrices and in
   python experiments/transformers.py --out=runs/transformers --picture=docs/transformers.png
 
 A byte Transformer of 2 layers learns the text of the Python standard library, then Python's
-language reference for a fifth of the steps. Each arm tries the rates of RATES with seed 0 and runs
-the other seeds at the one that is best on the new text. The old text is a source of weight 0, which
-is only evaluated. Growth of a Transformer on its own text is a part of `experiments/growth.py`:
+language reference for a fifth of the steps. Each arm tries the rates of RATES with seed 0, and at
+the one that is best on the new text it runs the other seeds, and half and twice the steps. The old
+text is a source of weight 0, which is only evaluated. The picture has what is forgotten, and the
+FLOPs of learning, against what is learned. Growth of a Transformer on its own text is a part of
+`experiments/growth.py`:
 --only='transformer, group;transformer, group, attention;transformer, as tokens'.
 """
 
@@ -20,11 +22,12 @@ from forgetting import write_second_corpus
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config
-from tokenformer_jax.model import models
+from tokenformer_jax.model import flops, models
 from tokenformer_jax.runs import metrics
 from tokenformer_jax.training import sizes
 
 FIRST, SECOND = 3000, 600  # steps on the old text, and on the new one
+LENGTHS = (SECOND // 2, SECOND, 2 * SECOND)
 WIDTH, TOKENS = 64, 8  # of the model, and beside each matrix of attention; LoRA's rank
 RATES = (1e-3, 3e-3, 1e-2)
 
@@ -95,41 +98,84 @@ def last_of(workdir: Path) -> dict[str, Any]:
   return [line for line in metrics.read(workdir) if 'eval/bits_per_byte' in line][-1]
 
 
-def learn(out: Path, text: str, name: str, rate: float, seed: int) -> tuple[float, float]:
+def learn(
+  out: Path, text: str, name: str, rate: float, seed: int, steps: int = SECOND
+) -> tuple[float, float]:
   """Run an arm on a base of this seed; return the bits per byte of the new and of the old text."""
   arm, base = ARMS[name], trials.once(out, f'base/{seed}', make_config(Arm(), seed, {}))
   changes = {
     'init_from': str(base),
-    'train.steps': FIRST + SECOND,
+    'train.steps': FIRST + steps,
     'optim.schedule': 'wsd',
     'optim.learning_rate': rate,
     'optim.final_fraction': 0.0,
-    'train.decay_from': FIRST + SECOND // 2,
+    'train.decay_from': FIRST + steps // 2,
     'optim.old_tokens': 'freeze' if arm.frozen else 'train',
     **arm.grow,
   }
-  last = last_of(trials.once(out, f'{name}/{rate:g}/{seed}', make_config(arm, seed, changes, text)))
+  run = f'{name}/{rate:g}/{seed}' + (f'-{steps}' if steps != SECOND else '')
+  last = last_of(trials.once(out, run, make_config(arm, seed, changes, text)))
   return last['eval/new/bits_per_byte'], last['eval/old/bits_per_byte']
 
 
-def count(arm: Arm) -> int:
-  """Return the number of parameters of an arm's model."""
-  return models.define(sizes.fill_in(make_config(arm, 0, {})).model).count
+def size(arm: Arm) -> tuple[int, float]:
+  """Return the number of parameters of an arm's model, and the FLOPs of a step.
+
+  A frozen matrix has a product forward and one backward, for the gradient of its input.
+  """
+  config, base = (sizes.fill_in(make_config(a, 0, {})) for a in (arm, Arm()))
+  frozen = flops.forward_flops(base.model, 0) if arm.frozen else 0
+  examples = config.data.batch_size * config.data.sequence_length
+  return models.define(config.model).count, flops.step_flops(config) - examples * frozen
 
 
-def draw(found: dict[str, tuple[Sequence[float], Sequence[float]]], path: str) -> None:
-  """Draw what is forgotten against what is learned."""
+@dataclasses.dataclass(frozen=True)
+class Found:
+  """What an arm reached.
+
+  Attributes:
+    rate: the best of RATES.
+    new: bits per byte of the new text, for each number of steps and each seed.
+    old: of the old text, for each seed.
+    forgotten: those of the old text, minus those of the base.
+  """
+
+  rate: float
+  new: dict[int, list[float]]
+  old: list[float]
+  forgotten: list[float]
+
+
+def find(out: Path, text: str, name: str, seeds: Sequence[int]) -> Found:
+  """Run an arm at all rates, with all seeds, and at all lengths."""
+  rate = min(RATES, key=lambda rate: learn(out, text, name, rate, 0)[0])
+  reached = {n: [learn(out, text, name, rate, seed, n) for seed in seeds] for n in LENGTHS}
+  before = [last_of(out / f'base/{seed}')['eval/bits_per_byte'] for seed in seeds]
+  old = [old for _, old in reached[SECOND]]
+  forgotten = [a - b for a, b in zip(old, before, strict=True)]
+  return Found(rate, {n: [new for new, _ in pairs] for n, pairs in reached.items()}, old, forgotten)
+
+
+def draw(found: dict[str, Found], path: str) -> None:
+  """Draw what is forgotten, and the FLOPs, against what is learned."""
   from matplotlib import pyplot  # noqa: PLC0415 (needed for the picture only)
 
-  figure, axes = pyplot.subplots(figsize=(6.4, 4.4), layout='constrained')
-  for name, (new, forgotten) in found.items():
-    mean = statistics.mean(new), statistics.mean(forgotten)
-    spread = [statistics.stdev(x) if len(x) > 1 else 0 for x in (new, forgotten)]
-    axes.errorbar(*mean, xerr=spread[0], yerr=spread[1], fmt='o', capsize=2, label=name)
-  axes.set_xlabel('new text, bits per byte')
-  axes.set_ylabel('forgotten of the old text, bits per byte')
-  axes.grid(alpha=0.3)
-  axes.legend(fontsize=8)
+  figure, (left, right) = pyplot.subplots(1, 2, figsize=(10.5, 4.4), layout='constrained')
+  for (name, arm), marker in zip(found.items(), 'o^sDv*<>P', strict=False):
+    new = arm.new[SECOND]
+    spread = [statistics.stdev(x) if len(x) > 1 else 0 for x in (new, arm.forgotten)]
+    at = statistics.mean(new), statistics.mean(arm.forgotten)
+    left.errorbar(*at, xerr=spread[0], yerr=spread[1], fmt=marker, capsize=2, label=name)
+    spent = [n * size(ARMS[name])[1] for n in arm.new]
+    right.plot(spent, [statistics.mean(x) for x in arm.new.values()], f'{marker}-', label=name)
+  left.set_xlabel('new text, bits per byte')
+  left.set_ylabel('forgotten of the old text, bits per byte')
+  right.set_xscale('log')
+  right.set_xlabel('FLOPs of learning the new text')
+  right.set_ylabel('new text, bits per byte')
+  left.grid(alpha=0.3)
+  right.grid(alpha=0.3, which='both')
+  right.legend(fontsize=8)
   figure.savefig(path, dpi=150)
 
 
@@ -139,20 +185,19 @@ def main() -> None:
   parser.add_argument('--picture', default='', help='the PNG to write')
   args, out, parts, seeds = trials.begin(parser, list(ARMS))
   text = f'files:{write_second_corpus(out)}/*.txt'
-  rows, points, small = [], {}, count(Arm())
-  for name in parts:
-    rate = min(RATES, key=lambda rate, name=name: learn(out, text, name, rate, 0)[0])
-    new, old = zip(*[learn(out, text, name, rate, seed) for seed in seeds], strict=True)
-    before = [last_of(out / f'base/{seed}')['eval/bits_per_byte'] for seed in seeds]
-    forgotten = [a - b for a, b in zip(old, before, strict=True)]
-    points[name] = new, forgotten
-    added = f'{count(ARMS[name]) - small:,}'
-    spread = trials.spread(new), trials.spread(old), trials.spread(forgotten)
-    rows.append([name, added, *spread, f'{rate:g}', str(len(seeds))])
-  head = ['', 'new parameters', 'new text', 'old text', 'forgotten', 'rate', 'seeds']
+  found = {name: find(out, text, name, seeds) for name in parts}
+  (small, step), rows = size(Arm()), []
+  for name, arm in found.items():
+    count, flops_of_step = size(ARMS[name])
+    lengths = [trials.spread(arm.new[n]) for n in LENGTHS]
+    figures = *lengths, trials.spread(arm.old), trials.spread(arm.forgotten)
+    relative = f'{flops_of_step / step:.2f}'
+    rows.append([name, f'{count - small:,}', relative, *figures, f'{arm.rate:g}', str(len(seeds))])
+  learned = [f'new text, {n} steps' for n in LENGTHS]
+  head = ['', 'new parameters', 'FLOPs', *learned, 'old text', 'forgotten', 'rate', 'seeds']
   trials.table([head, *rows])
   if args.picture:
-    draw(points, args.picture)
+    draw(found, args.picture)
 
 
 if __name__ == '__main__':
